@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+
+# What every target of this project is compiled with.
+function(flashmask_target target)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  set_target_properties(${target} PROPERTIES
+    CXX_EXTENSIONS OFF
+    CXX_VISIBILITY_PRESET hidden
+    VISIBILITY_INLINES_HIDDEN ON
+    POSITION_INDEPENDENT_CODE ON)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion)
+  if(FLASHMASK_WERROR)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
+  if(FLASHMASK_SANITIZE)
+    target_compile_options(${target} PRIVATE -fsanitize=${FLASHMASK_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+    target_link_options(${target} PRIVATE -fsanitize=${FLASHMASK_SANITIZE})
+  endif()
+endfunction()

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "flashmask/export.h"
+#include "flashmask/mask.h"
+#include "flashmask/plan.h"
+#include "flashmask/tensor.h"
+
+namespace flashmask {
+
+/// How many tiles a call really executed, summed over batch entries and query heads. Tile: one granule of
+/// the plan on the cpu backend.
+struct ExecutedTiles {
+  int64_t forward = 0;
+  int64_t backward_rows = 0;  ///< by the pass over query rows (dq)
+  int64_t backward_keys = 0;  ///< by the pass over key blocks (dk, dv)
+};
+
+/// How a call is to be run. Everything has a default.
+struct Options {
+  /// Scores are q.k times this; default 1 / sqrt(head_dim). Any finite value.
+  std::optional<double> softmax_scale{};
+  /// Overrides the mask's own q_offset (row i stands at key position i + q_offset).
+  std::optional<int64_t> q_offset{};
+  /// The same bits in every run. Forward always is; the cpu and reference backends always are.
+  bool deterministic = false;
+  /// CPU threads; 0 is OpenMP's default. The result does not depend on it.
+  int threads = 0;
+  /// cudaStream_t of a CUDA call; must be null on the CPU.
+  void* stream = nullptr;
+  /// "auto", or a backend's name. "auto" obeys the environment variable FLASHMASK_BACKEND, and never
+  /// chooses the reference.
+  std::string backend = "auto";
+  /// Debug: where to add up the executed tiles; null counts nothing.
+  ExecutedTiles* executed_tiles = nullptr;
+};
+
+/// What both directions read. Shapes (any strides, last dimension contiguous):
+///   q [batch, seqlen_q, heads_q, head_dim], k [batch, seqlen_k, heads_kv, head_dim],
+///   v [batch, seqlen_k, heads_kv, head_dim_v], one dtype: float32, bfloat16 or float16 (float64: the
+///   reference backend only); heads_q % heads_kv == 0; 1 <= head_dim, head_dim_v <= 256.
+struct AttentionInputs {
+  TensorView q, k, v;
+  /// Mask batch must be 1 or `batch`, mask heads 1, heads_kv or heads_q. Absent: every row sees every key.
+  std::optional<Mask> mask{};
+  /// The plan of exactly this mask (Plan::view()); undefined: the call makes one in its workspace.
+  PlanView plan{};
+  /// Baseline mode: bool or uint8 [1 or batch, 1 or heads_q or heads_kv, seqlen_q, seqlen_k], nonzero =
+  /// visible, in place of `mask`. Every tile is executed as a partial one, with the same arithmetic as the
+  /// masked run, so that results can be compared bit for bit.
+  TensorView dense_mask{};
+};
+
+/// out [batch, seqlen_q, heads_q, head_dim_v] in q's dtype; lse [batch, heads_q, seqlen_q], natural log,
+/// float32 (float64 for float64): log(sum_j exp(softmax_scale * q_i.k_j)) over the visible keys j. Rows that
+/// see nothing get out = 0 and lse = -inf. Every element of both is written.
+struct ForwardArgs : AttentionInputs {
+  TensorView out, lse;
+};
+
+/// Gradients of a forward call with the same inputs: `out` and `lse` are what it returned; dout has out's
+/// shape and dtype and any strides (expanded ones too); dlse, optional, has lse's shape and dtype; dq, dk,
+/// dv have the shapes and dtype of q, k, v. Every element of dq, dk and dv is written.
+struct BackwardArgs : AttentionInputs {
+  TensorView out, lse, dout;
+  TensorView dlse{};
+  TensorView dq, dk, dv;
+};
+
+/// Bytes of workspace the call needs: from shapes and options alone, tensor data is not read.
+FLASHMASK_API std::size_t forward_workspace(const ForwardArgs& args, const Options& options = {});
+FLASHMASK_API std::size_t backward_workspace(const BackwardArgs& args, const Options& options = {});
+
+/// Masked attention (FlashMask, algorithm 1) and its gradients (algorithm 2). `workspace` needs no
+/// initialisation and no alignment. Throws Error before anything is written if an argument is wrong.
+FLASHMASK_API void forward(const ForwardArgs& args, std::span<std::byte> workspace, const Options& options = {});
+FLASHMASK_API void backward(const BackwardArgs& args, std::span<std::byte> workspace, const Options& options = {});
+
+/// What is compiled in and what of it this machine can run.
+struct BackendInfo {
+  std::string name;
+  bool usable = false;
+  std::string detail;  ///< SIMD target and threads, device, or why it is not usable
+};
+FLASHMASK_API std::vector<BackendInfo> backends();
+
+/// Which backend and configuration a call would take, and why.
+struct Explanation {
+  std::string backend;        ///< empty: none takes the call
+  std::string reason;         ///< why this one (forced by what, or first in the order that takes the call)
+  std::string configuration;  ///< tile, SIMD target, threads
+  TileShape tile{};
+  int64_t live_tiles = 0, tiles = 0;  ///< of `tile`, over batch entries and query heads
+  std::size_t workspace_bytes = 0;
+  /// One line for each backend that was passed over: "cpu: float64 is ...".
+  std::vector<std::string> rejected;
+};
+/// Describes the call without running it; throws only on arguments that no backend could ever take.
+FLASHMASK_API Explanation explain(const ForwardArgs& args, const Options& options = {});
+FLASHMASK_API Explanation explain(const BackwardArgs& args, const Options& options = {});
+FLASHMASK_API std::string to_string(const Explanation& explanation);
+
+}  // namespace flashmask

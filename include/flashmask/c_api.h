@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef FLASHMASK_C_API_H
+#define FLASHMASK_C_API_H
+
+/* The C interface: plain structs and functions, to be called from C or through a foreign-function
+ * interface such as Python's ctypes. No C++ exception crosses it.
+ *
+ * Every struct begins with struct_size, which the caller sets to sizeof of the struct it was compiled
+ * with. A library that knows more fields than the caller takes the missing ones as zero, and zero always
+ * means "absent" or "default"; a caller that knows more fields than the library must leave those zero.
+ * Zero-initialise, set struct_size, then fill in what is needed. */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "flashmask/export.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Raised when a struct or function changes in a way that struct_size does not cover. */
+#define FM_ABI_VERSION 1u
+
+typedef enum fm_status {
+  FM_OK = 0,
+  FM_INVALID_ARGUMENT = 1, /* an argument is wrong in itself or contradicts another */
+  FM_UNSUPPORTED = 2,      /* legal, but not something the backend does */
+  FM_UNREPRESENTABLE = 3,  /* a mask that does not fit two row intervals per key column */
+  FM_NO_DEVICE = 4,        /* the device or backend asked for is not present */
+  FM_OUT_OF_MEMORY = 5,
+  FM_INTERNAL = 6
+} fm_status;
+
+typedef enum fm_dtype {
+  FM_NONE = 0,
+  FM_FLOAT32 = 1,
+  FM_FLOAT64 = 2,
+  FM_BFLOAT16 = 3,
+  FM_FLOAT16 = 4,
+  FM_INT32 = 5,
+  FM_BOOL = 6, /* one byte, nonzero = true */
+  FM_UINT8 = 7
+} fm_dtype;
+
+/* A strided tensor; strides count elements. dtype FM_NONE is an absent tensor. */
+typedef struct fm_tensor {
+  void* data;
+  int32_t dtype; /* fm_dtype */
+  int32_t ndim;
+  int64_t shape[5];
+  int64_t stride[5];
+} fm_tensor;
+
+typedef enum fm_flags {
+  FM_DETERMINISTIC = 1u << 0, /* the same bits in every run */
+  FM_CAUSAL = 1u << 1,        /* fm_mask: key <= row + q_offset; also decides how the bounds are read */
+  FM_HAS_Q_OFFSET = 1u << 2,  /* fm_mask: q_offset is given; otherwise it is seqlen_k - seqlen_q */
+  FM_HAS_WINDOW = 1u << 3,    /* fm_mask: window_left and window_right are given */
+  FM_HAS_SCALE = 1u << 4      /* calls: softmax_scale is given; otherwise it is 1 / sqrt(head_dim) */
+} fm_flags;
+
+/* A mask. Row i stands at key position p = i + q_offset and sees key j if
+ *   j <= p                                              with FM_CAUSAL, and
+ *   p - window_left <= j <= p + window_right            with FM_HAS_WINDOW (-1: unbounded), and
+ *   i is outside of column j's hidden row intervals     with bounds, and
+ *   block_mask[i / 128][j / 128] != 0                   with block_mask.
+ * bounds: int32 startend_row_indices [batch or 1, 1 or heads_kv or heads_q, seqlen_k, n], absolute rows:
+ *   n = 1 (LTS) or 2 (LTS, LTE) with FM_CAUSAL; n = 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE) without.
+ * block_mask: bool, uint8 or int32 [batch or 1, 1 or heads_kv or heads_q, ceil(seqlen_q / 128),
+ *   ceil(seqlen_k / 128)], nonzero = keep. */
+typedef struct fm_mask {
+  uint32_t struct_size;
+  uint32_t flags;
+  int64_t seqlen_q;
+  int64_t seqlen_k;
+  int64_t q_offset;
+  int64_t window_left;
+  int64_t window_right;
+  fm_tensor bounds;
+  fm_tensor block_mask;
+} fm_mask;
+
+/* How many tiles a call executed; see ExecutedTiles in attention.h. */
+typedef struct fm_executed_tiles {
+  int64_t forward;
+  int64_t backward_rows;
+  int64_t backward_keys;
+} fm_executed_tiles;
+
+/* What a call may ask for beyond its tensors. The fields after executed_tiles are reserved: they are not
+ * implemented yet, and a value other than zero is FM_UNSUPPORTED. */
+typedef struct fm_options {
+  uint32_t struct_size;
+  uint32_t flags;                    /* FM_DETERMINISTIC, FM_HAS_SCALE */
+  double softmax_scale;
+  const char* backend;               /* NULL or "auto": the first that takes the call, or FLASHMASK_BACKEND */
+  int32_t threads;                   /* CPU threads; 0: OpenMP's default */
+  int32_t device;                    /* FM_DEVICE_CPU, or 1 + the index of a CUDA device */
+  void* stream;                      /* cudaStream_t */
+  fm_executed_tiles* executed_tiles; /* NULL counts nothing */
+  double softcap;
+  double dropout_p;
+  uint64_t dropout_seed;
+  uint64_t dropout_offset;
+  fm_tensor sink;        /* [heads_q] */
+  fm_tensor block_table; /* paged k and v */
+  uint32_t partial_out;  /* fp32 partial outputs */
+  uint32_t reserved;
+} fm_options;
+
+#define FM_DEVICE_CPU 0
+
+/* Shapes and semantics as ForwardArgs and BackwardArgs in attention.h. `mask` NULL: every row sees every
+ * key. `plan` (NULL: the call makes one in its workspace) is a buffer that fm_plan_build filled for exactly
+ * this mask. dense_mask replaces `mask`: the baseline mode that executes every tile. */
+typedef struct fm_forward_args {
+  uint32_t struct_size;
+  uint32_t reserved;
+  fm_tensor q, k, v, out, lse;
+  const fm_mask* mask;
+  const void* plan;
+  size_t plan_bytes;
+  fm_tensor dense_mask;
+} fm_forward_args;
+
+typedef struct fm_backward_args {
+  uint32_t struct_size;
+  uint32_t reserved;
+  fm_tensor q, k, v, out, lse, dout, dlse, dq, dk, dv;
+  const fm_mask* mask;
+  const void* plan;
+  size_t plan_bytes;
+  fm_tensor dense_mask;
+} fm_backward_args;
+
+/* FM_ABI_VERSION the library was built with. */
+FLASHMASK_API uint32_t fm_abi_version(void);
+/* "0.1.0". */
+FLASHMASK_API const char* fm_version(void);
+/* The message of the calling thread's last failed call; "" if none failed. Valid until its next call. */
+FLASHMASK_API const char* fm_last_error(void);
+
+/* Bytes of a plan's buffer: from the shapes of `mask` alone. */
+FLASHMASK_API fm_status fm_plan_bytes(const fm_mask* mask, size_t* bytes);
+/* Fills `buffer` (8-byte aligned). */
+FLASHMASK_API fm_status fm_plan_build(const fm_mask* mask, void* buffer, size_t bytes);
+
+/* Writes the mask as a dense matrix, 1 = visible, to `visible`: bool or uint8, contiguous,
+ * [mask batch, mask heads, seqlen_q, seqlen_k]. */
+FLASHMASK_API fm_status fm_mask_to_dense(const fm_mask* mask, const fm_tensor* visible);
+
+/* `options` may be NULL. Workspaces need no initialisation and no alignment. */
+FLASHMASK_API fm_status fm_forward_workspace(const fm_forward_args* args, const fm_options* options, size_t* bytes);
+FLASHMASK_API fm_status fm_forward(const fm_forward_args* args, void* workspace, size_t workspace_bytes,
+                                   const fm_options* options);
+FLASHMASK_API fm_status fm_backward_workspace(const fm_backward_args* args, const fm_options* options, size_t* bytes);
+FLASHMASK_API fm_status fm_backward(const fm_backward_args* args, void* workspace, size_t workspace_bytes,
+                                    const fm_options* options);
+
+/* Which backend and configuration the call would take, and why, as text: up to `capacity` bytes with the
+ * terminating zero are written to `text`, and *length (if not NULL) is the full length without it. */
+FLASHMASK_API fm_status fm_explain(const fm_forward_args* args, const fm_options* options, char* text,
+                                   size_t capacity, size_t* length);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* FLASHMASK_C_API_H */

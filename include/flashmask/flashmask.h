@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Everything of the C++ interface.
+#include "flashmask/attention.h"
+#include "flashmask/builders.h"
+#include "flashmask/families.h"
+#include "flashmask/float16.h"
+#include "flashmask/inspect.h"
+#include "flashmask/mask.h"
+#include "flashmask/plan.h"
+#include "flashmask/status.h"
+#include "flashmask/tensor.h"
+#include "flashmask/tiles.h"
+#include "flashmask/version.h"

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "flashmask/export.h"
+#include "flashmask/mask.h"
+#include "flashmask/tiles.h"
+
+namespace flashmask {
+
+/// Sums over all batch entries and heads of the mask.
+struct MaskStatistics {
+  int64_t elements = 0;
+  int64_t visible = 0;
+  TileShape tile;
+  int64_t tiles = 0, partial_tiles = 0, full_tiles = 0;
+
+  int64_t live_tiles() const { return partial_tiles + full_tiles; }
+  /// Visible elements / elements; 0 for an empty mask.
+  double visible_share() const { return elements ? static_cast<double>(visible) / static_cast<double>(elements) : 0; }
+  /// Live tiles / tiles: 1 - the block sparsity of the paper's section 4.4; 0 for an empty mask.
+  double live_share() const { return tiles ? static_cast<double>(live_tiles()) / static_cast<double>(tiles) : 0; }
+};
+
+FLASHMASK_API MaskStatistics statistics(const Mask& mask, TileShape tile = {});
+
+/// FLOPs of attention over `share` of the score matrix, the paper's convention (section 5.4): two products
+/// forward, five backward, two FLOPs per multiply-add. With head_dim == head_dim_v the forward is
+/// 4 * batch * heads * seqlen_q * seqlen_k * head_dim * share, the backward 2.5 times that.
+struct AttentionFlops {
+  double forward = 0, backward = 0;
+};
+FLASHMASK_API AttentionFlops attention_flops(int64_t batch, int64_t heads, int64_t seqlen_q, int64_t seqlen_k,
+                                             int64_t head_dim, int64_t head_dim_v, double share);
+
+struct DrawOptions {
+  int64_t batch = 0, head = 0;
+  TileShape tile{};
+  /// Longest side of the drawing in cells; longer masks are downsampled, each cell showing its share of
+  /// visible elements. 0: 64 for text, 256 for SVG.
+  int64_t max_cells = 0;
+};
+
+/// A drawing for a terminal, one character pair per cell, with a legend; UTF-8, no colour codes.
+FLASHMASK_API std::string draw_text(const Mask& mask, const DrawOptions& options = {});
+
+/// A self-contained SVG: visibility, the classes of the tiles over it, a legend with the statistics.
+FLASHMASK_API std::string draw_svg(const Mask& mask, const DrawOptions& options = {});
+
+}  // namespace flashmask

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "flashmask/export.h"
+#include "flashmask/status.h"
+#include "flashmask/tensor.h"
+
+namespace flashmask {
+
+/// Rows and keys of one block of a block mask.
+inline constexpr int64_t kBlockMaskSize = 128;
+/// Longest sequence a mask can describe; row indices are int32.
+inline constexpr int64_t kMaxSeqlen = INT32_MAX;
+
+/// A diagonal band shared by all columns: row i sees key j only if lo <= j - (i + q_offset) <= hi.
+/// An absent edge is unbounded.
+struct FLASHMASK_API Band {
+  std::optional<int64_t> lo;
+  std::optional<int64_t> hi;
+
+  /// No restriction.
+  static Band none() { return {}; }
+  /// j <= i + q_offset.
+  static Band causal() { return {.lo = std::nullopt, .hi = 0}; }
+  /// i + q_offset - left <= j <= i + q_offset + right: the row's own position is visible and not
+  /// counted. -1 leaves that side unbounded. Throws on values below -1.
+  static Band window(int64_t left, int64_t right);
+
+  bool unbounded() const { return !lo && !hi; }
+  bool operator==(const Band&) const = default;
+};
+
+/// What a Mask is made of. Row intervals are those of the FlashMask paper (section 4.1): column j is
+/// hidden from rows [LTS[j], LTE[j]) and [UTS[j], UTE[j]).
+struct MaskParts {
+  int64_t seqlen_q = 0;
+  int64_t seqlen_k = 0;
+  Band band{};
+  /// Row i stands at key position i + q_offset; absent: seqlen_k - seqlen_q (bottom-right).
+  std::optional<int64_t> q_offset{};
+  /// Batch and head count of the vectors below; 1 is broadcast over the call's.
+  int64_t batch = 1;
+  int64_t heads = 1;
+  /// Each empty or [batch, heads, seqlen_k], absolute query rows of the call. Without both `lts` and `lte`
+  /// there is no first interval, without both `uts` and `ute` no second; of a pair, a missing start is row 0
+  /// and a missing end is seqlen_q. Values are clamped to [0, seqlen_q]; start >= end is an empty interval;
+  /// the two may overlap and come in any order; the band does not clip them.
+  std::vector<int32_t> lts{}, lte{}, uts{}, ute{};
+  /// Batch and head count of `block_mask`; 1 is broadcast.
+  int64_t block_batch = 1;
+  int64_t block_heads = 1;
+  /// Empty or [block_batch, block_heads, ceil(seqlen_q / 128), ceil(seqlen_k / 128)], nonzero = keep.
+  std::vector<uint8_t> block_mask{};
+};
+
+/// A plain view of a mask: what the planner and the kernels read. Pointers as in MaskParts (null =
+/// absent), dense in the order [batch, heads, seqlen_k]; they live on `device`.
+struct MaskView {
+  int64_t seqlen_q = 0;
+  int64_t seqlen_k = 0;
+  /// The band on j - i, q_offset folded in, both ends inclusive; INT32_MIN / INT32_MAX are unbounded.
+  int32_t diagonal_lo = INT32_MIN;
+  int32_t diagonal_hi = INT32_MAX;
+  int64_t bounds_batch = 1;
+  int64_t bounds_heads = 1;
+  const int32_t* lts = nullptr;
+  const int32_t* lte = nullptr;
+  const int32_t* uts = nullptr;
+  const int32_t* ute = nullptr;
+  int64_t block_batch = 1;
+  int64_t block_heads = 1;
+  const uint8_t* block_mask = nullptr;
+  /// Hash of everything above; a Plan carries the hash of the mask it was made for.
+  uint64_t content_hash = 0;
+  Device device{};
+
+  /// Batch and head count of the mask as a whole: those of the vectors and the block mask together.
+  int64_t batch() const { return bounds_batch > block_batch ? bounds_batch : block_batch; }
+  int64_t heads() const { return bounds_heads > block_heads ? bounds_heads : block_heads; }
+};
+
+/// One odd value that `Mask::validate` found: legal, read as the contract says, but rarely meant.
+struct Finding {
+  int64_t batch = 0, head = 0, column = 0;
+  std::string what;
+};
+
+/// An immutable attention mask in O(seqlen_k) memory: an optional diagonal band, at most two half-open
+/// intervals of hidden query rows per key column, and an optional block mask; an element is visible if
+/// none of them hides it. Copies share the data and may be used from any thread.
+class FLASHMASK_API Mask {
+ public:
+  /// Throws Error if sizes are negative, too large or disagree with the vectors.
+  explicit Mask(MaskParts parts);
+
+  int64_t seqlen_q() const;
+  int64_t seqlen_k() const;
+  /// Mask batch and mask heads: each 1 or what the call must have.
+  int64_t batch() const;
+  int64_t heads() const;
+  const Band& band() const;
+  int64_t q_offset() const;
+  /// 0, 1 or 2: how many row intervals per column are stored.
+  int num_intervals() const;
+  bool has_block_mask() const;
+  /// The stored vectors, empty where absent; see MaskParts. Valid as long as this Mask or a copy lives.
+  std::span<const int32_t> lts() const;
+  std::span<const int32_t> lte() const;
+  std::span<const int32_t> uts() const;
+  std::span<const int32_t> ute() const;
+  std::span<const uint8_t> block_mask() const;
+  const MaskView& view() const;
+  /// Bytes held by the vectors and the block mask.
+  int64_t memory_bytes() const;
+
+  /// Whether query row `i` sees key `j` under mask batch `b` and mask head `h`.
+  bool visible(int64_t b, int64_t h, int64_t i, int64_t j) const;
+
+  /// The same mask with row i standing at key position i + q_offset.
+  Mask with_q_offset(int64_t q_offset) const;
+  /// The same mask with this band in place of its own.
+  Mask with_band(const Band& band) const;
+  /// The same mask with this block mask ([batch, heads, ceil(seqlen_q/128), ceil(seqlen_k/128)]); an
+  /// empty vector removes it.
+  Mask with_block_mask(std::vector<uint8_t> keep, int64_t batch = 1, int64_t heads = 1) const;
+
+  /// Values that are legal but odd (outside [0, seqlen_q], start > end), at most `limit` of them.
+  std::vector<Finding> validate(int64_t limit = 16) const;
+
+ private:
+  struct Data;
+  std::shared_ptr<const Data> data_;
+};
+
+// --- Conversions ----------------------------------------------------------------------------------
+
+/// FlashMask's `startend_row_indices` and the flag that gives it its meaning.
+struct StartEndRowIndices {
+  bool causal = false;
+  int64_t batch = 1, heads = 1, seqlen_k = 0;
+  int64_t vectors = 1;          ///< 1, 2 or 4
+  std::vector<int32_t> values;  ///< [batch, heads, seqlen_k, vectors]
+};
+
+/// Reads int32 `indices` [batch, heads, seqlen_k, n], any strides: causal with n = 1 (LTS) or 2 (LTS,
+/// LTE); not causal with n = 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE). Any other pairing is an error.
+FLASHMASK_API Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q,
+                                             std::optional<int64_t> q_offset = std::nullopt);
+
+/// The smallest of the four vector forms that says exactly what `mask` says. Throws kUnrepresentable,
+/// naming the first column that fits none; the block mask is a separate argument of FlashMask's call, so
+/// a mask that has one is refused too.
+FLASHMASK_API StartEndRowIndices to_startend_row_indices(const Mask& mask);
+
+/// The mask of a dense matrix `visible` (bool or uint8, [seqlen_q, seqlen_k] or [batch, heads, seqlen_q,
+/// seqlen_k], nonzero = visible, any strides). Bands are tried in the order none, causal, left edge,
+/// both, each the tightest that holds; the fewest intervals per column win, ties in that order. Throws
+/// kUnrepresentable naming the first (batch, head, column) that does not fit and what it would need.
+FLASHMASK_API Mask from_dense(const TensorView& visible);
+
+/// One byte per element, 1 = visible: [mask.batch(), mask.heads(), seqlen_q, seqlen_k].
+FLASHMASK_API std::vector<uint8_t> to_dense(const Mask& mask);
+
+// --- Composition ----------------------------------------------------------------------------------
+
+/// Visible where both are. Same lengths; batches and heads broadcast. Exact, or kUnrepresentable.
+FLASHMASK_API Mask intersect(const Mask& a, const Mask& b);
+
+/// Block-diagonal packing: row and key ranges of the pieces follow each other and do not see each other.
+/// Exact, or kUnrepresentable.
+FLASHMASK_API Mask concatenate(std::span<const Mask> pieces);
+
+/// Rows [row_begin, row_end) and keys [key_begin, key_end) of a mask; always exact. With a block mask the
+/// ranges must begin at multiples of 128.
+FLASHMASK_API Mask crop(const Mask& mask, int64_t row_begin, int64_t row_end, int64_t key_begin,
+                        int64_t key_end);
+
+}  // namespace flashmask

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "flashmask/export.h"
+#include "flashmask/mask.h"
+#include "flashmask/tiles.h"
+
+namespace flashmask {
+
+/// A granule is what a plan counts in: 64 query rows x 128 keys.
+inline constexpr int64_t kGranuleRows = 64;
+inline constexpr int64_t kGranuleKeys = 128;
+
+/// Where everything lies in a plan's buffer; follows from shapes alone, so that the buffer can be allocated
+/// before the mask's contents are known. Offsets are bytes from the buffer's start.
+struct FLASHMASK_API PlanLayout {
+  PlanLayout() = default;
+  PlanLayout(int64_t seqlen_q, int64_t seqlen_k, int64_t batch, int64_t heads);
+
+  int64_t seqlen_q = 0, seqlen_k = 0, batch = 0, heads = 0;
+  int64_t row_granules = 0;   ///< ceil(seqlen_q / 64)
+  int64_t key_blocks = 0;     ///< ceil(seqlen_k / 128)
+  int64_t words_per_row = 0;  ///< 64-bit words of one row granule's bits over the key blocks
+  int64_t words_per_key = 0;  ///< 64-bit words of one key block's bits over the row granules
+
+  int64_t row_live_bits = 0, row_full_bits = 0;  ///< uint64 [batch * heads, row_granules, words_per_row]
+  int64_t key_live_bits = 0, key_full_bits = 0;  ///< uint64 [batch * heads, key_blocks, words_per_key]
+  int64_t row_counts = 0, row_order = 0;         ///< int32 [batch * heads, row_granules]
+  int64_t key_counts = 0, key_order = 0;         ///< int32 [batch * heads, key_blocks]
+  int64_t bytes = 0;
+};
+
+/// A built plan, read-only. `m` is a mask index: batch * heads + head.
+class FLASHMASK_API PlanView {
+ public:
+  PlanView() = default;
+  /// Reads a buffer that build_plan filled; throws if it does not hold a plan or is shorter than one.
+  explicit PlanView(std::span<const std::byte> buffer);
+
+  bool defined() const { return base_ != nullptr; }
+  const PlanLayout& layout() const { return layout_; }
+  /// MaskView::content_hash of the mask the plan was made for.
+  uint64_t mask_hash() const { return mask_hash_; }
+
+  /// Bit c % 64 of word c / 64: granule (row r, key block c) has a visible element / only visible ones.
+  std::span<const uint64_t> row_live(int64_t m, int64_t r) const { return row_words(layout_.row_live_bits, m, r); }
+  std::span<const uint64_t> row_full(int64_t m, int64_t r) const { return row_words(layout_.row_full_bits, m, r); }
+  /// The transpose: bit r % 64 of word r / 64.
+  std::span<const uint64_t> key_live(int64_t m, int64_t c) const { return key_words(layout_.key_live_bits, m, c); }
+  std::span<const uint64_t> key_full(int64_t m, int64_t c) const { return key_words(layout_.key_full_bits, m, c); }
+
+  /// Live granules of each row granule / key block.
+  std::span<const int32_t> row_counts(int64_t m) const { return ints(layout_.row_counts, m, layout_.row_granules); }
+  std::span<const int32_t> key_counts(int64_t m) const { return ints(layout_.key_counts, m, layout_.key_blocks); }
+  /// Row granules / key blocks with most live granules first; equal counts keep ascending order.
+  std::span<const int32_t> row_order(int64_t m) const { return ints(layout_.row_order, m, layout_.row_granules); }
+  std::span<const int32_t> key_order(int64_t m) const { return ints(layout_.key_order, m, layout_.key_blocks); }
+
+  TileClass granule(int64_t m, int64_t r, int64_t c) const {
+    const auto bit = [&](std::span<const uint64_t> words) { return words[static_cast<std::size_t>(c / 64)] >> (c % 64) & 1; };
+    if (!bit(row_live(m, r))) return TileClass::kEmpty;
+    return bit(row_full(m, r)) ? TileClass::kFull : TileClass::kPartial;
+  }
+  /// Live granules over all masks of the plan.
+  int64_t live_granules() const;
+
+ private:
+  std::span<const uint64_t> row_words(int64_t offset, int64_t m, int64_t r) const {
+    const int64_t w = layout_.words_per_row;
+    return {reinterpret_cast<const uint64_t*>(base_ + offset) + (m * layout_.row_granules + r) * w, static_cast<std::size_t>(w)};
+  }
+  std::span<const uint64_t> key_words(int64_t offset, int64_t m, int64_t c) const {
+    const int64_t w = layout_.words_per_key;
+    return {reinterpret_cast<const uint64_t*>(base_ + offset) + (m * layout_.key_blocks + c) * w, static_cast<std::size_t>(w)};
+  }
+  std::span<const int32_t> ints(int64_t offset, int64_t m, int64_t n) const {
+    return {reinterpret_cast<const int32_t*>(base_ + offset) + m * n, static_cast<std::size_t>(n)};
+  }
+
+  const std::byte* base_ = nullptr;
+  PlanLayout layout_;
+  uint64_t mask_hash_ = 0;
+};
+
+/// Calls f(index, full) for every live bit in ascending order. `live` and `full` are two rows of a plan.
+template <typename F>
+void for_each_live(std::span<const uint64_t> live, std::span<const uint64_t> full, F&& f) {
+  for (std::size_t w = 0; w < live.size(); ++w) {
+    for (uint64_t bits = live[w]; bits; bits &= bits - 1) {
+      const int bit = std::countr_zero(bits);
+      f(static_cast<int64_t>(w) * 64 + bit, (full[w] >> bit & 1) != 0);
+    }
+  }
+}
+
+/// Fills `buffer` (at least PlanLayout::bytes, 8-byte aligned) with the plan of a mask in host memory.
+FLASHMASK_API void build_plan(const MaskView& mask, std::span<std::byte> buffer);
+
+/// A plan that owns its buffer. Immutable: one plan serves every head, layer, recomputation, forward and
+/// backward of its mask, from any thread.
+class FLASHMASK_API Plan {
+ public:
+  explicit Plan(const Mask& mask);
+  const PlanView& view() const { return view_; }
+  std::span<const std::byte> buffer() const { return {reinterpret_cast<const std::byte*>(words_.data()), words_.size() * 8}; }
+
+  Plan(Plan&&) = default;
+  Plan& operator=(Plan&&) = default;
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+
+ private:
+  std::vector<uint64_t> words_;
+  PlanView view_;
+};
+
+/// A plan seen in tiles of several granules: `shape.rows` a multiple of 64, `shape.keys` of 128.
+class FLASHMASK_API TiledPlanView {
+ public:
+  TiledPlanView(const PlanView& plan, TileShape shape);
+
+  TileShape shape() const { return shape_; }
+  int64_t row_tiles() const { return row_tiles_; }
+  int64_t key_tiles() const { return key_tiles_; }
+  TileClass tile(int64_t m, int64_t row_tile, int64_t key_tile) const;
+  /// Live tiles of one row / column of tiles.
+  int64_t live_in_row(int64_t m, int64_t row_tile) const;
+  int64_t live_in_column(int64_t m, int64_t key_tile) const;
+  int64_t live_tiles() const;
+  /// Rows / columns of tiles with most live tiles first; equal counts keep ascending order.
+  std::vector<int32_t> row_order(int64_t m) const;
+  std::vector<int32_t> column_order(int64_t m) const;
+
+ private:
+  PlanView plan_;
+  TileShape shape_;
+  int64_t row_tiles_ = 0, key_tiles_ = 0;
+};
+
+}  // namespace flashmask

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "flashmask/export.h"
+#include "flashmask/mask.h"
+
+namespace flashmask {
+
+/// Query rows and keys of a tile.
+struct TileShape {
+  int64_t rows = 128;
+  int64_t keys = 128;
+  bool operator==(const TileShape&) const = default;
+};
+
+/// What a tile is: no element visible, some, or all.
+enum class TileClass : uint8_t { kEmpty = 0, kPartial = 1, kFull = 2 };
+
+/// The classes of one mask batch entry and head, row-major: [ceil(seqlen_q / rows), ceil(seqlen_k / keys)].
+struct TileGrid {
+  TileShape shape;
+  int64_t row_tiles = 0, key_tiles = 0;
+  std::vector<TileClass> classes;
+  TileClass at(int64_t row_tile, int64_t key_tile) const {
+    return classes[static_cast<std::size_t>(row_tile * key_tiles + key_tile)];
+  }
+};
+
+/// Exact classes of every tile, in time linear in the lengths and the number of tiles.
+FLASHMASK_API TileGrid classify_tiles(const Mask& mask, int64_t batch, int64_t head, TileShape shape = {});
+
+}  // namespace flashmask

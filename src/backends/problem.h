@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "flashmask/attention.h"
+#include "mask/view.h"
+
+namespace flashmask {
+
+/// A checked call: what the backends see. All shapes agree, all sizes are in range.
+struct Problem {
+  bool is_backward = false;
+  int64_t batch = 0, seqlen_q = 0, seqlen_k = 0, heads_q = 0, heads_kv = 0, head_dim = 0, head_dim_v = 0;
+  DataType dtype = DataType::kNone;
+  Device device{};
+  double softmax_scale = 1;
+  bool deterministic = false;
+  int threads = 0;  ///< as asked for: 0 is the backend's default
+  void* stream = nullptr;
+  ExecutedTiles* executed_tiles = nullptr;
+
+  TensorView q, k, v, out, lse, dout, dlse, dq, dk, dv;
+  Mask mask;          ///< with the call's q_offset; every row sees every key in dense mode
+  PlanView plan;      ///< may be undefined
+  TensorView dense;   ///< defined in dense-mask mode: [1 or batch, 1 or heads, seqlen_q, seqlen_k]
+
+  /// Index of the mask (of its plan) that batch entry b and query head h read.
+  int64_t mask_index(int64_t b, int64_t h) const {
+    return broadcast_index(b, batch, mask.batch()) * mask.heads() + broadcast_index(h, heads_q, mask.heads());
+  }
+  int64_t kv_head(int64_t h) const { return broadcast_index(h, heads_q, heads_kv); }
+  int64_t group_size() const { return heads_q / heads_kv; }
+};
+
+/// First element of (b, s, h) in a tensor [batch, seqlen, heads, dim].
+template <typename T>
+T* row_at(const TensorView& t, int64_t b, int64_t s, int64_t h) {
+  return static_cast<T*>(t.data) + b * t.stride[0] + s * t.stride[1] + h * t.stride[2];
+}
+
+/// Offset of (b, h, i) in lse or dlse.
+inline int64_t lse_offset(const TensorView& t, int64_t b, int64_t h, int64_t i) { return b * t.stride[0] + h * t.stride[1] + i * t.stride[2]; }
+
+/// First element of the dense mask's matrix for (b, h).
+inline const uint8_t* dense_matrix(const Problem& p, int64_t b, int64_t h) {
+  return static_cast<const uint8_t*>(p.dense.data) + broadcast_index(b, p.batch, p.dense.shape[0]) * p.dense.stride[0] +
+         broadcast_index(h, p.heads_q, p.dense.shape[1]) * p.dense.stride[1];
+}
+
+/// Checks a call and takes it apart. `with_data`: also that pointers are there (not for workspace queries).
+Problem check(const ForwardArgs& args, const Options& options, bool with_data);
+Problem check(const BackwardArgs& args, const Options& options, bool with_data);
+
+}  // namespace flashmask

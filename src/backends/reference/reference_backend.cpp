@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The oracle: loops over a dense boolean matrix in float64, one element at a time, too simple to be wrong.
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "backends/backend.h"
+#include "common/message.h"
+#include "flashmask/float16.h"
+
+namespace flashmask {
+namespace {
+
+double load(const TensorView& t, int64_t offset) {
+  switch (t.dtype) {
+    case DataType::kFloat64: return static_cast<const double*>(t.data)[offset];
+    case DataType::kFloat32: return static_cast<const float*>(t.data)[offset];
+    case DataType::kBFloat16: return bfloat16_to_float(static_cast<const uint16_t*>(t.data)[offset]);
+    case DataType::kFloat16: return float16_to_float(static_cast<const uint16_t*>(t.data)[offset]);
+    default: break;
+  }
+  throw Error(ErrorCode::kInternal, "the reference met a dtype that the checks should have refused");
+}
+
+void store(const TensorView& t, int64_t offset, double value) {
+  switch (t.dtype) {
+    case DataType::kFloat64: static_cast<double*>(t.data)[offset] = value; return;
+    case DataType::kFloat32: static_cast<float*>(t.data)[offset] = static_cast<float>(value); return;
+    case DataType::kBFloat16: static_cast<uint16_t*>(t.data)[offset] = float_to_bfloat16(static_cast<float>(value)); return;
+    case DataType::kFloat16: static_cast<uint16_t*>(t.data)[offset] = float_to_float16(static_cast<float>(value)); return;
+    default: break;
+  }
+  throw Error(ErrorCode::kInternal, "the reference met a dtype that the checks should have refused");
+}
+
+int64_t element(const TensorView& t, int64_t b, int64_t s, int64_t h, int64_t c) {
+  return b * t.stride[0] + s * t.stride[1] + h * t.stride[2] + c * t.stride[3];
+}
+
+/// One head of a tensor [batch, seqlen, heads, dim] as float64, row-major.
+std::vector<double> load_head(const TensorView& t, int64_t b, int64_t h) {
+  std::vector<double> head;
+  head.reserve(static_cast<std::size_t>(t.shape[1] * t.shape[3]));
+  for (int64_t s = 0; s < t.shape[1]; ++s) {
+    for (int64_t c = 0; c < t.shape[3]; ++c) head.push_back(load(t, element(t, b, s, h, c)));
+  }
+  return head;
+}
+
+void store_head(const TensorView& t, int64_t b, int64_t h, const std::vector<double>& head) {
+  std::size_t at = 0;
+  for (int64_t s = 0; s < t.shape[1]; ++s) {
+    for (int64_t c = 0; c < t.shape[3]; ++c) store(t, element(t, b, s, h, c), head[at++]);
+  }
+}
+
+double dot(const double* x, const double* y, int64_t n) {
+  double sum = 0;
+  for (int64_t c = 0; c < n; ++c) sum += x[c] * y[c];
+  return sum;
+}
+
+/// y += factor * x
+void add_scaled(double factor, const double* x, double* y, int64_t n) {
+  for (int64_t c = 0; c < n; ++c) y[c] += factor * x[c];
+}
+
+/// visible[i * seqlen_k + j] for batch entry b and query head h.
+std::vector<uint8_t> visible_matrix(const Problem& p, int64_t b, int64_t h) {
+  std::vector<uint8_t> visible;
+  visible.reserve(static_cast<std::size_t>(p.seqlen_q * p.seqlen_k));
+  const int64_t mask_batch = broadcast_index(b, p.batch, p.mask.batch()), mask_head = broadcast_index(h, p.heads_q, p.mask.heads());
+  const uint8_t* dense = p.dense.defined() ? dense_matrix(p, b, h) : nullptr;
+  for (int64_t i = 0; i < p.seqlen_q; ++i) {
+    for (int64_t j = 0; j < p.seqlen_k; ++j) {
+      visible.push_back(dense ? dense[i * p.dense.stride[2] + j * p.dense.stride[3]] != 0 : p.mask.visible(mask_batch, mask_head, i, j));
+    }
+  }
+  return visible;
+}
+
+class ReferenceBackend final : public Backend {
+ public:
+  std::string_view name() const override { return "reference"; }
+  BackendInfo info() const override { return {"reference", true, "naive float64 loops on one thread; the oracle of the tests"}; }
+  bool automatic() const override { return false; }
+  std::string refusal(const Problem& p) const override {
+    if (p.device.kind != Device::Kind::kCpu) return "takes CPU tensors only";
+    if (p.stream) return "stream must be null on the CPU";
+    return "";
+  }
+  std::string configuration(const Problem&) const override { return "element by element in float64, 1 thread"; }
+  TileShape tile(const Problem&) const override { return {kGranuleRows, kGranuleKeys}; }
+  std::size_t workspace(const Problem&) const override { return 0; }
+  void forward(const Problem& p, std::span<std::byte> workspace) const override;
+  void backward(const Problem& p, std::span<std::byte> workspace) const override;
+};
+
+void ReferenceBackend::forward(const Problem& p, std::span<std::byte>) const {
+  for (int64_t b = 0; b < p.batch; ++b) {
+    for (int64_t h = 0; h < p.heads_q; ++h) {
+      const std::vector<double> q = load_head(p.q, b, h), k = load_head(p.k, b, p.kv_head(h)), v = load_head(p.v, b, p.kv_head(h));
+      const std::vector<uint8_t> visible = visible_matrix(p, b, h);
+      std::vector<double> out(static_cast<std::size_t>(p.seqlen_q * p.head_dim_v), 0.0), score(static_cast<std::size_t>(p.seqlen_k));
+      for (int64_t i = 0; i < p.seqlen_q; ++i) {
+        double largest = -std::numeric_limits<double>::infinity(), sum = 0;
+        bool sees = false;
+        for (int64_t j = 0; j < p.seqlen_k; ++j) {
+          if (!visible[i * p.seqlen_k + j]) continue;
+          sees = true;
+          score[j] = p.softmax_scale * dot(&q[i * p.head_dim], &k[j * p.head_dim], p.head_dim);
+          largest = std::fmax(largest, score[j]);
+        }
+        for (int64_t j = 0; j < p.seqlen_k; ++j) {
+          if (visible[i * p.seqlen_k + j]) sum += std::exp(score[j] - largest);
+        }
+        for (int64_t j = 0; j < p.seqlen_k; ++j) {
+          if (visible[i * p.seqlen_k + j]) add_scaled(std::exp(score[j] - largest) / sum, &v[j * p.head_dim_v], &out[i * p.head_dim_v], p.head_dim_v);
+        }
+        store(p.lse, lse_offset(p.lse, b, h, i), sees ? largest + std::log(sum) : -std::numeric_limits<double>::infinity());
+      }
+      store_head(p.out, b, h, out);
+    }
+  }
+}
+
+void ReferenceBackend::backward(const Problem& p, std::span<std::byte>) const {
+  for (int64_t b = 0; b < p.batch; ++b) {
+    for (int64_t hk = 0; hk < p.heads_kv; ++hk) {
+      const std::vector<double> k = load_head(p.k, b, hk), v = load_head(p.v, b, hk);
+      std::vector<double> dk(k.size(), 0.0), dv(v.size(), 0.0);
+      for (int64_t h = hk * p.group_size(); h < (hk + 1) * p.group_size(); ++h) {
+        const std::vector<double> q = load_head(p.q, b, h), out = load_head(p.out, b, h), dout = load_head(p.dout, b, h);
+        const std::vector<uint8_t> visible = visible_matrix(p, b, h);
+        std::vector<double> dq(q.size(), 0.0);
+        for (int64_t i = 0; i < p.seqlen_q; ++i) {
+          const double lse = load(p.lse, lse_offset(p.lse, b, h, i));
+          const double dlse = p.dlse.defined() ? load(p.dlse, lse_offset(p.dlse, b, h, i)) : 0.0;
+          const double* dout_row = &dout[i * p.head_dim_v];
+          // d out / d score subtracts the row's mean of dP under P; d lse / d score adds P itself.
+          const double delta = dot(&out[i * p.head_dim_v], dout_row, p.head_dim_v) - dlse;
+          for (int64_t j = 0; j < p.seqlen_k; ++j) {
+            if (!visible[i * p.seqlen_k + j]) continue;
+            const double prob = std::exp(p.softmax_scale * dot(&q[i * p.head_dim], &k[j * p.head_dim], p.head_dim) - lse);
+            const double dscore = p.softmax_scale * prob * (dot(dout_row, &v[j * p.head_dim_v], p.head_dim_v) - delta);
+            add_scaled(prob, dout_row, &dv[j * p.head_dim_v], p.head_dim_v);
+            add_scaled(dscore, &k[j * p.head_dim], &dq[i * p.head_dim], p.head_dim);
+            add_scaled(dscore, &q[i * p.head_dim], &dk[j * p.head_dim], p.head_dim);
+          }
+        }
+        store_head(p.dq, b, h, dq);
+      }
+      store_head(p.dk, b, hk, dk);
+      store_head(p.dv, b, hk, dv);
+    }
+  }
+}
+
+}  // namespace
+
+const Backend& reference_backend() {
+  static const ReferenceBackend backend;
+  return backend;
+}
+
+}  // namespace flashmask

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <array>
+#include <cstdlib>
+#include <new>
+
+#include "backends/backend.h"
+#include "common/arithmetic.h"
+#include "common/message.h"
+
+namespace flashmask {
+namespace {
+
+constexpr const char* kVariable = "FLASHMASK_BACKEND";
+
+struct Choice {
+  const Backend* backend = nullptr;
+  std::string reason;
+  std::vector<std::string> rejected;
+};
+
+std::string known_names() {
+  std::string names = "auto";
+  for (const Backend* backend : backend_list()) names += message(", ", backend->name());
+  return names;
+}
+
+const Backend& find_backend(std::string_view wanted, std::string_view source) {
+  for (const Backend* backend : backend_list()) {
+    if (backend->name() == wanted) return *backend;
+  }
+  throw_invalid("backend '", wanted, "' (", source, ") is not known; known: ", known_names());
+}
+
+/// The first backend that takes the call: the argument decides, then the environment, then the order of the list.
+Choice choose(const Problem& problem, const std::string& wanted) {
+  Choice choice;
+  std::string name = wanted, source = "Options::backend";
+  const char* variable = std::getenv(kVariable);
+  if (name == "auto" && variable && *variable) {
+    name = variable;
+    source = kVariable;
+  }
+  if (name != "auto") {
+    const Backend& forced = find_backend(name, source);
+    if (std::string refusal = forced.refusal(problem); !refusal.empty()) {
+      choice.rejected.push_back(message(name, ": ", refusal));
+    } else {
+      choice.backend = &forced;
+      choice.reason = message("asked for by ", source);
+    }
+    return choice;
+  }
+  for (const Backend* backend : backend_list()) {
+    std::string refusal = backend->refusal(problem);
+    if (refusal.empty() && !backend->automatic()) refusal = "only runs when it is asked for by name (it is slow)";
+    if (refusal.empty()) {
+      choice.backend = backend;
+      choice.reason = "the first backend in the order of preference that takes the call";
+      break;
+    }
+    choice.rejected.push_back(message(backend->name(), ": ", refusal));
+  }
+  return choice;
+}
+
+const Backend& chosen(const Problem& problem, const std::string& wanted) {
+  const Choice choice = choose(problem, wanted);
+  if (choice.backend) return *choice.backend;
+  std::string reasons;
+  for (const std::string& line : choice.rejected) reasons += message(reasons.empty() ? "" : "; ", line);
+  throw_unsupported("no backend takes this call: ", reasons);
+}
+
+void check_workspace(const Backend& backend, const Problem& problem, std::span<std::byte> workspace) {
+  const std::size_t need = backend.workspace(problem);
+  if (workspace.size() < need) throw_invalid("workspace has ", workspace.size(), " bytes; this call needs ", need, " (query it with the same arguments and options)");
+}
+
+/// Runs f, turning a failed allocation into the library's error.
+template <typename F>
+auto guarded(F&& f) {
+  try {
+    return f();
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::kOutOfMemory, "out of memory");
+  }
+}
+
+Explanation explain_problem(const Problem& problem, const Options& options) {
+  Explanation result;
+  const Choice choice = choose(problem, options.backend);
+  result.rejected = choice.rejected;
+  if (!choice.backend) return result;
+  result.backend = choice.backend->name();
+  result.reason = choice.reason;
+  result.configuration = choice.backend->configuration(problem);
+  result.workspace_bytes = choice.backend->workspace(problem);
+  result.tile = choice.backend->tile(problem);
+  result.tiles = problem.batch * problem.heads_q * ceil_div(problem.seqlen_q, result.tile.rows) * ceil_div(problem.seqlen_k, result.tile.keys);
+  result.live_tiles = result.tiles;
+  if (problem.dense.defined() || problem.batch == 0) return result;
+  std::optional<Plan> own;
+  if (!problem.plan.defined()) own.emplace(problem.mask);
+  const TiledPlanView plan(own ? own->view() : problem.plan, result.tile);
+  // Every mask of the plan serves the same number of (batch entry, query head) pairs.
+  result.live_tiles = plan.live_tiles() * (problem.batch / problem.mask.batch()) * (problem.heads_q / problem.mask.heads());
+  return result;
+}
+
+}  // namespace
+
+std::span<const Backend* const> backend_list() {
+  static const std::array list{
+#ifdef FLASHMASK_WITH_CPU
+      &cpu_backend(),
+#endif
+      &reference_backend(),
+  };
+  return list;
+}
+
+std::vector<BackendInfo> backends() {
+  std::vector<BackendInfo> infos;
+  for (const Backend* backend : backend_list()) infos.push_back(backend->info());
+  return infos;
+}
+
+std::size_t forward_workspace(const ForwardArgs& args, const Options& options) {
+  return guarded([&] {
+    const Problem problem = check(args, options, false);
+    return chosen(problem, options.backend).workspace(problem);
+  });
+}
+
+std::size_t backward_workspace(const BackwardArgs& args, const Options& options) {
+  return guarded([&] {
+    const Problem problem = check(args, options, false);
+    return chosen(problem, options.backend).workspace(problem);
+  });
+}
+
+void forward(const ForwardArgs& args, std::span<std::byte> workspace, const Options& options) {
+  guarded([&] {
+    const Problem problem = check(args, options, true);
+    const Backend& backend = chosen(problem, options.backend);
+    check_workspace(backend, problem, workspace);
+    backend.forward(problem, workspace);
+  });
+}
+
+void backward(const BackwardArgs& args, std::span<std::byte> workspace, const Options& options) {
+  guarded([&] {
+    const Problem problem = check(args, options, true);
+    const Backend& backend = chosen(problem, options.backend);
+    check_workspace(backend, problem, workspace);
+    backend.backward(problem, workspace);
+  });
+}
+
+Explanation explain(const ForwardArgs& args, const Options& options) {
+  return guarded([&] { return explain_problem(check(args, options, false), options); });
+}
+
+Explanation explain(const BackwardArgs& args, const Options& options) {
+  return guarded([&] { return explain_problem(check(args, options, false), options); });
+}
+
+std::string to_string(const Explanation& e) {
+  std::string text;
+  if (e.backend.empty()) {
+    text = "no backend takes this call";
+  } else {
+    text = message("backend: ", e.backend, " (", e.reason, ")\nconfiguration: ", e.configuration, "\ntiles: ", e.live_tiles, " of ", e.tiles,
+                   " of ", e.tile.rows, "x", e.tile.keys, " are executed\nworkspace: ", e.workspace_bytes, " bytes");
+  }
+  for (const std::string& line : e.rejected) text += message("\nnot ", line);
+  return text;
+}
+
+}  // namespace flashmask

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "flashmask/c_api.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <limits>
+#include <new>
+#include <string>
+
+#include "common/arithmetic.h"
+#include "common/message.h"
+#include "flashmask/attention.h"
+#include "flashmask/mask.h"
+#include "flashmask/plan.h"
+#include "flashmask/version.h"
+
+namespace flashmask {
+namespace {
+
+thread_local std::string last_error;
+
+/// Runs f and turns whatever it throws into a status and a message.
+template <typename F>
+fm_status guarded(F&& f) {
+  try {
+    f();
+    return FM_OK;
+  } catch (const Error& error) {
+    last_error = error.what();
+    return static_cast<fm_status>(error.code());
+  } catch (const std::bad_alloc&) {
+    last_error = "out of memory";
+    return FM_OUT_OF_MEMORY;
+  } catch (const std::exception& error) {
+    last_error = message("internal error: ", error.what());
+    return FM_INTERNAL;
+  } catch (...) {
+    last_error = "internal error";
+    return FM_INTERNAL;
+  }
+}
+
+template <typename T>
+T& required(T* pointer, const char* argument) {
+  if (!pointer) throw_invalid(argument, " is NULL");
+  return *pointer;
+}
+
+/// A caller's struct in this library's size: fields the caller does not know are zero, and fields this library
+/// does not know must be.
+template <typename Struct>
+Struct read_struct(const Struct* from, const char* argument) {
+  constexpr std::size_t kSmallest = 2 * sizeof(uint32_t);
+  uint32_t size = 0;
+  std::memcpy(&size, &required(from, argument), sizeof(size));
+  if (size < kSmallest || size > 65536) throw_invalid(argument, "->struct_size is ", size, "; set it to sizeof the struct, which is ", sizeof(Struct), " here");
+  Struct result{};
+  std::memcpy(&result, from, std::min<std::size_t>(size, sizeof(Struct)));
+  const auto* bytes = reinterpret_cast<const unsigned char*>(from);
+  if (size > sizeof(Struct) && std::any_of(bytes + sizeof(Struct), bytes + size, [](unsigned char b) { return b != 0; })) {
+    throw_unsupported(argument, " has fields that this version of the library does not know; leave them zero");
+  }
+  return result;
+}
+
+void check_flags(uint32_t flags, uint32_t known, const char* argument) {
+  if (flags & ~known) throw_unsupported(argument, "->flags has unknown bits ", flags & ~known);
+}
+
+TensorView tensor(const fm_tensor& t, const char* argument, Device device = {}) {
+  TensorView view;
+  if (t.dtype == FM_NONE) return view;
+  if (t.dtype < FM_NONE || t.dtype > FM_UINT8) throw_invalid(argument, ".dtype is ", t.dtype, "; it must be one of fm_dtype, 0 to ", static_cast<int>(FM_UINT8));
+  if (t.ndim < 0 || t.ndim > TensorView::kMaxRank) throw_invalid(argument, ".ndim is ", t.ndim, "; it must be between 0 and ", TensorView::kMaxRank);
+  view.data = t.data;
+  view.dtype = static_cast<DataType>(t.dtype);
+  view.rank = t.ndim;
+  view.device = device;
+  for (int d = 0; d < t.ndim; ++d) {
+    view.shape[d] = t.shape[d];
+    view.stride[d] = t.stride[d];
+  }
+  return view;
+}
+
+/// A C block mask (bool, uint8 or int32, any strides) as bytes.
+std::vector<uint8_t> read_block_mask(const TensorView& t) {
+  if (t.rank != 4 || (t.dtype != DataType::kBool && t.dtype != DataType::kUInt8 && t.dtype != DataType::kInt32)) {
+    throw_invalid("mask->block_mask is ", describe(t), "; it must be bool, uint8 or int32 [batch, heads, ceil(seqlen_q / 128), ceil(seqlen_k / 128)]");
+  }
+  if (*std::min_element(t.shape.begin(), t.shape.begin() + 4) < 0 || !checked_product(t.shape[0], t.shape[1], t.shape[2], t.shape[3])) {
+    throw_invalid("mask->block_mask is ", describe(t), "; sizes must be at least 0 and their product below 2^63");
+  }
+  if (!t.data && t.num_elements() > 0) throw_invalid("mask->block_mask has no data");
+  std::vector<uint8_t> keep;
+  keep.reserve(static_cast<std::size_t>(t.num_elements()));
+  for (int64_t b = 0; b < t.shape[0]; ++b) {
+    for (int64_t h = 0; h < t.shape[1]; ++h) {
+      for (int64_t r = 0; r < t.shape[2]; ++r) {
+        for (int64_t c = 0; c < t.shape[3]; ++c) {
+          const int64_t at = b * t.stride[0] + h * t.stride[1] + r * t.stride[2] + c * t.stride[3];
+          keep.push_back(t.dtype == DataType::kInt32 ? static_cast<const int32_t*>(t.data)[at] != 0 : static_cast<const uint8_t*>(t.data)[at] != 0);
+        }
+      }
+    }
+  }
+  return keep;
+}
+
+/// The band of causal and window together.
+Band read_band(const fm_mask& m) {
+  Band band = m.flags & FM_HAS_WINDOW ? Band::window(m.window_left, m.window_right) : Band::none();
+  if (m.flags & FM_CAUSAL) band.hi = band.hi ? std::min<int64_t>(*band.hi, 0) : 0;
+  return band;
+}
+
+Mask read_mask(const fm_mask* from) {
+  const auto m = read_struct(from, "mask");
+  check_flags(m.flags, FM_CAUSAL | FM_HAS_Q_OFFSET | FM_HAS_WINDOW, "mask");
+  const std::optional<int64_t> q_offset = m.flags & FM_HAS_Q_OFFSET ? std::optional(m.q_offset) : std::nullopt;
+  const TensorView bounds = tensor(m.bounds, "mask->bounds");
+  const auto make = [&] {
+    if (!bounds.defined()) return Mask({.seqlen_q = m.seqlen_q, .seqlen_k = m.seqlen_k, .q_offset = q_offset});
+    if (bounds.rank == 4 && bounds.shape[2] != m.seqlen_k) throw_invalid("mask->bounds is ", describe(bounds), "; its third dimension must be mask->seqlen_k, ", m.seqlen_k);
+    return from_startend_row_indices(bounds, (m.flags & FM_CAUSAL) != 0, m.seqlen_q, q_offset);
+  };
+  Mask mask = make().with_band(read_band(m));
+  const TensorView blocks = tensor(m.block_mask, "mask->block_mask");
+  return blocks.defined() ? mask.with_block_mask(read_block_mask(blocks), blocks.shape[0], blocks.shape[1]) : mask;
+}
+
+/// A call's options, with the device its tensors are on.
+struct CallOptions {
+  Options options;
+  Device device;
+  fm_executed_tiles* executed = nullptr;
+  ExecutedTiles counted;
+
+  explicit CallOptions(const fm_options* from) {
+    if (!from) return;
+    const auto o = read_struct(from, "options");
+    check_flags(o.flags, FM_DETERMINISTIC | FM_HAS_SCALE, "options");
+    const bool reserved = o.softcap != 0 || o.dropout_p != 0 || o.dropout_seed || o.dropout_offset || o.sink.dtype != FM_NONE ||
+                          o.block_table.dtype != FM_NONE || o.partial_out || o.reserved;
+    if (reserved) throw_unsupported("options asks for softcap, dropout, sink, block_table or partial_out; these are reserved and must be zero");
+    options.deterministic = (o.flags & FM_DETERMINISTIC) != 0;
+    if (o.flags & FM_HAS_SCALE) options.softmax_scale = o.softmax_scale;
+    if (o.backend) options.backend = o.backend;
+    options.threads = o.threads;
+    options.stream = o.stream;
+    executed = o.executed_tiles;
+    if (o.device < 0) throw_invalid("options->device is ", o.device, "; it must be FM_DEVICE_CPU (0) or 1 + the index of a CUDA device");
+    if (o.device > 0) device = {Device::Kind::kCuda, o.device - 1};
+  }
+  /// The options to pass on; counting needs this object to stay where it is.
+  const Options& with_counter() {
+    if (executed) options.executed_tiles = &counted;
+    return options;
+  }
+  void report() const {
+    if (!executed) return;
+    executed->forward += counted.forward;
+    executed->backward_rows += counted.backward_rows;
+    executed->backward_keys += counted.backward_keys;
+  }
+};
+
+template <typename Args, typename CArgs>
+void read_inputs(const CArgs& c, Device device, Args& args) {
+  args.q = tensor(c.q, "q", device);
+  args.k = tensor(c.k, "k", device);
+  args.v = tensor(c.v, "v", device);
+  args.out = tensor(c.out, "out", device);
+  args.lse = tensor(c.lse, "lse", device);
+  args.dense_mask = tensor(c.dense_mask, "dense_mask", device);
+  if (c.mask) args.mask = read_mask(c.mask);
+  if (c.plan) args.plan = PlanView({static_cast<const std::byte*>(c.plan), c.plan_bytes});
+}
+
+ForwardArgs read_args(const fm_forward_args* from, Device device) {
+  const auto c = read_struct(from, "args");
+  ForwardArgs args;
+  read_inputs(c, device, args);
+  return args;
+}
+
+BackwardArgs read_args(const fm_backward_args* from, Device device) {
+  const auto c = read_struct(from, "args");
+  BackwardArgs args;
+  read_inputs(c, device, args);
+  args.dout = tensor(c.dout, "dout", device);
+  args.dlse = tensor(c.dlse, "dlse", device);
+  args.dq = tensor(c.dq, "dq", device);
+  args.dk = tensor(c.dk, "dk", device);
+  args.dv = tensor(c.dv, "dv", device);
+  return args;
+}
+
+std::span<std::byte> memory(void* data, std::size_t bytes, const char* argument) {
+  if (!data && bytes > 0) throw_invalid(argument, " is NULL but has ", bytes, " bytes");
+  return {static_cast<std::byte*>(data), bytes};
+}
+
+}  // namespace
+}  // namespace flashmask
+
+using namespace flashmask;
+
+uint32_t fm_abi_version(void) { return FM_ABI_VERSION; }
+
+#define FLASHMASK_STRING_(x) #x
+#define FLASHMASK_STRING(x) FLASHMASK_STRING_(x)
+const char* fm_version(void) {
+  return FLASHMASK_STRING(FLASHMASK_VERSION_MAJOR) "." FLASHMASK_STRING(FLASHMASK_VERSION_MINOR) "." FLASHMASK_STRING(FLASHMASK_VERSION_PATCH);
+}
+
+const char* fm_last_error(void) { return last_error.c_str(); }
+
+fm_status fm_plan_bytes(const fm_mask* mask, size_t* bytes) {
+  return guarded([&] {
+    const Mask m = read_mask(mask);
+    required(bytes, "bytes") = static_cast<size_t>(PlanLayout(m.seqlen_q(), m.seqlen_k(), m.batch(), m.heads()).bytes);
+  });
+}
+
+fm_status fm_plan_build(const fm_mask* mask, void* buffer, size_t bytes) {
+  return guarded([&] { build_plan(read_mask(mask).view(), memory(buffer, bytes, "buffer")); });
+}
+
+fm_status fm_mask_to_dense(const fm_mask* mask, const fm_tensor* visible) {
+  return guarded([&] {
+    const Mask m = read_mask(mask);
+    const TensorView out = tensor(required(visible, "visible"), "visible");
+    const TensorView expected = TensorView::contiguous(nullptr, out.dtype, {m.batch(), m.heads(), m.seqlen_q(), m.seqlen_k()});
+    const bool byte_sized = out.dtype == DataType::kBool || out.dtype == DataType::kUInt8;
+    if (!byte_sized || out.rank != 4 || out.shape != expected.shape || (out.num_elements() > 0 && out.stride != expected.stride)) {
+      throw_invalid("visible is ", describe(out), "; it must be bool or uint8, contiguous, [", m.batch(), ", ", m.heads(), ", ", m.seqlen_q(), ", ", m.seqlen_k(), "]");
+    }
+    const std::vector<uint8_t> dense = to_dense(m);
+    if (!dense.empty()) std::memcpy(&required(static_cast<uint8_t*>(out.data), "visible.data"), dense.data(), dense.size());
+  });
+}
+
+fm_status fm_forward_workspace(const fm_forward_args* args, const fm_options* options, size_t* bytes) {
+  return guarded([&] {
+    const CallOptions call(options);
+    required(bytes, "bytes") = forward_workspace(read_args(args, call.device), call.options);
+  });
+}
+
+fm_status fm_forward(const fm_forward_args* args, void* workspace, size_t workspace_bytes, const fm_options* options) {
+  return guarded([&] {
+    CallOptions call(options);
+    forward(read_args(args, call.device), memory(workspace, workspace_bytes, "workspace"), call.with_counter());
+    call.report();
+  });
+}
+
+fm_status fm_backward_workspace(const fm_backward_args* args, const fm_options* options, size_t* bytes) {
+  return guarded([&] {
+    const CallOptions call(options);
+    required(bytes, "bytes") = backward_workspace(read_args(args, call.device), call.options);
+  });
+}
+
+fm_status fm_backward(const fm_backward_args* args, void* workspace, size_t workspace_bytes, const fm_options* options) {
+  return guarded([&] {
+    CallOptions call(options);
+    backward(read_args(args, call.device), memory(workspace, workspace_bytes, "workspace"), call.with_counter());
+    call.report();
+  });
+}
+
+fm_status fm_explain(const fm_forward_args* args, const fm_options* options, char* text, size_t capacity, size_t* length) {
+  return guarded([&] {
+    const CallOptions call(options);
+    const std::string full = to_string(explain(read_args(args, call.device), call.options));
+    if (length) *length = full.size();
+    if (capacity == 0) return;
+    const std::size_t copied = std::min(full.size(), capacity - 1);
+    std::memcpy(&required(text, "text"), full.data(), copied);
+    text[copied] = '\0';
+  });
+}

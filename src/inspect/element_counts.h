@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "flashmask/mask.h"
+#include "flashmask/tiles.h"
+
+namespace flashmask {
+
+/// [0, length) cut at every multiple of `step` and, if `other_step` is not 0, of that too.
+class Partition {
+ public:
+  Partition(int64_t length, int64_t step, int64_t other_step = 0);
+
+  int64_t length() const { return cuts_.back(); }
+  int64_t step() const { return step_; }
+  int64_t parts() const { return static_cast<int64_t>(cuts_.size()) - 1; }
+  int64_t begin(int64_t part) const { return cuts_[static_cast<std::size_t>(part)]; }
+  int64_t end(int64_t part) const { return cuts_[static_cast<std::size_t>(part) + 1]; }
+  int64_t size(int64_t part) const { return end(part) - begin(part); }
+  /// The part that holds `position`.
+  int64_t part_of(int64_t position) const {
+    const int64_t cuts = position / step_;
+    return other_step_ == 0 ? cuts : cuts + position / other_step_ - position / common_step_;
+  }
+
+ private:
+  int64_t step_, other_step_, common_step_;
+  std::vector<int64_t> cuts_;
+};
+
+/// Adds up row intervals: in how many of them lies each row of a part, summed over the part. One interval
+/// costs the same whatever its length.
+class RowCounter {
+ public:
+  explicit RowCounter(const Partition& rows);
+
+  void add(int64_t begin, int64_t end) {
+    add_from(begin, 1);
+    add_from(end, -1);
+  }
+  /// `sign` times the interval from `row` to the end.
+  void add_from(int64_t row, int64_t sign);
+
+  /// The sums of all parts since the last call. The span is valid until the next one.
+  std::span<const int64_t> take();
+
+ private:
+  const Partition& rows_;
+  // Of an interval from a row to the end, the rows in that row's own part, and +1 from the next part on.
+  std::vector<int64_t> within_, onward_, counts_;
+};
+
+/// Throws unless the mask has this batch entry and head.
+void check_entry(const Mask& mask, int64_t batch, int64_t head);
+/// Throws unless both sides are at least 1.
+void check_tile(TileShape tile);
+
+/// The visible elements of every cell of `row_step` x `key_step` elements, row-major. Exact, the block mask
+/// included; linear in the lengths, the number of cells and the size of the block mask.
+std::vector<int64_t> count_visible(const Mask& mask, int64_t batch, int64_t head, int64_t row_step, int64_t key_step);
+
+/// One column of tiles: bit r % 64 of word r / 64 says whether row tile r is live / full.
+struct TileColumn {
+  int64_t key_tile;
+  std::span<const uint64_t> live, full;
+};
+
+/// Calls f for every column of tiles, ascending.
+void for_each_tile_column(const Mask& mask, int64_t batch, int64_t head, TileShape tile, const std::function<void(const TileColumn&)>& f);
+
+/// Calls f(begin, end) for every run of set bits, ascending.
+template <typename F>
+void for_each_run(std::span<const uint64_t> words, F&& f) {
+  const auto size = static_cast<int64_t>(words.size()) * 64;
+  // The first bit from `at` on that is set (flip 0) or clear (flip ~0).
+  const auto next = [&](int64_t at, uint64_t flip) {
+    while (at < size) {
+      const uint64_t rest = (words[static_cast<std::size_t>(at / 64)] ^ flip) >> (at % 64);
+      if (rest != 0) return at + std::countr_zero(rest);
+      at = (at / 64 + 1) * 64;
+    }
+    return size;
+  };
+  for (int64_t begin = next(0, 0); begin < size;) {
+    const int64_t end = next(begin, ~uint64_t{0});
+    f(begin, end);
+    begin = next(end, 0);
+  }
+}
+
+}  // namespace flashmask

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <new>
+
+#include "common/arithmetic.h"
+#include "common/message.h"
+#include "flashmask/mask.h"
+#include "mask/hidden_columns.h"
+#include "mask/view.h"
+
+namespace flashmask {
+namespace {
+
+using rules::Interval;
+
+constexpr const char* kForms =
+    "accepted: causal with 1 vector (LTS) or 2 (LTS, LTE); not causal with 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE)";
+
+/// The four vectors of MaskParts by name, in the order the indices give them.
+std::vector<std::vector<int32_t> MaskParts::*> vector_order(bool causal, int64_t vectors) {
+  if (causal && vectors == 1) return {&MaskParts::lts};
+  if (causal && vectors == 2) return {&MaskParts::lts, &MaskParts::lte};
+  if (!causal && vectors == 2) return {&MaskParts::lts, &MaskParts::ute};
+  if (!causal && vectors == 4) return {&MaskParts::lts, &MaskParts::lte, &MaskParts::uts, &MaskParts::ute};
+  throw_invalid("startend_row_indices has ", vectors, " vectors and causal is ", causal ? "true" : "false", "; ", kForms);
+}
+
+StartEndRowIndices write_indices(const MaskParts& parts, bool causal, int64_t vectors) {
+  StartEndRowIndices out{.causal = causal, .batch = parts.batch, .heads = parts.heads, .seqlen_k = parts.seqlen_k, .vectors = vectors, .values = {}};
+  const auto columns = static_cast<std::size_t>(parts.batch * parts.heads * parts.seqlen_k);
+  const auto order = vector_order(causal, vectors);
+  const auto end = static_cast<int32_t>(parts.seqlen_q);
+  out.values.reserve(columns * order.size());
+  for (std::size_t at = 0; at < columns; ++at) {
+    for (const auto member : order) {
+      const std::vector<int32_t>& vector = parts.*member;
+      const bool upper = member == &MaskParts::uts || member == &MaskParts::ute;
+      out.values.push_back(vector.empty() ? (upper ? 0 : end) : vector[at]);
+    }
+  }
+  return out;
+}
+
+/// Contents are read here, so they must be there and on the host.
+void check_readable(const char* argument, const TensorView& tensor, bool empty) {
+  if (tensor.device.kind != Device::Kind::kCpu) throw_invalid(argument, " is on a CUDA device; it is read here and must be in host memory");
+  if (!tensor.data && !empty) throw_invalid(argument, " is ", describe(tensor), " and its data pointer is null");
+}
+
+/// Runs of hidden rows of every column of a dense matrix, read row by row as it lies in memory.
+class DenseReader {
+ public:
+  DenseReader(const uint8_t* data, int64_t row_stride, int64_t key_stride, int64_t seqlen_q, int64_t seqlen_k)
+      : data_(data), row_stride_(row_stride), key_stride_(key_stride), seqlen_q_(seqlen_q), seqlen_k_(seqlen_k) {}
+
+  void append_to(HiddenColumns& columns) const {
+    std::vector<int32_t> open(static_cast<std::size_t>(seqlen_k_), -1);  // first row of the run a column is in, or -1
+    std::vector<std::vector<Interval>> runs(static_cast<std::size_t>(seqlen_k_));
+    for (int64_t i = 0; i <= seqlen_q_; ++i) {
+      for (std::size_t j = 0; j < open.size(); ++j) {
+        const bool hidden = i < seqlen_q_ && data_[i * row_stride_ + static_cast<int64_t>(j) * key_stride_] == 0;
+        if (hidden == (open[j] >= 0)) continue;
+        if (!hidden) runs[j].push_back({open[j], static_cast<int32_t>(i)});
+        open[j] = hidden ? static_cast<int32_t>(i) : -1;
+      }
+    }
+    for (auto& run : runs) columns.append(run);
+  }
+
+ private:
+  const uint8_t* data_;
+  int64_t row_stride_, key_stride_, seqlen_q_, seqlen_k_;
+};
+
+}  // namespace
+
+Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q, std::optional<int64_t> q_offset) {
+  if (indices.dtype != DataType::kInt32 || indices.rank != 4) {
+    throw_invalid("startend_row_indices is ", describe(indices), "; it must be int32 [batch, heads, seqlen_k, vectors]");
+  }
+  const auto [batch, heads, seqlen_k, vectors, unused] = indices.shape;
+  const auto order = vector_order(causal, vectors);
+  const auto columns = checked_product(batch, heads, seqlen_k);
+  if (batch < 1 || heads < 1 || seqlen_k < 0 || seqlen_k > kMaxSeqlen || !columns) {
+    throw_invalid("startend_row_indices is ", describe(indices), "; batch and heads must be at least 1, seqlen_k between 0 and ", kMaxSeqlen);
+  }
+  check_readable("startend_row_indices", indices, *columns == 0);
+  if (!indices.data && *columns > 0) throw_invalid("startend_row_indices has no data");
+  MaskParts parts{.seqlen_q = seqlen_q, .seqlen_k = seqlen_k, .band = causal ? Band::causal() : Band::none(), .q_offset = q_offset,
+                  .batch = batch, .heads = heads};
+  const auto* data = static_cast<const int32_t*>(indices.data);
+  for (std::size_t v = 0; v < order.size(); ++v) {
+    std::vector<int32_t>& vector = parts.*order[v];
+    vector.reserve(static_cast<std::size_t>(*columns));
+    for (int64_t b = 0; b < batch && *columns > 0; ++b) {
+      for (int64_t h = 0; h < heads; ++h) {
+        const int32_t* row = data + b * indices.stride[0] + h * indices.stride[1] + static_cast<int64_t>(v) * indices.stride[3];
+        for (int64_t j = 0; j < seqlen_k; ++j) vector.push_back(row[j * indices.stride[2]]);
+      }
+    }
+  }
+  return Mask(std::move(parts));
+}
+
+StartEndRowIndices to_startend_row_indices(const Mask& mask) {
+  if (mask.has_block_mask()) {
+    throw_unsupported("startend_row_indices cannot hold a block mask: take mask.with_block_mask({}) and pass the block mask as its own argument");
+  }
+  const HiddenColumns columns = HiddenColumns::of(mask);
+  const int64_t bottom_right = mask.seqlen_k() - mask.seqlen_q();  // what `causal` means in FlashMask's call
+  if (columns.contains_outside_of(Band::causal(), bottom_right)) {
+    if (const auto parts = try_fit(columns, Band::causal(), bottom_right, 1, Layout::kFewestIntervals)) {
+      return write_indices(*parts, true, parts->lte.empty() ? 1 : 2);
+    }
+  }
+  const std::array none{Band::none()};
+  const MaskParts parts = fit_two_intervals(columns, none, bottom_right, "the mask without a band", Layout::kFewestVectors);
+  return write_indices(parts, false, parts.lte.empty() && parts.uts.empty() ? 2 : 4);
+}
+
+Mask from_dense(const TensorView& visible) {
+  if ((visible.dtype != DataType::kBool && visible.dtype != DataType::kUInt8) || (visible.rank != 2 && visible.rank != 4)) {
+    throw_invalid("visible is ", describe(visible), "; it must be bool or uint8, [seqlen_q, seqlen_k] or [batch, heads, seqlen_q, seqlen_k]");
+  }
+  const bool flat = visible.rank == 2;
+  const std::size_t q = flat ? 0 : 2;
+  const int64_t batch = flat ? 1 : visible.shape[0], heads = flat ? 1 : visible.shape[1];
+  const int64_t seqlen_q = visible.shape[q], seqlen_k = visible.shape[q + 1];
+  if (batch < 1 || heads < 1 || seqlen_q < 0 || seqlen_k < 0 || seqlen_q > kMaxSeqlen || seqlen_k > kMaxSeqlen ||
+      !checked_product(batch, heads, std::max<int64_t>(seqlen_q, 1), std::max<int64_t>(seqlen_k, 1))) {
+    throw_invalid("visible is ", describe(visible), "; batch and heads must be at least 1, lengths between 0 and ", kMaxSeqlen);
+  }
+  const bool empty = seqlen_q == 0 || seqlen_k == 0;
+  check_readable("visible", visible, empty);
+  const auto elements = checked_product(batch, heads, seqlen_q, seqlen_k);
+  if (!elements) throw_invalid("visible is ", describe(visible), "; it has more than 2^63 elements");
+  if (!visible.data && *elements > 0) throw_invalid("visible has no data");
+  HiddenColumns columns(seqlen_q, seqlen_k, batch, heads);
+  const auto* data = static_cast<const uint8_t*>(visible.data);
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const int64_t at = flat || empty ? 0 : b * visible.stride[0] + h * visible.stride[1];
+      DenseReader(data + at, visible.stride[q], visible.stride[q + 1], seqlen_q, seqlen_k).append_to(columns);
+    }
+  }
+  const int64_t q_offset = seqlen_k - seqlen_q;
+  return Mask(fit_two_intervals(columns, columns.tightest_bands(q_offset), q_offset, "the dense mask"));
+}
+
+std::vector<uint8_t> to_dense(const Mask& mask) {
+  const MaskView& view = mask.view();
+  const auto size = checked_product(view.batch(), view.heads(), view.seqlen_q, view.seqlen_k);
+  if (!size) throw_invalid("a dense matrix of this mask has more than 2^63 elements");
+  std::vector<uint8_t> dense;
+  try {
+    dense.resize(static_cast<std::size_t>(*size));
+  } catch (const std::exception&) {
+    throw Error(ErrorCode::kOutOfMemory, message("a dense matrix of this mask, [", view.batch(), ", ", view.heads(), ", ", view.seqlen_q, ", ",
+                                                 view.seqlen_k, "], needs ", *size, " bytes, which could not be allocated"));
+  }
+  const int64_t key_blocks = ceil_div(view.seqlen_k, kBlockMaskSize);
+  uint8_t* matrix = dense.data();
+  for (int64_t b = 0; b < view.batch(); ++b) {
+    for (int64_t h = 0; h < view.heads(); ++h, matrix += view.seqlen_q * view.seqlen_k) {
+      const rules::Columns column = columns(view, b, h);
+      const uint8_t* keep = block_mask(view, b, h);
+      for (int64_t j = 0; j < view.seqlen_k; ++j) {
+        const rules::HiddenRows hidden = rules::hidden_rows(column, static_cast<int32_t>(j));
+        for (int64_t i = 0; i < view.seqlen_q; ++i) {
+          const bool kept = !keep || keep[(i / kBlockMaskSize) * key_blocks + j / kBlockMaskSize] != 0;
+          matrix[i * view.seqlen_k + j] = kept && rules::is_visible(hidden, static_cast<int32_t>(i));
+        }
+      }
+    }
+  }
+  return dense;
+}
+
+}  // namespace flashmask

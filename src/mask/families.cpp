@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "flashmask/families.h"
+
+#include <algorithm>
+#include <charconv>
+#include <functional>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "common/message.h"
+#include "common/random.h"
+#include "flashmask/builders.h"
+
+namespace flashmask {
+namespace {
+
+/// Reads a family's parameters and draws what is left out.
+class Reader {
+ public:
+  Reader(std::string_view family, int64_t length, const FamilyParameters& parameters, uint64_t seed)
+      : random(seed), seqlen(length), family_(family), parameters_(parameters) {}
+
+  Random random;
+  const int64_t seqlen;
+
+  /// The integers of a parameter; empty if it is not given.
+  std::vector<int64_t> integers(std::string_view name) const {
+    std::vector<int64_t> values;
+    const auto found = parameters_.find(name);
+    if (found == parameters_.end()) return values;
+    const char* at = found->second.data();
+    const char* end = at + found->second.size();
+    for (;;) {
+      int64_t value = 0;
+      const auto [next, error] = std::from_chars(at, end, value);
+      if (error != std::errc() || (next != end && *next != ',')) {
+        throw_invalid(family_, ": parameter ", name, " is '", found->second, "'; it must be integers separated by commas");
+      }
+      values.push_back(value);
+      if (next == end) return values;
+      at = next + 1;
+    }
+  }
+
+  int64_t integer(std::string_view name, int64_t otherwise) const {
+    const std::vector<int64_t> values = integers(name);
+    if (values.empty()) return otherwise;
+    if (values.size() != 1) throw_invalid(family_, ": parameter ", name, " takes one integer, not ", values.size());
+    return values[0];
+  }
+
+  /// `name` as lengths that add up to `total`, or 3 to 7 drawn ones (the paper's count at 8K).
+  std::vector<int64_t> lengths(std::string_view name, int64_t total) {
+    std::vector<int64_t> values = integers(name);
+    if (values.empty()) return draw_lengths(total, random.integer(3, 7));
+    // Unsigned, so that no sum overflows.
+    uint64_t sum = 0;
+    for (const int64_t length : values) {
+      if (length < 0) throw_invalid(family_, ": parameter ", name, " has the length ", length, "; it must be at least 0");
+      sum += static_cast<uint64_t>(length);
+    }
+    if (sum != static_cast<uint64_t>(total)) throw_invalid(family_, ": parameter ", name, " adds up to ", sum, "; it must be ", total);
+    return values;
+  }
+
+  /// `count` positive lengths (fewer if `total` is smaller) that add up to `total`.
+  std::vector<int64_t> draw_lengths(int64_t total, int64_t count) {
+    std::vector<int64_t> cuts{0, total};
+    for (int64_t n = 1; n < std::min(count, total); ++n) cuts.push_back(random.integer(1, total - 1));
+    std::sort(cuts.begin(), cuts.end());
+    std::vector<int64_t> lengths;
+    for (std::size_t n = 1; n < cuts.size(); ++n) {
+      if (cuts[n] > cuts[n - 1]) lengths.push_back(cuts[n] - cuts[n - 1]);
+    }
+    return lengths;
+  }
+
+ private:
+  std::string_view family_;
+  const FamilyParameters& parameters_;
+};
+
+Mask shared_question(Reader& r) {
+  const std::vector<int64_t> group_lengths = r.lengths("groups", r.seqlen);
+  const std::vector<int64_t> counts = r.integers("answers");
+  std::vector<QuestionGroup> groups;
+  for (std::size_t g = 0; g < group_lengths.size(); ++g) {
+    const int64_t count = counts.empty() ? r.random.integer(2, 6) : counts[g % counts.size()];
+    if (count < 0) throw_invalid("shared_question: parameter answers has ", count, "; it must be at least 0");
+    // As in the paper's data (appendix A.2): an answer has 10 to 20 % of the question's length.
+    QuestionGroup group;
+    double shares = 1;
+    std::vector<double> share;
+    for (int64_t n = 0; n < std::min(count, group_lengths[g]); ++n) shares += share.emplace_back(0.1 + 0.1 * r.random.real());
+    group.question = group_lengths[g];
+    for (const double s : share) {
+      const int64_t answer = std::min(group.question, std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(group_lengths[g]) * s / shares)));
+      group.answers.push_back(answer);
+      group.question -= answer;
+    }
+    groups.push_back(std::move(group));
+  }
+  return masks::shared_question(groups);
+}
+
+Mask prefix_lm_document(Reader& r) {
+  const Documents documents = Documents::from_lengths(r.lengths("lengths", r.seqlen));
+  std::vector<int64_t> prefix = r.integers("prefix");
+  if (prefix.empty()) {
+    for (int64_t n = 0; n < documents.count(); ++n) {
+      prefix.push_back(static_cast<int64_t>(static_cast<double>(documents.length(n)) * (0.1 + 0.4 * r.random.real())));
+    }
+  }
+  return masks::prefix_lm_document(documents, prefix);
+}
+
+Mask qk_sparse(Reader& r) {
+  const std::vector<int64_t> bounds = r.integers("spans");
+  if (bounds.size() % 2 != 0) throw_invalid("qk_sparse: parameter spans has ", bounds.size(), " integers; it needs begin,end pairs");
+  std::vector<Span> spans;
+  for (std::size_t n = 0; n < bounds.size(); n += 2) spans.push_back({bounds[n], bounds[n + 1]});
+  if (bounds.empty()) {
+    // The spans of the paper's benchmark at 8192, scaled.
+    const auto scaled = [&](int64_t at) { return at * r.seqlen / 8192; };
+    spans = {{scaled(1024), scaled(1024 + 538)}, {scaled(2358), scaled(2358 + 1700)}};
+  }
+  return masks::qk_sparse(r.seqlen, spans);
+}
+
+Mask hash_sparse(Reader& r) {
+  std::vector<int64_t> queries = r.integers("query_buckets"), keys = r.integers("key_buckets");
+  const int64_t buckets = r.integer("buckets", 8);
+  if (buckets < 1) throw_invalid("hash_sparse: parameter buckets is ", buckets, "; it must be at least 1");
+  // Sorted by bucket, as the masked attention of a hashing layer sees its queries; keys in their own order.
+  if (queries.empty()) {
+    for (int64_t i = 0; i < r.seqlen; ++i) queries.push_back(r.random.integer(0, buckets - 1));
+    std::sort(queries.begin(), queries.end());
+  }
+  if (keys.empty()) {
+    for (int64_t j = 0; j < r.seqlen; ++j) keys.push_back(r.random.integer(0, buckets - 1));
+    std::sort(keys.begin(), keys.end());
+  }
+  if (static_cast<int64_t>(queries.size()) != r.seqlen || static_cast<int64_t>(keys.size()) != r.seqlen) {
+    throw_invalid("hash_sparse: query_buckets has ", queries.size(), " and key_buckets ", keys.size(), " entries; both must have seqlen, ", r.seqlen);
+  }
+  return masks::hash_sparse(queries, keys, r.integer("causal", 1) != 0);
+}
+
+Mask random_eviction(Reader& r) {
+  return masks::random_eviction(r.seqlen, static_cast<uint64_t>(r.integer("seed", r.random.integer(0, INT64_MAX))));
+}
+
+Mask eviction(Reader& r) {
+  std::vector<int64_t> evicted_at = r.integers("evicted_at");
+  if (evicted_at.empty()) {
+    for (int64_t j = 0; j < r.seqlen; ++j) evicted_at.push_back(r.random.integer(j + 1, r.seqlen));
+  }
+  if (static_cast<int64_t>(evicted_at.size()) != r.seqlen) throw_invalid("eviction: evicted_at has ", evicted_at.size(), " entries; it needs seqlen, ", r.seqlen);
+  return masks::eviction(evicted_at);
+}
+
+Mask prefix_tree(Reader& r) {
+  std::vector<int64_t> parents = r.integers("parents");
+  if (parents.empty()) {
+    const auto nodes = static_cast<int64_t>(r.draw_lengths(r.seqlen, r.random.integer(4, 12)).size());
+    std::vector<int64_t> path;
+    for (int64_t n = 0; n < nodes; ++n) {
+      // Up to two roots; elsewhere a child of the node before it or of one of that node's ancestors.
+      const int64_t up = path.empty() ? 0 : r.random.integer(n == nodes / 2 ? 0 : 1, static_cast<int64_t>(path.size()));
+      path.resize(static_cast<std::size_t>(up));
+      parents.push_back(path.empty() ? -1 : path.back());
+      path.push_back(n);
+    }
+  }
+  std::vector<int64_t> lengths = r.integers("lengths");
+  if (lengths.empty()) {
+    const auto nodes = static_cast<int64_t>(parents.size());
+    lengths.assign(parents.size(), 0);
+    for (int64_t n = 0; n < nodes; ++n) lengths[static_cast<std::size_t>(n)] = r.seqlen * (n + 1) / nodes - r.seqlen * n / nodes;
+  } else {
+    lengths = r.lengths("lengths", r.seqlen);
+  }
+  return masks::prefix_tree(parents, lengths);
+}
+
+Mask padding(Reader& r) {
+  const std::vector<int64_t> keys = r.integers("key_lengths"), queries = r.integers("query_lengths");
+  if (!keys.empty()) return masks::padding(r.seqlen, r.seqlen, keys, queries);
+  const std::vector<int64_t> drawn{r.random.integer((r.seqlen + 1) / 2, r.seqlen)};
+  return masks::padding(r.seqlen, r.seqlen, drawn, queries.empty() ? drawn : queries);
+}
+
+constexpr FamilyParameter kLengths{"lengths", "lengths of the documents, adding up to seqlen; 3 to 7 drawn ones"};
+
+struct Entry {
+  Family family;
+  std::function<Mask(Reader&)> build;
+};
+
+const std::vector<Entry>& entries() {
+  static constexpr FamilyParameter kOffset[] = {{"q_offset", "row i stands at key position i + q_offset; 0"}};
+  static constexpr FamilyParameter kWindow[] = {{"left", "keys before the row's own that are visible, -1 all; seqlen / 16 - 1"},
+                                                {"right", "keys after it, -1 all; 0"}};
+  static constexpr FamilyParameter kDocuments[] = {kLengths};
+  static constexpr FamilyParameter kGroups[] = {{"groups", "lengths of the groups, adding up to seqlen; 3 to 7 drawn ones"},
+                                                {"answers", "answers of each group, repeated as needed; 2 to 6 drawn"}};
+  static constexpr FamilyParameter kGlobal[] = {{"global", "tokens that see and are seen by all; 16, at most seqlen / 4"},
+                                                {"window", "reach to either side; seqlen / 16"}};
+  static constexpr FamilyParameter kBlocks[] = {{"lengths", "lengths of the blocks, the last being the test example; 3 to 7 drawn ones"}};
+  static constexpr FamilyParameter kPrefix[] = {{"prefix", "keys that every row sees; seqlen / 2"}};
+  static constexpr FamilyParameter kPrefixes[] = {kLengths, {"prefix", "prefix of each document; 10 to 50 % of it, drawn"}};
+  static constexpr FamilyParameter kSpans[] = {{"spans", "begin,end of each dropped span; the paper's two, scaled to seqlen"}};
+  static constexpr FamilyParameter kBuckets[] = {{"buckets", "how many buckets to draw from; 8"},
+                                                 {"query_buckets", "bucket of each query; drawn and sorted"},
+                                                 {"key_buckets", "bucket of each key; drawn and sorted"},
+                                                 {"causal", "1: also j <= i; 1"}};
+  static constexpr FamilyParameter kSeed[] = {{"seed", "of the evictions; drawn"}};
+  static constexpr FamilyParameter kEviction[] = {{"evicted_at", "first row that no longer sees each key; drawn"}};
+  static constexpr FamilyParameter kTree[] = {{"parents", "parent of each node in depth-first order, -1 a root; 4 to 12 drawn nodes"},
+                                              {"lengths", "tokens of each node; seqlen shared out evenly"}};
+  static constexpr FamilyParameter kPadding[] = {{"key_lengths", "visible keys of each batch entry; one drawn, at least seqlen / 2"},
+                                                 {"query_lengths", "rows that see anything; as key_lengths if those are drawn, else all"}};
+  static const std::vector<Entry> table = {
+      {{"full", "every row sees every key", {}}, [](Reader& r) { return masks::full(r.seqlen, r.seqlen); }},
+      {{"causal", "j <= i + q_offset", kOffset}, [](Reader& r) { return masks::causal(r.seqlen, r.seqlen, r.integer("q_offset", 0)); }},
+      {{"sliding_window", "i - left <= j <= i + right", kWindow},
+       [](Reader& r) { return masks::sliding_window(r.seqlen, r.seqlen, r.integer("left", std::max<int64_t>(r.seqlen / 16 - 1, 0)), r.integer("right", 0)); }},
+      {{"causal_document", "same document and j <= i", kDocuments},
+       [](Reader& r) { return masks::causal_document(Documents::from_lengths(r.lengths("lengths", r.seqlen))); }},
+      {{"document", "same document", kDocuments}, [](Reader& r) { return masks::document(Documents::from_lengths(r.lengths("lengths", r.seqlen))); }},
+      {{"shared_question", "j <= i, same group, and j in the question or in i's own answer", kGroups}, shared_question},
+      {{"global_sliding_window", "i < global, or j < global, or |i - j| <= window", kGlobal},
+       [](Reader& r) {
+         return masks::global_sliding_window(r.seqlen, r.integer("global", std::min<int64_t>(16, r.seqlen / 4)), r.integer("window", r.seqlen / 16));
+       }},
+      {{"causal_blockwise", "j <= i, and same block or i in the last block", kBlocks},
+       [](Reader& r) { return masks::causal_blockwise(Documents::from_lengths(r.lengths("lengths", r.seqlen))); }},
+      {{"prefix_lm_causal", "j <= i or j < prefix", kPrefix}, [](Reader& r) { return masks::prefix_lm_causal(r.seqlen, r.integer("prefix", r.seqlen / 2)); }},
+      {{"prefix_lm_document", "same document, and j <= i or j in the document's prefix", kPrefixes}, prefix_lm_document},
+      {{"qk_sparse", "j <= i, and a key j of a span [b, e) is hidden from rows [j, e)", kSpans}, qk_sparse},
+      {{"hash_sparse", "i and j in the same bucket, and j <= i", kBuckets}, hash_sparse},
+      {{"random_eviction", "j <= i and i < the row that evicts j; from seqlen / 2 on each row evicts one key", kSeed}, random_eviction},
+      {{"eviction", "j <= i and i < evicted_at[j]", kEviction}, eviction},
+      {{"prefix_tree", "j <= i, and j's node is i's node or an ancestor of it", kTree}, prefix_tree},
+      {{"padding", "j < key_lengths[batch] and i < query_lengths[batch]", kPadding}, padding},
+  };
+  return table;
+}
+
+}  // namespace
+
+std::span<const Family> families() {
+  static const std::vector<Family> all = [] {
+    std::vector<Family> list;
+    for (const Entry& entry : entries()) list.push_back(entry.family);
+    return list;
+  }();
+  return all;
+}
+
+Mask make_family(std::string_view name, int64_t seqlen, const FamilyParameters& parameters, uint64_t seed) {
+  const auto join = [](const auto& range) {
+    std::string text;
+    for (const auto& item : range) text += (text.empty() ? "" : ", ") + std::string(item.name);
+    return text.empty() ? std::string("none") : text;
+  };
+  const auto entry = std::find_if(entries().begin(), entries().end(), [&](const Entry& e) { return e.family.name == name; });
+  if (entry == entries().end()) throw_invalid("unknown mask family '", name, "'; known: ", join(families()));
+  for (const auto& [key, value] : parameters) {
+    const auto known = entry->family.parameters;
+    if (std::none_of(known.begin(), known.end(), [&key = key](const FamilyParameter& p) { return p.name == key; })) {
+      throw_invalid(name, " has no parameter '", key, "'; known: ", join(known));
+    }
+  }
+  if (seqlen < 0 || seqlen > kMaxSeqlen) throw_invalid("seqlen is ", seqlen, "; it must be between 0 and ", kMaxSeqlen);
+  Reader reader(name, seqlen, parameters, seed);
+  return entry->build(reader);
+}
+
+}  // namespace flashmask

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "flashmask/plan.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "common/arithmetic.h"
+#include "common/message.h"
+#include "mask/tile_classifier.h"
+#include "mask/view.h"
+
+namespace flashmask {
+namespace {
+
+/// What a plan's buffer begins with.
+struct Header {
+  uint64_t magic;
+  int64_t seqlen_q, seqlen_k, batch, heads;
+  uint64_t mask_hash;
+};
+constexpr uint64_t kMagic = 0x31304e414c504d46;  // "FMPLAN01"
+
+using Words = std::span<uint64_t>;
+
+/// Transposes a 64 x 64 bit matrix: bit c of word r goes to bit r of word c. Swaps ever smaller squares
+/// across the diagonal.
+void transpose64(std::array<uint64_t, 64>& a) {
+  uint64_t mask = 0x00000000ffffffffu;
+  for (std::size_t width = 32; width > 0; width >>= 1, mask ^= mask << width) {
+    for (std::size_t k = 0; k < 64; k = (k + width + 1) & ~width) {
+      const uint64_t swap = ((a[k] >> width) ^ a[k + width]) & mask;
+      a[k] ^= swap << width;
+      a[k + width] ^= swap;
+    }
+  }
+}
+
+/// `from` is [rows, from_words], `to` [columns, to_words]; `columns` bits of each row count.
+void transpose_bits(const uint64_t* from, int64_t rows, int64_t from_words, uint64_t* to, int64_t columns, int64_t to_words) {
+  std::array<uint64_t, 64> square;
+  for (int64_t r = 0; r < to_words; ++r) {
+    for (int64_t c = 0; c < from_words; ++c) {
+      const int64_t height = std::min<int64_t>(64, rows - r * 64), width = std::min<int64_t>(64, columns - c * 64);
+      square.fill(0);
+      for (int64_t k = 0; k < height; ++k) square[static_cast<std::size_t>(k)] = from[(r * 64 + k) * from_words + c];
+      transpose64(square);
+      for (int64_t k = 0; k < width; ++k) to[(c * 64 + k) * to_words + r] = square[static_cast<std::size_t>(k)];
+    }
+  }
+}
+
+/// Indices of `counts`, largest first, equal ones ascending: a counting sort.
+void longest_first(std::span<const int32_t> counts, int64_t largest, std::span<int32_t> order) {
+  std::vector<int32_t> begin(static_cast<std::size_t>(largest) + 2, 0);
+  for (const int32_t count : counts) ++begin[static_cast<std::size_t>(largest - count) + 1];
+  for (std::size_t k = 1; k < begin.size(); ++k) begin[k] += begin[k - 1];
+  for (std::size_t n = 0; n < counts.size(); ++n) order[static_cast<std::size_t>(begin[static_cast<std::size_t>(largest - counts[n])]++)] = static_cast<int32_t>(n);
+}
+
+int32_t count_bits(std::span<const uint64_t> words) {
+  int32_t count = 0;
+  for (const uint64_t word : words) count += std::popcount(word);
+  return count;
+}
+
+/// The two row granules of every block that `keep` clears are neither live nor full.
+void clear_blocks(const uint8_t* keep, int64_t key_blocks, int64_t key_block, int64_t row_granules, Words live, Words full) {
+  constexpr int64_t kPerBlock = kBlockMaskSize / kGranuleRows;
+  for (int64_t r = 0; r < row_granules; ++r) {
+    if (keep[r / kPerBlock * key_blocks + key_block]) continue;
+    const uint64_t others = ~(uint64_t{1} << (r % 64));
+    live[static_cast<std::size_t>(r / 64)] &= others;
+    full[static_cast<std::size_t>(r / 64)] &= others;
+  }
+}
+
+template <typename T>
+T* at(std::span<std::byte> buffer, int64_t offset) {
+  return reinterpret_cast<T*>(buffer.data() + offset);
+}
+
+}  // namespace
+
+PlanLayout::PlanLayout(int64_t seqlen_q_, int64_t seqlen_k_, int64_t batch_, int64_t heads_)
+    : seqlen_q(seqlen_q_), seqlen_k(seqlen_k_), batch(batch_), heads(heads_) {
+  for (const auto& [argument, value] : {std::pair{"seqlen_q", seqlen_q}, {"seqlen_k", seqlen_k}}) {
+    if (value < 0 || value > kMaxSeqlen) throw_invalid(argument, " is ", value, "; it must be between 0 and ", kMaxSeqlen);
+  }
+  if (batch < 1 || heads < 1) throw_invalid("a plan's batch and heads are ", batch, " and ", heads, "; both must be at least 1");
+  row_granules = ceil_div(seqlen_q, kGranuleRows);
+  key_blocks = ceil_div(seqlen_k, kGranuleKeys);
+  words_per_row = ceil_div(key_blocks, 64);
+  words_per_key = ceil_div(row_granules, 64);
+  const auto masks = checked_product(batch, heads);
+  // The largest offset is a few times this product, so checking it with room to spare checks them all.
+  const auto largest = masks ? checked_product(*masks, row_granules + 64, key_blocks + 64, int64_t{16}) : std::nullopt;
+  if (!largest) throw_invalid("a plan for batch ", batch, ", heads ", heads, " and lengths (", seqlen_q, ", ", seqlen_k, ") has more than 2^63 bytes");
+  int64_t end = static_cast<int64_t>(sizeof(Header));
+  const auto take = [&end](int64_t count, int64_t size) {
+    const int64_t begin = end;
+    end = round_up(end + count * size, 8);
+    return begin;
+  };
+  row_live_bits = take(*masks * row_granules * words_per_row, 8);
+  row_full_bits = take(*masks * row_granules * words_per_row, 8);
+  key_live_bits = take(*masks * key_blocks * words_per_key, 8);
+  key_full_bits = take(*masks * key_blocks * words_per_key, 8);
+  row_counts = take(*masks * row_granules, 4);
+  row_order = take(*masks * row_granules, 4);
+  key_counts = take(*masks * key_blocks, 4);
+  key_order = take(*masks * key_blocks, 4);
+  bytes = end;
+}
+
+PlanView::PlanView(std::span<const std::byte> buffer) {
+  Header header{};
+  if (buffer.size() >= sizeof(header)) std::memcpy(&header, buffer.data(), sizeof(header));
+  if (header.magic != kMagic) throw_invalid("plan: the buffer does not hold a plan; fill it with build_plan first");
+  if (reinterpret_cast<std::uintptr_t>(buffer.data()) % 8 != 0) throw_invalid("plan: the buffer must be aligned to 8 bytes");
+  const PlanLayout layout(header.seqlen_q, header.seqlen_k, header.batch, header.heads);
+  if (static_cast<int64_t>(buffer.size()) < layout.bytes) throw_invalid("plan: the buffer has ", buffer.size(), " bytes; its plan needs ", layout.bytes);
+  base_ = buffer.data();
+  layout_ = layout;
+  mask_hash_ = header.mask_hash;
+}
+
+int64_t PlanView::live_granules() const {
+  int64_t live = 0;
+  for (int64_t m = 0; m < layout_.batch * layout_.heads; ++m) {
+    for (const int32_t count : row_counts(m)) live += count;
+  }
+  return live;
+}
+
+void build_plan(const MaskView& mask, std::span<std::byte> buffer) {
+  if (mask.device.kind != Device::Kind::kCpu) throw_invalid("the mask's vectors are on a CUDA device; build_plan reads them and needs them in host memory");
+  const PlanLayout layout(mask.seqlen_q, mask.seqlen_k, mask.batch(), mask.heads());
+  if (static_cast<int64_t>(buffer.size()) < layout.bytes) throw_invalid("plan buffer has ", buffer.size(), " bytes; this mask's plan needs ", layout.bytes);
+  if (reinterpret_cast<std::uintptr_t>(buffer.data()) % 8 != 0) throw_invalid("plan buffer must be aligned to 8 bytes");
+  const Header header{kMagic, layout.seqlen_q, layout.seqlen_k, layout.batch, layout.heads, mask.content_hash};
+  std::memcpy(buffer.data(), &header, sizeof(header));
+
+  TileClassifier classifier(mask.seqlen_q, kGranuleRows);
+  const auto per_key = static_cast<std::size_t>(layout.words_per_key);
+  for (int64_t m = 0; m < layout.batch * layout.heads; ++m) {
+    const int64_t b = m / layout.heads, h = m % layout.heads;
+    const rules::Columns column = columns(mask, b, h);
+    const uint8_t* keep = block_mask(mask, b, h);
+    uint64_t* key_live = at<uint64_t>(buffer, layout.key_live_bits) + m * layout.key_blocks * layout.words_per_key;
+    uint64_t* key_full = at<uint64_t>(buffer, layout.key_full_bits) + m * layout.key_blocks * layout.words_per_key;
+    int32_t* key_counts = at<int32_t>(buffer, layout.key_counts) + m * layout.key_blocks;
+    for (int64_t c = 0; c < layout.key_blocks; ++c) {
+      const Words live(key_live + c * layout.words_per_key, per_key), full(key_full + c * layout.words_per_key, per_key);
+      classifier.classify(column, c * kGranuleKeys, std::min((c + 1) * kGranuleKeys, mask.seqlen_k), live, full);
+      if (keep) clear_blocks(keep, layout.key_blocks, c, layout.row_granules, live, full);
+      key_counts[c] = count_bits(live);
+    }
+    uint64_t* row_live = at<uint64_t>(buffer, layout.row_live_bits) + m * layout.row_granules * layout.words_per_row;
+    uint64_t* row_full = at<uint64_t>(buffer, layout.row_full_bits) + m * layout.row_granules * layout.words_per_row;
+    transpose_bits(key_live, layout.key_blocks, layout.words_per_key, row_live, layout.row_granules, layout.words_per_row);
+    transpose_bits(key_full, layout.key_blocks, layout.words_per_key, row_full, layout.row_granules, layout.words_per_row);
+    int32_t* row_counts = at<int32_t>(buffer, layout.row_counts) + m * layout.row_granules;
+    for (int64_t r = 0; r < layout.row_granules; ++r) {
+      row_counts[r] = count_bits({row_live + r * layout.words_per_row, static_cast<std::size_t>(layout.words_per_row)});
+    }
+    const auto rows = static_cast<std::size_t>(layout.row_granules), keys = static_cast<std::size_t>(layout.key_blocks);
+    longest_first({row_counts, rows}, layout.key_blocks, {at<int32_t>(buffer, layout.row_order) + m * layout.row_granules, rows});
+    longest_first({key_counts, keys}, layout.row_granules, {at<int32_t>(buffer, layout.key_order) + m * layout.key_blocks, keys});
+  }
+}
+
+Plan::Plan(const Mask& mask) {
+  const MaskView& view = mask.view();
+  const PlanLayout layout(view.seqlen_q, view.seqlen_k, view.batch(), view.heads());
+  words_.resize(static_cast<std::size_t>(layout.bytes / 8));
+  build_plan(view, std::as_writable_bytes(std::span(words_)));
+  view_ = PlanView(buffer());
+}
+
+TiledPlanView::TiledPlanView(const PlanView& plan, TileShape shape) : plan_(plan), shape_(shape) {
+  if (shape.rows < 1 || shape.rows % kGranuleRows != 0 || shape.keys < 1 || shape.keys % kGranuleKeys != 0) {
+    throw_invalid("tile is ", shape.rows, "x", shape.keys, "; a view of a plan needs a multiple of ", kGranuleRows, " rows and of ", kGranuleKeys, " keys");
+  }
+  row_tiles_ = ceil_div(plan.layout().seqlen_q, shape.rows);
+  key_tiles_ = ceil_div(plan.layout().seqlen_k, shape.keys);
+}
+
+TileClass TiledPlanView::tile(int64_t m, int64_t row_tile, int64_t key_tile) const {
+  const int64_t rows = shape_.rows / kGranuleRows, keys = shape_.keys / kGranuleKeys;
+  bool any = false, all = true;
+  for (int64_t r = row_tile * rows; r < std::min((row_tile + 1) * rows, plan_.layout().row_granules); ++r) {
+    for (int64_t c = key_tile * keys; c < std::min((key_tile + 1) * keys, plan_.layout().key_blocks); ++c) {
+      const TileClass granule = plan_.granule(m, r, c);
+      any |= granule != TileClass::kEmpty;
+      all &= granule == TileClass::kFull;
+    }
+  }
+  return all ? TileClass::kFull : any ? TileClass::kPartial : TileClass::kEmpty;
+}
+
+int64_t TiledPlanView::live_in_row(int64_t m, int64_t row_tile) const {
+  int64_t live = 0;
+  for (int64_t c = 0; c < key_tiles_; ++c) live += tile(m, row_tile, c) != TileClass::kEmpty;
+  return live;
+}
+
+int64_t TiledPlanView::live_in_column(int64_t m, int64_t key_tile) const {
+  int64_t live = 0;
+  for (int64_t r = 0; r < row_tiles_; ++r) live += tile(m, r, key_tile) != TileClass::kEmpty;
+  return live;
+}
+
+int64_t TiledPlanView::live_tiles() const {
+  int64_t live = 0;
+  for (int64_t m = 0; m < plan_.layout().batch * plan_.layout().heads; ++m) {
+    for (int64_t r = 0; r < row_tiles_; ++r) live += live_in_row(m, r);
+  }
+  return live;
+}
+
+std::vector<int32_t> TiledPlanView::row_order(int64_t m) const {
+  std::vector<int32_t> counts, order(static_cast<std::size_t>(row_tiles_));
+  for (int64_t r = 0; r < row_tiles_; ++r) counts.push_back(static_cast<int32_t>(live_in_row(m, r)));
+  longest_first(counts, key_tiles_, order);
+  return order;
+}
+
+std::vector<int32_t> TiledPlanView::column_order(int64_t m) const {
+  std::vector<int32_t> counts, order(static_cast<std::size_t>(key_tiles_));
+  for (int64_t c = 0; c < key_tiles_; ++c) counts.push_back(static_cast<int32_t>(live_in_column(m, c)));
+  longest_first(counts, row_tiles_, order);
+  return order;
+}
+
+}  // namespace flashmask
