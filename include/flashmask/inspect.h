@@ -10,7 +10,7 @@
 
 namespace flashmask {
 
-/// Sums over all batch entries and heads of the mask.
+/// Sums over all batch entries and heads of the mask, all of them exact.
 struct MaskStatistics {
   int64_t elements = 0;
   int64_t visible = 0;
@@ -24,6 +24,7 @@ struct MaskStatistics {
   double live_share() const { return tiles ? static_cast<double>(live_tiles()) / static_cast<double>(tiles) : 0; }
 };
 
+/// In time linear in the lengths and the number of tiles, for each batch entry and head of the mask.
 FLASHMASK_API MaskStatistics statistics(const Mask& mask, TileShape tile = {});
 
 /// FLOPs of attention over `share` of the score matrix, the paper's convention (section 5.4): two products
@@ -36,17 +37,23 @@ FLASHMASK_API AttentionFlops attention_flops(int64_t batch, int64_t heads, int64
                                              int64_t head_dim, int64_t head_dim_v, double share);
 
 struct DrawOptions {
-  int64_t batch = 0, head = 0;
+  int64_t batch = 0, head = 0;  ///< of the mask: which one is drawn
   TileShape tile{};
-  /// Longest side of the drawing in cells; longer masks are downsampled, each cell showing its share of
-  /// visible elements. 0: 64 for text, 256 for SVG.
+  /// Longest side of the drawing in cells, at most 4096; longer masks are downsampled, each cell showing its
+  /// share of visible elements, which is exact. 0: 64 for text, 256 for SVG. The shorter side has an eighth
+  /// of them at least, if it has as many elements. A cell does not cross a tile's edge if it can be helped.
   int64_t max_cells = 0;
 };
 
-/// A drawing for a terminal, one character pair per cell, with a legend; UTF-8, no colour codes.
+/// A drawing for a terminal, two characters per cell, with axes and a legend; UTF-8, no colour codes. Cells of
+/// one element are `■` (visible) or `⬚` (hidden); larger ones are `··` (nothing visible), `░░`, `▒▒`, `▓▓` (less
+/// than 1/3, less than 2/3, more) or `██` (everything visible). Tiles begin at the ticks of the frame.
 FLASHMASK_API std::string draw_text(const Mask& mask, const DrawOptions& options = {});
 
-/// A self-contained SVG: visibility, the classes of the tiles over it, a legend with the statistics.
+/// A self-contained SVG of less than 300 KB: visibility, the classes of the tiles over it, a legend with the
+/// statistics. Skipped tiles are grey, full ones blue, partial ones amber, their visible elements darker; a cell
+/// that holds several of these mixes their colours. A mask so irregular that the file would be larger is drawn
+/// in larger cells.
 FLASHMASK_API std::string draw_svg(const Mask& mask, const DrawOptions& options = {});
 
 }  // namespace flashmask

@@ -30,7 +30,8 @@ struct TileGrid {
   }
 };
 
-/// Exact classes of every tile, in time linear in the lengths and the number of tiles.
+/// Exact classes of every tile, in time linear in the lengths and the number of tiles. Under a block mask the tiles are
+/// put together from parts of gcd(side, 128), so a side should share a large factor with 128 there.
 FLASHMASK_API TileGrid classify_tiles(const Mask& mask, int64_t batch, int64_t head, TileShape shape = {});
 
 }  // namespace flashmask

@@ -22,7 +22,7 @@ struct Requirement {
 void check_strides(const char* argument, const TensorView& t, bool row_contiguous, bool output) {
   for (int d = 0; d < t.rank; ++d) {
     if (t.stride[d] < 0) throw_invalid(argument, " has stride ", t.stride[d], " in dimension ", d, "; strides must be at least 0");
-    if (output && t.stride[d] == 0 && t.shape[d] > 1) throw_invalid(argument, " is an output and has stride 0 in dimension ", d, "; its elements must not overlap");
+    if (output && t.stride[d] == 0 && t.shape[d] > 1 && t.num_elements() > 0) throw_invalid(argument, " is an output and has stride 0 in dimension ", d, "; its elements must not overlap");
   }
   const int last = t.rank - 1;
   if (row_contiguous && t.shape[last] > 1 && t.stride[last] != 1) {

@@ -47,15 +47,16 @@ CellGrid::CellGrid(const Mask& mask, const DrawOptions& options, int64_t max_cel
 }
 
 void CellGrid::count_elements(const Mask& mask, const DrawOptions& options) {
-  const std::vector<int64_t> visible = count_visible(mask, options.batch, options.head, rows_.step(), keys_.step());
-  cells_.resize(visible.size());
-  for (std::size_t n = 0; n < cells_.size(); ++n) {
-    const auto at = static_cast<int64_t>(n);
-    cells_[n].elements = rows_.size(at / keys_.parts()) * keys_.size(at % keys_.parts());
-    cells_[n].visible = visible[n];
-    statistics_.elements += cells_[n].elements;
-    statistics_.visible += visible[n];
-  }
+  cells_.resize(static_cast<std::size_t>(rows_.parts() * keys_.parts()));
+  for_each_visible_column(mask, options.batch, options.head, rows_.step(), keys_.step(), [this](int64_t k, std::span<const int64_t> visible) {
+    for (int64_t r = 0; r < rows_.parts(); ++r) {
+      Cell& cell = cells_[static_cast<std::size_t>(r * keys_.parts() + k)];
+      cell.elements = rows_.size(r) * keys_.size(k);
+      cell.visible = visible[static_cast<std::size_t>(r)];
+      statistics_.elements += cell.elements;
+      statistics_.visible += cell.visible;
+    }
+  });
 }
 
 void CellGrid::count_tiles(const Mask& mask, const DrawOptions& options) {

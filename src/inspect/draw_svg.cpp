@@ -73,7 +73,8 @@ class Card {
   }
 
   std::string draw() const {
-    return markup(opening(), title(), plot(), axes(), tile_legend(kPlotLeft, kPlotLeft + 250), figures(kPlotLeft + 290, kPlotLeft + kPlotSize), "</svg>\n");
+    const double right = kPlotLeft + std::max(width_, kPlotSize);
+    return markup(opening(), title(), plot(), axes(), tile_legend(kPlotLeft, kPlotLeft + 250), figures(kPlotLeft + 290, right), "</svg>\n");
   }
 
  private:
@@ -135,7 +136,7 @@ class Card {
     const auto few = [](int64_t length, int64_t tile_side) { return (length - 1) / tile_side < kMostOutlinedTiles; };
     if (few(mask_.seqlen_q(), tile.rows) && few(mask_.seqlen_k(), tile.keys)) {
       const bool wide = static_cast<double>(std::min(tile.rows, tile.keys)) * std::min(key_scale_, row_scale_) >= kWideTile;
-      text += lines(grid_path(tile.rows, tile.keys), wide ? "stroke=\"#1f2933\" stroke-opacity=\"0.3\"" : "stroke=\"#1f2933\" stroke-opacity=\"0.12\"");
+      text += lines(grid_path(tile.rows, tile.keys), wide ? "stroke=\"#1f2933\" stroke-opacity=\"0.4\"" : "stroke=\"#1f2933\" stroke-opacity=\"0.12\"");
     }
     return text;
   }
@@ -193,6 +194,7 @@ class Card {
     };
     line("visible elements", percent(statistics_.visible, statistics_.elements));
     line("FLOPs saved vs dense", percent(skipped_tiles(), statistics_.tiles));
+    if (grid_.empty()) return text;
     line("one cell", grid_.shows_elements() ? "1 element" : product(grid_.rows().step(), grid_.keys().step()) + " elements");
     if (!grid_.shows_elements()) text += text_at(left, y, "mixing the colours of what it holds", {.colour = kFaded, .size = 11});
     return text;

@@ -91,7 +91,7 @@ std::string legend(const Mask& mask, const DrawOptions& options, const CellGrid&
   std::string text = grouped(mask.seqlen_q()) + " query rows x " + grouped(mask.seqlen_k()) + " keys" + describe_entry(mask, options.batch, options.head) +
                      "; " + describe_band(mask) + "; " + describe_intervals(mask) + "\n";
   text += "visible " + grouped(s.visible) + " of " + grouped(s.elements) + " elements (" + percent(s.visible, s.elements) + ")\n";
-  text += grouped(s.tiles) + " tiles of " + grouped(s.tile.rows) + " x " + grouped(s.tile.keys) + ": " + count(skipped, "skipped") + ", " +
+  text += grouped(s.tiles) + (s.tiles == 1 ? " tile of " : " tiles of ") + grouped(s.tile.rows) + " x " + grouped(s.tile.keys) + ": " + count(skipped, "skipped") + ", " +
           count(s.partial_tiles, "partial") + ", " + count(s.full_tiles, "full") + "\n";
   text += "FLOPs saved against a dense mask: " + percent(skipped, s.tiles) + "\n";
   return text;

@@ -61,9 +61,11 @@ void check_entry(const Mask& mask, int64_t batch, int64_t head);
 /// Throws unless both sides are at least 1.
 void check_tile(TileShape tile);
 
-/// The visible elements of every cell of `row_step` x `key_step` elements, row-major. Exact, the block mask
-/// included; linear in the lengths, the number of cells and the size of the block mask.
-std::vector<int64_t> count_visible(const Mask& mask, int64_t batch, int64_t head, int64_t row_step, int64_t key_step);
+/// Calls f(key cell, visible elements of each of its row cells) for every column of cells of `row_step` x `key_step`
+/// elements, ascending. Exact, the block mask included; linear in the lengths, the number of cells and the size
+/// of the block mask.
+void for_each_visible_column(const Mask& mask, int64_t batch, int64_t head, int64_t row_step, int64_t key_step,
+                             const std::function<void(int64_t, std::span<const int64_t>)>& f);
 
 /// One column of tiles: bit r % 64 of word r / 64 says whether row tile r is live / full.
 struct TileColumn {
@@ -71,7 +73,7 @@ struct TileColumn {
   std::span<const uint64_t> live, full;
 };
 
-/// Calls f for every column of tiles, ascending.
+/// Calls f for every column of tiles, ascending; as linear.
 void for_each_tile_column(const Mask& mask, int64_t batch, int64_t head, TileShape tile, const std::function<void(const TileColumn&)>& f);
 
 /// Calls f(begin, end) for every run of set bits, ascending.

@@ -23,10 +23,11 @@ void add_tiles(const TileColumn& column, MaskStatistics& sum) {
 }
 
 void add_visible(const Mask& mask, int64_t batch, int64_t head, MaskStatistics& sum) {
-  // One cell that holds everything.
-  for (const int64_t count : count_visible(mask, batch, head, std::max<int64_t>(mask.seqlen_q(), 1), std::max<int64_t>(mask.seqlen_k(), 1))) {
-    sum.visible += count;
-  }
+  // In one cell that holds everything.
+  const int64_t rows = std::max<int64_t>(mask.seqlen_q(), 1), keys = std::max<int64_t>(mask.seqlen_k(), 1);
+  for_each_visible_column(mask, batch, head, rows, keys, [&sum](int64_t, std::span<const int64_t> visible) {
+    for (const int64_t count : visible) sum.visible += count;
+  });
 }
 
 /// first * ... * rest, or an error that says what is too many.

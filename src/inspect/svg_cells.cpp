@@ -18,12 +18,12 @@ struct Mix {
 };
 constexpr int kLevels = 16;
 
-/// part / whole in levels; the first and the last one are kept for exactly none and all.
+/// part / whole in levels, never close to none or all unless it is just that: a trace stays visible.
 int level(int64_t part, int64_t whole) {
   if (part == 0) return 0;
   if (part == whole) return kLevels;
   const double share = static_cast<double>(part) / static_cast<double>(whole);
-  return std::clamp(static_cast<int>(std::lround(share * kLevels)), 1, kLevels - 1);
+  return std::clamp(static_cast<int>(std::lround(share * kLevels)), 2, kLevels - 2);
 }
 
 Mix mix_of(const Cell& cell) {

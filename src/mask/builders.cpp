@@ -124,6 +124,7 @@ Mask shared_question(std::span<const QuestionGroup> groups) {
     check_length("question", static_cast<int64_t>(g), groups[g].question);
     check_total(groups[g].question);
     int64_t end = begin + groups[g].question;
+    check_total(end);
     for (const int64_t answer : groups[g].answers) {
       check_length("answers of question", static_cast<int64_t>(g), answer);
       check_total(answer);
@@ -136,7 +137,6 @@ Mask shared_question(std::span<const QuestionGroup> groups) {
       begin += answer;
       lts.insert(lts.end(), static_cast<std::size_t>(answer), row(begin));
     }
-    check_total(begin);
   }
   return causal_until(std::move(lts));
 }

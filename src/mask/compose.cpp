@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "common/arithmetic.h"
@@ -73,6 +72,20 @@ void check_range(const char* what, int64_t begin, int64_t end, int64_t seqlen) {
   if (begin < 0 || begin > end || end > seqlen) throw_invalid(what, " range [", begin, ", ", end, ") is not within [0, ", seqlen, ")");
 }
 
+/// The last block of a piece must not reach into both the rows and the keys of a piece after it; along one of
+/// the two is no harm, there nothing sees the other.
+void check_block_ends(std::span<const Mask> pieces, int64_t seqlen_q, int64_t seqlen_k) {
+  int64_t row = 0, key = 0;
+  for (const Mask& piece : pieces) {
+    row += piece.seqlen_q();
+    key += piece.seqlen_k();
+    const bool inside = row < seqlen_q && key < seqlen_k;
+    if (piece.has_block_mask() && inside && row % kBlockMaskSize != 0 && key % kBlockMaskSize != 0) {
+      throw_unsupported("a piece with a block mask ends at (row ", row, ", key ", key, ") and others follow; one of the two must be a multiple of 128");
+    }
+  }
+}
+
 }  // namespace
 
 Mask intersect(const Mask& a, const Mask& b) {
@@ -111,7 +124,6 @@ Mask intersect(const Mask& a, const Mask& b) {
 Mask concatenate(std::span<const Mask> pieces) {
   int64_t batch = 1, heads = 1, seqlen_q = 0, seqlen_k = 0;
   bool blocks = false;
-  std::array<int64_t, 2> block_end{};  // where the last piece with a block mask ends
   for (const Mask& piece : pieces) {
     batch = broadcast_batch(batch, piece.batch());
     heads = broadcast_heads(heads, piece.heads());
@@ -122,13 +134,8 @@ Mask concatenate(std::span<const Mask> pieces) {
     seqlen_q += piece.seqlen_q();
     seqlen_k += piece.seqlen_k();
     if (seqlen_q > kMaxSeqlen || seqlen_k > kMaxSeqlen) throw_invalid("the pieces add up to more than ", kMaxSeqlen, " rows or keys");
-    if (piece.has_block_mask()) block_end = {seqlen_q, seqlen_k};
   }
-  // The last block of a piece would reach into the rows and keys of those after it; along one of them is no
-  // harm, there nothing sees the other.
-  if (block_end[0] % kBlockMaskSize != 0 && block_end[0] < seqlen_q && block_end[1] % kBlockMaskSize != 0 && block_end[1] < seqlen_k) {
-    throw_unsupported("a piece with a block mask ends at (row ", block_end[0], ", key ", block_end[1], ") and others follow; one of the two must be a multiple of 128");
-  }
+  if (blocks) check_block_ends(pieces, seqlen_q, seqlen_k);
   std::vector<HiddenColumns> own;
   own.reserve(pieces.size());
   for (const Mask& piece : pieces) own.push_back(HiddenColumns::of(piece));

@@ -30,6 +30,8 @@ uint64_t mix(uint64_t hash, uint64_t word) {
   return hash ^ (hash >> 29);
 }
 
+uint64_t hash_of_counts(int64_t batch, int64_t heads) { return mix(mix(1, static_cast<uint64_t>(batch)), static_cast<uint64_t>(heads)); }
+
 template <typename T>
 uint64_t mix_all(uint64_t hash, const std::vector<T>& values) {
   const auto* bytes = reinterpret_cast<const unsigned char*>(values.data());
@@ -121,7 +123,7 @@ std::shared_ptr<const BlockMask> make_block_mask(int64_t seqlen_q, int64_t seqle
   block->batch = keep.empty() ? 1 : batch;
   block->heads = keep.empty() ? 1 : heads;
   block->keep = std::move(keep);
-  block->hash = mix_all(mix(static_cast<uint64_t>(block->batch), static_cast<uint64_t>(block->heads)), block->keep);
+  block->hash = mix_all(hash_of_counts(block->batch, block->heads), block->keep);
   return block;
 }
 
@@ -163,7 +165,7 @@ Mask::Mask(MaskParts parts) {
   bounds->lte = std::move(parts.lte);
   bounds->uts = std::move(parts.uts);
   bounds->ute = std::move(parts.ute);
-  bounds->hash = mix(static_cast<uint64_t>(bounds->batch), static_cast<uint64_t>(bounds->heads));
+  bounds->hash = hash_of_counts(bounds->batch, bounds->heads);
   for (const auto* vector : {&bounds->lts, &bounds->lte, &bounds->uts, &bounds->ute}) bounds->hash = mix_all(bounds->hash, *vector);
 
   auto data = std::make_shared<Data>();

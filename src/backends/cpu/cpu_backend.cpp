@@ -114,10 +114,6 @@ void CpuBackend::backward(const Problem& problem, std::span<std::byte> memory) c
   const Workspace workspace(p, memory);
   const cpu::Delta delta = workspace.delta();
   const int64_t row_tiles = ceil_div(p.seqlen_q, cpu::kTileRows), key_tiles = ceil_div(p.seqlen_k, cpu::kTileKeys);
-  for_each_item(p.batch, p.heads_q, row_tiles, workspace, [&](int64_t b, int64_t h, int64_t r, float* scratch) {
-    cpu::delta_rows(p, delta, b, h, r, scratch);
-    return 0;
-  });
   const int64_t by_rows = for_each_item(p.batch, p.heads_q, row_tiles, workspace, [&](int64_t b, int64_t h, int64_t n, float* scratch) {
     return cpu::backward_rows(p, delta, b, h, nth_row_tile(p, b, h, n), scratch);
   });

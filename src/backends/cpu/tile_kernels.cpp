@@ -379,39 +379,41 @@ int64_t forward_rows(const Problem& p, int64_t b, int64_t h, int64_t r, float* s
 
 // --- Backward ---------------------------------------------------------------------------------------
 
-void delta_rows(const Problem& p, Delta delta, int64_t b, int64_t h, int64_t r, float* scratch) {
-  Scratch parts(scratch);
-  const int64_t stride = padded(p.head_dim_v), row0 = r * kTileRows, rows = std::min(kTileRows, p.seqlen_q - row0);
-  float* out = parts.take(kTileRows * stride);
-  float* dout = parts.take(kTileRows * stride);
-  load_rows(p.out, b, row0, rows, h, out, stride);
-  load_rows(p.dout, b, row0, rows, h, dout, stride);
-  float* to = delta.row(p, b, h) + row0;
-  for (int64_t i = 0; i < rows; ++i) {
-    double sum = p.dlse.defined() ? -static_cast<const float*>(p.dlse.data)[lse_offset(p.dlse, b, h, row0 + i)] : 0.0;
-    for (int64_t c = 0; c < p.head_dim_v; ++c) sum += static_cast<double>(out[i * stride + c]) * dout[i * stride + c];
-    to[i] = static_cast<float>(sum);
+/// delta of a tile's rows, out * dout summed in the order and with the operations of the product dP = dO V^T: a row
+/// that sees a single key has out = v, so dP - delta is exactly 0 there. `panels` is scratch for out.
+void make_delta(const Problem& p, int64_t b, int64_t h, int64_t row0, int64_t rows, const float* out_rows, int64_t stride, const float* dout_panels,
+                float* panels, float* delta) {
+  make_panels(out_rows, stride, rows, kTileRows, p.head_dim_v, 1.0f, panels);
+  for (int64_t lane = 0; lane < kTileRows; lane += kLanes) {
+    const int64_t at = lane / kWidth * p.head_dim_v * kWidth + lane % kWidth;
+    Vec sum = hn::Zero(kFloats);
+    for (int64_t c = 0; c < p.head_dim_v; ++c) {
+      sum = hn::MulAdd(hn::Load(kFloats, panels + at + c * kWidth), hn::Load(kFloats, dout_panels + at + c * kWidth), sum);
+    }
+    hn::Store(sum, kFloats, delta + lane);
   }
+  if (!p.dlse.defined()) return;
+  for (int64_t i = 0; i < rows; ++i) delta[i] -= static_cast<const float*>(p.dlse.data)[lse_offset(p.dlse, b, h, row0 + i)];
 }
 
-/// lse and delta of a tile's rows. A row that sees nothing has lse -inf; 0 keeps exp(hidden score - lse) at 0.
-void load_row_statistics(const Problem& p, Delta delta, int64_t b, int64_t h, int64_t row0, int64_t rows, float* lse, float* row_delta) {
+/// lse of a tile's rows. A row that sees nothing has lse -inf; 0 keeps exp(hidden score - lse) at 0.
+void load_lse(const Problem& p, int64_t b, int64_t h, int64_t row0, int64_t rows, float* lse) {
   for (int64_t i = 0; i < kTileRows; ++i) {
     const float x = i < rows ? static_cast<const float*>(p.lse.data)[lse_offset(p.lse, b, h, row0 + i)] : 0.0f;
     lse[i] = x == -kInf ? 0.0f : x;
-    row_delta[i] = i < rows ? delta.row(p, b, h)[row0 + i] : 0.0f;
   }
 }
 
 struct BackwardRowsScratch {
   Scratch parts;
   int64_t stride_k, stride_v;
-  float *q, *dout, *k, *v, *scores, *dprobs, *dq, *lse, *delta, *scale;
+  float *q, *dout, *out, *k, *v, *scores, *dprobs, *dq, *lse, *delta, *scale;
   ElementMask* mask;
 
   BackwardRowsScratch(const Problem& p, float* scratch) : parts(scratch), stride_k(padded(p.head_dim)), stride_v(padded(p.head_dim_v)) {
     q = parts.take(kTileRows * p.head_dim);
     dout = parts.take(kTileRows * p.head_dim_v);
+    out = parts.take(kTileRows * p.head_dim_v);
     k = parts.take(kTileKeys * stride_k);
     v = parts.take(kTileKeys * stride_v);
     scores = parts.take(kTileKeys * kWidth);
@@ -443,7 +445,10 @@ int64_t backward_rows(const Problem& p, Delta delta, int64_t b, int64_t h, int64
   make_panels(s.k, s.stride_k, rows, kTileRows, p.head_dim, static_cast<float>(p.softmax_scale), s.q);
   load_rows(p.dout, b, row0, rows, h, s.v, s.stride_v);
   make_panels(s.v, s.stride_v, rows, kTileRows, p.head_dim_v, 1.0f, s.dout);
-  load_row_statistics(p, delta, b, h, row0, rows, s.lse, s.delta);
+  load_rows(p.out, b, row0, rows, h, s.v, s.stride_v);
+  make_delta(p, b, h, row0, rows, s.v, s.stride_v, s.dout, s.out, s.delta);
+  std::copy(s.delta, s.delta + rows, delta.row(p, b, h) + row0);
+  load_lse(p, b, h, row0, rows, s.lse);
   std::fill(s.dq, s.dq + kTileRows * p.head_dim, 0.0f);
 
   int64_t executed = 0;
@@ -472,7 +477,7 @@ int64_t backward_rows(const Problem& p, Delta delta, int64_t b, int64_t h, int64
 struct BackwardKeysScratch {
   Scratch parts;
   int64_t stride_q, stride_v;
-  float *k, *v, *q, *dout, *scores, *dprobs, *dk, *dv, *lse, *delta, *ones;
+  float *k, *v, *q, *dout, *scores, *dprobs, *dk, *dv, *lse, *ones;
   ElementMask* mask;
 
   BackwardKeysScratch(const Problem& p, float* scratch) : parts(scratch), stride_q(padded(p.head_dim)), stride_v(padded(p.head_dim_v)) {
@@ -485,7 +490,6 @@ struct BackwardKeysScratch {
     dk = parts.take(kTileKeys * p.head_dim);
     dv = parts.take(kTileKeys * p.head_dim_v);
     lse = parts.take(kTileRows);
-    delta = parts.take(kTileRows);
     ones = parts.take(kTileKeys);
     mask = reinterpret_cast<ElementMask*>(parts.take(sizeof(ElementMask) / sizeof(float)));
   }
@@ -504,12 +508,12 @@ void probabilities_of_keys(const float* lse, const float* delta, int64_t rows, f
 }
 
 /// One panel of keys against one row tile: FlashMask's algorithm 2, lines 12 to 28, without dq.
-void backward_keys_panel(const Problem& p, const BackwardKeysScratch& s, int64_t panel, int64_t rows, bool full) {
+void backward_keys_panel(const Problem& p, const BackwardKeysScratch& s, const float* delta, int64_t panel, int64_t rows, bool full) {
   multiply<Order::kRows>(rows, s.q, s.stride_q, s.k + panel * p.head_dim * kWidth, p.head_dim, false, s.scores);
   multiply<Order::kRows>(rows, s.dout, s.stride_v, s.v + panel * p.head_dim_v * kWidth, p.head_dim_v, false, s.dprobs);
   const KeyLanes lanes{*s.mask, panel * kWidth};
   if (!full) hide(lanes, rows, -kInf, s.scores);
-  probabilities_of_keys(s.lse, s.delta, rows, s.scores, s.dprobs);
+  probabilities_of_keys(s.lse, delta, rows, s.scores, s.dprobs);
   if (!full) hide(lanes, rows, 0.0f, s.dprobs);
   multiply<Order::kColumns>(p.head_dim_v, s.dout, s.stride_v, s.scores, rows, true, s.dv + panel * p.head_dim_v * kWidth);
   multiply<Order::kColumns>(p.head_dim, s.q, s.stride_q, s.dprobs, rows, true, s.dk + panel * p.head_dim * kWidth);
@@ -533,9 +537,9 @@ int64_t backward_keys(const Problem& p, Delta delta, int64_t b, int64_t hk, int6
       load_rows(p.q, b, row0, rows, h, s.q, s.stride_q);
       for (int64_t at = 0; at < rows * s.stride_q; ++at) s.q[at] *= static_cast<float>(p.softmax_scale);
       load_rows(p.dout, b, row0, rows, h, s.dout, s.stride_v);
-      load_row_statistics(p, delta, b, h, row0, rows, s.lse, s.delta);
+      load_lse(p, b, h, row0, rows, s.lse);
       if (!full) source.load(r, c, *s.mask);
-      for (int64_t panel = 0; panel < panels; ++panel) backward_keys_panel(p, s, panel, rows, full);
+      for (int64_t panel = 0; panel < panels; ++panel) backward_keys_panel(p, s, delta.row(p, b, h) + row0, panel, rows, full);
       ++executed;
     });
   }
@@ -559,7 +563,6 @@ HWY_AFTER_NAMESPACE();
 namespace flashmask::cpu {
 
 HWY_EXPORT(forward_rows);
-HWY_EXPORT(delta_rows);
 HWY_EXPORT(backward_rows);
 HWY_EXPORT(backward_keys);
 HWY_EXPORT(scratch_floats);
@@ -567,9 +570,6 @@ HWY_EXPORT(target_name);
 
 std::size_t scratch_bytes(const Problem& p) { return HWY_DYNAMIC_DISPATCH(scratch_floats)(p) * sizeof(float); }
 int64_t forward_rows(const Problem& p, int64_t b, int64_t h, int64_t r, float* scratch) { return HWY_DYNAMIC_DISPATCH(forward_rows)(p, b, h, r, scratch); }
-void delta_rows(const Problem& p, Delta delta, int64_t b, int64_t h, int64_t r, float* scratch) {
-  HWY_DYNAMIC_DISPATCH(delta_rows)(p, delta, b, h, r, scratch);
-}
 int64_t backward_rows(const Problem& p, Delta delta, int64_t b, int64_t h, int64_t r, float* scratch) {
   return HWY_DYNAMIC_DISPATCH(backward_rows)(p, delta, b, h, r, scratch);
 }

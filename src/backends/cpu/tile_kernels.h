@@ -25,11 +25,10 @@ std::size_t scratch_bytes(const Problem& problem);
 
 /// out and lse of row tile `r` of query head h.
 int64_t forward_rows(const Problem& problem, int64_t b, int64_t h, int64_t r, float* scratch);
-/// The rows' entries of delta.
-void delta_rows(const Problem& problem, Delta delta, int64_t b, int64_t h, int64_t r, float* scratch);
-/// dq of row tile `r` of query head h.
+/// dq of row tile `r` of query head h; leaves the rows' entries of delta for backward_keys.
 int64_t backward_rows(const Problem& problem, Delta delta, int64_t b, int64_t h, int64_t r, float* scratch);
-/// dk and dv of key tile `c` of key head hk, summed over the query heads of its group.
+/// dk and dv of key tile `c` of key head hk, summed over the query heads of its group, after all of their
+/// backward_rows.
 int64_t backward_keys(const Problem& problem, Delta delta, int64_t b, int64_t hk, int64_t c, float* scratch);
 
 /// "AVX2", ...: the instruction set the kernels were dispatched to.

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+# Thin fronts: each target is the commands one would type.
+
+PYTHON := $(CURDIR)/build/venv/bin/python
+FLASHMASK := build/release/bin/flashmask
+
+.PHONY: help demo test test-asan build install gallery format clean
+
+help:
+	@echo "make demo       set up, build, and run the main job on the example data"
+	@echo "make test       set up, build, and run every test"
+	@echo "make test-asan  the same tests under the address and undefined-behaviour sanitizers"
+	@echo "make build      library and command only"
+	@echo "make install    install them (PREFIX=/usr/local)"
+	@echo "make gallery    draw docs/img anew"
+	@echo "make format     clang-format all sources"
+	@echo "make clean      remove build/"
+
+build:
+	scripts/setup build
+	cmake --preset demo -Wno-dev --log-level=WARNING
+	cmake --build --preset demo
+
+demo: build
+	scripts/demo $(FLASHMASK)
+
+test:
+	scripts/setup test
+	cmake --preset release -Wno-dev --log-level=WARNING -DFLASHMASK_TESTS=ON -DFLASHMASK_PYTHON=$(PYTHON)
+	cmake --build --preset release
+	ctest --preset release
+
+test-asan:
+	scripts/setup test
+	cmake --preset asan -Wno-dev --log-level=WARNING -DFLASHMASK_PYTHON=$(PYTHON)
+	cmake --build --preset asan
+	ctest --preset asan
+
+PREFIX ?= /usr/local
+install: build
+	cmake --install build/release --prefix $(PREFIX)
+
+gallery: build
+	scripts/draw-gallery $(FLASHMASK)
+
+format:
+	git ls-files '*.h' '*.cpp' '*.c' | xargs clang-format -i
+
+clean:
+	rm -rf build

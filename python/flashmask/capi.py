@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C interface of c_api.h as ctypes sees it: structs, and numpy arrays as fm_tensor."""
+
+import ctypes as C
+import os
+
+import numpy as np
+
+FLOAT32, FLOAT64, BFLOAT16, FLOAT16, INT32, BOOL, UINT8 = range(1, 8)
+CAUSAL, HAS_Q_OFFSET, HAS_WINDOW, HAS_SCALE = 2, 4, 8, 16
+OK, INVALID_ARGUMENT, UNSUPPORTED = 0, 1, 2
+DTYPES = {np.dtype(np.float32): FLOAT32, np.dtype(np.float64): FLOAT64, np.dtype(np.float16): FLOAT16, np.dtype(np.int32): INT32, np.dtype(np.bool_): BOOL, np.dtype(np.uint8): UINT8}
+
+
+class Tensor(C.Structure):
+    _fields_ = [("data", C.c_void_p), ("dtype", C.c_int32), ("ndim", C.c_int32), ("shape", C.c_int64 * 5), ("stride", C.c_int64 * 5)]
+
+
+class Mask(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("seqlen_q", C.c_int64), ("seqlen_k", C.c_int64), ("q_offset", C.c_int64),
+                ("window_left", C.c_int64), ("window_right", C.c_int64), ("bounds", Tensor), ("block_mask", Tensor)]
+
+
+class ExecutedTiles(C.Structure):
+    _fields_ = [("forward", C.c_int64), ("backward_rows", C.c_int64), ("backward_keys", C.c_int64)]
+
+
+class Options(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("softmax_scale", C.c_double), ("backend", C.c_char_p), ("threads", C.c_int32),
+                ("device", C.c_int32), ("stream", C.c_void_p), ("executed_tiles", C.POINTER(ExecutedTiles)), ("softcap", C.c_double),
+                ("dropout_p", C.c_double), ("dropout_seed", C.c_uint64), ("dropout_offset", C.c_uint64), ("sink", Tensor), ("block_table", Tensor),
+                ("partial_out", C.c_uint32), ("reserved", C.c_uint32)]
+
+
+_CALL = [("mask", C.POINTER(Mask)), ("plan", C.c_void_p), ("plan_bytes", C.c_size_t), ("dense_mask", Tensor)]
+
+
+class ForwardArgs(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32)] + [(n, Tensor) for n in "q k v out lse".split()] + _CALL
+
+
+class BackwardArgs(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32)] + [(n, Tensor) for n in "q k v out lse dout dlse dq dk dv".split()] + _CALL
+
+
+def load():
+    lib = C.CDLL(os.environ["FLASHMASK_LIBRARY"])
+    lib.fm_abi_version.restype = C.c_uint32
+    lib.fm_version.restype = lib.fm_last_error.restype = C.c_char_p
+    return lib
+
+
+def tensor(array):
+    t = Tensor()
+    t.data = array.ctypes.data
+    t.dtype = DTYPES[array.dtype]
+    t.ndim = array.ndim
+    for d in range(array.ndim):
+        t.shape[d] = array.shape[d]
+        t.stride[d] = array.strides[d] // array.itemsize
+    return t
+
+
+def make(struct, **fields):
+    s = struct()
+    s.struct_size = C.sizeof(struct)
+    for name, value in fields.items():
+        setattr(s, name, tensor(value) if isinstance(value, np.ndarray) else value)
+    return s
+
+
+def mask(seqlen_q, seqlen_k, **fields):
+    return make(Mask, seqlen_q=seqlen_q, seqlen_k=seqlen_k, **fields)

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Every argument of a call that can be wrong, wrong once: the error names it, what was got and what is accepted.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "attention/call.h"
+#include "flashmask/builders.h"
+#include "support/expect_error.h"
+
+namespace flashmask::test {
+namespace {
+
+class CallErrors : public testing::Test {
+ protected:
+  CallErrors() : call({.batch = 2, .seqlen_q = 6, .seqlen_k = 5, .heads_q = 4, .heads_kv = 2, .head_dim = 8, .head_dim_v = 3}), args(call.backward_args()) {}
+
+  /// Changes the arguments, expects the error from running and from asking for the workspace, and changes back.
+  template <typename Change>
+  void expect_backward(std::initializer_list<std::string> parts, Change change, ErrorCode code = ErrorCode::kInvalidArgument) {
+    BackwardArgs wrong = args;
+    change(wrong);
+    expect_error(code, parts, [&] { backward(wrong, {}, call.options); });
+  }
+
+  Call<float> call;
+  BackwardArgs args;
+};
+
+TEST_F(CallErrors, RankAndShapes) {
+  expect_backward({"q", "float32 [2, 6, 4]", "4 dimensions"}, [](auto& a) { a.q.rank = 3; });
+  expect_backward({"k", "[2, 5, 2, 9]", "[2, 5, 2, 8]"}, [](auto& a) { a.k.shape[3] = 9; });
+  expect_backward({"k", "[3, 5, 2, 8]"}, [](auto& a) { a.k.shape[0] = 3; });
+  expect_backward({"v", "[2, 4, 2, 3]", "[2, 5, 2, 3]"}, [](auto& a) { a.v.shape[1] = 4; });
+  expect_backward({"v", "heads_kv"}, [](auto& a) { a.v.shape[2] = 4; });
+  expect_backward({"out", "[2, 6, 4, 3]"}, [](auto& a) { a.out.shape[3] = 8; });
+  expect_backward({"lse", "[2, 4, 6]"}, [](auto& a) { a.lse.shape[1] = 2; });
+  expect_backward({"dout"}, [](auto& a) { a.dout.shape[1] = 7; });
+  expect_backward({"dlse"}, [&](auto& a) { a.dlse = Call<float>::view(call.dlse, {2, 6, 4}); });
+  expect_backward({"dq", "absent"}, [](auto& a) { a.dq = {}; });
+  expect_backward({"dk"}, [](auto& a) { a.dk.shape[2] = 4; });
+  expect_backward({"dv"}, [](auto& a) { a.dv.shape[3] = 8; });
+}
+
+TEST_F(CallErrors, SizesAndHeads) {
+  expect_backward({"q has 4 heads and k 3", "multiple"}, [](auto& a) { a.k.shape[2] = a.v.shape[2] = 3; });
+  expect_backward({"heads", "at least 1"}, [](auto& a) { a.k.shape[2] = a.v.shape[2] = 0; });
+  expect_backward({"q", "-6", "at least 0"}, [](auto& a) { a.q.shape[1] = -6; });
+  expect_backward({"q", "2^63"}, [](auto& a) { a.q.shape[0] = a.q.shape[1] = int64_t{1} << 40; });
+  expect_backward({"seqlen_k", "2147483648", "2147483647"}, [](auto& a) { a.k.shape[1] = a.v.shape[1] = int64_t{1} << 31; });
+  expect_backward({"head_dim", "257", "256"}, [](auto& a) { a.q.shape[3] = a.k.shape[3] = 257; }, ErrorCode::kUnsupported);
+  expect_backward({"head_dim_v", "0"}, [](auto& a) { a.v.shape[3] = 0; }, ErrorCode::kUnsupported);
+}
+
+TEST_F(CallErrors, TypesStridesAndData) {
+  expect_backward({"q", "int32", "bfloat16"}, [](auto& a) { a.q.dtype = DataType::kInt32; });
+  expect_backward({"k is bfloat16", "it must be float32"}, [](auto& a) { a.k.dtype = DataType::kBFloat16; });
+  expect_backward({"lse is float64", "it must be float32"}, [](auto& a) { a.lse.dtype = DataType::kFloat64; });
+  expect_backward({"v", "stride 2", "contiguous"}, [](auto& a) { a.v.stride[3] = 2; });
+  expect_backward({"q", "stride -32", "at least 0"}, [](auto& a) { a.q.stride[1] = -32; });
+  expect_backward({"dk", "output", "stride 0", "overlap"}, [](auto& a) { a.dk.stride[0] = 0; });
+  expect_backward({"k has no data"}, [](auto& a) { a.k.data = nullptr; });
+  expect_backward({"dv has no data"}, [](auto& a) { a.dv.data = nullptr; });
+  expect_backward({"v and q are on different devices"}, [](auto& a) { a.v.device = {Device::Kind::kCuda, 0}; });
+}
+
+TEST_F(CallErrors, DeviceWithoutABackend) {
+  BackwardArgs wrong = args;
+  for (TensorView* t : {&wrong.q, &wrong.k, &wrong.v, &wrong.out, &wrong.lse, &wrong.dout, &wrong.dq, &wrong.dk, &wrong.dv}) t->device = {Device::Kind::kCuda, 0};
+  expect_error(ErrorCode::kUnsupported, {"CPU tensors only"}, [&] { backward(wrong, {}, {}); });
+}
+
+TEST_F(CallErrors, Masks) {
+  expect_backward({"mask has lengths (6, 6)", "(6, 5)"}, [](auto& a) { a.mask = masks::full(6, 6); });
+  const auto stacked = [](int64_t batch, int64_t heads) {
+    return Mask({.seqlen_q = 6, .seqlen_k = 5, .batch = batch, .heads = heads, .lts = std::vector<int32_t>(static_cast<std::size_t>(batch * heads * 5), 6)});
+  };
+  expect_backward({"mask", "3 batch entries", "1 or q's batch, 2"}, [&](auto& a) { a.mask = stacked(3, 1); });
+  expect_backward({"mask", "8 heads", "heads_kv (2)", "heads_q (4)"}, [&](auto& a) { a.mask = stacked(1, 8); });
+  expect_backward({"block mask", "3 heads"}, [&](auto& a) { a.mask = masks::full(6, 5).with_block_mask({1, 1, 1}, 1, 3); });
+  EXPECT_NO_THROW((BackwardArgs(args).mask = stacked(2, 4)));
+}
+
+TEST_F(CallErrors, DenseMasks) {
+  std::vector<uint8_t> visible(3 * 6 * 5, 1);
+  const auto dense = [&](std::initializer_list<int64_t> shape) { return TensorView::contiguous(visible.data(), DataType::kBool, shape); };
+  expect_backward({"dense_mask", "[1, 1, 5, 6]"}, [&](auto& a) { a.dense_mask = dense({1, 1, 5, 6}); });
+  expect_backward({"dense_mask", "[1, 3, 6, 5]", "1 or 2 or 4"}, [&](auto& a) { a.dense_mask = dense({1, 3, 6, 5}); });
+  expect_backward({"dense_mask", "float32"}, [&](auto& a) { (a.dense_mask = dense({1, 1, 6, 5})).dtype = DataType::kFloat32; });
+  expect_backward({"dense_mask has no data"}, [&](auto& a) { (a.dense_mask = dense({1, 1, 6, 5})).data = nullptr; });
+  expect_backward({"mask and dense_mask"}, [&](auto& a) {
+    a.dense_mask = dense({1, 1, 6, 5});
+    a.mask = masks::full(6, 5);
+  });
+}
+
+TEST_F(CallErrors, Plans) {
+  const Plan other_lengths(masks::full(6, 6)), other_mask(masks::causal(6, 5)), causal(masks::causal(6, 5, 3));
+  expect_backward({"plan was made for lengths (6, 6)", "(6, 5)"}, [&](auto& a) { a.plan = other_lengths.view(); });
+  expect_backward({"plan was not made for this mask"}, [&](auto& a) { a.plan = other_mask.view(); });
+  expect_backward({"plan was not made for this mask"}, [&](auto& a) {
+    a.mask = masks::causal(6, 5);
+    a.plan = causal.view();
+  });
+  // The call's q_offset counts: with it, the other plan is the right one.
+  call.mask = masks::causal(6, 5);
+  call.plan = causal.view();
+  call.options.q_offset = 3;
+  EXPECT_NO_THROW(call.run());
+  call.plan = other_mask.view();
+  expect_invalid({"plan was not made for this mask"}, [&] { call.forward(); });
+}
+
+TEST_F(CallErrors, Options) {
+  const auto expect_options = [&](std::initializer_list<std::string> parts, Options options, ErrorCode code = ErrorCode::kInvalidArgument) {
+    expect_error(code, parts, [&] { backward(args, {}, options); });
+    expect_error(code, parts, [&] { backward_workspace(args, options); });
+  };
+  expect_options({"threads is -1"}, {.threads = -1});
+  expect_options({"softmax_scale is inf", "finite"}, {.softmax_scale = INFINITY});
+  expect_options({"softmax_scale", "finite"}, {.softmax_scale = NAN});
+  int anything = 0;
+  expect_options({"stream must be null"}, {.stream = &anything}, ErrorCode::kUnsupported);
+  expect_options({"stream must be null"}, {.stream = &anything, .backend = "reference"}, ErrorCode::kUnsupported);
+  call.mask = masks::full(6, 5);
+  call.options.q_offset = std::numeric_limits<int64_t>::max();
+  expect_invalid({"q_offset", "2^40"}, [&] { call.forward(); });
+}
+
+TEST_F(CallErrors, WorkspaceTooSmallAndNothingWritten) {
+  const std::size_t need = forward_workspace(call.forward_args(), call.options);
+  ASSERT_GT(need, 0u);
+  std::vector<std::byte> workspace(need - 1);
+  expect_invalid({"workspace has " + std::to_string(need - 1) + " bytes", std::to_string(need)}, [&] { forward(call.forward_args(), workspace, call.options); });
+  for (const float x : call.out) EXPECT_TRUE(std::isnan(x));
+}
+
+TEST_F(CallErrors, WorkspaceNeedsNoData) {
+  BackwardArgs shapes = args;
+  for (TensorView* t : {&shapes.q, &shapes.k, &shapes.v, &shapes.out, &shapes.lse, &shapes.dout, &shapes.dq, &shapes.dk, &shapes.dv}) t->data = nullptr;
+  EXPECT_EQ(backward_workspace(shapes, call.options), backward_workspace(args, call.options));
+}
+
+}  // namespace
+}  // namespace flashmask::test

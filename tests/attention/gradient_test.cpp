@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The oracle's gradients against central differences of its forward, in float64.
+
+#include <gtest/gtest.h>
+
+#include "attention/call.h"
+#include "flashmask/builders.h"
+#include "flashmask/families.h"
+
+namespace flashmask::test {
+namespace {
+
+/// sum(out * dout) + sum(lse * dlse) over rows that see something: what the gradients are the gradients of.
+double objective(Call<double>& call) {
+  call.forward();
+  double sum = 0;
+  for (std::size_t n = 0; n < call.out.size(); ++n) sum += call.out[n] * call.dout[n];
+  for (std::size_t n = 0; n < call.lse.size(); ++n) {
+    if (call.with_dlse && std::isfinite(call.lse[n])) sum += call.lse[n] * call.dlse[n];
+  }
+  return sum;
+}
+
+void expect_gradient(Call<double>& call, std::vector<double>& input, const std::vector<double>& gradient, const char* what) {
+  constexpr double kStep = 1e-5;
+  for (std::size_t n = 0; n < input.size(); n += 3) {
+    const double x = input[n];
+    input[n] = x + kStep;
+    const double above = objective(call);
+    input[n] = x - kStep;
+    const double below = objective(call);
+    input[n] = x;
+    ASSERT_NEAR(gradient[n], (above - below) / (2 * kStep), 1e-7) << what << "[" << n << "]";
+  }
+}
+
+void check(const Mask& mask, const Sizes& sizes, bool with_dlse, std::optional<double> scale = std::nullopt) {
+  Call<double> call(sizes, 7);
+  call.mask = mask;
+  call.with_dlse = with_dlse;
+  call.options.backend = "reference";
+  call.options.softmax_scale = scale;
+  call.run();
+  const auto dq = call.dq, dk = call.dk, dv = call.dv;
+  expect_gradient(call, call.q, dq, "dq");
+  expect_gradient(call, call.k, dk, "dk");
+  expect_gradient(call, call.v, dv, "dv");
+}
+
+TEST(Gradient, OfEveryFamilyByFiniteDifferences) {
+  const Sizes sizes{.batch = 1, .seqlen_q = 9, .seqlen_k = 9, .heads_q = 2, .heads_kv = 1, .head_dim = 4, .head_dim_v = 3};
+  for (const Family& family : families()) {
+    SCOPED_TRACE(family.name);
+    check(make_family(family.name, 9, {}, 3), sizes, false);
+    check(make_family(family.name, 9, {}, 4), sizes, true);
+  }
+}
+
+TEST(Gradient, WithRowsThatSeeNothingUnequalLengthsAndNegativeScale) {
+  const Sizes sizes{.batch = 2, .seqlen_q = 8, .seqlen_k = 5, .heads_q = 2, .heads_kv = 2, .head_dim = 3, .head_dim_v = 4};
+  check(masks::causal(8, 5), sizes, true);
+  check(masks::causal(8, 5, 0), sizes, true, -0.7);
+}
+
+}  // namespace
+}  // namespace flashmask::test

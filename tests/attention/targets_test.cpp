@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The cpu backend's kernels for every instruction set that this machine has, not only the one it would choose.
+
+#include <gtest/gtest.h>
+#include <hwy/highway.h>
+
+#include "attention/call.h"
+#include "flashmask/families.h"
+#include "support/independent_rule.h"
+
+namespace flashmask::test {
+namespace {
+
+class Targets : public testing::Test {
+ protected:
+  ~Targets() override { choose(0); }
+
+  /// Lets the library see this target only; 0 gives all back.
+  static void choose(int64_t target) {
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  }
+};
+
+void check_against_oracle(const Mask& mask, const Sizes& sizes) {
+  Call<float> call(sizes);
+  call.mask = mask;
+  call.with_dlse = true;
+  call.run();
+  Call<double> oracle = call.oracle(dense_by_rule(parts_of(mask)));
+  oracle.run();
+  EXPECT_LE(max_error(call.out, oracle.out), 1e-5 * max_value(oracle.out));
+  EXPECT_LE(max_error(call.lse, oracle.lse), 1e-3);
+  EXPECT_LE(max_error(call.dq, oracle.dq), 1e-5 * max_value(oracle.dq));
+  EXPECT_LE(max_error(call.dk, oracle.dk), 1e-5 * max_value(oracle.dk));
+  EXPECT_LE(max_error(call.dv, oracle.dv), 1e-5 * max_value(oracle.dv));
+}
+
+TEST_F(Targets, EveryInstructionSetOfThisMachine) {
+  int checked = 0;
+  for (int64_t rest = hwy::SupportedTargets(); rest != 0; rest &= rest - 1) {
+    const int64_t target = rest & -rest;
+    choose(target);
+    const std::string chosen = backends()[0].detail;
+    // A target that the machine has and the library was not compiled for falls to the next lower one.
+    SCOPED_TRACE(std::string(hwy::TargetName(target)) + " -> " + chosen);
+    checked += chosen.rfind(hwy::TargetName(target), 0) == 0;
+    for (const char* family : {"full", "causal_document", "global_sliding_window", "random_eviction"}) {
+      const Mask mask = crop(make_family(family, 211, {}, 3), 20, 211, 0, 203);
+      check_against_oracle(mask, {.batch = 1, .seqlen_q = 191, .seqlen_k = 203, .heads_q = 4, .heads_kv = 2, .head_dim = 37, .head_dim_v = 50});
+    }
+  }
+  EXPECT_GE(checked, 2);
+}
+
+}  // namespace
+}  // namespace flashmask::test

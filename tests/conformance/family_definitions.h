@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What each family means, written from its definition in builders.h: which (row, key) of the square mask are
+// visible under given parameters. Nothing here looks at intervals.
+
+#include <cstdint>
+#include <functional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "flashmask/families.h"
+
+namespace flashmask::test {
+
+using Predicate = std::function<bool(int64_t i, int64_t j)>;
+
+inline std::vector<int64_t> numbers(const FamilyParameters& parameters, const std::string& name) {
+  std::vector<int64_t> values;
+  const auto found = parameters.find(name);
+  if (found == parameters.end()) return values;
+  std::istringstream text(found->second);
+  for (std::string part; std::getline(text, part, ',');) values.push_back(std::stoll(part));
+  return values;
+}
+
+/// For each token, the number of the piece it lies in.
+inline std::vector<int64_t> piece_of_token(const std::vector<int64_t>& lengths) {
+  std::vector<int64_t> piece;
+  for (std::size_t n = 0; n < lengths.size(); ++n) piece.insert(piece.end(), static_cast<std::size_t>(lengths[n]), static_cast<int64_t>(n));
+  return piece;
+}
+
+inline bool is_ancestor_or_self(const std::vector<int64_t>& parents, int64_t ancestor, int64_t node) {
+  for (; node >= 0; node = parents[static_cast<std::size_t>(node)]) {
+    if (node == ancestor) return true;
+  }
+  return false;
+}
+
+inline Predicate shared_question_definition(const FamilyParameters& p) {
+  // (group, answer) of each token, answer 0 being the question.
+  std::vector<std::pair<int64_t, int64_t>> place;
+  const auto groups = numbers(p, "groups"), counts = numbers(p, "answers"), answers = numbers(p, "answer_lengths");
+  std::size_t next = 0;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    std::vector<std::pair<int64_t, int64_t>> of_answers;
+    for (int64_t a = 1; a <= counts[g]; ++a) of_answers.insert(of_answers.end(), static_cast<std::size_t>(answers[next++]), {static_cast<int64_t>(g), a});
+    place.insert(place.end(), static_cast<std::size_t>(groups[g]) - of_answers.size(), {static_cast<int64_t>(g), 0});
+    place.insert(place.end(), of_answers.begin(), of_answers.end());
+  }
+  return [place](int64_t i, int64_t j) {
+    const auto [row_group, row_answer] = place[static_cast<std::size_t>(i)];
+    const auto [key_group, key_answer] = place[static_cast<std::size_t>(j)];
+    return j <= i && row_group == key_group && (key_answer == 0 || key_answer == row_answer);
+  };
+}
+
+inline Predicate prefix_lm_document_definition(const FamilyParameters& p) {
+  const auto lengths = numbers(p, "lengths"), prefixes = numbers(p, "prefix");
+  const auto document = piece_of_token(lengths);
+  std::vector<bool> in_prefix;
+  for (std::size_t n = 0; n < lengths.size(); ++n) {
+    for (int64_t t = 0; t < lengths[n]; ++t) in_prefix.push_back(t < prefixes[n]);
+  }
+  return [document, in_prefix](int64_t i, int64_t j) {
+    const auto row = static_cast<std::size_t>(i), key = static_cast<std::size_t>(j);
+    return document[row] == document[key] && (j <= i || in_prefix[key]);
+  };
+}
+
+/// The definition of `family` with these parameters; empty for one whose draw its parameters do not tell.
+inline Predicate family_definition(const std::string& family, const FamilyParameters& p) {
+  const auto one = [&](const std::string& name) { return numbers(p, name).at(0); };
+  if (family == "full" || family == "none") return [](int64_t, int64_t) { return true; };
+  if (family == "causal") return [offset = one("q_offset")](int64_t i, int64_t j) { return j <= i + offset; };
+  if (family == "sliding_window") {
+    return [left = one("left"), right = one("right")](int64_t i, int64_t j) { return (left < 0 || i - left <= j) && (right < 0 || j <= i + right); };
+  }
+  if (family == "causal_document" || family == "document") {
+    return [document = piece_of_token(numbers(p, "lengths")), causal = family == "causal_document"](int64_t i, int64_t j) {
+      return document[static_cast<std::size_t>(i)] == document[static_cast<std::size_t>(j)] && (!causal || j <= i);
+    };
+  }
+  if (family == "shared_question") return shared_question_definition(p);
+  if (family == "global_sliding_window") {
+    return [global = one("global"), window = one("window")](int64_t i, int64_t j) { return i < global || j < global || (i - j <= window && j - i <= window); };
+  }
+  if (family == "causal_blockwise") {
+    const auto lengths = numbers(p, "lengths");
+    return [block = piece_of_token(lengths), last = static_cast<int64_t>(lengths.size()) - 1](int64_t i, int64_t j) {
+      const int64_t of_row = block[static_cast<std::size_t>(i)];
+      return j <= i && (of_row == block[static_cast<std::size_t>(j)] || of_row == last);
+    };
+  }
+  if (family == "prefix_lm_causal") return [prefix = one("prefix")](int64_t i, int64_t j) { return j <= i || j < prefix; };
+  if (family == "prefix_lm_document") return prefix_lm_document_definition(p);
+  if (family == "qk_sparse") {
+    return [spans = numbers(p, "spans")](int64_t i, int64_t j) {
+      for (std::size_t n = 0; n < spans.size(); n += 2) {
+        if (spans[n] <= j && j < spans[n + 1] && j <= i && i < spans[n + 1]) return false;
+      }
+      return j <= i;
+    };
+  }
+  if (family == "hash_sparse") {
+    return [rows = numbers(p, "query_buckets"), keys = numbers(p, "key_buckets"), causal = one("causal") != 0](int64_t i, int64_t j) {
+      return rows[static_cast<std::size_t>(i)] == keys[static_cast<std::size_t>(j)] && (!causal || j <= i);
+    };
+  }
+  if (family == "eviction") return [at = numbers(p, "evicted_at")](int64_t i, int64_t j) { return j <= i && i < at[static_cast<std::size_t>(j)]; };
+  if (family == "prefix_tree") {
+    return [parents = numbers(p, "parents"), node = piece_of_token(numbers(p, "lengths"))](int64_t i, int64_t j) {
+      return j <= i && is_ancestor_or_self(parents, node[static_cast<std::size_t>(j)], node[static_cast<std::size_t>(i)]);
+    };
+  }
+  if (family == "padding") {
+    return [keys = one("key_lengths"), rows = one("query_lengths")](int64_t i, int64_t j) { return i < rows && j < keys; };
+  }
+  return {};
+}
+
+}  // namespace flashmask::test

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// What mask.h refuses: every message names the argument, what was got and what is accepted.
+#include <gtest/gtest.h>
+
+#include "flashmask/mask.h"
+#include "support/expect_error.h"
+
+namespace flashmask::test {
+namespace {
+
+constexpr int64_t kHuge = int64_t{1} << 40;
+
+void expect_refused(MaskParts parts, std::initializer_list<std::string> message) {
+  expect_invalid(message, [&] { Mask mask(std::move(parts)); });
+}
+
+TEST(MaskErrors, Lengths) {
+  expect_refused({.seqlen_q = -1, .seqlen_k = 4}, {"seqlen_q is -1", "between 0 and 2147483647"});
+  expect_refused({.seqlen_q = 4, .seqlen_k = -2}, {"seqlen_k is -2", "between 0 and 2147483647"});
+  expect_refused({.seqlen_q = kMaxSeqlen + 1, .seqlen_k = 4}, {"seqlen_q is 2147483648", "between 0 and 2147483647"});
+  expect_refused({.seqlen_q = 4, .seqlen_k = INT64_MAX}, {"seqlen_k is 9223372036854775807", "between 0 and 2147483647"});
+}
+
+TEST(MaskErrors, BatchAndHeads) {
+  expect_refused({.seqlen_q = 4, .seqlen_k = 4, .batch = 0}, {"batch is 0", "at least 1"});
+  expect_refused({.seqlen_q = 4, .seqlen_k = 4, .heads = -3}, {"heads is -3", "at least 1"});
+  expect_refused({.seqlen_q = 4, .seqlen_k = 4, .block_batch = 0, .block_mask = {1}}, {"block_batch is 0", "at least 1"});
+  expect_refused({.seqlen_q = 4, .seqlen_k = 4, .block_heads = -1, .block_mask = {1}}, {"block_heads is -1", "at least 1"});
+}
+
+TEST(MaskErrors, VectorSizes) {
+  const std::string shape = "[batch, heads, seqlen_k]";
+  expect_refused({.seqlen_q = 4, .seqlen_k = 4, .lts = {1, 2, 3}}, {"lts has 3 elements", shape, "needs 4"});
+  expect_refused({.seqlen_q = 4, .seqlen_k = 2, .heads = 3, .lte = {1, 2}}, {"lte has 2 elements", shape, "needs 6"});
+  expect_refused({.seqlen_q = 4, .seqlen_k = 1, .batch = 2, .uts = {1, 2, 3}}, {"uts has 3 elements", shape, "needs 2"});
+  expect_refused({.seqlen_q = 4, .seqlen_k = 1, .ute = {1, 2}}, {"ute has 2 elements", shape, "needs 1"});
+  expect_refused({.seqlen_q = 4, .seqlen_k = 0, .lts = {1}}, {"lts has 1 elements", "needs 0"});
+  expect_refused({.seqlen_q = 4, .seqlen_k = kMaxSeqlen, .batch = kHuge, .heads = kHuge, .lts = {1}}, {"lts has 1 elements", "more than 2^63"});
+  expect_refused({.seqlen_q = 4, .seqlen_k = 1, .batch = kHuge, .lts = {1}}, {"lts has 1 elements", "needs 1099511627776"});
+}
+
+TEST(MaskErrors, BlockMaskSize) {
+  const std::string shape = "[block_batch, block_heads, ceil(seqlen_q / 128), ceil(seqlen_k / 128)]";
+  expect_refused({.seqlen_q = 129, .seqlen_k = 128, .block_mask = {1}}, {"block_mask has 1 elements", shape, "needs 2"});
+  expect_refused({.seqlen_q = 1, .seqlen_k = 1, .block_heads = 2, .block_mask = {1}}, {"block_mask has 1 elements", shape, "needs 2"});
+  expect_refused({.seqlen_q = 0, .seqlen_k = 1, .block_mask = {1}}, {"block_mask has 1 elements", "needs 0"});
+  const Mask mask({.seqlen_q = 200, .seqlen_k = 200});
+  expect_invalid({"block_mask has 3 elements", "needs 4"}, [&] { mask.with_block_mask({1, 1, 1}); });
+  expect_invalid({"block_mask has 4 elements", "needs 8"}, [&] { mask.with_block_mask({1, 1, 1, 1}, 2, 1); });
+  expect_invalid({"block_batch is 0"}, [&] { mask.with_block_mask({1, 1, 1, 1}, 0, 1); });
+  expect_invalid({"block_heads is -1"}, [&] { mask.with_block_mask({1, 1, 1, 1}, 1, -1); });
+}
+
+TEST(MaskErrors, VectorsAndBlockMaskMustBroadcast) {
+  MaskParts parts{.seqlen_q = 1, .seqlen_k = 1, .heads = 2, .lts = {1, 1}, .block_heads = 3, .block_mask = {1, 1, 1}};
+  expect_refused(parts, {"2 heads", "block mask 3"});
+  parts = {.seqlen_q = 1, .seqlen_k = 1, .batch = 3, .lts = {1, 1, 1}, .block_batch = 2, .block_mask = {1, 1}};
+  expect_refused(parts, {"3 batch entries", "block mask 2"});
+  // Heads may be grouped, 4 over 2; a batch entry is its own or everybody's.
+  parts = {.seqlen_q = 1, .seqlen_k = 1, .batch = 4, .lts = {1, 1, 1, 1}, .block_batch = 2, .block_mask = {1, 1}};
+  expect_refused(parts, {"4 batch entries", "block mask 2"});
+  const Mask mask({.seqlen_q = 1, .seqlen_k = 1, .heads = 2, .lts = {1, 1}});
+  expect_invalid({"2 heads", "block mask 5"}, [&] { mask.with_block_mask({1, 1, 1, 1, 1}, 1, 5); });
+  const Mask batched({.seqlen_q = 1, .seqlen_k = 1, .batch = 2, .lts = {1, 1}});
+  expect_invalid({"2 batch entries", "block mask 3"}, [&] { batched.with_block_mask({1, 1, 1}, 3, 1); });
+}
+
+TEST(MaskErrors, BandAndOffset) {
+  const Mask mask({.seqlen_q = 4, .seqlen_k = 4});
+  expect_refused({.seqlen_q = 4, .seqlen_k = 4, .band = {.lo = kHuge + 1, .hi = std::nullopt}}, {"band lo is 1099511627777", "2^40"});
+  expect_refused({.seqlen_q = 4, .seqlen_k = 4, .band = {.lo = std::nullopt, .hi = INT64_MIN}}, {"band hi is -9223372036854775808", "2^40"});
+  expect_refused({.seqlen_q = 4, .seqlen_k = 4, .q_offset = -kHuge - 1}, {"q_offset is -1099511627777", "2^40"});
+  expect_invalid({"band hi is 9223372036854775807", "2^40"}, [&] { mask.with_band({.lo = std::nullopt, .hi = INT64_MAX}); });
+  expect_invalid({"q_offset is 9223372036854775807", "2^40"}, [&] { mask.with_q_offset(INT64_MAX); });
+}
+
+TEST(MaskErrors, Window) {
+  expect_invalid({"window left is -2", "-1 (unbounded) or at least 0"}, [] { Band::window(-2, 0); });
+  expect_invalid({"window right is -5", "-1 (unbounded) or at least 0"}, [] { Band::window(0, -5); });
+}
+
+TEST(MaskErrors, VisibleOutsideOfTheMask) {
+  const Mask mask({.seqlen_q = 2, .seqlen_k = 3, .batch = 2, .lts = {1, 1, 1, 1, 1, 1}});
+  EXPECT_NO_THROW(mask.visible(1, 0, 1, 2));
+  const std::string shape = "[2, 1, 2, 3]";
+  expect_invalid({"batch 2", shape}, [&] { mask.visible(2, 0, 0, 0); });
+  expect_invalid({"batch -1", shape}, [&] { mask.visible(-1, 0, 0, 0); });
+  expect_invalid({"head 1", shape}, [&] { mask.visible(0, 1, 0, 0); });
+  expect_invalid({"head -1", shape}, [&] { mask.visible(0, -1, 0, 0); });
+  expect_invalid({"row 2", shape}, [&] { mask.visible(0, 0, 2, 0); });
+  expect_invalid({"row -1", shape}, [&] { mask.visible(0, 0, -1, 0); });
+  expect_invalid({"key 3", shape}, [&] { mask.visible(0, 0, 0, 3); });
+  expect_invalid({"key -1", shape}, [&] { mask.visible(0, 0, 0, -1); });
+}
+
+}  // namespace
+}  // namespace flashmask::test

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Mask families by name: samples at every length, explicit parameters, errors.
+#include "flashmask/families.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "flashmask/builders.h"
+#include "support/expect_error.h"
+
+namespace flashmask::test {
+namespace {
+
+using Numbers = std::vector<int64_t>;
+
+std::vector<std::string> names() {
+  std::vector<std::string> all;
+  for (const Family& family : families()) all.emplace_back(family.name);
+  return all;
+}
+
+TEST(Families, TheListIsComplete) {
+  EXPECT_EQ(names(), (std::vector<std::string>{"full", "causal", "sliding_window", "causal_document", "document", "shared_question", "global_sliding_window",
+                                               "causal_blockwise", "prefix_lm_causal", "prefix_lm_document", "qk_sparse", "hash_sparse", "random_eviction",
+                                               "eviction", "prefix_tree", "padding"}));
+  for (const Family& family : families()) {
+    EXPECT_FALSE(family.definition.empty()) << family.name;
+    for (const FamilyParameter& parameter : family.parameters) {
+      EXPECT_FALSE(parameter.name.empty()) << family.name;
+      EXPECT_FALSE(parameter.help.empty()) << family.name << " " << parameter.name;
+    }
+  }
+}
+
+TEST(Families, BuildAtEveryLength) {
+  for (const std::string& name : names()) {
+    for (const int64_t seqlen : {0, 1, 2, 7, 64, 129, 300}) {
+      for (uint64_t seed = 0; seed < 20; ++seed) {
+        const Mask mask = make_family(name, seqlen, {}, seed);
+        ASSERT_EQ(mask.seqlen_q(), seqlen) << name << " " << seed;
+        ASSERT_EQ(mask.seqlen_k(), seqlen) << name << " " << seed;
+        const auto findings = mask.validate();
+        ASSERT_TRUE(findings.empty()) << name << " at " << seqlen << ", seed " << seed << ": " << findings[0].what;
+        ASSERT_EQ(make_family(name, seqlen, {}, seed).view().content_hash, mask.view().content_hash) << "one seed, one mask: " << name;
+      }
+    }
+  }
+}
+
+TEST(Families, SamplesAreNeitherEmptyNorAllTheSame) {
+  for (const std::string& name : names()) {
+    std::set<uint64_t> hashes;
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+      const Mask mask = make_family(name, 300, {}, seed);
+      hashes.insert(mask.view().content_hash);
+      int64_t visible = 0;
+      for (const uint8_t element : to_dense(mask)) visible += element;
+      EXPECT_GT(visible, 300) << name << " " << seed;
+      if (name != "full") {
+        EXPECT_LT(visible, 300 * 300) << name << " " << seed;
+      }
+    }
+    const bool fixed = name == "full" || name == "causal" || name == "sliding_window" || name == "global_sliding_window" || name == "prefix_lm_causal" || name == "qk_sparse";
+    EXPECT_EQ(hashes.size() > 1, !fixed) << name;
+  }
+}
+
+TEST(Families, ADocumentedDefault) {
+  EXPECT_EQ(make_family("sliding_window", 64).band(), Band::window(64 / 16 - 1, 0));
+  EXPECT_EQ(to_dense(make_family("prefix_lm_causal", 20)), to_dense(masks::prefix_lm_causal(20, 10)));
+  EXPECT_EQ(to_dense(make_family("global_sliding_window", 160)), to_dense(masks::global_sliding_window(160, 16, 10)));
+  EXPECT_EQ(to_dense(make_family("global_sliding_window", 40)), to_dense(masks::global_sliding_window(40, 10, 2)));
+}
+
+TEST(Families, ExplicitParameters) {
+  const auto same = [](const Mask& a, const Mask& b) {
+    EXPECT_EQ(a.batch(), b.batch());
+    EXPECT_EQ(to_dense(a), to_dense(b));
+  };
+  const Documents documents = Documents::from_lengths(Numbers{3, 0, 5, 2});
+  same(make_family("causal", 10, {{"q_offset", "-2"}}), masks::causal(10, 10, -2));
+  same(make_family("sliding_window", 10, {{"left", "3"}, {"right", "1"}}), masks::sliding_window(10, 10, 3, 1));
+  same(make_family("sliding_window", 10, {{"left", "-1"}}), masks::sliding_window(10, 10, -1, 0));
+  same(make_family("causal_document", 10, {{"lengths", "3,0,5,2"}}), masks::causal_document(documents));
+  same(make_family("document", 10, {{"lengths", "3,0,5,2"}}), masks::document(documents));
+  same(make_family("global_sliding_window", 10, {{"global", "2"}, {"window", "1"}}), masks::global_sliding_window(10, 2, 1));
+  same(make_family("causal_blockwise", 10, {{"lengths", "3,0,5,2"}}), masks::causal_blockwise(documents));
+  same(make_family("prefix_lm_causal", 10, {{"prefix", "4"}}), masks::prefix_lm_causal(10, 4));
+  same(make_family("prefix_lm_document", 10, {{"lengths", "3,0,5,2"}, {"prefix", "1,0,5,0"}}), masks::prefix_lm_document(documents, Numbers{1, 0, 5, 0}));
+  same(make_family("qk_sparse", 10, {{"spans", "1,3,5,9"}}), masks::qk_sparse(10, std::vector<Span>{{1, 3}, {5, 9}}));
+  same(make_family("hash_sparse", 4, {{"query_buckets", "0,0,1,2"}, {"key_buckets", "2,1,0,0"}, {"causal", "0"}}),
+       masks::hash_sparse(Numbers{0, 0, 1, 2}, Numbers{2, 1, 0, 0}, false));
+  same(make_family("random_eviction", 10, {{"seed", "5"}}), masks::random_eviction(10, 5));
+  same(make_family("eviction", 3, {{"evicted_at", "2,3,3"}}), masks::eviction(Numbers{2, 3, 3}));
+  same(make_family("prefix_tree", 10, {{"parents", "-1,0,0"}, {"lengths", "5,2,3"}}), masks::prefix_tree(Numbers{-1, 0, 0}, Numbers{5, 2, 3}));
+  same(make_family("prefix_tree", 10, {{"parents", "-1,0,0"}}), masks::prefix_tree(Numbers{-1, 0, 0}, Numbers{3, 3, 4}));
+  same(make_family("padding", 10, {{"key_lengths", "3,10"}}), masks::padding(10, 10, Numbers{3, 10}));
+  same(make_family("padding", 10, {{"key_lengths", "3,10"}, {"query_lengths", "4,0"}}), masks::padding(10, 10, Numbers{3, 10}, Numbers{4, 0}));
+}
+
+TEST(Families, SharedQuestionParameters) {
+  // Two groups of 20, the first with two answers, the second with none: it is a causal document.
+  const Mask mask = make_family("shared_question", 40, {{"groups", "20,20"}, {"answers", "2,0"}}, 3);
+  EXPECT_FALSE(mask.visible(0, 0, 20, 19));
+  EXPECT_TRUE(mask.visible(0, 0, 39, 20));
+  EXPECT_TRUE(mask.visible(0, 0, 19, 0)) << "an answer sees the question";
+  int64_t first_answer = 0;  // the first key of the first group that its last row does not see
+  while (mask.visible(0, 0, 19, first_answer)) ++first_answer;
+  EXPECT_GT(first_answer, 0);
+  EXPECT_LT(first_answer, 19);
+  EXPECT_TRUE(mask.visible(0, 0, first_answer, first_answer));
+}
+
+TEST(FamilyErrors, UnknownNames) {
+  expect_invalid({"unknown mask family 'casual'", "known: full, causal, ", "padding"}, [] { make_family("casual", 8); });
+  expect_invalid({"unknown mask family ''"}, [] { make_family("", 8); });
+  expect_invalid({"sliding_window has no parameter 'lft'", "known: left, right"}, [] { make_family("sliding_window", 8, {{"lft", "3"}}); });
+  expect_invalid({"full has no parameter 'lengths'", "known: none"}, [] { make_family("full", 8, {{"lengths", "8"}}); });
+}
+
+TEST(FamilyErrors, NotANumber) {
+  for (const std::string text : {"", "x", "1x", "1,", ",1", "1,,2", " 1", "1.5", "+1", "99999999999999999999", "1;2", "0x10"}) {
+    expect_invalid({"document: parameter lengths is '" + text + "'", "integers separated by commas"}, [&] { make_family("document", 8, {{"lengths", text}}); });
+  }
+  expect_invalid({"sliding_window: parameter left takes one integer, not 2"}, [] { make_family("sliding_window", 8, {{"left", "1,2"}}); });
+}
+
+TEST(FamilyErrors, SequenceLength) {
+  expect_invalid({"seqlen is -1", "between 0 and 2147483647"}, [] { make_family("causal", -1); });
+  expect_invalid({"seqlen is 2147483648", "between 0 and 2147483647"}, [] { make_family("causal", kMaxSeqlen + 1); });
+}
+
+TEST(FamilyErrors, LengthsThatDoNotAddUp) {
+  for (const std::string name : {"causal_document", "document", "causal_blockwise", "prefix_lm_document"}) {
+    expect_invalid({name + ": parameter lengths adds up to 7", "8"}, [&] { make_family(name, 8, {{"lengths", "3,4"}}); });
+    expect_invalid({name + ": parameter lengths has the length -1"}, [&] { make_family(name, 8, {{"lengths", "9,-1"}}); });
+  }
+  expect_invalid({"shared_question: parameter groups adds up to 9", "8"}, [] { make_family("shared_question", 8, {{"groups", "9"}}); });
+  expect_invalid({"prefix_tree: parameter lengths adds up to 2000000000", "8"}, [] { make_family("prefix_tree", 8, {{"parents", "-1"}, {"lengths", "2000000000"}}); });
+  // A sum that wraps around 2^64 to the right total is no way in.
+  expect_invalid({"more than 2147483647"}, [] { make_family("document", 8, {{"lengths", "9223372036854775807,9223372036854775807,10"}}); });
+  expect_invalid({"more than 2147483647"}, [] { make_family("shared_question", 8, {{"groups", "9223372036854775807,9223372036854775807,10"}, {"answers", "0"}}); });
+}
+
+TEST(FamilyErrors, OtherParameters) {
+  expect_invalid({"shared_question: parameter answers has -1"}, [] { make_family("shared_question", 8, {{"answers", "-1"}}); });
+  expect_invalid({"prefix has 1 entries", "2 documents"}, [] { make_family("prefix_lm_document", 8, {{"lengths", "4,4"}, {"prefix", "1"}}); });
+  expect_invalid({"prefix is 9", "seqlen, 8"}, [] { make_family("prefix_lm_causal", 8, {{"prefix", "9"}}); });
+  expect_invalid({"qk_sparse: parameter spans has 3 integers", "begin,end pairs"}, [] { make_family("qk_sparse", 8, {{"spans", "1,2,3"}}); });
+  expect_invalid({"dropped[0] is [1, 9)"}, [] { make_family("qk_sparse", 8, {{"spans", "1,9"}}); });
+  expect_invalid({"hash_sparse: parameter buckets is 0", "at least 1"}, [] { make_family("hash_sparse", 8, {{"buckets", "0"}}); });
+  expect_invalid({"hash_sparse: query_buckets has 2 and key_buckets 8 entries", "seqlen, 8"}, [] { make_family("hash_sparse", 8, {{"query_buckets", "1,2"}}); });
+  expect_invalid({"hash_sparse: query_buckets has 8 and key_buckets 1 entries"}, [] { make_family("hash_sparse", 8, {{"key_buckets", "1"}}); });
+  expect_invalid({"eviction: evicted_at has 1 entries", "seqlen, 8"}, [] { make_family("eviction", 8, {{"evicted_at", "1"}}); });
+  expect_invalid({"lengths has 1 entries", "2 nodes"}, [] { make_family("prefix_tree", 8, {{"parents", "-1,0"}, {"lengths", "8"}}); });
+  expect_invalid({"node 2 with parent 0", "depth-first"}, [] { make_family("prefix_tree", 8, {{"parents", "-1,-1,0"}}); });
+  expect_invalid({"key_lengths[0] is 9", "seqlen_k, 8"}, [] { make_family("padding", 8, {{"key_lengths", "9"}}); });
+  expect_invalid({"query_lengths has 1 entries and key_lengths 2"}, [] { make_family("padding", 8, {{"key_lengths", "1,2"}, {"query_lengths", "1"}}); });
+  expect_invalid({"window left is -2"}, [] { make_family("sliding_window", 8, {{"left", "-2"}}); });
+}
+
+}  // namespace
+}  // namespace flashmask::test

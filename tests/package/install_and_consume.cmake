@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+file(REMOVE_RECURSE ${WORK_DIR})
+function(run)
+  execute_process(COMMAND ${ARGV} COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
+
+run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${WORK_DIR}/first)
+# Moved away, so that the test fails if the package holds a path of where it was built or installed.
+file(RENAME ${WORK_DIR}/first ${WORK_DIR}/prefix)
+set(flags)
+if(SANITIZE)
+  set(flags -DCMAKE_C_FLAGS=-fsanitize=${SANITIZE} -DCMAKE_CXX_FLAGS=-fsanitize=${SANITIZE})
+endif()
+run(${CMAKE_COMMAND} -S ${CONSUMER_DIR} -B ${WORK_DIR}/build -DCMAKE_PREFIX_PATH=${WORK_DIR}/prefix ${flags})
+run(${CMAKE_COMMAND} --build ${WORK_DIR}/build)
+run(${WORK_DIR}/build/consumer_cpp)
+run(${WORK_DIR}/build/consumer_c)
+if(EXISTS ${WORK_DIR}/prefix/bin/flashmask)
+  run(${WORK_DIR}/prefix/bin/flashmask info)
+endif()

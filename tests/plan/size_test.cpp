@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// How large masks and plans are, and how long a plan of a million tokens takes.
+#include <gtest/gtest.h>
+#include <malloc.h>
+
+#include <iostream>
+
+#include "flashmask/builders.h"
+#include "flashmask/families.h"
+#include "flashmask/plan.h"
+#include "support/cpu_time.h"
+#include "support/extent.h"
+#include "support/random_masks.h"
+
+namespace flashmask::test {
+namespace {
+
+constexpr int64_t kThousand = 1024, kMillion = 1024 * 1024;
+
+/// Bytes that the program holds on the heap.
+int64_t heap_bytes() {
+  const struct mallinfo2 info = mallinfo2();
+  return static_cast<int64_t>(info.uordblks + info.hblkhd);
+}
+
+TEST(Size, PlanIsAByteForATileAndALinearTerm) {
+  // 8 bits for every 128 x 128 tile (two granules, two bits each, two directions), 8 bytes for every granule of
+  // rows and every block of keys (a count and a place in the order), and what rounding up to words costs.
+  for (const auto& [q, k] : {std::pair<int64_t, int64_t>{128 * kThousand, 128 * kThousand}, {128 * kThousand, 8 * kThousand}, {8 * kThousand, 128 * kThousand}, {kMillion, kMillion}}) {
+    for (const int64_t masks : {1, 8}) {
+      const PlanLayout layout(q, k, 1, masks);
+      const int64_t tiles = (q / 128) * (k / 128), linear = 8 * (q / 64) + 8 * (k / 128);
+      EXPECT_LE(layout.bytes, masks * (tiles + linear) + 64) << q << " " << k;
+    }
+  }
+  EXPECT_EQ(Plan(masks::full(1, 1)).buffer().size(), static_cast<std::size_t>(PlanLayout(1, 1, 1, 1).bytes));
+  const PlanLayout exact(128 * kThousand, 128 * kThousand, 1, 1);
+  EXPECT_EQ(exact.words_per_row, 1024 / 64);
+  EXPECT_EQ(exact.words_per_key, 2048 / 64);
+  EXPECT_EQ(exact.key_live_bits - exact.row_live_bits, 2 * 2048 * 1024 / 8);
+}
+
+TEST(Size, PlanOfOddLengthsStaysLinearBeyondTheTiles) {
+  Random random(1);
+  for (int n = 0; n < 2000; ++n) {
+    const int64_t q = random.integer(0, 200000), k = random.integer(0, 200000), batch = random.integer(1, 3), heads = random.integer(1, 5);
+    const PlanLayout layout(q, k, batch, heads);
+    const int64_t rows = (q + 63) / 64, keys = (k + 127) / 128;
+    // A row of bits is at most 63 bits longer than it needs to be.
+    const int64_t tiles = ((q + 127) / 128) * keys, linear = (8 + 16) * rows + (8 + 16) * keys;
+    ASSERT_LE(layout.bytes, batch * heads * (tiles + linear) + 128) << q << " " << k;
+    ASSERT_EQ(layout.bytes % 8, 0);
+  }
+}
+
+TEST(Size, LayoutPartsDoNotOverlap) {
+  Random random(2);
+  for (int n = 0; n < 500; ++n) {
+    const PlanLayout l(random.integer(0, 5000), random.integer(0, 5000), random.integer(1, 3), random.integer(1, 3));
+    const int64_t masks = l.batch * l.heads;
+    const std::pair<int64_t, int64_t> parts[] = {
+        {l.row_live_bits, masks * l.row_granules * l.words_per_row * 8}, {l.row_full_bits, masks * l.row_granules * l.words_per_row * 8},
+        {l.key_live_bits, masks * l.key_blocks * l.words_per_key * 8},   {l.key_full_bits, masks * l.key_blocks * l.words_per_key * 8},
+        {l.row_counts, masks * l.row_granules * 4},                      {l.row_order, masks * l.row_granules * 4},
+        {l.key_counts, masks * l.key_blocks * 4},                        {l.key_order, masks * l.key_blocks * 4}};
+    int64_t end = 48;  // the header
+    for (const auto& [begin, bytes] : parts) {
+      ASSERT_EQ(begin % 8, 0);
+      ASSERT_GE(begin, end);
+      end = begin + bytes;
+    }
+    ASSERT_LE(end, l.bytes);
+  }
+}
+
+TEST(Size, MaskHoldsAtMost64BytesForAKey) {
+  const int64_t length = 128 * kThousand;
+  for (const Family& family : families()) {
+    const Mask mask = make_family(family.name, length, {}, 1);
+    EXPECT_LE(mask.memory_bytes(), 64 * length * mask.batch() * mask.heads()) << family.name;
+  }
+  // All four vectors of two heads and a block mask, counted on the heap and not by the mask itself.
+  MaskParts parts{.seqlen_q = length, .seqlen_k = length, .heads = 2};
+  parts.lts = parts.lte = parts.uts = parts.ute = std::vector<int32_t>(static_cast<std::size_t>(2 * length), 5);
+  parts.block_mask.assign(1024 * 1024, 1);
+  const int64_t before = heap_bytes();
+  const Mask mask(parts);
+  const int64_t held = heap_bytes() - before;
+  EXPECT_EQ(mask.memory_bytes(), 2 * 16 * length + 1024 * 1024);
+  EXPECT_LE(mask.memory_bytes(), 64 * 2 * length);
+  if (!kSanitized) {
+    EXPECT_LE(held, 64 * 2 * length);
+    EXPECT_GE(held, mask.memory_bytes()) << "memory_bytes() counts what is there";
+  }
+  const Mask copy = mask;
+  EXPECT_LE(heap_bytes() - before, held + 64) << "copies share the data";
+}
+
+TEST(Size, PlanHoldsItsBufferAlone) {
+  if (kSanitized) GTEST_SKIP() << "the sanitizer's heap tells nothing";
+  const Mask mask = make_family("causal_document", 128 * kThousand, {}, 1);
+  const int64_t before = heap_bytes();
+  const Plan plan(mask);
+  EXPECT_LE(heap_bytes() - before, static_cast<int64_t>(plan.buffer().size()) + 4096);
+}
+
+/// Lengths of documents from 1 to 8192 tokens that add up to `total`.
+std::vector<int64_t> document_lengths(int64_t total) {
+  Random random(3);
+  std::vector<int64_t> lengths;
+  for (int64_t left = total; left > 0; left -= lengths.back()) lengths.push_back(std::min<int64_t>(left, random.integer(1, 8192)));
+  return lengths;
+}
+
+TEST(Size, AMillionTokensInHalfASecond) {
+  const std::vector<int64_t> lengths = document_lengths(kMillion);
+  const Mask mask = masks::causal_document(Documents::from_lengths(lengths));
+  double best = 1e9;
+  for (int n = 0; n < 3; ++n) {
+    const double start = cpu_seconds();
+    const Plan plan(mask);
+    best = std::min(best, cpu_seconds() - start);
+  }
+  std::cout << "plan of 1,048,576 tokens, one head, causal document: " << best << " s\n";
+  RecordProperty("seconds", std::to_string(best));
+  if (kMeasured) {
+    EXPECT_LT(best, 0.5);
+  }
+
+  // Rows picked at random, and every row around the first document boundaries, against the documents' own rule:
+  // granule (r, c) holds the pairs of rows [64 r, 64 r + 64) and keys [128 c, 128 c + 128).
+  const Plan plan(mask);
+  std::vector<int64_t> begin_of;  // of each token's document
+  for (const int64_t length : lengths) {
+    const auto begin = static_cast<int64_t>(begin_of.size());
+    begin_of.insert(begin_of.end(), static_cast<std::size_t>(length), begin);
+  }
+  const auto expected = [&](int64_t r, int64_t c) {
+    // Row i sees keys [begin_of[i], i]; a granule is empty if that misses its keys in all rows, full if it holds
+    // all of them in all rows.
+    bool any = false, all = true;
+    const int64_t key_begin = c * 128, key_end = key_begin + 128;
+    for (int64_t i = r * 64; i < r * 64 + 64; ++i) {
+      const int64_t from = std::max(begin_of[static_cast<std::size_t>(i)], key_begin), to = std::min(i + 1, key_end);
+      any |= from < to;
+      all &= to - from == 128;
+    }
+    return all ? TileClass::kFull : any ? TileClass::kPartial : TileClass::kEmpty;
+  };
+  Random random(4);
+  std::vector<int64_t> rows{0, 1, 2, plan.view().layout().row_granules - 1};
+  for (int n = 0; n < 60; ++n) rows.push_back(random.integer(0, plan.view().layout().row_granules - 1));
+  for (const int64_t r : rows) {
+    int32_t live = 0;
+    for (int64_t c = 0; c < plan.view().layout().key_blocks; ++c) {
+      const TileClass granule = expected(r, c);
+      live += granule != TileClass::kEmpty;
+      ASSERT_EQ(plan.view().granule(0, r, c), granule) << r << " " << c;
+      ASSERT_EQ((plan.view().key_live(0, c)[static_cast<std::size_t>(r / 64)] >> (r % 64) & 1) != 0, granule != TileClass::kEmpty);
+      ASSERT_EQ((plan.view().key_full(0, c)[static_cast<std::size_t>(r / 64)] >> (r % 64) & 1) != 0, granule == TileClass::kFull);
+    }
+    ASSERT_EQ(plan.view().row_counts(0)[static_cast<std::size_t>(r)], live);
+  }
+  // The counts in both directions agree over the whole plan.
+  int64_t by_rows = 0, by_keys = 0;
+  for (const int32_t count : plan.view().row_counts(0)) by_rows += count;
+  for (const int32_t count : plan.view().key_counts(0)) by_keys += count;
+  EXPECT_EQ(by_rows, by_keys);
+  EXPECT_EQ(by_rows, plan.view().live_granules());
+}
+
+}  // namespace
+}  // namespace flashmask::test

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention through ctypes and numpy alone, against a softmax written in numpy."""
+
+import ctypes as C
+
+import numpy as np
+import pytest
+
+from flashmask import capi
+
+lib = capi.load()
+
+
+def last_error():
+    return lib.fm_last_error().decode()
+
+
+def check(status):
+    assert status == capi.OK, last_error()
+
+
+def reference(q, k, v, dout, visible, scale):
+    """Forward and gradients in float64; q [B, Sq, H, D], visible [Sq, Sk]; heads_q == heads_kv."""
+    q, k, v, dout = (x.astype(np.float64) for x in (q, k, v, dout))
+    s = np.where(visible, np.einsum("bihd,bjhd->bhij", q, k) * scale, -np.inf)
+    m = s.max(-1, keepdims=True)
+    p = np.exp(s - np.where(np.isfinite(m), m, 0))
+    total = p.sum(-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        lse = np.where(total > 0, np.log(total) + m, -np.inf)[..., 0]
+    p = np.divide(p, total, out=np.zeros_like(p), where=total > 0)
+    dp = np.einsum("bihd,bjhd->bhij", dout, v)
+    ds = p * (dp - (p * dp).sum(-1, keepdims=True)) * scale
+    return (np.einsum("bhij,bjhd->bihd", p, v), lse, np.einsum("bhij,bjhd->bihd", ds, k), np.einsum("bhij,bihd->bjhd", ds, q), np.einsum("bhij,bihd->bjhd", p, dout))
+
+
+def run(q, k, v, dout, mask=None, plan=None, options=None, dense=None):
+    out, lse = np.full(q.shape[:3] + v.shape[3:], np.nan, q.dtype), np.full((q.shape[0], q.shape[2], q.shape[1]), np.nan, np.float32)
+    dq, dk, dv = (np.full_like(x, np.nan) for x in (q, k, v))
+    common = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+    if mask is not None:
+        common["mask"] = C.pointer(mask)
+    if plan is not None:
+        common["plan"], common["plan_bytes"] = plan.ctypes.data, plan.nbytes
+    if dense is not None:
+        common["dense_mask"] = dense
+    opts = C.byref(options) if options is not None else None
+    for workspace_of, call, args in (
+        (lib.fm_forward_workspace, lib.fm_forward, capi.make(capi.ForwardArgs, **common)),
+        (lib.fm_backward_workspace, lib.fm_backward, capi.make(capi.BackwardArgs, **common, dout=dout, dq=dq, dk=dk, dv=dv)),
+    ):
+        size = C.c_size_t()
+        check(workspace_of(C.byref(args), opts, C.byref(size)))
+        workspace = np.full(size.value, 255, np.uint8)
+        check(call(C.byref(args), workspace.ctypes.data_as(C.c_void_p), size, opts))
+    return out, lse, dq, dk, dv
+
+
+def inputs(seed, batch, seqlen_q, seqlen_k, heads, dim):
+    rng = np.random.default_rng(seed)
+    shape = lambda s: (batch, s, heads, dim)
+    return [rng.standard_normal(shape(s)).astype(np.float32) for s in (seqlen_q, seqlen_k, seqlen_k, seqlen_q)]
+
+
+def assert_matches(got, want):
+    for name, a, b in zip(("out", "lse", "dq", "dk", "dv"), got, want):
+        assert a.dtype == np.float32
+        finite = np.isfinite(b)
+        assert np.array_equal(a[~finite], b[~finite]), name
+        assert np.abs(a[finite] - b[finite]).max() <= 1e-5 * np.abs(b[finite]).max(), name
+
+
+def test_version():
+    assert lib.fm_abi_version() == 1
+    assert lib.fm_version().decode().count(".") == 2
+
+
+def test_causal_document_from_lts():
+    lengths = [30, 1, 70, 59]
+    seqlen = sum(lengths)
+    ends = np.repeat(np.cumsum(lengths), lengths)
+    lts = ends.astype(np.int32).reshape(1, 1, seqlen, 1)
+    q, k, v, dout = inputs(0, 2, seqlen, seqlen, 3, 32)
+    i, j = np.mgrid[:seqlen, :seqlen]
+    visible = (j <= i) & (ends[i] == ends[j])
+    mask = capi.mask(seqlen, seqlen, flags=capi.CAUSAL, bounds=lts)
+    assert_matches(run(q, k, v, dout, mask), reference(q, k, v, dout, visible, 32**-0.5))
+
+    dense = np.zeros((1, 1, seqlen, seqlen), np.bool_)
+    check(lib.fm_mask_to_dense(C.byref(mask), C.byref(capi.tensor(dense))))
+    assert np.array_equal(dense[0, 0], visible)
+    for a, b in zip(run(q, k, v, dout, mask), run(q, k, v, dout, dense=dense)):
+        assert np.array_equal(a, b)
+
+
+def test_all_vector_forms_window_offset_and_block_mask():
+    rng = np.random.default_rng(1)
+    seqlen_q, seqlen_k = 140, 200
+    q, k, v, dout = inputs(1, 1, seqlen_q, seqlen_k, 2, 16)
+    i, j = np.mgrid[:seqlen_q, :seqlen_k]
+    for causal, n in ((True, 1), (True, 2), (False, 2), (False, 4)):
+        bounds = rng.integers(-3, seqlen_q + 4, (1, 1, seqlen_k, n)).astype(np.int32)
+        b = bounds[0, 0].T[:, None, :]
+        if n == 1:
+            hidden = i >= b[0]
+        elif causal:
+            hidden = (i >= b[0]) & (i < b[1])
+        elif n == 2:
+            hidden = (i >= b[0]) | (i < b[1])
+        else:
+            hidden = ((i >= b[0]) & (i < b[1])) | ((i >= b[2]) & (i < b[3]))
+        keep = rng.integers(0, 2, (1, 1, 2, 2)).astype(np.int32)
+        visible = ~hidden & (keep[0, 0][i // 128, j // 128] != 0)
+        p = i + 50
+        visible &= (j >= p - 60) & (j <= p + 5)
+        if causal:
+            visible &= j <= p
+        mask = capi.mask(seqlen_q, seqlen_k, flags=(capi.CAUSAL if causal else 0) | capi.HAS_WINDOW | capi.HAS_Q_OFFSET, q_offset=50, window_left=60,
+                         window_right=5, bounds=bounds, block_mask=keep)
+        assert_matches(run(q, k, v, dout, mask), reference(q, k, v, dout, visible, 0.25))
+
+
+def test_plan_options_and_counter():
+    seqlen = 300
+    q, k, v, dout = inputs(2, 1, seqlen, seqlen, 2, 8)
+    mask = capi.mask(seqlen, seqlen, flags=capi.CAUSAL)
+    size = C.c_size_t()
+    check(lib.fm_plan_bytes(C.byref(mask), C.byref(size)))
+    plan = np.zeros(size.value, np.uint8)
+    check(lib.fm_plan_build(C.byref(mask), plan.ctypes.data_as(C.c_void_p), size))
+    tiles = capi.ExecutedTiles()
+    options = capi.make(capi.Options, flags=capi.HAS_SCALE, softmax_scale=0.5, threads=1, backend=b"cpu", executed_tiles=C.pointer(tiles))
+    i, j = np.mgrid[:seqlen, :seqlen]
+    assert_matches(run(q, k, v, dout, mask, plan, options), reference(q, k, v, dout, j <= i, 0.5))
+    assert tiles.forward == tiles.backward_rows == tiles.backward_keys == 2 * (1 + 1 + 2 + 2 + 3)
+
+    other = capi.mask(seqlen, seqlen)
+    args = capi.make(capi.ForwardArgs, q=q, k=k, v=v, out=q.copy(), lse=np.zeros((1, 2, seqlen), np.float32), mask=C.pointer(other), plan=plan.ctypes.data,
+                     plan_bytes=plan.nbytes)
+    assert lib.fm_forward_workspace(C.byref(args), None, C.byref(size)) == capi.INVALID_ARGUMENT
+    assert "plan was not made for this mask" in last_error()
+
+
+def test_explain():
+    q, k, v, _ = inputs(3, 1, 64, 64, 1, 8)
+    args = capi.make(capi.ForwardArgs, q=q, k=k, v=v, out=q.copy(), lse=np.zeros((1, 1, 64), np.float32))
+    length = C.c_size_t()
+    check(lib.fm_explain(C.byref(args), None, None, C.c_size_t(0), C.byref(length)))
+    text = C.create_string_buffer(length.value + 1)
+    check(lib.fm_explain(C.byref(args), None, text, C.c_size_t(len(text)), None))
+    assert text.value.decode().startswith("backend: cpu") and len(text.value) == length.value
+    short = C.create_string_buffer(8)
+    check(lib.fm_explain(C.byref(args), None, short, C.c_size_t(8), None))
+    assert short.value.decode() == "backend"
+
+
+def forward_error(options=None, **changes):
+    q, k, v, _ = inputs(4, 1, 8, 8, 1, 8)
+    fields = {"q": q, "k": k, "v": v, "out": q.copy(), "lse": np.zeros((1, 1, 8), np.float32)}
+    struct_size = changes.pop("struct_size", None)
+    fields.update(changes)
+    args = capi.make(capi.ForwardArgs, **fields)
+    if struct_size is not None:
+        args.struct_size = struct_size
+    status = lib.fm_forward_workspace(C.byref(args), C.byref(options) if options is not None else None, C.byref(C.c_size_t()))
+    return status, last_error()
+
+
+@pytest.mark.parametrize(
+    "change, status, words",
+    [
+        ({"k": np.zeros((1, 8, 1, 9), np.float32)}, capi.INVALID_ARGUMENT, ["k is float32 [1, 8, 1, 9]", "[1, 8, 1, 8]"]),
+        ({"q": np.zeros((8, 8), np.float32)}, capi.INVALID_ARGUMENT, ["q", "4 dimensions"]),
+        ({"struct_size": 0}, capi.INVALID_ARGUMENT, ["args->struct_size is 0"]),
+        ({"mask": C.pointer(capi.mask(8, 9))}, capi.INVALID_ARGUMENT, ["mask has lengths (8, 9)"]),
+        ({"mask": C.pointer(capi.mask(8, 8, flags=1 << 20))}, capi.UNSUPPORTED, ["unknown bits"]),
+        ({"mask": C.pointer(capi.mask(8, 8, bounds=np.zeros((1, 1, 8, 1), np.int32)))}, capi.INVALID_ARGUMENT, ["causal is false", "accepted"]),
+        ({"mask": C.pointer(capi.mask(-1, 8))}, capi.INVALID_ARGUMENT, ["seqlen_q is -1"]),
+    ],
+)
+def test_errors_have_a_status_and_a_message(change, status, words):
+    got, message = forward_error(**change)
+    assert got == status
+    for word in words:
+        assert word in message
+
+
+def test_null_pointers_and_reserved_options():
+    size = C.c_size_t()
+    assert lib.fm_forward_workspace(None, None, C.byref(size)) == capi.INVALID_ARGUMENT
+    assert "args is NULL" in last_error()
+    assert lib.fm_plan_bytes(C.byref(capi.mask(8, 8)), None) == capi.INVALID_ARGUMENT
+    for field, value in (("softcap", 30.0), ("dropout_p", 0.1), ("partial_out", 1), ("dropout_seed", 3)):
+        status, message = forward_error(options=capi.make(capi.Options, **{field: value}))
+        assert status == capi.UNSUPPORTED and "reserved" in message
+    assert forward_error(options=capi.make(capi.Options, backend=b"nonsense"))[0] == capi.INVALID_ARGUMENT
+    assert forward_error(options=capi.make(capi.Options, device=1))[0] == capi.UNSUPPORTED
+
+
+def test_structs_of_older_and_newer_callers():
+    class Newer(C.Structure):
+        _fields_ = capi.Options._fields_ + [("later", C.c_uint64)]
+
+    newer = capi.make(Newer)
+    assert forward_error(options=newer)[0] == capi.OK
+    newer.later = 5
+    status, message = forward_error(options=newer)
+    assert status == capi.UNSUPPORTED and "does not know" in message
+
+    older = capi.make(capi.Options, softcap=30.0)
+    older.struct_size = capi.Options.softcap.offset  # the caller has no softcap: what follows is not read
+    assert forward_error(options=older)[0] == capi.OK

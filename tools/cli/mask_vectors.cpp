@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/mask_vectors.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <span>
+
+#include "flashmask/status.h"
+
+namespace flashmask::cli {
+namespace {
+
+std::vector<std::string> form_names(bool causal, int64_t vectors) {
+  if (vectors == 1) return {"LTS"};
+  if (vectors == 2) return causal ? std::vector<std::string>{"LTS", "LTE"} : std::vector<std::string>{"LTS", "UTE"};
+  return {"LTS", "LTE", "UTS", "UTE"};
+}
+
+/// The index, of `own` entries, that entry `index` of `all` reads.
+int64_t broadcast(int64_t index, int64_t all, int64_t own) { return index / (all / own); }
+
+std::optional<StartEndRowIndices> smallest_form(const Mask& mask) {
+  try {
+    return to_startend_row_indices(mask.with_block_mask({}));
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kUnrepresentable) return std::nullopt;
+    throw;
+  }
+}
+
+MaskVectors from_form(const Mask& mask, const StartEndRowIndices& indices, int64_t batch, int64_t head) {
+  MaskVectors result{.form = "startend_row_indices", .meaning = {}, .causal = indices.causal, .columns = indices.seqlen_k,
+                     .names = form_names(indices.causal, indices.vectors)};
+  result.meaning = fmt::format("startend_row_indices [{}, {}, {}, {}], {}: hidden rows of each key column", indices.batch, indices.heads, indices.seqlen_k,
+                               indices.vectors, indices.causal ? fmt::format("causal (key <= row + {})", mask.q_offset()) : "not causal");
+  const int64_t m = broadcast(batch, mask.batch(), indices.batch) * indices.heads + broadcast(head, mask.heads(), indices.heads);
+  result.values.resize(result.names.size());
+  for (int64_t j = 0; j < indices.seqlen_k; ++j) {
+    for (std::size_t n = 0; n < result.names.size(); ++n) {
+      result.values[n].push_back(indices.values[static_cast<std::size_t>((m * indices.seqlen_k + j) * indices.vectors) + n]);
+    }
+  }
+  return result;
+}
+
+std::string edge_text(const std::optional<int64_t>& edge) { return edge ? std::to_string(*edge) : "unbounded"; }
+
+MaskVectors from_parts(const Mask& mask, int64_t batch, int64_t head) {
+  MaskVectors result{.form = "band_and_intervals", .meaning = {}, .columns = mask.seqlen_k(), .names = {}};
+  result.meaning = fmt::format(
+      "no form of startend_row_indices says this; the mask's own: {} <= key - (row + {}) <= {} ('unbounded' edges do not hide), and hidden rows of each key column",
+      edge_text(mask.band().lo), mask.q_offset(), edge_text(mask.band().hi));
+  const MaskView& view = mask.view();
+  const int64_t m = broadcast(batch, mask.batch(), view.bounds_batch) * view.bounds_heads + broadcast(head, mask.heads(), view.bounds_heads);
+  for (const auto& [name, vector] : {std::pair<const char*, std::span<const int32_t>>{"LTS", mask.lts()}, {"LTE", mask.lte()}, {"UTS", mask.uts()}, {"UTE", mask.ute()}}) {
+    if (vector.empty()) continue;
+    const auto own = vector.subspan(static_cast<std::size_t>(m * view.seqlen_k), static_cast<std::size_t>(view.seqlen_k));
+    result.names.emplace_back(name);
+    result.values.emplace_back(own.begin(), own.end());
+  }
+  return result;
+}
+
+}  // namespace
+
+MaskVectors mask_vectors(const Mask& mask, int64_t batch, int64_t head) {
+  const std::optional<StartEndRowIndices> indices = smallest_form(mask);
+  return indices ? from_form(mask, *indices, batch, head) : from_parts(mask, batch, head);
+}
+
+std::vector<VectorRun> equal_runs(const MaskVectors& vectors) {
+  const auto same = [&](int64_t a, int64_t b) {
+    return std::all_of(vectors.values.begin(), vectors.values.end(),
+                       [&](const std::vector<int32_t>& values) { return values[static_cast<std::size_t>(a)] == values[static_cast<std::size_t>(b)]; });
+  };
+  std::vector<VectorRun> runs;
+  for (int64_t j = 0; j < vectors.columns && !vectors.values.empty(); ++j) {
+    if (!runs.empty() && same(runs.back().begin, j)) {
+      runs.back().end = j + 1;
+    } else {
+      runs.push_back({j, j + 1});
+    }
+  }
+  return runs;
+}
+
+}  // namespace flashmask::cli

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/json_output.h"
+#include "cli/mask_vectors.h"
+#include "cli/options.h"
+#include "flashmask/families.h"
+#include "flashmask/inspect.h"
+#include "flashmask/status.h"
+#include "io/file.h"
+#include "io/mask_json.h"
+
+namespace flashmask::cli {
+namespace {
+
+/// The FLOPs that `show` prints are those of one head of this size.
+constexpr int64_t kFlopsHeadDim = 128;
+/// Up to this many columns the JSON holds every value of the vectors.
+constexpr int64_t kMostJsonColumns = 4096;
+/// Up to this many runs of equal columns are printed; of more, the first and the last few.
+constexpr std::size_t kMostRuns = 16, kEdgeRuns = 6;
+
+struct ShowArguments {
+  std::string source;                   ///< a family, or a file
+  std::vector<std::string> parameters;  ///< name=value
+  int64_t seqlen = 64;
+  uint64_t seed = 0;
+  std::string tile = "128";
+  int64_t batch = 0;
+  int64_t head = 0;
+  std::string out;
+  int64_t text_cells = 0;
+  bool list = false;
+  bool has_family_options = false;  ///< --seqlen or --seed were given
+};
+
+template <typename... Arguments>
+[[noreturn]] void fail(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
+  throw Error(ErrorCode::kInvalidArgument, fmt::format(format, std::forward<Arguments>(arguments)...));
+}
+
+std::optional<int64_t> positive_integer(std::string_view text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 1) return std::nullopt;
+  return value;
+}
+
+/// "128" or "64x128": rows x keys.
+TileShape parse_tile(const std::string& text) {
+  const std::size_t cross = text.find('x');
+  const auto rows = positive_integer(text.substr(0, cross));
+  const auto keys = cross == std::string::npos ? rows : positive_integer(text.substr(cross + 1));
+  if (!rows || !keys || *rows > kMaxSeqlen || *keys > kMaxSeqlen) fail("--tile is '{}'; it must be N, or ROWSxKEYS, of numbers from 1 to {}", text, kMaxSeqlen);
+  return {*rows, *keys};
+}
+
+FamilyParameters parse_parameters(const std::vector<std::string>& words) {
+  FamilyParameters parameters;
+  for (const std::string& word : words) {
+    const std::size_t equals = word.find('=');
+    if (equals == 0 || equals == std::string::npos) fail("'{}' is not a parameter; parameters are name=value", word);
+    const auto [entry, is_new] = parameters.emplace(word.substr(0, equals), word.substr(equals + 1));
+    if (!is_new) fail("parameter '{}' is given twice", entry->first);
+  }
+  return parameters;
+}
+
+bool is_file(const std::string& source) { return source.ends_with(".json") || source.find('/') != std::string::npos; }
+
+Mask read_mask(const std::string& path) {
+  try {
+    return io::mask_from_json(nlohmann::json::parse(io::read_file(path)));
+  } catch (const nlohmann::json::exception& error) {
+    fail("{} is not JSON: {}", path, error.what());
+  }
+}
+
+Mask load_mask(const ShowArguments& arguments) {
+  if (!is_file(arguments.source)) return make_family(arguments.source, arguments.seqlen, parse_parameters(arguments.parameters), arguments.seed);
+  if (!arguments.parameters.empty() || arguments.has_family_options) {
+    fail("{} is a file; --seqlen, --seed and parameters only go with a family", arguments.source);
+  }
+  return read_mask(arguments.source);
+}
+
+void check_index(const char* option, int64_t index, int64_t count) {
+  if (index >= count) fail("{} is {}; the mask has {}, counted from 0", option, index, count);
+}
+
+/// What is shown of a mask.
+struct Shown {
+  Mask mask;
+  DrawOptions draw;
+  MaskStatistics statistics;
+  MaskVectors vectors;
+};
+
+AttentionFlops shown_flops(const Shown& shown) {
+  return attention_flops(1, 1, shown.mask.seqlen_q(), shown.mask.seqlen_k(), kFlopsHeadDim, kFlopsHeadDim, shown.statistics.live_share());
+}
+
+Shown make_shown(const ShowArguments& arguments) {
+  const Mask mask = load_mask(arguments);
+  check_index("--batch", arguments.batch, mask.batch());
+  check_index("--head", arguments.head, mask.heads());
+  DrawOptions draw{.batch = arguments.batch, .head = arguments.head, .tile = parse_tile(arguments.tile), .max_cells = arguments.text_cells};
+  return {mask, draw, statistics(mask, draw.tile), mask_vectors(mask, arguments.batch, arguments.head)};
+}
+
+// --- Text -----------------------------------------------------------------------------------------
+
+void print_run(const MaskVectors& vectors, const VectorRun& run) {
+  fmt::print("  columns [{}, {}):", run.begin, run.end);
+  for (std::size_t n = 0; n < vectors.names.size(); ++n) fmt::print("  {} {}", vectors.names[n], vectors.values[n][static_cast<std::size_t>(run.begin)]);
+  fmt::print("\n");
+}
+
+void print_vectors(const MaskVectors& vectors) {
+  fmt::print("{}\n", vectors.meaning);
+  const std::vector<VectorRun> runs = equal_runs(vectors);
+  for (std::size_t n = 0; n < runs.size(); ++n) {
+    if (runs.size() > kMostRuns && n == kEdgeRuns) {
+      fmt::print("  ... ({} more)\n", runs.size() - 2 * kEdgeRuns);
+      n = runs.size() - kEdgeRuns;
+    }
+    print_run(vectors, runs[n]);
+  }
+}
+
+/// What the drawing's legend does not say.
+void print_statistics(const Shown& shown) {
+  const MaskStatistics& s = shown.statistics;
+  const Mask& mask = shown.mask;
+  if (mask.batch() * mask.heads() > 1) {
+    fmt::print("\nall {} batch entries and {} heads of the mask: {:.2f} % visible, {} of {} tiles live", mask.batch(), mask.heads(), 100 * s.visible_share(),
+               s.live_tiles(), s.tiles);
+  }
+  fmt::print("\nmemory: {} bytes\n", mask.memory_bytes());
+  const AttentionFlops flops = shown_flops(shown);
+  fmt::print("FLOPs of a head with head dim {} over the live tiles: forward {:.4g}, backward {:.4g}\n", kFlopsHeadDim, flops.forward, flops.backward);
+}
+
+void print_text(const Shown& shown) {
+  fmt::print("{}\n", draw_text(shown.mask, shown.draw));
+  print_vectors(shown.vectors);
+  print_statistics(shown);
+}
+
+// --- JSON -----------------------------------------------------------------------------------------
+
+Json vectors_json(const MaskVectors& vectors) {
+  Json json{{"form", vectors.form}, {"causal", vectors.causal}, {"columns", vectors.columns}, {"complete", vectors.columns <= kMostJsonColumns}};
+  Json values = Json::object();
+  if (vectors.columns <= kMostJsonColumns) {
+    for (std::size_t n = 0; n < vectors.names.size(); ++n) values[vectors.names[n]] = vectors.values[n];
+  }
+  json["names"] = vectors.names;
+  json["values"] = std::move(values);
+  return json;
+}
+
+Json statistics_json(const MaskStatistics& s) {
+  return {{"elements", s.elements},
+          {"visible", s.visible},
+          {"visible_share", s.visible_share()},
+          {"tile", {s.tile.rows, s.tile.keys}},
+          {"tiles", s.tiles},
+          {"live_tiles", s.live_tiles()},
+          {"partial_tiles", s.partial_tiles},
+          {"full_tiles", s.full_tiles},
+          {"live_share", s.live_share()}};
+}
+
+Json to_json(const Shown& shown, const ShowArguments& arguments) {
+  const Mask& mask = shown.mask;
+  const AttentionFlops flops = shown_flops(shown);
+  const auto edge = [](const std::optional<int64_t>& value) { return value ? Json(*value) : Json(nullptr); };
+  Json json{{"mask", arguments.source},
+            {"seqlen_q", mask.seqlen_q()},
+            {"seqlen_k", mask.seqlen_k()},
+            {"mask_batch", mask.batch()},
+            {"mask_heads", mask.heads()},
+            {"memory_bytes", mask.memory_bytes()},
+            {"band", {{"lo", edge(mask.band().lo)}, {"hi", edge(mask.band().hi)}, {"q_offset", mask.q_offset()}}},
+            {"block_mask", mask.has_block_mask()},
+            {"batch", shown.draw.batch},
+            {"head", shown.draw.head},
+            {"vectors", vectors_json(shown.vectors)},
+            {"statistics", statistics_json(shown.statistics)},
+            {"flops", {{"head_dim", kFlopsHeadDim}, {"forward", flops.forward}, {"backward", flops.backward}}},
+            {"drawing", draw_text(mask, shown.draw)}};
+  if (!arguments.out.empty()) json["svg"] = arguments.out;
+  return json;
+}
+
+// --- The list of families -------------------------------------------------------------------------
+
+void print_families() {
+  for (const Family& family : families()) {
+    fmt::print("{}\n  {}\n", family.name, family.definition);
+    for (const FamilyParameter& parameter : family.parameters) fmt::print("    {:<14} {}\n", parameter.name, parameter.help);
+  }
+}
+
+Json families_json() {
+  Json list = Json::array();
+  for (const Family& family : families()) {
+    Json parameters = Json::array();
+    for (const FamilyParameter& parameter : family.parameters) parameters.push_back({{"name", parameter.name}, {"help", parameter.help}});
+    list.push_back({{"name", family.name}, {"definition", family.definition}, {"parameters", std::move(parameters)}});
+  }
+  return {{"families", std::move(list)}};
+}
+
+void run_show(const ShowArguments& arguments, const Global& global) {
+  if (arguments.list) {
+    if (global.json) {
+      print_json(families_json());
+    } else {
+      print_families();
+    }
+    return;
+  }
+  if (arguments.source.empty()) throw CLI::RequiredError("FAMILY or FILE.json");
+  const Shown shown = make_shown(arguments);
+  if (!arguments.out.empty()) {
+    DrawOptions draw = shown.draw;
+    draw.max_cells = 0;  // --text-cells is for the text
+    io::write_file_atomically(arguments.out, draw_svg(shown.mask, draw));
+  }
+  if (global.json) {
+    print_json(to_json(shown, arguments));
+  } else {
+    print_text(shown);
+    if (!arguments.out.empty()) fmt::print("wrote {}\n", arguments.out);
+  }
+}
+
+constexpr const char* kDescription =
+    "Show a mask: a drawing, the vectors that it is made of, and statistics.\n"
+    "\n"
+    "  flashmask show causal_document lengths=20,12,32\n"
+    "  flashmask show sliding_window --seqlen 4096 --param left=511 --out window.svg\n"
+    "  flashmask show --list                   all families with their parameters";
+
+}  // namespace
+
+void add_show_command(CLI::App& app, const Global& global) {
+  const auto arguments = std::make_shared<ShowArguments>();
+  CLI::App* command = app.add_subcommand("show", kDescription);
+  command->add_option("mask", arguments->source, "A mask family (see --list), or a file with a mask in JSON")->type_name("FAMILY|FILE.json");
+  const auto parameters = std::make_shared<std::vector<std::string>>();
+  command->add_option("parameters", *parameters, "Parameters of the family, as with --param")->type_name("NAME=VALUE");
+  CLI::Option* seqlen = command->add_option("--seqlen", arguments->seqlen, "Rows and keys of the family's mask")
+                            ->check(between(0, kMaxSeqlen))
+                            ->capture_default_str();
+  command->add_option("--param", arguments->parameters, "A parameter of the family; may be repeated. Lists are separated by commas")
+      ->type_name("NAME=VALUE")
+      ->expected(1)
+      ->allow_extra_args(false)
+      ->take_all();
+  CLI::Option* seed = command->add_option("--seed", arguments->seed, "Of the parameters that are not given and are drawn")->capture_default_str();
+  command->add_option("--tile", arguments->tile, "Tile to classify by: N, or ROWSxKEYS")->type_name("N|RxK")->capture_default_str();
+  command->add_option("--batch", arguments->batch, "Batch entry of the mask to draw and list")->check(between(0, kMaxSeqlen))->capture_default_str();
+  command->add_option("--head", arguments->head, "Head of the mask to draw and list")->check(between(0, kMaxSeqlen))->capture_default_str();
+  command->add_option("--out", arguments->out, "Write the drawing as an SVG file too")->type_name("FILE.svg");
+  command->add_option("--text-cells", arguments->text_cells, "Longest side of the text drawing in cells, 0 for the default of 64; longer masks are downsampled")
+      ->check(between(0, 100'000))
+      ->capture_default_str();
+  command->add_flag("--list", arguments->list, "List all families, what they show, and their parameters");
+  command->callback([=, &global] {
+    arguments->parameters.insert(arguments->parameters.end(), parameters->begin(), parameters->end());
+    arguments->has_family_options = seqlen->count() + seed->count() > 0;
+    run_show(*arguments, global);
+  });
+}
+
+}  // namespace flashmask::cli

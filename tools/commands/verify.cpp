@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/family_list.h"
+#include "cli/json_output.h"
+#include "cli/options.h"
+#include "cli/progress.h"
+#include "flashmask/attention.h"
+#include "flashmask/status.h"
+#include "verify/covering_cases.h"
+#include "verify/random_cases.h"
+#include "verify/run_case.h"
+
+namespace flashmask::cli {
+namespace {
+
+struct VerifyArguments {
+  std::string backend = "cpu";
+  std::string families = "all";
+  int64_t cases = 200;
+  uint64_t seed = 0;
+  int threads = 2;
+  int jobs = 0;
+  bool covering = false;
+  bool list = false;
+  std::vector<std::string> lines;  ///< --case
+};
+
+std::vector<verify::Case> random_cases(const VerifyArguments& arguments) {
+  std::vector<std::string> families = family_list(arguments.families);
+  if (arguments.families == "all") families.emplace_back(verify::kNoMask);
+  std::vector<verify::Case> cases;
+  for (int64_t n = 0; n < arguments.cases; ++n) cases.push_back(verify::random_case(arguments.seed, n, families));
+  return cases;
+}
+
+std::vector<verify::Case> covering_cases(const VerifyArguments& arguments) {
+  std::vector<verify::Case> cases = verify::covering_cases();
+  const std::vector<std::string> families = family_list(arguments.families);
+  std::erase_if(cases, [&](const verify::Case& c) { return std::find(families.begin(), families.end(), c.family) == families.end(); });
+  return cases;
+}
+
+std::vector<verify::Case> cases_of(const VerifyArguments& arguments) {
+  std::vector<verify::Case> cases;
+  for (const std::string& line : arguments.lines) cases.push_back(verify::parse_case(line));
+  if (!cases.empty()) return cases;
+  return arguments.covering ? covering_cases(arguments) : random_cases(arguments);
+}
+
+void check_backend(const std::string& name) {
+  if (name == "auto") return;
+  std::string known = "auto";
+  for (const BackendInfo& backend : backends()) {
+    if (backend.name == name && backend.usable) return;
+    if (backend.name == name) throw Error(ErrorCode::kNoDevice, fmt::format("backend '{}' is not usable here: {}", name, backend.detail));
+    known += ", " + backend.name;
+  }
+  throw Error(ErrorCode::kInvalidArgument, fmt::format("--backend is '{}', which is not known; known: {}", name, known));
+}
+
+void list_cases(const std::vector<verify::Case>& cases, bool json) {
+  if (json) {
+    Json lines = Json::array();
+    for (const verify::Case& c : cases) lines.push_back(verify::describe(c));
+    print_json({{"cases", std::move(lines)}});
+    return;
+  }
+  for (const verify::Case& c : cases) fmt::print("{}\n", verify::describe(c));
+}
+
+/// What became of all cases.
+struct Tally {
+  int64_t passed = 0, failed = 0;
+  std::map<std::string, double> largest;  ///< error of each result in units of its limit
+  Json failures = Json::array();
+
+  void add(std::size_t index, const verify::Case& c, const verify::Verdict& verdict) {
+    for (const auto& [name, figure] : verdict.figures) largest[name] = std::max(largest[name], figure);
+    ++(verdict.passed() ? passed : failed);
+    if (!verdict.passed()) failures.push_back({{"index", index}, {"case", verify::describe(c)}, {"failures", verdict.failures}});
+  }
+};
+
+void print_failure(std::size_t index, const verify::Case& c, const verify::Verdict& verdict, const std::string& backend) {
+  std::string text = fmt::format("FAILED case {}\n", index);
+  for (const std::string& line : verdict.failures) text += fmt::format("  {}\n", line);
+  fmt::print("{}  again: flashmask verify --backend {} --case '{}'\n", text, backend, verify::describe(c));
+  std::fflush(stdout);
+}
+
+Tally check(const std::vector<verify::Case>& cases, const VerifyArguments& arguments, bool json) {
+  // Short cases cost something too; the constant is about what one takes that does nothing.
+  const auto work = [](const verify::Case& c) { return c.cost() + 100'000; };
+  int64_t total = 0;
+  for (const verify::Case& c : cases) total += work(c);
+  Progress progress(fmt::format("verify {} cases", cases.size()), total, /*show_counts=*/false);
+  Tally tally;
+  const verify::RunOptions options{.backend = arguments.backend, .threads = arguments.threads};
+  verify::run_cases(cases, options, arguments.jobs, [&](std::size_t index, const verify::Verdict& verdict) {
+    tally.add(index, cases[index], verdict);
+    if (!verdict.passed() && !json) {
+      progress.clear();
+      print_failure(index, cases[index], verdict, arguments.backend);
+    }
+    progress.advance(work(cases[index]));
+  });
+  return tally;
+}
+
+void print_summary(const Tally& tally) {
+  if (!tally.largest.empty()) {
+    fmt::print("largest errors, in units of what is allowed:");
+    for (const auto& [name, figure] : tally.largest) fmt::print("  {} {:.3g}", name, figure);
+    fmt::print("\n");
+  }
+  fmt::print("{} passed, {} failed\n", tally.passed, tally.failed);
+}
+
+Json to_json(const Tally& tally, const VerifyArguments& arguments) {
+  return {{"backend", arguments.backend}, {"seed", arguments.seed},         {"passed", tally.passed},
+          {"failed", tally.failed},       {"largest_errors", tally.largest}, {"failures", tally.failures}};
+}
+
+void run_verify(const VerifyArguments& arguments, const Global& global) {
+  const std::vector<verify::Case> cases = cases_of(arguments);
+  if (arguments.list) return list_cases(cases, global.json);
+  check_backend(arguments.backend);
+  const Tally tally = check(cases, arguments, global.json);
+  if (global.json) {
+    print_json(to_json(tally, arguments));
+  } else {
+    print_summary(tally);
+  }
+  if (tally.failed > 0) throw Exit{kFailure};
+}
+
+constexpr const char* kDescription =
+    "Check a backend on random masks, shapes, layouts and dtypes, forward and backward.\n"
+    "\n"
+    "Every case is compared with the oracle (float64, element by element) under the accuracy rule, and bit for bit with the same\n"
+    "run under the mask given as a dense matrix. Outputs and workspace are filled with NaN beforehand, and the tiles that were\n"
+    "executed are counted. Ends with 'N passed, M failed'; the exit status is 0 if none failed.";
+
+}  // namespace
+
+void add_verify_command(CLI::App& app, const Global& global) {
+  const auto arguments = std::make_shared<VerifyArguments>();
+  CLI::App* command = app.add_subcommand("verify", kDescription);
+  command->add_option("--backend", arguments->backend, "The backend to check, as listed by 'flashmask info'")->capture_default_str();
+  command->add_option("--families", arguments->families, "Mask families to draw from, separated by commas, or 'all'")->capture_default_str();
+  command->add_option("--cases", arguments->cases, "How many random cases")->check(between(1, INT64_MAX))->capture_default_str();
+  command->add_option("--seed", arguments->seed, "Of the random cases: the same seed gives the same cases")->capture_default_str();
+  command->add_option("--threads", arguments->threads,
+                      "Threads of the run with the mask, 0 for the backend's default; the run with the dense mask takes one, so that equal bits "
+                      "also show that threads change nothing")
+      ->check(between(0, 4096))
+      ->capture_default_str();
+  command->add_option("--jobs", arguments->jobs, "Cases checked side by side, 0 for one on each core")->check(between(0, 4096))->capture_default_str();
+  CLI::Option* covering = command->add_flag("--covering", arguments->covering,
+                                            "Check the fixed list of over 1,500 cases, in which every two values of different dimensions meet, "
+                                            "instead of random ones (some minutes)");
+  CLI::Option* line = command->add_option("--case", arguments->lines, "Check this one case, as printed by --list or with a failure; may be repeated")
+                          ->type_name("LINE")
+                          ->take_all()
+                          ->expected(1)
+                          ->allow_extra_args(false);
+  line->excludes(covering);
+  command->add_flag("--list", arguments->list, "Only print the cases, one on a line");
+  command->callback([arguments, &global] { run_verify(*arguments, global); });
+}
+
+}  // namespace flashmask::cli

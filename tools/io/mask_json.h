@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include "flashmask/mask.h"
+
+namespace flashmask::io {
+
+/// A mask as JSON: its MaskParts by name. `band` is {"lo", "hi"}, null where unbounded; vectors are flat arrays
+/// in the order [batch, heads, seqlen_k] and left out where the mask stores none; block_mask likewise, with
+/// block_batch and block_heads. mask_from_json(to_json(mask)) has the same contents, and so the same plan.
+nlohmann::json to_json(const Mask& mask);
+
+/// Reads what to_json writes. Only seqlen_q and seqlen_k are required, the rest defaults as in MaskParts.
+/// Throws Error naming the key if one is unknown, missing, of the wrong type or length, or out of range.
+Mask mask_from_json(const nlohmann::json& json);
+
+}  // namespace flashmask::io

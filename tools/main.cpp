@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <exception>
+#include <new>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/commands.h"
+#include "flashmask/version.h"
+
+namespace flashmask::cli {
+namespace {
+
+std::string version_text() {
+  return fmt::format("flashmask {}.{}.{}", FLASHMASK_VERSION_MAJOR, FLASHMASK_VERSION_MINOR, FLASHMASK_VERSION_PATCH);
+}
+
+void add_commands(CLI::App& app, Global& global) {
+  add_info_command(app, global);
+  add_show_command(app, global);
+#ifdef FLASHMASK_WITH_RUN
+  add_run_command(app, global);
+#endif
+  add_verify_command(app, global);
+  add_bench_command(app, global);
+  for (CLI::App* command : app.get_subcommands({})) {
+    // `bench` has a --json of its own.
+    if (command->get_option_no_throw("--json")) continue;
+    command->add_flag("--json", global.json, "One JSON object on stdout instead of text");
+  }
+}
+
+/// Whether a JSON object is expected on stdout; also asked when the arguments could not be parsed.
+bool wants_json(const std::vector<std::string>& arguments) {
+  if (std::find(arguments.begin(), arguments.end(), "--json=-") != arguments.end()) return true;
+  const auto flag = std::find(arguments.begin(), arguments.end(), "--json");
+  if (flag == arguments.end()) return false;
+  // The --json of `bench` takes a file; "-" is stdout.
+  const bool takes_file = std::find(arguments.begin(), arguments.end(), "bench") != arguments.end();
+  return !takes_file || (flag + 1 != arguments.end() && *(flag + 1) == "-");
+}
+
+/// A word in the place of a command that is none; empty if there is no such word.
+std::string unknown_command(const CLI::App& app, const std::vector<std::string>& arguments) {
+  if (arguments.empty() || arguments[0].starts_with("-")) return "";
+  std::string known;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (command->get_name() == arguments[0]) return "";
+    known += (known.empty() ? "" : ", ") + command->get_name();
+  }
+  return fmt::format("unknown command '{}'; known: {}", arguments[0], known);
+}
+
+int fail(std::string_view text, bool json, int status) {
+  fmt::print(stderr, "flashmask: {}\n", text);
+  if (json) fmt::print("{}\n", nlohmann::json{{"error", text}}.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  return status;
+}
+
+int fail_usage(std::string_view text, bool json) { return fail(fmt::format("{}\nRun with --help for more information.", text), json, kUsageError); }
+
+int run(int argc, char** argv) {
+  const std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
+  const bool json = wants_json(arguments);
+  CLI::App app("Masked attention whose mask is data: see masks, run, check and time them.", "flashmask");
+  app.set_version_flag("--version", version_text(), "Print the version and exit");
+  app.require_subcommand(1);
+  Global global;
+  add_commands(app, global);
+  if (const std::string text = unknown_command(app, arguments); !text.empty()) return fail_usage(text, json);
+  try {
+    app.parse(argc, argv);
+    return kSuccess;
+  } catch (const Exit& exit) {
+    return exit.status;
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) return app.exit(error);
+    return fail_usage(error.what(), json);
+  } catch (const std::bad_alloc&) {
+    return fail("out of memory: the sizes asked for are too large for this machine", json, kFailure);
+  } catch (const std::exception& error) {
+    return fail(error.what(), json, kFailure);
+  }
+}
+
+}  // namespace
+}  // namespace flashmask::cli
+
+int main(int argc, char** argv) { return flashmask::cli::run(argc, argv); }

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "run/check.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "run/oracle.h"
+
+namespace flashmask::run {
+namespace {
+
+constexpr int64_t kRowSamples = 256;
+constexpr int64_t kColumnSamples = 16;
+constexpr int64_t kColumnTries = 256;
+/// One sample of so many is drawn from a whole sequence, the others from what is not padding.
+constexpr int64_t kPaddingSamples = 4;
+/// Multiplications that the column samples may take together; a long document's first columns take more.
+constexpr double kColumnWork = 1e9;
+
+constexpr double kFloat32Limit = 1e-5;
+constexpr double kPlainFactor = 2, kPlainSlack = 1e-5;
+constexpr double kLseLimit16Bit = 1e-3;
+
+/// Uniform in [0, count), the same with every standard library.
+int64_t draw(std::mt19937_64& engine, int64_t count) { return static_cast<int64_t>(engine() % static_cast<uint64_t>(count)); }
+
+/// Tokens of a sequence before its padding.
+int64_t used_places(const Packed& packed, int64_t sequence) {
+  const auto begin = packed.segment_ids.begin() + static_cast<std::ptrdiff_t>(sequence * packed.seqlen);
+  return std::find(begin, begin + static_cast<std::ptrdiff_t>(packed.seqlen), -1) - begin;
+}
+
+/// The larger one; NaN counts as infinite.
+void raise(double& largest, double value) { largest = std::max(largest, std::isnan(value) ? std::numeric_limits<double>::infinity() : value); }
+
+double difference(double got, double exact) { return got == exact ? 0 : std::abs(got - exact); }
+
+}  // namespace
+
+bool CheckFigures::passed() const {
+  return wrong_visibility == 0 && unwritten_or_nan == 0 && dirty_padding == 0 &&
+         std::all_of(accuracy.begin(), accuracy.end(), [](const Accuracy& a) { return a.passed(); });
+}
+
+SampleCheck::SampleCheck(const Packed& packed, int64_t sequences, const AttentionShape& shape, DataType dtype, uint64_t seed, int threads)
+    : packed_(packed), shape_(shape), dtype_(dtype), threads_(threads) {
+  draw_rows(sequences, seed);
+  draw_columns(sequences, seed + 1);
+  constexpr const char* kNames[kResults] = {"out", "lse", "dq", "dk", "dv"};
+  for (int r = 0; r < kResults; ++r) accuracy_[r].tensor = kNames[r];
+}
+
+void SampleCheck::draw_rows(int64_t sequences, uint64_t seed) {
+  std::mt19937_64 engine(seed);
+  rows_.push_back({0, 0, draw(engine, shape_.heads)});
+  for (int64_t n = 1; n < kRowSamples; ++n) {
+    const int64_t sequence = draw(engine, sequences);
+    rows_.push_back({sequence, draw(engine, n % kPaddingSamples == 0 ? packed_.seqlen : used_places(packed_, sequence)), draw(engine, shape_.heads)});
+  }
+}
+
+void SampleCheck::draw_columns(int64_t sequences, uint64_t seed) {
+  std::mt19937_64 engine(seed);
+  double work = 0;
+  for (int64_t n = 0; n < kColumnTries && static_cast<int64_t>(columns_.size()) < kColumnSamples; ++n) {
+    const int64_t sequence = draw(engine, sequences);
+    const ColumnSample sample{sequence, draw(engine, n % kPaddingSamples == 0 ? packed_.seqlen : used_places(packed_, sequence)), draw(engine, shape_.kv_heads)};
+    const SequenceRule rule{packed_, sample.sequence};
+    double keys = 0;  // of all rows that see the column: as many as their position ids say, and themselves
+    for (int64_t i = sample.key; i < packed_.seqlen; ++i) {
+      if (rule.sees(i, sample.key)) keys += packed_.position_ids[static_cast<std::size_t>(sample.sequence * packed_.seqlen + i)] + 1;
+    }
+    const double own_work = keys * static_cast<double>(shape_.heads / shape_.kv_heads * shape_.head_dim * 4);
+    if (work + own_work > kColumnWork) continue;
+    work += own_work;
+    columns_.push_back(sample);
+  }
+}
+
+void SampleCheck::compare(Result result, double got, double exact, double plain) {
+  Accuracy& accuracy = accuracy_[result];
+  const double unit = result == kLse ? std::max(1.0, std::isfinite(exact) ? std::abs(exact) : 1.0) : 1.0;
+  raise(accuracy.max_error, difference(got, exact) / unit);
+  if (std::isfinite(exact)) raise(accuracy.max_reference, std::abs(exact));
+  raise(accuracy.plain_error, difference(plain, exact) / unit);
+}
+
+void SampleCheck::check_row(const RowSample& sample, int64_t entry, const Mask& mask, const Inputs& inputs, const Outputs& outputs) {
+  const SequenceRule rule{packed_, sample.sequence};
+  for (int64_t j = 0; j < packed_.seqlen; ++j) wrong_visibility_ += rule.sees(sample.row, j) != mask.visible(entry, 0, sample.row, j);
+  const std::vector<int64_t> keys = rule.keys(sample.row);
+  const RowPlace place{entry, sample.row, sample.head, sample.head / (shape_.heads / shape_.kv_heads)};
+  const auto exact = attend_row(ExactArithmetic{}, shape_, packed_.seqlen, inputs, place, keys);
+  const auto plain = attend_row(PlainArithmetic{dtype_}, shape_, packed_.seqlen, inputs, place, keys);
+  const int64_t at = ((entry * packed_.seqlen + sample.row) * shape_.heads + sample.head) * shape_.head_dim;
+  for (int64_t x = 0; x < shape_.head_dim; ++x) {
+    const auto n = static_cast<std::size_t>(x);
+    compare(kOut, outputs.out.at(at + x), exact.out[n], plain.out[n]);
+    compare(kDq, outputs.dq.at(at + x), exact.dq[n], plain.dq[n]);
+  }
+  compare(kLse, outputs.lse.at((entry * shape_.heads + sample.head) * packed_.seqlen + sample.row), exact.lse, plain.lse);
+}
+
+void SampleCheck::check_column(const ColumnSample& sample, int64_t entry, const Inputs& inputs, const Outputs& outputs) {
+  const SequenceRule rule{packed_, sample.sequence};
+  const auto exact = column_gradient(ExactArithmetic{}, shape_, rule, inputs, entry, sample.key, sample.kv_head);
+  const auto plain = column_gradient(PlainArithmetic{dtype_}, shape_, rule, inputs, entry, sample.key, sample.kv_head);
+  const int64_t at = ((entry * packed_.seqlen + sample.key) * shape_.kv_heads + sample.kv_head) * shape_.head_dim;
+  for (int64_t x = 0; x < shape_.head_dim; ++x) {
+    const auto n = static_cast<std::size_t>(x);
+    compare(kDk, outputs.dk.at(at + x), exact.dk[n], plain.dk[n]);
+    compare(kDv, outputs.dv.at(at + x), exact.dv[n], plain.dv[n]);
+  }
+}
+
+void SampleCheck::check_every_element(int64_t first, int64_t count, const Outputs& outputs) {
+  std::atomic<int64_t> nan = 0, dirty = 0;
+  const auto is_padding = [&](int64_t token) { return packed_.segment_ids[static_cast<std::size_t>(first * packed_.seqlen + token)] < 0; };
+  const auto look = [&](const Tensor& tensor, int64_t element, bool padding, float hidden, int64_t& nan_here, int64_t& dirty_here) {
+    const float value = tensor.at(element);
+    nan_here += std::isnan(value);
+    dirty_here += padding && value != hidden;
+  };
+  parallel_for(count * packed_.seqlen, threads_, [&](int64_t begin, int64_t end) {
+    int64_t nan_here = 0, dirty_here = 0;
+    for (int64_t token = begin; token < end; ++token) {
+      const bool padding = is_padding(token);
+      for (const Tensor* tensor : {&outputs.out, &outputs.dq, &outputs.dk, &outputs.dv}) {
+        const int64_t width = tensor->stride() / packed_.seqlen;
+        for (int64_t x = 0; x < width; ++x) look(*tensor, token * width + x, padding, 0, nan_here, dirty_here);
+      }
+      const int64_t entry = token / packed_.seqlen, row = token % packed_.seqlen;
+      for (int64_t h = 0; h < shape_.heads; ++h) {
+        look(outputs.lse, (entry * shape_.heads + h) * packed_.seqlen + row, padding, -std::numeric_limits<float>::infinity(), nan_here, dirty_here);
+      }
+    }
+    nan += nan_here;
+    dirty += dirty_here;
+  });
+  unwritten_or_nan_ += nan;
+  dirty_padding_ += dirty;
+}
+
+void SampleCheck::check(int64_t first, int64_t count, const Mask& mask, const Inputs& inputs, const Outputs& outputs) {
+  const auto loaded = [&](int64_t sequence) { return sequence >= first && sequence < first + count; };
+  for (const RowSample& sample : rows_) {
+    if (loaded(sample.sequence)) check_row(sample, sample.sequence - first, mask, inputs, outputs);
+  }
+  for (const ColumnSample& sample : columns_) {
+    if (loaded(sample.sequence)) check_column(sample, sample.sequence - first, inputs, outputs);
+  }
+  check_every_element(first, count, outputs);
+}
+
+CheckFigures SampleCheck::figures() const {
+  CheckFigures figures{.rows = static_cast<int64_t>(rows_.size()),
+                       .columns = static_cast<int64_t>(columns_.size()),
+                       .wrong_visibility = wrong_visibility_,
+                       .unwritten_or_nan = unwritten_or_nan_,
+                       .dirty_padding = dirty_padding_};
+  for (int r = 0; r < kResults; ++r) {
+    if ((r == kDk || r == kDv) && columns_.empty()) continue;
+    Accuracy accuracy = accuracy_[r];
+    if (dtype_ == DataType::kFloat32) {
+      accuracy.plain_error = 0;
+      accuracy.limit = r == kLse ? kFloat32Limit : kFloat32Limit * accuracy.max_reference;
+    } else {
+      accuracy.limit = r == kLse ? kLseLimit16Bit : kPlainFactor * accuracy.plain_error + kPlainSlack;
+    }
+    figures.accuracy.push_back(accuracy);
+  }
+  return figures;
+}
+
+}  // namespace flashmask::run

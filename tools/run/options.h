@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <string>
+
+#include "flashmask/tensor.h"
+#include "run/projections.h"
+#include "run/records.h"
+
+namespace flashmask::run {
+
+/// What the command line asked for; see add_options for the meaning.
+struct RunOptions {
+  std::string input;
+  Task task{};
+  int64_t seqlen = 4096;
+  AttentionShape shape{};
+  DataType dtype = DataType::kFloat32;
+  std::string backend = "auto";
+  int threads = 0;
+  uint64_t seed = 0;
+  int64_t limit_sequences = 0;
+  int64_t batch_size = 0;
+  double dense_seconds = 5;
+  bool skip_bad = false;
+  std::string out;
+  std::string report;
+};
+
+/// Declares the options of `flashmask run`, to be parsed into `options`.
+void add_options(CLI::App& command, RunOptions& options);
+
+/// Finds out what the parser cannot: files that cannot be read or written or that are the same, heads that do
+/// not divide. Throws naming the option.
+void check_options(const RunOptions& options);
+
+/// Throws if packing `tokens` tokens and one call with the options' batch size need more memory than there is.
+void check_memory(const RunOptions& options, int64_t tokens);
+
+/// Sequences that one attention call takes: as asked for, or at most 8 and about 1 GiB of tensors.
+int64_t batch_size_of(const RunOptions& options, int64_t sequences);
+
+}  // namespace flashmask::run

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "io/jsonl.h"
+
+namespace flashmask::run {
+
+/// What the records are for; it decides their keys, the mask and where the loss lies.
+enum class Task {
+  kPretrain,  ///< {"text"}
+  kSft,       ///< {"prompt", "response"}
+  kDpo,       ///< {"prompt", "chosen", "rejected"}
+  kRm,        ///< {"prompt", "answers": [two or more]}
+};
+
+std::vector<std::string> task_names();
+std::string_view name(Task task);
+/// Throws naming an unknown task.
+Task task_from_name(std::string_view name);
+/// Several answers follow one question, each blind to the others.
+inline bool shares_question(Task task) { return task == Task::kDpo || task == Task::kRm; }
+
+/// Token ids: the 256 bytes of UTF-8, then these.
+inline constexpr int32_t kBeginToken = 256;   ///< first token of every document
+inline constexpr int32_t kEndToken = 257;     ///< last token of a text or answer
+inline constexpr int32_t kPadToken = 258;     ///< fills a sequence up
+inline constexpr int32_t kAnswerToken = 259;  ///< first token of every answer or response
+inline constexpr int32_t kVocabulary = 260;
+
+/// One record as tokens: a question, and after it its answers, which are alternatives to each other. A
+/// pretraining text is an answer without a question.
+///   pretrain   BEGIN text END
+///   sft        BEGIN prompt | ANSWER response END
+///   dpo, rm    BEGIN prompt | ANSWER answer END | ANSWER answer END | ...
+/// Every answer begins with a token of its own, so that its first byte is predicted at a position of its own:
+/// the question's last token could predict the first byte of one answer only.
+struct Document {
+  std::vector<uint16_t> tokens{};
+  int64_t question = 0;            ///< tokens of the question
+  std::vector<int64_t> answers{};  ///< tokens of each answer
+
+  int64_t length() const { return static_cast<int64_t>(tokens.size()); }
+};
+
+/// The document of one record. Throws io::LineError if a key is missing, of the wrong type or empty. Keys that
+/// the task does not need are left alone.
+Document make_document(Task task, const nlohmann::json& record);
+
+/// A JSONL file as documents, one for each good line, in order.
+struct Records {
+  io::JsonlSummary summary{};
+  std::vector<Document> documents{};
+  int64_t text_bytes = 0;        ///< of the good records
+  int64_t longest_rejected = 0;  ///< tokens of the longest record that does not fit into `seqlen`; 0: all fit
+};
+
+/// Reads them. Bad lines are collected, see io::read_jsonl; a record of more than `seqlen` tokens is one.
+Records read_records(const std::string& path, Task task, int64_t seqlen, const std::function<void(int64_t bytes)>& progress = {});
+
+}  // namespace flashmask::run

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "verify/case.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <utility>
+
+#include "flashmask/status.h"
+
+namespace flashmask::verify {
+namespace {
+
+template <typename... Arguments>
+[[noreturn]] void fail(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
+  throw Error(ErrorCode::kInvalidArgument, fmt::format(format, std::forward<Arguments>(arguments)...));
+}
+
+/// The words for the values of an enumeration.
+template <typename T, std::size_t N>
+using Words = std::array<std::pair<T, std::string_view>, N>;
+
+constexpr Words<MaskHeads, 3> kMaskHeads{{{MaskHeads::kOne, "1"}, {MaskHeads::kKv, "kv"}, {MaskHeads::kQuery, "q"}}};
+constexpr Words<BlockMask, 3> kBlockMask{{{BlockMask::kNone, "none"}, {BlockMask::kShared, "shared"}, {BlockMask::kEach, "each"}}};
+constexpr Words<Layout, 3> kLayout{{{Layout::kBshd, "bshd"}, {Layout::kBhsd, "bhsd"}, {Layout::kPadded, "padded"}}};
+constexpr Words<bool, 2> kYesNo{{{false, "no"}, {true, "yes"}}};
+constexpr Words<bool, 2> kMaskBatch{{{false, "1"}, {true, "batch"}}};
+constexpr Words<bool, 2> kDout{{{false, "normal"}, {true, "expanded"}}};
+constexpr Words<DataType, 3> kDtype{{{DataType::kFloat32, "float32"}, {DataType::kBFloat16, "bfloat16"}, {DataType::kFloat16, "float16"}}};
+
+template <typename T, std::size_t N>
+std::string_view word(const Words<T, N>& words, T value) {
+  for (const auto& [candidate, text] : words) {
+    if (candidate == value) return text;
+  }
+  return "?";
+}
+
+template <typename T, std::size_t N>
+T value_of(const Words<T, N>& words, std::string_view key, std::string_view text) {
+  std::string known;
+  for (const auto& [value, candidate] : words) {
+    if (candidate == text) return value;
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", candidate);
+  }
+  fail("{} is '{}'; it must be one of: {}", key, text, known);
+}
+
+template <typename T>
+T number(std::string_view key, std::string_view text) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) fail("{} is '{}'; it must be a number", key, text);
+  return value;
+}
+
+int64_t integer(std::string_view key, std::string_view text, int64_t smallest, int64_t largest) {
+  const auto value = number<int64_t>(key, text);
+  if (value < smallest || value > largest) fail("{} is {}; it must be between {} and {}", key, value, smallest, largest);
+  return value;
+}
+
+Window parse_window(std::string_view key, std::string_view text) {
+  const std::size_t comma = text.find(',');
+  if (comma == std::string_view::npos) fail("{} is '{}'; it must be left,right", key, text);
+  return {integer(key, text.substr(0, comma), -1, kMaxSeqlen), integer(key, text.substr(comma + 1), -1, kMaxSeqlen)};
+}
+
+double parse_scale(std::string_view key, std::string_view text) {
+  const auto value = number<double>(key, text);
+  if (!std::isfinite(value)) fail("{} is '{}'; it must be finite", key, text);
+  return value;
+}
+
+using Setter = std::function<void(Case&, std::string_view key, std::string_view value)>;
+
+Setter integer_setter(int64_t Case::*member, int64_t smallest, int64_t largest) {
+  return [=](Case& c, std::string_view key, std::string_view value) { c.*member = integer(key, value, smallest, largest); };
+}
+
+template <typename T, std::size_t N>
+Setter word_setter(T Case::*member, const Words<T, N>& words) {
+  return [member, &words](Case& c, std::string_view key, std::string_view value) { c.*member = value_of(words, key, value); };
+}
+
+const std::map<std::string_view, Setter>& setters() {
+  constexpr int64_t kMost = 1 << 20;
+  static const std::map<std::string_view, Setter> table{
+      {"batch", integer_setter(&Case::batch, 0, kMost)},
+      {"seqlen_q", integer_setter(&Case::seqlen_q, 0, kMaxSeqlen)},
+      {"seqlen_k", integer_setter(&Case::seqlen_k, 0, kMaxSeqlen)},
+      {"heads_q", integer_setter(&Case::heads_q, 1, kMost)},
+      {"heads_kv", integer_setter(&Case::heads_kv, 1, kMost)},
+      {"head_dim", integer_setter(&Case::head_dim, 1, kMost)},
+      {"head_dim_v", integer_setter(&Case::head_dim_v, 1, kMost)},
+      {"dtype", word_setter(&Case::dtype, kDtype)},
+      {"family", [](Case& c, std::string_view, std::string_view value) { c.family = value; }},
+      {"seed", [](Case& c, std::string_view key, std::string_view value) { c.seed = number<uint64_t>(key, value); }},
+      {"mask_heads", word_setter(&Case::mask_heads, kMaskHeads)},
+      {"mask_batch", word_setter(&Case::mask_per_batch, kMaskBatch)},
+      {"block_mask", word_setter(&Case::block_mask, kBlockMask)},
+      {"window", [](Case& c, std::string_view key, std::string_view value) { c.window = parse_window(key, value); }},
+      {"q_offset", [](Case& c, std::string_view key, std::string_view value) { c.q_offset = integer(key, value, -kMaxSeqlen, kMaxSeqlen); }},
+      {"layout", word_setter(&Case::layout, kLayout)},
+      {"dout", word_setter(&Case::expanded_dout, kDout)},
+      {"dlse", word_setter(&Case::dlse, kYesNo)},
+      {"scale", [](Case& c, std::string_view key, std::string_view value) { c.softmax_scale = parse_scale(key, value); }},
+      {"plan", word_setter(&Case::ready_plan, kYesNo)},
+  };
+  return table;
+}
+
+void set(Case& c, std::string_view word) {
+  const std::size_t equals = word.find('=');
+  const auto found = equals == std::string_view::npos ? setters().end() : setters().find(word.substr(0, equals));
+  if (found == setters().end()) {
+    std::string known;
+    for (const auto& [key, setter] : setters()) known += fmt::format("{}{}", known.empty() ? "" : ", ", key);
+    fail("a case has no '{}'; it is made of key=value with the keys {}", word, known);
+  }
+  found->second(c, found->first, word.substr(equals + 1));
+}
+
+}  // namespace
+
+double Case::scale() const { return softmax_scale.value_or(1 / std::sqrt(static_cast<double>(head_dim))); }
+
+std::string describe(const Case& c) {
+  std::string line = fmt::format(
+      "family={} seed={} batch={} seqlen_q={} seqlen_k={} heads_q={} heads_kv={} head_dim={} head_dim_v={} dtype={} mask_heads={} mask_batch={} "
+      "block_mask={} layout={} dout={} dlse={} plan={}",
+      c.family, c.seed, c.batch, c.seqlen_q, c.seqlen_k, c.heads_q, c.heads_kv, c.head_dim, c.head_dim_v, word(kDtype, c.dtype),
+      word(kMaskHeads, c.mask_heads), word(kMaskBatch, c.mask_per_batch), word(kBlockMask, c.block_mask), word(kLayout, c.layout),
+      word(kDout, c.expanded_dout), word(kYesNo, c.dlse), word(kYesNo, c.ready_plan));
+  if (c.window) line += fmt::format(" window={},{}", c.window->left, c.window->right);
+  if (c.q_offset) line += fmt::format(" q_offset={}", *c.q_offset);
+  if (c.softmax_scale) line += fmt::format(" scale={}", *c.softmax_scale);  // shortest text that reads back the same
+  return line;
+}
+
+Case parse_case(std::string_view line) {
+  constexpr std::string_view kBlank = " \t\r\n";
+  Case c;
+  for (std::size_t at = line.find_first_not_of(kBlank); at != std::string_view::npos;) {
+    const std::size_t end = std::min(line.find_first_of(kBlank, at), line.size());
+    set(c, line.substr(at, end - at));
+    at = line.find_first_not_of(kBlank, end);
+  }
+  if (c.heads_q % c.heads_kv != 0) fail("heads_q is {} and heads_kv {}; heads_q must be a multiple of heads_kv", c.heads_q, c.heads_kv);
+  return c;
+}
+
+DataType parse_dtype(std::string_view text) { return value_of(kDtype, "dtype", text); }
+
+}  // namespace flashmask::verify

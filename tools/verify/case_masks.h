@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "flashmask/families.h"
+#include "flashmask/mask.h"
+#include "verify/case.h"
+
+namespace flashmask::verify {
+
+/// A boolean matrix per mask batch entry and mask head, as the dense-mask mode takes it: nonzero = visible.
+struct DenseMask {
+  int64_t batch = 1;
+  int64_t heads = 1;
+  std::vector<uint8_t> visible;  ///< [batch, heads, seqlen_q, seqlen_k]
+};
+
+/// The length at which the family of a case is built: the larger of the two. Its last seqlen_q rows and
+/// its first seqlen_k keys are kept.
+int64_t square_length(const Case& c);
+
+/// The parameters of the family for one mask batch entry and mask head of the case, all of them written
+/// out, so that another rule can be given the same ones. A family that this does not know has none (it
+/// then draws its own from draw_seed).
+FamilyParameters draw_parameters(const Case& c, int64_t mask_batch, int64_t mask_head);
+
+/// The seed of that draw.
+uint64_t draw_seed(const Case& c, int64_t mask_batch, int64_t mask_head);
+
+/// The case's block mask, [batch, heads, ceil(seqlen_q / 128), ceil(seqlen_k / 128)], keeping about 70 %;
+/// empty without one.
+struct BlockGrid {
+  int64_t batch = 1;
+  int64_t heads = 1;
+  std::vector<uint8_t> keep;
+};
+BlockGrid draw_block_mask(const Case& c);
+
+/// The mask that the call is given: one draw of the family for each mask batch entry and head, cropped to
+/// the case's lengths and stacked, with the window intersected and the block mask laid over it.
+Mask make_mask(const Case& c);
+
+/// The mask that the call computes with: `mask` with the case's q_offset, if it has one.
+Mask effective_mask(const Case& c, const Mask& mask);
+
+/// What `mask` shows, to be compared against.
+DenseMask dense_of(const Mask& mask);
+
+}  // namespace flashmask::verify

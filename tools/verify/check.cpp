@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "verify/check.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <span>
+#include <string_view>
+
+namespace flashmask::verify {
+namespace {
+
+constexpr double kPlainFactor = 2, kPlainFloor = 1e-5;
+constexpr double kFloat32Relative = 1e-5;
+constexpr double kLseTolerance = 1e-3;
+
+double largest_magnitude(std::span<const double> values) {
+  double largest = 0;
+  for (const double value : values) largest = std::max(largest, std::fabs(value));
+  return largest;
+}
+
+double largest_row_norm(std::span<const double> values, int64_t columns) {
+  double largest = 0;
+  for (std::size_t row = 0; row < values.size(); row += static_cast<std::size_t>(columns)) {
+    double sum = 0;
+    for (const double value : values.subspan(row, static_cast<std::size_t>(columns))) sum += value * value;
+    largest = std::max(largest, std::sqrt(sum));
+  }
+  return largest;
+}
+
+struct Error {
+  double value = 0;
+  std::size_t at = 0;
+};
+
+Error largest_error(std::span<const double> got, std::span<const double> want) {
+  Error error;
+  for (std::size_t at = 0; at < got.size(); ++at) {
+    const double difference = std::fabs(got[at] - want[at]);
+    if (difference > error.value) error = {difference, at};
+  }
+  return error;
+}
+
+Error smaller(const Error& a, const Error& b) { return b.value < a.value ? b : a; }
+
+/// What an error may be, and why, in words.
+struct Limit {
+  double value = 0;
+  std::string rule;
+};
+
+std::string place(std::string_view name, int64_t b, int64_t h) { return fmt::format("{}: batch entry {}, head {}", name, b, h); }
+
+/// Reports the first NaN of a result; false if there is one.
+bool free_of_nan(std::string_view name, const HeadArray& got, Verdict& verdict) {
+  const auto is_nan = [](double value) { return std::isnan(value); };
+  const auto first = std::find_if(got.values.begin(), got.values.end(), is_nan);
+  if (first == got.values.end()) return true;
+  const int64_t at = first - got.values.begin(), head = at / got.head_size(), element = at % got.head_size();
+  verdict.failures.push_back(fmt::format("{}, row {}, column {}: NaN, the first of {}", place(name, head / got.heads, head % got.heads),
+                                         element / got.columns, element % got.columns,
+                                         std::count_if(got.values.begin(), got.values.end(), is_nan)));
+  return false;
+}
+
+/// Compares one result head by head; reports the head that is furthest over its limit. A head may be near
+/// `want` or near `also`, if that is given.
+template <typename LimitOfHead>
+void check_heads(std::string_view name, const HeadArray& got, const HeadArray& want, const HeadArray* also, LimitOfHead&& limit_of_head, Verdict& verdict) {
+  if (!free_of_nan(name, got, verdict)) return;
+  double worst = 0;
+  std::string failure;
+  for (int64_t b = 0; b < got.batch; ++b) {
+    for (int64_t h = 0; h < got.heads; ++h) {
+      Error error = largest_error(got.head(b, h), want.head(b, h));
+      if (also) error = smaller(error, largest_error(got.head(b, h), also->head(b, h)));
+      if (error.value == 0) continue;
+      const Limit limit = limit_of_head(b, h);
+      const double ratio = limit.value > 0 ? error.value / limit.value : std::numeric_limits<double>::infinity();
+      if (ratio <= worst) continue;
+      worst = ratio;
+      if (ratio <= 1) continue;
+      const auto at = static_cast<int64_t>(error.at);
+      failure = fmt::format("{}, row {}, column {}: got {}, oracle {}; the error {:.3g} is over {:.3g} ({})", place(name, b, h), at / got.columns,
+                            at % got.columns, got.head(b, h)[error.at], want.head(b, h)[error.at], error.value, limit.value, limit.rule);
+    }
+  }
+  verdict.figures[std::string(name)] = worst;
+  if (!failure.empty()) verdict.failures.push_back(std::move(failure));
+}
+
+class AccuracyCheck {
+ public:
+  AccuracyCheck(const Problem& problem, const DenseMask& dense, const Results& got, const Results& oracle, const Plain& plain, Verdict& verdict)
+      : problem_(problem), c_(problem.c), got_(got), oracle_(oracle), plain_(plain), verdict_(verdict), sight_(c_, dense) {}
+
+  void run() {
+    check_value("out", got_.out, oracle_.out, plain_.results.out);
+    check_lse();
+    check_gradient("dq", true, got_.dq, oracle_.dq, plain_.results.dq, plain_.inherited_dq);
+    check_gradient("dk", false, got_.dk, oracle_.dk, plain_.results.dk, plain_.inherited_dk);
+    check_value("dv", got_.dv, oracle_.dv, plain_.results.dv);
+    check_zeros("out", got_.out, sight_.keys_of_row, "row");
+    check_zeros("dq", got_.dq, sight_.keys_of_row, "row");
+    check_zeros("dk", got_.dk, sight_.rows_of_key, "key");
+    check_zeros("dv", got_.dv, sight_.rows_of_key, "key");
+  }
+
+ private:
+  bool is_float32() const { return c_.dtype == DataType::kFloat32; }
+
+  /// out and dv.
+  void check_value(std::string_view name, const HeadArray& got, const HeadArray& oracle, const HeadArray& plain) {
+    const auto limit = [&](int64_t b, int64_t h) { return is_float32() ? float32_limit(oracle, b, h) : plain_limit(oracle, plain, b, h); };
+    check_heads(name, got, oracle, nullptr, limit, verdict_);
+  }
+
+  /// dq (`of_queries`) and dk.
+  void check_gradient(std::string_view name, bool of_queries, const HeadArray& got, const HeadArray& oracle, const HeadArray& plain,
+                      const HeadArray& inherited) {
+    if (is_float32()) {
+      const auto limit = [&](int64_t b, int64_t h) {
+        const Limit ordinary = float32_limit(oracle, b, h), cancelled = cancellation_limit(of_queries, oracle, b, h);
+        return cancelled.value > ordinary.value ? cancelled : ordinary;
+      };
+      return check_heads(name, got, oracle, nullptr, limit, verdict_);
+    }
+    HeadArray for_given_out = oracle;
+    for (std::size_t n = 0; n < inherited.values.size(); ++n) for_given_out.values[n] += inherited.values[n];
+    check_heads(name, got, oracle, &for_given_out, [&](int64_t b, int64_t h) { return plain_limit(oracle, plain, b, h); }, verdict_);
+  }
+
+  static Limit plain_limit(const HeadArray& oracle, const HeadArray& plain, int64_t b, int64_t h) {
+    const double error = largest_error(plain.head(b, h), oracle.head(b, h)).value;
+    return {kPlainFactor * error + kPlainFloor, fmt::format("{} x the plain implementation's {:.3g} + {}", kPlainFactor, error, kPlainFloor)};
+  }
+
+  static Limit float32_limit(const HeadArray& oracle, int64_t b, int64_t h) {
+    const double largest = largest_magnitude(oracle.head(b, h));
+    return {kFloat32Relative * largest, fmt::format("{} x the oracle's largest, {:.3g}", kFloat32Relative, largest)};
+  }
+
+  /// dS = P (dP - mean of dP) of a row cancels to nothing where one key has nearly all of P: exactly for rows
+  /// that see one key, nearly for saturated ones. If that is so for all rows of a head, the largest value of
+  /// dq or dk is no measure of their error; what is left is the rounding of the terms, one unit in the last
+  /// place of products of the vectors' norms. That all rows of the head are so is told from the oracle's
+  /// gradient being far below what such norms give. 0 for all other heads.
+  Limit cancellation_limit(bool of_queries, const HeadArray& oracle, int64_t b, int64_t h) const {
+    const int64_t group = c_.heads_q / c_.heads_kv, kv = of_queries ? h / group : h;
+    const int64_t first = of_queries ? h : h * group, last = of_queries ? h + 1 : (h + 1) * group;
+    double dout_norm = 0, q_largest = 0;
+    int32_t keys = 1;  // most keys that a row sees
+    for (int64_t head = first; head < last; ++head) {
+      keys = std::max(keys, largest_count(sight_.keys_of_row, b * c_.heads_q + head, c_.seqlen_q));
+      dout_norm = std::max(dout_norm, largest_row_norm(dout_.head(b, head), c_.head_dim_v));
+      q_largest = std::max(q_largest, largest_magnitude(q_.head(b, head)));
+    }
+    const int32_t rows = largest_count(sight_.rows_of_key, b * c_.heads_kv + kv, c_.seqlen_k);
+    const double factor = of_queries ? largest_magnitude(k_.head(b, kv)) : q_largest * std::sqrt(static_cast<double>(std::max(rows, 1)));
+    const double terms = std::fabs(c_.scale()) * dout_norm * largest_row_norm(v_.head(b, kv), c_.head_dim_v) * factor;
+    const double usual = terms / std::sqrt(static_cast<double>(c_.head_dim_v * keys));
+    constexpr double kFarBelow = 0.05, kUnitInLastPlace = 0x1p-23;
+    if (c_.dlse || largest_magnitude(oracle.head(b, h)) > kFarBelow * usual) return {};
+    return {kUnitInLastPlace * terms, "rounding of terms that cancel"};
+  }
+
+  static int32_t largest_count(const std::vector<int32_t>& counts, int64_t head, int64_t length) {
+    const auto begin = counts.begin() + head * length;
+    return length > 0 ? *std::max_element(begin, begin + length) : 0;
+  }
+
+  void check_lse() {
+    if (!free_of_nan("lse", got_.lse, verdict_)) return;
+    double worst = 0;
+    std::string failure;
+    for (std::size_t at = 0; at < got_.lse.values.size(); ++at) {
+      const double got = got_.lse.values[at], want = oracle_.lse.values[at];
+      if (got == want) continue;  // both -inf, among others
+      const double limit = kLseTolerance * std::max(1.0, std::fabs(want));
+      const double ratio = std::isinf(want) ? std::numeric_limits<double>::infinity() : std::fabs(got - want) / limit;
+      if (ratio <= worst) continue;
+      worst = ratio;
+      if (ratio <= 1) continue;
+      const auto head = static_cast<int64_t>(at) / got_.lse.rows;
+      failure = fmt::format("{}, row {}: got {}, oracle {}; the error may be 1e-3 x max(1, |lse|), and -inf must be -inf",
+                            place("lse", head / c_.heads_q, head % c_.heads_q), static_cast<int64_t>(at) % got_.lse.rows, got, want);
+    }
+    verdict_.figures["lse"] = worst;
+    if (!failure.empty()) verdict_.failures.push_back(std::move(failure));
+  }
+
+  /// Rows of `got` whose count of what they see (or are seen by) is 0 must be exactly 0.
+  void check_zeros(std::string_view name, const HeadArray& got, const std::vector<int32_t>& counts, std::string_view what) {
+    for (std::size_t row = 0; row < counts.size(); ++row) {
+      if (counts[row] > 0) continue;
+      const auto begin = got.values.begin() + static_cast<int64_t>(row) * got.columns;
+      if (std::all_of(begin, begin + got.columns, [](double value) { return value == 0; })) continue;
+      const auto head = static_cast<int64_t>(row) / got.rows;
+      verdict_.failures.push_back(fmt::format("{}, {} {}: sees nothing, but is not exactly 0", place(name, head / got.heads, head % got.heads), what,
+                                              static_cast<int64_t>(row) % got.rows));
+      return;
+    }
+  }
+
+  const Problem& problem_;
+  const Case& c_;
+  const Results &got_, &oracle_;
+  const Plain& plain_;
+  Verdict& verdict_;
+  const Sight sight_;
+  const HeadArray q_ = problem_.q.values(), k_ = problem_.k.values(), v_ = problem_.v.values(), dout_ = problem_.dout.values();
+};
+
+void check_same(std::string_view name, const HeadArray& masked, const HeadArray& dense_run, Verdict& verdict) {
+  for (std::size_t n = 0; n < masked.values.size(); ++n) {
+    if (masked.values[n] == dense_run.values[n]) continue;
+    const auto at = static_cast<int64_t>(n);
+    const int64_t head = at / masked.head_size(), element = at % masked.head_size();
+    verdict.failures.push_back(fmt::format("{}, row {}, column {}: {} with the mask, {} with the dense mask; they must have the same bits",
+                                           place(name, head / masked.heads, head % masked.heads), element / masked.columns, element % masked.columns,
+                                           masked.values[n], dense_run.values[n]));
+    return;
+  }
+}
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/// Live tiles of one matrix [seqlen_q, seqlen_k].
+int64_t count_live_tiles(const Case& c, const uint8_t* visible, TileShape tile) {
+  int64_t live = 0;
+  std::vector<uint8_t> seen(static_cast<std::size_t>(ceil_div(c.seqlen_k, tile.keys)));
+  for (int64_t i = 0; i < c.seqlen_q; ++i) {
+    for (int64_t j = 0; j < c.seqlen_k; ++j) seen[static_cast<std::size_t>(j / tile.keys)] |= visible[i * c.seqlen_k + j];
+    const bool last_of_tile = (i + 1) % tile.rows == 0 || i + 1 == c.seqlen_q;
+    if (!last_of_tile) continue;
+    live += std::count_if(seen.begin(), seen.end(), [](uint8_t any) { return any != 0; });
+    std::fill(seen.begin(), seen.end(), uint8_t{0});
+  }
+  return live;
+}
+
+}  // namespace
+
+Sight::Sight(const Case& c, const DenseMask& dense)
+    : keys_of_row(static_cast<std::size_t>(c.batch * c.heads_q * c.seqlen_q)), rows_of_key(static_cast<std::size_t>(c.batch * c.heads_kv * c.seqlen_k)) {
+  const int64_t group = c.heads_q / c.heads_kv;
+  for (int64_t b = 0; b < c.batch; ++b) {
+    for (int64_t h = 0; h < c.heads_q; ++h) {
+      const uint8_t* visible = visible_matrix(c, dense, b, h);
+      int32_t* keys = keys_of_row.data() + (b * c.heads_q + h) * c.seqlen_q;
+      int32_t* rows = rows_of_key.data() + (b * c.heads_kv + h / group) * c.seqlen_k;
+      for (int64_t i = 0; i < c.seqlen_q; ++i) {
+        for (int64_t j = 0; j < c.seqlen_k; ++j) {
+          const int32_t sees = visible[i * c.seqlen_k + j] != 0;
+          keys[i] += sees;
+          rows[j] += sees;
+        }
+      }
+    }
+  }
+}
+
+Results results_of(const Outputs& outputs, const Case& c) {
+  Results results(c);
+  results.out = outputs.out.values();
+  results.lse = outputs.lse.values();
+  results.dq = outputs.dq.values();
+  results.dk = outputs.dk.values();
+  results.dv = outputs.dv.values();
+  return results;
+}
+
+void check_accuracy(const Problem& problem, const DenseMask& dense, const Results& got, const Results& oracle, const Plain& plain,
+                    Verdict& verdict) {
+  AccuracyCheck(problem, dense, got, oracle, plain, verdict).run();
+}
+
+void check_identical(const Results& masked, const Results& dense_run, Verdict& verdict) {
+  check_same("out", masked.out, dense_run.out, verdict);
+  check_same("lse", masked.lse, dense_run.lse, verdict);
+  check_same("dq", masked.dq, dense_run.dq, verdict);
+  check_same("dk", masked.dk, dense_run.dk, verdict);
+  check_same("dv", masked.dv, dense_run.dv, verdict);
+}
+
+void check_gaps(const Outputs& outputs, std::string_view which_run, Verdict& verdict) {
+  for (const auto& [name, tensor] : {std::pair<std::string_view, const Tensor&>{"out", outputs.out}, {"lse", outputs.lse}, {"dq", outputs.dq},
+                                     {"dk", outputs.dk}, {"dv", outputs.dv}}) {
+    if (!tensor.gaps_intact()) verdict.failures.push_back(fmt::format("{}: the {} wrote outside of the tensor's elements", name, which_run));
+  }
+}
+
+int64_t count_live_tiles(const Case& c, const DenseMask& dense, TileShape tile) {
+  int64_t live = 0;
+  for (int64_t m = 0; m < dense.batch * dense.heads; ++m) live += count_live_tiles(c, dense.visible.data() + m * c.seqlen_q * c.seqlen_k, tile);
+  // Every matrix serves the same number of (batch entry, query head) pairs.
+  return live * (c.batch / dense.batch) * (c.heads_q / dense.heads);
+}
+
+}  // namespace flashmask::verify

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "flashmask/tiles.h"
+#include "verify/case_masks.h"
+#include "verify/oracle.h"
+#include "verify/problem.h"
+
+namespace flashmask::verify {
+
+/// What became of a case.
+struct Verdict {
+  std::vector<std::string> failures;  ///< one line each; none: the case passed
+  /// Largest error of each result, in units of what it may be (1 is the limit).
+  std::map<std::string, double> figures;
+
+  bool passed() const { return failures.empty(); }
+};
+
+/// How many keys each row sees, and how many rows see each key.
+struct Sight {
+  Sight(const Case& c, const DenseMask& dense);
+  std::vector<int32_t> keys_of_row;  ///< [batch, heads_q, seqlen_q]
+  std::vector<int32_t> rows_of_key;  ///< [batch, heads_kv, seqlen_k], over the query heads of the group
+};
+
+Results results_of(const Outputs& outputs, const Case& c);
+
+/// The accuracy rule, per head:
+///   16-bit types: error <= 2 x the plain implementation's + 1e-5 (dq and dk of a head may keep to that against
+///     the oracle, or against the exact gradients for the rounded out that the backward is handed);
+///   float32: error <= 1e-5 x the largest value of the oracle's (of dq and dk: or the rounding of the terms,
+///     where they cancel almost entirely);
+///   lse: error <= 1e-3 x max(1, |lse|), -inf exactly where the oracle has it.
+/// NaN is a failure everywhere; rows and keys that see nothing have exact zeros. `plain` is read for 16-bit
+/// types only.
+void check_accuracy(const Problem& problem, const DenseMask& dense, const Results& got, const Results& oracle, const Plain& plain,
+                    Verdict& verdict);
+
+/// Bit for bit the same in everything (-0 equals +0).
+void check_identical(const Results& masked, const Results& dense_run, Verdict& verdict);
+
+/// Nothing but the tensors' elements was written.
+void check_gaps(const Outputs& outputs, std::string_view which_run, Verdict& verdict);
+
+/// Tiles with a visible element, counted one by one, over all batch entries and query heads.
+int64_t count_live_tiles(const Case& c, const DenseMask& dense, TileShape tile);
+
+}  // namespace flashmask::verify

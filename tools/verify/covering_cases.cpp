@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "verify/covering_cases.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+#include <utility>
+
+#include "flashmask/families.h"
+#include "verify/random.h"
+
+namespace flashmask::verify {
+namespace {
+
+constexpr uint64_t kSeed = 20241002;
+constexpr std::size_t kAtLeast = 1536;
+/// Multiply-adds of the forward's products that a case may take, unless two values cannot meet in less.
+constexpr int64_t kBudget = 32'000'000;
+/// Rows tried for every row of the list.
+constexpr int kCandidates = 6;
+
+constexpr std::array<std::pair<int64_t, int64_t>, 14> kLengths{{{1, 128}, {64, 192}, {128, 127}, {127, 128}, {239, 203}, {799, 211}, {113, 211},
+                                                               {300, 300}, {1023, 1024}, {1024, 1023}, {2048, 2048}, {0, 0}, {0, 64}, {64, 0}}};
+constexpr std::array<std::pair<int64_t, int64_t>, 6> kHeads{{{1, 1}, {4, 1}, {4, 4}, {6, 2}, {14, 1}, {16, 4}}};
+/// head_dim, and the head_dim_v other than it.
+constexpr std::array<std::pair<int64_t, int64_t>, 15> kHeadDims{{{8, 16}, {16, 8}, {24, 40}, {32, 64}, {40, 24}, {64, 32}, {72, 128}, {80, 96},
+                                                                {96, 111}, {111, 64}, {128, 64}, {136, 80}, {160, 128}, {192, 128}, {256, 128}}};
+
+enum Dimension : std::size_t {
+  kBatch, kLength, kHead, kHeadDim, kHeadDimV, kFamily, kMaskHeads, kMaskBatch, kBlockMask, kDtype, kLayout, kDlse, kDout, kScale, kPlan, kDimensions
+};
+
+/// One value's index for each dimension.
+using Row = std::array<int, kDimensions>;
+constexpr int kUnset = -1;
+
+std::array<int, kDimensions> value_counts() {
+  std::array<int, kDimensions> counts{};
+  counts.fill(2);
+  counts[kBatch] = 9;
+  counts[kLength] = kLengths.size();
+  counts[kHead] = kHeads.size();
+  counts[kHeadDim] = kHeadDims.size();
+  counts[kFamily] = static_cast<int>(families().size());
+  for (const Dimension d : {kMaskHeads, kBlockMask, kDtype, kLayout}) counts[d] = 3;
+  return counts;
+}
+
+Case to_case(const Row& row, uint64_t seed) {
+  const auto at = [&](Dimension d) { return static_cast<std::size_t>(std::max(row[d], 0)); };
+  Case c;
+  c.seed = seed;
+  c.batch = static_cast<int64_t>(at(kBatch)) + 1;
+  std::tie(c.seqlen_q, c.seqlen_k) = kLengths[at(kLength)];
+  std::tie(c.heads_q, c.heads_kv) = kHeads[at(kHead)];
+  c.head_dim = kHeadDims[at(kHeadDim)].first;
+  c.head_dim_v = at(kHeadDimV) ? kHeadDims[at(kHeadDim)].second : c.head_dim;
+  c.family = families()[at(kFamily)].name;
+  c.mask_heads = static_cast<MaskHeads>(at(kMaskHeads));
+  c.mask_per_batch = at(kMaskBatch) != 0;
+  c.block_mask = static_cast<BlockMask>(at(kBlockMask));
+  c.dtype = std::array{DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}[at(kDtype)];
+  c.layout = static_cast<Layout>(at(kLayout));
+  c.dlse = at(kDlse) != 0;
+  c.expanded_dout = at(kDout) != 0;
+  if (at(kScale)) c.softmax_scale = 0.7 / std::sqrt(static_cast<double>(c.head_dim));
+  c.ready_plan = at(kPlan) != 0;
+  return c;
+}
+
+/// The least that a row with these values can cost: dimensions that are not set cost nothing more (the first
+/// batch, heads and head dim are the cheapest), and unset lengths nothing at all.
+int64_t least_cost(const Row& row) {
+  if (row[kLength] != kUnset) return to_case(row, 0).cost();
+  Row shortest = row;
+  shortest[kLength] = 0;
+  return to_case(shortest, 0).cost();
+}
+
+/// Whether a length is zero.
+bool is_empty(const Row& row) {
+  if (row[kLength] == kUnset) return false;
+  const auto [seqlen_q, seqlen_k] = kLengths[static_cast<std::size_t>(row[kLength])];
+  return seqlen_q == 0 || seqlen_k == 0;
+}
+
+/// Which pairs of values have met.
+class Pairs {
+ public:
+  explicit Pairs(const std::array<int, kDimensions>& counts) {
+    std::exclusive_scan(counts.begin(), counts.end(), first_.begin(), 0);
+    values_ = first_.back() + counts.back();
+    open_.assign(static_cast<std::size_t>(values_ * values_), false);
+  }
+
+  void open(Dimension d, int v, Dimension e, int w) {
+    open_[index(d, v, e, w)] = true;
+    waiting_.push_back({d, v, e, w});
+  }
+  bool is_open(std::size_t d, int v, std::size_t e, int w) const { return open_[index(d, v, e, w)]; }
+
+  struct Pair {
+    std::size_t d;
+    int v;
+    std::size_t e;
+    int w;
+  };
+  /// The next pair that has not met, in the order of `open`; false if all have.
+  bool next(Pair& pair) {
+    while (at_ < waiting_.size() && !is_open(waiting_[at_].d, waiting_[at_].v, waiting_[at_].e, waiting_[at_].w)) ++at_;
+    if (at_ == waiting_.size()) return false;
+    pair = waiting_[at_];
+    return true;
+  }
+  void shuffle(Random& random) {
+    for (std::size_t n = waiting_.size(); n > 1; --n) std::swap(waiting_[n - 1], waiting_[static_cast<std::size_t>(random.integer(0, static_cast<int64_t>(n) - 1))]);
+  }
+
+  /// Pairs that value v of dimension d would close with the values of the row that are set.
+  int gain(const Row& row, std::size_t d, int v) const {
+    int pairs = 0;
+    for (std::size_t e = 0; e < kDimensions; ++e) pairs += e != d && row[e] != kUnset && is_open(d, v, e, row[e]);
+    return pairs;
+  }
+  int gain(const Row& row) const {
+    int pairs = 0;
+    for (std::size_t d = 0; d < kDimensions; ++d) pairs += gain(row, d, row[d]);
+    return pairs / 2;
+  }
+  void close(const Row& row) {
+    for (std::size_t d = 0; d < kDimensions; ++d) {
+      for (std::size_t e = d + 1; e < kDimensions; ++e) open_[index(d, row[d], e, row[e])] = false;
+    }
+  }
+
+ private:
+  std::size_t index(std::size_t d, int v, std::size_t e, int w) const {
+    if (d > e) return index(e, w, d, v);
+    return static_cast<std::size_t>((first_[d] + v) * values_ + first_[e] + w);
+  }
+
+  std::array<int, kDimensions> first_{};
+  int values_ = 0;
+  std::vector<bool> open_;
+  std::vector<Pair> waiting_;
+  std::size_t at_ = 0;
+};
+
+class CoveringList {
+ public:
+  std::vector<Case> make() {
+    add_rows(all_pairs(/*again=*/false), SIZE_MAX);
+    // Again and again in other combinations, but for what costs much or nothing.
+    while (rows_.size() < kAtLeast) add_rows(all_pairs(/*again=*/true), kAtLeast);
+    std::vector<Case> cases;
+    for (const Row& row : rows_) cases.push_back(to_case(row, mix(kSeed, cases.size())));
+    return cases;
+  }
+
+ private:
+  Pairs all_pairs(bool again) {
+    Pairs pairs(counts_);
+    for (std::size_t d = 0; d < kDimensions; ++d) {
+      for (std::size_t e = d + 1; e < kDimensions; ++e) {
+        for (int v = 0; v < counts_[d]; ++v) {
+          for (int w = 0; w < counts_[e]; ++w) {
+            if (again && !worth_repeating(pair_row({d, v, e, w}))) continue;
+            pairs.open(static_cast<Dimension>(d), v, static_cast<Dimension>(e), w);
+          }
+        }
+      }
+    }
+    pairs.shuffle(random_);
+    return pairs;
+  }
+
+  static bool worth_repeating(const Row& row) { return !is_empty(row) && least_cost(row) <= kBudget; }
+
+  /// Adds rows until every pair has met or there are `most` rows.
+  void add_rows(Pairs pairs, std::size_t most) {
+    for (Pairs::Pair pair; rows_.size() < most && pairs.next(pair);) {
+      Row best = fill(pair, pairs);
+      for (int n = 1; n < kCandidates; ++n) {
+        const Row candidate = fill(pair, pairs);
+        if (pairs.gain(candidate) > pairs.gain(best)) best = candidate;
+      }
+      pairs.close(best);
+      rows_.push_back(best);
+    }
+  }
+
+  static Row pair_row(const Pairs::Pair& pair) {
+    Row row;
+    row.fill(kUnset);
+    row[pair.d] = pair.v;
+    row[pair.e] = pair.w;
+    return row;
+  }
+
+  /// A row with this pair in which every other dimension, in a random order, takes the value that closes
+  /// most pairs among those the budget allows.
+  Row fill(const Pairs::Pair& pair, const Pairs& pairs) {
+    Row row = pair_row(pair);
+    const int64_t budget = std::max(kBudget, least_cost(row));
+    std::array<std::size_t, kDimensions> order;
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    for (std::size_t n = order.size(); n > 1; --n) std::swap(order[n - 1], order[static_cast<std::size_t>(random_.integer(0, static_cast<int64_t>(n) - 1))]);
+    for (const std::size_t d : order) {
+      if (row[d] == kUnset) row[d] = best_value(row, d, budget, pairs);
+    }
+    return row;
+  }
+
+  int best_value(Row row, std::size_t d, int64_t budget, const Pairs& pairs) {
+    int best = kUnset, best_gain = -1;
+    const auto start = static_cast<int>(random_.integer(0, counts_[d] - 1));  // ties go to a random value
+    for (int n = 0; n < counts_[d]; ++n) {
+      row[d] = (start + n) % counts_[d];
+      if (least_cost(row) > budget) continue;
+      const int gain = pairs.gain(row, d, row[d]);
+      if (d == kLength && gain == 0 && is_empty(row)) continue;  // not as a filler
+      if (gain > best_gain) {
+        best = row[d];
+        best_gain = gain;
+      }
+    }
+    return best == kUnset ? 0 : best;  // the first value is the cheapest of every dimension that costs
+  }
+
+  const std::array<int, kDimensions> counts_ = value_counts();
+  Random random_{kSeed};
+  std::vector<Row> rows_;
+};
+
+}  // namespace
+
+std::vector<Case> covering_cases() { return CoveringList().make(); }
+
+}  // namespace flashmask::verify

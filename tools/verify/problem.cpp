@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "verify/problem.h"
+
+#include <algorithm>
+
+#include "flashmask/status.h"
+#include "verify/random.h"
+
+namespace flashmask::verify {
+namespace {
+
+/// Refuses what no machine holds, before sizes are multiplied.
+const Case& checked(const Case& c) {
+  constexpr double kMostElements = 0x1p40;
+  const auto elements = [&](int64_t seqlen, int64_t heads, int64_t dim) {
+    return static_cast<double>(c.batch) * static_cast<double>(seqlen) * static_cast<double>(heads) * static_cast<double>(dim);
+  };
+  const double largest = std::max(elements(c.seqlen_q, c.heads_q, std::max(c.head_dim, c.head_dim_v)),
+                                  elements(c.seqlen_k, c.heads_kv, std::max(c.head_dim, c.head_dim_v)));
+  if (largest > kMostElements) throw Error(ErrorCode::kInvalidArgument, "a tensor would have more than 2^40 elements; use fewer batch entries or heads, or shorter sequences");
+  return c;
+}
+
+Tensor make_dout(const Case& c) {
+  return c.expanded_dout ? Tensor::expanded(c.dtype, c.batch, c.seqlen_q, c.heads_q, c.head_dim_v)
+                         : Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_q, c.heads_q, c.head_dim_v);
+}
+
+Tensor make_lse(const Case& c) { return Tensor::lse(DataType::kFloat32, c.layout, c.batch, c.heads_q, c.seqlen_q); }
+
+}  // namespace
+
+Problem::Problem(const Case& of)
+    : c(checked(of)), q(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_q, c.heads_q, c.head_dim)),
+      k(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_k, c.heads_kv, c.head_dim)),
+      v(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_k, c.heads_kv, c.head_dim_v)), dout(make_dout(c)) {
+  if (c.dlse) dlse = make_lse(c);
+  Random random(mix(c.seed, kTensorStream));
+  const auto normal = [&] { return random.normal(); };
+  q.fill(normal);
+  k.fill(normal);
+  v.fill(normal);
+  dout.fill(normal);
+  if (dlse) dlse->fill(normal);
+}
+
+Outputs::Outputs(const Case& c)
+    : out(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_q, c.heads_q, c.head_dim_v)), lse(make_lse(c)),
+      dq(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_q, c.heads_q, c.head_dim)),
+      dk(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_k, c.heads_kv, c.head_dim)),
+      dv(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_k, c.heads_kv, c.head_dim_v)) {}
+
+ForwardArgs forward_args(const AttentionInputs& inputs, const Outputs& outputs) { return {inputs, outputs.out.view(), outputs.lse.view()}; }
+
+BackwardArgs backward_args(const AttentionInputs& inputs, const Problem& problem, const Outputs& outputs) {
+  return {inputs, outputs.out.view(), outputs.lse.view(), problem.dout.view(), problem.dlse ? problem.dlse->view() : TensorView{},
+          outputs.dq.view(), outputs.dk.view(), outputs.dv.view()};
+}
+
+}  // namespace flashmask::verify

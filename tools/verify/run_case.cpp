@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "verify/run_case.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "flashmask/plan.h"
+#include "verify/oracle.h"
+#include "verify/problem.h"
+
+namespace flashmask::verify {
+namespace {
+
+/// One case on the backend under test.
+class CaseRun {
+ public:
+  CaseRun(const Case& c, const RunOptions& options, const DenseMask& dense, Verdict& verdict)
+      : problem_(c), c_(problem_.c), options_(options), dense_(dense), verdict_(verdict) {
+    if (c_.has_mask()) mask_ = make_mask(c_);
+    if (c_.ready_plan) plan_.emplace(effective_mask(c_, mask_ ? *mask_ : make_mask(c_)));
+  }
+
+  void run() {
+    const Results masked = run_once(false, "run with the mask"), dense_run = run_once(true, "run with the dense mask");
+    check_identical(masked, dense_run, verdict_);
+    const Results oracle = run_oracle(problem_, dense_);
+    const Plain plain = c_.dtype == DataType::kFloat32 ? Plain(c_) : run_plain(problem_, dense_, masked.out, oracle.out);
+    check_accuracy(problem_, dense_, masked, oracle, plain, verdict_);
+  }
+
+ private:
+  AttentionInputs inputs(bool dense_mode) const {
+    AttentionInputs inputs{.q = problem_.q.view(), .k = problem_.k.view(), .v = problem_.v.view()};
+    if (plan_) inputs.plan = plan_->view();
+    if (dense_mode) {
+      inputs.dense_mask = TensorView::contiguous(dense_.visible.data(), DataType::kUInt8, {dense_.batch, dense_.heads, c_.seqlen_q, c_.seqlen_k});
+    } else {
+      inputs.mask = mask_;
+    }
+    return inputs;
+  }
+
+  Options call_options(bool dense_mode, ExecutedTiles& executed) const {
+    Options call{.softmax_scale = c_.softmax_scale, .deterministic = true, .backend = options_.backend, .executed_tiles = &executed};
+    // A dense mask has no band to shift, and a call without a mask shows everything.
+    if (!dense_mode && mask_) call.q_offset = c_.q_offset;
+    call.threads = dense_mode ? 1 : options_.threads;
+    return call;
+  }
+
+  /// Forward and backward on poisoned outputs.
+  Results run_once(bool dense_mode, std::string_view which) {
+    Outputs outputs(c_);
+    ExecutedTiles executed;
+    const Options call = call_options(dense_mode, executed);
+    const ForwardArgs to_run = forward_args(inputs(dense_mode), outputs);
+    const Explanation explanation = explain(to_run, call);
+    with_workspace(forward_workspace(to_run, call), which,
+                   [&](std::span<std::byte> workspace) { options_.implementation.forward(to_run, workspace, call); });
+    const BackwardArgs back = backward_args(inputs(dense_mode), problem_, outputs);
+    with_workspace(backward_workspace(back, call), which,
+                   [&](std::span<std::byte> workspace) { options_.implementation.backward(back, workspace, call); });
+    check_gaps(outputs, which, verdict_);
+    check_tiles(explanation, executed, dense_mode, which);
+    return results_of(outputs, c_);
+  }
+
+  template <typename Call>
+  void with_workspace(std::size_t bytes, std::string_view which, Call&& call) {
+    PoisonedBytes workspace(bytes, static_cast<std::size_t>(c_.seed % 64));  // misaligned: no alignment is asked for
+    call(workspace.bytes());
+    if (!workspace.guards_intact()) verdict_.failures.push_back(fmt::format("workspace: the {} wrote outside of it", which));
+  }
+
+  void check_tiles(const Explanation& explanation, const ExecutedTiles& executed, bool dense_mode, std::string_view which) {
+    if (explanation.backend == "reference") return;  // goes by elements, not by tiles
+    // The dense mode skips nothing.
+    const int64_t expected = dense_mode ? explanation.tiles : count_live_tiles(c_, dense_, explanation.tile);
+    if (explanation.live_tiles != expected) {
+      verdict_.failures.push_back(fmt::format("tiles: the plan has {} live tiles of {} x {} for the {}; counted one by one there are {}", explanation.live_tiles,
+                                              explanation.tile.rows, explanation.tile.keys, which, expected));
+    }
+    const auto check_pass = [&](std::string_view pass, int64_t count) {
+      if (count != expected) verdict_.failures.push_back(fmt::format("tiles: the {} executed {} in the {}; {} are live", which, count, pass, expected));
+    };
+    check_pass("forward", executed.forward);
+    check_pass("backward over rows", executed.backward_rows);
+    check_pass("backward over keys", executed.backward_keys);
+  }
+
+  const Problem problem_;
+  const Case& c_;
+  const RunOptions& options_;
+  const DenseMask& dense_;
+  Verdict& verdict_;
+  std::optional<Mask> mask_;
+  std::optional<Plan> plan_;
+};
+
+/// Runs f; what it throws is a failure of the case.
+template <typename F>
+void catching(Verdict& verdict, F&& f) {
+  try {
+    f();
+  } catch (const std::exception& error) {
+    verdict.failures.push_back(fmt::format("threw: {}", error.what()));
+  }
+}
+
+}  // namespace
+
+Verdict run_case(const Case& c, const RunOptions& options, const DenseMask& dense) {
+  Verdict verdict;
+  catching(verdict, [&] { CaseRun(c, options, dense, verdict).run(); });
+  return verdict;
+}
+
+Verdict run_case(const Case& c, const RunOptions& options) {
+  DenseMask dense;
+  Verdict verdict;
+  catching(verdict, [&] { dense = options.dense ? options.dense(c) : dense_of(effective_mask(c, make_mask(c))); });
+  return verdict.passed() ? run_case(c, options, dense) : verdict;
+}
+
+void run_cases(std::span<const Case> cases, const RunOptions& options, int jobs, const std::function<void(std::size_t, const Verdict&)>& done) {
+  // The most expensive first, so that no worker is left with one of them at the end.
+  std::vector<std::size_t> order(cases.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return cases[a].cost() > cases[b].cost(); });
+  std::atomic<std::size_t> next{0};
+  std::mutex mutex;
+  const auto work = [&] {
+    for (std::size_t n = next++; n < order.size(); n = next++) {
+      const Verdict verdict = run_case(cases[order[n]], options);
+      const std::lock_guard lock(mutex);
+      done(order[n], verdict);
+    }
+  };
+  const auto cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  std::vector<std::jthread> workers;
+  for (int n = 1; n < (jobs > 0 ? jobs : cores); ++n) workers.emplace_back(work);
+  work();
+}
+
+}  // namespace flashmask::verify

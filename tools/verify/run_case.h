@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <string>
+
+#include "flashmask/attention.h"
+#include "verify/case.h"
+#include "verify/case_masks.h"
+#include "verify/check.h"
+
+namespace flashmask::verify {
+
+/// What is under test; by default the library's own functions.
+struct Implementation {
+  std::function<void(const ForwardArgs&, std::span<std::byte>, const Options&)> forward = flashmask::forward;
+  std::function<void(const BackwardArgs&, std::span<std::byte>, const Options&)> backward = flashmask::backward;
+};
+
+struct RunOptions {
+  /// The backend under test.
+  std::string backend = "cpu";
+  /// Threads of the run with the mask; the run with the dense mask takes one, so that comparing their bits
+  /// also shows that threads change nothing.
+  int threads = 2;
+  /// What is visible, for the oracle and the dense run; by default what the case's own mask says. A test
+  /// puts an independent rule here.
+  std::function<DenseMask(const Case&)> dense{};
+  Implementation implementation{};
+};
+
+/// Runs a case forward and backward, with its mask and with the dense one, and checks: accuracy against the
+/// oracle, the same bits in both runs, executed tiles equal to the live ones in both directions, and that
+/// nothing was written but the outputs and the workspace (both poisoned beforehand). Whatever is thrown on
+/// the way is a failure too.
+Verdict run_case(const Case& c, const RunOptions& options);
+Verdict run_case(const Case& c, const RunOptions& options, const DenseMask& dense);
+
+/// Runs many cases, `jobs` at a time (0: one for each core), the most expensive first. `done` is called once
+/// for each, from any thread but never twice at a time.
+void run_cases(std::span<const Case> cases, const RunOptions& options, int jobs, const std::function<void(std::size_t index, const Verdict& verdict)>& done);
+
+}  // namespace flashmask::verify

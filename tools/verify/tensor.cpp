@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "verify/tensor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "flashmask/float16.h"
+#include "flashmask/status.h"
+
+namespace flashmask::verify {
+namespace {
+
+// Odd gaps, so that padded rows have no alignment beyond the element's own.
+constexpr int64_t kRowGap = 3, kPositionGap = 5, kBatchGap = 7;
+
+TensorView make_view(DataType dtype, const std::vector<int64_t>& shape, const std::vector<int64_t>& strides) {
+  TensorView view;
+  view.dtype = dtype;
+  view.rank = static_cast<int32_t>(shape.size());
+  std::copy(shape.begin(), shape.end(), view.shape.begin());
+  std::copy(strides.begin(), strides.end(), view.stride.begin());
+  return view;
+}
+
+TensorView view_of(HeadArray& array, const std::vector<int64_t>& shape, const std::vector<int64_t>& strides) {
+  TensorView view = make_view(DataType::kFloat64, shape, strides);
+  view.data = array.values.data();
+  return view;
+}
+
+}  // namespace
+
+TensorView HeadArray::as_tensor() {
+  return view_of(*this, {batch, rows, heads, columns}, {heads * rows * columns, columns, rows * columns, 1});
+}
+
+TensorView HeadArray::as_lse() { return view_of(*this, {batch, heads, rows}, {heads * rows, rows, 1}); }
+
+PoisonedBytes::PoisonedBytes(std::size_t size, std::size_t offset)
+    : size_(size), offset_(offset), storage_(size + offset + 2 * kGuard, kPoison) {}
+
+bool PoisonedBytes::guards_intact() const {
+  const auto poisoned = [](std::byte byte) { return byte == kPoison; };
+  const auto begin = storage_.begin() + static_cast<std::ptrdiff_t>(kGuard + offset_);
+  return std::all_of(storage_.begin(), begin, poisoned) && std::all_of(begin + static_cast<std::ptrdiff_t>(size_), storage_.end(), poisoned);
+}
+
+Tensor::Tensor(DataType dtype, std::vector<int64_t> shape, std::vector<int64_t> strides, int64_t elements)
+    : memory_(static_cast<std::size_t>(elements) * element_size(dtype)), view_(make_view(dtype, shape, strides)) {
+  view_.data = memory_.bytes().data();
+}
+
+Tensor Tensor::attention(DataType dtype, Layout layout, int64_t batch, int64_t seqlen, int64_t heads, int64_t dim) {
+  const std::vector<int64_t> shape{batch, seqlen, heads, dim};
+  if (layout == Layout::kBhsd) return {dtype, shape, {heads * seqlen * dim, dim, seqlen * dim, 1}, batch * heads * seqlen * dim};
+  const bool padded = layout == Layout::kPadded;
+  const int64_t row = dim + (padded ? kRowGap : 0);
+  const int64_t position = heads * row + (padded ? kPositionGap : 0);
+  const int64_t entry = seqlen * position + (padded ? kBatchGap : 0);
+  return {dtype, shape, {entry, position, row, 1}, batch * entry};
+}
+
+Tensor Tensor::lse(DataType dtype, Layout layout, int64_t batch, int64_t heads, int64_t seqlen) {
+  const bool padded = layout == Layout::kPadded;
+  const int64_t row = seqlen + (padded ? kRowGap : 0);
+  const int64_t entry = heads * row + (padded ? kBatchGap : 0);
+  return {dtype, {batch, heads, seqlen}, {entry, row, 1}, batch * entry};
+}
+
+Tensor Tensor::expanded(DataType dtype, int64_t batch, int64_t seqlen, int64_t heads, int64_t dim) {
+  return {dtype, {batch, seqlen, heads, dim}, {0, 0, 0, 0}, 1};
+}
+
+template <typename F>
+void Tensor::for_each_offset(F&& f) const {
+  const auto& n = view_.shape;
+  const auto& s = view_.stride;
+  if (view_.rank == 3) {
+    for (int64_t b = 0; b < n[0]; ++b) {
+      for (int64_t h = 0; h < n[1]; ++h) {
+        for (int64_t i = 0; i < n[2]; ++i) f(b * s[0] + h * s[1] + i * s[2]);
+      }
+    }
+    return;
+  }
+  for (int64_t b = 0; b < n[0]; ++b) {
+    for (int64_t h = 0; h < n[2]; ++h) {
+      for (int64_t i = 0; i < n[1]; ++i) {
+        for (int64_t d = 0; d < n[3]; ++d) f(b * s[0] + i * s[1] + h * s[2] + d * s[3]);
+      }
+    }
+  }
+}
+
+void Tensor::fill(const std::function<double()>& draw) {
+  const bool one_number = view_.stride[0] == 0 && view_.num_elements() > 0;
+  if (one_number) {
+    store(view_.dtype, view_.data, 0, draw());
+    return;
+  }
+  for_each_offset([&](int64_t offset) { store(view_.dtype, view_.data, offset, draw()); });
+}
+
+HeadArray Tensor::values() const {
+  const auto& n = view_.shape;
+  HeadArray array = view_.rank == 3 ? HeadArray(n[0], n[1], n[2], 1) : HeadArray(n[0], n[2], n[1], n[3]);
+  std::size_t at = 0;
+  for_each_offset([&](int64_t offset) { array.values[at++] = load(view_.dtype, view_.data, offset); });
+  return array;
+}
+
+bool Tensor::gaps_intact() const {
+  if (!memory_.guards_intact()) return false;
+  const std::size_t size = element_size(view_.dtype);
+  std::vector<bool> is_element(memory_.size() / size);
+  for_each_offset([&](int64_t offset) { is_element[static_cast<std::size_t>(offset)] = true; });
+  for (std::size_t byte = 0; byte < memory_.size(); ++byte) {
+    if (!is_element[byte / size] && memory_.data()[byte] != PoisonedBytes::kPoison) return false;
+  }
+  return true;
+}
+
+double load(DataType dtype, const void* data, int64_t offset) {
+  switch (dtype) {
+    case DataType::kFloat64: return static_cast<const double*>(data)[offset];
+    case DataType::kFloat32: return static_cast<const float*>(data)[offset];
+    case DataType::kBFloat16: return bfloat16_to_float(static_cast<const uint16_t*>(data)[offset]);
+    case DataType::kFloat16: return float16_to_float(static_cast<const uint16_t*>(data)[offset]);
+    default: throw Error(ErrorCode::kInternal, "load: not a floating-point type");
+  }
+}
+
+void store(DataType dtype, void* data, int64_t offset, double value) {
+  switch (dtype) {
+    case DataType::kFloat64: static_cast<double*>(data)[offset] = value; return;
+    case DataType::kFloat32: static_cast<float*>(data)[offset] = static_cast<float>(value); return;
+    case DataType::kBFloat16: static_cast<uint16_t*>(data)[offset] = float_to_bfloat16(static_cast<float>(value)); return;
+    case DataType::kFloat16: static_cast<uint16_t*>(data)[offset] = float_to_float16(static_cast<float>(value)); return;
+    default: throw Error(ErrorCode::kInternal, "store: not a floating-point type");
+  }
+}
+
+float round_to(DataType dtype, float value) {
+  if (dtype == DataType::kBFloat16) return bfloat16_to_float(float_to_bfloat16(value));
+  if (dtype == DataType::kFloat16) return float16_to_float(float_to_float16(value));
+  return value;
+}
+
+}  // namespace flashmask::verify

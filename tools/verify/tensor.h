@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "flashmask/tensor.h"
+#include "verify/case.h"
+
+namespace flashmask::verify {
+
+/// One value per (batch entry, head, row, column), in that order: how results are compared, whatever their
+/// layout and dtype were.
+struct HeadArray {
+  int64_t batch = 0, heads = 0, rows = 0, columns = 0;
+  std::vector<double> values;
+
+  HeadArray() = default;
+  HeadArray(int64_t b, int64_t h, int64_t r, int64_t c)
+      : batch(b), heads(h), rows(r), columns(c), values(static_cast<std::size_t>(b * h * r * c)) {}
+  int64_t head_size() const { return rows * columns; }
+  std::span<double> head(int64_t b, int64_t h) { return {values.data() + (b * heads + h) * head_size(), static_cast<std::size_t>(head_size())}; }
+  std::span<const double> head(int64_t b, int64_t h) const {
+    return {values.data() + (b * heads + h) * head_size(), static_cast<std::size_t>(head_size())};
+  }
+  /// As a float64 tensor [batch, rows, heads, columns].
+  TensorView as_tensor();
+  /// As a float64 tensor [batch, heads, rows]; columns must be 1.
+  TensorView as_lse();
+};
+
+/// Memory that is all 0xff bytes (NaN in every floating-point type) until somebody writes to it, with
+/// room around it to show writes out of bounds.
+class PoisonedBytes {
+ public:
+  /// `offset` bytes are skipped in front, to misalign the rest.
+  explicit PoisonedBytes(std::size_t size, std::size_t offset = 0);
+  std::span<std::byte> bytes() { return {storage_.data() + kGuard + offset_, size_}; }
+  std::size_t size() const { return size_; }
+  const std::byte* data() const { return storage_.data() + kGuard + offset_; }
+  /// Whether nothing was written outside of bytes().
+  bool guards_intact() const;
+
+  static constexpr std::byte kPoison{0xff};
+
+ private:
+  static constexpr std::size_t kGuard = 256;
+  std::size_t size_, offset_;
+  std::vector<std::byte> storage_;
+};
+
+/// A tensor with its memory. Fresh ones hold poison; only `view()` lets anybody write.
+class Tensor {
+ public:
+  Tensor(Tensor&&) = default;
+  Tensor& operator=(Tensor&&) = default;
+  Tensor(const Tensor&) = delete;  // the view points into the memory
+  Tensor& operator=(const Tensor&) = delete;
+
+  /// [batch, seqlen, heads, dim]
+  static Tensor attention(DataType dtype, Layout layout, int64_t batch, int64_t seqlen, int64_t heads, int64_t dim);
+  /// [batch, heads, seqlen]
+  static Tensor lse(DataType dtype, Layout layout, int64_t batch, int64_t heads, int64_t seqlen);
+  /// [batch, seqlen, heads, dim], one number seen everywhere.
+  static Tensor expanded(DataType dtype, int64_t batch, int64_t seqlen, int64_t heads, int64_t dim);
+
+  const TensorView& view() const { return view_; }
+  /// Sets every element to what `draw` returns, rounded to the dtype.
+  void fill(const std::function<double()>& draw);
+  HeadArray values() const;
+  /// Whether the gaps between rows and the memory around the tensor still hold their poison.
+  bool gaps_intact() const;
+
+ private:
+  Tensor(DataType dtype, std::vector<int64_t> shape, std::vector<int64_t> strides, int64_t elements);
+  /// Calls f(offset) for every element, in the order [batch, head, row, column].
+  template <typename F>
+  void for_each_offset(F&& f) const;
+
+  PoisonedBytes memory_;
+  TensorView view_;
+};
+
+/// The value of an element, and setting one with rounding to the dtype.
+double load(DataType dtype, const void* data, int64_t offset);
+void store(DataType dtype, void* data, int64_t offset, double value);
+
+/// `value` rounded to a 16-bit type (unchanged for float32).
+float round_to(DataType dtype, float value);
+
+}  // namespace flashmask::verify
