@@ -40,8 +40,8 @@ struct DrawOptions {
   int64_t batch = 0, head = 0;  ///< of the mask: which one is drawn
   TileShape tile{};
   /// Longest side of the drawing in cells, at most 4096; longer masks are downsampled, each cell showing its
-  /// share of visible elements, which is exact. 0: 64 for text, 256 for SVG. The shorter side has an eighth
-  /// of them at least, if it has as many elements. A cell does not cross a tile's edge if it can be helped.
+  /// share of visible elements, which is exact. 0: 64 for text, 256 for SVG. The shorter side has more than a sixteenth
+  /// of them, if it has as many elements. A cell does not cross a tile's edge if it can be helped.
   int64_t max_cells = 0;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <locale>
 #include <sstream>
 #include <string>
 
@@ -12,6 +13,7 @@ namespace flashmask {
 template <typename... Parts>
 std::string message(const Parts&... parts) {
   std::ostringstream stream;
+  stream.imbue(std::locale::classic());  // plain numbers, whatever the program's locale
   (stream << ... << parts);
   return stream.str();
 }

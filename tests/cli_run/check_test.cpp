@@ -29,7 +29,9 @@ Packed packed_answers() {
 class CheckedRun {
  public:
   explicit CheckedRun(DataType dtype)
-      : options_(options(dtype)), projections_(options_.shape, kSeqlen, 1), bench_(options_, packed_, projections_, packed_.sequences),
+      : options_(options(dtype)),
+        projections_(options_.shape, kSeqlen, 1),
+        bench_(options_, packed_, projections_, packed_.sequences),
         outputs_(bench_.make_outputs()) {
     bench_.load(0, packed_.sequences);
     bench_.run(packed_.mask(0, packed_.sequences), outputs_);
@@ -182,7 +184,8 @@ TEST(Projections, DoNotDependOnHowSequencesAreDivided) {
   const AttentionShape shape{4, 2, 15};
   const Projections projections(shape, kSeqlen, 9);
   const auto make = [&](int64_t n, int64_t heads) { return Tensor(DataType::kBFloat16, {n, kSeqlen, heads, 15}); };
-  Tensor q3 = make(3, 4), k3 = make(3, 2), v3 = make(3, 2), d3 = make(3, 4), q1 = make(1, 4), k1 = make(1, 2), v1 = make(1, 2), d1 = make(1, 4);
+  Tensor q3 = make(3, 4), k3 = make(3, 2), v3 = make(3, 2), d3 = make(3, 4), q1 = make(1, 4), k1 = make(1, 2), v1 = make(1, 2),
+         d1 = make(1, 4);
   projections.fill(packed, 0, 3, 2, q3, k3, v3);
   projections.fill(packed, 2, 1, 1, q1, k1, v1);
   fill_gradient(5, 0, 3, 2, d3);

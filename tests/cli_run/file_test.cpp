@@ -4,7 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "cli_run/temporary_folder.h"
+#include "support/temporary_folder.h"
 #include "support/expect_error.h"
 
 namespace flashmask::io {
@@ -41,7 +41,8 @@ TEST(WriteFile, LeavesTheOldFileWhenTheWriterThrows) {
 TEST(WriteFile, LeavesTheOldFileWhenWritingFails) {
   TemporaryFolder folder;
   write_file_atomically(folder / "a", "old");
-  expect_invalid({"cannot write", folder / "a"}, [&] { write_file_atomically(folder / "a", [](std::ostream& out) { out.setstate(std::ios::badbit); }); });
+  expect_invalid({"cannot write", folder / "a"},
+                 [&] { write_file_atomically(folder / "a", [](std::ostream& out) { out.setstate(std::ios::badbit); }); });
   EXPECT_EQ(contents_of(folder / "a"), "old");
   EXPECT_EQ(folder.names(), Names{"a"});
 }

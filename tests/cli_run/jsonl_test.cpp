@@ -4,7 +4,7 @@
 #include <array>
 #include <map>
 
-#include "cli_run/temporary_folder.h"
+#include "support/temporary_folder.h"
 #include "support/expect_error.h"
 
 namespace flashmask::io {
@@ -66,7 +66,7 @@ TEST(Jsonl, EveryKindOfBadLine) {
   expect_bad("{\"n\": 1} {\"n\": 2}", "malformed JSON at byte 10");
   expect_bad("{\"n\": nul}", "malformed JSON");
   expect_bad("{\"n\": 1,}", "malformed JSON");
-  expect_bad("{\"n\": \"a\tb\"}", "malformed JSON");  // a control character must be escaped
+  expect_bad("{\"n\": \"a\tb\"}", "malformed JSON");     // a control character must be escaped
   expect_bad("{\"s\": \"\\ud800\"}", "malformed JSON");  // half of a surrogate pair
   expect_bad("{\"n\": 1e999}", "malformed JSON");
   expect_bad("[1]", "a JSON object is needed, not array");

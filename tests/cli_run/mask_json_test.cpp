@@ -47,7 +47,8 @@ TEST(MaskJson, EveryPartComesBack) {
   expect_round_trip(Mask({.seqlen_q = 2, .seqlen_k = 3, .band = {.lo = -(int64_t{1} << 40), .hi = int64_t{1} << 40}, .q_offset = 5}));
   expect_round_trip(Mask({.seqlen_q = 2, .seqlen_k = 1, .batch = 2, .heads = 3, .lte = {INT32_MIN, -1, 0, 1, 2, INT32_MAX}}));
   expect_round_trip(Mask({.seqlen_q = 2, .seqlen_k = 2, .lts = {0, 1}, .lte = {1, 1}, .uts = {2, 0}, .ute = {0, 2}}));
-  expect_round_trip(Mask({.seqlen_q = 129, .seqlen_k = 2, .heads = 2, .lts = {0, 1, 2, 3}, .block_batch = 3, .block_mask = {0, 1, 2, 255, 0, 0}}));
+  expect_round_trip(
+      Mask({.seqlen_q = 129, .seqlen_k = 2, .heads = 2, .lts = {0, 1, 2, 3}, .block_batch = 3, .block_mask = {0, 1, 2, 255, 0, 0}}));
 }
 
 TEST(MaskJson, AbsentKeysAreTheDefaults) {

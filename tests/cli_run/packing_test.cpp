@@ -6,7 +6,7 @@
 #include <map>
 #include <random>
 
-#include "cli_run/temporary_folder.h"
+#include "support/temporary_folder.h"
 #include "flashmask/builders.h"
 #include "io/safetensors.h"
 #include "support/expect_error.h"
@@ -20,7 +20,9 @@ using test::TemporaryFolder;
 
 constexpr Task kAllTasks[] = {Task::kPretrain, Task::kSft, Task::kDpo, Task::kRm};
 
-int64_t draw(std::mt19937_64& engine, int64_t low, int64_t high) { return low + static_cast<int64_t>(engine() % static_cast<uint64_t>(high - low + 1)); }
+int64_t draw(std::mt19937_64& engine, int64_t low, int64_t high) {
+  return low + static_cast<int64_t>(engine() % static_cast<uint64_t>(high - low + 1));
+}
 
 std::string random_text(std::mt19937_64& engine, int64_t longest) {
   std::string text;
@@ -80,7 +82,9 @@ TEST(FirstFit, AsByDefinition) {
   }
 }
 
-TEST(FirstFit, FillsUpEarlierSequences) { EXPECT_EQ(first_fit(std::vector<int64_t>{6, 7, 4, 3, 1}, 10), (std::vector<int64_t>{0, 1, 0, 1, 2})); }
+TEST(FirstFit, FillsUpEarlierSequences) {
+  EXPECT_EQ(first_fit(std::vector<int64_t>{6, 7, 4, 3, 1}, 10), (std::vector<int64_t>{0, 1, 0, 1, 2}));
+}
 
 TEST(FirstFit, RefusesWhatDoesNotFit) {
   expect_invalid({"11", "10"}, [] { first_fit(std::vector<int64_t>{3, 11}, 10); });
@@ -153,8 +157,8 @@ void expect_everything_packed_once(const Packed& packed, const std::vector<Sourc
 /// Documents are contiguous and in order, the padding is at the end, and every vector has its size.
 void expect_order(const Packed& packed) {
   const auto size = static_cast<std::size_t>(packed.sequences * packed.seqlen);
-  for (const std::size_t n : {packed.input_ids.size(), packed.position_ids.size(), packed.labels.size(), packed.loss_mask.size(), packed.segment_ids.size(),
-                              packed.startend_row_indices.size()}) {
+  for (const std::size_t n : {packed.input_ids.size(), packed.position_ids.size(), packed.labels.size(), packed.loss_mask.size(),
+                              packed.segment_ids.size(), packed.startend_row_indices.size()}) {
     EXPECT_EQ(n, size);
   }
   EXPECT_EQ(packed.answer_ids.size(), shares_question(packed.task) ? size : 0);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/records.h"
 
-#include "cli_run/temporary_folder.h"
+#include "support/temporary_folder.h"
 #include "support/expect_error.h"
 
 namespace flashmask::run {
@@ -84,7 +84,9 @@ TEST(Documents, EveryKeyIsChecked) {
 }
 
 TEST(Documents, AnswersAreChecked) {
-  const auto refuse = [](const json& answers, const std::string& reason) { expect_refused(Task::kRm, {{"prompt", "a"}, {"answers", answers}}, reason); };
+  const auto refuse = [](const json& answers, const std::string& reason) {
+    expect_refused(Task::kRm, {{"prompt", "a"}, {"answers", answers}}, reason);
+  };
   refuse(json::array(), "has 0 elements; at least 2");
   refuse({"b"}, "has 1 element; at least 2");
   refuse({"b", 1}, "\"answers\"[1] must be a string, not number");
@@ -94,7 +96,8 @@ TEST(Documents, AnswersAreChecked) {
 
 TEST(Records, LongAndBadLinesAreReported) {
   TemporaryFolder folder;
-  const std::string path = folder.write("x.jsonl", "{\"text\":\"12345\"}\n{\"text\":\"123456\"}\n\n{\"txt\":\"1\"}\n{\"text\":\"123456789\"}\n{\"text\":\"1\"}\n");
+  const std::string path = folder.write(
+      "x.jsonl", "{\"text\":\"12345\"}\n{\"text\":\"123456\"}\n\n{\"txt\":\"1\"}\n{\"text\":\"123456789\"}\n{\"text\":\"1\"}\n");
   const Records records = read_records(path, Task::kPretrain, 7);
   ASSERT_EQ(records.documents.size(), 2u);
   EXPECT_EQ(records.documents[0].length(), 7);

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "cli_run/temporary_folder.h"
+#include "support/temporary_folder.h"
 #include "support/expect_error.h"
 
 namespace flashmask::io {
@@ -26,8 +26,9 @@ TEST(Safetensors, RoundTrip) {
   const std::vector<uint8_t> flags{0, 1, 1};
   const std::vector<float> nothing;
   const std::vector<int32_t> scalar{7};
-  const std::vector<SafetensorsEntry> entries{entry("wide", "I64", {3}, wide), entry("ints", "I32", {2, 3, 1}, ints), entry("empty", "F32", {0, 4}, nothing),
-                                              entry("scalar", "I32", {}, scalar), entry("flags", "BOOL", {3}, flags)};
+  const std::vector<SafetensorsEntry> entries{entry("wide", "I64", {3}, wide), entry("ints", "I32", {2, 3, 1}, ints),
+                                              entry("empty", "F32", {0, 4}, nothing), entry("scalar", "I32", {}, scalar),
+                                              entry("flags", "BOOL", {3}, flags)};
   write_safetensors(folder / "x", entries, {{"task", "sft"}, {"quote", "\"a\"\n\u00e4"}});
 
   const SafetensorsFile file(folder / "x");
@@ -66,7 +67,9 @@ TEST(Safetensors, RefusesEntriesThatDoNotFit) {
   expect_invalid({"'a'", "I32"}, [&] { write_safetensors(folder / "x", std::vector{entry("a", "I32", {3}, values)}, {}); });
   expect_invalid({"'a'"}, [&] { write_safetensors(folder / "x", std::vector{entry("a", "I32", {-2, -1}, values)}, {}); });
   expect_invalid({"'I33'"}, [&] { write_safetensors(folder / "x", std::vector{entry("a", "I33", {2}, values)}, {}); });
-  expect_invalid({"two tensors", "'a'"}, [&] { write_safetensors(folder / "x", std::vector{entry("a", "I32", {2}, values), entry("a", "I32", {2}, values)}, {}); });
+  expect_invalid({"two tensors", "'a'"}, [&] {
+    write_safetensors(folder / "x", std::vector{entry("a", "I32", {2}, values), entry("a", "I32", {2}, values)}, {});
+  });
   EXPECT_TRUE(folder.names().empty());
 }
 
@@ -91,7 +94,8 @@ TEST(Safetensors, RefusesFilesThatAreWrong) {
   refuse(file_with(good, 5), "belong to no tensor");
   refuse(file_with(R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,4]}})", 4), "does not have the size");
   refuse(file_with(R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[1,4]}})", 4), "hole");
-  refuse(file_with(R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}})", 4), "overlap");
+  refuse(file_with(R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}})", 4),
+         "overlap");
   refuse(file_with(R"({"a":{"shape":[4],"data_offsets":[0,4]}})", 4), "'a'");
   refuse(file_with(R"({"a":{"dtype":"X","shape":[4],"data_offsets":[0,4]}})", 4), "'X'");
 }

@@ -185,6 +185,11 @@ TEST(Intersect, KeepsTheBandThatWasWritten) {
   const Mask window = intersect(masks::causal(9, 9), masks::sliding_window(9, 9, 2, 5));
   EXPECT_EQ(window.band(), Band::window(2, 0));
   EXPECT_EQ(window.num_intervals(), 0);
+  // Documents under a window: a hidden tail is written up to the end of the mask, not up to where the band hides the
+  // rest of the column, so that one vector is enough.
+  const Mask documents = intersect(masks::sliding_window(9, 9, 2), masks::causal_document(Documents::from_lengths(lengths)));
+  EXPECT_EQ(documents.band(), Band::window(2, 0));
+  EXPECT_EQ(documents.memory_bytes(), 9 * 4);
 }
 
 TEST(Intersect, ThreeIntervalsAreRefusedByName) {

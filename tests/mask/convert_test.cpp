@@ -254,20 +254,13 @@ TEST(FromDense, AnyStrides) {
 }
 
 TEST(FromDense, StoresNoVectorThatSaysNothing) {
-  // Two causal documents of 5 tokens under a window of 3: beside the band, a column is hidden from the end of its
-  // document to the end of the mask, and that end needs no vector.
-  std::vector<uint8_t> visible;
-  for (int64_t i = 0; i < 10; ++i) {
-    for (int64_t j = 0; j < 10; ++j) visible.push_back(i / 5 == j / 5 && j <= i && j >= i - 2);
-  }
-  const Mask mask = from_dense(dense_view(visible, {10, 10}));
-  EXPECT_EQ(mask.band(), Band::window(2, 0));
-  EXPECT_EQ(mask.num_intervals(), 1);
-  EXPECT_EQ(mask.memory_bytes(), 10 * 4);
-  EXPECT_TRUE(mask.lte().empty());
-  // A prefix mask needs only where the hidden head of a column ends.
-  const Drawing prefix = parse_drawing({"##..", "##..", "###.", "####"});
-  EXPECT_EQ(from_dense(prefix.tensor()).memory_bytes(), 2 * 4 * 4) << "one pair: [LTS, LTE)";
+  // Causal documents: one vector, because every hidden tail ends with the mask.
+  const Drawing documents = parse_drawing({"#....", "##...", "..#..", "..##.", "..###"});
+  EXPECT_EQ(from_dense(documents.tensor()).memory_bytes(), 5 * 4);
+  // Hidden heads and tails: no vector for row 0 and none for the end.
+  const Drawing both = parse_drawing({"##..", "##..", ".##.", ".##.", "..##"});
+  EXPECT_EQ(from_dense(both.tensor()).memory_bytes(), 2 * 4 * 4);
+  EXPECT_EQ(from_dense(parse_drawing({"##", "##"}).tensor()).memory_bytes(), 0);
 }
 
 TEST(FromDense, EmptySides) {

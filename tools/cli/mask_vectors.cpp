@@ -33,8 +33,9 @@ std::optional<StartEndRowIndices> smallest_form(const Mask& mask) {
 MaskVectors from_form(const Mask& mask, const StartEndRowIndices& indices, int64_t batch, int64_t head) {
   MaskVectors result{.form = "startend_row_indices", .meaning = {}, .causal = indices.causal, .columns = indices.seqlen_k,
                      .names = form_names(indices.causal, indices.vectors)};
-  result.meaning = fmt::format("startend_row_indices [{}, {}, {}, {}], {}: hidden rows of each key column", indices.batch, indices.heads, indices.seqlen_k,
-                               indices.vectors, indices.causal ? fmt::format("causal (key <= row + {})", mask.q_offset()) : "not causal");
+  const std::string band = indices.causal ? fmt::format("causal (key <= row + {})", mask.q_offset()) : "not causal";
+  result.meaning = fmt::format("startend_row_indices [{}, {}, {}, {}], {}: hidden rows of each key column", indices.batch, indices.heads,
+                               indices.seqlen_k, indices.vectors, band);
   const int64_t m = broadcast(batch, mask.batch(), indices.batch) * indices.heads + broadcast(head, mask.heads(), indices.heads);
   result.values.resize(result.names.size());
   for (int64_t j = 0; j < indices.seqlen_k; ++j) {
@@ -50,11 +51,13 @@ std::string edge_text(const std::optional<int64_t>& edge) { return edge ? std::t
 MaskVectors from_parts(const Mask& mask, int64_t batch, int64_t head) {
   MaskVectors result{.form = "band_and_intervals", .meaning = {}, .columns = mask.seqlen_k(), .names = {}};
   result.meaning = fmt::format(
-      "no form of startend_row_indices says this; the mask's own: {} <= key - (row + {}) <= {} ('unbounded' edges do not hide), and hidden rows of each key column",
+      "no form of startend_row_indices says this; the mask's own parts: {} <= key - (row + {}) <= {} (an unbounded edge hides nothing), and hidden "
+      "rows of each key column",
       edge_text(mask.band().lo), mask.q_offset(), edge_text(mask.band().hi));
   const MaskView& view = mask.view();
   const int64_t m = broadcast(batch, mask.batch(), view.bounds_batch) * view.bounds_heads + broadcast(head, mask.heads(), view.bounds_heads);
-  for (const auto& [name, vector] : {std::pair<const char*, std::span<const int32_t>>{"LTS", mask.lts()}, {"LTE", mask.lte()}, {"UTS", mask.uts()}, {"UTE", mask.ute()}}) {
+  using Named = std::pair<const char*, std::span<const int32_t>>;
+  for (const auto& [name, vector] : {Named{"LTS", mask.lts()}, Named{"LTE", mask.lte()}, Named{"UTS", mask.uts()}, Named{"UTE", mask.ute()}}) {
     if (vector.empty()) continue;
     const auto own = vector.subspan(static_cast<std::size_t>(m * view.seqlen_k), static_cast<std::size_t>(view.seqlen_k));
     result.names.emplace_back(name);
@@ -72,8 +75,8 @@ MaskVectors mask_vectors(const Mask& mask, int64_t batch, int64_t head) {
 
 std::vector<VectorRun> equal_runs(const MaskVectors& vectors) {
   const auto same = [&](int64_t a, int64_t b) {
-    return std::all_of(vectors.values.begin(), vectors.values.end(),
-                       [&](const std::vector<int32_t>& values) { return values[static_cast<std::size_t>(a)] == values[static_cast<std::size_t>(b)]; });
+    const auto same_value = [&](const std::vector<int32_t>& values) { return values[static_cast<std::size_t>(a)] == values[static_cast<std::size_t>(b)]; };
+    return std::all_of(vectors.values.begin(), vectors.values.end(), same_value);
   };
   std::vector<VectorRun> runs;
   for (int64_t j = 0; j < vectors.columns && !vectors.values.empty(); ++j) {

@@ -41,11 +41,13 @@ struct BenchArguments {
   bool dense = false;
   uint64_t seed = 0;
   std::string json;  ///< a file, or "-"
+
+  int64_t heads_kv() const { return kv_heads ? kv_heads : heads; }
 };
 
 verify::Case make_case(const BenchArguments& arguments, const std::string& family) {
   verify::Case c{.batch = arguments.batch, .seqlen_q = arguments.seqlen, .seqlen_k = arguments.seqlen, .heads_q = arguments.heads,
-                 .heads_kv = arguments.kv_heads ? arguments.kv_heads : arguments.heads, .head_dim = arguments.head_dim, .head_dim_v = arguments.head_dim,
+                 .heads_kv = arguments.heads_kv(), .head_dim = arguments.head_dim, .head_dim_v = arguments.head_dim,
                  .dtype = verify::parse_dtype(arguments.dtype)};
   c.family = family;
   c.seed = arguments.seed;
@@ -155,13 +157,14 @@ Rates rates(const BenchArguments& a, const Times& times, double share) {
 std::string cell(const std::optional<double>& value) { return value ? fmt::format("{:>9.4g}", *value) : fmt::format("{:>9}", "-"); }
 
 void print_header(const BenchArguments& a, const Explanation& explanation) {
-  fmt::print("backend {} ({}); batch {}, seqlen {}, heads {}/{}, head dim {}, {}; medians of {} rounds\n", explanation.backend, explanation.configuration,
-             a.batch, a.seqlen, a.heads, a.kv_heads ? a.kv_heads : a.heads, a.head_dim, a.dtype, a.rounds);
+  fmt::print("backend {} ({}); batch {}, seqlen {}, heads {}/{}, head dim {}, {}; medians of {} rounds\n", explanation.backend,
+             explanation.configuration, a.batch, a.seqlen, a.heads, a.heads_kv(), a.head_dim, a.dtype, a.rounds);
   fmt::print("TFLOP/s: 'tiles' counts the live share of 128 x 128 tiles, as the FlashMask paper does, 'seen' the visible elements\n\n");
-  fmt::print("{:<22}{:>9}{:>9}{:>9} |{:>9}{:>9}{:>9} |{:>9}{:>9}{:>9}", "", "visible", "live", "plan", "forward", "tiles", "seen", "backward", "tiles", "seen");
-  fmt::print("{}\n", a.dense ? fmt::format(" |{:>9}{:>9}", "dense", "dense") : "");
-  fmt::print("{:<22}{:>9}{:>9}{:>9} |{:>9}{:>9}{:>9} |{:>9}{:>9}{:>9}", "mask", "%", "%", "ms", "ms", "TFLOP/s", "TFLOP/s", "ms", "TFLOP/s", "TFLOP/s");
-  fmt::print("{}\n", a.dense ? fmt::format(" |{:>9}{:>9}", "fwd ms", "bwd ms") : "");
+  constexpr auto kColumns = "{:<22}{:>9}{:>9}{:>9} |{:>9}{:>9}{:>9} |{:>9}{:>9}{:>9}", kDenseColumns = " |{:>9}{:>9}";
+  fmt::print(kColumns, "", "visible", "live", "plan", "forward", "tiles", "seen", "backward", "tiles", "seen");
+  fmt::print("{}\n", a.dense ? fmt::format(kDenseColumns, "dense", "dense") : "");
+  fmt::print(kColumns, "mask", "%", "%", "ms", "ms", "TFLOP/s", "TFLOP/s", "ms", "TFLOP/s", "TFLOP/s");
+  fmt::print("{}\n", a.dense ? fmt::format(kDenseColumns, "fwd ms", "bwd ms") : "");
 }
 
 void print_row(const BenchArguments& a, const BenchRow& row) {
@@ -206,7 +209,7 @@ Json to_json(const BenchArguments& a, const Explanation& explanation, const std:
           {"batch", a.batch},
           {"seqlen", a.seqlen},
           {"heads", a.heads},
-          {"heads_kv", a.kv_heads ? a.kv_heads : a.heads},
+          {"heads_kv", a.heads_kv()},
           {"head_dim", a.head_dim},
           {"dtype", a.dtype},
           {"rounds", a.rounds},
@@ -254,7 +257,8 @@ void add_bench_command(CLI::App& app, const Global&) {
   const CLI::Validator length = between(1, kMaxSeqlen), count = between(1, 1 << 20);
   CLI::App* command = app.add_subcommand("bench", kDescription);
   command->add_option("--backend", arguments->backend, "The backend to time, as listed by 'flashmask info', or 'auto'")->capture_default_str();
-  command->add_option("--families", arguments->families, "Mask families, separated by commas; 'paper' for the twelve of the FlashMask paper, or 'all'")
+  command
+      ->add_option("--families", arguments->families, "Mask families, separated by commas; 'paper' for the twelve of the FlashMask paper, or 'all'")
       ->capture_default_str();
   command->add_option("--seqlen", arguments->seqlen, "Rows and keys")->check(length)->capture_default_str();
   command->add_option("--batch", arguments->batch, "Batch entries")->check(count)->capture_default_str();
@@ -266,10 +270,11 @@ void add_bench_command(CLI::App& app, const Global&) {
   command->add_option("--rounds", arguments->rounds, "Runs of which the median is taken, after one that does not count")
       ->check(between(1, 10'000))
       ->capture_default_str();
-  command->add_option("--seed", arguments->seed, "Of the tensors and the masks")->capture_default_str();
+  command->add_option("--seed", arguments->seed, "Of the tensors and the masks")->check(between(0, INT64_MAX))->capture_default_str();
   command->add_flag("--no-backward", arguments->no_backward, "Time the forward only");
   command->add_flag("--dense", arguments->dense, "Also time the same run with the mask given as a dense matrix, with nothing skipped");
-  command->add_option("--json", arguments->json, "Write the figures as JSON to this file; '-' is stdout, and nothing else goes there")->type_name("FILE");
+  command->add_option("--json", arguments->json, "Write the figures as JSON to this file; '-' is stdout, and nothing else goes there")
+      ->type_name("FILE");
   command->callback([arguments] { run_bench(*arguments); });
 }
 

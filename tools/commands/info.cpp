@@ -22,13 +22,17 @@ struct Info {
 
 void print_text(const Info& info) {
   fmt::print("flashmask {}\n\nbackends, the preferred first:\n", info.version);
-  for (const BackendInfo& backend : info.backends) fmt::print("  {:<10} {:<11} {}\n", backend.name, backend.usable ? "usable" : "not usable", backend.detail);
+  for (const BackendInfo& backend : info.backends) {
+    fmt::print("  {:<10} {:<11} {}\n", backend.name, backend.usable ? "usable" : "not usable", backend.detail);
+  }
   fmt::print("\nhardware threads: {}\nGPUs: {}\n", info.hardware_threads, kNoGpu);
 }
 
 Json to_json(const Info& info) {
   Json backends = Json::array();
-  for (const BackendInfo& backend : info.backends) backends.push_back({{"name", backend.name}, {"usable", backend.usable}, {"detail", backend.detail}});
+  for (const BackendInfo& backend : info.backends) {
+    backends.push_back({{"name", backend.name}, {"usable", backend.usable}, {"detail", backend.detail}});
+  }
   return {{"version", info.version},
           {"backends", std::move(backends)},
           {"hardware_threads", info.hardware_threads},

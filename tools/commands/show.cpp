@@ -62,7 +62,9 @@ TileShape parse_tile(const std::string& text) {
   const std::size_t cross = text.find('x');
   const auto rows = positive_integer(text.substr(0, cross));
   const auto keys = cross == std::string::npos ? rows : positive_integer(text.substr(cross + 1));
-  if (!rows || !keys || *rows > kMaxSeqlen || *keys > kMaxSeqlen) fail("--tile is '{}'; it must be N, or ROWSxKEYS, of numbers from 1 to {}", text, kMaxSeqlen);
+  if (!rows || !keys || *rows > kMaxSeqlen || *keys > kMaxSeqlen) {
+    fail("--tile is '{}'; it must be N, or ROWSxKEYS, of numbers from 1 to {}", text, kMaxSeqlen);
+  }
   return {*rows, *keys};
 }
 
@@ -79,11 +81,23 @@ FamilyParameters parse_parameters(const std::vector<std::string>& words) {
 
 bool is_file(const std::string& source) { return source.ends_with(".json") || source.find('/') != std::string::npos; }
 
-Mask read_mask(const std::string& path) {
+nlohmann::json read_json(const std::string& path) {
   try {
-    return io::mask_from_json(nlohmann::json::parse(io::read_file(path)));
+    return nlohmann::json::parse(io::read_file(path));
   } catch (const nlohmann::json::exception& error) {
     fail("{} is not JSON: {}", path, error.what());
+  }
+}
+
+/// A file with a mask, or with what `show --json` printed.
+Mask read_mask(const std::string& path) {
+  const nlohmann::json json = read_json(path);
+  const bool printed = json.is_object() && json.contains("mask");
+  if (printed && json["mask"].is_null()) fail("{} has no mask: --json leaves out masks of more than {} columns", path, kMostJsonColumns);
+  try {
+    return io::mask_from_json(printed ? json["mask"] : json);
+  } catch (const Error& error) {
+    fail("{}: {}", path, error.what());
   }
 }
 
@@ -123,7 +137,8 @@ Shown make_shown(const ShowArguments& arguments) {
 
 void print_run(const MaskVectors& vectors, const VectorRun& run) {
   fmt::print("  columns [{}, {}):", run.begin, run.end);
-  for (std::size_t n = 0; n < vectors.names.size(); ++n) fmt::print("  {} {}", vectors.names[n], vectors.values[n][static_cast<std::size_t>(run.begin)]);
+  const auto column = static_cast<std::size_t>(run.begin);
+  for (std::size_t n = 0; n < vectors.names.size(); ++n) fmt::print("  {} {}", vectors.names[n], vectors.values[n][column]);
   fmt::print("\n");
 }
 
@@ -144,8 +159,8 @@ void print_statistics(const Shown& shown) {
   const MaskStatistics& s = shown.statistics;
   const Mask& mask = shown.mask;
   if (mask.batch() * mask.heads() > 1) {
-    fmt::print("\nall {} batch entries and {} heads of the mask: {:.2f} % visible, {} of {} tiles live", mask.batch(), mask.heads(), 100 * s.visible_share(),
-               s.live_tiles(), s.tiles);
+    fmt::print("\nall {} batch entries and {} heads of the mask: {:.2f} % visible, {} of {} tiles live", mask.batch(), mask.heads(),
+               100 * s.visible_share(), s.live_tiles(), s.tiles);
   }
   fmt::print("\nmemory: {} bytes\n", mask.memory_bytes());
   const AttentionFlops flops = shown_flops(shown);
@@ -187,7 +202,7 @@ Json to_json(const Shown& shown, const ShowArguments& arguments) {
   const Mask& mask = shown.mask;
   const AttentionFlops flops = shown_flops(shown);
   const auto edge = [](const std::optional<int64_t>& value) { return value ? Json(*value) : Json(nullptr); };
-  Json json{{"mask", arguments.source},
+  Json json{{"source", arguments.source},
             {"seqlen_q", mask.seqlen_q()},
             {"seqlen_k", mask.seqlen_k()},
             {"mask_batch", mask.batch()},
@@ -201,6 +216,7 @@ Json to_json(const Shown& shown, const ShowArguments& arguments) {
             {"statistics", statistics_json(shown.statistics)},
             {"flops", {{"head_dim", kFlopsHeadDim}, {"forward", flops.forward}, {"backward", flops.backward}}},
             {"drawing", draw_text(mask, shown.draw)}};
+  json["mask"] = mask.seqlen_k() <= kMostJsonColumns ? Json(io::to_json(mask)) : Json(nullptr);  // `show` reads it back
   if (!arguments.out.empty()) json["svg"] = arguments.out;
   return json;
 }
@@ -260,7 +276,7 @@ constexpr const char* kDescription =
 void add_show_command(CLI::App& app, const Global& global) {
   const auto arguments = std::make_shared<ShowArguments>();
   CLI::App* command = app.add_subcommand("show", kDescription);
-  command->add_option("mask", arguments->source, "A mask family (see --list), or a file with a mask in JSON")->type_name("FAMILY|FILE.json");
+  command->add_option("mask", arguments->source, "A mask family (see --list), or a file with a mask in JSON, such as --json prints")->type_name("FAMILY|FILE.json");
   const auto parameters = std::make_shared<std::vector<std::string>>();
   command->add_option("parameters", *parameters, "Parameters of the family, as with --param")->type_name("NAME=VALUE");
   CLI::Option* seqlen = command->add_option("--seqlen", arguments->seqlen, "Rows and keys of the family's mask")
@@ -271,12 +287,16 @@ void add_show_command(CLI::App& app, const Global& global) {
       ->expected(1)
       ->allow_extra_args(false)
       ->take_all();
-  CLI::Option* seed = command->add_option("--seed", arguments->seed, "Of the parameters that are not given and are drawn")->capture_default_str();
+  CLI::Option* seed = command->add_option("--seed", arguments->seed, "Of the parameters that are not given and are drawn")
+                          ->check(between(0, INT64_MAX))
+                          ->capture_default_str();
   command->add_option("--tile", arguments->tile, "Tile to classify by: N, or ROWSxKEYS")->type_name("N|RxK")->capture_default_str();
   command->add_option("--batch", arguments->batch, "Batch entry of the mask to draw and list")->check(between(0, kMaxSeqlen))->capture_default_str();
   command->add_option("--head", arguments->head, "Head of the mask to draw and list")->check(between(0, kMaxSeqlen))->capture_default_str();
   command->add_option("--out", arguments->out, "Write the drawing as an SVG file too")->type_name("FILE.svg");
-  command->add_option("--text-cells", arguments->text_cells, "Longest side of the text drawing in cells, 0 for the default of 64; longer masks are downsampled")
+  command
+      ->add_option("--text-cells", arguments->text_cells,
+                   "Longest side of the text drawing in cells, 0 for the default of 64; longer masks are downsampled")
       ->check(between(0, 100'000))
       ->capture_default_str();
   command->add_flag("--list", arguments->list, "List all families, what they show, and their parameters");

@@ -22,8 +22,19 @@
 namespace flashmask::cli {
 namespace {
 
+/// cpu, or in a build without it the first backend that can run.
+std::string default_backend() {
+  std::string first;
+  for (const BackendInfo& backend : backends()) {
+    if (!backend.usable) continue;
+    if (backend.name == "cpu") return backend.name;
+    if (first.empty()) first = backend.name;
+  }
+  return first;
+}
+
 struct VerifyArguments {
-  std::string backend = "cpu";
+  std::string backend = default_backend();
   std::string families = "all";
   int64_t cases = 200;
   uint64_t seed = 0;
@@ -158,13 +169,17 @@ void add_verify_command(CLI::App& app, const Global& global) {
   command->add_option("--backend", arguments->backend, "The backend to check, as listed by 'flashmask info'")->capture_default_str();
   command->add_option("--families", arguments->families, "Mask families to draw from, separated by commas, or 'all'")->capture_default_str();
   command->add_option("--cases", arguments->cases, "How many random cases")->check(between(1, INT64_MAX))->capture_default_str();
-  command->add_option("--seed", arguments->seed, "Of the random cases: the same seed gives the same cases")->capture_default_str();
+  command->add_option("--seed", arguments->seed, "Of the random cases: the same seed gives the same cases")
+      ->check(between(0, INT64_MAX))
+      ->capture_default_str();
   command->add_option("--threads", arguments->threads,
                       "Threads of the run with the mask, 0 for the backend's default; the run with the dense mask takes one, so that equal bits "
                       "also show that threads change nothing")
       ->check(between(0, 4096))
       ->capture_default_str();
-  command->add_option("--jobs", arguments->jobs, "Cases checked side by side, 0 for one on each core")->check(between(0, 4096))->capture_default_str();
+  command->add_option("--jobs", arguments->jobs, "Cases checked side by side, 0 for one on each core")
+      ->check(between(0, 4096))
+      ->capture_default_str();
   CLI::Option* covering = command->add_flag("--covering", arguments->covering,
                                             "Check the fixed list of over 1,500 cases, in which every two values of different dimensions meet, "
                                             "instead of random ones (some minutes)");

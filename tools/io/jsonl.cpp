@@ -61,7 +61,11 @@ std::size_t find_invalid_utf8(std::string_view text) {
   const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(text[at]); };
   for (std::size_t at = 0; at < text.size();) {
     const unsigned lead = byte(at);
-    const std::size_t length = lead < 0x80 ? 1 : lead >= 0xc2 && lead < 0xe0 ? 2 : lead >= 0xe0 && lead < 0xf0 ? 3 : lead >= 0xf0 && lead < 0xf5 ? 4 : 0;
+    const std::size_t length = lead < 0x80                   ? 1
+                               : lead >= 0xc2 && lead < 0xe0 ? 2
+                               : lead >= 0xe0 && lead < 0xf0 ? 3
+                               : lead >= 0xf0 && lead < 0xf5 ? 4
+                                                             : 0;
     if (length == 0 || at + length > text.size()) return at;
     for (std::size_t next = 1; next < length; ++next) {
       if ((byte(at + next) & 0xc0u) != 0x80u) return at;
@@ -76,7 +80,8 @@ std::size_t find_invalid_utf8(std::string_view text) {
   return std::string_view::npos;
 }
 
-JsonlSummary read_jsonl(const std::string& path, const std::function<void(int64_t, const json&)>& take, const std::function<void(int64_t)>& progress) {
+JsonlSummary read_jsonl(const std::string& path, const std::function<void(int64_t, const json&)>& take,
+                        const std::function<void(int64_t)>& progress) {
   check_readable(path);
   std::ifstream stream(path, std::ios::binary);
   JsonlSummary summary;

@@ -23,7 +23,8 @@ constexpr std::array<std::pair<const char*, std::vector<int32_t> MaskParts::*>, 
 void check_object(const json& value, std::string_view what, std::initializer_list<std::string_view> known) {
   if (!value.is_object()) fail("{} must be a JSON object, not {}", what, value.type_name());
   for (const auto& [key, unused] : value.items()) {
-    if (std::find(known.begin(), known.end(), key) == known.end()) fail("{} has the unknown key '{}'; known are {}", what, key, fmt::join(known, ", "));
+    if (std::find(known.begin(), known.end(), key) == known.end())
+      fail("{} has the unknown key '{}'; known are {}", what, key, fmt::join(known, ", "));
   }
 }
 
@@ -44,7 +45,8 @@ std::vector<Element> integers(const json& value, std::string_view key) {
   std::vector<Element> elements;
   elements.reserve(value.size());
   for (std::size_t at = 0; at < value.size(); ++at) {
-    const int64_t element = integer(value[at], fmt::format("{}[{}]", key, at), std::numeric_limits<Element>::min(), std::numeric_limits<Element>::max());
+    const int64_t element =
+        integer(value[at], fmt::format("{}[{}]", key, at), std::numeric_limits<Element>::min(), std::numeric_limits<Element>::max());
     elements.push_back(static_cast<Element>(element));
   }
   return elements;
@@ -94,7 +96,8 @@ json to_json(const Mask& mask) {
 
 Mask mask_from_json(const json& value) {
   check_object(value, "the mask",
-               {"seqlen_q", "seqlen_k", "band", "q_offset", "batch", "heads", "lts", "lte", "uts", "ute", "block_batch", "block_heads", "block_mask"});
+               {"seqlen_q", "seqlen_k", "band", "q_offset", "batch", "heads", "lts", "lte", "uts", "ute", "block_batch", "block_heads",
+                "block_mask"});
   MaskParts parts;
   parts.seqlen_q = required_size(value, "seqlen_q");
   parts.seqlen_k = required_size(value, "seqlen_k");

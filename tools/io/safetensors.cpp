@@ -50,8 +50,18 @@ std::string header_of(std::span<const SafetensorsEntry> entries, const Safetenso
 }  // namespace
 
 std::size_t safetensors_element_size(std::string_view dtype) {
-  constexpr std::array<std::pair<std::string_view, std::size_t>, 12> kSizes{
-      {{"F64", 8}, {"I64", 8}, {"U64", 8}, {"F32", 4}, {"I32", 4}, {"U32", 4}, {"F16", 2}, {"BF16", 2}, {"I16", 2}, {"I8", 1}, {"U8", 1}, {"BOOL", 1}}};
+  constexpr std::array<std::pair<std::string_view, std::size_t>, 12> kSizes{{{"F64", 8},
+                                                                             {"I64", 8},
+                                                                             {"U64", 8},
+                                                                             {"F32", 4},
+                                                                             {"I32", 4},
+                                                                             {"U32", 4},
+                                                                             {"F16", 2},
+                                                                             {"BF16", 2},
+                                                                             {"I16", 2},
+                                                                             {"I8", 1},
+                                                                             {"U8", 1},
+                                                                             {"BOOL", 1}}};
   for (const auto& [name, size] : kSizes) {
     if (name == dtype) return size;
   }
@@ -75,7 +85,8 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : contents_(read_file(
   if (contents_.size() < sizeof length) fail("'{}' is shorter than the length of a safetensors header", path);
   std::memcpy(&length, contents_.data(), sizeof length);
   if (length > contents_.size() - sizeof length) fail("'{}' is shorter than its safetensors header", path);
-  const auto header = nlohmann::ordered_json::parse(contents_.data() + sizeof length, contents_.data() + sizeof length + length, nullptr, false);
+  const auto header =
+      nlohmann::ordered_json::parse(contents_.data() + sizeof length, contents_.data() + sizeof length + length, nullptr, false);
   if (!header.is_object()) fail("the safetensors header of '{}' is not a JSON object", path);
   const std::size_t data_size = contents_.size() - sizeof length - length;
   const auto* data = reinterpret_cast<const std::byte*>(contents_.data()) + sizeof length + length;

@@ -38,8 +38,8 @@ Workbench::Workbench(const RunOptions& options, const Packed& packed, const Proj
 
 Outputs Workbench::make_outputs() const {
   const auto make = [&](int64_t heads) { return tensor(options_.dtype, batch_, packed_, heads, options_.shape); };
-  return {make(options_.shape.heads), Tensor(DataType::kFloat32, {batch_, options_.shape.heads, packed_.seqlen}), make(options_.shape.heads),
-          make(options_.shape.kv_heads), make(options_.shape.kv_heads)};
+  return {make(options_.shape.heads), Tensor(DataType::kFloat32, {batch_, options_.shape.heads, packed_.seqlen}),
+          make(options_.shape.heads), make(options_.shape.kv_heads), make(options_.shape.kv_heads)};
 }
 
 void Workbench::load(int64_t first, int64_t count) {
@@ -92,7 +92,8 @@ Seconds Workbench::run(const AttentionInputs& call, Outputs& outputs) {
   backward_args.dq = outputs.dq.view(count_);
   backward_args.dk = outputs.dk.view(count_);
   backward_args.dv = outputs.dv.view(count_);
-  const std::size_t bytes = std::max(forward_workspace(forward_args, library_options_), backward_workspace(backward_args, library_options_));
+  const std::size_t bytes =
+      std::max(forward_workspace(forward_args, library_options_), backward_workspace(backward_args, library_options_));
   if (workspace_.size() < bytes) workspace_.resize(bytes);
 
   const auto report = [&](int64_t parts) {

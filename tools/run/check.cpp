@@ -34,7 +34,9 @@ int64_t used_places(const Packed& packed, int64_t sequence) {
 }
 
 /// The larger one; NaN counts as infinite.
-void raise(double& largest, double value) { largest = std::max(largest, std::isnan(value) ? std::numeric_limits<double>::infinity() : value); }
+void raise(double& largest, double value) {
+  largest = std::max(largest, std::isnan(value) ? std::numeric_limits<double>::infinity() : value);
+}
 
 double difference(double got, double exact) { return got == exact ? 0 : std::abs(got - exact); }
 
@@ -58,7 +60,8 @@ void SampleCheck::draw_rows(int64_t sequences, uint64_t seed) {
   rows_.push_back({0, 0, draw(engine, shape_.heads)});
   for (int64_t n = 1; n < kRowSamples; ++n) {
     const int64_t sequence = draw(engine, sequences);
-    rows_.push_back({sequence, draw(engine, n % kPaddingSamples == 0 ? packed_.seqlen : used_places(packed_, sequence)), draw(engine, shape_.heads)});
+    rows_.push_back(
+        {sequence, draw(engine, n % kPaddingSamples == 0 ? packed_.seqlen : used_places(packed_, sequence)), draw(engine, shape_.heads)});
   }
 }
 
@@ -67,7 +70,8 @@ void SampleCheck::draw_columns(int64_t sequences, uint64_t seed) {
   double work = 0;
   for (int64_t n = 0; n < kColumnTries && static_cast<int64_t>(columns_.size()) < kColumnSamples; ++n) {
     const int64_t sequence = draw(engine, sequences);
-    const ColumnSample sample{sequence, draw(engine, n % kPaddingSamples == 0 ? packed_.seqlen : used_places(packed_, sequence)), draw(engine, shape_.kv_heads)};
+    const ColumnSample sample{sequence, draw(engine, n % kPaddingSamples == 0 ? packed_.seqlen : used_places(packed_, sequence)),
+                              draw(engine, shape_.kv_heads)};
     const SequenceRule rule{packed_, sample.sequence};
     double keys = 0;  // of all rows that see the column: as many as their position ids say, and themselves
     for (int64_t i = sample.key; i < packed_.seqlen; ++i) {
@@ -134,7 +138,8 @@ void SampleCheck::check_every_element(int64_t first, int64_t count, const Output
       }
       const int64_t entry = token / packed_.seqlen, row = token % packed_.seqlen;
       for (int64_t h = 0; h < shape_.heads; ++h) {
-        look(outputs.lse, (entry * shape_.heads + h) * packed_.seqlen + row, padding, -std::numeric_limits<float>::infinity(), nan_here, dirty_here);
+        look(outputs.lse, (entry * shape_.heads + h) * packed_.seqlen + row, padding, -std::numeric_limits<float>::infinity(), nan_here,
+             dirty_here);
       }
     }
     nan += nan_here;

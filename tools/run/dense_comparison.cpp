@@ -29,7 +29,8 @@ bool same_bits(const Tensor& a, const Tensor& b, int64_t count) {
 std::pair<int64_t, std::string> sequences_to_compare(const RunOptions& options, const Packed& packed, const MaskedFigures& masked) {
   if (options.dense_seconds == 0) return {0, "left out, as --dense-seconds is 0"};
   if (packed.seqlen > kMostMaskBytes / packed.seqlen) {
-    return {0, fmt::format("left out: one sequence's dense mask would take {:.1f} GiB", static_cast<double>(packed.seqlen) * static_cast<double>(packed.seqlen) * 0x1p-30)};
+    return {0, fmt::format("left out: one sequence's dense mask would take {:.1f} GiB",
+                           static_cast<double>(packed.seqlen) * static_cast<double>(packed.seqlen) * 0x1p-30)};
   }
   const double tile = masked.seconds.attention() / static_cast<double>(std::max<int64_t>(masked.statistics.live_tiles(), 1));
   const double sequence = tile * static_cast<double>(masked.statistics.tiles) / static_cast<double>(masked.sequences);
@@ -37,8 +38,9 @@ std::pair<int64_t, std::string> sequences_to_compare(const RunOptions& options, 
   if (fitting >= static_cast<double>(masked.sequences)) return {masked.sequences, ""};
   const auto sequences = std::max<int64_t>(1, static_cast<int64_t>(fitting));
   if (sequences == masked.sequences) return {sequences, ""};
-  return {sequences, fmt::format("the dense run would take about {} on all {} sequences; --dense-seconds is {:g}",
-                                 cli::duration_text(sequence * static_cast<double>(masked.sequences)), masked.sequences, options.dense_seconds)};
+  return {sequences,
+          fmt::format("the dense run would take about {} on all {} sequences; --dense-seconds is {:g}",
+                      cli::duration_text(sequence * static_cast<double>(masked.sequences)), masked.sequences, options.dense_seconds)};
 }
 
 }  // namespace
@@ -47,7 +49,8 @@ bool DenseFigures::equal() const {
   return std::all_of(equality.begin(), equality.end(), [](const Equality& e) { return e.equal; });
 }
 
-DenseFigures compare_with_dense(const RunOptions& options, const Packed& packed, const Projections& projections, const MaskedFigures& masked) {
+DenseFigures compare_with_dense(const RunOptions& options, const Packed& packed, const Projections& projections,
+                                const MaskedFigures& masked) {
   DenseFigures figures;
   std::tie(figures.sequences, figures.note) = sequences_to_compare(options, packed, masked);
   if (figures.sequences == 0) return figures;

@@ -27,6 +27,7 @@ struct DenseFigures {
 /// Runs both, one after the other on the same tensors. How many sequences: all if the dense run is likely to
 /// end within options.dense_seconds, judged by the time that `masked` took for its tiles; otherwise as many as
 /// are, one at least; none if a dense mask of one sequence takes more than 2 GiB.
-DenseFigures compare_with_dense(const RunOptions& options, const Packed& packed, const Projections& projections, const MaskedFigures& masked);
+DenseFigures compare_with_dense(const RunOptions& options, const Packed& packed, const Projections& projections,
+                                const MaskedFigures& masked);
 
 }  // namespace flashmask::run

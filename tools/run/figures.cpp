@@ -86,16 +86,16 @@ ordered_json dense_json(const RunFigures& f) {
 }
 
 std::string input_text(const RunFigures& f) {
-  std::string text = fmt::format("{}: {} record{}, {} bytes of text", f.options.input, grouped(f.packed.documents), f.packed.documents == 1 ? "" : "s",
-                                 grouped(f.records.text_bytes));
+  std::string text = fmt::format("{}: {} record{}, {} bytes of text", f.options.input, grouped(f.packed.documents),
+                                 f.packed.documents == 1 ? "" : "s", grouped(f.records.text_bytes));
   const auto bad = f.records.summary.bad_lines.size();
   if (bad > 0) text += fmt::format("; {} bad line{} skipped", bad, bad == 1 ? "" : "s");
   return text;
 }
 
 std::string tiles_text(const MaskStatistics& s) {
-  return fmt::format("{} of {} tiles of {}x{} skipped ({}), {} partial, {} full", grouped(s.tiles - s.live_tiles()), grouped(s.tiles), s.tile.rows,
-                     s.tile.keys, percent_text(1 - s.live_share()), grouped(s.partial_tiles), grouped(s.full_tiles));
+  return fmt::format("{} of {} tiles of {}x{} skipped ({}), {} partial, {} full", grouped(s.tiles - s.live_tiles()), grouped(s.tiles),
+                     s.tile.rows, s.tile.keys, percent_text(1 - s.live_share()), grouped(s.partial_tiles), grouped(s.full_tiles));
 }
 
 std::string rates_text(const RunFigures::Rate& rate) {
@@ -107,7 +107,8 @@ std::string sequences_text(int64_t count) { return fmt::format("{} sequence{}", 
 /// "the first 3 of 58 sequences", "all 58 sequences".
 std::string some_text(int64_t count, int64_t all) {
   if (count == all) return all == 1 ? "the one sequence" : fmt::format("all {}", sequences_text(all));
-  return count == 1 ? fmt::format("the first of {}", sequences_text(all)) : fmt::format("the first {} of {}", grouped(count), sequences_text(all));
+  return count == 1 ? fmt::format("the first of {}", sequences_text(all))
+                    : fmt::format("the first {} of {}", grouped(count), sequences_text(all));
 }
 
 /// The lines of a section: its name once, then what belongs to it.
@@ -118,12 +119,15 @@ void add_section(std::string& text, std::string_view title, const std::vector<st
 std::vector<std::string> check_lines(const CheckFigures& check) {
   std::vector<std::string> lines{fmt::format("{} query rows and {} key columns against an fp64 oracle", check.rows, check.columns)};
   for (const Accuracy& a : check.accuracy) {
-    lines.push_back(fmt::format("{:<4} largest error {:.1e}, allowed {:.1e}  {}", a.tensor, a.max_error, a.limit, a.passed() ? "ok" : "FAILED"));
+    lines.push_back(
+        fmt::format("{:<4} largest error {:.1e}, allowed {:.1e}  {}", a.tensor, a.max_error, a.limit, a.passed() ? "ok" : "FAILED"));
   }
-  lines.push_back(check.dirty_padding == 0 && check.unwritten_or_nan == 0
-                      ? std::string("every element written, none NaN; padding 0 in out, dq, dk and dv, -inf in lse  ok")
-                      : fmt::format("{} elements NaN or not written, {} wrong in the padding  FAILED", check.unwritten_or_nan, check.dirty_padding));
-  if (check.wrong_visibility > 0) lines.push_back(fmt::format("{} elements of the sampled rows are masked wrongly  FAILED", check.wrong_visibility));
+  lines.push_back(
+      check.dirty_padding == 0 && check.unwritten_or_nan == 0
+          ? std::string("every element written, none NaN; padding 0 in out, dq, dk and dv, -inf in lse  ok")
+          : fmt::format("{} elements NaN or not written, {} wrong in the padding  FAILED", check.unwritten_or_nan, check.dirty_padding));
+  if (check.wrong_visibility > 0)
+    lines.push_back(fmt::format("{} elements of the sampled rows are masked wrongly  FAILED", check.wrong_visibility));
   return lines;
 }
 
@@ -148,7 +152,8 @@ std::vector<std::string> dense_lines(const RunFigures& f) {
 }  // namespace
 
 AttentionFlops RunFigures::flops(double share) const {
-  return attention_flops(masked.sequences, options.shape.heads, packed.seqlen, packed.seqlen, options.shape.head_dim, options.shape.head_dim, share);
+  return attention_flops(masked.sequences, options.shape.heads, packed.seqlen, packed.seqlen, options.shape.head_dim,
+                         options.shape.head_dim, share);
 }
 
 RunFigures::Rate RunFigures::forward_rate() const {
@@ -207,8 +212,8 @@ std::string to_text(const RunFigures& f) {
   std::string text;
   add_section(text, "input", {input_text(f), fmt::format("task {}", name(f.options.task))});
   add_section(text, "packing",
-              {fmt::format("{} tokens in {} of {}, {} padding", grouped(f.packed.tokens), sequences_text(f.packed.sequences), grouped(f.packed.seqlen),
-                           percent_text(f.packed.padding_share()))});
+              {fmt::format("{} tokens in {} of {}, {} padding", grouped(f.packed.tokens), sequences_text(f.packed.sequences),
+                           grouped(f.packed.seqlen), percent_text(f.packed.padding_share()))});
   if (m.sequences < f.packed.sequences) {
     add_section(text, "", {fmt::format("from here on: {} (--limit-sequences)", some_text(m.sequences, f.packed.sequences))});
   }
@@ -216,10 +221,11 @@ std::string to_text(const RunFigures& f) {
               {fmt::format("{} of the elements visible", percent_text(m.statistics.visible_share())), tiles_text(m.statistics),
                fmt::format("{} and a plan of {}, in place of {} of dense masks", bytes_text(static_cast<double>(m.mask_bytes)),
                            bytes_text(static_cast<double>(m.plan_bytes)), bytes_text(static_cast<double>(m.dense_mask_bytes)))});
-  add_section(text, "attention",
-              {fmt::format("{} head{}, {} key and value head{}, head dim {}, {}; {} a call", shape.heads, shape.heads == 1 ? "" : "s", shape.kv_heads,
-                           shape.kv_heads == 1 ? "" : "s", shape.head_dim, name(f.options.dtype), sequences_text(m.batch_size)),
-               fmt::format("backend {}{}", m.backend, m.configuration.empty() ? "" : ": " + m.configuration)});
+  add_section(
+      text, "attention",
+      {fmt::format("{} head{}, {} key and value head{}, head dim {}, {}; {} a call", shape.heads, shape.heads == 1 ? "" : "s",
+                   shape.kv_heads, shape.kv_heads == 1 ? "" : "s", shape.head_dim, name(f.options.dtype), sequences_text(m.batch_size)),
+       fmt::format("backend {}{}", m.backend, m.configuration.empty() ? "" : ": " + m.configuration)});
   add_section(text, "times",
               {fmt::format("plan     {:>9}", seconds_text(m.seconds.plan)),
                fmt::format("forward  {:>9}  {}", seconds_text(m.seconds.forward), rates_text(f.forward_rate())),
@@ -231,7 +237,8 @@ std::string to_text(const RunFigures& f) {
 
 std::string grouped(int64_t value) {
   std::string text = std::to_string(value);
-  for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > (value < 0 ? 1 : 0); at -= 3) text.insert(static_cast<std::size_t>(at), ",");
+  for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > (value < 0 ? 1 : 0); at -= 3)
+    text.insert(static_cast<std::size_t>(at), ",");
   return text;
 }
 
@@ -239,7 +246,12 @@ std::string bytes_text(double bytes) {
   constexpr std::array<std::string_view, 5> kUnits{"bytes", "KiB", "MiB", "GiB", "TiB"};
   std::size_t unit = 0;
   for (; bytes >= 1024 && unit + 1 < kUnits.size(); ++unit) bytes /= 1024;
-  return unit == 0 ? fmt::format("{:.0f} bytes", bytes) : fmt::format("{:.{}f} {}", bytes, bytes < 10 ? 2 : bytes < 100 ? 1 : 0, kUnits[unit]);
+  return unit == 0 ? fmt::format("{:.0f} bytes", bytes)
+                   : fmt::format("{:.{}f} {}", bytes,
+                                 bytes < 10    ? 2
+                                 : bytes < 100 ? 1
+                                               : 0,
+                                 kUnits[unit]);
 }
 
 std::string seconds_text(double seconds) {

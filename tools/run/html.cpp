@@ -38,7 +38,7 @@ th:first-child, td:first-child { text-align: left; padding-left: 0; }
 th:last-child, td:last-child { padding-right: 0; }
 table + table, div + table, svg + table { margin-top: 16px; }
 .wrap td { white-space: normal; text-align: left; vertical-align: top; }
-.chart { display: block; width: 100%; height: auto; }
+.chart { display: block; width: 100%; min-width: 600px; height: auto; }
 .chart text { fill: var(--ink); font-size: 13px; } .chart .faded { fill: var(--faded); }
 .key { display: inline-flex; flex-wrap: wrap; gap: 4px 20px; margin: 0 0 12px; color: var(--faded); font-size: 13px; }
 .key i { display: inline-block; width: 14px; height: 14px; border-radius: 3px; margin-right: 6px; vertical-align: -2px; }
@@ -63,11 +63,20 @@ std::string escaped(std::string_view text) {
   std::string result;
   for (const char c : text) {
     switch (c) {
-      case '&': result += "&amp;"; break;
-      case '<': result += "&lt;"; break;
-      case '>': result += "&gt;"; break;
-      case '"': result += "&quot;"; break;
-      default: result += c;
+      case '&':
+        result += "&amp;";
+        break;
+      case '<':
+        result += "&lt;";
+        break;
+      case '>':
+        result += "&gt;";
+        break;
+      case '"':
+        result += "&quot;";
+        break;
+      default:
+        result += c;
     }
   }
   return result;
@@ -82,7 +91,8 @@ std::string table(const std::vector<std::string>& header, const std::vector<std:
 
 std::string page(std::string_view title, std::string_view body) {
   return fmt::format(
-      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width, "
+      "initial-scale=1\">\n"
       "<title>{}</title>\n<style>{}</style>\n</head>\n<body>\n<main>\n{}</main>\n</body>\n</html>\n",
       escaped(title), kStyle, body);
 }

@@ -30,7 +30,9 @@ double tensor_bytes(const RunOptions& options) {
 bool same_file(const std::string& a, const std::string& b) {
   std::error_code error;
   if (std::filesystem::equivalent(a, b, error)) return true;
-  const auto place = [&](const std::string& path) { return std::filesystem::weakly_canonical(std::filesystem::absolute(path, error), error); };
+  const auto place = [&](const std::string& path) {
+    return std::filesystem::weakly_canonical(std::filesystem::absolute(path, error), error);
+  };
   return place(a) == place(b);
 }
 
@@ -54,28 +56,52 @@ void add_options(CLI::App& command, RunOptions& options) {
   const auto set_dtype = [&options](const std::string& name) {
     options.dtype = name == "bfloat16" ? DataType::kBFloat16 : name == "float16" ? DataType::kFloat16 : DataType::kFloat32;
   };
-  const auto at_least = [](int64_t least) { return CLI::Range(least, std::numeric_limits<int64_t>::max() / 2, fmt::format("at least {}", least)); };
-  const auto not_empty = CLI::Validator([](const std::string& path) { return path.empty() ? std::string("a file name is needed") : std::string(); }, "");
+  const auto at_least = [](int64_t least) {
+    return CLI::Range(least, std::numeric_limits<int64_t>::max() / 2, fmt::format("at least {}", least));
+  };
+  const auto not_empty =
+      CLI::Validator([](const std::string& path) { return path.empty() ? std::string("a file name is needed") : std::string(); }, "");
   command.add_option("--input", options.input, "JSONL file, one record per line")->required()->check(not_empty)->type_name("FILE.jsonl");
-  command.add_option_function<std::string>("--task", set_task,
-                                           "pretrain: {text}; sft: {prompt, response}; dpo: {prompt, chosen, rejected}; rm: {prompt, answers}")
-      ->required()->check(CLI::IsMember(task_names()));
-  command.add_option("--seqlen", options.seqlen, "Tokens of a packed sequence")->check(CLI::Range(kShortestSeqlen, kMaxSeqlen))->capture_default_str();
+  command
+      .add_option_function<std::string>("--task", set_task,
+                                        "pretrain: {text}; sft: {prompt, response}; dpo: {prompt, chosen, rejected}; rm: {prompt, answers}")
+      ->required()
+      ->check(CLI::IsMember(task_names()));
+  command.add_option("--seqlen", options.seqlen, "Tokens of a packed sequence")
+      ->check(CLI::Range(kShortestSeqlen, kMaxSeqlen))
+      ->capture_default_str();
   command.add_option("--heads", options.shape.heads, "Query heads")->check(CLI::Range(int64_t{1}, int64_t{1024}))->capture_default_str();
-  command.add_option("--kv-heads", options.shape.kv_heads, "Key and value heads; must divide --heads")->check(CLI::Range(int64_t{1}, int64_t{1024}))->capture_default_str();
-  command.add_option("--head-dim", options.shape.head_dim, "Width of a head")->check(CLI::Range(int64_t{1}, int64_t{256}))->capture_default_str();
+  command.add_option("--kv-heads", options.shape.kv_heads, "Key and value heads; must divide --heads")
+      ->check(CLI::Range(int64_t{1}, int64_t{1024}))
+      ->capture_default_str();
+  command.add_option("--head-dim", options.shape.head_dim, "Width of a head")
+      ->check(CLI::Range(int64_t{1}, int64_t{256}))
+      ->capture_default_str();
   command.add_option_function<std::string>("--dtype", set_dtype, "Type of q, k, v and the results")
-      ->check(CLI::IsMember({"float32", "bfloat16", "float16"}))->default_str("float32");
+      ->check(CLI::IsMember({"float32", "bfloat16", "float16"}))
+      ->default_str("float32");
   command.add_option("--backend", options.backend, "auto, or a backend that `flashmask info` lists")->capture_default_str();
-  command.add_option("--threads", options.threads, "CPU threads; 0: as many as there are")->check(CLI::Range(0, 4096))->capture_default_str();
+  command.add_option("--threads", options.threads, "CPU threads; 0: as many as there are")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
   command.add_option("--seed", options.seed, "Seed of embeddings, projections, output gradient and samples")->capture_default_str();
-  command.add_option("--limit-sequences", options.limit_sequences, "Run attention on the first N sequences only; 0: on all. --out has all in any case")
-      ->check(at_least(0))->type_name("N")->capture_default_str();
+  command
+      .add_option("--limit-sequences", options.limit_sequences,
+                  "Run attention on the first N sequences only; 0: on all. --out has all in any case")
+      ->check(at_least(0))
+      ->type_name("N")
+      ->capture_default_str();
   command.add_option("--batch-size", options.batch_size, "Sequences per attention call; 0: at most 8, and about 1 GiB of tensors")
-      ->check(at_least(0))->type_name("N")->capture_default_str();
-  command.add_option("--dense-seconds", options.dense_seconds,
-                     "About how long the comparison with dense masks may take: it runs on as many of the first sequences as fit, one at least; 0: none")
-      ->check(CLI::Range(0.0, 1e9))->type_name("S")->capture_default_str();
+      ->check(at_least(0))
+      ->type_name("N")
+      ->capture_default_str();
+  command
+      .add_option("--dense-seconds", options.dense_seconds,
+                  "About how long the comparison with dense masks may take: it runs on as many of the first sequences as fit, one at "
+                  "least; 0: none")
+      ->check(CLI::Range(0.0, 1e9))
+      ->type_name("S")
+      ->capture_default_str();
   command.add_flag("--skip-bad", options.skip_bad, "Report bad lines and go on without them");
   command.add_option("--out", options.out, "Write the packed sequences as a safetensors file")->check(not_empty)->type_name("FILE");
   command.add_option("--report", options.report, "Write a report with pictures as one HTML file")->check(not_empty)->type_name("FILE");
@@ -83,8 +109,8 @@ void add_options(CLI::App& command, RunOptions& options) {
 
 void check_options(const RunOptions& options) {
   if (options.shape.heads % options.shape.kv_heads != 0) {
-    io::fail("--heads is {} and --kv-heads {}; the number of heads must be a multiple of the number of key and value heads", options.shape.heads,
-             options.shape.kv_heads);
+    io::fail("--heads is {} and --kv-heads {}; the number of heads must be a multiple of the number of key and value heads",
+             options.shape.heads, options.shape.kv_heads);
   }
   check_backend(options.backend);
   io::check_readable(options.input);
@@ -101,8 +127,10 @@ void check_memory(const RunOptions& options, int64_t tokens) {
   const double call = static_cast<double>(batch_size_of(options, sequences)) * tensor_bytes(options);
   const double memory = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
   if (packed + call <= memory) return;
-  io::fail("this needs {:.1f} GiB for {} sequence(s) of {} tokens and {:.1f} GiB for one attention call, and the machine has {:.1f} GiB: try a smaller --seqlen, --batch-size, --heads or --head-dim",
-           packed * 0x1p-30, sequences, options.seqlen, call * 0x1p-30, memory * 0x1p-30);
+  io::fail(
+      "this needs {:.1f} GiB for {} sequence(s) of {} tokens and {:.1f} GiB for one attention call, and the machine has {:.1f} GiB: try a "
+      "smaller --seqlen, --batch-size, --heads or --head-dim",
+      packed * 0x1p-30, sequences, options.seqlen, call * 0x1p-30, memory * 0x1p-30);
 }
 
 int64_t batch_size_of(const RunOptions& options, int64_t sequences) {

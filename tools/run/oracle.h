@@ -62,8 +62,8 @@ struct AttendedRow {
 };
 
 template <typename Arithmetic>
-AttendedRow<typename Arithmetic::Number> attend_row(const Arithmetic& arithmetic, const AttentionShape& shape, int64_t seqlen, const Inputs& in,
-                                                    const RowPlace& at, std::span<const int64_t> keys) {
+AttendedRow<typename Arithmetic::Number> attend_row(const Arithmetic& arithmetic, const AttentionShape& shape, int64_t seqlen,
+                                                    const Inputs& in, const RowPlace& at, std::span<const int64_t> keys) {
   using Number = typename Arithmetic::Number;
   const int64_t d = shape.head_dim;
   const int64_t row = ((at.batch * seqlen + at.row) * shape.heads + at.head) * d;
@@ -114,8 +114,9 @@ struct ColumnGradient {
 };
 
 template <typename Arithmetic>
-ColumnGradient<typename Arithmetic::Number> column_gradient(const Arithmetic& arithmetic, const AttentionShape& shape, const SequenceRule& rule,
-                                                            const Inputs& in, int64_t batch, int64_t key, int64_t kv_head) {
+ColumnGradient<typename Arithmetic::Number> column_gradient(const Arithmetic& arithmetic, const AttentionShape& shape,
+                                                            const SequenceRule& rule, const Inputs& in, int64_t batch, int64_t key,
+                                                            int64_t kv_head) {
   using Number = typename Arithmetic::Number;
   const int64_t d = shape.head_dim, group = shape.heads / shape.kv_heads, seqlen = rule.packed.seqlen;
   ColumnGradient<Number> sum{std::vector<Number>(static_cast<std::size_t>(d)), std::vector<Number>(static_cast<std::size_t>(d))};

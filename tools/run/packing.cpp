@@ -18,7 +18,8 @@ std::size_t index(int64_t value) { return static_cast<std::size_t>(value); }
 /// Free places of a row of sequences, as a tree of maxima; every sequence is free to begin with.
 class FreePlaces {
  public:
-  FreePlaces(std::size_t sequences, int64_t seqlen) : leaves_(std::bit_ceil(std::max<std::size_t>(sequences, 1))), free_(2 * leaves_, seqlen) {}
+  FreePlaces(std::size_t sequences, int64_t seqlen)
+      : leaves_(std::bit_ceil(std::max<std::size_t>(sequences, 1))), free_(2 * leaves_, seqlen) {}
 
   /// Takes `length` places of the first sequence that has as many.
   int64_t take(int64_t length) {
@@ -93,7 +94,11 @@ io::SafetensorsEntry entry(const char* name, const char* dtype, std::vector<int6
 
 Mask Packed::mask(int64_t begin, int64_t end) const {
   const auto at = [&](int64_t sequence) { return startend_row_indices.begin() + static_cast<std::ptrdiff_t>(sequence * seqlen); };
-  return Mask({.seqlen_q = seqlen, .seqlen_k = seqlen, .band = Band::causal(), .batch = end - begin, .lts = std::vector<int32_t>(at(begin), at(end))});
+  return Mask({.seqlen_q = seqlen,
+               .seqlen_k = seqlen,
+               .band = Band::causal(),
+               .batch = end - begin,
+               .lts = std::vector<int32_t>(at(begin), at(end))});
 }
 
 std::vector<int64_t> first_fit(std::span<const int64_t> lengths, int64_t seqlen) {

@@ -31,8 +31,8 @@ class Projections {
   void rotate(const float* from, int64_t position, float* to) const;
 
   AttentionShape shape_;
-  int64_t columns_;                 ///< (heads + 2 * kv_heads) * head_dim
-  std::vector<float> projected_;    ///< [kVocabulary, columns_]: a token's q, k and v before rotation
+  int64_t columns_;                   ///< (heads + 2 * kv_heads) * head_dim
+  std::vector<float> projected_;      ///< [kVocabulary, columns_]: a token's q, k and v before rotation
   std::vector<float> cosine_, sine_;  ///< [max_position, head_dim / 2]
 };
 

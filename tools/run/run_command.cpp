@@ -92,7 +92,8 @@ void run(const RunOptions& options, const cli::Global& global) {
 namespace flashmask::cli {
 
 void add_run_command(CLI::App& app, const Global& global) {
-  CLI::App* command = app.add_subcommand("run", "Pack records, run masked attention on them forward and backward, check it, write a file to train from");
+  CLI::App* command =
+      app.add_subcommand("run", "Pack records, run masked attention on them forward and backward, check it, write a file to train from");
   const auto options = std::make_shared<run::RunOptions>();
   run::add_options(*command, *options);
   command->callback([options, &global] {

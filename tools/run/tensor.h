@@ -32,7 +32,9 @@ class Tensor {
   int64_t stride() const { return stride_; }
   /// The first `count` entries of the first dimension.
   TensorView view(int64_t count) const;
-  std::span<const std::byte> bytes(int64_t count) const { return {data_.get(), static_cast<std::size_t>(count * stride_) * element_size(dtype_)}; }
+  std::span<const std::byte> bytes(int64_t count) const {
+    return {data_.get(), static_cast<std::size_t>(count * stride_) * element_size(dtype_)};
+  }
 
   float at(int64_t element) const {
     const std::byte* data = data_.get();

@@ -159,7 +159,8 @@ Mask draw_mask(const Case& c, int64_t mask_batch, int64_t mask_head) {
   if (c.family == kNoMask) return masks::full(c.seqlen_q, c.seqlen_k);
   const int64_t length = square_length(c);
   const FamilyParameters parameters = draw_parameters(c, mask_batch, mask_head);
-  const Mask square = c.family == "shared_question" ? shared_question(parameters) : make_family(c.family, length, parameters, draw_seed(c, mask_batch, mask_head));
+  const Mask square = c.family == "shared_question" ? shared_question(parameters)
+                                                    : make_family(c.family, length, parameters, draw_seed(c, mask_batch, mask_head));
   return crop(square, length - c.seqlen_q, length, 0, c.seqlen_k);
 }
 
@@ -195,7 +196,8 @@ void append_as_it_is(MaskParts& parts, const Mask& draw) {
 
 Mask stack(const std::vector<Mask>& draws, int64_t batch, int64_t heads) {
   const Mask& first = draws.front();
-  MaskParts parts{.seqlen_q = first.seqlen_q(), .seqlen_k = first.seqlen_k(), .band = first.band(), .q_offset = first.q_offset(), .batch = batch, .heads = heads};
+  MaskParts parts{.seqlen_q = first.seqlen_q(), .seqlen_k = first.seqlen_k(), .band = first.band(), .q_offset = first.q_offset(),
+                  .batch = batch, .heads = heads};
   const bool same_vectors = std::all_of(draws.begin(), draws.end(), [&](const Mask& draw) { return vectors_of(draw) == vectors_of(first); });
   for (const Mask& draw : draws) {
     if (draw.band() != first.band() || draw.q_offset() != first.q_offset()) {

@@ -71,7 +71,8 @@ bool free_of_nan(std::string_view name, const HeadArray& got, Verdict& verdict) 
 /// Compares one result head by head; reports the head that is furthest over its limit. A head may be near
 /// `want` or near `also`, if that is given.
 template <typename LimitOfHead>
-void check_heads(std::string_view name, const HeadArray& got, const HeadArray& want, const HeadArray* also, LimitOfHead&& limit_of_head, Verdict& verdict) {
+void check_heads(std::string_view name, const HeadArray& got, const HeadArray& want, const HeadArray* also, LimitOfHead&& limit_of_head,
+                 Verdict& verdict) {
   if (!free_of_nan(name, got, verdict)) return;
   double worst = 0;
   std::string failure;
@@ -145,11 +146,11 @@ class AccuracyCheck {
     return {kFloat32Relative * largest, fmt::format("{} x the oracle's largest, {:.3g}", kFloat32Relative, largest)};
   }
 
-  /// dS = P (dP - mean of dP) of a row cancels to nothing where one key has nearly all of P: exactly for rows
-  /// that see one key, nearly for saturated ones. If that is so for all rows of a head, the largest value of
-  /// dq or dk is no measure of their error; what is left is the rounding of the terms, one unit in the last
-  /// place of products of the vectors' norms. That all rows of the head are so is told from the oracle's
-  /// gradient being far below what such norms give. 0 for all other heads.
+  /// dS = P (dP - mean of dP + dlse) of a row cancels to nearly nothing where one key has nearly all of P and
+  /// dlse is small: rows that see one key, saturated ones. If that is so for all rows of a head, the largest
+  /// value of dq or dk is no measure of their error; what is left is the rounding of the terms, half a unit in
+  /// the last place of products of the vectors' norms. That all rows of a head are so is told from the
+  /// oracle's gradient being far below what such norms give. 0 for all other heads.
   Limit cancellation_limit(bool of_queries, const HeadArray& oracle, int64_t b, int64_t h) const {
     const int64_t group = c_.heads_q / c_.heads_kv, kv = of_queries ? h / group : h;
     const int64_t first = of_queries ? h : h * group, last = of_queries ? h + 1 : (h + 1) * group;
@@ -164,9 +165,9 @@ class AccuracyCheck {
     const double factor = of_queries ? largest_magnitude(k_.head(b, kv)) : q_largest * std::sqrt(static_cast<double>(std::max(rows, 1)));
     const double terms = std::fabs(c_.scale()) * dout_norm * largest_row_norm(v_.head(b, kv), c_.head_dim_v) * factor;
     const double usual = terms / std::sqrt(static_cast<double>(c_.head_dim_v * keys));
-    constexpr double kFarBelow = 0.05, kUnitInLastPlace = 0x1p-23;
-    if (c_.dlse || largest_magnitude(oracle.head(b, h)) > kFarBelow * usual) return {};
-    return {kUnitInLastPlace * terms, "rounding of terms that cancel"};
+    constexpr double kFarBelow = 0.05, kHalfUnit = 0x1p-24;
+    if (largest_magnitude(oracle.head(b, h)) > kFarBelow * usual) return {};
+    return {kHalfUnit * terms, "rounding of terms that cancel"};
   }
 
   static int32_t largest_count(const std::vector<int32_t>& counts, int64_t head, int64_t length) {
@@ -247,7 +248,8 @@ int64_t count_live_tiles(const Case& c, const uint8_t* visible, TileShape tile) 
 }  // namespace
 
 Sight::Sight(const Case& c, const DenseMask& dense)
-    : keys_of_row(static_cast<std::size_t>(c.batch * c.heads_q * c.seqlen_q)), rows_of_key(static_cast<std::size_t>(c.batch * c.heads_kv * c.seqlen_k)) {
+    : keys_of_row(static_cast<std::size_t>(c.batch * c.heads_q * c.seqlen_q)),
+      rows_of_key(static_cast<std::size_t>(c.batch * c.heads_kv * c.seqlen_k)) {
   const int64_t group = c.heads_q / c.heads_kv;
   for (int64_t b = 0; b < c.batch; ++b) {
     for (int64_t h = 0; h < c.heads_q; ++h) {

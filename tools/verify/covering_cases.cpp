@@ -86,6 +86,11 @@ bool is_empty(const Row& row) {
   return seqlen_q == 0 || seqlen_k == 0;
 }
 
+template <typename Values>
+void shuffle(Random& random, Values& values) {
+  for (std::size_t n = values.size(); n > 1; --n) std::swap(values[n - 1], values[static_cast<std::size_t>(random.integer(0, static_cast<int64_t>(n) - 1))]);
+}
+
 /// Which pairs of values have met.
 class Pairs {
  public:
@@ -107,16 +112,15 @@ class Pairs {
     std::size_t e;
     int w;
   };
-  /// The next pair that has not met, in the order of `open`; false if all have.
+  /// The next pair that has not met; false if all have.
   bool next(Pair& pair) {
     while (at_ < waiting_.size() && !is_open(waiting_[at_].d, waiting_[at_].v, waiting_[at_].e, waiting_[at_].w)) ++at_;
     if (at_ == waiting_.size()) return false;
     pair = waiting_[at_];
     return true;
   }
-  void shuffle(Random& random) {
-    for (std::size_t n = waiting_.size(); n > 1; --n) std::swap(waiting_[n - 1], waiting_[static_cast<std::size_t>(random.integer(0, static_cast<int64_t>(n) - 1))]);
-  }
+  /// Draws the order in which next() gives the pairs.
+  void mix_order(Random& random) { shuffle(random, waiting_); }
 
   /// Pairs that value v of dimension d would close with the values of the row that are set.
   int gain(const Row& row, std::size_t d, int v) const {
@@ -172,7 +176,7 @@ class CoveringList {
         }
       }
     }
-    pairs.shuffle(random_);
+    pairs.mix_order(random_);
     return pairs;
   }
 
@@ -206,7 +210,7 @@ class CoveringList {
     const int64_t budget = std::max(kBudget, least_cost(row));
     std::array<std::size_t, kDimensions> order;
     std::iota(order.begin(), order.end(), std::size_t{0});
-    for (std::size_t n = order.size(); n > 1; --n) std::swap(order[n - 1], order[static_cast<std::size_t>(random_.integer(0, static_cast<int64_t>(n) - 1))]);
+    shuffle(random_, order);
     for (const std::size_t d : order) {
       if (row[d] == kUnset) row[d] = best_value(row, d, budget, pairs);
     }

@@ -25,7 +25,8 @@ Results run_oracle(const Problem& problem, const DenseMask& dense) {
 
   HeadArray dlse = problem.dlse ? problem.dlse->values() : HeadArray();
   const TensorView dlse_view = problem.dlse ? dlse.as_lse() : TensorView{};
-  backward({inputs, results.out.as_tensor(), results.lse.as_lse(), dout.as_tensor(), dlse_view, results.dq.as_tensor(), results.dk.as_tensor(), results.dv.as_tensor()},
+  backward({inputs, results.out.as_tensor(), results.lse.as_lse(), dout.as_tensor(), dlse_view, results.dq.as_tensor(), results.dk.as_tensor(),
+            results.dv.as_tensor()},
            {}, options);
   return results;
 }

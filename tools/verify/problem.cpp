@@ -17,7 +17,9 @@ const Case& checked(const Case& c) {
   };
   const double largest = std::max(elements(c.seqlen_q, c.heads_q, std::max(c.head_dim, c.head_dim_v)),
                                   elements(c.seqlen_k, c.heads_kv, std::max(c.head_dim, c.head_dim_v)));
-  if (largest > kMostElements) throw Error(ErrorCode::kInvalidArgument, "a tensor would have more than 2^40 elements; use fewer batch entries or heads, or shorter sequences");
+  if (largest > kMostElements) {
+    throw Error(ErrorCode::kInvalidArgument, "a tensor would have more than 2^40 elements; use fewer batch entries or heads, or shorter sequences");
+  }
   return c;
 }
 

@@ -3,24 +3,16 @@
 
 #include <cmath>
 #include <cstdint>
-#include <random>
+#include <numbers>
+
+#include "common/random.h"
 
 namespace flashmask::verify {
 
-/// Seeded draws that are the same on every platform (the standard's distributions are not).
-class Random {
+/// The library's seeded draws, and normal ones.
+class Random : public flashmask::Random {
  public:
-  explicit Random(uint64_t seed) : engine_(seed) {}
-
-  /// Uniform in [low, high]; low <= high.
-  int64_t integer(int64_t low, int64_t high) {
-    const uint64_t range = static_cast<uint64_t>(high) - static_cast<uint64_t>(low) + 1;
-    const uint64_t draw = engine_();
-    return range == 0 ? static_cast<int64_t>(draw) : low + static_cast<int64_t>(draw % range);
-  }
-  /// Uniform in [0, 1).
-  double real() { return static_cast<double>(engine_() >> 11) * 0x1p-53; }
-  bool flip() { return (engine_() & 1) != 0; }
+  using flashmask::Random::Random;
 
   /// Standard normal (Box-Muller; the second of each pair is kept for the next call).
   double normal() {
@@ -28,15 +20,13 @@ class Random {
       has_spare_ = false;
       return spare_;
     }
-    constexpr double kTwoPi = 6.283185307179586;
-    const double radius = std::sqrt(-2 * std::log(1 - real())), angle = kTwoPi * real();
+    const double radius = std::sqrt(-2 * std::log(1 - real())), angle = 2 * std::numbers::pi * real();
     spare_ = radius * std::sin(angle);
     has_spare_ = true;
     return radius * std::cos(angle);
   }
 
  private:
-  std::mt19937_64 engine_;
   double spare_ = 0;
   bool has_spare_ = false;
 };

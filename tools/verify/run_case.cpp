@@ -86,11 +86,12 @@ class CaseRun {
     // The dense mode skips nothing.
     const int64_t expected = dense_mode ? explanation.tiles : count_live_tiles(c_, dense_, explanation.tile);
     if (explanation.live_tiles != expected) {
-      verdict_.failures.push_back(fmt::format("tiles: the plan has {} live tiles of {} x {} for the {}; counted one by one there are {}", explanation.live_tiles,
-                                              explanation.tile.rows, explanation.tile.keys, which, expected));
+      verdict_.failures.push_back(fmt::format("tiles: the plan has {} live tiles of {} x {} for the {}; counted one by one there are {}",
+                                              explanation.live_tiles, explanation.tile.rows, explanation.tile.keys, which, expected));
     }
     const auto check_pass = [&](std::string_view pass, int64_t count) {
-      if (count != expected) verdict_.failures.push_back(fmt::format("tiles: the {} executed {} in the {}; {} are live", which, count, pass, expected));
+      if (count == expected) return;
+      verdict_.failures.push_back(fmt::format("tiles: the {} executed {} in the {}; {} are live", which, count, pass, expected));
     };
     check_pass("forward", executed.forward);
     check_pass("backward over rows", executed.backward_rows);
@@ -131,7 +132,7 @@ Verdict run_case(const Case& c, const RunOptions& options) {
   return verdict.passed() ? run_case(c, options, dense) : verdict;
 }
 
-void run_cases(std::span<const Case> cases, const RunOptions& options, int jobs, const std::function<void(std::size_t, const Verdict&)>& done) {
+void run_cases(std::span<const Case> cases, const RunOptions& options, int jobs, const CaseDone& done) {
   // The most expensive first, so that no worker is left with one of them at the end.
   std::vector<std::size_t> order(cases.size());
   std::iota(order.begin(), order.end(), std::size_t{0});

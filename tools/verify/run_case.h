@@ -40,6 +40,7 @@ Verdict run_case(const Case& c, const RunOptions& options, const DenseMask& dens
 
 /// Runs many cases, `jobs` at a time (0: one for each core), the most expensive first. `done` is called once
 /// for each, from any thread but never twice at a time.
-void run_cases(std::span<const Case> cases, const RunOptions& options, int jobs, const std::function<void(std::size_t index, const Verdict& verdict)>& done);
+using CaseDone = std::function<void(std::size_t index, const Verdict& verdict)>;
+void run_cases(std::span<const Case> cases, const RunOptions& options, int jobs, const CaseDone& done);
 
 }  // namespace flashmask::verify

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "support/temporary_folder.h"
+#include "flashmask/attention.h"
+
+namespace flashmask::test {
+
+/// How a run of the program ended, and what it wrote.
+struct Outcome {
+  int status = -1;
+  std::string out, error;
+};
+
+/// Runs the flashmask program with these arguments; no shell is involved.
+inline Outcome run_program(const std::vector<std::string>& arguments) {
+  const TemporaryFolder folder;
+  const std::string out = folder / "out", error = folder / "error";
+  std::vector<char*> argv{const_cast<char*>(FLASHMASK_EXECUTABLE)};
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, out.c_str(), O_WRONLY | O_CREAT, 0600);
+  posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, error.c_str(), O_WRONLY | O_CREAT, 0600);
+  pid_t child = 0;
+  const int failed = posix_spawn(&child, FLASHMASK_EXECUTABLE, &actions, nullptr, argv.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  if (failed != 0) throw std::runtime_error("cannot start " FLASHMASK_EXECUTABLE);
+  int status = 0;
+  if (waitpid(child, &status, 0) != child) throw std::runtime_error("lost the program");
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents_of(out), contents_of(error)};
+}
+
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+inline void expect_contains(const std::string& text, const std::string& part) {
+  EXPECT_TRUE(contains(text, part)) << "'" << part << "' is not in:\n" << text;
+}
+
+/// The run succeeds; returns its stdout.
+inline std::string output_of(const std::vector<std::string>& arguments) {
+  const Outcome outcome = run_program(arguments);
+  EXPECT_EQ(outcome.status, 0) << outcome.error;
+  return outcome.out;
+}
+
+/// The run succeeds and its stdout is one JSON object; returns it.
+inline nlohmann::json json_of(const std::vector<std::string>& arguments) {
+  const nlohmann::json json = nlohmann::json::parse(output_of(arguments), nullptr, /*allow_exceptions=*/false);
+  EXPECT_TRUE(json.is_object());
+  return json;
+}
+
+/// The run ends with this status and a message that has all of `parts`, and says nothing on stdout; with
+/// --json in the arguments, stdout has the message as an object.
+inline void expect_failure(const std::vector<std::string>& arguments, int status, const std::vector<std::string>& parts) {
+  std::string line;
+  for (const std::string& argument : arguments) line += " " + argument;
+  SCOPED_TRACE("flashmask" + line);
+  const Outcome outcome = run_program(arguments);
+  EXPECT_EQ(outcome.status, status);
+  EXPECT_TRUE(outcome.error.starts_with("flashmask: ")) << outcome.error;
+  for (const std::string& part : parts) expect_contains(outcome.error, part);
+  const auto flag = std::find(arguments.begin(), arguments.end(), "--json");
+  const bool takes_file = !arguments.empty() && arguments[0] == "bench";
+  const bool json_expected = flag != arguments.end() && (!takes_file || (flag + 1 != arguments.end() && *(flag + 1) == "-"));
+  if (!json_expected) {
+    EXPECT_EQ(outcome.out, "");
+    return;
+  }
+  const nlohmann::json json = nlohmann::json::parse(outcome.out, nullptr, /*allow_exceptions=*/false);
+  ASSERT_TRUE(json.is_object() && json.contains("error")) << outcome.out;
+  for (const std::string& part : parts) expect_contains(json["error"], part);
+}
+
+inline constexpr int kFailed = 1, kWrongUsage = 2;
+
+/// The backend that tests ask for: cpu, or the reference in a build without it.
+inline std::string tested_backend() {
+  for (const BackendInfo& backend : backends()) {
+    if (backend.name == "cpu" && backend.usable) return backend.name;
+  }
+  return "reference";
+}
+
+}  // namespace flashmask::test

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arguments that make no sense end with status 2 and say where help is.
+#include "cli/program.h"
+
+namespace flashmask::test {
+namespace {
+
+constexpr const char* kHelp = "--help";
+
+TEST(Usage, ACommandIsNeeded) { expect_failure({}, kWrongUsage, {kHelp}); }
+
+TEST(Usage, AnUnknownCommandIsNamedNextToTheKnownOnes) {
+  expect_failure({"attend"}, kWrongUsage, {"'attend'", "info", "show", "verify", "bench", kHelp});
+  expect_failure({"attend", "--json"}, kWrongUsage, {"'attend'"});
+}
+
+TEST(Usage, UnknownOptionsAreNamed) {
+  for (const char* command : {"info", "show", "verify", "bench"}) expect_failure({command, "--bogus"}, kWrongUsage, {"--bogus", kHelp});
+  expect_failure({"info", "--bogus", "--json"}, kWrongUsage, {"--bogus"});
+}
+
+TEST(Usage, MissingValuesAreNamed) {
+  expect_failure({"show", "causal", "--seqlen"}, kWrongUsage, {"--seqlen"});
+  expect_failure({"bench", "--json"}, kWrongUsage, {"--json"});
+  expect_failure({"show"}, kWrongUsage, {"FAMILY"});
+}
+
+TEST(Usage, BadNumbersAreNamed) {
+  const std::vector<std::vector<std::string>> bad{
+      {"show", "causal", "--seqlen", "x"},     {"show", "causal", "--seqlen", "-1"},    {"show", "causal", "--seqlen", "2147483648"},
+      {"show", "causal", "--seqlen", "1.5"},   {"show", "causal", "--head", "-1"},      {"show", "causal", "--batch", "x"},
+      {"show", "causal", "--seed", "-1"},      {"show", "causal", "--text-cells", "-1"}, {"verify", "--cases", "0"},
+      {"verify", "--cases", "-3"},             {"verify", "--cases", "many"},           {"verify", "--seed", "x"},
+      {"verify", "--threads", "-1"},           {"verify", "--jobs", "x"},               {"bench", "--seqlen", "0"},
+      {"bench", "--seqlen", "99999999999"},    {"bench", "--heads", "0"},               {"bench", "--kv-heads", "0"},
+      {"bench", "--head-dim", "257"},          {"bench", "--batch", "0"},               {"bench", "--rounds", "0"},
+      {"bench", "--threads", "-1"},            {"bench", "--seqlen", "18446744073709551616"}};
+  for (const auto& arguments : bad) expect_failure(arguments, kWrongUsage, {arguments[arguments.size() - 2], kHelp});
+}
+
+TEST(Usage, OptionsThatContradictEachOther) {
+  expect_failure({"verify", "--covering", "--case", "family=full"}, kWrongUsage, {"--case", "--covering"});
+}
+
+}  // namespace
+}  // namespace flashmask::test

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <set>
+#include <sstream>
+
+#include "cli/program.h"
+#include "verify/case.h"
+
+namespace flashmask::test {
+namespace {
+
+using nlohmann::json;
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+std::vector<std::string> on_backend(std::vector<std::string> arguments) {
+  arguments.insert(arguments.end(), {"--backend", tested_backend()});
+  return arguments;
+}
+
+/// A call that no backend takes: the head dim is too large.
+constexpr const char* kImpossible = "family=causal batch=1 seqlen_q=8 seqlen_k=8 heads_q=1 heads_kv=1 head_dim=300 head_dim_v=8";
+constexpr const char* kPossible = "family=causal batch=1 seqlen_q=8 seqlen_k=8 heads_q=1 heads_kv=1 head_dim=8 head_dim_v=8";
+
+TEST(Verify, EndsWithWhatPassed) {
+  const std::vector<std::string> lines = lines_of(output_of(on_backend({"verify", "--cases", "12"})));
+  ASSERT_FALSE(lines.empty());
+  EXPECT_EQ(lines.back(), "12 passed, 0 failed");
+}
+
+TEST(Verify, SaysTheSameAsJson) {
+  const json result = json_of(on_backend({"verify", "--cases", "6", "--seed", "9", "--json"}));
+  EXPECT_EQ(result["backend"], tested_backend());
+  EXPECT_EQ(result["passed"], 6);
+  EXPECT_EQ(result["failed"], 0);
+  EXPECT_EQ(result["seed"], 9);
+  EXPECT_EQ(result["failures"], json::array());
+  for (const char* name : {"out", "lse", "dq", "dk", "dv"}) EXPECT_LE(result["largest_errors"][name].get<double>(), 1) << name;
+}
+
+TEST(Verify, AFailureIsPrintedWithALineThatRunsItAgain) {
+  const Outcome outcome = run_program(on_backend({"verify", "--case", kImpossible, "--case", kPossible}));
+  EXPECT_EQ(outcome.status, kFailed);
+  EXPECT_EQ(lines_of(outcome.out).back(), "1 passed, 1 failed");
+  expect_contains(outcome.out, "FAILED case 0");
+  expect_contains(outcome.out, "head_dim");
+  expect_contains(outcome.out, "flashmask verify --backend " + tested_backend() + " --case '" + describe(verify::parse_case(kImpossible)) + "'");
+}
+
+TEST(Verify, AFailureAsJson) {
+  const Outcome outcome = run_program(on_backend({"verify", "--case", kImpossible, "--json"}));
+  EXPECT_EQ(outcome.status, kFailed);
+  const json result = json::parse(outcome.out);
+  EXPECT_EQ(result["failed"], 1);
+  EXPECT_EQ(result["failures"][0]["case"], describe(verify::parse_case(kImpossible)));
+  EXPECT_FALSE(result["failures"][0]["failures"].empty());
+}
+
+TEST(Verify, TheSameSeedGivesTheSameCases) {
+  const auto cases = [](const char* seed) { return output_of({"verify", "--list", "--cases", "50", "--seed", seed}); };
+  EXPECT_EQ(cases("1"), cases("1"));
+  EXPECT_NE(cases("1"), cases("2"));
+  const std::vector<std::string> lines = lines_of(cases("1"));
+  EXPECT_EQ(lines.size(), 50u);
+  EXPECT_EQ(std::set<std::string>(lines.begin(), lines.end()).size(), 50u);
+  for (const std::string& line : lines) EXPECT_EQ(describe(verify::parse_case(line)), line);
+  // A longer list begins with the shorter one.
+  EXPECT_TRUE(output_of({"verify", "--list", "--cases", "60", "--seed", "1"}).starts_with(cases("1")));
+}
+
+TEST(Verify, FamiliesLimitTheCases) {
+  for (const std::string& line : lines_of(output_of({"verify", "--list", "--cases", "30", "--families", "document,prefix_tree"}))) {
+    const std::string family = verify::parse_case(line).family;
+    EXPECT_TRUE(family == "document" || family == "prefix_tree") << family;
+  }
+}
+
+TEST(Verify, ListsTheCoveringCases) {
+  const std::vector<std::string> lines = lines_of(output_of({"verify", "--covering", "--list"}));
+  EXPECT_GE(lines.size(), 1500u);
+  for (const std::string& line : lines) EXPECT_EQ(describe(verify::parse_case(line)), line);
+  EXPECT_EQ(json_of({"verify", "--covering", "--list", "--json"})["cases"].size(), lines.size());
+  for (const std::string& line : lines_of(output_of({"verify", "--covering", "--list", "--families", "padding"}))) {
+    EXPECT_TRUE(line.starts_with("family=padding ")) << line;
+  }
+}
+
+TEST(Verify, AListedCaseRuns) {
+  const std::string line = lines_of(output_of({"verify", "--list", "--cases", "4", "--seed", "3"})).at(3);
+  EXPECT_EQ(lines_of(output_of(on_backend({"verify", "--case", line}))).back(), "1 passed, 0 failed");
+}
+
+TEST(VerifyErrors, UnknownBackendsFamiliesAndCases) {
+  expect_failure({"verify", "--backend", "abacus", "--cases", "3"}, kFailed, {"'abacus'", "reference"});
+  expect_failure({"verify", "--backend", "abacus", "--json"}, kFailed, {"'abacus'", "reference"});
+  expect_failure({"verify", "--families", "causal,diagonal"}, kFailed, {"'diagonal'", "prefix_tree"});
+  expect_failure({"verify", "--families", ""}, kFailed, {"''"});
+  expect_failure({"verify", "--case", "family=causal colour=3"}, kFailed, {"colour=3", "heads_q"});
+  expect_failure({"verify", "--case", "batch=x"}, kFailed, {"batch", "'x'"});
+  expect_failure({"verify", "--case", "dtype=float8"}, kFailed, {"dtype", "float8", "bfloat16"});
+  expect_failure({"verify", "--case", "heads_q=3 heads_kv=2"}, kFailed, {"heads_q", "heads_kv"});
+}
+
+}  // namespace
+}  // namespace flashmask::test
