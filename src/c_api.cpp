@@ -54,7 +54,8 @@ Struct read_struct(const Struct* from, const char* argument) {
   constexpr std::size_t kSmallest = 2 * sizeof(uint32_t);
   uint32_t size = 0;
   std::memcpy(&size, &required(from, argument), sizeof(size));
-  if (size < kSmallest || size > 65536) throw_invalid(argument, "->struct_size is ", size, "; set it to sizeof the struct, which is ", sizeof(Struct), " here");
+  if (size < kSmallest || size > 65536)
+    throw_invalid(argument, "->struct_size is ", size, "; set it to sizeof the struct, which is ", sizeof(Struct), " here");
   Struct result{};
   std::memcpy(&result, from, std::min<std::size_t>(size, sizeof(Struct)));
   const auto* bytes = reinterpret_cast<const unsigned char*>(from);
@@ -71,8 +72,10 @@ void check_flags(uint32_t flags, uint32_t known, const char* argument) {
 TensorView tensor(const fm_tensor& t, const char* argument, Device device = {}) {
   TensorView view;
   if (t.dtype == FM_NONE) return view;
-  if (t.dtype < FM_NONE || t.dtype > FM_UINT8) throw_invalid(argument, ".dtype is ", t.dtype, "; it must be one of fm_dtype, 0 to ", static_cast<int>(FM_UINT8));
-  if (t.ndim < 0 || t.ndim > TensorView::kMaxRank) throw_invalid(argument, ".ndim is ", t.ndim, "; it must be between 0 and ", TensorView::kMaxRank);
+  if (t.dtype < FM_NONE || t.dtype > FM_UINT8)
+    throw_invalid(argument, ".dtype is ", t.dtype, "; it must be one of fm_dtype, 0 to ", static_cast<int>(FM_UINT8));
+  if (t.ndim < 0 || t.ndim > TensorView::kMaxRank)
+    throw_invalid(argument, ".ndim is ", t.ndim, "; it must be between 0 and ", TensorView::kMaxRank);
   view.data = t.data;
   view.dtype = static_cast<DataType>(t.dtype);
   view.rank = t.ndim;
@@ -87,7 +90,8 @@ TensorView tensor(const fm_tensor& t, const char* argument, Device device = {}) 
 /// A C block mask (bool, uint8 or int32, any strides) as bytes.
 std::vector<uint8_t> read_block_mask(const TensorView& t) {
   if (t.rank != 4 || (t.dtype != DataType::kBool && t.dtype != DataType::kUInt8 && t.dtype != DataType::kInt32)) {
-    throw_invalid("mask->block_mask is ", describe(t), "; it must be bool, uint8 or int32 [batch, heads, ceil(seqlen_q / 128), ceil(seqlen_k / 128)]");
+    throw_invalid("mask->block_mask is ", describe(t),
+                  "; it must be bool, uint8 or int32 [batch, heads, ceil(seqlen_q / 128), ceil(seqlen_k / 128)]");
   }
   if (*std::min_element(t.shape.begin(), t.shape.begin() + 4) < 0 || !checked_product(t.shape[0], t.shape[1], t.shape[2], t.shape[3])) {
     throw_invalid("mask->block_mask is ", describe(t), "; sizes must be at least 0 and their product below 2^63");
@@ -100,7 +104,8 @@ std::vector<uint8_t> read_block_mask(const TensorView& t) {
       for (int64_t r = 0; r < t.shape[2]; ++r) {
         for (int64_t c = 0; c < t.shape[3]; ++c) {
           const int64_t at = b * t.stride[0] + h * t.stride[1] + r * t.stride[2] + c * t.stride[3];
-          keep.push_back(t.dtype == DataType::kInt32 ? static_cast<const int32_t*>(t.data)[at] != 0 : static_cast<const uint8_t*>(t.data)[at] != 0);
+          keep.push_back(t.dtype == DataType::kInt32 ? static_cast<const int32_t*>(t.data)[at] != 0
+                                                     : static_cast<const uint8_t*>(t.data)[at] != 0);
         }
       }
     }
@@ -122,7 +127,8 @@ Mask read_mask(const fm_mask* from) {
   const TensorView bounds = tensor(m.bounds, "mask->bounds");
   const auto make = [&] {
     if (!bounds.defined()) return Mask({.seqlen_q = m.seqlen_q, .seqlen_k = m.seqlen_k, .q_offset = q_offset});
-    if (bounds.rank == 4 && bounds.shape[2] != m.seqlen_k) throw_invalid("mask->bounds is ", describe(bounds), "; its third dimension must be mask->seqlen_k, ", m.seqlen_k);
+    if (bounds.rank == 4 && bounds.shape[2] != m.seqlen_k)
+      throw_invalid("mask->bounds is ", describe(bounds), "; its third dimension must be mask->seqlen_k, ", m.seqlen_k);
     return from_startend_row_indices(bounds, (m.flags & FM_CAUSAL) != 0, m.seqlen_q, q_offset);
   };
   Mask mask = make().with_band(read_band(m));
@@ -143,7 +149,8 @@ struct CallOptions {
     check_flags(o.flags, FM_DETERMINISTIC | FM_HAS_SCALE, "options");
     const bool reserved = o.softcap != 0 || o.dropout_p != 0 || o.dropout_seed || o.dropout_offset || o.sink.dtype != FM_NONE ||
                           o.block_table.dtype != FM_NONE || o.partial_out || o.reserved;
-    if (reserved) throw_unsupported("options asks for softcap, dropout, sink, block_table or partial_out; these are reserved and must be zero");
+    if (reserved)
+      throw_unsupported("options asks for softcap, dropout, sink, block_table or partial_out; these are reserved and must be zero");
     options.deterministic = (o.flags & FM_DETERMINISTIC) != 0;
     if (o.flags & FM_HAS_SCALE) options.softmax_scale = o.softmax_scale;
     if (o.backend) options.backend = o.backend;
@@ -212,7 +219,8 @@ uint32_t fm_abi_version(void) { return FM_ABI_VERSION; }
 #define FLASHMASK_STRING_(x) #x
 #define FLASHMASK_STRING(x) FLASHMASK_STRING_(x)
 const char* fm_version(void) {
-  return FLASHMASK_STRING(FLASHMASK_VERSION_MAJOR) "." FLASHMASK_STRING(FLASHMASK_VERSION_MINOR) "." FLASHMASK_STRING(FLASHMASK_VERSION_PATCH);
+  return FLASHMASK_STRING(FLASHMASK_VERSION_MAJOR) "." FLASHMASK_STRING(FLASHMASK_VERSION_MINOR) "." FLASHMASK_STRING(
+      FLASHMASK_VERSION_PATCH);
 }
 
 const char* fm_last_error(void) { return last_error.c_str(); }
@@ -235,7 +243,8 @@ fm_status fm_mask_to_dense(const fm_mask* mask, const fm_tensor* visible) {
     const TensorView expected = TensorView::contiguous(nullptr, out.dtype, {m.batch(), m.heads(), m.seqlen_q(), m.seqlen_k()});
     const bool byte_sized = out.dtype == DataType::kBool || out.dtype == DataType::kUInt8;
     if (!byte_sized || out.rank != 4 || out.shape != expected.shape || (out.num_elements() > 0 && out.stride != expected.stride)) {
-      throw_invalid("visible is ", describe(out), "; it must be bool or uint8, contiguous, [", m.batch(), ", ", m.heads(), ", ", m.seqlen_q(), ", ", m.seqlen_k(), "]");
+      throw_invalid("visible is ", describe(out), "; it must be bool or uint8, contiguous, [", m.batch(), ", ", m.heads(), ", ",
+                    m.seqlen_q(), ", ", m.seqlen_k(), "]");
     }
     const std::vector<uint8_t> dense = to_dense(m);
     if (!dense.empty()) std::memcpy(&required(static_cast<uint8_t*>(out.data), "visible.data"), dense.data(), dense.size());

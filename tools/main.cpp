@@ -61,7 +61,9 @@ int fail(std::string_view text, bool json, int status) {
   return status;
 }
 
-int fail_usage(std::string_view text, bool json) { return fail(fmt::format("{}\nRun with --help for more information.", text), json, kUsageError); }
+int fail_usage(std::string_view text, bool json) {
+  return fail(fmt::format("{}\nRun with --help for more information.", text), json, kUsageError);
+}
 
 int run(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);

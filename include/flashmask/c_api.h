@@ -92,7 +92,7 @@ typedef struct fm_executed_tiles {
  * implemented yet, and a value other than zero is FM_UNSUPPORTED. */
 typedef struct fm_options {
   uint32_t struct_size;
-  uint32_t flags;                    /* FM_DETERMINISTIC, FM_HAS_SCALE */
+  uint32_t flags; /* FM_DETERMINISTIC, FM_HAS_SCALE */
   double softmax_scale;
   const char* backend;               /* NULL or "auto": the first that takes the call, or FLASHMASK_BACKEND */
   int32_t threads;                   /* CPU threads; 0: OpenMP's default */
@@ -152,16 +152,13 @@ FLASHMASK_API fm_status fm_mask_to_dense(const fm_mask* mask, const fm_tensor* v
 
 /* `options` may be NULL. Workspaces need no initialisation and no alignment. */
 FLASHMASK_API fm_status fm_forward_workspace(const fm_forward_args* args, const fm_options* options, size_t* bytes);
-FLASHMASK_API fm_status fm_forward(const fm_forward_args* args, void* workspace, size_t workspace_bytes,
-                                   const fm_options* options);
+FLASHMASK_API fm_status fm_forward(const fm_forward_args* args, void* workspace, size_t workspace_bytes, const fm_options* options);
 FLASHMASK_API fm_status fm_backward_workspace(const fm_backward_args* args, const fm_options* options, size_t* bytes);
-FLASHMASK_API fm_status fm_backward(const fm_backward_args* args, void* workspace, size_t workspace_bytes,
-                                    const fm_options* options);
+FLASHMASK_API fm_status fm_backward(const fm_backward_args* args, void* workspace, size_t workspace_bytes, const fm_options* options);
 
 /* Which backend and configuration the call would take, and why, as text: up to `capacity` bytes with the
  * terminating zero are written to `text`, and *length (if not NULL) is the full length without it. */
-FLASHMASK_API fm_status fm_explain(const fm_forward_args* args, const fm_options* options, char* text,
-                                   size_t capacity, size_t* length);
+FLASHMASK_API fm_status fm_explain(const fm_forward_args* args, const fm_options* options, char* text, size_t capacity, size_t* length);
 
 #ifdef __cplusplus
 }

@@ -33,8 +33,8 @@ FLASHMASK_API MaskStatistics statistics(const Mask& mask, TileShape tile = {});
 struct AttentionFlops {
   double forward = 0, backward = 0;
 };
-FLASHMASK_API AttentionFlops attention_flops(int64_t batch, int64_t heads, int64_t seqlen_q, int64_t seqlen_k,
-                                             int64_t head_dim, int64_t head_dim_v, double share);
+FLASHMASK_API AttentionFlops attention_flops(int64_t batch, int64_t heads, int64_t seqlen_q, int64_t seqlen_k, int64_t head_dim,
+                                             int64_t head_dim_v, double share);
 
 struct DrawOptions {
   int64_t batch = 0, head = 0;  ///< of the mask: which one is drawn

@@ -179,7 +179,6 @@ FLASHMASK_API Mask concatenate(std::span<const Mask> pieces);
 
 /// Rows [row_begin, row_end) and keys [key_begin, key_end) of a mask; always exact. With a block mask the
 /// ranges must begin at multiples of 128.
-FLASHMASK_API Mask crop(const Mask& mask, int64_t row_begin, int64_t row_end, int64_t key_begin,
-                        int64_t key_end);
+FLASHMASK_API Mask crop(const Mask& mask, int64_t row_begin, int64_t row_end, int64_t key_begin, int64_t key_end);
 
 }  // namespace flashmask

@@ -20,7 +20,7 @@ enum class DataType : int32_t {
   kBFloat16 = 3,
   kFloat16 = 4,
   kInt32 = 5,
-  kBool = 6,   ///< one byte, nonzero = true
+  kBool = 6,  ///< one byte, nonzero = true
   kUInt8 = 7,
 };
 

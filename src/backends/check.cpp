@@ -22,7 +22,8 @@ struct Requirement {
 void check_strides(const char* argument, const TensorView& t, bool row_contiguous, bool output) {
   for (int d = 0; d < t.rank; ++d) {
     if (t.stride[d] < 0) throw_invalid(argument, " has stride ", t.stride[d], " in dimension ", d, "; strides must be at least 0");
-    if (output && t.stride[d] == 0 && t.shape[d] > 1 && t.num_elements() > 0) throw_invalid(argument, " is an output and has stride 0 in dimension ", d, "; its elements must not overlap");
+    if (output && t.stride[d] == 0 && t.shape[d] > 1 && t.num_elements() > 0)
+      throw_invalid(argument, " is an output and has stride 0 in dimension ", d, "; its elements must not overlap");
   }
   const int last = t.rank - 1;
   if (row_contiguous && t.shape[last] > 1 && t.stride[last] != 1) {
@@ -51,7 +52,8 @@ void read_sizes(Problem& p) {
     for (int d = 0; d < 4; ++d) {
       if (t.shape[d] < 0) throw_invalid(argument, " is ", describe(t), "; sizes must be at least 0");
     }
-    if (!checked_product(t.shape[0], t.shape[1], t.shape[2], t.shape[3], int64_t{8})) throw_invalid(argument, " is ", describe(t), "; it has more than 2^63 bytes");
+    if (!checked_product(t.shape[0], t.shape[1], t.shape[2], t.shape[3], int64_t{8}))
+      throw_invalid(argument, " is ", describe(t), "; it has more than 2^63 bytes");
   }
   p.dtype = p.q.dtype;
   p.device = p.q.device;
@@ -71,7 +73,8 @@ void read_sizes(Problem& p) {
   if (p.heads_kv < 1 || p.heads_q < 1 || p.heads_q % p.heads_kv != 0) {
     throw_invalid("q has ", p.heads_q, " heads and k ", p.heads_kv, "; both must be at least 1 and q's a multiple of k's");
   }
-  for (const auto& [argument, n] : {std::pair{"head_dim (q's last dimension)", p.head_dim}, {"head_dim_v (v's last dimension)", p.head_dim_v}}) {
+  for (const auto& [argument, n] :
+       {std::pair{"head_dim (q's last dimension)", p.head_dim}, {"head_dim_v (v's last dimension)", p.head_dim_v}}) {
     if (n < 1 || n > kMaxHeadDim) throw_unsupported(argument, " is ", n, "; it must be between 1 and ", kMaxHeadDim);
   }
 }
@@ -82,15 +85,19 @@ void check_inputs(Problem& p, bool with_data) {
   read_sizes(p);
   const Requirement q{{p.batch, p.seqlen_q, p.heads_q, p.head_dim}, "batch, seqlen_q, heads_q, head_dim", p.dtype, true, false};
   const Requirement k{{p.batch, p.seqlen_k, p.heads_kv, p.head_dim}, "q's batch, seqlen_k, heads_kv, q's head_dim", p.dtype, true, false};
-  const Requirement v{{p.batch, p.seqlen_k, p.heads_kv, p.head_dim_v}, "q's batch, k's seqlen_k, k's heads_kv, head_dim_v", p.dtype, true, false};
+  const Requirement v{
+      {p.batch, p.seqlen_k, p.heads_kv, p.head_dim_v}, "q's batch, k's seqlen_k, k's heads_kv, head_dim_v", p.dtype, true, false};
   check_tensor("q", p.q, q, p.device, with_data);
   check_tensor("k", p.k, k, p.device, with_data);
   check_tensor("v", p.v, v, p.device, with_data);
 }
 
 void check_out_and_lse(const Problem& p, bool with_data, bool output) {
-  check_tensor("out", p.out, {{p.batch, p.seqlen_q, p.heads_q, p.head_dim_v}, "batch, seqlen_q, heads_q, head_dim_v", p.dtype, true, output}, p.device, with_data);
-  check_tensor("lse", p.lse, {{p.batch, p.heads_q, p.seqlen_q}, "batch, heads_q, seqlen_q", lse_dtype(p), false, output}, p.device, with_data);
+  check_tensor("out", p.out,
+               {{p.batch, p.seqlen_q, p.heads_q, p.head_dim_v}, "batch, seqlen_q, heads_q, head_dim_v", p.dtype, true, output}, p.device,
+               with_data);
+  check_tensor("lse", p.lse, {{p.batch, p.heads_q, p.seqlen_q}, "batch, heads_q, seqlen_q", lse_dtype(p), false, output}, p.device,
+               with_data);
 }
 
 bool is_one_of(int64_t n, std::initializer_list<int64_t> accepted) {
@@ -109,7 +116,8 @@ void check_mask(const Problem& p) {
     if (!is_one_of(n, {1, p.batch})) throw_invalid(what, " ", n, " batch entries; it must be 1 or q's batch, ", p.batch);
   }
   for (const auto& [what, n] : {std::pair{"mask's vectors have", view.bounds_heads}, {"mask's block mask has", view.block_heads}}) {
-    if (!is_one_of(n, {1, p.heads_kv, p.heads_q})) throw_invalid(what, " ", n, " heads; it must be 1, heads_kv (", p.heads_kv, ") or heads_q (", p.heads_q, ")");
+    if (!is_one_of(n, {1, p.heads_kv, p.heads_q}))
+      throw_invalid(what, " ", n, " heads; it must be 1, heads_kv (", p.heads_kv, ") or heads_q (", p.heads_q, ")");
   }
 }
 
@@ -117,7 +125,8 @@ void check_plan(const Problem& p) {
   const PlanLayout& plan = p.plan.layout();
   const MaskView& view = p.mask.view();
   if (plan.seqlen_q != p.seqlen_q || plan.seqlen_k != p.seqlen_k) {
-    throw_invalid("plan was made for lengths (", plan.seqlen_q, ", ", plan.seqlen_k, "); the call has (", p.seqlen_q, ", ", p.seqlen_k, ")");
+    throw_invalid("plan was made for lengths (", plan.seqlen_q, ", ", plan.seqlen_k, "); the call has (", p.seqlen_q, ", ", p.seqlen_k,
+                  ")");
   }
   if (p.dense.defined()) return;
   if (plan.batch != view.batch() || plan.heads != view.heads() || p.plan.mask_hash() != view.content_hash) {
@@ -130,7 +139,8 @@ void check_dense(const Problem& p, bool with_data) {
   const bool shape = t.rank == 4 && is_one_of(t.shape[0], {1, p.batch}) && is_one_of(t.shape[1], {1, p.heads_kv, p.heads_q}) &&
                      t.shape[2] == p.seqlen_q && t.shape[3] == p.seqlen_k;
   if (!shape || (t.dtype != DataType::kBool && t.dtype != DataType::kUInt8)) {
-    throw_invalid("dense_mask is ", describe(t), "; it must be bool or uint8 [1 or ", p.batch, ", 1 or ", p.heads_kv, " or ", p.heads_q, ", ", p.seqlen_q, ", ", p.seqlen_k, "]");
+    throw_invalid("dense_mask is ", describe(t), "; it must be bool or uint8 [1 or ", p.batch, ", 1 or ", p.heads_kv, " or ", p.heads_q,
+                  ", ", p.seqlen_q, ", ", p.seqlen_k, "]");
   }
   check_strides("dense_mask", t, true, false);
   if (with_data && !t.data && t.num_elements() > 0) throw_invalid("dense_mask has no data");
@@ -138,7 +148,8 @@ void check_dense(const Problem& p, bool with_data) {
 
 void check_options(const Options& options) {
   if (options.threads < 0) throw_invalid("threads is ", options.threads, "; it must be 0 (the default) or more");
-  if (options.softmax_scale && !std::isfinite(*options.softmax_scale)) throw_invalid("softmax_scale is ", *options.softmax_scale, "; it must be finite");
+  if (options.softmax_scale && !std::isfinite(*options.softmax_scale))
+    throw_invalid("softmax_scale is ", *options.softmax_scale, "; it must be finite");
 }
 
 /// The mask as the call means it.
@@ -152,9 +163,23 @@ Mask effective_mask(const AttentionInputs& args, const Options& options) {
 
 Problem begin(const AttentionInputs& args, const Options& options, bool with_data) {
   check_options(options);
-  Problem p{.deterministic = options.deterministic, .threads = options.threads, .stream = options.stream, .executed_tiles = options.executed_tiles,
-            .q = args.q, .k = args.k, .v = args.v, .out = {}, .lse = {}, .dout = {}, .dlse = {}, .dq = {}, .dk = {}, .dv = {},
-            .mask = effective_mask(args, options), .plan = args.plan, .dense = args.dense_mask};
+  Problem p{.deterministic = options.deterministic,
+            .threads = options.threads,
+            .stream = options.stream,
+            .executed_tiles = options.executed_tiles,
+            .q = args.q,
+            .k = args.k,
+            .v = args.v,
+            .out = {},
+            .lse = {},
+            .dout = {},
+            .dlse = {},
+            .dq = {},
+            .dk = {},
+            .dv = {},
+            .mask = effective_mask(args, options),
+            .plan = args.plan,
+            .dense = args.dense_mask};
   check_inputs(p, with_data);
   p.softmax_scale = options.softmax_scale.value_or(1 / std::sqrt(static_cast<double>(p.head_dim)));
   check_mask(p);
@@ -185,7 +210,8 @@ Problem check(const BackwardArgs& args, const Options& options, bool with_data) 
   p.dv = args.dv;
   check_out_and_lse(p, with_data, false);
   check_tensor("dout", p.dout, {{p.batch, p.seqlen_q, p.heads_q, p.head_dim_v}, "out's shape", p.dtype, false, false}, p.device, with_data);
-  if (p.dlse.defined()) check_tensor("dlse", p.dlse, {{p.batch, p.heads_q, p.seqlen_q}, "lse's shape", lse_dtype(p), false, false}, p.device, with_data);
+  if (p.dlse.defined())
+    check_tensor("dlse", p.dlse, {{p.batch, p.heads_q, p.seqlen_q}, "lse's shape", lse_dtype(p), false, false}, p.device, with_data);
   check_tensor("dq", p.dq, {{p.batch, p.seqlen_q, p.heads_q, p.head_dim}, "q's shape", p.dtype, true, true}, p.device, with_data);
   check_tensor("dk", p.dk, {{p.batch, p.seqlen_k, p.heads_kv, p.head_dim}, "k's shape", p.dtype, true, true}, p.device, with_data);
   check_tensor("dv", p.dv, {{p.batch, p.seqlen_k, p.heads_kv, p.head_dim_v}, "v's shape", p.dtype, true, true}, p.device, with_data);

@@ -22,9 +22,9 @@ struct Problem {
   ExecutedTiles* executed_tiles = nullptr;
 
   TensorView q, k, v, out, lse, dout, dlse, dq, dk, dv;
-  Mask mask;          ///< with the call's q_offset; every row sees every key in dense mode
-  PlanView plan;      ///< may be undefined
-  TensorView dense;   ///< defined in dense-mask mode: [1 or batch, 1 or heads, seqlen_q, seqlen_k]
+  Mask mask;         ///< with the call's q_offset; every row sees every key in dense mode
+  PlanView plan;     ///< may be undefined
+  TensorView dense;  ///< defined in dense-mask mode: [1 or batch, 1 or heads, seqlen_q, seqlen_k]
 
   /// Index of the mask (of its plan) that batch entry b and query head h read.
   int64_t mask_index(int64_t b, int64_t h) const {
@@ -41,7 +41,9 @@ T* row_at(const TensorView& t, int64_t b, int64_t s, int64_t h) {
 }
 
 /// Offset of (b, h, i) in lse or dlse.
-inline int64_t lse_offset(const TensorView& t, int64_t b, int64_t h, int64_t i) { return b * t.stride[0] + h * t.stride[1] + i * t.stride[2]; }
+inline int64_t lse_offset(const TensorView& t, int64_t b, int64_t h, int64_t i) {
+  return b * t.stride[0] + h * t.stride[1] + i * t.stride[2];
+}
 
 /// First element of the dense mask's matrix for (b, h).
 inline const uint8_t* dense_matrix(const Problem& p, int64_t b, int64_t h) {

@@ -73,7 +73,8 @@ const Backend& chosen(const Problem& problem, const std::string& wanted) {
 
 void check_workspace(const Backend& backend, const Problem& problem, std::span<std::byte> workspace) {
   const std::size_t need = backend.workspace(problem);
-  if (workspace.size() < need) throw_invalid("workspace has ", workspace.size(), " bytes; this call needs ", need, " (query it with the same arguments and options)");
+  if (workspace.size() < need)
+    throw_invalid("workspace has ", workspace.size(), " bytes; this call needs ", need, " (query it with the same arguments and options)");
 }
 
 /// Runs f, turning a failed allocation into the library's error.
@@ -96,7 +97,8 @@ Explanation explain_problem(const Problem& problem, const Options& options) {
   result.configuration = choice.backend->configuration(problem);
   result.workspace_bytes = choice.backend->workspace(problem);
   result.tile = choice.backend->tile(problem);
-  result.tiles = problem.batch * problem.heads_q * ceil_div(problem.seqlen_q, result.tile.rows) * ceil_div(problem.seqlen_k, result.tile.keys);
+  result.tiles =
+      problem.batch * problem.heads_q * ceil_div(problem.seqlen_q, result.tile.rows) * ceil_div(problem.seqlen_k, result.tile.keys);
   result.live_tiles = result.tiles;
   if (problem.dense.defined() || problem.batch == 0) return result;
   std::optional<Plan> own;
@@ -170,8 +172,8 @@ std::string to_string(const Explanation& e) {
   if (e.backend.empty()) {
     text = "no backend takes this call";
   } else {
-    text = message("backend: ", e.backend, " (", e.reason, ")\nconfiguration: ", e.configuration, "\ntiles: ", e.live_tiles, " of ", e.tiles,
-                   " of ", e.tile.rows, "x", e.tile.keys, " are executed\nworkspace: ", e.workspace_bytes, " bytes");
+    text = message("backend: ", e.backend, " (", e.reason, ")\nconfiguration: ", e.configuration, "\ntiles: ", e.live_tiles, " of ",
+                   e.tiles, " of ", e.tile.rows, "x", e.tile.keys, " are executed\nworkspace: ", e.workspace_bytes, " bytes");
   }
   for (const std::string& line : e.rejected) text += message("\nnot ", line);
   return text;

@@ -48,15 +48,16 @@ CellGrid::CellGrid(const Mask& mask, const DrawOptions& options, int64_t max_cel
 
 void CellGrid::count_elements(const Mask& mask, const DrawOptions& options) {
   cells_.resize(static_cast<std::size_t>(rows_.parts() * keys_.parts()));
-  for_each_visible_column(mask, options.batch, options.head, rows_.step(), keys_.step(), [this](int64_t k, std::span<const int64_t> visible) {
-    for (int64_t r = 0; r < rows_.parts(); ++r) {
-      Cell& cell = cells_[static_cast<std::size_t>(r * keys_.parts() + k)];
-      cell.elements = rows_.size(r) * keys_.size(k);
-      cell.visible = visible[static_cast<std::size_t>(r)];
-      statistics_.elements += cell.elements;
-      statistics_.visible += cell.visible;
-    }
-  });
+  for_each_visible_column(mask, options.batch, options.head, rows_.step(), keys_.step(),
+                          [this](int64_t k, std::span<const int64_t> visible) {
+                            for (int64_t r = 0; r < rows_.parts(); ++r) {
+                              Cell& cell = cells_[static_cast<std::size_t>(r * keys_.parts() + k)];
+                              cell.elements = rows_.size(r) * keys_.size(k);
+                              cell.visible = visible[static_cast<std::size_t>(r)];
+                              statistics_.elements += cell.elements;
+                              statistics_.visible += cell.visible;
+                            }
+                          });
 }
 
 void CellGrid::count_tiles(const Mask& mask, const DrawOptions& options) {
@@ -64,7 +65,8 @@ void CellGrid::count_tiles(const Mask& mask, const DrawOptions& options) {
   statistics_.tiles = ceil_div(mask.seqlen_q(), options.tile.rows) * ceil_div(mask.seqlen_k(), options.tile.keys);
   if (cells_.empty()) return;
   RowCounter counter(rows_);
-  for_each_tile_column(mask, options.batch, options.head, options.tile, [&](const TileColumn& column) { add_tile_column(column, counter); });
+  for_each_tile_column(mask, options.batch, options.head, options.tile,
+                       [&](const TileColumn& column) { add_tile_column(column, counter); });
 }
 
 void CellGrid::add_tile_column(const TileColumn& column, RowCounter& counter) {

@@ -25,7 +25,7 @@ constexpr int64_t kFewestCells = 64;
 constexpr double kPlotSize = 512;  // the plot's longer side, about
 constexpr double kPlotLeft = 72, kPlotTop = 116, kMargin = 28, kLegendHeight = 136, kLine = 22;
 constexpr double kOutlinedElement = 6, kWideElement = 24;  // the least that gets an outline, and a tick in its middle
-constexpr double kWideTile = 20;  // thinner ones have fainter outlines
+constexpr double kWideTile = 20;                           // thinner ones have fainter outlines
 constexpr double kTickDistance = 48;
 constexpr int64_t kMostOutlinedTiles = 64;  // a side
 
@@ -91,7 +91,8 @@ class Card {
   }
 
   std::string lengths() const {
-    return grouped(mask_.seqlen_q()) + " query rows × " + grouped(mask_.seqlen_k()) + " keys" + describe_entry(mask_, options_.batch, options_.head);
+    return grouped(mask_.seqlen_q()) + " query rows × " + grouped(mask_.seqlen_k()) + " keys" +
+           describe_entry(mask_, options_.batch, options_.head);
   }
   std::string kind() const { return describe_band(mask_) + ", " + describe_intervals(mask_); }
   int64_t skipped_tiles() const { return statistics_.tiles - statistics_.live_tiles(); }
@@ -105,7 +106,8 @@ class Card {
 
   std::string opening() const {
     const double width = kPlotLeft + std::max(width_, kPlotSize) + kMargin, height = kPlotTop + height_ + kLegendHeight;
-    return markup("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", width, "\" height=\"", height, "\" viewBox=\"0 0 ", width, " ", height,
+    return markup("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", width, "\" height=\"", height, "\" viewBox=\"0 0 ", width, " ",
+                  height,
                   "\" role=\"img\" font-family=\"system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif\">\n",
                   "<title>", escaped("Attention mask, " + lengths()), "</title>\n<desc>", escaped(description()), "</desc>\n",
                   "<rect width=\"100%\" height=\"100%\" rx=\"8\" fill=\"#fff\"/>\n");
@@ -118,25 +120,29 @@ class Card {
   std::string plot() const {
     const auto framed = [this](std::string_view attributes) { return rectangle_at(kPlotLeft, kPlotTop, width_, height_, attributes); };
     const std::string frame = framed(markup("fill=\"none\" stroke=\"", kFrame, "\""));
-    if (grid_.empty()) return frame + text_at(kPlotLeft + width_ / 2, kPlotTop + height_ / 2 + 4, "no elements", {.anchor = "middle", .colour = kFaded});
+    if (grid_.empty())
+      return frame + text_at(kPlotLeft + width_ / 2, kPlotTop + height_ / 2 + 4, "no elements", {.anchor = "middle", .colour = kFaded});
     return framed(markup("fill=\"", hex(colours::kSkipped), "\"")) + cells() + outlines() + frame;
   }
 
   /// The cells, in units of cells; the last one of a side may be cut off.
   std::string cells() const {
     const auto units = [](const Partition& side) { return static_cast<double>(side.length()) / static_cast<double>(side.step()); };
-    return markup("<svg x=\"", kPlotLeft, "\" y=\"", kPlotTop, "\" width=\"", width_, "\" height=\"", height_, "\" viewBox=\"0 0 ", units(grid_.keys()), " ",
-                  units(grid_.rows()), "\" preserveAspectRatio=\"none\" shape-rendering=\"crispEdges\">\n", cells_, "</svg>\n");
+    return markup("<svg x=\"", kPlotLeft, "\" y=\"", kPlotTop, "\" width=\"", width_, "\" height=\"", height_, "\" viewBox=\"0 0 ",
+                  units(grid_.keys()), " ", units(grid_.rows()), "\" preserveAspectRatio=\"none\" shape-rendering=\"crispEdges\">\n",
+                  cells_, "</svg>\n");
   }
 
   std::string outlines() const {
     std::string text;
-    if (grid_.shows_elements() && std::min(key_scale_, row_scale_) >= kOutlinedElement) text += lines(grid_path(1, 1), "stroke=\"#fff\" stroke-opacity=\"0.5\"");
+    if (grid_.shows_elements() && std::min(key_scale_, row_scale_) >= kOutlinedElement)
+      text += lines(grid_path(1, 1), "stroke=\"#fff\" stroke-opacity=\"0.5\"");
     const TileShape tile = statistics_.tile;
     const auto few = [](int64_t length, int64_t tile_side) { return (length - 1) / tile_side < kMostOutlinedTiles; };
     if (few(mask_.seqlen_q(), tile.rows) && few(mask_.seqlen_k(), tile.keys)) {
       const bool wide = static_cast<double>(std::min(tile.rows, tile.keys)) * std::min(key_scale_, row_scale_) >= kWideTile;
-      text += lines(grid_path(tile.rows, tile.keys), wide ? "stroke=\"#1f2933\" stroke-opacity=\"0.4\"" : "stroke=\"#1f2933\" stroke-opacity=\"0.12\"");
+      text += lines(grid_path(tile.rows, tile.keys),
+                    wide ? "stroke=\"#1f2933\" stroke-opacity=\"0.4\"" : "stroke=\"#1f2933\" stroke-opacity=\"0.12\"");
     }
     return text;
   }

@@ -23,7 +23,9 @@ std::string_view symbol(const Cell& cell, bool is_element) {
   return share < 1.0 / 3 ? "░░" : share < 2.0 / 3 ? "▒▒" : "▓▓";
 }
 
-std::string padded_left(const std::string& text, std::size_t width) { return std::string(width - std::min(width, text.size()), ' ') + text; }
+std::string padded_left(const std::string& text, std::size_t width) {
+  return std::string(width - std::min(width, text.size()), ' ') + text;
+}
 
 /// Whether a new tile begins exactly with this cell; tiles thinner than two cells are not marked.
 bool tile_begins(const Partition& cells, int64_t cell, int64_t tile) {
@@ -34,7 +36,8 @@ bool tile_begins(const Partition& cells, int64_t cell, int64_t tile) {
 class TextDrawing {
  public:
   explicit TextDrawing(const CellGrid& grid)
-      : grid_(grid), gutter_(std::max<std::size_t>(grouped(grid.rows().length()).size(), 5)),
+      : grid_(grid),
+        gutter_(std::max<std::size_t>(grouped(grid.rows().length()).size(), 5)),
         key_stride_(grouped(grid.keys().length()).size() < 8 ? 4 : 8) {}
 
   std::string draw() {
@@ -81,18 +84,20 @@ class TextDrawing {
 
 std::string symbols_legend(const CellGrid& grid) {
   if (grid.shows_elements()) return "■ visible  ⬚ hidden";
-  return "visible: ·· none  ░░ < 1/3  ▒▒ < 2/3  ▓▓ more  ██ all; a cell is " + grouped(grid.rows().step()) + " x " + grouped(grid.keys().step()) + " elements";
+  return "visible: ·· none  ░░ < 1/3  ▒▒ < 2/3  ▓▓ more  ██ all; a cell is " + grouped(grid.rows().step()) + " x " +
+         grouped(grid.keys().step()) + " elements";
 }
 
 std::string legend(const Mask& mask, const DrawOptions& options, const CellGrid& grid) {
   const MaskStatistics& s = grid.statistics();
   const int64_t skipped = s.tiles - s.live_tiles();
   const auto count = [&](int64_t tiles, const char* what) { return grouped(tiles) + " " + what + " (" + percent(tiles, s.tiles) + ")"; };
-  std::string text = grouped(mask.seqlen_q()) + " query rows x " + grouped(mask.seqlen_k()) + " keys" + describe_entry(mask, options.batch, options.head) +
-                     "; " + describe_band(mask) + "; " + describe_intervals(mask) + "\n";
+  std::string text = grouped(mask.seqlen_q()) + " query rows x " + grouped(mask.seqlen_k()) + " keys" +
+                     describe_entry(mask, options.batch, options.head) + "; " + describe_band(mask) + "; " + describe_intervals(mask) +
+                     "\n";
   text += "visible " + grouped(s.visible) + " of " + grouped(s.elements) + " elements (" + percent(s.visible, s.elements) + ")\n";
-  text += grouped(s.tiles) + (s.tiles == 1 ? " tile of " : " tiles of ") + grouped(s.tile.rows) + " x " + grouped(s.tile.keys) + ": " + count(skipped, "skipped") + ", " +
-          count(s.partial_tiles, "partial") + ", " + count(s.full_tiles, "full") + "\n";
+  text += grouped(s.tiles) + (s.tiles == 1 ? " tile of " : " tiles of ") + grouped(s.tile.rows) + " x " + grouped(s.tile.keys) + ": " +
+          count(skipped, "skipped") + ", " + count(s.partial_tiles, "partial") + ", " + count(s.full_tiles, "full") + "\n";
   text += "FLOPs saved against a dense mask: " + percent(skipped, s.tiles) + "\n";
   return text;
 }

@@ -17,7 +17,8 @@ namespace {
 /// For each part of `finer` the part of `coarser` it lies in.
 std::vector<std::size_t> parts_around(const Partition& finer, const Partition& coarser) {
   std::vector<std::size_t> around(static_cast<std::size_t>(finer.parts()));
-  for (std::size_t p = 0; p < around.size(); ++p) around[p] = static_cast<std::size_t>(coarser.part_of(finer.begin(static_cast<int64_t>(p))));
+  for (std::size_t p = 0; p < around.size(); ++p)
+    around[p] = static_cast<std::size_t>(coarser.part_of(finer.begin(static_cast<int64_t>(p))));
   return around;
 }
 
@@ -79,7 +80,8 @@ void classify_columns(const MaskView& view, int64_t batch, int64_t head, TileSha
 /// The same under a block mask, whose blocks need not line up with the tiles: from the visible elements of every tile.
 void count_columns(const Mask& mask, int64_t batch, int64_t head, TileShape tile, const std::function<void(const TileColumn&)>& f) {
   // A tile beyond the end is as good as one that ends there, and its side multiplies without overflow.
-  tile = {.rows = std::min(tile.rows, std::max<int64_t>(mask.seqlen_q(), 1)), .keys = std::min(tile.keys, std::max<int64_t>(mask.seqlen_k(), 1))};
+  tile = {.rows = std::min(tile.rows, std::max<int64_t>(mask.seqlen_q(), 1)),
+          .keys = std::min(tile.keys, std::max<int64_t>(mask.seqlen_k(), 1))};
   const Partition rows(mask.seqlen_q(), tile.rows), keys(mask.seqlen_k(), tile.keys);
   std::vector<uint64_t> live(static_cast<std::size_t>(ceil_div(rows.parts(), 64))), full(live.size());
   for_each_visible_column(mask, batch, head, tile.rows, tile.keys, [&](int64_t c, std::span<const int64_t> visible) {
@@ -142,7 +144,8 @@ void for_each_visible_column(const Mask& mask, int64_t batch, int64_t head, int6
   // Under a block mask, counted in parts that lie within one cell and one block.
   const int64_t block = blocks.all() ? 0 : kBlockMaskSize;
   const Partition row_parts(view.seqlen_q, row_step, block), key_parts(view.seqlen_k, key_step, block);
-  const std::vector<std::size_t> row_cell = parts_around(row_parts, row_cells), row_block = parts_around(row_parts, Partition(view.seqlen_q, kBlockMaskSize));
+  const std::vector<std::size_t> row_cell = parts_around(row_parts, row_cells),
+                                 row_block = parts_around(row_parts, Partition(view.seqlen_q, kBlockMaskSize));
   const rules::Columns column = columns(view, batch, head);
   RowCounter counter(row_parts);
   std::vector<int64_t> visible(static_cast<std::size_t>(row_cells.parts()));

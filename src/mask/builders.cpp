@@ -55,7 +55,8 @@ Documents Documents::from_lengths(std::span<const int64_t> lengths) {
 Documents Documents::from_cu_seqlens(std::span<const int64_t> cu_seqlens) {
   if (cu_seqlens.empty() || cu_seqlens[0] != 0) throw_invalid("cu_seqlens must begin with 0, then give the end of each document");
   for (std::size_t n = 1; n < cu_seqlens.size(); ++n) {
-    if (cu_seqlens[n] < cu_seqlens[n - 1]) throw_invalid("cu_seqlens[", n, "] is ", cu_seqlens[n], ", less than the entry before it, ", cu_seqlens[n - 1]);
+    if (cu_seqlens[n] < cu_seqlens[n - 1])
+      throw_invalid("cu_seqlens[", n, "] is ", cu_seqlens[n], ", less than the entry before it, ", cu_seqlens[n - 1]);
   }
   check_total(cu_seqlens.back());
   Documents documents;
@@ -69,7 +70,8 @@ Documents Documents::from_ids(std::span<const int64_t> ids) {
   std::unordered_set<int64_t> seen;
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (i > 0 && ids[i] == ids[i - 1]) continue;
-    if (!seen.insert(ids[i]).second) throw_invalid("document id ", ids[i], " comes back at position ", i, "; the tokens of a document must be contiguous");
+    if (!seen.insert(ids[i]).second)
+      throw_invalid("document id ", ids[i], " comes back at position ", i, "; the tokens of a document must be contiguous");
     if (i > 0) documents.begin_.push_back(static_cast<int64_t>(i));
   }
   if (!ids.empty()) documents.begin_.push_back(static_cast<int64_t>(ids.size()));
@@ -103,7 +105,8 @@ Mask sliding_window(int64_t seqlen_q, int64_t seqlen_k, int64_t left, int64_t ri
 Mask causal_document(const Documents& documents) {
   std::vector<int32_t> lts;
   lts.reserve(static_cast<std::size_t>(documents.total()));
-  for (int64_t n = 0; n < documents.count(); ++n) lts.insert(lts.end(), static_cast<std::size_t>(documents.length(n)), row(documents.end(n)));
+  for (int64_t n = 0; n < documents.count(); ++n)
+    lts.insert(lts.end(), static_cast<std::size_t>(documents.length(n)), row(documents.end(n)));
   return causal_until(std::move(lts));
 }
 
@@ -207,7 +210,8 @@ Mask qk_sparse(int64_t seqlen, std::span<const Span> dropped) {
   for (std::size_t n = 0; n < dropped.size(); ++n) {
     const Span span = dropped[n];
     if (span.begin < end || span.end < span.begin || span.end > seqlen) {
-      throw_invalid("dropped[", n, "] is [", span.begin, ", ", span.end, "); spans must be ascending, disjoint and within [0, ", seqlen, ")");
+      throw_invalid("dropped[", n, "] is [", span.begin, ", ", span.end, "); spans must be ascending, disjoint and within [0, ", seqlen,
+                    ")");
     }
     for (int64_t j = span.begin; j < span.end; ++j) {
       parts.lts[static_cast<std::size_t>(j)] = row(j);
@@ -246,8 +250,9 @@ Mask hash_sparse(std::span<const int64_t> query_buckets, std::span<const int64_t
     }
     if (from < row(seqlen_q)) hidden.push_back({from, row(seqlen_q)});
     if (hidden.size() > 2) {
-      throw Error(ErrorCode::kUnrepresentable, message("the hash-sparse mask does not fit two row intervals per key column: column ", j, " needs ",
-                                                       hidden.size(), "; sort the queries by bucket, so that the rows of each are contiguous"));
+      throw Error(ErrorCode::kUnrepresentable,
+                  message("the hash-sparse mask does not fit two row intervals per key column: column ", j, " needs ", hidden.size(),
+                          "; sort the queries by bucket, so that the rows of each are contiguous"));
     }
     hidden.push_back({0, first});
     columns.append(hidden);
@@ -284,7 +289,8 @@ Mask random_eviction(int64_t seqlen, uint64_t seed) {
 
 Mask prefix_tree(std::span<const int64_t> parents, std::span<const int64_t> lengths) {
   const std::size_t nodes = parents.size();
-  if (!lengths.empty() && lengths.size() != nodes) throw_invalid("lengths has ", lengths.size(), " entries; it needs one for each of the ", nodes, " nodes");
+  if (!lengths.empty() && lengths.size() != nodes)
+    throw_invalid("lengths has ", lengths.size(), " entries; it needs one for each of the ", nodes, " nodes");
   std::vector<int64_t> tin(nodes), tout(nodes);
   std::vector<std::size_t> path;  // the nodes from the root to the current one
   int64_t tokens = 0;
@@ -332,7 +338,9 @@ Mask prefix_tree_from_intervals(std::span<const int64_t> tin, std::span<const in
     open.push_back(tout[n]);
   }
   close();
-  if (!open.empty()) throw_invalid("a node's interval ends at ", open.back(), ", but its last child ends at ", written, "; a node's own tokens come before its children");
+  if (!open.empty())
+    throw_invalid("a node's interval ends at ", open.back(), ", but its last child ends at ", written,
+                  "; a node's own tokens come before its children");
   return causal_until(std::move(lts));
 }
 
@@ -348,7 +356,8 @@ Mask padding(int64_t seqlen_q, int64_t seqlen_k, std::span<const int64_t> key_le
   for (std::size_t b = 0; b < key_lengths.size(); ++b) {
     const int64_t keys = key_lengths[b], queries = query_lengths.empty() ? seqlen_q : query_lengths[b];
     if (keys < 0 || keys > seqlen_k) throw_invalid("key_lengths[", b, "] is ", keys, "; it must be between 0 and seqlen_k, ", seqlen_k);
-    if (queries < 0 || queries > seqlen_q) throw_invalid("query_lengths[", b, "] is ", queries, "; it must be between 0 and seqlen_q, ", seqlen_q);
+    if (queries < 0 || queries > seqlen_q)
+      throw_invalid("query_lengths[", b, "] is ", queries, "; it must be between 0 and seqlen_q, ", seqlen_q);
     parts.lts.insert(parts.lts.end(), static_cast<std::size_t>(keys), row(queries));
     parts.lts.insert(parts.lts.end(), static_cast<std::size_t>(seqlen_k - keys), 0);
   }

@@ -31,7 +31,10 @@ struct BlockGrid {
   std::vector<uint8_t> keep;
 
   BlockGrid(int64_t b, int64_t h, int64_t seqlen_q, int64_t seqlen_k)
-      : batch(b), heads(h), rows(ceil_div(seqlen_q, kBlockMaskSize)), keys(ceil_div(seqlen_k, kBlockMaskSize)),
+      : batch(b),
+        heads(h),
+        rows(ceil_div(seqlen_q, kBlockMaskSize)),
+        keys(ceil_div(seqlen_k, kBlockMaskSize)),
         keep(static_cast<std::size_t>(b * h * rows * keys), 1) {}
 
   /// Clears what `mask` clears, its block (row0, key0) onwards laid at block (row_at, key_at).
@@ -81,7 +84,8 @@ void check_block_ends(std::span<const Mask> pieces, int64_t seqlen_q, int64_t se
     key += piece.seqlen_k();
     const bool inside = row < seqlen_q && key < seqlen_k;
     if (piece.has_block_mask() && inside && row % kBlockMaskSize != 0 && key % kBlockMaskSize != 0) {
-      throw_unsupported("a piece with a block mask ends at (row ", row, ", key ", key, ") and others follow; one of the two must be a multiple of 128");
+      throw_unsupported("a piece with a block mask ends at (row ", row, ", key ", key,
+                        ") and others follow; one of the two must be a multiple of 128");
     }
   }
 }
@@ -90,7 +94,8 @@ void check_block_ends(std::span<const Mask> pieces, int64_t seqlen_q, int64_t se
 
 Mask intersect(const Mask& a, const Mask& b) {
   if (a.seqlen_q() != b.seqlen_q() || a.seqlen_k() != b.seqlen_k()) {
-    throw_invalid("the masks have lengths (", a.seqlen_q(), ", ", a.seqlen_k(), ") and (", b.seqlen_q(), ", ", b.seqlen_k(), "); they must be equal");
+    throw_invalid("the masks have lengths (", a.seqlen_q(), ", ", a.seqlen_k(), ") and (", b.seqlen_q(), ", ", b.seqlen_k(),
+                  "); they must be equal");
   }
   const int64_t batch = broadcast_batch(a.batch(), b.batch()), heads = broadcast_heads(a.heads(), b.heads());
   const HiddenColumns of_a = HiddenColumns::of(a), of_b = HiddenColumns::of(b);
@@ -180,8 +185,12 @@ Mask crop(const Mask& mask, int64_t row_begin, int64_t row_end, int64_t key_begi
   }
   const MaskView& view = mask.view();
   const int64_t rows = row_end - row_begin, keys = key_end - key_begin;
-  MaskParts parts{.seqlen_q = rows, .seqlen_k = keys, .band = mask.band(), .q_offset = mask.q_offset() + row_begin - key_begin,
-                  .batch = view.bounds_batch, .heads = view.bounds_heads};
+  MaskParts parts{.seqlen_q = rows,
+                  .seqlen_k = keys,
+                  .band = mask.band(),
+                  .q_offset = mask.q_offset() + row_begin - key_begin,
+                  .batch = view.bounds_batch,
+                  .heads = view.bounds_heads};
   const auto cropped = [&](std::span<const int32_t> vector) {
     std::vector<int32_t> out;
     if (vector.empty()) return out;

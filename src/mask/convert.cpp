@@ -27,7 +27,8 @@ std::vector<std::vector<int32_t> MaskParts::*> vector_order(bool causal, int64_t
 }
 
 StartEndRowIndices write_indices(const MaskParts& parts, bool causal, int64_t vectors) {
-  StartEndRowIndices out{.causal = causal, .batch = parts.batch, .heads = parts.heads, .seqlen_k = parts.seqlen_k, .vectors = vectors, .values = {}};
+  StartEndRowIndices out{
+      .causal = causal, .batch = parts.batch, .heads = parts.heads, .seqlen_k = parts.seqlen_k, .vectors = vectors, .values = {}};
   const auto columns = static_cast<std::size_t>(parts.batch * parts.heads * parts.seqlen_k);
   const auto order = vector_order(causal, vectors);
   const auto end = static_cast<int32_t>(parts.seqlen_q);
@@ -83,17 +84,22 @@ Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t s
   const auto order = vector_order(causal, vectors);
   const auto columns = checked_product(batch, heads, seqlen_k);
   if (batch < 1 || heads < 1 || seqlen_k < 0 || seqlen_k > kMaxSeqlen || !columns) {
-    throw_invalid("startend_row_indices is ", describe(indices), "; batch and heads must be at least 1, seqlen_k between 0 and ", kMaxSeqlen);
+    throw_invalid("startend_row_indices is ", describe(indices), "; batch and heads must be at least 1, seqlen_k between 0 and ",
+                  kMaxSeqlen);
   }
   check_readable("startend_row_indices", indices, *columns == 0);
   if (!indices.data && *columns > 0) throw_invalid("startend_row_indices has no data");
-  MaskParts parts{.seqlen_q = seqlen_q, .seqlen_k = seqlen_k, .band = causal ? Band::causal() : Band::none(), .q_offset = q_offset,
-                  .batch = batch, .heads = heads};
+  MaskParts parts{.seqlen_q = seqlen_q,
+                  .seqlen_k = seqlen_k,
+                  .band = causal ? Band::causal() : Band::none(),
+                  .q_offset = q_offset,
+                  .batch = batch,
+                  .heads = heads};
   const auto* data = static_cast<const int32_t*>(indices.data);
   for (std::size_t v = 0; v < order.size(); ++v) {
     std::vector<int32_t>& vector = parts.*order[v];
     vector.reserve(static_cast<std::size_t>(*columns));
-    for (int64_t b = 0; b < batch && *columns > 0; ++b) {
+    for (int64_t b = 0; b<batch&& * columns> 0; ++b) {
       for (int64_t h = 0; h < heads; ++h) {
         const int32_t* row = data + b * indices.stride[0] + h * indices.stride[1] + static_cast<int64_t>(v) * indices.stride[3];
         for (int64_t j = 0; j < seqlen_k; ++j) vector.push_back(row[j * indices.stride[2]]);
@@ -105,7 +111,8 @@ Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t s
 
 StartEndRowIndices to_startend_row_indices(const Mask& mask) {
   if (mask.has_block_mask()) {
-    throw_unsupported("startend_row_indices cannot hold a block mask: take mask.with_block_mask({}) and pass the block mask as its own argument");
+    throw_unsupported(
+        "startend_row_indices cannot hold a block mask: take mask.with_block_mask({}) and pass the block mask as its own argument");
   }
   const HiddenColumns columns = HiddenColumns::of(mask);
   const int64_t bottom_right = mask.seqlen_k() - mask.seqlen_q();  // what `causal` means in FlashMask's call
@@ -121,7 +128,8 @@ StartEndRowIndices to_startend_row_indices(const Mask& mask) {
 
 Mask from_dense(const TensorView& visible) {
   if ((visible.dtype != DataType::kBool && visible.dtype != DataType::kUInt8) || (visible.rank != 2 && visible.rank != 4)) {
-    throw_invalid("visible is ", describe(visible), "; it must be bool or uint8, [seqlen_q, seqlen_k] or [batch, heads, seqlen_q, seqlen_k]");
+    throw_invalid("visible is ", describe(visible),
+                  "; it must be bool or uint8, [seqlen_q, seqlen_k] or [batch, heads, seqlen_q, seqlen_k]");
   }
   const bool flat = visible.rank == 2;
   const std::size_t q = flat ? 0 : 2;
@@ -156,8 +164,8 @@ std::vector<uint8_t> to_dense(const Mask& mask) {
   try {
     dense.resize(static_cast<std::size_t>(*size));
   } catch (const std::exception&) {
-    throw Error(ErrorCode::kOutOfMemory, message("a dense matrix of this mask, [", view.batch(), ", ", view.heads(), ", ", view.seqlen_q, ", ",
-                                                 view.seqlen_k, "], needs ", *size, " bytes, which could not be allocated"));
+    throw Error(ErrorCode::kOutOfMemory, message("a dense matrix of this mask, [", view.batch(), ", ", view.heads(), ", ", view.seqlen_q,
+                                                 ", ", view.seqlen_k, "], needs ", *size, " bytes, which could not be allocated"));
   }
   const int64_t key_blocks = ceil_div(view.seqlen_k, kBlockMaskSize);
   uint8_t* matrix = dense.data();

@@ -95,7 +95,8 @@ Mask shared_question(Reader& r) {
     for (int64_t n = 0; n < std::min(count, group_lengths[g]); ++n) shares += share.emplace_back(0.1 + 0.1 * r.random.real());
     group.question = group_lengths[g];
     for (const double s : share) {
-      const int64_t answer = std::min(group.question, std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(group_lengths[g]) * s / shares)));
+      const int64_t answer =
+          std::min(group.question, std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(group_lengths[g]) * s / shares)));
       group.answers.push_back(answer);
       group.question -= answer;
     }
@@ -142,7 +143,8 @@ Mask hash_sparse(Reader& r) {
     std::sort(keys.begin(), keys.end());
   }
   if (static_cast<int64_t>(queries.size()) != r.seqlen || static_cast<int64_t>(keys.size()) != r.seqlen) {
-    throw_invalid("hash_sparse: query_buckets has ", queries.size(), " and key_buckets ", keys.size(), " entries; both must have seqlen, ", r.seqlen);
+    throw_invalid("hash_sparse: query_buckets has ", queries.size(), " and key_buckets ", keys.size(), " entries; both must have seqlen, ",
+                  r.seqlen);
   }
   return masks::hash_sparse(queries, keys, r.integer("causal", 1) != 0);
 }
@@ -156,7 +158,8 @@ Mask eviction(Reader& r) {
   if (evicted_at.empty()) {
     for (int64_t j = 0; j < r.seqlen; ++j) evicted_at.push_back(r.random.integer(j + 1, r.seqlen));
   }
-  if (static_cast<int64_t>(evicted_at.size()) != r.seqlen) throw_invalid("eviction: evicted_at has ", evicted_at.size(), " entries; it needs seqlen, ", r.seqlen);
+  if (static_cast<int64_t>(evicted_at.size()) != r.seqlen)
+    throw_invalid("eviction: evicted_at has ", evicted_at.size(), " entries; it needs seqlen, ", r.seqlen);
   return masks::eviction(evicted_at);
 }
 
@@ -225,18 +228,24 @@ const std::vector<Entry>& entries() {
       {{"full", "every row sees every key", {}}, [](Reader& r) { return masks::full(r.seqlen, r.seqlen); }},
       {{"causal", "j <= i + q_offset", kOffset}, [](Reader& r) { return masks::causal(r.seqlen, r.seqlen, r.integer("q_offset", 0)); }},
       {{"sliding_window", "i - left <= j <= i + right", kWindow},
-       [](Reader& r) { return masks::sliding_window(r.seqlen, r.seqlen, r.integer("left", std::max<int64_t>(r.seqlen / 16 - 1, 0)), r.integer("right", 0)); }},
+       [](Reader& r) {
+         return masks::sliding_window(r.seqlen, r.seqlen, r.integer("left", std::max<int64_t>(r.seqlen / 16 - 1, 0)),
+                                      r.integer("right", 0));
+       }},
       {{"causal_document", "same document and j <= i", kDocuments},
        [](Reader& r) { return masks::causal_document(Documents::from_lengths(r.lengths("lengths", r.seqlen))); }},
-      {{"document", "same document", kDocuments}, [](Reader& r) { return masks::document(Documents::from_lengths(r.lengths("lengths", r.seqlen))); }},
+      {{"document", "same document", kDocuments},
+       [](Reader& r) { return masks::document(Documents::from_lengths(r.lengths("lengths", r.seqlen))); }},
       {{"shared_question", "j <= i, same group, and j in the question or in i's own answer", kGroups}, shared_question},
       {{"global_sliding_window", "i < global, or j < global, or |i - j| <= window", kGlobal},
        [](Reader& r) {
-         return masks::global_sliding_window(r.seqlen, r.integer("global", std::min<int64_t>(16, r.seqlen / 4)), r.integer("window", r.seqlen / 16));
+         return masks::global_sliding_window(r.seqlen, r.integer("global", std::min<int64_t>(16, r.seqlen / 4)),
+                                             r.integer("window", r.seqlen / 16));
        }},
       {{"causal_blockwise", "j <= i, and same block or i in the last block", kBlocks},
        [](Reader& r) { return masks::causal_blockwise(Documents::from_lengths(r.lengths("lengths", r.seqlen))); }},
-      {{"prefix_lm_causal", "j <= i or j < prefix", kPrefix}, [](Reader& r) { return masks::prefix_lm_causal(r.seqlen, r.integer("prefix", r.seqlen / 2)); }},
+      {{"prefix_lm_causal", "j <= i or j < prefix", kPrefix},
+       [](Reader& r) { return masks::prefix_lm_causal(r.seqlen, r.integer("prefix", r.seqlen / 2)); }},
       {{"prefix_lm_document", "same document, and j <= i or j in the document's prefix", kPrefixes}, prefix_lm_document},
       {{"qk_sparse", "j <= i, and a key j of a span [b, e) is hidden from rows [j, e)", kSpans}, qk_sparse},
       {{"hash_sparse", "i and j in the same bucket, and j <= i", kBuckets}, hash_sparse},

@@ -68,8 +68,12 @@ void drop_if_all(std::vector<int32_t>& values, int32_t value) {
 }
 
 MaskParts write_intervals(const HiddenColumns& columns, const Band& band, int64_t q_offset, int most, Layout layout) {
-  MaskParts parts{.seqlen_q = columns.seqlen_q(), .seqlen_k = columns.seqlen_k(), .band = band, .q_offset = q_offset,
-                  .batch = columns.batch(), .heads = columns.heads()};
+  MaskParts parts{.seqlen_q = columns.seqlen_q(),
+                  .seqlen_k = columns.seqlen_k(),
+                  .band = band,
+                  .q_offset = q_offset,
+                  .batch = columns.batch(),
+                  .heads = columns.heads()};
   if (most == 0) return parts;
   const BandRows rows(band, q_offset, columns.seqlen_q());
   const auto n = static_cast<std::size_t>(columns.count());
@@ -169,7 +173,8 @@ std::optional<MaskParts> try_fit(const HiddenColumns& columns, const Band& band,
   return write_intervals(columns, band, q_offset, most, layout);
 }
 
-MaskParts fit_two_intervals(const HiddenColumns& columns, std::span<const Band> candidates, int64_t q_offset, std::string_view what, Layout layout) {
+MaskParts fit_two_intervals(const HiddenColumns& columns, std::span<const Band> candidates, int64_t q_offset, std::string_view what,
+                            Layout layout) {
   const Band* best = nullptr;
   Need need;
   for (const Band& band : candidates) {
@@ -180,9 +185,8 @@ MaskParts fit_two_intervals(const HiddenColumns& columns, std::span<const Band> 
   }
   if (need.most > 2) {
     const int64_t j = need.first_misfit % columns.seqlen_k(), bh = need.first_misfit / columns.seqlen_k();
-    throw Error(ErrorCode::kUnrepresentable,
-                message(what, " does not fit two row intervals per key column: (batch ", bh / columns.heads(), ", head ",
-                        bh % columns.heads(), ", column ", j, ") needs ", need.misfit_needs));
+    throw Error(ErrorCode::kUnrepresentable, message(what, " does not fit two row intervals per key column: (batch ", bh / columns.heads(),
+                                                     ", head ", bh % columns.heads(), ", column ", j, ") needs ", need.misfit_needs));
   }
   return write_intervals(columns, *best, q_offset, need.most, layout);
 }

@@ -58,7 +58,8 @@ void check_count(const char* argument, int64_t count) {
 void check_size(const char* argument, std::size_t got, std::optional<int64_t> expected, const char* shape) {
   if (got == 0 && (!expected || *expected != 0)) return;  // absent
   if (!expected || static_cast<int64_t>(got) != *expected) {
-    throw_invalid(argument, " has ", got, " elements; ", shape, " needs ", expected ? message(*expected) : "more than 2^63", " (or 0: absent)");
+    throw_invalid(argument, " has ", got, " elements; ", shape, " needs ", expected ? message(*expected) : "more than 2^63",
+                  " (or 0: absent)");
   }
 }
 
@@ -113,7 +114,8 @@ struct Mask::Data {
 
 namespace {
 
-std::shared_ptr<const BlockMask> make_block_mask(int64_t seqlen_q, int64_t seqlen_k, int64_t batch, int64_t heads, std::vector<uint8_t> keep) {
+std::shared_ptr<const BlockMask> make_block_mask(int64_t seqlen_q, int64_t seqlen_k, int64_t batch, int64_t heads,
+                                                 std::vector<uint8_t> keep) {
   check_count("block_batch", batch);
   check_count("block_heads", heads);
   check_size("block_mask", keep.size(),
@@ -130,7 +132,8 @@ std::shared_ptr<const BlockMask> make_block_mask(int64_t seqlen_q, int64_t seqle
 /// A batch entry of vectors or block mask is its own or everybody's; a head may serve several.
 void check_broadcast(int64_t bounds_batch, int64_t block_batch, int64_t bounds_heads, int64_t block_heads) {
   if (bounds_batch != block_batch && bounds_batch != 1 && block_batch != 1) {
-    throw_invalid("the mask's vectors have ", bounds_batch, " batch entries and its block mask ", block_batch, "; they must be equal, or one of them 1");
+    throw_invalid("the mask's vectors have ", bounds_batch, " batch entries and its block mask ", block_batch,
+                  "; they must be equal, or one of them 1");
   }
   if (std::max(bounds_heads, block_heads) % std::min(bounds_heads, block_heads) != 0) {
     throw_invalid("the mask's vectors have ", bounds_heads, " heads and its block mask ", block_heads, "; one must divide the other");
@@ -206,8 +209,8 @@ int64_t Mask::memory_bytes() const {
 bool Mask::visible(int64_t b, int64_t h, int64_t i, int64_t j) const {
   const MaskView& v = data_->view;
   if (b < 0 || b >= v.batch() || h < 0 || h >= v.heads() || i < 0 || i >= v.seqlen_q || j < 0 || j >= v.seqlen_k) {
-    throw_invalid("element (batch ", b, ", head ", h, ", row ", i, ", key ", j, ") is outside of the mask [", v.batch(), ", ",
-                  v.heads(), ", ", v.seqlen_q, ", ", v.seqlen_k, "]");
+    throw_invalid("element (batch ", b, ", head ", h, ", row ", i, ", key ", j, ") is outside of the mask [", v.batch(), ", ", v.heads(),
+                  ", ", v.seqlen_q, ", ", v.seqlen_k, "]");
   }
   if (!rules::is_visible(columns(v, b, h), static_cast<int32_t>(i), static_cast<int32_t>(j))) return false;
   const uint8_t* keep = flashmask::block_mask(v, b, h);

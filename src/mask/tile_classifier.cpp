@@ -31,7 +31,8 @@ void TileClassifier::add(std::vector<int32_t>& events, rules::Interval tiles) {
   dirty_[static_cast<std::size_t>(tiles.end / 64)] = 1;
 }
 
-void TileClassifier::classify(const rules::Columns& columns, int64_t key_begin, int64_t key_end, std::span<uint64_t> live, std::span<uint64_t> full) {
+void TileClassifier::classify(const rules::Columns& columns, int64_t key_begin, int64_t key_end, std::span<uint64_t> live,
+                              std::span<uint64_t> full) {
   for (int64_t j = key_begin; j < key_end; ++j) {
     rules::Interval hidden[4];
     const int n = rules::merge(rules::hidden_rows(columns, static_cast<int32_t>(j)), hidden);
@@ -68,7 +69,8 @@ TileGrid classify_tiles(const Mask& mask, int64_t batch, int64_t head, TileShape
   if (batch < 0 || batch >= view.batch() || head < 0 || head >= view.heads()) {
     throw_invalid("(batch ", batch, ", head ", head, ") is outside of the mask's [", view.batch(), ", ", view.heads(), "]");
   }
-  TileGrid grid{.shape = shape, .row_tiles = ceil_div(view.seqlen_q, shape.rows), .key_tiles = ceil_div(view.seqlen_k, shape.keys), .classes = {}};
+  TileGrid grid{
+      .shape = shape, .row_tiles = ceil_div(view.seqlen_q, shape.rows), .key_tiles = ceil_div(view.seqlen_k, shape.keys), .classes = {}};
   if (grid.row_tiles == 0 || grid.key_tiles == 0) return grid;
   // Under a block mask, parts that lie within one block are classified and put together.
   const uint8_t* keep = block_mask(view, batch, head);
@@ -91,7 +93,8 @@ TileGrid classify_tiles(const Mask& mask, int64_t batch, int64_t head, TileShape
     }
   }
   grid.classes.resize(cells);
-  for (std::size_t at = 0; at < cells; ++at) grid.classes[at] = all[at] ? TileClass::kFull : any[at] ? TileClass::kPartial : TileClass::kEmpty;
+  for (std::size_t at = 0; at < cells; ++at)
+    grid.classes[at] = all[at] ? TileClass::kFull : any[at] ? TileClass::kPartial : TileClass::kEmpty;
   return grid;
 }
 

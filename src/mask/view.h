@@ -26,19 +26,26 @@ inline Diagonals absolute_diagonals(const Band& band, int64_t q_offset) {
 
 /// The vectors of mask batch entry `b` and mask head `h` (of view.batch() and view.heads()).
 inline rules::Columns columns(const MaskView& view, int64_t b, int64_t h) {
-  const int64_t at = (broadcast_index(b, view.batch(), view.bounds_batch) * view.bounds_heads +
-                      broadcast_index(h, view.heads(), view.bounds_heads)) * view.seqlen_k;
+  const int64_t at =
+      (broadcast_index(b, view.batch(), view.bounds_batch) * view.bounds_heads + broadcast_index(h, view.heads(), view.bounds_heads)) *
+      view.seqlen_k;
   const auto shifted = [at](const int32_t* p) { return p ? p + at : nullptr; };
-  return {static_cast<int32_t>(view.seqlen_q), view.diagonal_lo, view.diagonal_hi,
-          shifted(view.lts), shifted(view.lte), shifted(view.uts), shifted(view.ute)};
+  return {static_cast<int32_t>(view.seqlen_q),
+          view.diagonal_lo,
+          view.diagonal_hi,
+          shifted(view.lts),
+          shifted(view.lte),
+          shifted(view.uts),
+          shifted(view.ute)};
 }
 
 /// The block mask of that batch entry and head, or null.
 inline const uint8_t* block_mask(const MaskView& view, int64_t b, int64_t h) {
   if (!view.block_mask) return nullptr;
   const int64_t blocks = ((view.seqlen_q + kBlockMaskSize - 1) / kBlockMaskSize) * ((view.seqlen_k + kBlockMaskSize - 1) / kBlockMaskSize);
-  return view.block_mask + (broadcast_index(b, view.batch(), view.block_batch) * view.block_heads +
-                            broadcast_index(h, view.heads(), view.block_heads)) * blocks;
+  return view.block_mask +
+         (broadcast_index(b, view.batch(), view.block_batch) * view.block_heads + broadcast_index(h, view.heads(), view.block_heads)) *
+             blocks;
 }
 
 }  // namespace flashmask

@@ -55,7 +55,8 @@ void longest_first(std::span<const int32_t> counts, int64_t largest, std::span<i
   std::vector<int32_t> begin(static_cast<std::size_t>(largest) + 2, 0);
   for (const int32_t count : counts) ++begin[static_cast<std::size_t>(largest - count) + 1];
   for (std::size_t k = 1; k < begin.size(); ++k) begin[k] += begin[k - 1];
-  for (std::size_t n = 0; n < counts.size(); ++n) order[static_cast<std::size_t>(begin[static_cast<std::size_t>(largest - counts[n])]++)] = static_cast<int32_t>(n);
+  for (std::size_t n = 0; n < counts.size(); ++n)
+    order[static_cast<std::size_t>(begin[static_cast<std::size_t>(largest - counts[n])]++)] = static_cast<int32_t>(n);
 }
 
 int32_t count_bits(std::span<const uint64_t> words) {
@@ -95,7 +96,8 @@ PlanLayout::PlanLayout(int64_t seqlen_q_, int64_t seqlen_k_, int64_t batch_, int
   const auto masks = checked_product(batch, heads);
   // The largest offset is a few times this product, so checking it with room to spare checks them all.
   const auto largest = masks ? checked_product(*masks, row_granules + 64, key_blocks + 64, int64_t{16}) : std::nullopt;
-  if (!largest) throw_invalid("a plan for batch ", batch, ", heads ", heads, " and lengths (", seqlen_q, ", ", seqlen_k, ") has more than 2^63 bytes");
+  if (!largest)
+    throw_invalid("a plan for batch ", batch, ", heads ", heads, " and lengths (", seqlen_q, ", ", seqlen_k, ") has more than 2^63 bytes");
   int64_t end = static_cast<int64_t>(sizeof(Header));
   const auto take = [&end](int64_t count, int64_t size) {
     const int64_t begin = end;
@@ -119,7 +121,8 @@ PlanView::PlanView(std::span<const std::byte> buffer) {
   if (header.magic != kMagic) throw_invalid("plan: the buffer does not hold a plan; fill it with build_plan first");
   if (reinterpret_cast<std::uintptr_t>(buffer.data()) % 8 != 0) throw_invalid("plan: the buffer must be aligned to 8 bytes");
   const PlanLayout layout(header.seqlen_q, header.seqlen_k, header.batch, header.heads);
-  if (static_cast<int64_t>(buffer.size()) < layout.bytes) throw_invalid("plan: the buffer has ", buffer.size(), " bytes; its plan needs ", layout.bytes);
+  if (static_cast<int64_t>(buffer.size()) < layout.bytes)
+    throw_invalid("plan: the buffer has ", buffer.size(), " bytes; its plan needs ", layout.bytes);
   base_ = buffer.data();
   layout_ = layout;
   mask_hash_ = header.mask_hash;
@@ -134,9 +137,11 @@ int64_t PlanView::live_granules() const {
 }
 
 void build_plan(const MaskView& mask, std::span<std::byte> buffer) {
-  if (mask.device.kind != Device::Kind::kCpu) throw_invalid("the mask's vectors are on a CUDA device; build_plan reads them and needs them in host memory");
+  if (mask.device.kind != Device::Kind::kCpu)
+    throw_invalid("the mask's vectors are on a CUDA device; build_plan reads them and needs them in host memory");
   const PlanLayout layout(mask.seqlen_q, mask.seqlen_k, mask.batch(), mask.heads());
-  if (static_cast<int64_t>(buffer.size()) < layout.bytes) throw_invalid("plan buffer has ", buffer.size(), " bytes; this mask's plan needs ", layout.bytes);
+  if (static_cast<int64_t>(buffer.size()) < layout.bytes)
+    throw_invalid("plan buffer has ", buffer.size(), " bytes; this mask's plan needs ", layout.bytes);
   if (reinterpret_cast<std::uintptr_t>(buffer.data()) % 8 != 0) throw_invalid("plan buffer must be aligned to 8 bytes");
   const Header header{kMagic, layout.seqlen_q, layout.seqlen_k, layout.batch, layout.heads, mask.content_hash};
   std::memcpy(buffer.data(), &header, sizeof(header));
@@ -180,7 +185,8 @@ Plan::Plan(const Mask& mask) {
 
 TiledPlanView::TiledPlanView(const PlanView& plan, TileShape shape) : plan_(plan), shape_(shape) {
   if (shape.rows < 1 || shape.rows % kGranuleRows != 0 || shape.keys < 1 || shape.keys % kGranuleKeys != 0) {
-    throw_invalid("tile is ", shape.rows, "x", shape.keys, "; a view of a plan needs a multiple of ", kGranuleRows, " rows and of ", kGranuleKeys, " keys");
+    throw_invalid("tile is ", shape.rows, "x", shape.keys, "; a view of a plan needs a multiple of ", kGranuleRows, " rows and of ",
+                  kGranuleKeys, " keys");
   }
   row_tiles_ = ceil_div(plan.layout().seqlen_q, shape.rows);
   key_tiles_ = ceil_div(plan.layout().seqlen_k, shape.keys);

@@ -28,8 +28,10 @@ class Call {
  public:
   explicit Call(const Sizes& s, uint64_t seed = 1) : sizes(s) {
     Random random(seed);
-    for (auto [tensor, count] : {std::pair{&q, s.batch * s.seqlen_q * s.heads_q * s.head_dim}, {&k, s.batch * s.seqlen_k * s.heads_kv * s.head_dim},
-                                 {&v, s.batch * s.seqlen_k * s.heads_kv * s.head_dim_v}, {&dout, s.batch * s.seqlen_q * s.heads_q * s.head_dim_v},
+    for (auto [tensor, count] : {std::pair{&q, s.batch * s.seqlen_q * s.heads_q * s.head_dim},
+                                 {&k, s.batch * s.seqlen_k * s.heads_kv * s.head_dim},
+                                 {&v, s.batch * s.seqlen_k * s.heads_kv * s.head_dim_v},
+                                 {&dout, s.batch * s.seqlen_q * s.heads_q * s.head_dim_v},
                                  {&dlse, s.batch * s.heads_q * s.seqlen_q}}) {
       for (int64_t n = 0; n < count; ++n) {
         // Box-Muller
@@ -105,7 +107,9 @@ class Call {
   }
 
   static constexpr DataType kDtype = sizeof(Real) == 8 ? DataType::kFloat64 : DataType::kFloat32;
-  static TensorView view(const std::vector<Real>& data, std::initializer_list<int64_t> shape) { return TensorView::contiguous(data.data(), kDtype, shape); }
+  static TensorView view(const std::vector<Real>& data, std::initializer_list<int64_t> shape) {
+    return TensorView::contiguous(data.data(), kDtype, shape);
+  }
 
  private:
   template <typename Args>
@@ -118,7 +122,8 @@ class Call {
     args.lse = view(lse, {s.batch, s.heads_q, s.seqlen_q});
     args.mask = mask;
     args.plan = plan;
-    if (!dense.empty()) args.dense_mask = TensorView::contiguous(dense.data(), DataType::kBool, {dense_batch, dense_heads, s.seqlen_q, s.seqlen_k});
+    if (!dense.empty())
+      args.dense_mask = TensorView::contiguous(dense.data(), DataType::kBool, {dense_batch, dense_heads, s.seqlen_q, s.seqlen_k});
   }
 };
 

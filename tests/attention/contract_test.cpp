@@ -26,14 +26,19 @@ std::vector<uint8_t> dense_of(const Mask& mask) { return dense_by_rule(parts_of(
 /// Everything the call computed, as bits.
 template <typename Real>
 bool same_bits(const Call<Real>& a, const Call<Real>& b) {
-  const auto same = [](const auto& x, const auto& y) { return x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), x.size() * sizeof(x[0])) == 0); };
+  const auto same = [](const auto& x, const auto& y) {
+    return x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), x.size() * sizeof(x[0])) == 0);
+  };
   return same(a.out, b.out) && same(a.lse, b.lse) && same(a.dq, b.dq) && same(a.dk, b.dk) && same(a.dv, b.dv);
 }
 
 void expect_matches_oracle(const Call<float>& call, const std::vector<uint8_t>& visible, int64_t batch = 1, int64_t heads = 1) {
   Call<double> oracle = call.oracle(visible, batch, heads);
   oracle.run();
-  for (const auto& [name, got, want] : {std::tuple{"out", &call.out, &oracle.out}, {"dq", &call.dq, &oracle.dq}, {"dk", &call.dk, &oracle.dk}, {"dv", &call.dv, &oracle.dv}}) {
+  for (const auto& [name, got, want] : {std::tuple{"out", &call.out, &oracle.out},
+                                        {"dq", &call.dq, &oracle.dq},
+                                        {"dk", &call.dk, &oracle.dk},
+                                        {"dv", &call.dv, &oracle.dv}}) {
     EXPECT_LE(max_error(*got, *want), 1e-5 * max_value(*want)) << name;
   }
   EXPECT_LE(max_error(call.lse, oracle.lse), 1e-3);
@@ -201,7 +206,8 @@ TEST(Contract, OffsetsBeyondTwoToThe31Elements) {
   gradients.q = call.backward_args().q;
   workspace.resize(backward_workspace(gradients));
   backward(gradients, workspace);
-  for (int64_t b = 0; b < 2; ++b) EXPECT_EQ(std::memcmp(far + b * kFar, call.dq.data() + b * kSeqlen * kDim, kSeqlen * kDim * sizeof(float)), 0);
+  for (int64_t b = 0; b < 2; ++b)
+    EXPECT_EQ(std::memcmp(far + b * kFar, call.dq.data() + b * kSeqlen * kDim, kSeqlen * kDim * sizeof(float)), 0);
   munmap(mapped, kBytes);
 }
 
@@ -220,7 +226,9 @@ TEST(Contract, StridedAndExpandedTensorsGiveTheSameBits) {
     for (int64_t b = 0; b < batch; ++b)
       for (int64_t i = 0; i < seqlen; ++i)
         for (int64_t h = 0; h < heads; ++h)
-          for (int64_t c = 0; c < dim; ++c) to[static_cast<std::size_t>(((b * heads + h) * seqlen + i) * dim + c)] = from[static_cast<std::size_t>(((b * seqlen + i) * heads + h) * dim + c)];
+          for (int64_t c = 0; c < dim; ++c)
+            to[static_cast<std::size_t>(((b * heads + h) * seqlen + i) * dim + c)] =
+                from[static_cast<std::size_t>(((b * seqlen + i) * heads + h) * dim + c)];
     return to;
   };
   const auto bhsd = [](TensorView t, std::vector<float>& data) {
@@ -385,7 +393,9 @@ TEST(Contract, SkippingNeverChangesABit) {
     masked.run();
     dense.dense = dense_of(mask);
     dense.run();
-    EXPECT_TRUE(masked.out == dense.out && masked.lse == dense.lse && masked.dq == dense.dq && masked.dk == dense.dk && masked.dv == dense.dv) << family.name;
+    EXPECT_TRUE(masked.out == dense.out && masked.lse == dense.lse && masked.dq == dense.dq && masked.dk == dense.dk &&
+                masked.dv == dense.dv)
+        << family.name;
     EXPECT_EQ(dense.executed.forward, 2 * 2 * 5 * 3) << "dense mode executes every tile";
   }
 }
@@ -481,7 +491,8 @@ TEST(Contract, SixteenBitInputsAreReadExactly) {
     std::vector<uint16_t> out(call.out.size());
     std::vector<float> lse(call.lse.size());
     ForwardArgs args = call.forward_args();
-    for (auto [view, data] : {std::pair{&args.q, q.data()}, {&args.k, k.data()}, {&args.v, v.data()}, {&args.out, static_cast<const uint16_t*>(out.data())}}) {
+    for (auto [view, data] :
+         {std::pair{&args.q, q.data()}, {&args.k, k.data()}, {&args.v, v.data()}, {&args.out, static_cast<const uint16_t*>(out.data())}}) {
       view->data = const_cast<uint16_t*>(data);
       view->dtype = bfloat ? DataType::kBFloat16 : DataType::kFloat16;
     }

@@ -16,7 +16,9 @@ namespace {
 
 class CallErrors : public testing::Test {
  protected:
-  CallErrors() : call({.batch = 2, .seqlen_q = 6, .seqlen_k = 5, .heads_q = 4, .heads_kv = 2, .head_dim = 8, .head_dim_v = 3}), args(call.backward_args()) {}
+  CallErrors()
+      : call({.batch = 2, .seqlen_q = 6, .seqlen_k = 5, .heads_q = 4, .heads_kv = 2, .head_dim = 8, .head_dim_v = 3}),
+        args(call.backward_args()) {}
 
   /// Changes the arguments, expects the error from running and from asking for the workspace, and changes back.
   template <typename Change>
@@ -51,8 +53,10 @@ TEST_F(CallErrors, SizesAndHeads) {
   expect_backward({"q", "-6", "at least 0"}, [](auto& a) { a.q.shape[1] = -6; });
   expect_backward({"q", "2^63"}, [](auto& a) { a.q.shape[0] = a.q.shape[1] = int64_t{1} << 40; });
   expect_backward({"seqlen_k", "2147483648", "2147483647"}, [](auto& a) { a.k.shape[1] = a.v.shape[1] = int64_t{1} << 31; });
-  expect_backward({"head_dim", "257", "256"}, [](auto& a) { a.q.shape[3] = a.k.shape[3] = 257; }, ErrorCode::kUnsupported);
-  expect_backward({"head_dim_v", "0"}, [](auto& a) { a.v.shape[3] = 0; }, ErrorCode::kUnsupported);
+  expect_backward(
+      {"head_dim", "257", "256"}, [](auto& a) { a.q.shape[3] = a.k.shape[3] = 257; }, ErrorCode::kUnsupported);
+  expect_backward(
+      {"head_dim_v", "0"}, [](auto& a) { a.v.shape[3] = 0; }, ErrorCode::kUnsupported);
 }
 
 TEST_F(CallErrors, TypesStridesAndData) {
@@ -69,14 +73,19 @@ TEST_F(CallErrors, TypesStridesAndData) {
 
 TEST_F(CallErrors, DeviceWithoutABackend) {
   BackwardArgs wrong = args;
-  for (TensorView* t : {&wrong.q, &wrong.k, &wrong.v, &wrong.out, &wrong.lse, &wrong.dout, &wrong.dq, &wrong.dk, &wrong.dv}) t->device = {Device::Kind::kCuda, 0};
+  for (TensorView* t : {&wrong.q, &wrong.k, &wrong.v, &wrong.out, &wrong.lse, &wrong.dout, &wrong.dq, &wrong.dk, &wrong.dv})
+    t->device = {Device::Kind::kCuda, 0};
   expect_error(ErrorCode::kUnsupported, {"CPU tensors only"}, [&] { backward(wrong, {}, {}); });
 }
 
 TEST_F(CallErrors, Masks) {
   expect_backward({"mask has lengths (6, 6)", "(6, 5)"}, [](auto& a) { a.mask = masks::full(6, 6); });
   const auto stacked = [](int64_t batch, int64_t heads) {
-    return Mask({.seqlen_q = 6, .seqlen_k = 5, .batch = batch, .heads = heads, .lts = std::vector<int32_t>(static_cast<std::size_t>(batch * heads * 5), 6)});
+    return Mask({.seqlen_q = 6,
+                 .seqlen_k = 5,
+                 .batch = batch,
+                 .heads = heads,
+                 .lts = std::vector<int32_t>(static_cast<std::size_t>(batch * heads * 5), 6)});
   };
   expect_backward({"mask", "3 batch entries", "1 or q's batch, 2"}, [&](auto& a) { a.mask = stacked(3, 1); });
   expect_backward({"mask", "8 heads", "heads_kv (2)", "heads_q (4)"}, [&](auto& a) { a.mask = stacked(1, 8); });
@@ -134,13 +143,15 @@ TEST_F(CallErrors, WorkspaceTooSmallAndNothingWritten) {
   const std::size_t need = forward_workspace(call.forward_args(), call.options);
   ASSERT_GT(need, 0u);
   std::vector<std::byte> workspace(need - 1);
-  expect_invalid({"workspace has " + std::to_string(need - 1) + " bytes", std::to_string(need)}, [&] { forward(call.forward_args(), workspace, call.options); });
+  expect_invalid({"workspace has " + std::to_string(need - 1) + " bytes", std::to_string(need)},
+                 [&] { forward(call.forward_args(), workspace, call.options); });
   for (const float x : call.out) EXPECT_TRUE(std::isnan(x));
 }
 
 TEST_F(CallErrors, WorkspaceNeedsNoData) {
   BackwardArgs shapes = args;
-  for (TensorView* t : {&shapes.q, &shapes.k, &shapes.v, &shapes.out, &shapes.lse, &shapes.dout, &shapes.dq, &shapes.dk, &shapes.dv}) t->data = nullptr;
+  for (TensorView* t : {&shapes.q, &shapes.k, &shapes.v, &shapes.out, &shapes.lse, &shapes.dout, &shapes.dq, &shapes.dk, &shapes.dv})
+    t->data = nullptr;
   EXPECT_EQ(backward_workspace(shapes, call.options), backward_workspace(args, call.options));
 }
 

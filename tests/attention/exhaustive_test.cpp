@@ -16,8 +16,8 @@ namespace {
 
 /// One head of a tensor [seqlen, heads, dim] by float32's rule. Sums over so few keys can cancel to nearly nothing,
 /// far below their terms; the yardstick is therefore the largest value of all heads, drawn from the same tensors.
-void expect_head_close(const std::vector<float>& got, const std::vector<double>& want, const char* what, int64_t head, int64_t heads, int64_t rows, int64_t dim,
-                       double largest) {
+void expect_head_close(const std::vector<float>& got, const std::vector<double>& want, const char* what, int64_t head, int64_t heads,
+                       int64_t rows, int64_t dim, double largest) {
   double error = 0;
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t c = 0; c < dim; ++c) {

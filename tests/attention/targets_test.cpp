@@ -48,7 +48,8 @@ TEST_F(Targets, EveryInstructionSetOfThisMachine) {
     checked += chosen.rfind(hwy::TargetName(target), 0) == 0;
     for (const char* family : {"full", "causal_document", "global_sliding_window", "random_eviction"}) {
       const Mask mask = crop(make_family(family, 211, {}, 3), 20, 211, 0, 203);
-      check_against_oracle(mask, {.batch = 1, .seqlen_q = 191, .seqlen_k = 203, .heads_q = 4, .heads_kv = 2, .head_dim = 37, .head_dim_v = 50});
+      check_against_oracle(mask,
+                           {.batch = 1, .seqlen_q = 191, .seqlen_k = 203, .heads_q = 4, .heads_kv = 2, .head_dim = 37, .head_dim_v = 50});
     }
   }
   EXPECT_GE(checked, 2);

@@ -12,7 +12,8 @@ using nlohmann::json;
 
 /// Small enough for a test.
 std::vector<std::string> small(std::vector<std::string> more) {
-  std::vector<std::string> arguments{"bench", "--backend", tested_backend(), "--seqlen", "96", "--heads", "2", "--head-dim", "16", "--rounds", "1"};
+  std::vector<std::string> arguments{"bench",      "--backend", tested_backend(), "--seqlen", "96", "--heads", "2",
+                                     "--head-dim", "16",        "--rounds",       "1"};
   arguments.insert(arguments.end(), more.begin(), more.end());
   return arguments;
 }
@@ -25,13 +26,25 @@ std::vector<std::string> masks_of(const json& result) {
 
 TEST(Bench, HasARowForEachOfThePapersMasks) {
   const std::string text = output_of(small({}));
-  const std::vector<std::string> twelve{"full", "causal", "sliding_window", "causal_document", "document", "shared_question", "global_sliding_window",
-                                        "causal_blockwise", "prefix_lm_document", "prefix_lm_causal", "qk_sparse", "random_eviction"};
+  const std::vector<std::string> twelve{"full",
+                                        "causal",
+                                        "sliding_window",
+                                        "causal_document",
+                                        "document",
+                                        "shared_question",
+                                        "global_sliding_window",
+                                        "causal_blockwise",
+                                        "prefix_lm_document",
+                                        "prefix_lm_causal",
+                                        "qk_sparse",
+                                        "random_eviction"};
   for (const std::string& mask : twelve) expect_contains(text, "\n" + mask + " ");
   EXPECT_EQ(masks_of(json_of(small({"--json", "-"}))), twelve);
 }
 
-TEST(Bench, AllFamilies) { EXPECT_EQ(masks_of(json_of(small({"--families", "all", "--no-backward", "--json", "-"}))).size(), families().size()); }
+TEST(Bench, AllFamilies) {
+  EXPECT_EQ(masks_of(json_of(small({"--families", "all", "--no-backward", "--json", "-"}))).size(), families().size());
+}
 
 TEST(Bench, FiguresFollowFromTheTimes) {
   const json result = json_of(small({"--families", "causal_document,document", "--seed", "5", "--json", "-"}));

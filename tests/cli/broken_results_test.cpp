@@ -210,8 +210,10 @@ TEST(BrokenBackend, OneThatExecutesOtherTiles) {
   if (tested_backend() == "reference") GTEST_SKIP() << "the reference counts no tiles";
   const Case c = tested_case(DataType::kFloat32);
   expect_found(c, broken_forward([](auto&, auto, const Options& call) { ++call.executed_tiles->forward; }), "in the forward");
-  expect_found(c, broken_backward([](auto&, auto, const Options& call) { --call.executed_tiles->backward_rows; }), "in the backward over rows");
-  expect_found(c, broken_backward([](auto&, auto, const Options& call) { ++call.executed_tiles->backward_keys; }), "in the backward over keys");
+  expect_found(c, broken_backward([](auto&, auto, const Options& call) { --call.executed_tiles->backward_rows; }),
+               "in the backward over rows");
+  expect_found(c, broken_backward([](auto&, auto, const Options& call) { ++call.executed_tiles->backward_keys; }),
+               "in the backward over keys");
 }
 
 TEST(BrokenBackend, ADenseRuleThatDisagreesWithTheMask) {

@@ -107,7 +107,8 @@ TEST(CaseMask, TheWindowIsIntersected) {
     for (int64_t i = 0; i < 37; ++i) {
       const int64_t position = i + without.q_offset();
       for (int64_t j = 0; j < 52; ++j) {
-        ASSERT_EQ(with.visible(0, 0, i, j), without.visible(0, 0, i, j) && position - 5 <= j && j <= position + 3) << family << " " << i << " " << j;
+        ASSERT_EQ(with.visible(0, 0, i, j), without.visible(0, 0, i, j) && position - 5 <= j && j <= position + 3)
+            << family << " " << i << " " << j;
       }
     }
   }

@@ -8,7 +8,8 @@ namespace flashmask::test {
 namespace {
 
 std::string version() {
-  return std::to_string(FLASHMASK_VERSION_MAJOR) + "." + std::to_string(FLASHMASK_VERSION_MINOR) + "." + std::to_string(FLASHMASK_VERSION_PATCH);
+  return std::to_string(FLASHMASK_VERSION_MAJOR) + "." + std::to_string(FLASHMASK_VERSION_MINOR) + "." +
+         std::to_string(FLASHMASK_VERSION_PATCH);
 }
 
 TEST(Info, SaysWhatIsCompiledInAndUsable) {

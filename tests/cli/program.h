@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "support/temporary_folder.h"
 #include "flashmask/attention.h"
+#include "support/temporary_folder.h"
 
 namespace flashmask::test {
 

@@ -64,7 +64,8 @@ TEST(FamilyList, NamesAllAndPaper) {
 }
 
 TEST(FamilyList, RefusesWhatItDoesNotKnow) {
-  for (const char* text : {"", "causal,", ",causal", "Causal", "causal document", "all,causal"}) EXPECT_THROW(family_list(text), Error) << text;
+  for (const char* text : {"", "causal,", ",causal", "Causal", "causal document", "all,causal"})
+    EXPECT_THROW(family_list(text), Error) << text;
 }
 
 }  // namespace

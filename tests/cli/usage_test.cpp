@@ -26,15 +26,29 @@ TEST(Usage, MissingValuesAreNamed) {
 }
 
 TEST(Usage, BadNumbersAreNamed) {
-  const std::vector<std::vector<std::string>> bad{
-      {"show", "causal", "--seqlen", "x"},     {"show", "causal", "--seqlen", "-1"},    {"show", "causal", "--seqlen", "2147483648"},
-      {"show", "causal", "--seqlen", "1.5"},   {"show", "causal", "--head", "-1"},      {"show", "causal", "--batch", "x"},
-      {"show", "causal", "--seed", "-1"},      {"show", "causal", "--text-cells", "-1"}, {"verify", "--cases", "0"},
-      {"verify", "--cases", "-3"},             {"verify", "--cases", "many"},           {"verify", "--seed", "x"},
-      {"verify", "--threads", "-1"},           {"verify", "--jobs", "x"},               {"bench", "--seqlen", "0"},
-      {"bench", "--seqlen", "99999999999"},    {"bench", "--heads", "0"},               {"bench", "--kv-heads", "0"},
-      {"bench", "--head-dim", "257"},          {"bench", "--batch", "0"},               {"bench", "--rounds", "0"},
-      {"bench", "--threads", "-1"},            {"bench", "--seqlen", "18446744073709551616"}};
+  const std::vector<std::vector<std::string>> bad{{"show", "causal", "--seqlen", "x"},
+                                                  {"show", "causal", "--seqlen", "-1"},
+                                                  {"show", "causal", "--seqlen", "2147483648"},
+                                                  {"show", "causal", "--seqlen", "1.5"},
+                                                  {"show", "causal", "--head", "-1"},
+                                                  {"show", "causal", "--batch", "x"},
+                                                  {"show", "causal", "--seed", "-1"},
+                                                  {"show", "causal", "--text-cells", "-1"},
+                                                  {"verify", "--cases", "0"},
+                                                  {"verify", "--cases", "-3"},
+                                                  {"verify", "--cases", "many"},
+                                                  {"verify", "--seed", "x"},
+                                                  {"verify", "--threads", "-1"},
+                                                  {"verify", "--jobs", "x"},
+                                                  {"bench", "--seqlen", "0"},
+                                                  {"bench", "--seqlen", "99999999999"},
+                                                  {"bench", "--heads", "0"},
+                                                  {"bench", "--kv-heads", "0"},
+                                                  {"bench", "--head-dim", "257"},
+                                                  {"bench", "--batch", "0"},
+                                                  {"bench", "--rounds", "0"},
+                                                  {"bench", "--threads", "-1"},
+                                                  {"bench", "--seqlen", "18446744073709551616"}};
   for (const auto& arguments : bad) expect_failure(arguments, kWrongUsage, {arguments[arguments.size() - 2], kHelp});
 }
 

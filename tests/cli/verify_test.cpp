@@ -49,7 +49,8 @@ TEST(Verify, AFailureIsPrintedWithALineThatRunsItAgain) {
   EXPECT_EQ(lines_of(outcome.out).back(), "1 passed, 1 failed");
   expect_contains(outcome.out, "FAILED case 0");
   expect_contains(outcome.out, "head_dim");
-  expect_contains(outcome.out, "flashmask verify --backend " + tested_backend() + " --case '" + describe(verify::parse_case(kImpossible)) + "'");
+  expect_contains(outcome.out,
+                  "flashmask verify --backend " + tested_backend() + " --case '" + describe(verify::parse_case(kImpossible)) + "'");
 }
 
 TEST(Verify, AFailureAsJson) {

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "support/temporary_folder.h"
 #include "flashmask/attention.h"
 #include "io/safetensors.h"
+#include "support/temporary_folder.h"
 
 namespace flashmask {
 namespace {

@@ -4,8 +4,8 @@
 #include <array>
 #include <map>
 
-#include "support/temporary_folder.h"
 #include "support/expect_error.h"
+#include "support/temporary_folder.h"
 
 namespace flashmask::io {
 namespace {

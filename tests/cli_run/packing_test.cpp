@@ -6,10 +6,10 @@
 #include <map>
 #include <random>
 
-#include "support/temporary_folder.h"
 #include "flashmask/builders.h"
 #include "io/safetensors.h"
 #include "support/expect_error.h"
+#include "support/temporary_folder.h"
 
 namespace flashmask::run {
 namespace {

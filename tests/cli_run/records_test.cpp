@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/records.h"
 
-#include "support/temporary_folder.h"
 #include "support/expect_error.h"
+#include "support/temporary_folder.h"
 
 namespace flashmask::run {
 namespace {

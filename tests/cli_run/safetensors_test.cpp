@@ -4,8 +4,8 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "support/temporary_folder.h"
 #include "support/expect_error.h"
+#include "support/temporary_folder.h"
 
 namespace flashmask::io {
 namespace {

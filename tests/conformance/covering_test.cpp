@@ -41,14 +41,16 @@ DenseMask dense_from_definition(const Case& c) {
   const verify::BlockGrid blocks = verify::draw_block_mask(c);
   const bool blocked = !blocks.keep.empty();
   DenseMask dense{std::max(mask_batch, blocked ? blocks.batch : 1), std::max(mask_heads, blocked ? blocks.heads : 1), {}};
-  const int64_t shift = c.family == verify::kNoMask ? c.seqlen_k - c.seqlen_q : verify::square_length(c) - c.seqlen_q;  // row 0's row of the square
+  const int64_t shift =
+      c.family == verify::kNoMask ? c.seqlen_k - c.seqlen_q : verify::square_length(c) - c.seqlen_q;  // row 0's row of the square
   const int64_t block_rows = (c.seqlen_q + 127) / 128, block_keys = (c.seqlen_k + 127) / 128;
   for (int64_t b = 0; b < dense.batch; ++b) {
     for (int64_t h = 0; h < dense.heads; ++h) {
       const FamilyParameters parameters = verify::draw_parameters(c, b * mask_batch / dense.batch, h * mask_heads / dense.heads);
       const Predicate sees = family_definition(c.family, parameters);
       const int64_t offset = c.family == "causal" ? numbers(parameters, "q_offset").at(0) : 0;
-      const int64_t block0 = blocked ? (b * blocks.batch / dense.batch * blocks.heads + h * blocks.heads / dense.heads) * block_rows * block_keys : 0;
+      const int64_t block0 =
+          blocked ? (b * blocks.batch / dense.batch * blocks.heads + h * blocks.heads / dense.heads) * block_rows * block_keys : 0;
       for (int64_t i = 0; i < c.seqlen_q; ++i) {
         for (int64_t j = 0; j < c.seqlen_k; ++j) {
           const bool kept = !blocked || blocks.keep[static_cast<std::size_t>(block0 + i / 128 * block_keys + j / 128)] != 0;
@@ -93,7 +95,8 @@ TEST(CoveringList, HasEveryPairOfValues) {
       }
     }
   }
-  for (const char* lengths : {"1,128", "64,192", "128,127", "127,128", "239,203", "799,211", "113,211", "300,300", "1023,1024", "1024,1023", "2048,2048", "0,0"}) {
+  for (const char* lengths : {"1,128", "64,192", "128,127", "127,128", "239,203", "799,211", "113,211", "300,300", "1023,1024", "1024,1023",
+                              "2048,2048", "0,0"}) {
     EXPECT_TRUE(values["lengths"].count(lengths)) << lengths;
   }
   for (const char* heads : {"1,1", "4,1", "4,4", "6,2", "14,1", "16,4"}) EXPECT_TRUE(values["heads"].count(heads)) << heads;

@@ -46,7 +46,8 @@ inline Predicate shared_question_definition(const FamilyParameters& p) {
   std::size_t next = 0;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     std::vector<std::pair<int64_t, int64_t>> of_answers;
-    for (int64_t a = 1; a <= counts[g]; ++a) of_answers.insert(of_answers.end(), static_cast<std::size_t>(answers[next++]), {static_cast<int64_t>(g), a});
+    for (int64_t a = 1; a <= counts[g]; ++a)
+      of_answers.insert(of_answers.end(), static_cast<std::size_t>(answers[next++]), {static_cast<int64_t>(g), a});
     place.insert(place.end(), static_cast<std::size_t>(groups[g]) - of_answers.size(), {static_cast<int64_t>(g), 0});
     place.insert(place.end(), of_answers.begin(), of_answers.end());
   }
@@ -76,7 +77,9 @@ inline Predicate family_definition(const std::string& family, const FamilyParame
   if (family == "full" || family == "none") return [](int64_t, int64_t) { return true; };
   if (family == "causal") return [offset = one("q_offset")](int64_t i, int64_t j) { return j <= i + offset; };
   if (family == "sliding_window") {
-    return [left = one("left"), right = one("right")](int64_t i, int64_t j) { return (left < 0 || i - left <= j) && (right < 0 || j <= i + right); };
+    return [left = one("left"), right = one("right")](int64_t i, int64_t j) {
+      return (left < 0 || i - left <= j) && (right < 0 || j <= i + right);
+    };
   }
   if (family == "causal_document" || family == "document") {
     return [document = piece_of_token(numbers(p, "lengths")), causal = family == "causal_document"](int64_t i, int64_t j) {
@@ -85,7 +88,9 @@ inline Predicate family_definition(const std::string& family, const FamilyParame
   }
   if (family == "shared_question") return shared_question_definition(p);
   if (family == "global_sliding_window") {
-    return [global = one("global"), window = one("window")](int64_t i, int64_t j) { return i < global || j < global || (i - j <= window && j - i <= window); };
+    return [global = one("global"), window = one("window")](int64_t i, int64_t j) {
+      return i < global || j < global || (i - j <= window && j - i <= window);
+    };
   }
   if (family == "causal_blockwise") {
     const auto lengths = numbers(p, "lengths");
@@ -109,7 +114,8 @@ inline Predicate family_definition(const std::string& family, const FamilyParame
       return rows[static_cast<std::size_t>(i)] == keys[static_cast<std::size_t>(j)] && (!causal || j <= i);
     };
   }
-  if (family == "eviction") return [at = numbers(p, "evicted_at")](int64_t i, int64_t j) { return j <= i && i < at[static_cast<std::size_t>(j)]; };
+  if (family == "eviction")
+    return [at = numbers(p, "evicted_at")](int64_t i, int64_t j) { return j <= i && i < at[static_cast<std::size_t>(j)]; };
   if (family == "prefix_tree") {
     return [parents = numbers(p, "parents"), node = piece_of_token(numbers(p, "lengths"))](int64_t i, int64_t j) {
       return j <= i && is_ancestor_or_self(parents, node[static_cast<std::size_t>(j)], node[static_cast<std::size_t>(i)]);

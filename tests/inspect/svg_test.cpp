@@ -147,9 +147,12 @@ std::vector<std::string> paint(const XmlReader& svg, int64_t rows, int64_t keys)
 TEST(DrawSvg, ElementsHaveTheColourOfTheirTile) {
   Random random(1);
   for (int64_t n = 0; n < scaled(150); ++n) {
-    const MaskParts parts = random_parts(random, random_kind(random), random.integer(1, 90), random.integer(1, 90), random.integer(1, 2), random.integer(1, 2));
+    const MaskParts parts =
+        random_parts(random, random_kind(random), random.integer(1, 90), random.integer(1, 90), random.integer(1, 2), random.integer(1, 2));
     const Mask mask(parts);
-    const DrawOptions options{.batch = random.integer(0, mask.batch() - 1), .head = random.integer(0, mask.heads() - 1), .tile = {random.integer(1, 40), random.integer(1, 40)}};
+    const DrawOptions options{.batch = random.integer(0, mask.batch() - 1),
+                              .head = random.integer(0, mask.heads() - 1),
+                              .tile = {random.integer(1, 40), random.integer(1, 40)}};
     const auto all = dense_by_rule(parts);
     const Dense dense = matrix(all, options.batch * mask.heads() + options.head, mask.seqlen_q(), mask.seqlen_k());
     const XmlReader svg(draw_svg(mask, options));
@@ -157,11 +160,12 @@ TEST(DrawSvg, ElementsHaveTheColourOfTheirTile) {
     for (int64_t i = 0; i < mask.seqlen_q(); ++i) {
       for (int64_t j = 0; j < mask.seqlen_k(); ++j) {
         const TileClass tile = class_of(dense, options.tile, i / options.tile.rows, j / options.tile.keys);
-        const Colour expected = tile == TileClass::kFull ? colours::kFull
+        const Colour expected = tile == TileClass::kFull    ? colours::kFull
                                 : tile == TileClass::kEmpty ? colours::kSkipped
                                 : dense.at(i, j)            ? colours::kPartialVisible
                                                             : colours::kPartialHidden;
-        ASSERT_EQ(colour[static_cast<std::size_t>(i * mask.seqlen_k() + j)], hex(expected)) << "case " << n << " (" << i << ", " << j << ")";
+        ASSERT_EQ(colour[static_cast<std::size_t>(i * mask.seqlen_k() + j)], hex(expected))
+            << "case " << n << " (" << i << ", " << j << ")";
       }
     }
     if (HasFailure()) FAIL() << "case " << n;
@@ -237,7 +241,8 @@ TEST(DrawSvg, IrregularMasksStaySmall) {
 TEST(DrawSvg, TheLegendSaysTheStatistics) {
   const Mask mask = make_family("causal_document", 2048, {{"lengths", "1024,1024"}});
   const XmlReader svg(draw_svg(mask));
-  for (const std::string text : {"2,048 query rows × 2,048 keys", "j ≤ i, 1 hidden interval per key", "tiles of 128 × 128", "256", "184", "71.9 %", "25.0 %"}) {
+  for (const std::string text :
+       {"2,048 query rows × 2,048 keys", "j ≤ i, 1 hidden interval per key", "tiles of 128 × 128", "256", "184", "71.9 %", "25.0 %"}) {
     EXPECT_TRUE(contains_text(svg, text)) << text;
   }
   EXPECT_TRUE(contains_text(svg, "visible 1,049,600 of 4,194,304 elements; 256 tiles of 128 × 128: 184 skipped, 16 partial, 56 full"));

@@ -91,7 +91,9 @@ void expect_drawing(const Mask& mask, const std::vector<uint8_t>& dense, const D
           ++elements;
         }
       }
-      ASSERT_EQ(cells[static_cast<std::size_t>(r)][static_cast<std::size_t>(k)], symbol_of(visible, elements, cell == TileShape{1, 1})) << what << " cell " << r << ", " << k << "\n" << drawing;
+      ASSERT_EQ(cells[static_cast<std::size_t>(r)][static_cast<std::size_t>(k)], symbol_of(visible, elements, cell == TileShape{1, 1}))
+          << what << " cell " << r << ", " << k << "\n"
+          << drawing;
     }
   }
 }
@@ -119,9 +121,12 @@ TEST(DrawText, CausalOfEight) {
 TEST(DrawText, SmallMasksElementByElement) {
   Random random(1);
   for (int64_t n = 0; n < scaled(200); ++n) {
-    const MaskParts parts = random_parts(random, random_kind(random), random.integer(1, 64), random.integer(1, 64), random.integer(1, 2), random.integer(1, 2));
+    const MaskParts parts =
+        random_parts(random, random_kind(random), random.integer(1, 64), random.integer(1, 64), random.integer(1, 2), random.integer(1, 2));
     const Mask mask(parts);
-    const DrawOptions options{.batch = random.integer(0, mask.batch() - 1), .head = random.integer(0, mask.heads() - 1), .tile = {random.integer(1, 70), random.integer(1, 70)}};
+    const DrawOptions options{.batch = random.integer(0, mask.batch() - 1),
+                              .head = random.integer(0, mask.heads() - 1),
+                              .tile = {random.integer(1, 70), random.integer(1, 70)}};
     EXPECT_EQ(cell_of(draw_text(mask, options)), (TileShape{1, 1}));
     expect_drawing(mask, dense_by_rule(parts), options, "case " + std::to_string(n));
     if (HasFatalFailure()) return;
@@ -135,7 +140,9 @@ TEST(DrawText, DownsampledCellsShowTheirShare) {
     if (random.integer(0, 2) == 0) draw_block_mask(random, 1, 2, parts);
     const Mask mask(parts);
     const TileShape tile = random.flip() ? TileShape{} : TileShape{random.integer(1, 200), random.integer(1, 200)};
-    expect_drawing(mask, dense_by_rule(parts), {.head = random.integer(0, mask.heads() - 1), .tile = tile, .max_cells = random.integer(0, 90)}, "case " + std::to_string(n));
+    expect_drawing(mask, dense_by_rule(parts),
+                   {.head = random.integer(0, mask.heads() - 1), .tile = tile, .max_cells = random.integer(0, 90)},
+                   "case " + std::to_string(n));
     if (HasFatalFailure()) return;
   }
 }
@@ -164,15 +171,17 @@ TEST(DrawText, TheShorterSideIsNeverThin) {
 
 TEST(DrawText, TheLegendSaysTheStatistics) {
   const std::string text = draw_text(make_family("causal_document", 2048, {{"lengths", "1024,1024"}}));
-  for (const std::string part : {"2,048 query rows x 2,048 keys", "j ≤ i", "1 hidden interval per key", "visible 1,049,600 of 4,194,304 elements (25.0 %)",
-                                 "256 tiles of 128 x 128: 184 skipped (71.9 %), 16 partial (6.2 %), 56 full (21.9 %)", "FLOPs saved against a dense mask: 71.9 %"}) {
+  for (const std::string part :
+       {"2,048 query rows x 2,048 keys", "j ≤ i", "1 hidden interval per key", "visible 1,049,600 of 4,194,304 elements (25.0 %)",
+        "256 tiles of 128 x 128: 184 skipped (71.9 %), 16 partial (6.2 %), 56 full (21.9 %)", "FLOPs saved against a dense mask: 71.9 %"}) {
     EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is not in\n" << text;
   }
   const std::string window = draw_text(masks::sliding_window(10, 14, 3, 2));
   EXPECT_NE(window.find("i + 1 ≤ j ≤ i + 6"), std::string::npos) << window;
   const std::string full = draw_text(masks::full(10, 10));
   EXPECT_NE(full.find("no band"), std::string::npos) << full;
-  const Mask heads({.seqlen_q = 4, .seqlen_k = 4, .heads = 2, .lts = std::vector<int32_t>(8, 4), .uts = std::vector<int32_t>(8, 4), .block_mask = {1}});
+  const Mask heads(
+      {.seqlen_q = 4, .seqlen_k = 4, .heads = 2, .lts = std::vector<int32_t>(8, 4), .uts = std::vector<int32_t>(8, 4), .block_mask = {1}});
   const std::string second = draw_text(heads, {.head = 1});
   EXPECT_NE(second.find("head 1 of 2"), std::string::npos) << second;
   EXPECT_NE(second.find("2 hidden intervals per key, block mask"), std::string::npos) << second;
@@ -220,7 +229,8 @@ TEST(DrawText, DoesNotDependOnTheLocale) {
 
 TEST(DrawErrors, Options) {
   const Mask mask({.seqlen_q = 4, .seqlen_k = 1, .batch = 2, .heads = 3, .lts = {1, 1, 1, 1, 1, 1}});
-  for (const auto draw : {+[](const Mask& m, const DrawOptions& o) { draw_text(m, o); }, +[](const Mask& m, const DrawOptions& o) { draw_svg(m, o); }}) {
+  for (const auto draw :
+       {+[](const Mask&m, const DrawOptions&o) { draw_text(m, o); }, +[](const Mask&m, const DrawOptions&o) { draw_svg(m, o); }}) {
     expect_invalid({"batch 2", "[2, 3]"}, [&] { draw(mask, {.batch = 2}); });
     expect_invalid({"batch -1", "[2, 3]"}, [&] { draw(mask, {.batch = -1}); });
     expect_invalid({"head 3", "[2, 3]"}, [&] { draw(mask, {.head = 3}); });

@@ -80,7 +80,8 @@ TEST(Builders, Causal) {
   for (const int64_t q : kSizes) {
     for (const int64_t k : kSizes) {
       expect_predicate(masks::causal(q, k), q, k, "causal", [&](int64_t i, int64_t j) { return j <= i + (k - q); });
-      for (const int64_t offset : {-3, 0, 2}) expect_predicate(masks::causal(q, k, offset), q, k, "causal", [&](int64_t i, int64_t j) { return j <= i + offset; });
+      for (const int64_t offset : {-3, 0, 2})
+        expect_predicate(masks::causal(q, k, offset), q, k, "causal", [&](int64_t i, int64_t j) { return j <= i + offset; });
     }
   }
 }
@@ -111,8 +112,9 @@ TEST(Builders, SlidingWindow) {
 TEST(Builders, CausalDocument) {
   at_all_sizes([](Random& random, int64_t size) {
     const Numbers lengths = random_lengths(random, size), owner = owners(lengths);
-    expect_predicate(masks::causal_document(Documents::from_lengths(lengths)), size, size, "causal_document",
-                     [&](int64_t i, int64_t j) { return owner[static_cast<std::size_t>(i)] == owner[static_cast<std::size_t>(j)] && j <= i; });
+    expect_predicate(masks::causal_document(Documents::from_lengths(lengths)), size, size, "causal_document", [&](int64_t i, int64_t j) {
+      return owner[static_cast<std::size_t>(i)] == owner[static_cast<std::size_t>(j)] && j <= i;
+    });
   });
 }
 
@@ -163,17 +165,19 @@ TEST(Builders, CausalBlockwise) {
   at_all_sizes([](Random& random, int64_t size) {
     const Numbers lengths = random_lengths(random, size), owner = owners(lengths);
     const int64_t last = static_cast<int64_t>(lengths.size()) - 1;
-    expect_predicate(masks::causal_blockwise(Documents::from_lengths(lengths)), size, size, "causal_blockwise", [&](int64_t row, int64_t key) {
-      const auto i = static_cast<std::size_t>(row), j = static_cast<std::size_t>(key);
-      return j <= i && (owner[i] == owner[j] || owner[i] == last);
-    });
+    expect_predicate(masks::causal_blockwise(Documents::from_lengths(lengths)), size, size, "causal_blockwise",
+                     [&](int64_t row, int64_t key) {
+                       const auto i = static_cast<std::size_t>(row), j = static_cast<std::size_t>(key);
+                       return j <= i && (owner[i] == owner[j] || owner[i] == last);
+                     });
   });
 }
 
 TEST(Builders, PrefixLmCausal) {
   at_all_sizes([](Random& random, int64_t size) {
     const int64_t prefix = random.integer(0, size);
-    expect_predicate(masks::prefix_lm_causal(size, prefix), size, size, "prefix_lm_causal", [&](int64_t i, int64_t j) { return j <= i || j < prefix; });
+    expect_predicate(masks::prefix_lm_causal(size, prefix), size, size, "prefix_lm_causal",
+                     [&](int64_t i, int64_t j) { return j <= i || j < prefix; });
   });
 }
 
@@ -185,10 +189,11 @@ TEST(Builders, PrefixLmDocument) {
       prefix.push_back(random.integer(0, length));
       for (int64_t t = 0; t < length; ++t) position.push_back(t);
     }
-    expect_predicate(masks::prefix_lm_document(Documents::from_lengths(lengths), prefix), size, size, "prefix_lm_document", [&](int64_t row, int64_t key) {
-      const auto i = static_cast<std::size_t>(row), j = static_cast<std::size_t>(key);
-      return owner[i] == owner[j] && (j <= i || position[j] < prefix[static_cast<std::size_t>(owner[j])]);
-    });
+    expect_predicate(masks::prefix_lm_document(Documents::from_lengths(lengths), prefix), size, size, "prefix_lm_document",
+                     [&](int64_t row, int64_t key) {
+                       const auto i = static_cast<std::size_t>(row), j = static_cast<std::size_t>(key);
+                       return owner[i] == owner[j] && (j <= i || position[j] < prefix[static_cast<std::size_t>(owner[j])]);
+                     });
   });
 }
 
@@ -237,7 +242,9 @@ TEST(Builders, HashSparseInAnyOrder) {
     Numbers of_query, of_key;
     for (int64_t i = 0; i < q; ++i) of_query.push_back(random.integer(0, 2));
     for (int64_t j = 0; j < k; ++j) of_key.push_back(random.integer(0, 2));
-    const auto sees = [&](int64_t i, int64_t j) { return of_query[static_cast<std::size_t>(i)] == of_key[static_cast<std::size_t>(j)] && (!causal || j <= i + k - q); };
+    const auto sees = [&](int64_t i, int64_t j) {
+      return of_query[static_cast<std::size_t>(i)] == of_key[static_cast<std::size_t>(j)] && (!causal || j <= i + k - q);
+    };
     std::vector<uint8_t> visible;
     for (int64_t i = 0; i < q; ++i) {
       for (int64_t j = 0; j < k; ++j) visible.push_back(sees(i, j));
@@ -248,7 +255,9 @@ TEST(Builders, HashSparseInAnyOrder) {
     if (fit.most > 2) {
       ++refused;
       expect_error(ErrorCode::kUnrepresentable,
-                   {"does not fit two row intervals", "column " + std::to_string(fit.column) + " needs " + std::to_string(fit.needs), "sort the queries by bucket"}, build);
+                   {"does not fit two row intervals", "column " + std::to_string(fit.column) + " needs " + std::to_string(fit.needs),
+                    "sort the queries by bucket"},
+                   build);
     } else {
       expect_predicate(build(), q, k, "hash_sparse", sees);
     }
@@ -262,7 +271,8 @@ TEST(Builders, Eviction) {
     Numbers evicted_at, clamped;
     for (int64_t j = 0; j < size; ++j) evicted_at.push_back(random.integer(-3, size + 3));
     if (size > 0 && random.flip()) evicted_at[0] = random.flip() ? INT64_MAX : INT64_MIN;
-    expect_predicate(masks::eviction(evicted_at), size, size, "eviction", [&](int64_t i, int64_t j) { return j <= i && i < evicted_at[static_cast<std::size_t>(j)]; });
+    expect_predicate(masks::eviction(evicted_at), size, size, "eviction",
+                     [&](int64_t i, int64_t j) { return j <= i && i < evicted_at[static_cast<std::size_t>(j)]; });
   });
 }
 
@@ -284,7 +294,8 @@ TEST(Builders, RandomEviction) {
         EXPECT_GT(row, j) << "a key sees its own row";
         if (row < size) ++evictions[static_cast<std::size_t>(row)];
       }
-      for (int64_t i = 0; i < size; ++i) EXPECT_EQ(evictions[static_cast<std::size_t>(i)], i >= size / 2 && i > 0 ? 1 : 0) << "row " << i << " of " << size;
+      for (int64_t i = 0; i < size; ++i)
+        EXPECT_EQ(evictions[static_cast<std::size_t>(i)], i >= size / 2 && i > 0 ? 1 : 0) << "row " << i << " of " << size;
       // Nothing is hidden but by the diagonal and the evictions.
       for (int64_t i = 0; i < size; i += 7) {
         for (int64_t j = 0; j < size; ++j) ASSERT_EQ(mask.visible(0, 0, i, j), j <= i && i < evicted[static_cast<std::size_t>(j)]);
@@ -328,7 +339,8 @@ TEST(Builders, PrefixTree) {
     });
     // One token a node when no lengths are given.
     const auto nodes = static_cast<int64_t>(parents.size());
-    expect_predicate(masks::prefix_tree(parents), nodes, nodes, "prefix_tree", [&](int64_t i, int64_t j) { return j <= i && is_self_or_ancestor(parents, j, i); });
+    expect_predicate(masks::prefix_tree(parents), nodes, nodes, "prefix_tree",
+                     [&](int64_t i, int64_t j) { return j <= i && is_self_or_ancestor(parents, j, i); });
   });
 }
 
@@ -392,7 +404,8 @@ TEST(Builders, Padding) {
           const auto at = static_cast<std::size_t>(b);
           for (int64_t i = 0; i < q; ++i) {
             for (int64_t j = 0; j < k; ++j) {
-              ASSERT_EQ(mask.visible(b, 0, i, j), j < key_lengths[at] && (!with_queries || i < query_lengths[at])) << b << " " << i << " " << j;
+              ASSERT_EQ(mask.visible(b, 0, i, j), j < key_lengths[at] && (!with_queries || i < query_lengths[at]))
+                  << b << " " << i << " " << j;
             }
           }
         }

@@ -22,8 +22,11 @@ struct DenseMask {
   int64_t batch, heads, seqlen_q, seqlen_k;
   std::vector<uint8_t> visible;
 
-  explicit DenseMask(const MaskParts& parts) : DenseMask(Mask(parts).batch(), Mask(parts).heads(), parts.seqlen_q, parts.seqlen_k) { visible = dense_by_rule(parts); }
-  DenseMask(int64_t b, int64_t h, int64_t q, int64_t k) : batch(b), heads(h), seqlen_q(q), seqlen_k(k), visible(static_cast<std::size_t>(b * h * q * k)) {}
+  explicit DenseMask(const MaskParts& parts) : DenseMask(Mask(parts).batch(), Mask(parts).heads(), parts.seqlen_q, parts.seqlen_k) {
+    visible = dense_by_rule(parts);
+  }
+  DenseMask(int64_t b, int64_t h, int64_t q, int64_t k)
+      : batch(b), heads(h), seqlen_q(q), seqlen_k(k), visible(static_cast<std::size_t>(b * h * q * k)) {}
 
   bool at(int64_t b, int64_t h, int64_t all_heads, int64_t i, int64_t j) const {
     const int64_t own_b = batch == 1 ? 0 : b, own_h = h / (all_heads / heads);
@@ -111,7 +114,8 @@ DenseMask dense_concatenation(const std::vector<DenseMask>& pieces) {
       for (const DenseMask& p : pieces) {
         for (int64_t i = 0; i < p.seqlen_q; ++i) {
           for (int64_t j = 0; j < p.seqlen_k; ++j) {
-            packed.visible[static_cast<std::size_t>(((n * packed.heads + h) * packed.seqlen_q + row0 + i) * packed.seqlen_k + key0 + j)] = p.at(n, h, packed.heads, i, j);
+            packed.visible[static_cast<std::size_t>(((n * packed.heads + h) * packed.seqlen_q + row0 + i) * packed.seqlen_k + key0 + j)] =
+                p.at(n, h, packed.heads, i, j);
           }
         }
         row0 += p.seqlen_q;
@@ -163,7 +167,8 @@ TEST(Intersect, BlockMasks) {
   Random random(2);
   for (int n = 0; n < 40; ++n) {
     const int64_t rows = random.integer(1, 300), keys = random.integer(1, 300);
-    MaskParts a{.seqlen_q = rows, .seqlen_k = keys}, b{.seqlen_q = rows, .seqlen_k = keys, .band = Band::window(random.integer(0, 100), random.integer(0, 100))};
+    MaskParts a{.seqlen_q = rows, .seqlen_k = keys},
+        b{.seqlen_q = rows, .seqlen_k = keys, .band = Band::window(random.integer(0, 100), random.integer(0, 100))};
     draw_columns(random, ColumnKind::kDocuments, b);
     draw_block_mask(random, random.integer(1, 2), random.flip() ? 1 : 2, a);
     if (random.flip()) draw_block_mask(random, a.block_batch, random.flip() ? 1 : 4, b);
@@ -201,11 +206,13 @@ TEST(Intersect, ThreeIntervalsAreRefusedByName) {
 TEST(Intersect, WrongShapes) {
   expect_invalid({"(3, 4)", "(4, 4)"}, [] { intersect(masks::full(3, 4), masks::full(4, 4)); });
   expect_invalid({"(4, 4)", "(4, 5)"}, [] { intersect(masks::full(4, 4), masks::full(4, 5)); });
-  const Mask two({.seqlen_q = 1, .seqlen_k = 1, .batch = 2, .lts = {1, 1}}), three({.seqlen_q = 1, .seqlen_k = 1, .batch = 3, .lts = {1, 1, 1}});
+  const Mask two({.seqlen_q = 1, .seqlen_k = 1, .batch = 2, .lts = {1, 1}}),
+      three({.seqlen_q = 1, .seqlen_k = 1, .batch = 3, .lts = {1, 1, 1}});
   expect_invalid({"2 and 3 batch entries"}, [&] { intersect(two, three); });
   const Mask four({.seqlen_q = 1, .seqlen_k = 1, .batch = 4, .lts = {1, 1, 1, 1}});
   expect_invalid({"2 and 4 batch entries"}, [&] { intersect(two, four); });
-  const Mask two_heads({.seqlen_q = 1, .seqlen_k = 1, .heads = 2, .lts = {1, 1}}), three_heads({.seqlen_q = 1, .seqlen_k = 1, .heads = 3, .lts = {1, 1, 1}});
+  const Mask two_heads({.seqlen_q = 1, .seqlen_k = 1, .heads = 2, .lts = {1, 1}}),
+      three_heads({.seqlen_q = 1, .seqlen_k = 1, .heads = 3, .lts = {1, 1, 1}});
   expect_invalid({"2 and 3 heads"}, [&] { intersect(two_heads, three_heads); });
 }
 
@@ -223,7 +230,8 @@ TEST(Concatenate, RandomMasks) {
     for (int64_t p = 0; p < count; ++p) {
       // Square and mostly document-like pieces fit often enough; the rest shows the refusals.
       const int64_t rows = random.integer(0, 5), keys = random.flip() ? rows : random.integer(0, 5);
-      MaskParts parts = random_parts(random, random.flip() ? ColumnKind::kDocuments : random_kind(random), rows, keys, random.flip() ? batch : 1, random.flip() ? heads : 1);
+      MaskParts parts = random_parts(random, random.flip() ? ColumnKind::kDocuments : random_kind(random), rows, keys,
+                                     random.flip() ? batch : 1, random.flip() ? heads : 1);
       pieces.emplace_back(parts);
       dense.emplace_back(parts);
     }
@@ -260,7 +268,8 @@ TEST(Concatenate, BlockMasks) {
     const int64_t count = random.integer(1, 3), block_heads = random.integer(1, 2);
     for (int64_t p = 0; p < count; ++p) {
       const bool last = p + 1 == count;
-      MaskParts parts{.seqlen_q = last ? random.integer(1, 200) : 128 * random.integer(0, 2), .seqlen_k = last ? random.integer(1, 200) : 128 * random.integer(0, 2)};
+      MaskParts parts{.seqlen_q = last ? random.integer(1, 200) : 128 * random.integer(0, 2),
+                      .seqlen_k = last ? random.integer(1, 200) : 128 * random.integer(0, 2)};
       draw_columns(random, ColumnKind::kEviction, parts);
       if (random.integer(0, 2) > 0) draw_block_mask(random, 1, block_heads, parts);
       pieces.emplace_back(parts);
@@ -279,21 +288,30 @@ TEST(Concatenate, ABlockReachesIntoTheNextPiece) {
   expect_error(ErrorCode::kUnsupported, {"block mask", "row 100, key 100", "128"}, [&] { packed(blocked(100, 100)); });
   for (const auto& [rows, keys] : {std::pair<int64_t, int64_t>{128, 100}, {100, 128}, {128, 128}}) {
     const Mask first = blocked(rows, keys);
-    expect_equals(packed(first), dense_concatenation({DenseMask(parts_of(first)), DenseMask(parts_of(masks::full(60, 60)))}), std::to_string(rows));
+    expect_equals(packed(first), dense_concatenation({DenseMask(parts_of(first)), DenseMask(parts_of(masks::full(60, 60)))}),
+                  std::to_string(rows));
   }
   // The same holds with an empty piece between them.
-  expect_error(ErrorCode::kUnsupported, {"row 100, key 100"}, [&] { concatenate(std::vector{blocked(100, 100), masks::full(0, 0), masks::full(60, 60)}); });
+  expect_error(ErrorCode::kUnsupported, {"row 100, key 100"}, [&] {
+    concatenate(std::vector{blocked(100, 100), masks::full(0, 0), masks::full(60, 60)});
+  });
   EXPECT_NO_THROW(concatenate(std::vector{blocked(100, 100), masks::full(0, 0)}));
   // And where a piece that fills the block up lets another block mask begin on a block.
-  expect_error(ErrorCode::kUnsupported, {"row 100, key 100"}, [&] { concatenate(std::vector{blocked(100, 100), masks::full(28, 28), blocked(128, 128)}); });
+  expect_error(ErrorCode::kUnsupported, {"row 100, key 100"}, [&] {
+    concatenate(std::vector{blocked(100, 100), masks::full(28, 28), blocked(128, 128)});
+  });
 }
 
 TEST(Concatenate, Errors) {
   const Mask blocked({.seqlen_q = 128, .seqlen_k = 128, .block_mask = {0}});
-  expect_error(ErrorCode::kUnsupported, {"block mask", "row 5, key 5", "128"}, [&] { concatenate(std::vector{masks::full(5, 5), blocked}); });
-  const Mask two({.seqlen_q = 1, .seqlen_k = 1, .heads = 2, .lts = {1, 1}}), three({.seqlen_q = 1, .seqlen_k = 1, .heads = 3, .lts = {1, 1, 1}});
+  expect_error(ErrorCode::kUnsupported, {"block mask", "row 5, key 5", "128"}, [&] {
+    concatenate(std::vector{masks::full(5, 5), blocked});
+  });
+  const Mask two({.seqlen_q = 1, .seqlen_k = 1, .heads = 2, .lts = {1, 1}}),
+      three({.seqlen_q = 1, .seqlen_k = 1, .heads = 3, .lts = {1, 1, 1}});
   expect_invalid({"2 and 3 heads"}, [&] { concatenate(std::vector{two, three}); });
-  const Mask two_batch({.seqlen_q = 1, .seqlen_k = 1, .batch = 2, .lts = {1, 1}}), three_batch({.seqlen_q = 1, .seqlen_k = 1, .batch = 3, .lts = {1, 1, 1}});
+  const Mask two_batch({.seqlen_q = 1, .seqlen_k = 1, .batch = 2, .lts = {1, 1}}),
+      three_batch({.seqlen_q = 1, .seqlen_k = 1, .batch = 3, .lts = {1, 1, 1}});
   expect_invalid({"2 and 3 batch entries"}, [&] { concatenate(std::vector{two_batch, three_batch}); });
   expect_invalid({"2147483647", "rows or keys"}, [&] { concatenate(std::vector{masks::full(kMaxSeqlen, 0), masks::full(1, 0)}); });
   expect_invalid({"2147483647", "rows or keys"}, [&] { concatenate(std::vector{masks::full(0, kMaxSeqlen), masks::full(0, 1)}); });
@@ -304,7 +322,8 @@ TEST(Concatenate, Errors) {
 TEST(Crop, RandomMasks) {
   Random random(5);
   for (int64_t n = 0; n < scaled(3000); ++n) {
-    MaskParts parts = random_parts(random, random_kind(random), random.integer(0, 20), random.integer(0, 20), random.integer(1, 2), random.integer(1, 3));
+    MaskParts parts =
+        random_parts(random, random_kind(random), random.integer(0, 20), random.integer(0, 20), random.integer(1, 2), random.integer(1, 3));
     const int64_t row_begin = random.integer(0, parts.seqlen_q), row_end = random.integer(row_begin, parts.seqlen_q);
     const int64_t key_begin = random.integer(0, parts.seqlen_k), key_end = random.integer(key_begin, parts.seqlen_k);
     const Mask mask(parts);
@@ -324,8 +343,8 @@ TEST(Crop, BlockMasks) {
     draw_block_mask(random, random.integer(1, 2), 2, parts);
     const int64_t row_begin = random.integer(0, parts.seqlen_q / 128) * 128, row_end = random.integer(row_begin, parts.seqlen_q);
     const int64_t key_begin = random.integer(0, parts.seqlen_k / 128) * 128, key_end = random.integer(key_begin, parts.seqlen_k);
-    expect_equals(crop(Mask(parts), row_begin, row_end, key_begin, key_end), dense_crop(DenseMask(parts), row_begin, row_end, key_begin, key_end),
-                  "case " + std::to_string(n));
+    expect_equals(crop(Mask(parts), row_begin, row_end, key_begin, key_end),
+                  dense_crop(DenseMask(parts), row_begin, row_end, key_begin, key_end), "case " + std::to_string(n));
     if (HasFatalFailure()) return;
   }
 }

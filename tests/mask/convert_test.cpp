@@ -127,7 +127,8 @@ TEST(FromStartEnd, WrongTensor) {
   const auto read = [](const TensorView& tensor) { return [tensor] { from_startend_row_indices(tensor, true, 4); }; };
   const std::string wanted = "int32 [batch, heads, seqlen_k, vectors]";
   expect_invalid({"startend_row_indices is absent", wanted}, read(TensorView{}));
-  expect_invalid({"startend_row_indices is float32 [1, 1, 2, 1]", wanted}, read(TensorView::contiguous(values.data(), DataType::kFloat32, {1, 1, 2, 1})));
+  expect_invalid({"startend_row_indices is float32 [1, 1, 2, 1]", wanted},
+                 read(TensorView::contiguous(values.data(), DataType::kFloat32, {1, 1, 2, 1})));
   expect_invalid({"startend_row_indices is int32 [1, 2, 1]", wanted}, read(indices_view(values, {1, 2, 1})));
   expect_invalid({"startend_row_indices is int32 [1, 1, 1, 2, 1]", wanted}, read(indices_view(values, {1, 1, 1, 2, 1})));
   expect_invalid({"startend_row_indices is int32 [0, 1, 2, 1]", "at least 1"}, read(indices_view(values, {0, 1, 2, 1})));
@@ -161,7 +162,8 @@ TEST(ToStartEnd, RandomMasksOfManyHeads) {
   Random random(3);
   int64_t refused = 0;
   for (int64_t n = 0; n < scaled(3000); ++n) {
-    const MaskParts parts = random_parts(random, random_kind(random), random.integer(0, 9), random.integer(0, 9), random.integer(1, 2), random.integer(1, 2));
+    const MaskParts parts =
+        random_parts(random, random_kind(random), random.integer(0, 9), random.integer(0, 9), random.integer(1, 2), random.integer(1, 2));
     const Mask mask(parts);
     const auto expected = to_dense(mask);
     std::vector<Dense> matrices;
@@ -171,8 +173,8 @@ TEST(ToStartEnd, RandomMasksOfManyHeads) {
       ++refused;
       const Fit fit = fit_beside(matrices, Band::none(), 0);
       expect_error(ErrorCode::kUnrepresentable,
-                   {"batch " + std::to_string(fit.matrix / mask.heads()) + ", head " + std::to_string(fit.matrix % mask.heads()) + ", column " +
-                        std::to_string(fit.column) + ")",
+                   {"batch " + std::to_string(fit.matrix / mask.heads()) + ", head " + std::to_string(fit.matrix % mask.heads()) +
+                        ", column " + std::to_string(fit.column) + ")",
                     "needs " + std::to_string(fit.needs)},
                    [&] { to_startend_row_indices(mask); });
       continue;
@@ -182,7 +184,8 @@ TEST(ToStartEnd, RandomMasksOfManyHeads) {
     ASSERT_FALSE(form.must_be_causal && !indices.causal) << "case " << n;
     ASSERT_FALSE(form.must_not_be_causal && indices.causal) << "case " << n;
     ASSERT_EQ(static_cast<int64_t>(indices.values.size()), indices.batch * indices.heads * indices.seqlen_k * indices.vectors);
-    const Mask read = from_startend_row_indices(indices_view(indices.values, {indices.batch, indices.heads, indices.seqlen_k, indices.vectors}), indices.causal, mask.seqlen_q());
+    const Mask read = from_startend_row_indices(
+        indices_view(indices.values, {indices.batch, indices.heads, indices.seqlen_k, indices.vectors}), indices.causal, mask.seqlen_q());
     ASSERT_EQ(read.batch(), mask.seqlen_k() > 0 ? mask.batch() : 1) << "case " << n;
     ASSERT_EQ(read.heads(), mask.seqlen_k() > 0 ? mask.heads() : 1) << "case " << n;
     ASSERT_EQ(to_dense(read), expected) << "case " << n;
@@ -280,8 +283,9 @@ TEST(FromDense, ThreeIntervalsNameTheFirstColumn) {
   const auto hide = [&](std::size_t b, std::size_t h, std::size_t i, std::size_t j) { visible[((b * 2 + h) * 7 + i) * 3 + j] = 0; };
   for (const std::size_t i : {0, 2, 4, 6}) hide(1, 0, i, 1);
   for (const std::size_t i : {1, 3, 5}) hide(1, 1, i, 0);
-  expect_error(ErrorCode::kUnrepresentable, {"does not fit two row intervals per key column", "batch 1, head 0, column 1) needs 4"},
-               [&] { from_dense(dense_view(visible, {2, 2, 7, 3})); });
+  expect_error(ErrorCode::kUnrepresentable, {"does not fit two row intervals per key column", "batch 1, head 0, column 1) needs 4"}, [&] {
+    from_dense(dense_view(visible, {2, 2, 7, 3}));
+  });
   for (const std::size_t i : {0, 2, 4, 6}) visible[((1 * 2 + 0) * 7 + i) * 3 + 1] = 1;
   expect_error(ErrorCode::kUnrepresentable, {"batch 1, head 1, column 0) needs 3"}, [&] { from_dense(dense_view(visible, {2, 2, 7, 3})); });
 }
@@ -298,7 +302,9 @@ TEST(FromDense, RandomMatricesFitOrSayWhy) {
     const auto tensor = dense_view(visible, {rows, keys});
     if (fit.most > 2) {
       ++refused;
-      expect_error(ErrorCode::kUnrepresentable, {"(batch 0, head 0, column " + std::to_string(fit.column) + ") needs " + std::to_string(fit.needs)}, [&] { from_dense(tensor); });
+      expect_error(ErrorCode::kUnrepresentable,
+                   {"(batch 0, head 0, column " + std::to_string(fit.column) + ") needs " + std::to_string(fit.needs)},
+                   [&] { from_dense(tensor); });
       continue;
     }
     const Mask mask = from_dense(tensor);

@@ -72,7 +72,8 @@ TEST(Documents, FromPositionIds) {
   EXPECT_EQ(begins(Documents::from_position_ids(Numbers{3, 2, 1})), (Numbers{0, 1, 2, 3}));
   EXPECT_EQ(Documents::from_position_ids({}).count(), 0);
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max(), kLeast = std::numeric_limits<int64_t>::min();
-  EXPECT_EQ(begins(Documents::from_position_ids(Numbers{kMost, kLeast, kLeast + 1})), (Numbers{0, 1, 3})) << "the successor of the largest is not the smallest";
+  EXPECT_EQ(begins(Documents::from_position_ids(Numbers{kMost, kLeast, kLeast + 1})), (Numbers{0, 1, 3}))
+      << "the successor of the largest is not the smallest";
 }
 
 TEST(Documents, AllFourWaysAgree) {

@@ -35,7 +35,8 @@ TEST(MaskErrors, VectorSizes) {
   expect_refused({.seqlen_q = 4, .seqlen_k = 1, .batch = 2, .uts = {1, 2, 3}}, {"uts has 3 elements", shape, "needs 2"});
   expect_refused({.seqlen_q = 4, .seqlen_k = 1, .ute = {1, 2}}, {"ute has 2 elements", shape, "needs 1"});
   expect_refused({.seqlen_q = 4, .seqlen_k = 0, .lts = {1}}, {"lts has 1 elements", "needs 0"});
-  expect_refused({.seqlen_q = 4, .seqlen_k = kMaxSeqlen, .batch = kHuge, .heads = kHuge, .lts = {1}}, {"lts has 1 elements", "more than 2^63"});
+  expect_refused({.seqlen_q = 4, .seqlen_k = kMaxSeqlen, .batch = kHuge, .heads = kHuge, .lts = {1}},
+                 {"lts has 1 elements", "more than 2^63"});
   expect_refused({.seqlen_q = 4, .seqlen_k = 1, .batch = kHuge, .lts = {1}}, {"lts has 1 elements", "needs 1099511627776"});
 }
 
@@ -68,7 +69,8 @@ TEST(MaskErrors, VectorsAndBlockMaskMustBroadcast) {
 TEST(MaskErrors, BandAndOffset) {
   const Mask mask({.seqlen_q = 4, .seqlen_k = 4});
   expect_refused({.seqlen_q = 4, .seqlen_k = 4, .band = {.lo = kHuge + 1, .hi = std::nullopt}}, {"band lo is 1099511627777", "2^40"});
-  expect_refused({.seqlen_q = 4, .seqlen_k = 4, .band = {.lo = std::nullopt, .hi = INT64_MIN}}, {"band hi is -9223372036854775808", "2^40"});
+  expect_refused({.seqlen_q = 4, .seqlen_k = 4, .band = {.lo = std::nullopt, .hi = INT64_MIN}},
+                 {"band hi is -9223372036854775808", "2^40"});
   expect_refused({.seqlen_q = 4, .seqlen_k = 4, .q_offset = -kHuge - 1}, {"q_offset is -1099511627777", "2^40"});
   expect_invalid({"band hi is 9223372036854775807", "2^40"}, [&] { mask.with_band({.lo = std::nullopt, .hi = INT64_MAX}); });
   expect_invalid({"q_offset is 9223372036854775807", "2^40"}, [&] { mask.with_q_offset(INT64_MAX); });

@@ -41,8 +41,8 @@ void expect_classes(const SmallMasks& small, const std::string& what) {
           expected_full |= uint64_t{expected == TileClass::kFull} << r;
         }
         if (live != expected_live || full != expected_full) {
-          FAIL() << what << " head " << h << ", tiles of " << shape.rows << "x" << shape.keys << ", column " << c << ": live " << live << " for " << expected_live
-                 << ", full " << full << " for " << expected_full;
+          FAIL() << what << " head " << h << ", tiles of " << shape.rows << "x" << shape.keys << ", column " << c << ": live " << live
+                 << " for " << expected_live << ", full " << full << " for " << expected_full;
         }
       }
       if (h % 8 == (shape.rows + shape.keys) % 8) {
@@ -54,7 +54,8 @@ void expect_classes(const SmallMasks& small, const std::string& what) {
 
 /// One head of a batch, as drawn.
 std::string draw_head(const SmallMasks& small, int64_t head) {
-  return draw(matrix(small.visible, head, small.mask.seqlen_q(), small.mask.seqlen_k()).visible, small.mask.seqlen_q(), small.mask.seqlen_k());
+  return draw(matrix(small.visible, head, small.mask.seqlen_q(), small.mask.seqlen_k()).visible, small.mask.seqlen_q(),
+              small.mask.seqlen_k());
 }
 
 /// from_dense: exact, with the band and the number of intervals that brute force finds best; or the error it
@@ -64,7 +65,9 @@ void expect_conversions(const Dense& dense) {
   const auto tensor = TensorView::contiguous(dense.visible.data(), DataType::kBool, {dense.seqlen_q, dense.seqlen_k});
   const Fit fit = best_fit(dense, dense.seqlen_k - dense.seqlen_q);
   if (fit.most > 2) {
-    expect_error(ErrorCode::kUnrepresentable, {"(batch 0, head 0, column " + std::to_string(fit.column) + ") needs " + std::to_string(fit.needs)}, [&] { from_dense(tensor); });
+    expect_error(ErrorCode::kUnrepresentable,
+                 {"(batch 0, head 0, column " + std::to_string(fit.column) + ") needs " + std::to_string(fit.needs)},
+                 [&] { from_dense(tensor); });
     return;
   }
   const Mask mask = from_dense(tensor);
@@ -91,7 +94,8 @@ TEST(Exhaustive, SetsAreComplete) {
   std::vector<bool> seen(65536);
   for (int64_t h = 0; h < all.mask.heads(); ++h) {
     std::size_t number = 0;
-    for (std::size_t bit = 0; bit < 16; ++bit) number |= static_cast<std::size_t>(all.visible[static_cast<std::size_t>(h) * 16 + bit]) << bit;
+    for (std::size_t bit = 0; bit < 16; ++bit)
+      number |= static_cast<std::size_t>(all.visible[static_cast<std::size_t>(h) * 16 + bit]) << bit;
     seen[number] = true;
   }
   EXPECT_EQ(std::count(seen.begin(), seen.end(), true), 65536);

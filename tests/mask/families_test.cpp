@@ -21,9 +21,9 @@ std::vector<std::string> names() {
 }
 
 TEST(Families, TheListIsComplete) {
-  EXPECT_EQ(names(), (std::vector<std::string>{"full", "causal", "sliding_window", "causal_document", "document", "shared_question", "global_sliding_window",
-                                               "causal_blockwise", "prefix_lm_causal", "prefix_lm_document", "qk_sparse", "hash_sparse", "random_eviction",
-                                               "eviction", "prefix_tree", "padding"}));
+  EXPECT_EQ(names(), (std::vector<std::string>{"full", "causal", "sliding_window", "causal_document", "document", "shared_question",
+                                               "global_sliding_window", "causal_blockwise", "prefix_lm_causal", "prefix_lm_document",
+                                               "qk_sparse", "hash_sparse", "random_eviction", "eviction", "prefix_tree", "padding"}));
   for (const Family& family : families()) {
     EXPECT_FALSE(family.definition.empty()) << family.name;
     for (const FamilyParameter& parameter : family.parameters) {
@@ -61,7 +61,8 @@ TEST(Families, SamplesAreNeitherEmptyNorAllTheSame) {
         EXPECT_LT(visible, 300 * 300) << name << " " << seed;
       }
     }
-    const bool fixed = name == "full" || name == "causal" || name == "sliding_window" || name == "global_sliding_window" || name == "prefix_lm_causal" || name == "qk_sparse";
+    const bool fixed = name == "full" || name == "causal" || name == "sliding_window" || name == "global_sliding_window" ||
+                       name == "prefix_lm_causal" || name == "qk_sparse";
     EXPECT_EQ(hashes.size() > 1, !fixed) << name;
   }
 }
@@ -87,16 +88,19 @@ TEST(Families, ExplicitParameters) {
   same(make_family("global_sliding_window", 10, {{"global", "2"}, {"window", "1"}}), masks::global_sliding_window(10, 2, 1));
   same(make_family("causal_blockwise", 10, {{"lengths", "3,0,5,2"}}), masks::causal_blockwise(documents));
   same(make_family("prefix_lm_causal", 10, {{"prefix", "4"}}), masks::prefix_lm_causal(10, 4));
-  same(make_family("prefix_lm_document", 10, {{"lengths", "3,0,5,2"}, {"prefix", "1,0,5,0"}}), masks::prefix_lm_document(documents, Numbers{1, 0, 5, 0}));
+  same(make_family("prefix_lm_document", 10, {{"lengths", "3,0,5,2"}, {"prefix", "1,0,5,0"}}),
+       masks::prefix_lm_document(documents, Numbers{1, 0, 5, 0}));
   same(make_family("qk_sparse", 10, {{"spans", "1,3,5,9"}}), masks::qk_sparse(10, std::vector<Span>{{1, 3}, {5, 9}}));
   same(make_family("hash_sparse", 4, {{"query_buckets", "0,0,1,2"}, {"key_buckets", "2,1,0,0"}, {"causal", "0"}}),
        masks::hash_sparse(Numbers{0, 0, 1, 2}, Numbers{2, 1, 0, 0}, false));
   same(make_family("random_eviction", 10, {{"seed", "5"}}), masks::random_eviction(10, 5));
   same(make_family("eviction", 3, {{"evicted_at", "2,3,3"}}), masks::eviction(Numbers{2, 3, 3}));
-  same(make_family("prefix_tree", 10, {{"parents", "-1,0,0"}, {"lengths", "5,2,3"}}), masks::prefix_tree(Numbers{-1, 0, 0}, Numbers{5, 2, 3}));
+  same(make_family("prefix_tree", 10, {{"parents", "-1,0,0"}, {"lengths", "5,2,3"}}),
+       masks::prefix_tree(Numbers{-1, 0, 0}, Numbers{5, 2, 3}));
   same(make_family("prefix_tree", 10, {{"parents", "-1,0,0"}}), masks::prefix_tree(Numbers{-1, 0, 0}, Numbers{3, 3, 4}));
   same(make_family("padding", 10, {{"key_lengths", "3,10"}}), masks::padding(10, 10, Numbers{3, 10}));
-  same(make_family("padding", 10, {{"key_lengths", "3,10"}, {"query_lengths", "4,0"}}), masks::padding(10, 10, Numbers{3, 10}, Numbers{4, 0}));
+  same(make_family("padding", 10, {{"key_lengths", "3,10"}, {"query_lengths", "4,0"}}),
+       masks::padding(10, 10, Numbers{3, 10}, Numbers{4, 0}));
 }
 
 TEST(Families, SharedQuestionParameters) {
@@ -121,7 +125,9 @@ TEST(FamilyErrors, UnknownNames) {
 
 TEST(FamilyErrors, NotANumber) {
   for (const std::string text : {"", "x", "1x", "1,", ",1", "1,,2", " 1", "1.5", "+1", "99999999999999999999", "1;2", "0x10"}) {
-    expect_invalid({"document: parameter lengths is '" + text + "'", "integers separated by commas"}, [&] { make_family("document", 8, {{"lengths", text}}); });
+    expect_invalid({"document: parameter lengths is '" + text + "'", "integers separated by commas"}, [&] {
+      make_family("document", 8, {{"lengths", text}});
+    });
   }
   expect_invalid({"sliding_window: parameter left takes one integer, not 2"}, [] { make_family("sliding_window", 8, {{"left", "1,2"}}); });
 }
@@ -137,26 +143,40 @@ TEST(FamilyErrors, LengthsThatDoNotAddUp) {
     expect_invalid({name + ": parameter lengths has the length -1"}, [&] { make_family(name, 8, {{"lengths", "9,-1"}}); });
   }
   expect_invalid({"shared_question: parameter groups adds up to 9", "8"}, [] { make_family("shared_question", 8, {{"groups", "9"}}); });
-  expect_invalid({"prefix_tree: parameter lengths adds up to 2000000000", "8"}, [] { make_family("prefix_tree", 8, {{"parents", "-1"}, {"lengths", "2000000000"}}); });
+  expect_invalid({"prefix_tree: parameter lengths adds up to 2000000000", "8"}, [] {
+    make_family("prefix_tree", 8, {{"parents", "-1"}, {"lengths", "2000000000"}});
+  });
   // A sum that wraps around 2^64 to the right total is no way in.
   expect_invalid({"more than 2147483647"}, [] { make_family("document", 8, {{"lengths", "9223372036854775807,9223372036854775807,10"}}); });
-  expect_invalid({"more than 2147483647"}, [] { make_family("shared_question", 8, {{"groups", "9223372036854775807,9223372036854775807,10"}, {"answers", "0"}}); });
+  expect_invalid({"more than 2147483647"}, [] {
+    make_family("shared_question", 8, {{"groups", "9223372036854775807,9223372036854775807,10"}, {"answers", "0"}});
+  });
 }
 
 TEST(FamilyErrors, OtherParameters) {
   expect_invalid({"shared_question: parameter answers has -1"}, [] { make_family("shared_question", 8, {{"answers", "-1"}}); });
-  expect_invalid({"prefix has 1 entries", "2 documents"}, [] { make_family("prefix_lm_document", 8, {{"lengths", "4,4"}, {"prefix", "1"}}); });
+  expect_invalid({"prefix has 1 entries", "2 documents"}, [] {
+    make_family("prefix_lm_document", 8, {{"lengths", "4,4"}, {"prefix", "1"}});
+  });
   expect_invalid({"prefix is 9", "seqlen, 8"}, [] { make_family("prefix_lm_causal", 8, {{"prefix", "9"}}); });
-  expect_invalid({"qk_sparse: parameter spans has 3 integers", "begin,end pairs"}, [] { make_family("qk_sparse", 8, {{"spans", "1,2,3"}}); });
+  expect_invalid({"qk_sparse: parameter spans has 3 integers", "begin,end pairs"}, [] {
+    make_family("qk_sparse", 8, {{"spans", "1,2,3"}});
+  });
   expect_invalid({"dropped[0] is [1, 9)"}, [] { make_family("qk_sparse", 8, {{"spans", "1,9"}}); });
   expect_invalid({"hash_sparse: parameter buckets is 0", "at least 1"}, [] { make_family("hash_sparse", 8, {{"buckets", "0"}}); });
-  expect_invalid({"hash_sparse: query_buckets has 2 and key_buckets 8 entries", "seqlen, 8"}, [] { make_family("hash_sparse", 8, {{"query_buckets", "1,2"}}); });
-  expect_invalid({"hash_sparse: query_buckets has 8 and key_buckets 1 entries"}, [] { make_family("hash_sparse", 8, {{"key_buckets", "1"}}); });
+  expect_invalid({"hash_sparse: query_buckets has 2 and key_buckets 8 entries", "seqlen, 8"}, [] {
+    make_family("hash_sparse", 8, {{"query_buckets", "1,2"}});
+  });
+  expect_invalid({"hash_sparse: query_buckets has 8 and key_buckets 1 entries"}, [] {
+    make_family("hash_sparse", 8, {{"key_buckets", "1"}});
+  });
   expect_invalid({"eviction: evicted_at has 1 entries", "seqlen, 8"}, [] { make_family("eviction", 8, {{"evicted_at", "1"}}); });
   expect_invalid({"lengths has 1 entries", "2 nodes"}, [] { make_family("prefix_tree", 8, {{"parents", "-1,0"}, {"lengths", "8"}}); });
   expect_invalid({"node 2 with parent 0", "depth-first"}, [] { make_family("prefix_tree", 8, {{"parents", "-1,-1,0"}}); });
   expect_invalid({"key_lengths[0] is 9", "seqlen_k, 8"}, [] { make_family("padding", 8, {{"key_lengths", "9"}}); });
-  expect_invalid({"query_lengths has 1 entries and key_lengths 2"}, [] { make_family("padding", 8, {{"key_lengths", "1,2"}, {"query_lengths", "1"}}); });
+  expect_invalid({"query_lengths has 1 entries and key_lengths 2"}, [] {
+    make_family("padding", 8, {{"key_lengths", "1,2"}, {"query_lengths", "1"}});
+  });
   expect_invalid({"window left is -2"}, [] { make_family("sliding_window", 8, {{"left", "-2"}}); });
 }
 

@@ -18,8 +18,16 @@ namespace {
 using Vector = std::vector<int32_t>;
 
 TEST(Mask, KeepsWhatItWasGiven) {
-  const Mask mask({.seqlen_q = 3, .seqlen_k = 2, .band = Band::window(1, 0), .q_offset = 5, .batch = 2, .heads = 1,
-                   .lts = {1, 2, 3, 9}, .uts = {-1, 0, 0, 1}, .block_heads = 3, .block_mask = {1, 0, 7}});
+  const Mask mask({.seqlen_q = 3,
+                   .seqlen_k = 2,
+                   .band = Band::window(1, 0),
+                   .q_offset = 5,
+                   .batch = 2,
+                   .heads = 1,
+                   .lts = {1, 2, 3, 9},
+                   .uts = {-1, 0, 0, 1},
+                   .block_heads = 3,
+                   .block_mask = {1, 0, 7}});
   EXPECT_EQ(mask.seqlen_q(), 3);
   EXPECT_EQ(mask.seqlen_k(), 2);
   EXPECT_EQ(mask.batch(), 2);
@@ -37,7 +45,14 @@ TEST(Mask, KeepsWhatItWasGiven) {
 }
 
 TEST(Mask, ViewShowsTheSame) {
-  const Mask mask({.seqlen_q = 3, .seqlen_k = 2, .band = Band::window(1, 0), .q_offset = 5, .heads = 2, .lts = {1, 2, 3, 3}, .block_batch = 2, .block_mask = {1, 0}});
+  const Mask mask({.seqlen_q = 3,
+                   .seqlen_k = 2,
+                   .band = Band::window(1, 0),
+                   .q_offset = 5,
+                   .heads = 2,
+                   .lts = {1, 2, 3, 3},
+                   .block_batch = 2,
+                   .block_mask = {1, 0}});
   const MaskView& view = mask.view();
   EXPECT_EQ(view.seqlen_q, 3);
   EXPECT_EQ(view.seqlen_k, 2);
@@ -85,8 +100,12 @@ TEST(Mask, AbsentEdgesOfAPair) {
 }
 
 TEST(Mask, ExtremeValuesAreClamped) {
-  const Mask mask({.seqlen_q = 3, .seqlen_k = 4, .lts = {INT32_MIN, INT32_MAX, 1, INT32_MAX}, .lte = {INT32_MAX, INT32_MIN, INT32_MAX, INT32_MAX},
-                   .uts = {0, INT32_MIN, 3, INT32_MIN}, .ute = {0, 1, 3, INT32_MIN}});
+  const Mask mask({.seqlen_q = 3,
+                   .seqlen_k = 4,
+                   .lts = {INT32_MIN, INT32_MAX, 1, INT32_MAX},
+                   .lte = {INT32_MAX, INT32_MIN, INT32_MAX, INT32_MAX},
+                   .uts = {0, INT32_MIN, 3, INT32_MIN},
+                   .ute = {0, 1, 3, INT32_MIN}});
   EXPECT_EQ(to_dense(mask), (std::vector<uint8_t>{0, 0, 1, 1, 0, 1, 0, 1, 0, 1, 0, 1}));
 }
 
@@ -138,7 +157,8 @@ TEST(Mask, BandHelpers) {
 TEST(Mask, RandomOnesFollowTheRule) {
   Random random(1);
   for (int64_t n = 0; n < scaled(2000); ++n) {
-    MaskParts parts = random_parts(random, random_kind(random), random.integer(0, 40), random.integer(0, 40), random.integer(1, 3), random.integer(1, 3));
+    MaskParts parts =
+        random_parts(random, random_kind(random), random.integer(0, 40), random.integer(0, 40), random.integer(1, 3), random.integer(1, 3));
     const Mask mask(parts);
     const std::vector<uint8_t> expected = dense_by_rule(parts, mask.batch(), mask.heads());
     ASSERT_EQ(to_dense(mask), expected) << "case " << n;
@@ -162,7 +182,8 @@ TEST(Mask, BlockMaskAndVectorsBroadcastOverEachOther) {
       const Mask mask(parts);
       EXPECT_EQ(mask.batch(), std::max(bounds_batch, block_batch));
       EXPECT_EQ(mask.heads(), std::max(bounds_heads, block_heads));
-      EXPECT_TRUE(to_dense(mask) == dense_by_rule(parts)) << bounds_heads << " " << block_heads << " " << bounds_batch << " " << block_batch;
+      EXPECT_TRUE(to_dense(mask) == dense_by_rule(parts))
+          << bounds_heads << " " << block_heads << " " << bounds_batch << " " << block_batch;
     }
   }
 }
@@ -239,8 +260,13 @@ TEST(Mask, HashOfManyRandomMasksIsUnique) {
 }
 
 TEST(Mask, ValidateReportsOddValues) {
-  const Mask mask({.seqlen_q = 10, .seqlen_k = 3, .batch = 2, .heads = 2,
-                   .lts = {0, 10, -1, 0, 0, 0, 0, 0, 0, 0, 0, 9}, .lte = {10, 10, 5, 0, 11, 0, 0, 0, 0, 0, 0, 8}, .ute = {0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 0, 0}});
+  const Mask mask({.seqlen_q = 10,
+                   .seqlen_k = 3,
+                   .batch = 2,
+                   .heads = 2,
+                   .lts = {0, 10, -1, 0, 0, 0, 0, 0, 0, 0, 0, 9},
+                   .lte = {10, 10, 5, 0, 11, 0, 0, 0, 0, 0, 0, 8},
+                   .ute = {0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 0, 0}});
   const std::vector<Finding> findings = mask.validate();
   ASSERT_EQ(findings.size(), 4u);
   const auto is = [&](std::size_t n, int64_t b, int64_t h, int64_t j, const char* vector, const char* value) {
@@ -266,7 +292,10 @@ TEST(Mask, IsReadFromManyThreads) {
   std::vector<int> equal(4);
   std::vector<std::thread> threads;
   for (std::size_t t = 0; t < equal.size(); ++t) {
-    threads.emplace_back([copy = mask, &expected, &equal, t] { equal[t] = to_dense(copy) == expected && from_dense(TensorView::contiguous(expected.data(), DataType::kBool, {4, 1, 64, 64})).heads() == 1; });
+    threads.emplace_back([copy = mask, &expected, &equal, t] {
+      equal[t] =
+          to_dense(copy) == expected && from_dense(TensorView::contiguous(expected.data(), DataType::kBool, {4, 1, 64, 64})).heads() == 1;
+    });
   }
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(equal, (std::vector<int>{1, 1, 1, 1}));

@@ -26,7 +26,8 @@ constexpr TileShape kGranule{kGranuleRows, kGranuleKeys};
 std::vector<int32_t> sorted_by_count(const std::vector<int32_t>& counts) {
   std::vector<int32_t> order(counts.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return counts[static_cast<std::size_t>(a)] > counts[static_cast<std::size_t>(b)]; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int32_t a, int32_t b) { return counts[static_cast<std::size_t>(a)] > counts[static_cast<std::size_t>(b)]; });
   return order;
 }
 
@@ -42,8 +43,10 @@ void expect_mask_of_plan(const PlanView& plan, int64_t m, const std::vector<Tile
     ASSERT_EQ(static_cast<int64_t>(live.size()), layout.words_per_row) << what;
     for (int64_t c = 0; c < layout.words_per_row * 64; ++c) {
       const bool exists = c < layout.key_blocks;
-      ASSERT_EQ((live[static_cast<std::size_t>(c / 64)] >> (c % 64) & 1) != 0, exists && at(r, c) != TileClass::kEmpty) << what << " row bits (" << r << ", " << c << ")";
-      ASSERT_EQ((full[static_cast<std::size_t>(c / 64)] >> (c % 64) & 1) != 0, exists && at(r, c) == TileClass::kFull) << what << " row bits (" << r << ", " << c << ")";
+      ASSERT_EQ((live[static_cast<std::size_t>(c / 64)] >> (c % 64) & 1) != 0, exists && at(r, c) != TileClass::kEmpty)
+          << what << " row bits (" << r << ", " << c << ")";
+      ASSERT_EQ((full[static_cast<std::size_t>(c / 64)] >> (c % 64) & 1) != 0, exists && at(r, c) == TileClass::kFull)
+          << what << " row bits (" << r << ", " << c << ")";
       if (!exists) continue;
       ASSERT_EQ(plan.granule(m, r, c), at(r, c)) << what;
       row_counts[static_cast<std::size_t>(r)] += at(r, c) != TileClass::kEmpty;
@@ -55,8 +58,10 @@ void expect_mask_of_plan(const PlanView& plan, int64_t m, const std::vector<Tile
     ASSERT_EQ(static_cast<int64_t>(live.size()), layout.words_per_key) << what;
     for (int64_t r = 0; r < layout.words_per_key * 64; ++r) {
       const bool exists = r < layout.row_granules;
-      ASSERT_EQ((live[static_cast<std::size_t>(r / 64)] >> (r % 64) & 1) != 0, exists && at(r, c) != TileClass::kEmpty) << what << " key bits (" << r << ", " << c << ")";
-      ASSERT_EQ((full[static_cast<std::size_t>(r / 64)] >> (r % 64) & 1) != 0, exists && at(r, c) == TileClass::kFull) << what << " key bits (" << r << ", " << c << ")";
+      ASSERT_EQ((live[static_cast<std::size_t>(r / 64)] >> (r % 64) & 1) != 0, exists && at(r, c) != TileClass::kEmpty)
+          << what << " key bits (" << r << ", " << c << ")";
+      ASSERT_EQ((full[static_cast<std::size_t>(r / 64)] >> (r % 64) & 1) != 0, exists && at(r, c) == TileClass::kFull)
+          << what << " key bits (" << r << ", " << c << ")";
     }
   }
   ASSERT_EQ(copy(plan.row_counts(m)), row_counts) << what;
@@ -98,7 +103,8 @@ void expect_tiled_views(const Mask& mask, const std::string& what) {
       std::vector<int32_t> in_row(static_cast<std::size_t>(grid.row_tiles)), in_column(static_cast<std::size_t>(grid.key_tiles));
       for (int64_t r = 0; r < grid.row_tiles && grid.key_tiles > 0; ++r) {
         for (int64_t c = 0; c < grid.key_tiles; ++c) {
-          ASSERT_EQ(tiled.tile(m, r, c), grid.at(r, c)) << what << " tile (" << r << ", " << c << ") of " << shape.rows << "x" << shape.keys;
+          ASSERT_EQ(tiled.tile(m, r, c), grid.at(r, c))
+              << what << " tile (" << r << ", " << c << ") of " << shape.rows << "x" << shape.keys;
           in_row[static_cast<std::size_t>(r)] += grid.at(r, c) != TileClass::kEmpty;
           in_column[static_cast<std::size_t>(c)] += grid.at(r, c) != TileClass::kEmpty;
         }
@@ -132,7 +138,8 @@ TEST(Plan, BlockMasks) {
   Random random(2);
   for (int64_t n = 0; n < scaled(60); ++n) {
     const int64_t heads = random.integer(1, 2);
-    MaskParts parts = random_parts(random, random_kind(random), random.integer(1, 600), random.integer(1, 600), random.flip() ? 1 : 2, random.flip() ? 1 : heads);
+    MaskParts parts = random_parts(random, random_kind(random), random.integer(1, 600), random.integer(1, 600), random.flip() ? 1 : 2,
+                                   random.flip() ? 1 : heads);
     draw_block_mask(random, random.flip() ? 1 : 2, random.flip() ? 1 : heads * 2, parts);
     const std::string what = "case " + std::to_string(n);
     expect_plan(Mask(parts), dense_by_rule(parts), what);
@@ -182,7 +189,11 @@ TEST(Plan, ByHand) {
   // A causal document mask of 128 + 64 + 128 tokens: 5 granules of rows, 3 blocks of keys.
   const Plan plan(masks::causal_document(Documents::from_lengths(std::vector<int64_t>{128, 64, 128})));
   using enum TileClass;
-  const TileClass expected[5][3] = {{kPartial, kEmpty, kEmpty}, {kPartial, kEmpty, kEmpty}, {kEmpty, kPartial, kEmpty}, {kEmpty, kPartial, kEmpty}, {kEmpty, kPartial, kPartial}};
+  const TileClass expected[5][3] = {{kPartial, kEmpty, kEmpty},
+                                    {kPartial, kEmpty, kEmpty},
+                                    {kEmpty, kPartial, kEmpty},
+                                    {kEmpty, kPartial, kEmpty},
+                                    {kEmpty, kPartial, kPartial}};
   for (int64_t r = 0; r < 5; ++r) {
     for (int64_t c = 0; c < 3; ++c) EXPECT_EQ(plan.view().granule(0, r, c), expected[r][c]) << r << " " << c;
   }
@@ -228,7 +239,8 @@ TEST(Plan, FillsABufferThatHeldSomethingElse) {
       ASSERT_TRUE(same(view.row_counts(m), plan.view().row_counts(m)) && same(view.row_order(m), plan.view().row_order(m)));
       ASSERT_TRUE(same(view.key_counts(m), plan.view().key_counts(m)) && same(view.key_order(m), plan.view().key_order(m)));
     }
-    for (std::size_t w = plan.buffer().size() / 8; w < words.size(); ++w) ASSERT_EQ(words[w], 0xaaaaaaaaaaaaaaaau) << "written past the end";
+    for (std::size_t w = plan.buffer().size() / 8; w < words.size(); ++w)
+      ASSERT_EQ(words[w], 0xaaaaaaaaaaaaaaaau) << "written past the end";
   }
 }
 
@@ -250,8 +262,9 @@ TEST(Plan, HashTellsWhichMaskItIsOf) {
   const Plan plan(mask);
   EXPECT_EQ(plan.view().mask_hash(), mask.view().content_hash);
   EXPECT_EQ(plan.view().mask_hash(), masks::causal(300, 300).view().content_hash);
-  for (const Mask& other : {masks::causal(300, 301), masks::causal(301, 300), masks::full(300, 300), mask.with_q_offset(1), mask.with_band(Band::window(5, 0)),
-                            mask.with_block_mask(std::vector<uint8_t>(9, 1)), make_family("causal_document", 300)}) {
+  for (const Mask& other :
+       {masks::causal(300, 301), masks::causal(301, 300), masks::full(300, 300), mask.with_q_offset(1), mask.with_band(Band::window(5, 0)),
+        mask.with_block_mask(std::vector<uint8_t>(9, 1)), make_family("causal_document", 300)}) {
     EXPECT_NE(plan.view().mask_hash(), other.view().content_hash);
   }
 }
@@ -280,8 +293,10 @@ TEST(PlanErrors, Layout) {
   expect_invalid({"seqlen_k is 9223372036854775807"}, [] { PlanLayout(1, INT64_MAX, 1, 1); });
   expect_invalid({"batch and heads are 0 and 1", "at least 1"}, [] { PlanLayout(1, 1, 0, 1); });
   expect_invalid({"batch and heads are 2 and -1", "at least 1"}, [] { PlanLayout(1, 1, 2, -1); });
-  expect_invalid({"batch 1099511627776, heads 1099511627776", "more than 2^63 bytes"}, [] { PlanLayout(1, 1, int64_t{1} << 40, int64_t{1} << 40); });
-  expect_invalid({"lengths (2147483647, 2147483647)", "more than 2^63 bytes"}, [] { PlanLayout(kMaxSeqlen, kMaxSeqlen, 1 << 10, 1 << 10); });
+  expect_invalid({"batch 1099511627776, heads 1099511627776", "more than 2^63 bytes"},
+                 [] { PlanLayout(1, 1, int64_t{1} << 40, int64_t{1} << 40); });
+  expect_invalid({"lengths (2147483647, 2147483647)", "more than 2^63 bytes"},
+                 [] { PlanLayout(kMaxSeqlen, kMaxSeqlen, 1 << 10, 1 << 10); });
   EXPECT_NO_THROW(PlanLayout(kMaxSeqlen, kMaxSeqlen, 1, 1));
 }
 
@@ -331,7 +346,8 @@ TEST(PlanErrors, View) {
 TEST(PlanErrors, TiledView) {
   const Plan plan(masks::causal(300, 300));
   for (const TileShape shape : {TileShape{0, 128}, {63, 128}, {96, 128}, {-64, 128}, {64, 0}, {64, 64}, {64, 200}, {64, -128}}) {
-    expect_invalid({"tile is " + std::to_string(shape.rows) + "x" + std::to_string(shape.keys), "multiple of 64 rows and of 128"}, [&] { TiledPlanView view(plan.view(), shape); });
+    expect_invalid({"tile is " + std::to_string(shape.rows) + "x" + std::to_string(shape.keys), "multiple of 64 rows and of 128"},
+                   [&] { TiledPlanView view(plan.view(), shape); });
   }
 }
 

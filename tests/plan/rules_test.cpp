@@ -113,8 +113,10 @@ TEST(Rules, CoveredAndTouchedTiles) {
           const Interval covered = rules::covered_tiles({begin, end}, tile, seqlen), touched = rules::touched_tiles({begin, end}, tile);
           for (int32_t t = 0; t * tile < seqlen; ++t) {
             const int32_t first = t * tile, past = std::min(first + tile, seqlen);
-            ASSERT_EQ(t >= covered.begin && t < covered.end, begin <= first && past <= end) << seqlen << " " << tile << " [" << begin << ", " << end << ") tile " << t;
-            ASSERT_EQ(t >= touched.begin && t < touched.end, begin < past && first < end) << seqlen << " " << tile << " [" << begin << ", " << end << ") tile " << t;
+            ASSERT_EQ(t >= covered.begin && t < covered.end, begin <= first && past <= end)
+                << seqlen << " " << tile << " [" << begin << ", " << end << ") tile " << t;
+            ASSERT_EQ(t >= touched.begin && t < touched.end, begin < past && first < end)
+                << seqlen << " " << tile << " [" << begin << ", " << end << ") tile " << t;
           }
         }
       }

@@ -26,7 +26,10 @@ int64_t heap_bytes() {
 TEST(Size, PlanIsAByteForATileAndALinearTerm) {
   // 8 bits for every 128 x 128 tile (two granules, two bits each, two directions), 8 bytes for every granule of
   // rows and every block of keys (a count and a place in the order), and what rounding up to words costs.
-  for (const auto& [q, k] : {std::pair<int64_t, int64_t>{128 * kThousand, 128 * kThousand}, {128 * kThousand, 8 * kThousand}, {8 * kThousand, 128 * kThousand}, {kMillion, kMillion}}) {
+  for (const auto& [q, k] : {std::pair<int64_t, int64_t>{128 * kThousand, 128 * kThousand},
+                             {128 * kThousand, 8 * kThousand},
+                             {8 * kThousand, 128 * kThousand},
+                             {kMillion, kMillion}}) {
     for (const int64_t masks : {1, 8}) {
       const PlanLayout layout(q, k, 1, masks);
       const int64_t tiles = (q / 128) * (k / 128), linear = 8 * (q / 64) + 8 * (k / 128);
@@ -58,11 +61,14 @@ TEST(Size, LayoutPartsDoNotOverlap) {
   for (int n = 0; n < 500; ++n) {
     const PlanLayout l(random.integer(0, 5000), random.integer(0, 5000), random.integer(1, 3), random.integer(1, 3));
     const int64_t masks = l.batch * l.heads;
-    const std::pair<int64_t, int64_t> parts[] = {
-        {l.row_live_bits, masks * l.row_granules * l.words_per_row * 8}, {l.row_full_bits, masks * l.row_granules * l.words_per_row * 8},
-        {l.key_live_bits, masks * l.key_blocks * l.words_per_key * 8},   {l.key_full_bits, masks * l.key_blocks * l.words_per_key * 8},
-        {l.row_counts, masks * l.row_granules * 4},                      {l.row_order, masks * l.row_granules * 4},
-        {l.key_counts, masks * l.key_blocks * 4},                        {l.key_order, masks * l.key_blocks * 4}};
+    const std::pair<int64_t, int64_t> parts[] = {{l.row_live_bits, masks * l.row_granules * l.words_per_row * 8},
+                                                 {l.row_full_bits, masks * l.row_granules * l.words_per_row * 8},
+                                                 {l.key_live_bits, masks * l.key_blocks * l.words_per_key * 8},
+                                                 {l.key_full_bits, masks * l.key_blocks * l.words_per_key * 8},
+                                                 {l.row_counts, masks * l.row_granules * 4},
+                                                 {l.row_order, masks * l.row_granules * 4},
+                                                 {l.key_counts, masks * l.key_blocks * 4},
+                                                 {l.key_order, masks * l.key_blocks * 4}};
     int64_t end = 48;  // the header
     for (const auto& [begin, bytes] : parts) {
       ASSERT_EQ(begin % 8, 0);

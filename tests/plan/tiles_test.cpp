@@ -35,7 +35,8 @@ void expect_tiles(const Mask& mask, const std::vector<uint8_t>& dense, TileShape
 TEST(Tiles, RandomMasksAndShapes) {
   Random random(1);
   for (int64_t n = 0; n < scaled(400); ++n) {
-    const MaskParts parts = random_parts(random, random_kind(random), random.integer(1, 200), random.integer(1, 200), random.integer(1, 2), random.integer(1, 2));
+    const MaskParts parts = random_parts(random, random_kind(random), random.integer(1, 200), random.integer(1, 200), random.integer(1, 2),
+                                         random.integer(1, 2));
     const TileShape shape{random.integer(1, 90), random.integer(1, 90)};
     expect_tiles(Mask(parts), dense_by_rule(parts), shape, "case " + std::to_string(n));
     if (HasFailure()) return;
@@ -71,9 +72,7 @@ TEST(Tiles, EmptySides) {
   }
 }
 
-TEST(Tiles, DefaultShape) {
-  EXPECT_EQ(classify_tiles(masks::full(300, 300), 0, 0).shape, (TileShape{128, 128}));
-}
+TEST(Tiles, DefaultShape) { EXPECT_EQ(classify_tiles(masks::full(300, 300), 0, 0).shape, (TileShape{128, 128})); }
 
 TEST(Tiles, EveryFamily) {
   for (const Family& family : families()) {

@@ -42,7 +42,9 @@ inline std::vector<uint8_t> dense_by_rule(const MaskParts& mask, int64_t batch =
   const int64_t block_batch = mask.block_mask.empty() ? 1 : mask.block_batch, block_heads = mask.block_mask.empty() ? 1 : mask.block_heads;
   if (batch == 0) batch = std::max(own_batch, block_batch);
   if (heads == 0) heads = std::max(own_heads, block_heads);
-  const auto entry = [&](int64_t b, int64_t h, int64_t of_batch, int64_t of_heads) { return b * of_batch / batch * of_heads + h * of_heads / heads; };
+  const auto entry = [&](int64_t b, int64_t h, int64_t of_batch, int64_t of_heads) {
+    return b * of_batch / batch * of_heads + h * of_heads / heads;
+  };
   std::vector<uint8_t> visible;
   visible.reserve(static_cast<std::size_t>(batch * heads * mask.seqlen_q * mask.seqlen_k));
   for (int64_t b = 0; b < batch; ++b)
@@ -57,10 +59,19 @@ inline std::vector<uint8_t> dense_by_rule(const MaskParts& mask, int64_t batch =
 inline MaskParts parts_of(const Mask& mask) {
   const auto copy = [](auto span) { return std::vector(span.begin(), span.end()); };
   const MaskView& view = mask.view();
-  return {.seqlen_q = mask.seqlen_q(), .seqlen_k = mask.seqlen_k(), .band = mask.band(), .q_offset = mask.q_offset(),
-          .batch = view.bounds_batch, .heads = view.bounds_heads,
-          .lts = copy(mask.lts()), .lte = copy(mask.lte()), .uts = copy(mask.uts()), .ute = copy(mask.ute()),
-          .block_batch = view.block_batch, .block_heads = view.block_heads, .block_mask = copy(mask.block_mask())};
+  return {.seqlen_q = mask.seqlen_q(),
+          .seqlen_k = mask.seqlen_k(),
+          .band = mask.band(),
+          .q_offset = mask.q_offset(),
+          .batch = view.bounds_batch,
+          .heads = view.bounds_heads,
+          .lts = copy(mask.lts()),
+          .lte = copy(mask.lte()),
+          .uts = copy(mask.uts()),
+          .ute = copy(mask.ute()),
+          .block_batch = view.block_batch,
+          .block_heads = view.block_heads,
+          .block_mask = copy(mask.block_mask())};
 }
 
 }  // namespace flashmask::test

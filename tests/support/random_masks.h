@@ -15,30 +15,38 @@ namespace flashmask::test {
 
 /// What the row intervals of a random mask look like.
 enum class ColumnKind {
-  kNone,           ///< no vectors
-  kDocuments,      ///< runs of columns that share one LTS and one UTE
-  kEviction,       ///< every column its own LTS
-  kFourBounds,     ///< four random rows a column: overlapping, reversed, out of range
-  kTwoRuns,        ///< two short hidden runs anywhere
-  kSparseHoles,    ///< a short hidden run in a few columns, most of them wholly visible
-  kAlmostHidden,   ///< only a short visible run in a few columns
-  kSomeOfFour,     ///< a random choice of the four vectors is present
+  kNone,          ///< no vectors
+  kDocuments,     ///< runs of columns that share one LTS and one UTE
+  kEviction,      ///< every column its own LTS
+  kFourBounds,    ///< four random rows a column: overlapping, reversed, out of range
+  kTwoRuns,       ///< two short hidden runs anywhere
+  kSparseHoles,   ///< a short hidden run in a few columns, most of them wholly visible
+  kAlmostHidden,  ///< only a short visible run in a few columns
+  kSomeOfFour,    ///< a random choice of the four vectors is present
 };
-inline constexpr ColumnKind kAllColumnKinds[] = {ColumnKind::kNone,    ColumnKind::kDocuments,   ColumnKind::kEviction,     ColumnKind::kFourBounds,
-                                                 ColumnKind::kTwoRuns, ColumnKind::kSparseHoles, ColumnKind::kAlmostHidden, ColumnKind::kSomeOfFour};
+inline constexpr ColumnKind kAllColumnKinds[] = {ColumnKind::kNone,         ColumnKind::kDocuments, ColumnKind::kEviction,
+                                                 ColumnKind::kFourBounds,   ColumnKind::kTwoRuns,   ColumnKind::kSparseHoles,
+                                                 ColumnKind::kAlmostHidden, ColumnKind::kSomeOfFour};
 
 /// One of: none, causal, window, an edge to either side at any distance, a band that lets nothing through.
 inline Band random_band(Random& random, int64_t seqlen_q, int64_t seqlen_k) {
   const int64_t reach = seqlen_q + seqlen_k + 2;
   switch (random.integer(0, 7)) {
     case 0:
-    case 1: return Band::none();
-    case 2: return Band::causal();
-    case 3: return Band::window(random.integer(-1, seqlen_k), 0);
-    case 4: return Band::window(random.integer(-1, seqlen_k / 2 + 1), random.integer(-1, seqlen_k / 2 + 1));
-    case 5: return {.lo = random.integer(-reach, reach), .hi = std::nullopt};
-    case 6: return {.lo = std::nullopt, .hi = random.integer(-reach, reach)};
-    default: return {.lo = random.integer(-reach, reach), .hi = random.integer(-reach, reach)};
+    case 1:
+      return Band::none();
+    case 2:
+      return Band::causal();
+    case 3:
+      return Band::window(random.integer(-1, seqlen_k), 0);
+    case 4:
+      return Band::window(random.integer(-1, seqlen_k / 2 + 1), random.integer(-1, seqlen_k / 2 + 1));
+    case 5:
+      return {.lo = random.integer(-reach, reach), .hi = std::nullopt};
+    case 6:
+      return {.lo = std::nullopt, .hi = random.integer(-reach, reach)};
+    default:
+      return {.lo = random.integer(-reach, reach), .hi = random.integer(-reach, reach)};
   }
 }
 
@@ -48,7 +56,8 @@ inline void draw_columns(Random& random, ColumnKind kind, MaskParts& parts) {
   const auto row = [&](int64_t low, int64_t high) { return static_cast<int32_t>(random.integer(low, high)); };
   const auto any = [&] { return row(-2, rows + 2); };
   switch (kind) {
-    case ColumnKind::kNone: return;
+    case ColumnKind::kNone:
+      return;
     case ColumnKind::kDocuments: {
       parts.lts.resize(columns);
       parts.ute.resize(columns);
@@ -112,12 +121,14 @@ inline void draw_block_mask(Random& random, int64_t batch, int64_t heads, MaskPa
   parts.block_batch = batch;
   parts.block_heads = heads;
   const int64_t blocks = ((parts.seqlen_q + 127) / 128) * ((parts.seqlen_k + 127) / 128);
-  for (int64_t n = 0; n < batch * heads * blocks; ++n) parts.block_mask.push_back(static_cast<uint8_t>(random.integer(0, 3) == 0 ? 0 : random.integer(1, 255)));
+  for (int64_t n = 0; n < batch * heads * blocks; ++n)
+    parts.block_mask.push_back(static_cast<uint8_t>(random.integer(0, 3) == 0 ? 0 : random.integer(1, 255)));
 }
 
 /// A mask of this kind with a random band and, now and then, its own q_offset.
 inline MaskParts random_parts(Random& random, ColumnKind kind, int64_t seqlen_q, int64_t seqlen_k, int64_t batch = 1, int64_t heads = 1) {
-  MaskParts parts{.seqlen_q = seqlen_q, .seqlen_k = seqlen_k, .band = random_band(random, seqlen_q, seqlen_k), .batch = batch, .heads = heads};
+  MaskParts parts{
+      .seqlen_q = seqlen_q, .seqlen_k = seqlen_k, .band = random_band(random, seqlen_q, seqlen_k), .batch = batch, .heads = heads};
   if (random.integer(0, 3) == 0) parts.q_offset = random.integer(-seqlen_q - 2, seqlen_k + 2);
   draw_columns(random, kind, parts);
   return parts;

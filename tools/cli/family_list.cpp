@@ -12,9 +12,18 @@
 namespace flashmask::cli {
 namespace {
 
-constexpr std::array<std::string_view, 12> kPaper{
-    "full",          "causal",           "sliding_window",      "causal_document", "document",         "shared_question",
-    "global_sliding_window", "causal_blockwise", "prefix_lm_document", "prefix_lm_causal", "qk_sparse", "random_eviction"};
+constexpr std::array<std::string_view, 12> kPaper{"full",
+                                                  "causal",
+                                                  "sliding_window",
+                                                  "causal_document",
+                                                  "document",
+                                                  "shared_question",
+                                                  "global_sliding_window",
+                                                  "causal_blockwise",
+                                                  "prefix_lm_document",
+                                                  "prefix_lm_causal",
+                                                  "qk_sparse",
+                                                  "random_eviction"};
 
 bool is_family(std::string_view name) {
   return std::any_of(families().begin(), families().end(), [&](const Family& family) { return family.name == name; });

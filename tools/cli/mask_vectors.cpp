@@ -31,7 +31,10 @@ std::optional<StartEndRowIndices> smallest_form(const Mask& mask) {
 }
 
 MaskVectors from_form(const Mask& mask, const StartEndRowIndices& indices, int64_t batch, int64_t head) {
-  MaskVectors result{.form = "startend_row_indices", .meaning = {}, .causal = indices.causal, .columns = indices.seqlen_k,
+  MaskVectors result{.form = "startend_row_indices",
+                     .meaning = {},
+                     .causal = indices.causal,
+                     .columns = indices.seqlen_k,
                      .names = form_names(indices.causal, indices.vectors)};
   const std::string band = indices.causal ? fmt::format("causal (key <= row + {})", mask.q_offset()) : "not causal";
   result.meaning = fmt::format("startend_row_indices [{}, {}, {}, {}], {}: hidden rows of each key column", indices.batch, indices.heads,
@@ -51,13 +54,16 @@ std::string edge_text(const std::optional<int64_t>& edge) { return edge ? std::t
 MaskVectors from_parts(const Mask& mask, int64_t batch, int64_t head) {
   MaskVectors result{.form = "band_and_intervals", .meaning = {}, .columns = mask.seqlen_k(), .names = {}};
   result.meaning = fmt::format(
-      "no form of startend_row_indices says this; the mask's own parts: {} <= key - (row + {}) <= {} (an unbounded edge hides nothing), and hidden "
+      "no form of startend_row_indices says this; the mask's own parts: {} <= key - (row + {}) <= {} (an unbounded edge hides nothing), "
+      "and hidden "
       "rows of each key column",
       edge_text(mask.band().lo), mask.q_offset(), edge_text(mask.band().hi));
   const MaskView& view = mask.view();
-  const int64_t m = broadcast(batch, mask.batch(), view.bounds_batch) * view.bounds_heads + broadcast(head, mask.heads(), view.bounds_heads);
+  const int64_t m =
+      broadcast(batch, mask.batch(), view.bounds_batch) * view.bounds_heads + broadcast(head, mask.heads(), view.bounds_heads);
   using Named = std::pair<const char*, std::span<const int32_t>>;
-  for (const auto& [name, vector] : {Named{"LTS", mask.lts()}, Named{"LTE", mask.lte()}, Named{"UTS", mask.uts()}, Named{"UTE", mask.ute()}}) {
+  for (const auto& [name, vector] :
+       {Named{"LTS", mask.lts()}, Named{"LTE", mask.lte()}, Named{"UTS", mask.uts()}, Named{"UTE", mask.ute()}}) {
     if (vector.empty()) continue;
     const auto own = vector.subspan(static_cast<std::size_t>(m * view.seqlen_k), static_cast<std::size_t>(view.seqlen_k));
     result.names.emplace_back(name);
@@ -75,7 +81,9 @@ MaskVectors mask_vectors(const Mask& mask, int64_t batch, int64_t head) {
 
 std::vector<VectorRun> equal_runs(const MaskVectors& vectors) {
   const auto same = [&](int64_t a, int64_t b) {
-    const auto same_value = [&](const std::vector<int32_t>& values) { return values[static_cast<std::size_t>(a)] == values[static_cast<std::size_t>(b)]; };
+    const auto same_value = [&](const std::vector<int32_t>& values) {
+      return values[static_cast<std::size_t>(a)] == values[static_cast<std::size_t>(b)];
+    };
     return std::all_of(vectors.values.begin(), vectors.values.end(), same_value);
   };
   std::vector<VectorRun> runs;

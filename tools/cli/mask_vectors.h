@@ -15,7 +15,7 @@ struct MaskVectors {
   std::string meaning;  ///< a line about the form, for people
   bool causal = false;
   int64_t columns = 0;
-  std::vector<std::string> names;             ///< "LTS", ...
+  std::vector<std::string> names;              ///< "LTS", ...
   std::vector<std::vector<int32_t>> values{};  ///< one vector for each name
 };
 

@@ -26,7 +26,10 @@ std::string duration_text(double seconds) {
 }
 
 Progress::Progress(std::string what, int64_t total, bool show_counts)
-    : what_(std::move(what)), total_(std::max<int64_t>(total, 1)), show_counts_(show_counts), terminal_(isatty(STDERR_FILENO) == 1),
+    : what_(std::move(what)),
+      total_(std::max<int64_t>(total, 1)),
+      show_counts_(show_counts),
+      terminal_(isatty(STDERR_FILENO) == 1),
       start_(Clock::now()) {}
 
 Progress::~Progress() { clear(); }

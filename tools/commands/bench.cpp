@@ -46,8 +46,13 @@ struct BenchArguments {
 };
 
 verify::Case make_case(const BenchArguments& arguments, const std::string& family) {
-  verify::Case c{.batch = arguments.batch, .seqlen_q = arguments.seqlen, .seqlen_k = arguments.seqlen, .heads_q = arguments.heads,
-                 .heads_kv = arguments.heads_kv(), .head_dim = arguments.head_dim, .head_dim_v = arguments.head_dim,
+  verify::Case c{.batch = arguments.batch,
+                 .seqlen_q = arguments.seqlen,
+                 .seqlen_k = arguments.seqlen,
+                 .heads_q = arguments.heads,
+                 .heads_kv = arguments.heads_kv(),
+                 .head_dim = arguments.head_dim,
+                 .head_dim_v = arguments.head_dim,
                  .dtype = verify::parse_dtype(arguments.dtype)};
   c.family = family;
   c.seed = arguments.seed;
@@ -87,7 +92,9 @@ struct BenchRow {
 class Bench {
  public:
   explicit Bench(const BenchArguments& arguments)
-      : arguments_(arguments), problem_(make_case(arguments, "full")), outputs_(problem_.c),
+      : arguments_(arguments),
+        problem_(make_case(arguments, "full")),
+        outputs_(problem_.c),
         options_{.threads = arguments.threads, .backend = arguments.backend} {}
 
   /// What a call with a ready plan takes.
@@ -117,7 +124,8 @@ class Bench {
   Times time_dense(const Mask& mask) const {
     const std::vector<uint8_t> visible = to_dense(mask);
     AttentionInputs dense = inputs();
-    dense.dense_mask = TensorView::contiguous(visible.data(), DataType::kUInt8, {mask.batch(), mask.heads(), mask.seqlen_q(), mask.seqlen_k()});
+    dense.dense_mask =
+        TensorView::contiguous(visible.data(), DataType::kUInt8, {mask.batch(), mask.heads(), mask.seqlen_q(), mask.seqlen_k()});
     return time(dense);
   }
 
@@ -169,7 +177,8 @@ void print_header(const BenchArguments& a, const Explanation& explanation) {
 
 void print_row(const BenchArguments& a, const BenchRow& row) {
   const Rates tiles = rates(a, row.masked, row.statistics.live_share()), seen = rates(a, row.masked, row.statistics.visible_share());
-  fmt::print("{:<22}{:>9.2f}{:>9.2f}{}", row.family, 100 * row.statistics.visible_share(), 100 * row.statistics.live_share(), cell(row.plan_ms));
+  fmt::print("{:<22}{:>9.2f}{:>9.2f}{}", row.family, 100 * row.statistics.visible_share(), 100 * row.statistics.live_share(),
+             cell(row.plan_ms));
   fmt::print(" |{}{}{}", cell(row.masked.forward_ms), cell(tiles.forward), cell(seen.forward));
   fmt::print(" |{}{}{}", cell(row.masked.backward_ms), cell(tiles.backward), cell(seen.backward));
   if (row.dense) fmt::print(" |{}{}", cell(row.dense->forward_ms), cell(row.dense->backward_ms));
@@ -256,9 +265,11 @@ void add_bench_command(CLI::App& app, const Global&) {
   const auto arguments = std::make_shared<BenchArguments>();
   const CLI::Validator length = between(1, kMaxSeqlen), count = between(1, 1 << 20);
   CLI::App* command = app.add_subcommand("bench", kDescription);
-  command->add_option("--backend", arguments->backend, "The backend to time, as listed by 'flashmask info', or 'auto'")->capture_default_str();
+  command->add_option("--backend", arguments->backend, "The backend to time, as listed by 'flashmask info', or 'auto'")
+      ->capture_default_str();
   command
-      ->add_option("--families", arguments->families, "Mask families, separated by commas; 'paper' for the twelve of the FlashMask paper, or 'all'")
+      ->add_option("--families", arguments->families,
+                   "Mask families, separated by commas; 'paper' for the twelve of the FlashMask paper, or 'all'")
       ->capture_default_str();
   command->add_option("--seqlen", arguments->seqlen, "Rows and keys")->check(length)->capture_default_str();
   command->add_option("--batch", arguments->batch, "Batch entries")->check(count)->capture_default_str();

@@ -102,7 +102,8 @@ Mask read_mask(const std::string& path) {
 }
 
 Mask load_mask(const ShowArguments& arguments) {
-  if (!is_file(arguments.source)) return make_family(arguments.source, arguments.seqlen, parse_parameters(arguments.parameters), arguments.seed);
+  if (!is_file(arguments.source))
+    return make_family(arguments.source, arguments.seqlen, parse_parameters(arguments.parameters), arguments.seed);
   if (!arguments.parameters.empty() || arguments.has_family_options) {
     fail("{} is a file; --seqlen, --seed and parameters only go with a family", arguments.source);
   }
@@ -164,7 +165,8 @@ void print_statistics(const Shown& shown) {
   }
   fmt::print("\nmemory: {} bytes\n", mask.memory_bytes());
   const AttentionFlops flops = shown_flops(shown);
-  fmt::print("FLOPs of a head with head dim {} over the live tiles: forward {:.4g}, backward {:.4g}\n", kFlopsHeadDim, flops.forward, flops.backward);
+  fmt::print("FLOPs of a head with head dim {} over the live tiles: forward {:.4g}, backward {:.4g}\n", kFlopsHeadDim, flops.forward,
+             flops.backward);
 }
 
 void print_text(const Shown& shown) {
@@ -176,7 +178,8 @@ void print_text(const Shown& shown) {
 // --- JSON -----------------------------------------------------------------------------------------
 
 Json vectors_json(const MaskVectors& vectors) {
-  Json json{{"form", vectors.form}, {"causal", vectors.causal}, {"columns", vectors.columns}, {"complete", vectors.columns <= kMostJsonColumns}};
+  Json json{
+      {"form", vectors.form}, {"causal", vectors.causal}, {"columns", vectors.columns}, {"complete", vectors.columns <= kMostJsonColumns}};
   Json values = Json::object();
   if (vectors.columns <= kMostJsonColumns) {
     for (std::size_t n = 0; n < vectors.names.size(); ++n) values[vectors.names[n]] = vectors.values[n];
@@ -276,7 +279,8 @@ constexpr const char* kDescription =
 void add_show_command(CLI::App& app, const Global& global) {
   const auto arguments = std::make_shared<ShowArguments>();
   CLI::App* command = app.add_subcommand("show", kDescription);
-  command->add_option("mask", arguments->source, "A mask family (see --list), or a file with a mask in JSON, such as --json prints")->type_name("FAMILY|FILE.json");
+  command->add_option("mask", arguments->source, "A mask family (see --list), or a file with a mask in JSON, such as --json prints")
+      ->type_name("FAMILY|FILE.json");
   const auto parameters = std::make_shared<std::vector<std::string>>();
   command->add_option("parameters", *parameters, "Parameters of the family, as with --param")->type_name("NAME=VALUE");
   CLI::Option* seqlen = command->add_option("--seqlen", arguments->seqlen, "Rows and keys of the family's mask")
@@ -291,7 +295,9 @@ void add_show_command(CLI::App& app, const Global& global) {
                           ->check(between(0, INT64_MAX))
                           ->capture_default_str();
   command->add_option("--tile", arguments->tile, "Tile to classify by: N, or ROWSxKEYS")->type_name("N|RxK")->capture_default_str();
-  command->add_option("--batch", arguments->batch, "Batch entry of the mask to draw and list")->check(between(0, kMaxSeqlen))->capture_default_str();
+  command->add_option("--batch", arguments->batch, "Batch entry of the mask to draw and list")
+      ->check(between(0, kMaxSeqlen))
+      ->capture_default_str();
   command->add_option("--head", arguments->head, "Head of the mask to draw and list")->check(between(0, kMaxSeqlen))->capture_default_str();
   command->add_option("--out", arguments->out, "Write the drawing as an SVG file too")->type_name("FILE.svg");
   command

@@ -137,7 +137,7 @@ void print_summary(const Tally& tally) {
 }
 
 Json to_json(const Tally& tally, const VerifyArguments& arguments) {
-  return {{"backend", arguments.backend}, {"seed", arguments.seed},         {"passed", tally.passed},
+  return {{"backend", arguments.backend}, {"seed", arguments.seed},          {"passed", tally.passed},
           {"failed", tally.failed},       {"largest_errors", tally.largest}, {"failures", tally.failures}};
 }
 
@@ -167,27 +167,32 @@ void add_verify_command(CLI::App& app, const Global& global) {
   const auto arguments = std::make_shared<VerifyArguments>();
   CLI::App* command = app.add_subcommand("verify", kDescription);
   command->add_option("--backend", arguments->backend, "The backend to check, as listed by 'flashmask info'")->capture_default_str();
-  command->add_option("--families", arguments->families, "Mask families to draw from, separated by commas, or 'all'")->capture_default_str();
+  command->add_option("--families", arguments->families, "Mask families to draw from, separated by commas, or 'all'")
+      ->capture_default_str();
   command->add_option("--cases", arguments->cases, "How many random cases")->check(between(1, INT64_MAX))->capture_default_str();
   command->add_option("--seed", arguments->seed, "Of the random cases: the same seed gives the same cases")
       ->check(between(0, INT64_MAX))
       ->capture_default_str();
-  command->add_option("--threads", arguments->threads,
-                      "Threads of the run with the mask, 0 for the backend's default; the run with the dense mask takes one, so that equal bits "
-                      "also show that threads change nothing")
+  command
+      ->add_option(
+          "--threads", arguments->threads,
+          "Threads of the run with the mask, 0 for the backend's default; the run with the dense mask takes one, so that equal bits "
+          "also show that threads change nothing")
       ->check(between(0, 4096))
       ->capture_default_str();
   command->add_option("--jobs", arguments->jobs, "Cases checked side by side, 0 for one on each core")
       ->check(between(0, 4096))
       ->capture_default_str();
-  CLI::Option* covering = command->add_flag("--covering", arguments->covering,
-                                            "Check the fixed list of over 1,500 cases, in which every two values of different dimensions meet, "
-                                            "instead of random ones (some minutes)");
-  CLI::Option* line = command->add_option("--case", arguments->lines, "Check this one case, as printed by --list or with a failure; may be repeated")
-                          ->type_name("LINE")
-                          ->take_all()
-                          ->expected(1)
-                          ->allow_extra_args(false);
+  CLI::Option* covering =
+      command->add_flag("--covering", arguments->covering,
+                        "Check the fixed list of over 1,500 cases, in which every two values of different dimensions meet, "
+                        "instead of random ones (some minutes)");
+  CLI::Option* line =
+      command->add_option("--case", arguments->lines, "Check this one case, as printed by --list or with a failure; may be repeated")
+          ->type_name("LINE")
+          ->take_all()
+          ->expected(1)
+          ->allow_extra_args(false);
   line->excludes(covering);
   command->add_flag("--list", arguments->list, "Only print the cases, one on a line");
   command->callback([arguments, &global] { run_verify(*arguments, global); });

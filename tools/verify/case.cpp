@@ -105,7 +105,8 @@ const std::map<std::string_view, Setter>& setters() {
       {"mask_batch", word_setter(&Case::mask_per_batch, kMaskBatch)},
       {"block_mask", word_setter(&Case::block_mask, kBlockMask)},
       {"window", [](Case& c, std::string_view key, std::string_view value) { c.window = parse_window(key, value); }},
-      {"q_offset", [](Case& c, std::string_view key, std::string_view value) { c.q_offset = integer(key, value, -kMaxSeqlen, kMaxSeqlen); }},
+      {"q_offset",
+       [](Case& c, std::string_view key, std::string_view value) { c.q_offset = integer(key, value, -kMaxSeqlen, kMaxSeqlen); }},
       {"layout", word_setter(&Case::layout, kLayout)},
       {"dout", word_setter(&Case::expanded_dout, kDout)},
       {"dlse", word_setter(&Case::dlse, kYesNo)},
@@ -132,7 +133,8 @@ double Case::scale() const { return softmax_scale.value_or(1 / std::sqrt(static_
 
 std::string describe(const Case& c) {
   std::string line = fmt::format(
-      "family={} seed={} batch={} seqlen_q={} seqlen_k={} heads_q={} heads_kv={} head_dim={} head_dim_v={} dtype={} mask_heads={} mask_batch={} "
+      "family={} seed={} batch={} seqlen_q={} seqlen_k={} heads_q={} heads_kv={} head_dim={} head_dim_v={} dtype={} mask_heads={} "
+      "mask_batch={} "
       "block_mask={} layout={} dout={} dlse={} plan={}",
       c.family, c.seed, c.batch, c.seqlen_q, c.seqlen_k, c.heads_q, c.heads_kv, c.head_dim, c.head_dim_v, word(kDtype, c.dtype),
       word(kMaskHeads, c.mask_heads), word(kMaskBatch, c.mask_per_batch), word(kBlockMask, c.block_mask), word(kLayout, c.layout),

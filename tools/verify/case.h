@@ -65,9 +65,7 @@ struct Case {
   bool operator==(const Case&) const = default;
 
   int64_t mask_batch_count() const { return mask_per_batch ? batch : 1; }
-  int64_t mask_head_count() const {
-    return mask_heads == MaskHeads::kOne ? 1 : mask_heads == MaskHeads::kKv ? heads_kv : heads_q;
-  }
+  int64_t mask_head_count() const { return mask_heads == MaskHeads::kOne ? 1 : mask_heads == MaskHeads::kKv ? heads_kv : heads_q; }
   double scale() const;
   bool has_mask() const { return family != kNoMask || block_mask != BlockMask::kNone || window; }
   /// Multiply-adds of the forward's two products over the whole score matrix: what the case costs to check.

@@ -165,7 +165,9 @@ Mask draw_mask(const Case& c, int64_t mask_batch, int64_t mask_head) {
 }
 
 /// Which of the four vectors a mask has.
-std::array<bool, 4> vectors_of(const Mask& mask) { return {!mask.lts().empty(), !mask.lte().empty(), !mask.uts().empty(), !mask.ute().empty()}; }
+std::array<bool, 4> vectors_of(const Mask& mask) {
+  return {!mask.lts().empty(), !mask.lte().empty(), !mask.uts().empty(), !mask.ute().empty()};
+}
 
 /// Appends a draw's vector; one that it does not have is written out, or left out as in all other draws.
 void append(std::vector<int32_t>& stacked, std::span<const int32_t> own, int64_t seqlen_k, std::optional<int32_t> absent) {
@@ -196,9 +198,14 @@ void append_as_it_is(MaskParts& parts, const Mask& draw) {
 
 Mask stack(const std::vector<Mask>& draws, int64_t batch, int64_t heads) {
   const Mask& first = draws.front();
-  MaskParts parts{.seqlen_q = first.seqlen_q(), .seqlen_k = first.seqlen_k(), .band = first.band(), .q_offset = first.q_offset(),
-                  .batch = batch, .heads = heads};
-  const bool same_vectors = std::all_of(draws.begin(), draws.end(), [&](const Mask& draw) { return vectors_of(draw) == vectors_of(first); });
+  MaskParts parts{.seqlen_q = first.seqlen_q(),
+                  .seqlen_k = first.seqlen_k(),
+                  .band = first.band(),
+                  .q_offset = first.q_offset(),
+                  .batch = batch,
+                  .heads = heads};
+  const bool same_vectors =
+      std::all_of(draws.begin(), draws.end(), [&](const Mask& draw) { return vectors_of(draw) == vectors_of(first); });
   for (const Mask& draw : draws) {
     if (draw.band() != first.band() || draw.q_offset() != first.q_offset()) {
       throw Error(ErrorCode::kInternal, "two draws of a family have different bands and cannot be stacked");

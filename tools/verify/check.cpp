@@ -87,8 +87,9 @@ void check_heads(std::string_view name, const HeadArray& got, const HeadArray& w
       worst = ratio;
       if (ratio <= 1) continue;
       const auto at = static_cast<int64_t>(error.at);
-      failure = fmt::format("{}, row {}, column {}: got {}, oracle {}; the error {:.3g} is over {:.3g} ({})", place(name, b, h), at / got.columns,
-                            at % got.columns, got.head(b, h)[error.at], want.head(b, h)[error.at], error.value, limit.value, limit.rule);
+      failure =
+          fmt::format("{}, row {}, column {}: got {}, oracle {}; the error {:.3g} is over {:.3g} ({})", place(name, b, h), at / got.columns,
+                      at % got.columns, got.head(b, h)[error.at], want.head(b, h)[error.at], error.value, limit.value, limit.rule);
     }
   }
   verdict.figures[std::string(name)] = worst;
@@ -97,7 +98,8 @@ void check_heads(std::string_view name, const HeadArray& got, const HeadArray& w
 
 class AccuracyCheck {
  public:
-  AccuracyCheck(const Problem& problem, const DenseMask& dense, const Results& got, const Results& oracle, const Plain& plain, Verdict& verdict)
+  AccuracyCheck(const Problem& problem, const DenseMask& dense, const Results& got, const Results& oracle, const Plain& plain,
+                Verdict& verdict)
       : problem_(problem), c_(problem.c), got_(got), oracle_(oracle), plain_(plain), verdict_(verdict), sight_(c_, dense) {}
 
   void run() {
@@ -133,12 +135,14 @@ class AccuracyCheck {
     }
     HeadArray for_given_out = oracle;
     for (std::size_t n = 0; n < inherited.values.size(); ++n) for_given_out.values[n] += inherited.values[n];
-    check_heads(name, got, oracle, &for_given_out, [&](int64_t b, int64_t h) { return plain_limit(oracle, plain, b, h); }, verdict_);
+    check_heads(
+        name, got, oracle, &for_given_out, [&](int64_t b, int64_t h) { return plain_limit(oracle, plain, b, h); }, verdict_);
   }
 
   static Limit plain_limit(const HeadArray& oracle, const HeadArray& plain, int64_t b, int64_t h) {
     const double error = largest_error(plain.head(b, h), oracle.head(b, h)).value;
-    return {kPlainFactor * error + kPlainFloor, fmt::format("{} x the plain implementation's {:.3g} + {}", kPlainFactor, error, kPlainFloor)};
+    return {kPlainFactor * error + kPlainFloor,
+            fmt::format("{} x the plain implementation's {:.3g} + {}", kPlainFactor, error, kPlainFloor)};
   }
 
   static Limit float32_limit(const HeadArray& oracle, int64_t b, int64_t h) {
@@ -202,8 +206,8 @@ class AccuracyCheck {
       const auto begin = got.values.begin() + static_cast<int64_t>(row) * got.columns;
       if (std::all_of(begin, begin + got.columns, [](double value) { return value == 0; })) continue;
       const auto head = static_cast<int64_t>(row) / got.rows;
-      verdict_.failures.push_back(fmt::format("{}, {} {}: sees nothing, but is not exactly 0", place(name, head / got.heads, head % got.heads), what,
-                                              static_cast<int64_t>(row) % got.rows));
+      verdict_.failures.push_back(fmt::format("{}, {} {}: sees nothing, but is not exactly 0",
+                                              place(name, head / got.heads, head % got.heads), what, static_cast<int64_t>(row) % got.rows));
       return;
     }
   }
@@ -223,8 +227,8 @@ void check_same(std::string_view name, const HeadArray& masked, const HeadArray&
     const auto at = static_cast<int64_t>(n);
     const int64_t head = at / masked.head_size(), element = at % masked.head_size();
     verdict.failures.push_back(fmt::format("{}, row {}, column {}: {} with the mask, {} with the dense mask; they must have the same bits",
-                                           place(name, head / masked.heads, head % masked.heads), element / masked.columns, element % masked.columns,
-                                           masked.values[n], dense_run.values[n]));
+                                           place(name, head / masked.heads, head % masked.heads), element / masked.columns,
+                                           element % masked.columns, masked.values[n], dense_run.values[n]));
     return;
   }
 }
@@ -291,15 +295,20 @@ void check_identical(const Results& masked, const Results& dense_run, Verdict& v
 }
 
 void check_gaps(const Outputs& outputs, std::string_view which_run, Verdict& verdict) {
-  for (const auto& [name, tensor] : {std::pair<std::string_view, const Tensor&>{"out", outputs.out}, {"lse", outputs.lse}, {"dq", outputs.dq},
-                                     {"dk", outputs.dk}, {"dv", outputs.dv}}) {
-    if (!tensor.gaps_intact()) verdict.failures.push_back(fmt::format("{}: the {} wrote outside of the tensor's elements", name, which_run));
+  for (const auto& [name, tensor] : {std::pair<std::string_view, const Tensor&>{"out", outputs.out},
+                                     {"lse", outputs.lse},
+                                     {"dq", outputs.dq},
+                                     {"dk", outputs.dk},
+                                     {"dv", outputs.dv}}) {
+    if (!tensor.gaps_intact())
+      verdict.failures.push_back(fmt::format("{}: the {} wrote outside of the tensor's elements", name, which_run));
   }
 }
 
 int64_t count_live_tiles(const Case& c, const DenseMask& dense, TileShape tile) {
   int64_t live = 0;
-  for (int64_t m = 0; m < dense.batch * dense.heads; ++m) live += count_live_tiles(c, dense.visible.data() + m * c.seqlen_q * c.seqlen_k, tile);
+  for (int64_t m = 0; m < dense.batch * dense.heads; ++m)
+    live += count_live_tiles(c, dense.visible.data() + m * c.seqlen_q * c.seqlen_k, tile);
   // Every matrix serves the same number of (batch entry, query head) pairs.
   return live * (c.batch / dense.batch) * (c.heads_q / dense.heads);
 }

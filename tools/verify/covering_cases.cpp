@@ -21,15 +21,55 @@ constexpr int64_t kBudget = 32'000'000;
 /// Rows tried for every row of the list.
 constexpr int kCandidates = 6;
 
-constexpr std::array<std::pair<int64_t, int64_t>, 14> kLengths{{{1, 128}, {64, 192}, {128, 127}, {127, 128}, {239, 203}, {799, 211}, {113, 211},
-                                                               {300, 300}, {1023, 1024}, {1024, 1023}, {2048, 2048}, {0, 0}, {0, 64}, {64, 0}}};
+constexpr std::array<std::pair<int64_t, int64_t>, 14> kLengths{{{1, 128},
+                                                                {64, 192},
+                                                                {128, 127},
+                                                                {127, 128},
+                                                                {239, 203},
+                                                                {799, 211},
+                                                                {113, 211},
+                                                                {300, 300},
+                                                                {1023, 1024},
+                                                                {1024, 1023},
+                                                                {2048, 2048},
+                                                                {0, 0},
+                                                                {0, 64},
+                                                                {64, 0}}};
 constexpr std::array<std::pair<int64_t, int64_t>, 6> kHeads{{{1, 1}, {4, 1}, {4, 4}, {6, 2}, {14, 1}, {16, 4}}};
 /// head_dim, and the head_dim_v other than it.
-constexpr std::array<std::pair<int64_t, int64_t>, 15> kHeadDims{{{8, 16}, {16, 8}, {24, 40}, {32, 64}, {40, 24}, {64, 32}, {72, 128}, {80, 96},
-                                                                {96, 111}, {111, 64}, {128, 64}, {136, 80}, {160, 128}, {192, 128}, {256, 128}}};
+constexpr std::array<std::pair<int64_t, int64_t>, 15> kHeadDims{{{8, 16},
+                                                                 {16, 8},
+                                                                 {24, 40},
+                                                                 {32, 64},
+                                                                 {40, 24},
+                                                                 {64, 32},
+                                                                 {72, 128},
+                                                                 {80, 96},
+                                                                 {96, 111},
+                                                                 {111, 64},
+                                                                 {128, 64},
+                                                                 {136, 80},
+                                                                 {160, 128},
+                                                                 {192, 128},
+                                                                 {256, 128}}};
 
 enum Dimension : std::size_t {
-  kBatch, kLength, kHead, kHeadDim, kHeadDimV, kFamily, kMaskHeads, kMaskBatch, kBlockMask, kDtype, kLayout, kDlse, kDout, kScale, kPlan, kDimensions
+  kBatch,
+  kLength,
+  kHead,
+  kHeadDim,
+  kHeadDimV,
+  kFamily,
+  kMaskHeads,
+  kMaskBatch,
+  kBlockMask,
+  kDtype,
+  kLayout,
+  kDlse,
+  kDout,
+  kScale,
+  kPlan,
+  kDimensions
 };
 
 /// One value's index for each dimension.
@@ -88,7 +128,8 @@ bool is_empty(const Row& row) {
 
 template <typename Values>
 void shuffle(Random& random, Values& values) {
-  for (std::size_t n = values.size(); n > 1; --n) std::swap(values[n - 1], values[static_cast<std::size_t>(random.integer(0, static_cast<int64_t>(n) - 1))]);
+  for (std::size_t n = values.size(); n > 1; --n)
+    std::swap(values[n - 1], values[static_cast<std::size_t>(random.integer(0, static_cast<int64_t>(n) - 1))]);
 }
 
 /// Which pairs of values have met.

@@ -6,8 +6,11 @@
 namespace flashmask::verify {
 
 Results::Results(const Case& c)
-    : out(c.batch, c.heads_q, c.seqlen_q, c.head_dim_v), lse(c.batch, c.heads_q, c.seqlen_q, 1), dq(c.batch, c.heads_q, c.seqlen_q, c.head_dim),
-      dk(c.batch, c.heads_kv, c.seqlen_k, c.head_dim), dv(c.batch, c.heads_kv, c.seqlen_k, c.head_dim_v) {}
+    : out(c.batch, c.heads_q, c.seqlen_q, c.head_dim_v),
+      lse(c.batch, c.heads_q, c.seqlen_q, 1),
+      dq(c.batch, c.heads_q, c.seqlen_q, c.head_dim),
+      dk(c.batch, c.heads_kv, c.seqlen_k, c.head_dim),
+      dv(c.batch, c.heads_kv, c.seqlen_k, c.head_dim_v) {}
 
 const uint8_t* visible_matrix(const Case& c, const DenseMask& dense, int64_t b, int64_t h) {
   const int64_t mask_batch = dense.batch == 1 ? 0 : b, mask_head = h / (c.heads_q / dense.heads);
@@ -25,8 +28,8 @@ Results run_oracle(const Problem& problem, const DenseMask& dense) {
 
   HeadArray dlse = problem.dlse ? problem.dlse->values() : HeadArray();
   const TensorView dlse_view = problem.dlse ? dlse.as_lse() : TensorView{};
-  backward({inputs, results.out.as_tensor(), results.lse.as_lse(), dout.as_tensor(), dlse_view, results.dq.as_tensor(), results.dk.as_tensor(),
-            results.dv.as_tensor()},
+  backward({inputs, results.out.as_tensor(), results.lse.as_lse(), dout.as_tensor(), dlse_view, results.dq.as_tensor(),
+            results.dk.as_tensor(), results.dv.as_tensor()},
            {}, options);
   return results;
 }

@@ -20,7 +20,8 @@ Floats to_floats(std::span<const double> values) { return {values.begin(), value
 Floats transposed(const Floats& matrix, int64_t rows, int64_t columns) {
   Floats result(matrix.size());
   for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < columns; ++c) result[static_cast<std::size_t>(c * rows + r)] = matrix[static_cast<std::size_t>(r * columns + c)];
+    for (int64_t c = 0; c < columns; ++c)
+      result[static_cast<std::size_t>(c * rows + r)] = matrix[static_cast<std::size_t>(r * columns + c)];
   }
   return result;
 }
@@ -126,7 +127,8 @@ class PlainHead {
     const float* q = queries_.q.data() + i * c_.head_dim;
     for (int64_t j = 0; j < c_.seqlen_k && error != 0; ++j) {
       if (!visible(i, j)) continue;
-      add_scaled(probability_[size(j)] * error, keys_.k.data() + j * c_.head_dim, queries_.inherited_dq.data() + i * c_.head_dim, c_.head_dim);
+      add_scaled(probability_[size(j)] * error, keys_.k.data() + j * c_.head_dim, queries_.inherited_dq.data() + i * c_.head_dim,
+                 c_.head_dim);
       add_scaled(probability_[size(j)] * error, q, keys_.inherited_dk.data() + j * c_.head_dim, c_.head_dim);
     }
   }
@@ -160,8 +162,16 @@ void keep(DataType dtype, Floats& from, std::span<double> to) {
 class PlainRun {
  public:
   PlainRun(const Problem& problem, const DenseMask& dense, const HeadArray& given_out, const HeadArray& exact_out)
-      : c_(problem.c), dense_(dense), given_out_(given_out), exact_out_(exact_out), q_(problem.q.values()), k_(problem.k.values()),
-        v_(problem.v.values()), dout_(problem.dout.values()), dlse_(problem.dlse ? problem.dlse->values() : HeadArray()), plain_(c_) {}
+      : c_(problem.c),
+        dense_(dense),
+        given_out_(given_out),
+        exact_out_(exact_out),
+        q_(problem.q.values()),
+        k_(problem.k.values()),
+        v_(problem.v.values()),
+        dout_(problem.dout.values()),
+        dlse_(problem.dlse ? problem.dlse->values() : HeadArray()),
+        plain_(c_) {}
 
   Plain run() {
     for (int64_t b = 0; b < c_.batch; ++b) {

@@ -18,7 +18,8 @@ const Case& checked(const Case& c) {
   const double largest = std::max(elements(c.seqlen_q, c.heads_q, std::max(c.head_dim, c.head_dim_v)),
                                   elements(c.seqlen_k, c.heads_kv, std::max(c.head_dim, c.head_dim_v)));
   if (largest > kMostElements) {
-    throw Error(ErrorCode::kInvalidArgument, "a tensor would have more than 2^40 elements; use fewer batch entries or heads, or shorter sequences");
+    throw Error(ErrorCode::kInvalidArgument,
+                "a tensor would have more than 2^40 elements; use fewer batch entries or heads, or shorter sequences");
   }
   return c;
 }
@@ -33,9 +34,11 @@ Tensor make_lse(const Case& c) { return Tensor::lse(DataType::kFloat32, c.layout
 }  // namespace
 
 Problem::Problem(const Case& of)
-    : c(checked(of)), q(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_q, c.heads_q, c.head_dim)),
+    : c(checked(of)),
+      q(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_q, c.heads_q, c.head_dim)),
       k(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_k, c.heads_kv, c.head_dim)),
-      v(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_k, c.heads_kv, c.head_dim_v)), dout(make_dout(c)) {
+      v(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_k, c.heads_kv, c.head_dim_v)),
+      dout(make_dout(c)) {
   if (c.dlse) dlse = make_lse(c);
   Random random(mix(c.seed, kTensorStream));
   const auto normal = [&] { return random.normal(); };
@@ -47,7 +50,8 @@ Problem::Problem(const Case& of)
 }
 
 Outputs::Outputs(const Case& c)
-    : out(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_q, c.heads_q, c.head_dim_v)), lse(make_lse(c)),
+    : out(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_q, c.heads_q, c.head_dim_v)),
+      lse(make_lse(c)),
       dq(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_q, c.heads_q, c.head_dim)),
       dk(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_k, c.heads_kv, c.head_dim)),
       dv(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_k, c.heads_kv, c.head_dim_v)) {}
@@ -55,8 +59,14 @@ Outputs::Outputs(const Case& c)
 ForwardArgs forward_args(const AttentionInputs& inputs, const Outputs& outputs) { return {inputs, outputs.out.view(), outputs.lse.view()}; }
 
 BackwardArgs backward_args(const AttentionInputs& inputs, const Problem& problem, const Outputs& outputs) {
-  return {inputs, outputs.out.view(), outputs.lse.view(), problem.dout.view(), problem.dlse ? problem.dlse->view() : TensorView{},
-          outputs.dq.view(), outputs.dk.view(), outputs.dv.view()};
+  return {inputs,
+          outputs.out.view(),
+          outputs.lse.view(),
+          problem.dout.view(),
+          problem.dlse ? problem.dlse->view() : TensorView{},
+          outputs.dq.view(),
+          outputs.dk.view(),
+          outputs.dv.view()};
 }
 
 }  // namespace flashmask::verify

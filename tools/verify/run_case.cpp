@@ -42,7 +42,8 @@ class CaseRun {
     AttentionInputs inputs{.q = problem_.q.view(), .k = problem_.k.view(), .v = problem_.v.view()};
     if (plan_) inputs.plan = plan_->view();
     if (dense_mode) {
-      inputs.dense_mask = TensorView::contiguous(dense_.visible.data(), DataType::kUInt8, {dense_.batch, dense_.heads, c_.seqlen_q, c_.seqlen_k});
+      inputs.dense_mask =
+          TensorView::contiguous(dense_.visible.data(), DataType::kUInt8, {dense_.batch, dense_.heads, c_.seqlen_q, c_.seqlen_k});
     } else {
       inputs.mask = mask_;
     }

@@ -42,7 +42,8 @@ PoisonedBytes::PoisonedBytes(std::size_t size, std::size_t offset)
 bool PoisonedBytes::guards_intact() const {
   const auto poisoned = [](std::byte byte) { return byte == kPoison; };
   const auto begin = storage_.begin() + static_cast<std::ptrdiff_t>(kGuard + offset_);
-  return std::all_of(storage_.begin(), begin, poisoned) && std::all_of(begin + static_cast<std::ptrdiff_t>(size_), storage_.end(), poisoned);
+  return std::all_of(storage_.begin(), begin, poisoned) &&
+         std::all_of(begin + static_cast<std::ptrdiff_t>(size_), storage_.end(), poisoned);
 }
 
 Tensor::Tensor(DataType dtype, std::vector<int64_t> shape, std::vector<int64_t> strides, int64_t elements)
@@ -122,21 +123,35 @@ bool Tensor::gaps_intact() const {
 
 double load(DataType dtype, const void* data, int64_t offset) {
   switch (dtype) {
-    case DataType::kFloat64: return static_cast<const double*>(data)[offset];
-    case DataType::kFloat32: return static_cast<const float*>(data)[offset];
-    case DataType::kBFloat16: return bfloat16_to_float(static_cast<const uint16_t*>(data)[offset]);
-    case DataType::kFloat16: return float16_to_float(static_cast<const uint16_t*>(data)[offset]);
-    default: throw Error(ErrorCode::kInternal, "load: not a floating-point type");
+    case DataType::kFloat64:
+      return static_cast<const double*>(data)[offset];
+    case DataType::kFloat32:
+      return static_cast<const float*>(data)[offset];
+    case DataType::kBFloat16:
+      return bfloat16_to_float(static_cast<const uint16_t*>(data)[offset]);
+    case DataType::kFloat16:
+      return float16_to_float(static_cast<const uint16_t*>(data)[offset]);
+    default:
+      throw Error(ErrorCode::kInternal, "load: not a floating-point type");
   }
 }
 
 void store(DataType dtype, void* data, int64_t offset, double value) {
   switch (dtype) {
-    case DataType::kFloat64: static_cast<double*>(data)[offset] = value; return;
-    case DataType::kFloat32: static_cast<float*>(data)[offset] = static_cast<float>(value); return;
-    case DataType::kBFloat16: static_cast<uint16_t*>(data)[offset] = float_to_bfloat16(static_cast<float>(value)); return;
-    case DataType::kFloat16: static_cast<uint16_t*>(data)[offset] = float_to_float16(static_cast<float>(value)); return;
-    default: throw Error(ErrorCode::kInternal, "store: not a floating-point type");
+    case DataType::kFloat64:
+      static_cast<double*>(data)[offset] = value;
+      return;
+    case DataType::kFloat32:
+      static_cast<float*>(data)[offset] = static_cast<float>(value);
+      return;
+    case DataType::kBFloat16:
+      static_cast<uint16_t*>(data)[offset] = float_to_bfloat16(static_cast<float>(value));
+      return;
+    case DataType::kFloat16:
+      static_cast<uint16_t*>(data)[offset] = float_to_float16(static_cast<float>(value));
+      return;
+    default:
+      throw Error(ErrorCode::kInternal, "store: not a floating-point type");
   }
 }
 

@@ -22,7 +22,9 @@ struct HeadArray {
   HeadArray(int64_t b, int64_t h, int64_t r, int64_t c)
       : batch(b), heads(h), rows(r), columns(c), values(static_cast<std::size_t>(b * h * r * c)) {}
   int64_t head_size() const { return rows * columns; }
-  std::span<double> head(int64_t b, int64_t h) { return {values.data() + (b * heads + h) * head_size(), static_cast<std::size_t>(head_size())}; }
+  std::span<double> head(int64_t b, int64_t h) {
+    return {values.data() + (b * heads + h) * head_size(), static_cast<std::size_t>(head_size())};
+  }
   std::span<const double> head(int64_t b, int64_t h) const {
     return {values.data() + (b * heads + h) * head_size(), static_cast<std::size_t>(head_size())};
   }

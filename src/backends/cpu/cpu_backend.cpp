@@ -86,7 +86,8 @@ class CpuBackend final : public Backend {
     return "";
   }
   std::string configuration(const Problem& p) const override {
-    return message(cpu::kTileRows, "x", cpu::kTileKeys, " tiles, ", cpu::simd_target(), ", ", thread_count(p), " threads, ", name_of_mode(p));
+    return message(cpu::kTileRows, "x", cpu::kTileKeys, " tiles, ", cpu::simd_target(), ", ", thread_count(p), " threads, ",
+                   name_of_mode(p));
   }
   TileShape tile(const Problem&) const override { return {cpu::kTileRows, cpu::kTileKeys}; }
   std::size_t workspace(const Problem& p) const override { return static_cast<std::size_t>(Layout(p).bytes()); }
@@ -103,9 +104,9 @@ class CpuBackend final : public Backend {
 void CpuBackend::forward(const Problem& problem, std::span<std::byte> memory) const {
   Problem p = problem;
   const Workspace workspace(p, memory);
-  const int64_t executed = for_each_item(p.batch, p.heads_q, ceil_div(p.seqlen_q, cpu::kTileRows), workspace, [&](int64_t b, int64_t h, int64_t n, float* scratch) {
-    return cpu::forward_rows(p, b, h, nth_row_tile(p, b, h, n), scratch);
-  });
+  const int64_t executed = for_each_item(
+      p.batch, p.heads_q, ceil_div(p.seqlen_q, cpu::kTileRows), workspace,
+      [&](int64_t b, int64_t h, int64_t n, float* scratch) { return cpu::forward_rows(p, b, h, nth_row_tile(p, b, h, n), scratch); });
   if (p.executed_tiles) p.executed_tiles->forward += executed;
 }
 

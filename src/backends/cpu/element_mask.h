@@ -19,7 +19,8 @@ struct alignas(64) ElementMask {
   /// From the mask's rule. Blocks that a block mask clears are never live, so it does not show up here.
   void load(const rules::Columns& columns, int64_t row0, int64_t key0, int64_t keys) {
     for (int64_t j = 0; j < kTileKeys; ++j) {
-      const uint64_t bits = j < keys ? rules::visible_bits(rules::hidden_rows(columns, static_cast<int32_t>(key0 + j)), static_cast<int32_t>(row0)) : 0;
+      const uint64_t bits =
+          j < keys ? rules::visible_bits(rules::hidden_rows(columns, static_cast<int32_t>(key0 + j)), static_cast<int32_t>(row0)) : 0;
       rows[0][j] = static_cast<uint32_t>(bits);
       rows[1][j] = static_cast<uint32_t>(bits >> 32);
     }

@@ -6,12 +6,14 @@
 // they are keys. K, V, Q and dO are read once per tile into float32 rows padded to an odd number of cache
 // lines, which keeps strided walks from falling into the same cache sets.
 
+// The order of these matters.
+// clang-format off
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backends/cpu/tile_kernels.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.
 #include <hwy/highway.h>
 #include <hwy/contrib/math/math-inl.h>
+// clang-format on
 
 #include <cmath>
 #include <limits>
@@ -107,7 +109,8 @@ void multiply(int64_t rows, const float* a, int64_t stride, const float* panel, 
   for (; m + kBroadcast <= rows; m += kBroadcast) {
     multiply_rows<kBroadcast, kOrder>(a + (kOrder == Order::kRows ? m * stride : m), stride, panel, depth, accumulate, result + m * kWidth);
   }
-  multiply_rest<kBroadcast - 1, kOrder>(rows - m, a + (kOrder == Order::kRows ? m * stride : m), stride, panel, depth, accumulate, result + m * kWidth);
+  multiply_rest<kBroadcast - 1, kOrder>(rows - m, a + (kOrder == Order::kRows ? m * stride : m), stride, panel, depth, accumulate,
+                                        result + m * kWidth);
 }
 
 // --- Reading and writing tiles ----------------------------------------------------------------------
@@ -180,7 +183,8 @@ void store_row(const float* from, int64_t n, const TensorView& t, int64_t b, int
 }
 
 /// Writes factor[row] * panels back as rows [row0, row0 + count) of head h.
-void store_panels(const float* panels, int64_t count, int64_t dim, const float* factor, const TensorView& t, int64_t b, int64_t row0, int64_t h) {
+void store_panels(const float* panels, int64_t count, int64_t dim, const float* factor, const TensorView& t, int64_t b, int64_t row0,
+                  int64_t h) {
   float row[256];
   for (int64_t s = 0; s < count; ++s) {
     const float* from = panels + s / kWidth * dim * kWidth + s % kWidth;
@@ -381,8 +385,8 @@ int64_t forward_rows(const Problem& p, int64_t b, int64_t h, int64_t r, float* s
 
 /// delta of a tile's rows, out * dout summed in the order and with the operations of the product dP = dO V^T: a row
 /// that sees a single key has out = v, so dP - delta is exactly 0 there. `panels` is scratch for out.
-void make_delta(const Problem& p, int64_t b, int64_t h, int64_t row0, int64_t rows, const float* out_rows, int64_t stride, const float* dout_panels,
-                float* panels, float* delta) {
+void make_delta(const Problem& p, int64_t b, int64_t h, int64_t row0, int64_t rows, const float* out_rows, int64_t stride,
+                const float* dout_panels, float* panels, float* delta) {
   make_panels(out_rows, stride, rows, kTileRows, p.head_dim_v, 1.0f, panels);
   for (int64_t lane = 0; lane < kTileRows; lane += kLanes) {
     const int64_t at = lane / kWidth * p.head_dim_v * kWidth + lane % kWidth;
@@ -569,7 +573,9 @@ HWY_EXPORT(scratch_floats);
 HWY_EXPORT(target_name);
 
 std::size_t scratch_bytes(const Problem& p) { return HWY_DYNAMIC_DISPATCH(scratch_floats)(p) * sizeof(float); }
-int64_t forward_rows(const Problem& p, int64_t b, int64_t h, int64_t r, float* scratch) { return HWY_DYNAMIC_DISPATCH(forward_rows)(p, b, h, r, scratch); }
+int64_t forward_rows(const Problem& p, int64_t b, int64_t h, int64_t r, float* scratch) {
+  return HWY_DYNAMIC_DISPATCH(forward_rows)(p, b, h, r, scratch);
+}
 int64_t backward_rows(const Problem& p, Delta delta, int64_t b, int64_t h, int64_t r, float* scratch) {
   return HWY_DYNAMIC_DISPATCH(backward_rows)(p, delta, b, h, r, scratch);
 }

@@ -15,22 +15,36 @@ namespace {
 
 double load(const TensorView& t, int64_t offset) {
   switch (t.dtype) {
-    case DataType::kFloat64: return static_cast<const double*>(t.data)[offset];
-    case DataType::kFloat32: return static_cast<const float*>(t.data)[offset];
-    case DataType::kBFloat16: return bfloat16_to_float(static_cast<const uint16_t*>(t.data)[offset]);
-    case DataType::kFloat16: return float16_to_float(static_cast<const uint16_t*>(t.data)[offset]);
-    default: break;
+    case DataType::kFloat64:
+      return static_cast<const double*>(t.data)[offset];
+    case DataType::kFloat32:
+      return static_cast<const float*>(t.data)[offset];
+    case DataType::kBFloat16:
+      return bfloat16_to_float(static_cast<const uint16_t*>(t.data)[offset]);
+    case DataType::kFloat16:
+      return float16_to_float(static_cast<const uint16_t*>(t.data)[offset]);
+    default:
+      break;
   }
   throw Error(ErrorCode::kInternal, "the reference met a dtype that the checks should have refused");
 }
 
 void store(const TensorView& t, int64_t offset, double value) {
   switch (t.dtype) {
-    case DataType::kFloat64: static_cast<double*>(t.data)[offset] = value; return;
-    case DataType::kFloat32: static_cast<float*>(t.data)[offset] = static_cast<float>(value); return;
-    case DataType::kBFloat16: static_cast<uint16_t*>(t.data)[offset] = float_to_bfloat16(static_cast<float>(value)); return;
-    case DataType::kFloat16: static_cast<uint16_t*>(t.data)[offset] = float_to_float16(static_cast<float>(value)); return;
-    default: break;
+    case DataType::kFloat64:
+      static_cast<double*>(t.data)[offset] = value;
+      return;
+    case DataType::kFloat32:
+      static_cast<float*>(t.data)[offset] = static_cast<float>(value);
+      return;
+    case DataType::kBFloat16:
+      static_cast<uint16_t*>(t.data)[offset] = float_to_bfloat16(static_cast<float>(value));
+      return;
+    case DataType::kFloat16:
+      static_cast<uint16_t*>(t.data)[offset] = float_to_float16(static_cast<float>(value));
+      return;
+    default:
+      break;
   }
   throw Error(ErrorCode::kInternal, "the reference met a dtype that the checks should have refused");
 }
@@ -117,7 +131,8 @@ void ReferenceBackend::forward(const Problem& p, std::span<std::byte>) const {
           if (visible[i * p.seqlen_k + j]) sum += std::exp(score[j] - largest);
         }
         for (int64_t j = 0; j < p.seqlen_k; ++j) {
-          if (visible[i * p.seqlen_k + j]) add_scaled(std::exp(score[j] - largest) / sum, &v[j * p.head_dim_v], &out[i * p.head_dim_v], p.head_dim_v);
+          if (visible[i * p.seqlen_k + j])
+            add_scaled(std::exp(score[j] - largest) / sum, &v[j * p.head_dim_v], &out[i * p.head_dim_v], p.head_dim_v);
         }
         store(p.lse, lse_offset(p.lse, b, h, i), sees ? largest + std::log(sum) : -std::numeric_limits<double>::infinity());
       }

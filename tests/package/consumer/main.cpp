@@ -15,7 +15,9 @@ int main() {
 
   std::vector<float> q(kSeqlen * kHeads * kDim, 0.5f), k = q, v(q.size()), out(q.size()), lse(kHeads * kSeqlen);
   for (std::size_t n = 0; n < v.size(); ++n) v[n] = static_cast<float>(n / (kHeads * kDim));  // the key's position
-  const auto tensor = [](std::vector<float>& x) { return TensorView::contiguous(x.data(), DataType::kFloat32, {1, kSeqlen, kHeads, kDim}); };
+  const auto tensor = [](std::vector<float>& x) {
+    return TensorView::contiguous(x.data(), DataType::kFloat32, {1, kSeqlen, kHeads, kDim});
+  };
   ForwardArgs args;
   args.q = tensor(q);
   args.k = tensor(k);
