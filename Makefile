@@ -44,7 +44,7 @@ gallery: build
 	scripts/draw-gallery $(FLASHMASK)
 
 format:
-	git ls-files '*.h' '*.cpp' '*.c' | xargs clang-format -i
+	git ls-files '*.h' '*.cpp' '*.c' '*.cu' '*.cuh' | xargs clang-format -i
 
 clean:
 	rm -rf build

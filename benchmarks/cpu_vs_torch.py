@@ -49,7 +49,7 @@ class Ours:
         self.check(lib.fm_plan_bytes(C.byref(self.mask), C.byref(size)))
         self.plan = np.empty(size.value, np.uint8)
         begin = time.perf_counter()
-        self.check(lib.fm_plan_build(C.byref(self.mask), self.plan.ctypes.data_as(C.c_void_p), size))
+        self.check(lib.fm_plan_build(C.byref(self.mask), self.plan.ctypes.data_as(C.c_void_p), size, None))
         self.plan_seconds = time.perf_counter() - begin
         common = dict(q=bshd(q), k=bshd(k), v=bshd(v), out=bshd(self.out), lse=self.lse, mask=C.pointer(self.mask), plan=self.plan.ctypes.data,
                       plan_bytes=self.plan.nbytes)

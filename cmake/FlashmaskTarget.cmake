@@ -8,12 +8,13 @@ function(flashmask_target target)
     CXX_VISIBILITY_PRESET hidden
     VISIBILITY_INLINES_HIDDEN ON
     POSITION_INDEPENDENT_CODE ON)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion)
+  set(host "$<COMPILE_LANGUAGE:C,CXX>")  # nvcc takes other options
+  target_compile_options(${target} PRIVATE "$<${host}:-Wall;-Wextra;-Wshadow;-Wconversion;-Wno-sign-conversion>")
   if(FLASHMASK_WERROR)
-    target_compile_options(${target} PRIVATE -Werror)
+    target_compile_options(${target} PRIVATE "$<${host}:-Werror>")
   endif()
   if(FLASHMASK_SANITIZE)
-    target_compile_options(${target} PRIVATE -fsanitize=${FLASHMASK_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+    target_compile_options(${target} PRIVATE "$<${host}:-fsanitize=${FLASHMASK_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>")
     target_link_options(${target} PRIVATE -fsanitize=${FLASHMASK_SANITIZE})
   endif()
 endfunction()

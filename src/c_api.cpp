@@ -87,32 +87,6 @@ TensorView tensor(const fm_tensor& t, const char* argument, Device device = {}) 
   return view;
 }
 
-/// A C block mask (bool, uint8 or int32, any strides) as bytes.
-std::vector<uint8_t> read_block_mask(const TensorView& t) {
-  if (t.rank != 4 || (t.dtype != DataType::kBool && t.dtype != DataType::kUInt8 && t.dtype != DataType::kInt32)) {
-    throw_invalid("mask->block_mask is ", describe(t),
-                  "; it must be bool, uint8 or int32 [batch, heads, ceil(seqlen_q / 128), ceil(seqlen_k / 128)]");
-  }
-  if (*std::min_element(t.shape.begin(), t.shape.begin() + 4) < 0 || !checked_product(t.shape[0], t.shape[1], t.shape[2], t.shape[3])) {
-    throw_invalid("mask->block_mask is ", describe(t), "; sizes must be at least 0 and their product below 2^63");
-  }
-  if (!t.data && t.num_elements() > 0) throw_invalid("mask->block_mask has no data");
-  std::vector<uint8_t> keep;
-  keep.reserve(static_cast<std::size_t>(t.num_elements()));
-  for (int64_t b = 0; b < t.shape[0]; ++b) {
-    for (int64_t h = 0; h < t.shape[1]; ++h) {
-      for (int64_t r = 0; r < t.shape[2]; ++r) {
-        for (int64_t c = 0; c < t.shape[3]; ++c) {
-          const int64_t at = b * t.stride[0] + h * t.stride[1] + r * t.stride[2] + c * t.stride[3];
-          keep.push_back(t.dtype == DataType::kInt32 ? static_cast<const int32_t*>(t.data)[at] != 0
-                                                     : static_cast<const uint8_t*>(t.data)[at] != 0);
-        }
-      }
-    }
-  }
-  return keep;
-}
-
 /// The band of causal and window together.
 Band read_band(const fm_mask& m) {
   Band band = m.flags & FM_HAS_WINDOW ? Band::window(m.window_left, m.window_right) : Band::none();
@@ -120,20 +94,47 @@ Band read_band(const fm_mask& m) {
   return band;
 }
 
-Mask read_mask(const fm_mask* from) {
+Mask read_mask(const fm_mask* from, Device device) {
   const auto m = read_struct(from, "mask");
   check_flags(m.flags, FM_CAUSAL | FM_HAS_Q_OFFSET | FM_HAS_WINDOW, "mask");
   const std::optional<int64_t> q_offset = m.flags & FM_HAS_Q_OFFSET ? std::optional(m.q_offset) : std::nullopt;
-  const TensorView bounds = tensor(m.bounds, "mask->bounds");
+  const TensorView bounds = tensor(m.bounds, "mask->bounds", device);
   const auto make = [&] {
     if (!bounds.defined()) return Mask({.seqlen_q = m.seqlen_q, .seqlen_k = m.seqlen_k, .q_offset = q_offset});
     if (bounds.rank == 4 && bounds.shape[2] != m.seqlen_k)
       throw_invalid("mask->bounds is ", describe(bounds), "; its third dimension must be mask->seqlen_k, ", m.seqlen_k);
     return from_startend_row_indices(bounds, (m.flags & FM_CAUSAL) != 0, m.seqlen_q, q_offset);
   };
-  Mask mask = make().with_band(read_band(m));
-  const TensorView blocks = tensor(m.block_mask, "mask->block_mask");
-  return blocks.defined() ? mask.with_block_mask(read_block_mask(blocks), blocks.shape[0], blocks.shape[1]) : mask;
+  const Mask mask = make().with_band(read_band(m));
+  const TensorView blocks = tensor(m.block_mask, "mask->block_mask", device);
+  return blocks.defined() ? mask.with_block_mask(blocks) : mask;
+}
+
+/// A tensor of these sizes that a mask may borrow, wherever the caller's is and however it is strided.
+void make_borrowable(fm_tensor& t, fm_dtype dtype) {
+  if (t.dtype == FM_NONE || t.ndim < 0 || t.ndim > TensorView::kMaxRank) return;
+  t.dtype = dtype;
+  t.data = nullptr;
+  int64_t stride = 1;
+  for (int d = t.ndim - 1; d >= 0; --d) {
+    if (t.shape[d] < 0 || __builtin_mul_overflow(stride, t.shape[d], &stride)) return;
+  }
+  for (int d = t.ndim - 1; d >= 0; --d) {
+    t.stride[d] = d == t.ndim - 1 ? 1 : t.stride[d + 1] * t.shape[d + 1];
+  }
+  alignas(int32_t) static char never_read[sizeof(int32_t)];
+  t.data = never_read;
+}
+
+/// The layout of a mask's plan, from shapes alone: its contents may be on any device and are not read.
+PlanLayout layout_of_plan(const fm_mask* from) {
+  auto m = read_struct(from, "mask");
+  m.struct_size = sizeof(m);
+  if (m.bounds.dtype == FM_INT32) make_borrowable(m.bounds, FM_INT32);
+  if (m.block_mask.dtype == FM_INT32 || m.block_mask.dtype == FM_BOOL || m.block_mask.dtype == FM_UINT8)
+    make_borrowable(m.block_mask, FM_UINT8);
+  const Mask mask = read_mask(&m, {Device::Kind::kCuda, 0});
+  return {mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads()};
 }
 
 /// A call's options, with the device its tensors are on.
@@ -173,6 +174,17 @@ struct CallOptions {
   }
 };
 
+std::span<const std::byte> const_memory(const void* data, std::size_t bytes) { return {static_cast<const std::byte*>(data), bytes}; }
+
+/// The plan of a call, which on a device says nothing itself: its layout is that of the call's mask.
+PlanView read_plan(const void* plan, std::size_t bytes, const AttentionInputs& args, Device device) {
+  if (device.kind == Device::Kind::kCpu) return PlanView(const_memory(plan, bytes));
+  if (!args.mask && (args.q.rank != 4 || args.k.rank != 4)) return {};  // the call is going to be refused
+  const PlanLayout layout = args.mask ? PlanLayout(args.mask->seqlen_q(), args.mask->seqlen_k(), args.mask->batch(), args.mask->heads())
+                                      : PlanLayout(args.q.shape[1], args.k.shape[1], 1, 1);
+  return PlanView::on_device(layout, const_memory(plan, bytes), device);
+}
+
 template <typename Args, typename CArgs>
 void read_inputs(const CArgs& c, Device device, Args& args) {
   args.q = tensor(c.q, "q", device);
@@ -181,8 +193,8 @@ void read_inputs(const CArgs& c, Device device, Args& args) {
   args.out = tensor(c.out, "out", device);
   args.lse = tensor(c.lse, "lse", device);
   args.dense_mask = tensor(c.dense_mask, "dense_mask", device);
-  if (c.mask) args.mask = read_mask(c.mask);
-  if (c.plan) args.plan = PlanView({static_cast<const std::byte*>(c.plan), c.plan_bytes});
+  if (c.mask) args.mask = read_mask(c.mask, device);
+  if (c.plan) args.plan = read_plan(c.plan, c.plan_bytes, args, device);
 }
 
 ForwardArgs read_args(const fm_forward_args* from, Device device) {
@@ -227,18 +239,33 @@ const char* fm_last_error(void) { return last_error.c_str(); }
 
 fm_status fm_plan_bytes(const fm_mask* mask, size_t* bytes) {
   return guarded([&] {
-    const Mask m = read_mask(mask);
-    required(bytes, "bytes") = static_cast<size_t>(PlanLayout(m.seqlen_q(), m.seqlen_k(), m.batch(), m.heads()).bytes);
+    const PlanLayout layout = layout_of_plan(mask);
+    required(bytes, "bytes") = static_cast<size_t>(layout.bytes);
   });
 }
 
-fm_status fm_plan_build(const fm_mask* mask, void* buffer, size_t bytes) {
-  return guarded([&] { build_plan(read_mask(mask).view(), memory(buffer, bytes, "buffer")); });
+fm_status fm_plan_build(const fm_mask* mask, void* buffer, size_t bytes, const fm_options* options) {
+  return guarded([&] {
+    const CallOptions call(options);
+    build_plan(read_mask(mask, call.device).view(), memory(buffer, bytes, "buffer"), call.device, call.options.stream);
+  });
+}
+
+fm_status fm_plan_validate(const fm_mask* mask, const void* plan, size_t plan_bytes, void* scratch, size_t scratch_bytes,
+                           const fm_options* options) {
+  return guarded([&] {
+    const CallOptions call(options);
+    required(static_cast<const std::byte*>(plan), "plan");
+    AttentionInputs inputs;
+    inputs.mask = read_mask(mask, call.device);
+    const PlanView view = read_plan(plan, plan_bytes, inputs, call.device);
+    validate_plan(*inputs.mask, view, memory(scratch, scratch_bytes, "scratch"), call.options.stream);
+  });
 }
 
 fm_status fm_mask_to_dense(const fm_mask* mask, const fm_tensor* visible) {
   return guarded([&] {
-    const Mask m = read_mask(mask);
+    const Mask m = read_mask(mask, {});
     const TensorView out = tensor(required(visible, "visible"), "visible");
     const TensorView expected = TensorView::contiguous(nullptr, out.dtype, {m.batch(), m.heads(), m.seqlen_q(), m.seqlen_k()});
     const bool byte_sized = out.dtype == DataType::kBool || out.dtype == DataType::kUInt8;

@@ -16,7 +16,7 @@
 namespace flashmask {
 
 /// How many tiles a call really executed, summed over batch entries and query heads. Tile: one granule of
-/// the plan on the cpu backend.
+/// the plan on the cpu backend, Explanation::tile on the cuda backend.
 struct ExecutedTiles {
   int64_t forward = 0;
   int64_t backward_rows = 0;  ///< by the pass over query rows (dq)
@@ -38,7 +38,8 @@ struct Options {
   /// "auto", or a backend's name. "auto" obeys the environment variable FLASHMASK_BACKEND, and never
   /// chooses the reference.
   std::string backend = "auto";
-  /// Debug: where to add up the executed tiles; null counts nothing.
+  /// Debug: where to add up the executed tiles; null counts nothing. Not null on a CUDA device, the call waits for
+  /// the stream, to read the count.
   ExecutedTiles* executed_tiles = nullptr;
 };
 
@@ -48,9 +49,11 @@ struct Options {
 ///   reference backend only); heads_q % heads_kv == 0; 1 <= head_dim, head_dim_v <= 256.
 struct AttentionInputs {
   TensorView q, k, v;
-  /// Mask batch must be 1 or `batch`, mask heads 1, heads_kv or heads_q. Absent: every row sees every key.
+  /// Mask batch must be 1 or `batch`, mask heads 1, heads_kv or heads_q; its contents, if it has any, must be
+  /// where the tensors are. Absent: every row sees every key.
   std::optional<Mask> mask{};
-  /// The plan of exactly this mask (Plan::view()); undefined: the call makes one in its workspace.
+  /// The plan of exactly this mask (Plan::view(), or PlanView::on_device), where the tensors are; undefined: the
+  /// call makes one in its workspace.
   PlanView plan{};
   /// Baseline mode: bool or uint8 [1 or batch, 1 or heads_q or heads_kv, seqlen_q, seqlen_k], nonzero =
   /// visible, in place of `mask`. Every tile is executed as a partial one, with the same arithmetic as the
@@ -79,7 +82,9 @@ FLASHMASK_API std::size_t forward_workspace(const ForwardArgs& args, const Optio
 FLASHMASK_API std::size_t backward_workspace(const BackwardArgs& args, const Options& options = {});
 
 /// Masked attention (FlashMask, algorithm 1) and its gradients (algorithm 2). `workspace` needs no
-/// initialisation and no alignment. Throws Error before anything is written if an argument is wrong.
+/// initialisation and no alignment; it is in the memory of the tensors' device. Throws Error before anything is
+/// written if an argument is wrong. On a CUDA device the work is put on Options::stream and the call returns
+/// without waiting for it; the workspace has to stay until the work is done.
 FLASHMASK_API void forward(const ForwardArgs& args, std::span<std::byte> workspace, const Options& options = {});
 FLASHMASK_API void backward(const BackwardArgs& args, std::span<std::byte> workspace, const Options& options = {});
 
@@ -97,7 +102,8 @@ struct Explanation {
   std::string reason;         ///< why this one (forced by what, or first in the order that takes the call)
   std::string configuration;  ///< tile, SIMD target, threads
   TileShape tile{};
-  int64_t live_tiles = 0, tiles = 0;  ///< of `tile`, over batch entries and query heads
+  /// Of `tile`, over batch entries and query heads. Live ones: -1 if the mask is on a device, where nobody looks.
+  int64_t live_tiles = 0, tiles = 0;
   std::size_t workspace_bytes = 0;
   /// One line for each backend that was passed over: "cpu: float64 is ...".
   std::vector<std::string> rejected;

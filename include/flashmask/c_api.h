@@ -68,7 +68,9 @@ typedef enum fm_flags {
  * bounds: int32 startend_row_indices [batch or 1, 1 or heads_kv or heads_q, seqlen_k, n], absolute rows:
  *   n = 1 (LTS) or 2 (LTS, LTE) with FM_CAUSAL; n = 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE) without.
  * block_mask: bool, uint8 or int32 [batch or 1, 1 or heads_kv or heads_q, ceil(seqlen_q / 128),
- *   ceil(seqlen_k / 128)], nonzero = keep. */
+ *   ceil(seqlen_k / 128)], nonzero = keep.
+ * Both are on options->device of the call. On a CUDA device they must be contiguous, the block mask bool or uint8; they
+ * are read there while the work runs, never on the host. */
 typedef struct fm_mask {
   uint32_t struct_size;
   uint32_t flags;
@@ -111,7 +113,8 @@ typedef struct fm_options {
 
 #define FM_DEVICE_CPU 0
 
-/* Shapes and semantics as ForwardArgs and BackwardArgs in attention.h. `mask` NULL: every row sees every
+/* Shapes and semantics as ForwardArgs and BackwardArgs in attention.h. Everything, the mask's tensors, the plan and the
+ * workspace too, is on options->device. `mask` NULL: every row sees every
  * key. `plan` (NULL: the call makes one in its workspace) is a buffer that fm_plan_build filled for exactly
  * this mask. dense_mask replaces `mask`: the baseline mode that executes every tile. */
 typedef struct fm_forward_args {
@@ -141,16 +144,23 @@ FLASHMASK_API const char* fm_version(void);
 /* The message of the calling thread's last failed call; "" if none failed. Valid until its next call. */
 FLASHMASK_API const char* fm_last_error(void);
 
-/* Bytes of a plan's buffer: from the shapes of `mask` alone. */
+/* Bytes of a plan's buffer: from the shapes of `mask` alone, whose contents are not read. */
 FLASHMASK_API fm_status fm_plan_bytes(const fm_mask* mask, size_t* bytes);
-/* Fills `buffer` (8-byte aligned). */
-FLASHMASK_API fm_status fm_plan_build(const fm_mask* mask, void* buffer, size_t bytes);
+/* Fills `buffer` (8-byte aligned) with the plan of the mask's contents as they are. Both are on options->device (NULL: in
+ * host memory); on a CUDA device the work is put on options->stream and the call does not wait for it. */
+FLASHMASK_API fm_status fm_plan_build(const fm_mask* mask, void* buffer, size_t bytes, const fm_options* options);
+/* FM_INVALID_ARGUMENT if `plan` is not the plan of the mask's contents as they are now. A debugging aid: calls on a CUDA
+ * device cannot check that. There `scratch` needs fm_plan_bytes bytes of the device's memory, 8-byte aligned, and the
+ * function waits for options->stream; on the CPU it may be NULL. */
+FLASHMASK_API fm_status fm_plan_validate(const fm_mask* mask, const void* plan, size_t plan_bytes, void* scratch, size_t scratch_bytes,
+                                         const fm_options* options);
 
-/* Writes the mask as a dense matrix, 1 = visible, to `visible`: bool or uint8, contiguous,
+/* Writes the mask (in host memory) as a dense matrix, 1 = visible, to `visible`: bool or uint8, contiguous,
  * [mask batch, mask heads, seqlen_q, seqlen_k]. */
 FLASHMASK_API fm_status fm_mask_to_dense(const fm_mask* mask, const fm_tensor* visible);
 
-/* `options` may be NULL. Workspaces need no initialisation and no alignment. */
+/* `options` may be NULL. On a CUDA device calls put their work on options->stream and return, but for executed_tiles,
+ * which wait for it. Workspaces need no initialisation and no alignment. */
 FLASHMASK_API fm_status fm_forward_workspace(const fm_forward_args* args, const fm_options* options, size_t* bytes);
 FLASHMASK_API fm_status fm_forward(const fm_forward_args* args, void* workspace, size_t workspace_bytes, const fm_options* options);
 FLASHMASK_API fm_status fm_backward_workspace(const fm_backward_args* args, const fm_options* options, size_t* bytes);

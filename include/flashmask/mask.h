@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -61,7 +62,8 @@ struct MaskParts {
 };
 
 /// A plain view of a mask: what the planner and the kernels read. Pointers as in MaskParts (null =
-/// absent), dense in the order [batch, heads, seqlen_k]; they live on `device`.
+/// absent), in the order [batch, heads, seqlen_k] with `bounds_stride` elements from one column to the next;
+/// they live on `device`.
 struct MaskView {
   int64_t seqlen_q = 0;
   int64_t seqlen_k = 0;
@@ -74,10 +76,14 @@ struct MaskView {
   const int32_t* lte = nullptr;
   const int32_t* uts = nullptr;
   const int32_t* ute = nullptr;
+  /// Elements between neighbouring columns of a vector: 1, or the number of vectors where they are
+  /// interleaved as in FlashMask's [batch, heads, seqlen_k, n].
+  int64_t bounds_stride = 1;
   int64_t block_batch = 1;
   int64_t block_heads = 1;
   const uint8_t* block_mask = nullptr;
-  /// Hash of everything above; a Plan carries the hash of the mask it was made for.
+  /// Hash of the contents, wherever they lie (bounds_stride does not matter); a Plan carries the hash of the
+  /// mask it was made for. 0 where the contents are on a device: the host does not read them.
   uint64_t content_hash = 0;
   Device device{};
 
@@ -92,9 +98,17 @@ struct Finding {
   std::string what;
 };
 
+class Mask;
+FLASHMASK_API Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q, std::optional<int64_t> q_offset);
+
 /// An immutable attention mask in O(seqlen_k) memory: an optional diagonal band, at most two half-open
 /// intervals of hidden query rows per key column, and an optional block mask; an element is visible if
 /// none of them hides it. Copies share the data and may be used from any thread.
+///
+/// A mask whose vectors or block mask are on a CUDA device (from_startend_row_indices, with_block_mask)
+/// borrows the caller's memory, which has to stay as long as any call uses the mask, and never reads it on the
+/// host. Whatever has to read it there (the spans, visible, validate, to_dense, statistics, drawing,
+/// conversions, composition) throws kInvalidArgument naming the device.
 class FLASHMASK_API Mask {
  public:
   /// Throws Error if sizes are negative, too large or disagree with the vectors.
@@ -117,7 +131,9 @@ class FLASHMASK_API Mask {
   std::span<const int32_t> ute() const;
   std::span<const uint8_t> block_mask() const;
   const MaskView& view() const;
-  /// Bytes held by the vectors and the block mask.
+  /// Where the vectors and the block mask are; the CPU if there are none (such a mask fits every device).
+  Device device() const;
+  /// Bytes held by the vectors and the block mask; borrowed memory does not count.
   int64_t memory_bytes() const;
 
   /// Whether query row `i` sees key `j` under mask batch `b` and mask head `h`.
@@ -130,12 +146,24 @@ class FLASHMASK_API Mask {
   /// The same mask with this block mask ([batch, heads, ceil(seqlen_q/128), ceil(seqlen_k/128)]); an
   /// empty vector removes it.
   Mask with_block_mask(std::vector<uint8_t> keep, int64_t batch = 1, int64_t heads = 1) const;
+  /// `keep` [batch, heads, ceil(seqlen_q/128), ceil(seqlen_k/128)]: copied from host memory (bool, uint8 or
+  /// int32, any strides), or borrowed on a CUDA device (bool or uint8, contiguous), which then must be the one
+  /// that the vectors are on, if there are any.
+  template <std::same_as<TensorView> Tensor>  // not viable for {}, which is an empty vector
+  Mask with_block_mask(const Tensor& keep) const {
+    return with_block_tensor(keep);
+  }
 
   /// Values that are legal but odd (outside [0, seqlen_q], start > end), at most `limit` of them.
   std::vector<Finding> validate(int64_t limit = 16) const;
 
  private:
+  friend Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q, std::optional<int64_t> q_offset);
   struct Data;
+  /// A mask without a block mask, whose vectors are those of `vectors`, borrowed.
+  Mask(const MaskView& vectors, const Band& band, int64_t q_offset);
+  Mask with_block_tensor(const TensorView& keep) const;
+
   std::shared_ptr<const Data> data_;
 };
 
@@ -151,6 +179,7 @@ struct StartEndRowIndices {
 
 /// Reads int32 `indices` [batch, heads, seqlen_k, n], any strides: causal with n = 1 (LTS) or 2 (LTS,
 /// LTE); not causal with n = 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE). Any other pairing is an error.
+/// Indices on a CUDA device must be contiguous and are borrowed: the mask is a view of the caller's memory.
 FLASHMASK_API Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q,
                                              std::optional<int64_t> q_offset = std::nullopt);
 

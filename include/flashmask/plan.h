@@ -28,11 +28,16 @@ struct FLASHMASK_API PlanLayout {
   int64_t key_blocks = 0;     ///< ceil(seqlen_k / 128)
   int64_t words_per_row = 0;  ///< 64-bit words of one row granule's bits over the key blocks
   int64_t words_per_key = 0;  ///< 64-bit words of one key block's bits over the row granules
+  int64_t row_tiles_128 = 0;  ///< ceil(seqlen_q / 128): tiles of two row granules
+  int64_t row_tiles_192 = 0;  ///< ceil(seqlen_q / 192): tiles of three row granules
 
-  int64_t row_live_bits = 0, row_full_bits = 0;  ///< uint64 [batch * heads, row_granules, words_per_row]
-  int64_t key_live_bits = 0, key_full_bits = 0;  ///< uint64 [batch * heads, key_blocks, words_per_key]
-  int64_t row_counts = 0, row_order = 0;         ///< int32 [batch * heads, row_granules]
-  int64_t key_counts = 0, key_order = 0;         ///< int32 [batch * heads, key_blocks]
+  int64_t row_live_bits = 0, row_full_bits = 0;             ///< uint64 [batch * heads, row_granules, words_per_row]
+  int64_t key_live_bits = 0, key_full_bits = 0;             ///< uint64 [batch * heads, key_blocks, words_per_key]
+  int64_t row_counts = 0, row_order = 0;                    ///< int32 [batch * heads, row_granules]
+  int64_t key_counts = 0, key_order = 0;                    ///< int32 [batch * heads, key_blocks]
+  int64_t row_tile_counts_128 = 0, row_tile_order_128 = 0;  ///< int32 [batch * heads, row_tiles_128]
+  int64_t row_tile_counts_192 = 0, row_tile_order_192 = 0;  ///< int32 [batch * heads, row_tiles_192]
+  int64_t scratch = 0;  ///< uint64 [batch * heads, key_blocks], for use while a plan is built; zero in a finished one
   int64_t bytes = 0;
 };
 
@@ -42,9 +47,15 @@ class FLASHMASK_API PlanView {
   PlanView() = default;
   /// Reads a buffer that build_plan filled; throws if it does not hold a plan or is shorter than one.
   explicit PlanView(std::span<const std::byte> buffer);
+  /// A plan in device memory, which is not read here: the layout is the caller's word. Only layout(), device() and
+  /// data() may be used; mask_hash() is 0. Throws if the buffer is shorter than the layout or misaligned.
+  static PlanView on_device(const PlanLayout& layout, std::span<const std::byte> buffer, Device device);
 
   bool defined() const { return base_ != nullptr; }
   const PlanLayout& layout() const { return layout_; }
+  Device device() const { return device_; }
+  /// The buffer's first byte, in the memory of device().
+  const std::byte* data() const { return base_; }
   /// MaskView::content_hash of the mask the plan was made for.
   uint64_t mask_hash() const { return mask_hash_; }
 
@@ -62,12 +73,18 @@ class FLASHMASK_API PlanView {
   std::span<const int32_t> row_order(int64_t m) const { return ints(layout_.row_order, m, layout_.row_granules); }
   std::span<const int32_t> key_order(int64_t m) const { return ints(layout_.key_order, m, layout_.key_blocks); }
 
+  /// Live key blocks of each row tile of `granules_per_tile` row granules (a key block is live if it is in any of
+  /// them), and the tiles with most live key blocks first, equal counts in ascending order. `granules_per_tile` is
+  /// 1, 2 or 3; throws otherwise.
+  std::span<const int32_t> row_tile_counts(int64_t m, int64_t granules_per_tile) const;
+  std::span<const int32_t> row_tile_order(int64_t m, int64_t granules_per_tile) const;
+
   TileClass granule(int64_t m, int64_t r, int64_t c) const {
     const auto bit = [&](std::span<const uint64_t> words) { return words[static_cast<std::size_t>(c / 64)] >> (c % 64) & 1; };
     if (!bit(row_live(m, r))) return TileClass::kEmpty;
     return bit(row_full(m, r)) ? TileClass::kFull : TileClass::kPartial;
   }
-  /// Live granules over all masks of the plan.
+  /// Live granules over all masks of the plan. Throws for a plan on a device.
   int64_t live_granules() const;
 
  private:
@@ -86,6 +103,7 @@ class FLASHMASK_API PlanView {
   const std::byte* base_ = nullptr;
   PlanLayout layout_;
   uint64_t mask_hash_ = 0;
+  Device device_{};
 };
 
 /// Calls f(index, full) for every live bit in ascending order. `live` and `full` are two rows of a plan.
@@ -101,6 +119,17 @@ void for_each_live(std::span<const uint64_t> live, std::span<const uint64_t> ful
 
 /// Fills `buffer` (at least PlanLayout::bytes, 8-byte aligned) with the plan of a mask in host memory.
 FLASHMASK_API void build_plan(const MaskView& mask, std::span<std::byte> buffer);
+
+/// The same on a device, with the mask's contents (if it has any) and `buffer` in its memory: on a CUDA device the work
+/// is put on `stream` (a cudaStream_t), nothing is allocated and nothing waits. The plan says what the contents were when the
+/// work ran: build it anew when they change. On the CPU `stream` must be null. Throws kNoDevice if the device is not there
+/// or the library was built without CUDA.
+FLASHMASK_API void build_plan(const MaskView& mask, std::span<std::byte> buffer, Device device, void* stream = nullptr);
+
+/// Throws kInvalidArgument if `plan` is not the plan of `mask` as its contents are now; a debugging aid, as calls cannot
+/// check the contents of a mask on a device without waiting for it. `scratch`: on a CUDA device PlanLayout::bytes of its
+/// memory, 8-byte aligned, to make the plan anew in, and the function waits for `stream`; unused on the CPU.
+FLASHMASK_API void validate_plan(const Mask& mask, const PlanView& plan, std::span<std::byte> scratch = {}, void* stream = nullptr);
 
 /// A plan that owns its buffer. Immutable: one plan serves every head, layer, recomputation, forward and
 /// backward of its mask, from any thread.

@@ -8,7 +8,7 @@ import numpy as np
 
 FLOAT32, FLOAT64, BFLOAT16, FLOAT16, INT32, BOOL, UINT8 = range(1, 8)
 CAUSAL, HAS_Q_OFFSET, HAS_WINDOW, HAS_SCALE = 2, 4, 8, 16
-OK, INVALID_ARGUMENT, UNSUPPORTED = 0, 1, 2
+OK, INVALID_ARGUMENT, UNSUPPORTED, UNREPRESENTABLE, NO_DEVICE, OUT_OF_MEMORY, INTERNAL = range(7)
 DTYPES = {np.dtype(np.float32): FLOAT32, np.dtype(np.float64): FLOAT64, np.dtype(np.float16): FLOAT16, np.dtype(np.int32): INT32, np.dtype(np.bool_): BOOL, np.dtype(np.uint8): UINT8}
 
 
@@ -58,6 +58,22 @@ def tensor(array):
     for d in range(array.ndim):
         t.shape[d] = array.shape[d]
         t.stride[d] = array.strides[d] // array.itemsize
+    return t
+
+
+def cuda_device(index=0):
+    """The value of Options.device for a CUDA device."""
+    return 1 + index
+
+
+def device_tensor(pointer, dtype, shape, stride=None):
+    """A tensor in device memory: `dtype` is one of FLOAT32 and so on, strides count elements (None: contiguous)."""
+    t = Tensor(data=pointer, dtype=dtype, ndim=len(shape))
+    contiguous = 1
+    for d in reversed(range(len(shape))):
+        t.shape[d] = shape[d]
+        t.stride[d] = contiguous if stride is None else stride[d]
+        contiguous *= max(shape[d], 1)
     return t
 
 

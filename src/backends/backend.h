@@ -16,6 +16,8 @@ class Backend {
   virtual ~Backend() = default;
   virtual std::string_view name() const = 0;
   virtual BackendInfo info() const = 0;
+  /// What its tensors are on.
+  virtual Device::Kind device_kind() const { return Device::Kind::kCpu; }
   /// Why this backend does not take the call, ending with what would do; empty if it takes it.
   virtual std::string refusal(const Problem& problem) const = 0;
   /// Chosen by "auto" when it takes the call; otherwise only by name.
@@ -27,12 +29,22 @@ class Backend {
   virtual void backward(const Problem& problem, std::span<std::byte> workspace) const = 0;
 };
 
-/// The compiled-in backends, the preferred first.
+/// The backends, the preferred first; one that is not compiled in is listed too, and says so.
 std::span<const Backend* const> backend_list();
 
 const Backend& reference_backend();
+const Backend& cuda_backend();
 #ifdef FLASHMASK_WITH_CPU
 const Backend& cpu_backend();
 #endif
+
+namespace cuda {
+
+/// build_plan on CUDA device `index`, arguments checked.
+void build_plan(const MaskView& mask, std::span<std::byte> buffer, int32_t index, void* stream);
+/// Whether `plan` says what one made of `mask` now, in `scratch`, says. Waits for the stream.
+bool is_plan_of(const MaskView& mask, const PlanView& plan, std::span<std::byte> scratch, void* stream);
+
+}  // namespace cuda
 
 }  // namespace flashmask

@@ -5,6 +5,7 @@
 #include "backends/problem.h"
 #include "common/arithmetic.h"
 #include "common/message.h"
+#include "mask/host_only.h"
 
 namespace flashmask {
 namespace {
@@ -41,7 +42,8 @@ void check_tensor(const char* argument, const TensorView& t, const Requirement& 
     throw_invalid(argument, " is ", describe(t), "; it must be ", name(need.dtype), " [", shape, "] (", need.meaning, ")");
   }
   check_strides(argument, t, need.row_contiguous, need.output);
-  if (t.device != device) throw_invalid(argument, " and q are on different devices");
+  if (t.device != device)
+    throw_invalid(argument, " and q are on different devices (", describe(t.device), " and ", describe(device), "); a call has one");
   if (with_data && !t.data && t.num_elements() > 0) throw_invalid(argument, " has no data");
 }
 
@@ -107,8 +109,18 @@ bool is_one_of(int64_t n, std::initializer_list<int64_t> accepted) {
   return false;
 }
 
+/// A mask is never copied behind the caller's back.
+void check_mask_device(const MaskView& view, const Device& device) {
+  if (!has_contents(view) || view.device == device) return;
+  const bool to_device = device.kind == Device::Kind::kCuda;
+  throw_invalid(
+      "the mask's vectors are on ", describe(view.device), " and q on ", describe(device), "; copy the vectors to ", describe(device),
+      to_device ? " and make the mask from the copy (from_startend_row_indices, with_block_mask)" : " and make the mask from the copy");
+}
+
 void check_mask(const Problem& p) {
   const MaskView& view = p.mask.view();
+  check_mask_device(view, p.device);
   if (view.seqlen_q != p.seqlen_q || view.seqlen_k != p.seqlen_k) {
     throw_invalid("mask has lengths (", view.seqlen_q, ", ", view.seqlen_k, "); those of q and k are (", p.seqlen_q, ", ", p.seqlen_k, ")");
   }
@@ -124,12 +136,18 @@ void check_mask(const Problem& p) {
 void check_plan(const Problem& p) {
   const PlanLayout& plan = p.plan.layout();
   const MaskView& view = p.mask.view();
+  if (p.plan.device() != p.device) {
+    throw_invalid("the plan is on ", describe(p.plan.device()), " and q on ", describe(p.device),
+                  "; build it where the tensors are (build_plan with a device, PlanView::on_device)");
+  }
   if (plan.seqlen_q != p.seqlen_q || plan.seqlen_k != p.seqlen_k) {
     throw_invalid("plan was made for lengths (", plan.seqlen_q, ", ", plan.seqlen_k, "); the call has (", p.seqlen_q, ", ", p.seqlen_k,
                   ")");
   }
   if (p.dense.defined()) return;
-  if (plan.batch != view.batch() || plan.heads != view.heads() || p.plan.mask_hash() != view.content_hash) {
+  // On a device the hash cannot be read without waiting for it; validate_plan does.
+  const bool other = p.device.kind == Device::Kind::kCpu && p.plan.mask_hash() != view.content_hash;
+  if (plan.batch != view.batch() || plan.heads != view.heads() || other) {
     throw_invalid("plan was not made for this mask (with the call's q_offset); build one from exactly the mask that the call gets");
   }
 }
@@ -143,6 +161,7 @@ void check_dense(const Problem& p, bool with_data) {
                   ", ", p.seqlen_q, ", ", p.seqlen_k, "]");
   }
   check_strides("dense_mask", t, true, false);
+  if (t.device != p.device) throw_invalid("dense_mask is on ", describe(t.device), " and q on ", describe(p.device));
   if (with_data && !t.data && t.num_elements() > 0) throw_invalid("dense_mask has no data");
 }
 

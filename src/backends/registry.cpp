@@ -16,6 +16,7 @@ struct Choice {
   const Backend* backend = nullptr;
   std::string reason;
   std::vector<std::string> rejected;
+  bool no_device = false;  ///< none takes it because a device or a build is missing
 };
 
 std::string known_names() {
@@ -31,6 +32,11 @@ const Backend& find_backend(std::string_view wanted, std::string_view source) {
   throw_invalid("backend '", wanted, "' (", source, ") is not known; known: ", known_names());
 }
 
+/// Whether what is missing is a device, not an ability.
+bool lacks_device(const Backend& backend, const Problem& problem) {
+  return problem.device.kind == backend.device_kind() && !backend.info().usable;
+}
+
 /// The first backend that takes the call: the argument decides, then the environment, then the order of the list.
 Choice choose(const Problem& problem, const std::string& wanted) {
   Choice choice;
@@ -44,6 +50,7 @@ Choice choose(const Problem& problem, const std::string& wanted) {
     const Backend& forced = find_backend(name, source);
     if (std::string refusal = forced.refusal(problem); !refusal.empty()) {
       choice.rejected.push_back(message(name, ": ", refusal));
+      choice.no_device = !forced.info().usable;
     } else {
       choice.backend = &forced;
       choice.reason = message("asked for by ", source);
@@ -59,6 +66,7 @@ Choice choose(const Problem& problem, const std::string& wanted) {
       break;
     }
     choice.rejected.push_back(message(backend->name(), ": ", refusal));
+    choice.no_device |= lacks_device(*backend, problem);
   }
   return choice;
 }
@@ -68,7 +76,7 @@ const Backend& chosen(const Problem& problem, const std::string& wanted) {
   if (choice.backend) return *choice.backend;
   std::string reasons;
   for (const std::string& line : choice.rejected) reasons += message(reasons.empty() ? "" : "; ", line);
-  throw_unsupported("no backend takes this call: ", reasons);
+  throw Error(choice.no_device ? ErrorCode::kNoDevice : ErrorCode::kUnsupported, message("no backend takes this call: ", reasons));
 }
 
 void check_workspace(const Backend& backend, const Problem& problem, std::span<std::byte> workspace) {
@@ -101,8 +109,11 @@ Explanation explain_problem(const Problem& problem, const Options& options) {
       problem.batch * problem.heads_q * ceil_div(problem.seqlen_q, result.tile.rows) * ceil_div(problem.seqlen_k, result.tile.keys);
   result.live_tiles = result.tiles;
   if (problem.dense.defined() || problem.batch == 0) return result;
+  if (result.tiles == 0) return result;
+  result.live_tiles = -1;
+  if (problem.mask.device().kind != Device::Kind::kCpu) return result;
   std::optional<Plan> own;
-  if (!problem.plan.defined()) own.emplace(problem.mask);
+  if (!problem.plan.defined() || problem.plan.device().kind != Device::Kind::kCpu) own.emplace(problem.mask);
   const TiledPlanView plan(own ? own->view() : problem.plan, result.tile);
   // Every mask of the plan serves the same number of (batch entry, query head) pairs.
   result.live_tiles = plan.live_tiles() * (problem.batch / problem.mask.batch()) * (problem.heads_q / problem.mask.heads());
@@ -113,6 +124,7 @@ Explanation explain_problem(const Problem& problem, const Options& options) {
 
 std::span<const Backend* const> backend_list() {
   static const std::array list{
+      &cuda_backend(),
 #ifdef FLASHMASK_WITH_CPU
       &cpu_backend(),
 #endif
@@ -172,8 +184,9 @@ std::string to_string(const Explanation& e) {
   if (e.backend.empty()) {
     text = "no backend takes this call";
   } else {
-    text = message("backend: ", e.backend, " (", e.reason, ")\nconfiguration: ", e.configuration, "\ntiles: ", e.live_tiles, " of ",
-                   e.tiles, " of ", e.tile.rows, "x", e.tile.keys, " are executed\nworkspace: ", e.workspace_bytes, " bytes");
+    const std::string live = e.live_tiles < 0 ? "unknown (the mask is on the device)" : message(e.live_tiles);
+    text = message("backend: ", e.backend, " (", e.reason, ")\nconfiguration: ", e.configuration, "\ntiles: ", live, " of ", e.tiles,
+                   " of ", e.tile.rows, "x", e.tile.keys, " are executed\nworkspace: ", e.workspace_bytes, " bytes");
   }
   for (const std::string& line : e.rejected) text += message("\nnot ", line);
   return text;

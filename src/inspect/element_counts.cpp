@@ -7,6 +7,7 @@
 
 #include "common/arithmetic.h"
 #include "common/message.h"
+#include "mask/host_only.h"
 #include "mask/rules.h"
 #include "mask/tile_classifier.h"
 #include "mask/view.h"
@@ -139,6 +140,7 @@ void check_tile(TileShape tile) {
 void for_each_visible_column(const Mask& mask, int64_t batch, int64_t head, int64_t row_step, int64_t key_step,
                              const std::function<void(int64_t, std::span<const int64_t>)>& f) {
   const MaskView& view = mask.view();
+  require_host(view, "the count of visible elements");
   KeptBlocks blocks(view, batch, head);
   const Partition row_cells(view.seqlen_q, row_step), key_cells(view.seqlen_k, key_step);
   // Under a block mask, counted in parts that lie within one cell and one block.
@@ -165,6 +167,7 @@ void for_each_visible_column(const Mask& mask, int64_t batch, int64_t head, int6
 }
 
 void for_each_tile_column(const Mask& mask, int64_t batch, int64_t head, TileShape tile, const std::function<void(const TileColumn&)>& f) {
+  require_host(mask.view(), "the count of tiles");
   if (mask.has_block_mask()) {
     count_columns(mask, batch, head, tile, f);
   } else {

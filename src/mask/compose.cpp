@@ -6,6 +6,7 @@
 #include "common/message.h"
 #include "flashmask/mask.h"
 #include "mask/hidden_columns.h"
+#include "mask/host_only.h"
 #include "mask/view.h"
 
 namespace flashmask {
@@ -184,6 +185,7 @@ Mask crop(const Mask& mask, int64_t row_begin, int64_t row_end, int64_t key_begi
     throw_unsupported("a mask with a block mask is cropped at (row ", row_begin, ", key ", key_begin, "); both must be multiples of 128");
   }
   const MaskView& view = mask.view();
+  require_host(view, "crop");
   const int64_t rows = row_end - row_begin, keys = key_end - key_begin;
   MaskParts parts{.seqlen_q = rows,
                   .seqlen_k = keys,

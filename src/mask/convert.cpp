@@ -7,6 +7,7 @@
 #include "common/message.h"
 #include "flashmask/mask.h"
 #include "mask/hidden_columns.h"
+#include "mask/host_only.h"
 #include "mask/view.h"
 
 namespace flashmask {
@@ -24,6 +25,37 @@ std::vector<std::vector<int32_t> MaskParts::*> vector_order(bool causal, int64_t
   if (!causal && vectors == 2) return {&MaskParts::lts, &MaskParts::ute};
   if (!causal && vectors == 4) return {&MaskParts::lts, &MaskParts::lte, &MaskParts::uts, &MaskParts::ute};
   throw_invalid("startend_row_indices has ", vectors, " vectors and causal is ", causal ? "true" : "false", "; ", kForms);
+}
+
+/// Where the vectors of MaskParts are in a MaskView.
+const int32_t* MaskView::*in_view(std::vector<int32_t> MaskParts::*member) {
+  if (member == &MaskParts::lts) return &MaskView::lts;
+  if (member == &MaskParts::lte) return &MaskView::lte;
+  return member == &MaskParts::uts ? &MaskView::uts : &MaskView::ute;
+}
+
+/// A view of indices in device memory, interleaved as they are.
+MaskView borrow_indices(const TensorView& indices, bool causal, int64_t seqlen_q) {
+  const auto [batch, heads, seqlen_k, vectors, unused] = indices.shape;
+  const std::array<int64_t, 4> contiguous{heads * seqlen_k * vectors, seqlen_k * vectors, vectors, 1};
+  for (std::size_t d = 0; d < contiguous.size(); ++d) {
+    if (indices.shape[d] > 1 && indices.stride[d] != contiguous[d] && seqlen_k > 0)
+      throw_invalid("startend_row_indices is on ", describe(indices.device), " and has stride ", indices.stride[d], " in dimension ", d,
+                    "; it is borrowed, so it must be contiguous (stride ", contiguous[d], ")");
+  }
+  if (reinterpret_cast<std::uintptr_t>(indices.data) % sizeof(int32_t) != 0)
+    throw_invalid("startend_row_indices' address is not a multiple of 4 bytes");
+  MaskView view;
+  view.seqlen_q = seqlen_q;
+  view.seqlen_k = seqlen_k;
+  view.bounds_batch = batch;
+  view.bounds_heads = heads;
+  view.bounds_stride = vectors;
+  view.device = indices.device;
+  const auto* data = static_cast<const int32_t*>(indices.data);
+  const auto order = vector_order(causal, vectors);
+  for (std::size_t v = 0; v < order.size() && seqlen_k > 0; ++v) view.*in_view(order[v]) = data + v;
+  return view;
 }
 
 StartEndRowIndices write_indices(const MaskParts& parts, bool causal, int64_t vectors) {
@@ -87,14 +119,11 @@ Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t s
     throw_invalid("startend_row_indices is ", describe(indices), "; batch and heads must be at least 1, seqlen_k between 0 and ",
                   kMaxSeqlen);
   }
-  check_readable("startend_row_indices", indices, *columns == 0);
-  if (!indices.data && *columns > 0) throw_invalid("startend_row_indices has no data");
-  MaskParts parts{.seqlen_q = seqlen_q,
-                  .seqlen_k = seqlen_k,
-                  .band = causal ? Band::causal() : Band::none(),
-                  .q_offset = q_offset,
-                  .batch = batch,
-                  .heads = heads};
+  if (!indices.data && *columns > 0) throw_invalid("startend_row_indices is ", describe(indices), " and its data pointer is null");
+  const Band band = causal ? Band::causal() : Band::none();
+  if (indices.device.kind != Device::Kind::kCpu)
+    return Mask(borrow_indices(indices, causal, seqlen_q), band, q_offset.value_or(seqlen_k - seqlen_q));
+  MaskParts parts{.seqlen_q = seqlen_q, .seqlen_k = seqlen_k, .band = band, .q_offset = q_offset, .batch = batch, .heads = heads};
   const auto* data = static_cast<const int32_t*>(indices.data);
   for (std::size_t v = 0; v < order.size(); ++v) {
     std::vector<int32_t>& vector = parts.*order[v];
@@ -158,6 +187,7 @@ Mask from_dense(const TensorView& visible) {
 
 std::vector<uint8_t> to_dense(const Mask& mask) {
   const MaskView& view = mask.view();
+  require_host(view, "to_dense");
   const auto size = checked_product(view.batch(), view.heads(), view.seqlen_q, view.seqlen_k);
   if (!size) throw_invalid("a dense matrix of this mask has more than 2^63 elements");
   std::vector<uint8_t> dense;

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "common/message.h"
+#include "mask/host_only.h"
 #include "mask/view.h"
 
 namespace flashmask {
@@ -108,6 +109,7 @@ HiddenColumns::HiddenColumns(int64_t seqlen_q, int64_t seqlen_k, int64_t batch, 
 
 HiddenColumns HiddenColumns::of(const Mask& mask) {
   const MaskView& view = mask.view();
+  require_host(view, "the conversion or composition");
   HiddenColumns result(view.seqlen_q, view.seqlen_k, view.batch(), view.heads());
   std::vector<Interval> hidden;
   for (int64_t b = 0; b < view.batch(); ++b) {

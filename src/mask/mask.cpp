@@ -2,11 +2,12 @@
 #include "flashmask/mask.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "common/arithmetic.h"
 #include "common/message.h"
+#include "mask/content_hash.h"
+#include "mask/host_only.h"
 #include "mask/view.h"
 
 namespace flashmask {
@@ -17,34 +18,25 @@ struct Bounds {
   int64_t batch = 1, heads = 1;
   std::vector<int32_t> lts, lte, uts, ute;
   uint64_t hash = 0;
+  /// On a device: the caller's vectors, in place of those above.
+  std::optional<MaskView> borrowed{};
 };
 
 struct BlockMask {
   int64_t batch = 1, heads = 1;
   std::vector<uint8_t> keep;
   uint64_t hash = 0;
+  /// On a device: the caller's, in place of `keep`.
+  const uint8_t* borrowed = nullptr;
+  Device device{};
 };
 
-uint64_t mix(uint64_t hash, uint64_t word) {
-  hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
-  return hash ^ (hash >> 29);
-}
-
-uint64_t hash_of_counts(int64_t batch, int64_t heads) { return mix(mix(1, static_cast<uint64_t>(batch)), static_cast<uint64_t>(heads)); }
-
 template <typename T>
-uint64_t mix_all(uint64_t hash, const std::vector<T>& values) {
-  const auto* bytes = reinterpret_cast<const unsigned char*>(values.data());
-  const std::size_t size = values.size() * sizeof(T);
-  hash = mix(hash, size);
-  std::size_t at = 0;
-  for (uint64_t word; at + 8 <= size; at += 8) {
-    std::memcpy(&word, bytes + at, 8);
-    hash = mix(hash, word);
-  }
-  uint64_t rest = 0;
-  if (at < size) std::memcpy(&rest, bytes + at, size - at);
-  return mix(hash, rest);
+uint64_t hash_of_elements(content_hash::Source source, const std::vector<T>& values) {
+  uint64_t sum = 0;
+  for (std::size_t at = 0; at < values.size(); ++at)
+    sum += content_hash::element(source, static_cast<int64_t>(at), static_cast<uint32_t>(values[at]));
+  return sum;
 }
 
 void check_seqlen(const char* argument, int64_t seqlen) {
@@ -99,16 +91,30 @@ struct Mask::Data {
     view.diagonal_hi = diagonals.hi;
     view.bounds_batch = bounds->batch;
     view.bounds_heads = bounds->heads;
-    view.lts = data_or_null(bounds->lts);
-    view.lte = data_or_null(bounds->lte);
-    view.uts = data_or_null(bounds->uts);
-    view.ute = data_or_null(bounds->ute);
     view.block_batch = block->batch;
     view.block_heads = block->heads;
-    view.block_mask = block->keep.empty() ? nullptr : block->keep.data();
-    uint64_t hash = mix(mix(bounds->hash, block->hash), static_cast<uint64_t>(seqlen_q));
-    hash = mix(mix(hash, static_cast<uint64_t>(seqlen_k)), static_cast<uint32_t>(view.diagonal_lo));
-    view.content_hash = mix(hash, static_cast<uint32_t>(view.diagonal_hi));
+    set_vectors();
+    view.block_mask = block->borrowed ? block->borrowed : block->keep.empty() ? nullptr : block->keep.data();
+    if (block->borrowed) view.device = block->device;
+    if (view.device.kind == Device::Kind::kCpu)
+      view.content_hash = content_hash::finish(content_hash::frame(view), bounds->hash + block->hash);
+  }
+
+  void set_vectors() {
+    if (!bounds->borrowed) {
+      view.lts = data_or_null(bounds->lts);
+      view.lte = data_or_null(bounds->lte);
+      view.uts = data_or_null(bounds->uts);
+      view.ute = data_or_null(bounds->ute);
+      return;
+    }
+    const MaskView& from = *bounds->borrowed;
+    view.lts = from.lts;
+    view.lte = from.lte;
+    view.uts = from.uts;
+    view.ute = from.ute;
+    view.bounds_stride = from.bounds_stride;
+    view.device = from.device;
   }
 };
 
@@ -125,8 +131,74 @@ std::shared_ptr<const BlockMask> make_block_mask(int64_t seqlen_q, int64_t seqle
   block->batch = keep.empty() ? 1 : batch;
   block->heads = keep.empty() ? 1 : heads;
   block->keep = std::move(keep);
-  block->hash = mix_all(hash_of_counts(block->batch, block->heads), block->keep);
+  block->hash = hash_of_elements(content_hash::Source::kBlockMask, block->keep);
   return block;
+}
+
+bool is_contiguous(const TensorView& t) {
+  int64_t stride = 1;
+  for (int d = t.rank - 1; d >= 0; --d) {
+    if (t.shape[d] > 1 && t.stride[d] != stride) return false;
+    stride *= t.shape[d];
+  }
+  return true;
+}
+
+/// The elements of a block mask in host memory as bytes.
+std::vector<uint8_t> read_block_mask(const TensorView& t) {
+  std::vector<uint8_t> keep;
+  keep.reserve(static_cast<std::size_t>(t.num_elements()));
+  for (int64_t b = 0; b < t.shape[0]; ++b) {
+    for (int64_t h = 0; h < t.shape[1]; ++h) {
+      for (int64_t r = 0; r < t.shape[2]; ++r) {
+        for (int64_t c = 0; c < t.shape[3]; ++c) {
+          const int64_t at = b * t.stride[0] + h * t.stride[1] + r * t.stride[2] + c * t.stride[3];
+          keep.push_back(t.dtype == DataType::kInt32 ? static_cast<const int32_t*>(t.data)[at] != 0
+                                                     : static_cast<const uint8_t*>(t.data)[at] != 0);
+        }
+      }
+    }
+  }
+  return keep;
+}
+
+void check_block_tensor(const TensorView& t, bool on_host) {
+  const bool dtype = t.dtype == DataType::kBool || t.dtype == DataType::kUInt8 || (on_host && t.dtype == DataType::kInt32);
+  if (t.rank != 4 || !dtype) {
+    throw_invalid("block_mask is ", describe(t), "; it must be ", on_host ? "bool, uint8 or int32" : "bool or uint8 (on a device)",
+                  " [batch, heads, ceil(seqlen_q / 128), ceil(seqlen_k / 128)]");
+  }
+  if (*std::min_element(t.shape.begin(), t.shape.begin() + 4) < 0 || !checked_product(t.shape[0], t.shape[1], t.shape[2], t.shape[3]))
+    throw_invalid("block_mask is ", describe(t), "; sizes must be at least 0 and their product below 2^63");
+  if (!t.data && t.num_elements() > 0) throw_invalid("block_mask has no data");
+  if (!on_host && !is_contiguous(t))
+    throw_invalid("block_mask is on ", describe(t.device), " and not contiguous; it is borrowed, so it must be");
+}
+
+std::shared_ptr<const BlockMask> borrow_block_mask(const TensorView& t, int64_t seqlen_q, int64_t seqlen_k) {
+  check_count("block_mask's batch", t.shape[0]);
+  check_count("block_mask's heads", t.shape[1]);
+  const int64_t rows = ceil_div(seqlen_q, kBlockMaskSize), keys = ceil_div(seqlen_k, kBlockMaskSize);
+  if (t.shape[2] != rows || t.shape[3] != keys)
+    throw_invalid("block_mask is ", describe(t), "; its last two dimensions must be ", rows, " and ", keys, ", ceil(seqlen / 128)");
+  auto block = std::make_shared<BlockMask>();
+  if (t.num_elements() == 0) return block;
+  block->batch = t.shape[0];
+  block->heads = t.shape[1];
+  block->borrowed = static_cast<const uint8_t*>(t.data);
+  block->device = t.device;
+  return block;
+}
+
+/// The kernels read both, so both must be where the call is.
+void check_same_device(const Bounds& bounds, const BlockMask& block) {
+  const bool vectors = bounds.borrowed || !bounds.lts.empty() || !bounds.lte.empty() || !bounds.uts.empty() || !bounds.ute.empty();
+  const bool blocks = block.borrowed || !block.keep.empty();
+  const Device of_vectors = bounds.borrowed ? bounds.borrowed->device : Device{};
+  if (vectors && blocks && of_vectors != block.device) {
+    throw_invalid("the mask's vectors are on ", describe(of_vectors), " and its block mask on ", describe(block.device),
+                  "; copy one of them to where the other is");
+  }
 }
 
 /// A batch entry of vectors or block mask is its own or everybody's; a head may serve several.
@@ -168,8 +240,9 @@ Mask::Mask(MaskParts parts) {
   bounds->lte = std::move(parts.lte);
   bounds->uts = std::move(parts.uts);
   bounds->ute = std::move(parts.ute);
-  bounds->hash = hash_of_counts(bounds->batch, bounds->heads);
-  for (const auto* vector : {&bounds->lts, &bounds->lte, &bounds->uts, &bounds->ute}) bounds->hash = mix_all(bounds->hash, *vector);
+  using enum content_hash::Source;
+  bounds->hash = hash_of_elements(kLts, bounds->lts) + hash_of_elements(kLte, bounds->lte) + hash_of_elements(kUts, bounds->uts) +
+                 hash_of_elements(kUte, bounds->ute);
 
   auto data = std::make_shared<Data>();
   data->seqlen_q = parts.seqlen_q;
@@ -179,6 +252,25 @@ Mask::Mask(MaskParts parts) {
   data->block = make_block_mask(parts.seqlen_q, parts.seqlen_k, parts.block_batch, parts.block_heads, std::move(parts.block_mask));
   check_broadcast(bounds->batch, data->block->batch, bounds->heads, data->block->heads);
   data->bounds = std::move(bounds);
+  data->finish();
+  data_ = std::move(data);
+}
+
+Mask::Mask(const MaskView& vectors, const Band& band, int64_t q_offset) {
+  check_seqlen("seqlen_q", vectors.seqlen_q);
+  auto bounds = std::make_shared<Bounds>();
+  if (has_contents(vectors)) {
+    bounds->batch = vectors.bounds_batch;
+    bounds->heads = vectors.bounds_heads;
+    bounds->borrowed = vectors;
+  }
+  auto data = std::make_shared<Data>();
+  data->seqlen_q = vectors.seqlen_q;
+  data->seqlen_k = vectors.seqlen_k;
+  data->band = band;
+  data->q_offset = q_offset;
+  data->bounds = std::move(bounds);
+  data->block = std::make_shared<BlockMask>();
   data->finish();
   data_ = std::move(data);
 }
@@ -194,12 +286,28 @@ int Mask::num_intervals() const {
   return (v.lts || v.lte ? 1 : 0) + (v.uts || v.ute ? 1 : 0);
 }
 bool Mask::has_block_mask() const { return data_->view.block_mask != nullptr; }
-std::span<const int32_t> Mask::lts() const { return data_->bounds->lts; }
-std::span<const int32_t> Mask::lte() const { return data_->bounds->lte; }
-std::span<const int32_t> Mask::uts() const { return data_->bounds->uts; }
-std::span<const int32_t> Mask::ute() const { return data_->bounds->ute; }
-std::span<const uint8_t> Mask::block_mask() const { return data_->block->keep; }
+std::span<const int32_t> Mask::lts() const {
+  require_host(data_->view, "Mask::lts");
+  return data_->bounds->lts;
+}
+std::span<const int32_t> Mask::lte() const {
+  require_host(data_->view, "Mask::lte");
+  return data_->bounds->lte;
+}
+std::span<const int32_t> Mask::uts() const {
+  require_host(data_->view, "Mask::uts");
+  return data_->bounds->uts;
+}
+std::span<const int32_t> Mask::ute() const {
+  require_host(data_->view, "Mask::ute");
+  return data_->bounds->ute;
+}
+std::span<const uint8_t> Mask::block_mask() const {
+  require_host(data_->view, "Mask::block_mask");
+  return data_->block->keep;
+}
 const MaskView& Mask::view() const { return data_->view; }
+Device Mask::device() const { return data_->view.device; }
 
 int64_t Mask::memory_bytes() const {
   const Bounds& b = *data_->bounds;
@@ -208,6 +316,7 @@ int64_t Mask::memory_bytes() const {
 
 bool Mask::visible(int64_t b, int64_t h, int64_t i, int64_t j) const {
   const MaskView& v = data_->view;
+  require_host(v, "Mask::visible");
   if (b < 0 || b >= v.batch() || h < 0 || h >= v.heads() || i < 0 || i >= v.seqlen_q || j < 0 || j >= v.seqlen_k) {
     throw_invalid("element (batch ", b, ", head ", h, ", row ", i, ", key ", j, ") is outside of the mask [", v.batch(), ", ", v.heads(),
                   ", ", v.seqlen_q, ", ", v.seqlen_k, "]");
@@ -238,6 +347,21 @@ Mask Mask::with_band(const Band& band) const {
 Mask Mask::with_block_mask(std::vector<uint8_t> keep, int64_t batch, int64_t heads) const {
   auto data = std::make_shared<Data>(*data_);
   data->block = make_block_mask(data->seqlen_q, data->seqlen_k, batch, heads, std::move(keep));
+  check_same_device(*data->bounds, *data->block);
+  check_broadcast(data->bounds->batch, data->block->batch, data->bounds->heads, data->block->heads);
+  data->finish();
+  Mask mask = *this;
+  mask.data_ = std::move(data);
+  return mask;
+}
+
+Mask Mask::with_block_tensor(const TensorView& keep) const {
+  const bool on_host = keep.device.kind == Device::Kind::kCpu;
+  check_block_tensor(keep, on_host);
+  if (on_host) return with_block_mask(read_block_mask(keep), keep.shape[0], keep.shape[1]);
+  auto data = std::make_shared<Data>(*data_);
+  data->block = borrow_block_mask(keep, data->seqlen_q, data->seqlen_k);
+  check_same_device(*data->bounds, *data->block);
   check_broadcast(data->bounds->batch, data->block->batch, data->bounds->heads, data->block->heads);
   data->finish();
   Mask mask = *this;
@@ -246,6 +370,7 @@ Mask Mask::with_block_mask(std::vector<uint8_t> keep, int64_t batch, int64_t hea
 }
 
 std::vector<Finding> Mask::validate(int64_t limit) const {
+  require_host(data_->view, "Mask::validate");
   std::vector<Finding> findings;
   const Bounds& bounds = *data_->bounds;
   const auto check = [&](const char* begin_name, const std::vector<int32_t>& begin, const char* end_name, const std::vector<int32_t>& end) {

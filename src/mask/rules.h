@@ -22,7 +22,8 @@ struct Interval {
 };
 
 /// One batch entry and head of a mask: the band on j - i and the interval vectors over the key columns. A
-/// null begin vector means row 0, a null end vector seqlen_q, both null no interval.
+/// null begin vector means row 0, a null end vector seqlen_q, both null no interval. Neighbouring columns lie
+/// `stride` elements apart.
 struct Columns {
   int32_t seqlen_q;
   int32_t diagonal_lo, diagonal_hi;
@@ -30,6 +31,7 @@ struct Columns {
   const int32_t* lte;
   const int32_t* uts;
   const int32_t* ute;
+  int64_t stride = 1;
 };
 
 /// The rows a column is hidden from: what the band cuts off above and below, and the two intervals, clamped
@@ -38,23 +40,34 @@ struct HiddenRows {
   Interval interval[4];
 };
 
-FLASHMASK_RULE int32_t clamp_row(int64_t row, int32_t seqlen_q) {
-  return row < 0 ? 0 : row > seqlen_q ? seqlen_q : static_cast<int32_t>(row);
+template <typename Int>
+FLASHMASK_RULE int32_t clamp_row(Int row, int32_t seqlen_q) {
+  const Int at_most = row < seqlen_q ? row : static_cast<Int>(seqlen_q);
+  return at_most > 0 ? static_cast<int32_t>(at_most) : 0;
 }
 
-FLASHMASK_RULE Interval stored_interval(const int32_t* begin, const int32_t* end, int32_t j, int32_t seqlen_q) {
+/// clamp_row(key - diagonal) in 32 bits, key >= 0: it is the diagonal that is clamped, to where the difference is a row,
+/// so nothing overflows.
+FLASHMASK_RULE int32_t clamp_row_on_diagonal(int32_t key, int32_t diagonal, int32_t seqlen_q) {
+  const int32_t at_least = diagonal > key - seqlen_q ? diagonal : key - seqlen_q;
+  return key - (at_least < key ? at_least : key);
+}
+
+/// `at` is the column's element in the vectors.
+FLASHMASK_RULE Interval stored_interval(const int32_t* begin, const int32_t* end, int64_t at, int32_t seqlen_q) {
   if (!begin && !end) return {0, 0};
-  return {begin ? clamp_row(begin[j], seqlen_q) : 0, end ? clamp_row(end[j], seqlen_q) : seqlen_q};
+  return {begin ? clamp_row(begin[at], seqlen_q) : 0, end ? clamp_row(end[at], seqlen_q) : seqlen_q};
 }
 
+/// Of column j < INT32_MAX.
 FLASHMASK_RULE HiddenRows hidden_rows(const Columns& m, int32_t j) {
-  // j - i > hi hides the rows before j - hi; j - i < lo those after j - lo.
-  const int64_t above_end = m.diagonal_hi == INT32_MAX ? 0 : int64_t{j} - m.diagonal_hi;
-  const int64_t below_begin = m.diagonal_lo == INT32_MIN ? m.seqlen_q : int64_t{j} - m.diagonal_lo + 1;
-  return {{{0, clamp_row(above_end, m.seqlen_q)},
-           {clamp_row(below_begin, m.seqlen_q), m.seqlen_q},
-           stored_interval(m.lts, m.lte, j, m.seqlen_q),
-           stored_interval(m.uts, m.ute, j, m.seqlen_q)}};
+  // j - i > hi hides the rows before j - hi; j - i < lo those after j - lo. An unbounded edge hides none: j - INT32_MAX
+  // is at most 0, and j + 1 - INT32_MIN past every sequence.
+  const int64_t at = j * m.stride;
+  return {{{0, clamp_row_on_diagonal(j, m.diagonal_hi, m.seqlen_q)},
+           {clamp_row_on_diagonal(j + 1, m.diagonal_lo, m.seqlen_q), m.seqlen_q},
+           stored_interval(m.lts, m.lte, at, m.seqlen_q),
+           stored_interval(m.uts, m.ute, at, m.seqlen_q)}};
 }
 
 FLASHMASK_RULE bool is_visible(const HiddenRows& hidden, int32_t i) {
@@ -65,40 +78,106 @@ FLASHMASK_RULE bool is_visible(const HiddenRows& hidden, int32_t i) {
 
 FLASHMASK_RULE bool is_visible(const Columns& m, int32_t i, int32_t j) { return is_visible(hidden_rows(m, j), i); }
 
-/// Bits [0, n) set, n in [0, 64].
-FLASHMASK_RULE uint64_t low_bits(int64_t n) { return n >= 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
+/// Bits [n, width) of a word set, none if n is the width or more; n >= 0.
+template <typename Word>
+FLASHMASK_RULE Word bits_from(int32_t n) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(Word) == 4) return __funnelshift_lc(0u, ~0u, static_cast<uint32_t>(n));  // one shift that clamps
+#endif
+  return n >= static_cast<int32_t>(sizeof(Word) * 8) ? Word{0} : static_cast<Word>(~Word{0} << n);
+}
 
-/// Bit r is set if row row0 + r sees the column, r in [0, 64).
-FLASHMASK_RULE uint64_t visible_bits(const HiddenRows& hidden, int32_t row0) {
-  uint64_t bits = 0;
+/// Bits [0, n) set, all if n is the width or more; n >= 0.
+template <typename Word = uint64_t>
+FLASHMASK_RULE Word low_bits(int32_t n) {
+  return static_cast<Word>(~bits_from<Word>(n));
+}
+
+/// Bit r is set if row row0 + r sees the column, for every bit of the word (uint64_t or uint32_t); row0 >= 0.
+/// There are no branches: what an interval has before row0 shifts by nothing, what it has past the word shifts
+/// everything out, and an empty or reversed one leaves no bit.
+template <typename Word = uint64_t>
+FLASHMASK_RULE Word visible_bits(const HiddenRows& hidden, int32_t row0) {
+  Word bits = 0;
   for (int n = 0; n < 4; ++n) {
-    const int64_t begin = int64_t{hidden.interval[n].begin} - row0;
-    const int64_t end = int64_t{hidden.interval[n].end} - row0;
-    if (begin >= end || begin >= 64 || end <= 0) continue;
-    bits |= low_bits(end) & ~low_bits(begin < 0 ? 0 : begin);
+    const int32_t begin = hidden.interval[n].begin - row0, end = hidden.interval[n].end - row0;
+    bits |= bits_from<Word>(begin < 0 ? 0 : begin) & ~bits_from<Word>(end < 0 ? 0 : end);
   }
-  return ~bits;
+  return static_cast<Word>(~bits);
+}
+
+/// Bit r is set if row row0 + r lies in the interval, r < 32; row0 >= 0.
+FLASHMASK_RULE uint32_t rows_in(Interval interval, int32_t row0) {
+  const int32_t from = interval.begin > row0 ? interval.begin - row0 : 0, to = interval.end > row0 ? interval.end - row0 : 0;
+  return bits_from<uint32_t>(from) & ~bits_from<uint32_t>(to);
+}
+
+/// For n columns near each other, first + at[i] (at[i] * stride < 2^31): bit r of bits[i] is set if row row0 + r (below
+/// seqlen_q) sees the column, r < 32. It is what visible_bits(hidden_rows(m, first + at[i]), row0) says, for kernels that
+/// ask for every column of a tile: the values of all columns are asked for before one is used.
+template <int n>
+FLASHMASK_RULE void visible_windows(const Columns& m, int32_t first, const int32_t (&at)[n], int32_t row0, uint32_t (&bits)[n]) {
+  for (int i = 0; i < n; ++i) {
+    bits[i] = rows_in({clamp_row_on_diagonal(first + at[i], m.diagonal_hi, m.seqlen_q),
+                       clamp_row_on_diagonal(first + at[i] + 1, m.diagonal_lo, m.seqlen_q)},
+                      row0);
+  }
+  // One body for both intervals: a kernel has no registers for the addresses of four vectors at a time.
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1
+#endif
+  for (int interval = 0; interval < 2; ++interval) {
+    const int32_t* from = interval == 0 ? m.lts : m.uts;
+    const int32_t* to = interval == 0 ? m.lte : m.ute;
+    if (!from && !to) continue;
+    int32_t begin[n], end[n];
+    for (int i = 0; i < n; ++i) {
+      const int64_t place = (first + at[i]) * m.stride;
+      begin[i] = from ? from[place] : 0;
+      end[i] = to ? to[place] : m.seqlen_q;
+    }
+    for (int i = 0; i < n; ++i) bits[i] &= ~rows_in({begin[i], end[i]}, row0);
+  }
+}
+
+FLASHMASK_RULE uint32_t visible_bits32(const HiddenRows& hidden, int32_t row0) { return visible_bits<uint32_t>(hidden, row0); }
+
+/// Puts the one that begins first in `a`.
+FLASHMASK_RULE void order(Interval& a, Interval& b) {
+  const Interval x = a, y = b;
+  const bool swap = y.begin < x.begin;
+  a = swap ? y : x;
+  b = swap ? x : y;
+}
+
+/// The same rows in intervals that ascend with a gap between them; some of the four are empty. All indices
+/// are constants, so that a device keeps the intervals in registers.
+FLASHMASK_RULE HiddenRows merge(HiddenRows hidden) {
+  Interval(&x)[4] = hidden.interval;
+  for (int k = 0; k < 4; ++k) {
+    if (x[k].begin >= x[k].end) x[k] = {INT32_MAX, INT32_MAX};  // behind all others
+  }
+  order(x[0], x[1]);
+  order(x[2], x[3]);
+  order(x[0], x[2]);
+  order(x[1], x[3]);
+  order(x[1], x[2]);
+  for (int k = 0; k < 3; ++k) {
+    if (x[k + 1].begin > x[k].end) continue;
+    x[k + 1] = {x[k].begin, x[k].end > x[k + 1].end ? x[k].end : x[k + 1].end};
+    x[k] = {0, 0};
+  }
+  return hidden;
 }
 
 /// Sorts and merges into disjoint intervals with a gap between them; returns how many.
 FLASHMASK_RULE int merge(const HiddenRows& hidden, Interval (&out)[4]) {
+  const HiddenRows merged = merge(hidden);
   int n = 0;
   for (int k = 0; k < 4; ++k) {
-    Interval x = hidden.interval[k];
-    if (x.begin >= x.end) continue;
-    int at = n++;
-    for (; at > 0 && out[at - 1].begin > x.begin; --at) out[at] = out[at - 1];
-    out[at] = x;
+    if (merged.interval[k].begin < merged.interval[k].end) out[n++] = merged.interval[k];
   }
-  int merged = 0;
-  for (int k = 0; k < n; ++k) {
-    if (merged > 0 && out[k].begin <= out[merged - 1].end) {
-      if (out[k].end > out[merged - 1].end) out[merged - 1].end = out[k].end;
-    } else {
-      out[merged++] = out[k];
-    }
-  }
-  return merged;
+  return n;
 }
 
 // A tile of rows is empty if every one of its columns is hidden from all of its rows, full if no column is

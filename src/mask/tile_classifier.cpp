@@ -8,6 +8,7 @@
 #include "common/arithmetic.h"
 #include "common/message.h"
 #include "flashmask/tiles.h"
+#include "mask/host_only.h"
 #include "mask/view.h"
 
 namespace flashmask {
@@ -57,7 +58,7 @@ void TileClassifier::classify(const rules::Columns& columns, int64_t key_begin, 
       live_word = rules::is_live(covered, count) ? ~uint64_t{0} : 0;
       full_word = rules::is_full(touched) ? ~uint64_t{0} : 0;
     }
-    const uint64_t existing = rules::low_bits(tiles_ - static_cast<int64_t>(w) * 64);
+    const uint64_t existing = rules::low_bits(tiles_ - static_cast<int32_t>(w) * 64);
     live[w] = live_word & existing;
     full[w] = full_word & existing;
   }
@@ -65,6 +66,7 @@ void TileClassifier::classify(const rules::Columns& columns, int64_t key_begin, 
 
 TileGrid classify_tiles(const Mask& mask, int64_t batch, int64_t head, TileShape shape) {
   const MaskView& view = mask.view();
+  require_host(view, "classify_tiles");
   if (shape.rows < 1 || shape.keys < 1) throw_invalid("tile is ", shape.rows, "x", shape.keys, "; both sides must be at least 1");
   if (batch < 0 || batch >= view.batch() || head < 0 || head >= view.heads()) {
     throw_invalid("(batch ", batch, ", head ", head, ") is outside of the mask's [", view.batch(), ", ", view.heads(), "]");

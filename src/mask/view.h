@@ -8,9 +8,12 @@
 
 namespace flashmask {
 
-/// The index, along a dimension of `own` entries, that entry `index` of `all` reads (`own` divides `all`):
-/// how one mask head serves several heads, and one key head several query heads.
-constexpr int64_t broadcast_index(int64_t index, int64_t all, int64_t own) { return own == all ? index : index / (all / own); }
+/// How many neighbours of `all` entries share one of `own` (`own` divides `all`): one mask head serves several heads, and
+/// one key head several query heads.
+constexpr int64_t broadcast_group(int64_t all, int64_t own) { return own == all ? 1 : all / own; }
+
+/// The index, along a dimension of `own` entries, that entry `index` of `all` reads.
+constexpr int64_t broadcast_index(int64_t index, int64_t all, int64_t own) { return index / broadcast_group(all, own); }
 
 /// A band's edges on j - i with q_offset folded in, saturated: |j - i| < INT32_MAX always holds.
 struct Diagonals {
@@ -24,28 +27,38 @@ inline Diagonals absolute_diagonals(const Band& band, int64_t q_offset) {
   return diagonals;
 }
 
-/// The vectors of mask batch entry `b` and mask head `h` (of view.batch() and view.heads()).
-inline rules::Columns columns(const MaskView& view, int64_t b, int64_t h) {
-  const int64_t at =
-      (broadcast_index(b, view.batch(), view.bounds_batch) * view.bounds_heads + broadcast_index(h, view.heads(), view.bounds_heads)) *
-      view.seqlen_k;
-  const auto shifted = [at](const int32_t* p) { return p ? p + at : nullptr; };
+/// Where the vectors number `own` (of bounds_batch * bounds_heads) begin, counted in columns.
+FLASHMASK_RULE int64_t first_column(const MaskView& view, int64_t own) { return own * view.seqlen_k; }
+
+/// The vectors number `own`, with the band.
+FLASHMASK_RULE rules::Columns own_columns(const MaskView& view, int64_t own) {
+  const int64_t at = first_column(view, own) * view.bounds_stride;
   return {static_cast<int32_t>(view.seqlen_q),
           view.diagonal_lo,
           view.diagonal_hi,
-          shifted(view.lts),
-          shifted(view.lte),
-          shifted(view.uts),
-          shifted(view.ute)};
+          view.lts ? view.lts + at : nullptr,
+          view.lte ? view.lte + at : nullptr,
+          view.uts ? view.uts + at : nullptr,
+          view.ute ? view.ute + at : nullptr,
+          view.bounds_stride};
+}
+
+/// Where block mask number `own` (of block_batch * block_heads) begins.
+FLASHMASK_RULE int64_t first_block(const MaskView& view, int64_t own) {
+  return own * ((view.seqlen_q + kBlockMaskSize - 1) / kBlockMaskSize) * ((view.seqlen_k + kBlockMaskSize - 1) / kBlockMaskSize);
+}
+
+/// The vectors of mask batch entry `b` and mask head `h` (of view.batch() and view.heads()).
+inline rules::Columns columns(const MaskView& view, int64_t b, int64_t h) {
+  return own_columns(
+      view, broadcast_index(b, view.batch(), view.bounds_batch) * view.bounds_heads + broadcast_index(h, view.heads(), view.bounds_heads));
 }
 
 /// The block mask of that batch entry and head, or null.
 inline const uint8_t* block_mask(const MaskView& view, int64_t b, int64_t h) {
   if (!view.block_mask) return nullptr;
-  const int64_t blocks = ((view.seqlen_q + kBlockMaskSize - 1) / kBlockMaskSize) * ((view.seqlen_k + kBlockMaskSize - 1) / kBlockMaskSize);
-  return view.block_mask +
-         (broadcast_index(b, view.batch(), view.block_batch) * view.block_heads + broadcast_index(h, view.heads(), view.block_heads)) *
-             blocks;
+  return view.block_mask + first_block(view, broadcast_index(b, view.batch(), view.block_batch) * view.block_heads +
+                                                 broadcast_index(h, view.heads(), view.block_heads));
 }
 
 }  // namespace flashmask

@@ -9,17 +9,10 @@
 #include "common/message.h"
 #include "mask/tile_classifier.h"
 #include "mask/view.h"
+#include "plan/plan_header.h"
 
 namespace flashmask {
 namespace {
-
-/// What a plan's buffer begins with.
-struct Header {
-  uint64_t magic;
-  int64_t seqlen_q, seqlen_k, batch, heads;
-  uint64_t mask_hash;
-};
-constexpr uint64_t kMagic = 0x31304e414c504d46;  // "FMPLAN01"
 
 using Words = std::span<uint64_t>;
 
@@ -76,9 +69,49 @@ void clear_blocks(const uint8_t* keep, int64_t key_blocks, int64_t key_block, in
   }
 }
 
+void require_on_host(const PlanView& plan, const char* reader) {
+  if (plan.device().kind == Device::Kind::kCpu) return;
+  throw_invalid(reader, " reads the plan, which is on CUDA device ", plan.device().index,
+                "; build it on the CPU, or copy its buffer there");
+}
+
 template <typename T>
 T* at(std::span<std::byte> buffer, int64_t offset) {
   return reinterpret_cast<T*>(buffer.data() + offset);
+}
+
+/// Where a layout keeps the row tiles of so many granules.
+struct RowTiles {
+  int64_t granules, tiles, counts, order;
+};
+
+RowTiles row_tiles(const PlanLayout& layout, int64_t granules_per_tile) {
+  switch (granules_per_tile) {
+    case 1:
+      return {1, layout.row_granules, layout.row_counts, layout.row_order};
+    case 2:
+      return {2, layout.row_tiles_128, layout.row_tile_counts_128, layout.row_tile_order_128};
+    case 3:
+      return {3, layout.row_tiles_192, layout.row_tile_counts_192, layout.row_tile_order_192};
+    default:
+      throw_invalid("granules_per_tile is ", granules_per_tile, "; a plan keeps the order of row tiles of 1, 2 and 3 granules");
+  }
+}
+
+/// Counts and orders the row tiles of mask index `m`, whose row granules have the bits `row_live`.
+void order_row_tiles(const PlanLayout& layout, const RowTiles& tiles, int64_t m, const uint64_t* row_live, std::span<std::byte> buffer) {
+  const std::span<int32_t> counts(at<int32_t>(buffer, tiles.counts) + m * tiles.tiles, static_cast<std::size_t>(tiles.tiles));
+  for (int64_t t = 0; t < tiles.tiles; ++t) {
+    int32_t count = 0;
+    for (int64_t w = 0; w < layout.words_per_row; ++w) {
+      uint64_t live = 0;
+      for (int64_t r = t * tiles.granules; r < std::min((t + 1) * tiles.granules, layout.row_granules); ++r)
+        live |= row_live[r * layout.words_per_row + w];
+      count += std::popcount(live);
+    }
+    counts[static_cast<std::size_t>(t)] = count;
+  }
+  longest_first(counts, layout.key_blocks, {at<int32_t>(buffer, tiles.order) + m * tiles.tiles, counts.size()});
 }
 
 }  // namespace
@@ -98,7 +131,9 @@ PlanLayout::PlanLayout(int64_t seqlen_q_, int64_t seqlen_k_, int64_t batch_, int
   const auto largest = masks ? checked_product(*masks, row_granules + 64, key_blocks + 64, int64_t{16}) : std::nullopt;
   if (!largest)
     throw_invalid("a plan for batch ", batch, ", heads ", heads, " and lengths (", seqlen_q, ", ", seqlen_k, ") has more than 2^63 bytes");
-  int64_t end = static_cast<int64_t>(sizeof(Header));
+  row_tiles_128 = ceil_div(seqlen_q, 2 * kGranuleRows);
+  row_tiles_192 = ceil_div(seqlen_q, 3 * kGranuleRows);
+  int64_t end = static_cast<int64_t>(sizeof(PlanHeader));
   const auto take = [&end](int64_t count, int64_t size) {
     const int64_t begin = end;
     end = round_up(end + count * size, 8);
@@ -112,13 +147,18 @@ PlanLayout::PlanLayout(int64_t seqlen_q_, int64_t seqlen_k_, int64_t batch_, int
   row_order = take(*masks * row_granules, 4);
   key_counts = take(*masks * key_blocks, 4);
   key_order = take(*masks * key_blocks, 4);
+  row_tile_counts_128 = take(*masks * row_tiles_128, 4);
+  row_tile_order_128 = take(*masks * row_tiles_128, 4);
+  row_tile_counts_192 = take(*masks * row_tiles_192, 4);
+  row_tile_order_192 = take(*masks * row_tiles_192, 4);
+  scratch = take(*masks * key_blocks, 8);
   bytes = end;
 }
 
 PlanView::PlanView(std::span<const std::byte> buffer) {
-  Header header{};
+  PlanHeader header{};
   if (buffer.size() >= sizeof(header)) std::memcpy(&header, buffer.data(), sizeof(header));
-  if (header.magic != kMagic) throw_invalid("plan: the buffer does not hold a plan; fill it with build_plan first");
+  if (header.magic != PlanHeader::kMagic) throw_invalid("plan: the buffer does not hold a plan; fill it with build_plan first");
   if (reinterpret_cast<std::uintptr_t>(buffer.data()) % 8 != 0) throw_invalid("plan: the buffer must be aligned to 8 bytes");
   const PlanLayout layout(header.seqlen_q, header.seqlen_k, header.batch, header.heads);
   if (static_cast<int64_t>(buffer.size()) < layout.bytes)
@@ -128,7 +168,31 @@ PlanView::PlanView(std::span<const std::byte> buffer) {
   mask_hash_ = header.mask_hash;
 }
 
+PlanView PlanView::on_device(const PlanLayout& layout, std::span<const std::byte> buffer, Device device) {
+  if (device.kind == Device::Kind::kCpu) throw_invalid("plan: PlanView::on_device is for CUDA devices; on the CPU read the buffer itself");
+  if (!buffer.data() || reinterpret_cast<std::uintptr_t>(buffer.data()) % 8 != 0)
+    throw_invalid("plan: the buffer must be there and aligned to 8 bytes");
+  if (static_cast<int64_t>(buffer.size()) < layout.bytes)
+    throw_invalid("plan: the buffer has ", buffer.size(), " bytes; its plan needs ", layout.bytes);
+  PlanView view;
+  view.base_ = buffer.data();
+  view.layout_ = layout;
+  view.device_ = device;
+  return view;
+}
+
+std::span<const int32_t> PlanView::row_tile_counts(int64_t m, int64_t granules_per_tile) const {
+  const RowTiles tiles = row_tiles(layout_, granules_per_tile);
+  return ints(tiles.counts, m, tiles.tiles);
+}
+
+std::span<const int32_t> PlanView::row_tile_order(int64_t m, int64_t granules_per_tile) const {
+  const RowTiles tiles = row_tiles(layout_, granules_per_tile);
+  return ints(tiles.order, m, tiles.tiles);
+}
+
 int64_t PlanView::live_granules() const {
+  require_on_host(*this, "live_granules");
   int64_t live = 0;
   for (int64_t m = 0; m < layout_.batch * layout_.heads; ++m) {
     for (const int32_t count : row_counts(m)) live += count;
@@ -143,8 +207,10 @@ void build_plan(const MaskView& mask, std::span<std::byte> buffer) {
   if (static_cast<int64_t>(buffer.size()) < layout.bytes)
     throw_invalid("plan buffer has ", buffer.size(), " bytes; this mask's plan needs ", layout.bytes);
   if (reinterpret_cast<std::uintptr_t>(buffer.data()) % 8 != 0) throw_invalid("plan buffer must be aligned to 8 bytes");
-  const Header header{kMagic, layout.seqlen_q, layout.seqlen_k, layout.batch, layout.heads, mask.content_hash};
+  const PlanHeader header = plan_header(layout, mask.content_hash);
   std::memcpy(buffer.data(), &header, sizeof(header));
+  // The scratch and what rounding up leaves between the parts.
+  std::memset(buffer.data() + layout.row_counts, 0, static_cast<std::size_t>(layout.bytes - layout.row_counts));
 
   TileClassifier classifier(mask.seqlen_q, kGranuleRows);
   const auto per_key = static_cast<std::size_t>(layout.words_per_key);
@@ -172,6 +238,7 @@ void build_plan(const MaskView& mask, std::span<std::byte> buffer) {
     const auto rows = static_cast<std::size_t>(layout.row_granules), keys = static_cast<std::size_t>(layout.key_blocks);
     longest_first({row_counts, rows}, layout.key_blocks, {at<int32_t>(buffer, layout.row_order) + m * layout.row_granules, rows});
     longest_first({key_counts, keys}, layout.row_granules, {at<int32_t>(buffer, layout.key_order) + m * layout.key_blocks, keys});
+    for (const RowTiles& tiles : {row_tiles(layout, 2), row_tiles(layout, 3)}) order_row_tiles(layout, tiles, m, row_live, buffer);
   }
 }
 
@@ -184,6 +251,7 @@ Plan::Plan(const Mask& mask) {
 }
 
 TiledPlanView::TiledPlanView(const PlanView& plan, TileShape shape) : plan_(plan), shape_(shape) {
+  require_on_host(plan, "TiledPlanView");
   if (shape.rows < 1 || shape.rows % kGranuleRows != 0 || shape.keys < 1 || shape.keys % kGranuleKeys != 0) {
     throw_invalid("tile is ", shape.rows, "x", shape.keys, "; a view of a plan needs a multiple of ", kGranuleRows, " rows and of ",
                   kGranuleKeys, " keys");

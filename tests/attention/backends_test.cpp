@@ -25,11 +25,12 @@ Call<float> small_call() {
 
 TEST(Backends, AreListedAndUsable) {
   const auto list = backends();
-  ASSERT_EQ(list.size(), 2u);
-  EXPECT_EQ(list[0].name, "cpu");
-  EXPECT_EQ(list[1].name, "reference");
+  ASSERT_EQ(list.size(), 3u);
+  EXPECT_EQ(list[0].name, "cuda");
+  EXPECT_EQ(list[1].name, "cpu");
+  EXPECT_EQ(list[2].name, "reference");
   for (const BackendInfo& backend : list) {
-    EXPECT_TRUE(backend.usable);
+    EXPECT_TRUE(backend.usable || backend.name == "cuda") << backend.name;
     EXPECT_FALSE(backend.detail.empty());
   }
 }
@@ -74,7 +75,7 @@ TEST(Backends, Float64IsRefusedNamingWhoTakesIt) {
   expect_error(ErrorCode::kUnsupported, {"cpu", "float64", "'reference'"}, [&] { call.forward(); });
   const Explanation why = explain(call.forward_args(), call.options);
   EXPECT_TRUE(why.backend.empty());
-  EXPECT_EQ(why.rejected.size(), 2u);
+  EXPECT_EQ(why.rejected.size(), 3u);
   EXPECT_NE(to_string(why).find("no backend takes this call"), std::string::npos);
   call.options.backend = "cpu";
   expect_error(ErrorCode::kUnsupported, {"float64"}, [&] { call.forward(); });

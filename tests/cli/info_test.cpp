@@ -19,14 +19,16 @@ TEST(Info, SaysWhatIsCompiledInAndUsable) {
     expect_contains(text, backend.name);
     expect_contains(text, backend.detail);
   }
-  expect_contains(text, "GPUs: none");
+  const BackendInfo cuda = backends().front();
+  ASSERT_EQ(cuda.name, "cuda");
+  expect_contains(text, cuda.usable ? "GPUs: " + cuda.detail : "GPUs: none: " + cuda.detail);
 }
 
 TEST(Info, SaysTheSameAsJson) {
   const nlohmann::json json = json_of({"info", "--json"});
   EXPECT_EQ(json["version"], version());
   EXPECT_EQ(json["hardware_threads"], std::thread::hardware_concurrency());
-  EXPECT_EQ(json["gpus"], nlohmann::json::array());
+  EXPECT_EQ(json["gpus"].size(), backends().front().usable ? 1u : 0u);
   const std::vector<BackendInfo> expected = backends();
   ASSERT_EQ(json["backends"].size(), expected.size());
   for (std::size_t n = 0; n < expected.size(); ++n) {

@@ -117,22 +117,24 @@ TEST(CoveringList, HasEveryPairOfValues) {
 }
 
 TEST(Conformance, EveryBackendOnTheCoveringList) {
-  std::vector<Case> cases;
-  const std::vector<Case> all = verify::covering_cases();
-  for (std::size_t n = 0; n < all.size(); n += static_cast<std::size_t>(stride())) cases.push_back(all[n]);
   for (const BackendInfo& backend : backends()) {
     if (!backend.usable || backend.name == "reference") continue;  // the reference is the oracle
-    std::size_t passed = 0;
+    std::vector<Case> cases;
+    const std::vector<Case> all = verify::covering_cases(backend.name == "cuda" ? verify::cuda_values() : verify::CoveringValues{});
+    for (std::size_t n = 0; n < all.size(); n += static_cast<std::size_t>(stride())) cases.push_back(all[n]);
+    std::size_t passed = 0, skipped = 0;
     const verify::RunOptions options{.backend = backend.name, .dense = independent_dense};
     verify::run_cases(cases, options, 0, [&](std::size_t index, const verify::Verdict& verdict) {
+      skipped += verdict.passed() && !verdict.skipped.empty();
       passed += verdict.passed();
       if (verdict.passed()) return;
       std::string text = backend.name + ": case " + describe(cases[index]);
       for (const std::string& failure : verdict.failures) text += "\n  " + failure;
       ADD_FAILURE() << text;
     });
-    std::printf("%s: %zu of %zu cases passed\n", backend.name.c_str(), passed, cases.size());
+    std::printf("%s: %zu of %zu cases passed, %zu of them skipped\n", backend.name.c_str(), passed, cases.size(), skipped);
     EXPECT_EQ(passed, cases.size());
+    EXPECT_LE(skipped, cases.size() / 2) << "too little is checked";
   }
 }
 

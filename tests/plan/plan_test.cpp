@@ -112,6 +112,10 @@ void expect_tiled_views(const Mask& mask, const std::string& what) {
       for (int64_t r = 0; r < grid.row_tiles; ++r) ASSERT_EQ(tiled.live_in_row(m, r), in_row[static_cast<std::size_t>(r)]) << what;
       for (int64_t c = 0; c < grid.key_tiles; ++c) ASSERT_EQ(tiled.live_in_column(m, c), in_column[static_cast<std::size_t>(c)]) << what;
       ASSERT_EQ(tiled.row_order(m), sorted_by_count(in_row)) << what;
+      if (shape.keys == kGranuleKeys) {  // what the plan itself keeps
+        ASSERT_EQ(copy(plan.view().row_tile_counts(m, shape.rows / kGranuleRows)), in_row) << what;
+        ASSERT_EQ(copy(plan.view().row_tile_order(m, shape.rows / kGranuleRows)), tiled.row_order(m)) << what;
+      }
       ASSERT_EQ(tiled.column_order(m), sorted_by_count(in_column)) << what;
       live = std::accumulate(in_row.begin(), in_row.end(), live);
     }
@@ -201,6 +205,10 @@ TEST(Plan, ByHand) {
   EXPECT_EQ(copy(plan.view().key_counts(0)), (std::vector<int32_t>{2, 3, 1}));
   EXPECT_EQ(copy(plan.view().row_order(0)), (std::vector<int32_t>{4, 0, 1, 2, 3}));
   EXPECT_EQ(copy(plan.view().key_order(0)), (std::vector<int32_t>{1, 0, 2}));
+  EXPECT_EQ(copy(plan.view().row_tile_counts(0, 2)), (std::vector<int32_t>{1, 1, 2}));
+  EXPECT_EQ(copy(plan.view().row_tile_order(0, 2)), (std::vector<int32_t>{2, 0, 1}));
+  EXPECT_EQ(copy(plan.view().row_tile_counts(0, 3)), (std::vector<int32_t>{2, 2}));
+  EXPECT_EQ(copy(plan.view().row_tile_order(0, 3)), (std::vector<int32_t>{0, 1}));
   EXPECT_EQ(plan.view().live_granules(), 6);
   // Causal: the granules below the diagonal are full.
   const Plan causal(masks::causal(256, 256));
@@ -227,6 +235,7 @@ TEST(Plan, FillsABufferThatHeldSomethingElse) {
     const auto bytes = std::as_writable_bytes(std::span(words));
     build_plan(mask.view(), bytes);
     const PlanView view(bytes);  // a buffer may be longer than its plan
+    ASSERT_TRUE(std::ranges::equal(bytes.first(plan.buffer().size()), plan.buffer())) << "every byte is written";
     EXPECT_EQ(view.mask_hash(), mask.view().content_hash);
     const auto same = [](auto a, auto b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); };
     for (int64_t m = 0; m < view.layout().batch * view.layout().heads; ++m) {
@@ -241,6 +250,30 @@ TEST(Plan, FillsABufferThatHeldSomethingElse) {
     }
     for (std::size_t w = plan.buffer().size() / 8; w < words.size(); ++w)
       ASSERT_EQ(words[w], 0xaaaaaaaaaaaaaaaau) << "written past the end";
+  }
+}
+
+TEST(Plan, InterleavedVectors) {
+  // The vectors as FlashMask keeps them, [batch, heads, seqlen_k, n], make the same plan.
+  Random random(5);
+  for (int n = 0; n < 30; ++n) {
+    const MaskParts parts = random_parts(random, ColumnKind::kFourBounds, random.integer(1, 500), random.integer(1, 500), 2, 2);
+    const Mask mask(parts);
+    std::vector<int32_t> interleaved;
+    for (std::size_t at = 0; at < parts.lts.size(); ++at) {
+      for (const auto* vector : {&parts.lts, &parts.lte, &parts.uts, &parts.ute}) interleaved.push_back((*vector)[at]);
+    }
+    MaskView view = mask.view();
+    view.bounds_stride = 4;
+    view.lts = interleaved.data();
+    view.lte = interleaved.data() + 1;
+    view.uts = interleaved.data() + 2;
+    view.ute = interleaved.data() + 3;
+    const Plan expected(mask);
+    std::vector<uint64_t> words(expected.buffer().size() / 8);
+    const auto bytes = std::as_writable_bytes(std::span(words));
+    build_plan(view, bytes);
+    ASSERT_TRUE(std::ranges::equal(bytes, expected.buffer()));
   }
 }
 
@@ -341,6 +374,14 @@ TEST(PlanErrors, View) {
   expect_invalid({"seqlen_q is -1"}, [&] { PlanView view{std::as_bytes(std::span(broken))}; });
   broken[1] = static_cast<uint64_t>(kMaxSeqlen);
   expect_invalid({"plan", "needs"}, [&] { PlanView view{std::as_bytes(std::span(broken))}; });
+}
+
+TEST(PlanErrors, RowTileOrder) {
+  const Plan plan(masks::causal(300, 300));
+  for (const int64_t granules : {-1, 0, 4}) {
+    expect_invalid({"granules_per_tile is " + std::to_string(granules), "1, 2 and 3"}, [&] { plan.view().row_tile_order(0, granules); });
+    expect_invalid({"granules_per_tile is " + std::to_string(granules)}, [&] { plan.view().row_tile_counts(0, granules); });
+  }
 }
 
 TEST(PlanErrors, TiledView) {

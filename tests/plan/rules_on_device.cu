@@ -8,15 +8,17 @@ __global__ void use_every_rule(rules::Columns columns, int32_t i, int32_t j, int
   const rules::HiddenRows hidden = rules::hidden_rows(columns, j);
   out[0] = rules::is_visible(columns, i, j) && rules::is_visible(hidden, i);
   out[1] = rules::visible_bits(hidden, i) & rules::low_bits(j);
+  out[1] &= rules::visible_bits32(hidden, i) & rules::low_bits<uint32_t>(j);
+  const rules::HiddenRows apart = rules::merge(hidden);
   rules::Interval merged[4];
   const int n = rules::merge(hidden, merged);
-  int32_t covered = 0, touched = rules::clamp_row(i, columns.seqlen_q);
+  int32_t covered = 0, touched = rules::clamp_row(i, columns.seqlen_q) + apart.interval[0].begin;
   for (int k = 0; k < n; ++k) {
     const rules::Interval whole = rules::covered_tiles(merged[k], tile_rows, columns.seqlen_q);
     const rules::Interval some = rules::touched_tiles(merged[k], tile_rows);
     covered += whole.end - whole.begin;
     touched += some.end - some.begin;
   }
-  const rules::Interval stored = rules::stored_interval(columns.lts, columns.lte, j, columns.seqlen_q);
+  const rules::Interval stored = rules::stored_interval(columns.lts, columns.lte, j * columns.stride, columns.seqlen_q);
   out[2] = rules::is_live(covered, stored.begin) && rules::is_full(touched + stored.end);
 }

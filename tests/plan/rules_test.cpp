@@ -35,6 +35,45 @@ TEST(Rules, LowBits) {
   EXPECT_EQ(rules::low_bits(1000), ~uint64_t{0});
 }
 
+TEST(Rules, LowBitsOfAShortWord) {
+  EXPECT_EQ(rules::low_bits<uint32_t>(0), 0u);
+  EXPECT_EQ(rules::low_bits<uint32_t>(31), ~uint32_t{0} >> 1);
+  EXPECT_EQ(rules::low_bits<uint32_t>(32), ~uint32_t{0});
+  EXPECT_EQ(rules::low_bits<uint32_t>(INT32_MAX), ~uint32_t{0});
+}
+
+TEST(Rules, ClampRowOnDiagonal) {
+  const int32_t ends[] = {INT32_MIN, INT32_MIN + 1, -1000, -1, 0, 1, 1000, INT32_MAX - 1, INT32_MAX};
+  for (const int32_t key : {0, 1, 500, INT32_MAX - 1, INT32_MAX}) {
+    for (const int32_t diagonal : ends) {
+      for (const int32_t seqlen : {0, 1, 700, INT32_MAX}) {
+        ASSERT_EQ(rules::clamp_row_on_diagonal(key, diagonal, seqlen), rules::clamp_row(int64_t{key} - diagonal, seqlen))
+            << key << " " << diagonal << " " << seqlen;
+      }
+    }
+  }
+}
+
+TEST(Rules, BandsAtTheEndsOfInt32) {
+  // Against 64-bit arithmetic: row i of column j is hidden if j - i is outside of [lo, hi].
+  constexpr int32_t kMin = INT32_MIN, kMax = INT32_MAX;
+  for (const int32_t seqlen : {1, 100, kMax}) {
+    for (const int32_t lo : {kMin, kMin + 1, -kMax + 100, -101, -1, 0, 1, 101, kMax - 1, kMax}) {
+      for (const int32_t hi : {kMin, kMin + 1, -kMax + 100, -101, -1, 0, 1, 101, kMax - 1, kMax}) {
+        const rules::Columns column{seqlen, lo, hi, nullptr, nullptr, nullptr, nullptr};
+        for (const int32_t j : {0, 1, 99, kMax / 2, kMax - 101, kMax - 1}) {
+          for (const int32_t i : {0, 1, 50, 98, 99, kMax - 101, kMax - 2, kMax - 1}) {
+            if (i >= seqlen) continue;
+            const int64_t distance = int64_t{j} - i;
+            const bool expected = (lo == kMin || distance >= lo) && (hi == kMax || distance <= hi);
+            ASSERT_EQ(rules::is_visible(column, i, j), expected) << seqlen << " [" << lo << ", " << hi << "] " << i << " " << j;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(Rules, StoredInterval) {
   const int32_t begin[] = {-5, 7, 2}, end[] = {3, INT32_MAX, INT32_MIN};
   const auto is = [](Interval x, int32_t b, int32_t e) { return x.begin == b && x.end == e; };
@@ -65,6 +104,7 @@ TEST(Rules, VisibilityAndBits) {
       for (const auto row0 : {int64_t{0}, random.integer(0, rows - 1), rows - 1}) {
         const uint64_t bits = rules::visible_bits(hidden, static_cast<int32_t>(row0));
         for (int64_t r = 0; r < 64 && row0 + r < rows; ++r) ASSERT_EQ(bits >> r & 1, at(row0 + r, j) ? 1u : 0u) << row0 << " + " << r;
+        ASSERT_EQ(rules::visible_bits32(hidden, static_cast<int32_t>(row0)), static_cast<uint32_t>(bits));
       }
     }
   }
@@ -99,6 +139,12 @@ TEST(Rules, MergeOfEveryFourSmallIntervals) {
             apart &= merged[k].begin < merged[k].end && (k == 0 || merged[k - 1].end < merged[k].begin);
           }
           ASSERT_TRUE(got == expected && apart) << a << " " << b << " " << c << " " << d;
+          const rules::HiddenRows four = rules::merge(hidden);
+          int same = 0;  // of the four slots those that are not empty, in the same order
+          for (const Interval& x : four.interval) {
+            if (x.begin < x.end && same < n && merged[same].begin == x.begin && merged[same].end == x.end) ++same;
+          }
+          ASSERT_EQ(same, n);
         }
       }
     }

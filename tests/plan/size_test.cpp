@@ -25,15 +25,16 @@ int64_t heap_bytes() {
 
 TEST(Size, PlanIsAByteForATileAndALinearTerm) {
   // 8 bits for every 128 x 128 tile (two granules, two bits each, two directions), 8 bytes for every granule of
-  // rows and every block of keys (a count and a place in the order), and what rounding up to words costs.
+  // rows, every row tile of two and of three granules and every block of keys (a count and a place in the order),
+  // 8 more for every block of keys (scratch), and what rounding up to words costs.
   for (const auto& [q, k] : {std::pair<int64_t, int64_t>{128 * kThousand, 128 * kThousand},
                              {128 * kThousand, 8 * kThousand},
                              {8 * kThousand, 128 * kThousand},
                              {kMillion, kMillion}}) {
     for (const int64_t masks : {1, 8}) {
       const PlanLayout layout(q, k, 1, masks);
-      const int64_t tiles = (q / 128) * (k / 128), linear = 8 * (q / 64) + 8 * (k / 128);
-      EXPECT_LE(layout.bytes, masks * (tiles + linear) + 64) << q << " " << k;
+      const int64_t tiles = (q / 128) * (k / 128), linear = 8 * (q / 64) + 8 * (q / 128) + 8 * (q / 192 + 1) + 16 * (k / 128);
+      EXPECT_LE(layout.bytes, masks * (tiles + linear) + 96) << q << " " << k;
     }
   }
   EXPECT_EQ(Plan(masks::full(1, 1)).buffer().size(), static_cast<std::size_t>(PlanLayout(1, 1, 1, 1).bytes));
@@ -50,7 +51,7 @@ TEST(Size, PlanOfOddLengthsStaysLinearBeyondTheTiles) {
     const PlanLayout layout(q, k, batch, heads);
     const int64_t rows = (q + 63) / 64, keys = (k + 127) / 128;
     // A row of bits is at most 63 bits longer than it needs to be.
-    const int64_t tiles = ((q + 127) / 128) * keys, linear = (8 + 16) * rows + (8 + 16) * keys;
+    const int64_t tiles = ((q + 127) / 128) * keys, linear = (8 + 16) * rows + 8 * (rows / 2 + 1) + 8 * (rows / 3 + 1) + (16 + 16) * keys;
     ASSERT_LE(layout.bytes, batch * heads * (tiles + linear) + 128) << q << " " << k;
     ASSERT_EQ(layout.bytes % 8, 0);
   }
@@ -68,7 +69,12 @@ TEST(Size, LayoutPartsDoNotOverlap) {
                                                  {l.row_counts, masks * l.row_granules * 4},
                                                  {l.row_order, masks * l.row_granules * 4},
                                                  {l.key_counts, masks * l.key_blocks * 4},
-                                                 {l.key_order, masks * l.key_blocks * 4}};
+                                                 {l.key_order, masks * l.key_blocks * 4},
+                                                 {l.row_tile_counts_128, masks * l.row_tiles_128 * 4},
+                                                 {l.row_tile_order_128, masks * l.row_tiles_128 * 4},
+                                                 {l.row_tile_counts_192, masks * l.row_tiles_192 * 4},
+                                                 {l.row_tile_order_192, masks * l.row_tiles_192 * 4},
+                                                 {l.scratch, masks * l.key_blocks * 8}};
     int64_t end = 48;  // the header
     for (const auto& [begin, bytes] : parts) {
       ASSERT_EQ(begin % 8, 0);

@@ -75,6 +75,40 @@ def test_version():
     assert lib.fm_version().decode().count(".") == 2
 
 
+def test_plan_validate():
+    bounds = np.full((1, 1, 300, 1), 200, np.int32)
+    mask = capi.mask(300, 300, flags=capi.CAUSAL, bounds=bounds)
+    size = C.c_size_t()
+    check(lib.fm_plan_bytes(C.byref(mask), C.byref(size)))
+    plan = np.zeros(size.value, np.uint8)
+    pointer = plan.ctypes.data_as(C.c_void_p)
+    check(lib.fm_plan_build(C.byref(mask), pointer, size, None))
+    check(lib.fm_plan_validate(C.byref(mask), pointer, size, None, C.c_size_t(0), None))
+    bounds[0, 0, 7, 0] = 201  # changed in place
+    assert lib.fm_plan_validate(C.byref(mask), pointer, size, None, C.c_size_t(0), None) == capi.INVALID_ARGUMENT
+    assert b"build it anew" in lib.fm_last_error()
+
+
+def test_device_memory_is_not_read():
+    nowhere = 0x10000
+    tensor = lambda dtype, *shape: capi.device_tensor(nowhere, dtype, shape)
+    mask = capi.mask(300, 300, flags=capi.CAUSAL, bounds=tensor(capi.INT32, 2, 1, 300, 1), block_mask=tensor(capi.BOOL, 1, 1, 3, 3))
+    size, same = C.c_size_t(), C.c_size_t()
+    check(lib.fm_plan_bytes(C.byref(mask), C.byref(size)))
+    host = capi.mask(300, 300, flags=capi.CAUSAL, bounds=np.zeros((2, 1, 300, 1), np.int32), block_mask=np.ones((1, 1, 3, 3), np.int32))
+    check(lib.fm_plan_bytes(C.byref(host), C.byref(same)))
+    assert size.value == same.value
+    # A device that is not there: an error, never a crash.
+    options = capi.make(capi.Options, device=capi.cuda_device(63))
+    assert lib.fm_plan_build(C.byref(mask), C.c_void_p(nowhere), size, C.byref(options)) == capi.NO_DEVICE
+    q, lse = tensor(capi.BFLOAT16, 2, 300, 1, 64), tensor(capi.FLOAT32, 2, 1, 300)
+    args = capi.make(capi.ForwardArgs, q=q, k=q, v=q, out=q, lse=lse, mask=C.pointer(mask), plan=nowhere, plan_bytes=size.value)
+    assert lib.fm_forward_workspace(C.byref(args), C.byref(options), C.byref(size)) in (capi.NO_DEVICE, capi.UNSUPPORTED)
+    assert b"cuda: " in lib.fm_last_error()
+    options.backend = b"cuda"
+    assert lib.fm_forward_workspace(C.byref(args), C.byref(options), C.byref(size)) in (capi.NO_DEVICE, capi.UNSUPPORTED)
+
+
 def test_causal_document_from_lts():
     lengths = [30, 1, 70, 59]
     seqlen = sum(lengths)
@@ -127,7 +161,7 @@ def test_plan_options_and_counter():
     size = C.c_size_t()
     check(lib.fm_plan_bytes(C.byref(mask), C.byref(size)))
     plan = np.zeros(size.value, np.uint8)
-    check(lib.fm_plan_build(C.byref(mask), plan.ctypes.data_as(C.c_void_p), size))
+    check(lib.fm_plan_build(C.byref(mask), plan.ctypes.data_as(C.c_void_p), size, None))
     tiles = capi.ExecutedTiles()
     options = capi.make(capi.Options, flags=capi.HAS_SCALE, softmax_scale=0.5, threads=1, backend=b"cpu", executed_tiles=C.pointer(tiles))
     i, j = np.mgrid[:seqlen, :seqlen]
@@ -194,7 +228,7 @@ def test_null_pointers_and_reserved_options():
         status, message = forward_error(options=capi.make(capi.Options, **{field: value}))
         assert status == capi.UNSUPPORTED and "reserved" in message
     assert forward_error(options=capi.make(capi.Options, backend=b"nonsense"))[0] == capi.INVALID_ARGUMENT
-    assert forward_error(options=capi.make(capi.Options, device=1))[0] == capi.UNSUPPORTED
+    assert forward_error(options=capi.make(capi.Options, device=1))[0] in (capi.NO_DEVICE, capi.UNSUPPORTED)
 
 
 def test_structs_of_older_and_newer_callers():

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <string>
 #include <thread>
 
@@ -12,12 +13,16 @@
 namespace flashmask::cli {
 namespace {
 
-constexpr const char* kNoGpu = "none: no GPU backend is compiled in";
-
 struct Info {
   std::string version = fmt::format("{}.{}.{}", FLASHMASK_VERSION_MAJOR, FLASHMASK_VERSION_MINOR, FLASHMASK_VERSION_PATCH);
   std::vector<BackendInfo> backends = flashmask::backends();
   unsigned hardware_threads = std::thread::hardware_concurrency();
+
+  /// What the cuda backend says of the devices.
+  const BackendInfo& cuda() const {
+    return *std::find_if(backends.begin(), backends.end(), [](const BackendInfo& b) { return b.name == "cuda"; });
+  }
+  std::string gpus() const { return cuda().usable ? cuda().detail : "none: " + cuda().detail; }
 };
 
 void print_text(const Info& info) {
@@ -25,7 +30,7 @@ void print_text(const Info& info) {
   for (const BackendInfo& backend : info.backends) {
     fmt::print("  {:<10} {:<11} {}\n", backend.name, backend.usable ? "usable" : "not usable", backend.detail);
   }
-  fmt::print("\nhardware threads: {}\nGPUs: {}\n", info.hardware_threads, kNoGpu);
+  fmt::print("\nhardware threads: {}\nGPUs: {}\n", info.hardware_threads, info.gpus());
 }
 
 Json to_json(const Info& info) {
@@ -33,11 +38,13 @@ Json to_json(const Info& info) {
   for (const BackendInfo& backend : info.backends) {
     backends.push_back({{"name", backend.name}, {"usable", backend.usable}, {"detail", backend.detail}});
   }
+  Json gpus = Json::array();
+  if (info.cuda().usable) gpus.push_back(info.cuda().detail);
   return {{"version", info.version},
           {"backends", std::move(backends)},
           {"hardware_threads", info.hardware_threads},
-          {"gpus", Json::array()},
-          {"gpus_detail", kNoGpu}};
+          {"gpus", std::move(gpus)},
+          {"gpus_detail", info.gpus()}};
 }
 
 }  // namespace

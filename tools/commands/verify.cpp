@@ -41,6 +41,8 @@ struct VerifyArguments {
   int threads = 2;
   int jobs = 0;
   bool covering = false;
+  std::vector<std::string> dtypes, layouts;
+  std::vector<int64_t> head_dims;
   bool list = false;
   std::vector<std::string> lines;  ///< --case
 };
@@ -53,8 +55,16 @@ std::vector<verify::Case> random_cases(const VerifyArguments& arguments) {
   return cases;
 }
 
+verify::CoveringValues covering_values(const VerifyArguments& arguments) {
+  verify::CoveringValues values;
+  for (const std::string& word : arguments.dtypes) values.dtypes.push_back(verify::parse_dtype(word));
+  for (const std::string& word : arguments.layouts) values.layouts.push_back(verify::parse_layout(word));
+  values.head_dims = arguments.head_dims;
+  return values;
+}
+
 std::vector<verify::Case> covering_cases(const VerifyArguments& arguments) {
-  std::vector<verify::Case> cases = verify::covering_cases();
+  std::vector<verify::Case> cases = verify::covering_cases(covering_values(arguments));
   const std::vector<std::string> families = family_list(arguments.families);
   std::erase_if(cases, [&](const verify::Case& c) { return std::find(families.begin(), families.end(), c.family) == families.end(); });
   return cases;
@@ -90,11 +100,17 @@ void list_cases(const std::vector<verify::Case>& cases, bool json) {
 
 /// What became of all cases.
 struct Tally {
-  int64_t passed = 0, failed = 0;
-  std::map<std::string, double> largest;  ///< error of each result in units of its limit
+  int64_t passed = 0, failed = 0, forward_only = 0;
+  std::map<std::string, int64_t> skipped;  ///< how many for each reason
+  std::map<std::string, double> largest;   ///< error of each result in units of its limit
   Json failures = Json::array();
 
   void add(std::size_t index, const verify::Case& c, const verify::Verdict& verdict) {
+    if (verdict.passed() && !verdict.skipped.empty()) {
+      ++skipped[verdict.skipped];
+      return;
+    }
+    forward_only += verdict.forward_only;
     for (const auto& [name, figure] : verdict.figures) largest[name] = std::max(largest[name], figure);
     ++(verdict.passed() ? passed : failed);
     if (!verdict.passed()) failures.push_back({{"index", index}, {"case", verify::describe(c)}, {"failures", verdict.failures}});
@@ -133,12 +149,19 @@ void print_summary(const Tally& tally) {
     for (const auto& [name, figure] : tally.largest) fmt::print("  {} {:.3g}", name, figure);
     fmt::print("\n");
   }
-  fmt::print("{} passed, {} failed\n", tally.passed, tally.failed);
+  int64_t skipped = 0;
+  for (const auto& [reason, count] : tally.skipped) {
+    fmt::print("skipped {}: {}\n", count, reason);
+    skipped += count;
+  }
+  if (tally.forward_only > 0) fmt::print("forward only: the backend took no backward of {} cases\n", tally.forward_only);
+  fmt::print("{} passed, {} failed{}\n", tally.passed, tally.failed, skipped > 0 ? fmt::format(", {} skipped", skipped) : "");
 }
 
 Json to_json(const Tally& tally, const VerifyArguments& arguments) {
-  return {{"backend", arguments.backend}, {"seed", arguments.seed},          {"passed", tally.passed},
-          {"failed", tally.failed},       {"largest_errors", tally.largest}, {"failures", tally.failures}};
+  return {
+      {"backend", arguments.backend},    {"seed", arguments.seed},     {"passed", tally.passed},   {"failed", tally.failed},
+      {"largest_errors", tally.largest}, {"failures", tally.failures}, {"skipped", tally.skipped}, {"forward_only", tally.forward_only}};
 }
 
 void run_verify(const VerifyArguments& arguments, const Global& global) {
@@ -151,7 +174,8 @@ void run_verify(const VerifyArguments& arguments, const Global& global) {
   } else {
     print_summary(tally);
   }
-  if (tally.failed > 0) throw Exit{kFailure};
+  const bool nothing_checked = tally.passed == 0 && !tally.skipped.empty();
+  if (tally.failed > 0 || nothing_checked) throw Exit{kFailure};
 }
 
 constexpr const char* kDescription =
@@ -159,7 +183,11 @@ constexpr const char* kDescription =
     "\n"
     "Every case is compared with the oracle (float64, element by element) under the accuracy rule, and bit for bit with the same\n"
     "run under the mask given as a dense matrix. Outputs and workspace are filled with NaN beforehand, and the tiles that were\n"
-    "executed are counted. Ends with 'N passed, M failed'; the exit status is 0 if none failed.";
+    "executed are counted. Ends with 'N passed, M failed'; the exit status is 0 if none failed.\n"
+    "\n"
+    "On the cuda backend everything is copied to the first device and checked there; cases that it does not take are counted as\n"
+    "skipped, with the reason, and so is a backward. For a list that it takes: --covering --dtypes bfloat16,float16 --head-dims\n"
+    "64,128 --layouts bshd,bhsd,aligned.";
 
 }  // namespace
 
@@ -187,6 +215,13 @@ void add_verify_command(CLI::App& app, const Global& global) {
       command->add_flag("--covering", arguments->covering,
                         "Check the fixed list of over 1,500 cases, in which every two values of different dimensions meet, "
                         "instead of random ones (some minutes)");
+  command->add_option("--dtypes", arguments->dtypes, "Of --covering: only these dtypes, separated by commas")
+      ->delimiter(',')
+      ->needs(covering);
+  command->add_option("--head-dims", arguments->head_dims, "Of --covering: only these head dims")->delimiter(',')->needs(covering);
+  command->add_option("--layouts", arguments->layouts, "Of --covering: only these layouts (bshd, bhsd, padded, aligned)")
+      ->delimiter(',')
+      ->needs(covering);
   CLI::Option* line =
       command->add_option("--case", arguments->lines, "Check this one case, as printed by --list or with a failure; may be repeated")
           ->type_name("LINE")

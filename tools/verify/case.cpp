@@ -27,7 +27,8 @@ using Words = std::array<std::pair<T, std::string_view>, N>;
 
 constexpr Words<MaskHeads, 3> kMaskHeads{{{MaskHeads::kOne, "1"}, {MaskHeads::kKv, "kv"}, {MaskHeads::kQuery, "q"}}};
 constexpr Words<BlockMask, 3> kBlockMask{{{BlockMask::kNone, "none"}, {BlockMask::kShared, "shared"}, {BlockMask::kEach, "each"}}};
-constexpr Words<Layout, 3> kLayout{{{Layout::kBshd, "bshd"}, {Layout::kBhsd, "bhsd"}, {Layout::kPadded, "padded"}}};
+constexpr Words<Layout, 4> kLayout{
+    {{Layout::kBshd, "bshd"}, {Layout::kBhsd, "bhsd"}, {Layout::kPadded, "padded"}, {Layout::kAligned, "aligned"}}};
 constexpr Words<bool, 2> kYesNo{{{false, "no"}, {true, "yes"}}};
 constexpr Words<bool, 2> kMaskBatch{{{false, "1"}, {true, "batch"}}};
 constexpr Words<bool, 2> kDout{{{false, "normal"}, {true, "expanded"}}};
@@ -158,5 +159,7 @@ Case parse_case(std::string_view line) {
 }
 
 DataType parse_dtype(std::string_view text) { return value_of(kDtype, "dtype", text); }
+
+Layout parse_layout(std::string_view text) { return value_of(kLayout, "layout", text); }
 
 }  // namespace flashmask::verify

@@ -19,9 +19,10 @@ enum class BlockMask { kNone, kShared, kEach };
 
 /// How the tensors lie in memory.
 enum class Layout {
-  kBshd,    ///< [batch, seqlen, heads, dim], contiguous
-  kBhsd,    ///< [batch, heads, seqlen, dim] in memory, seen as [batch, seqlen, heads, dim]
-  kPadded,  ///< as kBshd with gaps after every row, sequence position and batch entry
+  kBshd,     ///< [batch, seqlen, heads, dim], contiguous
+  kBhsd,     ///< [batch, heads, seqlen, dim] in memory, seen as [batch, seqlen, heads, dim]
+  kPadded,   ///< as kBshd with gaps after every row, sequence position and batch entry
+  kAligned,  ///< as kPadded with gaps of multiples of 8 elements, so that 16-bit rows keep the 16-byte alignment that CUDA needs
 };
 
 /// A window that is intersected with the mask's own band; -1 is unbounded.
@@ -81,5 +82,7 @@ Case parse_case(std::string_view line);
 
 /// "float32", "bfloat16" or "float16"; throws naming the accepted ones.
 DataType parse_dtype(std::string_view text);
+/// "bshd", "bhsd", "padded" or "aligned"; throws naming them.
+Layout parse_layout(std::string_view text);
 
 }  // namespace flashmask::verify

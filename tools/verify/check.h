@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "flashmask/tiles.h"
@@ -18,6 +19,9 @@ struct Verdict {
   std::vector<std::string> failures;  ///< one line each; none: the case passed
   /// Largest error of each result, in units of what it may be (1 is the limit).
   std::map<std::string, double> figures;
+  /// The backend does not take such calls: why; nothing was checked then.
+  std::string skipped;
+  bool forward_only = false;  ///< the backend takes no backward of it
 
   bool passed() const { return failures.empty(); }
 };
@@ -42,8 +46,8 @@ Results results_of(const Outputs& outputs, const Case& c);
 void check_accuracy(const Problem& problem, const DenseMask& dense, const Results& got, const Results& oracle, const Plain& plain,
                     Verdict& verdict);
 
-/// Bit for bit the same in everything (-0 equals +0).
-void check_identical(const Results& masked, const Results& dense_run, Verdict& verdict);
+/// Bit for bit the same in everything (-0 equals +0). `other_name` says what the other run had: "with the dense mask".
+void check_identical(const Results& masked, const Results& other, std::string_view other_name, Verdict& verdict);
 
 /// Nothing but the tensors' elements was written.
 void check_gaps(const Outputs& outputs, std::string_view which_run, Verdict& verdict);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "flashmask/families.h"
+#include "flashmask/status.h"
 #include "verify/random.h"
 
 namespace flashmask::verify {
@@ -76,33 +77,54 @@ enum Dimension : std::size_t {
 using Row = std::array<int, kDimensions>;
 constexpr int kUnset = -1;
 
-std::array<int, kDimensions> value_counts() {
-  std::array<int, kDimensions> counts{};
-  counts.fill(2);
-  counts[kBatch] = 9;
-  counts[kLength] = kLengths.size();
-  counts[kHead] = kHeads.size();
-  counts[kHeadDim] = kHeadDims.size();
-  counts[kFamily] = static_cast<int>(families().size());
-  for (const Dimension d : {kMaskHeads, kBlockMask, kDtype, kLayout}) counts[d] = 3;
-  return counts;
-}
+/// The values of the dimensions that a caller may restrict.
+struct Values {
+  std::vector<std::pair<int64_t, int64_t>> head_dims;
+  std::vector<DataType> dtypes;
+  std::vector<Layout> layouts;
 
-Case to_case(const Row& row, uint64_t seed) {
+  explicit Values(const CoveringValues& only) : dtypes(only.dtypes), layouts(only.layouts) {
+    const auto taken = [&](int64_t dim) {
+      return only.head_dims.empty() || std::find(only.head_dims.begin(), only.head_dims.end(), dim) != only.head_dims.end();
+    };
+    for (const auto& [dim, other] : kHeadDims) {
+      if (taken(dim)) head_dims.emplace_back(dim, taken(other) ? other : dim);
+    }
+    if (head_dims.empty()) throw Error(ErrorCode::kInvalidArgument, "none of these head dims is in the list of cases");
+    if (dtypes.empty()) dtypes = {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16};
+    if (layouts.empty()) layouts = {Layout::kBshd, Layout::kBhsd, Layout::kPadded};
+  }
+
+  std::array<int, kDimensions> counts() const {
+    std::array<int, kDimensions> counts{};
+    counts.fill(2);
+    counts[kBatch] = 9;
+    counts[kLength] = kLengths.size();
+    counts[kHead] = kHeads.size();
+    counts[kHeadDim] = static_cast<int>(head_dims.size());
+    counts[kFamily] = static_cast<int>(families().size());
+    counts[kMaskHeads] = counts[kBlockMask] = 3;
+    counts[kDtype] = static_cast<int>(dtypes.size());
+    counts[kLayout] = static_cast<int>(layouts.size());
+    return counts;
+  }
+};
+
+Case to_case(const Row& row, uint64_t seed, const Values& values) {
   const auto at = [&](Dimension d) { return static_cast<std::size_t>(std::max(row[d], 0)); };
   Case c;
   c.seed = seed;
   c.batch = static_cast<int64_t>(at(kBatch)) + 1;
   std::tie(c.seqlen_q, c.seqlen_k) = kLengths[at(kLength)];
   std::tie(c.heads_q, c.heads_kv) = kHeads[at(kHead)];
-  c.head_dim = kHeadDims[at(kHeadDim)].first;
-  c.head_dim_v = at(kHeadDimV) ? kHeadDims[at(kHeadDim)].second : c.head_dim;
+  c.head_dim = values.head_dims[at(kHeadDim)].first;
+  c.head_dim_v = at(kHeadDimV) ? values.head_dims[at(kHeadDim)].second : c.head_dim;
   c.family = families()[at(kFamily)].name;
   c.mask_heads = static_cast<MaskHeads>(at(kMaskHeads));
   c.mask_per_batch = at(kMaskBatch) != 0;
   c.block_mask = static_cast<BlockMask>(at(kBlockMask));
-  c.dtype = std::array{DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}[at(kDtype)];
-  c.layout = static_cast<Layout>(at(kLayout));
+  c.dtype = values.dtypes[at(kDtype)];
+  c.layout = values.layouts[at(kLayout)];
   c.dlse = at(kDlse) != 0;
   c.expanded_dout = at(kDout) != 0;
   if (at(kScale)) c.softmax_scale = 0.7 / std::sqrt(static_cast<double>(c.head_dim));
@@ -112,11 +134,11 @@ Case to_case(const Row& row, uint64_t seed) {
 
 /// The least that a row with these values can cost: dimensions that are not set cost nothing more (the first
 /// batch, heads and head dim are the cheapest), and unset lengths nothing at all.
-int64_t least_cost(const Row& row) {
-  if (row[kLength] != kUnset) return to_case(row, 0).cost();
+int64_t least_cost(const Row& row, const Values& values) {
+  if (row[kLength] != kUnset) return to_case(row, 0, values).cost();
   Row shortest = row;
   shortest[kLength] = 0;
-  return to_case(shortest, 0).cost();
+  return to_case(shortest, 0, values).cost();
 }
 
 /// Whether a length is zero.
@@ -195,12 +217,14 @@ class Pairs {
 
 class CoveringList {
  public:
+  explicit CoveringList(const CoveringValues& only) : values_(only) {}
+
   std::vector<Case> make() {
     add_rows(all_pairs(/*again=*/false), SIZE_MAX);
     // Again and again in other combinations, but for what costs much or nothing.
     while (rows_.size() < kAtLeast) add_rows(all_pairs(/*again=*/true), kAtLeast);
     std::vector<Case> cases;
-    for (const Row& row : rows_) cases.push_back(to_case(row, mix(kSeed, cases.size())));
+    for (const Row& row : rows_) cases.push_back(to_case(row, mix(kSeed, cases.size()), values_));
     return cases;
   }
 
@@ -221,7 +245,7 @@ class CoveringList {
     return pairs;
   }
 
-  static bool worth_repeating(const Row& row) { return !is_empty(row) && least_cost(row) <= kBudget; }
+  bool worth_repeating(const Row& row) const { return !is_empty(row) && least_cost(row, values_) <= kBudget; }
 
   /// Adds rows until every pair has met or there are `most` rows.
   void add_rows(Pairs pairs, std::size_t most) {
@@ -248,7 +272,7 @@ class CoveringList {
   /// most pairs among those the budget allows.
   Row fill(const Pairs::Pair& pair, const Pairs& pairs) {
     Row row = pair_row(pair);
-    const int64_t budget = std::max(kBudget, least_cost(row));
+    const int64_t budget = std::max(kBudget, least_cost(row, values_));
     std::array<std::size_t, kDimensions> order;
     std::iota(order.begin(), order.end(), std::size_t{0});
     shuffle(random_, order);
@@ -263,7 +287,7 @@ class CoveringList {
     const auto start = static_cast<int>(random_.integer(0, counts_[d] - 1));  // ties go to a random value
     for (int n = 0; n < counts_[d]; ++n) {
       row[d] = (start + n) % counts_[d];
-      if (least_cost(row) > budget) continue;
+      if (least_cost(row, values_) > budget) continue;
       const int gain = pairs.gain(row, d, row[d]);
       if (d == kLength && gain == 0 && is_empty(row)) continue;  // not as a filler
       if (gain > best_gain) {
@@ -274,13 +298,18 @@ class CoveringList {
     return best == kUnset ? 0 : best;  // the first value is the cheapest of every dimension that costs
   }
 
-  const std::array<int, kDimensions> counts_ = value_counts();
+  const Values values_;
+  const std::array<int, kDimensions> counts_ = values_.counts();
   Random random_{kSeed};
   std::vector<Row> rows_;
 };
 
 }  // namespace
 
-std::vector<Case> covering_cases() { return CoveringList().make(); }
+CoveringValues cuda_values() {
+  return {{DataType::kBFloat16, DataType::kFloat16}, {64, 128}, {Layout::kBshd, Layout::kBhsd, Layout::kAligned}};
+}
+
+std::vector<Case> covering_cases(const CoveringValues& values) { return CoveringList(values).make(); }
 
 }  // namespace flashmask::verify

@@ -1,16 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "verify/case.h"
 
 namespace flashmask::verify {
 
+/// What the cases are made of, for backends that take only a part; what is empty is everything.
+struct CoveringValues {
+  std::vector<DataType> dtypes{};
+  std::vector<int64_t> head_dims{};  ///< head_dim and head_dim_v
+  std::vector<Layout> layouts{};
+  bool operator==(const CoveringValues&) const = default;
+};
+
+/// What the cuda backend takes.
+CoveringValues cuda_values();
+
 /// The fixed list of cases that every backend is checked on: at least 1,500, the same in every run. Every
 /// two values of different dimensions (batch, lengths, heads, head dim, family, mask heads and batch, block
 /// mask, dtype, layout, ...) meet in some case. Long sequences meet many heads, large batches and large head
-/// dims one at a time, so that a slow oracle can check the list.
-std::vector<Case> covering_cases();
+/// dims one at a time, so that a slow oracle can check the list. Restricted to some `values`, the pairs of these meet.
+std::vector<Case> covering_cases(const CoveringValues& values = {});
 
 }  // namespace flashmask::verify

@@ -14,6 +14,7 @@ namespace flashmask::verify {
 struct Results {
   explicit Results(const Case& c);
   HeadArray out, lse, dq, dk, dv;  ///< lse has one column
+  bool forward_only = false;       ///< no gradients: nothing took the backward
 };
 
 /// The reference backend in float64, in dense-mask mode: the same (rounded) inputs, its own out and lse in

@@ -14,11 +14,53 @@
 #include <vector>
 
 #include "flashmask/plan.h"
+#include "verify/device_case.h"
 #include "verify/oracle.h"
 #include "verify/problem.h"
 
 namespace flashmask::verify {
 namespace {
+
+/// Copies of all tensors of a case on the device.
+class DeviceTensors {
+ public:
+  DeviceTensors(const Problem& problem, const Outputs& outputs)
+      : q_(problem.q),
+        k_(problem.k),
+        v_(problem.v),
+        dout_(problem.dout),
+        out_(outputs.out),
+        lse_(outputs.lse),
+        dq_(outputs.dq),
+        dk_(outputs.dk),
+        dv_(outputs.dv) {
+    if (problem.dlse) dlse_.emplace(*problem.dlse);
+  }
+
+  ForwardArgs forward_args(AttentionInputs inputs) const { return {with_tensors(std::move(inputs)), out_.view(), lse_.view()}; }
+  BackwardArgs backward_args(AttentionInputs inputs) const {
+    return {with_tensors(std::move(inputs)),      out_.view(), lse_.view(), dout_.view(),
+            dlse_ ? dlse_->view() : TensorView{}, dq_.view(),  dk_.view(),  dv_.view()};
+  }
+  void copy_to(Outputs& outputs) const {
+    out_.copy_to(outputs.out);
+    lse_.copy_to(outputs.lse);
+    dq_.copy_to(outputs.dq);
+    dk_.copy_to(outputs.dk);
+    dv_.copy_to(outputs.dv);
+  }
+
+ private:
+  AttentionInputs with_tensors(AttentionInputs inputs) const {
+    inputs.q = q_.view();
+    inputs.k = k_.view();
+    inputs.v = v_.view();
+    return inputs;
+  }
+
+  DeviceTensor q_, k_, v_, dout_, out_, lse_, dq_, dk_, dv_;
+  std::optional<DeviceTensor> dlse_;
+};
 
 /// One case on the backend under test.
 class CaseRun {
@@ -26,12 +68,18 @@ class CaseRun {
   CaseRun(const Case& c, const RunOptions& options, const DenseMask& dense, Verdict& verdict)
       : problem_(c), c_(problem_.c), options_(options), dense_(dense), verdict_(verdict) {
     if (c_.has_mask()) mask_ = make_mask(c_);
-    if (c_.ready_plan) plan_.emplace(effective_mask(c_, mask_ ? *mask_ : make_mask(c_)));
+    if (c_.ready_plan && !on_device_) plan_.emplace(effective_mask(c_, mask_ ? *mask_ : make_mask(c_)));
   }
 
   void run() {
-    const Results masked = run_once(false, "run with the mask"), dense_run = run_once(true, "run with the dense mask");
-    check_identical(masked, dense_run, verdict_);
+    if (on_device_ && !taken()) return;
+    const auto once = [&](bool dense_mode, std::string_view which) {
+      return on_device_ ? run_on_device(dense_mode, which) : run_once(dense_mode, which);
+    };
+    const Results masked = once(false, "run with the mask"), dense_run = once(true, "run with the dense mask");
+    check_identical(masked, dense_run, "with the dense mask", verdict_);
+    if (on_device_) check_identical(masked, once(false, "second run with the mask"), "in a second run", verdict_);
+    verdict_.forward_only = masked.forward_only;
     const Results oracle = run_oracle(problem_, dense_);
     const Plain plain = c_.dtype == DataType::kFloat32 ? Plain(c_) : run_plain(problem_, dense_, masked.out, oracle.out);
     check_accuracy(problem_, dense_, masked, oracle, plain, verdict_);
@@ -75,6 +123,61 @@ class CaseRun {
     return results_of(outputs, c_);
   }
 
+  /// Whether the device's backend takes such calls; otherwise the verdict says why not.
+  bool taken() {
+    const DeviceTensors tensors(problem_, Outputs(c_));
+    ExecutedTiles executed;
+    const Explanation explanation = explain(tensors.forward_args(AttentionInputs{}), call_options(false, executed));
+    if (!explanation.backend.empty()) return true;
+    for (const std::string& line : explanation.rejected) verdict_.skipped += (verdict_.skipped.empty() ? "" : "; ") + line;
+    return false;
+  }
+
+  /// The same as run_once on copies in device memory.
+  Results run_on_device(bool dense_mode, std::string_view which) {
+    Outputs outputs(c_);
+    const DeviceTensors tensors(problem_, outputs);
+    const DeviceMemory dense(std::as_bytes(std::span(dense_.visible)));
+    std::optional<DeviceMask> mask;
+    std::optional<DevicePlan> plan;
+    if (mask_) mask.emplace(*mask_);
+    if (c_.ready_plan && !dense_mode) plan.emplace(effective_mask(c_, mask ? mask->mask() : make_mask(c_)));
+    AttentionInputs inputs;
+    if (plan) inputs.plan = plan->view();
+    if (dense_mode) {
+      inputs.dense_mask =
+          TensorView::contiguous(dense.bytes().data(), DataType::kUInt8, {dense_.batch, dense_.heads, c_.seqlen_q, c_.seqlen_k});
+      inputs.dense_mask.device = kDevice;
+    } else if (mask) {
+      inputs.mask = mask->mask();
+    }
+    ExecutedTiles executed;
+    const Options call = call_options(dense_mode, executed);
+    const ForwardArgs to_run = tensors.forward_args(inputs);
+    const Explanation explanation = explain(to_run, call);
+    with_device_workspace(forward_workspace(to_run, call), which,
+                          [&](std::span<std::byte> workspace) { options_.implementation.forward(to_run, workspace, call); });
+    const BackwardArgs back = tensors.backward_args(inputs);
+    const bool forward_only = explain(back, call).backend.empty();
+    if (!forward_only) {
+      with_device_workspace(backward_workspace(back, call), which,
+                            [&](std::span<std::byte> workspace) { options_.implementation.backward(back, workspace, call); });
+    }
+    tensors.copy_to(outputs);
+    check_gaps(outputs, which, verdict_);
+    check_tiles(explanation, executed, dense_mode, which, forward_only);
+    Results results = results_of(outputs, c_);
+    results.forward_only = forward_only;
+    return results;
+  }
+
+  template <typename Call>
+  void with_device_workspace(std::size_t bytes, std::string_view which, Call&& call) {
+    DeviceWorkspace workspace(bytes, static_cast<std::size_t>(c_.seed % 64));
+    call(workspace.bytes());
+    if (!workspace.guards_intact()) verdict_.failures.push_back(fmt::format("workspace: the {} wrote outside of it", which));
+  }
+
   template <typename Call>
   void with_workspace(std::size_t bytes, std::string_view which, Call&& call) {
     PoisonedBytes workspace(bytes, static_cast<std::size_t>(c_.seed % 64));  // misaligned: no alignment is asked for
@@ -82,11 +185,13 @@ class CaseRun {
     if (!workspace.guards_intact()) verdict_.failures.push_back(fmt::format("workspace: the {} wrote outside of it", which));
   }
 
-  void check_tiles(const Explanation& explanation, const ExecutedTiles& executed, bool dense_mode, std::string_view which) {
+  void check_tiles(const Explanation& explanation, const ExecutedTiles& executed, bool dense_mode, std::string_view which,
+                   bool forward_only = false) {
     if (explanation.backend == "reference") return;  // goes by elements, not by tiles
     // The dense mode skips nothing.
     const int64_t expected = dense_mode ? explanation.tiles : count_live_tiles(c_, dense_, explanation.tile);
-    if (explanation.live_tiles != expected) {
+    const bool unknown = explanation.live_tiles < 0;  // the mask is on a device
+    if (!unknown && explanation.live_tiles != expected) {
       verdict_.failures.push_back(fmt::format("tiles: the plan has {} live tiles of {} x {} for the {}; counted one by one there are {}",
                                               explanation.live_tiles, explanation.tile.rows, explanation.tile.keys, which, expected));
     }
@@ -95,6 +200,7 @@ class CaseRun {
       verdict_.failures.push_back(fmt::format("tiles: the {} executed {} in the {}; {} are live", which, count, pass, expected));
     };
     check_pass("forward", executed.forward);
+    if (forward_only) return;
     check_pass("backward over rows", executed.backward_rows);
     check_pass("backward over keys", executed.backward_keys);
   }
@@ -104,6 +210,7 @@ class CaseRun {
   const RunOptions& options_;
   const DenseMask& dense_;
   Verdict& verdict_;
+  const bool on_device_ = options_.backend == "cuda";
   std::optional<Mask> mask_;
   std::optional<Plan> plan_;
 };

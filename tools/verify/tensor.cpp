@@ -10,8 +10,16 @@
 namespace flashmask::verify {
 namespace {
 
-// Odd gaps, so that padded rows have no alignment beyond the element's own.
-constexpr int64_t kRowGap = 3, kPositionGap = 5, kBatchGap = 7;
+/// Elements left free after rows, sequence positions and batch entries.
+struct Gaps {
+  int64_t row = 0, position = 0, batch = 0;
+};
+
+Gaps gaps_of(Layout layout) {
+  if (layout == Layout::kPadded) return {3, 5, 7};  // odd: no alignment beyond the element's own
+  if (layout == Layout::kAligned) return {8, 16, 24};
+  return {};
+}
 
 TensorView make_view(DataType dtype, const std::vector<int64_t>& shape, const std::vector<int64_t>& strides) {
   TensorView view;
@@ -54,17 +62,17 @@ Tensor::Tensor(DataType dtype, std::vector<int64_t> shape, std::vector<int64_t> 
 Tensor Tensor::attention(DataType dtype, Layout layout, int64_t batch, int64_t seqlen, int64_t heads, int64_t dim) {
   const std::vector<int64_t> shape{batch, seqlen, heads, dim};
   if (layout == Layout::kBhsd) return {dtype, shape, {heads * seqlen * dim, dim, seqlen * dim, 1}, batch * heads * seqlen * dim};
-  const bool padded = layout == Layout::kPadded;
-  const int64_t row = dim + (padded ? kRowGap : 0);
-  const int64_t position = heads * row + (padded ? kPositionGap : 0);
-  const int64_t entry = seqlen * position + (padded ? kBatchGap : 0);
+  const Gaps gaps = gaps_of(layout);
+  const int64_t row = dim + gaps.row;
+  const int64_t position = heads * row + gaps.position;
+  const int64_t entry = seqlen * position + gaps.batch;
   return {dtype, shape, {entry, position, row, 1}, batch * entry};
 }
 
 Tensor Tensor::lse(DataType dtype, Layout layout, int64_t batch, int64_t heads, int64_t seqlen) {
-  const bool padded = layout == Layout::kPadded;
-  const int64_t row = seqlen + (padded ? kRowGap : 0);
-  const int64_t entry = heads * row + (padded ? kBatchGap : 0);
+  const Gaps gaps = gaps_of(layout);
+  const int64_t row = seqlen + gaps.row;
+  const int64_t entry = heads * row + gaps.batch;
   return {dtype, {batch, heads, seqlen}, {entry, row, 1}, batch * entry};
 }
 

@@ -43,6 +43,10 @@ class PoisonedBytes {
   std::span<std::byte> bytes() { return {storage_.data() + kGuard + offset_, size_}; }
   std::size_t size() const { return size_; }
   const std::byte* data() const { return storage_.data() + kGuard + offset_; }
+  /// bytes() and the room around them, and where they begin in it.
+  std::span<std::byte> storage() { return storage_; }
+  std::span<const std::byte> storage() const { return storage_; }
+  std::size_t begin() const { return kGuard + offset_; }
   /// Whether nothing was written outside of bytes().
   bool guards_intact() const;
 
@@ -73,6 +77,10 @@ class Tensor {
   /// Sets every element to what `draw` returns, rounded to the dtype.
   void fill(const std::function<double()>& draw);
   HeadArray values() const;
+  /// The elements, the gaps between them and the room around them, and where the first element is in it.
+  std::span<std::byte> storage() { return memory_.storage(); }
+  std::span<const std::byte> storage() const { return memory_.storage(); }
+  std::size_t first_byte() const { return memory_.begin(); }
   /// Whether the gaps between rows and the memory around the tensor still hold their poison.
   bool gaps_intact() const;
 

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Measurements of the forward pass on a GPU, each with a receipt in benchmarks/results (or in $OUT).
+
+    FLASHMASK_LIBRARY=build/gpu/src/libflashmask.so python benchmarks/gpu/bench.py paper --head-dim 128 --seqlen 8192
+
+paper     twelve masks against FlexAttention, cuDNN, a dense mask and materialised attention; the bars against FlashMask V3
+sparsity  latency against sparsity at 32K
+small     wall time of 1,000 calls on a small problem
+maskcost  the element mask's price: all tiles partial against all tiles full
+plan      the planner's time
+first     time from ready inputs to the first output, in a fresh process
+"""
+
+import argparse
+import importlib
+import os
+import shlex
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+import receipts  # noqa: E402
+
+COMMANDS = {"paper": "paper", "sparsity": "sparsity", "small": "small", "maskcost": "maskcost", "plan": "plan_time", "first": "first"}
+ROUNDS = {"sparsity": 3, "small": 7, "maskcost": 9, "plan": 7, "first": 5}
+
+
+def parse(words):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, module in COMMANDS.items():
+        sub = commands.add_parser(name)
+        sub.add_argument("--dry-run", action="store_true", help=argparse.SUPPRESS)
+        if name == "paper":
+            importlib.import_module(module).add_arguments(sub)
+        else:
+            sub.add_argument("--rounds", type=int, default=ROUNDS[name])
+    arguments = parser.parse_args(words)
+    arguments.what = arguments.command
+    return arguments
+
+
+class QuietProgress:
+    def __init__(self, weights):
+        pass
+
+    def step(self, weight, text):
+        pass
+
+
+def surroundings(dry_run):
+    """(environment, card state now, progress type): invented in a dry run."""
+    if dry_run:
+        return {"device": "none", "driver": "none", "toolkit": "none", "torch": "none"}, lambda: None, QuietProgress
+    import torch
+
+    if not torch.cuda.is_available():
+        sys.exit("no CUDA device: torch.cuda.is_available() is false")
+    import timing
+
+    return timing.environment(), timing.card_state, timing.Progress
+
+
+def main(words=None):
+    arguments = parse(words)
+    module = importlib.import_module(COMMANDS[arguments.command])
+    if hasattr(module, "check_arguments"):
+        module.check_arguments(arguments)
+    if arguments.dry_run and not os.environ.get("OUT"):
+        sys.exit("a dry run writes invented figures: set OUT to a folder outside of the repository")
+    if arguments.dry_run and arguments.command != "paper":
+        sys.exit("only `paper` has a dry run")
+    environment, card_state, progress_type = surroundings(arguments.dry_run)
+    receipt = receipts.new(arguments.what, environment, shlex.join(["benchmarks/gpu/bench.py", *(words or sys.argv[1:])]))
+    receipt["dry_run"] = arguments.dry_run
+    receipt["card_before"] = card_state()
+    path = receipts.free_path(receipt)
+    passed = module.run(arguments, receipt, lambda: receipts.write(receipt, path), progress_type)
+    receipt.update(card_after=card_state(), complete=True, passed=passed)
+    receipts.write(receipt, path)
+    print(f"{'PASS' if passed else 'FAIL'}  receipt {path.name}: source {receipt['source_hash']}, {environment['device']}, before {receipt['card_before']}, after {receipt['card_after']}")
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masked attention in float64 on the GPU, a block of rows at a time, and the plain 16-bit implementation beside it.
+
+`visible(rows)` gives a bool tensor that broadcasts to [batch, heads, len(rows), seqlen_k].
+"""
+
+import torch
+
+FINITE_SLACK = 1e-5
+
+
+def exact_products():
+    """16-bit products accumulate in float32, as the plain implementation is defined."""
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+
+def heads_first(x, heads):
+    """[batch, seqlen, heads_kv, d] -> [batch, heads, seqlen, d], each key head repeated for its query heads."""
+    x = x.transpose(1, 2)
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def softmax(scores, visible):
+    """(probabilities, lse) of scores with hidden ones at -inf; rows that see nothing: 0 and -inf."""
+    scores = scores.masked_fill(~visible, float("-inf"))
+    lse = torch.logsumexp(scores, -1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], float("-inf"))
+    shift = torch.where(torch.isfinite(lse), lse, torch.zeros_like(lse))
+    return torch.exp(scores - shift[..., None]), lse
+
+
+def attend(q, k, v, visible, scale):
+    """(out, lse) in float64. q [batch, heads, rows, d]."""
+    probabilities, lse = softmax((q.double() @ k.double().transpose(-1, -2)) * scale, visible)
+    return probabilities @ v.double(), lse
+
+
+def attend_plain(q, k, v, visible, scale):
+    """out in q's type: scores rounded to the type, scaled, softmax in float32, probabilities rounded, out rounded."""
+    scores = (q @ k.transpose(-1, -2)).float() * scale
+    scores = scores.masked_fill(~visible, float("-inf"))
+    largest = scores.amax(-1, keepdim=True) if scores.shape[-1] else scores.new_zeros((*scores.shape[:-1], 1))
+    weights = torch.exp(scores - torch.where(torch.isfinite(largest), largest, torch.zeros_like(largest)))
+    total = weights.sum(-1, keepdim=True)
+    probabilities = torch.where(total > 0, weights / total, torch.zeros_like(weights))
+    return probabilities.to(q.dtype) @ v
+
+
+def row_blocks(rows, heads_by_keys, elements=1 << 28):
+    """Slices of `rows` so that a block of float64 scores has about `elements` elements."""
+    size = max(1, elements // max(1, heads_by_keys))
+    return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
+
+
+def errors(q, k, v, out, lse, visible, scale=None, rows=None):
+    """Compares a call's results with float64 over `rows` (default all).
+
+    Returns {out: largest error [batch, heads], plain: the plain implementation's, lse: largest of |error| / max(1, |lse|),
+    empty: whether rows that see nothing have out 0 and lse -inf, finite: whether nothing else is NaN or infinite}.
+    """
+    exact_products()
+    heads = q.shape[2]
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    rows = torch.arange(q.shape[1], device=q.device) if rows is None else rows
+    q, k, v, out = q.transpose(1, 2), heads_first(k, heads), heads_first(v, heads), out.transpose(1, 2)
+    worst = {name: torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device) for name in ("out", "plain", "lse")}
+    good = torch.ones(2, dtype=torch.bool, device=q.device)
+    for block in row_blocks(rows, q.shape[0] * heads * max(1, k.shape[2])):
+        seen = visible(block)
+        want, want_lse = attend(q[:, :, block], k, v, seen, scale)
+        plain = attend_plain(q[:, :, block], k, v, seen, scale)
+        got, got_lse = out[:, :, block].double(), lse[:, :, block].double()
+        blind = torch.isinf(want_lse)
+        good[0] &= ((got == 0).all(-1) & (got_lse == float("-inf")))[blind].all()
+        good[1] &= torch.isfinite(got).all() & torch.isfinite(got_lse[~blind]).all()
+        off = ((got_lse - want_lse).abs() / want_lse.abs().clamp(min=1)).masked_fill(blind, 0)
+        for name, error in (("out", (got - want).abs().amax(-1)), ("plain", (plain.double() - want).abs().amax(-1)), ("lse", off)):
+            worst[name] = torch.maximum(worst[name], error.amax(-1))
+    return {**worst, "empty": bool(good[0]), "finite": bool(good[1])}
+
+
+def complaints(found):
+    """What breaks the accuracy rule, as sentences: out at most twice the plain error + 1e-5, lse 1e-3 relative."""
+    if not found["finite"]:
+        yield "NaN or infinity where a number belongs"
+    if not found["empty"]:
+        yield "rows that see nothing are not out 0 and lse -inf"
+    allowed = 2 * found["plain"] + FINITE_SLACK
+    if not bool((found["out"] <= allowed).all()):
+        at = (found["out"] / allowed).flatten().nan_to_num(nan=float("inf")).argmax()
+        yield f"out is off by {found['out'].flatten()[at]:.3e}, allowed {allowed.flatten()[at]:.3e} (batch x head {int(at)})"
+    if not bool((found["lse"] <= 1e-3).all()):
+        yield f"lse is off by {float(found['lse'].max()):.3e} of max(1, |lse|), allowed 1e-3"

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measured forward cases against the bars: FlashMask V3 (by its measured ratio to FlexAttention) and cuDNN.
+
+Every ratio counts our plan's own time as ours and is speed: their time over our time.
+"""
+
+import json
+import math
+from pathlib import Path
+
+V3_FILE = Path(__file__).resolve().parent / "data" / "flashmask_v3.json"
+# head_dim: (seqlens, each cell, geometric mean), ours over V3
+V3_BARS = {128: ((8192, 32768, 131072), 1.0, 1.15), 64: ((8192, 32768), 1.0, 1.20)}
+# head_dim: ours over cuDNN, for full and causal at these lengths
+CUDNN_BARS = {128: 1.05, 64: 1.10}
+CUDNN_SEQLENS = (8192, 32768)
+
+
+def v3_ratios():
+    """{(head_dim, seqlen, mask): V3 over FlexAttention, forward}"""
+    return {(c["head_dim"], c["seqlen"], c["mask"]): c["v3_over_flex"] for c in json.loads(V3_FILE.read_text())["cells"]}
+
+
+def geomean(values):
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def ratio_to(case, peer):
+    """Their time over ours with the plan: the median over rounds if the case has it. None if the peer was not measured."""
+    figures = case["peers"].get(peer)
+    if figures is None:
+        return None
+    return figures.get("ratio_with_plan") or figures["ms"] / (case["ours_ms"] + case["plan_ms"])
+
+
+def row_of(case, v3=None):
+    """What the table shows of a case."""
+    v3 = v3_ratios() if v3 is None else v3
+    flex, against = ratio_to(case, "flex"), v3.get((case["head_dim"], case["seqlen"], case["mask"]))
+    tflops = case["ours_tflops"] * case["ours_ms"] / (case["ours_ms"] + case["plan_ms"])
+    return {"head_dim": case["head_dim"], "seqlen": case["seqlen"], "mask": case["mask"], "live": case["live"], "tflops": tflops, "flex": flex, "v3_over_flex": against,
+            "v3": flex / against if flex and against else None, "cudnn": ratio_to(case, "cudnn")}
+
+
+def rows_of(cases):
+    v3 = v3_ratios()
+    return [row_of(case, v3) for case in cases if case["op"] == "fwd"]
+
+
+def check(name, got, bar, detail=""):
+    return {"name": name, "got": got, "bar": bar, "passed": got >= bar, "detail": detail}
+
+
+def v3_checks(rows, head_dim, seqlens, each, mean, label):
+    cells = [r for r in rows if r["head_dim"] == head_dim and r["seqlen"] in seqlens and r["v3"]]
+    if not cells:
+        return []
+    worst = min(cells, key=lambda r: r["v3"])
+    return [check(f"{label}: every cell over V3", worst["v3"], each, f"worst {worst['mask']} {worst['seqlen']}, {len(cells)} cells"),
+            check(f"{label}: geometric mean over V3", geomean([r["v3"] for r in cells]), mean, f"{len(cells)} cells")]
+
+
+def checks(rows):
+    """The bars as far as these rows reach: one list for each (head_dim, seqlen), and one over the lengths of a head_dim."""
+    found = []
+    for head_dim, (seqlens, each, mean) in V3_BARS.items():
+        present = sorted({r["seqlen"] for r in rows if r["head_dim"] == head_dim} & set(seqlens))
+        for seqlen in present:
+            found += v3_checks(rows, head_dim, (seqlen,), each, mean, f"d={head_dim} S={seqlen}")
+        if len(present) > 1:
+            found += v3_checks(rows, head_dim, present, each, mean, f"d={head_dim} all")
+    for r in rows:
+        if r["cudnn"] and r["seqlen"] in CUDNN_SEQLENS and r["mask"] in ("full", "causal"):
+            found.append(check(f"d={r['head_dim']} S={r['seqlen']} {r['mask']}: over cuDNN", r["cudnn"], CUDNN_BARS[r["head_dim"]]))
+    return found
+
+
+def cell_text(value, form="6.2f"):
+    return format(value, form) if value is not None else " " * (int(form.split(".")[0]) - 1) + "-"
+
+
+def table(rows):
+    """The short table: one line a cell, then geometric means. Every column but TFLOP/s is a speed ratio."""
+    lines = [f"{'d':>4} {'S':>6} {'mask':22} {'live':>5} {'TFLOP/s':>8} {'/Flex':>6} {'V3/Fl':>6} {'/V3':>6} {'/cuDNN':>6}"]
+    for r in rows:
+        lines.append(f"{r['head_dim']:4} {r['seqlen']:6} {r['mask']:22} {r['live']:5.3f} {r['tflops']:8.1f} {cell_text(r['flex'])} {cell_text(r['v3_over_flex'])} "
+                     f"{cell_text(r['v3'])} {cell_text(r['cudnn'])}")
+    for head_dim, seqlen in sorted({(r["head_dim"], r["seqlen"]) for r in rows}):
+        cells = [r for r in rows if (r["head_dim"], r["seqlen"]) == (head_dim, seqlen)]
+        means = [geomean(v) if (v := [r[k] for r in cells if r[k]]) else None for k in ("tflops", "flex", "v3_over_flex", "v3")]
+        lines.append(f"{head_dim:4} {seqlen:6} {'geometric mean':22} {'':5} {cell_text(means[0], '8.1f')} {' '.join(cell_text(m) for m in means[1:])}")
+    return lines
+
+
+def check_lines(found):
+    return [f"{'PASS' if c['passed'] else 'FAIL'}  {c['name']}: {c['got']:.3f} (bar {c['bar']:.2f}) {c['detail']}".rstrip() for c in found]

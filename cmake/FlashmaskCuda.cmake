@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+
+# FLASHMASK_CUDA_FOUND: whether there is a CUDA compiler, on the path or where NVIDIA's installers, or scripts/setup, put it.
+if(CMAKE_CUDA_COMPILER)
+  set(FLASHMASK_NVCC ${CMAKE_CUDA_COMPILER} CACHE FILEPATH "nvcc")
+elseif(DEFINED ENV{CUDACXX})
+  set(FLASHMASK_NVCC $ENV{CUDACXX} CACHE FILEPATH "nvcc")
+else()
+  find_program(FLASHMASK_NVCC nvcc HINTS ENV CUDA_PATH ENV CUDA_HOME PATHS /usr/local/cuda ${PROJECT_SOURCE_DIR}/build/cuda PATH_SUFFIXES bin)
+endif()
+if(FLASHMASK_NVCC)
+  set(FLASHMASK_CUDA_FOUND ON)
+else()
+  set(FLASHMASK_CUDA_FOUND OFF)
+endif()
+
+# Sets what enable_language(CUDA) reads. The kernels use instructions of Hopper alone, hence 90a.
+macro(flashmask_enable_cuda)
+  if(NOT FLASHMASK_NVCC)
+    message(FATAL_ERROR "FLASHMASK_CUDA is on and no CUDA compiler was found; put nvcc on the path or set CMAKE_CUDA_COMPILER")
+  endif()
+  set(CMAKE_CUDA_COMPILER ${FLASHMASK_NVCC})
+  if(NOT CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES 90a-real)
+  endif()
+endmacro()
+
+# Adds a translation unit FOLDER/instance.cu.in for each line MACRO(dtype, element, head_dim, consumers) of FOLDER/instances.def.
+function(flashmask_kernel_instances target folder name)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/instances.def)
+  file(STRINGS ${folder}/instances.def lines REGEX "^FLASHMASK_[A-Z]+\\(.*\\)$")
+  foreach(line IN LISTS lines)
+    string(REGEX MATCH "\\(([A-Za-z0-9_]+), *([a-z0-9_]+), *([0-9]+), *([0-9]+)\\)" matched "${line}")
+    if(NOT matched)
+      message(FATAL_ERROR "${folder}/instances.def: '${line}' is not MACRO(dtype, element, head_dim, consumers)")
+    endif()
+    set(dtype ${CMAKE_MATCH_1})
+    set(element ${CMAKE_MATCH_2})
+    set(head_dim ${CMAKE_MATCH_3})
+    set(consumers ${CMAKE_MATCH_4})
+    set(file ${CMAKE_CURRENT_BINARY_DIR}/${folder}/${name}_${element}_${head_dim}_${consumers}.cu)
+    configure_file(${folder}/instance.cu.in ${file} @ONLY)
+    target_sources(${target} PRIVATE ${file})
+  endforeach()
+endfunction()
+
+set(FLASHMASK_PTXAS_ALLOW ${PROJECT_SOURCE_DIR}/src/backends/cuda/ptxas-allow.txt CACHE FILEPATH "Spills and wgmma serialisation that do not fail the build")
+mark_as_advanced(FLASHMASK_PTXAS_ALLOW)
+
+# How the .cu files of a target are compiled. Spills and wgmma serialisation that FLASHMASK_PTXAS_ALLOW does not list fail
+# the build.
+function(flashmask_cuda_target target)
+  set(check ${PROJECT_SOURCE_DIR}/scripts/check-ptxas)
+  set(allowed ${FLASHMASK_PTXAS_ALLOW})
+  set_target_properties(${target} PROPERTIES
+    LINKER_LANGUAGE CXX
+    CUDA_VISIBILITY_PRESET hidden
+    CUDA_RUNTIME_LIBRARY None
+    CUDA_COMPILER_LAUNCHER "${check};${allowed}")
+  # -std in words: CMake 3.25 knows no C++20 for nvcc.
+  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-O3;-Xptxas=-v,-warn-spills;-Xcompiler=-Wall>")
+  get_target_property(sources ${target} SOURCES)
+  list(FILTER sources INCLUDE REGEX "\\.cu$")
+  set_source_files_properties(${sources} PROPERTIES OBJECT_DEPENDS "${check};${allowed}")
+endfunction()

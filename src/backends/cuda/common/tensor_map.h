@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda.h>
+
+#include <string>
+
+#include "flashmask/tensor.h"
+
+namespace flashmask::cuda {
+
+/// Why TMA cannot read or write a tensor [batch, seqlen, heads, dim] of a 16-bit type, naming `argument`; empty
+/// if it can. Rows must lie on 16-byte boundaries (the pointer, and the stride of every dimension of more than one element);
+/// strides must be below 2^40 bytes and, where the size is above 1, not 0.
+std::string tensor_map_refusal(const char* argument, const TensorView& t);
+
+/// The TMA map of `t` [batch, seqlen, heads, dim], 16-bit, dim a multiple of 64, no size 0:
+///   dimensions {64, seqlen, dim / 64, heads, batch}, box {64, box_rows, box_blocks, 1, 1},
+/// that is, blocks of 64 columns, 128-byte swizzle, out-of-range rows read as zero and are not written. `argument` is
+/// what error messages call the tensor.
+CUtensorMap tensor_map(const TensorView& t, int box_rows, int box_blocks, const char* argument = "tensor");
+
+}  // namespace flashmask::cuda

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <vector>
+
+#include "backends/backend.h"
+#include "backends/cuda/common/device.h"
+#include "backends/cuda/common/error.h"
+#include "backends/cuda/common/tensor_map.h"
+#include "backends/cuda/plan/device_plan.h"
+#include "backends/cuda/sm90/forward/forward.h"
+#include "common/arithmetic.h"
+#include "common/message.h"
+
+namespace flashmask {
+namespace {
+
+constexpr int64_t kAlignment = 256;  // what cudaMalloc gives, so that nothing in the workspace has less
+constexpr int64_t kTileKeys = 128;
+
+bool makes_plan(const Problem& p) { return !p.plan.defined() && !p.dense.defined(); }
+bool is_empty(const Problem& p) { return p.batch == 0 || p.seqlen_q == 0; }
+
+PlanLayout plan_layout(const Problem& p) {
+  const MaskView& mask = p.mask.view();
+  return {mask.seqlen_q, mask.seqlen_k, mask.batch(), mask.heads()};
+}
+
+/// What the workspace holds, in this order.
+struct Layout {
+  int64_t plan = 0, kernels = 0, counter = kAlignment;
+
+  explicit Layout(const Problem& p) {
+    if (makes_plan(p)) plan = round_up(plan_layout(p).bytes, kAlignment);
+    kernels = round_up(static_cast<int64_t>(sm90::forward_workspace(p)), kAlignment);
+  }
+  int64_t bytes() const { return plan + kernels + counter + kAlignment; }
+};
+
+std::byte* aligned(std::span<std::byte> memory) {
+  void* begin = memory.data();
+  std::size_t space = memory.size();
+  return static_cast<std::byte*>(std::align(kAlignment, memory.size() - kAlignment, begin, space));
+}
+
+void require_usable(int32_t index) {
+  if (const std::string why = cuda::device_refusal(index); !why.empty()) throw Error(ErrorCode::kNoDevice, why);
+}
+
+cudaStream_t stream_of(const Problem& p) { return static_cast<cudaStream_t>(p.stream); }
+
+/// Executed tiles, counted on the device.
+class Counter {
+ public:
+  Counter(const Problem& p, std::byte* memory)
+      : count_(p.executed_tiles ? reinterpret_cast<unsigned long long*>(memory) : nullptr), stream_(stream_of(p)) {
+    if (count_) cuda::check(cudaMemsetAsync(count_, 0, sizeof(*count_), stream_), "cudaMemsetAsync of the tile counter");
+  }
+  unsigned long long* on_device() const { return count_; }
+  /// Waits for the stream.
+  void add_to(ExecutedTiles* executed) const {
+    if (!count_) return;
+    unsigned long long count = 0;
+    cuda::check(cudaMemcpyAsync(&count, count_, sizeof(count), cudaMemcpyDeviceToHost, stream_), "cudaMemcpyAsync of the tile counter");
+    cuda::check(cudaStreamSynchronize(stream_), "forward");
+    executed->forward += static_cast<int64_t>(count);
+  }
+
+ private:
+  unsigned long long* count_;
+  cudaStream_t stream_;
+};
+
+class CudaBackend final : public Backend {
+ public:
+  std::string_view name() const override { return "cuda"; }
+  BackendInfo info() const override;
+  Device::Kind device_kind() const override { return Device::Kind::kCuda; }
+  std::string refusal(const Problem& p) const override;
+  std::string configuration(const Problem& p) const override {
+    const char* plan = p.dense.defined() ? "dense mask: every tile executed" : p.plan.defined() ? "plan given" : "plan made in the call";
+    return message("sm90 ", sm90::forward_tile_rows(p), "x", kTileKeys, " tiles, ", plan);
+  }
+  TileShape tile(const Problem& p) const override { return {sm90::forward_tile_rows(p), kTileKeys}; }
+  std::size_t workspace(const Problem& p) const override { return static_cast<std::size_t>(Layout(p).bytes()); }
+  void forward(const Problem& problem, std::span<std::byte> memory) const override;
+  void backward(const Problem&, std::span<std::byte>) const override {
+    throw_unsupported("backward is not available on CUDA yet; run it on the CPU");
+  }
+};
+
+BackendInfo CudaBackend::info() const {
+  const cuda::DeviceList& list = cuda::device_list();
+  if (!list.problem.empty()) return {"cuda", false, list.problem};
+  BackendInfo info{"cuda", false, ""};
+  for (std::size_t n = 0; n < list.devices.size(); ++n) {
+    const cuda::DeviceProperties& d = list.devices[n];
+    const bool usable = cuda::device_refusal(static_cast<int32_t>(n)).empty();
+    info.usable |= usable;
+    info.detail += message(d.name, ", compute capability ", d.major, ".", d.minor, usable ? "" : " (the kernels need 9.0)", "; ");
+  }
+  info.detail += message("driver for CUDA ", cuda::version_text(list.driver), ", built with CUDA ", cuda::version_text(list.runtime));
+  return info;
+}
+
+std::string CudaBackend::refusal(const Problem& p) const {
+  if (p.device.kind != Device::Kind::kCuda) return "takes CUDA tensors only";
+  if (std::string why = cuda::device_refusal(p.device.index); !why.empty()) return why;
+  if (p.is_backward) return "backward is not available on CUDA yet; run it on the CPU";
+  if (p.dtype != DataType::kBFloat16 && p.dtype != DataType::kFloat16)
+    return message(flashmask::name(p.dtype), " tensors are not taken; cast to bfloat16 or float16");
+  if (std::string why = sm90::forward_refusal(p); !why.empty()) return why;
+  using Argument = std::pair<const char*, const TensorView&>;
+  for (const auto& [argument, tensor] : {Argument{"q", p.q}, {"k", p.k}, {"v", p.v}, {"out", p.out}}) {
+    if (std::string why = cuda::tensor_map_refusal(argument, tensor); !why.empty()) return why;
+  }
+  return "";
+}
+
+void CudaBackend::forward(const Problem& problem, std::span<std::byte> memory) const {
+  if (is_empty(problem)) return;
+  Problem p = problem;
+  const cuda::DeviceGuard guard(p.device.index);
+  const Layout layout(p);
+  std::byte* base = aligned(memory);
+  if (p.dense.defined()) p.plan = {};
+  if (makes_plan(p)) {
+    cuda::launch_plan(p.mask.view(), base, stream_of(p));
+    p.plan = PlanView::on_device(plan_layout(p), {base, static_cast<std::size_t>(layout.plan)}, p.device);
+  }
+  const Counter counter(p, base + layout.plan + layout.kernels);
+  sm90::forward(p, base + layout.plan, counter.on_device());
+  counter.add_to(p.executed_tiles);
+}
+
+}  // namespace
+
+const Backend& cuda_backend() {
+  static const CudaBackend backend;
+  return backend;
+}
+
+void cuda::build_plan(const MaskView& mask, std::span<std::byte> buffer, int32_t index, void* stream) {
+  require_usable(index);
+  const DeviceGuard guard(index);
+  launch_plan(mask, buffer.data(), static_cast<cudaStream_t>(stream));
+}
+
+bool cuda::is_plan_of(const MaskView& mask, const PlanView& plan, std::span<std::byte> scratch, void* stream) {
+  require_usable(plan.device().index);
+  const DeviceGuard guard(plan.device().index);
+  const auto on = static_cast<cudaStream_t>(stream);
+  launch_plan(mask, scratch.data(), on);
+  // Before the bits comes a header with the shapes and the hash of the contents.
+  const auto header = static_cast<std::size_t>(plan.layout().row_live_bits);
+  std::vector<std::byte> was(header), is(header);
+  check(cudaMemcpyAsync(was.data(), plan.data(), header, cudaMemcpyDeviceToHost, on), "cudaMemcpyAsync of the plan");
+  check(cudaMemcpyAsync(is.data(), scratch.data(), header, cudaMemcpyDeviceToHost, on), "cudaMemcpyAsync of the plan made anew");
+  check(cudaStreamSynchronize(on), "validate_plan");
+  return was == is;
+}
+
+}  // namespace flashmask

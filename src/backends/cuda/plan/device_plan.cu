@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/cuda/plan/device_plan.h"
+
+#include <algorithm>
+
+#include "backends/cuda/common/error.h"
+#include "backends/cuda/plan/classify.cuh"
+#include "backends/cuda/plan/params.cuh"
+#include "backends/cuda/plan/rank.cuh"
+#include "backends/cuda/plan/transpose.cuh"
+#include "common/arithmetic.h"
+#include "common/message.h"
+#include "mask/content_hash.h"
+#include "mask/host_only.h"
+
+namespace flashmask::cuda {
+namespace {
+
+/// Launches kernels one after the other; from the second on, and where the device can, each while the one before
+/// still runs (it waits inside for what that wrote).
+class Sequence {
+ public:
+  explicit Sequence(cudaStream_t stream) : stream_(stream) {
+    int device = 0, major = 0;
+    check(cudaGetDevice(&device), "cudaGetDevice");
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+    overlaps_ = major >= 9;
+  }
+
+  /// No blocks, no launch.
+  template <typename... Args>
+  void launch(const char* what, void (*kernel)(Args...), int64_t blocks, int threads, Args... args) {
+    if (blocks == 0) return;
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.stream = stream_;
+    config.attrs = &attribute;
+    config.numAttrs = overlaps_ && !first_ ? 1 : 0;
+    check(cudaLaunchKernelEx(&config, kernel, args...), what);
+    first_ = false;
+  }
+
+ private:
+  cudaStream_t stream_;
+  bool overlaps_ = false, first_ = true;
+};
+
+/// How many blocks each kernel has.
+struct Grids {
+  int64_t classify, bands, slices, transpose, rank_per_mask, rank;
+
+  explicit Grids(const PlanLayout& layout) {
+    const int64_t masks = layout.batch * layout.heads;  // fits: PlanLayout has checked larger products
+    classify = std::max<int64_t>(masks * layout.key_blocks, 1);
+    bands = ceil_div(layout.row_granules, plan::kBandRows);
+    slices = ceil_div(layout.key_blocks, plan::kSliceKeys);
+    transpose = masks * bands * slices;
+    rank_per_mask = 0;
+    for (int n = 0; n < plan::kOrders; ++n) rank_per_mask += plan::order_of(layout, n).blocks();
+    rank = masks * rank_per_mask + 1;
+    for (const int64_t blocks : {masks, classify, transpose, rank}) {
+      if (blocks <= INT32_MAX) continue;
+      throw_unsupported("a plan for batch ", layout.batch, ", heads ", layout.heads, ", seqlen_q ", layout.seqlen_q, " and seqlen_k ",
+                        layout.seqlen_k, " is too large to be made on the device: batch * heads * ceil(seqlen_q / 6144) * ceil(seqlen_k / ",
+                        "16384), batch * heads * ceil(seqlen_k / 128) and batch * heads * ceil(seqlen_q / 1024) must be below 2^31");
+    }
+  }
+};
+
+plan::Sharing sharing(const PlanLayout& all, int64_t own_batch, int64_t own_heads) {
+  return {static_cast<int32_t>(broadcast_group(all.batch, own_batch)), static_cast<int32_t>(broadcast_group(all.heads, own_heads)),
+          static_cast<int32_t>(own_heads)};
+}
+
+}  // namespace
+
+void launch_plan(const MaskView& mask, std::byte* buffer, cudaStream_t stream) {
+  if (has_contents(mask) && mask.device.kind != Device::Kind::kCuda)
+    throw_invalid("the mask's vectors are in host memory; a plan made on a CUDA device needs them there");
+  const PlanLayout layout(mask.seqlen_q, mask.seqlen_k, mask.batch(), mask.heads());
+  const Grids grids(layout);
+  const plan::Params params{mask,
+                            layout,
+                            plan_header(layout, content_hash::frame(mask)),
+                            buffer,
+                            static_cast<int32_t>(layout.heads),
+                            static_cast<int32_t>(layout.row_granules),
+                            static_cast<int32_t>(layout.key_blocks),
+                            sharing(layout, mask.bounds_batch, mask.bounds_heads),
+                            sharing(layout, mask.block_batch, mask.block_heads)};
+  Sequence sequence(stream);
+  sequence.launch("launch of the plan's classification", plan::classify, grids.classify, plan::kClassifyThreads, params);
+  sequence.launch("launch of the plan's transpose", plan::transpose, grids.transpose, plan::kTransposeThreads, params,
+                  static_cast<int32_t>(grids.bands), static_cast<int32_t>(grids.slices));
+  sequence.launch("launch of the plan's orders", plan::rank, grids.rank, plan::kRankThreads, params,
+                  static_cast<int32_t>(grids.rank_per_mask));
+}
+
+}  // namespace flashmask::cuda

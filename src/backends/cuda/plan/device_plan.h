@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+#include "flashmask/mask.h"
+
+namespace flashmask::cuda {
+
+/// Enqueues the kernels that fill `buffer` (device memory, PlanLayout::bytes, 8-byte aligned) with the plan
+/// of a mask whose vectors are in device memory: the bytes that build_plan writes on the host, the hash of the contents
+/// included. The device must be the current one. Nothing is allocated, nothing synchronises, nothing need be in
+/// `buffer` before, and a CUDA graph can capture it. The work is of the order of the plan's granules, and of the
+/// squares of row granules and of key blocks for the orders.
+///
+/// Throws kInvalidArgument if the mask has vectors that are in host memory, kUnsupported if a kernel would need 2^31
+/// blocks (about batch * heads * seqlen_q * seqlen_k = 2^57), kInternal if CUDA refuses a launch.
+void launch_plan(const MaskView& mask, std::byte* buffer, cudaStream_t stream);
+
+}  // namespace flashmask::cuda

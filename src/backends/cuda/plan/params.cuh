@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "flashmask/mask.h"
+#include "flashmask/plan.h"
+#include "mask/view.h"
+#include "plan/plan_header.h"
+
+namespace flashmask::cuda::plan {
+
+/// How the masks of a plan share vectors or block masks: so many neighbours of a batch and of heads each (see
+/// broadcast_group), which have `heads` heads.
+struct Sharing {
+  int32_t batch_group, head_group, heads;
+};
+
+/// What every kernel of the planner gets. Granules and key blocks are counted in int32 (there are at most 2^25),
+/// elements of a part of the buffer in int64.
+struct Params {
+  MaskView mask;
+  PlanLayout layout;
+  PlanHeader header;  ///< its hash is the mask's frame; the device adds the contents
+  std::byte* buffer;
+  int32_t heads;  ///< of the mask as a whole
+  int32_t row_granules, key_blocks;
+  Sharing bounds, blocks;
+
+  template <typename T>
+  __device__ T* at(int64_t offset) const {
+    return reinterpret_cast<T*>(buffer + offset);
+  }
+};
+
+/// Which of the vectors or block masks serve mask `m`, and whether `m` is the first mask that they serve, so that
+/// something can be done once for each of them.
+struct Own {
+  int32_t index;
+  bool first;
+};
+
+__device__ inline Own own_of(const Params& p, int32_t m, const Sharing& sharing) {
+  const int32_t b = m / p.heads, h = m % p.heads;
+  const int32_t own_b = b / sharing.batch_group, own_h = h / sharing.head_group;
+  return {own_b * sharing.heads + own_h, b == own_b * sharing.batch_group && h == own_h * sharing.head_group};
+}
+
+/// Lets the next kernel of the stream be launched while this one runs; it waits in wait_for_previous().
+__device__ inline void allow_next() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+/// Waits until the kernel before is done and what it wrote is visible. Every block of every kernel but the first
+/// calls it, so that a kernel that is done implies that all before it are.
+__device__ inline void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
+}  // namespace flashmask::cuda::plan

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <cuda/ptx>
+
+namespace flashmask::ptx {
+
+/// PTX ISA, "mbarrier.init". Follow with fence_barrier_init and a barrier of the CTA.
+__device__ __forceinline__ void barrier_init(uint64_t& barrier, uint32_t arrivals) { ::cuda::ptx::mbarrier_init(&barrier, arrivals); }
+/// PTX ISA, "fence.mbarrier_init" and "fence.proxy.async": makes initialised barriers known to the copy engine.
+__device__ __forceinline__ void fence_barrier_init() {
+  ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
+  ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
+}
+/// PTX ISA, "mbarrier.arrive".
+__device__ __forceinline__ void arrive(uint64_t& barrier) { ::cuda::ptx::mbarrier_arrive(&barrier); }
+/// PTX ISA, "mbarrier.arrive.expect_tx".
+__device__ __forceinline__ void arrive_expect(uint64_t& barrier, uint32_t bytes) {
+  ::cuda::ptx::mbarrier_arrive_expect_tx(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta, ::cuda::ptx::space_shared, &barrier, bytes);
+}
+/// PTX ISA, "mbarrier.try_wait": until the phase of this parity is complete.
+__device__ __forceinline__ void wait(uint64_t& barrier, uint32_t parity) {
+  while (!::cuda::ptx::mbarrier_try_wait_parity(&barrier, parity)) {
+  }
+}
+
+/// PTX ISA, "bar.sync": barrier `id` (1 to 15) among `threads` threads.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+/// PTX ISA, "bar.arrive".
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// PTX ISA, "setmaxnreg": every warp of the warpgroup executes it; needs __launch_bounds__(threads, 1).
+template <int kRegisters>
+__device__ __forceinline__ void increase_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void decrease_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+/// Position in a ring of `kStages` buffers, a power of two: one register instead of two.
+template <int kStages>
+struct RingPosition {
+  static_assert((kStages & (kStages - 1)) == 0);
+  uint32_t count = 0;
+  __device__ __forceinline__ uint32_t stage() const { return count % kStages; }
+  /// Parity of the phase that its "full" barrier is in; its "empty" barrier is one behind.
+  __device__ __forceinline__ uint32_t phase() const { return count / kStages & 1; }
+  __device__ __forceinline__ void advance() { ++count; }
+};
+
+}  // namespace flashmask::ptx

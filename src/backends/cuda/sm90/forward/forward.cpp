@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/cuda/sm90/forward/forward.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <mutex>
+#include <vector>
+
+#include "backends/cuda/common/device.h"
+#include "backends/cuda/common/error.h"
+#include "backends/cuda/common/tensor_map.h"
+#include "backends/cuda/sm90/forward/instance.h"
+#include "backends/cuda/sm90/forward/params.h"
+#include "common/arithmetic.h"
+#include "common/message.h"
+
+namespace flashmask::sm90 {
+namespace {
+
+constexpr int64_t kTileKeys = 128;
+/// Keys and values of the sequences that are worked on together should stay in this much of the L2 cache.
+constexpr int64_t kSectionBytes = int64_t{32} << 20;
+constexpr int64_t kMostItems = int64_t{1} << 30;
+
+const auto& instances() {
+  static const std::array table{
+#define FLASHMASK_FORWARD(dtype, element, head_dim, consumers) forward_##element##_##head_dim##_##consumers(),
+#include "backends/cuda/sm90/forward/instances.def"
+#undef FLASHMASK_FORWARD
+  };
+  return table;
+}
+
+const ForwardInstance* find_instance(DataType dtype, int64_t head_dim, int consumers) {
+  for (const ForwardInstance& i : instances()) {
+    if (i.dtype == dtype && i.head_dim == head_dim && i.consumers == consumers) return &i;
+  }
+  return nullptr;
+}
+
+int64_t count_items(const Problem& p, int consumers) { return p.batch * p.heads_q * ceil_div(p.seqlen_q, 64 * consumers); }
+
+/// Three warpgroups do more work per byte of K and V; two make smaller items, which short problems need to fill
+/// the device.
+int consumers_for(const Problem& p) {
+  const int multiprocessors = cuda::device(p.device.index).multiprocessors;
+  return count_items(p, 3) >= 2 * multiprocessors ? 3 : 2;
+}
+
+const ForwardInstance& instance_for(const Problem& p) { return *find_instance(p.dtype, p.head_dim, consumers_for(p)); }
+
+/// A mask or matrix of [batch or 1, heads, ...] with the strides of its first two dimensions.
+PerHead per_head(int64_t batch, int64_t heads, int64_t batch_stride, int64_t head_stride) {
+  return {static_cast<int32_t>(batch), static_cast<int32_t>(heads), batch_stride, head_stride};
+}
+
+void set_mask(const Problem& p, const ForwardInstance& instance, ForwardParams& params) {
+  const MaskView& mask = p.mask.view();
+  params.mask_batch = static_cast<int32_t>(mask.batch());
+  params.mask_heads = static_cast<int32_t>(mask.heads());
+  params.mask.first = columns(mask, 0, 0);
+  const int64_t of_head = mask.seqlen_k * mask.bounds_stride;
+  params.mask.place = per_head(mask.bounds_batch, mask.bounds_heads, mask.bounds_heads * of_head, of_head);
+  if (p.dense.defined()) {
+    params.dense.visible = static_cast<const uint8_t*>(p.dense.data);
+    params.dense.place = per_head(p.dense.shape[0], p.dense.shape[1], p.dense.stride[0], p.dense.stride[1]);
+    params.dense.row_stride = p.dense.stride[2];
+    params.dense.key_stride = p.dense.stride[3];
+    return;
+  }
+  const PlanLayout& layout = p.plan.layout();
+  const std::byte* base = p.plan.data();
+  params.plan.row_live = reinterpret_cast<const uint32_t*>(base + layout.row_live_bits);
+  params.plan.row_full = reinterpret_cast<const uint32_t*>(base + layout.row_full_bits);
+  params.plan.row_tile_order =
+      reinterpret_cast<const int32_t*>(base + (instance.consumers == 3 ? layout.row_tile_order_192 : layout.row_tile_order_128));
+  params.plan.words_per_row = static_cast<int32_t>(2 * layout.words_per_row);
+  params.plan.row_granules = static_cast<int32_t>(layout.row_granules);
+}
+
+/// Whole groups of query heads, so that the heads that share keys and values run together.
+int64_t sequences_per_section(const Problem& p) {
+  const int64_t bytes = p.seqlen_k * (p.head_dim + p.head_dim_v) * static_cast<int64_t>(element_size(p.dtype));
+  const int64_t kv_sequences = std::max<int64_t>(1, kSectionBytes / std::max<int64_t>(1, bytes));
+  return std::min(kv_sequences, p.batch * p.heads_kv) * p.group_size();
+}
+
+ForwardParams make_params(const Problem& p, const ForwardInstance& instance, uint32_t* counter, unsigned long long* executed) {
+  const int rows = 64 * instance.consumers, blocks = instance.head_dim / 64;
+  ForwardParams params{};
+  params.q = cuda::tensor_map(p.q, rows, blocks, "q");
+  // Without keys nothing is loaded, but the maps have to be valid.
+  params.k = cuda::tensor_map(p.seqlen_k > 0 ? p.k : p.q, kTileKeys, blocks, "k");
+  params.v = cuda::tensor_map(p.seqlen_k > 0 ? p.v : p.q, kTileKeys, blocks, "v");
+  params.out = cuda::tensor_map(p.out, 16, 1, "out");
+  params.lse = static_cast<float*>(p.lse.data);
+  params.lse_batch_stride = p.lse.stride[0];
+  params.lse_head_stride = p.lse.stride[1];
+  params.lse_row_stride = p.lse.stride[2];
+  params.batch = static_cast<int32_t>(p.batch);
+  params.seqlen_q = static_cast<int32_t>(p.seqlen_q);
+  params.seqlen_k = static_cast<int32_t>(p.seqlen_k);
+  params.heads_q = static_cast<int32_t>(p.heads_q);
+  params.heads_kv = static_cast<int32_t>(p.heads_kv);
+  params.key_blocks = static_cast<int32_t>(ceil_div(p.seqlen_k, kTileKeys));
+  // A scale of 0 must not turn a hidden -inf into NaN; this one is as good as 0 for every finite score.
+  constexpr double kLog2E = 1.4426950408889634, kSmallest = 1e-30;
+  params.scale_log2 = static_cast<float>(std::max(std::abs(p.softmax_scale) * kLog2E, kSmallest));
+  params.negate = p.softmax_scale < 0;
+  set_mask(p, instance, params);
+  params.schedule.items = static_cast<int32_t>(count_items(p, instance.consumers));
+  params.schedule.sequences = static_cast<int32_t>(p.batch * p.heads_q);
+  params.schedule.sequences_per_section = static_cast<int32_t>(sequences_per_section(p));
+  params.schedule.row_tiles = static_cast<int32_t>(ceil_div(p.seqlen_q, rows));
+  params.schedule.next = counter;
+  params.executed = executed;
+  return params;
+}
+
+/// Lets the kernel have its shared memory; once per kernel and device.
+void allow_shared_memory(const ForwardInstance& instance, int32_t device) {
+  static std::mutex mutex;
+  static std::vector<std::pair<const void*, int32_t>> allowed;
+  const std::lock_guard lock(mutex);
+  const std::pair key(instance.kernel, device);
+  if (std::find(allowed.begin(), allowed.end(), key) != allowed.end()) return;
+  cuda::check(cudaFuncSetAttribute(instance.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, instance.shared_bytes),
+              "cudaFuncSetAttribute of the forward kernel");
+  allowed.push_back(key);
+}
+
+}  // namespace
+
+std::string forward_refusal(const Problem& p) {
+  if (p.head_dim != p.head_dim_v)
+    return message("head_dim ", p.head_dim, " with head_dim_v ", p.head_dim_v, " is not taken; they must be equal");
+  if (!find_instance(p.dtype, p.head_dim, 3)) {
+    std::string dims;
+    for (const ForwardInstance& i : instances()) {
+      if (i.dtype == p.dtype && i.consumers == 3) dims += message(dims.empty() ? "" : " or ", i.head_dim);
+    }
+    return message("head_dim ", p.head_dim, " is not taken; it must be ", dims);
+  }
+  if (p.batch * p.heads_q > kMostItems || count_items(p, 2) > kMostItems)
+    return message("batch * heads_q * seqlen_q / 128 is ", count_items(p, 2), "; it must be at most ", kMostItems);
+  return "";
+}
+
+int64_t forward_tile_rows(const Problem& p) { return 64 * consumers_for(p); }
+
+std::size_t forward_workspace(const Problem&) { return 16; }
+
+void forward(const Problem& p, std::byte* workspace, unsigned long long* executed) {
+  const ForwardInstance& instance = instance_for(p);
+  const auto stream = static_cast<cudaStream_t>(p.stream);
+  const int multiprocessors = cuda::device(p.device.index).multiprocessors;
+  const int64_t items = count_items(p, instance.consumers);
+  uint32_t* counter = nullptr;
+  if (items > multiprocessors) {
+    counter = reinterpret_cast<uint32_t*>(workspace);
+    cuda::check(cudaMemsetAsync(counter, 0, sizeof(*counter), stream), "cudaMemsetAsync of the item counter");
+  }
+  ForwardParams params = make_params(p, instance, counter, executed);
+  allow_shared_memory(instance, p.device.index);
+  void* arguments[] = {&params};
+  cuda::check(
+      cudaLaunchKernel(instance.kernel, dim3(static_cast<unsigned>(std::min<int64_t>(items, multiprocessors))),
+                       dim3(static_cast<unsigned>(instance.threads)), arguments, static_cast<std::size_t>(instance.shared_bytes), stream),
+      "launch of the forward kernel");
+}
+
+}  // namespace flashmask::sm90

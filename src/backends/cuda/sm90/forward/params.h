@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "mask/rules.h"
+
+namespace flashmask::sm90 {
+
+/// The plan of all masks of a call, in device memory; see PlanLayout. Bits are read as 32-bit words.
+struct PlanBits {
+  const uint32_t* row_live;
+  const uint32_t* row_full;
+  const int32_t* row_tile_order;  ///< [masks, row_tiles], for the kernel's tile height
+  int32_t words_per_row;
+  int32_t row_granules;
+};
+
+/// Where something that belongs to (batch entry, head) lies: `batch` is 1 or the call's, `heads` 1, heads_kv or
+/// heads_q.
+struct PerHead {
+  int32_t batch, heads;
+  int64_t batch_stride, head_stride;
+};
+
+/// The element masks: the column vectors of the first one. Strides in elements.
+struct MaskColumns {
+  rules::Columns first;
+  PerHead place;
+};
+
+/// Baseline mode: a dense matrix, one byte an element, instead of a mask; null otherwise. Strides in bytes.
+struct DenseMask {
+  const uint8_t* visible;
+  PerHead place;
+  int64_t row_stride, key_stride;
+};
+
+/// Work items are (batch entry, query head, row tile). Sequences (batch entry x query head) are handed out in
+/// sections whose keys and values fit the L2 cache; inside one, the longest row tiles of all its sequences first.
+struct Schedule {
+  int32_t items, sequences, sequences_per_section, row_tiles;
+  uint32_t* next;  ///< counter of items handed out beyond the first of every CTA; null: there are no others
+};
+
+struct ForwardParams {
+  CUtensorMap q, k, v, out;
+  float* lse;
+  int64_t lse_batch_stride, lse_head_stride, lse_row_stride;
+  int32_t batch, seqlen_q, seqlen_k, heads_q, heads_kv, key_blocks;
+  float scale_log2;                ///< |softmax_scale| * log2(e), at least a tiny number
+  bool negate;                     ///< softmax_scale < 0: scores change sign first
+  int32_t mask_batch, mask_heads;  ///< of the plan: 1, or the call's
+  PlanBits plan;
+  MaskColumns mask;
+  DenseMask dense;
+  Schedule schedule;
+  unsigned long long* executed;  ///< counter of executed tiles; may be null
+};
+
+}  // namespace flashmask::sm90

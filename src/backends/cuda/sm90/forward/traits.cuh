@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+namespace flashmask::sm90 {
+
+/// Register budgets of the warpgroups: their sum over all warpgroups must not exceed what the launch hands out.
+template <int kConsumers>
+struct RegisterBudget;
+template <>
+struct RegisterBudget<2> {
+  static constexpr int kProducer = 40, kConsumer = 232;
+};
+template <>
+struct RegisterBudget<3> {
+  static constexpr int kProducer = 32, kConsumer = 160;
+};
+
+/// One configuration of the forward kernel: element type, head dim, and how many consumer warpgroups, each of
+/// which owns 64 query rows of the tile.
+template <typename Element_, int kHeadDim_, int kConsumers_>
+struct ForwardTraits {
+  using Element = Element_;
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kConsumers = kConsumers_;
+  static constexpr int kRows = 64 * kConsumers;
+  static constexpr int kKeys = 128;
+  static constexpr int kBlocks = kHeadDim / 64;  ///< 64-column blocks of a row: the width of the 128-byte swizzle
+  static constexpr int kStages = 2;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kConsumerWarps = 4 * kConsumers;
+  static constexpr int kProducerRegisters = RegisterBudget<kConsumers>::kProducer;
+  static constexpr int kConsumerRegisters = RegisterBudget<kConsumers>::kConsumer;
+  /// Items of at least this many tiles run with PV under the next tile's softmax; 0: none does. It pays where the
+  /// exponentials take as long as the products, and not in short rows.
+  static constexpr int kOverlapFrom = kHeadDim == 64 ? 8 : 0;
+
+  static constexpr uint32_t kQueryBytes = kRows * kHeadDim * sizeof(Element);
+  static constexpr uint32_t kKeyBytes = kKeys * kHeadDim * sizeof(Element);
+};
+
+/// What the producer tells the consumers about an item: `tiles` live key blocks, or kEnd. It stays in shared memory
+/// while the item is worked on, and is read where it is needed: registers are dearer.
+struct Item {
+  static constexpr int32_t kEnd = -1;
+  int32_t row, head, batch, tiles;
+  int64_t mask_offset;  ///< of this batch entry's and head's mask: elements of the column vectors, bytes of a dense mask
+};
+
+/// What the producer tells the consumers about a tile: the key block, and two bits for each warpgroup.
+struct Tile {
+  static constexpr uint32_t kLive = 1, kFull = 2;
+  uint32_t code;
+  __device__ __forceinline__ static Tile make(int32_t key_block, uint32_t classes) {
+    return {static_cast<uint32_t>(key_block) << 8 | classes};
+  }
+  __device__ __forceinline__ int32_t key_block() const { return static_cast<int32_t>(code >> 8); }
+  __device__ __forceinline__ uint32_t row_class(int warpgroup) const { return code >> (2 * warpgroup) & 3; }
+};
+
+template <typename Traits>
+struct SharedStorage {
+  using Element = typename Traits::Element;
+  // Q is double-buffered: the next item's rows load while this one's are in use, and the output leaves through
+  // the rows' own buffer.
+  alignas(1024) Element q[2][Traits::kRows * Traits::kHeadDim];
+  alignas(1024) Element k[Traits::kStages][Traits::kKeys * Traits::kHeadDim];
+  alignas(1024) Element v[Traits::kStages][Traits::kKeys * Traits::kHeadDim];
+  uint64_t q_full[2], q_empty[2];
+  uint64_t k_full[Traits::kStages], k_empty[Traits::kStages];
+  uint64_t v_full[Traits::kStages], v_empty[Traits::kStages];
+  Item item[2];
+  Tile tile[Traits::kStages];
+};
+
+}  // namespace flashmask::sm90

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Stands in for the CUDA backend in a build without it, so that asking for it says what is the matter.
+
+#include "backends/backend.h"
+#include "common/message.h"
+
+namespace flashmask {
+namespace {
+
+constexpr const char* kAbsent = "not compiled in; build with nvcc and -DFLASHMASK_CUDA=ON";
+
+[[noreturn]] void throw_absent(const char* what) { throw Error(ErrorCode::kNoDevice, message(what, ": the CUDA backend is ", kAbsent)); }
+
+class AbsentBackend final : public Backend {
+ public:
+  std::string_view name() const override { return "cuda"; }
+  BackendInfo info() const override { return {"cuda", false, kAbsent}; }
+  Device::Kind device_kind() const override { return Device::Kind::kCuda; }
+  std::string refusal(const Problem&) const override { return kAbsent; }
+  std::string configuration(const Problem&) const override { return ""; }
+  TileShape tile(const Problem&) const override { return {}; }
+  std::size_t workspace(const Problem&) const override { return 0; }
+  void forward(const Problem&, std::span<std::byte>) const override { throw_absent("forward"); }
+  void backward(const Problem&, std::span<std::byte>) const override { throw_absent("backward"); }
+};
+
+}  // namespace
+
+const Backend& cuda_backend() {
+  static const AbsentBackend backend;
+  return backend;
+}
+
+void cuda::build_plan(const MaskView&, std::span<std::byte>, int32_t, void*) { throw_absent("build_plan"); }
+bool cuda::is_plan_of(const MaskView&, const PlanView&, std::span<std::byte>, void*) { throw_absent("validate_plan"); }
+
+}  // namespace flashmask

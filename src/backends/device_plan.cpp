@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Plans where the tensors are. Here and not in src/plan/, which knows no backend.
+
+#include <cstdint>
+
+#include "backends/backend.h"
+#include "common/message.h"
+#include "flashmask/plan.h"
+#include "mask/host_only.h"
+
+namespace flashmask {
+namespace {
+
+void check_buffer(const char* argument, std::span<const std::byte> buffer, const PlanLayout& layout) {
+  if (static_cast<int64_t>(buffer.size()) < layout.bytes)
+    throw_invalid(argument, " has ", buffer.size(), " bytes; this mask's plan needs ", layout.bytes);
+  if (!buffer.data()) throw_invalid(argument, " has no data");
+  if (reinterpret_cast<std::uintptr_t>(buffer.data()) % 8 != 0) throw_invalid(argument, " must be aligned to 8 bytes");
+}
+
+void check_mask_device(const MaskView& mask, const Device& device) {
+  if (has_contents(mask) && mask.device != device)
+    throw_invalid("the mask's vectors are on ", describe(mask.device), " and the plan is to be on ", describe(device),
+                  "; copy the vectors there and make the mask from the copy");
+}
+
+PlanLayout layout_of(const MaskView& mask) { return {mask.seqlen_q, mask.seqlen_k, mask.batch(), mask.heads()}; }
+
+[[noreturn]] void throw_other_mask() {
+  throw_invalid(
+      "plan is not the plan of this mask as it is now: the mask's contents changed since it was built, or it is another's; build it anew");
+}
+
+}  // namespace
+
+void build_plan(const MaskView& mask, std::span<std::byte> buffer, Device device, void* stream) {
+  check_mask_device(mask, device);
+  if (device.kind == Device::Kind::kCuda) {
+    check_buffer("plan buffer", buffer, layout_of(mask));
+    return cuda::build_plan(mask, buffer, device.index, stream);
+  }
+  if (stream) throw_invalid("stream must be null on the CPU");
+  build_plan(mask, buffer);
+}
+
+void validate_plan(const Mask& mask, const PlanView& plan, std::span<std::byte> scratch, void* stream) {
+  if (!plan.defined()) throw_invalid("plan is undefined");
+  const PlanLayout layout = layout_of(mask.view());
+  const PlanLayout& own = plan.layout();
+  check_mask_device(mask.view(), plan.device());
+  if (own.seqlen_q != layout.seqlen_q || own.seqlen_k != layout.seqlen_k || own.batch != layout.batch || own.heads != layout.heads)
+    throw_other_mask();
+  if (plan.device().kind == Device::Kind::kCuda) {
+    check_buffer("scratch", scratch, layout);
+    if (!cuda::is_plan_of(mask.view(), plan, scratch, stream)) throw_other_mask();
+    return;
+  }
+  if (stream) throw_invalid("stream must be null on the CPU");
+  if (plan.mask_hash() != mask.view().content_hash) throw_other_mask();
+}
+
+}  // namespace flashmask

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The hash of a mask's contents, the same on host and device: a sum over all stored values, so that it does
+// not depend on who adds which value when, and the shapes and the band on top.
+
+#include <cstdint>
+
+#include "flashmask/mask.h"
+#include "mask/rules.h"
+
+namespace flashmask::content_hash {
+
+/// Where a value is stored.
+enum class Source : uint64_t { kLts, kLte, kUts, kUte, kBlockMask };
+
+/// 2^64 divided by the golden ratio: multiples of it stay far apart.
+inline constexpr uint64_t kGolden = 0x9e3779b97f4a7c15u;
+
+/// A bijection in which every bit of the argument reaches every bit of the result (the finaliser of
+/// splitmix64; Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+FLASHMASK_RULE uint64_t scramble(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+/// What the value at `position` of a vector or of the block mask adds: positions count the elements in the
+/// order [batch, heads, ...] of their own shape, however they are strided.
+FLASHMASK_RULE uint64_t element(Source source, int64_t position, uint32_t value) {
+  return scramble((static_cast<uint64_t>(position) * 8 + static_cast<uint64_t>(source) + 1) * kGolden + value);
+}
+
+/// What everything that is not an element adds: the shapes, the band, which vectors there are.
+inline uint64_t frame(const MaskView& view) {
+  uint64_t present = 0;
+  for (const int32_t* vector : {view.lts, view.lte, view.uts, view.ute}) present = present * 2 + (vector && view.seqlen_k > 0);
+  present = present * 2 + (view.block_mask && view.seqlen_q > 0 && view.seqlen_k > 0);
+  uint64_t hash = scramble(present + 1);
+  for (const int64_t number : {view.seqlen_q, view.seqlen_k, int64_t{view.diagonal_lo}, int64_t{view.diagonal_hi}, view.bounds_batch,
+                               view.bounds_heads, view.block_batch, view.block_heads}) {
+    hash = scramble(hash * kGolden + static_cast<uint64_t>(number));
+  }
+  return hash;
+}
+
+/// The hash, given the sum of all elements.
+FLASHMASK_RULE uint64_t finish(uint64_t frame, uint64_t elements) { return scramble(frame + elements); }
+
+}  // namespace flashmask::content_hash

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the library says of CUDA where there is no CUDA device, and of calls whose parts are in different places.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "flashmask/attention.h"
+#include "flashmask/builders.h"
+#include "support/expect_error.h"
+
+namespace flashmask::test {
+namespace {
+
+constexpr Device kDevice{Device::Kind::kCuda, 0};
+
+BackendInfo cuda_info() { return backends().front(); }
+
+/// A call on tensors that lie nowhere: nothing may touch them.
+ForwardArgs device_call(DataType dtype = DataType::kBFloat16) {
+  const auto tensor = [dtype](std::initializer_list<int64_t> shape, DataType type = DataType::kNone) {
+    TensorView t = TensorView::contiguous(reinterpret_cast<const void*>(uintptr_t{0x10000}), type == DataType::kNone ? dtype : type, shape);
+    t.device = kDevice;
+    return t;
+  };
+  ForwardArgs args;
+  args.q = args.k = args.v = args.out = tensor({1, 256, 2, 64});
+  args.lse = tensor({1, 2, 256}, DataType::kFloat32);
+  args.mask = masks::causal(256, 256);
+  return args;
+}
+
+Mask device_mask() {
+  TensorView indices = TensorView::contiguous(reinterpret_cast<const void*>(uintptr_t{0x10000}), DataType::kInt32, {1, 1, 256, 1});
+  indices.device = kDevice;
+  return from_startend_row_indices(indices, true, 256);
+}
+
+class WithoutDevice : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (cuda_info().usable) GTEST_SKIP() << "there is a CUDA device here: " << cuda_info().detail;
+  }
+};
+
+TEST(Cuda, IsListedFirstAndSaysWhatItIs) {
+  const BackendInfo info = cuda_info();
+  EXPECT_EQ(info.name, "cuda");
+  EXPECT_FALSE(info.detail.empty());
+}
+
+TEST_F(WithoutDevice, AutoNamesTheReasons) {
+  expect_error(ErrorCode::kNoDevice, {"no backend takes this call", "cuda: ", cuda_info().detail, "cpu: takes CPU tensors only"},
+               [] { forward_workspace(device_call()); });
+  expect_error(ErrorCode::kNoDevice, {cuda_info().detail}, [] { forward(device_call(), {}); });
+  const Explanation why = explain(device_call());
+  EXPECT_TRUE(why.backend.empty());
+  EXPECT_EQ(why.rejected.front(), "cuda: " + cuda_info().detail);
+}
+
+TEST_F(WithoutDevice, TheForcedChoiceIsKnown) {
+  Options options;
+  options.backend = "cuda";
+  expect_error(ErrorCode::kNoDevice, {"cuda", cuda_info().detail}, [&] { forward_workspace(device_call(), options); });
+}
+
+TEST_F(WithoutDevice, ForcedOnCpuTensors) {
+  ForwardArgs args = device_call(DataType::kFloat32);
+  for (TensorView* t : {&args.q, &args.k, &args.v, &args.out, &args.lse}) t->device = {};
+  Options options;
+  options.backend = "cuda";
+  expect_error(ErrorCode::kNoDevice, {"cuda: "}, [&] { forward_workspace(args, options); });
+  EXPECT_EQ(explain(args).backend, "cpu");
+}
+
+TEST_F(WithoutDevice, PlansAreRefused) {
+  const Mask mask = masks::causal(256, 256);
+  std::vector<uint64_t> words(static_cast<std::size_t>(PlanLayout(256, 256, 1, 1).bytes / 8));
+  const auto buffer = std::as_writable_bytes(std::span(words));
+  expect_error(ErrorCode::kNoDevice, {}, [&] { build_plan(mask.view(), buffer, kDevice); });
+  expect_error(ErrorCode::kNoDevice, {}, [&] { build_plan(device_mask().view(), buffer, kDevice); });
+  const PlanView plan = PlanView::on_device(PlanLayout(256, 256, 1, 1), buffer, kDevice);
+  expect_error(ErrorCode::kNoDevice, {}, [&] { validate_plan(device_mask(), plan, buffer); });
+}
+
+TEST(DevicePlan, BuildChecksItsArguments) {
+  const Mask mask = masks::causal(256, 256);
+  const PlanLayout layout(256, 256, 1, 1);
+  std::vector<uint64_t> words(static_cast<std::size_t>(layout.bytes / 8) + 1);
+  const auto buffer = std::as_writable_bytes(std::span(words));
+  const Mask host({.seqlen_q = 256, .seqlen_k = 256, .lts = std::vector<int32_t>(256, 9)});
+  expect_invalid({"vectors are on the CPU", "CUDA device 0", "copy"}, [&] { build_plan(host.view(), buffer, kDevice); });
+  expect_invalid({"vectors are on CUDA device 0", "the CPU"}, [&] { build_plan(device_mask().view(), buffer, Device{}); });
+  expect_invalid({"plan buffer has 8 bytes"}, [&] { build_plan(mask.view(), buffer.first(8), kDevice); });
+  expect_invalid({"plan buffer", "aligned"}, [&] { build_plan(host.view(), buffer.subspan(4), Device{}); });
+  int stream = 0;
+  expect_invalid({"stream must be null"}, [&] { build_plan(host.view(), buffer, Device{}, &stream); });
+  EXPECT_NO_THROW(build_plan(host.view(), buffer, Device{}));
+  EXPECT_EQ(PlanView(buffer).mask_hash(), host.view().content_hash);
+}
+
+TEST(DevicePlan, IsNotReadOnTheHost) {
+  const PlanLayout layout(256, 256, 1, 1);
+  const std::span<const std::byte> nowhere(reinterpret_cast<const std::byte*>(uintptr_t{0x10000}), static_cast<std::size_t>(layout.bytes));
+  const PlanView plan = PlanView::on_device(layout, nowhere, kDevice);
+  EXPECT_TRUE(plan.defined());
+  EXPECT_EQ(plan.device(), kDevice);
+  EXPECT_EQ(plan.data(), nowhere.data());
+  EXPECT_EQ(plan.layout().bytes, layout.bytes);
+  expect_invalid({"CUDA device 0"}, [&] { plan.live_granules(); });
+  expect_invalid({"CUDA device 0"}, [&] { TiledPlanView tiled(plan, {128, 128}); });
+  expect_invalid({"plan", "bytes"}, [&] { PlanView::on_device(layout, nowhere.first(8), kDevice); });
+  expect_invalid({"plan", "aligned to 8"}, [&] { PlanView::on_device(layout, nowhere.subspan(4), kDevice); });
+  expect_invalid({"CUDA devices"}, [&] { PlanView::on_device(layout, nowhere, Device{}); });
+}
+
+TEST(DevicePlan, ValidateComparesContents) {
+  std::vector<int32_t> ends(256, 9);
+  const Mask mask({.seqlen_q = 256, .seqlen_k = 256, .lts = ends});
+  ends[100] = 10;
+  const Mask changed({.seqlen_q = 256, .seqlen_k = 256, .lts = ends});
+  const Plan plan(mask);
+  EXPECT_NO_THROW(validate_plan(mask, plan.view()));
+  expect_invalid({"plan", "build it anew"}, [&] { validate_plan(changed, plan.view()); });
+  expect_invalid({"plan", "build it anew"}, [&] { validate_plan(masks::causal(256, 200), plan.view()); });
+  expect_invalid({"plan is undefined"}, [&] { validate_plan(mask, PlanView()); });
+  expect_invalid({"vectors are on CUDA device 0"}, [&] { validate_plan(device_mask(), plan.view()); });
+  const std::vector<uint64_t> copy(plan.buffer().size() / 8);
+  const PlanView on_device = PlanView::on_device(plan.view().layout(), std::as_bytes(std::span(copy)), kDevice);
+  expect_invalid({"scratch has 0 bytes"}, [&] { validate_plan(device_mask(), on_device); });
+}
+
+TEST(DeviceCall, MaskPlanAndTensorsMustBeInOnePlace) {
+  const auto refused = [](std::initializer_list<std::string> parts, auto&& change) {
+    ForwardArgs args = device_call();
+    change(args);
+    expect_invalid(parts, [&] { forward_workspace(args); });
+  };
+  const Mask host({.seqlen_q = 256, .seqlen_k = 256, .lts = std::vector<int32_t>(256, 9)});
+  refused({"mask's vectors are on the CPU", "q on CUDA device 0", "copy the vectors to CUDA device 0", "from_startend_row_indices"},
+          [&](auto& a) { a.mask = host; });
+  const Plan plan(*device_call().mask);
+  refused({"plan is on the CPU", "CUDA device 0", "build_plan"}, [&](auto& a) { a.plan = plan.view(); });
+  refused({"k and q are on different devices"}, [](auto& a) { a.k.device.index = 1; });
+  const std::vector<uint8_t> visible(256 * 256, 1);
+  refused({"dense_mask is on the CPU"}, [&](auto& a) {
+    a.mask.reset();
+    a.dense_mask = TensorView::contiguous(visible.data(), DataType::kBool, {1, 1, 256, 256});
+  });
+  ForwardArgs on_cpu = device_call(DataType::kFloat32);
+  for (TensorView* t : {&on_cpu.q, &on_cpu.k, &on_cpu.v, &on_cpu.out, &on_cpu.lse}) t->device = {};
+  on_cpu.mask = device_mask();
+  expect_invalid({"mask's vectors are on CUDA device 0", "q on the CPU"}, [&] { forward_workspace(on_cpu); });
+}
+
+}  // namespace
+}  // namespace flashmask::test

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A forward problem, its mask by a rule of its own, and everything that is checked of a call.
+
+The rule here is written from the public contract (include/flashmask/c_api.h), in torch, from the raw vectors: the library is
+never asked which elements are visible.
+"""
+
+import os
+from dataclasses import dataclass, field
+
+import torch
+
+import oracle
+from flashmask_torch import Forward, Mask, Plan, tile_rows
+
+DEVICE = torch.device(os.environ.get("FLASHMASK_TEST_DEVICE", "cuda"))
+BLOCK = 128
+
+
+@dataclass
+class Case:
+    """bounds int32 [1 or batch, mask heads, seqlen_k, n]; block_mask [.., blocks of rows, blocks of keys]."""
+
+    seqlen_q: int
+    seqlen_k: int
+    batch: int = 1
+    heads: int = 2
+    heads_kv: int = 2
+    dim: int = 64
+    dtype: torch.dtype = torch.bfloat16
+    causal: bool = False
+    bounds: torch.Tensor = None
+    window: tuple = None
+    q_offset: int = None
+    block_mask: torch.Tensor = None
+    scale: float = None
+    layout: str = "bshd"
+    seed: int = 0
+    inputs: tuple = field(default=None, repr=False)
+
+    def __str__(self):
+        words = {n: getattr(self, n) for n in "batch seqlen_q seqlen_k heads heads_kv dim dtype causal window q_offset scale layout seed".split()}
+        shapes = {n: tuple(x.shape) for n in ("bounds", "block_mask") if (x := getattr(self, n)) is not None}
+        return ", ".join(f"{n} {v}" for n, v in {**words, **shapes}.items())
+
+    def mask(self):
+        return Mask(self.seqlen_q, self.seqlen_k, bounds=self.bounds, causal=self.causal, window=self.window, q_offset=self.q_offset, block_mask=self.block_mask,
+                    device=DEVICE)
+
+    def tensors(self):
+        """q, k, v from a standard normal in the case's layout."""
+        if self.inputs is None:
+            torch.manual_seed(self.seed)
+            self.inputs = draw(self)
+        return self.inputs
+
+    def per_query_head(self, x):
+        """[.., mask heads, ..] -> mask heads 1 or heads."""
+        return x if x.shape[1] in (1, self.heads) else x.repeat_interleave(self.heads // x.shape[1], dim=1)
+
+    def visible(self, rows):
+        """bool [1 or batch, 1 or heads, len(rows), seqlen_k]"""
+        i, j = rows[:, None], torch.arange(self.seqlen_k, device=rows.device)[None, :]
+        position = i + (self.seqlen_k - self.seqlen_q if self.q_offset is None else self.q_offset)
+        seen = torch.ones((1, 1, len(rows), self.seqlen_k), dtype=torch.bool, device=rows.device)
+        if self.causal:
+            seen = seen & (j <= position)
+        if self.window is not None:
+            left, right = self.window
+            if left >= 0:
+                seen = seen & (position - left <= j)
+            if right >= 0:
+                seen = seen & (j <= position + right)
+        if self.bounds is not None:
+            seen = seen & ~self.per_query_head(hidden_by(self.bounds, self.causal, i))
+        if self.block_mask is not None:
+            kept = self.block_mask[:, :, rows // BLOCK][..., torch.arange(self.seqlen_k, device=rows.device) // BLOCK]
+            seen = seen & self.per_query_head(kept != 0)
+        return seen
+
+    def rows(self):
+        return torch.arange(self.seqlen_q, device=DEVICE)
+
+    def dense(self):
+        return self.visible(self.rows()).contiguous()
+
+
+def hidden_by(bounds, causal, i):
+    """What the hidden row intervals hide: bool [mask batch, mask heads, rows, keys]."""
+    v = [bounds[..., n][:, :, None, :] for n in range(bounds.shape[3])]
+    i = i[None, None]
+    if len(v) == 1:
+        return i >= v[0]
+    if len(v) == 4:
+        return ((i >= v[0]) & (i < v[1])) | ((i >= v[2]) & (i < v[3]))
+    return (i >= v[0]) & (i < v[1]) if causal else (i >= v[0]) | (i < v[1])
+
+
+def draw(case):
+    def normal(*shape):
+        return torch.randn(shape, dtype=torch.float32, device=DEVICE).to(case.dtype)
+
+    b, sq, sk, h, hk, d = case.batch, case.seqlen_q, case.seqlen_k, case.heads, case.heads_kv, case.dim
+    if case.layout == "bhsd":
+        return tuple(normal(b, n, s, d).transpose(1, 2) for n, s in ((h, sq), (hk, sk), (hk, sk)))
+    if case.layout == "padded":  # rows of d elements and 8 more, a longer sequence, more heads
+        return tuple(normal(b, s + 3, n + 1, d + 8)[:, :s, :n, :d] for n, s in ((h, sq), (hk, sk), (hk, sk)))
+    if case.layout == "packed":
+        if sq == sk and h == hk:
+            return normal(b, sq, 3, h, d).unbind(2)
+        q, (k, v) = normal(b, sq, h, d), normal(b, sk, 2, hk, d).unbind(2)
+        return q, k, v
+    return normal(b, sq, h, d), normal(b, sk, hk, d), normal(b, sk, hk, d)
+
+
+def same_bits(a, b):
+    kind = {2: torch.int16, 4: torch.int32}[a.element_size()]
+    return torch.equal(a.contiguous().view(kind), b.contiguous().view(kind))
+
+
+def assert_same(a, b, what, case):
+    assert same_bits(a.out, b.out), f"{what}: out has other bits; {case}"
+    assert same_bits(a.lse, b.lse), f"{what}: lse has other bits; {case}"
+
+
+def live_tiles(case, rows_of_tile, chunk=4096):
+    """Tiles of rows_of_tile x 128 with a visible element, over batch entries and query heads."""
+    total, step = 0, max(1, chunk // rows_of_tile) * rows_of_tile
+    for begin in range(0, case.seqlen_q, step):
+        seen = case.visible(case.rows()[begin : begin + step])
+        lead, (rows, keys) = seen.shape[:2], seen.shape[2:]
+        seen = torch.nn.functional.pad(seen, (0, -keys % BLOCK, 0, -rows % rows_of_tile))
+        tiles = seen.view(*lead, seen.shape[2] // rows_of_tile, rows_of_tile, seen.shape[3] // BLOCK, BLOCK).any(5).any(3)
+        total += int(tiles.sum()) * (case.batch // lead[0]) * (case.heads // lead[1])
+    return total
+
+
+def output_like(q, v, layout):
+    """An output in q's layout; None lets the call make a contiguous one."""
+    if layout == "bhsd":
+        return torch.empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3]), dtype=q.dtype, device=q.device).transpose(1, 2)
+    if layout == "padded":
+        return torch.empty((*q.shape[:2], q.shape[2] + 1, q.shape[3] + 8), dtype=q.dtype, device=q.device)[:, :, : q.shape[2], : q.shape[3]]
+    return None
+
+
+def call(case, mask, **more):
+    q, k, v = case.tensors()
+    more.setdefault("out", output_like(q, v, case.layout))
+    return Forward(q, k, v, mask, scale=case.scale, **more).poison()
+
+
+def check(case, dense=True):
+    """Accuracy, empty rows, and the exactness of everything that must not change a bit. Returns the call."""
+    q, k, v = case.tensors()
+    mask = case.mask()
+    plan = Plan(mask)
+    ours = call(case, mask, plan=plan).run()
+    wrong = list(oracle.complaints(oracle.errors(q, k, v, ours.out, ours.lse, case.visible, case.scale)))
+    assert not wrong, f"{'; '.join(wrong)}; {case}"
+    assert_same(ours, call(case, mask, plan=plan).run(), "run again", case)
+    assert_same(ours, call(case, mask).run(), "with a plan made in the call", case)
+    check_tiles(case, mask, plan, ours)
+    if dense:
+        check_dense(case, ours)
+    return ours
+
+
+def check_tiles(case, mask, plan, ours):
+    counted = call(case, mask, plan=plan, count=True)
+    executed, rows = counted.executed_tiles(), tile_rows(*case.tensors())
+    assert executed == live_tiles(case, rows), f"{executed} tiles executed, {live_tiles(case, rows)} tiles of {rows} rows are live; {case}"
+    assert_same(ours, counted, "counting tiles", case)
+
+
+def check_dense(case, ours):
+    """The dense-mask run has the same bits, but for the sign of a zero, and executes every tile."""
+    baseline = call(case, None, dense=case.dense(), count=True)
+    executed, tiles = baseline.executed_tiles(), case.batch * case.heads * -(-case.seqlen_q // tile_rows(*case.tensors())) * -(-case.seqlen_k // BLOCK)
+    assert executed == tiles, f"the dense-mask run executed {executed} of {tiles} tiles; {case}"
+    assert torch.equal(ours.out, baseline.out) and torch.equal(ours.lse, baseline.lse), f"the dense-mask run differs; {case}"

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU tests need a CUDA device, torch, and FLASHMASK_LIBRARY. FLASHMASK_TEST_DEVICE=cpu runs them on the CPU backend
+instead, to test the tests."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "benchmarks" / "gpu"), str(ROOT / "benchmarks"), str(Path(__file__).resolve().parent)]
+
+torch = pytest.importorskip("torch")
+DEVICE = os.environ.get("FLASHMASK_TEST_DEVICE", "cuda")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if DEVICE == "cuda" and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="there is no CUDA device"))
+        if DEVICE != "cuda" and item.get_closest_marker("cuda"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "cuda: cannot run on the CPU backend")

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+// A plan made on a CUDA device against the host's, byte for byte.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "backends/cuda/plan/device_plan.h"
+#include "flashmask/builders.h"
+#include "flashmask/families.h"
+#include "flashmask/plan.h"
+#include "gpu/device_mask.h"
+#include "support/expect_error.h"
+#include "support/extent.h"
+#include "support/random_masks.h"
+
+namespace flashmask::test {
+namespace {
+
+class PlanOnDevice : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string why = no_device(); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  }
+};
+
+/// Names the part of a plan that a byte belongs to.
+std::string part_of(const PlanLayout& l, int64_t byte) {
+  const std::pair<int64_t, const char*> parts[] = {{0, "header"},
+                                                   {l.row_live_bits, "row_live_bits"},
+                                                   {l.row_full_bits, "row_full_bits"},
+                                                   {l.key_live_bits, "key_live_bits"},
+                                                   {l.key_full_bits, "key_full_bits"},
+                                                   {l.row_counts, "row_counts"},
+                                                   {l.row_order, "row_order"},
+                                                   {l.key_counts, "key_counts"},
+                                                   {l.key_order, "key_order"},
+                                                   {l.row_tile_counts_128, "row_tile_counts_128"},
+                                                   {l.row_tile_order_128, "row_tile_order_128"},
+                                                   {l.row_tile_counts_192, "row_tile_counts_192"},
+                                                   {l.row_tile_order_192, "row_tile_order_192"},
+                                                   {l.scratch, "scratch"},
+                                                   {l.bytes, "past the end"}};
+  std::string name;
+  for (const auto& [begin, part] : parts) {
+    if (byte >= begin) name = std::string(part) + " + " + std::to_string(byte - begin);
+  }
+  return name;
+}
+
+void expect_bytes(const std::vector<std::byte>& got, const Plan& plan, std::byte poison, const std::string& what) {
+  const auto expected = plan.buffer();
+  const PlanLayout& layout = plan.view().layout();
+  int shown = 0;
+  for (std::size_t at = 0; at < got.size() && shown < 8; ++at) {
+    const std::byte right = at < expected.size() ? expected[at] : poison;
+    if (got[at] == right) continue;
+    ++shown;
+    ADD_FAILURE() << what << ": byte " << at << " (" << part_of(layout, static_cast<int64_t>(at)) << ") is " << static_cast<int>(got[at])
+                  << ", the host's " << static_cast<int>(right);
+  }
+}
+
+/// Makes the plan twice, in memory that held something else and in its own result.
+void expect_plan(const Mask& mask, const std::string& what, int64_t gap = 0) {
+  const Plan plan(mask);
+  const DeviceMask on_device(mask, gap);
+  DeviceBytes buffer(plan.buffer().size() + 64);
+  buffer.fill(0xa5);
+  for (const char* run : {", first run", ", second run"}) {
+    cuda::launch_plan(on_device.view(), buffer.data(), nullptr);
+    require(cudaDeviceSynchronize(), "the plan's kernels");
+    expect_bytes(buffer.read(), plan, std::byte{0xa5}, what + run);
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+std::string shape(const Mask& mask) {
+  return std::to_string(mask.batch()) + " x " + std::to_string(mask.heads()) + " x (" + std::to_string(mask.seqlen_q()) + ", " +
+         std::to_string(mask.seqlen_k()) + ")";
+}
+
+TEST_F(PlanOnDevice, RandomMasks) {
+  Random random(1);
+  for (int64_t n = 0; n < scaled(600); ++n) {
+    const ColumnKind kind = kAllColumnKinds[static_cast<std::size_t>(n) % std::size(kAllColumnKinds)];
+    const int64_t longest = n % 10 == 0 ? 9000 : 900;
+    const Mask mask(
+        random_parts(random, kind, random.integer(0, longest), random.integer(0, longest), random.integer(1, 3), random.integer(1, 3)));
+    expect_plan(mask, "case " + std::to_string(n) + ", " + shape(mask), random.integer(0, 1));
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(PlanOnDevice, EveryPairOfLengths) {
+  const int64_t lengths[] = {0, 1, 63, 64, 65, 127, 128, 129, 191, 192, 193, 1000};
+  Random random(2);
+  for (const int64_t rows : lengths) {
+    for (const int64_t keys : lengths) {
+      for (const ColumnKind kind : {ColumnKind::kNone, ColumnKind::kDocuments, ColumnKind::kFourBounds, ColumnKind::kEviction}) {
+        const Mask mask(random_parts(random, kind, rows, keys, random.integer(1, 2), random.integer(1, 2)));
+        expect_plan(mask, shape(mask));
+        if (HasFailure()) return;
+      }
+      expect_plan(masks::causal(rows, keys), "causal " + std::to_string(rows) + "x" + std::to_string(keys));
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_F(PlanOnDevice, BlockMasks) {
+  // The block mask has a batch and heads of its own: more, as many or fewer than those of the vectors.
+  Random random(3);
+  for (int64_t n = 0; n < scaled(200); ++n) {
+    const int64_t batch = random.integer(2, 3), heads = random.integer(1, 3);
+    const bool fewer = random.flip();
+    MaskParts parts = random_parts(random, random_kind(random), random.integer(0, 3000), random.integer(0, 3000), random.flip() ? 1 : batch,
+                                   fewer ? heads : heads * 2);
+    draw_block_mask(random, random.flip() ? 1 : batch, fewer ? heads * 2 : heads, parts);
+    const Mask mask(parts);
+    expect_plan(mask, "case " + std::to_string(n) + ", " + shape(mask));
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(PlanOnDevice, EveryFamily) {
+  for (const Family& family : families()) {
+    for (const int64_t seqlen : {1, 129, 700, 8192, 20000}) {
+      expect_plan(make_family(family.name, seqlen, {}, 5), std::string(family.name) + " at " + std::to_string(seqlen));
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_F(PlanOnDevice, LongMasks) {
+  Random random(4);
+  const std::pair<int64_t, int64_t> shapes[] = {{8192, 8192},   {32768, 32768}, {131072, 131072}, {131071, 70001},  {70001, 131071},
+                                                {1048576, 100}, {100, 1048576}, {300000, 5000},   {131072 + 1, 129}};
+  for (const auto& [rows, keys] : shapes) {
+    for (const ColumnKind kind : kAllColumnKinds) {
+      const Mask mask(random_parts(random, kind, rows, keys));
+      expect_plan(mask, "kind " + std::to_string(static_cast<int>(kind)) + ", " + shape(mask));
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_F(PlanOnDevice, AllCountsEqual) {
+  // Ties keep ascending order, and whole warps add events to the same granules.
+  for (const int64_t seqlen : {8192, 131072, 300001}) {
+    expect_plan(masks::full(seqlen, seqlen), "full " + std::to_string(seqlen));
+    expect_plan(masks::causal(seqlen, seqlen), "causal " + std::to_string(seqlen));
+    MaskParts hidden{.seqlen_q = seqlen, .seqlen_k = seqlen};
+    hidden.lts.assign(static_cast<std::size_t>(seqlen), 0);
+    expect_plan(Mask(hidden), "all hidden " + std::to_string(seqlen));
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(PlanOnDevice, AMillionTokens) {
+  Random random(5);
+  const Mask mask(random_parts(random, ColumnKind::kFourBounds, 1048576, 1048576));
+  expect_plan(mask, shape(mask));
+  expect_plan(make_family("causal_document", 1048576, {}, 1), "causal document");
+}
+
+TEST_F(PlanOnDevice, ManyMasks) {
+  Random random(6);
+  const Mask mask(random_parts(random, ColumnKind::kFourBounds, 1000, 1000, 20, 30));
+  expect_plan(mask, shape(mask));
+}
+
+TEST_F(PlanOnDevice, InACudaGraphWithNewContents) {
+  Random random(7);
+  const int64_t rows = 5000, keys = 6000;
+  MaskParts parts = random_parts(random, ColumnKind::kFourBounds, rows, keys, 2, 2);
+  DeviceMask on_device{Mask(parts)};
+  DeviceBytes buffer(Plan(Mask(parts)).buffer().size());
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t replay;
+  require(cudaStreamCreate(&stream), "cudaStreamCreate");
+  require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+  cuda::launch_plan(on_device.view(), buffer.data(), stream);
+  require(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+  require(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
+  for (int n = 0; n < 5; ++n) {
+    for (auto* vector : {&parts.lts, &parts.lte, &parts.uts, &parts.ute}) {
+      for (int32_t& row : *vector) row = static_cast<int32_t>(random.integer(0, rows));
+    }
+    const Mask mask(parts);
+    on_device.assign(mask);
+    require(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
+    require(cudaStreamSynchronize(stream), "the plan's kernels");
+    expect_bytes(buffer.read(), Plan(mask), {}, "replay " + std::to_string(n));
+  }
+  cudaGraphExecDestroy(replay);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+TEST_F(PlanOnDevice, OneAfterTheOtherWithoutWaiting) {
+  // Kernels of neighbouring plans must not overlap where one's buffer is the other's.
+  Random random(8);
+  std::vector<Mask> masks;
+  std::vector<DeviceMask> on_device;
+  for (int n = 0; n < 20; ++n) {
+    masks.emplace_back(random_parts(random, ColumnKind::kFourBounds, 4000, 4000));
+    on_device.emplace_back(masks.back());
+  }
+  const Plan first(masks[0]);
+  DeviceBytes buffer(first.buffer().size()), copies(first.buffer().size() * masks.size());
+  for (std::size_t n = 0; n < masks.size(); ++n) {
+    cuda::launch_plan(on_device[n].view(), buffer.data(), nullptr);
+    require(cudaMemcpyAsync(copies.data() + n * buffer.size(), buffer.data(), buffer.size(), cudaMemcpyDeviceToDevice), "cudaMemcpyAsync");
+  }
+  const std::vector<std::byte> bytes = copies.read();
+  for (std::size_t n = 0; n < masks.size(); ++n) {
+    const auto begin = bytes.begin() + static_cast<std::ptrdiff_t>(n * buffer.size());
+    expect_bytes({begin, begin + static_cast<std::ptrdiff_t>(buffer.size())}, Plan(masks[n]), {}, "plan " + std::to_string(n));
+  }
+}
+
+// --- Errors: found before anything is launched, with or without a device -----------------------------
+
+TEST(PlanOnDeviceErrors, HostVectors) {
+  const Mask mask({.seqlen_q = 4, .seqlen_k = 2, .lts = {1, 2}});
+  expect_invalid({"vectors", "host memory"}, [&] { cuda::launch_plan(mask.view(), nullptr, nullptr); });
+}
+
+TEST(PlanOnDeviceErrors, TooLarge) {
+  MaskView view;
+  view.seqlen_q = view.seqlen_k = kMaxSeqlen;
+  expect_error(ErrorCode::kUnsupported, {"seqlen_q 2147483647", "seqlen_k 2147483647", "2^31"},
+               [&] { cuda::launch_plan(view, nullptr, nullptr); });
+}
+
+}  // namespace
+}  // namespace flashmask::test

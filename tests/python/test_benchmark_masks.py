@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the GPU benchmarks stand on: the paper's cells, FlexAttention's rules for them, tile counts, drawn sparsities, and where
+a plan's bits lie."""
+
+import ctypes as C
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flashmask import capi
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu")]
+import flex_masks  # noqa: E402
+import paper_masks  # noqa: E402
+import plan_layout  # noqa: E402
+import samples  # noqa: E402
+import sparsity_masks  # noqa: E402
+import tile_count  # noqa: E402
+
+lib = capi.load()
+
+# Share of 128x128 tiles with a visible element: 8K, 32K, 128K, as published with the measured ratios of flashmask_v3.json.
+LIVE = {
+    "full": (1.000, 1.000, 1.000), "causal": (0.508, 0.502, 0.500), "sliding_window": (0.076, 0.064, 0.061), "causal_document": (0.147, 0.062, 0.058),
+    "document": (0.278, 0.121, 0.115), "shared_question": (0.133, 0.058, 0.051), "global_sliding_window": (0.165, 0.132, 0.124),
+    "causal_blockwise": (0.389, 0.070, 0.087), "prefix_lm_document": (0.151, 0.072, 0.066), "prefix_lm_causal": (0.629, 0.626, 0.625),
+    "qk_sparse": (0.486, 0.479, 0.477), "random_eviction": (0.508, 0.502, 0.500),
+}
+SEQLENS = (8192, 32768, 131072)
+
+
+@pytest.mark.parametrize("name", paper_masks.NAMES)
+def test_live_shares_of_the_cells(name):
+    shares = [tile_count.live_share(*paper_masks.paper_mask(name, seqlen), seqlen) for seqlen in SEQLENS]
+    assert [round(share, 3) for share in shares] == list(LIVE[name])
+
+
+def visible_by_bounds(indices, causal, seqlen):
+    """From the intervals, element by element."""
+    rows = np.arange(seqlen)[:, None]
+    seen = np.ones((seqlen, seqlen), bool)
+    for interval in tile_count.hidden_intervals(indices, causal, seqlen):
+        seen &= ~((rows >= interval[:, 0]) & (rows < interval[:, 1]))
+    return seen
+
+
+@pytest.mark.parametrize("seqlen", [1024, 2048])
+@pytest.mark.parametrize("name", paper_masks.NAMES)
+def test_flex_rules_say_what_the_bounds_say(name, seqlen):
+    """Bounds, mask_mod and the library agree on every element; tile counts come from looking at them."""
+    indices, causal = paper_masks.paper_mask(name, seqlen)
+    seen = visible_by_bounds(indices, causal, seqlen)
+    rule = flex_masks.flex_mask(name, seqlen, lambda array: array)
+    positions = np.arange(seqlen)
+    assert np.array_equal(seen, np.ones_like(seen) if rule is None else rule(0, 0, positions[:, None], positions[None, :]))
+    assert np.array_equal(tile_count.live_tiles(indices, causal, seqlen), tiles_of(seen, 128, 128).any((1, 3)))
+    mask = capi.mask(seqlen, seqlen, flags=capi.CAUSAL if causal else 0, **({} if indices is None else {"bounds": indices}))
+    dense = np.empty((1, 1, seqlen, seqlen), np.bool_)
+    assert lib.fm_mask_to_dense(C.byref(mask), C.byref(capi.tensor(dense))) == capi.OK
+    assert np.array_equal(seen, dense[0, 0])
+
+
+@pytest.mark.parametrize("name", paper_masks.NAMES)
+def test_flex_rules_at_full_length(name):
+    """Bounds and mask_mod at the benchmark's own lengths, on a sample of elements."""
+    for seqlen in SEQLENS:
+        indices, causal = paper_masks.paper_mask(name, seqlen)
+        rule = flex_masks.flex_mask(name, seqlen, lambda array: array)
+        rng = np.random.default_rng(1)
+        q, k = rng.integers(0, seqlen, (2, 200_000))
+        k = np.where(rng.random(k.size) < 0.5, np.clip(q + rng.integers(-200, 200, k.size), 0, seqlen - 1), k)
+        seen = np.ones(k.size, bool)
+        for interval in tile_count.hidden_intervals(indices, causal, seqlen):
+            seen &= ~((q >= interval[k, 0]) & (q < interval[k, 1]))
+        assert rule is None and seen.all() or np.array_equal(seen, rule(0, 0, q, k)), seqlen
+
+
+def tiles_of(matrix, rows, keys):
+    """Zero-padded to whole tiles: [row tiles, rows, key tiles, keys]."""
+    height, width = (-(-n // m) * m for n, m in zip(matrix.shape, (rows, keys)))
+    padded = np.zeros((height, width), bool)
+    padded[: matrix.shape[0], : matrix.shape[1]] = matrix
+    return padded.reshape(height // rows, rows, width // keys, keys)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_tile_counts_of_random_bounds(count):
+    """Overlapping, touching and empty intervals in any order."""
+    rng = np.random.default_rng(count)
+    seqlen = 512
+    for case in range(60):
+        causal = count == 1 or count == 2 and case % 2 == 0
+        runs = rng.integers(0, seqlen + 1, (seqlen // 64, count)) // (64 if case % 3 else 1) * (64 if case % 3 else 1)
+        indices = np.repeat(runs, 64, axis=0).astype(np.int32)[None, None]
+        expected = tiles_of(visible_by_bounds(indices, causal, seqlen), 128, 128).any((1, 3))
+        assert np.array_equal(tile_count.live_tiles(indices, causal, seqlen), expected)
+
+
+@pytest.mark.parametrize("kind", sparsity_masks.KINDS)
+def test_sparsity_buckets_are_filled(kind):
+    drawn = sparsity_masks.fill_buckets(kind, 32768, 2)
+    per_bucket = {bucket: sum(samples.bucket_of(1 - mask["live"]) == bucket for mask in drawn) for bucket in sparsity_masks.reachable(kind, 0.05)}
+    assert set(per_bucket.values()) == {2} and len(per_bucket) == (19 if kind == "document" else 9)
+    assert all(0 <= mask["indices"].min() and mask["indices"].max() <= 32768 for mask in drawn)
+
+
+def host_plan(mask):
+    size = C.c_size_t()
+    assert lib.fm_plan_bytes(C.byref(mask), C.byref(size)) == capi.OK
+    plan = np.zeros(size.value, np.uint8)
+    assert lib.fm_plan_build(C.byref(mask), plan.ctypes.data_as(C.c_void_p), size, None) == capi.OK, lib.fm_last_error()
+    return plan
+
+
+def bits_at(plan, begin, masks, rows, words, width):
+    """bool [masks, rows, width] of a section of 64-bit words."""
+    section = plan[begin : begin + 8 * masks * rows * words].reshape(masks, rows, 8 * words)
+    return np.unpackbits(section, axis=-1, bitorder="little")[..., :width].astype(bool)
+
+
+@pytest.mark.parametrize("seqlen_q, seqlen_k, heads", [(64, 128, 1), (1000, 700, 3), (300, 9000, 2), (9000, 300, 2), (8192, 8192, 1)])
+def test_plan_layout_is_the_librarys(seqlen_q, seqlen_k, heads):
+    """Live and full bits in both directions lie where plan_layout says and say what the dense matrix says."""
+    rng = np.random.default_rng(0)
+    runs = rng.integers(0, seqlen_q + 1, (1, heads, -(-seqlen_k // 150), 2))
+    bounds = np.ascontiguousarray(np.repeat(runs, 150, axis=2)[:, :, :seqlen_k].astype(np.int32))
+    mask = capi.mask(seqlen_q, seqlen_k, flags=capi.CAUSAL, bounds=bounds)
+    plan, at = host_plan(mask), plan_layout.plan_layout(seqlen_q, seqlen_k, 1, heads)
+    assert plan_layout.HEADER.unpack_from(plan)[1:5] == (seqlen_q, seqlen_k, 1, heads) and at.end <= plan.nbytes
+
+    dense = np.empty((1, heads, seqlen_q, seqlen_k), np.bool_)
+    assert lib.fm_mask_to_dense(C.byref(mask), C.byref(capi.tensor(dense))) == capi.OK
+    live = np.stack([tiles_of(d, 64, 128).any((1, 3)) for d in dense[0]])
+    full = np.stack([~tiles_of(~d, 64, 128).any((1, 3)) for d in dense[0]])
+    for begin, expected in ((at.row_live_bits, live), (at.row_full_bits, full)):
+        assert np.array_equal(bits_at(plan, begin, heads, at.row_granules, at.words_per_row, at.key_blocks), expected)
+    for begin, expected in ((at.key_live_bits, live), (at.key_full_bits, full)):
+        assert np.array_equal(bits_at(plan, begin, heads, at.key_blocks, at.words_per_key, at.row_granules), expected.transpose(0, 2, 1))

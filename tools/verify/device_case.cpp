@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "verify/device_case.h"
+
+#include <array>
+#include <vector>
+
+namespace flashmask::verify {
+namespace {
+
+template <typename T>
+std::span<const std::byte> bytes_of(const std::vector<T>& values) {
+  return std::as_bytes(std::span(values));
+}
+
+/// The vectors of a mask in the order of startend_row_indices, those of a form that holds them all.
+struct Form {
+  bool causal = false;
+  std::vector<std::vector<int32_t>> vectors;
+};
+
+/// A pair of which one is missing, or both, written out.
+void complete(std::vector<int32_t>& begin, std::vector<int32_t>& end, std::size_t size, int32_t seqlen_q) {
+  const bool none = begin.empty() && end.empty();
+  if (begin.empty()) begin.assign(size, 0);
+  if (end.empty()) end.assign(size, none ? 0 : seqlen_q);
+}
+
+Form form_of(const Mask& mask) {
+  const auto copy = [](std::span<const int32_t> v) { return std::vector<int32_t>(v.begin(), v.end()); };
+  std::vector<int32_t> lts = copy(mask.lts()), lte = copy(mask.lte()), uts = copy(mask.uts()), ute = copy(mask.ute());
+  const bool a = !lts.empty(), b = !lte.empty(), c = !uts.empty(), d = !ute.empty();
+  if (!a && !b && !c && !d) return {};
+  if (a && !b && !c && !d) return {true, {lts}};
+  if (a && b && !c && !d) return {true, {lts, lte}};
+  if (a && !b && !c && d) return {false, {lts, ute}};
+  const MaskView& view = mask.view();
+  const auto size = static_cast<std::size_t>(view.bounds_batch * view.bounds_heads * view.seqlen_k);
+  complete(lts, lte, size, static_cast<int32_t>(view.seqlen_q));
+  complete(uts, ute, size, static_cast<int32_t>(view.seqlen_q));
+  return {false, {lts, lte, uts, ute}};
+}
+
+Mask without_contents(const Mask& mask) {
+  return Mask({.seqlen_q = mask.seqlen_q(), .seqlen_k = mask.seqlen_k(), .band = mask.band(), .q_offset = mask.q_offset()});
+}
+
+TensorView on_device(const DeviceMemory& memory, DataType dtype, std::initializer_list<int64_t> shape) {
+  TensorView view = TensorView::contiguous(memory.bytes().data(), dtype, shape);
+  view.device = kDevice;
+  return view;
+}
+
+}  // namespace
+
+DeviceTensor::DeviceTensor(const Tensor& host) : memory_(host.storage()), view_(host.view()) {
+  view_.data = memory_.bytes().data() + host.first_byte();
+  view_.device = kDevice;
+}
+
+DeviceMask::DeviceMask(const Mask& host) : mask_(without_contents(host)) {
+  const MaskView& view = host.view();
+  if (const Form form = form_of(host); !form.vectors.empty()) {
+    std::vector<int32_t> interleaved;
+    for (std::size_t at = 0; at < form.vectors[0].size(); ++at) {
+      for (const std::vector<int32_t>& vector : form.vectors) interleaved.push_back(vector[at]);
+    }
+    indices_.emplace(bytes_of(interleaved));
+    const auto vectors = static_cast<int64_t>(form.vectors.size());
+    const TensorView indices = on_device(*indices_, DataType::kInt32, {view.bounds_batch, view.bounds_heads, view.seqlen_k, vectors});
+    mask_ = from_startend_row_indices(indices, form.causal, view.seqlen_q, host.q_offset()).with_band(host.band());
+  }
+  if (!host.has_block_mask()) return;
+  const std::span<const uint8_t> keep = host.block_mask();
+  blocks_.emplace(std::as_bytes(keep));
+  const auto blocks = [](int64_t seqlen) { return (seqlen + kBlockMaskSize - 1) / kBlockMaskSize; };
+  mask_ = mask_.with_block_mask(
+      on_device(*blocks_, DataType::kUInt8, {view.block_batch, view.block_heads, blocks(view.seqlen_q), blocks(view.seqlen_k)}));
+}
+
+DevicePlan::DevicePlan(const Mask& mask)
+    : memory_(
+          std::vector<std::byte>(static_cast<std::size_t>(PlanLayout(mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads()).bytes),
+                                 PoisonedBytes::kPoison)) {
+  build_plan(mask.view(), memory_.bytes(), kDevice);
+  view_ = PlanView::on_device(PlanLayout(mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads()), memory_.bytes(), kDevice);
+}
+
+}  // namespace flashmask::verify
