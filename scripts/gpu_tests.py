@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What `scripts/gpu-check tests` runs: test programs and `flashmask verify` where they were built, then pytest tests/gpu.
+"""What `scripts/gpu-check tests` runs: test programs, the forward kernels' cases, `flashmask verify`, pytest tests/gpu, both again on a
+library with delays, and the forward cases under compute-sanitizer.
 
-Prints a short summary last and leaves a receipt with the tests passed and failed.
+What was not built or not found is left out and named. All of it ends within --seconds. Prints a short summary last and leaves
+a receipt with the tests passed and failed.
 """
 
 import argparse
 import os
 import re
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -20,23 +24,94 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu")]
 import receipts  # noqa: E402
 
 TAIL = 3000
+STEPS = ("programs", "forward", "verify", "pytest", "stress", "sanitize")
+FORWARD_CASES = "gpu_forward_cases"
+# What the backend takes: the rest of the covering list would only be counted as skipped.
+COVERING = ["--covering", "--dtypes", "bfloat16,float16", "--head-dims", "64,128", "--layouts", "bshd,bhsd,aligned"]
+# Tool: options of the forward cases. Following every access to shared memory is slow, hence fewer cases; memory that the
+# program fills is no longer uninitialised.
+SANITIZERS = {"memcheck": [], "racecheck": ["--quick"], "synccheck": ["--quick"], "initcheck": ["--quick", "--no-poison"]}
+SANITIZER_FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
+SANITIZER_FAILED = 99
+STRESS_TESTS = "random or ragged or bounds"
 
 
-def run(name, command, seconds):
-    """{name, command, seconds, status, output}; a program that hangs is stopped."""
-    print(f"== {name}: {shlex.join(map(str, command))}", flush=True)
+class Clock:
+    """Seconds that are left for everything."""
+
+    def __init__(self, seconds):
+        self.end = time.monotonic() + seconds
+
+    def left(self):
+        return self.end - time.monotonic()
+
+
+class Session:
+    """The run, and the receipt that grows with it."""
+
+    def __init__(self, receipt, seconds):
+        self.receipt, self.clock = receipt, Clock(seconds)
+        self.figures = receipt["figures"]
+        self.figures["parts"], self.figures["left_out"] = [], []
+
+    def run(self, name, command, seconds, environment=None):
+        """The result of a program, stopped when it or everything has had its time; None if there is none left."""
+        seconds = min(seconds, self.clock.left())
+        if seconds < 1:
+            return self.leave_out(name, "no time was left", failed=True)
+        return run(name, command, seconds, environment)
+
+    def leave_out(self, name, why, failed=False):
+        print(f"-- {name}: left out: {why}", flush=True)
+        self.figures["left_out"].append(f"{name}: {why}")
+        self.receipt["tests"]["failed"] += failed
+
+    def add(self, result, passed, failed, **more):
+        self.receipt["tests"]["passed"] += passed
+        self.receipt["tests"]["failed"] += failed
+        part = {**{n: result[n] for n in ("name", "command", "seconds")}, "passed": passed, "failed": failed, **more}
+        if failed:
+            part["output"] = result["output"][-TAIL:]
+        self.figures["parts"].append(part)
+
+
+def shown(command):
+    """A command as anyone would type it in the repository."""
+    words = [str(word).replace(f"{ROOT}/", "") for word in command]
+    return shlex.join([Path(words[0]).name if Path(words[0]).is_absolute() else words[0], *words[1:]])
+
+
+def run(name, command, seconds, environment=None):
+    """{name, command, seconds, status, output}; a program that hangs is stopped with all that it started."""
+    print(f"== {name}: {shown(command)}", flush=True)
     begin = time.monotonic()
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=seconds, cwd=ROOT)
-        status, output = done.returncode, done.stdout
-    except subprocess.TimeoutExpired as late:
-        status, output = 124, (late.stdout or b"").decode(errors="replace") + f"\nstopped after {seconds:.0f} s"
+        status, output = run_group(command, seconds, {**os.environ, **(environment or {})})
     except OSError as error:
         status, output = 126, str(error)
-    result = {"name": name, "command": shlex.join(map(str, command)), "seconds": round(time.monotonic() - begin, 1), "status": status, "output": output}
+    result = {"name": name, "command": shown(command), "seconds": round(time.monotonic() - begin, 1), "status": status, "output": output}
     if status:
         print(output[-TAIL:], flush=True)
     return result
+
+
+def run_group(command, seconds, environment):
+    """(exit status, output). A process group of its own: a tool may have started the program that holds the pipe."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", cwd=ROOT, env=environment,
+                          start_new_session=True) as process:
+        try:
+            output, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            return 124, output + f"\nstopped after {seconds:.0f} s"
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        return process.returncode, output
+
+
+# --- What programs say of themselves -----------------------------------------------------------------
 
 
 def gtest_counts(result):
@@ -46,8 +121,35 @@ def gtest_counts(result):
     return passed, failed or int(result["status"] != 0)
 
 
-def verify_counts(result):
-    return (1, 0) if result["status"] == 0 else (0, 1)
+def word_counts(result):
+    """(passed, failed) of a program that ends with 'N passed, M failed'."""
+    counts = re.findall(r"^(\d+) passed, (\d+) failed", result["output"], re.M)
+    passed, failed = map(int, counts[-1]) if counts else (0, 0)
+    return passed, failed or int(result["status"] != 0 or not counts)
+
+
+def forward_lines(output):
+    """[(kernel, mask)] of the forward cases that passed, whatever a tool printed between them."""
+    line = re.compile(r"^(\w+) +head_dim +(\d+), (\d) consumers +(.+?) {2,}batch .*  ok:", re.M)
+    return [(f"{element} {dim} x{consumers}", mask) for element, dim, consumers, mask in line.findall(output)]
+
+
+def covered(output):
+    """Lines 'kernels: masks' of the forward cases that passed; kernels with the same masks share one."""
+    masks = {}
+    for kernel, mask in forward_lines(output):
+        masks.setdefault(kernel, {})[mask] = True
+    kernels = {}
+    for kernel, names in masks.items():
+        kernels.setdefault(", ".join(names), []).append(kernel)
+    return [f"{', '.join(names)}: {text}" for text, names in kernels.items()]
+
+
+def sanitizer_errors(result):
+    """Errors that compute-sanitizer counted; None if it did not come to counting them."""
+    counts = re.findall(r"ERROR SUMMARY: (\d+) error", result["output"])
+    counts += re.findall(r"RACECHECK SUMMARY: (\d+) hazard", result["output"])
+    return sum(map(int, counts)) if counts else None
 
 
 def pytest_counts(junit):
@@ -57,66 +159,154 @@ def pytest_counts(junit):
     return total - failed - errors - skipped, failed + errors, skipped
 
 
+# --- Steps -------------------------------------------------------------------------------------------
+
+
 def programs(folder):
-    return sorted(p for p in (folder / "tests").rglob("*") if p.is_file() and os.access(p, os.X_OK)) if (folder / "tests").is_dir() else []
+    found = sorted(p for p in (folder / "tests").rglob("*") if p.is_file() and os.access(p, os.X_OK)) if (folder / "tests").is_dir() else []
+    return [p for p in found if p.name != FORWARD_CASES]
 
 
-def add(receipt, result, passed, failed):
-    receipt["tests"]["passed"] += passed
-    receipt["tests"]["failed"] += failed
-    part = {"name": result["name"], "command": result["command"], "seconds": result["seconds"], "passed": passed, "failed": failed}
-    if failed:
-        part["output"] = result["output"][-TAIL:]
-    receipt["figures"].setdefault("parts", []).append(part)
+def forward_program(folder):
+    return next((p for p in (folder / FORWARD_CASES, folder / "tests" / FORWARD_CASES) if p.exists()), None)
 
 
-def run_programs(receipt, carry):
+def run_programs(session, carry):
     for program in programs(carry):
-        result = run(program.name, [program, "--gtest_brief=1"], 120)
-        add(receipt, result, *gtest_counts(result))
+        if result := session.run(program.name, [program, "--gtest_brief=1"], 120):
+            session.add(result, *gtest_counts(result))
 
 
-def run_verify(receipt, carry, cases, covering):
-    command = next((p for p in (carry / "flashmask", carry / "bin" / "flashmask") if p.exists()), None)
-    if command:
-        for extra in [["--cases", str(cases)]] + [["--covering"]] * covering:
-            result = run(f"verify {extra[0]}", [command, "verify", "--backend", "cuda", *extra], 540)
-            add(receipt, result, *verify_counts(result))
+def run_forward(session, carry):
+    program = forward_program(carry)
+    if not program:
+        return session.leave_out("forward cases", f"there is no {FORWARD_CASES}")
+    if result := session.run("forward cases", [program], 60):
+        report_covered(session, result, *word_counts(result))
 
 
-def run_pytest(receipt, words, junit):
-    result = run("pytest", [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={junit}", "--durations=5", "tests/gpu", *words], 480)
+def report_covered(session, result, passed, failed, **more):
+    lines = covered(result["output"])
+    session.add(result, passed, failed, covered=lines, **more)
+    for line in lines:
+        print(f"   {line}", flush=True)
+
+
+def run_verify(session, carry, cases, no_limit):
+    """The covering list; where that takes too long, random cases instead. `cases`: random ones in any case."""
+    program = next((p for p in (carry / "flashmask", carry / "bin" / "flashmask") if p.exists()), None)
+    if not program:
+        return session.leave_out("verify", "there is no flashmask command")
+    command = [program, "verify", "--backend", "cuda"]
+    covering = session.run("verify --covering", [*command, *COVERING], 540 if no_limit else 90)
+    late = covering and covering["status"] == 124 and not no_limit
+    if late:
+        session.leave_out("verify --covering", f"stopped after {covering['seconds']:.0f} s")
+    elif covering:
+        session.add(covering, *word_counts(covering))
+    if cases or late:
+        if result := session.run("verify --cases", [*command, "--cases", str(cases or 500)], 90):
+            session.add(result, *word_counts(result))
+
+
+def run_pytest(session, name, words, seconds, environment=None):
+    junit = ROOT / "build" / "pytest.xml"
+    junit.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={junit}", "--durations=5", "tests/gpu", *words]
+    result = session.run(name, command, seconds, environment)
+    if not result:
+        return
     try:
         passed, failed, skipped = pytest_counts(junit)
     except (OSError, ElementTree.ParseError, AttributeError):
         passed, failed, skipped = 0, 1, 0
-    add(receipt, result, passed, max(failed, int(result["status"] != 0)))
-    receipt["figures"]["pytest_skipped"] = skipped
+    junit.unlink(missing_ok=True)
+    session.add(result, passed, max(failed, int(result["status"] != 0)), skipped=skipped)
     print(result["output"][-TAIL // 2 :], flush=True)
 
 
-def main():
+def run_stress(session, carry, library, links):
+    """The forward cases, each run a few times for the same bits, and tests of tests/gpu on a library with delays in its kernels."""
+    if not library:
+        return session.leave_out("stress", "there is no library with delays; scripts/gpu-check tests --build-stress builds one")
+    path = os.pathsep.join(p for p in (str(links), os.environ.get("LD_LIBRARY_PATH")) if p)
+    environment = {"LD_LIBRARY_PATH": path, "FLASHMASK_LIBRARY": str(library)}
+    program = forward_program(carry)
+    if program:
+        if result := session.run("stress: forward cases", [program, "--repeat", "3"], 60, environment):
+            report_covered(session, result, *word_counts(result))
+    until = {"PYTHONPATH": os.pathsep.join([str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]), "FLASHMASK_PYTEST_SECONDS": "45"}
+    run_pytest(session, "stress: pytest", ["-k", STRESS_TESTS, "-p", "pytest_bounded"], 60, {**environment, **until})
+
+
+def find_sanitizer():
+    return shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=os.pathsep.join(SANITIZER_FOLDERS))
+
+
+def run_sanitizers(session, carry, seconds):
+    sanitizer, program = find_sanitizer(), forward_program(carry)
+    if not sanitizer or not program:
+        return session.leave_out("sanitizers", f"there is no {FORWARD_CASES}" if sanitizer else "compute-sanitizer was not found")
+    for tool, words in SANITIZERS.items():
+        command = [sanitizer, "--tool", tool, "--error-exitcode", str(SANITIZER_FAILED), "--print-limit", "10", program, *words]
+        if result := session.run(f"sanitizer: {tool}", command, seconds):
+            judge_sanitizer(session, tool, result)
+
+
+def judge_sanitizer(session, tool, result):
+    """An error fails, and so does a case that fails, or a tool that did not finish."""
+    errors = sanitizer_errors(result)
+    passed, failed = word_counts(result)
+    if result["status"] == 124:
+        passed = len(forward_lines(result["output"]))
+    failed = max(failed, errors if errors is not None else 1)
+    complaints = "\n".join(line for line in result["output"].splitlines() if line.startswith("========="))[:TAIL] if failed else ""
+    report_covered(session, result, passed, failed, **({"complaints": complaints} if complaints else {}))
+    if complaints:
+        print(complaints, flush=True)
+    print(f"   {tool}: {'no ERROR SUMMARY' if errors is None else f'{errors} errors'}", flush=True)
+
+
+# --- The command -------------------------------------------------------------------------------------
+
+
+def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--carry", type=Path, default=ROOT / "build" / "gpu-carry", help="folder of test programs and the command built elsewhere")
-    parser.add_argument("--cases", type=int, default=200, help="random cases of flashmask verify")
-    parser.add_argument("--covering", action="store_true", help="also the covering list of flashmask verify (minutes)")
-    parser.add_argument("--only", choices=("programs", "verify", "pytest"), action="append")
+    parser.add_argument("--stress-library", type=Path, help="a library built with FLASHMASK_STRESS_DELAYS")
+    parser.add_argument("--stress-links", type=Path, help="folder where it lies under its soname")
+    parser.add_argument("--cases", type=int, default=0, help="random cases of flashmask verify, besides its covering list")
+    parser.add_argument("--covering", action="store_true", help="the covering list however long it takes (more than 90 s: see --seconds)")
+    parser.add_argument("--sanitize", action=argparse.BooleanOptionalAction, default=True, help="the forward cases under compute-sanitizer, if it is found")
+    parser.add_argument("--sanitize-seconds", type=float, default=60, help="for each of its tools")
+    parser.add_argument("--seconds", type=float, default=290, help="for everything")
+    parser.add_argument("--only", choices=STEPS, action="append", help="may be repeated")
     parser.add_argument("pytest_words", nargs="*", help="for pytest, after --")
-    arguments = parser.parse_args()
-    only = arguments.only or ["programs", "verify", "pytest"]
+    return parser.parse_args()
 
+
+def run_steps(session, arguments, carry):
+    steps = {
+        "programs": lambda: run_programs(session, carry),
+        "forward": lambda: run_forward(session, carry),
+        "verify": lambda: run_verify(session, carry, arguments.cases, arguments.covering),
+        "pytest": lambda: run_pytest(session, "pytest", arguments.pytest_words, 480),
+        "stress": lambda: run_stress(session, carry, arguments.stress_library, arguments.stress_links),
+        "sanitize": lambda: run_sanitizers(session, carry, arguments.sanitize_seconds),
+    }
+    for name, step in steps.items():
+        if name in (arguments.only or STEPS) and (name != "sanitize" or arguments.sanitize):
+            step()
+
+
+def main():
+    arguments = parse_arguments()
     import timing  # needs torch
 
-    receipt = receipts.new("tests", timing.environment(), shlex.join(["scripts/gpu-check", "tests", *sys.argv[1:]]))
+    receipt = receipts.new("tests", timing.environment(), shown(["scripts/gpu-check", "tests", *sys.argv[1:]]))
     path = receipts.free_path(receipt)
-    carry = arguments.carry if arguments.carry.is_absolute() else ROOT / arguments.carry
-    if "programs" in only:
-        run_programs(receipt, carry)
-    if "verify" in only:
-        run_verify(receipt, carry, arguments.cases, arguments.covering)
-    if "pytest" in only:
-        run_pytest(receipt, arguments.pytest_words, path.with_suffix(".xml"))
-        path.with_suffix(".xml").unlink(missing_ok=True)
+    session = Session(receipt, arguments.seconds)
+    run_steps(session, arguments, arguments.carry if arguments.carry.is_absolute() else ROOT / arguments.carry)
     receipt["complete"] = True
     receipts.write(receipt, path)
     return summary(receipt, path)
@@ -124,8 +314,10 @@ def main():
 
 def summary(receipt, path):
     tests = receipt["tests"]
-    for part in receipt["figures"].get("parts", []):
+    for part in receipt["figures"]["parts"]:
         print(f"{'FAIL' if part['failed'] else 'PASS'}  {part['name']:32} {part['passed']:6} passed {part['failed']:4} failed {part['seconds']:7.1f} s")
+    for text in receipt["figures"]["left_out"]:
+        print(f"----  {text}")
     good = tests["failed"] == 0 and tests["passed"] > 0
     print(f"{'PASS' if good else 'FAIL'}  {tests['passed']} passed, {tests['failed']} failed; receipt {path.name}, source {receipt['source_hash']}, {receipt['device']}")
     return 0 if good else 1

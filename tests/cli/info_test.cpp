@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <iterator>
 #include <thread>
 
 #include "cli/program.h"
@@ -36,6 +38,21 @@ TEST(Info, SaysTheSameAsJson) {
     EXPECT_EQ(json["backends"][n]["usable"], expected[n].usable);
     EXPECT_EQ(json["backends"][n]["detail"], expected[n].detail);
   }
+}
+
+TEST(Info, NamesCudaAndWhyItIsNotUsableHere) {
+  const BackendInfo cuda = backends().front();
+  if (cuda.usable) GTEST_SKIP() << "it is usable: " << cuda.detail;
+  // In a build without it, on a machine without a driver, or with one that is too old or sees no device that will do.
+  const char* reasons[] = {"not compiled in", "CUDA driver", "CUDA device", "CUDA cannot be used", "the kernels need 9.0"};
+  EXPECT_TRUE(std::any_of(std::begin(reasons), std::end(reasons), [&](const char* r) { return contains(cuda.detail, r); })) << cuda.detail;
+  const std::string text = output_of({"info"});
+  const std::size_t line = text.find("\n  cuda ");
+  ASSERT_NE(line, std::string::npos) << text;
+  const std::string words = text.substr(line + 1, text.find('\n', line + 1) - line - 1);
+  expect_contains(words, " not usable ");
+  EXPECT_TRUE(words.ends_with(cuda.detail)) << words;
+  EXPECT_EQ(json_of({"info", "--json"})["gpus_detail"], "none: " + cuda.detail);
 }
 
 TEST(Program, PrintsItsVersion) { EXPECT_EQ(output_of({"--version"}), "flashmask " + version() + "\n"); }

@@ -107,5 +107,52 @@ TEST(VerifyErrors, UnknownBackendsFamiliesAndCases) {
   expect_failure({"verify", "--case", "heads_q=3 heads_kv=2"}, kFailed, {"heads_q", "heads_kv"});
 }
 
+TEST(Verify, TheCoveringListOfSomeValues) {
+  const std::vector<std::string> lines =
+      lines_of(output_of({"verify", "--covering", "--list", "--dtypes", "bfloat16,float16", "--head-dims", "64", "--layouts", "aligned"}));
+  EXPECT_GE(lines.size(), 1500u);
+  for (const std::string& line : lines) {
+    const verify::Case c = verify::parse_case(line);
+    EXPECT_NE(c.dtype, DataType::kFloat32) << line;
+    EXPECT_EQ(c.head_dim, 64) << line;
+    EXPECT_EQ(c.head_dim_v, 64) << line;
+    EXPECT_EQ(c.layout, verify::Layout::kAligned) << line;
+  }
+}
+
+TEST(Verify, CasesThatTheDeviceDoesNotTakeAreSkippedWithTheReason) {
+  const std::vector<std::string> arguments{"verify", "--backend", "cuda", "--case", kImpossible};
+  if (const BackendInfo cuda = backends().front(); !cuda.usable) {
+    expect_failure(arguments, kFailed, {"'cuda' is not usable here", cuda.detail});
+    return;
+  }
+  const Outcome outcome = run_program(arguments);
+  EXPECT_EQ(outcome.status, kFailed) << "nothing was checked";
+  expect_contains(outcome.out, "skipped 1: cuda: ");
+  EXPECT_EQ(lines_of(outcome.out).back(), "0 passed, 0 failed, 1 skipped");
+}
+
+TEST(VerifyErrors, ValuesOfTheCoveringListThatItDoesNotHave) {
+  const auto covering = [](const char* option, const char* value) {
+    return std::vector<std::string>{"verify", "--covering", "--list", option, value};
+  };
+  expect_failure(covering("--dtypes", "bfloat16,float8"), kFailed, {"--dtypes", "'float8'", "float32, bfloat16, float16"});
+  expect_failure(covering("--dtypes", "BF16"), kFailed, {"--dtypes", "'BF16'"});
+  expect_failure(covering("--layouts", "bshd,sbhd"), kFailed, {"--layouts", "'sbhd'", "bshd, bhsd, padded, aligned"});
+  expect_failure(covering("--head-dims", "64,65"), kFailed, {"head dim 65", "64, 72, 80"});
+  expect_failure(covering("--head-dims", "0"), kFailed, {"head dim 0"});
+  expect_failure(covering("--head-dims", "-64"), kFailed, {"head dim -64"});
+  expect_failure(covering("--head-dims", "wide"), kWrongUsage, {"--head-dims", "wide"});
+  expect_failure(covering("--head-dims", "64.5"), kWrongUsage, {"--head-dims", "64.5"});
+}
+
+TEST(VerifyErrors, ValuesOfTheCoveringListWithoutIt) {
+  for (const char* option : {"--dtypes", "--head-dims", "--layouts"}) {
+    const std::string value = option == std::string("--head-dims") ? "64" : option == std::string("--dtypes") ? "bfloat16" : "bshd";
+    expect_failure({"verify", option, value}, kWrongUsage, {option, "--covering"});
+    expect_failure({"verify", "--covering", option}, kWrongUsage, {option});
+  }
+}
+
 }  // namespace
 }  // namespace flashmask::test

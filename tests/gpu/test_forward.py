@@ -170,6 +170,10 @@ def adversarial(kind, case):
         q, k = q, k[:, :1].expand_as(k)
     elif kind == "outlier":
         k[:, case.seqlen_k // 3] *= 100
+    elif kind == "overtaken":  # in the second tile and in a later one, a key that outweighs all before it by a little
+        q, k = unit * (1 + 0.05 * q), 0.02 * k
+        k[:, 200] += 6 * unit
+        k[:, 600] += 8.5 * unit
     elif kind == "very negative":
         q, k = unit * (1 + 0.01 * q), -unit * 2000 * (1 + 0.01 * k)
     return tuple(x.to(case.dtype).contiguous() for x in (q, k, v))
@@ -177,7 +181,7 @@ def adversarial(kind, case):
 
 @types
 @dims
-@pytest.mark.parametrize("kind", ["large", "growing", "falling", "constant", "outlier", "very negative"])
+@pytest.mark.parametrize("kind", ["large", "growing", "falling", "constant", "outlier", "overtaken", "very negative"])
 def test_adversarial_scores(dtype, dim, kind):
     for causal, bounds in ((False, None), (True, document_bounds([300, 5, 400, 195]))):
         case = Case(900, 900, dim=dim, dtype=dtype, causal=causal, bounds=bounds, scale=1.0)

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <iterator>
 #include <vector>
 
 #include "common/random.h"
@@ -108,6 +110,148 @@ TEST(Rules, VisibilityAndBits) {
       }
     }
   }
+}
+
+/// What visible_windows says of the columns first + at[i], for every row below seqlen_q of its 32, is what visible_bits says of
+/// each.
+template <int n>
+bool windows_agree(const rules::Columns& m, int32_t first, const int32_t (&at)[n], int32_t row0) {
+  uint32_t bits[n];
+  rules::visible_windows(m, first, at, row0, bits);
+  const auto rows = rules::low_bits<uint32_t>(m.seqlen_q - row0);
+  uint32_t wrong = 0;
+  for (int i = 0; i < n; ++i) wrong |= (bits[i] ^ rules::visible_bits32(rules::hidden_rows(m, first + at[i]), row0)) & rows;
+  return wrong == 0;
+}
+
+/// The same of one column alone, of two and of four from first + at on, eight apart as a warp takes them, and in any order.
+bool windows_agree_in_every_number(const rules::Columns& m, int32_t first, int32_t at, int32_t row0) {
+  return windows_agree<1>(m, first, {at}, row0) && windows_agree<2>(m, first, {at, at + 1}, row0) &&
+         windows_agree<2>(m, first, {at + 8, at}, row0) && windows_agree<4>(m, first, {at, at + 1, at + 2, at + 3}, row0) &&
+         windows_agree<4>(m, first, {at + 9, at, at, at + 8}, row0);
+}
+
+/// The four vectors of a mask, `stride` elements from one column to the next. What lies between and around the columns is made to
+/// be noticed.
+class WindowVectors {
+ public:
+  /// `value(column, vector)` of each column, vectors in the order lts, lte, uts, ute.
+  template <typename Value>
+  WindowVectors(int64_t columns, int64_t stride, const Value& value) : stride_(stride) {
+    for (std::size_t v = 0; v < 4; ++v) {
+      data_[v].assign(static_cast<std::size_t>((columns + 2 * kMargin) * stride), 1);
+      for (int64_t c = 0; c < columns; ++c) data_[v][static_cast<std::size_t>((c + kMargin) * stride)] = value(c, static_cast<int>(v));
+    }
+  }
+
+  /// Such that key `key` is column `column`; bit v of `present` says whether vector v is there.
+  rules::Columns with(int32_t seqlen_q, Interval band, int present, int64_t column, int32_t key) const {
+    const auto vector = [&](std::size_t v) { return present >> v & 1 ? data_[v].data() + (column - key + kMargin) * stride_ : nullptr; };
+    return {seqlen_q, band.begin, band.end, vector(0), vector(1), vector(2), vector(3), stride_};
+  }
+
+ private:
+  static constexpr int64_t kMargin = 400;  ///< the largest key that `with` takes
+  int64_t stride_;
+  std::vector<int32_t> data_[4];
+};
+
+TEST(VisibleWindows, EveryTwoSmallIntervalsWithEveryVectorAbsent) {
+  // Each column is one choice of four values, so that all choices meet, with columns of other choices beside them.
+  for (const int32_t seqlen : {1, 2, 3}) {
+    std::vector<int32_t> values{INT32_MIN, -1, INT32_MAX};
+    for (int32_t row = 0; row <= seqlen + 1; ++row) values.push_back(row);
+    const auto count = static_cast<int64_t>(values.size()), choices = count * count * count * count;
+    const auto value = [&](int64_t c, int v) {
+      for (; v > 0; --v) c /= count;
+      return values[static_cast<std::size_t>(c % count)];
+    };
+    for (const int64_t apart : {1, 2, 4, 7}) {
+      const WindowVectors vectors(choices, apart, value);
+      for (int present = 0; present < 16; ++present) {
+        for (const Interval band : {Interval{INT32_MIN, INT32_MAX}, {INT32_MIN, 0}, {-1, 1}}) {
+          for (int64_t c = 0; c + 10 <= choices; c += stride()) {
+            const auto key = static_cast<int32_t>(c % 3), row0 = static_cast<int32_t>(c % seqlen);
+            ASSERT_TRUE(windows_agree_in_every_number(vectors.with(seqlen, band, present, c, key), key, 0, row0))
+                << "seqlen_q " << seqlen << ", choice " << c << ", present " << present << ", stride " << apart << ", band [" << band.begin
+                << ", " << band.end << "], row0 " << row0;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(VisibleWindows, EverySmallBand) {
+  Random random(2);
+  for (const int32_t seqlen : {1, 2, 5, 31, 32, 33, 36, 65}) {
+    const WindowVectors vectors(24, 3, [&](int64_t, int) { return static_cast<int32_t>(random.integer(-3, seqlen + 3)); });
+    std::vector<int32_t> edges{INT32_MIN, INT32_MIN + 1, INT32_MAX - 1, INT32_MAX};
+    for (int32_t edge = -seqlen - 1; edge <= 8; ++edge) edges.push_back(edge);
+    for (std::size_t n = 0; n < edges.size() * edges.size(); n += static_cast<std::size_t>(stride())) {
+      const Interval band{edges[n / edges.size()], edges[n % edges.size()]};
+      for (const int present : {0, 1, 9, 15}) {
+        for (int32_t key = 0; key < 7; ++key) {
+          for (int32_t row0 = 0; row0 < seqlen; row0 += std::max(1, seqlen / 5)) {
+            ASSERT_TRUE(windows_agree_in_every_number(vectors.with(seqlen, band, present, key, key), key / 2, key - key / 2, row0))
+                << "seqlen_q " << seqlen << ", band [" << band.begin << ", " << band.end << "], key " << key << ", row0 " << row0;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(VisibleWindows, RandomOnes) {
+  Random random(3);
+  for (int64_t n = 0; n < scaled(20'000); ++n) {
+    const auto seqlen = static_cast<int32_t>(random.integer(1, 300)), key = static_cast<int32_t>(random.integer(0, 400));
+    const auto weird = [&](int64_t from, int64_t to) {
+      const int32_t ends[] = {INT32_MIN, INT32_MIN + 1, -1, 0, seqlen - 1, seqlen, seqlen + 1, INT32_MAX - 1, INT32_MAX};
+      return random.integer(0, 3) == 0 ? ends[random.integer(0, 8)] : static_cast<int32_t>(random.integer(from, to));
+    };
+    const WindowVectors vectors(10, random.integer(1, 9), [&](int64_t, int) { return weird(-20, seqlen + 20); });
+    const Interval band{weird(-300, 400), weird(-300, 400)};
+    const auto present = static_cast<int>(random.integer(0, 15)), first = static_cast<int32_t>(random.integer(0, key));
+    for (int32_t row0 = static_cast<int32_t>(random.integer(0, 15)); row0 < seqlen; row0 += 16) {
+      ASSERT_TRUE(windows_agree_in_every_number(vectors.with(seqlen, band, present, 0, key), first, key - first, row0))
+          << "number " << n << ", row0 " << row0;
+    }
+  }
+}
+
+TEST(VisibleWindows, AtTheEndsOfInt32) {
+  constexpr int32_t kMax = INT32_MAX;
+  const int32_t ends[] = {INT32_MIN, -1, 0, 1, kMax - 33, kMax - 32, kMax - 31, kMax - 1, kMax};
+  const WindowVectors vectors(std::size(ends) + 10, 1, [&](int64_t c, int v) { return ends[(c * (2 * v + 1) + v) % 9]; });
+  for (const int32_t lo : ends) {
+    for (const int32_t hi : ends) {
+      for (const int32_t row0 : {0, 1, kMax - 64, kMax - 33, kMax - 32, kMax - 31, kMax - 1}) {
+        // The keys at the end of a sequence of this length have no vectors here.
+        for (const int32_t at : {0, 1, kMax / 2, kMax - 12}) {
+          const rules::Columns none{kMax, lo, hi, nullptr, nullptr, nullptr, nullptr};
+          ASSERT_TRUE(windows_agree_in_every_number(none, 1, at, row0)) << "[" << lo << ", " << hi << "] " << row0 << " " << at;
+        }
+        for (int present = 1; present < 16; ++present) {
+          for (int32_t c = 0; c < 9; ++c) {
+            ASSERT_TRUE(windows_agree_in_every_number(vectors.with(kMax, {lo, hi}, present, c, c), c, 0, row0))
+                << "[" << lo << ", " << hi << "] " << row0 << ", present " << present << ", column " << c;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Rules, RowsIn) {
+  EXPECT_EQ(rules::rows_in({0, 0}, 0), 0u);
+  EXPECT_EQ(rules::rows_in({2, 5}, 0), 0b11100u);
+  EXPECT_EQ(rules::rows_in({2, 5}, 4), 1u);
+  EXPECT_EQ(rules::rows_in({2, 5}, 5), 0u);
+  EXPECT_EQ(rules::rows_in({5, 2}, 0), 0u) << "reversed: empty";
+  EXPECT_EQ(rules::rows_in({INT32_MIN, INT32_MAX}, 0), ~uint32_t{0});
+  EXPECT_EQ(rules::rows_in({INT32_MAX, INT32_MIN}, 0), 0u);
+  EXPECT_EQ(rules::rows_in({INT32_MAX - 1, INT32_MAX}, INT32_MAX - 32), uint32_t{1} << 31);
 }
 
 TEST(Rules, BitsAtTheEndOfTheLongestSequence) {

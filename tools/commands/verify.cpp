@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/commands.h"
@@ -18,6 +18,7 @@
 #include "verify/covering_cases.h"
 #include "verify/random_cases.h"
 #include "verify/run_case.h"
+#include "verify/tally.h"
 
 namespace flashmask::cli {
 namespace {
@@ -57,8 +58,8 @@ std::vector<verify::Case> random_cases(const VerifyArguments& arguments) {
 
 verify::CoveringValues covering_values(const VerifyArguments& arguments) {
   verify::CoveringValues values;
-  for (const std::string& word : arguments.dtypes) values.dtypes.push_back(verify::parse_dtype(word));
-  for (const std::string& word : arguments.layouts) values.layouts.push_back(verify::parse_layout(word));
+  for (const std::string& word : arguments.dtypes) values.dtypes.push_back(verify::parse_dtype(word, "--dtypes"));
+  for (const std::string& word : arguments.layouts) values.layouts.push_back(verify::parse_layout(word, "--layouts"));
   values.head_dims = arguments.head_dims;
   return values;
 }
@@ -98,25 +99,6 @@ void list_cases(const std::vector<verify::Case>& cases, bool json) {
   for (const verify::Case& c : cases) fmt::print("{}\n", verify::describe(c));
 }
 
-/// What became of all cases.
-struct Tally {
-  int64_t passed = 0, failed = 0, forward_only = 0;
-  std::map<std::string, int64_t> skipped;  ///< how many for each reason
-  std::map<std::string, double> largest;   ///< error of each result in units of its limit
-  Json failures = Json::array();
-
-  void add(std::size_t index, const verify::Case& c, const verify::Verdict& verdict) {
-    if (verdict.passed() && !verdict.skipped.empty()) {
-      ++skipped[verdict.skipped];
-      return;
-    }
-    forward_only += verdict.forward_only;
-    for (const auto& [name, figure] : verdict.figures) largest[name] = std::max(largest[name], figure);
-    ++(verdict.passed() ? passed : failed);
-    if (!verdict.passed()) failures.push_back({{"index", index}, {"case", verify::describe(c)}, {"failures", verdict.failures}});
-  }
-};
-
 void print_failure(std::size_t index, const verify::Case& c, const verify::Verdict& verdict, const std::string& backend) {
   std::string text = fmt::format("FAILED case {}\n", index);
   for (const std::string& line : verdict.failures) text += fmt::format("  {}\n", line);
@@ -124,13 +106,13 @@ void print_failure(std::size_t index, const verify::Case& c, const verify::Verdi
   std::fflush(stdout);
 }
 
-Tally check(const std::vector<verify::Case>& cases, const VerifyArguments& arguments, bool json) {
+verify::Tally check(const std::vector<verify::Case>& cases, const VerifyArguments& arguments, bool json) {
   // Short cases cost something too; the constant is about what one takes that does nothing.
   const auto work = [](const verify::Case& c) { return c.cost() + 100'000; };
   int64_t total = 0;
   for (const verify::Case& c : cases) total += work(c);
   Progress progress(fmt::format("verify {} cases", cases.size()), total, /*show_counts=*/false);
-  Tally tally;
+  verify::Tally tally;
   const verify::RunOptions options{.backend = arguments.backend, .threads = arguments.threads};
   verify::run_cases(cases, options, arguments.jobs, [&](std::size_t index, const verify::Verdict& verdict) {
     tally.add(index, cases[index], verdict);
@@ -143,39 +125,26 @@ Tally check(const std::vector<verify::Case>& cases, const VerifyArguments& argum
   return tally;
 }
 
-void print_summary(const Tally& tally) {
-  if (!tally.largest.empty()) {
-    fmt::print("largest errors, in units of what is allowed:");
-    for (const auto& [name, figure] : tally.largest) fmt::print("  {} {:.3g}", name, figure);
-    fmt::print("\n");
-  }
-  int64_t skipped = 0;
-  for (const auto& [reason, count] : tally.skipped) {
-    fmt::print("skipped {}: {}\n", count, reason);
-    skipped += count;
-  }
-  if (tally.forward_only > 0) fmt::print("forward only: the backend took no backward of {} cases\n", tally.forward_only);
-  fmt::print("{} passed, {} failed{}\n", tally.passed, tally.failed, skipped > 0 ? fmt::format(", {} skipped", skipped) : "");
-}
-
-Json to_json(const Tally& tally, const VerifyArguments& arguments) {
-  return {
-      {"backend", arguments.backend},    {"seed", arguments.seed},     {"passed", tally.passed},   {"failed", tally.failed},
-      {"largest_errors", tally.largest}, {"failures", tally.failures}, {"skipped", tally.skipped}, {"forward_only", tally.forward_only}};
+Json to_json(const verify::Tally& tally, const VerifyArguments& arguments) {
+  Json failures = Json::array();
+  for (const verify::FailedCase& f : tally.failures) failures.push_back({{"index", f.index}, {"case", f.line}, {"failures", f.failures}});
+  return {{"backend", arguments.backend},    {"seed", arguments.seed},
+          {"passed", tally.passed},          {"failed", tally.failed},
+          {"largest_errors", tally.largest}, {"failures", std::move(failures)},
+          {"skipped", tally.skipped},        {"forward_only", tally.forward_only}};
 }
 
 void run_verify(const VerifyArguments& arguments, const Global& global) {
   const std::vector<verify::Case> cases = cases_of(arguments);
   if (arguments.list) return list_cases(cases, global.json);
   check_backend(arguments.backend);
-  const Tally tally = check(cases, arguments, global.json);
+  const verify::Tally tally = check(cases, arguments, global.json);
   if (global.json) {
     print_json(to_json(tally, arguments));
   } else {
-    print_summary(tally);
+    fmt::print("{}", verify::summary(tally));
   }
-  const bool nothing_checked = tally.passed == 0 && !tally.skipped.empty();
-  if (tally.failed > 0 || nothing_checked) throw Exit{kFailure};
+  if (!tally.succeeded()) throw Exit{kFailure};
 }
 
 constexpr const char* kDescription =
@@ -183,7 +152,7 @@ constexpr const char* kDescription =
     "\n"
     "Every case is compared with the oracle (float64, element by element) under the accuracy rule, and bit for bit with the same\n"
     "run under the mask given as a dense matrix. Outputs and workspace are filled with NaN beforehand, and the tiles that were\n"
-    "executed are counted. Ends with 'N passed, M failed'; the exit status is 0 if none failed.\n"
+    "executed are counted. Ends with 'N passed, M failed'; the exit status is 0 if none failed and not all were skipped.\n"
     "\n"
     "On the cuda backend everything is copied to the first device and checked there; cases that it does not take are counted as\n"
     "skipped, with the reason, and so is a backward. For a list that it takes: --covering --dtypes bfloat16,float16 --head-dims\n"

@@ -158,8 +158,8 @@ Case parse_case(std::string_view line) {
   return c;
 }
 
-DataType parse_dtype(std::string_view text) { return value_of(kDtype, "dtype", text); }
+DataType parse_dtype(std::string_view text, std::string_view argument) { return value_of(kDtype, argument, text); }
 
-Layout parse_layout(std::string_view text) { return value_of(kLayout, "layout", text); }
+Layout parse_layout(std::string_view text, std::string_view argument) { return value_of(kLayout, argument, text); }
 
 }  // namespace flashmask::verify

@@ -80,9 +80,9 @@ std::string describe(const Case& c);
 /// that it does not understand.
 Case parse_case(std::string_view line);
 
-/// "float32", "bfloat16" or "float16"; throws naming the accepted ones.
-DataType parse_dtype(std::string_view text);
-/// "bshd", "bhsd", "padded" or "aligned"; throws naming them.
-Layout parse_layout(std::string_view text);
+/// "float32", "bfloat16" or "float16"; throws naming `argument` and the accepted ones.
+DataType parse_dtype(std::string_view text, std::string_view argument = "dtype");
+/// "bshd", "bhsd", "padded" or "aligned"; throws naming `argument` and the accepted ones.
+Layout parse_layout(std::string_view text, std::string_view argument = "layout");
 
 }  // namespace flashmask::verify

@@ -13,6 +13,7 @@ namespace flashmask::verify {
 namespace {
 
 constexpr double kPlainFactor = 2, kPlainFloor = 1e-5;
+constexpr int64_t kFewRows = 8;  // fewer are no sample of a head's errors
 constexpr double kFloat32Relative = 1e-5;
 constexpr double kLseTolerance = 1e-3;
 
@@ -103,7 +104,7 @@ class AccuracyCheck {
       : problem_(problem), c_(problem.c), got_(got), oracle_(oracle), plain_(plain), verdict_(verdict), sight_(c_, dense) {}
 
   void run() {
-    check_value("out", got_.out, oracle_.out, plain_.results.out);
+    check_output();
     check_lse();
     check_zeros("out", got_.out, sight_.keys_of_row, "row");
     if (!got_.forward_only) check_gradients();
@@ -121,7 +122,14 @@ class AccuracyCheck {
 
   bool is_float32() const { return c_.dtype == DataType::kFloat32; }
 
-  /// out and dv.
+  void check_output() {
+    const auto limit = [&](int64_t b, int64_t h) {
+      return is_float32() ? float32_limit(oracle_.out, b, h) : output_limit(oracle_.out, plain_.results.out, b, h);
+    };
+    check_heads("out", got_.out, oracle_.out, nullptr, limit, verdict_);
+  }
+
+  /// dv.
   void check_value(std::string_view name, const HeadArray& got, const HeadArray& oracle, const HeadArray& plain) {
     const auto limit = [&](int64_t b, int64_t h) { return is_float32() ? float32_limit(oracle, b, h) : plain_limit(oracle, plain, b, h); };
     check_heads(name, got, oracle, nullptr, limit, verdict_);
@@ -141,6 +149,19 @@ class AccuracyCheck {
     for (std::size_t n = 0; n < inherited.values.size(); ++n) for_given_out.values[n] += inherited.values[n];
     check_heads(
         name, got, oracle, &for_given_out, [&](int64_t b, int64_t h) { return plain_limit(oracle, plain, b, h); }, verdict_);
+  }
+
+  /// The limit of `out`. In a head of a few rows the plain implementation's error is a matter of luck (one row at head_dim
+  /// 64 is 64 numbers that share their probabilities), so there the heads of the call are taken together.
+  Limit output_limit(const HeadArray& oracle, const HeadArray& plain, int64_t b, int64_t h) const {
+    if (c_.seqlen_q >= kFewRows) return plain_limit(oracle, plain, b, h);
+    double error = 0;
+    for (int64_t n = 0; n < c_.batch * c_.heads_q; ++n) {
+      const int64_t batch = n / c_.heads_q, head = n % c_.heads_q;
+      error = std::max(error, largest_error(plain.head(batch, head), oracle.head(batch, head)).value);
+    }
+    return {kPlainFactor * error + kPlainFloor, fmt::format("{} x the plain implementation's {:.3g} in all heads, of {} rows each, + {}",
+                                                            kPlainFactor, error, c_.seqlen_q, kPlainFloor)};
   }
 
   static Limit plain_limit(const HeadArray& oracle, const HeadArray& plain, int64_t b, int64_t h) {

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "verify/covering_cases.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
 #include <numeric>
+#include <string>
 #include <utility>
 
 #include "flashmask/families.h"
@@ -73,6 +76,15 @@ enum Dimension : std::size_t {
   kDimensions
 };
 
+void require_known(int64_t head_dim) {
+  std::string known;
+  for (const auto& [dim, other] : kHeadDims) {
+    if (dim == head_dim) return;
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", dim);
+  }
+  throw Error(ErrorCode::kInvalidArgument, fmt::format("head dim {} is not in the covering list; its head dims are {}", head_dim, known));
+}
+
 /// One value's index for each dimension.
 using Row = std::array<int, kDimensions>;
 constexpr int kUnset = -1;
@@ -84,13 +96,13 @@ struct Values {
   std::vector<Layout> layouts;
 
   explicit Values(const CoveringValues& only) : dtypes(only.dtypes), layouts(only.layouts) {
+    for (const int64_t dim : only.head_dims) require_known(dim);
     const auto taken = [&](int64_t dim) {
       return only.head_dims.empty() || std::find(only.head_dims.begin(), only.head_dims.end(), dim) != only.head_dims.end();
     };
     for (const auto& [dim, other] : kHeadDims) {
       if (taken(dim)) head_dims.emplace_back(dim, taken(other) ? other : dim);
     }
-    if (head_dims.empty()) throw Error(ErrorCode::kInvalidArgument, "none of these head dims is in the list of cases");
     if (dtypes.empty()) dtypes = {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16};
     if (layouts.empty()) layouts = {Layout::kBshd, Layout::kBhsd, Layout::kPadded};
   }

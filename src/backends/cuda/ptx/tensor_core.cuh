@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cuda/ptx>
+#include <type_traits>
 
 namespace flashmask::ptx {
 
@@ -17,6 +18,14 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) { return stati
 __device__ __forceinline__ uint32_t uniform(uint32_t x) { return __reduce_or_sync(0xffffffff, x); }
 __device__ __forceinline__ uint64_t uniform(uint64_t x) {
   return static_cast<uint64_t>(uniform(static_cast<uint32_t>(x >> 32))) << 32 | uniform(static_cast<uint32_t>(x));
+}
+
+/// The value that `x` has in lane 0, which alone reads it, in a uniform register.
+template <typename T>
+__device__ __forceinline__ T from_leader(const T& x) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  using Word = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+  return static_cast<T>(uniform(threadIdx.x % 32 == 0 ? static_cast<Word>(x) : Word{0}));
 }
 
 /// PTX ISA, "wgmma: Matrix Descriptor": a tile in shared memory with the 128-byte swizzle, rows of 64 16-bit

@@ -29,18 +29,18 @@ class Consumer {
     while (true) {
       delay<Role::kConsumer>();
       ptx::wait(shared_.q_full[q_ring_.stage()], q_ring_.phase());
-      const auto tiles = static_cast<int32_t>(ptx::uniform(static_cast<uint32_t>(item().tiles)));
-      if (tiles == Item::kEnd) break;
+      take_item();
+      if (item_.tiles == Item::kEnd) break;
       kv_ring_.count = ptx::uniform(kv_ring_.count);
       q_ring_.count = ptx::uniform(q_ring_.count);
       if constexpr (Traits::kOverlapFrom > 0) {
-        if (tiles >= Traits::kOverlapFrom) {
-          run_item_overlapped(tiles);
+        if (item_.tiles >= Traits::kOverlapFrom) {
+          run_item_overlapped();
         } else {
-          run_item(tiles);
+          run_item();
         }
       } else {
-        run_item(tiles);
+        run_item();
       }
       q_ring_.advance();
     }
@@ -59,7 +59,12 @@ class Consumer {
   /// The warp's first row in the tile.
   __device__ __forceinline__ static int slab_row() { return Slab::kRows * (static_cast<int>(threadIdx.x / 32) - 4); }
 
-  __device__ __forceinline__ const Item& item() const { return shared_.item[q_ring_.stage()]; }
+  /// One lane reads what the producer wrote, the one that later says that it may be overwritten.
+  __device__ __forceinline__ void take_item() {
+    const Item& from = shared_.item[q_ring_.stage()];
+    item_ = {ptx::from_leader(from.row), ptx::from_leader(from.head), ptx::from_leader(from.batch), ptx::from_leader(from.tiles),
+             ptx::from_leader(from.mask_offset)};
+  }
 
   using Outputs = float[Traits::kHeadDim / 2];
   using Probabilities = uint32_t[2][4][4];
@@ -69,7 +74,7 @@ class Consumer {
     const uint32_t stage = kv_ring_.stage();
     delay<Role::kConsumer>();
     ptx::wait(shared_.k_full[stage], kv_ring_.phase());
-    tile.code = ptx::uniform(shared_.tile[stage].code);
+    tile.code = ptx::from_leader(shared_.tile[stage].code);
     return tile.row_class(warpgroup_) != 0;
   }
   /// V is waited for although nobody reads it here: an arrival for its buffer must not overtake its load.
@@ -80,11 +85,11 @@ class Consumer {
     release(shared_.v_empty[stage]);
   }
 
-  __device__ __forceinline__ void run_item(int32_t tiles) {
+  __device__ __forceinline__ void run_item() {
     Outputs o = {};
     RowState rows;
     rows.reset();
-    for (const uint32_t end = kv_ring_.count + tiles; kv_ring_.count != end;) {
+    for (const uint32_t end = kv_ring_.count + item_.tiles; kv_ring_.count != end;) {
       Tile tile;
       if (next_tile(tile)) {
         run_tile(tile, o, rows);
@@ -105,7 +110,9 @@ class Consumer {
     take_scores(s, tile);
     delay<Role::kConsumer>();
     ptx::wait(shared_.v_full[stage], kv_ring_.phase());
-    if (float factor[2]; rows.raise_reference(s, p_.scale_log2, factor)) RowState::rescale(o, factor);
+    float factor[2];
+    const bool raised = rows.raise_reference(s, p_.scale_log2, factor);
+    if (raised) RowState::rescale(o, factor);
     Probabilities p;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -113,6 +120,7 @@ class Consumer {
       RowState::pack<Element>(s, half, p[half]);
       issue_output(o, p[half], stage, half);
     }
+    if (raised) rows.refresh_limits(p_.scale_log2);
     ptx::wgmma_wait<0>();
     ptx::pin(o);
     release(shared_.v_empty[stage]);
@@ -120,11 +128,11 @@ class Consumer {
 
   /// The same with a tile's product PV under the next tile's softmax, for small head dims, where the exponentials take
   /// as long as the products. Tiles that this warpgroup skips part the item into streaks.
-  __device__ __forceinline__ void run_item_overlapped(int32_t tiles) {
+  __device__ __forceinline__ void run_item_overlapped() {
     Outputs o = {};
     RowState rows;
     rows.reset();
-    for (const uint32_t end = kv_ring_.count + tiles; kv_ring_.count != end;) {
+    for (const uint32_t end = kv_ring_.count + item_.tiles; kv_ring_.count != end;) {
       Tile tile;
       if (next_tile(tile)) {
         run_streak(tile, end, o, rows);
@@ -155,8 +163,10 @@ class Consumer {
     release_stored_rows();
     ptx::wgmma_wait<0>();
     take_scores(s, tile);
-    if (rows.raise_reference(s, p_.scale_log2, factor)) RowState::rescale(o, factor);
+    const bool first_raised = rows.raise_reference(s, p_.scale_log2, factor);
+    if (first_raised) RowState::rescale(o, factor);
     exponentiate_and_pack(s, p, rows);
+    if (first_raised) rows.refresh_limits(p_.scale_log2);
     kv_ring_.advance();
     while (kv_ring_.count != end && next_tile(tile)) {
       const ptx::RingPosition<Traits::kStages> before{kv_ring_.count - 1};
@@ -168,13 +178,16 @@ class Consumer {
       pass_turn();
       ptx::wgmma_wait<1>();
       take_scores(s, tile);
-      const bool rescale = rows.raise_reference(s, p_.scale_log2, factor);
+      const bool raised = rows.raise_reference(s, p_.scale_log2, factor);
       rows.exponentiate(s, 0, p_.scale_log2);
       rows.exponentiate(s, 1, p_.scale_log2);
       ptx::wgmma_wait<0>();
       ptx::pin(o);
       release(shared_.v_empty[before.stage()]);
-      if (rescale) RowState::rescale(o, factor);
+      if (raised) {
+        RowState::rescale(o, factor);
+        rows.refresh_limits(p_.scale_log2);
+      }
       RowState::pack<Element>(s, 0, p[0]);
       RowState::pack<Element>(s, 1, p[1]);
       kv_ring_.advance();
@@ -243,17 +256,16 @@ class Consumer {
   }
 
   __device__ __forceinline__ void hide(float (&s)[64], const Tile& tile) const {
-    const Slab slab{item().row + slab_row(), tile.key_block() * Traits::kKeys};
-    const auto offset = static_cast<int64_t>(ptx::uniform(static_cast<uint64_t>(item().mask_offset)));
-    const SlabBits visible = p_.dense.visible ? visible_by_matrix(p_.dense, offset, p_.seqlen_q, p_.seqlen_k, slab)
-                                              : visible_by_columns(p_.mask, offset, p_.seqlen_k, slab);
+    const Slab slab{item_.row + slab_row(), tile.key_block() * Traits::kKeys};
+    const SlabBits visible = p_.dense.given ? visible_by_matrix(p_.dense, item_.mask_offset, p_.seqlen_q, p_.seqlen_k, slab)
+                                            : visible_by_columns(p_.mask, item_.mask_offset, p_.seqlen_k, slab);
     visible.hide(s);
   }
 
   /// Normalises, and sends the rows out through their own part of Q's buffer.
   __device__ __forceinline__ void finish_item(Outputs& o, RowState& rows) {
     release_stored_rows();
-    const int32_t row = item().row + slab_row();
+    const int32_t row = item_.row + slab_row();
     rows.finish(o);
     store_lse(row, rows);
     // Other warps of the warpgroup may still have products that read Q under way.
@@ -275,7 +287,7 @@ class Consumer {
       const Element* from = shared_.q[q_ring_.stage()] + slab_row() * 64;
 #pragma unroll
       for (int block = 0; block < Traits::kBlocks; ++block) {
-        ptx::tma_store(p_.out, from + block * Traits::kRows * 64, {row, block, item().head, item().batch});
+        ptx::tma_store(p_.out, from + block * Traits::kRows * 64, {row, block, item_.head, item_.batch});
       }
     }
     if (leader()) ptx::bulk_commit();
@@ -284,7 +296,7 @@ class Consumer {
 
   __device__ __forceinline__ void store_lse(int32_t slab_first_row, const RowState& rows) const {
     if (Slab::column_pair() != 0) return;
-    const int64_t head = item().batch * p_.lse_batch_stride + item().head * p_.lse_head_stride;
+    const int64_t head = item_.batch * p_.lse_batch_stride + item_.head * p_.lse_head_stride;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int32_t row = slab_first_row + Slab::row_in_eight() + 8 * half;
@@ -306,6 +318,7 @@ class Consumer {
   const ForwardParams& p_;
   Shared& shared_;
   const int warpgroup_;
+  Item item_{};                ///< the one in work, in uniform registers
   bool rows_leaving_ = false;  ///< the last item's, through the other buffer of Q
   ptx::RingPosition<2> q_ring_;
   ptx::RingPosition<Traits::kStages> kv_ring_;

@@ -65,6 +65,7 @@ void set_mask(const Problem& p, const ForwardInstance& instance, ForwardParams& 
   const int64_t of_head = mask.seqlen_k * mask.bounds_stride;
   params.mask.place = per_head(mask.bounds_batch, mask.bounds_heads, mask.bounds_heads * of_head, of_head);
   if (p.dense.defined()) {
+    params.dense.given = true;
     params.dense.visible = static_cast<const uint8_t*>(p.dense.data);
     params.dense.place = per_head(p.dense.shape[0], p.dense.shape[1], p.dense.stride[0], p.dense.stride[1]);
     params.dense.row_stride = p.dense.stride[2];

@@ -31,8 +31,9 @@ struct MaskColumns {
   PerHead place;
 };
 
-/// Baseline mode: a dense matrix, one byte an element, instead of a mask; null otherwise. Strides in bytes.
+/// Baseline mode: a dense matrix, one byte an element, instead of a mask. Strides in bytes.
 struct DenseMask {
+  bool given;
   const uint8_t* visible;
   PerHead place;
   int64_t row_stride, key_stride;

@@ -121,7 +121,7 @@ class Producer {
     const ItemPlace place(p_, n);
     const int32_t kv_head = place.head / (p_.heads_q / p_.heads_kv);
     const auto produce = [&](int32_t key_block, uint32_t classes) { load_tile(key_block, classes, kv_head, place.batch); };
-    if (p_.dense.visible) {
+    if (p_.dense.given) {
       announce({place.rank * Traits::kRows, place.head, place.batch, p_.key_blocks, offset(p_.dense.place, p_, place.batch, place.head)},
                p_.key_blocks > 0);
       constexpr uint32_t kAllPartial = 0b01010101 & ((1u << 2 * Traits::kConsumers) - 1);

@@ -8,39 +8,40 @@
 namespace flashmask::sm90 {
 
 /// Online softmax of a thread's two rows (rows g and g + 8 of its warp's slab), spread over the four lanes of a
-/// quad. Probabilities are taken relative to a reference that lags behind the running maximum: it is raised only
-/// when the maximum has outgrown it by 2^8, which fp32 sums and outputs bear easily, so that O is seldom rescaled.
-/// A row's reference depends on its own scores alone.
+/// quad. Probabilities are taken relative to a reference that may lag behind the running maximum, so that O is seldom
+/// rescaled. It is raised to the maximum when that has outgrown it by 2^8, which fp32 sums bear easily, or by about the row's
+/// sum so far: the probability of a key that weighs more than all before it has to be exactly 1, as rounding it would show
+/// in the output. A row's reference depends on its own scores alone: its limit only ever grows with its sum, so it does not
+/// matter at which tiles the warp looked at it anew.
 struct RowState {
-  static constexpr float kSlackLog2 = 8.f;
+  static constexpr int kSlackLog2 = 8;
   float reference[2];  ///< in units of the scores; -inf until the row has seen a key
   float sum[2];        ///< this thread's part
+  float limit[2];      ///< scores up to here leave the reference as it is
 
   __device__ __forceinline__ void reset() {
-    reference[0] = reference[1] = -INFINITY;
+    reference[0] = reference[1] = limit[0] = limit[1] = -INFINITY;
     sum[0] = sum[1] = 0;
   }
 
   /// Takes a tile's scores into account. Returns, for the whole warp, whether O has to be multiplied by `factor`; a row
   /// whose reference stays has a factor of exactly 1.
   __device__ __forceinline__ bool raise_reference(const float (&s)[64], float scale_log2, float (&factor)[2]) {
-    if (__all_sync(0xffffffff, is_settled(s, 0, scale_log2) & is_settled(s, 1, scale_log2))) return false;
-    const float largest[2] = {quad_max(row_max(s, 0)), quad_max(row_max(s, 1))};
-    // A first key makes the difference infinite; a row that still sees nothing makes it NaN, which raises nothing.
-    const bool raise[2] = {(largest[0] - reference[0]) * scale_log2 > kSlackLog2, (largest[1] - reference[1]) * scale_log2 > kSlackLog2};
-    if (!__any_sync(0xffffffff, raise[0] || raise[1])) return false;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      factor[half] = raise[half] ? ptx::exp2_approx((reference[half] - largest[half]) * scale_log2) : 1.f;
-      if (raise[half]) reference[half] = largest[half];
-      sum[half] *= factor[half];
-    }
-    return true;
+    if (__all_sync(0xffffffff, is_settled(s, 0) & is_settled(s, 1))) return false;
+    const bool raised[2] = {raise_row(s, 0, scale_log2, factor[0]), raise_row(s, 1, scale_log2, factor[1])};
+    return __any_sync(0xffffffff, raised[0] || raised[1]);
   }
   template <int kOutputs>
   __device__ __forceinline__ static void rescale(float (&o)[kOutputs], const float (&factor)[2]) {
 #pragma unroll
     for (int i = 0; i < kOutputs; ++i) o[i] *= factor[i / 2 % 2];
+  }
+
+  /// After a tile that raised a reference, when its probabilities are in the sum: a limit that is about to be outgrown
+  /// would have the next tile looked at again.
+  __device__ __forceinline__ void refresh_limits(float scale_log2) {
+    limit[0] = current_limit(0, scale_log2);
+    limit[1] = current_limit(1, scale_log2);
   }
 
   /// Turns the scores of one half of the tile's keys into probabilities, in place.
@@ -93,10 +94,28 @@ struct RowState {
     return is_empty(half) ? 0.f : reference[half] * scale_log2;
   }
 
+  /// Raises a row's reference if this tile asks for it, and finds its limit anew.
+  __device__ __forceinline__ bool raise_row(const float (&s)[64], int half, float scale_log2, float& factor) {
+    const float largest = quad_max(row_max(s, half));
+    limit[half] = current_limit(half, scale_log2);
+    const bool raise = largest > limit[half];
+    // At a row's first key the reference is -inf, and the factor 0.
+    factor = raise ? ptx::exp2_approx((reference[half] - largest) * scale_log2) : 1.f;
+    if (raise) reference[half] = limit[half] = largest;
+    sum[half] *= factor;
+    return raise;
+  }
+
+  /// How far the scores may grow now: by the sum's power of two, which unlike a logarithm surely grows with it.
+  __device__ __forceinline__ float current_limit(int half, float scale_log2) const {
+    const int sum_log2 = (__float_as_int(quad_sum(sum[half])) >> 23) - 127;
+    return reference[half] + static_cast<float>(min(max(sum_log2, 0), kSlackLog2)) / scale_log2;
+  }
+
   /// Whether this thread's scores of a row surely leave its reference as it is, in half the steps of a maximum: read as
   /// integers, positive floats keep their order and negative ones are smaller, so that the largest of three at a time
-  /// is right wherever a score could matter, which is above a reference that is not far below 0.
-  __device__ __forceinline__ bool is_settled(const float (&s)[64], int half, float scale_log2) const {
+  /// is right wherever it could matter to a limit that is not negative.
+  __device__ __forceinline__ bool is_settled(const float (&s)[64], int half) const {
     const auto bits = [&](int j, int e) { return __float_as_int(s[4 * j + 2 * half + e]); };
     int even = max(bits(0, 0), bits(0, 1)), odd = max(bits(1, 0), bits(1, 1));
 #pragma unroll
@@ -104,8 +123,7 @@ struct RowState {
       even = __vimax3_s32(even, bits(j, 0), bits(j, 1));
       odd = __vimax3_s32(odd, bits(j + 1, 0), bits(j + 1, 1));
     }
-    const float scaled = reference[half] * scale_log2;
-    return (scaled >= -kSlackLog2) & (__int_as_float(max(even, odd)) * scale_log2 - scaled <= kSlackLog2);
+    return (limit[half] >= 0) & (__int_as_float(max(even, odd)) <= limit[half]);
   }
 
   __device__ __forceinline__ static float row_max(const float (&s)[64], int half) {

@@ -40,8 +40,7 @@ struct ForwardTraits {
   static constexpr uint32_t kKeyBytes = kKeys * kHeadDim * sizeof(Element);
 };
 
-/// What the producer tells the consumers about an item: `tiles` live key blocks, or kEnd. It stays in shared memory
-/// while the item is worked on, and is read where it is needed: registers are dearer.
+/// What the producer tells the consumers about an item: `tiles` live key blocks, or kEnd.
 struct Item {
   static constexpr int32_t kEnd = -1;
   int32_t row, head, batch, tiles;

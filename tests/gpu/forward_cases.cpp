@@ -1,0 +1,542 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every instantiation of the forward kernel on small problems through the public interface, against float64 on the host: a
+// program of its own, to be run under a memory or race checker or with a library that has delays in it.
+//
+// The kernel with three consumer warpgroups is chosen by how many heads there are. Those repeat a few patterns of Q and
+// of the mask, so that every element is checked while float64 is computed once for each pattern.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/arithmetic.h"
+#include "common/random.h"
+#include "flashmask/attention.h"
+#include "gpu/device_mask.h"
+#include "support/independent_rule.h"
+
+namespace flashmask::test {
+namespace {
+
+constexpr Device kDevice{Device::Kind::kCuda, 0};
+/// Two row tiles of either size, the last one short.
+constexpr int64_t kSeqlenQ = 200;
+/// Three key blocks; and so many that the schedule for long rows runs.
+constexpr int64_t kShort = 333, kLong = 1100;
+constexpr int64_t kHeadsKv = 2;
+constexpr int64_t kPatterns = 3;
+/// Multiprocessors that sizes are printed for where there is no device.
+constexpr int kUsualMultiprocessors = 132;
+/// Inputs are uniform in [-kLargest, kLargest]: variance 1, and every output below 2.
+constexpr double kLargest = 1.7;
+/// Scores have this standard deviation: enough for the running maximum to rise now and then.
+constexpr double kSharpness = 3;
+constexpr double kLseLimit = 2e-4;
+
+double softmax_scale(int64_t head_dim) { return kSharpness / std::sqrt(static_cast<double>(head_dim)); }
+/// Weights and results are rounded to the type: half a unit in the last place each.
+double out_limit(DataType dtype, double expected) { return (dtype == DataType::kBFloat16 ? 0x1p-8 : 0x1p-11) * (1 + std::abs(expected)); }
+
+struct Instance {
+  DataType dtype;
+  const char* element;
+  int64_t head_dim;
+  int consumers;
+};
+constexpr Instance kInstances[] = {
+#define FLASHMASK_FORWARD(dtype, element, head_dim, consumers) {DataType::dtype, #element, head_dim, consumers},
+#include "backends/cuda/sm90/forward/instances.def"
+#undef FLASHMASK_FORWARD
+};
+
+enum class MaskKind { kFull, kWindow, kTwoIntervals, kEmptyRows, kDocuments, kPerHead };
+constexpr std::pair<MaskKind, const char*> kMasks[] = {{MaskKind::kFull, "full"},
+                                                       {MaskKind::kWindow, "causal window"},
+                                                       {MaskKind::kTwoIntervals, "two intervals"},
+                                                       {MaskKind::kEmptyRows, "empty rows"},
+                                                       {MaskKind::kDocuments, "documents per kv head"},
+                                                       {MaskKind::kPerHead, "four bounds per head"}};
+constexpr std::size_t kQuickMasks = 4;
+
+enum class Mode { kPlanInCall, kPlanGiven, kDense };
+constexpr std::pair<Mode, const char*> kModes[] = {
+    {Mode::kPlanInCall, "plan made in the call"}, {Mode::kPlanGiven, "plan given"}, {Mode::kDense, "dense mask"}};
+
+struct Case {
+  Instance instance;
+  MaskKind kind;
+  const char* mask_name;
+  int64_t batch, heads, seqlen_k;
+
+  int64_t kv_head(int64_t head) const { return head / (heads / kHeadsKv); }
+  int64_t q_elements() const { return batch * kSeqlenQ * heads * instance.head_dim; }
+};
+
+std::string describe(const Case& c, const char* mode) {
+  char text[160];
+  std::snprintf(text, sizeof(text), "%-4s head_dim %3d, %d consumers  %-21s  batch %d, heads %3d/%d, (%d, %4d)  %-21s", c.instance.element,
+                static_cast<int>(c.instance.head_dim), c.instance.consumers, c.mask_name, static_cast<int>(c.batch),
+                static_cast<int>(c.heads), static_cast<int>(kHeadsKv), static_cast<int>(kSeqlenQ), static_cast<int>(c.seqlen_k), mode);
+  return text;
+}
+
+/// Fewest heads for `items` row tiles of `rows` rows.
+int64_t heads_for(int64_t items, int64_t batch, int64_t rows) {
+  return round_up(ceil_div(items, batch * ceil_div(kSeqlenQ, rows)), kHeadsKv);
+}
+
+/// Three consumers from two items of 192 rows for each multiprocessor on. With two, one mask gets more items than
+/// there are multiprocessors, so that blocks take several.
+Case make_case(const Instance& instance, MaskKind kind, const char* name, int64_t seqlen_k, int multiprocessors) {
+  const int64_t batch = kind == MaskKind::kPerHead ? 2 : 1;
+  int64_t heads = 2 * kHeadsKv;
+  if (instance.consumers == 3) {
+    heads = heads_for(2 * multiprocessors, batch, 192);
+  } else if (kind == MaskKind::kPerHead) {
+    heads = heads_for(multiprocessors + 1, batch, 128);
+  }
+  return {instance, kind, name, batch, heads, seqlen_k};
+}
+
+std::vector<Case> all_cases(int multiprocessors, bool quick) {
+  std::vector<Case> cases;
+  for (const Instance& instance : kInstances) {
+    for (std::size_t n = 0; n < (quick ? kQuickMasks : std::size(kMasks)); ++n) {
+      const auto& [kind, name] = kMasks[n];
+      // Long rows have a schedule of their own at head dim 64.
+      if (instance.head_dim == 64) cases.push_back(make_case(instance, kind, name, kLong, multiprocessors));
+      if (instance.head_dim != 64 || !quick) cases.push_back(make_case(instance, kind, name, kShort, multiprocessors));
+    }
+  }
+  return cases;
+}
+
+// --- Masks -------------------------------------------------------------------------------------------
+
+struct Column {
+  int64_t lts, lte, uts, ute;
+};
+
+/// By key blocks: nothing hidden; one interval for all keys; two for each key; exactly one warpgroup's rows.
+Column two_intervals(Random& random, int64_t j) {
+  switch (j / 128 % 4) {
+    case 0:
+      return {10, 10, 7, 3};
+    case 1:
+      return {40, 150, 0, 0};
+    case 2: {
+      const int64_t first = random.integer(0, kSeqlenQ), second = random.integer(0, kSeqlenQ);
+      return {first, first + random.integer(0, 60), second, second + random.integer(0, 60)};
+    }
+    default:
+      return {64, 128, 190, kSeqlenQ};
+  }
+}
+
+/// The third pattern of heads sees nothing.
+Column per_head(Random& random, int64_t head) {
+  if (head % kPatterns == 2) return {0, kSeqlenQ, 0, 0};
+  const auto any = [&] { return random.integer(-2, kSeqlenQ + 2); };
+  return {any(), any(), any(), any()};
+}
+
+/// The row behind the last of key j's document.
+int64_t document_end(int64_t head, int64_t j, int64_t seqlen_k) {
+  const int64_t length = head == 0 ? 70 : 130;
+  return std::clamp<int64_t>((j / length + 1) * length - (seqlen_k - kSeqlenQ), 0, kSeqlenQ);
+}
+
+void add_columns(const Case& c, int64_t b, int64_t head, MaskParts& parts) {
+  Random random(static_cast<uint64_t>(7 * b + head % kPatterns + 1));
+  for (int64_t j = 0; j < c.seqlen_k; ++j) {
+    if (c.kind == MaskKind::kDocuments) {
+      parts.lts.push_back(static_cast<int32_t>(document_end(head, j, c.seqlen_k)));
+      continue;
+    }
+    const Column column = c.kind == MaskKind::kTwoIntervals ? two_intervals(random, j)
+                          : c.kind == MaskKind::kPerHead    ? per_head(random, head)
+                                                            : Column{0, 70, 120, kSeqlenQ};
+    parts.lts.push_back(static_cast<int32_t>(column.lts));
+    parts.lte.push_back(static_cast<int32_t>(column.lte));
+    parts.uts.push_back(static_cast<int32_t>(column.uts));
+    parts.ute.push_back(static_cast<int32_t>(column.ute));
+  }
+}
+
+MaskParts make_parts(const Case& c) {
+  MaskParts parts{.seqlen_q = kSeqlenQ, .seqlen_k = c.seqlen_k};
+  if (c.kind == MaskKind::kWindow) parts.band = Band::window(c.seqlen_k * 2 / 3, 0);
+  if (c.kind == MaskKind::kDocuments) parts.band = Band::causal();
+  if (c.kind == MaskKind::kFull || c.kind == MaskKind::kWindow) return parts;
+  parts.batch = c.kind == MaskKind::kPerHead ? c.batch : 1;
+  parts.heads = c.kind == MaskKind::kPerHead ? c.heads : c.kind == MaskKind::kDocuments ? kHeadsKv : 1;
+  for (int64_t b = 0; b < parts.batch; ++b) {
+    for (int64_t head = 0; head < parts.heads; ++head) add_columns(c, b, head, parts);
+  }
+  return parts;
+}
+
+/// The vectors as startend_row_indices.
+std::vector<int32_t> interleave(const MaskParts& parts) {
+  std::vector<int32_t> values;
+  for (std::size_t at = 0; at < parts.lts.size(); ++at) {
+    for (const auto* vector : {&parts.lts, &parts.lte, &parts.uts, &parts.ute}) {
+      if (!vector->empty()) values.push_back((*vector)[at]);
+    }
+  }
+  return values;
+}
+
+TensorView on_device(const DeviceBytes& bytes, DataType dtype, std::initializer_list<int64_t> shape) {
+  TensorView view = TensorView::contiguous(bytes.data(), dtype, shape);
+  view.device = kDevice;
+  return view;
+}
+
+Mask make_mask(const MaskParts& parts, const DeviceBytes& vectors) {
+  if (parts.lts.empty()) return Mask(parts);
+  const int64_t n = parts.lte.empty() ? 1 : 4;
+  return from_startend_row_indices(on_device(vectors, DataType::kInt32, {parts.batch, parts.heads, parts.seqlen_k, n}), n == 1, kSeqlenQ);
+}
+
+// --- Numbers -----------------------------------------------------------------------------------------
+
+uint16_t to_bits(DataType dtype, double x) {
+  const auto value = static_cast<float>(x);
+  if (dtype == DataType::kBFloat16) return __bfloat16_as_ushort(__float2bfloat16_rn(value));
+  return __half_as_ushort(__float2half_rn(value));
+}
+
+double from_bits(DataType dtype, uint16_t bits) {
+  if (dtype == DataType::kBFloat16) return __bfloat162float(__ushort_as_bfloat16(bits));
+  return __half2float(__ushort_as_half(bits));
+}
+
+/// 16-bit numbers, and what they are.
+struct Numbers {
+  std::vector<uint16_t> bits;
+  std::vector<double> values;
+
+  Numbers(Random& random, DataType dtype, int64_t count) {
+    for (int64_t n = 0; n < count; ++n) {
+      bits.push_back(to_bits(dtype, (2 * random.real() - 1) * kLargest));
+      values.push_back(from_bits(dtype, bits.back()));
+    }
+  }
+};
+
+/// Inputs on the host. Q's heads repeat: q_patterns [batch, kPatterns, seqlen_q, head_dim].
+struct Inputs {
+  Numbers q_patterns, k, v;
+  std::vector<uint16_t> q;
+  MaskParts mask;
+
+  Inputs(const Case& c, Random random)
+      : q_patterns(random, c.instance.dtype, c.batch * kPatterns * kSeqlenQ * c.instance.head_dim),
+        k(random, c.instance.dtype, c.batch * c.seqlen_k * kHeadsKv * c.instance.head_dim),
+        v(random, c.instance.dtype, c.batch * c.seqlen_k * kHeadsKv * c.instance.head_dim),
+        mask(make_parts(c)) {
+    q.reserve(static_cast<std::size_t>(c.q_elements()));
+    for (int64_t b = 0; b < c.batch; ++b) {
+      for (int64_t i = 0; i < kSeqlenQ; ++i) {
+        for (int64_t head = 0; head < c.heads; ++head) {
+          const auto row = q_patterns.bits.begin() + pattern_row(c, b, head, i);
+          q.insert(q.end(), row, row + c.instance.head_dim);
+        }
+      }
+    }
+  }
+
+  static int64_t pattern_row(const Case& c, int64_t b, int64_t head, int64_t i) {
+    return ((b * kPatterns + head % kPatterns) * kSeqlenQ + i) * c.instance.head_dim;
+  }
+};
+
+/// What one head's results should be.
+struct Expected {
+  std::vector<double> out, lse;
+};
+
+/// Attention of one head in float64, by the rule of the tests.
+class Oracle {
+ public:
+  Oracle(const Case& c, const Inputs& inputs) : c_(c), inputs_(inputs), known_(static_cast<std::size_t>(c.batch * kHeadsKv * kPatterns)) {}
+
+  const Expected& of(int64_t b, int64_t head) {
+    auto& known = known_[static_cast<std::size_t>((b * kHeadsKv + c_.kv_head(head)) * kPatterns + head % kPatterns)];
+    if (!known) known = compute(b, head);
+    return *known;
+  }
+
+ private:
+  const double* kv_row(const Numbers& x, int64_t b, int64_t head, int64_t j) const {
+    return x.values.data() + ((b * c_.seqlen_k + j) * kHeadsKv + c_.kv_head(head)) * c_.instance.head_dim;
+  }
+  bool visible(int64_t b, int64_t head, int64_t i, int64_t j) const {
+    const MaskParts& mask = inputs_.mask;
+    const int64_t bounds = (mask.batch == 1 ? 0 : b) * mask.heads + head * mask.heads / c_.heads;
+    return sees(mask, bounds, 0, i, j);
+  }
+
+  Expected compute(int64_t b, int64_t head) const {
+    const auto dim = static_cast<std::size_t>(c_.instance.head_dim);
+    Expected expected{std::vector<double>(kSeqlenQ * dim), std::vector<double>(kSeqlenQ)};
+    for (int64_t i = 0; i < kSeqlenQ; ++i) {
+      const double* q = inputs_.q_patterns.values.data() + Inputs::pattern_row(c_, b, head, i);
+      double* out = expected.out.data() + static_cast<std::size_t>(i) * dim;
+      double sum = 0;
+      // Scores are far from where exp overflows, so there is no maximum to take off.
+      for (int64_t j = 0; j < c_.seqlen_k; ++j) {
+        if (!visible(b, head, i, j)) continue;
+        const double weight = std::exp(dot(q, kv_row(inputs_.k, b, head, j)) * softmax_scale(c_.instance.head_dim));
+        const double* v = kv_row(inputs_.v, b, head, j);
+        for (std::size_t d = 0; d < dim; ++d) out[d] += weight * v[d];
+        sum += weight;
+      }
+      for (std::size_t d = 0; d < dim && sum > 0; ++d) out[d] /= sum;
+      expected.lse[static_cast<std::size_t>(i)] = std::log(sum);
+    }
+    return expected;
+  }
+  double dot(const double* x, const double* y) const {
+    double sums[4] = {};
+    for (int64_t d = 0; d < c_.instance.head_dim; d += 4) {
+      for (int64_t n = 0; n < 4; ++n) sums[n] += x[d + n] * y[d + n];
+    }
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  }
+
+  const Case& c_;
+  const Inputs& inputs_;
+  std::vector<std::optional<Expected>> known_;
+};
+
+// --- Runs --------------------------------------------------------------------------------------------
+
+struct Results {
+  std::vector<std::byte> out, lse;
+  bool operator==(const Results&) const = default;
+};
+
+/// A case on the device.
+class DeviceRun {
+ public:
+  DeviceRun(const Case& c, const Inputs& inputs, bool poison)
+      : c_(c),
+        poison_(poison),
+        q_(inputs.q),
+        k_(inputs.k.bits),
+        v_(inputs.v.bits),
+        vectors_(interleave(inputs.mask)),
+        dense_(0),
+        out_(static_cast<std::size_t>(2 * c.q_elements())),
+        lse_(static_cast<std::size_t>(4 * c.batch * kSeqlenQ * c.heads)),
+        plan_(0),
+        mask_(make_mask(inputs.mask, vectors_)) {}
+
+  /// Outputs and workspace begin as NaN.
+  Results run(Mode mode, const MaskParts& parts) {
+    const ForwardArgs args = make_args(mode, parts);
+    const Options options{.softmax_scale = softmax_scale(c_.instance.head_dim), .backend = "cuda"};
+    const int64_t rows = explain(args, options).tile.rows;
+    if (rows != 64 * c_.instance.consumers)
+      throw std::runtime_error("tiles of " + std::to_string(rows) + " rows: another kernel is chosen");
+    out_.fill(0xff);
+    lse_.fill(0xff);
+    DeviceBytes workspace(forward_workspace(args, options));
+    if (poison_) workspace.fill(0xff);
+    forward(args, {workspace.data(), workspace.size()}, options);
+    require(cudaDeviceSynchronize(), "forward");
+    return {out_.read(), lse_.read()};
+  }
+
+ private:
+  ForwardArgs make_args(Mode mode, const MaskParts& parts) {
+    const auto& [dtype, element, dim, consumers] = c_.instance;
+    ForwardArgs args;
+    args.q = on_device(q_, dtype, {c_.batch, kSeqlenQ, c_.heads, dim});
+    args.k = on_device(k_, dtype, {c_.batch, c_.seqlen_k, kHeadsKv, dim});
+    args.v = on_device(v_, dtype, {c_.batch, c_.seqlen_k, kHeadsKv, dim});
+    args.out = on_device(out_, dtype, {c_.batch, kSeqlenQ, c_.heads, dim});
+    args.lse = on_device(lse_, DataType::kFloat32, {c_.batch, c_.heads, kSeqlenQ});
+    if (mode == Mode::kDense) {
+      dense_ = DeviceBytes(dense_by_rule(parts));
+      args.dense_mask = on_device(dense_, DataType::kUInt8, {parts.batch, parts.heads, kSeqlenQ, c_.seqlen_k});
+    } else {
+      args.mask = mask_;
+    }
+    if (mode == Mode::kPlanGiven) args.plan = make_plan();
+    return args;
+  }
+
+  PlanView make_plan() {
+    const PlanLayout layout(kSeqlenQ, c_.seqlen_k, mask_.batch(), mask_.heads());
+    plan_ = DeviceBytes(static_cast<std::size_t>(layout.bytes));
+    const std::span buffer(plan_.data(), plan_.size());
+    if (poison_) plan_.fill(0xff);
+    build_plan(mask_.view(), buffer, kDevice);
+    return PlanView::on_device(layout, buffer, kDevice);
+  }
+
+  const Case& c_;
+  const bool poison_;
+  DeviceBytes q_, k_, v_, vectors_, dense_, out_, lse_, plan_;
+  Mask mask_;
+};
+
+/// The largest difference of one result, or the first thing that is wrong with it.
+struct Difference {
+  double largest = 0;
+  std::string wrong;
+
+  void add(const char* result, double got, double expected, double limit, int64_t b, int64_t head, int64_t i, int64_t d = -1) {
+    const double difference = got == expected ? 0 : std::abs(got - expected);
+    if (difference > largest) largest = difference;
+    if (difference <= limit || !wrong.empty()) return;  // a NaN is not below the limit
+    char text[200];
+    std::snprintf(text, sizeof(text), "%s of batch entry %d, head %d, row %d%s is %.6g%s, expected %.6g", result, static_cast<int>(b),
+                  static_cast<int>(head), static_cast<int>(i), d < 0 ? "" : (", element " + std::to_string(d)).c_str(), got,
+                  std::isnan(got) ? " (perhaps not written)" : "", expected);
+    wrong = text;
+  }
+};
+
+void compare_row(const Case& c, const Results& results, const Expected& expected, int64_t b, int64_t head, int64_t i, Difference& out,
+                 Difference& lse) {
+  const int64_t dim = c.instance.head_dim;
+  const auto row = static_cast<std::size_t>(i);
+  float got_lse;
+  std::memcpy(&got_lse, results.lse.data() + 4 * ((b * c.heads + head) * kSeqlenQ + i), sizeof(got_lse));
+  lse.add("lse", got_lse, expected.lse[row], kLseLimit, b, head, i);
+  const bool sees_nothing = std::isinf(expected.lse[row]);
+  std::vector<uint16_t> bits(static_cast<std::size_t>(dim));
+  std::memcpy(bits.data(), results.out.data() + 2 * ((b * kSeqlenQ + i) * c.heads + head) * dim, 2 * bits.size());
+  for (int64_t d = 0; d < dim; ++d) {
+    const double right = expected.out[row * static_cast<std::size_t>(dim) + static_cast<std::size_t>(d)];
+    out.add("out", from_bits(c.instance.dtype, bits[static_cast<std::size_t>(d)]), right,
+            sees_nothing ? 0 : out_limit(c.instance.dtype, right), b, head, i, d);
+  }
+}
+
+/// Prints the end of a case's line; whether it passed.
+bool judge(const Case& c, const Results& results, Oracle& oracle) {
+  Difference out, lse;
+  for (int64_t b = 0; b < c.batch; ++b) {
+    for (int64_t head = 0; head < c.heads; ++head) {
+      for (int64_t i = 0; i < kSeqlenQ; ++i) compare_row(c, results, oracle.of(b, head), b, head, i, out, lse);
+    }
+  }
+  const std::string& wrong = out.wrong.empty() ? lse.wrong : out.wrong;
+  if (wrong.empty()) {
+    std::printf("  ok: out within %.1e, lse within %.1e\n", out.largest, lse.largest);
+  } else {
+    std::printf("  FAILED: %s\n", wrong.c_str());
+  }
+  return wrong.empty();
+}
+
+struct Arguments {
+  bool list = false, quick = false, poison = true;
+  int repeat = 1;
+};
+
+bool run_mode(const Case& c, Mode mode, const char* mode_name, const Arguments& arguments, const Inputs& inputs, DeviceRun& device,
+              Oracle& oracle) {
+  std::printf("%s", describe(c, mode_name).c_str());
+  std::fflush(stdout);
+  try {
+    const Results first = device.run(mode, inputs.mask);
+    for (int n = 1; n < arguments.repeat; ++n) {
+      if (device.run(mode, inputs.mask) == first) continue;
+      std::printf("  FAILED: run %d has other bits than the first\n", n + 1);
+      return false;
+    }
+    return judge(c, first, oracle);
+  } catch (const std::exception& error) {
+    std::printf("  FAILED: %s\n", error.what());
+    return false;
+  }
+}
+
+std::size_t modes(const Arguments& arguments) { return arguments.quick ? 1 : std::size(kModes); }
+
+int list_cases(const Arguments& arguments, int multiprocessors) {
+  for (const Case& c : all_cases(multiprocessors, arguments.quick)) {
+    for (std::size_t n = 0; n < modes(arguments); ++n) std::printf("%s\n", describe(c, kModes[n].second).c_str());
+  }
+  return 0;
+}
+
+int run_cases(const Arguments& arguments, int multiprocessors) {
+  int passed = 0, failed = 0;
+  for (const Case& c : all_cases(multiprocessors, arguments.quick)) {
+    const Inputs inputs(c, Random(1));
+    Oracle oracle(c, inputs);
+    DeviceRun device(c, inputs, arguments.poison);
+    for (std::size_t n = 0; n < modes(arguments); ++n) {
+      const auto& [mode, name] = kModes[n];
+      ++(run_mode(c, mode, name, arguments, inputs, device, oracle) ? passed : failed);
+    }
+  }
+  std::printf("%d passed, %d failed\n", passed, failed);
+  return failed == 0 ? 0 : 1;
+}
+
+int run(const Arguments& arguments) {
+  const std::string missing = no_device();
+  int multiprocessors = kUsualMultiprocessors;
+  if (missing.empty()) require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0), "cudaDeviceGetAttribute");
+  if (arguments.list) return list_cases(arguments, multiprocessors);
+  if (missing.empty()) return run_cases(arguments, multiprocessors);
+  std::printf("skipped: %s\n", missing.c_str());
+  return 77;  // what ctest counts as skipped
+}
+
+constexpr const char* kUsage =
+    "gpu_forward_cases [--list] [--quick] [--no-poison] [--repeat N]\n"
+    "  --list       only print the cases; sizes as on 132 multiprocessors if there is no device\n"
+    "  --quick      four masks, with a plan made in the call\n"
+    "  --no-poison  leave workspace and plan as they are allocated, for a tool that looks for reads of memory nobody wrote\n"
+    "  --repeat N   run each case N times and compare the bits\n";
+
+std::optional<Arguments> parse(int count, char** words) {
+  Arguments arguments;
+  for (int n = 1; n < count; ++n) {
+    const std::string_view word = words[n];
+    if (word == "--list") {
+      arguments.list = true;
+    } else if (word == "--quick") {
+      arguments.quick = true;
+    } else if (word == "--no-poison") {
+      arguments.poison = false;
+    } else if (word == "--repeat" && n + 1 < count && std::atoi(words[n + 1]) > 0) {
+      arguments.repeat = std::atoi(words[++n]);
+    } else {
+      return std::nullopt;
+    }
+  }
+  return arguments;
+}
+
+}  // namespace
+}  // namespace flashmask::test
+
+int main(int count, char** words) {
+  try {
+    if (const auto arguments = flashmask::test::parse(count, words)) return flashmask::test::run(*arguments);
+    std::fputs(flashmask::test::kUsage, stderr);
+    return 2;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}
