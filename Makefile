@@ -4,12 +4,13 @@
 PYTHON := $(CURDIR)/build/venv/bin/python
 FLASHMASK := build/release/bin/flashmask
 
-.PHONY: help demo test test-asan build install gallery format clean
+.PHONY: help demo test test-asan fuzz build install gallery format clean
 
 help:
 	@echo "make demo       set up, build, and run the main job on the example data"
 	@echo "make test       set up, build, and run every test"
 	@echo "make test-asan  every test under the address and undefined-behaviour sanitizers, a tenth of the exhaustive sets"
+	@echo "make fuzz       fuzz the readers of files and the masks for FLASHMASK_FUZZ_SECONDS, 60 (needs clang)"
 	@echo "make build      library and command only"
 	@echo "make install    install them (PREFIX=/usr/local)"
 	@echo "make gallery    draw docs/img anew"
@@ -35,6 +36,12 @@ test-asan:
 	cmake --preset asan -Wno-dev --log-level=WARNING -DFLASHMASK_PYTHON=$(PYTHON)
 	cmake --build --preset asan
 	FLASHMASK_TEST_SCALE=$${FLASHMASK_TEST_SCALE:-10} ctest --preset asan
+
+fuzz:
+	scripts/setup fuzz
+	cmake --preset fuzz -Wno-dev --log-level=WARNING
+	cmake --build --preset fuzz
+	tests/fuzz/run build/fuzz
 
 PREFIX ?= /usr/local
 install: build

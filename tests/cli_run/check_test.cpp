@@ -146,6 +146,46 @@ TEST(SampleCheck, FindsAWrongMask) {
   for (const Accuracy& accuracy : figures.accuracy) EXPECT_FALSE(accuracy.passed()) << accuracy.tensor;
 }
 
+TEST(SampleCheck, FindsBranchesThatSeeEachOther) {
+  std::mt19937_64 engine(8);
+  const auto node = [&](const std::vector<nlohmann::json>& branches) {
+    return nlohmann::json{{"text", std::string(3 + engine() % 9, 'x')}, {"branches", branches}};
+  };
+  std::vector<Document> documents;
+  for (int n = 0; n < 6; ++n) documents.push_back(make_document(Task::kTree, node({node({node({}), node({})}), node({})})));
+  const Packed packed = pack(Task::kTree, documents, kSeqlen);
+  std::vector<int64_t> lengths;
+  for (int64_t n = 0; n < 6; ++n) {
+    lengths.push_back(std::count(packed.segment_ids.begin(), packed.segment_ids.begin() + kSeqlen, static_cast<int32_t>(n)));
+  }
+  std::erase(lengths, 0);
+  const Mask trees = packed.mask(0, 1);
+  MaskParts parts{.seqlen_q = kSeqlen, .seqlen_k = kSeqlen, .band = Band::causal()};
+  int64_t end = 0;
+  for (const int64_t length : lengths)
+    parts.lts.insert(parts.lts.end(), static_cast<std::size_t>(length), static_cast<int32_t>(end += length));
+  parts.lts.resize(kSeqlen, 0);
+
+  RunOptions options;
+  options.seqlen = kSeqlen;
+  options.shape = {4, 2, 16};
+  options.backend = "reference";
+  const Projections projections(options.shape, kSeqlen, 1);
+  Workbench bench(options, packed, projections, 1);
+  bench.load(0, 1);
+  Outputs outputs = bench.make_outputs();
+  const auto check = [&](const Mask& mask) {
+    bench.run(mask, outputs);
+    SampleCheck sample_check(packed, 1, options.shape, options.dtype, 1, 2);
+    sample_check.check(0, 1, mask, bench.inputs(), outputs);
+    return sample_check.figures();
+  };
+  EXPECT_TRUE(check(trees).passed());
+  const CheckFigures wrong = check(Mask(parts));
+  EXPECT_GT(wrong.wrong_visibility, 0);
+  for (const Accuracy& accuracy : wrong.accuracy) EXPECT_FALSE(accuracy.passed()) << accuracy.tensor;
+}
+
 TEST(DenseFigures, OneDifferenceIsEnough) {
   DenseFigures figures;
   EXPECT_TRUE(figures.equal());

@@ -76,7 +76,7 @@ void expect_good_figures(const json& figures, const std::string& task) {
   EXPECT_EQ(figures["passed"], true);
   EXPECT_EQ(figures["input"]["task"], task);
   EXPECT_EQ(figures["input"]["bad_lines"], json::array());
-  EXPECT_GE(figures["input"]["records"].get<int64_t>(), 60);
+  EXPECT_GE(figures["input"]["records"].get<int64_t>(), task == "tree" ? 30 : 60);
   const json& packing = figures["packing"];
   const auto positions = packing["sequences"].get<double>() * packing["seqlen"].get<double>();
   EXPECT_NEAR(packing["padding_share"].get<double>(), 1 - packing["tokens"].get<double>() / positions, 1e-12);
@@ -98,7 +98,7 @@ void expect_good_figures(const json& figures, const std::string& task) {
 }
 
 TEST(Run, EveryTaskInEveryDtype) {
-  for (const std::string task : {"pretrain", "sft", "dpo", "rm"}) {
+  for (const std::string task : {"pretrain", "sft", "dpo", "rm", "tree"}) {
     for (const std::string dtype : {"float32", "bfloat16", "float16"}) {
       SCOPED_TRACE(task + " " + dtype);
       const TemporaryFolder folder;
@@ -140,6 +140,89 @@ TEST(Run, PrintsFiguresForPeople) {
   }
 }
 
+template <typename Element>
+std::vector<Element> elements(const io::SafetensorsEntry& entry) {
+  const auto* data = reinterpret_cast<const Element*>(entry.data.data());
+  return {data, data + entry.data.size() / sizeof(Element)};
+}
+
+/// Two questions: 3 tokens with answers of 3 and 4, 2 tokens with answers of 3 and 3.
+constexpr const char* kQuestions =
+    "{\"prompt\":\"ab\",\"chosen\":\"c\",\"rejected\":\"de\",\"answers\":[\"c\",\"de\"]}\n"
+    "{\"prompt\":\"a\",\"chosen\":\"c\",\"rejected\":\"d\",\"answers\":[\"c\",\"d\"]}\n";
+/// Two trees: of 2 + (3 + (3, 3), 3) tokens, and of 2 + 4.
+constexpr const char* kTrees =
+    "{\"text\":\"q\",\"branches\":[{\"text\":\"x\",\"branches\":[{\"text\":\"y\"},{\"text\":\"z\"}]},{\"text\":\"w\"}]}\n"
+    "{\"text\":\"q\",\"branches\":[{\"text\":\"rs\"}]}\n";
+
+std::vector<std::string> tiny(const std::string& input, const std::string& task) {
+  return {"--input", input, "--task", task, "--seqlen", "32", "--heads", "1", "--kv-heads", "1", "--head-dim", "8"};
+}
+
+TEST(Run, SaysWhatSharingSaves) {
+  const TemporaryFolder folder;
+  for (const std::string task : {"dpo", "rm", "tree"}) {
+    SCOPED_TRACE(task);
+    const bool is_tree = task == "tree";
+    const int64_t packed = is_tree ? 14 + 6 : 10 + 8, separate = is_tree ? (8 + 8 + 5) + 6 : (6 + 7) + (5 + 5);
+    const std::string input = folder.write("x.jsonl", is_tree ? kTrees : kQuestions);
+    const Result in_json = flashmask_run(joined(tiny(input, task), {"--json"}));
+    ASSERT_EQ(in_json.status, 0) << in_json.error;
+    const json sharing = json::parse(in_json.out)["packing"]["sharing"];
+    EXPECT_EQ(sharing["tokens"], packed);
+    EXPECT_EQ(sharing["separate_tokens"], separate);
+    EXPECT_EQ(sharing["separate_sequences"], 4);
+    EXPECT_DOUBLE_EQ(sharing["ratio"].get<double>(), static_cast<double>(separate) / static_cast<double>(packed));
+    const Result in_text = flashmask_run(joined(tiny(input, task), {"--report", folder / "r.html"}));
+    ASSERT_EQ(in_text.status, 0) << in_text.error;
+    const std::string ratio = fmt::format("{:.2f}", static_cast<double>(separate) / static_cast<double>(packed));
+    const std::string what = is_tree ? "each of 4 paths from root to leaf" : "each of 4 answers with its question";
+    expect_contains(in_text.out,
+                    fmt::format("{} as a sequence of its own: {} tokens, {}x; sharing saves {}", what, separate, ratio, separate - packed));
+    const std::string html = contents_of(folder / "r.html");
+    expect_contains(html, fmt::format("<td>{} as a sequence of its own</td><td>{}</td><td>{}×</td>", what, separate, ratio));
+    expect_contains(html, fmt::format("<td>saved</td><td>{}</td>", separate - packed));
+  }
+}
+
+TEST(Run, OnlyWhatSharesSaysSo) {
+  for (const std::string task : {"pretrain", "sft"}) {
+    const Result result = flashmask_run(joined(small(example(task), task, "0"), {"--json"}));
+    ASSERT_EQ(result.status, 0) << result.error;
+    EXPECT_FALSE(json::parse(result.out)["packing"].contains("sharing"));
+    EXPECT_FALSE(json::parse(result.out)["packing"].contains("nodes"));
+  }
+}
+
+TEST(Run, TreesInJsonAndInTheFile) {
+  const TemporaryFolder folder;
+  const std::string input = folder.write("x.jsonl", kTrees);
+  const Result result = flashmask_run(joined(tiny(input, "tree"), {"--json", "--out", folder / "out"}));
+  ASSERT_EQ(result.status, 0) << result.error;
+  const json nodes = json::parse(result.out)["packing"]["nodes"];
+  EXPECT_EQ(nodes["segment"], (json{0, 0, 0, 0, 0, 1, 1}));
+  EXPECT_EQ(nodes["node"], (json{0, 1, 2, 3, 4, 0, 1}));
+  EXPECT_EQ(nodes["parent"], (json{-1, 0, 1, 1, 0, -1, 0}));
+  EXPECT_EQ(nodes["sequence"], (json{0, 0, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(nodes["begin"], (json{0, 2, 5, 8, 11, 14, 16}));
+  EXPECT_EQ(nodes["end"], (json{2, 5, 8, 11, 14, 16, 20}));
+  const io::SafetensorsFile file(folder / "out");
+  const std::vector<int32_t> table = elements<int32_t>(file.at("nodes"));
+  const std::vector<std::string> columns{"segment", "node", "parent", "sequence", "begin", "end"};
+  ASSERT_EQ(table.size(), 7 * columns.size());
+  for (std::size_t at = 0; at < table.size(); ++at) EXPECT_EQ(nodes[columns[at % 6]][at / 6], table[at]) << at;
+}
+
+TEST(Run, TreesThatShareNothing) {
+  const TemporaryFolder folder;
+  const std::string input = folder.write("x.jsonl", "{\"text\":\"q\",\"branches\":[{\"text\":\"a\"}]}\n");
+  const Result result = flashmask_run(joined(tiny(input, "tree"), {"--json"}));
+  ASSERT_EQ(result.status, 0) << result.error;
+  EXPECT_EQ(json::parse(result.out)["packing"]["sharing"]["ratio"], 1.0);
+  expect_contains(flashmask_run(tiny(input, "tree")).out,
+                  "the one path from root to leaf as a sequence of its own: 5 tokens, 1.00x; sharing saves 0");
+}
+
 TEST(Run, TheSameSeedGivesTheSameFile) {
   const TemporaryFolder folder;
   for (const char* name : {"a", "b"}) {
@@ -169,7 +252,7 @@ TEST(Run, ALongDenseRunIsMadeOnTheFirstSequences) {
 
 TEST(Run, TheReportNeedsNothingElse) {
   const TemporaryFolder folder;
-  for (const std::string task : {"pretrain", "sft", "rm"}) {
+  for (const std::string task : {"pretrain", "sft", "rm", "tree"}) {
     const Result result = flashmask_run(joined(small(example(task), task), {"--report", folder / "r.html"}));
     ASSERT_EQ(result.status, 0) << result.error;
     std::string html = contents_of(folder / "r.html");
@@ -259,6 +342,27 @@ TEST(Run, BadLinesEndTheRunAndNothingIsWritten) {
   EXPECT_EQ(result.error.find("line 4:"), std::string::npos);
   expect_contains(result.error, "Nothing was written");
   EXPECT_EQ(folder.names(), Names{"x.jsonl"});
+}
+
+TEST(Run, WrongNumbersOfAnswersAndBranches) {
+  const TemporaryFolder folder;
+  const auto error_of = [&](const std::string& task, const std::string& lines) {
+    const Result result = flashmask_run(joined(tiny(folder.write("x.jsonl", lines), task), {"--out", folder / "out"}));
+    EXPECT_EQ(result.status, 1);
+    EXPECT_EQ(folder.names(), Names{"x.jsonl"});
+    return result.error;
+  };
+  const std::string good = "{\"prompt\":\"q\",\"answers\":[\"a\",\"b\"]}\n";
+  const std::string answers = error_of("rm", good + "{\"prompt\":\"q\",\"answers\":[\"a\"]}\n" + good +
+                                                 "{\"prompt\":\"q\",\"answers\":[\"a\",\"b\",\"c\",\"d\",\"e\",\"f\",\"g\"]}\n");
+  expect_contains(answers, "line 2: \"answers\" has 1 element; 2 to 6 are accepted");
+  expect_contains(answers, "line 4: \"answers\" has 7 elements; 2 to 6 are accepted");
+  const std::string branches =
+      error_of("tree", std::string(kTrees) + "{\"text\":\"q\"}\n" + "{\"text\":\"q\",\"branches\":[{\"text\":\"a\",\"branches\":[3]}]}\n" +
+                           "{\"text\":\"q\",\"branches\":[{\"text\":\"0123456789012345678901234567890\"}]}\n");
+  expect_contains(branches, "line 3: the key \"branches\" is missing");
+  expect_contains(branches, "line 4: \"branches\"[0].\"branches\"[0] must be an object with the key \"text\", not number");
+  expect_contains(branches, "line 5: the record has 35 tokens, more than a sequence of 32 holds");
 }
 
 TEST(Run, BadLinesLeaveOldFilesAsTheyWere) {
@@ -375,6 +479,7 @@ TEST(Run, WrongArguments) {
   refuse(1, {"--task", "sft", "--seqlen", "2000000000"}, "GiB");
   refuse(1, {"--task", "sft", "--seqlen", "3"}, "more than a sequence of 3 holds");
   refuse(1, {"--task", "rm"}, "the key \"answers\" is missing");
+  refuse(1, {"--task", "tree"}, "the key \"text\" is missing");
 }
 
 }  // namespace

@@ -4,7 +4,9 @@
 #include <array>
 #include <map>
 
+#include "support/cpu_time.h"
 #include "support/expect_error.h"
+#include "support/extent.h"
 #include "support/temporary_folder.h"
 
 namespace flashmask::io {
@@ -74,6 +76,7 @@ TEST(Jsonl, EveryKindOfBadLine) {
   expect_bad("7", "a JSON object is needed, not number");
   expect_bad("null", "a JSON object is needed, not null");
   expect_bad("{\"n\": 1, \"n\": 2}", "the key \"n\" comes twice");
+  expect_bad("{\"x\": [{\"n\": 1, \"n\": 2}]}", "the key \"n\" comes twice");
   expect_bad("{\"s\": \"a\xff\"}", "invalid UTF-8 at byte 9");
   expect_bad("\xc3", "invalid UTF-8 at byte 1");
   expect_bad("{\"n\": 13}", "13 is refused");
@@ -82,6 +85,15 @@ TEST(Jsonl, EveryKindOfBadLine) {
 TEST(Jsonl, KeysMayComeTwiceInDifferentObjects) {
   const Result result = read("{\"x\": {\"a\": 1}, \"a\": {\"a\": 2}}\n");
   EXPECT_TRUE(result.summary.bad_lines.empty());
+}
+
+TEST(Jsonl, ALineOfManyObjectsTakesNoLongTime) {
+  if (!test::kMeasured) GTEST_SKIP() << "needs an optimised build without sanitizers";
+  std::string line = "{\"n\":1,\"x\":[{}";
+  for (int n = 0; n < 200000; ++n) line += ",{}";
+  const double begin = test::cpu_seconds();
+  EXPECT_EQ(read(line + "]}\n").taken.size(), 1u);
+  EXPECT_LT(test::cpu_seconds() - begin, 3);
 }
 
 TEST(Jsonl, AllBadLinesAreCollected) {

@@ -6,6 +6,7 @@
 #include "flashmask/builders.h"
 #include "flashmask/families.h"
 #include "support/expect_error.h"
+#include "support/temporary_folder.h"
 
 namespace flashmask::io {
 namespace {
@@ -94,6 +95,22 @@ TEST(MaskJson, ErrorsNameTheKey) {
   refuse(R"({"seqlen_q": 2, "seqlen_k": 2, "block_mask": [256]})", {"'block_mask[0]'", "256"});
   refuse(R"({"seqlen_q": 2, "seqlen_k": 2, "block_mask": [1, 1]})", {"block_mask", "2"});
   refuse(R"({"seqlen_q": 2, "seqlen_k": 2, "block_mask": []})", {"'block_mask'", "empty"});
+}
+
+TEST(MaskJson, FilesThatHoldNoMask) {
+  const test::TemporaryFolder folder;
+  const auto refuse = [&](const char* text, std::initializer_list<std::string> parts) {
+    SCOPED_TRACE(text);
+    expect_invalid(parts, [&] { read_mask(folder.write("x.json", text)); });
+  };
+  refuse("", {"x.json", "is not JSON"});
+  refuse("{\"seqlen_q\":", {"x.json", "is not JSON"});
+  refuse(R"({"seqlen_q": 1e999})", {"x.json", "is not JSON"});
+  refuse(R"({"mask": null})", {"x.json", "has no mask", "4096"});
+  refuse(R"({"mask": {"seqlen_q": 2}})", {"x.json", "'seqlen_k'"});
+  refuse(R"({"seqlen_q": 2, "seqlen_k": 2, "lts": [1, 2], "lts": [0, 0]})", {"x.json", "\"lts\" twice"});
+  refuse(R"({"mask": {"seqlen_q": 2, "seqlen_k": 2, "band": {"hi": 0, "hi": 1}}})", {"x.json", "\"hi\" twice"});
+  EXPECT_EQ(read_mask(folder.write("x.json", R"({"mask": {"seqlen_q": 2, "seqlen_k": 3}})")).seqlen_k(), 3);
 }
 
 }  // namespace

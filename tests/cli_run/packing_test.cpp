@@ -18,6 +18,7 @@ using nlohmann::json;
 using test::expect_invalid;
 using test::TemporaryFolder;
 
+/// Those without trees, which tree_test.cpp looks at.
 constexpr Task kAllTasks[] = {Task::kPretrain, Task::kSft, Task::kDpo, Task::kRm};
 
 int64_t draw(std::mt19937_64& engine, int64_t low, int64_t high) {
@@ -46,7 +47,7 @@ json record_of(Task task, const Source& source) {
 Source random_source(Task task, std::mt19937_64& engine, int64_t longest) {
   Source source;
   if (task != Task::kPretrain) source.prompt = random_text(engine, longest);
-  const int64_t answers = task == Task::kRm ? draw(engine, 2, 5) : task == Task::kDpo ? 2 : 1;
+  const int64_t answers = task == Task::kRm ? draw(engine, 2, 6) : task == Task::kDpo ? 2 : 1;
   for (int64_t n = 0; n < answers; ++n) source.answers.push_back(random_text(engine, longest));
   return source;
 }

@@ -87,11 +87,20 @@ TEST(Documents, AnswersAreChecked) {
   const auto refuse = [](const json& answers, const std::string& reason) {
     expect_refused(Task::kRm, {{"prompt", "a"}, {"answers", answers}}, reason);
   };
-  refuse(json::array(), "has 0 elements; at least 2");
-  refuse({"b"}, "has 1 element; at least 2");
+  refuse(json::array(), "\"answers\" has 0 elements; 2 to 6 are accepted");
+  refuse({"b"}, "\"answers\" has 1 element; 2 to 6 are accepted");
+  refuse({"a", "b", "c", "d", "e", "f", "g"}, "\"answers\" has 7 elements; 2 to 6 are accepted");
   refuse({"b", 1}, "\"answers\"[1] must be a string, not number");
   refuse({"b", ""}, "\"answers\"[1] is empty");
   refuse("bc", "must be an array");
+}
+
+TEST(Documents, TwoToSixAnswers) {
+  json answers = {"b"};
+  for (std::size_t n = 2; n <= 6; ++n) {
+    answers.push_back("c");
+    EXPECT_EQ(make_document(Task::kRm, {{"prompt", "a"}, {"answers", answers}}).answers.size(), n);
+  }
 }
 
 TEST(Records, LongAndBadLinesAreReported) {
@@ -114,8 +123,8 @@ TEST(Records, LongAndBadLinesAreReported) {
 
 TEST(Tasks, Names) {
   for (const std::string& task : task_names()) EXPECT_EQ(name(task_from_name(task)), task);
-  EXPECT_EQ(task_names().size(), 4u);
-  expect_invalid({"'ppo'", "pretrain, sft, dpo, rm"}, [] { task_from_name("ppo"); });
+  EXPECT_EQ(task_names().size(), 5u);
+  expect_invalid({"'ppo'", "pretrain, sft, dpo, rm, tree"}, [] { task_from_name("ppo"); });
 }
 
 }  // namespace

@@ -4,7 +4,9 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "support/cpu_time.h"
 #include "support/expect_error.h"
+#include "support/extent.h"
 #include "support/temporary_folder.h"
 
 namespace flashmask::io {
@@ -98,6 +100,54 @@ TEST(Safetensors, RefusesFilesThatAreWrong) {
          "overlap");
   refuse(file_with(R"({"a":{"shape":[4],"data_offsets":[0,4]}})", 4), "'a'");
   refuse(file_with(R"({"a":{"dtype":"X","shape":[4],"data_offsets":[0,4]}})", 4), "'X'");
+}
+
+TEST(Safetensors, SizesAreIntegers) {
+  TemporaryFolder folder;
+  const auto refuse = [&](const std::string& shape, const std::string& offsets, std::initializer_list<std::string> parts) {
+    const std::string header = R"({"a":{"dtype":"U8","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}}";
+    expect_invalid(parts, [&] { SafetensorsFile file(folder.write("bad", file_with(header, 1))); });
+  };
+  refuse("[1.5]", "[0,1]", {"'a'", "'shape'", "1.5"});
+  refuse("[1e300]", "[0,1]", {"'shape'", "1e+300"});
+  refuse("[true]", "[0,1]", {"'shape'", "boolean"});
+  refuse("[-1,-1]", "[0,1]", {"'shape'", "-1"});
+  refuse("[9223372036854775808]", "[0,1]", {"'shape'", "9223372036854775808"});
+  refuse("1", "[0,1]", {"'shape'", "array"});
+  refuse("[1]", "[0,1.0]", {"'data_offsets'", "1.0"});
+  refuse("[1]", "[false,true]", {"'data_offsets'", "boolean"});
+  refuse("[1]", "[0,1,2]", {"'data_offsets'", "3 elements"});
+  refuse("[1]", "[0]", {"'data_offsets'", "1 elements"});
+}
+
+TEST(Safetensors, NoKeyComesTwice) {
+  TemporaryFolder folder;
+  const std::string a = R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]})",
+                    b = R"("a":{"dtype":"I8","shape":[1],"data_offsets":[0,1]})";
+  for (const std::string& header :
+       {"{" + a + "," + b + "}", std::string(R"({"a":{"dtype":"U8","shape":[2],"shape":[1],"data_offsets":[0,1]}})"),
+        std::string(R"({"__metadata__":{"x":"1","x":"2"}})")}) {
+    expect_invalid({"twice"}, [&] { SafetensorsFile file(folder.write("bad", file_with(header, 1))); });
+  }
+}
+
+TEST(Safetensors, EntriesAreInTheOrderOfTheirData) {
+  TemporaryFolder folder;
+  const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]},"z":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+  const SafetensorsFile file(folder.write("x", file_with(header, 2)));
+  EXPECT_EQ(file.entries()[0].name, "z");
+  EXPECT_EQ(file.entries()[1].name, "a");
+}
+
+TEST(Safetensors, AHeaderOfManyTensorsTakesNoLongTime) {
+  if (!test::kMeasured) GTEST_SKIP() << "needs an optimised build without sanitizers";
+  TemporaryFolder folder;
+  std::string header = "{";
+  for (int n = 0; n < 50000; ++n) header += (n ? ",\"" : "\"") + std::to_string(n) + R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]})";
+  const std::string path = folder.write("x", file_with(header + "}", 0));
+  const double begin = test::cpu_seconds();
+  EXPECT_EQ(SafetensorsFile(path).entries().size(), 50000u);
+  EXPECT_LT(test::cpu_seconds() - begin, 3);
 }
 
 }  // namespace

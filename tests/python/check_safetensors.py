@@ -15,6 +15,7 @@ import safetensors
 import safetensors.numpy
 
 BEGIN, END, PAD, ANSWER = 256, 257, 258, 259
+NODE_COLUMNS = ["segment", "node", "parent", "sequence", "begin", "end"]
 
 
 def check_tensors(tensors, task):
@@ -26,12 +27,16 @@ def check_tensors(tensors, task):
     }
     if shared:
         types["answer_ids"] = np.int32
+    if task == "tree":
+        types["node_ids"] = types["nodes"] = np.int32
     if set(tensors) != set(types):
         yield f"the tensors are {sorted(tensors)}, expected {sorted(types)}"
         return
     sequences, seqlen = tensors["input_ids"].shape
     for name, dtype in types.items():
         shape = (sequences, 1, seqlen, 1) if name == "startend_row_indices" else (sequences, seqlen)
+        if name == "nodes":
+            shape = (len(tensors[name]), len(NODE_COLUMNS))
         if tensors[name].dtype != dtype or tensors[name].shape != shape:
             yield f"{name} is {tensors[name].dtype} {tensors[name].shape}, expected {np.dtype(dtype)} {shape}"
 
@@ -44,6 +49,8 @@ def check_metadata(metadata, tensors):
         "seqlen": str(seqlen), "tokens": str(int((tensors["segment_ids"] >= 0).sum())),
         "documents": str(int(tensors["segment_ids"].max()) + 1), "mask": "startend_row_indices, causal",
     }
+    if "nodes" in tensors:
+        expected["node_columns"] = ", ".join(NODE_COLUMNS)
     for key, value in expected.items():
         if metadata.get(key) != value:
             yield f"metadata {key} is {metadata.get(key)!r}, expected {value!r}"
@@ -60,6 +67,28 @@ def visible_by_documents(segments, answers):
     if answers is not None:
         visible &= (answers[None, :] == 0) | (answers[None, :] == answers[:, None])
     return visible
+
+
+def check_nodes(tensors, s):
+    """Yields where the table of nodes and sequence s disagree: each token's node, positions along paths, visibility."""
+    visible = np.zeros((tensors["input_ids"].shape[1],) * 2, dtype=bool)
+    node_ids = np.full(visible.shape[0], -1)
+    paths = {}
+    for segment, node, parent, _, begin, end in tensors["nodes"][tensors["nodes"][:, 3] == s].tolist():
+        paths[segment, node] = path = paths.get((segment, parent), []) + list(range(begin, end))
+        if (parent < 0) != (node == 0) or (parent >= 0 and (segment, parent) not in paths):
+            yield f"node {node} of tree {segment} has the parent {parent}"
+        if (tensors["segment_ids"][s, begin:end] != segment).any():
+            yield f"node {node} of tree {segment} has tokens of another document"
+        if not np.array_equal(tensors["position_ids"][s, path], np.arange(len(path))):
+            yield f"the positions on the way to node {node} of tree {segment} are not contiguous"
+        node_ids[begin:end] = node
+        for t in range(begin, end):
+            visible[t, [p for p in path if p <= t]] = True
+    if not np.array_equal(node_ids, tensors["node_ids"][s]):
+        yield "nodes and node_ids disagree"
+    if not np.array_equal(visible, visible_by_indices(tensors["startend_row_indices"][s, 0, :, 0])):
+        yield "startend_row_indices and the nodes disagree"
 
 
 def visible_by_indices(lts):
@@ -79,7 +108,10 @@ def check_sequence(tensors, s):
         yield "padding is not at the end"
     if (np.diff(segments[~padding]) < 0).any():
         yield "documents are out of order"
-    if not np.array_equal(visible_by_documents(segments, answers), visible_by_indices(get("startend_row_indices")[0, :, 0])):
+    if "nodes" in tensors:
+        answers = get("node_ids") + 1    # labels must stay inside of a node
+        yield from check_nodes(tensors, s)
+    elif not np.array_equal(visible_by_documents(segments, answers), visible_by_indices(get("startend_row_indices")[0, :, 0])):
         yield "startend_row_indices and the documents disagree"
     if not np.array_equal(get("loss_mask"), labels != -100):
         yield "loss_mask and labels disagree"

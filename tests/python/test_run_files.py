@@ -13,7 +13,7 @@ EXAMPLES = os.environ.get("FLASHMASK_EXAMPLES")
 
 
 @pytest.mark.skipif(not COMMAND, reason="the flashmask command is not built")
-@pytest.mark.parametrize("task", ["pretrain", "sft", "dpo", "rm"])
+@pytest.mark.parametrize("task", ["pretrain", "sft", "dpo", "rm", "tree"])
 def test_packed_file(task, tmp_path):
     packed = tmp_path / "packed.safetensors"
     subprocess.run([COMMAND, "run", "--input", f"{EXAMPLES}/{task}.jsonl", "--task", task, "--seqlen", "2048", "--limit-sequences", "3", "--heads", "1",

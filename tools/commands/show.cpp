@@ -27,7 +27,7 @@ namespace {
 /// The FLOPs that `show` prints are those of one head of this size.
 constexpr int64_t kFlopsHeadDim = 128;
 /// Up to this many columns the JSON holds every value of the vectors.
-constexpr int64_t kMostJsonColumns = 4096;
+using io::kMostJsonColumns;
 /// Up to this many runs of equal columns are printed; of more, the first and the last few.
 constexpr std::size_t kMostRuns = 16, kEdgeRuns = 6;
 
@@ -81,33 +81,13 @@ FamilyParameters parse_parameters(const std::vector<std::string>& words) {
 
 bool is_file(const std::string& source) { return source.ends_with(".json") || source.find('/') != std::string::npos; }
 
-nlohmann::json read_json(const std::string& path) {
-  try {
-    return nlohmann::json::parse(io::read_file(path));
-  } catch (const nlohmann::json::exception& error) {
-    fail("{} is not JSON: {}", path, error.what());
-  }
-}
-
-/// A file with a mask, or with what `show --json` printed.
-Mask read_mask(const std::string& path) {
-  const nlohmann::json json = read_json(path);
-  const bool printed = json.is_object() && json.contains("mask");
-  if (printed && json["mask"].is_null()) fail("{} has no mask: --json leaves out masks of more than {} columns", path, kMostJsonColumns);
-  try {
-    return io::mask_from_json(printed ? json["mask"] : json);
-  } catch (const Error& error) {
-    fail("{}: {}", path, error.what());
-  }
-}
-
 Mask load_mask(const ShowArguments& arguments) {
   if (!is_file(arguments.source))
     return make_family(arguments.source, arguments.seqlen, parse_parameters(arguments.parameters), arguments.seed);
   if (!arguments.parameters.empty() || arguments.has_family_options) {
     fail("{} is a file; --seqlen, --seed and parameters only go with a family", arguments.source);
   }
-  return read_mask(arguments.source);
+  return io::read_mask(arguments.source);
 }
 
 void check_index(const char* option, int64_t index, int64_t count) {

@@ -2,11 +2,10 @@
 #include "io/jsonl.h"
 
 #include <fstream>
-#include <optional>
-#include <set>
 
 #include "io/fail.h"
 #include "io/file.h"
+#include "io/repeated_key.h"
 
 namespace flashmask::io {
 namespace {
@@ -33,17 +32,9 @@ std::string reason_of(const json::parse_error& error) {
 json parse_line(std::string_view line) {
   const std::size_t invalid = find_invalid_utf8(line);
   if (invalid != std::string_view::npos) bad_line("invalid UTF-8 at byte {}", invalid + 1);
-  std::set<std::string> keys;
-  std::optional<std::string> twice;
-  const auto watch_keys = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (event == json::parse_event_t::key && depth == 1 && !keys.insert(parsed.get<std::string>()).second && !twice) {
-      twice = parsed.get<std::string>();
-    }
-    return true;
-  };
   json object;
   try {
-    object = json::parse(line, watch_keys);
+    object = json::parse(line);
   } catch (const json::parse_error& error) {
     if (error.byte > line.size()) bad_line("truncated JSON: the line ends too early ({})", reason_of(error));
     bad_line("malformed JSON at byte {}: {}", error.byte, reason_of(error));
@@ -51,7 +42,7 @@ json parse_line(std::string_view line) {
     bad_line("malformed JSON: {}", error.what());
   }
   if (!object.is_object()) bad_line("a JSON object is needed, not {}", object.type_name());
-  if (twice) bad_line("the key {} comes twice", json(*twice).dump());
+  if (const auto twice = repeated_key(line)) bad_line("the key {} comes twice", json(*twice).dump());
   return object;
 }
 

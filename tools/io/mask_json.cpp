@@ -11,6 +11,8 @@
 #include <utility>
 
 #include "io/fail.h"
+#include "io/file.h"
+#include "io/repeated_key.h"
 
 namespace flashmask::io {
 namespace {
@@ -72,6 +74,17 @@ void check_not_emptied(const json& value, const char* key, bool empty, bool may_
   if (value.contains(key) && empty && !may_be_empty) fail("'{}' is empty; leave the key out if the mask has none", key);
 }
 
+json parse(const std::string& path, const std::string& text) {
+  json value;
+  try {
+    value = json::parse(text);
+  } catch (const json::exception& error) {
+    fail("{} is not JSON: {}", path, error.what());
+  }
+  if (const auto twice = repeated_key(text)) fail("{} has the key {} twice", path, json(*twice).dump());
+  return value;
+}
+
 }  // namespace
 
 json to_json(const Mask& mask) {
@@ -117,6 +130,17 @@ Mask mask_from_json(const json& value) {
   if (value.contains("block_mask")) parts.block_mask = integers<uint8_t>(value["block_mask"], "block_mask");
   check_not_emptied(value, "block_mask", parts.block_mask.empty(), parts.seqlen_q == 0 || parts.seqlen_k == 0);
   return Mask(std::move(parts));
+}
+
+Mask read_mask(const std::string& path) {
+  const json value = parse(path, read_file(path));
+  const bool printed = value.is_object() && value.contains("mask");
+  if (printed && value["mask"].is_null()) fail("{} has no mask: --json leaves out masks of more than {} columns", path, kMostJsonColumns);
+  try {
+    return mask_from_json(printed ? value["mask"] : value);
+  } catch (const Error& error) {
+    fail("{}: {}", path, error.what());
+  }
 }
 
 }  // namespace flashmask::io

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "flashmask/mask.h"
 
 namespace flashmask::io {
+
+/// What the command prints as JSON has masks of up to this many columns.
+inline constexpr int64_t kMostJsonColumns = 4096;
 
 /// A mask as JSON: its MaskParts by name. `band` is {"lo", "hi"}, null where unbounded; vectors are flat arrays
 /// in the order [batch, heads, seqlen_k] and left out where the mask stores none; block_mask likewise, with
@@ -15,5 +20,9 @@ nlohmann::json to_json(const Mask& mask);
 /// Reads what to_json writes. Only seqlen_q and seqlen_k are required, the rest defaults as in MaskParts.
 /// Throws Error naming the key if one is unknown, missing, of the wrong type or length, or out of range.
 Mask mask_from_json(const nlohmann::json& json);
+
+/// The mask in a file: an object as above, or one that has it as "mask", as `flashmask show --json` prints it. Throws
+/// Error naming the file if it cannot be read, is not JSON, names a key twice or holds no mask.
+Mask read_mask(const std::string& path);
 
 }  // namespace flashmask::io

@@ -5,15 +5,19 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
 #include "io/fail.h"
 #include "io/file.h"
+#include "io/repeated_key.h"
 
 namespace flashmask::io {
 namespace {
+
+using nlohmann::json;
 
 // Elements are written as they lie in memory, and the format is little-endian.
 static_assert(std::endian::native == std::endian::little);
@@ -47,6 +51,38 @@ std::string header_of(std::span<const SafetensorsEntry> entries, const Safetenso
   return text;
 }
 
+json parse_header(const std::string& path, std::string_view text) {
+  json header = json::parse(text, nullptr, false);
+  if (!header.is_object()) fail("the safetensors header of '{}' is not a JSON object", path);
+  if (const auto twice = repeated_key(text)) fail("the safetensors header of '{}' has the key {} twice", path, json(*twice).dump());
+  return header;
+}
+
+/// An array of sizes; the parser would take fractions, booleans and negative numbers for integers too.
+std::vector<int64_t> sizes_of(const json& entry, const char* key) {
+  const json& values = entry.at(key);
+  if (!values.is_array()) fail("'{}' must be an array of integers, not {}", key, values.type_name());
+  std::vector<int64_t> sizes;
+  for (const json& value : values) {
+    if (!value.is_number_unsigned() || value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
+      fail("'{}' holds {}; it must hold integers from 0 to 2^63 - 1", key, value.is_number() ? value.dump() : value.type_name());
+    sizes.push_back(value.get<int64_t>());
+  }
+  return sizes;
+}
+
+/// One tensor of a header; its data lies in `tensors`. Its messages do not name the tensor.
+SafetensorsEntry entry_of(const std::string& name, const json& value, std::span<const std::byte> tensors) {
+  SafetensorsEntry entry{name, value.at("dtype").get<std::string>(), sizes_of(value, "shape"), {}};
+  const std::vector<int64_t> range = sizes_of(value, "data_offsets");
+  if (range.size() != 2) fail("'data_offsets' has {} elements; it must have two, the first byte and the end", range.size());
+  const auto begin = static_cast<std::size_t>(range[0]), end = static_cast<std::size_t>(range[1]);
+  if (begin > end || end > tensors.size()) fail("it lies outside of the file");
+  entry.data = tensors.subspan(begin, end - begin);
+  if (byte_size(entry) != entry.data.size()) fail("it does not have the size of its shape");
+  return entry;
+}
+
 }  // namespace
 
 std::size_t safetensors_element_size(std::string_view dtype) {
@@ -68,16 +104,18 @@ std::size_t safetensors_element_size(std::string_view dtype) {
   fail("'{}' is not a dtype of safetensors that is known here", dtype);
 }
 
-void write_safetensors(const std::string& path, std::span<const SafetensorsEntry> entries, const SafetensorsMetadata& metadata) {
+void write_safetensors(std::ostream& out, std::span<const SafetensorsEntry> entries, const SafetensorsMetadata& metadata) {
   const std::string header = header_of(entries, metadata);
-  write_file_atomically(path, [&](std::ostream& out) {
-    const uint64_t length = header.size();
-    out.write(reinterpret_cast<const char*>(&length), sizeof length);
-    out.write(header.data(), static_cast<std::streamsize>(header.size()));
-    for (const SafetensorsEntry& entry : entries) {
-      out.write(reinterpret_cast<const char*>(entry.data.data()), static_cast<std::streamsize>(entry.data.size()));
-    }
-  });
+  const uint64_t length = header.size();
+  out.write(reinterpret_cast<const char*>(&length), sizeof length);
+  out.write(header.data(), static_cast<std::streamsize>(header.size()));
+  for (const SafetensorsEntry& entry : entries) {
+    out.write(reinterpret_cast<const char*>(entry.data.data()), static_cast<std::streamsize>(entry.data.size()));
+  }
+}
+
+void write_safetensors(const std::string& path, std::span<const SafetensorsEntry> entries, const SafetensorsMetadata& metadata) {
+  write_file_atomically(path, [&](std::ostream& out) { write_safetensors(out, entries, metadata); });
 }
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : contents_(read_file(path)) {
@@ -85,37 +123,31 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : contents_(read_file(
   if (contents_.size() < sizeof length) fail("'{}' is shorter than the length of a safetensors header", path);
   std::memcpy(&length, contents_.data(), sizeof length);
   if (length > contents_.size() - sizeof length) fail("'{}' is shorter than its safetensors header", path);
-  const auto header =
-      nlohmann::ordered_json::parse(contents_.data() + sizeof length, contents_.data() + sizeof length + length, nullptr, false);
-  if (!header.is_object()) fail("the safetensors header of '{}' is not a JSON object", path);
-  const std::size_t data_size = contents_.size() - sizeof length - length;
   const auto* data = reinterpret_cast<const std::byte*>(contents_.data()) + sizeof length + length;
-
-  std::vector<std::array<std::size_t, 2>> ranges;
+  const std::span<const std::byte> tensors(data, contents_.size() - sizeof length - length);
+  const json header = parse_header(path, std::string_view(contents_).substr(sizeof length, length));
   for (const auto& [name, value] : header.items()) {
     try {
       if (name == "__metadata__") {
         metadata_ = value.get<SafetensorsMetadata>();
-        continue;
+      } else {
+        entries_.push_back(entry_of(name, value, tensors));
       }
-      SafetensorsEntry entry{name, value.at("dtype").get<std::string>(), value.at("shape").get<std::vector<int64_t>>(), {}};
-      const auto range = value.at("data_offsets").get<std::array<std::size_t, 2>>();
-      if (range[0] > range[1] || range[1] > data_size) fail("tensor '{}' of '{}' lies outside of the file", name, path);
-      entry.data = {data + range[0], range[1] - range[0]};
-      if (byte_size(entry) != entry.data.size()) fail("tensor '{}' of '{}' does not have the size of its shape", name, path);
-      ranges.push_back(range);
-      entries_.push_back(std::move(entry));
-    } catch (const nlohmann::json::exception& error) {
+    } catch (const json::exception& error) {
       fail("the safetensors header of '{}' is wrong at '{}': {}", path, name, error.what());
+    } catch (const Error& error) {
+      fail("tensor '{}' of '{}': {}", name, path, error.what());
     }
   }
-  std::sort(ranges.begin(), ranges.end());
+  std::stable_sort(entries_.begin(), entries_.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.data.data(), a.data.size()) < std::pair(b.data.data(), b.data.size());
+  });
   std::size_t end = 0;
-  for (const auto& range : ranges) {
-    if (range[0] != end) fail("the tensors of '{}' overlap or leave a hole at byte {}", path, end);
-    end = range[1];
+  for (const SafetensorsEntry& entry : entries_) {
+    if (entry.data.data() != data + end) fail("the tensors of '{}' overlap or leave a hole at byte {}", path, end);
+    end += entry.data.size();
   }
-  if (end != data_size) fail("'{}' has {} bytes that belong to no tensor", path, data_size - end);
+  if (end != tensors.size()) fail("'{}' has {} bytes that belong to no tensor", path, tensors.size() - end);
 }
 
 bool SafetensorsFile::contains(std::string_view name) const {

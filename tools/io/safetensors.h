@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <ostream>
 #include <span>
 #include <string>
 #include <string_view>
@@ -30,14 +31,21 @@ std::size_t safetensors_element_size(std::string_view dtype);
 /// multiple of 8; the tensors one after the other in the order given. Entries should come with the widest
 /// elements first, which keeps every tensor aligned. All or nothing, see write_file_atomically.
 void write_safetensors(const std::string& path, std::span<const SafetensorsEntry> entries, const SafetensorsMetadata& metadata);
+void write_safetensors(std::ostream& out, std::span<const SafetensorsEntry> entries, const SafetensorsMetadata& metadata);
 
 /// A safetensors file in memory.
 class SafetensorsFile {
  public:
-  /// Throws unless the file obeys the format: offsets in range, without holes or overlaps, sizes as the shapes say.
+  /// Throws unless the file obeys the format: no key twice, offsets in range, without holes or overlaps, sizes as the
+  /// shapes say.
   explicit SafetensorsFile(const std::string& path);
+  SafetensorsFile(SafetensorsFile&&) = default;
+  SafetensorsFile& operator=(SafetensorsFile&&) = default;
+  SafetensorsFile(const SafetensorsFile&) = delete;  // the entries point into the contents
+  SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
   const SafetensorsMetadata& metadata() const { return metadata_; }
+  /// In the order of their data.
   const std::vector<SafetensorsEntry>& entries() const { return entries_; }
   bool contains(std::string_view name) const;
   /// Throws if there is no tensor of this name.

@@ -48,12 +48,14 @@ bool CheckFigures::passed() const {
 }
 
 SampleCheck::SampleCheck(const Packed& packed, int64_t sequences, const AttentionShape& shape, DataType dtype, uint64_t seed, int threads)
-    : packed_(packed), shape_(shape), dtype_(dtype), threads_(threads) {
+    : packed_(packed), lineage_(std::make_unique<Lineage>(packed)), shape_(shape), dtype_(dtype), threads_(threads) {
   draw_rows(sequences, seed);
   draw_columns(sequences, seed + 1);
   constexpr const char* kNames[kResults] = {"out", "lse", "dq", "dk", "dv"};
   for (int r = 0; r < kResults; ++r) accuracy_[r].tensor = kNames[r];
 }
+
+SampleCheck::~SampleCheck() = default;
 
 void SampleCheck::draw_rows(int64_t sequences, uint64_t seed) {
   std::mt19937_64 engine(seed);
@@ -72,7 +74,7 @@ void SampleCheck::draw_columns(int64_t sequences, uint64_t seed) {
     const int64_t sequence = draw(engine, sequences);
     const ColumnSample sample{sequence, draw(engine, n % kPaddingSamples == 0 ? packed_.seqlen : used_places(packed_, sequence)),
                               draw(engine, shape_.kv_heads)};
-    const SequenceRule rule{packed_, sample.sequence};
+    const SequenceRule rule{packed_, *lineage_, sample.sequence};
     double keys = 0;  // of all rows that see the column: as many as their position ids say, and themselves
     for (int64_t i = sample.key; i < packed_.seqlen; ++i) {
       if (rule.sees(i, sample.key)) keys += packed_.position_ids[static_cast<std::size_t>(sample.sequence * packed_.seqlen + i)] + 1;
@@ -93,7 +95,7 @@ void SampleCheck::compare(Result result, double got, double exact, double plain)
 }
 
 void SampleCheck::check_row(const RowSample& sample, int64_t entry, const Mask& mask, const Inputs& inputs, const Outputs& outputs) {
-  const SequenceRule rule{packed_, sample.sequence};
+  const SequenceRule rule{packed_, *lineage_, sample.sequence};
   for (int64_t j = 0; j < packed_.seqlen; ++j) wrong_visibility_ += rule.sees(sample.row, j) != mask.visible(entry, 0, sample.row, j);
   const std::vector<int64_t> keys = rule.keys(sample.row);
   const RowPlace place{entry, sample.row, sample.head, sample.head / (shape_.heads / shape_.kv_heads)};
@@ -109,7 +111,7 @@ void SampleCheck::check_row(const RowSample& sample, int64_t entry, const Mask& 
 }
 
 void SampleCheck::check_column(const ColumnSample& sample, int64_t entry, const Inputs& inputs, const Outputs& outputs) {
-  const SequenceRule rule{packed_, sample.sequence};
+  const SequenceRule rule{packed_, *lineage_, sample.sequence};
   const auto exact = column_gradient(ExactArithmetic{}, shape_, rule, inputs, entry, sample.key, sample.kv_head);
   const auto plain = column_gradient(PlainArithmetic{dtype_}, shape_, rule, inputs, entry, sample.key, sample.kv_head);
   const int64_t at = ((entry * packed_.seqlen + sample.key) * shape_.kv_heads + sample.kv_head) * shape_.head_dim;

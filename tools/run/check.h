@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,8 @@ struct Accuracy {
   bool passed() const { return max_error <= limit; }
 };
 
+class Lineage;
+
 struct CheckFigures {
   int64_t rows = 0, columns = 0;
   std::vector<Accuracy> accuracy{};
@@ -43,7 +46,7 @@ struct CheckFigures {
 };
 
 /// Compares results with an oracle that knows nothing of masks, tiles, plans or backends: for each sampled query
-/// row of one head it tells from documents and answers which keys the row sees, and computes out, lse and dq in
+/// row of one head it tells from documents, answers and nodes which keys the row sees, and computes out, lse and dq in
 /// fp64; for each sampled key column it does so for every row that sees the key and sums up dk and dv.
 ///
 /// Limits: float32 1e-5 times the oracle's largest absolute value, lse 1e-5. bfloat16 and float16: twice the
@@ -53,6 +56,7 @@ class SampleCheck {
  public:
   /// Draws the samples among the first `sequences` sequences of `packed`.
   SampleCheck(const Packed& packed, int64_t sequences, const AttentionShape& shape, DataType dtype, uint64_t seed, int threads);
+  ~SampleCheck();
 
   /// Checks sequences [first, first + count): their samples, and the padding and NaNs of every element.
   void check(int64_t first, int64_t count, const Mask& mask, const Inputs& inputs, const Outputs& outputs);
@@ -75,6 +79,7 @@ class SampleCheck {
   void compare(Result result, double got, double exact, double plain);
 
   const Packed& packed_;
+  std::unique_ptr<const Lineage> lineage_;
   AttentionShape shape_;
   DataType dtype_;
   int threads_;

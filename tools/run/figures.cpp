@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
 #include <string_view>
 
 #include "flashmask/version.h"
@@ -38,6 +39,36 @@ ordered_json input_json(const RunFigures& f) {
           {"records", f.packed.documents},
           {"text_bytes", f.records.text_bytes},
           {"bad_lines", bad}};
+}
+
+/// The nodes column by column: entry n of each is node n's.
+ordered_json nodes_json(const std::vector<PackedNode>& nodes) {
+  const auto column = [&](int32_t PackedNode::*member) {
+    ordered_json values = ordered_json::array();
+    for (const PackedNode& node : nodes) values.push_back(node.*member);
+    return values;
+  };
+  ordered_json columns;
+  int32_t PackedNode::*const members[] = {&PackedNode::segment,  &PackedNode::node,  &PackedNode::parent,
+                                          &PackedNode::sequence, &PackedNode::begin, &PackedNode::end};
+  for (std::size_t n = 0; n < std::size(kNodeColumns); ++n) columns[kNodeColumns[n]] = column(members[n]);
+  return columns;
+}
+
+ordered_json packing_json(const Packed& packed) {
+  ordered_json out{{"seqlen", packed.seqlen},
+                   {"sequences", packed.sequences},
+                   {"documents", packed.documents},
+                   {"tokens", packed.tokens},
+                   {"padding_share", packed.padding_share()}};
+  if (shares_prefix(packed.task)) {
+    out["sharing"] = {{"tokens", packed.tokens},
+                      {"separate_sequences", packed.separate.count},
+                      {"separate_tokens", packed.separate.tokens},
+                      {"ratio", packed.sharing_ratio()}};
+  }
+  if (packed.task == Task::kTree) out["nodes"] = nodes_json(packed.nodes);
+  return out;
 }
 
 ordered_json masks_json(const MaskedFigures& m) {
@@ -103,6 +134,18 @@ std::string rates_text(const RunFigures::Rate& rate) {
 }
 
 std::string sequences_text(int64_t count) { return fmt::format("{} sequence{}", grouped(count), count == 1 ? "" : "s"); }
+
+std::vector<std::string> packing_lines(const Packed& packed) {
+  std::vector<std::string> lines{fmt::format("{} tokens in {} of {}, {} padding", grouped(packed.tokens), sequences_text(packed.sequences),
+                                             grouped(packed.seqlen), percent_text(packed.padding_share()))};
+  if (shares_prefix(packed.task)) {
+    const std::string nodes =
+        packed.task == Task::kTree ? fmt::format("{} nodes; ", grouped(static_cast<int64_t>(packed.nodes.size()))) : "";
+    lines.push_back(fmt::format("{}{} as a sequence of its own: {} tokens, {:.2f}x; sharing saves {}", nodes, separate_text(packed),
+                                grouped(packed.separate.tokens), packed.sharing_ratio(), grouped(packed.separate.tokens - packed.tokens)));
+  }
+  return lines;
+}
 
 /// "the first 3 of 58 sequences", "all 58 sequences".
 std::string some_text(int64_t count, int64_t all) {
@@ -181,12 +224,7 @@ ordered_json to_json(const RunFigures& f) {
           {"version", fmt::format("{}.{}.{}", FLASHMASK_VERSION_MAJOR, FLASHMASK_VERSION_MINOR, FLASHMASK_VERSION_PATCH)},
           {"passed", f.passed()},
           {"input", input_json(f)},
-          {"packing",
-           {{"seqlen", f.packed.seqlen},
-            {"sequences", f.packed.sequences},
-            {"documents", f.packed.documents},
-            {"tokens", f.packed.tokens},
-            {"padding_share", f.packed.padding_share()}}},
+          {"packing", packing_json(f.packed)},
           {"attention",
            {{"sequences", f.masked.sequences},
             {"batch_size", f.masked.batch_size},
@@ -211,9 +249,7 @@ std::string to_text(const RunFigures& f) {
   const MaskedFigures& m = f.masked;
   std::string text;
   add_section(text, "input", {input_text(f), fmt::format("task {}", name(f.options.task))});
-  add_section(text, "packing",
-              {fmt::format("{} tokens in {} of {}, {} padding", grouped(f.packed.tokens), sequences_text(f.packed.sequences),
-                           grouped(f.packed.seqlen), percent_text(f.packed.padding_share()))});
+  add_section(text, "packing", packing_lines(f.packed));
   if (m.sequences < f.packed.sequences) {
     add_section(text, "", {fmt::format("from here on: {} (--limit-sequences)", some_text(m.sequences, f.packed.sequences))});
   }
@@ -235,10 +271,16 @@ std::string to_text(const RunFigures& f) {
   return text;
 }
 
+std::string separate_text(const Packed& packed) {
+  if (packed.separate.count == 1) return "the one path from root to leaf";
+  return fmt::format("each of {} {}", grouped(packed.separate.count),
+                     packed.task == Task::kTree ? "paths from root to leaf" : "answers with its question");
+}
+
 std::string grouped(int64_t value) {
   std::string text = std::to_string(value);
   for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > (value < 0 ? 1 : 0); at -= 3)
-    text.insert(static_cast<std::size_t>(at), ",");
+    text.insert(static_cast<std::size_t>(at), 1, ',');
   return text;
 }
 

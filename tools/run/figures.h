@@ -42,6 +42,8 @@ std::string to_text(const RunFigures& figures);
 
 // Words for figures, for text and report alike.
 
+/// "each of 124 answers with its question", what would be written separately if nothing were shared.
+std::string separate_text(const Packed& packed);
 /// "237,568".
 std::string grouped(int64_t value);
 /// "0.9 MiB".

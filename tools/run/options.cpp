@@ -63,8 +63,10 @@ void add_options(CLI::App& command, RunOptions& options) {
       CLI::Validator([](const std::string& path) { return path.empty() ? std::string("a file name is needed") : std::string(); }, "");
   command.add_option("--input", options.input, "JSONL file, one record per line")->required()->check(not_empty)->type_name("FILE.jsonl");
   command
-      .add_option_function<std::string>("--task", set_task,
-                                        "pretrain: {text}; sft: {prompt, response}; dpo: {prompt, chosen, rejected}; rm: {prompt, answers}")
+      .add_option_function<std::string>(
+          "--task", set_task,
+          "pretrain: {text}; sft: {prompt, response}; dpo: {prompt, chosen, rejected}; rm: {prompt, answers}; "
+          "tree: {text, branches: [{text, branches}, ...]}")
       ->required()
       ->check(CLI::IsMember(task_names()));
   command.add_option("--seqlen", options.seqlen, "Tokens of a packed sequence")

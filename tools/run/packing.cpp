@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <iterator>
 #include <utility>
 
 #include "flashmask/builders.h"
@@ -42,29 +43,60 @@ class Writer {
   explicit Writer(Packed& packed) : packed_(packed), used_(index(packed.sequences)) {}
 
   void add(const Document& document, int64_t number, int64_t sequence) {
-    begin_ = sequence * packed_.seqlen + used_[index(sequence)];
+    sequence_ = sequence;
+    begin_ = used_[index(sequence)];
     used_[index(sequence)] += document.length();
     document_ = &document;
     number_ = static_cast<int32_t>(number);
-    add_part(0, document.question, 0, 0, false);
-    int64_t at = document.question;
-    for (std::size_t n = 0; n < document.answers.size(); ++n) {
-      add_part(at, document.answers[n], document.question, static_cast<int32_t>(n) + 1, true);
-      at += document.answers[n];
+    if (document.nodes.empty()) {
+      add_answers();
+    } else {
+      add_nodes();
     }
   }
 
  private:
   /// Tokens [first, first + count) of the document, at positions from `position` on.
-  void add_part(int64_t first, int64_t count, int64_t position, int32_t answer, bool learned) {
-    for (int64_t t = 0; t < count; ++t) {
-      const std::size_t at = index(begin_ + first + t);
-      packed_.input_ids[at] = document_->tokens[index(first + t)];
-      packed_.position_ids[at] = static_cast<int32_t>(position + t);
+  struct Part {
+    int64_t first, count, position;
+    bool learned;
+  };
+
+  void add_answers() {
+    const Document& document = *document_;
+    int64_t at = document.question;
+    add_part({0, at, 0, false}, packed_.answer_ids, 0);
+    for (std::size_t n = 0; n < document.answers.size(); ++n) {
+      add_part({at, document.answers[n], document.question, true}, packed_.answer_ids, static_cast<int32_t>(n) + 1);
+      at += document.answers[n];
+    }
+  }
+
+  void add_nodes() {
+    std::vector<int64_t> path_end;  // the position after each node
+    int64_t first = 0;
+    for (const TreeNode& node : document_->nodes) {
+      const auto number = static_cast<int32_t>(path_end.size());
+      const int64_t position = node.parent < 0 ? 0 : path_end[index(node.parent)];
+      add_part({first, node.length, position, node.learned}, packed_.node_ids, number);
+      const int64_t begin = begin_ + first;
+      packed_.nodes.push_back({number_, number, static_cast<int32_t>(node.parent), static_cast<int32_t>(sequence_),
+                               static_cast<int32_t>(begin), static_cast<int32_t>(begin + node.length)});
+      path_end.push_back(position + node.length);
+      first += node.length;
+    }
+  }
+
+  /// `part_ids`, if the task has them, get the part's number.
+  void add_part(const Part& part, std::vector<int32_t>& part_ids, int32_t part_number) {
+    for (int64_t t = 0; t < part.count; ++t) {
+      const std::size_t at = index(sequence_ * packed_.seqlen + begin_ + part.first + t);
+      packed_.input_ids[at] = document_->tokens[index(part.first + t)];
+      packed_.position_ids[at] = static_cast<int32_t>(part.position + t);
       packed_.segment_ids[at] = number_;
-      if (!packed_.answer_ids.empty()) packed_.answer_ids[at] = answer;
-      if (!learned || t + 1 == count) continue;
-      packed_.labels[at] = document_->tokens[index(first + t + 1)];
+      if (!part_ids.empty()) part_ids[at] = part_number;
+      if (!part.learned || t + 1 == part.count) continue;
+      packed_.labels[at] = document_->tokens[index(part.first + t + 1)];
       packed_.loss_mask[at] = 1;
     }
   }
@@ -72,18 +104,38 @@ class Writer {
   Packed& packed_;
   std::vector<int64_t> used_;
   const Document* document_ = nullptr;
-  int64_t begin_ = 0;
+  int64_t sequence_ = 0, begin_ = 0;
   int32_t number_ = 0;
 };
 
-/// LTS of one sequence: the library's mask of its documents (a question with one answer is just a causal
-/// document), then 0 for the padding, which hides those keys from all rows. Rows of the padding see nothing,
-/// as every document's LTS ends before them.
-void write_mask(std::span<const QuestionGroup> groups, std::span<int32_t> lts) {
-  const Mask mask = masks::shared_question(groups);
+/// The documents of one sequence as the library's builders want them: questions with answers (one with a single
+/// answer is just a causal document), or a forest.
+class SequenceMask {
+ public:
+  void add(const Document& document) {
+    const auto root = static_cast<int64_t>(parents_.size());
+    for (const TreeNode& node : document.nodes) {
+      parents_.push_back(node.parent < 0 ? -1 : root + node.parent);
+      lengths_.push_back(node.length);
+    }
+    if (document.nodes.empty()) groups_.push_back({document.question, document.answers});
+  }
+
+  Mask build() const { return parents_.empty() ? masks::shared_question(groups_) : masks::prefix_tree(parents_, lengths_); }
+
+ private:
+  std::vector<QuestionGroup> groups_;
+  std::vector<int64_t> parents_, lengths_;
+};
+
+/// LTS of one sequence: the library's mask of its documents, then 0 for the padding, which hides those keys from
+/// all rows. Rows of the padding see nothing, as every document's LTS ends before them.
+void write_mask(const Mask& mask, std::span<int32_t> lts) {
   std::copy(mask.lts().begin(), mask.lts().end(), lts.begin());
   std::fill(lts.begin() + static_cast<std::ptrdiff_t>(mask.seqlen_k()), lts.end(), 0);
 }
+
+static_assert(sizeof(PackedNode) == std::size(kNodeColumns) * sizeof(int32_t), "the file holds nodes as rows of int32");
 
 template <typename Element>
 io::SafetensorsEntry entry(const char* name, const char* dtype, std::vector<int64_t> shape, const std::vector<Element>& values) {
@@ -128,16 +180,20 @@ Packed pack(Task task, std::span<const Document> documents, int64_t seqlen) {
   packed.startend_row_indices.resize(size);
   packed.segment_ids.assign(size, -1);
   if (shares_question(task)) packed.answer_ids.assign(size, -1);
+  if (task == Task::kTree) packed.node_ids.assign(size, -1);
 
   Writer writer(packed);
-  std::vector<std::vector<QuestionGroup>> groups(index(packed.sequences));
+  std::vector<SequenceMask> masks(index(packed.sequences));
   for (std::size_t n = 0; n < documents.size(); ++n) {
     writer.add(documents[n], static_cast<int64_t>(n), sequence_of[n]);
-    groups[index(sequence_of[n])].push_back({documents[n].question, documents[n].answers});
+    masks[index(sequence_of[n])].add(documents[n]);
     packed.tokens += documents[n].length();
+    const SeparateSequences separate = separate_sequences(documents[n]);
+    packed.separate.count += separate.count;
+    packed.separate.tokens += separate.tokens;
   }
-  for (std::size_t s = 0; s < groups.size(); ++s) {
-    write_mask(groups[s], std::span(packed.startend_row_indices).subspan(s * index(seqlen), index(seqlen)));
+  for (std::size_t s = 0; s < masks.size(); ++s) {
+    write_mask(masks[s].build(), std::span(packed.startend_row_indices).subspan(s * index(seqlen), index(seqlen)));
   }
   return packed;
 }
@@ -153,8 +209,12 @@ void write_packed(const std::string& path, const Packed& packed, const std::stri
       entry("startend_row_indices", "I32", {packed.sequences, 1, packed.seqlen, 1}, packed.startend_row_indices),
   };
   if (!packed.answer_ids.empty()) entries.push_back(entry("answer_ids", "I32", shape, packed.answer_ids));
+  if (!packed.node_ids.empty()) {
+    entries.push_back(entry("node_ids", "I32", shape, packed.node_ids));
+    entries.push_back(entry("nodes", "I32", {static_cast<int64_t>(packed.nodes.size()), std::ssize(kNodeColumns)}, packed.nodes));
+  }
   entries.push_back(entry("loss_mask", "BOOL", shape, packed.loss_mask));
-  const io::SafetensorsMetadata metadata{
+  io::SafetensorsMetadata metadata{
       {"format", "flashmask-packed"},
       {"format_version", "1"},
       {"producer", fmt::format("flashmask {}.{}.{}", FLASHMASK_VERSION_MAJOR, FLASHMASK_VERSION_MINOR, FLASHMASK_VERSION_PATCH)},
@@ -172,6 +232,7 @@ void write_packed(const std::string& path, const Packed& packed, const std::stri
       {"answer_token", fmt::format("{}", kAnswerToken)},
       {"labels", "shifted: labels[t] is what position t predicts; -100 is ignored"},
   };
+  if (!packed.node_ids.empty()) metadata["node_columns"] = fmt::format("{}", fmt::join(kNodeColumns, ", "));
   io::write_safetensors(path, entries, metadata);
 }
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <string_view>
 #include <vector>
@@ -18,6 +19,7 @@ namespace {
 constexpr int64_t kMaskPictures = 4;
 constexpr int64_t kPackedBars = 40;
 constexpr int kColours = 6;
+constexpr double kFading = 0.6;  // of a tree's colour, from one level to the next
 
 // Pixels of the charts.
 constexpr double kChartWidth = 960, kBarLeft = 56, kBarHeight = 14, kBarDistance = 19;
@@ -50,6 +52,7 @@ std::string main_figures(const RunFigures& f) {
   std::string text = figure(grouped(f.packed.documents), "documents") + figure(grouped(f.packed.tokens), "tokens") +
                      figure(grouped(f.packed.sequences), "sequences") + figure(percent_text(f.packed.padding_share()), "padding") +
                      figure(percent_text(1 - f.masked.statistics.live_share()), "of the tiles skipped");
+  if (shares_prefix(f.packed.task)) text += figure(fmt::format("{:.2f}×", f.packed.sharing_ratio()), "the tokens without sharing");
   if (f.dense.sequences > 0) text += figure(fmt::format("{:.1f}×", f.speedup()), "as fast as with dense masks");
   return "<div class=\"figures\">\n" + text + "</div>\n";
 }
@@ -81,6 +84,10 @@ class SequenceBar {
   void document(int32_t number) {
     const Document& document = figures_.records.documents[static_cast<std::size_t>(number)];
     const auto fill = [&](double opacity) { return fmt::format("fill=\"var(--d{})\" fill-opacity=\"{}\"", number % kColours, opacity); };
+    if (figures_.options.task == Task::kTree) {
+      tree(document, number);
+      return;
+    }
     const bool pretraining = figures_.options.task == Task::kPretrain;
     if (pretraining) {
       part(document.length(), fill(0.85), fmt::format("document {}, {}", number, plural(document.length(), "token")));
@@ -92,6 +99,17 @@ class SequenceBar {
     for (std::size_t n = 0; n < document.answers.size(); ++n) {
       const std::string what = shared ? fmt::format("answer {}", n + 1) : "response";
       part(document.answers[n], fill(0.45), fmt::format("document {}: {}, {}", number, what, plural(document.answers[n], "token")));
+    }
+  }
+
+  /// The deeper a node, the paler.
+  void tree(const Document& document, int32_t number) {
+    std::vector<int> depth;
+    for (const TreeNode& node : document.nodes) {
+      depth.push_back(node.parent < 0 ? 0 : depth[static_cast<std::size_t>(node.parent)] + 1);
+      const std::string where = node.parent < 0 ? "the root" : fmt::format("node {} after node {}", depth.size() - 1, node.parent);
+      part(node.length, fmt::format("fill=\"var(--d{})\" fill-opacity=\"{:.2f}\"", number % kColours, std::pow(kFading, depth.back())),
+           fmt::format("tree {}: {}, {}", number, where, plural(node.length, "token")));
     }
   }
 
@@ -117,6 +135,10 @@ std::string packing_key(const RunFigures& f) {
   std::string text = "<div class=\"key\">";
   if (f.options.task == Task::kPretrain) {
     text += entry("background:var(--d0)", "a document, in one of six colours");
+  } else if (f.options.task == Task::kTree) {
+    text += entry("background:var(--d0)", "root of a tree");
+    text += entry(fmt::format("background:var(--d0);opacity:{}", kFading), "its branches, paler with depth");
+    text += "<span>the next tree has the next of six colours</span>";
   } else {
     const bool shared = shares_question(f.options.task);
     text += entry("background:var(--d0)", shared ? "question" : "prompt");
@@ -124,6 +146,17 @@ std::string packing_key(const RunFigures& f) {
     text += "<span>the next document has the next of six colours</span>";
   }
   return text + entry("background:var(--pad);border:1px solid var(--pad-line)", "padding") + "</div>\n";
+}
+
+/// What sharing saved, where there is anything to share.
+std::string sharing_table(const Packed& packed) {
+  if (!shares_prefix(packed.task)) return "";
+  const int64_t nodes = static_cast<int64_t>(packed.nodes.size());
+  return table({"what is shared is written once", "tokens", "ratio"},
+               {{packed.task == Task::kTree ? fmt::format("packed, {}", plural(nodes, "node")) : "packed", grouped(packed.tokens), "1.00×"},
+                {separate_text(packed) + " as a sequence of its own", grouped(packed.separate.tokens),
+                 fmt::format("{:.2f}×", packed.sharing_ratio())},
+                {"saved", grouped(packed.separate.tokens - packed.tokens), ""}});
 }
 
 std::string packing_section(const RunFigures& f) {
@@ -147,10 +180,15 @@ std::string packing_section(const RunFigures& f) {
       fmt::format("{} in {} of {}, first fit in the input's order; {} of the positions are padding.{} Point at a part to see what it is.",
                   plural(f.packed.documents, "document"), plural(f.packed.sequences, "sequence"), plural(f.packed.seqlen, "token"),
                   percent_text(f.packed.padding_share()), shown),
-      packing_key(f) + chart);
+      packing_key(f) + chart + sharing_table(f.packed));
 }
 
 // --- Masks ------------------------------------------------------------------------------------------
+
+std::string_view what_rows_see(Task task) {
+  if (task == Task::kTree) return "its own node and those on the way from the root to it, up to itself";
+  return shares_question(task) ? "its own question and its own answer, up to itself" : "its own document, up to itself";
+}
 
 std::string masks_section(const RunFigures& f) {
   const int64_t pictures = std::min(f.masked.sequences, kMaskPictures);
@@ -176,11 +214,9 @@ std::string masks_section(const RunFigures& f) {
   text += table({"memory of the masks", "size", "of dense"},
                 {memory("startend_row_indices", f.masked.mask_bytes), memory("plan, both directions", f.masked.plan_bytes),
                  memory("dense, one byte an element", f.masked.dense_mask_bytes)});
-  const bool shared = shares_question(f.options.task);
   return section(
       "Masks",
-      fmt::format("Each row sees {}. {} of the elements are visible. {}",
-                  shared ? "its own question and its own answer, up to itself" : "its own document, up to itself",
+      fmt::format("Each row sees {}. {} of the elements are visible. {}", what_rows_see(f.options.task),
                   percent_text(statistics.visible_share()),
                   pictures < f.masked.sequences ? fmt::format("The first {} of {} sequences:", pictures, grouped(f.masked.sequences)) : ""),
       text);

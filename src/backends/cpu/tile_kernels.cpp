@@ -45,20 +45,20 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 /// Row length of a float32 tile: an odd number of cache lines.
 constexpr int64_t padded(int64_t n) { return round_up(n, 16) / 16 % 2 == 1 ? round_up(n, 16) : round_up(n, 16) + 16; }
 
-/// Parts of a thread's scratch, handed out in order.
+/// Parts of a thread's scratch, handed out in order; of none (null) they are only counted.
 class Scratch {
  public:
-  explicit Scratch(float* begin) : begin_(begin), next_(begin) {}
+  explicit Scratch(float* begin) : begin_(begin) {}
   float* take(int64_t count) {
-    float* part = next_;
-    next_ += round_up(count, 16);
+    float* part = begin_ ? begin_ + taken_ : nullptr;
+    taken_ += round_up(count, 16);
     return part;
   }
-  int64_t taken() const { return next_ - begin_; }
+  int64_t taken() const { return taken_; }
 
  private:
   float* begin_;
-  float* next_;
+  int64_t taken_ = 0;
 };
 
 // --- Matrix products --------------------------------------------------------------------------------
