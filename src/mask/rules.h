@@ -106,21 +106,33 @@ FLASHMASK_RULE Word visible_bits(const HiddenRows& hidden, int32_t row0) {
   return static_cast<Word>(~bits);
 }
 
-/// Bit r is set if row row0 + r lies in the interval, r < 32; row0 >= 0.
-FLASHMASK_RULE uint32_t rows_in(Interval interval, int32_t row0) {
-  const int32_t from = interval.begin > row0 ? interval.begin - row0 : 0, to = interval.end > row0 ? interval.end - row0 : 0;
-  return bits_from<uint32_t>(from) & ~bits_from<uint32_t>(to);
+/// Of the 32 rows that begin 32 * window rows after row0: bit r is set if the row is row0 + from or a later one.
+FLASHMASK_RULE uint32_t window_from(int32_t from, int window) {
+  const int32_t rest = from - 32 * window;
+  return bits_from<uint32_t>(rest > 0 ? rest : 0);
 }
 
-/// For n columns near each other, first + at[i] (at[i] * stride < 2^31): bit r of bits[i] is set if row row0 + r (below
-/// seqlen_q) sees the column, r < 32. It is what visible_bits(hidden_rows(m, first + at[i]), row0) says, for kernels that
-/// ask for every column of a tile: the values of all columns are asked for before one is used.
-template <int n>
-FLASHMASK_RULE void visible_windows(const Columns& m, int32_t first, const int32_t (&at)[n], int32_t row0, uint32_t (&bits)[n]) {
+/// How many rows after row0 the diagonal is at this key, clamped to what leaves room for adding a small number.
+FLASHMASK_RULE int32_t rows_to_diagonal(int32_t key, int32_t diagonal, int32_t row0) {
+  constexpr int64_t kFar = int64_t{1} << 30;
+  const int64_t rows = static_cast<int64_t>(key) - diagonal - row0;
+  return static_cast<int32_t>(rows > kFar ? kFar : rows < -kFar ? -kFar : rows);
+}
+
+/// For n columns of a tile, first + at[i] (0 <= at[i] < tile_keys <= 2^20, at[i] * stride < 2^31): bit r of bits[w][i] is set if
+/// row row0 + 32 w + r (below seqlen_q) sees the column, r < 32; row0 >= 0. It is what visible_bits(hidden_rows(m, first + at[i]),
+/// row0 + 32 w) says, for kernels that ask for every column of a tile.
+template <int tile_keys, int windows, int n>
+FLASHMASK_RULE void visible_windows(const Columns& m, int32_t first, const int32_t (&at)[n], int32_t row0, uint32_t (&bits)[windows][n]) {
+  const int32_t top = rows_to_diagonal(first, m.diagonal_hi, row0), bottom = rows_to_diagonal(first, m.diagonal_lo, row0) + 1;
+  const bool inside = top + tile_keys <= 1 && bottom >= 32 * windows;  // of the band, whatever the column
   for (int i = 0; i < n; ++i) {
-    bits[i] = rows_in({clamp_row_on_diagonal(first + at[i], m.diagonal_hi, m.seqlen_q),
-                       clamp_row_on_diagonal(first + at[i] + 1, m.diagonal_lo, m.seqlen_q)},
-                      row0);
+    for (int w = 0; w < windows; ++w) bits[w][i] = ~0u;
+  }
+  if (!inside) {
+    for (int i = 0; i < n; ++i) {
+      for (int w = 0; w < windows; ++w) bits[w][i] = window_from(top + at[i], w) & ~window_from(bottom + at[i], w);
+    }
   }
   // One body for both intervals: a kernel has no registers for the addresses of four vectors at a time.
 #if defined(__CUDA_ARCH__)
@@ -130,13 +142,15 @@ FLASHMASK_RULE void visible_windows(const Columns& m, int32_t first, const int32
     const int32_t* from = interval == 0 ? m.lts : m.uts;
     const int32_t* to = interval == 0 ? m.lte : m.ute;
     if (!from && !to) continue;
-    int32_t begin[n], end[n];
+    const int64_t base = first * m.stride;
     for (int i = 0; i < n; ++i) {
-      const int64_t place = (first + at[i]) * m.stride;
-      begin[i] = from ? from[place] : 0;
-      end[i] = to ? to[place] : m.seqlen_q;
+      const int32_t place = at[i] * static_cast<int32_t>(m.stride);
+      const int32_t begin = from ? (from + base)[place] : 0, end = to ? (to + base)[place] : m.seqlen_q;
+      // Not begin - row0 at once: what a vector holds may be any number.
+      const int32_t skipped = (begin > row0 ? begin : row0) - row0, until = (end > row0 ? end : row0) - row0;
+      bits[0][i] &= ~bits_from<uint32_t>(skipped) | bits_from<uint32_t>(until);
+      for (int w = 1; w < windows; ++w) bits[w][i] &= ~window_from(skipped, w) | window_from(until, w);
     }
-    for (int i = 0; i < n; ++i) bits[i] &= ~rows_in({begin[i], end[i]}, row0);
   }
 }
 

@@ -112,15 +112,18 @@ TEST(Rules, VisibilityAndBits) {
   }
 }
 
-/// What visible_windows says of the columns first + at[i], for every row below seqlen_q of its 32, is what visible_bits says of
-/// each.
-template <int n>
+/// What visible_windows says of the columns first + at[i], for every row below seqlen_q of its two windows, is what visible_bits
+/// says of each.
+template <int n, int tile_keys = 512>
 bool windows_agree(const rules::Columns& m, int32_t first, const int32_t (&at)[n], int32_t row0) {
-  uint32_t bits[n];
-  rules::visible_windows(m, first, at, row0, bits);
-  const auto rows = rules::low_bits<uint32_t>(m.seqlen_q - row0);
-  uint32_t wrong = 0;
-  for (int i = 0; i < n; ++i) wrong |= (bits[i] ^ rules::visible_bits32(rules::hidden_rows(m, first + at[i]), row0)) & rows;
+  uint32_t bits[2][n];
+  rules::visible_windows<tile_keys>(m, first, at, row0, bits);
+  const auto rows = rules::low_bits<uint64_t>(m.seqlen_q - row0);
+  uint64_t wrong = 0;
+  for (int i = 0; i < n; ++i) {
+    const uint64_t both = bits[0][i] | static_cast<uint64_t>(bits[1][i]) << 32;
+    wrong |= (both ^ rules::visible_bits(rules::hidden_rows(m, first + at[i]), row0)) & rows;
+  }
   return wrong == 0;
 }
 
@@ -230,7 +233,7 @@ TEST(VisibleWindows, AtTheEndsOfInt32) {
         // The keys at the end of a sequence of this length have no vectors here.
         for (const int32_t at : {0, 1, kMax / 2, kMax - 12}) {
           const rules::Columns none{kMax, lo, hi, nullptr, nullptr, nullptr, nullptr};
-          ASSERT_TRUE(windows_agree_in_every_number(none, 1, at, row0)) << "[" << lo << ", " << hi << "] " << row0 << " " << at;
+          ASSERT_TRUE(windows_agree_in_every_number(none, at, 1, row0)) << "[" << lo << ", " << hi << "] " << row0 << " " << at;
         }
         for (int present = 1; present < 16; ++present) {
           for (int32_t c = 0; c < 9; ++c) {
@@ -243,15 +246,32 @@ TEST(VisibleWindows, AtTheEndsOfInt32) {
   }
 }
 
-TEST(Rules, RowsIn) {
-  EXPECT_EQ(rules::rows_in({0, 0}, 0), 0u);
-  EXPECT_EQ(rules::rows_in({2, 5}, 0), 0b11100u);
-  EXPECT_EQ(rules::rows_in({2, 5}, 4), 1u);
-  EXPECT_EQ(rules::rows_in({2, 5}, 5), 0u);
-  EXPECT_EQ(rules::rows_in({5, 2}, 0), 0u) << "reversed: empty";
-  EXPECT_EQ(rules::rows_in({INT32_MIN, INT32_MAX}, 0), ~uint32_t{0});
-  EXPECT_EQ(rules::rows_in({INT32_MAX, INT32_MIN}, 0), 0u);
-  EXPECT_EQ(rules::rows_in({INT32_MAX - 1, INT32_MAX}, INT32_MAX - 32), uint32_t{1} << 31);
+TEST(Rules, WindowFrom) {
+  EXPECT_EQ(rules::window_from(0, 0), ~0u);
+  EXPECT_EQ(rules::window_from(3, 0), ~7u);
+  EXPECT_EQ(rules::window_from(-5, 0), ~0u);
+  EXPECT_EQ(rules::window_from(32, 0), 0u);
+  EXPECT_EQ(rules::window_from(32, 1), ~0u);
+  EXPECT_EQ(rules::window_from(63, 1), 1u << 31);
+  EXPECT_EQ(rules::window_from(INT32_MAX, 1), 0u);
+}
+
+TEST(Rules, RowsToDiagonal) {
+  EXPECT_EQ(rules::rows_to_diagonal(10, 3, 5), 2);
+  EXPECT_EQ(rules::rows_to_diagonal(10, 3, 9), -2);
+  EXPECT_EQ(rules::rows_to_diagonal(0, INT32_MAX, 0), -(1 << 30)) << "no row is hidden above";
+  EXPECT_EQ(rules::rows_to_diagonal(INT32_MAX - 1, INT32_MIN, 0), 1 << 30) << "none below";
+}
+
+TEST(VisibleWindows, InsideTheBandAndAroundItsEdges) {
+  // Tiles of 16 keys: the shortcut for those inside the band begins and ends with the right tile.
+  for (const Interval band : {Interval{INT32_MIN, 0}, {-200, INT32_MAX}, {-300, -20}, {40, 90}}) {
+    const rules::Columns m{1000, band.begin, band.end, nullptr, nullptr, nullptr, nullptr, 1};
+    for (int32_t first = 0; first < 1000; first += 7) {
+      for (int32_t row0 = 0; row0 < 1000; row0 += 13)
+        ASSERT_TRUE((windows_agree<4, 16>(m, first, {0, 15, 7, 8}, row0))) << first << ", " << row0;
+    }
+  }
 }
 
 TEST(Rules, BitsAtTheEndOfTheLongestSequence) {

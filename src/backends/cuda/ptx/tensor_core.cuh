@@ -62,6 +62,11 @@ __device__ __forceinline__ void pin(float (&d)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+/// x = -inf if `visible` is 0: PTX ISA, "mov" under a predicate, in place. A selection by the compiler moves accumulators about.
+__device__ __forceinline__ void hide_unless(uint32_t visible, float& x) {
+  asm volatile("{.reg .pred hidden; setp.eq.u32 hidden, %1, 0; @hidden mov.b32 %0, 0fFF800000;}" : "+f"(x) : "r"(visible));
+}
+
 /// PTX ISA, "stmatrix": four 8x8 16-bit matrices; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void stmatrix_x4(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0), "r"(r1), "r"(r2), "r"(r3)

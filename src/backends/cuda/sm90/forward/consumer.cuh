@@ -62,8 +62,7 @@ class Consumer {
   /// One lane reads what the producer wrote, the one that later says that it may be overwritten.
   __device__ __forceinline__ void take_item() {
     const Item& from = shared_.item[q_ring_.stage()];
-    item_ = {ptx::from_leader(from.row), ptx::from_leader(from.head), ptx::from_leader(from.batch), ptx::from_leader(from.tiles),
-             ptx::from_leader(from.mask_offset)};
+    item_ = {ptx::from_leader(from.row), ptx::from_leader(from.head), ptx::from_leader(from.batch), ptx::from_leader(from.tiles)};
   }
 
   using Outputs = float[Traits::kHeadDim / 2];
@@ -75,7 +74,7 @@ class Consumer {
     delay<Role::kConsumer>();
     ptx::wait(shared_.k_full[stage], kv_ring_.phase());
     tile.code = ptx::from_leader(shared_.tile[stage].code);
-    return tile.row_class(warpgroup_) != 0;
+    return tile.is_live(warpgroup_);
   }
   /// V is waited for although nobody reads it here: an arrival for its buffer must not overtake its load.
   __device__ __forceinline__ void skip_tile() {
@@ -106,13 +105,14 @@ class Consumer {
     float s[64];
     issue_scores(s, stage);
     release_stored_rows();
+    const SlabBits visible = take_mask(tile);
     ptx::wgmma_wait<0>();
-    take_scores(s, tile);
+    take_scores(s, tile, visible);
     delay<Role::kConsumer>();
     ptx::wait(shared_.v_full[stage], kv_ring_.phase());
     float factor[2];
-    const bool raised = rows.raise_reference(s, p_.scale_log2, factor);
-    if (raised) RowState::rescale(o, factor);
+    const Raised raised = rows.raise_reference(s, p_.scale_log2, p_.score_of_bit, factor);
+    if (raised.rescale) RowState::rescale(o, factor);
     Probabilities p;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -120,7 +120,7 @@ class Consumer {
       RowState::pack<Element>(s, half, p[half]);
       issue_output(o, p[half], stage, half);
     }
-    if (raised) rows.refresh_limits(p_.scale_log2);
+    if (raised.reference) rows.refresh_limits(p_.score_of_bit);
     ptx::wgmma_wait<0>();
     ptx::pin(o);
     release(shared_.v_empty[stage]);
@@ -161,12 +161,13 @@ class Consumer {
     issue_scores(s, kv_ring_.stage());
     pass_turn();
     release_stored_rows();
+    const SlabBits first_visible = take_mask(tile);
     ptx::wgmma_wait<0>();
-    take_scores(s, tile);
-    const bool first_raised = rows.raise_reference(s, p_.scale_log2, factor);
-    if (first_raised) RowState::rescale(o, factor);
+    take_scores(s, tile, first_visible);
+    const Raised first_raised = rows.raise_reference(s, p_.scale_log2, p_.score_of_bit, factor);
+    if (first_raised.rescale) RowState::rescale(o, factor);
     exponentiate_and_pack(s, p, rows);
-    if (first_raised) rows.refresh_limits(p_.scale_log2);
+    if (first_raised.reference) rows.refresh_limits(p_.score_of_bit);
     kv_ring_.advance();
     while (kv_ring_.count != end && next_tile(tile)) {
       const ptx::RingPosition<Traits::kStages> before{kv_ring_.count - 1};
@@ -176,18 +177,17 @@ class Consumer {
       ptx::wait(shared_.v_full[before.stage()], before.phase());
       issue_output(o, p, before.stage());
       pass_turn();
+      const SlabBits visible = take_mask(tile);
       ptx::wgmma_wait<1>();
-      take_scores(s, tile);
-      const bool raised = rows.raise_reference(s, p_.scale_log2, factor);
+      take_scores(s, tile, visible);
+      const Raised raised = rows.raise_reference(s, p_.scale_log2, p_.score_of_bit, factor);
       rows.exponentiate(s, 0, p_.scale_log2);
       rows.exponentiate(s, 1, p_.scale_log2);
       ptx::wgmma_wait<0>();
       ptx::pin(o);
       release(shared_.v_empty[before.stage()]);
-      if (raised) {
-        RowState::rescale(o, factor);
-        rows.refresh_limits(p_.scale_log2);
-      }
+      if (raised.rescale) RowState::rescale(o, factor);
+      if (raised.reference) rows.refresh_limits(p_.score_of_bit);
       RowState::pack<Element>(s, 0, p[0]);
       RowState::pack<Element>(s, 1, p[1]);
       kv_ring_.advance();
@@ -210,14 +210,28 @@ class Consumer {
   }
 
   /// What lies between QK^T and the softmax; the product must be finished.
-  __device__ __forceinline__ void take_scores(float (&s)[64], const Tile& tile) {
+  __device__ __forceinline__ void take_scores(float (&s)[64], const Tile& tile, const SlabBits& visible) {
     ptx::pin(s);
     release(shared_.k_empty[kv_ring_.stage()]);
     if (p_.negate) {
 #pragma unroll
       for (int i = 0; i < 64; ++i) s[i] = -s[i];
     }
-    if (!(tile.row_class(warpgroup_) & Tile::kFull)) hide(s, tile);
+    if (tile.is_partial(warpgroup_)) visible.hide(s);
+  }
+
+  /// What a mask warp has worked out for a partial granule; not to be looked at for a full one. Asked for before the scores
+  /// are there, to let it go on.
+  __device__ __forceinline__ SlabBits take_mask(const Tile& tile) {
+    SlabBits visible{};
+    if (tile.is_partial(warpgroup_)) {
+      const int warp = static_cast<int>(threadIdx.x / 32) % 4;
+      delay<Role::kConsumer>();
+      ptx::wait(shared_.mask_full[warpgroup_][warp / 2], tile.parity(warpgroup_));
+      visible = shared_.mask_bits[warpgroup_].slab(warp % 2 * Slab::kRows);
+      ptx::arrive(shared_.mask_empty[warpgroup_][warp / 2]);
+    }
+    return visible;
   }
 
   /// S = Q K^T of this warpgroup's 64 rows and the stage's 128 keys.
@@ -253,13 +267,6 @@ class Consumer {
     for (int step = 0; step < 4; ++step) {
       ptx::wgmma_rs<Element, Traits::kHeadDim, ptx::Major::kOuter>(o, p[step], v.at(half * 64 * 128 + step * 2048), true);
     }
-  }
-
-  __device__ __forceinline__ void hide(float (&s)[64], const Tile& tile) const {
-    const Slab slab{item_.row + slab_row(), tile.key_block() * Traits::kKeys};
-    const SlabBits visible = p_.dense.given ? visible_by_matrix(p_.dense, item_.mask_offset, p_.seqlen_q, p_.seqlen_k, slab)
-                                            : visible_by_columns(p_.mask, item_.mask_offset, p_.seqlen_k, slab);
-    visible.hide(s);
   }
 
   /// Normalises, and sends the rows out through their own part of Q's buffer.

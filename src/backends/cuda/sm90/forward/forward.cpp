@@ -52,22 +52,20 @@ int consumers_for(const Problem& p) {
 
 const ForwardInstance& instance_for(const Problem& p) { return *find_instance(p.dtype, p.head_dim, consumers_for(p)); }
 
-/// A mask or matrix of [batch or 1, heads, ...] with the strides of its first two dimensions.
-PerHead per_head(int64_t batch, int64_t heads, int64_t batch_stride, int64_t head_stride) {
-  return {static_cast<int32_t>(batch), static_cast<int32_t>(heads), batch_stride, head_stride};
+/// Something of [batch or 1, heads, ...] for the call's batch entries and query heads.
+Sharing sharing(const Problem& p, int64_t batch, int64_t heads) {
+  return {static_cast<uint32_t>(broadcast_group(p.batch, batch)), static_cast<uint32_t>(broadcast_group(p.heads_q, heads))};
 }
 
 void set_mask(const Problem& p, const ForwardInstance& instance, ForwardParams& params) {
   const MaskView& mask = p.mask.view();
-  params.mask_batch = static_cast<int32_t>(mask.batch());
-  params.mask_heads = static_cast<int32_t>(mask.heads());
   params.mask.first = columns(mask, 0, 0);
   const int64_t of_head = mask.seqlen_k * mask.bounds_stride;
-  params.mask.place = per_head(mask.bounds_batch, mask.bounds_heads, mask.bounds_heads * of_head, of_head);
+  params.mask.place = {sharing(p, mask.bounds_batch, mask.bounds_heads), mask.bounds_heads * of_head, of_head};
   if (p.dense.defined()) {
     params.dense.given = true;
     params.dense.visible = static_cast<const uint8_t*>(p.dense.data);
-    params.dense.place = per_head(p.dense.shape[0], p.dense.shape[1], p.dense.stride[0], p.dense.stride[1]);
+    params.dense.place = {sharing(p, p.dense.shape[0], p.dense.shape[1]), p.dense.stride[0], p.dense.stride[1]};
     params.dense.row_stride = p.dense.stride[2];
     params.dense.key_stride = p.dense.stride[3];
     return;
@@ -80,6 +78,8 @@ void set_mask(const Problem& p, const ForwardInstance& instance, ForwardParams& 
       reinterpret_cast<const int32_t*>(base + (instance.consumers == 3 ? layout.row_tile_order_192 : layout.row_tile_order_128));
   params.plan.words_per_row = static_cast<int32_t>(2 * layout.words_per_row);
   params.plan.row_granules = static_cast<int32_t>(layout.row_granules);
+  params.plan.mask_heads = static_cast<uint32_t>(mask.heads());
+  params.plan.sharing = sharing(p, mask.batch(), mask.heads());
 }
 
 /// Whole groups of query heads, so that the heads that share keys and values run together.
@@ -101,21 +101,21 @@ ForwardParams make_params(const Problem& p, const ForwardInstance& instance, uin
   params.lse_batch_stride = p.lse.stride[0];
   params.lse_head_stride = p.lse.stride[1];
   params.lse_row_stride = p.lse.stride[2];
-  params.batch = static_cast<int32_t>(p.batch);
   params.seqlen_q = static_cast<int32_t>(p.seqlen_q);
   params.seqlen_k = static_cast<int32_t>(p.seqlen_k);
-  params.heads_q = static_cast<int32_t>(p.heads_q);
-  params.heads_kv = static_cast<int32_t>(p.heads_kv);
+  params.heads_q = static_cast<uint32_t>(p.heads_q);
+  params.query_heads_per_kv_head = static_cast<uint32_t>(p.group_size());
   params.key_blocks = static_cast<int32_t>(ceil_div(p.seqlen_k, kTileKeys));
   // A scale of 0 must not turn a hidden -inf into NaN; this one is as good as 0 for every finite score.
   constexpr double kLog2E = 1.4426950408889634, kSmallest = 1e-30;
   params.scale_log2 = static_cast<float>(std::max(std::abs(p.softmax_scale) * kLog2E, kSmallest));
+  params.score_of_bit = 1 / params.scale_log2;
   params.negate = p.softmax_scale < 0;
   set_mask(p, instance, params);
-  params.schedule.items = static_cast<int32_t>(count_items(p, instance.consumers));
-  params.schedule.sequences = static_cast<int32_t>(p.batch * p.heads_q);
-  params.schedule.sequences_per_section = static_cast<int32_t>(sequences_per_section(p));
-  params.schedule.row_tiles = static_cast<int32_t>(ceil_div(p.seqlen_q, rows));
+  params.schedule.items = static_cast<uint32_t>(count_items(p, instance.consumers));
+  params.schedule.sequences = static_cast<uint32_t>(p.batch * p.heads_q);
+  params.schedule.sequences_per_section = static_cast<uint32_t>(sequences_per_section(p));
+  params.schedule.row_tiles = static_cast<uint32_t>(ceil_div(p.seqlen_q, rows));
   params.schedule.next = counter;
   params.executed = executed;
   return params;

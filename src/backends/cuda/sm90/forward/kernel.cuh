@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backends/cuda/sm90/forward/consumer.cuh"
+#include "backends/cuda/sm90/forward/mask_builder.cuh"
 #include "backends/cuda/sm90/forward/producer.cuh"
 
 namespace flashmask::sm90 {
@@ -10,18 +11,24 @@ template <typename Traits>
 __device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
   for (int i = 0; i < 2; ++i) {
     ptx::barrier_init(shared.q_full[i], 1);
-    ptx::barrier_init(shared.q_empty[i], Traits::kConsumerWarps);
+    ptx::barrier_init(shared.q_empty[i], Traits::kConsumerWarps + Traits::kConsumers);
   }
   for (int i = 0; i < Traits::kStages; ++i) {
     ptx::barrier_init(shared.k_full[i], 1);
     ptx::barrier_init(shared.v_full[i], 1);
-    ptx::barrier_init(shared.k_empty[i], Traits::kConsumerWarps);
+    ptx::barrier_init(shared.k_empty[i], Traits::kConsumerWarps + Traits::kConsumers);
     ptx::barrier_init(shared.v_empty[i], Traits::kConsumerWarps);
+  }
+  for (int n = 0; n < 2 * Traits::kConsumers; ++n) {
+    // Every lane that wrote or read bits arrives.
+    ptx::barrier_init(shared.mask_full[n / 2][n % 2], 32);
+    ptx::barrier_init(shared.mask_empty[n / 2][n % 2], 64);
   }
   ptx::fence_barrier_init();
 }
 
-/// FlashMask forward (algorithm 1 of the paper): warpgroup 0 produces, the others consume.
+/// FlashMask forward (algorithm 1 of the paper). Of warpgroup 0, one warp loads and one warp for each consumer warpgroup
+/// builds element masks; the other warpgroups consume.
 template <typename Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1) forward_kernel(const __grid_constant__ ForwardParams p) {
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -34,9 +41,14 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) forward_kernel(const __gr
     init_barriers(shared);
   }
   __syncthreads();
-  if (threadIdx.x < 128) {
+  const uint32_t warp = ptx::uniform(threadIdx.x / 32);
+  if (warp < 4) {
     ptx::decrease_registers<Traits::kProducerRegisters>();
-    if (threadIdx.x < 32) Producer<Traits>(p, shared).run();
+    if (warp == 0) {
+      Producer<Traits>(p, shared).run();
+    } else if (warp <= Traits::kConsumers) {
+      MaskBuilder<Traits>(p, shared).run();
+    }
   } else {
     ptx::increase_registers<Traits::kConsumerRegisters>();
     Consumer<Traits>(p, shared).run();

@@ -9,6 +9,11 @@
 
 namespace flashmask::sm90 {
 
+/// How (batch entry, head) share something: each of it serves this many neighbouring ones.
+struct Sharing {
+  uint32_t batch_entries, heads;
+};
+
 /// The plan of all masks of a call, in device memory; see PlanLayout. Bits are read as 32-bit words.
 struct PlanBits {
   const uint32_t* row_live;
@@ -16,12 +21,13 @@ struct PlanBits {
   const int32_t* row_tile_order;  ///< [masks, row_tiles], for the kernel's tile height
   int32_t words_per_row;
   int32_t row_granules;
+  uint32_t mask_heads;  ///< of the plan's masks [batch or 1, mask_heads]
+  Sharing sharing;
 };
 
-/// Where something that belongs to (batch entry, head) lies: `batch` is 1 or the call's, `heads` 1, heads_kv or
-/// heads_q.
+/// Where something that belongs to (batch entry, head) lies.
 struct PerHead {
-  int32_t batch, heads;
+  Sharing sharing;
   int64_t batch_stride, head_stride;
 };
 
@@ -42,7 +48,7 @@ struct DenseMask {
 /// Work items are (batch entry, query head, row tile). Sequences (batch entry x query head) are handed out in
 /// sections whose keys and values fit the L2 cache; inside one, the longest row tiles of all its sequences first.
 struct Schedule {
-  int32_t items, sequences, sequences_per_section, row_tiles;
+  uint32_t items, sequences, sequences_per_section, row_tiles;
   uint32_t* next;  ///< counter of items handed out beyond the first of every CTA; null: there are no others
 };
 
@@ -50,10 +56,11 @@ struct ForwardParams {
   CUtensorMap q, k, v, out;
   float* lse;
   int64_t lse_batch_stride, lse_head_stride, lse_row_stride;
-  int32_t batch, seqlen_q, seqlen_k, heads_q, heads_kv, key_blocks;
-  float scale_log2;                ///< |softmax_scale| * log2(e), at least a tiny number
-  bool negate;                     ///< softmax_scale < 0: scores change sign first
-  int32_t mask_batch, mask_heads;  ///< of the plan: 1, or the call's
+  int32_t seqlen_q, seqlen_k, key_blocks;
+  uint32_t heads_q, query_heads_per_kv_head;
+  float scale_log2;    ///< |softmax_scale| * log2(e), at least a tiny number
+  float score_of_bit;  ///< 1 / scale_log2: scores this far apart have probabilities that differ by a factor of 2
+  bool negate;         ///< softmax_scale < 0: scores change sign first
   PlanBits plan;
   MaskColumns mask;
   DenseMask dense;

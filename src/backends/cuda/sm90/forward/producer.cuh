@@ -9,26 +9,21 @@
 
 namespace flashmask::sm90 {
 
-/// How one mask head serves several heads: the index along a dimension of `own` that entry `index` of `all` reads.
-__device__ __forceinline__ int32_t broadcast(int32_t index, int32_t all, int32_t own) {
-  return own == all ? index : own == 1 ? 0 : index / (all / own);
-}
-
-__device__ __forceinline__ int64_t offset(const PerHead& place, const ForwardParams& p, int32_t batch, int32_t head) {
-  return broadcast(batch, p.batch, place.batch) * place.batch_stride + broadcast(head, p.heads_q, place.heads) * place.head_stride;
+__device__ __forceinline__ int64_t offset(const PerHead& place, uint32_t batch, uint32_t head) {
+  return batch / place.sharing.batch_entries * place.batch_stride + head / place.sharing.heads * place.head_stride;
 }
 
 /// The n-th item in the order of dispatch.
 struct ItemPlace {
-  int32_t batch, head, rank;
-  __device__ __forceinline__ ItemPlace(const ForwardParams& p, int32_t n) {
+  uint32_t batch, head, rank;
+  __device__ __forceinline__ ItemPlace(const ForwardParams& p, uint32_t n) {
     const Schedule& s = p.schedule;
-    const int32_t per_section = s.sequences_per_section * s.row_tiles;
-    const int32_t section = n / per_section, rest = n - section * per_section;
-    const int32_t first = section * s.sequences_per_section;
-    const int32_t sequences = min(s.sequences_per_section, s.sequences - first);
+    const uint32_t per_section = s.sequences_per_section * s.row_tiles;
+    const uint32_t section = n / per_section, rest = n - section * per_section;
+    const uint32_t first = section * s.sequences_per_section;
+    const uint32_t sequences = min(s.sequences_per_section, s.sequences - first);
     rank = rest / sequences;
-    const int32_t sequence = first + rest - rank * sequences;
+    const uint32_t sequence = first + rest - rank * sequences;
     batch = sequence / p.heads_q;
     head = sequence - batch * p.heads_q;
   }
@@ -39,7 +34,7 @@ struct ItemPlace {
 template <int kGranules>
 class TileBits {
  public:
-  __device__ __forceinline__ TileBits(const ForwardParams& p, int32_t mask, int32_t row_tile)
+  __device__ __forceinline__ TileBits(const ForwardParams& p, uint32_t mask, int32_t row_tile)
       : plan_(p.plan), rows_(min(kGranules, p.plan.row_granules - row_tile * kGranules)) {
     const int64_t row = static_cast<int64_t>(mask) * p.plan.row_granules + row_tile * kGranules;
     at_ = row * p.plan.words_per_row;
@@ -88,7 +83,7 @@ class TileBits {
   uint32_t live_[kGranules], full_[kGranules], any_ = 0;
 };
 
-/// The producer warp: walks the items, tells the consumers what to do, and keeps Q, K and V coming. All 32
+/// The producer warp: walks the items, tells the others what to do, and keeps Q, K and V coming. All 32
 /// lanes run it; lane 0 speaks to the copy engine.
 template <typename Traits>
 class Producer {
@@ -97,14 +92,14 @@ class Producer {
   __device__ __forceinline__ Producer(const ForwardParams& p, Shared& shared) : p_(p), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
-    int32_t next = blockIdx.x;
+    uint32_t next = blockIdx.x;
     while (next < p_.schedule.items) {
-      const int32_t item = next;
+      const uint32_t item = next;
       next = claim_next();
       run_item(item);
       next = __shfl_sync(0xffffffff, next, 0);
     }
-    announce({0, 0, 0, Item::kEnd, 0}, false);
+    announce({0, 0, 0, Item::kEnd}, 0);
     if (leader() && p_.executed) atomicAdd(p_.executed, executed_);
   }
 
@@ -112,23 +107,24 @@ class Producer {
   __device__ __forceinline__ static bool leader() { return threadIdx.x % 32 == 0; }
 
   /// Asked for early, so that the counter's answer is there when this item is done. Valid in lane 0.
-  __device__ __forceinline__ int32_t claim_next() const {
+  __device__ __forceinline__ uint32_t claim_next() const {
     if (!p_.schedule.next || !leader()) return p_.schedule.items;
-    return static_cast<int32_t>(gridDim.x + atomicAdd(p_.schedule.next, 1u));
+    return gridDim.x + atomicAdd(p_.schedule.next, 1u);
   }
 
-  __device__ __forceinline__ void run_item(int32_t n) {
+  __device__ __forceinline__ void run_item(uint32_t n) {
     const ItemPlace place(p_, n);
-    const int32_t kv_head = place.head / (p_.heads_q / p_.heads_kv);
-    const auto produce = [&](int32_t key_block, uint32_t classes) { load_tile(key_block, classes, kv_head, place.batch); };
+    const auto head = static_cast<int32_t>(place.head), batch = static_cast<int32_t>(place.batch);
+    const auto kv_head = static_cast<int32_t>(place.head / p_.query_heads_per_kv_head);
+    const auto produce = [&](int32_t key_block, uint32_t classes) { load_tile(key_block, classes, kv_head, batch); };
     if (p_.dense.given) {
-      announce({place.rank * Traits::kRows, place.head, place.batch, p_.key_blocks, offset(p_.dense.place, p_, place.batch, place.head)},
-               p_.key_blocks > 0);
+      const auto row = static_cast<int32_t>(place.rank) * Traits::kRows;
+      announce({row, head, batch, p_.key_blocks}, offset(p_.dense.place, place.batch, place.head));
       constexpr uint32_t kAllPartial = 0b01010101 & ((1u << 2 * Traits::kConsumers) - 1);
       for (int32_t key_block = 0; key_block < p_.key_blocks; ++key_block) produce(key_block, kAllPartial);
       return;
     }
-    const int32_t mask = broadcast(place.batch, p_.batch, p_.mask_batch) * p_.mask_heads + broadcast(place.head, p_.heads_q, p_.mask_heads);
+    const uint32_t mask = place.batch / p_.plan.sharing.batch_entries * p_.plan.mask_heads + place.head / p_.plan.sharing.heads;
     const int32_t row_tile = __ldg(p_.plan.row_tile_order + static_cast<int64_t>(mask) * p_.schedule.row_tiles + place.rank);
     TileBits<Traits::kConsumers> bits(p_, mask, row_tile);
     int32_t tiles = 0;
@@ -136,7 +132,7 @@ class Producer {
       bits.load(word);
       tiles += bits.count();
     }
-    announce({row_tile * Traits::kRows, place.head, place.batch, tiles, offset(p_.mask.place, p_, place.batch, place.head)}, tiles > 0);
+    announce({row_tile * Traits::kRows, head, batch, tiles}, offset(p_.mask.place, place.batch, place.head));
     // The words of the first 32 x 32 key blocks are still at hand.
     for (int32_t word = 0; word < p_.plan.words_per_row; word += 32) {
       if (word > 0) bits.load(word);
@@ -144,14 +140,15 @@ class Producer {
     }
   }
 
-  /// Hands an item to the consumers, with its rows of Q if they will be read.
-  __device__ __forceinline__ void announce(const Item& item, bool load) {
+  /// Hands an item to the others, with its rows of Q if they will be read.
+  __device__ __forceinline__ void announce(const Item& item, int64_t mask_offset) {
     delay<Role::kProducer>();
     const uint32_t slot = q_ring_.stage();
     ptx::wait(shared_.q_empty[slot], q_ring_.phase() ^ 1);
     if (leader()) {
       shared_.item[slot] = item;
-      if (load) {
+      shared_.mask_offset[slot] = mask_offset;
+      if (item.tiles > 0) {
         ptx::arrive_expect(shared_.q_full[slot], Traits::kQueryBytes);
         ptx::tma_load(shared_.q[slot], p_.q, shared_.q_full[slot], {item.row, 0, item.head, item.batch});
         executed_ += item.tiles;
@@ -163,9 +160,12 @@ class Producer {
   }
 
   __device__ __forceinline__ void load_tile(int32_t key_block, uint32_t classes, int32_t kv_head, int32_t batch) {
+    constexpr uint32_t kFirstBits = 0b01010101;
     // Beyond the last key there is nothing to see: the last block is full only if it is whole.
-    constexpr uint32_t kFullBits = Tile::kFull * 0b01010101;
-    if ((key_block + 1) * Traits::kKeys > p_.seqlen_k) classes &= ~kFullBits;
+    if ((key_block + 1) * Traits::kKeys > p_.seqlen_k) classes &= kFirstBits;
+    const uint32_t partial = classes & ~(classes >> 1) & kFirstBits;
+    classes += partial & odd_;
+    odd_ ^= partial;
     const uint32_t stage = kv_ring_.stage();
     const ptx::BoxOrigin at{key_block * Traits::kKeys, 0, kv_head, batch};
     delay<Role::kProducer>();
@@ -189,6 +189,7 @@ class Producer {
   ptx::RingPosition<2> q_ring_;
   ptx::RingPosition<Traits::kStages> kv_ring_;
   uint32_t executed_ = 0;
+  uint32_t odd_ = 0;  ///< by the place of a granule in a tile's code: whether its warpgroup's next partial one is odd
 };
 
 }  // namespace flashmask::sm90

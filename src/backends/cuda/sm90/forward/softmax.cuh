@@ -7,6 +7,12 @@
 
 namespace flashmask::sm90 {
 
+/// What a tile's scores did to a warp's rows.
+struct Raised {
+  bool reference;  ///< of one row or more
+  bool rescale;    ///< O has to be multiplied by the factors: a raised row had seen keys before
+};
+
 /// Online softmax of a thread's two rows (rows g and g + 8 of its warp's slab), spread over the four lanes of a
 /// quad. Probabilities are taken relative to a reference that may lag behind the running maximum, so that O is seldom
 /// rescaled. It is raised to the maximum when that has outgrown it by 2^8, which fp32 sums bear easily, or by about the row's
@@ -24,12 +30,19 @@ struct RowState {
     sum[0] = sum[1] = 0;
   }
 
-  /// Takes a tile's scores into account. Returns, for the whole warp, whether O has to be multiplied by `factor`; a row
-  /// whose reference stays has a factor of exactly 1.
-  __device__ __forceinline__ bool raise_reference(const float (&s)[64], float scale_log2, float (&factor)[2]) {
-    if (__all_sync(0xffffffff, is_settled(s, 0) & is_settled(s, 1))) return false;
-    const bool raised[2] = {raise_row(s, 0, scale_log2, factor[0]), raise_row(s, 1, scale_log2, factor[1])};
-    return __any_sync(0xffffffff, raised[0] || raised[1]);
+  /// Takes a tile's scores into account, and answers for the whole warp. A row whose reference stays, or that saw its first
+  /// key, has a factor of exactly 1.
+  __device__ __forceinline__ Raised raise_reference(const float (&s)[64], float scale_log2, float score_of_bit, float (&factor)[2]) {
+    const int32_t bits[2] = {largest_bits(s, 0), largest_bits(s, 1)};
+    if (__all_sync(0xffffffff, is_settled(bits[0], 0) & is_settled(bits[1], 1))) return {false, false};
+    float largest[2] = {__int_as_float(bits[0]), __int_as_float(bits[1])};
+    if (__any_sync(0xffffffff, (bits[0] | bits[1]) < 0)) {
+      largest[0] = row_max(s, 0);
+      largest[1] = row_max(s, 1);
+    }
+    const bool raised[2] = {raise_row(largest[0], 0, scale_log2, score_of_bit, factor[0]),
+                            raise_row(largest[1], 1, scale_log2, score_of_bit, factor[1])};
+    return {__any_sync(0xffffffff, raised[0] | raised[1]) != 0, __any_sync(0xffffffff, factor[0] != 1 || factor[1] != 1) != 0};
   }
   template <int kOutputs>
   __device__ __forceinline__ static void rescale(float (&o)[kOutputs], const float (&factor)[2]) {
@@ -39,9 +52,9 @@ struct RowState {
 
   /// After a tile that raised a reference, when its probabilities are in the sum: a limit that is about to be outgrown
   /// would have the next tile looked at again.
-  __device__ __forceinline__ void refresh_limits(float scale_log2) {
-    limit[0] = current_limit(0, scale_log2);
-    limit[1] = current_limit(1, scale_log2);
+  __device__ __forceinline__ void refresh_limits(float score_of_bit) {
+    limit[0] = current_limit(0, score_of_bit);
+    limit[1] = current_limit(1, score_of_bit);
   }
 
   /// Turns the scores of one half of the tile's keys into probabilities, in place.
@@ -94,28 +107,33 @@ struct RowState {
     return is_empty(half) ? 0.f : reference[half] * scale_log2;
   }
 
-  /// Raises a row's reference if this tile asks for it, and finds its limit anew.
-  __device__ __forceinline__ bool raise_row(const float (&s)[64], int half, float scale_log2, float& factor) {
-    const float largest = quad_max(row_max(s, half));
-    limit[half] = current_limit(half, scale_log2);
+  /// Raises a row's reference if this tile asks for it, and finds its limit anew. `largest` is of this thread's scores.
+  __device__ __forceinline__ bool raise_row(float largest, int half, float scale_log2, float score_of_bit, float& factor) {
+    largest = quad_max(largest);
+    limit[half] = current_limit(half, score_of_bit);
     const bool raise = largest > limit[half];
-    // At a row's first key the reference is -inf, and the factor 0.
-    factor = raise ? ptx::exp2_approx((reference[half] - largest) * scale_log2) : 1.f;
+    // Before a row's first key there is nothing to rescale.
+    factor = raise && !is_empty(half) ? ptx::exp2_approx((reference[half] - largest) * scale_log2) : 1.f;
     if (raise) reference[half] = limit[half] = largest;
     sum[half] *= factor;
     return raise;
   }
 
   /// How far the scores may grow now: by the sum's power of two, which unlike a logarithm surely grows with it.
-  __device__ __forceinline__ float current_limit(int half, float scale_log2) const {
+  __device__ __forceinline__ float current_limit(int half, float score_of_bit) const {
     const int sum_log2 = (__float_as_int(quad_sum(sum[half])) >> 23) - 127;
-    return reference[half] + static_cast<float>(min(max(sum_log2, 0), kSlackLog2)) / scale_log2;
+    return reference[half] + static_cast<float>(min(max(sum_log2, 0), kSlackLog2)) * score_of_bit;
   }
 
-  /// Whether this thread's scores of a row surely leave its reference as it is, in half the steps of a maximum: read as
-  /// integers, positive floats keep their order and negative ones are smaller, so that the largest of three at a time
-  /// is right wherever it could matter to a limit that is not negative.
-  __device__ __forceinline__ bool is_settled(const float (&s)[64], int half) const {
+  /// Whether this thread's scores of a row surely leave its reference as it is.
+  __device__ __forceinline__ bool is_settled(int32_t largest_bits, int half) const {
+    return (limit[half] >= 0) & (__int_as_float(largest_bits) <= limit[half]);
+  }
+
+  /// The bits of the largest of this thread's scores of a row if it is not negative, else something negative. Half the steps
+  /// of a maximum: read as integers, positive floats keep their order and negative ones are smaller, and there the
+  /// largest of three is one instruction.
+  __device__ __forceinline__ static int32_t largest_bits(const float (&s)[64], int half) {
     const auto bits = [&](int j, int e) { return __float_as_int(s[4 * j + 2 * half + e]); };
     int even = max(bits(0, 0), bits(0, 1)), odd = max(bits(1, 0), bits(1, 1));
 #pragma unroll
@@ -123,7 +141,7 @@ struct RowState {
       even = __vimax3_s32(even, bits(j, 0), bits(j, 1));
       odd = __vimax3_s32(odd, bits(j + 1, 0), bits(j + 1, 1));
     }
-    return (limit[half] >= 0) & (__int_as_float(max(even, odd)) <= limit[half]);
+    return max(even, odd);
   }
 
   __device__ __forceinline__ static float row_max(const float (&s)[64], int half) {

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "backends/cuda/sm90/forward/element_mask.cuh"
+
 namespace flashmask::sm90 {
 
 /// Register budgets of the warpgroups: their sum over all warpgroups must not exceed what the launch hands out.
@@ -27,35 +29,39 @@ struct ForwardTraits {
   static constexpr int kRows = 64 * kConsumers;
   static constexpr int kKeys = 128;
   static constexpr int kBlocks = kHeadDim / 64;  ///< 64-column blocks of a row: the width of the 128-byte swizzle
-  static constexpr int kStages = 2;
+  static constexpr int kStages = kHeadDim == 64 ? 4 : 2;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kConsumerWarps = 4 * kConsumers;
   static constexpr int kProducerRegisters = RegisterBudget<kConsumers>::kProducer;
   static constexpr int kConsumerRegisters = RegisterBudget<kConsumers>::kConsumer;
   /// Items of at least this many tiles run with PV under the next tile's softmax; 0: none does. It pays where the
   /// exponentials take as long as the products, and not in short rows.
-  static constexpr int kOverlapFrom = kHeadDim == 64 ? 8 : 0;
+  static constexpr int kOverlapFrom = kHeadDim == 64 ? 5 : 0;
 
   static constexpr uint32_t kQueryBytes = kRows * kHeadDim * sizeof(Element);
   static constexpr uint32_t kKeyBytes = kKeys * kHeadDim * sizeof(Element);
 };
 
-/// What the producer tells the consumers about an item: `tiles` live key blocks, or kEnd.
+/// What the producer tells the others about an item: `tiles` live key blocks, or kEnd.
 struct Item {
   static constexpr int32_t kEnd = -1;
   int32_t row, head, batch, tiles;
-  int64_t mask_offset;  ///< of this batch entry's and head's mask: elements of the column vectors, bytes of a dense mask
 };
 
-/// What the producer tells the consumers about a tile: the key block, and two bits for each warpgroup.
+/// What the producer tells the others about a tile: the key block, and two bits for each warpgroup's granule. The partial
+/// ones of a warpgroup are even and odd in turn, so that nobody else has to count them.
 struct Tile {
-  static constexpr uint32_t kLive = 1, kFull = 2;
+  static constexpr uint32_t kEmpty = 0, kPartialEven = 1, kPartialOdd = 2, kFull = 3;
   uint32_t code;
   __device__ __forceinline__ static Tile make(int32_t key_block, uint32_t classes) {
     return {static_cast<uint32_t>(key_block) << 8 | classes};
   }
   __device__ __forceinline__ int32_t key_block() const { return static_cast<int32_t>(code >> 8); }
   __device__ __forceinline__ uint32_t row_class(int warpgroup) const { return code >> (2 * warpgroup) & 3; }
+  __device__ __forceinline__ bool is_live(int warpgroup) const { return row_class(warpgroup) != kEmpty; }
+  __device__ __forceinline__ bool is_partial(int warpgroup) const { return row_class(warpgroup) - kPartialEven < 2; }
+  /// Of a partial granule.
+  __device__ __forceinline__ uint32_t parity(int warpgroup) const { return row_class(warpgroup) >> 1; }
 };
 
 template <typename Traits>
@@ -69,7 +75,11 @@ struct SharedStorage {
   uint64_t q_full[2], q_empty[2];
   uint64_t k_full[Traits::kStages], k_empty[Traits::kStages];
   uint64_t v_full[Traits::kStages], v_empty[Traits::kStages];
+  /// Of each warpgroup's buffer for mask bits: the first and the second half of a granule's rows in turn.
+  uint64_t mask_full[Traits::kConsumers][2], mask_empty[Traits::kConsumers][2];
+  MaskBits mask_bits[Traits::kConsumers];
   Item item[2];
+  int64_t mask_offset[2];  ///< of the items' masks: elements of the column vectors, bytes of a dense mask
   Tile tile[Traits::kStages];
 };
 

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "backends/cuda/common/delay.cuh"
+#include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/tensor_core.cuh"
+#include "backends/cuda/sm90/forward/element_mask.cuh"
+#include "backends/cuda/sm90/forward/params.h"
+#include "backends/cuda/sm90/forward/traits.cuh"
+
+namespace flashmask::sm90 {
+
+/// The same number; what follows from it is worked out where it is used and not kept in registers.
+__device__ __forceinline__ uint32_t opaque(uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+/// One stage of a bit transpose between lanes: exchanges bit kBit of the lane's number with that of the bits' numbers.
+template <int kBit>
+__device__ __forceinline__ void exchange_bit(uint32_t lane, uint32_t (&x)[4]) {
+  constexpr uint32_t kLow[5] = {0x55555555, 0x33333333, 0x0F0F0F0F, 0x00FF00FF, 0x0000FFFF};
+  const bool upper = lane >> kBit & 1;
+  if constexpr (kBit >= 3) {
+    const uint32_t selector = kBit == 4 ? (upper ? 0x3276 : 0x5410) : (upper ? 0x3715 : 0x6240);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) x[c] = __byte_perm(x[c], __shfl_xor_sync(0xffffffff, x[c], 1 << kBit), selector);
+  } else {
+    const uint32_t keep = upper ? ~kLow[kBit] : kLow[kBit], left = upper ? 32 - (1 << kBit) : 1 << kBit;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const uint32_t other = __shfl_xor_sync(0xffffffff, x[c], 1 << kBit);
+      x[c] = (x[c] & keep) | (__funnelshift_l(other, other, left) & ~keep);
+    }
+  }
+}
+
+/// Lane l has bits of 32 rows in a column; afterwards those of 32 columns in row l. Four such squares at a time.
+__device__ __forceinline__ void transpose_between_lanes(uint32_t lane, uint32_t (&x)[4]) {
+  exchange_bit<4>(lane, x);
+  exchange_bit<3>(lane, x);
+  exchange_bit<2>(lane, x);
+  exchange_bit<1>(lane, x);
+  exchange_bit<0>(lane, x);
+}
+
+/// A mask warp, one for each consumer warpgroup, beside the producer: follows the tiles and works out which elements of
+/// its warpgroup's partial granules are visible, in the order in which the consumers' registers hold scores. So
+/// a partial tile costs the consumers two loads and the selects.
+template <typename Traits>
+class MaskBuilder {
+ public:
+  using Shared = SharedStorage<Traits>;
+  __device__ __forceinline__ MaskBuilder(const ForwardParams& p, Shared& shared)
+      : p_(p), shared_(shared), warpgroup_(static_cast<int>(ptx::uniform(threadIdx.x / 32)) - 1) {}
+
+  __device__ __forceinline__ void run() {
+    while (true) {
+      const uint32_t slot = q_ring_.stage();
+      delay<Role::kMask>();
+      ptx::wait(shared_.q_full[slot], q_ring_.phase());
+      const int32_t tiles = ptx::from_leader(item().tiles);
+      if (tiles == Item::kEnd) return;
+      for (const uint32_t end = kv_ring_.count + tiles; kv_ring_.count != end; kv_ring_.advance()) follow_tile();
+      release(shared_.q_empty[q_ring_.stage()]);
+      q_ring_.advance();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ const Item& item() const { return shared_.item[q_ring_.stage()]; }
+  __device__ __forceinline__ int64_t mask_offset() const { return shared_.mask_offset[q_ring_.stage()]; }
+  __device__ __forceinline__ static void release(uint64_t& barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::arrive(barrier);
+  }
+
+  __device__ __forceinline__ void follow_tile() {
+    kv_ring_.count = ptx::uniform(kv_ring_.count);
+    const uint32_t stage = kv_ring_.stage();
+    delay<Role::kMask>();
+    ptx::wait(shared_.k_full[stage], kv_ring_.phase());
+    const Tile tile{ptx::from_leader(shared_.tile[stage].code)};
+    release(shared_.k_empty[stage]);
+    if (tile.is_partial(warpgroup_)) build(tile.key_block() * Traits::kKeys, tile.parity(warpgroup_));
+  }
+
+  __device__ __forceinline__ void build(int32_t first_key, uint32_t parity) {
+    const uint32_t lane = opaque(threadIdx.x % 32);
+    const int32_t row = item().row + 64 * warpgroup_;
+    uint32_t bits[2][4];
+    if (p_.dense.given) {
+#pragma unroll 1
+      for (int half = 0; half < 2; ++half) {
+        for (int c = 0; c < 4; ++c) bits[0][c] = bits[1][c];
+        visible_by_matrix(lane, row + MaskBits::kRows * half, first_key, bits[1]);
+      }
+    } else {
+      visible_by_columns(lane, row, first_key, bits);
+    }
+    hand_over(lane, bits[0], 0, parity);
+    hand_over(lane, bits[1], 1, parity);
+  }
+
+  /// The granule's two halves go through one buffer: shared memory has no room for more.
+  __device__ __forceinline__ void hand_over(uint32_t lane, const uint32_t (&bits)[4], int half, uint32_t parity) {
+    delay<Role::kMask>();
+    ptx::wait(shared_.mask_empty[warpgroup_][half ^ 1], parity ^ half ^ 1);
+    *reinterpret_cast<uint4*>(shared_.mask_bits[warpgroup_].row[lane]) = {bits[0], bits[1], bits[2], bits[3]};
+    ptx::arrive(shared_.mask_full[warpgroup_][half]);
+  }
+
+  /// By the mask's vectors: a lane works out all rows of four columns, two at a time, then the lanes exchange rows and
+  /// columns.
+  __device__ __forceinline__ void visible_by_columns(uint32_t lane, int32_t row, int32_t first_key, uint32_t (&bits)[2][4]) const {
+    const auto key = static_cast<int32_t>(MaskBits::key(lane, 0));
+    const int32_t last = p_.seqlen_k - 1 - first_key;
+    rules::Columns columns = p_.mask.first;
+    const auto offset = static_cast<int64_t>(ptx::uniform(static_cast<uint64_t>(mask_offset())));
+    if (columns.lts) columns.lts += offset;
+    if (columns.lte) columns.lte += offset;
+    if (columns.uts) columns.uts += offset;
+    if (columns.ute) columns.ute += offset;
+    const int32_t at[4] = {min(key, last), min(key + 2, last), min(key + 4, last), min(key + 6, last)};
+    rules::visible_windows<Traits::kKeys>(columns, first_key, at, row, bits);
+    if (last < Traits::kKeys - 1) {
+      const auto again = static_cast<int32_t>(MaskBits::key(opaque(lane), 0));
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        if (again + 2 * c > last) bits[0][c] = bits[1][c] = 0;
+      }
+    }
+    transpose_between_lanes(lane, bits[0]);
+    transpose_between_lanes(lane, bits[1]);
+  }
+
+  /// By a dense mask: the lanes read a row's keys, and vote.
+  __device__ __forceinline__ void visible_by_matrix(uint32_t lane, int32_t row, int32_t first_key, uint32_t (&bits)[4]) const {
+    const int32_t key = first_key + static_cast<int32_t>(MaskBits::key(lane, 0));
+    const uint8_t* place = p_.dense.visible + mask_offset() + row * p_.dense.row_stride + key * p_.dense.key_stride;
+#pragma unroll 1
+    for (int r = 0; r < MaskBits::kRows; ++r) {
+      bool visible[4];
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const bool inside = row + r < p_.seqlen_q && key + 2 * c < p_.seqlen_k;
+        visible[c] = inside && place[2 * c * p_.dense.key_stride];
+      }
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const uint32_t word = __ballot_sync(0xffffffff, visible[c]);
+        if (lane == r) bits[c] = word;
+      }
+      place += p_.dense.row_stride;
+    }
+  }
+
+  const ForwardParams& p_;
+  Shared& shared_;
+  const int warpgroup_;
+  ptx::RingPosition<2> q_ring_;
+  ptx::RingPosition<Traits::kStages> kv_ring_;
+};
+
+}  // namespace flashmask::sm90
