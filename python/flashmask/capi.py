@@ -4,12 +4,15 @@
 import ctypes as C
 import os
 
-import numpy as np
+try:
+    import numpy as np
+except ImportError:  # the structs do without
+    np = None
 
 FLOAT32, FLOAT64, BFLOAT16, FLOAT16, INT32, BOOL, UINT8 = range(1, 8)
-CAUSAL, HAS_Q_OFFSET, HAS_WINDOW, HAS_SCALE = 2, 4, 8, 16
+DETERMINISTIC, CAUSAL, HAS_Q_OFFSET, HAS_WINDOW, HAS_SCALE = 1, 2, 4, 8, 16
 OK, INVALID_ARGUMENT, UNSUPPORTED, UNREPRESENTABLE, NO_DEVICE, OUT_OF_MEMORY, INTERNAL = range(7)
-DTYPES = {np.dtype(np.float32): FLOAT32, np.dtype(np.float64): FLOAT64, np.dtype(np.float16): FLOAT16, np.dtype(np.int32): INT32, np.dtype(np.bool_): BOOL, np.dtype(np.uint8): UINT8}
+DTYPES = {} if np is None else {np.dtype(np.float32): FLOAT32, np.dtype(np.float64): FLOAT64, np.dtype(np.float16): FLOAT16, np.dtype(np.int32): INT32, np.dtype(np.bool_): BOOL, np.dtype(np.uint8): UINT8}
 
 
 class Tensor(C.Structure):
@@ -81,7 +84,7 @@ def make(struct, **fields):
     s = struct()
     s.struct_size = C.sizeof(struct)
     for name, value in fields.items():
-        setattr(s, name, tensor(value) if isinstance(value, np.ndarray) else value)
+        setattr(s, name, tensor(value) if np is not None and isinstance(value, np.ndarray) else value)
     return s
 
 

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The PyTorch operators flashmask::plan, flashmask::forward and flashmask::backward over the C interface.
+//
+// Written against LibTorch's stable ABI: one binary serves every torch from 2.10 on and every Python. The C interface checks the
+// arguments; here tensors become fm_tensor, outputs and workspace are allocated, and a status becomes an exception. Shapes,
+// strides and devices pass through as they are: nothing is copied.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+
+#include "flashmask/c_api.h"
+#include "runtime.h"
+
+namespace {
+
+using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+/// What Python turns into flashmask.UnsupportedError: torch passes on an exception's text, not its type.
+constexpr const char* kUnsupported = "UnsupportedError: ";
+
+void check(fm_status status) {
+  switch (status) {
+    case FM_OK:
+      return;
+    case FM_INVALID_ARGUMENT:
+    case FM_UNREPRESENTABLE:
+      throw std::invalid_argument(fm_last_error());  // ValueError in Python
+    case FM_UNSUPPORTED:
+      throw std::runtime_error(std::string(kUnsupported) + fm_last_error());
+    default:
+      throw std::runtime_error(fm_last_error());
+  }
+}
+
+fm_dtype dtype_of(const Tensor& tensor, const char* argument) {
+  const int32_t dtype = torch_dtype(tensor);
+  if (dtype == aoti_torch_dtype_float32()) return FM_FLOAT32;
+  if (dtype == aoti_torch_dtype_bfloat16()) return FM_BFLOAT16;
+  if (dtype == aoti_torch_dtype_float16()) return FM_FLOAT16;
+  if (dtype == aoti_torch_dtype_float64()) return FM_FLOAT64;
+  if (dtype == aoti_torch_dtype_int32()) return FM_INT32;
+  if (dtype == aoti_torch_dtype_bool()) return FM_BOOL;
+  if (dtype == aoti_torch_dtype_uint8()) return FM_UINT8;
+  throw std::invalid_argument(std::string(argument) + " has a dtype that is not float32, bfloat16, float16, float64, int32, bool or uint8");
+}
+
+/// The tensors of one call, which must all be in one place.
+class Call {
+ public:
+  Call(Place place, const char* reference) : place_(place), reference_(reference) {}
+
+  fm_tensor operator()(const Tensor& tensor, const char* argument) const {
+    if (const Place place = place_of(tensor); place != place_)
+      throw std::invalid_argument(std::string(argument) + " is on " + place.name() + " and " + reference_ + " on " + place_.name() +
+                                  "; all tensors of a call must be on one device");
+    fm_tensor result{};
+    result.dtype = dtype_of(tensor, argument);
+    result.ndim = static_cast<int32_t>(tensor.dim());
+    if (result.ndim > 5)
+      throw std::invalid_argument(std::string(argument) + " has " + std::to_string(result.ndim) + " dimensions; at most 5 are accepted");
+    result.data = tensor.data_ptr();
+    const auto sizes = tensor.sizes(), strides = tensor.strides();
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      result.shape[d] = sizes[d];
+      result.stride[d] = strides[d];
+    }
+    return result;
+  }
+  fm_tensor operator()(const OptionalTensor& tensor, const char* argument) const {
+    return tensor ? (*this)(*tensor, argument) : fm_tensor{};
+  }
+
+ private:
+  Place place_;
+  const char* reference_;
+};
+
+/// A mask as the operators take it.
+struct MaskArguments {
+  const OptionalTensor& bounds;
+  const OptionalTensor& block_mask;
+  bool causal;
+  std::optional<int64_t> q_offset;
+  int64_t window_left, window_right;
+
+  fm_mask read(const Call& call, int64_t seqlen_q, int64_t seqlen_k) const {
+    fm_mask mask{};
+    mask.struct_size = sizeof(mask);
+    mask.seqlen_q = seqlen_q;
+    mask.seqlen_k = seqlen_k;
+    if (causal) mask.flags |= FM_CAUSAL;
+    if (q_offset) {
+      mask.flags |= FM_HAS_Q_OFFSET;
+      mask.q_offset = *q_offset;
+    }
+    if (window_left != -1 || window_right != -1) {
+      mask.flags |= FM_HAS_WINDOW;
+      mask.window_left = window_left;
+      mask.window_right = window_right;
+    }
+    mask.bounds = call(bounds, "startend_row_indices");
+    mask.block_mask = call(block_mask, "block_mask");
+    return mask;
+  }
+};
+
+fm_options options_for(Place place) {
+  fm_options options{};
+  options.struct_size = sizeof(options);
+  options.device = place.fm_device();
+  if (place.is_cpu())
+    options.threads = torch_threads();
+  else
+    options.stream = current_stream(place);
+  return options;
+}
+
+fm_options options_for(Place place, std::optional<double> scale, bool deterministic, const std::string& backend) {
+  fm_options options = options_for(place);
+  if (deterministic) options.flags |= FM_DETERMINISTIC;
+  if (scale) {
+    options.flags |= FM_HAS_SCALE;
+    options.softmax_scale = *scale;
+  }
+  options.backend = backend.c_str();
+  return options;
+}
+
+void set_plan(const OptionalTensor& plan, const Call& call, const void*& data, size_t& bytes) {
+  if (!plan) return;
+  const fm_tensor buffer = call(plan, "plan");
+  if (buffer.dtype != FM_UINT8 || buffer.ndim != 1)
+    throw std::invalid_argument("plan must be what flashmask::plan returned: uint8, one dimension");
+  data = buffer.data;
+  bytes = static_cast<size_t>(buffer.shape[0]);
+}
+
+/// Sizes that the outputs are made of; whatever else is wrong is for the C interface to say.
+int64_t size_of(const Tensor& tensor, int64_t dimension, const char* argument) {
+  if (tensor.dim() != 4)
+    throw std::invalid_argument(std::string(argument) + " has " + std::to_string(tensor.dim()) +
+                                " dimensions; it must have 4, [batch, seqlen, heads, head_dim]");
+  return tensor.size(dimension);
+}
+
+Tensor plan(const OptionalTensor& bounds, const OptionalTensor& block_mask, int64_t seqlen_q, int64_t seqlen_k, bool causal,
+            std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right, const torch::stable::Device& device) {
+  const Place place = bounds ? place_of(*bounds) : block_mask ? place_of(*block_mask) : place_of(device);
+  const Call call(place, bounds ? "startend_row_indices" : "the call");
+  const fm_mask mask = MaskArguments{bounds, block_mask, causal, q_offset, window_left, window_right}.read(call, seqlen_q, seqlen_k);
+  size_t bytes = 0;
+  check(fm_plan_bytes(&mask, &bytes));
+  const Tensor buffer = empty_bytes(bytes, place);
+  const fm_options options = options_for(place);
+  check(fm_plan_build(&mask, buffer.data_ptr(), bytes, &options));
+  return buffer;
+}
+
+std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& bounds,
+                                   const OptionalTensor& block_mask, const OptionalTensor& plan_buffer, std::optional<double> scale,
+                                   bool causal, std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right,
+                                   bool deterministic, const std::string& backend) {
+  const Place place = place_of(q);
+  const Call call(place, "query");
+  const int64_t batch = size_of(q, 0, "query"), seqlen_q = size_of(q, 1, "query"), heads = size_of(q, 2, "query");
+  const int64_t seqlen_k = size_of(k, 1, "key"), head_dim_v = size_of(v, 3, "value");
+  fm_forward_args args{};
+  args.struct_size = sizeof(args);
+  args.q = call(q, "query");
+  args.k = call(k, "key");
+  args.v = call(v, "value");
+  const fm_mask mask = MaskArguments{bounds, block_mask, causal, q_offset, window_left, window_right}.read(call, seqlen_q, seqlen_k);
+  args.mask = &mask;
+  set_plan(plan_buffer, call, args.plan, args.plan_bytes);
+  const Tensor out = empty<4>({batch, seqlen_q, heads, head_dim_v}, torch_dtype(q), place);
+  const Tensor lse =
+      empty<3>({batch, heads, seqlen_q}, args.q.dtype == FM_FLOAT64 ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32(), place);
+  args.out = call(out, "out");
+  args.lse = call(lse, "lse");
+
+  const fm_options options = options_for(place, scale, deterministic, backend);
+  size_t bytes = 0;
+  check(fm_forward_workspace(&args, &options, &bytes));
+  const Tensor workspace = empty_bytes(bytes, place);
+  check(fm_forward(&args, workspace.data_ptr(), bytes, &options));
+  return {out, lse};
+}
+
+std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k,
+                                            const Tensor& v, const Tensor& out, const Tensor& lse, const OptionalTensor& bounds,
+                                            const OptionalTensor& block_mask, const OptionalTensor& plan_buffer,
+                                            std::optional<double> scale, bool causal, std::optional<int64_t> q_offset, int64_t window_left,
+                                            int64_t window_right, bool deterministic, const std::string& backend) {
+  const Place place = place_of(q);
+  const Call call(place, "query");
+  fm_backward_args args{};
+  args.struct_size = sizeof(args);
+  args.q = call(q, "query");
+  args.k = call(k, "key");
+  args.v = call(v, "value");
+  args.out = call(out, "out");
+  args.lse = call(lse, "lse");
+  args.dout = call(dout, "dout");
+  args.dlse = call(dlse, "dlse");
+  const fm_mask mask = MaskArguments{bounds, block_mask, causal, q_offset, window_left, window_right}.read(call, size_of(q, 1, "query"),
+                                                                                                           size_of(k, 1, "key"));
+  args.mask = &mask;
+  set_plan(plan_buffer, call, args.plan, args.plan_bytes);
+  const Tensor dq = empty_like(q, place), dk = empty_like(k, place), dv = empty_like(v, place);
+  args.dq = call(dq, "dq");
+  args.dk = call(dk, "dk");
+  args.dv = call(dv, "dv");
+
+  const fm_options options = options_for(place, scale, deterministic, backend);
+  size_t bytes = 0;
+  check(fm_backward_workspace(&args, &options, &bytes));
+  const Tensor workspace = empty_bytes(bytes, place);
+  check(fm_backward(&args, workspace.data_ptr(), bytes, &options));
+  return {dq, dk, dv};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(flashmask, m) {
+  m.def(
+      "plan(Tensor? bounds, Tensor? block_mask, SymInt seqlen_q, SymInt seqlen_k, bool causal, SymInt? q_offset, "
+      "SymInt window_left, SymInt window_right, Device device) -> Tensor");
+  m.def(
+      "forward(Tensor q, Tensor k, Tensor v, Tensor? bounds, Tensor? block_mask, Tensor? plan, float? scale, bool causal, "
+      "SymInt? q_offset, SymInt window_left, SymInt window_right, bool deterministic, str backend) -> (Tensor out, Tensor lse)");
+  m.def(
+      "backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? bounds, Tensor? block_mask, "
+      "Tensor? plan, float? scale, bool causal, SymInt? q_offset, SymInt window_left, SymInt window_right, bool deterministic, "
+      "str backend) -> (Tensor dq, Tensor dk, Tensor dv)");
+}
+
+// A plan of a mask without tensors has nothing to dispatch on.
+STABLE_TORCH_LIBRARY_IMPL(flashmask, CompositeExplicitAutograd, m) { m.impl("plan", TORCH_BOX(&plan)); }
+
+STABLE_TORCH_LIBRARY_IMPL(flashmask, CPU, m) {
+  m.impl("forward", TORCH_BOX(&forward));
+  m.impl("backward", TORCH_BOX(&backward));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(flashmask, CUDA, m) {
+  m.impl("forward", TORCH_BOX(&forward));
+  m.impl("backward", TORCH_BOX(&backward));
+}

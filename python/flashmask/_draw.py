@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures of masks: a small one in block characters, and an SVG of bounded size."""
+
+import torch
+
+from . import _columns
+
+_TEXT_CELLS = 24
+_MOST_TILES = 1 << 22  # of which a picture gives the numbers; mask.stats() counts any number
+_SHADES = "··", "░░", "▒▒", "▓▓", "██"
+_EMPTY, _FULL = "#dedede", "#3b6fb6"
+_PARTIAL = "#fcf3dd", "#f6e0b0", "#f0c56c", "#e5a335", "#c77f12"  # nothing visible, up to a quarter, half, three quarters, more
+
+
+def _cell_side(mask, most):
+    """The smallest power of two with which the longer side has at most `most` cells."""
+    side = 1
+    while -(-max(mask.seqlen_q, mask.seqlen_k) // side) > most:
+        side *= 2
+    return side
+
+
+def _percent(share):
+    return f"{100 * share:.3g} %"
+
+
+def description(mask):
+    """The numbers of a mask that need no look at its contents."""
+    parts = [f"{mask.seqlen_q} query rows x {mask.seqlen_k} keys"]
+    if mask.batch > 1 or mask.heads > 1:
+        parts.append(f"batch {mask.batch}, heads {mask.heads}")
+    if mask.causal:
+        parts.append("causal")
+    if mask.window is not None:
+        parts.append(f"window {tuple(mask.window)}")
+    if mask.q_offset is not None:
+        parts.append(f"q_offset {mask.q_offset}")
+    if mask.bounds is not None:
+        parts.append(f"{mask.bounds.shape[-1]} bound{'s' if mask.bounds.shape[-1] > 1 else ''} per key")
+    if mask.block_mask is not None:
+        parts.append("block mask")
+    if mask.device is not None:
+        parts.append(str(mask.device))
+    return ", ".join(parts)
+
+
+def _is_readable(mask):
+    """Whether the contents can be looked at: not those of a fake tensor, of one without data, or while a graph is captured."""
+    lengths = isinstance(mask.seqlen_q, int) and isinstance(mask.seqlen_k, int)
+    tensors = mask._tensors()
+    real = all(type(x) in (torch.Tensor, torch.nn.Parameter) and x.device.type != "meta" for x in tensors)
+    capturing = any(x.is_cuda for x in tensors) and torch.cuda.is_current_stream_capturing()
+    return lengths and real and not capturing and not torch.compiler.is_compiling()
+
+
+def text(mask):
+    if not all(x is None or isinstance(x, torch.Tensor) for x in (mask.bounds, mask.block_mask)):
+        return f"Mask({mask.seqlen_q} x {mask.seqlen_k}, bounds={mask.bounds!r}, block_mask={mask.block_mask!r})"  # leaves that a tree_map put there
+    head = f"Mask({description(mask)})"
+    if not _is_readable(mask) or mask.seqlen_q == 0 or mask.seqlen_k == 0:
+        return head
+    side = _cell_side(mask, _TEXT_CELLS)
+    raster = _columns.raster(mask, 0, 0, side)
+    visible, elements = raster.visible, raster.elements
+    # Shades by thirds of what is visible; only all of it is the last, only nothing the first.
+    shade = torch.where(visible == elements, 4, torch.where(visible == 0, 0, 1 + (3 * visible // elements).clamp(max=2)))
+    lines = ["".join(_SHADES[s] for s in row) for row in shade.tolist()]
+    return "\n".join([head, *lines, _legend(mask, raster, side)])
+
+
+def _legend(mask, raster, side):
+    """What is visible of the mask that is drawn, and the tiles of them all."""
+    parts = [f"visible {_percent(int(raster.visible.sum()) / max(int(raster.elements.sum()), 1))}"]
+    tiles = _columns.tile_count(mask)
+    if tiles <= _MOST_TILES:
+        stats = mask.stats()
+        parts.append(f"{tiles} tile{'s' if tiles != 1 else ''} of 128 x 128: {stats.full_tiles} full, {stats.partial_tiles} partial, {stats.empty_tiles} empty")
+    if side > 1:
+        parts.append(f"a cell is {side} x {side}")
+    return "; ".join(parts)
+
+
+def svg(mask, batch, head, max_cells):
+    if not 1 <= max_cells <= 128:
+        raise ValueError(f"max_cells is {max_cells}; it must be between 1 and 128")
+    side = _cell_side(mask, max_cells)
+    rows, keys = -(-mask.seqlen_q // side), -(-mask.seqlen_k // side)
+    scale = 480 / max(rows, keys, 1)
+    width, height = max(keys * scale, 1), max(rows * scale, 1)
+    raster = _columns.raster(mask, batch, head, side)
+    note = f"{description(mask)}. {_legend(mask, raster, side)}"
+    which = f" (batch {batch}, head {head})" if mask.batch > 1 or mask.heads > 1 else ""
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + 2:.6g} {height + 2:.6g}" width="{width + 2:.6g}" role="img">'
+            f"<title>Attention mask{which}: {note}</title>"
+            f'<g transform="translate(1 1) scale({scale:.6g})" shape-rendering="crispEdges">'
+            f'<rect width="{keys}" height="{rows}" fill="{_EMPTY}"/>{"".join(_paths(raster))}</g>'
+            f'<rect x="0.5" y="0.5" width="{width + 1:.6g}" height="{height + 1:.6g}" fill="none" stroke="#888"/></svg>')
+
+
+def _paths(raster):
+    """One path per colour, a run of equal cells in a row being one rectangle."""
+    # Classes: 0 skipped, 1 to 5 partial with nothing visible or by quarters, 6 full.
+    classes = torch.where(raster.visible == 0, 1, 2 + (4 * raster.visible // raster.elements).clamp(max=3))
+    classes = torch.where(raster.skipped, 0, torch.where(raster.whole, 6, classes))
+    edges = torch.ones_like(classes, dtype=torch.bool)
+    edges[:, 1:] = classes[:, 1:] != classes[:, :-1]
+    row, begin = edges.nonzero(as_tuple=True)
+    end = torch.cat([begin[1:], begin.new_zeros(1)])
+    end = torch.where(end == 0, classes.shape[1], end)  # the next run begins a row
+    runs = zip(row.tolist(), begin.tolist(), end.tolist(), classes[row, begin].tolist())
+    path = {}
+    for y, x, until, kind in runs:
+        if kind:
+            path.setdefault(kind, []).append(f"M{x} {y}h{until - x}v1H{x}z")
+    for kind, moves in sorted(path.items()):
+        yield f'<path fill="{(_EMPTY, *_PARTIAL, _FULL)[kind]}" d="{"".join(moves)}"/>'

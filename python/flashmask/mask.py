@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mask: an attention mask in O(seqlen_k) memory, as tensors on any device."""
+
+import torch
+from torch.utils import _pytree as pytree
+
+from . import _columns, _draw
+
+BLOCK = 128  # rows and keys of one block of a block mask
+
+_FORMS = """accepted are
+  causal=True    [batch, heads, seqlen_k, 1]  LTS
+  causal=True    [batch, heads, seqlen_k, 2]  LTS, LTE
+  causal=False   [batch, heads, seqlen_k, 2]  LTS, UTE
+  causal=False   [batch, heads, seqlen_k, 4]  LTS, LTE, UTS, UTE
+of dtype int32 or int64; batch and heads may be 1. Column j is hidden from the rows LTS[j] <= i < LTE[j] and UTS[j] <= i < UTE[j]"""
+
+
+class Mask:
+    """Which query row sees which key, in O(seqlen_k) memory. Immutable.
+
+    Row i sees key j if nothing of this hides it:
+
+    - `bounds`: int32 (int64 is converted) [batch or 1, heads or 1, seqlen_k, n], absolute query rows. With `causal` n is 1 (LTS) or
+      2 (LTS, LTE), without it 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE): column j is hidden from the rows LTS[j] <= i < LTE[j] and
+      UTS[j] <= i < UTE[j]. A missing LTE is seqlen_q, a missing UTS 0. Values are clamped to [0, seqlen_q].
+    - `causal`: j <= i + q_offset.
+    - `window`: (left, right): i + q_offset - left <= j <= i + q_offset + right; -1 leaves a side open.
+    - `q_offset`: the key position of row 0; None is seqlen_k - seqlen_q, which puts the last row at the last key.
+    - `block_mask`: bool, uint8 or int32 [batch or 1, heads or 1, ceil(seqlen_q / 128), ceil(seqlen_k / 128)], nonzero keeps the block.
+
+    Heads of the tensors are those of the call: 1, heads_kv or heads_q. Tensors that have to be converted or made contiguous are copied,
+    others are borrowed: they must not change in place once plan() was called, and later calls notice if they did.
+
+    Raises TypeError or ValueError if the arguments disagree. The tensors' contents are not read.
+    """
+
+    def __init__(self, seqlen_q, seqlen_k, *, bounds=None, causal=False, window=None, q_offset=None, block_mask=None):
+        _check_lengths(seqlen_q, seqlen_k)
+        set_field = object.__setattr__
+        set_field(self, "seqlen_q", seqlen_q)
+        set_field(self, "seqlen_k", seqlen_k)
+        set_field(self, "bounds", None if bounds is None else _checked_bounds(bounds, seqlen_q, seqlen_k, causal))
+        set_field(self, "causal", bool(causal))
+        set_field(self, "window", checked_window("window", window))
+        set_field(self, "q_offset", q_offset)
+        set_field(self, "block_mask", None if block_mask is None else _checked_block_mask(block_mask, seqlen_q, seqlen_k))
+        set_field(self, "_plans", {})
+        if self.bounds is not None and self.block_mask is not None:
+            _check_together(self.bounds, self.block_mask)
+
+    def __setattr__(self, name, value):
+        raise AttributeError(f"a Mask does not change; make another one: mask.replace({name}=...)")
+
+    def __delattr__(self, name):
+        raise AttributeError("a Mask does not change")
+
+    def __getstate__(self):
+        return {**self.__dict__, "_plans": {}}  # a copy's tensors count their changes anew
+
+    @property
+    def batch(self):
+        """Batch entries of the mask: 1 (for all of the call's), or as many as the call has."""
+        return _wider(self.bounds, self.block_mask, 0)
+
+    @property
+    def heads(self):
+        """Heads of the mask: 1 (for all of the call's), or its heads_kv or heads_q."""
+        return _wider(self.bounds, self.block_mask, 1)
+
+    @property
+    def device(self):
+        """Where the tensors are; None without any: such a mask fits every device."""
+        tensors = self._tensors()
+        return tensors[0].device if tensors else None
+
+    def _tensors(self):
+        return [x for x in (self.bounds, self.block_mask) if x is not None]
+
+    def replace(self, **changes):
+        """The same mask with some of the constructor's arguments replaced."""
+        fields = {"seqlen_q": self.seqlen_q, "seqlen_k": self.seqlen_k, "bounds": self.bounds, "causal": self.causal, "window": self.window,
+                  "q_offset": self.q_offset, "block_mask": self.block_mask}
+        return Mask(**{**fields, **changes})
+
+    def to(self, device, non_blocking=False):
+        """The same mask with its tensors on `device`; this one if they are there already."""
+        moved = [x if x is None else x.to(device, non_blocking=non_blocking) for x in (self.bounds, self.block_mask)]
+        if moved[0] is self.bounds and moved[1] is self.block_mask:
+            return self
+        return self.replace(bounds=moved[0], block_mask=moved[1])
+
+    def cpu(self):
+        """The same mask with its tensors in host memory."""
+        return self.to("cpu")
+
+    def cuda(self, device=None, non_blocking=False):
+        """The same mask with its tensors on a CUDA device, the current one by default."""
+        return self.to("cuda" if device is None else device, non_blocking=non_blocking)
+
+    # --- The plan ---------------------------------------------------------------------------------
+
+    def plan(self, device=None):
+        """The plan: a uint8 tensor that says which tiles to skip, made once and shared by every layer, forward and backward.
+
+        device: of a mask without tensors; otherwise theirs is the only one possible.
+
+        It is made on the current stream. Raises RuntimeError if a tensor of the mask changed in place since. While a graph is traced or
+        captured, making the plan becomes part of the graph, so that it follows the contents at every run.
+        """
+        made = None if torch.compiler.is_compiling() else self._plans.get(device)
+        if made is None or made[0].type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return self._make_plan(self._plan_device(device))
+        if made[2] != self._versions():
+            raise RuntimeError("a tensor of this Mask was changed in place after its plan was made; the plan no longer fits. Make a new "
+                               "Mask from the changed tensor (mask.replace()), or leave the tensor as it is until the last backward is done")
+        return made[1]
+
+    def _make_plan(self, device):
+        from . import ops  # loads the compiled library, which nothing else here needs
+
+        if torch.compiler.is_compiling() or device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return ops.plan(self, device)
+        if device in self._plans:  # asked for under another name of the device
+            return self.plan(device)
+        with torch.inference_mode(False):  # or a later backward could not save it
+            plan = ops.plan(self, device)
+        if type(plan) is torch.Tensor:  # not a trace's stand-in, which is of no use afterwards
+            self._plans[device] = (device, plan, self._versions())
+        return plan
+
+    def _versions(self):
+        """How often each tensor has changed in place."""
+        bounds, block_mask = self.bounds, self.block_mask
+        return None if bounds is None else _version(bounds), None if block_mask is None else _version(block_mask)
+
+    def _plan_device(self, device):
+        own = self.device
+        device = own if device is None else torch.device(device)
+        if device is None:
+            raise ValueError("this mask has no tensors and fits every device: say which one its plan is for, plan(device)")
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        if own is not None and own != device:
+            raise ValueError(f"the mask is on {own} and its plan was asked for on {device}; move the mask first: mask.to({str(device)!r})")
+        return device
+
+    # --- Other forms ------------------------------------------------------------------------------
+
+    def to_dense(self):
+        """A bool tensor [batch, heads, seqlen_q, seqlen_k], True where row i sees key j, as torch's scaled_dot_product_attention takes it."""
+        return _columns.visible_rows(self, 0, self.seqlen_q)
+
+    def to_startend(self):
+        """(startend_row_indices, causal): the smallest of FlashMask's four forms that says exactly the same.
+
+        startend_row_indices is int32 [batch, heads, seqlen_k, 1, 2 or 4]. The band is folded in where the form has no room for it. Reads
+        the contents, so on a GPU it waits for them. Raises UnrepresentableMaskError naming the first column that fits no form, and
+        ValueError for a mask with a block mask, which FlashMask takes as an argument of its own.
+        """
+        if self.block_mask is not None:
+            raise ValueError("startend_row_indices cannot hold a block mask: take mask.replace(block_mask=None) and pass the block mask on its own")
+        return _columns.to_startend(self)
+
+    def to_block_mask(self, heads=None, batch=None):
+        """The same mask as a BlockMask of torch.nn.attention.flex_attention, with blocks of 128 x 128, to compare against it.
+
+        batch, heads: of the call, where the mask's own 1 is to be broadcast; the mask's by default.
+        """
+        return _columns.to_block_mask(self, self.batch if batch is None else batch, self.heads if heads is None else heads)
+
+    def stats(self):
+        """MaskStats: visible elements, and how many tiles of 128 x 128 are full, partial and empty; exact, over all batch entries and heads.
+
+        Time is linear in the lengths and the number of tiles. On a GPU it waits for the result.
+        """
+        return _columns.statistics(self)
+
+    # --- Pictures ---------------------------------------------------------------------------------
+
+    def plot(self, batch=0, head=0, max_cells=128):
+        """A picture of one batch entry and head as an SVG string, at most 300 KB at any length; longer masks are downsampled.
+
+        Tiles of 128 x 128 are grey where they are skipped, blue where they are full, and amber where they are partial: the darker, the more is
+        visible. max_cells: longest side in cells, up to 128.
+        """
+        return _draw.svg(self, batch, head, max_cells)
+
+    def _repr_svg_(self):
+        return self.plot()
+
+    def __repr__(self):
+        return _draw.text(self)
+
+
+def as_mask(value, *, seqlen_q, seqlen_k, causal=False, window_size=None, q_offset=None, block_mask=None):
+    """The Mask that the arguments of an attention call mean.
+
+    value: None, a Mask, or a tensor as FlashMask's startend_row_indices (see Mask.bounds). A Mask brings its own band and block mask, so
+    the other arguments must be left out with it. Raises TypeError or ValueError naming the argument and what is accepted.
+    """
+    if isinstance(value, Mask):
+        given = {"causal": causal or None, "window_size": window_size, "q_offset": q_offset, "block_mask": block_mask}
+        for name, argument in given.items():
+            if argument is not None:
+                raise ValueError(f"{name} is given beside a Mask, which says that itself; leave it out, or put it into the mask: mask.replace(...)")
+        if value.seqlen_q != seqlen_q or value.seqlen_k != seqlen_k:
+            raise ValueError(f"the mask is for {value.seqlen_q} query rows and {value.seqlen_k} keys; the call has {seqlen_q} and {seqlen_k}")
+        return value
+    if value is not None and not isinstance(value, torch.Tensor):
+        raise TypeError(f"startend_row_indices is a {type(value).__name__}; it must be a flashmask.Mask, a tensor or None")
+    window = checked_window("window_size", window_size)
+    return Mask(seqlen_q, seqlen_k, bounds=value, causal=causal, window=window, q_offset=q_offset, block_mask=block_mask)
+
+
+def checked_window(name, window):
+    """(left, right) of an int (both sides), a pair, or None; an open side is -1 or None. None if both are open."""
+    if window is None:
+        return None
+    pair = (window, window) if not isinstance(window, (tuple, list)) else tuple(window)
+    if len(pair) != 2:
+        raise ValueError(f"{name} has {len(pair)} entries; it must be an int or (left, right)")
+    left, right = (-1 if side is None else side for side in pair)
+    if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
+        raise TypeError(f"{name} holds a tensor; it must be an int or a pair of ints")
+    if left < -1 or right < -1:
+        raise ValueError(f"{name} is ({left}, {right}); each side must be at least 0, or -1 for open")
+    return None if left == -1 and right == -1 else (left, right)
+
+
+def _check_lengths(seqlen_q, seqlen_k):
+    for name, length in (("seqlen_q", seqlen_q), ("seqlen_k", seqlen_k)):
+        if isinstance(length, torch.Tensor):
+            raise TypeError(f"{name} is a tensor; it must be an int")
+        if length < 0 or length > 2**31 - 1:
+            raise ValueError(f"{name} is {length}; it must be between 0 and {2**31 - 1}")
+
+
+def _checked_bounds(bounds, seqlen_q, seqlen_k, causal):
+    """`bounds` as int32 and contiguous."""
+    if not isinstance(bounds, torch.Tensor):
+        raise TypeError(f"startend_row_indices is a {type(bounds).__name__}; it must be a tensor. {_FORMS.capitalize()}")
+    what = f"startend_row_indices is {bounds.dtype} {list(bounds.shape)}"
+    if bounds.dtype in (torch.bool, torch.uint8) or bounds.dtype.is_floating_point:
+        raise TypeError(f"{what}: a dense mask goes through flashmask.masks.from_dense(). {_FORMS.capitalize()}")
+    if bounds.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{what}; {_FORMS}")
+    if bounds.ndim != 4:
+        raise ValueError(f"{what}; {_FORMS}")
+    batch, heads, columns, vectors = bounds.shape
+    if vectors not in ((1, 2) if causal else (2, 4)):
+        raise ValueError(f"{what} and causal is {bool(causal)}; {_FORMS}")
+    if columns != seqlen_k:
+        raise ValueError(f"{what}: it has {columns} columns, but there are {seqlen_k} keys; {_FORMS}")
+    if batch < 1 or heads < 1:
+        raise ValueError(f"{what}: batch and heads must be at least 1; {_FORMS}")
+    if bounds.dtype == torch.int64:
+        # Values are clamped to [0, seqlen_q] anyway, so clamping them first changes nothing and no value is out of int32's range.
+        bounds = bounds.clamp(0, seqlen_q).to(torch.int32)
+    return bounds.contiguous()
+
+
+def _checked_block_mask(block_mask, seqlen_q, seqlen_k):
+    """`block_mask` as bool or uint8 and contiguous."""
+    if not isinstance(block_mask, torch.Tensor):
+        raise TypeError(f"block_mask is a {type(block_mask).__name__}; it must be a tensor")
+    shape = (-(-seqlen_q // BLOCK), -(-seqlen_k // BLOCK))
+    if block_mask.dtype not in (torch.bool, torch.uint8, torch.int32) or block_mask.ndim != 4 or tuple(block_mask.shape[2:]) != shape:
+        raise ValueError(f"block_mask is {block_mask.dtype} {list(block_mask.shape)}; it must be bool, uint8 or int32 "
+                         f"[batch or 1, heads or 1, {shape[0]}, {shape[1]}], a flag for each block of {BLOCK} x {BLOCK}")
+    if block_mask.shape[0] < 1 or block_mask.shape[1] < 1:
+        raise ValueError(f"block_mask is {list(block_mask.shape)}; batch and heads must be at least 1")
+    return (block_mask != 0 if block_mask.dtype == torch.int32 else block_mask).contiguous()
+
+
+def _check_together(bounds, block_mask):
+    if bounds.device != block_mask.device:
+        raise ValueError(f"the bounds are on {bounds.device} and the block mask is on {block_mask.device}; they must be on one device")
+    for d, name in enumerate(("batch", "heads")):
+        if bounds.shape[d] != block_mask.shape[d] and bounds.shape[d] != 1 and block_mask.shape[d] != 1:
+            raise ValueError(f"{name} of the bounds is {bounds.shape[d]} and of the block mask {block_mask.shape[d]}; they must be equal, or one of them 1")
+
+
+def _wider(bounds, block_mask, dim):
+    sizes = [x.shape[dim] for x in (bounds, block_mask) if x is not None]
+    return max(sizes, default=1)
+
+
+def _version(tensor):
+    # Tensors of inference mode have no counter: a change to one goes unnoticed.
+    return None if tensor.is_inference() else tensor._version
+
+
+# --- Pytree: the tensors are the leaves -----------------------------------------------------------
+
+
+def _flatten(mask):
+    tensors = mask._tensors()
+    present = (mask.bounds is not None, mask.block_mask is not None)
+    return tensors, (mask.seqlen_q, mask.seqlen_k, mask.causal, mask.window, mask.q_offset, present)
+
+
+def _flatten_with_keys(mask):
+    tensors, context = _flatten(mask)
+    names = [name for name, here in zip(("bounds", "block_mask"), context[-1]) if here]
+    return [(pytree.GetAttrKey(name), x) for name, x in zip(names, tensors)], context
+
+
+def _unflatten(tensors, context):
+    """Takes any leaves, as tree_map may put anything there; so nothing is checked."""
+    *values, present = context
+    leaves = iter(tensors)
+    mask = object.__new__(Mask)
+    for name, value in zip(("seqlen_q", "seqlen_k", "causal", "window", "q_offset"), values):
+        object.__setattr__(mask, name, value)
+    object.__setattr__(mask, "bounds", next(leaves) if present[0] else None)
+    object.__setattr__(mask, "block_mask", next(leaves) if present[1] else None)
+    object.__setattr__(mask, "_plans", {})
+    return mask
+
+
+pytree.register_pytree_node(Mask, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys, serialized_type_name="flashmask.Mask")

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention over a union of key sets from the attention over each of them."""
+
+import torch
+
+__all__ = ["merge_attention"]
+
+
+def merge_attention(outs, lses, *, layout="bshd"):
+    """Merges attention of the same queries over disjoint sets of keys into attention over all of them.
+
+    With w_p = exp(lse_p - lse) and lse = log(sum over p of exp(lse_p)), the merged output is the sum of w_p * out_p: exact, up to the rounding of the
+    parts. Differentiable in all outs and lses.
+
+    Args:
+        outs: sequence of [batch, seqlen_q, heads, head_dim_v] (layout "bhsd": [batch, heads, seqlen_q, head_dim_v]); also
+            [total_q, heads, head_dim_v] as flashmask_varlen_func returns it.
+        lses: as many, [batch, heads, seqlen_q] in either layout, or [heads, total_q]: natural log, -inf where a row saw no key.
+        layout: "bshd" or "bhsd", of the outs.
+
+    Returns:
+        (out, lse), in the dtypes and shapes of the parts; sums are taken in lse's dtype. A row that no part has a key for has out 0 and lse -inf.
+
+    Raises:
+        ValueError: no parts, not as many outs as lses, or shapes that do not go together.
+    """
+    outs, lses = list(outs), list(lses)
+    _check_parts(outs, lses, layout)
+    weights, lse = _softmax(torch.stack(lses))
+    if layout == "bshd":
+        weights = weights.transpose(-1, -2)
+    out = sum(weight.unsqueeze(-1) * part for weight, part in zip(weights, outs))
+    return out.to(outs[0].dtype), lse
+
+
+def _softmax(lses):
+    """Weights of the parts (dimension 0) and the log of the sum of their exponentials, with finite gradients for rows that are -inf in all parts."""
+    top = lses.detach().amax(0)
+    top = torch.where(top == -torch.inf, 0, top)
+    exponentials = torch.exp(lses - top)
+    total = exponentials.sum(0)
+    empty = total == 0
+    total = torch.where(empty, 1, total)
+    return exponentials / total, torch.where(empty, -torch.inf, top + torch.log(total))
+
+
+def _check_parts(outs, lses, layout):
+    if layout not in ("bshd", "bhsd"):
+        raise ValueError(f"layout is {layout!r}; it must be 'bshd' or 'bhsd'")
+    if not outs or len(outs) != len(lses):
+        raise ValueError(f"outs has {len(outs)} parts and lses {len(lses)}; they must have as many, and at least one")
+    for p, (out, lse) in enumerate(zip(outs, lses)):
+        rows = (*out.shape[:-3], out.shape[-2], out.shape[-3]) if layout == "bshd" else tuple(out.shape[:-1])
+        if out.shape != outs[0].shape or tuple(lse.shape) != rows:
+            raise ValueError(f"outs[{p}] is {tuple(out.shape)} and lses[{p}] {tuple(lse.shape)}; with layout {layout!r} and outs[0] {tuple(outs[0].shape)}, "
+                             f"all outs must have one shape and lses the shape [..., heads, seqlen_q] of it")

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators torch.ops.flashmask.{plan, forward, backward}, and the functions that call them.
+
+The operators and their schemas come from libflashmask_torch.so (bindings/torch/ops.cpp). This module adds what torch needs to
+trace them (shapes without data) and to differentiate them.
+
+Tensors are BSHD here: q [batch, seqlen_q, heads_q, head_dim], k [batch, seqlen_k, heads_kv, head_dim], v [batch, seqlen_k,
+heads_kv, head_dim_v] with any strides whose last is 1; nothing is copied. out is contiguous, in q's dtype; lse [batch, heads_q,
+seqlen_q], natural logarithm, float32 (float64 for float64).
+"""
+
+import torch
+
+from . import _library
+from .errors import UnsupportedError
+
+_library.load()
+_ops = torch.ops.flashmask
+
+# How the operators begin the message of what nobody supports: an exception's type does not come through torch.
+_UNSUPPORTED = "UnsupportedError: "
+LAYOUTS = {"bshd": "[batch, seqlen, heads, head_dim]", "bhsd": "[batch, heads, seqlen, head_dim]"}
+
+
+def plan(mask, device=None):
+    """The plan of a Mask: uint8 [bytes], where the mask's tensors are, or on `device` (default: the CPU) if it has none.
+
+    It says which tiles are empty, full or partial, and is the same for every head, layer, forward and backward of the mask. Traceable;
+    it never waits for the device. Mask.plan keeps one.
+    """
+    bounds, block_mask, *band = mask_arguments(mask)
+    return _call(_ops.plan, bounds, block_mask, mask.seqlen_q, mask.seqlen_k, *band, torch.device(device or "cpu"))
+
+
+def attention(q, k, v, mask=None, *, softmax_scale=None, layout="bshd", deterministic=None, backend="auto"):
+    """Masked attention: (out, lse), both differentiable with respect to q, k and v.
+
+    mask: a Mask, or None: every row sees every key. softmax_scale: default 1 / sqrt(head_dim). layout "bhsd": q, k and v
+    are [batch, heads, seqlen, head_dim], and so is out; all are views. deterministic: gradients with the same bits in every run; None
+    follows torch.use_deterministic_algorithms. backend: "auto", "cpu", "cuda" or "reference" (slow, the only one for float64).
+
+    Under torch.autocast q, k and v are cast to its dtype. Raises ValueError if an argument is wrong, and UnsupportedError if no backend
+    takes the call.
+    """
+    check_dimensions(q, k, v, layout)
+    q, k, v = autocast(q, k, v)
+    if layout == "bhsd":
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    if mask is None:
+        tensors, band = (None, None, None), (False, None, -1, -1)
+    else:
+        check_lengths(mask, q, k)
+        bounds, block_mask, *band = mask_arguments(mask)
+        tensors = (bounds, block_mask, mask.plan(q.device))
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    # The kernel itself saves a way through the dispatcher; a graph needs the operator.
+    forward = _ops.forward if torch.compiler.is_compiling() else _forward
+    out, lse = _call(forward, q, k, v, *tensors, softmax_scale, *band, deterministic, backend)
+    return (out.transpose(1, 2) if layout == "bhsd" else out), lse
+
+
+def mask_arguments(mask):
+    """A Mask as the operators take it: bounds, block_mask, causal, q_offset, window_left, window_right."""
+    left, right = (-1, -1) if mask.window is None else mask.window
+    return mask.bounds, mask.block_mask, mask.causal, mask.q_offset, left, right
+
+
+def check_dimensions(q, k, v, layout):
+    """ValueError if `layout` is not known or a tensor has not its 4 dimensions."""
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout is {layout!r}; it must be one of {', '.join(LAYOUTS)}")
+    for name, tensor in (("query", q), ("key", k), ("value", v)):
+        if tensor.ndim != 4:
+            raise ValueError(f"{name} has shape {list(tensor.shape)}; it must have 4 dimensions, {LAYOUTS[layout]}")
+
+
+def check_lengths(mask, q, k):
+    """ValueError if a mask is not for the lengths of q and k (BSHD)."""
+    if mask.seqlen_q != q.shape[1] or mask.seqlen_k != k.shape[1]:
+        raise ValueError(f"the mask is for {mask.seqlen_q} query rows and {mask.seqlen_k} keys; query and key have {q.shape[1]} and {k.shape[1]}")
+
+
+def autocast(*tensors):
+    """The tensors in autocast's dtype, if it is on for their device; float64 stays, as elsewhere in torch."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
+
+
+def plan_bytes(seqlen_q, seqlen_k, masks):
+    """Bytes of a plan of `masks` masks (batch entries x heads), as the library lays it out; lengths may be symbolic."""
+    def blocks(length, size):
+        return (length + size - 1) // size
+
+    def words_of_ints(count):
+        return blocks(masks * count, 2)
+
+    rows, keys = blocks(seqlen_q, 64), blocks(seqlen_k, 128)
+    header = 6
+    bits = 2 * masks * (rows * blocks(keys, 64) + keys * blocks(rows, 64))
+    counts_and_orders = 2 * (words_of_ints(rows) + words_of_ints(keys) + words_of_ints(blocks(seqlen_q, 128)) + words_of_ints(blocks(seqlen_q, 192)))
+    scratch = masks * keys
+    return 8 * (header + bits + counts_and_orders + scratch)
+
+
+def _call(operator, *arguments):
+    """operator(*arguments), with an UnsupportedError where that is meant. In compiled code it stays a RuntimeError with that text."""
+    if torch.compiler.is_compiling():
+        return operator(*arguments)
+    try:
+        return operator(*arguments)
+    except RuntimeError as error:
+        text = str(error)
+        if not text.startswith(_UNSUPPORTED):
+            raise
+        raise UnsupportedError(text.removeprefix(_UNSUPPORTED)) from None
+
+
+@torch.library.register_fake("flashmask::plan")
+def _plan_fake(bounds, block_mask, seqlen_q, seqlen_k, causal, q_offset, window_left, window_right, device):
+    device = next((x.device for x in (bounds, block_mask) if x is not None), device)
+    tensors = [x for x in (bounds, block_mask) if x is not None and x.shape[2] != 0]  # without columns they say nothing
+    batch = max((x.shape[0] for x in tensors), default=1)
+    heads = max((x.shape[1] for x in tensors), default=1)
+    return torch.empty(plan_bytes(seqlen_q, seqlen_k, batch * heads), dtype=torch.uint8, device=device)
+
+
+@torch.library.register_fake("flashmask::forward")
+def _forward_fake(q, k, v, *mask_and_options):
+    batch, seqlen_q, heads, _ = q.shape
+    lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return q.new_empty((batch, seqlen_q, heads, v.shape[3])), q.new_empty((batch, heads, seqlen_q), dtype=lse_dtype)
+
+
+@torch.library.register_fake("flashmask::backward")
+def _backward_fake(dout, dlse, q, k, v, *out_mask_and_options):
+    return tuple(x.new_empty(x.shape) for x in (q, k, v))
+
+
+class _Attention(torch.autograd.Function):
+    """flashmask::forward with its gradient."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        output = _below_autograd(*inputs)
+        q, k, v, bounds, block_mask, plan_, *ctx.options = inputs
+        # Saved like any tensor of the graph: if a mask is changed in place before the backward, autograd says so.
+        ctx.save_for_backward(q, k, v, *output, bounds, block_mask, plan_)
+        ctx.set_materialize_grads(False)
+        return output
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        q, k, v, out, lse, *mask = ctx.saved_tensors
+        nothing = (None,) * (3 + len(ctx.options))
+        if dout is None and dlse is None:
+            return None, None, None, *nothing
+        if dout is None:
+            dout = torch.zeros_like(out)
+        return *_call(_ops.backward, dout, dlse, q, k, v, out, lse, *mask, *ctx.options), *nothing
+
+
+def _below_autograd(*inputs):
+    with torch._C._AutoDispatchBelowAutograd():
+        return _ops.forward.default(*inputs)
+
+
+def _forward(*inputs):
+    """The operator's autograd kernel. torch.library.register_autograd would make the same, but reads the schema in every call: 0.1 ms."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs[:3]):
+        return _Attention.apply(*inputs)
+    return _below_autograd(*inputs)
+
+
+def _no_second_derivative(ctx, *grads):
+    raise UnsupportedError("second derivatives of flashmask attention are not implemented; backward without create_graph=True")
+
+
+_autograd = torch.library.Library("flashmask", "IMPL")
+_autograd.impl("forward", _forward, "Autograd")
+torch.library.register_autograd("flashmask::backward", _no_second_derivative)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over packed documents with flash-attn's arguments: (total, heads, head_dim) tensors and cu_seqlens."""
+
+import torch
+
+from .attention import flashmask_attention
+from .errors import UnsupportedError
+from .mask import Mask, checked_window
+
+__all__ = ["flashmask_varlen_func", "varlen_mask"]
+
+
+def flashmask_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_k=None, *, dropout_p=0.0, softmax_scale=None, causal=False,
+                          window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=None, return_attn_probs=False, return_softmax_lse=False,
+                          block_table=None, backend="auto"):
+    """Attention within each document of a packed batch. Differentiable in q, k and v, and through lse.
+
+    Args:
+        q: (total_q, heads_q, head_dim); k: (total_k, heads_kv, head_dim); v: (total_k, heads_kv, head_dim_v). heads_q is a multiple of heads_kv.
+        cu_seqlens_q, cu_seqlens_k: (documents + 1,) int32 or int64 on q's device, ascending from 0: document d has query rows
+            cu_seqlens_q[d] to cu_seqlens_q[d + 1] and keys cu_seqlens_k[d] to cu_seqlens_k[d + 1]. A document may have no rows, no keys or neither.
+            Their contents are never read on the host. Rows past the last document see nothing; keys past it are seen by nobody.
+        max_seqlen_q, max_seqlen_k: taken and ignored: nothing depends on them.
+        softmax_scale: default 1 / sqrt(head_dim).
+        causal, window_size: aligned at the bottom right of each document, as in flash-attn >= 2.1: with n rows and m keys, row i of the document
+            stands at its key p = i + m - n and sees keys p - left .. p + right; -1 is unbounded, causal is right = 0.
+        deterministic: True: the same gradient bits in every run. None follows torch.are_deterministic_algorithms_enabled().
+        return_softmax_lse, return_attn_probs: either one returns lse too. Probabilities are never made.
+        dropout_p, softcap, alibi_slopes, block_table: only 0, 0, None and None.
+        backend: as in flashmask_attention.
+
+    Returns:
+        out (total_q, heads_q, head_dim_v), or (out, lse) with lse (heads_q, total_q): natural log, float32 (float64 for float64 inputs). A row
+        that sees no key has out 0 and lse -inf.
+
+    Raises:
+        UnsupportedError: dropout, softcap, alibi_slopes or block_table is given. ValueError, TypeError: an argument is wrong.
+
+    Each call makes its mask and its plan anew. To share them among the layers of a model, make the mask once with varlen_mask and call
+    flashmask_attention(q[None], k[None], v[None], mask).
+    """
+    _refuse_unsupported(dropout_p=(dropout_p, 0), softcap=(softcap, 0), alibi_slopes=(alibi_slopes, None), block_table=(block_table, None))
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 3:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be (total tokens, heads, head_dim)")
+    for name, cu in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if cu.device != q.device:
+            raise ValueError(f"{name} is on {cu.device} and q on {q.device}; all tensors must be on one device")
+    mask = varlen_mask(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0], causal=causal, window_size=window_size)
+    out, lse = flashmask_attention(q[None], k[None], v[None], mask, softmax_scale=softmax_scale, deterministic=deterministic, return_softmax_lse=True, backend=backend)
+    return (out[0], lse[0]) if return_softmax_lse or return_attn_probs else out[0]
+
+
+def varlen_mask(cu_seqlens_q, cu_seqlens_k, total_q, total_k, *, causal=False, window_size=(-1, -1)):
+    """The Mask of packed documents whose queries and keys may differ in length; arguments as in flashmask_varlen_func.
+
+    Two intervals always suffice. Let key column j belong to document d, with rows [q0, q1) and keys up to k1. Aligned at the bottom right,
+    row i stands at key i + k1 - q1, so the rows that may see j are those with
+
+        q0 <= i < q1                              its own document
+        i >= j - right - (k1 - q1)                right = 0 if causal
+        i <= j + left  - (k1 - q1)
+
+    Each line keeps one run of rows, so together they keep one run [first, last). What is hidden is the rest: the rows before `first` and the rows
+    from `last` on, which are the two intervals of the form (LTS, UTE) = (last, first). Where nobody sees the column, last <= first and the two cover
+    everything.
+    """
+    left, right = _window(window_size, causal)
+    _check_cu_seqlens(cu_seqlens_q, cu_seqlens_k)
+    cu_q, cu_k = cu_seqlens_q.long().contiguous(), cu_seqlens_k.long().contiguous()
+    key = torch.arange(total_k, device=cu_k.device)
+    # The number of documents that end at or before the key; past the last one this is an extra document without rows.
+    document = torch.searchsorted(cu_k[1:], key, right=True)
+    first, last = cu_q[document], torch.cat((cu_q[1:], cu_q[-1:]))[document]
+    at_key = key + last - torch.cat((cu_k[1:], cu_k[-1:]))[document]  # the row that stands at the key
+    if right >= 0:
+        first = torch.maximum(first, at_key - right)
+    if left >= 0:
+        last = torch.minimum(last, at_key + left + 1)
+    bounds = torch.stack((last, first), dim=-1).to(torch.int32)
+    return Mask(seqlen_q=total_q, seqlen_k=total_k, bounds=bounds[None, None])
+
+
+def _refuse_unsupported(**arguments):
+    for name, (value, accepted) in arguments.items():
+        if value is not accepted and (value is None or accepted is None or value != accepted):
+            raise UnsupportedError(f"{name} is {value!r}; only {accepted!r} is supported")
+
+
+def _window(window_size, causal):
+    """(left, right) with causal folded in; -1 is unbounded."""
+    left, right = checked_window("window_size", window_size) or (-1, -1)
+    return left, 0 if causal else right
+
+
+def _check_cu_seqlens(cu_seqlens_q, cu_seqlens_k):
+    for name, cu in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if cu.dim() != 1 or cu.shape[0] < 1 or cu.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"{name} is {cu.dtype} {tuple(cu.shape)}; it must be int32 or int64 (documents + 1,)")
+    if cu_seqlens_q.shape != cu_seqlens_k.shape:
+        raise ValueError(f"cu_seqlens_q has {cu_seqlens_q.shape[0]} entries and cu_seqlens_k {cu_seqlens_k.shape[0]}; they must have as many, one more than there are documents")

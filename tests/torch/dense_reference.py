@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over a dense matrix of visible elements, in float64 and plain torch: what the fronts are compared with."""
+
+import torch
+
+
+def attention(q, k, v, visible, scale=None):
+    """q [..., heads_q, rows, d], k and v [..., heads_kv, keys, d], visible bool that broadcasts to the scores. Returns (out, lse)."""
+    q, k, v = q.double(), *(x.double().repeat_interleave(q.shape[-3] // k.shape[-3], -3) for x in (k, v))
+    scores = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    visible = visible.expand(scores.shape)
+    seen = visible.any(-1)
+    scores = scores.masked_fill(~visible, -torch.inf).masked_fill(~seen[..., None], 0)
+    lse = torch.logsumexp(scores, -1) if scores.shape[-1] else scores.sum(-1)
+    p = torch.exp(scores - lse[..., None]).masked_fill(~visible, 0)
+    return p @ v, lse.masked_fill(~seen, -torch.inf)
+
+
+def assert_close(got, want, name="", tolerance=1e-5):
+    """The same -inf, and otherwise within `tolerance` of the largest element of `want`."""
+    got, want = got.double(), want.double()
+    assert got.shape == want.shape, name
+    finite = torch.isfinite(want)
+    assert torch.equal(got[~finite], want[~finite]), name
+    if finite.any():
+        error = (got - want)[finite].abs().max().item()
+        assert error <= tolerance * want[finite].abs().max().clamp(min=1).item(), f"{name}: {error}"
+
+
+def loss_of(out, lse, dout, dlse):
+    """A scalar that reaches every output element and the lse of every row that sees something."""
+    return (out.double() * dout).sum() + (lse.double().masked_fill(torch.isinf(lse), 0) * dlse).sum()
+
+
+def gradients(function, inputs, dout, dlse):
+    """(out, lse), and the gradients of loss_of in the inputs."""
+    inputs = [x.detach().clone().requires_grad_() for x in inputs]
+    out, lse = function(*inputs)
+    return (out, lse, *torch.autograd.grad(loss_of(out, lse, dout, dlse), inputs))

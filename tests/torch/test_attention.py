@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""flashmask_attention against attention over a dense matrix: every family of masks, layout, dtype, and what autograd may ask for.
+
+FLASHMASK_TEST_DEVICE=cuda runs what CUDA does, the forward in bfloat16, and leaves out the rest.
+"""
+
+import os
+
+import pytest
+import torch
+from dense_reference import assert_close, attention, gradients
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import flashmask
+from flashmask import flashmask_attention, masks
+
+NAMES = ("out", "lse", "dq", "dk", "dv")
+S = 150
+DEVICE = torch.device(os.environ.get("FLASHMASK_TEST_DEVICE", "cpu"))
+ON_CUDA = DEVICE.type == "cuda"
+cpu_only = pytest.mark.skipif(ON_CUDA, reason="about the CPU, or about gradients, which CUDA does not have yet")
+
+
+def tensors(dtype=torch.float32, batch=2, seqlen_q=S, seqlen_k=S, heads_q=4, heads_kv=2, head_dim=16, head_dim_v=8):
+    if ON_CUDA:
+        dtype, head_dim, head_dim_v = torch.bfloat16, 64, 64
+    shapes = (batch, seqlen_q, heads_q, head_dim), (batch, seqlen_k, heads_kv, head_dim), (batch, seqlen_k, heads_kv, head_dim_v)
+    return [torch.randn(shape, dtype=torch.float64).to(dtype).to(DEVICE) for shape in shapes]
+
+
+def dense(q, k, v, visible, scale=None):
+    """The reference, BSHD. visible [batch or 1, heads or 1, rows, keys], heads those of q or of k."""
+    if visible.shape[1] == k.shape[2]:
+        visible = visible.repeat_interleave(q.shape[2] // k.shape[2], 1)
+    out, lse = attention(*(x.transpose(1, 2) for x in (q, k, v)), visible, scale)
+    return out.transpose(1, 2), lse
+
+
+def compare(inputs, visible, call, tolerance=1e-5, scale=None):
+    """`call(q, k, v)` -> (out, lse) and its gradients against the reference, for random gradients of both outputs."""
+    q, _, v = inputs
+    if ON_CUDA:
+        for name, a, b in zip(NAMES, call(*inputs), dense(*inputs, visible.to(DEVICE), scale)):
+            assert_close(a, b, name, 2e-2)
+        return
+    dout = torch.randn(*q.shape[:3], v.shape[3], dtype=torch.float64, device=q.device)
+    dlse = torch.randn(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float64, device=q.device)
+    got = gradients(call, inputs, dout, dlse)
+    want = gradients(lambda *x: dense(*x, visible, scale), [x.double() for x in inputs], dout, dlse)
+    for name, a, b in zip(NAMES, got, want):
+        assert_close(a, b, name, tolerance)
+
+
+DOCUMENTS = {"seqlens": [30, 1, 80, 39]}
+FAMILIES = {
+    "full": lambda: masks.full(S),
+    "causal": lambda: masks.causal(S),
+    "sliding_window": lambda: masks.sliding_window(S, S, 20),
+    "sliding_window, both sides": lambda: masks.sliding_window(S, S, 20, 7),
+    "causal_document": lambda: masks.causal_document(**DOCUMENTS),
+    "document": lambda: masks.document(**DOCUMENTS),
+    "shared_question": lambda: masks.shared_question([(40, [20, 30]), (10, [50])]),
+    "global_sliding_window": lambda: masks.global_sliding_window(S, 5, 30),
+    "causal_blockwise": lambda: masks.causal_blockwise(seqlens=[30, 50, 70]),
+    "prefix_lm_causal": lambda: masks.prefix_lm_causal(S, 40),
+    "prefix_lm_document": lambda: masks.prefix_lm_document(**DOCUMENTS, prefix=[7, 0, 20, 39]),
+    "qk_sparse": lambda: masks.qk_sparse(S, [(20, 40), (90, 100)]),
+    "hash_sparse": lambda: masks.hash_sparse(torch.arange(S) // 20, torch.arange(S) // 25, True),
+    "eviction": lambda: masks.eviction(torch.arange(S) + 30),
+    "random_eviction": lambda: masks.random_eviction(S, seed=3),
+    "prefix_tree": lambda: masks.prefix_tree([-1, 0, 0, 2, -1], [40, 30, 20, 40, 20]),
+    "padding": lambda: masks.padding(S, S, [100, S]),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_families(family, dtype, tolerance):
+    mask = FAMILIES[family]().to(DEVICE)
+    compare(tensors(dtype), mask.to_dense(), lambda q, k, v: flashmask_attention(q, k, v, mask, return_softmax_lse=True), tolerance)
+
+
+def rule(seqlen_q, seqlen_k, bounds, causal):
+    """The tensor's meaning, written down a second time. bounds [batch, heads, keys, n]."""
+    rows = torch.arange(seqlen_q)[:, None]
+    lts, *rest = bounds[:, :, None].unbind(-1)
+    below = rows >= lts
+    if causal and rest:
+        below = below & (rows < rest[0])
+    if causal:
+        return ~below & (torch.arange(seqlen_k) <= rows + seqlen_k - seqlen_q)
+    if len(rest) == 1:
+        return ~(below | (rows < rest[0]))
+    lte, uts, ute = rest
+    return ~((below & (rows < lte)) | ((rows >= uts) & (rows < ute)))
+
+
+@pytest.mark.parametrize("causal, vectors", [(True, 1), (True, 2), (False, 2), (False, 4)])
+@pytest.mark.parametrize("batch, heads", [(1, 1), (2, 2), (2, 4)])
+def test_raw_tensors_mean_what_paddles_mean(causal, vectors, batch, heads):
+    seqlen_q, seqlen_k = 130, S
+    bounds = torch.randint(-5, seqlen_q + 5, (batch, heads, seqlen_k, vectors), dtype=torch.int32, device=DEVICE)
+    compare(tensors(seqlen_q=seqlen_q), rule(seqlen_q, seqlen_k, bounds.cpu(), causal),
+            lambda q, k, v: flashmask_attention(q, k, v, bounds, causal=causal, return_softmax_lse=True))
+
+
+def test_band_block_mask_and_scale():
+    blocks = torch.tensor([[1, 0], [1, 1]], dtype=torch.bool).repeat(1, 2, 1, 1)
+    position, key = torch.arange(S)[:, None] + 4, torch.arange(S)
+    band = (key <= position) & (key >= position - 60)
+    kept = blocks.repeat_interleave(128, 2).repeat_interleave(128, 3)[:, :, :S, :S]
+    compare(tensors(), band & kept, lambda q, k, v: flashmask_attention(
+        q, k, v, causal=True, window_size=(60, -1), q_offset=4, block_mask=blocks.to(DEVICE), softmax_scale=0.1, return_softmax_lse=True), scale=0.1)
+
+
+@pytest.mark.parametrize("heads_q, heads_kv", [(1, 1), (3, 3), (6, 2), (4, 1)])
+def test_grouped_heads(heads_q, heads_kv):
+    mask = masks.causal(S)
+    compare(tensors(heads_q=heads_q, heads_kv=heads_kv), mask.to_dense(), lambda q, k, v: flashmask_attention(q, k, v, mask, return_softmax_lse=True))
+
+
+@cpu_only
+def test_gradcheck():
+    q, k, v = (x.requires_grad_() for x in tensors(torch.float64, 1, 7, 9, 2, 1, 3, 2))
+    mask = masks.from_startend(torch.randint(0, 8, (1, 2, 9, 4), dtype=torch.int32), causal=False, seqlen_q=7)
+
+    def call(q, k, v):
+        out, lse = flashmask_attention(q, k, v, mask, backend="reference", return_softmax_lse=True)
+        return out, lse.masked_fill(torch.isinf(lse), 0)
+
+    assert torch.autograd.gradcheck(call, (q, k, v))
+
+
+def test_bhsd_is_a_view_of_the_same_result():
+    q, k, v = tensors()
+    mask = masks.causal(S)
+    want, want_lse = flashmask_attention(q, k, v, mask, return_softmax_lse=True)
+    got, lse = flashmask_attention(*(x.transpose(1, 2).contiguous() for x in (q, k, v)), mask, layout="bhsd", return_softmax_lse=True)
+    assert torch.equal(got.transpose(1, 2), want) and torch.equal(lse, want_lse)
+
+
+def test_packed_inputs_of_any_layout_are_not_copied():
+    qkv = torch.randn(2, S, 3, 4, 64, device=DEVICE, dtype=torch.bfloat16)
+    mask = masks.causal(S)
+    mask.plan(DEVICE)
+    with torch.no_grad(), torch.profiler.profile() as profile:
+        out = flashmask_attention(*qkv.unbind(2), mask)
+        flashmask_attention(*qkv.transpose(1, 3).unbind(2), mask, layout="bhsd")
+    seen = {event.key for event in profile.key_averages() if event.key.startswith(("aten::", "flashmask::"))}
+    assert "flashmask::forward" in seen
+    assert not [key for key in seen if any(word in key for word in ("copy", "contiguous", "clone", "to"))], seen
+    assert torch.equal(out, flashmask_attention(*(x.contiguous() for x in qkv.unbind(2)), mask))
+
+
+@cpu_only
+def test_gradients_reach_packed_inputs():
+    qkv = torch.randn(2, S, 3, 4, 16, requires_grad=True)
+    mask = masks.causal(S)
+    (got,) = torch.autograd.grad(flashmask_attention(*qkv.unbind(2), mask).square().sum(), qkv)
+    parts = [x.detach().contiguous().requires_grad_() for x in qkv.unbind(2)]
+    want = torch.autograd.grad(flashmask_attention(*parts, mask).square().sum(), parts)
+    assert torch.equal(got, torch.stack(want, 2))
+
+
+@cpu_only
+def test_expanded_gradients():
+    inputs = [x.requires_grad_() for x in tensors()]
+    out, lse = flashmask_attention(*inputs, causal=True, return_softmax_lse=True)
+    got = torch.autograd.grad((out.sum(), lse.sum()), inputs, retain_graph=True)
+    want = torch.autograd.grad((out, lse), inputs, (torch.ones_like(out), torch.ones_like(lse)))
+    assert all(torch.equal(a, b) for a, b in zip(got, want))
+
+
+@cpu_only
+@pytest.mark.parametrize("used", [0, 1])
+def test_gradients_of_one_output_alone(used):
+    inputs = tensors()
+    visible = masks.causal(S).to_dense()
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    got = torch.autograd.grad(flashmask_attention(*leaves, causal=True, return_softmax_lse=True)[used].sum(), leaves)
+    doubles = [x.double().requires_grad_() for x in inputs]
+    want = torch.autograd.grad(dense(*doubles, visible)[used].sum(), doubles, allow_unused=True)
+    for name, a, b in zip(("dq", "dk", "dv"), got, want):
+        assert_close(a, torch.zeros_like(a) if b is None else b, name)
+
+
+@cpu_only
+def test_rows_that_see_nothing():
+    q, k, v = (x.requires_grad_() for x in tensors())
+    mask = masks.from_startend(torch.zeros(1, 1, S, 1, dtype=torch.int32), causal=True, seqlen_q=S)
+    out, lse = flashmask_attention(q, k, v, mask, return_softmax_lse=True)
+    assert (out == 0).all() and (lse == -torch.inf).all()
+    assert all((x == 0).all() for x in torch.autograd.grad(out.sum(), (q, k, v)))
+
+
+@cpu_only
+@pytest.mark.parametrize("batch, seqlen_q, seqlen_k", [(0, 5, 5), (2, 0, 5), (2, 5, 0), (1, 0, 0)])
+def test_empty_tensors(batch, seqlen_q, seqlen_k):
+    q, k, v = (x.requires_grad_() for x in tensors(batch=batch, seqlen_q=seqlen_q, seqlen_k=seqlen_k))
+    out = flashmask_attention(q, k, v, causal=True)
+    assert out.shape == (batch, seqlen_q, 4, 8) and (out == 0).all()
+    assert all((x == 0).all() for x in torch.autograd.grad(out.sum(), (q, k, v)))
+
+
+def test_a_document_does_not_depend_on_its_neighbours():
+    q, k, v = tensors(torch.bfloat16)
+    mask = masks.causal_document(seqlens=[60, 90]).to(DEVICE)
+    before = flashmask_attention(q, k, v, mask)
+    for x in (q, k, v):
+        x[:, :60].normal_()
+    assert torch.equal(flashmask_attention(q, k, v, mask)[:, 60:], before[:, 60:])
+
+
+@cpu_only
+def test_results_do_not_depend_on_the_threads():
+    inputs = tensors()
+    threads = torch.get_num_threads()
+    results = []
+    for n in (1, 2):
+        torch.set_num_threads(n)
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        out = flashmask_attention(*leaves, causal=True)
+        results.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
+    torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+@cpu_only
+def test_checkpointing():
+    mask = masks.causal(S)
+    inputs = [x.requires_grad_() for x in tensors()]
+    want = torch.autograd.grad(flashmask_attention(*inputs, mask).square().sum(), inputs)
+    got = torch.autograd.grad(checkpoint(lambda *x: flashmask_attention(*x, mask), *inputs, use_reentrant=False).square().sum(), inputs)
+    assert all(torch.equal(a, b) for a, b in zip(got, want))
+
+
+@cpu_only
+def test_autocast():
+    q, k, v = (x.requires_grad_() for x in tensors())
+    with torch.autocast("cpu", torch.bfloat16):
+        out = flashmask_attention(q, k.bfloat16(), v, causal=True)
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, flashmask_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), causal=True))
+    out.float().sum().backward()
+    assert q.grad.dtype == torch.float32
+
+
+class Operators(TorchDispatchMode):
+    """Records what reaches the operators: (name, arguments)."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        if function.namespace == "flashmask":
+            self.calls.append((function._opname, arguments))
+        return function(*arguments, **(keywords or {}))
+
+
+@cpu_only
+def test_one_plan_serves_all_layers_recomputations_and_backwards():
+    mask = masks.causal_document(seqlens=[60, 90])
+    q, k, v = (x.requires_grad_() for x in tensors(head_dim_v=16))
+
+    def layers(q):
+        return flashmask_attention(flashmask_attention(q, k, v, mask), k, v, mask)
+
+    with Operators() as operators:
+        checkpoint(layers, q, use_reentrant=False).sum().backward()
+    names = [name for name, _ in operators.calls]
+    assert sorted(set(names)) == ["backward", "forward", "plan"]
+    assert [names.count(name) for name in ("plan", "forward", "backward")] == [1, 4, 2]
+
+
+@cpu_only
+@pytest.mark.parametrize("asked, everywhere, meant", [(None, False, False), (None, True, True), (False, True, False), (True, False, True)])
+def test_deterministic_follows_torch_unless_it_is_given(asked, everywhere, meant):
+    q, k, v = (x.requires_grad_() for x in tensors())
+    torch.use_deterministic_algorithms(everywhere)
+    try:
+        with Operators() as operators:
+            flashmask_attention(q, k, v, causal=True, deterministic=asked).sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    given = [arguments[-2] for name, arguments in operators.calls if name != "plan"]
+    assert given == [meant, meant]
+
+
+@cpu_only
+def test_a_mask_changed_before_the_backward_is_noticed():
+    bounds = torch.full((1, 1, S, 1), S, dtype=torch.int32)
+    q, k, v = (x.requires_grad_() for x in tensors())
+    out = flashmask_attention(q, k, v, bounds, causal=True)
+    bounds[:, :, 10] = 20
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@cpu_only
+@pytest.mark.parametrize("arguments, error, text", [
+    ({"dropout": 0.1}, flashmask.UnsupportedError, "dropout is 0.1"),
+    ({"layout": "sbhd"}, ValueError, "layout is 'sbhd'; it must be one of bshd, bhsd"),
+    ({"startend_row_indices": torch.zeros(1, 1, S, 3, dtype=torch.int32)}, ValueError, "LTS, LTE, UTS, UTE"),
+    ({"startend_row_indices": torch.zeros(1, 1, 9, 2, dtype=torch.int32)}, ValueError, "9 columns"),
+    ({"backend": "cuda"}, RuntimeError, "no backend takes this call: cuda: "),
+])
+def test_what_is_refused(arguments, error, text):
+    with pytest.raises(error, match=text):
+        flashmask_attention(*tensors(), **arguments)
+
+
+def test_a_mask_of_other_lengths_is_refused():
+    with pytest.raises(ValueError, match="the mask is for 100 query rows and 100 keys"):
+        flashmask_attention(*tensors(), masks.causal(100))
+
+
+def test_a_tensor_with_the_wrong_number_of_dimensions_is_named():
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match="key has shape .*4 dimensions"):
+        flashmask_attention(q, k[0], v)
+
+
+@pytest.mark.skipif(not ON_CUDA, reason="needs a GPU")
+def test_gradients_on_cuda_are_refused():
+    q, k, v = (x.requires_grad_() for x in tensors())
+    with pytest.raises(flashmask.UnsupportedError):
+        flashmask_attention(q, k, v, causal=True).sum().backward()
+
+
+@pytest.mark.skipif(not ON_CUDA, reason="needs a GPU")
+def test_cuda_graphs_and_side_streams():
+    q, k, v = tensors()
+    bounds = torch.full((1, 1, S, 1), S, dtype=torch.int32, device=DEVICE)
+    flashmask_attention(q, k, v, bounds, causal=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = flashmask_attention(q, k, v, bounds, causal=True)
+    bounds.random_(0, S)
+    graph.replay()
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        want = flashmask_attention(q, k, v, bounds, causal=True)
+    stream.synchronize()
+    assert torch.equal(out, want)
+
+
+@pytest.mark.skipif(not ON_CUDA, reason="needs a GPU")
+def test_a_mask_in_host_memory_is_refused():
+    with pytest.raises(ValueError, match="cpu"):
+        flashmask_attention(*tensors(), torch.zeros(1, 1, S, 1, dtype=torch.int32), causal=True)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.compile: one graph, forward and backward, that neither another mask nor another length compiles anew."""
+
+import pytest
+import torch
+import torch._dynamo.testing
+
+import flashmask
+from flashmask import flashmask_attention
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    # A recompilation is an error, so that no test has to count.
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        yield
+    torch._dynamo.reset()
+
+
+def tensors(length):
+    return [torch.randn(2, length, heads, 16, requires_grad=True) for heads in (4, 2, 2)]
+
+
+def random_bounds(length):
+    return torch.randint(0, length + 1, (2, 1, length, 1), dtype=torch.int32)
+
+
+def raw(q, k, v, bounds):
+    return flashmask_attention(q, k, v, bounds, causal=True, return_softmax_lse=True)
+
+
+def two_layers(q, k, v, mask):
+    return flashmask_attention(flashmask_attention(q, k, v, mask), k, v, mask, return_softmax_lse=True)
+
+
+def own_mask(q, k, v, bounds):
+    mask = flashmask.Mask(q.shape[1], k.shape[1], bounds=bounds, causal=True, window=(30, 0))
+    return two_layers(q, k, v, mask)
+
+
+def transposed(q, k, v, bounds):
+    out, lse = flashmask_attention(*(x.transpose(1, 2) for x in (q, k, v)), bounds, causal=True, layout="bhsd", return_softmax_lse=True)
+    return out.transpose(1, 2).relu(), lse
+
+
+def mask_of(length):
+    return flashmask.Mask(length, length, bounds=random_bounds(length), causal=True)
+
+
+def band_of(length):
+    return flashmask.Mask(length, length, causal=True, window=(10, 0))
+
+
+def gradients(function, inputs, mask):
+    out, lse = function(*inputs, mask)
+    loss = out.square().sum() + lse.masked_fill(torch.isinf(lse), 0).sum()
+    return (out, *torch.autograd.grad(loss, inputs))
+
+
+def check(function, make_mask, lengths, mark=None, **options):
+    compiled = torch.compile(function, fullgraph=True, **options)
+    for length in lengths:
+        inputs, mask = tensors(length), make_mask(length)
+        if mark:
+            mark(inputs, mask)
+        for got, want in zip(gradients(compiled, inputs, mask), gradients(function, inputs, mask)):
+            torch.testing.assert_close(got, want)
+
+
+FUNCTIONS = [(raw, random_bounds), (two_layers, mask_of), (two_layers, band_of), (own_mask, random_bounds), (transposed, random_bounds)]
+
+
+@pytest.mark.parametrize("function, make_mask", FUNCTIONS)
+def test_another_mask_of_the_same_length(function, make_mask):
+    check(function, make_mask, [100, 100, 100], backend="aot_eager")
+
+
+@pytest.mark.parametrize("function, make_mask", FUNCTIONS)
+def test_another_length(function, make_mask):
+    check(function, make_mask, [100, 140, 300, 64], backend="aot_eager", dynamic=True)
+
+
+def test_a_recompilation_would_be_noticed():
+    with pytest.raises(torch._dynamo.exc.RecompileError):
+        check(raw, random_bounds, [100, 140], backend="aot_eager", dynamic=False)
+
+
+def test_marked_lengths():
+    def mark(inputs, bounds):
+        for x in inputs:
+            torch._dynamo.mark_dynamic(x, 1)
+        torch._dynamo.mark_dynamic(bounds, 2)
+
+    check(raw, random_bounds, [100, 140, 300], mark, backend="aot_eager")
+
+
+def test_inductor():
+    check(two_layers, mask_of, [100, 100])
+
+
+def test_inductor_with_another_length():
+    check(transposed, random_bounds, [100, 300], dynamic=True)
+
+
+def test_autocast_and_checkpoint_inside():
+    def function(q, k, v, bounds):
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.utils.checkpoint.checkpoint(raw, q, k, v, bounds, use_reentrant=False)
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    inputs, bounds = tensors(100), random_bounds(100)
+    for got, want in zip(gradients(compiled, inputs, bounds), gradients(function, inputs, bounds)):
+        torch.testing.assert_close(got, want)
+
+
+def test_inference():
+    compiled = torch.compile(raw, fullgraph=True, backend="aot_eager")
+    inputs, bounds = tensors(100), random_bounds(100)
+    with torch.no_grad():
+        assert torch.equal(compiled(*inputs, bounds)[0], raw(*inputs, bounds)[0])

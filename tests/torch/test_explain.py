@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""explain names what runs, why something does not, and the nearest call that does. It never raises for a call that would."""
+
+import sys
+
+import pytest
+import torch
+
+import flashmask
+
+
+def make(seqlen=300, dim=64, dtype=torch.float32, dim_v=None):
+    return [torch.zeros(2, seqlen, heads, d, dtype=dtype) for heads, d in ((4, dim), (2, dim), (2, dim_v or dim))]
+
+
+def test_what_runs():
+    text = flashmask.explain(*make(), causal=True, window_size=(9, -1))
+    for line in ("query     [2, 300, 4, 64] float32 on cpu", "mask      causal; window of 9 keys before and any after the row's own; row 0 at key 0",
+                 "tiles     9 of 128x128: 0 full, 5 partial, 4 skipped", "forward   backend: cpu", "plan given", "backward  not needed"):
+        assert line in text, text
+
+
+@pytest.mark.parametrize("causal,vectors,names", [(True, 1, "LTS of"), (True, 2, "LTS, LTE of"), (False, 2, "LTS, UTE of"), (False, 4, "LTS, LTE, UTS, UTE of")])
+def test_bounds(causal, vectors, names):
+    bounds = torch.zeros(1, 2, 300, vectors, dtype=torch.int32)
+    assert names + " each key, batch 1, heads 2" in flashmask.explain(*make(), bounds, causal=causal)
+
+
+def test_what_is_executed_agrees_with_the_plan():
+    """Of 11 x 6 tiles of 64 x 128 on the CPU 9 are live: those of rows and keys below 300 that are not above the diagonal; 8 heads."""
+    mask = flashmask.Mask(700, 700, bounds=torch.full((1, 1, 700, 1), 300, dtype=torch.int32), causal=True)
+    text = flashmask.explain(*make(700), mask)
+    assert "36 of 128x128: 1 full, 5 partial, 30 skipped" in text and "72 of 528" in text
+
+
+def test_no_mask():
+    assert "none: every row sees every key" in flashmask.explain(*make())
+
+
+def test_layouts_agree():
+    bhsd = flashmask.explain(*(x.transpose(1, 2) for x in make()), layout="bhsd")
+    assert bhsd == flashmask.explain(*make())
+
+
+def test_backward():
+    q, k, v = make()
+    assert "backward  taken too, the same bits in every run" in flashmask.explain(q.requires_grad_(), k, v, deterministic=True)
+
+
+@pytest.mark.parametrize("dtype,backend,nearest", [(torch.float64, "auto", "cast query, key and value to float32"), (torch.float32, "cuda", "leave backend at 'auto'"),
+                                                   (torch.float64, "cuda", "pass backend='reference' (slow)")])
+def test_the_nearest_call(dtype, backend, nearest):
+    text = flashmask.explain(*make(dtype=dtype), backend=backend)
+    assert "forward   refused: no backend takes this call" in text and text.endswith("nearest   " + nearest), text
+
+
+def test_padding_is_proposed(monkeypatch):
+    """As on a device that takes bfloat16 of head_dim 128 only."""
+    module = sys.modules[flashmask.explain.__module__]
+    taken = lambda call, struct: "" if call.q.dtype == torch.bfloat16 and call.q.shape[3] == call.v.shape[3] == 128 else "not taken"
+    monkeypatch.setattr(module, "_refusal", taken)
+    text = flashmask.explain(*make(dim=80, dim_v=40))
+    assert text.endswith("nearest   cast query, key and value to bfloat16; pad head_dim with zeros to 128, pass softmax_scale=80**-0.5 and cut the result to head_dim_v"), text
+
+
+def test_padding_changes_nothing():
+    q, k, v = (torch.randn_like(x) for x in make(40, 24, dim_v=16))
+    padded = [torch.nn.functional.pad(x, (0, 64 - x.shape[3])) for x in (q, k, v)]
+    out = flashmask.flashmask_attention(*padded, causal=True, softmax_scale=24**-0.5)[..., :16]
+    torch.testing.assert_close(out, flashmask.flashmask_attention(q, k, v, causal=True))
+
+
+def test_nothing_is_near():
+    assert flashmask.explain(*make(dim=300)).endswith("nearest   none")
+
+
+@pytest.mark.parametrize("arguments,why", [({"dropout": 0.1}, "dropout is 0.1"), ({"layout": "sbhd"}, "layout"), ({"window_size": (-2, 0)}, "window_size"),
+                                           ({"startend_row_indices": torch.zeros(1, 1, 9, 2, dtype=torch.int32)}, "9"),
+                                           ({"startend_row_indices": flashmask.Mask(8, 8)}, "8"), ({"startend_row_indices": 3}, "int")])
+def test_wrong_calls_are_texts_too(arguments, why):
+    q, k, v = make()
+    text = flashmask.explain(q, k, v, **arguments)
+    assert text.startswith("refused   ") and why in text
+    with pytest.raises(Exception) as raised:
+        flashmask.flashmask_attention(q, k, v, **arguments)
+    assert str(raised.value) == text.removeprefix("refused   ")
+
+
+def test_wrong_tensors():
+    q, k, v = make()
+    assert "refused   k is float32 [2, 300, 2, 32]" in flashmask.explain(q, k[..., :32], v)
+    assert "refused   q is int32" in flashmask.explain(q.int(), k.int(), v.int())
+    assert "refused   torch.int64 is not supported" in flashmask.explain(q.long(), k.long(), v.long())
+
+
+def test_backward_that_is_refused(monkeypatch):
+    module = sys.modules[flashmask.explain.__module__]
+    refusal = module._refusal
+    monkeypatch.setattr(module, "_refusal", lambda call, struct: "not yet" if struct is module.capi.BackwardArgs and call.backend == "auto" else refusal(call, struct))
+    q, k, v = make()
+    assert flashmask.explain(q.requires_grad_(), k, v).endswith("backward  refused: not yet\nnearest   pass backend='reference' (slow)")

@@ -1,0 +1,585 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every builder against the rule it stands for, written here a second time, and against the C++ library's builder of that name.
+
+FLASHMASK_COMMAND names the `flashmask` program; without it the comparisons with C++ are skipped.
+"""
+
+import json
+import os
+import random
+import subprocess
+
+import pytest
+import torch
+
+from flashmask import Mask, UnrepresentableMaskError, masks
+
+COMMAND = os.environ.get("FLASHMASK_COMMAND")
+LENGTHS = [[], [0], [1], [5], [0, 3, 0, 0, 4, 0], [1, 1, 1], [3, 0], [2, 7, 1, 0, 5]]
+
+
+@pytest.fixture(params=range(3))
+def rng(request):
+    return random.Random(request.param)
+
+
+def draw_lengths(rng, documents=6, longest=9):
+    return [rng.choice((0, 1, rng.randint(0, longest))) for _ in range(rng.randint(0, documents))]
+
+
+def documents_of(lengths):
+    """The document of each token."""
+    return [n for n, length in enumerate(lengths) for _ in range(length)]
+
+
+def dense(rows, keys, rule):
+    return torch.tensor([[bool(rule(i, j)) for j in range(keys)] for i in range(rows)], dtype=torch.bool).reshape(rows, keys)
+
+
+def check(mask, rows, keys, rule, batch=0, head=0):
+    got = mask.to_dense()[batch, head]
+    want = dense(rows, keys, rule)
+    assert torch.equal(got, want), f"{mask}\n{want.int()}"
+
+
+def from_cpp(family, seqlen, **parameters):
+    """The C++ library's mask as a dense matrix [batch, rows, keys], from its vectors as JSON."""
+    if not COMMAND:
+        pytest.skip("FLASHMASK_COMMAND is not set")
+    arguments = [f"{name}={','.join(map(str, value)) if isinstance(value, list) else int(value)}" for name, value in parameters.items()]
+    done = subprocess.run([COMMAND, "show", family, "--seqlen", str(seqlen), "--json", *arguments], capture_output=True, text=True, check=True)
+    mask = json.loads(done.stdout)["mask"]
+    keys, lo, hi, offset = mask["seqlen_k"], mask["band"]["lo"], mask["band"]["hi"], mask["q_offset"]
+
+    def hidden(vectors, default, at, i):
+        begin, end = (mask.get(name) for name in vectors)
+        if begin is None and end is None:
+            return False
+        return (begin[at] if begin else 0) <= i < (end[at] if end else mask["seqlen_q"])
+
+    def visible(b, i, j):
+        at = b * keys + j
+        in_band = (lo is None or lo <= j - i - offset) and (hi is None or j - i - offset <= hi)
+        return in_band and not hidden(("lts", "lte"), None, at, i) and not hidden(("uts", "ute"), None, at, i)
+
+    return torch.stack([dense(mask["seqlen_q"], keys, lambda i, j: visible(b, i, j)) for b in range(mask["batch"])])
+
+
+def check_cpp(mask, family, seqlen, **parameters):
+    assert torch.equal(mask.to_dense()[:, 0], from_cpp(family, seqlen, **parameters))
+
+
+# --- Bands ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows, keys", [(0, 0), (1, 1), (7, 7), (5, 9), (9, 5), (0, 4), (4, 0)])
+def test_bands(rows, keys):
+    check(masks.full(rows, keys), rows, keys, lambda i, j: True)
+    check(masks.causal(rows, keys), rows, keys, lambda i, j: j <= i + keys - rows)
+    check(masks.causal(rows, keys, q_offset=2), rows, keys, lambda i, j: j <= i + 2)
+    for left, right in ((-1, -1), (0, 0), (3, 0), (-1, 2), (2, -1), (100, 100)):
+        for offset in (None, 0, -3):
+            at = keys - rows if offset is None else offset
+            mask = masks.sliding_window(rows, keys, left, right, q_offset=offset)
+            check(mask, rows, keys, lambda i, j: (left == -1 or i + at - left <= j) and (right == -1 or j <= i + at + right))
+
+
+def test_bands_as_in_cpp():
+    check_cpp(masks.full(7), "full", 7)
+    check_cpp(masks.causal(7, q_offset=-2), "causal", 7, q_offset=-2)
+    check_cpp(masks.sliding_window(9, 9, 3, 1), "sliding_window", 9, left=3, right=1)
+
+
+# --- Documents ------------------------------------------------------------------------------------------
+
+
+def ways_to_give(lengths):
+    """The same documents in every form that can say them."""
+    ends = [0]
+    for length in lengths:
+        ends.append(ends[-1] + length)
+    yield {"seqlens": lengths}
+    yield {"seqlens": torch.tensor(lengths, dtype=torch.int32)}
+    yield {"cu_seqlens": ends}
+    yield {"cu_seqlens": torch.tensor(ends), "seqlen": ends[-1]}
+    yield {"doc_ids": torch.tensor(documents_of(lengths), dtype=torch.int64) * 3 % 17}
+    yield {"position_ids": [at for length in lengths for at in range(length)]}
+
+
+def document_rules(doc):
+    last = doc[-1] if doc else None
+    return {
+        masks.causal_document: lambda i, j: doc[i] == doc[j] and j <= i,
+        masks.document: lambda i, j: doc[i] == doc[j],
+        masks.causal_blockwise: lambda i, j: j <= i and (doc[i] == doc[j] or doc[i] == last),
+    }
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_documents(lengths):
+    doc = documents_of(lengths)
+    for build, rule in document_rules(doc).items():
+        for given in ways_to_give(lengths):
+            if build is masks.causal_blockwise and lengths and lengths[-1] == 0 and "ids" not in "".join(given):
+                continue  # here an empty block is the last one
+            check(build(**given), len(doc), len(doc), rule)
+
+
+def test_documents_drawn(rng):
+    for _ in range(10):
+        lengths = draw_lengths(rng)
+        doc = documents_of(lengths)
+        for build, rule in document_rules(doc).items():
+            if build is masks.causal_blockwise and lengths and lengths[-1] == 0:
+                continue
+            check(build(seqlens=torch.tensor(lengths, dtype=torch.int64)), len(doc), len(doc), rule)
+
+
+@pytest.mark.parametrize("family", ["causal_document", "document", "causal_blockwise"])
+@pytest.mark.parametrize("lengths", [[5], [0, 3, 0, 0, 4, 0], [2, 7, 1, 0, 5]])
+def test_documents_as_in_cpp(family, lengths):
+    check_cpp(getattr(masks, family)(seqlens=lengths), family, sum(lengths), lengths=lengths)
+
+
+def test_the_last_block_may_be_empty_and_takes_what_follows():
+    check_cpp(masks.causal_blockwise(seqlens=[3, 4, 0]), "causal_blockwise", 7, lengths=[3, 4, 0])
+    block = [0, 0, 1, 1, 1, 2, 2, 2]
+    check(masks.causal_blockwise(seqlens=[2, 3, 1], seqlen=8), 8, 8, lambda i, j: j <= i and (block[i] == block[j] or block[i] == 2))
+
+
+def test_tokens_past_the_last_document_are_hidden():
+    doc = [0, 0, 0, 1, 1, None, None]
+    inside = lambda i, j: doc[i] is not None and doc[i] == doc[j]  # noqa: E731
+    check(masks.document([0, 3, 5], seqlen=7), 7, 7, inside)
+    check(masks.causal_document(seqlens=[3, 2], seqlen=7), 7, 7, lambda i, j: inside(i, j) and j <= i)
+    check(masks.prefix_lm_document(seqlens=[3, 2], prefix=[2, 1], seqlen=7), 7, 7,
+          lambda i, j: inside(i, j) and (j <= i or j < 2 or j == 3))
+    check(masks.document([0], seqlen=2), 2, 2, lambda i, j: False)
+    # And if the documents are longer, they are cut off.
+    check(masks.document(seqlens=[3, 9], seqlen=5), 5, 5, lambda i, j: (i < 3) == (j < 3))
+
+
+def test_documents_of_a_batch():
+    lengths = torch.tensor([[2, 3, 0], [1, 1, 2]])
+    for given in ({"seqlens": lengths, "seqlen": 5}, {"seqlens": lengths.tolist()}, {"cu_seqlens": [[0, 2, 5, 5], [0, 1, 2, 4]]}):
+        mask = masks.causal_document(**given)
+        assert (mask.batch, mask.heads, mask.seqlen_k) == (2, 1, 5)
+        for b, doc in enumerate(([0, 0, 1, 1, 1], [0, 1, 2, 2, None])):
+            check(mask, 5, 5, lambda i, j: doc[i] is not None and doc[i] == doc[j] and j <= i, batch=b)
+    mask = masks.document(position_ids=torch.tensor([[0, 1, 0, 1], [0, 0, 1, 2]]))
+    for b, doc in enumerate(([0, 0, 1, 1], [0, 1, 1, 1])):
+        check(mask, 4, 4, lambda i, j: doc[i] == doc[j], batch=b)
+
+
+def test_prefix_lm_document(rng):
+    for _ in range(10):
+        lengths = draw_lengths(rng)
+        prefix = [rng.randint(0, length) for length in lengths]
+        doc = documents_of(lengths)
+        begin = [sum(lengths[:n]) for n in doc]
+        rule = lambda i, j: doc[i] == doc[j] and (j <= i or j < begin[j] + prefix[doc[j]])  # noqa: E731
+        check(masks.prefix_lm_document(seqlens=lengths, prefix=prefix), len(doc), len(doc), rule)
+    given = {"lengths": [4, 0, 3], "prefix": [2, 0, 3]}
+    check_cpp(masks.prefix_lm_document(seqlens=given["lengths"], prefix=given["prefix"]), "prefix_lm_document", 7, **given)
+    ids = masks.prefix_lm_document(doc_ids=[7, 7, 7, 7, 1, 1, 1], prefix=[2, 3])
+    assert torch.equal(ids.to_dense()[0], from_cpp("prefix_lm_document", 7, **given))
+
+
+def test_shared_question(rng):
+    for _ in range(10):
+        groups = [(rng.randint(0, 5), draw_lengths(rng, 4, 4)) for _ in range(rng.randint(0, 3))]
+        segments = [(g, a) for g, (question, answers) in enumerate(groups) for a, length in enumerate([question, *answers]) for _ in range(length)]
+        rule = lambda i, j: j <= i and segments[i][0] == segments[j][0] and segments[j][1] in (0, segments[i][1])  # noqa: E731
+        check(masks.shared_question(groups), len(segments), len(segments), rule)
+    # It is a tree of two levels.
+    mask = masks.shared_question(seqlens=torch.tensor([3, 2, 0, 2, 1, 4]), is_question=torch.tensor([1, 0, 0, 0, 1, 0]) != 0, seqlen=12)
+    check_cpp(mask, "prefix_tree", 12, parents=[-1, 0, 0, 0, -1, 4], lengths=[3, 2, 0, 2, 1, 4])
+
+
+# --- One sequence ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seqlen", [0, 1, 11])
+def test_global_sliding_window(seqlen):
+    for tokens, window in ((0, 0), (3, 2), (1, 50), (50, 1), (2, 0)):
+        mask = masks.global_sliding_window(seqlen, tokens, window)
+        check(mask, seqlen, seqlen, lambda i, j: i < tokens or j < tokens or abs(i - j) <= window)
+        check_cpp(mask, "global_sliding_window", seqlen, **{"global": tokens}, window=window)
+
+
+@pytest.mark.parametrize("seqlen", [0, 1, 9])
+def test_prefix_lm_causal(seqlen):
+    for prefix in {0, min(1, seqlen), seqlen // 2, seqlen}:
+        mask = masks.prefix_lm_causal(seqlen, prefix)
+        check(mask, seqlen, seqlen, lambda i, j: j <= i or j < prefix)
+        check_cpp(mask, "prefix_lm_causal", seqlen, prefix=prefix)
+    batched = masks.prefix_lm_causal(seqlen, torch.tensor([0, seqlen]))
+    check(batched, seqlen, seqlen, lambda i, j: j <= i, batch=0)
+    check(batched, seqlen, seqlen, lambda i, j: True, batch=1)
+
+
+@pytest.mark.parametrize("spans", [[], [(0, 10)], [(2, 5), (5, 5), (5, 6), (9, 10)], [(3, 3)], [(0, 0), (0, 4)]])
+def test_qk_sparse(spans):
+    end_of = [next((end for begin, end in spans if begin <= j < end), 0) for j in range(10)]
+    for dropped in (spans, torch.tensor(spans, dtype=torch.int64).reshape(-1, 2)):
+        mask = masks.qk_sparse(10, dropped)
+        check(mask, 10, 10, lambda i, j: j <= i and not (end_of[j] and i < end_of[j]))
+    if spans:
+        check_cpp(mask, "qk_sparse", 10, spans=[x for span in spans for x in span])
+
+
+def test_eviction(rng):
+    for shape in ((13,), (2, 13), (2, 3, 13)):
+        at = torch.randint(-2, 18, shape, generator=torch.Generator().manual_seed(rng.randint(0, 99)))
+        mask = masks.eviction(at)
+        rows = at.reshape(-1, 1, 13) if at.ndim < 3 else at
+        assert (mask.batch, mask.heads) == tuple(rows.shape[:2])
+        for b in range(mask.batch):
+            for h in range(mask.heads):
+                check(mask, 13, 13, lambda i, j: j <= i and i < rows[b, h, j], batch=b, head=h)
+    at = [rng.randint(0, 9) for _ in range(9)]
+    check_cpp(masks.eviction(at), "eviction", 9, evicted_at=at)
+
+
+@pytest.mark.parametrize("seqlen", [0, 1, 2, 3, 17, 64])
+def test_random_eviction(seqlen):
+    evictions = set()
+    for seed in range(5):
+        mask = masks.random_eviction(seqlen, seed)
+        assert torch.equal(mask.bounds, masks.random_eviction(seqlen, seed).bounds)
+        lts = mask.bounds[0, 0, :, 0].tolist()
+        evictions.add(tuple(lts))
+        # Each row from the middle on evicts exactly one key, one that came before it.
+        first = max(seqlen // 2, 1)
+        assert sorted(row for row in lts if row < seqlen) == list(range(first, seqlen))
+        assert all(row > j for j, row in enumerate(lts))
+    assert seqlen < 17 or len(evictions) == 5
+
+
+def test_random_eviction_is_uniform():
+    # The first eviction is drawn among 16 keys: over 1,024 seeds each is hit 64 times, give or take.
+    first = torch.stack([masks.random_eviction(32, seed).bounds[0, 0, :, 0] for seed in range(1024)]).eq(16).sum(0)
+    assert first[:16].sum() == 1024 and first[:16].min() > 34 and first[:16].max() < 96
+
+
+def test_hash_sparse(rng):
+    for _ in range(15):
+        rows, keys, buckets, causal = rng.randint(0, 12), rng.randint(0, 12), rng.randint(1, 5), rng.random() < 0.5
+        order = rng.sample(range(buckets), buckets)
+        query = sorted((rng.randrange(buckets) for _ in range(rows)), key=order.index)
+        key = [rng.randrange(buckets + 1) for _ in range(keys)]
+        check(masks.hash_sparse(query, key, causal), rows, keys, lambda i, j: query[i] == key[j] and (not causal or j <= i + keys - rows))
+
+
+def test_hash_sparse_of_any_order(rng):
+    fits = 0
+    for _ in range(150):
+        seqlen, causal = rng.randint(1, 6), rng.random() < 0.5
+        query, key = ([rng.randrange(3) for _ in range(seqlen)] for _ in "qk")
+        rule = lambda i, j: query[i] == key[j] and (not causal or j <= i)  # noqa: E731
+        visible = dense(seqlen, seqlen, rule)
+        # Rows that the band does not hide, as runs of hidden ones.
+        runs = [sum(not visible[i, j] and (i == (j if causal else 0) or bool(visible[i - 1, j])) for i in range(j if causal else 0, seqlen)) for j in range(seqlen)]
+        if max(runs) <= 2:
+            fits += 1
+            check(masks.hash_sparse(torch.tensor(query), torch.tensor(key), causal), seqlen, seqlen, rule)
+        else:
+            column = next(j for j, n in enumerate(runs) if n > 2)
+            with pytest.raises(UnrepresentableMaskError, match=f"column {column} needs {runs[column]}.*sort the queries") as error:
+                masks.hash_sparse(query, key, causal)
+            assert error.value.column == column
+    assert 20 < fits < 150
+
+
+def test_hash_sparse_as_in_cpp(rng):
+    query, key = (sorted(rng.randrange(4) for _ in range(10)) for _ in "qk")
+    for causal in (False, True):
+        check_cpp(masks.hash_sparse(query, key, causal), "hash_sparse", 10, query_buckets=query, key_buckets=key, causal=causal)
+
+
+# --- Trees ----------------------------------------------------------------------------------------------
+
+
+def draw_tree(rng, nodes):
+    parents, path = [], []
+    for n in range(nodes):
+        path = path[: rng.randint(0, len(path))]
+        parents.append(path[-1] if path else -1)
+        path.append(n)
+    return parents
+
+
+def is_ancestor(parents, ancestor, node):
+    while node != -1 and node != ancestor:
+        node = parents[node]
+    return node == ancestor
+
+
+def test_prefix_tree(rng):
+    for nodes in (0, 1, 2, 5, 12, 17):
+        parents = draw_tree(rng, nodes)
+        lengths = [rng.choice((0, 1, 3)) for _ in range(nodes)]
+        node = documents_of(lengths)
+        rule = lambda i, j: j <= i and is_ancestor(parents, node[j], node[i])  # noqa: E731
+        mask = masks.prefix_tree(parents, lengths)
+        check(mask, len(node), len(node), rule)
+        assert torch.equal(mask.bounds, masks.prefix_tree(torch.tensor(parents, dtype=torch.int64), torch.tensor(lengths, dtype=torch.int32)).bounds)
+        check(masks.prefix_tree(parents), nodes, nodes, lambda i, j: is_ancestor(parents, j, i))
+        begin = [sum(lengths[:n]) for n in range(nodes)]
+        end = [max(begin[m] + lengths[m] for m in range(nodes) if is_ancestor(parents, n, m)) for n in range(nodes)]
+        check(masks.prefix_tree_from_intervals(begin, end), len(node), len(node), rule)
+        check(masks.prefix_tree_from_intervals(torch.tensor(begin, dtype=torch.int64), torch.tensor(end, dtype=torch.int64), seqlen=len(node) + 2),
+              len(node) + 2, len(node) + 2, lambda i, j: max(i, j) < len(node) and rule(i, j))
+        if nodes > 1:
+            check_cpp(mask, "prefix_tree", len(node), parents=parents, lengths=lengths)
+
+
+def test_prefix_tree_deep_and_wide():
+    chain = list(range(-1, 40))
+    check(masks.prefix_tree(chain), 41, 41, lambda i, j: j <= i)
+    check(masks.prefix_tree([-1] + [0] * 30), 31, 31, lambda i, j: j in (0, i))
+
+
+def test_prefix_tree_batch():
+    mask = masks.prefix_tree(torch.tensor([[-1, 0, 0], [-1, -1, -1]]), torch.tensor([[2, 1, 1], [2, 1, 0]]), seqlen=4)
+    check(mask, 4, 4, lambda i, j: j <= i and (j, i) != (2, 3), batch=0)
+    check(mask, 4, 4, lambda i, j: j <= i < 3 and (j < 2) == (i < 2), batch=1)
+
+
+@pytest.mark.parametrize("parents", [[0], [-1, 1], [-2], [-1, 0, -1, 0], [-1, 0, 1, 0, 1], [-1, 0, 0, 1]])
+def test_prefix_tree_refuses(parents):
+    with pytest.raises(ValueError, match="parents|depth-first"):
+        masks.prefix_tree(parents)
+
+
+def test_intervals_that_do_not_nest_are_refused():
+    def nests(tin, tout):
+        """The rule of the C++ builder: own tokens, then children, without gaps."""
+        written, around = 0, [sum(tout) + 9]
+        for n, (begin, end) in enumerate(zip(tin, tout)):
+            while len(around) > 1 and around[-1] == written:
+                around.pop()
+            if begin != written or end < begin or end > around[-1]:
+                return False
+            written = tin[n + 1] if n + 1 < len(tin) and tin[n + 1] < end else end
+            if written < begin:
+                return False
+            around.append(end)
+        return all(end == written for end in around[1:])
+
+    rng = random.Random(1)
+    seen = set()
+    for _ in range(1200):
+        nodes = rng.randint(1, 4)
+        tin = [0, *sorted(rng.randint(0, 4) for _ in range(nodes - 1))]
+        tout = [min(5, begin + rng.randint(0, 4)) for begin in tin]
+        want = nests(tin, tout)
+        seen.add((nodes, want))
+        try:
+            masks.prefix_tree_from_intervals(tin, tout)
+            got = True
+        except ValueError:
+            got = False
+        assert got == want, (tin, tout)
+    assert len(seen) == 7  # one node always nests, if it begins at 0
+
+
+# --- Batches and other forms ------------------------------------------------------------------------------
+
+
+def test_padding():
+    mask = masks.padding(5, 7, [7, 0, 3], [5, 2, 0])
+    for b, (keys, rows) in enumerate(((7, 5), (0, 2), (3, 0))):
+        check(mask, 5, 7, lambda i, j: j < keys and i < rows, batch=b)
+    check(masks.padding(5, 7, torch.tensor([4])), 5, 7, lambda i, j: j < 4)
+    check_cpp(masks.padding(6, 6, [6, 2], [1, 5]), "padding", 6, key_lengths=[6, 2], query_lengths=[1, 5])
+
+
+def test_from_startend():
+    bounds = torch.tensor([[3, 0], [9, 2], [-5, 1]]).reshape(1, 1, 3, 2)
+    check(masks.from_startend(bounds, seqlen_q=4), 4, 3, lambda i, j: not (i >= bounds[0, 0, j, 0] or i < bounds[0, 0, j, 1]))
+    check(masks.from_startend(bounds.int(), True), 3, 3, lambda i, j: j <= i and not bounds[0, 0, j, 0] <= i < bounds[0, 0, j, 1])
+    with pytest.raises(ValueError, match=r"\[batch, heads, seqlen_k, n\]"):
+        masks.from_startend(bounds[0])
+
+
+def runs_per_column(visible, band):
+    """The most runs of hidden rows in a column, of those that (lo, hi) on j - i does not hide: what from_dense has to fit."""
+    rows, keys = visible.shape
+    most = []
+    for j in range(keys):
+        inside = [i for i in range(rows) if (band[0] is None or j - i >= band[0]) and (band[1] is None or j - i <= band[1])]
+        hidden = [not visible[i, j] for i in inside]
+        most.append(sum(h and (n == 0 or not hidden[n - 1]) for n, h in enumerate(hidden)))
+    return most
+
+
+def bands_of(visible):
+    seen = [(i, j) for i, j in visible.nonzero().tolist()]
+    if not seen:
+        return [(None, None)]
+    lo, hi = min(j - i for i, j in seen), max(j - i for i, j in seen)
+    return [(None, None), (None, hi), (lo, None), (lo, hi)]
+
+
+def test_from_dense_exhaustively():
+    """Every matrix of these sizes: at most three runs in a column, of which a band takes one if there are three."""
+    for rows, keys in ((3, 3), (5, 2)):
+        for number in range(2 ** (rows * keys)):
+            visible = torch.tensor([number >> n & 1 for n in range(rows * keys)], dtype=torch.bool).reshape(rows, keys)
+            assert torch.equal(masks.from_dense(visible).to_dense()[0, 0], visible), visible
+
+
+def test_from_dense_refuses_what_does_not_fit(rng):
+    refused = 0
+    for _ in range(60):
+        rows, keys = rng.randint(4, 9), rng.randint(1, 5)
+        visible = torch.tensor([rng.random() < 0.5 for _ in range(rows * keys)]).reshape(rows, keys)
+        needs = [runs_per_column(visible, band) for band in bands_of(visible)]
+        if min(map(max, needs)) <= 2:
+            assert torch.equal(masks.from_dense(visible).to_dense()[0, 0], visible)
+        else:
+            refused += 1
+            best = min(needs, key=max)
+            column = next(j for j, n in enumerate(best) if n > 2)
+            with pytest.raises(UnrepresentableMaskError, match=rf"\(batch 0, head 0, column {column}\) needs {best[column]}") as error:
+                masks.from_dense(visible)
+            assert error.value.column == column
+    assert 5 < refused < 60
+
+
+def test_from_dense_names_batch_and_head():
+    visible = torch.ones(2, 3, 7, 4, dtype=torch.uint8)
+    visible[1, 2, ::2, 3] = 0
+    visible[1, 2, 1, 3] = 1
+    visible[0, 0, 2] = 0
+    with pytest.raises(UnrepresentableMaskError, match=r"\(batch 1, head 2, column 3\) needs 4"):
+        masks.from_dense(visible)
+    visible[1, 2, :4, 3] = 1
+    assert torch.equal(masks.from_dense(visible).to_dense(), visible.bool())
+    assert torch.equal(masks.from_dense(visible.transpose(2, 3).contiguous().transpose(2, 3)).to_dense(), visible.bool())
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 4), (4, 0), (1, 1)])
+def test_from_dense_of_nothing(shape):
+    for value in (True, False):
+        visible = torch.full(shape, value)
+        assert torch.equal(masks.from_dense(visible).to_dense()[0, 0], visible)
+
+
+@pytest.mark.parametrize("build", [lambda: masks.causal(9), lambda: masks.causal(9, 5), lambda: masks.sliding_window(9, 9, 3), lambda: masks.sliding_window(7, 9, 2, 1),
+                                   lambda: masks.causal_document(seqlens=[3, 6]), lambda: masks.sliding_window(9, 4, 2, -1, q_offset=0)])
+def test_from_dense_finds_the_small_form(build):
+    mask = masks.from_dense(build().to_dense())
+    assert torch.equal(mask.to_dense(), build().to_dense())
+    assert mask.bounds is None or mask.bounds.shape[-1] == 1
+
+
+# --- Arguments --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda: masks.causal_document(), "nothing is given; it must be one of cu_seqlens"),
+    (lambda: masks.causal_document([0, 2], seqlens=[2]), "cu_seqlens, seqlens is given"),
+    (lambda: masks.document(seqlens=[2, -1, 3]), r"seqlens\[1\] is -1"),
+    (lambda: masks.document(cu_seqlens=[0, 3, 2]), r"cu_seqlens\[2\] is 2; cu_seqlens must begin with 0 and ascend"),
+    (lambda: masks.document(cu_seqlens=[1, 3]), r"cu_seqlens\[0\] is 1"),
+    (lambda: masks.document(cu_seqlens=[]), "cu_seqlens is empty"),
+    (lambda: masks.document(doc_ids=[1, 1], seqlen=3), "seqlen is 3, but doc_ids has 2 tokens"),
+    (lambda: masks.document(doc_ids=[[1, 1, 2], [2, 7, 2]]), r"document id 2 comes back at \[1, 2\]"),
+    (lambda: masks.document(doc_ids=[4, 4, 2, 4, 2]), r"document id 4 comes back at \[3\]"),
+    (lambda: masks.document(seqlens=torch.tensor([2], device="meta")), "seqlen is missing; seqlens is not read on the host"),
+    (lambda: masks.prefix_lm_causal(5, 6), "prefix.* is 6; it must be between 0 and seqlen, 5"),
+    (lambda: masks.prefix_lm_document(seqlens=[2, 2], prefix=[1]), "prefix has 1 entries; it needs one for each of the 2"),
+    (lambda: masks.prefix_lm_document(seqlens=[2, 2], prefix=[1, 3]), "between 0 and the document's length"),
+    (lambda: masks.qk_sparse(9, [(4, 6), (5, 7)]), "ascending, disjoint"),
+    (lambda: masks.qk_sparse(9, [(4, 10)]), "ascending, disjoint"),
+    (lambda: masks.padding(4, 4, [5]), r"key_lengths\[0\] is 5; it must be between 0 and seqlen_k, 4"),
+    (lambda: masks.padding(4, 4, [5, 1], [1]), "query_lengths has 1 entries and key_lengths 2"),
+    (lambda: masks.padding(4, 4, []), "one entry for each batch entry"),
+    (lambda: masks.shared_question(), "give groups, or both"),
+    (lambda: masks.prefix_tree([-1, 0], [1]), "lengths has 1 entries; it needs one for each of the 2 nodes"),
+    (lambda: masks.global_sliding_window(4, -1, 2), "global_tokens is -1"),
+    (lambda: masks.sliding_window(4, 4, -2), r"window is \(-2, 0\)"),
+    (lambda: masks.from_dense(torch.ones(2, 2)), "visible is torch.float32"),
+])
+def test_errors(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_float_lengths_are_refused():
+    with pytest.raises(TypeError, match="seqlens is torch.float32; it must be integers"):
+        masks.document(seqlens=torch.ones(3))
+
+
+# --- Without the values -----------------------------------------------------------------------------------
+
+TRACED = {
+    "cu_seqlens": lambda x: masks.causal_document(torch.nn.functional.pad(x.cumsum(0), (1, 0)), seqlen=30),
+    "seqlens": lambda x: masks.document(seqlens=x, seqlen=30),
+    "doc_ids": lambda x: masks.causal_blockwise(doc_ids=x.cumsum(0) // 3),
+    "position_ids": lambda x: masks.causal_document(position_ids=x),
+    "prefix_lm_document": lambda x: masks.prefix_lm_document(seqlens=x, prefix=x // 2, seqlen=30),
+    "shared_question": lambda x: masks.shared_question(seqlens=x, is_question=torch.arange(9, device=x.device) % 3 == 0, seqlen=30),
+    "global_sliding_window": lambda x: masks.global_sliding_window(x.shape[0], 2, 3, device=x.device),
+    "prefix_lm_causal": lambda x: masks.prefix_lm_causal(16, x),
+    "qk_sparse": lambda x: masks.qk_sparse(30, torch.stack([x.cumsum(0), x.cumsum(0) + 1], -1)),
+    "eviction": lambda x: masks.eviction(x),
+    "random_eviction": lambda x: masks.random_eviction(x.shape[0], 3, device=x.device),
+    "hash_sparse": lambda x: masks.hash_sparse(x.sort().values, x, True),
+    "prefix_tree": lambda x: masks.prefix_tree(torch.arange(-1, 8, device=x.device), x, seqlen=30),
+    "prefix_tree_from_intervals": lambda x: masks.prefix_tree_from_intervals(x[:1] * 0, x[:1], seqlen=9),
+    "padding": lambda x: masks.padding(16, 9, x),
+    "from_startend": lambda x: masks.from_startend(x[None, None, :, None], True),
+}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_nothing_waits_for_the_values(name):
+    """A meta tensor has no values: whatever looked at them would raise."""
+    mask = TRACED[name](torch.empty(9, dtype=torch.int64, device="meta"))
+    assert isinstance(mask, Mask) and mask.device.type == "meta"
+
+
+LISTS = {
+    "seqlens": lambda device: masks.causal_document(seqlens=[[2, 0, 3], [1, 0, 0]], device=device),
+    "cu_seqlens": lambda device: masks.document([[0, 2, 5], [0, 0, 4]], device=device),
+    "position_ids": lambda device: masks.document(position_ids=[0, 1, 0], device=device),
+    "groups": lambda device: masks.shared_question([(2, [1, 3]), (4, [])], device=device),
+    "prefix_lm_document": lambda device: masks.prefix_lm_document([0, 4], [2], device=device),
+    "qk_sparse": lambda device: masks.qk_sparse(9, [(2, 4)], device=device),
+    "prefix_tree": lambda device: masks.prefix_tree([-1, 0, 0], [2, 1, 3], device=device),
+    "prefix_tree_from_intervals": lambda device: masks.prefix_tree_from_intervals([0, 2], [5, 5], device=device),
+    "hash_sparse": lambda device: masks.hash_sparse([0, 1], [1, 0], False, device=device),
+    "padding": lambda device: masks.padding(4, 4, [3, 1], device=device),
+    "eviction": lambda device: masks.eviction([3, 1], device=device),
+    "random_eviction": lambda device: masks.random_eviction(9, 1, device=device),
+    "global_sliding_window": lambda device: masks.global_sliding_window(9, 1, 1, device=device),
+    "prefix_lm_causal": lambda device: masks.prefix_lm_causal(9, 1, device=device),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_go_to_the_device_and_compile(name):
+    build = LISTS[name]
+    assert build("meta").device.type == "meta" and build("meta").bounds.shape == build(None).bounds.shape
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(build, fullgraph=True, backend="eager")("cpu").bounds, build(None).bounds)
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_builders_compile(name):
+    torch._dynamo.reset()
+    build = TRACED[name]
+    compiled = torch.compile(build, fullgraph=True, backend="eager")
+    for seed in range(2):
+        values = torch.randint(0, 4, (9,), generator=torch.Generator().manual_seed(seed)) + (name == "qk_sparse")
+        assert torch.equal(compiled(values).bounds, build(values).bounds)
+
+
+def test_hash_sparse_that_does_not_fit_is_noticed_in_compiled_code():
+    compiled = torch.compile(lambda q: masks.hash_sparse(q, q, False), fullgraph=True, backend="eager")
+    compiled(torch.tensor([0, 0, 1, 1, 2]))
+    with pytest.raises(RuntimeError, match="does not fit two row intervals"):
+        compiled(torch.tensor([0, 1, 0, 1, 0]))
