@@ -36,11 +36,16 @@ def flashmask_attention(query, key, value, startend_row_indices=None, *, causal=
 
     Raises ValueError if an argument is wrong, and UnsupportedError if no backend takes the call (on CUDA: gradients).
     """
+    mask = call_mask(query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout, dropout)
+    out, lse = ops.attention(query, key, value, mask, softmax_scale=softmax_scale, layout=layout, deterministic=deterministic, backend=backend)
+    return (out, lse) if return_softmax_lse else out
+
+
+def call_mask(query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout, dropout):
+    """The Mask of a call of flashmask_attention; raises what the call would, as far as arguments and shapes decide it."""
     if dropout != 0:
         raise UnsupportedError(f"dropout is {dropout}; attention dropout is not implemented, it must be 0")
     ops.check_dimensions(query, key, value, layout)
     length = 1 if layout == "bshd" else 2
-    mask = as_mask(startend_row_indices, seqlen_q=query.shape[length], seqlen_k=key.shape[length], causal=causal, window_size=window_size,
+    return as_mask(startend_row_indices, seqlen_q=query.shape[length], seqlen_k=key.shape[length], causal=causal, window_size=window_size,
                    q_offset=q_offset, block_mask=block_mask)
-    out, lse = ops.attention(query, key, value, mask, softmax_scale=softmax_scale, layout=layout, deterministic=deterministic, backend=backend)
-    return (out, lse) if return_softmax_lse else out

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from . import capi, ops
 from ._library import library_path
+from .attention import call_mask
 from .errors import UnsupportedError
-from .mask import as_mask
 
 __all__ = ["explain"]
 
@@ -30,12 +30,7 @@ def explain(query, key, value, startend_row_indices=None, *, causal=False, windo
     Makes the mask's plan, if it has none yet. On a GPU it waits for the mask's statistics, so it is a tool to look with, not a part of a training loop.
     """
     try:
-        if dropout != 0:
-            raise UnsupportedError(f"dropout is {dropout}; attention dropout is not implemented, it must be 0")
-        ops.check_dimensions(query, key, value, layout)
-        length = 1 if layout == "bshd" else 2
-        mask = as_mask(startend_row_indices, seqlen_q=query.shape[length], seqlen_k=key.shape[length], causal=causal, window_size=window_size,
-                       q_offset=q_offset, block_mask=block_mask)
+        mask = call_mask(query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout, dropout)
         if mask.device not in (None, query.device):
             raise ValueError(f"the mask is on {mask.device} and query on {query.device}; move it: mask.to(query.device)")
         tensors = ops.autocast(query, key, value)
