@@ -119,35 +119,73 @@ FLASHMASK_RULE int32_t rows_to_diagonal(int32_t key, int32_t diagonal, int32_t r
   return static_cast<int32_t>(rows > kFar ? kFar : rows < -kFar ? -kFar : rows);
 }
 
-/// For n columns of a tile, first + at[i] (0 <= at[i] < tile_keys <= 2^20, at[i] * stride < 2^31): bit r of bits[w][i] is set if
-/// row row0 + 32 w + r (below seqlen_q) sees the column, r < 32; row0 >= 0. It is what visible_bits(hidden_rows(m, first + at[i]),
-/// row0 + 32 w) says, for kernels that ask for every column of a tile.
-template <int tile_keys, int windows, int n>
-FLASHMASK_RULE void visible_windows(const Columns& m, int32_t first, const int32_t (&at)[n], int32_t row0, uint32_t (&bits)[windows][n]) {
-  const int32_t top = rows_to_diagonal(first, m.diagonal_hi, row0), bottom = rows_to_diagonal(first, m.diagonal_lo, row0) + 1;
-  const bool inside = top + tile_keys <= 1 && bottom >= 32 * windows;  // of the band, whatever the column
+/// The band where a tile begins, at column `first` and row row0: row row0 + r sees column first + c if top + c <= r < bottom + c.
+/// Edges that are far away are somewhere far away.
+struct TileBand {
+  int32_t top, bottom;
+};
+
+FLASHMASK_RULE TileBand tile_band(const Columns& m, int32_t first, int32_t row0) {
+  // Kernels ask for every tile, and 64-bit arithmetic is dear to them.
+  const bool above = m.diagonal_hi != INT32_MAX, below = m.diagonal_lo != INT32_MIN;
+  return {above ? rows_to_diagonal(first, m.diagonal_hi, row0) : -(1 << 30), below ? rows_to_diagonal(first, m.diagonal_lo, row0) + 1 : 1 << 30};
+}
+
+/// The columns first + c, c of the interval, that the band lets row row0 + r see, 0 <= r < 2^20; not clamped to the tile.
+FLASHMASK_RULE Interval columns_in_band(TileBand band, int32_t r) { return {r - band.bottom + 1, r - band.top + 1}; }
+
+/// The vectors' elements of the columns first + at[i] (0 <= at[i], at[i] * stride < 2^31).
+template <int n>
+struct StoredBounds {
+  const Columns& columns;
+  int32_t first;
+  const int32_t (&at)[n];
+
+  /// Where interval 0 or 1 of the columns begins and ends; false if the mask has no such interval.
+  FLASHMASK_RULE bool operator()(int interval, int32_t (&begin)[n], int32_t (&end)[n]) const {
+    const int32_t* from = interval == 0 ? columns.lts : columns.uts;
+    const int32_t* to = interval == 0 ? columns.lte : columns.ute;
+    if (!from && !to) return false;
+    const int64_t base = first * columns.stride;
+    for (int i = 0; i < n; ++i) {
+      const int32_t place = at[i] * static_cast<int32_t>(columns.stride);
+      begin[i] = from ? (from + base)[place] : 0;
+      end[i] = to ? (to + base)[place] : columns.seqlen_q;
+    }
+    return true;
+  }
+};
+
+/// For n columns of a tile, first + at[i] (0 <= at[i] < tile_keys <= 2^20): bit r of bits[w][i] is set if row row0 + 32 w + r (below
+/// seqlen_q) sees the column, r < 32; row0 >= 0. It is what visible_bits(hidden_rows(m, first + at[i]), row0 + 32 w) says, for
+/// kernels that ask for every column of a tile. `bounds` reads the vectors: a StoredBounds, or what does the same.
+template <int tile_keys, int windows, int n, typename Bounds>
+FLASHMASK_RULE void visible_windows(const Columns& m, const Bounds& bounds, int32_t first, const int32_t (&at)[n], int32_t row0,
+                                    uint32_t (&bits)[windows][n]) {
+  const TileBand band = tile_band(m, first, row0);
   for (int i = 0; i < n; ++i) {
     for (int w = 0; w < windows; ++w) bits[w][i] = ~0u;
   }
-  if (!inside) {
+  if (band.top + tile_keys > 1) {
     for (int i = 0; i < n; ++i) {
-      for (int w = 0; w < windows; ++w) bits[w][i] = window_from(top + at[i], w) & ~window_from(bottom + at[i], w);
+      for (int w = 0; w < windows; ++w) bits[w][i] = window_from(band.top + at[i], w);
     }
   }
-  // One body for both intervals: a kernel has no registers for the addresses of four vectors at a time.
+  if (band.bottom < 32 * windows) {
+    for (int i = 0; i < n; ++i) {
+      for (int w = 0; w < windows; ++w) bits[w][i] &= ~window_from(band.bottom + at[i], w);
+    }
+  }
+  // One body for both intervals: a kernel has no registers for the bounds of both.
 #if defined(__CUDA_ARCH__)
 #pragma unroll 1
 #endif
   for (int interval = 0; interval < 2; ++interval) {
-    const int32_t* from = interval == 0 ? m.lts : m.uts;
-    const int32_t* to = interval == 0 ? m.lte : m.ute;
-    if (!from && !to) continue;
-    const int64_t base = first * m.stride;
+    int32_t begin[n], end[n];
+    if (!bounds(interval, begin, end)) continue;
     for (int i = 0; i < n; ++i) {
-      const int32_t place = at[i] * static_cast<int32_t>(m.stride);
-      const int32_t begin = from ? (from + base)[place] : 0, end = to ? (to + base)[place] : m.seqlen_q;
       // Not begin - row0 at once: what a vector holds may be any number.
-      const int32_t skipped = (begin > row0 ? begin : row0) - row0, until = (end > row0 ? end : row0) - row0;
+      const int32_t skipped = (begin[i] > row0 ? begin[i] : row0) - row0, until = (end[i] > row0 ? end[i] : row0) - row0;
       bits[0][i] &= ~bits_from<uint32_t>(skipped) | bits_from<uint32_t>(until);
       for (int w = 1; w < windows; ++w) bits[w][i] &= ~window_from(skipped, w) | window_from(until, w);
     }

@@ -22,9 +22,12 @@ __global__ void use_every_rule(rules::Columns columns, int32_t i, int32_t j, int
   const rules::Interval stored = rules::stored_interval(columns.lts, columns.lte, j * columns.stride, columns.seqlen_q);
   const int32_t near[4] = {0, 1, j, j + 1};
   uint32_t one[1][1], two[2][2], four[1][4];
-  rules::visible_windows<128>(columns, j, {i}, i, one);
-  rules::visible_windows<128>(columns, j, {0, i}, i, two);
-  rules::visible_windows<128>(columns, j, near, i, four);
+  const int32_t single[1] = {i}, pair[2] = {0, i};
+  rules::visible_windows<128>(columns, rules::StoredBounds<1>{columns, j, single}, j, single, i, one);
+  rules::visible_windows<128>(columns, rules::StoredBounds<2>{columns, j, pair}, j, pair, i, two);
+  rules::visible_windows<128>(columns, rules::StoredBounds<4>{columns, j, near}, j, near, i, four);
+  const rules::Interval seen = rules::columns_in_band(rules::tile_band(columns, j, i), i);
+  out[6] = static_cast<uint64_t>(seen.begin) + static_cast<uint64_t>(seen.end);
   out[3] = (one[0][0] & two[0][0] & two[1][1] & four[0][0] & four[0][1] & four[0][2] & four[0][3]) |
            (rules::window_from(i, 1) & rules::bits_from<uint32_t>(i) & rules::bits_from<uint64_t>(j));
   out[3] += static_cast<uint64_t>(rules::rows_to_diagonal(j, i, columns.seqlen_q));

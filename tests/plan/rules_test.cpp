@@ -117,7 +117,7 @@ TEST(Rules, VisibilityAndBits) {
 template <int n, int tile_keys = 512>
 bool windows_agree(const rules::Columns& m, int32_t first, const int32_t (&at)[n], int32_t row0) {
   uint32_t bits[2][n];
-  rules::visible_windows<tile_keys>(m, first, at, row0, bits);
+  rules::visible_windows<tile_keys>(m, rules::StoredBounds<n>{m, first, at}, first, at, row0, bits);
   const auto rows = rules::low_bits<uint64_t>(m.seqlen_q - row0);
   uint64_t wrong = 0;
   for (int i = 0; i < n; ++i) {
@@ -261,6 +261,25 @@ TEST(Rules, RowsToDiagonal) {
   EXPECT_EQ(rules::rows_to_diagonal(10, 3, 9), -2);
   EXPECT_EQ(rules::rows_to_diagonal(0, INT32_MAX, 0), -(1 << 30)) << "no row is hidden above";
   EXPECT_EQ(rules::rows_to_diagonal(INT32_MAX - 1, INT32_MIN, 0), 1 << 30) << "none below";
+}
+
+TEST(Rules, ColumnsInBand) {
+  constexpr int32_t kMin = INT32_MIN, kMax = INT32_MAX;
+  for (const Interval edges : {Interval{kMin, kMax}, {kMin, 0}, {-7, kMax}, {-9, 4}, {3, 2}, {kMin + 1, kMax - 1}, {-kMax + 9, 9 - kMax}}) {
+    const rules::Columns m{kMax, edges.begin, edges.end, nullptr, nullptr, nullptr, nullptr};
+    for (const int32_t first : {0, 16, kMax - 17}) {
+      for (const int32_t row0 : {0, 5, 20, kMax - 40}) {
+        const rules::TileBand band = rules::tile_band(m, first, row0);
+        for (int32_t r = 0; r < 24; ++r) {
+          const Interval seen = rules::columns_in_band(band, r);
+          for (int32_t c = 0; c < 16; ++c) {
+            ASSERT_EQ(seen.begin <= c && c < seen.end, rules::is_visible(m, row0 + r, first + c))
+                << "[" << edges.begin << ", " << edges.end << "] row " << row0 << " + " << r << ", column " << first << " + " << c;
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST(VisibleWindows, InsideTheBandAndAroundItsEdges) {

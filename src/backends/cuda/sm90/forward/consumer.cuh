@@ -225,11 +225,13 @@ class Consumer {
   __device__ __forceinline__ SlabBits take_mask(const Tile& tile) {
     SlabBits visible{};
     if (tile.is_partial(warpgroup_)) {
-      const int warp = static_cast<int>(threadIdx.x / 32) % 4;
+      const uint32_t number = tile.number(warpgroup_), slot = number % Traits::kMaskSlots, phase = number / Traits::kMaskSlots & 1;
+      constexpr int kWarps = Traits::kMaskRows / Slab::kRows;  // that share a part
+      const int warp = static_cast<int>(threadIdx.x / 32) % 4, part = warp / kWarps;
       delay<Role::kConsumer>();
-      ptx::wait(shared_.mask_full[warpgroup_][warp / 2], tile.parity(warpgroup_));
-      visible = shared_.mask_bits[warpgroup_].slab(warp % 2 * Slab::kRows);
-      ptx::arrive(shared_.mask_empty[warpgroup_][warp / 2]);
+      ptx::wait(shared_.mask_full[warpgroup_][slot][part], phase);
+      visible = shared_.mask_bits[warpgroup_][slot].slab(warp % kWarps * Slab::kRows);
+      ptx::arrive(shared_.mask_empty[warpgroup_][slot][part]);
     }
     return visible;
   }

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backends/cuda/ptx/tensor_core.cuh"
+#include "mask/rules.h"
 
 namespace flashmask::sm90 {
 
@@ -29,18 +30,24 @@ struct SlabBits {
   }
 };
 
-/// The visible elements of 32 rows x 128 keys: word c of a row is what the lanes (g, c) need of it.
+/// The visible elements of some rows x 128 keys: word c of a row is what the lanes (g, c) need of it.
+template <int kRows>
 struct alignas(16) MaskBits {
-  static constexpr int kRows = 32;
   uint32_t row[kRows][4];
 
-  /// The key whose bit is number `bit` of word c.
-  __device__ __forceinline__ static constexpr uint32_t key(uint32_t bit, uint32_t c) { return bit / 2 * 8 + bit % 2 + 2 * c; }
   /// Of the calling lane in the slab that begins at this row.
   __device__ __forceinline__ SlabBits slab(int first_row) const {
     const int row_of_lane = first_row + Slab::row_in_eight(), c = Slab::column_pair();
     return {{row[row_of_lane][c], row[row_of_lane + 8][c]}};
   }
 };
+
+/// The key whose bit is number `bit` of word c.
+__device__ __forceinline__ constexpr uint32_t mask_key(uint32_t bit, uint32_t c) { return bit / 2 * 8 + bit % 2 + 2 * c; }
+
+/// Word c with the bits of the keys before `key`, 0 <= key <= 128.
+__device__ __forceinline__ uint32_t mask_word_before(int32_t key, int32_t c) {
+  return rules::low_bits<uint32_t>(key / 8 * 2 + min(max(key % 8 - 2 * c, 0), 2));
+}
 
 }  // namespace flashmask::sm90

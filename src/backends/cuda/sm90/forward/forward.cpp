@@ -59,11 +59,12 @@ Sharing sharing(const Problem& p, int64_t batch, int64_t heads) {
 
 void set_mask(const Problem& p, const ForwardInstance& instance, ForwardParams& params) {
   const MaskView& mask = p.mask.view();
+  params.element_mask = mask.lts || mask.lte || mask.uts || mask.ute ? ElementMask::kColumns : ElementMask::kBand;
   params.mask.first = columns(mask, 0, 0);
   const int64_t of_head = mask.seqlen_k * mask.bounds_stride;
   params.mask.place = {sharing(p, mask.bounds_batch, mask.bounds_heads), mask.bounds_heads * of_head, of_head};
   if (p.dense.defined()) {
-    params.dense.given = true;
+    params.element_mask = ElementMask::kDense;
     params.dense.visible = static_cast<const uint8_t*>(p.dense.data);
     params.dense.place = {sharing(p, p.dense.shape[0], p.dense.shape[1]), p.dense.stride[0], p.dense.stride[1]};
     params.dense.row_stride = p.dense.stride[2];

@@ -19,10 +19,10 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
     ptx::barrier_init(shared.k_empty[i], Traits::kConsumerWarps + Traits::kConsumers);
     ptx::barrier_init(shared.v_empty[i], Traits::kConsumerWarps);
   }
-  for (int n = 0; n < 2 * Traits::kConsumers; ++n) {
+  for (int n = 0; n < Traits::kConsumers * Traits::kMaskSlots * Traits::kMaskParts; ++n) {
     // Every lane that wrote or read bits arrives.
-    ptx::barrier_init(shared.mask_full[n / 2][n % 2], 32);
-    ptx::barrier_init(shared.mask_empty[n / 2][n % 2], 64);
+    ptx::barrier_init((&shared.mask_full[0][0][0])[n], 32);
+    ptx::barrier_init((&shared.mask_empty[0][0][0])[n], 128 / Traits::kMaskParts);
   }
   ptx::fence_barrier_init();
 }

@@ -16,6 +16,9 @@ __device__ __forceinline__ uint32_t opaque(uint32_t x) {
   return x;
 }
 
+/// Worked out anew wherever it is asked for.
+__device__ __forceinline__ uint32_t lane_number() { return opaque(threadIdx.x % 32); }
+
 /// One stage of a bit transpose between lanes: exchanges bit kBit of the lane's number with that of the bits' numbers.
 template <int kBit>
 __device__ __forceinline__ void exchange_bit(uint32_t lane, uint32_t (&x)[4]) {
@@ -43,6 +46,28 @@ __device__ __forceinline__ void transpose_between_lanes(uint32_t lane, uint32_t 
   exchange_bit<1>(lane, x);
   exchange_bit<0>(lane, x);
 }
+
+/// The column vectors of four keys of a lane, all asked for before any is used.
+struct LaneBounds {
+  const ForwardParams& p;
+  const volatile int64_t& of_mask;  ///< where the mask begins in the vectors; read again for each interval, to free its registers
+  int32_t first;
+  const int32_t (&at)[4];
+
+  __device__ __forceinline__ bool operator()(int interval, int32_t (&begin)[4], int32_t (&end)[4]) const {
+    const rules::Columns& m = p.mask.first;
+    const int32_t* from = interval == 0 ? m.lts : m.uts;
+    const int32_t* to = interval == 0 ? m.lte : m.ute;
+    if (!from && !to) return false;
+    const int64_t base = of_mask + first * m.stride;
+    const auto place = [&](int c) { return base + at[c] * static_cast<int32_t>(m.stride); };
+#pragma unroll
+    for (int c = 0; c < 4; ++c) begin[c] = from ? from[place(c)] : 0;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) end[c] = to ? to[place(c)] : m.seqlen_q;
+    return true;
+  }
+};
 
 /// A mask warp, one for each consumer warpgroup, beside the producer: follows the tiles and works out which elements of
 /// its warpgroup's partial granules are visible, in the order in which the consumers' registers hold scores. So
@@ -82,64 +107,90 @@ class MaskBuilder {
     ptx::wait(shared_.k_full[stage], kv_ring_.phase());
     const Tile tile{ptx::from_leader(shared_.tile[stage].code)};
     release(shared_.k_empty[stage]);
-    if (tile.is_partial(warpgroup_)) build(tile.key_block() * Traits::kKeys, tile.parity(warpgroup_));
+    if (tile.is_partial(warpgroup_)) build(tile.key_block() * Traits::kKeys, tile.number(warpgroup_));
   }
 
-  __device__ __forceinline__ void build(int32_t first_key, uint32_t parity) {
-    const uint32_t lane = opaque(threadIdx.x % 32);
+  __device__ __forceinline__ void build(int32_t first_key, uint32_t number) {
     const int32_t row = item().row + 64 * warpgroup_;
     uint32_t bits[2][4];
-    if (p_.dense.given) {
+    if (p_.element_mask == ElementMask::kBand) {
+      visible_by_band(row, first_key, bits);
+    } else if (p_.element_mask == ElementMask::kDense) {
 #pragma unroll 1
       for (int half = 0; half < 2; ++half) {
         for (int c = 0; c < 4; ++c) bits[0][c] = bits[1][c];
-        visible_by_matrix(lane, row + MaskBits::kRows * half, first_key, bits[1]);
+        visible_by_matrix(row + 32 * half, first_key, bits[1]);
       }
     } else {
-      visible_by_columns(lane, row, first_key, bits);
+      visible_by_columns(row, first_key, bits);
     }
-    hand_over(lane, bits[0], 0, parity);
-    hand_over(lane, bits[1], 1, parity);
+    hand_over(bits, number);
   }
 
-  /// The granule's two halves go through one buffer: shared memory has no room for more.
-  __device__ __forceinline__ void hand_over(uint32_t lane, const uint32_t (&bits)[4], int half, uint32_t parity) {
-    delay<Role::kMask>();
-    ptx::wait(shared_.mask_empty[warpgroup_][half ^ 1], parity ^ half ^ 1);
-    *reinterpret_cast<uint4*>(shared_.mask_bits[warpgroup_].row[lane]) = {bits[0], bits[1], bits[2], bits[3]};
-    ptx::arrive(shared_.mask_full[warpgroup_][half]);
-  }
-
-  /// By the mask's vectors: a lane works out all rows of four columns, two at a time, then the lanes exchange rows and
-  /// columns.
-  __device__ __forceinline__ void visible_by_columns(uint32_t lane, int32_t row, int32_t first_key, uint32_t (&bits)[2][4]) const {
-    const auto key = static_cast<int32_t>(MaskBits::key(lane, 0));
-    const int32_t last = p_.seqlen_k - 1 - first_key;
-    rules::Columns columns = p_.mask.first;
-    const auto offset = static_cast<int64_t>(ptx::uniform(static_cast<uint64_t>(mask_offset())));
-    if (columns.lts) columns.lts += offset;
-    if (columns.lte) columns.lte += offset;
-    if (columns.uts) columns.uts += offset;
-    if (columns.ute) columns.ute += offset;
-    const int32_t at[4] = {min(key, last), min(key + 2, last), min(key + 4, last), min(key + 6, last)};
-    rules::visible_windows<Traits::kKeys>(columns, first_key, at, row, bits);
-    if (last < Traits::kKeys - 1) {
-      const auto again = static_cast<int32_t>(MaskBits::key(opaque(lane), 0));
+  __device__ __forceinline__ void hand_over(const uint32_t (&bits)[2][4], uint32_t number) {
+    const uint32_t lane = lane_number(), slot = number % Traits::kMaskSlots, phase = number / Traits::kMaskSlots & 1;
+    auto& buffer = shared_.mask_bits[warpgroup_][slot];
+    constexpr int kParts = Traits::kMaskParts;
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        if (again + 2 * c > last) bits[0][c] = bits[1][c] = 0;
+    for (int part = 0; part < kParts; ++part) {
+      delay<Role::kMask>();
+      // The readers before were those of the part before, if a granule has parts.
+      ptx::wait(shared_.mask_empty[warpgroup_][slot][(part + kParts - 1) % kParts], part == 0 ? phase ^ 1 : phase);
+#pragma unroll
+      for (int half = part; half < 2; half += kParts) {
+        *reinterpret_cast<uint4*>(buffer.row[(lane + 32 * half) % Traits::kMaskRows]) = {bits[half][0], bits[half][1], bits[half][2], bits[half][3]};
       }
+      ptx::arrive(shared_.mask_full[warpgroup_][slot][part]);
     }
+  }
+
+  /// By the band alone: a lane works out two rows.
+  __device__ __forceinline__ void visible_by_band(int32_t row, int32_t first_key, uint32_t (&bits)[2][4]) const {
+    const auto lane = static_cast<int32_t>(lane_number());
+    const rules::TileBand band = rules::tile_band(p_.mask.first, first_key, row);
+    const int32_t keys = min(p_.seqlen_k - first_key, Traits::kKeys);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const rules::Interval seen = rules::columns_in_band(band, lane + 32 * half);
+      const int32_t end = max(min(seen.end, keys), 0), begin = max(min(seen.begin, keys), 0);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) bits[half][c] = mask_word_before(end, c);
+      if (band.bottom >= 64) continue;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) bits[half][c] &= ~mask_word_before(begin, c);
+    }
+  }
+
+  /// By the mask's vectors: a lane works out all rows of four columns, then the lanes exchange rows and columns.
+  __device__ __forceinline__ void visible_by_columns(int32_t row, int32_t first_key, uint32_t (&bits)[2][4]) const {
+    const auto key = static_cast<int32_t>(mask_key(lane_number(), 0));
+    const int32_t last = p_.seqlen_k - 1 - first_key;
+    const int32_t at[4] = {min(key, last), min(key + 2, last), min(key + 4, last), min(key + 6, last)};
+    const LaneBounds bounds{p_, shared_.mask_offset[q_ring_.stage()], first_key, at};
+    rules::visible_windows<Traits::kKeys>(p_.mask.first, bounds, first_key, at, row, bits);
+    hide_beyond(p_.seqlen_k - static_cast<int32_t>(opaque(first_key)), bits);
+    const uint32_t lane = lane_number();
     transpose_between_lanes(lane, bits[0]);
     transpose_between_lanes(lane, bits[1]);
   }
 
+  /// Of the columns of a lane, those from number `keys` of the tile on.
+  __device__ __forceinline__ static void hide_beyond(int32_t keys, uint32_t (&bits)[2][4]) {
+    if (keys >= Traits::kKeys) return;
+    const auto key = static_cast<int32_t>(mask_key(lane_number(), 0));
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      if (key + 2 * c >= keys) bits[0][c] = bits[1][c] = 0;
+    }
+  }
+
   /// By a dense mask: the lanes read a row's keys, and vote.
-  __device__ __forceinline__ void visible_by_matrix(uint32_t lane, int32_t row, int32_t first_key, uint32_t (&bits)[4]) const {
-    const int32_t key = first_key + static_cast<int32_t>(MaskBits::key(lane, 0));
+  __device__ __forceinline__ void visible_by_matrix(int32_t row, int32_t first_key, uint32_t (&bits)[4]) const {
+    const uint32_t lane = lane_number();
+    const int32_t key = first_key + static_cast<int32_t>(mask_key(lane, 0));
     const uint8_t* place = p_.dense.visible + mask_offset() + row * p_.dense.row_stride + key * p_.dense.key_stride;
 #pragma unroll 1
-    for (int r = 0; r < MaskBits::kRows; ++r) {
+    for (int r = 0; r < 32; ++r) {
       bool visible[4];
 #pragma unroll
       for (int c = 0; c < 4; ++c) {

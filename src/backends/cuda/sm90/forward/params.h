@@ -31,15 +31,21 @@ struct PerHead {
   int64_t batch_stride, head_stride;
 };
 
+/// What says which elements of a partial granule are visible.
+enum class ElementMask : int32_t {
+  kBand,     ///< the band alone
+  kColumns,  ///< the band and the column vectors
+  kDense,    ///< baseline mode: a dense matrix, and no band
+};
+
 /// The element masks: the column vectors of the first one. Strides in elements.
 struct MaskColumns {
   rules::Columns first;
   PerHead place;
 };
 
-/// Baseline mode: a dense matrix, one byte an element, instead of a mask. Strides in bytes.
+/// A dense matrix, one byte an element. Strides in bytes.
 struct DenseMask {
-  bool given;
   const uint8_t* visible;
   PerHead place;
   int64_t row_stride, key_stride;
@@ -62,6 +68,7 @@ struct ForwardParams {
   float score_of_bit;  ///< 1 / scale_log2: scores this far apart have probabilities that differ by a factor of 2
   bool negate;         ///< softmax_scale < 0: scores change sign first
   PlanBits plan;
+  ElementMask element_mask;
   MaskColumns mask;
   DenseMask dense;
   Schedule schedule;

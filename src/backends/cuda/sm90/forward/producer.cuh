@@ -55,7 +55,7 @@ class TileBits {
   /// Live key blocks among the loaded words.
   __device__ __forceinline__ int32_t count() const { return __reduce_add_sync(0xffffffff, __popc(any_)); }
 
-  /// Calls f(key block, classes) for the live key blocks among the loaded words, ascending.
+  /// Calls f(key block, live, full), a bit for each granule, the first of its class in a tile's code, for the live key blocks among the loaded words, ascending.
   template <typename F>
   __device__ __forceinline__ void for_each(int32_t first_word, F&& f) const {
     for (uint32_t words = __ballot_sync(0xffffffff, any_ != 0); words; words &= words - 1) {
@@ -68,10 +68,13 @@ class TileBits {
       }
       for (uint32_t bits = __shfl_sync(0xffffffff, any_, lane); bits; bits &= bits - 1) {
         const int bit = __ffs(bits) - 1;
-        uint32_t classes = 0;
+        uint32_t live_here = 0, full_here = 0;
 #pragma unroll
-        for (int g = 0; g < kGranules; ++g) classes |= ((live[g] >> bit & 1) | (full[g] >> bit & 1) << 1) << (2 * g);
-        f((first_word + lane) * 32 + bit, classes);
+        for (int g = 0; g < kGranules; ++g) {
+          live_here |= (live[g] >> bit & 1) << (Tile::kBits * g);
+          full_here |= (full[g] >> bit & 1) << (Tile::kBits * g);
+        }
+        f((first_word + lane) * 32 + bit, live_here, full_here);
       }
     }
   }
@@ -116,12 +119,12 @@ class Producer {
     const ItemPlace place(p_, n);
     const auto head = static_cast<int32_t>(place.head), batch = static_cast<int32_t>(place.batch);
     const auto kv_head = static_cast<int32_t>(place.head / p_.query_heads_per_kv_head);
-    const auto produce = [&](int32_t key_block, uint32_t classes) { load_tile(key_block, classes, kv_head, batch); };
-    if (p_.dense.given) {
+    const auto produce = [&](int32_t key_block, uint32_t live, uint32_t full) { load_tile(key_block, classes_of(key_block, live, full), kv_head, batch); };
+    if (p_.element_mask == ElementMask::kDense) {
       const auto row = static_cast<int32_t>(place.rank) * Traits::kRows;
       announce({row, head, batch, p_.key_blocks}, offset(p_.dense.place, place.batch, place.head));
-      constexpr uint32_t kAllPartial = 0b01010101 & ((1u << 2 * Traits::kConsumers) - 1);
-      for (int32_t key_block = 0; key_block < p_.key_blocks; ++key_block) produce(key_block, kAllPartial);
+      constexpr uint32_t kAllLive = Tile::kFirstBits & ((1u << Tile::kBits * Traits::kConsumers) - 1);
+      for (int32_t key_block = 0; key_block < p_.key_blocks; ++key_block) produce(key_block, kAllLive, 0);
       return;
     }
     const uint32_t mask = place.batch / p_.plan.sharing.batch_entries * p_.plan.mask_heads + place.head / p_.plan.sharing.heads;
@@ -159,13 +162,16 @@ class Producer {
     q_ring_.advance();
   }
 
-  __device__ __forceinline__ void load_tile(int32_t key_block, uint32_t classes, int32_t kv_head, int32_t batch) {
-    constexpr uint32_t kFirstBits = 0b01010101;
+  /// Numbers the partial granules of a tile.
+  __device__ __forceinline__ uint32_t classes_of(int32_t key_block, uint32_t live, uint32_t full) {
     // Beyond the last key there is nothing to see: the last block is full only if it is whole.
-    if ((key_block + 1) * Traits::kKeys > p_.seqlen_k) classes &= kFirstBits;
-    const uint32_t partial = classes & ~(classes >> 1) & kFirstBits;
-    classes += partial & odd_;
-    odd_ ^= partial;
+    if ((key_block + 1) * Traits::kKeys > p_.seqlen_k) full = 0;
+    const uint32_t partial = live & ~full, classes = full | partial << 2 | (partial * 3 & numbers_);
+    numbers_ = (numbers_ + partial) & 3 * Tile::kFirstBits;
+    return classes;
+  }
+
+  __device__ __forceinline__ void load_tile(int32_t key_block, uint32_t classes, int32_t kv_head, int32_t batch) {
     const uint32_t stage = kv_ring_.stage();
     const ptx::BoxOrigin at{key_block * Traits::kKeys, 0, kv_head, batch};
     delay<Role::kProducer>();
@@ -189,7 +195,7 @@ class Producer {
   ptx::RingPosition<2> q_ring_;
   ptx::RingPosition<Traits::kStages> kv_ring_;
   uint32_t executed_ = 0;
-  uint32_t odd_ = 0;  ///< by the place of a granule in a tile's code: whether its warpgroup's next partial one is odd
+  uint32_t numbers_ = 0;  ///< of the warpgroups' next partial granules, modulo 4, where classes have them
 };
 
 }  // namespace flashmask::sm90

@@ -38,6 +38,12 @@ struct ForwardTraits {
   /// exponentials take as long as the products, and not in short rows.
   static constexpr int kOverlapFrom = kHeadDim == 64 ? 5 : 0;
 
+  /// Buffers for mask bits of each warpgroup, and the rows of a granule that one takes: where shared memory is full, the halves of
+  /// a granule go through one small buffer in turn.
+  static constexpr int kMaskSlots = kHeadDim == 64 ? 2 : 1;
+  static constexpr int kMaskRows = kHeadDim == 64 ? 64 : 32;
+  static constexpr int kMaskParts = 64 / kMaskRows;
+
   static constexpr uint32_t kQueryBytes = kRows * kHeadDim * sizeof(Element);
   static constexpr uint32_t kKeyBytes = kKeys * kHeadDim * sizeof(Element);
 };
@@ -48,20 +54,21 @@ struct Item {
   int32_t row, head, batch, tiles;
 };
 
-/// What the producer tells the others about a tile: the key block, and two bits for each warpgroup's granule. The partial
-/// ones of a warpgroup are even and odd in turn, so that nobody else has to count them.
+/// What the producer tells the others about a tile: the key block, and the class of each warpgroup's granule. The partial
+/// ones of a warpgroup carry their number, modulo 4, so that nobody else has to count them.
 struct Tile {
-  static constexpr uint32_t kEmpty = 0, kPartialEven = 1, kPartialOdd = 2, kFull = 3;
+  static constexpr uint32_t kBits = 3, kFull = 1, kPartial = 4;  ///< of a class; 0 is empty
+  static constexpr uint32_t kFirstBits = 0b001001001;            ///< of all classes
   uint32_t code;
   __device__ __forceinline__ static Tile make(int32_t key_block, uint32_t classes) {
-    return {static_cast<uint32_t>(key_block) << 8 | classes};
+    return {static_cast<uint32_t>(key_block) << 3 * kBits | classes};
   }
-  __device__ __forceinline__ int32_t key_block() const { return static_cast<int32_t>(code >> 8); }
-  __device__ __forceinline__ uint32_t row_class(int warpgroup) const { return code >> (2 * warpgroup) & 3; }
-  __device__ __forceinline__ bool is_live(int warpgroup) const { return row_class(warpgroup) != kEmpty; }
-  __device__ __forceinline__ bool is_partial(int warpgroup) const { return row_class(warpgroup) - kPartialEven < 2; }
-  /// Of a partial granule.
-  __device__ __forceinline__ uint32_t parity(int warpgroup) const { return row_class(warpgroup) >> 1; }
+  __device__ __forceinline__ int32_t key_block() const { return static_cast<int32_t>(code >> 3 * kBits); }
+  __device__ __forceinline__ uint32_t row_class(int warpgroup) const { return code >> (kBits * warpgroup) & 7; }
+  __device__ __forceinline__ bool is_live(int warpgroup) const { return row_class(warpgroup) != 0; }
+  __device__ __forceinline__ bool is_partial(int warpgroup) const { return row_class(warpgroup) & kPartial; }
+  /// Of a partial granule: its number, modulo 4.
+  __device__ __forceinline__ uint32_t number(int warpgroup) const { return row_class(warpgroup) & 3; }
 };
 
 template <typename Traits>
@@ -75,9 +82,10 @@ struct SharedStorage {
   uint64_t q_full[2], q_empty[2];
   uint64_t k_full[Traits::kStages], k_empty[Traits::kStages];
   uint64_t v_full[Traits::kStages], v_empty[Traits::kStages];
-  /// Of each warpgroup's buffer for mask bits: the first and the second half of a granule's rows in turn.
-  uint64_t mask_full[Traits::kConsumers][2], mask_empty[Traits::kConsumers][2];
-  MaskBits mask_bits[Traits::kConsumers];
+  /// Of each warpgroup's buffers for mask bits, for the parts of a granule that go through one.
+  uint64_t mask_full[Traits::kConsumers][Traits::kMaskSlots][Traits::kMaskParts];
+  uint64_t mask_empty[Traits::kConsumers][Traits::kMaskSlots][Traits::kMaskParts];
+  MaskBits<Traits::kMaskRows> mask_bits[Traits::kConsumers][Traits::kMaskSlots];
   Item item[2];
   int64_t mask_offset[2];  ///< of the items' masks: elements of the column vectors, bytes of a dense mask
   Tile tile[Traits::kStages];
