@@ -16,7 +16,7 @@
 namespace flashmask {
 
 /// How many tiles a call really executed, summed over batch entries and query heads. Tile: one granule of
-/// the plan on the cpu backend, Explanation::tile on the cuda backend.
+/// the plan on the cpu backend, Explanation::tile on the cuda backend, whose backward is one pass that counts as both.
 struct ExecutedTiles {
   int64_t forward = 0;
   int64_t backward_rows = 0;  ///< by the pass over query rows (dq)

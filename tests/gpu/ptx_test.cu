@@ -30,7 +30,7 @@ constexpr int kInner = 64;
 template <typename T, int N, bool kFromRegisters, Major kA, Major kB>
 __global__ void product(const T* a, const T* b, float* c) {
   __shared__ alignas(1024) T a_tile[64 * kInner];
-  __shared__ alignas(1024) T b_tile[N * kInner];
+  __shared__ alignas(1024) T b_tile[(N + 63) / 64 * 64 * kInner];
   for (int i = threadIdx.x; i < 64 * kInner; i += blockDim.x) {
     const int m = i / kInner, k = i % kInner;
     a_tile[kA == Major::kInner ? swizzled(m, k) : swizzled(k, m)] = a[i];
@@ -116,10 +116,12 @@ class Ptx : public ::testing::Test {
 
 TEST_F(Ptx, WgmmaBf16) {
   expect_products<__nv_bfloat16, 64>(1);
+  expect_products<__nv_bfloat16, 80>(5);
   expect_products<__nv_bfloat16, 128>(2);
 }
 TEST_F(Ptx, WgmmaF16) {
   expect_products<__half, 64>(3);
+  expect_products<__half, 80>(6);
   expect_products<__half, 128>(4);
 }
 
@@ -228,6 +230,68 @@ TEST_F(Ptx, StmatrixStoresAccumulatorFragments) {
   store_matrices<<<1, 32>>>(out.data());
   const std::vector<uint16_t> tile = out.to_host();
   for (int i = 0; i < 256; ++i) ASSERT_EQ(tile[i], i);
+}
+
+/// stmatrix, transposed: the fragments of a [key, row] product as a [row, key] tile.
+__global__ void store_transposed(uint16_t* out) {
+  __shared__ alignas(128) uint16_t tile[16 * 16];
+  const int lane = threadIdx.x;
+  uint32_t r[4];
+  for (int m = 0; m < 4; ++m) {
+    const int key = lane / 4 + 8 * (m % 2), row = 2 * (lane % 4) + 8 * (m / 2);
+    r[m] = static_cast<uint32_t>(row * 16 + key) | static_cast<uint32_t>((row + 1) * 16 + key) << 16;
+  }
+  ptx::stmatrix_x4_transposed(ptx::shared_address(tile) + (lane % 8 + lane / 16 * 8) * 32 + lane / 8 % 2 * 16, r[0], r[1], r[2], r[3]);
+  __syncwarp();
+  for (int i = lane; i < 256; i += 32) out[i] = tile[i];
+}
+
+TEST_F(Ptx, StmatrixTransposesAccumulatorFragments) {
+  test::DeviceVector<uint16_t> out(std::vector<uint16_t>(256, 0xffff));
+  store_transposed<<<1, 32>>>(out.data());
+  const std::vector<uint16_t> tile = out.to_host();
+  for (int i = 0; i < 256; ++i) ASSERT_EQ(tile[i], i);
+}
+
+constexpr int kBulkFloats = 256, kBulkBytes = kBulkFloats * 4;
+
+/// A chain of blocks, in the order of their numbers whatever order they run in: the first stores its piece, the others add
+/// theirs, each when the one before is done.
+__global__ void bulk_chain(const float* pieces, float* sum, uint32_t* done) {
+  __shared__ alignas(128) float piece[kBulkFloats];
+  __shared__ uint64_t full;
+  if (threadIdx.x != 0) return;
+  ptx::barrier_init(full, 1);
+  ptx::fence_barrier_init();
+  ptx::arrive_expect(full, kBulkBytes);
+  ptx::bulk_load(piece, pieces + blockIdx.x * kBulkFloats, kBulkBytes, full);
+  ptx::wait(full, 0);
+  while (ptx::load_acquire(done) != blockIdx.x) {
+  }
+  ptx::fence_async_proxy_global();
+  if (blockIdx.x == 0) {
+    ptx::bulk_store(sum, piece, kBulkBytes);
+  } else {
+    ptx::bulk_add(sum, piece, kBulkBytes);
+  }
+  ptx::bulk_commit();
+  ptx::bulk_wait();
+  ptx::fence_async_proxy_global();
+  ptx::add_release(done, 1);
+}
+
+TEST_F(Ptx, BulkCopiesAddInTheOrderOfASemaphore) {
+  constexpr int kBlocks = 64;
+  const std::vector<float> pieces = random_values<float>(kBlocks * kBulkFloats, 7);
+  test::DeviceVector<float> device_pieces(pieces), sum(std::vector<float>(kBulkFloats, NAN));
+  test::DeviceVector<uint32_t> done(std::vector<uint32_t>(1, 0));
+  bulk_chain<<<kBlocks, 32>>>(device_pieces.data(), sum.data(), done.data());
+  const std::vector<float> sums = sum.to_host();
+  for (int i = 0; i < kBulkFloats; ++i) {
+    float expected = pieces[i];
+    for (int block = 1; block < kBlocks; ++block) expected += pieces[block * kBulkFloats + i];
+    ASSERT_EQ(sums[i], expected) << i;
+  }
 }
 
 /// Named barriers between two halves of a block, and register budgets that move from one to the other.

@@ -212,6 +212,13 @@ def source_hash_of(folder, *words):
     return subprocess.run([folder / "scripts" / "source-hash", *words], check=True, capture_output=True, text=True).stdout.strip()
 
 
+def test_source_hash_of_the_forward_leaves_out_the_backward():
+    forward, backward = (set(source_hash_of(ROOT, direction, "--list").split("\n")) for direction in ("forward", "backward"))
+    assert forward == set(source_hash_of(ROOT, "--list").split("\n")) < backward
+    assert {Path(name).parent.as_posix() for name in backward - forward} == {"src/backends/cuda/sm90/backward"}
+    assert source_hash_of(ROOT) == source_hash_of(ROOT, "forward") != source_hash_of(ROOT, "backward")
+
+
 def test_source_hash_follows_contents_alone(tmp_path):
     """The same without .git, with other times and with files that decide nothing; another one for any listed file changed."""
     listed = source_hash_of(ROOT, "--list").split("\n")

@@ -112,14 +112,13 @@ class CaseRun {
     ExecutedTiles executed;
     const Options call = call_options(dense_mode, executed);
     const ForwardArgs to_run = forward_args(inputs(dense_mode), outputs);
-    const Explanation explanation = explain(to_run, call);
     with_workspace(forward_workspace(to_run, call), which,
                    [&](std::span<std::byte> workspace) { options_.implementation.forward(to_run, workspace, call); });
     const BackwardArgs back = backward_args(inputs(dense_mode), problem_, outputs);
     with_workspace(backward_workspace(back, call), which,
                    [&](std::span<std::byte> workspace) { options_.implementation.backward(back, workspace, call); });
     check_gaps(outputs, which, verdict_);
-    check_tiles(explanation, executed, dense_mode, which);
+    check_tiles(to_run, back, call, executed, dense_mode, which);
     return results_of(outputs, c_);
   }
 
@@ -154,7 +153,6 @@ class CaseRun {
     ExecutedTiles executed;
     const Options call = call_options(dense_mode, executed);
     const ForwardArgs to_run = tensors.forward_args(inputs);
-    const Explanation explanation = explain(to_run, call);
     with_device_workspace(forward_workspace(to_run, call), which,
                           [&](std::span<std::byte> workspace) { options_.implementation.forward(to_run, workspace, call); });
     const BackwardArgs back = tensors.backward_args(inputs);
@@ -165,7 +163,7 @@ class CaseRun {
     }
     tensors.copy_to(outputs);
     check_gaps(outputs, which, verdict_);
-    check_tiles(explanation, executed, dense_mode, which, forward_only);
+    check_tiles(to_run, back, call, executed, dense_mode, which);
     Results results = results_of(outputs, c_);
     results.forward_only = forward_only;
     return results;
@@ -185,8 +183,18 @@ class CaseRun {
     if (!workspace.guards_intact()) verdict_.failures.push_back(fmt::format("workspace: the {} wrote outside of it", which));
   }
 
-  void check_tiles(const Explanation& explanation, const ExecutedTiles& executed, bool dense_mode, std::string_view which,
-                   bool forward_only = false) {
+  /// The tiles that a forward and, if there was one, a backward executed, each in its own shape.
+  void check_tiles(const ForwardArgs& forward, const BackwardArgs& backward, const Options& call, const ExecutedTiles& executed,
+                   bool dense_mode, std::string_view which) {
+    const Explanation of_forward = explain(forward, call), of_backward = explain(backward, call);
+    check_passes(of_forward, {{"forward", executed.forward}}, dense_mode, which);
+    if (of_backward.backend.empty()) return;
+    check_passes(of_backward, {{"backward over rows", executed.backward_rows}, {"backward over keys", executed.backward_keys}}, dense_mode,
+                 which);
+  }
+
+  using Pass = std::pair<std::string_view, int64_t>;
+  void check_passes(const Explanation& explanation, std::initializer_list<Pass> passes, bool dense_mode, std::string_view which) {
     if (explanation.backend == "reference") return;  // goes by elements, not by tiles
     // The dense mode skips nothing.
     const int64_t expected = dense_mode ? explanation.tiles : count_live_tiles(c_, dense_, explanation.tile);
@@ -195,14 +203,10 @@ class CaseRun {
       verdict_.failures.push_back(fmt::format("tiles: the plan has {} live tiles of {} x {} for the {}; counted one by one there are {}",
                                               explanation.live_tiles, explanation.tile.rows, explanation.tile.keys, which, expected));
     }
-    const auto check_pass = [&](std::string_view pass, int64_t count) {
-      if (count == expected) return;
+    for (const auto& [pass, count] : passes) {
+      if (count == expected) continue;
       verdict_.failures.push_back(fmt::format("tiles: the {} executed {} in the {}; {} are live", which, count, pass, expected));
-    };
-    check_pass("forward", executed.forward);
-    if (forward_only) return;
-    check_pass("backward over rows", executed.backward_rows);
-    check_pass("backward over keys", executed.backward_keys);
+    }
   }
 
   const Problem problem_;

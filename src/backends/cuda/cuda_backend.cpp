@@ -9,6 +9,7 @@
 #include "backends/cuda/common/error.h"
 #include "backends/cuda/common/tensor_map.h"
 #include "backends/cuda/plan/device_plan.h"
+#include "backends/cuda/sm90/backward/backward.h"
 #include "backends/cuda/sm90/forward/forward.h"
 #include "common/arithmetic.h"
 #include "common/message.h"
@@ -20,7 +21,9 @@ constexpr int64_t kAlignment = 256;  // what cudaMalloc gives, so that nothing i
 constexpr int64_t kTileKeys = 128;
 
 bool makes_plan(const Problem& p) { return !p.plan.defined() && !p.dense.defined(); }
-bool is_empty(const Problem& p) { return p.batch == 0 || p.seqlen_q == 0; }
+/// Nothing to write; of a backward, gradients of keys without rows and of rows without keys are.
+bool is_empty(const Problem& p) { return p.batch == 0 || (p.seqlen_q == 0 && (!p.is_backward || p.seqlen_k == 0)); }
+int64_t tile_rows(const Problem& p) { return p.is_backward ? sm90::backward_tile_rows(p) : sm90::forward_tile_rows(p); }
 
 PlanLayout plan_layout(const Problem& p) {
   const MaskView& mask = p.mask.view();
@@ -33,7 +36,8 @@ struct Layout {
 
   explicit Layout(const Problem& p) {
     if (makes_plan(p)) plan = round_up(plan_layout(p).bytes, kAlignment);
-    kernels = round_up(static_cast<int64_t>(sm90::forward_workspace(p)), kAlignment);
+    const std::size_t own = p.is_backward ? sm90::backward_workspace(p) : sm90::forward_workspace(p);
+    kernels = round_up(static_cast<int64_t>(own), kAlignment);
   }
   int64_t bytes() const { return plan + kernels + counter + kAlignment; }
 };
@@ -58,13 +62,13 @@ class Counter {
     if (count_) cuda::check(cudaMemsetAsync(count_, 0, sizeof(*count_), stream_), "cudaMemsetAsync of the tile counter");
   }
   unsigned long long* on_device() const { return count_; }
-  /// Waits for the stream.
-  void add_to(ExecutedTiles* executed) const {
-    if (!count_) return;
+  /// Waits for the stream, if tiles are counted at all.
+  int64_t read(const char* call) const {
+    if (!count_) return 0;
     unsigned long long count = 0;
     cuda::check(cudaMemcpyAsync(&count, count_, sizeof(count), cudaMemcpyDeviceToHost, stream_), "cudaMemcpyAsync of the tile counter");
-    cuda::check(cudaStreamSynchronize(stream_), "forward");
-    executed->forward += static_cast<int64_t>(count);
+    cuda::check(cudaStreamSynchronize(stream_), call);
+    return static_cast<int64_t>(count);
   }
 
  private:
@@ -80,15 +84,41 @@ class CudaBackend final : public Backend {
   std::string refusal(const Problem& p) const override;
   std::string configuration(const Problem& p) const override {
     const char* plan = p.dense.defined() ? "dense mask: every tile executed" : p.plan.defined() ? "plan given" : "plan made in the call";
-    return message("sm90 ", sm90::forward_tile_rows(p), "x", kTileKeys, " tiles, ", plan);
+    return message("sm90 ", tile_rows(p), "x", kTileKeys, " tiles, ", plan);
   }
-  TileShape tile(const Problem& p) const override { return {sm90::forward_tile_rows(p), kTileKeys}; }
+  TileShape tile(const Problem& p) const override { return {tile_rows(p), kTileKeys}; }
   std::size_t workspace(const Problem& p) const override { return static_cast<std::size_t>(Layout(p).bytes()); }
   void forward(const Problem& problem, std::span<std::byte> memory) const override;
-  void backward(const Problem&, std::span<std::byte>) const override {
-    throw_unsupported("backward is not available on CUDA yet; run it on the CPU");
-  }
+  void backward(const Problem& problem, std::span<std::byte> memory) const override;
 };
+
+/// A call's problem as the kernels take it, with a plan unless it has a dense mask, and its part of the workspace.
+struct Prepared {
+  Problem p;
+  cuda::DeviceGuard guard;
+  std::byte* workspace;
+  Counter counter;
+
+  Prepared(const Problem& problem, std::byte* base, const Layout& layout)
+      : p(problem), guard(p.device.index), workspace(base + layout.plan), counter(p, workspace + layout.kernels) {
+    if (p.dense.defined()) p.plan = {};
+    if (!makes_plan(p)) return;
+    cuda::launch_plan(p.mask.view(), base, stream_of(p));
+    p.plan = PlanView::on_device(plan_layout(p), {base, static_cast<std::size_t>(layout.plan)}, p.device);
+  }
+  Prepared(const Problem& problem, std::span<std::byte> memory) : Prepared(problem, aligned(memory), Layout(problem)) {}
+};
+
+/// Why TMA cannot read or write the tensors of the call; empty if it can.
+std::string tensor_maps_refusal(const Problem& p) {
+  using Argument = std::pair<const char*, const TensorView*>;
+  std::vector<Argument> arguments{{"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"out", &p.out}};
+  if (p.is_backward) arguments.insert(arguments.end(), {{"dout", &p.dout}, {"dq", &p.dq}, {"dk", &p.dk}, {"dv", &p.dv}});
+  for (const auto& [argument, tensor] : arguments) {
+    if (std::string why = cuda::tensor_map_refusal(argument, *tensor); !why.empty()) return why;
+  }
+  return "";
+}
 
 BackendInfo CudaBackend::info() const {
   const cuda::DeviceList& list = cuda::device_list();
@@ -107,31 +137,27 @@ BackendInfo CudaBackend::info() const {
 std::string CudaBackend::refusal(const Problem& p) const {
   if (p.device.kind != Device::Kind::kCuda) return "takes CUDA tensors only";
   if (std::string why = cuda::device_refusal(p.device.index); !why.empty()) return why;
-  if (p.is_backward) return "backward is not available on CUDA yet; run it on the CPU";
   if (p.dtype != DataType::kBFloat16 && p.dtype != DataType::kFloat16)
     return message(flashmask::name(p.dtype), " tensors are not taken; cast to bfloat16 or float16");
-  if (std::string why = sm90::forward_refusal(p); !why.empty()) return why;
-  using Argument = std::pair<const char*, const TensorView&>;
-  for (const auto& [argument, tensor] : {Argument{"q", p.q}, {"k", p.k}, {"v", p.v}, {"out", p.out}}) {
-    if (std::string why = cuda::tensor_map_refusal(argument, tensor); !why.empty()) return why;
-  }
-  return "";
+  if (std::string why = p.is_backward ? sm90::backward_refusal(p) : sm90::forward_refusal(p); !why.empty()) return why;
+  return tensor_maps_refusal(p);
 }
 
 void CudaBackend::forward(const Problem& problem, std::span<std::byte> memory) const {
   if (is_empty(problem)) return;
-  Problem p = problem;
-  const cuda::DeviceGuard guard(p.device.index);
-  const Layout layout(p);
-  std::byte* base = aligned(memory);
-  if (p.dense.defined()) p.plan = {};
-  if (makes_plan(p)) {
-    cuda::launch_plan(p.mask.view(), base, stream_of(p));
-    p.plan = PlanView::on_device(plan_layout(p), {base, static_cast<std::size_t>(layout.plan)}, p.device);
-  }
-  const Counter counter(p, base + layout.plan + layout.kernels);
-  sm90::forward(p, base + layout.plan, counter.on_device());
-  counter.add_to(p.executed_tiles);
+  const Prepared call(problem, memory);
+  sm90::forward(call.p, call.workspace, call.counter.on_device());
+  if (call.p.executed_tiles) call.p.executed_tiles->forward += call.counter.read("forward");
+}
+
+void CudaBackend::backward(const Problem& problem, std::span<std::byte> memory) const {
+  if (is_empty(problem)) return;
+  const Prepared call(problem, memory);
+  sm90::backward(call.p, call.workspace, call.counter.on_device());
+  if (!call.p.executed_tiles) return;
+  const int64_t executed = call.counter.read("backward");
+  call.p.executed_tiles->backward_rows += executed;
+  call.p.executed_tiles->backward_keys += executed;
 }
 
 }  // namespace

@@ -25,7 +25,10 @@ cuuint64_t byte_stride(const TensorView& t, int dimension) {
 std::string tensor_map_refusal(const char* argument, const TensorView& t) {
   if (reinterpret_cast<std::uintptr_t>(t.data) % kAlignment != 0)
     return message(argument, "'s address is not a multiple of 16 bytes; rows must be aligned to 16 bytes");
-  for (int d = 0; d < t.rank - 1; ++d) {
+  const int last = t.rank - 1;
+  if (t.shape[last] > 1 && t.stride[last] != 1)
+    return message(argument, " has stride ", t.stride[last], " in its last dimension; make it contiguous");
+  for (int d = 0; d < last; ++d) {
     if (t.shape[d] <= 1) continue;
     if (t.stride[d] == 0) return message(argument, " is expanded (stride 0) in dimension ", d, "; make it contiguous");
     if (t.stride[d] % (kAlignment / kBytes) != 0)

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "backends/cuda/common/error.h"
+#include "backends/cuda/common/sequence.h"
 #include "backends/cuda/plan/classify.cuh"
 #include "backends/cuda/plan/params.cuh"
 #include "backends/cuda/plan/rank.cuh"
@@ -15,39 +15,6 @@
 
 namespace flashmask::cuda {
 namespace {
-
-/// Launches kernels one after the other; from the second on, and where the device can, each while the one before
-/// still runs (it waits inside for what that wrote).
-class Sequence {
- public:
-  explicit Sequence(cudaStream_t stream) : stream_(stream) {
-    int device = 0, major = 0;
-    check(cudaGetDevice(&device), "cudaGetDevice");
-    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-    overlaps_ = major >= 9;
-  }
-
-  /// No blocks, no launch.
-  template <typename... Args>
-  void launch(const char* what, void (*kernel)(Args...), int64_t blocks, int threads, Args... args) {
-    if (blocks == 0) return;
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(blocks));
-    config.blockDim = dim3(static_cast<unsigned>(threads));
-    config.stream = stream_;
-    config.attrs = &attribute;
-    config.numAttrs = overlaps_ && !first_ ? 1 : 0;
-    check(cudaLaunchKernelEx(&config, kernel, args...), what);
-    first_ = false;
-  }
-
- private:
-  cudaStream_t stream_;
-  bool overlaps_ = false, first_ = true;
-};
 
 /// How many blocks each kernel has.
 struct Grids {

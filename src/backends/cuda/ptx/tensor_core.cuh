@@ -73,6 +73,12 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t address, uint32_t r0, uint3
                : "memory");
 }
 
+/// The same with `.trans`: what lane l holds of a matrix are rows 2(l % 4) and 2(l % 4) + 1 of column l / 4.
+__device__ __forceinline__ void stmatrix_x4_transposed(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+               : "memory");
+}
+
 /// PTX ISA, "cvt": two fp32 values to one register of two 16-bit ones, `low` in the low half.
 template <typename T>
 __device__ __forceinline__ uint32_t pack(float low, float high) {

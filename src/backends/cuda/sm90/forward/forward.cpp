@@ -6,12 +6,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <mutex>
-#include <vector>
 
 #include "backends/cuda/common/device.h"
 #include "backends/cuda/common/error.h"
 #include "backends/cuda/common/tensor_map.h"
+#include "backends/cuda/sm90/common/host.h"
 #include "backends/cuda/sm90/forward/instance.h"
 #include "backends/cuda/sm90/forward/params.h"
 #include "common/arithmetic.h"
@@ -52,25 +51,15 @@ int consumers_for(const Problem& p) {
 
 const ForwardInstance& instance_for(const Problem& p) { return *find_instance(p.dtype, p.head_dim, consumers_for(p)); }
 
-/// Something of [batch or 1, heads, ...] for the call's batch entries and query heads.
-Sharing sharing(const Problem& p, int64_t batch, int64_t heads) {
-  return {static_cast<uint32_t>(broadcast_group(p.batch, batch)), static_cast<uint32_t>(broadcast_group(p.heads_q, heads))};
-}
-
 void set_mask(const Problem& p, const ForwardInstance& instance, ForwardParams& params) {
   const MaskView& mask = p.mask.view();
-  params.element_mask = mask.lts || mask.lte || mask.uts || mask.ute ? ElementMask::kColumns : ElementMask::kBand;
-  params.mask.first = columns(mask, 0, 0);
-  const int64_t of_head = mask.seqlen_k * mask.bounds_stride;
-  params.mask.place = {sharing(p, mask.bounds_batch, mask.bounds_heads), mask.bounds_heads * of_head, of_head};
-  if (p.dense.defined()) {
+  params.mask = mask_columns(p);
+  params.dense = dense_mask(p);
+  if (params.dense.given) {
     params.element_mask = ElementMask::kDense;
-    params.dense.visible = static_cast<const uint8_t*>(p.dense.data);
-    params.dense.place = {sharing(p, p.dense.shape[0], p.dense.shape[1]), p.dense.stride[0], p.dense.stride[1]};
-    params.dense.row_stride = p.dense.stride[2];
-    params.dense.key_stride = p.dense.stride[3];
     return;
   }
+  params.element_mask = mask.lts || mask.lte || mask.uts || mask.ute ? ElementMask::kColumns : ElementMask::kBand;
   const PlanLayout& layout = p.plan.layout();
   const std::byte* base = p.plan.data();
   params.plan.row_live = reinterpret_cast<const uint32_t*>(base + layout.row_live_bits);
@@ -122,18 +111,6 @@ ForwardParams make_params(const Problem& p, const ForwardInstance& instance, uin
   return params;
 }
 
-/// Lets the kernel have its shared memory; once per kernel and device.
-void allow_shared_memory(const ForwardInstance& instance, int32_t device) {
-  static std::mutex mutex;
-  static std::vector<std::pair<const void*, int32_t>> allowed;
-  const std::lock_guard lock(mutex);
-  const std::pair key(instance.kernel, device);
-  if (std::find(allowed.begin(), allowed.end(), key) != allowed.end()) return;
-  cuda::check(cudaFuncSetAttribute(instance.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, instance.shared_bytes),
-              "cudaFuncSetAttribute of the forward kernel");
-  allowed.push_back(key);
-}
-
 }  // namespace
 
 std::string forward_refusal(const Problem& p) {
@@ -166,7 +143,7 @@ void forward(const Problem& p, std::byte* workspace, unsigned long long* execute
     cuda::check(cudaMemsetAsync(counter, 0, sizeof(*counter), stream), "cudaMemsetAsync of the item counter");
   }
   ForwardParams params = make_params(p, instance, counter, executed);
-  allow_shared_memory(instance, p.device.index);
+  allow_shared_memory(instance.kernel, instance.shared_bytes, p.device.index);
   void* arguments[] = {&params};
   cuda::check(
       cudaLaunchKernel(instance.kernel, dim3(static_cast<unsigned>(std::min<int64_t>(items, multiprocessors))),

@@ -5,14 +5,9 @@
 
 #include <cstdint>
 
-#include "mask/rules.h"
+#include "backends/cuda/sm90/common/mask_params.h"
 
 namespace flashmask::sm90 {
-
-/// How (batch entry, head) share something: each of it serves this many neighbouring ones.
-struct Sharing {
-  uint32_t batch_entries, heads;
-};
 
 /// The plan of all masks of a call, in device memory; see PlanLayout. Bits are read as 32-bit words.
 struct PlanBits {
@@ -25,30 +20,11 @@ struct PlanBits {
   Sharing sharing;
 };
 
-/// Where something that belongs to (batch entry, head) lies.
-struct PerHead {
-  Sharing sharing;
-  int64_t batch_stride, head_stride;
-};
-
 /// What says which elements of a partial granule are visible.
 enum class ElementMask : int32_t {
   kBand,     ///< the band alone
   kColumns,  ///< the band and the column vectors
   kDense,    ///< baseline mode: a dense matrix, and no band
-};
-
-/// The element masks: the column vectors of the first one. Strides in elements.
-struct MaskColumns {
-  rules::Columns first;
-  PerHead place;
-};
-
-/// A dense matrix, one byte an element. Strides in bytes.
-struct DenseMask {
-  const uint8_t* visible;
-  PerHead place;
-  int64_t row_stride, key_stride;
 };
 
 /// Work items are (batch entry, query head, row tile). Sequences (batch entry x query head) are handed out in

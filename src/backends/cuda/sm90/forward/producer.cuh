@@ -9,10 +9,6 @@
 
 namespace flashmask::sm90 {
 
-__device__ __forceinline__ int64_t offset(const PerHead& place, uint32_t batch, uint32_t head) {
-  return batch / place.sharing.batch_entries * place.batch_stride + head / place.sharing.heads * place.head_stride;
-}
-
 /// The n-th item in the order of dispatch.
 struct ItemPlace {
   uint32_t batch, head, rank;
@@ -122,7 +118,7 @@ class Producer {
     const auto produce = [&](int32_t key_block, uint32_t live, uint32_t full) { load_tile(key_block, classes_of(key_block, live, full), kv_head, batch); };
     if (p_.element_mask == ElementMask::kDense) {
       const auto row = static_cast<int32_t>(place.rank) * Traits::kRows;
-      announce({row, head, batch, p_.key_blocks}, offset(p_.dense.place, place.batch, place.head));
+      announce({row, head, batch, p_.key_blocks}, p_.dense.place.offset(place.batch, place.head));
       constexpr uint32_t kAllLive = Tile::kFirstBits & ((1u << Tile::kBits * Traits::kConsumers) - 1);
       for (int32_t key_block = 0; key_block < p_.key_blocks; ++key_block) produce(key_block, kAllLive, 0);
       return;
@@ -135,7 +131,7 @@ class Producer {
       bits.load(word);
       tiles += bits.count();
     }
-    announce({row_tile * Traits::kRows, head, batch, tiles}, offset(p_.mask.place, place.batch, place.head));
+    announce({row_tile * Traits::kRows, head, batch, tiles}, p_.mask.place.offset(place.batch, place.head));
     // The words of the first 32 x 32 key blocks are still at hand.
     for (int32_t word = 0; word < p_.plan.words_per_row; word += 32) {
       if (word > 0) bits.load(word);

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "backends/cuda/common/error.h"
+
+namespace flashmask::cuda {
+
+/// Launches kernels one after the other; from the second on, and where the device can, each while the one before
+/// still runs (it waits inside, by cudaGridDependencySynchronize, for what that wrote).
+class Sequence {
+ public:
+  explicit Sequence(cudaStream_t stream) : stream_(stream) {
+    int device = 0, major = 0;
+    check(cudaGetDevice(&device), "cudaGetDevice");
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+    overlaps_ = major >= 9;
+  }
+
+  /// No blocks, no launch.
+  template <typename... Args>
+  void launch(const char* what, void (*kernel)(Args...), int64_t blocks, int threads, Args... args) {
+    void* arguments[] = {&args...};
+    launch(what, reinterpret_cast<const void*>(kernel), blocks, threads, 0, arguments);
+  }
+  /// The same of a kernel of any type, with dynamic shared memory.
+  void launch(const char* what, const void* kernel, int64_t blocks, int threads, int shared_bytes, void** arguments) {
+    if (blocks == 0) return;
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+    config.stream = stream_;
+    config.attrs = &attribute;
+    config.numAttrs = overlaps_ && !first_ ? 1 : 0;
+    check(cudaLaunchKernelExC(&config, kernel, arguments), what);
+    first_ = false;
+  }
+
+ private:
+  cudaStream_t stream_;
+  bool overlaps_ = false, first_ = true;
+};
+
+}  // namespace flashmask::cuda

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/cuda/sm90/common/host.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "backends/cuda/common/error.h"
+
+namespace flashmask::sm90 {
+
+Sharing sharing(const Problem& p, int64_t batch, int64_t heads) {
+  return {static_cast<uint32_t>(broadcast_group(p.batch, batch)), static_cast<uint32_t>(broadcast_group(p.heads_q, heads))};
+}
+
+MaskColumns mask_columns(const Problem& p) {
+  const MaskView& mask = p.mask.view();
+  const int64_t of_head = mask.seqlen_k * mask.bounds_stride;
+  return {columns(mask, 0, 0), {sharing(p, mask.bounds_batch, mask.bounds_heads), mask.bounds_heads * of_head, of_head}};
+}
+
+DenseMask dense_mask(const Problem& p) {
+  if (!p.dense.defined()) return {};
+  return {.given = true,
+          .visible = static_cast<const uint8_t*>(p.dense.data),
+          .place = {sharing(p, p.dense.shape[0], p.dense.shape[1]), p.dense.stride[0], p.dense.stride[1]},
+          .row_stride = p.dense.stride[2],
+          .key_stride = p.dense.stride[3]};
+}
+
+void allow_shared_memory(const void* kernel, int bytes, int32_t device) {
+  static std::mutex mutex;
+  static std::vector<std::pair<const void*, int32_t>> allowed;
+  const std::lock_guard lock(mutex);
+  const std::pair key(kernel, device);
+  if (std::find(allowed.begin(), allowed.end(), key) != allowed.end()) return;
+  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute of a kernel");
+  allowed.push_back(key);
+}
+
+}  // namespace flashmask::sm90

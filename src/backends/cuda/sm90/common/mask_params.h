@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "mask/rules.h"
+
+namespace flashmask::sm90 {
+
+/// How (batch entry, head) share something: each of it serves this many neighbouring ones.
+struct Sharing {
+  uint32_t batch_entries, heads;
+};
+
+/// Where something that belongs to (batch entry, head) lies.
+struct PerHead {
+  Sharing sharing;
+  int64_t batch_stride, head_stride;
+
+#if defined(__CUDACC__)
+  __device__ __forceinline__ int64_t offset(uint32_t batch, uint32_t head) const {
+    return batch / sharing.batch_entries * batch_stride + head / sharing.heads * head_stride;
+  }
+#endif
+};
+
+/// The element masks: the column vectors of the first one. Strides in elements.
+struct MaskColumns {
+  rules::Columns first;
+  PerHead place;
+};
+
+/// Baseline mode: a dense matrix, one byte an element, instead of a mask. Strides in bytes.
+struct DenseMask {
+  bool given;
+  const uint8_t* visible;
+  PerHead place;
+  int64_t row_stride, key_stride;
+};
+
+}  // namespace flashmask::sm90
