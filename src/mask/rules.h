@@ -128,7 +128,8 @@ struct TileBand {
 FLASHMASK_RULE TileBand tile_band(const Columns& m, int32_t first, int32_t row0) {
   // Kernels ask for every tile, and 64-bit arithmetic is dear to them.
   const bool above = m.diagonal_hi != INT32_MAX, below = m.diagonal_lo != INT32_MIN;
-  return {above ? rows_to_diagonal(first, m.diagonal_hi, row0) : -(1 << 30), below ? rows_to_diagonal(first, m.diagonal_lo, row0) + 1 : 1 << 30};
+  return {above ? rows_to_diagonal(first, m.diagonal_hi, row0) : -(1 << 30),
+          below ? rows_to_diagonal(first, m.diagonal_lo, row0) + 1 : 1 << 30};
 }
 
 /// The columns first + c, c of the interval, that the band lets row row0 + r see, 0 <= r < 2^20; not clamped to the tile.

@@ -10,10 +10,12 @@
 namespace flashmask::cuda {
 
 /// Launches kernels one after the other; from the second on, and where the device can, each while the one before
-/// still runs (it waits inside, by cudaGridDependencySynchronize, for what that wrote).
+/// still runs (it waits inside, by cudaGridDependencySynchronize, for what that wrote). With kOverlapPrevious the first
+/// does the same with what the stream held before.
 class Sequence {
  public:
-  explicit Sequence(cudaStream_t stream) : stream_(stream) {
+  enum First { kWait, kOverlapPrevious };
+  explicit Sequence(cudaStream_t stream, First first = kWait) : stream_(stream), first_(first == kWait) {
     int device = 0, major = 0;
     check(cudaGetDevice(&device), "cudaGetDevice");
     check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
@@ -45,7 +47,7 @@ class Sequence {
 
  private:
   cudaStream_t stream_;
-  bool overlaps_ = false, first_ = true;
+  bool overlaps_ = false, first_;  ///< first_: the next kernel waits for everything before it
 };
 
 }  // namespace flashmask::cuda

@@ -9,6 +9,7 @@
 
 #include "backends/cuda/common/device.h"
 #include "backends/cuda/common/error.h"
+#include "backends/cuda/common/sequence.h"
 #include "backends/cuda/common/tensor_map.h"
 #include "backends/cuda/sm90/common/host.h"
 #include "backends/cuda/sm90/forward/instance.h"
@@ -145,10 +146,9 @@ void forward(const Problem& p, std::byte* workspace, unsigned long long* execute
   ForwardParams params = make_params(p, instance, counter, executed);
   allow_shared_memory(instance.kernel, instance.shared_bytes, p.device.index);
   void* arguments[] = {&params};
-  cuda::check(
-      cudaLaunchKernel(instance.kernel, dim3(static_cast<unsigned>(std::min<int64_t>(items, multiprocessors))),
-                       dim3(static_cast<unsigned>(instance.threads)), arguments, static_cast<std::size_t>(instance.shared_bytes), stream),
-      "launch of the forward kernel");
+  cuda::Sequence(stream, cuda::Sequence::kOverlapPrevious)
+      .launch("launch of the forward kernel", instance.kernel, std::min<int64_t>(items, multiprocessors), instance.threads,
+              instance.shared_bytes, arguments);
 }
 
 }  // namespace flashmask::sm90

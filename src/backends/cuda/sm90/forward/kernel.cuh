@@ -41,6 +41,9 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) forward_kernel(const __gr
     init_barriers(shared);
   }
   __syncthreads();
+  // Up to here under the end of the stream's previous kernel, as the next one may start under this one's.
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
   const uint32_t warp = ptx::uniform(threadIdx.x / 32);
   if (warp < 4) {
     ptx::decrease_registers<Traits::kProducerRegisters>();

@@ -138,7 +138,8 @@ class MaskBuilder {
       ptx::wait(shared_.mask_empty[warpgroup_][slot][(part + kParts - 1) % kParts], part == 0 ? phase ^ 1 : phase);
 #pragma unroll
       for (int half = part; half < 2; half += kParts) {
-        *reinterpret_cast<uint4*>(buffer.row[(lane + 32 * half) % Traits::kMaskRows]) = {bits[half][0], bits[half][1], bits[half][2], bits[half][3]};
+        *reinterpret_cast<uint4*>(buffer.row[(lane + 32 * half) % Traits::kMaskRows]) = {bits[half][0], bits[half][1], bits[half][2],
+                                                                                         bits[half][3]};
       }
       ptx::arrive(shared_.mask_full[warpgroup_][slot][part]);
     }

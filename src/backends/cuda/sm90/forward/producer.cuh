@@ -51,7 +51,8 @@ class TileBits {
   /// Live key blocks among the loaded words.
   __device__ __forceinline__ int32_t count() const { return __reduce_add_sync(0xffffffff, __popc(any_)); }
 
-  /// Calls f(key block, live, full), a bit for each granule, the first of its class in a tile's code, for the live key blocks among the loaded words, ascending.
+  /// Calls f(key block, live, full), a bit for each granule, the first of its class in a tile's code, for the live key blocks among the
+  /// loaded words, ascending.
   template <typename F>
   __device__ __forceinline__ void for_each(int32_t first_word, F&& f) const {
     for (uint32_t words = __ballot_sync(0xffffffff, any_ != 0); words; words &= words - 1) {
@@ -115,7 +116,9 @@ class Producer {
     const ItemPlace place(p_, n);
     const auto head = static_cast<int32_t>(place.head), batch = static_cast<int32_t>(place.batch);
     const auto kv_head = static_cast<int32_t>(place.head / p_.query_heads_per_kv_head);
-    const auto produce = [&](int32_t key_block, uint32_t live, uint32_t full) { load_tile(key_block, classes_of(key_block, live, full), kv_head, batch); };
+    const auto produce = [&](int32_t key_block, uint32_t live, uint32_t full) {
+      load_tile(key_block, classes_of(key_block, live, full), kv_head, batch);
+    };
     if (p_.element_mask == ElementMask::kDense) {
       const auto row = static_cast<int32_t>(place.rank) * Traits::kRows;
       announce({row, head, batch, p_.key_blocks}, p_.dense.place.offset(place.batch, place.head));
