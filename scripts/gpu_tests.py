@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What `scripts/gpu-check tests` runs: test programs, the forward kernels' cases, `flashmask verify`, pytest tests/gpu, both again on a
-library with delays, and the forward cases under compute-sanitizer.
+"""What `scripts/gpu-check tests` runs: test programs, the forward kernels' cases, `flashmask verify`, pytest tests/gpu, the PyTorch package on
+CUDA tensors and what a call of it costs the host, the forward cases and tests/gpu again on a library with delays, and the forward cases under
+compute-sanitizer.
 
 What was not built or not found is left out and named. All of it ends within --seconds. Prints a short summary last and leaves
 a receipt with the tests passed and failed.
 """
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -24,7 +26,7 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu")]
 import receipts  # noqa: E402
 
 TAIL = 3000
-STEPS = ("programs", "forward", "verify", "pytest", "stress", "sanitize")
+STEPS = ("programs", "forward", "verify", "pytest", "torch", "stress", "sanitize")
 FORWARD_CASES = "gpu_forward_cases"
 # What the backend takes: the rest of the covering list would only be counted as skipped.
 COVERING = ["--covering", "--dtypes", "bfloat16,float16", "--head-dims", "64,128", "--layouts", "bshd,bhsd,aligned"]
@@ -34,6 +36,8 @@ SANITIZERS = {"memcheck": [], "racecheck": ["--quick"], "synccheck": ["--quick"]
 SANITIZER_FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
 SANITIZER_FAILED = 99
 STRESS_TESTS = "random or ragged or bounds"
+# What bindings/torch is built to: the operators, and the empty operator that they are compared with.
+TORCH_LIBRARIES = {"FLASHMASK_TORCH_LIBRARY": "libflashmask_torch.so", "FLASHMASK_EMPTY_OPERATOR": "libflashmask_empty_operator.so"}
 
 
 class Clock:
@@ -209,10 +213,11 @@ def run_verify(session, carry, cases, no_limit):
             session.add(result, *word_counts(result))
 
 
-def run_pytest(session, name, words, seconds, environment=None):
+def run_pytest(session, name, words, seconds, environment=None, folder="tests/gpu"):
     junit = ROOT / "build" / "pytest.xml"
+    junit.parent.mkdir(exist_ok=True)
     junit.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={junit}", "--durations=5", "tests/gpu", *words]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={junit}", "--durations=5", folder, *words]
     result = session.run(name, command, seconds, environment)
     if not result:
         return
@@ -223,6 +228,39 @@ def run_pytest(session, name, words, seconds, environment=None):
     junit.unlink(missing_ok=True)
     session.add(result, passed, max(failed, int(result["status"] != 0)), skipped=skipped)
     print(result["output"][-TAIL // 2 :], flush=True)
+
+
+def torch_libraries(carry):
+    """{variable: path} of the libraries of TORCH_LIBRARIES that the environment names or the folder has."""
+    named = {variable: Path(os.environ.get(variable) or carry / name).resolve() for variable, name in TORCH_LIBRARIES.items()}
+    return {variable: path for variable, path in named.items() if path.exists()}
+
+
+def run_torch(session, carry, words):
+    """The PyTorch package's tests on CUDA tensors, and the host's time of a call beyond an empty operator's, which has its bar there."""
+    found = torch_libraries(carry)
+    missing = [name for variable, name in TORCH_LIBRARIES.items() if variable not in found]
+    if "FLASHMASK_TORCH_LIBRARY" not in found:
+        return session.leave_out("torch", f"there is no {missing[0]} (FLASHMASK_TORCH_LIBRARY names one)")
+    environment = {variable: str(path) for variable, path in found.items()}
+    run_pytest(session, "torch", words, 180, {**environment, "FLASHMASK_TEST_DEVICE": "cuda"}, "tests/torch")
+    if missing:
+        return session.leave_out("torch: overhead", f"there is no {missing[0]} (FLASHMASK_EMPTY_OPERATOR names one)")
+    command = [sys.executable, "benchmarks/torch_overhead.py", "--device", "cuda", "--json"]
+    if result := session.run("torch: overhead", command, 60, environment):
+        add_overhead(session, result)
+
+
+def add_overhead(session, result):
+    """Counts as one test: whether the figure is below its bar. The figures go into the receipt."""
+    lines = [line for line in result["output"].splitlines() if line.startswith("{")]
+    if not lines:
+        return session.add(result, 0, 1)
+    figures = json.loads(lines[-1])
+    session.figures["torch_overhead"] = figures
+    session.add(result, int(figures["passed"]), int(not figures["passed"]))
+    for name, us in figures["microseconds"].items():
+        print(f"   {name}: {us:.1f} us", flush=True)
 
 
 def run_stress(session, carry, library, links):
@@ -291,6 +329,7 @@ def run_steps(session, arguments, carry):
         "forward": lambda: run_forward(session, carry),
         "verify": lambda: run_verify(session, carry, arguments.cases, arguments.covering),
         "pytest": lambda: run_pytest(session, "pytest", arguments.pytest_words, 480),
+        "torch": lambda: run_torch(session, carry, arguments.pytest_words if arguments.only else []),
         "stress": lambda: run_stress(session, carry, arguments.stress_library, arguments.stress_links),
         "sanitize": lambda: run_sanitizers(session, carry, arguments.sanitize_seconds),
     }

@@ -37,7 +37,7 @@ def flashmask_attention(query, key, value, startend_row_indices=None, *, causal=
     Raises ValueError if an argument is wrong, and UnsupportedError if no backend takes the call (on CUDA: gradients).
     """
     mask = call_mask(query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout, dropout)
-    out, lse = ops.attention(query, key, value, mask, softmax_scale=softmax_scale, layout=layout, deterministic=deterministic, backend=backend)
+    out, lse = ops.checked_attention(query, key, value, mask, softmax_scale, layout, deterministic, backend)
     return (out, lse) if return_softmax_lse else out
 
 
@@ -47,5 +47,4 @@ def call_mask(query, key, value, startend_row_indices, causal, window_size, q_of
         raise UnsupportedError(f"dropout is {dropout}; attention dropout is not implemented, it must be 0")
     ops.check_dimensions(query, key, value, layout)
     length = 1 if layout == "bshd" else 2
-    return as_mask(startend_row_indices, seqlen_q=query.shape[length], seqlen_k=key.shape[length], causal=causal, window_size=window_size,
-                   q_offset=q_offset, block_mask=block_mask)
+    return as_mask(startend_row_indices, query.shape[length], key.shape[length], causal, window_size, q_offset, block_mask)

@@ -109,7 +109,7 @@ class Mask:
         captured, making the plan becomes part of the graph, so that it follows the contents at every run.
         """
         made = None if torch.compiler.is_compiling() else self._plans.get(device)
-        if made is None or made[0].type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if made is None or made[0] and torch.cuda.is_current_stream_capturing():
             return self._make_plan(self._plan_device(device))
         if made[2] != self._versions():
             raise RuntimeError("a tensor of this Mask was changed in place after its plan was made; the plan no longer fits. Make a new "
@@ -126,7 +126,7 @@ class Mask:
         with torch.inference_mode(False):  # or a later backward could not save it
             plan = ops.plan(self, device)
         if type(plan) is torch.Tensor:  # not a trace's stand-in, which is of no use afterwards
-            self._plans[device] = (device, plan, self._versions())
+            self._plans[device] = (device.type == "cuda", plan, self._versions())
         return plan
 
     def _versions(self):
@@ -193,17 +193,17 @@ class Mask:
         return _draw.text(self)
 
 
-def as_mask(value, *, seqlen_q, seqlen_k, causal=False, window_size=None, q_offset=None, block_mask=None):
+def as_mask(value, seqlen_q, seqlen_k, causal=False, window_size=None, q_offset=None, block_mask=None):
     """The Mask that the arguments of an attention call mean.
 
     value: None, a Mask, or a tensor as FlashMask's startend_row_indices (see Mask.bounds). A Mask brings its own band and block mask, so
     the other arguments must be left out with it. Raises TypeError or ValueError naming the argument and what is accepted.
     """
     if isinstance(value, Mask):
-        given = {"causal": causal or None, "window_size": window_size, "q_offset": q_offset, "block_mask": block_mask}
-        for name, argument in given.items():
-            if argument is not None:
-                raise ValueError(f"{name} is given beside a Mask, which says that itself; leave it out, or put it into the mask: mask.replace(...)")
+        if causal or window_size is not None or q_offset is not None or block_mask is not None:
+            given = {"causal": causal or None, "window_size": window_size, "q_offset": q_offset, "block_mask": block_mask}
+            name = next(name for name, argument in given.items() if argument is not None)
+            raise ValueError(f"{name} is given beside a Mask, which says that itself; leave it out, or put it into the mask: mask.replace(...)")
         if value.seqlen_q != seqlen_q or value.seqlen_k != seqlen_k:
             raise ValueError(f"the mask is for {value.seqlen_q} query rows and {value.seqlen_k} keys; the call has {seqlen_q} and {seqlen_k}")
         return value

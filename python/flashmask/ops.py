@@ -10,12 +10,15 @@ seqlen_q], natural logarithm, float32 (float64 for float64).
 """
 
 import torch
+from torch._C import _AutoDispatchBelowAutograd
+from torch.autograd import forward_ad
 
 from . import _library
 from .errors import UnsupportedError
 
 _library.load()
 _ops = torch.ops.flashmask
+_forward_operator = _ops.forward.default._op  # what calling the operator calls
 
 # How the operators begin the message of what nobody supports: an exception's type does not come through torch.
 _UNSUPPORTED = "UnsupportedError: "
@@ -43,26 +46,40 @@ def attention(q, k, v, mask=None, *, softmax_scale=None, layout="bshd", determin
     takes the call.
     """
     check_dimensions(q, k, v, layout)
-    q, k, v = autocast(q, k, v)
+    if mask is not None:
+        check_lengths(mask, q, k, layout)
+    return checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend)
+
+
+def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend):
+    """attention() of tensors with 4 dimensions and a mask of their lengths. This is what every call pays for: see benchmarks/torch_overhead.py."""
+    is_compiling, device = torch.compiler.is_compiling(), q.device
+    if is_compiling or torch._C._is_any_autocast_enabled():
+        q, k, v = autocast(q, k, v)
     if layout == "bhsd":
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     if mask is None:
-        tensors, band = (None, None, None), (False, None, -1, -1)
+        arguments = (q, k, v, None, None, None, softmax_scale, False, None, -1, -1)
     else:
-        check_lengths(mask, q, k)
-        bounds, block_mask, *band = mask_arguments(mask)
-        tensors = (bounds, block_mask, mask.plan(q.device))
+        left, right = mask.window or (-1, -1)
+        arguments = (q, k, v, mask.bounds, mask.block_mask, mask.plan(device), softmax_scale, mask.causal, mask.q_offset, left, right)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     # The kernel itself saves a way through the dispatcher; a graph needs the operator.
-    forward = _ops.forward if torch.compiler.is_compiling() else _forward
-    out, lse = _call(forward, q, k, v, *tensors, softmax_scale, *band, deterministic, backend)
+    if is_compiling:
+        out, lse = _ops.forward(*arguments, deterministic, backend)
+    else:
+        try:
+            out, lse = _forward(*arguments, deterministic, backend)
+        except RuntimeError as error:
+            _raise_unsupported(error)
+            raise
     return (out.transpose(1, 2) if layout == "bhsd" else out), lse
 
 
 def mask_arguments(mask):
     """A Mask as the operators take it: bounds, block_mask, causal, q_offset, window_left, window_right."""
-    left, right = (-1, -1) if mask.window is None else mask.window
+    left, right = mask.window or (-1, -1)
     return mask.bounds, mask.block_mask, mask.causal, mask.q_offset, left, right
 
 
@@ -70,15 +87,18 @@ def check_dimensions(q, k, v, layout):
     """ValueError if `layout` is not known or a tensor has not its 4 dimensions."""
     if layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}; it must be one of {', '.join(LAYOUTS)}")
+    if q.ndim == k.ndim == v.ndim == 4:
+        return
     for name, tensor in (("query", q), ("key", k), ("value", v)):
         if tensor.ndim != 4:
             raise ValueError(f"{name} has shape {list(tensor.shape)}; it must have 4 dimensions, {LAYOUTS[layout]}")
 
 
-def check_lengths(mask, q, k):
-    """ValueError if a mask is not for the lengths of q and k (BSHD)."""
-    if mask.seqlen_q != q.shape[1] or mask.seqlen_k != k.shape[1]:
-        raise ValueError(f"the mask is for {mask.seqlen_q} query rows and {mask.seqlen_k} keys; query and key have {q.shape[1]} and {k.shape[1]}")
+def check_lengths(mask, q, k, layout):
+    """ValueError if a mask is not for the lengths of q and k."""
+    length = 1 if layout == "bshd" else 2
+    if mask.seqlen_q != q.shape[length] or mask.seqlen_k != k.shape[length]:
+        raise ValueError(f"the mask is for {mask.seqlen_q} query rows and {mask.seqlen_k} keys; query and key have {q.shape[length]} and {k.shape[length]}")
 
 
 def autocast(*tensors):
@@ -113,9 +133,14 @@ def _call(operator, *arguments):
     try:
         return operator(*arguments)
     except RuntimeError as error:
-        text = str(error)
-        if not text.startswith(_UNSUPPORTED):
-            raise
+        _raise_unsupported(error)
+        raise
+
+
+def _raise_unsupported(error):
+    """UnsupportedError, if that is what a RuntimeError of an operator means."""
+    text = str(error)
+    if text.startswith(_UNSUPPORTED):
         raise UnsupportedError(text.removeprefix(_UNSUPPORTED)) from None
 
 
@@ -144,35 +169,42 @@ class _Attention(torch.autograd.Function):
     """flashmask::forward with its gradient."""
 
     @staticmethod
-    def forward(ctx, *inputs):
-        output = _below_autograd(*inputs)
-        q, k, v, bounds, block_mask, plan_, *ctx.options = inputs
+    def forward(ctx, q, k, v, bounds, block_mask, plan_, options):
+        with _AutoDispatchBelowAutograd():
+            out, lse = _forward_operator(q, k, v, bounds, block_mask, plan_, *options)
+        ctx.options = options
         # Saved like any tensor of the graph: if a mask is changed in place before the backward, autograd says so.
-        ctx.save_for_backward(q, k, v, *output, bounds, block_mask, plan_)
+        ctx.save_for_backward(q, k, v, out, lse, bounds, block_mask, plan_)
         ctx.set_materialize_grads(False)
-        return output
+        return out, lse
 
     @staticmethod
     def backward(ctx, dout, dlse):
         q, k, v, out, lse, *mask = ctx.saved_tensors
-        nothing = (None,) * (3 + len(ctx.options))
         if dout is None and dlse is None:
-            return None, None, None, *nothing
+            return (None,) * 7
         if dout is None:
             dout = torch.zeros_like(out)
-        return *_call(_ops.backward, dout, dlse, q, k, v, out, lse, *mask, *ctx.options), *nothing
-
-
-def _below_autograd(*inputs):
-    with torch._C._AutoDispatchBelowAutograd():
-        return _ops.forward.default(*inputs)
+        return *_call(_ops.backward, dout, dlse, q, k, v, out, lse, *mask, *ctx.options), None, None, None, None
 
 
 def _forward(*inputs):
     """The operator's autograd kernel. torch.library.register_autograd would make the same, but reads the schema in every call: 0.1 ms."""
-    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs[:3]):
-        return _Attention.apply(*inputs)
-    return _below_autograd(*inputs)
+    q, k, v = inputs[:3]
+    if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
+        if torch._C._are_functorch_transforms_active():
+            raise UnsupportedError("torch.func cannot differentiate flashmask attention; torch.autograd.grad and backward() can")
+        return _Attention.apply(*inputs[:6], inputs[6:])
+    if forward_ad._current_level >= 0:
+        _refuse_tangents(q, k, v)
+    with _AutoDispatchBelowAutograd():
+        return _forward_operator(*inputs)
+
+
+def _refuse_tangents(*tensors):
+    """Without this a derivative in forward mode would silently be 0."""
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise UnsupportedError("derivatives in forward mode (torch.func.jvp, forward_ad) are not implemented; torch.autograd.grad and backward() are there")
 
 
 def _no_second_derivative(ctx, *grads):

@@ -2,13 +2,17 @@
 """Attention over a dense matrix of visible elements, in float64 and plain torch: what the fronts are compared with."""
 
 import torch
+from devices import ON_CUDA, tolerance_of
+
+NAMES = ("out", "lse", "dq", "dk", "dv")
 
 
 def attention(q, k, v, visible, scale=None):
-    """q [..., heads_q, rows, d], k and v [..., heads_kv, keys, d], visible bool that broadcasts to the scores. Returns (out, lse)."""
+    """q [..., heads_q, rows, d], k and v [..., heads_kv, keys, d], visible bool on any device, that broadcasts to the scores.
+    Returns (out, lse)."""
     q, k, v = q.double(), *(x.double().repeat_interleave(q.shape[-3] // k.shape[-3], -3) for x in (k, v))
     scores = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    visible = visible.expand(scores.shape)
+    visible = visible.to(q.device).expand(scores.shape)
     seen = visible.any(-1)
     scores = scores.masked_fill(~visible, -torch.inf).masked_fill(~seen[..., None], 0)
     lse = torch.logsumexp(scores, -1) if scores.shape[-1] else scores.sum(-1)
@@ -17,7 +21,7 @@ def attention(q, k, v, visible, scale=None):
 
 
 def assert_close(got, want, name="", tolerance=1e-5):
-    """The same -inf, and otherwise within `tolerance` of the largest element of `want`."""
+    """The same -inf, and otherwise within `tolerance` of the largest element of `want`, or of 1."""
     got, want = got.double(), want.double()
     assert got.shape == want.shape, name
     finite = torch.isfinite(want)
@@ -37,3 +41,13 @@ def gradients(function, inputs, dout, dlse):
     inputs = [x.detach().clone().requires_grad_() for x in inputs]
     out, lse = function(*inputs)
     return (out, lse, *torch.autograd.grad(loss_of(out, lse, dout, dlse), inputs))
+
+
+def compare(ours, theirs, inputs, dout, dlse):
+    """Two functions (q, k, v) -> (out, lse): their results, `theirs` in float64, and on the CPU their gradients of loss_of."""
+    if ON_CUDA:
+        results = ours(*inputs), theirs(*inputs)
+    else:
+        results = gradients(ours, inputs, dout, dlse), gradients(theirs, [x.double() for x in inputs], dout, dlse)
+    for name, got, want in zip(NAMES, *results):
+        assert_close(got, want, name, tolerance_of(name, inputs[0].dtype))

@@ -4,6 +4,7 @@
 import pytest
 import torch
 import torch._dynamo.testing
+from devices import DEVICE, DTYPE, ON_CUDA, head_dims
 
 import flashmask
 from flashmask import flashmask_attention
@@ -19,11 +20,11 @@ def fresh_compiler():
 
 
 def tensors(length):
-    return [torch.randn(2, length, heads, 16, requires_grad=True) for heads in (4, 2, 2)]
+    return [torch.randn(2, length, heads, *head_dims(16), device=DEVICE, dtype=DTYPE, requires_grad=not ON_CUDA) for heads in (4, 2, 2)]
 
 
 def random_bounds(length):
-    return torch.randint(0, length + 1, (2, 1, length, 1), dtype=torch.int32)
+    return torch.randint(0, length + 1, (2, 1, length, 1), dtype=torch.int32, device=DEVICE)
 
 
 def raw(q, k, v, bounds):
@@ -52,8 +53,11 @@ def band_of(length):
     return flashmask.Mask(length, length, causal=True, window=(10, 0))
 
 
-def gradients(function, inputs, mask):
+def results(function, inputs, mask):
+    """out, and on the CPU gradients through out and lse."""
     out, lse = function(*inputs, mask)
+    if ON_CUDA:
+        return out, lse
     loss = out.square().sum() + lse.masked_fill(torch.isinf(lse), 0).sum()
     return (out, *torch.autograd.grad(loss, inputs))
 
@@ -64,7 +68,7 @@ def check(function, make_mask, lengths, mark=None, **options):
         inputs, mask = tensors(length), make_mask(length)
         if mark:
             mark(inputs, mask)
-        for got, want in zip(gradients(compiled, inputs, mask), gradients(function, inputs, mask)):
+        for got, want in zip(results(compiled, inputs, mask), results(function, inputs, mask)):
             torch.testing.assert_close(got, want)
 
 
@@ -105,13 +109,33 @@ def test_inductor_with_another_length():
 
 def test_autocast_and_checkpoint_inside():
     def function(q, k, v, bounds):
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(DEVICE.type, torch.bfloat16):
             return torch.utils.checkpoint.checkpoint(raw, q, k, v, bounds, use_reentrant=False)
 
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     inputs, bounds = tensors(100), random_bounds(100)
-    for got, want in zip(gradients(compiled, inputs, bounds), gradients(function, inputs, bounds)):
+    for got, want in zip(results(compiled, inputs, bounds), results(function, inputs, bounds)):
         torch.testing.assert_close(got, want)
+
+
+@pytest.mark.skipif(not ON_CUDA, reason="graphs of CUDA calls")
+def test_graphs_of_compiled_code():
+    """mode="reduce-overhead": what is compiled is captured, and replayed with other tensors and masks."""
+    compiled = torch.compile(two_layers, fullgraph=True, mode="reduce-overhead")
+    for _ in range(5):
+        inputs, mask = tensors(100), mask_of(100)
+        for got, want in zip(compiled(*inputs, mask), two_layers(*inputs, mask)):
+            torch.testing.assert_close(got, want)
+
+
+@pytest.mark.skipif(not ON_CUDA, reason="the CPU has a backward")
+def test_a_backward_that_is_not_there_says_so():
+    """In compiled code as a RuntimeError with the text."""
+    compiled = torch.compile(raw, fullgraph=True, backend="aot_eager")
+    inputs = [x.requires_grad_() for x in tensors(100)]
+    out, _ = compiled(*inputs, random_bounds(100))
+    with pytest.raises(RuntimeError, match="backward is not available on CUDA yet"):
+        out.sum().backward()
 
 
 def test_inference():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from devices import cpu_only
 
 PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "python").glob("*.md"))
 
@@ -18,6 +19,7 @@ def snippets(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
+@cpu_only("the snippets' tensors are in host memory")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_page(page):

@@ -5,32 +5,39 @@ import sys
 
 import pytest
 import torch
+from dense_reference import assert_close
+from devices import DEVICE, DTYPE, ON_CUDA, cpu_only, cuda_only, tolerance_of
 
 import flashmask
 
+NAME = str(DTYPE).removeprefix("torch.")
+BACKEND = DEVICE.type
 
-def make(seqlen=300, dim=64, dtype=torch.float32, dim_v=None):
-    return [torch.zeros(2, seqlen, heads, d, dtype=dtype) for heads, d in ((4, dim), (2, dim), (2, dim_v or dim))]
+
+def make(seqlen=300, dim=64, dtype=DTYPE, dim_v=None):
+    return [torch.zeros(2, seqlen, heads, d, dtype=dtype, device=DEVICE) for heads, d in ((4, dim), (2, dim), (2, dim_v or dim))]
 
 
 def test_what_runs():
     text = flashmask.explain(*make(), causal=True, window_size=(9, -1))
-    for line in ("query     [2, 300, 4, 64] float32 on cpu", "mask      causal; window of 9 keys before and any after the row's own; row 0 at key 0",
-                 "tiles     9 of 128x128: 0 full, 5 partial, 4 skipped", "forward   backend: cpu", "plan given", "backward  not needed"):
+    for line in (f"query     [2, 300, 4, 64] {NAME} on {DEVICE}", "mask      causal; window of 9 keys before and any after the row's own; row 0 at key 0",
+                 "tiles     9 of 128x128: 0 full, 5 partial, 4 skipped", f"forward   backend: {BACKEND}", "plan given", "backward  not needed"):
         assert line in text, text
 
 
 @pytest.mark.parametrize("causal,vectors,names", [(True, 1, "LTS of"), (True, 2, "LTS, LTE of"), (False, 2, "LTS, UTE of"), (False, 4, "LTS, LTE, UTS, UTE of")])
 def test_bounds(causal, vectors, names):
-    bounds = torch.zeros(1, 2, 300, vectors, dtype=torch.int32)
+    bounds = torch.zeros(1, 2, 300, vectors, dtype=torch.int32, device=DEVICE)
     assert names + " each key, batch 1, heads 2" in flashmask.explain(*make(), bounds, causal=causal)
 
 
 def test_what_is_executed_agrees_with_the_plan():
-    """Of 11 x 6 tiles of 64 x 128 on the CPU 9 are live: those of rows and keys below 300 that are not above the diagonal; 8 heads."""
-    mask = flashmask.Mask(700, 700, bounds=torch.full((1, 1, 700, 1), 300, dtype=torch.int32), causal=True)
+    """Of 11 x 6 tiles of 64 x 128 on the CPU 9 are live: those of rows and keys below 300 that are not above the diagonal; 8 heads. On CUDA the
+    plan is not read, and tiles have 128 rows: 8 x 36."""
+    mask = flashmask.Mask(700, 700, bounds=torch.full((1, 1, 700, 1), 300, dtype=torch.int32, device=DEVICE), causal=True)
     text = flashmask.explain(*make(700), mask)
-    assert "36 of 128x128: 1 full, 5 partial, 30 skipped" in text and "72 of 528" in text
+    assert "36 of 128x128: 1 full, 5 partial, 30 skipped" in text
+    assert ("unknown (the mask is on the device) of 288 of 128x128" if ON_CUDA else "72 of 528") in text
 
 
 def test_no_mask():
@@ -42,13 +49,27 @@ def test_layouts_agree():
     assert bhsd == flashmask.explain(*make())
 
 
+@cuda_only
+def test_backward_on_cuda():
+    q, k, v = make()
+    text = flashmask.explain(q.requires_grad_(), k, v)
+    assert "forward   backend: cuda" in text and "backward  refused: no backend takes this call: cuda: backward is not available on CUDA yet" in text
+    assert "nearest   move everything to the CPU" in text
+
+
+@cpu_only("CUDA has no backward yet")
 def test_backward():
     q, k, v = make()
     assert "backward  taken too, the same bits in every run" in flashmask.explain(q.requires_grad_(), k, v, deterministic=True)
 
 
-@pytest.mark.parametrize("dtype,backend,nearest", [(torch.float64, "auto", "cast query, key and value to float32"), (torch.float32, "cuda", "leave backend at 'auto'"),
-                                                   (torch.float64, "cuda", "pass backend='reference' (slow)")])
+@pytest.mark.parametrize("dtype,backend,nearest", [
+    (torch.float32, "auto", "cast query, key and value to bfloat16"), (torch.bfloat16, "reference", "leave backend at 'auto'"),
+    (torch.float64, "reference", "move everything to the CPU"),
+] if ON_CUDA else [
+    (torch.float64, "auto", "cast query, key and value to float32"), (torch.float32, "cuda", "leave backend at 'auto'"),
+    (torch.float64, "cuda", "pass backend='reference' (slow)"),
+])
 def test_the_nearest_call(dtype, backend, nearest):
     text = flashmask.explain(*make(dtype=dtype), backend=backend)
     assert "forward   refused: no backend takes this call" in text and text.endswith("nearest   " + nearest), text
@@ -59,15 +80,16 @@ def test_padding_is_proposed(monkeypatch):
     module = sys.modules[flashmask.explain.__module__]
     taken = lambda call, struct: "" if call.q.dtype == torch.bfloat16 and call.q.shape[3] == call.v.shape[3] == 128 else "not taken"
     monkeypatch.setattr(module, "_refusal", taken)
-    text = flashmask.explain(*make(dim=80, dim_v=40))
+    text = flashmask.explain(*make(dim=80, dtype=torch.float32, dim_v=40))
     assert text.endswith("nearest   cast query, key and value to bfloat16; pad head_dim with zeros to 128, pass softmax_scale=80**-0.5 and cut the result to head_dim_v"), text
 
 
 def test_padding_changes_nothing():
-    q, k, v = (torch.randn_like(x) for x in make(40, 24, dim_v=16))
-    padded = [torch.nn.functional.pad(x, (0, 64 - x.shape[3])) for x in (q, k, v)]
+    inputs = [torch.randn_like(x) for x in make(40, 24, dim_v=16)]
+    padded = [torch.nn.functional.pad(x, (0, 64 - x.shape[3])) for x in inputs]
     out = flashmask.flashmask_attention(*padded, causal=True, softmax_scale=24**-0.5)[..., :16]
-    torch.testing.assert_close(out, flashmask.flashmask_attention(q, k, v, causal=True))
+    on_cpu = [x.cpu().float() for x in inputs]
+    assert_close(out.cpu(), flashmask.flashmask_attention(*on_cpu, causal=True, backend="reference"), tolerance=tolerance_of("out", DTYPE))
 
 
 def test_nothing_is_near():
@@ -75,7 +97,7 @@ def test_nothing_is_near():
 
 
 @pytest.mark.parametrize("arguments,why", [({"dropout": 0.1}, "dropout is 0.1"), ({"layout": "sbhd"}, "layout"), ({"window_size": (-2, 0)}, "window_size"),
-                                           ({"startend_row_indices": torch.zeros(1, 1, 9, 2, dtype=torch.int32)}, "9"),
+                                           ({"startend_row_indices": torch.zeros(1, 1, 9, 2, dtype=torch.int32, device=DEVICE)}, "9"),
                                            ({"startend_row_indices": flashmask.Mask(8, 8)}, "8"), ({"startend_row_indices": 3}, "int")])
 def test_wrong_calls_are_texts_too(arguments, why):
     q, k, v = make()
@@ -88,11 +110,12 @@ def test_wrong_calls_are_texts_too(arguments, why):
 
 def test_wrong_tensors():
     q, k, v = make()
-    assert "refused   k is float32 [2, 300, 2, 32]" in flashmask.explain(q, k[..., :32], v)
+    assert f"refused   k is {NAME} [2, 300, 2, 32]" in flashmask.explain(q, k[..., :32], v)
     assert "refused   q is int32" in flashmask.explain(q.int(), k.int(), v.int())
     assert "refused   torch.int64 is not supported" in flashmask.explain(q.long(), k.long(), v.long())
 
 
+@cpu_only("CUDA has no backward yet")
 def test_backward_that_is_refused(monkeypatch):
     module = sys.modules[flashmask.explain.__module__]
     refusal = module._refusal

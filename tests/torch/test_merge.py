@@ -3,17 +3,18 @@
 
 import pytest
 import torch
-from dense_reference import assert_close, attention, gradients, loss_of
+from dense_reference import NAMES, assert_close, attention, compare, gradients, loss_of
+from devices import DEVICE, head_dims, put
 
 import flashmask
 
-NAMES = ("out", "lse", "dq", "dk", "dv")
 
-
-def make(seed, batch=2, rows=50, keys=60, heads=2, dim=16, dtype=torch.float32):
+def make(seed, batch=2, rows=50, keys=60, heads=2, dim=16, dtype=None):
+    """q, k, v and gradients of out and lse."""
     g = torch.Generator().manual_seed(seed)
+    (dim,) = head_dims(dim)
     shapes = [(batch, rows, heads, dim), (batch, keys, heads, dim), (batch, keys, heads, dim), (batch, rows, heads, dim), (batch, heads, rows)]
-    return [torch.randn(shape, generator=g).to(dtype) for shape in shapes]
+    return put(*(torch.randn(shape, generator=g) for shape in shapes), dtype=dtype)
 
 
 def in_parts(cuts, keys, **arguments):
@@ -36,13 +37,12 @@ def over_the_union(q, k, v):
 @pytest.mark.parametrize("cuts", [[], [30], [1, 2, 20, 45], [20, 20]])
 def test_parts_of_the_keys(cuts):
     q, k, v, dout, dlse = make(len(cuts))
-    for name, got, want in zip(NAMES, gradients(in_parts(cuts, 60), (q, k, v), dout, dlse), gradients(over_the_union, (q, k, v), dout, dlse)):
-        assert_close(got, want, name)
+    compare(in_parts(cuts, 60), over_the_union, (q, k, v), dout, dlse)
 
 
 def test_rows_that_see_nothing():
     """Even rows see nothing in the second part, rows below 10 nothing in either: finite gradients, and out 0, lse -inf where nothing is seen."""
-    q, k, v, dout, dlse = make(7, batch=1, rows=30, keys=40)
+    q, k, v, dout, dlse = make(7, batch=1, rows=30, keys=40, dtype=torch.float32)
     rows, keys = torch.arange(30)[:, None], torch.arange(40)
     visible = (rows >= 10) & ((keys < 20) | (rows % 2 == 1))
 
@@ -65,8 +65,8 @@ def test_rows_that_see_nothing():
 
 def test_gradcheck():
     g = torch.Generator().manual_seed(1)
-    outs = [torch.randn(1, 3, 2, 4, dtype=torch.float64, generator=g, requires_grad=True) for _ in range(3)]
-    lses = [torch.randn(1, 2, 3, dtype=torch.float64, generator=g) for _ in range(3)]
+    outs = [torch.randn(1, 3, 2, 4, dtype=torch.float64, generator=g).to(DEVICE).requires_grad_() for _ in range(3)]
+    lses = [torch.randn(1, 2, 3, dtype=torch.float64, generator=g).to(DEVICE) for _ in range(3)]
     lses[1][0, 0, 1] = -torch.inf
     lses = [x.requires_grad_() for x in lses]
     # A difference quotient at -inf is no number, so the lse that is -inf is held fixed.
@@ -77,8 +77,8 @@ def test_gradcheck():
 
 
 def test_all_parts_empty_has_finite_gradients():
-    outs = [torch.zeros(1, 2, 1, 4, requires_grad=True) for _ in range(2)]
-    lses = [torch.full((1, 1, 2), -torch.inf, requires_grad=True) for _ in range(2)]
+    outs = [torch.zeros(1, 2, 1, 4, device=DEVICE, requires_grad=True) for _ in range(2)]
+    lses = [torch.full((1, 1, 2), -torch.inf, device=DEVICE, requires_grad=True) for _ in range(2)]
     out, lse = flashmask.merge_attention(outs, lses)
     assert (out == 0).all() and torch.isneginf(lse).all()
     for gradient in torch.autograd.grad(loss_of(out, lse, torch.ones_like(out), torch.ones_like(lse)), outs + lses):

@@ -8,26 +8,28 @@ import sys
 
 import pytest
 import torch
+from devices import DEVICE, ON_CUDA, cpu_only, head_dims, needs_backward, put
 from torch._subclasses import FakeTensorMode
 
 import flashmask
 from flashmask import ops
 
-CPU = torch.device("cpu")
 operators = torch.ops.flashmask
 
 
-def inputs(dtype=torch.float32, batch=2, seqlen_q=70, seqlen_k=90, heads_q=4, heads_kv=2, head_dim=8, head_dim_v=6):
-    return (torch.randn(batch, seqlen_q, heads_q, head_dim, dtype=dtype), torch.randn(batch, seqlen_k, heads_kv, head_dim, dtype=dtype),
-            torch.randn(batch, seqlen_k, heads_kv, head_dim_v, dtype=dtype))
+def inputs(dtype=None, batch=2, seqlen_q=70, seqlen_k=90, heads_q=4, heads_kv=2, head_dim=8, head_dim_v=6):
+    if head_dim <= 256:
+        head_dim, head_dim_v = head_dims(head_dim, head_dim_v)
+    shapes = (batch, seqlen_q, heads_q, head_dim), (batch, seqlen_k, heads_kv, head_dim), (batch, seqlen_k, heads_kv, head_dim_v)
+    return put(*(torch.randn(shape) for shape in shapes), dtype=dtype)
 
 
 def bounds(seqlen_q=70, seqlen_k=90, batch=2, heads=1, vectors=1):
-    return torch.randint(0, seqlen_q + 1, (batch, heads, seqlen_k, vectors), dtype=torch.int32)
+    return torch.randint(0, seqlen_q + 1, (batch, heads, seqlen_k, vectors), dtype=torch.int32).to(DEVICE)
 
 
 def block_mask(seqlen_q=70, seqlen_k=90, heads=2):
-    return torch.rand(1, heads, -(-seqlen_q // 128), -(-seqlen_k // 128)) < 0.7
+    return (torch.rand(1, heads, -(-seqlen_q // 128), -(-seqlen_k // 128)) < 0.7).to(DEVICE)
 
 
 # bounds, block_mask, causal, q_offset, window_left, window_right
@@ -45,18 +47,29 @@ MASKS = {
 @pytest.mark.parametrize("mask", MASKS)
 def test_opcheck(mask):
     tensors, band = (made := MASKS[mask]())[:2], made[2:]
-    torch.library.opcheck(operators.plan.default, (*tensors, 70, 90, *band, CPU))
-    plan = operators.plan(*tensors, 70, 90, *band, CPU)
+    torch.library.opcheck(operators.plan.default, (*tensors, 70, 90, *band, DEVICE))
+    plan = operators.plan(*tensors, 70, 90, *band, DEVICE)
+    arguments = (*tensors, plan, 0.3, *band, False, "auto")
     q, k, v = inputs()
+    torch.library.opcheck(operators.forward.default, (q, k, v, *arguments))
     for x in (q, k, v):
         x.requires_grad_()
-    torch.library.opcheck(operators.forward.default, (q, k, v, *tensors, plan, 0.3, *band, False, "auto"))
-    with torch.no_grad():
-        out, lse = operators.forward(q, k, v, *tensors, plan, None, *band, False, "auto")
-    q, k, v = q.detach(), k.detach(), v.detach()
+    # What runs the gradient needs one.
+    utilities = ("test_schema", "test_autograd_registration", "test_faketensor") + (() if ON_CUDA else ("test_aot_dispatch_dynamic",))
+    torch.library.opcheck(operators.forward.default, (q, k, v, *arguments), test_utils=utilities)
+
+
+@needs_backward
+@pytest.mark.parametrize("mask", MASKS)
+def test_opcheck_of_backward(mask):
+    tensors, band = (made := MASKS[mask]())[:2], made[2:]
+    plan = operators.plan(*tensors, 70, 90, *band, DEVICE)
+    q, k, v = inputs()
+    out, lse = operators.forward(q, k, v, *tensors, plan, None, *band, False, "auto")
     torch.library.opcheck(operators.backward.default, (torch.randn_like(out), None, q, k, v, out, lse, *tensors, plan, None, *band, True, "auto"))
 
 
+@cpu_only("a plan's size does not depend on the device")
 @pytest.mark.parametrize("seqlen_q", [0, 1, 64, 65, 128, 129, 4000, 70000])
 @pytest.mark.parametrize("seqlen_k", [0, 1, 128, 129, 8200])
 @pytest.mark.parametrize("batch, heads", [(1, 1), (3, 5)])
@@ -73,16 +86,24 @@ def attend(q, k, v, *, mask=(None, None, None), backend="auto"):
     return operators.forward(q, k, v, *mask, None, False, None, -1, -1, False, backend)
 
 
+def filled(*shape, dtype=torch.float32):
+    return torch.zeros(shape, dtype=dtype, device=DEVICE)
+
+
+def plan_of(seqlen_q, seqlen_k):
+    return operators.plan(None, None, seqlen_q, seqlen_k, False, None, -1, -1, DEVICE)
+
+
 @pytest.mark.parametrize("change, text", [
     (lambda q, k, v: attend(q[0], k, v), "query has 3 dimensions"),
-    (lambda q, k, v: attend(q, k.half(), v), "k is float16"),
+    (lambda q, k, v: attend(q, k.double(), v), "k is float64"),
     (lambda q, k, v: attend(q, k[:, :, :1].expand(-1, -1, 3, -1), v), "q has 4 heads and k 3"),
-    (lambda q, k, v: attend(q.mT.contiguous().mT, k, v), "last dimension; it must be contiguous"),
+    (lambda q, k, v: attend(q.mT.contiguous().mT, k, v), "q has stride 4 in its last dimension; it must be contiguous"),
+    (lambda q, k, v: attend(q, k, v.mT.contiguous().mT), "v has stride 2 in its last dimension; it must be contiguous"),
     (lambda q, k, v: attend(q.long(), k, v), "query has a dtype"),
-    (lambda q, k, v: attend(q, k, v, mask=(torch.zeros(2, 1, 90, 2), None, None)), "int32"),
-    (lambda q, k, v: attend(q, k, v, mask=(torch.zeros(2, 3, 90, 2, dtype=torch.int32), None, None)), "3 heads"),
-    (lambda q, k, v: attend(q, k, v, mask=(None, None, torch.zeros(3))), "plan must be what flashmask::plan returned"),
-    (lambda q, k, v: attend(q, k, v, mask=(None, None, operators.plan(None, None, 70, 91, False, None, -1, -1, CPU))), "plan was made for lengths"),
+    (lambda q, k, v: attend(q, k, v, mask=(filled(2, 1, 90, 2), None, None)), "int32"),
+    (lambda q, k, v: attend(q, k, v, mask=(filled(2, 3, 90, 2, dtype=torch.int32), None, None)), "3 heads"),
+    (lambda q, k, v: attend(q, k, v, mask=(None, None, filled(3))), "plan must be what flashmask::plan returned"),
     (lambda q, k, v: attend(q, k, v, backend="tpu"), "backend 'tpu'"),
 ])
 def test_wrong_arguments_are_value_errors(change, text):
@@ -90,14 +111,27 @@ def test_wrong_arguments_are_value_errors(change, text):
         change(*inputs())
 
 
+def test_a_plan_of_other_lengths_is_noticed():
+    """On CUDA, where a plan is not read on the host, if it is too small."""
+    with pytest.raises(ValueError, match="the buffer has .* bytes; its plan needs" if ON_CUDA else "plan was made for lengths"):
+        attend(*inputs(), mask=(None, None, plan_of(1, 1)))
+    if not ON_CUDA:
+        with pytest.raises(ValueError, match="plan was made for lengths"):
+            attend(*inputs(), mask=(None, None, plan_of(70, 91)))
+
+
 def test_what_no_backend_takes_says_so_and_why():
-    with pytest.raises(flashmask.UnsupportedError, match="float64 is taken by backend 'reference' only"):
-        ops.attention(*inputs(torch.float64))
-    with pytest.raises(flashmask.UnsupportedError, match="head_dim .* is 300; it must be between 1 and 256"):
-        ops.attention(*inputs(head_dim=300))
+    cases = [(inputs(torch.float64), "float64 .*(reference|cast to bfloat16)"), (inputs(head_dim=300), "head_dim .* is 300; it must be between 1 and 256")]
+    if ON_CUDA:
+        cases += [(inputs(torch.float32), "float32 tensors are not taken; cast to bfloat16 or float16"),
+                  ([x[..., :32] for x in inputs()], "head_dim 32 is not taken; it must be 64 or 128")]
+    for tensors, text in cases:
+        with pytest.raises(flashmask.UnsupportedError, match=text):
+            ops.attention(*tensors)
     assert issubclass(flashmask.UnsupportedError, NotImplementedError)
 
 
+@needs_backward
 def test_second_derivatives_are_refused():
     q, k, v = (x.requires_grad_() for x in inputs())
     (dq,) = torch.autograd.grad(ops.attention(q, k, v)[0].sum(), q, create_graph=True)

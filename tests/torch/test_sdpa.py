@@ -5,18 +5,24 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dense_reference import assert_close, attention
+from devices import DEVICE, DTYPE, ON_CUDA, head_dims, put, tolerance_of
 
 import flashmask
 from flashmask import masks
 
 
 def make(seed=0, batch=2, heads_q=4, heads_kv=4, rows=40, keys=40, dim=16, dim_v=16):
+    """query, key, value and a gradient of out."""
     g = torch.Generator().manual_seed(seed)
+    dim, dim_v = head_dims(dim, dim_v)
     shapes = [(batch, heads_q, rows, dim), (batch, heads_kv, keys, dim), (batch, heads_kv, keys, dim_v), (batch, heads_q, rows, dim_v)]
-    return [torch.randn(shape, generator=g) for shape in shapes]
+    return put(*(torch.randn(shape, generator=g) for shape in shapes))
 
 
 def with_gradients(function, q, k, v, dout):
+    """The result, and on the CPU its gradients."""
+    if ON_CUDA:
+        return (function(q, k, v),)
     inputs = [x.detach().clone().requires_grad_() for x in (q, k, v)]
     out = function(*inputs)
     return (out, *torch.autograd.grad((out.double() * dout).sum(), inputs))
@@ -24,7 +30,7 @@ def with_gradients(function, q, k, v, dout):
 
 def compare(ours, theirs, tensors):
     for name, got, want in zip(("out", "dq", "dk", "dv"), with_gradients(ours, *tensors), with_gradients(theirs, *tensors)):
-        assert_close(got, want, name)
+        assert_close(got, want, name, tolerance_of(name, DTYPE))
 
 
 @pytest.mark.parametrize("rows,keys", [(40, 40), (30, 200), (200, 30), (1, 7)])
@@ -60,7 +66,7 @@ def representable(shape, seed):
 @pytest.mark.parametrize("shape", [(40, 40), (1, 1, 40, 40), (2, 1, 40, 40), (2, 4, 40, 40), (4, 40, 40)])
 def test_bool_masks(shape):
     visible = representable(shape, len(shape))
-    compare(lambda *x: flashmask.scaled_dot_product_attention(*x, visible), lambda *x: attention(*x, visible)[0], make(len(shape)))
+    compare(lambda *x: flashmask.scaled_dot_product_attention(*x, visible.to(DEVICE)), lambda *x: attention(*x, visible)[0], make(len(shape)))
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 1, 40), (1, 40), (40,), (2, 4, 1, 40), (1, 1, 1, 1), (2, 1, 40, 1), (1, 1, 1)])
@@ -70,7 +76,7 @@ def test_broadcast_masks(shape):
     if shape[-1] == 1 and len(shape) == 4 and shape[-2] > 1:
         visible = (torch.arange(40) < 25)[:, None].expand(shape)
     tensors = make(3)
-    compare(lambda *x: flashmask.scaled_dot_product_attention(*x, visible), lambda *x: attention(*x, visible)[0], tensors)
+    compare(lambda *x: flashmask.scaled_dot_product_attention(*x, visible.to(DEVICE)), lambda *x: attention(*x, visible)[0], tensors)
 
 
 def test_padding_needs_no_host():
@@ -79,9 +85,9 @@ def test_padding_needs_no_host():
     compiled = torch.compile(lambda q, k, v, m: flashmask.scaled_dot_product_attention(q, k, v, m), fullgraph=True, backend="aot_eager")
     q, k, v, _ = make(4)
     for seed in range(2):
-        visible = torch.rand(2, 1, 1, 40, generator=torch.Generator().manual_seed(seed)) < 0.5
+        visible = (torch.rand(2, 1, 1, 40, generator=torch.Generator().manual_seed(seed)) < 0.5).to(DEVICE)
         with torch._dynamo.config.patch(error_on_recompile=seed > 0):
-            assert_close(compiled(q, k, v, visible), attention(q, k, v, visible)[0])
+            assert_close(compiled(q, k, v, visible), attention(q, k, v, visible)[0], tolerance=tolerance_of("out", DTYPE))
 
 
 def test_a_mask_says_itself_where_its_diagonal_lies():
@@ -96,28 +102,27 @@ def test_a_mask_that_does_not_fit():
     visible[1, 0, [3, 6, 9], 17] = False
     q, k, v, _ = make()
     with pytest.raises(flashmask.UnrepresentableMaskError, match="column 17") as error:
-        flashmask.scaled_dot_product_attention(q, k, v, visible)
+        flashmask.scaled_dot_product_attention(q, k, v, visible.to(DEVICE))
     assert error.value.column == 17
     visible[1, 0, 6, 17] = True
-    compare(lambda *x: flashmask.scaled_dot_product_attention(*x, visible), lambda *x: attention(*x, visible)[0], make())
+    compare(lambda *x: flashmask.scaled_dot_product_attention(*x, visible.to(DEVICE)), lambda *x: attention(*x, visible)[0], make())
 
 
 @pytest.mark.parametrize("kind", ["causal", "padding", "dense"])
-def test_on_the_device(device, kind):
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    q, k, v = (x.to(device, dtype) for x in make(rows=150, keys=200, dim=64, dim_v=64)[:3])
+def test_more_than_a_tile(kind):
+    q, k, v, _ = make(rows=150, keys=200, dim=64, dim_v=64)
     rows, keys = torch.arange(150)[:, None], torch.arange(200)
-    visible = {"causal": keys <= rows, "padding": (keys < torch.tensor([[200], [70]]))[:, None, None], "dense": abs(keys - rows) < 50}[kind].to(device)
+    visible = {"causal": keys <= rows, "padding": (keys < torch.tensor([[200], [70]]))[:, None, None], "dense": abs(keys - rows) < 50}[kind].to(DEVICE)
     out = flashmask.scaled_dot_product_attention(q, k, v, is_causal=True) if kind == "causal" else flashmask.scaled_dot_product_attention(q, k, v, visible)
-    assert_close(out, attention(q, k, v, visible)[0], tolerance=1e-5 if device.type == "cpu" else 2e-2)
+    assert_close(out, attention(q, k, v, visible)[0], kind, tolerance_of("out", DTYPE))
 
 
 def test_refusals():
     q, k, v, _ = make()
     call = flashmask.scaled_dot_product_attention
-    for arguments, error, match in (({"attn_mask": torch.zeros(40, 40)}, flashmask.UnsupportedError, "torch.float32"), ({"dropout_p": 0.1}, flashmask.UnsupportedError, "dropout_p"),
-                                    ({"attn_mask": torch.ones(40, 40, dtype=torch.bool), "is_causal": True}, ValueError, "is_causal"),
-                                    ({"attn_mask": torch.ones(40, 39, dtype=torch.bool)}, ValueError, r"\(40, 39\)"), ({"attn_mask": torch.ones(1, 2, 4, 40, 40, dtype=torch.bool)}, ValueError, "broadcast"),
+    for arguments, error, match in (({"attn_mask": torch.zeros(40, 40, device=DEVICE)}, flashmask.UnsupportedError, "torch.float32"), ({"dropout_p": 0.1}, flashmask.UnsupportedError, "dropout_p"),
+                                    ({"attn_mask": torch.ones(40, 40, dtype=torch.bool, device=DEVICE), "is_causal": True}, ValueError, "is_causal"),
+                                    ({"attn_mask": torch.ones(40, 39, dtype=torch.bool, device=DEVICE)}, ValueError, r"\(40, 39\)"), ({"attn_mask": torch.ones(1, 2, 4, 40, 40, dtype=torch.bool, device=DEVICE)}, ValueError, "broadcast"),
                                     ({"attn_mask": [[True]]}, TypeError, "list"), ({"attn_mask": torch.ones(40, 40, dtype=torch.bool, device="meta")}, ValueError, "meta")):
         with pytest.raises(error, match=match):
             call(q, k, v, **arguments)
@@ -127,6 +132,6 @@ def test_refusals():
 
 def test_builders_are_masks_too():
     q, k, v, _ = make()
-    mask = masks.causal_document(seqlens=[12, 28])
+    mask = masks.causal_document(seqlens=[12, 28], device=DEVICE)
     visible = torch.block_diag(torch.ones(12, 12), torch.ones(28, 28)).tril().bool()
-    assert_close(flashmask.scaled_dot_product_attention(q, k, v, mask), attention(q, k, v, visible)[0])
+    assert_close(flashmask.scaled_dot_product_attention(q, k, v, mask), attention(q, k, v, visible)[0], tolerance=tolerance_of("out", DTYPE))

@@ -5,16 +5,15 @@ import random
 
 import pytest
 import torch
-from dense_reference import assert_close, attention, gradients
+from dense_reference import assert_close, attention, compare
+from devices import DEVICE, DTYPE, ON_CUDA, head_dims, put, tolerance_of
 
 import flashmask
 from flashmask.varlen import varlen_mask
 
-NAMES = ("out", "lse", "dq", "dk", "dv")
-
 
 def cumulative(lengths, dtype=torch.int32):
-    return torch.tensor([sum(lengths[:n]) for n in range(len(lengths) + 1)], dtype=dtype)
+    return torch.tensor([sum(lengths[:n]) for n in range(len(lengths) + 1)], dtype=dtype, device=DEVICE)
 
 
 def document_rule(rows, keys, causal, window):
@@ -45,9 +44,11 @@ def random_lengths(rng, documents, longest):
 
 
 def make(seed, total_q, total_k, heads_q=2, heads_kv=2, dim=16, dim_v=16):
+    """q, k, v and gradients of out and lse."""
     g = torch.Generator().manual_seed(seed)
+    dim, dim_v = head_dims(dim, dim_v)
     shapes = [(total_q, heads_q, dim), (total_k, heads_kv, dim), (total_k, heads_kv, dim_v), (total_q, heads_q, dim_v), (heads_q, total_q)]
-    return [torch.randn(shape, generator=g) for shape in shapes]
+    return put(*(torch.randn(shape, generator=g) for shape in shapes))
 
 
 def check(lengths_q, lengths_k, seed=0, causal=False, window=(-1, -1), scale=None, dtype=torch.int32, **shape):
@@ -56,8 +57,7 @@ def check(lengths_q, lengths_k, seed=0, causal=False, window=(-1, -1), scale=Non
     ours = lambda q, k, v: flashmask.flashmask_varlen_func(q, k, v, cu_q, cu_k, max(lengths_q), max(lengths_k), causal=causal, window_size=window,
                                                            softmax_scale=scale, return_softmax_lse=True)
     theirs = lambda q, k, v: by_document(q, k, v, lengths_q, lengths_k, causal, window, scale)
-    for name, got, want in zip(NAMES, gradients(ours, (q, k, v), dout, dlse), gradients(theirs, (q, k, v), dout, dlse)):
-        assert_close(got, want, name)
+    compare(ours, theirs, (q, k, v), dout, dlse)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -92,16 +92,16 @@ def test_tokens_past_the_last_document():
     q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
     out, lse = flashmask.flashmask_varlen_func(q, k, v, cu, cu, causal=True, return_attn_probs=True)
     want, want_lse = by_document(q[:13], k[:13], v[:13], [5, 8], [5, 8], True, (-1, -1))
-    assert_close(out[:13], want)
-    assert_close(lse[:, :13], want_lse)
+    assert_close(out[:13], want, "out", tolerance_of("out", DTYPE))
+    assert_close(lse[:, :13], want_lse, "lse", tolerance_of("lse", DTYPE))
     assert (out[13:] == 0).all() and torch.isneginf(lse[:, 13:]).all()
-    for gradient in torch.autograd.grad(out.sum(), (q, k, v)):
+    for gradient in () if ON_CUDA else torch.autograd.grad(out.sum(), (q, k, v)):
         assert (gradient[13:] == 0).all() and torch.isfinite(gradient).all()
 
 
 def test_without_documents():
     q, k, v, _, _ = make(4, 6, 7)
-    out, lse = flashmask.flashmask_varlen_func(q, k, v, torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32), return_softmax_lse=True)
+    out, lse = flashmask.flashmask_varlen_func(q, k, v, cumulative([]), cumulative([]), return_softmax_lse=True)
     assert (out == 0).all() and torch.isneginf(lse).all()
 
 
@@ -109,7 +109,7 @@ def test_mask_hides_exactly_the_other_documents():
     lengths_q, lengths_k = [3, 0, 4, 2], [5, 2, 0, 1]
     mask = varlen_mask(cumulative(lengths_q), cumulative(lengths_k), 9, 8, causal=True, window_size=(2, -1))
     want = torch.block_diag(*(document_rule(rows, keys, True, (2, -1)).int() for rows, keys in zip(lengths_q, lengths_k))).bool()
-    assert torch.equal(mask.to_dense()[0, 0], want)
+    assert torch.equal(mask.to_dense()[0, 0].cpu(), want)
 
 
 def test_shared_mask_gives_the_same():
@@ -128,37 +128,28 @@ def test_contents_are_not_read_and_maximum_lengths_are_ignored():
         q, k, v, dout, dlse = make(n, sum(lengths_q), sum(lengths_k))
         cu_q, cu_k = cumulative(lengths_q), cumulative(lengths_k)
         with torch._dynamo.config.patch(error_on_recompile=n > 0):
-            got = gradients(lambda q, k, v: compiled(q, k, v, cu_q, cu_k), (q, k, v), dout, dlse)
-        want = gradients(lambda q, k, v: by_document(q, k, v, lengths_q, lengths_k, True, (-1, -1)), (q, k, v), dout, dlse)
-        for name, x, y in zip(NAMES, got, want):
-            assert_close(x, y, name)
+            compare(lambda q, k, v: compiled(q, k, v, cu_q, cu_k), lambda q, k, v: by_document(q, k, v, lengths_q, lengths_k, True, (-1, -1)), (q, k, v), dout, dlse)
 
 
 def test_slices_of_packed_qkv():
     """Strided q, k, v, cu_seqlens and gradients: read in place."""
-    g = torch.Generator().manual_seed(9)
-    qkv = torch.randn(30, 3, 2, 16, generator=g, requires_grad=True)
-    cu = torch.stack((cumulative([12, 18]), torch.zeros(3, dtype=torch.int32)), dim=1)[:, 0]
+    (qkv,) = put(torch.randn(30, 3, 2, *head_dims(16)))
+    qkv.requires_grad_()
+    cu = torch.stack((cumulative([12, 18]), torch.zeros(3, dtype=torch.int32, device=DEVICE)), dim=1)[:, 0]
     out = flashmask.flashmask_varlen_func(*qkv.unbind(1), cu, cu, causal=True)
     want, _ = by_document(*qkv.unbind(1), [12, 18], [12, 18], True, (-1, -1))
-    assert_close(out, want)
-    assert_close(*(torch.autograd.grad(x.sum(), qkv)[0] for x in (out, want)))
+    assert_close(out, want, tolerance=tolerance_of("out", DTYPE))
+    if not ON_CUDA:
+        assert_close(*(torch.autograd.grad(x.sum(), qkv)[0] for x in (out, want)))
 
 
-def test_on_the_device(device):
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+def test_grouped_heads_over_tiles():
     lengths_q, lengths_k = [300, 0, 150], [310, 40, 100]
-    q, k, v = (x.to(device, dtype) for x in make(10, 450, 450, heads_q=4, dim=64, dim_v=64)[:3])
-    cu_q, cu_k = cumulative(lengths_q).to(device), cumulative(lengths_k).to(device)
-    out, lse = flashmask.flashmask_varlen_func(q, k, v, cu_q, cu_k, causal=True, return_softmax_lse=True)
-    want, want_lse = by_document(*(x.cpu() for x in (q, k, v)), lengths_q, lengths_k, True, (-1, -1))
-    assert out.device == q.device and out.dtype == dtype
-    assert_close(out.cpu(), want, "out", 1e-5 if device.type == "cpu" else 2e-2)
-    assert_close(lse.cpu(), want_lse, "lse", 1e-5 if device.type == "cpu" else 1e-3)
+    check(lengths_q, lengths_k, 10, causal=True, heads_q=4, heads_kv=2)
 
 
-@pytest.mark.parametrize("argument,name", [({"dropout_p": 0.1}, "dropout_p"), ({"softcap": 30.0}, "softcap"), ({"alibi_slopes": torch.ones(2)}, "alibi_slopes"),
-                                           ({"block_table": torch.zeros(1, 1, dtype=torch.int32)}, "block_table")])
+@pytest.mark.parametrize("argument,name", [({"dropout_p": 0.1}, "dropout_p"), ({"softcap": 30.0}, "softcap"), ({"alibi_slopes": torch.ones(2, device=DEVICE)}, "alibi_slopes"),
+                                           ({"block_table": torch.zeros(1, 1, dtype=torch.int32, device=DEVICE)}, "block_table")])
 def test_unsupported_arguments(argument, name):
     q, k, v, _, _ = make(7, 8, 8)
     cu = cumulative([8])

@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What one forward call of flashmask_attention with a ready plan costs the host, beyond an empty operator.
+
+The empty operator, flashmask_empty::forward (bindings/torch/empty_operator.cpp), has the schema of flashmask::forward, is registered in the
+same way through LibTorch's stable ABI, allocates out and lse, and returns. It is called as its overload, with all arguments by position and
+without gradients; what it takes is PyTorch's price of any operator. Ours is the public function: it checks, looks the plan up, calls the
+operator, and the operator checks, allocates a workspace and, on CUDA, launches the kernel.
+
+The shapes are tiny, so that the device is idle before the next call: what is measured is the host. Batches of CALLS calls, fewer than CUDA's
+launch queue takes without waiting, are timed from the first call to the return of the last; then, untimed, the device is waited for. All
+contenders in every round, in an order shuffled anew; medians of the times, and of the differences within a round.
+
+FLASHMASK_TORCH_LIBRARY, FLASHMASK_LIBRARY and FLASHMASK_EMPTY_OPERATOR name the libraries. On CUDA, BAR is the most that a call may cost
+without gradients, and the exit status says whether it is met.
+"""
+
+import argparse
+import gc
+import json
+import os
+import random
+import statistics
+import sys
+import time
+
+import torch
+
+from flashmask import flashmask_attention, masks, ops
+
+BAR = 15.0  # microseconds
+CALLS = 100
+SEQLEN, HEADS, HEAD_DIM = 2, 1, 64
+REPORTED = {"no_grad": "flashmask_attention beyond the empty operator, no gradients (the bar's)",
+            "with_grad": "the same with inputs that require gradients",
+            "with_grad_beyond_function": "the same beyond the empty operator in a torch.autograd.Function that saves as much",
+            "operator": "torch.ops.flashmask.forward beyond the empty operator, below autograd",
+            "empty": "the empty operator, the whole call",
+            "whole_no_grad": "flashmask_attention, the whole call, no gradients"}
+
+
+class EmptyFunction(torch.autograd.Function):
+    """The empty operator with as much saved for a gradient as ours."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, bounds, block_mask, plan, options):
+        with torch._C._AutoDispatchBelowAutograd():
+            out, lse = torch.ops.flashmask_empty.forward.default(q, k, v, bounds, block_mask, plan, *options)
+        ctx.save_for_backward(q, k, v, out, lse, bounds, block_mask, plan)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        raise NotImplementedError
+
+
+def below_autograd(operator, arguments):
+    def call():
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*arguments)
+
+    return call
+
+
+def contenders(device):
+    """{name: (call, whether gradients are enabled)}"""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    q, k, v = (torch.randn(1, SEQLEN, HEADS, HEAD_DIM, device=device, dtype=dtype) for _ in range(3))
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    mask = masks.causal_document(seqlens=[SEQLEN // 2, SEQLEN // 2], device=device)
+    bounds, block_mask, *band = ops.mask_arguments(mask)
+    tensors, options = (bounds, block_mask, mask.plan()), (None, *band, False, "auto")
+    ours, empty = (operator.forward.default for operator in (torch.ops.flashmask, torch.ops.flashmask_empty))
+    return {
+        "ours": (lambda: flashmask_attention(q, k, v, mask), False),
+        "ours, grad": (lambda: flashmask_attention(*leaves, mask), True),
+        "operator": (below_autograd(ours, (q, k, v, *tensors, *options)), False),
+        "empty": (lambda: empty(q, k, v, *tensors, *options), False),
+        "empty below autograd": (below_autograd(empty, (q, k, v, *tensors, *options)), False),
+        "empty, grad": (lambda: EmptyFunction.apply(*leaves, *tensors, options), True),
+    }
+
+
+def batch_us(call, wait):
+    """Microseconds of one of CALLS calls."""
+    wait()
+    begin = time.perf_counter()
+    for _ in range(CALLS):
+        call()
+    spent = time.perf_counter() - begin
+    wait()
+    return spent / CALLS * 1e6
+
+
+def measured(calls, rounds, wait):
+    """{name: microseconds in each round}"""
+    samples, shuffle = {name: [] for name in calls}, random.Random(0)
+    for n in range(rounds + 3):  # the first ones warm up
+        order = list(calls)
+        shuffle.shuffle(order)
+        for name in order:
+            call, grad = calls[name]
+            with torch.set_grad_enabled(grad):
+                us = batch_us(call, wait)
+            if n >= 3:
+                samples[name].append(us)
+    return samples
+
+
+def figures_of(samples):
+    """Microseconds, named as in REPORTED."""
+    def beyond(name, other):
+        return statistics.median(a - b for a, b in zip(samples[name], samples[other]))
+
+    return {"no_grad": beyond("ours", "empty"), "with_grad": beyond("ours, grad", "empty"), "with_grad_beyond_function": beyond("ours, grad", "empty, grad"),
+            "operator": beyond("operator", "empty below autograd"), "empty": statistics.median(samples["empty"]), "whole_no_grad": statistics.median(samples["ours"])}
+
+
+def measure(device, rounds):
+    """What is reported: a dictionary for JSON."""
+    torch.ops.load_library(os.environ["FLASHMASK_EMPTY_OPERATOR"])
+    torch.set_num_threads(1)
+    calls = contenders(device)
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    gc.disable()
+    samples = measured(calls, rounds, wait)
+    gc.enable()
+    microseconds = {name: round(us, 2) for name, us in figures_of(samples).items()}
+    judged = device.type == "cuda"
+    return {"device": torch.cuda.get_device_name(device) if judged else "cpu", "torch": torch.__version__, "rounds": rounds, "calls": CALLS,
+            "bar": BAR if judged else None, "passed": not judged or microseconds["no_grad"] <= BAR, "microseconds": microseconds}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu or cuda")
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    arguments = parser.parse_args()
+    figures = measure(arguments.device, arguments.rounds)
+    if arguments.json:
+        print(json.dumps(figures))
+    else:
+        for name, us in figures["microseconds"].items():
+            print(f"{us:7.2f} us  {REPORTED[name]}")
+    return 0 if figures["passed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

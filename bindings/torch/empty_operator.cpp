@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// flashmask_empty::forward: flashmask::forward's schema, registered in the same way, but it only allocates the outputs. What
+// PyTorch itself costs; benchmarks/torch_overhead.py measures ours beyond it. Not part of the package.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "runtime.h"
+
+namespace {
+
+using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor&, const Tensor& v, const OptionalTensor&, const OptionalTensor&,
+                                   const OptionalTensor&, std::optional<double>, bool, std::optional<int64_t>, int64_t, int64_t, bool,
+                                   const std::string&) {
+  const Place place = place_of(q);
+  const int64_t batch = q.size(0), seqlen_q = q.size(1), heads = q.size(2);
+  return {empty<4>({batch, seqlen_q, heads, v.size(3)}, torch_dtype(q), place),
+          empty<3>({batch, heads, seqlen_q}, aoti_torch_dtype_float32(), place)};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(flashmask_empty, m) {
+  m.def(
+      "forward(Tensor q, Tensor k, Tensor v, Tensor? bounds, Tensor? block_mask, Tensor? plan, float? scale, bool causal, "
+      "SymInt? q_offset, SymInt window_left, SymInt window_right, bool deterministic, str backend) -> (Tensor out, Tensor lse)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(flashmask_empty, CPU, m) { m.impl("forward", TORCH_BOX(&forward)); }
+STABLE_TORCH_LIBRARY_IMPL(flashmask_empty, CUDA, m) { m.impl("forward", TORCH_BOX(&forward)); }

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device that the tests run on, FLASHMASK_TEST_DEVICE (cpu), and what its backend takes.
+
+On CUDA that is the forward pass, bfloat16 and float16, head dims 64 and 128, the same for v. What is about host memory runs there too.
+"""
+
+import os
+
+import pytest
+import torch
+
+DEVICE = torch.device(os.environ.get("FLASHMASK_TEST_DEVICE", "cpu"))
+ON_CUDA = DEVICE.type == "cuda"
+if ON_CUDA and DEVICE.index is None:
+    DEVICE = torch.device("cuda", 0)  # as tensors name it
+DTYPE = torch.bfloat16 if ON_CUDA else torch.float32
+# Of the largest element: out is rounded to its dtype, and so are the weights of the values; lse is float32 throughout.
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2.5e-3}
+LSE_TOLERANCE = 1e-3
+
+needs_backward = pytest.mark.skipif(ON_CUDA, reason="CUDA has no backward yet")
+cuda_only = pytest.mark.skipif(not ON_CUDA, reason="needs a CUDA device: FLASHMASK_TEST_DEVICE=cuda")
+
+
+def cpu_only(reason):
+    return pytest.mark.skipif(ON_CUDA, reason=reason)
+
+
+def head_dims(*dims):
+    """Head dims that the device takes: `dims` on the CPU, 64 for each of them on CUDA."""
+    return tuple(64 for _ in dims) if ON_CUDA else dims
+
+
+def put(*tensors, dtype=None):
+    """The tensors on the device, in its dtype."""
+    return [x.to(DEVICE, dtype or DTYPE) for x in tensors]
+
+
+def tolerance_of(name, dtype):
+    """How far from float64 a result or gradient of that name may be."""
+    return LSE_TOLERANCE if name == "lse" and dtype != torch.float32 else TOLERANCES[dtype]
