@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torch tensors through the C interface: masks, plans and forward calls for benchmarks and tests.
+"""Torch tensors through the C interface: masks, plans, forward and backward calls for benchmarks and tests.
 
-FLASHMASK_LIBRARY names the shared library. Nothing here copies a tensor or synchronises, except Forward.executed_tiles.
+FLASHMASK_LIBRARY names the shared library. Nothing here copies a tensor or synchronises, except executed_tiles of a call.
 Tensors are on a CUDA device, or all in host memory for the CPU backend.
 """
 
@@ -21,7 +21,7 @@ DTYPES = {torch.float32: capi.FLOAT32, torch.float64: capi.FLOAT64, torch.float1
 
 lib = capi.load()
 lib.fm_plan_build.argtypes = [C.c_void_p, C.c_void_p, C.c_size_t, C.c_void_p]
-lib.fm_forward.argtypes = [C.c_void_p, C.c_void_p, C.c_size_t, C.c_void_p]
+lib.fm_forward.argtypes = lib.fm_backward.argtypes = [C.c_void_p, C.c_void_p, C.c_size_t, C.c_void_p]
 
 
 class CallError(RuntimeError):
@@ -169,6 +169,65 @@ class Forward:
         text = C.create_string_buffer(length.value + 1)
         check(lib.fm_explain(C.byref(self.args), C.byref(self.options), text, C.c_size_t(len(text)), None))
         return text.value.decode()
+
+
+class Backward:
+    """The gradients of one forward call (a Forward that has run), with their workspace: made once, run often.
+
+    dout [batch, seqlen_q, heads_q, d], dlse [batch, heads_q, seqlen_q] or None. plan and dense as in Forward. `like`: makes dq, dk and
+    dv from q, k and v; default contiguous.
+    """
+
+    def __init__(self, forward, dout, dlse=None, *, plan=None, dense=None, scale=None, deterministic=False, count=False, like=torch.empty_like):
+        q, k, v, mask, *_ = forward.inputs
+        self.inputs = (forward, dout, dlse, plan, dense)
+        self.dq, self.dk, self.dv = (like(x) for x in (q, k, v))
+        fields = {"q": q, "k": k, "v": v, "out": forward.out, "lse": forward.lse, "dout": dout, "dq": self.dq, "dk": self.dk, "dv": self.dv}
+        if dlse is not None:
+            fields["dlse"] = dlse
+        if mask is not None and dense is None:
+            fields["mask"] = C.pointer(mask.struct)
+        if plan is not None:
+            fields.update(plan=plan.buffer.data_ptr(), plan_bytes=plan.buffer.numel())
+        if dense is not None:
+            fields["dense_mask"] = dense
+        self.args = fill(capi.BackwardArgs, **fields)
+        self.options = device_options(q.device, flags=capi.DETERMINISTIC if deterministic else 0)
+        if scale is not None:
+            self.options.flags, self.options.softmax_scale = self.options.flags | capi.HAS_SCALE, scale
+        if count:
+            self.counter = capi.ExecutedTiles()
+            self.options.executed_tiles = C.pointer(self.counter)
+        size = C.c_size_t()
+        check(lib.fm_backward_workspace(C.byref(self.args), C.byref(self.options), C.byref(size)))
+        self.workspace = torch.empty(size.value, dtype=torch.uint8, device=q.device)
+        self._arguments = (C.byref(self.args), self.workspace.data_ptr() or None, size.value, C.byref(self.options))
+
+    def gradients(self):
+        return self.dq, self.dk, self.dv
+
+    def poison(self):
+        """NaN in the outputs, 0xFF in the workspace: what is not written shows."""
+        for x in self.gradients():
+            x.fill_(float("nan"))
+        self.workspace.fill_(255)
+        return self
+
+    def run(self):
+        """Enqueues the call on the current stream."""
+        self.options.stream = stream_of(self.dq.device)
+        self.launch()
+        return self
+
+    def launch(self):
+        """run() on the stream of the last run()."""
+        check(lib.fm_backward(*self._arguments))
+
+    def executed_tiles(self):
+        """Tiles that one run executes for dq and for dk and dv; waits for it."""
+        self.counter.backward_rows = self.counter.backward_keys = 0
+        self.run()
+        return self.counter.backward_rows, self.counter.backward_keys
 
 
 def tile_rows(q, k, v):

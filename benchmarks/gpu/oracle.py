@@ -91,3 +91,85 @@ def complaints(found):
         yield f"out is off by {found['out'].flatten()[at]:.3e}, allowed {allowed.flatten()[at]:.3e} (batch x head {int(at)})"
     if not bool((found["lse"] <= 1e-3).all()):
         yield f"lse is off by {float(found['lse'].max()):.3e} of max(1, |lse|), allowed 1e-3"
+
+
+# --- Gradients ---------------------------------------------------------------------------------------
+
+
+def score_gradients(probabilities, dp, dlse, delta=None):
+    """dS; without `delta` (dout . out of a given out) from the mean of dP under P."""
+    mean = (probabilities * dp).sum(-1) if delta is None else delta
+    return probabilities * (dp - (mean - dlse)[..., None])
+
+
+def gradients(q, k, v, dout, dlse, visible, scale, given_out=None):
+    """(dq, dk, dv) in float64, for the out that was handed over if one is given."""
+    q, k, v, dout, dlse = (x.double() for x in (q, k, v, dout, dlse))
+    probabilities, _ = softmax((q @ k.transpose(-1, -2)) * scale, visible)
+    delta = None if given_out is None else (dout * given_out.double()).sum(-1)
+    ds = score_gradients(probabilities, dout @ v.transpose(-1, -2), dlse, delta) * scale
+    return ds @ k, ds.transpose(-1, -2) @ q, probabilities.transpose(-1, -2) @ dout
+
+
+def gradients_plain(q, k, v, dout, dlse, visible, scale):
+    """The same with scores, probabilities, dP and dS rounded to q's type and sums in float32, which the results are left in."""
+    scores = ((q @ k.transpose(-1, -2)).float() * scale).masked_fill(~visible, float("-inf"))
+    largest = scores.amax(-1, keepdim=True) if scores.shape[-1] else scores.new_zeros((*scores.shape[:-1], 1))
+    weights = torch.exp(scores - torch.where(torch.isfinite(largest), largest, torch.zeros_like(largest)))
+    total = weights.sum(-1, keepdim=True)
+    probabilities = torch.where(total > 0, weights / total, torch.zeros_like(weights))
+    ds = score_gradients(probabilities, (dout @ v.transpose(-1, -2)).float(), dlse.float()).to(q.dtype)
+    exact = [x.float() for x in (ds, q, k, dout, probabilities.to(q.dtype))]
+    ds, q, k, dout, probabilities = exact
+    return ds @ k * scale, ds.transpose(-1, -2) @ q * scale, probabilities.transpose(-1, -2) @ dout
+
+
+def of_key_heads(x, heads_kv):
+    """Sums over the query heads of each key head."""
+    return x.unflatten(1, (heads_kv, -1)).sum(2)
+
+
+def gradient_errors(q, k, v, dout, dlse, out, found, visible, scale=None):
+    """Compares (dq, dk, dv) with float64.
+
+    Returns for each of them (largest error of ours, of the plain implementation), [batch, its heads]. `visible` as above; dlse may
+    be None.
+    """
+    exact_products()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    heads, heads_kv = q.shape[2], k.shape[2]
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    dlse = torch.zeros((q.shape[0], heads, q.shape[1]), device=q.device) if dlse is None else dlse
+    q, dout, out = (x.transpose(1, 2) for x in (q, dout, out))
+    k, v = heads_first(k, heads), heads_first(v, heads)
+    ours = [x.transpose(1, 2).double() for x in found]
+    dq_error = [torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device) for _ in range(2)]
+    sums = {name: [torch.zeros((k.shape[0], heads_kv, *k.shape[2:]), dtype=torch.float64, device=q.device) for _ in range(2)] for name in ("given", "exact", "plain")}
+    for block in row_blocks(torch.arange(q.shape[2], device=q.device), q.shape[0] * heads * max(1, k.shape[2]), 1 << 26):
+        of_rows = q[:, :, block], k, v, dout[:, :, block], dlse[:, :, block], visible(block), scale
+        results = {"given": gradients(*of_rows, out[:, :, block]), "exact": gradients(*of_rows), "plain": gradients_plain(*of_rows)}
+        for name, (_, dk, dv) in results.items():
+            sums[name][0] += of_key_heads(dk.double(), heads_kv)
+            sums[name][1] += of_key_heads(dv.double(), heads_kv)
+        plain_dq = results["plain"][0].to(q.dtype).double()
+        for n, error in enumerate((ours[0][:, :, block] - results["given"][0], plain_dq - results["exact"][0])):
+            dq_error[n] = torch.maximum(dq_error[n], largest(error))
+    errors = {"dq": tuple(dq_error)}
+    for n, name in enumerate(("dk", "dv")):
+        errors[name] = largest(ours[n + 1] - sums["given"][n]), largest(sums["plain"][n].to(q.dtype).double() - sums["exact"][n])
+    return errors
+
+
+def largest(error):
+    """Of [batch, heads, ..]; NaN counts as infinity."""
+    flat = error.abs().nan_to_num(nan=float("inf")).flatten(2)
+    return flat.amax(-1) if flat.shape[-1] else flat.new_zeros(flat.shape[:2])
+
+
+def gradient_complaints(errors):
+    """What breaks the accuracy rule, as sentences: at most twice the plain error + 1e-5 each."""
+    for name, (ours, plain) in errors.items():
+        allowed = 2 * plain + FINITE_SLACK
+        if not bool((ours <= allowed).all()):
+            at = (ours / allowed).flatten().nan_to_num(nan=float("inf")).argmax()
+            yield f"{name} is off by {ours.flatten()[at]:.3e}, allowed {allowed.flatten()[at]:.3e} (batch x head {int(at)})"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A forward problem, its mask by a rule of its own, and everything that is checked of a call.
+"""A problem, its mask by a rule of its own, and everything that is checked of a forward and of a backward call.
 
 The rule here is written from the public contract (include/flashmask/c_api.h), in torch, from the raw vectors: the library is
 never asked which elements are visible.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 import oracle
-from flashmask_torch import Forward, Mask, Plan, tile_rows
+from flashmask_torch import Backward, Forward, Mask, Plan, tile_rows
 
 DEVICE = torch.device(os.environ.get("FLASHMASK_TEST_DEVICE", "cuda"))
 BLOCK = 128
@@ -179,3 +179,98 @@ def check_dense(case, ours):
     executed, tiles = baseline.executed_tiles(), case.batch * case.heads * -(-case.seqlen_q // tile_rows(*case.tensors())) * -(-case.seqlen_k // BLOCK)
     assert executed == tiles, f"the dense-mask run executed {executed} of {tiles} tiles; {case}"
     assert torch.equal(ours.out, baseline.out) and torch.equal(ours.lse, baseline.lse), f"the dense-mask run differs; {case}"
+
+
+# --- Gradients ---------------------------------------------------------------------------------------
+
+
+def backward_tile_rows(case):
+    return 128 if DEVICE.type == "cuda" and case.dim == 64 else 64
+
+
+def gradient_inputs(case, with_dlse=True):
+    """dout in the case's layout and dlse, from a standard normal."""
+    torch.manual_seed(case.seed + 1)
+    dout = draw(case)[0].contiguous() if case.layout == "packed" else draw(case)[0]
+    dlse = torch.randn((case.batch, case.heads, case.seqlen_q), dtype=torch.float32, device=DEVICE)
+    return dout, dlse if with_dlse else None
+
+
+def gradient_like(layout):
+    """How dq, dk and dv are made: in the layout of the inputs."""
+
+    def like(x):
+        if layout == "bhsd":
+            return torch.empty_like(x.transpose(1, 2).contiguous()).transpose(1, 2)
+        if layout == "padded":
+            return torch.empty((x.shape[0], x.shape[1], x.shape[2] + 1, x.shape[3] + 8), dtype=x.dtype, device=x.device)[:, :, : x.shape[2], : x.shape[3]]
+        return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+    return like
+
+
+def call_backward(case, forward, dout, dlse, **more):
+    more.setdefault("like", gradient_like(case.layout))
+    return Backward(forward, dout, dlse, scale=case.scale, **more).poison()
+
+
+def assert_same_gradients(a, b, what, case, names=("dq", "dk", "dv")):
+    for name in names:
+        assert same_bits(getattr(a, name), getattr(b, name)), f"{what}: {name} has other bits; {case}"
+
+
+def check_backward(case, with_dlse=True, dense=True):
+    """Accuracy, zeros where nothing contributes, repeatable bits, tiles, and the dense mask's bits. Returns the deterministic call."""
+    mask = case.mask()
+    plan = Plan(mask)
+    forward = call(case, mask, plan=plan).run()
+    dout, dlse = gradient_inputs(case, with_dlse)
+    fast = call_backward(case, forward, dout, dlse, plan=plan).run()
+    check_gradients(case, forward, dout, dlse, fast)
+    again = call_backward(case, forward, dout, dlse).run()
+    assert_same_gradients(fast, again, "run again, with a plan made in the call", case, ("dk", "dv"))
+    ours = call_backward(case, forward, dout, dlse, plan=plan, deterministic=True).run()
+    check_gradients(case, forward, dout, dlse, ours)
+    assert_same_gradients(fast, ours, "deterministic", case, ("dk", "dv"))
+    again = call_backward(case, forward, dout, dlse, deterministic=True).run()
+    assert_same_gradients(ours, again, "deterministic run again, with a plan made in the call", case)
+    check_backward_tiles(case, forward, dout, dlse, plan)
+    if dense:
+        check_dense_backward(case, forward, dout, dlse, ours)
+    return ours
+
+
+def check_gradients(case, forward, dout, dlse, ours):
+    q, k, v = case.tensors()
+    errors = oracle.gradient_errors(q, k, v, dout, dlse, forward.out, ours.gradients(), case.visible, case.scale)
+    wrong = list(oracle.gradient_complaints(errors))
+    assert not wrong, f"{'; '.join(wrong)}; {case}"
+    check_zeros(case, ours)
+
+
+def check_zeros(case, ours, chunk=4096):
+    """Rows that see no key, and keys that no row sees (of any query head of theirs), have gradients of exactly 0."""
+    seen_keys = torch.zeros((case.batch, case.heads_kv, case.seqlen_k), dtype=torch.bool, device=DEVICE)
+    for rows in case.rows().split(chunk):
+        seen = case.visible(rows).expand(case.batch, case.heads, -1, -1)
+        blind = ~seen.any(-1) if case.seqlen_k else torch.ones(seen.shape[:3], dtype=torch.bool, device=DEVICE)
+        assert bool((ours.dq[:, rows].transpose(1, 2)[blind] == 0).all()), f"dq of rows that see nothing is not 0; {case}"
+        seen_keys |= seen.any(2).unflatten(1, (case.heads_kv, -1)).any(2)
+    for name in ("dk", "dv"):
+        assert bool((getattr(ours, name).transpose(1, 2)[~seen_keys] == 0).all()), f"{name} of keys that nobody sees is not 0; {case}"
+
+
+def check_backward_tiles(case, forward, dout, dlse, plan):
+    counted = call_backward(case, forward, dout, dlse, plan=plan, count=True).executed_tiles()
+    live = live_tiles(case, backward_tile_rows(case))
+    assert counted == (live, live), f"{counted} tiles executed, {live} are live; {case}"
+
+
+def check_dense_backward(case, forward, dout, dlse, ours):
+    """The deterministic dense-mask run has the same bits, but for the sign of a zero, and executes every tile."""
+    baseline = call_backward(case, forward, dout, dlse, dense=case.dense(), deterministic=True, count=True)
+    tiles = case.batch * case.heads * -(-case.seqlen_q // backward_tile_rows(case)) * -(-case.seqlen_k // BLOCK)
+    executed = baseline.executed_tiles()
+    assert executed == (tiles, tiles), f"the dense-mask run executed {executed} of {tiles} tiles; {case}"
+    for name in ("dq", "dk", "dv"):
+        assert torch.equal(getattr(ours, name), getattr(baseline, name)), f"{name} of the dense-mask run differs; {case}"

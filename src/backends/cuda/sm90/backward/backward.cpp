@@ -1,16 +1,202 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/cuda/sm90/backward/backward.h"
 
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+
+#include "backends/cuda/common/device.h"
+#include "backends/cuda/common/sequence.h"
+#include "backends/cuda/common/tensor_map.h"
+#include "backends/cuda/sm90/backward/instance.h"
+#include "backends/cuda/sm90/backward/params.h"
+#include "backends/cuda/sm90/backward/row_params.h"
+#include "backends/cuda/sm90/common/host.h"
+#include "common/arithmetic.h"
 #include "common/message.h"
 
 namespace flashmask::sm90 {
+namespace grad {
+namespace {
 
-std::string backward_refusal(const Problem&) { return "backward is not available on CUDA yet; run it on the CPU"; }
+constexpr int64_t kTileKeys = 128;
+/// What the sequences that are worked on together read and add up for their rows should stay in this much of the L2 cache.
+constexpr int64_t kSectionBytes = int64_t{32} << 20;
+constexpr int64_t kMostItems = int64_t{1} << 30;
+constexpr int64_t kAlignment = 256;
 
-int64_t backward_tile_rows(const Problem&) { return 64; }
+const auto& instances() {
+  static const std::array table{
+#define FLASHMASK_BACKWARD(dtype, element, head_dim, consumers) backward_##element##_##head_dim##_##consumers(),
+#include "backends/cuda/sm90/backward/instances.def"
+#undef FLASHMASK_BACKWARD
+  };
+  return table;
+}
 
-std::size_t backward_workspace(const Problem&) { return 16; }
+const BackwardInstance* find_instance(DataType dtype, int64_t head_dim) {
+  for (const BackwardInstance& i : instances()) {
+    if (i.dtype == dtype && i.head_dim == head_dim) return &i;
+  }
+  return nullptr;
+}
 
-void backward(const Problem& p, std::byte*, unsigned long long*) { throw_unsupported(backward_refusal(p)); }
+const BackwardInstance& instance_for(const Problem& p) { return *find_instance(p.dtype, p.head_dim); }
+
+int64_t row_tiles(const Problem& p) { return ceil_div(p.seqlen_q, instance_for(p).rows); }
+int64_t key_tiles(const Problem& p) { return ceil_div(p.seqlen_k, kTileKeys); }
+int64_t all_row_tiles(const Problem& p) { return p.batch * p.heads_q * row_tiles(p); }
+int64_t all_key_tiles(const Problem& p) { return p.batch * p.heads_kv * key_tiles(p); }
+
+/// Where everything lies in the workspace.
+struct Layout {
+  int64_t lse_log2 = 0, delta = 0, sums = 0, turns = 0, next = 0, bytes = 0;
+
+  explicit Layout(const Problem& p) {
+    const int64_t tiles = all_row_tiles(p), rows = tiles * instance_for(p).rows;
+    lse_log2 = add(rows * 4);
+    delta = add(rows * 4);
+    sums = add(rows * p.head_dim * 4);
+    if (p.deterministic) turns = add(tiles * 4);
+    next = add(4);
+  }
+
+ private:
+  int64_t add(int64_t size) {
+    const int64_t at = bytes;
+    bytes += round_up(size, kAlignment);
+    return at;
+  }
+};
+
+template <typename T>
+T* at(std::byte* workspace, int64_t offset) {
+  return reinterpret_cast<T*>(workspace + offset);
+}
+
+Rows rows_of(const TensorView& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2]}; }
+/// Of lse or dlse, [batch, heads, rows].
+Rows rows_of_vector(const TensorView& t) { return {t.data, t.stride[0], t.stride[2], t.stride[1]}; }
+
+RowParams make_row_params(const Problem& p, const Layout& layout, std::byte* workspace) {
+  return {.out = rows_of(p.out),
+          .dout = rows_of(p.dout),
+          .lse = rows_of_vector(p.lse),
+          .dlse = p.dlse.defined() ? rows_of_vector(p.dlse) : Rows{},
+          .dq = rows_of(p.dq),
+          .rows = {at<float>(workspace, layout.lse_log2), at<float>(workspace, layout.delta)},
+          .sums = {at<float>(workspace, layout.sums), p.deterministic ? at<uint32_t>(workspace, layout.turns) : nullptr},
+          .next = at<uint32_t>(workspace, layout.next),
+          .seqlen_q = static_cast<int32_t>(p.seqlen_q),
+          .row_tiles = static_cast<uint32_t>(row_tiles(p)),
+          .heads = static_cast<uint32_t>(p.heads_q),
+          .scale = static_cast<float>(p.softmax_scale)};
+}
+
+PlanBits plan_bits(const Problem& p) {
+  if (p.dense.defined()) return {};
+  const PlanLayout& layout = p.plan.layout();
+  const std::byte* base = p.plan.data();
+  const MaskView& mask = p.mask.view();
+  return {.key_live = reinterpret_cast<const uint32_t*>(base + layout.key_live_bits),
+          .key_full = reinterpret_cast<const uint32_t*>(base + layout.key_full_bits),
+          .row_live = reinterpret_cast<const uint32_t*>(base + layout.row_live_bits),
+          .key_order = reinterpret_cast<const int32_t*>(base + layout.key_order),
+          .words_per_key = static_cast<int32_t>(2 * layout.words_per_key),
+          .words_per_row = static_cast<int32_t>(2 * layout.words_per_row),
+          .row_granules = static_cast<int32_t>(layout.row_granules),
+          .mask_heads = static_cast<uint32_t>(mask.heads()),
+          .sharing = sharing(p, mask.batch(), mask.heads())};
+}
+
+/// Key heads of batch entries that run together: what their query heads read (q, dout) and add up (dq) stays at hand.
+int64_t sequences_per_section(const Problem& p) {
+  const int64_t of_row = p.head_dim * static_cast<int64_t>(2 * element_size(p.dtype) + sizeof(float));
+  const int64_t bytes = std::max<int64_t>(1, p.group_size() * p.seqlen_q * of_row);
+  return std::clamp<int64_t>(kSectionBytes / bytes, 1, p.batch * p.heads_kv);
+}
+
+BackwardParams make_params(const Problem& p, const RowParams& rows, unsigned long long* executed) {
+  const BackwardInstance& instance = instance_for(p);
+  const int blocks = instance.head_dim / 64;
+  constexpr double kLog2E = 1.4426950408889634;
+  BackwardParams params{};
+  // Without rows nothing of them is loaded, but the maps have to be valid.
+  params.q = cuda::tensor_map(p.seqlen_q > 0 ? p.q : p.k, instance.rows, blocks, "q");
+  params.dout = cuda::tensor_map(p.seqlen_q > 0 ? p.dout : p.k, instance.rows, blocks, "dout");
+  params.k = cuda::tensor_map(p.k, kTileKeys, blocks, "k");
+  params.v = cuda::tensor_map(p.v, kTileKeys, blocks, "v");
+  params.dk = cuda::tensor_map(p.dk, 16, blocks, "dk");
+  params.dv = cuda::tensor_map(p.dv, 16, blocks, "dv");
+  params.rows = rows.rows;
+  params.dq = rows.sums;
+  params.seqlen_q = static_cast<int32_t>(p.seqlen_q);
+  params.seqlen_k = static_cast<int32_t>(p.seqlen_k);
+  params.row_tiles = static_cast<int32_t>(row_tiles(p));
+  params.heads_q = static_cast<uint32_t>(p.heads_q);
+  params.heads_kv = static_cast<uint32_t>(p.heads_kv);
+  params.query_heads_per_kv_head = static_cast<uint32_t>(p.group_size());
+  params.scale = rows.scale;
+  params.scale_log2 = static_cast<float>(p.softmax_scale * kLog2E);
+  params.plan = plan_bits(p);
+  params.mask = mask_columns(p);
+  params.dense = dense_mask(p);
+  params.schedule = {.items = static_cast<uint32_t>(all_key_tiles(p)),
+                     .sequences = static_cast<uint32_t>(p.batch * p.heads_kv),
+                     .sequences_per_section = static_cast<uint32_t>(sequences_per_section(p)),
+                     .key_tiles = static_cast<uint32_t>(key_tiles(p)),
+                     .next = rows.next};
+  params.executed = executed;
+  return params;
+}
+
+}  // namespace
+}  // namespace grad
+
+std::string backward_refusal(const Problem& p) {
+  using namespace grad;
+  if (p.head_dim != p.head_dim_v)
+    return message("head_dim ", p.head_dim, " with head_dim_v ", p.head_dim_v, " is not taken by the backward; they must be equal");
+  if (!find_instance(p.dtype, p.head_dim)) {
+    std::string dims;
+    for (const BackwardInstance& i : instances()) {
+      if (i.dtype == p.dtype) dims += message(dims.empty() ? "" : " or ", i.head_dim);
+    }
+    return message("head_dim ", p.head_dim, " is not taken by the backward; it must be ", dims);
+  }
+  for (const auto& [what, tiles] : {std::pair{"batch * heads_q * seqlen_q / ", all_row_tiles(p)},
+                                    {"batch * heads_kv * seqlen_k / ", all_key_tiles(p)},
+                                    {"batch * heads_q * seqlen_k / ", all_key_tiles(p) * p.group_size()}}) {
+    if (tiles > kMostItems) return message(what, kTileKeys, " is about ", tiles, "; the backward takes at most ", kMostItems);
+  }
+  return "";
+}
+
+int64_t backward_tile_rows(const Problem& p) { return grad::instance_for(p).rows; }
+
+std::size_t backward_workspace(const Problem& p) { return static_cast<std::size_t>(grad::Layout(p).bytes); }
+
+void backward(const Problem& p, std::byte* workspace, unsigned long long* executed) {
+  using namespace grad;
+  const BackwardInstance& instance = instance_for(p);
+  const Layout layout(p);
+  RowParams rows = make_row_params(p, layout, workspace);
+  void* row_arguments[] = {&rows};
+  const auto stream = static_cast<cudaStream_t>(p.stream);
+  cuda::Sequence sequence(stream);
+  const int64_t blocks = all_row_tiles(p), items = all_key_tiles(p);
+  // Without rows there is no block to clear the counter.
+  if (blocks == 0) cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the item counter");
+  sequence.launch("launch of the backward's preparation", instance.prepare, blocks, kRowThreads, 0, row_arguments);
+  if (items > 0) {
+    allow_shared_memory(instance.kernel, instance.shared_bytes, p.device.index);
+    BackwardParams params = make_params(p, rows, executed);
+    void* arguments[] = {&params};
+    const int64_t grid = std::min<int64_t>(items, cuda::device(p.device.index).multiprocessors);
+    sequence.launch("launch of the backward kernel", instance.kernel, grid, instance.threads, instance.shared_bytes, arguments);
+  }
+  sequence.launch("launch of the backward's conversion", instance.finish, blocks, kRowThreads, 0, row_arguments);
+}
 
 }  // namespace flashmask::sm90

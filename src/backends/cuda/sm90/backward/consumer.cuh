@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "backends/cuda/common/delay.cuh"
+#include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/tensor_core.cuh"
+#include "backends/cuda/ptx/tma.cuh"
+#include "backends/cuda/ptx/wgmma.cuh"
+#include "backends/cuda/sm90/backward/params.h"
+#include "backends/cuda/sm90/backward/traits.cuh"
+
+namespace flashmask::sm90::grad {
+
+/// One consumer warpgroup: 64 keys of every item, whose dk and dv stay in registers. Per tile, with keys along the rows,
+///   S = K Q^T, dP = V dout^T, P = exp2(S - lse), dS = P (dP - delta), dV += P dout, dK += dS Q,
+/// and with rows along the rows, from the dS of all warpgroups in shared memory, its part of dQ = dS K.
+/// kWarpgroup is a constant so that operand descriptors are: as a variable it costs a register for each of them.
+template <typename Traits, int kWarpgroup>
+class Consumer {
+ public:
+  using Shared = SharedStorage<Traits>;
+  using Element = typename Traits::Element;
+  using Part = Fragments<Traits::kHeadDim>;
+
+  __device__ __forceinline__ Consumer(const BackwardParams& p, Shared& shared)
+      : p_(p), shared_(shared), warp_(ptx::uniform(threadIdx.x / 32 % 4)) {}
+
+  __device__ __forceinline__ void run() {
+    for (uint32_t flags = next_tile(); !(flags & Tile::kEnd);) flags = run_item(flags);
+    if (leader()) ptx::bulk_wait();
+  }
+
+ private:
+  static constexpr int kScores = Traits::kRows / 2, kGradients = Traits::kHeadDim / 2;
+  using Scores = float[kScores];                    ///< 64 keys x the tile's rows
+  using Packed = uint32_t[Traits::kRows / 16][4];   ///< the same in 16 bits, as operand of a product over the rows
+  using Gradients = float[kGradients];              ///< 64 keys x head dim
+  /// Named barriers.
+  static constexpr int kScoresWritten = 1;
+
+  __device__ __forceinline__ static uint32_t lane() { return threadIdx.x % 32; }
+  __device__ __forceinline__ static bool leader() { return lane() == 0; }
+  __device__ __forceinline__ static void release(uint64_t& barrier) {
+    __syncwarp();
+    if (leader()) ptx::arrive(barrier);
+  }
+
+  /// Waits for the next tile and returns its flags.
+  __device__ __forceinline__ uint32_t next_tile() {
+    delay<Role::kConsumer>();
+    ptx::wait(shared_.q_full[ring_.stage()], ring_.phase());
+    return ptx::from_leader(shared_.tile[ring_.stage()].flags);
+  }
+
+  /// Runs the tiles of the item that the current one begins. Returns the flags of the tile after them.
+  __device__ __forceinline__ uint32_t run_item(uint32_t flags) {
+    const Tile& tile = shared_.tile[ring_.stage()];
+    const int32_t key = ptx::from_leader(tile.key_tile) * Traits::kKeys;
+    const auto head = static_cast<int32_t>(ptx::from_leader(tile.kv_head)), batch = static_cast<int32_t>(ptx::from_leader(tile.batch));
+    Gradients dk = {}, dv = {};
+    if (flags & Tile::kNothing) {
+      release(shared_.dout_empty[ring_.stage()]);
+      release(shared_.q_empty[ring_.stage()]);
+      ring_.advance();
+      flags = next_tile();
+    } else {
+      ptx::wait(shared_.k_full, item_phase_);
+      ptx::wait(shared_.v_full, item_phase_);
+      item_phase_ ^= 1;
+      do {
+        ring_.count = ptx::uniform(ring_.count);
+        run_tile(flags & Tile::kPartial, dk, dv);
+        ring_.advance();
+        flags = next_tile();
+      } while (!(flags & (Tile::kFirst | Tile::kEnd)));
+      release(shared_.kv_empty);
+    }
+    store(p_.dv, dv, 1, key, head, batch);
+    store(p_.dk, dk, p_.scale, key, head, batch);
+    return flags;
+  }
+
+  __device__ __forceinline__ void run_tile(bool partial, Gradients& dk, Gradients& dv) {
+    const uint32_t stage = ring_.stage();
+    Scores s, dp;
+    issue_scores(s, shared_.k, shared_.q[stage]);
+    delay<Role::kConsumer>();
+    ptx::wait(shared_.dout_full[stage], ring_.phase());
+    issue_scores(dp, shared_.v, shared_.dout[stage]);
+    ptx::wgmma_wait<1>();
+    ptx::pin(s);
+    take_probabilities(s, partial);
+    Packed p, ds;
+    pack(s, p);
+    ptx::wgmma_wait<0>();
+    ptx::pin(dp);
+    take_score_gradients(s, dp, ds);
+    write_score_gradients(ds);
+    ptx::pin(dv);
+    issue_gradients(dv, p, shared_.dout[stage]);
+    ptx::fence_async_proxy();
+    delay<Role::kConsumer>();
+    ptx::named_barrier_sync(kScoresWritten, 128 * Traits::kConsumers);
+    float dq[32];
+    issue_row_gradients(dq);
+    ptx::wgmma_wait<1>();
+    ptx::pin(dv);
+    release(shared_.dout_empty[stage]);
+    ptx::pin(dk);
+    issue_gradients(dk, ds, shared_.q[stage]);
+    ptx::wgmma_wait<1>();
+    ptx::pin(dq);
+    hand_over(dq);
+    ptx::wgmma_wait<0>();
+    ptx::pin(dk);
+    release(shared_.q_empty[stage]);
+  }
+
+  /// 64 keys of `keys` times all rows of `rows`.
+  __device__ __forceinline__ static void issue_scores(Scores& s, const Element* keys, const Element* rows) {
+    const ptx::MatrixDescriptor a(ptx::shared_address(keys) + kWarpgroup * 64 * 128), b(ptx::shared_address(rows));
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Traits::kHeadDim / 16; ++step) {
+      const uint32_t block = step / 4, inside = step % 4 * 32;
+      ptx::wgmma_ss<Element, Traits::kRows, ptx::Major::kInner, ptx::Major::kInner>(s, a.at(block * Traits::kKeys * 128 + inside),
+                                                                                    b.at(block * Traits::kRows * 128 + inside), step > 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// dK or dV += 64 keys of `scores` times `rows`.
+  __device__ __forceinline__ static void issue_gradients(Gradients& gradients, const Packed& scores, const Element* rows) {
+    const ptx::MatrixDescriptor b(ptx::shared_address(rows), Traits::kRows * 128);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Traits::kRows / 16; ++step) {
+      ptx::wgmma_rs<Element, Traits::kHeadDim, ptx::Major::kOuter>(gradients, scores[step], b.at(step * 2048), true);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// This warpgroup's part of dQ = dS K, see Fragments.
+  __device__ __forceinline__ void issue_row_gradients(float (&dq)[32]) const {
+    const ptx::MatrixDescriptor a(ptx::shared_address(shared_.ds[ring_.stage()]) + (Part::kByRows ? kWarpgroup * 64 * 128 : 0));
+    const ptx::MatrixDescriptor b(ptx::shared_address(shared_.k) + (Part::kByRows ? 0 : kWarpgroup * Traits::kKeys * 128),
+                                  Traits::kKeys * 128);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Traits::kKeys / 16; ++step) {
+      ptx::wgmma_ss<Element, 64, ptx::Major::kInner, ptx::Major::kOuter>(dq, a.at(step / 4 * Traits::kRows * 128 + step % 4 * 32),
+                                                                         b.at(step * 2048), step > 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// What a row vector has for rows 8j + 2(lane % 4) + {0, 1}, those of a thread's scores 4j .. 4j + 3.
+  __device__ __forceinline__ static float2 of_rows(const float* vector, int j) {
+    return *reinterpret_cast<const float2*>(vector + 8 * j + 2 * (lane() % 4));
+  }
+
+  /// P = exp2(S * scale - lse), 0 where hidden.
+  __device__ __forceinline__ void take_probabilities(Scores& s, bool partial) {
+    const float* lse = shared_.lse_log2[ring_.stage()];
+#pragma unroll
+    for (int j = 0; j < kScores / 4; ++j) {
+      const float2 bias = of_rows(lse, j);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[4 * j + i] = s[4 * j + i] * p_.scale_log2 - (i % 2 ? bias.y : bias.x);
+    }
+    if (partial) hide(s);
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) s[i] = ptx::exp2_approx(s[i]);
+  }
+
+  /// Makes the scores of hidden elements -inf: a thread's are of two keys.
+  __device__ __forceinline__ void hide(Scores& s) {
+    delay<Role::kConsumer>();
+    ptx::wait(shared_.mask_full[ring_.stage()], ring_.phase());
+    const uint32_t key = kWarpgroup * 64 + warp_ * 16 + lane() / 4, shift = 2 * (lane() % 4);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const ColumnBits<Traits::kRows> bits = shared_.mask_bits[ring_.stage()][key + 8 * half];
+#pragma unroll
+      for (int word = 0; word < Traits::kRows / 32; ++word) {
+        const uint32_t visible = bits.word[word] >> shift;
+#pragma unroll
+        for (int n = 0; n < 8; ++n) ptx::hide_unless(visible & 1u << (n / 2 * 8 + n % 2), s[16 * word + n / 2 * 4 + 2 * half + n % 2]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ static void pack(const Scores& s, Packed& packed) {
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) packed[i / 4][i % 4] = ptx::pack<Element>(s[2 * i], s[2 * i + 1]);
+  }
+
+  /// dS = P (dP - delta).
+  __device__ __forceinline__ void take_score_gradients(const Scores& p, const Scores& dp, Packed& ds) const {
+    const float* delta = shared_.delta[ring_.stage()];
+#pragma unroll
+    for (int j = 0; j < kScores / 4; ++j) {
+      const float2 bias = of_rows(delta, j);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int at = 4 * j + 2 * i;
+        ds[j / 2][j % 2 * 2 + i] = ptx::pack<Element>(p[at] * (dp[at] - bias.x), p[at + 1] * (dp[at + 1] - bias.y));
+      }
+    }
+  }
+
+  /// Puts dS where the product over the keys reads it, rows along the rows.
+  __device__ __forceinline__ void write_score_gradients(const Packed& ds) const {
+    const uint32_t row = lane() % 8 + lane() / 16 * 8, chunk = warp_ * 2 + lane() / 8 % 2;
+    const uint32_t to = ptx::shared_address(shared_.ds[ring_.stage()]) + kWarpgroup * Traits::kRows * 128 + row * 128;
+#pragma unroll
+    for (int step = 0; step < Traits::kRows / 16; ++step) {
+      ptx::stmatrix_x4_transposed(to + step * 16 * 128 + ((chunk ^ row % 8) << 4), ds[step][0], ds[step][1], ds[step][2], ds[step][3]);
+    }
+  }
+
+  /// The warp's piece of the buffer that dq, dk and dv leave through.
+  __device__ __forceinline__ float* piece() const { return shared_.out[kWarpgroup * 4 + warp_]; }
+  /// Until everybody's pieces may be overwritten.
+  __device__ __forceinline__ void wait_for_pieces() const {
+    if (leader()) ptx::bulk_wait_read();
+    delay<Role::kConsumer>();
+    ptx::wait(shared_.dq_empty, dq_phase_ ^ 1);
+    __syncwarp();
+  }
+
+  /// Gives the tile's dq to the store warp.
+  __device__ __forceinline__ void hand_over(const float (&dq)[32]) {
+    wait_for_pieces();
+    auto* to = reinterpret_cast<float4*>(piece()) + lane();
+#pragma unroll
+    for (int e = 0; e < 8; ++e) to[e * 32] = {dq[4 * e], dq[4 * e + 1], dq[4 * e + 2], dq[4 * e + 3]};
+    ptx::fence_async_proxy();
+    release(shared_.dq_full[ring_.stage()]);
+    dq_phase_ ^= 1;
+  }
+
+  /// Stores the item's dk or dv, 16 keys by each warp.
+  __device__ __forceinline__ void store(const CUtensorMap& map, const Gradients& gradients, float factor, int32_t key, int32_t head,
+                                        int32_t batch) {
+    wait_for_pieces();
+    const uint32_t row = lane() % 16, to = ptx::shared_address(piece()) + row * 128;
+#pragma unroll
+    for (int step = 0; step < Traits::kHeadDim / 16; ++step) {
+      const uint32_t chunk = step % 4 * 2 + lane() / 16;
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        words[i] = ptx::pack<Element>(gradients[8 * step + 2 * i] * factor, gradients[8 * step + 2 * i + 1] * factor);
+      ptx::stmatrix_x4(to + step / 4 * 2048 + ((chunk ^ row % 8) << 4), words[0], words[1], words[2], words[3]);
+    }
+    ptx::fence_async_proxy();
+    __syncwarp();
+    delay<Role::kStore>();
+    const int32_t first = key + kWarpgroup * 64 + static_cast<int32_t>(warp_) * 16;
+    if (leader() && first < p_.seqlen_k) ptx::tma_store(map, piece(), {first, 0, head, batch});
+    if (leader()) ptx::bulk_commit();
+  }
+
+  const BackwardParams& p_;
+  Shared& shared_;
+  const uint32_t warp_;  ///< of the warpgroup
+  ptx::RingPosition<Traits::kStages> ring_;
+  uint32_t item_phase_ = 0, dq_phase_ = 0;
+};
+
+}  // namespace flashmask::sm90::grad

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "flashmask/tensor.h"
+
+namespace flashmask::sm90::grad {
+
+/// One compiled configuration of the backward kernels, a line of instances.def.
+struct BackwardInstance {
+  DataType dtype;
+  int head_dim;
+  int rows;                 ///< query rows of a tile
+  const void* prepare;      ///< __global__ void (RowParams): a block of kRowThreads for every query tile
+  const void* kernel;       ///< __global__ void (BackwardParams)
+  const void* finish;       ///< __global__ void (RowParams), as prepare
+  int threads;              ///< of `kernel`
+  int shared_bytes;         ///< of `kernel`
+};
+
+inline constexpr int kRowThreads = 256;
+
+#define FLASHMASK_BACKWARD(dtype, element, head_dim, consumers) BackwardInstance backward_##element##_##head_dim##_##consumers();
+#include "backends/cuda/sm90/backward/instances.def"
+#undef FLASHMASK_BACKWARD
+
+}  // namespace flashmask::sm90::grad

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "backends/cuda/sm90/common/mask_params.h"
+
+namespace flashmask::sm90::grad {
+
+/// The plan of all masks of a call, in device memory; see PlanLayout. Bits are read as 32-bit words.
+struct PlanBits {
+  const uint32_t* key_live;
+  const uint32_t* key_full;
+  const uint32_t* row_live;
+  const int32_t* key_order;  ///< [masks, key_tiles]
+  int32_t words_per_key, words_per_row;
+  int32_t row_granules;
+  uint32_t mask_heads;  ///< of the plan's masks [batch or 1, mask_heads]
+  Sharing sharing;
+
+  /// Number of the mask that (batch entry, query head) reads.
+  __host__ __device__ uint32_t mask(uint32_t batch, uint32_t head) const {
+    return batch / sharing.batch_entries * mask_heads + head / sharing.heads;
+  }
+};
+
+/// Work items are (batch entry, key head, key tile), for all query heads of the key head. Sequences (batch entry x key head)
+/// are handed out in sections whose rows fit the L2 cache; inside one, the same rank of all its sequences first. Ranks are in
+/// order of work, longest first; in deterministic mode from the last key tile to the first, so that the order in which a
+/// row's gradient is summed up does not depend on the mask.
+struct Schedule {
+  uint32_t items, sequences, sequences_per_section, key_tiles;
+  uint32_t* next;  ///< counter of items handed out
+};
+
+/// The sums that dq is made of, fp32: for every query tile of (batch entry, query head) what the consumers' warps hold of it one
+/// after the other (see Fragments), so that a tile is one contiguous piece.
+struct RowGradients {
+  float* sums;
+  uint32_t* turns;  ///< deterministic mode: how many key tiles have been added to each query tile; else null
+};
+
+/// What is known of every query row: [batch * heads_q, row_tiles * tile rows].
+struct RowVectors {
+  float* lse_log2;  ///< lse * log2(e); +inf where a row sees nothing and past the last row
+  float* delta;     ///< dout . out - dlse; 0 there
+};
+
+struct BackwardParams {
+  CUtensorMap q, k, v, dout, dk, dv;
+  RowVectors rows;
+  RowGradients dq;
+  int32_t seqlen_q, seqlen_k, row_tiles;
+  uint32_t heads_q, heads_kv, query_heads_per_kv_head;
+  float scale;       ///< softmax_scale
+  float scale_log2;  ///< softmax_scale * log2(e)
+  PlanBits plan;
+  MaskColumns mask;
+  DenseMask dense;
+  Schedule schedule;
+  unsigned long long* executed;  ///< counter of executed tiles; may be null
+};
+
+}  // namespace flashmask::sm90::grad

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "backends/cuda/common/delay.cuh"
+#include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/tma.cuh"
+#include "backends/cuda/sm90/backward/params.h"
+#include "backends/cuda/sm90/backward/traits.cuh"
+
+namespace flashmask::sm90::grad {
+
+/// The n-th item in the order of dispatch.
+struct ItemPlace {
+  uint32_t batch, kv_head, rank;
+  __device__ __forceinline__ ItemPlace(const BackwardParams& p, uint32_t n) {
+    const Schedule& s = p.schedule;
+    const uint32_t per_section = s.sequences_per_section * s.key_tiles;
+    const uint32_t section = n / per_section, rest = n - section * per_section;
+    const uint32_t first = section * s.sequences_per_section;
+    const uint32_t sequences = min(s.sequences_per_section, s.sequences - first);
+    rank = rest / sequences;
+    const uint32_t sequence = first + rest - rank * sequences;
+    batch = sequence / p.heads_kv;
+    kv_head = sequence - batch * p.heads_kv;
+  }
+};
+
+/// The producer warp: claims items, walks their live tiles, tells the others of them, and keeps K, V, Q and dout coming. All 32
+/// lanes run it; lane 0 speaks to the copy engine.
+template <typename Traits>
+class Producer {
+ public:
+  using Shared = SharedStorage<Traits>;
+  __device__ __forceinline__ Producer(const BackwardParams& p, Shared& shared) : p_(p), shared_(shared) {}
+
+  /// An item is claimed when the one before is loaded, and no sooner: who waits for a turn waits for an item that was claimed
+  /// earlier, so that the earliest one never waits.
+  __device__ __forceinline__ void run() {
+    for (uint32_t n = claim(); n < p_.schedule.items; n = claim()) run_item(n);
+    tile_.flags = Tile::kEnd;
+    for (int stage = 0; stage < Traits::kStages; ++stage) announce();  // each has a store warp of its own
+    if (leader() && p_.executed) atomicAdd(p_.executed, executed_);
+  }
+
+ private:
+  __device__ __forceinline__ static bool leader() { return threadIdx.x % 32 == 0; }
+
+  __device__ __forceinline__ uint32_t claim() const {
+    delay<Role::kProducer>();
+    uint32_t n = 0;
+    if (leader()) n = atomicAdd(p_.schedule.next, 1u);
+    return __shfl_sync(0xffffffff, n, 0);
+  }
+
+  __device__ __forceinline__ void run_item(uint32_t n) {
+    const ItemPlace place(p_, n);
+    const uint32_t first_head = place.kv_head * p_.query_heads_per_kv_head;
+    tile_.batch = place.batch;
+    tile_.kv_head = place.kv_head;
+    tile_.key_tile = key_tile(place, first_head);
+    tile_.flags = Tile::kFirst;
+    for (uint32_t head = first_head; head < first_head + p_.query_heads_per_kv_head; ++head) run_head(head);
+    if (tile_.flags & Tile::kFirst) {
+      tile_.flags |= Tile::kNothing;
+      announce();
+    }
+  }
+
+  __device__ __forceinline__ int32_t key_tile(const ItemPlace& place, uint32_t head) const {
+    if (p_.dq.turns || p_.dense.given) return static_cast<int32_t>(p_.schedule.key_tiles - 1 - place.rank);
+    return __ldg(p_.plan.key_order + static_cast<int64_t>(p_.plan.mask(place.batch, head)) * p_.schedule.key_tiles + place.rank);
+  }
+
+  /// The live tiles of the item's column under one query head.
+  __device__ __forceinline__ void run_head(uint32_t head) {
+    if (p_.dense.given) {
+      tile_.mask_offset = p_.dense.place.offset(tile_.batch, head);
+      for (int32_t row_tile = 0; row_tile < p_.row_tiles; ++row_tile) load_tile(head, row_tile, true);
+      return;
+    }
+    tile_.mask = p_.plan.mask(tile_.batch, head);
+    tile_.mask_offset = p_.mask.place.offset(tile_.batch, head);
+    const int64_t column = (static_cast<int64_t>(tile_.mask) * p_.schedule.key_tiles + tile_.key_tile) * p_.plan.words_per_key;
+    for (int32_t first = 0; first < p_.plan.words_per_key; first += 32) run_words(head, column, first);
+  }
+
+  /// 32 words of the column's bits, one for each lane.
+  __device__ __forceinline__ void run_words(uint32_t head, int64_t column, int32_t first) {
+    constexpr uint32_t kGranuleBits = (1u << Traits::kGranules) - 1;
+    const int32_t own = first + static_cast<int32_t>(threadIdx.x % 32);
+    const bool inside = own < p_.plan.words_per_key;
+    const uint32_t own_live = inside ? __ldg(p_.plan.key_live + column + own) : 0;
+    const uint32_t own_full = inside ? __ldg(p_.plan.key_full + column + own) : 0;
+    for (uint32_t words = __ballot_sync(0xffffffff, own_live != 0); words; words &= words - 1) {
+      const int lane = __ffs(words) - 1;
+      const uint32_t full = __shfl_sync(0xffffffff, own_full, lane);
+      for (uint32_t live = __shfl_sync(0xffffffff, own_live, lane); live;) {
+        const int bit = (__ffs(live) - 1) / Traits::kGranules * Traits::kGranules;
+        live &= ~(kGranuleBits << bit);
+        load_tile(head, ((first + lane) * 32 + bit) / Traits::kGranules, (full >> bit & kGranuleBits) != kGranuleBits);
+      }
+    }
+  }
+
+  /// Tells the others something without rows; the ring's buffers take part, so that all its barriers keep step.
+  __device__ __forceinline__ void announce() {
+    ptx::wait(shared_.dout_empty[ring_.stage()], ring_.phase() ^ 1);
+    write_tile();
+    if (leader()) {
+      ptx::arrive(shared_.dout_full[ring_.stage()]);
+      ptx::arrive(shared_.q_full[ring_.stage()]);
+    }
+    ring_.advance();
+  }
+  /// What the others are told stays until all of them have let go of the stage.
+  __device__ __forceinline__ void write_tile() {
+    delay<Role::kProducer>();
+    ptx::wait(shared_.q_empty[ring_.stage()], ring_.phase() ^ 1);
+    if (leader()) {
+      shared_.tile[ring_.stage()] = tile_;
+      ptx::arrive(shared_.tile_full[ring_.stage()]);
+    }
+  }
+
+  __device__ __forceinline__ void load_tile(uint32_t head, int32_t row_tile, bool partial) {
+    // Beyond the last key there is nothing to see.
+    partial |= (tile_.key_tile + 1) * Traits::kKeys > p_.seqlen_k;
+    const uint32_t sequence = tile_.batch * p_.heads_q + head;
+    tile_.row_tile = row_tile;
+    tile_.sums = sequence * p_.row_tiles + row_tile;
+    if (partial) tile_.flags |= Tile::kPartial;
+    write_tile();
+    const uint32_t stage = ring_.stage();
+    const ptx::BoxOrigin at{row_tile * Traits::kRows, 0, static_cast<int32_t>(head), static_cast<int32_t>(tile_.batch)};
+    const int64_t row = static_cast<int64_t>(tile_.sums) * Traits::kRows;
+    if (leader()) {
+      ptx::arrive_expect(shared_.q_full[stage], Traits::kRowBytes + Traits::kVectorBytes);
+      ptx::tma_load(shared_.q[stage], p_.q, shared_.q_full[stage], at);
+      ptx::bulk_load(shared_.lse_log2[stage], p_.rows.lse_log2 + row, Traits::kVectorBytes, shared_.q_full[stage]);
+    }
+    if (tile_.flags & Tile::kFirst) load_keys();
+    delay<Role::kProducer>();
+    ptx::wait(shared_.dout_empty[stage], ring_.phase() ^ 1);
+    if (leader()) {
+      ptx::arrive_expect(shared_.dout_full[stage], Traits::kRowBytes + Traits::kVectorBytes);
+      ptx::tma_load(shared_.dout[stage], p_.dout, shared_.dout_full[stage], at);
+      ptx::bulk_load(shared_.delta[stage], p_.rows.delta + row, Traits::kVectorBytes, shared_.dout_full[stage]);
+    }
+    tile_.flags = 0;
+    ++executed_;
+    ring_.advance();
+  }
+
+  /// The item's K and V, when the consumers are done with those of the item before; they learn that it has ended from this one's
+  /// first tile.
+  __device__ __forceinline__ void load_keys() {
+    const ptx::BoxOrigin at{tile_.key_tile * Traits::kKeys, 0, static_cast<int32_t>(tile_.kv_head), static_cast<int32_t>(tile_.batch)};
+    delay<Role::kProducer>();
+    ptx::wait(shared_.kv_empty, kv_phase_ ^ 1);
+    kv_phase_ ^= 1;
+    if (!leader()) return;
+    ptx::arrive_expect(shared_.k_full, Traits::kKeyBytes);
+    ptx::tma_load(shared_.k, p_.k, shared_.k_full, at);
+    ptx::arrive_expect(shared_.v_full, Traits::kKeyBytes);
+    ptx::tma_load(shared_.v, p_.v, shared_.v_full, at);
+  }
+
+  const BackwardParams& p_;
+  Shared& shared_;
+  Tile tile_{};
+  ptx::RingPosition<Traits::kStages> ring_;
+  uint32_t kv_phase_ = 0;
+  uint32_t executed_ = 0;
+};
+
+}  // namespace flashmask::sm90::grad

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+namespace flashmask::sm90::grad {
+
+/// One configuration of the backward kernel: element type, head dim, and how many consumer warpgroups, each of which owns
+/// 64 keys of the tile.
+template <typename Element_, int kHeadDim_, int kConsumers_>
+struct BackwardTraits {
+  using Element = Element_;
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kConsumers = kConsumers_;
+  static_assert(kConsumers == 2 && (kHeadDim == 64 || kHeadDim == 128));
+  static constexpr int kRows = kHeadDim == 64 ? 128 : 64;
+  static constexpr int kKeys = 64 * kConsumers;
+  static constexpr int kGranules = kRows / 64;
+  static constexpr int kBlocks = kHeadDim / 64;  ///< 64-column blocks of a row: the width of the 128-byte swizzle
+  static constexpr int kStages = 2;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kConsumerWarps = 4 * kConsumers;
+  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+
+  static constexpr uint32_t kRowBytes = kRows * kHeadDim * sizeof(Element);
+  static constexpr uint32_t kKeyBytes = kKeys * kHeadDim * sizeof(Element);
+  static constexpr uint32_t kVectorBytes = kRows * sizeof(float);
+};
+
+/// How the consumers divide a tile's dq, 64 x 64 each: by rows if the tile has 128, else by columns. A warp's 16 x 64 follow
+/// those of the warp before; in them, lane l's float4 number e is at e * 32 + l: rows l / 4 and l / 4 + 8, columns
+/// 8e + 2(l % 4) + {0, 1}.
+template <int kHeadDim>
+struct Fragments {
+  static constexpr bool kByRows = kHeadDim == 64;
+  static constexpr int kWarpFloats = 16 * 64, kWarps = 8, kTileFloats = kWarpFloats * kWarps;
+  __host__ __device__ static constexpr int row(int warp) { return (kByRows ? warp : warp % 4) * 16; }
+  __host__ __device__ static constexpr int column(int warp) { return kByRows ? 0 : warp / 4 * 64; }
+};
+
+/// What the producer tells the others about a tile, or about the end of an item or of everything.
+struct Tile {
+  enum Flag : uint32_t {
+    kPartial = 1,  ///< some elements are hidden
+    kFirst = 2,    ///< of its item
+    kNothing = 4,  ///< the item has no tiles
+    kEnd = 8,      ///< there are no more items
+  };
+  uint32_t flags;
+  int32_t row_tile, key_tile;
+  uint32_t batch, kv_head;
+  uint32_t sums;  ///< index of the query tile's piece of dq's sums
+  uint32_t mask;  ///< of the plan
+  int64_t mask_offset;  ///< of the tile's mask: elements of the column vectors, bytes of a dense mask
+};
+
+/// The visible elements of a tile's columns, a bit for each row.
+template <int kRows>
+struct alignas(8) ColumnBits {
+  uint32_t word[kRows / 32];
+};
+
+template <typename Traits>
+struct SharedStorage {
+  using Element = typename Traits::Element;
+  alignas(1024) Element k[Traits::kKeys * Traits::kHeadDim];
+  alignas(1024) Element v[Traits::kKeys * Traits::kHeadDim];
+  alignas(1024) Element q[Traits::kStages][Traits::kRows * Traits::kHeadDim];
+  alignas(1024) Element dout[Traits::kStages][Traits::kRows * Traits::kHeadDim];
+  /// dS, [rows, keys] as rows of 64 keys of each warpgroup; twice, so that one barrier of the consumers a tile is enough.
+  alignas(1024) Element ds[2][Traits::kRows * Traits::kKeys];
+  /// A tile's dq on its way out, and an item's dk and dv: a piece for each consumer warp.
+  alignas(1024) float out[Traits::kConsumerWarps][Fragments<Traits::kHeadDim>::kWarpFloats];
+  alignas(16) float lse_log2[Traits::kStages][Traits::kRows];
+  alignas(16) float delta[Traits::kStages][Traits::kRows];
+  ColumnBits<Traits::kRows> mask_bits[Traits::kStages][Traits::kKeys];
+  Tile tile[Traits::kStages];
+  uint64_t tile_full[Traits::kStages], mask_full[Traits::kStages];
+  uint64_t q_full[Traits::kStages], q_empty[Traits::kStages];
+  uint64_t dout_full[Traits::kStages], dout_empty[Traits::kStages];
+  uint64_t dq_full[Traits::kStages], dq_empty;
+  uint64_t k_full, v_full, kv_empty;
+};
+
+}  // namespace flashmask::sm90::grad

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backward pass against float64, and bit for bit against itself in every way that must not change a bit."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import oracle
+from cases import DEVICE, Case, assert_same_gradients, call, call_backward, check_backward, gradient_inputs, same_bits
+from flashmask_torch import CallError, Plan
+from random_cases import random_case
+from test_forward import BF16, F16, RAGGED, adversarial, dims, document_bounds, ints, random_lengths, two_intervals, types
+
+PER_GROUP, GROUPS = 25, 24
+
+
+@types
+@dims
+@pytest.mark.parametrize("causal", [False, True])
+def test_no_bounds(dtype, dim, causal):
+    check_backward(Case(512, 512, batch=2, dim=dim, dtype=dtype, causal=causal))
+
+
+@types
+@dims
+@pytest.mark.parametrize("heads, heads_kv", [(8, 8), (8, 2), (6, 1), (6, 3)])
+@pytest.mark.parametrize("mask_heads", ["one", "kv", "q"])
+def test_grouped_heads(dtype, dim, heads, heads_kv, mask_heads):
+    count = {"one": 1, "kv": heads_kv, "q": heads}[mask_heads]
+    bounds = torch.cat([document_bounds(random_lengths(640, 5, seed)) for seed in range(count)], 1)
+    check_backward(Case(640, 640, batch=2, heads=heads, heads_kv=heads_kv, dim=dim, dtype=dtype, causal=True, bounds=bounds))
+
+
+@dims
+@pytest.mark.parametrize("seqlen_q", RAGGED)
+def test_ragged_lengths(dim, seqlen_q):
+    for seqlen_k in RAGGED:
+        for causal in (False, True):
+            check_backward(Case(seqlen_q, seqlen_k, dim=dim, causal=causal, dtype=F16 if causal else BF16, seed=seqlen_k))
+        check_backward(Case(seqlen_q, seqlen_k, dim=dim, bounds=two_intervals(seqlen_q, seqlen_k, seqlen_k), seed=seqlen_k))
+
+
+@pytest.mark.parametrize("seqlen_q, seqlen_k, dim", [(4096, 4224, 64), (8191, 8192, 128), (8192, 8191, 64)])
+def test_large_shapes(seqlen_q, seqlen_k, dim):
+    heads = 2 if DEVICE.type == "cuda" else 1
+    check_backward(Case(seqlen_q, seqlen_k, heads=heads, heads_kv=1, dim=dim, bounds=two_intervals(seqlen_q, seqlen_k, dim)))
+
+
+@dims
+def test_large_documents(dim):
+    check_backward(Case(8192, 8192, heads=2, heads_kv=1, dim=dim, causal=True, bounds=document_bounds(random_lengths(8192, 9))))
+    check_backward(Case(8192, 8192, heads=2, heads_kv=1, dim=dim, bounds=document_bounds(random_lengths(8192, 40), causal=False)))
+
+
+@pytest.mark.cuda
+@dims
+def test_more_than_two_to_the_31_elements(dim):
+    """Rows and keys near both ends of tensors whose offsets do not fit 32 bits, under a narrow window."""
+    heads, seqlen, left, size = 16384 // dim, 140000, 127, 600
+    assert heads * seqlen * dim > 2**31
+    case = Case(seqlen, seqlen, heads=heads, heads_kv=heads // 16, dim=dim, causal=True, window=(left, -1))
+    generator = torch.Generator(device=DEVICE).manual_seed(0)
+    q, dout = (torch.randn((1, seqlen, heads, dim), dtype=BF16, device=DEVICE, generator=generator) for _ in range(2))
+    k, v = (torch.randn((1, seqlen, heads // 16, dim), dtype=BF16, device=DEVICE, generator=generator) for _ in range(2))
+    case.inputs = (q, k, v)
+    forward = call(case, case.mask()).run()
+    ours = call_backward(case, forward, dout, None).run()
+    i, j = torch.arange(size, device=DEVICE)[:, None], torch.arange(size, device=DEVICE)[None]
+    for begin in (0, 2**31 // (heads * dim) - size // 2, seqlen - size):
+        # Rows of the slice from `left` on see all their keys in it; keys as far from its end are seen by all their rows in it.
+        first, last = left if begin > 0 else 0, size if begin + size == seqlen else size - left
+        of_slice = [x[:, begin : begin + size].transpose(1, 2) for x in (q, k, v, dout, forward.out)]
+        of_slice[1:3] = (x.repeat_interleave(16, dim=1) for x in of_slice[1:3])
+        dlse = torch.zeros((1, heads, size), device=DEVICE)
+        want = oracle.gradients(*of_slice[:4], dlse, ((j <= i) & (j >= i - left))[None, None], dim**-0.5, of_slice[4])
+        want = (want[0], *(oracle.of_key_heads(x, heads // 16) for x in want[1:]))
+        for name, expected, end in zip(("dq", "dk", "dv"), want, (size, last, last)):
+            found = getattr(ours, name)[:, begin : begin + size].transpose(1, 2).double()
+            error = (found - expected)[:, :, first:end].norm() / expected[:, :, first:end].norm()
+            assert error < 6e-3, f"{name} of the slice at {begin} is off by {error:.1e}"
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_random_masks(group):
+    for seed in range(group * PER_GROUP, (group + 1) * PER_GROUP):
+        check_backward(random_case(seed), with_dlse=seed % 3 != 0)
+
+
+@types
+@dims
+@pytest.mark.parametrize("layout", ["bhsd", "padded", "packed"])
+def test_layouts(dtype, dim, layout):
+    case = Case(300, 300, batch=2, heads=3, heads_kv=3, dim=dim, dtype=dtype, layout=layout, causal=True, bounds=document_bounds([100, 1, 150, 49]))
+    strided = check_backward(case)
+    contiguous = dataclasses.replace(case, layout="bshd", inputs=tuple(x.contiguous() for x in case.tensors()))
+    dout, dlse = (x.contiguous() for x in gradient_inputs(case))
+    forward = call(contiguous, contiguous.mask()).run()
+    other = call_backward(contiguous, forward, dout, dlse, deterministic=True).run()
+    assert_same_gradients(strided, other, f"{layout} against contiguous", case)
+
+
+@types
+@dims
+@pytest.mark.parametrize("scale", [None, 0.3, -0.3, 0.0, 1e-4, 2.0])
+def test_scales(dtype, dim, scale):
+    check_backward(Case(260, 390, dim=dim, dtype=dtype, scale=scale, bounds=two_intervals(260, 390, 3)))
+
+
+@dims
+def test_rows_that_see_nothing(dim):
+    """Whole tiles of them, a few inside of a tile, all of them, and the whole of one batch entry."""
+    seqlen = 400
+    for first, end in ((0, 256), (130, 140), (399, 400), (0, seqlen)):
+        bounds = ints(np.tile([[first, end]], (seqlen, 1)))[None, None].contiguous()
+        check_backward(Case(seqlen, seqlen, dim=dim, causal=True, bounds=bounds))
+    check_backward(Case(seqlen, seqlen, dim=dim, causal=True, q_offset=-200))
+    bounds = torch.stack([ints(np.full((seqlen, 1), n))[None] for n in (0, seqlen)]).contiguous()
+    check_backward(Case(seqlen, seqlen, batch=2, dim=dim, causal=True, bounds=bounds))
+
+
+@dims
+def test_the_gradient_of_an_empty_row_s_lse_counts_for_nothing(dim):
+    """Whatever dlse holds there, infinities and NaN too."""
+    case = Case(300, 300, dim=dim, causal=True, q_offset=-100)
+    forward = call(case, case.mask()).run()
+    dout, dlse = gradient_inputs(case)
+    before = call_backward(case, forward, dout, dlse, deterministic=True).run()
+    dlse[:, :, :50], dlse[:, :, 50:100] = float("nan"), float("inf")
+    after = call_backward(case, forward, dout, dlse, deterministic=True).run()
+    assert_same_gradients(before, after, "other dlse of empty rows", case)
+
+
+@dims
+@pytest.mark.parametrize("q_offset", [-500, -130, -1, 0, 1, 100, 127, 128, 500])
+def test_offsets(dim, q_offset):
+    for window in (None, (64, 0), (30, 40), (0, 0), (-1, 20)):
+        check_backward(Case(200, 330, dim=dim, causal=window is None, window=window, q_offset=q_offset))
+
+
+@dims
+def test_nothing_to_do(dim):
+    for case in (Case(130, 0, dim=dim), Case(0, 130, dim=dim), Case(130, 130, batch=0, dim=dim), Case(0, 0, batch=0, dim=dim)):
+        for deterministic in (False, True):
+            forward = call(case, case.mask()).run()
+            ours = call_backward(case, forward, *gradient_inputs(case), deterministic=deterministic).run()
+            assert all(bool((x == 0).all()) for x in ours.gradients()), case
+
+
+@pytest.mark.cuda
+def test_what_the_kernels_do_not_take_is_named():
+    case = Case(128, 128, dim=64)
+    forward = call(case, case.mask()).run()
+    dout, dlse = gradient_inputs(case)
+    for wrong, words in ((dout[:, :1].expand_as(dout), "dout is expanded"), (torch.randn((1, 128, 2, 128), device=DEVICE).to(BF16)[..., ::2], "dout has stride 2")):
+        with pytest.raises(CallError, match=words):
+            call_backward(case, forward, wrong, dlse)
+
+
+@types
+@dims
+@pytest.mark.parametrize("kind", ["large", "growing", "falling", "constant", "outlier", "overtaken", "very negative"])
+def test_adversarial_scores(dtype, dim, kind):
+    for causal, bounds in ((False, None), (True, document_bounds([300, 5, 400, 195]))):
+        case = Case(900, 900, dim=dim, dtype=dtype, causal=causal, bounds=bounds, scale=1.0)
+        case.inputs = adversarial(kind, case)
+        check_backward(case)
+
+
+@types
+@dims
+@pytest.mark.parametrize("causal", [False, True])
+def test_documents_do_not_depend_on_their_neighbours(dtype, dim, causal):
+    """Their gradients, bit for bit, when other documents' values change."""
+    lengths = [200, 70, 130, 400, 224]
+    case = Case(1024, 1024, dim=dim, dtype=dtype, causal=causal, bounds=document_bounds(lengths, causal))
+    dout, dlse = gradient_inputs(case)
+    before = call_backward(case, call(case, case.mask()).run(), dout, dlse, deterministic=True).run()
+    for n in range(len(lengths)):
+        begin, end = sum(lengths[:n]), sum(lengths[: n + 1])
+        others = torch.ones(1024, dtype=torch.bool, device=DEVICE)
+        others[begin:end] = False
+        changed = [x.clone() for x in (*case.tensors(), dout)]
+        for x, factor in zip(changed, (3.0, 5.0, -7.0, 2.0)):
+            x[:, others] = (torch.randn_like(x[:, others]) * factor).to(dtype)
+        other = dataclasses.replace(case, inputs=tuple(changed[:3]))
+        after = call_backward(other, call(other, other.mask()).run(), changed[3], dlse, deterministic=True).run()
+        for name in ("dq", "dk", "dv"):
+            assert same_bits(getattr(before, name)[:, begin:end], getattr(after, name)[:, begin:end]), f"{name} of document {n} changed with its neighbours; {case}"
+
+
+@dims
+def test_a_head_does_not_depend_on_the_batch(dim):
+    """The same values alone and inside of a larger call."""
+    bounds = document_bounds(random_lengths(777, 6))
+    case = Case(777, 777, batch=3, heads=4, heads_kv=4, dim=dim, causal=True, bounds=bounds)
+    dout, dlse = gradient_inputs(case)
+    together = call_backward(case, call(case, case.mask()).run(), dout, dlse, deterministic=True).run()
+    alone = Case(777, 777, batch=1, heads=1, heads_kv=1, dim=dim, causal=True, bounds=bounds, inputs=tuple(x[2:, :, 3:] for x in case.tensors()))
+    single = call_backward(alone, call(alone, alone.mask()).run(), dout[2:, :, 3:], dlse[2:, 3:], deterministic=True).run()
+    for name in ("dq", "dk", "dv"):
+        assert same_bits(getattr(single, name), getattr(together, name)[2:, :, 3:]), name
+
+
+@pytest.mark.cuda
+@dims
+@pytest.mark.parametrize("kind", ["full", "causal", "documents", "causal documents", "window"])
+def test_thirty_deterministic_runs(dim, kind):
+    """More items than multiprocessors, so that turns are waited for."""
+    more = {"full": {}, "causal": {"causal": True}, "window": {"causal": True, "window": (500, -1)},
+            "documents": {"bounds": document_bounds(random_lengths(2048, 5), causal=False)},
+            "causal documents": {"causal": True, "bounds": document_bounds(random_lengths(2048, 5))}}[kind]
+    case = Case(2048, 2048, batch=2, heads=16, heads_kv=8, dim=dim, **more)
+    mask = case.mask()
+    plan = Plan(mask)
+    forward = call(case, mask, plan=plan).run()
+    dout, dlse = gradient_inputs(case)
+    first = call_backward(case, forward, dout, dlse, plan=plan, deterministic=True).run()
+    again = call_backward(case, forward, dout, dlse, plan=plan, deterministic=True)
+    for _ in range(30):
+        assert_same_gradients(first, again.poison().run(), "run again", case)
+
+
+@pytest.mark.cuda
+@dims
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_side_streams(dim, deterministic):
+    """One plan, calls on several streams at once."""
+    case = Case(2000, 2000, batch=2, heads=8, heads_kv=8, dim=dim, causal=True, bounds=document_bounds(random_lengths(2000, 6)))
+    mask = case.mask()
+    plan = Plan(mask)
+    forward = call(case, mask, plan=plan).run()
+    dout, dlse = gradient_inputs(case)
+    expected = call_backward(case, forward, dout, dlse, plan=plan, deterministic=deterministic).run()
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    calls = []
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            calls.append(call_backward(case, forward, dout, dlse, plan=plan, deterministic=deterministic).run())
+    torch.cuda.synchronize()
+    for other in calls:
+        assert_same_gradients(expected, other, "on a side stream", case, ("dq", "dk", "dv") if deterministic else ("dk", "dv"))
+
+
+@pytest.mark.cuda
+@dims
+@pytest.mark.parametrize("own_plan", [False, True])
+def test_graph_capture(dim, own_plan):
+    """A graph of planner, forward and backward follows the bounds and the inputs that are in the tensors when it is replayed."""
+    case = Case(1500, 1500, batch=2, heads=4, heads_kv=4, dim=dim, causal=True, bounds=document_bounds(random_lengths(1500, 5)))
+    mask = case.mask()
+    plan = None if own_plan else Plan(mask, build=False)
+    forward = call(case, mask, plan=plan)
+    dout, dlse = gradient_inputs(case)
+    captured = call_backward(case, forward, dout, dlse, plan=plan, deterministic=True)
+
+    def work():
+        if plan is not None:
+            plan.build()
+        forward.run()
+        captured.run()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    for seed in range(3):
+        case.bounds.copy_(document_bounds(random_lengths(1500, 4 + 3 * seed, seed)))
+        for x in (*case.tensors(), dout, dlse):
+            x.normal_()
+        captured.poison()
+        graph.replay()
+        torch.cuda.synchronize()
+        expected = call_backward(case, call(case, case.mask()).run(), dout, dlse, deterministic=True).run()
+        assert_same_gradients(expected, captured, f"replay {seed}", case)
+
+
+@pytest.mark.cuda
+def test_nothing_waits_or_allocates():
+    """A call returns while the stream is still busy, and takes no memory from the allocator that torch uses."""
+    case = Case(4096, 4096, heads=8, heads_kv=8, dim=128, causal=True)
+    mask = case.mask()
+    plan = Plan(mask)
+    forward = call(case, mask, plan=plan).run()
+    ours = call_backward(case, forward, *gradient_inputs(case), plan=plan).run()
+    torch.cuda.synchronize()
+    free = torch.cuda.mem_get_info()[0]
+    torch.cuda._sleep(int(2e9))  # about a second
+    ours.run()
+    event = torch.cuda.current_stream().record_event()
+    assert not event.query(), "the call waited for the stream"
+    torch.cuda.synchronize()
+    assert torch.cuda.mem_get_info()[0] == free, "the call changed how much device memory is free"
