@@ -64,7 +64,7 @@ class MaskBuilder {
     constexpr int kWords = Traits::kRows / 32;
     const int32_t at[1] = {key};
     uint32_t bits[kWords][1];
-    rules::visible_windows<Traits::kKeys>(columns, first_key, at, row, bits);
+    rules::visible_windows<Traits::kKeys>(columns, rules::StoredBounds<1>{columns, first_key, at}, first_key, at, row, bits);
     Bits result;
 #pragma unroll
     for (int word = 0; word < kWords; ++word) result.word[word] = bits[word][0];

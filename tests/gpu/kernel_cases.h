@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What the programs that run every instantiation of a kernel share: 16-bit numbers, masks on the device, their words.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/random.h"
+#include "flashmask/attention.h"
+#include "gpu/device_mask.h"
+
+namespace flashmask::test {
+
+inline constexpr Device kDevice{Device::Kind::kCuda, 0};
+/// Multiprocessors that sizes are printed for where there is no device.
+inline constexpr int kUsualMultiprocessors = 132;
+/// Inputs are uniform in [-kLargest, kLargest]: variance 1.
+inline constexpr double kLargest = 1.7;
+
+/// A line of an instances.def.
+struct Instance {
+  DataType dtype;
+  const char* element;
+  int64_t head_dim;
+  int consumers;
+};
+
+/// A case's line, as scripts/gpu_tests.py reads it.
+inline std::string describe(const Instance& instance, const char* mask, int64_t batch, int64_t heads, int64_t heads_kv, int64_t seqlen_q,
+                            int64_t seqlen_k, const char* mode) {
+  char text[160];
+  std::snprintf(text, sizeof(text), "%-4s head_dim %3d, %d consumers  %-21s  batch %d, heads %3d/%d, (%d, %4d)  %-21s", instance.element,
+                static_cast<int>(instance.head_dim), instance.consumers, mask, static_cast<int>(batch), static_cast<int>(heads),
+                static_cast<int>(heads_kv), static_cast<int>(seqlen_q), static_cast<int>(seqlen_k), mode);
+  return text;
+}
+
+// --- Numbers -----------------------------------------------------------------------------------------
+
+inline uint16_t to_bits(DataType dtype, double x) {
+  const auto value = static_cast<float>(x);
+  if (dtype == DataType::kBFloat16) return __bfloat16_as_ushort(__float2bfloat16_rn(value));
+  return __half_as_ushort(__float2half_rn(value));
+}
+
+inline double from_bits(DataType dtype, uint16_t bits) {
+  if (dtype == DataType::kBFloat16) return __bfloat162float(__ushort_as_bfloat16(bits));
+  return __half2float(__ushort_as_half(bits));
+}
+
+/// Half a unit in the last place of numbers near 1.
+inline double rounding(DataType dtype) { return dtype == DataType::kBFloat16 ? 0x1p-8 : 0x1p-11; }
+
+/// 16-bit numbers, and what they are.
+struct Numbers {
+  std::vector<uint16_t> bits;
+  std::vector<double> values;
+
+  Numbers() = default;
+  Numbers(Random& random, DataType dtype, int64_t count) {
+    for (int64_t n = 0; n < count; ++n) add(dtype, (2 * random.real() - 1) * kLargest);
+  }
+  void add(DataType dtype, double x) {
+    bits.push_back(to_bits(dtype, x));
+    values.push_back(from_bits(dtype, bits.back()));
+  }
+};
+
+// --- Masks and tensors -------------------------------------------------------------------------------
+
+/// The vectors as startend_row_indices.
+inline std::vector<int32_t> interleave(const MaskParts& parts) {
+  std::vector<int32_t> values;
+  for (std::size_t at = 0; at < parts.lts.size(); ++at) {
+    for (const auto* vector : {&parts.lts, &parts.lte, &parts.uts, &parts.ute}) {
+      if (!vector->empty()) values.push_back((*vector)[at]);
+    }
+  }
+  return values;
+}
+
+inline TensorView on_device(const DeviceBytes& bytes, DataType dtype, std::initializer_list<int64_t> shape) {
+  TensorView view = TensorView::contiguous(bytes.data(), dtype, shape);
+  view.device = kDevice;
+  return view;
+}
+
+/// `vectors`: those of the parts, interleaved, on the device; one vector means a causal band.
+inline Mask make_mask(const MaskParts& parts, const DeviceBytes& vectors) {
+  if (parts.lts.empty()) return Mask(parts);
+  const int64_t n = parts.lte.empty() ? 1 : 4;
+  return from_startend_row_indices(on_device(vectors, DataType::kInt32, {parts.batch, parts.heads, parts.seqlen_k, n}), n == 1,
+                                   parts.seqlen_q);
+}
+
+/// The mask's plan in `buffer`, which begins as NaN if `poison`.
+inline PlanView make_plan(const Mask& mask, DeviceBytes& buffer, bool poison) {
+  const PlanLayout layout(mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads());
+  buffer = DeviceBytes(static_cast<std::size_t>(layout.bytes));
+  const std::span bytes(buffer.data(), buffer.size());
+  if (poison) buffer.fill(0xff);
+  build_plan(mask.view(), bytes, kDevice);
+  return PlanView::on_device(layout, bytes, kDevice);
+}
+
+/// The largest difference of one result, or the first thing that is wrong with it.
+struct Difference {
+  double largest = 0;
+  std::string wrong;
+
+  void add(const char* result, double got, double expected, double limit, int64_t b, int64_t head, int64_t i, int64_t d = -1) {
+    const double difference = got == expected ? 0 : std::abs(got - expected);
+    if (difference > largest) largest = difference;
+    if (difference <= limit || !wrong.empty()) return;  // a NaN is not below the limit
+    char text[200];
+    std::snprintf(text, sizeof(text), "%s of batch entry %d, head %d, row %d%s is %.6g%s, expected %.6g", result, static_cast<int>(b),
+                  static_cast<int>(head), static_cast<int>(i), d < 0 ? "" : (", element " + std::to_string(d)).c_str(), got,
+                  std::isnan(got) ? " (perhaps not written)" : "", expected);
+    wrong = text;
+  }
+};
+
+// --- The program -------------------------------------------------------------------------------------
+
+struct Arguments {
+  bool list = false, quick = false, poison = true;
+  int repeat = 1;
+};
+
+inline std::optional<Arguments> parse(int count, char** words) {
+  Arguments arguments;
+  for (int n = 1; n < count; ++n) {
+    const std::string_view word = words[n];
+    if (word == "--list") {
+      arguments.list = true;
+    } else if (word == "--quick") {
+      arguments.quick = true;
+    } else if (word == "--no-poison") {
+      arguments.poison = false;
+    } else if (word == "--repeat" && n + 1 < count && std::atoi(words[n + 1]) > 0) {
+      arguments.repeat = std::atoi(words[++n]);
+    } else {
+      return std::nullopt;
+    }
+  }
+  return arguments;
+}
+
+/// main: list(arguments, multiprocessors) and run_cases(arguments, multiprocessors) give the exit status; 77 is what ctest counts
+/// as skipped.
+template <typename List, typename RunCases>
+int run_program(int count, char** words, const char* usage, List list, RunCases run_cases) {
+  const auto arguments = parse(count, words);
+  if (!arguments) {
+    std::fputs(usage, stderr);
+    return 2;
+  }
+  try {
+    const std::string missing = no_device();
+    int multiprocessors = kUsualMultiprocessors;
+    if (missing.empty()) require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0), "cudaDeviceGetAttribute");
+    if (arguments->list) return list(*arguments, multiprocessors);
+    if (missing.empty()) return run_cases(*arguments, multiprocessors);
+    std::printf("skipped: %s\n", missing.c_str());
+    return 77;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}
+
+}  // namespace flashmask::test
