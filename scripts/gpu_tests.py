@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What `scripts/gpu-check tests` runs: test programs, the forward kernels' cases, `flashmask verify`, pytest tests/gpu, the PyTorch package on
-CUDA tensors and what a call of it costs the host, the forward cases and tests/gpu again on a library with delays, and the forward cases under
-compute-sanitizer.
+"""What `scripts/gpu-check tests` runs: test programs, the cases of the forward and of the backward kernels, `flashmask verify`, pytest tests/gpu,
+the PyTorch package on CUDA tensors and what a call of it costs the host, the cases and tests/gpu again on a library with delays, and the
+cases under compute-sanitizer.
 
 What was not built or not found is left out and named. All of it ends within --seconds. Prints a short summary last and leaves
 a receipt with the tests passed and failed.
@@ -26,11 +26,11 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu")]
 import receipts  # noqa: E402
 
 TAIL = 3000
-STEPS = ("programs", "forward", "verify", "pytest", "torch", "stress", "sanitize")
-FORWARD_CASES = "gpu_forward_cases"
+STEPS = ("programs", "forward", "backward", "verify", "pytest", "torch", "stress", "sanitize")
+CASES = {direction: f"gpu_{direction}_cases" for direction in ("forward", "backward")}
 # What the backend takes: the rest of the covering list would only be counted as skipped.
 COVERING = ["--covering", "--dtypes", "bfloat16,float16", "--head-dims", "64,128", "--layouts", "bshd,bhsd,aligned"]
-# Tool: options of the forward cases. Following every access to shared memory is slow, hence fewer cases; memory that the
+# Tool: options of the cases. Following every access to shared memory is slow, hence fewer cases; memory that the
 # program fills is no longer uninitialised.
 SANITIZERS = {"memcheck": [], "racecheck": ["--quick"], "synccheck": ["--quick"], "initcheck": ["--quick", "--no-poison"]}
 SANITIZER_FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
@@ -132,16 +132,16 @@ def word_counts(result):
     return passed, failed or int(result["status"] != 0 or not counts)
 
 
-def forward_lines(output):
-    """[(kernel, mask)] of the forward cases that passed, whatever a tool printed between them."""
+def passed_cases(output):
+    """[(kernel, mask)] of the cases that passed, whatever a tool printed between them."""
     line = re.compile(r"^(\w+) +head_dim +(\d+), (\d) consumers +(.+?) {2,}batch .*  ok:", re.M)
     return [(f"{element} {dim} x{consumers}", mask) for element, dim, consumers, mask in line.findall(output)]
 
 
 def covered(output):
-    """Lines 'kernels: masks' of the forward cases that passed; kernels with the same masks share one."""
+    """Lines 'kernels: masks' of the cases that passed; kernels with the same masks share one."""
     masks = {}
-    for kernel, mask in forward_lines(output):
+    for kernel, mask in passed_cases(output):
         masks.setdefault(kernel, {})[mask] = True
     kernels = {}
     for kernel, names in masks.items():
@@ -168,11 +168,12 @@ def pytest_counts(junit):
 
 def programs(folder):
     found = sorted(p for p in (folder / "tests").rglob("*") if p.is_file() and os.access(p, os.X_OK)) if (folder / "tests").is_dir() else []
-    return [p for p in found if p.name != FORWARD_CASES]
+    return [p for p in found if p.name not in CASES.values()]
 
 
-def forward_program(folder):
-    return next((p for p in (folder / FORWARD_CASES, folder / "tests" / FORWARD_CASES) if p.exists()), None)
+def cases_program(folder, direction):
+    name = CASES[direction]
+    return next((p for p in (folder / name, folder / "tests" / name) if p.exists()), None)
 
 
 def run_programs(session, carry):
@@ -181,11 +182,12 @@ def run_programs(session, carry):
             session.add(result, *gtest_counts(result))
 
 
-def run_forward(session, carry):
-    program = forward_program(carry)
+def run_cases(session, carry, direction, name="", words=(), environment=None):
+    name = f"{name}{direction} cases"
+    program = cases_program(carry, direction)
     if not program:
-        return session.leave_out("forward cases", f"there is no {FORWARD_CASES}")
-    if result := session.run("forward cases", [program], 60):
+        return session.leave_out(name, f"there is no {CASES[direction]}")
+    if result := session.run(name, [program, *words], 60, environment):
         report_covered(session, result, *word_counts(result))
 
 
@@ -264,15 +266,13 @@ def add_overhead(session, result):
 
 
 def run_stress(session, carry, library, links):
-    """The forward cases, each run a few times for the same bits, and tests of tests/gpu on a library with delays in its kernels."""
+    """The kernels' cases, each run a few times for the same bits, and tests of tests/gpu on a library with delays in its kernels."""
     if not library:
         return session.leave_out("stress", "there is no library with delays; scripts/gpu-check tests --build-stress builds one")
     path = os.pathsep.join(p for p in (str(links), os.environ.get("LD_LIBRARY_PATH")) if p)
     environment = {"LD_LIBRARY_PATH": path, "FLASHMASK_LIBRARY": str(library)}
-    program = forward_program(carry)
-    if program:
-        if result := session.run("stress: forward cases", [program, "--repeat", "3"], 60, environment):
-            report_covered(session, result, *word_counts(result))
+    for direction in CASES:
+        run_cases(session, carry, direction, "stress: ", ["--repeat", "3"], environment)
     until = {"PYTHONPATH": os.pathsep.join([str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]), "FLASHMASK_PYTEST_SECONDS": "45"}
     run_pytest(session, "stress: pytest", ["-k", STRESS_TESTS, "-p", "pytest_bounded"], 60, {**environment, **until})
 
@@ -282,12 +282,20 @@ def find_sanitizer():
 
 
 def run_sanitizers(session, carry, seconds):
-    sanitizer, program = find_sanitizer(), forward_program(carry)
-    if not sanitizer or not program:
-        return session.leave_out("sanitizers", f"there is no {FORWARD_CASES}" if sanitizer else "compute-sanitizer was not found")
+    sanitizer = find_sanitizer()
+    if not sanitizer:
+        return session.leave_out("sanitizers", "compute-sanitizer was not found")
+    for direction, name in CASES.items():
+        if program := cases_program(carry, direction):
+            sanitize(session, sanitizer, direction, program, seconds)
+        else:
+            session.leave_out(f"sanitizers: {direction} cases", f"there is no {name}")
+
+
+def sanitize(session, sanitizer, direction, program, seconds):
     for tool, words in SANITIZERS.items():
         command = [sanitizer, "--tool", tool, "--error-exitcode", str(SANITIZER_FAILED), "--print-limit", "10", program, *words]
-        if result := session.run(f"sanitizer: {tool}", command, seconds):
+        if result := session.run(f"sanitizer: {direction} {tool}", command, seconds):
             judge_sanitizer(session, tool, result)
 
 
@@ -296,7 +304,7 @@ def judge_sanitizer(session, tool, result):
     errors = sanitizer_errors(result)
     passed, failed = word_counts(result)
     if result["status"] == 124:
-        passed = len(forward_lines(result["output"]))
+        passed = len(passed_cases(result["output"]))
     failed = max(failed, errors if errors is not None else 1)
     complaints = "\n".join(line for line in result["output"].splitlines() if line.startswith("========="))[:TAIL] if failed else ""
     report_covered(session, result, passed, failed, **({"complaints": complaints} if complaints else {}))
@@ -315,9 +323,9 @@ def parse_arguments():
     parser.add_argument("--stress-links", type=Path, help="folder where it lies under its soname")
     parser.add_argument("--cases", type=int, default=0, help="random cases of flashmask verify, besides its covering list")
     parser.add_argument("--covering", action="store_true", help="the covering list however long it takes (more than 90 s: see --seconds)")
-    parser.add_argument("--sanitize", action=argparse.BooleanOptionalAction, default=True, help="the forward cases under compute-sanitizer, if it is found")
+    parser.add_argument("--sanitize", action=argparse.BooleanOptionalAction, default=True, help="the cases under compute-sanitizer, if it is found")
     parser.add_argument("--sanitize-seconds", type=float, default=60, help="for each of its tools")
-    parser.add_argument("--seconds", type=float, default=290, help="for everything")
+    parser.add_argument("--seconds", type=float, default=560, help="for everything")
     parser.add_argument("--only", choices=STEPS, action="append", help="may be repeated")
     parser.add_argument("pytest_words", nargs="*", help="for pytest, after --")
     return parser.parse_args()
@@ -326,7 +334,8 @@ def parse_arguments():
 def run_steps(session, arguments, carry):
     steps = {
         "programs": lambda: run_programs(session, carry),
-        "forward": lambda: run_forward(session, carry),
+        "forward": lambda: run_cases(session, carry, "forward"),
+        "backward": lambda: run_cases(session, carry, "backward"),
         "verify": lambda: run_verify(session, carry, arguments.cases, arguments.covering),
         "pytest": lambda: run_pytest(session, "pytest", arguments.pytest_words, 480),
         "torch": lambda: run_torch(session, carry, arguments.pytest_words if arguments.only else []),

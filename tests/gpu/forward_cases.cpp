@@ -4,10 +4,6 @@
 //
 // The kernel with three consumer warpgroups is chosen by how many heads there are. Those repeat a few patterns of Q and
 // of the mask, so that every element is checked while float64 is computed once for each pattern.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -15,43 +11,32 @@
 #include <limits>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "common/arithmetic.h"
 #include "common/random.h"
 #include "flashmask/attention.h"
 #include "gpu/device_mask.h"
+#include "gpu/kernel_cases.h"
 #include "support/independent_rule.h"
 
 namespace flashmask::test {
 namespace {
 
-constexpr Device kDevice{Device::Kind::kCuda, 0};
 /// Two row tiles of either size, the last one short.
 constexpr int64_t kSeqlenQ = 200;
 /// Three key blocks; and so many that the schedule for long rows runs.
 constexpr int64_t kShort = 333, kLong = 1100;
 constexpr int64_t kHeadsKv = 2;
 constexpr int64_t kPatterns = 3;
-/// Multiprocessors that sizes are printed for where there is no device.
-constexpr int kUsualMultiprocessors = 132;
-/// Inputs are uniform in [-kLargest, kLargest]: variance 1, and every output below 2.
-constexpr double kLargest = 1.7;
 /// Scores have this standard deviation: enough for the running maximum to rise now and then.
 constexpr double kSharpness = 3;
 constexpr double kLseLimit = 2e-4;
 
 double softmax_scale(int64_t head_dim) { return kSharpness / std::sqrt(static_cast<double>(head_dim)); }
 /// Weights and results are rounded to the type: half a unit in the last place each.
-double out_limit(DataType dtype, double expected) { return (dtype == DataType::kBFloat16 ? 0x1p-8 : 0x1p-11) * (1 + std::abs(expected)); }
+double out_limit(DataType dtype, double expected) { return rounding(dtype) * (1 + std::abs(expected)); }
 
-struct Instance {
-  DataType dtype;
-  const char* element;
-  int64_t head_dim;
-  int consumers;
-};
 constexpr Instance kInstances[] = {
 #define FLASHMASK_FORWARD(dtype, element, head_dim, consumers) {DataType::dtype, #element, head_dim, consumers},
 #include "backends/cuda/sm90/forward/instances.def"
@@ -82,11 +67,7 @@ struct Case {
 };
 
 std::string describe(const Case& c, const char* mode) {
-  char text[160];
-  std::snprintf(text, sizeof(text), "%-4s head_dim %3d, %d consumers  %-21s  batch %d, heads %3d/%d, (%d, %4d)  %-21s", c.instance.element,
-                static_cast<int>(c.instance.head_dim), c.instance.consumers, c.mask_name, static_cast<int>(c.batch),
-                static_cast<int>(c.heads), static_cast<int>(kHeadsKv), static_cast<int>(kSeqlenQ), static_cast<int>(c.seqlen_k), mode);
-  return text;
+  return describe(c.instance, c.mask_name, c.batch, c.heads, kHeadsKv, kSeqlenQ, c.seqlen_k, mode);
 }
 
 /// Fewest heads for `items` row tiles of `rows` rows.
@@ -185,54 +166,7 @@ MaskParts make_parts(const Case& c) {
   return parts;
 }
 
-/// The vectors as startend_row_indices.
-std::vector<int32_t> interleave(const MaskParts& parts) {
-  std::vector<int32_t> values;
-  for (std::size_t at = 0; at < parts.lts.size(); ++at) {
-    for (const auto* vector : {&parts.lts, &parts.lte, &parts.uts, &parts.ute}) {
-      if (!vector->empty()) values.push_back((*vector)[at]);
-    }
-  }
-  return values;
-}
-
-TensorView on_device(const DeviceBytes& bytes, DataType dtype, std::initializer_list<int64_t> shape) {
-  TensorView view = TensorView::contiguous(bytes.data(), dtype, shape);
-  view.device = kDevice;
-  return view;
-}
-
-Mask make_mask(const MaskParts& parts, const DeviceBytes& vectors) {
-  if (parts.lts.empty()) return Mask(parts);
-  const int64_t n = parts.lte.empty() ? 1 : 4;
-  return from_startend_row_indices(on_device(vectors, DataType::kInt32, {parts.batch, parts.heads, parts.seqlen_k, n}), n == 1, kSeqlenQ);
-}
-
 // --- Numbers -----------------------------------------------------------------------------------------
-
-uint16_t to_bits(DataType dtype, double x) {
-  const auto value = static_cast<float>(x);
-  if (dtype == DataType::kBFloat16) return __bfloat16_as_ushort(__float2bfloat16_rn(value));
-  return __half_as_ushort(__float2half_rn(value));
-}
-
-double from_bits(DataType dtype, uint16_t bits) {
-  if (dtype == DataType::kBFloat16) return __bfloat162float(__ushort_as_bfloat16(bits));
-  return __half2float(__ushort_as_half(bits));
-}
-
-/// 16-bit numbers, and what they are.
-struct Numbers {
-  std::vector<uint16_t> bits;
-  std::vector<double> values;
-
-  Numbers(Random& random, DataType dtype, int64_t count) {
-    for (int64_t n = 0; n < count; ++n) {
-      bits.push_back(to_bits(dtype, (2 * random.real() - 1) * kLargest));
-      values.push_back(from_bits(dtype, bits.back()));
-    }
-  }
-};
 
 /// Inputs on the host. Q's heads repeat: q_patterns [batch, kPatterns, seqlen_q, head_dim].
 struct Inputs {
@@ -374,40 +308,14 @@ class DeviceRun {
     } else {
       args.mask = mask_;
     }
-    if (mode == Mode::kPlanGiven) args.plan = make_plan();
+    if (mode == Mode::kPlanGiven) args.plan = make_plan(mask_, plan_, poison_);
     return args;
-  }
-
-  PlanView make_plan() {
-    const PlanLayout layout(kSeqlenQ, c_.seqlen_k, mask_.batch(), mask_.heads());
-    plan_ = DeviceBytes(static_cast<std::size_t>(layout.bytes));
-    const std::span buffer(plan_.data(), plan_.size());
-    if (poison_) plan_.fill(0xff);
-    build_plan(mask_.view(), buffer, kDevice);
-    return PlanView::on_device(layout, buffer, kDevice);
   }
 
   const Case& c_;
   const bool poison_;
   DeviceBytes q_, k_, v_, vectors_, dense_, out_, lse_, plan_;
   Mask mask_;
-};
-
-/// The largest difference of one result, or the first thing that is wrong with it.
-struct Difference {
-  double largest = 0;
-  std::string wrong;
-
-  void add(const char* result, double got, double expected, double limit, int64_t b, int64_t head, int64_t i, int64_t d = -1) {
-    const double difference = got == expected ? 0 : std::abs(got - expected);
-    if (difference > largest) largest = difference;
-    if (difference <= limit || !wrong.empty()) return;  // a NaN is not below the limit
-    char text[200];
-    std::snprintf(text, sizeof(text), "%s of batch entry %d, head %d, row %d%s is %.6g%s, expected %.6g", result, static_cast<int>(b),
-                  static_cast<int>(head), static_cast<int>(i), d < 0 ? "" : (", element " + std::to_string(d)).c_str(), got,
-                  std::isnan(got) ? " (perhaps not written)" : "", expected);
-    wrong = text;
-  }
 };
 
 void compare_row(const Case& c, const Results& results, const Expected& expected, int64_t b, int64_t head, int64_t i, Difference& out,
@@ -443,11 +351,6 @@ bool judge(const Case& c, const Results& results, Oracle& oracle) {
   }
   return wrong.empty();
 }
-
-struct Arguments {
-  bool list = false, quick = false, poison = true;
-  int repeat = 1;
-};
 
 bool run_mode(const Case& c, Mode mode, const char* mode_name, const Arguments& arguments, const Inputs& inputs, DeviceRun& device,
               Oracle& oracle) {
@@ -491,16 +394,6 @@ int run_cases(const Arguments& arguments, int multiprocessors) {
   return failed == 0 ? 0 : 1;
 }
 
-int run(const Arguments& arguments) {
-  const std::string missing = no_device();
-  int multiprocessors = kUsualMultiprocessors;
-  if (missing.empty()) require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0), "cudaDeviceGetAttribute");
-  if (arguments.list) return list_cases(arguments, multiprocessors);
-  if (missing.empty()) return run_cases(arguments, multiprocessors);
-  std::printf("skipped: %s\n", missing.c_str());
-  return 77;  // what ctest counts as skipped
-}
-
 constexpr const char* kUsage =
     "gpu_forward_cases [--list] [--quick] [--no-poison] [--repeat N]\n"
     "  --list       only print the cases; sizes as on 132 multiprocessors if there is no device\n"
@@ -508,35 +401,10 @@ constexpr const char* kUsage =
     "  --no-poison  leave workspace and plan as they are allocated, for a tool that looks for reads of memory nobody wrote\n"
     "  --repeat N   run each case N times and compare the bits\n";
 
-std::optional<Arguments> parse(int count, char** words) {
-  Arguments arguments;
-  for (int n = 1; n < count; ++n) {
-    const std::string_view word = words[n];
-    if (word == "--list") {
-      arguments.list = true;
-    } else if (word == "--quick") {
-      arguments.quick = true;
-    } else if (word == "--no-poison") {
-      arguments.poison = false;
-    } else if (word == "--repeat" && n + 1 < count && std::atoi(words[n + 1]) > 0) {
-      arguments.repeat = std::atoi(words[++n]);
-    } else {
-      return std::nullopt;
-    }
-  }
-  return arguments;
-}
-
 }  // namespace
 }  // namespace flashmask::test
 
 int main(int count, char** words) {
-  try {
-    if (const auto arguments = flashmask::test::parse(count, words)) return flashmask::test::run(*arguments);
-    std::fputs(flashmask::test::kUsage, stderr);
-    return 2;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
+  using namespace flashmask::test;
+  return run_program(count, words, kUsage, list_cases, run_cases);
 }

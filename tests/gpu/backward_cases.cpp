@@ -1,0 +1,423 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every instantiation of the backward kernels on small problems through the public interface, against float64 on the host: a
+// program of its own, to be run under a memory or race checker or with a library that has delays in it.
+//
+// One mask gets more items than there are multiprocessors. Its heads repeat a few patterns of values and bounds, so that
+// every element is checked while float64 is computed once for each pattern.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "common/arithmetic.h"
+#include "common/random.h"
+#include "flashmask/attention.h"
+#include "gpu/device_mask.h"
+#include "gpu/kernel_cases.h"
+#include "support/independent_rule.h"
+
+namespace flashmask::test {
+namespace {
+
+/// Four row tiles of 64 rows, two of 128, the last one short; three key tiles, the last one short.
+constexpr int64_t kSeqlenQ = 200, kSeqlenK = 333;
+/// Query heads of a key head.
+constexpr int64_t kGroup = 2;
+/// Key heads that differ.
+constexpr int64_t kPatterns = 2;
+/// Scores have this standard deviation.
+constexpr double kSharpness = 1.5;
+/// Errors of a sum's terms are independent and below their rounding: this many times the square root of their squares is far off.
+constexpr double kFarOff = 4;
+/// What float32 has lost where terms cancel.
+constexpr double kSlack = 5e-5;
+
+constexpr Instance kInstances[] = {
+#define FLASHMASK_BACKWARD(dtype, element, head_dim, consumers) {DataType::dtype, #element, head_dim, consumers},
+#include "backends/cuda/sm90/backward/instances.def"
+#undef FLASHMASK_BACKWARD
+};
+
+enum class MaskKind { kFull, kWindow, kTwoIntervals, kEmpty, kDocuments, kPerHead };
+constexpr std::pair<MaskKind, const char*> kMasks[] = {{MaskKind::kFull, "full"},
+                                                       {MaskKind::kWindow, "causal window"},
+                                                       {MaskKind::kTwoIntervals, "two intervals"},
+                                                       {MaskKind::kEmpty, "empty rows, columns"},
+                                                       {MaskKind::kDocuments, "documents, many heads"},
+                                                       {MaskKind::kPerHead, "four bounds per head"}};
+constexpr std::size_t kQuickMasks = 4;
+
+enum class Mode { kPlanInCall, kDeterministic, kDense };
+constexpr std::pair<Mode, const char*> kModes[] = {
+    {Mode::kPlanInCall, "plan made in the call"}, {Mode::kDeterministic, "deterministic"}, {Mode::kDense, "dense mask"}};
+constexpr std::size_t kQuickModes = 2;
+
+struct Case {
+  Instance instance;
+  MaskKind kind;
+  const char* mask_name;
+  int64_t heads_kv;
+
+  int64_t heads() const { return kGroup * heads_kv; }
+  int64_t dim() const { return instance.head_dim; }
+  double scale() const { return kSharpness / std::sqrt(static_cast<double>(dim())); }
+};
+
+std::string describe(const Case& c, const char* mode) {
+  return describe(c.instance, c.mask_name, 1, c.heads(), c.heads_kv, kSeqlenQ, kSeqlenK, mode);
+}
+
+std::vector<Case> all_cases(int multiprocessors, bool quick) {
+  const int64_t many = round_up(ceil_div(multiprocessors + 1, ceil_div(kSeqlenK, 128)), kPatterns);
+  std::vector<Case> cases;
+  for (const Instance& instance : kInstances) {
+    for (std::size_t n = 0; n < (quick ? kQuickMasks : std::size(kMasks)); ++n) {
+      const auto& [kind, name] = kMasks[n];
+      cases.push_back({instance, kind, name, kind == MaskKind::kDocuments ? many : kPatterns});
+    }
+  }
+  return cases;
+}
+
+// --- Masks -------------------------------------------------------------------------------------------
+
+struct Column {
+  int64_t lts, lte, uts, ute;
+};
+
+/// By key tiles: one interval for all keys; two for each key; exactly one granule's rows.
+Column two_intervals(Random& random, int64_t j) {
+  if (j < 128) return {40, 150, 0, 0};
+  if (j >= 256) return {64, 128, 190, kSeqlenQ};
+  const int64_t first = random.integer(0, kSeqlenQ), second = random.integer(0, kSeqlenQ);
+  return {first, first + random.integer(0, 60), second, second + random.integer(0, 60)};
+}
+
+/// Some rows that see nothing; the middle key tile and some other keys that nobody sees.
+Column empty_rows_and_columns(int64_t j) {
+  if ((j >= 128 && j < 256) || (j > 300 && j < 310)) return {0, kSeqlenQ, 0, 0};
+  return {0, 70, 120, kSeqlenQ};
+}
+
+/// The last pattern of key heads sees nothing.
+Column per_head(Random& random, int64_t head) {
+  if (head / kGroup % kPatterns == kPatterns - 1) return {0, kSeqlenQ, 0, 0};
+  const auto any = [&] { return random.integer(-2, kSeqlenQ + 2); };
+  return {any(), any(), any(), any()};
+}
+
+/// The row behind the last of key j's document.
+int64_t document_end(int64_t kv_head, int64_t j) {
+  const int64_t length = kv_head % kPatterns == 0 ? 70 : 130;
+  return std::clamp<int64_t>((j / length + 1) * length - (kSeqlenK - kSeqlenQ), 0, kSeqlenQ);
+}
+
+void add_columns(const Case& c, int64_t head, MaskParts& parts) {
+  Random random(static_cast<uint64_t>(head + 1));
+  for (int64_t j = 0; j < kSeqlenK; ++j) {
+    if (c.kind == MaskKind::kDocuments) {
+      parts.lts.push_back(static_cast<int32_t>(document_end(head, j)));
+      continue;
+    }
+    const Column column = c.kind == MaskKind::kTwoIntervals ? two_intervals(random, j)
+                          : c.kind == MaskKind::kPerHead    ? per_head(random, head)
+                                                            : empty_rows_and_columns(j);
+    parts.lts.push_back(static_cast<int32_t>(column.lts));
+    parts.lte.push_back(static_cast<int32_t>(column.lte));
+    parts.uts.push_back(static_cast<int32_t>(column.uts));
+    parts.ute.push_back(static_cast<int32_t>(column.ute));
+  }
+}
+
+MaskParts make_parts(const Case& c) {
+  MaskParts parts{.seqlen_q = kSeqlenQ, .seqlen_k = kSeqlenK};
+  if (c.kind == MaskKind::kWindow) parts.band = Band::window(kSeqlenK / 3, 0);
+  if (c.kind == MaskKind::kDocuments) parts.band = Band::causal();
+  if (c.kind == MaskKind::kFull || c.kind == MaskKind::kWindow) return parts;
+  parts.heads = c.kind == MaskKind::kPerHead ? c.heads() : c.kind == MaskKind::kDocuments ? c.heads_kv : 1;
+  for (int64_t head = 0; head < parts.heads; ++head) add_columns(c, head, parts);
+  return parts;
+}
+
+// --- Numbers -----------------------------------------------------------------------------------------
+
+/// A [seqlen, heads, head_dim] tensor whose heads repeat those of [patterns, seqlen, head_dim].
+struct Repeated {
+  int64_t patterns, seqlen, dim;
+  Numbers numbers;
+
+  const double* row(int64_t head, int64_t i) const { return numbers.values.data() + place(head, i); }
+  std::vector<uint16_t> bits(int64_t heads) const {
+    std::vector<uint16_t> all;
+    for (int64_t i = 0; i < seqlen; ++i) {
+      for (int64_t head = 0; head < heads; ++head) {
+        const auto from = numbers.bits.begin() + place(head, i);
+        all.insert(all.end(), from, from + dim);
+      }
+    }
+    return all;
+  }
+
+ private:
+  int64_t place(int64_t head, int64_t i) const { return (head % patterns * seqlen + i) * dim; }
+};
+
+Repeated random_rows(const Case& c, Random& random) {
+  constexpr int64_t kHeads = kGroup * kPatterns;
+  return {kHeads, kSeqlenQ, c.dim(), Numbers(random, c.instance.dtype, kHeads * kSeqlenQ * c.dim())};
+}
+Repeated random_keys(const Case& c, Random& random) {
+  return {kPatterns, kSeqlenK, c.dim(), Numbers(random, c.instance.dtype, kPatterns * kSeqlenK * c.dim())};
+}
+
+/// What an element should be, and how far off it may be.
+struct Sum {
+  double value = 0, squares = 0;
+  void add(double term) { value += term, squares += term * term; }
+  double limit(DataType dtype) const {
+    return squares == 0 ? 0 : rounding(dtype) * (kFarOff * std::sqrt(squares) + std::abs(value)) + kSlack;
+  }
+};
+
+/// The gradients of the heads that differ: dq [patterns of query heads, kSeqlenQ, dim], dk and dv [kPatterns, kSeqlenK, dim].
+struct Expected {
+  std::vector<Sum> dq, dk, dv;
+};
+
+double dot(const double* x, const double* y, int64_t dim) {
+  double sums[4] = {};
+  for (int64_t d = 0; d < dim; d += 4) {
+    for (int64_t n = 0; n < 4; ++n) sums[n] += x[d + n] * y[d + n];
+  }
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+/// A problem on the host: inputs, what a forward gives for them in float64 with its out rounded, and the gradients.
+class Problem {
+ public:
+  Problem(const Case& of, Random random)
+      : c(of),
+        mask(make_parts(of)),
+        q(random_rows(of, random)),
+        dout(random_rows(of, random)),
+        k(random_keys(of, random)),
+        v(random_keys(of, random)) {
+    const auto dim = static_cast<std::size_t>(c.dim());
+    expected.dq.resize(kGroup * kPatterns * kSeqlenQ * dim);
+    expected.dk.resize(kPatterns * kSeqlenK * dim);
+    expected.dv.resize(kPatterns * kSeqlenK * dim);
+    out = {kGroup * kPatterns, kSeqlenQ, c.dim(), {}};
+    for (int64_t head = 0; head < kGroup * kPatterns; ++head) {
+      for (int64_t i = 0; i < kSeqlenQ; ++i) run_row(random, head, i);
+    }
+  }
+
+  const Case& c;
+  MaskParts mask;
+  Repeated q, dout, k, v, out;
+  std::vector<float> lse, dlse;  ///< of the heads that differ, [head, row]
+  Expected expected;
+
+ private:
+  bool visible(int64_t head, int64_t i, int64_t j) const { return sees(mask, head * mask.heads / c.heads(), 0, i, j); }
+
+  /// One row's out and lse, and what it adds to the gradients.
+  void run_row(Random& random, int64_t head, int64_t i) {
+    std::vector<double> p(kSeqlenK), row(static_cast<std::size_t>(c.dim()));
+    double sum = 0;
+    // Scores are far from where exp overflows, so there is no maximum to take off.
+    for (int64_t j = 0; j < kSeqlenK; ++j) {
+      if (!visible(head, i, j)) continue;
+      sum += p[j] = std::exp(dot(q.row(head, i), k.row(head / kGroup, j), c.dim()) * c.scale());
+    }
+    for (int64_t j = 0; j < kSeqlenK; ++j) {
+      if (sum > 0) p[j] /= sum;
+      for (int64_t d = 0; d < c.dim(); ++d) row[d] += p[j] * v.row(head / kGroup, j)[d];
+    }
+    for (const double x : row) out.numbers.add(c.instance.dtype, x);
+    lse.push_back(static_cast<float>(std::log(sum)));
+    dlse.push_back(static_cast<float>((2 * random.real() - 1) * kLargest));
+    if (sum > 0) add_gradients(head, i, p);
+  }
+
+  void add_gradients(int64_t head, int64_t i, const std::vector<double>& p) {
+    const int64_t kv = head / kGroup, dim = c.dim();
+    const double *go = dout.row(head, i), delta = dot(go, out.row(head, i), dim) - dlse.back();
+    for (int64_t j = 0; j < kSeqlenK; ++j) {
+      if (!visible(head, i, j)) continue;
+      const double ds = p[j] * (dot(go, v.row(kv, j), dim) - delta) * c.scale();
+      const int64_t of_row = (head * kSeqlenQ + i) * dim, of_key = (kv * kSeqlenK + j) * dim;
+      for (int64_t d = 0; d < dim; ++d) {
+        expected.dq[of_row + d].add(ds * k.row(kv, j)[d]);
+        expected.dk[of_key + d].add(ds * q.row(head, i)[d]);
+        expected.dv[of_key + d].add(p[j] * go[d]);
+      }
+    }
+  }
+};
+
+// --- Runs --------------------------------------------------------------------------------------------
+
+struct Results {
+  std::vector<std::byte> dq, dk, dv;
+};
+
+/// A problem on the device.
+class DeviceRun {
+ public:
+  DeviceRun(const Problem& problem, bool poison)
+      : c_(problem.c),
+        poison_(poison),
+        q_(problem.q.bits(c_.heads())),
+        k_(problem.k.bits(c_.heads_kv)),
+        v_(problem.v.bits(c_.heads_kv)),
+        out_(problem.out.bits(c_.heads())),
+        dout_(problem.dout.bits(c_.heads())),
+        lse_(repeated(problem.lse)),
+        dlse_(repeated(problem.dlse)),
+        vectors_(interleave(problem.mask)),
+        dense_(dense_by_rule(problem.mask)),
+        dq_(q_.size()),
+        dk_(k_.size()),
+        dv_(v_.size()),
+        plan_(0),
+        mask_(make_mask(problem.mask, vectors_)),
+        mask_heads_(problem.mask.heads) {}
+
+  /// Outputs and workspace begin as NaN.
+  Results run(Mode mode) {
+    const BackwardArgs args = make_args(mode);
+    const Options options{.softmax_scale = c_.scale(), .deterministic = mode != Mode::kPlanInCall, .backend = "cuda"};
+    for (DeviceBytes* result : {&dq_, &dk_, &dv_}) result->fill(0xff);
+    DeviceBytes workspace(backward_workspace(args, options));
+    if (poison_) workspace.fill(0xff);
+    backward(args, {workspace.data(), workspace.size()}, options);
+    require(cudaDeviceSynchronize(), "backward");
+    return {dq_.read(), dk_.read(), dv_.read()};
+  }
+
+ private:
+  std::vector<float> repeated(const std::vector<float>& patterns) const {
+    std::vector<float> all;
+    for (int64_t head = 0; head < c_.heads(); head += kGroup * kPatterns) all.insert(all.end(), patterns.begin(), patterns.end());
+    return all;
+  }
+  TensorView of_rows(const DeviceBytes& bytes) const { return on_device(bytes, c_.instance.dtype, {1, kSeqlenQ, c_.heads(), c_.dim()}); }
+  TensorView of_keys(const DeviceBytes& bytes) const { return on_device(bytes, c_.instance.dtype, {1, kSeqlenK, c_.heads_kv, c_.dim()}); }
+  TensorView vector_of_rows(const DeviceBytes& bytes) const { return on_device(bytes, DataType::kFloat32, {1, c_.heads(), kSeqlenQ}); }
+
+  BackwardArgs make_args(Mode mode) {
+    BackwardArgs args;
+    args.q = of_rows(q_), args.k = of_keys(k_), args.v = of_keys(v_);
+    args.out = of_rows(out_), args.dout = of_rows(dout_);
+    args.lse = vector_of_rows(lse_), args.dlse = vector_of_rows(dlse_);
+    args.dq = of_rows(dq_), args.dk = of_keys(dk_), args.dv = of_keys(dv_);
+    if (mode == Mode::kDense) {
+      args.dense_mask = on_device(dense_, DataType::kUInt8, {1, mask_heads_, kSeqlenQ, kSeqlenK});
+    } else {
+      args.mask = mask_;
+    }
+    if (mode == Mode::kDeterministic) args.plan = make_plan(mask_, plan_, poison_);
+    return args;
+  }
+
+  const Case& c_;
+  const bool poison_;
+  DeviceBytes q_, k_, v_, out_, dout_, lse_, dlse_, vectors_, dense_, dq_, dk_, dv_, plan_;
+  Mask mask_;
+  const int64_t mask_heads_;
+};
+
+/// One result, [seqlen, heads, dim], whose heads repeat `patterns` heads.
+Difference compare(const char* name, const Case& c, const std::vector<std::byte>& result, int64_t seqlen, int64_t heads, int64_t patterns,
+                   const std::vector<Sum>& expected) {
+  Difference difference;
+  std::vector<uint16_t> bits(result.size() / 2);
+  std::memcpy(bits.data(), result.data(), result.size());
+  std::size_t at = 0;
+  for (int64_t i = 0; i < seqlen; ++i) {
+    for (int64_t head = 0; head < heads; ++head) {
+      const Sum* sum = expected.data() + (head % patterns * seqlen + i) * c.dim();
+      for (int64_t d = 0; d < c.dim(); ++d, ++at)
+        difference.add(name, from_bits(c.instance.dtype, bits[at]), sum[d].value, sum[d].limit(c.instance.dtype), 0, head, i, d);
+    }
+  }
+  return difference;
+}
+
+/// Prints the end of a case's line; whether it passed.
+bool judge(const Problem& problem, const Results& results) {
+  const Case& c = problem.c;
+  const Difference dq = compare("dq", c, results.dq, kSeqlenQ, c.heads(), kGroup * kPatterns, problem.expected.dq);
+  const Difference dk = compare("dk", c, results.dk, kSeqlenK, c.heads_kv, kPatterns, problem.expected.dk);
+  const Difference dv = compare("dv", c, results.dv, kSeqlenK, c.heads_kv, kPatterns, problem.expected.dv);
+  for (const Difference* difference : {&dq, &dk, &dv}) {
+    if (difference->wrong.empty()) continue;
+    std::printf("  FAILED: %s\n", difference->wrong.c_str());
+    return false;
+  }
+  std::printf("  ok: dq within %.1e, dk %.1e, dv %.1e\n", dq.largest, dk.largest, dv.largest);
+  return true;
+}
+
+/// Without the deterministic mode the order in which dq is added up is anybody's.
+bool same_bits(Mode mode, const Results& a, const Results& b) {
+  return a.dk == b.dk && a.dv == b.dv && (mode == Mode::kPlanInCall || a.dq == b.dq);
+}
+
+bool run_mode(const Case& c, Mode mode, const char* mode_name, const Arguments& arguments, const Problem& problem, DeviceRun& device) {
+  std::printf("%s", describe(c, mode_name).c_str());
+  std::fflush(stdout);
+  try {
+    const Results first = device.run(mode);
+    for (int n = 1; n < arguments.repeat; ++n) {
+      if (same_bits(mode, device.run(mode), first)) continue;
+      std::printf("  FAILED: run %d has other bits than the first\n", n + 1);
+      return false;
+    }
+    return judge(problem, first);
+  } catch (const std::exception& error) {
+    std::printf("  FAILED: %s\n", error.what());
+    return false;
+  }
+}
+
+std::size_t modes(const Arguments& arguments) { return arguments.quick ? kQuickModes : std::size(kModes); }
+
+int list_cases(const Arguments& arguments, int multiprocessors) {
+  for (const Case& c : all_cases(multiprocessors, arguments.quick)) {
+    for (std::size_t n = 0; n < modes(arguments); ++n) std::printf("%s\n", describe(c, kModes[n].second).c_str());
+  }
+  return 0;
+}
+
+int run_cases(const Arguments& arguments, int multiprocessors) {
+  int passed = 0, failed = 0;
+  for (const Case& c : all_cases(multiprocessors, arguments.quick)) {
+    const Problem problem(c, Random(1));
+    DeviceRun device(problem, arguments.poison);
+    for (std::size_t n = 0; n < modes(arguments); ++n) {
+      const auto& [mode, name] = kModes[n];
+      ++(run_mode(c, mode, name, arguments, problem, device) ? passed : failed);
+    }
+  }
+  std::printf("%d passed, %d failed\n", passed, failed);
+  return failed == 0 ? 0 : 1;
+}
+
+constexpr const char* kUsage =
+    "gpu_backward_cases [--list] [--quick] [--no-poison] [--repeat N]\n"
+    "  --list       only print the cases; sizes as on 132 multiprocessors if there is no device\n"
+    "  --quick      four masks, in the two ways that add up dq\n"
+    "  --no-poison  leave workspace and plan as they are allocated, for a tool that looks for reads of memory nobody wrote\n"
+    "  --repeat N   run each case N times and compare the bits\n";
+
+}  // namespace
+}  // namespace flashmask::test
+
+int main(int count, char** words) {
+  using namespace flashmask::test;
+  return run_program(count, words, kUsage, list_cases, run_cases);
+}
