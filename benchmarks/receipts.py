@@ -2,7 +2,8 @@
 """Receipts: what a GPU run leaves behind, one JSON file for each run.
 
 A receipt names the device, the software, the hash of the sources (scripts/source-hash) and the command, then the tests
-passed and failed and the measured cases. It is stale when its hash is not the tree's: then its figures say nothing about it.
+passed and failed and the measured cases. It is stale when its hash is not the tree's: then its figures say nothing about it. The hash
+is the forward's or, where `direction` says so, the backward's.
 """
 
 import datetime
@@ -19,14 +20,22 @@ CASE_FIELDS = {"op": str, "mask": str, "head_dim": int, "head_dim_v": int, "seql
                "live": (int, float), "plan_ms": (int, float), "ours_ms": (int, float), "ours_tflops": (int, float), "peers": dict}
 
 
-def source_hash():
-    return subprocess.run([ROOT / "scripts" / "source-hash"], check=True, capture_output=True, text=True).stdout.strip()
+DIRECTIONS = ("forward", "backward")
 
 
-def new(what, environment, command):
+def source_hash(direction="forward"):
+    return subprocess.run([ROOT / "scripts" / "source-hash", direction], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def direction_of(receipt):
+    """Whose source hash the receipt is judged by."""
+    return receipt.get("direction", "forward")
+
+
+def new(what, environment, command, direction="forward"):
     """`environment`: device, driver, toolkit, torch."""
-    return {"schema": SCHEMA, "kind": "gpu", "what": what, "date": datetime.date.today().isoformat(), **environment, "source_hash": source_hash(), "command": command,
-            "complete": False, "tests": {"passed": 0, "failed": 0}, "cases": [], "figures": {}}
+    return {"schema": SCHEMA, "kind": "gpu", "what": what, "direction": direction, "date": datetime.date.today().isoformat(), **environment,
+            "source_hash": source_hash(direction), "command": command, "complete": False, "tests": {"passed": 0, "failed": 0}, "cases": [], "figures": {}}
 
 
 def number_problems(case, where):
@@ -64,6 +73,8 @@ def problems(receipt):
     if receipt.get("dry_run"):
         found.append("it comes from a dry run: its figures are invented")
     found += [f"{name} is missing or not a text" for name in TEXTS if not isinstance(receipt.get(name), str) or not receipt.get(name)]
+    if direction_of(receipt) not in DIRECTIONS:
+        found.append(f"direction is {receipt['direction']!r}")
     tests = receipt.get("tests")
     if not isinstance(tests, dict) or not all(isinstance(tests.get(n), int) for n in ("passed", "failed")):
         found.append("tests has no passed and failed")
@@ -92,10 +103,14 @@ def load_folder(folder=RESULTS):
     return {path.name: load(path) for path in sorted(Path(folder).glob("*.json"))}
 
 
+def of_direction(receipts, direction):
+    return {name: receipt for name, receipt in receipts.items() if direction_of(receipt) == direction}
+
+
 def stale(receipts, tree_hash=None):
-    """Names of the receipts that another tree left."""
-    tree_hash = tree_hash or source_hash()
-    return [name for name, receipt in receipts.items() if receipt["source_hash"] != tree_hash]
+    """Names of the receipts that another tree left; `tree_hash` in place of this tree's, whatever the direction."""
+    hashes = {direction: tree_hash or source_hash(direction) for direction in DIRECTIONS}
+    return [name for name, receipt in receipts.items() if receipt["source_hash"] != hashes[direction_of(receipt)]]
 
 
 def cell_of(case):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""One self-contained HTML page, and SVG files, from the receipts of GPU runs.
+"""One self-contained HTML page, and SVG files, from the receipts of GPU runs of the forward pass.
 
     python benchmarks/report.py [--results benchmarks/results] [--html out/gpu.html] [--svg docs/img]
 
@@ -175,7 +175,7 @@ def main(words=None):
     parser.add_argument("--svg", type=Path, help="also write each chart to this folder")
     arguments = parser.parse_args(words)
     try:
-        found = receipts.load_folder(arguments.results)
+        found = receipts.of_direction(receipts.load_folder(arguments.results), "forward")
     except ValueError as error:
         sys.exit(f"report: {error}")
     wanted = arguments.hash or receipts.source_hash()

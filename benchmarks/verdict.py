@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measured forward cases against the bars: FlashMask V3 (by its measured ratio to FlexAttention) and cuDNN.
+"""Measured cases, forward or backward, against the bars: FlashMask V3 (by its measured ratio to FlexAttention) and cuDNN.
 
 Every ratio counts our plan's own time as ours and is speed: their time over our time.
 """
@@ -9,16 +9,18 @@ import math
 from pathlib import Path
 
 V3_FILE = Path(__file__).resolve().parent / "data" / "flashmask_v3.json"
-# head_dim: (seqlens, each cell, geometric mean), ours over V3
-V3_BARS = {128: ((8192, 32768, 131072), 1.0, 1.15), 64: ((8192, 32768), 1.0, 1.20)}
-# head_dim: ours over cuDNN, for full and causal at these lengths
-CUDNN_BARS = {128: 1.05, 64: 1.10}
+V3_RATIO = {"fwd": "v3_over_flex", "bwd": "v3_over_flex_backward"}
+# op, head_dim: (seqlens, each cell, geometric mean), ours over V3
+V3_BARS = {"fwd": {128: ((8192, 32768, 131072), 1.0, 1.15), 64: ((8192, 32768), 1.0, 1.20)},
+           "bwd": {128: ((8192, 32768, 131072), 1.0, 1.05), 64: ((8192, 32768), 1.0, 1.20)}}
+# op, head_dim: ours over cuDNN, for full and causal at these lengths
+CUDNN_BARS = {"fwd": {128: 1.05, 64: 1.10}, "bwd": {128: 1.09, 64: 1.18}}
 CUDNN_SEQLENS = (8192, 32768)
 
 
-def v3_ratios():
-    """{(head_dim, seqlen, mask): V3 over FlexAttention, forward}"""
-    return {(c["head_dim"], c["seqlen"], c["mask"]): c["v3_over_flex"] for c in json.loads(V3_FILE.read_text())["cells"]}
+def v3_ratios(op="fwd"):
+    """{(head_dim, seqlen, mask): V3 over FlexAttention}"""
+    return {(c["head_dim"], c["seqlen"], c["mask"]): c[V3_RATIO[op]] for c in json.loads(V3_FILE.read_text())["cells"]}
 
 
 def geomean(values):
@@ -35,16 +37,17 @@ def ratio_to(case, peer):
 
 def row_of(case, v3=None):
     """What the table shows of a case."""
-    v3 = v3_ratios() if v3 is None else v3
+    v3 = v3_ratios(case["op"]) if v3 is None else v3
     flex, against = ratio_to(case, "flex"), v3.get((case["head_dim"], case["seqlen"], case["mask"]))
     tflops = case["ours_tflops"] * case["ours_ms"] / (case["ours_ms"] + case["plan_ms"])
-    return {"head_dim": case["head_dim"], "seqlen": case["seqlen"], "mask": case["mask"], "live": case["live"], "tflops": tflops, "flex": flex, "v3_over_flex": against,
-            "v3": flex / against if flex and against else None, "cudnn": ratio_to(case, "cudnn")}
+    return {"op": case["op"], "head_dim": case["head_dim"], "seqlen": case["seqlen"], "mask": case["mask"], "live": case["live"], "tflops": tflops, "flex": flex, "v3_over_flex": against,
+            "v3": flex / against if flex and against else None, "cudnn": ratio_to(case, "cudnn"),
+            "deterministic": case["peers"].get("deterministic", {}).get("ratio")}
 
 
-def rows_of(cases):
-    v3 = v3_ratios()
-    return [row_of(case, v3) for case in cases if case["op"] == "fwd"]
+def rows_of(cases, op="fwd"):
+    v3 = v3_ratios(op)
+    return [row_of(case, v3) for case in cases if case["op"] == op]
 
 
 def check(name, got, bar, detail=""):
@@ -60,10 +63,10 @@ def v3_checks(rows, head_dim, seqlens, each, mean, label):
             check(f"{label}: geometric mean over V3", geomean([r["v3"] for r in cells]), mean, f"{len(cells)} cells")]
 
 
-def checks(rows):
-    """The bars as far as these rows reach: one list for each (head_dim, seqlen), and one over the lengths of a head_dim."""
+def checks(rows, op="fwd"):
+    """The bars of `op`, which all rows are of, as far as they reach: for each (head_dim, seqlen), and over the lengths of a head_dim."""
     found = []
-    for head_dim, (seqlens, each, mean) in V3_BARS.items():
+    for head_dim, (seqlens, each, mean) in V3_BARS[op].items():
         present = sorted({r["seqlen"] for r in rows if r["head_dim"] == head_dim} & set(seqlens))
         for seqlen in present:
             found += v3_checks(rows, head_dim, (seqlen,), each, mean, f"d={head_dim} S={seqlen}")
@@ -71,7 +74,7 @@ def checks(rows):
             found += v3_checks(rows, head_dim, present, each, mean, f"d={head_dim} all")
     for r in rows:
         if r["cudnn"] and r["seqlen"] in CUDNN_SEQLENS and r["mask"] in ("full", "causal"):
-            found.append(check(f"d={r['head_dim']} S={r['seqlen']} {r['mask']}: over cuDNN", r["cudnn"], CUDNN_BARS[r["head_dim"]]))
+            found.append(check(f"d={r['head_dim']} S={r['seqlen']} {r['mask']}: over cuDNN", r["cudnn"], CUDNN_BARS[op][r["head_dim"]]))
     return found
 
 
@@ -80,11 +83,13 @@ def cell_text(value, form="6.2f"):
 
 
 def table(rows):
-    """The short table: one line a cell, then geometric means. Every column but TFLOP/s is a speed ratio."""
-    lines = [f"{'d':>4} {'S':>6} {'mask':22} {'live':>5} {'TFLOP/s':>8} {'/Flex':>6} {'V3/Fl':>6} {'/V3':>6} {'/cuDNN':>6}"]
+    """The short table: one line a cell, then geometric means. Every column but TFLOP/s is a speed ratio; det: deterministic mode's time over
+    the fast one's, where it was measured."""
+    both = any(r["deterministic"] for r in rows)
+    lines = [f"{'d':>4} {'S':>6} {'mask':22} {'live':>5} {'TFLOP/s':>8} {'/Flex':>6} {'V3/Fl':>6} {'/V3':>6} {'/cuDNN':>6}{'    det' if both else ''}"]
     for r in rows:
         lines.append(f"{r['head_dim']:4} {r['seqlen']:6} {r['mask']:22} {r['live']:5.3f} {r['tflops']:8.1f} {cell_text(r['flex'])} {cell_text(r['v3_over_flex'])} "
-                     f"{cell_text(r['v3'])} {cell_text(r['cudnn'])}")
+                     f"{cell_text(r['v3'])} {cell_text(r['cudnn'])}{' ' + cell_text(r['deterministic']) if both else ''}")
     for head_dim, seqlen in sorted({(r["head_dim"], r["seqlen"]) for r in rows}):
         cells = [r for r in rows if (r["head_dim"], r["seqlen"]) == (head_dim, seqlen)]
         means = [geomean(v) if (v := [r[k] for r in cells if r[k]]) else None for k in ("tflops", "flex", "v3_over_flex", "v3")]

@@ -30,9 +30,10 @@ STEPS = ("programs", "forward", "backward", "verify", "pytest", "torch", "stress
 CASES = {direction: f"gpu_{direction}_cases" for direction in ("forward", "backward")}
 # What the backend takes: the rest of the covering list would only be counted as skipped.
 COVERING = ["--covering", "--dtypes", "bfloat16,float16", "--head-dims", "64,128", "--layouts", "bshd,bhsd,aligned"]
-# Tool: options of the cases. Following every access to shared memory is slow, hence fewer cases; memory that the
-# program fills is no longer uninitialised.
-SANITIZERS = {"memcheck": [], "racecheck": ["--quick"], "synccheck": ["--quick"], "initcheck": ["--quick", "--no-poison"]}
+# Tool: options of the cases. Memory that the program fills is no longer uninitialised.
+SANITIZERS = {"memcheck": [], "racecheck": [], "synccheck": [], "initcheck": ["--no-poison"]}
+# The only ones with all cases: following every access to shared memory is slow, and the backward has more of them.
+ALL_CASES = {("forward", "memcheck")}
 SANITIZER_FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
 SANITIZER_FAILED = 99
 STRESS_TESTS = "random or ragged or bounds"
@@ -204,14 +205,14 @@ def run_verify(session, carry, cases, no_limit):
     if not program:
         return session.leave_out("verify", "there is no flashmask command")
     command = [program, "verify", "--backend", "cuda"]
-    covering = session.run("verify --covering", [*command, *COVERING], 540 if no_limit else 90)
+    covering = session.run("verify --covering", [*command, *COVERING], 540 if no_limit else 60)
     late = covering and covering["status"] == 124 and not no_limit
     if late:
         session.leave_out("verify --covering", f"stopped after {covering['seconds']:.0f} s")
     elif covering:
         session.add(covering, *word_counts(covering))
     if cases or late:
-        if result := session.run("verify --cases", [*command, "--cases", str(cases or 500)], 90):
+        if result := session.run("verify --cases", [*command, "--cases", str(cases or 100)], 30 if late else 90):
             session.add(result, *word_counts(result))
 
 
@@ -294,6 +295,7 @@ def run_sanitizers(session, carry, seconds):
 
 def sanitize(session, sanitizer, direction, program, seconds):
     for tool, words in SANITIZERS.items():
+        words = words if (direction, tool) in ALL_CASES else ["--quick", *words]
         command = [sanitizer, "--tool", tool, "--error-exitcode", str(SANITIZER_FAILED), "--print-limit", "10", program, *words]
         if result := session.run(f"sanitizer: {direction} {tool}", command, seconds):
             judge_sanitizer(session, tool, result)
@@ -322,10 +324,10 @@ def parse_arguments():
     parser.add_argument("--stress-library", type=Path, help="a library built with FLASHMASK_STRESS_DELAYS")
     parser.add_argument("--stress-links", type=Path, help="folder where it lies under its soname")
     parser.add_argument("--cases", type=int, default=0, help="random cases of flashmask verify, besides its covering list")
-    parser.add_argument("--covering", action="store_true", help="the covering list however long it takes (more than 90 s: see --seconds)")
+    parser.add_argument("--covering", action="store_true", help="the covering list however long it takes (more than 60 s: see --seconds)")
     parser.add_argument("--sanitize", action=argparse.BooleanOptionalAction, default=True, help="the cases under compute-sanitizer, if it is found")
     parser.add_argument("--sanitize-seconds", type=float, default=60, help="for each of its tools")
-    parser.add_argument("--seconds", type=float, default=560, help="for everything")
+    parser.add_argument("--seconds", type=float, default=290, help="for everything")
     parser.add_argument("--only", choices=STEPS, action="append", help="may be repeated")
     parser.add_argument("pytest_words", nargs="*", help="for pytest, after --")
     return parser.parse_args()
@@ -337,7 +339,7 @@ def run_steps(session, arguments, carry):
         "forward": lambda: run_cases(session, carry, "forward"),
         "backward": lambda: run_cases(session, carry, "backward"),
         "verify": lambda: run_verify(session, carry, arguments.cases, arguments.covering),
-        "pytest": lambda: run_pytest(session, "pytest", arguments.pytest_words, 480),
+        "pytest": lambda: run_pytest(session, "pytest", arguments.pytest_words, 120),
         "torch": lambda: run_torch(session, carry, arguments.pytest_words if arguments.only else []),
         "stress": lambda: run_stress(session, carry, arguments.stress_library, arguments.stress_links),
         "sanitize": lambda: run_sanitizers(session, carry, arguments.sanitize_seconds),
@@ -352,6 +354,7 @@ def main():
     import timing  # needs torch
 
     receipt = receipts.new("tests", timing.environment(), shown(["scripts/gpu-check", "tests", *sys.argv[1:]]))
+    receipt["figures"]["backward_source_hash"] = receipts.source_hash("backward")
     path = receipts.free_path(receipt)
     session = Session(receipt, arguments.seconds)
     run_steps(session, arguments, arguments.carry if arguments.carry.is_absolute() else ROOT / arguments.carry)

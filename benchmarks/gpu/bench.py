@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements of the forward pass on a GPU, each with a receipt in benchmarks/results (or in $OUT).
+"""Measurements on a GPU, of the forward pass unless said otherwise, each with a receipt in benchmarks/results (or in $OUT).
 
     FLASHMASK_LIBRARY=build/gpu/src/libflashmask.so python benchmarks/gpu/bench.py paper --head-dim 128 --seqlen 8192
 
-paper     twelve masks against FlexAttention, cuDNN, a dense mask and materialised attention; the bars against FlashMask V3
+paper     twelve masks against FlexAttention, cuDNN, a dense mask and materialised attention; the bars against FlashMask V3. With
+          --op bwd the backward, fast and deterministic, against FlexAttention and cuDNN
 sparsity  latency against sparsity at 32K
 small     wall time of 1,000 calls on a small problem
 maskcost  the element mask's price: all tiles partial against all tiles full
@@ -73,7 +74,7 @@ def main(words=None):
     if arguments.dry_run and arguments.command != "paper":
         sys.exit("only `paper` has a dry run")
     environment, card_state, progress_type = surroundings(arguments.dry_run)
-    receipt = receipts.new(arguments.what, environment, shlex.join(["benchmarks/gpu/bench.py", *(words or sys.argv[1:])]))
+    receipt = receipts.new(arguments.what, environment, shlex.join(["benchmarks/gpu/bench.py", *(words or sys.argv[1:])]), getattr(arguments, "direction", "forward"))
     receipt["dry_run"] = arguments.dry_run
     receipt["card_before"] = card_state()
     path = receipts.free_path(receipt)

@@ -68,9 +68,37 @@ def test_dry_run_fills_every_field_and_is_refused(dry_run, capsys, tmp_path):
     assert set(full["peers"]) == {"flex", "cudnn", "dense", "plain"} and "cudnn" not in made["cases"][2]["peers"]
     assert full["peers"]["flex"]["ratio"] == pytest.approx(1.6) and full["peers"]["flex"]["ratio_with_plan"] == pytest.approx(1.6 / 1.01)
     output = capsys.readouterr().out
-    assert "geometric mean over V3" in output and len(output) < 12000
+    assert "geometric mean over V3" in output and len(output) < 12000 and " det" not in output
     with pytest.raises(ValueError, match="dry run"):
         receipts.load(next((tmp_path / "dry").glob("*.json")))
+
+
+def test_dry_run_of_the_backward(dry_run, capsys):
+    status, made = dry_run("--op", "bwd", "--head-dim", "128", "--seqlen", "8192")
+    assert made["complete"] and len(made["cases"]) == 12 and made["tests"] == {"passed": 12, "failed": 0} and made["what"] == "bwd-d128-8k"
+    assert receipts.problems(made) == ["it comes from a dry run: its figures are invented"]
+    full = made["cases"][0]
+    assert full["op"] == "bwd" and full["ours_tflops"] == pytest.approx(10 * 16 * 32 * 8192**2 * 128 / full["ours_ms"] / 1e9)
+    assert set(full["peers"]) == {"deterministic", "flex", "cudnn"} and "cudnn" not in made["cases"][2]["peers"]
+    assert full["peers"]["deterministic"]["ratio"] == pytest.approx(1.05)
+    names = [c["name"] for c in made["figures"]["checks"]]
+    assert len(names) == 4 and [c["bar"] for c in made["figures"]["checks"]] == [1.0, 1.05, 1.09, 1.09]
+    assert status == int(not all(c["passed"] for c in made["figures"]["checks"]))
+    table = capsys.readouterr().out.split("\n")
+    assert table[0].split()[-1] == "det" and table[1].split()[-1] == "1.05"
+    with pytest.raises(SystemExit, match="unknown: dense"):
+        dry_run("--op", "bwd", "--contenders", "flex,dense")
+
+
+def test_receipts_are_judged_by_the_hash_of_their_direction(dry_run):
+    backward, forward = dry_run("--op", "bwd", "--masks", "full")[1], dry_run("--masks", "full")[1]
+    assert (forward["source_hash"], backward["source_hash"]) == (receipts.source_hash("forward"), receipts.source_hash("backward"))
+    assert receipts.stale({"a": forward, "b": backward}) == []
+    swapped = {"a": {**forward, "source_hash": backward["source_hash"]}, "b": {**backward, "source_hash": forward["source_hash"]}}
+    assert receipts.stale(swapped) == ["a", "b"]
+    assert receipts.stale({"old": {"source_hash": forward["source_hash"]}}) == []  # from before there were two
+    assert list(receipts.of_direction({"a": forward, "b": backward}, "backward")) == ["b"]
+    assert "direction is 'up'" in receipts.problems({**forward, "direction": "up"})
 
 
 def test_a_dry_run_never_writes_into_the_repository(monkeypatch):
@@ -158,8 +186,9 @@ def test_v3_file_names_its_source_and_covers_the_cells():
     held = json.loads(verdict.V3_FILE.read_text())
     assert "9985af5" in held["source"] and "H200" in held["source"]
     cells = {(c["head_dim"], c["seqlen"], c["mask"]) for c in held["cells"]}
-    assert cells == {(d, s, m) for d, (seqlens, *_) in verdict.V3_BARS.items() for s in seqlens for m in paper_masks.NAMES}
-    assert len(held["cells"]) == len(cells) and all(1 < c["v3_over_flex"] < 4 for c in held["cells"])
+    for bars in verdict.V3_BARS.values():
+        assert cells == {(d, s, m) for d, (seqlens, *_) in bars.items() for s in seqlens for m in paper_masks.NAMES}
+    assert len(held["cells"]) == len(cells) and all(1 < c[name] < 4 for c in held["cells"] for name in verdict.V3_RATIO.values())
 
 
 def sparsity_figures():
@@ -174,6 +203,7 @@ def test_report_is_one_page_without_outside_resources(receipt, tmp_path):
     put(tmp_path / "r", "a.json", {**receipt, "device": "<device>"})
     put(tmp_path / "r", "b.json", {**receipt, "cases": [], "figures": {"sparsity": sparsity_figures()}})
     put(tmp_path / "r", "old.json", {**receipt, "source_hash": "0" * 16})
+    put(tmp_path / "r", "other.json", {**receipt, "direction": "backward"})
     words = ["--results", str(tmp_path / "r"), "--html", str(tmp_path / "page.html"), "--svg", str(tmp_path / "svg"), "--hash", receipt["source_hash"]]
     assert report.main(words) == 0
     page = (tmp_path / "page.html").read_text()
