@@ -165,10 +165,14 @@ std::string backward_refusal(const Problem& p) {
     }
     return message("head_dim ", p.head_dim, " is not taken by the backward; it must be ", dims);
   }
-  for (const auto& [what, tiles] : {std::pair{"batch * heads_q * seqlen_q / ", all_row_tiles(p)},
-                                    {"batch * heads_kv * seqlen_k / ", all_key_tiles(p)},
-                                    {"batch * heads_q * seqlen_k / ", all_key_tiles(p) * p.group_size()}}) {
-    if (tiles > kMostItems) return message(what, kTileKeys, " is about ", tiles, "; the backward takes at most ", kMostItems);
+  struct Count {
+    const char* what;
+    int64_t tile, tiles;
+  };
+  for (const Count& c : {Count{"batch * heads_q * seqlen_q / ", instance_for(p).rows, all_row_tiles(p)},
+                         Count{"batch * heads_kv * seqlen_k / ", kTileKeys, all_key_tiles(p)},
+                         Count{"batch * heads_q * seqlen_k / ", kTileKeys, all_key_tiles(p) * p.group_size()}}) {
+    if (c.tiles > kMostItems) return message(c.what, c.tile, " is about ", c.tiles, "; the backward takes at most ", kMostItems);
   }
   return "";
 }
