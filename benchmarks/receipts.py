@@ -103,10 +103,6 @@ def load_folder(folder=RESULTS):
     return {path.name: load(path) for path in sorted(Path(folder).glob("*.json"))}
 
 
-def of_direction(receipts, direction):
-    return {name: receipt for name, receipt in receipts.items() if direction_of(receipt) == direction}
-
-
 def stale(receipts, tree_hash=None):
     """Names of the receipts that another tree left; `tree_hash` in place of this tree's, whatever the direction."""
     hashes = {direction: tree_hash or source_hash(direction) for direction in DIRECTIONS}

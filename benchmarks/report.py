@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""One self-contained HTML page, and SVG files, from the receipts of GPU runs of the forward pass.
+"""One self-contained HTML page, and SVG files, from the receipts of GPU runs.
 
     python benchmarks/report.py [--results benchmarks/results] [--html out/gpu.html] [--svg docs/img]
 
@@ -21,7 +21,8 @@ import receipts  # noqa: E402
 import verdict  # noqa: E402
 
 OURS, FLEX, CUDNN, V3, DENSE = "#2f6fde", "#d9822b", "#3f9c6b", "#8a63c9", "#9aa5b1"
-SERIES = [("ours", "flashmask (plan included)", OURS, "box"), ("v3", "FlashMask V3 (derived)", V3, "hollow"), ("flex", "FlexAttention", FLEX, "box"), ("cudnn", "cuDNN", CUDNN, "box"),
+OPS = {"fwd": "Forward", "bwd": "Backward"}
+SERIES = [("ours", "flashmask (plan included)", OURS, "box"), ("deterministic", "flashmask, deterministic", OURS, "hollow"), ("v3", "FlashMask V3 (derived)", V3, "hollow"), ("flex", "FlexAttention", FLEX, "box"), ("cudnn", "cuDNN", CUDNN, "box"),
           ("dense", "flashmask, dense mask", DENSE, "box")]
 KINDS = [("causal_document", "causal document", OURS), ("shared_question", "shared question", FLEX), ("document", "document", CUDNN)]
 CSS = """
@@ -44,19 +45,20 @@ def tflops_of(case, v3):
     def rate(ms):
         return case["ours_tflops"] * case["ours_ms"] / ms
 
-    values = {name: rate(case["peers"][name]["ms"]) if name in case["peers"] else None for name in ("flex", "cudnn", "dense")}
+    values = {name: rate(case["peers"][name]["ms"]) if name in case["peers"] else None for name in ("flex", "cudnn", "dense", "deterministic")}
     ratio = v3.get((case["head_dim"], case["seqlen"], case["mask"]))
     values["ours"] = rate(case["ours_ms"] + case["plan_ms"])
     values["v3"] = values["flex"] * ratio if values["flex"] and ratio else None
     return values
 
 
-def forward_chart(cases, device):
-    """Figure 5 of the paper at one head dim and length: TFLOP/s by mask."""
-    v3, first = verdict.v3_ratios(), cases[0]
+def speed_chart(cases, device):
+    """Figure 5 of the paper for one direction, head dim and length: TFLOP/s by mask."""
+    first = cases[0]
+    v3 = verdict.v3_ratios(first["op"])
     groups = [(case["mask"], tflops_of(case, v3)) for case in cases]
     series = [s for s in SERIES if any(values[s[0]] for _, values in groups)]
-    return charts.bar_chart(f"Forward, head dim {first['head_dim']}, {short_length(first['seqlen'])} tokens",
+    return charts.bar_chart(f"{OPS[first['op']]}, head dim {first['head_dim']}, {short_length(first['seqlen'])} tokens",
                             f"TFLOP/s over the tiles that are visible; batch {first['batch']}, {first['heads']} heads, {first['dtype']}; {device}", groups, series, "TFLOP/s",
                             "FlashMask V3 was not in this run: its bars are FlexAttention's of this run times the ratio measured on an H200 (benchmarks/data)."
                             if any(s[0] == "v3" for s in series) else "")
@@ -98,15 +100,19 @@ def plan_bytes(seqlen):
 
 
 def by_shape(cases):
-    """[(head_dim, seqlen), cases], forward only, largest head dim first."""
-    shapes = sorted({(-c["head_dim"], c["seqlen"]) for c in cases if c["op"] == "fwd"})
-    return [((-d, s), [c for c in cases if (c["op"], c["head_dim"], c["seqlen"]) == ("fwd", -d, s)]) for d, s in shapes]
+    """[(op, head_dim, seqlen), cases], the forward first, then the largest head dim."""
+    shapes = sorted({(list(OPS).index(c["op"]), c["op"], -c["head_dim"], c["seqlen"]) for c in cases})
+    return [((op, -d, s), [c for c in cases if (c["op"], c["head_dim"], c["seqlen"]) == (op, -d, s)]) for _, op, d, s in shapes]
+
+
+def chart_name(op, head_dim, seqlen):
+    return f"{OPS[op].lower()}-d{head_dim}-{short_length(seqlen).lower()}"
 
 
 def drawings(shown):
     """{file stem: SVG} of everything that these receipts hold, and of what is computed."""
     device = next((r["device"] for r in shown if r["cases"]), "")
-    made = {f"forward-d{d}-{short_length(s).lower()}": forward_chart(cases, device) for (d, s), cases in by_shape(receipts.merge(shown))}
+    made = {chart_name(*shape): speed_chart(cases, device) for shape, cases in by_shape(receipts.merge(shown))}
     for receipt in shown:
         if "sparsity" in receipt["figures"]:
             made["sparsity"] = sparsity_chart(receipt["figures"]["sparsity"])
@@ -122,11 +128,18 @@ def ratio_text(value):
 
 
 def table(rows):
-    head = cells(["mask", "live", "TFLOP/s", "over FlexAttention", "V3 over FlexAttention", "over V3 (derived)", "over cuDNN"], "th")
-    body = [cells([r["mask"].replace("_", " "), f"{r['live']:.3f}", f"{r['tflops']:.0f}", *(ratio_text(r[k]) for k in ("flex", "v3_over_flex", "v3", "cudnn"))]) for r in rows]
+    both = any(r["deterministic"] for r in rows)
+    columns = ["flex", "v3_over_flex", "v3", "cudnn"] + ["deterministic"] * both
+    head = cells(["mask", "live", "TFLOP/s", "over FlexAttention", "V3 over FlexAttention", "over V3 (derived)", "over cuDNN"] + ["time, deterministic"] * both, "th")
+    body = [cells([r["mask"].replace("_", " "), f"{r['live']:.3f}", f"{r['tflops']:.0f}", *(ratio_text(r[k]) for k in columns)]) for r in rows]
     means = [verdict.geomean(v) if (v := [r[k] for r in rows if r[k]]) else None for k in ("tflops", "flex", "v3_over_flex", "v3")]
-    body.append(cells(["geometric mean", "", f"{means[0]:.0f}", *map(ratio_text, means[1:]), ""]))
+    body.append(cells(["geometric mean", "", f"{means[0]:.0f}", *map(ratio_text, means[1:]), *[""] * (1 + both)]))
     return f'<div class="wide"><table>{head}{"".join(body)}</table></div>'
+
+
+def bars(cases):
+    """The checks of both directions."""
+    return [{**c, "name": f"{name}, {c['name']}"} for op, name in OPS.items() for c in verdict.checks(verdict.rows_of(cases, op), op)]
 
 
 def check_list(found):
@@ -141,7 +154,7 @@ def provenance(shown, hidden, tree_hash):
         lines = [f'<p class="notice">No receipt belongs to the sources {escape(tree_hash)}: what follows is computed, not measured.</p>']
     else:
         lines = [f"<p>{escape(', '.join(sorted({r['device'] for r in shown})))}; {escape(', '.join(sorted({text for r in shown for text in software(r)})))}; sources "
-                 f"{escape(tree_hash)}; {sum(r['tests']['passed'] for r in shown)} checks passed, {sum(r['tests']['failed'] for r in shown)} failed.</p>"]
+                 f"{escape(', '.join(sorted({r['source_hash'] for r in shown})))}; {sum(r['tests']['passed'] for r in shown)} checks passed, {sum(r['tests']['failed'] for r in shown)} failed.</p>"]
     if hidden:
         lines.append(f"<p>{len(hidden)} receipts of other sources are not shown: {escape(', '.join(hidden))}.</p>")
     return "".join(lines)
@@ -154,13 +167,12 @@ def software(receipt):
 def page(shown, hidden, tree_hash):
     """The HTML page."""
     merged, images = receipts.merge(shown), drawings(shown)
-    rows = verdict.rows_of(merged)
-    parts = ["<h1>Masked attention on a GPU, forward</h1>", provenance(shown, hidden, tree_hash)]
-    if rows:
+    parts = ["<h1>Masked attention on a GPU</h1>", provenance(shown, hidden, tree_hash)]
+    if merged:
         parts += ["<h2>Bars</h2>", "<p>Every ratio is speed, with our plan's own time counted as ours: medians over rounds in which the contenders took turns in shuffled order.</p>",
-                  check_list(verdict.checks(rows))]
-    for (d, s), cases in by_shape(merged):
-        parts += [f"<h2>Head dim {d}, {short_length(s)}</h2>", f'<div class="wide">{images[f"forward-d{d}-{short_length(s).lower()}"]}</div>', table(verdict.rows_of(cases))]
+                  check_list(bars(merged))]
+    for (op, d, s), cases in by_shape(merged):
+        parts += [f"<h2>{OPS[op]}, head dim {d}, {short_length(s)}</h2>", f'<div class="wide">{images[chart_name(op, d, s)]}</div>', table(verdict.rows_of(cases, op))]
     for name, title in (("sparsity", "Latency against sparsity"), ("mask-memory", "Memory")):
         if name in images:
             parts += [f"<h2>{title}</h2>", f'<div class="wide">{images[name]}</div>']
@@ -175,11 +187,12 @@ def main(words=None):
     parser.add_argument("--svg", type=Path, help="also write each chart to this folder")
     arguments = parser.parse_args(words)
     try:
-        found = receipts.of_direction(receipts.load_folder(arguments.results), "forward")
+        found = receipts.load_folder(arguments.results)
     except ValueError as error:
         sys.exit(f"report: {error}")
     wanted = arguments.hash or receipts.source_hash()
-    shown, hidden = [r for r in found.values() if r["source_hash"] == wanted], receipts.stale(found, wanted)
+    hidden = receipts.stale(found, arguments.hash)
+    shown = [r for name, r in found.items() if name not in hidden]
     arguments.html.parent.mkdir(parents=True, exist_ok=True)
     arguments.html.write_text(page(shown, hidden, wanted))
     print(f"{arguments.html}: {len(shown)} receipts of {wanted}, {len(hidden)} of other sources")

@@ -97,7 +97,6 @@ def test_receipts_are_judged_by_the_hash_of_their_direction(dry_run):
     swapped = {"a": {**forward, "source_hash": backward["source_hash"]}, "b": {**backward, "source_hash": forward["source_hash"]}}
     assert receipts.stale(swapped) == ["a", "b"]
     assert receipts.stale({"old": {"source_hash": forward["source_hash"]}}) == []  # from before there were two
-    assert list(receipts.of_direction({"a": forward, "b": backward}, "backward")) == ["b"]
     assert "direction is 'up'" in receipts.problems({**forward, "direction": "up"})
 
 
@@ -203,7 +202,6 @@ def test_report_is_one_page_without_outside_resources(receipt, tmp_path):
     put(tmp_path / "r", "a.json", {**receipt, "device": "<device>"})
     put(tmp_path / "r", "b.json", {**receipt, "cases": [], "figures": {"sparsity": sparsity_figures()}})
     put(tmp_path / "r", "old.json", {**receipt, "source_hash": "0" * 16})
-    put(tmp_path / "r", "other.json", {**receipt, "direction": "backward"})
     words = ["--results", str(tmp_path / "r"), "--html", str(tmp_path / "page.html"), "--svg", str(tmp_path / "svg"), "--hash", receipt["source_hash"]]
     assert report.main(words) == 0
     page = (tmp_path / "page.html").read_text()
@@ -219,6 +217,23 @@ def test_report_is_one_page_without_outside_resources(receipt, tmp_path):
     bars = drawn["gpu-forward-d128-8k.svg"]
     assert bars.count("flashmask (plan included):") == 12 and bars.count("cuDNN:") == 2 and bars.count("FlashMask V3 (derived):") == 12
     assert drawn["gpu-sparsity.svg"].count("<circle") == 60
+
+
+def test_report_of_both_directions(dry_run, tmp_path):
+    """Each is judged by its own hash; one left by another tree is not shown."""
+    backward, forward = (dry_run("--op", op)[1] | {"dry_run": False} for op in ("bwd", "fwd"))
+    put(tmp_path / "r", "f.json", forward)
+    put(tmp_path / "r", "b.json", backward)
+    put(tmp_path / "r", "old.json", {**backward, "source_hash": "0" * 16})
+    assert report.main(["--results", str(tmp_path / "r"), "--html", str(tmp_path / "page.html"), "--svg", str(tmp_path / "svg")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    for words in (forward["source_hash"], backward["source_hash"], "1 receipts of other sources are not shown: old.json", "time, deterministic",
+                  "Forward, d=128 S=8192 full: over cuDNN", "Backward, d=128 S=8192 full: over cuDNN"):
+        assert words in page
+    drawn = {p.name: p.read_text() for p in (tmp_path / "svg").iterdir()}
+    assert set(drawn) == {"gpu-forward-d128-8k.svg", "gpu-backward-d128-8k.svg", "gpu-mask-memory.svg"}
+    counts = [drawn[f"gpu-{name}-d128-8k.svg"].count("flashmask, deterministic:") for name in ("forward", "backward")]
+    assert counts == [0, 12] and "Backward, head dim 128, 8K tokens" in drawn["gpu-backward-d128-8k.svg"]
 
 
 def test_report_without_receipts_says_so(tmp_path):
