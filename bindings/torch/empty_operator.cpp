@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// flashmask_empty::forward: flashmask::forward's schema, registered in the same way, but it only allocates the outputs. What
-// PyTorch itself costs; benchmarks/torch_overhead.py measures ours beyond it. Not part of the package.
+// flashmask_empty::forward and backward: the schemas of flashmask's, registered in the same way, but they only allocate the outputs.
+// What PyTorch itself costs; benchmarks/torch_overhead.py measures ours beyond it. Not part of the package.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
@@ -26,13 +26,32 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor&, const Tensor&
           empty<3>({batch, heads, seqlen_q}, aoti_torch_dtype_float32(), place)};
 }
 
+std::tuple<Tensor, Tensor, Tensor> backward(const Tensor&, const OptionalTensor&, const Tensor& q, const Tensor& k, const Tensor& v,
+                                            const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&,
+                                            const OptionalTensor&, std::optional<double>, bool, std::optional<int64_t>, int64_t, int64_t,
+                                            bool, const std::string&) {
+  const Place place = place_of(q);
+  return {empty_like(q, place), empty_like(k, place), empty_like(v, place)};
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY(flashmask_empty, m) {
   m.def(
       "forward(Tensor q, Tensor k, Tensor v, Tensor? bounds, Tensor? block_mask, Tensor? plan, float? scale, bool causal, "
       "SymInt? q_offset, SymInt window_left, SymInt window_right, bool deterministic, str backend) -> (Tensor out, Tensor lse)");
+  m.def(
+      "backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? bounds, Tensor? block_mask, "
+      "Tensor? plan, float? scale, bool causal, SymInt? q_offset, SymInt window_left, SymInt window_right, bool deterministic, "
+      "str backend) -> (Tensor dq, Tensor dk, Tensor dv)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(flashmask_empty, CPU, m) { m.impl("forward", TORCH_BOX(&forward)); }
-STABLE_TORCH_LIBRARY_IMPL(flashmask_empty, CUDA, m) { m.impl("forward", TORCH_BOX(&forward)); }
+STABLE_TORCH_LIBRARY_IMPL(flashmask_empty, CPU, m) {
+  m.impl("forward", TORCH_BOX(&forward));
+  m.impl("backward", TORCH_BOX(&backward));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(flashmask_empty, CUDA, m) {
+  m.impl("forward", TORCH_BOX(&forward));
+  m.impl("backward", TORCH_BOX(&backward));
+}

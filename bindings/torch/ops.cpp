@@ -4,7 +4,7 @@
 //
 // Written against LibTorch's stable ABI: one binary serves every torch from 2.10 on and every Python. The C interface checks the
 // arguments; here tensors become fm_tensor, outputs and workspace are allocated, and a status becomes an exception. Shapes,
-// strides and devices pass through as they are: nothing is copied.
+// strides and devices pass through as they are: nothing is copied, but a dout that CUDA could not read.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
@@ -204,13 +204,32 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
   return {out, lse};
 }
 
-std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k,
+/// Whether the kernels on CUDA can read a 16-bit tensor where it is: rows are contiguous, none stands for several, and each begins on a
+/// boundary of 16 bytes.
+bool has_rows_for_cuda(const fm_tensor& t) {
+  constexpr int64_t kAlignment = 16, kElements = kAlignment / 2;
+  if (reinterpret_cast<std::uintptr_t>(t.data) % kAlignment != 0) return false;
+  for (int d = 0; d < t.ndim; ++d) {
+    if (t.shape[d] <= 1) continue;
+    if (d == t.ndim - 1 ? t.stride[d] != 1 : t.stride[d] == 0 || t.stride[d] % kElements != 0) return false;
+  }
+  return true;
+}
+
+/// dout as the kernels take it. It is no input of the user's but what autograd has: after sum() an expanded tensor, after cat() a slice. The
+/// CPU reads any; CUDA reads most where they are, and of the others a copy is made, which lives as long as the call.
+Tensor readable(const Tensor& dout, const Call& call, const Place& place) {
+  return place.is_cpu() || has_rows_for_cuda(call(dout, "dout")) ? dout : copy_of(dout, place);
+}
+
+std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& given_dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k,
                                             const Tensor& v, const Tensor& out, const Tensor& lse, const OptionalTensor& bounds,
                                             const OptionalTensor& block_mask, const OptionalTensor& plan_buffer,
                                             std::optional<double> scale, bool causal, std::optional<int64_t> q_offset, int64_t window_left,
                                             int64_t window_right, bool deterministic, const std::string& backend) {
   const Place place = place_of(q);
   const Call call(place, "query");
+  const Tensor dout = readable(given_dout, call, place);
   fm_backward_args args{};
   args.struct_size = sizeof(args);
   args.q = call(q, "query");

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 
 using torch::stable::Tensor;
@@ -56,19 +57,52 @@ int32_t torch_dtype(const Tensor& tensor) {
   return dtype;
 }
 
-Tensor empty(const int64_t* shape, size_t rank, int32_t dtype, const Place& place) {
-  std::array<int64_t, 8> strides{};
-  if (rank > strides.size()) throw std::invalid_argument("a tensor has more than 8 dimensions");
+namespace {
+
+constexpr size_t kMostDimensions = 8;
+using Order = std::array<size_t, kMostDimensions>;
+
+Order in_place() {
+  Order order{};
+  std::iota(order.begin(), order.end(), size_t{0});
+  return order;
+}
+
+/// An uninitialised dense tensor, its dimensions in memory as `order` has them, the innermost one last.
+Tensor empty_in_order(const int64_t* shape, size_t rank, const Order& order, int32_t dtype, const Place& place) {
+  std::array<int64_t, kMostDimensions> strides{};
   int64_t stride = 1;
-  for (size_t d = rank; d-- > 0; stride *= std::max<int64_t>(shape[d], 1)) strides[d] = stride;
+  for (size_t n = rank; n-- > 0; stride *= std::max<int64_t>(shape[order[n]], 1)) strides[order[n]] = stride;
   AtenTensorHandle handle = nullptr;
   torch_check(aoti_torch_empty_strided(static_cast<int64_t>(rank), shape, strides.data(), dtype, place.type, place.index, &handle));
   return Tensor(handle);
 }
 
+void check_rank(size_t rank) {
+  if (rank > kMostDimensions) throw std::invalid_argument("a tensor has more than 8 dimensions");
+}
+
+}  // namespace
+
+Tensor empty(const int64_t* shape, size_t rank, int32_t dtype, const Place& place) {
+  check_rank(rank);
+  return empty_in_order(shape, rank, in_place(), dtype, place);
+}
+
 Tensor empty_like(const Tensor& tensor, const Place& place) {
+  const auto sizes = tensor.sizes(), strides = tensor.strides();
+  check_rank(sizes.size());
+  Order order = in_place();
+  const auto outer = static_cast<std::ptrdiff_t>(std::max<size_t>(sizes.size(), 1)) - 1;
+  std::stable_sort(order.begin(), order.begin() + outer, [&](size_t a, size_t b) { return strides[a] > strides[b]; });
+  return empty_in_order(sizes.data(), sizes.size(), order, torch_dtype(tensor), place);
+}
+
+Tensor copy_of(const Tensor& tensor, const Place& place) {
   const auto sizes = tensor.sizes();
-  return empty(sizes.data(), sizes.size(), torch_dtype(tensor), place);
+  const Tensor copy = empty(sizes.data(), sizes.size(), torch_dtype(tensor), place);
+  torch_check(aoti_torch_copy_(copy.get(), tensor.get(), 0));
+  return copy;
 }
 
 Tensor empty_bytes(size_t bytes, const Place& place) { return empty<1>({static_cast<int64_t>(bytes)}, aoti_torch_dtype_uint8(), place); }

@@ -32,9 +32,9 @@ def flashmask_attention(query, key, value, startend_row_indices=None, *, causal=
 
     Returns out, in query's dtype and layout, [batch, seqlen_q, heads_q, head_dim_v]; with return_softmax_lse (out, lse), lse
     [batch, heads_q, seqlen_q] natural logarithm, float32 (float64 for float64). Both are differentiable; a row that sees no
-    key gets 0, and lse -inf.
+    key gets 0, and lse -inf. The gradients that reach out and lse may have any strides (CUDA copies an expanded one, as sum() has, once).
 
-    Raises ValueError if an argument is wrong, and UnsupportedError if no backend takes the call (on CUDA: gradients).
+    Raises ValueError if an argument is wrong, and UnsupportedError if no backend takes the call.
     """
     mask = call_mask(query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout, dropout)
     out, lse = ops.checked_attention(query, key, value, mask, softmax_scale, layout, deterministic, backend)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mask: an attention mask in O(seqlen_k) memory, as tensors on any device."""
 
+import weakref
+
 import torch
 from torch.utils import _pytree as pytree
 
@@ -89,6 +91,14 @@ class Mask:
         if moved[0] is self.bounds and moved[1] is self.block_mask:
             return self
         return self.replace(bounds=moved[0], block_mask=moved[1])
+
+    def pin_memory(self):
+        """The same mask with its tensors in pinned host memory, from where to(device, non_blocking=True) does not wait. A DataLoader with
+        pin_memory=True calls it."""
+        if not self._tensors():
+            return self
+        pinned = [x if x is None else x.pin_memory() for x in (self.bounds, self.block_mask)]
+        return self.replace(bounds=pinned[0], block_mask=pinned[1])
 
     def cpu(self):
         """The same mask with its tensors in host memory."""
@@ -294,10 +304,18 @@ def _version(tensor):
 # --- Pytree: the tensors are the leaves -----------------------------------------------------------
 
 
+# Masks taken apart, by their context and the identities of their tensors: one put together again from the same parts, as a wrapper of a module
+# does with its arguments in every layer, shares the plan.
+_taken_apart = weakref.WeakValueDictionary()
+
+
 def _flatten(mask):
     tensors = mask._tensors()
     present = (mask.bounds is not None, mask.block_mask is not None)
-    return tensors, (mask.seqlen_q, mask.seqlen_k, mask.causal, mask.window, mask.q_offset, present)
+    context = (mask.seqlen_q, mask.seqlen_k, mask.causal, mask.window, mask.q_offset, present)
+    if not torch.compiler.is_compiling():
+        _taken_apart[_identity(tensors, context)] = mask
+    return tensors, context
 
 
 def _flatten_with_keys(mask):
@@ -315,8 +333,18 @@ def _unflatten(tensors, context):
         object.__setattr__(mask, name, value)
     object.__setattr__(mask, "bounds", next(leaves) if present[0] else None)
     object.__setattr__(mask, "block_mask", next(leaves) if present[1] else None)
-    object.__setattr__(mask, "_plans", {})
+    object.__setattr__(mask, "_plans", {} if torch.compiler.is_compiling() else _plans_of_the_same(mask, context))
     return mask
+
+
+def _identity(tensors, context):
+    return str(context), *map(id, tensors)  # as text, for lengths may be symbols, which have no hash
+
+
+def _plans_of_the_same(mask, context):
+    """The plans of the mask of the same tensors that was taken apart, if it is still there; identities alone could be those of others by now."""
+    same = _taken_apart.get(_identity(mask._tensors(), context))
+    return same._plans if same is not None and same.bounds is mask.bounds and same.block_mask is mask.block_mask else {}
 
 
 pytree.register_pytree_node(Mask, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys, serialized_type_name="flashmask.Mask")

@@ -6,7 +6,9 @@ trace them (shapes without data) and to differentiate them.
 
 Tensors are BSHD here: q [batch, seqlen_q, heads_q, head_dim], k [batch, seqlen_k, heads_kv, head_dim], v [batch, seqlen_k,
 heads_kv, head_dim_v] with any strides whose last is 1; nothing is copied. out is contiguous, in q's dtype; lse [batch, heads_q,
-seqlen_q], natural logarithm, float32 (float64 for float64).
+seqlen_q], natural logarithm, float32 (float64 for float64). dq, dk and dv are dense, with their dimensions in memory in the order of q's, k's and
+v's. dout and dlse have any strides: autograd hands over what it has, an expanded tensor for one. Where CUDA's kernel cannot read dout (rows
+that are not contiguous, expanded, or off boundaries of 16 bytes) the backward makes one contiguous copy of it.
 """
 
 import torch
@@ -18,7 +20,7 @@ from .errors import UnsupportedError
 
 _library.load()
 _ops = torch.ops.flashmask
-_forward_operator = _ops.forward.default._op  # what calling the operator calls
+_forward_operator, _backward_operator = _ops.forward.default._op, _ops.backward.default._op  # what calling the operators calls
 
 # How the operators begin the message of what nobody supports: an exception's type does not come through torch.
 _UNSUPPORTED = "UnsupportedError: "
@@ -162,7 +164,13 @@ def _forward_fake(q, k, v, *mask_and_options):
 
 @torch.library.register_fake("flashmask::backward")
 def _backward_fake(dout, dlse, q, k, v, *out_mask_and_options):
-    return tuple(x.new_empty(x.shape) for x in (q, k, v))
+    return tuple(_empty_like(x) for x in (q, k, v))
+
+
+def _empty_like(x):
+    """A dense tensor, its dimensions in memory in the order of x's strides, but the last one innermost."""
+    outer = sorted(range(x.ndim - 1), key=x.stride, reverse=True)
+    return torch.empty_permuted(x.shape, (*outer, x.ndim - 1), dtype=x.dtype, device=x.device)
 
 
 class _Attention(torch.autograd.Function):
@@ -185,7 +193,15 @@ class _Attention(torch.autograd.Function):
             return (None,) * 7
         if dout is None:
             dout = torch.zeros_like(out)
-        return *_call(_ops.backward, dout, dlse, q, k, v, out, lse, *mask, *ctx.options), None, None, None, None
+        return *_backward(dout, dlse, q, k, v, out, lse, *mask, *ctx.options), None, None, None, None
+
+
+def _backward(*inputs):
+    """(dq, dk, dv). The operator's autograd kernel, which refuses second derivatives, costs 0.1 ms and is left out where nobody could ask for them."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return _call(_ops.backward.default, *inputs)
+    with _AutoDispatchBelowAutograd():
+        return _call(_backward_operator, *inputs)
 
 
 def _forward(*inputs):

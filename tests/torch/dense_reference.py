@@ -2,7 +2,7 @@
 """Attention over a dense matrix of visible elements, in float64 and plain torch: what the fronts are compared with."""
 
 import torch
-from devices import ON_CUDA, tolerance_of
+from devices import tolerance_of
 
 NAMES = ("out", "lse", "dq", "dk", "dv")
 
@@ -44,10 +44,7 @@ def gradients(function, inputs, dout, dlse):
 
 
 def compare(ours, theirs, inputs, dout, dlse):
-    """Two functions (q, k, v) -> (out, lse): their results, `theirs` in float64, and on the CPU their gradients of loss_of."""
-    if ON_CUDA:
-        results = ours(*inputs), theirs(*inputs)
-    else:
-        results = gradients(ours, inputs, dout, dlse), gradients(theirs, [x.double() for x in inputs], dout, dlse)
+    """Two functions (q, k, v) -> (out, lse): their results, `theirs` in float64, and their gradients of loss_of."""
+    results = gradients(ours, inputs, dout, dlse), gradients(theirs, [x.double() for x in inputs], dout, dlse)
     for name, got, want in zip(NAMES, *results):
         assert_close(got, want, name, tolerance_of(name, inputs[0].dtype))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device that the tests run on, FLASHMASK_TEST_DEVICE (cpu), and what its backend takes.
 
-On CUDA that is the forward pass, bfloat16 and float16, head dims 64 and 128, the same for v. What is about host memory runs there too.
+On CUDA that is bfloat16 and float16, head dims 64 and 128, the same for v. What is about host memory runs there too.
 """
 
 import os
@@ -18,7 +18,6 @@ DTYPE = torch.bfloat16 if ON_CUDA else torch.float32
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2.5e-3}
 LSE_TOLERANCE = 1e-3
 
-needs_backward = pytest.mark.skipif(ON_CUDA, reason="CUDA has no backward yet")
 cuda_only = pytest.mark.skipif(not ON_CUDA, reason="needs a CUDA device: FLASHMASK_TEST_DEVICE=cuda")
 
 

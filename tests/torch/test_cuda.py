@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only CUDA tensors can show: what runs on the device, streams, graphs, several devices, masks on the device, the backward that is not there.
+"""What only CUDA tensors can show: what runs on the device, streams, graphs, several devices, what is refused, masks on the device.
 
 Needs FLASHMASK_TEST_DEVICE=cuda.
 """
@@ -20,6 +20,7 @@ from flashmask.mask import Mask
 
 pytestmark = cuda_only
 FORWARD = ["forward"]
+BACKWARD = ["prepare_rows", "backward_kernel", "finish_rows"]
 PLAN = ["classify", "transpose", "rank"]
 
 
@@ -70,6 +71,66 @@ def test_a_call_with_a_plan_is_one_kernel(layout, requires_grad):
     assert_runs(lambda: flashmask_attention(*inputs, mask, layout=name), FORWARD)
 
 
+def with_graph(inputs, mask, layout="bshd"):
+    """(leaves, out, lse) of a call whose gradients can be asked for."""
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    return leaves, *flashmask_attention(*leaves, mask, layout=layout, return_softmax_lse=True, deterministic=True)
+
+
+@pytest.mark.parametrize("use_lse", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_backward_is_three_kernels(layout, use_lse):
+    """Nothing is copied or filled, and the plan is the forward's."""
+    inputs, name = LAYOUTS[layout]()
+    leaves, out, lse = with_graph(inputs, Mask(S, S, bounds=bounds_of(), causal=True), name)
+    outputs = (out, lse) if use_lse else (out,)
+    gradients = [torch.randn_like(x) for x in outputs]
+    assert_runs(lambda: torch.autograd.grad(outputs, leaves, gradients, retain_graph=True), BACKWARD)
+
+
+GRADIENTS_IN_PLACE = {
+    "bhsd in memory": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "a slice of heads": lambda x: torch.cat((x, x), 2)[:, :, : x.shape[2]],
+    "rows off by a multiple of 16 bytes": lambda x: torch.nn.functional.pad(x, (8, 0))[..., 8:],
+}
+GRADIENTS_COPIED = {
+    "expanded": lambda x: x[:1, :1, :1, :1].expand(x.shape),
+    "rows expanded": lambda x: x[:, :1].expand(x.shape),
+    "rows off boundaries": lambda x: torch.nn.functional.pad(x, (1, 2))[..., 1:-2],
+    "every other": lambda x: torch.stack((x, x), -1)[..., 0],
+}
+
+
+@pytest.mark.parametrize("strides", [*GRADIENTS_IN_PLACE, *GRADIENTS_COPIED])
+def test_a_gradient_is_copied_once_if_the_kernels_cannot_read_it(strides):
+    leaves, out, _ = with_graph(tensors(), Mask(S, S, bounds=bounds_of(), causal=True))
+    dout = {**GRADIENTS_IN_PLACE, **GRADIENTS_COPIED}[strides](torch.randn_like(out))
+    call = lambda gradient: torch.autograd.grad(out, leaves, gradient, retain_graph=True)
+    assert all(torch.equal(a, b) for a, b in zip(call(dout), call(dout.contiguous())))
+    assert_runs(lambda: call(dout), (["copy"] if strides in GRADIENTS_COPIED else []) + BACKWARD)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_parameters_keep_their_gradients_without_a_copy(layout):
+    inputs, name = LAYOUTS[layout]()
+    leaves, out, _ = with_graph(inputs, Mask(S, S, bounds=bounds_of(), causal=True), name)
+    dout = torch.randn_like(out)
+
+    def call():
+        for x in leaves:
+            x.grad = None
+        out.backward(dout, retain_graph=True)
+
+    assert_runs(call, BACKWARD)
+
+
+def test_a_gradient_of_lse_alone_fills_that_of_out():
+    leaves, _, lse = with_graph(tensors(), Mask(S, S, bounds=bounds_of(), causal=True))
+    dlse = torch.randn_like(lse)
+    device, _ = profiled(lambda: torch.autograd.grad(lse, leaves, dlse, retain_graph=True))
+    assert len(device) == 4 and all(word in name for word, name in zip(BACKWARD, device[1:])), device
+
+
 def test_many_items_are_counted_down_from_a_fill():
     inputs = tensors(batch=8, seqlen_q=1024, seqlen_k=1024)
     mask = Mask(1024, 1024, bounds=bounds_of(1024), causal=True)
@@ -93,11 +154,15 @@ def test_layouts_give_the_same_bits():
     assert torch.equal(bhsd.transpose(1, 2), want) and torch.equal(slices, want)
 
 
-def test_calls_leave_no_memory_behind():
-    inputs, bounds = tensors(), bounds_of()
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_calls_leave_no_memory_behind(requires_grad):
+    inputs, bounds = [x.requires_grad_(requires_grad) for x in tensors()], bounds_of()
     before = None
     for _ in range(20):
-        flashmask_attention(*inputs, bounds, causal=True, return_softmax_lse=True)
+        out = flashmask_attention(*inputs, bounds, causal=True)
+        if requires_grad:
+            torch.autograd.grad(out.sum(), inputs)
+        del out
         before = torch.cuda.memory_allocated(DEVICE) if before is None else before
     assert torch.cuda.memory_allocated(DEVICE) == before
 
@@ -132,19 +197,56 @@ def test_a_side_stream(with_plan):
     assert torch.equal(out, want)
 
 
+def both(inputs, mask, dout, **arguments):
+    """out and the gradients of the inputs, deterministic."""
+    out = flashmask_attention(*inputs, mask, deterministic=True, **arguments)
+    return out, *torch.autograd.grad(out, inputs, dout)
+
+
+def test_a_side_stream_of_gradients():
+    """Forward and backward wait for what was on the stream before, and the host for neither."""
+    inputs, mask = [x.requires_grad_() for x in tensors()], Mask(S, S, bounds=bounds_of(), causal=True)
+    dout = torch.randn_like(inputs[0])
+    want = both(inputs, mask, dout)
+    late = [torch.zeros_like(x).requires_grad_(x.requires_grad) for x in (*inputs, dout)]
+    stream = torch.cuda.Stream()
+
+    def late_call():
+        with torch.no_grad():
+            for to, source in zip(late, (*inputs, dout)):
+                to.copy_(source)
+        return both(late[:3], mask, late[3])
+
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        late_call()  # gets the stream its memory
+        with torch.no_grad():
+            for x in late:
+                x.zero_()
+        torch.cuda.synchronize()
+        torch.cuda._sleep(500_000_000)  # about a quarter of a second
+        got = late_call()
+        waiting = not stream.query()
+    assert waiting
+    stream.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(got, want))
+
+
 def test_two_streams_at_once():
-    """Calls of two streams share nothing, neither workspace nor outputs."""
+    """Calls of two streams share nothing, neither workspace nor outputs nor gradients."""
     streams = [torch.cuda.Stream() for _ in range(2)]
-    problems = [(tensors(batch=4, seqlen_q=1024, seqlen_k=1024), Mask(1024, 1024, bounds=bounds_of(1024), causal=True)) for _ in streams]
-    want = [flashmask_attention(*inputs, mask) for inputs, mask in problems]
+    problems = [([x.requires_grad_() for x in tensors(batch=4, seqlen_q=1024, seqlen_k=1024)], Mask(1024, 1024, bounds=bounds_of(1024), causal=True))
+                for _ in streams]
+    dout = torch.randn_like(problems[0][0][0])
+    want = [both(*problem, dout) for problem in problems]
     torch.cuda.synchronize()
     results = [[], []]
     for _ in range(10):
-        for stream, (inputs, mask), outs in zip(streams, problems, results):
+        for stream, problem, made in zip(streams, problems, results):
             with torch.cuda.stream(stream):
-                outs.append(flashmask_attention(*inputs, mask))
+                made.append(both(*problem, dout))
     torch.cuda.synchronize()
-    assert all(torch.equal(out, expected) for outs, expected in zip(results, want) for out in outs)
+    assert all(torch.equal(a, b) for made, expected in zip(results, want) for run in made for a, b in zip(run, expected))
 
 
 # --- Graphs -------------------------------------------------------------------------------------------
@@ -177,6 +279,40 @@ def test_a_graph_makes_its_plan(as_mask):
         graph.replay()
         want, want_lse = flashmask_attention(*inputs, bounds, causal=True, return_softmax_lse=True)
         assert torch.equal(out, want) and torch.equal(lse, want_lse)
+
+
+@pytest.mark.parametrize("expanded", [False, True])
+def test_a_graph_of_forward_and_backward(expanded):
+    """A replay follows the contents of the inputs, the mask and the gradient, also of one that is copied within."""
+    inputs, bounds = [x.requires_grad_() for x in tensors()], bounds_of()
+    values = torch.randn(2, S, 4, 1 if expanded else 64, device=DEVICE, dtype=torch.bfloat16)
+    dout = values.expand(-1, -1, -1, 64)
+    call = lambda: both(inputs, bounds, dout, causal=True)
+    graph, got = captured(call)
+    for _ in range(3):
+        with torch.no_grad():
+            for x in (*inputs, values):
+                x.normal_()
+        bounds.copy_(bounds_of())
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(a, b) for a, b in zip(got, call()))
+
+
+def test_graphed_callables():
+    """torch.cuda.make_graphed_callables: forward and backward are graphs of their own, the plan goes from one to the other."""
+    inputs, bounds = [x.requires_grad_() for x in tensors()], bounds_of()
+    call = lambda *x: flashmask_attention(*x, causal=True, deterministic=True)
+    graphed = torch.cuda.make_graphed_callables(call, (*(x.detach().clone().requires_grad_() for x in inputs), bounds.clone()))
+    for _ in range(3):
+        with torch.no_grad():
+            for x in inputs:
+                x.normal_()
+        bounds = bounds_of()
+        dout = torch.randn_like(inputs[0])
+        out = graphed(*inputs, bounds)
+        got = [x.clone() for x in (out, *torch.autograd.grad(out, inputs, dout))]
+        assert all(torch.equal(a, b) for a, b in zip(got, both(inputs, bounds, dout, causal=True)))
 
 
 def test_a_graph_with_a_plan_from_outside():
@@ -229,6 +365,18 @@ def test_a_device_that_is_not_the_current_one(requires_grad):
 
 
 @several
+def test_gradients_on_a_device_that_is_not_the_current_one():
+    inputs, bounds = [x.requires_grad_() for x in tensors()], bounds_of()
+    dout = torch.randn_like(inputs[0])
+    want = both(inputs, bounds, dout, causal=True)
+    there = [x.detach().to("cuda:1").requires_grad_() for x in inputs]
+    with torch.cuda.device(0):
+        got = both(there, bounds.to("cuda:1"), dout.to("cuda:1"), causal=True)
+        assert torch.cuda.current_device() == 0
+    assert all(a.device == torch.device("cuda", 1) and torch.equal(a.cpu(), b.cpu()) for a, b in zip(got, want))
+
+
+@several
 def test_a_side_stream_of_another_device():
     inputs = [x.to("cuda:1") for x in tensors()]
     mask = Mask(S, S, bounds=bounds_of().to("cuda:1"), causal=True)
@@ -277,16 +425,21 @@ def test_strides_and_dims_that_are_not_taken(change, text):
         flashmask_attention(*change(*tensors()))
 
 
-def test_the_forward_runs_where_gradients_are_wanted_and_the_backward_says_that_there_is_none():
+def test_gradients_change_nothing_about_the_forward():
     inputs = [x.requires_grad_() for x in tensors()]
     out, lse = flashmask_attention(*inputs, causal=True, return_softmax_lse=True)
     with torch.no_grad():
         want = flashmask_attention(*inputs, causal=True, return_softmax_lse=True)
     assert out.requires_grad and lse.requires_grad and torch.equal(out, want[0]) and torch.equal(lse, want[1])
-    for result in (out, lse):
-        with pytest.raises(UnsupportedError, match="backward is not available on CUDA yet; run it on the CPU"):
-            result.float().sum().backward(retain_graph=True)
-    assert all(x.grad is None for x in inputs)
+
+
+def test_a_gradient_elsewhere_is_named():
+    """By the operator; autograd itself lets none through."""
+    q, k, v = tensors()
+    out, lse = flashmask_attention(q, k, v, return_softmax_lse=True)
+    for name, dout, dlse in (("dout", out.cpu(), None), ("dlse", out, lse.cpu())):
+        with pytest.raises(ValueError, match=f"{name} is on cpu and query on {DEVICE}"):
+            torch.ops.flashmask.backward(dout, dlse, q, k, v, out, lse, None, None, None, None, False, None, -1, -1, False, "auto")
 
 
 @pytest.mark.parametrize("with_plan", [False, True])
@@ -396,3 +549,16 @@ def test_moves():
     assert there.plan() is there.plan("cuda") is there.plan(DEVICE) and there.plan().device == DEVICE
     same(flashmask.masks.causal_document(seqlens=[3, 4], device="cuda"), mask)
     assert repr(there).splitlines()[0] == repr(mask).splitlines()[0].replace("cpu", str(DEVICE))
+
+
+@pytest.mark.parametrize("loader", [False, True])
+def test_moves_from_pinned_memory_wait_for_nothing(loader):
+    mask = masks.causal_document(seqlens=[3, 4])
+    pinned = next(iter(torch.utils.data.DataLoader([mask], batch_size=None, collate_fn=lambda x: x, pin_memory=True))) if loader else mask.pin_memory()
+    assert pinned.bounds.is_pinned() and torch.equal(pinned.bounds, mask.bounds)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        there = pinned.to(DEVICE, non_blocking=True)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    same(there, mask)

@@ -477,6 +477,67 @@ def test_copies_and_pickles(calls):
         assert again.plan() is not mask.plan()
 
 
+def test_a_mask_taken_apart_and_put_together_keeps_its_plan(calls):
+    """As a wrapper of every layer does with its arguments, to cast what is a floating-point tensor."""
+    for mask in (both_tensors(), masks.causal_document(seqlens=[3, 4]), masks.causal(5)):
+        calls.clear()
+        cast = lambda x: x.half() if torch.is_floating_point(x) else x
+        for _ in range(3):
+            again = pytree.tree_map_only(torch.Tensor, cast, {"mask": mask, "x": torch.ones(2)})["mask"]
+            assert again is not mask and again.plan("cpu") is mask.plan("cpu")
+        assert len(calls) == 1
+    pytree.tree_map(lambda x: x, mask.replace(window=(1, 1))).plan("cpu")
+    assert len(calls) == 2
+
+
+def test_a_mask_put_together_of_other_tensors_has_a_plan_of_its_own(calls):
+    mask = both_tensors()
+    mask.plan()
+    leaves, spec = pytree.tree_flatten(mask)
+    assert pytree.tree_unflatten([x.clone() for x in leaves], spec).plan() is not mask.plan()
+    assert pytree.tree_map(lambda x: x[:, :, :0], mask)._plans is not mask._plans
+    structure = pytree.tree_structure(mask)
+    calls.clear()
+    del mask
+    assert not pytree.tree_unflatten(leaves, structure)._plans  # nobody keeps the first one's
+
+
+def test_a_change_in_place_is_noticed_after_a_tree_map(calls):
+    mask = both_tensors()
+    mask.plan()
+    again = pytree.tree_map(lambda x: x, mask)
+    mask.bounds.zero_()
+    with pytest.raises(RuntimeError, match="changed in place after its plan was made"):
+        again.plan()
+
+
+def collated(lengths):
+    """A batch as a collate function makes it."""
+    return {"x": torch.tensor(lengths), "mask": masks.causal_document(seqlens=lengths), "block": both_tensors()}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_of_a_data_loader(workers):
+    lengths = [[3, 4], [5, 2]]
+    batches = list(torch.utils.data.DataLoader(lengths, batch_size=None, collate_fn=collated, num_workers=workers))
+    for batch, wanted in zip(batches, lengths, strict=True):
+        assert torch.equal(batch["mask"].to("cpu", non_blocking=True).to_dense(), masks.causal_document(seqlens=wanted).to_dense())
+        assert batch["block"].window == (4, 9) and batch["block"].block_mask.dtype == torch.uint8
+
+
+def test_pinned_memory(monkeypatch):
+    """As a DataLoader asks for it; every tensor, and only them."""
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x, *device: pinned.append(x) or x.clone())
+    mask = both_tensors()
+    again = pin_memory({"mask": mask})["mask"]
+    assert len(pinned) == 2 and pinned[0] is mask.bounds and pinned[1] is mask.block_mask
+    assert again.bounds is not mask.bounds and torch.equal(again.to_dense(), mask.to_dense())
+    assert masks.causal(3).pin_memory().seqlen_q == 3 and len(pinned) == 2
+
+
 # --- Compiled code ------------------------------------------------------------------------------------------
 
 

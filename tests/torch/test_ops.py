@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from devices import DEVICE, ON_CUDA, cpu_only, head_dims, needs_backward, put
+from devices import DEVICE, ON_CUDA, cpu_only, head_dims, put
 from torch._subclasses import FakeTensorMode
 
 import flashmask
@@ -49,17 +49,14 @@ def test_opcheck(mask):
     tensors, band = (made := MASKS[mask]())[:2], made[2:]
     torch.library.opcheck(operators.plan.default, (*tensors, 70, 90, *band, DEVICE))
     plan = operators.plan(*tensors, 70, 90, *band, DEVICE)
-    arguments = (*tensors, plan, 0.3, *band, False, "auto")
+    arguments = (*tensors, plan, 0.3, *band, True, "auto")  # deterministic: its gradients are compared
     q, k, v = inputs()
     torch.library.opcheck(operators.forward.default, (q, k, v, *arguments))
     for x in (q, k, v):
         x.requires_grad_()
-    # What runs the gradient needs one.
-    utilities = ("test_schema", "test_autograd_registration", "test_faketensor") + (() if ON_CUDA else ("test_aot_dispatch_dynamic",))
-    torch.library.opcheck(operators.forward.default, (q, k, v, *arguments), test_utils=utilities)
+    torch.library.opcheck(operators.forward.default, (q, k, v, *arguments))
 
 
-@needs_backward
 @pytest.mark.parametrize("mask", MASKS)
 def test_opcheck_of_backward(mask):
     tensors, band = (made := MASKS[mask]())[:2], made[2:]
@@ -67,6 +64,89 @@ def test_opcheck_of_backward(mask):
     q, k, v = inputs()
     out, lse = operators.forward(q, k, v, *tensors, plan, None, *band, False, "auto")
     torch.library.opcheck(operators.backward.default, (torch.randn_like(out), None, q, k, v, out, lse, *tensors, plan, None, *band, True, "auto"))
+
+
+def bhsd(x):
+    """Values of x, in memory as BHSD."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def off_boundaries(x):
+    """Values of x, in rows that begin where CUDA's kernels cannot read them."""
+    return torch.nn.functional.pad(x, (1, 2))[..., 1:-2]
+
+
+def sbhd(x):
+    return x.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+def last_first(x):
+    return x.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
+
+
+def expanded(x):
+    return x[:1, :1, :1, :1].expand(x.shape)
+
+
+def rows_expanded(x):
+    return x[:, :1].expand(x.shape)
+
+
+def every_other(x):
+    return torch.stack((x, x), -1)[..., 0]
+
+
+GRADIENT_STRIDES = [bhsd, sbhd, off_boundaries, last_first, expanded, rows_expanded, every_other]
+
+
+def backward_arguments(q, k, v):
+    """Of flashmask::backward without a mask, behind dout and dlse."""
+    out, lse = attend(q, k, v)
+    return q, k, v, out, lse, None, None, None, None, False, None, -1, -1, True, "auto"
+
+
+@pytest.mark.parametrize("change", GRADIENT_STRIDES)
+def test_gradients_of_any_strides(change):
+    """What reaches out and lse; the result is that of contiguous ones, bit for bit."""
+    q, k, v = inputs()
+    arguments = backward_arguments(q, k, v)
+    dout, dlse = change(torch.randn_like(arguments[3])), change(torch.randn_like(arguments[4])[..., None])[..., 0]
+    got = operators.backward(dout, dlse, *arguments)
+    want = operators.backward(dout.contiguous(), dlse.contiguous(), *arguments)
+    assert all(torch.equal(a, b) for a, b in zip(got, want))
+    torch.library.opcheck(operators.backward.default, (dout, dlse, *arguments))
+
+
+PACKED = {
+    "contiguous": lambda x: x,
+    "bhsd": bhsd,
+    "sbhd": sbhd,
+    "packed": lambda x: torch.stack((x, x), 2)[:, :, 0],
+    "packed bhsd": lambda x: torch.stack((x, x), 2).permute(0, 2, 3, 1, 4).contiguous()[:, 1].transpose(1, 2),
+    "a slice of rows": lambda x: torch.cat((x, x), 1)[:, x.shape[1] :],
+}
+
+
+@pytest.mark.parametrize("layout", PACKED)
+def test_gradients_lie_in_memory_as_their_inputs_do(layout):
+    """As torch.empty_like has them; so no gradient is copied on its way to a transposed parameter."""
+    q, k, v = (PACKED[layout](x) for x in inputs())
+    arguments = backward_arguments(q, k, v)
+    dout = torch.randn_like(arguments[3])
+    results = operators.backward(dout, None, *arguments)
+    assert all(a.stride() == torch.empty_like(x).stride() for a, x in zip(results, (q, k, v)))
+    want = operators.backward(dout, None, *backward_arguments(*(x.contiguous() for x in (q, k, v))))
+    assert all(torch.equal(a, b) for a, b in zip(results, want))
+    torch.library.opcheck(operators.backward.default, (dout, None, *arguments))
+
+
+@cpu_only("CUDA takes no expanded keys")
+def test_gradients_of_expanded_keys_do_not_overlap():
+    q, k, v = inputs(heads_kv=1)
+    wide = [x.expand(-1, -1, 4, -1) for x in (k, v)]
+    got = operators.backward(dout := torch.randn(2, 70, 4, 6), None, *backward_arguments(q, *wide))
+    want = operators.backward(dout, None, *backward_arguments(q, *(x.contiguous() for x in wide)))
+    assert all(torch.equal(a, b) for a, b in zip(got, want))
 
 
 @cpu_only("a plan's size does not depend on the device")
@@ -124,14 +204,29 @@ def test_what_no_backend_takes_says_so_and_why():
     cases = [(inputs(torch.float64), "float64 .*(reference|cast to bfloat16)"), (inputs(head_dim=300), "head_dim .* is 300; it must be between 1 and 256")]
     if ON_CUDA:
         cases += [(inputs(torch.float32), "float32 tensors are not taken; cast to bfloat16 or float16"),
-                  ([x[..., :32] for x in inputs()], "head_dim 32 is not taken; it must be 64 or 128")]
+                  ([x[..., :32] for x in inputs()], "head_dim 32 is not taken; it must be 64 or 128"),
+                  ([filled(2, 70, 4, 96, dtype=torch.bfloat16) for _ in range(3)], "head_dim 96 is not taken; it must be 64 or 128")]
     for tensors, text in cases:
-        with pytest.raises(flashmask.UnsupportedError, match=text):
-            ops.attention(*tensors)
+        for requires_grad in (False, True):
+            with pytest.raises(flashmask.UnsupportedError, match=text):
+                ops.attention(*(x.detach().requires_grad_(requires_grad) for x in tensors))
     assert issubclass(flashmask.UnsupportedError, NotImplementedError)
 
 
-@needs_backward
+def test_a_backward_that_no_backend_takes_says_so_and_why(monkeypatch):
+    """In backward(), with the text of the library."""
+    q, k, v = (x.requires_grad_() for x in inputs())
+    out, _ = ops.attention(q, k, v)
+
+    def refused(*arguments):
+        raise RuntimeError("UnsupportedError: no backend takes this call")
+
+    monkeypatch.setattr(ops, "_backward_operator", refused)
+    with pytest.raises(flashmask.UnsupportedError, match="^no backend takes this call"):
+        out.sum().backward()
+    assert q.grad is None
+
+
 def test_second_derivatives_are_refused():
     q, k, v = (x.requires_grad_() for x in inputs())
     (dq,) = torch.autograd.grad(ops.attention(q, k, v)[0].sum(), q, create_graph=True)

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 from dense_reference import assert_close, attention, compare
-from devices import DEVICE, DTYPE, ON_CUDA, head_dims, put, tolerance_of
+from devices import DEVICE, DTYPE, head_dims, put, tolerance_of
 
 import flashmask
 from flashmask.varlen import varlen_mask
@@ -95,7 +95,7 @@ def test_tokens_past_the_last_document():
     assert_close(out[:13], want, "out", tolerance_of("out", DTYPE))
     assert_close(lse[:, :13], want_lse, "lse", tolerance_of("lse", DTYPE))
     assert (out[13:] == 0).all() and torch.isneginf(lse[:, 13:]).all()
-    for gradient in () if ON_CUDA else torch.autograd.grad(out.sum(), (q, k, v)):
+    for gradient in torch.autograd.grad(out.sum(), (q, k, v)):
         assert (gradient[13:] == 0).all() and torch.isfinite(gradient).all()
 
 
@@ -139,8 +139,7 @@ def test_slices_of_packed_qkv():
     out = flashmask.flashmask_varlen_func(*qkv.unbind(1), cu, cu, causal=True)
     want, _ = by_document(*qkv.unbind(1), [12, 18], [12, 18], True, (-1, -1))
     assert_close(out, want, tolerance=tolerance_of("out", DTYPE))
-    if not ON_CUDA:
-        assert_close(*(torch.autograd.grad(x.sum(), qkv)[0] for x in (out, want)))
+    assert_close(*(torch.autograd.grad(x.sum(), qkv)[0] for x in (out, want)), tolerance=tolerance_of("dqkv", DTYPE))
 
 
 def test_grouped_heads_over_tiles():
