@@ -216,8 +216,8 @@ bool has_rows_for_cuda(const fm_tensor& t) {
   return true;
 }
 
-/// dout as the kernels take it. It is no input of the user's but what autograd has: after sum() an expanded tensor, after cat() a slice. The
-/// CPU reads any; CUDA reads most where they are, and of the others a copy is made, which lives as long as the call.
+/// dout as the kernels take it. It is no input of the user's but what autograd has: after sum() an expanded tensor, after cat() a slice.
+/// The CPU reads any; CUDA reads most where they are, and of the others a copy is made, which lives as long as the call.
 Tensor readable(const Tensor& dout, const Call& call, const Place& place) {
   return place.is_cpu() || has_rows_for_cuda(call(dout, "dout")) ? dout : copy_of(dout, place);
 }

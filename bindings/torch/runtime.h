@@ -46,8 +46,8 @@ template <size_t kRank>
 torch::stable::Tensor empty(const std::array<int64_t, kRank>& shape, int32_t dtype, const Place& place) {
   return empty(shape.data(), kRank, dtype, place);
 }
-/// The same with `tensor`'s shape and dtype, dense, its dimensions in memory in the order of `tensor`'s strides, but the last one innermost:
-/// what is like a transposed view is one.
+/// The same with `tensor`'s shape and dtype, dense, its dimensions in memory in the order of `tensor`'s strides, but the last one
+/// innermost: what is like a transposed view is one.
 torch::stable::Tensor empty_like(const torch::stable::Tensor& tensor, const Place& place);
 /// A contiguous copy, in memory of its own.
 torch::stable::Tensor copy_of(const torch::stable::Tensor& tensor, const Place& place);
