@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "runtime.h"
+#include "schemas.h"
 
 namespace {
 
@@ -37,13 +38,8 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor&, const OptionalTensor&
 }  // namespace
 
 STABLE_TORCH_LIBRARY(flashmask_empty, m) {
-  m.def(
-      "forward(Tensor q, Tensor k, Tensor v, Tensor? bounds, Tensor? block_mask, Tensor? plan, float? scale, bool causal, "
-      "SymInt? q_offset, SymInt window_left, SymInt window_right, bool deterministic, str backend) -> (Tensor out, Tensor lse)");
-  m.def(
-      "backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? bounds, Tensor? block_mask, "
-      "Tensor? plan, float? scale, bool causal, SymInt? q_offset, SymInt window_left, SymInt window_right, bool deterministic, "
-      "str backend) -> (Tensor dq, Tensor dk, Tensor dv)");
+  m.def(schemas::kForward);
+  m.def(schemas::kBackward);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flashmask_empty, CPU, m) {

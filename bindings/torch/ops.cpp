@@ -16,6 +16,7 @@
 
 #include "flashmask/c_api.h"
 #include "runtime.h"
+#include "schemas.h"
 
 namespace {
 
@@ -262,13 +263,8 @@ STABLE_TORCH_LIBRARY(flashmask, m) {
   m.def(
       "plan(Tensor? bounds, Tensor? block_mask, SymInt seqlen_q, SymInt seqlen_k, bool causal, SymInt? q_offset, "
       "SymInt window_left, SymInt window_right, Device device) -> Tensor");
-  m.def(
-      "forward(Tensor q, Tensor k, Tensor v, Tensor? bounds, Tensor? block_mask, Tensor? plan, float? scale, bool causal, "
-      "SymInt? q_offset, SymInt window_left, SymInt window_right, bool deterministic, str backend) -> (Tensor out, Tensor lse)");
-  m.def(
-      "backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? bounds, Tensor? block_mask, "
-      "Tensor? plan, float? scale, bool causal, SymInt? q_offset, SymInt window_left, SymInt window_right, bool deterministic, "
-      "str backend) -> (Tensor dq, Tensor dk, Tensor dv)");
+  m.def(schemas::kForward);
+  m.def(schemas::kBackward);
 }
 
 // A plan of a mask without tensors has nothing to dispatch on.

@@ -3,24 +3,16 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
 
 import oracle
 from cases import DEVICE, Case, assert_same_gradients, call, call_backward, check_backward, gradient_inputs, same_bits
 from flashmask_torch import CallError, Plan
+from ingredients import BF16, dims, document_bounds, random_lengths, two_intervals, types
 from random_cases import random_case
-from test_forward import BF16, F16, RAGGED, adversarial, dims, document_bounds, ints, random_lengths, two_intervals, types
 
 PER_GROUP, GROUPS = 25, 24
-
-
-@types
-@dims
-@pytest.mark.parametrize("causal", [False, True])
-def test_no_bounds(dtype, dim, causal):
-    check_backward(Case(512, 512, batch=2, dim=dim, dtype=dtype, causal=causal))
 
 
 @types
@@ -33,25 +25,10 @@ def test_grouped_heads(dtype, dim, heads, heads_kv, mask_heads):
     check_backward(Case(640, 640, batch=2, heads=heads, heads_kv=heads_kv, dim=dim, dtype=dtype, causal=True, bounds=bounds))
 
 
-@dims
-@pytest.mark.parametrize("seqlen_q", RAGGED)
-def test_ragged_lengths(dim, seqlen_q):
-    for seqlen_k in RAGGED:
-        for causal in (False, True):
-            check_backward(Case(seqlen_q, seqlen_k, dim=dim, causal=causal, dtype=F16 if causal else BF16, seed=seqlen_k))
-        check_backward(Case(seqlen_q, seqlen_k, dim=dim, bounds=two_intervals(seqlen_q, seqlen_k, seqlen_k), seed=seqlen_k))
-
-
 @pytest.mark.parametrize("seqlen_q, seqlen_k, dim", [(4096, 4224, 64), (8191, 8192, 128), (8192, 8191, 64)])
 def test_large_shapes(seqlen_q, seqlen_k, dim):
     heads = 2 if DEVICE.type == "cuda" else 1
     check_backward(Case(seqlen_q, seqlen_k, heads=heads, heads_kv=1, dim=dim, bounds=two_intervals(seqlen_q, seqlen_k, dim)))
-
-
-@dims
-def test_large_documents(dim):
-    check_backward(Case(8192, 8192, heads=2, heads_kv=1, dim=dim, causal=True, bounds=document_bounds(random_lengths(8192, 9))))
-    check_backward(Case(8192, 8192, heads=2, heads_kv=1, dim=dim, bounds=document_bounds(random_lengths(8192, 40), causal=False)))
 
 
 @pytest.mark.cuda
@@ -101,25 +78,6 @@ def test_layouts(dtype, dim, layout):
     assert_same_gradients(strided, other, f"{layout} against contiguous", case)
 
 
-@types
-@dims
-@pytest.mark.parametrize("scale", [None, 0.3, -0.3, 0.0, 1e-4, 2.0])
-def test_scales(dtype, dim, scale):
-    check_backward(Case(260, 390, dim=dim, dtype=dtype, scale=scale, bounds=two_intervals(260, 390, 3)))
-
-
-@dims
-def test_rows_that_see_nothing(dim):
-    """Whole tiles of them, a few inside of a tile, all of them, and the whole of one batch entry."""
-    seqlen = 400
-    for first, end in ((0, 256), (130, 140), (399, 400), (0, seqlen)):
-        bounds = ints(np.tile([[first, end]], (seqlen, 1)))[None, None].contiguous()
-        check_backward(Case(seqlen, seqlen, dim=dim, causal=True, bounds=bounds))
-    check_backward(Case(seqlen, seqlen, dim=dim, causal=True, q_offset=-200))
-    bounds = torch.stack([ints(np.full((seqlen, 1), n))[None] for n in (0, seqlen)]).contiguous()
-    check_backward(Case(seqlen, seqlen, batch=2, dim=dim, causal=True, bounds=bounds))
-
-
 @dims
 def test_the_gradient_of_an_empty_row_s_lse_counts_for_nothing(dim):
     """Whatever dlse holds there, infinities and NaN too."""
@@ -130,13 +88,6 @@ def test_the_gradient_of_an_empty_row_s_lse_counts_for_nothing(dim):
     dlse[:, :, :50], dlse[:, :, 50:100] = float("nan"), float("inf")
     after = call_backward(case, forward, dout, dlse, deterministic=True).run()
     assert_same_gradients(before, after, "other dlse of empty rows", case)
-
-
-@dims
-@pytest.mark.parametrize("q_offset", [-500, -130, -1, 0, 1, 100, 127, 128, 500])
-def test_offsets(dim, q_offset):
-    for window in (None, (64, 0), (30, 40), (0, 0), (-1, 20)):
-        check_backward(Case(200, 330, dim=dim, causal=window is None, window=window, q_offset=q_offset))
 
 
 @dims
@@ -156,16 +107,6 @@ def test_what_the_kernels_do_not_take_is_named():
     for wrong, words in ((dout[:, :1].expand_as(dout), "dout is expanded"), (torch.randn((1, 128, 2, 128), device=DEVICE).to(BF16)[..., ::2], "dout has stride 2")):
         with pytest.raises(CallError, match=words):
             call_backward(case, forward, wrong, dlse)
-
-
-@types
-@dims
-@pytest.mark.parametrize("kind", ["large", "growing", "falling", "constant", "outlier", "overtaken", "very negative"])
-def test_adversarial_scores(dtype, dim, kind):
-    for causal, bounds in ((False, None), (True, document_bounds([300, 5, 400, 195]))):
-        case = Case(900, 900, dim=dim, dtype=dtype, causal=causal, bounds=bounds, scale=1.0)
-        case.inputs = adversarial(kind, case)
-        check_backward(case)
 
 
 @types
