@@ -51,14 +51,14 @@ int64_t all_key_tiles(const Problem& p) { return p.batch * p.heads_kv * key_tile
 
 /// Where everything lies in the workspace.
 struct Layout {
-  int64_t lse_log2 = 0, delta = 0, sums = 0, turns = 0, next = 0, bytes = 0;
+  int64_t lse_log2 = 0, delta = 0, sums = 0, progress = 0, next = 0, bytes = 0;
 
   explicit Layout(const Problem& p) {
     const int64_t tiles = all_row_tiles(p), rows = tiles * instance_for(p).rows;
     lse_log2 = add(rows * 4);
     delta = add(rows * 4);
     sums = add(rows * p.head_dim * 4);
-    if (p.deterministic) turns = add(tiles * 4);
+    progress = add(tiles * 4);
     next = add(4);
   }
 
@@ -79,23 +79,16 @@ Rows rows_of(const TensorView& t) { return {t.data, t.stride[0], t.stride[1], t.
 /// Of lse or dlse, [batch, heads, rows].
 Rows rows_of_vector(const TensorView& t) { return {t.data, t.stride[0], t.stride[2], t.stride[1]}; }
 
-RowParams make_row_params(const Problem& p, const Layout& layout, std::byte* workspace) {
-  return {.out = rows_of(p.out),
-          .dout = rows_of(p.dout),
-          .lse = rows_of_vector(p.lse),
-          .dlse = p.dlse.defined() ? rows_of_vector(p.dlse) : Rows{},
-          .dq = rows_of(p.dq),
-          .rows = {at<float>(workspace, layout.lse_log2), at<float>(workspace, layout.delta)},
-          .sums = {at<float>(workspace, layout.sums), p.deterministic ? at<uint32_t>(workspace, layout.turns) : nullptr},
-          .next = at<uint32_t>(workspace, layout.next),
-          .seqlen_q = static_cast<int32_t>(p.seqlen_q),
-          .row_tiles = static_cast<uint32_t>(row_tiles(p)),
-          .heads = static_cast<uint32_t>(p.heads_q),
-          .scale = static_cast<float>(p.softmax_scale)};
+/// A dense mask has no plan: all tiles are live, and there are no bits that say so.
+PlanBits bits_of_dense_mask(const Problem& p) {
+  PlanBits bits{};
+  bits.words_per_key = static_cast<int32_t>(ceil_div(row_tiles(p) * instance_for(p).rows, 64 * 32));
+  bits.sharing = {1, 1};
+  return bits;
 }
 
 PlanBits plan_bits(const Problem& p) {
-  if (p.dense.defined()) return {};
+  if (p.dense.defined()) return bits_of_dense_mask(p);
   const PlanLayout& layout = p.plan.layout();
   const std::byte* base = p.plan.data();
   const MaskView& mask = p.mask.view();
@@ -108,6 +101,26 @@ PlanBits plan_bits(const Problem& p) {
           .row_granules = static_cast<int32_t>(layout.row_granules),
           .mask_heads = static_cast<uint32_t>(mask.heads()),
           .sharing = sharing(p, mask.batch(), mask.heads())};
+}
+
+RowParams make_row_params(const Problem& p, const Layout& layout, std::byte* workspace) {
+  return {.out = rows_of(p.out),
+          .dout = rows_of(p.dout),
+          .lse = rows_of_vector(p.lse),
+          .dlse = p.dlse.defined() ? rows_of_vector(p.dlse) : Rows{},
+          .rows = {at<float>(workspace, layout.lse_log2), at<float>(workspace, layout.delta)},
+          .row_gradients = {.out = rows_of(p.dq),
+                 .sums = at<float>(workspace, layout.sums),
+                 .progress = at<uint32_t>(workspace, layout.progress),
+                 .in_order = p.deterministic},
+          .plan = plan_bits(p),
+          .dense = p.dense.defined(),
+          .next = at<uint32_t>(workspace, layout.next),
+          .seqlen_q = static_cast<int32_t>(p.seqlen_q),
+          .row_tiles = static_cast<uint32_t>(row_tiles(p)),
+          .key_tiles = static_cast<uint32_t>(key_tiles(p)),
+          .heads = static_cast<uint32_t>(p.heads_q),
+          .scale = static_cast<float>(p.softmax_scale)};
 }
 
 /// Key heads of batch entries that run together: what their query heads read (q, dout) and add up (dq) stays at hand.
@@ -125,12 +138,13 @@ BackwardParams make_params(const Problem& p, const RowParams& rows, unsigned lon
   // Without rows nothing of them is loaded, but the maps have to be valid.
   params.q = cuda::tensor_map(p.seqlen_q > 0 ? p.q : p.k, instance.rows, blocks, "q");
   params.dout = cuda::tensor_map(p.seqlen_q > 0 ? p.dout : p.k, instance.rows, blocks, "dout");
+  params.dq = cuda::tensor_map(p.seqlen_q > 0 ? p.dq : p.dk, 16, 1, "dq");
   params.k = cuda::tensor_map(p.k, kTileKeys, blocks, "k");
   params.v = cuda::tensor_map(p.v, kTileKeys, blocks, "v");
   params.dk = cuda::tensor_map(p.dk, 16, blocks, "dk");
   params.dv = cuda::tensor_map(p.dv, 16, blocks, "dv");
   params.rows = rows.rows;
-  params.dq = rows.sums;
+  params.row_gradients = rows.row_gradients;
   params.seqlen_q = static_cast<int32_t>(p.seqlen_q);
   params.seqlen_k = static_cast<int32_t>(p.seqlen_k);
   params.row_tiles = static_cast<int32_t>(row_tiles(p));
@@ -139,7 +153,7 @@ BackwardParams make_params(const Problem& p, const RowParams& rows, unsigned lon
   params.query_heads_per_kv_head = static_cast<uint32_t>(p.group_size());
   params.scale = rows.scale;
   params.scale_log2 = static_cast<float>(p.softmax_scale * kLog2E);
-  params.plan = plan_bits(p);
+  params.plan = rows.plan;
   params.mask = mask_columns(p);
   params.dense = dense_mask(p);
   params.schedule = {.items = static_cast<uint32_t>(all_key_tiles(p)),
@@ -188,7 +202,7 @@ void backward(const Problem& p, std::byte* workspace, unsigned long long* execut
   RowParams rows = make_row_params(p, layout, workspace);
   void* row_arguments[] = {&rows};
   const auto stream = static_cast<cudaStream_t>(p.stream);
-  cuda::Sequence sequence(stream);
+  cuda::Sequence sequence(stream, cuda::Sequence::kOverlapPrevious);
   const int64_t blocks = all_row_tiles(p), items = all_key_tiles(p);
   // Without rows there is no block to clear the counter.
   if (blocks == 0) cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the item counter");

@@ -35,8 +35,13 @@ class Consumer {
   using Scores = float[kScores];                    ///< 64 keys x the tile's rows
   using Packed = uint32_t[Traits::kRows / 16][4];   ///< the same in 16 bits, as operand of a product over the rows
   using Gradients = float[kGradients];              ///< 64 keys x head dim
-  /// Named barriers.
-  static constexpr int kScoresWritten = 1;
+  /// Bits of phases_: the parity that the next wait is for. One register for all of them.
+  enum Phase : uint32_t { kItem, kRowGradients, kMask };  // and one for each stage after kMask
+  __device__ __forceinline__ uint32_t take_phase(uint32_t which) {
+    const uint32_t phase = phases_ >> which & 1;
+    phases_ ^= 1u << which;
+    return phase;
+  }
 
   __device__ __forceinline__ static uint32_t lane() { return threadIdx.x % 32; }
   __device__ __forceinline__ static bool leader() { return lane() == 0; }
@@ -56,22 +61,22 @@ class Consumer {
   __device__ __forceinline__ uint32_t run_item(uint32_t flags) {
     const Tile& tile = shared_.tile[ring_.stage()];
     const int32_t key = ptx::from_leader(tile.key_tile) * Traits::kKeys;
-    const auto head = static_cast<int32_t>(ptx::from_leader(tile.kv_head)), batch = static_cast<int32_t>(ptx::from_leader(tile.batch));
+    const auto head = static_cast<int32_t>(ptx::from_leader(tile.kv_head)), batch = static_cast<int32_t>(ptx::from_leader(tile.query.batch));
     Gradients dk = {}, dv = {};
     if (flags & Tile::kNothing) {
+      ptx::arrive(shared_.scores_full[ring_.stage()]);
+      ptx::wait(shared_.dout_full[ring_.stage()], ring_.phase());
       release(shared_.dout_empty[ring_.stage()]);
       release(shared_.q_empty[ring_.stage()]);
       ring_.advance();
       flags = next_tile();
     } else {
-      ptx::wait(shared_.k_full, item_phase_);
-      ptx::wait(shared_.v_full, item_phase_);
-      item_phase_ ^= 1;
+      const uint32_t phase = take_phase(kItem);
+      ptx::wait(shared_.k_full, phase);
+      ptx::wait(shared_.v_full, phase);
       do {
         ring_.count = ptx::uniform(ring_.count);
-        run_tile(flags & Tile::kPartial, dk, dv);
-        ring_.advance();
-        flags = next_tile();
+        flags = run_tile(flags, dk, dv);
       } while (!(flags & (Tile::kFirst | Tile::kEnd)));
       release(shared_.kv_empty);
     }
@@ -80,7 +85,8 @@ class Consumer {
     return flags;
   }
 
-  __device__ __forceinline__ void run_tile(bool partial, Gradients& dk, Gradients& dv) {
+  /// Returns the flags of the next tile, which it waits for while the last product runs.
+  __device__ __forceinline__ uint32_t run_tile(uint32_t flags, Gradients& dk, Gradients& dv) {
     const uint32_t stage = ring_.stage();
     Scores s, dp;
     issue_scores(s, shared_.k, shared_.q[stage]);
@@ -89,7 +95,7 @@ class Consumer {
     issue_scores(dp, shared_.v, shared_.dout[stage]);
     ptx::wgmma_wait<1>();
     ptx::pin(s);
-    take_probabilities(s, partial);
+    take_probabilities(s, flags & Tile::kPartial);
     Packed p, ds;
     pack(s, p);
     ptx::wgmma_wait<0>();
@@ -99,8 +105,9 @@ class Consumer {
     ptx::pin(dv);
     issue_gradients(dv, p, shared_.dout[stage]);
     ptx::fence_async_proxy();
+    ptx::arrive(shared_.scores_full[stage]);
     delay<Role::kConsumer>();
-    ptx::named_barrier_sync(kScoresWritten, 128 * Traits::kConsumers);
+    ptx::wait(shared_.scores_full[stage], ring_.phase());
     float dq[32];
     issue_row_gradients(dq);
     ptx::wgmma_wait<1>();
@@ -110,10 +117,17 @@ class Consumer {
     issue_gradients(dk, ds, shared_.q[stage]);
     ptx::wgmma_wait<1>();
     ptx::pin(dq);
-    hand_over(dq);
+    if (flags & Tile::kAlone) {
+      store_row_gradients(dq);
+    } else {
+      hand_over(dq);
+    }
+    ring_.advance();
+    const uint32_t next = next_tile();
     ptx::wgmma_wait<0>();
     ptx::pin(dk);
     release(shared_.q_empty[stage]);
+    return next;
   }
 
   /// 64 keys of `keys` times all rows of `rows`.
@@ -176,7 +190,7 @@ class Consumer {
   /// Makes the scores of hidden elements -inf: a thread's are of two keys.
   __device__ __forceinline__ void hide(Scores& s) {
     delay<Role::kConsumer>();
-    ptx::wait(shared_.mask_full[ring_.stage()], ring_.phase());
+    ptx::wait(shared_.mask_full[ring_.stage()], take_phase(kMask + ring_.stage()));
     const uint32_t key = kWarpgroup * 64 + warp_ * 16 + lane() / 4, shift = 2 * (lane() % 4);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -225,7 +239,7 @@ class Consumer {
   __device__ __forceinline__ void wait_for_pieces() const {
     if (leader()) ptx::bulk_wait_read();
     delay<Role::kConsumer>();
-    ptx::wait(shared_.dq_empty, dq_phase_ ^ 1);
+    ptx::wait(shared_.dq_empty, ~phases_ >> kRowGradients & 1);
     __syncwarp();
   }
 
@@ -237,36 +251,61 @@ class Consumer {
     for (int e = 0; e < 8; ++e) to[e * 32] = {dq[4 * e], dq[4 * e + 1], dq[4 * e + 2], dq[4 * e + 3]};
     ptx::fence_async_proxy();
     release(shared_.dq_full[ring_.stage()]);
-    dq_phase_ ^= 1;
+    phases_ ^= 1u << kRowGradients;
+  }
+
+  /// Stores the tile's dq, to which no other tile contributes.
+  __device__ __forceinline__ void store_row_gradients(const float (&dq)[32]) const {
+    const auto tile = QueryTile::from_leader(shared_.tile[ring_.stage()].query);
+    const int warp = kWarpgroup * 4 + static_cast<int>(warp_);
+    wait_for_pieces();
+    write_piece(dq, p_.scale);
+    store_piece(p_.dq,
+                {tile.row_tile * Traits::kRows + Part::row(warp), Part::column(warp) / 64, static_cast<int32_t>(tile.head),
+                 static_cast<int32_t>(tile.batch)},
+                p_.seqlen_q);
   }
 
   /// Stores the item's dk or dv, 16 keys by each warp.
   __device__ __forceinline__ void store(const CUtensorMap& map, const Gradients& gradients, float factor, int32_t key, int32_t head,
-                                        int32_t batch) {
+                                        int32_t batch) const {
     wait_for_pieces();
+    write_piece(gradients, factor);
+    store_piece(map, {key + kWarpgroup * 64 + static_cast<int32_t>(warp_) * 16, 0, head, batch}, p_.seqlen_k);
+  }
+
+  /// Puts 16 rows of gradients in the warp's piece as TMA stores them. Zeros become positive, as sums of several tiles' are.
+  template <int kValues>
+  __device__ __forceinline__ void write_piece(const float (&gradients)[kValues], float factor) const {
     const uint32_t row = lane() % 16, to = ptx::shared_address(piece()) + row * 128;
 #pragma unroll
-    for (int step = 0; step < Traits::kHeadDim / 16; ++step) {
+    for (int step = 0; step < kValues / 8; ++step) {
       const uint32_t chunk = step % 4 * 2 + lane() / 16;
       uint32_t words[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        words[i] = ptx::pack<Element>(gradients[8 * step + 2 * i] * factor, gradients[8 * step + 2 * i + 1] * factor);
+      for (int i = 0; i < 4; ++i) {
+        const float* pair = gradients + 8 * step + 2 * i;
+        words[i] = ptx::pack<Element>(__fmaf_rn(pair[0], factor, 0.f), __fmaf_rn(pair[1], factor, 0.f));
+      }
       ptx::stmatrix_x4(to + step / 4 * 2048 + ((chunk ^ row % 8) << 4), words[0], words[1], words[2], words[3]);
     }
     ptx::fence_async_proxy();
     __syncwarp();
+  }
+
+  /// Stores the warp's piece where it begins before `end`.
+  __device__ __forceinline__ void store_piece(const CUtensorMap& map, const ptx::BoxOrigin& at, int32_t end) const {
     delay<Role::kStore>();
-    const int32_t first = key + kWarpgroup * 64 + static_cast<int32_t>(warp_) * 16;
-    if (leader() && first < p_.seqlen_k) ptx::tma_store(map, piece(), {first, 0, head, batch});
-    if (leader()) ptx::bulk_commit();
+    if (!leader()) return;
+    if (at.row < end) ptx::tma_store(map, piece(), at);
+    ptx::bulk_commit();
   }
 
   const BackwardParams& p_;
   Shared& shared_;
   const uint32_t warp_;  ///< of the warpgroup
   ptx::RingPosition<Traits::kStages> ring_;
-  uint32_t item_phase_ = 0, dq_phase_ = 0;
+  uint32_t phases_ = 0;
 };
 
 }  // namespace flashmask::sm90::grad

@@ -12,7 +12,8 @@ template <typename Traits>
 __device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
   for (int i = 0; i < Traits::kStages; ++i) {
     ptx::barrier_init(shared.tile_full[i], 1);
-    ptx::barrier_init(shared.mask_full[i], 1);
+    ptx::barrier_init(shared.mask_full[i], 32);
+    ptx::barrier_init(shared.scores_full[i], 128 * Traits::kConsumers);
     ptx::barrier_init(shared.q_full[i], 1);
     ptx::barrier_init(shared.q_empty[i], Traits::kConsumerWarps + 2);  // and the mask warp and the stage's store warp
     ptx::barrier_init(shared.dout_full[i], 1);
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) backward_kernel(const __g
   cudaGridDependencySynchronize();
   const uint32_t warp = ptx::uniform(threadIdx.x / 32);
   if (warp < 4) {
-    ptx::decrease_registers<Traits::kProducerRegisters>();
+    ptx::decrease_registers<Traits::kHelperRegisters>();
     if (warp == 0) {
       Producer<Traits>(p, shared).run();
     } else if (warp == 1) {

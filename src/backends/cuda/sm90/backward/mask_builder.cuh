@@ -23,14 +23,15 @@ class MaskBuilder {
       const uint32_t stage = ring_.stage();
       delay<Role::kMask>();
       ptx::wait(shared_.tile_full[stage], ring_.phase());
-      const uint32_t flags = tile().flags;
+      const uint32_t flags = ptx::from_leader(tile().flags);
       if (flags & Tile::kEnd) return;
-      if (flags & Tile::kPartial) build();
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) {
+      if (flags & Tile::kPartial) {
+        ptx::wait(shared_.scores_full[stage], ring_.phase() ^ 1);
+        build();
         ptx::arrive(shared_.mask_full[stage]);
-        ptx::arrive(shared_.q_empty[stage]);
       }
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) ptx::arrive(shared_.q_empty[stage]);
       ring_.advance();
     }
   }
@@ -39,24 +40,25 @@ class MaskBuilder {
   __device__ __forceinline__ const Tile& tile() const { return shared_.tile[ring_.stage()]; }
 
   __device__ __forceinline__ void build() {
-    const int32_t first_key = tile().key_tile * Traits::kKeys, row = tile().row_tile * Traits::kRows;
+    const int32_t first_key = ptx::from_leader(tile().key_tile) * Traits::kKeys, row = ptx::from_leader(tile().query.row_tile) * Traits::kRows;
+    const PerHead& place = p_.dense.given ? p_.dense.place : p_.mask.place;
+    const int64_t offset = place.offset(ptx::from_leader(tile().query.batch), ptx::from_leader(tile().query.head));
 #pragma unroll 1
     for (int32_t key = static_cast<int32_t>(threadIdx.x % 32); key < Traits::kKeys; key += 32) {
       Bits& bits = shared_.mask_bits[ring_.stage()][key];
       if (first_key + key >= p_.seqlen_k) {
         bits = {};
       } else if (p_.dense.given) {
-        bits = by_matrix(row, first_key + key);
+        bits = by_matrix(offset, row, first_key + key);
       } else {
-        bits = by_columns(row, first_key, key);
+        bits = by_columns(offset, row, first_key, key);
       }
     }
   }
 
   /// By the mask's vectors.
-  __device__ __forceinline__ Bits by_columns(int32_t row, int32_t first_key, int32_t key) const {
+  __device__ __forceinline__ Bits by_columns(int64_t offset, int32_t row, int32_t first_key, int32_t key) const {
     rules::Columns columns = p_.mask.first;
-    const int64_t offset = tile().mask_offset;
     if (columns.lts) columns.lts += offset;
     if (columns.lte) columns.lte += offset;
     if (columns.uts) columns.uts += offset;
@@ -72,8 +74,8 @@ class MaskBuilder {
   }
 
   /// By a dense mask.
-  __device__ __forceinline__ Bits by_matrix(int32_t row, int32_t key) const {
-    const uint8_t* place = p_.dense.visible + tile().mask_offset + row * p_.dense.row_stride + key * p_.dense.key_stride;
+  __device__ __forceinline__ Bits by_matrix(int64_t offset, int32_t row, int32_t key) const {
+    const uint8_t* place = p_.dense.visible + offset + row * p_.dense.row_stride + key * p_.dense.key_stride;
     const int32_t rows = min(Traits::kRows, p_.seqlen_q - row);
     Bits result{};
 #pragma unroll

@@ -35,11 +35,34 @@ struct Schedule {
   uint32_t* next;  ///< counter of items handed out
 };
 
-/// The sums that dq is made of, fp32: for every query tile of (batch entry, query head) what the consumers' warps hold of it one
-/// after the other (see Fragments), so that a tile is one contiguous piece.
+/// Something that has a place for every (batch entry, row, head). Strides in elements.
+struct Rows {
+  void* data;  ///< null: absent
+  int64_t batch_stride, row_stride, head_stride;
+
+#if defined(__CUDACC__)
+  template <typename T>
+  __device__ __forceinline__ T* at(int64_t batch, int64_t row, int64_t head) const {
+    return static_cast<T*>(data) + batch * batch_stride + row * row_stride + head * head_stride;
+  }
+#endif
+};
+
+/// How far a query tile's sums are, one word.
+struct Progress {
+  static constexpr uint32_t kStored = 1u << 30;  ///< the first part lies in memory: others may be added to it
+  static constexpr uint32_t kTaken = 1u << 31;   ///< somebody has the first part and stores it
+  static constexpr uint32_t kPending = kStored - 1;  ///< how many key tiles have still to give their part
+  static constexpr uint32_t kAlone = 1;              ///< the word of a query tile that only one key tile sees
+};
+
+/// dq, and the sums that it is made of where more than one key tile contributes, fp32: for every query tile of (batch entry, query
+/// head) what the consumers' warps hold of it one after the other (see Fragments), so that a tile is one contiguous piece.
 struct RowGradients {
+  Rows out;
   float* sums;
-  uint32_t* turns;  ///< deterministic mode: how many key tiles have been added to each query tile; else null
+  uint32_t* progress;  ///< of each query tile
+  bool in_order;       ///< deterministic mode: parts are added from the last key tile to the first
 };
 
 /// What is known of every query row: [batch * heads_q, row_tiles * tile rows].
@@ -49,9 +72,9 @@ struct RowVectors {
 };
 
 struct BackwardParams {
-  CUtensorMap q, k, v, dout, dk, dv;
+  CUtensorMap q, k, v, dout, dq, dk, dv;
   RowVectors rows;
-  RowGradients dq;
+  RowGradients row_gradients;
   int32_t seqlen_q, seqlen_k, row_tiles;
   uint32_t heads_q, heads_kv, query_heads_per_kv_head;
   float scale;       ///< softmax_scale

@@ -55,7 +55,7 @@ class Producer {
   __device__ __forceinline__ void run_item(uint32_t n) {
     const ItemPlace place(p_, n);
     const uint32_t first_head = place.kv_head * p_.query_heads_per_kv_head;
-    tile_.batch = place.batch;
+    tile_.query.batch = place.batch;
     tile_.kv_head = place.kv_head;
     tile_.key_tile = key_tile(place, first_head);
     tile_.flags = Tile::kFirst;
@@ -67,39 +67,41 @@ class Producer {
   }
 
   __device__ __forceinline__ int32_t key_tile(const ItemPlace& place, uint32_t head) const {
-    if (p_.dq.turns || p_.dense.given) return static_cast<int32_t>(p_.schedule.key_tiles - 1 - place.rank);
+    if (p_.row_gradients.in_order || p_.dense.given) return static_cast<int32_t>(p_.schedule.key_tiles - 1 - place.rank);
     return __ldg(p_.plan.key_order + static_cast<int64_t>(p_.plan.mask(place.batch, head)) * p_.schedule.key_tiles + place.rank);
   }
 
   /// The live tiles of the item's column under one query head.
   __device__ __forceinline__ void run_head(uint32_t head) {
-    if (p_.dense.given) {
-      tile_.mask_offset = p_.dense.place.offset(tile_.batch, head);
-      for (int32_t row_tile = 0; row_tile < p_.row_tiles; ++row_tile) load_tile(head, row_tile, true);
-      return;
-    }
-    tile_.mask = p_.plan.mask(tile_.batch, head);
-    tile_.mask_offset = p_.mask.place.offset(tile_.batch, head);
-    const int64_t column = (static_cast<int64_t>(tile_.mask) * p_.schedule.key_tiles + tile_.key_tile) * p_.plan.words_per_key;
-    for (int32_t first = 0; first < p_.plan.words_per_key; first += 32) run_words(head, column, first);
+    tile_.query.head = head;
+    const int64_t column = static_cast<int64_t>(p_.plan.mask(tile_.query.batch, head)) * p_.schedule.key_tiles + tile_.key_tile;
+    for (int32_t first = 0; first < p_.plan.words_per_key; first += 32) run_words(column * p_.plan.words_per_key, first);
   }
 
-  /// 32 words of the column's bits, one for each lane.
-  __device__ __forceinline__ void run_words(uint32_t head, int64_t column, int32_t first) {
+  /// 32 words of the column's bits, one for each lane. A dense mask has all tiles, and none of them is full.
+  __device__ __forceinline__ void run_words(int64_t column, int32_t first) {
     constexpr uint32_t kGranuleBits = (1u << Traits::kGranules) - 1;
     const int32_t own = first + static_cast<int32_t>(threadIdx.x % 32);
-    const bool inside = own < p_.plan.words_per_key;
-    const uint32_t own_live = inside ? __ldg(p_.plan.key_live + column + own) : 0;
-    const uint32_t own_full = inside ? __ldg(p_.plan.key_full + column + own) : 0;
+    uint32_t own_live = 0, own_full = 0;
+    if (p_.dense.given) {
+      own_live = low_bits(p_.row_tiles * Traits::kGranules - own * 32);
+    } else if (own < p_.plan.words_per_key) {
+      own_live = __ldg(p_.plan.key_live + column + own);
+      own_full = __ldg(p_.plan.key_full + column + own);
+    }
     for (uint32_t words = __ballot_sync(0xffffffff, own_live != 0); words; words &= words - 1) {
       const int lane = __ffs(words) - 1;
       const uint32_t full = __shfl_sync(0xffffffff, own_full, lane);
       for (uint32_t live = __shfl_sync(0xffffffff, own_live, lane); live;) {
         const int bit = (__ffs(live) - 1) / Traits::kGranules * Traits::kGranules;
         live &= ~(kGranuleBits << bit);
-        load_tile(head, ((first + lane) * 32 + bit) / Traits::kGranules, (full >> bit & kGranuleBits) != kGranuleBits);
+        load_tile(((first + lane) * 32 + bit) / Traits::kGranules, (full >> bit & kGranuleBits) != kGranuleBits);
       }
     }
+  }
+  /// A word with `count` of its bits set, all or none if it has not so many.
+  __device__ __forceinline__ static uint32_t low_bits(int32_t count) {
+    return count >= 32 ? ~0u : count > 0 ? (1u << count) - 1 : 0;
   }
 
   /// Tells the others something without rows; the ring's buffers take part, so that all its barriers keep step.
@@ -122,17 +124,19 @@ class Producer {
     }
   }
 
-  __device__ __forceinline__ void load_tile(uint32_t head, int32_t row_tile, bool partial) {
+  __device__ __forceinline__ void load_tile(int32_t row_tile, bool partial) {
     // Beyond the last key there is nothing to see.
     partial |= (tile_.key_tile + 1) * Traits::kKeys > p_.seqlen_k;
-    const uint32_t sequence = tile_.batch * p_.heads_q + head;
-    tile_.row_tile = row_tile;
-    tile_.sums = sequence * p_.row_tiles + row_tile;
+    tile_.query.row_tile = row_tile;
+    tile_.query.index = (tile_.query.batch * p_.heads_q + tile_.query.head) * p_.row_tiles + row_tile;
     if (partial) tile_.flags |= Tile::kPartial;
+    // Others change the words of tiles that are not alone: whatever is read of those will do.
+    if (leader() && __ldcg(p_.row_gradients.progress + tile_.query.index) == Progress::kAlone) tile_.flags |= Tile::kAlone;
     write_tile();
     const uint32_t stage = ring_.stage();
-    const ptx::BoxOrigin at{row_tile * Traits::kRows, 0, static_cast<int32_t>(head), static_cast<int32_t>(tile_.batch)};
-    const int64_t row = static_cast<int64_t>(tile_.sums) * Traits::kRows;
+    ptx::wait(shared_.scores_full[stage], ring_.phase() ^ 1);
+    const ptx::BoxOrigin at{row_tile * Traits::kRows, 0, static_cast<int32_t>(tile_.query.head), static_cast<int32_t>(tile_.query.batch)};
+    const int64_t row = static_cast<int64_t>(tile_.query.index) * Traits::kRows;
     if (leader()) {
       ptx::arrive_expect(shared_.q_full[stage], Traits::kRowBytes + Traits::kVectorBytes);
       ptx::tma_load(shared_.q[stage], p_.q, shared_.q_full[stage], at);
@@ -154,7 +158,7 @@ class Producer {
   /// The item's K and V, when the consumers are done with those of the item before; they learn that it has ended from this one's
   /// first tile.
   __device__ __forceinline__ void load_keys() {
-    const ptx::BoxOrigin at{tile_.key_tile * Traits::kKeys, 0, static_cast<int32_t>(tile_.kv_head), static_cast<int32_t>(tile_.batch)};
+    const ptx::BoxOrigin at{tile_.key_tile * Traits::kKeys, 0, static_cast<int32_t>(tile_.kv_head), static_cast<int32_t>(tile_.query.batch)};
     delay<Role::kProducer>();
     ptx::wait(shared_.kv_empty, kv_phase_ ^ 1);
     kv_phase_ ^= 1;

@@ -5,33 +5,36 @@
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/tensor_core.cuh"
 #include "backends/cuda/ptx/tma.cuh"
+#include "backends/cuda/sm90/backward/live_keys.cuh"
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/traits.cuh"
 
 namespace flashmask::sm90::grad {
 
-/// A store warp: adds the tiles' parts of dq to their sums in global memory. There is one for each stage, so that in
-/// deterministic mode one waits for its turn, or for its sums to arrive, while the other takes the next tile.
+/// A store warp: adds the tiles' parts of dq to their sums in global memory, the first one by storing it. There is one for each
+/// stage, so that one waits for its turn, or for its part to arrive, while the other takes the next tile.
 template <typename Traits>
 class RowGradientAdder {
  public:
   using Shared = SharedStorage<Traits>;
+  using Part = Fragments<Traits::kHeadDim>;
   __device__ __forceinline__ RowGradientAdder(const BackwardParams& p, Shared& shared, uint32_t stage)
       : p_(p), shared_(shared), stage_(stage) {}
 
   __device__ __forceinline__ void run() {
-    uint32_t tiles = 0;
+    uint32_t parts = 0;
     for (uint32_t phase = 0;; phase ^= 1) {
       delay<Role::kStore>();
       ptx::wait(shared_.tile_full[stage_], phase);
-      const Tile& tile = shared_.tile[stage_];
-      const uint32_t flags = tile.flags, sums = tile.sums;
+      const uint32_t flags = ptx::from_leader(shared_.tile[stage_].flags);
       if (flags & Tile::kEnd) break;
-      const bool something = !(flags & Tile::kNothing);
-      const uint32_t turn = something && p_.dq.turns ? turn_of(tile) : 0;
+      const bool adds = !(flags & (Tile::kNothing | Tile::kAlone));
+      const auto tile = QueryTile::from_leader(shared_.tile[stage_].query);
+      const uint32_t turn = adds && p_.row_gradients.in_order ? turn_of(tile, ptx::from_leader(shared_.tile[stage_].key_tile)) : 0;
       __syncwarp();
       if (leader()) ptx::arrive(shared_.q_empty[stage_]);
-      if (something) add(sums, turn, tiles++ & 1);
+      if (adds && leader()) add(tile.index, turn, parts & 1);
+      parts += adds;
       __syncwarp();
     }
     if (leader()) ptx::bulk_wait();
@@ -40,44 +43,59 @@ class RowGradientAdder {
  private:
   __device__ __forceinline__ static bool leader() { return threadIdx.x % 32 == 0; }
 
-  /// How many key tiles are added to this query tile before this one: those that see some of its rows and come later in the
-  /// sequence.
-  __device__ __forceinline__ uint32_t turn_of(const Tile& tile) const {
-    if (p_.dense.given) return p_.schedule.key_tiles - 1 - tile.key_tile;
-    const int32_t first_row = tile.row_tile * Traits::kGranules;
-    const int32_t rows = min(Traits::kGranules, p_.plan.row_granules - first_row);
-    const uint32_t* live =
-        p_.plan.row_live + (static_cast<int64_t>(tile.mask) * p_.plan.row_granules + first_row) * p_.plan.words_per_row;
-    const int32_t own = tile.key_tile / 32;
-    uint32_t later = 0;
-    for (int32_t word = own + static_cast<int32_t>(threadIdx.x % 32); word < p_.plan.words_per_row; word += 32) {
-      uint32_t bits = __ldg(live + word);
-      if (Traits::kGranules == 2 && rows == 2) bits |= __ldg(live + p_.plan.words_per_row + word);
-      if (word == own) bits &= ~1u << tile.key_tile % 32;
-      later += __popc(bits);
-    }
-    return __reduce_add_sync(0xffffffff, later);
+  /// How many key tiles are pending when it is a tile's turn: its own and those that come before it in the sequence.
+  __device__ __forceinline__ uint32_t turn_of(const QueryTile& tile, int32_t key_tile) const {
+    const uint32_t key_tiles = static_cast<uint32_t>(key_tile) + 1;
+    if (p_.dense.given) return key_tiles;
+    return live_key_tiles<Traits::kGranules>(p_.plan, p_.plan.mask(tile.batch, tile.head), tile.row_tile, key_tiles);
   }
 
-  __device__ __forceinline__ void add(uint32_t sums, uint32_t turn, uint32_t phase) const {
+  /// Adds the consumers' part to the sums of query tile `index`.
+  __device__ __forceinline__ void add(uint32_t index, uint32_t turn, uint32_t phase) const {
+    uint32_t* progress = p_.row_gradients.progress + index;
+    const bool in_order = p_.row_gradients.in_order;
+    const uint32_t seen = in_order ? 0 : ptx::load_acquire(progress);
     delay<Role::kStore>();
     ptx::wait(shared_.dq_full[stage_], phase);
-    if (!leader()) return;
-    uint32_t* turns = p_.dq.turns ? p_.dq.turns + sums : nullptr;
-    if (turns) {
-      while (ptx::load_acquire(turns) != turn) {
-      }
-      ptx::fence_async_proxy_global();
+    const bool first = in_order ? wait_for_turn(progress, turn) : take_first(progress, seen);
+    write_part(p_.row_gradients.sums + static_cast<int64_t>(index) * Part::kTileFloats, first);
+    if (!first && !in_order) return;  // nobody waits for it
+    ptx::bulk_wait();
+    ptx::fence_async_proxy_global();
+    ptx::add_release(progress, first ? Progress::kStored - 1 : ~0u);
+  }
+
+  /// Whether nobody has been before.
+  __device__ __forceinline__ static bool wait_for_turn(const uint32_t* progress, uint32_t turn) {
+    uint32_t seen;
+    do {
+      seen = ptx::load_acquire(progress);
+    } while ((seen & Progress::kPending) != turn);
+    return !(seen & Progress::kStored);
+  }
+
+  /// Takes on the first part if nobody has, or waits until it is there. Only who has its part in hand may take it on: somebody
+  /// who had to wait for others before it could make them wait for ever.
+  __device__ __forceinline__ static bool take_first(uint32_t* progress, uint32_t seen) {
+    if (seen & Progress::kStored) return false;
+    if (!(atomicOr(progress, Progress::kTaken) & Progress::kTaken)) return true;
+    while (!(ptx::load_acquire(progress) & Progress::kStored)) {
     }
-    constexpr int kFloats = Fragments<Traits::kHeadDim>::kTileFloats;
-    ptx::bulk_add(p_.dq.sums + static_cast<int64_t>(sums) * kFloats, &shared_.out[0][0], kFloats * sizeof(float));
+    return false;
+  }
+
+  /// Returns when the part has left shared memory.
+  __device__ __forceinline__ void write_part(float* to, bool first) const {
+    constexpr uint32_t kBytes = Part::kTileFloats * sizeof(float);
+    ptx::fence_async_proxy_global();
+    if (first) {
+      ptx::bulk_store(to, &shared_.out[0][0], kBytes);
+    } else {
+      ptx::bulk_add(to, &shared_.out[0][0], kBytes);
+    }
     ptx::bulk_commit();
     ptx::bulk_wait_read();
     ptx::arrive(shared_.dq_empty);
-    if (!turns) return;
-    ptx::bulk_wait();
-    ptx::fence_async_proxy_global();
-    ptx::add_release(turns, 1);
   }
 
   const BackwardParams& p_;

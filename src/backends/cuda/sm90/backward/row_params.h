@@ -7,26 +7,15 @@
 
 namespace flashmask::sm90::grad {
 
-/// Something that has a place for every (batch entry, row, head). Strides in elements.
-struct Rows {
-  void* data;  ///< null: absent
-  int64_t batch_stride, row_stride, head_stride;
-
-#if defined(__CUDACC__)
-  template <typename T>
-  __device__ __forceinline__ T* at(int64_t batch, int64_t row, int64_t head) const {
-    return static_cast<T*>(data) + batch * batch_stride + row * row_stride + head * head_stride;
-  }
-#endif
-};
-
 struct RowParams {
-  Rows out, dout, lse, dlse, dq;
+  Rows out, dout, lse, dlse;
   RowVectors rows;
-  RowGradients sums;
+  RowGradients row_gradients;
+  PlanBits plan;
+  bool dense;  ///< every key tile contributes to every query tile
   uint32_t* next;  ///< Schedule::next
   int32_t seqlen_q;
-  uint32_t row_tiles, heads;
+  uint32_t row_tiles, key_tiles, heads;
   float scale;
 };
 

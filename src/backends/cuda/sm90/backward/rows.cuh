@@ -7,6 +7,7 @@
 
 #include "backends/cuda/ptx/tensor_core.cuh"
 #include "backends/cuda/sm90/backward/instance.h"
+#include "backends/cuda/sm90/backward/live_keys.cuh"
 #include "backends/cuda/sm90/backward/row_params.h"
 #include "backends/cuda/sm90/backward/traits.cuh"
 
@@ -46,43 +47,81 @@ __device__ __forceinline__ float dot(const uint4& a, const uint4& b) {
   return sum;
 }
 
-/// Fills the row vectors and clears the sums of dq, their turns and the counter of items.
-template <typename Traits>
-__global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constant__ RowParams p) {
-  using Share = RowShare<Traits>;
-  using Element = typename Traits::Element;
-  const auto place = RowTilePlace::of_block<Traits>(p);
-  uint4 out[Share::kPasses], dout[Share::kPasses];
-#pragma unroll
-  for (int pass = 0; pass < Share::kPasses; ++pass) {
-    const int32_t row = place.first_row + Share::row(pass);
-    out[pass] = dout[pass] = {0, 0, 0, 0};
-    if (row >= p.seqlen_q) continue;
-    out[pass] = *reinterpret_cast<const uint4*>(p.out.template at<Element>(place.batch, row, place.head) + Share::column());
-    dout[pass] = *reinterpret_cast<const uint4*>(p.dout.template at<Element>(place.batch, row, place.head) + Share::column());
+/// A row's lse and its gradient.
+struct RowValues {
+  float lse, dlse;
+
+  __device__ static RowValues load(const RowParams& p, const RowTilePlace& place, int32_t row) {
+    if (row >= p.seqlen_q) return {-INFINITY, 0};
+    return {*p.lse.template at<float>(place.batch, row, place.head), p.dlse.data ? *p.dlse.template at<float>(place.batch, row, place.head) : 0};
   }
-  auto* sums = reinterpret_cast<float4*>(p.sums.sums + place.index * Fragments<Traits::kHeadDim>::kTileFloats);
-  for (int n = threadIdx.x; n < Fragments<Traits::kHeadDim>::kTileFloats / 4; n += kRowThreads) sums[n] = {0, 0, 0, 0};
-  if (threadIdx.x == 0 && p.sums.turns) p.sums.turns[place.index] = 0;
-  if (threadIdx.x == 0 && blockIdx.x == 0) *p.next = 0;
-#pragma unroll
+};
+
+/// How many key tiles contribute to the block's part of dq. All lanes of a warp call it.
+template <typename Traits>
+__device__ __forceinline__ uint32_t count_parts(const RowParams& p, const RowTilePlace& place) {
+  if (p.dense) return p.key_tiles;
+  const uint32_t mask = p.plan.mask(static_cast<uint32_t>(place.batch), static_cast<uint32_t>(place.head));
+  return live_key_tiles<Traits::kGranules>(p.plan, mask, place.first_row / Traits::kRows, p.key_tiles);
+}
+
+template <typename Traits>
+__device__ __forceinline__ void clear_row_gradients(const RowParams& p, const RowTilePlace& place) {
+  using Share = RowShare<Traits>;
+#pragma unroll 1
   for (int pass = 0; pass < Share::kPasses; ++pass) {
-    float delta = dot<Element>(out[pass], dout[pass]);
-#pragma unroll
-    for (int distance = Share::kThreadsPerRow / 2; distance > 0; distance /= 2) delta += __shfl_xor_sync(0xffffffff, delta, distance);
-    if (Share::column() != 0) continue;
     const int32_t row = place.first_row + Share::row(pass);
-    const float lse = row < p.seqlen_q ? *p.lse.template at<float>(place.batch, row, place.head) : -INFINITY;
-    const bool sees = lse != -INFINITY;
-    if (sees && p.dlse.data) delta -= *p.dlse.template at<float>(place.batch, row, place.head);
-    constexpr float kLog2E = 1.44269504088896341f;
-    const int64_t at = place.index * Traits::kRows + Share::row(pass);
-    p.rows.lse_log2[at] = sees ? lse * kLog2E : INFINITY;
-    p.rows.delta[at] = sees ? delta : 0.f;
+    if (row >= p.seqlen_q) continue;
+    auto* to = p.row_gradients.out.template at<typename Traits::Element>(place.batch, row, place.head) + Share::column();
+    *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
   }
 }
 
-/// dq = softmax_scale * sums.
+/// Fills the row vectors, prepares the sums of dq, writes the zeros that it is where no key tile contributes, and clears the
+/// counter of items.
+template <typename Traits>
+__global__ void __launch_bounds__(kRowThreads, 4) prepare_rows(const __grid_constant__ RowParams p) {
+  using Share = RowShare<Traits>;
+  using Element = typename Traits::Element;
+  __shared__ float products[Traits::kRows];
+  __shared__ uint32_t parts;
+  cudaGridDependencySynchronize();
+  const auto place = RowTilePlace::of_block<Traits>(p);
+  const int own = static_cast<int>(threadIdx.x);
+  RowValues values{};
+  if (own < Traits::kRows) values = RowValues::load(p, place, place.first_row + own);
+  if (own >= kRowThreads - 32) {
+    const uint32_t count = count_parts<Traits>(p, place);
+    if (own % 32 == 0) parts = count;
+  }
+#pragma unroll 2
+  for (int pass = 0; pass < Share::kPasses; ++pass) {
+    const int32_t row = place.first_row + Share::row(pass);
+    uint4 out{}, dout{};
+    if (row < p.seqlen_q) {
+      out = *reinterpret_cast<const uint4*>(p.out.template at<Element>(place.batch, row, place.head) + Share::column());
+      dout = *reinterpret_cast<const uint4*>(p.dout.template at<Element>(place.batch, row, place.head) + Share::column());
+    }
+    float product = dot<Element>(out, dout);
+#pragma unroll
+    for (int distance = Share::kThreadsPerRow / 2; distance > 0; distance /= 2) product += __shfl_xor_sync(0xffffffff, product, distance);
+    if (Share::column() == 0) products[Share::row(pass)] = product;
+  }
+  __syncthreads();
+  if (own < Traits::kRows) {
+    constexpr float kLog2E = 1.44269504088896341f;
+    const bool sees = values.lse != -INFINITY;
+    const int64_t at = place.index * Traits::kRows + own;
+    p.rows.lse_log2[at] = sees ? values.lse * kLog2E : INFINITY;
+    p.rows.delta[at] = sees ? products[own] - values.dlse : 0.f;
+  }
+  if (own == 0) p.row_gradients.progress[place.index] = parts;
+  if (own == 0 && blockIdx.x == 0) *p.next = 0;
+  if (parts == 0) clear_row_gradients<Traits>(p, place);
+}
+
+/// dq = softmax_scale * sums, where several key tiles contribute: the sums of one were stored as they were, and without any there are
+/// zeros already.
 template <typename Traits>
 __global__ void __launch_bounds__(kRowThreads) finish_rows(const __grid_constant__ RowParams p) {
   using Share = RowShare<Traits>;
@@ -91,8 +130,10 @@ __global__ void __launch_bounds__(kRowThreads) finish_rows(const __grid_constant
   __shared__ __align__(16) Element tile[Traits::kRows][Traits::kHeadDim + 8];  // padded against bank conflicts
   const auto place = RowTilePlace::of_block<Traits>(p);
   const int lane = threadIdx.x % 32, e = threadIdx.x / 32;
+  const RowGradients& dq = p.row_gradients;
   cudaGridDependencySynchronize();
-  const auto* sums = reinterpret_cast<const float4*>(p.sums.sums + place.index * Part::kTileFloats) + threadIdx.x;
+  if (!(dq.progress[place.index] & Progress::kStored)) return;
+  const auto* sums = reinterpret_cast<const float4*>(dq.sums + place.index * Part::kTileFloats) + threadIdx.x;
   float4 part[Part::kWarps];
 #pragma unroll
   for (int warp = 0; warp < Part::kWarps; ++warp) part[warp] = sums[warp * (Part::kWarpFloats / 4)];
@@ -100,15 +141,16 @@ __global__ void __launch_bounds__(kRowThreads) finish_rows(const __grid_constant
   for (int warp = 0; warp < Part::kWarps; ++warp) {
     const int row = Part::row(warp) + lane / 4, column = Part::column(warp) + 8 * e + 2 * (lane % 4);
     const float4 sum = part[warp];
-    *reinterpret_cast<uint32_t*>(&tile[row][column]) = ptx::pack<Element>(sum.x * p.scale, sum.y * p.scale);
-    *reinterpret_cast<uint32_t*>(&tile[row + 8][column]) = ptx::pack<Element>(sum.z * p.scale, sum.w * p.scale);
+    // As with a single contributor, zeros become positive.
+    *reinterpret_cast<uint32_t*>(&tile[row][column]) = ptx::pack<Element>(__fmaf_rn(sum.x, p.scale, 0.f), __fmaf_rn(sum.y, p.scale, 0.f));
+    *reinterpret_cast<uint32_t*>(&tile[row + 8][column]) = ptx::pack<Element>(__fmaf_rn(sum.z, p.scale, 0.f), __fmaf_rn(sum.w, p.scale, 0.f));
   }
   __syncthreads();
 #pragma unroll
   for (int pass = 0; pass < Share::kPasses; ++pass) {
     const int32_t row = place.first_row + Share::row(pass);
     if (row >= p.seqlen_q) continue;
-    *reinterpret_cast<uint4*>(p.dq.template at<Element>(place.batch, row, place.head) + Share::column()) =
+    *reinterpret_cast<uint4*>(dq.out.template at<Element>(place.batch, row, place.head) + Share::column()) =
         *reinterpret_cast<const uint4*>(&tile[Share::row(pass)][Share::column()]);
   }
 }

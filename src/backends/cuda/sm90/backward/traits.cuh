@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "backends/cuda/ptx/tensor_core.cuh"
+
 namespace flashmask::sm90::grad {
 
 /// One configuration of the backward kernel: element type, head dim, and how many consumer warpgroups, each of which owns
@@ -20,7 +22,7 @@ struct BackwardTraits {
   static constexpr int kStages = 2;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kConsumerWarps = 4 * kConsumers;
-  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+  static constexpr int kHelperRegisters = 40, kConsumerRegisters = 232;
 
   static constexpr uint32_t kRowBytes = kRows * kHeadDim * sizeof(Element);
   static constexpr uint32_t kKeyBytes = kKeys * kHeadDim * sizeof(Element);
@@ -38,20 +40,30 @@ struct Fragments {
   __host__ __device__ static constexpr int column(int warp) { return kByRows ? 0 : warp / 4 * 64; }
 };
 
+/// A query tile of (batch entry, query head).
+struct QueryTile {
+  uint32_t index;  ///< in [batch, heads_q, row_tiles]
+  uint32_t batch, head;
+  int32_t row_tile;
+
+  __device__ __forceinline__ static QueryTile from_leader(const QueryTile& tile) {
+    return {ptx::from_leader(tile.index), ptx::from_leader(tile.batch), ptx::from_leader(tile.head), ptx::from_leader(tile.row_tile)};
+  }
+};
+
 /// What the producer tells the others about a tile, or about the end of an item or of everything.
 struct Tile {
   enum Flag : uint32_t {
     kPartial = 1,  ///< some elements are hidden
     kFirst = 2,    ///< of its item
-    kNothing = 4,  ///< the item has no tiles
-    kEnd = 8,      ///< there are no more items
+    kAlone = 4,    ///< no other key tile contributes to the query tile's dq
+    kNothing = 8,  ///< the item has no tiles
+    kEnd = 16,     ///< there are no more items
   };
   uint32_t flags;
-  int32_t row_tile, key_tile;
-  uint32_t batch, kv_head;
-  uint32_t sums;  ///< index of the query tile's piece of dq's sums
-  uint32_t mask;  ///< of the plan
-  int64_t mask_offset;  ///< of the tile's mask: elements of the column vectors, bytes of a dense mask
+  int32_t key_tile;
+  uint32_t kv_head;
+  QueryTile query;
 };
 
 /// The visible elements of a tile's columns, a bit for each row.
@@ -76,6 +88,7 @@ struct SharedStorage {
   ColumnBits<Traits::kRows> mask_bits[Traits::kStages][Traits::kKeys];
   Tile tile[Traits::kStages];
   uint64_t tile_full[Traits::kStages], mask_full[Traits::kStages];
+  uint64_t scores_full[Traits::kStages];  ///< dS has been written; lse, delta and mask bits have been read
   uint64_t q_full[Traits::kStages], q_empty[Traits::kStages];
   uint64_t dout_full[Traits::kStages], dout_empty[Traits::kStages];
   uint64_t dq_full[Traits::kStages], dq_empty;
