@@ -313,7 +313,7 @@ class Operators(TorchDispatchMode):
 
 
 def test_one_plan_serves_all_layers_recomputations_and_backwards():
-    mask = masks.causal_document(seqlens=[60, 90])
+    mask = masks.causal_document(seqlens=[60, 90], device=DEVICE)
     q, k, v = (x.requires_grad_() for x in tensors(head_dim_v=16))
 
     def layers(q):
