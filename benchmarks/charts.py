@@ -159,3 +159,40 @@ def log_chart(title, subtitle, xs, series, x_label, y_label, x_text, y_text, not
         svg.path([place(x, y) for x, y in zip(xs, ys)], colour, 'stroke-dasharray="6 4"' if kind == "dash" else "")
     svg.text(24, height - 16, note, 11)
     return str(svg)
+
+
+def line_panels(title, subtitle, panels, series, x_label, y_label, note=""):
+    """Lines over the steps 1, 2, ..., two panels in a row, one y axis for all. panels: [(title, {series key: [y, ...]})]; series:
+    [(key, label, colour, CSS of the line)], the ones drawn first first."""
+    left, top, panel_w, panel_h, right, below = 56, 128, 340, 200, 28, 72
+    rows = -(-len(panels) // 2)
+    svg = Svg(2 * (left + panel_w) + right, top + rows * (panel_h + below), title, subtitle)
+    svg.text(24, 34, title, 17, "ink", weight=600)
+    svg.text(24, 54, subtitle, 12)
+    svg.legend(left, 82, [(label, colour, "dash" if "dash" in style else "line") for _, label, colour, style in series])
+    marks = ticks(max(y for _, runs in panels for ys in runs.values() for y in ys))
+    for n, (name, runs) in enumerate(panels):
+        x, y = left + n % 2 * (panel_w + left), top + n // 2 * (panel_h + below)
+        draw_panel(svg, x, y, panel_w, panel_h, name, runs, series, marks, x_label, y_label)
+    svg.text(24, svg.height - 14, note, 11)
+    return str(svg)
+
+
+def draw_panel(svg, left, top, width, height, name, runs, series, marks, x_label, y_label):
+    steps = max(len(ys) for ys in runs.values())
+
+    def place(step, y):
+        return left + (step - 1) / max(steps - 1, 1) * width, top + height - y / marks[-1] * height
+
+    svg.text(left, top - 8, name, 12, "ink", weight=600)
+    for mark in marks:
+        y = place(1, mark)[1]
+        svg.line(left, y, left + width, y, "grid" if mark else "axis")
+        svg.text(left - 8, y + 4, f"{mark:g}", 11, anchor="end")
+    for step in sorted({1, (steps + 1) // 2, steps}):
+        svg.text(place(step, 0)[0], top + height + 16, step, 11, anchor="middle")
+    svg.text(left + width / 2, top + height + 32, x_label, 12, anchor="middle")
+    svg.text(left - 38, top + height / 2, y_label, 12, anchor="middle", rotate=-90)
+    for key, _, colour, style in series:
+        if key in runs:
+            svg.path([place(n, y) for n, y in enumerate(runs[key], 1)], colour, f'style="{style}"')
