@@ -12,11 +12,12 @@ skipping          flashmask_attention, deterministic=True
 dense             the same kernels under a dense mask, which skips nothing; deterministic
 nondeterministic  flashmask_attention, deterministic=False, for comparison only
 
-Of the first two the loss of every step and the weights after the last must be equal bit for bit, and at least half of the 128 x 128 tiles of every
-batch must be empty; else the exit status is 1. The loss is the cross entropy of the file's labels: bfloat16 autocast on CUDA, float32 on the CPU.
+Of the first two the loss of every step and the weights after the last must be equal bit for bit, and at least half of the 128 x 128 tiles
+of every batch must be empty; else the exit status is 1. The loss is the cross entropy of the file's labels: bfloat16 autocast on CUDA,
+float32 on the CPU.
 
-`prepare` needs the command: FLASHMASK_COMMAND, build/release/bin/flashmask, or flashmask on the path. The files can be trained on elsewhere. Receipts
-go to benchmarks/results (or $OUT), those of the CPU to the folder of the files.
+`prepare` needs the command: FLASHMASK_COMMAND, build/release/bin/flashmask, or flashmask on the path. The files can be trained on
+elsewhere. Receipts go to benchmarks/results (or $OUT), those of the CPU to the folder of the files.
 """
 
 import argparse
@@ -43,11 +44,18 @@ from training_model import HEAD_DIM, Llama, dense, skipping  # noqa: E402
 
 from flashmask._library import library_path  # noqa: E402
 
+TASKS = list(training_data.RECORDS)
+# Option, default, what
+NUMBERS = [("steps", 100, "of each training"), ("seqlen", 4096, "tokens of a sequence"), ("sequences", 100, "to prepare for a task, about"),
+           ("batch", 1, "sequences of a step"), ("layers", 4, "of the model"), ("dim", 384, f"its width, a multiple of {HEAD_DIM}"),
+           ("heads-kv", 2, "key and value heads; must divide the query heads"), ("seed", 0, "of the weights")]
+SETTINGS = ("device", "steps", "batch", "layers", "dim", "heads_kv", "seed")
 ATTENTIONS = {"skipping": skipping(deterministic=True), "dense": dense, "nondeterministic": skipping(deterministic=False)}
 LEAST_EMPTY = 0.5
 LEARNING_RATE, WARMUP_STEPS = 1e-3, 10
 REPORT_EVERY = 10  # steps
-SERIES = [("skipping", "skipping", "#3b6fb6", "stroke-width:6;stroke-opacity:0.35"), ("dense", "dense mask", "#d1495b", "stroke-dasharray:7 5"),
+SERIES = [("skipping", "skipping", "#3b6fb6", "stroke-width:6;stroke-opacity:0.35"),
+          ("dense", "dense mask", "#d1495b", "stroke-dasharray:7 5"),
           ("nondeterministic", "skipping, not deterministic", "#2a9d5c", "stroke-width:1")]
 
 
@@ -57,11 +65,9 @@ def parse(words):
     parser.add_argument("receipt", nargs="?", type=Path, help="of plot")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "training", help="of the packed files (build/training)")
     parser.add_argument("--svg", type=Path, help="the chart (training.svg in the folder)")
-    parser.add_argument("--tasks", type=lambda text: text.split(","), default=list(training_data.RECORDS), help="comma-separated; default all four")
+    parser.add_argument("--tasks", type=lambda text: text.split(","), default=TASKS, help=f"some of {','.join(TASKS)} (all)")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    for name, default, what in (("steps", 100, "of each training"), ("seqlen", 4096, "tokens of a sequence"), ("sequences", 100, "to prepare for each task, about"),
-                                ("batch", 1, "sequences of a step"), ("layers", 4, "of the model"), ("dim", 384, f"its width, a multiple of {HEAD_DIM}"),
-                                ("heads-kv", 2, "key and value heads; must divide the query heads"), ("seed", 0, "of the weights")):
+    for name, default, what in NUMBERS:
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} ({default})")
     arguments = parser.parse_args(words)
     check(parser, arguments)
@@ -69,8 +75,8 @@ def parse(words):
 
 
 def check(parser, arguments):
-    if unknown := set(arguments.tasks) - set(training_data.RECORDS):
-        parser.error(f"--tasks has {', '.join(sorted(unknown))}; it must be some of {', '.join(training_data.RECORDS)}")
+    if unknown := set(arguments.tasks) - set(TASKS):
+        parser.error(f"--tasks has {', '.join(sorted(unknown))}; it must be some of {', '.join(TASKS)}")
     if arguments.dim % (HEAD_DIM * arguments.heads_kv):
         parser.error(f"--dim is {arguments.dim}; it must be a multiple of {HEAD_DIM} * --heads-kv, {HEAD_DIM * arguments.heads_kv}")
     if arguments.steps < 2:
@@ -142,7 +148,8 @@ def train_step(model, optimizer, batch, attention):
 def tiles_of(batches):
     """Tiles of 128 x 128 of all masks, the empty ones, and the least share of empty ones in a batch."""
     stats = [batch.mask.stats() for batch in batches]
-    return {"all": sum(s.tiles for s in stats), "empty": sum(s.empty_tiles for s in stats), "least_empty_share": min(s.empty_tiles / s.tiles for s in stats)}
+    return {"all": sum(s.tiles for s in stats), "empty": sum(s.empty_tiles for s in stats),
+            "least_empty_share": min(s.empty_tiles / s.tiles for s in stats)}
 
 
 def train_task(arguments, task, progress):
@@ -173,7 +180,9 @@ def checks(figures, weights):
 def summary(task, figures):
     tiles, losses = figures["tiles"], figures["losses"]
     ends = ", ".join(f"{name} {run[0]:.4f} -> {run[-1]:.4f} in {figures['seconds'][name]:.1f} s" for name, run in losses.items())
-    yield f"{task}: {figures['batches']} batches, {tiles['empty'] / tiles['all']:.1%} of the tiles empty, at least {tiles['least_empty_share']:.1%}; loss {ends}"
+    yield (f"{task}: {figures['batches']} batches, {tiles['empty'] / tiles['all']:.1%} of the tiles empty, "
+           f"in each at least {tiles['least_empty_share']:.1%}")
+    yield f"  loss {ends}"
     yield from (f"  {'ok' if holds else 'FAILED'}  {what}" for what, holds in figures["checks"].items())
 
 
@@ -187,7 +196,7 @@ def train(arguments, words):
     receipt = receipts.new("training", environment(arguments.device), shlex.join(["benchmarks/training.py", *words]), "backward")
     on_gpu = arguments.device == "cuda"
     receipt["kind"] = "gpu" if on_gpu else "cpu"
-    receipt["figures"] = {"settings": {name: getattr(arguments, name) for name in ("device", "steps", "batch", "layers", "dim", "heads_kv", "seed")}, "tasks": {}}
+    receipt["figures"] = {"settings": {name: getattr(arguments, name) for name in SETTINGS}, "tasks": {}}
     path = receipts.free_path(receipt, None if on_gpu else arguments.folder)
     progress = timing.Progress([arguments.steps * len(ATTENTIONS)] * len(arguments.tasks))
     for task in arguments.tasks:
@@ -210,7 +219,8 @@ def train(arguments, words):
 def plot(receipt, path):
     tasks, settings = receipt["figures"]["tasks"], receipt["figures"]["settings"]
     same = all(figures["losses"]["skipping"] == figures["losses"]["dense"] for figures in tasks.values())
-    panels = [(f"{task}: {figures['tiles']['empty'] / figures['tiles']['all']:.0%} of the tiles empty", figures["losses"]) for task, figures in tasks.items()]
+    empty = {task: figures["tiles"]["empty"] / figures["tiles"]["all"] for task, figures in tasks.items()}
+    panels = [(f"{task}: {empty[task]:.0%} of the tiles empty", figures["losses"]) for task, figures in tasks.items()]
     dtype = "bfloat16" if settings["device"] == "cuda" else "float32"
     svg = charts.line_panels("Training under packed masks: the loss with and without skipping tiles",
                              f"{receipt['device']}, {dtype}; {settings['layers']} layers of width {settings['dim']}, {settings['batch']} x "

@@ -7,7 +7,6 @@ import random
 import struct
 import subprocess
 from dataclasses import dataclass
-from pydoc_data import topics
 
 import torch
 
@@ -32,6 +31,13 @@ RECORDS = {
 # --- Writing ----------------------------------------------------------------------------------------
 
 
+def texts():
+    """Python's help texts, in the order of their names."""
+    from pydoc_data import topics  # only writing needs it, and a Python cut to size may lack it
+
+    return [text for _, text in sorted(topics.topics.items())]
+
+
 def pieces(text, longest, lengths):
     """`text` in pieces of a fourth of `longest` to `longest` characters; what is left over at the end is dropped."""
     begin = 0
@@ -47,7 +53,7 @@ def records(task, seqlen, sequences, seed=0):
     """
     count, make = RECORDS[task]
     lengths, left = random.Random(seed), seqlen * sequences
-    for _, text in sorted(topics.topics.items()):
+    for text in texts():
         cut = list(pieces(text, seqlen // 16, lengths))
         for first in range(0, len(cut) - count + 1, count):
             chosen = cut[first : first + count]
@@ -61,8 +67,9 @@ def pack(task, folder, seqlen, sequences, command):
     """Writes TASK.jsonl and what `flashmask run` makes of it, TASK.safetensors, into `folder`."""
     lines, packed = folder / f"{task}.jsonl", folder / f"{task}.safetensors"
     lines.write_text("".join(json.dumps(record) + "\n" for record in records(task, seqlen, sequences)), encoding="utf-8")
-    subprocess.run([command, "run", "--input", lines, "--task", task, "--seqlen", str(seqlen), "--limit-sequences", "1", "--dense-seconds", "0",
-                    "--out", packed], check=True, stdout=subprocess.DEVNULL)
+    little = ["--limit-sequences", "1", "--dense-seconds", "0"]  # the file has all sequences all the same
+    subprocess.run([command, "run", "--input", lines, "--task", task, "--seqlen", str(seqlen), *little, "--out", packed], check=True,
+                   stdout=subprocess.DEVNULL)
     return packed
 
 
@@ -75,8 +82,11 @@ def load(path):
     (size,) = struct.unpack_from("<Q", data)
     header, begin = json.loads(data[8 : 8 + size]), 8 + size
     header.pop("__metadata__", None)
-    return {name: torch.frombuffer(data, dtype=TORCH_TYPES[entry["dtype"]], count=math.prod(entry["shape"]), offset=begin + entry["data_offsets"][0])
-            .reshape(entry["shape"]) for name, entry in header.items()}
+
+    def tensor(dtype, shape, data_offsets):
+        return torch.frombuffer(data, dtype=TORCH_TYPES[dtype], count=math.prod(shape), offset=begin + data_offsets[0]).reshape(shape)
+
+    return {name: tensor(**entry) for name, entry in header.items()}
 
 
 @dataclass(frozen=True)
@@ -95,8 +105,10 @@ def batches(path, size, device):
     sequences = packed["input_ids"].shape[0]
     if sequences < size:
         raise ValueError(f"{path} has {sequences} sequences, which is less than a batch of {size}")
-    made = []
-    for first in range(0, sequences - size + 1, size):
-        part = {name: packed[name][first : first + size].to(device) for name in ("input_ids", "position_ids", "labels", "startend_row_indices")}
-        made.append(Batch(part["input_ids"].long(), part["position_ids"].long(), part["labels"], masks.from_startend(part["startend_row_indices"], causal=True)))
-    return made
+    return [batch(packed, slice(first, first + size), device) for first in range(0, sequences - size + 1, size)]
+
+
+def batch(packed, rows, device):
+    """The Batch of some rows of a packed file."""
+    ids, positions, labels = (packed[name][rows].to(device, torch.int64) for name in ("input_ids", "position_ids", "labels"))
+    return Batch(ids, positions, labels, masks.from_startend(packed["startend_row_indices"][rows].to(device), causal=True))

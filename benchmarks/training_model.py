@@ -114,7 +114,7 @@ class DenseAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, visible):
-        from flashmask_torch import Forward
+        from flashmask_torch import Forward  # loads what FLASHMASK_LIBRARY names, which may be set after this module is read
 
         call = Forward(q, k, v, dense=visible).run()
         ctx.save_for_backward(q, k, v, visible, call.out, call.lse)

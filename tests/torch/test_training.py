@@ -27,8 +27,9 @@ SMALL = ["--seqlen", "1024", "--sequences", "3", "--layers", "2", "--dim", "128"
 @pytest.mark.parametrize("task, batch", [("sft", 2), ("tree", 1)])
 def test_skipping_changes_no_bit_of_training(task, batch, tmp_path):
     """In a process of its own, as its modes are torch's for all."""
-    run = subprocess.run([sys.executable, BENCHMARKS / "training.py", "--folder", tmp_path, "--tasks", task, "--device", DEVICE.type, "--batch", str(batch), *SMALL],
-                         env={**os.environ, "OUT": str(tmp_path)}, capture_output=True, text=True)
+    words = ["--folder", tmp_path, "--tasks", task, "--device", DEVICE.type, "--batch", str(batch), *SMALL]
+    environment = {**os.environ, "OUT": str(tmp_path)}
+    run = subprocess.run([sys.executable, BENCHMARKS / "training.py", *words], env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     (path,) = tmp_path.glob("*-training.json")
     receipt = json.loads(path.read_text())
@@ -59,8 +60,8 @@ def test_records_are_real_text_and_fit(task):
     made = list(training_data.records(task, 1024, 4))
     assert made == list(training_data.records(task, 1024, 4))  # the same in every run
     texts = [text for record in made for text in texts_of(record)]
-    assert len(texts) == training_data.RECORDS[task][0] * len(made) and all(16 <= len(text) <= 64 for text in texts)
-    everything = "".join(training_data.topics.topics.values())
+    assert len(texts) == training_data.RECORDS[task][0] * len(made) and all(1024 // 64 <= len(text) <= 1024 // 16 for text in texts)
+    everything = "".join(training_data.texts())
     assert all(text in everything for text in texts)
     assert 0.8 * 4096 < sum(len(text.encode()) + 2 for text in texts) <= 4096
 
@@ -71,8 +72,13 @@ def texts_of(value):
     return [text for part in (value.values() if isinstance(value, dict) else value) for text in texts_of(part)]
 
 
-@pytest.mark.parametrize("words, text", [(["--tasks", "sft,ppo"], "--tasks has ppo; it must be some of sft, dpo, rm, tree"), (["--steps", "1"], "--steps is 1"),
-                                         (["--dim", "100"], "--dim is 100; it must be a multiple of 64"), (["plot"], "takes a receipt"), (["train", "x"], "takes a receipt")])
+@pytest.mark.parametrize("words, text", [
+    (["--tasks", "sft,ppo"], "--tasks has ppo; it must be some of sft, dpo, rm, tree"),
+    (["--steps", "1"], "--steps is 1"),
+    (["--dim", "100"], "--dim is 100; it must be a multiple of 64"),
+    (["plot"], "takes a receipt"),
+    (["train", "x"], "takes a receipt"),
+])
 def test_wrong_words(words, text, capsys):
     with pytest.raises(SystemExit):
         training.parse([*words, "--device", "cpu"])
