@@ -9,6 +9,7 @@
 
 #include "flashmask/inspect.h"
 #include "inspect/cell_grid.h"
+#include "inspect/plot.h"
 #include "inspect/svg_cells.h"
 #include "inspect/svg_markup.h"
 #include "inspect/words.h"
@@ -16,18 +17,14 @@
 namespace flashmask {
 namespace {
 
-constexpr int64_t kDefaultCells = 256;
 /// What the cells may take of the file; a mask too irregular for it is drawn in larger cells.
 constexpr std::size_t kMostCellBytes = 250'000;
 constexpr int64_t kFewestCells = 64;
 
 // Pixels.
-constexpr double kPlotSize = 512;  // the plot's longer side, about
 constexpr double kPlotLeft = 72, kPlotTop = 116, kMargin = 28, kLegendHeight = 136, kLine = 22;
-constexpr double kOutlinedElement = 6, kWideElement = 24;  // the least that gets an outline, and a tick in its middle
-constexpr double kWideTile = 20;                           // thinner ones have fainter outlines
+constexpr double kWideElement = 24;  // the least that gets a tick in its middle
 constexpr double kTickDistance = 48;
-constexpr int64_t kMostOutlinedTiles = 64;  // a side
 
 constexpr std::string_view kFaded = "#66727f", kFrame = "#9aa5b1";
 
@@ -73,7 +70,7 @@ class Card {
   }
 
   std::string draw() const {
-    const double right = kPlotLeft + std::max(width_, kPlotSize);
+    const double right = kPlotLeft + std::max(width_, plot::kSize);
     return markup(opening(), title(), plot(), axes(), tile_legend(kPlotLeft, kPlotLeft + 250), figures(kPlotLeft + 290, right), "</svg>\n");
   }
 
@@ -81,9 +78,9 @@ class Card {
   /// One cell is a whole number of pixels along the longer side; the shorter one is in proportion, but never thin.
   void place_plot() {
     const Partition& longer = grid_.keys().length() >= grid_.rows().length() ? grid_.keys() : grid_.rows();
-    const double cell = std::max(1.0, std::round(kPlotSize / static_cast<double>(std::max<int64_t>(longer.parts(), 1))));
+    const double cell = std::max(1.0, std::round(plot::kSize / static_cast<double>(std::max<int64_t>(longer.parts(), 1))));
     const double scale = cell / static_cast<double>(longer.step());
-    const double least = grid_.empty() ? kPlotSize / 8 : static_cast<double>(longer.length()) * scale / 8;
+    const double least = grid_.empty() ? plot::kSize / 8 : static_cast<double>(longer.length()) * scale / 8;
     width_ = std::max(static_cast<double>(grid_.keys().length()) * scale, least);
     height_ = std::max(static_cast<double>(grid_.rows().length()) * scale, least);
     key_scale_ = width_ / static_cast<double>(std::max<int64_t>(grid_.keys().length(), 1));
@@ -105,7 +102,7 @@ class Card {
   }
 
   std::string opening() const {
-    const double width = kPlotLeft + std::max(width_, kPlotSize) + kMargin, height = kPlotTop + height_ + kLegendHeight;
+    const double width = kPlotLeft + std::max(width_, plot::kSize) + kMargin, height = kPlotTop + height_ + kLegendHeight;
     return markup("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", width, "\" height=\"", height, "\" viewBox=\"0 0 ", width, " ",
                   height,
                   "\" role=\"img\" font-family=\"system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif\">\n",
@@ -134,17 +131,14 @@ class Card {
   }
 
   std::string outlines() const {
-    std::string text;
-    if (grid_.shows_elements() && std::min(key_scale_, row_scale_) >= kOutlinedElement)
-      text += lines(grid_path(1, 1), "stroke=\"#fff\" stroke-opacity=\"0.5\"");
+    const double pixels = std::min(key_scale_, row_scale_);
+    const auto grid_lines = [this](int64_t row_step, int64_t key_step, Colour colour, double opacity) {
+      if (opacity == 0) return std::string();
+      return lines(grid_path(row_step, key_step), markup("stroke=\"", hex(colour), "\" stroke-opacity=\"", opacity, "\""));
+    };
     const TileShape tile = statistics_.tile;
-    const auto few = [](int64_t length, int64_t tile_side) { return (length - 1) / tile_side < kMostOutlinedTiles; };
-    if (few(mask_.seqlen_q(), tile.rows) && few(mask_.seqlen_k(), tile.keys)) {
-      const bool wide = static_cast<double>(std::min(tile.rows, tile.keys)) * std::min(key_scale_, row_scale_) >= kWideTile;
-      text += lines(grid_path(tile.rows, tile.keys),
-                    wide ? "stroke=\"#1f2933\" stroke-opacity=\"0.4\"" : "stroke=\"#1f2933\" stroke-opacity=\"0.12\"");
-    }
-    return text;
+    return grid_lines(1, 1, plot::kElementLine, plot::element_line_opacity(grid_, pixels)) +
+           grid_lines(tile.rows, tile.keys, plot::kTileLine, plot::tile_line_opacity(grid_, pixels));
   }
 
   /// Lines at every `row_step` rows and `key_step` keys inside of the plot.
@@ -218,7 +212,7 @@ class Card {
 }  // namespace
 
 std::string draw_svg(const Mask& mask, const DrawOptions& options) {
-  for (int64_t max_cells = checked_max_cells(mask, options, kDefaultCells);; max_cells /= 2) {
+  for (int64_t max_cells = checked_max_cells(mask, options, plot::kDefaultCells);; max_cells /= 2) {
     const CellGrid grid(mask, options, max_cells);
     std::string cells = cell_paths(grid);
     if (cells.size() > kMostCellBytes && max_cells / 2 >= kFewestCells) continue;

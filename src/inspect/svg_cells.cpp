@@ -86,6 +86,8 @@ std::string path_of(const Rectangle& x) {
 
 }  // namespace
 
+Colour cell_colour(const Cell& cell) { return colour_of(mix_of(cell)); }
+
 std::string cell_paths(const CellGrid& grid) {
   std::map<Mix, std::string> paths;
   for (const Rectangle& x : rectangles(grid)) {

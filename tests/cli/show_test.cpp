@@ -5,6 +5,7 @@
 #include "flashmask/builders.h"
 #include "flashmask/families.h"
 #include "flashmask/inspect.h"
+#include "flashmask/plan.h"
 #include "io/mask_json.h"
 
 namespace flashmask::test {
@@ -117,11 +118,62 @@ TEST(Show, WritesAnSvg) {
   EXPECT_EQ(folder.names(), std::vector<std::string>{"mask.svg"});
 }
 
+TEST(Show, WritesAPngAndAPage) {
+  const TemporaryFolder folder;
+  const std::string svg = folder / "a.svg", png = folder / "b.png", html = folder / "c.html";
+  const std::vector<std::string> words{"show", "causal", "--seqlen", "32", "--out", svg, "--png", png, "--html", html};
+  const std::string text = output_of(words);
+  for (const std::string& path : {svg, png, html}) expect_contains(text, "wrote " + path + "\n");
+  EXPECT_EQ(contents_of(svg), draw_svg(make_family("causal", 32)));
+  EXPECT_TRUE(contents_of(png).starts_with("\x89PNG\r\n")) << "tests/show decodes it";
+  EXPECT_TRUE(contents_of(html).starts_with("<!DOCTYPE html>")) << "tests/show works it";
+  EXPECT_EQ(folder.names(), (std::vector<std::string>{"a.svg", "b.png", "c.html"}));
+  const std::string first = contents_of(png) + contents_of(html);
+  std::vector<std::string> again = words;
+  again.emplace_back("--json");
+  const json shown = json_of(again);
+  EXPECT_EQ(shown["png"], png);
+  EXPECT_EQ(shown["html"], html);
+  EXPECT_EQ(contents_of(png) + contents_of(html), first) << "the same bytes";
+}
+
+TEST(Show, ThePictureIsOfTheEntryAskedFor) {
+  const TemporaryFolder folder;
+  const auto picture = [&folder](const std::string& lengths, const char* batch) {
+    output_of({"show", "padding", "key_lengths=" + lengths, "--batch", batch, "--png", folder / "x.png"});
+    return contents_of(folder / "x.png");
+  };
+  EXPECT_EQ(picture("9,30", "1"), picture("30", "0"));
+  EXPECT_NE(picture("9,30", "0"), picture("9,30", "1"));
+}
+
 TEST(Show, AnOutputThatCannotBeWrittenIsAnError) {
   const TemporaryFolder folder;
-  expect_failure({"show", "causal", "--out", folder / "no/such/folder/x.svg"}, kFailed, {"no/such/folder/x.svg"});
-  expect_failure({"show", "causal", "--out", folder / "", "--json"}, kFailed, {"cannot write"});
-  EXPECT_TRUE(folder.names().empty());
+  for (const char* option : {"--out", "--png", "--html"}) {
+    expect_failure({"show", "causal", option, folder / "no/such/folder/x"}, kFailed, {"no/such/folder/x"});
+    expect_failure({"show", "causal", option, folder / "", "--json"}, kFailed, {"cannot write"});
+  }
+  expect_failure({"show", "causal", "--out", folder / "a.svg", "--html", folder / "no/x.html"}, kFailed, {"no/x.html"});
+  EXPECT_TRUE(folder.names().empty()) << "all files or none";
+}
+
+TEST(Show, WhatCannotBeDrawnIsAnErrorAndLeavesNoFile) {
+  const TemporaryFolder folder;
+  const std::string png = folder / "x.png", html = folder / "x.html";
+  expect_failure({"show", "full", "--seqlen", "0", "--png", png}, kFailed, {"PNG", "0 query rows"});
+  expect_failure({"show", "full", "--seqlen", "131073", "--html", html}, kFailed, {"131072", "131073"});
+  expect_failure({"show", "full", "--seqlen", "131072", "--tile", "8", "--html", html}, kFailed, {"tiles", "--tile 8x8", "268435456"});
+  expect_failure({"show", "full", "--out", png, "--png", png}, kFailed, {"--out", "--png", png});
+  const std::string blocks = R"({"seqlen_q": 4, "seqlen_k": 4, "block_mask": [1]})";
+  EXPECT_EQ(run_program({"show", folder.write("blocks.json", blocks), "--png", png}).status, 0);
+  expect_failure({"show", folder / "blocks.json", "--html", html}, kFailed, {"block mask"});
+  EXPECT_EQ(folder.names(), (std::vector<std::string>{"blocks.json", "x.png"}));
+}
+
+TEST(Show, SaysWhatAPlanTakes) {
+  const int64_t bytes = PlanLayout(1000, 1000, 2, 1).bytes;
+  expect_contains(output_of({"show", "padding", "key_lengths=5,6", "--seqlen", "1000"}), "its plan " + std::to_string(bytes) + " bytes");
+  EXPECT_EQ(json_of({"show", "padding", "key_lengths=5,6", "--seqlen", "1000", "--json"})["plan_bytes"], bytes);
 }
 
 TEST(Show, ListsTheFamiliesWithTheirParameters) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,9 +18,13 @@
 #include "cli/options.h"
 #include "flashmask/families.h"
 #include "flashmask/inspect.h"
+#include "flashmask/plan.h"
 #include "flashmask/status.h"
 #include "io/file.h"
 #include "io/mask_json.h"
+#include "show/families_json.h"
+#include "show/page.h"
+#include "show/png.h"
 
 namespace flashmask::cli {
 namespace {
@@ -39,7 +44,7 @@ struct ShowArguments {
   std::string tile = "128";
   int64_t batch = 0;
   int64_t head = 0;
-  std::string out;
+  std::string svg, png, html;  ///< files to write; empty: none
   int64_t text_cells = 0;
   bool list = false;
   bool has_family_options = false;  ///< --seqlen or --seed were given
@@ -102,6 +107,8 @@ struct Shown {
   MaskVectors vectors;
 };
 
+int64_t plan_bytes(const Mask& mask) { return PlanLayout(mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads()).bytes; }
+
 AttentionFlops shown_flops(const Shown& shown) {
   return attention_flops(1, 1, shown.mask.seqlen_q(), shown.mask.seqlen_k(), kFlopsHeadDim, kFlopsHeadDim, shown.statistics.live_share());
 }
@@ -112,6 +119,33 @@ Shown make_shown(const ShowArguments& arguments) {
   check_index("--head", arguments.head, mask.heads());
   DrawOptions draw{.batch = arguments.batch, .head = arguments.head, .tile = parse_tile(arguments.tile), .max_cells = arguments.text_cells};
   return {mask, draw, statistics(mask, draw.tile), mask_vectors(mask, arguments.batch, arguments.head)};
+}
+
+/// A file that was asked for.
+struct Output {
+  const char* option;
+  const char* kind;
+  std::string path;
+  std::function<std::string(const Mask&, const DrawOptions&)> draw;
+};
+
+std::string draw_page(const ShowArguments& arguments, const Mask& mask, const DrawOptions& draw) {
+  const bool family = !is_file(arguments.source);
+  return show::draw_page(mask, draw,
+                         {.name = arguments.source,
+                          .is_family = family,
+                          .seqlen = family ? arguments.seqlen : 0,
+                          .parameters = parse_parameters(arguments.parameters),
+                          .seed = arguments.seed});
+}
+
+std::vector<Output> outputs(const ShowArguments& arguments) {
+  const auto page = [&arguments](const Mask& mask, const DrawOptions& draw) { return draw_page(arguments, mask, draw); };
+  const auto png = [](const Mask& mask, const DrawOptions& draw) { return show::to_png(show::draw_pixels(mask, draw)); };
+  std::vector<Output> files{
+      {"--out", "svg", arguments.svg, draw_svg}, {"--png", "png", arguments.png, png}, {"--html", "html", arguments.html, page}};
+  std::erase_if(files, [](const Output& file) { return file.path.empty(); });
+  return files;
 }
 
 // --- Text -----------------------------------------------------------------------------------------
@@ -143,7 +177,7 @@ void print_statistics(const Shown& shown) {
     fmt::print("\nall {} batch entries and {} heads of the mask: {:.2f} % visible, {} of {} tiles live", mask.batch(), mask.heads(),
                100 * s.visible_share(), s.live_tiles(), s.tiles);
   }
-  fmt::print("\nmemory: {} bytes\n", mask.memory_bytes());
+  fmt::print("\nmemory: {} bytes, its plan {} bytes\n", mask.memory_bytes(), plan_bytes(mask));
   const AttentionFlops flops = shown_flops(shown);
   fmt::print("FLOPs of a head with head dim {} over the live tiles: forward {:.4g}, backward {:.4g}\n", kFlopsHeadDim, flops.forward,
              flops.backward);
@@ -191,6 +225,7 @@ Json to_json(const Shown& shown, const ShowArguments& arguments) {
             {"mask_batch", mask.batch()},
             {"mask_heads", mask.heads()},
             {"memory_bytes", mask.memory_bytes()},
+            {"plan_bytes", plan_bytes(mask)},
             {"band", {{"lo", edge(mask.band().lo)}, {"hi", edge(mask.band().hi)}, {"q_offset", mask.q_offset()}}},
             {"block_mask", mask.has_block_mask()},
             {"batch", shown.draw.batch},
@@ -200,7 +235,7 @@ Json to_json(const Shown& shown, const ShowArguments& arguments) {
             {"flops", {{"head_dim", kFlopsHeadDim}, {"forward", flops.forward}, {"backward", flops.backward}}},
             {"drawing", draw_text(mask, shown.draw)}};
   json["mask"] = mask.seqlen_k() <= kMostJsonColumns ? Json(io::to_json(mask)) : Json(nullptr);  // `show` reads it back
-  if (!arguments.out.empty()) json["svg"] = arguments.out;
+  for (const Output& output : outputs(arguments)) json[output.kind] = output.path;
   return json;
 }
 
@@ -213,20 +248,33 @@ void print_families() {
   }
 }
 
-Json families_json() {
-  Json list = Json::array();
-  for (const Family& family : families()) {
-    Json parameters = Json::array();
-    for (const FamilyParameter& parameter : family.parameters) parameters.push_back({{"name", parameter.name}, {"help", parameter.help}});
-    list.push_back({{"name", family.name}, {"definition", family.definition}, {"parameters", std::move(parameters)}});
+// --- Files ----------------------------------------------------------------------------------------
+
+void check_distinct(const std::vector<Output>& files) {
+  for (auto file = files.begin(); file != files.end(); ++file) {
+    const auto same = std::find_if(files.begin(), file, [&](const Output& other) { return other.path == file->path; });
+    if (same != file) fail("{} and {} would both be written to {}; each needs a file of its own", same->option, file->option, file->path);
   }
-  return {{"families", std::move(list)}};
+}
+
+/// Draws all before it writes any: what goes wrong with one file leaves none behind.
+void write_files(const Shown& shown, const ShowArguments& arguments) {
+  const std::vector<Output> files = outputs(arguments);
+  check_distinct(files);
+  DrawOptions draw = shown.draw;
+  draw.max_cells = 0;  // --text-cells is for the text
+  std::vector<std::string> contents;
+  for (const Output& file : files) {
+    io::check_writable(file.path);
+    contents.push_back(file.draw(shown.mask, draw));
+  }
+  for (std::size_t n = 0; n < files.size(); ++n) io::write_file_atomically(files[n].path, contents[n]);
 }
 
 void run_show(const ShowArguments& arguments, const Global& global) {
   if (arguments.list) {
     if (global.json) {
-      print_json(families_json());
+      print_json({{"families", show::families_json()}});
     } else {
       print_families();
     }
@@ -234,16 +282,12 @@ void run_show(const ShowArguments& arguments, const Global& global) {
   }
   if (arguments.source.empty()) throw CLI::RequiredError("FAMILY or FILE.json");
   const Shown shown = make_shown(arguments);
-  if (!arguments.out.empty()) {
-    DrawOptions draw = shown.draw;
-    draw.max_cells = 0;  // --text-cells is for the text
-    io::write_file_atomically(arguments.out, draw_svg(shown.mask, draw));
-  }
+  write_files(shown, arguments);
   if (global.json) {
     print_json(to_json(shown, arguments));
   } else {
     print_text(shown);
-    if (!arguments.out.empty()) fmt::print("wrote {}\n", arguments.out);
+    for (const Output& output : outputs(arguments)) fmt::print("wrote {}\n", output.path);
   }
 }
 
@@ -252,6 +296,7 @@ constexpr const char* kDescription =
     "\n"
     "  flashmask show causal_document lengths=20,12,32\n"
     "  flashmask show sliding_window --seqlen 4096 --param left=511 --out window.svg\n"
+    "  flashmask show causal_document --seqlen 4096 --html mask.html\n"
     "  flashmask show --list                   all families with their parameters";
 
 }  // namespace
@@ -279,7 +324,17 @@ void add_show_command(CLI::App& app, const Global& global) {
       ->check(between(0, kMaxSeqlen))
       ->capture_default_str();
   command->add_option("--head", arguments->head, "Head of the mask to draw and list")->check(between(0, kMaxSeqlen))->capture_default_str();
-  command->add_option("--out", arguments->out, "Write the drawing as an SVG file too")->type_name("FILE.svg");
+  command->add_option("--out", arguments->svg, "Write the drawing as an SVG file too")->type_name("FILE.svg");
+  command
+      ->add_option("--png", arguments->png,
+                   "Write the SVG's plot as a PNG file too: the tiles and elements, without words, axes and legend")
+      ->type_name("FILE.png");
+  command
+      ->add_option(
+          "--html", arguments->html,
+          "Write a page for a browser too, which needs nothing else: the mask, its tiles and the load of the multiprocessors, while "
+          "its reader changes length, tile and parameters")
+      ->type_name("FILE.html");
   command
       ->add_option("--text-cells", arguments->text_cells,
                    "Longest side of the text drawing in cells, 0 for the default of 64; longer masks are downsampled")

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "show/page.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "flashmask/plan.h"
+#include "flashmask/status.h"
+#include "flashmask/tiles.h"
+#include "flashmask/version.h"
+#include "inspect/svg_cells.h"
+#include "io/mask_json.h"
+#include "show/families_json.h"
+#include "show/page_template.h"
+
+namespace flashmask::show {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// Up to this many tiles a page knows the class of each, to compare with its own.
+constexpr int64_t kMostClasses = 65'536;
+
+template <typename... Arguments>
+[[noreturn]] void fail(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
+  throw Error(ErrorCode::kInvalidArgument, fmt::format(format, std::forward<Arguments>(arguments)...));
+}
+
+void check_size(const Mask& mask, TileShape tile) {
+  if (mask.has_block_mask()) fail("a page draws the band and the row intervals; the mask has a block mask, too");
+  if (std::max(mask.seqlen_q(), mask.seqlen_k()) > kMostPageLength) {
+    fail("a page takes at most {} query rows and keys; the mask has {} and {}", kMostPageLength, mask.seqlen_q(), mask.seqlen_k());
+  }
+  const auto tiles_of = [](int64_t length, int64_t side) { return (length + side - 1) / side; };
+  const int64_t tiles = tiles_of(mask.seqlen_q(), tile.rows) * tiles_of(mask.seqlen_k(), tile.keys);
+  if (tiles > kMostPageTiles) {
+    fail("a page takes at most {} tiles; --tile {}x{} makes {}", kMostPageTiles, tile.rows, tile.keys, tiles);
+  }
+}
+
+/// The one mask of this batch entry and head.
+Mask single_entry(const Mask& mask, int64_t batch, int64_t head) {
+  const MaskView& view = mask.view();
+  const int64_t b = view.bounds_batch == 1 ? 0 : batch, h = view.bounds_heads == 1 ? 0 : head;
+  const auto own = [&](std::span<const int32_t> vector) {
+    const auto begin = vector.begin() + (vector.empty() ? 0 : (b * view.bounds_heads + h) * view.seqlen_k);
+    return std::vector<int32_t>(begin, begin + (vector.empty() ? 0 : view.seqlen_k));
+  };
+  return Mask({.seqlen_q = mask.seqlen_q(),
+               .seqlen_k = mask.seqlen_k(),
+               .band = mask.band(),
+               .q_offset = mask.q_offset(),
+               .lts = own(mask.lts()),
+               .lte = own(mask.lte()),
+               .uts = own(mask.uts()),
+               .ute = own(mask.ute())});
+}
+
+Json colours_json() {
+  const auto channels = [](Colour colour) { return Json{colour.red, colour.green, colour.blue}; };
+  return {{"skipped", channels(colours::kSkipped)},
+          {"partial_hidden", channels(colours::kPartialHidden)},
+          {"partial_visible", channels(colours::kPartialVisible)},
+          {"full", channels(colours::kFull)}};
+}
+
+/// One word of digits for each row of tiles.
+Json classes_json(const TileGrid& grid) {
+  Json rows = Json::array();
+  for (int64_t r = 0; r < grid.row_tiles; ++r) {
+    std::string row;
+    for (int64_t k = 0; k < grid.key_tiles; ++k) row += static_cast<char>('0' + static_cast<int>(grid.at(r, k)));
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+/// What the library says of the mask, for the page to compare with what it finds itself.
+Json library_json(const Mask& mask, TileShape tile) {
+  const MaskStatistics s = statistics(mask, tile);
+  Json json{{"visible", s.visible}, {"partial_tiles", s.partial_tiles}, {"full_tiles", s.full_tiles}, {"classes", nullptr}};
+  if (s.tiles <= kMostClasses) json["classes"] = classes_json(classify_tiles(mask, 0, 0, tile));
+  const bool is_of_plan = tile.keys == kGranuleKeys && tile.rows % kGranuleRows == 0 && tile.rows / kGranuleRows <= 3;
+  if (is_of_plan) {
+    const Plan plan(mask);
+    json["row_counts"] = plan.view().row_tile_counts(0, tile.rows / kGranuleRows);
+    json["row_order"] = plan.view().row_tile_order(0, tile.rows / kGranuleRows);
+  }
+  return json;
+}
+
+Json shown_json(const Mask& mask, const DrawOptions& draw, const PageSource& source) {
+  const bool has_mask = !source.is_family || mask.seqlen_k() <= io::kMostJsonColumns;
+  return {{"version", fmt::format("{}.{}.{}", FLASHMASK_VERSION_MAJOR, FLASHMASK_VERSION_MINOR, FLASHMASK_VERSION_PATCH)},
+          {"source", source.name},
+          {"family", source.is_family ? Json(source.name) : Json(nullptr)},
+          {"seqlen", source.seqlen},
+          {"seed", std::to_string(source.seed)},  // JavaScript's numbers would round it
+          {"parameters", source.parameters},
+          {"tile", {draw.tile.rows, draw.tile.keys}},
+          {"batch", draw.batch},
+          {"most_length", kMostPageLength},
+          {"most_tiles", kMostPageTiles},
+          {"colours", colours_json()},
+          {"families", families_json()},
+          {"mask", has_mask ? Json(io::to_json(mask)) : Json(nullptr)},
+          {"library", library_json(mask, draw.tile)}};
+}
+
+/// As text inside of a script element, where "</script" would end it.
+std::string script_text(const Json& json) {
+  std::string result;
+  for (const char c : json.dump(-1, ' ', false, Json::error_handler_t::replace)) c == '<' ? result += "\\u003c" : result += c;
+  return result;
+}
+
+}  // namespace
+
+std::string draw_page(const Mask& mask, const DrawOptions& draw, const PageSource& source) {
+  check_size(mask, draw.tile);
+  const std::string shown = script_text(shown_json(single_entry(mask, draw.batch, draw.head), draw, source));
+  const std::size_t mark = kPageTemplate.find(kShownMark);
+  return fmt::format("{}{}{}", kPageTemplate.substr(0, mark), shown, kPageTemplate.substr(mark + kShownMark.size()));
+}
+
+}  // namespace flashmask::show

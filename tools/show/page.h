@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "flashmask/families.h"
+#include "flashmask/inspect.h"
+
+namespace flashmask::show {
+
+/// Up to this length a page computes a mask anew while its reader types.
+inline constexpr int64_t kMostPageLength = 131'072;
+inline constexpr int64_t kMostPageTiles = int64_t{1} << 22;
+
+/// Where the mask of a page comes from.
+struct PageSource {
+  std::string name;  ///< a family, or a file
+  bool is_family = true;
+  int64_t seqlen = 0;  ///< the rest is a family's
+  FamilyParameters parameters{};
+  uint64_t seed = 0;
+};
+
+/// An HTML page in one file that asks for nothing else: the mask entry that `draw` names, its tiles, the order in which they
+/// are handed out and the load that follows, recomputed in the browser as the reader changes the family, its parameters,
+/// the length and the tile. A mask from a file stays as it is but for the tile. It holds what the library says of the
+/// mask, and tells its reader if it comes to anything else. Throws if the mask is too long, has too many tiles, or a block mask.
+std::string draw_page(const Mask& mask, const DrawOptions& draw, const PageSource& source);
+
+}  // namespace flashmask::show

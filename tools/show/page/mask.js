@@ -1,0 +1,466 @@
+// SPDX-License-Identifier: Apache-2.0
+// Masks in the browser: families, which rows a key is hidden from, tile classes, order and load. No part of it knows the page.
+// It says what the library says, number for number, the random draws included; tests/page holds the two together.
+"use strict";
+
+/// The library's generator, the C++ standard's mt19937_64, which is the same on every platform.
+class Random {
+  constructor(seed) {
+    this.state = new BigUint64Array(312);
+    this.state[0] = seed;
+    for (let n = 1; n < 312; ++n) {
+      const before = this.state[n - 1];
+      this.state[n] = 6364136223846793005n * (before ^ (before >> 62n)) + BigInt(n);
+    }
+    this.at = 312;
+  }
+
+  next() {
+    if (this.at === 312) this.twist();
+    let x = this.state[this.at++];
+    x ^= (x >> 29n) & 0x5555555555555555n;
+    x ^= (x << 17n) & 0x71d67fffeda60000n;
+    x ^= (x << 37n) & 0xfff7eee000000000n;
+    return x ^ (x >> 43n);
+  }
+
+  twist() {
+    const state = this.state;
+    for (let n = 0; n < 312; ++n) {
+      const x = (state[n] & 0xffffffff80000000n) | (state[(n + 1) % 312] & 0x7fffffffn);
+      state[n] = state[(n + 156) % 312] ^ (x >> 1n) ^ (x & 1n ? 0xb5026f5aa96619e9n : 0n);
+    }
+    this.at = 0;
+  }
+
+  /// Uniform in [low, high].
+  integer(low, high) {
+    return low + Number(this.next() % BigInt(high - low + 1));
+  }
+  /// Uniform in [0, 1).
+  real() {
+    return Number(this.next() >> 11n) * 2 ** -53;
+  }
+}
+
+function need(condition, message) {
+  if (!condition) throw new Error(message);
+}
+
+function sum(values) {
+  return values.reduce((a, b) => a + b, 0);
+}
+
+/// Reads a family's parameters, given as text; what is left out is drawn, and kept in `chosen`.
+class Parameters {
+  constructor(seqlen, texts, seed, entry) {
+    this.seqlen = seqlen;
+    this.texts = texts;
+    this.random = new Random(BigInt(seed));
+    this.entry = entry;  // of the batch, for a family that has one mask for each
+    this.chosen = {};
+  }
+
+  text(name) {
+    const text = (this.texts[name] ?? "").trim();
+    need(/^(-?\d+(,-?\d+)*)?$/.test(text), `${name} is '${text}'; it must be integers separated by commas`);
+    return text;
+  }
+
+  /// The integers of a parameter; none if it is not given.
+  integers(name) {
+    const text = this.text(name);
+    const values = text ? text.split(",").map(Number) : [];
+    need(values.every(Number.isSafeInteger), `${name} has a number beyond 2^53`);
+    return values;
+  }
+
+  integer(name, otherwise) {
+    const values = this.integers(name);
+    need(values.length <= 1, `${name} takes one integer, not ${values.length}`);
+    return values.length ? values[0] : this.choose(name, otherwise);
+  }
+
+  /// Lengths that add up to seqlen.
+  lengths(name) {
+    const values = this.integers(name);
+    if (!values.length) return this.choose(name, this.drawLengths(this.random.integer(3, 7)));
+    need(values.every((length) => length >= 0), `${name} has a negative length`);
+    need(sum(values) === this.seqlen, `${name} adds up to ${sum(values)}; it must be ${this.seqlen}`);
+    return values;
+  }
+
+  drawLengths(count) {
+    const cuts = [0, this.seqlen];
+    for (let n = 1; n < Math.min(count, this.seqlen); ++n) cuts.push(this.random.integer(1, this.seqlen - 1));
+    cuts.sort((a, b) => a - b);
+    return cuts.map((cut, n) => cut - cuts[n - 1]).filter((length) => length > 0);
+  }
+
+  choose(name, value) {
+    this.chosen[name] = String(value);
+    return value;
+  }
+}
+
+// --- Families: a mask is {rows, keys, lo, hi, lts, lte, uts, ute}: row i sees key j only if lo <= j - i <= hi; a vector may be left out.
+
+function square(seqlen, parts) {
+  return {rows: seqlen, keys: seqlen, lo: -Infinity, hi: Infinity, ...parts};
+}
+
+/// value(begin, end, j, n) of every key j, which lies in piece n of the sequence, [begin, end).
+function eachKey(lengths, value) {
+  const values = [];
+  let begin = 0;
+  lengths.forEach((length, n) => {
+    for (let j = begin; j < begin + length; ++j) values.push(value(begin, begin + length, j, n));
+    begin += length;
+  });
+  return values;
+}
+
+function range(count, value) {
+  return Array.from({length: count}, (_, n) => value(n));
+}
+
+const families = {
+  full: (p) => square(p.seqlen),
+
+  causal: (p) => square(p.seqlen, {hi: p.integer("q_offset", 0)}),
+
+  sliding_window(p) {
+    const left = p.integer("left", Math.max(Math.floor(p.seqlen / 16) - 1, 0)), right = p.integer("right", 0);
+    need(left >= -1 && right >= -1, "left and right must be at least 0, or -1 for all");
+    return square(p.seqlen, {lo: left < 0 ? -Infinity : -left, hi: right < 0 ? Infinity : right});
+  },
+
+  causal_document: (p) => square(p.seqlen, {hi: 0, lts: eachKey(p.lengths("lengths"), (begin, end) => end)}),
+
+  document(p) {
+    const lengths = p.lengths("lengths");
+    return square(p.seqlen, {lts: eachKey(lengths, (begin, end) => end), ute: eachKey(lengths, (begin) => begin)});
+  },
+
+  shared_question(p) {
+    const groups = p.lengths("groups"), given = p.integers("answers"), counts = [], lengths = [], ends = [];
+    let begin = 0;
+    groups.forEach((group, g) => {
+      const count = given.length ? given[g % given.length] : p.random.integer(2, 6);
+      need(count >= 0, `answers has ${count}; it must be at least 0`);
+      // An answer has 10 to 20 % of the question's length.
+      const shares = range(Math.min(count, group), () => 0.1 + 0.1 * p.random.real());
+      const whole = shares.reduce((a, b) => a + b, 1);
+      let question = group;
+      const answers = shares.map((share) => {
+        const answer = Math.min(question, Math.max(1, Math.floor((group * share) / whole)));
+        question -= answer;
+        return answer;
+      });
+      counts.push(count);
+      lengths.push(question, ...answers);
+      ends.push(begin + group, ...answers.map(() => 0));  // the question is seen to the end of the group; an answer to its own
+      begin += group;
+    });
+    if (!given.length) p.choose("answers", counts);
+    return square(p.seqlen, {hi: 0, lts: eachKey(lengths, (from, to, j, n) => ends[n] || to)});
+  },
+
+  global_sliding_window(p) {
+    const seqlen = p.seqlen, global = p.integer("global", Math.min(16, Math.floor(seqlen / 4)));
+    const reach = p.integer("window", Math.floor(seqlen / 16));
+    need(global >= 0 && reach >= 0, "global and window must be at least 0");
+    const first = Math.min(global, seqlen);
+    return square(seqlen, {
+      lts: range(seqlen, (j) => (j < first ? seqlen : Math.min(j + reach + 1, seqlen))),
+      uts: range(seqlen, () => first),
+      ute: range(seqlen, (j) => (j < first ? first : Math.max(j - reach, first))),
+    });
+  },
+
+  causal_blockwise(p) {
+    const lengths = p.lengths("lengths"), last = lengths.length - 1, test = p.seqlen - (lengths[last] ?? 0);
+    return square(p.seqlen, {
+      hi: 0,
+      lts: eachKey(lengths, (begin, end) => end),
+      lte: eachKey(lengths, (begin, end, j, n) => (n === last ? p.seqlen : test)),
+    });
+  },
+
+  prefix_lm_causal(p) {
+    const prefix = p.integer("prefix", Math.floor(p.seqlen / 2));
+    need(prefix >= 0 && prefix <= p.seqlen, `prefix is ${prefix}; it must be between 0 and ${p.seqlen}`);
+    return square(p.seqlen, {ute: range(p.seqlen, (j) => (j < prefix ? 0 : j))});
+  },
+
+  prefix_lm_document(p) {
+    const lengths = p.lengths("lengths");
+    let prefix = p.integers("prefix");
+    if (!prefix.length) prefix = p.choose("prefix", lengths.map((length) => Math.floor(length * (0.1 + 0.4 * p.random.real()))));
+    need(prefix.length === lengths.length, `prefix has ${prefix.length} entries; it needs one for each of the ${lengths.length} documents`);
+    need(prefix.every((own, n) => own >= 0 && own <= lengths[n]), "a prefix must be between 0 and its document's length");
+    return square(p.seqlen, {
+      lts: eachKey(lengths, (begin, end) => end),
+      ute: eachKey(lengths, (begin, end, j, n) => (j < begin + prefix[n] ? begin : j)),
+    });
+  },
+
+  qk_sparse(p) {
+    const seqlen = p.seqlen, scaled = (at) => Math.floor((at * seqlen) / 8192);
+    let bounds = p.integers("spans");
+    if (!bounds.length) bounds = p.choose("spans", [1024, 1562, 2358, 4058].map(scaled));
+    need(bounds.length % 2 === 0, `spans has ${bounds.length} integers; it needs begin,end pairs`);
+    need([0, ...bounds, seqlen].every((at, n, all) => n === 0 || all[n - 1] <= at), `spans must ascend within 0 and ${seqlen}`);
+    const lts = range(seqlen, () => seqlen), lte = range(seqlen, () => seqlen);
+    for (let n = 0; n < bounds.length; n += 2) {
+      for (let j = bounds[n]; j < bounds[n + 1]; ++j) [lts[j], lte[j]] = [j, bounds[n + 1]];
+    }
+    return square(seqlen, {hi: 0, lts, lte});
+  },
+
+  hash_sparse(p) {
+    const [givenQueries, givenKeys] = [p.integers("query_buckets"), p.integers("key_buckets")];
+    const buckets = p.integer("buckets", 8);
+    need(buckets >= 1, `buckets is ${buckets}; it must be at least 1`);
+    const draw = () => range(p.seqlen, () => p.random.integer(0, buckets - 1)).sort((a, b) => a - b);
+    const queries = givenQueries.length ? givenQueries : p.choose("query_buckets", draw());
+    const keys = givenKeys.length ? givenKeys : p.choose("key_buckets", draw());
+    need(queries.length === p.seqlen && keys.length === p.seqlen, `query_buckets and key_buckets need ${p.seqlen} entries each`);
+    return hashSparse(queries, keys, p.integer("causal", 1) !== 0);
+  },
+
+  random_eviction(p) {
+    const given = p.text("seed");
+    need(!given.includes(","), "seed takes one integer");
+    const random = new Random(BigInt.asUintN(64, given ? BigInt(given) : p.choose("seed", p.random.next() % (1n << 63n))));
+    const lts = range(p.seqlen, () => p.seqlen), present = [];
+    for (let i = 0; i < p.seqlen; ++i) {
+      if (i >= Math.floor(p.seqlen / 2) && present.length) {
+        const victim = random.integer(0, present.length - 1);
+        lts[present[victim]] = i;
+        present[victim] = present[present.length - 1];
+        present.pop();
+      }
+      present.push(i);
+    }
+    return square(p.seqlen, {hi: 0, lts});
+  },
+
+  eviction(p) {
+    const given = p.integers("evicted_at");
+    const lts = given.length ? given : p.choose("evicted_at", range(p.seqlen, (j) => p.random.integer(j + 1, p.seqlen)));
+    need(lts.length === p.seqlen, `evicted_at has ${lts.length} entries; it needs ${p.seqlen}`);
+    return square(p.seqlen, {hi: 0, lts});
+  },
+
+  prefix_tree(p) {
+    let parents = p.integers("parents");
+    if (!parents.length) parents = p.choose("parents", drawTree(p));
+    let lengths = p.integers("lengths");
+    const share = (n) => Math.floor((p.seqlen * n) / parents.length);
+    lengths = lengths.length ? p.lengths("lengths") : p.choose("lengths", parents.map((_, n) => share(n + 1) - share(n)));
+    need(lengths.length === parents.length, `lengths has ${lengths.length} entries; it needs one for each of the ${parents.length} nodes`);
+    const ends = subtreeEnds(parents, lengths);
+    return square(p.seqlen, {hi: 0, lts: eachKey(lengths, (begin, end, j, n) => ends[n])});
+  },
+
+  padding(p) {
+    const given = p.integers("key_lengths"), givenQueries = p.integers("query_lengths");
+    const keys = given.length ? given : p.choose("key_lengths", [p.random.integer(Math.floor((p.seqlen + 1) / 2), p.seqlen)]);
+    const all = given.length ? keys.map(() => p.seqlen) : keys;
+    const queries = givenQueries.length ? givenQueries : p.choose("query_lengths", all);
+    need(queries.length === keys.length, `query_lengths has ${queries.length} entries and key_lengths ${keys.length}; they must be equal`);
+    need([...keys, ...queries].every((n) => n >= 0 && n <= p.seqlen), `a length must be between 0 and ${p.seqlen}`);
+    need(p.entry < keys.length, `batch entry ${p.entry} is shown, and there are ${keys.length}, counted from 0`);
+    return square(p.seqlen, {lts: range(p.seqlen, (j) => (j < keys[p.entry] ? queries[p.entry] : 0))});
+  },
+};
+
+/// i and j in the same bucket and, if causal, j <= i. An error where a key is hidden from more than two runs of rows.
+function hashSparse(queries, keys, causal) {
+  const rows = queries.length, seenFrom = new Map();  // bucket -> runs of rows
+  queries.forEach((bucket, i) => {
+    const runs = seenFrom.get(bucket) ?? seenFrom.set(bucket, []).get(bucket);
+    if (runs.length && runs[runs.length - 1][1] === i) ++runs[runs.length - 1][1];
+    else runs.push([i, i + 1]);
+  });
+  const [lts, lte, uts, ute] = range(4, () => []);
+  keys.forEach((bucket, j) => {
+    const hidden = complement([[0, causal ? j : 0], ...(seenFrom.get(bucket) ?? [])], rows);
+    need(hidden.length <= 2, `column ${j} needs ${hidden.length} intervals; sort the queries by bucket`);
+    const [[a, b], [c, d]] = [hidden[0] ?? [0, 0], hidden[1] ?? [0, 0]];
+    lts.push(a), lte.push(b), uts.push(c), ute.push(d);
+  });
+  return {rows, keys: keys.length, lo: -Infinity, hi: causal ? 0 : Infinity, lts, lte, uts, ute};
+}
+
+/// A child of the node before it or of one of that node's ancestors; up to two roots.
+function drawTree(p) {
+  const nodes = p.drawLengths(p.random.integer(4, 12)).length, parents = [];
+  let path = [];
+  for (let n = 0; n < nodes; ++n) {
+    const up = path.length ? p.random.integer(n === Math.floor(nodes / 2) ? 0 : 1, path.length) : 0;
+    path = path.slice(0, up);
+    parents.push(path.length ? path[path.length - 1] : -1);
+    path.push(n);
+  }
+  return parents;
+}
+
+/// For each node of a tree in depth-first order, where its subtree ends.
+function subtreeEnds(parents, lengths) {
+  const ends = new Array(parents.length), path = [];
+  let tokens = 0;
+  const leave = (parent) => {
+    while (path.length && path[path.length - 1] !== parent) ends[path.pop()] = tokens;
+  };
+  parents.forEach((parent, n) => {
+    leave(parent);
+    need(parent === -1 || path.length, `node ${n} with parent ${parent} breaks the depth-first order`);
+    tokens += lengths[n];
+    path.push(n);
+  });
+  leave(-1);
+  return ends;
+}
+
+/// A mask as the library writes it in JSON.
+function maskFromJson(json) {
+  const {lts, lte, uts, ute, band, q_offset: offset} = json;
+  const edge = (value, otherwise) => (value === null ? otherwise : value + offset);
+  return {rows: json.seqlen_q, keys: json.seqlen_k, lo: edge(band.lo, -Infinity), hi: edge(band.hi, Infinity), lts, lte, uts, ute};
+}
+
+// --- Which rows of a key are hidden, and what class a tile is: the method of docs/mask.md, "From a mask to tiles".
+
+/// The rows that a key is hidden from, as ascending disjoint runs with gaps between them.
+function hiddenRows(mask, j) {
+  const clamp = (row) => Math.min(Math.max(row, 0), mask.rows);
+  const stored = (begin, end) => (begin || end ? [begin ? begin[j] : 0, end ? end[j] : mask.rows] : [0, 0]);
+  const runs = [[0, j - mask.hi], [j + 1 - mask.lo, mask.rows], stored(mask.lts, mask.lte), stored(mask.uts, mask.ute)];
+  return merged(runs.map((run) => run.map(clamp)));
+}
+
+function merged(runs) {
+  const result = [];
+  for (const [begin, end] of runs.filter((run) => run[0] < run[1]).sort((a, b) => a[0] - b[0])) {
+    const last = result[result.length - 1];
+    if (last && begin <= last[1]) last[1] = Math.max(last[1], end);
+    else result.push([begin, end]);
+  }
+  return result;
+}
+
+/// What the runs leave of [0, length).
+function complement(runs, length) {
+  const ends = merged(runs);
+  return [...ends, [length, length]].map((run, n) => [n ? ends[n - 1][1] : 0, run[0]]).filter((run) => run[0] < run[1]);
+}
+
+const kEmpty = 0, kPartial = 1, kFull = 2;
+
+/// The class of every tile, row by row, and the number of visible elements.
+function classify(mask, tile) {
+  const rowTiles = Math.ceil(mask.rows / tile.rows), keyTiles = Math.ceil(mask.keys / tile.keys);
+  const classes = new Uint8Array(rowTiles * keyTiles);
+  let visible = mask.rows * mask.keys;
+  for (let k = 0; k < keyTiles; ++k) {
+    const begin = k * tile.keys, end = Math.min(begin + tile.keys, mask.keys);
+    const covered = new Int32Array(rowTiles + 1), touched = new Int32Array(rowTiles + 1);
+    for (let j = begin; j < end; ++j) {
+      for (const [from, to] of hiddenRows(mask, j)) {
+        visible -= to - from;
+        const first = Math.ceil(from / tile.rows), past = to === mask.rows ? rowTiles : Math.floor(to / tile.rows);
+        if (first < past) ++covered[first], --covered[past];
+        ++touched[Math.floor(from / tile.rows)], --touched[Math.ceil(to / tile.rows)];
+      }
+    }
+    for (let r = 0, covers = 0, touches = 0; r < rowTiles; ++r) {
+      covers += covered[r];
+      touches += touched[r];
+      classes[r * keyTiles + k] = covers === end - begin ? kEmpty : touches === 0 ? kFull : kPartial;
+    }
+  }
+  return {tile, rowTiles, keyTiles, classes, visible};
+}
+
+// --- The plan: what each row of tiles has to do, in which order it is handed out, and who then does how much.
+
+/// Live and full tiles of each row of tiles.
+function rowCounts({rowTiles, keyTiles, classes}) {
+  return range(rowTiles, (r) => {
+    const row = classes.subarray(r * keyTiles, (r + 1) * keyTiles);
+    return {live: row.reduce((n, c) => n + (c !== kEmpty), 0), full: row.reduce((n, c) => n + (c === kFull), 0)};
+  });
+}
+
+/// Row tiles with most live tiles first; equal counts keep ascending order.
+function longestFirst(counts) {
+  return range(counts.length, (r) => r).sort((a, b) => counts[b].live - counts[a].live);
+}
+
+/// The load of each worker when the row tiles, each once for every head, go in this order to whoever is free first: lists of
+/// {rowTile, live}.
+function dispatch(counts, order, heads, workers) {
+  const queues = range(workers, () => []), busy = new Array(workers).fill(0);
+  for (const rowTile of order) {
+    for (let head = 0; head < heads; ++head) {
+      const free = busy.indexOf(Math.min(...busy));
+      queues[free].push({rowTile, live: counts[rowTile].live});
+      busy[free] += counts[rowTile].live;
+    }
+  }
+  return queues;
+}
+
+// --- Cells, for a drawing of a mask of any length.
+
+/// Elements of a cell: as few as `most` cells allow, rounded up to whole cells a tile or whole tiles a cell where that costs
+/// less than half of the cells.
+function cellStep(length, most, tile) {
+  const fewest = Math.max(Math.ceil(length / most), 1);
+  for (let step = fewest; step < 2 * fewest; ++step) {
+    if (tile % step === 0 || step % tile === 0) return step;
+  }
+  return fewest;
+}
+
+/// Adds `amount` for each element of [begin, end) to the cells of `step` elements.
+function addToCells(cells, step, begin, end, amount) {
+  for (let cell = Math.floor(begin / step); cell * step < end; ++cell) {
+    cells[cell] += amount * (Math.min(end, (cell + 1) * step) - Math.max(begin, cell * step));
+  }
+}
+
+/// What lies in each cell, row by row, in elements: all, those of live and of full tiles, and the visible ones.
+function cellsOf(mask, tiles, most) {
+  const {tile, rowTiles, keyTiles, classes} = tiles;
+  const rowStep = cellStep(mask.rows, most, tile.rows), keyStep = cellStep(mask.keys, most, tile.keys);
+  const height = Math.ceil(mask.rows / rowStep), width = Math.ceil(mask.keys / keyStep);
+  const cells = {width, height, rowStep, keyStep, live: [], full: [], visible: []};
+  for (const name of ["live", "full", "visible"]) cells[name] = new Float64Array(width * height);
+
+  for (let k = 0; k < width; ++k) {
+    const column = new Float64Array(height);
+    for (let j = k * keyStep; j < Math.min((k + 1) * keyStep, mask.keys); ++j) {
+      for (const [begin, end] of complement(hiddenRows(mask, j), mask.rows)) addToCells(column, rowStep, begin, end, 1);
+    }
+    for (let r = 0; r < height; ++r) cells.visible[r * width + k] = column[r];
+  }
+  for (let t = 0; t < keyTiles; ++t) {
+    const live = new Float64Array(height), full = new Float64Array(height), keys = new Float64Array(width);
+    for (let r = 0; r < rowTiles; ++r) {
+      const kind = classes[r * keyTiles + t], begin = r * tile.rows, end = Math.min(begin + tile.rows, mask.rows);
+      if (kind !== kEmpty) addToCells(live, rowStep, begin, end, 1);
+      if (kind === kFull) addToCells(full, rowStep, begin, end, 1);
+    }
+    addToCells(keys, keyStep, t * tile.keys, Math.min((t + 1) * tile.keys, mask.keys), 1);
+    for (let k = Math.floor((t * tile.keys) / keyStep); k < width && keys[k]; ++k) {
+      for (let r = 0; r < height; ++r) {
+        cells.live[r * width + k] += live[r] * keys[k];
+        cells.full[r * width + k] += full[r] * keys[k];
+      }
+    }
+  }
+  return cells;
+}
