@@ -13,7 +13,7 @@ help:
 	@echo "make fuzz       fuzz the readers of files and the masks for FLASHMASK_FUZZ_SECONDS, 60 (needs clang)"
 	@echo "make build      library and command only"
 	@echo "make install    install them (PREFIX=/usr/local)"
-	@echo "make gallery    draw docs/img anew"
+	@echo "make gallery    write docs/gallery.md and draw docs/img anew"
 	@echo "make format     clang-format all sources"
 	@echo "make clean      remove build/"
 

@@ -314,7 +314,7 @@ function showParameters(values = {}) {
   const family = shown.families.find((f) => f.name === byId("family").value);
   document.querySelectorAll(".drawn").forEach((control) => (control.hidden = isFile()));
   byId("title").textContent = document.title = family ? family.name : shown.source;
-  byId("definition").textContent = family ? `Row i sees key j: ${family.definition}.` : "";
+  byId("definition").textContent = family ? `Visible: ${family.definition}.` : "";
   byId("parameters").replaceChildren(...(family?.parameters ?? []).map(({name, help}) => {
     const label = element("label", name);
     label.append(element("input", "", {name, value: values[name] ?? ""}), element("small", help));
