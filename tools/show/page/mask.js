@@ -333,12 +333,36 @@ function maskFromJson(json) {
 
 // --- Which rows of a key are hidden, and what class a tile is: the method of docs/mask.md, "From a mask to tiles".
 
-/// The rows that a key is hidden from, as ascending disjoint runs with gaps between them.
+const sorted = new Int32Array(8);
+
+/// Calls f(begin, end) for the runs of rows that a key is hidden from, ascending and with gaps between them. It allocates nothing: a
+/// long mask asks for every key while its reader types.
+function eachHiddenRun(mask, j, f) {
+  let count = 0;
+  const add = (from, to) => {
+    const begin = Math.max(from, 0), end = Math.min(to, mask.rows);
+    if (begin >= end) return;
+    let at = 2 * count++;
+    for (; at > 0 && sorted[at - 2] > begin; at -= 2) [sorted[at], sorted[at + 1]] = [sorted[at - 2], sorted[at - 1]];
+    [sorted[at], sorted[at + 1]] = [begin, end];
+  };
+  const addStored = (begin, end) => (begin || end) && add(begin ? begin[j] : 0, end ? end[j] : mask.rows);
+  add(0, j - mask.hi);
+  add(j + 1 - mask.lo, mask.rows);
+  addStored(mask.lts, mask.lte);
+  addStored(mask.uts, mask.ute);
+  for (let at = 0; at < 2 * count;) {
+    const begin = sorted[at];
+    let end = sorted[at + 1];
+    for (at += 2; at < 2 * count && sorted[at] <= end; at += 2) end = Math.max(end, sorted[at + 1]);
+    f(begin, end);
+  }
+}
+
 function hiddenRows(mask, j) {
-  const clamp = (row) => Math.min(Math.max(row, 0), mask.rows);
-  const stored = (begin, end) => (begin || end ? [begin ? begin[j] : 0, end ? end[j] : mask.rows] : [0, 0]);
-  const runs = [[0, j - mask.hi], [j + 1 - mask.lo, mask.rows], stored(mask.lts, mask.lte), stored(mask.uts, mask.ute)];
-  return merged(runs.map((run) => run.map(clamp)));
+  const runs = [];
+  eachHiddenRun(mask, j, (begin, end) => runs.push([begin, end]));
+  return runs;
 }
 
 function merged(runs) {
@@ -368,12 +392,12 @@ function classify(mask, tile) {
     const begin = k * tile.keys, end = Math.min(begin + tile.keys, mask.keys);
     const covered = new Int32Array(rowTiles + 1), touched = new Int32Array(rowTiles + 1);
     for (let j = begin; j < end; ++j) {
-      for (const [from, to] of hiddenRows(mask, j)) {
+      eachHiddenRun(mask, j, (from, to) => {
         visible -= to - from;
         const first = Math.ceil(from / tile.rows), past = to === mask.rows ? rowTiles : Math.floor(to / tile.rows);
         if (first < past) ++covered[first], --covered[past];
         ++touched[Math.floor(from / tile.rows)], --touched[Math.ceil(to / tile.rows)];
-      }
+      });
     }
     for (let r = 0, covers = 0, touches = 0; r < rowTiles; ++r) {
       covers += covered[r];
@@ -425,42 +449,80 @@ function cellStep(length, most, tile) {
   return fewest;
 }
 
-/// Adds `amount` for each element of [begin, end) to the cells of `step` elements.
-function addToCells(cells, step, begin, end, amount) {
-  for (let cell = Math.floor(begin / step); cell * step < end; ++cell) {
-    cells[cell] += amount * (Math.min(end, (cell + 1) * step) - Math.max(begin, cell * step));
+/// Adds up intervals of [0, length): how many of their elements lie in each cell. One costs the same whatever its length.
+class CellCounter {
+  constructor(length, step) {
+    this.length = length;
+    this.step = step;
+    // Of intervals from a place to the end: elements in that place's own cell, and how many of them have all of the next cells.
+    [this.within, this.onward] = [new Int32Array(Math.ceil(length / step) + 2), new Int32Array(Math.ceil(length / step) + 2)];
+    this.sizes = range(Math.ceil(length / step), (cell) => Math.min(step, length - cell * step));
+    this.counts = new Float64Array(this.sizes.length);
+  }
+
+  add(begin, end) {
+    this.addFrom(begin, 1);
+    this.addFrom(end, -1);
+  }
+
+  addFrom(place, sign) {
+    const cell = Math.floor(place / this.step);
+    this.within[cell] += sign * (Math.min((cell + 1) * this.step, this.length) - place);
+    this.onward[cell + 1] += sign;
+  }
+
+  /// The elements of all cells since the last call; valid until the next one.
+  take() {
+    for (let cell = 0, intervals = 0; cell < this.counts.length; ++cell) {
+      intervals += this.onward[cell];
+      this.counts[cell] = this.within[cell] + intervals * this.sizes[cell];
+    }
+    this.within.fill(0);
+    this.onward.fill(0);
+    return this.counts;
   }
 }
 
-/// What lies in each cell, row by row, in elements: all, those of live and of full tiles, and the visible ones.
+/// What lies in each cell, row by row, in elements: those of live and of full tiles, and the visible ones.
 function cellsOf(mask, tiles, most) {
-  const {tile, rowTiles, keyTiles, classes} = tiles;
-  const rowStep = cellStep(mask.rows, most, tile.rows), keyStep = cellStep(mask.keys, most, tile.keys);
+  const rowStep = cellStep(mask.rows, most, tiles.tile.rows), keyStep = cellStep(mask.keys, most, tiles.tile.keys);
   const height = Math.ceil(mask.rows / rowStep), width = Math.ceil(mask.keys / keyStep);
-  const cells = {width, height, rowStep, keyStep, live: [], full: [], visible: []};
-  for (const name of ["live", "full", "visible"]) cells[name] = new Float64Array(width * height);
+  const empty = () => new Float64Array(width * height);
+  const cells = {width, height, rowStep, keyStep, live: empty(), full: empty(), visible: empty()};
+  addVisible(mask, cells);
+  addTiles(mask, tiles, cells);
+  return cells;
+}
 
+function addVisible(mask, {width, rowStep, keyStep, visible}) {
+  const hidden = new CellCounter(mask.rows, rowStep);
   for (let k = 0; k < width; ++k) {
-    const column = new Float64Array(height);
-    for (let j = k * keyStep; j < Math.min((k + 1) * keyStep, mask.keys); ++j) {
-      for (const [begin, end] of complement(hiddenRows(mask, j), mask.rows)) addToCells(column, rowStep, begin, end, 1);
-    }
-    for (let r = 0; r < height; ++r) cells.visible[r * width + k] = column[r];
+    const begin = k * keyStep, end = Math.min(begin + keyStep, mask.keys);
+    for (let j = begin; j < end; ++j) eachHiddenRun(mask, j, (from, to) => hidden.add(from, to));
+    const counts = hidden.take();
+    for (let r = 0; r < counts.length; ++r) visible[r * width + k] = (end - begin) * hidden.sizes[r] - counts[r];
   }
+}
+
+function addTiles(mask, {tile, rowTiles, keyTiles, classes}, {width, rowStep, keyStep, live, full}) {
+  const ofLive = new CellCounter(mask.rows, rowStep), ofFull = new CellCounter(mask.rows, rowStep);
   for (let t = 0; t < keyTiles; ++t) {
-    const live = new Float64Array(height), full = new Float64Array(height), keys = new Float64Array(width);
-    for (let r = 0; r < rowTiles; ++r) {
-      const kind = classes[r * keyTiles + t], begin = r * tile.rows, end = Math.min(begin + tile.rows, mask.rows);
-      if (kind !== kEmpty) addToCells(live, rowStep, begin, end, 1);
-      if (kind === kFull) addToCells(full, rowStep, begin, end, 1);
+    for (let r = 0, first = 0; r < rowTiles; ++r) {
+      const kind = classes[r * keyTiles + t], isLast = r + 1 === rowTiles;
+      if (!isLast && classes[(r + 1) * keyTiles + t] === kind) continue;
+      const from = first * tile.rows, to = isLast ? mask.rows : (r + 1) * tile.rows;
+      if (kind !== kEmpty) ofLive.add(from, to);
+      if (kind === kFull) ofFull.add(from, to);
+      first = r + 1;
     }
-    addToCells(keys, keyStep, t * tile.keys, Math.min((t + 1) * tile.keys, mask.keys), 1);
-    for (let k = Math.floor((t * tile.keys) / keyStep); k < width && keys[k]; ++k) {
-      for (let r = 0; r < height; ++r) {
-        cells.live[r * width + k] += live[r] * keys[k];
-        cells.full[r * width + k] += full[r] * keys[k];
+    const begin = t * tile.keys, end = Math.min(begin + tile.keys, mask.keys);
+    const liveRows = ofLive.take(), fullRows = ofFull.take();
+    for (let k = Math.floor(begin / keyStep); k * keyStep < end; ++k) {
+      const keys = Math.min(end, (k + 1) * keyStep) - Math.max(begin, k * keyStep);
+      for (let r = 0; r < liveRows.length; ++r) {
+        live[r * width + k] += liveRows[r] * keys;
+        full[r * width + k] += fullRows[r] * keys;
       }
     }
   }
-  return cells;
 }

@@ -85,20 +85,17 @@ function share(part, whole) {
   return part === 0 || part === whole ? part / whole : Math.min(Math.max(part / whole, 1 / 8), 7 / 8);
 }
 
-/// The mixture of the colours of what lies in a cell.
-function cellColour(cells, at, elements) {
-  const [full, visible, live] = [cells.full[at], cells.visible[at], cells.live[at]].map((part) => share(part, elements));
-  const {skipped, partial_hidden: hidden, partial_visible: seen, full: all} = shown.colours;
-  return range(3, (c) => full * all[c] + (visible - full) * seen[c] + (live - visible) * hidden[c] + (1 - live) * skipped[c]);
-}
-
+/// One pixel for each cell, in the mixture of the colours of what lies in it.
 function cellImage(mask, cells) {
-  const canvas = element("canvas", "", {width: cells.width, height: cells.height}), context = canvas.getContext("2d");
-  const image = context.createImageData(cells.width, cells.height);
-  for (let at = 0; at < cells.width * cells.height; ++at) {
-    const row = Math.floor(at / cells.width) * cells.rowStep, key = (at % cells.width) * cells.keyStep;
-    const elements = Math.min(cells.rowStep, mask.rows - row) * Math.min(cells.keyStep, mask.keys - key);
-    image.data.set([...cellColour(cells, at, elements), 255], 4 * at);
+  const {width, height, rowStep, keyStep} = cells, {skipped, partial_hidden: hidden, partial_visible: seen, full: all} = shown.colours;
+  const canvas = element("canvas", "", {width, height}), context = canvas.getContext("2d"), image = context.createImageData(width, height);
+  for (let at = 0; at < width * height; ++at) {
+    const row = Math.floor(at / width) * rowStep, key = (at % width) * keyStep;
+    const elements = Math.min(rowStep, mask.rows - row) * Math.min(keyStep, mask.keys - key);
+    const full = share(cells.full[at], elements), visible = share(cells.visible[at], elements), live = share(cells.live[at], elements);
+    for (let c = 0; c < 3; ++c)
+      image.data[4 * at + c] = full * all[c] + (visible - full) * seen[c] + (live - visible) * hidden[c] + (1 - live) * skipped[c];
+    image.data[4 * at + 3] = 255;
   }
   context.putImageData(image, 0, 0);
   return canvas;
@@ -108,7 +105,7 @@ function cellImage(mask, cells) {
 let plot = {left: 64, top: 22, width: 0, height: 0};
 
 function drawMask({mask, tiles, cells}) {
-  const canvas = byId("mask"), available = Math.min((canvas.clientWidth || 640) - plot.left - 8, 640);
+  const canvas = byId("mask"), available = Math.min((canvas.clientWidth || 640) - plot.left - 24, 640);
   const pixels = available / Math.max(mask.rows, mask.keys, 1);
   plot = {...plot, width: Math.max(mask.keys * pixels, available / 8), height: Math.max(mask.rows * pixels, available / 8)};
   const {context} = prepare(canvas, plot.top + plot.height + 8);
@@ -122,7 +119,8 @@ function drawMask({mask, tiles, cells}) {
   const ofCells = [(plot.width / mask.keys) * cells.width * cells.keyStep, (plot.height / mask.rows) * cells.height * cells.rowStep];
   context.drawImage(cellImage(mask, cells), plot.left, plot.top, ...ofCells);
   drawLines(context, mask, {rows: 1, keys: 1}, "#ffffff80");
-  drawLines(context, mask, tiles.tile, "#1f293366");
+  const narrow = Math.min((tiles.tile.keys * plot.width) / mask.keys, (tiles.tile.rows * plot.height) / mask.rows) < 20;
+  drawLines(context, mask, tiles.tile, narrow ? "#1f29331f" : "#1f293366");
   context.restore();
 }
 
@@ -147,7 +145,6 @@ function drawAxes(context, mask) {
   context.textAlign = "center";
   for (const key of ticks(mask.keys, 8)) context.fillText(grouped(key), plot.left + (key * plot.width) / Math.max(mask.keys, 1), 10);
   context.textAlign = "right";
-  context.fillText("row i, key j", plot.left - 8, 10);
   for (const row of ticks(mask.rows, 8)) context.fillText(grouped(row), plot.left - 8, plot.top + (row * plot.height) / Math.max(mask.rows, 1));
 }
 
