@@ -332,8 +332,8 @@ void add_show_command(CLI::App& app, const Global& global) {
   command
       ->add_option(
           "--html", arguments->html,
-          "Write a page for a browser too, which needs nothing else: the mask, its tiles and the load of the multiprocessors, while "
-          "its reader changes length, tile and parameters")
+          "Write a page for a browser too, in one file: its reader changes length, tile and parameters, and sees the mask, its tiles and "
+          "the load of the multiprocessors")
       ->type_name("FILE.html");
   command
       ->add_option("--text-cells", arguments->text_cells,
