@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Masks in the browser: families, which rows a key is hidden from, tile classes, order and load. No part of it knows the page.
-// It says what the library says, number for number, the random draws included; tests/page holds the two together.
+// It says what the library says, number for number, the random draws included; tests/show holds the two together.
 "use strict";
 
 /// The library's generator, the C++ standard's mt19937_64, which is the same on every platform.
