@@ -32,6 +32,9 @@ CASES = {direction: f"gpu_{direction}_cases" for direction in ("forward", "backw
 COVERING = ["--covering", "--dtypes", "bfloat16,float16", "--head-dims", "64,128", "--layouts", "bshd,bhsd,aligned"]
 # Tool: options of the cases. Memory that the program fills is no longer uninitialised.
 SANITIZERS = {"memcheck": [], "racecheck": [], "synccheck": [], "initcheck": ["--no-poison"]}
+# The backward sums up dq with the copy engine, whose writes to global memory initcheck does not see; what is read too early is poisoned
+# in the other runs.
+LEFT_OUT = {("backward", "initcheck"): "it does not see what the copy engine writes"}
 # The only ones with all cases: following every access to shared memory is slow, and the backward has more of them.
 ALL_CASES = {("forward", "memcheck")}
 SANITIZER_FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
@@ -295,9 +298,13 @@ def run_sanitizers(session, carry, seconds):
 
 def sanitize(session, sanitizer, direction, program, seconds):
     for tool, words in SANITIZERS.items():
+        name = f"sanitizer: {direction} {tool}"
+        if (direction, tool) in LEFT_OUT:
+            session.leave_out(name, LEFT_OUT[direction, tool])
+            continue
         words = words if (direction, tool) in ALL_CASES else ["--quick", *words]
         command = [sanitizer, "--tool", tool, "--error-exitcode", str(SANITIZER_FAILED), "--print-limit", "10", program, *words]
-        if result := session.run(f"sanitizer: {direction} {tool}", command, seconds):
+        if result := session.run(name, command, seconds):
             judge_sanitizer(session, tool, result)
 
 

@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t kTileKeys = 128;
 /// What the sequences that are worked on together read and add up for their rows should stay in this much of the L2 cache.
-constexpr int64_t kSectionBytes = int64_t{32} << 20;
+constexpr int64_t kSectionBytes = int64_t{16} << 20;
 constexpr int64_t kMostItems = int64_t{1} << 30;
 constexpr int64_t kAlignment = 256;
 
@@ -110,9 +110,9 @@ RowParams make_row_params(const Problem& p, const Layout& layout, std::byte* wor
           .dlse = p.dlse.defined() ? rows_of_vector(p.dlse) : Rows{},
           .rows = {at<float>(workspace, layout.lse_log2), at<float>(workspace, layout.delta)},
           .row_gradients = {.out = rows_of(p.dq),
-                 .sums = at<float>(workspace, layout.sums),
-                 .progress = at<uint32_t>(workspace, layout.progress),
-                 .in_order = p.deterministic},
+                            .sums = at<float>(workspace, layout.sums),
+                            .progress = at<uint32_t>(workspace, layout.progress),
+                            .in_order = p.deterministic},
           .plan = plan_bits(p),
           .dense = p.dense.defined(),
           .next = at<uint32_t>(workspace, layout.next),

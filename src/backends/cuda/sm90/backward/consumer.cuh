@@ -23,7 +23,7 @@ class Consumer {
   using Part = Fragments<Traits::kHeadDim>;
 
   __device__ __forceinline__ Consumer(const BackwardParams& p, Shared& shared)
-      : p_(p), shared_(shared), warp_(ptx::uniform(threadIdx.x / 32 % 4)) {}
+      : p_(p), shared_(shared), base_(ptx::shared_address(&shared) >> 4), warp_(ptx::uniform(threadIdx.x / 32 % 4)) {}
 
   __device__ __forceinline__ void run() {
     for (uint32_t flags = next_tile(); !(flags & Tile::kEnd);) flags = run_item(flags);
@@ -32,9 +32,20 @@ class Consumer {
 
  private:
   static constexpr int kScores = Traits::kRows / 2, kGradients = Traits::kHeadDim / 2;
-  using Scores = float[kScores];                    ///< 64 keys x the tile's rows
-  using Packed = uint32_t[Traits::kRows / 16][4];   ///< the same in 16 bits, as operand of a product over the rows
-  using Gradients = float[kGradients];              ///< 64 keys x head dim
+  using Scores = float[kScores];                   ///< 64 keys x the tile's rows
+  using Packed = uint32_t[Traits::kRows / 16][4];  ///< the same in 16 bits, as operand of a product over the rows
+  using Gradients = float[kGradients];             ///< 64 keys x head dim
+  /// A matrix in shared memory as an operand: see ptx::MatrixDescriptor. What varies is added last and in units of 16 bytes, so that it
+  /// takes one instruction, on the way to a tile's first product.
+  struct Operand {
+    uint32_t low;
+    __device__ __forceinline__ uint64_t at(uint32_t bytes) const { return ptx::MatrixDescriptor(0, 0).at(0) | (low + (bytes >> 4)); }
+  };
+  __device__ __forceinline__ Operand operand(uint32_t offset, uint32_t leading_bytes = 16, uint32_t index = 0, uint32_t bytes = 0) const {
+    return {base_ + ((offset >> 4) | leading_bytes >> 4 << 16) + index * (bytes >> 4)};
+  }
+  static constexpr uint32_t kRowBytes = Traits::kRowBytes, kScoreBytes = Traits::kRows * Traits::kKeys * sizeof(Element);
+
   /// Bits of phases_: the parity that the next wait is for. One register for all of them.
   enum Phase : uint32_t { kItem, kRowGradients, kMask };  // and one for each stage after kMask
   __device__ __forceinline__ uint32_t take_phase(uint32_t which) {
@@ -50,18 +61,20 @@ class Consumer {
     if (leader()) ptx::arrive(barrier);
   }
 
-  /// Waits for the next tile and returns its flags.
+  /// Waits for the next tile and returns its flags, which every lane reads for itself: faster than to pass them on. The slot is written
+  /// again when all of them have come as far as scores_full.
   __device__ __forceinline__ uint32_t next_tile() {
     delay<Role::kConsumer>();
     ptx::wait(shared_.q_full[ring_.stage()], ring_.phase());
-    return ptx::from_leader(shared_.tile[ring_.stage()].flags);
+    return shared_.tile[ring_.stage()].flags;
   }
 
   /// Runs the tiles of the item that the current one begins. Returns the flags of the tile after them.
   __device__ __forceinline__ uint32_t run_item(uint32_t flags) {
     const Tile& tile = shared_.tile[ring_.stage()];
     const int32_t key = ptx::from_leader(tile.key_tile) * Traits::kKeys;
-    const auto head = static_cast<int32_t>(ptx::from_leader(tile.kv_head)), batch = static_cast<int32_t>(ptx::from_leader(tile.query.batch));
+    const auto head = static_cast<int32_t>(ptx::from_leader(tile.kv_head)),
+               batch = static_cast<int32_t>(ptx::from_leader(tile.query.batch));
     Gradients dk = {}, dv = {};
     if (flags & Tile::kNothing) {
       ptx::arrive(shared_.scores_full[ring_.stage()]);
@@ -75,7 +88,6 @@ class Consumer {
       ptx::wait(shared_.k_full, phase);
       ptx::wait(shared_.v_full, phase);
       do {
-        ring_.count = ptx::uniform(ring_.count);
         flags = run_tile(flags, dk, dv);
       } while (!(flags & (Tile::kFirst | Tile::kEnd)));
       release(shared_.kv_empty);
@@ -89,10 +101,10 @@ class Consumer {
   __device__ __forceinline__ uint32_t run_tile(uint32_t flags, Gradients& dk, Gradients& dv) {
     const uint32_t stage = ring_.stage();
     Scores s, dp;
-    issue_scores(s, shared_.k, shared_.q[stage]);
+    issue_scores(s, offsetof(Shared, k), operand(offsetof(Shared, q), 16, stage, kRowBytes));
     delay<Role::kConsumer>();
     ptx::wait(shared_.dout_full[stage], ring_.phase());
-    issue_scores(dp, shared_.v, shared_.dout[stage]);
+    issue_scores(dp, offsetof(Shared, v), operand(offsetof(Shared, dout), 16, stage, kRowBytes));
     ptx::wgmma_wait<1>();
     ptx::pin(s);
     take_probabilities(s, flags & Tile::kPartial);
@@ -103,18 +115,18 @@ class Consumer {
     take_score_gradients(s, dp, ds);
     write_score_gradients(ds);
     ptx::pin(dv);
-    issue_gradients(dv, p, shared_.dout[stage]);
+    issue_gradients(dv, p, operand(offsetof(Shared, dout), Traits::kRows * 128, stage, kRowBytes));
     ptx::fence_async_proxy();
     ptx::arrive(shared_.scores_full[stage]);
     delay<Role::kConsumer>();
-    ptx::wait(shared_.scores_full[stage], ring_.phase());
+    meet();
     float dq[32];
     issue_row_gradients(dq);
     ptx::wgmma_wait<1>();
     ptx::pin(dv);
     release(shared_.dout_empty[stage]);
     ptx::pin(dk);
-    issue_gradients(dk, ds, shared_.q[stage]);
+    issue_gradients(dk, ds, operand(offsetof(Shared, q), Traits::kRows * 128, stage, kRowBytes));
     ptx::wgmma_wait<1>();
     ptx::pin(dq);
     if (flags & Tile::kAlone) {
@@ -122,17 +134,16 @@ class Consumer {
     } else {
       hand_over(dq);
     }
-    ring_.advance();
-    const uint32_t next = next_tile();
     ptx::wgmma_wait<0>();
     ptx::pin(dk);
     release(shared_.q_empty[stage]);
-    return next;
+    ring_.advance();
+    return next_tile();
   }
 
-  /// 64 keys of `keys` times all rows of `rows`.
-  __device__ __forceinline__ static void issue_scores(Scores& s, const Element* keys, const Element* rows) {
-    const ptx::MatrixDescriptor a(ptx::shared_address(keys) + kWarpgroup * 64 * 128), b(ptx::shared_address(rows));
+  /// 64 keys of K or V, at `keys`, times all rows of `b`.
+  __device__ __forceinline__ void issue_scores(Scores& s, uint32_t keys, Operand b) const {
+    const Operand a = operand(keys + kWarpgroup * 64 * 128);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Traits::kHeadDim / 16; ++step) {
@@ -143,9 +154,8 @@ class Consumer {
     ptx::wgmma_commit();
   }
 
-  /// dK or dV += 64 keys of `scores` times `rows`.
-  __device__ __forceinline__ static void issue_gradients(Gradients& gradients, const Packed& scores, const Element* rows) {
-    const ptx::MatrixDescriptor b(ptx::shared_address(rows), Traits::kRows * 128);
+  /// dK or dV += 64 keys of `scores` times the rows of `b`.
+  __device__ __forceinline__ static void issue_gradients(Gradients& gradients, const Packed& scores, Operand b) {
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Traits::kRows / 16; ++step) {
@@ -156,9 +166,8 @@ class Consumer {
 
   /// This warpgroup's part of dQ = dS K, see Fragments.
   __device__ __forceinline__ void issue_row_gradients(float (&dq)[32]) const {
-    const ptx::MatrixDescriptor a(ptx::shared_address(shared_.ds[ring_.stage()]) + (Part::kByRows ? kWarpgroup * 64 * 128 : 0));
-    const ptx::MatrixDescriptor b(ptx::shared_address(shared_.k) + (Part::kByRows ? 0 : kWarpgroup * Traits::kKeys * 128),
-                                  Traits::kKeys * 128);
+    const Operand a = operand(offsetof(Shared, ds) + (Part::kByRows ? kWarpgroup * 64 * 128 : 0), 16, ring_.stage(), kScoreBytes);
+    const Operand b = operand(offsetof(Shared, k) + (Part::kByRows ? 0 : kWarpgroup * Traits::kKeys * 128), Traits::kKeys * 128);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Traits::kKeys / 16; ++step) {
@@ -173,8 +182,21 @@ class Consumer {
     return *reinterpret_cast<const float2*>(vector + 8 * j + 2 * (lane() % 4));
   }
 
-  /// P = exp2(S * scale - lse), 0 where hidden.
+  /// P = exp2(S * scale - lse), 0 where hidden. The early exponentials stand in both branches, where the compiler has to leave them,
+  /// beside dP's product; the others it mixes with what follows that. All of them early, or none, takes longer.
   __device__ __forceinline__ void take_probabilities(Scores& s, bool partial) {
+    constexpr int kEarly = kScores / 4;
+    if (partial) {
+      scale(s);
+      hide(s);
+      exponentiate<0, kEarly>(s);
+    } else {
+      scale(s);
+      exponentiate<0, kEarly>(s);
+    }
+    exponentiate<kEarly, kScores>(s);
+  }
+  __device__ __forceinline__ void scale(Scores& s) const {
     const float* lse = shared_.lse_log2[ring_.stage()];
 #pragma unroll
     for (int j = 0; j < kScores / 4; ++j) {
@@ -182,9 +204,11 @@ class Consumer {
 #pragma unroll
       for (int i = 0; i < 4; ++i) s[4 * j + i] = s[4 * j + i] * p_.scale_log2 - (i % 2 ? bias.y : bias.x);
     }
-    if (partial) hide(s);
+  }
+  template <int kBegin, int kEnd>
+  __device__ __forceinline__ static void exponentiate(Scores& s) {
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) s[i] = ptx::exp2_approx(s[i]);
+    for (int i = kBegin; i < kEnd; ++i) s[i] = ptx::exp2_approx(s[i]);
   }
 
   /// Makes the scores of hidden elements -inf: a thread's are of two keys.
@@ -221,6 +245,14 @@ class Consumer {
         ds[j / 2][j % 2 * 2 + i] = ptx::pack<Element>(p[at] * (dp[at] - bias.x), p[at + 1] * (dp[at + 1] - bias.y));
       }
     }
+  }
+
+  /// Waits until the other warpgroup is here, too. A barrier for each of them to wait at, as compute-sanitizer does not take a barrier that
+  /// is reached from two places; a barrier in shared memory wakes later.
+  __device__ __forceinline__ static void meet() {
+    static_assert(Traits::kConsumers == 2);
+    ptx::named_barrier_arrive(1 + kWarpgroup, 256);
+    ptx::named_barrier_sync(2 - kWarpgroup, 256);
   }
 
   /// Puts dS where the product over the keys reads it, rows along the rows.
@@ -303,6 +335,7 @@ class Consumer {
 
   const BackwardParams& p_;
   Shared& shared_;
+  const uint32_t base_;  ///< of shared memory, in units of 16 bytes
   const uint32_t warp_;  ///< of the warpgroup
   ptx::RingPosition<Traits::kStages> ring_;
   uint32_t phases_ = 0;

@@ -11,12 +11,12 @@ namespace flashmask::sm90::grad {
 struct BackwardInstance {
   DataType dtype;
   int head_dim;
-  int rows;                 ///< query rows of a tile
-  const void* prepare;      ///< __global__ void (RowParams): a block of kRowThreads for every query tile
-  const void* kernel;       ///< __global__ void (BackwardParams)
-  const void* finish;       ///< __global__ void (RowParams), as prepare
-  int threads;              ///< of `kernel`
-  int shared_bytes;         ///< of `kernel`
+  int rows;             ///< query rows of a tile
+  const void* prepare;  ///< __global__ void (RowParams): a block of kRowThreads for every query tile
+  const void* kernel;   ///< __global__ void (BackwardParams)
+  const void* finish;   ///< __global__ void (RowParams), as prepare
+  int threads;          ///< of `kernel`
+  int shared_bytes;     ///< of `kernel`
 };
 
 inline constexpr int kRowThreads = 256;

@@ -24,7 +24,7 @@ BackwardInstance make_instance(DataType dtype) {
 
 }  // namespace flashmask::sm90::grad
 
-#define FLASHMASK_INSTANTIATE_BACKWARD(dtype, element, head_dim, consumers)                                  \
+#define FLASHMASK_INSTANTIATE_BACKWARD(dtype, element, head_dim, consumers)                                        \
   flashmask::sm90::grad::BackwardInstance flashmask::sm90::grad::backward_##element##_##head_dim##_##consumers() { \
-    return make_instance<BackwardTraits<element, head_dim, consumers>>(flashmask::DataType::dtype);          \
+    return make_instance<BackwardTraits<element, head_dim, consumers>>(flashmask::DataType::dtype);                \
   }

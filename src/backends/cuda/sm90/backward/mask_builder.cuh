@@ -40,7 +40,8 @@ class MaskBuilder {
   __device__ __forceinline__ const Tile& tile() const { return shared_.tile[ring_.stage()]; }
 
   __device__ __forceinline__ void build() {
-    const int32_t first_key = ptx::from_leader(tile().key_tile) * Traits::kKeys, row = ptx::from_leader(tile().query.row_tile) * Traits::kRows;
+    const int32_t first_key = ptx::from_leader(tile().key_tile) * Traits::kKeys,
+                  row = ptx::from_leader(tile().query.row_tile) * Traits::kRows;
     const PerHead& place = p_.dense.given ? p_.dense.place : p_.mask.place;
     const int64_t offset = place.offset(ptx::from_leader(tile().query.batch), ptx::from_leader(tile().query.head));
 #pragma unroll 1

@@ -50,8 +50,8 @@ struct Rows {
 
 /// How far a query tile's sums are, one word.
 struct Progress {
-  static constexpr uint32_t kStored = 1u << 30;  ///< the first part lies in memory: others may be added to it
-  static constexpr uint32_t kTaken = 1u << 31;   ///< somebody has the first part and stores it
+  static constexpr uint32_t kStored = 1u << 30;      ///< the first part lies in memory: others may be added to it
+  static constexpr uint32_t kTaken = 1u << 31;       ///< somebody has the first part and stores it
   static constexpr uint32_t kPending = kStored - 1;  ///< how many key tiles have still to give their part
   static constexpr uint32_t kAlone = 1;              ///< the word of a query tile that only one key tile sees
 };

@@ -100,9 +100,7 @@ class Producer {
     }
   }
   /// A word with `count` of its bits set, all or none if it has not so many.
-  __device__ __forceinline__ static uint32_t low_bits(int32_t count) {
-    return count >= 32 ? ~0u : count > 0 ? (1u << count) - 1 : 0;
-  }
+  __device__ __forceinline__ static uint32_t low_bits(int32_t count) { return count >= 32 ? ~0u : count > 0 ? (1u << count) - 1 : 0; }
 
   /// Tells the others something without rows; the ring's buffers take part, so that all its barriers keep step.
   __device__ __forceinline__ void announce() {
@@ -118,6 +116,7 @@ class Producer {
   __device__ __forceinline__ void write_tile() {
     delay<Role::kProducer>();
     ptx::wait(shared_.q_empty[ring_.stage()], ring_.phase() ^ 1);
+    ptx::wait(shared_.scores_full[ring_.stage()], ring_.phase() ^ 1);
     if (leader()) {
       shared_.tile[ring_.stage()] = tile_;
       ptx::arrive(shared_.tile_full[ring_.stage()]);
@@ -134,7 +133,6 @@ class Producer {
     if (leader() && __ldcg(p_.row_gradients.progress + tile_.query.index) == Progress::kAlone) tile_.flags |= Tile::kAlone;
     write_tile();
     const uint32_t stage = ring_.stage();
-    ptx::wait(shared_.scores_full[stage], ring_.phase() ^ 1);
     const ptx::BoxOrigin at{row_tile * Traits::kRows, 0, static_cast<int32_t>(tile_.query.head), static_cast<int32_t>(tile_.query.batch)};
     const int64_t row = static_cast<int64_t>(tile_.query.index) * Traits::kRows;
     if (leader()) {
@@ -158,7 +156,8 @@ class Producer {
   /// The item's K and V, when the consumers are done with those of the item before; they learn that it has ended from this one's
   /// first tile.
   __device__ __forceinline__ void load_keys() {
-    const ptx::BoxOrigin at{tile_.key_tile * Traits::kKeys, 0, static_cast<int32_t>(tile_.kv_head), static_cast<int32_t>(tile_.query.batch)};
+    const ptx::BoxOrigin at{tile_.key_tile * Traits::kKeys, 0, static_cast<int32_t>(tile_.kv_head),
+                            static_cast<int32_t>(tile_.query.batch)};
     delay<Role::kProducer>();
     ptx::wait(shared_.kv_empty, kv_phase_ ^ 1);
     kv_phase_ ^= 1;

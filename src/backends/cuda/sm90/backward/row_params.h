@@ -12,7 +12,7 @@ struct RowParams {
   RowVectors rows;
   RowGradients row_gradients;
   PlanBits plan;
-  bool dense;  ///< every key tile contributes to every query tile
+  bool dense;      ///< every key tile contributes to every query tile
   uint32_t* next;  ///< Schedule::next
   int32_t seqlen_q;
   uint32_t row_tiles, key_tiles, heads;

@@ -53,7 +53,8 @@ struct RowValues {
 
   __device__ static RowValues load(const RowParams& p, const RowTilePlace& place, int32_t row) {
     if (row >= p.seqlen_q) return {-INFINITY, 0};
-    return {*p.lse.template at<float>(place.batch, row, place.head), p.dlse.data ? *p.dlse.template at<float>(place.batch, row, place.head) : 0};
+    return {*p.lse.template at<float>(place.batch, row, place.head),
+            p.dlse.data ? *p.dlse.template at<float>(place.batch, row, place.head) : 0};
   }
 };
 
@@ -143,7 +144,8 @@ __global__ void __launch_bounds__(kRowThreads) finish_rows(const __grid_constant
     const float4 sum = part[warp];
     // As with a single contributor, zeros become positive.
     *reinterpret_cast<uint32_t*>(&tile[row][column]) = ptx::pack<Element>(__fmaf_rn(sum.x, p.scale, 0.f), __fmaf_rn(sum.y, p.scale, 0.f));
-    *reinterpret_cast<uint32_t*>(&tile[row + 8][column]) = ptx::pack<Element>(__fmaf_rn(sum.z, p.scale, 0.f), __fmaf_rn(sum.w, p.scale, 0.f));
+    *reinterpret_cast<uint32_t*>(&tile[row + 8][column]) =
+        ptx::pack<Element>(__fmaf_rn(sum.z, p.scale, 0.f), __fmaf_rn(sum.w, p.scale, 0.f));
   }
   __syncthreads();
 #pragma unroll

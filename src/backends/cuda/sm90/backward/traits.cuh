@@ -88,7 +88,7 @@ struct SharedStorage {
   ColumnBits<Traits::kRows> mask_bits[Traits::kStages][Traits::kKeys];
   Tile tile[Traits::kStages];
   uint64_t tile_full[Traits::kStages], mask_full[Traits::kStages];
-  uint64_t scores_full[Traits::kStages];  ///< dS has been written; lse, delta and mask bits have been read
+  uint64_t scores_full[Traits::kStages];  ///< dS has been written; what all lanes of the consumers read of the tile, they have read
   uint64_t q_full[Traits::kStages], q_empty[Traits::kStages];
   uint64_t dout_full[Traits::kStages], dout_empty[Traits::kStages];
   uint64_t dq_full[Traits::kStages], dq_empty;
