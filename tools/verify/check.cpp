@@ -131,7 +131,7 @@ class AccuracyCheck {
 
   /// dv.
   void check_value(std::string_view name, const HeadArray& got, const HeadArray& oracle, const HeadArray& plain) {
-    const auto limit = [&](int64_t b, int64_t h) { return is_float32() ? float32_limit(oracle, b, h) : plain_limit(oracle, plain, b, h); };
+    const auto limit = [&](int64_t b, int64_t h) { return is_float32() ? float32_limit(oracle, b, h) : call_limit(oracle, plain); };
     check_heads(name, got, oracle, nullptr, limit, verdict_);
   }
 
@@ -148,22 +148,23 @@ class AccuracyCheck {
     HeadArray for_given_out = oracle;
     for (std::size_t n = 0; n < inherited.values.size(); ++n) for_given_out.values[n] += inherited.values[n];
     check_heads(
-        name, got, oracle, &for_given_out, [&](int64_t b, int64_t h) { return plain_limit(oracle, plain, b, h); }, verdict_);
+        name, got, oracle, &for_given_out, [&](int64_t, int64_t) { return call_limit(oracle, plain); }, verdict_);
   }
 
   /// The limit of `out`. In a head of a few rows the plain implementation's error is a matter of luck (one row at head_dim
   /// 64 is 64 numbers that share their probabilities), so there the heads of the call are taken together.
   Limit output_limit(const HeadArray& oracle, const HeadArray& plain, int64_t b, int64_t h) const {
-    if (c_.seqlen_q >= kFewRows) return plain_limit(oracle, plain, b, h);
-    double error = 0;
-    for (int64_t n = 0; n < c_.batch * c_.heads_q; ++n) {
-      const int64_t batch = n / c_.heads_q, head = n % c_.heads_q;
-      error = std::max(error, largest_error(plain.head(batch, head), oracle.head(batch, head)).value);
-    }
-    return {kPlainFactor * error + kPlainFloor, fmt::format("{} x the plain implementation's {:.3g} in all heads, of {} rows each, + {}",
-                                                            kPlainFactor, error, c_.seqlen_q, kPlainFloor)};
+    return c_.seqlen_q < kFewRows ? call_limit(oracle, plain) : plain_limit(oracle, plain, b, h);
   }
 
+  /// By the plain implementation's error in all heads of the call.
+  static Limit call_limit(const HeadArray& oracle, const HeadArray& plain) {
+    const double error = largest_error(plain.values, oracle.values).value;
+    return {kPlainFactor * error + kPlainFloor,
+            fmt::format("{} x the plain implementation's {:.3g} in all heads + {}", kPlainFactor, error, kPlainFloor)};
+  }
+
+  /// By its error in this head.
   static Limit plain_limit(const HeadArray& oracle, const HeadArray& plain, int64_t b, int64_t h) {
     const double error = largest_error(plain.head(b, h), oracle.head(b, h)).value;
     return {kPlainFactor * error + kPlainFloor,

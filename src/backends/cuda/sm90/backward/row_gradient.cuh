@@ -33,6 +33,7 @@ class RowGradientAdder {
       const uint32_t turn = adds && p_.row_gradients.in_order ? turn_of(tile, ptx::from_leader(shared_.tile[stage_].key_tile)) : 0;
       __syncwarp();
       if (leader()) ptx::arrive(shared_.q_empty[stage_]);
+      if (adds) delay<Role::kStore>();
       if (adds && leader()) add(tile.index, turn, parts & 1);
       parts += adds;
       __syncwarp();
@@ -55,7 +56,6 @@ class RowGradientAdder {
     uint32_t* progress = p_.row_gradients.progress + index;
     const bool in_order = p_.row_gradients.in_order;
     const uint32_t seen = in_order ? 0 : ptx::load_acquire(progress);
-    delay<Role::kStore>();
     ptx::wait(shared_.dq_full[stage_], phase);
     const bool first = in_order ? wait_for_turn(progress, turn) : take_first(progress, seen);
     write_part(p_.row_gradients.sums + static_cast<int64_t>(index) * Part::kTileFloats, first);
