@@ -7,7 +7,7 @@
 paper     twelve masks against FlexAttention, cuDNN, a dense mask and materialised attention; the bars against FlashMask V3. With
           --op bwd the backward, fast and deterministic, against FlexAttention and cuDNN
 sparsity  latency against sparsity at 32K
-small     wall time of 1,000 calls on a small problem
+small     wall time of 1,000 calls on a small problem; with --op bwd of forward and backward
 maskcost  the element mask's price: all tiles partial against all tiles full
 plan      the planner's time
 first     time from ready inputs to the first output, in a fresh process
@@ -38,8 +38,12 @@ def parse(words):
             importlib.import_module(module).add_arguments(sub)
         else:
             sub.add_argument("--rounds", type=int, default=ROUNDS[name])
+        if name == "small":
+            sub.add_argument("--op", choices=("fwd", "bwd"), default="fwd", help="bwd: the forward and its backward")
     arguments = parser.parse_args(words)
     arguments.what = arguments.command
+    if arguments.command == "small" and arguments.op == "bwd":
+        arguments.what, arguments.direction = "small-bwd", "backward"
     return arguments
 
 

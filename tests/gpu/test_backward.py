@@ -8,7 +8,7 @@ import torch
 
 import oracle
 from cases import DEVICE, Case, assert_same_gradients, call, call_backward, check_backward, gradient_inputs, same_bits
-from flashmask_torch import CallError, Plan
+from flashmask_torch import Backward, CallError, Forward, Plan
 from ingredients import BF16, dims, document_bounds, random_lengths, two_intervals, types
 from random_cases import random_case
 
@@ -88,6 +88,17 @@ def test_the_gradient_of_an_empty_row_s_lse_counts_for_nothing(dim):
     dlse[:, :, :50], dlse[:, :, 50:100] = float("nan"), float("inf")
     after = call_backward(case, forward, dout, dlse, deterministic=True).run()
     assert_same_gradients(before, after, "other dlse of empty rows", case)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_memory_is_dq_s_sums_two_vectors_a_row_and_the_plan(deterministic):
+    heads, seqlen, dim = 32, 131072, 128
+    q = torch.empty((1, seqlen, heads, dim), dtype=BF16, device=DEVICE)
+    mask = Case(seqlen, seqlen, dim=dim, causal=True, bounds=document_bounds([seqlen // 4] * 4)).mask()
+    call_of_all = Backward(Forward(q, q, q, mask), q, deterministic=deterministic, like=lambda x: x)
+    needed = q.numel() * 4 + 2 * heads * seqlen * 4 + mask.plan_bytes()
+    assert needed <= call_of_all.workspace.numel() <= 1.05 * needed
 
 
 @dims
