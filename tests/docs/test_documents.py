@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every `flashmask` command and C++ snippet of README and docs, as a reader would type it.
+
+FLASHMASK_COMMAND names the command, FLASHMASK_LIBRARY the library, CXX the compiler.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# What a reader's machine has time for and a test has not.
+SHORTER = {"--cases 500": "--cases 5", "bench --seqlen 8192": "bench --seqlen 512"}
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+# Placeholders (capitals, dots, brackets) are no commands.
+INLINE = re.compile(r"`(flashmask [a-z]+ [^`]*)`")
+PLACEHOLDER = re.compile(r"\.\.\.|\b[A-Z]{3,}\b|[<>\[\]{}]")
+
+
+def commands_of(text):
+    for language, block in FENCE.findall(text):
+        if language in ("", "sh"):
+            yield from (line.removeprefix("$ ") for line in block.splitlines() if re.match(r"(\$ )?flashmask [a-z]", line))
+    yield from (words for words in INLINE.findall(FENCE.sub("", text)) if not PLACEHOLDER.search(words))
+
+
+def all_commands():
+    found = {}
+    for page in PAGES:
+        for command in commands_of(page.read_text(encoding="utf-8")):
+            found.setdefault(command.split("   #")[0].strip(), page.name)
+    return [pytest.param(command, id=f"{page}: {command}") for command, page in found.items()]
+
+
+def snippets():
+    return [block for language, block in FENCE.findall((ROOT / "README.md").read_text(encoding="utf-8")) if language == "cpp"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where a reader stands: the examples, and data of one's own."""
+    path = tmp_path_factory.mktemp("reader")
+    shutil.copytree(ROOT / "examples", path / "examples")
+    shutil.copy(ROOT / "examples" / "data" / "sft.jsonl", path / "data.jsonl")
+    return path
+
+
+def test_the_documents_have_commands():
+    commands = [c.values[0] for c in all_commands()]
+    for name in ("run", "show", "verify", "bench", "info"):
+        assert any(c.startswith(f"flashmask {name}") for c in commands), f"no document shows flashmask {name}"
+
+
+@pytest.mark.parametrize("command", all_commands())
+def test_commands(command, folder):
+    for long, short in SHORTER.items():
+        command = command.replace(long, short)
+    words = [os.environ["FLASHMASK_COMMAND"], *shlex.split(command, comments=True)[1:]]
+    result = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
+
+
+def compiled(source, folder, name):
+    program, library = folder / name, Path(os.environ["FLASHMASK_LIBRARY"])
+    (folder / f"{name}.cpp").write_text(source, encoding="utf-8")
+    words = [os.environ.get("CXX", "c++"), "-std=c++20", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'include'}", f"{name}.cpp", str(library),
+             f"-Wl,-rpath,{library.parent}", "-o", str(program)]
+    result = subprocess.run(words, cwd=folder, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-4000:]
+    return program
+
+
+def test_the_cpp_quick_start(folder):
+    first = snippets()[0]
+    include, body = first.split("using namespace flashmask;\n")
+    program = compiled(f"""#include <cmath>
+#include <cstdint>
+#include <iostream>
+#include <vector>
+{include}
+int main() {{
+  using namespace flashmask;
+  const int64_t batch = 1, heads_q = 2, heads_kv = 1, numbers = 4096 * 128;
+  std::vector<uint16_t> q(heads_q * numbers), k(heads_kv * numbers), v(heads_kv * numbers, 0x3f80), out(heads_q * numbers);  // v: ones
+  std::vector<float> lse(heads_q * 4096);
+  const auto run = [&](void* q, void* k, void* v, void* out, void* lse) {{
+{body}
+  }};
+  run(q.data(), k.data(), v.data(), out.data(), lse.data());
+  for (const uint16_t x : out) if (x != 0x3f80) return 1;  // means of ones
+  return std::abs(lse[899] - std::log(900.f)) > 1e-4f;     // the row that sees the whole first document, with equal scores
+}}
+""", folder, "quick_start")
+    result = subprocess.run([program], capture_output=True, text=True)
+    assert result.returncode == 0
+    assert "tiles" in result.stdout
+
+
+def test_the_cpp_snippet_for_gpus_compiles(folder):
+    compiled(f"""#include <cstddef>
+#include <span>
+#include <flashmask/flashmask.h>
+using namespace flashmask;
+void run(ForwardArgs args, void* lts, std::span<std::byte> plan_memory, std::span<std::byte> workspace, void* stream) {{
+{snippets()[1]}
+}}
+int main() {{}}
+""", folder, "on_gpu")
