@@ -10,6 +10,7 @@ sparsity  latency against sparsity at 32K
 small     wall time of 1,000 calls on a small problem; with --op bwd of forward and backward
 maskcost  the element mask's price: all tiles partial against all tiles full
 plan      the planner's time
+cycles    cycles, instructions and memory traffic of a kernel under Nsight Compute, which holds the clock; --op fwd or bwd
 first     time from ready inputs to the first output, in a fresh process
 """
 
@@ -24,8 +25,9 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 import receipts  # noqa: E402
 
-COMMANDS = {"paper": "paper", "sparsity": "sparsity", "small": "small", "maskcost": "maskcost", "plan": "plan_time", "first": "first"}
+COMMANDS = {"paper": "paper", "sparsity": "sparsity", "small": "small", "maskcost": "maskcost", "plan": "plan_time", "first": "first", "cycles": "cycles"}
 ROUNDS = {"sparsity": 3, "small": 7, "maskcost": 9, "plan": 7, "first": 5}
+BOTH_DIRECTIONS = {"small": "bwd: the forward and its backward", "cycles": "the forward or the backward kernel"}
 
 
 def parse(words):
@@ -36,14 +38,14 @@ def parse(words):
         sub.add_argument("--dry-run", action="store_true", help=argparse.SUPPRESS)
         if name == "paper":
             importlib.import_module(module).add_arguments(sub)
-        else:
+        elif name in ROUNDS:
             sub.add_argument("--rounds", type=int, default=ROUNDS[name])
-        if name == "small":
-            sub.add_argument("--op", choices=("fwd", "bwd"), default="fwd", help="bwd: the forward and its backward")
+        if name in BOTH_DIRECTIONS:
+            sub.add_argument("--op", choices=("fwd", "bwd"), default="fwd", help=BOTH_DIRECTIONS[name])
     arguments = parser.parse_args(words)
     arguments.what = arguments.command
-    if arguments.command == "small" and arguments.op == "bwd":
-        arguments.what, arguments.direction = "small-bwd", "backward"
+    if arguments.command in BOTH_DIRECTIONS and arguments.op == "bwd":
+        arguments.what, arguments.direction = f"{arguments.command}-bwd", "backward"
     return arguments
 
 

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu")]
 import bench  # noqa: E402
 import charts  # noqa: E402
+import cycles  # noqa: E402
 import paper_masks  # noqa: E402
 import receipts  # noqa: E402
 import report  # noqa: E402
@@ -283,3 +284,19 @@ def test_source_hash_follows_contents_alone(tmp_path):
     (tmp_path / "src/backends/cuda/sm90").mkdir(parents=True, exist_ok=True)
     (tmp_path / "src/backends/cuda/sm90/new.cuh").write_text("")
     assert len({first, second, source_hash_of(tmp_path)}) == 3
+
+
+NCU_CSV = '''==PROF== Connected
+"ID","Kernel Name","sm__cycles_elapsed.max","sm__inst_executed.sum","dram__bytes_read.sum","dram__bytes_write.sum"
+"","","cycle","inst","byte","byte"
+"0","backward_kernel","15,351,588","2,044,054,940","1522698240","1,010,499,584"
+"1","backward_kernel","7","8","9","10"
+==PROF== Disconnected
+'''
+
+
+def test_what_nsight_compute_counted_is_read():
+    assert cycles.counted(NCU_CSV) == [
+        {"cycles": 15351588, "instructions": 2044054940, "dram_read": 1522698240, "dram_written": 1010499584},
+        {"cycles": 7, "instructions": 8, "dram_read": 9, "dram_written": 10}]
+    assert cycles.counted("==ERROR== ERR_NVGPUCTRPERM") == []

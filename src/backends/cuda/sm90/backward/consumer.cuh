@@ -97,7 +97,7 @@ class Consumer {
     return flags;
   }
 
-  /// Returns the flags of the next tile, which it waits for while the last product runs.
+  /// Returns the flags of the next tile.
   __device__ __forceinline__ uint32_t run_tile(uint32_t flags, Gradients& dk, Gradients& dv) {
     const uint32_t stage = ring_.stage();
     Scores s, dp;
