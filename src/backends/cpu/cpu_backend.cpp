@@ -20,16 +20,22 @@ bool makes_plan(const Problem& p) { return !p.plan.defined() && !p.dense.defined
 
 /// What the workspace holds, in this order; each part begins on a cache line.
 struct Layout {
-  int64_t plan = 0, delta = 0, scratch = 0;
+  int64_t plan = 0, delta = 0, own_dq = 0, turn = 0, scratch = 0;
   int threads;
 
   explicit Layout(const Problem& p) : threads(thread_count(p)) {
     const MaskView& mask = p.mask.view();
     if (makes_plan(p)) plan = round_up(PlanLayout(mask.seqlen_q, mask.seqlen_k, mask.batch(), mask.heads()).bytes, kAlignment);
-    if (p.is_backward) delta = round_up(p.batch * p.heads_q * p.seqlen_q * static_cast<int64_t>(sizeof(float)), kAlignment);
+    if (p.is_backward) {
+      const int64_t row_tiles = p.batch * p.heads_q * cpu::BackwardRows::row_tiles(p);
+      delta = row_tiles * cpu::kTileRows * static_cast<int64_t>(sizeof(float));
+      if (!cpu::BackwardRows::sums_in_dq(p)) own_dq = delta * cpu::BackwardRows::dq_stride(p);
+      turn = round_up(row_tiles * static_cast<int64_t>(sizeof(int32_t)), kAlignment);
+    }
     scratch = static_cast<int64_t>(cpu::scratch_bytes(p));
   }
-  int64_t bytes() const { return plan + delta + threads * scratch + kAlignment; }
+  int64_t shared() const { return plan + delta + own_dq + turn; }
+  int64_t bytes() const { return shared() + threads * scratch + kAlignment; }
 };
 
 /// The workspace of a running call, with the call's plan in it if it brought none.
@@ -45,8 +51,12 @@ class Workspace {
     p.plan = PlanView(buffer);
   }
   int threads() const { return layout_.threads; }
-  cpu::Delta delta() const { return {reinterpret_cast<float*>(base_ + layout_.plan)}; }
-  float* scratch(int thread) const { return reinterpret_cast<float*>(base_ + layout_.plan + layout_.delta + thread * layout_.scratch); }
+  cpu::BackwardRows rows() const {
+    std::byte* delta = base_ + layout_.plan;
+    std::byte* own_dq = delta + layout_.delta;
+    return {reinterpret_cast<float*>(delta), reinterpret_cast<int32_t*>(own_dq + layout_.own_dq), reinterpret_cast<float*>(own_dq)};
+  }
+  float* scratch(int thread) const { return reinterpret_cast<float*>(base_ + layout_.shared() + thread * layout_.scratch); }
 
  private:
   Layout layout_;
@@ -54,12 +64,12 @@ class Workspace {
 };
 
 /// Calls item(b, h, n-th tile, scratch) for every batch entry, head and tile on the workspace's threads, handing
-/// out all heads' first tiles first, and sums up what the calls return.
+/// out all heads' first tiles first and to each thread in ascending order, and sums up what the calls return.
 template <typename Item>
 int64_t for_each_item(int64_t batch, int64_t heads, int64_t tiles, const Workspace& workspace, const Item& item) {
   const int64_t sequences = batch * heads;
   int64_t executed = 0;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(workspace.threads()) reduction(+ : executed)
+#pragma omp parallel for schedule(monotonic : dynamic, 1) num_threads(workspace.threads()) reduction(+ : executed)
   for (int64_t n = 0; n < tiles * sequences; ++n) {
     const int64_t sequence = n % sequences;
     executed += item(sequence / heads, sequence % heads, n / sequences, workspace.scratch(omp_get_thread_num()));
@@ -67,12 +77,10 @@ int64_t for_each_item(int64_t batch, int64_t heads, int64_t tiles, const Workspa
   return executed;
 }
 
-/// The row tile (key tile) to hand out n-th: the one with most work first. Any order gives the same bits.
-int64_t nth_row_tile(const Problem& p, int64_t b, int64_t h, int64_t n) {
-  return p.dense.defined() ? n : p.plan.row_order(p.mask_index(b, h))[static_cast<std::size_t>(n)];
-}
-int64_t nth_key_tile(const Problem& p, int64_t b, int64_t hk, int64_t n) {
-  return p.dense.defined() ? n : p.plan.key_order(p.mask_index(b, hk * p.group_size()))[static_cast<std::size_t>(n)];
+/// Row tiles in one item of the forward: fewer than could be where threads would go without work.
+int64_t row_tiles_at_once(const Problem& p, int64_t row_tiles) {
+  const int64_t for_all_threads = p.batch * p.heads_q * row_tiles / (4 * thread_count(p));
+  return std::clamp(for_all_threads, int64_t{1}, cpu::kRowTilesAtOnce);
 }
 
 class CpuBackend final : public Backend {
@@ -104,26 +112,35 @@ class CpuBackend final : public Backend {
 void CpuBackend::forward(const Problem& problem, std::span<std::byte> memory) const {
   Problem p = problem;
   const Workspace workspace(p, memory);
-  const int64_t executed = for_each_item(
-      p.batch, p.heads_q, ceil_div(p.seqlen_q, cpu::kTileRows), workspace,
-      [&](int64_t b, int64_t h, int64_t n, float* scratch) { return cpu::forward_rows(p, b, h, nth_row_tile(p, b, h, n), scratch); });
+  const int64_t row_tiles = ceil_div(p.seqlen_q, cpu::kTileRows), at_once = row_tiles_at_once(p, row_tiles);
+  const int64_t items = ceil_div(row_tiles, at_once);
+  const int64_t executed = for_each_item(p.batch, p.heads_q, items, workspace, [&](int64_t b, int64_t h, int64_t n, float* scratch) {
+    // The last rows first: where masks are causal they have most work. Any order gives the same bits.
+    const int64_t first = (items - 1 - n) * at_once;
+    return cpu::forward_rows(p, b, h, first, std::min(first + at_once, row_tiles), scratch);
+  });
   if (p.executed_tiles) p.executed_tiles->forward += executed;
 }
 
 void CpuBackend::backward(const Problem& problem, std::span<std::byte> memory) const {
   Problem p = problem;
   const Workspace workspace(p, memory);
-  const cpu::Delta delta = workspace.delta();
+  const cpu::BackwardRows rows = workspace.rows();
   const int64_t row_tiles = ceil_div(p.seqlen_q, cpu::kTileRows), key_tiles = ceil_div(p.seqlen_k, cpu::kTileKeys);
-  const int64_t by_rows = for_each_item(p.batch, p.heads_q, row_tiles, workspace, [&](int64_t b, int64_t h, int64_t n, float* scratch) {
-    return cpu::backward_rows(p, delta, b, h, nth_row_tile(p, b, h, n), scratch);
+  for_each_item(p.batch, p.heads_q, row_tiles, workspace, [&](int64_t b, int64_t h, int64_t r, float* scratch) {
+    cpu::prepare_backward(p, rows, b, h, r, scratch);
+    return 0;
   });
-  const int64_t by_keys = for_each_item(p.batch, p.heads_kv, key_tiles, workspace, [&](int64_t b, int64_t hk, int64_t n, float* scratch) {
-    return cpu::backward_keys(p, delta, b, hk, nth_key_tile(p, b, hk, n), scratch);
+  const int64_t executed = for_each_item(p.batch, p.heads_kv, key_tiles, workspace, [&](int64_t b, int64_t hk, int64_t c, float* scratch) {
+    return cpu::backward_keys(p, rows, b, hk, c, scratch);
+  });
+  for_each_item(p.batch, p.heads_q, row_tiles, workspace, [&](int64_t b, int64_t h, int64_t r, float*) {
+    cpu::store_dq(p, rows, b, h, r);
+    return 0;
   });
   if (!p.executed_tiles) return;
-  p.executed_tiles->backward_rows += by_rows;
-  p.executed_tiles->backward_keys += by_keys;
+  p.executed_tiles->backward_rows += executed;
+  p.executed_tiles->backward_keys += executed;
 }
 
 }  // namespace

@@ -12,10 +12,12 @@
 #define HWY_TARGET_INCLUDE "backends/cpu/tile_kernels.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
-#include <hwy/contrib/math/math-inl.h>
 // clang-format on
 
+#include <atomic>
+#include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "backends/cpu/element_mask.h"
@@ -38,7 +40,7 @@ constexpr Words kWords;
 constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(kFloats));
 constexpr int64_t kWidth = 2 * kLanes;
 constexpr int kBroadcast = HWY_TARGET <= HWY_AVX3 ? 12 : 6;
-static_assert(kTileRows % kWidth == 0 && kTileKeys % kWidth == 0 && 32 % kWidth == 0);
+static_assert(kTileRows % kWidth == 0 && kTileKeys % kWidth == 0 && kMaxWidth % kWidth == 0);
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
@@ -63,109 +65,115 @@ class Scratch {
 
 // --- Matrix products --------------------------------------------------------------------------------
 
-/// How element (m, k) of the broadcast matrix lies in memory.
-enum class Order { kRows, kColumns };  // a[m * stride + k], a[k * stride + m]
+/// Where rows of floats lie: row n begins at `at + n * stride`.
+struct Rows {
+  float* at;
+  int64_t stride;
+  Rows columns_from(int64_t c) const { return {at + c, stride}; }
+};
 
-template <int kRows, Order kOrder>
-HWY_INLINE void multiply_rows(const float* HWY_RESTRICT a, int64_t stride, const float* HWY_RESTRICT panel, int64_t depth, bool accumulate,
-                              float* HWY_RESTRICT result) {
-  Vec sum0[kRows], sum1[kRows];
-  for (int m = 0; m < kRows; ++m) {
-    sum0[m] = accumulate ? hn::Load(kFloats, result + m * kWidth) : hn::Zero(kFloats);
-    sum1[m] = accumulate ? hn::Load(kFloats, result + m * kWidth + kLanes) : hn::Zero(kFloats);
+/// How element (m, k) of the broadcast matrix lies in its rows.
+enum class Order { kRows, kColumns };  // row m, column k; row k, column m
+
+template <int kCount, Order kOrder>
+HWY_INLINE void multiply_rows(Rows a, Rows panel, int64_t depth, bool accumulate, Rows result) {
+  Vec sum0[kCount], sum1[kCount];
+  for (int m = 0; m < kCount; ++m) {
+    const float* row = result.at + m * result.stride;  // a caller's dq has any alignment
+    sum0[m] = accumulate ? hn::LoadU(kFloats, row) : hn::Zero(kFloats);
+    sum1[m] = accumulate ? hn::LoadU(kFloats, row + kLanes) : hn::Zero(kFloats);
   }
-  for (int64_t k = 0; k < depth; ++k) {
-    const Vec b0 = hn::Load(kFloats, panel + k * kWidth);
-    const Vec b1 = hn::Load(kFloats, panel + k * kWidth + kLanes);
+  const float* HWY_RESTRICT broadcast = a.at;
+  const float* HWY_RESTRICT row = panel.at;
+  for (int64_t k = 0; k < depth; ++k, row += panel.stride) {
+    const Vec b0 = hn::Load(kFloats, row), b1 = hn::Load(kFloats, row + kLanes);
 #pragma GCC unroll 16
-    for (int m = 0; m < kRows; ++m) {
-      const Vec x = hn::Set(kFloats, kOrder == Order::kRows ? a[m * stride + k] : a[k * stride + m]);
+    for (int m = 0; m < kCount; ++m) {
+      const Vec x = hn::Set(kFloats, kOrder == Order::kRows ? broadcast[m * a.stride + k] : broadcast[k * a.stride + m]);
       sum0[m] = hn::MulAdd(x, b0, sum0[m]);
       sum1[m] = hn::MulAdd(x, b1, sum1[m]);
     }
   }
-  for (int m = 0; m < kRows; ++m) {
-    hn::Store(sum0[m], kFloats, result + m * kWidth);
-    hn::Store(sum1[m], kFloats, result + m * kWidth + kLanes);
+  for (int m = 0; m < kCount; ++m) {
+    hn::StoreU(sum0[m], kFloats, result.at + m * result.stride);
+    hn::StoreU(sum1[m], kFloats, result.at + m * result.stride + kLanes);
   }
 }
 
-template <int kRows, Order kOrder>
-void multiply_rest(int64_t rows, const float* a, int64_t stride, const float* panel, int64_t depth, bool accumulate, float* result) {
-  if constexpr (kRows > 0) {
-    if (rows == kRows) {
-      multiply_rows<kRows, kOrder>(a, stride, panel, depth, accumulate, result);
+template <int kCount, Order kOrder>
+void multiply_rest(int64_t count, Rows a, Rows panel, int64_t depth, bool accumulate, Rows result) {
+  if constexpr (kCount > 0) {
+    if (count == kCount) {
+      multiply_rows<kCount, kOrder>(a, panel, depth, accumulate, result);
     } else {
-      multiply_rest<kRows - 1, kOrder>(rows, a, stride, panel, depth, accumulate, result);
+      multiply_rest<kCount - 1, kOrder>(count, a, panel, depth, accumulate, result);
     }
   }
 }
 
-/// result[m][kWidth] = (accumulate ? result : 0) + sum over k < depth of a(m, k) * panel[k][kWidth]. The order of
-/// the sum over k is ascending and the same for every row, so a result never depends on the rows beside it.
+/// Over the kWidth columns of `panel`: row m of result = (accumulate ? itself : 0) + sum over k < depth of a(m, k) * row k
+/// of panel. The order of the sum over k is ascending and the same for every row, so a result never depends on the
+/// rows beside it.
 template <Order kOrder>
-void multiply(int64_t rows, const float* a, int64_t stride, const float* panel, int64_t depth, bool accumulate, float* result) {
-  int64_t m = 0;
-  for (; m + kBroadcast <= rows; m += kBroadcast) {
-    multiply_rows<kBroadcast, kOrder>(a + (kOrder == Order::kRows ? m * stride : m), stride, panel, depth, accumulate, result + m * kWidth);
+void multiply(int64_t count, Rows a, Rows panel, int64_t depth, bool accumulate, Rows result) {
+  const int64_t step = kOrder == Order::kRows ? a.stride : 1;
+  for (; count >= kBroadcast; count -= kBroadcast) {
+    multiply_rows<kBroadcast, kOrder>(a, panel, depth, accumulate, result);
+    a.at += kBroadcast * step;
+    result.at += kBroadcast * result.stride;
   }
-  multiply_rest<kBroadcast - 1, kOrder>(rows - m, a + (kOrder == Order::kRows ? m * stride : m), stride, panel, depth, accumulate,
-                                        result + m * kWidth);
+  multiply_rest<kBroadcast - 1, kOrder>(count, a, panel, depth, accumulate, result);
 }
 
 // --- Reading and writing tiles ----------------------------------------------------------------------
 
-HWY_INLINE void load_row(const float* from, int64_t n, float* to) { std::copy(from, from + n, to); }
-
+HWY_INLINE Vec load_floats(const float* from) { return hn::LoadU(kFloats, from); }
 template <typename Half>
-HWY_INLINE void load_half_row(const uint16_t* from, int64_t n, float* to) {
-  const hn::Rebind<Half, Floats> halves;
+HWY_INLINE Vec load_floats(const Half* from) {
+  return hn::PromoteTo(kFloats, hn::LoadU(hn::Rebind<Half, Floats>(), from));
+}
+
+/// factor * a row of n elements, read in whole vectors.
+template <typename Element>
+HWY_INLINE void load_row(const Element* from, int64_t n, float factor, float* to) {
+  const Vec scale = hn::Set(kFloats, factor);
   int64_t c = 0;
-  for (; c + kLanes <= n; c += kLanes) {
-    hn::StoreU(hn::PromoteTo(kFloats, hn::LoadU(halves, reinterpret_cast<const Half*>(from + c))), kFloats, to + c);
-  }
+  for (; c + kLanes <= n; c += kLanes) hn::Store(hn::Mul(scale, load_floats(from + c)), kFloats, to + c);
   if (c == n) return;
-  alignas(64) uint16_t rest[kLanes] = {};
+  alignas(64) Element rest[kLanes] = {};
+  std::memcpy(rest, from + c, static_cast<std::size_t>(n - c) * sizeof(Element));
   alignas(64) float promoted[kLanes];
-  std::copy(from + c, from + n, rest);
-  hn::Store(hn::PromoteTo(kFloats, hn::Load(halves, reinterpret_cast<const Half*>(rest))), kFloats, promoted);
+  hn::Store(hn::Mul(scale, load_floats(rest)), kFloats, promoted);
   std::copy(promoted, promoted + (n - c), to + c);
 }
 
-/// Rows [row0, row0 + count) of head h as float32, `stride` apart. The last dimension may have any stride.
-void load_rows(const TensorView& t, int64_t b, int64_t row0, int64_t count, int64_t h, float* to, int64_t stride) {
-  const int64_t dim = t.shape[3];
-  const bool contiguous = t.stride[3] == 1 || dim == 1;
-  for (int64_t s = 0; s < count; ++s, to += stride) {
-    if (t.dtype == DataType::kFloat32) {
-      const float* from = row_at<const float>(t, b, row0 + s, h);
-      if (contiguous) {
-        load_row(from, dim, to);
-      } else {
-        for (int64_t c = 0; c < dim; ++c) to[c] = from[c * t.stride[3]];
-      }
-      continue;
-    }
-    const uint16_t* from = row_at<const uint16_t>(t, b, row0 + s, h);
-    uint16_t gathered[256];
-    if (!contiguous) {
-      for (int64_t c = 0; c < dim; ++c) gathered[c] = from[c * t.stride[3]];
+template <typename Element>
+void load_rows_of(const TensorView& t, int64_t b, int64_t row0, int64_t count, int64_t h, float factor, Rows to) {
+  const int64_t dim = t.shape[3], step = t.stride[3];
+  for (int64_t s = 0; s < count; ++s, to.at += to.stride) {
+    const Element* from = row_at<const Element>(t, b, row0 + s, h);
+    alignas(64) Element gathered[256];
+    if (step != 1 && dim != 1) {
+      for (int64_t c = 0; c < dim; ++c) std::memcpy(gathered + c, from + c * step, sizeof(Element));
       from = gathered;
     }
-    if (t.dtype == DataType::kBFloat16) {
-      load_half_row<hwy::bfloat16_t>(from, dim, to);
-    } else {
-      load_half_row<hwy::float16_t>(from, dim, to);
-    }
+    load_row(from, dim, factor, to.at);
   }
 }
 
-/// The tile's rows as panels: panels[p][c][lane] = factor * rows[p * kWidth + lane][c], zero past the last row.
-void make_panels(const float* rows, int64_t stride, int64_t count, int64_t tile_rows, int64_t dim, float factor, float* panels) {
+/// factor * rows [row0, row0 + count) of head h as float32. The last dimension may have any stride.
+void load_rows(const TensorView& t, int64_t b, int64_t row0, int64_t count, int64_t h, float factor, Rows to) {
+  if (t.dtype == DataType::kFloat32) return load_rows_of<float>(t, b, row0, count, h, factor, to);
+  if (t.dtype == DataType::kBFloat16) return load_rows_of<hwy::bfloat16_t>(t, b, row0, count, h, factor, to);
+  load_rows_of<hwy::float16_t>(t, b, row0, count, h, factor, to);
+}
+
+/// The tile's rows as panels: panels[p][c][lane] = rows[p * kWidth + lane][c], zero past the last row.
+void make_panels(Rows rows, int64_t count, int64_t tile_rows, int64_t dim, float* panels) {
   for (int64_t p = 0; p < tile_rows / kWidth; ++p, panels += dim * kWidth) {
     for (int64_t lane = 0; lane < kWidth; ++lane) {
       const int64_t row = p * kWidth + lane;
-      for (int64_t c = 0; c < dim; ++c) panels[c * kWidth + lane] = row < count ? factor * rows[row * stride + c] : 0.0f;
+      for (int64_t c = 0; c < dim; ++c) panels[c * kWidth + lane] = row < count ? rows.at[row * rows.stride + c] : 0.0f;
     }
   }
 }
@@ -216,12 +224,33 @@ class MaskSource {
     }
   }
 
-  /// f(key tile, full) for the tiles to execute in row tile r, ascending: all of them, as partial ones, in dense
-  /// mode.
-  template <typename F>
-  void for_each_key_tile(int64_t r, F&& f) const {
-    if (!dense_) return for_each_live(p_.plan.row_live(m_, r), p_.plan.row_full(m_, r), f);
-    for (int64_t c = 0; c < ceil_div(p_.seqlen_k, kTileKeys); ++c) f(c, false);
+  /// Of the row tiles [first, last): begin(key tile) for every key tile, ascending, that one of them executes, each
+  /// followed by visit(row tile, key tile, full) for those that do; in dense mode all, as partial ones.
+  template <typename Begin, typename Visit>
+  void for_each_key_tile(int64_t first, int64_t last, Begin&& begin, Visit&& visit) const {
+    if (dense_) return for_each_dense(first, last, begin, visit);
+    for (std::size_t w = 0; w < p_.plan.row_live(m_, first).size(); ++w) {
+      uint64_t any = 0;
+      for (int64_t r = first; r < last; ++r) any |= p_.plan.row_live(m_, r)[w];
+      for (; any; any &= any - 1) {
+        const int bit = std::countr_zero(any);
+        const int64_t c = static_cast<int64_t>(w) * 64 + bit;
+        begin(c);
+        for (int64_t r = first; r < last; ++r) {
+          if (p_.plan.row_live(m_, r)[w] >> bit & 1) visit(r, c, (p_.plan.row_full(m_, r)[w] >> bit & 1) != 0);
+        }
+      }
+    }
+  }
+  /// The first key tile from c on that row tile r executes, or one past the last key tile.
+  int64_t next_key_tile(int64_t r, int64_t c) const {
+    const int64_t key_tiles = ceil_div(p_.seqlen_k, kTileKeys);
+    if (dense_ || c >= key_tiles) return c;
+    const auto live = p_.plan.row_live(m_, r);
+    auto w = static_cast<std::size_t>(c / 64);
+    uint64_t bits = live[w] & ~uint64_t{0} << c % 64;
+    while (!bits && ++w < live.size()) bits = live[w];
+    return bits ? static_cast<int64_t>(w) * 64 + std::countr_zero(bits) : key_tiles;
   }
   template <typename F>
   void for_each_row_tile(int64_t c, F&& f) const {
@@ -230,6 +259,14 @@ class MaskSource {
   }
 
  private:
+  template <typename Begin, typename Visit>
+  void for_each_dense(int64_t first, int64_t last, Begin&& begin, Visit&& visit) const {
+    for (int64_t c = 0; c < ceil_div(p_.seqlen_k, kTileKeys); ++c) {
+      begin(c);
+      for (int64_t r = first; r < last; ++r) visit(r, c, false);
+    }
+  }
+
   const Problem& p_;
   int64_t m_;
   const uint8_t* dense_ = nullptr;
@@ -266,35 +303,57 @@ struct KeyLanes {
 
 // --- Softmax ----------------------------------------------------------------------------------------
 
-/// exp, with NaN kept: Highway's turns it into 0.
-HWY_INLINE Vec exp_keeping_nan(Vec x) { return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(kFloats, x)); }
+/// exp(x) of x <= 88, 0 below -87, NaN of NaN: 2^n * e^r with |r| <= ln 2 / 2 and e^r a polynomial within 4e-9. Highway's own
+/// reaches down to the subnormal numbers, at twice the instructions, and turns NaN into 0.
+HWY_INLINE Vec exp_up_to_88(Vec x) {
+  // 1.5 * 2^23 rounds to an integer; 127 more, and the low bits are the exponent of 2^n.
+  const Vec shift = hn::Set(kFloats, 12582912.0f + 127.0f);
+  const Vec shifted = hn::MulAdd(x, hn::Set(kFloats, 1.44269504f), shift);
+  const Vec n = hn::Sub(shifted, shift);
+  // ln 2 in two parts: n times the first is exact.
+  const Vec r = hn::NegMulAdd(n, hn::Set(kFloats, -2.12194440e-4f), hn::NegMulAdd(n, hn::Set(kFloats, 0.693359375f), x));
+  Vec e = hn::MulAdd(r, hn::Set(kFloats, 0.0013814539f), hn::Set(kFloats, 0.0083687454f));
+  e = hn::MulAdd(r, e, hn::Set(kFloats, 0.041668389f));
+  e = hn::MulAdd(r, e, hn::Set(kFloats, 0.16666521f));
+  e = hn::MulAdd(r, e, hn::Set(kFloats, 0.49999994f));
+  const Vec one = hn::Set(kFloats, 1.0f);
+  e = hn::MulAdd(r, hn::MulAdd(r, e, one), one);
+  const Vec power = hn::BitCast(kFloats, hn::ShiftLeft<23>(hn::BitCast(kWords, shifted)));
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(kFloats, -87.0f)), hn::Mul(e, power));
+}
+
+/// The same of any x: a caller's lse can be far below the scores.
+HWY_INLINE Vec exp_of_any(Vec x) { return hn::IfThenElse(hn::Gt(x, hn::Set(kFloats, 88.0f)), hn::Set(kFloats, kInf), exp_up_to_88(x)); }
 
 /// Replaces what `lanes` hides of a panel by `value`.
 template <typename Lanes>
-void hide(const Lanes& lanes, int64_t count, float value, float* panel) {
+void hide(const Lanes& lanes, int64_t count, float value, Rows panel) {
   const Vec hidden = hn::Set(kFloats, value);
-  for (int64_t n = 0; n < count; ++n, panel += kWidth) {
-    hn::Store(hn::IfThenElse(lanes.mask0(n), hn::Load(kFloats, panel), hidden), kFloats, panel);
-    hn::Store(hn::IfThenElse(lanes.mask1(n), hn::Load(kFloats, panel + kLanes), hidden), kFloats, panel + kLanes);
+  for (int64_t n = 0; n < count; ++n, panel.at += panel.stride) {
+    hn::Store(hn::IfThenElse(lanes.mask0(n), hn::Load(kFloats, panel.at), hidden), kFloats, panel.at);
+    hn::Store(hn::IfThenElse(lanes.mask1(n), hn::Load(kFloats, panel.at + kLanes), hidden), kFloats, panel.at + kLanes);
   }
 }
 
 /// One half (a vector of rows) of the online softmax over a panel of scores [keys][kWidth], in place: scores
 /// become probabilities relative to the running maximum. Returns the factor for what was summed up before.
 HWY_INLINE Vec softmax_half(float* panel, int64_t keys, float* running_max, float* running_sum) {
-  Vec largest0 = hn::Load(kFloats, running_max), largest1 = largest0;
+  const Vec before = hn::Load(kFloats, running_max);
+  Vec largest0 = before, largest1 = before, largest2 = before, largest3 = before;
   int64_t j = 0;
-  for (; j + 2 <= keys; j += 2) {
+  for (; j + 4 <= keys; j += 4) {
     largest0 = hn::Max(largest0, hn::Load(kFloats, panel + j * kWidth));
     largest1 = hn::Max(largest1, hn::Load(kFloats, panel + (j + 1) * kWidth));
+    largest2 = hn::Max(largest2, hn::Load(kFloats, panel + (j + 2) * kWidth));
+    largest3 = hn::Max(largest3, hn::Load(kFloats, panel + (j + 3) * kWidth));
   }
-  if (j < keys) largest0 = hn::Max(largest0, hn::Load(kFloats, panel + j * kWidth));
-  const Vec before = hn::Load(kFloats, running_max), largest = hn::Max(largest0, largest1);
+  for (; j < keys; ++j) largest0 = hn::Max(largest0, hn::Load(kFloats, panel + j * kWidth));
+  const Vec largest = hn::Max(hn::Max(largest0, largest1), hn::Max(largest2, largest3));
   // A row that has seen nothing yet subtracts 0, so that its hidden scores stay -inf.
   const Vec reference = hn::IfThenElseZero(hn::Ne(largest, hn::Set(kFloats, -kInf)), largest);
   Vec sum0 = hn::Zero(kFloats), sum1 = hn::Zero(kFloats);
   const auto to_probability = [&](int64_t key) {
-    const Vec p = exp_keeping_nan(hn::Sub(hn::Load(kFloats, panel + key * kWidth), reference));
+    const Vec p = exp_up_to_88(hn::Sub(hn::Load(kFloats, panel + key * kWidth), reference));
     hn::Store(p, kFloats, panel + key * kWidth);
     return p;
   };
@@ -304,7 +363,7 @@ HWY_INLINE Vec softmax_half(float* panel, int64_t keys, float* running_max, floa
   }
   if (j < keys) sum0 = hn::Add(sum0, to_probability(j));
   // Exactly 1 for a row whose maximum stays, whatever its neighbours do.
-  const Vec factor = hn::IfThenElse(hn::Eq(before, largest), hn::Set(kFloats, 1.0f), exp_keeping_nan(hn::Sub(before, reference)));
+  const Vec factor = hn::IfThenElse(hn::Eq(before, largest), hn::Set(kFloats, 1.0f), exp_up_to_88(hn::Sub(before, reference)));
   hn::Store(largest, kFloats, running_max);
   hn::Store(hn::MulAdd(hn::Load(kFloats, running_sum), factor, hn::Add(sum0, sum1)), kFloats, running_sum);
   return factor;
@@ -323,174 +382,103 @@ void rescale(Vec factor0, Vec factor1, int64_t dim, float* panel) {
 
 struct ForwardScratch {
   Scratch parts;
-  int64_t stride_k, stride_v;
-  float *q, *k, *v, *scores, *out, *largest, *sum;
+  Rows k, v;
+  float *q, *scores, *out, *largest, *sum;
   ElementMask* mask;
 
-  ForwardScratch(const Problem& p, float* scratch) : parts(scratch), stride_k(padded(p.head_dim)), stride_v(padded(p.head_dim_v)) {
-    q = parts.take(kTileRows * p.head_dim);
-    k = parts.take(kTileKeys * stride_k);
-    v = parts.take(kTileKeys * stride_v);
+  ForwardScratch(const Problem& p, float* scratch) : parts(scratch) {
+    constexpr int64_t kRows = kRowTilesAtOnce * kTileRows;
+    k = {parts.take(kTileKeys * padded(p.head_dim)), padded(p.head_dim)};
+    v = {parts.take(kTileKeys * padded(p.head_dim_v)), padded(p.head_dim_v)};
+    q = parts.take(kRows * p.head_dim);
     scores = parts.take(kTileKeys * kWidth);
-    out = parts.take(kTileRows * p.head_dim_v);
-    largest = parts.take(kTileRows);
-    sum = parts.take(kTileRows);
+    out = parts.take(kRows * p.head_dim_v);
+    largest = parts.take(kRows);
+    sum = parts.take(kRows);
     mask = reinterpret_cast<ElementMask*>(parts.take(sizeof(ElementMask) / sizeof(float)));
   }
 };
 
-/// One panel of rows against one key tile: FlashMask's algorithm 1, lines 9 to 27.
-void forward_panel(const Problem& p, const ForwardScratch& s, int64_t panel, int64_t keys, bool full) {
-  float* out = s.out + panel * p.head_dim_v * kWidth;
-  float* largest = s.largest + panel * kWidth;
-  float* sum = s.sum + panel * kWidth;
-  multiply<Order::kRows>(keys, s.k, s.stride_k, s.q + panel * p.head_dim * kWidth, p.head_dim, false, s.scores);
-  if (!full) hide(RowLanes(*s.mask, panel * kWidth), keys, -kInf, s.scores);
+/// One panel of rows, whose first is row0 of those at once, against one key tile: FlashMask's algorithm 1, lines 9 to 27.
+void forward_panel(const Problem& p, const ForwardScratch& s, int64_t row0, int64_t keys, bool full) {
+  float* out = s.out + row0 * p.head_dim_v;
+  float* largest = s.largest + row0;
+  float* sum = s.sum + row0;
+  const Rows scores{s.scores, kWidth};
+  multiply<Order::kRows>(keys, s.k, {s.q + row0 * p.head_dim, kWidth}, p.head_dim, false, scores);
+  if (!full) hide(RowLanes(*s.mask, row0 % kTileRows), keys, -kInf, scores);
   const Vec factor0 = softmax_half(s.scores, keys, largest, sum);
   const Vec factor1 = softmax_half(s.scores + kLanes, keys, largest + kLanes, sum + kLanes);
   rescale(factor0, factor1, p.head_dim_v, out);
-  multiply<Order::kColumns>(p.head_dim_v, s.v, s.stride_v, s.scores, keys, true, out);
+  multiply<Order::kColumns>(p.head_dim_v, s.v, scores, keys, true, {out, kWidth});
 }
 
-int64_t forward_rows(const Problem& p, int64_t b, int64_t h, int64_t r, float* scratch) {
-  const ForwardScratch s(p, scratch);
-  const int64_t row0 = r * kTileRows, rows = std::min(kTileRows, p.seqlen_q - row0), panels = ceil_div(rows, kWidth);
-  load_rows(p.q, b, row0, rows, h, s.k, s.stride_k);
-  make_panels(s.k, s.stride_k, rows, kTileRows, p.head_dim, static_cast<float>(p.softmax_scale), s.q);
-  std::fill(s.out, s.out + kTileRows * p.head_dim_v, 0.0f);
-  std::fill(s.largest, s.largest + kTileRows, -kInf);
-  std::fill(s.sum, s.sum + kTileRows, 0.0f);
-
-  int64_t executed = 0;
-  const MaskSource source(p, b, h);
-  source.for_each_key_tile(r, [&](int64_t c, bool full) {
-    const int64_t key0 = c * kTileKeys, keys = std::min(kTileKeys, p.seqlen_k - key0);
-    load_rows(p.k, b, key0, keys, p.kv_head(h), s.k, s.stride_k);
-    load_rows(p.v, b, key0, keys, p.kv_head(h), s.v, s.stride_v);
-    if (!full) source.load(r, c, *s.mask);
-    for (int64_t panel = 0; panel < panels; ++panel) forward_panel(p, s, panel, keys, full);
-    ++executed;
-  });
-
+/// lse of the rows, and s.sum becomes what their out is to be multiplied by.
+void finish_softmax(const Problem& p, const ForwardScratch& s, int64_t b, int64_t h, int64_t row0, int64_t rows) {
   for (int64_t i = 0; i < rows; ++i) {
     const bool empty = s.largest[i] == -kInf;
     static_cast<float*>(p.lse.data)[lse_offset(p.lse, b, h, row0 + i)] = empty ? -kInf : s.largest[i] + std::log(s.sum[i]);
     s.sum[i] = empty ? 0.0f : 1.0f / s.sum[i];
   }
+}
+
+int64_t forward_rows(const Problem& p, int64_t b, int64_t h, int64_t first, int64_t last, float* scratch) {
+  const ForwardScratch s(p, scratch);
+  const int64_t row0 = first * kTileRows, tile_rows = (last - first) * kTileRows, rows = std::min(tile_rows, p.seqlen_q - row0);
+  for (int64_t from = 0; from < rows; from += kTileRows) {
+    const int64_t count = std::min(kTileRows, rows - from);
+    load_rows(p.q, b, row0 + from, count, h, static_cast<float>(p.softmax_scale), s.k);
+    make_panels(s.k, count, kTileRows, p.head_dim, s.q + from * p.head_dim);
+  }
+  std::fill(s.out, s.out + tile_rows * p.head_dim_v, 0.0f);
+  std::fill(s.largest, s.largest + tile_rows, -kInf);
+  std::fill(s.sum, s.sum + tile_rows, 0.0f);
+
+  int64_t executed = 0;
+  const MaskSource source(p, b, h);
+  const auto keys_of = [&](int64_t c) { return std::min(kTileKeys, p.seqlen_k - c * kTileKeys); };
+  const auto load_keys = [&](int64_t c) {
+    load_rows(p.k, b, c * kTileKeys, keys_of(c), p.kv_head(h), 1.0f, s.k);
+    load_rows(p.v, b, c * kTileKeys, keys_of(c), p.kv_head(h), 1.0f, s.v);
+  };
+  source.for_each_key_tile(first, last, load_keys, [&](int64_t r, int64_t c, bool full) {
+    if (!full) source.load(r, c, *s.mask);
+    const int64_t begin = (r - first) * kTileRows, end = std::min(begin + kTileRows, rows);
+    for (int64_t row = begin; row < end; row += kWidth) forward_panel(p, s, row, keys_of(c), full);
+    ++executed;
+  });
+
+  finish_softmax(p, s, b, h, row0, rows);
   store_panels(s.out, rows, p.head_dim_v, s.sum, p.out, b, row0, h);
   return executed;
 }
 
 // --- Backward ---------------------------------------------------------------------------------------
 
-/// delta of a tile's rows, out * dout summed in the order and with the operations of the product dP = dO V^T: a row
-/// that sees a single key has out = v, so dP - delta is exactly 0 there. `panels` is scratch for out.
-void make_delta(const Problem& p, int64_t b, int64_t h, int64_t row0, int64_t rows, const float* out_rows, int64_t stride,
-                const float* dout_panels, float* panels, float* delta) {
-  make_panels(out_rows, stride, rows, kTileRows, p.head_dim_v, 1.0f, panels);
-  for (int64_t lane = 0; lane < kTileRows; lane += kLanes) {
-    const int64_t at = lane / kWidth * p.head_dim_v * kWidth + lane % kWidth;
-    Vec sum = hn::Zero(kFloats);
-    for (int64_t c = 0; c < p.head_dim_v; ++c) {
-      sum = hn::MulAdd(hn::Load(kFloats, panels + at + c * kWidth), hn::Load(kFloats, dout_panels + at + c * kWidth), sum);
-    }
-    hn::Store(sum, kFloats, delta + lane);
-  }
-  if (!p.dlse.defined()) return;
-  for (int64_t i = 0; i < rows; ++i) delta[i] -= static_cast<const float*>(p.dlse.data)[lse_offset(p.dlse, b, h, row0 + i)];
-}
-
 /// lse of a tile's rows. A row that sees nothing has lse -inf; 0 keeps exp(hidden score - lse) at 0.
 void load_lse(const Problem& p, int64_t b, int64_t h, int64_t row0, int64_t rows, float* lse) {
-  for (int64_t i = 0; i < kTileRows; ++i) {
-    const float x = i < rows ? static_cast<const float*>(p.lse.data)[lse_offset(p.lse, b, h, row0 + i)] : 0.0f;
+  for (int64_t i = 0; i < rows; ++i) {
+    const float x = static_cast<const float*>(p.lse.data)[lse_offset(p.lse, b, h, row0 + i)];
     lse[i] = x == -kInf ? 0.0f : x;
   }
 }
 
-struct BackwardRowsScratch {
+struct BackwardScratch {
   Scratch parts;
-  int64_t stride_k, stride_v;
-  float *q, *dout, *out, *k, *v, *scores, *dprobs, *dq, *lse, *delta, *scale;
+  Rows k_rows, q, dout, scores, dprobs;
+  float *k, *v, *dk, *dv, *lse, *ones;
   ElementMask* mask;
 
-  BackwardRowsScratch(const Problem& p, float* scratch) : parts(scratch), stride_k(padded(p.head_dim)), stride_v(padded(p.head_dim_v)) {
-    q = parts.take(kTileRows * p.head_dim);
-    dout = parts.take(kTileRows * p.head_dim_v);
-    out = parts.take(kTileRows * p.head_dim_v);
-    k = parts.take(kTileKeys * stride_k);
-    v = parts.take(kTileKeys * stride_v);
-    scores = parts.take(kTileKeys * kWidth);
-    dprobs = parts.take(kTileKeys * kWidth);
-    dq = parts.take(kTileRows * p.head_dim);
-    lse = parts.take(kTileRows);
-    delta = parts.take(kTileRows);
-    scale = parts.take(kTileRows);
-    mask = reinterpret_cast<ElementMask*>(parts.take(sizeof(ElementMask) / sizeof(float)));
-  }
-};
-
-/// dscores = P * (dP - delta) over a panel whose lanes are rows; written over dprobs.
-void dscores_of_rows(const float* lse, const float* delta, int64_t keys, const float* scores, float* dprobs) {
-  for (int64_t half = 0; half < kWidth; half += kLanes) {
-    const Vec row_lse = hn::LoadU(kFloats, lse + half), row_delta = hn::LoadU(kFloats, delta + half);
-    for (int64_t j = 0; j < keys; ++j) {
-      const int64_t at = j * kWidth + half;
-      const Vec p = exp_keeping_nan(hn::Sub(hn::Load(kFloats, scores + at), row_lse));
-      hn::Store(hn::Mul(p, hn::Sub(hn::Load(kFloats, dprobs + at), row_delta)), kFloats, dprobs + at);
-    }
-  }
-}
-
-int64_t backward_rows(const Problem& p, Delta delta, int64_t b, int64_t h, int64_t r, float* scratch) {
-  const BackwardRowsScratch s(p, scratch);
-  const int64_t row0 = r * kTileRows, rows = std::min(kTileRows, p.seqlen_q - row0), panels = ceil_div(rows, kWidth);
-  load_rows(p.q, b, row0, rows, h, s.k, s.stride_k);
-  make_panels(s.k, s.stride_k, rows, kTileRows, p.head_dim, static_cast<float>(p.softmax_scale), s.q);
-  load_rows(p.dout, b, row0, rows, h, s.v, s.stride_v);
-  make_panels(s.v, s.stride_v, rows, kTileRows, p.head_dim_v, 1.0f, s.dout);
-  load_rows(p.out, b, row0, rows, h, s.v, s.stride_v);
-  make_delta(p, b, h, row0, rows, s.v, s.stride_v, s.dout, s.out, s.delta);
-  std::copy(s.delta, s.delta + rows, delta.row(p, b, h) + row0);
-  load_lse(p, b, h, row0, rows, s.lse);
-  std::fill(s.dq, s.dq + kTileRows * p.head_dim, 0.0f);
-
-  int64_t executed = 0;
-  const MaskSource source(p, b, h);
-  source.for_each_key_tile(r, [&](int64_t c, bool full) {
-    const int64_t key0 = c * kTileKeys, keys = std::min(kTileKeys, p.seqlen_k - key0);
-    load_rows(p.k, b, key0, keys, p.kv_head(h), s.k, s.stride_k);
-    load_rows(p.v, b, key0, keys, p.kv_head(h), s.v, s.stride_v);
-    if (!full) source.load(r, c, *s.mask);
-    for (int64_t panel = 0; panel < panels; ++panel) {
-      multiply<Order::kRows>(keys, s.k, s.stride_k, s.q + panel * p.head_dim * kWidth, p.head_dim, false, s.scores);
-      multiply<Order::kRows>(keys, s.v, s.stride_v, s.dout + panel * p.head_dim_v * kWidth, p.head_dim_v, false, s.dprobs);
-      if (!full) hide(RowLanes(*s.mask, panel * kWidth), keys, -kInf, s.scores);
-      dscores_of_rows(s.lse + panel * kWidth, s.delta + panel * kWidth, keys, s.scores, s.dprobs);
-      // Hidden again: 0 times a non-finite dP must not get through.
-      if (!full) hide(RowLanes(*s.mask, panel * kWidth), keys, 0.0f, s.dprobs);
-      multiply<Order::kColumns>(p.head_dim, s.k, s.stride_k, s.dprobs, keys, true, s.dq + panel * p.head_dim * kWidth);
-    }
-    ++executed;
-  });
-  std::fill(s.scale, s.scale + kTileRows, static_cast<float>(p.softmax_scale));
-  store_panels(s.dq, rows, p.head_dim, s.scale, p.dq, b, row0, h);
-  return executed;
-}
-
-struct BackwardKeysScratch {
-  Scratch parts;
-  int64_t stride_q, stride_v;
-  float *k, *v, *q, *dout, *scores, *dprobs, *dk, *dv, *lse, *ones;
-  ElementMask* mask;
-
-  BackwardKeysScratch(const Problem& p, float* scratch) : parts(scratch), stride_q(padded(p.head_dim)), stride_v(padded(p.head_dim_v)) {
+  BackwardScratch(const Problem& p, float* scratch) : parts(scratch) {
+    const int64_t stride_k = padded(round_up(p.head_dim, kWidth));
+    k_rows = {parts.take(kTileKeys * stride_k), stride_k};
+    q = {parts.take(kTileRows * padded(p.head_dim)), padded(p.head_dim)};
+    // V passes through here on its way to panels.
+    dout = {parts.take(kTileKeys * padded(p.head_dim_v)), padded(p.head_dim_v)};
+    scores = {parts.take(kTileRows * padded(kTileKeys)), padded(kTileKeys)};
+    dprobs = {parts.take(kTileRows * padded(kTileKeys)), padded(kTileKeys)};
     k = parts.take(kTileKeys * p.head_dim);
     v = parts.take(kTileKeys * p.head_dim_v);
-    q = parts.take(kTileKeys * stride_q);  // as many rows as a key tile has: K and V pass through here too
-    dout = parts.take(kTileKeys * stride_v);
-    scores = parts.take(kTileRows * kWidth);
-    dprobs = parts.take(kTileRows * kWidth);
     dk = parts.take(kTileKeys * p.head_dim);
     dv = parts.take(kTileKeys * p.head_dim_v);
     lse = parts.take(kTileRows);
@@ -499,37 +487,79 @@ struct BackwardKeysScratch {
   }
 };
 
-/// scores become P = exp(scores - lse), dprobs become P * (dP - delta), over a panel whose lanes are keys.
-void probabilities_of_keys(const float* lse, const float* delta, int64_t rows, float* scores, float* dprobs) {
+/// delta is summed in the order and with the operations of the product dP = dO V^T: a row that sees a single key has
+/// out = v, so dP - delta is exactly 0 there.
+void prepare_backward(const Problem& p, const BackwardRows& shared, int64_t b, int64_t h, int64_t r, float* scratch) {
+  const BackwardScratch s(p, scratch);
+  const int64_t row0 = r * kTileRows, rows = std::min(kTileRows, p.seqlen_q - row0);
+  load_rows(p.out, b, row0, rows, h, 1.0f, s.dout);
+  make_panels(s.dout, rows, kTileRows, p.head_dim_v, s.v);
+  load_rows(p.dout, b, row0, rows, h, 1.0f, s.dout);
+  make_panels(s.dout, rows, kTileRows, p.head_dim_v, s.dv);
+  for (int64_t lane = 0; lane < kTileRows; lane += kLanes) {
+    const int64_t at = lane / kWidth * p.head_dim_v * kWidth + lane % kWidth;
+    Vec sum = hn::Zero(kFloats);
+    for (int64_t c = 0; c < p.head_dim_v; ++c) {
+      sum = hn::MulAdd(hn::Load(kFloats, s.v + at + c * kWidth), hn::Load(kFloats, s.dv + at + c * kWidth), sum);
+    }
+    hn::Store(sum, kFloats, s.lse + lane);
+  }
+  float* delta = shared.delta_of(p, b, h, r);
   for (int64_t i = 0; i < rows; ++i) {
+    delta[i] = s.lse[i];
+    if (p.dlse.defined()) delta[i] -= static_cast<const float*>(p.dlse.data)[lse_offset(p.dlse, b, h, row0 + i)];
+  }
+  const int64_t stride = BackwardRows::dq_stride(p), columns = round_up(p.head_dim, kWidth);
+  for (int64_t i = 0; i < rows; ++i) std::fill_n(shared.dq_of(p, b, h, r) + i * stride, columns, 0.0f);
+  *shared.turn_of(p, b, h, r) = static_cast<int32_t>(MaskSource(p, b, h).next_key_tile(r, 0));
+}
+
+/// scores become P = exp(scores - lse), dprobs become P * (dP - delta), over a panel whose lanes are keys.
+void probabilities_of_keys(const float* lse, const float* delta, int64_t rows, Rows scores, Rows dprobs) {
+  for (int64_t i = 0; i < rows; ++i, scores.at += scores.stride, dprobs.at += dprobs.stride) {
     const Vec row_lse = hn::Set(kFloats, lse[i]), row_delta = hn::Set(kFloats, delta[i]);
-    for (int64_t at = i * kWidth; at < (i + 1) * kWidth; at += kLanes) {
-      const Vec p = exp_keeping_nan(hn::Sub(hn::Load(kFloats, scores + at), row_lse));
-      hn::Store(p, kFloats, scores + at);
-      hn::Store(hn::Mul(p, hn::Sub(hn::Load(kFloats, dprobs + at), row_delta)), kFloats, dprobs + at);
+    for (int64_t at = 0; at < kWidth; at += kLanes) {
+      const Vec p = exp_of_any(hn::Sub(hn::Load(kFloats, scores.at + at), row_lse));
+      hn::Store(p, kFloats, scores.at + at);
+      hn::Store(hn::Mul(p, hn::Sub(hn::Load(kFloats, dprobs.at + at), row_delta)), kFloats, dprobs.at + at);
     }
   }
 }
 
 /// One panel of keys against one row tile: FlashMask's algorithm 2, lines 12 to 28, without dq.
-void backward_keys_panel(const Problem& p, const BackwardKeysScratch& s, const float* delta, int64_t panel, int64_t rows, bool full) {
-  multiply<Order::kRows>(rows, s.q, s.stride_q, s.k + panel * p.head_dim * kWidth, p.head_dim, false, s.scores);
-  multiply<Order::kRows>(rows, s.dout, s.stride_v, s.v + panel * p.head_dim_v * kWidth, p.head_dim_v, false, s.dprobs);
-  const KeyLanes lanes{*s.mask, panel * kWidth};
-  if (!full) hide(lanes, rows, -kInf, s.scores);
-  probabilities_of_keys(s.lse, delta, rows, s.scores, s.dprobs);
-  if (!full) hide(lanes, rows, 0.0f, s.dprobs);
-  multiply<Order::kColumns>(p.head_dim_v, s.dout, s.stride_v, s.scores, rows, true, s.dv + panel * p.head_dim_v * kWidth);
-  multiply<Order::kColumns>(p.head_dim, s.q, s.stride_q, s.dprobs, rows, true, s.dk + panel * p.head_dim * kWidth);
+void backward_panel(const Problem& p, const BackwardScratch& s, const float* delta, int64_t key0, int64_t rows, bool full) {
+  const Rows scores = s.scores.columns_from(key0), dprobs = s.dprobs.columns_from(key0);
+  multiply<Order::kRows>(rows, s.q, {s.k + key0 * p.head_dim, kWidth}, p.head_dim, false, scores);
+  multiply<Order::kRows>(rows, s.dout, {s.v + key0 * p.head_dim_v, kWidth}, p.head_dim_v, false, dprobs);
+  const KeyLanes lanes{*s.mask, key0};
+  if (!full) hide(lanes, rows, -kInf, scores);
+  probabilities_of_keys(s.lse, delta, rows, scores, dprobs);
+  // Hidden again: 0 times a non-finite dP must not get through.
+  if (!full) hide(lanes, rows, 0.0f, dprobs);
+  multiply<Order::kColumns>(p.head_dim_v, s.dout, scores, rows, true, {s.dv + key0 * p.head_dim_v, kWidth});
+  multiply<Order::kColumns>(p.head_dim, s.q, dprobs, rows, true, {s.dk + key0 * p.head_dim, kWidth});
 }
 
-int64_t backward_keys(const Problem& p, Delta delta, int64_t b, int64_t hk, int64_t c, float* scratch) {
-  const BackwardKeysScratch s(p, scratch);
-  const int64_t key0 = c * kTileKeys, keys = std::min(kTileKeys, p.seqlen_k - key0), panels = ceil_div(keys, kWidth);
-  load_rows(p.k, b, key0, keys, hk, s.q, s.stride_q);
-  make_panels(s.q, s.stride_q, keys, kTileKeys, p.head_dim, 1.0f, s.k);
-  load_rows(p.v, b, key0, keys, hk, s.dout, s.stride_v);
-  make_panels(s.dout, s.stride_v, keys, kTileKeys, p.head_dim_v, 1.0f, s.v);
+/// dq of a row tile += dS K, when the key tiles before c have added theirs: with any threads the same order, the same
+/// bits. A thread does its key tiles in ascending order, so the least unfinished one waits for nobody.
+void add_to_dq(const Problem& p, const BackwardScratch& s, Rows dq, std::atomic_ref<int32_t> turn, int64_t rows, int64_t keys, int64_t c,
+               int64_t next) {
+  for (int32_t now = turn.load(std::memory_order_acquire); now != c; now = turn.load(std::memory_order_acquire)) turn.wait(now);
+  for (int64_t at = 0; at < p.head_dim; at += kWidth) {
+    multiply<Order::kRows>(rows, s.dprobs, s.k_rows.columns_from(at), keys, true, dq.columns_from(at));
+  }
+  turn.store(static_cast<int32_t>(next), std::memory_order_release);
+  turn.notify_all();
+}
+
+int64_t backward_keys(const Problem& p, const BackwardRows& shared, int64_t b, int64_t hk, int64_t c, float* scratch) {
+  const BackwardScratch s(p, scratch);
+  const int64_t key0 = c * kTileKeys, keys = std::min(kTileKeys, p.seqlen_k - key0);
+  std::fill(s.k_rows.at, s.k_rows.at + kTileKeys * s.k_rows.stride, 0.0f);  // the columns past the last are read
+  load_rows(p.k, b, key0, keys, hk, 1.0f, s.k_rows);
+  make_panels(s.k_rows, keys, kTileKeys, p.head_dim, s.k);
+  load_rows(p.v, b, key0, keys, hk, 1.0f, s.dout);
+  make_panels(s.dout, keys, kTileKeys, p.head_dim_v, s.v);
   std::fill(s.dk, s.dk + kTileKeys * p.head_dim, 0.0f);
   std::fill(s.dv, s.dv + kTileKeys * p.head_dim_v, 0.0f);
 
@@ -538,12 +568,13 @@ int64_t backward_keys(const Problem& p, Delta delta, int64_t b, int64_t hk, int6
     const MaskSource source(p, b, h);
     source.for_each_row_tile(c, [&](int64_t r, bool full) {
       const int64_t row0 = r * kTileRows, rows = std::min(kTileRows, p.seqlen_q - row0);
-      load_rows(p.q, b, row0, rows, h, s.q, s.stride_q);
-      for (int64_t at = 0; at < rows * s.stride_q; ++at) s.q[at] *= static_cast<float>(p.softmax_scale);
-      load_rows(p.dout, b, row0, rows, h, s.dout, s.stride_v);
+      load_rows(p.q, b, row0, rows, h, static_cast<float>(p.softmax_scale), s.q);
+      load_rows(p.dout, b, row0, rows, h, 1.0f, s.dout);
       load_lse(p, b, h, row0, rows, s.lse);
       if (!full) source.load(r, c, *s.mask);
-      for (int64_t panel = 0; panel < panels; ++panel) backward_keys_panel(p, s, delta.row(p, b, h) + row0, panel, rows, full);
+      for (int64_t key = 0; key < keys; key += kWidth) backward_panel(p, s, shared.delta_of(p, b, h, r), key, rows, full);
+      add_to_dq(p, s, {shared.dq_of(p, b, h, r), BackwardRows::dq_stride(p)}, std::atomic_ref<int32_t>(*shared.turn_of(p, b, h, r)), rows,
+                keys, c, source.next_key_tile(r, c + 1));
       ++executed;
     });
   }
@@ -553,9 +584,18 @@ int64_t backward_keys(const Problem& p, Delta delta, int64_t b, int64_t hk, int6
   return executed;
 }
 
+void store_dq(const Problem& p, const BackwardRows& shared, int64_t b, int64_t h, int64_t r) {
+  const int64_t row0 = r * kTileRows, rows = std::min(kTileRows, p.seqlen_q - row0);
+  const auto scale = static_cast<float>(p.softmax_scale);
+  for (int64_t i = 0; i < rows; ++i) {
+    float* row = shared.dq_of(p, b, h, r) + i * BackwardRows::dq_stride(p);
+    for (int64_t at = 0; at < p.head_dim; ++at) row[at] *= scale;
+    if (!BackwardRows::sums_in_dq(p)) store_row(row, p.head_dim, p.dq, b, row0 + i, h);
+  }
+}
+
 std::size_t scratch_floats(const Problem& p) {
-  if (!p.is_backward) return static_cast<std::size_t>(ForwardScratch(p, nullptr).parts.taken());
-  return static_cast<std::size_t>(std::max(BackwardRowsScratch(p, nullptr).parts.taken(), BackwardKeysScratch(p, nullptr).parts.taken()));
+  return static_cast<std::size_t>((p.is_backward ? BackwardScratch(p, nullptr).parts : ForwardScratch(p, nullptr).parts).taken());
 }
 
 const char* target_name() { return hwy::TargetName(HWY_TARGET); }
@@ -567,20 +607,24 @@ HWY_AFTER_NAMESPACE();
 namespace flashmask::cpu {
 
 HWY_EXPORT(forward_rows);
-HWY_EXPORT(backward_rows);
+HWY_EXPORT(prepare_backward);
 HWY_EXPORT(backward_keys);
+HWY_EXPORT(store_dq);
 HWY_EXPORT(scratch_floats);
 HWY_EXPORT(target_name);
 
 std::size_t scratch_bytes(const Problem& p) { return HWY_DYNAMIC_DISPATCH(scratch_floats)(p) * sizeof(float); }
-int64_t forward_rows(const Problem& p, int64_t b, int64_t h, int64_t r, float* scratch) {
-  return HWY_DYNAMIC_DISPATCH(forward_rows)(p, b, h, r, scratch);
+int64_t forward_rows(const Problem& p, int64_t b, int64_t h, int64_t first, int64_t last, float* scratch) {
+  return HWY_DYNAMIC_DISPATCH(forward_rows)(p, b, h, first, last, scratch);
 }
-int64_t backward_rows(const Problem& p, Delta delta, int64_t b, int64_t h, int64_t r, float* scratch) {
-  return HWY_DYNAMIC_DISPATCH(backward_rows)(p, delta, b, h, r, scratch);
+void prepare_backward(const Problem& p, const BackwardRows& shared, int64_t b, int64_t h, int64_t r, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(prepare_backward)(p, shared, b, h, r, scratch);
 }
-int64_t backward_keys(const Problem& p, Delta delta, int64_t b, int64_t hk, int64_t c, float* scratch) {
-  return HWY_DYNAMIC_DISPATCH(backward_keys)(p, delta, b, hk, c, scratch);
+int64_t backward_keys(const Problem& p, const BackwardRows& shared, int64_t b, int64_t hk, int64_t c, float* scratch) {
+  return HWY_DYNAMIC_DISPATCH(backward_keys)(p, shared, b, hk, c, scratch);
+}
+void store_dq(const Problem& p, const BackwardRows& shared, int64_t b, int64_t h, int64_t r) {
+  HWY_DYNAMIC_DISPATCH(store_dq)(p, shared, b, h, r);
 }
 const char* simd_target() { return HWY_DYNAMIC_DISPATCH(target_name)(); }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "backends/problem.h"
+#include "common/arithmetic.h"
 
 namespace flashmask::cpu {
 
@@ -12,24 +13,46 @@ namespace flashmask::cpu {
 inline constexpr int64_t kTileRows = kGranuleRows;
 inline constexpr int64_t kTileKeys = kGranuleKeys;
 
-/// Sum over a row of dout * out, less the gradient of lse: float32 [batch, heads_q, seqlen_q].
-struct Delta {
-  float* data = nullptr;
-  float* row(const Problem& p, int64_t b, int64_t h) const { return data + (b * p.heads_q + h) * p.seqlen_q; }
+/// Columns that a product of matrices makes at once, at most; a power of two.
+inline constexpr int64_t kMaxWidth = 32;
+
+/// Consecutive row tiles that forward_rows takes at once at most, so that K and V are read once for all of them.
+inline constexpr int64_t kRowTilesAtOnce = 4;
+
+/// What a backward keeps for every row of every query head, in row tiles. dq / softmax_scale is summed up in float32: in dq itself
+/// where that can be, and where it cannot, in rows of its own.
+struct BackwardRows {
+  float* delta = nullptr;   ///< sum over the row of dout * out, less the gradient of lse
+  int32_t* turn = nullptr;  ///< of each row tile: the key tile that adds to dq next
+  float* own_dq = nullptr;
+
+  static int64_t row_tiles(const Problem& p) { return ceil_div(p.seqlen_q, kTileRows); }
+  static int64_t tile(const Problem& p, int64_t b, int64_t h, int64_t r) { return (b * p.heads_q + h) * row_tiles(p) + r; }
+  /// Products write whole panels of columns.
+  static bool sums_in_dq(const Problem& p) { return p.dtype == DataType::kFloat32 && p.head_dim % kMaxWidth == 0 && p.dq.stride[3] == 1; }
+  static int64_t dq_stride(const Problem& p) { return sums_in_dq(p) ? p.dq.stride[1] : round_up(p.head_dim, kMaxWidth); }
+
+  float* delta_of(const Problem& p, int64_t b, int64_t h, int64_t r) const { return delta + tile(p, b, h, r) * kTileRows; }
+  int32_t* turn_of(const Problem& p, int64_t b, int64_t h, int64_t r) const { return turn + tile(p, b, h, r); }
+  float* dq_of(const Problem& p, int64_t b, int64_t h, int64_t r) const {
+    return sums_in_dq(p) ? row_at<float>(p.dq, b, r * kTileRows, h) : own_dq + tile(p, b, h, r) * kTileRows * dq_stride(p);
+  }
 };
 
 /// Bytes of scratch one thread needs, a multiple of 64.
 std::size_t scratch_bytes(const Problem& problem);
 
-// One item of work each. `scratch` is aligned to 64 bytes; the functions return how many tiles they executed.
+// One item of work each. `scratch` is aligned to 64 bytes; who returns a number says how many tiles it executed.
 
-/// out and lse of row tile `r` of query head h.
-int64_t forward_rows(const Problem& problem, int64_t b, int64_t h, int64_t r, float* scratch);
-/// dq of row tile `r` of query head h; leaves the rows' entries of delta for backward_keys.
-int64_t backward_rows(const Problem& problem, Delta delta, int64_t b, int64_t h, int64_t r, float* scratch);
-/// dk and dv of key tile `c` of key head hk, summed over the query heads of its group, after all of their
-/// backward_rows.
-int64_t backward_keys(const Problem& problem, Delta delta, int64_t b, int64_t hk, int64_t c, float* scratch);
+/// out and lse of row tiles [first, last) of query head h, kRowTilesAtOnce at most.
+int64_t forward_rows(const Problem& problem, int64_t b, int64_t h, int64_t first, int64_t last, float* scratch);
+/// Makes delta, dq and turn of row tile r of query head h ready, for all of a call before its first backward_keys.
+void prepare_backward(const Problem& problem, const BackwardRows& shared, int64_t b, int64_t h, int64_t r, float* scratch);
+/// dk and dv of key tile c of key head hk, summed over the query heads of its group, and the tile's part of their dq. Waits for
+/// lower key tiles of the same key head: a thread must call it in ascending order of them.
+int64_t backward_keys(const Problem& problem, const BackwardRows& shared, int64_t b, int64_t hk, int64_t c, float* scratch);
+/// dq of row tile r of query head h, after all of backward_keys.
+void store_dq(const Problem& problem, const BackwardRows& shared, int64_t b, int64_t h, int64_t r);
 
 /// "AVX2", ...: the instruction set the kernels were dispatched to.
 const char* simd_target();
