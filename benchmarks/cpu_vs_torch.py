@@ -5,9 +5,10 @@
     pip install torch numpy
     FLASHMASK_LIBRARY=build/release/src/libflashmask.so python benchmarks/cpu_vs_torch.py [--rounds 5] [--json FILE]
 
-Three parts: dense float32 forward and forward + backward next to torch.nn.functional.scaled_dot_product_attention;
-the paper's twelve masks, their time over (live share of 128x128 tiles) x our dense time; peak memory of
-forward + backward over the length. Contenders take turns in every round; ratios are medians over the rounds.
+Three parts: dense forward and forward + backward next to torch.nn.functional.scaled_dot_product_attention; the paper's twelve
+masks, their time over (live share of 128x128 tiles) x our dense time, next to the same function with the mask as a matrix of
+bools, and with --flex next to FlexAttention's forward; peak memory of forward + backward over the length. Contenders take turns in
+every round; ratios are medians over the rounds.
 """
 
 import argparse
@@ -18,16 +19,25 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "python"))
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "benchmarks" / "gpu")]
 from flashmask import capi  # noqa: E402
 from paper_masks import NAMES, paper_mask  # noqa: E402
 
 lib = capi.load()
+
+
+def tensor(array):
+    """numpy has no bfloat16: its bits are uint16 here."""
+    if array.dtype != np.uint16:
+        return capi.tensor(array)
+    t = capi.tensor(array.view(np.float16))
+    t.dtype = capi.BFLOAT16
+    return t
 
 
 class Ours:
@@ -35,7 +45,7 @@ class Ours:
 
     def __init__(self, q, k, v, dout, indices=None, causal=False, threads=2):
         def bshd(x):
-            return x.transpose(0, 2, 1, 3)
+            return tensor(x.transpose(0, 2, 1, 3))
 
         self.keep = [q, k, v, dout, indices]
         self.out, self.dq, self.dk, self.dv = (np.empty_like(x) for x in (q, q, k, v))
@@ -108,61 +118,142 @@ def draw(heads, seqlen, dim):
     return [rng.standard_normal((1, heads, seqlen, dim), np.float32) for _ in range(4)]
 
 
+class Torch:
+    """PyTorch's attention of the same values."""
+
+    def __init__(self, arrays, visible=None):
+        import torch
+
+        def as_tensor(x):
+            return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if x.dtype == np.uint16 else torch.from_numpy(x)
+
+        self.no_grad = torch.no_grad
+        self.q, self.k, self.v, self.dout = map(as_tensor, arrays)
+        self.grads = [x.clone().requires_grad_(True) for x in (self.q, self.k, self.v)]
+        self.mask = None if visible is None else torch.from_numpy(visible)
+
+    def attention(self, *qkv):
+        import torch
+
+        return torch.nn.functional.scaled_dot_product_attention(*qkv, attn_mask=self.mask)
+
+    def forward(self):
+        with self.no_grad():
+            return self.attention(self.q, self.k, self.v)
+
+    def forward_backward(self):
+        for x in self.grads:
+            x.grad = None
+        self.attention(*self.grads).backward(self.dout)
+
+
+class Flex:
+    """FlexAttention's compiled forward."""
+
+    def __init__(self, arrays, name, seqlen):
+        import torch
+        from flex_masks import flex_mask
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        torch._dynamo.reset()
+        mask_mod = flex_mask(name, seqlen, torch.from_numpy)
+        self.block_mask = mask_mod and create_block_mask(mask_mod, None, None, seqlen, seqlen, device="cpu")
+        self.qkv = [torch.from_numpy(x) for x in arrays[:3]]
+        self.compiled = torch.compile(flex_attention)
+
+    def forward(self):
+        import torch
+
+        with torch.no_grad():
+            return self.compiled(*self.qkv, block_mask=self.block_mask)
+
+
+def to_bfloat16(x):
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def as_float32(x):
+    return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
+
+
 def dense(args, results):
-    import torch
-
-    torch.set_num_threads(args.threads)
-    print(f"Dense float32, S = {args.dense_seqlen}, {args.heads} heads, {args.threads} threads; speed = PyTorch's time / ours")
-    print(f"{'d':>4} {'':14} {'ours ms':>9} {'torch ms':>9} {'speed':>6}")
-    for dim in (64, 128):
-        arrays = draw(args.heads, args.dense_seqlen, dim)
-        ours = Ours(*arrays, threads=args.threads)
-        q, k, v, dout = (torch.from_numpy(x) for x in arrays)
-        grads = [x.clone().requires_grad_(True) for x in (q, k, v)]
-        attention = torch.nn.functional.scaled_dot_product_attention
-
-        def torch_forward():
-            with torch.no_grad():
-                return attention(q, k, v)
-
-        def torch_both():
-            for x in grads:
-                x.grad = None
-            attention(*grads).backward(dout)
-
-        times = interleaved({"ours": ours.forward, "torch": torch_forward, "ours both": ours.forward_backward, "torch both": torch_both}, args.rounds, f"dense d={dim}")
-        assert np.abs(ours.out - torch_forward().numpy()).max() < 1e-4
-        for what, a, b in (("forward", "ours", "torch"), ("fwd + bwd", "ours both", "torch both")):
-            speed = ratio(times, b, a)
-            print(f"{dim:4} {what:14} {median(times[a]) * 1e3:9.1f} {median(times[b]) * 1e3:9.1f} {speed:6.2f}")
-            results.append({"part": "dense", "head_dim": dim, "what": what, "ours_ms": median(times[a]) * 1e3, "torch_ms": median(times[b]) * 1e3, "speed": speed})
+    speeds = []
+    print(f"Dense, {args.heads} heads, {args.threads} threads; speed = PyTorch's time / ours")
+    print(f"{'dtype':9} {'S':>6} {'d':>4} {'':9} {'ours ms':>9} {'torch ms':>9} {'speed':>6}")
+    for dtype in args.dtypes.split(","):
+        for seqlen in map(int, args.dense_seqlen.split(",")):
+            for dim in (64, 128):
+                speeds += dense_cell(args, results, dtype, seqlen, dim)
+    print(f"geometric mean of the speeds {geometric_mean(speeds):.2f}, least {min(speeds):.2f}")
 
 
-def live_share(indices, causal, seqlen):
-    """Share of 128x128 tiles with a visible element, counted from the dense matrix one tile row at a time."""
+def dense_cell(args, results, dtype, seqlen, dim):
+    arrays = draw(args.heads, seqlen, dim)
+    if dtype == "bfloat16":
+        arrays = [to_bfloat16(x) for x in arrays]
+    ours, peer = Ours(*arrays, threads=args.threads), Torch(arrays)
+    contenders = {"ours": ours.forward, "torch": peer.forward, "ours both": ours.forward_backward, "torch both": peer.forward_backward}
+    times = interleaved(contenders, args.rounds, f"{dtype} S={seqlen} d={dim}")
+    assert np.abs(as_float32(ours.out) - peer.forward().float().numpy()).max() < (1e-4 if dtype == "float32" else 2e-2)
+    speeds = []
+    for what, a, b in (("forward", "ours", "torch"), ("fwd + bwd", "ours both", "torch both")):
+        speeds.append(ratio(times, b, a))
+        ours_ms, torch_ms = median(times[a]) * 1e3, median(times[b]) * 1e3
+        print(f"{dtype:9} {seqlen:6} {dim:4} {what:9} {ours_ms:9.1f} {torch_ms:9.1f} {speeds[-1]:6.2f}", flush=True)
+        results.append({"part": "dense", "dtype": dtype, "seqlen": seqlen, "head_dim": dim, "what": what, "ours_ms": ours_ms, "torch_ms": torch_ms,
+                        "speed": speeds[-1]})
+    return speeds
+
+
+def visible_matrix(indices, causal, seqlen):
     mask = capi.mask(seqlen, seqlen, flags=capi.CAUSAL if causal else 0)
     if indices is not None:
         mask.bounds = capi.tensor(indices)
-    dense_matrix = np.empty((1, 1, seqlen, seqlen), np.bool_)
-    Ours.check(lib.fm_mask_to_dense(C.byref(mask), C.byref(capi.tensor(dense_matrix))))
-    tiles = seqlen // 128
-    return float(dense_matrix.reshape(tiles, 128, tiles, 128).any(axis=(1, 3)).mean())
+    visible = np.empty((1, 1, seqlen, seqlen), np.bool_)
+    Ours.check(lib.fm_mask_to_dense(C.byref(mask), C.byref(capi.tensor(visible))))
+    return visible
+
+
+def live_share(visible):
+    """Share of 128x128 tiles with a visible element."""
+    tiles = visible.shape[2] // 128
+    return float(visible.reshape(tiles, 128, tiles, 128).any(axis=(1, 3)).mean())
 
 
 def masks(args, results):
     seqlen, dim = args.mask_seqlen, args.mask_head_dim
-    arrays = draw(args.heads, seqlen, dim)
-    print(f"\nThe paper's masks, S = {seqlen}, d = {dim}, {args.heads} heads; ratio = time / (live share x our dense time)")
-    print(f"{'mask':24} {'live':>6} {'plan ms':>8} {'fwd ms':>8} {'ratio':>6} {'both ms':>8} {'ratio':>6}")
+    arrays = draw(args.mask_heads, seqlen, dim)
+    print(f"\nThe paper's masks, S = {seqlen}, d = {dim}, {args.mask_heads} heads; ratio = time / (live share x our dense time);")
+    print("speed = time of PyTorch with the mask as a matrix / ours, and the same x live share")
+    print(f"{'mask':24} {'live':>6} {'plan ms':>8} {'fwd ms':>8} {'ratio':>6} {'speed':>6} {'x live':>6} {'both ms':>8} {'ratio':>6} {'speed':>6} {'x live':>6}"
+          + (f" {'flex speed':>10}" if args.flex else ""))
     full = Ours(*arrays, threads=args.threads)
     for name in NAMES:
-        indices, causal = paper_mask(name, seqlen)
-        share = live_share(indices, causal, seqlen)
-        ours = Ours(*arrays, indices, causal, threads=args.threads)
-        times = interleaved({"mask": ours.forward, "full": full.forward, "mask both": ours.forward_backward, "full both": full.forward_backward}, args.rounds, name)
-        forward, both = ratio(times, "mask", "full") / share, ratio(times, "mask both", "full both") / share
-        print(f"{name:24} {share:6.3f} {ours.plan_seconds * 1e3:8.2f} {median(times['mask']) * 1e3:8.1f} {forward:6.2f} {median(times['mask both']) * 1e3:8.1f} {both:6.2f}")
-        results.append({"part": "masks", "mask": name, "live": share, "plan_ms": ours.plan_seconds * 1e3, "forward_ratio": forward, "both_ratio": both})
+        masks_row(args, results, arrays, full, name)
+
+
+def masks_row(args, results, arrays, full, name):
+    indices, causal = paper_mask(name, args.mask_seqlen)
+    visible = visible_matrix(indices, causal, args.mask_seqlen)
+    share = live_share(visible)
+    ours, peer = Ours(*arrays, indices, causal, threads=args.threads), Torch(arrays, visible)
+    contenders = {"mask": ours.forward, "full": full.forward, "torch": peer.forward, "mask both": ours.forward_backward,
+                  "full both": full.forward_backward, "torch both": peer.forward_backward}
+    if args.flex:
+        contenders["flex"] = Flex(arrays, name, args.mask_seqlen).forward
+    times = interleaved(contenders, args.rounds, name)
+    row = {"part": "masks", "mask": name, "live": share, "plan_ms": ours.plan_seconds * 1e3}
+    line = f"{name:24} {share:6.3f} {row['plan_ms']:8.2f}"
+    for what, suffix in (("forward", ""), ("both", " both")):
+        over_dense, speed = ratio(times, "mask" + suffix, "full" + suffix) / share, ratio(times, "torch" + suffix, "mask" + suffix)
+        line += f" {median(times['mask' + suffix]) * 1e3:8.1f} {over_dense:6.2f} {speed:6.2f} {speed * share:6.2f}"
+        row |= {f"{what}_ratio": over_dense, f"{what}_speed": speed}
+    if args.flex:
+        row["flex_speed"] = ratio(times, "flex", "mask")
+        line += f" {row['flex_speed']:10.2f}"
+    print(line, flush=True)
+    results.append(row)
 
 
 def memory(args, results):
@@ -190,7 +281,10 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--dense-seqlen", type=int, default=4096)
+    parser.add_argument("--dtypes", default="float32,bfloat16", help="of the dense part; comma-separated")
+    parser.add_argument("--dense-seqlen", default="1024,4096", help="comma-separated")
+    parser.add_argument("--mask-heads", type=int, default=2)
+    parser.add_argument("--flex", action="store_true", help="FlexAttention's forward too, which torch.compile has to build for each mask")
     parser.add_argument("--mask-seqlen", type=int, default=8192)
     parser.add_argument("--mask-head-dim", type=int, default=64)
     parser.add_argument("--parts", default="dense,masks,memory", help="comma-separated")
@@ -199,6 +293,10 @@ def main():
     args = parser.parse_args()
     if args.peak_memory_of:
         return peak_memory_of(args.peak_memory_of, args.threads)
+    if args.parts != "memory":
+        import torch
+
+        torch.set_num_threads(args.threads)
     results = []
     for part in args.parts.split(","):
         {"dense": dense, "masks": masks, "memory": memory}[part](args, results)
