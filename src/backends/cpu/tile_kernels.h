@@ -17,7 +17,7 @@ inline constexpr int64_t kTileKeys = kGranuleKeys;
 inline constexpr int64_t kMaxWidth = 32;
 
 /// Consecutive row tiles that forward_rows takes at once at most, so that K and V are read once for all of them.
-inline constexpr int64_t kRowTilesAtOnce = 4;
+inline constexpr int64_t kRowTilesAtOnce = 8;
 
 /// What a backward keeps for every row of every query head, in row tiles. dq / softmax_scale is summed up in float32: in dq itself
 /// where that can be, and where it cannot, in rows of its own.
