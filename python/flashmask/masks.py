@@ -23,7 +23,7 @@ from . import _columns
 from .errors import UnrepresentableMaskError
 from .mask import Mask
 
-__all__ = ["causal", "causal_blockwise", "causal_document", "document", "eviction", "from_dense", "from_startend", "full",
+__all__ = ["attention_sink_window", "causal", "causal_blockwise", "causal_document", "document", "eviction", "from_dense", "from_startend", "full",
            "global_sliding_window", "hash_sparse", "padding", "prefix_lm_causal", "prefix_lm_document", "prefix_tree",
            "prefix_tree_from_intervals", "qk_sparse", "random_eviction", "shared_question", "sliding_window"]
 
@@ -114,6 +114,19 @@ def shared_question(groups=None, *, seqlens=None, is_question=None, seqlen=None,
     group_end = _next_flagged(is_question, segments.cu_seqlens[..., :-1], total)
     seen_until = torch.where(is_question, group_end, segments.cu_seqlens[..., 1:])
     return _mask(segments.seqlen, torch.cat([seen_until, total], -1).gather(-1, segments.index), causal=True)
+
+
+def attention_sink_window(sink, window, cu_seqlens=None, *, seqlens=None, doc_ids=None, position_ids=None, seqlen=None, device=None):
+    """The last `window` keys, the row's own included, and the document's first `sink` keys (StreamingLLM, arXiv:2309.17453).
+
+    Same document, j <= i, and i - j < window or j among the first `sink` tokens of the document. window: an int of at least 1, or -1 for
+    all keys before. seqlen alone is one document of all.
+    """
+    _check_not_negative(sink=sink)
+    documents = _documents_or_one(cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device)
+    key, end = documents.position, documents.end
+    until = torch.minimum(key + _reach(window, documents.seqlen), end)
+    return _mask(documents.seqlen, torch.where(key - documents.begin < sink, end, until), causal=True)
 
 
 # --- Masks of one sequence ----------------------------------------------------------------------------
@@ -445,6 +458,13 @@ class _Documents:
         self.last_begin = self.begin[..., -1:] if self.seqlen else self.begin.new_zeros((*tokens.shape[:-1], 1))
 
 
+def _documents_or_one(cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device):
+    """The documents given, or one of all `seqlen` tokens."""
+    if seqlen is not None and all(given is None for given in (cu_seqlens, seqlens, doc_ids, position_ids)):
+        seqlens = [seqlen]
+    return _Documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device)
+
+
 def _check_ids(ids, begins):
     """ValueError if a document's id comes back after another one, where the ids can be read."""
     if not _readable(ids):
@@ -542,6 +562,13 @@ def _check_not_negative(**values):
     for name, value in values.items():
         if value < 0:
             raise ValueError(f"{name} is {value}; it must be at least 0")
+
+
+def _reach(window, seqlen):
+    """How far a window of the last `window` keys reaches, -1 being all of them."""
+    if window < 1 and window != -1:
+        raise ValueError(f"window is {window}; it must be at least 1, or -1 for all")
+    return seqlen if window == -1 else min(window, seqlen)
 
 
 def _random_bits(counter, seed):

@@ -11,6 +11,7 @@
 #include "common/arithmetic.h"
 #include "common/message.h"
 #include "common/random.h"
+#include "flashmask/model_masks.h"
 #include "mask/hidden_columns.h"
 
 namespace flashmask {
@@ -26,6 +27,12 @@ void check_length(const char* argument, int64_t index, int64_t length) {
 
 void check_total(int64_t total) {
   if (total > kMaxSeqlen) throw_invalid("the lengths add up to more than ", kMaxSeqlen, " tokens");
+}
+
+/// How far a window of the last `window` keys reaches, -1 being all of them; at most `length`, so that no sum overflows.
+int64_t reach_of(int64_t window, int64_t length) {
+  if (window < 1 && window != -1) throw_invalid("window is ", window, "; it must be at least 1, or -1 for all");
+  return window == -1 ? length : std::min(window, length);
 }
 
 int32_t row(int64_t value) { return static_cast<int32_t>(value); }
@@ -362,6 +369,19 @@ Mask padding(int64_t seqlen_q, int64_t seqlen_k, std::span<const int64_t> key_le
     parts.lts.insert(parts.lts.end(), static_cast<std::size_t>(seqlen_k - keys), 0);
   }
   return Mask(std::move(parts));
+}
+
+Mask attention_sink_window(const Documents& documents, int64_t sink, int64_t window) {
+  check_not_negative("sink", sink);
+  const int64_t reach = reach_of(window, documents.total());
+  std::vector<int32_t> lts;
+  lts.reserve(static_cast<std::size_t>(documents.total()));
+  for (int64_t n = 0; n < documents.count(); ++n) {
+    const int64_t end = documents.end(n), sinks = std::min(sink, documents.length(n));
+    lts.insert(lts.end(), static_cast<std::size_t>(sinks), row(end));
+    for (int64_t j = documents.begin(n) + sinks; j < end; ++j) lts.push_back(row(std::min(j + reach, end)));
+  }
+  return causal_until(std::move(lts));
 }
 
 }  // namespace masks

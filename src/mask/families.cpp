@@ -11,6 +11,7 @@
 #include "common/message.h"
 #include "common/random.h"
 #include "flashmask/builders.h"
+#include "flashmask/model_masks.h"
 
 namespace flashmask {
 namespace {
@@ -62,6 +63,11 @@ class Reader {
     }
     if (sum != static_cast<uint64_t>(total)) throw_invalid(family_, ": parameter ", name, " adds up to ", sum, "; it must be ", total);
     return values;
+  }
+
+  /// `name` as lengths of documents that add up to seqlen, or one document of all.
+  Documents documents(std::string_view name) {
+    return Documents::from_lengths(integers(name).empty() ? std::vector{seqlen} : lengths(name, seqlen));
   }
 
   /// `count` positive lengths (fewer if `total` is smaller) that add up to `total`.
@@ -196,6 +202,8 @@ Mask padding(Reader& r) {
 
 constexpr FamilyParameter kLengths{"lengths", "lengths of the documents, adding up to seqlen; 3 to 7 drawn ones"};
 
+constexpr FamilyParameter kPacked{"lengths", "lengths of the documents, adding up to seqlen; one of all"};
+
 struct Entry {
   Family family;
   std::function<Mask(Reader&)> build;
@@ -224,6 +232,9 @@ const std::vector<Entry>& entries() {
                                               {"lengths", "tokens of each node; seqlen shared out evenly"}};
   static constexpr FamilyParameter kPadding[] = {{"key_lengths", "visible keys of each batch entry; one drawn, at least seqlen / 2"},
                                                  {"query_lengths", "rows that see anything; as key_lengths if those are drawn, else all"}};
+  static constexpr FamilyParameter kSinks[] = {kPacked,
+                                               {"sink", "first keys of a document that its rows always see; 4"},
+                                               {"window", "last keys that a row sees, its own included, -1 all; seqlen / 16"}};
   static const std::vector<Entry> table = {
       {{"full", "every row sees every key", {}}, [](Reader& r) { return masks::full(r.seqlen, r.seqlen); }},
       {{"causal", "j <= i + q_offset", kOffset}, [](Reader& r) { return masks::causal(r.seqlen, r.seqlen, r.integer("q_offset", 0)); }},
@@ -253,6 +264,11 @@ const std::vector<Entry>& entries() {
       {{"eviction", "j <= i and i < evicted_at[j]", kEviction}, eviction},
       {{"prefix_tree", "j <= i, and j's node is i's node or an ancestor of it", kTree}, prefix_tree},
       {{"padding", "j < key_lengths[batch] and i < query_lengths[batch]", kPadding}, padding},
+      {{"attention_sink_window", "same document, j <= i, and i - j < window or j among the document's first sink keys", kSinks},
+       [](Reader& r) {
+         return masks::attention_sink_window(r.documents("lengths"), r.integer("sink", 4),
+                                             r.integer("window", std::max<int64_t>(r.seqlen / 16, 1)));
+       }},
   };
   return table;
 }

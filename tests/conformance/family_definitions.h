@@ -71,6 +71,18 @@ inline Predicate prefix_lm_document_definition(const FamilyParameters& p) {
   };
 }
 
+inline Predicate attention_sink_window_definition(const FamilyParameters& p) {
+  const auto lengths = numbers(p, "lengths");
+  std::vector<bool> is_sink;
+  for (const int64_t length : lengths) {
+    for (int64_t t = 0; t < length; ++t) is_sink.push_back(t < numbers(p, "sink").at(0));
+  }
+  return [document = piece_of_token(lengths), is_sink, window = numbers(p, "window").at(0)](int64_t i, int64_t j) {
+    const auto row = static_cast<std::size_t>(i), key = static_cast<std::size_t>(j);
+    return document[row] == document[key] && j <= i && (window == -1 || i - j < window || is_sink[key]);
+  };
+}
+
 /// The definition of `family` with these parameters; empty for one whose draw its parameters do not tell.
 inline Predicate family_definition(const std::string& family, const FamilyParameters& p) {
   const auto one = [&](const std::string& name) { return numbers(p, name).at(0); };
@@ -124,6 +136,7 @@ inline Predicate family_definition(const std::string& family, const FamilyParame
   if (family == "padding") {
     return [keys = one("key_lengths"), rows = one("query_lengths")](int64_t i, int64_t j) { return i < rows && j < keys; };
   }
+  if (family == "attention_sink_window") return attention_sink_window_definition(p);
   return {};
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every builder against a predicate written from its definition, and its errors.
 #include "flashmask/builders.h"
+#include "flashmask/model_masks.h"
 
 #include <gtest/gtest.h>
 
@@ -414,6 +415,32 @@ TEST(Builders, Padding) {
   }
 }
 
+TEST(Builders, AttentionSinkWindow) {
+  at_all_sizes([](Random& random, int64_t size) {
+    const Numbers lengths = random_lengths(random, size), owner = owners(lengths);
+    Numbers position;  // of each token in its document
+    for (const int64_t length : lengths) {
+      for (int64_t t = 0; t < length; ++t) position.push_back(t);
+    }
+    const int64_t sink = random.integer(0, size / 4 + 2), window = random.integer(0, 3) == 0 ? -1 : random.integer(1, size / 2 + 2);
+    expect_predicate(masks::attention_sink_window(Documents::from_lengths(lengths), sink, window), size, size, "attention_sink_window",
+                     [&](int64_t row, int64_t key) {
+                       const auto i = static_cast<std::size_t>(row), j = static_cast<std::size_t>(key);
+                       return owner[i] == owner[j] && j <= i && (window == -1 || i - j < window || position[j] < sink);
+                     });
+  });
+  const Documents documents = Documents::from_lengths(Numbers{4, 2});
+  EXPECT_EQ(draw(to_dense(masks::attention_sink_window(documents, 1, 2)), 6, 6),
+            "#.....\n"
+            "##....\n"
+            "###...\n"
+            "#.##..\n"
+            "....#.\n"
+            "....##\n");
+  EXPECT_EQ(to_dense(masks::attention_sink_window(documents, INT64_MAX, 1)), to_dense(masks::causal_document(documents)));
+  EXPECT_EQ(to_dense(masks::attention_sink_window(documents, 0, INT64_MAX)), to_dense(masks::causal_document(documents)));
+}
+
 // --- Errors -------------------------------------------------------------------------------------------
 
 TEST(BuilderErrors, Lengths) {
@@ -485,6 +512,13 @@ TEST(BuilderErrors, PrefixTreeFromIntervals) {
   expect_invalid({"node 1 has the interval [2, 3)", "begin at 1"}, build({0, 2}, {1, 3}));
   expect_invalid({"ends at 5", "ends at 3", "before its children"}, build({0, 1}, {5, 3}));
   expect_invalid({"node 0 has the interval [0, 2147483648)"}, build({0}, {kMaxSeqlen + 1}));
+}
+
+TEST(BuilderErrors, AttentionSinkWindow) {
+  const Documents documents = Documents::from_lengths(Numbers{2, 3});
+  expect_invalid({"sink is -1", "at least 0"}, [&] { masks::attention_sink_window(documents, -1, 2); });
+  expect_invalid({"window is 0", "at least 1, or -1 for all"}, [&] { masks::attention_sink_window(documents, 1, 0); });
+  expect_invalid({"window is -2", "at least 1, or -1 for all"}, [&] { masks::attention_sink_window(documents, 1, -2); });
 }
 
 TEST(BuilderErrors, Padding) {

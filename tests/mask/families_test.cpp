@@ -7,6 +7,7 @@
 #include <set>
 
 #include "flashmask/builders.h"
+#include "flashmask/model_masks.h"
 #include "support/expect_error.h"
 
 namespace flashmask::test {
@@ -21,9 +22,10 @@ std::vector<std::string> names() {
 }
 
 TEST(Families, TheListIsComplete) {
-  EXPECT_EQ(names(), (std::vector<std::string>{"full", "causal", "sliding_window", "causal_document", "document", "shared_question",
-                                               "global_sliding_window", "causal_blockwise", "prefix_lm_causal", "prefix_lm_document",
-                                               "qk_sparse", "hash_sparse", "random_eviction", "eviction", "prefix_tree", "padding"}));
+  EXPECT_EQ(names(),
+            (std::vector<std::string>{"full", "causal", "sliding_window", "causal_document", "document", "shared_question",
+                                      "global_sliding_window", "causal_blockwise", "prefix_lm_causal", "prefix_lm_document", "qk_sparse",
+                                      "hash_sparse", "random_eviction", "eviction", "prefix_tree", "padding", "attention_sink_window"}));
   for (const Family& family : families()) {
     EXPECT_FALSE(family.definition.empty()) << family.name;
     for (const FamilyParameter& parameter : family.parameters) {
@@ -62,7 +64,7 @@ TEST(Families, SamplesAreNeitherEmptyNorAllTheSame) {
       }
     }
     const bool fixed = name == "full" || name == "causal" || name == "sliding_window" || name == "global_sliding_window" ||
-                       name == "prefix_lm_causal" || name == "qk_sparse";
+                       name == "prefix_lm_causal" || name == "qk_sparse" || name == "attention_sink_window";
     EXPECT_EQ(hashes.size() > 1, !fixed) << name;
   }
 }
@@ -101,6 +103,10 @@ TEST(Families, ExplicitParameters) {
   same(make_family("padding", 10, {{"key_lengths", "3,10"}}), masks::padding(10, 10, Numbers{3, 10}));
   same(make_family("padding", 10, {{"key_lengths", "3,10"}, {"query_lengths", "4,0"}}),
        masks::padding(10, 10, Numbers{3, 10}, Numbers{4, 0}));
+  same(make_family("attention_sink_window", 10, {{"lengths", "3,0,5,2"}, {"sink", "1"}, {"window", "2"}}),
+       masks::attention_sink_window(documents, 1, 2));
+  const Documents one = Documents::from_lengths(Numbers{10});
+  same(make_family("attention_sink_window", 10, {{"window", "3"}}), masks::attention_sink_window(one, 4, 3));
 }
 
 TEST(Families, SharedQuestionParameters) {
@@ -138,7 +144,7 @@ TEST(FamilyErrors, SequenceLength) {
 }
 
 TEST(FamilyErrors, LengthsThatDoNotAddUp) {
-  for (const std::string name : {"causal_document", "document", "causal_blockwise", "prefix_lm_document"}) {
+  for (const std::string name : {"causal_document", "document", "causal_blockwise", "prefix_lm_document", "attention_sink_window"}) {
     expect_invalid({name + ": parameter lengths adds up to 7", "8"}, [&] { make_family(name, 8, {{"lengths", "3,4"}}); });
     expect_invalid({name + ": parameter lengths has the length -1"}, [&] { make_family(name, 8, {{"lengths", "9,-1"}}); });
   }
@@ -177,6 +183,7 @@ TEST(FamilyErrors, OtherParameters) {
   expect_invalid({"query_lengths has 1 entries and key_lengths 2"}, [] {
     make_family("padding", 8, {{"key_lengths", "1,2"}, {"query_lengths", "1"}});
   });
+  expect_invalid({"sink is -1"}, [] { make_family("attention_sink_window", 8, {{"sink", "-1"}}); });
   expect_invalid({"window left is -2"}, [] { make_family("sliding_window", 8, {{"left", "-2"}}); });
 }
 

@@ -59,6 +59,7 @@ FAMILIES = {
     "random_eviction": lambda: masks.random_eviction(S, seed=3),
     "prefix_tree": lambda: masks.prefix_tree([-1, 0, 0, 2, -1], [40, 30, 20, 40, 20]),
     "padding": lambda: masks.padding(S, S, [100, S]),
+    "attention_sink_window": lambda: masks.attention_sink_window(5, 20, **DOCUMENTS),
 }
 
 

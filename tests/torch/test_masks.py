@@ -196,6 +196,20 @@ def test_shared_question(rng):
     check_cpp(mask, "prefix_tree", 12, parents=[-1, 0, 0, 0, -1, 4], lengths=[3, 2, 0, 2, 1, 4])
 
 
+def test_attention_sink_window(rng):
+    for _ in range(15):
+        lengths = draw_lengths(rng)
+        doc = documents_of(lengths)
+        at = [t for length in lengths for t in range(length)]
+        sink, window = rng.randint(0, 4), rng.choice((-1, 1, 2, 3, 50))
+        rule = lambda i, j: doc[i] == doc[j] and j <= i and (window == -1 or i - j < window or at[j] < sink)  # noqa: E731
+        for given in ways_to_give(lengths):
+            check(masks.attention_sink_window(sink, window, **given), len(doc), len(doc), rule)
+    check_cpp(masks.attention_sink_window(2, 3, seqlens=[6, 0, 5]), "attention_sink_window", 11, lengths=[6, 0, 5], sink=2, window=3)
+    check_cpp(masks.attention_sink_window(1, -1, seqlen=7), "attention_sink_window", 7, sink=1, window=-1)
+    check_cpp(masks.attention_sink_window(1, 2, seqlen=7), "attention_sink_window", 7, sink=1, window=2)
+
+
 # --- One sequence ---------------------------------------------------------------------------------------
 
 
@@ -500,6 +514,9 @@ def test_from_dense_finds_the_small_form(build):
     (lambda: masks.shared_question(), "give groups, or both"),
     (lambda: masks.prefix_tree([-1, 0], [1]), "lengths has 1 entries; it needs one for each of the 2 nodes"),
     (lambda: masks.global_sliding_window(4, -1, 2), "global_tokens is -1"),
+    (lambda: masks.attention_sink_window(-1, 2, seqlen=4), "sink is -1; it must be at least 0"),
+    (lambda: masks.attention_sink_window(1, 0, seqlen=4), "window is 0; it must be at least 1, or -1 for all"),
+    (lambda: masks.attention_sink_window(1, 2), "nothing is given"),
     (lambda: masks.sliding_window(4, 4, -2), r"window is \(-2, 0\)"),
     (lambda: masks.from_dense(torch.ones(2, 2)), "visible is torch.float32"),
 ])
@@ -528,6 +545,7 @@ TRACED = {
     "eviction": lambda x: masks.eviction(x),
     "random_eviction": lambda x: masks.random_eviction(x.shape[0], 3, device=x.device),
     "hash_sparse": lambda x: masks.hash_sparse(x.sort().values, x, True),
+    "attention_sink_window": lambda x: masks.attention_sink_window(2, 3, position_ids=x),
     "prefix_tree": lambda x: masks.prefix_tree(torch.arange(-1, 8, device=x.device), x, seqlen=30),
     "prefix_tree_from_intervals": lambda x: masks.prefix_tree_from_intervals(x[:1] * 0, x[:1], seqlen=9),
     "padding": lambda x: masks.padding(16, 9, x),
@@ -549,6 +567,7 @@ LISTS = {
     "groups": lambda device: masks.shared_question([(2, [1, 3]), (4, [])], device=device),
     "prefix_lm_document": lambda device: masks.prefix_lm_document([0, 4], [2], device=device),
     "qk_sparse": lambda device: masks.qk_sparse(9, [(2, 4)], device=device),
+    "attention_sink_window": lambda device: masks.attention_sink_window(2, 3, seqlen=9, device=device),
     "prefix_tree": lambda device: masks.prefix_tree([-1, 0, 0], [2, 1, 3], device=device),
     "prefix_tree_from_intervals": lambda device: masks.prefix_tree_from_intervals([0, 2], [5, 5], device=device),
     "hash_sparse": lambda device: masks.hash_sparse([0, 1], [1, 0], False, device=device),

@@ -50,6 +50,7 @@ class ParameterDraw {
     if (family == "eviction") return eviction();
     if (family == "prefix_tree") return prefix_tree();
     if (family == "padding") return {{"key_lengths", up_to(length_)}, {"query_lengths", up_to(length_)}};
+    if (family == "attention_sink_window") return {{"lengths", lengths()}, {"sink", up_to(9)}, {"window", window_of(length_ / 2)}};
     return {};
   }
 
@@ -59,6 +60,11 @@ class ParameterDraw {
 
   /// Unbounded now and then, otherwise up to half the length.
   std::string window_reach(Random& random) { return std::to_string(random.integer(0, 5) == 0 ? -1 : random.integer(0, length_ / 2)); }
+
+  /// Of 1 to `largest`, or now and then of all.
+  std::string window_of(int64_t largest) {
+    return std::to_string(own_.integer(0, 5) == 0 ? -1 : own_.integer(1, std::max<int64_t>(largest, 1)));
+  }
 
   FamilyParameters shared_question() {
     const std::vector<int64_t> groups = draw_lengths(own_, length_, own_.integer(1, 4));

@@ -90,6 +90,11 @@ class Parameters {
     return values;
   }
 
+  /// Lengths of documents: those given, or one of all.
+  documents(name) {
+    return this.integers(name).length ? this.lengths(name) : this.choose(name, [this.seqlen]);
+  }
+
   drawLengths(count) {
     const cuts = [0, this.seqlen];
     for (let n = 1; n < Math.min(count, this.seqlen); ++n) cuts.push(this.random.integer(1, this.seqlen - 1));
@@ -274,7 +279,20 @@ const families = {
     need(p.entry < keys.length, `batch entry ${p.entry} is shown, and there are ${keys.length}, counted from 0`);
     return square(p.seqlen, {lts: range(p.seqlen, (j) => (j < keys[p.entry] ? queries[p.entry] : 0))});
   },
+
+  attention_sink_window(p) {
+    const lengths = p.documents("lengths"), sink = p.integer("sink", 4), reach = windowOf(p, Math.max(Math.floor(p.seqlen / 16), 1));
+    need(sink >= 0, `sink is ${sink}; it must be at least 0`);
+    return square(p.seqlen, {hi: 0, lts: eachKey(lengths, (begin, end, j) => (j - begin < sink ? end : Math.min(j + reach, end)))});
+  },
 };
+
+/// How far the window reaches, -1 being everything.
+function windowOf(p, otherwise) {
+  const window = p.integer("window", otherwise);
+  need(window >= 1 || window === -1, `window is ${window}; it must be at least 1, or -1 for all`);
+  return window < 0 ? Infinity : window;
+}
 
 /// i and j in the same bucket and, if causal, j <= i. An error where a key is hidden from more than two runs of rows.
 function hashSparse(queries, keys, causal) {

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// More builders, for the masks of particular models; include it beside flashmask.h, which does not bring it.
+
+#include <cstdint>
+
+#include "flashmask/builders.h"
+
+/// i is a query row, j a key; all masks are square, for one batch entry and one head, to be broadcast. Documents are packed
+/// one after the other and see nothing of each other; Documents::from_lengths of one length is a single sequence.
+namespace flashmask::masks {
+
+/// StreamingLLM (arXiv:2309.17453): the last `window` keys, the row's own included, and the document's first `sink` keys.
+/// Same document, j <= i, and i - j < window or j among the first `sink` tokens of the document.
+/// Shape: square, documents.total(). sink >= 0; window >= 1, or -1 for all keys before. kInvalidArgument otherwise.
+FLASHMASK_API Mask attention_sink_window(const Documents& documents, int64_t sink, int64_t window);
+
+}  // namespace flashmask::masks
