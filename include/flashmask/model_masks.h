@@ -16,4 +16,15 @@ namespace flashmask::masks {
 /// Shape: square, documents.total(). sink >= 0; window >= 1, or -1 for all keys before. kInvalidArgument otherwise.
 FLASHMASK_API Mask attention_sink_window(const Documents& documents, int64_t sink, int64_t window);
 
+/// Each document cut into blocks of `length` tokens, its last block being shorter if need be: for block_causal. length >= 1,
+/// kInvalidArgument otherwise.
+FLASHMASK_API Documents equal_blocks(const Documents& documents, int64_t length);
+
+/// Frames of a video, chunks of a stream (block-causal attention, as in MAGI-1, arXiv:2505.13211): a token sees its whole block
+/// and the earlier blocks of its document, `window` blocks in all, its own included.
+/// Same document, block(j) <= block(i), and block(i) - block(j) < window.
+/// Shape: square, documents.total(), which blocks.total() must be. Where a block goes on from one document to the next, each has
+/// its part. window >= 1, or -1 for all blocks before. kInvalidArgument otherwise.
+FLASHMASK_API Mask block_causal(const Documents& blocks, const Documents& documents, int64_t window = -1);
+
 }  // namespace flashmask::masks

@@ -23,7 +23,7 @@ from . import _columns
 from .errors import UnrepresentableMaskError
 from .mask import Mask
 
-__all__ = ["attention_sink_window", "causal", "causal_blockwise", "causal_document", "document", "eviction", "from_dense", "from_startend", "full",
+__all__ = ["attention_sink_window", "block_causal", "causal", "causal_blockwise", "causal_document", "document", "eviction", "from_dense", "from_startend", "full",
            "global_sliding_window", "hash_sparse", "padding", "prefix_lm_causal", "prefix_lm_document", "prefix_tree",
            "prefix_tree_from_intervals", "qk_sparse", "random_eviction", "shared_question", "sliding_window"]
 
@@ -127,6 +127,43 @@ def attention_sink_window(sink, window, cu_seqlens=None, *, seqlens=None, doc_id
     key, end = documents.position, documents.end
     until = torch.minimum(key + _reach(window, documents.seqlen), end)
     return _mask(documents.seqlen, torch.where(key - documents.begin < sink, end, until), causal=True)
+
+
+def block_causal(blocks, cu_seqlens=None, *, window=-1, seqlens=None, doc_ids=None, position_ids=None, seqlen=None, device=None):
+    """Frames of a video, chunks of a stream: a token sees its whole block and the earlier blocks of its document, `window` blocks in all.
+
+    Same document, block(j) <= block(i), and block(i) - block(j) < window. blocks: an int, the length of every block, counted from where
+    the document begins; or their lengths [..., blocks], tokens past the last being hidden. Where a block goes on from one document to the
+    next, each has its part. window: an int of at least 1, or -1 for all blocks before. Without documents the sequence is one: seqlen
+    tokens, by default the sum of blocks.
+    """
+    if isinstance(blocks, torch.Tensor) and device is None:
+        device = blocks.device
+    if not isinstance(blocks, int) and all(given is None for given in (cu_seqlens, seqlens, doc_ids, position_ids)):
+        seqlen = _Documents(None, blocks, None, None, seqlen, device).seqlen
+    documents = _documents_or_one(cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device)
+    begin, until = (_equal_blocks if isinstance(blocks, int) else _blocks)(blocks, documents, window)
+    return _mask(documents.seqlen, torch.minimum(until, documents.end), torch.maximum(begin, documents.begin))
+
+
+def _equal_blocks(length, documents, window):
+    """Where each token's block begins, and where the first block begins that does not see it."""
+    if length < 1:
+        raise ValueError(f"blocks is {length}; a block must have at least 1 token")
+    length = min(length, max(documents.seqlen, 1))
+    begin = documents.position - (documents.position - documents.begin) % length
+    return begin, begin + _reach(window, documents.seqlen) * length
+
+
+def _blocks(lengths, documents, window):
+    """The same of blocks of these lengths."""
+    lengths = _integers("blocks", lengths, documents.begin.device)
+    _check("blocks", lengths, lengths >= 0, "a length must be at least 0")
+    blocks = _Documents(None, lengths, None, None, documents.seqlen, None)
+    total = blocks.cu_seqlens[..., -1:]
+    _check("the sum of blocks", total, total <= documents.seqlen, f"it must be at most the length of the sequence, {documents.seqlen}")
+    later = (blocks.index + _reach(window, blocks.count)).clamp(max=blocks.count)
+    return blocks.begin, blocks.cu_seqlens.gather(-1, later)
 
 
 # --- Masks of one sequence ----------------------------------------------------------------------------

@@ -384,5 +384,30 @@ Mask attention_sink_window(const Documents& documents, int64_t sink, int64_t win
   return causal_until(std::move(lts));
 }
 
+Documents equal_blocks(const Documents& documents, int64_t length) {
+  if (length < 1) throw_invalid("length is ", length, "; a block must have at least 1 token");
+  std::vector<int64_t> ends{0};
+  for (int64_t n = 0; n < documents.count(); ++n) {
+    for (int64_t left = documents.length(n); left > 0; left -= length) ends.push_back(ends.back() + std::min(left, length));
+  }
+  return Documents::from_cu_seqlens(ends);
+}
+
+Mask block_causal(const Documents& blocks, const Documents& documents, int64_t window) {
+  const int64_t seqlen = documents.total(), reach = reach_of(window, blocks.count());
+  if (blocks.total() != seqlen) throw_invalid("the blocks add up to ", blocks.total(), " tokens; it must be the documents' ", seqlen);
+  MaskParts parts{.seqlen_q = seqlen, .seqlen_k = seqlen};
+  int64_t document = 0;
+  for (int64_t n = 0; n < blocks.count(); ++n) {
+    const int64_t until = blocks.begin(std::min(n + reach, blocks.count()));
+    for (int64_t j = blocks.begin(n); j < blocks.end(n); ++j) {
+      while (documents.end(document) <= j) ++document;
+      parts.lts.push_back(row(std::min(until, documents.end(document))));
+      parts.ute.push_back(row(std::max(blocks.begin(n), documents.begin(document))));
+    }
+  }
+  return Mask(std::move(parts));
+}
+
 }  // namespace masks
 }  // namespace flashmask

@@ -193,6 +193,15 @@ Mask prefix_tree(Reader& r) {
   return masks::prefix_tree(parents, lengths);
 }
 
+Mask block_causal(Reader& r) {
+  const Documents documents = r.documents("lengths");
+  const std::vector<int64_t> given = r.integers("blocks");
+  const bool equal = given.empty() || (given.size() == 1 && given[0] != r.seqlen);
+  const Documents blocks = equal ? masks::equal_blocks(documents, r.integer("blocks", std::max<int64_t>(r.seqlen / 8, 1)))
+                                 : Documents::from_lengths(r.lengths("blocks", r.seqlen));
+  return masks::block_causal(blocks, documents, r.integer("window", -1));
+}
+
 Mask padding(Reader& r) {
   const std::vector<int64_t> keys = r.integers("key_lengths"), queries = r.integers("query_lengths");
   if (!keys.empty()) return masks::padding(r.seqlen, r.seqlen, keys, queries);
@@ -235,6 +244,9 @@ const std::vector<Entry>& entries() {
   static constexpr FamilyParameter kSinks[] = {kPacked,
                                                {"sink", "first keys of a document that its rows always see; 4"},
                                                {"window", "last keys that a row sees, its own included, -1 all; seqlen / 16"}};
+  static constexpr FamilyParameter kFrames[] = {kPacked,
+                                                {"blocks", "length of every block, or their lengths, adding up to seqlen; seqlen / 8"},
+                                                {"window", "last blocks that a row sees, its own included, -1 all; -1"}};
   static const std::vector<Entry> table = {
       {{"full", "every row sees every key", {}}, [](Reader& r) { return masks::full(r.seqlen, r.seqlen); }},
       {{"causal", "j <= i + q_offset", kOffset}, [](Reader& r) { return masks::causal(r.seqlen, r.seqlen, r.integer("q_offset", 0)); }},
@@ -269,6 +281,7 @@ const std::vector<Entry>& entries() {
          return masks::attention_sink_window(r.documents("lengths"), r.integer("sink", 4),
                                              r.integer("window", std::max<int64_t>(r.seqlen / 16, 1)));
        }},
+      {{"block_causal", "same document, block(j) <= block(i), and block(i) - block(j) < window", kFrames}, block_causal},
   };
   return table;
 }

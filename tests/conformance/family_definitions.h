@@ -137,6 +137,14 @@ inline Predicate family_definition(const std::string& family, const FamilyParame
     return [keys = one("key_lengths"), rows = one("query_lengths")](int64_t i, int64_t j) { return i < rows && j < keys; };
   }
   if (family == "attention_sink_window") return attention_sink_window_definition(p);
+  if (family == "block_causal") {
+    return [document = piece_of_token(numbers(p, "lengths")), block = piece_of_token(numbers(p, "blocks")), window = one("window")](
+               int64_t i, int64_t j) {
+      const auto row = static_cast<std::size_t>(i), key = static_cast<std::size_t>(j);
+      const int64_t back = block[row] - block[key];
+      return document[row] == document[key] && back >= 0 && (window == -1 || back < window);
+    };
+  }
   return {};
 }
 

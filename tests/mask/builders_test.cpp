@@ -441,6 +441,38 @@ TEST(Builders, AttentionSinkWindow) {
   EXPECT_EQ(to_dense(masks::attention_sink_window(documents, 0, INT64_MAX)), to_dense(masks::causal_document(documents)));
 }
 
+TEST(Builders, BlockCausal) {
+  at_all_sizes([](Random& random, int64_t size) {
+    const Numbers lengths = random_lengths(random, size), of_blocks = random_lengths(random, size);
+    const Numbers owner = owners(lengths), block = owners(of_blocks);
+    const int64_t window = random.integer(0, 2) == 0 ? -1 : random.integer(1, 4);
+    const Documents blocks = Documents::from_lengths(of_blocks), documents = Documents::from_lengths(lengths);
+    expect_predicate(masks::block_causal(blocks, documents, window), size, size, "block_causal", [&](int64_t row, int64_t key) {
+      const auto i = static_cast<std::size_t>(row), j = static_cast<std::size_t>(key);
+      return owner[i] == owner[j] && block[j] <= block[i] && (window == -1 || block[i] - block[j] < window);
+    });
+    EXPECT_EQ(to_dense(masks::block_causal(blocks, documents, INT64_MAX)), to_dense(masks::block_causal(blocks, documents)));
+  });
+}
+
+TEST(Builders, BlockCausalInEqualBlocks) {
+  at_all_sizes([](Random& random, int64_t size) {
+    const Numbers lengths = random_lengths(random, size), owner = owners(lengths);
+    Numbers position;  // of each token in its document
+    for (const int64_t length : lengths) {
+      for (int64_t t = 0; t < length; ++t) position.push_back(t);
+    }
+    const Documents documents = Documents::from_lengths(lengths);
+    const int64_t length = random.integer(1, size + 2), window = random.integer(1, 4);
+    const Mask mask = masks::block_causal(masks::equal_blocks(documents, length), documents, window);
+    expect_predicate(mask, size, size, "block_causal", [&](int64_t row, int64_t key) {
+      const auto i = static_cast<std::size_t>(row), j = static_cast<std::size_t>(key);
+      const int64_t back = position[i] / length - position[j] / length;
+      return owner[i] == owner[j] && back >= 0 && back < window;
+    });
+  });
+}
+
 // --- Errors -------------------------------------------------------------------------------------------
 
 TEST(BuilderErrors, Lengths) {
@@ -519,6 +551,13 @@ TEST(BuilderErrors, AttentionSinkWindow) {
   expect_invalid({"sink is -1", "at least 0"}, [&] { masks::attention_sink_window(documents, -1, 2); });
   expect_invalid({"window is 0", "at least 1, or -1 for all"}, [&] { masks::attention_sink_window(documents, 1, 0); });
   expect_invalid({"window is -2", "at least 1, or -1 for all"}, [&] { masks::attention_sink_window(documents, 1, -2); });
+}
+
+TEST(BuilderErrors, BlockCausal) {
+  const Documents documents = Documents::from_lengths(Numbers{2, 3}), blocks = Documents::from_lengths(Numbers{2, 2});
+  expect_invalid({"blocks add up to 4", "documents' 5"}, [&] { masks::block_causal(blocks, documents); });
+  expect_invalid({"window is 0", "at least 1, or -1 for all"}, [&] { masks::block_causal(documents, documents, 0); });
+  expect_invalid({"length is 0", "at least 1 token"}, [&] { masks::equal_blocks(documents, 0); });
 }
 
 TEST(BuilderErrors, Padding) {

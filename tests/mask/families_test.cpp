@@ -22,10 +22,10 @@ std::vector<std::string> names() {
 }
 
 TEST(Families, TheListIsComplete) {
-  EXPECT_EQ(names(),
-            (std::vector<std::string>{"full", "causal", "sliding_window", "causal_document", "document", "shared_question",
-                                      "global_sliding_window", "causal_blockwise", "prefix_lm_causal", "prefix_lm_document", "qk_sparse",
-                                      "hash_sparse", "random_eviction", "eviction", "prefix_tree", "padding", "attention_sink_window"}));
+  EXPECT_EQ(names(), (std::vector<std::string>{"full", "causal", "sliding_window", "causal_document", "document", "shared_question",
+                                               "global_sliding_window", "causal_blockwise", "prefix_lm_causal", "prefix_lm_document",
+                                               "qk_sparse", "hash_sparse", "random_eviction", "eviction", "prefix_tree", "padding",
+                                               "attention_sink_window", "block_causal"}));
   for (const Family& family : families()) {
     EXPECT_FALSE(family.definition.empty()) << family.name;
     for (const FamilyParameter& parameter : family.parameters) {
@@ -64,7 +64,7 @@ TEST(Families, SamplesAreNeitherEmptyNorAllTheSame) {
       }
     }
     const bool fixed = name == "full" || name == "causal" || name == "sliding_window" || name == "global_sliding_window" ||
-                       name == "prefix_lm_causal" || name == "qk_sparse" || name == "attention_sink_window";
+                       name == "prefix_lm_causal" || name == "qk_sparse" || name == "attention_sink_window" || name == "block_causal";
     EXPECT_EQ(hashes.size() > 1, !fixed) << name;
   }
 }
@@ -107,6 +107,13 @@ TEST(Families, ExplicitParameters) {
        masks::attention_sink_window(documents, 1, 2));
   const Documents one = Documents::from_lengths(Numbers{10});
   same(make_family("attention_sink_window", 10, {{"window", "3"}}), masks::attention_sink_window(one, 4, 3));
+  same(make_family("block_causal", 10, {{"lengths", "3,0,5,2"}, {"blocks", "1,5,4"}, {"window", "2"}}),
+       masks::block_causal(Documents::from_lengths(Numbers{1, 5, 4}), documents, 2));
+  same(make_family("block_causal", 10, {{"lengths", "3,0,5,2"}, {"blocks", "4"}}),
+       masks::block_causal(Documents::from_lengths(Numbers{3, 4, 1, 2}), documents));
+  same(make_family("block_causal", 10, {{"blocks", "10"}}), masks::full(10, 10));
+  same(make_family("block_causal", 16, {{"window", "3"}}),
+       masks::block_causal(Documents::from_lengths(Numbers(8, 2)), Documents::from_lengths(Numbers{16}), 3));
 }
 
 TEST(Families, SharedQuestionParameters) {
@@ -144,7 +151,8 @@ TEST(FamilyErrors, SequenceLength) {
 }
 
 TEST(FamilyErrors, LengthsThatDoNotAddUp) {
-  for (const std::string name : {"causal_document", "document", "causal_blockwise", "prefix_lm_document", "attention_sink_window"}) {
+  for (const std::string name :
+       {"causal_document", "document", "causal_blockwise", "prefix_lm_document", "attention_sink_window", "block_causal"}) {
     expect_invalid({name + ": parameter lengths adds up to 7", "8"}, [&] { make_family(name, 8, {{"lengths", "3,4"}}); });
     expect_invalid({name + ": parameter lengths has the length -1"}, [&] { make_family(name, 8, {{"lengths", "9,-1"}}); });
   }
@@ -184,6 +192,8 @@ TEST(FamilyErrors, OtherParameters) {
     make_family("padding", 8, {{"key_lengths", "1,2"}, {"query_lengths", "1"}});
   });
   expect_invalid({"sink is -1"}, [] { make_family("attention_sink_window", 8, {{"sink", "-1"}}); });
+  expect_invalid({"length is 0", "at least 1 token"}, [] { make_family("block_causal", 8, {{"blocks", "0"}}); });
+  expect_invalid({"block_causal: parameter blocks adds up to 5", "8"}, [] { make_family("block_causal", 8, {{"blocks", "2,3"}}); });
   expect_invalid({"window left is -2"}, [] { make_family("sliding_window", 8, {{"left", "-2"}}); });
 }
 

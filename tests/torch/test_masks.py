@@ -210,6 +210,36 @@ def test_attention_sink_window(rng):
     check_cpp(masks.attention_sink_window(1, 2, seqlen=7), "attention_sink_window", 7, sink=1, window=2)
 
 
+def test_block_causal(rng):
+    for _ in range(15):
+        lengths = draw_lengths(rng)
+        doc = documents_of(lengths)
+        cuts = sorted([0, *(rng.randint(0, len(doc)) for _ in range(rng.randint(0, 4))), len(doc)])
+        of_blocks = [end - begin for begin, end in zip(cuts, cuts[1:])]
+        block, window = documents_of(of_blocks), rng.choice((-1, 1, 2, 3, 50))
+        sees = lambda back: back >= 0 and (window == -1 or back < window)  # noqa: E731
+        for given in ways_to_give(lengths):
+            check(masks.block_causal(of_blocks, window=window, **given), len(doc), len(doc),
+                  lambda i, j: doc[i] == doc[j] and sees(block[i] - block[j]))
+        at, length = [t for n in lengths for t in range(n)], rng.randint(1, 6)
+        for given in ways_to_give(lengths):
+            check(masks.block_causal(length, window=window, **given), len(doc), len(doc),
+                  lambda i, j: doc[i] == doc[j] and sees(at[i] // length - at[j] // length))
+
+
+def test_block_causal_as_in_cpp():
+    check_cpp(masks.block_causal([4, 0, 5, 2], seqlens=[6, 0, 5], window=2), "block_causal", 11, lengths=[6, 0, 5], blocks=[4, 0, 5, 2], window=2)
+    check_cpp(masks.block_causal(3, seqlens=[7, 0, 4], window=2), "block_causal", 11, lengths=[7, 0, 4], blocks=3, window=2)
+    check_cpp(masks.block_causal(torch.tensor([3, 4])), "block_causal", 7, blocks=[3, 4])
+    check_cpp(masks.block_causal(2, seqlen=7), "block_causal", 7, blocks=2)
+
+
+def test_block_causal_of_a_batch_and_past_the_last_block():
+    mask = masks.block_causal(torch.tensor([[2, 3], [1, 1]]), seqlen=5)
+    check(mask, 5, 5, lambda i, j: j < 2 or i >= 2, batch=0)
+    check(mask, 5, 5, lambda i, j: j <= i < 2, batch=1)
+
+
 # --- One sequence ---------------------------------------------------------------------------------------
 
 
@@ -517,6 +547,10 @@ def test_from_dense_finds_the_small_form(build):
     (lambda: masks.attention_sink_window(-1, 2, seqlen=4), "sink is -1; it must be at least 0"),
     (lambda: masks.attention_sink_window(1, 0, seqlen=4), "window is 0; it must be at least 1, or -1 for all"),
     (lambda: masks.attention_sink_window(1, 2), "nothing is given"),
+    (lambda: masks.block_causal(0, seqlen=4), "blocks is 0; a block must have at least 1 token"),
+    (lambda: masks.block_causal([2, 3], seqlens=[4]), r"the sum of blocks\[0\] is 5; it must be at most the length of the sequence, 4"),
+    (lambda: masks.block_causal([2, -1], seqlens=[4]), r"blocks\[1\] is -1; a length must be at least 0"),
+    (lambda: masks.block_causal(2, seqlen=4, window=0), "window is 0; it must be at least 1, or -1 for all"),
     (lambda: masks.sliding_window(4, 4, -2), r"window is \(-2, 0\)"),
     (lambda: masks.from_dense(torch.ones(2, 2)), "visible is torch.float32"),
 ])
@@ -546,6 +580,8 @@ TRACED = {
     "random_eviction": lambda x: masks.random_eviction(x.shape[0], 3, device=x.device),
     "hash_sparse": lambda x: masks.hash_sparse(x.sort().values, x, True),
     "attention_sink_window": lambda x: masks.attention_sink_window(2, 3, position_ids=x),
+    "block_causal": lambda x: masks.block_causal(x, seqlens=x.flip(0), window=2, seqlen=30),
+    "block_causal, equal": lambda x: masks.block_causal(3, position_ids=x, window=2),
     "prefix_tree": lambda x: masks.prefix_tree(torch.arange(-1, 8, device=x.device), x, seqlen=30),
     "prefix_tree_from_intervals": lambda x: masks.prefix_tree_from_intervals(x[:1] * 0, x[:1], seqlen=9),
     "padding": lambda x: masks.padding(16, 9, x),
@@ -568,6 +604,8 @@ LISTS = {
     "prefix_lm_document": lambda device: masks.prefix_lm_document([0, 4], [2], device=device),
     "qk_sparse": lambda device: masks.qk_sparse(9, [(2, 4)], device=device),
     "attention_sink_window": lambda device: masks.attention_sink_window(2, 3, seqlen=9, device=device),
+    "block_causal": lambda device: masks.block_causal([2, 3], window=1, device=device),
+    "block_causal, equal": lambda device: masks.block_causal(2, seqlen=9, device=device),
     "prefix_tree": lambda device: masks.prefix_tree([-1, 0, 0], [2, 1, 3], device=device),
     "prefix_tree_from_intervals": lambda device: masks.prefix_tree_from_intervals([0, 2], [5, 5], device=device),
     "hash_sparse": lambda device: masks.hash_sparse([0, 1], [1, 0], False, device=device),

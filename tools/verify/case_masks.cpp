@@ -51,6 +51,7 @@ class ParameterDraw {
     if (family == "prefix_tree") return prefix_tree();
     if (family == "padding") return {{"key_lengths", up_to(length_)}, {"query_lengths", up_to(length_)}};
     if (family == "attention_sink_window") return {{"lengths", lengths()}, {"sink", up_to(9)}, {"window", window_of(length_ / 2)}};
+    if (family == "block_causal") return {{"lengths", lengths()}, {"blocks", lengths()}, {"window", window_of(4)}};
     return {};
   }
 

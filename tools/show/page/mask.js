@@ -285,7 +285,26 @@ const families = {
     need(sink >= 0, `sink is ${sink}; it must be at least 0`);
     return square(p.seqlen, {hi: 0, lts: eachKey(lengths, (begin, end, j) => (j - begin < sink ? end : Math.min(j + reach, end)))});
   },
+
+  block_causal(p) {
+    const documents = p.documents("lengths"), given = p.integers("blocks");
+    const equal = !given.length || (given.length === 1 && given[0] !== p.seqlen);
+    const length = equal ? p.integer("blocks", Math.max(Math.floor(p.seqlen / 8), 1)) : 0;
+    need(!equal || length >= 1, `blocks is ${length}; a block must have at least 1 token`);
+    const blocks = equal ? cutEach(documents, length) : p.lengths("blocks"), reach = windowOf(p, -1);
+    const ends = eachKey(documents, (begin, end) => end), begins = eachKey(documents, (begin) => begin), blockBegins = [];
+    blocks.reduce((begin, own, n) => (blockBegins[n] = begin) + own, 0);
+    return square(p.seqlen, {
+      lts: eachKey(blocks, (begin, end, j, n) => Math.min(blockBegins[n + reach] ?? p.seqlen, ends[j])),
+      ute: eachKey(blocks, (begin, end, j) => Math.max(begin, begins[j])),
+    });
+  },
 };
+
+/// Each of the lengths, cut into pieces of this length, the last being shorter if need be.
+function cutEach(lengths, piece) {
+  return lengths.flatMap((length) => range(Math.ceil(length / piece), (n) => Math.min(piece, length - n * piece)));
+}
 
 /// How far the window reaches, -1 being everything.
 function windowOf(p, otherwise) {
