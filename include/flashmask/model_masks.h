@@ -4,6 +4,7 @@
 // More builders, for the masks of particular models; include it beside flashmask.h, which does not bring it.
 
 #include <cstdint>
+#include <span>
 
 #include "flashmask/builders.h"
 
@@ -26,5 +27,15 @@ FLASHMASK_API Documents equal_blocks(const Documents& documents, int64_t length)
 /// Shape: square, documents.total(), which blocks.total() must be. Where a block goes on from one document to the next, each has
 /// its part. window >= 1, or -1 for all blocks before. kInvalidArgument otherwise.
 FLASHMASK_API Mask block_causal(const Documents& blocks, const Documents& documents, int64_t window = -1);
+
+/// Images among the text of a vision-language model: causal, except that inside a block tokens see each other both ways, as
+/// in Gemma 3 (arXiv:2503.19786), in its layers with and without a window. `window` counts the last keys that a row sees,
+/// its own included; a row sees the whole of its own block even so.
+/// Same document, and j <= i and i - j < window, or j in i's own block.
+/// Shape: square, documents.total(). Blocks must be ascending, disjoint and each in one document; window >= 1, or -1 for all keys
+/// before. kInvalidArgument otherwise.
+/// A block is one run of tokens: where the parts of one image are parted by text and still see each other, a key is hidden from the
+/// rows between them, one interval for each. from_dense takes such a mask if it fits; a block around all of the parts always does.
+FLASHMASK_API Mask causal_with_blocks(const Documents& documents, std::span<const Span> blocks, int64_t window = -1);
 
 }  // namespace flashmask::masks

@@ -23,7 +23,7 @@ from . import _columns
 from .errors import UnrepresentableMaskError
 from .mask import Mask
 
-__all__ = ["attention_sink_window", "block_causal", "causal", "causal_blockwise", "causal_document", "document", "eviction", "from_dense", "from_startend", "full",
+__all__ = ["attention_sink_window", "block_causal", "causal", "causal_blockwise", "causal_document", "causal_with_blocks", "document", "eviction", "from_dense", "from_startend", "full",
            "global_sliding_window", "hash_sparse", "padding", "prefix_lm_causal", "prefix_lm_document", "prefix_tree",
            "prefix_tree_from_intervals", "qk_sparse", "random_eviction", "shared_question", "sliding_window"]
 
@@ -164,6 +164,32 @@ def _blocks(lengths, documents, window):
     _check("the sum of blocks", total, total <= documents.seqlen, f"it must be at most the length of the sequence, {documents.seqlen}")
     later = (blocks.index + _reach(window, blocks.count)).clamp(max=blocks.count)
     return blocks.begin, blocks.cu_seqlens.gather(-1, later)
+
+
+def causal_with_blocks(block_ids, cu_seqlens=None, *, window=-1, seqlens=None, doc_ids=None, position_ids=None, device=None):
+    """Images among the text of a vision-language model: causal, except that inside a block tokens see each other both ways.
+
+    Same document, and j <= i and i - j < window, or j in i's own block (Gemma 3, arXiv:2503.19786, in its layers with and without a
+    window). block_ids: [..., seqlen], an id per token, negative outside of blocks; ids may be used again in another document.
+    window: an int of at least 1, or -1 for all keys before; it does not cut blocks. Without documents the sequence is one.
+
+    The tokens of a block must be contiguous: a key of a block in parts is hidden from the rows between each two of them. from_dense takes
+    such a mask if it fits two intervals; one block around all of the parts always does.
+    """
+    block_ids = _integers("block_ids", block_ids, device)
+    if block_ids.ndim < 1:
+        raise ValueError("block_ids is a single number; it must be [..., seqlen]")
+    documents = _documents_or_one(cu_seqlens, seqlens, doc_ids, position_ids, block_ids.shape[-1], block_ids.device)
+    key = documents.position.expand(torch.broadcast_shapes(block_ids.shape, documents.position.shape))
+    block_ids = block_ids.expand(key.shape)
+    begins = key == documents.begin
+    begins[..., 1:] |= block_ids[..., 1:] != block_ids[..., :-1]
+    inside = block_ids >= 0
+    _check_blocks(block_ids, begins & inside, documents.index.expand(key.shape))
+    begin = torch.where(begins, key, 0).cummax(-1).values
+    end = _next_flagged(begins, key, key.new_full((1,), documents.seqlen))
+    until = torch.maximum(torch.where(inside, end, key + 1), key + _reach(window, documents.seqlen))
+    return _mask(documents.seqlen, torch.minimum(until, documents.end), torch.where(inside, begin, key))
 
 
 # --- Masks of one sequence ----------------------------------------------------------------------------
@@ -508,11 +534,29 @@ def _check_ids(ids, begins):
         return
     at = begins.nonzero()
     named = torch.cat([at[:, :-1], ids[begins][:, None]], -1)  # batch entry and id of each document
-    _, which, count = named.unique(dim=0, return_inverse=True, return_counts=True)
-    if bool((count > 1).any()):
-        seen = torch.zeros_like(count).scatter_reduce(0, which, torch.arange(len(which)), "amin", include_self=False)
-        again = int((torch.arange(len(which)) > seen[which]).int().argmax())
+    again = _first_repeat(named)
+    if again is not None:
         raise ValueError(f"document id {int(named[again, -1])} comes back at {at[again].tolist()}; the tokens of a document must be contiguous")
+
+
+def _check_blocks(ids, begins, document):
+    """ValueError if a block's id comes back in its document after other tokens, where the ids can be read."""
+    if not _readable(ids):
+        return
+    at = begins.nonzero()
+    again = _first_repeat(torch.cat([at[:, :-1], document[begins][:, None], ids[begins][:, None]], -1))
+    if again is not None:
+        raise ValueError(f"block id {int(ids[tuple(at[again])])} comes back at {at[again].tolist()}; the tokens of a block must be contiguous, as a block in "
+                         "parts may need more than two row intervals per key column (from_dense takes it if it does not)")
+
+
+def _first_repeat(rows):
+    """The first row of a matrix that was there before, or None."""
+    _, which, count = rows.unique(dim=0, return_inverse=True, return_counts=True)
+    if not bool((count > 1).any()):
+        return None
+    seen = torch.zeros_like(count).scatter_reduce(0, which, torch.arange(len(which)), "amin", include_self=False)
+    return int((torch.arange(len(which)) > seen[which]).int().argmax())
 
 
 def _mask(seqlen_q, *vectors, causal=False, window=None):

@@ -35,6 +35,18 @@ int64_t reach_of(int64_t window, int64_t length) {
   return window == -1 ? length : std::min(window, length);
 }
 
+void check_spans(const char* argument, std::span<const Span> spans, int64_t seqlen) {
+  int64_t end = 0;
+  for (std::size_t n = 0; n < spans.size(); ++n) {
+    const Span span = spans[n];
+    if (span.begin < end || span.end < span.begin || span.end > seqlen) {
+      throw_invalid(argument, "[", n, "] is [", span.begin, ", ", span.end, "); spans must be ascending, disjoint and within [0, ", seqlen,
+                    ")");
+    }
+    end = span.end;
+  }
+}
+
 int32_t row(int64_t value) { return static_cast<int32_t>(value); }
 
 std::vector<int32_t> rows(int64_t count) { return std::vector<int32_t>(static_cast<std::size_t>(count)); }
@@ -213,18 +225,12 @@ Mask qk_sparse(int64_t seqlen, std::span<const Span> dropped) {
   MaskParts parts{.seqlen_q = seqlen, .seqlen_k = seqlen, .band = Band::causal()};
   parts.lts.assign(static_cast<std::size_t>(seqlen), row(seqlen));
   parts.lte.assign(static_cast<std::size_t>(seqlen), row(seqlen));
-  int64_t end = 0;
-  for (std::size_t n = 0; n < dropped.size(); ++n) {
-    const Span span = dropped[n];
-    if (span.begin < end || span.end < span.begin || span.end > seqlen) {
-      throw_invalid("dropped[", n, "] is [", span.begin, ", ", span.end, "); spans must be ascending, disjoint and within [0, ", seqlen,
-                    ")");
-    }
+  check_spans("dropped", dropped, seqlen);
+  for (const Span span : dropped) {
     for (int64_t j = span.begin; j < span.end; ++j) {
       parts.lts[static_cast<std::size_t>(j)] = row(j);
       parts.lte[static_cast<std::size_t>(j)] = row(span.end);
     }
-    end = span.end;
   }
   return Mask(std::move(parts));
 }
@@ -404,6 +410,27 @@ Mask block_causal(const Documents& blocks, const Documents& documents, int64_t w
       while (documents.end(document) <= j) ++document;
       parts.lts.push_back(row(std::min(until, documents.end(document))));
       parts.ute.push_back(row(std::max(blocks.begin(n), documents.begin(document))));
+    }
+  }
+  return Mask(std::move(parts));
+}
+
+Mask causal_with_blocks(const Documents& documents, std::span<const Span> blocks, int64_t window) {
+  const int64_t seqlen = documents.total(), reach = reach_of(window, seqlen);
+  check_spans("blocks", blocks, seqlen);
+  MaskParts parts{.seqlen_q = seqlen, .seqlen_k = seqlen};
+  auto block = blocks.begin();
+  for (int64_t n = 0; n < documents.count(); ++n) {
+    const int64_t end = documents.end(n);
+    for (int64_t j = documents.begin(n); j < end; ++j) {
+      while (block != blocks.end() && block->end <= j) ++block;
+      const Span own = block != blocks.end() && block->begin <= j ? *block : Span{j, j + 1};
+      if (own.end > end) {
+        throw_invalid("blocks[", block - blocks.begin(), "] is [", own.begin, ", ", own.end, "), and document ", n, " ends at ", end,
+                      "; a block must lie in one document");
+      }
+      parts.lts.push_back(row(std::max(own.end, std::min(j + reach, end))));
+      parts.ute.push_back(row(own.begin));
     }
   }
   return Mask(std::move(parts));

@@ -70,6 +70,17 @@ class Reader {
     return Documents::from_lengths(integers(name).empty() ? std::vector{seqlen} : lengths(name, seqlen));
   }
 
+  /// `name` as begin,end pairs; empty if it is not given.
+  std::vector<Span> spans(std::string_view name) const {
+    const std::vector<int64_t> bounds = integers(name);
+    if (bounds.size() % 2 != 0) {
+      throw_invalid(family_, ": parameter ", name, " has ", bounds.size(), " integers; it needs begin,end pairs");
+    }
+    std::vector<Span> pairs;
+    for (std::size_t n = 0; n < bounds.size(); n += 2) pairs.push_back({bounds[n], bounds[n + 1]});
+    return pairs;
+  }
+
   /// `count` positive lengths (fewer if `total` is smaller) that add up to `total`.
   std::vector<int64_t> draw_lengths(int64_t total, int64_t count) {
     std::vector<int64_t> cuts{0, total};
@@ -123,11 +134,8 @@ Mask prefix_lm_document(Reader& r) {
 }
 
 Mask qk_sparse(Reader& r) {
-  const std::vector<int64_t> bounds = r.integers("spans");
-  if (bounds.size() % 2 != 0) throw_invalid("qk_sparse: parameter spans has ", bounds.size(), " integers; it needs begin,end pairs");
-  std::vector<Span> spans;
-  for (std::size_t n = 0; n < bounds.size(); n += 2) spans.push_back({bounds[n], bounds[n + 1]});
-  if (bounds.empty()) {
+  std::vector<Span> spans = r.spans("spans");
+  if (spans.empty()) {
     // The spans of the paper's benchmark at 8192, scaled.
     const auto scaled = [&](int64_t at) { return at * r.seqlen / 8192; };
     spans = {{scaled(1024), scaled(1024 + 538)}, {scaled(2358), scaled(2358 + 1700)}};
@@ -202,6 +210,28 @@ Mask block_causal(Reader& r) {
   return masks::block_causal(blocks, documents, r.integer("window", -1));
 }
 
+/// Each document in pieces of text and, every second one, a block.
+std::vector<Span> draw_blocks(Reader& r, const Documents& documents) {
+  std::vector<Span> blocks;
+  for (int64_t n = 0; n < documents.count(); ++n) {
+    int64_t at = documents.begin(n);
+    bool is_text = false;
+    for (const int64_t piece : r.draw_lengths(documents.length(n), r.random.integer(3, 7))) {
+      is_text = !is_text;
+      if (!is_text) blocks.push_back({at, at + piece});
+      at += piece;
+    }
+  }
+  return blocks;
+}
+
+Mask causal_with_blocks(Reader& r) {
+  const Documents documents = r.documents("lengths");
+  std::vector<Span> blocks = r.spans("blocks");
+  if (blocks.empty()) blocks = draw_blocks(r, documents);
+  return masks::causal_with_blocks(documents, blocks, r.integer("window", -1));
+}
+
 Mask padding(Reader& r) {
   const std::vector<int64_t> keys = r.integers("key_lengths"), queries = r.integers("query_lengths");
   if (!keys.empty()) return masks::padding(r.seqlen, r.seqlen, keys, queries);
@@ -247,6 +277,9 @@ const std::vector<Entry>& entries() {
   static constexpr FamilyParameter kFrames[] = {kPacked,
                                                 {"blocks", "length of every block, or their lengths, adding up to seqlen; seqlen / 8"},
                                                 {"window", "last blocks that a row sees, its own included, -1 all; -1"}};
+  static constexpr FamilyParameter kImages[] = {kPacked,
+                                                {"blocks", "begin,end of each block; every second of 3 to 7 drawn pieces of a document"},
+                                                {"window", "last keys that a row sees, its own included, -1 all; -1"}};
   static const std::vector<Entry> table = {
       {{"full", "every row sees every key", {}}, [](Reader& r) { return masks::full(r.seqlen, r.seqlen); }},
       {{"causal", "j <= i + q_offset", kOffset}, [](Reader& r) { return masks::causal(r.seqlen, r.seqlen, r.integer("q_offset", 0)); }},
@@ -282,6 +315,7 @@ const std::vector<Entry>& entries() {
                                              r.integer("window", std::max<int64_t>(r.seqlen / 16, 1)));
        }},
       {{"block_causal", "same document, block(j) <= block(i), and block(i) - block(j) < window", kFrames}, block_causal},
+      {{"causal_with_blocks", "same document, and j <= i and i - j < window, or j in i's own block", kImages}, causal_with_blocks},
   };
   return table;
 }

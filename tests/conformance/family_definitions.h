@@ -83,6 +83,19 @@ inline Predicate attention_sink_window_definition(const FamilyParameters& p) {
   };
 }
 
+inline Predicate causal_with_blocks_definition(const FamilyParameters& p) {
+  const auto document = piece_of_token(numbers(p, "lengths")), bounds = numbers(p, "blocks");
+  std::vector<int64_t> block(document.size(), -1);  // of each token, -1 for text
+  for (std::size_t n = 0; n < bounds.size(); n += 2) {
+    for (int64_t t = bounds[n]; t < bounds[n + 1]; ++t) block[static_cast<std::size_t>(t)] = static_cast<int64_t>(n);
+  }
+  return [document, block, window = numbers(p, "window").at(0)](int64_t i, int64_t j) {
+    const auto row = static_cast<std::size_t>(i), key = static_cast<std::size_t>(j);
+    const bool before = j <= i && (window == -1 || i - j < window);
+    return document[row] == document[key] && (before || (block[row] >= 0 && block[row] == block[key]));
+  };
+}
+
 /// The definition of `family` with these parameters; empty for one whose draw its parameters do not tell.
 inline Predicate family_definition(const std::string& family, const FamilyParameters& p) {
   const auto one = [&](const std::string& name) { return numbers(p, name).at(0); };
@@ -145,6 +158,7 @@ inline Predicate family_definition(const std::string& family, const FamilyParame
       return document[row] == document[key] && back >= 0 && (window == -1 || back < window);
     };
   }
+  if (family == "causal_with_blocks") return causal_with_blocks_definition(p);
   return {};
 }
 

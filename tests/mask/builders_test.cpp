@@ -473,6 +473,57 @@ TEST(Builders, BlockCausalInEqualBlocks) {
   });
 }
 
+TEST(Builders, CausalWithBlocks) {
+  at_all_sizes([](Random& random, int64_t size) {
+    const Numbers lengths = random_lengths(random, size), owner = owners(lengths);
+    std::vector<Span> blocks;
+    Numbers block_of(static_cast<std::size_t>(size), -1);
+    int64_t at = 0;
+    for (const int64_t length : lengths) {
+      const int64_t end = at + length;
+      while (random.integer(0, 3) != 0) {
+        const int64_t begin = random.integer(at, end);
+        at = random.integer(begin, end);
+        for (int64_t t = begin; t < at; ++t) block_of[static_cast<std::size_t>(t)] = static_cast<int64_t>(blocks.size());
+        blocks.push_back({begin, at});
+      }
+      at = end;
+    }
+    const int64_t window = random.integer(0, 2) == 0 ? -1 : random.integer(1, size / 3 + 2);
+    expect_predicate(masks::causal_with_blocks(Documents::from_lengths(lengths), blocks, window), size, size, "causal_with_blocks",
+                     [&](int64_t row, int64_t key) {
+                       const auto i = static_cast<std::size_t>(row), j = static_cast<std::size_t>(key);
+                       const bool before = j <= i && (window == -1 || row - key < window);
+                       return owner[i] == owner[j] && (before || (block_of[i] >= 0 && block_of[i] == block_of[j]));
+                     });
+  });
+  const Documents one = Documents::from_lengths(Numbers{6});
+  EXPECT_EQ(draw(to_dense(masks::causal_with_blocks(one, std::vector<Span>{{1, 4}}, 2)), 6, 6),
+            "#.....\n"
+            "####..\n"
+            ".###..\n"
+            ".###..\n"
+            "...##.\n"
+            "....##\n");
+  EXPECT_EQ(to_dense(masks::causal_with_blocks(one, {}, INT64_MAX)), to_dense(masks::causal(6, 6)));
+}
+
+TEST(Builders, ABlockInPartsMayNeedMoreThanTwoIntervals) {
+  // What the documentation says of an image whose parts are parted by text.
+  const auto in_parts = [](const Numbers& image) {
+    std::vector<uint8_t> visible;
+    for (std::size_t i = 0; i < image.size(); ++i) {
+      for (std::size_t j = 0; j < image.size(); ++j) visible.push_back(j <= i || (image[i] != 0 && image[j] != 0));
+    }
+    return visible;
+  };
+  const auto two = in_parts({0, 1, 0, 1, 1, 0}), three = in_parts({0, 1, 0, 1, 0, 1, 1, 0});
+  EXPECT_EQ(to_dense(from_dense(TensorView::contiguous(two.data(), DataType::kBool, {6, 6}))), two);
+  expect_error(ErrorCode::kUnrepresentable, {"column 5"}, [&] {
+    from_dense(TensorView::contiguous(three.data(), DataType::kBool, {8, 8}));
+  });
+}
+
 // --- Errors -------------------------------------------------------------------------------------------
 
 TEST(BuilderErrors, Lengths) {
@@ -558,6 +609,16 @@ TEST(BuilderErrors, BlockCausal) {
   expect_invalid({"blocks add up to 4", "documents' 5"}, [&] { masks::block_causal(blocks, documents); });
   expect_invalid({"window is 0", "at least 1, or -1 for all"}, [&] { masks::block_causal(documents, documents, 0); });
   expect_invalid({"length is 0", "at least 1 token"}, [&] { masks::equal_blocks(documents, 0); });
+}
+
+TEST(BuilderErrors, CausalWithBlocks) {
+  const auto build = [](std::vector<Span> blocks, int64_t window) {
+    return [blocks, window] { masks::causal_with_blocks(Documents::from_lengths(Numbers{4, 0, 6}), blocks, window); };
+  };
+  expect_invalid({"blocks[0] is [-1, 3)", "[0, 10)"}, build({{-1, 3}}, -1));
+  expect_invalid({"blocks[1] is [2, 4)", "disjoint"}, build({{1, 3}, {2, 4}}, -1));
+  expect_invalid({"blocks[1] is [3, 5)", "document 0 ends at 4", "must lie in one document"}, build({{1, 2}, {3, 5}}, -1));
+  expect_invalid({"window is 0", "at least 1, or -1 for all"}, build({}, 0));
 }
 
 TEST(BuilderErrors, Padding) {

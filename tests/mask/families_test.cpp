@@ -25,7 +25,7 @@ TEST(Families, TheListIsComplete) {
   EXPECT_EQ(names(), (std::vector<std::string>{"full", "causal", "sliding_window", "causal_document", "document", "shared_question",
                                                "global_sliding_window", "causal_blockwise", "prefix_lm_causal", "prefix_lm_document",
                                                "qk_sparse", "hash_sparse", "random_eviction", "eviction", "prefix_tree", "padding",
-                                               "attention_sink_window", "block_causal"}));
+                                               "attention_sink_window", "block_causal", "causal_with_blocks"}));
   for (const Family& family : families()) {
     EXPECT_FALSE(family.definition.empty()) << family.name;
     for (const FamilyParameter& parameter : family.parameters) {
@@ -114,6 +114,9 @@ TEST(Families, ExplicitParameters) {
   same(make_family("block_causal", 10, {{"blocks", "10"}}), masks::full(10, 10));
   same(make_family("block_causal", 16, {{"window", "3"}}),
        masks::block_causal(Documents::from_lengths(Numbers(8, 2)), Documents::from_lengths(Numbers{16}), 3));
+  same(make_family("causal_with_blocks", 10, {{"lengths", "3,0,5,2"}, {"blocks", "1,3,4,7"}, {"window", "2"}}),
+       masks::causal_with_blocks(documents, std::vector<Span>{{1, 3}, {4, 7}}, 2));
+  same(make_family("causal_with_blocks", 10, {{"blocks", "2,9"}}), masks::causal_with_blocks(one, std::vector<Span>{{2, 9}}));
 }
 
 TEST(Families, SharedQuestionParameters) {
@@ -151,8 +154,8 @@ TEST(FamilyErrors, SequenceLength) {
 }
 
 TEST(FamilyErrors, LengthsThatDoNotAddUp) {
-  for (const std::string name :
-       {"causal_document", "document", "causal_blockwise", "prefix_lm_document", "attention_sink_window", "block_causal"}) {
+  for (const std::string name : {"causal_document", "document", "causal_blockwise", "prefix_lm_document", "attention_sink_window",
+                                 "block_causal", "causal_with_blocks"}) {
     expect_invalid({name + ": parameter lengths adds up to 7", "8"}, [&] { make_family(name, 8, {{"lengths", "3,4"}}); });
     expect_invalid({name + ": parameter lengths has the length -1"}, [&] { make_family(name, 8, {{"lengths", "9,-1"}}); });
   }
@@ -194,6 +197,10 @@ TEST(FamilyErrors, OtherParameters) {
   expect_invalid({"sink is -1"}, [] { make_family("attention_sink_window", 8, {{"sink", "-1"}}); });
   expect_invalid({"length is 0", "at least 1 token"}, [] { make_family("block_causal", 8, {{"blocks", "0"}}); });
   expect_invalid({"block_causal: parameter blocks adds up to 5", "8"}, [] { make_family("block_causal", 8, {{"blocks", "2,3"}}); });
+  expect_invalid({"causal_with_blocks: parameter blocks has 1 integers", "begin,end pairs"}, [] {
+    make_family("causal_with_blocks", 8, {{"blocks", "1"}});
+  });
+  expect_invalid({"blocks[0] is [1, 9)"}, [] { make_family("causal_with_blocks", 8, {{"blocks", "1,9"}}); });
   expect_invalid({"window left is -2"}, [] { make_family("sliding_window", 8, {{"left", "-2"}}); });
 }
 

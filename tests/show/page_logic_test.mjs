@@ -72,7 +72,8 @@ const given = [
   "padding key_lengths=7,11,40 --batch 1", "random_eviction --seed 9223372036854775807",
   "attention_sink_window lengths=10,0,30 sink=2 window=5", "attention_sink_window sink=99", "attention_sink_window sink=0 window=-1",
   "block_causal blocks=7", "block_causal lengths=10,0,30 blocks=4 window=2", "block_causal lengths=10,30 blocks=5,0,20,15 window=2",
-  "block_causal blocks=40", "block_causal blocks=99 window=1",
+  "causal_with_blocks blocks=3,9,9,9,9,20,30,40", "causal_with_blocks lengths=10,0,30 blocks=2,10,15,15,30,38 window=3",
+  "causal_with_blocks lengths=10,30 window=5", "block_causal blocks=40", "block_causal blocks=99 window=1",
 ];
 for (const words of given) {
   test(`given: ${words}`, () => check([...words.split(" "), "--seqlen", "40", "--tile", "4"]));
@@ -86,6 +87,8 @@ const refused = [
   "prefix_tree parents=0", "prefix_tree parents=-1,0,-1,1", "prefix_tree parents=-1,0 lengths=40", "padding key_lengths=41",
   "padding key_lengths=7 query_lengths=1,2", "attention_sink_window sink=-1", "attention_sink_window window=0", "attention_sink_window lengths=41",
   "block_causal blocks=0", "block_causal blocks=-3", "block_causal blocks=20,19", "block_causal window=0", "block_causal lengths=41",
+  "causal_with_blocks blocks=1,2,3", "causal_with_blocks blocks=5,3", "causal_with_blocks blocks=1,41", "causal_with_blocks window=0",
+  "causal_with_blocks lengths=10,30 blocks=9,11",
 ];
 for (const words of refused) {
   test(`refused as by the program: ${words.slice(0, 60)}`, () => {

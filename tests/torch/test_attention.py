@@ -60,6 +60,7 @@ FAMILIES = {
     "prefix_tree": lambda: masks.prefix_tree([-1, 0, 0, 2, -1], [40, 30, 20, 40, 20]),
     "padding": lambda: masks.padding(S, S, [100, S]),
     "attention_sink_window": lambda: masks.attention_sink_window(5, 20, **DOCUMENTS),
+    "causal_with_blocks": lambda: masks.causal_with_blocks(torch.where(torch.arange(S) // 10 % 3 > 0, torch.arange(S) // 10, -1), **DOCUMENTS, window=25),
     "block_causal": lambda: masks.block_causal(12, **DOCUMENTS, window=3),
 }
 

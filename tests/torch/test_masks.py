@@ -240,6 +240,41 @@ def test_block_causal_of_a_batch_and_past_the_last_block():
     check(mask, 5, 5, lambda i, j: j <= i < 2, batch=1)
 
 
+def draw_blocks(rng, lengths):
+    """A block's number for each token, -1 for none; the numbers of one document may come back in the next."""
+    ids = []
+    for length in lengths:
+        numbers, own = iter(rng.sample(range(9), 9)), []
+        while len(own) < length and len(own) < 8:
+            own += [rng.choice((-1, -3, next(numbers)))] * rng.randint(1, 3)
+        ids += (own + [-1] * length)[:length]
+    return ids
+
+
+def test_causal_with_blocks(rng):
+    for _ in range(15):
+        lengths = draw_lengths(rng)
+        doc, block = documents_of(lengths), draw_blocks(rng, lengths)
+        window = rng.choice((-1, 1, 2, 3, 50))
+        rule = lambda i, j: doc[i] == doc[j] and (j <= i and (window == -1 or i - j < window) or block[i] == block[j] >= 0)  # noqa: E731
+        for given in ways_to_give(lengths):
+            given.pop("seqlen", None)
+            check(masks.causal_with_blocks(block, window=window, **given), len(doc), len(doc), rule)
+    check(masks.causal_with_blocks([-1, 3, 3, -1, 5]), 5, 5, lambda i, j: j <= i or (i, j) == (1, 2))
+
+
+def test_causal_with_blocks_as_in_cpp():
+    ids = [-1, 2, 2, 2, -1, 0, 0, 7, 7, -1, -1]
+    check_cpp(masks.causal_with_blocks(ids, window=2), "causal_with_blocks", 11, blocks=[1, 4, 5, 7, 7, 9], window=2)
+    check_cpp(masks.causal_with_blocks(ids, seqlens=[5, 2, 4]), "causal_with_blocks", 11, lengths=[5, 2, 4], blocks=[1, 4, 5, 7, 7, 9])
+
+
+def test_causal_with_blocks_of_a_batch_and_past_the_last_document():
+    mask = masks.causal_with_blocks(torch.tensor([[1, 1, -1, 1], [-1, 0, 0, 0]]), seqlens=[2, 1])
+    check(mask, 4, 4, lambda i, j: i < 2 and j < 2 or (i, j) == (2, 2), batch=0)
+    check(mask, 4, 4, lambda i, j: j <= i < 2 or (i, j) == (2, 2), batch=1)
+
+
 # --- One sequence ---------------------------------------------------------------------------------------
 
 
@@ -551,6 +586,10 @@ def test_from_dense_finds_the_small_form(build):
     (lambda: masks.block_causal([2, 3], seqlens=[4]), r"the sum of blocks\[0\] is 5; it must be at most the length of the sequence, 4"),
     (lambda: masks.block_causal([2, -1], seqlens=[4]), r"blocks\[1\] is -1; a length must be at least 0"),
     (lambda: masks.block_causal(2, seqlen=4, window=0), "window is 0; it must be at least 1, or -1 for all"),
+    (lambda: masks.causal_with_blocks([1, 1, -1, 1]), r"block id 1 comes back at \[3\]; the tokens of a block must be contiguous"),
+    (lambda: masks.causal_with_blocks([[0, 1], [4, 4]], doc_ids=[1, 1, 1]), "seqlen is 2, but doc_ids has 3 tokens"),
+    (lambda: masks.causal_with_blocks(3), "block_ids is a single number"),
+    (lambda: masks.causal_with_blocks([1, 1], window=0), "window is 0; it must be at least 1, or -1 for all"),
     (lambda: masks.sliding_window(4, 4, -2), r"window is \(-2, 0\)"),
     (lambda: masks.from_dense(torch.ones(2, 2)), "visible is torch.float32"),
 ])
@@ -582,6 +621,7 @@ TRACED = {
     "attention_sink_window": lambda x: masks.attention_sink_window(2, 3, position_ids=x),
     "block_causal": lambda x: masks.block_causal(x, seqlens=x.flip(0), window=2, seqlen=30),
     "block_causal, equal": lambda x: masks.block_causal(3, position_ids=x, window=2),
+    "causal_with_blocks": lambda x: masks.causal_with_blocks(x.sort().values - 1, position_ids=x, window=2),
     "prefix_tree": lambda x: masks.prefix_tree(torch.arange(-1, 8, device=x.device), x, seqlen=30),
     "prefix_tree_from_intervals": lambda x: masks.prefix_tree_from_intervals(x[:1] * 0, x[:1], seqlen=9),
     "padding": lambda x: masks.padding(16, 9, x),
@@ -606,6 +646,7 @@ LISTS = {
     "attention_sink_window": lambda device: masks.attention_sink_window(2, 3, seqlen=9, device=device),
     "block_causal": lambda device: masks.block_causal([2, 3], window=1, device=device),
     "block_causal, equal": lambda device: masks.block_causal(2, seqlen=9, device=device),
+    "causal_with_blocks": lambda device: masks.causal_with_blocks([-1, 0, 0, 1, 1], seqlens=[3, 2], device=device),
     "prefix_tree": lambda device: masks.prefix_tree([-1, 0, 0], [2, 1, 3], device=device),
     "prefix_tree_from_intervals": lambda device: masks.prefix_tree_from_intervals([0, 2], [5, 5], device=device),
     "hash_sparse": lambda device: masks.hash_sparse([0, 1], [1, 0], False, device=device),

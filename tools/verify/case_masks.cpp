@@ -52,6 +52,7 @@ class ParameterDraw {
     if (family == "padding") return {{"key_lengths", up_to(length_)}, {"query_lengths", up_to(length_)}};
     if (family == "attention_sink_window") return {{"lengths", lengths()}, {"sink", up_to(9)}, {"window", window_of(length_ / 2)}};
     if (family == "block_causal") return {{"lengths", lengths()}, {"blocks", lengths()}, {"window", window_of(4)}};
+    if (family == "causal_with_blocks") return causal_with_blocks();
     return {};
   }
 
@@ -65,6 +66,20 @@ class ParameterDraw {
   /// Of 1 to `largest`, or now and then of all.
   std::string window_of(int64_t largest) {
     return std::to_string(own_.integer(0, 5) == 0 ? -1 : own_.integer(1, std::max<int64_t>(largest, 1)));
+  }
+
+  /// Of five pieces of a document the second and the fourth are blocks.
+  FamilyParameters causal_with_blocks() {
+    const std::vector<int64_t> documents = draw_lengths(own_, length_, own_.integer(1, 4));
+    std::vector<int64_t> bounds;
+    int64_t at = 0;
+    for (const int64_t document : documents) {
+      const std::vector<int64_t> pieces = draw_lengths(own_, document, 5);
+      const int64_t second = at + pieces[0], fourth = second + pieces[1] + pieces[2];
+      bounds.insert(bounds.end(), {second, second + pieces[1], fourth, fourth + pieces[3]});
+      at += document;
+    }
+    return {{"lengths", text(documents)}, {"blocks", text(bounds)}, {"window", window_of(length_ / 2)}};
   }
 
   FamilyParameters shared_question() {

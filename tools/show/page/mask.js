@@ -95,9 +95,9 @@ class Parameters {
     return this.integers(name).length ? this.lengths(name) : this.choose(name, [this.seqlen]);
   }
 
-  drawLengths(count) {
-    const cuts = [0, this.seqlen];
-    for (let n = 1; n < Math.min(count, this.seqlen); ++n) cuts.push(this.random.integer(1, this.seqlen - 1));
+  drawLengths(count, total = this.seqlen) {
+    const cuts = [0, total];
+    for (let n = 1; n < Math.min(count, total); ++n) cuts.push(this.random.integer(1, total - 1));
     cuts.sort((a, b) => a - b);
     return cuts.map((cut, n) => cut - cuts[n - 1]).filter((length) => length > 0);
   }
@@ -214,8 +214,7 @@ const families = {
     const seqlen = p.seqlen, scaled = (at) => Math.floor((at * seqlen) / 8192);
     let bounds = p.integers("spans");
     if (!bounds.length) bounds = p.choose("spans", [1024, 1562, 2358, 4058].map(scaled));
-    need(bounds.length % 2 === 0, `spans has ${bounds.length} integers; it needs begin,end pairs`);
-    need([0, ...bounds, seqlen].every((at, n, all) => n === 0 || all[n - 1] <= at), `spans must ascend within 0 and ${seqlen}`);
+    needSpans("spans", bounds, seqlen);
     const lts = range(seqlen, () => seqlen), lte = range(seqlen, () => seqlen);
     for (let n = 0; n < bounds.length; n += 2) {
       for (let j = bounds[n]; j < bounds[n + 1]; ++j) [lts[j], lte[j]] = [j, bounds[n + 1]];
@@ -299,11 +298,40 @@ const families = {
       ute: eachKey(blocks, (begin, end, j) => Math.max(begin, begins[j])),
     });
   },
+
+  causal_with_blocks(p) {
+    const seqlen = p.seqlen, documents = p.documents("lengths"), given = p.integers("blocks");
+    const bounds = given.length ? given : p.choose("blocks", drawBlocks(p, documents)), reach = windowOf(p, -1);
+    needSpans("blocks", bounds, seqlen);
+    const documentEnds = eachKey(documents, (begin, end) => end), begins = range(seqlen, (j) => j), ends = range(seqlen, (j) => j + 1);
+    for (let n = 0; n < bounds.length; n += 2) {
+      const [begin, end] = [bounds[n], bounds[n + 1]];
+      need(begin === end || end <= documentEnds[begin], `the block from ${begin} to ${end} must lie in one document`);
+      begins.fill(begin, begin, end);
+      ends.fill(end, begin, end);
+    }
+    return square(seqlen, {lts: ends.map((end, j) => Math.max(end, Math.min(j + reach, documentEnds[j]))), ute: begins});
+  },
 };
 
 /// Each of the lengths, cut into pieces of this length, the last being shorter if need be.
 function cutEach(lengths, piece) {
   return lengths.flatMap((length) => range(Math.ceil(length / piece), (n) => Math.min(piece, length - n * piece)));
+}
+
+function needSpans(name, bounds, seqlen) {
+  need(bounds.length % 2 === 0, `${name} has ${bounds.length} integers; it needs begin,end pairs`);
+  need([0, ...bounds, seqlen].every((at, n, all) => n === 0 || all[n - 1] <= at), `${name} must ascend within 0 and ${seqlen}`);
+}
+
+/// Each document in pieces of text and, every second one, a block; begins and ends in a row.
+function drawBlocks(p, documents) {
+  let begin = 0;
+  return documents.flatMap((length) => {
+    let at = begin;
+    begin += length;
+    return p.drawLengths(p.random.integer(3, 7), length).flatMap((piece, n) => ((at += piece), n % 2 ? [at - piece, at] : []));
+  });
 }
 
 /// How far the window reaches, -1 being everything.
