@@ -426,7 +426,7 @@ TEST(Builders, AttentionSinkWindow) {
     expect_predicate(masks::attention_sink_window(Documents::from_lengths(lengths), sink, window), size, size, "attention_sink_window",
                      [&](int64_t row, int64_t key) {
                        const auto i = static_cast<std::size_t>(row), j = static_cast<std::size_t>(key);
-                       return owner[i] == owner[j] && j <= i && (window == -1 || i - j < window || position[j] < sink);
+                       return owner[i] == owner[j] && j <= i && (window == -1 || row - key < window || position[j] < sink);
                      });
   });
   const Documents documents = Documents::from_lengths(Numbers{4, 2});
