@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The tiled CPU kernels. One matrix product serves all of them: a panel of `kWidth` columns, held as vectors,
-// is multiplied by a matrix whose elements are broadcast. In the passes over query rows a panel's columns are
-// query rows, so that the softmax runs down the vectors without a horizontal step; in the pass over key tiles
-// they are keys. K, V, Q and dO are read once per tile into float32 rows padded to an odd number of cache
+// is multiplied by a matrix whose elements are broadcast. In the forward a panel's columns are query rows, so that
+// the softmax runs down the vectors without a horizontal step; in the backward, over key tiles, they are keys, and for
+// dq its own columns. K, V, Q and dO are read once per tile into float32 rows padded to an odd number of cache
 // lines, which keeps strided walks from falling into the same cache sets.
 
 // The order of these matters.
