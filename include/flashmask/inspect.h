@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "flashmask/export.h"
 #include "flashmask/mask.h"
@@ -55,5 +56,17 @@ FLASHMASK_API std::string draw_text(const Mask& mask, const DrawOptions& options
 /// that holds several of these mixes their colours. A mask so irregular that the file would be larger is drawn
 /// in larger cells.
 FLASHMASK_API std::string draw_svg(const Mask& mask, const DrawOptions& options = {});
+
+/// A picture, row by row from the top, three bytes (red, green, blue) a pixel.
+struct Pixels {
+  int64_t width = 0, height = 0;
+  std::vector<uint8_t> rgb{};
+
+  uint8_t* at(int64_t x, int64_t y) { return rgb.data() + 3 * (y * width + x); }
+};
+
+/// The plot of draw_svg without words, axes and legend: the same cells in the same colours under the same lines, each cell
+/// a whole number of pixels wide and high. kInvalidArgument for a mask without elements: a picture has at least one pixel.
+FLASHMASK_API Pixels draw_pixels(const Mask& mask, const DrawOptions& options = {});
 
 }  // namespace flashmask

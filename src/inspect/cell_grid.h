@@ -17,12 +17,11 @@ struct Cell {
   int64_t in_partial_tiles = 0;  ///< some of them visible; the rest of the cell lies in skipped tiles
 };
 
-/// One batch entry and head of a mask in at most `max_cells` cells a side: what every drawing is made from, the command's
-/// too, for which what it calls is exported without being part of the interface. All counts are exact. Linear in the lengths, the tiles,
-/// the cells and the size of the block mask.
+/// One batch entry and head of a mask in at most `max_cells` cells a side: what every drawing is made from. All counts are exact. Linear in
+/// the lengths, the tiles, the cells and the size of the block mask.
 class CellGrid {
  public:
-  FLASHMASK_API CellGrid(const Mask& mask, const DrawOptions& options, int64_t max_cells);
+  CellGrid(const Mask& mask, const DrawOptions& options, int64_t max_cells);
 
   /// The query rows and the keys, cut into cells.
   const Partition& rows() const { return rows_; }
@@ -47,6 +46,6 @@ class CellGrid {
 };
 
 /// options.max_cells, or `otherwise` if it is 0; throws if it is out of range. Checks the other options too.
-FLASHMASK_API int64_t checked_max_cells(const Mask& mask, const DrawOptions& options, int64_t otherwise);
+int64_t checked_max_cells(const Mask& mask, const DrawOptions& options, int64_t otherwise);
 
 }  // namespace flashmask

@@ -20,8 +20,6 @@
 namespace flashmask::test {
 namespace {
 
-using show::draw_pixels;
-using show::Pixels;
 using show::to_png;
 
 Pixels decoded(const std::string& file) {

@@ -141,7 +141,7 @@ std::string draw_page(const ShowArguments& arguments, const Mask& mask, const Dr
 
 std::vector<Output> outputs(const ShowArguments& arguments) {
   const auto page = [&arguments](const Mask& mask, const DrawOptions& draw) { return draw_page(arguments, mask, draw); };
-  const auto png = [](const Mask& mask, const DrawOptions& draw) { return show::to_png(show::draw_pixels(mask, draw)); };
+  const auto png = [](const Mask& mask, const DrawOptions& draw) { return show::to_png(draw_pixels(mask, draw)); };
   std::vector<Output> files{
       {"--out", "svg", arguments.svg, draw_svg}, {"--png", "png", arguments.png, png}, {"--html", "html", arguments.html, page}};
   std::erase_if(files, [](const Output& file) { return file.path.empty(); });
