@@ -149,13 +149,14 @@ struct CallOptions {
     const auto o = read_struct(from, "options");
     check_flags(o.flags, FM_DETERMINISTIC | FM_HAS_SCALE, "options");
     const bool reserved = o.softcap != 0 || o.dropout_p != 0 || o.dropout_seed || o.dropout_offset || o.sink.dtype != FM_NONE ||
-                          o.block_table.dtype != FM_NONE || o.partial_out || o.reserved;
+                          o.block_table.dtype != FM_NONE || o.partial_out;
     if (reserved)
       throw_unsupported("options asks for softcap, dropout, sink, block_table or partial_out; these are reserved and must be zero");
     options.deterministic = (o.flags & FM_DETERMINISTIC) != 0;
     if (o.flags & FM_HAS_SCALE) options.softmax_scale = o.softmax_scale;
     if (o.backend) options.backend = o.backend;
     options.threads = o.threads;
+    options.max_ctas = o.max_ctas;
     options.stream = o.stream;
     executed = o.executed_tiles;
     if (o.device < 0) throw_invalid("options->device is ", o.device, "; it must be FM_DEVICE_CPU (0) or 1 + the index of a CUDA device");

@@ -117,7 +117,7 @@ class Forward:
     mask None: everything is visible. plan None: the call makes its own. dense: bool matrix in place of the mask.
     """
 
-    def __init__(self, q, k, v, mask=None, *, plan=None, dense=None, scale=None, out=None, count=False):
+    def __init__(self, q, k, v, mask=None, *, plan=None, dense=None, scale=None, out=None, count=False, max_ctas=0):
         self.inputs = (q, k, v, mask, plan, dense)
         self.out = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device) if out is None else out
         self.lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
@@ -129,7 +129,7 @@ class Forward:
         if dense is not None:
             fields["dense_mask"] = dense
         self.args = fill(capi.ForwardArgs, **fields)
-        self.options = device_options(q.device)
+        self.options = device_options(q.device, max_ctas=max_ctas)
         if scale is not None:
             self.options.flags, self.options.softmax_scale = capi.HAS_SCALE, scale
         if count:
@@ -178,7 +178,7 @@ class Backward:
     dv from q, k and v; default contiguous.
     """
 
-    def __init__(self, forward, dout, dlse=None, *, plan=None, dense=None, scale=None, deterministic=False, count=False, like=torch.empty_like):
+    def __init__(self, forward, dout, dlse=None, *, plan=None, dense=None, scale=None, deterministic=False, count=False, max_ctas=0, like=torch.empty_like):
         q, k, v, mask, *_ = forward.inputs
         self.inputs = (forward, dout, dlse, plan, dense)
         self.dq, self.dk, self.dv = (like(x) for x in (q, k, v))
@@ -192,7 +192,7 @@ class Backward:
         if dense is not None:
             fields["dense_mask"] = dense
         self.args = fill(capi.BackwardArgs, **fields)
-        self.options = device_options(q.device, flags=capi.DETERMINISTIC if deterministic else 0)
+        self.options = device_options(q.device, flags=capi.DETERMINISTIC if deterministic else 0, max_ctas=max_ctas)
         if scale is not None:
             self.options.flags, self.options.softmax_scale = self.options.flags | capi.HAS_SCALE, scale
         if count:

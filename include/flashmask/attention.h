@@ -33,6 +33,11 @@ struct Options {
   bool deterministic = false;
   /// CPU threads; 0 is OpenMP's default. The result does not depend on it.
   int threads = 0;
+  /// CTAs of a CUDA call's attention kernel that run at a time: at most this many, so that the other multiprocessors are left to
+  /// work of other streams (communication, say); 0 is as many as the device has multiprocessors. Passes over single rows
+  /// before and after the kernel are not counted. Forward and deterministic backward give the same bits with any number. The CPU
+  /// takes no notice of it.
+  int max_ctas = 0;
   /// cudaStream_t of a CUDA call; must be null on the CPU.
   void* stream = nullptr;
   /// "auto", or a backend's name. "auto" obeys the environment variable FLASHMASK_BACKEND, and never

@@ -90,7 +90,7 @@ typedef struct fm_executed_tiles {
   int64_t backward_keys;
 } fm_executed_tiles;
 
-/* What a call may ask for beyond its tensors. The fields after executed_tiles are reserved: they are not
+/* What a call may ask for beyond its tensors. The fields from softcap to partial_out are reserved: they are not
  * implemented yet, and a value other than zero is FM_UNSUPPORTED. */
 typedef struct fm_options {
   uint32_t struct_size;
@@ -108,7 +108,7 @@ typedef struct fm_options {
   fm_tensor sink;        /* [heads_q] */
   fm_tensor block_table; /* paged k and v */
   uint32_t partial_out;  /* fp32 partial outputs */
-  uint32_t reserved;
+  int32_t max_ctas;      /* CTAs of a CUDA call's attention kernel at a time; 0: one for each multiprocessor; see Options in attention.h */
 } fm_options;
 
 #define FM_DEVICE_CPU 0

@@ -8,6 +8,7 @@
 #include "flashmask/float16.h"
 #include "flashmask/inspect.h"
 #include "flashmask/mask.h"
+#include "flashmask/model_masks.h"
 #include "flashmask/plan.h"
 #include "flashmask/status.h"
 #include "flashmask/tensor.h"

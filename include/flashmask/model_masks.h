@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// More builders, for the masks of particular models; include it beside flashmask.h, which does not bring it.
+// More builders, for the masks of particular models.
 
 #include <cstdint>
 #include <span>

@@ -32,7 +32,7 @@ class Options(C.Structure):
     _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("softmax_scale", C.c_double), ("backend", C.c_char_p), ("threads", C.c_int32),
                 ("device", C.c_int32), ("stream", C.c_void_p), ("executed_tiles", C.POINTER(ExecutedTiles)), ("softcap", C.c_double),
                 ("dropout_p", C.c_double), ("dropout_seed", C.c_uint64), ("dropout_offset", C.c_uint64), ("sink", Tensor), ("block_table", Tensor),
-                ("partial_out", C.c_uint32), ("reserved", C.c_uint32)]
+                ("partial_out", C.c_uint32), ("max_ctas", C.c_int32)]
 
 
 _CALL = [("mask", C.POINTER(Mask)), ("plan", C.c_void_p), ("plan_bytes", C.c_size_t), ("dense_mask", Tensor)]

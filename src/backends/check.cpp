@@ -167,6 +167,7 @@ void check_dense(const Problem& p, bool with_data) {
 
 void check_options(const Options& options) {
   if (options.threads < 0) throw_invalid("threads is ", options.threads, "; it must be 0 (the default) or more");
+  if (options.max_ctas < 0) throw_invalid("max_ctas is ", options.max_ctas, "; it must be 0 (one for each multiprocessor) or more");
   if (options.softmax_scale && !std::isfinite(*options.softmax_scale))
     throw_invalid("softmax_scale is ", *options.softmax_scale, "; it must be finite");
 }
@@ -184,6 +185,7 @@ Problem begin(const AttentionInputs& args, const Options& options, bool with_dat
   check_options(options);
   Problem p{.deterministic = options.deterministic,
             .threads = options.threads,
+            .max_ctas = options.max_ctas,
             .stream = options.stream,
             .executed_tiles = options.executed_tiles,
             .q = args.q,

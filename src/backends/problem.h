@@ -17,7 +17,8 @@ struct Problem {
   Device device{};
   double softmax_scale = 1;
   bool deterministic = false;
-  int threads = 0;  ///< as asked for: 0 is the backend's default
+  int threads = 0;   ///< as asked for: 0 is the backend's default
+  int max_ctas = 0;  ///< of the attention kernel; 0: one for each multiprocessor
   void* stream = nullptr;
   ExecutedTiles* executed_tiles = nullptr;
 

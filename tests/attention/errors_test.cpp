@@ -130,6 +130,7 @@ TEST_F(CallErrors, Options) {
     expect_error(code, parts, [&] { backward_workspace(args, options); });
   };
   expect_options({"threads is -1"}, {.threads = -1});
+  expect_options({"max_ctas is -1", "multiprocessor"}, {.max_ctas = -1});
   expect_options({"softmax_scale is inf", "finite"}, {.softmax_scale = INFINITY});
   expect_options({"softmax_scale", "finite"}, {.softmax_scale = NAN});
   int anything = 0;

@@ -2,7 +2,8 @@
 // Every instantiation of the backward kernels on small problems through the public interface, against float64 on the host: a
 // program of its own, to be run under a memory or race checker or with a library that has delays in it.
 //
-// One mask gets more items than there are multiprocessors. Its heads repeat a few patterns of values and bounds, so that
+// One mask gets more items than there are multiprocessors, and with them the kernel whose items have all query heads of a key head; the
+// others get the one that shares them out. Its heads repeat a few patterns of values and bounds, so that
 // every element is checked while float64 is computed once for each pattern.
 #include <algorithm>
 #include <cmath>
@@ -47,7 +48,7 @@ constexpr std::pair<MaskKind, const char*> kMasks[] = {{MaskKind::kFull, "full"}
                                                        {MaskKind::kEmpty, "empty rows, columns"},
                                                        {MaskKind::kDocuments, "documents, many heads"},
                                                        {MaskKind::kPerHead, "four bounds per head"}};
-constexpr std::size_t kQuickMasks = 4;
+constexpr std::size_t kQuickMasks = 5;
 
 enum class Mode { kPlanInCall, kDeterministic, kDense };
 constexpr std::pair<Mode, const char*> kModes[] = {

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import oracle
-from cases import DEVICE, Case, assert_same_gradients, call, call_backward, check_backward, gradient_inputs, same_bits
+from cases import DEVICE, Case, assert_same, assert_same_gradients, call, call_backward, check_backward, check_gradients, gradient_inputs, same_bits
 from flashmask_torch import Backward, CallError, Forward, Plan
 from ingredients import BF16, dims, document_bounds, random_lengths, two_intervals, types
 from random_cases import random_case
@@ -23,6 +23,16 @@ def test_grouped_heads(dtype, dim, heads, heads_kv, mask_heads):
     count = {"one": 1, "kv": heads_kv, "q": heads}[mask_heads]
     bounds = torch.cat([document_bounds(random_lengths(640, 5, seed)) for seed in range(count)], 1)
     check_backward(Case(640, 640, batch=2, heads=heads, heads_kv=heads_kv, dim=dim, dtype=dtype, causal=True, bounds=bounds))
+
+
+@pytest.mark.cuda
+@types
+@dims
+@pytest.mark.parametrize("heads, heads_kv", [(16, 8), (32, 8)])
+def test_grouped_heads_with_work_for_every_multiprocessor(dtype, dim, heads, heads_kv):
+    """One item has all query heads of its key head; with less work it has some of them."""
+    bounds = torch.cat([document_bounds(random_lengths(1200, 5, seed)) for seed in range(heads)], 1)
+    check_backward(Case(1200, 1200, batch=2, heads=heads, heads_kv=heads_kv, dim=dim, dtype=dtype, causal=True, bounds=bounds))
 
 
 @pytest.mark.parametrize("seqlen_q, seqlen_k, dim", [(4096, 4224, 64), (8191, 8192, 128), (8192, 8191, 64)])
@@ -159,7 +169,7 @@ def test_a_head_does_not_depend_on_the_batch(dim):
 @dims
 @pytest.mark.parametrize("kind", ["full", "causal", "documents", "causal documents", "window"])
 def test_thirty_deterministic_runs(dim, kind):
-    """More items than multiprocessors, so that turns are waited for."""
+    """More items than multiprocessors, so that turns are waited for; then fewer CTAs."""
     more = {"full": {}, "causal": {"causal": True}, "window": {"causal": True, "window": (500, -1)},
             "documents": {"bounds": document_bounds(random_lengths(2048, 5), causal=False)},
             "causal documents": {"causal": True, "bounds": document_bounds(random_lengths(2048, 5))}}[kind]
@@ -172,6 +182,27 @@ def test_thirty_deterministic_runs(dim, kind):
     again = call_backward(case, forward, dout, dlse, plan=plan, deterministic=True)
     for _ in range(30):
         assert_same_gradients(first, again.poison().run(), "run again", case)
+    for max_ctas in (132, 131, 66, 1):
+        fewer = call_backward(case, forward, dout, dlse, plan=plan, deterministic=True, max_ctas=max_ctas).run()
+        assert_same_gradients(first, fewer, f"with at most {max_ctas} CTAs", case)
+
+
+@pytest.mark.cuda
+@dims
+@pytest.mark.parametrize("heads_kv", [1, 4])
+def test_fewer_ctas(dim, heads_kv):
+    """Both directions, deterministic or not, with whole groups of query heads in an item and with parts of them."""
+    case = Case(1100, 1100, batch=2, heads=4 * heads_kv, heads_kv=heads_kv, dim=dim, causal=True, bounds=document_bounds(random_lengths(1100, 5)))
+    mask = case.mask()
+    plan = Plan(mask)
+    forward = call(case, mask, plan=plan).run()
+    dout, dlse = gradient_inputs(case)
+    everything = call_backward(case, forward, dout, dlse, plan=plan, deterministic=True).run()
+    for max_ctas in (1000, 131, 2, 1):
+        assert_same(forward, call(case, mask, plan=plan, max_ctas=max_ctas).run(), f"with at most {max_ctas} CTAs", case)
+        fewer = call_backward(case, forward, dout, dlse, plan=plan, deterministic=True, max_ctas=max_ctas).run()
+        assert_same_gradients(everything, fewer, f"with at most {max_ctas} CTAs", case)
+        check_gradients(case, forward, dout, dlse, call_backward(case, forward, dout, dlse, plan=plan, max_ctas=max_ctas).run())
 
 
 @pytest.mark.cuda

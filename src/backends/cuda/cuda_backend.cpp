@@ -84,7 +84,8 @@ class CudaBackend final : public Backend {
   std::string refusal(const Problem& p) const override;
   std::string configuration(const Problem& p) const override {
     const char* plan = p.dense.defined() ? "dense mask: every tile executed" : p.plan.defined() ? "plan given" : "plan made in the call";
-    return message("sm90 ", tile_rows(p), "x", kTileKeys, " tiles, ", plan);
+    const std::string ctas = p.max_ctas > 0 ? message(", at most ", p.max_ctas, " CTAs") : "";
+    return message("sm90 ", tile_rows(p), "x", kTileKeys, " tiles, ", plan, ctas);
   }
   TileShape tile(const Problem& p) const override { return {tile_rows(p), kTileKeys}; }
   std::size_t workspace(const Problem& p) const override { return static_cast<std::size_t>(Layout(p).bytes()); }

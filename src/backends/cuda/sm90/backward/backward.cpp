@@ -49,15 +49,25 @@ int64_t key_tiles(const Problem& p) { return ceil_div(p.seqlen_k, kTileKeys); }
 int64_t all_row_tiles(const Problem& p) { return p.batch * p.heads_q * row_tiles(p); }
 int64_t all_key_tiles(const Problem& p) { return p.batch * p.heads_kv * key_tiles(p); }
 
+/// How many items share a key head's query heads in a key tile: as few as give each multiprocessor an item. Of the device and the
+/// shapes alone, so that neither the workspace nor the bits depend on more.
+int64_t splits(const Problem& p) {
+  const int64_t multiprocessors = cuda::device(p.device.index).multiprocessors, group = p.group_size();
+  int64_t n = 1;
+  while (n < group && (group % n != 0 || all_key_tiles(p) * n < multiprocessors)) ++n;
+  return n;
+}
+
 /// Where everything lies in the workspace.
 struct Layout {
-  int64_t lse_log2 = 0, delta = 0, sums = 0, progress = 0, next = 0, bytes = 0;
+  int64_t lse_log2 = 0, delta = 0, sums = 0, key_parts = 0, progress = 0, next = 0, bytes = 0;
 
   explicit Layout(const Problem& p) {
     const int64_t tiles = all_row_tiles(p), rows = tiles * instance_for(p).rows;
     lse_log2 = add(rows * 4);
     delta = add(rows * 4);
     sums = add(rows * p.head_dim * 4);
+    if (const int64_t n = splits(p); n > 1) key_parts = add(all_key_tiles(p) * n * 2 * kTileKeys * p.head_dim * 4);
     progress = add(tiles * 4);
     next = add(4);
   }
@@ -123,16 +133,28 @@ RowParams make_row_params(const Problem& p, const Layout& layout, std::byte* wor
           .scale = static_cast<float>(p.softmax_scale)};
 }
 
-/// Key heads of batch entries that run together: what their query heads read (q, dout) and add up (dq) stays at hand.
-int64_t sequences_per_section(const Problem& p) {
-  const int64_t of_row = p.head_dim * static_cast<int64_t>(2 * element_size(p.dtype) + sizeof(float));
-  const int64_t bytes = std::max<int64_t>(1, p.group_size() * p.seqlen_q * of_row);
-  return std::clamp<int64_t>(kSectionBytes / bytes, 1, p.batch * p.heads_kv);
+KeyParams make_key_params(const Problem& p, const Layout& layout, std::byte* workspace) {
+  return {.dk = rows_of(p.dk),
+          .dv = rows_of(p.dv),
+          .parts = at<float>(workspace, layout.key_parts),
+          .heads_kv = static_cast<uint32_t>(p.heads_kv),
+          .splits = static_cast<uint32_t>(splits(p)),
+          .key_tiles = static_cast<uint32_t>(key_tiles(p)),
+          .seqlen_k = static_cast<int32_t>(p.seqlen_k),
+          .scale = static_cast<float>(p.softmax_scale)};
 }
 
-BackwardParams make_params(const Problem& p, const RowParams& rows, unsigned long long* executed) {
+/// Head groups of batch entries that run together: what their query heads read (q, dout) and add up (dq) stays at hand.
+int64_t sequences_per_section(const Problem& p) {
+  const int64_t of_row = p.head_dim * static_cast<int64_t>(2 * element_size(p.dtype) + sizeof(float));
+  const int64_t bytes = std::max<int64_t>(1, p.group_size() / splits(p) * p.seqlen_q * of_row);
+  return std::clamp<int64_t>(kSectionBytes / bytes, 1, p.batch * p.heads_kv * splits(p));
+}
+
+BackwardParams make_params(const Problem& p, const RowParams& rows, float* key_parts, unsigned long long* executed) {
   const BackwardInstance& instance = instance_for(p);
   const int blocks = instance.head_dim / 64;
+  const int64_t head_groups = p.heads_kv * splits(p);
   constexpr double kLog2E = 1.4426950408889634;
   BackwardParams params{};
   // Without rows nothing of them is loaded, but the maps have to be valid.
@@ -149,17 +171,19 @@ BackwardParams make_params(const Problem& p, const RowParams& rows, unsigned lon
   params.seqlen_k = static_cast<int32_t>(p.seqlen_k);
   params.row_tiles = static_cast<int32_t>(row_tiles(p));
   params.heads_q = static_cast<uint32_t>(p.heads_q);
-  params.heads_kv = static_cast<uint32_t>(p.heads_kv);
-  params.query_heads_per_kv_head = static_cast<uint32_t>(p.group_size());
+  params.head_groups = static_cast<uint32_t>(head_groups);
+  params.query_heads_per_group = static_cast<uint32_t>(p.heads_q / head_groups);
+  params.splits = static_cast<uint32_t>(splits(p));
+  params.key_parts = key_parts;
   params.scale = rows.scale;
   params.scale_log2 = static_cast<float>(p.softmax_scale * kLog2E);
   params.plan = rows.plan;
   params.mask = mask_columns(p);
   params.dense = dense_mask(p);
-  params.schedule = {.items = static_cast<uint32_t>(all_key_tiles(p)),
-                     .sequences = static_cast<uint32_t>(p.batch * p.heads_kv),
+  params.schedule = {.items = static_cast<uint32_t>(all_key_tiles(p) * splits(p)),
+                     .sequences = static_cast<uint32_t>(p.batch * head_groups),
                      .sequences_per_section = static_cast<uint32_t>(sequences_per_section(p)),
-                     .key_tiles = static_cast<uint32_t>(key_tiles(p)),
+                     .tiles = static_cast<uint32_t>(key_tiles(p)),
                      .next = rows.next};
   params.executed = executed;
   return params;
@@ -179,6 +203,7 @@ std::string backward_refusal(const Problem& p) {
     }
     return message("head_dim ", p.head_dim, " is not taken by the backward; it must be ", dims);
   }
+  if (std::string why = lengths_refusal(p); !why.empty()) return why;
   struct Count {
     const char* what;
     int64_t tile, tiles;
@@ -203,18 +228,24 @@ void backward(const Problem& p, std::byte* workspace, unsigned long long* execut
   void* row_arguments[] = {&rows};
   const auto stream = static_cast<cudaStream_t>(p.stream);
   cuda::Sequence sequence(stream, cuda::Sequence::kOverlapPrevious);
-  const int64_t blocks = all_row_tiles(p), items = all_key_tiles(p);
+  const int64_t blocks = all_row_tiles(p), key_tiles = all_key_tiles(p), items = key_tiles * splits(p);
+  const bool split = items > key_tiles;
   // Without rows there is no block to clear the counter.
   if (blocks == 0) cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the item counter");
   sequence.launch("launch of the backward's preparation", instance.prepare, blocks, kRowThreads, 0, row_arguments);
   if (items > 0) {
-    allow_shared_memory(instance.kernel, instance.shared_bytes, p.device.index);
-    BackwardParams params = make_params(p, rows, executed);
+    const void* kernel = split ? instance.split : instance.kernel;
+    allow_shared_memory(kernel, instance.shared_bytes, p.device.index);
+    BackwardParams params = make_params(p, rows, at<float>(workspace, layout.key_parts), executed);
     void* arguments[] = {&params};
-    const int64_t grid = std::min<int64_t>(items, cuda::device(p.device.index).multiprocessors);
-    sequence.launch("launch of the backward kernel", instance.kernel, grid, instance.threads, instance.shared_bytes, arguments);
+    sequence.launch("launch of the backward kernel", kernel, std::min(items, most_ctas(p)), instance.threads, instance.shared_bytes,
+                    arguments);
   }
-  sequence.launch("launch of the backward's conversion", instance.finish, blocks, kRowThreads, 0, row_arguments);
+  sequence.launch("launch of the backward's conversion", instance.finish_rows, blocks, kRowThreads, 0, row_arguments);
+  if (!split) return;
+  KeyParams keys = make_key_params(p, layout, workspace);
+  void* key_arguments[] = {&keys};
+  sequence.launch("launch of the backward's sum over query heads", instance.finish_keys, 2 * key_tiles, kRowThreads, 0, key_arguments);
 }
 
 }  // namespace flashmask::sm90

@@ -21,6 +21,7 @@ class Consumer {
   using Shared = SharedStorage<Traits>;
   using Element = typename Traits::Element;
   using Part = Fragments<Traits::kHeadDim>;
+  using KeyPart = KeyFragments<Traits::kHeadDim>;
 
   __device__ __forceinline__ Consumer(const BackwardParams& p, Shared& shared)
       : p_(p), shared_(shared), base_(ptx::shared_address(&shared) >> 4), warp_(ptx::uniform(threadIdx.x / 32 % 4)) {}
@@ -73,7 +74,7 @@ class Consumer {
   __device__ __forceinline__ uint32_t run_item(uint32_t flags) {
     const Tile& tile = shared_.tile[ring_.stage()];
     const int32_t key = ptx::from_leader(tile.key_tile) * Traits::kKeys;
-    const auto head = static_cast<int32_t>(ptx::from_leader(tile.kv_head)),
+    const auto group = static_cast<int32_t>(ptx::from_leader(tile.head_group)),
                batch = static_cast<int32_t>(ptx::from_leader(tile.query.batch));
     Gradients dk = {}, dv = {};
     if (flags & Tile::kNothing) {
@@ -92,8 +93,15 @@ class Consumer {
       } while (!(flags & (Tile::kFirst | Tile::kEnd)));
       release(shared_.kv_empty);
     }
-    store(p_.dv, dv, 1, key, head, batch);
-    store(p_.dk, dk, p_.scale, key, head, batch);
+    if constexpr (Traits::kSplit) {
+      float* parts = p_.key_parts + ((static_cast<int64_t>(batch) * p_.head_groups + group) * p_.schedule.tiles + key / Traits::kKeys) * 2 *
+                                        KeyPart::kTileFloats;
+      store_part(dk, parts);
+      store_part(dv, parts + KeyPart::kTileFloats);
+    } else {
+      store(p_.dv, dv, 1, key, group, batch);
+      store(p_.dk, dk, p_.scale, key, group, batch);
+    }
     return flags;
   }
 
@@ -277,13 +285,32 @@ class Consumer {
 
   /// Gives the tile's dq to the store warp.
   __device__ __forceinline__ void hand_over(const float (&dq)[32]) {
+    write_fragments(dq);
+    release(shared_.dq_full[ring_.stage()]);
+    phases_ ^= 1u << kRowGradients;
+  }
+
+  /// Puts 16 x 64 values in the warp's piece as its lanes hold them.
+  __device__ __forceinline__ void write_fragments(const float* values) const {
     wait_for_pieces();
     auto* to = reinterpret_cast<float4*>(piece()) + lane();
 #pragma unroll
-    for (int e = 0; e < 8; ++e) to[e * 32] = {dq[4 * e], dq[4 * e + 1], dq[4 * e + 2], dq[4 * e + 3]};
+    for (int e = 0; e < 8; ++e) to[e * 32] = {values[4 * e], values[4 * e + 1], values[4 * e + 2], values[4 * e + 3]};
     ptx::fence_async_proxy();
-    release(shared_.dq_full[ring_.stage()]);
-    phases_ ^= 1u << kRowGradients;
+  }
+
+  /// Stores the item's part of dk or dv, in fp32.
+  __device__ __forceinline__ void store_part(const Gradients& gradients, float* part) const {
+    float* to = part + (kWarpgroup * 4 + static_cast<int>(warp_)) * KeyPart::kWarpFloats;
+#pragma unroll
+    for (int block = 0; block < Traits::kHeadDim / 64; ++block) {
+      write_fragments(gradients + 32 * block);
+      __syncwarp();
+      delay<Role::kStore>();
+      if (!leader()) continue;
+      ptx::bulk_store(to + block * KeyPart::kBlockFloats, piece(), KeyPart::kBlockFloats * sizeof(float));
+      ptx::bulk_commit();
+    }
   }
 
   /// Stores the tile's dq, to which no other tile contributes.

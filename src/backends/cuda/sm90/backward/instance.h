@@ -11,12 +11,14 @@ namespace flashmask::sm90::grad {
 struct BackwardInstance {
   DataType dtype;
   int head_dim;
-  int rows;             ///< query rows of a tile
-  const void* prepare;  ///< __global__ void (RowParams): a block of kRowThreads for every query tile
-  const void* kernel;   ///< __global__ void (BackwardParams)
-  const void* finish;   ///< __global__ void (RowParams), as prepare
-  int threads;          ///< of `kernel`
-  int shared_bytes;     ///< of `kernel`
+  int rows;                 ///< query rows of a tile
+  const void* prepare;      ///< __global__ void (RowParams): a block of kRowThreads for every query tile
+  const void* kernel;       ///< __global__ void (BackwardParams)
+  const void* split;        ///< the same, for items of a part of their key head's query heads
+  const void* finish_rows;  ///< __global__ void (RowParams), as prepare
+  const void* finish_keys;  ///< __global__ void (KeyParams): after `split`, two blocks of kRowThreads for every key tile
+  int threads;              ///< of `kernel` and `split`
+  int shared_bytes;         ///< of `kernel` and `split`
 };
 
 inline constexpr int kRowThreads = 256;

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "backends/cuda/sm90/common/mask_params.h"
+#include "backends/cuda/sm90/common/schedule.h"
 
 namespace flashmask::sm90::grad {
 
@@ -24,15 +25,6 @@ struct PlanBits {
   __host__ __device__ uint32_t mask(uint32_t batch, uint32_t head) const {
     return batch / sharing.batch_entries * mask_heads + head / sharing.heads;
   }
-};
-
-/// Work items are (batch entry, key head, key tile), for all query heads of the key head. Sequences (batch entry x key head)
-/// are handed out in sections whose rows fit the L2 cache; inside one, the same rank of all its sequences first. Ranks are in
-/// order of work, longest first; in deterministic mode from the last key tile to the first, so that the order in which a
-/// row's gradient is summed up does not depend on the mask.
-struct Schedule {
-  uint32_t items, sequences, sequences_per_section, key_tiles;
-  uint32_t* next;  ///< counter of items handed out
 };
 
 /// Something that has a place for every (batch entry, row, head). Strides in elements.
@@ -76,12 +68,17 @@ struct BackwardParams {
   RowVectors rows;
   RowGradients row_gradients;
   int32_t seqlen_q, seqlen_k, row_tiles;
-  uint32_t heads_q, heads_kv, query_heads_per_kv_head;
+  /// Query heads that one item runs through: all of a key head's, or, where that leaves too few items, one of its `splits` equal parts.
+  /// Head groups are numbered through the key heads; without splits they are the key heads.
+  uint32_t heads_q, head_groups, query_heads_per_group, splits;
+  float* key_parts;  ///< with splits: dk, dv of every item, [batch, head_groups, key_tiles, 2], as KeyFragments
   float scale;       ///< softmax_scale
   float scale_log2;  ///< softmax_scale * log2(e)
   PlanBits plan;
   MaskColumns mask;
   DenseMask dense;
+  /// Of head groups' key tiles: those with most work first; in deterministic mode from the
+  /// last to the first, so that the order in which a row's gradient is summed up does not depend on the mask.
   Schedule schedule;
   unsigned long long* executed;  ///< counter of executed tiles; may be null
 };

@@ -9,22 +9,6 @@
 
 namespace flashmask::sm90::grad {
 
-/// The n-th item in the order of dispatch.
-struct ItemPlace {
-  uint32_t batch, kv_head, rank;
-  __device__ __forceinline__ ItemPlace(const BackwardParams& p, uint32_t n) {
-    const Schedule& s = p.schedule;
-    const uint32_t per_section = s.sequences_per_section * s.key_tiles;
-    const uint32_t section = n / per_section, rest = n - section * per_section;
-    const uint32_t first = section * s.sequences_per_section;
-    const uint32_t sequences = min(s.sequences_per_section, s.sequences - first);
-    rank = rest / sequences;
-    const uint32_t sequence = first + rest - rank * sequences;
-    batch = sequence / p.heads_kv;
-    kv_head = sequence - batch * p.heads_kv;
-  }
-};
-
 /// The producer warp: claims items, walks their live tiles, tells the others of them, and keeps K, V, Q and dout coming. All 32
 /// lanes run it; lane 0 speaks to the copy engine.
 template <typename Traits>
@@ -53,13 +37,13 @@ class Producer {
   }
 
   __device__ __forceinline__ void run_item(uint32_t n) {
-    const ItemPlace place(p_, n);
-    const uint32_t first_head = place.kv_head * p_.query_heads_per_kv_head;
+    const ItemPlace place(p_.schedule, p_.head_groups, n);
+    const uint32_t first_head = place.head * p_.query_heads_per_group;
     tile_.query.batch = place.batch;
-    tile_.kv_head = place.kv_head;
+    tile_.head_group = place.head;
     tile_.key_tile = key_tile(place, first_head);
     tile_.flags = Tile::kFirst;
-    for (uint32_t head = first_head; head < first_head + p_.query_heads_per_kv_head; ++head) run_head(head);
+    for (uint32_t head = first_head; head < first_head + p_.query_heads_per_group; ++head) run_head(head);
     if (tile_.flags & Tile::kFirst) {
       tile_.flags |= Tile::kNothing;
       announce();
@@ -67,14 +51,14 @@ class Producer {
   }
 
   __device__ __forceinline__ int32_t key_tile(const ItemPlace& place, uint32_t head) const {
-    if (p_.row_gradients.in_order || p_.dense.given) return static_cast<int32_t>(p_.schedule.key_tiles - 1 - place.rank);
-    return __ldg(p_.plan.key_order + static_cast<int64_t>(p_.plan.mask(place.batch, head)) * p_.schedule.key_tiles + place.rank);
+    if (p_.row_gradients.in_order || p_.dense.given) return static_cast<int32_t>(p_.schedule.tiles - 1 - place.rank);
+    return __ldg(p_.plan.key_order + static_cast<int64_t>(p_.plan.mask(place.batch, head)) * p_.schedule.tiles + place.rank);
   }
 
   /// The live tiles of the item's column under one query head.
   __device__ __forceinline__ void run_head(uint32_t head) {
     tile_.query.head = head;
-    const int64_t column = static_cast<int64_t>(p_.plan.mask(tile_.query.batch, head)) * p_.schedule.key_tiles + tile_.key_tile;
+    const int64_t column = static_cast<int64_t>(p_.plan.mask(tile_.query.batch, head)) * p_.schedule.tiles + tile_.key_tile;
     for (int32_t first = 0; first < p_.plan.words_per_key; first += 32) run_words(column * p_.plan.words_per_key, first);
   }
 
@@ -156,8 +140,8 @@ class Producer {
   /// The item's K and V, when the consumers are done with those of the item before; they learn that it has ended from this one's
   /// first tile.
   __device__ __forceinline__ void load_keys() {
-    const ptx::BoxOrigin at{tile_.key_tile * Traits::kKeys, 0, static_cast<int32_t>(tile_.kv_head),
-                            static_cast<int32_t>(tile_.query.batch)};
+    const uint32_t kv_head = Traits::kSplit ? tile_.head_group / p_.splits : tile_.head_group;
+    const ptx::BoxOrigin at{tile_.key_tile * Traits::kKeys, 0, static_cast<int32_t>(kv_head), static_cast<int32_t>(tile_.query.batch)};
     delay<Role::kProducer>();
     ptx::wait(shared_.kv_empty, kv_phase_ ^ 1);
     kv_phase_ ^= 1;

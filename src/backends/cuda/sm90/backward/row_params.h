@@ -19,4 +19,13 @@ struct RowParams {
   float scale;
 };
 
+/// For the pass that adds up the parts of dk and dv: see BackwardParams.
+struct KeyParams {
+  Rows dk, dv;
+  const float* parts;
+  uint32_t heads_kv, splits, key_tiles;
+  int32_t seqlen_k;
+  float scale;
+};
+
 }  // namespace flashmask::sm90::grad

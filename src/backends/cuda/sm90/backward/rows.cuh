@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What is done for every query row before and after the kernel over the key tiles. A block has one query tile.
+// What is done before and after the kernel over the key tiles.
 
 #include <cstdint>
 
@@ -29,10 +29,10 @@ struct RowTilePlace {
 };
 
 /// A tile's rows as the block's threads share them: 16 bytes each.
-template <typename Traits>
+template <int kRows, int kHeadDim>
 struct RowShare {
-  static constexpr int kThreadsPerRow = Traits::kHeadDim / 8, kRowsPerPass = kRowThreads / kThreadsPerRow;
-  static constexpr int kPasses = Traits::kRows / kRowsPerPass;
+  static constexpr int kThreadsPerRow = kHeadDim / 8, kRowsPerPass = kRowThreads / kThreadsPerRow;
+  static constexpr int kPasses = kRows / kRowsPerPass;
   __device__ static int row(int pass) { return pass * kRowsPerPass + static_cast<int>(threadIdx.x) / kThreadsPerRow; }
   __device__ static int column() { return static_cast<int>(threadIdx.x) % kThreadsPerRow * 8; }
 };
@@ -68,7 +68,7 @@ __device__ __forceinline__ uint32_t count_parts(const RowParams& p, const RowTil
 
 template <typename Traits>
 __device__ __forceinline__ void clear_row_gradients(const RowParams& p, const RowTilePlace& place) {
-  using Share = RowShare<Traits>;
+  using Share = RowShare<Traits::kRows, Traits::kHeadDim>;
 #pragma unroll 1
   for (int pass = 0; pass < Share::kPasses; ++pass) {
     const int32_t row = place.first_row + Share::row(pass);
@@ -82,7 +82,7 @@ __device__ __forceinline__ void clear_row_gradients(const RowParams& p, const Ro
 /// counter of items.
 template <typename Traits>
 __global__ void __launch_bounds__(kRowThreads, 4) prepare_rows(const __grid_constant__ RowParams p) {
-  using Share = RowShare<Traits>;
+  using Share = RowShare<Traits::kRows, Traits::kHeadDim>;
   using Element = typename Traits::Element;
   __shared__ float products[Traits::kRows];
   __shared__ uint32_t parts;
@@ -121,16 +121,41 @@ __global__ void __launch_bounds__(kRowThreads, 4) prepare_rows(const __grid_cons
   if (parts == 0) clear_row_gradients<Traits>(p, place);
 }
 
+/// A tile of gradients on its way from fragments to rows, through shared memory.
+template <typename Element, int kRows, int kHeadDim>
+struct GradientTile {
+  using Share = RowShare<kRows, kHeadDim>;
+  __align__(16) Element element[kRows][kHeadDim + 8];  // padded against bank conflicts
+
+  /// Element number threadIdx.x of the 16 x 64 fragments at (row, column), times `scale`. Zeros become positive, as those that are
+  /// stored straight away are.
+  __device__ void write(int row, int column, const float4& values, float scale) {
+    const int lane = threadIdx.x % 32, e = threadIdx.x / 32;
+    Element* to = &element[row + lane / 4][column + 8 * e + 2 * (lane % 4)];
+    *reinterpret_cast<uint32_t*>(to) = ptx::pack<Element>(__fmaf_rn(values.x, scale, 0.f), __fmaf_rn(values.y, scale, 0.f));
+    *reinterpret_cast<uint32_t*>(to + 8 * (kHeadDim + 8)) =
+        ptx::pack<Element>(__fmaf_rn(values.z, scale, 0.f), __fmaf_rn(values.w, scale, 0.f));
+  }
+
+  /// The rows before `end`, to (batch, row, head) of a tensor.
+  __device__ void store(const Rows& to, int64_t batch, int32_t first_row, int32_t end, int64_t head) const {
+#pragma unroll
+    for (int pass = 0; pass < Share::kPasses; ++pass) {
+      const int32_t row = first_row + Share::row(pass);
+      if (row >= end) continue;
+      *reinterpret_cast<uint4*>(to.template at<Element>(batch, row, head) + Share::column()) =
+          *reinterpret_cast<const uint4*>(&element[Share::row(pass)][Share::column()]);
+    }
+  }
+};
+
 /// dq = softmax_scale * sums, where several key tiles contribute: the sums of one were stored as they were, and without any there are
 /// zeros already.
 template <typename Traits>
 __global__ void __launch_bounds__(kRowThreads) finish_rows(const __grid_constant__ RowParams p) {
-  using Share = RowShare<Traits>;
   using Part = Fragments<Traits::kHeadDim>;
-  using Element = typename Traits::Element;
-  __shared__ __align__(16) Element tile[Traits::kRows][Traits::kHeadDim + 8];  // padded against bank conflicts
+  __shared__ GradientTile<typename Traits::Element, Traits::kRows, Traits::kHeadDim> tile;
   const auto place = RowTilePlace::of_block<Traits>(p);
-  const int lane = threadIdx.x % 32, e = threadIdx.x / 32;
   const RowGradients& dq = p.row_gradients;
   cudaGridDependencySynchronize();
   if (!(dq.progress[place.index] & Progress::kStored)) return;
@@ -139,22 +164,36 @@ __global__ void __launch_bounds__(kRowThreads) finish_rows(const __grid_constant
 #pragma unroll
   for (int warp = 0; warp < Part::kWarps; ++warp) part[warp] = sums[warp * (Part::kWarpFloats / 4)];
 #pragma unroll
-  for (int warp = 0; warp < Part::kWarps; ++warp) {
-    const int row = Part::row(warp) + lane / 4, column = Part::column(warp) + 8 * e + 2 * (lane % 4);
-    const float4 sum = part[warp];
-    // As with a single contributor, zeros become positive.
-    *reinterpret_cast<uint32_t*>(&tile[row][column]) = ptx::pack<Element>(__fmaf_rn(sum.x, p.scale, 0.f), __fmaf_rn(sum.y, p.scale, 0.f));
-    *reinterpret_cast<uint32_t*>(&tile[row + 8][column]) =
-        ptx::pack<Element>(__fmaf_rn(sum.z, p.scale, 0.f), __fmaf_rn(sum.w, p.scale, 0.f));
+  for (int warp = 0; warp < Part::kWarps; ++warp) tile.write(Part::row(warp), Part::column(warp), part[warp], p.scale);
+  __syncthreads();
+  tile.store(dq.out, place.batch, place.first_row, p.seqlen_q, place.head);
+}
+
+/// dk = softmax_scale * the sum of its parts, and dv, where a key head's query heads are split: always in the same order. A block has one
+/// of both of a key tile.
+template <typename Traits>
+__global__ void __launch_bounds__(kRowThreads) finish_keys(const __grid_constant__ KeyParams p) {
+  using Part = KeyFragments<Traits::kHeadDim>;
+  __shared__ GradientTile<typename Traits::Element, Traits::kKeys, Traits::kHeadDim> tile;
+  const bool is_dv = blockIdx.x % 2;
+  const uint32_t key_tile = blockIdx.x / 2 % p.key_tiles, kv_sequence = blockIdx.x / 2 / p.key_tiles;
+  const int64_t of_split = int64_t{2} * p.key_tiles * (Part::kTileFloats / 4);
+  const auto* parts = reinterpret_cast<const float4*>(p.parts) + kv_sequence * p.splits * of_split +
+                      (key_tile * 2 + is_dv) * static_cast<int64_t>(Part::kTileFloats / 4) + threadIdx.x;
+  cudaGridDependencySynchronize();
+#pragma unroll 2
+  for (int piece = 0; piece < Part::kTileFloats / Part::kBlockFloats; ++piece) {
+    float4 sum{};
+    for (uint32_t split = 0; split < p.splits; ++split) {
+      const float4 part = parts[split * of_split + piece * (Part::kBlockFloats / 4)];
+      sum = {sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
+    }
+    constexpr int kBlocks = Traits::kHeadDim / 64;
+    tile.write(piece / kBlocks * 16, piece % kBlocks * 64, sum, is_dv ? 1.f : p.scale);
   }
   __syncthreads();
-#pragma unroll
-  for (int pass = 0; pass < Share::kPasses; ++pass) {
-    const int32_t row = place.first_row + Share::row(pass);
-    if (row >= p.seqlen_q) continue;
-    *reinterpret_cast<uint4*>(dq.out.template at<Element>(place.batch, row, place.head) + Share::column()) =
-        *reinterpret_cast<const uint4*>(&tile[Share::row(pass)][Share::column()]);
-  }
+  tile.store(is_dv ? p.dv : p.dk, kv_sequence / p.heads_kv, static_cast<int32_t>(key_tile) * Traits::kKeys, p.seqlen_k,
+             kv_sequence % p.heads_kv);
 }
 
 }  // namespace flashmask::sm90::grad

@@ -7,13 +7,14 @@
 
 namespace flashmask::sm90::grad {
 
-/// One configuration of the backward kernel: element type, head dim, and how many consumer warpgroups, each of which owns
-/// 64 keys of the tile.
-template <typename Element_, int kHeadDim_, int kConsumers_>
+/// One configuration of the backward kernel: element type, head dim, how many consumer warpgroups, each of which owns
+/// 64 keys of the tile, and whether an item has but some of its key head's query heads, so that its dk and dv are parts.
+template <typename Element_, int kHeadDim_, int kConsumers_, bool kSplit_ = false>
 struct BackwardTraits {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kConsumers = kConsumers_;
+  static constexpr bool kSplit = kSplit_;
   static_assert(kConsumers == 2 && (kHeadDim == 64 || kHeadDim == 128));
   static constexpr int kRows = kHeadDim == 64 ? 128 : 64;
   static constexpr int kKeys = 64 * kConsumers;
@@ -40,6 +41,13 @@ struct Fragments {
   __host__ __device__ static constexpr int column(int warp) { return kByRows ? 0 : warp / 4 * 64; }
 };
 
+/// A part of a key tile's dk or dv, 128 keys, 64 of each consumer: a warp's 16 keys follow those of the warp before, and in them
+/// its blocks of 64 columns, each as in Fragments.
+template <int kHeadDim>
+struct KeyFragments {
+  static constexpr int kBlockFloats = 16 * 64, kWarpFloats = 16 * kHeadDim, kWarps = 8, kTileFloats = kWarpFloats * kWarps;
+};
+
 /// A query tile of (batch entry, query head).
 struct QueryTile {
   uint32_t index;  ///< in [batch, heads_q, row_tiles]
@@ -62,7 +70,7 @@ struct Tile {
   };
   uint32_t flags;
   int32_t key_tile;
-  uint32_t kv_head;
+  uint32_t head_group;  ///< see BackwardParams
   QueryTile query;
 };
 

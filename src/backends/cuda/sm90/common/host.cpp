@@ -8,12 +8,27 @@
 #include <utility>
 #include <vector>
 
+#include "backends/cuda/common/device.h"
 #include "backends/cuda/common/error.h"
+#include "common/message.h"
 
 namespace flashmask::sm90 {
 
 Sharing sharing(const Problem& p, int64_t batch, int64_t heads) {
   return {static_cast<uint32_t>(broadcast_group(p.batch, batch)), static_cast<uint32_t>(broadcast_group(p.heads_q, heads))};
+}
+
+std::string lengths_refusal(const Problem& p) {
+  constexpr int64_t kLongest = int64_t{1} << 30;
+  for (const auto& [argument, n] : {std::pair{"seqlen_q", p.seqlen_q}, {"seqlen_k", p.seqlen_k}}) {
+    if (n > kLongest) return message(argument, " is ", n, "; it must be at most ", kLongest);
+  }
+  return "";
+}
+
+int64_t most_ctas(const Problem& p) {
+  const int64_t all = cuda::device(p.device.index).multiprocessors;
+  return p.max_ctas > 0 ? std::min<int64_t>(p.max_ctas, all) : all;
 }
 
 MaskColumns mask_columns(const Problem& p) {

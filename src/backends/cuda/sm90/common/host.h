@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <string>
+
 #include "backends/cuda/sm90/common/mask_params.h"
 #include "backends/problem.h"
 
@@ -8,6 +10,12 @@ namespace flashmask::sm90 {
 
 /// Something of [batch or 1, heads, ...] for the call's batch entries and query heads.
 Sharing sharing(const Problem& p, int64_t batch, int64_t heads);
+
+/// Why the kernels cannot count the rows or keys of the call in 32 bits; empty if they can.
+std::string lengths_refusal(const Problem& p);
+
+/// How many CTAs of a persistent kernel the call may have.
+int64_t most_ctas(const Problem& p);
 
 /// What the kernels read of the call's mask, and of its dense mask if it has one.
 MaskColumns mask_columns(const Problem& p);

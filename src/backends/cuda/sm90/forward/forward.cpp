@@ -106,7 +106,7 @@ ForwardParams make_params(const Problem& p, const ForwardInstance& instance, uin
   params.schedule.items = static_cast<uint32_t>(count_items(p, instance.consumers));
   params.schedule.sequences = static_cast<uint32_t>(p.batch * p.heads_q);
   params.schedule.sequences_per_section = static_cast<uint32_t>(sequences_per_section(p));
-  params.schedule.row_tiles = static_cast<uint32_t>(ceil_div(p.seqlen_q, rows));
+  params.schedule.tiles = static_cast<uint32_t>(ceil_div(p.seqlen_q, rows));
   params.schedule.next = counter;
   params.executed = executed;
   return params;
@@ -124,6 +124,7 @@ std::string forward_refusal(const Problem& p) {
     }
     return message("head_dim ", p.head_dim, " is not taken; it must be ", dims);
   }
+  if (std::string why = lengths_refusal(p); !why.empty()) return why;
   if (p.batch * p.heads_q > kMostItems || count_items(p, 2) > kMostItems)
     return message("batch * heads_q * seqlen_q / 128 is ", count_items(p, 2), "; it must be at most ", kMostItems);
   return "";
@@ -136,10 +137,9 @@ std::size_t forward_workspace(const Problem&) { return 16; }
 void forward(const Problem& p, std::byte* workspace, unsigned long long* executed) {
   const ForwardInstance& instance = instance_for(p);
   const auto stream = static_cast<cudaStream_t>(p.stream);
-  const int multiprocessors = cuda::device(p.device.index).multiprocessors;
-  const int64_t items = count_items(p, instance.consumers);
+  const int64_t items = count_items(p, instance.consumers), grid = std::min(items, most_ctas(p));
   uint32_t* counter = nullptr;
-  if (items > multiprocessors) {
+  if (items > grid) {
     counter = reinterpret_cast<uint32_t*>(workspace);
     cuda::check(cudaMemsetAsync(counter, 0, sizeof(*counter), stream), "cudaMemsetAsync of the item counter");
   }
@@ -147,8 +147,7 @@ void forward(const Problem& p, std::byte* workspace, unsigned long long* execute
   allow_shared_memory(instance.kernel, instance.shared_bytes, p.device.index);
   void* arguments[] = {&params};
   cuda::Sequence(stream, cuda::Sequence::kOverlapPrevious)
-      .launch("launch of the forward kernel", instance.kernel, std::min<int64_t>(items, multiprocessors), instance.threads,
-              instance.shared_bytes, arguments);
+      .launch("launch of the forward kernel", instance.kernel, grid, instance.threads, instance.shared_bytes, arguments);
 }
 
 }  // namespace flashmask::sm90

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "backends/cuda/sm90/common/mask_params.h"
+#include "backends/cuda/sm90/common/schedule.h"
 
 namespace flashmask::sm90 {
 
@@ -27,13 +28,6 @@ enum class ElementMask : int32_t {
   kDense,    ///< baseline mode: a dense matrix, and no band
 };
 
-/// Work items are (batch entry, query head, row tile). Sequences (batch entry x query head) are handed out in
-/// sections whose keys and values fit the L2 cache; inside one, the longest row tiles of all its sequences first.
-struct Schedule {
-  uint32_t items, sequences, sequences_per_section, row_tiles;
-  uint32_t* next;  ///< counter of items handed out beyond the first of every CTA; null: there are no others
-};
-
 struct ForwardParams {
   CUtensorMap q, k, v, out;
   float* lse;
@@ -47,7 +41,7 @@ struct ForwardParams {
   ElementMask element_mask;
   MaskColumns mask;
   DenseMask dense;
-  Schedule schedule;
+  Schedule schedule;             ///< of query heads' row tiles, the longest first; null next: every CTA has one item
   unsigned long long* executed;  ///< counter of executed tiles; may be null
 };
 

@@ -9,22 +9,6 @@
 
 namespace flashmask::sm90 {
 
-/// The n-th item in the order of dispatch.
-struct ItemPlace {
-  uint32_t batch, head, rank;
-  __device__ __forceinline__ ItemPlace(const ForwardParams& p, uint32_t n) {
-    const Schedule& s = p.schedule;
-    const uint32_t per_section = s.sequences_per_section * s.row_tiles;
-    const uint32_t section = n / per_section, rest = n - section * per_section;
-    const uint32_t first = section * s.sequences_per_section;
-    const uint32_t sequences = min(s.sequences_per_section, s.sequences - first);
-    rank = rest / sequences;
-    const uint32_t sequence = first + rest - rank * sequences;
-    batch = sequence / p.heads_q;
-    head = sequence - batch * p.heads_q;
-  }
-};
-
 /// The live key blocks of one row tile, 32 words of each of its row granules at a time: lane l of the producer
 /// warp holds word `first_word + l`.
 template <int kGranules>
@@ -113,7 +97,7 @@ class Producer {
   }
 
   __device__ __forceinline__ void run_item(uint32_t n) {
-    const ItemPlace place(p_, n);
+    const ItemPlace place(p_.schedule, p_.heads_q, n);
     const auto head = static_cast<int32_t>(place.head), batch = static_cast<int32_t>(place.batch);
     const auto kv_head = static_cast<int32_t>(place.head / p_.query_heads_per_kv_head);
     const auto produce = [&](int32_t key_block, uint32_t live, uint32_t full) {
@@ -127,7 +111,7 @@ class Producer {
       return;
     }
     const uint32_t mask = place.batch / p_.plan.sharing.batch_entries * p_.plan.mask_heads + place.head / p_.plan.sharing.heads;
-    const int32_t row_tile = __ldg(p_.plan.row_tile_order + static_cast<int64_t>(mask) * p_.schedule.row_tiles + place.rank);
+    const int32_t row_tile = __ldg(p_.plan.row_tile_order + static_cast<int64_t>(mask) * p_.schedule.tiles + place.rank);
     TileBits<Traits::kConsumers> bits(p_, mask, row_tile);
     int32_t tiles = 0;
     for (int32_t word = (p_.plan.words_per_row - 1) & ~31; word >= 0; word -= 32) {
