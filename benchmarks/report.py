@@ -21,7 +21,8 @@ import receipts  # noqa: E402
 import verdict  # noqa: E402
 
 OURS, FLEX, CUDNN, V3, DENSE = "#2f6fde", "#d9822b", "#3f9c6b", "#8a63c9", "#9aa5b1"
-OPS = {"fwd": "Forward", "bwd": "Backward"}
+OPS = {"fwd": "Forward", "bwd": "Backward", "total": "Total"}
+IN_WORDS = {**OPS, "total": "Forward and backward"}
 SERIES = [("ours", "flashmask (plan included)", OURS, "box"), ("deterministic", "flashmask, deterministic", OURS, "hollow"), ("v3", "FlashMask V3 (derived)", V3, "hollow"), ("flex", "FlexAttention", FLEX, "box"), ("cudnn", "cuDNN", CUDNN, "box"),
           ("dense", "flashmask, dense mask", DENSE, "box")]
 KINDS = [("causal_document", "causal document", OURS), ("shared_question", "shared question", FLEX), ("document", "document", CUDNN)]
@@ -46,7 +47,7 @@ def tflops_of(case, v3):
         return case["ours_tflops"] * case["ours_ms"] / ms
 
     values = {name: rate(case["peers"][name]["ms"]) if name in case["peers"] else None for name in ("flex", "cudnn", "dense", "deterministic")}
-    ratio = v3.get((case["head_dim"], case["seqlen"], case["mask"]))
+    ratio = verdict.v3_over_flex(case, v3)
     values["ours"] = rate(case["ours_ms"] + case["plan_ms"])
     values["v3"] = values["flex"] * ratio if values["flex"] and ratio else None
     return values
@@ -58,7 +59,7 @@ def speed_chart(cases, device):
     v3 = verdict.v3_ratios(first["op"])
     groups = [(case["mask"], tflops_of(case, v3)) for case in cases]
     series = [s for s in SERIES if any(values[s[0]] for _, values in groups)]
-    return charts.bar_chart(f"{OPS[first['op']]}, head dim {first['head_dim']}, {short_length(first['seqlen'])} tokens",
+    return charts.bar_chart(f"{IN_WORDS[first['op']]}, head dim {first['head_dim']}, {short_length(first['seqlen'])} tokens",
                             f"TFLOP/s over the tiles that are visible; batch {first['batch']}, {first['heads']} heads, {first['dtype']}; {device}", groups, series, "TFLOP/s",
                             "FlashMask V3 was not in this run: its bars are FlexAttention's of this run times the ratio measured on an H200 (benchmarks/data)."
                             if any(s[0] == "v3" for s in series) else "")
@@ -112,7 +113,7 @@ def chart_name(op, head_dim, seqlen):
 def drawings(shown):
     """{file stem: SVG} of everything that these receipts hold, and of what is computed."""
     device = next((r["device"] for r in shown if r["cases"]), "")
-    made = {chart_name(*shape): speed_chart(cases, device) for shape, cases in by_shape(receipts.merge(shown))}
+    made = {chart_name(*shape): speed_chart(cases, device) for shape, cases in by_shape(verdict.with_totals(receipts.merge(shown)))}
     for receipt in shown:
         if "sparsity" in receipt["figures"]:
             made["sparsity"] = sparsity_chart(receipt["figures"]["sparsity"])
@@ -138,8 +139,8 @@ def table(rows):
 
 
 def bars(cases):
-    """The checks of both directions."""
-    return [{**c, "name": f"{name}, {c['name']}"} for op, name in OPS.items() for c in verdict.checks(verdict.rows_of(cases, op), op)]
+    """The checks of each direction and of both together."""
+    return [{**c, "name": f"{name}, {c['name']}"} for op, name in IN_WORDS.items() for c in verdict.checks(verdict.rows_of(cases, op), op)]
 
 
 def check_list(found):
@@ -166,13 +167,13 @@ def software(receipt):
 
 def page(shown, hidden, tree_hash):
     """The HTML page."""
-    merged, images = receipts.merge(shown), drawings(shown)
+    merged, images = verdict.with_totals(receipts.merge(shown)), drawings(shown)
     parts = ["<h1>Masked attention on a GPU</h1>", provenance(shown, hidden, tree_hash)]
     if merged:
         parts += ["<h2>Bars</h2>", "<p>Every ratio is speed, with our plan's own time counted as ours: medians over rounds in which the contenders took turns in shuffled order.</p>",
                   check_list(bars(merged))]
     for (op, d, s), cases in by_shape(merged):
-        parts += [f"<h2>{OPS[op]}, head dim {d}, {short_length(s)}</h2>", f'<div class="wide">{images[chart_name(op, d, s)]}</div>', table(verdict.rows_of(cases, op))]
+        parts += [f"<h2>{IN_WORDS[op]}, head dim {d}, {short_length(s)}</h2>", f'<div class="wide">{images[chart_name(op, d, s)]}</div>', table(verdict.rows_of(cases, op))]
     for name, title in (("sparsity", "Latency against sparsity"), ("mask-memory", "Memory")):
         if name in images:
             parts += [f"<h2>{title}</h2>", f'<div class="wide">{images[name]}</div>']

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measured cases, forward or backward, against the bars: FlashMask V3 (by its measured ratio to FlexAttention) and cuDNN.
+"""Measured cases, forward, backward or both together, against the bars: FlashMask V3 (by its measured ratio to FlexAttention) and cuDNN.
 
 Every ratio counts our plan's own time as ours and is speed: their time over our time.
 """
@@ -10,16 +10,19 @@ from pathlib import Path
 
 V3_FILE = Path(__file__).resolve().parent / "data" / "flashmask_v3.json"
 V3_RATIO = {"fwd": "v3_over_flex", "bwd": "v3_over_flex_backward"}
-# op, head_dim: (seqlens, each cell, geometric mean), ours over V3
+# op, head_dim: (seqlens, each cell, geometric mean), ours over V3; of both together only the mean has a bar
 V3_BARS = {"fwd": {128: ((8192, 32768, 131072), 1.0, 1.15), 64: ((8192, 32768), 1.0, 1.20)},
-           "bwd": {128: ((8192, 32768, 131072), 1.0, 1.05), 64: ((8192, 32768), 1.0, 1.20)}}
+           "bwd": {128: ((8192, 32768, 131072), 1.0, 1.05), 64: ((8192, 32768), 1.0, 1.20)},
+           "total": {128: ((8192, 32768, 131072), None, 1.08), 64: ((8192, 32768), None, 1.20)}}
 # op, head_dim: ours over cuDNN, for full and causal at these lengths
-CUDNN_BARS = {"fwd": {128: 1.05, 64: 1.10}, "bwd": {128: 1.09, 64: 1.18}}
+CUDNN_BARS = {"fwd": {128: 1.05, 64: 1.10}, "bwd": {128: 1.09, 64: 1.18}, "total": {}}
 CUDNN_SEQLENS = (8192, 32768)
 
 
 def v3_ratios(op="fwd"):
-    """{(head_dim, seqlen, mask): V3 over FlexAttention}"""
+    """{(head_dim, seqlen, mask): V3 over FlexAttention}; of both directions together that is a case's own."""
+    if op not in V3_RATIO:
+        return {}
     return {(c["head_dim"], c["seqlen"], c["mask"]): c[V3_RATIO[op]] for c in json.loads(V3_FILE.read_text())["cells"]}
 
 
@@ -35,10 +38,39 @@ def ratio_to(case, peer):
     return figures.get("ratio_with_plan") or figures["ms"] / (case["ours_ms"] + case["plan_ms"])
 
 
+def v3_over_flex(case, v3):
+    """V3's speed over FlexAttention's in a case; None if it is not known."""
+    return case.get("v3_over_flex") or v3.get((case["head_dim"], case["seqlen"], case["mask"]))
+
+
+def total_of(forward, backward):
+    """A case of both directions of one cell, with one plan: times are the sums of the medians."""
+    ours = forward["ours_ms"] + backward["ours_ms"]
+    flop = sum(case["ours_tflops"] * case["ours_ms"] for case in (forward, backward))
+    peers = {name: {"ms": forward["peers"][name]["ms"] + backward["peers"][name]["ms"]} for name in ("flex", "cudnn")
+             if name in forward["peers"] and name in backward["peers"]}
+    if "deterministic" in backward["peers"]:
+        ms = forward["ours_ms"] + backward["peers"]["deterministic"]["ms"]
+        peers["deterministic"] = {"ms": ms, "ratio": ms / ours}
+    v3 = [case["peers"]["flex"]["ms"] / ratio for case in (forward, backward)
+          if "flex" in case["peers"] and (ratio := v3_over_flex(case, v3_ratios(case["op"])))]
+    known = {"v3_over_flex": peers["flex"]["ms"] / sum(v3)} if len(v3) == 2 else {}
+    return {**backward, "op": "total", "ours_ms": ours, "ours_tflops": flop / ours, "plan_ms": forward["plan_ms"], "peers": peers, **known}
+
+
+def with_totals(cases):
+    """The cases, and one more of each cell that was measured in both directions."""
+    def cell(case):
+        return tuple(case[name] for name in ("head_dim", "seqlen", "mask", "dtype"))
+
+    backward = {cell(case): case for case in cases if case["op"] == "bwd"}
+    return cases + [total_of(case, backward[cell(case)]) for case in cases if case["op"] == "fwd" and cell(case) in backward]
+
+
 def row_of(case, v3=None):
     """What the table shows of a case."""
     v3 = v3_ratios(case["op"]) if v3 is None else v3
-    flex, against = ratio_to(case, "flex"), v3.get((case["head_dim"], case["seqlen"], case["mask"]))
+    flex, against = ratio_to(case, "flex"), v3_over_flex(case, v3)
     tflops = case["ours_tflops"] * case["ours_ms"] / (case["ours_ms"] + case["plan_ms"])
     return {"op": case["op"], "head_dim": case["head_dim"], "seqlen": case["seqlen"], "mask": case["mask"], "live": case["live"], "tflops": tflops, "flex": flex, "v3_over_flex": against,
             "v3": flex / against if flex and against else None, "cudnn": ratio_to(case, "cudnn"),
@@ -59,7 +91,8 @@ def v3_checks(rows, head_dim, seqlens, each, mean, label):
     if not cells:
         return []
     worst = min(cells, key=lambda r: r["v3"])
-    return [check(f"{label}: every cell over V3", worst["v3"], each, f"worst {worst['mask']} {worst['seqlen']}, {len(cells)} cells"),
+    of_each = [] if each is None else [check(f"{label}: every cell over V3", worst["v3"], each, f"worst {worst['mask']} {worst['seqlen']}, {len(cells)} cells")]
+    return [*of_each,
             check(f"{label}: geometric mean over V3", geomean([r["v3"] for r in cells]), mean, f"{len(cells)} cells")]
 
 
@@ -73,7 +106,7 @@ def checks(rows, op="fwd"):
         if len(present) > 1:
             found += v3_checks(rows, head_dim, present, each, mean, f"d={head_dim} all")
     for r in rows:
-        if r["cudnn"] and r["seqlen"] in CUDNN_SEQLENS and r["mask"] in ("full", "causal"):
+        if r["cudnn"] and CUDNN_BARS[op] and r["seqlen"] in CUDNN_SEQLENS and r["mask"] in ("full", "causal"):
             found.append(check(f"d={r['head_dim']} S={r['seqlen']} {r['mask']}: over cuDNN", r["cudnn"], CUDNN_BARS[op][r["head_dim"]]))
     return found
 

@@ -134,6 +134,11 @@ def gradient_errors(q, k, v, dout, dlse, out, found, visible, scale=None):
     Returns for each of them (largest error of ours, the smaller of the two; of the plain implementation), [batch, its heads].
     docs/decisions/gradient-accuracy.md says why. `visible` as above; dlse may be None.
     """
+    return gradient_errors_of(q, k, v, dout, dlse, out, [found], visible, scale)[0]
+
+
+def gradient_errors_of(q, k, v, dout, dlse, out, calls, visible, scale=None):
+    """The same of several calls' (dq, dk, dv), for float64 once."""
     exact_products()
     torch.backends.cuda.matmul.allow_tf32 = False
     heads, heads_kv = q.shape[2], k.shape[2]
@@ -141,40 +146,49 @@ def gradient_errors(q, k, v, dout, dlse, out, found, visible, scale=None):
     dlse = torch.zeros((q.shape[0], heads, q.shape[1]), device=q.device) if dlse is None else dlse
     q, dout, out = (x.transpose(1, 2) for x in (q, dout, out))
     k, v = heads_first(k, heads), heads_first(v, heads)
-    ours = [x.transpose(1, 2).double() for x in found]
-    totals = Totals(q, (k.shape[0], heads_kv, *k.shape[2:]))
+    totals = Totals([[x.transpose(1, 2).double() for x in call] for call in calls], q, (k.shape[0], heads_kv, *k.shape[2:]))
     for block in row_blocks(torch.arange(q.shape[2], device=q.device), q.shape[0] * heads * max(1, k.shape[2]), 1 << 26):
         of_rows = q[:, :, block], k, v, dout[:, :, block], dlse[:, :, block], visible(block), scale
         exact = gradients(*of_rows)
-        totals.add("exact", exact, ours[0][:, :, block] - exact[0])
-        given = gradients(*of_rows, out[:, :, block])
-        totals.add("given", given, ours[0][:, :, block] - given[0])
-        plain = gradients_plain(*of_rows)
-        totals.add("plain", plain, plain[0].to(q.dtype).double() - exact[0])
-    return totals.errors(ours, q.dtype)
+        totals.add(block, "exact", exact)
+        totals.add(block, "given", gradients(*of_rows, out[:, :, block]))
+        totals.add_plain(gradients_plain(*of_rows), exact)
+    return totals.errors()
 
 
 class Totals:
-    """What blocks of rows add up to: the largest error of dq, and the sums dk and dv, of the exact gradients, of those for the given out and
-    of the plain implementation."""
+    """What blocks of rows add up to: the largest errors of dq, and the sums dk and dv, of the exact gradients, of those for the given out and
+    of the plain implementation. `calls`: their gradients, heads first."""
 
-    def __init__(self, q, key_shape):
-        names = ("exact", "given", "plain")
-        self.dq = {name: torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device) for name in names}
-        self.keys = {name: [torch.zeros(key_shape, dtype=torch.float64, device=q.device) for _ in range(2)] for name in names}
+    def __init__(self, calls, q, key_shape):
+        self.calls, self.dtype = calls, q.dtype
+        self.dq = {name: [torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device) for _ in calls] for name in ("exact", "given")}
+        self.plain_dq = torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
+        self.keys = {name: [torch.zeros(key_shape, dtype=torch.float64, device=q.device) for _ in range(2)] for name in ("exact", "given", "plain")}
 
-    def add(self, name, gradients_of_rows, dq_error):
-        self.dq[name] = torch.maximum(self.dq[name], largest(dq_error))
-        for total, x in zip(self.keys[name], gradients_of_rows[1:]):
+    def add(self, block, name, expected):
+        """`expected`: the gradients of the rows `block`."""
+        self.dq[name] = [torch.maximum(worst, largest(ours[0][:, :, block] - expected[0])) for worst, ours in zip(self.dq[name], self.calls)]
+        self.add_keys(name, expected)
+
+    def add_plain(self, plain, exact):
+        self.plain_dq = torch.maximum(self.plain_dq, largest(plain[0].to(self.dtype).double() - exact[0]))
+        self.add_keys("plain", plain)
+
+    def add_keys(self, name, expected):
+        for total, x in zip(self.keys[name], expected[1:]):
             total += of_key_heads(x.double(), total.shape[1])
 
-    def errors(self, ours, dtype):
-        """A head is as good as the better of its two comparisons."""
-        errors = {"dq": (torch.minimum(self.dq["exact"], self.dq["given"]), self.dq["plain"])}
+    def errors(self):
+        """For each call: a head is as good as the better of its two comparisons."""
+        return [self.errors_of(n, ours) for n, ours in enumerate(self.calls)]
+
+    def errors_of(self, call, ours):
+        errors = {"dq": (torch.minimum(self.dq["exact"][call], self.dq["given"][call]), self.plain_dq)}
         for n, name in enumerate(("dk", "dv")):
             exact, given, plain = (self.keys[which][n] for which in ("exact", "given", "plain"))
             found = torch.minimum(largest(ours[n + 1] - exact), largest(ours[n + 1] - given))
-            errors[name] = found, largest(plain.to(dtype).double() - exact)
+            errors[name] = found, largest(plain.to(self.dtype).double() - exact)
         return errors
 
 

@@ -229,12 +229,30 @@ def test_report_of_both_directions(dry_run, tmp_path):
     assert report.main(["--results", str(tmp_path / "r"), "--html", str(tmp_path / "page.html"), "--svg", str(tmp_path / "svg")]) == 0
     page = (tmp_path / "page.html").read_text()
     for words in (forward["source_hash"], backward["source_hash"], "1 receipts of other sources are not shown: old.json", "time, deterministic",
-                  "Forward, d=128 S=8192 full: over cuDNN", "Backward, d=128 S=8192 full: over cuDNN"):
+                  "Forward, d=128 S=8192 full: over cuDNN", "Backward, d=128 S=8192 full: over cuDNN", "<h2>Forward and backward, head dim 128, 8K</h2>",
+                  "Forward and backward, d=128 S=8192: geometric mean over V3"):
         assert words in page
+    assert "Forward and backward, d=128 S=8192 full: over cuDNN" not in page
     drawn = {p.name: p.read_text() for p in (tmp_path / "svg").iterdir()}
-    assert set(drawn) == {"gpu-forward-d128-8k.svg", "gpu-backward-d128-8k.svg", "gpu-mask-memory.svg"}
+    assert set(drawn) == {"gpu-forward-d128-8k.svg", "gpu-backward-d128-8k.svg", "gpu-total-d128-8k.svg", "gpu-mask-memory.svg"}
     counts = [drawn[f"gpu-{name}-d128-8k.svg"].count("flashmask, deterministic:") for name in ("forward", "backward")]
     assert counts == [0, 12] and "Backward, head dim 128, 8K tokens" in drawn["gpu-backward-d128-8k.svg"]
+
+
+def test_totals_are_sums_of_times(dry_run):
+    backward, forward = (dry_run("--op", op, "--masks", "causal,document")[1]["cases"] for op in ("bwd", "fwd"))
+    cases = verdict.with_totals(forward + backward[:1])
+    assert len(cases) == 4 and verdict.with_totals(forward) == forward
+    total = cases[3]
+    assert (total["op"], total["mask"]) == ("total", "causal") and set(total["peers"]) == {"flex", "cudnn", "deterministic"}
+    ours = forward[0]["ours_ms"] + backward[0]["ours_ms"]
+    assert total["ours_ms"] == pytest.approx(ours) and total["plan_ms"] == forward[0]["plan_ms"]
+    assert total["ours_tflops"] == pytest.approx(forward[0]["ours_tflops"])  # invented as equal
+    v3 = sum(case["peers"]["flex"]["ms"] / verdict.v3_ratios(op)[128, 8192, "causal"] for op, case in (("fwd", forward[0]), ("bwd", backward[0])))
+    row = verdict.row_of(total)
+    assert row["v3"] == pytest.approx(v3 / (ours + forward[0]["plan_ms"])) and row["deterministic"] > 1
+    names = [c["name"] for c in verdict.checks([row], "total")]
+    assert names == ["d=128 S=8192: geometric mean over V3"]
 
 
 def test_report_without_receipts_says_so(tmp_path):
