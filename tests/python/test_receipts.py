@@ -6,6 +6,7 @@ Figures here are invented and stay in temporary folders.
 
 import copy
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -99,6 +100,25 @@ def test_receipts_are_judged_by_the_hash_of_their_direction(dry_run):
     assert receipts.stale(swapped) == ["a", "b"]
     assert receipts.stale({"old": {"source_hash": forward["source_hash"]}}) == []  # from before there were two
     assert "direction is 'up'" in receipts.problems({**forward, "direction": "up"})
+
+
+@pytest.mark.parametrize("path, decides", [("cmake/install/install.cmake", False), ("cmake/install/new.cmake", False),
+                                           ("include/flashmask/model_masks.h", False), ("cmake/FlashmaskCuda.cmake", True),
+                                           ("src/CMakeLists.txt", True), ("src/plan/plan.cpp", True)])
+def test_what_the_hash_of_the_sources_is_made_of(tmp_path, path, decides):
+    shutil.copy(ROOT / "CMakeLists.txt", tmp_path)
+    for folder in ("cmake", "include", "src"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+
+    def hashes():
+        words = [ROOT / "scripts" / "source-hash"]
+        return [subprocess.run([*words, direction], env={**os.environ, "FLASHMASK_SOURCE": str(tmp_path)}, check=True, capture_output=True).stdout
+                for direction in ("forward", "backward")]
+
+    before = hashes()
+    with open(tmp_path / path, "a") as file:
+        file.write("\n")
+    assert [now != then for now, then in zip(hashes(), before)] == [decides, decides]
 
 
 def test_a_dry_run_never_writes_into_the_repository(monkeypatch):
