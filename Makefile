@@ -4,7 +4,7 @@
 PYTHON := $(CURDIR)/build/venv/bin/python
 FLASHMASK := build/release/bin/flashmask
 
-.PHONY: help demo test test-asan fuzz build install gallery format clean
+.PHONY: help demo test test-asan fuzz build install uninstall gallery format clean
 
 help:
 	@echo "make demo       set up, build, and run the main job on the example data"
@@ -13,6 +13,7 @@ help:
 	@echo "make fuzz       fuzz the readers of files and the masks for FLASHMASK_FUZZ_SECONDS, 60 (needs clang)"
 	@echo "make build      library and command only"
 	@echo "make install    install them (PREFIX=/usr/local)"
+	@echo "make uninstall  remove what the last make install wrote"
 	@echo "make gallery    write docs/gallery.md and draw docs/img anew"
 	@echo "make format     clang-format all sources"
 	@echo "make clean      remove build/"
@@ -46,6 +47,9 @@ fuzz:
 PREFIX ?= /usr/local
 install: build
 	cmake --install build/release --prefix $(PREFIX)
+
+uninstall:
+	cmake --build build/release --target uninstall
 
 gallery: build
 	scripts/draw-gallery $(FLASHMASK)

@@ -49,3 +49,9 @@ if(NOT BUILD_SHARED_LIBS)
 endif()
 configure_file(${CMAKE_CURRENT_LIST_DIR}/flashmask.pc.in ${generated}/flashmask.pc @ONLY)
 install(FILES ${generated}/flashmask.pc DESTINATION ${pkgconfig_dir})
+
+if(PROJECT_IS_TOP_LEVEL)
+  add_custom_target(uninstall
+    COMMAND ${CMAKE_COMMAND} -DMANIFEST=${PROJECT_BINARY_DIR}/install_manifest.txt -P ${CMAKE_CURRENT_LIST_DIR}/uninstall.cmake
+    VERBATIM)
+endif()

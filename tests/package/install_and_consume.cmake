@@ -8,7 +8,8 @@ function(output_of variable)
   set(${variable} ${text} PARENT_SCOPE)
 endfunction()
 
-run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${WORK_DIR}/first)
+# As the component that everything belongs to: whoever installed this build keeps the list that uninstalls it.
+run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${WORK_DIR}/first --component Unspecified)
 # Moved away, so that the test fails if the package holds a path of where it was built or installed.
 set(prefix ${WORK_DIR}/moved)
 file(RENAME ${WORK_DIR}/first ${prefix})
@@ -57,4 +58,12 @@ run(${WORK_DIR}/pkgconfig/consumer_cpp)
 
 if(EXISTS ${prefix}/bin/flashmask)
   run(${prefix}/bin/flashmask info)
+endif()
+
+# What was installed, and nothing else, is in the list.
+file(RENAME ${prefix} ${WORK_DIR}/first)
+run(${CMAKE_COMMAND} -DMANIFEST=${BUILD_DIR}/install_manifest_Unspecified.txt -P ${UNINSTALL})
+file(GLOB_RECURSE left ${WORK_DIR}/first/*)
+if(left)
+  message(FATAL_ERROR "not uninstalled: ${left}")
 endif()
