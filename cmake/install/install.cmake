@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-# All of packaging: what is installed and where, and what lets others rely on the installed library.
+# All of packaging: what is installed and where, and what lets others rely on the installed library (docs/abi.md).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 set(abi_version ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 set_target_properties(flashmask PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${abi_version})
 set(generated ${PROJECT_BINARY_DIR}/packaging)
+
+# Hidden visibility does not reach the standard library's templates; the version script does.
+if(BUILD_SHARED_LIBS AND UNIX AND NOT APPLE)
+  configure_file(${CMAKE_CURRENT_LIST_DIR}/symbols.map.in ${generated}/symbols.map @ONLY)
+  target_link_options(flashmask PRIVATE "LINKER:--version-script=${generated}/symbols.map")
+  set_property(TARGET flashmask APPEND PROPERTY LINK_DEPENDS ${generated}/symbols.map)
+endif()
 
 install(TARGETS flashmask EXPORT flashmaskTargets INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/flashmask DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})

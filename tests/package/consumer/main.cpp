@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two packed documents of 3 and 5 tokens: a row of the second never sees the first.
+// Two packed documents of 3 and 5 tokens: a row of the second never sees the first; and an error, caught by its type.
 #include <flashmask/flashmask.h>
 
 #include <array>
@@ -33,5 +33,13 @@ int main() {
   const float last = out[(kSeqlen - 1) * kHeads * kDim];
   std::printf("%s", to_string(explain(args)).c_str());
   std::printf("\nlast row: %g (expected 5)\n", static_cast<double>(last));
-  return last > 4.999f && last < 5.001f ? 0 : 1;
+  if (!(last > 4.999f && last < 5.001f)) return 1;
+
+  args.q.dtype = DataType::kInt32;
+  try {
+    forward_workspace(args);
+  } catch (const Error& error) {
+    return error.code() == ErrorCode::kInvalidArgument ? 0 : 2;
+  }
+  return 3;
 }

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The layout of the C structs as FM_ABI_VERSION 1 has it on 64-bit machines: what compiles here was built against the same bytes as
+ * every program before it. A struct may get fields at its end, and their lines here; no number below ever changes. */
+#include <flashmask/c_api.h>
+
+#define AT(type, field, offset) _Static_assert(offsetof(type, field) == (offset), #type "." #field " moved")
+/* No byte at the end that a caller need not set and a later field could be read from. */
+#define ENDS_WITH(type, field) _Static_assert(sizeof(type) == offsetof(type, field) + sizeof(((type*)0)->field), #type " ends in padding")
+#define SIZE(type, bytes) _Static_assert(sizeof(type) == (bytes), #type " changed its size")
+#define VALUE(name, value) _Static_assert((name) == (value), #name " changed its value")
+
+VALUE(FM_ABI_VERSION, 1);
+
+VALUE(FM_OK, 0);
+VALUE(FM_INVALID_ARGUMENT, 1);
+VALUE(FM_UNSUPPORTED, 2);
+VALUE(FM_UNREPRESENTABLE, 3);
+VALUE(FM_NO_DEVICE, 4);
+VALUE(FM_OUT_OF_MEMORY, 5);
+VALUE(FM_INTERNAL, 6);
+
+VALUE(FM_NONE, 0);
+VALUE(FM_FLOAT32, 1);
+VALUE(FM_FLOAT64, 2);
+VALUE(FM_BFLOAT16, 3);
+VALUE(FM_FLOAT16, 4);
+VALUE(FM_INT32, 5);
+VALUE(FM_BOOL, 6);
+VALUE(FM_UINT8, 7);
+
+VALUE(FM_DETERMINISTIC, 1);
+VALUE(FM_CAUSAL, 2);
+VALUE(FM_HAS_Q_OFFSET, 4);
+VALUE(FM_HAS_WINDOW, 8);
+VALUE(FM_HAS_SCALE, 16);
+VALUE(FM_DEVICE_CPU, 0);
+
+/* These two have no struct_size, so they cannot grow. */
+SIZE(fm_tensor, 96);
+AT(fm_tensor, data, 0);
+AT(fm_tensor, dtype, 8);
+AT(fm_tensor, ndim, 12);
+AT(fm_tensor, shape, 16);
+AT(fm_tensor, stride, 56);
+
+SIZE(fm_executed_tiles, 24);
+AT(fm_executed_tiles, forward, 0);
+AT(fm_executed_tiles, backward_rows, 8);
+AT(fm_executed_tiles, backward_keys, 16);
+
+AT(fm_mask, struct_size, 0);
+AT(fm_mask, flags, 4);
+AT(fm_mask, seqlen_q, 8);
+AT(fm_mask, seqlen_k, 16);
+AT(fm_mask, q_offset, 24);
+AT(fm_mask, window_left, 32);
+AT(fm_mask, window_right, 40);
+AT(fm_mask, bounds, 48);
+AT(fm_mask, block_mask, 144);
+ENDS_WITH(fm_mask, block_mask);
+
+AT(fm_options, struct_size, 0);
+AT(fm_options, flags, 4);
+AT(fm_options, softmax_scale, 8);
+AT(fm_options, backend, 16);
+AT(fm_options, threads, 24);
+AT(fm_options, device, 28);
+AT(fm_options, stream, 32);
+AT(fm_options, executed_tiles, 40);
+AT(fm_options, softcap, 48);
+AT(fm_options, dropout_p, 56);
+AT(fm_options, dropout_seed, 64);
+AT(fm_options, dropout_offset, 72);
+AT(fm_options, sink, 80);
+AT(fm_options, block_table, 176);
+AT(fm_options, partial_out, 272);
+AT(fm_options, max_ctas, 276);
+ENDS_WITH(fm_options, max_ctas);
+
+AT(fm_forward_args, struct_size, 0);
+AT(fm_forward_args, reserved, 4);
+AT(fm_forward_args, q, 8);
+AT(fm_forward_args, k, 104);
+AT(fm_forward_args, v, 200);
+AT(fm_forward_args, out, 296);
+AT(fm_forward_args, lse, 392);
+AT(fm_forward_args, mask, 488);
+AT(fm_forward_args, plan, 496);
+AT(fm_forward_args, plan_bytes, 504);
+AT(fm_forward_args, dense_mask, 512);
+ENDS_WITH(fm_forward_args, dense_mask);
+
+AT(fm_backward_args, struct_size, 0);
+AT(fm_backward_args, reserved, 4);
+AT(fm_backward_args, q, 8);
+AT(fm_backward_args, k, 104);
+AT(fm_backward_args, v, 200);
+AT(fm_backward_args, out, 296);
+AT(fm_backward_args, lse, 392);
+AT(fm_backward_args, dout, 488);
+AT(fm_backward_args, dlse, 584);
+AT(fm_backward_args, dq, 680);
+AT(fm_backward_args, dk, 776);
+AT(fm_backward_args, dv, 872);
+AT(fm_backward_args, mask, 968);
+AT(fm_backward_args, plan, 976);
+AT(fm_backward_args, plan_bytes, 984);
+AT(fm_backward_args, dense_mask, 992);
+ENDS_WITH(fm_backward_args, dense_mask);
