@@ -1,11 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arguments that make no sense end with status 2 and say where help is.
+#include <regex>
+#include <sstream>
+
 #include "cli/program.h"
 
 namespace flashmask::test {
 namespace {
 
 constexpr const char* kHelp = "--help";
+
+TEST(Usage, EveryCommandExplainsItself) {
+  const std::string overview = output_of({kHelp});
+  std::vector<std::string> commands;
+  std::istringstream lines(overview.substr(overview.find("Subcommands:")));
+  const std::regex entry("^  ([a-z]+) +[A-Z].*");
+  std::smatch match;
+  for (std::string line; std::getline(lines, line);) {
+    if (std::regex_match(line, match, entry)) commands.push_back(match[1]);
+  }
+  EXPECT_EQ(commands, (std::vector<std::string>{"info", "show", "run", "verify", "bench"}));
+  for (const std::string& command : commands) {
+    SCOPED_TRACE(command);
+    const std::string help = output_of({command, kHelp});
+    expect_contains(overview, help.substr(0, help.find('\n')));
+    for (const std::string& part : {"Usage: flashmask " + command, std::string(kHelp), std::string("--json")}) expect_contains(help, part);
+  }
+}
 
 TEST(Usage, ACommandIsNeeded) { expect_failure({}, kWrongUsage, {kHelp}); }
 
