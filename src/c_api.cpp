@@ -188,6 +188,7 @@ PlanView read_plan(const void* plan, std::size_t bytes, const AttentionInputs& a
 
 template <typename Args, typename CArgs>
 void read_inputs(const CArgs& c, Device device, Args& args) {
+  if (c.reserved) throw_unsupported("args->reserved is ", c.reserved, "; it must be zero");
   args.q = tensor(c.q, "q", device);
   args.k = tensor(c.k, "k", device);
   args.v = tensor(c.v, "v", device);

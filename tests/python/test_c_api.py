@@ -206,6 +206,7 @@ def forward_error(options=None, **changes):
         ({"k": np.zeros((1, 8, 1, 9), np.float32)}, capi.INVALID_ARGUMENT, ["k is float32 [1, 8, 1, 9]", "[1, 8, 1, 8]"]),
         ({"q": np.zeros((8, 8), np.float32)}, capi.INVALID_ARGUMENT, ["q", "4 dimensions"]),
         ({"struct_size": 0}, capi.INVALID_ARGUMENT, ["args->struct_size is 0"]),
+        ({"reserved": 7}, capi.UNSUPPORTED, ["args->reserved is 7", "zero"]),
         ({"mask": C.pointer(capi.mask(8, 9))}, capi.INVALID_ARGUMENT, ["mask has lengths (8, 9)"]),
         ({"mask": C.pointer(capi.mask(8, 8, flags=1 << 20))}, capi.UNSUPPORTED, ["unknown bits"]),
         ({"mask": C.pointer(capi.mask(8, 8, bounds=np.zeros((1, 1, 8, 1), np.int32)))}, capi.INVALID_ARGUMENT, ["causal is false", "accepted"]),
