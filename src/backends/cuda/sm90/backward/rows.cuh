@@ -87,6 +87,8 @@ __global__ void __launch_bounds__(kRowThreads, 4) prepare_rows(const __grid_cons
   __shared__ float products[Traits::kRows];
   __shared__ uint32_t parts;
   cudaGridDependencySynchronize();
+  // The next kernel may come up beside the last of these blocks; it waits inside for all of them.
+  cudaTriggerProgrammaticLaunchCompletion();
   const auto place = RowTilePlace::of_block<Traits>(p);
   const int own = static_cast<int>(threadIdx.x);
   RowValues values{};
