@@ -2,27 +2,39 @@
 #pragma once
 
 #include <cstdint>
-#include <cuda/ptx>
+
+#include "backends/cuda/ptx/address.cuh"
 
 namespace flashmask::ptx {
 
 /// PTX ISA, "mbarrier.init". Follow with fence_barrier_init and a barrier of the CTA.
-__device__ __forceinline__ void barrier_init(uint64_t& barrier, uint32_t arrivals) { ::cuda::ptx::mbarrier_init(&barrier, arrivals); }
+__device__ __forceinline__ void barrier_init(uint64_t& barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
+}
 /// PTX ISA, "fence.mbarrier_init" and "fence.proxy.async": makes initialised barriers known to the copy engine.
 __device__ __forceinline__ void fence_barrier_init() {
-  ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
-  ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 /// PTX ISA, "mbarrier.arrive".
-__device__ __forceinline__ void arrive(uint64_t& barrier) { ::cuda::ptx::mbarrier_arrive(&barrier); }
+__device__ __forceinline__ void arrive(uint64_t& barrier) {
+  asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(shared_address(&barrier)) : "memory");
+}
 /// PTX ISA, "mbarrier.arrive.expect_tx".
 __device__ __forceinline__ void arrive_expect(uint64_t& barrier, uint32_t bytes) {
-  ::cuda::ptx::mbarrier_arrive_expect_tx(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta, ::cuda::ptx::space_shared, &barrier, bytes);
+  asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 state, [%0], %1;}" ::"r"(shared_address(&barrier)),
+               "r"(bytes)
+               : "memory");
 }
 /// PTX ISA, "mbarrier.try_wait": until the phase of this parity is complete.
 __device__ __forceinline__ void wait(uint64_t& barrier, uint32_t parity) {
-  while (!::cuda::ptx::mbarrier_try_wait_parity(&barrier, parity)) {
-  }
+  uint32_t complete;
+  do {
+    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p;}"
+                 : "=r"(complete)
+                 : "r"(shared_address(&barrier)), "r"(parity)
+                 : "memory");
+  } while (!complete);
 }
 
 /// PTX ISA, "bar.sync": barrier `id` (1 to 15) among `threads` threads.

@@ -5,13 +5,11 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
-#include <cuda/ptx>
 #include <type_traits>
 
-namespace flashmask::ptx {
+#include "backends/cuda/ptx/address.cuh"
 
-/// Address of shared memory as the instructions below take it.
-__device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+namespace flashmask::ptx {
 
 /// PTX ISA, "redux.sync": `x`, which is the same in all lanes. The result sits in a uniform register, so what is
 /// worked out from it (addresses, descriptors, loop counts) takes no vector registers and no vector instructions.
