@@ -16,6 +16,7 @@ HEAD = """// SPDX-License-Identifier: Apache-2.0
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace flashmask::ptx {
 
@@ -65,7 +66,7 @@ def function(from_registers):
     branch = "  if constexpr"
     for n in WIDTHS:
         for type_name, suffix in TYPES:
-            text += f"{branch} (N == {n} && __is_same(T, {type_name})) {{{specialisation(n, type_name, suffix, from_registers)}\n"
+            text += f"{branch} (N == {n} && std::is_same_v<T, {type_name}>) {{{specialisation(n, type_name, suffix, from_registers)}\n"
             branch = "  } else if constexpr"
     return text + "  } else {\n    static_assert(N < 0, \"this width or type is not in generate_wgmma.py\");\n  }\n}\n"
 

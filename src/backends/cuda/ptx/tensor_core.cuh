@@ -81,7 +81,7 @@ __device__ __forceinline__ void stmatrix_x4_transposed(uint32_t address, uint32_
 template <typename T>
 __device__ __forceinline__ uint32_t pack(float low, float high) {
   uint32_t packed;
-  if constexpr (__is_same(T, __nv_bfloat16)) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   } else {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
