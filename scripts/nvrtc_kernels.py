@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""nvrtc_kernels.py WHEELS: compiles every kernel of instances.def for sm_90a with the NVRTC of an older CUDA, and says what it spills.
+
+WHEELS is a folder of NVIDIA's Python packages (pip install --target): nvrtc, runtime, nvcc and cccl. NVRTC compiles device code
+alone and has no C++ library, so the few names that the kernels take from it come from libcu++.
+"""
+
+import ctypes
+import re
+import sys
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parent.parent
+STANDARD = "#include <cuda/std/{0}>\nnamespace std {{ using namespace ::cuda::std; }}\nusing namespace ::cuda::std;\n"
+HEADERS = {name: STANDARD.format(name) for name in ("cstddef", "cstdint", "type_traits")}
+HEADERS["stdint.h"] = HEADERS["cstdint"]
+HEADERS["stdlib.h"] = ""
+HEADERS["flashmask/tensor.h"] = "namespace flashmask { enum class DataType : int; }\n"
+
+HEAD = """
+#define CUDARTAPI
+#define INFINITY __int_as_float(0x7f800000)
+#include <cuda_device_runtime_api.h>
+"""
+FORWARD = HEAD + """
+#include "backends/cuda/sm90/forward/kernel.cuh"
+using namespace flashmask::sm90;
+using Traits = ForwardTraits<{element}, {head_dim}, {consumers}>;
+template __global__ void flashmask::sm90::forward_kernel<Traits>(const __grid_constant__ ForwardParams);
+"""
+BACKWARD = HEAD + """
+#include "backends/cuda/sm90/backward/kernel.cuh"
+#include "backends/cuda/sm90/backward/rows.cuh"
+using namespace flashmask::sm90::grad;
+using Traits = BackwardTraits<{element}, {head_dim}, {consumers}>;
+template __global__ void flashmask::sm90::grad::backward_kernel<Traits>(const __grid_constant__ BackwardParams);
+template __global__ void flashmask::sm90::grad::prepare_rows<Traits>(const __grid_constant__ RowParams);
+template __global__ void flashmask::sm90::grad::finish_rows<Traits>(const __grid_constant__ RowParams);
+"""
+ELEMENTS = {"bf16": "__nv_bfloat16", "f16": "__half"}
+
+
+def strings(values):
+    return (ctypes.c_char_p * len(values))(*(value.encode() for value in values))
+
+
+def load(wheels):
+    library = wheels / "cuda_nvrtc" / "lib"
+    for builtins in sorted(library.glob("libnvrtc-builtins.so.*")):
+        ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(library / "libnvrtc.so.12"))
+
+
+def compile_unit(nvrtc, wheels, text):
+    """Whether it compiles, and what the compiler said."""
+    folders = [SOURCES / "src", SOURCES / "include", *(wheels / name / "include" for name in ("cuda_runtime", "cuda_nvcc", "cuda_cccl"))]
+    options = ["-arch=sm_90a", "-std=c++20", "-default-device", "-DNDEBUG", "--ptxas-options=-v", *(f"-I{folder}" for folder in folders)]
+    program = ctypes.c_void_p()
+    made = nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program), text.encode(), b"kernels.cu", len(HEADERS), strings(list(HEADERS.values())), strings(list(HEADERS)))
+    failed = made or nvrtc.nvrtcCompileProgram(program, len(options), strings(options))
+    size = ctypes.c_size_t()
+    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    log = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetProgramLog(program, log)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return not failed, log.value.decode()
+
+
+def main():
+    wheels = Path(sys.argv[1]) / "nvidia"
+    nvrtc = load(wheels)
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    failed = False
+    for direction, text in (("forward", FORWARD), ("backward", BACKWARD)):
+        table = (SOURCES / "src/backends/cuda/sm90" / direction / "instances.def").read_text()
+        for element, head_dim, consumers in re.findall(r"^FLASHMASK_\w+\(\w+, (\w+), (\d+), (\d+)\)", table, re.MULTILINE):
+            unit = text.format(element=ELEMENTS[element], head_dim=head_dim, consumers=consumers)
+            compiled, log = compile_unit(nvrtc, wheels, unit)
+            spills = max((int(stores) for stores in re.findall(r"(\d+) bytes spill stores", log)), default=0)
+            failed |= not compiled
+            print(f"NVRTC {major.value}.{minor.value}: {direction} {element} {head_dim} {consumers}:",
+                  f"compiled, spills {spills} bytes" if compiled else "error\n" + log, flush=True)
+    sys.exit(failed)
+
+
+main()
