@@ -35,8 +35,10 @@ BACKWARD = HEAD + """
 using namespace flashmask::sm90::grad;
 using Traits = BackwardTraits<{element}, {head_dim}, {consumers}>;
 template __global__ void flashmask::sm90::grad::backward_kernel<Traits>(const __grid_constant__ BackwardParams);
+template __global__ void flashmask::sm90::grad::backward_kernel<BackwardTraits<{element}, {head_dim}, {consumers}, true>>(const __grid_constant__ BackwardParams);
 template __global__ void flashmask::sm90::grad::prepare_rows<Traits>(const __grid_constant__ RowParams);
 template __global__ void flashmask::sm90::grad::finish_rows<Traits>(const __grid_constant__ RowParams);
+template __global__ void flashmask::sm90::grad::finish_keys<Traits>(const __grid_constant__ KeyParams);
 """
 ELEMENTS = {"bf16": "__nv_bfloat16", "f16": "__half"}
 

@@ -5,7 +5,7 @@
 /* The C interface: plain structs and functions, to be called from C or through a foreign-function
  * interface such as Python's ctypes. No C++ exception crosses it.
  *
- * Every struct begins with struct_size, which the caller sets to sizeof of the struct it was compiled
+ * Masks, options and arguments begin with struct_size, which the caller sets to sizeof of the struct it was compiled
  * with. A library that knows more fields than the caller takes the missing ones as zero, and zero always
  * means "absent" or "default"; a caller that knows more fields than the library must leave those zero.
  * Zero-initialise, set struct_size, then fill in what is needed. */
