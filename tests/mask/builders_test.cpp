@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <set>
 
 #include "common/random.h"
@@ -524,6 +525,167 @@ TEST(Builders, ABlockInPartsMayNeedMoreThanTwoIntervals) {
   });
 }
 
+Numbers block_parts(const Numbers& owner, const Numbers& block) {
+  Numbers part;  // of each token, counted up: the tokens that share a block and a document
+  for (std::size_t t = 0; t < owner.size(); ++t) {
+    const bool begins = t > 0 && (owner[t] != owner[t - 1] || block[t] != block[t - 1]);
+    part.push_back(t == 0 ? 0 : part.back() + (begins ? 1 : 0));
+  }
+  return part;
+}
+
+/// The definition, over tokens of [x_t | x_0].
+bool sees_in_diffusion(const Numbers& owner, const Numbers& part, int64_t row, int64_t key) {
+  const auto total = static_cast<int64_t>(owner.size());
+  const bool noisy_row = row < total, noisy_key = key < total;
+  const auto i = static_cast<std::size_t>(row % total), j = static_cast<std::size_t>(key % total);
+  if (owner[i] != owner[j]) return false;
+  if (noisy_key) return noisy_row && part[i] == part[j];
+  return noisy_row ? part[j] < part[i] : part[j] <= part[i];
+}
+
+TEST(Builders, BlockDiffusion) {
+  at_all_sizes([](Random& random, int64_t size) {
+    const Numbers lengths = random_lengths(random, size), of_blocks = random_lengths(random, size);
+    const Numbers owner = owners(lengths), part = block_parts(owner, owners(of_blocks));
+    const BlockDiffusion built = masks::block_diffusion(Documents::from_lengths(of_blocks), Documents::from_lengths(lengths));
+    ASSERT_EQ(std::set<int64_t>(built.order.begin(), built.order.end()).size(), static_cast<std::size_t>(2 * size));
+    expect_predicate(built.mask, 2 * size, 2 * size, "block_diffusion", [&](int64_t row, int64_t key) {
+      return sees_in_diffusion(owner, part, built.order[static_cast<std::size_t>(row)], built.order[static_cast<std::size_t>(key)]);
+    });
+    for (int64_t n = 0; n < 2 * size; ++n) {
+      // Each block's noisy copy and then its clean one: by block, then by copy, then by token.
+      const auto place = [&](int64_t at) {
+        const int64_t token = built.order[static_cast<std::size_t>(at)];
+        return std::array{part[static_cast<std::size_t>(token % size)], token / size, token};
+      };
+      if (n > 0) {
+        ASSERT_LT(place(n - 1), place(n));
+      }
+    }
+  });
+}
+
+TEST(Builders, BlockDiffusionDrawn) {
+  const Documents text = Documents::from_lengths(Numbers{4}), blocks = masks::equal_blocks(text, 2);
+  const BlockDiffusion interleaved = masks::block_diffusion(blocks, text);
+  EXPECT_EQ(interleaved.order, (Numbers{0, 1, 4, 5, 2, 3, 6, 7}));
+  EXPECT_EQ(draw(to_dense(interleaved.mask), 8, 8),
+            "##......\n"
+            "##......\n"
+            "..##....\n"
+            "..##....\n"
+            "..####..\n"
+            "..####..\n"
+            "..##..##\n"
+            "..##..##\n");
+  const BlockDiffusion concatenated = masks::block_diffusion(blocks, text, BlockDiffusionOrder::kConcatenated);
+  EXPECT_EQ(concatenated.order, (Numbers{0, 1, 2, 3, 4, 5, 6, 7}));
+  EXPECT_EQ(draw(to_dense(concatenated.mask), 8, 8),
+            "##......\n"
+            "##......\n"
+            "..####..\n"
+            "..####..\n"
+            "....##..\n"
+            "....##..\n"
+            "....####\n"
+            "....####\n");
+}
+
+TEST(Builders, BlockDiffusionConcatenated) {
+  int64_t fitted = 0, refused = 0;
+  at_all_sizes([&](Random& random, int64_t size) {
+    const Numbers lengths = random_lengths(random, size), of_blocks = random_lengths(random, size);
+    const Numbers owner = owners(lengths), part = block_parts(owner, owners(of_blocks));
+    // From the dense matrix: what one would get without the builder.
+    std::vector<uint8_t> visible;
+    for (int64_t row = 0; row < 2 * size; ++row) {
+      for (int64_t key = 0; key < 2 * size; ++key) visible.push_back(sees_in_diffusion(owner, part, row, key));
+    }
+    const auto build = [&] {
+      return masks::block_diffusion(Documents::from_lengths(of_blocks), Documents::from_lengths(lengths),
+                                    BlockDiffusionOrder::kConcatenated);
+    };
+    // A clean key needs a third run exactly where its document has later blocks and is not the last.
+    bool fits = true;
+    for (std::size_t t = 0; t < owner.size(); ++t) {
+      const bool more_blocks = std::any_of(part.begin(), part.end(), [&](const int64_t& other) {
+        const auto at = static_cast<std::size_t>(&other - part.data());
+        return owner[at] == owner[t] && other > part[t];
+      });
+      fits = fits && !(more_blocks && owner[t] != owner.back());
+    }
+    ++(fits ? fitted : refused);
+    if (fits) {
+      EXPECT_TRUE(to_dense(build().mask) == visible);
+    } else {
+      expect_error(ErrorCode::kUnrepresentable, {"order kConcatenated", "needs 3", "kInterleaved fits"}, build);
+    }
+  });
+  EXPECT_GT(fitted, 20);
+  EXPECT_GT(refused, 20);
+}
+
+TEST(Builders, Eagle3Ttt) {
+  at_all_sizes([](Random& random, int64_t size) {
+    const Numbers lengths = random_lengths(random, size), owner = owners(lengths);
+    const int64_t steps = random.integer(1, 5);
+    expect_predicate(masks::eagle3_ttt(Documents::from_lengths(lengths), steps), size, steps * size, "eagle3_ttt",
+                     [&](int64_t row, int64_t key) {
+                       const auto i = static_cast<std::size_t>(row), j = static_cast<std::size_t>(key % size);
+                       return key < size ? owner[i] == owner[j] && j <= i : i == j;
+                     });
+  });
+  const Documents documents = Documents::from_lengths(Numbers{2, 1});
+  EXPECT_EQ(draw(to_dense(masks::eagle3_ttt(documents, 3)), 3, 9),
+            "#..#..#..\n"
+            "##..#..#.\n"
+            "..#..#..#\n");
+  EXPECT_EQ(to_dense(masks::eagle3_ttt(documents, 1)), to_dense(masks::causal_document(documents)));
+  EXPECT_EQ(masks::eagle3_ttt(Documents{}, INT64_MAX).seqlen_k(), 0);
+}
+
+TEST(Builders, AllPassesOfEagle3AreATreeTokenByToken) {
+  // Pass after pass, a key of the first pass is seen by a run of rows in every pass. Token by token it is a tree: a token's chain of
+  // passes branches off the text.
+  constexpr int64_t kTokens = 5, kSteps = 3;
+  Numbers parents;
+  for (int64_t node = 0; node < kTokens * kSteps; ++node)
+    parents.push_back(node % kSteps == 0 ? std::max<int64_t>(node - kSteps, -1) : node - 1);
+  const Mask tree = masks::prefix_tree(parents), last = masks::eagle3_ttt(Documents::from_lengths(Numbers{kTokens}), kSteps);
+  for (int64_t i = 0; i < kTokens; ++i) {
+    for (int64_t j = 0; j < kTokens * kSteps; ++j) {
+      EXPECT_EQ(last.visible(0, 0, i, j), tree.visible(0, 0, i * kSteps + kSteps - 1, j % kTokens * kSteps + j / kTokens)) << i << " " << j;
+    }
+  }
+}
+
+TEST(Builders, DFlash) {
+  at_all_sizes([](Random& random, int64_t size) {
+    const Numbers lengths = random_lengths(random, size), owner = owners(lengths);
+    Numbers anchors(static_cast<std::size_t>(random.integer(0, 9)));
+    for (int64_t& anchor : anchors) anchor = random.integer(0, size);
+    std::sort(anchors.begin(), anchors.end());
+    const int64_t block = random.integer(1, 5), drafts = static_cast<int64_t>(anchors.size()) * block;
+    expect_predicate(masks::dflash(Documents::from_lengths(lengths), anchors, block), drafts, size + drafts, "dflash",
+                     [&](int64_t row, int64_t key) {
+                       if (key >= size) return (key - size) / block == row / block;
+                       const int64_t anchor = anchors[static_cast<std::size_t>(row / block)];
+                       const int64_t document = anchor == size ? owner.back() : owner[static_cast<std::size_t>(anchor)];
+                       return key < anchor && owner[static_cast<std::size_t>(key)] == document;
+                     });
+  });
+  EXPECT_EQ(draw(to_dense(masks::dflash(Documents::from_lengths(Numbers{3, 2}), Numbers{1, 2, 4, 5}, 2)), 8, 13),
+            "#....##......\n"
+            "#....##......\n"
+            "##.....##....\n"
+            "##.....##....\n"
+            "...#.....##..\n"
+            "...#.....##..\n"
+            "...##......##\n"
+            "...##......##\n");
+}
+
 // --- Errors -------------------------------------------------------------------------------------------
 
 TEST(BuilderErrors, Lengths) {
@@ -619,6 +781,38 @@ TEST(BuilderErrors, CausalWithBlocks) {
   expect_invalid({"blocks[1] is [2, 4)", "disjoint"}, build({{1, 3}, {2, 4}}, -1));
   expect_invalid({"blocks[1] is [3, 5)", "document 0 ends at 4", "must lie in one document"}, build({{1, 2}, {3, 5}}, -1));
   expect_invalid({"window is 0", "at least 1, or -1 for all"}, build({}, 0));
+}
+
+TEST(BuilderErrors, BlockDiffusion) {
+  const Documents documents = Documents::from_lengths(Numbers{2, 3}), blocks = Documents::from_lengths(Numbers{2, 2});
+  expect_invalid({"blocks add up to 4", "documents' 5"}, [&] { masks::block_diffusion(blocks, documents); });
+  const Documents long_text = Documents::from_lengths(Numbers{kMaxSeqlen / 2 + 1});
+  expect_invalid({"two copies of 1073741824 tokens", "2147483647"}, [&] { masks::block_diffusion(long_text, long_text); });
+  const Documents halves = masks::equal_blocks(Documents::from_lengths(Numbers{4, 2}), 2);
+  expect_error(ErrorCode::kUnrepresentable, {"order kConcatenated", "column 6 needs 3", "kInterleaved fits"}, [&] {
+    masks::block_diffusion(halves, Documents::from_lengths(Numbers{4, 2}), BlockDiffusionOrder::kConcatenated);
+  });
+}
+
+TEST(BuilderErrors, Eagle3Ttt) {
+  const Documents documents = Documents::from_lengths(Numbers{2, 3});
+  expect_invalid({"steps is 0", "at least 1"}, [&] { masks::eagle3_ttt(documents, 0); });
+  expect_invalid({"steps is 429496730", "5 tokens", "more than 2147483647 keys"}, [&] { masks::eagle3_ttt(documents, 429496730); });
+  expect_invalid({"steps is 9223372036854775807"}, [&] { masks::eagle3_ttt(documents, INT64_MAX); });
+}
+
+TEST(BuilderErrors, DFlash) {
+  const Documents documents = Documents::from_lengths(Numbers{2, 3});
+  expect_invalid({"block is 0", "at least 1"}, [&] { masks::dflash(documents, Numbers{1}, 0); });
+  expect_invalid({"anchors[1] is 6", "between 0 and the length of the context, 5"}, [&] { masks::dflash(documents, Numbers{1, 6}, 2); });
+  expect_invalid({"anchors[0] is -1", "between 0"}, [&] { masks::dflash(documents, Numbers{-1}, 2); });
+  expect_invalid({"anchors[2] is 1, less than the one before it, 3", "sort the blocks by anchor"}, [&] {
+    masks::dflash(documents, Numbers{1, 3, 1}, 2);
+  });
+  expect_invalid({"block is 1073741822", "2 of them and 5 tokens", "more than 2147483647 keys"}, [&] {
+    masks::dflash(documents, Numbers{1, 2}, 1073741822);
+  });
+  expect_invalid({"block is 9223372036854775807"}, [&] { masks::dflash(documents, Numbers{1, 2}, INT64_MAX); });
 }
 
 TEST(BuilderErrors, Padding) {
