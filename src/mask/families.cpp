@@ -65,9 +65,23 @@ class Reader {
     return values;
   }
 
-  /// `name` as lengths of documents that add up to seqlen, or one document of all.
-  Documents documents(std::string_view name) {
-    return Documents::from_lengths(integers(name).empty() ? std::vector{seqlen} : lengths(name, seqlen));
+  /// `name` as lengths of documents that add up to `total`, or one document of all.
+  Documents documents(std::string_view name, int64_t total) {
+    return Documents::from_lengths(integers(name).empty() ? std::vector{total} : lengths(name, total));
+  }
+
+  /// An integer of at least 1.
+  int64_t positive(std::string_view name, int64_t otherwise) const {
+    const int64_t value = integer(name, otherwise);
+    if (value < 1) throw_invalid(family_, ": parameter ", name, " is ", value, "; it must be at least 1");
+    return value;
+  }
+
+  /// `name` as one length of all blocks, or as their lengths.
+  Documents blocks(std::string_view name, const Documents& documents, int64_t otherwise) {
+    const std::vector<int64_t> given = integers(name);
+    const bool equal = given.empty() || (given.size() == 1 && given[0] != documents.total());
+    return equal ? masks::equal_blocks(documents, integer(name, otherwise)) : Documents::from_lengths(lengths(name, documents.total()));
   }
 
   /// `name` as begin,end pairs; empty if it is not given.
@@ -202,11 +216,8 @@ Mask prefix_tree(Reader& r) {
 }
 
 Mask block_causal(Reader& r) {
-  const Documents documents = r.documents("lengths");
-  const std::vector<int64_t> given = r.integers("blocks");
-  const bool equal = given.empty() || (given.size() == 1 && given[0] != r.seqlen);
-  const Documents blocks = equal ? masks::equal_blocks(documents, r.integer("blocks", std::max<int64_t>(r.seqlen / 8, 1)))
-                                 : Documents::from_lengths(r.lengths("blocks", r.seqlen));
+  const Documents documents = r.documents("lengths", r.seqlen);
+  const Documents blocks = r.blocks("blocks", documents, std::max<int64_t>(r.seqlen / 8, 1));
   return masks::block_causal(blocks, documents, r.integer("window", -1));
 }
 
@@ -226,10 +237,49 @@ std::vector<Span> draw_blocks(Reader& r, const Documents& documents) {
 }
 
 Mask causal_with_blocks(Reader& r) {
-  const Documents documents = r.documents("lengths");
+  const Documents documents = r.documents("lengths", r.seqlen);
   std::vector<Span> blocks = r.spans("blocks");
   if (blocks.empty()) blocks = draw_blocks(r, documents);
   return masks::causal_with_blocks(documents, blocks, r.integer("window", -1));
+}
+
+/// A family is square. The mask's rows are those from first_row on, its keys the first; other rows and keys are hidden. For masks
+/// that are LTS and UTE alone.
+Mask in_square(const Mask& mask, int64_t seqlen, int64_t first_row) {
+  MaskParts parts{.seqlen_q = seqlen, .seqlen_k = seqlen};
+  for (const int32_t begin : mask.ute()) parts.ute.push_back(begin + static_cast<int32_t>(first_row));
+  for (const int32_t end : mask.lts()) parts.lts.push_back(end + static_cast<int32_t>(first_row));
+  parts.ute.resize(static_cast<std::size_t>(seqlen), 0);
+  parts.lts.resize(static_cast<std::size_t>(seqlen), 0);
+  return Mask(std::move(parts));
+}
+
+Mask block_diffusion(Reader& r) {
+  const int64_t text = r.seqlen / 2;
+  const Documents documents = r.documents("lengths", text);
+  const Documents blocks = r.blocks("blocks", documents, std::max<int64_t>(text / 8, 1));
+  return in_square(masks::block_diffusion(blocks, documents).mask, r.seqlen, 0);
+}
+
+Mask eagle3_ttt(Reader& r) {
+  const int64_t steps = r.positive("steps", 4), text = r.seqlen / steps;
+  return in_square(masks::eagle3_ttt(r.documents("lengths", text), steps), r.seqlen, (steps - 1) * text);
+}
+
+Mask dflash(Reader& r) {
+  const int64_t block = r.positive("block", std::clamp<int64_t>(r.seqlen / 16, 1, 16));
+  std::vector<int64_t> anchors = r.integers("anchors");
+  const auto most = static_cast<std::size_t>(r.seqlen / block);
+  if (anchors.size() > most)
+    throw_invalid("dflash: parameter anchors has ", anchors.size(), " entries; seqlen, ", r.seqlen, ", has room for ", most, " blocks of ",
+                  block);
+  const int64_t blocks = anchors.empty() ? r.seqlen / 2 / block : static_cast<int64_t>(anchors.size());
+  const int64_t context = r.seqlen - blocks * block;
+  if (anchors.empty()) {
+    for (int64_t n = 0; n < blocks; ++n) anchors.push_back(r.random.integer(0, context - 1));
+    std::sort(anchors.begin(), anchors.end());
+  }
+  return in_square(masks::dflash(r.documents("lengths", context), anchors, block), r.seqlen, context);
 }
 
 Mask padding(Reader& r) {
@@ -280,6 +330,15 @@ const std::vector<Entry>& entries() {
   static constexpr FamilyParameter kImages[] = {kPacked,
                                                 {"blocks", "begin,end of each block; every second of 3 to 7 drawn pieces of a document"},
                                                 {"window", "last keys that a row sees, its own included, -1 all; -1"}};
+  static constexpr FamilyParameter kCopies[] = {
+      {"lengths", "lengths of the documents of one copy, adding up to seqlen / 2; one of all"},
+      {"blocks", "length of every block, or their lengths, adding up to seqlen / 2; seqlen / 16"}};
+  static constexpr FamilyParameter kPasses[] = {{"steps", "passes, this one included; 4"},
+                                                {"lengths", "lengths of the documents, adding up to seqlen / steps; one of all"}};
+  static constexpr FamilyParameter kDrafts[] = {
+      {"anchors", "position of each block's first token, ascending; drawn, blocks being half of seqlen"},
+      {"block", "tokens of a block; 16, at most seqlen / 16"},
+      {"lengths", "lengths of the documents of the context, adding up to seqlen less the blocks; one of all"}};
   static const std::vector<Entry> table = {
       {{"full", "every row sees every key", {}}, [](Reader& r) { return masks::full(r.seqlen, r.seqlen); }},
       {{"causal", "j <= i + q_offset", kOffset}, [](Reader& r) { return masks::causal(r.seqlen, r.seqlen, r.integer("q_offset", 0)); }},
@@ -311,11 +370,26 @@ const std::vector<Entry>& entries() {
       {{"padding", "j < key_lengths[batch] and i < query_lengths[batch]", kPadding}, padding},
       {{"attention_sink_window", "same document, j <= i, and i - j < window or j among the document's first sink keys", kSinks},
        [](Reader& r) {
-         return masks::attention_sink_window(r.documents("lengths"), r.integer("sink", 4),
+         return masks::attention_sink_window(r.documents("lengths", r.seqlen), r.integer("sink", 4),
                                              r.integer("window", std::max<int64_t>(r.seqlen / 16, 1)));
        }},
       {{"block_causal", "same document, block(j) <= block(i), and block(i) - block(j) < window", kFrames}, block_causal},
       {{"causal_with_blocks", "same document, and j <= i and i - j < window, or j in i's own block", kImages}, causal_with_blocks},
+      {{"block_diffusion",
+        "same document, and j in the clean copy of an earlier block than i's, or in i's own copy of the same block; each block's noisy "
+        "copy lies before its clean one",
+        kCopies},
+       block_diffusion},
+      {{"eagle3_ttt",
+        "i in the last pass, and j in the first pass, same document and at or before i, or j in a later pass and i's own token; the rows "
+        "above the last pass, which make it a square, are empty",
+        kPasses},
+       eagle3_ttt},
+      {{"dflash",
+        "i in a block, and j in the same block, or j in the context before the block's anchor and in its document; the rows of the "
+        "context, which make it a square, are empty",
+        kDrafts},
+       dflash},
   };
   return table;
 }

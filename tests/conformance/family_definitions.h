@@ -96,6 +96,51 @@ inline Predicate causal_with_blocks_definition(const FamilyParameters& p) {
   };
 }
 
+inline Predicate block_diffusion_definition(const FamilyParameters& p) {
+  const auto document = piece_of_token(numbers(p, "lengths")), block = piece_of_token(numbers(p, "blocks"));
+  struct Token {
+    int64_t document, block;
+    bool noisy;
+  };
+  // A block's part of each document is laid out on its own, the noisy copy first.
+  std::vector<Token> tokens;
+  for (std::size_t begin = 0, end; begin < document.size(); begin = end) {
+    for (end = begin; end < document.size() && document[end] == document[begin] && block[end] == block[begin];) ++end;
+    for (const bool noisy : {true, false}) tokens.insert(tokens.end(), end - begin, {document[begin], block[begin], noisy});
+  }
+  return [tokens](int64_t row, int64_t key) {
+    const auto last = static_cast<int64_t>(tokens.size());
+    if (row >= last || key >= last) return false;
+    const Token i = tokens[static_cast<std::size_t>(row)], j = tokens[static_cast<std::size_t>(key)];
+    if (i.document != j.document) return false;
+    if (j.noisy) return i.noisy && i.block == j.block;
+    return i.noisy ? j.block < i.block : j.block <= i.block;
+  };
+}
+
+inline Predicate eagle3_ttt_definition(const FamilyParameters& p) {
+  return [document = piece_of_token(numbers(p, "lengths")), steps = numbers(p, "steps").at(0)](int64_t row, int64_t key) {
+    const auto total = static_cast<int64_t>(document.size());
+    if (total == 0 || row / total != steps - 1 || key >= steps * total) return false;
+    const auto i = static_cast<std::size_t>(row % total), j = static_cast<std::size_t>(key % total);
+    return key < total ? document[i] == document[j] && j <= i : i == j;
+  };
+}
+
+inline Predicate dflash_definition(const FamilyParameters& p) {
+  return [document = piece_of_token(numbers(p, "lengths")), anchors = numbers(p, "anchors"), block = numbers(p, "block").at(0)](
+             int64_t row, int64_t key) {
+    const auto context = static_cast<int64_t>(document.size()), blocks = static_cast<int64_t>(anchors.size());
+    const int64_t of_row = (row - context) / block, last = context + blocks * block;
+    if (row < context || row >= last || key >= last) return false;
+    if (key >= context) return (key - context) / block == of_row;
+    const int64_t anchor = anchors[static_cast<std::size_t>(of_row)];
+    if (key >= anchor) return false;
+    const int64_t own = anchor == context ? document.back() : document[static_cast<std::size_t>(anchor)];
+    return document[static_cast<std::size_t>(key)] == own;
+  };
+}
+
 /// The definition of `family` with these parameters; empty for one whose draw its parameters do not tell.
 inline Predicate family_definition(const std::string& family, const FamilyParameters& p) {
   const auto one = [&](const std::string& name) { return numbers(p, name).at(0); };
@@ -159,6 +204,9 @@ inline Predicate family_definition(const std::string& family, const FamilyParame
     };
   }
   if (family == "causal_with_blocks") return causal_with_blocks_definition(p);
+  if (family == "block_diffusion") return block_diffusion_definition(p);
+  if (family == "eagle3_ttt") return eagle3_ttt_definition(p);
+  if (family == "dflash") return dflash_definition(p);
   return {};
 }
 

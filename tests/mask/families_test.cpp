@@ -22,10 +22,28 @@ std::vector<std::string> names() {
 }
 
 TEST(Families, TheListIsComplete) {
-  EXPECT_EQ(names(), (std::vector<std::string>{"full", "causal", "sliding_window", "causal_document", "document", "shared_question",
-                                               "global_sliding_window", "causal_blockwise", "prefix_lm_causal", "prefix_lm_document",
-                                               "qk_sparse", "hash_sparse", "random_eviction", "eviction", "prefix_tree", "padding",
-                                               "attention_sink_window", "block_causal", "causal_with_blocks"}));
+  EXPECT_EQ(names(), (std::vector<std::string>{"full",
+                                               "causal",
+                                               "sliding_window",
+                                               "causal_document",
+                                               "document",
+                                               "shared_question",
+                                               "global_sliding_window",
+                                               "causal_blockwise",
+                                               "prefix_lm_causal",
+                                               "prefix_lm_document",
+                                               "qk_sparse",
+                                               "hash_sparse",
+                                               "random_eviction",
+                                               "eviction",
+                                               "prefix_tree",
+                                               "padding",
+                                               "attention_sink_window",
+                                               "block_causal",
+                                               "causal_with_blocks",
+                                               "block_diffusion",
+                                               "eagle3_ttt",
+                                               "dflash"}));
   for (const Family& family : families()) {
     EXPECT_FALSE(family.definition.empty()) << family.name;
     for (const FamilyParameter& parameter : family.parameters) {
@@ -64,7 +82,8 @@ TEST(Families, SamplesAreNeitherEmptyNorAllTheSame) {
       }
     }
     const bool fixed = name == "full" || name == "causal" || name == "sliding_window" || name == "global_sliding_window" ||
-                       name == "prefix_lm_causal" || name == "qk_sparse" || name == "attention_sink_window" || name == "block_causal";
+                       name == "prefix_lm_causal" || name == "qk_sparse" || name == "attention_sink_window" || name == "block_causal" ||
+                       name == "block_diffusion" || name == "eagle3_ttt";
     EXPECT_EQ(hashes.size() > 1, !fixed) << name;
   }
 }
@@ -119,6 +138,38 @@ TEST(Families, ExplicitParameters) {
   same(make_family("causal_with_blocks", 10, {{"blocks", "2,9"}}), masks::causal_with_blocks(one, std::vector<Span>{{2, 9}}));
 }
 
+/// The mask is this part of the square; the rest of the square is hidden.
+void expect_part(const Mask& square, int64_t first_row, const Mask& mask) {
+  const std::vector<uint8_t> part = to_dense(mask);
+  for (int64_t i = 0; i < square.seqlen_q(); ++i) {
+    for (int64_t j = 0; j < square.seqlen_k(); ++j) {
+      const int64_t row = i - first_row;
+      const bool inside = row >= 0 && row < mask.seqlen_q() && j < mask.seqlen_k();
+      const bool sees = inside && part[static_cast<std::size_t>(row * mask.seqlen_k() + j)] != 0;
+      ASSERT_EQ(square.visible(0, 0, i, j), sees) << i << ", " << j;
+    }
+  }
+}
+
+TEST(Families, TwoCopiesOfAText) {
+  const Documents documents = Documents::from_lengths(Numbers{3, 0, 5, 2});
+  expect_part(make_family("block_diffusion", 21, {{"lengths", "3,0,5,2"}, {"blocks", "1,5,4"}}), 0,
+              masks::block_diffusion(Documents::from_lengths(Numbers{1, 5, 4}), documents).mask);
+  expect_part(make_family("block_diffusion", 20, {{"lengths", "3,0,5,2"}, {"blocks", "4"}}), 0,
+              masks::block_diffusion(masks::equal_blocks(documents, 4), documents).mask);
+  const Documents one = Documents::from_lengths(Numbers{16});
+  expect_part(make_family("block_diffusion", 32), 0, masks::block_diffusion(masks::equal_blocks(one, 2), one).mask);
+}
+
+TEST(Families, RowsOfDraftsBelowTheirContext) {
+  const Documents documents = Documents::from_lengths(Numbers{3, 0, 5, 2});
+  expect_part(make_family("eagle3_ttt", 32, {{"lengths", "3,0,5,2"}, {"steps", "3"}}), 20, masks::eagle3_ttt(documents, 3));
+  expect_part(make_family("eagle3_ttt", 35), 24, masks::eagle3_ttt(Documents::from_lengths(Numbers{8}), 4));
+  expect_part(make_family("dflash", 19, {{"lengths", "3,0,5,2"}, {"anchors", "2,3,9"}, {"block", "3"}}), 10,
+              masks::dflash(documents, Numbers{2, 3, 9}, 3));
+  expect_part(make_family("dflash", 4, {{"block", "9"}}), 4, masks::dflash(Documents::from_lengths(Numbers{4}), {}, 9));
+}
+
 TEST(Families, SharedQuestionParameters) {
   // Two groups of 20, the first with two answers, the second with none: it is a causal document.
   const Mask mask = make_family("shared_question", 40, {{"groups", "20,20"}, {"answers", "2,0"}}, 3);
@@ -158,6 +209,11 @@ TEST(FamilyErrors, LengthsThatDoNotAddUp) {
                                  "block_causal", "causal_with_blocks"}) {
     expect_invalid({name + ": parameter lengths adds up to 7", "8"}, [&] { make_family(name, 8, {{"lengths", "3,4"}}); });
     expect_invalid({name + ": parameter lengths has the length -1"}, [&] { make_family(name, 8, {{"lengths", "9,-1"}}); });
+  }
+  for (const std::string name : {"block_diffusion", "eagle3_ttt", "dflash"}) {
+    expect_invalid({name + ": parameter lengths adds up to 7", name == "eagle3_ttt" ? "2" : "4"}, [&] {
+      make_family(name, 8, {{"lengths", "3,4"}});
+    });
   }
   expect_invalid({"shared_question: parameter groups adds up to 9", "8"}, [] { make_family("shared_question", 8, {{"groups", "9"}}); });
   expect_invalid({"prefix_tree: parameter lengths adds up to 2000000000", "8"}, [] {
@@ -201,6 +257,14 @@ TEST(FamilyErrors, OtherParameters) {
     make_family("causal_with_blocks", 8, {{"blocks", "1"}});
   });
   expect_invalid({"blocks[0] is [1, 9)"}, [] { make_family("causal_with_blocks", 8, {{"blocks", "1,9"}}); });
+  expect_invalid({"length is 0", "at least 1 token"}, [] { make_family("block_diffusion", 8, {{"blocks", "0"}}); });
+  expect_invalid({"block_diffusion: parameter blocks adds up to 5", "4"}, [] { make_family("block_diffusion", 8, {{"blocks", "2,3"}}); });
+  expect_invalid({"eagle3_ttt: parameter steps is 0", "at least 1"}, [] { make_family("eagle3_ttt", 8, {{"steps", "0"}}); });
+  expect_invalid({"dflash: parameter block is 0", "at least 1"}, [] { make_family("dflash", 8, {{"block", "0"}}); });
+  expect_invalid({"dflash: parameter anchors has 3 entries", "2 blocks of 3"}, [] {
+    make_family("dflash", 8, {{"anchors", "0,1,1"}, {"block", "3"}});
+  });
+  expect_invalid({"anchors[1] is 1", "sort"}, [] { make_family("dflash", 8, {{"anchors", "2,1"}, {"block", "2"}}); });
   expect_invalid({"window left is -2"}, [] { make_family("sliding_window", 8, {{"left", "-2"}}); });
 }
 

@@ -18,7 +18,7 @@ const changes = {causal: {q_offset: "9"}, sliding_window: {left: "20"}, causal_d
   shared_question: {answers: "1"}, global_sliding_window: {window: "40"}, causal_blockwise: {lengths: "150,150"}, prefix_lm_causal: {prefix: "12"},
   prefix_lm_document: {lengths: "100,200", prefix: "30,40"}, qk_sparse: {spans: "30,200"}, hash_sparse: {buckets: "3"}, random_eviction: {seed: "4"},
   prefix_tree: {parents: "-1,0,0,2"}, padding: {key_lengths: "33"}, attention_sink_window: {sink: "60"}, block_causal: {blocks: "70"},
-  causal_with_blocks: {blocks: "40,150"}};
+  causal_with_blocks: {blocks: "40,150"}, block_diffusion: {blocks: "50"}, eagle3_ttt: {steps: "2"}, dflash: {block: "10"}};
 
 /// Before all else in a page: whatever goes wrong is remembered.
 const listener = `<script>

@@ -74,6 +74,10 @@ const given = [
   "block_causal blocks=7", "block_causal lengths=10,0,30 blocks=4 window=2", "block_causal lengths=10,30 blocks=5,0,20,15 window=2",
   "causal_with_blocks blocks=3,9,9,9,9,20,30,40", "causal_with_blocks lengths=10,0,30 blocks=2,10,15,15,30,38 window=3",
   "causal_with_blocks lengths=10,30 window=5", "block_causal blocks=40", "block_causal blocks=99 window=1",
+  "block_diffusion blocks=7", "block_diffusion lengths=10,0,10 blocks=4", "block_diffusion lengths=5,15 blocks=4,0,11,5", "block_diffusion blocks=20",
+  "eagle3_ttt steps=1", "eagle3_ttt steps=3", "eagle3_ttt steps=3 lengths=4,0,9", "eagle3_ttt steps=99",
+  "dflash anchors=0,3,3,9 block=4", "dflash anchors=2,9,30 block=3 lengths=9,0,22", "dflash anchors=2,31 block=3 lengths=9,0,25,0", "dflash block=7",
+  "dflash block=99", "dflash anchors=0 block=40",
 ];
 for (const words of given) {
   test(`given: ${words}`, () => check([...words.split(" "), "--seqlen", "40", "--tile", "4"]));
@@ -89,6 +93,8 @@ const refused = [
   "block_causal blocks=0", "block_causal blocks=-3", "block_causal blocks=20,19", "block_causal window=0", "block_causal lengths=41",
   "causal_with_blocks blocks=1,2,3", "causal_with_blocks blocks=5,3", "causal_with_blocks blocks=1,41", "causal_with_blocks window=0",
   "causal_with_blocks lengths=10,30 blocks=9,11",
+  "block_diffusion blocks=0", "block_diffusion blocks=10,9", "block_diffusion lengths=40", "eagle3_ttt steps=0", "eagle3_ttt steps=3 lengths=40",
+  "dflash block=0", "dflash anchors=3,1", "dflash anchors=-1", "dflash anchors=39 block=2", "dflash anchors=1,2,3 block=14", "dflash lengths=40",
 ];
 for (const words of refused) {
   test(`refused as by the program: ${words.slice(0, 60)}`, () => {

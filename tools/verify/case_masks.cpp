@@ -53,6 +53,9 @@ class ParameterDraw {
     if (family == "attention_sink_window") return {{"lengths", lengths()}, {"sink", up_to(9)}, {"window", window_of(length_ / 2)}};
     if (family == "block_causal") return {{"lengths", lengths()}, {"blocks", lengths()}, {"window", window_of(4)}};
     if (family == "causal_with_blocks") return causal_with_blocks();
+    if (family == "block_diffusion") return block_diffusion();
+    if (family == "eagle3_ttt") return eagle3_ttt();
+    if (family == "dflash") return dflash();
     return {};
   }
 
@@ -80,6 +83,29 @@ class ParameterDraw {
       at += document;
     }
     return {{"lengths", text(documents)}, {"blocks", text(bounds)}, {"window", window_of(length_ / 2)}};
+  }
+
+  FamilyParameters block_diffusion() {
+    const std::vector<int64_t> documents = draw_lengths(own_, length_ / 2, own_.integer(1, 4));
+    return {{"lengths", text(documents)}, {"blocks", text(draw_lengths(own_, length_ / 2, own_.integer(2, 8)))}};
+  }
+
+  FamilyParameters eagle3_ttt() {
+    const int64_t steps = own_.integer(1, 4);
+    return {{"steps", std::to_string(steps)}, {"lengths", text(draw_lengths(own_, length_ / steps, own_.integer(1, 4)))}};
+  }
+
+  /// At least one block, where one fits: no entry at all would leave the anchors to the family.
+  FamilyParameters dflash() {
+    const int64_t block = own_.integer(1, std::max<int64_t>(length_ / 3, 1)),
+                  blocks = own_.integer(1, std::clamp<int64_t>(length_ / block, 1, 9));
+    const int64_t context = std::max<int64_t>(length_ - blocks * block, 0);
+    std::vector<int64_t> anchors;
+    for (int64_t n = 0; n < std::min(blocks, length_ / block); ++n) anchors.push_back(own_.integer(0, context));
+    std::sort(anchors.begin(), anchors.end());
+    FamilyParameters parameters{{"block", std::to_string(block)}, {"lengths", text(draw_lengths(own_, context, own_.integer(1, 4)))}};
+    if (!anchors.empty()) parameters["anchors"] = text(anchors);
+    return parameters;
   }
 
   FamilyParameters shared_question() {

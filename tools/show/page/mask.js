@@ -81,18 +81,33 @@ class Parameters {
     return values.length ? values[0] : this.choose(name, otherwise);
   }
 
-  /// Lengths that add up to seqlen.
-  lengths(name) {
+  /// Lengths that add up to `total`.
+  lengths(name, total = this.seqlen) {
     const values = this.integers(name);
     if (!values.length) return this.choose(name, this.drawLengths(this.random.integer(3, 7)));
     need(values.every((length) => length >= 0), `${name} has a negative length`);
-    need(sum(values) === this.seqlen, `${name} adds up to ${sum(values)}; it must be ${this.seqlen}`);
+    need(sum(values) === total, `${name} adds up to ${sum(values)}; it must be ${total}`);
     return values;
   }
 
   /// Lengths of documents: those given, or one of all.
-  documents(name) {
-    return this.integers(name).length ? this.lengths(name) : this.choose(name, [this.seqlen]);
+  documents(name, total = this.seqlen) {
+    return this.integers(name).length ? this.lengths(name, total) : this.choose(name, [total]);
+  }
+
+  positive(name, otherwise) {
+    const value = this.integer(name, otherwise);
+    need(value >= 1, `${name} is ${value}; it must be at least 1`);
+    return value;
+  }
+
+  /// Lengths of blocks: one for all of them, restarting in each document, or each block's own.
+  blocks(name, documents, otherwise) {
+    const given = this.integers(name), total = sum(documents);
+    if (given.length && !(given.length === 1 && given[0] !== total)) return this.lengths(name, total);
+    const length = this.integer(name, otherwise);
+    need(length >= 1, `${name} is ${length}; a block must have at least 1 token`);
+    return cutEach(documents, length);
   }
 
   drawLengths(count, total = this.seqlen) {
@@ -286,11 +301,8 @@ const families = {
   },
 
   block_causal(p) {
-    const documents = p.documents("lengths"), given = p.integers("blocks");
-    const equal = !given.length || (given.length === 1 && given[0] !== p.seqlen);
-    const length = equal ? p.integer("blocks", Math.max(Math.floor(p.seqlen / 8), 1)) : 0;
-    need(!equal || length >= 1, `blocks is ${length}; a block must have at least 1 token`);
-    const blocks = equal ? cutEach(documents, length) : p.lengths("blocks"), reach = windowOf(p, -1);
+    const documents = p.documents("lengths"), reach = windowOf(p, -1);
+    const blocks = p.blocks("blocks", documents, Math.max(Math.floor(p.seqlen / 8), 1));
     const ends = eachKey(documents, (begin, end) => end), begins = eachKey(documents, (begin) => begin), blockBegins = [];
     blocks.reduce((begin, own, n) => (blockBegins[n] = begin) + own, 0);
     return square(p.seqlen, {
@@ -312,7 +324,49 @@ const families = {
     }
     return square(seqlen, {lts: ends.map((end, j) => Math.max(end, Math.min(j + reach, documentEnds[j]))), ute: begins});
   },
+
+  block_diffusion(p) {
+    const text = Math.floor(p.seqlen / 2), documents = p.documents("lengths", text);
+    const blocks = p.blocks("blocks", documents, Math.max(Math.floor(text / 8), 1));
+    const documentEnds = eachKey(documents, (begin, end) => end), begins = eachKey(documents, (begin) => begin);
+    const own = eachKey(blocks, (begin, end, j) => [Math.max(begin, begins[j]), Math.min(end, documentEnds[j])]);
+    const seen = [];
+    own.forEach(([begin, end], j) => {
+      seen[begin + j] = [2 * begin, begin + end];
+      seen[end + j] = [begin + end, 2 * documentEnds[j]];
+    });
+    return seenInSquare(p.seqlen, 0, seen);
+  },
+
+  eagle3_ttt(p) {
+    const steps = p.positive("steps", 4), text = Math.floor(p.seqlen / steps);
+    const later = range(Math.max(steps - 1, 0) * text, (n) => [n % text, (n % text) + 1]);
+    return seenInSquare(p.seqlen, (steps - 1) * text, [...eachKey(p.documents("lengths", text), (begin, end, j) => [j, end]), ...later]);
+  },
+
+  dflash(p) {
+    const seqlen = p.seqlen, block = p.positive("block", Math.min(Math.max(Math.floor(seqlen / 16), 1), 16)), given = p.integers("anchors");
+    need(given.length <= Math.floor(seqlen / block), `anchors has ${given.length} entries; there is room for ${Math.floor(seqlen / block)}`);
+    const blocks = given.length || Math.floor(Math.floor(seqlen / 2) / block), context = seqlen - blocks * block;
+    const draw = () => range(blocks, () => p.random.integer(0, context - 1)).sort((a, b) => a - b);
+    const anchors = given.length ? given : p.choose("anchors", draw());
+    need([0, ...anchors, context].every((at, n, all) => n === 0 || all[n - 1] <= at), `anchors must ascend within 0 and ${context}`);
+    // Blocks anchored before each position; the position after the context belongs to the last document.
+    const before = new Array(context + 2).fill(0);
+    for (const anchor of anchors) ++before[anchor + 1];
+    for (let n = 1; n < before.length; ++n) before[n] += before[n - 1];
+    const last = (end) => (end === context ? blocks : before[end]);
+    const ofContext = eachKey(p.documents("lengths", context), (begin, end, j) => [block * before[j + 1], block * last(end)]);
+    const ofBlocks = range(blocks * block, (n) => [n - (n % block), n - (n % block) + block]);
+    return seenInSquare(seqlen, context, [...ofContext, ...ofBlocks]);
+  },
 };
+
+/// The rows, counted from `first`, that see each key alone; keys that are left see and are seen by nothing.
+function seenInSquare(seqlen, first, seen) {
+  const shifted = (at) => range(seqlen, (j) => (j < seen.length ? seen[j][at] + first : 0));
+  return square(seqlen, {lts: shifted(1), ute: shifted(0)});
+}
 
 /// Each of the lengths, cut into pieces of this length, the last being shorter if need be.
 function cutEach(lengths, piece) {
