@@ -23,7 +23,8 @@ from . import _columns
 from .errors import UnrepresentableMaskError
 from .mask import Mask
 
-__all__ = ["attention_sink_window", "block_causal", "causal", "causal_blockwise", "causal_document", "causal_with_blocks", "document", "eviction", "from_dense", "from_startend", "full",
+__all__ = ["attention_sink_window", "block_causal", "block_diffusion", "causal", "causal_blockwise", "causal_document",
+           "causal_with_blocks", "dflash", "document", "eagle3_ttt", "eviction", "from_dense", "from_startend", "full",
            "global_sliding_window", "hash_sparse", "padding", "prefix_lm_causal", "prefix_lm_document", "prefix_tree",
            "prefix_tree_from_intervals", "qk_sparse", "random_eviction", "shared_question", "sliding_window"]
 
@@ -137,13 +138,24 @@ def block_causal(blocks, cu_seqlens=None, *, window=-1, seqlens=None, doc_ids=No
     next, each has its part. window: an int of at least 1, or -1 for all blocks before. Without documents the sequence is one: seqlen
     tokens, by default the sum of blocks.
     """
+    documents = _documents_of_blocks(blocks, cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device)
+    begin, until = _block_bounds(blocks, documents, window)
+    return _mask(documents.seqlen, until, begin)
+
+
+def _documents_of_blocks(blocks, cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device):
+    """The documents given, or one of all blocks."""
     if isinstance(blocks, torch.Tensor) and device is None:
         device = blocks.device
     if not isinstance(blocks, int) and all(given is None for given in (cu_seqlens, seqlens, doc_ids, position_ids)):
         seqlen = _Documents(None, blocks, None, None, seqlen, device).seqlen
-    documents = _documents_or_one(cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device)
+    return _documents_or_one(cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device)
+
+
+def _block_bounds(blocks, documents, window):
+    """Where each token's block begins, and where the first block begins that does not see it, both within its document."""
     begin, until = (_equal_blocks if isinstance(blocks, int) else _blocks)(blocks, documents, window)
-    return _mask(documents.seqlen, torch.minimum(until, documents.end), torch.maximum(begin, documents.begin))
+    return torch.maximum(begin, documents.begin), torch.minimum(until, documents.end)
 
 
 def _equal_blocks(length, documents, window):
@@ -190,6 +202,110 @@ def causal_with_blocks(block_ids, cu_seqlens=None, *, window=-1, seqlens=None, d
     end = _next_flagged(begins, key, key.new_full((1,), documents.seqlen))
     until = torch.maximum(torch.where(inside, end, key + 1), key + _reach(window, documents.seqlen))
     return _mask(documents.seqlen, torch.minimum(until, documents.end), torch.where(inside, begin, key))
+
+
+def block_diffusion(blocks, cu_seqlens=None, *, order="interleaved", seqlens=None, doc_ids=None, position_ids=None, seqlen=None, device=None):
+    """Training of block diffusion language models (BD3-LM, arXiv:2503.09573, appendix B.6): a noisy and a clean copy of a text of `seqlen` tokens.
+
+    Same document, and j clean in an earlier block than i's, or i and j of the same copy of one block. blocks and documents: of one copy, as for
+    block_causal.
+
+    Returns (mask, order): order int64 [..., 2 * seqlen] says which token of [x_t | x_0], the noisy copy and then the clean one, stands at each
+    place of the masked sequence. Gather the embeddings by it; positions are order % seqlen, and what is noisy has order < seqlen.
+
+    order: "interleaved", each block's noisy copy and then its clean one, which fits whatever the packing. Or "concatenated", which leaves
+    [x_t | x_0] as it is: a clean key is then seen by a run of rows in each half, and a document of several blocks that another one (or hidden
+    tokens) follows is an UnrepresentableMaskError.
+    """
+    if order not in ("interleaved", "concatenated"):
+        raise ValueError(f"order is {order!r}; it must be 'interleaved' or 'concatenated'")
+    documents = _documents_of_blocks(blocks, cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device)
+    begin, end = _block_bounds(blocks, documents, 1)
+    _, until = _block_bounds(blocks, documents, -1)
+    build = _interleaved_diffusion if order == "interleaved" else _concatenated_diffusion
+    return build(documents, *torch.broadcast_tensors(begin, end, until, documents.position))
+
+
+def _interleaved_diffusion(documents, begin, end, until, token):
+    """Of each token: where its block begins and ends, and until where its document goes on. Hidden tokens come last."""
+    total, visible = documents.seqlen, end > token
+    shown = visible.sum(-1, keepdim=True)
+    # Both copies of what comes before a block lie before it; the hidden tokens are laid out as one more block.
+    noisy, clean = token + torch.where(visible, begin, shown), token + torch.where(visible, end, total)
+    place = torch.cat([noisy, clean], -1)
+    order = torch.empty_like(place).scatter_(-1, place, torch.arange(2 * total, device=place.device).expand(place.shape))
+    seen_from = torch.cat([2 * begin, begin + end], -1)
+    seen_until = torch.cat([begin + end, 2 * until], -1)
+    hidden = ~torch.cat([visible, visible], -1)
+    vectors = [torch.where(hidden, 0, vector).gather(-1, order) for vector in (seen_until, seen_from)]
+    return _mask(2 * total, *vectors), order
+
+
+def _concatenated_diffusion(documents, begin, end, until, token):
+    """The same of [x_t | x_0] as it is."""
+    total, visible = documents.seqlen, end > token
+    last = end == until  # no later block sees it: the rows before its own clean copy are one run
+    need = torch.where(visible & ~last & (until < total), 3, 2)
+    _check_fits(torch.cat([torch.full_like(need, 2), need], -1), "the block-diffusion mask in the order 'concatenated'",
+                "the order 'interleaved' fits every packing")
+    none, rows = torch.zeros_like(begin), torch.full_like(begin, 2 * total)
+    first = torch.cat([begin, torch.where(last, total + begin, end)], -1)
+    lts = torch.cat([end, torch.where(last, total + until, until)], -1)
+    lte = torch.cat([rows, torch.where(last, rows, total + begin)], -1)
+    hidden = ~torch.cat([visible, visible], -1)
+    mask = _mask(2 * total, torch.where(hidden, 0, lts), torch.where(hidden, 2 * total, lte), torch.cat([none, none], -1), first)
+    return mask, torch.arange(2 * total, device=begin.device).expand(lts.shape)
+
+
+def eagle3_ttt(steps, cu_seqlens=None, *, seqlens=None, doc_ids=None, position_ids=None, seqlen=None, device=None):
+    """The last of `steps` passes of EAGLE-3's training-time test (arXiv:2503.01840, section 3.2): the draft model reads its own predictions.
+
+    Each pass appends a key for every token: seqlen rows, steps * seqlen keys. j < seqlen: same document and j <= i; keys of later passes:
+    i's own token, j % seqlen == i. steps: an int of at least 1, which is causal_document. seqlen alone is one document of all.
+    """
+    if steps < 1:
+        raise ValueError(f"steps is {steps}; it must be at least 1")
+    documents = _documents_or_one(cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device)
+    token, end = documents.position, documents.end
+    own = torch.where(end > token, token + 1, 0)
+    return _mask(documents.seqlen, torch.cat([end] + [own] * (steps - 1), -1), torch.cat([token] * steps, -1))
+
+
+def dflash(anchors, block, cu_seqlens=None, *, seqlens=None, doc_ids=None, position_ids=None, seqlen=None, device=None):
+    """Training of DFlash's draft model (arXiv:2602.06036, section 4.2): blocks are denoised from the context before their anchors.
+
+    Rows and the last keys are the blocks', block tokens for each anchor; the first seqlen keys are the context's, which has no rows. j in the
+    context: j < anchor of i's block, in the anchor's document; otherwise: j in i's own block. seqlen alone is one document of all.
+
+    anchors: [..., blocks], ascending, as only then do the blocks that see a key follow each other and the mask fits two intervals. seqlen is the
+    place after the context; it belongs to the document of the last token. Negative ones, after all others, are blocks that are not there,
+    to fill up rows of a batch: they see nothing and are not seen.
+    """
+    if block < 1:
+        raise ValueError(f"block is {block}; it must be at least 1")
+    anchors = _integers("anchors", anchors, device)
+    if anchors.ndim < 1:
+        raise ValueError("anchors is a single number; it must be [..., blocks]")
+    documents = _documents_or_one(cu_seqlens, seqlens, doc_ids, position_ids, seqlen, anchors.device)
+    context, there = documents.seqlen, anchors >= 0
+    _check_anchors(anchors, there, context)
+    lead = torch.broadcast_shapes(anchors.shape[:-1], documents.end.shape[:-1])
+    batched = lambda values: values.expand(*lead, -1).contiguous()  # noqa: E731
+    at = batched(torch.where(there, anchors, context + 1))  # no key and no document is after that
+    first = torch.searchsorted(at, batched(documents.position), right=True)
+    last = torch.searchsorted(torch.where(at == context, context - 1, at), batched(documents.end))
+    row = _positions(anchors.shape[-1] * block, anchors)
+    begin, own = row - row % block, there.repeat_interleave(block, -1)
+    lts = torch.cat([last * block, batched(torch.where(own, begin + block, 0))], -1)
+    return _mask(row.shape[-1], lts, torch.cat([first * block, batched(begin)], -1))
+
+
+def _check_anchors(anchors, there, context):
+    """ValueError if an anchor is beyond the context or before the one before it, where they can be read."""
+    _check("anchors", anchors, anchors <= context, f"it must be at most the length of the context, {context}")
+    at = torch.where(there, anchors, context + 1)
+    ordered = torch.cat([torch.ones_like(there[..., :1]), at[..., 1:] >= at[..., :-1]], -1)
+    _check("anchors", anchors, ordered, "sort the blocks by anchor, negative ones last: in any other order the mask may not fit two row intervals")
 
 
 # --- Masks of one sequence ----------------------------------------------------------------------------

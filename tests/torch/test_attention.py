@@ -62,6 +62,10 @@ FAMILIES = {
     "attention_sink_window": lambda: masks.attention_sink_window(5, 20, **DOCUMENTS),
     "causal_with_blocks": lambda: masks.causal_with_blocks(torch.where(torch.arange(S) // 10 % 3 > 0, torch.arange(S) // 10, -1), **DOCUMENTS, window=25),
     "block_causal": lambda: masks.block_causal(12, **DOCUMENTS, window=3),
+    "block_diffusion": lambda: masks.block_diffusion(12, **DOCUMENTS)[0],
+    "block_diffusion, concatenated": lambda: masks.block_diffusion(12, seqlen=S, order="concatenated")[0],
+    "eagle3_ttt": lambda: masks.eagle3_ttt(3, **DOCUMENTS),
+    "dflash": lambda: masks.dflash([0, 20, 31, 31, 90, S], 16, **DOCUMENTS),
 }
 
 
@@ -70,7 +74,8 @@ FAMILIES = {
 @pytest.mark.parametrize("head_dim", [64, 128] if ON_CUDA else [16])
 def test_families(family, dtype, head_dim):
     mask = FAMILIES[family]().to(DEVICE)
-    compare(tensors(dtype, head_dim=head_dim, head_dim_v=128 if head_dim == 128 else 8), mask.to_dense(),
+    lengths = {"seqlen_q": mask.seqlen_q, "seqlen_k": mask.seqlen_k}
+    compare(tensors(dtype, **lengths, head_dim=head_dim, head_dim_v=128 if head_dim == 128 else 8), mask.to_dense(),
             lambda q, k, v: flashmask_attention(q, k, v, mask, return_softmax_lse=True))
 
 

@@ -275,6 +275,139 @@ def test_causal_with_blocks_of_a_batch_and_past_the_last_document():
     check(mask, 4, 4, lambda i, j: j <= i < 2 or (i, j) == (2, 2), batch=1)
 
 
+def parts_of(doc, block):
+    """The number of the run of tokens that share a document and a block, for each token."""
+    pairs = list(zip(doc, block))
+    return [sum(pairs[n] != pairs[n - 1] for n in range(1, t + 1)) for t in range(len(pairs))]
+
+
+def diffusion_rule(doc, part, order):
+    """The definition, of places to which `order` took the tokens of [x_t | x_0]; a token without a block is hidden."""
+    total = len(doc)
+
+    def sees(row, key):
+        (copy_i, i), (copy_j, j) = divmod(order[row], total), divmod(order[key], total)
+        return doc[i] == doc[j] >= 0 and (copy_j == 1 and part[j] < part[i] or part[j] == part[i] and copy_i == copy_j)
+
+    return sees
+
+
+def test_block_diffusion(rng):
+    for _ in range(15):
+        lengths = draw_lengths(rng)
+        doc = documents_of(lengths)
+        cuts = sorted([0, *(rng.randint(0, len(doc)) for _ in range(rng.randint(0, 4))), len(doc)])
+        of_blocks = [end - begin for begin, end in zip(cuts, cuts[1:])]
+        at, length = [t for n in lengths for t in range(n)], rng.randint(1, 6)
+        for blocks, part in ((of_blocks, parts_of(doc, documents_of(of_blocks))), (length, parts_of(doc, [t // length for t in at]))):
+            for given in ways_to_give(lengths):
+                mask, order = masks.block_diffusion(blocks, **given)
+                order = order.tolist()
+                # Each block's noisy copy, then its clean one; that they are all of them says that it is a permutation.
+                assert order == sorted(range(2 * len(doc)), key=lambda n: (part[n % len(doc)], n // len(doc), n))
+                check(mask, 2 * len(doc), 2 * len(doc), diffusion_rule(doc, part, order))
+
+
+def test_block_diffusion_concatenated(rng):
+    fitted = 0
+    for _ in range(60):
+        lengths = draw_lengths(rng)
+        doc, total = documents_of(lengths), sum(lengths)
+        part = parts_of(doc, [t // 3 for n in lengths for t in range(n)])
+        several = [d for d in set(doc) if len({part[t] for t in range(total) if doc[t] == d}) > 1]
+        build = lambda: masks.block_diffusion(3, seqlens=lengths, order="concatenated")  # noqa: B023, E731
+        if any(d != doc[-1] for d in several):
+            first = total + doc.index(min(several))
+            with pytest.raises(UnrepresentableMaskError, match=f"order 'concatenated' .* column {first} needs 3; the order 'interleaved' fits"):
+                build()
+            continue
+        fitted += 1
+        mask, order = build()
+        assert order.tolist() == list(range(2 * total))
+        check(mask, 2 * total, 2 * total, diffusion_rule(doc, part, range(2 * total)))
+    assert 0 < fitted < 60
+
+
+def test_block_diffusion_as_in_cpp():
+    check_cpp(masks.block_diffusion([4, 0, 5, 2], seqlens=[6, 0, 5])[0], "block_diffusion", 22, lengths=[6, 0, 5], blocks=[4, 0, 5, 2])
+    check_cpp(masks.block_diffusion(3, seqlens=[7, 0, 4])[0], "block_diffusion", 22, lengths=[7, 0, 4], blocks=3)
+    check_cpp(masks.block_diffusion(2, seqlen=7)[0], "block_diffusion", 14, blocks=2)
+
+
+@pytest.mark.parametrize("order", ["interleaved", "concatenated"])
+def test_block_diffusion_of_a_batch_and_past_the_last_block(order):
+    mask, places = masks.block_diffusion(torch.tensor([[2, 3], [1, 0]]), seqlen=5, order=order)
+    assert places.shape == (2, 10)
+    for batch, (doc, part) in enumerate([([0] * 5, [0, 0, 1, 1, 1]), ([0] + [-1] * 4, [0, 9, 9, 9, 9])]):
+        assert sorted(places[batch].tolist()) == list(range(10))
+        check(mask, 10, 10, diffusion_rule(doc, part, places[batch].tolist()), batch=batch)
+
+
+@pytest.mark.parametrize("order", ["interleaved", "concatenated"])
+def test_block_diffusion_past_the_last_document(order):
+    mask, places = masks.block_diffusion(4, seqlens=[3], seqlen=6, order=order)
+    check(mask, 12, 12, diffusion_rule([0] * 3 + [-1] * 3, [0] * 3 + [9] * 3, places.tolist()))
+
+
+def test_block_diffusion_moves_tokens_and_changes_nothing_else():
+    """Attention over the interleaved copies, put back, is the attention over [x_t | x_0] under the mask of that order."""
+    concatenated, _ = masks.block_diffusion(3, seqlen=10, order="concatenated")
+    interleaved, order = masks.block_diffusion(3, seqlen=10)
+    visible = torch.empty(20, 20, dtype=torch.bool)
+    visible[order[:, None], order] = interleaved.to_dense()[0, 0]
+    assert torch.equal(visible, concatenated.to_dense()[0, 0])
+
+
+def test_eagle3_ttt(rng):
+    for _ in range(15):
+        lengths = draw_lengths(rng)
+        doc, steps = documents_of(lengths), rng.randint(1, 4)
+        total = len(doc)
+        rule = lambda i, j: doc[i] == doc[j] and j <= i if j < total else j % total == i  # noqa: B023, E731
+        for given in ways_to_give(lengths):
+            check(masks.eagle3_ttt(steps, **given), total, steps * total, rule)
+    assert torch.equal(masks.eagle3_ttt(1, seqlens=[3, 4]).to_dense(), masks.causal_document(seqlens=[3, 4]).to_dense())
+    check(masks.eagle3_ttt(3, seqlens=[2], seqlen=4), 4, 12, lambda i, j: i < 2 and j % 4 < 2 and (j <= i if j < 4 else j % 4 == i))
+
+
+def test_eagle3_ttt_as_in_cpp():
+    square = from_cpp("eagle3_ttt", 33, steps=3, lengths=[6, 0, 5])
+    assert torch.equal(masks.eagle3_ttt(3, seqlens=[6, 0, 5]).to_dense()[:, 0], square[:, 22:]) and not square[:, :22].any()
+
+
+def test_dflash(rng):
+    for _ in range(15):
+        lengths = draw_lengths(rng)
+        doc, block = documents_of(lengths), rng.randint(1, 4)
+        context = len(doc)
+        anchors = sorted(rng.randint(0, context) for _ in range(rng.randint(0, 7)))
+        rows = len(anchors) * block
+
+        def rule(i, j):
+            if j >= context:
+                return (j - context) // block == i // block  # noqa: B023
+            anchor = anchors[i // block]  # noqa: B023
+            return j < anchor and doc[j] == doc[min(anchor, context - 1)]  # noqa: B023
+
+        for given in ways_to_give(lengths):
+            check(masks.dflash(anchors, block, **given), rows, context + rows, rule)
+
+
+def test_dflash_as_in_cpp():
+    square = from_cpp("dflash", 20, anchors=[2, 6, 11], block=3, lengths=[6, 0, 5])
+    assert torch.equal(masks.dflash([2, 6, 11], 3, seqlens=[6, 0, 5]).to_dense()[:, 0], square[:, 11:]) and not square[:, :11].any()
+
+
+def test_dflash_of_a_batch_and_past_the_last_document():
+    mask = masks.dflash(torch.tensor([[1, 3], [2, -1]]), 2, seqlen=3)
+    own = lambda i, j: j >= 3 and (j - 3) // 2 == i // 2  # noqa: E731
+    check(mask, 4, 7, lambda i, j: own(i, j) or j < (1, 3)[i // 2] and j < 3, batch=0)
+    check(mask, 4, 7, lambda i, j: i < 2 and (own(i, j) or j < 2), batch=1)
+    mask = masks.dflash([1, 3], 1, seqlens=torch.tensor([[3, 0], [1, 2], [2, 0]]), seqlen=3)
+    for batch, seen in enumerate([((0,), (0, 1, 2)), ((), (1, 2)), ((0,), ())]):
+        check(mask, 2, 5, lambda i, j: j == 3 + i or j in seen[i], batch=batch)  # noqa: B023
+
+
 # --- One sequence ---------------------------------------------------------------------------------------
 
 
@@ -590,6 +723,16 @@ def test_from_dense_finds_the_small_form(build):
     (lambda: masks.causal_with_blocks([[0, 1], [4, 4]], doc_ids=[1, 1, 1]), "seqlen is 2, but doc_ids has 3 tokens"),
     (lambda: masks.causal_with_blocks(3), "block_ids is a single number"),
     (lambda: masks.causal_with_blocks([1, 1], window=0), "window is 0; it must be at least 1, or -1 for all"),
+    (lambda: masks.block_diffusion(0, seqlen=4), "blocks is 0; a block must have at least 1 token"),
+    (lambda: masks.block_diffusion(2, seqlen=4, order="sorted"), "order is 'sorted'; it must be 'interleaved' or 'concatenated'"),
+    (lambda: masks.block_diffusion([2, 3], seqlens=[4]), r"the sum of blocks\[0\] is 5; it must be at most the length of the sequence, 4"),
+    (lambda: masks.eagle3_ttt(0, seqlen=4), "steps is 0; it must be at least 1"),
+    (lambda: masks.eagle3_ttt(2), "nothing is given"),
+    (lambda: masks.dflash([1], 0, seqlen=4), "block is 0; it must be at least 1"),
+    (lambda: masks.dflash(1, 2, seqlen=4), "anchors is a single number"),
+    (lambda: masks.dflash([1, 5], 2, seqlen=4), r"anchors\[1\] is 5; it must be at most the length of the context, 4"),
+    (lambda: masks.dflash([2, 3, 1], 2, seqlen=4), r"anchors\[2\] is 1; sort the blocks by anchor"),
+    (lambda: masks.dflash([-1, 3], 2, seqlen=4), r"anchors\[1\] is 3; sort the blocks by anchor, negative ones last"),
     (lambda: masks.sliding_window(4, 4, -2), r"window is \(-2, 0\)"),
     (lambda: masks.from_dense(torch.ones(2, 2)), "visible is torch.float32"),
 ])
@@ -622,6 +765,10 @@ TRACED = {
     "block_causal": lambda x: masks.block_causal(x, seqlens=x.flip(0), window=2, seqlen=30),
     "block_causal, equal": lambda x: masks.block_causal(3, position_ids=x, window=2),
     "causal_with_blocks": lambda x: masks.causal_with_blocks(x.sort().values - 1, position_ids=x, window=2),
+    "block_diffusion": lambda x: masks.block_diffusion(x, seqlens=x.flip(0), seqlen=30)[0],
+    "block_diffusion, concatenated": lambda x: masks.block_diffusion(3, seqlen=x.shape[0], order="concatenated", device=x.device)[0],
+    "eagle3_ttt": lambda x: masks.eagle3_ttt(3, position_ids=x),
+    "dflash": lambda x: masks.dflash(x.sort().values, 2, seqlens=x, seqlen=30),
     "prefix_tree": lambda x: masks.prefix_tree(torch.arange(-1, 8, device=x.device), x, seqlen=30),
     "prefix_tree_from_intervals": lambda x: masks.prefix_tree_from_intervals(x[:1] * 0, x[:1], seqlen=9),
     "padding": lambda x: masks.padding(16, 9, x),
@@ -647,6 +794,10 @@ LISTS = {
     "block_causal": lambda device: masks.block_causal([2, 3], window=1, device=device),
     "block_causal, equal": lambda device: masks.block_causal(2, seqlen=9, device=device),
     "causal_with_blocks": lambda device: masks.causal_with_blocks([-1, 0, 0, 1, 1], seqlens=[3, 2], device=device),
+    "block_diffusion": lambda device: masks.block_diffusion([2, 3], device=device)[0],
+    "block_diffusion, equal": lambda device: masks.block_diffusion(2, seqlen=9, order="concatenated", device=device)[0],
+    "eagle3_ttt": lambda device: masks.eagle3_ttt(2, seqlen=9, device=device),
+    "dflash": lambda device: masks.dflash([0, 3], 2, seqlens=[3, 2], device=device),
     "prefix_tree": lambda device: masks.prefix_tree([-1, 0, 0], [2, 1, 3], device=device),
     "prefix_tree_from_intervals": lambda device: masks.prefix_tree_from_intervals([0, 2], [5, 5], device=device),
     "hash_sparse": lambda device: masks.hash_sparse([0, 1], [1, 0], False, device=device),
@@ -664,6 +815,12 @@ def test_lists_go_to_the_device_and_compile(name):
     assert build("meta").device.type == "meta" and build("meta").bounds.shape == build(None).bounds.shape
     torch._dynamo.reset()
     assert torch.equal(torch.compile(build, fullgraph=True, backend="eager")("cpu").bounds, build(None).bounds)
+
+
+def test_the_order_of_block_diffusion_compiles():
+    compiled = torch.compile(lambda x: masks.block_diffusion(x, seqlen=30)[1], fullgraph=True, backend="eager")
+    for values in (torch.tensor([4, 0, 9]), torch.tensor([1, 20, 9])):
+        assert torch.equal(compiled(values), masks.block_diffusion(values, seqlen=30)[1])
 
 
 @pytest.mark.parametrize("name", TRACED)
