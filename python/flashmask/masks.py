@@ -445,7 +445,8 @@ def prefix_tree(parents, lengths=None, *, seqlen=None, device=None):
     """A packed prefix tree or forest: row i sees key j if j <= i and j's node is i's node or an ancestor of it.
 
     parents: [..., nodes] in depth-first order: parents[n] < n is the parent, -1 a root; several trees are several roots. lengths:
-    [..., nodes], node n holds lengths[n] consecutive tokens; one token each if left out. To fill up rows of a batch, add roots of length 0.
+    [..., nodes], node n holds lengths[n] consecutive tokens; one token each if left out. A conversation that branches at some turn is a
+    tree whose nodes are turns, a prompt with several answers a root with leaves. To fill up rows of a batch, add roots of length 0.
     seqlen: as for documents. An order that is not depth-first is a ValueError naming the node.
     """
     parents = _integers("parents", parents, device)

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <set>
+#include <utility>
 
 #include "common/random.h"
 #include "support/brute_force.h"
@@ -376,6 +377,55 @@ TEST(Builders, PrefixTreeSeveralRoots) {
             "..#..\n"
             "..##.\n"
             "..###\n");
+}
+
+/// Appends the turns that branch off after `parent`, each of which may branch again.
+void branch_off(Random& random, int64_t parent, int64_t depth, Numbers& parents) {
+  const auto own = static_cast<int64_t>(parents.size());
+  parents.push_back(parent);
+  for (int64_t n = depth > 0 ? random.integer(0, 3) : 0; n > 0; --n) branch_off(random, own, depth - 1, parents);
+}
+
+TEST(Builders, ForestOfConversationsThatBranchAtAnyTurn) {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    Random random(seed);
+    Numbers parents, lengths;
+    for (int64_t prompt = random.integer(0, 3); prompt > 0; --prompt) branch_off(random, -1, 3, parents);
+    for (std::size_t n = 0; n < parents.size(); ++n) lengths.push_back(random.integer(0, 4));
+    const Numbers turn = owners(lengths);
+    // Every conversation as its own sequence, from a last turn back to its prompt: what n separate runs would see.
+    const auto total = static_cast<int64_t>(turn.size());
+    std::set<std::pair<int64_t, int64_t>> seen;
+    for (std::size_t last = 0; last < parents.size(); ++last) {
+      std::set<int64_t> turns;
+      for (auto at = static_cast<int64_t>(last); at >= 0; at = parents[static_cast<std::size_t>(at)]) turns.insert(at);
+      Numbers sequence;
+      for (int64_t t = 0; t < total; ++t) {
+        if (turns.contains(turn[static_cast<std::size_t>(t)])) sequence.push_back(t);
+      }
+      for (std::size_t i = 0; i < sequence.size(); ++i) {
+        for (std::size_t j = 0; j <= i; ++j) seen.insert({sequence[i], sequence[j]});
+      }
+    }
+    expect_predicate(masks::prefix_tree(parents, lengths), total, total, "conversations", [&](int64_t i, int64_t j) {
+      return seen.contains({i, j});
+    });
+  }
+}
+
+TEST(Builders, ReasoningThatLaterTurnsDoNotSee) {
+  // A prompt of 1, reasoning of 2, its answer of 1, and two next turns of 1 and 2, which see the prompt and the answer alone.
+  const Mask tree = masks::prefix_tree(Numbers{-1, 0, 1, 2, 2}, Numbers{1, 2, 1, 1, 2});
+  const Mask dropped = masks::eviction(Numbers{7, 4, 4, 7, 7, 7, 7});
+  EXPECT_EQ(draw(to_dense(intersect(tree, dropped)), 7, 7),
+            "#......\n"
+            "##.....\n"
+            "###....\n"
+            "####...\n"
+            "#..##..\n"
+            "#..#.#.\n"
+            "#..#.##\n");
+  EXPECT_EQ(intersect(tree, dropped).num_intervals(), 1);
 }
 
 TEST(Builders, PrefixTreeOfAMillionNodesInOneChain) {
