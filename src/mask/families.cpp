@@ -258,7 +258,9 @@ Mask block_diffusion(Reader& r) {
   const int64_t text = r.seqlen / 2;
   const Documents documents = r.documents("lengths", text);
   const Documents blocks = r.blocks("blocks", documents, std::max<int64_t>(text / 8, 1));
-  return in_square(masks::block_diffusion(blocks, documents).mask, r.seqlen, 0);
+  if (r.integer("concatenated", 0) == 0) return in_square(masks::block_diffusion(blocks, documents).mask, r.seqlen, 0);
+  if (r.seqlen % 2 != 0) throw_invalid("block_diffusion: seqlen is ", r.seqlen, "; with parameter concatenated it must be even");
+  return masks::block_diffusion(blocks, documents, BlockDiffusionOrder::kConcatenated).mask;
 }
 
 Mask eagle3_ttt(Reader& r) {
@@ -332,7 +334,8 @@ const std::vector<Entry>& entries() {
                                                 {"window", "last keys that a row sees, its own included, -1 all; -1"}};
   static constexpr FamilyParameter kCopies[] = {
       {"lengths", "lengths of the documents of one copy, adding up to seqlen / 2; one of all"},
-      {"blocks", "length of every block, or their lengths, adding up to seqlen / 2; seqlen / 16"}};
+      {"blocks", "length of every block, or their lengths, adding up to seqlen / 2; seqlen / 16"},
+      {"concatenated", "1: the noisy copy of everything before the clean one, which fits a single document; 0"}};
   static constexpr FamilyParameter kPasses[] = {{"steps", "passes, this one included; 4"},
                                                 {"lengths", "lengths of the documents, adding up to seqlen / steps; one of all"}};
   static constexpr FamilyParameter kDrafts[] = {
@@ -377,7 +380,7 @@ const std::vector<Entry>& entries() {
       {{"causal_with_blocks", "same document, and j <= i and i - j < window, or j in i's own block", kImages}, causal_with_blocks},
       {{"block_diffusion",
         "same document, and j in the clean copy of an earlier block than i's, or in i's own copy of the same block; each block's noisy "
-        "copy lies before its clean one",
+        "copy lies before its clean one, or all noisy copies before all clean ones",
         kCopies},
        block_diffusion},
       {{"eagle3_ttt",

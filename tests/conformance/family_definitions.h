@@ -4,6 +4,7 @@
 // What each family means, written from its definition in builders.h: which (row, key) of the square mask are
 // visible under given parameters. Nothing here looks at intervals.
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <sstream>
@@ -108,6 +109,9 @@ inline Predicate block_diffusion_definition(const FamilyParameters& p) {
     for (end = begin; end < document.size() && document[end] == document[begin] && block[end] == block[begin];) ++end;
     for (const bool noisy : {true, false}) tokens.insert(tokens.end(), end - begin, {document[begin], block[begin], noisy});
   }
+  const auto concatenated = numbers(p, "concatenated");
+  if (!concatenated.empty() && concatenated[0] != 0)
+    std::stable_partition(tokens.begin(), tokens.end(), [](const Token& token) { return token.noisy; });
   return [tokens](int64_t row, int64_t key) {
     const auto last = static_cast<int64_t>(tokens.size());
     if (row >= last || key >= last) return false;

@@ -158,6 +158,8 @@ TEST(Families, TwoCopiesOfAText) {
   expect_part(make_family("block_diffusion", 20, {{"lengths", "3,0,5,2"}, {"blocks", "4"}}), 0,
               masks::block_diffusion(masks::equal_blocks(documents, 4), documents).mask);
   const Documents one = Documents::from_lengths(Numbers{16});
+  expect_part(make_family("block_diffusion", 32, {{"concatenated", "1"}}), 0,
+              masks::block_diffusion(masks::equal_blocks(one, 2), one, BlockDiffusionOrder::kConcatenated).mask);
   expect_part(make_family("block_diffusion", 32), 0, masks::block_diffusion(masks::equal_blocks(one, 2), one).mask);
 }
 
@@ -259,6 +261,12 @@ TEST(FamilyErrors, OtherParameters) {
   expect_invalid({"blocks[0] is [1, 9)"}, [] { make_family("causal_with_blocks", 8, {{"blocks", "1,9"}}); });
   expect_invalid({"length is 0", "at least 1 token"}, [] { make_family("block_diffusion", 8, {{"blocks", "0"}}); });
   expect_invalid({"block_diffusion: parameter blocks adds up to 5", "4"}, [] { make_family("block_diffusion", 8, {{"blocks", "2,3"}}); });
+  expect_invalid({"block_diffusion: seqlen is 7", "concatenated", "even"}, [] {
+    make_family("block_diffusion", 7, {{"concatenated", "1"}});
+  });
+  expect_error(ErrorCode::kUnrepresentable, {"kConcatenated", "kInterleaved fits"}, [] {
+    make_family("block_diffusion", 16, {{"concatenated", "1"}, {"lengths", "4,4"}, {"blocks", "2"}});
+  });
   expect_invalid({"eagle3_ttt: parameter steps is 0", "at least 1"}, [] { make_family("eagle3_ttt", 8, {{"steps", "0"}}); });
   expect_invalid({"dflash: parameter block is 0", "at least 1"}, [] { make_family("dflash", 8, {{"block", "0"}}); });
   expect_invalid({"dflash: parameter anchors has 3 entries", "2 blocks of 3"}, [] {

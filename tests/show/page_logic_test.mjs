@@ -75,6 +75,7 @@ const given = [
   "causal_with_blocks blocks=3,9,9,9,9,20,30,40", "causal_with_blocks lengths=10,0,30 blocks=2,10,15,15,30,38 window=3",
   "causal_with_blocks lengths=10,30 window=5", "block_causal blocks=40", "block_causal blocks=99 window=1",
   "block_diffusion blocks=7", "block_diffusion lengths=10,0,10 blocks=4", "block_diffusion lengths=5,15 blocks=4,0,11,5", "block_diffusion blocks=20",
+  "block_diffusion concatenated=1", "block_diffusion concatenated=1 blocks=4,0,11,5", "block_diffusion concatenated=1 lengths=4,0,16,0 blocks=4",
   "eagle3_ttt steps=1", "eagle3_ttt steps=3", "eagle3_ttt steps=3 lengths=4,0,9", "eagle3_ttt steps=99",
   "dflash anchors=0,3,3,9 block=4", "dflash anchors=2,9,30 block=3 lengths=9,0,22", "dflash anchors=2,31 block=3 lengths=9,0,25,0", "dflash block=7",
   "dflash block=99", "dflash anchors=0 block=40",
@@ -93,7 +94,8 @@ const refused = [
   "block_causal blocks=0", "block_causal blocks=-3", "block_causal blocks=20,19", "block_causal window=0", "block_causal lengths=41",
   "causal_with_blocks blocks=1,2,3", "causal_with_blocks blocks=5,3", "causal_with_blocks blocks=1,41", "causal_with_blocks window=0",
   "causal_with_blocks lengths=10,30 blocks=9,11",
-  "block_diffusion blocks=0", "block_diffusion blocks=10,9", "block_diffusion lengths=40", "eagle3_ttt steps=0", "eagle3_ttt steps=3 lengths=40",
+  "block_diffusion blocks=0", "block_diffusion blocks=10,9", "block_diffusion lengths=40", "block_diffusion concatenated=1 lengths=10,10 blocks=4",
+  "eagle3_ttt steps=0", "eagle3_ttt steps=3 lengths=40",
   "dflash block=0", "dflash anchors=3,1", "dflash anchors=-1", "dflash anchors=39 block=2", "dflash anchors=1,2,3 block=14", "dflash lengths=40",
 ];
 for (const words of refused) {
@@ -104,6 +106,11 @@ for (const words of refused) {
     assert.throws(() => logic.families[family](new logic.Parameters(40, texts, "0", 0)), {message: /./});
   });
 }
+
+test("refused as by the program: an odd length of concatenated copies", () => {
+  assert.ok(!takes(["block_diffusion", "concatenated=1", "--seqlen", "41"]));
+  assert.throws(() => logic.families.block_diffusion(new logic.Parameters(41, {concatenated: "1"}, "0", 0)), {message: /even/});
+});
 
 // Draws that need no care to be the same on every run.
 function pseudoRandom(seed) {

@@ -332,6 +332,7 @@ def test_block_diffusion_as_in_cpp():
     check_cpp(masks.block_diffusion([4, 0, 5, 2], seqlens=[6, 0, 5])[0], "block_diffusion", 22, lengths=[6, 0, 5], blocks=[4, 0, 5, 2])
     check_cpp(masks.block_diffusion(3, seqlens=[7, 0, 4])[0], "block_diffusion", 22, lengths=[7, 0, 4], blocks=3)
     check_cpp(masks.block_diffusion(2, seqlen=7)[0], "block_diffusion", 14, blocks=2)
+    check_cpp(masks.block_diffusion(2, seqlen=7, order="concatenated")[0], "block_diffusion", 14, blocks=2, concatenated=1)
 
 
 @pytest.mark.parametrize("order", ["interleaved", "concatenated"])

@@ -85,9 +85,13 @@ class ParameterDraw {
     return {{"lengths", text(documents)}, {"blocks", text(bounds)}, {"window", window_of(length_ / 2)}};
   }
 
+  /// Concatenated copies are of one document, as those of several do not fit.
   FamilyParameters block_diffusion() {
-    const std::vector<int64_t> documents = draw_lengths(own_, length_ / 2, own_.integer(1, 4));
-    return {{"lengths", text(documents)}, {"blocks", text(draw_lengths(own_, length_ / 2, own_.integer(2, 8)))}};
+    const bool concatenated = length_ % 2 == 0 && own_.flip();
+    const std::vector<int64_t> documents = draw_lengths(own_, length_ / 2, concatenated ? 1 : own_.integer(1, 4));
+    return {{"lengths", text(documents)},
+            {"blocks", text(draw_lengths(own_, length_ / 2, own_.integer(2, 8)))},
+            {"concatenated", concatenated ? "1" : "0"}};
   }
 
   FamilyParameters eagle3_ttt() {

@@ -330,6 +330,7 @@ const families = {
     const blocks = p.blocks("blocks", documents, Math.max(Math.floor(text / 8), 1));
     const documentEnds = eachKey(documents, (begin, end) => end), begins = eachKey(documents, (begin) => begin);
     const own = eachKey(blocks, (begin, end, j) => [Math.max(begin, begins[j]), Math.min(end, documentEnds[j])]);
+    if (p.integer("concatenated", 0) !== 0) return concatenatedDiffusion(p.seqlen, own, documentEnds);
     const seen = [];
     own.forEach(([begin, end], j) => {
       seen[begin + j] = [2 * begin, begin + end];
@@ -361,6 +362,19 @@ const families = {
     return seenInSquare(seqlen, context, [...ofContext, ...ofBlocks]);
   },
 };
+
+/// The noisy copy of everything, then the clean one. `own` is the block of each token, `ends` where its document ends.
+function concatenatedDiffusion(seqlen, own, ends) {
+  need(seqlen % 2 === 0, `seqlen is ${seqlen}; with concatenated it must be even`);
+  const text = own.length, hidden = own.map(([begin, end]) => [0, begin, end, seqlen]);
+  own.forEach(([begin, end], j) => {
+    const isLast = end === ends[j];
+    need(isLast || ends[j] === text, `column ${text + j} needs 3 intervals; the interleaved order fits every packing`);
+    hidden.push(isLast ? [0, text + begin, text + end, seqlen] : [0, end, text, text + begin]);
+  });
+  const vector = (n) => hidden.map((bounds) => bounds[n]);
+  return square(seqlen, {uts: vector(0), ute: vector(1), lts: vector(2), lte: vector(3)});
+}
 
 /// The rows, counted from `first`, that see each key alone; keys that are left see and are seen by nothing.
 function seenInSquare(seqlen, first, seen) {
