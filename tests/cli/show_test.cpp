@@ -160,7 +160,7 @@ TEST(Show, AnOutputThatCannotBeWrittenIsAnError) {
 TEST(Show, WhatCannotBeDrawnIsAnErrorAndLeavesNoFile) {
   const TemporaryFolder folder;
   const std::string png = folder / "x.png", html = folder / "x.html";
-  expect_failure({"show", "full", "--seqlen", "0", "--png", png}, kFailed, {"PNG", "0 query rows"});
+  expect_failure({"show", "full", "--seqlen", "0", "--png", png}, kFailed, {"picture", "0 query rows"});
   expect_failure({"show", "full", "--seqlen", "131073", "--html", html}, kFailed, {"131072", "131073"});
   expect_failure({"show", "full", "--seqlen", "131072", "--tile", "8", "--html", html}, kFailed, {"tiles", "--tile 8x8", "268435456"});
   expect_failure({"show", "full", "--out", png, "--png", png}, kFailed, {"--out", "--png", png});

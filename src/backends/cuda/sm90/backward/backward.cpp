@@ -23,6 +23,8 @@ namespace {
 constexpr int64_t kTileKeys = 128;
 /// What the sequences that are worked on together read and add up for their rows should stay in this much of the L2 cache.
 constexpr int64_t kSectionBytes = int64_t{16} << 20;
+/// The same in deterministic mode under a sparse mask, and the most sequences then: see SectionSize.
+constexpr int64_t kSparseSectionBytes = int64_t{36} << 20, kSparseSequences = 16;
 constexpr int64_t kMostItems = int64_t{1} << 30;
 constexpr int64_t kAlignment = 256;
 
@@ -60,7 +62,7 @@ int64_t splits(const Problem& p) {
 
 /// Where everything lies in the workspace.
 struct Layout {
-  int64_t lse_log2 = 0, delta = 0, sums = 0, key_parts = 0, progress = 0, next = 0, bytes = 0;
+  int64_t lse_log2 = 0, delta = 0, sums = 0, key_parts = 0, progress = 0, next = 0, section = 0, bytes = 0;
 
   explicit Layout(const Problem& p) {
     const int64_t tiles = all_row_tiles(p), rows = tiles * instance_for(p).rows;
@@ -70,6 +72,7 @@ struct Layout {
     if (const int64_t n = splits(p); n > 1) key_parts = add(all_key_tiles(p) * n * 2 * kTileKeys * p.head_dim * 4);
     progress = add(tiles * 4);
     next = add(4);
+    section = add(4);
   }
 
  private:
@@ -113,6 +116,30 @@ PlanBits plan_bits(const Problem& p) {
           .sharing = sharing(p, mask.batch(), mask.heads())};
 }
 
+/// What the query heads of a head group read (q, dout) and add up (dq).
+int64_t section_bytes_of_sequence(const Problem& p) {
+  const int64_t of_row = p.head_dim * static_cast<int64_t>(2 * element_size(p.dtype) + sizeof(float));
+  return std::max<int64_t>(1, p.group_size() / splits(p) * p.seqlen_q * of_row);
+}
+
+/// Head groups of batch entries that run together, so that what they read and add up stays at hand.
+int64_t sequences_per_section(const Problem& p) {
+  return std::clamp<int64_t>(kSectionBytes / section_bytes_of_sequence(p), 1, p.batch * p.heads_kv * splits(p));
+}
+
+/// Chosen on the device if the call is deterministic and has a plan.
+SectionSize section_size(const Problem& p, const Layout& layout, std::byte* workspace) {
+  if (!p.deterministic || p.dense.defined() || p.seqlen_q == 0 || p.seqlen_k == 0) return {};
+  const PlanLayout& plan = p.plan.layout();
+  const int64_t dense = sequences_per_section(p), all = p.batch * p.heads_kv * splits(p);
+  return {.key_counts = reinterpret_cast<const int32_t*>(p.plan.data() + plan.key_counts),
+          .granules = static_cast<float>(plan.row_granules * plan.key_blocks),
+          .sequences_in_cache = static_cast<float>(kSparseSectionBytes) / static_cast<float>(section_bytes_of_sequence(p)),
+          .dense = static_cast<uint32_t>(dense),
+          .most = static_cast<uint32_t>(std::min(all, kSparseSequences)),
+          .result = at<uint32_t>(workspace, layout.section)};
+}
+
 RowParams make_row_params(const Problem& p, const Layout& layout, std::byte* workspace) {
   return {.out = rows_of(p.out),
           .dout = rows_of(p.dout),
@@ -126,6 +153,7 @@ RowParams make_row_params(const Problem& p, const Layout& layout, std::byte* wor
           .plan = plan_bits(p),
           .dense = p.dense.defined(),
           .next = at<uint32_t>(workspace, layout.next),
+          .section = section_size(p, layout, workspace),
           .seqlen_q = static_cast<int32_t>(p.seqlen_q),
           .row_tiles = static_cast<uint32_t>(row_tiles(p)),
           .key_tiles = static_cast<uint32_t>(key_tiles(p)),
@@ -142,13 +170,6 @@ KeyParams make_key_params(const Problem& p, const Layout& layout, std::byte* wor
           .key_tiles = static_cast<uint32_t>(key_tiles(p)),
           .seqlen_k = static_cast<int32_t>(p.seqlen_k),
           .scale = static_cast<float>(p.softmax_scale)};
-}
-
-/// Head groups of batch entries that run together: what their query heads read (q, dout) and add up (dq) stays at hand.
-int64_t sequences_per_section(const Problem& p) {
-  const int64_t of_row = p.head_dim * static_cast<int64_t>(2 * element_size(p.dtype) + sizeof(float));
-  const int64_t bytes = std::max<int64_t>(1, p.group_size() / splits(p) * p.seqlen_q * of_row);
-  return std::clamp<int64_t>(kSectionBytes / bytes, 1, p.batch * p.heads_kv * splits(p));
 }
 
 BackwardParams make_params(const Problem& p, const RowParams& rows, float* key_parts, unsigned long long* executed) {
@@ -185,6 +206,7 @@ BackwardParams make_params(const Problem& p, const RowParams& rows, float* key_p
                      .sequences_per_section = static_cast<uint32_t>(sequences_per_section(p)),
                      .tiles = static_cast<uint32_t>(key_tiles(p)),
                      .next = rows.next};
+  params.sequences_per_section = rows.section.result;
   params.executed = executed;
   return params;
 }

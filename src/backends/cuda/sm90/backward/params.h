@@ -80,7 +80,8 @@ struct BackwardParams {
   /// Of head groups' key tiles: those with most work first; in deterministic mode from the
   /// last to the first, so that the order in which a row's gradient is summed up does not depend on the mask.
   Schedule schedule;
-  unsigned long long* executed;  ///< counter of executed tiles; may be null
+  const uint32_t* sequences_per_section;  ///< in place of the schedule's, if not null: see SectionSize
+  unsigned long long* executed;           ///< counter of executed tiles; may be null
 };
 
 }  // namespace flashmask::sm90::grad

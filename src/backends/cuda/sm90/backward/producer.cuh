@@ -36,8 +36,14 @@ class Producer {
     return __shfl_sync(0xffffffff, n, 0);
   }
 
+  __device__ __forceinline__ Schedule schedule() const {
+    Schedule schedule = p_.schedule;
+    if (p_.sequences_per_section) schedule.sequences_per_section = __ldg(p_.sequences_per_section);
+    return schedule;
+  }
+
   __device__ __forceinline__ void run_item(uint32_t n) {
-    const ItemPlace place(p_.schedule, p_.head_groups, n);
+    const ItemPlace place(schedule(), p_.head_groups, n);
     const uint32_t first_head = place.head * p_.query_heads_per_group;
     tile_.query.batch = place.batch;
     tile_.head_group = place.head;
