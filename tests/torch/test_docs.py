@@ -1,43 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The snippets of docs/python run. Those of a page are one program, from top to bottom.
+"""The snippets of docs/python and docs/recipes run. Those of a page are one program, from top to bottom; a recipe's begins with its command, for
+which FLASHMASK_COMMAND names the program, and has a model.
 
 ```python is run, ```py (what needs a package that is not installed here) is only shown; it has to be Python all the same.
 """
 
 import ast
+import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from devices import cpu_only
 
-PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "python").glob("*.md"))
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted((ROOT / "docs" / "python").glob("*.md"))
+RECIPES = sorted(page for page in (ROOT / "docs" / "recipes").glob("*.md") if page.stem != "README")
 
 
 def snippets(page, language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [block for of, block in blocks if of == language]
 
 
 @cpu_only("the snippets' tensors are in host memory")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_page(page):
-    torch.manual_seed(0)
-    program = snippets(page, "python")
-    assert program, f"{page} has no snippet that runs"
-    names = {}
-    for n, snippet in enumerate(program):
-        exec(compile(snippet, f"{page.name}, snippet {n}", "exec"), names)
+    run(page, {})
     for snippet in snippets(page, "py"):
         ast.parse(snippet)
 
 
+def run(page, names):
+    """Runs the program of a page, which finds `names`."""
+    torch.manual_seed(0)
+    program = snippets(page, "python")
+    assert program, f"{page} has no snippet that runs"
+    for n, snippet in enumerate(program):
+        exec(compile(snippet, f"{page.name}, snippet {n}", "exec"), names)
+
+
+@cpu_only("the snippets' tensors are in host memory")
+@pytest.mark.skipif("FLASHMASK_COMMAND" not in os.environ, reason="FLASHMASK_COMMAND is not set")
+@pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
+def test_recipe(page, tmp_path, monkeypatch):
+    sys.path.append(str(ROOT / "benchmarks"))
+    from training_model import Llama
+
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    (command,) = snippets(page, "sh")
+    printed = subprocess.run([os.environ["FLASHMASK_COMMAND"], *shlex.split(command)[1:]], check=True, capture_output=True, text=True).stdout
+    (shown,) = snippets(page, "")
+    assert shown in printed
+    run(page, {"model": Llama(layers=1, dim=64, heads_kv=1)})
+
+
 def test_there_are_pages():
     assert {page.stem for page in PAGES} == {"README", "from-flash-attn", "from-flexattention", "from-paddlepaddle", "from-sdpa"}
+    assert {page.stem for page in RECIPES} == {"sft", "dpo", "reward-model", "tree"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, *RECIPES], ids=lambda page: page.stem)
 def test_links_between_files(page):
     for target in re.findall(r"\]\(([^)#]+\.md)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).is_file(), target
