@@ -4,12 +4,13 @@
 PYTHON := $(CURDIR)/build/venv/bin/python
 FLASHMASK := build/release/bin/flashmask
 
-.PHONY: help demo test test-asan fuzz build install uninstall gallery format clean
+.PHONY: help demo test test-asan test-tsan fuzz build install uninstall gallery format clean
 
 help:
 	@echo "make demo       set up, build, and run the main job on the example data"
 	@echo "make test       set up, build, and run every test"
 	@echo "make test-asan  every test under the address and undefined-behaviour sanitizers, a tenth of the exhaustive sets"
+	@echo "make test-tsan  the tests of attention under the thread sanitizer (needs clang), a twentieth of the exhaustive sets"
 	@echo "make fuzz       fuzz the readers of files and the masks for FLASHMASK_FUZZ_SECONDS, 60 (needs clang)"
 	@echo "make build      library and command only"
 	@echo "make install    install them (PREFIX=/usr/local)"
@@ -37,6 +38,12 @@ test-asan:
 	cmake --preset asan -Wno-dev --log-level=WARNING -DFLASHMASK_PYTHON=$(PYTHON)
 	cmake --build --preset asan
 	FLASHMASK_TEST_SCALE=$${FLASHMASK_TEST_SCALE:-10} ctest --preset asan
+
+test-tsan:
+	scripts/setup fuzz
+	cmake --preset tsan -Wno-dev --log-level=WARNING
+	cmake --build --preset tsan
+	FLASHMASK_TEST_SCALE=$${FLASHMASK_TEST_SCALE:-5} ctest --preset tsan
 
 fuzz:
 	scripts/setup fuzz

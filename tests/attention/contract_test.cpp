@@ -447,10 +447,11 @@ TEST(Contract, ThreadsOfOneHeadTakeTurnsAtDq) {
   // Key tiles of one head add to the same rows of dq, in place (head_dim 64) or beside it (48); of the second size there are
   // fewer row tiles than threads.
   for (const int64_t head_dim : {48, 64}) {
-    for (const auto& [rows, keys] : {std::pair<int64_t, int64_t>{700, 1500}, {70, 2000}}) {
+    for (const Sizes& sizes : {Sizes{.seqlen_q = 700, .seqlen_k = 1500, .head_dim = head_dim, .head_dim_v = 32},
+                               Sizes{.seqlen_q = 70, .seqlen_k = 2000, .head_dim = head_dim, .head_dim_v = 32}}) {
+      const Mask mask = masks::sliding_window(sizes.seqlen_q, sizes.seqlen_k, 400, 300);
       const auto run = [&](int threads, bool dense) {
-        Call<float> call({.seqlen_q = rows, .seqlen_k = keys, .heads_q = 1, .heads_kv = 1, .head_dim = head_dim, .head_dim_v = 32});
-        const Mask mask = masks::sliding_window(rows, keys, 400, 300);
+        Call<float> call(sizes);
         if (dense) {
           call.dense = dense_of(mask);
         } else {
@@ -461,7 +462,7 @@ TEST(Contract, ThreadsOfOneHeadTakeTurnsAtDq) {
         return call;
       };
       const Call<float> one = run(1, false);
-      expect_matches_oracle(one, dense_of(masks::sliding_window(rows, keys, 400, 300)));
+      expect_matches_oracle(one, dense_of(mask));
       for (int repeat = 0; repeat < 5; ++repeat) EXPECT_TRUE(same_bits(one, run(8, repeat % 2 == 1))) << head_dim;
     }
   }

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The cpu backend's threads. The thread sanitizer watches the same runs: CONTRIBUTING.md, `make test-tsan`.
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+
+#include "attention/call.h"
+#include "flashmask/families.h"
+
+namespace flashmask::test {
+namespace {
+
+struct Shape {
+  Sizes sizes;
+  bool deterministic = false, with_plan = false;
+};
+
+Call<float> run(const Shape& shape, const Mask& mask, int threads) {
+  Call<float> call(shape.sizes);
+  call.mask = mask;
+  call.with_dlse = true;
+  call.options.backend = "cpu";
+  call.options.threads = threads;
+  call.options.deterministic = shape.deterministic;
+  const Plan plan(mask);
+  if (shape.with_plan) call.plan = plan.view();
+  call.run();
+  call.plan = {};
+  return call;
+}
+
+void expect_same(const Call<float>& one, const Call<float>& other) {
+  for (const auto& [name, a, b] : {std::tuple{"out", &one.out, &other.out},
+                                   {"lse", &one.lse, &other.lse},
+                                   {"dq", &one.dq, &other.dq},
+                                   {"dk", &one.dk, &other.dk},
+                                   {"dv", &one.dv, &other.dv}}) {
+    EXPECT_EQ(std::memcmp(a->data(), b->data(), a->size() * sizeof(float)), 0) << name;
+  }
+  EXPECT_EQ(one.executed.forward, other.executed.forward);
+  EXPECT_EQ(one.executed.backward_keys, other.executed.backward_keys);
+}
+
+/// Every family with two of the numbers of threads from 2 to 8, so that each number meets several masks.
+void expect_same_with_any_threads(const Shape& shape) {
+  int n = 0;
+  for (const Family& family : families()) {
+    const int64_t seqlen_q = shape.sizes.seqlen_q, seqlen_k = shape.sizes.seqlen_k;
+    const Mask square = make_family(family.name, seqlen_k, {}, 7);
+    const Mask mask = crop(square, seqlen_k - seqlen_q, seqlen_k, 0, seqlen_k);
+    const Call<float> one = run(shape, mask, 1);
+    for (const int threads : {2 + n % 7, 2 + (n + 3) % 7}) {
+      SCOPED_TRACE(std::string(family.name) + ", " + std::to_string(threads) + " threads");
+      expect_same(one, run(shape, mask, threads));
+    }
+    ++n;
+  }
+}
+
+TEST(Threads, ManySmallHeads) {
+  // Less than one tile each: heads follow each other on a thread without pause.
+  expect_same_with_any_threads({.sizes = {.batch = 2, .seqlen_q = 40, .seqlen_k = 60, .heads_q = 12, .heads_kv = 6, .head_dim = 8, .head_dim_v = 8}});
+}
+
+TEST(Threads, TurnsAtDqInPlace) {
+  expect_same_with_any_threads({.sizes = {.seqlen_q = 300, .seqlen_k = 900, .heads_q = 2, .heads_kv = 1, .head_dim = 32, .head_dim_v = 8}});
+}
+
+TEST(Threads, TurnsAtDqInTheWorkspace) {
+  expect_same_with_any_threads({.sizes = {.seqlen_q = 300, .seqlen_k = 900, .heads_q = 1, .heads_kv = 1, .head_dim = 8, .head_dim_v = 16},
+                                .deterministic = true,
+                                .with_plan = true});
+}
+
+TEST(Threads, MoreThreadsThanRowTilesWaitForOneTurn) {
+  // One row tile, ten key tiles: all threads but one wait at the same word.
+  const Mask full = make_family("full", 1280);
+  const Shape shape{.sizes = {.seqlen_q = 30, .seqlen_k = 1280, .head_dim = 64, .head_dim_v = 8}};
+  const Mask mask = crop(full, 1250, 1280, 0, 1280);
+  const Call<float> one = run(shape, mask, 1);
+  for (int threads = 2; threads <= 8; ++threads) expect_same(one, run(shape, mask, threads));
+}
+
+}  // namespace
+}  // namespace flashmask::test
