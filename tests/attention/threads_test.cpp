@@ -62,7 +62,8 @@ void expect_same_with_any_threads(const Shape& shape) {
 
 TEST(Threads, ManySmallHeads) {
   // Less than one tile each: heads follow each other on a thread without pause.
-  expect_same_with_any_threads({.sizes = {.batch = 2, .seqlen_q = 40, .seqlen_k = 60, .heads_q = 12, .heads_kv = 6, .head_dim = 8, .head_dim_v = 8}});
+  expect_same_with_any_threads(
+      {.sizes = {.batch = 2, .seqlen_q = 40, .seqlen_k = 60, .heads_q = 12, .heads_kv = 6, .head_dim = 8, .head_dim_v = 8}});
 }
 
 TEST(Threads, TurnsAtDqInPlace) {

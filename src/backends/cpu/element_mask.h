@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 
 #include "backends/cpu/tile_kernels.h"
 #include "backends/problem.h"
@@ -10,20 +11,41 @@
 
 namespace flashmask::cpu {
 
+/// What the mask's vectors say of a key tile, for rules::visible_windows; nothing of keys past the end of the sequence.
+struct TileBounds {
+  const rules::Columns& columns;
+  int32_t key0, keys;
+
+  bool operator()(int interval, int32_t (&begin)[kTileKeys], int32_t (&end)[kTileKeys]) const {
+    const int32_t* from = interval == 0 ? columns.lts : columns.uts;
+    const int32_t* to = interval == 0 ? columns.lte : columns.ute;
+    if (!from && !to) return false;
+    load(from, 0, begin);
+    load(to, columns.seqlen_q, end);
+    return true;
+  }
+
+ private:
+  void load(const int32_t* vector, int32_t without, int32_t (&to)[kTileKeys]) const {
+    std::fill(to, to + kTileKeys, without);
+    if (!vector) return;
+    for (int32_t j = 0; j < keys; ++j) to[j] = vector[(key0 + j) * columns.stride];
+  }
+};
+
 /// Which elements of a partial tile are visible: bit i % 32 of rows[i / 32][j] for row i and key j of the tile.
-/// Rows and keys past the end of the sequence are not visible. Keys are a vector's lanes or broadcast, as the
-/// kernel needs it.
+/// Keys past the end of the sequence are not visible; of rows past it nothing is said. Keys are a vector's lanes or
+/// broadcast, as the kernel needs it.
 struct alignas(64) ElementMask {
   uint32_t rows[kTileRows / 32][kTileKeys];
 
   /// From the mask's rule. Blocks that a block mask clears are never live, so it does not show up here.
   void load(const rules::Columns& columns, int64_t row0, int64_t key0, int64_t keys) {
-    for (int64_t j = 0; j < kTileKeys; ++j) {
-      const uint64_t bits =
-          j < keys ? rules::visible_bits(rules::hidden_rows(columns, static_cast<int32_t>(key0 + j)), static_cast<int32_t>(row0)) : 0;
-      rows[0][j] = static_cast<uint32_t>(bits);
-      rows[1][j] = static_cast<uint32_t>(bits >> 32);
-    }
+    int32_t at[kTileKeys];
+    std::iota(at, at + kTileKeys, 0);
+    const TileBounds bounds{columns, static_cast<int32_t>(key0), static_cast<int32_t>(keys)};
+    rules::visible_windows<kTileKeys>(columns, bounds, bounds.key0, at, static_cast<int32_t>(row0), rows);
+    for (uint32_t(&words)[kTileKeys] : rows) std::fill(words + keys, words + kTileKeys, 0u);
   }
 
   /// From a dense matrix, whose keys are contiguous.

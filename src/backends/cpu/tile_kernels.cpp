@@ -214,7 +214,8 @@ class MaskSource {
     }
   }
 
-  void load(int64_t r, int64_t c, ElementMask& mask) const {
+  /// Flattened: the mask's rules are made of loops over the keys, which are to be compiled for this instruction set.
+  HWY_FLATTEN void load(int64_t r, int64_t c, ElementMask& mask) const {
     const int64_t row0 = r * kTileRows, key0 = c * kTileKeys;
     const int64_t keys = std::min(kTileKeys, p_.seqlen_k - key0);
     if (dense_) {
