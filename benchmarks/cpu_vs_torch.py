@@ -9,6 +9,11 @@ Three parts: dense forward and forward + backward next to torch.nn.functional.sc
 masks, their time over (live share of 128x128 tiles) x our dense time, next to the same function with the mask as a matrix of
 bools, and with --flex next to FlexAttention's forward; peak memory of forward + backward over the length. Contenders take turns in
 every round; ratios are medians over the rounds.
+
+--parts partial is a fourth: what the element masks of partial tiles cost. It needs no PyTorch.
+
+--peak does none of these and needs no PyTorch: GFLOP/s of the dense forward and backward, and their share of the float32 multiply-adds
+that build/release/bin/fma_peak measures in the same round with as many threads.
 """
 
 import argparse
@@ -82,9 +87,12 @@ class Ours:
     def forward(self):
         self.call(lib.fm_forward, self.forward_args)
 
+    def backward(self):
+        self.call(lib.fm_backward, self.backward_args)
+
     def forward_backward(self):
         self.forward()
-        self.call(lib.fm_backward, self.backward_args)
+        self.backward()
 
 
 def seconds(function):
@@ -265,6 +273,69 @@ def memory(args, results):
         results.append({"part": "memory", "seqlen": seqlen, "peak_kib": peak, "base_kib": base})
 
 
+def measured_peak(args):
+    """GFLOP/s of multiply-adds, and the instruction set they and the kernels use."""
+    run = subprocess.run([args.fma_peak, str(args.threads), "200"], capture_output=True, text=True, check=True)
+    gflops, target = run.stdout.split()
+    return float(gflops), target
+
+
+def peak(args, results):
+    print(f"Dense, float32, {args.heads} heads, {args.threads} threads, {measured_peak(args)[1]}; peak: float32 multiply-adds, measured in the same")
+    print("rounds. Counted are the products alone, 4 S S d operations a head forward and 10 backward; medians over the rounds.")
+    print(f"{'S':>6} {'d':>4} {'':9} {'ms':>9} {'GFLOP/s':>8} {'peak':>8} {'share':>6}")
+    for seqlen in map(int, args.dense_seqlen.split(",")):
+        for dim in (64, 128):
+            peak_cell(args, results, seqlen, dim)
+
+
+def peak_cell(args, results, seqlen, dim):
+    ours = Ours(*draw(args.heads, seqlen, dim), threads=args.threads)
+    ours.forward_backward()  # warm-up
+    calls = {"forward": (ours.forward, 4), "backward": (ours.backward, 10)}
+    rounds = {what: [] for what in calls}
+    for _ in range(args.rounds):
+        for what, (function, products) in calls.items():
+            # As long as the measurement of the peak: a virtual machine's speed changes from one tenth of a second to the next.
+            before, taken, count = measured_peak(args)[0], 0.0, 0
+            while taken < 0.2:
+                taken, count = taken + seconds(function), count + 1
+            after = measured_peak(args)[0]
+            rounds[what].append((taken / count, products * seqlen**2 * dim * args.heads * count / taken * 1e-9, (before + after) / 2))
+    for what, measured in rounds.items():
+        ms = median(t for t, _, _ in measured) * 1e3
+        gflops, top = median(g for _, g, _ in measured), median(p for _, _, p in measured)
+        share = median(g / p for _, g, p in measured)
+        print(f"{seqlen:6} {dim:4} {what:9} {ms:9.2f} {gflops:8.1f} {top:8.1f} {share:6.1%}", flush=True)
+        results.append({"part": "peak", "seqlen": seqlen, "head_dim": dim, "what": what, "ms": ms, "gflops": gflops, "peak_gflops": top,
+                        "share": share})
+
+
+def all_partial(seqlen):
+    """A mask whose tiles of 64 rows and 128 keys are all partial; a key hides one row, and the keys of a key
+    tile go through the row tiles."""
+    assert seqlen % 128 == 0 and seqlen <= 8192, "a key tile has 128 keys for as many row tiles"
+    key = np.arange(seqlen, dtype=np.int32)
+    row = 64 * (key % (seqlen // 64)) + 11
+    return np.stack([row, row + 1, 0 * row, 0 * row], axis=-1).reshape(1, 1, seqlen, 4)
+
+
+def partial(args, results):
+    print(f"\nWhat element masks cost, {args.mask_heads} heads, float32: every tile partial, with hidden elements in each, over every tile full")
+    print(f"{'S':>6} {'d':>4} {'':9} {'full ms':>9} {'partial ms':>10} {'ratio':>6}")
+    for dim in (64, 128):
+        arrays = draw(args.mask_heads, 4096, dim)
+        calls = {"full": Ours(*arrays, threads=args.threads), "partial": Ours(*arrays, all_partial(4096), threads=args.threads)}
+        for ours in calls.values():
+            ours.forward()
+        for what in ("forward", "backward"):
+            times = interleaved({name: getattr(ours, what) for name, ours in calls.items()}, args.rounds, f"partial d={dim}")
+            cell = {"part": "partial", "seqlen": 4096, "head_dim": dim, "what": what, "full_ms": median(times["full"]) * 1e3,
+                    "partial_ms": median(times["partial"]) * 1e3, "ratio": ratio(times, "partial", "full")}
+            print(f"{4096:6} {dim:4} {what:9} {cell['full_ms']:9.1f} {cell['partial_ms']:10.1f} {cell['ratio']:6.3f}", flush=True)
+            results.append(cell)
+
+
 def high_water_kib():
     """Peak resident memory of this program (getrusage would also count what its parent had when it was started)."""
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
@@ -288,18 +359,21 @@ def main():
     parser.add_argument("--mask-seqlen", type=int, default=8192)
     parser.add_argument("--mask-head-dim", type=int, default=64)
     parser.add_argument("--parts", default="dense,masks,memory", help="comma-separated")
+    parser.add_argument("--peak", action="store_true", help="the share of this machine's multiply-adds instead of any other part")
+    parser.add_argument("--fma-peak", default=str(ROOT / "build/release/bin/fma_peak"), help="the program that measures them")
     parser.add_argument("--json", help="write the figures to this file")
     parser.add_argument("--peak-memory-of", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.peak_memory_of:
         return peak_memory_of(args.peak_memory_of, args.threads)
-    if args.parts != "memory":
+    parts = ["peak"] if args.peak else args.parts.split(",")
+    if {"dense", "masks"} & set(parts):
         import torch
 
         torch.set_num_threads(args.threads)
     results = []
-    for part in args.parts.split(","):
-        {"dense": dense, "masks": masks, "memory": memory}[part](args, results)
+    for part in parts:
+        {"dense": dense, "masks": masks, "memory": memory, "partial": partial, "peak": peak}[part](args, results)
     if args.json:
         Path(args.json).write_text(json.dumps({"threads": args.threads, "rounds": args.rounds, "heads": args.heads, "results": results}, indent=1) + "\n")
 
