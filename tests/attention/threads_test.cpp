@@ -6,6 +6,8 @@
 
 #include <cstring>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "attention/call.h"
 #include "flashmask/families.h"
@@ -83,6 +85,26 @@ TEST(Threads, MoreThreadsThanRowTilesWaitForOneTurn) {
   const Mask mask = crop(full, 1250, 1280, 0, 1280);
   const Call<float> one = run(shape, mask, 1);
   for (int threads = 2; threads <= 8; ++threads) expect_same(one, run(shape, mask, threads));
+}
+
+TEST(Threads, OfTheCallerAtOnceOnOneMaskAndPlan) {
+  const Mask mask = make_family("random_eviction", 300);
+  const Plan plan(mask);
+  const auto run_twice = [&](Call<float>& call) {
+    call.mask = mask;
+    call.plan = plan.view();
+    call.options.backend = "cpu";
+    call.options.threads = 2;
+    for (int repeat = 0; repeat < 2; ++repeat) call.run();
+  };
+  const Sizes sizes{.seqlen_q = 300, .seqlen_k = 300, .heads_q = 2, .heads_kv = 2, .head_dim = 32, .head_dim_v = 8};
+  std::vector<Call<float>> calls(4, Call<float>(sizes));
+  std::vector<std::thread> callers;
+  for (Call<float>& call : calls) callers.emplace_back([&] { run_twice(call); });
+  for (std::thread& caller : callers) caller.join();
+  Call<float> alone(sizes);
+  run_twice(alone);
+  for (const Call<float>& call : calls) expect_same(alone, call);
 }
 
 }  // namespace
