@@ -55,6 +55,20 @@ std::string unknown_command(const CLI::App& app, const std::vector<std::string>&
   return fmt::format("unknown command '{}'; known: {}", arguments[0], known);
 }
 
+/// Names the words that no command took. CLI11's own message has them in reverse, and not what there is instead.
+std::string unexpected_words(const CLI::App& app) {
+  const std::vector<std::string> words = app.remaining(/*recurse=*/true);
+  const auto option = std::find_if(words.begin(), words.end(), [](const std::string& word) { return word.starts_with("-"); });
+  if (option == words.end()) return fmt::format("unexpected argument '{}'", words.front());
+  std::string known;
+  for (const CLI::App* command : app.get_subcommands()) {
+    for (const CLI::Option* entry : command->get_options([](const CLI::Option* o) { return !o->get_lnames().empty(); })) {
+      known += (known.empty() ? "; known: --" : ", --") + entry->get_lnames().front();
+    }
+  }
+  return fmt::format("unknown option '{}'{}", *option, known);
+}
+
 int fail(std::string_view text, bool json, int status) {
   fmt::print(stderr, "flashmask: {}\n", text);
   if (json) fmt::print("{}\n", nlohmann::json{{"error", text}}.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
@@ -79,6 +93,8 @@ int run(int argc, char** argv) {
     return kSuccess;
   } catch (const Exit& exit) {
     return exit.status;
+  } catch (const CLI::ExtrasError&) {
+    return fail_usage(unexpected_words(app), json);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) return app.exit(error);
     return fail_usage(error.what(), json);

@@ -593,8 +593,10 @@ class _Documents:
         given = {"cu_seqlens": cu_seqlens, "seqlens": seqlens, "doc_ids": doc_ids, "position_ids": position_ids}
         given = {name: value for name, value in given.items() if value is not None}
         if len(given) != 1:
-            raise ValueError(f"{', '.join(given) or 'nothing'} is given; it must be one of cu_seqlens, seqlens, doc_ids and position_ids")
+            raise ValueError(f"{' and '.join(given) + ' are' if given else 'nothing is'} given; it must be one of cu_seqlens, seqlens, doc_ids and position_ids")
         (name, values), = given.items()
+        if hasattr(values, "tolist") and not isinstance(values, torch.Tensor):
+            values = values.tolist()  # numpy's: its length can be added up on the host, as a list's
         tensor = _integers(name, values, device)
         if tensor.ndim < 1:
             raise ValueError(f"{name} is a single number; it must be [..., n]")
@@ -607,7 +609,8 @@ class _Documents:
         else:
             if tensor.shape[-1] == 0:
                 raise ValueError("cu_seqlens is empty; it must begin with 0, then give the end of each document")
-            _check(name, tensor, torch.cat([tensor[..., :1] == 0, tensor[..., 1:] >= tensor[..., :-1]], -1), "cu_seqlens must begin with 0 and ascend")
+            _check(name, tensor, torch.cat([tensor[..., :1] == 0, tensor[..., 1:] >= tensor[..., :-1]], -1),
+                   "cu_seqlens must begin with 0 and ascend; lengths go in as seqlens=")
             total = _largest(values) if seqlen is None and not isinstance(values, torch.Tensor) else seqlen
             self._from_ends(name, tensor, total)
 
@@ -701,7 +704,14 @@ def _next_flagged(flags, values, otherwise):
 def _integers(name, values, device):
     """`values` as int64 tensor; lists go to `device`."""
     if not isinstance(values, torch.Tensor):
-        return torch.tensor(values, dtype=torch.int64, device=device)
+        try:
+            # Asked for integers, torch would cut fractions off.
+            values = torch.tensor(values, device=device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            kind = ValueError if isinstance(error, ValueError) else TypeError
+            raise kind(f"{name} must be integers, nested lists of one length: {error}") from None
+        if not values.numel():
+            return values.to(torch.int64)
     if values.dtype == torch.bool or values.dtype.is_floating_point or values.dtype.is_complex:
         raise TypeError(f"{name} is {values.dtype}; it must be integers")
     return values.to(torch.int64)

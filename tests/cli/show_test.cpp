@@ -157,6 +157,15 @@ TEST(Show, AnOutputThatCannotBeWrittenIsAnError) {
   EXPECT_TRUE(folder.names().empty()) << "all files or none";
 }
 
+TEST(Show, AFileIsOfTheKindThatItsNameSays) {
+  const TemporaryFolder folder;
+  for (const auto& [option, name] : {std::pair{"--out", "a.png"}, {"--out", "a.pdf"}, {"--png", "a.svg"}, {"--html", "a.htm"}}) {
+    expect_failure({"show", "causal", option, folder / name}, kFailed, {option, name, "--png for .png"});
+  }
+  EXPECT_TRUE(folder.names().empty());
+  output_of({"show", "causal", "--out", folder / "plain"});
+}
+
 TEST(Show, WhatCannotBeDrawnIsAnErrorAndLeavesNoFile) {
   const TemporaryFolder folder;
   const std::string png = folder / "x.png", html = folder / "x.html";

@@ -38,6 +38,8 @@ TEST(Usage, AnUnknownCommandIsNamedNextToTheKnownOnes) {
 TEST(Usage, UnknownOptionsAreNamed) {
   for (const char* command : {"info", "show", "verify", "bench"}) expect_failure({command, "--bogus"}, kWrongUsage, {"--bogus", kHelp});
   expect_failure({"info", "--bogus", "--json"}, kWrongUsage, {"--bogus"});
+  expect_failure({"bench", "--heads-kv", "2"}, kWrongUsage, {"unknown option '--heads-kv'", "--kv-heads", kHelp});
+  expect_failure({"info", "extra"}, kWrongUsage, {"unexpected argument 'extra'"});
 }
 
 TEST(Usage, MissingValuesAreNamed) {

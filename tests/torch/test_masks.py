@@ -9,6 +9,7 @@ import os
 import random
 import subprocess
 
+import numpy as np
 import pytest
 import torch
 
@@ -693,8 +694,10 @@ def test_from_dense_finds_the_small_form(build):
 
 @pytest.mark.parametrize("call, message", [
     (lambda: masks.causal_document(), "nothing is given; it must be one of cu_seqlens"),
-    (lambda: masks.causal_document([0, 2], seqlens=[2]), "cu_seqlens, seqlens is given"),
+    (lambda: masks.causal_document([0, 2], seqlens=[2]), "cu_seqlens and seqlens are given"),
     (lambda: masks.document(seqlens=[2, -1, 3]), r"seqlens\[1\] is -1"),
+    (lambda: masks.causal_document([3, 1]), r"cu_seqlens\[0\] is 3; .* lengths go in as seqlens="),
+    (lambda: masks.document(seqlens=[[3, 4], [7]]), "seqlens must be integers, nested lists of one length"),
     (lambda: masks.document(cu_seqlens=[0, 3, 2]), r"cu_seqlens\[2\] is 2; cu_seqlens must begin with 0 and ascend"),
     (lambda: masks.document(cu_seqlens=[1, 3]), r"cu_seqlens\[0\] is 1"),
     (lambda: masks.document(cu_seqlens=[]), "cu_seqlens is empty"),
@@ -742,9 +745,22 @@ def test_errors(call, message):
         call()
 
 
-def test_float_lengths_are_refused():
+@pytest.mark.parametrize("lengths", [torch.ones(3), [3.5, 1], np.array([3.0, 1.0])])
+def test_float_lengths_are_refused(lengths):
     with pytest.raises(TypeError, match="seqlens is torch.float32; it must be integers"):
-        masks.document(seqlens=torch.ones(3))
+        masks.document(seqlens=lengths)
+
+
+@pytest.mark.parametrize("lengths", ["12", {"a": 1}, [4, None]])
+def test_what_is_no_number_is_named(lengths):
+    with pytest.raises(TypeError, match="seqlens must be integers"):
+        masks.document(seqlens=lengths)
+
+
+@pytest.mark.parametrize("given", [{"seqlens": [3, 0, 4]}, {"cu_seqlens": [0, 3, 3, 7]}, {"doc_ids": [0] * 3 + [2] * 4}, {"seqlens": [[3, 4], [7, 0]]}])
+def test_numpy_is_as_good_as_lists(given):
+    (name, values), = given.items()
+    assert torch.equal(masks.causal_document(**{name: np.array(values)}).to_dense(), masks.causal_document(**given).to_dense())
 
 
 # --- Without the values -----------------------------------------------------------------------------------

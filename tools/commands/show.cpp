@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -257,6 +258,13 @@ void check_distinct(const std::vector<Output>& files) {
   }
 }
 
+/// A picture under the name of another kind is one that no viewer opens; a name without a kind may be anything.
+void check_kind(const Output& file) {
+  const std::string extension = std::filesystem::path(file.path).extension().string();
+  if (extension.empty() || extension == fmt::format(".{}", file.kind)) return;
+  fail("{} is '{}'; it writes .{}, while --out is for .svg, --png for .png, --html for .html", file.option, file.path, file.kind);
+}
+
 /// Draws all before it writes any: what goes wrong with one file leaves none behind.
 void write_files(const Shown& shown, const ShowArguments& arguments) {
   const std::vector<Output> files = outputs(arguments);
@@ -265,6 +273,7 @@ void write_files(const Shown& shown, const ShowArguments& arguments) {
   draw.max_cells = 0;  // --text-cells is for the text
   std::vector<std::string> contents;
   for (const Output& file : files) {
+    check_kind(file);
     io::check_writable(file.path);
     contents.push_back(file.draw(shown.mask, draw));
   }
