@@ -44,15 +44,16 @@ bool wants_json(const std::vector<std::string>& arguments) {
   return !takes_file || (flag + 1 != arguments.end() && *(flag + 1) == "-");
 }
 
-/// A word in the place of a command that is none; empty if there is no such word.
-std::string unknown_command(const CLI::App& app, const std::vector<std::string>& arguments) {
-  if (arguments.empty() || arguments[0].starts_with("-")) return "";
+/// What is wrong with the place of the command: nothing is there, or a word that is none. Empty if all is well.
+std::string no_command(const CLI::App& app, const std::vector<std::string>& arguments) {
+  if (!arguments.empty() && arguments[0].starts_with("-")) return "";
   std::string known;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
-    if (command->get_name() == arguments[0]) return "";
+    if (!arguments.empty() && command->get_name() == arguments[0]) return "";
     known += (known.empty() ? "" : ", ") + command->get_name();
   }
-  return fmt::format("unknown command '{}'; known: {}", arguments[0], known);
+  const std::string what = arguments.empty() ? "a command is missing" : fmt::format("unknown command '{}'", arguments[0]);
+  return fmt::format("{}; known: {}", what, known);
 }
 
 /// Names the words that no command took. CLI11's own message has them in reverse, and not what there is instead.
@@ -87,7 +88,7 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   Global global;
   add_commands(app, global);
-  if (const std::string text = unknown_command(app, arguments); !text.empty()) return fail_usage(text, json);
+  if (const std::string text = no_command(app, arguments); !text.empty()) return fail_usage(text, json);
   try {
     app.parse(argc, argv);
     return kSuccess;

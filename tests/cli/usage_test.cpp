@@ -28,7 +28,7 @@ TEST(Usage, EveryCommandExplainsItself) {
   }
 }
 
-TEST(Usage, ACommandIsNeeded) { expect_failure({}, kWrongUsage, {kHelp}); }
+TEST(Usage, ACommandIsNeeded) { expect_failure({}, kWrongUsage, {"command", "info", "show", "verify", "bench", kHelp}); }
 
 TEST(Usage, AnUnknownCommandIsNamedNextToTheKnownOnes) {
   expect_failure({"attend"}, kWrongUsage, {"'attend'", "info", "show", "verify", "bench", kHelp});
