@@ -63,7 +63,7 @@ def test_recipe(page, tmp_path, monkeypatch):
 
 
 def test_there_are_pages():
-    assert {page.stem for page in PAGES} == {"README", "from-flash-attn", "from-flexattention", "from-paddlepaddle", "from-sdpa"}
+    assert {page.stem for page in PAGES} == {"README", "from-flash-attn", "from-flexattention", "from-paddlepaddle", "from-sdpa", "hugging-face"}
     assert {page.stem for page in RECIPES} == {"sft", "dpo", "reward-model", "tree"}
 
 
