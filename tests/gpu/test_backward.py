@@ -191,7 +191,7 @@ def test_thirty_deterministic_runs(dim, kind):
 @dims
 @pytest.mark.parametrize("heads_kv", [1, 4])
 def test_fewer_ctas(dim, heads_kv):
-    """Both directions, deterministic or not, with whole groups of query heads in an item and with parts of them."""
+    """Both directions, deterministic or not, where items share a key head's query heads: a fourth and a half of them each."""
     case = Case(1100, 1100, batch=2, heads=4 * heads_kv, heads_kv=heads_kv, dim=dim, causal=True, bounds=document_bounds(random_lengths(1100, 5)))
     mask = case.mask()
     plan = Plan(mask)
