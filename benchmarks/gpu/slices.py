@@ -1,0 +1,70 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The paper's benchmark (bench.py paper), several slices at once: one measures while the others trace and compile FlexAttention.
+
+    python benchmarks/gpu/slices.py --slices fwd:128:8192,fwd:128:32768,bwd:64:8192 --jobs 4
+
+Each slice is a process of its own with the receipt that `bench.py paper` writes. Only one of them uses the GPU at a time (turn.py).
+"""
+
+import argparse
+import multiprocessing
+import multiprocessing.connection
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+
+def measure(words, semaphore):
+    import bench
+    import turn
+
+    turn.share(semaphore)
+    try:
+        sys.exit(bench.main(words))
+    finally:
+        turn.give()
+
+
+def slice_of(text):
+    op, head_dim, seqlen, *masks = text.split(":")
+    return ["paper", "--op", op, "--head-dim", head_dim, "--seqlen", seqlen] + (["--masks", masks[0].replace("+", ",")] if masks else [])
+
+
+def parse_arguments(words):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--slices", type=lambda t: [slice_of(x) for x in t.split(",")], required=True,
+                        help="comma-separated, each op:head_dim:seqlen or op:head_dim:seqlen:mask+mask")
+    parser.add_argument("--jobs", type=int, default=4, help="slices at once; each holds one cell's tensors, up to 25 GiB")
+    return parser.parse_known_args(words)
+
+
+def run(slices, jobs):
+    """The worst exit status. A process that died may have died with the turn: then nobody else gets it, and all are ended."""
+    context = multiprocessing.get_context("spawn")
+    semaphore, waiting, running, worst = context.Semaphore(1), list(slices), {}, 0
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            process = context.Process(target=measure, args=(waiting.pop(0), semaphore))
+            process.start()
+            running[process.sentinel] = process
+        for sentinel in multiprocessing.connection.wait(list(running)):
+            process = running.pop(sentinel)
+            process.join()
+            worst = max(worst, abs(process.exitcode))
+            if process.exitcode < 0:
+                for other in running.values():
+                    other.terminate()
+                sys.exit(f"a slice was ended by signal {-process.exitcode}; the others were stopped")
+    return worst
+
+
+def main(words=None):
+    arguments, rest = parse_arguments(words)
+    return run([slice_ + rest for slice_ in arguments.slices], arguments.jobs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
