@@ -23,8 +23,9 @@ namespace {
 constexpr int64_t kTileKeys = 128;
 /// What the sequences that are worked on together read and add up for their rows should stay in this much of the L2 cache.
 constexpr int64_t kSectionBytes = int64_t{16} << 20;
-/// The same in deterministic mode under a sparse mask, and the most sequences then: see SectionSize.
-constexpr int64_t kSparseSectionBytes = int64_t{36} << 20, kSparseSequences = 16;
+/// Deterministic mode under a sparse mask, see SectionSize: the most sequences, and how many tiles a multiprocessor should have for each
+/// turn of a chain (a turn takes about as long as one and a half; the rest is because turns and work do not come evenly).
+constexpr int64_t kSparseSequences = 16, kTilesPerTurn = 4;
 constexpr int64_t kMostItems = int64_t{1} << 30;
 constexpr int64_t kAlignment = 256;
 
@@ -133,8 +134,10 @@ SectionSize section_size(const Problem& p, const Layout& layout, std::byte* work
   const PlanLayout& plan = p.plan.layout();
   const int64_t dense = sequences_per_section(p), all = p.batch * p.heads_kv * splits(p);
   return {.key_counts = reinterpret_cast<const int32_t*>(p.plan.data() + plan.key_counts),
+          .row_counts = reinterpret_cast<const int32_t*>(p.plan.data() + plan.row_counts),
           .granules = static_cast<float>(plan.row_granules * plan.key_blocks),
-          .sequences_in_cache = static_cast<float>(kSparseSectionBytes) / static_cast<float>(section_bytes_of_sequence(p)),
+          .granules_per_tile = static_cast<float>(instance_for(p).rows / kGranuleRows),
+          .tiles_per_turn = static_cast<float>(kTilesPerTurn * cuda::device(p.device.index).multiprocessors),
           .dense = static_cast<uint32_t>(dense),
           .most = static_cast<uint32_t>(std::min(all, kSparseSequences)),
           .result = at<uint32_t>(workspace, layout.section)};

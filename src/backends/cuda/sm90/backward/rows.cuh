@@ -9,6 +9,7 @@
 #include "backends/cuda/sm90/backward/instance.h"
 #include "backends/cuda/sm90/backward/live_keys.cuh"
 #include "backends/cuda/sm90/backward/row_params.h"
+#include "backends/cuda/sm90/backward/section.cuh"
 #include "backends/cuda/sm90/backward/traits.cuh"
 
 namespace flashmask::sm90::grad {
@@ -78,18 +79,7 @@ __device__ __forceinline__ void clear_row_gradients(const RowParams& p, const Ro
   }
 }
 
-/// All lanes of a warp call it.
-__device__ __forceinline__ void choose_section(const SectionSize& section, uint32_t key_tiles) {
-  constexpr float kMostlyLive = 0.4f;
-  int32_t count = 0;
-  for (uint32_t tile = threadIdx.x % 32; tile < key_tiles; tile += 32) count += __ldg(section.key_counts + tile);
-  const float live = static_cast<float>(__reduce_add_sync(0xffffffff, count)) / section.granules;
-  const float fitting = fminf(section.sequences_in_cache / live, static_cast<float>(section.most));
-  const uint32_t sparse = max(section.dense, static_cast<uint32_t>(fitting));
-  if (threadIdx.x % 32 == 0) *section.result = live > kMostlyLive ? section.dense : sparse;
-}
-
-/// Fills the row vectors, prepares the sums of dq, writes the zeros that it is where no key tile contributes, and clears the
+/// Fills the row vectors, prepares the sums of dq, writes the zeros that it is where no key tile contributes, clears the
 /// counter of items, and chooses how many sequences run together.
 template <typename Traits>
 __global__ void __launch_bounds__(kRowThreads, 4) prepare_rows(const __grid_constant__ RowParams p) {
@@ -131,7 +121,7 @@ __global__ void __launch_bounds__(kRowThreads, 4) prepare_rows(const __grid_cons
   }
   if (own == 0) p.row_gradients.progress[place.index] = parts;
   if (own == 0 && blockIdx.x == 0) *p.next = 0;
-  if (own < 32 && blockIdx.x == 0 && p.section.result) choose_section(p.section, p.key_tiles);
+  if (blockIdx.x == 0 && p.section.result) choose_section(p.section, p.plan, p.key_tiles);
   if (parts == 0) clear_row_gradients<Traits>(p, place);
 }
 

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/sm90/backward/params.h"
+#include "backends/cuda/sm90/backward/row_params.h"
+
+namespace flashmask::sm90::grad {
+
+/// The first query granule that sees a key tile of the plan's first mask; -1 if none does.
+__device__ inline int32_t first_live_granule(const PlanBits& plan, uint32_t key_tile) {
+  const uint32_t* live = plan.key_live + static_cast<int64_t>(key_tile) * plan.words_per_key;
+  for (int32_t word = 0; word < plan.words_per_key; ++word) {
+    if (const uint32_t bits = __ldg(live + word)) return word * 32 + __ffs(static_cast<int>(bits)) - 1;
+  }
+  return -1;
+}
+
+/// What says how long a sequence's key tiles wait for each other, of the plan's first mask.
+struct TurnCounts {
+  int32_t live;      ///< granules
+  int32_t together;  ///< key tiles that begin with the same granule as the one before them in the order of turns
+  int32_t in_a_row;  ///< key tiles that the same granule sees, at most
+
+  /// Adds what the calling thread's share says; all threads of the block call it, on shared memory that is cleared.
+  __device__ void count(const SectionSize& section, const PlanBits& plan, uint32_t key_tiles) {
+    for (uint32_t tile = threadIdx.x; tile < key_tiles; tile += blockDim.x) {
+      atomicAdd(&live, __ldg(section.key_counts + tile));
+      const int32_t first = first_live_granule(plan, tile);
+      if (first >= 0 && tile + 1 < key_tiles && first == first_live_granule(plan, tile + 1)) atomicAdd(&together, 1);
+    }
+    for (int32_t granule = static_cast<int32_t>(threadIdx.x); granule < plan.row_granules; granule += static_cast<int32_t>(blockDim.x))
+      atomicMax(&in_a_row, __ldg(section.row_counts + granule));
+  }
+};
+
+/// Head groups whose turns one after the other keep the device busy: in a section, that long a chain of turns and that many sequences'
+/// work take the same time.
+__device__ inline uint32_t sequences_together(const SectionSize& section, const TurnCounts& counts) {
+  constexpr float kMostlyLive = 0.4f;
+  const auto live = static_cast<float>(counts.live);
+  if (live > kMostlyLive * section.granules) return section.dense;
+  const auto chain = static_cast<float>(max(counts.together, counts.in_a_row));
+  const float enough = section.tiles_per_turn * section.granules_per_tile * chain / live;
+  return max(section.dense, static_cast<uint32_t>(fminf(enough, static_cast<float>(section.most))));
+}
+
+/// All threads of a block call it.
+__device__ inline void choose_section(const SectionSize& section, const PlanBits& plan, uint32_t key_tiles) {
+  __shared__ TurnCounts counts;
+  if (threadIdx.x == 0) counts = {};
+  __syncthreads();
+  counts.count(section, plan, key_tiles);
+  __syncthreads();
+  if (threadIdx.x == 0) *section.result = sequences_together(section, counts);
+}
+
+}  // namespace flashmask::sm90::grad
