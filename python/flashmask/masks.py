@@ -644,8 +644,17 @@ class _Documents:
 def _documents_or_one(cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device):
     """The documents given, or one of all `seqlen` tokens."""
     if seqlen is not None and all(given is None for given in (cu_seqlens, seqlens, doc_ids, position_ids)):
-        seqlens = [seqlen]
+        _check_one_length(seqlen)
+        seqlens = torch.full((1,), seqlen, dtype=torch.int64, device=device)  # a list's copy to the device would be waited for
     return _Documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device)
+
+
+def _check_one_length(seqlen):
+    # Not asked is whether it is an int: a length that is traced is none.
+    if isinstance(seqlen, (bool, float, str, torch.Tensor)):
+        raise TypeError(f"seqlen is {seqlen!r}; it must be an int")
+    if seqlen < 0:
+        raise ValueError(f"seqlen is {seqlen}; it must be at least 0")
 
 
 def _check_ids(ids, begins):

@@ -701,6 +701,7 @@ def test_from_dense_finds_the_small_form(build):
     (lambda: masks.document(cu_seqlens=[0, 3, 2]), r"cu_seqlens\[2\] is 2; cu_seqlens must begin with 0 and ascend"),
     (lambda: masks.document(cu_seqlens=[1, 3]), r"cu_seqlens\[0\] is 1"),
     (lambda: masks.document(cu_seqlens=[]), "cu_seqlens is empty"),
+    (lambda: masks.eagle3_ttt(2, seqlen=-1), "seqlen is -1; it must be at least 0"),
     (lambda: masks.document(doc_ids=[1, 1], seqlen=3), "seqlen is 3, but doc_ids has 2 tokens"),
     (lambda: masks.document(doc_ids=[[1, 1, 2], [2, 7, 2]]), r"document id 2 comes back at \[1, 2\]"),
     (lambda: masks.document(doc_ids=[4, 4, 2, 4, 2]), r"document id 4 comes back at \[3\]"),
