@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose turn it is on the GPU, where several processes measure: one runs on it while others trace and compile.
 
-A process that shares nothing always has the turn. One that calls share() has it but within given_up(): what torch.compile compiles there runs
-for the first time when the turn is back.
+A process that shares nothing always has the turn. One that calls share() has it but within given_up(): what torch.compile makes there runs
+when the turn is back.
 """
 
 import contextlib
@@ -16,10 +16,10 @@ _semaphore, _has_turn = None, True
 def share(semaphore):
     """Takes turns with the other processes that share this multiprocessing semaphore, whose value is 1, from now on. Waits for the first."""
     global _semaphore, _has_turn
-    import torch._inductor.compile_fx as inductor
+    from torch._inductor.output_code import CompiledFxGraph
 
     _semaphore, _has_turn = semaphore, False
-    inductor.compile_fx = _taking_turns(inductor.compile_fx)
+    CompiledFxGraph.__call__ = _in_turn(CompiledFxGraph.__call__)
     take()
 
 
@@ -42,26 +42,22 @@ def give():
 
 @contextlib.contextmanager
 def given_up():
-    """Nothing but what torch.compile makes may run on the GPU in the block."""
+    """Nothing but what torch.compile makes may run on the GPU in the block, and something of it has to."""
     give()
     try:
         yield
+        if not _has_turn:
+            raise RuntimeError("what was compiled ran without the turn: this torch runs its graphs in another way than turn.py knows")
     finally:
         take()
 
 
-def _taking_turns(compile_fx):
-    """torch.compile's default compiler; what it returns takes the turn before it runs."""
+def _in_turn(run):
+    """What runs a graph that torch.compile made, forward or backward; it takes the turn before."""
 
-    @functools.wraps(compile_fx)
-    def compile_and_wait(*arguments, **options):
-        compiled = compile_fx(*arguments, **options)
+    @functools.wraps(run)
+    def take_and_run(graph, inputs):
+        take()
+        return run(graph, inputs)
 
-        @functools.wraps(compiled)
-        def run(*inputs):
-            take()
-            return compiled(*inputs)
-
-        return run
-
-    return compile_and_wait
+    return take_and_run
