@@ -121,9 +121,10 @@ class Mask:
         made = None if torch.compiler.is_compiling() else self._plans.get(device)
         if made is None or made[0] and torch.cuda.is_current_stream_capturing():
             return self._make_plan(self._plan_device(device))
-        if made[2] != self._versions():
-            raise RuntimeError("a tensor of this Mask was changed in place after its plan was made; the plan no longer fits. Make a new "
-                               "Mask from the changed tensor (mask.replace()), or leave the tensor as it is until the last backward is done")
+        for tensor, version in made[2]:
+            if tensor._version != version:
+                raise RuntimeError("a tensor of this Mask was changed in place after its plan was made; the plan no longer fits. Make a new "
+                                   "Mask from the changed tensor (mask.replace()), or leave the tensor as it is until the last backward is done")
         return made[1]
 
     def _make_plan(self, device):
@@ -140,9 +141,8 @@ class Mask:
         return plan
 
     def _versions(self):
-        """How often each tensor has changed in place."""
-        bounds, block_mask = self.bounds, self.block_mask
-        return None if bounds is None else _version(bounds), None if block_mask is None else _version(block_mask)
+        """The tensors and how often each has changed in place. Those of inference mode do not count it: a change goes unnoticed."""
+        return [(x, x._version) for x in self._tensors() if not x.is_inference()]
 
     def _plan_device(self, device):
         own = self.device
@@ -294,11 +294,6 @@ def _check_together(bounds, block_mask):
 def _wider(bounds, block_mask, dim):
     sizes = [x.shape[dim] for x in (bounds, block_mask) if x is not None]
     return max(sizes, default=1)
-
-
-def _version(tensor):
-    # Tensors of inference mode have no counter: a change to one goes unnoticed.
-    return None if tensor.is_inference() else tensor._version
 
 
 # --- Pytree: the tensors are the leaves -----------------------------------------------------------

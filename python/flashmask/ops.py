@@ -55,24 +55,26 @@ def attention(q, k, v, mask=None, *, softmax_scale=None, layout="bshd", determin
 
 def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend):
     """attention() of tensors with 4 dimensions and a mask of their lengths. This is what every call pays for: see benchmarks/torch_overhead.py."""
-    is_compiling, device = torch.compiler.is_compiling(), q.device
+    is_compiling = torch.compiler.is_compiling()
     if is_compiling or torch._C._is_any_autocast_enabled():
         q, k, v = autocast(q, k, v)
     if layout == "bhsd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    if mask is None:
-        arguments = (q, k, v, None, None, None, softmax_scale, False, None, -1, -1)
-    else:
-        left, right = mask.window or (-1, -1)
-        arguments = (q, k, v, mask.bounds, mask.block_mask, mask.plan(device), softmax_scale, mask.causal, mask.q_offset, left, right)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
+    if mask is None:
+        bounds = block_mask = plan_ = None
+        options = (softmax_scale, False, None, -1, -1, deterministic, backend)
+    else:
+        bounds, block_mask, plan_ = mask.bounds, mask.block_mask, mask.plan(q.device)
+        left, right = mask.window or (-1, -1)
+        options = (softmax_scale, mask.causal, mask.q_offset, left, right, deterministic, backend)
     # The kernel itself saves a way through the dispatcher; a graph needs the operator.
     if is_compiling:
-        out, lse = _ops.forward(*arguments, deterministic, backend)
+        out, lse = _ops.forward(q, k, v, bounds, block_mask, plan_, *options)
     else:
         try:
-            out, lse = _forward(*arguments, deterministic, backend)
+            out, lse = _forward(q, k, v, bounds, block_mask, plan_, *options)
         except RuntimeError as error:
             _raise_unsupported(error)
             raise
@@ -188,33 +190,36 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, dlse):
-        q, k, v, out, lse, *mask = ctx.saved_tensors
-        if dout is None and dlse is None:
-            return (None,) * 7
+        saved = ctx.saved_tensors
         if dout is None:
-            dout = torch.zeros_like(out)
-        return *_backward(dout, dlse, q, k, v, out, lse, *mask, *ctx.options), None, None, None, None
+            if dlse is None:
+                return (None,) * 7
+            dout = torch.zeros_like(saved[3])
+        return *_backward(dout, dlse, *saved, *ctx.options), None, None, None, None
 
 
 def _backward(*inputs):
     """(dq, dk, dv). The operator's autograd kernel, which refuses second derivatives, costs 0.1 ms and is left out where nobody could ask for them."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return _call(_ops.backward.default, *inputs)
-    with _AutoDispatchBelowAutograd():
-        return _call(_backward_operator, *inputs)
+    try:
+        with _AutoDispatchBelowAutograd():
+            return _backward_operator(*inputs)
+    except RuntimeError as error:
+        _raise_unsupported(error)
+        raise
 
 
-def _forward(*inputs):
+def _forward(q, k, v, bounds, block_mask, plan_, *options):
     """The operator's autograd kernel. torch.library.register_autograd would make the same, but reads the schema in every call: 0.1 ms."""
-    q, k, v = inputs[:3]
     if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
         if torch._C._are_functorch_transforms_active():
             raise UnsupportedError("torch.func cannot differentiate flashmask attention; torch.autograd.grad and backward() can")
-        return _Attention.apply(*inputs[:6], inputs[6:])
+        return _Attention.apply(q, k, v, bounds, block_mask, plan_, options)
     if forward_ad._current_level >= 0:
         _refuse_tangents(q, k, v)
     with _AutoDispatchBelowAutograd():
-        return _forward_operator(*inputs)
+        return _forward_operator(q, k, v, bounds, block_mask, plan_, *options)
 
 
 def _refuse_tangents(*tensors):
