@@ -29,13 +29,21 @@ def measure(words, semaphore):
 
 
 def slice_of(text):
-    op, head_dim, seqlen, *masks = text.split(":")
-    return ["paper", "--op", op, "--head-dim", head_dim, "--seqlen", seqlen] + (["--masks", masks[0].replace("+", ",")] if masks else [])
+    """What bench.py takes for op:head_dim:seqlen or op:head_dim:seqlen:mask+mask."""
+    parts = text.split(":")
+    if len(parts) not in (3, 4):
+        raise argparse.ArgumentTypeError(f"'{text}' is not op:head_dim:seqlen or op:head_dim:seqlen:mask+mask")
+    words = zip(("--op", "--head-dim", "--seqlen", "--masks"), (part.replace("+", ",") for part in parts))
+    return ["paper", *(word for pair in words for word in pair)]
+
+
+def slices_of(text):
+    return [slice_of(part) for part in text.split(",")]
 
 
 def parse_arguments(words):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--slices", type=lambda t: [slice_of(x) for x in t.split(",")], required=True,
+    parser.add_argument("--slices", type=slices_of, required=True,
                         help="comma-separated, each op:head_dim:seqlen or op:head_dim:seqlen:mask+mask")
     parser.add_argument("--jobs", type=int, default=4, help="slices at once; each holds one cell's tensors, up to 25 GiB")
     return parser.parse_known_args(words)

@@ -21,10 +21,12 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu")]
 import bench  # noqa: E402
 import charts  # noqa: E402
 import cycles  # noqa: E402
+import first  # noqa: E402
 import paper_masks  # noqa: E402
 import receipts  # noqa: E402
 import report  # noqa: E402
 import samples  # noqa: E402
+import slices  # noqa: E402
 import verdict  # noqa: E402
 
 
@@ -331,6 +333,22 @@ NCU_CSV = '''==PROF== Connected
 "1","backward_kernel","7","8","9","10"
 ==PROF== Disconnected
 '''
+
+
+def test_slices_are_named_in_words(capsys):
+    assert slices.slices_of("fwd:128:8192,bwd:64:32768:full+causal") == [
+        ["paper", "--op", "fwd", "--head-dim", "128", "--seqlen", "8192"],
+        ["paper", "--op", "bwd", "--head-dim", "64", "--seqlen", "32768", "--masks", "full,causal"]]
+    with pytest.raises(SystemExit):
+        slices.parse_arguments(["--slices", "fwd:128"])
+    assert "'fwd:128' is not op:head_dim:seqlen" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("beyond, passed", [(0.29, True), (0.31, False)])
+def test_first_output_is_judged_by_whole_processes(beyond, passed):
+    rounds = [{0: (5.0 + n, 0.0), 64: (5.0 + n + beyond, 0.01)} for n in range(3)]
+    figures = first.figures_of(64, rounds)
+    assert figures["passed"] is passed and figures["seconds"] == 0.01 and figures["process_difference"] == pytest.approx(beyond)
 
 
 def test_what_nsight_compute_counted_is_read():
