@@ -128,16 +128,34 @@ def output_folder():
 
 
 def free_path(receipt, folder=None):
-    """A new file <date>-<what>.json; -2, -3, ... if there is one already."""
+    """A new file <date>-<what>.json; -2, -3, ... if there is one already, or another process has been given it."""
     folder = Path(folder or output_folder())
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"{receipt['date']}-{receipt['what']}"
     names = [f"{stem}.json"] + [f"{stem}-{n}.json" for n in range(2, 1000)]
-    return next(folder / name for name in names if not (folder / name).exists())
+    return next(folder / name for name in names if claimed(folder / name))
+
+
+def claimed(path):
+    """Whether the file is this process's to write: nobody has it, or waits to, as its .part says."""
+    if path.exists():
+        return False
+    try:
+        part_of(path).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    if path.exists():  # written since
+        part_of(path).unlink()
+        return False
+    return True
+
+
+def part_of(path):
+    return Path(path).with_suffix(".part")
 
 
 def write(receipt, path):
     """Replaces the file in one step: a run that is cut short leaves the cases it finished."""
-    part = Path(path).with_suffix(".part")
+    part = part_of(path)
     part.write_text(json.dumps(receipt, indent=1, allow_nan=False) + "\n")
     part.replace(path)

@@ -41,6 +41,12 @@ def process(head_dim):
     return time.perf_counter() - begin, float(done.stdout.split()[-1])
 
 
+def rotated(items, n):
+    """Each first in its turn: a process after another that was like it finds more of what it needs at hand."""
+    n %= len(items)
+    return (*items[n:], *items[:n])
+
+
 def figures_of(head_dim, rounds):
     """Of what each round measured, {head dim, 0 for a process without a call: (seconds of the process, seconds it printed)}."""
     inside = median(times[head_dim][1] for times in rounds)
@@ -51,7 +57,7 @@ def figures_of(head_dim, rounds):
 def run(arguments, receipt, save, progress_type):
     progress, rounds = progress_type([1] * arguments.rounds), []
     for n in range(arguments.rounds):
-        rounds.append({head_dim: process(head_dim) for head_dim in (0, *HEAD_DIMS)})
+        rounds.append({head_dim: process(head_dim) for head_dim in rotated((0, *HEAD_DIMS), n)})
         progress.step(1, f"first calls: {n + 1} of {arguments.rounds}")
     figures = [figures_of(head_dim, rounds) for head_dim in HEAD_DIMS]
     for f in figures:

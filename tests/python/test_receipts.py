@@ -178,6 +178,15 @@ def test_receipts_never_replace_each_other(receipt, tmp_path):
         receipts.write(receipt, path)
 
 
+def test_runs_that_begin_together_have_a_receipt_each(receipt, tmp_path):
+    folder = tmp_path / "new"
+    first, second = receipts.free_path(receipt, folder), receipts.free_path(receipt, folder)
+    assert first != second
+    for path in (second, first):
+        receipts.write(receipt, path)
+    assert sorted(folder.iterdir()) == sorted((first, second))
+
+
 def with_flex_ratio(receipt, of_v3, cudnn):
     """Every cell at `of_v3` times V3's ratio to FlexAttention, and `cudnn` times cuDNN."""
     v3 = verdict.v3_ratios()
