@@ -17,6 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 import charts  # noqa: E402
+import paper_masks  # noqa: E402
 import receipts  # noqa: E402
 import verdict  # noqa: E402
 
@@ -101,7 +102,8 @@ def plan_bytes(seqlen):
 
 
 def by_shape(cases):
-    """[(op, head_dim, seqlen), cases], the forward first, then the largest head dim."""
+    """[(op, head_dim, seqlen), cases], the forward first, then the largest head dim; the masks as the paper has them, whichever run they are of."""
+    cases = sorted(cases, key=lambda c: paper_masks.NAMES.index(c["mask"]))
     shapes = sorted({(list(OPS).index(c["op"]), c["op"], -c["head_dim"], c["seqlen"]) for c in cases})
     return [((op, -d, s), [c for c in cases if (c["op"], c["head_dim"], c["seqlen"]) == (op, -d, s)]) for _, op, d, s in shapes]
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time to a first output: a fresh process that loads the library, plans and runs one call, beyond one that only creates a
-CUDA context and the inputs. Bar: 0.3 s."""
+CUDA context and the inputs. Bar: 0.3 s, of the whole process's difference and, as those scatter, of the seconds inside it, too."""
 
 import subprocess
 import sys
@@ -51,7 +51,7 @@ def figures_of(head_dim, rounds):
     """Of what each round measured, {head dim, 0 for a process without a call: (seconds of the process, seconds it printed)}."""
     inside = median(times[head_dim][1] for times in rounds)
     outside = median(times[head_dim][0] - times[0][0] for times in rounds)
-    return {"head_dim": head_dim, "seconds": inside, "process_difference": outside, "passed": outside <= BAR_SECONDS}
+    return {"head_dim": head_dim, "seconds": inside, "process_difference": outside, "passed": max(inside, outside) <= BAR_SECONDS}
 
 
 def run(arguments, receipt, save, progress_type):

@@ -171,6 +171,12 @@ def test_receipts_merge_and_go_stale(receipt, tmp_path):
     assert len(merged) == 12 and merged[0]["ours_ms"] == 123.0
 
 
+def test_masks_are_shown_in_the_papers_order_whichever_run_they_are_of(receipt):
+    first, rest = ({**receipt, "cases": receipt["cases"][part]} for part in (slice(5), slice(5, None)))
+    (shape, cases), = report.by_shape(receipts.merge([rest, first]))
+    assert shape == ("fwd", 128, 8192) and [case["mask"] for case in cases] == paper_masks.NAMES
+
+
 def test_receipts_never_replace_each_other(receipt, tmp_path):
     for expected in ("", "-2", "-3"):
         path = receipts.free_path(receipt, tmp_path / "new")
@@ -353,11 +359,11 @@ def test_slices_are_named_in_words(capsys):
     assert "'fwd:128' is not op:head_dim:seqlen" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("beyond, passed", [(0.29, True), (0.31, False)])
-def test_first_output_is_judged_by_whole_processes(beyond, passed):
-    rounds = [{0: (5.0 + n, 0.0), 64: (5.0 + n + beyond, 0.01)} for n in range(3)]
+@pytest.mark.parametrize("inside, beyond, passed", [(0.01, 0.29, True), (0.01, 0.31, False), (0.31, -0.2, False)])
+def test_first_output_is_judged_by_whole_processes_and_inside(inside, beyond, passed):
+    rounds = [{0: (5.0 + n, 0.0), 64: (5.0 + n + beyond, inside)} for n in range(3)]
     figures = first.figures_of(64, rounds)
-    assert figures["passed"] is passed and figures["seconds"] == 0.01 and figures["process_difference"] == pytest.approx(beyond)
+    assert figures["passed"] is passed and figures["seconds"] == inside and figures["process_difference"] == pytest.approx(beyond)
 
 
 def test_what_nsight_compute_counted_is_read():
