@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "backends/cuda/common/device.h"
 #include "backends/cuda/common/sequence.h"
@@ -63,12 +64,11 @@ int64_t splits(const Problem& p) {
 
 /// Where everything lies in the workspace.
 struct Layout {
-  int64_t lse_log2 = 0, delta = 0, sums = 0, key_parts = 0, progress = 0, next = 0, section = 0, bytes = 0;
+  int64_t biases = 0, sums = 0, key_parts = 0, progress = 0, next = 0, section = 0, bytes = 0;
 
   explicit Layout(const Problem& p) {
     const int64_t tiles = all_row_tiles(p), rows = tiles * instance_for(p).rows;
-    lse_log2 = add(rows * 4);
-    delta = add(rows * 4);
+    biases = add(rows * static_cast<int64_t>(sizeof(RowBias)));
     sums = add(rows * p.head_dim * 4);
     if (const int64_t n = splits(p); n > 1) key_parts = add(all_key_tiles(p) * n * 2 * kTileKeys * p.head_dim * 4);
     progress = add(tiles * 4);
@@ -143,12 +143,20 @@ SectionSize section_size(const Problem& p, const Layout& layout, std::byte* work
           .result = at<uint32_t>(workspace, layout.section)};
 }
 
+/// softmax_scale as the scores take it. A row's bias is divided by it, so it is not 0: with the least that it may be, all scores are as
+/// good as 0, too.
+float score_scale(const Problem& p) {
+  constexpr float kLeast = 1e-30f;
+  const auto scale = static_cast<float>(p.softmax_scale);
+  return std::abs(scale) < kLeast ? std::copysign(kLeast, scale) : scale;
+}
+
 RowParams make_row_params(const Problem& p, const Layout& layout, std::byte* workspace) {
   return {.out = rows_of(p.out),
           .dout = rows_of(p.dout),
           .lse = rows_of_vector(p.lse),
           .dlse = p.dlse.defined() ? rows_of_vector(p.dlse) : Rows{},
-          .rows = {at<float>(workspace, layout.lse_log2), at<float>(workspace, layout.delta)},
+          .biases = at<RowBias>(workspace, layout.biases),
           .row_gradients = {.out = rows_of(p.dq),
                             .sums = at<float>(workspace, layout.sums),
                             .progress = at<uint32_t>(workspace, layout.progress),
@@ -161,7 +169,8 @@ RowParams make_row_params(const Problem& p, const Layout& layout, std::byte* wor
           .row_tiles = static_cast<uint32_t>(row_tiles(p)),
           .key_tiles = static_cast<uint32_t>(key_tiles(p)),
           .heads = static_cast<uint32_t>(p.heads_q),
-          .scale = static_cast<float>(p.softmax_scale)};
+          .scale = static_cast<float>(p.softmax_scale),
+          .score_scale = score_scale(p)};
 }
 
 KeyParams make_key_params(const Problem& p, const Layout& layout, std::byte* workspace) {
@@ -179,7 +188,7 @@ BackwardParams make_params(const Problem& p, const RowParams& rows, float* key_p
   const BackwardInstance& instance = instance_for(p);
   const int blocks = instance.head_dim / 64;
   const int64_t head_groups = p.heads_kv * splits(p);
-  constexpr double kLog2E = 1.4426950408889634;
+  constexpr float kLog2E = 1.44269504f;
   BackwardParams params{};
   // Without rows nothing of them is loaded, but the maps have to be valid.
   params.q = cuda::tensor_map(p.seqlen_q > 0 ? p.q : p.k, instance.rows, blocks, "q");
@@ -189,7 +198,7 @@ BackwardParams make_params(const Problem& p, const RowParams& rows, float* key_p
   params.v = cuda::tensor_map(p.v, kTileKeys, blocks, "v");
   params.dk = cuda::tensor_map(p.dk, 16, blocks, "dk");
   params.dv = cuda::tensor_map(p.dv, 16, blocks, "dv");
-  params.rows = rows.rows;
+  params.biases = rows.biases;
   params.row_gradients = rows.row_gradients;
   params.seqlen_q = static_cast<int32_t>(p.seqlen_q);
   params.seqlen_k = static_cast<int32_t>(p.seqlen_k);
@@ -200,7 +209,7 @@ BackwardParams make_params(const Problem& p, const RowParams& rows, float* key_p
   params.splits = static_cast<uint32_t>(splits(p));
   params.key_parts = key_parts;
   params.scale = rows.scale;
-  params.scale_log2 = static_cast<float>(p.softmax_scale * kLog2E);
+  params.scale_log2 = rows.score_scale * kLog2E;
   params.plan = rows.plan;
   params.mask = mask_columns(p);
   params.dense = dense_mask(p);

@@ -7,13 +7,14 @@
 #include "backends/cuda/ptx/tma.cuh"
 #include "backends/cuda/ptx/wgmma.cuh"
 #include "backends/cuda/sm90/backward/params.h"
+#include "backends/cuda/sm90/backward/row_bias.cuh"
 #include "backends/cuda/sm90/backward/traits.cuh"
 
 namespace flashmask::sm90::grad {
 
 /// One consumer warpgroup: 64 keys of every item, whose dk and dv stay in registers. Per tile, with keys along the rows,
-///   S = K Q^T, dP = V dout^T, P = exp2(S - lse), dS = P (dP - delta), dV += P dout, dK += dS Q,
-/// and with rows along the rows, from the dS of all warpgroups in shared memory, its part of dQ = dS K.
+///   S = K Q^T - lse / scale, dP = V dout^T - delta, P = exp2(S scale log2(e)), dS = P dP, dV += P dout, dK += dS Q,
+/// and with rows along the rows, from the dS of all warpgroups in shared memory, its part of dQ = dS K, or all of it in every other tile.
 /// kWarpgroup is a constant so that operand descriptors are: as a variable it costs a register for each of them.
 template <typename Traits, int kWarpgroup>
 class Consumer {
@@ -36,6 +37,8 @@ class Consumer {
   using Scores = float[kScores];                   ///< 64 keys x the tile's rows
   using Packed = uint32_t[Traits::kRows / 16][4];  ///< the same in 16 bits, as operand of a product over the rows
   using Gradients = float[kGradients];             ///< 64 keys x head dim
+  static constexpr int kRowBlocks = Traits::kAlternate ? 2 : 1;
+  using RowGradients = float[kRowBlocks][32];  ///< blocks of a tile's dq that the warpgroup works out, see Fragments
   /// A matrix in shared memory as an operand: see ptx::MatrixDescriptor. What varies is added last and in units of 16 bytes, so that it
   /// takes one instruction, on the way to a tile's first product.
   struct Operand {
@@ -93,6 +96,11 @@ class Consumer {
       } while (!(flags & (Tile::kFirst | Tile::kEnd)));
       release(shared_.kv_empty);
     }
+    if constexpr (Traits::kAlternate) {
+      // The other warpgroup may still have to give the last tile's dq, for which it takes this one's pieces, too.
+      leave_pieces();
+      meet<3>();
+    }
     if constexpr (Traits::kSplit) {
       float* parts = p_.key_parts + ((static_cast<int64_t>(batch) * p_.head_groups + group) * p_.schedule.tiles + key / Traits::kKeys) * 2 *
                                         KeyPart::kTileFloats;
@@ -109,10 +117,10 @@ class Consumer {
   __device__ __forceinline__ uint32_t run_tile(uint32_t flags, Gradients& dk, Gradients& dv) {
     const uint32_t stage = ring_.stage();
     Scores s, dp;
-    issue_scores(s, offsetof(Shared, k), operand(offsetof(Shared, q), 16, stage, kRowBytes));
+    issue_scores<Bias::kScore>(s, offsetof(Shared, k), operand(offsetof(Shared, q), 16, stage, kRowBytes));
     delay<Role::kConsumer>();
     ptx::wait(shared_.dout_full[stage], ring_.phase());
-    issue_scores(dp, offsetof(Shared, v), operand(offsetof(Shared, dout), 16, stage, kRowBytes));
+    issue_scores<Bias::kGradient>(dp, offsetof(Shared, v), operand(offsetof(Shared, dout), 16, stage, kRowBytes));
     ptx::wgmma_wait<1>();
     ptx::pin(s);
     take_probabilities(s, flags & Tile::kPartial);
@@ -127,31 +135,61 @@ class Consumer {
     ptx::fence_async_proxy();
     ptx::arrive(shared_.scores_full[stage]);
     delay<Role::kConsumer>();
-    meet();
-    float dq[32];
-    issue_row_gradients(dq);
-    ptx::wgmma_wait<1>();
-    ptx::pin(dv);
-    release(shared_.dout_empty[stage]);
-    ptx::pin(dk);
-    issue_gradients(dk, ds, operand(offsetof(Shared, q), Traits::kRows * 128, stage, kRowBytes));
-    ptx::wgmma_wait<1>();
-    ptx::pin(dq);
-    if (flags & Tile::kAlone) {
-      store_row_gradients(dq);
+    if constexpr (Traits::kAlternate) {
+      finish_tile_alternating(flags, dk, dv, ds);
     } else {
-      hand_over(dq);
+      finish_tile_together(flags, dk, dv, ds);
     }
-    ptx::wgmma_wait<0>();
-    ptx::pin(dk);
+    if (!(flags & Tile::kAlone)) phases_ ^= 1u << kRowGradients;
     release(shared_.q_empty[stage]);
     ring_.advance();
     return next_tile();
   }
 
-  /// 64 keys of K or V, at `keys`, times all rows of `b`.
+  /// dQ, half of it, when everybody's dS is there; dK; dq leaves beside dK's product.
+  __device__ __forceinline__ void finish_tile_together(uint32_t flags, Gradients& dk, Gradients& dv, const Packed& ds) {
+    meet<1>();
+    RowGradients dq;
+    issue_row_gradients(dq);
+    ptx::wgmma_wait<1>();
+    ptx::pin(dv);
+    release(shared_.dout_empty[ring_.stage()]);
+    issue_key_gradients(dk, ds);
+    ptx::wgmma_wait<1>();
+    pin(dq);
+    give(dq, flags);
+    ptx::wgmma_wait<0>();
+    ptx::pin(dk);
+  }
+
+  /// dK, and in every other tile dQ, when the other warpgroup's dS is there, which goes on meanwhile. It does so for no more than a tile:
+  /// for the next dQ it needs this one's dS.
+  __device__ __forceinline__ void finish_tile_alternating(uint32_t flags, Gradients& dk, Gradients& dv, const Packed& ds) {
+    const bool own_tile = ring_.stage() == kWarpgroup;
+    if (!own_tile) {
+      leave_pieces();
+      ptx::named_barrier_arrive(2 - kWarpgroup, 256);
+    }
+    issue_key_gradients(dk, ds);
+    ptx::wgmma_wait<1>();
+    ptx::pin(dv);
+    release(shared_.dout_empty[ring_.stage()]);
+    ptx::wgmma_wait<0>();
+    ptx::pin(dk);
+    if (!own_tile) return;
+    ptx::named_barrier_sync(1 + kWarpgroup, 256);
+    RowGradients dq;
+    issue_row_gradients(dq);
+    ptx::wgmma_wait<0>();
+    pin(dq);
+    give(dq, flags);
+  }
+
+  /// 64 keys of K or V, at `keys`, times all rows of `b`, with the rows' bias.
+  template <Bias kBias>
   __device__ __forceinline__ void issue_scores(Scores& s, uint32_t keys, Operand b) const {
     const Operand a = operand(keys + kWarpgroup * 64 * 128);
+    const BiasStep<kBias, Traits::kRows> bias((base_ << 4) + offsetof(Shared, biases) + ring_.stage() * Traits::kBiasBytes);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Traits::kHeadDim / 16; ++step) {
@@ -159,6 +197,7 @@ class Consumer {
       ptx::wgmma_ss<Element, Traits::kRows, ptx::Major::kInner, ptx::Major::kInner>(s, a.at(block * Traits::kKeys * 128 + inside),
                                                                                     b.at(block * Traits::kRows * 128 + inside), step > 0);
     }
+    bias.issue(s);
     ptx::wgmma_commit();
   }
 
@@ -172,46 +211,44 @@ class Consumer {
     ptx::wgmma_commit();
   }
 
+  __device__ __forceinline__ void issue_key_gradients(Gradients& dk, const Packed& ds) const {
+    ptx::pin(dk);
+    issue_gradients(dk, ds, operand(offsetof(Shared, q), Traits::kRows * 128, ring_.stage(), kRowBytes));
+  }
+
   /// This warpgroup's part of dQ = dS K, see Fragments.
-  __device__ __forceinline__ void issue_row_gradients(float (&dq)[32]) const {
-    const Operand a = operand(offsetof(Shared, ds) + (Part::kByRows ? kWarpgroup * 64 * 128 : 0), 16, ring_.stage(), kScoreBytes);
+  __device__ __forceinline__ void issue_row_gradients(RowGradients& dq) const {
+    const Operand a = operand(offsetof(Shared, ds), 16, ring_.stage(), kScoreBytes);
     const Operand b = operand(offsetof(Shared, k) + (Part::kByRows ? 0 : kWarpgroup * Traits::kKeys * 128), Traits::kKeys * 128);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Traits::kKeys / 16; ++step) {
-      ptx::wgmma_ss<Element, 64, ptx::Major::kInner, ptx::Major::kOuter>(dq, a.at(step / 4 * Traits::kRows * 128 + step % 4 * 32),
-                                                                         b.at(step * 2048), step > 0);
+#pragma unroll
+      for (int block = 0; block < kRowBlocks; ++block) {
+        const uint32_t rows = block * 64 * 128 + step / 4 * Traits::kRows * 128 + step % 4 * 32;
+        ptx::wgmma_ss<Element, 64, ptx::Major::kInner, ptx::Major::kOuter>(dq[block], a.at(rows), b.at(step * 2048), step > 0);
+      }
     }
     ptx::wgmma_commit();
   }
-
-  /// What a row vector has for rows 8j + 2(lane % 4) + {0, 1}, those of a thread's scores 4j .. 4j + 3.
-  __device__ __forceinline__ static float2 of_rows(const float* vector, int j) {
-    return *reinterpret_cast<const float2*>(vector + 8 * j + 2 * (lane() % 4));
+  __device__ __forceinline__ static void pin(RowGradients& dq) {
+#pragma unroll
+    for (auto& block : dq) ptx::pin(block);
   }
 
-  /// P = exp2(S * scale - lse), 0 where hidden. The early exponentials stand in both branches, where the compiler has to leave them,
-  /// beside dP's product; the others it mixes with what follows that. All of them early, or none, takes longer.
+  /// P = exp2(S scale log2(e)), 0 where hidden. The early exponentials stand in both branches, where the compiler has to leave them, beside
+  /// dP's product; the others it mixes with what follows that.
   __device__ __forceinline__ void take_probabilities(Scores& s, bool partial) {
-    constexpr int kEarly = kScores / 4;
+    constexpr int kEarly = Traits::kEarlyScores;
+#pragma unroll
+    for (float& score : s) score *= p_.scale_log2;
     if (partial) {
-      scale(s);
       hide(s);
       exponentiate<0, kEarly>(s);
     } else {
-      scale(s);
       exponentiate<0, kEarly>(s);
     }
     exponentiate<kEarly, kScores>(s);
-  }
-  __device__ __forceinline__ void scale(Scores& s) const {
-    const float* lse = shared_.lse_log2[ring_.stage()];
-#pragma unroll
-    for (int j = 0; j < kScores / 4; ++j) {
-      const float2 bias = of_rows(lse, j);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) s[4 * j + i] = s[4 * j + i] * p_.scale_log2 - (i % 2 ? bias.y : bias.x);
-    }
   }
   template <int kBegin, int kEnd>
   __device__ __forceinline__ static void exponentiate(Scores& s) {
@@ -241,26 +278,19 @@ class Consumer {
     for (int i = 0; i < kScores / 2; ++i) packed[i / 4][i % 4] = ptx::pack<Element>(s[2 * i], s[2 * i + 1]);
   }
 
-  /// dS = P (dP - delta).
-  __device__ __forceinline__ void take_score_gradients(const Scores& p, const Scores& dp, Packed& ds) const {
-    const float* delta = shared_.delta[ring_.stage()];
+  /// dS = P dP.
+  __device__ __forceinline__ static void take_score_gradients(const Scores& p, const Scores& dp, Packed& ds) {
 #pragma unroll
-    for (int j = 0; j < kScores / 4; ++j) {
-      const float2 bias = of_rows(delta, j);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int at = 4 * j + 2 * i;
-        ds[j / 2][j % 2 * 2 + i] = ptx::pack<Element>(p[at] * (dp[at] - bias.x), p[at + 1] * (dp[at + 1] - bias.y));
-      }
-    }
+    for (int i = 0; i < kScores / 2; ++i) ds[i / 4][i % 4] = ptx::pack<Element>(p[2 * i] * dp[2 * i], p[2 * i + 1] * dp[2 * i + 1]);
   }
 
   /// Waits until the other warpgroup is here, too. A barrier for each of them to wait at, as compute-sanitizer does not take a barrier that
   /// is reached from two places; a barrier in shared memory wakes later.
+  template <int kFirstBarrier>
   __device__ __forceinline__ static void meet() {
     static_assert(Traits::kConsumers == 2);
-    ptx::named_barrier_arrive(1 + kWarpgroup, 256);
-    ptx::named_barrier_sync(2 - kWarpgroup, 256);
+    ptx::named_barrier_arrive(kFirstBarrier + kWarpgroup, 256);
+    ptx::named_barrier_sync(kFirstBarrier + 1 - kWarpgroup, 256);
   }
 
   /// Puts dS where the product over the keys reads it, rows along the rows.
@@ -273,8 +303,17 @@ class Consumer {
     }
   }
 
-  /// The warp's piece of the buffer that dq, dk and dv leave through.
-  __device__ __forceinline__ float* piece() const { return shared_.out[kWarpgroup * 4 + warp_]; }
+  /// The buffer that dq, dk and dv leave through has a piece for each consumer warp. A warp's dk and dv keep to its own; the two blocks of
+  /// a whole dq go to pieces of either warpgroup.
+  __device__ __forceinline__ float* own_piece() const { return shared_.out[kWarpgroup * 4 + warp_]; }
+  __device__ __forceinline__ int piece_of(int block) const {
+    return (Traits::kAlternate ? block : kWarpgroup) * 4 + static_cast<int>(warp_);
+  }
+  /// Until others may overwrite the pieces that this warp has stored from.
+  __device__ __forceinline__ static void leave_pieces() {
+    if (leader()) ptx::bulk_wait_read();
+    __syncwarp();
+  }
   /// Until everybody's pieces may be overwritten.
   __device__ __forceinline__ void wait_for_pieces() const {
     if (leader()) ptx::bulk_wait_read();
@@ -283,17 +322,21 @@ class Consumer {
     __syncwarp();
   }
 
-  /// Gives the tile's dq to the store warp.
-  __device__ __forceinline__ void hand_over(const float (&dq)[32]) {
-    write_fragments(dq);
-    release(shared_.dq_full[ring_.stage()]);
-    phases_ ^= 1u << kRowGradients;
+  /// Stores a tile's dq, if no other tile contributes to it, or gives it to the store warp.
+  __device__ __forceinline__ void give(const RowGradients& dq, uint32_t flags) const {
+    wait_for_pieces();
+    if (flags & Tile::kAlone) {
+      store_row_gradients(dq);
+    } else {
+#pragma unroll
+      for (int block = 0; block < kRowBlocks; ++block) write_fragments(dq[block], shared_.out[piece_of(block)]);
+      release(shared_.dq_full[ring_.stage()]);
+    }
   }
 
-  /// Puts 16 x 64 values in the warp's piece as its lanes hold them.
-  __device__ __forceinline__ void write_fragments(const float* values) const {
-    wait_for_pieces();
-    auto* to = reinterpret_cast<float4*>(piece()) + lane();
+  /// Puts 16 x 64 values in a piece as the warp's lanes hold them.
+  __device__ __forceinline__ static void write_fragments(const float* values, float* piece) {
+    auto* to = reinterpret_cast<float4*>(piece) + lane();
 #pragma unroll
     for (int e = 0; e < 8; ++e) to[e * 32] = {values[4 * e], values[4 * e + 1], values[4 * e + 2], values[4 * e + 3]};
     ptx::fence_async_proxy();
@@ -304,39 +347,41 @@ class Consumer {
     float* to = part + (kWarpgroup * 4 + static_cast<int>(warp_)) * KeyPart::kWarpFloats;
 #pragma unroll
     for (int block = 0; block < Traits::kHeadDim / 64; ++block) {
-      write_fragments(gradients + 32 * block);
+      wait_for_pieces();
+      write_fragments(gradients + 32 * block, own_piece());
       __syncwarp();
       delay<Role::kStore>();
       if (!leader()) continue;
-      ptx::bulk_store(to + block * KeyPart::kBlockFloats, piece(), KeyPart::kBlockFloats * sizeof(float));
+      ptx::bulk_store(to + block * KeyPart::kBlockFloats, own_piece(), KeyPart::kBlockFloats * sizeof(float));
       ptx::bulk_commit();
     }
   }
 
-  /// Stores the tile's dq, to which no other tile contributes.
-  __device__ __forceinline__ void store_row_gradients(const float (&dq)[32]) const {
+  __device__ __forceinline__ void store_row_gradients(const RowGradients& dq) const {
     const auto tile = QueryTile::from_leader(shared_.tile[ring_.stage()].query);
-    const int warp = kWarpgroup * 4 + static_cast<int>(warp_);
-    wait_for_pieces();
-    write_piece(dq, p_.scale);
-    store_piece(p_.dq,
-                {tile.row_tile * Traits::kRows + Part::row(warp), Part::column(warp) / 64, static_cast<int32_t>(tile.head),
-                 static_cast<int32_t>(tile.batch)},
-                p_.seqlen_q);
+#pragma unroll
+    for (int block = 0; block < kRowBlocks; ++block) {
+      const int n = piece_of(block);
+      write_piece(dq[block], p_.scale, shared_.out[n]);
+      store_piece(p_.dq,
+                  {tile.row_tile * Traits::kRows + Part::row(n), Part::column(n) / 64, static_cast<int32_t>(tile.head),
+                   static_cast<int32_t>(tile.batch)},
+                  p_.seqlen_q, shared_.out[n]);
+    }
   }
 
   /// Stores the item's dk or dv, 16 keys by each warp.
   __device__ __forceinline__ void store(const CUtensorMap& map, const Gradients& gradients, float factor, int32_t key, int32_t head,
                                         int32_t batch) const {
     wait_for_pieces();
-    write_piece(gradients, factor);
-    store_piece(map, {key + kWarpgroup * 64 + static_cast<int32_t>(warp_) * 16, 0, head, batch}, p_.seqlen_k);
+    write_piece(gradients, factor, own_piece());
+    store_piece(map, {key + kWarpgroup * 64 + static_cast<int32_t>(warp_) * 16, 0, head, batch}, p_.seqlen_k, own_piece());
   }
 
-  /// Puts 16 rows of gradients in the warp's piece as TMA stores them. Zeros become positive, as sums of several tiles' are.
+  /// Puts 16 rows of gradients in a piece as TMA stores them. Zeros become positive, as sums of several tiles' are.
   template <int kValues>
-  __device__ __forceinline__ void write_piece(const float (&gradients)[kValues], float factor) const {
-    const uint32_t row = lane() % 16, to = ptx::shared_address(piece()) + row * 128;
+  __device__ __forceinline__ void write_piece(const float (&gradients)[kValues], float factor, float* piece) const {
+    const uint32_t row = lane() % 16, to = ptx::shared_address(piece) + row * 128;
 #pragma unroll
     for (int step = 0; step < kValues / 8; ++step) {
       const uint32_t chunk = step % 4 * 2 + lane() / 16;
@@ -352,11 +397,11 @@ class Consumer {
     __syncwarp();
   }
 
-  /// Stores the warp's piece where it begins before `end`.
-  __device__ __forceinline__ void store_piece(const CUtensorMap& map, const ptx::BoxOrigin& at, int32_t end) const {
+  /// Stores a piece where it begins before `end`.
+  __device__ __forceinline__ void store_piece(const CUtensorMap& map, const ptx::BoxOrigin& at, int32_t end, const float* piece) const {
     delay<Role::kStore>();
     if (!leader()) return;
-    if (at.row < end) ptx::tma_store(map, piece(), at);
+    if (at.row < end) ptx::tma_store(map, piece, at);
     ptx::bulk_commit();
   }
 

@@ -57,15 +57,16 @@ struct RowGradients {
   bool in_order;       ///< deterministic mode: parts are added from the last key tile to the first
 };
 
-/// What is known of every query row: [batch * heads_q, row_tiles * tile rows].
-struct RowVectors {
-  float* lse_log2;  ///< lse * log2(e); +inf where a row sees nothing and past the last row
-  float* delta;     ///< dout . out - dlse; 0 there
+/// What a query row's scores have added to them, S = K Q^T - lse / scale and dP = V dout^T - delta with delta = dout . out - dlse: eight
+/// bfloat16, of which the first three add up to one, the next three to the other, and two are 0. As rows of an operand they are added by
+/// the tensor cores; read as floats, by every thread for its scores, they would keep shared memory busy for longer.
+struct alignas(16) RowBias {
+  uint32_t pair[4];
 };
 
 struct BackwardParams {
   CUtensorMap q, k, v, dout, dq, dk, dv;
-  RowVectors rows;
+  const RowBias* biases;  ///< [batch * heads_q, row_tiles * tile rows]; past the last row as where a row sees nothing
   RowGradients row_gradients;
   int32_t seqlen_q, seqlen_k, row_tiles;
   /// Query heads that one item runs through: all of a key head's, or, where that leaves too few items, one of its `splits` equal parts.
@@ -73,7 +74,7 @@ struct BackwardParams {
   uint32_t heads_q, head_groups, query_heads_per_group, splits;
   float* key_parts;  ///< with splits: dk, dv of every item, [batch, head_groups, key_tiles, 2], as KeyFragments
   float scale;       ///< softmax_scale
-  float scale_log2;  ///< softmax_scale * log2(e)
+  float scale_log2;  ///< softmax_scale * log2(e), not 0: see score_scale
   PlanBits plan;
   MaskColumns mask;
   DenseMask dense;

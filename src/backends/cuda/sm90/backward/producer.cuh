@@ -126,17 +126,16 @@ class Producer {
     const ptx::BoxOrigin at{row_tile * Traits::kRows, 0, static_cast<int32_t>(tile_.query.head), static_cast<int32_t>(tile_.query.batch)};
     const int64_t row = static_cast<int64_t>(tile_.query.index) * Traits::kRows;
     if (leader()) {
-      ptx::arrive_expect(shared_.q_full[stage], Traits::kRowBytes + Traits::kVectorBytes);
+      ptx::arrive_expect(shared_.q_full[stage], Traits::kRowBytes + Traits::kBiasBytes);
       ptx::tma_load(shared_.q[stage], p_.q, shared_.q_full[stage], at);
-      ptx::bulk_load(shared_.lse_log2[stage], p_.rows.lse_log2 + row, Traits::kVectorBytes, shared_.q_full[stage]);
+      ptx::bulk_load(shared_.biases[stage], p_.biases + row, Traits::kBiasBytes, shared_.q_full[stage]);
     }
     if (tile_.flags & Tile::kFirst) load_keys();
     delay<Role::kProducer>();
     ptx::wait(shared_.dout_empty[stage], ring_.phase() ^ 1);
     if (leader()) {
-      ptx::arrive_expect(shared_.dout_full[stage], Traits::kRowBytes + Traits::kVectorBytes);
+      ptx::arrive_expect(shared_.dout_full[stage], Traits::kRowBytes);
       ptx::tma_load(shared_.dout[stage], p_.dout, shared_.dout_full[stage], at);
-      ptx::bulk_load(shared_.delta[stage], p_.rows.delta + row, Traits::kVectorBytes, shared_.dout_full[stage]);
     }
     tile_.flags = 0;
     ++executed_;

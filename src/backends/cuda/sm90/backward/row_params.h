@@ -22,7 +22,7 @@ struct SectionSize {
 
 struct RowParams {
   Rows out, dout, lse, dlse;
-  RowVectors rows;
+  RowBias* biases;
   RowGradients row_gradients;
   PlanBits plan;
   bool dense;      ///< every key tile contributes to every query tile
@@ -30,7 +30,7 @@ struct RowParams {
   SectionSize section;
   int32_t seqlen_q;
   uint32_t row_tiles, key_tiles, heads;
-  float scale;
+  float scale, score_scale;
 };
 
 /// For the pass that adds up the parts of dk and dv: see BackwardParams.

@@ -8,6 +8,7 @@
 #include "backends/cuda/ptx/tensor_core.cuh"
 #include "backends/cuda/sm90/backward/instance.h"
 #include "backends/cuda/sm90/backward/live_keys.cuh"
+#include "backends/cuda/sm90/backward/row_bias.cuh"
 #include "backends/cuda/sm90/backward/row_params.h"
 #include "backends/cuda/sm90/backward/section.cuh"
 #include "backends/cuda/sm90/backward/traits.cuh"
@@ -79,7 +80,7 @@ __device__ __forceinline__ void clear_row_gradients(const RowParams& p, const Ro
   }
 }
 
-/// Fills the row vectors, prepares the sums of dq, writes the zeros that it is where no key tile contributes, clears the
+/// Fills the rows' biases, prepares the sums of dq, writes the zeros that it is where no key tile contributes, clears the
 /// counter of items, and chooses how many sequences run together.
 template <typename Traits>
 __global__ void __launch_bounds__(kRowThreads, 4) prepare_rows(const __grid_constant__ RowParams p) {
@@ -113,11 +114,7 @@ __global__ void __launch_bounds__(kRowThreads, 4) prepare_rows(const __grid_cons
   }
   __syncthreads();
   if (own < Traits::kRows) {
-    constexpr float kLog2E = 1.44269504088896341f;
-    const bool sees = values.lse != -INFINITY;
-    const int64_t at = place.index * Traits::kRows + own;
-    p.rows.lse_log2[at] = sees ? values.lse * kLog2E : INFINITY;
-    p.rows.delta[at] = sees ? products[own] - values.dlse : 0.f;
+    p.biases[place.index * Traits::kRows + own] = row_bias(values.lse, products[own] - values.dlse, p.score_scale);
   }
   if (own == 0) p.row_gradients.progress[place.index] = parts;
   if (own == 0 && blockIdx.x == 0) *p.next = 0;

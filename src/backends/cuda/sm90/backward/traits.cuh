@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backends/cuda/ptx/tensor_core.cuh"
+#include "backends/cuda/sm90/backward/params.h"
 
 namespace flashmask::sm90::grad {
 
@@ -23,15 +24,20 @@ struct BackwardTraits {
   static constexpr int kStages = 2;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kConsumerWarps = 4 * kConsumers;
+  /// Whether one warpgroup works out a tile's dq and the other the next tile's, or each half of every one. Alternating they drift apart, so
+  /// that one's products run beside the other's exponentials; at d = 128, where a whole dq has to wait for dk, that gains nothing.
+  static constexpr bool kAlternate = kHeadDim == 64;
+  /// Of a thread's scores, those whose exponentials come before dP is waited for.
+  static constexpr int kEarlyScores = kHeadDim == 64 ? kRows / 4 : kRows / 2;
   static constexpr int kHelperRegisters = 40, kConsumerRegisters = 232;
 
   static constexpr uint32_t kRowBytes = kRows * kHeadDim * sizeof(Element);
   static constexpr uint32_t kKeyBytes = kKeys * kHeadDim * sizeof(Element);
-  static constexpr uint32_t kVectorBytes = kRows * sizeof(float);
+  static constexpr uint32_t kBiasBytes = kRows * sizeof(RowBias);
 };
 
-/// How the consumers divide a tile's dq, 64 x 64 each: by rows if the tile has 128, else by columns. A warp's 16 x 64 follow
-/// those of the warp before; in them, lane l's float4 number e is at e * 32 + l: rows l / 4 and l / 4 + 8, columns
+/// A tile's dq as it lies in the consumers' warps and in the sums, two blocks of 64 x 64: by rows if the tile has 128, else by columns. A
+/// block's four warps' 16 x 64 follow each other; in them, lane l's float4 number e is at e * 32 + l: rows l / 4 and l / 4 + 8, columns
 /// 8e + 2(l % 4) + {0, 1}.
 template <int kHeadDim>
 struct Fragments {
@@ -91,8 +97,7 @@ struct SharedStorage {
   alignas(1024) Element ds[2][Traits::kRows * Traits::kKeys];
   /// A tile's dq on its way out, and an item's dk and dv: a piece for each consumer warp.
   alignas(1024) float out[Traits::kConsumerWarps][Fragments<Traits::kHeadDim>::kWarpFloats];
-  alignas(16) float lse_log2[Traits::kStages][Traits::kRows];
-  alignas(16) float delta[Traits::kStages][Traits::kRows];
+  alignas(128) RowBias biases[Traits::kStages][Traits::kRows];
   ColumnBits<Traits::kRows> mask_bits[Traits::kStages][Traits::kKeys];
   Tile tile[Traits::kStages];
   uint64_t tile_full[Traits::kStages], mask_full[Traits::kStages];

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "backends/cuda/ptx/address.cuh"
+#include "backends/cuda/ptx/tensor_core.cuh"
+#include "backends/cuda/ptx/wgmma.cuh"
+#include "backends/cuda/sm90/backward/params.h"
+
+namespace flashmask::sm90::grad {
+
+/// Which of a row's two biases.
+enum class Bias : uint32_t { kScore, kGradient };
+
+/// `value` as three bfloat16 that add up to it, but for a rounding of 2^-24.
+struct BiasPieces {
+  float piece[3];
+
+  __device__ __forceinline__ explicit BiasPieces(float value) {
+#pragma unroll
+    for (float& p : piece) {
+      p = __bfloat162float(__float2bfloat16_rn(value));
+      value -= p;
+    }
+  }
+};
+
+/// The biases of a row with this lse and delta. One that sees nothing, lse = -inf, has a score bias that makes its probabilities 0. `scale`
+/// is the scores'; see BackwardParams.
+__device__ __forceinline__ RowBias row_bias(float lse, float delta, float scale) {
+  constexpr float kMost = 3e38f;  // finite, as it is multiplied by zeros, too
+  const bool sees = lse != -INFINITY;
+  const float bias = sees ? -lse / scale : copysignf(kMost, -scale);
+  const BiasPieces s(bias > kMost ? kMost : bias < -kMost ? -kMost : bias), dp(sees ? -delta : 0.f);
+  using T = __nv_bfloat16;
+  return {{ptx::pack<T>(s.piece[0], s.piece[1]), ptx::pack<T>(s.piece[2], dp.piece[0]), ptx::pack<T>(dp.piece[1], dp.piece[2]), 0}};
+}
+
+/// Adds to `scores`, 64 keys x kRows, the biases of the rows in shared memory at `biases`, a step of their product: ones in the columns of
+/// the bias, from registers, times the rows' eight bfloat16. The step's other eight columns are zeros times the same once more.
+template <Bias kBias, int kRows>
+class BiasStep {
+ public:
+  /// Before the fence that orders registers and products.
+  __device__ __forceinline__ explicit BiasStep(uint32_t biases) {
+    constexpr uint32_t kBegin = kBias == Bias::kScore ? 0 : 3;
+    const auto one = [](uint32_t column) { return column - kBegin < 3 ? 0x3f80u : 0u; };  // 1 in bfloat16
+    const uint32_t column = 2 * (threadIdx.x % 4);                                        // the lane's first
+    ones_[0] = ones_[1] = one(column) | one(column + 1) << 16;
+    ones_[2] = ones_[3] = 0;
+#pragma unroll
+    for (uint32_t& word : ones_) asm volatile("" : "+r"(word));
+    biases_ = biases >> 4;
+  }
+
+  __device__ __forceinline__ void issue(float (&scores)[kRows / 2]) const {
+    // Without a swizzle: groups of 8 rows of 16 bytes, 128 bytes apart; the next 8 columns at the same place.
+    constexpr uint64_t kGroups = uint64_t{128 >> 4} << 32;
+    ptx::wgmma_rs<__nv_bfloat16, kRows, ptx::Major::kInner>(scores, ones_, kGroups | biases_, true);
+  }
+
+ private:
+  uint32_t ones_[4];
+  uint32_t biases_;
+};
+
+}  // namespace flashmask::sm90::grad
