@@ -260,7 +260,7 @@ class Consumer {
   __device__ __forceinline__ void hide(Scores& s) {
     delay<Role::kConsumer>();
     ptx::wait(shared_.mask_full[ring_.stage()], take_phase(kMask + ring_.stage()));
-    const uint32_t key = kWarpgroup * 64 + warp_ * 16 + lane() / 4, shift = 2 * (lane() % 4);
+    const uint32_t key = kWarpgroup * 64 + warp_ * 16 + lane() / 4, shift = 8 * (lane() % 4);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const ColumnBits<Traits::kRows> bits = shared_.mask_bits[ring_.stage()][key + 8 * half];
@@ -268,7 +268,7 @@ class Consumer {
       for (int word = 0; word < Traits::kRows / 32; ++word) {
         const uint32_t visible = bits.word[word] >> shift;
 #pragma unroll
-        for (int n = 0; n < 8; ++n) ptx::hide_unless(visible & 1u << (n / 2 * 8 + n % 2), s[16 * word + n / 2 * 4 + 2 * half + n % 2]);
+        for (int n = 0; n < 8; ++n) ptx::hide_unless(visible & 1u << n, s[16 * word + n / 2 * 4 + 2 * half + n % 2]);
       }
     }
   }
@@ -330,7 +330,11 @@ class Consumer {
     } else {
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) write_fragments(dq[block], shared_.out[piece_of(block)]);
-      release(shared_.dq_full[ring_.stage()]);
+      if constexpr (Traits::kAlternate) {
+        ptx::arrive(shared_.dq_full[ring_.stage()]);  // all lanes, as the other warpgroup writes there next
+      } else {
+        release(shared_.dq_full[ring_.stage()]);
+      }
     }
   }
 

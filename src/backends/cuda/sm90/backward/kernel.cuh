@@ -18,7 +18,7 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
     ptx::barrier_init(shared.q_empty[i], Traits::kConsumerWarps + 2);  // and the mask warp and the stage's store warp
     ptx::barrier_init(shared.dout_full[i], 1);
     ptx::barrier_init(shared.dout_empty[i], Traits::kConsumerWarps);
-    ptx::barrier_init(shared.dq_full[i], Traits::kAlternate ? 4 : Traits::kConsumerWarps);
+    ptx::barrier_init(shared.dq_full[i], Traits::kAlternate ? 128 : Traits::kConsumerWarps);
   }
   ptx::barrier_init(shared.dq_empty, 1);
   ptx::barrier_init(shared.k_full, 1);

@@ -9,13 +9,34 @@
 
 namespace flashmask::sm90::grad {
 
+/// The column vectors of a lane's keys, all asked for before any is used.
+template <int n>
+struct LaneBounds {
+  const rules::Columns& mask;
+  int64_t first;  ///< of the tile's columns in the vectors
+  const int32_t (&at)[n];
+
+  __device__ __forceinline__ bool operator()(int interval, int32_t (&begin)[n], int32_t (&end)[n]) const {
+    const int32_t* from = interval == 0 ? mask.lts : mask.uts;
+    const int32_t* to = interval == 0 ? mask.lte : mask.ute;
+    if (!from && !to) return false;
+#pragma unroll
+    for (int i = 0; i < n; ++i) begin[i] = from ? from[first + at[i] * static_cast<int32_t>(mask.stride)] : 0;
+#pragma unroll
+    for (int i = 0; i < n; ++i) end[i] = to ? to[first + at[i] * static_cast<int32_t>(mask.stride)] : mask.seqlen_q;
+    return true;
+  }
+};
+
 /// The mask warp, beside the producer: follows the tiles and works out which rows of partial ones see each key. The
-/// consumers hold scores with keys along their rows, so a thread needs the bits of just two keys, as they are.
+/// consumers hold scores with keys along their rows, so a thread needs the bits of just two keys.
 template <typename Traits>
 class MaskBuilder {
  public:
   using Shared = SharedStorage<Traits>;
   using Bits = ColumnBits<Traits::kRows>;
+  static constexpr int kWords = Traits::kRows / 32;
+  static constexpr int kAtOnce = 8 / kWords;  ///< columns of a lane: its registers hold no more
   __device__ __forceinline__ MaskBuilder(const BackwardParams& p, Shared& shared) : p_(p), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
@@ -45,49 +66,52 @@ class MaskBuilder {
     const PerHead& place = p_.dense.given ? p_.dense.place : p_.mask.place;
     const int64_t offset = place.offset(ptx::from_leader(tile().query.batch), ptx::from_leader(tile().query.head));
 #pragma unroll 1
-    for (int32_t key = static_cast<int32_t>(threadIdx.x % 32); key < Traits::kKeys; key += 32) {
-      Bits& bits = shared_.mask_bits[ring_.stage()][key];
-      if (first_key + key >= p_.seqlen_k) {
-        bits = {};
-      } else if (p_.dense.given) {
-        bits = by_matrix(offset, row, first_key + key);
+    for (int32_t key = static_cast<int32_t>(threadIdx.x % 32); key < Traits::kKeys; key += 32 * kAtOnce) {
+      if (p_.dense.given) {
+        for (int n = 0; n < kAtOnce; ++n) by_matrix(offset, row, first_key, key + 32 * n);
       } else {
-        bits = by_columns(offset, row, first_key, key);
+        by_columns(offset, row, first_key, key);
       }
     }
   }
-
-  /// By the mask's vectors.
-  __device__ __forceinline__ Bits by_columns(int64_t offset, int32_t row, int32_t first_key, int32_t key) const {
-    rules::Columns columns = p_.mask.first;
-    if (columns.lts) columns.lts += offset;
-    if (columns.lte) columns.lte += offset;
-    if (columns.uts) columns.uts += offset;
-    if (columns.ute) columns.ute += offset;
-    constexpr int kWords = Traits::kRows / 32;
-    const int32_t at[1] = {key};
-    uint32_t bits[kWords][1];
-    rules::visible_windows<Traits::kKeys>(columns, rules::StoredBounds<1>{columns, first_key, at}, first_key, at, row, bits);
-    Bits result;
+  /// Leaves the bits of a column with the consumers; nobody sees one past the end.
+  __device__ __forceinline__ void write(int32_t first_key, int32_t key, const uint32_t (&visible)[kWords]) {
+    Bits& bits = shared_.mask_bits[ring_.stage()][key];
 #pragma unroll
-    for (int word = 0; word < kWords; ++word) result.word[word] = bits[word][0];
-    return result;
+    for (int word = 0; word < kWords; ++word) bits.word[word] = first_key + key < p_.seqlen_k ? Bits::by_lanes(visible[word]) : 0;
+  }
+
+  /// By the mask's vectors: columns key, key + 32, ..., whose bounds are all asked for before any is used.
+  __device__ __forceinline__ void by_columns(int64_t offset, int32_t row, int32_t first_key, int32_t key) {
+    int32_t at[kAtOnce];
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) at[n] = min(key + 32 * n, p_.seqlen_k - 1 - first_key);
+    uint32_t bits[kWords][kAtOnce];
+    const rules::Columns& mask = p_.mask.first;
+    rules::visible_windows<Traits::kKeys>(mask, LaneBounds<kAtOnce>{mask, offset + first_key * mask.stride, at}, first_key, at, row, bits);
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      uint32_t visible[kWords];
+#pragma unroll
+      for (int word = 0; word < kWords; ++word) visible[word] = bits[word][n];
+      write(first_key, key + 32 * n, visible);
+    }
   }
 
   /// By a dense mask.
-  __device__ __forceinline__ Bits by_matrix(int64_t offset, int32_t row, int32_t key) const {
-    const uint8_t* place = p_.dense.visible + offset + row * p_.dense.row_stride + key * p_.dense.key_stride;
-    const int32_t rows = min(Traits::kRows, p_.seqlen_q - row);
-    Bits result{};
+  __device__ __forceinline__ void by_matrix(int64_t offset, int32_t row, int32_t first_key, int32_t key) {
+    const uint8_t* place = p_.dense.visible + offset + row * p_.dense.row_stride + (first_key + key) * p_.dense.key_stride;
+    const int32_t rows = first_key + key < p_.seqlen_k ? min(Traits::kRows, p_.seqlen_q - row) : 0;
+    uint32_t visible[kWords] = {};
 #pragma unroll
-    for (int word = 0; word < Traits::kRows / 32; ++word) {
+    for (int word = 0; word < kWords; ++word) {
 #pragma unroll 4
       for (int r = 0; r < 32; ++r) {
-        if (32 * word + r < rows && place[r * p_.dense.row_stride]) result.word[word] |= 1u << r;
+        if (32 * word + r < rows && place[r * p_.dense.row_stride]) visible[word] |= 1u << r;
       }
       place += 32 * p_.dense.row_stride;
     }
-    return result;
+    write(first_key, key, visible);
   }
 
   const BackwardParams& p_;

@@ -28,7 +28,7 @@ struct BackwardTraits {
   /// that one's products run beside the other's exponentials; at d = 128, where a whole dq has to wait for dk, that gains nothing.
   static constexpr bool kAlternate = kHeadDim == 64;
   /// Of a thread's scores, those whose exponentials come before dP is waited for.
-  static constexpr int kEarlyScores = kHeadDim == 64 ? kRows / 4 : kRows / 2;
+  static constexpr int kEarlyScores = kRows / 4;
   static constexpr int kHelperRegisters = 40, kConsumerRegisters = 232;
 
   static constexpr uint32_t kRowBytes = kRows * kHeadDim * sizeof(Element);
@@ -80,10 +80,24 @@ struct Tile {
   QueryTile query;
 };
 
-/// The visible elements of a tile's columns, a bit for each row.
+/// The visible elements of a tile's column, a bit for each row, so that those of a lane follow each other: a consumer's lane l has the
+/// scores of rows 8a + 2(l % 4) + b, and bit 8(l % 4) + 2a + b of a word is row 8a + 2(l % 4) + b of its 32.
 template <int kRows>
 struct alignas(8) ColumnBits {
   uint32_t word[kRows / 32];
+
+  /// A word of them from one with a row's bit in its place.
+  __device__ __forceinline__ static uint32_t by_lanes(uint32_t by_rows) {
+    return exchange<6, 0x00cc00cc>(exchange<12, 0x0000f0f0>(by_rows));
+  }
+
+ private:
+  /// Exchanges the bits of `kMask` with those `kDistance` further up.
+  template <int kDistance, uint32_t kMask>
+  __device__ __forceinline__ static uint32_t exchange(uint32_t bits) {
+    const uint32_t differ = (bits >> kDistance ^ bits) & kMask;
+    return bits ^ differ ^ differ << kDistance;
+  }
 };
 
 template <typename Traits>
