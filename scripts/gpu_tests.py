@@ -17,8 +17,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,7 +28,9 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu")]
 import receipts  # noqa: E402
 
 TAIL = 3000
-STEPS = ("programs", "forward", "backward", "verify", "pytest", "torch", "stress", "sanitize")
+STEPS = ("programs", "forward", "backward", "verify", "pytest", "torch", "stress", "sanitize", "overhead")
+# Runs beside the steps up to the one after it here, as most of its time is the host's; the last one measures the host's time, and runs alone.
+BESIDE = ("torch", "overhead")
 CASES = {direction: f"gpu_{direction}_cases" for direction in ("forward", "backward")}
 # What the backend takes: the rest of the covering list would only be counted as skipped.
 COVERING = ["--covering", "--dtypes", "bfloat16,float16", "--head-dims", "64,128", "--layouts", "bshd,bhsd,aligned"]
@@ -60,6 +64,7 @@ class Session:
     def __init__(self, receipt, seconds):
         self.receipt, self.clock = receipt, Clock(seconds)
         self.figures = receipt["figures"]
+        self.lock = threading.Lock()
         self.figures["parts"], self.figures["left_out"] = [], []
 
     def run(self, name, command, seconds, environment=None):
@@ -71,16 +76,18 @@ class Session:
 
     def leave_out(self, name, why, failed=False):
         print(f"-- {name}: left out: {why}", flush=True)
-        self.figures["left_out"].append(f"{name}: {why}")
-        self.receipt["tests"]["failed"] += failed
+        with self.lock:
+            self.figures["left_out"].append(f"{name}: {why}")
+            self.receipt["tests"]["failed"] += failed
 
     def add(self, result, passed, failed, **more):
-        self.receipt["tests"]["passed"] += passed
-        self.receipt["tests"]["failed"] += failed
         part = {**{n: result[n] for n in ("name", "command", "seconds")}, "passed": passed, "failed": failed, **more}
         if failed:
             part["output"] = result["output"][-TAIL:]
-        self.figures["parts"].append(part)
+        with self.lock:
+            self.receipt["tests"]["passed"] += passed
+            self.receipt["tests"]["failed"] += failed
+            self.figures["parts"].append(part)
 
 
 def shown(command):
@@ -220,7 +227,7 @@ def run_verify(session, carry, cases, no_limit):
 
 
 def run_pytest(session, name, words, seconds, environment=None, folder="tests/gpu"):
-    junit = ROOT / "build" / "pytest.xml"
+    junit = ROOT / "build" / f"{name.replace(': ', '-')}.xml"
     junit.parent.mkdir(exist_ok=True)
     junit.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={junit}", "--durations=5", folder, *words]
@@ -239,21 +246,25 @@ def run_pytest(session, name, words, seconds, environment=None, folder="tests/gp
 def torch_libraries(carry):
     """{variable: path} of the libraries of TORCH_LIBRARIES that the environment names or the folder has."""
     named = {variable: Path(os.environ.get(variable) or carry / name).resolve() for variable, name in TORCH_LIBRARIES.items()}
-    return {variable: path for variable, path in named.items() if path.exists()}
+    return {variable: str(path) for variable, path in named.items() if path.exists()}
 
 
 def run_torch(session, carry, words):
-    """The PyTorch package's tests on CUDA tensors, and the host's time of a call beyond an empty operator's, which has its bar there."""
+    """The PyTorch package's tests on CUDA tensors."""
     found = torch_libraries(carry)
-    missing = [name for variable, name in TORCH_LIBRARIES.items() if variable not in found]
     if "FLASHMASK_TORCH_LIBRARY" not in found:
-        return session.leave_out("torch", f"there is no {missing[0]} (FLASHMASK_TORCH_LIBRARY names one)")
-    environment = {variable: str(path) for variable, path in found.items()}
-    run_pytest(session, "torch", words, 180, {**environment, "FLASHMASK_TEST_DEVICE": "cuda"}, "tests/torch")
-    if missing:
-        return session.leave_out("torch: overhead", f"there is no {missing[0]} (FLASHMASK_EMPTY_OPERATOR names one)")
+        return session.leave_out("torch", f"there is no {TORCH_LIBRARIES['FLASHMASK_TORCH_LIBRARY']} (FLASHMASK_TORCH_LIBRARY names one)")
+    run_pytest(session, "torch", words, 180, {**found, "FLASHMASK_TEST_DEVICE": "cuda"}, "tests/torch")
+
+
+def run_overhead(session, carry):
+    """The host's time of a PyTorch call beyond an empty operator's, which has its bar there."""
+    found = torch_libraries(carry)
+    for variable, name in TORCH_LIBRARIES.items():
+        if variable not in found:
+            return session.leave_out("torch: overhead", f"there is no {name} ({variable} names one)")
     command = [sys.executable, "benchmarks/torch_overhead.py", "--device", "cuda", "--json"]
-    if result := session.run("torch: overhead", command, 60, environment):
+    if result := session.run("torch: overhead", command, 60, found):
         add_overhead(session, result)
 
 
@@ -350,10 +361,27 @@ def run_steps(session, arguments, carry):
         "torch": lambda: run_torch(session, carry, arguments.pytest_words if arguments.only else []),
         "stress": lambda: run_stress(session, carry, arguments.stress_library, arguments.stress_links),
         "sanitize": lambda: run_sanitizers(session, carry, arguments.sanitize_seconds),
+        "overhead": lambda: run_overhead(session, carry),
     }
-    for name, step in steps.items():
-        if name in (arguments.only or STEPS) and (name != "sanitize" or arguments.sanitize):
+    beside, until = BESIDE
+    running = []
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        for name, step in steps.items():
+            if name not in (arguments.only or STEPS) or (name == "sanitize" and not arguments.sanitize):
+                continue
+            if name == beside:
+                running.append(pool.submit(step))
+                continue
+            if name == until:
+                wait_for(running)
             step()
+        wait_for(running)
+
+
+def wait_for(running):
+    """The end of what runs beside, and its exception if it had one."""
+    while running:
+        running.pop().result()
 
 
 def main():
