@@ -4,9 +4,9 @@
 #include "backends/cuda/common/delay.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/tensor_core.cuh"
-#include "backends/cuda/ptx/tma.cuh"
 #include "backends/cuda/ptx/wgmma.cuh"
 #include "backends/cuda/sm90/backward/params.h"
+#include "backends/cuda/sm90/backward/pieces.cuh"
 #include "backends/cuda/sm90/backward/row_bias.cuh"
 #include "backends/cuda/sm90/backward/traits.cuh"
 
@@ -22,23 +22,22 @@ class Consumer {
   using Shared = SharedStorage<Traits>;
   using Element = typename Traits::Element;
   using Part = Fragments<Traits::kHeadDim>;
-  using KeyPart = KeyFragments<Traits::kHeadDim>;
 
   __device__ __forceinline__ Consumer(const BackwardParams& p, Shared& shared)
-      : p_(p), shared_(shared), base_(ptx::shared_address(&shared) >> 4), warp_(ptx::uniform(threadIdx.x / 32 % 4)) {}
+      : p_(p), shared_(shared), pieces_(p, shared), base_(ptx::shared_address(&shared) >> 4), warp_(ptx::uniform(threadIdx.x / 32 % 4)) {}
 
   __device__ __forceinline__ void run() {
     for (uint32_t flags = next_tile(); !(flags & Tile::kEnd);) flags = run_item(flags);
-    if (leader()) ptx::bulk_wait();
+    pieces_.leave_kernel();
   }
 
  private:
-  static constexpr int kScores = Traits::kRows / 2, kGradients = Traits::kHeadDim / 2;
+  static constexpr int kScores = Traits::kRows / 2;
   using Scores = float[kScores];                   ///< 64 keys x the tile's rows
   using Packed = uint32_t[Traits::kRows / 16][4];  ///< the same in 16 bits, as operand of a product over the rows
-  using Gradients = float[kGradients];             ///< 64 keys x head dim
-  static constexpr int kRowBlocks = Traits::kAlternate ? 2 : 1;
-  using RowGradients = float[kRowBlocks][32];  ///< blocks of a tile's dq that the warpgroup works out, see Fragments
+  using Outgoing = Pieces<Traits, kWarpgroup>;
+  using Gradients = typename Outgoing::Gradients;
+  using RowGradients = typename Outgoing::RowGradients;
   /// A matrix in shared memory as an operand: see ptx::MatrixDescriptor. What varies is added last and in units of 16 bytes, so that it
   /// takes one instruction, on the way to a tile's first product.
   struct Operand {
@@ -57,6 +56,9 @@ class Consumer {
     phases_ ^= 1u << which;
     return phase;
   }
+
+  /// The parity of dq_empty's phase that ends when the pieces are free.
+  __device__ __forceinline__ uint32_t row_gradients_phase() const { return ~phases_ >> kRowGradients & 1; }
 
   __device__ __forceinline__ static uint32_t lane() { return threadIdx.x % 32; }
   __device__ __forceinline__ static bool leader() { return lane() == 0; }
@@ -98,18 +100,10 @@ class Consumer {
     }
     if constexpr (Traits::kAlternate) {
       // The other warpgroup may still have to give the last tile's dq, for which it takes this one's pieces, too.
-      leave_pieces();
+      pieces_.leave();
       meet<3>();
     }
-    if constexpr (Traits::kSplit) {
-      float* parts = p_.key_parts + ((static_cast<int64_t>(batch) * p_.head_groups + group) * p_.schedule.tiles + key / Traits::kKeys) * 2 *
-                                        KeyPart::kTileFloats;
-      store_part(dk, parts);
-      store_part(dv, parts + KeyPart::kTileFloats);
-    } else {
-      store(p_.dv, dv, 1, key, group, batch);
-      store(p_.dk, dk, p_.scale, key, group, batch);
-    }
+    pieces_.store(dk, dv, key, group, batch, row_gradients_phase());
     return flags;
   }
 
@@ -157,7 +151,7 @@ class Consumer {
     issue_key_gradients(dk, ds);
     ptx::wgmma_wait<1>();
     pin(dq);
-    give(dq, flags);
+    pieces_.give(dq, flags, ring_.stage(), row_gradients_phase());
     ptx::wgmma_wait<0>();
     ptx::pin(dk);
   }
@@ -167,7 +161,7 @@ class Consumer {
   __device__ __forceinline__ void finish_tile_alternating(uint32_t flags, Gradients& dk, Gradients& dv, const Packed& ds) {
     const bool own_tile = ring_.stage() == kWarpgroup;
     if (!own_tile) {
-      leave_pieces();
+      pieces_.leave();
       ptx::named_barrier_arrive(2 - kWarpgroup, 256);
     }
     issue_key_gradients(dk, ds);
@@ -182,7 +176,7 @@ class Consumer {
     issue_row_gradients(dq);
     ptx::wgmma_wait<0>();
     pin(dq);
-    give(dq, flags);
+    pieces_.give(dq, flags, ring_.stage(), row_gradients_phase());
   }
 
   /// 64 keys of K or V, at `keys`, times all rows of `b`, with the rows' bias.
@@ -224,7 +218,7 @@ class Consumer {
 #pragma unroll
     for (int step = 0; step < Traits::kKeys / 16; ++step) {
 #pragma unroll
-      for (int block = 0; block < kRowBlocks; ++block) {
+      for (int block = 0; block < Outgoing::kRowBlocks; ++block) {
         const uint32_t rows = block * 64 * 128 + step / 4 * Traits::kRows * 128 + step % 4 * 32;
         ptx::wgmma_ss<Element, 64, ptx::Major::kInner, ptx::Major::kOuter>(dq[block], a.at(rows), b.at(step * 2048), step > 0);
       }
@@ -303,114 +297,9 @@ class Consumer {
     }
   }
 
-  /// The buffer that dq, dk and dv leave through has a piece for each consumer warp. A warp's dk and dv keep to its own; the two blocks of
-  /// a whole dq go to pieces of either warpgroup.
-  __device__ __forceinline__ float* own_piece() const { return shared_.out[kWarpgroup * 4 + warp_]; }
-  __device__ __forceinline__ int piece_of(int block) const {
-    return (Traits::kAlternate ? block : kWarpgroup) * 4 + static_cast<int>(warp_);
-  }
-  /// Until others may overwrite the pieces that this warp has stored from.
-  __device__ __forceinline__ static void leave_pieces() {
-    if (leader()) ptx::bulk_wait_read();
-    __syncwarp();
-  }
-  /// Until everybody's pieces may be overwritten.
-  __device__ __forceinline__ void wait_for_pieces() const {
-    if (leader()) ptx::bulk_wait_read();
-    delay<Role::kConsumer>();
-    ptx::wait(shared_.dq_empty, ~phases_ >> kRowGradients & 1);
-    __syncwarp();
-  }
-
-  /// Stores a tile's dq, if no other tile contributes to it, or gives it to the store warp.
-  __device__ __forceinline__ void give(const RowGradients& dq, uint32_t flags) const {
-    wait_for_pieces();
-    if (flags & Tile::kAlone) {
-      store_row_gradients(dq);
-    } else {
-#pragma unroll
-      for (int block = 0; block < kRowBlocks; ++block) write_fragments(dq[block], shared_.out[piece_of(block)]);
-      if constexpr (Traits::kAlternate) {
-        ptx::arrive(shared_.dq_full[ring_.stage()]);  // all lanes, as the other warpgroup writes there next
-      } else {
-        release(shared_.dq_full[ring_.stage()]);
-      }
-    }
-  }
-
-  /// Puts 16 x 64 values in a piece as the warp's lanes hold them.
-  __device__ __forceinline__ static void write_fragments(const float* values, float* piece) {
-    auto* to = reinterpret_cast<float4*>(piece) + lane();
-#pragma unroll
-    for (int e = 0; e < 8; ++e) to[e * 32] = {values[4 * e], values[4 * e + 1], values[4 * e + 2], values[4 * e + 3]};
-    ptx::fence_async_proxy();
-  }
-
-  /// Stores the item's part of dk or dv, in fp32.
-  __device__ __forceinline__ void store_part(const Gradients& gradients, float* part) const {
-    float* to = part + (kWarpgroup * 4 + static_cast<int>(warp_)) * KeyPart::kWarpFloats;
-#pragma unroll
-    for (int block = 0; block < Traits::kHeadDim / 64; ++block) {
-      wait_for_pieces();
-      write_fragments(gradients + 32 * block, own_piece());
-      __syncwarp();
-      delay<Role::kStore>();
-      if (!leader()) continue;
-      ptx::bulk_store(to + block * KeyPart::kBlockFloats, own_piece(), KeyPart::kBlockFloats * sizeof(float));
-      ptx::bulk_commit();
-    }
-  }
-
-  __device__ __forceinline__ void store_row_gradients(const RowGradients& dq) const {
-    const auto tile = QueryTile::from_leader(shared_.tile[ring_.stage()].query);
-#pragma unroll
-    for (int block = 0; block < kRowBlocks; ++block) {
-      const int n = piece_of(block);
-      write_piece(dq[block], p_.scale, shared_.out[n]);
-      store_piece(p_.dq,
-                  {tile.row_tile * Traits::kRows + Part::row(n), Part::column(n) / 64, static_cast<int32_t>(tile.head),
-                   static_cast<int32_t>(tile.batch)},
-                  p_.seqlen_q, shared_.out[n]);
-    }
-  }
-
-  /// Stores the item's dk or dv, 16 keys by each warp.
-  __device__ __forceinline__ void store(const CUtensorMap& map, const Gradients& gradients, float factor, int32_t key, int32_t head,
-                                        int32_t batch) const {
-    wait_for_pieces();
-    write_piece(gradients, factor, own_piece());
-    store_piece(map, {key + kWarpgroup * 64 + static_cast<int32_t>(warp_) * 16, 0, head, batch}, p_.seqlen_k, own_piece());
-  }
-
-  /// Puts 16 rows of gradients in a piece as TMA stores them. Zeros become positive, as sums of several tiles' are.
-  template <int kValues>
-  __device__ __forceinline__ void write_piece(const float (&gradients)[kValues], float factor, float* piece) const {
-    const uint32_t row = lane() % 16, to = ptx::shared_address(piece) + row * 128;
-#pragma unroll
-    for (int step = 0; step < kValues / 8; ++step) {
-      const uint32_t chunk = step % 4 * 2 + lane() / 16;
-      uint32_t words[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float* pair = gradients + 8 * step + 2 * i;
-        words[i] = ptx::pack<Element>(__fmaf_rn(pair[0], factor, 0.f), __fmaf_rn(pair[1], factor, 0.f));
-      }
-      ptx::stmatrix_x4(to + step / 4 * 2048 + ((chunk ^ row % 8) << 4), words[0], words[1], words[2], words[3]);
-    }
-    ptx::fence_async_proxy();
-    __syncwarp();
-  }
-
-  /// Stores a piece where it begins before `end`.
-  __device__ __forceinline__ void store_piece(const CUtensorMap& map, const ptx::BoxOrigin& at, int32_t end, const float* piece) const {
-    delay<Role::kStore>();
-    if (!leader()) return;
-    if (at.row < end) ptx::tma_store(map, piece, at);
-    ptx::bulk_commit();
-  }
-
   const BackwardParams& p_;
   Shared& shared_;
+  const Outgoing pieces_;
   const uint32_t base_;  ///< of shared memory, in units of 16 bytes
   const uint32_t warp_;  ///< of the warpgroup
   ptx::RingPosition<Traits::kStages> ring_;
