@@ -35,6 +35,15 @@ def test_grouped_heads_with_work_for_every_multiprocessor(dtype, dim, heads, hea
     check_backward(Case(1200, 1200, batch=2, heads=heads, heads_kv=heads_kv, dim=dim, dtype=dtype, causal=True, bounds=bounds))
 
 
+@types
+@dims
+@pytest.mark.parametrize("heads_kv", [4, 1])
+@pytest.mark.parametrize("seqlen_k", [1, 127, 128])
+def test_one_key_tile_gives_dq_itself(dtype, dim, heads_kv, seqlen_k):
+    """Without sums there is nothing to convert; rows that see none of the keys get zeros all the same."""
+    check_backward(Case(700, seqlen_k, batch=2, heads=4, heads_kv=heads_kv, dim=dim, dtype=dtype, bounds=two_intervals(700, seqlen_k, dim)))
+
+
 @pytest.mark.parametrize("seqlen_q, seqlen_k, dim", [(4096, 4224, 64), (8191, 8192, 128), (8192, 8191, 64)])
 def test_large_shapes(seqlen_q, seqlen_k, dim):
     heads = 2 if DEVICE.type == "cuda" else 1

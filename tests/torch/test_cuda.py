@@ -112,6 +112,13 @@ def test_a_gradient_is_copied_once_if_the_kernels_cannot_read_it(strides):
     assert_runs(lambda: call(dout), (["copy"] if strides in GRADIENTS_COPIED else []) + GROUPED_BACKWARD)
 
 
+def test_a_single_key_tile_leaves_no_sums_to_convert():
+    leaves, out, _ = with_graph(tensors(seqlen_k=128), Mask(S, 128, causal=True))
+    dout = torch.randn_like(out)
+    expected = [name for name in GROUPED_BACKWARD if name != "finish_rows"]
+    assert_runs(lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True), expected)
+
+
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 def test_parameters_keep_their_gradients_without_a_copy(layout):
     inputs, name = LAYOUTS[layout]()

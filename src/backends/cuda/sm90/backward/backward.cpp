@@ -275,7 +275,9 @@ void backward(const Problem& p, std::byte* workspace, unsigned long long* execut
     sequence.launch("launch of the backward kernel", kernel, std::min(items, most_ctas(p)), instance.threads, instance.shared_bytes,
                     arguments);
   }
-  sequence.launch("launch of the backward's conversion", instance.finish_rows, blocks, kRowThreads, 0, row_arguments);
+  // A single key tile has given dq itself.
+  if (grad::key_tiles(p) > 1)
+    sequence.launch("launch of the backward's conversion", instance.finish_rows, blocks, kRowThreads, 0, row_arguments);
   if (!split) return;
   KeyParams keys = make_key_params(p, layout, workspace);
   void* key_arguments[] = {&keys};

@@ -90,9 +90,7 @@ class Consumer {
       ring_.advance();
       flags = next_tile();
     } else {
-      const uint32_t phase = take_phase(kItem);
-      ptx::wait(shared_.k_full, phase);
-      ptx::wait(shared_.v_full, phase);
+      ptx::wait(shared_.k_full, take_phase(kItem));
       do {
         flags = run_tile(flags, dk, dv);
       } while (!(flags & (Tile::kFirst | Tile::kEnd)));

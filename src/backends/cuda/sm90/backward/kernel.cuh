@@ -22,7 +22,6 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
   }
   ptx::barrier_init(shared.dq_empty, 1);
   ptx::barrier_init(shared.k_full, 1);
-  ptx::barrier_init(shared.v_full, 1);
   ptx::barrier_init(shared.kv_empty, Traits::kConsumerWarps);
   ptx::fence_barrier_init();
 }

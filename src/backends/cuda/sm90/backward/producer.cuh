@@ -130,20 +130,19 @@ class Producer {
       ptx::tma_load(shared_.q[stage], p_.q, shared_.q_full[stage], at);
       ptx::bulk_load(shared_.biases[stage], p_.biases + row, Traits::kBiasBytes, shared_.q_full[stage]);
     }
-    if (tile_.flags & Tile::kFirst) load_keys();
     delay<Role::kProducer>();
     ptx::wait(shared_.dout_empty[stage], ring_.phase() ^ 1);
-    if (leader()) {
-      ptx::arrive_expect(shared_.dout_full[stage], Traits::kRowBytes);
-      ptx::tma_load(shared_.dout[stage], p_.dout, shared_.dout_full[stage], at);
-    }
+    const bool first = tile_.flags & Tile::kFirst;
+    if (leader()) ptx::arrive_expect(shared_.dout_full[stage], Traits::kRowBytes + (first ? Traits::kKeyBytes : 0));
+    if (first) load_keys();
+    if (leader()) ptx::tma_load(shared_.dout[stage], p_.dout, shared_.dout_full[stage], at);
     tile_.flags = 0;
     ++executed_;
     ring_.advance();
   }
 
   /// The item's K and V, when the consumers are done with those of the item before; they learn that it has ended from this one's
-  /// first tile.
+  /// first tile. V comes with that tile's dout: S does not wait for it.
   __device__ __forceinline__ void load_keys() {
     const uint32_t kv_head = Traits::kSplit ? tile_.head_group / p_.splits : tile_.head_group;
     const ptx::BoxOrigin at{tile_.key_tile * Traits::kKeys, 0, static_cast<int32_t>(kv_head), static_cast<int32_t>(tile_.query.batch)};
@@ -153,8 +152,7 @@ class Producer {
     if (!leader()) return;
     ptx::arrive_expect(shared_.k_full, Traits::kKeyBytes);
     ptx::tma_load(shared_.k, p_.k, shared_.k_full, at);
-    ptx::arrive_expect(shared_.v_full, Traits::kKeyBytes);
-    ptx::tma_load(shared_.v, p_.v, shared_.v_full, at);
+    ptx::tma_load(shared_.v, p_.v, shared_.dout_full[ring_.stage()], at);
   }
 
   const BackwardParams& p_;

@@ -117,9 +117,9 @@ struct SharedStorage {
   uint64_t tile_full[Traits::kStages], mask_full[Traits::kStages];
   uint64_t scores_full[Traits::kStages];  ///< dS has been written; what all lanes of the consumers read of the tile, they have read
   uint64_t q_full[Traits::kStages], q_empty[Traits::kStages];
-  uint64_t dout_full[Traits::kStages], dout_empty[Traits::kStages];
+  uint64_t dout_full[Traits::kStages], dout_empty[Traits::kStages];  ///< of the first tile of an item, V too
   uint64_t dq_full[Traits::kStages], dq_empty;
-  uint64_t k_full, v_full, kv_empty;
+  uint64_t k_full, kv_empty;
 };
 
 }  // namespace flashmask::sm90::grad
