@@ -254,7 +254,7 @@ def run_torch(session, carry, words):
     found = torch_libraries(carry)
     if "FLASHMASK_TORCH_LIBRARY" not in found:
         return session.leave_out("torch", f"there is no {TORCH_LIBRARIES['FLASHMASK_TORCH_LIBRARY']} (FLASHMASK_TORCH_LIBRARY names one)")
-    run_pytest(session, "torch", words, 180, {**found, "FLASHMASK_TEST_DEVICE": "cuda"}, "tests/torch")
+    run_pytest(session, "torch", words, 240, {**found, "FLASHMASK_TEST_DEVICE": "cuda"}, "tests/torch")
 
 
 def run_overhead(session, carry):

@@ -15,16 +15,21 @@ namespace flashmask::sm90::grad {
 /// One consumer warpgroup: 64 keys of every item, whose dk and dv stay in registers. Per tile, with keys along the rows,
 ///   S = K Q^T - lse / scale, dP = V dout^T - delta, P = exp2(S scale log2(e)), dS = P dP, dV += P dout, dK += dS Q,
 /// and with rows along the rows, from the dS of all warpgroups in shared memory, its part of dQ = dS K, or all of it in every other tile.
-/// kWarpgroup is a constant so that operand descriptors are: as a variable it costs a register for each of them.
-template <typename Traits, int kWarpgroup>
+/// All of it is inlined, so that a warpgroup that is a constant where it is given makes operands' addresses constants.
+template <typename Traits>
 class Consumer {
  public:
   using Shared = SharedStorage<Traits>;
   using Element = typename Traits::Element;
   using Part = Fragments<Traits::kHeadDim>;
 
-  __device__ __forceinline__ Consumer(const BackwardParams& p, Shared& shared)
-      : p_(p), shared_(shared), pieces_(p, shared), base_(ptx::shared_address(&shared) >> 4), warp_(ptx::uniform(threadIdx.x / 32 % 4)) {}
+  __device__ __forceinline__ Consumer(const BackwardParams& p, Shared& shared, uint32_t warpgroup)
+      : p_(p),
+        shared_(shared),
+        warpgroup_(warpgroup),
+        pieces_(p, shared, warpgroup),
+        base_(ptx::shared_address(&shared) >> 4),
+        warp_(ptx::uniform(threadIdx.x / 32 % 4)) {}
 
   __device__ __forceinline__ void run() {
     for (uint32_t flags = next_tile(); !(flags & Tile::kEnd);) flags = run_item(flags);
@@ -35,7 +40,7 @@ class Consumer {
   static constexpr int kScores = Traits::kRows / 2;
   using Scores = float[kScores];                   ///< 64 keys x the tile's rows
   using Packed = uint32_t[Traits::kRows / 16][4];  ///< the same in 16 bits, as operand of a product over the rows
-  using Outgoing = Pieces<Traits, kWarpgroup>;
+  using Outgoing = Pieces<Traits>;
   using Gradients = typename Outgoing::Gradients;
   using RowGradients = typename Outgoing::RowGradients;
   /// A matrix in shared memory as an operand: see ptx::MatrixDescriptor. What varies is added last and in units of 16 bytes, so that it
@@ -157,10 +162,10 @@ class Consumer {
   /// dK, and in every other tile dQ, when the other warpgroup's dS is there, which goes on meanwhile. It does so for no more than a tile:
   /// for the next dQ it needs this one's dS.
   __device__ __forceinline__ void finish_tile_alternating(uint32_t flags, Gradients& dk, Gradients& dv, const Packed& ds) {
-    const bool own_tile = ring_.stage() == kWarpgroup;
+    const bool own_tile = ring_.stage() == warpgroup_;
     if (!own_tile) {
       pieces_.leave();
-      ptx::named_barrier_arrive(2 - kWarpgroup, 256);
+      ptx::named_barrier_arrive(2 - warpgroup_, 256);
     }
     issue_key_gradients(dk, ds);
     ptx::wgmma_wait<1>();
@@ -169,7 +174,7 @@ class Consumer {
     ptx::wgmma_wait<0>();
     ptx::pin(dk);
     if (!own_tile) return;
-    ptx::named_barrier_sync(1 + kWarpgroup, 256);
+    ptx::named_barrier_sync(1 + warpgroup_, 256);
     RowGradients dq;
     issue_row_gradients(dq);
     ptx::wgmma_wait<0>();
@@ -180,7 +185,7 @@ class Consumer {
   /// 64 keys of K or V, at `keys`, times all rows of `b`, with the rows' bias.
   template <Bias kBias>
   __device__ __forceinline__ void issue_scores(Scores& s, uint32_t keys, Operand b) const {
-    const Operand a = operand(keys + kWarpgroup * 64 * 128);
+    const Operand a = operand(keys + warpgroup_ * 64 * 128);
     const BiasStep<kBias, Traits::kRows> bias((base_ << 4) + offsetof(Shared, biases) + ring_.stage() * Traits::kBiasBytes);
     ptx::wgmma_fence();
 #pragma unroll
@@ -211,7 +216,7 @@ class Consumer {
   /// This warpgroup's part of dQ = dS K, see Fragments.
   __device__ __forceinline__ void issue_row_gradients(RowGradients& dq) const {
     const Operand a = operand(offsetof(Shared, ds), 16, ring_.stage(), kScoreBytes);
-    const Operand b = operand(offsetof(Shared, k) + (Part::kByRows ? 0 : kWarpgroup * Traits::kKeys * 128), Traits::kKeys * 128);
+    const Operand b = operand(offsetof(Shared, k) + (Part::kByRows ? 0 : warpgroup_ * Traits::kKeys * 128), Traits::kKeys * 128);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Traits::kKeys / 16; ++step) {
@@ -252,7 +257,7 @@ class Consumer {
   __device__ __forceinline__ void hide(Scores& s) {
     delay<Role::kConsumer>();
     ptx::wait(shared_.mask_full[ring_.stage()], take_phase(kMask + ring_.stage()));
-    const uint32_t key = kWarpgroup * 64 + warp_ * 16 + lane() / 4, shift = 8 * (lane() % 4);
+    const uint32_t key = warpgroup_ * 64 + warp_ * 16 + lane() / 4, shift = 8 * (lane() % 4);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const ColumnBits<Traits::kRows> bits = shared_.mask_bits[ring_.stage()][key + 8 * half];
@@ -279,16 +284,16 @@ class Consumer {
   /// Waits until the other warpgroup is here, too. A barrier for each of them to wait at, as compute-sanitizer does not take a barrier that
   /// is reached from two places; a barrier in shared memory wakes later.
   template <int kFirstBarrier>
-  __device__ __forceinline__ static void meet() {
+  __device__ __forceinline__ void meet() const {
     static_assert(Traits::kConsumers == 2);
-    ptx::named_barrier_arrive(kFirstBarrier + kWarpgroup, 256);
-    ptx::named_barrier_sync(kFirstBarrier + 1 - kWarpgroup, 256);
+    ptx::named_barrier_arrive(kFirstBarrier + warpgroup_, 256);
+    ptx::named_barrier_sync(kFirstBarrier + 1 - warpgroup_, 256);
   }
 
   /// Puts dS where the product over the keys reads it, rows along the rows.
   __device__ __forceinline__ void write_score_gradients(const Packed& ds) const {
     const uint32_t row = lane() % 8 + lane() / 16 * 8, chunk = warp_ * 2 + lane() / 8 % 2;
-    const uint32_t to = ptx::shared_address(shared_.ds[ring_.stage()]) + kWarpgroup * Traits::kRows * 128 + row * 128;
+    const uint32_t to = ptx::shared_address(shared_.ds[ring_.stage()]) + warpgroup_ * Traits::kRows * 128 + row * 128;
 #pragma unroll
     for (int step = 0; step < Traits::kRows / 16; ++step) {
       ptx::stmatrix_x4_transposed(to + step * 16 * 128 + ((chunk ^ row % 8) << 4), ds[step][0], ds[step][1], ds[step][2], ds[step][3]);
@@ -297,6 +302,7 @@ class Consumer {
 
   const BackwardParams& p_;
   Shared& shared_;
+  const uint32_t warpgroup_;
   const Outgoing pieces_;
   const uint32_t base_;  ///< of shared memory, in units of 16 bytes
   const uint32_t warp_;  ///< of the warpgroup

@@ -53,10 +53,12 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) backward_kernel(const __g
     }
   } else {
     ptx::increase_registers<Traits::kConsumerRegisters>();
-    if (warp < 8) {
-      Consumer<Traits, 0>(p, shared).run();
+    if constexpr (Traits::kOneCode) {
+      Consumer<Traits>(p, shared, warp / 4 - 1).run();
+    } else if (warp < 8) {
+      Consumer<Traits>(p, shared, 0).run();
     } else {
-      Consumer<Traits, 1>(p, shared).run();
+      Consumer<Traits>(p, shared, 1).run();
     }
   }
 }

@@ -9,21 +9,20 @@
 
 namespace flashmask::sm90::grad {
 
-/// The column vectors of a lane's keys, all asked for before any is used.
-template <int n>
+/// The bounds of a lane's keys key, key + 32, ..., as the lane has put them in shared memory.
+template <int kKeys, int n>
 struct LaneBounds {
   const rules::Columns& mask;
-  int64_t first;  ///< of the tile's columns in the vectors
-  const int32_t (&at)[n];
+  const ColumnBounds<kKeys>& bounds;
+  int32_t key;
 
   __device__ __forceinline__ bool operator()(int interval, int32_t (&begin)[n], int32_t (&end)[n]) const {
-    const int32_t* from = interval == 0 ? mask.lts : mask.uts;
-    const int32_t* to = interval == 0 ? mask.lte : mask.ute;
-    if (!from && !to) return false;
+    if (interval == 0 ? !mask.lts && !mask.lte : !mask.uts && !mask.ute) return false;
 #pragma unroll
-    for (int i = 0; i < n; ++i) begin[i] = from ? from[first + at[i] * static_cast<int32_t>(mask.stride)] : 0;
-#pragma unroll
-    for (int i = 0; i < n; ++i) end[i] = to ? to[first + at[i] * static_cast<int32_t>(mask.stride)] : mask.seqlen_q;
+    for (int i = 0; i < n; ++i) {
+      begin[i] = bounds.begin[interval][key + 32 * i];
+      end[i] = bounds.end[interval][key + 32 * i];
+    }
     return true;
   }
 };
@@ -65,12 +64,13 @@ class MaskBuilder {
                   row = ptx::from_leader(tile().query.row_tile) * Traits::kRows;
     const PerHead& place = p_.dense.given ? p_.dense.place : p_.mask.place;
     const int64_t offset = place.offset(ptx::from_leader(tile().query.batch), ptx::from_leader(tile().query.head));
+    if (!p_.dense.given) read_bounds(offset, first_key);
 #pragma unroll 1
     for (int32_t key = static_cast<int32_t>(threadIdx.x % 32); key < Traits::kKeys; key += 32 * kAtOnce) {
       if (p_.dense.given) {
         for (int n = 0; n < kAtOnce; ++n) by_matrix(offset, row, first_key, key + 32 * n);
       } else {
-        by_columns(offset, row, first_key, key);
+        by_columns(row, first_key, key);
       }
     }
   }
@@ -81,14 +81,44 @@ class MaskBuilder {
     for (int word = 0; word < kWords; ++word) bits.word[word] = first_key + key < p_.seqlen_k ? Bits::by_lanes(visible[word]) : 0;
   }
 
-  /// By the mask's vectors: columns key, key + 32, ..., whose bounds are all asked for before any is used.
-  __device__ __forceinline__ void by_columns(int64_t offset, int32_t row, int32_t first_key, int32_t key) {
+  /// Puts the bounds of the lane's keys in shared memory, where they serve all tiles of an item. An interval's are all asked for before
+  /// any is used.
+  __device__ __forceinline__ void read_bounds(int64_t offset, int32_t first_key) {
+    const rules::Columns& mask = p_.mask.first;
+    const int64_t first = offset + first_key * mask.stride;
+    if (first == bounds_of_) return;
+    bounds_of_ = first;
+    constexpr int kOwn = Traits::kKeys / 32;
+    const auto key = static_cast<int32_t>(threadIdx.x % 32);
+#pragma unroll 1
+    for (int interval = 0; interval < 2; ++interval) {
+      const int32_t* from = interval == 0 ? mask.lts : mask.uts;
+      const int32_t* to = interval == 0 ? mask.lte : mask.ute;
+      if (!from && !to) continue;
+      int32_t begin[kOwn], end[kOwn];
+#pragma unroll
+      for (int n = 0; n < kOwn; ++n) {
+        const int64_t at = first + min(key + 32 * n, p_.seqlen_k - 1 - first_key) * static_cast<int32_t>(mask.stride);
+        begin[n] = from ? from[at] : 0;
+        end[n] = to ? to[at] : mask.seqlen_q;
+      }
+#pragma unroll
+      for (int n = 0; n < kOwn; ++n) {
+        shared_.bounds.begin[interval][key + 32 * n] = begin[n];
+        shared_.bounds.end[interval][key + 32 * n] = end[n];
+      }
+    }
+  }
+
+  /// By the mask's vectors: columns key, key + 32, ...
+  __device__ __forceinline__ void by_columns(int32_t row, int32_t first_key, int32_t key) {
     int32_t at[kAtOnce];
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) at[n] = min(key + 32 * n, p_.seqlen_k - 1 - first_key);
     uint32_t bits[kWords][kAtOnce];
     const rules::Columns& mask = p_.mask.first;
-    rules::visible_windows<Traits::kKeys>(mask, LaneBounds<kAtOnce>{mask, offset + first_key * mask.stride, at}, first_key, at, row, bits);
+    const LaneBounds<Traits::kKeys, kAtOnce> bounds{mask, shared_.bounds, key};
+    rules::visible_windows<Traits::kKeys>(mask, bounds, first_key, at, row, bits);
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
       uint32_t visible[kWords];
@@ -117,6 +147,7 @@ class MaskBuilder {
   const BackwardParams& p_;
   Shared& shared_;
   ptx::RingPosition<Traits::kStages> ring_;
+  int64_t bounds_of_ = -1;  ///< which columns' bounds are in shared memory: the first one's place in the vectors
 };
 
 }  // namespace flashmask::sm90::grad

@@ -12,7 +12,7 @@ namespace flashmask::sm90::grad {
 
 /// The buffer that a warpgroup's dq, dk and dv leave through, as one of its warps sees it. It has a piece for each consumer warp. A warp's
 /// dk and dv keep to its own; the two blocks of a whole dq go to pieces of either warpgroup.
-template <typename Traits, int kWarpgroup>
+template <typename Traits>
 class Pieces {
  public:
   using Shared = SharedStorage<Traits>;
@@ -23,8 +23,8 @@ class Pieces {
   static constexpr int kRowBlocks = Traits::kAlternate ? 2 : 1;
   using RowGradients = float[kRowBlocks][32];  ///< blocks of a tile's dq that the warpgroup works out, see Fragments
 
-  __device__ __forceinline__ Pieces(const BackwardParams& p, Shared& shared)
-      : p_(p), shared_(shared), warp_(ptx::uniform(threadIdx.x / 32 % 4)) {}
+  __device__ __forceinline__ Pieces(const BackwardParams& p, Shared& shared, uint32_t warpgroup)
+      : p_(p), shared_(shared), warpgroup_(warpgroup), warp_(ptx::uniform(threadIdx.x / 32 % 4)) {}
 
   /// Until others may overwrite the pieces that this warp has stored from.
   __device__ __forceinline__ static void leave() {
@@ -61,7 +61,7 @@ class Pieces {
       store_part(dk, parts, phase);
       store_part(dv, parts + KeyPart::kTileFloats, phase);
     } else {
-      const ptx::BoxOrigin at{key + kWarpgroup * 64 + static_cast<int32_t>(warp_) * 16, 0, group, batch};
+      const ptx::BoxOrigin at{key + warpgroup_ * 64 + static_cast<int32_t>(warp_) * 16, 0, group, batch};
       store_keys(p_.dv, dv, 1, at, phase);
       store_keys(p_.dk, dk, p_.scale, at, phase);
     }
@@ -74,9 +74,9 @@ class Pieces {
     __syncwarp();
     if (leader()) ptx::arrive(barrier);
   }
-  __device__ __forceinline__ float* own_piece() const { return shared_.out[kWarpgroup * 4 + warp_]; }
+  __device__ __forceinline__ float* own_piece() const { return shared_.out[warpgroup_ * 4 + warp_]; }
   __device__ __forceinline__ int piece_of(int block) const {
-    return (Traits::kAlternate ? block : kWarpgroup) * 4 + static_cast<int>(warp_);
+    return (Traits::kAlternate ? block : warpgroup_) * 4 + static_cast<int>(warp_);
   }
   /// Until everybody's pieces may be overwritten.
   __device__ __forceinline__ void wait(uint32_t phase) const {
@@ -95,7 +95,7 @@ class Pieces {
   }
 
   __device__ __forceinline__ void store_part(const Gradients& gradients, float* part, uint32_t phase) const {
-    float* to = part + (kWarpgroup * 4 + static_cast<int>(warp_)) * KeyPart::kWarpFloats;
+    float* to = part + (warpgroup_ * 4 + static_cast<int>(warp_)) * KeyPart::kWarpFloats;
 #pragma unroll
     for (int block = 0; block < Traits::kHeadDim / 64; ++block) {
       wait(phase);
@@ -158,6 +158,7 @@ class Pieces {
 
   const BackwardParams& p_;
   Shared& shared_;
+  const uint32_t warpgroup_;
   const uint32_t warp_;  ///< of the warpgroup
 };
 

@@ -27,6 +27,9 @@ struct BackwardTraits {
   /// Whether one warpgroup works out a tile's dq and the other the next tile's, or each half of every one. Alternating they drift apart, so
   /// that one's products run beside the other's exponentials; at d = 128, where a whole dq has to wait for dk, that gains nothing.
   static constexpr bool kAlternate = kHeadDim == 64;
+  /// Whether both warpgroups run the same code, or each a copy in which its number is a constant. One copy, half of what instruction
+  /// caches have to hold, is faster at d = 64, two are at d = 128.
+  static constexpr bool kOneCode = kHeadDim == 64;
   /// Of a thread's scores, those whose exponentials come before dP is waited for.
   static constexpr int kEarlyScores = kRows / 4;
   static constexpr int kHelperRegisters = 40, kConsumerRegisters = 232;
@@ -100,6 +103,12 @@ struct alignas(8) ColumnBits {
   }
 };
 
+/// The column vectors' elements of a key tile, where each interval begins and ends.
+template <int kKeys>
+struct ColumnBounds {
+  int32_t begin[2][kKeys], end[2][kKeys];
+};
+
 template <typename Traits>
 struct SharedStorage {
   using Element = typename Traits::Element;
@@ -113,6 +122,7 @@ struct SharedStorage {
   alignas(1024) float out[Traits::kConsumerWarps][Fragments<Traits::kHeadDim>::kWarpFloats];
   alignas(128) RowBias biases[Traits::kStages][Traits::kRows];
   ColumnBits<Traits::kRows> mask_bits[Traits::kStages][Traits::kKeys];
+  ColumnBounds<Traits::kKeys> bounds;  ///< of the item at hand; the mask warp's own
   Tile tile[Traits::kStages];
   uint64_t tile_full[Traits::kStages], mask_full[Traits::kStages];
   uint64_t scores_full[Traits::kStages];  ///< dS has been written; what all lanes of the consumers read of the tile, they have read
