@@ -16,31 +16,13 @@ STANDARD = "#include <cuda/std/{0}>\nnamespace std {{ using namespace ::cuda::st
 HEADERS = {name: STANDARD.format(name) for name in ("cstddef", "cstdint", "type_traits")}
 HEADERS["stdint.h"] = HEADERS["cstdint"]
 HEADERS["stdlib.h"] = ""
-HEADERS["flashmask/tensor.h"] = "namespace flashmask { enum class DataType : int; }\n"
+HEADERS["flashmask/tensor.h"] = "namespace flashmask { enum class DataType { kBFloat16, kFloat16 }; }\n"
 
 HEAD = """
 #define CUDARTAPI
 #define INFINITY __int_as_float(0x7f800000)
 #include <cuda_device_runtime_api.h>
 """
-FORWARD = HEAD + """
-#include "backends/cuda/sm90/forward/kernel.cuh"
-using namespace flashmask::sm90;
-using Traits = ForwardTraits<{element}, {head_dim}, {consumers}>;
-template __global__ void flashmask::sm90::forward_kernel<Traits>(const __grid_constant__ ForwardParams);
-"""
-BACKWARD = HEAD + """
-#include "backends/cuda/sm90/backward/kernel.cuh"
-#include "backends/cuda/sm90/backward/rows.cuh"
-using namespace flashmask::sm90::grad;
-using Traits = BackwardTraits<{element}, {head_dim}, {consumers}>;
-template __global__ void flashmask::sm90::grad::backward_kernel<Traits>(const __grid_constant__ BackwardParams);
-template __global__ void flashmask::sm90::grad::backward_kernel<BackwardTraits<{element}, {head_dim}, {consumers}, true>>(const __grid_constant__ BackwardParams);
-template __global__ void flashmask::sm90::grad::prepare_rows<Traits>(const __grid_constant__ RowParams);
-template __global__ void flashmask::sm90::grad::finish_rows<Traits>(const __grid_constant__ RowParams);
-template __global__ void flashmask::sm90::grad::finish_keys<Traits>(const __grid_constant__ KeyParams);
-"""
-ELEMENTS = {"bf16": "__nv_bfloat16", "f16": "__half"}
 
 
 def strings(values):
@@ -76,10 +58,12 @@ def main():
     major, minor = ctypes.c_int(), ctypes.c_int()
     nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     failed = False
-    for direction, text in (("forward", FORWARD), ("backward", BACKWARD)):
-        table = (SOURCES / "src/backends/cuda/sm90" / direction / "instances.def").read_text()
-        for element, head_dim, consumers in re.findall(r"^FLASHMASK_\w+\(\w+, (\w+), (\d+), (\d+)\)", table, re.MULTILINE):
-            unit = text.format(element=ELEMENTS[element], head_dim=head_dim, consumers=consumers)
+    for direction in ("forward", "backward"):
+        folder = SOURCES / "src/backends/cuda/sm90" / direction
+        table = (folder / "instances.def").read_text()
+        for dtype, element, head_dim, consumers in re.findall(r"^FLASHMASK_\w+\((\w+), (\w+), (\d+), (\d+)\)", table, re.MULTILINE):
+            values = {"dtype": dtype, "element": element, "head_dim": head_dim, "consumers": consumers, "name": "kernel", "id": "kernel"}
+            unit = HEAD + re.sub(r"@(\w+)@", lambda match: values[match[1]], (folder / "instance.cu.in").read_text())
             compiled, log = compile_unit(nvrtc, wheels, unit)
             spills = max((int(stores) for stores in re.findall(r"(\d+) bytes spill stores", log)), default=0)
             failed |= not compiled

@@ -19,11 +19,11 @@ from flashmask import UnrepresentableMaskError, UnsupportedError, flashmask_atte
 from flashmask.mask import Mask
 
 pytestmark = cuda_only
-FORWARD = ["forward"]
-BACKWARD = ["prepare_rows", "backward_kernel", "finish_rows"]
+FORWARD = ["_fwd_"]
+BACKWARD = ["_preprocess", "_bwd_", "_convert_dq"]
 # Of grouped heads, as tensors() has them, with so little work that items share a key head's query heads.
-GROUPED_BACKWARD = [*BACKWARD, "finish_keys"]
-PLAN = ["classify", "transpose", "rank"]
+GROUPED_BACKWARD = [*BACKWARD, "_reduce_dkv"]
+PLAN = ["plan_classify", "plan_transpose", "plan_rank"]
 
 
 # --- What runs on the device --------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def test_a_gradient_is_copied_once_if_the_kernels_cannot_read_it(strides):
 def test_a_single_key_tile_leaves_no_sums_to_convert():
     leaves, out, _ = with_graph(tensors(seqlen_k=128), Mask(S, 128, causal=True))
     dout = torch.randn_like(out)
-    expected = [name for name in GROUPED_BACKWARD if name != "finish_rows"]
+    expected = [name for name in GROUPED_BACKWARD if name != "_convert_dq"]
     assert_runs(lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True), expected)
 
 

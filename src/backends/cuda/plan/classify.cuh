@@ -200,7 +200,7 @@ __device__ inline void zero(int32_t* values, int64_t count) {
 }
 
 /// A block for every key block of every mask, at least one.
-__global__ void __launch_bounds__(kClassifyThreads) classify(const __grid_constant__ Params p) {
+__device__ __forceinline__ void classify(const Params& p) {
   allow_next();
   // The next kernel adds to these.
   const int64_t masks = p.layout.batch * p.layout.heads;

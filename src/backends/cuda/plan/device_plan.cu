@@ -13,6 +13,24 @@
 #include "mask/content_hash.h"
 #include "mask/host_only.h"
 
+// The kernels, with names of their own for profilers and for whatever reads the library's code; see KernelInfo.
+using PlanParams = flashmask::cuda::plan::Params;
+
+extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kClassifyThreads)
+    flashmask_plan_classify(const __grid_constant__ PlanParams p) {
+  flashmask::cuda::plan::classify(p);
+}
+
+extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kTransposeThreads)
+    flashmask_plan_transpose(const __grid_constant__ PlanParams p, int32_t bands, int32_t slices) {
+  flashmask::cuda::plan::transpose(p, bands, slices);
+}
+
+extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kRankThreads)
+    flashmask_plan_rank(const __grid_constant__ PlanParams p, int32_t blocks_per_mask) {
+  flashmask::cuda::plan::rank(p, blocks_per_mask);
+}
+
 namespace flashmask::cuda {
 namespace {
 
@@ -60,10 +78,10 @@ void launch_plan(const MaskView& mask, std::byte* buffer, cudaStream_t stream) {
                             sharing(layout, mask.bounds_batch, mask.bounds_heads),
                             sharing(layout, mask.block_batch, mask.block_heads)};
   Sequence sequence(stream);
-  sequence.launch("launch of the plan's classification", plan::classify, grids.classify, plan::kClassifyThreads, params);
-  sequence.launch("launch of the plan's transpose", plan::transpose, grids.transpose, plan::kTransposeThreads, params,
+  sequence.launch("launch of the plan's classification", flashmask_plan_classify, grids.classify, plan::kClassifyThreads, params);
+  sequence.launch("launch of the plan's transpose", flashmask_plan_transpose, grids.transpose, plan::kTransposeThreads, params,
                   static_cast<int32_t>(grids.bands), static_cast<int32_t>(grids.slices));
-  sequence.launch("launch of the plan's orders", plan::rank, grids.rank, plan::kRankThreads, params,
+  sequence.launch("launch of the plan's orders", flashmask_plan_rank, grids.rank, plan::kRankThreads, params,
                   static_cast<int32_t>(grids.rank_per_mask));
 }
 

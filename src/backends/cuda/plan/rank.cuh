@@ -116,7 +116,7 @@ __device__ inline void write_header(const Params& p) {
 }
 
 /// The first block writes the header, the others 32 places each of one order of one mask.
-__global__ void __launch_bounds__(kRankThreads) rank(const __grid_constant__ Params p, int32_t blocks_per_mask) {
+__device__ __forceinline__ void rank(const Params& p, int32_t blocks_per_mask) {
   wait_for_previous();
   if (blockIdx.x == 0) return write_header(p);
   const auto index = static_cast<int32_t>(blockIdx.x) - 1;

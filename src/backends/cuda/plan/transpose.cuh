@@ -81,7 +81,7 @@ __device__ void add_to_tile_count(const Square& at, int32_t n, const SliceBits (
 }
 
 /// A block for every band and slice of every mask.
-__global__ void __launch_bounds__(kTransposeThreads) transpose(const __grid_constant__ Params p, int32_t bands, int32_t slices) {
+__device__ __forceinline__ void transpose(const Params& p, int32_t bands, int32_t slices) {
   __shared__ SliceBits live[kBandRows], full[kBandRows];
   allow_next();
   wait_for_previous();

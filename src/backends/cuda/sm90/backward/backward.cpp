@@ -266,7 +266,7 @@ void backward(const Problem& p, std::byte* workspace, unsigned long long* execut
   const bool split = items > key_tiles;
   // Without rows there is no block to clear the counter.
   if (blocks == 0) cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the item counter");
-  sequence.launch("launch of the backward's preparation", instance.prepare, blocks, kRowThreads, 0, row_arguments);
+  sequence.launch("launch of the backward's preprocessing", instance.preprocess, blocks, kRowThreads, 0, row_arguments);
   if (items > 0) {
     const void* kernel = split ? instance.split : instance.kernel;
     allow_shared_memory(kernel, instance.shared_bytes, p.device.index);
@@ -277,11 +277,11 @@ void backward(const Problem& p, std::byte* workspace, unsigned long long* execut
   }
   // A single key tile has given dq itself.
   if (grad::key_tiles(p) > 1)
-    sequence.launch("launch of the backward's conversion", instance.finish_rows, blocks, kRowThreads, 0, row_arguments);
+    sequence.launch("launch of the backward's conversion", instance.convert_dq, blocks, kRowThreads, 0, row_arguments);
   if (!split) return;
   KeyParams keys = make_key_params(p, layout, workspace);
   void* key_arguments[] = {&keys};
-  sequence.launch("launch of the backward's sum over query heads", instance.finish_keys, 2 * key_tiles, kRowThreads, 0, key_arguments);
+  sequence.launch("launch of the backward's sum over query heads", instance.reduce_dkv, 2 * key_tiles, kRowThreads, 0, key_arguments);
 }
 
 }  // namespace flashmask::sm90

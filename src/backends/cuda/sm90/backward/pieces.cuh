@@ -61,7 +61,7 @@ class Pieces {
       store_part(dk, parts, phase);
       store_part(dv, parts + KeyPart::kTileFloats, phase);
     } else {
-      const ptx::BoxOrigin at{key + warpgroup_ * 64 + static_cast<int32_t>(warp_) * 16, 0, group, batch};
+      const ptx::BoxOrigin at{key + static_cast<int32_t>(warpgroup_ * 64 + warp_ * 16), 0, group, batch};
       store_keys(p_.dv, dv, 1, at, phase);
       store_keys(p_.dk, dk, p_.scale, at, phase);
     }

@@ -83,7 +83,7 @@ __device__ __forceinline__ void clear_row_gradients(const RowParams& p, const Ro
 /// Fills the rows' biases, prepares the sums of dq, writes the zeros that it is where no key tile contributes, clears the
 /// counter of items, and chooses how many sequences run together.
 template <typename Traits>
-__global__ void __launch_bounds__(kRowThreads, 4) prepare_rows(const __grid_constant__ RowParams p) {
+__device__ __forceinline__ void preprocess(const RowParams& p) {
   using Share = RowShare<Traits::kRows, Traits::kHeadDim>;
   using Element = typename Traits::Element;
   __shared__ float products[Traits::kRows];
@@ -153,7 +153,7 @@ struct GradientTile {
 /// dq = softmax_scale * sums, where several key tiles contribute: the sums of one were stored as they were, and without any there are
 /// zeros already.
 template <typename Traits>
-__global__ void __launch_bounds__(kRowThreads) finish_rows(const __grid_constant__ RowParams p) {
+__device__ __forceinline__ void convert_dq(const RowParams& p) {
   using Part = Fragments<Traits::kHeadDim>;
   __shared__ GradientTile<typename Traits::Element, Traits::kRows, Traits::kHeadDim> tile;
   const auto place = RowTilePlace::of_block<Traits>(p);
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kRowThreads) finish_rows(const __grid_constant
 /// dk = softmax_scale * the sum of its parts, and dv, where a key head's query heads are split: always in the same order. A block has one
 /// of both of a key tile.
 template <typename Traits>
-__global__ void __launch_bounds__(kRowThreads) finish_keys(const __grid_constant__ KeyParams p) {
+__device__ __forceinline__ void reduce_dkv(const KeyParams& p) {
   using Part = KeyFragments<Traits::kHeadDim>;
   __shared__ GradientTile<typename Traits::Element, Traits::kKeys, Traits::kHeadDim> tile;
   const bool is_dv = blockIdx.x % 2;

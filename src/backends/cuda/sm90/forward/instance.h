@@ -9,9 +9,11 @@ namespace flashmask::sm90 {
 
 /// One compiled configuration of the forward kernel, a line of instances.def.
 struct ForwardInstance {
+  const char* id;  ///< of the kernel, see KernelInfo
   DataType dtype;
   int head_dim;
   int consumers;       ///< consumer warpgroups, each with 64 query rows of the tile
+  int keys;            ///< of a tile
   const void* kernel;  ///< __global__ void (ForwardParams)
   int threads;
   int shared_bytes;

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "backends/cuda/sm90/forward/consumer.cuh"
+#include "backends/cuda/sm90/forward/mask_builder.cuh"
+#include "backends/cuda/sm90/forward/producer.cuh"
+
+namespace flashmask::sm90 {
+
+template <typename Traits>
+__device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
+  for (int i = 0; i < 2; ++i) {
+    ptx::barrier_init(shared.q_full[i], 1);
+    ptx::barrier_init(shared.q_empty[i], Traits::kConsumerWarps + Traits::kConsumers);
+  }
+  for (int i = 0; i < Traits::kStages; ++i) {
+    ptx::barrier_init(shared.k_full[i], 1);
+    ptx::barrier_init(shared.v_full[i], 1);
+    ptx::barrier_init(shared.k_empty[i], Traits::kConsumerWarps + Traits::kConsumers);
+    ptx::barrier_init(shared.v_empty[i], Traits::kConsumerWarps);
+  }
+  for (int n = 0; n < Traits::kConsumers * Traits::kMaskSlots * Traits::kMaskParts; ++n) {
+    // Every lane that wrote or read bits arrives.
+    ptx::barrier_init((&shared.mask_full[0][0][0])[n], 32);
+    ptx::barrier_init((&shared.mask_empty[0][0][0])[n], 128 / Traits::kMaskParts);
+  }
+  ptx::fence_barrier_init();
+}
+
+}  // namespace flashmask::sm90
