@@ -218,6 +218,24 @@ BackwardArgs read_args(const fm_backward_args* from, Device device) {
   return args;
 }
 
+std::optional<GpuModel> read_gpu_model(const fm_gpu_model* from) {
+  if (!from) return std::nullopt;
+  const auto gpu = read_struct(from, "gpu");
+  if (gpu.compute_major < 1 || gpu.compute_minor < 0 || gpu.multiprocessors < 1)
+    throw_invalid("gpu has compute capability ", gpu.compute_major, ".", gpu.compute_minor, " and ", gpu.multiprocessors,
+                  " multiprocessors; there must be at least one, and a compute capability such as 9.0");
+  return GpuModel{gpu.compute_major, gpu.compute_minor, gpu.multiprocessors};
+}
+
+/// As much of `full` as fits with its terminating zero.
+void copy_text(const std::string& full, char* text, std::size_t capacity, std::size_t* length) {
+  if (length) *length = full.size();
+  if (capacity == 0) return;
+  const std::size_t copied = std::min(full.size(), capacity - 1);
+  std::memcpy(&required(text, "text"), full.data(), copied);
+  text[copied] = '\0';
+}
+
 std::span<std::byte> memory(void* data, std::size_t bytes, const char* argument) {
   if (!data && bytes > 0) throw_invalid(argument, " is NULL but has ", bytes, " bytes");
   return {static_cast<std::byte*>(data), bytes};
@@ -313,11 +331,21 @@ fm_status fm_backward(const fm_backward_args* args, void* workspace, size_t work
 fm_status fm_explain(const fm_forward_args* args, const fm_options* options, char* text, size_t capacity, size_t* length) {
   return guarded([&] {
     const CallOptions call(options);
-    const std::string full = to_string(explain(read_args(args, call.device), call.options));
-    if (length) *length = full.size();
-    if (capacity == 0) return;
-    const std::size_t copied = std::min(full.size(), capacity - 1);
-    std::memcpy(&required(text, "text"), full.data(), copied);
-    text[copied] = '\0';
+    copy_text(to_string(explain(read_args(args, call.device), call.options)), text, capacity, length);
   });
+}
+
+fm_status fm_explain_json(const void* args, int is_backward, const fm_options* options, const fm_gpu_model* gpu, char* text, size_t capacity,
+                          size_t* length) {
+  return guarded([&] {
+    const CallOptions call(options);
+    const std::optional<GpuModel> model = read_gpu_model(gpu);
+    const auto json = [&](const auto* from) { return to_json(explain(read_args(from, call.device), call.options, model)); };
+    copy_text(is_backward ? json(static_cast<const fm_backward_args*>(args)) : json(static_cast<const fm_forward_args*>(args)), text,
+              capacity, length);
+  });
+}
+
+fm_status fm_kernels_json(char* text, size_t capacity, size_t* length) {
+  return guarded([&] { copy_text(to_json(kernels()), text, capacity, length); });
 }

@@ -101,12 +101,41 @@ struct BackendInfo {
 };
 FLASHMASK_API std::vector<BackendInfo> backends();
 
+/// A compiled GPU kernel.
+struct KernelInfo {
+  /// What it is for, "sm90.fwd.bf16.d128.dv128.c3": architecture, direction, element type, head_dim, head_dim_v, consumer warpgroups;
+  /// helpers of a backward have its id and a word more, those of a plan are "sm90.plan.classify" and so on. It stays what it is when code
+  /// is renamed or moved.
+  std::string id;
+  std::string arch;      ///< what it was compiled for, "sm90"
+  std::string symbol;    ///< its entry in the library's device code
+  TileShape tile{0, 0};  ///< query rows and keys at a time; 0: not in tiles of them
+  int threads = 0;       ///< of a block
+  int shared_bytes = 0;  ///< of dynamic shared memory that a block is launched with
+};
+/// Every GPU kernel in this build, whatever this machine can run; empty in a build without CUDA.
+FLASHMASK_API std::vector<KernelInfo> kernels();
+/// {"kernels": [{"id", "arch", "symbol", "tile": {"rows", "keys"}, "threads", "shared_bytes"}, ...]}.
+FLASHMASK_API std::string to_json(const std::vector<KernelInfo>& kernels);
+
+/// What of a GPU decides how a call runs on it.
+struct GpuModel {
+  int compute_major = 9, compute_minor = 0;  ///< compute capability
+  int multiprocessors = 132;
+};
+
 /// Which backend and configuration a call would take, and why.
 struct Explanation {
   std::string backend;        ///< empty: none takes the call
   std::string reason;         ///< why this one (forced by what, or first in the order that takes the call)
   std::string configuration;  ///< tile, SIMD target, threads
+  std::string arch;           ///< of the GPU kernels, "sm90"; empty on a CPU
+  std::string instance;       ///< id of the attention kernel that runs, see KernelInfo; empty on a CPU
+  /// Ids of all kernels that run, in order, those of a plan made in the call first.
+  std::vector<std::string> kernels;
   TileShape tile{};
+  /// Of the work in executed tiles, what is done on columns past head_dim and head_dim_v: 0 where the instance has the call's own.
+  double padding_share = 0;
   /// Of `tile`, over batch entries and query heads. Live ones: -1 if the mask is on a device, where nobody looks.
   int64_t live_tiles = 0, tiles = 0;
   std::size_t workspace_bytes = 0;
@@ -114,8 +143,14 @@ struct Explanation {
   std::vector<std::string> rejected;
 };
 /// Describes the call without running it; throws only on arguments that no backend could ever take.
-FLASHMASK_API Explanation explain(const ForwardArgs& args, const Options& options = {});
-FLASHMASK_API Explanation explain(const BackwardArgs& args, const Options& options = {});
+///
+/// With `gpu`, a call on CUDA tensors is described as that GPU would run it; none need be there.
+FLASHMASK_API Explanation explain(const ForwardArgs& args, const Options& options = {}, const std::optional<GpuModel>& gpu = {});
+FLASHMASK_API Explanation explain(const BackwardArgs& args, const Options& options = {}, const std::optional<GpuModel>& gpu = {});
+/// For people: some lines of text, which may change.
 FLASHMASK_API std::string to_string(const Explanation& explanation);
+/// For programs: an object with Explanation's members as they are called there, `tile` as {"rows", "keys"}, and live_tiles null where
+/// it is not known. A backend that takes the call is a string, none is null.
+FLASHMASK_API std::string to_json(const Explanation& explanation);
 
 }  // namespace flashmask

@@ -170,6 +170,23 @@ FLASHMASK_API fm_status fm_backward(const fm_backward_args* args, void* workspac
  * terminating zero are written to `text`, and *length (if not NULL) is the full length without it. */
 FLASHMASK_API fm_status fm_explain(const fm_forward_args* args, const fm_options* options, char* text, size_t capacity, size_t* length);
 
+/* What of a GPU decides how a call runs on it. */
+typedef struct fm_gpu_model {
+  uint32_t struct_size;
+  int32_t compute_major; /* compute capability */
+  int32_t compute_minor;
+  int32_t multiprocessors;
+} fm_gpu_model;
+
+/* The same for programs, and for both directions: an object with the members of Explanation in attention.h. `args` is an fm_forward_args
+ * or, if is_backward is not 0, an fm_backward_args. With `gpu` (or NULL) a call on a CUDA device is described as that GPU would run it;
+ * none need be there. Text as fm_explain writes it. */
+FLASHMASK_API fm_status fm_explain_json(const void* args, int is_backward, const fm_options* options, const fm_gpu_model* gpu, char* text,
+                                        size_t capacity, size_t* length);
+/* Every GPU kernel in this build, whatever this machine can run: {"kernels": [{"id", "arch", "symbol", "tile": {"rows", "keys"},
+ * "threads", "shared_bytes"}, ...]}, see KernelInfo in attention.h. Text as fm_explain writes it. */
+FLASHMASK_API fm_status fm_kernels_json(char* text, size_t capacity, size_t* length);
+
 #ifdef __cplusplus
 }
 #endif

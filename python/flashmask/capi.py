@@ -46,6 +46,10 @@ class BackwardArgs(C.Structure):
     _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32)] + [(n, Tensor) for n in "q k v out lse dout dlse dq dk dv".split()] + _CALL
 
 
+class GpuModel(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("compute_major", C.c_int32), ("compute_minor", C.c_int32), ("multiprocessors", C.c_int32)]
+
+
 def load():
     lib = C.CDLL(os.environ["FLASHMASK_LIBRARY"])
     lib.fm_abi_version.restype = C.c_uint32
@@ -86,6 +90,17 @@ def make(struct, **fields):
     for name, value in fields.items():
         setattr(s, name, tensor(value) if np is not None and isinstance(value, np.ndarray) else value)
     return s
+
+
+def text_of(function, *arguments):
+    """(status, text) of a function such as fm_explain, which takes a buffer last."""
+    length = C.c_size_t()
+    status = function(*arguments, None, C.c_size_t(0), C.byref(length))
+    if status != OK:
+        return status, ""
+    buffer = C.create_string_buffer(length.value + 1)
+    status = function(*arguments, buffer, C.c_size_t(len(buffer)), None)
+    return status, buffer.value.decode()
 
 
 def mask(seqlen_q, seqlen_k, **fields):

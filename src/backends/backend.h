@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "backends/problem.h"
 
@@ -22,8 +23,10 @@ class Backend {
   virtual std::string refusal(const Problem& problem) const = 0;
   /// Chosen by "auto" when it takes the call; otherwise only by name.
   virtual bool automatic() const { return true; }
-  virtual std::string configuration(const Problem& problem) const = 0;
-  virtual TileShape tile(const Problem& problem) const = 0;
+  /// Fills in what this backend decides of a call that it takes: configuration, tile and, on a GPU, arch, instance and kernels.
+  virtual void describe(const Problem& problem, Explanation& explanation) const = 0;
+  /// What is compiled in, whatever this machine can run.
+  virtual std::vector<KernelInfo> kernels() const { return {}; }
   virtual std::size_t workspace(const Problem& problem) const = 0;
   virtual void forward(const Problem& problem, std::span<std::byte> workspace) const = 0;
   virtual void backward(const Problem& problem, std::span<std::byte> workspace) const = 0;

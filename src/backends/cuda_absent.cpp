@@ -18,8 +18,7 @@ class AbsentBackend final : public Backend {
   BackendInfo info() const override { return {"cuda", false, kAbsent}; }
   Device::Kind device_kind() const override { return Device::Kind::kCuda; }
   std::string refusal(const Problem&) const override { return kAbsent; }
-  std::string configuration(const Problem&) const override { return ""; }
-  TileShape tile(const Problem&) const override { return {}; }
+  void describe(const Problem&, Explanation&) const override {}
   std::size_t workspace(const Problem&) const override { return 0; }
   void forward(const Problem&, std::span<std::byte>) const override { throw_absent("forward"); }
   void backward(const Problem&, std::span<std::byte>) const override { throw_absent("backward"); }

@@ -21,6 +21,7 @@ struct Problem {
   int max_ctas = 0;  ///< of the attention kernel; 0: one for each multiprocessor
   void* stream = nullptr;
   ExecutedTiles* executed_tiles = nullptr;
+  std::optional<GpuModel> gpu{};  ///< of an explanation: in place of the device's own properties
 
   TensorView q, k, v, out, lse, dout, dlse, dq, dk, dv;
   Mask mask;         ///< with the call's q_offset; every row sees every key in dense mode

@@ -95,6 +95,11 @@ auto guarded(F&& f) {
   }
 }
 
+Problem on_gpu(Problem problem, const std::optional<GpuModel>& gpu) {
+  problem.gpu = gpu;
+  return problem;
+}
+
 Explanation explain_problem(const Problem& problem, const Options& options) {
   Explanation result;
   const Choice choice = choose(problem, options.backend);
@@ -102,9 +107,8 @@ Explanation explain_problem(const Problem& problem, const Options& options) {
   if (!choice.backend) return result;
   result.backend = choice.backend->name();
   result.reason = choice.reason;
-  result.configuration = choice.backend->configuration(problem);
+  choice.backend->describe(problem, result);
   result.workspace_bytes = choice.backend->workspace(problem);
-  result.tile = choice.backend->tile(problem);
   result.tiles =
       problem.batch * problem.heads_q * ceil_div(problem.seqlen_q, result.tile.rows) * ceil_div(problem.seqlen_k, result.tile.keys);
   result.live_tiles = result.tiles;
@@ -171,25 +175,21 @@ void backward(const BackwardArgs& args, std::span<std::byte> workspace, const Op
   });
 }
 
-Explanation explain(const ForwardArgs& args, const Options& options) {
-  return guarded([&] { return explain_problem(check(args, options, false), options); });
+Explanation explain(const ForwardArgs& args, const Options& options, const std::optional<GpuModel>& gpu) {
+  return guarded([&] { return explain_problem(on_gpu(check(args, options, false), gpu), options); });
 }
 
-Explanation explain(const BackwardArgs& args, const Options& options) {
-  return guarded([&] { return explain_problem(check(args, options, false), options); });
+Explanation explain(const BackwardArgs& args, const Options& options, const std::optional<GpuModel>& gpu) {
+  return guarded([&] { return explain_problem(on_gpu(check(args, options, false), gpu), options); });
 }
 
-std::string to_string(const Explanation& e) {
-  std::string text;
-  if (e.backend.empty()) {
-    text = "no backend takes this call";
-  } else {
-    const std::string live = e.live_tiles < 0 ? "unknown (the mask is on the device)" : message(e.live_tiles);
-    text = message("backend: ", e.backend, " (", e.reason, ")\nconfiguration: ", e.configuration, "\ntiles: ", live, " of ", e.tiles,
-                   " of ", e.tile.rows, "x", e.tile.keys, " are executed\nworkspace: ", e.workspace_bytes, " bytes");
+std::vector<KernelInfo> kernels() {
+  std::vector<KernelInfo> all;
+  for (const Backend* backend : backend_list()) {
+    const std::vector<KernelInfo> own = backend->kernels();
+    all.insert(all.end(), own.begin(), own.end());
   }
-  for (const std::string& line : e.rejected) text += message("\nnot ", line);
-  return text;
+  return all;
 }
 
 }  // namespace flashmask

@@ -72,6 +72,22 @@ TEST_F(WithoutDevice, ForcedOnCpuTensors) {
   EXPECT_EQ(explain(args).backend, "cpu");
 }
 
+TEST(Cuda, AGpuThatIsNotThereCanBeAskedAbout) {
+  if (kernels().empty()) GTEST_SKIP() << "a build without CUDA";
+  const Explanation hopper = explain(device_call(), {}, GpuModel{});
+  EXPECT_EQ(hopper.backend, "cuda");
+  EXPECT_EQ(hopper.arch, "sm90");
+  ASSERT_FALSE(hopper.kernels.empty());
+  EXPECT_EQ(hopper.kernels.back(), hopper.instance);
+  const std::vector<KernelInfo> all = kernels();
+  for (const std::string& id : hopper.kernels) {
+    EXPECT_TRUE(std::any_of(all.begin(), all.end(), [&](const KernelInfo& k) { return k.id == id; })) << id;
+  }
+  const Explanation ampere = explain(device_call(), {}, GpuModel{.compute_major = 8, .compute_minor = 0, .multiprocessors = 108});
+  EXPECT_TRUE(ampere.backend.empty());
+  EXPECT_NE(ampere.rejected.front().find("has compute capability 8.0; the kernels need 9.0"), std::string::npos) << ampere.rejected.front();
+}
+
 TEST_F(WithoutDevice, PlansAreRefused) {
   const Mask mask = masks::causal(256, 256);
   std::vector<uint64_t> words(static_cast<std::size_t>(PlanLayout(256, 256, 1, 1).bytes / 8));

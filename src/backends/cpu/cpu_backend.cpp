@@ -93,11 +93,11 @@ class CpuBackend final : public Backend {
     if (p.dtype == DataType::kFloat64) return "float64 is taken by backend 'reference' only; cast to float32 or ask for 'reference'";
     return "";
   }
-  std::string configuration(const Problem& p) const override {
-    return message(cpu::kTileRows, "x", cpu::kTileKeys, " tiles, ", cpu::simd_target(), ", ", thread_count(p), " threads, ",
-                   name_of_mode(p));
+  void describe(const Problem& p, Explanation& e) const override {
+    e.tile = {cpu::kTileRows, cpu::kTileKeys};
+    e.configuration = message(cpu::kTileRows, "x", cpu::kTileKeys, " tiles, ", cpu::simd_target(), ", ", thread_count(p), " threads, ",
+                              name_of_mode(p));
   }
-  TileShape tile(const Problem&) const override { return {cpu::kTileRows, cpu::kTileKeys}; }
   std::size_t workspace(const Problem& p) const override { return static_cast<std::size_t>(Layout(p).bytes()); }
   void forward(const Problem& problem, std::span<std::byte> memory) const override;
   void backward(const Problem& problem, std::span<std::byte> memory) const override;

@@ -18,12 +18,10 @@ namespace flashmask {
 namespace {
 
 constexpr int64_t kAlignment = 256;  // what cudaMalloc gives, so that nothing in the workspace has less
-constexpr int64_t kTileKeys = 128;
 
 bool makes_plan(const Problem& p) { return !p.plan.defined() && !p.dense.defined(); }
 /// Nothing to write; of a backward, gradients of keys without rows and of rows without keys are.
 bool is_empty(const Problem& p) { return p.batch == 0 || (p.seqlen_q == 0 && (!p.is_backward || p.seqlen_k == 0)); }
-int64_t tile_rows(const Problem& p) { return p.is_backward ? sm90::backward_tile_rows(p) : sm90::forward_tile_rows(p); }
 
 PlanLayout plan_layout(const Problem& p) {
   const MaskView& mask = p.mask.view();
@@ -82,12 +80,8 @@ class CudaBackend final : public Backend {
   BackendInfo info() const override;
   Device::Kind device_kind() const override { return Device::Kind::kCuda; }
   std::string refusal(const Problem& p) const override;
-  std::string configuration(const Problem& p) const override {
-    const char* plan = p.dense.defined() ? "dense mask: every tile executed" : p.plan.defined() ? "plan given" : "plan made in the call";
-    const std::string ctas = p.max_ctas > 0 ? message(", at most ", p.max_ctas, " CTAs") : "";
-    return message("sm90 ", tile_rows(p), "x", kTileKeys, " tiles, ", plan, ctas);
-  }
-  TileShape tile(const Problem& p) const override { return {tile_rows(p), kTileKeys}; }
+  void describe(const Problem& p, Explanation& e) const override;
+  std::vector<KernelInfo> kernels() const override;
   std::size_t workspace(const Problem& p) const override { return static_cast<std::size_t>(Layout(p).bytes()); }
   void forward(const Problem& problem, std::span<std::byte> memory) const override;
   void backward(const Problem& problem, std::span<std::byte> memory) const override;
@@ -135,9 +129,37 @@ BackendInfo CudaBackend::info() const {
   return info;
 }
 
+void CudaBackend::describe(const Problem& p, Explanation& e) const {
+  e.arch = "sm90";
+  if (makes_plan(p) && !is_empty(p)) {
+    for (const KernelInfo& kernel : cuda::plan_kernels()) e.kernels.push_back(kernel.id);
+  }
+  if (p.is_backward) {
+    sm90::describe_backward(p, e);
+  } else {
+    sm90::describe_forward(p, e);
+  }
+  const char* plan = p.dense.defined() ? "dense mask: every tile executed" : p.plan.defined() ? "plan given" : "plan made in the call";
+  const std::string ctas = p.max_ctas > 0 ? message(", at most ", p.max_ctas, " CTAs") : "";
+  e.configuration = message(e.arch, " ", e.tile.rows, "x", e.tile.keys, " tiles, ", plan, ctas);
+}
+
+std::vector<KernelInfo> CudaBackend::kernels() const {
+  std::vector<KernelInfo> all = cuda::plan_kernels();
+  for (const auto& part : {sm90::forward_kernels(), sm90::backward_kernels()}) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+/// Why the call's GPU, or the one that an explanation takes in its place, cannot run it.
+std::string gpu_refusal(const Problem& p) {
+  if (!p.gpu) return cuda::device_refusal(p.device.index);
+  const std::string why = cuda::capability_refusal(p.gpu->compute_major, p.gpu->compute_minor);
+  return why.empty() ? "" : message("the GPU ", why);
+}
+
 std::string CudaBackend::refusal(const Problem& p) const {
   if (p.device.kind != Device::Kind::kCuda) return "takes CUDA tensors only";
-  if (std::string why = cuda::device_refusal(p.device.index); !why.empty()) return why;
+  if (std::string why = gpu_refusal(p); !why.empty()) return why;
   if (p.dtype != DataType::kBFloat16 && p.dtype != DataType::kFloat16)
     return message(flashmask::name(p.dtype), " tensors are not taken; cast to bfloat16 or float16");
   if (std::string why = p.is_backward ? sm90::backward_refusal(p) : sm90::forward_refusal(p); !why.empty()) return why;

@@ -105,8 +105,10 @@ class ReferenceBackend final : public Backend {
     if (p.stream) return "stream must be null on the CPU";
     return "";
   }
-  std::string configuration(const Problem&) const override { return "element by element in float64, 1 thread"; }
-  TileShape tile(const Problem&) const override { return {kGranuleRows, kGranuleKeys}; }
+  void describe(const Problem&, Explanation& e) const override {
+    e.tile = {kGranuleRows, kGranuleKeys};
+    e.configuration = "element by element in float64, 1 thread";
+  }
   std::size_t workspace(const Problem&) const override { return 0; }
   void forward(const Problem& p, std::span<std::byte> workspace) const override;
   void backward(const Problem& p, std::span<std::byte> workspace) const override;

@@ -48,6 +48,12 @@ AT(fm_executed_tiles, forward, 0);
 AT(fm_executed_tiles, backward_rows, 8);
 AT(fm_executed_tiles, backward_keys, 16);
 
+AT(fm_gpu_model, struct_size, 0);
+AT(fm_gpu_model, compute_major, 4);
+AT(fm_gpu_model, compute_minor, 8);
+AT(fm_gpu_model, multiprocessors, 12);
+ENDS_WITH(fm_gpu_model, multiprocessors);
+
 AT(fm_mask, struct_size, 0);
 AT(fm_mask, flags, 4);
 AT(fm_mask, seqlen_q, 8);

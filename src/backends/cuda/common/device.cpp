@@ -73,12 +73,16 @@ const DeviceProperties& device(int32_t index) {
   return list.devices[static_cast<std::size_t>(index)];
 }
 
+std::string capability_refusal(int major, int minor) {
+  if (major == kMajor && minor == kMinor) return "";
+  return message("has compute capability ", major, ".", minor, "; the kernels need ", kMajor, ".", kMinor, " (Hopper)");
+}
+
 std::string device_refusal(int32_t index) {
   try {
     const DeviceProperties& d = device(index);
-    if (d.major == kMajor && d.minor == kMinor) return "";
-    return message("CUDA device ", index, " (", d.name, ") has compute capability ", d.major, ".", d.minor, "; the kernels need ", kMajor,
-                   ".", kMinor, " (Hopper)");
+    const std::string why = capability_refusal(d.major, d.minor);
+    return why.empty() ? "" : message("CUDA device ", index, " (", d.name, ") ", why);
   } catch (const Error& e) {
     return e.what();
   }

@@ -30,6 +30,9 @@ const DeviceList& device_list();
 /// The properties of device `index`; throws kNoDevice, saying what there is, if it is not there.
 const DeviceProperties& device(int32_t index);
 
+/// Why a GPU of this compute capability cannot run the library's kernels; empty if it can.
+std::string capability_refusal(int major, int minor);
+
 /// Why device `index` cannot run the library's kernels; empty if it can.
 std::string device_refusal(int32_t index);
 

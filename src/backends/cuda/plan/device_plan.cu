@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "backends/cuda/common/kernel_info.h"
 #include "backends/cuda/common/sequence.h"
 #include "backends/cuda/plan/classify.cuh"
 #include "backends/cuda/plan/params.cuh"
@@ -17,17 +18,17 @@
 using PlanParams = flashmask::cuda::plan::Params;
 
 extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kClassifyThreads)
-    flashmask_plan_classify(const __grid_constant__ PlanParams p) {
+    flashmask_sm90_plan_classify(const __grid_constant__ PlanParams p) {
   flashmask::cuda::plan::classify(p);
 }
 
 extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kTransposeThreads)
-    flashmask_plan_transpose(const __grid_constant__ PlanParams p, int32_t bands, int32_t slices) {
+    flashmask_sm90_plan_transpose(const __grid_constant__ PlanParams p, int32_t bands, int32_t slices) {
   flashmask::cuda::plan::transpose(p, bands, slices);
 }
 
 extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kRankThreads)
-    flashmask_plan_rank(const __grid_constant__ PlanParams p, int32_t blocks_per_mask) {
+    flashmask_sm90_plan_rank(const __grid_constant__ PlanParams p, int32_t blocks_per_mask) {
   flashmask::cuda::plan::rank(p, blocks_per_mask);
 }
 
@@ -63,6 +64,11 @@ plan::Sharing sharing(const PlanLayout& all, int64_t own_batch, int64_t own_head
 
 }  // namespace
 
+std::vector<KernelInfo> plan_kernels() {
+  return {kernel_info("sm90.plan.classify", {0, 0}, plan::kClassifyThreads, 0), kernel_info("sm90.plan.transpose", {0, 0}, plan::kTransposeThreads, 0),
+          kernel_info("sm90.plan.rank", {0, 0}, plan::kRankThreads, 0)};
+}
+
 void launch_plan(const MaskView& mask, std::byte* buffer, cudaStream_t stream) {
   if (has_contents(mask) && mask.device.kind != Device::Kind::kCuda)
     throw_invalid("the mask's vectors are in host memory; a plan made on a CUDA device needs them there");
@@ -78,10 +84,10 @@ void launch_plan(const MaskView& mask, std::byte* buffer, cudaStream_t stream) {
                             sharing(layout, mask.bounds_batch, mask.bounds_heads),
                             sharing(layout, mask.block_batch, mask.block_heads)};
   Sequence sequence(stream);
-  sequence.launch("launch of the plan's classification", flashmask_plan_classify, grids.classify, plan::kClassifyThreads, params);
-  sequence.launch("launch of the plan's transpose", flashmask_plan_transpose, grids.transpose, plan::kTransposeThreads, params,
+  sequence.launch("launch of the plan's classification", flashmask_sm90_plan_classify, grids.classify, plan::kClassifyThreads, params);
+  sequence.launch("launch of the plan's transpose", flashmask_sm90_plan_transpose, grids.transpose, plan::kTransposeThreads, params,
                   static_cast<int32_t>(grids.bands), static_cast<int32_t>(grids.slices));
-  sequence.launch("launch of the plan's orders", flashmask_plan_rank, grids.rank, plan::kRankThreads, params,
+  sequence.launch("launch of the plan's orders", flashmask_sm90_plan_rank, grids.rank, plan::kRankThreads, params,
                   static_cast<int32_t>(grids.rank_per_mask));
 }
 

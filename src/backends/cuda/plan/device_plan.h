@@ -4,7 +4,9 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <vector>
 
+#include "flashmask/attention.h"
 #include "flashmask/mask.h"
 
 namespace flashmask::cuda {
@@ -18,5 +20,8 @@ namespace flashmask::cuda {
 /// Throws kInvalidArgument if the mask has vectors that are in host memory, kUnsupported if a kernel would need 2^31
 /// blocks (about batch * heads * seqlen_q * seqlen_k = 2^57), kInternal if CUDA refuses a launch.
 void launch_plan(const MaskView& mask, std::byte* buffer, cudaStream_t stream);
+
+/// The kernels that launch_plan enqueues, in order.
+std::vector<KernelInfo> plan_kernels();
 
 }  // namespace flashmask::cuda

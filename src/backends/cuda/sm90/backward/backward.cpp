@@ -7,7 +7,7 @@
 #include <array>
 #include <cmath>
 
-#include "backends/cuda/common/device.h"
+#include "backends/cuda/common/kernel_info.h"
 #include "backends/cuda/common/sequence.h"
 #include "backends/cuda/common/tensor_map.h"
 #include "backends/cuda/sm90/backward/instance.h"
@@ -56,11 +56,30 @@ int64_t all_key_tiles(const Problem& p) { return p.batch * p.heads_kv * key_tile
 /// How many items share a key head's query heads in a key tile: as few as give each multiprocessor an item. Of the device and the
 /// shapes alone, so that neither the workspace nor the bits depend on more.
 int64_t splits(const Problem& p) {
-  const int64_t multiprocessors = cuda::device(p.device.index).multiprocessors, group = p.group_size();
+  const int64_t sms = multiprocessors(p), group = p.group_size();
   int64_t n = 1;
-  while (n < group && (group % n != 0 || all_key_tiles(p) * n < multiprocessors)) ++n;
+  while (n < group && (group % n != 0 || all_key_tiles(p) * n < sms)) ++n;
   return n;
 }
+
+std::string id_of_preprocess(const BackwardInstance& i) { return message(i.id, ".preprocess"); }
+std::string id_of_split(const BackwardInstance& i) { return message(i.id, ".split"); }
+std::string id_of_convert_dq(const BackwardInstance& i) { return message(i.id, ".convert_dq"); }
+std::string id_of_reduce_dkv(const BackwardInstance& i) { return message(i.id, ".reduce_dkv"); }
+
+/// What a call launches.
+struct Launches {
+  int64_t row_blocks, key_tiles, items;
+  bool split;     ///< items share a key head's query heads: their parts of dk and dv are added up last
+  bool converts;  ///< a single key tile gives dq itself
+
+  explicit Launches(const Problem& p)
+      : row_blocks(all_row_tiles(p)),
+        key_tiles(all_key_tiles(p)),
+        items(key_tiles * splits(p)),
+        split(items > key_tiles),
+        converts(grad::key_tiles(p) > 1) {}
+};
 
 /// Where everything lies in the workspace.
 struct Layout {
@@ -137,7 +156,7 @@ SectionSize section_size(const Problem& p, const Layout& layout, std::byte* work
           .row_counts = reinterpret_cast<const int32_t*>(p.plan.data() + plan.row_counts),
           .granules = static_cast<float>(plan.row_granules * plan.key_blocks),
           .granules_per_tile = static_cast<float>(instance_for(p).rows / kGranuleRows),
-          .tiles_per_turn = static_cast<float>(kTilesPerTurn * cuda::device(p.device.index).multiprocessors),
+          .tiles_per_turn = static_cast<float>(kTilesPerTurn * multiprocessors(p)),
           .dense = static_cast<uint32_t>(dense),
           .most = static_cast<uint32_t>(std::min(all, kSparseSequences)),
           .result = at<uint32_t>(workspace, layout.section)};
@@ -250,7 +269,31 @@ std::string backward_refusal(const Problem& p) {
   return "";
 }
 
-int64_t backward_tile_rows(const Problem& p) { return grad::instance_for(p).rows; }
+void describe_backward(const Problem& p, Explanation& e) {
+  using namespace grad;
+  const BackwardInstance& instance = instance_for(p);
+  const Launches launches(p);
+  e.tile = {instance.rows, instance.keys};
+  e.instance = launches.split ? id_of_split(instance) : instance.id;
+  if (launches.row_blocks > 0) e.kernels.push_back(id_of_preprocess(instance));
+  if (launches.items > 0) e.kernels.push_back(e.instance);
+  if (launches.converts && launches.row_blocks > 0) e.kernels.push_back(id_of_convert_dq(instance));
+  if (launches.split) e.kernels.push_back(id_of_reduce_dkv(instance));
+}
+
+std::vector<KernelInfo> backward_kernels() {
+  using namespace grad;
+  std::vector<KernelInfo> all;
+  for (const BackwardInstance& i : instances()) {
+    const TileShape tile{i.rows, i.keys};
+    all.push_back(cuda::kernel_info(id_of_preprocess(i), {i.rows, 0}, kRowThreads, 0));
+    all.push_back(cuda::kernel_info(i.id, tile, i.threads, i.shared_bytes));
+    all.push_back(cuda::kernel_info(id_of_split(i), tile, i.threads, i.shared_bytes));
+    all.push_back(cuda::kernel_info(id_of_convert_dq(i), {i.rows, 0}, kRowThreads, 0));
+    all.push_back(cuda::kernel_info(id_of_reduce_dkv(i), {0, i.keys}, kRowThreads, 0));
+  }
+  return all;
+}
 
 std::size_t backward_workspace(const Problem& p) { return static_cast<std::size_t>(grad::Layout(p).bytes); }
 
@@ -262,26 +305,25 @@ void backward(const Problem& p, std::byte* workspace, unsigned long long* execut
   void* row_arguments[] = {&rows};
   const auto stream = static_cast<cudaStream_t>(p.stream);
   cuda::Sequence sequence(stream, cuda::Sequence::kOverlapPrevious);
-  const int64_t blocks = all_row_tiles(p), key_tiles = all_key_tiles(p), items = key_tiles * splits(p);
-  const bool split = items > key_tiles;
+  const Launches launches(p);
+  const int64_t blocks = launches.row_blocks;
   // Without rows there is no block to clear the counter.
   if (blocks == 0) cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the item counter");
   sequence.launch("launch of the backward's preprocessing", instance.preprocess, blocks, kRowThreads, 0, row_arguments);
-  if (items > 0) {
-    const void* kernel = split ? instance.split : instance.kernel;
+  if (launches.items > 0) {
+    const void* kernel = launches.split ? instance.split : instance.kernel;
     allow_shared_memory(kernel, instance.shared_bytes, p.device.index);
     BackwardParams params = make_params(p, rows, at<float>(workspace, layout.key_parts), executed);
     void* arguments[] = {&params};
-    sequence.launch("launch of the backward kernel", kernel, std::min(items, most_ctas(p)), instance.threads, instance.shared_bytes,
+    sequence.launch("launch of the backward kernel", kernel, std::min(launches.items, most_ctas(p)), instance.threads, instance.shared_bytes,
                     arguments);
   }
-  // A single key tile has given dq itself.
-  if (grad::key_tiles(p) > 1)
+  if (launches.converts)
     sequence.launch("launch of the backward's conversion", instance.convert_dq, blocks, kRowThreads, 0, row_arguments);
-  if (!split) return;
+  if (!launches.split) return;
   KeyParams keys = make_key_params(p, layout, workspace);
   void* key_arguments[] = {&keys};
-  sequence.launch("launch of the backward's sum over query heads", instance.reduce_dkv, 2 * key_tiles, kRowThreads, 0, key_arguments);
+  sequence.launch("launch of the backward's sum over query heads", instance.reduce_dkv, 2 * launches.key_tiles, kRowThreads, 0, key_arguments);
 }
 
 }  // namespace flashmask::sm90

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "backends/problem.h"
 
@@ -12,8 +13,11 @@ namespace flashmask::sm90 {
 /// What the backward kernels take, in words; empty if they take the call. Says nothing of TMA's wishes.
 std::string backward_refusal(const Problem& p);
 
-/// Query rows of a tile (the keys are always 128): chosen from shapes alone.
-int64_t backward_tile_rows(const Problem& p);
+/// Tile, instance and kernels of a call that they take, from shapes and the device alone; see Explanation.
+void describe_backward(const Problem& p, Explanation& e);
+
+/// Every backward kernel in this build.
+std::vector<KernelInfo> backward_kernels();
 
 /// Bytes the call needs beside its plan, a multiple of 16.
 std::size_t backward_workspace(const Problem& p);

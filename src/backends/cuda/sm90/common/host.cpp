@@ -26,8 +26,12 @@ std::string lengths_refusal(const Problem& p) {
   return "";
 }
 
+int64_t multiprocessors(const Problem& p) {
+  return p.gpu ? p.gpu->multiprocessors : cuda::device(p.device.index).multiprocessors;
+}
+
 int64_t most_ctas(const Problem& p) {
-  const int64_t all = cuda::device(p.device.index).multiprocessors;
+  const int64_t all = multiprocessors(p);
   return p.max_ctas > 0 ? std::min<int64_t>(p.max_ctas, all) : all;
 }
 

@@ -14,6 +14,9 @@ Sharing sharing(const Problem& p, int64_t batch, int64_t heads);
 /// Why the kernels cannot count the rows or keys of the call in 32 bits; empty if they can.
 std::string lengths_refusal(const Problem& p);
 
+/// Multiprocessors of the call's device.
+int64_t multiprocessors(const Problem& p);
+
 /// How many CTAs of a persistent kernel the call may have.
 int64_t most_ctas(const Problem& p);
 

@@ -7,8 +7,8 @@
 #include <array>
 #include <cmath>
 
-#include "backends/cuda/common/device.h"
 #include "backends/cuda/common/error.h"
+#include "backends/cuda/common/kernel_info.h"
 #include "backends/cuda/common/sequence.h"
 #include "backends/cuda/common/tensor_map.h"
 #include "backends/cuda/sm90/common/host.h"
@@ -46,8 +46,7 @@ int64_t count_items(const Problem& p, int consumers) { return p.batch * p.heads_
 /// Three warpgroups do more work per byte of K and V; two make smaller items, which short problems need to fill
 /// the device.
 int consumers_for(const Problem& p) {
-  const int multiprocessors = cuda::device(p.device.index).multiprocessors;
-  return count_items(p, 3) >= 2 * multiprocessors ? 3 : 2;
+  return count_items(p, 3) >= 2 * multiprocessors(p) ? 3 : 2;
 }
 
 const ForwardInstance& instance_for(const Problem& p) { return *find_instance(p.dtype, p.head_dim, consumers_for(p)); }
@@ -130,7 +129,19 @@ std::string forward_refusal(const Problem& p) {
   return "";
 }
 
-int64_t forward_tile_rows(const Problem& p) { return 64 * consumers_for(p); }
+void describe_forward(const Problem& p, Explanation& e) {
+  const ForwardInstance& instance = instance_for(p);
+  e.tile = {64 * instance.consumers, instance.keys};
+  e.instance = instance.id;
+  if (count_items(p, instance.consumers) > 0) e.kernels.push_back(instance.id);
+}
+
+std::vector<KernelInfo> forward_kernels() {
+  std::vector<KernelInfo> all;
+  for (const ForwardInstance& i : instances())
+    all.push_back(cuda::kernel_info(i.id, {64 * i.consumers, i.keys}, i.threads, i.shared_bytes));
+  return all;
+}
 
 std::size_t forward_workspace(const Problem&) { return 16; }
 

@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "backends/problem.h"
 
@@ -11,8 +13,11 @@ namespace flashmask::sm90 {
 /// What the forward kernels take, in words; empty if they take the call.
 std::string forward_refusal(const Problem& p);
 
-/// Query rows of a tile (the keys are always 128): chosen from shapes alone.
-int64_t forward_tile_rows(const Problem& p);
+/// Tile, instance and kernels of a call that they take, from shapes and the device alone; see Explanation.
+void describe_forward(const Problem& p, Explanation& e);
+
+/// Every forward kernel in this build.
+std::vector<KernelInfo> forward_kernels();
 
 /// Bytes the call needs beside its plan, a multiple of 16.
 std::size_t forward_workspace(const Problem& p);

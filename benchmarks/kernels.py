@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which GPU kernels a library holds, what their machine code is, and which of them it would run for a call. Needs no GPU.
+
+A kernel is known by its id, such as "sm90.bwd.bf16.d128.dv128.c2", which stays what it is when code is renamed or moved (KernelInfo in
+attention.h says how ids are made). Its hash changes when its machine code does, or how it is launched.
+"""
+
+import ctypes as C
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "python")]
+import cubin  # noqa: E402
+
+from flashmask import capi  # noqa: E402
+
+PLACES = ("build/gpu-carry/libflashmask.so", "build/gpu/src/libflashmask.so", "build/release/src/libflashmask.so")
+DTYPES = {"bfloat16": capi.BFLOAT16, "float16": capi.FLOAT16, "float32": capi.FLOAT32}
+NOWHERE = 1 << 12  # the address of tensors that are described and never read
+
+
+def default_library():
+    """$FLASHMASK_LIBRARY, else the first that was carried or built here; None if there is none."""
+    named = os.environ.get("FLASHMASK_LIBRARY")
+    if named:
+        return Path(named)
+    return next((ROOT / place for place in PLACES if (ROOT / place).exists()), None)
+
+
+def hashes(library):
+    """{"toolkit": nvcc's full build string, "kernels": {id: hash}} of a library.
+
+    A hash is of the kernel's code and attributes as they lie in the library, and of what the library launches it with: threads, shared
+    memory, tile. Raises cubin.CubinError where the library's table names a kernel whose code it does not hold.
+    """
+    digests = cubin.kernel_digests(library)
+    table = table_of(library)
+    if not table:
+        raise cubin.CubinError(f"{library}: holds no GPU kernels; build it with -DFLASHMASK_CUDA=ON")
+    return {"toolkit": cubin.toolkit(library), "kernels": {info["id"]: _hash(info, digests, library) for info in table}}
+
+
+def _hash(info, digests, library):
+    code = digests.get((info["arch"], info["symbol"]))
+    if code is None:
+        raise cubin.CubinError(f"{library}: its table has {info['id']}, but its code has no {info['symbol']} for {info['arch']}")
+    launch = {name: info[name] for name in ("threads", "shared_bytes", "tile")}
+    return hashlib.sha256((code + json.dumps(launch, sort_keys=True)).encode()).hexdigest()[:16]
+
+
+def table_of(library):
+    """The kernels in a library, as fm_kernels_json has them."""
+    return json.loads(_text(_load(library).fm_kernels_json))["kernels"]
+
+
+def kernels_of(library, case, arch="sm90", multiprocessors=132, deterministic=False):
+    """Ids of the kernels that a library runs for a receipt's case on a GPU of `arch`, those of the plan first.
+
+    `case` has op ("fwd" or "bwd"), dtype, batch, seqlen, heads, heads_kv, head_dim, head_dim_v. ValueError if it takes no such call.
+    """
+    explanation = explain(library, case, arch, multiprocessors, deterministic)
+    if explanation["backend"] != "cuda":
+        raise ValueError(f"{library} does not run {case_text(case)} on {arch}: {'; '.join(explanation['rejected'])}")
+    return explanation["kernels"]
+
+
+def explain(library, case, arch="sm90", multiprocessors=132, deterministic=False):
+    """What fm_explain_json says of a receipt's case."""
+    handle, backward = _load(library), case["op"] == "bwd"
+    options = capi.make(capi.Options, device=capi.cuda_device(), flags=capi.DETERMINISTIC if deterministic else 0, backend=b"cuda")
+    number = int(arch.removeprefix("sm"))
+    gpu = capi.make(capi.GpuModel, compute_major=number // 10, compute_minor=number % 10, multiprocessors=multiprocessors)
+    return json.loads(_text(handle.fm_explain_json, C.byref(_arguments(case)), C.c_int(backward), C.byref(options), C.byref(gpu)))
+
+
+def case_text(case):
+    return (f"{case['op']} {case['dtype']} batch {case['batch']}, seqlen {case['seqlen']}, heads {case['heads']} / {case['heads_kv']}, "
+            f"head_dim {case['head_dim']} / {case['head_dim_v']}")
+
+
+def _arguments(case):
+    """fm_forward_args or fm_backward_args of a case: contiguous tensors that lie nowhere, and a causal mask."""
+    batch, seqlen, heads, heads_kv = (case[n] for n in ("batch", "seqlen", "heads", "heads_kv"))
+
+    def tensor(heads, dim):
+        return capi.device_tensor(NOWHERE, DTYPES[case["dtype"]], (batch, seqlen, heads, dim))
+
+    q, k, v = tensor(heads, case["head_dim"]), tensor(heads_kv, case["head_dim"]), tensor(heads_kv, case["head_dim_v"])
+    out, lse = tensor(heads, case["head_dim_v"]), capi.device_tensor(NOWHERE, capi.FLOAT32, (batch, heads, seqlen))
+    mask = capi.mask(seqlen, seqlen, flags=capi.CAUSAL)
+    fields = dict(q=q, k=k, v=v, out=out, lse=lse, mask=C.pointer(mask))
+    if case["op"] == "bwd":
+        return capi.make(capi.BackwardArgs, **fields, dout=out, dq=q, dk=k, dv=v)
+    return capi.make(capi.ForwardArgs, **fields)
+
+
+def _load(library):
+    handle = C.CDLL(str(library))
+    handle.fm_last_error.restype = C.c_char_p
+    if not hasattr(handle, "fm_kernels_json"):
+        raise cubin.CubinError(f"{library}: is of before kernels had ids; it has no fm_kernels_json")
+    return handle
+
+
+def _text(function, *arguments):
+    status, text = capi.text_of(function, *arguments)
+    if status != capi.OK:
+        raise ValueError(f"{function.__name__} failed with status {status}")
+    return text
