@@ -78,6 +78,13 @@ def test_the_command_prints_the_hashes():
     assert json.loads(printed) == kernels.hashes(LIBRARY)
 
 
+@needs_kernels
+def test_the_command_compares_code_whatever_it_is_called():
+    result = subprocess.run([ROOT / "scripts/kernel-hash", LIBRARY, "--same-code-as", LIBRARY], capture_output=True, text=True, check=True)
+    count = len(kernels.table_of(LIBRARY))
+    assert result.stdout.startswith(f"{count} of {count} kernels are the same code")
+
+
 def test_a_file_without_kernels_is_named(tmp_path):
     (tmp_path / "text").write_text("no library")
     result = subprocess.run([ROOT / "scripts/kernel-hash", tmp_path / "text"], capture_output=True, text=True)
