@@ -2,18 +2,22 @@
 #include "flashmask/c_api.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <exception>
 #include <limits>
 #include <new>
 #include <string>
 
-#include "common/arithmetic.h"
+#include "backends/problem.h"
 #include "common/message.h"
+#include "common/tensor_checks.h"
 #include "flashmask/attention.h"
 #include "flashmask/mask.h"
 #include "flashmask/plan.h"
 #include "flashmask/version.h"
+#include "mask/outline.h"
+#include "plan/plan_header.h"
 
 namespace flashmask {
 namespace {
@@ -94,7 +98,10 @@ Band read_band(const fm_mask& m) {
   return band;
 }
 
-Mask read_mask(const fm_mask* from, Device device) {
+/// What of a mask is wanted: its shapes, whose check comes before anything of it is read, or its contents, which on a device are borrowed.
+enum class Of { kShapes, kContents };
+
+Mask read_mask(const fm_mask* from, Device device, Of of) {
   const auto m = read_struct(from, "mask");
   check_flags(m.flags, FM_CAUSAL | FM_HAS_Q_OFFSET | FM_HAS_WINDOW, "mask");
   const std::optional<int64_t> q_offset = m.flags & FM_HAS_Q_OFFSET ? std::optional(m.q_offset) : std::nullopt;
@@ -103,39 +110,19 @@ Mask read_mask(const fm_mask* from, Device device) {
     if (!bounds.defined()) return Mask({.seqlen_q = m.seqlen_q, .seqlen_k = m.seqlen_k, .q_offset = q_offset});
     if (bounds.rank == 4 && bounds.shape[2] != m.seqlen_k)
       throw_invalid("mask->bounds is ", describe(bounds), "; its third dimension must be mask->seqlen_k, ", m.seqlen_k);
-    return from_startend_row_indices(bounds, (m.flags & FM_CAUSAL) != 0, m.seqlen_q, q_offset);
+    const auto from_bounds = of == Of::kShapes ? Outline::from_startend_row_indices : from_startend_row_indices;
+    return from_bounds(bounds, (m.flags & FM_CAUSAL) != 0, m.seqlen_q, q_offset);
   };
-  const Mask mask = make().with_band(read_band(m));
-  const TensorView blocks = tensor(m.block_mask, "mask->block_mask", device);
-  return blocks.defined() ? mask.with_block_mask(blocks) : mask;
+  const auto with_blocks = [&](const Mask& mask) {
+    const TensorView blocks = tensor(m.block_mask, "mask->block_mask", device);
+    if (!blocks.defined()) return mask;
+    return of == Of::kShapes ? Outline::with_block_mask(mask, blocks) : mask.with_block_mask(blocks);
+  };
+  return with_blocks(make().with_band(read_band(m)));
 }
 
-/// A tensor of these sizes that a mask may borrow, wherever the caller's is and however it is strided.
-void make_borrowable(fm_tensor& t, fm_dtype dtype) {
-  if (t.dtype == FM_NONE || t.ndim < 0 || t.ndim > TensorView::kMaxRank) return;
-  t.dtype = dtype;
-  t.data = nullptr;
-  int64_t stride = 1;
-  for (int d = t.ndim - 1; d >= 0; --d) {
-    if (t.shape[d] < 0 || __builtin_mul_overflow(stride, t.shape[d], &stride)) return;
-  }
-  for (int d = t.ndim - 1; d >= 0; --d) {
-    t.stride[d] = d == t.ndim - 1 ? 1 : t.stride[d + 1] * t.shape[d + 1];
-  }
-  alignas(int32_t) static char never_read[sizeof(int32_t)];
-  t.data = never_read;
-}
-
-/// The layout of a mask's plan, from shapes alone: its contents may be on any device and are not read.
-PlanLayout layout_of_plan(const fm_mask* from) {
-  auto m = read_struct(from, "mask");
-  m.struct_size = sizeof(m);
-  if (m.bounds.dtype == FM_INT32) make_borrowable(m.bounds, FM_INT32);
-  if (m.block_mask.dtype == FM_INT32 || m.block_mask.dtype == FM_BOOL || m.block_mask.dtype == FM_UINT8)
-    make_borrowable(m.block_mask, FM_UINT8);
-  const Mask mask = read_mask(&m, {Device::Kind::kCuda, 0});
-  return {mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads()};
-}
+/// The layout of a mask's plan, from its shapes: what they are of may be on any device.
+PlanLayout layout_of_plan(const Mask& mask) { return {mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads()}; }
 
 /// A call's options, with the device its tensors are on.
 struct CallOptions {
@@ -181,13 +168,12 @@ std::span<const std::byte> const_memory(const void* data, std::size_t bytes) { r
 PlanView read_plan(const void* plan, std::size_t bytes, const AttentionInputs& args, Device device) {
   if (device.kind == Device::Kind::kCpu) return PlanView(const_memory(plan, bytes));
   if (!args.mask && (args.q.rank != 4 || args.k.rank != 4)) return {};  // the call is going to be refused
-  const PlanLayout layout = args.mask ? PlanLayout(args.mask->seqlen_q(), args.mask->seqlen_k(), args.mask->batch(), args.mask->heads())
-                                      : PlanLayout(args.q.shape[1], args.k.shape[1], 1, 1);
+  const PlanLayout layout = args.mask ? layout_of_plan(*args.mask) : PlanLayout(args.q.shape[1], args.k.shape[1], 1, 1);
   return PlanView::on_device(layout, const_memory(plan, bytes), device);
 }
 
 template <typename Args, typename CArgs>
-void read_inputs(const CArgs& c, Device device, Args& args) {
+void read_inputs(const CArgs& c, Device device, Of of, Args& args) {
   if (c.reserved) throw_unsupported("args->reserved is ", c.reserved, "; it must be zero");
   args.q = tensor(c.q, "q", device);
   args.k = tensor(c.k, "k", device);
@@ -195,26 +181,38 @@ void read_inputs(const CArgs& c, Device device, Args& args) {
   args.out = tensor(c.out, "out", device);
   args.lse = tensor(c.lse, "lse", device);
   args.dense_mask = tensor(c.dense_mask, "dense_mask", device);
-  if (c.mask) args.mask = read_mask(c.mask, device);
+  if (c.mask) args.mask = read_mask(c.mask, device, of);
   if (c.plan) args.plan = read_plan(c.plan, c.plan_bytes, args, device);
 }
 
-ForwardArgs read_args(const fm_forward_args* from, Device device) {
+ForwardArgs read_call(const fm_forward_args* from, Device device, Of of) {
   const auto c = read_struct(from, "args");
   ForwardArgs args;
-  read_inputs(c, device, args);
+  read_inputs(c, device, of, args);
   return args;
 }
 
-BackwardArgs read_args(const fm_backward_args* from, Device device) {
+BackwardArgs read_call(const fm_backward_args* from, Device device, Of of) {
   const auto c = read_struct(from, "args");
   BackwardArgs args;
-  read_inputs(c, device, args);
+  read_inputs(c, device, of, args);
   args.dout = tensor(c.dout, "dout", device);
   args.dlse = tensor(c.dlse, "dlse", device);
   args.dq = tensor(c.dq, "dq", device);
   args.dk = tensor(c.dk, "dk", device);
   args.dv = tensor(c.dv, "dv", device);
+  return args;
+}
+
+/// The arguments with the mask's contents. In host memory they are read, so all shapes have to fit each other first; on a device they are
+/// borrowed.
+template <typename CArgs>
+auto read_args(const CArgs* from, Device device) {
+  if (device.kind != Device::Kind::kCpu) return read_call(from, device, Of::kContents);
+  auto args = read_call(from, device, Of::kShapes);
+  if (!args.mask) return args;
+  check(args, {}, false);
+  args.mask = read_mask(read_struct(from, "args").mask, device, Of::kContents);
   return args;
 }
 
@@ -259,7 +257,7 @@ const char* fm_last_error(void) { return last_error.c_str(); }
 
 fm_status fm_plan_bytes(const fm_mask* mask, size_t* bytes) {
   return guarded([&] {
-    const PlanLayout layout = layout_of_plan(mask);
+    const PlanLayout layout = layout_of_plan(read_mask(mask, {}, Of::kShapes));
     required(bytes, "bytes") = static_cast<size_t>(layout.bytes);
   });
 }
@@ -267,7 +265,9 @@ fm_status fm_plan_bytes(const fm_mask* mask, size_t* bytes) {
 fm_status fm_plan_build(const fm_mask* mask, void* buffer, size_t bytes, const fm_options* options) {
   return guarded([&] {
     const CallOptions call(options);
-    build_plan(read_mask(mask, call.device).view(), memory(buffer, bytes, "buffer"), call.device, call.options.stream);
+    const std::span<std::byte> plan = memory(buffer, bytes, "buffer");
+    check_plan_buffer("plan buffer", plan, layout_of_plan(read_mask(mask, call.device, Of::kShapes)));
+    build_plan(read_mask(mask, call.device, Of::kContents).view(), plan, call.device, call.options.stream);
   });
 }
 
@@ -277,31 +277,37 @@ fm_status fm_plan_validate(const fm_mask* mask, const void* plan, size_t plan_by
     const CallOptions call(options);
     required(static_cast<const std::byte*>(plan), "plan");
     AttentionInputs inputs;
-    inputs.mask = read_mask(mask, call.device);
+    inputs.mask = read_mask(mask, call.device, Of::kShapes);
     const PlanView view = read_plan(plan, plan_bytes, inputs, call.device);
+    // A plan of other shapes is refused without a look at the contents.
+    if (view.layout() == layout_of_plan(*inputs.mask)) inputs.mask = read_mask(mask, call.device, Of::kContents);
     validate_plan(*inputs.mask, view, memory(scratch, scratch_bytes, "scratch"), call.options.stream);
   });
 }
 
 fm_status fm_mask_to_dense(const fm_mask* mask, const fm_tensor* visible) {
   return guarded([&] {
-    const Mask m = read_mask(mask, {});
+    const Mask shapes = read_mask(mask, {}, Of::kShapes);
     const TensorView out = tensor(required(visible, "visible"), "visible");
-    const TensorView expected = TensorView::contiguous(nullptr, out.dtype, {m.batch(), m.heads(), m.seqlen_q(), m.seqlen_k()});
-    const bool byte_sized = out.dtype == DataType::kBool || out.dtype == DataType::kUInt8;
-    if (!byte_sized || out.rank != 4 || out.shape != expected.shape || (out.num_elements() > 0 && out.stride != expected.stride)) {
-      throw_invalid("visible is ", describe(out), "; it must be bool or uint8, contiguous, [", m.batch(), ", ", m.heads(), ", ",
-                    m.seqlen_q(), ", ", m.seqlen_k(), "]");
-    }
-    const std::vector<uint8_t> dense = to_dense(m);
-    if (!dense.empty()) std::memcpy(&required(static_cast<uint8_t*>(out.data), "visible.data"), dense.data(), dense.size());
+    const auto refuse = [&] {
+      throw_invalid("visible is ", describe(out), "; it must be bool or uint8, contiguous, [", shapes.batch(), ", ", shapes.heads(), ", ",
+                    shapes.seqlen_q(), ", ", shapes.seqlen_k(), "]");
+    };
+    const std::array<int64_t, TensorView::kMaxRank> shape{shapes.batch(), shapes.heads(), shapes.seqlen_q(), shapes.seqlen_k()};
+    if ((out.dtype != DataType::kBool && out.dtype != DataType::kUInt8) || out.rank != 4 || out.shape != shape) refuse();
+    check_extent("visible", out);
+    if (out.num_elements() == 0) return;
+    if (out.stride != TensorView::contiguous(nullptr, out.dtype, {shape[0], shape[1], shape[2], shape[3]}).stride) refuse();
+    check_data("visible", out);
+    const std::vector<uint8_t> dense = to_dense(read_mask(mask, {}, Of::kContents));
+    std::memcpy(out.data, dense.data(), dense.size());
   });
 }
 
 fm_status fm_forward_workspace(const fm_forward_args* args, const fm_options* options, size_t* bytes) {
   return guarded([&] {
     const CallOptions call(options);
-    required(bytes, "bytes") = forward_workspace(read_args(args, call.device), call.options);
+    required(bytes, "bytes") = forward_workspace(read_call(args, call.device, Of::kShapes), call.options);
   });
 }
 
@@ -316,7 +322,7 @@ fm_status fm_forward(const fm_forward_args* args, void* workspace, size_t worksp
 fm_status fm_backward_workspace(const fm_backward_args* args, const fm_options* options, size_t* bytes) {
   return guarded([&] {
     const CallOptions call(options);
-    required(bytes, "bytes") = backward_workspace(read_args(args, call.device), call.options);
+    required(bytes, "bytes") = backward_workspace(read_call(args, call.device, Of::kShapes), call.options);
   });
 }
 

@@ -31,7 +31,8 @@ struct Options {
   std::optional<int64_t> q_offset{};
   /// The same bits in every run. Forward always is; the cpu and reference backends always are.
   bool deterministic = false;
-  /// CPU threads; 0 is OpenMP's default. The result does not depend on it.
+  /// CPU threads, at most; 0 is OpenMP's default. No more are used than there are tiles of 64 rows or 128 keys to hand out, nor more
+  /// than 1024 (or the machine's processors, if it has more), and the workspace is for as many. The result does not depend on it.
   int threads = 0;
   /// CTAs of a CUDA call's attention kernel that run at a time: at most this many, so that the other multiprocessors are left to
   /// work of other streams (communication, say); 0 is as many as the device has multiprocessors. Passes over single rows
@@ -82,7 +83,7 @@ struct BackwardArgs : AttentionInputs {
   TensorView dq, dk, dv;
 };
 
-/// Bytes of workspace the call needs: from shapes and options alone, tensor data is not read.
+/// Bytes of workspace the call needs: from shapes and options alone, tensor data is not read and may be null.
 FLASHMASK_API std::size_t forward_workspace(const ForwardArgs& args, const Options& options = {});
 FLASHMASK_API std::size_t backward_workspace(const BackwardArgs& args, const Options& options = {});
 

@@ -43,7 +43,8 @@ typedef enum fm_dtype {
   FM_UINT8 = 7
 } fm_dtype;
 
-/* A strided tensor; strides count elements. dtype FM_NONE is an absent tensor. */
+/* A strided tensor; strides count elements. dtype FM_NONE is an absent tensor. `data` is aligned to the element. Shapes and strides are
+ * checked before anything is read; those that span 2^63 bytes are FM_INVALID_ARGUMENT. */
 typedef struct fm_tensor {
   void* data;
   int32_t dtype; /* fm_dtype */
@@ -62,15 +63,15 @@ typedef enum fm_flags {
 
 /* A mask. Row i stands at key position p = i + q_offset and sees key j if
  *   j <= p                                              with FM_CAUSAL, and
- *   p - window_left <= j <= p + window_right            with FM_HAS_WINDOW (-1: unbounded), and
+ *   p - window_left <= j <= p + window_right            with FM_HAS_WINDOW (-1, or as much as INT64_MAX: unbounded), and
  *   i is outside of column j's hidden row intervals     with bounds, and
  *   block_mask[i / 128][j / 128] != 0                   with block_mask.
  * bounds: int32 startend_row_indices [batch or 1, 1 or heads_kv or heads_q, seqlen_k, n], absolute rows:
  *   n = 1 (LTS) or 2 (LTS, LTE) with FM_CAUSAL; n = 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE) without.
  * block_mask: bool, uint8 or int32 [batch or 1, 1 or heads_kv or heads_q, ceil(seqlen_q / 128),
  *   ceil(seqlen_k / 128)], nonzero = keep.
- * Both are on options->device of the call. On a CUDA device they must be contiguous, the block mask bool or uint8; they
- * are read there while the work runs, never on the host. */
+ * q_offset is within [-2^40, 2^40]. Both tensors are on options->device of the call. On a CUDA device they must be contiguous,
+ * the block mask bool or uint8; they are read there while the work runs, never on the host. */
 typedef struct fm_mask {
   uint32_t struct_size;
   uint32_t flags;
@@ -97,7 +98,7 @@ typedef struct fm_options {
   uint32_t flags; /* FM_DETERMINISTIC, FM_HAS_SCALE */
   double softmax_scale;
   const char* backend;               /* NULL or "auto": the first that takes the call, or FLASHMASK_BACKEND */
-  int32_t threads;                   /* CPU threads; 0: OpenMP's default */
+  int32_t threads;                   /* CPU threads, at most; 0: OpenMP's default; no more than there is work: Options in attention.h */
   int32_t device;                    /* FM_DEVICE_CPU, or 1 + the index of a CUDA device */
   void* stream;                      /* cudaStream_t */
   fm_executed_tiles* executed_tiles; /* NULL counts nothing */
@@ -160,7 +161,8 @@ FLASHMASK_API fm_status fm_plan_validate(const fm_mask* mask, const void* plan, 
 FLASHMASK_API fm_status fm_mask_to_dense(const fm_mask* mask, const fm_tensor* visible);
 
 /* `options` may be NULL. On a CUDA device calls put their work on options->stream and return, but for executed_tiles,
- * which wait for it. Workspaces need no initialisation and no alignment. */
+ * which wait for it. Workspaces need no initialisation and no alignment. What the workspace functions say follows from shapes and
+ * options: they read neither the tensors nor the mask's, whose data may be NULL. */
 FLASHMASK_API fm_status fm_forward_workspace(const fm_forward_args* args, const fm_options* options, size_t* bytes);
 FLASHMASK_API fm_status fm_forward(const fm_forward_args* args, void* workspace, size_t workspace_bytes, const fm_options* options);
 FLASHMASK_API fm_status fm_backward_workspace(const fm_backward_args* args, const fm_options* options, size_t* bytes);

@@ -21,7 +21,8 @@ inline constexpr int64_t kBlockMaskSize = 128;
 inline constexpr int64_t kMaxSeqlen = INT32_MAX;
 
 /// A diagonal band shared by all columns: row i sees key j only if lo <= j - (i + q_offset) <= hi.
-/// An absent edge is unbounded.
+/// An absent edge is unbounded, and so is one that no element can be beyond: any int64 may be given, INT64_MAX and the like
+/// mean an infinite window.
 struct FLASHMASK_API Band {
   std::optional<int64_t> lo;
   std::optional<int64_t> hi;
@@ -44,7 +45,7 @@ struct MaskParts {
   int64_t seqlen_q = 0;
   int64_t seqlen_k = 0;
   Band band{};
-  /// Row i stands at key position i + q_offset; absent: seqlen_k - seqlen_q (bottom-right).
+  /// Row i stands at key position i + q_offset; absent: seqlen_k - seqlen_q (bottom-right). Within [-2^40, 2^40].
   std::optional<int64_t> q_offset{};
   /// Batch and head count of the vectors below; 1 is broadcast over the call's.
   int64_t batch = 1;
@@ -83,7 +84,7 @@ struct MaskView {
   int64_t block_heads = 1;
   const uint8_t* block_mask = nullptr;
   /// Hash of the contents, wherever they lie (bounds_stride does not matter); a Plan carries the hash of the
-  /// mask it was made for. 0 where the contents are on a device: the host does not read them.
+  /// mask it was made for. 0 where the contents have not been read: those on a device are not, on the host.
   uint64_t content_hash = 0;
   Device device{};
 
@@ -99,6 +100,7 @@ struct Finding {
 };
 
 class Mask;
+struct Outline;
 FLASHMASK_API Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q, std::optional<int64_t> q_offset);
 
 /// An immutable attention mask in O(seqlen_k) memory: an optional diagonal band, at most two half-open
@@ -119,6 +121,7 @@ class FLASHMASK_API Mask {
   /// Mask batch and mask heads: each 1 or what the call must have.
   int64_t batch() const;
   int64_t heads() const;
+  /// Without the edges that no element can be beyond.
   const Band& band() const;
   int64_t q_offset() const;
   /// 0, 1 or 2: how many row intervals per column are stored.
@@ -159,10 +162,13 @@ class FLASHMASK_API Mask {
 
  private:
   friend Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q, std::optional<int64_t> q_offset);
+  friend struct Outline;
   struct Data;
-  /// A mask without a block mask, whose vectors are those of `vectors`, borrowed.
-  Mask(const MaskView& vectors, const Band& band, int64_t q_offset);
+  struct BlockMask;
+  /// A mask without a block mask, whose vectors are those of `vectors`, borrowed; without any, one whose contents are not read.
+  Mask(const MaskView& vectors, const Band& band, std::optional<int64_t> q_offset);
   Mask with_block_tensor(const TensorView& keep) const;
+  Mask with_block(std::shared_ptr<const BlockMask> block) const;
 
   std::shared_ptr<const Data> data_;
 };

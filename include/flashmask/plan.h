@@ -39,6 +39,8 @@ struct FLASHMASK_API PlanLayout {
   int64_t row_tile_counts_192 = 0, row_tile_order_192 = 0;  ///< int32 [batch * heads, row_tiles_192]
   int64_t scratch = 0;  ///< uint64 [batch * heads, key_blocks], for use while a plan is built; zero in a finished one
   int64_t bytes = 0;
+
+  bool operator==(const PlanLayout&) const = default;
 };
 
 /// A built plan, read-only. `m` is a mask index: batch * heads + head.

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -52,9 +53,13 @@ struct TensorView {
   Device device{};
 
   bool defined() const { return dtype != DataType::kNone; }
+  /// INT64_MAX if there are more; 0 if a size is 0 or less.
   int64_t num_elements() const {
     int64_t n = 1;
-    for (int d = 0; d < rank; ++d) n *= shape[d];
+    for (int d = 0; d < rank; ++d) {
+      if (shape[d] <= 0) return 0;
+      n = n > std::numeric_limits<int64_t>::max() / shape[d] ? std::numeric_limits<int64_t>::max() : n * shape[d];
+    }
     return n;
   }
 

@@ -3,8 +3,8 @@
 #include <initializer_list>
 
 #include "backends/problem.h"
-#include "common/arithmetic.h"
 #include "common/message.h"
+#include "common/tensor_checks.h"
 #include "mask/host_only.h"
 
 namespace flashmask {
@@ -41,21 +41,18 @@ void check_tensor(const char* argument, const TensorView& t, const Requirement& 
     for (const int64_t n : need.shape) shape += message(shape.empty() ? "" : ", ", n);
     throw_invalid(argument, " is ", describe(t), "; it must be ", name(need.dtype), " [", shape, "] (", need.meaning, ")");
   }
+  check_extent(argument, t);
   check_strides(argument, t, need.row_contiguous, need.output);
   if (t.device != device)
     throw_invalid(argument, " and q are on different devices (", describe(t.device), " and ", describe(device), "); a call has one");
-  if (with_data && !t.data && t.num_elements() > 0) throw_invalid(argument, " has no data");
+  if (with_data) check_data(argument, t);
 }
 
 /// Reads the sizes off q, k and v; everything else is checked against them.
 void read_sizes(Problem& p) {
   for (const auto& [argument, t] : {std::pair<const char*, const TensorView&>{"q", p.q}, {"k", p.k}, {"v", p.v}}) {
     if (t.rank != 4) throw_invalid(argument, " is ", describe(t), "; it must have 4 dimensions, [batch, seqlen, heads, head_dim]");
-    for (int d = 0; d < 4; ++d) {
-      if (t.shape[d] < 0) throw_invalid(argument, " is ", describe(t), "; sizes must be at least 0");
-    }
-    if (!checked_product(t.shape[0], t.shape[1], t.shape[2], t.shape[3], int64_t{8}))
-      throw_invalid(argument, " is ", describe(t), "; it has more than 2^63 bytes");
+    check_extent(argument, t);
   }
   p.dtype = p.q.dtype;
   p.device = p.q.device;
@@ -145,8 +142,9 @@ void check_plan(const Problem& p) {
                   ")");
   }
   if (p.dense.defined()) return;
-  // On a device the hash cannot be read without waiting for it; validate_plan does.
-  const bool other = p.device.kind == Device::Kind::kCpu && p.plan.mask_hash() != view.content_hash;
+  // On a device the hash cannot be read without waiting for it; validate_plan does. A mask that was not read has none.
+  const bool read = p.device.kind == Device::Kind::kCpu && view.content_hash != 0;
+  const bool other = read && p.plan.mask_hash() != view.content_hash;
   if (plan.batch != view.batch() || plan.heads != view.heads() || other) {
     throw_invalid("plan was not made for this mask (with the call's q_offset); build one from exactly the mask that the call gets");
   }
@@ -160,9 +158,10 @@ void check_dense(const Problem& p, bool with_data) {
     throw_invalid("dense_mask is ", describe(t), "; it must be bool or uint8 [1 or ", p.batch, ", 1 or ", p.heads_kv, " or ", p.heads_q,
                   ", ", p.seqlen_q, ", ", p.seqlen_k, "]");
   }
+  check_extent("dense_mask", t);
   check_strides("dense_mask", t, true, false);
   if (t.device != p.device) throw_invalid("dense_mask is on ", describe(t.device), " and q on ", describe(p.device));
-  if (with_data && !t.data && t.num_elements() > 0) throw_invalid("dense_mask has no data");
+  if (with_data) check_data("dense_mask", t);
 }
 
 void check_options(const Options& options) {

@@ -2,22 +2,14 @@
 
 // Plans where the tensors are. Here and not in src/plan/, which knows no backend.
 
-#include <cstdint>
-
 #include "backends/backend.h"
 #include "common/message.h"
 #include "flashmask/plan.h"
 #include "mask/host_only.h"
+#include "plan/plan_header.h"
 
 namespace flashmask {
 namespace {
-
-void check_buffer(const char* argument, std::span<const std::byte> buffer, const PlanLayout& layout) {
-  if (static_cast<int64_t>(buffer.size()) < layout.bytes)
-    throw_invalid(argument, " has ", buffer.size(), " bytes; this mask's plan needs ", layout.bytes);
-  if (!buffer.data()) throw_invalid(argument, " has no data");
-  if (reinterpret_cast<std::uintptr_t>(buffer.data()) % 8 != 0) throw_invalid(argument, " must be aligned to 8 bytes");
-}
 
 void check_mask_device(const MaskView& mask, const Device& device) {
   if (has_contents(mask) && mask.device != device)
@@ -37,7 +29,7 @@ PlanLayout layout_of(const MaskView& mask) { return {mask.seqlen_q, mask.seqlen_
 void build_plan(const MaskView& mask, std::span<std::byte> buffer, Device device, void* stream) {
   check_mask_device(mask, device);
   if (device.kind == Device::Kind::kCuda) {
-    check_buffer("plan buffer", buffer, layout_of(mask));
+    check_plan_buffer("plan buffer", buffer, layout_of(mask));
     return cuda::build_plan(mask, buffer, device.index, stream);
   }
   if (stream) throw_invalid("stream must be null on the CPU");
@@ -47,12 +39,10 @@ void build_plan(const MaskView& mask, std::span<std::byte> buffer, Device device
 void validate_plan(const Mask& mask, const PlanView& plan, std::span<std::byte> scratch, void* stream) {
   if (!plan.defined()) throw_invalid("plan is undefined");
   const PlanLayout layout = layout_of(mask.view());
-  const PlanLayout& own = plan.layout();
   check_mask_device(mask.view(), plan.device());
-  if (own.seqlen_q != layout.seqlen_q || own.seqlen_k != layout.seqlen_k || own.batch != layout.batch || own.heads != layout.heads)
-    throw_other_mask();
+  if (plan.layout() != layout) throw_other_mask();
   if (plan.device().kind == Device::Kind::kCuda) {
-    check_buffer("scratch", scratch, layout);
+    check_plan_buffer("scratch", scratch, layout);
     if (!cuda::is_plan_of(mask.view(), plan, scratch, stream)) throw_other_mask();
     return;
   }

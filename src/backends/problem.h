@@ -34,6 +34,8 @@ struct Problem {
   }
   int64_t kv_head(int64_t h) const { return broadcast_index(h, heads_q, heads_kv); }
   int64_t group_size() const { return heads_q / heads_kv; }
+  /// Whether no output has an element.
+  bool is_empty() const { return batch == 0 || (seqlen_q == 0 && (!is_backward || seqlen_k == 0)); }
 };
 
 /// First element of (b, s, h) in a tensor [batch, seqlen, heads, dim].

@@ -109,8 +109,10 @@ Explanation explain_problem(const Problem& problem, const Options& options) {
   result.reason = choice.reason;
   choice.backend->describe(problem, result);
   result.workspace_bytes = choice.backend->workspace(problem);
-  result.tiles =
-      problem.batch * problem.heads_q * ceil_div(problem.seqlen_q, result.tile.rows) * ceil_div(problem.seqlen_k, result.tile.keys);
+  const auto tiles = checked_product(problem.batch, problem.heads_q, ceil_div(problem.seqlen_q, result.tile.rows),
+                                     ceil_div(problem.seqlen_k, result.tile.keys));
+  if (!tiles) throw_invalid("the call has more than 2^63 tiles");
+  result.tiles = *tiles;
   result.live_tiles = result.tiles;
   if (problem.dense.defined() || problem.batch == 0) return result;
   if (result.tiles == 0) return result;
@@ -162,7 +164,7 @@ void forward(const ForwardArgs& args, std::span<std::byte> workspace, const Opti
     const Problem problem = check(args, options, true);
     const Backend& backend = chosen(problem, options.backend);
     check_workspace(backend, problem, workspace);
-    backend.forward(problem, workspace);
+    if (!problem.is_empty()) backend.forward(problem, workspace);
   });
 }
 
@@ -171,7 +173,7 @@ void backward(const BackwardArgs& args, std::span<std::byte> workspace, const Op
     const Problem problem = check(args, options, true);
     const Backend& backend = chosen(problem, options.backend);
     check_workspace(backend, problem, workspace);
-    backend.backward(problem, workspace);
+    if (!problem.is_empty()) backend.backward(problem, workspace);
   });
 }
 

@@ -5,9 +5,11 @@
 
 #include "common/arithmetic.h"
 #include "common/message.h"
+#include "common/tensor_checks.h"
 #include "flashmask/mask.h"
 #include "mask/hidden_columns.h"
 #include "mask/host_only.h"
+#include "mask/outline.h"
 #include "mask/view.h"
 
 namespace flashmask {
@@ -43,8 +45,6 @@ MaskView borrow_indices(const TensorView& indices, bool causal, int64_t seqlen_q
       throw_invalid("startend_row_indices is on ", describe(indices.device), " and has stride ", indices.stride[d], " in dimension ", d,
                     "; it is borrowed, so it must be contiguous (stride ", contiguous[d], ")");
   }
-  if (reinterpret_cast<std::uintptr_t>(indices.data) % sizeof(int32_t) != 0)
-    throw_invalid("startend_row_indices' address is not a multiple of 4 bytes");
   MaskView view;
   view.seqlen_q = seqlen_q;
   view.seqlen_k = seqlen_k;
@@ -75,12 +75,6 @@ StartEndRowIndices write_indices(const MaskParts& parts, bool causal, int64_t ve
   return out;
 }
 
-/// Contents are read here, so they must be there and on the host.
-void check_readable(const char* argument, const TensorView& tensor, bool empty) {
-  if (tensor.device.kind != Device::Kind::kCpu) throw_invalid(argument, " is on a CUDA device; it is read here and must be in host memory");
-  if (!tensor.data && !empty) throw_invalid(argument, " is ", describe(tensor), " and its data pointer is null");
-}
-
 /// Runs of hidden rows of every column of a dense matrix, read row by row as it lies in memory.
 class DenseReader {
  public:
@@ -108,27 +102,42 @@ class DenseReader {
 
 }  // namespace
 
-Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q, std::optional<int64_t> q_offset) {
+Mask Outline::from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q, std::optional<int64_t> q_offset) {
   if (indices.dtype != DataType::kInt32 || indices.rank != 4) {
     throw_invalid("startend_row_indices is ", describe(indices), "; it must be int32 [batch, heads, seqlen_k, vectors]");
   }
   const auto [batch, heads, seqlen_k, vectors, unused] = indices.shape;
-  const auto order = vector_order(causal, vectors);
-  const auto columns = checked_product(batch, heads, seqlen_k);
-  if (batch < 1 || heads < 1 || seqlen_k < 0 || seqlen_k > kMaxSeqlen || !columns) {
+  vector_order(causal, vectors);
+  if (batch < 1 || heads < 1 || seqlen_k < 0 || seqlen_k > kMaxSeqlen) {
     throw_invalid("startend_row_indices is ", describe(indices), "; batch and heads must be at least 1, seqlen_k between 0 and ",
                   kMaxSeqlen);
   }
-  if (!indices.data && *columns > 0) throw_invalid("startend_row_indices is ", describe(indices), " and its data pointer is null");
-  const Band band = causal ? Band::causal() : Band::none();
-  if (indices.device.kind != Device::Kind::kCpu)
-    return Mask(borrow_indices(indices, causal, seqlen_q), band, q_offset.value_or(seqlen_k - seqlen_q));
-  MaskParts parts{.seqlen_q = seqlen_q, .seqlen_k = seqlen_k, .band = band, .q_offset = q_offset, .batch = batch, .heads = heads};
+  check_extent("startend_row_indices", indices);
+  MaskView shape;
+  shape.seqlen_q = seqlen_q;
+  shape.seqlen_k = seqlen_k;
+  shape.bounds_batch = batch;
+  shape.bounds_heads = heads;
+  return Mask(shape, causal ? Band::causal() : Band::none(), q_offset);
+}
+
+Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q, std::optional<int64_t> q_offset) {
+  const Mask outline = Outline::from_startend_row_indices(indices, causal, seqlen_q, q_offset);
+  check_data("startend_row_indices", indices);
+  if (indices.device.kind != Device::Kind::kCpu) return Mask(borrow_indices(indices, causal, seqlen_q), outline.band(), outline.q_offset());
+  const auto [batch, heads, seqlen_k, vectors, unused] = indices.shape;
+  const auto order = vector_order(causal, vectors);
+  MaskParts parts{.seqlen_q = seqlen_q,
+                  .seqlen_k = seqlen_k,
+                  .band = outline.band(),
+                  .q_offset = outline.q_offset(),
+                  .batch = batch,
+                  .heads = heads};
   const auto* data = static_cast<const int32_t*>(indices.data);
-  for (std::size_t v = 0; v < order.size(); ++v) {
-    std::vector<int32_t>& vector = parts.*order[v];
-    vector.reserve(static_cast<std::size_t>(*columns));
-    for (int64_t b = 0; b<batch&& * columns> 0; ++b) {
+  const int64_t columns = batch * heads * seqlen_k;
+  for (std::size_t v = 0; v < order.size() && columns > 0; ++v) {
+    std::vector<int32_t>& vector = parts.*order[v] = room_for<int32_t>("startend_row_indices", columns);
+    for (int64_t b = 0; b < batch; ++b) {
       for (int64_t h = 0; h < heads; ++h) {
         const int32_t* row = data + b * indices.stride[0] + h * indices.stride[1] + static_cast<int64_t>(v) * indices.stride[3];
         for (int64_t j = 0; j < seqlen_k; ++j) vector.push_back(row[j * indices.stride[2]]);
@@ -164,15 +173,12 @@ Mask from_dense(const TensorView& visible) {
   const std::size_t q = flat ? 0 : 2;
   const int64_t batch = flat ? 1 : visible.shape[0], heads = flat ? 1 : visible.shape[1];
   const int64_t seqlen_q = visible.shape[q], seqlen_k = visible.shape[q + 1];
-  if (batch < 1 || heads < 1 || seqlen_q < 0 || seqlen_k < 0 || seqlen_q > kMaxSeqlen || seqlen_k > kMaxSeqlen ||
-      !checked_product(batch, heads, std::max<int64_t>(seqlen_q, 1), std::max<int64_t>(seqlen_k, 1))) {
+  if (batch < 1 || heads < 1 || seqlen_q < 0 || seqlen_k < 0 || seqlen_q > kMaxSeqlen || seqlen_k > kMaxSeqlen)
     throw_invalid("visible is ", describe(visible), "; batch and heads must be at least 1, lengths between 0 and ", kMaxSeqlen);
-  }
+  check_extent("visible", visible);
+  if (visible.device.kind != Device::Kind::kCpu) throw_invalid("visible is on a CUDA device; it is read here and must be in host memory");
+  check_data("visible", visible);
   const bool empty = seqlen_q == 0 || seqlen_k == 0;
-  check_readable("visible", visible, empty);
-  const auto elements = checked_product(batch, heads, seqlen_q, seqlen_k);
-  if (!elements) throw_invalid("visible is ", describe(visible), "; it has more than 2^63 elements");
-  if (!visible.data && *elements > 0) throw_invalid("visible has no data");
   HiddenColumns columns(seqlen_q, seqlen_k, batch, heads);
   const auto* data = static_cast<const uint8_t*>(visible.data);
   for (int64_t b = 0; b < batch; ++b) {

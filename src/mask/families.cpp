@@ -55,13 +55,13 @@ class Reader {
   std::vector<int64_t> lengths(std::string_view name, int64_t total) {
     std::vector<int64_t> values = integers(name);
     if (values.empty()) return draw_lengths(total, random.integer(3, 7));
-    // Unsigned, so that no sum overflows.
-    uint64_t sum = 0;
+    int64_t sum = 0;
     for (const int64_t length : values) {
       if (length < 0) throw_invalid(family_, ": parameter ", name, " has the length ", length, "; it must be at least 0");
-      sum += static_cast<uint64_t>(length);
+      if (__builtin_add_overflow(sum, length, &sum))
+        throw_invalid(family_, ": parameter ", name, " adds up to more than 2^63; it must be ", total);
     }
-    if (sum != static_cast<uint64_t>(total)) throw_invalid(family_, ": parameter ", name, " adds up to ", sum, "; it must be ", total);
+    if (sum != total) throw_invalid(family_, ": parameter ", name, " adds up to ", sum, "; it must be ", total);
     return values;
   }
 
@@ -115,10 +115,17 @@ class Reader {
 Mask shared_question(Reader& r) {
   const std::vector<int64_t> group_lengths = r.lengths("groups", r.seqlen);
   const std::vector<int64_t> counts = r.integers("answers");
+  if (counts.size() > group_lengths.size()) {
+    throw_invalid("shared_question: parameter answers has ", counts.size(), " counts; there are ", group_lengths.size(),
+                  " groups, and each takes one");
+  }
   std::vector<QuestionGroup> groups;
   for (std::size_t g = 0; g < group_lengths.size(); ++g) {
     const int64_t count = counts.empty() ? r.random.integer(2, 6) : counts[g % counts.size()];
-    if (count < 0) throw_invalid("shared_question: parameter answers has ", count, "; it must be at least 0");
+    if (count < 0 || (!counts.empty() && count > group_lengths[g])) {
+      throw_invalid("shared_question: parameter answers has ", count, "; it must be between 0 and the length of group ", g, ", ",
+                    group_lengths[g]);
+    }
     // As in the paper's data (appendix A.2): an answer has 10 to 20 % of the question's length.
     QuestionGroup group;
     double shares = 1;

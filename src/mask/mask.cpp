@@ -6,8 +6,10 @@
 
 #include "common/arithmetic.h"
 #include "common/message.h"
+#include "common/tensor_checks.h"
 #include "mask/content_hash.h"
 #include "mask/host_only.h"
+#include "mask/outline.h"
 #include "mask/view.h"
 
 namespace flashmask {
@@ -20,15 +22,7 @@ struct Bounds {
   uint64_t hash = 0;
   /// On a device: the caller's vectors, in place of those above.
   std::optional<MaskView> borrowed{};
-};
-
-struct BlockMask {
-  int64_t batch = 1, heads = 1;
-  std::vector<uint8_t> keep;
-  uint64_t hash = 0;
-  /// On a device: the caller's, in place of `keep`.
-  const uint8_t* borrowed = nullptr;
-  Device device{};
+  bool unread = false;  ///< of an Outline: there are some, and only their shape is known
 };
 
 template <typename T>
@@ -55,22 +49,63 @@ void check_size(const char* argument, std::size_t got, std::optional<int64_t> ex
   }
 }
 
-/// Far beyond any sequence, and small enough that sums of two never overflow.
+/// Far beyond any sequence, and small enough that sums of a few never overflow.
 constexpr int64_t kFarthest = int64_t{1} << 40;
 
-void check_position(const char* argument, int64_t position) {
-  if (position < -kFarthest || position > kFarthest) throw_invalid(argument, " is ", position, "; it must be between -2^40 and 2^40");
+void check_q_offset(int64_t q_offset) {
+  if (q_offset < -kFarthest || q_offset > kFarthest) throw_invalid("q_offset is ", q_offset, "; it must be between -2^40 and 2^40");
 }
 
-void check_band(const Band& band, int64_t q_offset) {
-  if (band.lo) check_position("band lo", *band.lo);
-  if (band.hi) check_position("band hi", *band.hi);
-  check_position("q_offset", q_offset);
+/// The same band with edges that sums do not make overflow: |j - (i + q_offset)| is below 2^41 whatever the q_offset, so that an edge
+/// beyond that hides nothing, and is left out, or everything.
+Band reachable(Band band) {
+  constexpr int64_t kBeyond = 2 * kFarthest;
+  if (band.lo && *band.lo <= -kBeyond) band.lo.reset();
+  if (band.hi && *band.hi >= kBeyond) band.hi.reset();
+  if (band.lo) band.lo = std::min(*band.lo, kBeyond);
+  if (band.hi) band.hi = std::max(*band.hi, -kBeyond);
+  return band;
 }
 
 const int32_t* data_or_null(const std::vector<int32_t>& v) { return v.empty() ? nullptr : v.data(); }
 
 }  // namespace
+
+struct Mask::BlockMask {
+  int64_t batch = 1, heads = 1;
+  std::vector<uint8_t> keep;
+  uint64_t hash = 0;
+  /// On a device: the caller's, in place of `keep`.
+  const uint8_t* borrowed = nullptr;
+  Device device{};
+  bool unread = false;  ///< of an Outline: there is one, and only its shape is known
+
+  static std::shared_ptr<const BlockMask> make(int64_t seqlen_q, int64_t seqlen_k, int64_t batch, int64_t heads,
+                                               std::vector<uint8_t> keep) {
+    check_count("block_batch", batch);
+    check_count("block_heads", heads);
+    check_size("block_mask", keep.size(),
+               checked_product(batch, heads, ceil_div(seqlen_q, kBlockMaskSize), ceil_div(seqlen_k, kBlockMaskSize)),
+               "[block_batch, block_heads, ceil(seqlen_q / 128), ceil(seqlen_k / 128)]");
+    auto block = std::make_shared<BlockMask>();
+    block->batch = keep.empty() ? 1 : batch;
+    block->heads = keep.empty() ? 1 : heads;
+    block->keep = std::move(keep);
+    block->hash = hash_of_elements(content_hash::Source::kBlockMask, block->keep);
+    return block;
+  }
+  /// Of a tensor that is not read: the caller's memory on a device, or an outline.
+  static std::shared_ptr<const BlockMask> of_shape(const TensorView& t, const uint8_t* borrowed) {
+    auto block = std::make_shared<BlockMask>();
+    if (t.num_elements() == 0) return block;
+    block->batch = t.shape[0];
+    block->heads = t.shape[1];
+    block->borrowed = borrowed;
+    block->device = t.device;
+    block->unread = !borrowed;
+    return block;
+  }
+};
 
 struct Mask::Data {
   int64_t seqlen_q = 0, seqlen_k = 0;
@@ -80,12 +115,13 @@ struct Mask::Data {
   std::shared_ptr<const BlockMask> block;
   MaskView view;
 
-  /// Checks the band and fills `view` from the rest.
+  /// Checks q_offset and fills `view` from the rest.
   void finish() {
     view = {};
     view.seqlen_q = seqlen_q;
     view.seqlen_k = seqlen_k;
-    check_band(band, q_offset);
+    check_q_offset(q_offset);
+    band = reachable(band);
     const Diagonals diagonals = absolute_diagonals(band, q_offset);
     view.diagonal_lo = diagonals.lo;
     view.diagonal_hi = diagonals.hi;
@@ -96,7 +132,7 @@ struct Mask::Data {
     set_vectors();
     view.block_mask = block->borrowed ? block->borrowed : block->keep.empty() ? nullptr : block->keep.data();
     if (block->borrowed) view.device = block->device;
-    if (view.device.kind == Device::Kind::kCpu)
+    if (view.device.kind == Device::Kind::kCpu && !bounds->unread && !block->unread)
       view.content_hash = content_hash::finish(content_hash::frame(view), bounds->hash + block->hash);
   }
 
@@ -120,22 +156,8 @@ struct Mask::Data {
 
 namespace {
 
-std::shared_ptr<const BlockMask> make_block_mask(int64_t seqlen_q, int64_t seqlen_k, int64_t batch, int64_t heads,
-                                                 std::vector<uint8_t> keep) {
-  check_count("block_batch", batch);
-  check_count("block_heads", heads);
-  check_size("block_mask", keep.size(),
-             checked_product(batch, heads, ceil_div(seqlen_q, kBlockMaskSize), ceil_div(seqlen_k, kBlockMaskSize)),
-             "[block_batch, block_heads, ceil(seqlen_q / 128), ceil(seqlen_k / 128)]");
-  auto block = std::make_shared<BlockMask>();
-  block->batch = keep.empty() ? 1 : batch;
-  block->heads = keep.empty() ? 1 : heads;
-  block->keep = std::move(keep);
-  block->hash = hash_of_elements(content_hash::Source::kBlockMask, block->keep);
-  return block;
-}
-
 bool is_contiguous(const TensorView& t) {
+  if (t.num_elements() == 0) return true;
   int64_t stride = 1;
   for (int d = t.rank - 1; d >= 0; --d) {
     if (t.shape[d] > 1 && t.stride[d] != stride) return false;
@@ -146,9 +168,8 @@ bool is_contiguous(const TensorView& t) {
 
 /// The elements of a block mask in host memory as bytes.
 std::vector<uint8_t> read_block_mask(const TensorView& t) {
-  std::vector<uint8_t> keep;
-  keep.reserve(static_cast<std::size_t>(t.num_elements()));
-  for (int64_t b = 0; b < t.shape[0]; ++b) {
+  std::vector<uint8_t> keep = room_for<uint8_t>("block_mask", t.num_elements());
+  for (int64_t b = 0; b < t.shape[0] && t.num_elements() > 0; ++b) {
     for (int64_t h = 0; h < t.shape[1]; ++h) {
       for (int64_t r = 0; r < t.shape[2]; ++r) {
         for (int64_t c = 0; c < t.shape[3]; ++c) {
@@ -162,41 +183,29 @@ std::vector<uint8_t> read_block_mask(const TensorView& t) {
   return keep;
 }
 
-void check_block_tensor(const TensorView& t, bool on_host) {
+void check_block_tensor(const TensorView& t, int64_t seqlen_q, int64_t seqlen_k) {
+  const bool on_host = t.device.kind == Device::Kind::kCpu;
   const bool dtype = t.dtype == DataType::kBool || t.dtype == DataType::kUInt8 || (on_host && t.dtype == DataType::kInt32);
   if (t.rank != 4 || !dtype) {
     throw_invalid("block_mask is ", describe(t), "; it must be ", on_host ? "bool, uint8 or int32" : "bool or uint8 (on a device)",
                   " [batch, heads, ceil(seqlen_q / 128), ceil(seqlen_k / 128)]");
   }
-  if (*std::min_element(t.shape.begin(), t.shape.begin() + 4) < 0 || !checked_product(t.shape[0], t.shape[1], t.shape[2], t.shape[3]))
-    throw_invalid("block_mask is ", describe(t), "; sizes must be at least 0 and their product below 2^63");
-  if (!t.data && t.num_elements() > 0) throw_invalid("block_mask has no data");
-  if (!on_host && !is_contiguous(t))
-    throw_invalid("block_mask is on ", describe(t.device), " and not contiguous; it is borrowed, so it must be");
-}
-
-std::shared_ptr<const BlockMask> borrow_block_mask(const TensorView& t, int64_t seqlen_q, int64_t seqlen_k) {
+  check_extent("block_mask", t);
   check_count("block_mask's batch", t.shape[0]);
   check_count("block_mask's heads", t.shape[1]);
   const int64_t rows = ceil_div(seqlen_q, kBlockMaskSize), keys = ceil_div(seqlen_k, kBlockMaskSize);
   if (t.shape[2] != rows || t.shape[3] != keys)
     throw_invalid("block_mask is ", describe(t), "; its last two dimensions must be ", rows, " and ", keys, ", ceil(seqlen / 128)");
-  auto block = std::make_shared<BlockMask>();
-  if (t.num_elements() == 0) return block;
-  block->batch = t.shape[0];
-  block->heads = t.shape[1];
-  block->borrowed = static_cast<const uint8_t*>(t.data);
-  block->device = t.device;
-  return block;
+  if (!on_host && !is_contiguous(t))
+    throw_invalid("block_mask is on ", describe(t.device), " and not contiguous; it is borrowed, so it must be");
 }
 
 /// The kernels read both, so both must be where the call is.
-void check_same_device(const Bounds& bounds, const BlockMask& block) {
+void check_same_device(const Bounds& bounds, bool has_blocks, const Device& of_blocks) {
   const bool vectors = bounds.borrowed || !bounds.lts.empty() || !bounds.lte.empty() || !bounds.uts.empty() || !bounds.ute.empty();
-  const bool blocks = block.borrowed || !block.keep.empty();
   const Device of_vectors = bounds.borrowed ? bounds.borrowed->device : Device{};
-  if (vectors && blocks && of_vectors != block.device) {
-    throw_invalid("the mask's vectors are on ", describe(of_vectors), " and its block mask on ", describe(block.device),
+  if (vectors && has_blocks && of_vectors != of_blocks) {
+    throw_invalid("the mask's vectors are on ", describe(of_vectors), " and its block mask on ", describe(of_blocks),
                   "; copy one of them to where the other is");
   }
 }
@@ -249,26 +258,27 @@ Mask::Mask(MaskParts parts) {
   data->seqlen_k = parts.seqlen_k;
   data->band = parts.band;
   data->q_offset = parts.q_offset.value_or(parts.seqlen_k - parts.seqlen_q);
-  data->block = make_block_mask(parts.seqlen_q, parts.seqlen_k, parts.block_batch, parts.block_heads, std::move(parts.block_mask));
+  data->block = BlockMask::make(parts.seqlen_q, parts.seqlen_k, parts.block_batch, parts.block_heads, std::move(parts.block_mask));
   check_broadcast(bounds->batch, data->block->batch, bounds->heads, data->block->heads);
   data->bounds = std::move(bounds);
   data->finish();
   data_ = std::move(data);
 }
 
-Mask::Mask(const MaskView& vectors, const Band& band, int64_t q_offset) {
+Mask::Mask(const MaskView& vectors, const Band& band, std::optional<int64_t> q_offset) {
   check_seqlen("seqlen_q", vectors.seqlen_q);
   auto bounds = std::make_shared<Bounds>();
-  if (has_contents(vectors)) {
+  if (vectors.seqlen_k > 0) {  // otherwise there are no vectors
     bounds->batch = vectors.bounds_batch;
     bounds->heads = vectors.bounds_heads;
-    bounds->borrowed = vectors;
+    bounds->unread = !has_contents(vectors);
+    if (!bounds->unread) bounds->borrowed = vectors;
   }
   auto data = std::make_shared<Data>();
   data->seqlen_q = vectors.seqlen_q;
   data->seqlen_k = vectors.seqlen_k;
   data->band = band;
-  data->q_offset = q_offset;
+  data->q_offset = q_offset.value_or(vectors.seqlen_k - vectors.seqlen_q);
   data->bounds = std::move(bounds);
   data->block = std::make_shared<BlockMask>();
   data->finish();
@@ -345,23 +355,25 @@ Mask Mask::with_band(const Band& band) const {
 }
 
 Mask Mask::with_block_mask(std::vector<uint8_t> keep, int64_t batch, int64_t heads) const {
-  auto data = std::make_shared<Data>(*data_);
-  data->block = make_block_mask(data->seqlen_q, data->seqlen_k, batch, heads, std::move(keep));
-  check_same_device(*data->bounds, *data->block);
-  check_broadcast(data->bounds->batch, data->block->batch, data->bounds->heads, data->block->heads);
-  data->finish();
-  Mask mask = *this;
-  mask.data_ = std::move(data);
-  return mask;
+  return with_block(BlockMask::make(seqlen_q(), seqlen_k(), batch, heads, std::move(keep)));
 }
 
 Mask Mask::with_block_tensor(const TensorView& keep) const {
-  const bool on_host = keep.device.kind == Device::Kind::kCpu;
-  check_block_tensor(keep, on_host);
-  if (on_host) return with_block_mask(read_block_mask(keep), keep.shape[0], keep.shape[1]);
+  Outline::with_block_mask(*this, keep);
+  check_data("block_mask", keep);
+  if (keep.device.kind == Device::Kind::kCpu) return with_block_mask(read_block_mask(keep), keep.shape[0], keep.shape[1]);
+  return with_block(BlockMask::of_shape(keep, static_cast<const uint8_t*>(keep.data)));
+}
+
+Mask Outline::with_block_mask(const Mask& mask, const TensorView& keep) {
+  check_block_tensor(keep, mask.seqlen_q(), mask.seqlen_k());
+  return mask.with_block(Mask::BlockMask::of_shape(keep, nullptr));
+}
+
+Mask Mask::with_block(std::shared_ptr<const BlockMask> block) const {
   auto data = std::make_shared<Data>(*data_);
-  data->block = borrow_block_mask(keep, data->seqlen_q, data->seqlen_k);
-  check_same_device(*data->bounds, *data->block);
+  data->block = std::move(block);
+  check_same_device(*data->bounds, data->block->borrowed || !data->block->keep.empty(), data->block->device);
   check_broadcast(data->bounds->batch, data->block->batch, data->bounds->heads, data->block->heads);
   data->finish();
   Mask mask = *this;

@@ -204,9 +204,7 @@ void build_plan(const MaskView& mask, std::span<std::byte> buffer) {
   if (mask.device.kind != Device::Kind::kCpu)
     throw_invalid("the mask's vectors are on a CUDA device; build_plan reads them and needs them in host memory");
   const PlanLayout layout(mask.seqlen_q, mask.seqlen_k, mask.batch(), mask.heads());
-  if (static_cast<int64_t>(buffer.size()) < layout.bytes)
-    throw_invalid("plan buffer has ", buffer.size(), " bytes; this mask's plan needs ", layout.bytes);
-  if (reinterpret_cast<std::uintptr_t>(buffer.data()) % 8 != 0) throw_invalid("plan buffer must be aligned to 8 bytes");
+  check_plan_buffer("plan buffer", buffer, layout);
   const PlanHeader header = plan_header(layout, mask.content_hash);
   std::memcpy(buffer.data(), &header, sizeof(header));
   // The scratch and what rounding up leaves between the parts.

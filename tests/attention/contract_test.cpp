@@ -5,13 +5,16 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <thread>
 
 #include "attention/call.h"
 #include "flashmask/builders.h"
 #include "flashmask/families.h"
 #include "flashmask/float16.h"
+#include "flashmask/inspect.h"
 #include "support/independent_rule.h"
 #include "support/random_masks.h"
 
@@ -124,6 +127,41 @@ TEST(Contract, MaskHeadsAndBatchBroadcast) {
   }
 }
 
+TEST(Contract, VectorsAndBlockMaskBroadcastEachByItself) {
+  Random random(14);
+  const int64_t counts[] = {1, 2, 6};  // of heads: everyone's, heads_kv, heads_q
+  for (int n = 0; n < 36; ++n) {
+    const int64_t heads = counts[n % 3], block_heads = counts[n / 3 % 3], batch = n / 9 % 2 ? 2 : 1, block_batch = n / 18 % 2 ? 2 : 1;
+    MaskParts parts = random_parts(random, ColumnKind::kFourBounds, 140, 260, batch, heads);
+    draw_block_mask(random, block_batch, block_heads, parts);
+    const Mask mask(parts);
+    SCOPED_TRACE(testing::Message() << "[" << batch << ", " << heads << "] with blocks [" << block_batch << ", " << block_heads << "]");
+    EXPECT_EQ(mask.heads(), std::max(heads, block_heads));
+    EXPECT_EQ(mask.batch(), std::max(batch, block_batch));
+    EXPECT_EQ(to_dense(mask), dense_by_rule(parts));
+    const std::vector<uint8_t> visible = dense_by_rule(parts, 2, 6);
+    EXPECT_EQ(statistics(mask).visible,
+              std::count(visible.begin(), visible.end(), 1) * mask.batch() * mask.heads() / 12);  // each stands for as many of the call
+    const Plan plan(mask);
+    for (const bool with_plan : {false, true}) {
+      Call<float> call({.batch = 2, .seqlen_q = 140, .seqlen_k = 260, .heads_q = 6, .heads_kv = 2, .head_dim = 8, .head_dim_v = 4});
+      call.mask = mask;
+      if (with_plan) call.plan = plan.view();
+      call.options.backend = "cpu";
+      call.run();
+      expect_matches_oracle(call, visible, 2, 6);
+      // The reference reads the mask itself, element by element.
+      Call<double> reference = call.oracle({});
+      reference.mask = mask;
+      reference.plan = call.plan;
+      reference.run();
+      Call<double> by_rule = call.oracle(visible, 2, 6);
+      by_rule.run();
+      EXPECT_TRUE(same_bits(reference, by_rule));
+    }
+  }
+}
+
 TEST(Contract, NoMaskMeansEveryRowSeesEveryKey) {
   Call<float> call({.batch = 2, .seqlen_q = 70, .seqlen_k = 150, .heads_q = 2, .heads_kv = 1});
   call.run();
@@ -174,6 +212,18 @@ TEST(Contract, ZeroSizesAreLegal) {
     for (const auto* gradient : {&call.dq, &call.dk, &call.dv}) {
       for (const float x : *gradient) EXPECT_EQ(x, 0.0f);
     }
+  }
+}
+
+TEST(Contract, NothingToWriteTakesNoTimeHoweverManyEntries) {
+  ForwardArgs args;
+  constexpr int64_t kBatch = int64_t{1} << 50;
+  args.q = args.k = args.v = args.out = TensorView::contiguous(nullptr, DataType::kFloat32, {kBatch, 0, 2, 4});
+  args.lse = TensorView::contiguous(nullptr, DataType::kFloat32, {kBatch, 2, 0});
+  for (const char* backend : {"cpu", "reference"}) {
+    const Options options{.backend = backend};
+    std::vector<std::byte> workspace(forward_workspace(args, options));
+    EXPECT_NO_THROW(forward(args, workspace, options));
   }
 }
 
@@ -441,6 +491,35 @@ TEST(Contract, TheSameBitsWithAnyNumberOfThreadsAndInEveryRun) {
   for (const int threads : {1, 2, 7, 0}) {
     for (int repeat = 0; repeat < 3; ++repeat) EXPECT_TRUE(same_bits(one, run(threads))) << threads;
   }
+}
+
+TEST(Contract, NoMoreThreadsThanWork) {
+  const auto make = [](int threads) {
+    Call<float> call({.seqlen_q = 133, .seqlen_k = 300, .heads_q = 2, .heads_kv = 1, .head_dim = 24, .head_dim_v = 16});
+    call.mask = make_family("sliding_window", 300, {{"left", "70"}}, 1);
+    call.mask = crop(*call.mask, 100, 233, 0, 300);
+    call.options.threads = threads;
+    call.options.backend = "cpu";
+    return call;
+  };
+  Call<float> one = make(1), six = make(6);  // 3 row tiles of 2 heads
+  one.run();
+  for (const int threads : {6, 7, 100000, std::numeric_limits<int>::max()}) {
+    Call<float> call = make(threads);
+    EXPECT_EQ(forward_workspace(call.forward_args(), call.options), forward_workspace(six.forward_args(), six.options));
+    EXPECT_EQ(backward_workspace(call.backward_args(), call.options), backward_workspace(six.backward_args(), six.options));
+    EXPECT_NE(to_string(explain(call.forward_args(), call.options)).find(", 6 threads,"), std::string::npos);
+    call.run();
+    EXPECT_TRUE(same_bits(one, call)) << threads;
+  }
+  // Work for any number: no more than a machine can be expected to start.
+  const auto many = [](int threads) {
+    Call<float> call({.batch = 20, .seqlen_q = 64, .seqlen_k = 1, .heads_q = 100, .heads_kv = 1, .head_dim = 1, .head_dim_v = 1});
+    call.options.threads = threads;
+    call.options.backend = "cpu";
+    return forward_workspace(call.forward_args(), call.options);
+  };
+  EXPECT_EQ(many(2000), many(std::max<int>(1024, static_cast<int>(std::thread::hardware_concurrency()))));
 }
 
 TEST(Contract, ThreadsOfOneHeadTakeTurnsAtDq) {

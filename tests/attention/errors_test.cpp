@@ -71,6 +71,33 @@ TEST_F(CallErrors, TypesStridesAndData) {
   expect_backward({"v and q are on different devices"}, [](auto& a) { a.v.device = {Device::Kind::kCuda, 0}; });
 }
 
+TEST_F(CallErrors, SizesAndStridesThatOverflow) {
+  expect_backward({"q", "strides", "2^63"}, [](auto& a) { a.q.stride[0] = INT64_MAX; });
+  expect_backward({"lse", "strides", "2^63"}, [](auto& a) { a.lse.stride[2] = int64_t{1} << 60; });
+  expect_backward({"dense_mask", "strides", "2^63"}, [](auto& a) {
+    static const std::vector<uint8_t> visible(2 * 6 * 5, 1);
+    a.dense_mask = TensorView::contiguous(visible.data(), DataType::kBool, {2, 1, 6, 5});
+    a.dense_mask.stride[0] = INT64_MAX;
+  });
+  // Each of q and v can be counted, but not out, which has the rows of one and the width of the other.
+  BackwardArgs wide;
+  constexpr int64_t kRows = int64_t{1} << 58;
+  wide.q = wide.dq = TensorView::contiguous(nullptr, DataType::kFloat32, {kRows, 1, 1, 1});
+  wide.k = wide.dk = TensorView::contiguous(nullptr, DataType::kFloat32, {kRows, 0, 1, 1});
+  wide.v = wide.dv = TensorView::contiguous(nullptr, DataType::kFloat32, {kRows, 0, 1, 16});
+  wide.out = wide.dout = TensorView::contiguous(nullptr, DataType::kFloat32, {kRows, 1, 1, 16});
+  wide.lse = TensorView::contiguous(nullptr, DataType::kFloat32, {kRows, 1, 1});
+  expect_invalid({"v", "2^63"}, [&] { backward_workspace(wide, {}); });
+  wide.v = wide.dv = TensorView::contiguous(nullptr, DataType::kFloat32, {kRows, 0, 1, 3});
+  wide.out = wide.dout = TensorView::contiguous(nullptr, DataType::kFloat32, {kRows, 1, 1, 3});
+  expect_invalid({"q", "workspace", "2^63"}, [&] { backward_workspace(wide, {}); });
+}
+
+TEST_F(CallErrors, MisalignedData) {
+  expect_backward({"the address of k is not a multiple of 4 bytes"}, [](auto& a) { a.k.data = static_cast<char*>(a.k.data) + 1; });
+  expect_backward({"the address of dq is not a multiple of 4 bytes"}, [](auto& a) { a.dq.data = static_cast<char*>(a.dq.data) + 2; });
+}
+
 TEST_F(CallErrors, DeviceWithoutABackend) {
   BackwardArgs wrong = args;
   for (TensorView* t : {&wrong.q, &wrong.k, &wrong.v, &wrong.out, &wrong.lse, &wrong.dout, &wrong.dq, &wrong.dk, &wrong.dv})

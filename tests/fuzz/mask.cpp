@@ -102,8 +102,6 @@ MaskParts draw_any(ByteReader& bytes) {
 
 using Wide = __int128;
 
-bool is_position(int64_t value) { return std::abs(static_cast<double>(value)) <= 0x1p40; }
-
 /// Absent, or of exactly this many elements.
 template <typename Element>
 bool fits(const std::vector<Element>& vector, std::optional<Wide> size) {
@@ -126,8 +124,7 @@ bool is_valid(const MaskParts& parts) {
     if (n < 0 || n > kMaxSeqlen) return false;
   for (const int64_t n : {parts.batch, parts.heads, parts.block_batch, parts.block_heads})
     if (n < 1) return false;
-  for (const std::optional<int64_t>& n : {parts.band.lo, parts.band.hi, parts.q_offset})
-    if (n && !is_position(*n)) return false;
+  if (parts.q_offset && std::abs(static_cast<double>(*parts.q_offset)) > 0x1p40) return false;
   bool vectors = false;
   for (const auto* vector : {&parts.lts, &parts.lte, &parts.uts, &parts.ute}) {
     if (!fits(*vector, product({parts.batch, parts.heads, parts.seqlen_k}))) return false;

@@ -2,6 +2,8 @@
 // What mask.h refuses: every message names the argument, what was got and what is accepted.
 #include <gtest/gtest.h>
 
+#include <string>
+
 #include "flashmask/mask.h"
 #include "support/expect_error.h"
 
@@ -66,14 +68,48 @@ TEST(MaskErrors, VectorsAndBlockMaskMustBroadcast) {
   expect_invalid({"2 batch entries", "block mask 3"}, [&] { batched.with_block_mask({1, 1, 1}, 3, 1); });
 }
 
-TEST(MaskErrors, BandAndOffset) {
+TEST(MaskErrors, Offset) {
   const Mask mask({.seqlen_q = 4, .seqlen_k = 4});
-  expect_refused({.seqlen_q = 4, .seqlen_k = 4, .band = {.lo = kHuge + 1, .hi = std::nullopt}}, {"band lo is 1099511627777", "2^40"});
-  expect_refused({.seqlen_q = 4, .seqlen_k = 4, .band = {.lo = std::nullopt, .hi = INT64_MIN}},
-                 {"band hi is -9223372036854775808", "2^40"});
   expect_refused({.seqlen_q = 4, .seqlen_k = 4, .q_offset = -kHuge - 1}, {"q_offset is -1099511627777", "2^40"});
-  expect_invalid({"band hi is 9223372036854775807", "2^40"}, [&] { mask.with_band({.lo = std::nullopt, .hi = INT64_MAX}); });
   expect_invalid({"q_offset is 9223372036854775807", "2^40"}, [&] { mask.with_q_offset(INT64_MAX); });
+  expect_invalid({"q_offset is -9223372036854775808", "2^40"}, [&] { mask.with_q_offset(INT64_MIN); });
+}
+
+/// A tensor of this shape over no more than one element.
+TensorView over_one_element(DataType dtype, std::initializer_list<int64_t> shape) {
+  static int32_t element = 0;
+  return TensorView::contiguous(&element, dtype, shape);
+}
+
+TEST(MaskErrors, TensorsAreRefusedBeforeTheyAreRead) {
+  const Mask mask({.seqlen_q = 300, .seqlen_k = 300});
+  for (const int64_t rows : {int64_t{300'000'000}, int64_t{1} << 31}) {
+    expect_invalid({"block_mask is bool [1, 1, " + std::to_string(rows) + ", 1]", "must be 3 and 3"},
+                   [&] { mask.with_block_mask(over_one_element(DataType::kBool, {1, 1, rows, 1})); });
+  }
+  const Mask of_two({.seqlen_q = 300, .seqlen_k = 300, .batch = 2, .lts = std::vector<int32_t>(600, 300)});
+  expect_invalid({"2 batch entries", "block mask 3"}, [&] { of_two.with_block_mask(over_one_element(DataType::kBool, {3, 1, 3, 3})); });
+  const auto far = over_one_element(DataType::kInt32, {1, 1, 300'000'000, 1});
+  for (const int64_t seqlen_q : {int64_t{-1}, kMaxSeqlen + 1, int64_t{INT64_MIN}, int64_t{INT64_MAX}})
+    expect_invalid({"seqlen_q is " + std::to_string(seqlen_q)}, [&] { from_startend_row_indices(far, true, seqlen_q); });
+  expect_invalid({"q_offset is 9223372036854775807"}, [&] { from_startend_row_indices(far, true, 5, INT64_MAX); });
+}
+
+TEST(MaskErrors, SizesAndStridesThatOverflow) {
+  const Mask mask({.seqlen_q = 1, .seqlen_k = 1});
+  auto blocks = over_one_element(DataType::kUInt8, {1, 1, 1, 1});
+  blocks.shape[0] = blocks.shape[1] = kHuge;
+  expect_invalid({"block_mask is uint8 [1099511627776, 1099511627776, 1, 1]", "2^63"}, [&] { mask.with_block_mask(blocks); });
+  auto indices = over_one_element(DataType::kInt32, {2, 1, 3, 1});
+  indices.stride[0] = INT64_MAX;
+  expect_invalid({"startend_row_indices is int32 [2, 1, 3, 1]", "strides", "2^63"}, [&] { from_startend_row_indices(indices, true, 4); });
+  auto visible = over_one_element(DataType::kBool, {3, 2});
+  visible.stride[0] = INT64_MIN;
+  expect_invalid({"visible is bool [3, 2]", "strides", "2^63"}, [&] { from_dense(visible); });
+  indices = over_one_element(DataType::kInt32, {1, 1, 3, 1});
+  indices.data = static_cast<char*>(indices.data) + 2;
+  expect_invalid({"the address of startend_row_indices is not a multiple of 4 bytes"},
+                 [&] { from_startend_row_indices(indices, true, 4); });
 }
 
 TEST(MaskErrors, Window) {

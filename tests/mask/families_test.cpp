@@ -222,14 +222,21 @@ TEST(FamilyErrors, LengthsThatDoNotAddUp) {
     make_family("prefix_tree", 8, {{"parents", "-1"}, {"lengths", "2000000000"}});
   });
   // A sum that wraps around 2^64 to the right total is no way in.
-  expect_invalid({"more than 2147483647"}, [] { make_family("document", 8, {{"lengths", "9223372036854775807,9223372036854775807,10"}}); });
-  expect_invalid({"more than 2147483647"}, [] {
-    make_family("shared_question", 8, {{"groups", "9223372036854775807,9223372036854775807,10"}, {"answers", "0"}});
+  const std::string wraps = "9223372036854775807,9223372036854775807,10", beyond = "adds up to more than 2^63; it must be 8";
+  expect_invalid({"document: parameter lengths", beyond}, [&] { make_family("document", 8, {{"lengths", wraps}}); });
+  expect_invalid({"shared_question: parameter groups", beyond}, [&] {
+    make_family("shared_question", 8, {{"groups", wraps}, {"answers", "4000000000000000000"}});
   });
 }
 
 TEST(FamilyErrors, OtherParameters) {
   expect_invalid({"shared_question: parameter answers has -1"}, [] { make_family("shared_question", 8, {{"answers", "-1"}}); });
+  expect_invalid({"shared_question: parameter answers has 3;", "length of group 1, 2"}, [] {
+    make_family("shared_question", 8, {{"groups", "6,2"}, {"answers", "3"}});
+  });
+  expect_invalid({"shared_question: parameter answers has 2 counts", "1 groups"}, [] {
+    make_family("shared_question", 8, {{"groups", "8"}, {"answers", "1,2"}});
+  });
   expect_invalid({"prefix has 1 entries", "2 documents"}, [] {
     make_family("prefix_lm_document", 8, {{"lengths", "4,4"}, {"prefix", "1"}});
   });

@@ -144,6 +144,40 @@ TEST(Mask, LongestSequences) {
   EXPECT_FALSE(column.visible(0, 0, kMaxSeqlen - 2, 0));
 }
 
+TEST(Mask, InfiniteBandsAreUnbounded) {
+  for (const int64_t reach : {int64_t{INT64_MAX}, INT64_MAX - 1, int64_t{1} << 62}) {
+    const Mask mask({.seqlen_q = 3, .seqlen_k = 2, .band = Band::window(reach, reach)});
+    EXPECT_TRUE(mask.band().unbounded()) << reach;
+    EXPECT_EQ(mask.view().content_hash, Mask({.seqlen_q = 3, .seqlen_k = 2}).view().content_hash);
+    EXPECT_EQ(mask.with_band(Band::window(reach, 0)).band(), Band::causal());
+  }
+}
+
+TEST(Mask, BandsAreExactAtEveryDistance) {
+  constexpr int64_t k40 = int64_t{1} << 40, k41 = 2 * k40;
+  std::vector<std::optional<int64_t>> edges{std::nullopt};
+  for (const int64_t edge : {int64_t{0}, k40, k41, int64_t{1} << 62, int64_t{INT64_MAX}}) {
+    for (const int64_t near : {-1, 0, 1}) {
+      if (edge < INT64_MAX || near <= 0) edges.insert(edges.end(), {edge + near, -(edge + near)});
+    }
+  }
+  edges.push_back(INT64_MIN);
+  for (const int64_t q_offset : {-k40, -k40 + 1, int64_t{0}, k40 - 1, k40}) {
+    for (const auto& lo : edges) {
+      for (const auto& hi : edges) {
+        const MaskParts parts{.seqlen_q = 2, .seqlen_k = 2, .band = {.lo = lo, .hi = hi}, .q_offset = q_offset};
+        const Mask mask(parts);
+        ASSERT_EQ(to_dense(mask), dense_by_rule(parts)) << q_offset << " lo " << lo.value_or(7) << " hi " << hi.value_or(7);
+        // Exact under another offset, too: what was left out was unbounded whatever the offset.
+        MaskParts moved = parts;
+        moved.q_offset = -q_offset;
+        ASSERT_EQ(to_dense(mask.with_q_offset(-q_offset)), dense_by_rule(moved));
+        ASSERT_EQ(to_dense(intersect(mask, Mask({.seqlen_q = 2, .seqlen_k = 2, .q_offset = -q_offset}))), dense_by_rule(parts));
+      }
+    }
+  }
+}
+
 TEST(Mask, BandHelpers) {
   EXPECT_TRUE(Band::none().unbounded());
   EXPECT_FALSE(Band::causal().unbounded());

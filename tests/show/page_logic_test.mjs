@@ -64,7 +64,7 @@ test("every family is there, and there is no other", () => assert.deepEqual(plai
 
 const given = [
   "causal q_offset=5", "causal q_offset=-5", "sliding_window left=3 right=-1", "sliding_window left=-1 right=2", "sliding_window left=0",
-  "causal_document lengths=5,0,7,28", "document lengths=40", "shared_question groups=20,20 answers=3,0", "shared_question groups=2,38 answers=6",
+  "causal_document lengths=5,0,7,28", "document lengths=40", "shared_question groups=20,20 answers=3,0", "shared_question groups=8,32 answers=6",
   "global_sliding_window global=0 window=3", "global_sliding_window global=99 window=0", "causal_blockwise lengths=10,20,10",
   "prefix_lm_causal prefix=0", "prefix_lm_causal prefix=40", "prefix_lm_document lengths=10,30 prefix=10,0", "qk_sparse spans=3,9,9,20",
   "qk_sparse spans=4,4", "hash_sparse buckets=3", "hash_sparse causal=0", "random_eviction seed=-1", "random_eviction seed=9223372036854775807",
@@ -86,7 +86,8 @@ for (const words of given) {
 
 const refused = [
   "causal q_offset=x", "causal q_offset=1,2", "sliding_window left=-2", "causal_document lengths=3,4", "causal_document lengths=-1,41",
-  "shared_question groups=40 answers=-1", "global_sliding_window global=-1", "prefix_lm_causal prefix=41", "prefix_lm_document lengths=40 prefix=41",
+  "shared_question groups=40 answers=-1", "shared_question groups=2,38 answers=6", "shared_question groups=40 answers=1,2",
+  "global_sliding_window global=-1", "prefix_lm_causal prefix=41", "prefix_lm_document lengths=40 prefix=41",
   "prefix_lm_document lengths=40 prefix=1,2", "qk_sparse spans=1,2,3", "qk_sparse spans=5,3", "qk_sparse spans=1,41", "hash_sparse buckets=0",
   "hash_sparse query_buckets=1,2", `hash_sparse causal=0 query_buckets=${"0,1,".repeat(20).slice(0, -1)}`, "eviction evicted_at=1,2",
   "prefix_tree parents=0", "prefix_tree parents=-1,0,-1,1", "prefix_tree parents=-1,0 lengths=40", "padding key_lengths=41",

@@ -14,7 +14,18 @@ namespace {
 
 constexpr int64_t kAlignment = 64;
 
-int thread_count(const Problem& p) { return p.threads > 0 ? p.threads : omp_get_max_threads(); }
+/// The items that a pass hands out at most: row tiles of query heads, in a backward also key tiles of key heads.
+int64_t most_items(const Problem& p) {
+  const int64_t of_rows = p.batch * p.heads_q * ceil_div(p.seqlen_q, cpu::kTileRows);
+  return p.is_backward ? std::max(of_rows, p.batch * p.heads_kv * ceil_div(p.seqlen_k, cpu::kTileKeys)) : of_rows;
+}
+
+/// Those asked for, but none that would have nothing to do, and no more than a machine can be expected to start.
+int thread_count(const Problem& p) {
+  constexpr int kMost = 1024;
+  const int wanted = p.threads > 0 ? p.threads : omp_get_max_threads();
+  return static_cast<int>(std::clamp<int64_t>(most_items(p), 1, std::min(wanted, std::max(kMost, omp_get_num_procs()))));
+}
 
 bool makes_plan(const Problem& p) { return !p.plan.defined() && !p.dense.defined(); }
 
@@ -28,6 +39,9 @@ struct Layout {
     if (makes_plan(p)) plan = round_up(PlanLayout(mask.seqlen_q, mask.seqlen_k, mask.batch(), mask.heads()).bytes, kAlignment);
     if (p.is_backward) {
       const int64_t row_tiles = p.batch * p.heads_q * cpu::BackwardRows::row_tiles(p);
+      // The largest part is a row of dq for each; with room to spare for the others.
+      if (!checked_product(row_tiles, cpu::kTileRows * int64_t{sizeof(float)}, 2 * round_up(p.head_dim, cpu::kMaxWidth)))
+        throw_invalid("the backward of q ", describe(p.q), " needs a workspace of more than 2^63 bytes");
       delta = row_tiles * cpu::kTileRows * static_cast<int64_t>(sizeof(float));
       if (!cpu::BackwardRows::sums_in_dq(p)) own_dq = delta * cpu::BackwardRows::dq_stride(p);
       turn = round_up(row_tiles * static_cast<int64_t>(sizeof(int32_t)), kAlignment);

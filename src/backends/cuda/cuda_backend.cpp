@@ -20,8 +20,6 @@ namespace {
 constexpr int64_t kAlignment = 256;  // what cudaMalloc gives, so that nothing in the workspace has less
 
 bool makes_plan(const Problem& p) { return !p.plan.defined() && !p.dense.defined(); }
-/// Nothing to write; of a backward, gradients of keys without rows and of rows without keys are.
-bool is_empty(const Problem& p) { return p.batch == 0 || (p.seqlen_q == 0 && (!p.is_backward || p.seqlen_k == 0)); }
 
 PlanLayout plan_layout(const Problem& p) {
   const MaskView& mask = p.mask.view();
@@ -131,7 +129,7 @@ BackendInfo CudaBackend::info() const {
 
 void CudaBackend::describe(const Problem& p, Explanation& e) const {
   e.arch = "sm90";
-  if (makes_plan(p) && !is_empty(p)) {
+  if (makes_plan(p) && !p.is_empty()) {
     for (const KernelInfo& kernel : cuda::plan_kernels()) e.kernels.push_back(kernel.id);
   }
   if (p.is_backward) {
@@ -167,14 +165,12 @@ std::string CudaBackend::refusal(const Problem& p) const {
 }
 
 void CudaBackend::forward(const Problem& problem, std::span<std::byte> memory) const {
-  if (is_empty(problem)) return;
   const Prepared call(problem, memory);
   sm90::forward(call.p, call.workspace, call.counter.on_device());
   if (call.p.executed_tiles) call.p.executed_tiles->forward += call.counter.read("forward");
 }
 
 void CudaBackend::backward(const Problem& problem, std::span<std::byte> memory) const {
-  if (is_empty(problem)) return;
   const Prepared call(problem, memory);
   sm90::backward(call.p, call.workspace, call.counter.on_device());
   if (!call.p.executed_tiles) return;

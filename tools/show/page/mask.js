@@ -165,9 +165,10 @@ const families = {
   shared_question(p) {
     const groups = p.lengths("groups"), given = p.integers("answers"), counts = [], lengths = [], ends = [];
     let begin = 0;
+    need(given.length <= groups.length, `answers has ${given.length} counts; there are ${groups.length} groups`);
     groups.forEach((group, g) => {
       const count = given.length ? given[g % given.length] : p.random.integer(2, 6);
-      need(count >= 0, `answers has ${count}; it must be at least 0`);
+      need(count >= 0 && (!given.length || count <= group), `answers has ${count}; it must be between 0 and the group's length, ${group}`);
       // An answer has 10 to 20 % of the question's length.
       const shares = range(Math.min(count, group), () => 0.1 + 0.1 * p.random.real());
       const whole = shares.reduce((a, b) => a + b, 1);

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// What the C interface reads, and when: shapes before contents, and of those no more than a function needs.
+
+#include "flashmask/c_api.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace flashmask::test {
+namespace {
+
+/// Contiguous; `data` may be anything where nothing is read.
+fm_tensor tensor(fm_dtype dtype, std::initializer_list<int64_t> shape, const void* data) {
+  fm_tensor t{};
+  t.data = const_cast<void*>(data);
+  t.dtype = dtype;
+  t.ndim = static_cast<int32_t>(shape.size());
+  std::copy(shape.begin(), shape.end(), t.shape);
+  uint64_t stride = 1;  // sizes whose product overflows are among those that are tried
+  for (int d = t.ndim - 1; d >= 0; --d) {
+    t.stride[d] = static_cast<int64_t>(stride);
+    stride *= static_cast<uint64_t>(t.shape[d]);
+  }
+  return t;
+}
+
+/// An address that nothing is mapped at.
+const void* const kNowhere = reinterpret_cast<const void*>(std::uintptr_t{0x10000});
+
+template <typename Struct>
+Struct make() {
+  Struct s{};
+  s.struct_size = sizeof(s);
+  return s;
+}
+
+fm_mask make_mask(int64_t seqlen_q, int64_t seqlen_k, uint32_t flags = 0) {
+  auto mask = make<fm_mask>();
+  mask.flags = flags;
+  mask.seqlen_q = seqlen_q;
+  mask.seqlen_k = seqlen_k;
+  return mask;
+}
+
+/// A backward call of one batch entry and head without data; its first fields are a forward's.
+fm_backward_args make_call(const fm_mask* mask, int64_t seqlen_q, int64_t seqlen_k) {
+  auto args = make<fm_backward_args>();
+  args.q = args.out = args.dout = args.dq = tensor(FM_FLOAT32, {1, seqlen_q, 1, 8}, kNowhere);
+  args.k = args.v = args.dk = args.dv = tensor(FM_FLOAT32, {1, seqlen_k, 1, 8}, kNowhere);
+  args.lse = tensor(FM_FLOAT32, {1, 1, seqlen_q}, kNowhere);
+  args.mask = mask;
+  return args;
+}
+
+fm_forward_args forward_of(const fm_backward_args& b) {
+  auto args = make<fm_forward_args>();
+  args.q = b.q;
+  args.k = b.k;
+  args.v = b.v;
+  args.out = b.out;
+  args.lse = b.lse;
+  args.mask = b.mask;
+  args.dense_mask = b.dense_mask;
+  return args;
+}
+
+void expect_refused(fm_status status, const std::string& part) {
+  EXPECT_EQ(status, FM_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(fm_last_error()).find(part), std::string::npos) << "'" << part << "' is not in: " << fm_last_error();
+}
+
+/// Every function that takes this mask refuses it, without reading it, with a message that contains `part`.
+void expect_refused_everywhere(const fm_mask& mask, const std::string& part) {
+  const fm_backward_args backward = make_call(&mask, 300, 300);
+  const fm_forward_args forward = forward_of(backward);
+  std::vector<uint64_t> plan(4096), workspace(1 << 16);
+  std::vector<uint8_t> visible(300 * 300);
+  const fm_tensor dense = tensor(FM_BOOL, {1, 1, 300, 300}, visible.data());
+  std::size_t bytes = 0;
+  char text[8];
+  expect_refused(fm_plan_bytes(&mask, &bytes), part);
+  expect_refused(fm_plan_build(&mask, plan.data(), plan.size() * 8, nullptr), part);
+  expect_refused(fm_plan_validate(&mask, plan.data(), plan.size() * 8, nullptr, 0, nullptr), part);
+  expect_refused(fm_mask_to_dense(&mask, &dense), part);
+  expect_refused(fm_forward_workspace(&forward, nullptr, &bytes), part);
+  expect_refused(fm_forward(&forward, workspace.data(), workspace.size() * 8, nullptr), part);
+  expect_refused(fm_backward_workspace(&backward, nullptr, &bytes), part);
+  expect_refused(fm_backward(&backward, workspace.data(), workspace.size() * 8, nullptr), part);
+  expect_refused(fm_explain(&forward, nullptr, text, sizeof(text), nullptr), part);
+}
+
+TEST(CInterface, ABlockMaskOfAnotherShapeIsRefusedUnread) {
+  const uint8_t one = 1;
+  auto mask = make_mask(300, 300);
+  for (const int64_t rows : {int64_t{300'000'000}, int64_t{1} << 31}) {
+    mask.block_mask = tensor(FM_BOOL, {1, 1, rows, 1}, &one);
+    expect_refused_everywhere(mask, "block_mask is bool [1, 1, " + std::to_string(rows) + ", 1]");
+  }
+  mask.block_mask = tensor(FM_BOOL, {int64_t{1} << 40, int64_t{1} << 40, 3, 3}, &one);
+  expect_refused_everywhere(mask, "2^63");
+  mask.block_mask = tensor(FM_BOOL, {1, 1, 3, 3}, &one);
+  mask.block_mask.stride[2] = std::numeric_limits<int64_t>::max() / 2;
+  expect_refused_everywhere(mask, "block_mask is bool [1, 1, 3, 3]; with its strides it spans more than 2^63");
+}
+
+TEST(CInterface, BoundsOfAnotherShapeAreRefusedUnread) {
+  const int32_t one = 1;
+  auto mask = make_mask(300, 300, FM_CAUSAL);
+  mask.bounds = tensor(FM_INT32, {1, 1, 300'000'000, 1}, &one);
+  expect_refused_everywhere(mask, "[1, 1, 300000000, 1]");
+  mask.bounds = tensor(FM_INT32, {int64_t{1} << 40, int64_t{1} << 20, 300, 1}, &one);
+  expect_refused_everywhere(mask, "2^63");
+  mask.bounds = tensor(FM_INT32, {1, 1, 300, 1}, &one);
+  mask.bounds.stride[2] = std::numeric_limits<int64_t>::min();
+  expect_refused_everywhere(mask, "with its strides it spans more than 2^63");
+}
+
+TEST(CInterface, AMaskThatDoesNotFitTheCallIsRefusedUnread) {
+  auto mask = make_mask(300, 300, FM_CAUSAL);
+  mask.bounds = tensor(FM_INT32, {7, 1, 300, 1}, kNowhere);
+  mask.block_mask = tensor(FM_BOOL, {1, 1, 3, 3}, kNowhere);
+  const fm_forward_args forward = forward_of(make_call(&mask, 300, 300));
+  expect_refused(fm_forward(&forward, nullptr, 0, nullptr), "mask's vectors have 7 batch entries");
+  expect_refused(fm_explain(&forward, nullptr, nullptr, 0, nullptr), "mask's vectors have 7 batch entries");
+  uint64_t plan[2] = {};
+  expect_refused(fm_plan_build(&mask, plan, sizeof(plan), nullptr), "plan buffer has 16 bytes");
+  const fm_tensor dense = tensor(FM_BOOL, {1, 1, 300, 300}, kNowhere);
+  expect_refused(fm_mask_to_dense(&mask, &dense), "it must be bool or uint8, contiguous, [7, 1, 300, 300]");
+  auto other = make_mask(300, 200);
+  std::size_t bytes = 0;
+  ASSERT_EQ(fm_plan_bytes(&other, &bytes), FM_OK);
+  std::vector<uint64_t> of_other(bytes / 8);
+  ASSERT_EQ(fm_plan_build(&other, of_other.data(), bytes, nullptr), FM_OK);
+  expect_refused(fm_plan_validate(&mask, of_other.data(), bytes, nullptr, 0, nullptr), "not the plan of this mask");
+}
+
+TEST(CInterface, WorkspaceQueriesReadNoContents) {
+  auto mask = make_mask(300, 200, FM_CAUSAL);
+  mask.bounds = tensor(FM_INT32, {1, 1, 200, 1}, kNowhere);
+  mask.block_mask = tensor(FM_BOOL, {1, 1, 3, 2}, kNowhere);
+  const fm_backward_args nowhere = make_call(&mask, 300, 200);
+  const fm_forward_args forward_nowhere = forward_of(nowhere);
+  std::size_t forward_bytes = 0, backward_bytes = 0;
+  ASSERT_EQ(fm_forward_workspace(&forward_nowhere, nullptr, &forward_bytes), FM_OK) << fm_last_error();
+  ASSERT_EQ(fm_backward_workspace(&nowhere, nullptr, &backward_bytes), FM_OK) << fm_last_error();
+  // A length that would take long to read.
+  auto longest = make_mask(1, std::numeric_limits<int32_t>::max(), FM_CAUSAL);
+  longest.bounds = tensor(FM_INT32, {1, 1, longest.seqlen_k, 1}, nullptr);
+  const fm_forward_args of_longest = forward_of(make_call(&longest, 1, longest.seqlen_k));
+  std::size_t longest_bytes = 0, plan_bytes = 0;
+  ASSERT_EQ(fm_forward_workspace(&of_longest, nullptr, &longest_bytes), FM_OK) << fm_last_error();
+  ASSERT_EQ(fm_plan_bytes(&longest, &plan_bytes), FM_OK) << fm_last_error();
+  EXPECT_GT(longest_bytes, plan_bytes);
+  // With contents the same is said.
+  const std::vector<int32_t> bounds(200, 300);
+  const std::vector<uint8_t> blocks(6, 1);
+  mask.bounds.data = const_cast<int32_t*>(bounds.data());
+  mask.block_mask.data = const_cast<uint8_t*>(blocks.data());
+  std::size_t bytes = 0;
+  ASSERT_EQ(fm_forward_workspace(&forward_nowhere, nullptr, &bytes), FM_OK);
+  EXPECT_EQ(bytes, forward_bytes);
+  ASSERT_EQ(fm_backward_workspace(&nowhere, nullptr, &bytes), FM_OK);
+  EXPECT_EQ(bytes, backward_bytes);
+}
+
+TEST(CInterface, AnyNumberOfThreadsTakesTheWorkspaceOfTheWorkThereIs) {
+  const fm_backward_args args = make_call(nullptr, 133, 133);
+  auto options = make<fm_options>();
+  std::size_t of_three = 0, of_many = 0;
+  options.threads = 3;  // row tiles of 133 rows
+  ASSERT_EQ(fm_backward_workspace(&args, &options, &of_three), FM_OK);
+  options.threads = 100000;
+  ASSERT_EQ(fm_backward_workspace(&args, &options, &of_many), FM_OK);
+  EXPECT_EQ(of_many, of_three);
+  EXPECT_LT(of_many, std::size_t{1} << 20);
+}
+
+TEST(CInterface, InfiniteWindowsAreUnbounded) {
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  const auto dense_of = [](const fm_mask& mask) {
+    std::vector<uint8_t> visible(7 * 5);
+    const fm_tensor t = tensor(FM_BOOL, {1, 1, 7, 5}, visible.data());
+    EXPECT_EQ(fm_mask_to_dense(&mask, &t), FM_OK) << fm_last_error();
+    return visible;
+  };
+  for (const uint32_t causal : {0u, uint32_t{FM_CAUSAL}}) {
+    for (const int64_t q_offset : {int64_t{0}, int64_t{1} << 40, -(int64_t{1} << 40)}) {
+      auto mask = make_mask(7, 5, FM_HAS_WINDOW | FM_HAS_Q_OFFSET | causal);
+      mask.q_offset = q_offset;
+      mask.window_left = mask.window_right = -1;
+      const std::vector<uint8_t> unbounded = dense_of(mask);
+      for (const int64_t window : {kMax, kMax - 1, int64_t{1} << 62}) {
+        mask.window_left = mask.window_right = window;
+        EXPECT_EQ(dense_of(mask), unbounded) << window;
+      }
+    }
+  }
+  auto mask = make_mask(7, 5, FM_HAS_Q_OFFSET);
+  std::size_t bytes = 0;
+  for (const int64_t q_offset : {kMax, std::numeric_limits<int64_t>::min()}) {
+    mask.q_offset = q_offset;
+    expect_refused(fm_plan_bytes(&mask, &bytes), "q_offset is " + std::to_string(q_offset));
+  }
+}
+
+TEST(CInterface, MisalignedDataIsRefused) {
+  alignas(8) char bytes[64] = {};
+  auto mask = make_mask(4, 4, FM_CAUSAL);
+  mask.bounds = tensor(FM_INT32, {1, 1, 4, 1}, bytes + 1);
+  uint64_t plan[512];
+  expect_refused(fm_plan_build(&mask, plan, sizeof(plan), nullptr), "address of startend_row_indices is not a multiple of 4 bytes");
+  fm_forward_args args = forward_of(make_call(nullptr, 1, 1));
+  args.q.data = bytes + 2;
+  expect_refused(fm_forward(&args, plan, sizeof(plan), nullptr), "address of q is not a multiple of 4 bytes");
+}
+
+}  // namespace
+}  // namespace flashmask::test
