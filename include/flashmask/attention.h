@@ -107,16 +107,20 @@ struct KernelInfo {
   /// What it is for, "sm90.fwd.bf16.d128.dv128.c3": architecture, direction, element type, head_dim, head_dim_v, consumer warpgroups;
   /// helpers of a backward have its id and a word more, those of a plan are "sm90.plan.classify" and so on. It stays what it is when code
   /// is renamed or moved.
-  std::string id;
-  std::string arch;      ///< what it was compiled for, "sm90"
-  std::string symbol;    ///< its entry in the library's device code
-  TileShape tile{0, 0};  ///< query rows and keys at a time; 0: not in tiles of them
-  int threads = 0;       ///< of a block
-  int shared_bytes = 0;  ///< of dynamic shared memory that a block is launched with
+  std::string id{};
+  std::string arch{};                  ///< what it was compiled for, "sm90"
+  std::string symbol{};                ///< its entry in the library's device code
+  std::string op{};                    ///< "fwd", "bwd" or "plan"
+  DataType dtype = DataType::kNone;    ///< of q, k and v; kNone: of none or any
+  int head_dim = 0, head_dim_v = 0;    ///< 0 in a kernel of a plan
+  TileShape tile{0, 0};                ///< query rows and keys at a time; 0: not in tiles of them
+  int threads = 0, shared_bytes = 0;   ///< of a block: threads, and the dynamic shared memory that it is launched with
 };
-/// Every GPU kernel in this build, whatever this machine can run; empty in a build without CUDA.
+/// Every GPU kernel in this build, whatever this machine can run; empty in a build without CUDA. The one list of what is supported: a backend
+/// takes the element types and head dims that it has kernels of.
 FLASHMASK_API std::vector<KernelInfo> kernels();
-/// {"kernels": [{"id", "arch", "symbol", "tile": {"rows", "keys"}, "threads", "shared_bytes"}, ...]}.
+/// {"kernels": [{"id", "arch", "symbol", "op", "dtype", "head_dim", "head_dim_v", "tile": {"rows", "keys"}, "threads", "shared_bytes"}, ...]};
+/// dtype is null where there is none.
 FLASHMASK_API std::string to_json(const std::vector<KernelInfo>& kernels);
 
 /// What of a GPU decides how a call runs on it.

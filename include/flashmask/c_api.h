@@ -185,8 +185,8 @@ typedef struct fm_gpu_model {
  * none need be there. Text as fm_explain writes it. */
 FLASHMASK_API fm_status fm_explain_json(const void* args, int is_backward, const fm_options* options, const fm_gpu_model* gpu, char* text,
                                         size_t capacity, size_t* length);
-/* Every GPU kernel in this build, whatever this machine can run: {"kernels": [{"id", "arch", "symbol", "tile": {"rows", "keys"},
- * "threads", "shared_bytes"}, ...]}, see KernelInfo in attention.h. Text as fm_explain writes it. */
+/* Every GPU kernel in this build, whatever this machine can run: {"kernels": [{"id", "arch", "symbol", "op", "dtype",
+ * "head_dim", "head_dim_v", "tile": {"rows", "keys"}, "threads", "shared_bytes"}, ...]}, see KernelInfo in attention.h. Text as fm_explain writes it. */
 FLASHMASK_API fm_status fm_kernels_json(char* text, size_t capacity, size_t* length);
 
 #ifdef __cplusplus

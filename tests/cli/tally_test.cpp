@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "flashmask/attention.h"
 #include "flashmask/status.h"
 #include "verify/covering_cases.h"
 
@@ -72,16 +75,26 @@ TEST(Tally, SaysThatABackwardWasNotTaken) {
 }
 
 TEST(CoveringCases, KeepToTheValuesAskedFor) {
-  const CoveringValues values = cuda_values();
-  const std::vector<Case> cases = covering_cases(values);
+  const std::vector<Case> cases = covering_cases({{DataType::kBFloat16}, {64, 128}, {Layout::kBshd}});
   EXPECT_GE(cases.size(), 1500u);
   for (const Case& c : cases) {
-    EXPECT_TRUE(c.dtype == DataType::kBFloat16 || c.dtype == DataType::kFloat16);
+    EXPECT_EQ(c.dtype, DataType::kBFloat16);
     EXPECT_TRUE(c.head_dim == 64 || c.head_dim == 128);
     EXPECT_TRUE(c.head_dim_v == 64 || c.head_dim_v == 128);
-    EXPECT_TRUE(c.layout != Layout::kPadded);
+    EXPECT_EQ(c.layout, Layout::kBshd);
   }
   EXPECT_THROW(covering_cases({.head_dims = {64, 65}}), Error) << "one that is not there is not left out without a word";
+}
+
+TEST(CoveringCases, OfTheGpuAreWhatThereAreKernelsOf) {
+  const CoveringValues values = cuda_values();
+  const auto has = [](const auto& list, auto value) { return std::find(list.begin(), list.end(), value) != list.end(); };
+  for (const KernelInfo& kernel : kernels()) {
+    if (kernel.op == "plan") continue;
+    EXPECT_TRUE(has(values.dtypes, kernel.dtype) && has(values.head_dims, int64_t{kernel.head_dim})) << kernel.id;
+  }
+  EXPECT_FALSE(has(values.dtypes, DataType::kFloat32));
+  EXPECT_FALSE(has(values.layouts, Layout::kPadded)) << "rows off 16 bytes";
 }
 
 }  // namespace

@@ -51,7 +51,9 @@ def test_ids_say_what_kernels_are_for():
     assert set(PLAN) <= set(table)
     main = table["sm90.bwd.bf16.d128.dv128.c2"]
     assert main["arch"] == "sm90" and main["symbol"] == "flashmask_sm90_bwd_bf16_d128_dv128_c2" and main["tile"]["keys"] == 128
+    assert (main["op"], main["dtype"], main["head_dim"], main["head_dim_v"]) == ("bwd", "bfloat16", 128, 128)
     assert table["sm90.fwd.f16.d64.dv64.c3"]["tile"]["rows"] == 192
+    assert table["sm90.plan.rank"]["dtype"] is None and table["sm90.plan.rank"]["op"] == "plan"
     assert all(info["threads"] > 0 for info in table.values())
 
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "flashmask/attention.h"
 #include "flashmask/families.h"
 #include "flashmask/status.h"
 #include "verify/random.h"
@@ -319,7 +320,17 @@ class CoveringList {
 }  // namespace
 
 CoveringValues cuda_values() {
-  return {{DataType::kBFloat16, DataType::kFloat16}, {64, 128}, {Layout::kBshd, Layout::kBhsd, Layout::kAligned}};
+  CoveringValues values{.layouts = {Layout::kBshd, Layout::kBhsd, Layout::kAligned}};
+  const auto add = [](auto& list, auto value) {
+    if (std::find(list.begin(), list.end(), value) == list.end()) list.push_back(value);
+  };
+  for (const KernelInfo& kernel : kernels()) {
+    if (kernel.op == "plan") continue;
+    add(values.dtypes, kernel.dtype);
+    add(values.head_dims, int64_t{kernel.head_dim});
+    add(values.head_dims, int64_t{kernel.head_dim_v});
+  }
+  return values;
 }
 
 std::vector<Case> covering_cases(const CoveringValues& values) { return CoveringList(values).make(); }

@@ -3,17 +3,18 @@
 
 #include <algorithm>
 #include <string>
-#include <utility>
 
 #include "flashmask/attention.h"
 
 namespace flashmask::cuda {
 
-/// What is known of a kernel by its id, which begins with the architecture; its entry is the id with underscores for dots.
-inline KernelInfo kernel_info(std::string id, TileShape tile, int threads, int shared_bytes) {
-  std::string arch = id.substr(0, id.find('.')), symbol = "flashmask_" + id;
-  std::replace(symbol.begin(), symbol.end(), '.', '_');
-  return {std::move(id), std::move(arch), std::move(symbol), tile, threads, shared_bytes};
+/// Fills in what follows from a kernel's id: the architecture, which it begins with, and the entry, which is the id with underscores for
+/// dots.
+inline KernelInfo named(KernelInfo info) {
+  info.arch = info.id.substr(0, info.id.find('.'));
+  info.symbol = "flashmask_" + info.id;
+  std::replace(info.symbol.begin(), info.symbol.end(), '.', '_');
+  return info;
 }
 
 }  // namespace flashmask::cuda

@@ -65,8 +65,9 @@ plan::Sharing sharing(const PlanLayout& all, int64_t own_batch, int64_t own_head
 }  // namespace
 
 std::vector<KernelInfo> plan_kernels() {
-  return {kernel_info("sm90.plan.classify", {0, 0}, plan::kClassifyThreads, 0), kernel_info("sm90.plan.transpose", {0, 0}, plan::kTransposeThreads, 0),
-          kernel_info("sm90.plan.rank", {0, 0}, plan::kRankThreads, 0)};
+  return {named({.id = "sm90.plan.classify", .op = "plan", .threads = plan::kClassifyThreads}),
+          named({.id = "sm90.plan.transpose", .op = "plan", .threads = plan::kTransposeThreads}),
+          named({.id = "sm90.plan.rank", .op = "plan", .threads = plan::kRankThreads})};
 }
 
 void launch_plan(const MaskView& mask, std::byte* buffer, cudaStream_t stream) {

@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
+#include <span>
+#include <utility>
 
 #include "backends/cuda/common/kernel_info.h"
 #include "backends/cuda/common/sequence.h"
@@ -21,7 +24,6 @@ namespace flashmask::sm90 {
 namespace grad {
 namespace {
 
-constexpr int64_t kTileKeys = 128;
 /// What the sequences that are worked on together read and add up for their rows should stay in this much of the L2 cache.
 constexpr int64_t kSectionBytes = int64_t{16} << 20;
 /// Deterministic mode under a sparse mask, see SectionSize: the most sequences, and how many tiles a multiprocessor should have for each
@@ -30,26 +32,33 @@ constexpr int64_t kSparseSequences = 16, kTilesPerTurn = 4;
 constexpr int64_t kMostItems = int64_t{1} << 30;
 constexpr int64_t kAlignment = 256;
 
-const auto& instances() {
-  static const std::array table{
-#define FLASHMASK_BACKWARD(dtype, element, head_dim, consumers) backward_##element##_##head_dim##_##consumers(),
-#include "backends/cuda/sm90/backward/instances.def"
-#undef FLASHMASK_BACKWARD
-  };
-  return table;
+template <DataType dtype, std::size_t... row>
+auto instances_of(std::index_sequence<row...>) {
+  constexpr auto& tiles = kBackwardTiles;
+  return std::array{backward_instance<dtype, tiles[row].head_dim, tiles[row].head_dim_v, tiles[row].consumers>()...};
 }
 
-const BackwardInstance* find_instance(DataType dtype, int64_t head_dim) {
-  for (const BackwardInstance& i : instances()) {
-    if (i.dtype == dtype && i.head_dim == head_dim) return &i;
+/// The instances of an element type, a row of kBackwardTiles each; none if there are no kernels of it.
+std::span<const BackwardInstance> instances(DataType dtype) {
+  constexpr auto rows = std::make_index_sequence<std::size(kBackwardTiles)>();
+  static const auto bf16 = instances_of<DataType::kBFloat16>(rows), f16 = instances_of<DataType::kFloat16>(rows);
+  if (dtype == DataType::kBFloat16) return bf16;
+  if (dtype == DataType::kFloat16) return f16;
+  return {};
+}
+
+const BackwardInstance* find_instance(const Problem& p) {
+  for (const BackwardInstance& i : instances(p.dtype)) {
+    if (i.tile.head_dim == p.head_dim && i.tile.head_dim_v == p.head_dim_v) return &i;
   }
   return nullptr;
 }
 
-const BackwardInstance& instance_for(const Problem& p) { return *find_instance(p.dtype, p.head_dim); }
+const BackwardInstance& instance_for(const Problem& p) { return *find_instance(p); }
+const BackwardTile& tile_for(const Problem& p) { return instance_for(p).tile; }
 
-int64_t row_tiles(const Problem& p) { return ceil_div(p.seqlen_q, instance_for(p).rows); }
-int64_t key_tiles(const Problem& p) { return ceil_div(p.seqlen_k, kTileKeys); }
+int64_t row_tiles(const Problem& p) { return ceil_div(p.seqlen_q, tile_for(p).rows); }
+int64_t key_tiles(const Problem& p) { return ceil_div(p.seqlen_k, tile_for(p).keys()); }
 int64_t all_row_tiles(const Problem& p) { return p.batch * p.heads_q * row_tiles(p); }
 int64_t all_key_tiles(const Problem& p) { return p.batch * p.heads_kv * key_tiles(p); }
 
@@ -86,10 +95,10 @@ struct Layout {
   int64_t biases = 0, sums = 0, key_parts = 0, progress = 0, next = 0, section = 0, bytes = 0;
 
   explicit Layout(const Problem& p) {
-    const int64_t tiles = all_row_tiles(p), rows = tiles * instance_for(p).rows;
+    const int64_t tiles = all_row_tiles(p), rows = tiles * tile_for(p).rows;
     biases = add(rows * static_cast<int64_t>(sizeof(RowBias)));
     sums = add(rows * p.head_dim * 4);
-    if (const int64_t n = splits(p); n > 1) key_parts = add(all_key_tiles(p) * n * 2 * kTileKeys * p.head_dim * 4);
+    if (const int64_t n = splits(p); n > 1) key_parts = add(all_key_tiles(p) * n * 2 * tile_for(p).keys() * p.head_dim * 4);
     progress = add(tiles * 4);
     next = add(4);
     section = add(4);
@@ -115,7 +124,7 @@ Rows rows_of_vector(const TensorView& t) { return {t.data, t.stride[0], t.stride
 /// A dense mask has no plan: all tiles are live, and there are no bits that say so.
 PlanBits bits_of_dense_mask(const Problem& p) {
   PlanBits bits{};
-  bits.words_per_key = static_cast<int32_t>(ceil_div(row_tiles(p) * instance_for(p).rows, 64 * 32));
+  bits.words_per_key = static_cast<int32_t>(ceil_div(row_tiles(p) * tile_for(p).rows, 64 * 32));
   bits.sharing = {1, 1};
   return bits;
 }
@@ -155,7 +164,7 @@ SectionSize section_size(const Problem& p, const Layout& layout, std::byte* work
   return {.key_counts = reinterpret_cast<const int32_t*>(p.plan.data() + plan.key_counts),
           .row_counts = reinterpret_cast<const int32_t*>(p.plan.data() + plan.row_counts),
           .granules = static_cast<float>(plan.row_granules * plan.key_blocks),
-          .granules_per_tile = static_cast<float>(instance_for(p).rows / kGranuleRows),
+          .granules_per_tile = static_cast<float>(tile_for(p).rows / kGranuleRows),
           .tiles_per_turn = static_cast<float>(kTilesPerTurn * multiprocessors(p)),
           .dense = static_cast<uint32_t>(dense),
           .most = static_cast<uint32_t>(std::min(all, kSparseSequences)),
@@ -204,17 +213,17 @@ KeyParams make_key_params(const Problem& p, const Layout& layout, std::byte* wor
 }
 
 BackwardParams make_params(const Problem& p, const RowParams& rows, float* key_parts, unsigned long long* executed) {
-  const BackwardInstance& instance = instance_for(p);
-  const int blocks = instance.head_dim / 64;
+  const BackwardTile& tile = tile_for(p);
+  const int blocks = tile.head_dim / 64;
   const int64_t head_groups = p.heads_kv * splits(p);
   constexpr float kLog2E = 1.44269504f;
   BackwardParams params{};
   // Without rows nothing of them is loaded, but the maps have to be valid.
-  params.q = cuda::tensor_map(p.seqlen_q > 0 ? p.q : p.k, instance.rows, blocks, "q");
-  params.dout = cuda::tensor_map(p.seqlen_q > 0 ? p.dout : p.k, instance.rows, blocks, "dout");
+  params.q = cuda::tensor_map(p.seqlen_q > 0 ? p.q : p.k, tile.rows, blocks, "q");
+  params.dout = cuda::tensor_map(p.seqlen_q > 0 ? p.dout : p.k, tile.rows, blocks, "dout");
   params.dq = cuda::tensor_map(p.seqlen_q > 0 ? p.dq : p.dk, 16, 1, "dq");
-  params.k = cuda::tensor_map(p.k, kTileKeys, blocks, "k");
-  params.v = cuda::tensor_map(p.v, kTileKeys, blocks, "v");
+  params.k = cuda::tensor_map(p.k, tile.keys(), blocks, "k");
+  params.v = cuda::tensor_map(p.v, tile.keys(), blocks, "v");
   params.dk = cuda::tensor_map(p.dk, 16, blocks, "dk");
   params.dv = cuda::tensor_map(p.dv, 16, blocks, "dv");
   params.biases = rows.biases;
@@ -247,23 +256,16 @@ BackwardParams make_params(const Problem& p, const RowParams& rows, float* key_p
 
 std::string backward_refusal(const Problem& p) {
   using namespace grad;
-  if (p.head_dim != p.head_dim_v)
-    return message("head_dim ", p.head_dim, " with head_dim_v ", p.head_dim_v, " is not taken by the backward; they must be equal");
-  if (!find_instance(p.dtype, p.head_dim)) {
-    std::string dims;
-    for (const BackwardInstance& i : instances()) {
-      if (i.dtype == p.dtype) dims += message(dims.empty() ? "" : " or ", i.head_dim);
-    }
-    return message("head_dim ", p.head_dim, " is not taken by the backward; it must be ", dims);
-  }
+  if (std::string why = head_dims_refusal(p, kBackwardTiles); !why.empty()) return why;
   if (std::string why = lengths_refusal(p); !why.empty()) return why;
+  const BackwardTile& tile = tile_for(p);
   struct Count {
     const char* what;
     int64_t tile, tiles;
   };
-  for (const Count& c : {Count{"batch * heads_q * seqlen_q / ", instance_for(p).rows, all_row_tiles(p)},
-                         Count{"batch * heads_kv * seqlen_k / ", kTileKeys, all_key_tiles(p)},
-                         Count{"batch * heads_q * seqlen_k / ", kTileKeys, all_key_tiles(p) * p.group_size()}}) {
+  for (const Count& c : {Count{"batch * heads_q * seqlen_q / ", tile.rows, all_row_tiles(p)},
+                         Count{"batch * heads_kv * seqlen_k / ", tile.keys(), all_key_tiles(p)},
+                         Count{"batch * heads_q * seqlen_k / ", tile.keys(), all_key_tiles(p) * p.group_size()}}) {
     if (c.tiles > kMostItems) return message(c.what, c.tile, " is about ", c.tiles, "; the backward takes at most ", kMostItems);
   }
   return "";
@@ -273,7 +275,7 @@ void describe_backward(const Problem& p, Explanation& e) {
   using namespace grad;
   const BackwardInstance& instance = instance_for(p);
   const Launches launches(p);
-  e.tile = {instance.rows, instance.keys};
+  e.tile = {instance.tile.rows, instance.tile.keys()};
   e.instance = launches.split ? id_of_split(instance) : instance.id;
   if (launches.row_blocks > 0) e.kernels.push_back(id_of_preprocess(instance));
   if (launches.items > 0) e.kernels.push_back(e.instance);
@@ -284,13 +286,25 @@ void describe_backward(const Problem& p, Explanation& e) {
 std::vector<KernelInfo> backward_kernels() {
   using namespace grad;
   std::vector<KernelInfo> all;
-  for (const BackwardInstance& i : instances()) {
-    const TileShape tile{i.rows, i.keys};
-    all.push_back(cuda::kernel_info(id_of_preprocess(i), {i.rows, 0}, kRowThreads, 0));
-    all.push_back(cuda::kernel_info(i.id, tile, i.threads, i.shared_bytes));
-    all.push_back(cuda::kernel_info(id_of_split(i), tile, i.threads, i.shared_bytes));
-    all.push_back(cuda::kernel_info(id_of_convert_dq(i), {i.rows, 0}, kRowThreads, 0));
-    all.push_back(cuda::kernel_info(id_of_reduce_dkv(i), {0, i.keys}, kRowThreads, 0));
+  for (const DataType dtype : kDataTypes) {
+    for (const BackwardInstance& i : instances(dtype)) {
+      const auto add = [&](std::string id, TileShape tile, int threads, int shared_bytes) {
+        all.push_back(cuda::named({.id = std::move(id),
+                                   .op = "bwd",
+                                   .dtype = dtype,
+                                   .head_dim = i.tile.head_dim,
+                                   .head_dim_v = i.tile.head_dim_v,
+                                   .tile = tile,
+                                   .threads = threads,
+                                   .shared_bytes = shared_bytes}));
+      };
+      const TileShape tile{i.tile.rows, i.tile.keys()}, rows{tile.rows, 0}, keys{0, tile.keys};
+      add(id_of_preprocess(i), rows, kRowThreads, 0);
+      add(i.id, tile, i.threads, i.shared_bytes);
+      add(id_of_split(i), tile, i.threads, i.shared_bytes);
+      add(id_of_convert_dq(i), rows, kRowThreads, 0);
+      add(id_of_reduce_dkv(i), keys, kRowThreads, 0);
+    }
   }
   return all;
 }

@@ -3,16 +3,16 @@
 
 #include <cstdint>
 
+#include "backends/cuda/sm90/tile_config.h"
 #include "flashmask/tensor.h"
 
 namespace flashmask::sm90::grad {
 
-/// One compiled configuration of the backward kernels, a line of instances.def.
+/// The compiled backward kernels of a row of kBackwardTiles and an element type.
 struct BackwardInstance {
   const char* id;          ///< of `kernel`, see KernelInfo; the others' ids begin with it
   DataType dtype;
-  int head_dim;
-  int rows, keys;          ///< of a tile
+  BackwardTile tile;
   const void* preprocess;  ///< __global__ void (RowParams): a block of kRowThreads for every query tile
   const void* kernel;      ///< __global__ void (BackwardParams)
   const void* split;       ///< the same, for items of a part of their key head's query heads
@@ -24,8 +24,8 @@ struct BackwardInstance {
 
 inline constexpr int kRowThreads = 256;
 
-#define FLASHMASK_BACKWARD(dtype, element, head_dim, consumers) BackwardInstance backward_##element##_##head_dim##_##consumers();
-#include "backends/cuda/sm90/backward/instances.def"
-#undef FLASHMASK_BACKWARD
+/// Defined by the translation unit that the build makes for each row and element type (instance.cu.in).
+template <DataType dtype, int head_dim, int head_dim_v, int consumers>
+BackwardInstance backward_instance();
 
 }  // namespace flashmask::sm90::grad

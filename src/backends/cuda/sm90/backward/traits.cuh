@@ -5,34 +5,34 @@
 
 #include "backends/cuda/ptx/tensor_core.cuh"
 #include "backends/cuda/sm90/backward/params.h"
+#include "backends/cuda/sm90/tile_config.h"
 
 namespace flashmask::sm90::grad {
 
-/// One configuration of the backward kernel: element type, head dim, how many consumer warpgroups, each of which owns
-/// 64 keys of the tile, and whether an item has but some of its key head's query heads, so that its dk and dv are parts.
-template <typename Element_, int kHeadDim_, int kConsumers_, bool kSplit_ = false>
+/// One configuration of the backward kernel: an element type, a row of kBackwardTiles, and whether an item has but some of its key head's
+/// query heads, so that its dk and dv are parts.
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_, bool kSplit_ = false>
 struct BackwardTraits {
   using Element = Element_;
+  static constexpr BackwardTile kTile = find_tile(kBackwardTiles, kHeadDim_, kHeadDimV_, kConsumers_);
+  static_assert(kHeadDim_ == kHeadDimV_ && kHeadDim_ % 64 == 0, "the roles have one width of 64-column blocks for Q, K, V and dO");
+  static_assert(kConsumers_ == 2 && kTile.rows * kHeadDim_ == 64 * 128, "the consumers divide a tile's dQ into two blocks of 64 x 64");
+  static_assert(registers_fit(kTile.helper_registers, kTile.consumer_registers, kTile.consumers));
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kConsumers = kConsumers_;
   static constexpr bool kSplit = kSplit_;
-  static_assert(kConsumers == 2 && (kHeadDim == 64 || kHeadDim == 128));
-  static constexpr int kRows = kHeadDim == 64 ? 128 : 64;
-  static constexpr int kKeys = 64 * kConsumers;
+  static constexpr int kRows = kTile.rows;
+  static constexpr int kKeys = kTile.keys();
   static constexpr int kGranules = kRows / 64;
   static constexpr int kBlocks = kHeadDim / 64;  ///< 64-column blocks of a row: the width of the 128-byte swizzle
-  static constexpr int kStages = 2;
+  static constexpr int kStages = kTile.stages;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kConsumerWarps = 4 * kConsumers;
-  /// Whether one warpgroup works out a tile's dq and the other the next tile's, or each half of every one. Alternating they drift apart, so
-  /// that one's products run beside the other's exponentials; at d = 128, where a whole dq has to wait for dk, that gains nothing.
-  static constexpr bool kAlternate = kHeadDim == 64;
-  /// Whether both warpgroups run the same code, or each a copy in which its number is a constant. One copy, half of what instruction
-  /// caches have to hold, is faster at d = 64, two are at d = 128.
-  static constexpr bool kOneCode = kHeadDim == 64;
+  static constexpr bool kAlternate = kTile.alternate;
+  static constexpr bool kOneCode = kTile.one_code;
   /// Of a thread's scores, those whose exponentials come before dP is waited for.
   static constexpr int kEarlyScores = kRows / 4;
-  static constexpr int kHelperRegisters = 40, kConsumerRegisters = 232;
+  static constexpr int kHelperRegisters = kTile.helper_registers, kConsumerRegisters = kTile.consumer_registers;
 
   static constexpr uint32_t kRowBytes = kRows * kHeadDim * sizeof(Element);
   static constexpr uint32_t kKeyBytes = kKeys * kHeadDim * sizeof(Element);

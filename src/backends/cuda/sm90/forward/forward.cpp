@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
+#include <span>
+#include <utility>
 
 #include "backends/cuda/common/error.h"
 #include "backends/cuda/common/kernel_info.h"
@@ -20,23 +23,28 @@
 namespace flashmask::sm90 {
 namespace {
 
-constexpr int64_t kTileKeys = 128;
 /// Keys and values of the sequences that are worked on together should stay in this much of the L2 cache.
 constexpr int64_t kSectionBytes = int64_t{32} << 20;
 constexpr int64_t kMostItems = int64_t{1} << 30;
 
-const auto& instances() {
-  static const std::array table{
-#define FLASHMASK_FORWARD(dtype, element, head_dim, consumers) forward_##element##_##head_dim##_##consumers(),
-#include "backends/cuda/sm90/forward/instances.def"
-#undef FLASHMASK_FORWARD
-  };
-  return table;
+template <DataType dtype, std::size_t... row>
+auto instances_of(std::index_sequence<row...>) {
+  constexpr auto& tiles = kForwardTiles;
+  return std::array{forward_instance<dtype, tiles[row].head_dim, tiles[row].head_dim_v, tiles[row].consumers>()...};
 }
 
-const ForwardInstance* find_instance(DataType dtype, int64_t head_dim, int consumers) {
-  for (const ForwardInstance& i : instances()) {
-    if (i.dtype == dtype && i.head_dim == head_dim && i.consumers == consumers) return &i;
+/// The instances of an element type, a row of kForwardTiles each; none if there are no kernels of it.
+std::span<const ForwardInstance> instances(DataType dtype) {
+  constexpr auto rows = std::make_index_sequence<std::size(kForwardTiles)>();
+  static const auto bf16 = instances_of<DataType::kBFloat16>(rows), f16 = instances_of<DataType::kFloat16>(rows);
+  if (dtype == DataType::kBFloat16) return bf16;
+  if (dtype == DataType::kFloat16) return f16;
+  return {};
+}
+
+const ForwardInstance* find_instance(const Problem& p, int consumers) {
+  for (const ForwardInstance& i : instances(p.dtype)) {
+    if (i.tile.head_dim == p.head_dim && i.tile.head_dim_v == p.head_dim_v && i.tile.consumers == consumers) return &i;
   }
   return nullptr;
 }
@@ -49,7 +57,7 @@ int consumers_for(const Problem& p) {
   return count_items(p, 3) >= 2 * multiprocessors(p) ? 3 : 2;
 }
 
-const ForwardInstance& instance_for(const Problem& p) { return *find_instance(p.dtype, p.head_dim, consumers_for(p)); }
+const ForwardInstance& instance_for(const Problem& p) { return *find_instance(p, consumers_for(p)); }
 
 void set_mask(const Problem& p, const ForwardInstance& instance, ForwardParams& params) {
   const MaskView& mask = p.mask.view();
@@ -65,7 +73,7 @@ void set_mask(const Problem& p, const ForwardInstance& instance, ForwardParams& 
   params.plan.row_live = reinterpret_cast<const uint32_t*>(base + layout.row_live_bits);
   params.plan.row_full = reinterpret_cast<const uint32_t*>(base + layout.row_full_bits);
   params.plan.row_tile_order =
-      reinterpret_cast<const int32_t*>(base + (instance.consumers == 3 ? layout.row_tile_order_192 : layout.row_tile_order_128));
+      reinterpret_cast<const int32_t*>(base + (instance.tile.consumers == 3 ? layout.row_tile_order_192 : layout.row_tile_order_128));
   params.plan.words_per_row = static_cast<int32_t>(2 * layout.words_per_row);
   params.plan.row_granules = static_cast<int32_t>(layout.row_granules);
   params.plan.mask_heads = static_cast<uint32_t>(mask.heads());
@@ -80,12 +88,13 @@ int64_t sequences_per_section(const Problem& p) {
 }
 
 ForwardParams make_params(const Problem& p, const ForwardInstance& instance, uint32_t* counter, unsigned long long* executed) {
-  const int rows = 64 * instance.consumers, blocks = instance.head_dim / 64;
+  const ForwardTile& tile = instance.tile;
+  const int rows = tile.rows(), blocks = tile.head_dim / 64;
   ForwardParams params{};
   params.q = cuda::tensor_map(p.q, rows, blocks, "q");
   // Without keys nothing is loaded, but the maps have to be valid.
-  params.k = cuda::tensor_map(p.seqlen_k > 0 ? p.k : p.q, kTileKeys, blocks, "k");
-  params.v = cuda::tensor_map(p.seqlen_k > 0 ? p.v : p.q, kTileKeys, blocks, "v");
+  params.k = cuda::tensor_map(p.seqlen_k > 0 ? p.k : p.q, tile.keys, blocks, "k");
+  params.v = cuda::tensor_map(p.seqlen_k > 0 ? p.v : p.q, tile.keys, blocks, "v");
   params.out = cuda::tensor_map(p.out, 16, 1, "out");
   params.lse = static_cast<float*>(p.lse.data);
   params.lse_batch_stride = p.lse.stride[0];
@@ -95,14 +104,14 @@ ForwardParams make_params(const Problem& p, const ForwardInstance& instance, uin
   params.seqlen_k = static_cast<int32_t>(p.seqlen_k);
   params.heads_q = static_cast<uint32_t>(p.heads_q);
   params.query_heads_per_kv_head = static_cast<uint32_t>(p.group_size());
-  params.key_blocks = static_cast<int32_t>(ceil_div(p.seqlen_k, kTileKeys));
+  params.key_blocks = static_cast<int32_t>(ceil_div(p.seqlen_k, tile.keys));
   // A scale of 0 must not turn a hidden -inf into NaN; this one is as good as 0 for every finite score.
   constexpr double kLog2E = 1.4426950408889634, kSmallest = 1e-30;
   params.scale_log2 = static_cast<float>(std::max(std::abs(p.softmax_scale) * kLog2E, kSmallest));
   params.score_of_bit = 1 / params.scale_log2;
   params.negate = p.softmax_scale < 0;
   set_mask(p, instance, params);
-  params.schedule.items = static_cast<uint32_t>(count_items(p, instance.consumers));
+  params.schedule.items = static_cast<uint32_t>(count_items(p, tile.consumers));
   params.schedule.sequences = static_cast<uint32_t>(p.batch * p.heads_q);
   params.schedule.sequences_per_section = static_cast<uint32_t>(sequences_per_section(p));
   params.schedule.tiles = static_cast<uint32_t>(ceil_div(p.seqlen_q, rows));
@@ -114,15 +123,7 @@ ForwardParams make_params(const Problem& p, const ForwardInstance& instance, uin
 }  // namespace
 
 std::string forward_refusal(const Problem& p) {
-  if (p.head_dim != p.head_dim_v)
-    return message("head_dim ", p.head_dim, " with head_dim_v ", p.head_dim_v, " is not taken; they must be equal");
-  if (!find_instance(p.dtype, p.head_dim, 3)) {
-    std::string dims;
-    for (const ForwardInstance& i : instances()) {
-      if (i.dtype == p.dtype && i.consumers == 3) dims += message(dims.empty() ? "" : " or ", i.head_dim);
-    }
-    return message("head_dim ", p.head_dim, " is not taken; it must be ", dims);
-  }
+  if (std::string why = head_dims_refusal(p, kForwardTiles); !why.empty()) return why;
   if (std::string why = lengths_refusal(p); !why.empty()) return why;
   if (p.batch * p.heads_q > kMostItems || count_items(p, 2) > kMostItems)
     return message("batch * heads_q * seqlen_q / 128 is ", count_items(p, 2), "; it must be at most ", kMostItems);
@@ -131,15 +132,25 @@ std::string forward_refusal(const Problem& p) {
 
 void describe_forward(const Problem& p, Explanation& e) {
   const ForwardInstance& instance = instance_for(p);
-  e.tile = {64 * instance.consumers, instance.keys};
+  e.tile = {instance.tile.rows(), instance.tile.keys};
   e.instance = instance.id;
-  if (count_items(p, instance.consumers) > 0) e.kernels.push_back(instance.id);
+  if (count_items(p, instance.tile.consumers) > 0) e.kernels.push_back(instance.id);
 }
 
 std::vector<KernelInfo> forward_kernels() {
   std::vector<KernelInfo> all;
-  for (const ForwardInstance& i : instances())
-    all.push_back(cuda::kernel_info(i.id, {64 * i.consumers, i.keys}, i.threads, i.shared_bytes));
+  for (const DataType dtype : kDataTypes) {
+    for (const ForwardInstance& i : instances(dtype)) {
+      all.push_back(cuda::named({.id = i.id,
+                                 .op = "fwd",
+                                 .dtype = dtype,
+                                 .head_dim = i.tile.head_dim,
+                                 .head_dim_v = i.tile.head_dim_v,
+                                 .tile = {i.tile.rows(), i.tile.keys},
+                                 .threads = i.threads,
+                                 .shared_bytes = i.shared_bytes}));
+    }
+  }
   return all;
 }
 
@@ -148,7 +159,7 @@ std::size_t forward_workspace(const Problem&) { return 16; }
 void forward(const Problem& p, std::byte* workspace, unsigned long long* executed) {
   const ForwardInstance& instance = instance_for(p);
   const auto stream = static_cast<cudaStream_t>(p.stream);
-  const int64_t items = count_items(p, instance.consumers), grid = std::min(items, most_ctas(p));
+  const int64_t items = count_items(p, instance.tile.consumers), grid = std::min(items, most_ctas(p));
   uint32_t* counter = nullptr;
   if (items > grid) {
     counter = reinterpret_cast<uint32_t*>(workspace);

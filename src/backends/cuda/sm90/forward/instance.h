@@ -3,24 +3,23 @@
 
 #include <cstdint>
 
+#include "backends/cuda/sm90/tile_config.h"
 #include "flashmask/tensor.h"
 
 namespace flashmask::sm90 {
 
-/// One compiled configuration of the forward kernel, a line of instances.def.
+/// The compiled forward kernel of a row of kForwardTiles and an element type.
 struct ForwardInstance {
   const char* id;  ///< of the kernel, see KernelInfo
   DataType dtype;
-  int head_dim;
-  int consumers;       ///< consumer warpgroups, each with 64 query rows of the tile
-  int keys;            ///< of a tile
+  ForwardTile tile;
   const void* kernel;  ///< __global__ void (ForwardParams)
   int threads;
   int shared_bytes;
 };
 
-#define FLASHMASK_FORWARD(dtype, element, head_dim, consumers) ForwardInstance forward_##element##_##head_dim##_##consumers();
-#include "backends/cuda/sm90/forward/instances.def"
-#undef FLASHMASK_FORWARD
+/// Defined by the translation unit that the build makes for each row and element type (instance.cu.in).
+template <DataType dtype, int head_dim, int head_dim_v, int consumers>
+ForwardInstance forward_instance();
 
 }  // namespace flashmask::sm90

@@ -4,44 +4,30 @@
 #include <cstdint>
 
 #include "backends/cuda/sm90/forward/element_mask.cuh"
+#include "backends/cuda/sm90/tile_config.h"
 
 namespace flashmask::sm90 {
 
-/// Register budgets of the warpgroups: their sum over all warpgroups must not exceed what the launch hands out.
-template <int kConsumers>
-struct RegisterBudget;
-template <>
-struct RegisterBudget<2> {
-  static constexpr int kProducer = 40, kConsumer = 232;
-};
-template <>
-struct RegisterBudget<3> {
-  static constexpr int kProducer = 32, kConsumer = 160;
-};
-
-/// One configuration of the forward kernel: element type, head dim, and how many consumer warpgroups, each of
-/// which owns 64 query rows of the tile.
-template <typename Element_, int kHeadDim_, int kConsumers_>
+/// One configuration of the forward kernel: an element type and a row of kForwardTiles.
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_>
 struct ForwardTraits {
   using Element = Element_;
+  static constexpr ForwardTile kTile = find_tile(kForwardTiles, kHeadDim_, kHeadDimV_, kConsumers_);
+  static_assert(kHeadDim_ == kHeadDimV_ && kHeadDim_ % 64 == 0, "the roles have one width of 64-column blocks for Q, K and V");
+  static_assert(registers_fit(kTile.producer_registers, kTile.consumer_registers, kTile.consumers));
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kConsumers = kConsumers_;
-  static constexpr int kRows = 64 * kConsumers;
-  static constexpr int kKeys = 128;
+  static constexpr int kRows = kTile.rows();
+  static constexpr int kKeys = kTile.keys;
   static constexpr int kBlocks = kHeadDim / 64;  ///< 64-column blocks of a row: the width of the 128-byte swizzle
-  static constexpr int kStages = kHeadDim == 64 ? 4 : 2;
+  static constexpr int kStages = kTile.stages;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kConsumerWarps = 4 * kConsumers;
-  static constexpr int kProducerRegisters = RegisterBudget<kConsumers>::kProducer;
-  static constexpr int kConsumerRegisters = RegisterBudget<kConsumers>::kConsumer;
-  /// Items of at least this many tiles run with PV under the next tile's softmax; 0: none does. It pays where the
-  /// exponentials take as long as the products, and not in short rows.
-  static constexpr int kOverlapFrom = kHeadDim == 64 ? 5 : 0;
-
-  /// Buffers for mask bits of each warpgroup, and the rows of a granule that one takes: where shared memory is full, the halves of
-  /// a granule go through one small buffer in turn.
-  static constexpr int kMaskSlots = kHeadDim == 64 ? 2 : 1;
-  static constexpr int kMaskRows = kHeadDim == 64 ? 64 : 32;
+  static constexpr int kProducerRegisters = kTile.producer_registers;
+  static constexpr int kConsumerRegisters = kTile.consumer_registers;
+  static constexpr int kOverlapFrom = kTile.overlap_from;
+  static constexpr int kMaskSlots = kTile.mask_slots;
+  static constexpr int kMaskRows = kTile.mask_rows;
   static constexpr int kMaskParts = 64 / kMaskRows;
 
   static constexpr uint32_t kQueryBytes = kRows * kHeadDim * sizeof(Element);

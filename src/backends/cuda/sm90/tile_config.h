@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace flashmask::sm90 {
+
+// The tiles of Hopper's kernels: a row for each combination of head dims that there are kernels for, and, in the forward, of consumer
+// warpgroups. The build makes kernels of each row for each element type, dispatch looks here, what has no row is refused, and
+// what the library says it supports is read from here. CMake reads the rows, too: each begins with ForwardTile{ or BackwardTile{, head_dim,
+// head_dim_v, consumers.
+
+/// What a multiprocessor of compute capability 9.0 has.
+inline constexpr int kSharedBytesOfBlock = 227 * 1024, kRegistersOfBlock = 64 * 1024, kThreadsOfWarpgroup = 128;
+
+struct ForwardTile {
+  int head_dim, head_dim_v;
+  int consumers;  ///< consumer warpgroups, each with 64 query rows of the tile
+  int keys;
+  int stages;                                  ///< tiles of K, and of V, in flight
+  int producer_registers, consumer_registers;  ///< of a thread, after the warpgroups have exchanged them
+  /// Rows of at least this many tiles run with P V under the next tile's softmax; 0: none does. It pays where the exponentials take as long
+  /// as the products, and not in short rows.
+  int overlap_from;
+  /// Buffers for mask bits of each warpgroup, and the rows of a granule that one takes: where shared memory is full, the halves of
+  /// a granule go through one small buffer in turn.
+  int mask_slots, mask_rows;
+
+  constexpr int rows() const { return 64 * consumers; }
+};
+
+struct BackwardTile {
+  int head_dim, head_dim_v;
+  int consumers;  ///< consumer warpgroups, each with 64 keys of the tile
+  int rows;
+  int stages;                                ///< tiles of Q, and of dO, in flight
+  int helper_registers, consumer_registers;  ///< of a thread, after the warpgroups have exchanged them
+  /// Whether one warpgroup computes a tile's dQ and the other the next tile's, or each half of every one. Alternating they drift apart, so
+  /// that one's products run beside the other's exponentials; at d = 128, where a whole dQ has to wait for dK, that gains nothing.
+  bool alternate;
+  /// Whether both warpgroups run the same code, or each a copy in which its number is a constant. One copy, half of what instruction
+  /// caches have to hold, is faster at d = 64, two are at d = 128.
+  bool one_code;
+
+  constexpr int keys() const { return 64 * consumers; }
+};
+
+// Three warpgroups do more work per byte of K and V; two make smaller work tiles, which short problems need to fill the device.
+inline constexpr ForwardTile kForwardTiles[] = {
+    // d, d_v, WGs       keys  stages  registers  overlap  mask slots, rows
+    ForwardTile{64, 64, 2, 128, 4, 40, 232, 5, 2, 64},
+    ForwardTile{64, 64, 3, 128, 4, 32, 160, 5, 2, 64},
+    ForwardTile{128, 128, 2, 128, 2, 40, 232, 0, 1, 32},
+    ForwardTile{128, 128, 3, 128, 2, 32, 160, 0, 1, 32},
+};
+
+inline constexpr BackwardTile kBackwardTiles[] = {
+    // d, d_v, WGs        rows  stages  registers  alternate  one code
+    BackwardTile{64, 64, 2, 128, 2, 40, 232, true, true},
+    BackwardTile{128, 128, 2, 64, 2, 40, 232, false, false},
+};
+
+/// The row of a table; a combination that has none does not compile.
+template <typename Tile, std::size_t kCount>
+constexpr Tile find_tile(const Tile (&table)[kCount], int head_dim, int head_dim_v, int consumers) {
+  for (const Tile& tile : table) {
+    if (tile.head_dim == head_dim && tile.head_dim_v == head_dim_v && tile.consumers == consumers) return tile;
+  }
+  throw "tile_config.h has no such row";
+}
+
+/// Whether the registers of `helpers` and `consumers` warpgroups fit a multiprocessor, in the steps in which they are handed out.
+constexpr bool registers_fit(int helper_registers, int consumer_registers, int consumers) {
+  const bool steps = helper_registers % 8 == 0 && consumer_registers % 8 == 0 && helper_registers >= 24 && consumer_registers <= 240;
+  return steps && kThreadsOfWarpgroup * (helper_registers + consumers * consumer_registers) <= kRegistersOfBlock;
+}
+
+}  // namespace flashmask::sm90
