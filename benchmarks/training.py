@@ -37,6 +37,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path[:0] = [str(HERE), str(HERE / "gpu")]
 import charts  # noqa: E402
+import ran  # noqa: E402
 import receipts  # noqa: E402
 import timing  # noqa: E402
 import training_data  # noqa: E402
@@ -190,12 +191,21 @@ def environment(device):
     return timing.environment() if device == "cuda" else {"device": "CPU", "driver": "none", "toolkit": "none", "torch": torch.__version__}
 
 
+def kernel_hashes(arguments):
+    """Of both directions, in both modes of the backward."""
+    heads = arguments.dim // HEAD_DIM
+    shapes = [(op, HEAD_DIM, arguments.seqlen, arguments.batch, heads, arguments.heads_kv) for op in ("fwd", "bwd")]
+    return ran.here().of_all([ran.case_of(*shape) for shape in shapes], modes=(False, True))
+
+
 def train(arguments, words):
     """Whether all checks hold. The receipt grows with each task."""
     os.environ.setdefault("FLASHMASK_LIBRARY", str(library_path("FLASHMASK_LIBRARY", "libflashmask.so")))  # for the dense mode
-    receipt = receipts.new("training", environment(arguments.device), shlex.join(["benchmarks/training.py", *words]), "backward")
     on_gpu = arguments.device == "cuda"
+    receipt = receipts.new("training", environment(arguments.device), shlex.join(["benchmarks/training.py", *words]))
     receipt["kind"] = "gpu" if on_gpu else "cpu"
+    if on_gpu:
+        receipt["kernel_hashes"] = kernel_hashes(arguments)
     receipt["figures"] = {"settings": {name: getattr(arguments, name) for name in SETTINGS}, "tasks": {}}
     path = receipts.free_path(receipt, None if on_gpu else arguments.folder)
     progress = timing.Progress([arguments.steps * len(ATTENTIONS)] * len(arguments.tasks))
@@ -209,7 +219,7 @@ def train(arguments, words):
     receipt.update(complete=True, passed=receipt["tests"]["failed"] == 0)
     receipts.write(receipt, path)
     plot(receipt, arguments.svg or arguments.folder / "training.svg")
-    print(f"{'PASS' if receipt['passed'] else 'FAIL'}  receipt {path.name}: source {receipt['source_hash']}, {receipt['device']}")
+    print(f"{'PASS' if receipt['passed'] else 'FAIL'}  receipt {path.name}: {receipt['device']}")
     return receipt["passed"]
 
 
@@ -226,7 +236,7 @@ def plot(receipt, path):
                              f"{receipt['device']}, {dtype}; {settings['layers']} layers of width {settings['dim']}, {settings['batch']} x "
                              f"{next(iter(tasks.values()))['seqlen']:,} tokens a step", panels, SERIES, "step", "loss",
                              f"Losses with and without skipping, bit for bit: {'the same in every step' if same else 'NOT THE SAME'}. "
-                             f"Source {receipt['source_hash']}, {receipt['date']}.")
+                             f"{receipt['date']}.")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(svg, encoding="utf-8")
     print(f"{path}: written")

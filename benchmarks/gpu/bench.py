@@ -2,15 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measurements on a GPU, of the forward pass unless said otherwise, each with a receipt in benchmarks/results (or in $OUT).
 
+FLASHMASK_LIBRARY names the library.
+
     FLASHMASK_LIBRARY=build/gpu/src/libflashmask.so python benchmarks/gpu/bench.py paper --head-dim 128 --seqlen 8192
 
-paper     twelve masks against FlexAttention, cuDNN, a dense mask and materialised attention; the bars against FlashMask V3. With
-          --op bwd the backward, fast and deterministic, against FlexAttention and cuDNN
+paper     twelve masks, five of them with grouped heads too, against FlashMask V3, FlashAttention-3, FlexAttention, cuDNN, a dense mask
+          and materialised attention. With --op bwd the backward, fast and deterministic, against the first four
 sparsity  latency against sparsity at 32K
 small     wall time of 1,000 calls on a small problem; with --op bwd of forward and backward
 maskcost  the element mask's price: all tiles partial against all tiles full
 plan      the planner's time
-cycles    cycles, instructions and memory traffic of a kernel under Nsight Compute, which holds the clock; --op fwd or bwd
+cycles    cycles of the kernels; with --old LIBRARY of two libraries that take turns
 first     time from ready inputs to the first output, in a fresh process
 """
 
@@ -23,11 +25,14 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
+import ran  # noqa: E402
 import receipts  # noqa: E402
 
-COMMANDS = {"paper": "paper", "sparsity": "sparsity", "small": "small", "maskcost": "maskcost", "plan": "plan_time", "first": "first", "cycles": "cycles"}
+COMMANDS = {"paper": "paper", "sparsity": "sparsity", "small": "small", "maskcost": "maskcost", "plan": "plan_time", "first": "first",
+            "cycles": "cycles"}
+OF_THEIR_OWN = ("paper", "cycles")  # commands that say what their options are
 ROUNDS = {"sparsity": 3, "small": 7, "maskcost": 9, "plan": 7, "first": 5}
-BOTH_DIRECTIONS = {"small": "bwd: the forward and its backward", "cycles": "the forward or the backward kernel"}
+BOTH_DIRECTIONS = {"small": "bwd: the forward and its backward"}
 
 
 def parse(words):
@@ -36,7 +41,7 @@ def parse(words):
     for name, module in COMMANDS.items():
         sub = commands.add_parser(name)
         sub.add_argument("--dry-run", action="store_true", help=argparse.SUPPRESS)
-        if name == "paper":
+        if name in OF_THEIR_OWN:
             importlib.import_module(module).add_arguments(sub)
         elif name in ROUNDS:
             sub.add_argument("--rounds", type=int, default=ROUNDS[name])
@@ -45,7 +50,7 @@ def parse(words):
     arguments = parser.parse_args(words)
     arguments.what = arguments.command
     if arguments.command in BOTH_DIRECTIONS and arguments.op == "bwd":
-        arguments.what, arguments.direction = f"{arguments.command}-bwd", "backward"
+        arguments.what = f"{arguments.command}-bwd"
     return arguments
 
 
@@ -58,16 +63,17 @@ class QuietProgress:
 
 
 def surroundings(dry_run):
-    """(environment, card state now, progress type): invented in a dry run."""
+    """(environment, kernels of the library, card state now, progress type): invented in a dry run."""
     if dry_run:
-        return {"device": "none", "driver": "none", "toolkit": "none", "torch": "none"}, lambda: None, QuietProgress
+        return {"device": "none", "driver": "none", "toolkit": "none", "torch": "none"}, ran.DryKernels(), lambda: None, QuietProgress
     import torch
 
     if not torch.cuda.is_available():
         sys.exit("no CUDA device: torch.cuda.is_available() is false")
     import timing
 
-    return timing.environment(), timing.card_state, timing.Progress
+    library = ran.here()
+    return timing.environment() | {"toolkit": library.toolkit}, library, timing.card_state, timing.Progress
 
 
 def main(words=None):
@@ -79,15 +85,18 @@ def main(words=None):
         sys.exit("a dry run writes invented figures: set OUT to a folder outside of the repository")
     if arguments.dry_run and arguments.command != "paper":
         sys.exit("only `paper` has a dry run")
-    environment, card_state, progress_type = surroundings(arguments.dry_run)
-    receipt = receipts.new(arguments.what, environment, shlex.join(["benchmarks/gpu/bench.py", *(words or sys.argv[1:])]), getattr(arguments, "direction", "forward"))
+    environment, arguments.kernels, card_state, progress_type = surroundings(arguments.dry_run)
+    receipt = receipts.new(arguments.what, environment, shlex.join(["benchmarks/gpu/bench.py", *(words or sys.argv[1:])]))
+    if hasattr(module, "kernel_hashes"):
+        receipt["kernel_hashes"] = module.kernel_hashes(arguments)
     receipt["dry_run"] = arguments.dry_run
     receipt["card_before"] = card_state()
     path = receipts.free_path(receipt)
     passed = module.run(arguments, receipt, lambda: receipts.write(receipt, path), progress_type)
     receipt.update(card_after=card_state(), complete=True, passed=passed)
     receipts.write(receipt, path)
-    print(f"{'PASS' if passed else 'FAIL'}  receipt {path.name}: source {receipt['source_hash']}, {environment['device']}, before {receipt['card_before']}, after {receipt['card_after']}")
+    print(f"{'PASS' if passed else 'FAIL'}  receipt {path.name}: {environment['device']}, before {receipt['card_before']}, "
+          f"after {receipt['card_after']}")
     return 0 if passed else 1
 
 

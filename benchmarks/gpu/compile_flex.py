@@ -9,6 +9,7 @@ measuring them.
 """
 
 import argparse
+import itertools
 import multiprocessing
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -17,7 +18,6 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 import paper  # noqa: E402
-import paper_masks  # noqa: E402
 
 
 def compile_cell(cell):
@@ -27,8 +27,9 @@ def compile_cell(cell):
     from paper_backward import flex_backward
     from paper_gpu import FlexPeer, to_device
 
-    label = f"{cell.op} d={cell.head_dim} S={cell.seqlen} {cell.mask}"
-    inputs = [torch.randn((cell.batch, cell.heads, cell.seqlen, cell.head_dim), dtype=torch.bfloat16, device="cuda") for _ in range(4)]
+    label = f"{cell.op} {cell.label}"
+    inputs = [torch.randn((cell.batch, heads, cell.seqlen, cell.head_dim), dtype=torch.bfloat16, device="cuda")
+              for heads in (cell.heads, cell.heads_kv, cell.heads_kv, cell.heads)]
     mask_mod = flex_mask(cell.mask, cell.seqlen, to_device)
     try:
         if cell.op == "bwd":
@@ -44,22 +45,25 @@ def compile_cell(cell):
 
 
 def parse_arguments(words):
-    def numbers(text):
-        return [int(n) for n in text.split(",")]
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--op", type=lambda t: t.split(","), default=["fwd", "bwd"])
-    parser.add_argument("--head-dims", type=numbers, default=[128, 64])
-    parser.add_argument("--seqlens", type=numbers, default=[8192, 32768, 131072])
-    parser.add_argument("--masks", type=lambda t: t.split(","), default=paper_masks.NAMES)
+    parser.add_argument("--op", type=paper.names, default=["fwd", "bwd"])
+    parser.add_argument("--head-dims", type=paper.numbers, default=[128, 64])
+    parser.add_argument("--seqlens", type=paper.numbers, default=[8192, 32768, 131072])
+    parser.add_argument("--masks", type=paper.names, help="default: all, and some with grouped heads")
+    parser.add_argument("--heads-kv", type=paper.numbers, help="as of bench.py paper")
     parser.add_argument("--jobs", type=int, default=8, help="processes; each holds one cell's tensors, up to 12 GiB")
     return parser.parse_args(words)
 
 
+def cells_of(arguments):
+    shapes = itertools.product(arguments.seqlens, arguments.head_dims, arguments.op)
+    return [cell for seqlen, head_dim, op in shapes for cell in
+            paper.cells_of(argparse.Namespace(op=op, head_dim=head_dim, seqlen=seqlen, masks=arguments.masks, heads_kv=arguments.heads_kv))]
+
+
 def main(words=None):
     arguments = parse_arguments(words)
-    cells = [paper.Cell(mask, seqlen, head_dim, op) for seqlen in arguments.seqlens for head_dim in arguments.head_dims for op in arguments.op
-             for mask in arguments.masks]
+    cells = cells_of(arguments)
     from timing import Progress
 
     progress = Progress([cell.weight() for cell in cells])

@@ -9,10 +9,11 @@ import torch
 
 from flashmask_torch import Forward, Mask, Plan
 from plan_layout import full_sections, live_sections, plan_layout
-from samples import middle, ratio
+from ran import case_of
+from samples import ratio_figures, time_figures
 from timing import Contender, interleaved
 
-SEQLEN, TOKENS, HIDDEN = 8192, 131072, 4096
+SEQLEN, TOKENS, HIDDEN, HEAD_DIMS = 8192, 131072, 4096, (128, 64)
 BARS = {"band": 0.15, "one interval": 0.15, "two intervals": 0.25}
 
 
@@ -50,12 +51,18 @@ def measure(mask, name, inputs, rounds):
     if not torch.equal(calls["full"].out, calls["partial"].out):
         raise RuntimeError(f"{name}: the doctored plans give different results")
     samples = interleaved({kind: Contender(call.launch) for kind, call in calls.items()}, rounds)
-    return {"full_ms": middle(samples["full"]), "partial_ms": middle(samples["partial"]), "cost": ratio(samples["partial"], samples["full"]) - 1, "samples": samples}
+    over = ratio_figures("partial_over_full", samples["partial"], samples["full"])
+    times = {f"{kind}_{name}": value for kind in calls for name, value in time_figures(samples[kind]).items()}
+    return {**times, **over, "cost": over["partial_over_full"] - 1}
+
+
+def kernel_hashes(arguments):
+    return arguments.kernels.of_all([case_of("fwd", d, SEQLEN, TOKENS // SEQLEN, HIDDEN // d) for d in HEAD_DIMS])
 
 
 def run(arguments, receipt, save, progress_type):
     progress, figures = progress_type([1] * 6), []
-    for head_dim in (128, 64):
+    for head_dim in HEAD_DIMS:
         heads = HIDDEN // head_dim
         inputs = [torch.randn((TOKENS // SEQLEN, SEQLEN, heads, head_dim), dtype=torch.bfloat16, device="cuda") for _ in range(3)]
         for name, mask in masks().items():

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paper's kernel benchmark, forward or backward: twelve masks at one length and head dim, 131072 tokens a case, hidden size 4096.
+"""The paper's kernel benchmark, forward or backward: twelve masks at one length and head dim, 131072 tokens a case, hidden size 4096, and
+five of the masks once more with grouped heads.
 
-Correctness comes first in each cell; a cell that fails is not timed. Ours reads [batch, seqlen, heads, d] contiguous, the torch
-peers the same values in [batch, heads, seqlen, d] contiguous, which they prefer.
+Correctness comes first in each cell; a cell that fails is not timed. Ours reads [batch, seqlen, heads, d] contiguous, and so do FlashMask V3
+and FlashAttention-3; PyTorch's own contenders read the same values in [batch, heads, seqlen, d] contiguous, which they prefer.
 """
 
 import sys
@@ -10,23 +11,47 @@ import sys
 import paper_masks
 import tile_count
 import verdict
-from samples import middle, ratio
+from ran import case_of
+from samples import middle, ratio_figures, spread, time_figures
 
 TOKENS, HIDDEN = 128 * 1024, 4096
-CONTENDERS = {"fwd": ("ours", "plan", "flex", "cudnn", "dense", "plain"), "bwd": ("ours", "plan", "deterministic", "flex", "cudnn")}
-DIRECTION = {"fwd": "forward", "bwd": "backward"}
+# Of both directions; matmul is no peer: one 8192^3 bfloat16 product, whose TFLOP/s say how warm the card was.
+OTHERS = ("flashmask_v3", "fa3", "flex", "cudnn")
+CONTENDERS = {"fwd": ("ours", "plan", *OTHERS, "dense", "plain", "matmul"), "bwd": ("ours", "plan", "deterministic", *OTHERS, "matmul")}
+ON_REQUEST = ("fa2",)
+NO_PEERS = ("ours", "plan", "matmul")
 PRODUCTS = {"fwd": 2, "bwd": 5}  # of matrices, each 2 B H S^2 d over what is visible
+MATMUL_SIZE = 8192
+# Current models: 32 query heads for 8 key heads at head dim 128, 64 for 8 at 64.
+GROUPED_HEADS_KV = 8
+GROUPED_MASKS = ("full", "causal", "causal_document", "document", "shared_question")
 
 
 class Cell:
     """One mask at one shape, and what of it needs no GPU."""
 
-    def __init__(self, mask, seqlen, head_dim, op="fwd", tokens=TOKENS, hidden=HIDDEN):
+    def __init__(self, mask, seqlen, head_dim, op="fwd", heads_kv=None, tokens=TOKENS, hidden=HIDDEN):
         self.op, self.mask, self.seqlen, self.head_dim = op, mask, seqlen, head_dim
         self.batch, self.heads = tokens // seqlen, hidden // head_dim
+        self.heads_kv = heads_kv or self.heads
         self.indices, self.causal = paper_masks.paper_mask(mask, seqlen)
         self.live = tile_count.live_share(self.indices, self.causal, seqlen)
         self.flop = 2 * PRODUCTS[op] * self.batch * self.heads * seqlen * seqlen * head_dim * self.live
+
+    @property
+    def group(self):
+        """Query heads of a key head."""
+        return self.heads // self.heads_kv
+
+    @property
+    def label(self):
+        grouped = f" {self.heads}/{self.heads_kv} heads" if self.group > 1 else ""
+        return f"d={self.head_dim} S={self.seqlen}{grouped} {self.mask}"
+
+    def case(self):
+        """What the receipt's case says of the cell before anything was measured."""
+        return {"arch": "sm90", **case_of(self.op, self.head_dim, self.seqlen, self.batch, self.heads, self.heads_kv, self.mask),
+                "live": self.live}
 
     def weight(self):
         """About how long it takes, for progress: seconds of compilation and the work."""
@@ -36,45 +61,58 @@ class Cell:
         return self.flop / ms / 1e9
 
 
-def peer_figures(name, samples, record):
-    figures = {"ms": middle(samples[name]), "ratio": ratio(samples[name], samples["ours"]), **record.get(name, {}), "samples": samples[name]}
-    if "plan" in samples:
-        figures["ratio_with_plan"] = ratio(samples[name], samples["ours"], samples["plan"])
-    return figures
+def peer_figures(samples, name, record):
+    theirs, ours = samples[name], samples["ours"]
+    return {**time_figures(theirs), **ratio_figures("ratio", theirs, ours), **ratio_figures("ratio_with_plan", theirs, ours, samples["plan"]),
+            **record.get(name, {})}
 
 
-def case_of(cell, samples, record, error):
-    """The receipt's case. `samples`: {contender: [ms of each round]}; `record`: more about a contender."""
+def matmul_figures(values):
+    return {**time_figures(values), "tflops": 2 * MATMUL_SIZE**3 / middle(values) / 1e9}
+
+
+def case_of_samples(cell, samples, record, error, left_out, kernels):
+    """The receipt's case. `samples`: {contender: [ms of each round]}; `record`: more about a contender; `left_out`: {contender: why}."""
     ours = middle(samples["ours"])
-    peers = {name: peer_figures(name, samples, record) for name in samples if name not in ("ours", "plan")}
-    return {"op": cell.op, "mask": cell.mask, "head_dim": cell.head_dim, "head_dim_v": cell.head_dim, "seqlen": cell.seqlen, "batch": cell.batch, "heads": cell.heads,
-            "heads_kv": cell.heads, "dtype": "bfloat16", "live": cell.live, "plan_ms": middle(samples["plan"]), "ours_ms": ours, "ours_tflops": cell.tflops(ours),
-            "error": error, "ours_samples": samples["ours"], "plan_samples": samples["plan"], "peers": peers}
+    modes = (False, True) if "deterministic" in samples else (False,)
+    found = {**cell.case(), "plan_ms": middle(samples["plan"]), "plan_ms_spread": spread(samples["plan"]), "ours_ms": ours,
+             "ours_ms_spread": spread(samples["ours"]), "ours_tflops": cell.tflops(ours), "kernel_hashes": kernels.of(cell.case(), modes),
+             "error": error, "peers": {name: peer_figures(samples, name, record) for name in samples if name not in NO_PEERS},
+             "left_out": left_out}
+    return {**found, "matmul": matmul_figures(samples["matmul"])} if "matmul" in samples else found
 
 
 class DryCell:
     """Invented times, to try the driver without a GPU; such a receipt is refused by everything that reads receipts."""
 
+    FACTORS = {"ours": 1.0, "plan": 0.01, "deterministic": 1.05, "flashmask_v3": 1.15, "fa3": 1.02, "fa2": 1.9, "flex": 1.6, "cudnn": 1.1,
+               "dense": 5.0, "plain": 20.0}
+    SOME_MASKS = {"cudnn": ("full", "causal"), "fa2": ("full", "causal"), "fa3": ("full", "causal", "document", "causal_document")}
+
     def __init__(self, cell, arguments):
         self.cell, self.contenders, self.rounds = cell, arguments.contenders, arguments.rounds
+        self.left_out = {"fa3": "invented"} if cell.group > 1 and "fa3" in arguments.contenders else {}
 
     def verify(self):
         if self.cell.op == "bwd":
             return {name: {"ours": 0.001, "plain": 0.001, "allowed": 0.002} for name in ("dq", "dk", "dv")}
         return {"out": 0.001, "plain": 0.001, "allowed": 0.002, "lse": 0.0}
 
+    def base_ms(self, name):
+        if name == "matmul":
+            return 2 * MATMUL_SIZE**3 / 7e11
+        return self.cell.flop / 6e11 * self.FACTORS[name]
+
     def samples(self):
-        base = self.cell.flop / 6e11
-        factor = {"ours": 1.0, "plan": 0.01, "deterministic": 1.05, "flex": 1.6, "cudnn": 1.1, "dense": 5.0, "plain": 20.0}
-        names = [n for n in self.contenders if n != "cudnn" or self.cell.mask in ("full", "causal")]
-        return {n: [base * factor[n] * (1 + 0.01 * k) for k in range(self.rounds)] for n in names}, {"flex": {"block_mask_ms": 1.0}}
+        names = [n for n in self.contenders if n not in self.left_out and self.cell.mask in self.SOME_MASKS.get(n, [self.cell.mask])]
+        return {n: [self.base_ms(n) * (1 + 0.01 * k) for k in range(self.rounds)] for n in names}, {"flex": {"block_mask_ms": 1.0}}
 
 
-def line_of(case):
-    row = verdict.row_of(case)
-    words = [f"d={row['head_dim']} S={row['seqlen']} {row['mask']}: {row['tflops']:.1f} TFLOP/s with the plan ({case['plan_ms'] * 1e3:.1f} us)"]
-    words += [f"{name} {row[key]:.2f}x" for name, key in (("Flex", "flex"), ("V3", "v3"), ("cuDNN", "cudnn")) if row[key]]
-    words += [f"deterministic takes {row['deterministic']:.3f}x the time"] if row["deterministic"] else []
+def line_of(cell, case):
+    with_plan = case["ours_ms"] + case["plan_ms"]
+    words = [f"{cell.label}: {cell.tflops(with_plan):.1f} TFLOP/s with the plan ({case['plan_ms'] * 1e3:.1f} us)"]
+    words += [f"{name} {figures['ratio_with_plan']:.2f}" for name, figures in case["peers"].items()]
+    words += [f"left out {name}" for name in case["left_out"]]
     return ", ".join(words)
 
 
@@ -91,58 +129,87 @@ def cell_type(arguments):
     return GpuCell
 
 
+def measured(cell, make, arguments):
+    """The receipt's case of a cell, whose tensors are gone when it returns."""
+    device_cell = make(cell, arguments)
+    error = device_cell.verify()
+    samples, record = device_cell.samples()
+    return case_of_samples(cell, samples, record, error, device_cell.left_out, arguments.kernels)
+
+
+def cells_of(arguments):
+    """Those asked for; by default every mask with as many key heads as query heads, then some with grouped ones."""
+    heads = HIDDEN // arguments.head_dim
+    heads_kv = arguments.heads_kv or ((heads,) if arguments.masks else (heads, GROUPED_HEADS_KV))
+    return [Cell(mask, arguments.seqlen, arguments.head_dim, arguments.op, n) for n in heads_kv
+            for mask in arguments.masks or (paper_masks.NAMES if n == heads else GROUPED_MASKS)]
+
+
 def run(arguments, receipt, save, progress_type):
-    make = cell_type(arguments)
-    cells = [Cell(mask, arguments.seqlen, arguments.head_dim, arguments.op) for mask in arguments.masks]
+    make, cells = cell_type(arguments), cells_of(arguments)
     progress = progress_type([c.weight() for c in cells])
     for cell in cells:
-        label = f"d={cell.head_dim} S={cell.seqlen} {cell.mask}"
         try:
-            device_cell = make(cell, arguments)
-            error = device_cell.verify()
-            samples, record = device_cell.samples()
-            receipt["cases"].append(case_of(cell, samples, record, error))
+            receipt["cases"].append(measured(cell, make, arguments))
             receipt["tests"]["passed"] += 1
-            progress.step(cell.weight(), line_of(receipt["cases"][-1]))
+            progress.step(cell.weight(), line_of(cell, receipt["cases"][-1]))
         except (RuntimeError, AssertionError) as failure:  # torch's errors are RuntimeErrors
             receipt["tests"]["failed"] += 1
-            receipt.setdefault("failures", []).append({"cell": label, "why": str(failure)[:2000]})
-            progress.step(cell.weight(), f"{label} FAILED: {str(failure)[:500]}")
+            receipt.setdefault("failures", []).append({"cell": cell.label, "why": str(failure)[:2000]})
+            progress.step(cell.weight(), f"{cell.label} FAILED: {str(failure)[:500]}")
         save()
     return summary(receipt, arguments.op)
 
 
 def summary(receipt, op):
-    rows = verdict.rows_of(receipt["cases"], op)
-    found = verdict.checks(rows, op)
+    lines, found = [], []
+    for grouped in (False, True):
+        rows = verdict.rows_of([c for c in receipt["cases"] if (c["heads_kv"] != c["heads"]) is grouped], op)
+        if not rows:
+            continue
+        lines += [f"grouped heads, {GROUPED_HEADS_KV} key heads"] if grouped else []
+        lines += verdict.table(rows)
+        found += [] if grouped else verdict.checks(rows, op)  # the bars are of heads that are not grouped
     receipt["figures"]["checks"] = found
-    lines = verdict.table(rows) + verdict.check_lines(found)
+    lines += verdict.check_lines(found)
+    lines += [f"----  {name}: {why}" for name, why in sorted({item for c in receipt["cases"] for item in c["left_out"].items()})]
     failures = receipt.get("failures", [])
     lines += [f"FAIL  {f['cell']}: {f['why'][:300]}" for f in failures]
     print("\n".join(lines))
     return not failures and all(c["passed"] for c in found)
 
 
+def names(text):
+    return text.split(",")
+
+
+def numbers(text):
+    return [int(n) for n in text.split(",")]
+
+
 def add_arguments(parser):
     parser.add_argument("--op", choices=tuple(CONTENDERS), default="fwd", help="the forward or the backward pass")
     parser.add_argument("--head-dim", type=int, choices=(64, 128), default=128)
     parser.add_argument("--seqlen", type=int, default=8192, help="8192, 32768 or 131072; any multiple of 128 that divides 131072")
-    parser.add_argument("--masks", type=lambda t: t.split(","), default=paper_masks.NAMES, help="comma-separated")
+    parser.add_argument("--masks", type=names, help="comma-separated; default: all")
+    parser.add_argument("--heads-kv", type=numbers, help="comma-separated; default: as many as query heads and, unless --masks is given, "
+                        f"{GROUPED_HEADS_KV} for {','.join(GROUPED_MASKS)}")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--contenders", type=lambda t: t.split(","), help="comma-separated; ours and plan always run; default: "
-                        + "; ".join(f"{op} {','.join(names)}" for op, names in CONTENDERS.items()))
+    parser.add_argument("--contenders", type=names, help="comma-separated; ours and plan always run; default: "
+                        + "; ".join(f"{op} {','.join(found)}" for op, found in CONTENDERS.items()) + f"; on request: {','.join(ON_REQUEST)}")
     parser.add_argument("--target-ms", type=float, default=30.0, help="what one measurement should take")
 
 
 def check_arguments(arguments):
-    contenders = CONTENDERS[arguments.op]
-    arguments.contenders = contenders if arguments.contenders is None else arguments.contenders
-    for given, known in ((arguments.masks, paper_masks.NAMES), (arguments.contenders, contenders)):
-        unknown = sorted(set(given) - set(known))
-        if unknown:
-            sys.exit(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
+    known = (*CONTENDERS[arguments.op], *ON_REQUEST)
+    asked = CONTENDERS[arguments.op] if arguments.contenders is None else arguments.contenders
+    for given, accepted in ((arguments.masks or [], paper_masks.NAMES), (asked, known)):
+        if unknown := sorted(set(given) - set(accepted)):
+            sys.exit(f"unknown: {', '.join(unknown)}; known: {', '.join(accepted)}")
     if arguments.seqlen % 128 or TOKENS % arguments.seqlen:
         sys.exit(f"--seqlen is {arguments.seqlen}; it must be a multiple of 128 that divides {TOKENS}")
-    arguments.contenders = [n for n in contenders if n in {"ours", "plan", *arguments.contenders}]
-    arguments.direction = DIRECTION[arguments.op]
-    arguments.what = f"{arguments.op}-d{arguments.head_dim}-{arguments.seqlen // 1024}k"
+    heads = HIDDEN // arguments.head_dim
+    if wrong := [n for n in arguments.heads_kv or [] if n < 1 or heads % n]:
+        sys.exit(f"--heads-kv has {wrong[0]}; it must divide the query heads, {heads}")
+    arguments.contenders = [n for n in known if n in {"ours", "plan", *asked}]
+    arguments.what = f"{arguments.op}-d{arguments.head_dim}-dv{arguments.head_dim}-{arguments.seqlen // 1024}k"

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One cell of the paper's kernel benchmark, forward, on the GPU: its inputs, its contenders, its check against float64."""
 
+import functools
 import time
+import zlib
 from statistics import median
 
 import torch
@@ -12,9 +14,12 @@ import oracle
 import turn
 from flashmask_torch import Forward, Mask, Plan
 from flex_masks import flex_mask
+from paper import MATMUL_SIZE
+from peers import LeftOut, fa3, flashmask_v3
 from timing import Contender, graph_of, interleaved
 
 PLANS_IN_GRAPH = 10
+AGREEMENT = 0.02  # of the norm
 PLAIN_HEADS = 4  # of one batch element: what materialised attention fits in memory
 PLAIN_SEQLEN = 8192
 
@@ -56,15 +61,34 @@ class FlexPeer:
             self.record["block_mask_ms"] = median(synchronised_seconds(build)[0] for _ in range(3)) * 1e3
 
     def __call__(self):
-        return self.compiled(*self.inputs, block_mask=self.block_mask)
+        q, k, _ = self.inputs
+        return self.compiled(*self.inputs, block_mask=self.block_mask, enable_gqa=q.shape[1] != k.shape[1])
 
 
-def cudnn_call(q, k, v, causal):
+SDPA_BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION}
+
+
+def sdpa_call(backend, q, k, v, causal):
+    """PyTorch's scaled_dot_product_attention by one of its backends; LeftOut if that one does not take it."""
     def call():
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        with sdpa_kernel(SDPA_BACKENDS[backend]):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
 
+    try:
+        call()
+    except RuntimeError as error:
+        if "No available kernel" not in str(error):
+            raise
+        raise LeftOut(f"PyTorch's {backend} backend does not take it") from error
     return call
+
+
+@functools.cache
+def matmul_call():
+    """One large product: its speed says what the card gives just now."""
+    a, b = (torch.randn((MATMUL_SIZE, MATMUL_SIZE), dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    out = torch.empty_like(a)
+    return lambda: torch.mm(a, b, out=out)
 
 
 def plain_call(q, k, v, additive):
@@ -85,17 +109,19 @@ def dense_matrix(visible, seqlen):
 
 
 class GpuCell:
+    """The inputs of a cell, our call and its check, and the contenders that take part."""
+
     def __init__(self, cell, arguments):
         self.cell, self.arguments = cell, arguments
-        self.seed = int.from_bytes(f"{cell.mask}{cell.seqlen}{cell.head_dim}".encode(), "little") % 2**31
+        self.seed = zlib.crc32(f"{cell.mask} {cell.seqlen} {cell.head_dim} {cell.heads_kv}".encode())
         torch.manual_seed(self.seed)
-        shape = (cell.batch, cell.seqlen, cell.heads, cell.head_dim)
-        self.q, self.k, self.v = (torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(3))
+        self.q, self.k, self.v = (torch.randn((cell.batch, cell.seqlen, heads, cell.head_dim), dtype=torch.bfloat16, device="cuda")
+                                  for heads in (cell.heads, cell.heads_kv, cell.heads_kv))
         self.mask = device_mask(cell.indices, cell.causal, cell.seqlen)
         self.plan = Plan(self.mask)
         self.ours = Forward(self.q, self.k, self.v, self.mask, plan=self.plan)
         self.mask_mod = flex_mask(cell.mask, cell.seqlen, to_device)
-        self.record = {}
+        self.record, self.left_out = {}, {}
 
     def visible(self, rows):
         keys = torch.arange(self.cell.seqlen, device="cuda")[None]
@@ -103,76 +129,128 @@ class GpuCell:
             return torch.ones((1, 1, len(rows), self.cell.seqlen), dtype=torch.bool, device="cuda")
         return self.mask_mod(0, 0, rows[:, None], keys)[None, None]
 
+    def picked(self):
+        """A random (batch entry, key head)."""
+        pick = torch.Generator().manual_seed(self.seed)
+        return tuple(int(torch.randint(n, (1,), generator=pick)) for n in (self.cell.batch, self.cell.heads_kv))
+
+    def of_key_head(self, x, b, head):
+        """x [batch, seqlen, heads, d] of one batch entry and key head, and of the query heads that share it."""
+        each = x.shape[2] // self.cell.heads_kv
+        return x[b : b + 1, :, head * each : (head + 1) * each]
+
     def verify(self):
-        """Ours on one random (batch, head) against float64, with the mask_mod as the rule."""
+        """Ours on one random batch entry and key head against float64, with the mask_mod as the rule."""
         self.ours.poison().run()
         if not (torch.isfinite(self.ours.out).all() and torch.isfinite(self.ours.lse).all()):
             raise AssertionError("out or lse has a NaN or an infinity; every row of these masks sees itself or its window")
-        pick = torch.Generator().manual_seed(self.seed)
-        b, h = (int(torch.randint(n, (1,), generator=pick)) for n in (self.cell.batch, self.cell.heads))
-        q, k, v, out = (x[b : b + 1, :, h : h + 1] for x in (self.q, self.k, self.v, self.ours.out))
-        found = oracle.errors(q, k, v, out, self.ours.lse[b : b + 1, h : h + 1], self.visible)
+        b, head = self.picked()
+        q, k, v, out = (self.of_key_head(x, b, head) for x in (self.q, self.k, self.v, self.ours.out))
+        lse = self.of_key_head(self.ours.lse.transpose(1, 2), b, head).transpose(1, 2)
+        found = oracle.errors(q, k, v, out, lse, self.visible)
         wrong = list(oracle.complaints(found))
         if wrong:
             raise AssertionError("; ".join(wrong))
-        out_error, plain_error = float(found["out"].max()), float(found["plain"].max())
-        return {"batch_entry": b, "head": h, "out": out_error, "plain": plain_error, "allowed": 2 * plain_error + oracle.FINITE_SLACK, "lse": float(found["lse"].max())}
+        worst = int((found["out"] / (2 * found["plain"] + oracle.FINITE_SLACK)).argmax())
+        out_error, plain_error = (float(found[name].flatten()[worst]) for name in ("out", "plain"))
+        return {"batch_entry": b, "key_head": head, "out": out_error, "plain": plain_error,
+                "allowed": 2 * plain_error + oracle.FINITE_SLACK, "lse": float(found["lse"].max())}
 
-    def add_flex(self, contenders):
+    # --- Contenders: each adder gives a checked Contender, or None where the cell is none of its --------
+
+    def adders(self):
+        return {"flashmask_v3": self.add_flashmask_v3, "fa3": self.add_fa3, "flex": self.add_flex, "cudnn": lambda: self.add_sdpa("cudnn"),
+                "fa2": lambda: self.add_sdpa("fa2"), "dense": self.add_dense, "plain": self.add_plain, "matmul": self.add_matmul}
+
+    def add_all(self, contenders):
+        for name, add in self.adders().items():
+            if name not in self.arguments.contenders:
+                continue
+            try:
+                if found := add():
+                    contenders[name] = found
+            except LeftOut as why:
+                self.left_out[name] = str(why)
+
+    def of_peer(self, name, call):
+        """A peer that writes [batch, seqlen, heads, d] as ours does. It runs twice, as what one call leaves may be wrong for the next."""
+        call()
+        for x in call.results():
+            x.fill_(float("nan"))
+        call()
+        self.agrees(name, call.results())
+        return Contender(call)
+
+    def add_flashmask_v3(self):
+        call = flashmask_v3.Forward(self.q, self.k, self.v, self.cell.indices, self.cell.causal)
+        return self.of_peer("flashmask_v3", call)
+
+    def add_fa3(self):
+        if self.cell.mask in fa3.MASKS:
+            return self.of_peer("fa3", fa3.Forward(self.cell.mask, self.q, self.k, self.v))
+
+    def add_flex(self):
         peer = FlexPeer(*self.heads_first(), self.mask_mod)
-        self.agrees("flex", peer.result, 0.02)
+        self.agrees("flex", [peer.result.transpose(1, 2)])
         self.record["flex"] = peer.record
-        contenders["flex"] = Contender(peer)
+        return Contender(peer)
 
-    def add_cudnn(self, contenders):
+    def add_sdpa(self, backend):
         if self.cell.mask in ("full", "causal"):
-            call = cudnn_call(*self.heads_first(), self.cell.causal)
-            self.agrees("cudnn", call(), 0.02)
-            contenders["cudnn"] = Contender(call)
+            call = sdpa_call(backend, *self.heads_first(), self.cell.causal)
+            self.agrees(backend, [call().transpose(1, 2)])
+            return Contender(call)
 
-    def add_dense(self, contenders):
-        if self.cell.seqlen > 32768 and self.cell.mask != "causal_document":
-            return  # its time does not depend on the mask
+    def add_dense(self):
+        # Its time does not depend on the mask, nor on how the heads are grouped.
+        if self.cell.group > 1 or self.cell.seqlen > 32768 and self.cell.mask != "causal_document":
+            return None
         dense = dense_matrix(self.visible, self.cell.seqlen)
         call = Forward(self.q, self.k, self.v, dense=dense, out=torch.empty_like(self.ours.out)).run()
-        self.record["dense"] = {"mask_bytes": dense.numel(), "same_bits": bool(torch.equal(call.out, self.ours.out) and torch.equal(call.lse, self.ours.lse))}
-        if not self.record["dense"]["same_bits"]:
+        same = bool(torch.equal(call.out, self.ours.out) and torch.equal(call.lse, self.ours.lse))
+        self.record["dense"] = {"mask_bytes": dense.numel(), "same_bits": same}
+        if not same:
             raise AssertionError("the dense-mask run has other bits than the masked run")
-        contenders["dense"] = Contender(call.launch)
+        return Contender(call.launch)
 
-    def add_plain(self, contenders):
-        if self.cell.seqlen > PLAIN_SEQLEN:
-            return
+    def add_plain(self):
+        if self.cell.group > 1 or self.cell.seqlen > PLAIN_SEQLEN:
+            return None
         q, k, v = (x[:1, :PLAIN_HEADS] for x in self.heads_first())
         visible = dense_matrix(self.visible, self.cell.seqlen)
         additive = torch.zeros_like(visible, dtype=torch.bfloat16).masked_fill_(~visible, float("-inf"))
         scale = self.cell.batch * self.cell.heads / PLAIN_HEADS
         self.record["plain"] = {"measured": f"{PLAIN_HEADS} heads of one batch element; the time is that times {scale:g}", "scale": scale}
-        contenders["plain"] = Contender(plain_call(q, k, v, additive), scale=scale)
+        return Contender(plain_call(q, k, v, additive), scale=scale)
+
+    def add_matmul(self):
+        return Contender(matmul_call())
 
     def heads_first(self):
         if not hasattr(self, "peer_inputs"):
             self.peer_inputs = [x.transpose(1, 2).contiguous() for x in (self.q, self.k, self.v)]
         return self.peer_inputs
 
-    def agrees(self, name, theirs, tolerance):
-        """A peer that computes something else would make a ratio without meaning."""
-        norm = torch.linalg.vector_norm
-        pick = self.seed % self.cell.batch
-        want = self.ours.out[pick].transpose(0, 1).float()
-        off = float(norm(theirs[pick].float() - want) / norm(want))
-        if not off < tolerance:
-            raise AssertionError(f"{name} differs from ours by {off:.4f} of the norm")
-        self.record.setdefault(name, {})
+    def our_results(self):
+        return {"out": self.ours.out}
+
+    def agrees(self, name, theirs):
+        """A peer that computes something else would make a ratio without meaning. `theirs`: [batch, seqlen, heads, d] each."""
+        norm, pick = torch.linalg.vector_norm, self.seed % self.cell.batch
+        for (what, our), their in zip(self.our_results().items(), theirs, strict=True):
+            want = our[pick].float()
+            off = float(norm(their[pick].float() - want) / norm(want))
+            if not off < AGREEMENT:
+                raise AssertionError(f"{name}'s {what} differs from ours by {off:.4f} of the norm")
+
+    def contenders(self, ours):
+        """Ours, its plan, and all who take part."""
+        self.plan.build()
+        found = {"ours": Contender(ours.launch), "plan": Contender(graph_of(self.plan.build, PLANS_IN_GRAPH), calls=PLANS_IN_GRAPH)}
+        ours.run()
+        self.add_all(found)
+        return found
 
     def samples(self):
-        self.plan.build()
-        contenders = {"ours": Contender(self.ours.launch), "plan": Contender(graph_of(self.plan.build, PLANS_IN_GRAPH), calls=PLANS_IN_GRAPH)}
-        self.record["plan"] = {"measured": f"graph of {PLANS_IN_GRAPH} plans"}
-        self.ours.run()
-        adders = {"flex": self.add_flex, "cudnn": self.add_cudnn, "dense": self.add_dense, "plain": self.add_plain}
         with torch.no_grad():
-            for name, add in adders.items():
-                if name in self.arguments.contenders:
-                    add(contenders)
-            return interleaved(contenders, self.arguments.rounds, self.arguments.target_ms, self.seed), self.record
+            return interleaved(self.contenders(self.ours), self.arguments.rounds, self.arguments.target_ms, self.seed), self.record

@@ -31,6 +31,10 @@ def measure(name, seqlen, batch, rounds):
     return {"mask": name, "seqlen": seqlen, "batch": batch, "bytes": plan.buffer.numel(), "events_us": middle(samples["events"]) * 1e3, "graph_us": middle(samples["graph"]) * 1e3}
 
 
+def kernel_hashes(arguments):
+    return arguments.kernels.of_plan()
+
+
 def run(arguments, receipt, save, progress_type):
     cells = [(name, *size) for size in SIZES for name in paper_masks.NAMES]
     progress, figures = progress_type([1] * len(cells)), []

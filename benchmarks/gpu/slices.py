@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The paper's benchmark (bench.py paper), several slices at once: one measures while the others trace and compile FlexAttention.
 
-    python benchmarks/gpu/slices.py --slices fwd:128:8192,fwd:128:32768,bwd:64:8192 --jobs 4
+    python benchmarks/gpu/slices.py --slices fwd:128:8192,fwd:128:32768,bwd:64:8192 --jobs 3
 
 Each slice is a process of its own with the receipt that `bench.py paper` writes. Only one of them uses the GPU at a time (turn.py).
 """
@@ -10,6 +10,7 @@ Each slice is a process of its own with the receipt that `bench.py paper` writes
 import argparse
 import multiprocessing
 import multiprocessing.connection
+import re
 import sys
 from pathlib import Path
 
@@ -28,13 +29,17 @@ def measure(words, semaphore):
         turn.give()
 
 
+FORMS = "op:head_dim:seqlen, :mask+mask behind it, :kvN for N key heads behind that or in its place"
+
+
 def slice_of(text):
-    """What bench.py takes for op:head_dim:seqlen or op:head_dim:seqlen:mask+mask."""
+    """What bench.py takes for fwd:128:8192, bwd:64:32768:full+causal, fwd:128:8192:kv8 or fwd:128:8192:full+causal:kv8."""
     parts = text.split(":")
+    heads_kv = ["--heads-kv", parts.pop()[2:]] if re.fullmatch(r"kv\d+", parts[-1]) else []
     if len(parts) not in (3, 4):
-        raise argparse.ArgumentTypeError(f"'{text}' is not op:head_dim:seqlen or op:head_dim:seqlen:mask+mask")
+        raise argparse.ArgumentTypeError(f"'{text}' is not {FORMS}")
     words = zip(("--op", "--head-dim", "--seqlen", "--masks"), (part.replace("+", ",") for part in parts))
-    return ["paper", *(word for pair in words for word in pair)]
+    return ["paper", *(word for pair in words for word in pair), *heads_kv]
 
 
 def slices_of(text):
@@ -44,8 +49,8 @@ def slices_of(text):
 def parse_arguments(words):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slices", type=slices_of, required=True,
-                        help="comma-separated, each op:head_dim:seqlen or op:head_dim:seqlen:mask+mask")
-    parser.add_argument("--jobs", type=int, default=4, help="slices at once; each holds one cell's tensors, up to 25 GiB")
+                        help=f"comma-separated, each {FORMS}")
+    parser.add_argument("--jobs", type=int, default=3, help="slices at once; each holds one cell's tensors, up to 45 GiB")
     return parser.parse_known_args(words)
 
 

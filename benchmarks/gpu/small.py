@@ -17,9 +17,11 @@ import paper_masks
 from flashmask_torch import ROOT, Backward, Forward, Plan
 from flex_masks import flex_mask
 from paper_gpu import FlexPeer, device_mask, to_device
-from samples import middle, ratio
+from ran import case_of
+from samples import middle, ratio, spread
 
 BATCH, HEADS, SEQLEN, CALLS = 1, 8, 2048, 1000
+MASKS, HEAD_DIMS = ("causal", "causal_document"), (128, 64)
 # {mask: (peer, the most that our time over its may be)}
 BARS = {"fwd": {"causal": ("cudnn", 1.0), "causal_document": ("flex", 0.7)}, "bwd": {"causal": ("cudnn", 1.0)}}
 
@@ -110,15 +112,24 @@ def measured(contenders, rounds):
     return samples
 
 
+def figures_of(mask, head_dim, samples):
+    return {"mask": mask, "head_dim": head_dim, "us": {n: middle(s) * 1e3 for n, s in samples.items()},
+            "us_spread": {n: [x * 1e3 for x in spread(s)] for n, s in samples.items()},
+            "ours_over": {n: ratio(samples["ours"], s) for n, s in samples.items() if n != "ours"}}
+
+
+def kernel_hashes(arguments):
+    ops = ("fwd", "bwd") if arguments.op == "bwd" else ("fwd",)
+    return arguments.kernels.of_all([case_of(op, d, SEQLEN, BATCH, HEADS, mask=mask) for op in ops for d in HEAD_DIMS for mask in MASKS])
+
+
 def run(arguments, receipt, save, progress_type):
-    cells = [(mask, head_dim) for mask in ("causal", "causal_document") for head_dim in (128, 64)]
+    cells = [(mask, head_dim) for mask in MASKS for head_dim in HEAD_DIMS]
     progress, figures = progress_type([1] * len(cells)), []
     both = arguments.op == "bwd"
     with torch.set_grad_enabled(both):
         for mask, head_dim in cells:
-            samples = measured((both_contenders_of if both else contenders_of)(mask, head_dim), arguments.rounds)
-            figures.append({"mask": mask, "head_dim": head_dim, "us": {n: middle(s) * 1e3 for n, s in samples.items()},
-                            "ours_over": {n: ratio(samples["ours"], s) for n, s in samples.items() if n != "ours"}, "samples": samples})
+            figures.append(figures_of(mask, head_dim, measured((both_contenders_of if both else contenders_of)(mask, head_dim), arguments.rounds)))
             progress.step(1, f"{mask} d={head_dim}")
     receipt["figures"]["small"] = {"batch": BATCH, "heads": HEADS, "seqlen": SEQLEN, "calls": CALLS, "op": arguments.op, "cells": figures}
     save()

@@ -9,6 +9,7 @@ import torch
 import receipts
 from flashmask_torch import Forward, Plan
 from paper_gpu import device_mask
+from ran import case_of
 from samples import bucket_of, line_fit, middle
 from sparsity_masks import KINDS, fill_buckets
 from timing import Contender
@@ -44,6 +45,10 @@ def fit(points, full_ms):
     intercept, slope, r2 = line_fit([p["live"] for p in points], [p["ms"] for p in points])
     return {"intercept_ms": intercept, "slope_ms": slope, "r2": r2, "intercept_share": intercept / full_ms, "samples": len(points),
             "buckets": len({bucket_of(1 - p["live"]) for p in points}), "passed": r2 >= R2_BAR and intercept / full_ms <= INTERCEPT_BAR}
+
+
+def kernel_hashes(arguments):
+    return arguments.kernels.of(case_of("fwd", HEAD_DIM, SEQLEN, BATCH, HEADS))
 
 
 def run(arguments, receipt, save, progress_type):

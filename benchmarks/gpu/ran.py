@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the library's kernels a run used, as receipts name them: {id: hash of its machine code}."""
+
+import os
+
+
+def case_of(op, head_dim, seqlen, batch, heads, heads_kv=None, mask="full", dtype="bfloat16"):
+    """A case as receipts have it, as far as it decides which kernels run."""
+    return {"op": op, "mask": mask, "head_dim": head_dim, "head_dim_v": head_dim, "seqlen": seqlen, "batch": batch, "heads": heads,
+            "heads_kv": heads_kv or heads, "dtype": dtype}
+
+
+class Kernels:
+    """The kernels of the library that is measured. Their hashes are read once."""
+
+    def __init__(self, multiprocessors=132):
+        import kernels
+
+        self.ids_of, self.multiprocessors = kernels.kernels_of, multiprocessors
+        self.library = os.environ.get("FLASHMASK_LIBRARY") or str(kernels.default_library())
+        found = kernels.hashes(self.library)
+        self.toolkit, self.hashes = found["toolkit"], found["kernels"]
+
+    def of(self, case, modes=(False,)):
+        """Of a case in the modes that ran: deterministic or not."""
+        ids = {i for deterministic in modes
+               for i in self.ids_of(self.library, case, multiprocessors=self.multiprocessors, deterministic=deterministic)}
+        return {i: self.hashes[i] for i in sorted(ids)}
+
+    def of_all(self, cases, modes=(False,)):
+        return {i: found for case in cases for i, found in self.of(case, modes).items()}
+
+    def of_plan(self):
+        return {i: found for i, found in sorted(self.hashes.items()) if "plan" in i}
+
+
+class DryKernels(Kernels):
+    """Invented, like the times of a dry run."""
+
+    def __init__(self):
+        self.toolkit = "none"
+
+    def of(self, case, modes=(False,)):
+        return {f"sm90.{case['op']}.bf16.d{case['head_dim']}.dv{case['head_dim_v']}": "0" * 16}
+
+
+def here():
+    """Those of the library on the first CUDA device."""
+    import torch
+
+    return Kernels(torch.cuda.get_device_properties(0).multi_processor_count)
