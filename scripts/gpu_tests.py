@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What `scripts/gpu-check tests` runs: test programs, the cases of the forward and of the backward kernels, `flashmask verify`, pytest tests/gpu,
-the PyTorch package on CUDA tensors and what a call of it costs the host, the cases and tests/gpu again on a library with delays, and the
-cases under compute-sanitizer.
+"""What `scripts/gpu-check tests` runs: test programs, the cases of the forward and of the backward kernels, calls that are refused, `flashmask
+verify`, pytest tests/gpu, the PyTorch package on CUDA tensors and what a call of it costs the host, the cases and tests/gpu again on a
+library with delays, and the cases and the refused calls under compute-sanitizer, if a probe shows that it works on this machine.
 
 What was not built or not found is left out and named. All of it ends within --seconds. Prints a short summary last and leaves
 a receipt with the tests passed and failed.
@@ -25,13 +25,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu")]
+import ran  # noqa: E402
 import receipts  # noqa: E402
 
 TAIL = 3000
-STEPS = ("programs", "forward", "backward", "verify", "pytest", "torch", "stress", "sanitize", "overhead")
+STEPS = ("programs", "forward", "backward", "refused", "verify", "pytest", "torch", "stress", "sanitize", "overhead")
 # Runs beside the steps up to the one after it here, as most of its time is the host's; the last one measures the host's time, and runs alone.
 BESIDE = ("torch", "overhead")
 CASES = {direction: f"gpu_{direction}_cases" for direction in ("forward", "backward")}
+REFUSED = "gpu_refused_calls"
 # What the backend takes: the rest of the covering list would only be counted as skipped.
 COVERING = ["--covering", "--dtypes", "bfloat16,float16", "--head-dims", "64,128", "--layouts", "bshd,bhsd,aligned"]
 # Tool: options of the cases. Memory that the program fills is no longer uninitialised.
@@ -39,10 +41,13 @@ SANITIZERS = {"memcheck": [], "racecheck": [], "synccheck": [], "initcheck": ["-
 # The backward sums up dq with the copy engine, whose writes to global memory initcheck does not see; what is read too early is poisoned
 # in the other runs.
 LEFT_OUT = {("backward", "initcheck"): "it does not see what the copy engine writes"}
+# Nothing is launched there: what the checks of a call read is all there is.
+REFUSED_TOOL = "memcheck"
 # The only ones with all cases: following every access to shared memory is slow, and the backward has more of them.
 ALL_CASES = {("forward", "memcheck")}
 SANITIZER_FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
 SANITIZER_FAILED = 99
+PROBE_SECONDS = 60
 STRESS_TESTS = "random or ragged or bounds"
 # What bindings/torch is built to: the operators, and the empty operator that they are compared with.
 TORCH_LIBRARIES = {"FLASHMASK_TORCH_LIBRARY": "libflashmask_torch.so", "FLASHMASK_EMPTY_OPERATOR": "libflashmask_empty_operator.so"}
@@ -179,11 +184,10 @@ def pytest_counts(junit):
 
 def programs(folder):
     found = sorted(p for p in (folder / "tests").rglob("*") if p.is_file() and os.access(p, os.X_OK)) if (folder / "tests").is_dir() else []
-    return [p for p in found if p.name not in CASES.values()]
+    return [p for p in found if p.name not in (*CASES.values(), REFUSED)]
 
 
-def cases_program(folder, direction):
-    name = CASES[direction]
+def find_program(folder, name):
     return next((p for p in (folder / name, folder / "tests" / name) if p.exists()), None)
 
 
@@ -195,11 +199,20 @@ def run_programs(session, carry):
 
 def run_cases(session, carry, direction, name="", words=(), environment=None):
     name = f"{name}{direction} cases"
-    program = cases_program(carry, direction)
+    program = find_program(carry, CASES[direction])
     if not program:
         return session.leave_out(name, f"there is no {CASES[direction]}")
     if result := session.run(name, [program, *words], 60, environment):
         report_covered(session, result, *word_counts(result))
+
+
+def run_refused(session, carry):
+    """Calls that the library has to refuse, each with its message."""
+    program = find_program(carry, REFUSED)
+    if not program:
+        return session.leave_out("refused calls", f"there is no {REFUSED}")
+    if result := session.run("refused calls", [program], 60):
+        session.add(result, *word_counts(result))
 
 
 def report_covered(session, result, passed, failed, **more):
@@ -300,11 +313,26 @@ def run_sanitizers(session, carry, seconds):
     sanitizer = find_sanitizer()
     if not sanitizer:
         return session.leave_out("sanitizers", "compute-sanitizer was not found")
-    for direction, name in CASES.items():
-        if program := cases_program(carry, direction):
-            sanitize(session, sanitizer, direction, program, seconds)
+    programs = {name: find_program(carry, program) for name, program in {**CASES, "refused": REFUSED}.items()}
+    if (any_program := next(filter(None, programs.values()), None)) and (why := sanitizer_refusal(sanitizer, any_program)):
+        return session.leave_out("sanitizers", why)
+    for name, program in programs.items():
+        if not program:
+            session.leave_out(f"sanitizers: {name}", f"there is no {CASES.get(name, REFUSED)}")
+        elif name == "refused":
+            sanitize_with(session, sanitizer, REFUSED_TOOL, f"sanitizer: refused calls {REFUSED_TOOL}", [program], seconds)
         else:
-            session.leave_out(f"sanitizers: {direction} cases", f"there is no {name}")
+            sanitize(session, sanitizer, name, program, seconds)
+
+
+def sanitizer_refusal(sanitizer, program):
+    """Why compute-sanitizer does not work on this machine, as a probe shows that only allocates and clears some memory; empty if it works."""
+    result = run("sanitizer: probe", [sanitizer, "--tool", "memcheck", program, "--probe"], PROBE_SECONDS)
+    if result["status"] == 0 and sanitizer_errors(result) == 0:
+        return ""
+    said = [line.strip("= ") for line in result["output"].splitlines() if line.strip("= ")]
+    telling = [line for line in said if re.search(r"error|not supported|refused|denied|fail", line, re.I)] or said[-1:] or ["nothing"]
+    return f"compute-sanitizer does not work on this machine; of a trivial program it said: {'; '.join(telling[:3])[:400]}"
 
 
 def sanitize(session, sanitizer, direction, program, seconds):
@@ -314,9 +342,13 @@ def sanitize(session, sanitizer, direction, program, seconds):
             session.leave_out(name, LEFT_OUT[direction, tool])
             continue
         words = words if (direction, tool) in ALL_CASES else ["--quick", *words]
-        command = [sanitizer, "--tool", tool, "--error-exitcode", str(SANITIZER_FAILED), "--print-limit", "10", program, *words]
-        if result := session.run(name, command, seconds):
-            judge_sanitizer(session, tool, result)
+        sanitize_with(session, sanitizer, tool, name, [program, *words], seconds)
+
+
+def sanitize_with(session, sanitizer, tool, name, words, seconds):
+    command = [sanitizer, "--tool", tool, "--error-exitcode", str(SANITIZER_FAILED), "--print-limit", "10", *words]
+    if result := session.run(name, command, seconds):
+        judge_sanitizer(session, tool, result)
 
 
 def judge_sanitizer(session, tool, result):
@@ -356,6 +388,7 @@ def run_steps(session, arguments, carry):
         "programs": lambda: run_programs(session, carry),
         "forward": lambda: run_cases(session, carry, "forward"),
         "backward": lambda: run_cases(session, carry, "backward"),
+        "refused": lambda: run_refused(session, carry),
         "verify": lambda: run_verify(session, carry, arguments.cases, arguments.covering),
         "pytest": lambda: run_pytest(session, "pytest", arguments.pytest_words, 120),
         "torch": lambda: run_torch(session, carry, arguments.pytest_words if arguments.only else []),
@@ -388,8 +421,9 @@ def main():
     arguments = parse_arguments()
     import timing  # needs torch
 
-    receipt = receipts.new("tests", timing.environment(), shown(["scripts/gpu-check", "tests", *sys.argv[1:]]))
-    receipt["figures"]["backward_source_hash"] = receipts.source_hash("backward")
+    library = ran.here()
+    receipt = receipts.new("tests", timing.environment() | {"toolkit": library.toolkit}, shown(["scripts/gpu-check", "tests", *sys.argv[1:]]))
+    receipt["kernel_hashes"] = library.hashes
     path = receipts.free_path(receipt)
     session = Session(receipt, arguments.seconds)
     run_steps(session, arguments, arguments.carry if arguments.carry.is_absolute() else ROOT / arguments.carry)
@@ -405,7 +439,7 @@ def summary(receipt, path):
     for text in receipt["figures"]["left_out"]:
         print(f"----  {text}")
     good = tests["failed"] == 0 and tests["passed"] > 0
-    print(f"{'PASS' if good else 'FAIL'}  {tests['passed']} passed, {tests['failed']} failed; receipt {path.name}, source {receipt['source_hash']}, {receipt['device']}")
+    print(f"{'PASS' if good else 'FAIL'}  {tests['passed']} passed, {tests['failed']} failed; receipt {path.name}, {receipt['device']}")
     return 0 if good else 1
 
 

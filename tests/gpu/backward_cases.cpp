@@ -409,11 +409,12 @@ int run_cases(const Arguments& arguments, int multiprocessors) {
 }
 
 constexpr const char* kUsage =
-    "gpu_backward_cases [--list] [--quick] [--no-poison] [--repeat N]\n"
+    "gpu_backward_cases [--list] [--quick] [--no-poison] [--repeat N] [--probe]\n"
     "  --list       only print the cases; sizes as on 132 multiprocessors if there is no device\n"
     "  --quick      four masks, in the two ways that add up dq\n"
     "  --no-poison  leave workspace and plan as they are allocated, for a tool that looks for reads of memory nobody wrote\n"
-    "  --repeat N   run each case N times and compare the bits\n";
+    "  --repeat N   run each case N times and compare the bits\n"
+    "  --probe      only allocate and clear some of the device's memory, to see whether a tool works\n";
 
 }  // namespace
 }  // namespace flashmask::test

@@ -135,7 +135,7 @@ struct Difference {
 // --- The program -------------------------------------------------------------------------------------
 
 struct Arguments {
-  bool list = false, quick = false, poison = true;
+  bool list = false, quick = false, poison = true, probe = false;
   int repeat = 1;
 };
 
@@ -147,6 +147,8 @@ inline std::optional<Arguments> parse(int count, char** words) {
       arguments.list = true;
     } else if (word == "--quick") {
       arguments.quick = true;
+    } else if (word == "--probe") {
+      arguments.probe = true;
     } else if (word == "--no-poison") {
       arguments.poison = false;
     } else if (word == "--repeat" && n + 1 < count && std::atoi(words[n + 1]) > 0) {
@@ -156,6 +158,17 @@ inline std::optional<Arguments> parse(int count, char** words) {
     }
   }
   return arguments;
+}
+
+/// Exit status of --probe: what a tool that watches a program must let it do, and nothing of the library.
+inline int probe() {
+  if (const std::string missing = no_device(); !missing.empty()) {
+    std::printf("skipped: %s\n", missing.c_str());
+    return 77;
+  }
+  DeviceBytes memory(1 << 20);
+  memory.fill(0);
+  return memory.read()[0] == std::byte{0} ? 0 : 1;
 }
 
 /// main: list(arguments, multiprocessors) and run_cases(arguments, multiprocessors) give the exit status; 77 is what ctest counts
@@ -168,6 +181,7 @@ int run_program(int count, char** words, const char* usage, List list, RunCases 
     return 2;
   }
   try {
+    if (arguments->probe) return probe();
     const std::string missing = no_device();
     int multiprocessors = kUsualMultiprocessors;
     if (missing.empty()) require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0), "cudaDeviceGetAttribute");
