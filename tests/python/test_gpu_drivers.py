@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The drivers of the GPU measurements, without a GPU: which cells and contenders there are, what a receipt's case has, which kernels it
+names, how cycles are counted and compared. Times here are invented."""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu")]
+import bench  # noqa: E402
+import cycles  # noqa: E402
+import paper  # noqa: E402
+import paper_masks  # noqa: E402
+import peers  # noqa: E402
+import ran  # noqa: E402
+import samples  # noqa: E402
+import slices  # noqa: E402
+
+
+@pytest.fixture
+def dry_run(tmp_path, monkeypatch):
+    """The driver's receipt of invented times."""
+    monkeypatch.setenv("OUT", str(tmp_path))
+
+    def run(*words):
+        bench.main(["paper", "--dry-run", "--rounds", "3", *words])
+        return json.loads(max(tmp_path.glob("*.json"), key=lambda path: path.stat().st_mtime_ns).read_text())
+
+    return run
+
+
+# --- Cells ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head_dim, heads", [(64, 64), (128, 32)])
+def test_by_default_all_masks_and_five_with_grouped_heads(dry_run, head_dim, heads):
+    made = dry_run("--head-dim", str(head_dim))
+    assert made["what"] == f"fwd-d{head_dim}-dv{head_dim}-8k" and made["tests"] == {"passed": 17, "failed": 0}
+    assert [(c["mask"], c["heads"], c["heads_kv"]) for c in made["cases"]] == [
+        *((mask, heads, heads) for mask in paper_masks.NAMES), *((mask, heads, 8) for mask in paper.GROUPED_MASKS)]
+
+
+@pytest.mark.parametrize("words, expected", [
+    (["--masks", "causal,full"], [("causal", 32), ("full", 32)]),
+    (["--heads-kv", "8"], [(mask, 8) for mask in paper.GROUPED_MASKS]),
+    (["--masks", "qk_sparse", "--heads-kv", "32,4"], [("qk_sparse", 32), ("qk_sparse", 4)])])
+def test_cells_that_are_asked_for(dry_run, words, expected):
+    assert [(c["mask"], c["heads_kv"]) for c in dry_run(*words)["cases"]] == expected
+
+
+@pytest.mark.parametrize("words, text", [(["--heads-kv", "5"], "--heads-kv has 5; it must divide the query heads, 32"),
+                                         (["--contenders", "fa4"], "unknown: fa4"), (["--op", "bwd", "--contenders", "dense"], "unknown: dense"),
+                                         (["--seqlen", "100"], "--seqlen is 100")])
+def test_what_cannot_be_measured_is_refused(dry_run, words, text):
+    with pytest.raises(SystemExit, match=text):
+        dry_run(*words)
+
+
+def test_a_case_has_medians_spreads_and_its_kernels(dry_run):
+    case = dry_run("--op", "bwd", "--masks", "document")["cases"][0]
+    assert (case["arch"], case["op"], case["head_dim_v"], case["heads"], case["heads_kv"]) == ("sm90", "bwd", 128, 32, 32)
+    assert case["kernel_hashes"] == {"sm90.bwd.bf16.d128.dv128": "0" * 16}
+    assert set(case["peers"]) == {"deterministic", "flashmask_v3", "fa3", "flex"} and case["left_out"] == {}
+    v3 = case["peers"]["flashmask_v3"]
+    assert v3["ratio"] == pytest.approx(1.15) and v3["ratio_with_plan"] == pytest.approx(1.15 / 1.01) and v3["rounds"] == 3
+    assert case["ours_ms_spread"][0] < case["ours_ms"] < case["ours_ms_spread"][1]
+    assert case["matmul"]["tflops"] == pytest.approx(700 / 1.01)  # the middle round takes 1 % longer than the first
+    assert not [name for name in json.dumps(case).split('"') if "samples" in name]
+
+
+def test_a_case_says_which_contender_was_left_out(dry_run, capsys):
+    case = dry_run("--heads-kv", "8", "--masks", "full")["cases"][0]
+    assert case["left_out"] == {"fa3": "invented"} and "fa3" not in case["peers"]
+    assert "----  fa3: invented" in capsys.readouterr().out
+
+
+def test_slices_with_grouped_heads(capsys):
+    assert slices.slices_of("fwd:128:8192:kv8,bwd:64:8192:full+causal:kv8") == [
+        ["paper", "--op", "fwd", "--head-dim", "128", "--seqlen", "8192", "--heads-kv", "8"],
+        ["paper", "--op", "bwd", "--head-dim", "64", "--seqlen", "8192", "--masks", "full,causal", "--heads-kv", "8"]]
+    with pytest.raises(SystemExit):
+        slices.parse_arguments(["--slices", "fwd:kv8"])
+    assert "'fwd:kv8' is not op:head_dim:seqlen" in capsys.readouterr().err
+
+
+def test_flex_is_compiled_for_the_cells_that_are_measured():
+    import compile_flex
+
+    arguments = compile_flex.parse_arguments(["--op", "fwd", "--head-dims", "64", "--seqlens", "8192"])
+    measured = paper.cells_of(argparse.Namespace(op="fwd", head_dim=64, seqlen=8192, masks=None, heads_kv=None))
+    assert [cell.label for cell in compile_flex.cells_of(arguments)] == [cell.label for cell in measured]
+
+
+# --- Samples ----------------------------------------------------------------------------------------
+
+
+def test_samples_are_told_by_middle_and_middle_half():
+    values = [4.0, None, 1.0, 2.0, 3.0, 5.0]
+    assert samples.time_figures(values) == {"ms": 3.0, "ms_spread": [2.0, 4.0], "rounds": 5}
+    assert samples.spread([7.0, None]) == [7.0, 7.0]
+    found = samples.ratio_figures("ratio", [2.0, 9.0, 6.0, 8.0], [1.0, None, 2.0, 2.0])
+    assert found == {"ratio": 3.0, "ratio_spread": [2.5, 3.5]}  # of rounds, not of medians: 2, 3 and 4
+
+
+# --- Kernels ----------------------------------------------------------------------------------------
+
+HASHES = {"sm90.fwd.bf16.d128.dv128.c3": "a1", "sm90.fwd.bf16.d64.dv64.c3": "a2", "sm90.bwd.bf16.d128.dv128.c2": "b1",
+          "sm90.bwd.bf16.d128.dv128.c2.ordered": "b2", "plan.classify": "p1"}
+
+
+@pytest.fixture
+def library(monkeypatch):
+    """A library whose deterministic backward is another kernel."""
+    read = []
+
+    def hashes(path):
+        read.append(path)
+        return {"toolkit": "13.0", "kernels": HASHES}
+
+    def kernels_of(path, case, arch="sm90", multiprocessors=132, deterministic=False):
+        dims = f"bf16.d{case['head_dim']}.dv{case['head_dim_v']}"
+        own = f"{arch}.{case['op']}.{dims}.{'c3' if case['op'] == 'fwd' else 'c2'}{'.ordered' if deterministic else ''}"
+        return [own, "plan.classify"]
+
+    fake = types.SimpleNamespace(hashes=hashes, kernels_of=kernels_of, default_library=lambda: Path("default.so"))
+    monkeypatch.setitem(sys.modules, "kernels", fake)
+    return read
+
+
+def test_a_case_names_the_kernels_of_its_modes(library, monkeypatch):
+    monkeypatch.setenv("FLASHMASK_LIBRARY", "ours.so")
+    kernels = ran.Kernels(132)
+    case = paper.Cell("causal", 8192, 128, "bwd").case()
+    assert kernels.of(case) == {"plan.classify": "p1", "sm90.bwd.bf16.d128.dv128.c2": "b1"}
+    assert kernels.of(case, (False, True)) == {**kernels.of(case), "sm90.bwd.bf16.d128.dv128.c2.ordered": "b2"}
+    assert kernels.of_all([ran.case_of("fwd", d, 2048, 1, 8) for d in (64, 128)]) == {
+        "plan.classify": "p1", "sm90.fwd.bf16.d128.dv128.c3": "a1", "sm90.fwd.bf16.d64.dv64.c3": "a2"}
+    assert kernels.of_plan() == {"plan.classify": "p1"} and kernels.toolkit == "13.0"
+    assert library == ["ours.so"]  # read once
+    monkeypatch.delenv("FLASHMASK_LIBRARY")
+    assert ran.Kernels().library == "default.so"
+
+
+def test_a_measured_case_has_the_hashes_of_both_modes(library):
+    cell = paper.Cell("full", 8192, 128, "bwd")
+    times = {name: [1.0, 2.0] for name in ("ours", "plan", "deterministic")}
+    case = paper.case_of_samples(cell, times, {}, {}, {}, ran.Kernels())
+    assert set(case["kernel_hashes"]) == {"plan.classify", "sm90.bwd.bf16.d128.dv128.c2", "sm90.bwd.bf16.d128.dv128.c2.ordered"}
+    del times["deterministic"]
+    assert "sm90.bwd.bf16.d128.dv128.c2.ordered" not in paper.case_of_samples(cell, times, {}, {}, {}, ran.Kernels())["kernel_hashes"]
+
+
+def test_topics_name_the_kernels_they_run(library):
+    """Those whose modules load without a library: the others say it in the same words."""
+    import first
+
+    arguments = argparse.Namespace(kernels=ran.Kernels(), op=["fwd"])
+    assert first.kernel_hashes(arguments) == {name: HASHES[name] for name in HASHES if ".fwd." in name or "plan" in name}
+    assert len(cycles.cases(["fwd"])) == 20 and len(cycles.cases()) == 40
+
+
+# --- Peers ------------------------------------------------------------------------------------------
+
+
+def test_a_peer_is_found_where_it_lies(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLASHMASK_PEERS", str(tmp_path))
+    with pytest.raises(peers.LeftOut, match=f"there is no libfa3.so in {tmp_path}"):
+        peers.library("fa3")
+    (tmp_path / "libfa3.so").touch()
+    assert peers.library("fa3") == tmp_path / "libfa3.so"
+    monkeypatch.delenv("FLASHMASK_PEERS")
+    assert peers.folder() == ROOT / "build" / "peers"
+
+
+def test_what_is_no_library_of_this_torch_is_left_out(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    from peers import fa3
+
+    monkeypatch.setenv("FLASHMASK_PEERS", str(tmp_path))
+    (tmp_path / "libfa3.so").write_bytes(b"no library")
+    with pytest.raises(peers.LeftOut, match="torch .* does not load it"):
+        fa3.load()
+
+
+# --- Cycles -----------------------------------------------------------------------------------------
+
+NCU_CSV = '''==PROF== Connected
+"ID","Kernel Name","sm__cycles_elapsed.max","sm__inst_executed.sum","dram__bytes_read.sum","dram__bytes_write.sum"
+"","","cycle","inst","byte","byte"
+"0","flashmask_mark","7","8","9","10"
+"1","flashmask_sm90_bwd_bf16_d128_dv128_c2_preprocess","51,588","54,940","240","584"
+"2","flashmask_sm90_bwd_bf16_d128_dv128_c2","15,351,588","2,044,054,940","1522698240","1,010,499,584"
+"3","flashmask_mark","7","8","9","10"
+"4","flashmask_sm90_fwd_bf16_d128_dv128_c3","7","8","9","10"
+"5","flashmask_mark","7","8","9","10"
+==PROF== Disconnected
+'''
+
+
+def test_what_nsight_compute_counted_is_read_call_by_call():
+    calls = cycles.calls_of(cycles.counted(NCU_CSV))
+    assert [[name for name, _ in call] for call in calls] == [
+        ["flashmask_sm90_bwd_bf16_d128_dv128_c2_preprocess", "flashmask_sm90_bwd_bf16_d128_dv128_c2"],
+        ["flashmask_sm90_fwd_bf16_d128_dv128_c3"], []]
+    assert calls[0][1][1] == {"cycles": 15351588, "instructions": 2044054940, "dram_read": 1522698240, "dram_written": 1010499584}
+    assert cycles.calls_of(cycles.counted("==ERROR== ERR_NVGPUCTRPERM")) == []
+
+
+def test_ncu_leaves_the_clock_alone():
+    words = cycles.ncu_words("ncu")
+    assert words[words.index("--clock-control") + 1] == "none"
+
+
+def test_every_instance_is_counted():
+    found = {(c.op, c.dtype, c.head_dim, c.variant) for c in cycles.cases()}
+    assert found == {(op, dtype, d, variant) for op, variants in (("fwd", ("c2", "c3")), ("bwd", ("c2", "c2_split")))
+                     for dtype in ("bf16", "fp16") for d in (64, 128) for variant in variants}
+
+
+def test_libraries_take_turns_in_changing_order():
+    case = cycles.cases()[0]
+    assert [library for _, library in cycles.schedule([case], 3, {"new": "a", "old": "b"})] == ["new", "old", "old", "new", "new", "old"]
+
+
+def call(**kernels):
+    return [(name, {"cycles": value}) for name, value in kernels.items()]
+
+
+def test_ratios_are_of_medians_kernel_by_kernel():
+    case = cycles.cases()[0]
+    new = [call(a=10, b=900), call(a=12, b=990), call(a=11, b=930)]
+    old = [call(x=20, y=1000), call(x=20, y=900), call(x=20, y=1100)]
+    figures = cycles.figures_of(case, {"new": new, "old": old})
+    assert figures["libraries"]["new"][1]["cycles"] == 930 and figures["libraries"]["new"][1]["cycles_spread"] == [915, 960]
+    assert [(r["kernel"], r["ratio"]) for r in figures["ratios"]] == [("a", 0.55), ("b", 0.93)]
+    lines = list(cycles.report([{**figures, "compared": True}]))
+    assert "not judged" in lines[0] and lines[-1].startswith("new / old over 1 kernels")
+    assert "geometric mean 0.9300, worst 0.9300 (fwd bf16 d128 c3 full b)" in lines[-1]
+    fused = cycles.figures_of(case, {"new": [call(ab=950)] * 3, "old": old})
+    assert fused["ratios"] == [{"kernel": "whole call", "ratio": 950 / 1020, "share": 1.0}]
+
+
+def test_a_call_that_one_library_refuses_is_named():
+    figures = cycles.figures_of(cycles.cases()[0], {"new": [call(a=1)], "old": [[]]})
+    assert figures["ratios"] == [] and any("the old library does not take it" in line for line in cycles.report([{**figures, "compared": True}]))
+
+
+@pytest.fixture
+def arguments(monkeypatch):
+    monkeypatch.setattr(cycles, "cases", lambda ops: [cycles.Case("fwd", "bf16", 128, "c3", "full", 2, 32, 32)])
+    return argparse.Namespace(kernels=types.SimpleNamespace(library="new.so"), old=None, op=["fwd"], repetitions=2, way="auto", seconds=5)
+
+
+def test_without_counters_the_multiprocessors_clocks_are_read_and_the_output_says_so(arguments, monkeypatch, capsys):
+    monkeypatch.setattr(cycles, "find_ncu", lambda: "ncu")
+    ran_words = []
+
+    def run(words, **_):
+        ran_words.append(words)
+        if words[0] == "ncu":
+            return types.SimpleNamespace(stdout="==ERROR== ERR_NVGPUCTRPERM - no permission\n", stderr="", returncode=1)
+        return types.SimpleNamespace(stdout="100.0\n104.0\n", stderr="", returncode=0)
+
+    monkeypatch.setattr(cycles.subprocess, "run", run)
+    receipt = {"figures": {}}
+    assert cycles.run(arguments, receipt, lambda: None, None)
+    figures = receipt["figures"]["cycles"]
+    assert figures["counted_by"].startswith("the multiprocessors' clocks") and "ERR_NVGPUCTRPERM" in figures["counted_by"]
+    assert figures["cases"][0]["libraries"]["new"] == [{"kernel": "whole call", "cycles": 102.0, "cycles_spread": [101.0, 103.0]}]
+    assert len(ran_words) == 2  # ncu was refused at the first case
+    assert "ERR_NVGPUCTRPERM" in capsys.readouterr().out
+    arguments.way = "ncu"
+    with pytest.raises(SystemExit, match="ERR_NVGPUCTRPERM"):
+        cycles.run(arguments, receipt, lambda: None, None)
+
+
+def test_with_counters_they_are_read(arguments, monkeypatch, capsys):
+    monkeypatch.setattr(cycles, "find_ncu", lambda: "ncu")
+    head, *rows = [line for line in NCU_CSV.splitlines() if line.startswith('"')]
+
+    def run(words, **_):
+        request = json.loads(words[-1])
+        count = request["repetitions"] * len(request["libraries"]) * len(request["cases"])
+        return types.SimpleNamespace(stdout="\n".join([head, rows[0], *[rows[1], rows[5]] * count]), stderr="", returncode=0)
+
+    monkeypatch.setattr(cycles.subprocess, "run", run)
+    receipt = {"figures": {}}
+    cycles.run(arguments, receipt, lambda: None, None)
+    assert receipt["figures"]["cycles"]["counted_by"] == "Nsight Compute, clock not held"
+    assert receipt["figures"]["cycles"]["cases"][0]["libraries"]["new"][0]["kernel"] == "flashmask_sm90_fwd_bf16_d128_dv128_c3"
+
+
+def test_the_marker_kernel_assembles(tmp_path):
+    pytest.importorskip("torch")
+    import marks
+
+    ptxas = shutil.which("ptxas") or shutil.which("ptxas", path=str(ROOT / "build/cuda/bin"))
+    if not ptxas:
+        pytest.skip("no ptxas")
+    (tmp_path / "mark.ptx").write_text(marks.PTX)
+    subprocess.run([ptxas, "-arch=sm_90", tmp_path / "mark.ptx", "-o", tmp_path / "mark.cubin"], check=True)
+    assert marks.NAME == cycles.MARK
+
+
+def test_what_passed_is_the_median_over_multiprocessors_that_wrote_both():
+    torch = pytest.importorskip("torch")
+    import marks
+
+    before, after = torch.tensor([100, 5000, 0, 70, 9, 0]), torch.tensor([160, 5050, 90, 0, 79, 0])
+    assert marks.passed(before, after) == 60
+    with pytest.raises(RuntimeError, match="no multiprocessor"):
+        marks.passed(torch.zeros(6, dtype=torch.int64), after)
