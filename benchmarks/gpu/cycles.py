@@ -51,7 +51,7 @@ class Case(NamedTuple):
         return f"{self.op} {self.dtype} d{self.head_dim} {self.variant} {self.mask}"
 
     def case(self):
-        dtype = {"bf16": "bfloat16", "fp16": "float16"}[self.dtype]
+        dtype = {"bf16": "bfloat16", "f16": "float16"}[self.dtype]
         return case_of(self.op, self.head_dim, SEQLEN, self.batch, self.heads, self.heads_kv, self.mask, dtype)
 
 
@@ -61,7 +61,7 @@ def cases(ops=("fwd", "bwd")):
     many = {"fwd": "c3", "bwd": "c2"}
     found = []
     for op in ops:
-        for dtype, masks in (("bf16", MASKS), ("fp16", FEW_MASKS)):
+        for dtype, masks in (("bf16", MASKS), ("f16", FEW_MASKS)):
             for head_dim in (128, 64):
                 heads = HIDDEN // head_dim
                 found += [Case(op, dtype, head_dim, many[op], mask, MASKS[mask], heads, heads) for mask in masks]
@@ -145,7 +145,7 @@ def prepared(module, case, inputs, bounds, causal):
 def inputs_of(case):
     import torch
 
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[case.dtype]
+    dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[case.dtype]
     heads = (case.heads, case.heads_kv, case.heads_kv, case.heads)
     return [torch.randn((case.batch, SEQLEN, n, case.head_dim), dtype=dtype, device="cuda") for n in heads]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which of the library's kernels a run used, as receipts name them: {id: hash of its machine code}."""
 
-import os
+import sys
 
 
 def case_of(op, head_dim, seqlen, batch, heads, heads_kv=None, mask="full", dtype="bfloat16"):
@@ -11,13 +11,13 @@ def case_of(op, head_dim, seqlen, batch, heads, heads_kv=None, mask="full", dtyp
 
 
 class Kernels:
-    """The kernels of the library that is measured. Their hashes are read once."""
+    """The kernels of the library that is measured, $FLASHMASK_LIBRARY. Their hashes are read once."""
 
     def __init__(self, multiprocessors=132):
         import kernels
 
         self.ids_of, self.multiprocessors = kernels.kernels_of, multiprocessors
-        self.library = os.environ.get("FLASHMASK_LIBRARY") or str(kernels.default_library())
+        self.library = str(kernels.default_library() or sys.exit("there is no library: FLASHMASK_LIBRARY names one"))
         found = kernels.hashes(self.library)
         self.toolkit, self.hashes = found["toolkit"], found["kernels"]
 

@@ -129,13 +129,12 @@ def library(monkeypatch):
         own = f"{arch}.{case['op']}.{dims}.{'c3' if case['op'] == 'fwd' else 'c2'}{'.ordered' if deterministic else ''}"
         return [own, "plan.classify"]
 
-    fake = types.SimpleNamespace(hashes=hashes, kernels_of=kernels_of, default_library=lambda: Path("default.so"))
+    fake = types.SimpleNamespace(hashes=hashes, kernels_of=kernels_of, default_library=lambda: Path("ours.so"))
     monkeypatch.setitem(sys.modules, "kernels", fake)
     return read
 
 
 def test_a_case_names_the_kernels_of_its_modes(library, monkeypatch):
-    monkeypatch.setenv("FLASHMASK_LIBRARY", "ours.so")
     kernels = ran.Kernels(132)
     case = paper.Cell("causal", 8192, 128, "bwd").case()
     assert kernels.of(case) == {"plan.classify": "p1", "sm90.bwd.bf16.d128.dv128.c2": "b1"}
@@ -144,8 +143,9 @@ def test_a_case_names_the_kernels_of_its_modes(library, monkeypatch):
         "plan.classify": "p1", "sm90.fwd.bf16.d128.dv128.c3": "a1", "sm90.fwd.bf16.d64.dv64.c3": "a2"}
     assert kernels.of_plan() == {"plan.classify": "p1"} and kernels.toolkit == "13.0"
     assert library == ["ours.so"]  # read once
-    monkeypatch.delenv("FLASHMASK_LIBRARY")
-    assert ran.Kernels().library == "default.so"
+    monkeypatch.setattr(sys.modules["kernels"], "default_library", lambda: None)
+    with pytest.raises(SystemExit, match="there is no library"):
+        ran.Kernels()
 
 
 def test_a_measured_case_has_the_hashes_of_both_modes(library):
@@ -221,7 +221,20 @@ def test_ncu_leaves_the_clock_alone():
 def test_every_instance_is_counted():
     found = {(c.op, c.dtype, c.head_dim, c.variant) for c in cycles.cases()}
     assert found == {(op, dtype, d, variant) for op, variants in (("fwd", ("c2", "c3")), ("bwd", ("c2", "c2_split")))
-                     for dtype in ("bf16", "fp16") for d in (64, 128) for variant in variants}
+                     for dtype in ("bf16", "f16") for d in (64, 128) for variant in variants}
+
+
+def test_the_library_runs_the_instances_that_the_cases_are_named_for():
+    """Asked of the library itself, if it has kernels."""
+    kernels = pytest.importorskip("kernels")
+    try:
+        library = ran.Kernels()
+    except Exception as error:  # a build without CUDA
+        pytest.skip(str(error))
+    for case in cycles.cases():
+        name = f"sm90.{case.op}.{case.dtype}.d{case.head_dim}.dv{case.head_dim}.{case.variant.replace('_', '.')}"
+        assert name in library.of(case.case()), case
+    assert kernels.default_library() and set(library.of_plan()) < set(library.of(cycles.cases()[0].case()))
 
 
 def test_libraries_take_turns_in_changing_order():
