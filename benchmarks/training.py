@@ -191,11 +191,11 @@ def environment(device):
     return timing.environment() if device == "cuda" else {"device": "CPU", "driver": "none", "toolkit": "none", "torch": torch.__version__}
 
 
-def kernel_hashes(arguments):
+def kernel_hashes(arguments, library):
     """Of both directions, in both modes of the backward."""
     heads = arguments.dim // HEAD_DIM
     shapes = [(op, HEAD_DIM, arguments.seqlen, arguments.batch, heads, arguments.heads_kv) for op in ("fwd", "bwd")]
-    return ran.here().of_all([ran.case_of(*shape) for shape in shapes], modes=(False, True))
+    return library.of_all([ran.case_of(*shape) for shape in shapes], modes=(False, True))
 
 
 def train(arguments, words):
@@ -205,7 +205,8 @@ def train(arguments, words):
     receipt = receipts.new("training", environment(arguments.device), shlex.join(["benchmarks/training.py", *words]))
     receipt["kind"] = "gpu" if on_gpu else "cpu"
     if on_gpu:
-        receipt["kernel_hashes"] = kernel_hashes(arguments)
+        library = ran.here()
+        receipt.update(toolkit=library.toolkit, kernel_hashes=kernel_hashes(arguments, library))
     receipt["figures"] = {"settings": {name: getattr(arguments, name) for name in SETTINGS}, "tasks": {}}
     path = receipts.free_path(receipt, None if on_gpu else arguments.folder)
     progress = timing.Progress([arguments.steps * len(ATTENTIONS)] * len(arguments.tasks))

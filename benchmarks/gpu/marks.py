@@ -54,7 +54,7 @@ class Marks:
 
     def mark(self, row):
         argument = C.c_uint64(self.clocks[row].data_ptr())
-        arguments = (C.c_void_p * 1)(C.cast(C.byref(argument), C.c_void_p))
+        arguments = (C.c_void_p * 1)(C.addressof(argument))
         stream = C.c_void_p(torch.cuda.current_stream().cuda_stream)
         self.check(self.cuda.cuLaunchKernel(self.function, self.blocks, 1, 1, 1, 1, 1, SHARED_BYTES, stream, arguments, None))
 

@@ -3,6 +3,8 @@
 names, how cycles are counted and compared. Times here are invented."""
 
 import argparse
+import ctypes as C
+import functools
 import json
 import shutil
 import subprocess
@@ -330,3 +332,79 @@ def test_what_passed_is_the_median_over_multiprocessors_that_wrote_both():
     assert marks.passed(before, after) == 60
     with pytest.raises(RuntimeError, match="no multiprocessor"):
         marks.passed(torch.zeros(6, dtype=torch.int64), after)
+
+
+class Driver:
+    """CUDA's driver, as far as a mark needs it: every launch takes 10 cycles, and writes the clocks of three multiprocessors."""
+
+    def __init__(self):
+        self.clock = 1000
+
+    def __getattr__(self, name):
+        return lambda *_: 0
+
+    def cuLaunchKernel(self, function, *words):
+        *shape, shared, stream, arguments, extra = words
+        assert shape == [3, 1, 1, 1, 1, 1] and shared > 114 * 1024 and extra is None
+        self.clock += 10
+        clocks = C.cast(C.cast(arguments[0], C.POINTER(C.c_uint64))[0], C.POINTER(C.c_int64))
+        for multiprocessor, offset in ((0, 0), (2, 5_000), (700, 90_000)):  # their clocks have nothing to do with each other
+            clocks[multiprocessor] = self.clock + offset
+        return 0
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    torch = pytest.importorskip("torch")
+    import marks
+
+    made = Driver()
+    monkeypatch.setattr(marks.C, "CDLL", lambda _: made)
+    monkeypatch.setattr(torch, "zeros", functools.partial(lambda zeros, *a, device, **k: zeros(*a, **k), torch.zeros))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(multi_processor_count=3))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: types.SimpleNamespace(cuda_stream=0))
+    for name in ("synchronize", "_sleep"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    return made
+
+
+def test_cycles_of_a_call_are_without_those_of_the_marks(driver):
+    import marks
+
+    def call():
+        driver.clock += 12345
+
+    assert marks.Marks().cycles(call) == 12345 and marks.Marks().cycles(lambda: None) == 0
+
+
+def test_the_measuring_process_measures_in_the_order_of_the_schedule(driver, monkeypatch, capsys):
+    torch = pytest.importorskip("torch")
+
+    class CallError(RuntimeError):
+        pass
+
+    def library(path):
+        def call(*inputs, plan):
+            if path == "old.so" and plan.causal:
+                raise CallError("head_dim 128 is not taken")
+            made = types.SimpleNamespace(launch=lambda: setattr(driver, "clock", driver.clock + {"new.so": 100, "old.so": 200}[path]))
+            made.run = lambda: made
+            return made
+
+        return types.SimpleNamespace(Mask=lambda *_, **fields: types.SimpleNamespace(**fields), Plan=lambda mask: mask, Forward=call, Backward=call,
+                                     CallError=CallError)
+
+    monkeypatch.setattr(cycles, "library_calls", library)
+    monkeypatch.setattr(cycles, "inputs_of", lambda case: [None] * 4)
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
+    found = [case for case in cycles.cases() if (case.dtype, case.head_dim) == ("f16", 64)]
+    libraries = {"new": "new.so", "old": "old.so"}
+    cycles.child({"way": "marks", "libraries": libraries, "cases": found, "repetitions": 2})
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    of_case = {"full": [100, 200, 200, 100], "causal_document": [100, None, None, 100]}
+    assert len(lines) == len(cycles.schedule(found, 2, libraries)) and lines == [n for case in found for n in of_case[case.mask]]
+    profiled = []
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: profiled.append(driver.clock))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: profiled.append(driver.clock))
+    cycles.child({"way": "ncu", "libraries": {"new": "new.so"}, "cases": found[:1], "repetitions": 1})
+    assert profiled[1] - profiled[0] == 110 and capsys.readouterr().out == ""  # a mark and a call
