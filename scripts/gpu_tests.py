@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What `scripts/gpu-check tests` runs: test programs, the cases of the forward and of the backward kernels, calls that are refused, `flashmask
-verify`, pytest tests/gpu, the PyTorch package on CUDA tensors and what a call of it costs the host, the cases and tests/gpu again on a
-library with delays, and the cases and the refused calls under compute-sanitizer, if a probe shows that it works on this machine.
+"""What `scripts/gpu-check tests` runs: test programs, the cases of the forward and of the backward kernels, calls that
+are refused, `flashmask verify`, pytest tests/gpu, the PyTorch package on CUDA tensors and what a call of it costs the
+host, the cases and tests/gpu again on a library with delays, and the cases and the refused calls under
+compute-sanitizer, if a probe shows that it works on this machine.
 
-What was not built or not found is left out and named. All of it ends within --seconds. Prints a short summary last and leaves
-a receipt with the tests passed and failed.
+What was not built or not found is left out and named. All of it ends within --seconds. Prints a short summary last and
+leaves a receipt with the tests passed and failed.
 """
 
 import argparse
@@ -314,25 +315,29 @@ def run_sanitizers(session, carry, seconds):
     if not sanitizer:
         return session.leave_out("sanitizers", "compute-sanitizer was not found")
     programs = {name: find_program(carry, program) for name, program in {**CASES, "refused": REFUSED}.items()}
-    if (any_program := next(filter(None, programs.values()), None)) and (why := sanitizer_refusal(sanitizer, any_program)):
+    any_program = next(filter(None, programs.values()), None)
+    if any_program and (why := sanitizer_refusal(sanitizer, any_program)):
         return session.leave_out("sanitizers", why)
     for name, program in programs.items():
         if not program:
             session.leave_out(f"sanitizers: {name}", f"there is no {CASES.get(name, REFUSED)}")
         elif name == "refused":
-            sanitize_with(session, sanitizer, REFUSED_TOOL, f"sanitizer: refused calls {REFUSED_TOOL}", [program], seconds)
+            called = f"sanitizer: refused calls {REFUSED_TOOL}"
+            sanitize_with(session, sanitizer, REFUSED_TOOL, called, [program], seconds)
         else:
             sanitize(session, sanitizer, name, program, seconds)
 
 
 def sanitizer_refusal(sanitizer, program):
-    """Why compute-sanitizer does not work on this machine, as a probe shows that only allocates and clears some memory; empty if it works."""
+    """Why compute-sanitizer does not work on this machine, as a probe shows that only allocates and clears some memory;
+    empty if it works."""
     result = run("sanitizer: probe", [sanitizer, "--tool", "memcheck", program, "--probe"], PROBE_SECONDS)
     if result["status"] == 0 and sanitizer_errors(result) == 0:
         return ""
     said = [line.strip("= ") for line in result["output"].splitlines() if line.strip("= ")]
-    telling = [line for line in said if re.search(r"error|not supported|refused|denied|fail", line, re.I)] or said[-1:] or ["nothing"]
-    return f"compute-sanitizer does not work on this machine; of a trivial program it said: {'; '.join(telling[:3])[:400]}"
+    telling = [line for line in said if re.search(r"error|not supported|refused|denied|fail", line, re.I)] or said[-1:]
+    text = "; ".join(telling[:3])[:400] or "nothing"
+    return f"compute-sanitizer does not work on this machine; of a trivial program it said: {text}"
 
 
 def sanitize(session, sanitizer, direction, program, seconds):
@@ -422,7 +427,8 @@ def main():
     import timing  # needs torch
 
     library = ran.here()
-    receipt = receipts.new("tests", timing.environment() | {"toolkit": library.toolkit}, shown(["scripts/gpu-check", "tests", *sys.argv[1:]]))
+    command = shown(["scripts/gpu-check", "tests", *sys.argv[1:]])
+    receipt = receipts.new("tests", timing.environment() | {"toolkit": library.toolkit}, command)
     receipt["kernel_hashes"] = library.hashes
     path = receipts.free_path(receipt)
     session = Session(receipt, arguments.seconds)
@@ -439,7 +445,8 @@ def summary(receipt, path):
     for text in receipt["figures"]["left_out"]:
         print(f"----  {text}")
     good = tests["failed"] == 0 and tests["passed"] > 0
-    print(f"{'PASS' if good else 'FAIL'}  {tests['passed']} passed, {tests['failed']} failed; receipt {path.name}, {receipt['device']}")
+    print(f"{'PASS' if good else 'FAIL'}  {tests['passed']} passed, {tests['failed']} failed; receipt {path.name}, "
+          f"{receipt['device']}")
     return 0 if good else 1
 
 

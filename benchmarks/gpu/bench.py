@@ -6,8 +6,9 @@ FLASHMASK_LIBRARY names the library.
 
     FLASHMASK_LIBRARY=build/gpu/src/libflashmask.so python benchmarks/gpu/bench.py paper --head-dim 128 --seqlen 8192
 
-paper     twelve masks, five of them with grouped heads too, against FlashMask V3, FlashAttention-3, FlexAttention, cuDNN, a dense mask
-          and materialised attention. With --op bwd the backward, fast and deterministic, against the first four
+paper     twelve masks, five of them with grouped heads too, against FlashMask V3, FlashAttention-3, FlexAttention,
+          cuDNN, a dense mask and materialised attention. With --op bwd the backward, fast and deterministic, against
+          the first four
 sparsity  latency against sparsity at 32K
 small     wall time of 1,000 calls on a small problem; with --op bwd of forward and backward
 maskcost  the element mask's price: all tiles partial against all tiles full
@@ -28,8 +29,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import ran  # noqa: E402
 import receipts  # noqa: E402
 
-COMMANDS = {"paper": "paper", "sparsity": "sparsity", "small": "small", "maskcost": "maskcost", "plan": "plan_time", "first": "first",
-            "cycles": "cycles"}
+COMMANDS = {"paper": "paper", "sparsity": "sparsity", "small": "small", "maskcost": "maskcost", "plan": "plan_time",
+            "first": "first", "cycles": "cycles"}
 OF_THEIR_OWN = ("paper", "cycles")  # commands that say what their options are
 ROUNDS = {"sparsity": 3, "small": 7, "maskcost": 9, "plan": 7, "first": 5}
 BOTH_DIRECTIONS = {"small": "bwd: the forward and its backward"}
@@ -65,7 +66,8 @@ class QuietProgress:
 def surroundings(dry_run):
     """(environment, kernels of the library, card state now, progress type): invented in a dry run."""
     if dry_run:
-        return {"device": "none", "driver": "none", "toolkit": "none", "torch": "none"}, ran.DryKernels(), lambda: None, QuietProgress
+        nothing = dict.fromkeys(("device", "driver", "toolkit", "torch"), "none")
+        return nothing, ran.DryKernels(), lambda: None, QuietProgress
     import torch
 
     if not torch.cuda.is_available():
@@ -86,7 +88,8 @@ def main(words=None):
     if arguments.dry_run and arguments.command != "paper":
         sys.exit("only `paper` has a dry run")
     environment, arguments.kernels, card_state, progress_type = surroundings(arguments.dry_run)
-    receipt = receipts.new(arguments.what, environment, shlex.join(["benchmarks/gpu/bench.py", *(words or sys.argv[1:])]))
+    command = shlex.join(["benchmarks/gpu/bench.py", *(words or sys.argv[1:])])
+    receipt = receipts.new(arguments.what, environment, command)
     if hasattr(module, "kernel_hashes"):
         receipt["kernel_hashes"] = module.kernel_hashes(arguments)
     receipt["dry_run"] = arguments.dry_run
@@ -95,8 +98,8 @@ def main(words=None):
     passed = module.run(arguments, receipt, lambda: receipts.write(receipt, path), progress_type)
     receipt.update(card_after=card_state(), complete=True, passed=passed)
     receipts.write(receipt, path)
-    print(f"{'PASS' if passed else 'FAIL'}  receipt {path.name}: {environment['device']}, before {receipt['card_before']}, "
-          f"after {receipt['card_after']}")
+    print(f"{'PASS' if passed else 'FAIL'}  receipt {path.name}: {environment['device']}, "
+          f"before {receipt['card_before']}, after {receipt['card_after']}")
     return 0 if passed else 1
 
 

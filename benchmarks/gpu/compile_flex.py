@@ -58,7 +58,8 @@ def parse_arguments(words):
 def cells_of(arguments):
     shapes = itertools.product(arguments.seqlens, arguments.head_dims, arguments.op)
     return [cell for seqlen, head_dim, op in shapes for cell in
-            paper.cells_of(argparse.Namespace(op=op, head_dim=head_dim, seqlen=seqlen, masks=arguments.masks, heads_kv=arguments.heads_kv))]
+            paper.cells_of(argparse.Namespace(op=op, head_dim=head_dim, seqlen=seqlen, masks=arguments.masks,
+                                              heads_kv=arguments.heads_kv))]
 
 
 def main(words=None):

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cycles of every attention kernel, of one library or of two that take turns (--old): their ratio tells small changes of a kernel apart.
+"""Cycles of every attention kernel, of one library or of two that take turns (--old): their ratio tells small changes
+of a kernel apart.
 
-The time of a kernel that power limits varies with the card, its temperature and what ran before; its cycles vary much less. They are
-counted by Nsight Compute (ncu), one kernel at a time. The card may be shared, so ncu leaves its clock alone (--clock-control none), and
-cycles of memory are not quite comparable from run to run: hence the turns, an order that changes every time, and medians. Where ncu is
-missing or may not read the counters, the multiprocessors' own clocks are read around each call (marks.py), which counts a call's kernels
-together. The output says which it was. What cycles do not show is power: fewer of them are not always less time.
+The time of a kernel that power limits varies with the card, its temperature and what ran before; its cycles vary much
+less. They are counted by Nsight Compute (ncu), one kernel at a time. The card may be shared, so ncu leaves its clock
+alone (--clock-control none), and cycles of memory are not quite comparable from run to run: hence the turns, an order
+that changes every time, and medians. Where ncu is missing or may not read the counters, the multiprocessors' own clocks
+are read around each call (marks.py), which counts a call's kernels together. The output says which it was. What cycles
+do not show is power: fewer of them are not always less time.
 """
 
 import csv
@@ -31,7 +33,8 @@ COUNTERS = {"cycles": "sm__cycles_elapsed.max", "instructions": "sm__inst_execut
 # Mask: batch entries of the large cases, a few milliseconds each.
 MASKS = {"full": 2, "causal": 4, "causal_document": 8, "sliding_window": 8}
 FEW_MASKS = ("full", "causal_document")
-NO_COUNTERS = ("ERR_NVGPUCTRPERM", "==ERROR==", "Error", "error")  # what a line with the reason has, the most telling first
+# What a line with the reason has, the most telling first.
+NO_COUNTERS = ("ERR_NVGPUCTRPERM", "==ERROR==", "Error", "error")
 LEAST_SHARE = 0.1  # of its call's cycles: a kernel below it is shown and not judged
 
 
@@ -56,7 +59,8 @@ class Case(NamedTuple):
 
 
 def cases(ops=("fwd", "bwd")):
-    """Every instance: consumers 2 and 3 of the forward (few row tiles, many), key heads split or not in the backward (few key tiles, many)."""
+    """Every instance: consumers 2 and 3 of the forward (few row tiles, many), key heads split or not in the backward
+    (few key tiles, many)."""
     few = {"fwd": ("c2", 1, 6, 6), "bwd": ("c2_split", 1, 8, 1)}
     many = {"fwd": "c3", "bwd": "c2"}
     found = []
@@ -73,7 +77,8 @@ def cases(ops=("fwd", "bwd")):
 def schedule(found, repetitions, libraries):
     """[(case, library)] in the order of measuring: libraries take turns, each first in every other repetition."""
     order = list(libraries)
-    return [(case, library) for case in found for n in range(repetitions) for library in (order if n % 2 == 0 else order[::-1])]
+    return [(case, library) for case in found for n in range(repetitions)
+            for library in (order if n % 2 == 0 else order[::-1])]
 
 
 # --- Nsight Compute ---------------------------------------------------------------------------------
@@ -84,15 +89,16 @@ def find_ncu():
 
 
 def ncu_words(ncu):
-    return [ncu, "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none", "--profile-from-start", "off", "--metrics",
-            ",".join(COUNTERS.values())]
+    return [ncu, "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none",
+            "--profile-from-start", "off", "--metrics", ",".join(COUNTERS.values())]
 
 
 def counted(output):
     """[(kernel, {counter: value})] in order, from ncu's CSV."""
     lines = [line for line in output.splitlines() if line.startswith('"')]
     rows = [row for row in csv.DictReader(lines) if row["ID"].isdigit()]
-    return [(row["Kernel Name"].split("(")[0], {name: float(row[counter].replace(",", "")) for name, counter in COUNTERS.items()}) for row in rows]
+    return [(row["Kernel Name"].split("(")[0],
+             {name: float(row[counter].replace(",", "")) for name, counter in COUNTERS.items()}) for row in rows]
 
 
 def calls_of(kernels):
@@ -151,7 +157,7 @@ def inputs_of(case):
 
 
 def child(request):
-    """Measures; under ncu it only launches, a marker before each call. Prints a line of JSON for each call otherwise."""
+    """Measures; under ncu it only launches, a marker before each call. Otherwise prints a line of JSON for each."""
     import torch
     from marks import Marks
 
@@ -205,7 +211,8 @@ def run_ncu(libraries, found, repetitions, seconds):
 
 
 def run_marks(libraries, found, repetitions, seconds):
-    result = subprocess.run(child_words("marks", libraries, found, repetitions), capture_output=True, text=True, timeout=seconds)
+    words = child_words("marks", libraries, found, repetitions)
+    result = subprocess.run(words, capture_output=True, text=True, timeout=seconds)
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     if result.returncode != 0 or len(lines) != len(schedule(found, repetitions, libraries)):
         sys.exit(f"the measuring process ended with {result.returncode}:\n{result.stderr[-3000:]}")
@@ -224,24 +231,33 @@ def measured(arguments, libraries, found):
             refusal = f" ({why})"
     else:
         refusal = ""
-    return run_marks(libraries, found, arguments.repetitions, arguments.seconds), f"the multiprocessors' clocks between two marker kernels{refusal}"
+    how = f"the multiprocessors' clocks between two marker kernels{refusal}"
+    return run_marks(libraries, found, arguments.repetitions, arguments.seconds), how
 
 
 def by_kernel(calls):
-    """{kernel: {counter: [value of each repetition]}} of one case and library; the whole call if its kernels changed from one to the next."""
+    """[(kernel, {counter: [value of each repetition]})] of one case and library; of the whole call if its kernels
+    changed from one to the next."""
     names = [name for name, _ in calls[0]]
     if any([name for name, _ in call] != names for call in calls):
-        calls, names = [[("whole call", {"cycles": sum(c["cycles"] for _, c in call)})] for call in calls], ["whole call"]
-    return [(name, {counter: [call[n][1][counter] for call in calls] for counter in calls[0][n][1]}) for n, name in enumerate(names)]
+        calls = [[("whole call", {"cycles": sum(c["cycles"] for _, c in call)})] for call in calls]
+        names = ["whole call"]
+    return [(name, {counter: [call[n][1][counter] for call in calls] for counter in calls[0][n][1]})
+            for n, name in enumerate(names)]
+
+
+def kernel_figures(name, counters):
+    medians = {counter: middle(values) for counter, values in counters.items()}
+    return {"kernel": name, **medians, "cycles_spread": spread(counters["cycles"])}
 
 
 def figures_of(case, calls):
-    """A case's figures: of each library its kernels, in the order they ran in, with medians. `calls`: {library: its calls}."""
+    """A case's figures: of each library its kernels, in the order they ran in, with medians. `calls`: {library: its
+    calls}."""
     libraries = {}
     for library, of_library in calls.items():
         if all(of_library):
-            libraries[library] = [{"kernel": name, **{counter: middle(values) for counter, values in counters.items()},
-                                   "cycles_spread": spread(counters["cycles"])} for name, counters in by_kernel(of_library)]
+            libraries[library] = [kernel_figures(*kernel) for kernel in by_kernel(of_library)]
     return {**case._asdict(), "seqlen": SEQLEN, "libraries": libraries, "ratios": ratios_of(libraries)}
 
 
@@ -253,7 +269,8 @@ def ratios_of(libraries):
     call = sum(k["cycles"] for k in new)
     if len(new) != len(old):
         return [{"kernel": "whole call", "ratio": call / sum(k["cycles"] for k in old), "share": 1.0}]
-    return [{"kernel": n["kernel"], "ratio": n["cycles"] / o["cycles"], "share": n["cycles"] / call} for n, o in zip(new, old)]
+    return [{"kernel": n["kernel"], "ratio": n["cycles"] / o["cycles"], "share": n["cycles"] / call}
+            for n, o in zip(new, old)]
 
 
 def grouped(found, libraries, repetitions, calls):
@@ -272,8 +289,8 @@ def report(figures):
         for kernel, ratio in zip(f["libraries"].get("new", []), f["ratios"] or [None] * 9):
             text = f"{label:36} {kernel['kernel']:52} {kernel['cycles'] / 1e6:8.3f} M cycles"
             if "instructions" in kernel:
-                text += (f", {kernel['instructions'] / 1e6:7.1f} M instructions, DRAM {kernel['dram_read'] / 1e9:.2f} GB read, "
-                         f"{kernel['dram_written'] / 1e9:.2f} GB written")
+                text += (f", {kernel['instructions'] / 1e6:7.1f} M instructions, DRAM {kernel['dram_read'] / 1e9:.2f} "
+                         f"GB read, {kernel['dram_written'] / 1e9:.2f} GB written")
             if ratio:
                 counts = ratio["share"] >= LEAST_SHARE
                 judged += [(ratio["ratio"], f"{label} {ratio['kernel']}")] if counts else []
@@ -284,14 +301,16 @@ def report(figures):
     if judged:
         mean = math.exp(sum(math.log(ratio) for ratio, _ in judged) / len(judged))
         worst, where = max(judged)
-        yield f"new / old over {len(judged)} kernels and masks, below 1 is fewer cycles: geometric mean {mean:.4f}, worst {worst:.4f} ({where})"
+        yield (f"new / old over {len(judged)} kernels and masks, below 1 is fewer cycles: geometric mean {mean:.4f}, "
+               f"worst {worst:.4f} ({where})")
 
 
 def add_arguments(parser):
     parser.add_argument("--op", type=lambda t: t.split(","), default=["fwd", "bwd"], help="fwd, bwd or both")
     parser.add_argument("--old", type=Path, help="another build of the library, to take turns with $FLASHMASK_LIBRARY")
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--way", choices=("auto", "ncu", "marks"), default="auto", help="auto: ncu where it may read the counters, else marks")
+    parser.add_argument("--way", choices=("auto", "ncu", "marks"), default="auto",
+                        help="auto: ncu where it may read the counters, else marks")
     parser.add_argument("--seconds", type=float, default=500, help="the most that the measuring process may take")
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cycles between two points of a stream, by the multiprocessors' own clocks: for where no counters may be read.
 
-A marker kernel has one block on each multiprocessor, which writes that one's %clock64. The clocks of two multiprocessors are not compared;
-the median over them of what passed on each is the result. The driver compiles the kernel, so nothing else is needed.
+A marker kernel has one block on each multiprocessor, which writes that one's %clock64. The clocks of two
+multiprocessors are not compared; the median over them of what passed on each is the result. The driver compiles the
+kernel, so nothing else is needed.
 """
 
 import ctypes as C
@@ -38,7 +39,8 @@ class Marks:
     """Marks on the current stream of the first device, and what passed between them."""
 
     def __init__(self, count=3):
-        self.clocks = torch.zeros((count, MOST_MULTIPROCESSORS), dtype=torch.int64, device="cuda")  # and so torch's context is there
+        # Allocated by torch, so its context is there.
+        self.clocks = torch.zeros((count, MOST_MULTIPROCESSORS), dtype=torch.int64, device="cuda")
         self.blocks = torch.cuda.get_device_properties(0).multi_processor_count
         self.cuda = C.CDLL("libcuda.so.1")
         module, self.function = C.c_void_p(), C.c_void_p()
@@ -56,7 +58,8 @@ class Marks:
         argument = C.c_uint64(self.clocks[row].data_ptr())
         arguments = (C.c_void_p * 1)(C.addressof(argument))
         stream = C.c_void_p(torch.cuda.current_stream().cuda_stream)
-        self.check(self.cuda.cuLaunchKernel(self.function, self.blocks, 1, 1, 1, 1, 1, SHARED_BYTES, stream, arguments, None))
+        shape = self.blocks, 1, 1, 1, 1, 1
+        self.check(self.cuda.cuLaunchKernel(self.function, *shape, SHARED_BYTES, stream, arguments, None))
 
     def cycles(self, call):
         """Those of what `call` puts on the stream, less those from mark to mark with nothing between. Waits for it."""

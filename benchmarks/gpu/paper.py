@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paper's kernel benchmark, forward or backward: twelve masks at one length and head dim, 131072 tokens a case, hidden size 4096, and
-five of the masks once more with grouped heads.
+"""The paper's kernel benchmark, forward or backward: twelve masks at one length and head dim, 131072 tokens a case,
+hidden size 4096, and five of the masks once more with grouped heads.
 
-Correctness comes first in each cell; a cell that fails is not timed. Ours reads [batch, seqlen, heads, d] contiguous, and so do FlashMask V3
-and FlashAttention-3; PyTorch's own contenders read the same values in [batch, heads, seqlen, d] contiguous, which they prefer.
+Correctness comes first in each cell; a cell that fails is not timed. Ours reads [batch, seqlen, heads, d] contiguous,
+and so do FlashMask V3 and FlashAttention-3; PyTorch's own contenders read the same values in [batch, heads, seqlen, d]
+contiguous, which they prefer.
 """
 
 import sys
@@ -17,7 +18,8 @@ from samples import middle, ratio_figures, spread, time_figures
 TOKENS, HIDDEN = 128 * 1024, 4096
 # Of both directions; matmul is no peer: one 8192^3 bfloat16 product, whose TFLOP/s say how warm the card was.
 OTHERS = ("flashmask_v3", "fa3", "flex", "cudnn")
-CONTENDERS = {"fwd": ("ours", "plan", *OTHERS, "dense", "plain", "matmul"), "bwd": ("ours", "plan", "deterministic", *OTHERS, "matmul")}
+CONTENDERS = {"fwd": ("ours", "plan", *OTHERS, "dense", "plain", "matmul"),
+              "bwd": ("ours", "plan", "deterministic", *OTHERS, "matmul")}
 ON_REQUEST = ("fa2",)
 NO_PEERS = ("ours", "plan", "matmul")
 PRODUCTS = {"fwd": 2, "bwd": 5}  # of matrices, each 2 B H S^2 d over what is visible
@@ -50,8 +52,8 @@ class Cell:
 
     def case(self):
         """What the receipt's case says of the cell before anything was measured."""
-        return {"arch": "sm90", **case_of(self.op, self.head_dim, self.seqlen, self.batch, self.heads, self.heads_kv, self.mask),
-                "live": self.live}
+        sizes = self.head_dim, self.seqlen, self.batch, self.heads, self.heads_kv
+        return {"arch": "sm90", **case_of(self.op, *sizes, self.mask), "live": self.live}
 
     def weight(self):
         """About how long it takes, for progress: seconds of compilation and the work."""
@@ -63,8 +65,8 @@ class Cell:
 
 def peer_figures(samples, name, record):
     theirs, ours = samples[name], samples["ours"]
-    return {**time_figures(theirs), **ratio_figures("ratio", theirs, ours), **ratio_figures("ratio_with_plan", theirs, ours, samples["plan"]),
-            **record.get(name, {})}
+    return {**time_figures(theirs), **ratio_figures("ratio", theirs, ours),
+            **ratio_figures("ratio_with_plan", theirs, ours, samples["plan"]), **record.get(name, {})}
 
 
 def matmul_figures(values):
@@ -72,22 +74,24 @@ def matmul_figures(values):
 
 
 def case_of_samples(cell, samples, record, error, left_out, kernels):
-    """The receipt's case. `samples`: {contender: [ms of each round]}; `record`: more about a contender; `left_out`: {contender: why}."""
-    ours = middle(samples["ours"])
+    """The receipt's case. `samples`: {contender: [ms of each round]}; `record`: more about a contender; `left_out`:
+    {contender: why}."""
+    times = {f"{name}_ms": middle(samples[name]) for name in ("plan", "ours")}
+    spreads = {f"{name}_ms_spread": spread(samples[name]) for name in ("plan", "ours")}
     modes = (False, True) if "deterministic" in samples else (False,)
-    found = {**cell.case(), "plan_ms": middle(samples["plan"]), "plan_ms_spread": spread(samples["plan"]), "ours_ms": ours,
-             "ours_ms_spread": spread(samples["ours"]), "ours_tflops": cell.tflops(ours), "kernel_hashes": kernels.of(cell.case(), modes),
-             "error": error, "peers": {name: peer_figures(samples, name, record) for name in samples if name not in NO_PEERS},
-             "left_out": left_out}
+    peers = {name: peer_figures(samples, name, record) for name in samples if name not in NO_PEERS}
+    found = {**cell.case(), **times, **spreads, "ours_tflops": cell.tflops(times["ours_ms"]),
+             "kernel_hashes": kernels.of(cell.case(), modes), "error": error, "peers": peers, "left_out": left_out}
     return {**found, "matmul": matmul_figures(samples["matmul"])} if "matmul" in samples else found
 
 
 class DryCell:
     """Invented times, to try the driver without a GPU; such a receipt is refused by everything that reads receipts."""
 
-    FACTORS = {"ours": 1.0, "plan": 0.01, "deterministic": 1.05, "flashmask_v3": 1.15, "fa3": 1.02, "fa2": 1.9, "flex": 1.6, "cudnn": 1.1,
-               "dense": 5.0, "plain": 20.0}
-    SOME_MASKS = {"cudnn": ("full", "causal"), "fa2": ("full", "causal"), "fa3": ("full", "causal", "document", "causal_document")}
+    FACTORS = {"ours": 1.0, "plan": 0.01, "deterministic": 1.05, "flashmask_v3": 1.15, "fa3": 1.02, "fa2": 1.9,
+               "flex": 1.6, "cudnn": 1.1, "dense": 5.0, "plain": 20.0}
+    SOME_MASKS = {"cudnn": ("full", "causal"), "fa2": ("full", "causal"),
+                  "fa3": ("full", "causal", "document", "causal_document")}
 
     def __init__(self, cell, arguments):
         self.cell, self.contenders, self.rounds = cell, arguments.contenders, arguments.rounds
@@ -104,8 +108,10 @@ class DryCell:
         return self.cell.flop / 6e11 * self.FACTORS[name]
 
     def samples(self):
-        names = [n for n in self.contenders if n not in self.left_out and self.cell.mask in self.SOME_MASKS.get(n, [self.cell.mask])]
-        return {n: [self.base_ms(n) * (1 + 0.01 * k) for k in range(self.rounds)] for n in names}, {"flex": {"block_mask_ms": 1.0}}
+        names = [n for n in self.contenders
+                 if n not in self.left_out and self.cell.mask in self.SOME_MASKS.get(n, [self.cell.mask])]
+        times = {n: [self.base_ms(n) * (1 + 0.01 * k) for k in range(self.rounds)] for n in names}
+        return times, {"flex": {"block_mask_ms": 1.0}}
 
 
 def line_of(cell, case):
@@ -172,7 +178,8 @@ def summary(receipt, op):
         found += [] if grouped else verdict.checks(rows, op)  # the bars are of heads that are not grouped
     receipt["figures"]["checks"] = found
     lines += verdict.check_lines(found)
-    lines += [f"----  {name}: {why}" for name, why in sorted({item for c in receipt["cases"] for item in c["left_out"].items()})]
+    left_out = {item for case in receipt["cases"] for item in case["left_out"].items()}
+    lines += [f"----  {name}: {why}" for name, why in sorted(left_out)]
     failures = receipt.get("failures", [])
     lines += [f"FAIL  {f['cell']}: {f['why'][:300]}" for f in failures]
     print("\n".join(lines))
@@ -192,11 +199,12 @@ def add_arguments(parser):
     parser.add_argument("--head-dim", type=int, choices=(64, 128), default=128)
     parser.add_argument("--seqlen", type=int, default=8192, help="8192, 32768 or 131072; any multiple of 128 that divides 131072")
     parser.add_argument("--masks", type=names, help="comma-separated; default: all")
-    parser.add_argument("--heads-kv", type=numbers, help="comma-separated; default: as many as query heads and, unless --masks is given, "
-                        f"{GROUPED_HEADS_KV} for {','.join(GROUPED_MASKS)}")
+    parser.add_argument("--heads-kv", type=numbers, help="comma-separated; default: as many as query heads and, unless "
+                        f"--masks is given, {GROUPED_HEADS_KV} for {','.join(GROUPED_MASKS)}")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--contenders", type=names, help="comma-separated; ours and plan always run; default: "
-                        + "; ".join(f"{op} {','.join(found)}" for op, found in CONTENDERS.items()) + f"; on request: {','.join(ON_REQUEST)}")
+                        + "; ".join(f"{op} {','.join(found)}" for op, found in CONTENDERS.items())
+                        + f"; on request: {','.join(ON_REQUEST)}")
     parser.add_argument("--target-ms", type=float, default=30.0, help="what one measurement should take")
 
 

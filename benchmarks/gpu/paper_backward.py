@@ -9,9 +9,10 @@ import turn
 from flashmask_torch import Backward
 from paper_gpu import FlexPeer, GpuCell, sdpa_call
 from peers import fa3, flashmask_v3
-from timing import Contender, interleaved
+from timing import Contender
 
 NAMES = ("dq", "dk", "dv")
+FORWARD_ALONE = ("dense", "plain")
 
 
 class TorchBackward:
@@ -84,9 +85,8 @@ class GpuBackwardCell(GpuCell):
     # --- Contenders --------------------------------------------------------------------------------
 
     def adders(self):
-        return {"deterministic": lambda: Contender(self.deterministic.launch), "flashmask_v3": self.add_flashmask_v3, "fa3": self.add_fa3,
-                "flex": self.add_flex, "cudnn": lambda: self.add_sdpa("cudnn"), "fa2": lambda: self.add_sdpa("fa2"),
-                "matmul": self.add_matmul}
+        others = {name: add for name, add in super().adders().items() if name not in FORWARD_ALONE}
+        return {"deterministic": lambda: Contender(self.deterministic.launch), **others}
 
     def peer_tensors(self):
         """((q, k, v) that want gradients, dout), as [batch, heads, seqlen, d] contiguous."""
@@ -95,7 +95,7 @@ class GpuBackwardCell(GpuCell):
         return self.backward_inputs
 
     def peer_gradients(self):
-        """Memory for the gradients of the peers that write where they are told; it is checked before the next one writes there."""
+        """Memory for the gradients of the peers that write where they are told: checked before the next one does."""
         if not hasattr(self, "gradients_of_peers"):
             self.gradients_of_peers = [torch.empty_like(x) for x in (self.q, self.k, self.v)]
         return self.gradients_of_peers
@@ -110,7 +110,8 @@ class GpuBackwardCell(GpuCell):
         if self.cell.mask in fa3.MASKS:
             forward = fa3.Forward(self.cell.mask, self.q, self.k, self.v)
             forward()
-            return self.of_peer("fa3", fa3.Backward(self.cell.mask, forward, self.q, self.k, self.dout, self.peer_gradients()))
+            call = fa3.Backward(self.cell.mask, forward, self.q, self.k, self.dout, self.peer_gradients())
+            return self.of_peer("fa3", call)
 
     def add_flex(self):
         call, result, self.record["flex"] = flex_backward(*self.peer_tensors(), self.mask_mod)
@@ -128,5 +129,4 @@ class GpuBackwardCell(GpuCell):
         return dict(zip(NAMES, self.fast.gradients(), strict=True))
 
     def samples(self):
-        contenders = self.contenders(self.fast)
-        return interleaved(contenders, self.arguments.rounds, self.arguments.target_ms, self.seed), self.record
+        return self.timed(self.contenders(self.fast))

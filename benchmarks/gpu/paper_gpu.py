@@ -70,9 +70,11 @@ SDPA_BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_AT
 
 def sdpa_call(backend, q, k, v, causal):
     """PyTorch's scaled_dot_product_attention by one of its backends; LeftOut if that one does not take it."""
+    grouped = q.shape[1] != k.shape[1]
+
     def call():
         with sdpa_kernel(SDPA_BACKENDS[backend]):
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
 
     try:
         call()
@@ -115,8 +117,9 @@ class GpuCell:
         self.cell, self.arguments = cell, arguments
         self.seed = zlib.crc32(f"{cell.mask} {cell.seqlen} {cell.head_dim} {cell.heads_kv}".encode())
         torch.manual_seed(self.seed)
-        self.q, self.k, self.v = (torch.randn((cell.batch, cell.seqlen, heads, cell.head_dim), dtype=torch.bfloat16, device="cuda")
-                                  for heads in (cell.heads, cell.heads_kv, cell.heads_kv))
+        heads = cell.heads, cell.heads_kv, cell.heads_kv
+        shapes = [(cell.batch, cell.seqlen, n, cell.head_dim) for n in heads]
+        self.q, self.k, self.v = (torch.randn(shape, dtype=torch.bfloat16, device="cuda") for shape in shapes)
         self.mask = device_mask(cell.indices, cell.causal, cell.seqlen)
         self.plan = Plan(self.mask)
         self.ours = Forward(self.q, self.k, self.v, self.mask, plan=self.plan)
@@ -159,8 +162,9 @@ class GpuCell:
     # --- Contenders: each adder gives a checked Contender, or None where the cell is none of its --------
 
     def adders(self):
-        return {"flashmask_v3": self.add_flashmask_v3, "fa3": self.add_fa3, "flex": self.add_flex, "cudnn": lambda: self.add_sdpa("cudnn"),
-                "fa2": lambda: self.add_sdpa("fa2"), "dense": self.add_dense, "plain": self.add_plain, "matmul": self.add_matmul}
+        return {"flashmask_v3": self.add_flashmask_v3, "fa3": self.add_fa3, "flex": self.add_flex,
+                "cudnn": lambda: self.add_sdpa("cudnn"), "fa2": lambda: self.add_sdpa("fa2"), "dense": self.add_dense,
+                "plain": self.add_plain, "matmul": self.add_matmul}
 
     def add_all(self, contenders):
         for name, add in self.adders().items():
@@ -173,7 +177,8 @@ class GpuCell:
                 self.left_out[name] = str(why)
 
     def of_peer(self, name, call):
-        """A peer that writes [batch, seqlen, heads, d] as ours does. It runs twice, as what one call leaves may be wrong for the next."""
+        """A peer that writes [batch, seqlen, heads, d] as ours does. It runs twice: what a call leaves may be wrong for
+        the next."""
         call()
         for x in call.results():
             x.fill_(float("nan"))
@@ -235,7 +240,8 @@ class GpuCell:
         return {"out": self.ours.out}
 
     def agrees(self, name, theirs):
-        """A peer that computes something else would make a ratio without meaning. `theirs`: [batch, seqlen, heads, d] each."""
+        """A peer that computes something else would make a ratio without meaning. `theirs`: [batch, seqlen, heads, d]
+        each."""
         norm, pick = torch.linalg.vector_norm, self.seed % self.cell.batch
         for (what, our), their in zip(self.our_results().items(), theirs, strict=True):
             want = our[pick].float()
@@ -246,11 +252,15 @@ class GpuCell:
     def contenders(self, ours):
         """Ours, its plan, and all who take part."""
         self.plan.build()
-        found = {"ours": Contender(ours.launch), "plan": Contender(graph_of(self.plan.build, PLANS_IN_GRAPH), calls=PLANS_IN_GRAPH)}
+        plans = Contender(graph_of(self.plan.build, PLANS_IN_GRAPH), calls=PLANS_IN_GRAPH)
+        found = {"ours": Contender(ours.launch), "plan": plans}
         ours.run()
         self.add_all(found)
         return found
 
+    def timed(self, contenders):
+        return interleaved(contenders, self.arguments.rounds, self.arguments.target_ms, self.seed), self.record
+
     def samples(self):
         with torch.no_grad():
-            return interleaved(self.contenders(self.ours), self.arguments.rounds, self.arguments.target_ms, self.seed), self.record
+            return self.timed(self.contenders(self.ours))

@@ -6,8 +6,8 @@ import sys
 
 def case_of(op, head_dim, seqlen, batch, heads, heads_kv=None, mask="full", dtype="bfloat16"):
     """A case as receipts have it, as far as it decides which kernels run."""
-    return {"op": op, "mask": mask, "head_dim": head_dim, "head_dim_v": head_dim, "seqlen": seqlen, "batch": batch, "heads": heads,
-            "heads_kv": heads_kv or heads, "dtype": dtype}
+    return {"op": op, "mask": mask, "head_dim": head_dim, "head_dim_v": head_dim, "seqlen": seqlen, "batch": batch,
+            "heads": heads, "heads_kv": heads_kv or heads, "dtype": dtype}
 
 
 class Kernels:
@@ -23,9 +23,9 @@ class Kernels:
 
     def of(self, case, modes=(False,)):
         """Of a case in the modes that ran: deterministic or not."""
-        ids = {i for deterministic in modes
-               for i in self.ids_of(self.library, case, multiprocessors=self.multiprocessors, deterministic=deterministic)}
-        return {i: self.hashes[i] for i in sorted(ids)}
+        ids = [self.ids_of(self.library, case, multiprocessors=self.multiprocessors, deterministic=mode)
+               for mode in modes]
+        return {i: self.hashes[i] for i in sorted(set().union(*ids))}
 
     def of_all(self, cases, modes=(False,)):
         return {i: found for case in cases for i, found in self.of(case, modes).items()}

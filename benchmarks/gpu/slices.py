@@ -33,7 +33,7 @@ FORMS = "op:head_dim:seqlen, :mask+mask behind it, :kvN for N key heads behind t
 
 
 def slice_of(text):
-    """What bench.py takes for fwd:128:8192, bwd:64:32768:full+causal, fwd:128:8192:kv8 or fwd:128:8192:full+causal:kv8."""
+    """What bench.py takes for fwd:128:8192, bwd:64:32768:full+causal, fwd:128:8192:kv8 or fwd:128:8192:causal:kv8."""
     parts = text.split(":")
     heads_kv = ["--heads-kv", parts.pop()[2:]] if re.fullmatch(r"kv\d+", parts[-1]) else []
     if len(parts) not in (3, 4):
@@ -50,7 +50,8 @@ def parse_arguments(words):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slices", type=slices_of, required=True,
                         help=f"comma-separated, each {FORMS}")
-    parser.add_argument("--jobs", type=int, default=3, help="slices at once; each holds one cell's tensors, up to 45 GiB")
+    parser.add_argument("--jobs", type=int, default=3,
+                        help="slices at once; each holds one cell's tensors, up to 45 GiB")
     return parser.parse_known_args(words)
 
 

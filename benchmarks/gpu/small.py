@@ -120,7 +120,8 @@ def figures_of(mask, head_dim, samples):
 
 def kernel_hashes(arguments):
     ops = ("fwd", "bwd") if arguments.op == "bwd" else ("fwd",)
-    return arguments.kernels.of_all([case_of(op, d, SEQLEN, BATCH, HEADS, mask=mask) for op in ops for d in HEAD_DIMS for mask in MASKS])
+    return arguments.kernels.of_all([case_of(op, d, SEQLEN, BATCH, HEADS, mask=mask)
+                                     for op in ops for d in HEAD_DIMS for mask in MASKS])
 
 
 def run(arguments, receipt, save, progress_type):
@@ -129,7 +130,8 @@ def run(arguments, receipt, save, progress_type):
     both = arguments.op == "bwd"
     with torch.set_grad_enabled(both):
         for mask, head_dim in cells:
-            figures.append(figures_of(mask, head_dim, measured((both_contenders_of if both else contenders_of)(mask, head_dim), arguments.rounds)))
+            contenders = (both_contenders_of if both else contenders_of)(mask, head_dim)
+            figures.append(figures_of(mask, head_dim, measured(contenders, arguments.rounds)))
             progress.step(1, f"{mask} d={head_dim}")
     receipt["figures"]["small"] = {"batch": BATCH, "heads": HEADS, "seqlen": SEQLEN, "calls": CALLS, "op": arguments.op, "cells": figures}
     save()

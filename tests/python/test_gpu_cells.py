@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cells of the GPU benchmark on the CPU backend: their checks, their contenders, and what is handed to FlashMask V3 and FlashAttention-3,
-for which functions of their interfaces in plain PyTorch stand in. Nothing is timed."""
+"""The cells of the GPU benchmark on the CPU backend: their checks, their contenders, and what is handed to FlashMask V3
+and FlashAttention-3, for which functions of their interfaces in plain PyTorch stand in. Nothing is timed."""
 
 import ctypes as C
 import sys
@@ -39,8 +39,8 @@ class OnTheCpu(TorchFunctionMode):
 # --- FlashMask V3's two functions -------------------------------------------------------------------
 
 FORWARD = "q k v o lse B S Sk H Hk D lts lte uts ute Hm causal scale sem scratch stream".split()
-BACKWARD = ("dout q k v o lse dq dk dv B S Sk H Hk D lts lte uts ute Hm causal scale sem dqs scratch dsum l2 dqa dka dva deterministic "
-            "stream").split()
+BACKWARD = ("dout q k v o lse dq dk dv B S Sk H Hk D lts lte uts ute Hm causal scale sem dqs scratch dsum l2 "
+            "dqa dka dva deterministic stream").split()
 
 
 def memory(pointer, *shape, dtype=torch.bfloat16):
@@ -102,12 +102,15 @@ def sequences(q, cu, longest):
     if cu is None:
         return [slice(n, n + 1) for n in range(q.shape[0])], False
     edges = cu.tolist()
-    assert cu.dtype == torch.int32 and edges[0] == 0 and edges[-1] == q.shape[0] and longest == max(b - a for a, b in zip(edges, edges[1:]))
-    return [slice(a, b) for a, b in zip(edges, edges[1:])], True
+    parts = [slice(*pair) for pair in zip(edges, edges[1:])]
+    assert cu.dtype == torch.int32 and edges[0] == 0 and edges[-1] == q.shape[0]
+    assert longest == max(part.stop - part.start for part in parts)
+    return parts, True
 
 
 class Fa3:
-    def fwd(self, q, k, v, *, softmax_scale, is_causal, num_splits, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None):
+    def fwd(self, q, k, v, *, softmax_scale, is_causal, num_splits, cu_seqlens_q=None, cu_seqlens_k=None,
+            max_seqlen_q=None, max_seqlen_k=None):
         assert num_splits == 1 and cu_seqlens_k is cu_seqlens_q and max_seqlen_k == max_seqlen_q
         out, (parts, packed) = torch.empty_like(q), sequences(q, cu_seqlens_q, max_seqlen_q)
         for part in parts:
@@ -122,8 +125,8 @@ class Fa3:
         out = attention(q, k, v, visible, scale)[0]
         return out[0] if packed else out
 
-    def bwd(self, dout, q, k, v, out, lse, dq, dk, dv, *, softmax_scale, is_causal, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
-            max_seqlen_k=None):
+    def bwd(self, dout, q, k, v, out, lse, dq, dk, dv, *, softmax_scale, is_causal, cu_seqlens_q=None,
+            cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None):
         parts, packed = sequences(q, cu_seqlens_q, max_seqlen_q)
         for part in parts:
             with torch.enable_grad():
@@ -140,15 +143,15 @@ class Fa3:
 def on_the_cpu(monkeypatch):
     """The device cells, over a library with a CPU backend; V3 and FA3 are stand-ins."""
     def device_mask(indices, causal, seqlen):
-        return Mask(seqlen, seqlen, bounds=None if indices is None else torch.from_numpy(indices), causal=causal, device="cpu")
+        bounds = None if indices is None else torch.from_numpy(indices)
+        return Mask(seqlen, seqlen, bounds=bounds, causal=causal, device="cpu")
 
     def interleaved(contenders, rounds, target_ms, seed):
         for contender in contenders.values():
             contender.call()
         return {name: [1.0] * rounds for name in contenders}
 
-    for module in (paper_gpu, paper_backward):
-        monkeypatch.setattr(module, "interleaved", interleaved)
+    monkeypatch.setattr(paper_gpu, "interleaved", interleaved)
     monkeypatch.setattr(paper_gpu, "device_mask", device_mask)
     monkeypatch.setattr(paper_gpu, "to_device", torch.from_numpy)
     monkeypatch.setattr(paper_gpu, "graph_of", lambda call, calls: call)
@@ -182,7 +185,8 @@ def test_a_cell_has_its_contenders(on_the_cpu, op, more):
     if op == "fwd":
         assert error["out"] <= error["allowed"] and cell.record["dense"]["same_bits"]
     else:
-        assert all(error[mode][name]["ours"] <= error[mode][name]["allowed"] for mode in ("fast", "deterministic") for name in ("dq", "dk", "dv"))
+        of_each = [error[mode][name] for mode in ("fast", "deterministic") for name in ("dq", "dk", "dv")]
+        assert all(found["ours"] <= found["allowed"] for found in of_each)
 
 
 @pytest.mark.parametrize("op", ["fwd", "bwd"])
@@ -221,7 +225,12 @@ def test_a_peer_that_computes_something_else_is_not_timed(on_the_cpu, monkeypatc
     monkeypatch.setattr(flashmask_v3, "load", Wrong)
     if op == "bwd":  # its own forward would be found first
         monkeypatch.setattr(flashmask_v3.Forward, "__call__", lambda self: V3().fmv3_fwd(*self.arguments))
-        monkeypatch.setattr(Wrong, "fmv3_bwd", lambda self, *a: [memory(a[n], TOKENS * HIDDEN).fill_(1) for n in (6, 7, 8)] and 0)
+        def ones(_, *arguments):
+            for name in ("dq", "dk", "dv"):
+                memory(arguments[BACKWARD.index(name)], TOKENS * HIDDEN).fill_(1)
+            return 0
+
+        monkeypatch.setattr(Wrong, "fmv3_bwd", ones)
     with pytest.raises(AssertionError, match="flashmask_v3's (out|dq) differs from ours"):
         measured(op, "causal")
 
@@ -263,7 +272,8 @@ def test_v3_s_scratch_memory_is_as_large_as_it_asks_for(on_the_cpu):
     _, _, order, sums = call.kept
     assert order.numel() == (1000 // 64 + 2) * 2 * 4 and not order.any()
     rows = 1024 + 128
-    assert [x.numel() for x in sums] == [2 * 4 * rows, 2 * 4 * rows, 2 * 4 * rows * 64, 2 * 2 * rows * 64, 2 * 2 * rows * 64]
+    of_rows, of_keys = 2 * 4 * rows, 2 * 2 * rows * 64
+    assert [x.numel() for x in sums] == [of_rows, of_rows, of_rows * 64, of_keys, of_keys]
     ungrouped = flashmask_v3.Backward(flashmask_v3.Forward(q, q, q, None, True), q, (q, q, q), None, True)
     assert [x.numel() for x in ungrouped.kept[3]][3:] == [1, 1]
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drivers of the GPU measurements, without a GPU: which cells and contenders there are, what a receipt's case has, which kernels it
-names, how cycles are counted and compared. Times here are invented."""
+"""The drivers of the GPU measurements, without a GPU: which cells and contenders there are, what a receipt's case has,
+which kernels it names, how cycles are counted and compared. Times here are invented."""
 
 import argparse
 import ctypes as C
@@ -58,7 +58,8 @@ def test_cells_that_are_asked_for(dry_run, words, expected):
 
 
 @pytest.mark.parametrize("words, text", [(["--heads-kv", "5"], "--heads-kv has 5; it must divide the query heads, 32"),
-                                         (["--contenders", "fa4"], "unknown: fa4"), (["--op", "bwd", "--contenders", "dense"], "unknown: dense"),
+                                         (["--contenders", "fa4"], "unknown: fa4"),
+                                         (["--op", "bwd", "--contenders", "dense"], "unknown: dense"),
                                          (["--seqlen", "100"], "--seqlen is 100")])
 def test_what_cannot_be_measured_is_refused(dry_run, words, text):
     with pytest.raises(SystemExit, match=text):
@@ -67,11 +68,12 @@ def test_what_cannot_be_measured_is_refused(dry_run, words, text):
 
 def test_a_case_has_medians_spreads_and_its_kernels(dry_run):
     case = dry_run("--op", "bwd", "--masks", "document")["cases"][0]
-    assert (case["arch"], case["op"], case["head_dim_v"], case["heads"], case["heads_kv"]) == ("sm90", "bwd", 128, 32, 32)
+    assert (case["arch"], case["op"], case["mask"], case["dtype"]) == ("sm90", "bwd", "document", "bfloat16")
+    assert (case["head_dim"], case["head_dim_v"], case["heads"], case["heads_kv"]) == (128, 128, 32, 32)
     assert case["kernel_hashes"] == {"sm90.bwd.bf16.d128.dv128": "0" * 16}
     assert set(case["peers"]) == {"deterministic", "flashmask_v3", "fa3", "flex"} and case["left_out"] == {}
     v3 = case["peers"]["flashmask_v3"]
-    assert v3["ratio"] == pytest.approx(1.15) and v3["ratio_with_plan"] == pytest.approx(1.15 / 1.01) and v3["rounds"] == 3
+    assert (v3["ratio"], v3["ratio_with_plan"], v3["rounds"]) == (pytest.approx(1.15), pytest.approx(1.15 / 1.01), 3)
     assert case["ours_ms_spread"][0] < case["ours_ms"] < case["ours_ms_spread"][1]
     assert case["matmul"]["tflops"] == pytest.approx(700 / 1.01)  # the middle round takes 1 % longer than the first
     assert not [name for name in json.dumps(case).split('"') if "samples" in name]
@@ -153,10 +155,14 @@ def test_a_case_names_the_kernels_of_its_modes(library, monkeypatch):
 def test_a_measured_case_has_the_hashes_of_both_modes(library):
     cell = paper.Cell("full", 8192, 128, "bwd")
     times = {name: [1.0, 2.0] for name in ("ours", "plan", "deterministic")}
-    case = paper.case_of_samples(cell, times, {}, {}, {}, ran.Kernels())
-    assert set(case["kernel_hashes"]) == {"plan.classify", "sm90.bwd.bf16.d128.dv128.c2", "sm90.bwd.bf16.d128.dv128.c2.ordered"}
+
+    def ids():
+        return set(paper.case_of_samples(cell, times, {}, {}, {}, ran.Kernels())["kernel_hashes"])
+
+    fast = {"plan.classify", "sm90.bwd.bf16.d128.dv128.c2"}
+    assert ids() == {*fast, "sm90.bwd.bf16.d128.dv128.c2.ordered"}
     del times["deterministic"]
-    assert "sm90.bwd.bf16.d128.dv128.c2.ordered" not in paper.case_of_samples(cell, times, {}, {}, {}, ran.Kernels())["kernel_hashes"]
+    assert ids() == fast
 
 
 def test_topics_name_the_kernels_they_run(library):
@@ -164,7 +170,8 @@ def test_topics_name_the_kernels_they_run(library):
     import first
 
     arguments = argparse.Namespace(kernels=ran.Kernels(), op=["fwd"])
-    assert first.kernel_hashes(arguments) == {name: HASHES[name] for name in HASHES if ".fwd." in name or "plan" in name}
+    expected = {name: text for name, text in HASHES.items() if ".fwd." in name or "plan" in name}
+    assert first.kernel_hashes(arguments) == expected
     assert len(cycles.cases(["fwd"])) == 20 and len(cycles.cases()) == 40
 
 
@@ -211,7 +218,8 @@ def test_what_nsight_compute_counted_is_read_call_by_call():
     assert [[name for name, _ in call] for call in calls] == [
         ["flashmask_sm90_bwd_bf16_d128_dv128_c2_preprocess", "flashmask_sm90_bwd_bf16_d128_dv128_c2"],
         ["flashmask_sm90_fwd_bf16_d128_dv128_c3"], []]
-    assert calls[0][1][1] == {"cycles": 15351588, "instructions": 2044054940, "dram_read": 1522698240, "dram_written": 1010499584}
+    assert calls[0][1][1] == {"cycles": 15351588, "instructions": 2044054940, "dram_read": 1522698240,
+                              "dram_written": 1010499584}
     assert cycles.calls_of(cycles.counted("==ERROR== ERR_NVGPUCTRPERM")) == []
 
 
@@ -241,7 +249,8 @@ def test_the_library_runs_the_instances_that_the_cases_are_named_for():
 
 def test_libraries_take_turns_in_changing_order():
     case = cycles.cases()[0]
-    assert [library for _, library in cycles.schedule([case], 3, {"new": "a", "old": "b"})] == ["new", "old", "old", "new", "new", "old"]
+    order = [library for _, library in cycles.schedule([case], 3, {"new": "a", "old": "b"})]
+    assert order == ["new", "old", "old", "new", "new", "old"]
 
 
 def call(**kernels):
@@ -253,7 +262,7 @@ def test_ratios_are_of_medians_kernel_by_kernel():
     new = [call(a=10, b=900), call(a=12, b=990), call(a=11, b=930)]
     old = [call(x=20, y=1000), call(x=20, y=900), call(x=20, y=1100)]
     figures = cycles.figures_of(case, {"new": new, "old": old})
-    assert figures["libraries"]["new"][1]["cycles"] == 930 and figures["libraries"]["new"][1]["cycles_spread"] == [915, 960]
+    assert figures["libraries"]["new"][1] == {"kernel": "b", "cycles": 930, "cycles_spread": [915, 960]}
     assert [(r["kernel"], r["ratio"]) for r in figures["ratios"]] == [("a", 0.55), ("b", 0.93)]
     lines = list(cycles.report([{**figures, "compared": True}]))
     assert "not judged" in lines[0] and lines[-1].startswith("new / old over 1 kernels")
@@ -264,13 +273,15 @@ def test_ratios_are_of_medians_kernel_by_kernel():
 
 def test_a_call_that_one_library_refuses_is_named():
     figures = cycles.figures_of(cycles.cases()[0], {"new": [call(a=1)], "old": [[]]})
-    assert figures["ratios"] == [] and any("the old library does not take it" in line for line in cycles.report([{**figures, "compared": True}]))
+    lines = list(cycles.report([{**figures, "compared": True}]))
+    assert figures["ratios"] == [] and any("the old library does not take it" in line for line in lines)
 
 
 @pytest.fixture
 def arguments(monkeypatch):
     monkeypatch.setattr(cycles, "cases", lambda ops: [cycles.Case("fwd", "bf16", 128, "c3", "full", 2, 32, 32)])
-    return argparse.Namespace(kernels=types.SimpleNamespace(library="new.so"), old=None, op=["fwd"], repetitions=2, way="auto", seconds=5)
+    kernels = types.SimpleNamespace(library="new.so")
+    return argparse.Namespace(kernels=kernels, old=None, op=["fwd"], repetitions=2, way="auto", seconds=5)
 
 
 def test_without_counters_the_multiprocessors_clocks_are_read_and_the_output_says_so(arguments, monkeypatch, capsys):
@@ -287,8 +298,10 @@ def test_without_counters_the_multiprocessors_clocks_are_read_and_the_output_say
     receipt = {"figures": {}}
     assert cycles.run(arguments, receipt, lambda: None, None)
     figures = receipt["figures"]["cycles"]
-    assert figures["counted_by"].startswith("the multiprocessors' clocks") and "ERR_NVGPUCTRPERM" in figures["counted_by"]
-    assert figures["cases"][0]["libraries"]["new"] == [{"kernel": "whole call", "cycles": 102.0, "cycles_spread": [101.0, 103.0]}]
+    assert figures["counted_by"].startswith("the multiprocessors' clocks")
+    assert "ERR_NVGPUCTRPERM" in figures["counted_by"]
+    expected = {"kernel": "whole call", "cycles": 102.0, "cycles_spread": [101.0, 103.0]}
+    assert figures["cases"][0]["libraries"]["new"] == [expected]
     assert len(ran_words) == 2  # ncu was refused at the first case
     assert "ERR_NVGPUCTRPERM" in capsys.readouterr().out
     arguments.way = "ncu"
@@ -303,13 +316,15 @@ def test_with_counters_they_are_read(arguments, monkeypatch, capsys):
     def run(words, **_):
         request = json.loads(words[-1])
         count = request["repetitions"] * len(request["libraries"]) * len(request["cases"])
-        return types.SimpleNamespace(stdout="\n".join([head, rows[0], *[rows[1], rows[5]] * count]), stderr="", returncode=0)
+        output = "\n".join([head, rows[0], *[rows[1], rows[5]] * count])
+        return types.SimpleNamespace(stdout=output, stderr="", returncode=0)
 
     monkeypatch.setattr(cycles.subprocess, "run", run)
     receipt = {"figures": {}}
     cycles.run(arguments, receipt, lambda: None, None)
-    assert receipt["figures"]["cycles"]["counted_by"] == "Nsight Compute, clock not held"
-    assert receipt["figures"]["cycles"]["cases"][0]["libraries"]["new"][0]["kernel"] == "flashmask_sm90_fwd_bf16_d128_dv128_c3"
+    figures = receipt["figures"]["cycles"]
+    assert figures["counted_by"] == "Nsight Compute, clock not held"
+    assert figures["cases"][0]["libraries"]["new"][0]["kernel"] == "flashmask_sm90_fwd_bf16_d128_dv128_c3"
 
 
 def test_the_marker_kernel_assembles(tmp_path):
@@ -335,7 +350,8 @@ def test_what_passed_is_the_median_over_multiprocessors_that_wrote_both():
 
 
 class Driver:
-    """CUDA's driver, as far as a mark needs it: every launch takes 10 cycles, and writes the clocks of three multiprocessors."""
+    """CUDA's driver, as far as a mark needs it: every launch takes 10 cycles, and writes three multiprocessors' clocks,
+    which have nothing to do with each other."""
 
     def __init__(self):
         self.clock = 1000
@@ -348,7 +364,7 @@ class Driver:
         assert shape == [3, 1, 1, 1, 1, 1] and shared > 114 * 1024 and extra is None
         self.clock += 10
         clocks = C.cast(C.cast(arguments[0], C.POINTER(C.c_uint64))[0], C.POINTER(C.c_int64))
-        for multiprocessor, offset in ((0, 0), (2, 5_000), (700, 90_000)):  # their clocks have nothing to do with each other
+        for multiprocessor, offset in ((0, 0), (2, 5_000), (700, 90_000)):
             clocks[multiprocessor] = self.clock + offset
         return 0
 
@@ -387,11 +403,15 @@ def test_the_measuring_process_measures_in_the_order_of_the_schedule(driver, mon
         def call(*inputs, plan):
             if path == "old.so" and plan.causal:
                 raise CallError("head_dim 128 is not taken")
-            made = types.SimpleNamespace(launch=lambda: setattr(driver, "clock", driver.clock + {"new.so": 100, "old.so": 200}[path]))
+            takes = {"new.so": 100, "old.so": 200}[path]
+            made = types.SimpleNamespace(launch=lambda: setattr(driver, "clock", driver.clock + takes))
             made.run = lambda: made
             return made
 
-        return types.SimpleNamespace(Mask=lambda *_, **fields: types.SimpleNamespace(**fields), Plan=lambda mask: mask, Forward=call, Backward=call,
+        def mask(*_, **fields):
+            return types.SimpleNamespace(**fields)
+
+        return types.SimpleNamespace(Mask=mask, Plan=lambda mask: mask, Forward=call, Backward=call,
                                      CallError=CallError)
 
     monkeypatch.setattr(cycles, "library_calls", library)
@@ -402,7 +422,8 @@ def test_the_measuring_process_measures_in_the_order_of_the_schedule(driver, mon
     cycles.child({"way": "marks", "libraries": libraries, "cases": found, "repetitions": 2})
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     of_case = {"full": [100, 200, 200, 100], "causal_document": [100, None, None, 100]}
-    assert len(lines) == len(cycles.schedule(found, 2, libraries)) and lines == [n for case in found for n in of_case[case.mask]]
+    assert len(lines) == len(cycles.schedule(found, 2, libraries))
+    assert lines == [n for case in found for n in of_case[case.mask]]
     profiled = []
     monkeypatch.setattr(torch.cuda.profiler, "start", lambda: profiled.append(driver.clock))
     monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: profiled.append(driver.clock))

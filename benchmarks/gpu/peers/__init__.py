@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other libraries' kernels as contenders, built elsewhere: measuring instruments, which never become part of this repository.
+"""Other libraries' kernels as contenders, built elsewhere: measuring instruments, which never become part of this
+repository.
 
 They lie in build/peers, or where FLASHMASK_PEERS says.
 """

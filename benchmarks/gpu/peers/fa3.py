@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashAttention-3 (Dao-AILab/flash-attention, hopper) as operators of PyTorch: full, causal, and packed documents as sequences of their own.
+"""FlashAttention-3 (Dao-AILab/flash-attention, hopper) as operators of PyTorch: full, causal, and packed documents as
+sequences of their own.
 
 What one of its calls allocates comes from PyTorch's cache, as it does for its users.
 """
@@ -49,7 +50,8 @@ class Call:
         if self.varlen:
             edges, longest = packed(paper_masks.document_lengths(np.random.default_rng(0), seqlen), batch)
             edges = edges.to(q.device)
-            self.sequences |= {"cu_seqlens_q": edges, "cu_seqlens_k": edges, "max_seqlen_q": longest, "max_seqlen_k": longest}
+            self.sequences |= {"cu_seqlens_q": edges, "cu_seqlens_k": edges, "max_seqlen_q": longest,
+                               "max_seqlen_k": longest}
 
     def as_taken(self, x):
         """[batch, seqlen, heads, d], or [tokens, heads, d] of packed sequences: the same memory."""

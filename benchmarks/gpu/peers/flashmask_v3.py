@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashMask V3 (PaddlePaddle/flash-attention, csrc/flashmask_v2) behind two C functions: bfloat16, head dim 64 and 128, all masks.
+"""FlashMask V3 (PaddlePaddle/flash-attention, csrc/flashmask_v2) behind two C functions: bfloat16, head dim 64 and 128,
+all masks.
 
 A call prepares the bounds of its blocks itself, so its time includes what ours does in the plan.
 """
@@ -75,7 +76,8 @@ class Call:
         self.semaphore = self.new(q, 1, torch.int32).zero_()
         self.scratch = self.new(q, self.batch * 8 * (self.seqlen_k // 32 + 1024), torch.int32)
         sizes = self.batch, self.seqlen, self.seqlen_k, self.heads, self.heads_kv, self.head_dim
-        self.shared = (*sizes, *map(pointer, self.vectors), 1, int(causal), self.head_dim**-0.5, pointer(self.semaphore))
+        scale = self.head_dim**-0.5
+        self.shared = (*sizes, *map(pointer, self.vectors), 1, int(causal), scale, pointer(self.semaphore))
 
     @staticmethod
     def new(like, elements, dtype=torch.float32):
@@ -106,10 +108,11 @@ class Backward(Call):
         q, k, v = forward.inputs
         super().__init__(q, k, indices, causal)
         rows, rows_k = padded(self.seqlen), padded(self.seqlen_k)
-        of_rows, of_keys = self.batch * self.heads * rows, self.batch * self.heads_kv * rows_k * self.head_dim
-        grouped = self.heads != self.heads_kv
+        of_rows, of_keys = self.batch * self.heads * rows, 1
+        if self.heads != self.heads_kv:
+            of_keys = self.batch * self.heads_kv * rows_k * self.head_dim
         order = self.new(q, (self.seqlen // 64 + 2) * self.batch * self.heads, torch.int32).zero_()
-        sums = [self.new(q, n) for n in (of_rows, of_rows, of_rows * self.head_dim, of_keys if grouped else 1, of_keys if grouped else 1)]
+        sums = [self.new(q, n) for n in (of_rows, of_rows, of_rows * self.head_dim, of_keys, of_keys)]
         self.kept, self.gradients = (forward, dout, order, sums), gradients
         tensors = (dout, q, k, v, forward.out, forward.lse, *gradients)
         self.arguments = (*map(pointer, tensors), *self.shared, *map(pointer, (order, self.scratch, *sums)), 0,
