@@ -23,6 +23,7 @@ from flashmask_torch import Mask  # noqa: E402
 from peers import fa3, flashmask_v3  # noqa: E402
 
 SEQLEN, TOKENS, HIDDEN, HEAD_DIM = 1024, 2048, 64, 64
+EVERY_FORM = ("document", "qk_sparse", "global_sliding_window")  # of bounds, with a causal document's one vector
 EVERYWHERE = ("ours", "plan", "deterministic", "flashmask_v3", "fa3", "dense", "matmul")
 
 
@@ -159,8 +160,11 @@ def on_the_cpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: types.SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(flashmask_v3, "load", V3)
     monkeypatch.setattr(fa3, "load", Fa3)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the library's threads are enough
     with OnTheCpu():
         yield
+    torch.set_num_threads(threads)
 
 
 def measured(op, mask, heads_kv=None, contenders=EVERYWHERE, verify=True):
@@ -171,8 +175,8 @@ def measured(op, mask, heads_kv=None, contenders=EVERYWHERE, verify=True):
     return made, made.verify() if verify else None, made.samples()[0]
 
 
-@pytest.mark.parametrize("op", ["fwd", "bwd"])
-@pytest.mark.parametrize("mask", paper_masks.NAMES)
+@pytest.mark.parametrize("op, mask", [*(("fwd", mask) for mask in paper_masks.NAMES),
+                                      *(("bwd", mask) for mask in ("full", "causal_document", *EVERY_FORM))])
 def test_every_mask_is_handed_to_v3_as_it_takes_it(on_the_cpu, op, mask):
     cell, _, samples = measured(op, mask, contenders=("ours", "plan", "flashmask_v3", "fa3"), verify=False)
     assert "flashmask_v3" in samples and ("fa3" in samples) == (mask in fa3.MASKS) and cell.left_out == {}
