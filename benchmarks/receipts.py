@@ -1,41 +1,141 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Receipts: what a GPU run leaves behind, one JSON file for each run.
+"""Receipts: what GPU runs leave behind in benchmarks/results.
 
-A receipt names the device, the software, the hash of the sources (scripts/source-hash) and the command, then the tests
-passed and failed and the measured cases. It is stale when its hash is not the tree's: then its figures say nothing about it. The hash
-is the forward's or, where `direction` says so, the backward's.
+`<op>-d<head_dim>-dv<head_dim_v>-<seqlen>.json` holds the measured cells of the paper's benchmark, `<topic>.json` what
+any other measurement found, or the tests. Schema 2:
+
+    schema, kind ("gpu"), what (the file's stem), date, device, multiprocessors, driver, toolkit (nvcc's full build
+    string), torch, command, tests {passed, failed}, figures (of a topic), kernel_hashes {id: hash} (of a topic: all
+    kernels it ran), cases (of the benchmark)
+
+    a case: op ("fwd", "bwd"), arch ("sm90"), mask, head_dim, head_dim_v, seqlen, batch, heads, heads_kv, dtype, live,
+    plan_ms, ours_ms, ours_tflops, kernel_hashes {id: hash} (of every kernel it ran, the plan's too), peers {name: {ms,
+    ratio, ratio_with_plan, ...}}, run (only where another run than the header's measured it: what a header says of it)
+
+Times are medians over rounds in which the contenders took turns; `ratio` is the median of a peer's time over ours in
+the same round, without and (`ratio_with_plan`) with the plan's time added to ours. Beside a median X stands X_spread,
+the middle half of the rounds: [first quartile, third quartile]. Rounds themselves are not kept.
+
+A receipt is judged by machine code, cell by cell (`judge`): a cell whose kernels have other hashes in the library, or
+for which the library would run other kernels, is stale and says nothing about it. Hashes of another toolkit's library
+cannot be compared.
 """
 
+import contextlib
 import datetime
+import fcntl
 import json
 import os
-import subprocess
+from collections import Counter, namedtuple
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-SCHEMA = 1
-TEXTS = ("kind", "what", "date", "device", "driver", "toolkit", "torch", "source_hash", "command")
-CASE_FIELDS = {"op": str, "mask": str, "head_dim": int, "head_dim_v": int, "seqlen": int, "batch": int, "heads": int, "heads_kv": int, "dtype": str,
-               "live": (int, float), "plan_ms": (int, float), "ours_ms": (int, float), "ours_tflops": (int, float), "peers": dict}
+SCHEMA = 2
+MULTIPROCESSORS = 132  # of an H100 SXM or H200
+# What a case's `run` has of the header of the run that measured it.
+RUN_TEXTS = ("date", "device", "driver", "toolkit", "torch", "command")
+RUN = (*RUN_TEXTS, "multiprocessors")
+NUMBER = (int, float)
+CASE_FIELDS = {"op": str, "arch": str, "mask": str, "head_dim": int, "head_dim_v": int, "seqlen": int, "batch": int,
+               "heads": int, "heads_kv": int, "dtype": str, "live": NUMBER, "plan_ms": NUMBER, "ours_ms": NUMBER,
+               "ours_tflops": NUMBER, "kernel_hashes": dict, "peers": dict}
+IDENTITY = ("op", "arch", "head_dim", "head_dim_v", "seqlen", "mask", "dtype", "batch", "heads", "heads_kv")
+FRESH, OTHER_TOOLKIT = "fresh", "other toolkit"
 
 
-DIRECTIONS = ("forward", "backward")
+# --- Making ------------------------------------------------------------------------------------------
 
 
-def source_hash(direction="forward"):
-    return subprocess.run([ROOT / "scripts" / "source-hash", direction], check=True, capture_output=True, text=True).stdout.strip()
+def new(what, environment, command):
+    """A receipt to be filled. `what`: stem_of(...) for cells of the benchmark, otherwise the topic. `environment`:
+    device, driver, toolkit, torch and, if it is not 132, multiprocessors. The caller adds kernel_hashes or, to `cases`,
+    cases with theirs."""
+    return {"schema": SCHEMA, "kind": "gpu", "what": what, "date": datetime.date.today().isoformat(),
+            "multiprocessors": MULTIPROCESSORS, **environment, "command": command, "complete": False,
+            "tests": {"passed": 0, "failed": 0}, "figures": {}, "cases": []}
 
 
-def direction_of(receipt):
-    """Whose source hash the receipt is judged by."""
-    return receipt.get("direction", "forward")
+def short_length(seqlen):
+    return f"{seqlen // 1024}K" if seqlen % 1024 == 0 else str(seqlen)
 
 
-def new(what, environment, command, direction="forward"):
-    """`environment`: device, driver, toolkit, torch."""
-    return {"schema": SCHEMA, "kind": "gpu", "what": what, "direction": direction, "date": datetime.date.today().isoformat(), **environment,
-            "source_hash": source_hash(direction), "command": command, "complete": False, "tests": {"passed": 0, "failed": 0}, "cases": [], "figures": {}}
+def stem_of(case):
+    """Of the file that a case is in."""
+    return f"{case['op']}-d{case['head_dim']}-dv{case['head_dim_v']}-{short_length(case['seqlen']).lower()}"
+
+
+def output_folder():
+    """$OUT if it is set, or benchmarks/results."""
+    return Path(os.environ.get("OUT") or RESULTS)
+
+
+def free_path(receipt, folder=None):
+    """The file of a receipt, which other runs may have written to before."""
+    return Path(folder or output_folder()) / f"{receipt['what']}.json"
+
+
+def write(receipt, path):
+    """Puts a receipt into its file. Cells of other identities that the file holds stay, with the run that measured
+    them. The file changes in one step, so a run that is cut short leaves the cells it finished, and processes may
+    write to one file."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path.parent):
+        part = path.with_suffix(".part")
+        part.write_text(text_of({**receipt, "cases": merged_cases(path, receipt)}))
+        part.replace(path)
+
+
+@contextlib.contextmanager
+def locked(folder):
+    """No other process writes receipts into the folder meanwhile."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def merged_cases(path, receipt):
+    """The receipt's cases and those in the file that it has not, in the file's order."""
+    before = json.loads(path.read_text()) if path.exists() else {}
+    if not before.get("cases"):
+        return receipt["cases"]
+    if before.get("schema") != SCHEMA or bool(before.get("dry_run")) != bool(receipt.get("dry_run")):
+        made = "invented" if receipt.get("dry_run") else "measured"
+        raise ValueError(f"{path}: {made} cells of schema {SCHEMA} cannot be added to what is there")
+    cases = {identity(case): with_run(case, before, receipt) for case in before["cases"]}
+    cases.update((identity(case), case) for case in receipt["cases"])
+    return list(cases.values())
+
+
+def with_run(case, before, receipt):
+    """A case of the file, naming its own run if it is not the new header's."""
+    run = run_of(before, case)
+    case = {name: value for name, value in case.items() if name != "run"}
+    return case if run == run_of(receipt, case) else {**case, "run": run}
+
+
+def text_of(receipt):
+    """JSON with a line for each case."""
+    text = json.dumps({**receipt, "cases": []}, indent=1, allow_nan=False)
+    lines = ",\n".join(f"  {json.dumps(case, allow_nan=False)}" for case in receipt["cases"])
+    return (text.replace('"cases": []', f'"cases": [\n{lines}\n ]') if lines else text) + "\n"
+
+
+# --- Reading -----------------------------------------------------------------------------------------
+
+
+def identity(case):
+    """What no two cells share."""
+    return tuple(case[name] for name in IDENTITY)
+
+
+def run_of(receipt, case):
+    """The run that measured a case."""
+    return {name: case.get("run", receipt)[name] for name in RUN}
 
 
 def number_problems(case, where):
@@ -45,20 +145,38 @@ def number_problems(case, where):
     if not 0 < case["live"] <= 1:
         yield f"{where}: live is {case['live']}, not a share"
     for peer, figures in case["peers"].items():
-        if not isinstance(figures, dict) or not isinstance(figures.get("ms"), (int, float)) or not figures["ms"] > 0:
+        if not isinstance(figures, dict) or not isinstance(figures.get("ms"), NUMBER) or not figures["ms"] > 0:
             yield f"{where}: peer {peer} has no ms"
+
+
+def hash_problems(hashes, where):
+    texts = hashes.values() if isinstance(hashes, dict) else []
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        yield f"{where} names no kernels with their hashes"
+
+
+def run_problems(run, where):
+    wrong = [name for name in RUN_TEXTS if not isinstance(run.get(name), str) or not run[name]]
+    yield from (f"{where}{name} is missing or not a text" for name in wrong)
+    if not isinstance(run.get("multiprocessors"), int) or run["multiprocessors"] < 1:
+        yield f"{where}multiprocessors is {run.get('multiprocessors')!r}"
 
 
 def case_problems(case, where):
     if not isinstance(case, dict):
         yield f"{where} is not an object"
         return
-    wrong = [name for name, kind in CASE_FIELDS.items() if not isinstance(case.get(name), kind) or isinstance(case.get(name), bool)]
+    wrong = [name for name, kind in CASE_FIELDS.items()
+             if not isinstance(case.get(name), kind) or isinstance(case.get(name), bool)]
     yield from (f"{where}: {name} is {case.get(name)!r}" for name in wrong)
-    if not wrong:
-        if case["op"] not in ("fwd", "bwd"):
-            yield f"{where}: op is {case['op']!r}"
-        yield from number_problems(case, where)
+    if wrong:
+        return
+    if case["op"] not in ("fwd", "bwd"):
+        yield f"{where}: op is {case['op']!r}"
+    yield from number_problems(case, where)
+    yield from hash_problems(case["kernel_hashes"], f"{where}: kernel_hashes")
+    if "run" in case:
+        yield from run_problems(case["run"], f"{where}: run: ")
 
 
 def problems(receipt):
@@ -72,27 +190,39 @@ def problems(receipt):
         found.append(f"kind is {receipt.get('kind')!r}, not 'gpu'")
     if receipt.get("dry_run"):
         found.append("it comes from a dry run: its figures are invented")
-    found += [f"{name} is missing or not a text" for name in TEXTS if not isinstance(receipt.get(name), str) or not receipt.get(name)]
-    if direction_of(receipt) not in DIRECTIONS:
-        found.append(f"direction is {receipt['direction']!r}")
+    if not isinstance(receipt.get("what"), str) or not receipt["what"]:
+        found.append("what is missing or not a text")
+    found += run_problems(receipt, "")
     tests = receipt.get("tests")
     if not isinstance(tests, dict) or not all(isinstance(tests.get(n), int) for n in ("passed", "failed")):
         found.append("tests has no passed and failed")
     cases = receipt.get("cases")
     if not isinstance(cases, list):
         return found + ["cases is not a list"]
-    for n, case in enumerate(cases):
-        found += case_problems(case, f"case {n}")
-    return found
+    if not cases:
+        found += hash_problems(receipt.get("kernel_hashes"), "kernel_hashes")
+    in_cases = [problem for n, case in enumerate(cases) for problem in case_problems(case, f"case {n}")]
+    return found + (in_cases or among_cases(receipt))
+
+
+def among_cases(receipt):
+    """What is wrong with cases that are right one by one."""
+    twice = [key for key, count in Counter(map(identity, receipt["cases"])).items() if count > 1]
+    misplaced = {stem_of(case) for case in receipt["cases"]} - {receipt.get("what")}
+    return [*(f"a cell is there twice: {key}" for key in twice),
+            *(f"what is {receipt.get('what')!r}, and a case belongs to {stem}" for stem in sorted(misplaced))]
 
 
 def load(path):
     """The receipt in a file; ValueError says what is wrong with it."""
+    path = Path(path)
     try:
-        receipt = json.loads(Path(path).read_text())
+        receipt = json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: not JSON: {error}") from error
     found = problems(receipt)
+    if not found and receipt["what"] != path.stem:
+        found = [f"the file of {receipt['what']} is {receipt['what']}.json"]
     if found:
         raise ValueError(f"{path}: " + "; ".join(found[:5]))
     return receipt
@@ -103,59 +233,77 @@ def load_folder(folder=RESULTS):
     return {path.name: load(path) for path in sorted(Path(folder).glob("*.json"))}
 
 
-def stale(receipts, tree_hash=None):
-    """Names of the receipts that another tree left; `tree_hash` in place of this tree's, whatever the direction."""
-    hashes = {direction: tree_hash or source_hash(direction) for direction in DIRECTIONS}
-    return [name for name, receipt in receipts.items() if receipt["source_hash"] != hashes[direction_of(receipt)]]
+# --- Judging -----------------------------------------------------------------------------------------
 
 
-def cell_of(case):
-    return case["op"], case["head_dim"], case["seqlen"], case["mask"], case["dtype"]
+class Library:
+    """The kernels of a built library: their `hashes`, the `toolkit` they are of, and which of them a call runs."""
+
+    def __init__(self, path):
+        import kernels  # asks a built library, which reading receipts needs not
+
+        self.path, self.ids = Path(path), kernels.kernels_of
+        found = kernels.hashes(self.path)
+        self.toolkit, self.hashes = found["toolkit"], found["kernels"]
+
+    def kernels_of(self, case, multiprocessors=MULTIPROCESSORS):
+        """Ids of the kernels that a case runs: its plan's, its own, and the deterministic mode's if that was a peer.
+        ValueError if the library takes no such call."""
+        modes = (False, True) if "deterministic" in case.get("peers", {}) else (False,)
+        return {name for deterministic in modes
+                for name in self.ids(self.path, case, arch=case.get("arch", "sm90"), multiprocessors=multiprocessors,
+                                     deterministic=deterministic)}
+
+    def hashes_of(self, *cases, multiprocessors=MULTIPROCESSORS):
+        """{id: hash} of all that the cases run."""
+        return {name: self.hashes[name]
+                for name in sorted(set().union(*(self.kernels_of(case, multiprocessors) for case in cases)))}
 
 
-def merge(receipts):
-    """Cases of many receipts, in order; of one cell measured twice, the later file's."""
-    cells = {}
-    for receipt in receipts:
-        for case in receipt["cases"]:
-            cells[cell_of(case)] = case
-    return list(cells.values())
+def library_of(path=None):
+    """The Library at a path; by default where kernels.default_library() finds one, None if it finds none. ValueError if
+    it has no CUDA kernels that could be read."""
+    if path is None:
+        import kernels
+
+        path = kernels.default_library()
+    return Library(path) if path else None
 
 
-def output_folder():
-    """$OUT if it is set, or benchmarks/results."""
-    return Path(os.environ.get("OUT") or RESULTS)
+Judgement = namedtuple("Judgement", ["file", "case", "state"])
 
 
-def free_path(receipt, folder=None):
-    """A new file <date>-<what>.json; -2, -3, ... if there is one already, or another process has been given it."""
-    folder = Path(folder or output_folder())
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = f"{receipt['date']}-{receipt['what']}"
-    names = [f"{stem}.json"] + [f"{stem}-{n}.json" for n in range(2, 1000)]
-    return next(folder / name for name in names if claimed(folder / name))
+def state_of(recorded, toolkit, library, now=None):
+    """Of the kernels {id: hash} that something ran: "fresh", "other toolkit" or "stale: " and which of them differ.
+    `now`: ids that would be run today, if that is known."""
+    if toolkit != library.toolkit:
+        return OTHER_TOOLKIT
+    differ = {name for name, text in recorded.items() if library.hashes.get(name) != text}
+    differ |= set() if now is None else set(now) ^ set(recorded)
+    return f"stale: {', '.join(sorted(differ))}" if differ else FRESH
 
 
-def claimed(path):
-    """Whether the file is this process's to write: nobody has it, or waits to, as its .part says."""
-    if path.exists():
-        return False
+def state_of_case(case, run, library):
     try:
-        part_of(path).touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    if path.exists():  # written since
-        part_of(path).unlink()
-        return False
-    return True
+        now = library.kernels_of(case, run["multiprocessors"])
+    except ValueError as error:
+        return f"stale: {error}"
+    return state_of(case["kernel_hashes"], run["toolkit"], library, now)
 
 
-def part_of(path):
-    return Path(path).with_suffix(".part")
+def judge(found, library):
+    """A Judgement (file, case, state) of every cell in {file name: receipt} and, with None as its case, of every
+    topic."""
+    judged = []
+    for name, receipt in found.items():
+        for case in receipt["cases"]:
+            judged.append(Judgement(name, case, state_of_case(case, run_of(receipt, case), library)))
+        if not receipt["cases"]:
+            judged.append(Judgement(name, None, state_of(receipt["kernel_hashes"], receipt["toolkit"], library)))
+    return judged
 
 
-def write(receipt, path):
-    """Replaces the file in one step: a run that is cut short leaves the cases it finished."""
-    part = part_of(path)
-    part.write_text(json.dumps(receipt, indent=1, allow_nan=False) + "\n")
-    part.replace(path)
+def label_of(case):
+    """A cell in words."""
+    grouped = f" {case['heads']}/{case['heads_kv']} heads" if case["heads"] != case["heads_kv"] else ""
+    return f"{case['op']} d={case['head_dim']} {short_length(case['seqlen'])}{grouped} {case['mask']}"

@@ -2,29 +2,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """One self-contained HTML page, and SVG files, from the receipts of GPU runs.
 
-    python benchmarks/report.py [--results benchmarks/results] [--html out/gpu.html] [--svg docs/img]
+    python benchmarks/report.py [--library build/release/src/libflashmask.so] [--html out/gpu.html] [--svg docs/img]
+    python benchmarks/report.py --markdown
 
-Only receipts of the newest state of the sources are shown: those of this tree's hash, or with --hash those of another one.
-The page says how many others there are.
+Only what the library's kernels measured is shown, cell by cell (receipts.judge), and, marked, what kernels of another
+toolkit did. The page says how much else there is. --markdown prints the tables of README and docs/kernels, and where
+another kernel is faster than ours.
 """
 
 import argparse
 import math
+import statistics
 import sys
 from html import escape
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
+import beside  # noqa: E402
 import charts  # noqa: E402
 import paper_masks  # noqa: E402
 import receipts  # noqa: E402
 import verdict  # noqa: E402
+from receipts import short_length  # noqa: E402
 
-OURS, FLEX, CUDNN, V3, DENSE = "#2f6fde", "#d9822b", "#3f9c6b", "#8a63c9", "#9aa5b1"
+OURS, FLEX, CUDNN, V3, FA3, DENSE = "#2f6fde", "#d9822b", "#3f9c6b", "#8a63c9", "#c2527a", "#9aa5b1"
 OPS = {"fwd": "Forward", "bwd": "Backward", "total": "Total"}
 IN_WORDS = {**OPS, "total": "Forward and backward"}
-SERIES = [("ours", "flashmask (plan included)", OURS, "box"), ("deterministic", "flashmask, deterministic", OURS, "hollow"), ("v3", "FlashMask V3 (derived)", V3, "hollow"), ("flex", "FlexAttention", FLEX, "box"), ("cudnn", "cuDNN", CUDNN, "box"),
+SERIES = [("ours", "flashmask (plan included)", OURS, "box"),
+          ("deterministic", "flashmask, deterministic", OURS, "hollow"),
+          (verdict.V3, "FlashMask V3", V3, "box"), ("fa3", "FlashAttention-3", FA3, "box"),
+          ("flex", "FlexAttention", FLEX, "box"), ("cudnn", "cuDNN", CUDNN, "box"),
           ("dense", "flashmask, dense mask", DENSE, "box")]
 KINDS = [("causal_document", "causal document", OURS), ("shared_question", "shared question", FLEX), ("document", "document", CUDNN)]
 CSS = """
@@ -38,32 +46,36 @@ th,td{padding:5px 12px;text-align:right;border-bottom:1px solid var(--line);whit
 """.strip()
 
 
-def short_length(seqlen):
-    return f"{seqlen // 1024}K" if seqlen % 1024 == 0 else str(seqlen)
+def tflops_of(case):
+    """TFLOP/s of everyone in a case. Ours counts the plan."""
+    flop = case["ours_tflops"] * case["ours_ms"]
+    times = {name: figures["ms"] for name, figures in verdict.with_v3(case)["peers"].items()}
+    times["ours"] = case["ours_ms"] + case["plan_ms"]
+    return {key: flop / times[key] if key in times else None for key, *_ in SERIES}
 
 
-def tflops_of(case, v3):
-    """TFLOP/s of everyone in a case. Ours counts the plan; V3 is FlexAttention here times V3's measured ratio to it."""
-    def rate(ms):
-        return case["ours_tflops"] * case["ours_ms"] / ms
-
-    values = {name: rate(case["peers"][name]["ms"]) if name in case["peers"] else None for name in ("flex", "cudnn", "dense", "deterministic")}
-    ratio = verdict.v3_over_flex(case, v3)
-    values["ours"] = rate(case["ours_ms"] + case["plan_ms"])
-    values["v3"] = values["flex"] * ratio if values["flex"] and ratio else None
-    return values
+def marked_mask(case):
+    """The mask's name, with a star where the kernels are another toolkit's."""
+    return case["mask"] + " *" * case["marked"]
 
 
-def speed_chart(cases, device):
+def heads_text(case):
+    grouped = f" for {case['heads_kv']} key heads" if case["heads"] != case["heads_kv"] else ""
+    return f"{case['heads']} heads{grouped}"
+
+
+def speed_chart(cases):
     """Figure 5 of the paper for one direction, head dim and length: TFLOP/s by mask."""
     first = cases[0]
-    v3 = verdict.v3_ratios(first["op"])
-    groups = [(case["mask"], tflops_of(case, v3)) for case in cases]
+    groups = [(marked_mask(case), tflops_of(case)) for case in cases]
     series = [s for s in SERIES if any(values[s[0]] for _, values in groups)]
-    return charts.bar_chart(f"{IN_WORDS[first['op']]}, head dim {first['head_dim']}, {short_length(first['seqlen'])} tokens",
-                            f"TFLOP/s over the tiles that are visible; batch {first['batch']}, {first['heads']} heads, {first['dtype']}; {device}", groups, series, "TFLOP/s",
-                            "FlashMask V3 was not in this run: its bars are FlexAttention's of this run times the ratio measured on an H200 (benchmarks/data)."
-                            if any(s[0] == "v3" for s in series) else "")
+    from_file = any("from" in verdict.with_v3(case)["peers"].get(verdict.V3, {}) for case in cases)
+    title = f"{IN_WORDS[first['op']]}, head dim {first['head_dim']}, {short_length(first['seqlen'])} tokens"
+    subtitle = (f"TFLOP/s over the tiles that are visible; batch {first['batch']}, {heads_text(first)}, "
+                f"{first['dtype']}; {first['run']['device']}")
+    note = ("FlashMask V3 was measured next to these kernels in a run of its own (benchmarks/data); its bars are our "
+            "rate divided by the ratio of the times there.")
+    return charts.bar_chart(title, subtitle, groups, series, "TFLOP/s", note if from_file else "")
 
 
 def sparsity_chart(figures):
@@ -101,24 +113,39 @@ def plan_bytes(seqlen):
     return 16 * (rows * math.ceil(keys / 64) + keys * math.ceil(rows / 64))
 
 
+SHAPE = ("head_dim", "head_dim_v", "seqlen", "batch", "heads", "heads_kv")
+
+
 def by_shape(cases):
-    """[(op, head_dim, seqlen), cases], the forward first, then the largest head dim; the masks as the paper has them, whichever run they are of."""
-    cases = sorted(cases, key=lambda c: paper_masks.NAMES.index(c["mask"]))
-    shapes = sorted({(list(OPS).index(c["op"]), c["op"], -c["head_dim"], c["seqlen"]) for c in cases})
-    return [((op, -d, s), [c for c in cases if (c["op"], c["head_dim"], c["seqlen"]) == (op, -d, s)]) for _, op, d, s in shapes]
+    """Cases that differ in their masks alone, the forward first, then the largest head dim, then heads that are not
+    grouped; the masks as the paper has them, whichever run they are of."""
+    def place(case):
+        first = list(OPS).index(case["op"]), -case["head_dim"], -case["head_dim_v"], case["heads"] != case["heads_kv"]
+        return *first, case["seqlen"], *(case[name] for name in SHAPE)
+
+    shapes = {}
+    for case in sorted(cases, key=lambda case: (*place(case), paper_masks.NAMES.index(case["mask"]))):
+        shapes.setdefault(place(case), []).append(case)
+    return list(shapes.values())
 
 
-def chart_name(op, head_dim, seqlen):
-    return f"{OPS[op].lower()}-d{head_dim}-{short_length(seqlen).lower()}"
+def chart_name(case):
+    values = f"-dv{case['head_dim_v']}" if case["head_dim_v"] != case["head_dim"] else ""
+    grouped = f"-kv{case['heads_kv']}" if case["heads_kv"] != case["heads"] else ""
+    return f"{OPS[case['op']].lower()}-d{case['head_dim']}{values}-{short_length(case['seqlen']).lower()}{grouped}"
 
 
-def drawings(shown):
-    """{file stem: SVG} of everything that these receipts hold, and of what is computed."""
-    device = next((r["device"] for r in shown if r["cases"]), "")
-    made = {chart_name(*shape): speed_chart(cases, device) for shape, cases in by_shape(verdict.with_totals(receipts.merge(shown)))}
-    for receipt in shown:
-        if "sparsity" in receipt["figures"]:
-            made["sparsity"] = sparsity_chart(receipt["figures"]["sparsity"])
+def shape_text(case):
+    values = f", of values {case['head_dim_v']}" if case["head_dim_v"] != case["head_dim"] else ""
+    grouped = f", {heads_text(case)}" if case["heads_kv"] != case["heads"] else ""
+    return f"{IN_WORDS[case['op']]}, head dim {case['head_dim']}{values}, {short_length(case['seqlen'])}{grouped}"
+
+
+def drawings(cases, figures):
+    """{file stem: SVG} of cells, of what topics found, and of what is computed."""
+    made = {chart_name(alike[0]): speed_chart(alike) for alike in by_shape(verdict.with_totals(cases))}
+    if "sparsity" in figures:
+        made["sparsity"] = sparsity_chart(figures["sparsity"])
     return {**made, "mask-memory": memory_chart()}
 
 
@@ -130,13 +157,19 @@ def ratio_text(value):
     return f"{value:.2f}x" if value else "–"
 
 
-def table(rows):
-    both = any(r["deterministic"] for r in rows)
-    columns = ["flex", "v3_over_flex", "v3", "cudnn"] + ["deterministic"] * both
-    head = cells(["mask", "live", "TFLOP/s", "over FlexAttention", "V3 over FlexAttention", "over V3 (derived)", "over cuDNN"] + ["time, deterministic"] * both, "th")
-    body = [cells([r["mask"].replace("_", " "), f"{r['live']:.3f}", f"{r['tflops']:.0f}", *(ratio_text(r[k]) for k in columns)]) for r in rows]
-    means = [verdict.geomean(v) if (v := [r[k] for r in rows if r[k]]) else None for k in ("tflops", "flex", "v3_over_flex", "v3")]
-    body.append(cells(["geometric mean", "", f"{means[0]:.0f}", *map(ratio_text, means[1:]), *[""] * (1 + both)]))
+COLUMNS = {"flex": "over FlexAttention", "v3": "over FlashMask V3", "fa3": "over FlashAttention-3",
+           "cudnn": "over cuDNN", "deterministic": "time, deterministic"}
+
+
+def table(cases):
+    rows = [verdict.row_of(case) for case in cases]
+    columns = [key for key in COLUMNS if key not in ("fa3", "deterministic") or any(r[key] for r in rows)]
+    head = cells(["mask", "live", "TFLOP/s", *(COLUMNS[key] for key in columns)], "th")
+    names = [marked_mask(case).replace("_", " ") for case in cases]
+    body = [cells([name, f"{r['live']:.3f}", f"{r['tflops']:.0f}", *(ratio_text(r[key]) for key in columns)])
+            for name, r in zip(names, rows)]
+    means = [ratio_text(verdict.mean_of(rows, key)) if key in ("flex", "v3") else "" for key in columns]
+    body.append(cells(["geometric mean", "", f"{verdict.mean_of(rows, 'tflops'):.0f}", *means]))
     return f'<div class="wide"><table>{head}{"".join(body)}</table></div>'
 
 
@@ -151,59 +184,204 @@ def check_list(found):
     return f'<div class="wide"><table><tr><th></th><th class="name">bar</th><th>reached</th><th>asked</th><th></th></tr>{"".join(lines)}</table></div>' if lines else ""
 
 
-def provenance(shown, hidden, tree_hash):
+def provenance(cases, hidden, library):
     """Where the figures come from."""
-    if not shown:
-        lines = [f'<p class="notice">No receipt belongs to the sources {escape(tree_hash)}: what follows is computed, not measured.</p>']
+    if not cases:
+        lines = ['<p class="notice">No cell was measured with the kernels of this library: what follows is computed, '
+                 "not measured.</p>"]
     else:
-        lines = [f"<p>{escape(', '.join(sorted({r['device'] for r in shown})))}; {escape(', '.join(sorted({text for r in shown for text in software(r)})))}; sources "
-                 f"{escape(', '.join(sorted({r['source_hash'] for r in shown})))}; {sum(r['tests']['passed'] for r in shown)} checks passed, {sum(r['tests']['failed'] for r in shown)} failed.</p>"]
+        lines = [f"<p>{escape('; '.join(sorted({software(case['run']) for case in cases})))}.</p>"]
+    if any(case["marked"] for case in cases):
+        toolkit = escape(library.toolkit)
+        lines.append(f"<p>* measured with kernels of another toolkit than the library's, {toolkit}.</p>")
     if hidden:
-        lines.append(f"<p>{len(hidden)} receipts of other sources are not shown: {escape(', '.join(hidden))}.</p>")
+        lines.append(f"<p>Not shown, as the library's kernels are others by now: {escape('; '.join(hidden))}.</p>")
     return "".join(lines)
 
 
-def software(receipt):
-    return f"driver {receipt['driver']}", f"CUDA {receipt['toolkit']}", f"torch {receipt['torch']}"
+def software(run):
+    return f"{run['device']}, driver {run['driver']}, {run['toolkit']}, torch {run['torch']}"
 
 
-def page(shown, hidden, tree_hash):
+def peer_section(library):
+    """What was measured next to our kernels without a receipt."""
+    parts = []
+    for title, about, head, rows in beside.tables(library):
+        body = "".join(cells(row) for row in rows)
+        parts += [f"<h2>{escape(title)}</h2><p>{escape(about)}</p>",
+                  f'<div class="wide"><table>{cells(head, "th")}{body}</table></div>']
+    return "".join(parts)
+
+
+def page(cases, figures, hidden, library):
     """The HTML page."""
-    merged, images = verdict.with_totals(receipts.merge(shown)), drawings(shown)
-    parts = ["<h1>Masked attention on a GPU</h1>", provenance(shown, hidden, tree_hash)]
+    merged, images = verdict.with_totals(cases), drawings(cases, figures)
+    parts = ["<h1>Masked attention on a GPU</h1>", provenance(cases, hidden, library)]
     if merged:
         parts += ["<h2>Bars</h2>", "<p>Every ratio is speed, with our plan's own time counted as ours: medians over rounds in which the contenders took turns in shuffled order.</p>",
                   check_list(bars(merged))]
-    for (op, d, s), cases in by_shape(merged):
-        parts += [f"<h2>{IN_WORDS[op]}, head dim {d}, {short_length(s)}</h2>", f'<div class="wide">{images[chart_name(op, d, s)]}</div>', table(verdict.rows_of(cases, op))]
+    for alike in by_shape(merged):
+        parts += [f"<h2>{shape_text(alike[0])}</h2>", f'<div class="wide">{images[chart_name(alike[0])]}</div>',
+                  table(alike)]
+    parts.append(peer_section(library))
     for name, title in (("sparsity", "Latency against sparsity"), ("mask-memory", "Memory")):
         if name in images:
             parts += [f"<h2>{title}</h2>", f'<div class="wide">{images[name]}</div>']
     return f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>flashmask on a GPU</title><style>{CSS}</style><main>{"".join(parts)}</main></html>\n'
 
 
-def main(words=None):
+# --- Tables of README and docs/kernels ---------------------------------------------------------------
+
+
+def markdown_row(values):
+    return f"| {' | '.join(map(str, values))} |"
+
+
+def markdown_table(head, rows):
+    return [markdown_row(head), f"|{'---|' * len(head)}", *map(markdown_row, rows)]
+
+
+def speed_text(value):
+    return f"{value:.2f}x" if value else ""
+
+
+def plain_rows(cases, op):
+    """{(head_dim, seqlen): rows in the paper's order} of the cells with as many key heads as query heads."""
+    found = {}
+    plain = [c for c in cases if c["op"] == op and c["heads"] == c["heads_kv"] and c["head_dim"] == c["head_dim_v"]]
+    for alike in by_shape(plain):
+        found.setdefault((alike[0]["head_dim"], alike[0]["seqlen"]), []).extend(map(verdict.row_of, alike))
+    return found
+
+
+def readme_cells(row, op):
+    """What README's table shows of a mask at one head dim; nothing of a cell that is not shown."""
+    if row is None:
+        return [""] * (3 + (op == "bwd"))
+    det = [f"{row['deterministic']:.2f}" if row["deterministic"] else ""] * (op == "bwd")
+    return [f"{row['tflops']:.0f}", speed_text(row["flex"]), speed_text(row["v3"]), *det]
+
+
+def readme_table(cases, op):
+    """README's table of a direction: twelve masks at 8K."""
+    sides = [{r["mask"]: r for r in plain_rows(cases, op).get((d, 8192), [])} for d in (128, 64)]
+    columns = ["TFLOP/s", "of FlexAttention", "of V3", *["det"] * (op == "bwd")]
+    head = ["mask", *["live tiles"] * (op == "fwd"), *(f"d = {d}, {columns[0]}" if name == columns[0] else name
+                                                       for d in (128, 64) for name in columns)]
+    rows = []
+    for mask in paper_masks.NAMES:
+        present = [side[mask] for side in sides if mask in side]
+        if present:
+            live = [f"{present[0]['live']:.1%}".replace("%", " %")] * (op == "fwd")
+            rows.append([mask, *live, *(text for side in sides for text in readme_cells(side.get(mask), op))])
+    return markdown_table(head, rows)
+
+
+def standing_row(head_dim, seqlen, rows, op):
+    """One length of docs/kernels' tables."""
+    of_v3 = [r for r in rows if r["v3"]]
+    worst = min(of_v3, key=lambda r: r["v3"], default=None)
+    few = f", {len(of_v3)} masks" if 0 < len(of_v3) < len(rows) else ""
+    cudnn = [next((r["cudnn"] for r in rows if r["mask"] == mask), None) for mask in ("full", "causal")]
+    of_worst = f"{speed_text(worst['v3'])} ({worst['mask']})" if worst else ""
+    values = [f"d = {head_dim}, {short_length(seqlen)}", of_worst, speed_text(verdict.mean_of(of_v3, "v3")) + few,
+              *map(speed_text, cudnn)]
+    slower = [r["deterministic"] for r in rows if r["deterministic"]]
+    return [*values, f"{statistics.median(slower):.2f}, {max(slower):.2f}"] if op == "bwd" and slower else values
+
+
+def standing_table(cases, op):
+    """docs/kernels' table of a direction: where it stands at each head dim and length."""
+    head = ["", "V3, worst cell", "V3, geometric mean", "cuDNN, full", "cuDNN, causal",
+            *["deterministic over fast, median and worst"] * (op == "bwd")]
+    return markdown_table(head, [standing_row(*shape, rows, op) for shape, rows in plain_rows(cases, op).items()])
+
+
+def means_table(cases):
+    """Geometric means over V3, of both directions and of both together."""
+    means = {}
+    for op in OPS:
+        for shape, rows in plain_rows(verdict.with_totals(cases), op).items():
+            means.setdefault(shape, []).append(verdict.mean_of(rows, "v3"))
+    rows = [[f"d = {d}, {short_length(s)}", *map(speed_text, of_each)] for (d, s), of_each in means.items()
+            if len(of_each) == len(OPS) and all(of_each)]
+    return markdown_table(["over V3, geometric mean", "forward", "backward", "both"], rows)
+
+
+def behind_v3(cases):
+    for op in ("fwd", "bwd"):
+        for (head_dim, seqlen), rows in plain_rows(cases, op).items():
+            place = f"d = {head_dim}, {short_length(seqlen)}"
+            yield from (f"{place}, {r['mask']}, {OPS[op].lower()}: FlashMask V3 {r['v3']:.2f}"
+                        for r in rows if r["v3"] and r["v3"] <= beside.CLEARLY)
+
+
+def markdown(cases, library):
+    """Every table of README and docs/kernels that comes from receipts, and what data/peers.json has."""
+    lines = ["README, forward:", *readme_table(cases, "fwd"), "", "README, backward:", *readme_table(cases, "bwd"), ""]
+    lines += ["README, geometric means:", *means_table(cases), ""]
+    for op, name in (("fwd", "forward"), ("bwd", "backward")):
+        lines += [f"docs/kernels/{name}.md:", *standing_table(cases, op), ""]
+    for title, about, head, rows in beside.tables(library):
+        lines += [f"{title}: {about}", *markdown_table(head, rows), ""]
+    return [*lines, "Where ours is not first:", *behind_v3(cases), *beside.ahead(library)]
+
+
+# --- The command -------------------------------------------------------------------------------------
+
+
+def shown_of(found, library):
+    """(cells to be shown, figures of the topics to be shown, what is not shown and why)."""
+    cases, figures, hidden = [], {}, {}
+    for file, case, state in receipts.judge(found, library):
+        if state not in (receipts.FRESH, receipts.OTHER_TOOLKIT):
+            hidden.setdefault(f"{file}, {state}", []).append(case)
+        elif case:
+            cases.append({**case, "run": receipts.run_of(found[file], case), "marked": state == receipts.OTHER_TOOLKIT})
+        else:
+            figures.update(found[file]["figures"])
+    return cases, figures, [f"{len(c)} of {why}" if c[0] else why for why, c in hidden.items()]
+
+
+def parse_arguments(words):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=receipts.RESULTS, help="folder of receipts")
-    parser.add_argument("--hash", help="show the receipts of these sources; default: this tree's")
+    parser.add_argument("--library", type=Path,
+                        help="whose kernels count; default: $FLASHMASK_LIBRARY, or one that was built here")
     parser.add_argument("--html", type=Path, default=Path("out/gpu.html"))
     parser.add_argument("--svg", type=Path, help="also write each chart to this folder")
-    arguments = parser.parse_args(words)
+    parser.add_argument("--markdown", action="store_true",
+                        help="print the tables of README and docs/kernels, and write nothing")
+    return parser.parse_args(words)
+
+
+def write_all(arguments, cases, figures, hidden, library):
+    arguments.html.parent.mkdir(parents=True, exist_ok=True)
+    arguments.html.write_text(page(cases, figures, hidden, library))
+    print(f"{arguments.html}: {len(cases)} cells")
+    if arguments.svg:
+        arguments.svg.mkdir(parents=True, exist_ok=True)
+        for name, svg in drawings(cases, figures).items():
+            (arguments.svg / f"gpu-{name}.svg").write_text(svg)
+            print(arguments.svg / f"gpu-{name}.svg")
+
+
+def main(words=None):
+    arguments = parse_arguments(words)
     try:
+        library = receipts.library_of(arguments.library)
+        if library is None:
+            raise ValueError("there is no library to judge the receipts by; build one or name it: --library")
         found = receipts.load_folder(arguments.results)
     except ValueError as error:
         sys.exit(f"report: {error}")
-    wanted = arguments.hash or receipts.source_hash()
-    hidden = receipts.stale(found, arguments.hash)
-    shown = [r for name, r in found.items() if name not in hidden]
-    arguments.html.parent.mkdir(parents=True, exist_ok=True)
-    arguments.html.write_text(page(shown, hidden, wanted))
-    print(f"{arguments.html}: {len(shown)} receipts of {wanted}, {len(hidden)} of other sources")
-    if arguments.svg:
-        arguments.svg.mkdir(parents=True, exist_ok=True)
-        for name, svg in drawings(shown).items():
-            (arguments.svg / f"gpu-{name}.svg").write_text(svg)
-            print(arguments.svg / f"gpu-{name}.svg")
+    cases, figures, hidden = shown_of(found, library)
+    if arguments.markdown:
+        print("\n".join(markdown(cases, library)))
+    else:
+        write_all(arguments, cases, figures, hidden, library)
+    for why in hidden:
+        print(f"not shown: {why}", file=sys.stderr)
     return 0
 
 

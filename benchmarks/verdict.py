@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measured cases, forward, backward or both together, against the bars: FlashMask V3 (by its measured ratio to FlexAttention) and cuDNN.
+"""Measured cases, forward, backward or both together, against the bars: FlashMask V3 and cuDNN.
 
-Every ratio counts our plan's own time as ours and is speed: their time over our time.
+Every ratio counts our plan's own time as ours and is speed: their time over our time. FlashMask V3's is the case's own
+where it was a peer of the run; otherwise it comes from data/flashmask_v3.json, where it was measured next to the very
+kernels that the case ran, or is not known.
 """
 
+import functools
 import json
 import math
 from pathlib import Path
 
-V3_FILE = Path(__file__).resolve().parent / "data" / "flashmask_v3.json"
-V3_RATIO = {"fwd": "v3_over_flex", "bwd": "v3_over_flex_backward"}
+import receipts
+
+V3, V3_FILE = "flashmask_v3", Path(__file__).resolve().parent / "data" / "flashmask_v3.json"
+V3_OVER_OURS = {"fwd": "v3_over_ours", "bwd": "v3_over_ours_backward"}
 # op, head_dim: (seqlens, each cell, geometric mean), ours over V3; of both together only the mean has a bar
 V3_BARS = {"fwd": {128: ((8192, 32768, 131072), 1.0, 1.15), 64: ((8192, 32768), 1.0, 1.20)},
            "bwd": {128: ((8192, 32768, 131072), 1.0, 1.05), 64: ((8192, 32768), 1.0, 1.20)},
@@ -17,13 +22,40 @@ V3_BARS = {"fwd": {128: ((8192, 32768, 131072), 1.0, 1.15), 64: ((8192, 32768), 
 # op, head_dim: ours over cuDNN, for full and causal at these lengths
 CUDNN_BARS = {"fwd": {128: 1.05, 64: 1.10}, "bwd": {128: 1.09, 64: 1.18}, "total": {}}
 CUDNN_SEQLENS = (8192, 32768)
+# Of ours, or not of the whole call: nothing that both directions together could be compared with.
+OF_ONE_DIRECTION = ("deterministic", "dense", "plain")
 
 
-def v3_ratios(op="fwd"):
-    """{(head_dim, seqlen, mask): V3 over FlexAttention}; of both directions together that is a case's own."""
-    if op not in V3_RATIO:
-        return {}
-    return {(c["head_dim"], c["seqlen"], c["mask"]): c[V3_RATIO[op]] for c in json.loads(V3_FILE.read_text())["cells"]}
+@functools.cache
+def held_beside(path):
+    """A file of data/: ratios measured next to our kernels, of which it has the hashes."""
+    return json.loads(Path(path).read_text())
+
+
+def same_kernels(case, held):
+    """Whether a file of data/ was measured next to the kernels that a case ran, at the case's size."""
+    sizes = case["batch"] * case["seqlen"], case["heads"] * case["head_dim"], case["dtype"]
+    plain = case["head_dim"] == case["head_dim_v"] and case["heads"] == case["heads_kv"]
+    ran = case.get("kernel_hashes", {})
+    same = ran and all(held["kernel_hashes"].get(name) == text for name, text in ran.items())
+    return bool(same and plain and sizes == (held["tokens"], held["hidden"], held["dtype"]))
+
+
+def v3_over_ours(case):
+    """FlashMask V3's time over ours in a cell, from the file; None if it is not known."""
+    held = held_beside(V3_FILE)
+    cells = {(c["head_dim"], c["seqlen"], c["mask"]): c for c in held["cells"]}
+    cell = cells.get((case["head_dim"], case["seqlen"], case["mask"]))
+    return cell[V3_OVER_OURS[case["op"]]] if cell and same_kernels(case, held) else None
+
+
+def with_v3(case):
+    """The case with FlashMask V3 among its peers, if that is known."""
+    ratio = None if V3 in case["peers"] or case["op"] == "total" else v3_over_ours(case)
+    if ratio is None:
+        return case
+    figures = {"ms": ratio * case["ours_ms"], "ratio": ratio, "from": V3_FILE.name}
+    return {**case, "peers": {**case["peers"], V3: figures}}
 
 
 def geomean(values):
@@ -38,48 +70,48 @@ def ratio_to(case, peer):
     return figures.get("ratio_with_plan") or figures["ms"] / (case["ours_ms"] + case["plan_ms"])
 
 
-def v3_over_flex(case, v3):
-    """V3's speed over FlexAttention's in a case; None if it is not known."""
-    return case.get("v3_over_flex") or v3.get((case["head_dim"], case["seqlen"], case["mask"]))
+def sum_of(*figures):
+    """A peer's of both directions."""
+    return {"ms": sum(f["ms"] for f in figures), **{"from": f["from"] for f in figures if "from" in f}}
 
 
 def total_of(forward, backward):
     """A case of both directions of one cell, with one plan: times are the sums of the medians."""
+    forward, backward = with_v3(forward), with_v3(backward)
     ours = forward["ours_ms"] + backward["ours_ms"]
     flop = sum(case["ours_tflops"] * case["ours_ms"] for case in (forward, backward))
-    peers = {name: {"ms": forward["peers"][name]["ms"] + backward["peers"][name]["ms"]} for name in ("flex", "cudnn")
-             if name in forward["peers"] and name in backward["peers"]}
+    peers = {name: sum_of(forward["peers"][name], backward["peers"][name]) for name in forward["peers"]
+             if name in backward["peers"] and name not in OF_ONE_DIRECTION}
     if "deterministic" in backward["peers"]:
         ms = forward["ours_ms"] + backward["peers"]["deterministic"]["ms"]
         peers["deterministic"] = {"ms": ms, "ratio": ms / ours}
-    v3 = [case["peers"]["flex"]["ms"] / ratio for case in (forward, backward)
-          if "flex" in case["peers"] and (ratio := v3_over_flex(case, v3_ratios(case["op"])))]
-    known = {"v3_over_flex": peers["flex"]["ms"] / sum(v3)} if len(v3) == 2 else {}
-    return {**backward, "op": "total", "ours_ms": ours, "ours_tflops": flop / ours, "plan_ms": forward["plan_ms"], "peers": peers, **known}
+    marked = forward.get("marked", False) or backward.get("marked", False)
+    return {**backward, "op": "total", "ours_ms": ours, "ours_tflops": flop / ours, "plan_ms": forward["plan_ms"],
+            "peers": peers, "marked": marked}
 
 
 def with_totals(cases):
     """The cases, and one more of each cell that was measured in both directions."""
     def cell(case):
-        return tuple(case[name] for name in ("head_dim", "seqlen", "mask", "dtype"))
+        return tuple(case[name] for name in receipts.IDENTITY if name != "op" and name in case)
 
     backward = {cell(case): case for case in cases if case["op"] == "bwd"}
-    return cases + [total_of(case, backward[cell(case)]) for case in cases if case["op"] == "fwd" and cell(case) in backward]
+    return cases + [total_of(case, backward[cell(case)]) for case in cases
+                    if case["op"] == "fwd" and cell(case) in backward]
 
 
-def row_of(case, v3=None):
+def row_of(case):
     """What the table shows of a case."""
-    v3 = v3_ratios(case["op"]) if v3 is None else v3
-    flex, against = ratio_to(case, "flex"), v3_over_flex(case, v3)
+    case = with_v3(case)
     tflops = case["ours_tflops"] * case["ours_ms"] / (case["ours_ms"] + case["plan_ms"])
-    return {"op": case["op"], "head_dim": case["head_dim"], "seqlen": case["seqlen"], "mask": case["mask"], "live": case["live"], "tflops": tflops, "flex": flex, "v3_over_flex": against,
-            "v3": flex / against if flex and against else None, "cudnn": ratio_to(case, "cudnn"),
+    return {**{name: case[name] for name in ("op", "head_dim", "seqlen", "mask", "live")},
+            "grouped": case["heads"] != case["heads_kv"], "tflops": tflops,
+            "v3": ratio_to(case, V3), **{name: ratio_to(case, name) for name in ("flex", "fa3", "cudnn")},
             "deterministic": case["peers"].get("deterministic", {}).get("ratio")}
 
 
 def rows_of(cases, op="fwd"):
-    v3 = v3_ratios(op)
-    return [row_of(case, v3) for case in cases if case["op"] == op]
+    return [row_of(case) for case in cases if case["op"] == op]
 
 
 def check(name, got, bar, detail=""):
@@ -97,8 +129,9 @@ def v3_checks(rows, head_dim, seqlens, each, mean, label):
 
 
 def checks(rows, op="fwd"):
-    """The bars of `op`, which all rows are of, as far as they reach: for each (head_dim, seqlen), and over the lengths of a head_dim."""
-    found = []
+    """The bars of `op`, which all rows are of, as far as they reach: for each (head_dim, seqlen), and over the lengths
+    of a head_dim. They are of heads that are not grouped."""
+    found, rows = [], [r for r in rows if not r["grouped"]]
     for head_dim, (seqlens, each, mean) in V3_BARS[op].items():
         present = sorted({r["seqlen"] for r in rows if r["head_dim"] == head_dim} & set(seqlens))
         for seqlen in present:
@@ -115,18 +148,28 @@ def cell_text(value, form="6.2f"):
     return format(value, form) if value is not None else " " * (int(form.split(".")[0]) - 1) + "-"
 
 
+def mean_of(rows, key):
+    """Geometric mean of what the rows have of a column; None if that is nothing."""
+    return geomean(values) if (values := [r[key] for r in rows if r[key]]) else None
+
+
+COLUMNS = {"flex": "/Flex", "v3": "/V3", "fa3": "/FA3", "cudnn": "/cuDNN", "deterministic": "det"}
+
+
 def table(rows):
     """The short table: one line a cell, then geometric means. Every column but TFLOP/s is a speed ratio; det: deterministic mode's time over
     the fast one's, where it was measured."""
-    both = any(r["deterministic"] for r in rows)
-    lines = [f"{'d':>4} {'S':>6} {'mask':22} {'live':>5} {'TFLOP/s':>8} {'/Flex':>6} {'V3/Fl':>6} {'/V3':>6} {'/cuDNN':>6}{'    det' if both else ''}"]
+    columns = [key for key in COLUMNS if key not in ("fa3", "deterministic") or any(r[key] for r in rows)]
+    heads = " ".join(f"{COLUMNS[key]:>6}" for key in columns)
+    lines = [f"{'d':>4} {'S':>6} {'mask':22} {'live':>5} {'TFLOP/s':>8} {heads}"]
     for r in rows:
-        lines.append(f"{r['head_dim']:4} {r['seqlen']:6} {r['mask']:22} {r['live']:5.3f} {r['tflops']:8.1f} {cell_text(r['flex'])} {cell_text(r['v3_over_flex'])} "
-                     f"{cell_text(r['v3'])} {cell_text(r['cudnn'])}{' ' + cell_text(r['deterministic']) if both else ''}")
+        ratios = " ".join(cell_text(r[key]) for key in columns)
+        lines.append(f"{r['head_dim']:4} {r['seqlen']:6} {r['mask']:22} {r['live']:5.3f} {r['tflops']:8.1f} {ratios}")
     for head_dim, seqlen in sorted({(r["head_dim"], r["seqlen"]) for r in rows}):
         cells = [r for r in rows if (r["head_dim"], r["seqlen"]) == (head_dim, seqlen)]
-        means = [geomean(v) if (v := [r[k] for r in cells if r[k]]) else None for k in ("tflops", "flex", "v3_over_flex", "v3")]
-        lines.append(f"{head_dim:4} {seqlen:6} {'geometric mean':22} {'':5} {cell_text(means[0], '8.1f')} {' '.join(cell_text(m) for m in means[1:])}")
+        means = " ".join(cell_text(mean_of(cells, key)) for key in columns if key in ("flex", "v3"))
+        tflops = cell_text(mean_of(cells, "tflops"), "8.1f")
+        lines.append(f"{head_dim:4} {seqlen:6} {'geometric mean':22} {'':5} {tflops} {means}")
     return lines
 
 

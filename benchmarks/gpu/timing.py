@@ -100,11 +100,13 @@ def command_line(words):
 
 
 def environment():
-    """Device, driver, toolkit and torch, for a receipt."""
+    """Device, its multiprocessors, driver, toolkit and torch, for a receipt."""
     driver = command_line(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0"]).split("\n")[0]
     release = [line for line in command_line(["nvcc", "--version"]).split("\n") if "release" in line]
     toolkit = release[0].split("release")[1].split(",")[0].strip() if release else f"torch's {torch.version.cuda}"
-    return {"device": torch.cuda.get_device_name(), "driver": driver or "unknown", "toolkit": toolkit, "torch": torch.__version__}
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+    return {"device": torch.cuda.get_device_name(), "multiprocessors": multiprocessors, "driver": driver or "unknown",
+            "toolkit": toolkit, "torch": torch.__version__}
 
 
 class Progress:

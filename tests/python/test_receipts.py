@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Receipts of GPU runs, the bars, the report and the hash of the sources; no GPU needed.
+"""Receipts of GPU runs: what is committed, how they are written, merged and judged, the bars and the report; no GPU
+needed.
 
-Figures here are invented and stay in temporary folders.
+Figures here are invented and stay in temporary folders. The library they are judged by is a JSON file
+(fake_kernels.py).
 """
 
-import copy
 import json
+import multiprocessing
 import os
-import shutil
-import subprocess
 import sys
 import warnings
 import xml.etree.ElementTree as ElementTree
@@ -17,215 +17,354 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu")]
-import bench  # noqa: E402
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu"), str(Path(__file__).resolve().parent)]
+import beside  # noqa: E402
 import charts  # noqa: E402
-import cycles  # noqa: E402
-import first  # noqa: E402
+import fake_kernels  # noqa: E402
+import invented  # noqa: E402
 import paper_masks  # noqa: E402
 import receipts  # noqa: E402
 import report  # noqa: E402
 import samples  # noqa: E402
-import slices  # noqa: E402
 import verdict  # noqa: E402
 
-
-@pytest.fixture
-def dry_run(tmp_path, monkeypatch):
-    """The driver's receipt of invented times."""
-    monkeypatch.setenv("OUT", str(tmp_path / "dry"))
-
-    def run(*words):
-        status = bench.main(["paper", "--dry-run", "--rounds", "3", *words])
-        files = sorted((tmp_path / "dry").glob("*.json"))
-        return status, json.loads(files[-1].read_text())
-
-    return run
+COMMITTED = receipts.load_folder()
+FWD, BWD = "sm90.fwd.bf16.d128.dv128.c3", "sm90.bwd.bf16.d128.dv128.c2"
 
 
 @pytest.fixture
-def receipt(dry_run):
-    """One that would count as measured, if it were not invented."""
-    return dry_run("--head-dim", "128", "--seqlen", "8192")[1] | {"dry_run": False}
+def file(tmp_path, monkeypatch):
+    """A made-up library; kernels.py answers for it."""
+    monkeypatch.setitem(sys.modules, "kernels", fake_kernels)
+    return invented.library_file(tmp_path)
 
 
-def put(folder, name, receipt):
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_text(json.dumps(receipt))
+# --- What is committed -------------------------------------------------------------------------------
 
 
-def test_committed_receipts_are_well_formed():
-    """A malformed receipt fails; a stale one is only named."""
-    found = receipts.load_folder()
-    for name in receipts.stale(found):
-        warnings.warn(f"stale: {name} is of sources {found[name]['source_hash']}, the tree is {receipts.source_hash()}", stacklevel=1)
+def test_committed_receipts_are_there_and_well_formed():
+    """Loading has refused what is not; here it is what they are of."""
+    cells = [receipts.identity(case) for receipt in COMMITTED.values() for case in receipt["cases"]]
+    assert len(cells) == len(set(cells))
+    assert {(op, d, s) for op, _, d, _, s, *_ in cells} >= {("fwd", 128, 8192), ("bwd", 128, 8192)}
+    assert not [path.name for path in receipts.RESULTS.iterdir() if path.suffix not in (".json", "")]
 
 
-def test_dry_run_fills_every_field_and_is_refused(dry_run, capsys, tmp_path):
-    status, made = dry_run("--head-dim", "128", "--seqlen", "8192")
-    assert status == 0 and made["complete"] and len(made["cases"]) == 12 and made["tests"] == {"passed": 12, "failed": 0}
-    assert receipts.problems(made) == ["it comes from a dry run: its figures are invented"]
-    assert [c["mask"] for c in made["cases"]] == paper_masks.NAMES
-    full = made["cases"][0]
-    assert (full["batch"], full["heads"], full["live"]) == (16, 32, 1.0)
-    assert full["ours_tflops"] == pytest.approx(4 * 16 * 32 * 8192**2 * 128 / full["ours_ms"] / 1e9)
-    assert set(full["peers"]) == {"flex", "cudnn", "dense", "plain"} and "cudnn" not in made["cases"][2]["peers"]
-    assert full["peers"]["flex"]["ratio"] == pytest.approx(1.6) and full["peers"]["flex"]["ratio_with_plan"] == pytest.approx(1.6 / 1.01)
-    output = capsys.readouterr().out
-    assert "geometric mean over V3" in output and len(output) < 12000 and " det" not in output
-    with pytest.raises(ValueError, match="dry run"):
-        receipts.load(next((tmp_path / "dry").glob("*.json")))
+def library_of_the_tests():
+    """The library that ctest names; without CUDA kernels there is nothing to judge by."""
+    path = os.environ.get("FLASHMASK_LIBRARY")
+    if not path:
+        pytest.skip("FLASHMASK_LIBRARY is not set")
+    try:
+        return receipts.library_of(path)
+    except ValueError as error:
+        pytest.skip(str(error))
 
 
-def test_dry_run_of_the_backward(dry_run, capsys):
-    status, made = dry_run("--op", "bwd", "--head-dim", "128", "--seqlen", "8192")
-    assert made["complete"] and len(made["cases"]) == 12 and made["tests"] == {"passed": 12, "failed": 0} and made["what"] == "bwd-d128-8k"
-    assert receipts.problems(made) == ["it comes from a dry run: its figures are invented"]
-    full = made["cases"][0]
-    assert full["op"] == "bwd" and full["ours_tflops"] == pytest.approx(10 * 16 * 32 * 8192**2 * 128 / full["ours_ms"] / 1e9)
-    assert set(full["peers"]) == {"deterministic", "flex", "cudnn"} and "cudnn" not in made["cases"][2]["peers"]
-    assert full["peers"]["deterministic"]["ratio"] == pytest.approx(1.05)
-    names = [c["name"] for c in made["figures"]["checks"]]
-    assert len(names) == 4 and [c["bar"] for c in made["figures"]["checks"]] == [1.0, 1.05, 1.09, 1.09]
-    assert status == int(not all(c["passed"] for c in made["figures"]["checks"]))
-    table = capsys.readouterr().out.split("\n")
-    assert table[0].split()[-1] == "det" and table[1].split()[-1] == "1.05"
-    with pytest.raises(SystemExit, match="unknown: dense"):
-        dry_run("--op", "bwd", "--contenders", "flex,dense")
+def test_committed_receipts_that_are_stale_are_named():
+    """A stale cell does not fail: it says nothing of the library, and the report leaves it out."""
+    judged = receipts.judge(COMMITTED, library_of_the_tests())
+    for file, case, state in judged:
+        if state != receipts.FRESH:
+            warnings.warn(f"{file}{': ' + receipts.label_of(case) if case else ''} is {state}", stacklevel=1)
+    assert len(judged) == sum(max(1, len(receipt["cases"])) for receipt in COMMITTED.values())
 
 
-def test_receipts_are_judged_by_the_hash_of_their_direction(dry_run):
-    backward, forward = dry_run("--op", "bwd", "--masks", "full")[1], dry_run("--masks", "full")[1]
-    assert (forward["source_hash"], backward["source_hash"]) == (receipts.source_hash("forward"), receipts.source_hash("backward"))
-    assert receipts.stale({"a": forward, "b": backward}) == []
-    swapped = {"a": {**forward, "source_hash": backward["source_hash"]}, "b": {**backward, "source_hash": forward["source_hash"]}}
-    assert receipts.stale(swapped) == ["a", "b"]
-    assert receipts.stale({"old": {"source_hash": forward["source_hash"]}}) == []  # from before there were two
-    assert "direction is 'up'" in receipts.problems({**forward, "direction": "up"})
+def committed_cases():
+    return [{**case, "run": receipts.run_of(receipt, case), "marked": False} for receipt in COMMITTED.values()
+            for case in receipt["cases"]]
 
 
-@pytest.mark.parametrize("path, decides", [("cmake/install/install.cmake", False), ("cmake/install/new.cmake", False),
-                                           ("include/flashmask/model_masks.h", False), ("cmake/FlashmaskCuda.cmake", True),
-                                           ("src/CMakeLists.txt", True), ("src/plan/plan.cpp", True)])
-def test_what_the_hash_of_the_sources_is_made_of(tmp_path, path, decides):
-    shutil.copy(ROOT / "CMakeLists.txt", tmp_path)
-    for folder in ("cmake", "include", "src"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
-
-    def hashes():
-        words = [ROOT / "scripts" / "source-hash"]
-        return [subprocess.run([*words, direction], env={**os.environ, "FLASHMASK_SOURCE": str(tmp_path)}, check=True, capture_output=True).stdout
-                for direction in ("forward", "backward")]
-
-    before = hashes()
-    with open(tmp_path / path, "a") as file:
-        file.write("\n")
-    assert [now != then for now, then in zip(hashes(), before)] == [decides, decides]
+TABLES = {"README.md": [(report.readme_table, "fwd"), (report.readme_table, "bwd"), (report.means_table,)],
+          "docs/kernels/forward.md": [(report.standing_table, "fwd")],
+          "docs/kernels/backward.md": [(report.standing_table, "bwd")]}
 
 
-def test_a_dry_run_never_writes_into_the_repository(monkeypatch):
-    monkeypatch.delenv("OUT", raising=False)
-    with pytest.raises(SystemExit, match="OUT"):
-        bench.main(["paper", "--dry-run"])
+@pytest.mark.parametrize("page", TABLES)
+def test_tables_of_the_documents_are_the_reports(page):
+    """As `python benchmarks/report.py --markdown` prints them."""
+    text = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    printed = [line for table, *words in TABLES[page] for line in table(committed_cases(), *words)]
+    assert len(printed) > 4 and [line for line in printed if line not in text] == []
 
 
-def test_selected_masks_and_contenders(dry_run):
-    status, made = dry_run("--head-dim", "64", "--seqlen", "131072", "--masks", "causal,document", "--contenders", "flex")
-    assert [c["mask"] for c in made["cases"]] == ["causal", "document"] and all(set(c["peers"]) == {"flex"} for c in made["cases"])
-    assert made["what"] == "fwd-d64-128k" and status == 0  # no bar reaches head dim 64 at 128K
-    with pytest.raises(SystemExit, match="unknown: nonsense"):
-        dry_run("--masks", "nonsense")
+def test_pictures_of_the_documents_are_the_reports():
+    figures = {name: value for receipt in COMMITTED.values() if not receipt["cases"]
+               for name, value in receipt["figures"].items()}
+    drawn = report.drawings(committed_cases(), figures)
+    kept = {path.stem.removeprefix("gpu-"): path.read_text(encoding="utf-8")
+            for path in (ROOT / "docs" / "img").glob("gpu-*.svg")}
+    assert len(kept) > 10 and [name for name, svg in kept.items() if drawn.get(name) != svg] == []
+
+
+def test_data_names_its_source_and_covers_the_cells():
+    for path in (verdict.V3_FILE, beside.FILE):
+        held = json.loads(path.read_text())
+        assert "9985af5" in held["source"] and "H200" in held["source"] and "side by side" in held["what"]
+        assert held["kernel_hashes"]
+    cells = [(c["head_dim"], c["seqlen"], c["mask"]) for c in verdict.held_beside(verdict.V3_FILE)["cells"]]
+    assert len(cells) == len(set(cells)) == 55
+    assert set(cells) >= {(d, s, m) for d, s in [(128, 8192), (128, 32768), (128, 131072), (64, 8192)]
+                          for m in paper_masks.NAMES}
+    assert all(0.9 < c[name] < 2 for c in verdict.held_beside(verdict.V3_FILE)["cells"]
+               for name in verdict.V3_OVER_OURS.values())
+
+
+# --- Well-formed -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("change, words", [
-    (lambda r: r.pop("source_hash"), "source_hash"),
-    (lambda r: r.update(schema=2), "schema is 2"),
+    (lambda r: r.pop("toolkit"), "toolkit"),
+    (lambda r: r.update(schema=1), "schema is 1, not 2"),
     (lambda r: r.update(kind="cpu"), "kind"),
+    (lambda r: r.update(dry_run=True), "dry run"),
+    (lambda r: r.update(multiprocessors=None), "multiprocessors is None"),
     (lambda r: r.update(tests={"passed": 1}), "tests"),
     (lambda r: r.update(cases={}), "cases is not a list"),
+    (lambda r: r.update(cases=[]), "kernel_hashes names no kernels"),
     (lambda r: r["cases"][1].pop("mask"), "case 1: mask is None"),
+    (lambda r: r["cases"][1].pop("arch"), "case 1: arch is None"),
     (lambda r: r["cases"][1].update(ours_ms=0), "ours_ms is 0"),
     (lambda r: r["cases"][1].update(plan_ms=float("nan")), "plan_ms is nan"),
     (lambda r: r["cases"][1].update(live=1.5), "live is 1.5"),
     (lambda r: r["cases"][1].update(op="both"), "op is 'both'"),
+    (lambda r: r["cases"][1].update(kernel_hashes={}), "case 1: kernel_hashes names no kernels"),
+    (lambda r: r["cases"][1].update(kernel_hashes={"a": 1}), "case 1: kernel_hashes names no kernels"),
+    (lambda r: r["cases"][1].update(run={"date": "x"}), "case 1: run: device is missing"),
     (lambda r: r["cases"][1]["peers"].update(flex={}), "peer flex has no ms"),
+    (lambda r: r["cases"][1].update(mask="full"), "a cell is there twice"),
+    (lambda r: r["cases"][1].update(seqlen=32768), "a case belongs to fwd-d128-dv128-32k"),
 ])
-def test_malformed_receipts_are_refused(receipt, tmp_path, change, words):
-    assert receipts.problems(receipt) == []
-    change(receipt)
-    put(tmp_path / "bad", "r.json", receipt)
+def test_malformed_receipts_are_refused(file, tmp_path, change, words):
+    made = invented.slice_of(file)
+    assert receipts.problems(made) == []
+    change(made)
     with pytest.raises(ValueError, match=words):
-        receipts.load_folder(tmp_path / "bad")
+        receipts.load_folder(invented.put(tmp_path / "bad", made))
 
 
-def test_receipts_merge_and_go_stale(receipt, tmp_path):
-    later = copy.deepcopy(receipt)
-    later["cases"] = later["cases"][:1]
-    later["cases"][0]["ours_ms"] = 123.0
-    put(tmp_path / "r", "a.json", receipt)
-    put(tmp_path / "r", "b.json", later)
-    put(tmp_path / "r", "c.json", {**later, "source_hash": "0" * 16})
-    found = receipts.load_folder(tmp_path / "r")
-    assert receipts.stale(found, receipt["source_hash"]) == ["c.json"]
-    merged = receipts.merge([found["a.json"], found["b.json"]])
-    assert len(merged) == 12 and merged[0]["ours_ms"] == 123.0
+def test_a_file_has_the_name_of_what_is_in_it(file, tmp_path):
+    folder = invented.put(tmp_path / "r", invented.slice_of(file))
+    (folder / "fwd-d128-dv128-8k.json").rename(folder / "2026-01-02-rest.json")
+    with pytest.raises(ValueError, match="is fwd-d128-dv128-8k.json"):
+        receipts.load_folder(folder)
 
 
-def test_masks_are_shown_in_the_papers_order_whichever_run_they_are_of(receipt):
-    first, rest = ({**receipt, "cases": receipt["cases"][part]} for part in (slice(5), slice(5, None)))
-    (shape, cases), = report.by_shape(receipts.merge([rest, first]))
-    assert shape == ("fwd", 128, 8192) and [case["mask"] for case in cases] == paper_masks.NAMES
+# --- Judged ------------------------------------------------------------------------------------------
 
 
-def test_receipts_never_replace_each_other(receipt, tmp_path):
-    for expected in ("", "-2", "-3"):
-        path = receipts.free_path(receipt, tmp_path / "new")
-        assert path.name == f"{receipt['date']}-fwd-d128-8k{expected}.json"
-        receipts.write(receipt, path)
+def states_of(made, library, **changes):
+    """{(op, head_dim, mask) or topic: state} of receipts in the library with other fields."""
+    held = json.loads(library.read_text())
+    library.write_text(json.dumps({**held, **changes, "kernels": {**held["kernels"], **changes.get("kernels", {})}}))
+    judged = receipts.judge({f"{r['what']}.json": r for r in made}, receipts.library_of(library))
+    return {(case["op"], case["head_dim"], case["mask"]) if case else name.removesuffix(".json"): state
+            for name, case, state in judged}
 
 
-def test_runs_that_begin_together_have_a_receipt_each(receipt, tmp_path):
-    folder = tmp_path / "new"
-    first, second = receipts.free_path(receipt, folder), receipts.free_path(receipt, folder)
-    assert first != second
-    for path in (second, first):
-        receipts.write(receipt, path)
-    assert sorted(folder.iterdir()) == sorted((first, second))
+@pytest.fixture
+def made(file):
+    """A few cells and two topics."""
+    cells = [invented.slice_of(file, op, head_dim, masks=["full", "causal"]) for op in ("fwd", "bwd")
+             for head_dim in (128, 64)]
+    return [*cells, invented.topic(file, "plan", fake_kernels.PLAN),
+            invented.topic(file, "maskcost", [FWD, *fake_kernels.PLAN])]
 
 
-def with_flex_ratio(receipt, of_v3, cudnn):
-    """Every cell at `of_v3` times V3's ratio to FlexAttention, and `cudnn` times cuDNN."""
-    v3 = verdict.v3_ratios()
+def test_receipts_of_the_same_kernels_are_fresh(file, made):
+    found = states_of(made, file)
+    assert len(found) == 10 and set(found.values()) == {"fresh"}
+
+
+@pytest.mark.parametrize("kernel, stale", [
+    (FWD, {("fwd", 128, "full"), ("fwd", 128, "causal"), "maskcost"}),
+    ("sm90.bwd.bf16.d64.dv64.c2.convert_dq", {("bwd", 64, "full"), ("bwd", 64, "causal")}),
+    ("sm90.bwd.bf16.d128.dv128.c2.split", set()),  # which no cell runs
+    ("sm90.bwd.bf16.d128.dv128.c2.reduce_dkv", set()),  # nor this, without grouped heads
+])
+def test_a_changed_kernel_makes_exactly_its_cells_stale(file, made, kernel, stale):
+    found = states_of(made, file, kernels={kernel: "new"})
+    assert {key for key, state in found.items() if state == f"stale: {kernel}"} == stale
+    assert {state for key, state in found.items() if key not in stale} == {"fresh"}
+
+
+def test_the_plans_kernels_are_every_cells(file, made):
+    assert set(states_of(made, file, kernels={"sm90.plan.rank": "new"}).values()) == {"stale: sm90.plan.rank"}
+
+
+def test_a_cell_for_which_other_kernels_would_run_is_stale(file, made):
+    """The library splits its backward now: but for the deterministic mode, which the cells ran too."""
+    found = states_of(made, file, split=True)
+    assert found["bwd", 128, "full"] == f"stale: {BWD}.split" and found["fwd", 128, "full"] == found["plan"] == "fresh"
+    for receipt in made:
+        for case in receipt["cases"]:
+            case["peers"].pop("deterministic", None)
+    assert states_of(made, file, split=True)["bwd", 128, "full"] == f"stale: {BWD}, {BWD}.split"
+
+
+def test_a_new_instance_in_the_library_leaves_everything_fresh(file, made):
+    assert set(states_of(made, file, kernels={"sm90.fwd.bf16.d256.dv256.c2": "new"}).values()) == {"fresh"}
+
+
+def test_a_kernel_that_is_gone_makes_its_cells_stale(file, made):
+    held = json.loads(file.read_text())
+    del held["kernels"][FWD]
+    file.write_text(json.dumps(held))
+    found = states_of(made, file)
+    assert found["fwd", 128, "full"] == found["maskcost"] == f"stale: {FWD}" and found["fwd", 64, "full"] == "fresh"
+
+
+def test_another_toolkits_hashes_are_not_compared(file, made):
+    made[0]["cases"][1]["run"] = {**receipts.run_of(made[0], made[0]["cases"][1]), "toolkit": "Build cuda_13.1"}
+    found = states_of(made, file, toolkit="Build cuda_13.1", kernels={"sm90.plan.rank": "new"})
+    assert found["fwd", 128, "full"] == found["plan"] == "other toolkit"
+    assert found["fwd", 128, "causal"] == "stale: sm90.plan.rank"
+
+
+def test_a_cell_that_the_library_refuses_is_stale(file, made):
+    found = states_of(made, file, refused=[64])
+    assert found["bwd", 64, "full"] == "stale: head dim 64 is not run"
+    assert found["bwd", 128, "full"] == found["fwd", 64, "full"] == "fresh"
+
+
+def test_a_library_without_cuda_kernels_judges_nothing(file):
+    file.write_text(json.dumps({"toolkit": "", "kernels": {}}))
+    with pytest.raises(ValueError, match="holds no GPU kernels"):
+        receipts.library_of(file)
+    assert receipts.library_of() is None
+
+
+# --- Written -----------------------------------------------------------------------------------------
+
+
+def test_a_run_replaces_its_cells_and_keeps_the_others(file, tmp_path):
+    first = invented.slice_of(file, masks=["full", "causal", "document"], date="2026-01-01", command="first")
+    grouped = invented.case(file, "causal", heads_kv=8)
+    cases = [invented.case(file, "causal", flex=2.0), grouped, invented.case(file, "qk_sparse")]
+    second = invented.receipt(first["what"], cases, command="second")
+    path = receipts.free_path(first, tmp_path / "r")
+    assert path.name == "fwd-d128-dv128-8k.json" == f"{receipts.stem_of(grouped)}.json"
+    for run in (first, second, second):
+        receipts.write(run, path)
+    found = receipts.load(path)
+    cells = [(c["mask"], c["heads_kv"], receipts.run_of(found, c)["command"], "run" in c) for c in found["cases"]]
+    assert cells == [("full", 32, "first", True), ("causal", 32, "second", False), ("document", 32, "first", True),
+                     ("causal", 8, "second", False), ("qk_sparse", 32, "second", False)]
+    assert found["cases"][0]["run"]["date"] == "2026-01-01" and found["command"] == "second"
+    assert found["cases"][1]["peers"]["flex"]["ratio"] == pytest.approx(2.0)
+    receipts.write({**second, "cases": []}, path)  # a run that failed before its first cell
+    assert len(receipts.load(path)["cases"]) == 5 and list(path.parent.iterdir()) == [path]
+
+
+def test_a_dry_run_is_not_mixed_with_measured_cells(file, tmp_path):
+    path = receipts.free_path(invented.slice_of(file), tmp_path / "r")
+    receipts.write(invented.slice_of(file), path)
+    with pytest.raises(ValueError, match="cannot be added"):
+        receipts.write({**invented.slice_of(file), "dry_run": True}, path)
+
+
+def test_a_topic_is_replaced(file, tmp_path):
+    path = receipts.free_path({"what": "plan"}, tmp_path)
+    for number in (1, 2):
+        receipts.write(invented.topic(file, "plan", fake_kernels.PLAN, plan=number), path)
+    assert receipts.load(path)["figures"] == {"plan": 2}
+
+
+def write_many(receipt, path, masks):
+    for mask in masks:
+        receipts.write({**receipt, "cases": [c for c in receipt["cases"] if c["mask"] == mask]}, path)
+
+
+def test_processes_that_write_at_once_lose_nothing(file, tmp_path):
+    made, path = invented.slice_of(file), tmp_path / "fwd-d128-dv128-8k.json"
+    context = multiprocessing.get_context("fork")
+    running = [context.Process(target=write_many, args=(made, path, paper_masks.NAMES[n::3])) for n in range(3)]
+    for process in running:
+        process.start()
+    for process in running:
+        process.join()
+    assert sorted(c["mask"] for c in receipts.load(path)["cases"]) == sorted(paper_masks.NAMES)
+
+
+def test_a_new_receipt_has_what_its_file_needs(monkeypatch, tmp_path):
+    environment = {"device": "H200", "driver": "1", "toolkit": "Build cuda_13.0", "torch": "2.11"}
+    made = receipts.new("plan", environment, "bench.py plan")
+    assert receipts.problems(made) == ["kernel_hashes names no kernels with their hashes"]
+    assert made["multiprocessors"] == 132
+    assert receipts.new("plan", {**environment, "multiprocessors": 114}, "")["multiprocessors"] == 114
+    monkeypatch.setenv("OUT", str(tmp_path))
+    assert receipts.free_path(made) == tmp_path / "plan.json"
+
+
+# --- The bars ----------------------------------------------------------------------------------------
+
+
+def with_v3(receipt, ratio, cudnn):
+    """Every cell with FlashMask V3 beside it, at this ratio, and cuDNN at that."""
     for case in receipt["cases"]:
-        case["peers"]["flex"]["ratio_with_plan"] = of_v3 * v3[case["head_dim"], case["seqlen"], case["mask"]]
+        case["peers"]["flashmask_v3"] = {"ms": 1.0, "ratio_with_plan": ratio}
         if "cudnn" in case["peers"]:
             case["peers"]["cudnn"]["ratio_with_plan"] = cudnn
     return verdict.checks(verdict.rows_of(receipt["cases"]))
 
 
-@pytest.mark.parametrize("of_v3, cudnn, passed", [(1.2, 1.06, [1, 1, 1, 1]), (1.1, 1.06, [1, 0, 1, 1]), (0.99, 1.04, [0, 0, 0, 0])])
-def test_bars(receipt, of_v3, cudnn, passed):
-    found = with_flex_ratio(receipt, of_v3, cudnn)
-    assert [c["passed"] for c in found] == list(map(bool, passed)) and [c["bar"] for c in found] == [1.0, 1.15, 1.05, 1.05]
-    assert found[0]["got"] == pytest.approx(of_v3) and found[1]["got"] == pytest.approx(of_v3)
+@pytest.mark.parametrize("v3, cudnn, passed", [(1.2, 1.06, [1, 1, 1, 1]), (1.1, 1.06, [1, 0, 1, 1]),
+                                               (0.99, 1.04, [0, 0, 0, 0])])
+def test_bars(file, v3, cudnn, passed):
+    made = invented.slice_of(file)
+    found = with_v3(made, v3, cudnn)
+    assert [c["passed"] for c in found] == list(map(bool, passed))
+    assert [c["bar"] for c in found] == [1.0, 1.15, 1.05, 1.05]
+    assert found[0]["got"] == pytest.approx(v3) and found[1]["got"] == pytest.approx(v3)
     assert [line[:4] for line in verdict.check_lines(found)] == [("FAIL", "PASS")[p] for p in passed]
+    grouped = invented.case(file, "causal", heads_kv=8, flashmask_v3=0.1, cudnn=0.1)  # which has no bars
+    assert verdict.checks(verdict.rows_of([*made["cases"], grouped])) == found
 
 
-def test_a_missing_peer_is_a_dash(receipt):
-    for case in receipt["cases"]:
-        case["peers"] = {}
-    rows = verdict.rows_of(receipt["cases"])
+def test_v3_is_the_cells_own_or_measured_next_to_its_kernels(file, tmp_path, monkeypatch):
+    ratios = {"v3_over_ours": 1.2, "v3_over_ours_backward": 1.1}
+    monkeypatch.setattr(verdict, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, **ratios))
+    row = verdict.row_of(invented.case(file, "causal"))
+    assert row["v3"] == pytest.approx(1.2 / 1.01)  # the plan counts as ours
+    assert verdict.row_of(invented.case(file, "causal", op="bwd"))["v3"] == pytest.approx(1.1 / 1.01)
+    assert verdict.row_of(invented.case(file, "causal", flashmask_v3=1.5))["v3"] == pytest.approx(1.5 / 1.01)
+    others = [invented.case(file, "causal", heads_kv=8), invented.case(file, "causal", head_dim=64),
+              invented.case(file, "causal", seqlen=32768)]
+    case = invented.case(file, "causal")
+    others += [{**case, "kernel_hashes": {**case["kernel_hashes"], FWD: "new"}}, {**case, "kernel_hashes": {}},
+               {**case, "batch": 1}]
+    assert [verdict.row_of(other)["v3"] for other in others] == [None] * 6
+
+
+def test_a_missing_peer_is_a_dash(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(verdict, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, head_dim=0))
+    made = [invented.case(file, mask) for mask in paper_masks.NAMES]
+    rows = verdict.rows_of(made)
     assert rows[0]["flex"] is None and rows[0]["v3"] is None and verdict.checks(rows) == []
-    assert verdict.table(rows)[1].split()[-4:] == ["-", "1.20", "-", "-"]
+    heads, line, *_ = verdict.table(rows)
+    assert heads.split()[-3:] == ["/Flex", "/V3", "/cuDNN"] and line.split()[-3:] == ["-"] * 3
 
 
-def test_v3_file_names_its_source_and_covers_the_cells():
-    held = json.loads(verdict.V3_FILE.read_text())
-    assert "9985af5" in held["source"] and "H200" in held["source"]
-    cells = {(c["head_dim"], c["seqlen"], c["mask"]) for c in held["cells"]}
-    for bars in verdict.V3_BARS.values():
-        assert cells == {(d, s, m) for d, (seqlens, *_) in bars.items() for s in seqlens for m in paper_masks.NAMES}
-    assert len(held["cells"]) == len(cells) and all(1 < c[name] < 4 for c in held["cells"] for name in verdict.V3_RATIO.values())
+def test_totals_are_sums_of_times(file, tmp_path, monkeypatch):
+    ratios = {"v3_over_ours": 1.2, "v3_over_ours_backward": 1.1}
+    monkeypatch.setattr(verdict, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, **ratios))
+    forward, backward = (invented.slice_of(file, op, masks=["causal", "document"])["cases"] for op in ("fwd", "bwd"))
+    cases = verdict.with_totals(forward + backward[:1])
+    assert len(cases) == 4 and verdict.with_totals(forward) == forward
+    assert len(verdict.with_totals([*forward, invented.case(file, "causal", "bwd", heads_kv=8)])) == 3  # other heads
+    total = cases[3]
+    assert (total["op"], total["mask"]) == ("total", "causal")
+    assert set(total["peers"]) == {"flex", "cudnn", "deterministic", "flashmask_v3"}
+    ours = forward[0]["ours_ms"] + backward[0]["ours_ms"]
+    assert total["ours_ms"] == pytest.approx(ours) and total["plan_ms"] == forward[0]["plan_ms"]
+    assert total["ours_tflops"] == pytest.approx(forward[0]["ours_tflops"])  # invented as equal
+    row = verdict.row_of(total)
+    v3 = 1.2 * forward[0]["ours_ms"] + 1.1 * backward[0]["ours_ms"]
+    assert row["v3"] == pytest.approx(v3 / (ours + forward[0]["plan_ms"])) and row["deterministic"] > 1
+    assert [c["name"] for c in verdict.checks([row], "total")] == ["d=128 S=8192: geometric mean over V3"]
+
+
+# --- The report --------------------------------------------------------------------------------------
 
 
 def sparsity_figures():
@@ -236,138 +375,123 @@ def sparsity_figures():
     return {"seqlen": 32768, "head_dim": 128, "batch": 4, "heads": 32, "full_ms": 101.0, "points": points, "fits": {"all": fit}}
 
 
-def test_report_is_one_page_without_outside_resources(receipt, tmp_path):
-    put(tmp_path / "r", "a.json", {**receipt, "device": "<device>"})
-    put(tmp_path / "r", "b.json", {**receipt, "cases": [], "figures": {"sparsity": sparsity_figures()}})
-    put(tmp_path / "r", "old.json", {**receipt, "source_hash": "0" * 16})
-    words = ["--results", str(tmp_path / "r"), "--html", str(tmp_path / "page.html"), "--svg", str(tmp_path / "svg"), "--hash", receipt["source_hash"]]
-    assert report.main(words) == 0
-    page = (tmp_path / "page.html").read_text()
-    for words in ("&lt;device&gt;", "shared question", "FlashMask V3 (derived)", "1 receipts of other sources are not shown: old.json"):
-        assert words in page
+@pytest.fixture
+def reported(file, tmp_path, monkeypatch):
+    """What the report makes of receipts: (page, {file name: SVG})."""
+    ratios = {"v3_over_ours": 1.2, "v3_over_ours_backward": 1.1}
+    monkeypatch.setattr(verdict, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, **ratios))
+
+    def run(*made):
+        folder = invented.put(tmp_path / "r", *made)
+        words = ["--results", str(folder), "--html", str(tmp_path / "page.html"), "--svg", str(tmp_path / "svg"),
+                 "--library", str(file)]
+        assert report.main(words) == 0
+        return (tmp_path / "page.html").read_text(), {p.name: p.read_text() for p in (tmp_path / "svg").iterdir()}
+
+    return run
+
+
+def test_report_is_one_page_without_outside_resources(file, reported):
+    page, drawn = reported(invented.slice_of(file, device="<device>"),
+                           invented.topic(file, "sparsity", [FWD], sparsity=sparsity_figures()))
+    assert "&lt;device&gt;" in page and "shared question" in page and "Not shown" not in page and "derived" not in page
     for outside in ("<script", "src=", "href=", "@import", "url("):
         assert outside not in page
     assert page.count("http") == page.count("http://www.w3.org/2000/svg")
-    drawn = {p.name: p.read_text() for p in (tmp_path / "svg").iterdir()}
     assert set(drawn) == {"gpu-forward-d128-8k.svg", "gpu-sparsity.svg", "gpu-mask-memory.svg"}
     for svg in drawn.values():
         ElementTree.fromstring(svg)
     bars = drawn["gpu-forward-d128-8k.svg"]
-    assert bars.count("flashmask (plan included):") == 12 and bars.count("cuDNN:") == 2 and bars.count("FlashMask V3 (derived):") == 12
-    assert drawn["gpu-sparsity.svg"].count("<circle") == 60
+    assert [bars.count(f"{name}:") for name in ("flashmask (plan included)", "cuDNN", "FlashMask V3")] == [12, 2, 12]
+    assert "in a run of its own" in bars and drawn["gpu-sparsity.svg"].count("<circle") == 60
 
 
-def test_report_of_both_directions(dry_run, tmp_path):
-    """Each is judged by its own hash; one left by another tree is not shown."""
-    backward, forward = (dry_run("--op", op)[1] | {"dry_run": False} for op in ("bwd", "fwd"))
-    put(tmp_path / "r", "f.json", forward)
-    put(tmp_path / "r", "b.json", backward)
-    put(tmp_path / "r", "old.json", {**backward, "source_hash": "0" * 16})
-    assert report.main(["--results", str(tmp_path / "r"), "--html", str(tmp_path / "page.html"), "--svg", str(tmp_path / "svg")]) == 0
-    page = (tmp_path / "page.html").read_text()
-    for words in (forward["source_hash"], backward["source_hash"], "1 receipts of other sources are not shown: old.json", "time, deterministic",
-                  "Forward, d=128 S=8192 full: over cuDNN", "Backward, d=128 S=8192 full: over cuDNN", "<h2>Forward and backward, head dim 128, 8K</h2>",
+def test_report_shows_fresh_cells_and_marks_another_toolkits(file, reported):
+    made = invented.slice_of(file, masks=["full", "causal", "document"])
+    made["cases"][1]["kernel_hashes"][FWD] = "old"
+    made["cases"][2]["run"] = {**receipts.run_of(made, made["cases"][2]), "toolkit": "Build cuda_12.9"}
+    page, drawn = reported(made)
+    assert f"1 of fwd-d128-dv128-8k.json, stale: {FWD}" in page
+    assert "Build cuda_12.9" in page and '<td class="name">document *</td>' in page
+    bars = drawn["gpu-forward-d128-8k.svg"]
+    assert bars.count("flashmask (plan included):") == 2 and "causal," not in bars
+
+
+def test_report_of_both_directions_and_grouped_heads(file, reported):
+    forward = invented.slice_of(file)
+    forward["cases"].append(invented.case(file, "causal", heads_kv=8, flashmask_v3=1.3, fa3=1.0))
+    page, drawn = reported(forward, invented.slice_of(file, "bwd"))
+    for words in ("time, deterministic", "Forward, d=128 S=8192 full: over cuDNN",
+                  "Backward, d=128 S=8192 full: over cuDNN",
+                  "<h2>Forward and backward, head dim 128, 8K</h2>",
+                  "<h2>Forward, head dim 128, 8K, 32 heads for 8 key heads</h2>", "over FlashAttention-3",
                   "Forward and backward, d=128 S=8192: geometric mean over V3"):
         assert words in page
     assert "Forward and backward, d=128 S=8192 full: over cuDNN" not in page
-    drawn = {p.name: p.read_text() for p in (tmp_path / "svg").iterdir()}
-    assert set(drawn) == {"gpu-forward-d128-8k.svg", "gpu-backward-d128-8k.svg", "gpu-total-d128-8k.svg", "gpu-mask-memory.svg"}
-    counts = [drawn[f"gpu-{name}-d128-8k.svg"].count("flashmask, deterministic:") for name in ("forward", "backward")]
-    assert counts == [0, 12] and "Backward, head dim 128, 8K tokens" in drawn["gpu-backward-d128-8k.svg"]
+    assert set(drawn) == {f"gpu-{name}.svg" for name in ("forward-d128-8k", "forward-d128-8k-kv8", "backward-d128-8k",
+                                                         "total-d128-8k", "mask-memory")}
+    assert [drawn[f"gpu-{name}-d128-8k.svg"].count("flashmask, deterministic:")
+            for name in ("forward", "backward")] == [0, 12]
+    grouped = drawn["gpu-forward-d128-8k-kv8.svg"]
+    assert "in a run of its own" not in grouped and "FlashMask V3:" in grouped
 
 
-def test_totals_are_sums_of_times(dry_run):
-    backward, forward = (dry_run("--op", op, "--masks", "causal,document")[1]["cases"] for op in ("bwd", "fwd"))
-    cases = verdict.with_totals(forward + backward[:1])
-    assert len(cases) == 4 and verdict.with_totals(forward) == forward
-    total = cases[3]
-    assert (total["op"], total["mask"]) == ("total", "causal") and set(total["peers"]) == {"flex", "cudnn", "deterministic"}
-    ours = forward[0]["ours_ms"] + backward[0]["ours_ms"]
-    assert total["ours_ms"] == pytest.approx(ours) and total["plan_ms"] == forward[0]["plan_ms"]
-    assert total["ours_tflops"] == pytest.approx(forward[0]["ours_tflops"])  # invented as equal
-    v3 = sum(case["peers"]["flex"]["ms"] / verdict.v3_ratios(op)[128, 8192, "causal"] for op, case in (("fwd", forward[0]), ("bwd", backward[0])))
-    row = verdict.row_of(total)
-    assert row["v3"] == pytest.approx(v3 / (ours + forward[0]["plan_ms"])) and row["deterministic"] > 1
-    names = [c["name"] for c in verdict.checks([row], "total")]
-    assert names == ["d=128 S=8192: geometric mean over V3"]
+def test_masks_are_shown_in_the_papers_order(file):
+    cases = invented.slice_of(file)["cases"]
+    (alike,) = report.by_shape(cases[5:] + cases[:5])
+    assert [case["mask"] for case in alike] == paper_masks.NAMES
 
 
-def test_report_without_receipts_says_so(tmp_path):
-    (tmp_path / "none").mkdir()
-    report.main(["--results", str(tmp_path / "none"), "--html", str(tmp_path / "page.html")])
-    page = (tmp_path / "page.html").read_text()
+def test_report_without_receipts_says_so(reported):
+    page, drawn = reported()
     assert "computed, not measured" in page and "Memory of one mask" in page and "<h2>Bars" not in page
+    assert len(drawn) == 1
 
 
-def test_report_names_a_malformed_receipt(tmp_path):
-    put(tmp_path / "r", "broken.json", {"schema": 1})
+def test_report_names_a_malformed_receipt_and_a_library_that_cannot_judge(file, tmp_path):
+    invented.put(tmp_path / "r", {"what": "broken", "schema": 2})
+    words = ["--results", str(tmp_path / "r"), "--html", str(tmp_path / "page.html"), "--library", str(file)]
     with pytest.raises(SystemExit, match="broken.json"):
-        report.main(["--results", str(tmp_path / "r"), "--html", str(tmp_path / "page.html")])
+        report.main(words)
+    file.write_text(json.dumps({"toolkit": "", "kernels": {}}))
+    with pytest.raises(SystemExit, match="holds no GPU kernels"):
+        report.main(words)
+    with pytest.raises(SystemExit, match="no library to judge"):
+        report.main(words[:-2])
 
 
-def test_tiles_of_an_axis():
+def test_markdown_prints_the_readmes_tables(file, tmp_path, monkeypatch, capsys):
+    ratios = {"v3_over_ours": 1.2, "v3_over_ours_backward": 0.95}
+    monkeypatch.setattr(verdict, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, **ratios))
+    made = [invented.slice_of(file, op, head_dim) for op in ("fwd", "bwd") for head_dim in (128, 64)]
+    folder = invented.put(tmp_path / "r", *made)
+    assert report.main(["--results", str(folder), "--library", str(file), "--markdown"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "| full | 50.0 % | 594 | 1.58x | 1.19x | 594 | 1.58x |  |" in lines
+    assert "| full | 594 | 1.58x | 0.94x | 1.05 | 594 | 1.58x |  | 1.05 |" in lines
+    assert "| d = 128, 8K | 1.19x | 0.94x | 1.02x |" in lines
+    assert "| d = 128, 8K | 1.19x (full) | 1.19x | 1.09x | 1.09x |" in lines
+    assert lines.count("d = 128, 8K, causal, backward: FlashMask V3 0.94") == 1
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_peers_without_receipts_count_by_their_kernels_too(file, tmp_path, monkeypatch):
+    cell = {"head_dim": 128, "seqlen": 8192, "mask": "full",
+            "over_ours": {"fa3": [0.94, 1.02], "deterministic": [None, 1.47]}}
+    held = {"tokens": 131072, "hidden": 4096, "dtype": "bfloat16", "toolkit": invented.HASHED,
+            "names": {"fa3": "FA3", "deterministic": "det"},
+            "kernel_hashes": fake_kernels.hashes(file)["kernels"],
+            "tables": [{"title": "T", "about": "A.", "cells": [cell, {**cell, "head_dim": 64}]}]}
+    path = tmp_path / "peers.json"
+    path.write_text(json.dumps(held))
+    monkeypatch.setattr(beside, "counted", lambda library, counted=beside.counted: counted(library, path))
+    (title, about, head, rows), = beside.tables(receipts.library_of(file))
+    assert (title, head) == ("T", ["", "mask", "FA3", "det"])
+    assert rows == [[f"d = {d}, 8K", "full", "0.94 / 1.02", "1.47"] for d in (128, 64)]
+    assert list(beside.ahead(receipts.library_of(file))) == [f"d = {d}, 8K, full, forward: FA3 0.94" for d in (128, 64)]
+    path.write_text(json.dumps({**held, "kernel_hashes": {**held["kernel_hashes"], BWD: "old"}}))
+    assert list(beside.ahead(receipts.library_of(file))) == ["d = 64, 8K, full, forward: FA3 0.94"]
+
+
+def test_ticks_of_an_axis():
     assert charts.ticks(576) == [0, 200, 400, 600] and charts.ticks(101)[-1] >= 101 and charts.ticks(0.7)[-1] >= 0.7
-
-
-def source_hash_of(folder, *words):
-    return subprocess.run([folder / "scripts" / "source-hash", *words], check=True, capture_output=True, text=True).stdout.strip()
-
-
-def test_source_hash_of_the_forward_leaves_out_the_backward():
-    forward, backward = (set(source_hash_of(ROOT, direction, "--list").split("\n")) for direction in ("forward", "backward"))
-    assert forward == set(source_hash_of(ROOT, "--list").split("\n")) < backward
-    assert {Path(name).parent.as_posix() for name in backward - forward} == {"src/backends/cuda/sm90/backward"}
-    assert source_hash_of(ROOT) == source_hash_of(ROOT, "forward") != source_hash_of(ROOT, "backward")
-
-
-def test_source_hash_follows_contents_alone(tmp_path):
-    """The same without .git, with other times and with files that decide nothing; another one for any listed file changed."""
-    listed = source_hash_of(ROOT, "--list").split("\n")
-    assert {"CMakeLists.txt", "include/flashmask/plan.h", "src/plan/plan.cpp", "src/mask/rules.h", "src/backends/registry.cpp"} <= set(listed)
-    assert not [f for f in listed if f.startswith(("tests/", "tools/", "src/backends/cpu/", "src/backends/reference/", "src/inspect/"))]
-    for name in [*listed, "scripts/source-hash"]:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / name, tmp_path / name)
-    (tmp_path / "scripts/source-hash").chmod(0o755)
-    first = source_hash_of(tmp_path)
-    (tmp_path / "src/plan/notes.md").write_text("nothing")
-    (tmp_path / "src/plan/__pycache__").mkdir()
-    (tmp_path / "src/plan/__pycache__/a.pyc").write_text("nothing")
-    assert len(first) == 16 and source_hash_of(tmp_path) == first
-    (tmp_path / "src/plan/plan.cpp").write_text((tmp_path / "src/plan/plan.cpp").read_text() + "\n")
-    second = source_hash_of(tmp_path)
-    (tmp_path / "src/backends/cuda/sm90").mkdir(parents=True, exist_ok=True)
-    (tmp_path / "src/backends/cuda/sm90/new.cuh").write_text("")
-    assert len({first, second, source_hash_of(tmp_path)}) == 3
-
-
-NCU_CSV = '''==PROF== Connected
-"ID","Kernel Name","sm__cycles_elapsed.max","sm__inst_executed.sum","dram__bytes_read.sum","dram__bytes_write.sum"
-"","","cycle","inst","byte","byte"
-"0","backward_kernel","15,351,588","2,044,054,940","1522698240","1,010,499,584"
-"1","backward_kernel","7","8","9","10"
-==PROF== Disconnected
-'''
-
-
-def test_slices_are_named_in_words(capsys):
-    assert slices.slices_of("fwd:128:8192,bwd:64:32768:full+causal") == [
-        ["paper", "--op", "fwd", "--head-dim", "128", "--seqlen", "8192"],
-        ["paper", "--op", "bwd", "--head-dim", "64", "--seqlen", "32768", "--masks", "full,causal"]]
-    with pytest.raises(SystemExit):
-        slices.parse_arguments(["--slices", "fwd:128"])
-    assert "'fwd:128' is not op:head_dim:seqlen" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("inside, beyond, passed", [(0.01, 0.29, True), (0.01, 0.31, False), (0.31, -0.2, False)])
-def test_first_output_is_judged_by_whole_processes_and_inside(inside, beyond, passed):
-    rounds = [{0: (5.0 + n, 0.0), 64: (5.0 + n + beyond, inside)} for n in range(3)]
-    figures = first.figures_of(64, rounds)
-    assert figures["passed"] is passed and figures["seconds"] == inside and figures["process_difference"] == pytest.approx(beyond)
-
-
-def test_what_nsight_compute_counted_is_read():
-    assert cycles.counted(NCU_CSV) == [
-        {"cycles": 15351588, "instructions": 2044054940, "dram_read": 1522698240, "dram_written": 1010499584},
-        {"cycles": 7, "instructions": 8, "dram_read": 9, "dram_written": 10}]
-    assert cycles.counted("==ERROR== ERR_NVGPUCTRPERM") == []

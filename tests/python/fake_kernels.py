@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In place of benchmarks/kernels.py in tests: a library is a JSON file {"toolkit", "kernels": {id: hash}, "split": its
+backward is split, "refused": [head dims whose backward it does not run]}."""
+
+import json
+from pathlib import Path
+
+PLAN = ["sm90.plan.classify", "sm90.plan.rank", "sm90.plan.transpose"]
+
+
+def hashes(library):
+    made = json.loads(Path(library).read_text())
+    if not made["kernels"]:
+        raise ValueError(f"{library}: holds no GPU kernels")
+    return {"toolkit": made["toolkit"], "kernels": made["kernels"]}
+
+
+def kernels_of(library, case, arch="sm90", multiprocessors=132, deterministic=False):
+    name = f"{arch}.{case['op']}.bf16.d{case['head_dim']}.dv{case['head_dim_v']}"
+    if case["op"] == "fwd":
+        return [*PLAN, f"{name}.c3"]
+    name, made = f"{name}.c2", json.loads(Path(library).read_text())
+    if case["head_dim"] in made.get("refused", []):
+        raise ValueError(f"head dim {case['head_dim']} is not run")
+    parts = [".split" if made.get("split") and not deterministic else "", ".preprocess", ".convert_dq",
+             *[".reduce_dkv"] * (case["heads"] != case["heads_kv"])]
+    return [*PLAN, *(f"{name}{part}" for part in parts)]
+
+
+def default_library():
+    return None
+
+
+def library_file(path, toolkit="Build cuda_13.0", **changes):
+    """A library of made-up kernels, `changes` among its fields."""
+    names = list(PLAN)
+    for dim in (64, 128):
+        names.append(f"sm90.fwd.bf16.d{dim}.dv{dim}.c3")
+        names += [f"sm90.bwd.bf16.d{dim}.dv{dim}.c2{part}"
+                  for part in ("", ".split", ".preprocess", ".convert_dq", ".reduce_dkv")]
+    path.write_text(json.dumps({"toolkit": toolkit, "kernels": {name: f"{n:016x}" for n, name in enumerate(names, 1)},
+                                **changes}))
+    return path
