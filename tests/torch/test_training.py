@@ -31,8 +31,7 @@ def test_skipping_changes_no_bit_of_training(task, batch, tmp_path):
     environment = {**os.environ, "OUT": str(tmp_path)}
     run = subprocess.run([sys.executable, BENCHMARKS / "training.py", *words], env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
-    (path,) = tmp_path.glob("*-training.json")
-    receipt = json.loads(path.read_text())
+    receipt = json.loads((tmp_path / "training.json").read_text())
     figures = receipt["figures"]["tasks"][task]
     assert receipt["complete"] and receipt["tests"] == {"passed": 4, "failed": 0} and all(figures["checks"].values())
     assert figures["losses"]["skipping"] == figures["losses"]["dense"] and len(figures["losses"]["dense"]) == 2
