@@ -50,10 +50,15 @@ class Svg:
                 dash = 'stroke-dasharray="5 4" ' if kind == "dash" else ""
                 self.parts.append(f'<line x1="{number(x - 3)}" y1="{number(y - 4)}" x2="{number(x + 13)}" y2="{number(y - 4)}" stroke="{colour}" stroke-width="2" {dash}/>')
             self.text(x + 17, y, label, 12, "ink")
-            x += 34 + 6.6 * len(label)
+            x += legend_width(label)
 
     def __str__(self):
         return "\n".join([*self.parts, "</svg>\n"])
+
+
+def legend_width(label):
+    """Of a legend's entry, about."""
+    return 34 + 6.6 * len(label)
 
 
 def nice_step(largest, steps=5):
@@ -73,7 +78,8 @@ def bar_chart(title, subtitle, groups, series, unit, note=""):
     the first series."""
     bar, gap, left, top, plot = 14, 18, 62, 104, 250
     group_width = bar * len(series) + gap
-    width, height = max(720, left + group_width * len(groups) + 24), top + plot + 150
+    legend = sum(legend_width(label) for _, label, *_ in series)
+    width, height = max(720, left + max(group_width * len(groups) + 24, legend)), top + plot + 150
     svg = Svg(width, height, title, subtitle)
     svg.text(24, 34, title, 17, "ink", weight=600)
     svg.text(24, 54, subtitle, 12)

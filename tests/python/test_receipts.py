@@ -493,5 +493,13 @@ def test_peers_without_receipts_count_by_their_kernels_too(file, tmp_path, monke
     assert list(beside.ahead(receipts.library_of(file))) == ["d = 64, 8K, full, forward: FA3 0.94"]
 
 
+def test_a_legend_fits_in_its_chart():
+    series = [(str(n), "a contender of some length", "#000000", "box") for n in range(6)]
+    svg = ElementTree.fromstring(charts.bar_chart("", "", [("full", {"0": 1.0})], series, "TFLOP/s"))
+    ends = [float(text.get("x")) + 6.6 * len(text.text) for text in svg.iter("{http://www.w3.org/2000/svg}text")
+            if (text.text or "").startswith("a contender")]
+    assert len(ends) == 6 and max(ends) <= float(svg.get("width"))
+
+
 def test_ticks_of_an_axis():
     assert charts.ticks(576) == [0, 200, 400, 600] and charts.ticks(101)[-1] >= 101 and charts.ticks(0.7)[-1] >= 0.7
