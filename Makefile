@@ -4,14 +4,15 @@
 PYTHON := $(CURDIR)/build/venv/bin/python
 FLASHMASK := build/release/bin/flashmask
 
-.PHONY: help demo test test-asan test-tsan fuzz build install uninstall gallery format clean
+.PHONY: help demo test test-long test-asan test-tsan fuzz build install uninstall gallery format clean
 
 help:
 	@echo "make demo       set up, build, and run the main job on the example data"
 	@echo "make test       set up, build, and run every test"
+	@echo "make test-long  the same at full scale with the tests that are too long for every run, and the fuzz targets for a minute each"
 	@echo "make test-asan  every test under the address and undefined-behaviour sanitizers, a tenth of the exhaustive sets"
 	@echo "make test-tsan  the tests of attention under the thread sanitizer (needs clang), a twentieth of the exhaustive sets"
-	@echo "make fuzz       fuzz the readers of files and the masks for FLASHMASK_FUZZ_SECONDS, 60 (needs clang)"
+	@echo "make fuzz       fuzz the readers of files, the masks and the C structs for FLASHMASK_FUZZ_SECONDS, 60 (needs clang)"
 	@echo "make build      library and command only"
 	@echo "make install    install them (PREFIX=/usr/local)"
 	@echo "make uninstall  remove what the last make install wrote"
@@ -32,6 +33,12 @@ test:
 	cmake --preset release -Wno-dev --log-level=WARNING -DFLASHMASK_TESTS=ON -DFLASHMASK_PYTHON=$(PYTHON)
 	cmake --build --preset release
 	ctest --preset release
+
+# What is set here holds for what it is made of.
+test-long: export FLASHMASK_TEST_LONG = 1
+test-long: export FLASHMASK_TEST_SCALE = 100
+test-long: export FLASHMASK_FUZZ_SECONDS ?= 300
+test-long: test fuzz
 
 test-asan:
 	scripts/setup test

@@ -17,7 +17,7 @@
 #include "flashmask/plan.h"
 #include "flashmask/version.h"
 #include "mask/outline.h"
-#include "plan/plan_header.h"
+#include "plan/plan_buffer.h"
 
 namespace flashmask {
 namespace {
@@ -216,6 +216,14 @@ auto read_args(const CArgs* from, Device device) {
   return args;
 }
 
+/// What is said of a call; the mask's contents are read if there are live tiles to count.
+template <typename CArgs>
+Explanation explain_call(const CArgs* args, const CallOptions& call, const std::optional<GpuModel>& gpu = {}) {
+  const Explanation of_shapes = explain(read_call(args, call.device, Of::kShapes), call.options, gpu);
+  const bool counts = of_shapes.live_tiles < 0 && call.device.kind == Device::Kind::kCpu;
+  return counts ? explain(read_args(args, call.device), call.options, gpu) : of_shapes;
+}
+
 std::optional<GpuModel> read_gpu_model(const fm_gpu_model* from) {
   if (!from) return std::nullopt;
   const auto gpu = read_struct(from, "gpu");
@@ -337,7 +345,7 @@ fm_status fm_backward(const fm_backward_args* args, void* workspace, size_t work
 fm_status fm_explain(const fm_forward_args* args, const fm_options* options, char* text, size_t capacity, size_t* length) {
   return guarded([&] {
     const CallOptions call(options);
-    copy_text(to_string(explain(read_args(args, call.device), call.options)), text, capacity, length);
+    copy_text(to_string(explain_call(args, call)), text, capacity, length);
   });
 }
 
@@ -346,7 +354,7 @@ fm_status fm_explain_json(const void* args, int is_backward, const fm_options* o
   return guarded([&] {
     const CallOptions call(options);
     const std::optional<GpuModel> model = read_gpu_model(gpu);
-    const auto json = [&](const auto* from) { return to_json(explain(read_args(from, call.device), call.options, model)); };
+    const auto json = [&](const auto* from) { return to_json(explain_call(from, call, model)); };
     copy_text(is_backward ? json(static_cast<const fm_backward_args*>(args)) : json(static_cast<const fm_forward_args*>(args)), text,
               capacity, length);
   });

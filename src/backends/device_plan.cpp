@@ -6,7 +6,7 @@
 #include "common/message.h"
 #include "flashmask/plan.h"
 #include "mask/host_only.h"
-#include "plan/plan_header.h"
+#include "plan/plan_buffer.h"
 
 namespace flashmask {
 namespace {

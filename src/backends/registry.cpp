@@ -117,7 +117,7 @@ Explanation explain_problem(const Problem& problem, const Options& options) {
   if (problem.dense.defined() || problem.batch == 0) return result;
   if (result.tiles == 0) return result;
   result.live_tiles = -1;
-  if (problem.mask.device().kind != Device::Kind::kCpu) return result;
+  if (problem.mask.view().content_hash == 0) return result;  // not read
   std::optional<Plan> own;
   if (!problem.plan.defined() || problem.plan.device().kind != Device::Kind::kCpu) own.emplace(problem.mask);
   const TiledPlanView plan(own ? own->view() : problem.plan, result.tile);

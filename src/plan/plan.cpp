@@ -9,6 +9,7 @@
 #include "common/message.h"
 #include "mask/tile_classifier.h"
 #include "mask/view.h"
+#include "plan/plan_buffer.h"
 #include "plan/plan_header.h"
 
 namespace flashmask {

@@ -170,6 +170,22 @@ TEST(CInterface, WorkspaceQueriesReadNoContents) {
   EXPECT_EQ(bytes, backward_bytes);
 }
 
+TEST(CInterface, AnExplanationReadsNoContentsWithoutTilesToCount) {
+  auto mask = make_mask(0, 200, FM_CAUSAL);
+  mask.bounds = tensor(FM_INT32, {1, 1, 200, 1}, kNowhere);
+  const fm_forward_args no_rows = forward_of(make_call(&mask, 0, 200));
+  char text[512];
+  ASSERT_EQ(fm_explain(&no_rows, nullptr, text, sizeof(text), nullptr), FM_OK) << fm_last_error();
+  EXPECT_NE(std::string(text).find("tiles: 0 of 0"), std::string::npos) << text;
+  // No backend takes it: float64 is the reference's, by name.
+  auto square = make_mask(200, 200, FM_CAUSAL);
+  square.bounds = mask.bounds;
+  fm_forward_args refused = forward_of(make_call(&square, 200, 200));
+  for (fm_tensor* t : {&refused.q, &refused.k, &refused.v, &refused.out, &refused.lse}) t->dtype = FM_FLOAT64;
+  ASSERT_EQ(fm_explain(&refused, nullptr, text, sizeof(text), nullptr), FM_OK) << fm_last_error();
+  EXPECT_NE(std::string(text).find("no backend takes this call"), std::string::npos) << text;
+}
+
 TEST(CInterface, AnyNumberOfThreadsTakesTheWorkspaceOfTheWorkThereIs) {
   const fm_backward_args args = make_call(nullptr, 133, 133);
   auto options = make<fm_options>();

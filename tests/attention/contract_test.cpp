@@ -15,6 +15,7 @@
 #include "flashmask/families.h"
 #include "flashmask/float16.h"
 #include "flashmask/inspect.h"
+#include "support/extent.h"
 #include "support/independent_rule.h"
 #include "support/random_masks.h"
 
@@ -130,18 +131,20 @@ TEST(Contract, MaskHeadsAndBatchBroadcast) {
 TEST(Contract, VectorsAndBlockMaskBroadcastEachByItself) {
   Random random(14);
   const int64_t counts[] = {1, 2, 6};  // of heads: everyone's, heads_kv, heads_q
-  for (int n = 0; n < 18; ++n) {
-    const int64_t heads = counts[n % 3], block_heads = counts[n / 3 % 3], batch = n < 9 ? 1 : 2, block_batch = 3 - batch;
+  const std::pair<int64_t, int64_t> batches[] = {{1, 2}, {2, 1}, {1, 1}, {2, 2}};
+  for (int n = 0; n < (test_long() ? 36 : 18); ++n) {
+    const int64_t heads = counts[n % 3], block_heads = counts[n / 3 % 3];
+    const auto [batch, block_batch] = batches[n / 9];
     MaskParts parts = random_parts(random, ColumnKind::kFourBounds, 140, 260, batch, heads);
     draw_block_mask(random, block_batch, block_heads, parts);
     const Mask mask(parts);
     SCOPED_TRACE(testing::Message() << "[" << batch << ", " << heads << "] with blocks [" << block_batch << ", " << block_heads << "]");
     EXPECT_EQ(mask.heads(), std::max(heads, block_heads));
-    EXPECT_EQ(mask.batch(), 2);
+    EXPECT_EQ(mask.batch(), std::max(batch, block_batch));
     EXPECT_EQ(to_dense(mask), dense_by_rule(parts));
     const std::vector<uint8_t> visible = dense_by_rule(parts, 2, 6);
-    // Each head of the mask stands for as many of the call.
-    EXPECT_EQ(statistics(mask).visible * 6 / mask.heads(), std::count(visible.begin(), visible.end(), 1));
+    // Each entry and head of the mask stands for as many of the call.
+    EXPECT_EQ(statistics(mask).visible * 12 / (mask.batch() * mask.heads()), std::count(visible.begin(), visible.end(), 1));
 
     Call<float> call({.batch = 2, .seqlen_q = 140, .seqlen_k = 260, .heads_q = 6, .heads_kv = 2, .head_dim = 4, .head_dim_v = 3});
     call.mask = mask;

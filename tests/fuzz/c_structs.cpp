@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -54,16 +55,17 @@ std::size_t size_of(int32_t dtype) {
 }
 
 std::optional<Claim> claim_of(const fm_tensor& t) {
-  using Wide = __int128;
-  const auto element = static_cast<Wide>(size_of(t.dtype));
+  const std::size_t element = size_of(t.dtype);
   if (element == 0 || t.ndim < 0 || t.ndim > 5) return Claim{};  // never read
-  Wide before = 0, after = element, elements = 1;
+  // In floating point, which does not overflow and is exact where the claim is small.
+  double before = 0, after = static_cast<double>(element), elements = 1;
   for (int d = 0; d < t.ndim; ++d) {
     if (t.shape[d] <= 0) return Claim{};
-    (t.stride[d] < 0 ? before : after) += Wide{t.shape[d] - 1} * std::max(Wide{t.stride[d]}, -Wide{t.stride[d]}) * element;
-    elements *= t.shape[d];
-    if (std::max({before, after, elements}) > static_cast<Wide>(kMostBytes)) return std::nullopt;
+    const double stride = static_cast<double>(t.stride[d]), reach = static_cast<double>(t.shape[d] - 1) * static_cast<double>(element);
+    (stride < 0 ? before : after) += reach * std::abs(stride);
+    elements *= static_cast<double>(t.shape[d]);
   }
+  if (std::max({before, after, elements}) > static_cast<double>(kMostBytes)) return std::nullopt;
   return Claim{static_cast<std::size_t>(before), static_cast<std::size_t>(after)};
 }
 

@@ -14,6 +14,12 @@ inline int64_t test_scale() {
   return std::clamp<int64_t>(percent, 5, 100);
 }
 
+/// Whether FLASHMASK_TEST_LONG asks for the tests that are too long for every run.
+inline bool test_long() {
+  const char* text = std::getenv("FLASHMASK_TEST_LONG");
+  return text && text[0] == '1';
+}
+
 /// How many of `count` cases to run: all at 100 percent, at least one.
 inline int64_t scaled(int64_t count) { return std::max<int64_t>(1, count * test_scale() / 100); }
 

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "common/message.h"
+#include "flashmask/plan.h"
+
+namespace flashmask {
+
+/// Throws kInvalidArgument, naming the argument, unless a plan of this layout can be written to `buffer`.
+inline void check_plan_buffer(const char* argument, std::span<const std::byte> buffer, const PlanLayout& layout) {
+  if (static_cast<int64_t>(buffer.size()) < layout.bytes)
+    throw_invalid(argument, " has ", buffer.size(), " bytes; this mask's plan needs ", layout.bytes);
+  if (!buffer.data()) throw_invalid(argument, " has no data");
+  if (reinterpret_cast<std::uintptr_t>(buffer.data()) % 8 != 0) throw_invalid(argument, " must be aligned to 8 bytes");
+}
+
+}  // namespace flashmask
