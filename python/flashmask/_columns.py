@@ -11,6 +11,7 @@ from .errors import UnrepresentableMaskError
 
 TILE = 128
 _CHUNK = 1 << 22  # elements of the largest temporary
+_SAMPLE = 1 << 19  # and of the largest one of a sample
 
 
 def diagonals(mask):
@@ -35,6 +36,11 @@ def intervals(mask):
     return [vectors] if mask.causal else [(vectors[0], None), (None, vectors[1])]
 
 
+def _per_head(x, heads):
+    """A mask's tensor [batch, heads or fewer, ...] with an entry for each of the mask's heads, or with 1 that is broadcast."""
+    return x if x is None or x.shape[1] in (1, heads) else x.repeat_interleave(heads // x.shape[1], 1)
+
+
 def visible_rows(mask, begin, end):
     """Rows [begin, end) as a bool tensor [batch, heads, end - begin, seqlen_k]."""
     rows = torch.arange(begin, end, device=mask.device)[:, None]
@@ -48,12 +54,12 @@ def visible_rows(mask, begin, end):
     for first, last in intervals(mask):
         outside = torch.zeros((), dtype=torch.bool, device=mask.device)
         if first is not None:
-            outside = outside | (rows < first[..., None, :])
+            outside = outside | (rows < _per_head(first, mask.heads)[..., None, :])
         if last is not None:
-            outside = outside | (rows >= last[..., None, :])
+            outside = outside | (rows >= _per_head(last, mask.heads)[..., None, :])
         visible = visible & outside
     if mask.block_mask is not None:
-        visible = visible & mask.block_mask[:, :, rows // TILE, keys // TILE].bool()
+        visible = visible & _per_head(mask.block_mask, mask.heads)[:, :, rows // TILE, keys // TILE].bool()
     return visible
 
 
@@ -138,12 +144,40 @@ def _pooled(mask, fine, side):
     return visible, elements
 
 
+def sampled_cells(mask, batch, head, side, most):
+    """(visible, elements) of cells of side x side, as in a Raster, of at most `most` key columns at equal distances.
+
+    Each column is counted exactly. With a block mask they are fewer, the more rows there are; None if that were too few.
+    """
+    mask = _one(mask, batch, head)
+    count = min(most, mask.seqlen_k)
+    if mask.block_mask is not None:
+        count = min(count, _SAMPLE // _tiles(mask.seqlen_q, min(side, TILE)))
+        if count < 4 * _tiles(mask.seqlen_k, side):
+            return None
+    columns = torch.arange(count, device=mask.device) * mask.seqlen_k // count
+    columns[-1] = mask.seqlen_k - 1  # so that the last cell, which may be narrow, has one
+    cell, cells = columns // side, _tiles(mask.seqlen_k, side)
+    rows = side if mask.block_mask is None else min(side, TILE)
+    row_sizes = _sizes(mask.seqlen_q, rows, 0, _tiles(mask.seqlen_q, rows), mask.device)
+    if mask.block_mask is None:
+        elements = row_sizes[:, None] * torch.bincount(cell, minlength=cells)
+        visible = elements - _hidden_counts(mask, rows, columns, cell, cells)[0, 0]
+    else:
+        own = row_sizes[:, None] - _hidden_counts(mask, rows, columns, torch.arange(len(columns), device=mask.device), len(columns))
+        own = (own * _kept(mask, rows, len(row_sizes), columns // TILE))[0, 0]
+        at = torch.arange(len(row_sizes), device=mask.device)[:, None] * rows // side, cell[None, :]
+        visible, elements = (own.new_zeros(_tiles(mask.seqlen_q, side), cells).index_put_(at, x, accumulate=True)
+                             for x in (own, row_sizes[:, None].expand_as(own)))
+    return visible.cpu(), elements.cpu()
+
+
 def _one(mask, batch, head):
     """One batch entry and head of a mask."""
     for name, at, count in (("batch", batch, mask.batch), ("head", head, mask.heads)):
         if not 0 <= at < count:
             raise IndexError(f"{name} is {at}; the mask has {count}")
-    pick = lambda x: None if x is None else x[min(batch, x.shape[0] - 1), min(head, x.shape[1] - 1)][None, None]  # noqa: E731
+    pick = lambda x: None if x is None else x[min(batch, x.shape[0] - 1), head * x.shape[1] // mask.heads][None, None]  # noqa: E731
     return mask.replace(bounds=pick(mask.bounds), block_mask=pick(mask.block_mask))
 
 
@@ -171,36 +205,45 @@ def _key_chunks(mask, rows, keys):
 
 
 def _tile_counts(mask, rows, keys, first, last):
-    """Visible elements of each tile, [batch, heads, row tiles, key tiles first to last]; with a block mask, rows and keys divide 128.
+    """Visible elements of each tile, [batch, heads, row tiles, key tiles first to last]; with a block mask, rows and keys divide 128."""
+    columns = torch.arange(first * keys, min(last * keys, mask.seqlen_k), device=mask.device)
+    visible = _areas(mask, rows, keys, first, last) - _hidden_counts(mask, rows, columns, columns // keys - first, last - first)
+    if mask.block_mask is not None:
+        visible = visible * _kept(mask, rows, visible.shape[2], torch.arange(first, last, device=mask.device) * keys // TILE)
+    return visible
+
+
+def _kept(mask, rows, row_tiles, at_key):
+    """What the block mask keeps of tiles of `rows` rows, which divide 128, [batch, heads, row tiles, len(at_key)]."""
+    at_row = torch.arange(row_tiles, device=mask.device) * rows // TILE
+    return _per_head(mask.block_mask[:, :, at_row[:, None], at_key], mask.heads).bool()
+
+
+def _hidden_counts(mask, rows, columns, cell, cells):
+    """Elements that the band and the vectors hide of `columns`, [batch, heads, row tiles, cells]; columns[n] counts in cell[n].
 
     A run of hidden rows takes from each tile after the one it begins in `rows` elements per column, and from that one less what lies before
     it; beyond its end that is taken back. So a histogram of the runs' ends and a running sum over the tiles count them in linear time.
     """
-    columns = torch.arange(first * keys, min(last * keys, mask.seqlen_k), device=mask.device)
     begin, end = disjoint(*_hidden_intervals(mask, columns))
     batch, heads = begin.shape[:2]
-    shape = (batch, heads, _tiles(mask.seqlen_q, rows) + 1, last - first)
-    dtype = torch.int32 if rows * keys <= 1 << 28 else torch.int64
+    shape = (batch, heads, _tiles(mask.seqlen_q, rows) + 1, cells)
+    dtype = torch.int32 if rows * len(columns) <= 1 << 28 else torch.int64
     runs, before = (torch.zeros(math.prod(shape), dtype=dtype, device=mask.device) for _ in range(2))
     masks = torch.arange(batch * heads, device=mask.device).view(batch, heads, 1, 1)
     for edge, sign in ((begin, 1), (end, -1)):
-        at = ((masks * shape[2] + edge // rows) * shape[3] + (columns // keys - first)[:, None]).flatten()
+        at = ((masks * shape[2] + edge // rows) * shape[3] + cell[:, None]).flatten()
         runs.index_add_(0, at, torch.full_like(at, sign, dtype=dtype))
         before.index_add_(0, at, (sign * (edge % rows)).to(dtype).flatten())
-    hidden = rows * runs.view(shape).cumsum(2, dtype=dtype) - before.view(shape)
-    visible = _areas(mask, rows, keys, first, last).to(dtype) - hidden[:, :, :-1]
-    if mask.block_mask is not None:
-        at_row = torch.arange(shape[2] - 1, device=mask.device) * rows // TILE
-        at_key = torch.arange(first, last, device=mask.device) * keys // TILE
-        visible = visible * mask.block_mask[:, :, at_row[:, None], at_key].bool()
-    return visible
+    return (rows * runs.view(shape).cumsum(2, dtype=dtype) - before.view(shape))[:, :, :-1]
 
 
 def _hidden_intervals(mask, columns):
     """(begin, end) int64 [batch, heads, len(columns), n] of what the band and the vectors hide of these columns, clamped to the rows."""
     lo, hi = diagonals(mask)
     rows = mask.seqlen_q
-    pairs = [(b if b is None else b[..., columns].long(), e if e is None else e[..., columns].long()) for b, e in intervals(mask)]
+    own = lambda x: x if x is None else _per_head(x[..., columns], mask.heads).long()  # noqa: E731
+    pairs = [(own(b), own(e)) for b, e in intervals(mask)]
     if hi is not None:
         pairs.append((None, columns - hi))
     if lo is not None:
@@ -409,7 +452,8 @@ def _mask_mod(mask, heads):
     keep = mask.block_mask
 
     def pick(x, b, h, *at):
-        return x[(b if x.shape[0] > 1 else b * 0, h // (heads // x.shape[1]), *at)]
+        # FlexAttention broadcasts a batch or heads of 1 to those of the call, which b and h then are.
+        return x[(b if x.shape[0] > 1 else b * 0, h // (heads // x.shape[1]) if x.shape[1] > 1 else h * 0, *at)]
 
     def mask_mod(b, h, q, k):
         visible = q >= 0

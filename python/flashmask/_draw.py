@@ -3,10 +3,12 @@
 
 import torch
 
-from . import _columns
+from . import _arguments, _columns
 
 _TEXT_CELLS = 24
 _MOST_TILES = 1 << 22  # of which a picture gives the numbers; mask.stats() counts any number
+# What repr looks at takes a few milliseconds, whatever the mask's size: of larger masks a sample of their keys.
+_TEXT_TILES, _TEXT_COLUMNS, _TEXT_SAMPLE = 1 << 15, 1 << 14, 1531
 _SHADES = "··", "░░", "▒▒", "▓▓", "██"
 _EMPTY, _FULL = "#dedede", "#3b6fb6"
 _PARTIAL = "#fcf3dd", "#f6e0b0", "#f0c56c", "#e5a335", "#c77f12"  # nothing visible, up to a quarter, half, three quarters, more
@@ -60,19 +62,34 @@ def text(mask):
     if not _is_readable(mask) or mask.seqlen_q == 0 or mask.seqlen_k == 0:
         return head
     side = _cell_side(mask, _TEXT_CELLS)
-    raster = _columns.raster(mask, 0, 0, side)
-    visible, elements = raster.visible, raster.elements
+    cells = _text_cells(mask, side)
+    if cells is None:
+        return f"{head}\nnot looked at, for its size: mask.plot() draws it and mask.stats() counts its tiles"
+    visible, elements = cells
     # Shades by thirds of what is visible; only all of it is the last, only nothing the first.
     shade = torch.where(visible == elements, 4, torch.where(visible == 0, 0, 1 + (3 * visible // elements).clamp(max=2)))
     lines = ["".join(_SHADES[s] for s in row) for row in shade.tolist()]
-    return "\n".join([head, *lines, _legend(mask, raster, side)])
+    count = _columns.tile_count(mask) <= _TEXT_TILES and mask.batch * mask.heads * mask.seqlen_k <= _TEXT_COLUMNS
+    return "\n".join([head, *lines, _legend(mask, visible, elements, side, count, is_sample=mask.seqlen_k > _TEXT_COLUMNS)])
 
 
-def _legend(mask, raster, side):
-    """What is visible of the mask that is drawn, and the tiles of them all."""
-    parts = [f"visible {_percent(int(raster.visible.sum()) / max(int(raster.elements.sum()), 1))}"]
-    tiles = _columns.tile_count(mask)
-    if tiles <= _MOST_TILES:
+def _text_cells(mask, side):
+    """(visible, elements) of the cells of the picture in characters; None if even a sample would take long."""
+    rows = _columns.TILE if mask.block_mask is not None else side
+    if mask.seqlen_k <= _TEXT_COLUMNS and -(-mask.seqlen_q // rows) <= _TEXT_COLUMNS // 8:
+        raster = _columns.raster(mask, 0, 0, side)
+        return raster.visible, raster.elements
+    return _columns.sampled_cells(mask, 0, 0, side, _TEXT_SAMPLE)
+
+
+def _legend(mask, visible, elements, side, count, is_sample=False):
+    """What is visible of the mask that is drawn, and if they are to be counted the tiles of them all."""
+    share = _percent(int(visible.sum()) / max(int(elements.sum()), 1))
+    parts = [f"visible about {share}, from a sample of keys" if is_sample else f"visible {share}"]
+    if not count:
+        parts.append("mask.stats() counts tiles")
+    else:
+        tiles = _columns.tile_count(mask)
         stats = mask.stats()
         parts.append(f"{tiles} tile{'s' if tiles != 1 else ''} of 128 x 128: {stats.full_tiles} full, {stats.partial_tiles} partial, {stats.empty_tiles} empty")
     if side > 1:
@@ -81,14 +98,14 @@ def _legend(mask, raster, side):
 
 
 def svg(mask, batch, head, max_cells):
-    if not 1 <= max_cells <= 128:
-        raise ValueError(f"max_cells is {max_cells}; it must be between 1 and 128")
-    side = _cell_side(mask, max_cells)
+    batch, head = _arguments.integer("batch", batch), _arguments.integer("head", head)
+    side = _cell_side(mask, _arguments.integer("max_cells", max_cells, 1, 128))
     rows, keys = -(-mask.seqlen_q // side), -(-mask.seqlen_k // side)
     scale = 480 / max(rows, keys, 1)
     width, height = max(keys * scale, 1), max(rows * scale, 1)
     raster = _columns.raster(mask, batch, head, side)
-    note = f"{description(mask)}. {_legend(mask, raster, side)}"
+    count = _columns.tile_count(mask) <= _MOST_TILES
+    note = f"{description(mask)}. {_legend(mask, raster.visible, raster.elements, side, count)}"
     which = f" (batch {batch}, head {head})" if mask.batch > 1 or mask.heads > 1 else ""
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + 2:.6g} {height + 2:.6g}" width="{width + 2:.6g}" role="img">'
             f"<title>Attention mask{which}: {note}</title>"

@@ -6,9 +6,10 @@ import weakref
 import torch
 from torch.utils import _pytree as pytree
 
-from . import _columns, _draw
+from . import _arguments, _columns, _draw
 
 BLOCK = 128  # rows and keys of one block of a block mask
+_FIELDS = ("seqlen_q", "seqlen_k", "bounds", "causal", "window", "q_offset", "block_mask")  # the constructor's arguments
 
 _FORMS = """accepted are
   causal=True    [batch, heads, seqlen_k, 1]  LTS
@@ -27,25 +28,27 @@ class Mask:
       2 (LTS, LTE), without it 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE): column j is hidden from the rows LTS[j] <= i < LTE[j] and
       UTS[j] <= i < UTE[j]. A missing LTE is seqlen_q, a missing UTS 0. Values are clamped to [0, seqlen_q].
     - `causal`: j <= i + q_offset.
-    - `window`: (left, right): i + q_offset - left <= j <= i + q_offset + right; -1 leaves a side open.
+    - `window`: (left, right): i + q_offset - left <= j <= i + q_offset + right; -1 leaves a side open, as does None or a side beyond all
+      sequences (sys.maxsize); an int is both sides.
     - `q_offset`: the key position of row 0; None is seqlen_k - seqlen_q, which puts the last row at the last key.
     - `block_mask`: bool, uint8 or int32 [batch or 1, heads or 1, ceil(seqlen_q / 128), ceil(seqlen_k / 128)], nonzero keeps the block.
 
-    Heads of the tensors are those of the call: 1, heads_kv or heads_q. Tensors that have to be converted or made contiguous are copied,
+    Heads of the tensors are those of the call: 1, heads_kv or heads_q, each on its own; a mask of both has heads_q. Tensors that have to be converted or made contiguous are copied,
     others are borrowed: they must not change in place once plan() was called, and later calls notice if they did.
 
     Raises TypeError or ValueError if the arguments disagree. The tensors' contents are not read.
     """
 
     def __init__(self, seqlen_q, seqlen_k, *, bounds=None, causal=False, window=None, q_offset=None, block_mask=None):
-        _check_lengths(seqlen_q, seqlen_k)
+        seqlen_q, seqlen_k = _arguments.length("seqlen_q", seqlen_q), _arguments.length("seqlen_k", seqlen_k)
+        causal = _arguments.flag("causal", causal)
         set_field = object.__setattr__
         set_field(self, "seqlen_q", seqlen_q)
         set_field(self, "seqlen_k", seqlen_k)
         set_field(self, "bounds", None if bounds is None else _checked_bounds(bounds, seqlen_q, seqlen_k, causal))
-        set_field(self, "causal", bool(causal))
-        set_field(self, "window", checked_window("window", window))
-        set_field(self, "q_offset", q_offset)
+        set_field(self, "causal", causal)
+        set_field(self, "window", _arguments.window("window", window))
+        set_field(self, "q_offset", None if q_offset is None else _arguments.integer("q_offset", q_offset))
         set_field(self, "block_mask", None if block_mask is None else _checked_block_mask(block_mask, seqlen_q, seqlen_k))
         set_field(self, "_plans", {})
         if self.bounds is not None and self.block_mask is not None:
@@ -58,7 +61,11 @@ class Mask:
         raise AttributeError("a Mask does not change")
 
     def __getstate__(self):
-        return {**self.__dict__, "_plans": {}}  # a copy's tensors count their changes anew
+        return self._fields()  # without plans: a copy's tensors count their changes anew
+
+    def __setstate__(self, state):
+        """Checked as by the constructor, for a file may hold anything."""
+        self.__init__(**{name: value for name, value in state.items() if name != "_plans"})  # which older files have
 
     @property
     def batch(self):
@@ -67,7 +74,7 @@ class Mask:
 
     @property
     def heads(self):
-        """Heads of the mask: 1 (for all of the call's), or its heads_kv or heads_q."""
+        """Heads of the mask: 1 (for all of the call's), or its heads_kv or heads_q, the larger one if its tensors have both."""
         return _wider(self.bounds, self.block_mask, 1)
 
     @property
@@ -81,9 +88,11 @@ class Mask:
 
     def replace(self, **changes):
         """The same mask with some of the constructor's arguments replaced."""
-        fields = {"seqlen_q": self.seqlen_q, "seqlen_k": self.seqlen_k, "bounds": self.bounds, "causal": self.causal, "window": self.window,
-                  "q_offset": self.q_offset, "block_mask": self.block_mask}
-        return Mask(**{**fields, **changes})
+        return Mask(**{**self._fields(), **changes})
+
+    def _fields(self):
+        """The constructor's arguments."""
+        return {name: getattr(self, name) for name in _FIELDS}
 
     def to(self, device, non_blocking=False):
         """The same mask with its tensors on `device`; this one if they are there already."""
@@ -175,9 +184,12 @@ class Mask:
     def to_block_mask(self, heads=None, batch=None):
         """The same mask as a BlockMask of torch.nn.attention.flex_attention, with blocks of 128 x 128, to compare against it.
 
-        batch, heads: of the call, where the mask's own 1 is to be broadcast; the mask's by default.
+        batch, heads: of the BlockMask; by default the mask's own. A 1 is broadcast by FlexAttention itself, to any batch and heads; those of a mask
+        of heads_kv have to be asked for as heads_q, which it divides.
         """
-        return _columns.to_block_mask(self, self.batch if batch is None else batch, self.heads if heads is None else heads)
+        batch = self.batch if batch is None else _arguments.integer("batch", batch, 1)
+        heads = self.heads if heads is None else _arguments.integer("heads", heads, 1)
+        return _columns.to_block_mask(self, batch, heads)
 
     def stats(self):
         """MaskStats: visible elements, and how many tiles of 128 x 128 are full, partial and empty; exact, over all batch entries and heads.
@@ -219,31 +231,8 @@ def as_mask(value, seqlen_q, seqlen_k, causal=False, window_size=None, q_offset=
         return value
     if value is not None and not isinstance(value, torch.Tensor):
         raise TypeError(f"startend_row_indices is a {type(value).__name__}; it must be a flashmask.Mask, a tensor or None")
-    window = checked_window("window_size", window_size)
+    window = _arguments.window("window_size", window_size)
     return Mask(seqlen_q, seqlen_k, bounds=value, causal=causal, window=window, q_offset=q_offset, block_mask=block_mask)
-
-
-def checked_window(name, window):
-    """(left, right) of an int (both sides), a pair, or None; an open side is -1 or None. None if both are open."""
-    if window is None:
-        return None
-    pair = (window, window) if not isinstance(window, (tuple, list)) else tuple(window)
-    if len(pair) != 2:
-        raise ValueError(f"{name} has {len(pair)} entries; it must be an int or (left, right)")
-    left, right = (-1 if side is None else side for side in pair)
-    if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
-        raise TypeError(f"{name} holds a tensor; it must be an int or a pair of ints")
-    if left < -1 or right < -1:
-        raise ValueError(f"{name} is ({left}, {right}); each side must be at least 0, or -1 for open")
-    return None if left == -1 and right == -1 else (left, right)
-
-
-def _check_lengths(seqlen_q, seqlen_k):
-    for name, length in (("seqlen_q", seqlen_q), ("seqlen_k", seqlen_k)):
-        if isinstance(length, torch.Tensor):
-            raise TypeError(f"{name} is a tensor; it must be an int")
-        if length < 0 or length > 2**31 - 1:
-            raise ValueError(f"{name} is {length}; it must be between 0 and {2**31 - 1}")
 
 
 def _checked_bounds(bounds, seqlen_q, seqlen_k, causal):
@@ -286,9 +275,11 @@ def _checked_block_mask(block_mask, seqlen_q, seqlen_k):
 def _check_together(bounds, block_mask):
     if bounds.device != block_mask.device:
         raise ValueError(f"the bounds are on {bounds.device} and the block mask is on {block_mask.device}; they must be on one device")
-    for d, name in enumerate(("batch", "heads")):
-        if bounds.shape[d] != block_mask.shape[d] and bounds.shape[d] != 1 and block_mask.shape[d] != 1:
-            raise ValueError(f"{name} of the bounds is {bounds.shape[d]} and of the block mask {block_mask.shape[d]}; they must be equal, or one of them 1")
+    batches, heads = ((bounds.shape[d], block_mask.shape[d]) for d in range(2))
+    if batches[0] != batches[1] and 1 not in batches:
+        raise ValueError(f"batch of the bounds is {batches[0]} and of the block mask {batches[1]}; they must be equal, or one of them 1")
+    if max(heads) % min(heads):
+        raise ValueError(f"heads of the bounds is {heads[0]} and of the block mask {heads[1]}; each must be 1, heads_kv or heads_q, so one divides the other")
 
 
 def _wider(bounds, block_mask, dim):
@@ -342,4 +333,5 @@ def _plans_of_the_same(mask, context):
     return same._plans if same is not None and same.bounds is mask.bounds and same.block_mask is mask.block_mask else {}
 
 
+torch.serialization.add_safe_globals([Mask])  # so that torch.load(weights_only=True) takes one
 pytree.register_pytree_node(Mask, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys, serialized_type_name="flashmask.Mask")

@@ -5,8 +5,8 @@ i is a query row, j a key. Every builder is made of torch operations alone: it w
 (from_dense excepted, which reads the matrix). Lists and tensors of integers are taken alike; lists go to `device`, torch's
 default device if it is not given. Where an argument is [..., n], leading dimensions are the mask's batch and heads.
 
-Values in host memory are checked, and a wrong one is a ValueError. Values on a device are not read; the masks of wrong ones are wrong, but
-harmless. The exceptions are hash_sparse and prefix_tree, whose check stays in the device's work (torch's asynchronous assertion).
+Values in host memory are checked, and a wrong one is a ValueError: so are documents that go beyond `seqlen`. Values on a device are not read; the
+masks of wrong ones are wrong, but harmless. The exceptions are hash_sparse and prefix_tree, whose check stays in the device's work (torch's asynchronous assertion).
 
 Documents are packed one after the other, and given as exactly one of
     cu_seqlens    [..., documents + 1]  0, then the end of each document
@@ -19,7 +19,7 @@ If it is more, the tokens past the last document see nothing and are not seen.
 
 import torch
 
-from . import _columns
+from . import _arguments, _columns
 from .errors import UnrepresentableMaskError
 from .mask import Mask
 
@@ -43,7 +43,8 @@ def causal(seqlen_q, seqlen_k=None, q_offset=None):
 
 
 def sliding_window(seqlen_q, seqlen_k, left, right=0, q_offset=None):
-    """i + q_offset - left <= j <= i + q_offset + right; -1 is unbounded. A window of w keys that ends with the row itself is left = w - 1."""
+    """i + q_offset - left <= j <= i + q_offset + right; -1 (None, sys.maxsize) is unbounded. A window of w keys that ends with the row itself is
+    left = w - 1."""
     return Mask(seqlen_q, seqlen_k, window=(left, right), q_offset=q_offset)
 
 
@@ -67,10 +68,10 @@ def prefix_lm_document(cu_seqlens=None, prefix=None, *, seqlens=None, doc_ids=No
     documents = _Documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device)
     if prefix is None:
         raise ValueError("prefix is missing; it must be integers, one for each document")
-    prefix = _integers("prefix", prefix, documents.begin.device)
+    prefix = _arguments.integers("prefix", prefix, documents.begin.device)
     own = _prefix_of_token(prefix, documents)
     length = documents.end - documents.begin
-    _check("prefix of the document of token", own, (own >= 0) & (own <= length), "it must be between 0 and the document's length")
+    _arguments.check_values("prefix of the document of token", own, (own >= 0) & (own <= length), "it must be between 0 and the document's length")
     key = documents.position
     return _mask(documents.seqlen, documents.end, torch.where(key - documents.begin < own, documents.begin, key))
 
@@ -102,12 +103,11 @@ def shared_question(groups=None, *, seqlens=None, is_question=None, seqlen=None,
     if groups is not None:
         if seqlens is not None or is_question is not None:
             raise ValueError("groups is given together with seqlens or is_question; one of the two forms is accepted")
-        seqlens = [length for question, answers in groups for length in (question, *answers)]
-        is_question = [flag for _, answers in groups for flag in (True, *(False for _ in answers))]
+        seqlens, is_question = _segments_of(groups)
     if seqlens is None or is_question is None:
         raise ValueError("give groups, or both seqlens and is_question")
     segments = _Documents(None, seqlens, None, None, seqlen, device)
-    is_question = torch.as_tensor(is_question, dtype=torch.bool, device=segments.begin.device)
+    is_question = _arguments.flags("is_question", is_question, segments.begin.device)
     if is_question.shape[-1] != segments.count:
         raise ValueError(f"is_question has {is_question.shape[-1]} entries; it needs one for each of the {segments.count} segments")
     total = segments.cu_seqlens[..., -1:]
@@ -117,13 +117,23 @@ def shared_question(groups=None, *, seqlens=None, is_question=None, seqlen=None,
     return _mask(segments.seqlen, torch.cat([seen_until, total], -1).gather(-1, segments.index), causal=True)
 
 
+def _segments_of(groups):
+    """(lengths, is_question) of all questions and answers in their order."""
+    try:
+        pairs = [(question, list(answers)) for question, answers in groups]
+    except (TypeError, ValueError):
+        raise TypeError(f"groups is {_arguments.given(groups)}; it must be [(question, [answer, ...]), ...], lengths in tokens") from None
+    lengths = [length for question, answers in pairs for length in (question, *answers)]
+    return lengths, [flag for _, answers in pairs for flag in (True, *(False for _ in answers))]
+
+
 def attention_sink_window(sink, window, cu_seqlens=None, *, seqlens=None, doc_ids=None, position_ids=None, seqlen=None, device=None):
     """The last `window` keys, the row's own included, and the document's first `sink` keys (StreamingLLM, arXiv:2309.17453).
 
     Same document, j <= i, and i - j < window or j among the first `sink` tokens of the document. window: an int of at least 1, or -1 for
     all keys before. seqlen alone is one document of all.
     """
-    _check_not_negative(sink=sink)
+    sink = _arguments.integer("sink", sink, 0)
     documents = _documents_or_one(cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device)
     key, end = documents.position, documents.end
     until = torch.minimum(key + _reach(window, documents.seqlen), end)
@@ -147,21 +157,25 @@ def _documents_of_blocks(blocks, cu_seqlens, seqlens, doc_ids, position_ids, seq
     """The documents given, or one of all blocks."""
     if isinstance(blocks, torch.Tensor) and device is None:
         device = blocks.device
-    if not isinstance(blocks, int) and all(given is None for given in (cu_seqlens, seqlens, doc_ids, position_ids)):
-        seqlen = _Documents(None, blocks, None, None, seqlen, device).seqlen
+    if not _is_one_length(blocks) and all(given is None for given in (cu_seqlens, seqlens, doc_ids, position_ids)):
+        seqlen = _Documents(None, blocks, None, None, seqlen, device, name="blocks").seqlen
     return _documents_or_one(cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device)
 
 
 def _block_bounds(blocks, documents, window):
     """Where each token's block begins, and where the first block begins that does not see it, both within its document."""
-    begin, until = (_equal_blocks if isinstance(blocks, int) else _blocks)(blocks, documents, window)
+    begin, until = (_equal_blocks if _is_one_length(blocks) else _blocks)(blocks, documents, window)
     return torch.maximum(begin, documents.begin), torch.minimum(until, documents.end)
+
+
+def _is_one_length(blocks):
+    """Whether blocks are of one length, and not a list or a tensor of lengths."""
+    return not hasattr(blocks, "__len__")
 
 
 def _equal_blocks(length, documents, window):
     """Where each token's block begins, and where the first block begins that does not see it."""
-    if length < 1:
-        raise ValueError(f"blocks is {length}; a block must have at least 1 token")
+    length = _arguments.integer("blocks", length, 1, rule="a block must have at least 1 token")
     length = min(length, max(documents.seqlen, 1))
     begin = documents.position - (documents.position - documents.begin) % length
     return begin, begin + _reach(window, documents.seqlen) * length
@@ -169,11 +183,7 @@ def _equal_blocks(length, documents, window):
 
 def _blocks(lengths, documents, window):
     """The same of blocks of these lengths."""
-    lengths = _integers("blocks", lengths, documents.begin.device)
-    _check("blocks", lengths, lengths >= 0, "a length must be at least 0")
-    blocks = _Documents(None, lengths, None, None, documents.seqlen, None)
-    total = blocks.cu_seqlens[..., -1:]
-    _check("the sum of blocks", total, total <= documents.seqlen, f"it must be at most the length of the sequence, {documents.seqlen}")
+    blocks = _Documents(None, lengths, None, None, documents.seqlen, documents.begin.device, name="blocks")
     later = (blocks.index + _reach(window, blocks.count)).clamp(max=blocks.count)
     return blocks.begin, blocks.cu_seqlens.gather(-1, later)
 
@@ -188,9 +198,7 @@ def causal_with_blocks(block_ids, cu_seqlens=None, *, window=-1, seqlens=None, d
     The tokens of a block must be contiguous: a key of a block in parts is hidden from the rows between each two of them. from_dense takes
     such a mask if it fits two intervals; one block around all of the parts always does.
     """
-    block_ids = _integers("block_ids", block_ids, device)
-    if block_ids.ndim < 1:
-        raise ValueError("block_ids is a single number; it must be [..., seqlen]")
+    block_ids = _arguments.integers("block_ids", block_ids, device, "[..., seqlen]")
     documents = _documents_or_one(cu_seqlens, seqlens, doc_ids, position_ids, block_ids.shape[-1], block_ids.device)
     key = documents.position.expand(torch.broadcast_shapes(block_ids.shape, documents.position.shape))
     block_ids = block_ids.expand(key.shape)
@@ -217,8 +225,7 @@ def block_diffusion(blocks, cu_seqlens=None, *, order="interleaved", seqlens=Non
     [x_t | x_0] as it is: a clean key is then seen by a run of rows in each half, and a document of several blocks that another one (or hidden
     tokens) follows is an UnrepresentableMaskError.
     """
-    if order not in ("interleaved", "concatenated"):
-        raise ValueError(f"order is {order!r}; it must be 'interleaved' or 'concatenated'")
+    _arguments.choice("order", order, ("interleaved", "concatenated"))
     documents = _documents_of_blocks(blocks, cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device)
     begin, end = _block_bounds(blocks, documents, 1)
     _, until = _block_bounds(blocks, documents, -1)
@@ -263,8 +270,7 @@ def eagle3_ttt(steps, cu_seqlens=None, *, seqlens=None, doc_ids=None, position_i
     Each pass appends a key for every token: seqlen rows, steps * seqlen keys. j < seqlen: same document and j <= i; keys of later passes:
     i's own token, j % seqlen == i. steps: an int of at least 1, which is causal_document. seqlen alone is one document of all.
     """
-    if steps < 1:
-        raise ValueError(f"steps is {steps}; it must be at least 1")
+    steps = _arguments.integer("steps", steps, 1)
     documents = _documents_or_one(cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device)
     token, end = documents.position, documents.end
     own = torch.where(end > token, token + 1, 0)
@@ -281,11 +287,8 @@ def dflash(anchors, block, cu_seqlens=None, *, seqlens=None, doc_ids=None, posit
     place after the context; it belongs to the document of the last token. Negative ones, after all others, are blocks that are not there,
     to fill up rows of a batch: they see nothing and are not seen.
     """
-    if block < 1:
-        raise ValueError(f"block is {block}; it must be at least 1")
-    anchors = _integers("anchors", anchors, device)
-    if anchors.ndim < 1:
-        raise ValueError("anchors is a single number; it must be [..., blocks]")
+    block = _arguments.integer("block", block, 1)
+    anchors = _arguments.integers("anchors", anchors, device, "[..., blocks]")
     documents = _documents_or_one(cu_seqlens, seqlens, doc_ids, position_ids, seqlen, anchors.device)
     context, there = documents.seqlen, anchors >= 0
     _check_anchors(anchors, there, context)
@@ -302,10 +305,10 @@ def dflash(anchors, block, cu_seqlens=None, *, seqlens=None, doc_ids=None, posit
 
 def _check_anchors(anchors, there, context):
     """ValueError if an anchor is beyond the context or before the one before it, where they can be read."""
-    _check("anchors", anchors, anchors <= context, f"it must be at most the length of the context, {context}")
+    _arguments.check_values("anchors", anchors, anchors <= context, f"it must be at most the length of the context, {context}")
     at = torch.where(there, anchors, context + 1)
     ordered = torch.cat([torch.ones_like(there[..., :1]), at[..., 1:] >= at[..., :-1]], -1)
-    _check("anchors", anchors, ordered, "sort the blocks by anchor, negative ones last: in any other order the mask may not fit two row intervals")
+    _arguments.check_values("anchors", anchors, ordered, "sort the blocks by anchor, negative ones last: in any other order the mask may not fit two row intervals")
 
 
 # --- Masks of one sequence ----------------------------------------------------------------------------
@@ -313,7 +316,8 @@ def _check_anchors(anchors, there, context):
 
 def global_sliding_window(seqlen, global_tokens, window, *, device=None):
     """i < global_tokens, or j < global_tokens, or |i - j| <= window (BigBird without its random part, arXiv:2007.14062)."""
-    _check_not_negative(global_tokens=global_tokens, window=window)
+    seqlen, global_tokens = _arguments.length("seqlen", seqlen), _arguments.integer("global_tokens", global_tokens, 0)
+    window = min(_arguments.integer("window", window, 0), seqlen)
     key = torch.arange(seqlen, device=device)
     is_global = key < global_tokens
     lts = torch.where(is_global, seqlen, (key + window + 1).clamp(max=seqlen))
@@ -324,8 +328,8 @@ def global_sliding_window(seqlen, global_tokens, window, *, device=None):
 
 def prefix_lm_causal(seqlen, prefix, *, device=None):
     """j <= i or j < prefix (T5's prefix LM, arXiv:1910.10683). prefix: an int, or a tensor [...] of one for each batch entry."""
-    prefix = _integers("prefix", prefix, device)
-    _check("prefix", prefix, (prefix >= 0) & (prefix <= seqlen), f"it must be between 0 and seqlen, {seqlen}")
+    seqlen, prefix = _arguments.length("seqlen", seqlen), _arguments.integers("prefix", prefix, device)
+    _arguments.check_values("prefix", prefix, (prefix >= 0) & (prefix <= seqlen), f"it must be between 0 and seqlen, {seqlen}")
     key = torch.arange(seqlen, device=prefix.device)
     return _mask(seqlen, torch.full_like(key, seqlen), torch.where(key < prefix[..., None], 0, key))
 
@@ -335,14 +339,14 @@ def qk_sparse(seqlen, dropped, *, device=None):
 
     dropped: [..., spans, 2], the begin and end of each; ascending and disjoint.
     """
-    dropped = _integers("dropped", dropped, device)
+    seqlen, dropped = _arguments.length("seqlen", seqlen), _arguments.integers("dropped", dropped, device, "[..., spans, 2]")
     if dropped.shape[-1] == 0:
         dropped = dropped.reshape(*dropped.shape[:-1], 0, 2)
     if dropped.ndim < 2 or dropped.shape[-1] != 2:
         raise ValueError(f"dropped has shape {list(dropped.shape)}; it must be [..., spans, 2], the begin and end of each")
     ends = dropped.flatten(-2)
     in_order = torch.cat([ends[..., :1] >= 0, ends[..., 1:] >= ends[..., :-1]], -1) & (ends <= seqlen)
-    _check("dropped, begins and ends in a row,", ends, in_order, f"spans must be ascending, disjoint and within [0, {seqlen})")
+    _arguments.check_values("dropped, begins and ends in a row,", ends, in_order, f"spans must be ascending, disjoint and within [0, {seqlen})")
     begin, end = dropped.unbind(-1)
     key = _positions(seqlen, begin)
     # The last span that begins at or before the key, counted from 1; 0 is none.
@@ -357,7 +361,7 @@ def eviction(evicted_at, *, device=None):
 
     evicted_at: [seqlen], [batch, seqlen] or [batch, heads, seqlen].
     """
-    evicted_at = _integers("evicted_at", evicted_at, device)
+    evicted_at = _arguments.integers("evicted_at", evicted_at, device, "[..., seqlen]")
     seqlen = evicted_at.shape[-1]
     return _mask(seqlen, evicted_at.clamp(0, seqlen), causal=True)
 
@@ -367,6 +371,7 @@ def random_eviction(seqlen, seed=0, *, device=None):
 
     The same seed draws the same keys on every device. They are not those of the C++ library's generator.
     """
+    seqlen, seed = _arguments.length("seqlen", seqlen), _arguments.integer("seed", seed)
     kept = seqlen // 2  # keys that are there at any row from the middle on
     key = torch.arange(seqlen, device=device)
     if kept == 0:
@@ -388,7 +393,9 @@ def hash_sparse(query_buckets, key_buckets, causal, *, device=None):
     the usual sort by bucket. If it does not fit: UnrepresentableMaskError naming the first column that does not; on a device, or in compiled
     code, an asynchronous assertion.
     """
-    queries, keys = _integers("query_buckets", query_buckets, device), _integers("key_buckets", key_buckets, device)
+    queries = _arguments.integers("query_buckets", query_buckets, device, "[..., seqlen_q]")
+    keys = _arguments.integers("key_buckets", key_buckets, device, "[..., seqlen_k]")
+    causal = _arguments.flag("causal", causal)
     seqlen_q, seqlen_k = queries.shape[-1], keys.shape[-1]
     lead = torch.broadcast_shapes(queries.shape[:-1], keys.shape[:-1])
     queries, keys = queries.expand(*lead, -1).contiguous(), keys.expand(*lead, -1).contiguous()
@@ -449,16 +456,16 @@ def prefix_tree(parents, lengths=None, *, seqlen=None, device=None):
     tree whose nodes are turns, a prompt with several answers a root with leaves. To fill up rows of a batch, add roots of length 0.
     seqlen: as for documents. An order that is not depth-first is a ValueError naming the node.
     """
-    parents = _integers("parents", parents, device)
+    parents = _arguments.integers("parents", parents, device, "[..., nodes]")
     nodes = parents.shape[-1]
     lengths = [1] * nodes if lengths is None and parents.ndim == 1 else torch.ones_like(parents) if lengths is None else lengths
-    if seqlen is None and not isinstance(lengths, torch.Tensor):
-        seqlen = _sum(lengths)
-    lengths = _integers("lengths", lengths, parents.device)
+    in_lists, lengths = lengths, _arguments.integers("lengths", lengths, parents.device, "[..., nodes]")
+    if seqlen is None and not isinstance(in_lists, torch.Tensor):
+        seqlen = _sum(_as_lists(in_lists))
     if lengths.shape[-1] != nodes:
         raise ValueError(f"lengths has {lengths.shape[-1]} entries; it needs one for each of the {nodes} nodes")
     last = _last_descendants(parents).expand(*lengths.shape[:-1], -1)
-    tokens = _Documents(None, lengths.expand(*last.shape[:-1], -1), None, None, seqlen, None)
+    tokens = _Documents(None, lengths.expand(*last.shape[:-1], -1), None, None, seqlen, None, name="lengths")
     ends = tokens.cu_seqlens[..., 1:]
     subtree_end = torch.cat([ends.gather(-1, last), tokens.cu_seqlens[..., -1:]], -1)
     return _mask(tokens.seqlen, subtree_end.gather(-1, tokens.index), causal=True)
@@ -468,7 +475,7 @@ def _last_descendants(parents):
     """The last node of each node's subtree, which in depth-first order is the range up to there."""
     nodes = parents.shape[-1]
     node = torch.arange(nodes, device=parents.device)
-    _check("parents", parents, (parents >= -1) & (parents < node), "a parent must be -1 (a root) or an earlier node")
+    _arguments.check_values("parents", parents, (parents >= -1) & (parents < node), "a parent must be -1 (a root) or an earlier node")
     # Slot 0 stands above the roots. Each round looks twice as many generations up.
     ancestor = torch.nn.functional.pad(parents.clamp(-1, nodes - 1) + 1, (1, 0))
     last = torch.nn.functional.pad(node + 1, (1, 0)).expand_as(ancestor).contiguous()
@@ -479,7 +486,7 @@ def _last_descendants(parents):
         ancestor = ancestor.gather(-1, ancestor)
     last, size = last[..., 1:] - 1, size[..., 1:]
     contiguous = last - node + 1 == size
-    _check("the last node of the subtree of node", last, contiguous, "nodes must come in depth-first order, so that each subtree is contiguous", always=True)
+    _arguments.check_values("the last node of the subtree of node", last, contiguous, "nodes must come in depth-first order, so that each subtree is contiguous", always=True)
     return last
 
 
@@ -488,13 +495,15 @@ def prefix_tree_from_intervals(tin, tout, *, seqlen=None, device=None):
 
     tin, tout: [..., nodes]. Intervals must nest, and a node's own tokens come before its children.
     """
-    if seqlen is None and not isinstance(tout, torch.Tensor):
-        seqlen = _largest(tout)
-    tin, tout = _integers("tin", tin, device), _integers("tout", tout, device)
+    in_lists = tout
+    tin, tout = (_arguments.integers(name, x, device, "[..., nodes]") for name, x in (("tin", tin), ("tout", tout)))
     if tin.shape[-1] != tout.shape[-1]:
         raise ValueError(f"tin has {tin.shape[-1]} entries and tout {tout.shape[-1]}; they must be equal")
+    if seqlen is None and not isinstance(in_lists, torch.Tensor):
+        seqlen = _largest(_as_lists(in_lists))
     seqlen = _length_or_total("tout", tout, seqlen)
     _check_intervals(tin, tout)
+    _arguments.check_at_most("tout", tout, seqlen, "the length of the sequence")
     key = _positions(seqlen, tin)
     # The last node that begins at or before the token, counted from 1.
     node = torch.searchsorted(tin.contiguous(), key, right=True)
@@ -502,18 +511,18 @@ def prefix_tree_from_intervals(tin, tout, *, seqlen=None, device=None):
 
 
 def _check_intervals(tin, tout):
-    if not _readable(tin) or tin.shape[-1] == 0:
+    if not _arguments.is_readable(tin) or tin.shape[-1] == 0:
         return
     before_in, before_out = (torch.nn.functional.pad(x[..., :-1], (1, 0)) for x in (tin, tout))
     child = (tin < before_out) & (tin >= before_in)
-    _check("tin", tin, child | (tin == before_out), "nodes must follow each other in depth-first order, without gaps")
+    _arguments.check_values("tin", tin, child | (tin == before_out), "nodes must follow each other in depth-first order, without gaps")
     # Up to the last node of the subtree, the first that begins at tout or later not being in it.
     after = torch.searchsorted(tin.contiguous(), tout.contiguous())
     own = torch.arange(tin.shape[-1])
     after = torch.maximum(after, own + 1)
     nested = (tout >= tin) & (_range_max(tout, own.expand_as(after), after) <= tout)
-    _check("tout", tout, nested, "an interval must lie inside of its parent's")
-    _check("tout", tout, tout.gather(-1, after - 1) == tout, "it must be where the last child's interval ends, as a node's own tokens come before its children")
+    _arguments.check_values("tout", tout, nested, "an interval must lie inside of its parent's")
+    _arguments.check_values("tout", tout, tout.gather(-1, after - 1) == tout, "it must be where the last child's interval ends, as a node's own tokens come before its children")
 
 
 def _range_max(values, begin, end):
@@ -533,14 +542,15 @@ def _range_max(values, begin, end):
 
 def padding(seqlen_q, seqlen_k, key_lengths, query_lengths=None, *, device=None):
     """One mask per batch entry: keys at key_lengths[b] and beyond are hidden, and rows at query_lengths[b] and beyond see nothing."""
-    key_lengths = _integers("key_lengths", key_lengths, device)
-    queries = torch.full_like(key_lengths, seqlen_q) if query_lengths is None else _integers("query_lengths", query_lengths, key_lengths.device)
+    seqlen_q, seqlen_k = _arguments.length("seqlen_q", seqlen_q), _arguments.length("seqlen_k", seqlen_k)
+    key_lengths = _arguments.integers("key_lengths", key_lengths, device)
+    queries = torch.full_like(key_lengths, seqlen_q) if query_lengths is None else _arguments.integers("query_lengths", query_lengths, key_lengths.device)
     if key_lengths.ndim != 1 or key_lengths.shape[0] == 0:
         raise ValueError(f"key_lengths has shape {list(key_lengths.shape)}; it must be [batch], one entry for each batch entry")
     if queries.shape != key_lengths.shape:
         raise ValueError(f"query_lengths has {queries.shape[0] if queries.ndim else 'no'} entries and key_lengths {key_lengths.shape[0]}; they must be equal")
-    _check("key_lengths", key_lengths, (key_lengths >= 0) & (key_lengths <= seqlen_k), f"it must be between 0 and seqlen_k, {seqlen_k}")
-    _check("query_lengths", queries, (queries >= 0) & (queries <= seqlen_q), f"it must be between 0 and seqlen_q, {seqlen_q}")
+    _arguments.check_values("key_lengths", key_lengths, (key_lengths >= 0) & (key_lengths <= seqlen_k), f"it must be between 0 and seqlen_k, {seqlen_k}")
+    _arguments.check_values("query_lengths", queries, (queries >= 0) & (queries <= seqlen_q), f"it must be between 0 and seqlen_q, {seqlen_q}")
     key = torch.arange(seqlen_k, device=key_lengths.device)
     lts = torch.where(key < key_lengths[:, None], queries[:, None], 0)
     return _mask(seqlen_q, lts, torch.zeros_like(lts))
@@ -586,33 +596,34 @@ class _Documents:
 
     position, begin, end, index: int64 [..., seqlen]: the token, where its document begins and ends, which one it is. last_begin [..., 1]:
     where the last document begins. cu_seqlens and count only where they are known without looking at the tokens.
-    Past the last document begin and end are equal, so that the token is hidden from every row.
+    Past the last document begin and end are equal, so that the token is hidden from every row. name: what errors call the lengths, if not seqlens.
     """
 
-    def __init__(self, cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device):
+    def __init__(self, cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device, name=None):
         given = {"cu_seqlens": cu_seqlens, "seqlens": seqlens, "doc_ids": doc_ids, "position_ids": position_ids}
         given = {name: value for name, value in given.items() if value is not None}
         if len(given) != 1:
             raise ValueError(f"{' and '.join(given) + ' are' if given else 'nothing is'} given; it must be one of cu_seqlens, seqlens, doc_ids and position_ids")
-        (name, values), = given.items()
-        if hasattr(values, "tolist") and not isinstance(values, torch.Tensor):
-            values = values.tolist()  # numpy's: its length can be added up on the host, as a list's
-        tensor = _integers(name, values, device)
-        if tensor.ndim < 1:
-            raise ValueError(f"{name} is a single number; it must be [..., n]")
-        if name in ("doc_ids", "position_ids"):
+        (kind, values), = given.items()
+        if seqlen is not None:
+            seqlen = _arguments.length("seqlen", seqlen)
+        values = _as_lists(values)
+        name = name or kind
+        tensor = _arguments.integers(name, values, device, "[..., n]")
+        in_lists = seqlen is None and not isinstance(values, torch.Tensor)
+        if kind in ("doc_ids", "position_ids"):
             self._from_tokens(name, tensor, seqlen)
-        elif name == "seqlens":
-            _check(name, tensor, tensor >= 0, "a length must be at least 0")
-            total = _sum(values) if seqlen is None and not isinstance(values, torch.Tensor) else seqlen
-            self._from_ends(name, torch.nn.functional.pad(tensor.cumsum(-1), (1, 0)), total)
+        elif kind == "seqlens":
+            _arguments.check_values(name, tensor, tensor >= 0, "a length must be at least 0")
+            ends = torch.nn.functional.pad(tensor.cumsum(-1), (1, 0))
+            self._from_ends(name, ends, _sum(values) if in_lists else seqlen)
+            if seqlen is not None:
+                _arguments.check_at_most(f"the sum of {name}", ends[..., -1], seqlen, "the length of the sequence")
         else:
             if tensor.shape[-1] == 0:
                 raise ValueError("cu_seqlens is empty; it must begin with 0, then give the end of each document")
-            _check(name, tensor, torch.cat([tensor[..., :1] == 0, tensor[..., 1:] >= tensor[..., :-1]], -1),
-                   "cu_seqlens must begin with 0 and ascend; lengths go in as seqlens=")
-            total = _largest(values) if seqlen is None and not isinstance(values, torch.Tensor) else seqlen
-            self._from_ends(name, tensor, total)
+            _arguments.check_cu_seqlens(name, tensor, seqlen, "the length of the sequence", "; lengths go in as seqlens=")
+            self._from_ends(name, tensor, _largest(values) if in_lists else seqlen)
 
     def _from_ends(self, name, cu_seqlens, seqlen):
         self.cu_seqlens, self.count = cu_seqlens, cu_seqlens.shape[-1] - 1
@@ -644,22 +655,14 @@ class _Documents:
 def _documents_or_one(cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device):
     """The documents given, or one of all `seqlen` tokens."""
     if seqlen is not None and all(given is None for given in (cu_seqlens, seqlens, doc_ids, position_ids)):
-        _check_one_length(seqlen)
+        seqlen = _arguments.length("seqlen", seqlen)
         seqlens = torch.full((1,), seqlen, dtype=torch.int64, device=device)  # a list's copy to the device would be waited for
     return _Documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device)
 
 
-def _check_one_length(seqlen):
-    # Not asked is whether it is an int: a length that is traced is none.
-    if isinstance(seqlen, (bool, float, str, torch.Tensor)):
-        raise TypeError(f"seqlen is {seqlen!r}; it must be an int")
-    if seqlen < 0:
-        raise ValueError(f"seqlen is {seqlen}; it must be at least 0")
-
-
 def _check_ids(ids, begins):
     """ValueError if a document's id comes back after another one, where the ids can be read."""
-    if not _readable(ids):
+    if not _arguments.is_readable(ids):
         return
     at = begins.nonzero()
     named = torch.cat([at[:, :-1], ids[begins][:, None]], -1)  # batch entry and id of each document
@@ -670,7 +673,7 @@ def _check_ids(ids, begins):
 
 def _check_blocks(ids, begins, document):
     """ValueError if a block's id comes back in its document after other tokens, where the ids can be read."""
-    if not _readable(ids):
+    if not _arguments.is_readable(ids):
         return
     at = begins.nonzero()
     again = _first_repeat(torch.cat([at[:, :-1], document[begins][:, None], ids[begins][:, None]], -1))
@@ -710,20 +713,9 @@ def _next_flagged(flags, values, otherwise):
     return later.flip(-1).cummin(-1).values.flip(-1)
 
 
-def _integers(name, values, device):
-    """`values` as int64 tensor; lists go to `device`."""
-    if not isinstance(values, torch.Tensor):
-        try:
-            # Asked for integers, torch would cut fractions off.
-            values = torch.tensor(values, device=device)
-        except (TypeError, ValueError, RuntimeError) as error:
-            kind = ValueError if isinstance(error, ValueError) else TypeError
-            raise kind(f"{name} must be integers, nested lists of one length: {error}") from None
-        if not values.numel():
-            return values.to(torch.int64)
-    if values.dtype == torch.bool or values.dtype.is_floating_point or values.dtype.is_complex:
-        raise TypeError(f"{name} is {values.dtype}; it must be integers")
-    return values.to(torch.int64)
+def _as_lists(values):
+    """numpy's arrays as lists, which can be added up on the host."""
+    return values.tolist() if hasattr(values, "tolist") and not isinstance(values, torch.Tensor) else values
 
 
 def _sum(lengths):
@@ -743,46 +735,25 @@ def _largest(ends):
 def _length_or_total(name, ends, seqlen):
     """seqlen, or the last of `ends` where it can be read without waiting."""
     if seqlen is not None:
-        return seqlen
-    if not _readable(ends):
+        return _arguments.length("seqlen", seqlen)
+    if not _arguments.is_readable(ends):
         raise ValueError(f"seqlen is missing; {name} is not read on the host (it is on {ends.device}, or the code is being compiled), so the "
                          "length of the sequence must be given")
     return int(ends.max()) if ends.numel() else 0
 
 
-def _readable(tensor):
-    """Whether contents can be looked at for free: in host memory, and not while the code is traced."""
-    return not torch.compiler.is_compiling() and type(tensor) is torch.Tensor and tensor.device.type == "cpu"
-
-
-def _check(name, values, ok, rule, always=False):
-    """ValueError naming the first of `values` that is not ok, if they can be read; otherwise nothing, or an assertion on the device."""
-    if _readable(ok):
-        if not bool(ok.all()):
-            at = (~ok).nonzero()[0].tolist()
-            value = values.expand(ok.shape)[tuple(at)]
-            raise ValueError(f"{name}[{', '.join(map(str, at))}] is {value}; {rule}")
-    elif always:
-        torch._assert_async(ok.all(), rule)
-
-
 def _check_fits(need, what, advice):
     """UnrepresentableMaskError if a column needs more than two intervals; an assertion on the device if that cannot be read."""
-    if not _readable(need):
+    if not _arguments.is_readable(need):
         torch._assert_async((need <= 2).all(), f"{what} does not fit two row intervals per key column; {advice}")
     elif bool((need > 2).any()):
         at = (need > 2).nonzero()[0].tolist()
         raise UnrepresentableMaskError(f"{what} does not fit two row intervals per key column: column {at[-1]} needs {int(need[tuple(at)])}; {advice}", at[-1])
 
 
-def _check_not_negative(**values):
-    for name, value in values.items():
-        if value < 0:
-            raise ValueError(f"{name} is {value}; it must be at least 0")
-
-
 def _reach(window, seqlen):
     """How far a window of the last `window` keys reaches, -1 being all of them."""
+    window = _arguments.integer("window", window)
     if window < 1 and window != -1:
         raise ValueError(f"window is {window}; it must be at least 1, or -1 for all")
     return seqlen if window == -1 else min(window, seqlen)

@@ -3,6 +3,8 @@
 
 import torch
 
+from . import _arguments
+
 __all__ = ["merge_attention"]
 
 
@@ -22,7 +24,7 @@ def merge_attention(outs, lses, *, layout="bshd"):
         (out, lse), in the dtypes and shapes of the parts; sums are taken in lse's dtype. A row that no part has a key for has out 0 and lse -inf.
 
     Raises:
-        ValueError: no parts, not as many outs as lses, or shapes that do not go together.
+        ValueError: no parts, not as many outs as lses, or shapes or devices that do not go together. TypeError: a part is no tensor.
     """
     outs, lses = list(outs), list(lses)
     _check_parts(outs, lses, layout)
@@ -45,10 +47,10 @@ def _softmax(lses):
 
 
 def _check_parts(outs, lses, layout):
-    if layout not in ("bshd", "bhsd"):
-        raise ValueError(f"layout is {layout!r}; it must be 'bshd' or 'bhsd'")
+    _arguments.choice("layout", layout, ("bshd", "bhsd"))
     if not outs or len(outs) != len(lses):
         raise ValueError(f"outs has {len(outs)} parts and lses {len(lses)}; they must have as many, and at least one")
+    _arguments.check_tensors(None, **{f"{name}[{p}]": x for name, parts in (("outs", outs), ("lses", lses)) for p, x in enumerate(parts)})
     for p, (out, lse) in enumerate(zip(outs, lses)):
         rows = (*out.shape[:-3], out.shape[-2], out.shape[-3]) if layout == "bshd" else tuple(out.shape[:-1])
         if out.shape != outs[0].shape or tuple(lse.shape) != rows:

@@ -15,15 +15,15 @@ import torch
 from torch._C import _AutoDispatchBelowAutograd
 from torch.autograd import forward_ad
 
-from . import _library
+from . import _arguments, _library
 from .errors import UnsupportedError
 
 _library.load()
 _ops = torch.ops.flashmask
 _forward_operator, _backward_operator = _ops.forward.default._op, _ops.backward.default._op  # what calling the operators calls
 
-# How the operators begin the message of what nobody supports: an exception's type does not come through torch.
-_UNSUPPORTED = "UnsupportedError: "
+# How the operators begin the messages of what is more than a RuntimeError: an exception's type does not come through torch.
+_MEANT = {"UnsupportedError: ": UnsupportedError, "OutOfMemoryError: ": torch.OutOfMemoryError}
 LAYOUTS = {"bshd": "[batch, seqlen, heads, head_dim]", "bhsd": "[batch, heads, seqlen, head_dim]"}
 
 
@@ -62,6 +62,12 @@ def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backe
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
+    else:
+        deterministic = _arguments.flag("deterministic", deterministic)
+    if softmax_scale is not None:
+        softmax_scale = _arguments.number("softmax_scale", softmax_scale)
+    if not isinstance(backend, str):
+        raise TypeError(f"backend is {_arguments.given(backend)}; it must be a string, as 'auto'")
     if mask is None:
         bounds = block_mask = plan_ = None
         options = (softmax_scale, False, None, -1, -1, deterministic, backend)
@@ -76,7 +82,8 @@ def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backe
         try:
             out, lse = _forward(q, k, v, bounds, block_mask, plan_, *options)
         except RuntimeError as error:
-            _raise_unsupported(error)
+            _raise_as_meant(error)
+            _arguments.check_tensors(LAYOUTS["bshd"], query=q, key=k, value=v)
             raise
     return (out.transpose(1, 2) if layout == "bhsd" else out), lse
 
@@ -88,14 +95,13 @@ def mask_arguments(mask):
 
 
 def check_dimensions(q, k, v, layout):
-    """ValueError if `layout` is not known or a tensor has not its 4 dimensions."""
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout is {layout!r}; it must be one of {', '.join(LAYOUTS)}")
-    if q.ndim == k.ndim == v.ndim == 4:
-        return
-    for name, tensor in (("query", q), ("key", k), ("value", v)):
-        if tensor.ndim != 4:
-            raise ValueError(f"{name} has shape {list(tensor.shape)}; it must have 4 dimensions, {LAYOUTS[layout]}")
+    """TypeError or ValueError unless `layout` is known and q, k and v are dense tensors of 4 dimensions on one device."""
+    if layout != "bshd" and layout != "bhsd":
+        _arguments.choice("layout", layout, LAYOUTS)
+    tensor = torch.Tensor
+    if not (isinstance(q, tensor) and isinstance(k, tensor) and isinstance(v, tensor) and q.ndim == k.ndim == v.ndim == 4
+            and q.device == k.device == v.device) or q.is_nested or k.is_nested or v.is_nested:
+        _arguments.check_tensors(LAYOUTS[layout], query=q, key=k, value=v)
 
 
 def check_lengths(mask, q, k, layout):
@@ -131,25 +137,26 @@ def plan_bytes(seqlen_q, seqlen_k, masks):
 
 
 def _call(operator, *arguments):
-    """operator(*arguments), with an UnsupportedError where that is meant. In compiled code it stays a RuntimeError with that text."""
+    """operator(*arguments), with the exception that is meant. In compiled code it stays a RuntimeError with that text."""
     if torch.compiler.is_compiling():
         return operator(*arguments)
     try:
         return operator(*arguments)
     except RuntimeError as error:
-        _raise_unsupported(error)
+        _raise_as_meant(error)
         raise
 
 
-def _raise_unsupported(error):
-    """UnsupportedError, if that is what a RuntimeError of an operator means."""
-    text = str(error)
-    if text.startswith(_UNSUPPORTED):
-        raise UnsupportedError(text.removeprefix(_UNSUPPORTED)) from None
+def _raise_as_meant(error):
+    """The exception that a RuntimeError of an operator stands for, if it stands for another one."""
+    for prefix, meant in _MEANT.items():
+        if str(error).startswith(prefix):
+            raise meant(str(error).removeprefix(prefix)) from None
 
 
 @torch.library.register_fake("flashmask::plan")
 def _plan_fake(bounds, block_mask, seqlen_q, seqlen_k, causal, q_offset, window_left, window_right, device):
+    _arguments.check_one_device(startend_row_indices=bounds, block_mask=block_mask)
     device = next((x.device for x in (bounds, block_mask) if x is not None), device)
     tensors = [x for x in (bounds, block_mask) if x is not None and x.shape[2] != 0]  # without columns they say nothing
     batch = max((x.shape[0] for x in tensors), default=1)
@@ -158,14 +165,16 @@ def _plan_fake(bounds, block_mask, seqlen_q, seqlen_k, causal, q_offset, window_
 
 
 @torch.library.register_fake("flashmask::forward")
-def _forward_fake(q, k, v, *mask_and_options):
+def _forward_fake(q, k, v, bounds, block_mask, plan_, *options):
+    _arguments.check_one_device(query=q, key=k, value=v, startend_row_indices=bounds, block_mask=block_mask, plan=plan_)
     batch, seqlen_q, heads, _ = q.shape
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     return q.new_empty((batch, seqlen_q, heads, v.shape[3])), q.new_empty((batch, heads, seqlen_q), dtype=lse_dtype)
 
 
 @torch.library.register_fake("flashmask::backward")
-def _backward_fake(dout, dlse, q, k, v, *out_mask_and_options):
+def _backward_fake(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, *options):
+    _arguments.check_one_device(query=q, key=k, value=v, out=out, lse=lse, dout=dout, dlse=dlse, startend_row_indices=bounds, block_mask=block_mask, plan=plan_)
     return tuple(_empty_like(x) for x in (q, k, v))
 
 
@@ -173,6 +182,35 @@ def _empty_like(x):
     """A dense tensor, its dimensions in memory in the order of x's strides, but the last one innermost."""
     outer = sorted(range(x.ndim - 1), key=x.stride, reverse=True)
     return torch.empty_permuted(x.shape, (*outer, x.ndim - 1), dtype=x.dtype, device=x.device)
+
+
+@torch.library.register_vmap("flashmask::plan")
+def _plan_vmap(info, in_dims, bounds, block_mask, *others):
+    """The plan of each of the mapped masks."""
+    pick = lambda x, dim, n: x if dim is None else x.select(dim, n)  # noqa: E731
+    plans = [_ops.plan(pick(bounds, in_dims[0], n), pick(block_mask, in_dims[1], n), *others) for n in range(info.batch_size)]
+    return torch.stack(plans), 0
+
+
+@torch.library.register_vmap("flashmask::forward")
+def _forward_vmap(info, in_dims, q, k, v, bounds, block_mask, plan_, *options):
+    """One call in which the mapped dimension is part of the batch."""
+    size = info.batch_size
+    q, k, v = (_folded(x, dim, size) for x, dim in zip((q, k, v), in_dims))
+    masks = []
+    for x, dim in zip((bounds, block_mask), in_dims[3:5]):
+        is_shared = x is None or dim is None and x.shape[0] == 1
+        plan_ = plan_ if is_shared else None  # it was made for fewer masks
+        masks.append(x if is_shared else _folded(x, dim, size, q.shape[0] // size).contiguous())
+    out, lse = _ops.forward(q, k, v, *masks, plan_, *options)
+    return tuple(x.view(size, x.shape[0] // size, *x.shape[1:]) for x in (out, lse)), (0, 0)
+
+
+def _folded(x, dim, size, batch=-1):
+    """x [batch, ...], mapped along `dim` or the same for all, as [size * batch, ...] whose last dimension is contiguous."""
+    x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+    x = x.expand(-1, batch, *x.shape[2:]).flatten(0, 1)
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 class _Attention(torch.autograd.Function):
@@ -206,18 +244,19 @@ def _backward(*inputs):
         with _AutoDispatchBelowAutograd():
             return _backward_operator(*inputs)
     except RuntimeError as error:
-        _raise_unsupported(error)
+        _raise_as_meant(error)
         raise
 
 
 def _forward(q, k, v, bounds, block_mask, plan_, *options):
     """The operator's autograd kernel. torch.library.register_autograd would make the same, but reads the schema in every call: 0.1 ms."""
-    if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
-        if torch._C._are_functorch_transforms_active():
-            raise UnsupportedError("torch.func cannot differentiate flashmask attention; torch.autograd.grad and backward() can")
-        return _Attention.apply(q, k, v, bounds, block_mask, plan_, options)
     if forward_ad._current_level >= 0:
         _refuse_tangents(q, k, v)
+    if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
+        if torch._C._are_functorch_transforms_active():
+            raise UnsupportedError("torch.func cannot differentiate flashmask attention, nor map a call (vmap) whose gradients are needed; "
+                                   "torch.autograd.grad and backward() of a call with a batch can")
+        return _Attention.apply(q, k, v, bounds, block_mask, plan_, options)
     with _AutoDispatchBelowAutograd():
         return _forward_operator(q, k, v, bounds, block_mask, plan_, *options)
 

@@ -3,7 +3,7 @@
 
 import torch
 
-from . import masks
+from . import _arguments, masks, ops
 from .attention import flashmask_attention
 from .errors import UnsupportedError
 from .mask import Mask
@@ -33,9 +33,8 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     """
     if dropout_p != 0:
         raise UnsupportedError(f"dropout_p is {dropout_p}; only 0 is supported")
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if x.dim() != 4:
-            raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be [batch, heads, seqlen, head_dim]")
+    ops.check_dimensions(query, key, value, "bhsd")
+    is_causal, enable_gqa = _arguments.flag("is_causal", is_causal), _arguments.flag("enable_gqa", enable_gqa)
     if query.shape[1] != key.shape[1] and not enable_gqa:
         raise ValueError(f"query has {query.shape[1]} heads and key {key.shape[1]}; they must have as many, or enable_gqa must be set")
     if is_causal and attn_mask is not None:
@@ -48,7 +47,8 @@ def _as_mask(attn_mask, query, key):
     if isinstance(attn_mask, Mask):
         return attn_mask
     if not isinstance(attn_mask, torch.Tensor):
-        raise TypeError(f"attn_mask is {type(attn_mask).__name__}; it must be a Mask or a bool tensor")
+        raise TypeError(f"attn_mask is {_arguments.given(attn_mask)}; it must be a Mask or a bool tensor")
+    _arguments.check_dense("attn_mask", attn_mask)
     if attn_mask.dtype != torch.bool:
         raise UnsupportedError(f"attn_mask is {attn_mask.dtype}; it must be bool, True = attend. Numbers that are added to the scores are not supported; "
                                f"if there are only 0 and -inf, pass attn_mask == 0")

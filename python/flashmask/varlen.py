@@ -3,9 +3,10 @@
 
 import torch
 
+from . import _arguments
 from .attention import flashmask_attention
 from .errors import UnsupportedError
-from .mask import Mask, checked_window
+from .mask import Mask
 
 __all__ = ["flashmask_varlen_func", "varlen_mask"]
 
@@ -17,13 +18,14 @@ def flashmask_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None
 
     Args:
         q: (total_q, heads_q, head_dim); k: (total_k, heads_kv, head_dim); v: (total_k, heads_kv, head_dim_v). heads_q is a multiple of heads_kv.
-        cu_seqlens_q, cu_seqlens_k: (documents + 1,) int32 or int64 on q's device, ascending from 0: document d has query rows
-            cu_seqlens_q[d] to cu_seqlens_q[d + 1] and keys cu_seqlens_k[d] to cu_seqlens_k[d + 1]. A document may have no rows, no keys or neither.
-            Their contents are never read on the host. Rows past the last document see nothing; keys past it are seen by nobody.
+        cu_seqlens_q, cu_seqlens_k: (documents + 1,) integers on q's device, or a list or numpy array of them, ascending from 0: document d has query
+            rows cu_seqlens_q[d] to cu_seqlens_q[d + 1] and keys cu_seqlens_k[d] to cu_seqlens_k[d + 1]. A document may have no rows, no keys or
+            neither. Rows past the last document see nothing; keys past it are seen by nobody. In host memory their values are checked; those of
+            tensors on a device are never read on the host.
         max_seqlen_q, max_seqlen_k: taken and ignored: nothing depends on them.
         softmax_scale: default 1 / sqrt(head_dim).
         causal, window_size: aligned at the bottom right of each document, as in flash-attn >= 2.1: with n rows and m keys, row i of the document
-            stands at its key p = i + m - n and sees keys p - left .. p + right; -1 is unbounded, causal is right = 0.
+            stands at its key p = i + m - n and sees keys p - left .. p + right; -1 (None, sys.maxsize) is unbounded, causal is right = 0.
         deterministic: True: the same gradient bits in every run. None follows torch.are_deterministic_algorithms_enabled().
         return_softmax_lse, return_attn_probs: either one returns lse too. Probabilities are never made.
         dropout_p, softcap, alibi_slopes, block_table: only 0, 0, None and None.
@@ -40,19 +42,16 @@ def flashmask_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None
     flashmask_attention(q[None], k[None], v[None], mask).
     """
     _refuse_unsupported(dropout_p=(dropout_p, 0), softcap=(softcap, 0), alibi_slopes=(alibi_slopes, None), block_table=(block_table, None))
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dim() != 3:
-            raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be (total tokens, heads, head_dim)")
-    for name, cu in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        if cu.device != q.device:
-            raise ValueError(f"{name} is on {cu.device} and q on {q.device}; all tensors must be on one device")
+    _arguments.check_tensors("(total tokens, heads, head_dim)", q=q, k=k, v=v)
+    cu_seqlens_q, cu_seqlens_k = (_cu_seqlens(*given, q.device) for given in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)))
+    _arguments.check_one_device(q=q, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     mask = varlen_mask(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0], causal=causal, window_size=window_size)
     out, lse = flashmask_attention(q[None], k[None], v[None], mask, softmax_scale=softmax_scale, deterministic=deterministic, return_softmax_lse=True, backend=backend)
     return (out[0], lse[0]) if return_softmax_lse or return_attn_probs else out[0]
 
 
-def varlen_mask(cu_seqlens_q, cu_seqlens_k, total_q, total_k, *, causal=False, window_size=(-1, -1)):
-    """The Mask of packed documents whose queries and keys may differ in length; arguments as in flashmask_varlen_func.
+def varlen_mask(cu_seqlens_q, cu_seqlens_k, total_q, total_k, *, causal=False, window_size=(-1, -1), device=None):
+    """The Mask of packed documents whose queries and keys may differ in length; arguments as in flashmask_varlen_func. Lists go to `device`.
 
     Two intervals always suffice. Let key column j belong to document d, with rows [q0, q1) and keys up to k1. Aligned at the bottom right,
     row i stands at key i + k1 - q1, so the rows that may see j are those with
@@ -66,8 +65,9 @@ def varlen_mask(cu_seqlens_q, cu_seqlens_k, total_q, total_k, *, causal=False, w
     everything.
     """
     left, right = _window(window_size, causal)
-    _check_cu_seqlens(cu_seqlens_q, cu_seqlens_k)
-    cu_q, cu_k = cu_seqlens_q.long().contiguous(), cu_seqlens_k.long().contiguous()
+    total_q, total_k = _arguments.length("total_q", total_q), _arguments.length("total_k", total_k)
+    cu_q, cu_k = _cu_seqlens("cu_seqlens_q", cu_seqlens_q, device), _cu_seqlens("cu_seqlens_k", cu_seqlens_k, device)
+    _check_cu_seqlens(cu_q, cu_k, total_q, total_k)
     key = torch.arange(total_k, device=cu_k.device)
     # The number of documents that end at or before the key; past the last one this is an extra document without rows.
     document = torch.searchsorted(cu_k[1:], key, right=True)
@@ -89,13 +89,21 @@ def _refuse_unsupported(**arguments):
 
 def _window(window_size, causal):
     """(left, right) with causal folded in; -1 is unbounded."""
-    left, right = checked_window("window_size", window_size) or (-1, -1)
-    return left, 0 if causal else right
+    left, right = _arguments.window("window_size", window_size) or (-1, -1)
+    return left, 0 if _arguments.flag("causal", causal) else right
 
 
-def _check_cu_seqlens(cu_seqlens_q, cu_seqlens_k):
-    for name, cu in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        if cu.dim() != 1 or cu.shape[0] < 1 or cu.dtype not in (torch.int32, torch.int64):
-            raise ValueError(f"{name} is {cu.dtype} {tuple(cu.shape)}; it must be int32 or int64 (documents + 1,)")
-    if cu_seqlens_q.shape != cu_seqlens_k.shape:
-        raise ValueError(f"cu_seqlens_q has {cu_seqlens_q.shape[0]} entries and cu_seqlens_k {cu_seqlens_k.shape[0]}; they must have as many, one more than there are documents")
+def _cu_seqlens(name, values, device):
+    """int64 (documents + 1,), contiguous."""
+    cu = _arguments.integers(name, values, device).contiguous()
+    if cu.ndim != 1 or cu.shape[0] < 1:
+        raise ValueError(f"{name} has shape {tuple(cu.shape)}; it must be (documents + 1,): 0, then the end of each document")
+    return cu
+
+
+def _check_cu_seqlens(cu_q, cu_k, total_q, total_k):
+    _arguments.check_one_device(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+    if cu_q.shape != cu_k.shape:
+        raise ValueError(f"cu_seqlens_q has {cu_q.shape[0]} entries and cu_seqlens_k {cu_k.shape[0]}; they must have as many, one more than there are documents")
+    for name, cu, total, what in (("cu_seqlens_q", cu_q, total_q, "query rows"), ("cu_seqlens_k", cu_k, total_k, "keys")):
+        _arguments.check_cu_seqlens(name, cu, total, f"the number of {what}")

@@ -363,7 +363,7 @@ def startend(keys, vectors):
 
 @pytest.mark.parametrize("arguments, error, text", [
     ({"dropout": 0.1}, flashmask.UnsupportedError, "dropout is 0.1"),
-    ({"layout": "sbhd"}, ValueError, "layout is 'sbhd'; it must be one of bshd, bhsd"),
+    ({"layout": "sbhd"}, ValueError, "layout is 'sbhd'; it must be 'bshd' or 'bhsd'"),
     (startend(S, 3), ValueError, "LTS, LTE, UTS, UTE"),
     (startend(9, 2), ValueError, "9 columns"),
     ({"backend": OTHER_BACKEND}, RuntimeError, f"no backend takes this call: {OTHER_BACKEND}: "),

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Readers of arguments.
+
+Each takes an argument's name and what was given, and returns it in the one form that the rest works with, or raises a TypeError or ValueError that
+names the argument, what was got and what is accepted. Nothing here looks at what a tensor on a device holds.
+"""
+
+import operator
+
+import torch
+
+MOST_TOKENS = 2**31 - 1
+# A window's side from here on is open: |j - i| is less than 2^31, and q_offset is at most 2^40.
+UNBOUNDED = 2**41
+
+
+def given(value):
+    """What was got, in a few words."""
+    if isinstance(value, torch.Tensor):
+        return "a nested tensor" if value.is_nested else f"a tensor, {value.dtype} {list(value.shape)}"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"a {type(value).__module__}.{type(value).__name__}, {value.dtype} {list(value.shape)}"
+    if value is None:
+        return "None"
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+
+
+# --- Single values ------------------------------------------------------------------------------------
+
+
+def integer(name, value, least=None, most=None, rule=None):
+    """An int (numpy's, and a length that is traced, too) of at least `least` and at most `most`; `rule` says that in other words."""
+    if type(value) is not int:
+        value = _as_int(name, value)
+    if least is not None and value < least or most is not None and value > most:
+        rule = rule or (f"it must be at least {least}" if most is None else f"it must be between {least} and {most}")
+        raise ValueError(f"{name} is {value}; {rule}")
+    return value
+
+
+def _as_int(name, value):
+    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
+        return value
+    if isinstance(value, (bool, torch.Tensor)) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is {given(value)}; it must be an int")
+    return operator.index(value)
+
+
+def length(name, value):
+    """A number of tokens."""
+    return integer(name, value, 0, MOST_TOKENS)
+
+
+def number(name, value):
+    """A float, from an int or a float of any library."""
+    if isinstance(value, (float, torch.SymFloat)):
+        return value
+    if isinstance(value, (bool, torch.Tensor, str)) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} is {given(value)}; it must be a float")
+    return float(value)
+
+
+def flag(name, value):
+    """True or False, for which 1 and 0 and numpy's stand, too."""
+    if value is True or value is False:
+        return value
+    if isinstance(value, (torch.Tensor, str)) or not any(value is x or value == x for x in (0, 1)):
+        raise TypeError(f"{name} is {given(value)}; it must be True or False")
+    return bool(value)
+
+
+def choice(name, value, accepted):
+    """One of some strings."""
+    if not isinstance(value, str) or value not in accepted:
+        kind, got = (ValueError, repr(value)) if isinstance(value, str) else (TypeError, given(value))
+        raise kind(f"{name} is {got}; it must be {' or '.join(map(repr, accepted))}")
+    return value
+
+
+def window(name, value):
+    """(left, right) of an int (both sides), a pair, or None; None if both are open. An open side is -1, None, or beyond all sequences."""
+    if value is None:
+        return None
+    pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+    if len(pair) != 2:
+        raise ValueError(f"{name} has {len(pair)} entries; it must be an int or (left, right)")
+    left, right = (_window_side(name, value, side) for side in pair)
+    return None if left == -1 and right == -1 else (left, right)
+
+
+def _window_side(name, value, side):
+    if type(side) is not int:
+        if side is None:
+            return -1
+        try:
+            side = _as_int(name, side)
+        except TypeError:
+            raise TypeError(f"{name} is {given(value)}; it must be an int or (left, right), ints of at least 0, or -1 for open") from None
+    if side < -1:
+        raise ValueError(f"{name} is {value}; each side must be at least 0, or -1 for open")
+    return -1 if side >= UNBOUNDED else side
+
+
+# --- Tensors ------------------------------------------------------------------------------------------
+
+
+def integers(name, values, device=None, shape=None):
+    """An int64 tensor of integers, from a tensor, which stays where it is, or from numbers, lists or numpy's arrays, which go to `device`.
+
+    shape: what it has to be if a single number will not do, in words.
+    """
+    if not isinstance(values, torch.Tensor):
+        values = _tensor_of(name, values, device)
+    elif values.is_nested:
+        raise TypeError(f"{name} is a nested tensor; it must be integers, in lists or a tensor of one length")
+    if values.dtype == torch.bool or values.dtype.is_floating_point or values.dtype.is_complex:
+        raise TypeError(f"{name} is {values.dtype}; it must be integers")
+    if shape is not None and values.ndim < 1:
+        raise ValueError(f"{name} is a single number; it must be {shape}")
+    return values.to(torch.int64)
+
+
+def _tensor_of(name, values, device):
+    try:
+        # Asked for integers, torch would cut fractions off.
+        made = torch.tensor(values, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = ValueError if isinstance(error, ValueError) else TypeError
+        raise kind(f"{name} must be integers, nested lists of one length: {error}") from None
+    return made if made.numel() else made.to(torch.int64)
+
+
+def flags(name, values, device=None):
+    """A bool tensor, from a tensor or lists of bools, or of integers as C has them."""
+    if not isinstance(values, torch.Tensor):
+        values = _tensor_of(name, values, device)
+    if values.dtype.is_floating_point or values.dtype.is_complex:
+        raise TypeError(f"{name} is {values.dtype}; it must be bools")
+    return values.to(device, torch.bool)
+
+
+def check_tensors(shape, **tensors):
+    """Raises unless each is a dense tensor, of as many dimensions as `shape` names (any if it is None), and all are on one device."""
+    for name, x in tensors.items():
+        check_dense(name, x, shape)
+        if shape is not None and x.ndim != (dimensions := shape.count(",") + 1):
+            raise ValueError(f"{name} has shape {list(x.shape)}; it must have {dimensions} dimensions, {shape}")
+    check_one_device(**tensors)
+
+
+def check_dense(name, x, shape=None):
+    """TypeError unless it is a tensor, and neither nested nor sparse. shape: what it should be, in words."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name} is {given(x)}; it must be a torch.Tensor{f' {shape}' if shape else ''}")
+    if x.is_nested or x.layout is not torch.strided:
+        kind = given(x) if x.is_nested else f"{given(x)} of layout {x.layout}"
+        raise TypeError(f"{name} is {kind}; it must be a dense tensor{f' {shape}' if shape else ''}"
+                        f"{' (flashmask_varlen_func takes sequences packed one after the other)' if x.is_nested else ''}")
+
+
+def check_one_device(**tensors):
+    """ValueError unless all tensors that are there are on one device."""
+    there = [(name, x.device) for name, x in tensors.items() if x is not None]
+    for name, device in there:
+        if device != there[0][1]:
+            raise ValueError(f"{name} is on {device} and {there[0][0]} on {there[0][1]}; "
+                             "all tensors of a call must be on one device")
+
+
+# --- What host tensors hold ---------------------------------------------------------------------------
+
+
+def is_readable(tensor):
+    """Whether contents can be looked at for free: in host memory, and not while the code is traced or mapped."""
+    if torch.compiler.is_compiling() or type(tensor) is not torch.Tensor or tensor.device.type != "cpu":
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def check_values(name, values, ok, rule, always=False):
+    """ValueError naming the first of `values` that is not ok, if they can be read; otherwise nothing, or an assertion on the device."""
+    if is_readable(ok):
+        if not bool(ok.all()):
+            at = (~ok).nonzero()[0].tolist()
+            value = values.expand(ok.shape)[tuple(at)]
+            index = f"[{', '.join(map(str, at))}]" if at else ""
+            raise ValueError(f"{name}{index} is {value}; {rule}")
+    elif always:
+        torch._assert_async(ok.all(), rule)
+
+
+def check_cu_seqlens(name, values, most, what, hint=""):
+    """ValueError unless they begin with 0, ascend, and are at most `most` (None: any), which `what` names, where they can be read."""
+    if not is_readable(values):
+        return
+    if values.ndim == 1:  # the usual case, in a tenth of the time that tensors take
+        ends = values.tolist()
+        if ends[0] == 0 and ends == sorted(ends) and (most is None or ends[-1] <= most):
+            return
+    ok = torch.cat([values[..., :1] == 0, values[..., 1:] >= values[..., :-1]], -1)
+    check_values(name, values, ok, f"{name} must begin with 0 and ascend{hint}")
+    if most is not None:
+        check_at_most(name, values, most, what)
+
+
+def check_at_most(name, values, most, what):
+    """ValueError unless values are at most `most`, which `what` names, where they can be read."""
+    if is_readable(values):
+        check_values(name, values, values <= most, f"it must be at most {what}, {most}")
