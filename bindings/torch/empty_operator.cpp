@@ -23,8 +23,8 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor&, const Tensor&
                                    const std::string&) {
   const Place place = place_of(q);
   const int64_t batch = q.size(0), seqlen_q = q.size(1), heads = q.size(2);
-  return {empty<4>({batch, seqlen_q, heads, v.size(3)}, torch_dtype(q), place),
-          empty<3>({batch, heads, seqlen_q}, aoti_torch_dtype_float32(), place)};
+  return {empty<4>("out", {batch, seqlen_q, heads, v.size(3)}, torch_dtype(q), place),
+          empty<3>("lse", {batch, heads, seqlen_q}, aoti_torch_dtype_float32(), place)};
 }
 
 std::tuple<Tensor, Tensor, Tensor> backward(const Tensor&, const OptionalTensor&, const Tensor& q, const Tensor& k, const Tensor& v,
@@ -32,7 +32,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor&, const OptionalTensor&
                                             const OptionalTensor&, std::optional<double>, bool, std::optional<int64_t>, int64_t, int64_t,
                                             bool, const std::string&) {
   const Place place = place_of(q);
-  return {empty_like(q, place), empty_like(k, place), empty_like(v, place)};
+  return {empty_like("dq", q, place), empty_like("dk", k, place), empty_like("dv", v, place)};
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ using OptionalTensor = std::optional<Tensor>;
 /// What Python turns into flashmask.UnsupportedError: torch passes on an exception's text, not its type.
 constexpr const char* kUnsupported = "UnsupportedError: ";
 
-void check(fm_status status) {
+void check(fm_status status, const Place& place) {
   switch (status) {
     case FM_OK:
       return;
@@ -37,6 +37,8 @@ void check(fm_status status) {
       throw std::invalid_argument(fm_last_error());  // ValueError in Python
     case FM_UNSUPPORTED:
       throw std::runtime_error(std::string(kUnsupported) + fm_last_error());
+    case FM_OUT_OF_MEMORY:
+      throw_out_of_memory("within the library", place, fm_last_error());
     default:
       throw std::runtime_error(fm_last_error());
   }
@@ -159,10 +161,10 @@ Tensor plan(const OptionalTensor& bounds, const OptionalTensor& block_mask, int6
   const Call call(place, bounds ? "startend_row_indices" : "the call");
   const fm_mask mask = MaskArguments{bounds, block_mask, causal, q_offset, window_left, window_right}.read(call, seqlen_q, seqlen_k);
   size_t bytes = 0;
-  check(fm_plan_bytes(&mask, &bytes));
-  const Tensor buffer = empty_bytes(bytes, place);
+  check(fm_plan_bytes(&mask, &bytes), place);
+  const Tensor buffer = empty_bytes("the plan", bytes, place);
   const fm_options options = options_for(place);
-  check(fm_plan_build(&mask, buffer.data_ptr(), bytes, &options));
+  check(fm_plan_build(&mask, buffer.data_ptr(), bytes, &options), place);
   return buffer;
 }
 
@@ -170,15 +172,18 @@ Tensor plan(const OptionalTensor& bounds, const OptionalTensor& block_mask, int6
 /// call costs the host; a call that fails has done nothing.
 constexpr size_t kLittleWorkspace = 1024;
 
+constexpr const char* kForwardWorkspace = "the forward's workspace";
+constexpr const char* kBackwardWorkspace = "the backward's workspace";
+
 void run_forward(const fm_forward_args& args, const fm_options& options, const Place& place) {
   if (!place.is_cpu() && args.plan) {
-    const Tensor workspace = empty_bytes(kLittleWorkspace, place);
+    const Tensor workspace = empty_bytes(kForwardWorkspace, kLittleWorkspace, place);
     if (fm_forward(&args, workspace.data_ptr(), kLittleWorkspace, &options) == FM_OK) return;
   }
   size_t bytes = 0;
-  check(fm_forward_workspace(&args, &options, &bytes));
-  const Tensor workspace = empty_bytes(bytes, place);
-  check(fm_forward(&args, workspace.data_ptr(), bytes, &options));
+  check(fm_forward_workspace(&args, &options, &bytes), place);
+  const Tensor workspace = empty_bytes(kForwardWorkspace, bytes, place);
+  check(fm_forward(&args, workspace.data_ptr(), bytes, &options), place);
 }
 
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& bounds,
@@ -197,9 +202,9 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
   const fm_mask mask = MaskArguments{bounds, block_mask, causal, q_offset, window_left, window_right}.read(call, seqlen_q, seqlen_k);
   args.mask = &mask;
   set_plan(plan_buffer, call, args.plan, args.plan_bytes);
-  const Tensor out = empty<4>({batch, seqlen_q, heads, head_dim_v}, torch_dtype(q), place);
-  const Tensor lse =
-      empty<3>({batch, heads, seqlen_q}, args.q.dtype == FM_FLOAT64 ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32(), place);
+  const Tensor out = empty<4>("out", {batch, seqlen_q, heads, head_dim_v}, torch_dtype(q), place);
+  const int32_t lse_dtype = args.q.dtype == FM_FLOAT64 ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32();
+  const Tensor lse = empty<3>("lse", {batch, heads, seqlen_q}, lse_dtype, place);
   args.out = call(out, "out");
   args.lse = call(lse, "lse");
 
@@ -222,7 +227,7 @@ bool has_rows_for_cuda(const fm_tensor& t) {
 /// dout as the kernels take it. It is no input of the user's but what autograd has: after sum() an expanded tensor, after cat() a slice.
 /// The CPU reads any; CUDA reads most where they are, and of the others a copy is made, which lives as long as the call.
 Tensor readable(const Tensor& dout, const Call& call, const Place& place) {
-  return place.is_cpu() || has_rows_for_cuda(call(dout, "dout")) ? dout : copy_of(dout, place);
+  return place.is_cpu() || has_rows_for_cuda(call(dout, "dout")) ? dout : copy_of("a copy of dout", dout, place);
 }
 
 /// What the workspace of a backward that has its plan depends on.
@@ -237,13 +242,13 @@ void run_backward(const fm_backward_args& args, const fm_options& options, const
   const bool remembers = !place.is_cpu() && args.plan;
   const auto key = workspace_key(args, options);
   if (remembers && last.second > 0 && last.first == key) {
-    const Tensor workspace = empty_bytes(last.second, place);
+    const Tensor workspace = empty_bytes(kBackwardWorkspace, last.second, place);
     if (fm_backward(&args, workspace.data_ptr(), last.second, &options) == FM_OK) return;
   }
   size_t bytes = 0;
-  check(fm_backward_workspace(&args, &options, &bytes));
-  const Tensor workspace = empty_bytes(bytes, place);
-  check(fm_backward(&args, workspace.data_ptr(), bytes, &options));
+  check(fm_backward_workspace(&args, &options, &bytes), place);
+  const Tensor workspace = empty_bytes(kBackwardWorkspace, bytes, place);
+  check(fm_backward(&args, workspace.data_ptr(), bytes, &options), place);
   if (remembers) last = {key, bytes};
 }
 
@@ -268,7 +273,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& given_dout, const Opti
                                                                                                            size_of(k, 1, "key"));
   args.mask = &mask;
   set_plan(plan_buffer, call, args.plan, args.plan_bytes);
-  const Tensor dq = empty_like(q, place), dk = empty_like(k, place), dv = empty_like(v, place);
+  const Tensor dq = empty_like("dq", q, place), dk = empty_like("dk", k, place), dv = empty_like("dv", v, place);
   args.dq = call(dq, "dq");
   args.dk = call(dk, "dk");
   args.dv = call(dv, "dv");

@@ -4,13 +4,49 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <new>
 #include <numeric>
 #include <stdexcept>
+#include <string_view>
+#include <utility>
 
 using torch::stable::Tensor;
 
+/// Why the last call of torch's C interface failed. torch has it from 2.13 on, and prints it before: declared weak, it is null there.
+extern "C" __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
+
+namespace {
+
+/// torch's reason for the call that just failed; "" if it printed it instead.
+std::string reason() {
+  const char* what = torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : nullptr;
+  return what ? what : "";
+}
+
+[[noreturn]] void throw_failure(const std::string& why) {
+  throw std::runtime_error("a call of torch's C interface failed" + (why.empty() ? "; torch has logged why" : ": " + why));
+}
+
+/// MemoryError in Python, with a text.
+class MemoryError : public std::bad_alloc {
+ public:
+  explicit MemoryError(const std::string& text) : text_(text) {}
+  const char* what() const noexcept override { return text_.what(); }
+
+ private:
+  std::runtime_error text_;  // copied without throwing
+};
+
+}  // namespace
+
 void torch_check(AOTITorchError error) {
-  if (error != AOTI_TORCH_SUCCESS) throw std::runtime_error("a call of torch's C interface failed; torch has printed why");
+  if (error != AOTI_TORCH_SUCCESS) throw_failure(reason());
+}
+
+void throw_out_of_memory(const std::string& what, const Place& place, const std::string& why) {
+  const std::string text = what + " on " + place.name() + (why.empty() ? "" : " (" + why + ")");
+  if (place.is_cpu()) throw MemoryError("out of memory: " + text);
+  throw std::runtime_error(kOutOfMemory + ("CUDA out of memory: " + text));
 }
 
 std::string Place::name() const {
@@ -68,13 +104,34 @@ Order in_place() {
   return order;
 }
 
+/// Whether a failed allocation lacked memory. Where torch does not say why it failed, nothing else is likely.
+bool is_out_of_memory(std::string_view why) {
+  const auto says = [why](std::string_view words) { return why.find(words) != std::string_view::npos; };
+  return why.empty() || says("out of memory") || says("can't allocate memory") || says("not enough memory") || says("bad_alloc");
+}
+
+/// The error of the allocation of `name` that just failed.
+[[noreturn]] void throw_no_tensor(const char* name, const int64_t* shape, size_t rank, int32_t dtype, const Place& place) {
+  const std::string why = reason();
+  if (!is_out_of_memory(why)) throw_failure(why);
+  std::string sizes;
+  size_t bytes = aoti_torch_dtype_element_size(dtype);
+  for (size_t d = 0; d < rank; ++d) {
+    sizes += (d ? ", " : "") + std::to_string(shape[d]);
+    bytes *= static_cast<size_t>(shape[d]);
+  }
+  throw_out_of_memory(std::string(name) + " [" + sizes + "] needs " + std::to_string(bytes) + " bytes", place, why);
+}
+
 /// An uninitialised dense tensor, its dimensions in memory as `order` has them, the innermost one last.
-Tensor empty_in_order(const int64_t* shape, size_t rank, const Order& order, int32_t dtype, const Place& place) {
+Tensor empty_in_order(const char* name, const int64_t* shape, size_t rank, const Order& order, int32_t dtype, const Place& place) {
   std::array<int64_t, kMostDimensions> strides{};
   int64_t stride = 1;
   for (size_t n = rank; n-- > 0; stride *= std::max<int64_t>(shape[order[n]], 1)) strides[order[n]] = stride;
   AtenTensorHandle handle = nullptr;
-  torch_check(aoti_torch_empty_strided(static_cast<int64_t>(rank), shape, strides.data(), dtype, place.type, place.index, &handle));
+  if (aoti_torch_empty_strided(static_cast<int64_t>(rank), shape, strides.data(), dtype, place.type, place.index, &handle) !=
+      AOTI_TORCH_SUCCESS)
+    throw_no_tensor(name, shape, rank, dtype, place);
   return Tensor(handle);
 }
 
@@ -84,25 +141,27 @@ void check_rank(size_t rank) {
 
 }  // namespace
 
-Tensor empty(const int64_t* shape, size_t rank, int32_t dtype, const Place& place) {
+Tensor empty(const char* name, const int64_t* shape, size_t rank, int32_t dtype, const Place& place) {
   check_rank(rank);
-  return empty_in_order(shape, rank, in_place(), dtype, place);
+  return empty_in_order(name, shape, rank, in_place(), dtype, place);
 }
 
-Tensor empty_like(const Tensor& tensor, const Place& place) {
+Tensor empty_like(const char* name, const Tensor& tensor, const Place& place) {
   const auto sizes = tensor.sizes(), strides = tensor.strides();
   check_rank(sizes.size());
   Order order = in_place();
   const auto outer = static_cast<std::ptrdiff_t>(std::max<size_t>(sizes.size(), 1)) - 1;
   std::stable_sort(order.begin(), order.begin() + outer, [&](size_t a, size_t b) { return strides[a] > strides[b]; });
-  return empty_in_order(sizes.data(), sizes.size(), order, torch_dtype(tensor), place);
+  return empty_in_order(name, sizes.data(), sizes.size(), order, torch_dtype(tensor), place);
 }
 
-Tensor copy_of(const Tensor& tensor, const Place& place) {
+Tensor copy_of(const char* name, const Tensor& tensor, const Place& place) {
   const auto sizes = tensor.sizes();
-  const Tensor copy = empty(sizes.data(), sizes.size(), torch_dtype(tensor), place);
+  const Tensor copy = empty(name, sizes.data(), sizes.size(), torch_dtype(tensor), place);
   torch_check(aoti_torch_copy_(copy.get(), tensor.get(), 0));
   return copy;
 }
 
-Tensor empty_bytes(size_t bytes, const Place& place) { return empty<1>({static_cast<int64_t>(bytes)}, aoti_torch_dtype_uint8(), place); }
+Tensor empty_bytes(const char* name, size_t bytes, const Place& place) {
+  return empty<1>(name, {static_cast<int64_t>(bytes)}, aoti_torch_dtype_uint8(), place);
+}

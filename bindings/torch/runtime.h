@@ -12,6 +12,9 @@
 /// Throws if a call of torch's C interface failed.
 void torch_check(AOTITorchError error);
 
+/// What Python turns into torch.OutOfMemoryError: torch passes on an exception's text, not its type.
+constexpr const char* kOutOfMemory = "OutOfMemoryError: ";
+
 /// A torch device: what a tensor's memory is on.
 struct Place {
   int32_t type = 0;   ///< aoti_torch_device_type_cpu() or _cuda()
@@ -40,16 +43,19 @@ void* current_stream(const Place& place);
 /// dtype as torch's C interface counts it.
 int32_t torch_dtype(const torch::stable::Tensor& tensor);
 
-/// An uninitialised contiguous tensor.
-torch::stable::Tensor empty(const int64_t* shape, size_t rank, int32_t dtype, const Place& place);
+/// The error of memory that there is not: a MemoryError on the CPU, an error of kOutOfMemory on CUDA. `what` needed it; `why` is what torch said.
+[[noreturn]] void throw_out_of_memory(const std::string& what, const Place& place, const std::string& why = "");
+
+/// An uninitialised contiguous tensor. Where there is no memory for it, the error says how much `name` needed, as in all that follow.
+torch::stable::Tensor empty(const char* name, const int64_t* shape, size_t rank, int32_t dtype, const Place& place);
 template <size_t kRank>
-torch::stable::Tensor empty(const std::array<int64_t, kRank>& shape, int32_t dtype, const Place& place) {
-  return empty(shape.data(), kRank, dtype, place);
+torch::stable::Tensor empty(const char* name, const std::array<int64_t, kRank>& shape, int32_t dtype, const Place& place) {
+  return empty(name, shape.data(), kRank, dtype, place);
 }
 /// The same with `tensor`'s shape and dtype, dense, its dimensions in memory in the order of `tensor`'s strides, but the last one
 /// innermost: what is like a transposed view is one.
-torch::stable::Tensor empty_like(const torch::stable::Tensor& tensor, const Place& place);
+torch::stable::Tensor empty_like(const char* name, const torch::stable::Tensor& tensor, const Place& place);
 /// A contiguous copy, in memory of its own.
-torch::stable::Tensor copy_of(const torch::stable::Tensor& tensor, const Place& place);
+torch::stable::Tensor copy_of(const char* name, const torch::stable::Tensor& tensor, const Place& place);
 /// `bytes` bytes of memory from torch's allocator.
-torch::stable::Tensor empty_bytes(size_t bytes, const Place& place);
+torch::stable::Tensor empty_bytes(const char* name, size_t bytes, const Place& place);

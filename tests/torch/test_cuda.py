@@ -176,6 +176,29 @@ def test_calls_leave_no_memory_behind(requires_grad):
     assert torch.cuda.memory_allocated(DEVICE) == before
 
 
+@pytest.fixture
+def little_memory():
+    """64 MiB more than this process has."""
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(DEVICE).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(DEVICE) + (64 << 20)) / total, DEVICE)
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
+
+
+def test_what_lacks_memory_is_torchs_error(little_memory):
+    """It says which tensor and how much, and the next call that fits runs."""
+    q = torch.randn(1, 1, 1, 64, dtype=torch.bfloat16, device=DEVICE).expand(1, 65536, 32, 64)
+    text = rf"CUDA out of memory: out \[1, 65536, 32, 64\] needs 268435456 bytes on {DEVICE}"
+    with pytest.raises(torch.OutOfMemoryError, match=f"^{text}"):
+        flashmask_attention(q, q, q)
+    with pytest.raises(RuntimeError, match=f"OutOfMemoryError: {text}"):
+        torch.ops.flashmask.forward(q, q, q, None, None, None, None, False, None, -1, -1, False, "auto")
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory: the plan "):
+        masks.causal(1 << 21).plan(DEVICE)
+    assert flashmask_attention(*tensors(), causal=True).isfinite().all()
+
+
 # --- Streams ------------------------------------------------------------------------------------------
 
 
