@@ -155,7 +155,7 @@ def sampled_cells(mask, batch, head, side, most):
         count = min(count, _SAMPLE // _tiles(mask.seqlen_q, min(side, TILE)))
         if count < 4 * _tiles(mask.seqlen_k, side):
             return None
-    columns = torch.arange(count, device=mask.device) * mask.seqlen_k // count
+    columns = (2 * torch.arange(count, device=mask.device) + 1) * mask.seqlen_k // (2 * count)  # in the middle of as many parts
     columns[-1] = mask.seqlen_k - 1  # so that the last cell, which may be narrow, has one
     cell, cells = columns // side, _tiles(mask.seqlen_k, side)
     rows = side if mask.block_mask is None else min(side, TILE)

@@ -127,7 +127,10 @@ class Mask:
         It is made on the current stream. Raises RuntimeError if a tensor of the mask changed in place since. While a graph is traced or
         captured, making the plan becomes part of the graph, so that it follows the contents at every run.
         """
-        made = None if torch.compiler.is_compiling() else self._plans.get(device)
+        return self._make_plan(self._plan_device(device)) if torch.compiler.is_compiling() else self._plan_in_eager_mode(device)
+
+    def _plan_in_eager_mode(self, device):
+        made = self._plans.get(device)
         if made is None or made[0] and torch.cuda.is_current_stream_capturing():
             return self._make_plan(self._plan_device(device))
         for tensor, version in made[2]:

@@ -22,6 +22,12 @@ _library.load()
 _ops = torch.ops.flashmask
 _forward_operator, _backward_operator = _ops.forward.default._op, _ops.backward.default._op  # what calling the operators calls
 
+# Looked up once: every call asks them all.
+_is_compiling, _is_autocast_enabled = torch.compiler.is_compiling, torch._C._is_any_autocast_enabled
+_is_deterministic, _is_transformed = torch.are_deterministic_algorithms_enabled, torch._C._are_functorch_transforms_active
+
+_NO_FUNCTIONAL_DERIVATIVE = "torch.func cannot differentiate flashmask attention; torch.autograd.grad and backward() can"
+
 # How the operators begin the messages of what is more than a RuntimeError: an exception's type does not come through torch.
 _MEANT = {"UnsupportedError: ": UnsupportedError, "OutOfMemoryError: ": torch.OutOfMemoryError}
 LAYOUTS = {"bshd": "[batch, seqlen, heads, head_dim]", "bhsd": "[batch, heads, seqlen, head_dim]"}
@@ -55,13 +61,13 @@ def attention(q, k, v, mask=None, *, softmax_scale=None, layout="bshd", determin
 
 def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend):
     """attention() of tensors with 4 dimensions and a mask of their lengths. This is what every call pays for: see benchmarks/torch_overhead.py."""
-    is_compiling = torch.compiler.is_compiling()
-    if is_compiling or torch._C._is_any_autocast_enabled():
+    is_compiling = _is_compiling()
+    if is_compiling or _is_autocast_enabled():
         q, k, v = autocast(q, k, v)
     if layout == "bhsd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     if deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
+        deterministic = _is_deterministic()
     else:
         deterministic = _arguments.flag("deterministic", deterministic)
     if softmax_scale is not None:
@@ -72,15 +78,16 @@ def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backe
         bounds = block_mask = plan_ = None
         options = (softmax_scale, False, None, -1, -1, deterministic, backend)
     else:
-        bounds, block_mask, plan_ = mask.bounds, mask.block_mask, mask.plan(q.device)
+        bounds, block_mask, plan_ = mask.bounds, mask.block_mask, mask.plan(q.device) if is_compiling else mask._plan_in_eager_mode(q.device)
         left, right = mask.window or (-1, -1)
         options = (softmax_scale, mask.causal, mask.q_offset, left, right, deterministic, backend)
-    # The kernel itself saves a way through the dispatcher; a graph needs the operator.
+    # The kernel itself saves a way through the dispatcher; a graph and torch.func need the operator.
     if is_compiling:
         out, lse = _ops.forward(q, k, v, bounds, block_mask, plan_, *options)
     else:
         try:
-            out, lse = _forward(q, k, v, bounds, block_mask, plan_, *options)
+            forward = _transformed if _is_transformed() else _forward
+            out, lse = forward(q, k, v, bounds, block_mask, plan_, *options)
         except RuntimeError as error:
             _raise_as_meant(error)
             _arguments.check_tensors(LAYOUTS["bshd"], query=q, key=k, value=v)
@@ -254,11 +261,17 @@ def _forward(q, k, v, bounds, block_mask, plan_, *options):
         _refuse_tangents(q, k, v)
     if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
         if torch._C._are_functorch_transforms_active():
-            raise UnsupportedError("torch.func cannot differentiate flashmask attention, nor map a call (vmap) whose gradients are needed; "
-                                   "torch.autograd.grad and backward() of a call with a batch can")
+            raise UnsupportedError(_NO_FUNCTIONAL_DERIVATIVE)
         return _Attention.apply(q, k, v, bounds, block_mask, plan_, options)
     with _AutoDispatchBelowAutograd():
         return _forward_operator(q, k, v, bounds, block_mask, plan_, *options)
+
+
+def _transformed(q, k, v, *others):
+    """A call within torch.func's transforms. What vmap maps may require gradients, which only the dispatcher sees."""
+    if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
+        raise UnsupportedError(_NO_FUNCTIONAL_DERIVATIVE)
+    return _ops.forward(q, k, v, *others)
 
 
 def _refuse_tangents(*tensors):

@@ -43,9 +43,9 @@ def flashmask_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None
     """
     _refuse_unsupported(dropout_p=(dropout_p, 0), softcap=(softcap, 0), alibi_slopes=(alibi_slopes, None), block_table=(block_table, None))
     _arguments.check_tensors("(total tokens, heads, head_dim)", q=q, k=k, v=v)
-    cu_seqlens_q, cu_seqlens_k = (_cu_seqlens(*given, q.device) for given in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)))
-    _arguments.check_one_device(q=q, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    mask = varlen_mask(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0], causal=causal, window_size=window_size)
+    cu_q, cu_k = _cu_seqlens_of_both(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0], q.device)
+    _arguments.check_one_device(q=q, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+    mask = _mask(cu_q, cu_k, q.shape[0], k.shape[0], *_window(window_size, causal))
     out, lse = flashmask_attention(q[None], k[None], v[None], mask, softmax_scale=softmax_scale, deterministic=deterministic, return_softmax_lse=True, backend=backend)
     return (out[0], lse[0]) if return_softmax_lse or return_attn_probs else out[0]
 
@@ -64,10 +64,14 @@ def varlen_mask(cu_seqlens_q, cu_seqlens_k, total_q, total_k, *, causal=False, w
     from `last` on, which are the two intervals of the form (LTS, UTE) = (last, first). Where nobody sees the column, last <= first and the two cover
     everything.
     """
-    left, right = _window(window_size, causal)
     total_q, total_k = _arguments.length("total_q", total_q), _arguments.length("total_k", total_k)
-    cu_q, cu_k = _cu_seqlens("cu_seqlens_q", cu_seqlens_q, device), _cu_seqlens("cu_seqlens_k", cu_seqlens_k, device)
-    _check_cu_seqlens(cu_q, cu_k, total_q, total_k)
+    cu_q, cu_k = _cu_seqlens_of_both(cu_seqlens_q, cu_seqlens_k, total_q, total_k, device)
+    _arguments.check_one_device(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+    return _mask(cu_q, cu_k, total_q, total_k, *_window(window_size, causal))
+
+
+def _mask(cu_q, cu_k, total_q, total_k, left, right):
+    """varlen_mask of int64 cu_seqlens and a window with causal folded in."""
     key = torch.arange(total_k, device=cu_k.device)
     # The number of documents that end at or before the key; past the last one this is an extra document without rows.
     document = torch.searchsorted(cu_k[1:], key, right=True)
@@ -93,17 +97,21 @@ def _window(window_size, causal):
     return left, 0 if _arguments.flag("causal", causal) else right
 
 
-def _cu_seqlens(name, values, device):
-    """int64 (documents + 1,), contiguous."""
+def _cu_seqlens_of_both(cu_seqlens_q, cu_seqlens_k, total_q, total_k, device):
+    """Both as int64 (documents + 1,), contiguous; the same one where they are."""
+    cu_q = _cu_seqlens("cu_seqlens_q", cu_seqlens_q, total_q, "query rows", device)
+    if cu_seqlens_k is cu_seqlens_q and total_k == total_q:
+        return cu_q, cu_q
+    cu_k = _cu_seqlens("cu_seqlens_k", cu_seqlens_k, total_k, "keys", device)
+    if cu_q.shape != cu_k.shape:
+        raise ValueError(f"cu_seqlens_q has {cu_q.shape[0]} entries and cu_seqlens_k {cu_k.shape[0]}; "
+                         "they must have as many, one more than there are documents")
+    return cu_q, cu_k
+
+
+def _cu_seqlens(name, values, total, tokens, device):
     cu = _arguments.integers(name, values, device).contiguous()
     if cu.ndim != 1 or cu.shape[0] < 1:
         raise ValueError(f"{name} has shape {tuple(cu.shape)}; it must be (documents + 1,): 0, then the end of each document")
+    _arguments.check_cu_seqlens(name, cu, total, f"the number of {tokens}")
     return cu
-
-
-def _check_cu_seqlens(cu_q, cu_k, total_q, total_k):
-    _arguments.check_one_device(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
-    if cu_q.shape != cu_k.shape:
-        raise ValueError(f"cu_seqlens_q has {cu_q.shape[0]} entries and cu_seqlens_k {cu_k.shape[0]}; they must have as many, one more than there are documents")
-    for name, cu, total, what in (("cu_seqlens_q", cu_q, total_q, "query rows"), ("cu_seqlens_k", cu_k, total_k, "keys")):
-        _arguments.check_cu_seqlens(name, cu, total, f"the number of {what}")

@@ -101,6 +101,38 @@ def test_another_length(function, make_mask):
     check(function, make_mask, [100, 140, 300, 64], backend="aot_eager", dynamic=True)
 
 
+def test_documents_of_new_lengths_at_the_same_total():
+    """Nothing is compiled anew, whether the mask comes from outside, of any number of documents, or is made of cu_seqlens in the graph."""
+    compiled = torch.compile(two_layers, fullgraph=True, backend="aot_eager")
+    for lengths in ([100], [30, 70], [1, 0, 98, 1], [20] * 5):
+        inputs, mask = tensors(100), flashmask.masks.causal_document(seqlens=lengths, device=DEVICE)
+        for got, want in zip(results(compiled, inputs, mask), results(two_layers, inputs, mask)):
+            torch.testing.assert_close(got, want)
+
+    def packed(q, k, v, cu_seqlens):
+        return flashmask.flashmask_varlen_func(q[0], k[0], v[0], cu_seqlens, cu_seqlens, causal=True, deterministic=True, return_softmax_lse=True)
+
+    compiled = torch.compile(packed, fullgraph=True, backend="aot_eager")
+    for lengths in ([30, 60, 10], [0, 99, 1], [50, 50, 0]):
+        inputs, cu_seqlens = tensors(100), torch.tensor([0, *lengths], device=DEVICE).cumsum(0)
+        for got, want in zip(results(compiled, inputs, cu_seqlens), results(packed, inputs, cu_seqlens)):
+            torch.testing.assert_close(got, want)
+
+
+def test_the_first_new_length_is_compiled_once_and_no_other():
+    """As torch does for any operator: the first length is taken for a constant, and from the second on it may be any."""
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(two_layers, fullgraph=True, backend=counter)
+    counts = []
+    with torch._dynamo.config.patch(error_on_recompile=False):
+        for length in (100, 140, 300, 64):
+            inputs, mask = tensors(length), mask_of(length)
+            for got, want in zip(results(compiled, inputs, mask), results(two_layers, inputs, mask)):
+                torch.testing.assert_close(got, want)
+            counts.append(counter.frame_count)
+    assert counts == [1, 2, 2, 2]
+
+
 def test_a_recompilation_would_be_noticed():
     with pytest.raises(torch._dynamo.exc.RecompileError):
         check(raw, random_bounds, [100, 140], backend="aot_eager", dynamic=False)

@@ -11,6 +11,7 @@ import pickle
 import random
 import subprocess
 import sys
+import time
 import types
 import xml.etree.ElementTree as ElementTree
 
@@ -183,6 +184,57 @@ def test_repr():
     assert "bounds=7" in repr(pytree.tree_map(lambda x: 7, masks.eviction([1, 2])))
 
 
+LARGE = {
+    "vectors": lambda n: masks.causal_document(seqlens=torch.full((64,), n // 64)),
+    "four vectors": lambda n: Mask(n, n, bounds=torch.stack((torch.arange(n, dtype=torch.int32),) * 4, -1)[None, None]),
+    "a band": lambda n: masks.sliding_window(n, n, n // 100),
+    "heads": lambda n: Mask(n, n, bounds=torch.arange(n, dtype=torch.int32).expand(1, 1 << (23 - n.bit_length() + 1), n)[..., None], causal=True),
+    "blocks": lambda n: Mask(n, n, causal=True, block_mask=torch.ones(1, 1, n // 128, n // 128, dtype=torch.bool)),
+}
+
+
+@pytest.mark.parametrize("kind, tokens", [(kind, 1 << n) for kind in LARGE for n in (13, 15, 17, 19, 20, 23)
+                                          if n < 20 or kind not in ("blocks", "heads")])
+def test_repr_takes_no_time(kind, tokens):
+    """At most 0.05 s of one thread at any length."""
+    mask = LARGE[kind](tokens)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        spent = []
+        for _ in range(3):
+            begin = time.process_time()
+            text = repr(mask)
+            spent.append(time.process_time() - begin)
+    finally:
+        torch.set_num_threads(threads)
+    assert min(spent) <= 0.05
+    assert "visible" in text and len(text.splitlines()) > 10
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_a_sample_says_about_the_same_as_a_count(kind):
+    """Which cells see something, and the share of what is visible."""
+    from flashmask._columns import raster, sampled_cells
+
+    mask = LARGE[kind](1 << 13)
+    exact, (visible, elements) = raster(mask, 0, 0, 512), sampled_cells(mask, 0, 0, 512, 1531)
+    assert torch.equal(visible > 0, exact.visible > 0) and torch.equal(visible == elements, exact.visible == exact.elements)
+    assert abs(visible.sum() / elements.sum() - exact.visible.sum() / exact.elements.sum()) < 0.01
+    assert (visible / elements - exact.visible / exact.elements).abs().max() < 0.05
+
+
+def test_repr_says_that_it_is_a_sample():
+    n = 1 << 20
+    lines = repr(masks.causal(n)).splitlines()
+    assert lines[0] == f"Mask({n} query rows x {n} keys, causal)" and len(lines) == 18
+    assert lines[-1].startswith("visible about 50 %, from a sample of keys; mask.stats() counts tiles; a cell is 65536 x 65536")
+    blocks = masks.causal(n).replace(block_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool).expand(1, 1, n // 128, n // 128), seqlen_k=n)
+    assert "visible about 50 %" in repr(blocks)
+    tall = Mask(1 << 27, 128, block_mask=torch.ones(1, 1, 1 << 20, 1, dtype=torch.bool))
+    assert repr(tall).splitlines()[1] == "not looked at, for its size: mask.plot() draws it and mask.stats() counts its tiles"
+
+
 def test_svg_is_bounded_and_well_formed():
     generator = torch.Generator().manual_seed(0)
     noise = Mask(4096, 4096, bounds=torch.randint(0, 4096, (1, 1, 4096, 4), generator=generator, dtype=torch.int32))
@@ -272,6 +324,59 @@ def test_to_block_mask(seed):
     tiles = torch.nn.functional.pad(dense, (0, -mask.seqlen_k % 128, 0, -mask.seqlen_q % 128)).unfold(2, 128, 128).unfold(3, 128, 128)
     assert torch.equal(block_mask.to_dense().bool(), tiles.any(-1).any(-1))
     assert torch.equal(block_mask.full_kv_num_blocks, tiles.all(-1).all(-1).sum(-1, dtype=torch.int32))
+
+
+def of_both_heads(bounds_heads, block_heads, rows=300, keys=200):
+    """A mask whose vectors and block mask each have heads of their own."""
+    generator = torch.Generator().manual_seed(bounds_heads)
+    bounds = torch.randint(0, rows + 1, (2, bounds_heads, keys, 2), generator=generator, dtype=torch.int32)
+    blocks = torch.rand(1, block_heads, 3, 2, generator=generator) < 0.6
+    return Mask(rows, keys, bounds=bounds, block_mask=blocks)
+
+
+@pytest.mark.parametrize("heads", [(2, 4), (4, 2), (1, 4), (3, 3), (2, 6)])
+def test_heads_of_the_vectors_and_of_the_block_mask_are_broadcast_to_the_larger(heads):
+    """As a call does with heads_kv and heads_q: each key head's are those of its query heads."""
+    mask, most = of_both_heads(*heads), max(heads)
+    wide = mask.replace(bounds=mask.bounds.repeat_interleave(most // heads[0], 1),
+                        block_mask=mask.block_mask.repeat_interleave(most // heads[1], 1))
+    assert mask.heads == most and mask.to_dense().shape == (2, most, 300, 200)
+    assert torch.equal(mask.to_dense(), wide.to_dense()) and mask.stats() == wide.stats()
+    assert repr(mask).splitlines()[1:] == repr(wide).splitlines()[1:]
+    assert all(mask.plot(1, head) == wide.plot(1, head) for head in range(most))
+    indices = torch.meshgrid(*map(torch.arange, (2, most, 300, 200)), indexing="ij")
+    assert torch.equal(mask.to_block_mask().mask_mod(*indices), wide.to_dense())
+    assert torch.equal(mask.to_block_mask().to_dense(), wide.to_block_mask().to_dense())
+
+
+def test_heads_that_do_not_divide_each_other_are_refused():
+    with pytest.raises(ValueError, match="heads of the bounds is 4 and of the block mask 3; .* so one divides the other"):
+        of_both_heads(4, 3)
+
+
+def test_traced_plans_of_both_heads_have_the_size_of_the_larger():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from flashmask import ops
+
+    mask = of_both_heads(2, 4)
+    with FakeTensorMode() as mode:
+        sizes = [ops.plan(m.replace(bounds=mode.from_tensor(m.bounds), block_mask=mode.from_tensor(m.block_mask))).shape
+                 for m in (mask, of_both_heads(4, 4), of_both_heads(2, 2))]
+    assert sizes[0] == sizes[1] != sizes[2]
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("batch", [1, 3])
+def test_flex_attention_broadcasts_a_mask_of_one_head(batch):
+    """BlockMask's own 1 stands for any batch and heads, which it then asks the predicate for."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    mask = masks.causal_document(seqlens=[100, 30, 170]).replace(block_mask=torch.tensor([[1, 0, 0], [0, 1, 0], [1, 1, 1]]).bool()[None, None])
+    q, k, v = torch.randn(3, batch, 4, 300, 16).unbind()
+    got = flex_attention(q, k, v, block_mask=mask.to_block_mask())
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask.to_dense()).nan_to_num()
+    assert torch.allclose(got, want, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -475,6 +580,28 @@ def test_copies_and_pickles(calls):
     for again in (pickle.loads(pickle.dumps(mask)), copy.deepcopy(mask)):
         assert torch.equal(again.to_dense(), mask.to_dense()) and again.bounds is not mask.bounds
         assert again.plan() is not mask.plan()
+
+
+def test_a_saved_mask_is_loaded_as_data_alone(tmp_path, calls):
+    """torch.load's default since 2.6: what is not registered is refused."""
+    file = tmp_path / "batch.pt"
+    for mask in (both_tensors(), masks.causal_document(seqlens=[3, 4]), masks.causal(5)):
+        mask.plan("cpu")
+        torch.save({"mask": mask, "x": torch.ones(2)}, file)
+        again = torch.load(file, weights_only=True)["mask"]
+        assert isinstance(again, Mask) and torch.equal(again.to_dense(), mask.to_dense())
+        assert again.plan("cpu") is not mask.plan("cpu")
+
+
+def test_what_a_file_says_is_checked(tmp_path):
+    mask = masks.causal_document(seqlens=[3, 4])
+    state = {**mask.__getstate__(), "seqlen_k": 6}
+    with pytest.raises(ValueError, match="it has 7 columns, but there are 6 keys"):
+        object.__new__(Mask).__setstate__(state)
+    older = {**mask.__getstate__(), "_plans": {}}
+    again = object.__new__(Mask)
+    again.__setstate__(older)
+    assert torch.equal(again.to_dense(), mask.to_dense())
 
 
 def test_a_mask_taken_apart_and_put_together_keeps_its_plan(calls):

@@ -744,6 +744,53 @@ def test_errors(call, message):
         call()
 
 
+# Every builder that takes documents, blocks or a tree together with a length.
+WITH_A_LENGTH = {
+    "causal_document": lambda **given: masks.causal_document(**given),
+    "document": lambda **given: masks.document(**given),
+    "causal_blockwise": lambda **given: masks.causal_blockwise(**given),
+    "prefix_lm_document": lambda **given: masks.prefix_lm_document(prefix=[1, 2], **given),
+    "attention_sink_window": lambda **given: masks.attention_sink_window(1, 2, **given),
+    "block_causal": lambda **given: masks.block_causal(2, **given),
+    "block_diffusion": lambda **given: masks.block_diffusion(2, **given)[0],
+    "eagle3_ttt": lambda **given: masks.eagle3_ttt(2, **given),
+    "dflash": lambda **given: masks.dflash([1], 2, **given),
+    "causal_with_blocks": lambda seqlen, **given: masks.causal_with_blocks([-1] * seqlen, **given),
+}
+BEYOND = {"seqlens": ([5, 6], "the sum of seqlens is 11"), "cu_seqlens": ([0, 5, 11], r"cu_seqlens\[2\] is 11")}
+
+
+@pytest.mark.parametrize("form", [list, np.array, torch.tensor])
+@pytest.mark.parametrize("given", BEYOND)
+@pytest.mark.parametrize("name", WITH_A_LENGTH)
+def test_documents_that_go_beyond_the_length_are_refused(name, given, form):
+    """None is cut silently; what is on a device cannot be looked at."""
+    values, message = BEYOND[given]
+    with pytest.raises(ValueError, match=f"{message}; it must be at most the length of the sequence, 10"):
+        WITH_A_LENGTH[name](**{given: form(values)}, seqlen=10)
+    for seqlen in (11, 12):
+        WITH_A_LENGTH[name](**{given: form(values)}, seqlen=seqlen)
+    if name not in ("causal_with_blocks", "dflash"):  # whose other tensors are lists here
+        assert WITH_A_LENGTH[name](**{given: torch.tensor(values, device="meta")}, seqlen=10).device.type == "meta"
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda: masks.causal_document(seqlens=[[5, 5], [5, 6]], seqlen=10), r"the sum of seqlens\[1\] is 11; it must be at most"),
+    (lambda: masks.document([[0, 10], [0, 11]], seqlen=10), r"cu_seqlens\[1, 1\] is 11; it must be at most"),
+    (lambda: masks.shared_question([(5, [3, 3])], seqlen=10), "the sum of seqlens is 11; it must be at most"),
+    (lambda: masks.shared_question(seqlens=[5, 6], is_question=[True, False], seqlen=10), "the sum of seqlens is 11; it must be at most"),
+    (lambda: masks.prefix_tree([-1, 0], [5, 6], seqlen=10), "the sum of lengths is 11; it must be at most"),
+    (lambda: masks.prefix_tree([-1] * 11, seqlen=10), "the sum of lengths is 11; it must be at most"),
+    (lambda: masks.prefix_tree_from_intervals([0, 5], [11, 11], seqlen=10), r"tout\[0\] is 11; it must be at most"),
+    (lambda: masks.block_causal([5, 6], seqlen=10), "the sum of blocks is 11; it must be at most"),
+    (lambda: masks.block_causal([5, 6], seqlens=[10]), "the sum of blocks is 11; it must be at most"),
+    (lambda: masks.block_diffusion([5, 6], seqlen=10), "the sum of blocks is 11; it must be at most"),
+])
+def test_what_else_goes_beyond_the_length_is_refused(call, message):
+    with pytest.raises(ValueError, match=f"{message} the length of the sequence, 10"):
+        call()
+
+
 @pytest.mark.parametrize("lengths", [torch.ones(3), [3.5, 1], np.array([3.0, 1.0])])
 def test_float_lengths_are_refused(lengths):
     with pytest.raises(TypeError, match="seqlens is torch.float32; it must be integers"):

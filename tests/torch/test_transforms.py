@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.export carries a call away; torch.func maps one, and refuses to differentiate it."""
+"""torch.export carries a call away; torch.func maps one, and cannot differentiate it, which it says."""
 
 import io
 
@@ -68,18 +68,75 @@ def test_export_with_a_mask():
         assert torch.equal(program.module()(*inputs), attend_with_mask(*inputs))
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_vmap_runs_one_call_after_the_other():
-    q, k, v = tensors(batch=3)
-    mask = masks.causal(20)
-    mapped = torch.func.vmap(lambda q, k, v: flashmask_attention(q[None], k[None], v[None], mask)[0])
-    assert torch.equal(mapped(q, k, v), flashmask_attention(q, k, v, mask))
+def mapped_tensors(*lead):
+    return [torch.randn(*lead, 20, 2, *head_dims(16), device=DEVICE, dtype=DTYPE) for _ in range(3)]
+
+
+def mapped_bounds(*lead):
+    return torch.randint(0, 21, (*lead, 1, 20, 1), dtype=torch.int32).to(DEVICE)
+
+
+def mapped_blocks(*lead):
+    return (torch.rand(*lead, 1, 1, 1) < 0.5).to(DEVICE)
+
+
+def with_blocks(q, k, v, bounds, block_mask):
+    return flashmask_attention(q, k, v, bounds, causal=True, block_mask=block_mask)
+
+
+def shared_mask(q, k, v, mask=masks.causal(20)):
+    return flashmask_attention(q, k, v, mask)
+
+
+# What is mapped, along which of its dimensions, and the call: 3 calls of a batch of 2.
+MAPPED = {
+    "a mask for all": lambda: (shared_mask, mapped_tensors(3, 2), (0, 0, 0)),
+    "queries alone": lambda: (shared_mask, [mapped_tensors(3, 2)[0], *mapped_tensors(2)[1:]], (0, None, None)),
+    "other dimensions": lambda: (shared_mask, [x.movedim(0, d) for x, d in zip(mapped_tensors(3, 2), (1, 2, -1))], (1, 2, -1)),
+    "bounds for all": lambda: (attend, [*mapped_tensors(3, 2), mapped_bounds(1)], (0, 0, 0, None)),
+    "bounds for each of the batch": lambda: (attend, [*mapped_tensors(3, 2), mapped_bounds(2)], (0, 0, 0, None)),
+    "bounds for each call": lambda: (attend, [*mapped_tensors(3, 2), mapped_bounds(3, 1)], (0, 0, 0, 0)),
+    "bounds for each of both": lambda: (attend, [*mapped_tensors(3, 2), mapped_bounds(3, 2)], (0, 0, 0, 0)),
+    "bounds alone": lambda: (attend, [*mapped_tensors(2), mapped_bounds(3, 2)], (None, None, None, 0)),
+    "blocks": lambda: (with_blocks, [*mapped_tensors(3, 2), mapped_bounds(2), mapped_blocks(3, 1)], (0, 0, 0, None, 0)),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("what", MAPPED)
+def test_vmap_is_one_call_after_the_other(what):
+    """But one call to the operator; and torch has no complaint about what it would have to do itself."""
+    function, inputs, dims = MAPPED[what]()
+    got = torch.func.vmap(function, dims)(*inputs)
+    for n in range(3):
+        want = function(*(x if d is None else x.select(d, n).contiguous() for x, d in zip(inputs, dims)))
+        assert torch.equal(got[n], want)
+
+
+@pytest.mark.filterwarnings("error")
+def test_vmap_within_vmap():
+    inputs, mask = mapped_tensors(3, 2), masks.causal_document(seqlens=[5, 15], device=DEVICE)
+    alone = lambda q, k, v: flashmask_attention(q[None], k[None], v[None], mask)[0]
+    mapped = torch.func.vmap(torch.func.vmap(alone))(*inputs)
+    assert torch.equal(mapped.flatten(0, 1), flashmask_attention(*(x.flatten(0, 1) for x in inputs), mask))
+
+
+@pytest.mark.filterwarnings("error")
+def test_gradients_of_what_vmap_maps():
+    """Of autograd, from outside."""
+    leaves = [x.requires_grad_() for x in mapped_tensors(3, 2)]
+    dout = torch.randn(3, 2, 20, 2, *head_dims(16), device=DEVICE, dtype=DTYPE)
+    call = lambda q, k, v: flashmask_attention(q, k, v, causal=True, deterministic=True)
+    got = torch.autograd.grad(torch.func.vmap(call)(*leaves), leaves, dout)
+    want = torch.autograd.grad(call(*(x.flatten(0, 1) for x in leaves)), leaves, dout.flatten(0, 1))
+    assert all(torch.equal(a, b) for a, b in zip(got, want))
 
 
 TRANSFORMS = {
     "grad": lambda f, x: torch.func.grad(lambda y: f(y).sum())(x),
     "vjp": lambda f, x: torch.func.vjp(f, x),
     "jacrev": lambda f, x: torch.func.jacrev(f)(x),
+    "grad of vmap": lambda f, x: torch.func.grad(lambda y: torch.func.vmap(lambda z: f(z[None]))(y).sum())(x),
     "per sample": lambda f, x: torch.func.vmap(torch.func.grad(lambda y: f(y[None]).sum()))(x),
 }
 
@@ -102,7 +159,21 @@ def test_derivatives_in_forward_mode_are_refused(argument):
 
     with pytest.raises(UnsupportedError, match="derivatives in forward mode"):
         torch.func.jvp(call, (inputs[argument],), (inputs[argument],))
+    with pytest.raises(UnsupportedError, match="derivatives in forward mode"):
+        torch.func.jvp(torch.func.vmap(lambda x: call(x[None].expand(2, -1, -1, -1))), (inputs[argument],), (inputs[argument],))
     with forward_ad.dual_level():
         call(inputs[argument])  # without a tangent there is nothing to lose
         with pytest.raises(UnsupportedError, match="derivatives in forward mode"):
             call(forward_ad.make_dual(inputs[argument], torch.ones_like(inputs[argument])))
+
+
+@pytest.mark.parametrize("argument", range(3))
+def test_derivatives_in_forward_mode_are_refused_with_those_in_reverse(argument):
+    """As of parameters, which require gradients."""
+    inputs = [x.requires_grad_() for x in tensors()]
+    with forward_ad.dual_level():
+        duals = list(inputs)
+        duals[argument] = forward_ad.make_dual(inputs[argument], torch.ones_like(inputs[argument]))
+        with pytest.raises(UnsupportedError, match="derivatives in forward mode"):
+            flashmask_attention(*duals, causal=True)
+        flashmask_attention(*inputs, causal=True).sum().backward()
