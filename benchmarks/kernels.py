@@ -57,6 +57,16 @@ def table_of(library):
     return json.loads(_text(_load(library).fm_kernels_json))["kernels"]
 
 
+def head_dims(library):
+    """[(head_dim, head_dim_v)] that a library has attention kernels of, in order; none of a build without CUDA."""
+    return sorted({(info["head_dim"], info["head_dim_v"]) for info in table_of(library) if info["op"] != "plan"})
+
+
+def dtypes(library):
+    """Names of the element types that a library has attention kernels of."""
+    return sorted({info["dtype"] for info in table_of(library) if info["op"] != "plan"})
+
+
 def kernels_of(library, case, arch="sm90", multiprocessors=132, deterministic=False):
     """Ids of the kernels that a library runs for a receipt's case on a GPU of `arch`, those of the plan first.
 

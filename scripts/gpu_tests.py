@@ -27,6 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu")]
 import ran  # noqa: E402
+import kernels  # noqa: E402
 import receipts  # noqa: E402
 
 TAIL = 3000
@@ -35,8 +36,6 @@ STEPS = ("programs", "forward", "backward", "refused", "verify", "pytest", "torc
 BESIDE = ("torch", "overhead")
 CASES = {direction: f"gpu_{direction}_cases" for direction in ("forward", "backward")}
 REFUSED = "gpu_refused_calls"
-# What the backend takes: the rest of the covering list would only be counted as skipped.
-COVERING = ["--covering", "--dtypes", "bfloat16,float16", "--head-dims", "64,128", "--layouts", "bshd,bhsd,aligned"]
 # Tool: options of the cases. Memory that the program fills is no longer uninitialised.
 SANITIZERS = {"memcheck": [], "racecheck": [], "synccheck": [], "initcheck": ["--no-poison"]}
 # The backward sums up dq with the copy engine, whose writes to global memory initcheck does not see; what is read too early is poisoned
@@ -183,6 +182,14 @@ def pytest_counts(junit):
 # --- Steps -------------------------------------------------------------------------------------------
 
 
+def covering_words():
+    """The covering list of what the backend takes: the rest would only be counted as skipped."""
+    library = kernels.default_library()
+    dims = sorted({dim for pair in kernels.head_dims(library) for dim in pair})
+    return ["--covering", "--dtypes", ",".join(kernels.dtypes(library)), "--head-dims", ",".join(map(str, dims)),
+            "--layouts", "bshd,bhsd,aligned"]
+
+
 def programs(folder):
     found = sorted(p for p in (folder / "tests").rglob("*") if p.is_file() and os.access(p, os.X_OK)) if (folder / "tests").is_dir() else []
     return [p for p in found if p.name not in (*CASES.values(), REFUSED)]
@@ -229,7 +236,7 @@ def run_verify(session, carry, cases, no_limit):
     if not program:
         return session.leave_out("verify", "there is no flashmask command")
     command = [program, "verify", "--backend", "cuda"]
-    covering = session.run("verify --covering", [*command, *COVERING], 540 if no_limit else 60)
+    covering = session.run("verify --covering", [*command, *covering_words()], 540 if no_limit else 60)
     late = covering and covering["status"] == 124 and not no_limit
     if late:
         session.leave_out("verify --covering", f"stopped after {covering['seconds']:.0f} s")

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""nvrtc_kernels.py WHEELS: compiles every kernel of instances.def for sm_90a with the NVRTC of an older CUDA, and says what it spills.
+"""nvrtc_kernels.py WHEELS: compiles every kernel of tile_config.h for sm_90a with the NVRTC of an older CUDA, and says what it spills.
 
 WHEELS is a folder of NVIDIA's Python packages (pip install --target): nvrtc, runtime, nvcc and cccl. NVRTC compiles device code
 alone and has no C++ library, so the few names that the kernels take from it come from libcu++.
 """
 
 import ctypes
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ HEAD = """
 #define INFINITY __int_as_float(0x7f800000)
 #include <cuda_device_runtime_api.h>
 """
+ELEMENTS = {"bf16": "kBFloat16", "f16": "kFloat16"}
 
 
 def strings(values):
@@ -58,16 +60,19 @@ def main():
     major, minor = ctypes.c_int(), ctypes.c_int()
     nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     failed = False
+    hopper = SOURCES / "src/backends/cuda/sm90"
+    table = (hopper / "tile_config.h").read_text()
     for direction in ("forward", "backward"):
-        folder = SOURCES / "src/backends/cuda/sm90" / direction
-        table = (folder / "instances.def").read_text()
-        for dtype, element, head_dim, consumers in re.findall(r"^FLASHMASK_\w+\((\w+), (\w+), (\d+), (\d+)\)", table, re.MULTILINE):
-            values = {"dtype": dtype, "element": element, "head_dim": head_dim, "consumers": consumers, "name": "kernel", "id": "kernel"}
-            unit = HEAD + re.sub(r"@(\w+)@", lambda match: values[match[1]], (folder / "instance.cu.in").read_text())
+        template = (hopper / direction / "instance.cu.in").read_text()
+        rows = re.findall(rf"^ *{direction.title()}Tile{{(\d+), (\d+), (\d+),", table, re.MULTILINE)
+        for (head_dim, head_dim_v, consumers), (element, dtype) in itertools.product(rows, ELEMENTS.items()):
+            values = {"dtype": dtype, "element": element, "head_dim": head_dim, "head_dim_v": head_dim_v, "consumers": consumers,
+                      "name": "kernel", "id": "kernel"}
+            unit = HEAD + re.sub(r"@(\w+)@", lambda match, values=values: values[match[1]], template)
             compiled, log = compile_unit(nvrtc, wheels, unit)
             spills = max((int(stores) for stores in re.findall(r"(\d+) bytes spill stores", log)), default=0)
             failed |= not compiled
-            print(f"NVRTC {major.value}.{minor.value}: {direction} {element} {head_dim} {consumers}:",
+            print(f"NVRTC {major.value}.{minor.value}: {direction} {element} {head_dim} / {head_dim_v} {consumers}:",
                   f"compiled, spills {spills} bytes" if compiled else "error\n" + log, flush=True)
     sys.exit(failed)
 

@@ -196,7 +196,7 @@ def numbers(text):
 
 def add_arguments(parser):
     parser.add_argument("--op", choices=tuple(CONTENDERS), default="fwd", help="the forward or the backward pass")
-    parser.add_argument("--head-dim", type=int, choices=(64, 128), default=128)
+    parser.add_argument("--head-dim", type=int, default=128, help="one that the library has kernels of")
     parser.add_argument("--seqlen", type=int, default=8192, help="8192, 32768 or 131072; any multiple of 128 that divides 131072")
     parser.add_argument("--masks", type=names, help="comma-separated; default: all")
     parser.add_argument("--heads-kv", type=numbers, help="comma-separated; default: as many as query heads and, unless "

@@ -3,6 +3,7 @@
 
 import ctypes as C
 import itertools
+import json
 from dataclasses import dataclass, replace
 
 import torch
@@ -131,6 +132,15 @@ def _checked(library, status):
         raise ValueError(library.fm_last_error().decode())
 
 
+def _head_dims():
+    """Those that the library has GPU kernels of, with v as wide as k."""
+    library = _library()
+    status, text = capi.text_of(library.fm_kernels_json)
+    _checked(library, status)
+    found = {(kernel["head_dim"], kernel["head_dim_v"]) for kernel in json.loads(text)["kernels"] if kernel["op"] != "plan"}
+    return sorted(dim for dim, dim_v in found if dim == dim_v)
+
+
 def _explanation(call, mask):
     """Lines of fm_explain for a call that somebody takes."""
     library, options = _library(), call.options()
@@ -188,7 +198,7 @@ def _alternatives(call):
     if call.q.dtype not in (torch.bfloat16, torch.float16):
         yield "cast query, key and value to bfloat16", lambda c: c.map(lambda x: x.to(torch.bfloat16))
     longest = max(call.q.shape[3], call.v.shape[3])
-    for dim in (64, 128, 192, 256):
+    for dim in _head_dims():
         if dim >= longest and {call.q.shape[3], call.v.shape[3]} != {dim}:
             yield (f"pad head_dim with zeros to {dim}, pass softmax_scale={call.q.shape[3]}**-0.5 and cut the result to head_dim_v",
                    lambda c, dim=dim: c.map(lambda x: F.pad(x, (0, dim - x.shape[3]))))

@@ -35,12 +35,6 @@ constexpr double kFarOff = 4;
 /// What float32 has lost where terms cancel.
 constexpr double kSlack = 5e-5;
 
-constexpr Instance kInstances[] = {
-#define FLASHMASK_BACKWARD(dtype, element, head_dim, consumers) {DataType::dtype, #element, head_dim, consumers},
-#include "backends/cuda/sm90/backward/instances.def"
-#undef FLASHMASK_BACKWARD
-};
-
 enum class MaskKind { kFull, kWindow, kTwoIntervals, kEmpty, kDocuments, kPerHead };
 constexpr std::pair<MaskKind, const char*> kMasks[] = {{MaskKind::kFull, "full"},
                                                        {MaskKind::kWindow, "causal window"},
@@ -73,7 +67,7 @@ std::string describe(const Case& c, const char* mode) {
 std::vector<Case> all_cases(int multiprocessors, bool quick) {
   const int64_t many = round_up(ceil_div(multiprocessors + 1, ceil_div(kSeqlenK, 128)), kPatterns);
   std::vector<Case> cases;
-  for (const Instance& instance : kInstances) {
+  for (const Instance& instance : instances("bwd")) {
     for (std::size_t n = 0; n < (quick ? kQuickMasks : std::size(kMasks)); ++n) {
       const auto& [kind, name] = kMasks[n];
       cases.push_back({instance, kind, name, kind == MaskKind::kDocuments ? many : kPatterns});

@@ -37,12 +37,6 @@ double softmax_scale(int64_t head_dim) { return kSharpness / std::sqrt(static_ca
 /// Weights and results are rounded to the type: half a unit in the last place each.
 double out_limit(DataType dtype, double expected) { return rounding(dtype) * (1 + std::abs(expected)); }
 
-constexpr Instance kInstances[] = {
-#define FLASHMASK_FORWARD(dtype, element, head_dim, consumers) {DataType::dtype, #element, head_dim, consumers},
-#include "backends/cuda/sm90/forward/instances.def"
-#undef FLASHMASK_FORWARD
-};
-
 enum class MaskKind { kFull, kWindow, kTwoIntervals, kEmptyRows, kDocuments, kPerHead };
 constexpr std::pair<MaskKind, const char*> kMasks[] = {{MaskKind::kFull, "full"},
                                                        {MaskKind::kWindow, "causal window"},
@@ -90,7 +84,7 @@ Case make_case(const Instance& instance, MaskKind kind, const char* name, int64_
 
 std::vector<Case> all_cases(int multiprocessors, bool quick) {
   std::vector<Case> cases;
-  for (const Instance& instance : kInstances) {
+  for (const Instance& instance : instances("fwd")) {
     for (std::size_t n = 0; n < (quick ? kQuickMasks : std::size(kMasks)); ++n) {
       const auto& [kind, name] = kMasks[n];
       // Long rows have a schedule of their own at head dim 64.

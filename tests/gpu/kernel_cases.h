@@ -29,13 +29,25 @@ inline constexpr int kUsualMultiprocessors = 132;
 /// Inputs are uniform in [-kLargest, kLargest]: variance 1.
 inline constexpr double kLargest = 1.7;
 
-/// A line of an instances.def.
+/// A compiled configuration of the attention kernel of a direction.
 struct Instance {
   DataType dtype;
   const char* element;
   int64_t head_dim;
-  int consumers;
+  int consumers;  ///< consumer warpgroups
 };
+
+/// Those that the library has; `op` as KernelInfo has it.
+inline std::vector<Instance> instances(std::string_view op) {
+  std::vector<Instance> found;
+  for (const KernelInfo& kernel : kernels()) {
+    const bool attention = kernel.tile.rows > 0 && kernel.tile.keys > 0 && !kernel.id.ends_with(".split");
+    if (kernel.op != op || !attention) continue;
+    const char* element = kernel.dtype == DataType::kBFloat16 ? "bf16" : "f16";
+    found.push_back({kernel.dtype, element, kernel.head_dim, kernel.threads / 128 - 1});
+  }
+  return found;
+}
 
 /// A case's line, as scripts/gpu_tests.py reads it.
 inline std::string describe(const Instance& instance, const char* mask, int64_t batch, int64_t heads, int64_t heads_kv, int64_t seqlen_q,

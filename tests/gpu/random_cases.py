@@ -5,6 +5,7 @@ import numpy as np
 import torch
 
 from cases import DEVICE, Case
+from ingredients import DIMS
 
 LENGTHS = (1, 2, 63, 64, 65, 100, 127, 128, 129, 191, 192, 193, 255, 256, 257, 300, 385)
 
@@ -58,7 +59,7 @@ def random_case(seed):
     same = rng.random() < 0.4
     seqlen_q = length(rng)
     case = Case(seqlen_q, seqlen_q if same else length(rng), batch=choose(rng, 1, 1, 2, 3), heads_kv=heads_kv, heads=heads_kv * choose(rng, 1, 1, 2, 4), seed=seed,
-                dim=choose(rng, 64, 128), dtype=choose(rng, torch.bfloat16, torch.float16), layout=choose(rng, "bshd", "bshd", "bhsd", "padded", "packed"),
+                dim=choose(rng, *DIMS), dtype=choose(rng, torch.bfloat16, torch.float16), layout=choose(rng, "bshd", "bshd", "bhsd", "padded", "packed"),
                 scale=choose(rng, None, None, None, 0.3, -0.2, 0.0))
     add_bounds(rng, case)
     add_band(rng, case)
