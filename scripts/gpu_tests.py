@@ -323,7 +323,7 @@ def run_sanitizers(session, carry, seconds):
         return session.leave_out("sanitizers", "compute-sanitizer was not found")
     programs = {name: find_program(carry, program) for name, program in {**CASES, "refused": REFUSED}.items()}
     any_program = next(filter(None, programs.values()), None)
-    if any_program and (why := sanitizer_refusal(sanitizer, any_program)):
+    if any_program and (why := sanitizer_refusal(session, sanitizer, any_program)):
         return session.leave_out("sanitizers", why)
     for name, program in programs.items():
         if not program:
@@ -335,10 +335,13 @@ def run_sanitizers(session, carry, seconds):
             sanitize(session, sanitizer, name, program, seconds)
 
 
-def sanitizer_refusal(sanitizer, program):
+def sanitizer_refusal(session, sanitizer, program):
     """Why compute-sanitizer does not work on this machine, as a probe shows that only allocates and clears some memory;
     empty if it works."""
-    result = run("sanitizer: probe", [sanitizer, "--tool", "memcheck", program, "--probe"], PROBE_SECONDS)
+    seconds = min(PROBE_SECONDS, session.clock.left())
+    if seconds < 1:
+        return ""  # which each of the steps then says, and that fails
+    result = run("sanitizer: probe", [sanitizer, "--tool", "memcheck", program, "--probe"], seconds)
     if result["status"] == 0 and sanitizer_errors(result) == 0:
         return ""
     said = [line.strip("= ") for line in result["output"].splitlines() if line.strip("= ")]

@@ -142,6 +142,13 @@ def test_a_machine_that_refuses_them_is_no_failure(session, carry, monkeypatch, 
     assert why.startswith("sanitizers: compute-sanitizer does not work on this machine") and said.strip("= ") in why
 
 
+def test_no_time_for_them_is_a_failure(carry, monkeypatch):
+    monkeypatch.setenv("SAID", WORKS)
+    late = gpu_tests.Session({"figures": {}, "tests": {"passed": 0, "failed": 0}}, 0)
+    gpu_tests.run_sanitizers(late, carry, 5)
+    assert late.receipt["tests"]["failed"] > 0 and not (carry / "asked").exists()
+
+
 def test_where_they_work_what_they_find_fails(session, carry, monkeypatch):
     monkeypatch.setenv("SAID", "========= Invalid __global__ read\n========= ERROR SUMMARY: 2 errors")
     words = [carry / gpu_tests.REFUSED]
