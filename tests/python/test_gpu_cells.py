@@ -268,6 +268,23 @@ def test_a_call_that_v3_refuses_fails_the_cell(on_the_cpu, monkeypatch):
         measured("fwd", "full")
 
 
+@pytest.mark.parametrize("op", ["fwd", "bwd"])
+def test_a_backend_of_pytorch_agrees_or_is_left_out(on_the_cpu, op):
+    """On a CPU there is FA2's of PyTorch, as it calls it, and none of cuDNN's."""
+    cell, _, samples = measured(op, "causal", contenders=("ours", "plan", "cudnn", "fa2"), verify=False)
+    assert "fa2" in samples and "cudnn" not in samples
+    assert cell.left_out["cudnn"].startswith("PyTorch's cudnn backend does not take it: No viable backend")
+
+
+def test_a_refusal_is_one_of_grouped_heads_or_of_all_kernels():
+    with pytest.raises(peers.LeftOut, match="cudnn backend does not take it: no plan for this graph"):
+        with paper_gpu.refusals_of("cudnn", True):
+            raise RuntimeError("no plan for this graph\nand more")
+    with pytest.raises(RuntimeError, match="an illegal address"):
+        with paper_gpu.refusals_of("cudnn", False):
+            raise RuntimeError("an illegal address")
+
+
 def test_v3_s_scratch_memory_is_as_large_as_it_asks_for(on_the_cpu):
     q, k = torch.empty(2, 1000, 4, 64, dtype=torch.bfloat16), torch.empty(2, 1000, 2, 64, dtype=torch.bfloat16)
     forward = flashmask_v3.Forward(q, k, k, None, True)
