@@ -276,6 +276,13 @@ TEST(ShowFile, FamilyOptionsDoNotGoWithAFile) {
   expect_failure({"show", path, "left=3"}, kFailed, {"parameters"});
 }
 
+TEST(ShowFamily, AnInfiniteWindowIsUnbounded) {
+  const json infinite = json_of({"show", "sliding_window", "left=9223372036854775807", "right=4611686018427387904", "--json"});
+  const json unbounded = json_of({"show", "sliding_window", "left=-1", "right=-1", "--json"});
+  EXPECT_EQ(infinite["statistics"], unbounded["statistics"]);
+  EXPECT_EQ(infinite["vectors"], unbounded["vectors"]);
+}
+
 // --- Wrong arguments --------------------------------------------------------------------------------
 
 TEST(ShowErrors, UnknownFamiliesAndParameters) {
@@ -283,7 +290,9 @@ TEST(ShowErrors, UnknownFamiliesAndParameters) {
   expect_failure({"show", "diagonal", "--json"}, kFailed, {"'diagonal'", "causal_document"});
   expect_failure({"show", "causal", "left=3"}, kFailed, {"'left'", "q_offset"});
   expect_failure({"show", "causal_document", "lengths=3,4"}, kFailed, {"lengths", "64"});
+  expect_failure({"show", "causal_document", "lengths=40,40"}, kFailed, {"lengths adds up to 80", "64"});
   expect_failure({"show", "causal_document", "lengths=3,x"}, kFailed, {"lengths", "3,x"});
+  expect_failure({"show", "shared_question", "groups=62,2", "answers=3"}, kFailed, {"answers has 3", "length of group 1, 2"});
   expect_failure({"show", "sliding_window", "left=-2"}, kFailed, {"left", "-2"});
   expect_failure({"show", "sliding_window", "left=99999999999999999999"}, kFailed, {"left"});
 }

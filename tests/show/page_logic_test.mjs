@@ -64,6 +64,7 @@ test("every family is there, and there is no other", () => assert.deepEqual(plai
 
 const given = [
   "causal q_offset=5", "causal q_offset=-5", "sliding_window left=3 right=-1", "sliding_window left=-1 right=2", "sliding_window left=0",
+  "sliding_window left=1125899906842624 right=2251799813685248",
   "causal_document lengths=5,0,7,28", "document lengths=40", "shared_question groups=20,20 answers=3,0", "shared_question groups=8,32 answers=6",
   "global_sliding_window global=0 window=3", "global_sliding_window global=99 window=0", "causal_blockwise lengths=10,20,10",
   "prefix_lm_causal prefix=0", "prefix_lm_causal prefix=40", "prefix_lm_document lengths=10,30 prefix=10,0", "qk_sparse spans=3,9,9,20",
