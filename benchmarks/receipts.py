@@ -70,7 +70,7 @@ def output_folder():
     return Path(os.environ.get("OUT") or RESULTS)
 
 
-def free_path(receipt, folder=None):
+def path_of(receipt, folder=None):
     """The file of a receipt, which other runs may have written to before."""
     return Path(folder or output_folder()) / f"{receipt['what']}.json"
 
@@ -250,14 +250,13 @@ class Library:
         """Ids of the kernels that a case runs: its plan's, its own, and the deterministic mode's if that was a peer.
         ValueError if the library takes no such call."""
         modes = (False, True) if "deterministic" in case.get("peers", {}) else (False,)
+        return self.in_modes(case, modes, multiprocessors)
+
+    def in_modes(self, case, modes, multiprocessors):
+        """Ids of the kernels that a case runs in some modes, True for the deterministic one."""
         return {name for deterministic in modes
                 for name in self.ids(self.path, case, arch=case.get("arch", "sm90"), multiprocessors=multiprocessors,
                                      deterministic=deterministic)}
-
-    def hashes_of(self, *cases, multiprocessors=MULTIPROCESSORS):
-        """{id: hash} of all that the cases run."""
-        return {name: self.hashes[name]
-                for name in sorted(set().union(*(self.kernels_of(case, multiprocessors) for case in cases)))}
 
 
 def library_of(path=None):

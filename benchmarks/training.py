@@ -208,7 +208,7 @@ def train(arguments, words):
         library = ran.here()
         receipt.update(toolkit=library.toolkit, kernel_hashes=kernel_hashes(arguments, library))
     receipt["figures"] = {"settings": {name: getattr(arguments, name) for name in SETTINGS}, "tasks": {}}
-    path = receipts.free_path(receipt, None if on_gpu else arguments.folder)
+    path = receipts.path_of(receipt, None if on_gpu else arguments.folder)
     progress = timing.Progress([arguments.steps * len(ATTENTIONS)] * len(arguments.tasks))
     for task in arguments.tasks:
         figures = train_task(arguments, task, progress)

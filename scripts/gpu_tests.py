@@ -440,7 +440,7 @@ def main():
     command = shown(["scripts/gpu-check", "tests", *sys.argv[1:]])
     receipt = receipts.new("tests", timing.environment() | {"toolkit": library.toolkit}, command)
     receipt["kernel_hashes"] = library.hashes
-    path = receipts.free_path(receipt)
+    path = receipts.path_of(receipt)
     session = Session(receipt, arguments.seconds)
     run_steps(session, arguments, arguments.carry if arguments.carry.is_absolute() else ROOT / arguments.carry)
     receipt["complete"] = True

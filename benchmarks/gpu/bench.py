@@ -94,7 +94,7 @@ def main(words=None):
         receipt["kernel_hashes"] = module.kernel_hashes(arguments)
     receipt["dry_run"] = arguments.dry_run
     receipt["card_before"] = card_state()
-    path = receipts.free_path(receipt)
+    path = receipts.path_of(receipt)
     passed = module.run(arguments, receipt, lambda: receipts.write(receipt, path), progress_type)
     receipt.update(card_after=card_state(), complete=True, passed=passed)
     receipts.write(receipt, path)

@@ -2,6 +2,10 @@
 """Which of the library's kernels a run used, as receipts name them: {id: hash of its machine code}."""
 
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import receipts  # noqa: E402
 
 
 def case_of(op, head_dim, seqlen, batch, heads, heads_kv=None, mask="full", dtype="bfloat16"):
@@ -10,22 +14,18 @@ def case_of(op, head_dim, seqlen, batch, heads, heads_kv=None, mask="full", dtyp
             "heads": heads, "heads_kv": heads_kv or heads, "dtype": dtype}
 
 
-class Kernels:
+class Kernels(receipts.Library):
     """The kernels of the library that is measured, $FLASHMASK_LIBRARY. Their hashes are read once."""
 
-    def __init__(self, multiprocessors=132):
+    def __init__(self, multiprocessors=receipts.MULTIPROCESSORS):
         import kernels
 
-        self.ids_of, self.multiprocessors = kernels.kernels_of, multiprocessors
-        self.library = str(kernels.default_library() or sys.exit("there is no library: FLASHMASK_LIBRARY names one"))
-        found = kernels.hashes(self.library)
-        self.toolkit, self.hashes = found["toolkit"], found["kernels"]
+        super().__init__(kernels.default_library() or sys.exit("there is no library: FLASHMASK_LIBRARY names one"))
+        self.multiprocessors = multiprocessors
 
     def of(self, case, modes=(False,)):
         """Of a case in the modes that ran: deterministic or not."""
-        ids = [self.ids_of(self.library, case, multiprocessors=self.multiprocessors, deterministic=mode)
-               for mode in modes]
-        return {i: self.hashes[i] for i in sorted(set().union(*ids))}
+        return {i: self.hashes[i] for i in sorted(self.in_modes(case, modes, self.multiprocessors))}
 
     def of_all(self, cases, modes=(False,)):
         return {i: found for case in cases for i, found in self.of(case, modes).items()}

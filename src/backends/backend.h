@@ -19,6 +19,8 @@ class Backend {
   virtual BackendInfo info() const = 0;
   /// What its tensors are on.
   virtual Device::Kind device_kind() const { return Device::Kind::kCpu; }
+  /// Whether a device of that kind is there and can run this backend.
+  virtual bool has_device(const Device&) const { return true; }
   /// Why this backend does not take the call, ending with what would do; empty if it takes it.
   virtual std::string refusal(const Problem& problem) const = 0;
   /// Chosen by "auto" when it takes the call; otherwise only by name.

@@ -17,6 +17,7 @@ class AbsentBackend final : public Backend {
   std::string_view name() const override { return "cuda"; }
   BackendInfo info() const override { return {"cuda", false, kAbsent}; }
   Device::Kind device_kind() const override { return Device::Kind::kCuda; }
+  bool has_device(const Device&) const override { return false; }
   std::string refusal(const Problem&) const override { return kAbsent; }
   void describe(const Problem&, Explanation&) const override {}
   std::size_t workspace(const Problem&) const override { return 0; }

@@ -34,7 +34,7 @@ const Backend& find_backend(std::string_view wanted, std::string_view source) {
 
 /// Whether what is missing is a device, not an ability.
 bool lacks_device(const Backend& backend, const Problem& problem) {
-  return problem.device.kind == backend.device_kind() && !backend.info().usable;
+  return problem.device.kind == backend.device_kind() && !backend.has_device(problem.device);
 }
 
 /// The first backend that takes the call: the argument decides, then the environment, then the order of the list.
@@ -50,7 +50,7 @@ Choice choose(const Problem& problem, const std::string& wanted) {
     const Backend& forced = find_backend(name, source);
     if (std::string refusal = forced.refusal(problem); !refusal.empty()) {
       choice.rejected.push_back(message(name, ": ", refusal));
-      choice.no_device = !forced.info().usable;
+      choice.no_device = !forced.info().usable || lacks_device(forced, problem);
     } else {
       choice.backend = &forced;
       choice.reason = message("asked for by ", source);

@@ -10,7 +10,6 @@
 #include <functional>
 #include <limits>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -127,7 +126,7 @@ enum class Directions { kBoth, kForward, kBackward };
 struct Refusal {
   const char* name;
   std::function<void(Bench&, Call&)> spoil;
-  std::optional<ErrorCode> code;  ///< absent: the message alone is judged
+  ErrorCode code;
   const char* says;
   Where where = Where::kEverywhere;
   Directions directions = Directions::kBoth;
@@ -264,7 +263,7 @@ void on_device_alone(std::vector<Refusal>& refusals) {
          for_all_tensors(c, [](TensorView& t) { t.device = {Device::Kind::kCuda, 99}; });
          c.args.mask.reset();
        },
-       std::nullopt, "99", Where::kOnDevice}};
+       ErrorCode::kNoDevice, "99", Where::kOnDevice}};
   refusals.insert(refusals.end(), more.begin(), more.end());
 }
 
@@ -290,13 +289,13 @@ void count(Counts& counts, const std::string& name, const std::string& wrong) {
 
 /// What is wrong with how `call` is refused; empty if nothing is.
 template <typename F>
-std::string refusal_problem(std::optional<ErrorCode> code, const std::string& says, F&& call) {
+std::string refusal_problem(ErrorCode code, const std::string& says, F&& call) {
   try {
     call();
     return "it was taken";
   } catch (const Error& error) {
     const std::string text = error.what();
-    const int got = static_cast<int>(error.code()), expected = static_cast<int>(code.value_or(error.code()));
+    const int got = static_cast<int>(error.code()), expected = static_cast<int>(code);
     if (got != expected) return "code " + std::to_string(got) + ", expected " + std::to_string(expected) + ": " + text;
     return text.find(says) == std::string::npos ? "the message does not name '" + says + "': " + text : "";
   } catch (const std::exception& error) {

@@ -146,7 +146,7 @@ def test_a_case_names_the_kernels_of_its_modes(library, monkeypatch):
     assert kernels.of_all([ran.case_of("fwd", d, 2048, 1, 8) for d in (64, 128)]) == {
         "plan.classify": "p1", "sm90.fwd.bf16.d128.dv128.c3": "a1", "sm90.fwd.bf16.d64.dv64.c3": "a2"}
     assert kernels.of_plan() == {"plan.classify": "p1"} and kernels.toolkit == "13.0"
-    assert library == ["ours.so"]  # read once
+    assert library == [Path("ours.so")]  # read once
     monkeypatch.setattr(sys.modules["kernels"], "default_library", lambda: None)
     with pytest.raises(SystemExit, match="there is no library"):
         ran.Kernels()

@@ -242,7 +242,7 @@ def test_a_run_replaces_its_cells_and_keeps_the_others(file, tmp_path):
     grouped = invented.case(file, "causal", heads_kv=8)
     cases = [invented.case(file, "causal", flex=2.0), grouped, invented.case(file, "qk_sparse")]
     second = invented.receipt(first["what"], cases, command="second")
-    path = receipts.free_path(first, tmp_path / "r")
+    path = receipts.path_of(first, tmp_path / "r")
     assert path.name == "fwd-d128-dv128-8k.json" == f"{receipts.stem_of(grouped)}.json"
     for run in (first, second, second):
         receipts.write(run, path)
@@ -257,14 +257,14 @@ def test_a_run_replaces_its_cells_and_keeps_the_others(file, tmp_path):
 
 
 def test_a_dry_run_is_not_mixed_with_measured_cells(file, tmp_path):
-    path = receipts.free_path(invented.slice_of(file), tmp_path / "r")
+    path = receipts.path_of(invented.slice_of(file), tmp_path / "r")
     receipts.write(invented.slice_of(file), path)
     with pytest.raises(ValueError, match="cannot be added"):
         receipts.write({**invented.slice_of(file), "dry_run": True}, path)
 
 
 def test_a_topic_is_replaced(file, tmp_path):
-    path = receipts.free_path({"what": "plan"}, tmp_path)
+    path = receipts.path_of({"what": "plan"}, tmp_path)
     for number in (1, 2):
         receipts.write(invented.topic(file, "plan", fake_kernels.PLAN, plan=number), path)
     assert receipts.load(path)["figures"] == {"plan": 2}
@@ -293,7 +293,7 @@ def test_a_new_receipt_has_what_its_file_needs(monkeypatch, tmp_path):
     assert made["multiprocessors"] == 132
     assert receipts.new("plan", {**environment, "multiprocessors": 114}, "")["multiprocessors"] == 114
     monkeypatch.setenv("OUT", str(tmp_path))
-    assert receipts.free_path(made) == tmp_path / "plan.json"
+    assert receipts.path_of(made) == tmp_path / "plan.json"
 
 
 # --- The bars ----------------------------------------------------------------------------------------

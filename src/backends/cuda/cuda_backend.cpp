@@ -77,6 +77,7 @@ class CudaBackend final : public Backend {
   std::string_view name() const override { return "cuda"; }
   BackendInfo info() const override;
   Device::Kind device_kind() const override { return Device::Kind::kCuda; }
+  bool has_device(const Device& device) const override { return cuda::device_refusal(device.index).empty(); }
   std::string refusal(const Problem& p) const override;
   void describe(const Problem& p, Explanation& e) const override;
   std::vector<KernelInfo> kernels() const override;
