@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Readers of arguments.
 
-Each takes an argument's name and what was given, and returns it in the one form that the rest works with, or raises a TypeError or ValueError that
-names the argument, what was got and what is accepted. Nothing here looks at what a tensor on a device holds.
+Each takes an argument's name and what was given, and returns it in the one form that the rest works with, or raises a
+TypeError or ValueError that names the argument, what was got and what is accepted. Nothing here looks at what a tensor
+on a device holds.
 """
 
 import operator
@@ -30,7 +31,7 @@ def given(value):
 
 
 def integer(name, value, least=None, most=None, rule=None):
-    """An int (numpy's, and a length that is traced, too) of at least `least` and at most `most`; `rule` says that in other words."""
+    """An int (numpy's, or a length that is traced) from `least` to `most`; `rule` says that in other words."""
     if type(value) is not int:
         value = _as_int(name, value)
     if least is not None and value < least or most is not None and value > most:
@@ -65,7 +66,7 @@ def flag(name, value):
     """True or False, for which 1 and 0 and numpy's stand, too."""
     if value is True or value is False:
         return value
-    if isinstance(value, (torch.Tensor, str)) or not any(value is x or value == x for x in (0, 1)):
+    if hasattr(value, "__len__") or value not in (0, 1):
         raise TypeError(f"{name} is {given(value)}; it must be True or False")
     return bool(value)
 
@@ -79,7 +80,10 @@ def choice(name, value, accepted):
 
 
 def window(name, value):
-    """(left, right) of an int (both sides), a pair, or None; None if both are open. An open side is -1, None, or beyond all sequences."""
+    """(left, right) of an int (both sides), a pair, or None; None if both are open.
+
+    An open side is -1, None, or beyond all sequences.
+    """
     if value is None:
         return None
     pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
@@ -96,7 +100,8 @@ def _window_side(name, value, side):
         try:
             side = _as_int(name, side)
         except TypeError:
-            raise TypeError(f"{name} is {given(value)}; it must be an int or (left, right), ints of at least 0, or -1 for open") from None
+            raise TypeError(f"{name} is {given(value)}; it must be an int or (left, right), "
+                            "ints of at least 0, or -1 for open") from None
     if side < -1:
         raise ValueError(f"{name} is {value}; each side must be at least 0, or -1 for open")
     return -1 if side >= UNBOUNDED else side
@@ -106,7 +111,7 @@ def _window_side(name, value, side):
 
 
 def integers(name, values, device=None, shape=None):
-    """An int64 tensor of integers, from a tensor, which stays where it is, or from numbers, lists or numpy's arrays, which go to `device`.
+    """An int64 tensor, from a tensor, which stays where it is, or from numbers, lists or numpy's, which go to `device`.
 
     shape: what it has to be if a single number will not do, in words.
     """
@@ -141,7 +146,7 @@ def flags(name, values, device=None):
 
 
 def check_tensors(shape, **tensors):
-    """Raises unless each is a dense tensor, of as many dimensions as `shape` names (any if it is None), and all are on one device."""
+    """Raises unless each is a dense tensor, of the dimensions that `shape` names (None: any), all on one device."""
     for name, x in tensors.items():
         check_dense(name, x, shape)
         if shape is not None and x.ndim != (dimensions := shape.count(",") + 1):
@@ -155,8 +160,8 @@ def check_dense(name, x, shape=None):
         raise TypeError(f"{name} is {given(x)}; it must be a torch.Tensor{f' {shape}' if shape else ''}")
     if x.is_nested or x.layout is not torch.strided:
         kind = given(x) if x.is_nested else f"{given(x)} of layout {x.layout}"
-        raise TypeError(f"{name} is {kind}; it must be a dense tensor{f' {shape}' if shape else ''}"
-                        f"{' (flashmask_varlen_func takes sequences packed one after the other)' if x.is_nested else ''}")
+        advice = " (flashmask_varlen_func takes sequences packed one after the other)" if x.is_nested else ""
+        raise TypeError(f"{name} is {kind}; it must be a dense tensor{f' {shape}' if shape else ''}{advice}")
 
 
 def check_one_device(**tensors):
@@ -179,7 +184,10 @@ def is_readable(tensor):
 
 
 def check_values(name, values, ok, rule, always=False):
-    """ValueError naming the first of `values` that is not ok, if they can be read; otherwise nothing, or an assertion on the device."""
+    """ValueError naming the first of `values` that is not ok.
+
+    If they cannot be read: nothing, or with `always` an assertion on the device.
+    """
     if is_readable(ok):
         if not bool(ok.all()):
             at = (~ok).nonzero()[0].tolist()
@@ -191,7 +199,7 @@ def check_values(name, values, ok, rule, always=False):
 
 
 def check_cu_seqlens(name, values, most, what, hint=""):
-    """ValueError unless they begin with 0, ascend, and are at most `most` (None: any), which `what` names, where they can be read."""
+    """ValueError unless they begin with 0, ascend, and are at most `most` (None: any), which `what` names."""
     if not is_readable(values):
         return
     if values.ndim == 1:  # the usual case, in a tenth of the time that tensors take

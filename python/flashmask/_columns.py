@@ -37,7 +37,7 @@ def intervals(mask):
 
 
 def _per_head(x, heads):
-    """A mask's tensor [batch, heads or fewer, ...] with an entry for each of the mask's heads, or with 1 that is broadcast."""
+    """A mask's tensor [batch, heads or fewer, ...] with an entry for each of the mask's heads, or with 1 for all."""
     return x if x is None or x.shape[1] in (1, heads) else x.repeat_interleave(heads // x.shape[1], 1)
 
 
@@ -147,7 +147,7 @@ def _pooled(mask, fine, side):
 def sampled_cells(mask, batch, head, side, most):
     """(visible, elements) of cells of side x side, as in a Raster, of at most `most` key columns at equal distances.
 
-    Each column is counted exactly. With a block mask they are fewer, the more rows there are; None if that were too few.
+    Each column is counted exactly. With a block mask there are fewer, the more rows it has; None if that were too few.
     """
     mask = _one(mask, batch, head)
     count = min(most, mask.seqlen_k)
@@ -155,7 +155,8 @@ def sampled_cells(mask, batch, head, side, most):
         count = min(count, _SAMPLE // _tiles(mask.seqlen_q, min(side, TILE)))
         if count < 4 * _tiles(mask.seqlen_k, side):
             return None
-    columns = (2 * torch.arange(count, device=mask.device) + 1) * mask.seqlen_k // (2 * count)  # in the middle of as many parts
+    # In the middle of as many parts.
+    columns = (2 * torch.arange(count, device=mask.device) + 1) * mask.seqlen_k // (2 * count)
     columns[-1] = mask.seqlen_k - 1  # so that the last cell, which may be narrow, has one
     cell, cells = columns // side, _tiles(mask.seqlen_k, side)
     rows = side if mask.block_mask is None else min(side, TILE)
@@ -164,7 +165,8 @@ def sampled_cells(mask, batch, head, side, most):
         elements = row_sizes[:, None] * torch.bincount(cell, minlength=cells)
         visible = elements - _hidden_counts(mask, rows, columns, cell, cells)[0, 0]
     else:
-        own = row_sizes[:, None] - _hidden_counts(mask, rows, columns, torch.arange(len(columns), device=mask.device), len(columns))
+        each = torch.arange(count, device=mask.device)
+        own = row_sizes[:, None] - _hidden_counts(mask, rows, columns, each, count)
         own = (own * _kept(mask, rows, len(row_sizes), columns // TILE))[0, 0]
         at = torch.arange(len(row_sizes), device=mask.device)[:, None] * rows // side, cell[None, :]
         visible, elements = (own.new_zeros(_tiles(mask.seqlen_q, side), cells).index_put_(at, x, accumulate=True)
@@ -177,7 +179,8 @@ def _one(mask, batch, head):
     for name, at, count in (("batch", batch, mask.batch), ("head", head, mask.heads)):
         if not 0 <= at < count:
             raise IndexError(f"{name} is {at}; the mask has {count}")
-    pick = lambda x: None if x is None else x[min(batch, x.shape[0] - 1), head * x.shape[1] // mask.heads][None, None]  # noqa: E731
+    at = lambda x: (min(batch, x.shape[0] - 1), head * x.shape[1] // mask.heads)  # noqa: E731
+    pick = lambda x: None if x is None else x[at(x)][None, None]  # noqa: E731
     return mask.replace(bounds=pick(mask.bounds), block_mask=pick(mask.block_mask))
 
 
@@ -205,11 +208,16 @@ def _key_chunks(mask, rows, keys):
 
 
 def _tile_counts(mask, rows, keys, first, last):
-    """Visible elements of each tile, [batch, heads, row tiles, key tiles first to last]; with a block mask, rows and keys divide 128."""
+    """Visible elements of each tile, [batch, heads, row tiles, key tiles first to last].
+
+    With a block mask, rows and keys divide 128.
+    """
     columns = torch.arange(first * keys, min(last * keys, mask.seqlen_k), device=mask.device)
-    visible = _areas(mask, rows, keys, first, last) - _hidden_counts(mask, rows, columns, columns // keys - first, last - first)
+    hidden = _hidden_counts(mask, rows, columns, columns // keys - first, last - first)
+    visible = _areas(mask, rows, keys, first, last) - hidden
     if mask.block_mask is not None:
-        visible = visible * _kept(mask, rows, visible.shape[2], torch.arange(first, last, device=mask.device) * keys // TILE)
+        at_key = torch.arange(first, last, device=mask.device) * keys // TILE
+        visible = visible * _kept(mask, rows, visible.shape[2], at_key)
     return visible
 
 
@@ -220,10 +228,11 @@ def _kept(mask, rows, row_tiles, at_key):
 
 
 def _hidden_counts(mask, rows, columns, cell, cells):
-    """Elements that the band and the vectors hide of `columns`, [batch, heads, row tiles, cells]; columns[n] counts in cell[n].
+    """Elements that the band and the vectors hide of `columns`, [batch, heads, row tiles, cells].
 
-    A run of hidden rows takes from each tile after the one it begins in `rows` elements per column, and from that one less what lies before
-    it; beyond its end that is taken back. So a histogram of the runs' ends and a running sum over the tiles count them in linear time.
+    columns[n] counts in cell[n]. A run of hidden rows takes from each tile after the one it begins in `rows` elements
+    per column, and from that one less what lies before it; beyond its end that is taken back. So a histogram of the
+    runs' ends and a running sum over the tiles count them in linear time.
     """
     begin, end = disjoint(*_hidden_intervals(mask, columns))
     batch, heads = begin.shape[:2]

@@ -70,7 +70,8 @@ def text(mask):
     shade = torch.where(visible == elements, 4, torch.where(visible == 0, 0, 1 + (3 * visible // elements).clamp(max=2)))
     lines = ["".join(_SHADES[s] for s in row) for row in shade.tolist()]
     count = _columns.tile_count(mask) <= _TEXT_TILES and mask.batch * mask.heads * mask.seqlen_k <= _TEXT_COLUMNS
-    return "\n".join([head, *lines, _legend(mask, visible, elements, side, count, is_sample=mask.seqlen_k > _TEXT_COLUMNS)])
+    is_sample = mask.seqlen_k > _TEXT_COLUMNS
+    return "\n".join([head, *lines, _legend(mask, visible, elements, side, count, is_sample)])
 
 
 def _text_cells(mask, side):

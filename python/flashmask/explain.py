@@ -34,6 +34,7 @@ def explain(query, key, value, startend_row_indices=None, *, causal=False, windo
         mask = call_mask(query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout, dropout)
         if mask.device not in (None, query.device):
             raise ValueError(f"the mask is on {mask.device} and query on {query.device}; move it: mask.to(query.device)")
+        softmax_scale, deterministic = ops.read_options(softmax_scale, deterministic, backend)
         tensors = ops.autocast(query, key, value)
         call = _Call(*(x.transpose(1, 2) if layout == "bhsd" else x for x in tensors), query.device, backend, _is_deterministic(deterministic), softmax_scale)
         return "\n".join(_lines(call, mask))

@@ -9,7 +9,8 @@ from torch.utils import _pytree as pytree
 from . import _arguments, _columns, _draw
 
 BLOCK = 128  # rows and keys of one block of a block mask
-_FIELDS = ("seqlen_q", "seqlen_k", "bounds", "causal", "window", "q_offset", "block_mask")  # the constructor's arguments
+# The constructor's arguments.
+_FIELDS = ("seqlen_q", "seqlen_k", "bounds", "causal", "window", "q_offset", "block_mask")
 
 _FORMS = """accepted are
   causal=True    [batch, heads, seqlen_k, 1]  LTS
@@ -28,13 +29,14 @@ class Mask:
       2 (LTS, LTE), without it 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE): column j is hidden from the rows LTS[j] <= i < LTE[j] and
       UTS[j] <= i < UTE[j]. A missing LTE is seqlen_q, a missing UTS 0. Values are clamped to [0, seqlen_q].
     - `causal`: j <= i + q_offset.
-    - `window`: (left, right): i + q_offset - left <= j <= i + q_offset + right; -1 leaves a side open, as does None or a side beyond all
-      sequences (sys.maxsize); an int is both sides.
+    - `window`: (left, right): i + q_offset - left <= j <= i + q_offset + right; -1 leaves a side open, as does None or
+      a side beyond all sequences (sys.maxsize); an int is both sides.
     - `q_offset`: the key position of row 0; None is seqlen_k - seqlen_q, which puts the last row at the last key.
     - `block_mask`: bool, uint8 or int32 [batch or 1, heads or 1, ceil(seqlen_q / 128), ceil(seqlen_k / 128)], nonzero keeps the block.
 
-    Heads of the tensors are those of the call: 1, heads_kv or heads_q, each on its own; a mask of both has heads_q. Tensors that have to be converted or made contiguous are copied,
-    others are borrowed: they must not change in place once plan() was called, and later calls notice if they did.
+    Heads of the tensors are those of the call: 1, heads_kv or heads_q, each on its own; a mask of both has heads_q.
+    Tensors that have to be converted or made contiguous are copied, others are borrowed: they must not change in place
+    once plan() was called, and later calls notice if they did.
 
     Raises TypeError or ValueError if the arguments disagree. The tensors' contents are not read.
     """
@@ -74,7 +76,7 @@ class Mask:
 
     @property
     def heads(self):
-        """Heads of the mask: 1 (for all of the call's), or its heads_kv or heads_q, the larger one if its tensors have both."""
+        """Heads of the mask: 1 (for all of the call's), heads_kv or heads_q; the larger if its tensors have both."""
         return _wider(self.bounds, self.block_mask, 1)
 
     @property
@@ -127,7 +129,9 @@ class Mask:
         It is made on the current stream. Raises RuntimeError if a tensor of the mask changed in place since. While a graph is traced or
         captured, making the plan becomes part of the graph, so that it follows the contents at every run.
         """
-        return self._make_plan(self._plan_device(device)) if torch.compiler.is_compiling() else self._plan_in_eager_mode(device)
+        if torch.compiler.is_compiling():
+            return self._make_plan(self._plan_device(device))
+        return self._plan_in_eager_mode(device)
 
     def _plan_in_eager_mode(self, device):
         made = self._plans.get(device)
@@ -187,8 +191,8 @@ class Mask:
     def to_block_mask(self, heads=None, batch=None):
         """The same mask as a BlockMask of torch.nn.attention.flex_attention, with blocks of 128 x 128, to compare against it.
 
-        batch, heads: of the BlockMask; by default the mask's own. A 1 is broadcast by FlexAttention itself, to any batch and heads; those of a mask
-        of heads_kv have to be asked for as heads_q, which it divides.
+        batch, heads: of the BlockMask; by default the mask's own. A 1 is broadcast by FlexAttention itself, to any
+        batch and heads; those of a mask of heads_kv have to be asked for as heads_q, which it divides.
         """
         batch = self.batch if batch is None else _arguments.integer("batch", batch, 1)
         heads = self.heads if heads is None else _arguments.integer("heads", heads, 1)
@@ -280,9 +284,11 @@ def _check_together(bounds, block_mask):
         raise ValueError(f"the bounds are on {bounds.device} and the block mask is on {block_mask.device}; they must be on one device")
     batches, heads = ((bounds.shape[d], block_mask.shape[d]) for d in range(2))
     if batches[0] != batches[1] and 1 not in batches:
-        raise ValueError(f"batch of the bounds is {batches[0]} and of the block mask {batches[1]}; they must be equal, or one of them 1")
+        raise ValueError(f"batch of the bounds is {batches[0]} and of the block mask {batches[1]}; "
+                         "they must be equal, or one of them 1")
     if max(heads) % min(heads):
-        raise ValueError(f"heads of the bounds is {heads[0]} and of the block mask {heads[1]}; each must be 1, heads_kv or heads_q, so one divides the other")
+        raise ValueError(f"heads of the bounds is {heads[0]} and of the block mask {heads[1]}; "
+                         "each must be 1, heads_kv or heads_q, so one divides the other")
 
 
 def _wider(bounds, block_mask, dim):

@@ -5,8 +5,9 @@ i is a query row, j a key. Every builder is made of torch operations alone: it w
 (from_dense excepted, which reads the matrix). Lists and tensors of integers are taken alike; lists go to `device`, torch's
 default device if it is not given. Where an argument is [..., n], leading dimensions are the mask's batch and heads.
 
-Values in host memory are checked, and a wrong one is a ValueError: so are documents that go beyond `seqlen`. Values on a device are not read; the
-masks of wrong ones are wrong, but harmless. The exceptions are hash_sparse and prefix_tree, whose check stays in the device's work (torch's asynchronous assertion).
+Values in host memory are checked, and a wrong one is a ValueError: so are documents that go beyond `seqlen`. Values on
+a device are not read; the masks of wrong ones are wrong, but harmless. The exceptions are hash_sparse and prefix_tree,
+whose check stays in the device's work (torch's asynchronous assertion).
 
 Documents are packed one after the other, and given as exactly one of
     cu_seqlens    [..., documents + 1]  0, then the end of each document
@@ -43,8 +44,10 @@ def causal(seqlen_q, seqlen_k=None, q_offset=None):
 
 
 def sliding_window(seqlen_q, seqlen_k, left, right=0, q_offset=None):
-    """i + q_offset - left <= j <= i + q_offset + right; -1 (None, sys.maxsize) is unbounded. A window of w keys that ends with the row itself is
-    left = w - 1."""
+    """i + q_offset - left <= j <= i + q_offset + right; -1 (None, sys.maxsize) is unbounded.
+
+    A window of w keys that ends with the row itself is left = w - 1.
+    """
     return Mask(seqlen_q, seqlen_k, window=(left, right), q_offset=q_offset)
 
 
@@ -71,7 +74,8 @@ def prefix_lm_document(cu_seqlens=None, prefix=None, *, seqlens=None, doc_ids=No
     prefix = _arguments.integers("prefix", prefix, documents.begin.device)
     own = _prefix_of_token(prefix, documents)
     length = documents.end - documents.begin
-    _arguments.check_values("prefix of the document of token", own, (own >= 0) & (own <= length), "it must be between 0 and the document's length")
+    _arguments.check_values("prefix of the document of token", own, (own >= 0) & (own <= length),
+                            "it must be between 0 and the document's length")
     key = documents.position
     return _mask(documents.seqlen, documents.end, torch.where(key - documents.begin < own, documents.begin, key))
 
@@ -122,7 +126,8 @@ def _segments_of(groups):
     try:
         pairs = [(question, list(answers)) for question, answers in groups]
     except (TypeError, ValueError):
-        raise TypeError(f"groups is {_arguments.given(groups)}; it must be [(question, [answer, ...]), ...], lengths in tokens") from None
+        raise TypeError(f"groups is {_arguments.given(groups)}; "
+                        "it must be [(question, [answer, ...]), ...], lengths in tokens") from None
     lengths = [length for question, answers in pairs for length in (question, *answers)]
     return lengths, [flag for _, answers in pairs for flag in (True, *(False for _ in answers))]
 
@@ -305,10 +310,12 @@ def dflash(anchors, block, cu_seqlens=None, *, seqlens=None, doc_ids=None, posit
 
 def _check_anchors(anchors, there, context):
     """ValueError if an anchor is beyond the context or before the one before it, where they can be read."""
-    _arguments.check_values("anchors", anchors, anchors <= context, f"it must be at most the length of the context, {context}")
+    _arguments.check_values("anchors", anchors, anchors <= context,
+                            f"it must be at most the length of the context, {context}")
     at = torch.where(there, anchors, context + 1)
     ordered = torch.cat([torch.ones_like(there[..., :1]), at[..., 1:] >= at[..., :-1]], -1)
-    _arguments.check_values("anchors", anchors, ordered, "sort the blocks by anchor, negative ones last: in any other order the mask may not fit two row intervals")
+    _arguments.check_values("anchors", anchors, ordered, "sort the blocks by anchor, negative ones last: "
+                            "in any other order the mask may not fit two row intervals")
 
 
 # --- Masks of one sequence ----------------------------------------------------------------------------
@@ -329,7 +336,8 @@ def global_sliding_window(seqlen, global_tokens, window, *, device=None):
 def prefix_lm_causal(seqlen, prefix, *, device=None):
     """j <= i or j < prefix (T5's prefix LM, arXiv:1910.10683). prefix: an int, or a tensor [...] of one for each batch entry."""
     seqlen, prefix = _arguments.length("seqlen", seqlen), _arguments.integers("prefix", prefix, device)
-    _arguments.check_values("prefix", prefix, (prefix >= 0) & (prefix <= seqlen), f"it must be between 0 and seqlen, {seqlen}")
+    _arguments.check_values("prefix", prefix, (prefix >= 0) & (prefix <= seqlen),
+                            f"it must be between 0 and seqlen, {seqlen}")
     key = torch.arange(seqlen, device=prefix.device)
     return _mask(seqlen, torch.full_like(key, seqlen), torch.where(key < prefix[..., None], 0, key))
 
@@ -339,14 +347,16 @@ def qk_sparse(seqlen, dropped, *, device=None):
 
     dropped: [..., spans, 2], the begin and end of each; ascending and disjoint.
     """
-    seqlen, dropped = _arguments.length("seqlen", seqlen), _arguments.integers("dropped", dropped, device, "[..., spans, 2]")
+    seqlen = _arguments.length("seqlen", seqlen)
+    dropped = _arguments.integers("dropped", dropped, device, "[..., spans, 2]")
     if dropped.shape[-1] == 0:
         dropped = dropped.reshape(*dropped.shape[:-1], 0, 2)
     if dropped.ndim < 2 or dropped.shape[-1] != 2:
         raise ValueError(f"dropped has shape {list(dropped.shape)}; it must be [..., spans, 2], the begin and end of each")
     ends = dropped.flatten(-2)
     in_order = torch.cat([ends[..., :1] >= 0, ends[..., 1:] >= ends[..., :-1]], -1) & (ends <= seqlen)
-    _arguments.check_values("dropped, begins and ends in a row,", ends, in_order, f"spans must be ascending, disjoint and within [0, {seqlen})")
+    _arguments.check_values("dropped, begins and ends in a row,", ends, in_order,
+                            f"spans must be ascending, disjoint and within [0, {seqlen})")
     begin, end = dropped.unbind(-1)
     key = _positions(seqlen, begin)
     # The last span that begins at or before the key, counted from 1; 0 is none.
@@ -475,7 +485,8 @@ def _last_descendants(parents):
     """The last node of each node's subtree, which in depth-first order is the range up to there."""
     nodes = parents.shape[-1]
     node = torch.arange(nodes, device=parents.device)
-    _arguments.check_values("parents", parents, (parents >= -1) & (parents < node), "a parent must be -1 (a root) or an earlier node")
+    _arguments.check_values("parents", parents, (parents >= -1) & (parents < node),
+                            "a parent must be -1 (a root) or an earlier node")
     # Slot 0 stands above the roots. Each round looks twice as many generations up.
     ancestor = torch.nn.functional.pad(parents.clamp(-1, nodes - 1) + 1, (1, 0))
     last = torch.nn.functional.pad(node + 1, (1, 0)).expand_as(ancestor).contiguous()
@@ -486,7 +497,8 @@ def _last_descendants(parents):
         ancestor = ancestor.gather(-1, ancestor)
     last, size = last[..., 1:] - 1, size[..., 1:]
     contiguous = last - node + 1 == size
-    _arguments.check_values("the last node of the subtree of node", last, contiguous, "nodes must come in depth-first order, so that each subtree is contiguous", always=True)
+    _arguments.check_values("the last node of the subtree of node", last, contiguous,
+                            "nodes must come in depth-first order, so that each subtree is contiguous", always=True)
     return last
 
 
@@ -515,14 +527,16 @@ def _check_intervals(tin, tout):
         return
     before_in, before_out = (torch.nn.functional.pad(x[..., :-1], (1, 0)) for x in (tin, tout))
     child = (tin < before_out) & (tin >= before_in)
-    _arguments.check_values("tin", tin, child | (tin == before_out), "nodes must follow each other in depth-first order, without gaps")
+    _arguments.check_values("tin", tin, child | (tin == before_out),
+                            "nodes must follow each other in depth-first order, without gaps")
     # Up to the last node of the subtree, the first that begins at tout or later not being in it.
     after = torch.searchsorted(tin.contiguous(), tout.contiguous())
     own = torch.arange(tin.shape[-1])
     after = torch.maximum(after, own + 1)
     nested = (tout >= tin) & (_range_max(tout, own.expand_as(after), after) <= tout)
     _arguments.check_values("tout", tout, nested, "an interval must lie inside of its parent's")
-    _arguments.check_values("tout", tout, tout.gather(-1, after - 1) == tout, "it must be where the last child's interval ends, as a node's own tokens come before its children")
+    _arguments.check_values("tout", tout, tout.gather(-1, after - 1) == tout, "it must be where the last child's "
+                            "interval ends, as a node's own tokens come before its children")
 
 
 def _range_max(values, begin, end):
@@ -544,13 +558,18 @@ def padding(seqlen_q, seqlen_k, key_lengths, query_lengths=None, *, device=None)
     """One mask per batch entry: keys at key_lengths[b] and beyond are hidden, and rows at query_lengths[b] and beyond see nothing."""
     seqlen_q, seqlen_k = _arguments.length("seqlen_q", seqlen_q), _arguments.length("seqlen_k", seqlen_k)
     key_lengths = _arguments.integers("key_lengths", key_lengths, device)
-    queries = torch.full_like(key_lengths, seqlen_q) if query_lengths is None else _arguments.integers("query_lengths", query_lengths, key_lengths.device)
+    if query_lengths is None:
+        queries = torch.full_like(key_lengths, seqlen_q)
+    else:
+        queries = _arguments.integers("query_lengths", query_lengths, key_lengths.device)
     if key_lengths.ndim != 1 or key_lengths.shape[0] == 0:
         raise ValueError(f"key_lengths has shape {list(key_lengths.shape)}; it must be [batch], one entry for each batch entry")
     if queries.shape != key_lengths.shape:
         raise ValueError(f"query_lengths has {queries.shape[0] if queries.ndim else 'no'} entries and key_lengths {key_lengths.shape[0]}; they must be equal")
-    _arguments.check_values("key_lengths", key_lengths, (key_lengths >= 0) & (key_lengths <= seqlen_k), f"it must be between 0 and seqlen_k, {seqlen_k}")
-    _arguments.check_values("query_lengths", queries, (queries >= 0) & (queries <= seqlen_q), f"it must be between 0 and seqlen_q, {seqlen_q}")
+    _arguments.check_values("key_lengths", key_lengths, (key_lengths >= 0) & (key_lengths <= seqlen_k),
+                            f"it must be between 0 and seqlen_k, {seqlen_k}")
+    _arguments.check_values("query_lengths", queries, (queries >= 0) & (queries <= seqlen_q),
+                            f"it must be between 0 and seqlen_q, {seqlen_q}")
     key = torch.arange(seqlen_k, device=key_lengths.device)
     lts = torch.where(key < key_lengths[:, None], queries[:, None], 0)
     return _mask(seqlen_q, lts, torch.zeros_like(lts))
@@ -596,7 +615,8 @@ class _Documents:
 
     position, begin, end, index: int64 [..., seqlen]: the token, where its document begins and ends, which one it is. last_begin [..., 1]:
     where the last document begins. cu_seqlens and count only where they are known without looking at the tokens.
-    Past the last document begin and end are equal, so that the token is hidden from every row. name: what errors call the lengths, if not seqlens.
+    Past the last document begin and end are equal, so that the token is hidden from every row.
+    name: what errors call the lengths, if not seqlens.
     """
 
     def __init__(self, cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device, name=None):
@@ -622,7 +642,8 @@ class _Documents:
         else:
             if tensor.shape[-1] == 0:
                 raise ValueError("cu_seqlens is empty; it must begin with 0, then give the end of each document")
-            _arguments.check_cu_seqlens(name, tensor, seqlen, "the length of the sequence", "; lengths go in as seqlens=")
+            _arguments.check_cu_seqlens(name, tensor, seqlen, "the length of the sequence",
+                                        "; lengths go in as seqlens=")
             self._from_ends(name, tensor, _largest(values) if in_lists else seqlen)
 
     def _from_ends(self, name, cu_seqlens, seqlen):

@@ -24,7 +24,8 @@ def merge_attention(outs, lses, *, layout="bshd"):
         (out, lse), in the dtypes and shapes of the parts; sums are taken in lse's dtype. A row that no part has a key for has out 0 and lse -inf.
 
     Raises:
-        ValueError: no parts, not as many outs as lses, or shapes or devices that do not go together. TypeError: a part is no tensor.
+        ValueError: no parts, not as many outs as lses, or shapes or devices that do not go together.
+        TypeError: a part is no tensor.
     """
     outs, lses = list(outs), list(lses)
     _check_parts(outs, lses, layout)
@@ -50,7 +51,8 @@ def _check_parts(outs, lses, layout):
     _arguments.choice("layout", layout, ("bshd", "bhsd"))
     if not outs or len(outs) != len(lses):
         raise ValueError(f"outs has {len(outs)} parts and lses {len(lses)}; they must have as many, and at least one")
-    _arguments.check_tensors(None, **{f"{name}[{p}]": x for name, parts in (("outs", outs), ("lses", lses)) for p, x in enumerate(parts)})
+    named = {f"{name}[{p}]": x for name, parts in (("outs", outs), ("lses", lses)) for p, x in enumerate(parts)}
+    _arguments.check_tensors(None, **named)
     for p, (out, lse) in enumerate(zip(outs, lses)):
         rows = (*out.shape[:-3], out.shape[-2], out.shape[-3]) if layout == "bshd" else tuple(out.shape[:-1])
         if out.shape != outs[0].shape or tuple(lse.shape) != rows:

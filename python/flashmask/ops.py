@@ -24,11 +24,13 @@ _forward_operator, _backward_operator = _ops.forward.default._op, _ops.backward.
 
 # Looked up once: every call asks them all.
 _is_compiling, _is_autocast_enabled = torch.compiler.is_compiling, torch._C._is_any_autocast_enabled
-_is_deterministic, _is_transformed = torch.are_deterministic_algorithms_enabled, torch._C._are_functorch_transforms_active
+_is_deterministic = torch.are_deterministic_algorithms_enabled
+_is_transformed = torch._C._are_functorch_transforms_active
 
-_NO_FUNCTIONAL_DERIVATIVE = "torch.func cannot differentiate flashmask attention; torch.autograd.grad and backward() can"
+_NO_FUNCTIONAL_DERIVATIVE = ("torch.func cannot differentiate flashmask attention; "
+                             "torch.autograd.grad and backward() can")
 
-# How the operators begin the messages of what is more than a RuntimeError: an exception's type does not come through torch.
+# How the operators begin the messages of what is more than a RuntimeError: a type does not come through torch.
 _MEANT = {"UnsupportedError: ": UnsupportedError, "OutOfMemoryError: ": torch.OutOfMemoryError}
 LAYOUTS = {"bshd": "[batch, seqlen, heads, head_dim]", "bhsd": "[batch, heads, seqlen, head_dim]"}
 
@@ -66,19 +68,16 @@ def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backe
         q, k, v = autocast(q, k, v)
     if layout == "bhsd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    if softmax_scale is not None or deterministic is not None or not isinstance(backend, str):
+        softmax_scale, deterministic = read_options(softmax_scale, deterministic, backend)
     if deterministic is None:
         deterministic = _is_deterministic()
-    else:
-        deterministic = _arguments.flag("deterministic", deterministic)
-    if softmax_scale is not None:
-        softmax_scale = _arguments.number("softmax_scale", softmax_scale)
-    if not isinstance(backend, str):
-        raise TypeError(f"backend is {_arguments.given(backend)}; it must be a string, as 'auto'")
     if mask is None:
         bounds = block_mask = plan_ = None
         options = (softmax_scale, False, None, -1, -1, deterministic, backend)
     else:
-        bounds, block_mask, plan_ = mask.bounds, mask.block_mask, mask.plan(q.device) if is_compiling else mask._plan_in_eager_mode(q.device)
+        bounds, block_mask = mask.bounds, mask.block_mask
+        plan_ = mask.plan(q.device) if is_compiling else mask._plan_in_eager_mode(q.device)
         left, right = mask.window or (-1, -1)
         options = (softmax_scale, mask.causal, mask.q_offset, left, right, deterministic, backend)
     # The kernel itself saves a way through the dispatcher; a graph and torch.func need the operator.
@@ -95,6 +94,17 @@ def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backe
     return (out.transpose(1, 2) if layout == "bhsd" else out), lse
 
 
+def read_options(softmax_scale, deterministic, backend):
+    """(softmax_scale, deterministic) as the operators take them, or None; TypeError if one of the three is wrong."""
+    if softmax_scale is not None:
+        softmax_scale = _arguments.number("softmax_scale", softmax_scale)
+    if deterministic is not None:
+        deterministic = _arguments.flag("deterministic", deterministic)
+    if not isinstance(backend, str):
+        raise TypeError(f"backend is {_arguments.given(backend)}; it must be a string, as 'auto'")
+    return softmax_scale, deterministic
+
+
 def mask_arguments(mask):
     """A Mask as the operators take it: bounds, block_mask, causal, q_offset, window_left, window_right."""
     left, right = mask.window or (-1, -1)
@@ -102,12 +112,13 @@ def mask_arguments(mask):
 
 
 def check_dimensions(q, k, v, layout):
-    """TypeError or ValueError unless `layout` is known and q, k and v are dense tensors of 4 dimensions on one device."""
+    """Raises unless `layout` is known and q, k and v are dense tensors of 4 dimensions on one device."""
     if layout != "bshd" and layout != "bhsd":
         _arguments.choice("layout", layout, LAYOUTS)
     tensor = torch.Tensor
-    if not (isinstance(q, tensor) and isinstance(k, tensor) and isinstance(v, tensor) and q.ndim == k.ndim == v.ndim == 4
-            and q.device == k.device == v.device) or q.is_nested or k.is_nested or v.is_nested:
+    are_tensors = isinstance(q, tensor) and isinstance(k, tensor) and isinstance(v, tensor)
+    if (not are_tensors or not q.ndim == k.ndim == v.ndim == 4 or not q.device == k.device == v.device
+            or q.is_nested or k.is_nested or v.is_nested):
         _arguments.check_tensors(LAYOUTS[layout], query=q, key=k, value=v)
 
 
@@ -144,7 +155,7 @@ def plan_bytes(seqlen_q, seqlen_k, masks):
 
 
 def _call(operator, *arguments):
-    """operator(*arguments), with the exception that is meant. In compiled code it stays a RuntimeError with that text."""
+    """operator(*arguments), with the exception that is meant. In compiled code it stays a RuntimeError of that text."""
     if torch.compiler.is_compiling():
         return operator(*arguments)
     try:
@@ -173,7 +184,8 @@ def _plan_fake(bounds, block_mask, seqlen_q, seqlen_k, causal, q_offset, window_
 
 @torch.library.register_fake("flashmask::forward")
 def _forward_fake(q, k, v, bounds, block_mask, plan_, *options):
-    _arguments.check_one_device(query=q, key=k, value=v, startend_row_indices=bounds, block_mask=block_mask, plan=plan_)
+    _arguments.check_one_device(query=q, key=k, value=v, startend_row_indices=bounds, block_mask=block_mask,
+                                plan=plan_)
     batch, seqlen_q, heads, _ = q.shape
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     return q.new_empty((batch, seqlen_q, heads, v.shape[3])), q.new_empty((batch, heads, seqlen_q), dtype=lse_dtype)
@@ -181,7 +193,8 @@ def _forward_fake(q, k, v, bounds, block_mask, plan_, *options):
 
 @torch.library.register_fake("flashmask::backward")
 def _backward_fake(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, *options):
-    _arguments.check_one_device(query=q, key=k, value=v, out=out, lse=lse, dout=dout, dlse=dlse, startend_row_indices=bounds, block_mask=block_mask, plan=plan_)
+    _arguments.check_one_device(query=q, key=k, value=v, out=out, lse=lse, dout=dout, dlse=dlse,
+                                startend_row_indices=bounds, block_mask=block_mask, plan=plan_)
     return tuple(_empty_like(x) for x in (q, k, v))
 
 
@@ -195,7 +208,8 @@ def _empty_like(x):
 def _plan_vmap(info, in_dims, bounds, block_mask, *others):
     """The plan of each of the mapped masks."""
     pick = lambda x, dim, n: x if dim is None else x.select(dim, n)  # noqa: E731
-    plans = [_ops.plan(pick(bounds, in_dims[0], n), pick(block_mask, in_dims[1], n), *others) for n in range(info.batch_size)]
+    plans = [_ops.plan(pick(bounds, in_dims[0], n), pick(block_mask, in_dims[1], n), *others)
+             for n in range(info.batch_size)]
     return torch.stack(plans), 0
 
 
@@ -214,7 +228,7 @@ def _forward_vmap(info, in_dims, q, k, v, bounds, block_mask, plan_, *options):
 
 
 def _folded(x, dim, size, batch=-1):
-    """x [batch, ...], mapped along `dim` or the same for all, as [size * batch, ...] whose last dimension is contiguous."""
+    """x [batch, ...], mapped along `dim` or the same for all, as [size * batch, ...] with contiguous rows."""
     x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
     x = x.expand(-1, batch, *x.shape[2:]).flatten(0, 1)
     return x if x.stride(-1) == 1 else x.contiguous()

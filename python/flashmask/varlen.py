@@ -18,14 +18,16 @@ def flashmask_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None
 
     Args:
         q: (total_q, heads_q, head_dim); k: (total_k, heads_kv, head_dim); v: (total_k, heads_kv, head_dim_v). heads_q is a multiple of heads_kv.
-        cu_seqlens_q, cu_seqlens_k: (documents + 1,) integers on q's device, or a list or numpy array of them, ascending from 0: document d has query
-            rows cu_seqlens_q[d] to cu_seqlens_q[d + 1] and keys cu_seqlens_k[d] to cu_seqlens_k[d + 1]. A document may have no rows, no keys or
-            neither. Rows past the last document see nothing; keys past it are seen by nobody. In host memory their values are checked; those of
-            tensors on a device are never read on the host.
+        cu_seqlens_q, cu_seqlens_k: (documents + 1,) integers on q's device, or a list or numpy array of them, ascending
+            from 0: document d has query rows cu_seqlens_q[d] to cu_seqlens_q[d + 1] and keys cu_seqlens_k[d] to
+            cu_seqlens_k[d + 1]. A document may have no rows, no keys or neither. Rows past the last document see
+            nothing; keys past it are seen by nobody. In host memory their values are checked; those of tensors on a
+            device are never read on the host.
         max_seqlen_q, max_seqlen_k: taken and ignored: nothing depends on them.
         softmax_scale: default 1 / sqrt(head_dim).
         causal, window_size: aligned at the bottom right of each document, as in flash-attn >= 2.1: with n rows and m keys, row i of the document
-            stands at its key p = i + m - n and sees keys p - left .. p + right; -1 (None, sys.maxsize) is unbounded, causal is right = 0.
+            stands at its key p = i + m - n and sees keys p - left .. p + right; -1 (None, sys.maxsize) is unbounded,
+            causal is right = 0.
         deterministic: True: the same gradient bits in every run. None follows torch.are_deterministic_algorithms_enabled().
         return_softmax_lse, return_attn_probs: either one returns lse too. Probabilities are never made.
         dropout_p, softcap, alibi_slopes, block_table: only 0, 0, None and None.
@@ -51,7 +53,9 @@ def flashmask_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None
 
 
 def varlen_mask(cu_seqlens_q, cu_seqlens_k, total_q, total_k, *, causal=False, window_size=(-1, -1), device=None):
-    """The Mask of packed documents whose queries and keys may differ in length; arguments as in flashmask_varlen_func. Lists go to `device`.
+    """The Mask of packed documents whose queries and keys may differ in length; arguments as in flashmask_varlen_func.
+
+    Lists go to `device`.
 
     Two intervals always suffice. Let key column j belong to document d, with rows [q0, q1) and keys up to k1. Aligned at the bottom right,
     row i stands at key i + k1 - q1, so the rows that may see j are those with
@@ -112,6 +116,7 @@ def _cu_seqlens_of_both(cu_seqlens_q, cu_seqlens_k, total_q, total_k, device):
 def _cu_seqlens(name, values, total, tokens, device):
     cu = _arguments.integers(name, values, device).contiguous()
     if cu.ndim != 1 or cu.shape[0] < 1:
-        raise ValueError(f"{name} has shape {tuple(cu.shape)}; it must be (documents + 1,): 0, then the end of each document")
+        raise ValueError(f"{name} has shape {tuple(cu.shape)}; "
+                         "it must be (documents + 1,): 0, then the end of each document")
     _arguments.check_cu_seqlens(name, cu, total, f"the number of {tokens}")
     return cu

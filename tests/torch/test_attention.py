@@ -117,10 +117,11 @@ def test_vectors_and_a_block_mask_with_heads_of_their_own(bounds_heads, block_he
     """heads_kv, heads_q or 1 each, of 2 key heads and 4 query heads."""
     bounds = torch.randint(0, S + 1, (1, bounds_heads, S, 2), dtype=torch.int32)
     blocks = torch.rand(2, block_heads, 2, 2) < 0.7
-    kept = blocks.repeat_interleave(128, 2).repeat_interleave(128, 3)[:, :, :S, :S].repeat_interleave(4 // block_heads, 1)
-    visible = rule(S, S, bounds, False).repeat_interleave(4 // bounds_heads, 1) & kept
+    kept = blocks.repeat_interleave(128, 2).repeat_interleave(128, 3)[:, :, :S, :S]
+    visible = [x.repeat_interleave(4 // x.shape[1], 1) for x in (rule(S, S, bounds, False), kept)]
     given = {"startend_row_indices": bounds.to(DEVICE), "block_mask": blocks.to(DEVICE)}
-    compare(tensors(), visible, lambda q, k, v: flashmask_attention(q, k, v, **given, return_softmax_lse=True))
+    call = lambda q, k, v: flashmask_attention(q, k, v, **given, return_softmax_lse=True)
+    compare(tensors(), visible[0] & visible[1], call)
 
 
 @pytest.mark.parametrize("heads_q, heads_kv", [(1, 1), (3, 3), (6, 2), (4, 1)])

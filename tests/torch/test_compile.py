@@ -102,7 +102,7 @@ def test_another_length(function, make_mask):
 
 
 def test_documents_of_new_lengths_at_the_same_total():
-    """Nothing is compiled anew, whether the mask comes from outside, of any number of documents, or is made of cu_seqlens in the graph."""
+    """Nothing is compiled anew: neither of a mask from outside, of any number of documents, nor of cu_seqlens."""
     compiled = torch.compile(two_layers, fullgraph=True, backend="aot_eager")
     for lengths in ([100], [30, 70], [1, 0, 98, 1], [20] * 5):
         inputs, mask = tensors(100), flashmask.masks.causal_document(seqlens=lengths, device=DEVICE)
@@ -110,7 +110,8 @@ def test_documents_of_new_lengths_at_the_same_total():
             torch.testing.assert_close(got, want)
 
     def packed(q, k, v, cu_seqlens):
-        return flashmask.flashmask_varlen_func(q[0], k[0], v[0], cu_seqlens, cu_seqlens, causal=True, deterministic=True, return_softmax_lse=True)
+        return flashmask.flashmask_varlen_func(q[0], k[0], v[0], cu_seqlens, cu_seqlens, causal=True,
+                                               deterministic=True, return_softmax_lse=True)
 
     compiled = torch.compile(packed, fullgraph=True, backend="aot_eager")
     for lengths in ([30, 60, 10], [0, 99, 1], [50, 50, 0]):
@@ -120,7 +121,8 @@ def test_documents_of_new_lengths_at_the_same_total():
 
 
 def test_the_first_new_length_is_compiled_once_and_no_other():
-    """As torch does for any operator: the first length is taken for a constant, and from the second on it may be any."""
+    """As torch does for any operator: the first length is taken for a constant, and from the second on it may be any.
+    """
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(two_layers, fullgraph=True, backend=counter)
     counts = []

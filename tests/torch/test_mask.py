@@ -184,11 +184,15 @@ def test_repr():
     assert "bounds=7" in repr(pytree.tree_map(lambda x: 7, masks.eviction([1, 2])))
 
 
+def rows_of(n):
+    return torch.arange(n, dtype=torch.int32)
+
+
 LARGE = {
     "vectors": lambda n: masks.causal_document(seqlens=torch.full((64,), n // 64)),
-    "four vectors": lambda n: Mask(n, n, bounds=torch.stack((torch.arange(n, dtype=torch.int32),) * 4, -1)[None, None]),
+    "four vectors": lambda n: Mask(n, n, bounds=rows_of(n).expand(1, 4, n).mT[None]),
     "a band": lambda n: masks.sliding_window(n, n, n // 100),
-    "heads": lambda n: Mask(n, n, bounds=torch.arange(n, dtype=torch.int32).expand(1, 1 << (23 - n.bit_length() + 1), n)[..., None], causal=True),
+    "heads": lambda n: Mask(n, n, bounds=rows_of(n).expand(1, (1 << 23) // n, n)[..., None], causal=True),
     "blocks": lambda n: Mask(n, n, causal=True, block_mask=torch.ones(1, 1, n // 128, n // 128, dtype=torch.bool)),
 }
 
@@ -219,7 +223,8 @@ def test_a_sample_says_about_the_same_as_a_count(kind):
 
     mask = LARGE[kind](1 << 13)
     exact, (visible, elements) = raster(mask, 0, 0, 512), sampled_cells(mask, 0, 0, 512, 1531)
-    assert torch.equal(visible > 0, exact.visible > 0) and torch.equal(visible == elements, exact.visible == exact.elements)
+    assert torch.equal(visible > 0, exact.visible > 0)
+    assert torch.equal(visible == elements, exact.visible == exact.elements)
     assert abs(visible.sum() / elements.sum() - exact.visible.sum() / exact.elements.sum()) < 0.01
     assert (visible / elements - exact.visible / exact.elements).abs().max() < 0.05
 
@@ -228,11 +233,11 @@ def test_repr_says_that_it_is_a_sample():
     n = 1 << 20
     lines = repr(masks.causal(n)).splitlines()
     assert lines[0] == f"Mask({n} query rows x {n} keys, causal)" and len(lines) == 18
-    assert lines[-1].startswith("visible about 50 %, from a sample of keys; mask.stats() counts tiles; a cell is 65536 x 65536")
-    blocks = masks.causal(n).replace(block_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool).expand(1, 1, n // 128, n // 128), seqlen_k=n)
-    assert "visible about 50 %" in repr(blocks)
+    assert lines[-1] == "visible about 50 %, from a sample of keys; mask.stats() counts tiles; a cell is 65536 x 65536"
+    keep = torch.ones(1, 1, n // 128, n // 128, dtype=torch.bool)
+    assert "visible about 50 %, from a sample" in repr(masks.causal(n).replace(block_mask=keep))
     tall = Mask(1 << 27, 128, block_mask=torch.ones(1, 1, 1 << 20, 1, dtype=torch.bool))
-    assert repr(tall).splitlines()[1] == "not looked at, for its size: mask.plot() draws it and mask.stats() counts its tiles"
+    assert repr(tall).splitlines()[1].startswith("not looked at, for its size: mask.plot() draws it")
 
 
 def test_svg_is_bounded_and_well_formed():
@@ -350,7 +355,7 @@ def test_heads_of_the_vectors_and_of_the_block_mask_are_broadcast_to_the_larger(
 
 
 def test_heads_that_do_not_divide_each_other_are_refused():
-    with pytest.raises(ValueError, match="heads of the bounds is 4 and of the block mask 3; .* so one divides the other"):
+    with pytest.raises(ValueError, match="heads of the bounds is 4 and of the block mask 3; .* one divides the other"):
         of_both_heads(4, 3)
 
 
@@ -362,7 +367,8 @@ def test_traced_plans_of_both_heads_have_the_size_of_the_larger():
     for heads in ((2, 4), (4, 2), (1, 4)):
         mask = of_both_heads(*heads)
         with FakeTensorMode() as mode:
-            traced = ops.plan(mask.replace(bounds=mode.from_tensor(mask.bounds), block_mask=mode.from_tensor(mask.block_mask)))
+            fakes = {name: mode.from_tensor(getattr(mask, name)) for name in ("bounds", "block_mask")}
+            traced = ops.plan(mask.replace(**fakes))
         assert traced.shape == ops.plan(mask).shape == ops.plan(of_both_heads(4, 4)).shape
 
 
@@ -372,7 +378,8 @@ def test_flex_attention_broadcasts_a_mask_of_one_head(batch):
     """BlockMask's own 1 stands for any batch and heads, which it then asks the predicate for."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    mask = masks.causal_document(seqlens=[100, 30, 170]).replace(block_mask=torch.tensor([[1, 0, 0], [0, 1, 0], [1, 1, 1]]).bool()[None, None])
+    keep = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 1, 1]]).bool()[None, None]
+    mask = masks.causal_document(seqlens=[100, 30, 170]).replace(block_mask=keep)
     q, k, v = torch.randn(3, batch, 4, 300, 16).unbind()
     got = flex_attention(q, k, v, block_mask=mask.to_block_mask())
     want = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask.to_dense()).nan_to_num()

@@ -21,7 +21,8 @@ q = torch.randn(1, 1, 1, 64).expand(1, 8192, 32, 64)
 narrow = torch.randn(1, 1, 1, 1).expand(1, 8192, 32, 1)
 def backward():
     lse = torch.zeros(1, 1, 1).expand(1, 32, 8192)
-    torch.ops.flashmask.backward(narrow, None, q, q[:, :64], narrow[:, :64], narrow, lse, None, None, None, None, False, None, -1, -1, True, "auto")
+    options = (None, None, None, None, False, None, -1, -1, True, "auto")
+    torch.ops.flashmask.backward(narrow, None, q, q[:, :64], narrow[:, :64], narrow, lse, *options)
 size = int(re.search(r"VmSize:\\s+(\\d+)", open("/proc/self/status").read()).group(1)) * 1024
 resource.setrlimit(resource.RLIMIT_AS, (size + (24 << 20),) * 2)
 try:
@@ -40,5 +41,6 @@ except MemoryError as error:
 ])
 def test_what_lacks_memory_says_which_tensor_and_how_much(call, text):
     """A true MemoryError, from the front and from the operators alike."""
-    run = subprocess.run([sys.executable, "-c", PROGRAM.replace("CALL", call)], env=os.environ, capture_output=True, text=True)
+    program = PROGRAM.replace("CALL", call)
+    run = subprocess.run([sys.executable, "-c", program], env=os.environ, capture_output=True, text=True)
     assert run.returncode == 0 and run.stdout.startswith(text), run.stdout + run.stderr
