@@ -22,9 +22,7 @@ std::string version_text() {
 void add_commands(CLI::App& app, Global& global) {
   add_info_command(app, global);
   add_show_command(app, global);
-#ifdef FLASHMASK_WITH_RUN
   add_run_command(app, global);
-#endif
   add_verify_command(app, global);
   add_bench_command(app, global);
   for (CLI::App* command : app.get_subcommands({})) {

@@ -18,7 +18,4 @@ inline void check(cudaError_t error, const char* what) {
               message("CUDA: ", what, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")"));
 }
 
-/// Call right after a kernel launch.
-inline void check_launch(const char* kernel) { check(cudaGetLastError(), kernel); }
-
 }  // namespace flashmask::cuda
