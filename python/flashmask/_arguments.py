@@ -79,6 +79,13 @@ def choice(name, value, accepted):
     return value
 
 
+def sequence(name, values):
+    """A list of whatever can be iterated over."""
+    if not hasattr(values, "__iter__"):
+        raise TypeError(f"{name} is {given(values)}; it must be a list or tuple")
+    return list(values)
+
+
 def window(name, value):
     """(left, right) of an int (both sides), a pair, or None; None if both are open.
 

@@ -27,7 +27,7 @@ def merge_attention(outs, lses, *, layout="bshd"):
         ValueError: no parts, not as many outs as lses, or shapes or devices that do not go together.
         TypeError: a part is no tensor.
     """
-    outs, lses = list(outs), list(lses)
+    outs, lses = _arguments.sequence("outs", outs), _arguments.sequence("lses", lses)
     _check_parts(outs, lses, layout)
     weights, lse = _softmax(torch.stack(lses))
     if layout == "bshd":

@@ -214,6 +214,7 @@ BOTH = {"seqlens": [3, 2]}
     (lambda: sdpa(attn_mask=np.ones(3)), TypeError,
      "attn_mask is a numpy.ndarray, float64 [3]; it must be a Mask or a bool tensor"),
     # merge_attention
+    (lambda: merge_attention(None, []), TypeError, "outs is None; it must be a list or tuple"),
     (lambda: merge_attention([None], [torch.zeros(1, 2, S)]), TypeError, "outs[0] is None; it must be a torch.Tensor"),
     (lambda: merge_attention([torch.zeros(1, S, 2, 4)], [[0.0]]), TypeError,
      "lses[0] is [0.0] (list); it must be a torch.Tensor"),
