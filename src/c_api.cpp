@@ -9,7 +9,6 @@
 #include <new>
 #include <string>
 
-#include "backends/problem.h"
 #include "common/message.h"
 #include "common/tensor_checks.h"
 #include "flashmask/attention.h"
@@ -204,15 +203,18 @@ BackwardArgs read_call(const fm_backward_args* from, Device device, Of of) {
   return args;
 }
 
-/// The arguments with the mask's contents. In host memory they are read, so all shapes have to fit each other first; on a device they are
-/// borrowed.
+std::size_t workspace_of(const ForwardArgs& args, const Options& options) { return forward_workspace(args, options); }
+std::size_t workspace_of(const BackwardArgs& args, const Options& options) { return backward_workspace(args, options); }
+
+/// The arguments with the mask's contents. In host memory these are read, so first a backend has to take a call of these shapes; on a
+/// device they are borrowed.
 template <typename CArgs>
-auto read_args(const CArgs* from, Device device) {
-  if (device.kind != Device::Kind::kCpu) return read_call(from, device, Of::kContents);
-  auto args = read_call(from, device, Of::kShapes);
+auto read_args(const CArgs* from, const CallOptions& call) {
+  if (call.device.kind != Device::Kind::kCpu) return read_call(from, call.device, Of::kContents);
+  auto args = read_call(from, call.device, Of::kShapes);
   if (!args.mask) return args;
-  check(args, {}, false);
-  args.mask = read_mask(read_struct(from, "args").mask, device, Of::kContents);
+  workspace_of(args, call.options);
+  args.mask = read_mask(read_struct(from, "args").mask, call.device, Of::kContents);
   return args;
 }
 
@@ -221,7 +223,7 @@ template <typename CArgs>
 Explanation explain_call(const CArgs* args, const CallOptions& call, const std::optional<GpuModel>& gpu = {}) {
   const Explanation of_shapes = explain(read_call(args, call.device, Of::kShapes), call.options, gpu);
   const bool counts = of_shapes.live_tiles < 0 && call.device.kind == Device::Kind::kCpu;
-  return counts ? explain(read_args(args, call.device), call.options, gpu) : of_shapes;
+  return counts ? explain(read_args(args, call), call.options, gpu) : of_shapes;
 }
 
 std::optional<GpuModel> read_gpu_model(const fm_gpu_model* from) {
@@ -315,14 +317,14 @@ fm_status fm_mask_to_dense(const fm_mask* mask, const fm_tensor* visible) {
 fm_status fm_forward_workspace(const fm_forward_args* args, const fm_options* options, size_t* bytes) {
   return guarded([&] {
     const CallOptions call(options);
-    required(bytes, "bytes") = forward_workspace(read_call(args, call.device, Of::kShapes), call.options);
+    required(bytes, "bytes") = workspace_of(read_call(args, call.device, Of::kShapes), call.options);
   });
 }
 
 fm_status fm_forward(const fm_forward_args* args, void* workspace, size_t workspace_bytes, const fm_options* options) {
   return guarded([&] {
     CallOptions call(options);
-    forward(read_args(args, call.device), memory(workspace, workspace_bytes, "workspace"), call.with_counter());
+    forward(read_args(args, call), memory(workspace, workspace_bytes, "workspace"), call.with_counter());
     call.report();
   });
 }
@@ -330,14 +332,14 @@ fm_status fm_forward(const fm_forward_args* args, void* workspace, size_t worksp
 fm_status fm_backward_workspace(const fm_backward_args* args, const fm_options* options, size_t* bytes) {
   return guarded([&] {
     const CallOptions call(options);
-    required(bytes, "bytes") = backward_workspace(read_call(args, call.device, Of::kShapes), call.options);
+    required(bytes, "bytes") = workspace_of(read_call(args, call.device, Of::kShapes), call.options);
   });
 }
 
 fm_status fm_backward(const fm_backward_args* args, void* workspace, size_t workspace_bytes, const fm_options* options) {
   return guarded([&] {
     CallOptions call(options);
-    backward(read_args(args, call.device), memory(workspace, workspace_bytes, "workspace"), call.with_counter());
+    backward(read_args(args, call), memory(workspace, workspace_bytes, "workspace"), call.with_counter());
     call.report();
   });
 }

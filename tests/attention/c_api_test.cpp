@@ -184,6 +184,7 @@ TEST(CInterface, AnExplanationReadsNoContentsWithoutTilesToCount) {
   for (fm_tensor* t : {&refused.q, &refused.k, &refused.v, &refused.out, &refused.lse}) t->dtype = FM_FLOAT64;
   ASSERT_EQ(fm_explain(&refused, nullptr, text, sizeof(text), nullptr), FM_OK) << fm_last_error();
   EXPECT_NE(std::string(text).find("no backend takes this call"), std::string::npos) << text;
+  EXPECT_EQ(fm_forward(&refused, nullptr, 0, nullptr), FM_UNSUPPORTED);  // unread, too
 }
 
 TEST(CInterface, AnyNumberOfThreadsTakesTheWorkspaceOfTheWorkThereIs) {

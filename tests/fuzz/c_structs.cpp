@@ -2,8 +2,8 @@
 
 // The C interface's structs with any values in them: a right call is drawn, then some of its fields are changed, and every function
 // returns a status. A tensor lies in memory of exactly the size that its shape and strides claim, or, where they claim too much, at an
-// address that nothing is mapped at; with such tensors are called only functions that promise not to read, and calls that the shapes
-// alone have to end.
+// address that nothing is mapped at: such tensors go to functions that promise not to read, and into calls that have to be refused
+// for their shapes and options alone.
 
 #include "flashmask/c_api.h"
 
@@ -421,16 +421,17 @@ class Calls {
   }
 
   void to_dense(bool shapes_fit) {
-    const auto fits = [this](int d, int64_t size) { return drawn_.visible.shape[d] == size; };
-    // More entries or heads than the tensors of a mask that may be read can have are refused, too.
-    const bool matches = fits(2, drawn_.mask.seqlen_q) && fits(3, drawn_.mask.seqlen_k) &&
-                         std::max(drawn_.visible.shape[0], drawn_.visible.shape[1]) <= static_cast<int64_t>(kMostBytes);
+    const fm_mask& m = drawn_.mask;
+    const fm_tensor& v = drawn_.visible;
+    // A mask that is cut short has other lengths. More entries or heads than a mask that may be read can have are refused, too.
+    const bool differs = m.struct_size == sizeof(m) && (v.shape[2] != m.seqlen_q || v.shape[3] != m.seqlen_k ||
+                                                        std::max(v.shape[0], v.shape[1]) > static_cast<int64_t>(kMostBytes));
     const bool writable = drawn_.tensors[drawn_.tensors.size() - 3].readable;
-    if (shapes_fit && (!mask_readable_ || (matches && !writable))) return;
+    if (shapes_fit && (!mask_readable_ || !(writable || differs))) return;
     const fm_tensor* const visible = drawn_.null_struct == 3 ? nullptr : memory_.copy(drawn_.visible, sizeof(fm_tensor));
     const fm_status status = judged(fm_mask_to_dense(mask_, visible));
     expect_taken(status);
-    require((shapes_fit && matches) || status != FM_OK, "a matrix has the shape of its mask, whose shapes are right");
+    require((shapes_fit && !differs) || status != FM_OK, "a matrix has the shape of its mask, whose shapes are right");
   }
 
   void of_attention() {
