@@ -14,11 +14,19 @@ CLEARLY = 0.985  # of our time: what is above it is level with ours
 def case_of(cell, held, op):
     """The receipt's case that a cell would be."""
     heads = held["hidden"] // cell["head_dim"]
-    return {"op": op, "arch": "sm90", "mask": cell["mask"], "head_dim": cell["head_dim"],
-            "head_dim_v": cell["head_dim"], "seqlen": cell["seqlen"],
-            "batch": held["tokens"] // cell["seqlen"], "heads": heads, "heads_kv": cell.get("heads_kv", heads),
-            "dtype": held["dtype"],
-            "peers": {"deterministic": {}} if "deterministic" in cell["over_ours"] else {}}
+    return {
+        "op": op,
+        "arch": "sm90",
+        "mask": cell["mask"],
+        "head_dim": cell["head_dim"],
+        "head_dim_v": cell["head_dim"],
+        "seqlen": cell["seqlen"],
+        "batch": held["tokens"] // cell["seqlen"],
+        "heads": heads,
+        "heads_kv": cell.get("heads_kv", heads),
+        "dtype": held["dtype"],
+        "peers": {"deterministic": {}} if "deterministic" in cell["over_ours"] else {},
+    }
 
 
 def state_of(cell, held, library):
@@ -35,8 +43,11 @@ def counted(library, path=FILE):
     held, found = json.loads(path.read_text()), []
     for table in held["tables"]:
         states = [(cell, state_of(cell, held, library)) for cell in table["cells"]]
-        cells = [{**cell, "marked": state != receipts.FRESH} for cell, state in states
-                 if state in (receipts.FRESH, receipts.OTHER_TOOLKIT)]
+        cells = [
+            {**cell, "marked": state != receipts.FRESH}
+            for cell, state in states
+            if state in (receipts.FRESH, receipts.OTHER_TOOLKIT)
+        ]
         found.append({**table, "cells": cells})
     return held, found
 
@@ -55,9 +66,15 @@ def tables(library):
 def table_of(table, held):
     peers = [name for name in held["names"] if any(name in cell["over_ours"] for cell in table["cells"])]
     both = any("best_of_both" in cell for cell in table["cells"])
-    rows = [[shape_text(cell), cell["mask"] + " *" * cell["marked"],
-             *(pair_text(cell["over_ours"].get(name)) for name in peers),
-             *[best_text(cell, held)] * both] for cell in table["cells"]]
+    rows = [
+        [
+            shape_text(cell),
+            cell["mask"] + " *" * cell["marked"],
+            *(pair_text(cell["over_ours"].get(name)) for name in peers),
+            *[best_text(cell, held)] * both,
+        ]
+        for cell in table["cells"]
+    ]
     head = ["", "mask", *(held["names"][name] for name in peers), *["best, forward + backward"] * both]
     return table["title"], f"{table['about']} Its time over ours, forward / backward.", head, rows
 

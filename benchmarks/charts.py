@@ -18,24 +18,37 @@ def number(value):
 class Svg:
     def __init__(self, width, height, title, description=""):
         self.width, self.height = width, height
-        self.parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" font-family="{FONT}">',
-                      f"<title>{escape(title)}</title>", f"<desc>{escape(description)}</desc>", f"<style>{STYLE}</style>", '<rect class="card" width="100%" height="100%" rx="8"/>']
+        self.parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" font-family="{FONT}">',
+            f"<title>{escape(title)}</title>",
+            f"<desc>{escape(description)}</desc>",
+            f"<style>{STYLE}</style>",
+            '<rect class="card" width="100%" height="100%" rx="8"/>',
+        ]
 
     def text(self, x, y, words, size=12, kind="soft", anchor="start", weight=None, rotate=None):
         extra = f' font-weight="{weight}"' if weight else ""
         if rotate is not None:
             extra += f' transform="rotate({rotate} {number(x)} {number(y)})"'
-        self.parts.append(f'<text class="{kind}" x="{number(x)}" y="{number(y)}" font-size="{size}" text-anchor="{anchor}"{extra}>{escape(str(words))}</text>')
+        self.parts.append(
+            f'<text class="{kind}" x="{number(x)}" y="{number(y)}" font-size="{size}" text-anchor="{anchor}"{extra}>{escape(str(words))}</text>'
+        )
 
     def line(self, x1, y1, x2, y2, kind="grid", extra=""):
-        self.parts.append(f'<line class="{kind}" x1="{number(x1)}" y1="{number(y1)}" x2="{number(x2)}" y2="{number(y2)}" {extra}/>')
+        self.parts.append(
+            f'<line class="{kind}" x1="{number(x1)}" y1="{number(y1)}" x2="{number(x2)}" y2="{number(y2)}" {extra}/>'
+        )
 
     def rect(self, x, y, width, height, fill, tip="", extra=""):
         inside = f"<title>{escape(tip)}</title>" if tip else ""
-        self.parts.append(f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" fill="{fill}" rx="1.5" {extra}>{inside}</rect>')
+        self.parts.append(
+            f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" fill="{fill}" rx="1.5" {extra}>{inside}</rect>'
+        )
 
     def dot(self, x, y, fill, tip="", radius=3):
-        self.parts.append(f'<circle cx="{number(x)}" cy="{number(y)}" r="{radius}" fill="{fill}" fill-opacity="0.65"><title>{escape(tip)}</title></circle>')
+        self.parts.append(
+            f'<circle cx="{number(x)}" cy="{number(y)}" r="{radius}" fill="{fill}" fill-opacity="0.65"><title>{escape(tip)}</title></circle>'
+        )
 
     def path(self, points, stroke, extra=""):
         steps = " ".join(f"{'M' if n == 0 else 'L'}{number(x)} {number(y)}" for n, (x, y) in enumerate(points))
@@ -48,7 +61,9 @@ class Svg:
                 self.rect(x, y - 9, 11, 11, colour if kind == "box" else "none", extra=f'stroke="{colour}"')
             else:
                 dash = 'stroke-dasharray="5 4" ' if kind == "dash" else ""
-                self.parts.append(f'<line x1="{number(x - 3)}" y1="{number(y - 4)}" x2="{number(x + 13)}" y2="{number(y - 4)}" stroke="{colour}" stroke-width="2" {dash}/>')
+                self.parts.append(
+                    f'<line x1="{number(x - 3)}" y1="{number(y - 4)}" x2="{number(x + 13)}" y2="{number(y - 4)}" stroke="{colour}" stroke-width="2" {dash}/>'
+                )
             self.text(x + 17, y, label, 12, "ink")
             x += legend_width(label)
 
@@ -74,8 +89,9 @@ def ticks(largest, steps=5):
 
 
 def bar_chart(title, subtitle, groups, series, unit, note=""):
-    """groups: [(label, {series key: value or None})]; series: [(key, label, colour, 'box' | 'hollow')]. Values stand on the bars of
-    the first series."""
+    """groups: [(label, {series key: value or None})]; series: [(key, label, colour, 'box' | 'hollow')]. Values stand on
+    the bars of the first series.
+    """
     bar, gap, left, top, plot = 14, 18, 62, 104, 250
     group_width = bar * len(series) + gap
     legend = sum(legend_width(label) for _, label, *_ in series)
@@ -105,7 +121,15 @@ def draw_group(svg, x, base, bar, scale, label, values, series, unit):
         value = values[key]
         height, at = value * scale, x + n * bar
         fill = colour if kind == "box" else "none"
-        svg.rect(at + 0.75, base - height, bar - 1.5, height, fill, f"{label}, {name}: {value:.0f} {unit}", f'stroke="{colour}"')
+        svg.rect(
+            at + 0.75,
+            base - height,
+            bar - 1.5,
+            height,
+            fill,
+            f"{label}, {name}: {value:.0f} {unit}",
+            f'stroke="{colour}"',
+        )
         if n == 0:
             svg.text(at + bar / 2 + 4, base - height - 5, f"{value:.0f}", 10, "onbar", rotate=-45)
     middle = x + bar * len(present) / 2
@@ -113,7 +137,9 @@ def draw_group(svg, x, base, bar, scale, label, values, series, unit):
 
 
 def scatter_chart(title, subtitle, points, series, x_label, y_label, lines=(), note=""):
-    """points: [(series key, x in [0, 1], y, tip)]; series: [(key, label, colour)]; lines: [(colour, (x, y), (x, y))]."""
+    """points: [(series key, x in [0, 1], y, tip)]; series: [(key, label, colour)]; lines: [(colour, (x, y), (x,
+    y))].
+    """
     width, height, left, top, plot_w, plot_h = 720, 470, 70, 96, 610, 290
     svg = Svg(width, height, title, subtitle)
     svg.text(24, 34, title, 17, "ink", weight=600)
@@ -151,7 +177,10 @@ def log_chart(title, subtitle, xs, series, x_label, y_label, x_text, y_text, not
     low, high = math.floor(math.log2(min(every)) / 4) * 4, math.ceil(math.log2(max(every)) / 4) * 4
 
     def place(x, y):
-        return (left + math.log2(x / xs[0]) / math.log2(xs[-1] / xs[0]) * plot_w, top + plot_h - (math.log2(y) - low) / (high - low) * plot_h)
+        return (
+            left + math.log2(x / xs[0]) / math.log2(xs[-1] / xs[0]) * plot_w,
+            top + plot_h - (math.log2(y) - low) / (high - low) * plot_h,
+        )
 
     for power in range(low, high + 1, 4):
         y = place(xs[0], 2.0**power)[1]
@@ -168,8 +197,9 @@ def log_chart(title, subtitle, xs, series, x_label, y_label, x_text, y_text, not
 
 
 def line_panels(title, subtitle, panels, series, x_label, y_label, note=""):
-    """Lines over the steps 1, 2, ..., two panels in a row, one y axis for all. panels: [(title, {series key: [y, ...]})]; series:
-    [(key, label, colour, CSS of the line)], the ones drawn first first."""
+    """Lines over the steps 1, 2, ..., two panels in a row, one y axis for all. panels: [(title, {series key: [y,
+    ...]})]; series: [(key, label, colour, CSS of the line)], the ones drawn first first.
+    """
     left, top, panel_w, panel_h, right, below = 56, 128, 340, 200, 28, 72
     rows = -(-len(panels) // 2)
     svg = Svg(2 * (left + panel_w) + right, top + rows * (panel_h + below), title, subtitle)

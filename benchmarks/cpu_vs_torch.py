@@ -5,15 +5,15 @@
     pip install torch numpy
     FLASHMASK_LIBRARY=build/release/src/libflashmask.so python benchmarks/cpu_vs_torch.py [--rounds 5] [--json FILE]
 
-Three parts: dense forward and forward + backward next to torch.nn.functional.scaled_dot_product_attention; the paper's twelve
-masks, their time over (live share of 128x128 tiles) x our dense time, next to the same function with the mask as a matrix of
-bools, and with --flex next to FlexAttention's forward; peak memory of forward + backward over the length. Contenders take turns in
-every round; ratios are medians over the rounds.
+Three parts: dense forward and forward + backward next to torch.nn.functional.scaled_dot_product_attention; the paper's
+    twelve masks, their time over (live share of 128x128 tiles) x our dense time, next to the same function with the
+    mask as a matrix of bools, and with --flex next to FlexAttention's forward; peak memory of forward + backward over
+    the length. Contenders take turns in every round; ratios are medians over the rounds.
 
 --parts partial is a fourth: what the element masks of partial tiles cost. It needs no PyTorch.
 
---peak does none of these and needs no PyTorch: GFLOP/s of the dense forward and backward, and their share of the float32 multiply-adds
-that build/release/bin/fma_peak measures in the same round with as many threads.
+--peak does none of these and needs no PyTorch: GFLOP/s of the dense forward and backward, and their share of the
+float32 multiply-adds that build/release/bin/fma_peak measures in the same round with as many threads.
 """
 
 import argparse
@@ -66,12 +66,25 @@ class Ours:
         begin = time.perf_counter()
         self.check(lib.fm_plan_build(C.byref(self.mask), self.plan.ctypes.data_as(C.c_void_p), size, None))
         self.plan_seconds = time.perf_counter() - begin
-        common = dict(q=bshd(q), k=bshd(k), v=bshd(v), out=bshd(self.out), lse=self.lse, mask=C.pointer(self.mask), plan=self.plan.ctypes.data,
-                      plan_bytes=self.plan.nbytes)
+        common = dict(
+            q=bshd(q),
+            k=bshd(k),
+            v=bshd(v),
+            out=bshd(self.out),
+            lse=self.lse,
+            mask=C.pointer(self.mask),
+            plan=self.plan.ctypes.data,
+            plan_bytes=self.plan.nbytes,
+        )
         self.forward_args = capi.make(capi.ForwardArgs, **common)
-        self.backward_args = capi.make(capi.BackwardArgs, **common, dout=bshd(dout), dq=bshd(self.dq), dk=bshd(self.dk), dv=bshd(self.dv))
+        self.backward_args = capi.make(
+            capi.BackwardArgs, **common, dout=bshd(dout), dq=bshd(self.dq), dk=bshd(self.dk), dv=bshd(self.dv)
+        )
         sizes = []
-        for query, args in ((lib.fm_forward_workspace, self.forward_args), (lib.fm_backward_workspace, self.backward_args)):
+        for query, args in (
+            (lib.fm_forward_workspace, self.forward_args),
+            (lib.fm_backward_workspace, self.backward_args),
+        ):
             self.check(query(C.byref(args), C.byref(self.options), C.byref(size)))
             sizes.append(size.value)
         self.workspace = np.empty(max(sizes), np.uint8)
@@ -82,7 +95,14 @@ class Ours:
             raise RuntimeError(lib.fm_last_error().decode())
 
     def call(self, function, args):
-        self.check(function(C.byref(args), self.workspace.ctypes.data_as(C.c_void_p), C.c_size_t(self.workspace.nbytes), C.byref(self.options)))
+        self.check(
+            function(
+                C.byref(args),
+                self.workspace.ctypes.data_as(C.c_void_p),
+                C.c_size_t(self.workspace.nbytes),
+                C.byref(self.options),
+            )
+        )
 
     def forward(self):
         self.call(lib.fm_forward, self.forward_args)
@@ -133,7 +153,9 @@ class Torch:
         import torch
 
         def as_tensor(x):
-            return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if x.dtype == np.uint16 else torch.from_numpy(x)
+            return (
+                torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if x.dtype == np.uint16 else torch.from_numpy(x)
+            )
 
         self.no_grad = torch.no_grad
         self.q, self.k, self.v, self.dout = map(as_tensor, arrays)
@@ -201,7 +223,12 @@ def dense_cell(args, results, dtype, seqlen, dim):
     if dtype == "bfloat16":
         arrays = [to_bfloat16(x) for x in arrays]
     ours, peer = Ours(*arrays, threads=args.threads), Torch(arrays)
-    contenders = {"ours": ours.forward, "torch": peer.forward, "ours both": ours.forward_backward, "torch both": peer.forward_backward}
+    contenders = {
+        "ours": ours.forward,
+        "torch": peer.forward,
+        "ours both": ours.forward_backward,
+        "torch both": peer.forward_backward,
+    }
     times = interleaved(contenders, args.rounds, f"{dtype} S={seqlen} d={dim}")
     assert np.abs(as_float32(ours.out) - peer.forward().float().numpy()).max() < (1e-4 if dtype == "float32" else 2e-2)
     speeds = []
@@ -209,8 +236,18 @@ def dense_cell(args, results, dtype, seqlen, dim):
         speeds.append(ratio(times, b, a))
         ours_ms, torch_ms = median(times[a]) * 1e3, median(times[b]) * 1e3
         print(f"{dtype:9} {seqlen:6} {dim:4} {what:9} {ours_ms:9.1f} {torch_ms:9.1f} {speeds[-1]:6.2f}", flush=True)
-        results.append({"part": "dense", "dtype": dtype, "seqlen": seqlen, "head_dim": dim, "what": what, "ours_ms": ours_ms, "torch_ms": torch_ms,
-                        "speed": speeds[-1]})
+        results.append(
+            {
+                "part": "dense",
+                "dtype": dtype,
+                "seqlen": seqlen,
+                "head_dim": dim,
+                "what": what,
+                "ours_ms": ours_ms,
+                "torch_ms": torch_ms,
+                "speed": speeds[-1],
+            }
+        )
     return speeds
 
 
@@ -232,10 +269,14 @@ def live_share(visible):
 def masks(args, results):
     seqlen, dim = args.mask_seqlen, args.mask_head_dim
     arrays = draw(args.mask_heads, seqlen, dim)
-    print(f"\nThe paper's masks, S = {seqlen}, d = {dim}, {args.mask_heads} heads; ratio = time / (live share x our dense time);")
+    print(
+        f"\nThe paper's masks, S = {seqlen}, d = {dim}, {args.mask_heads} heads; ratio = time / (live share x our dense time);"
+    )
     print("speed = time of PyTorch with the mask as a matrix / ours, and the same x live share")
-    print(f"{'mask':24} {'live':>6} {'plan ms':>8} {'fwd ms':>8} {'ratio':>6} {'speed':>6} {'x live':>6} {'both ms':>8} {'ratio':>6} {'speed':>6} {'x live':>6}"
-          + (f" {'flex speed':>10}" if args.flex else ""))
+    print(
+        f"{'mask':24} {'live':>6} {'plan ms':>8} {'fwd ms':>8} {'ratio':>6} {'speed':>6} {'x live':>6} {'both ms':>8} {'ratio':>6} {'speed':>6} {'x live':>6}"
+        + (f" {'flex speed':>10}" if args.flex else "")
+    )
     full = Ours(*arrays, threads=args.threads)
     for name in NAMES:
         masks_row(args, results, arrays, full, name)
@@ -246,15 +287,24 @@ def masks_row(args, results, arrays, full, name):
     visible = visible_matrix(indices, causal, args.mask_seqlen)
     share = live_share(visible)
     ours, peer = Ours(*arrays, indices, causal, threads=args.threads), Torch(arrays, visible)
-    contenders = {"mask": ours.forward, "full": full.forward, "torch": peer.forward, "mask both": ours.forward_backward,
-                  "full both": full.forward_backward, "torch both": peer.forward_backward}
+    contenders = {
+        "mask": ours.forward,
+        "full": full.forward,
+        "torch": peer.forward,
+        "mask both": ours.forward_backward,
+        "full both": full.forward_backward,
+        "torch both": peer.forward_backward,
+    }
     if args.flex:
         contenders["flex"] = Flex(arrays, name, args.mask_seqlen).forward
     times = interleaved(contenders, args.rounds, name)
     row = {"part": "masks", "mask": name, "live": share, "plan_ms": ours.plan_seconds * 1e3}
     line = f"{name:24} {share:6.3f} {row['plan_ms']:8.2f}"
     for what, suffix in (("forward", ""), ("both", " both")):
-        over_dense, speed = ratio(times, "mask" + suffix, "full" + suffix) / share, ratio(times, "torch" + suffix, "mask" + suffix)
+        over_dense, speed = (
+            ratio(times, "mask" + suffix, "full" + suffix) / share,
+            ratio(times, "torch" + suffix, "mask" + suffix),
+        )
         line += f" {median(times['mask' + suffix]) * 1e3:8.1f} {over_dense:6.2f} {speed:6.2f} {speed * share:6.2f}"
         row |= {f"{what}_ratio": over_dense, f"{what}_speed": speed}
     if args.flex:
@@ -267,9 +317,13 @@ def masks_row(args, results, arrays, full, name):
 def memory(args, results):
     print("\nPeak memory of one process, causal forward + backward, 1 head, d = 64")
     for seqlen in (16384, 32768, 65536):
-        run = subprocess.run([sys.executable, __file__, "--peak-memory-of", str(seqlen)], capture_output=True, text=True, check=True)
+        run = subprocess.run(
+            [sys.executable, __file__, "--peak-memory-of", str(seqlen)], capture_output=True, text=True, check=True
+        )
         base, peak = map(int, run.stdout.split())
-        print(f"S = {seqlen:6}: {peak / 1024:8.1f} MiB, {(peak - base) / seqlen * 1024:7.0f} bytes a token above the start")
+        print(
+            f"S = {seqlen:6}: {peak / 1024:8.1f} MiB, {(peak - base) / seqlen * 1024:7.0f} bytes a token above the start"
+        )
         results.append({"part": "memory", "seqlen": seqlen, "peak_kib": peak, "base_kib": base})
 
 
@@ -281,8 +335,12 @@ def measured_peak(args):
 
 
 def peak(args, results):
-    print(f"Dense, float32, {args.heads} heads, {args.threads} threads, {measured_peak(args)[1]}; peak: float32 multiply-adds, measured in the same")
-    print("rounds. Counted are the products alone, 4 S S d operations a head forward and 10 backward; medians over the rounds.")
+    print(
+        f"Dense, float32, {args.heads} heads, {args.threads} threads, {measured_peak(args)[1]}; peak: float32 multiply-adds, measured in the same"
+    )
+    print(
+        "rounds. Counted are the products alone, 4 S S d operations a head forward and 10 backward; medians over the rounds."
+    )
     print(f"{'S':>6} {'d':>4} {'':9} {'ms':>9} {'GFLOP/s':>8} {'peak':>8} {'share':>6}")
     for seqlen in map(int, args.dense_seqlen.split(",")):
         for dim in (64, 128):
@@ -296,19 +354,32 @@ def peak_cell(args, results, seqlen, dim):
     rounds = {what: [] for what in calls}
     for _ in range(args.rounds):
         for what, (function, products) in calls.items():
-            # As long as the measurement of the peak: a virtual machine's speed changes from one tenth of a second to the next.
+            # As long as the measurement of the peak: a virtual machine's speed changes from one tenth of a second to
+            # the next.
             before, taken, count = measured_peak(args)[0], 0.0, 0
             while taken < 0.2:
                 taken, count = taken + seconds(function), count + 1
             after = measured_peak(args)[0]
-            rounds[what].append((taken / count, products * seqlen**2 * dim * args.heads * count / taken * 1e-9, (before + after) / 2))
+            rounds[what].append(
+                (taken / count, products * seqlen**2 * dim * args.heads * count / taken * 1e-9, (before + after) / 2)
+            )
     for what, measured in rounds.items():
         ms = median(t for t, _, _ in measured) * 1e3
         gflops, top = median(g for _, g, _ in measured), median(p for _, _, p in measured)
         share = median(g / p for _, g, p in measured)
         print(f"{seqlen:6} {dim:4} {what:9} {ms:9.2f} {gflops:8.1f} {top:8.1f} {share:6.1%}", flush=True)
-        results.append({"part": "peak", "seqlen": seqlen, "head_dim": dim, "what": what, "ms": ms, "gflops": gflops, "peak_gflops": top,
-                        "share": share})
+        results.append(
+            {
+                "part": "peak",
+                "seqlen": seqlen,
+                "head_dim": dim,
+                "what": what,
+                "ms": ms,
+                "gflops": gflops,
+                "peak_gflops": top,
+                "share": share,
+            }
+        )
 
 
 def all_partial(seqlen):
@@ -321,18 +392,35 @@ def all_partial(seqlen):
 
 
 def partial(args, results):
-    print(f"\nWhat element masks cost, {args.mask_heads} heads, float32: every tile partial, with hidden elements in each, over every tile full")
+    print(
+        f"\nWhat element masks cost, {args.mask_heads} heads, float32: every tile partial, with hidden elements in each, over every tile full"
+    )
     print(f"{'S':>6} {'d':>4} {'':9} {'full ms':>9} {'partial ms':>10} {'ratio':>6}")
     for dim in (64, 128):
         arrays = draw(args.mask_heads, 4096, dim)
-        calls = {"full": Ours(*arrays, threads=args.threads), "partial": Ours(*arrays, all_partial(4096), threads=args.threads)}
+        calls = {
+            "full": Ours(*arrays, threads=args.threads),
+            "partial": Ours(*arrays, all_partial(4096), threads=args.threads),
+        }
         for ours in calls.values():
             ours.forward()
         for what in ("forward", "backward"):
-            times = interleaved({name: getattr(ours, what) for name, ours in calls.items()}, args.rounds, f"partial d={dim}")
-            cell = {"part": "partial", "seqlen": 4096, "head_dim": dim, "what": what, "full_ms": median(times["full"]) * 1e3,
-                    "partial_ms": median(times["partial"]) * 1e3, "ratio": ratio(times, "partial", "full")}
-            print(f"{4096:6} {dim:4} {what:9} {cell['full_ms']:9.1f} {cell['partial_ms']:10.1f} {cell['ratio']:6.3f}", flush=True)
+            times = interleaved(
+                {name: getattr(ours, what) for name, ours in calls.items()}, args.rounds, f"partial d={dim}"
+            )
+            cell = {
+                "part": "partial",
+                "seqlen": 4096,
+                "head_dim": dim,
+                "what": what,
+                "full_ms": median(times["full"]) * 1e3,
+                "partial_ms": median(times["partial"]) * 1e3,
+                "ratio": ratio(times, "partial", "full"),
+            }
+            print(
+                f"{4096:6} {dim:4} {what:9} {cell['full_ms']:9.1f} {cell['partial_ms']:10.1f} {cell['ratio']:6.3f}",
+                flush=True,
+            )
             results.append(cell)
 
 
@@ -355,12 +443,20 @@ def main():
     parser.add_argument("--dtypes", default="float32,bfloat16", help="of the dense part; comma-separated")
     parser.add_argument("--dense-seqlen", default="1024,4096", help="comma-separated")
     parser.add_argument("--mask-heads", type=int, default=2)
-    parser.add_argument("--flex", action="store_true", help="FlexAttention's forward too, which torch.compile has to build for each mask")
+    parser.add_argument(
+        "--flex",
+        action="store_true",
+        help="FlexAttention's forward too, which torch.compile has to build for each mask",
+    )
     parser.add_argument("--mask-seqlen", type=int, default=8192)
     parser.add_argument("--mask-head-dim", type=int, default=64)
     parser.add_argument("--parts", default="dense,masks,memory", help="comma-separated")
-    parser.add_argument("--peak", action="store_true", help="the share of this machine's multiply-adds instead of any other part")
-    parser.add_argument("--fma-peak", default=str(ROOT / "build/release/bin/fma_peak"), help="the program that measures them")
+    parser.add_argument(
+        "--peak", action="store_true", help="the share of this machine's multiply-adds instead of any other part"
+    )
+    parser.add_argument(
+        "--fma-peak", default=str(ROOT / "build/release/bin/fma_peak"), help="the program that measures them"
+    )
     parser.add_argument("--json", help="write the figures to this file")
     parser.add_argument("--peak-memory-of", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -375,7 +471,12 @@ def main():
     for part in parts:
         {"dense": dense, "masks": masks, "memory": memory, "partial": partial, "peak": peak}[part](args, results)
     if args.json:
-        Path(args.json).write_text(json.dumps({"threads": args.threads, "rounds": args.rounds, "heads": args.heads, "results": results}, indent=1) + "\n")
+        Path(args.json).write_text(
+            json.dumps(
+                {"threads": args.threads, "rounds": args.rounds, "heads": args.heads, "results": results}, indent=1
+            )
+            + "\n"
+        )
 
 
 if __name__ == "__main__":

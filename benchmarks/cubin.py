@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The machine code of CUDA kernels as it lies in a library or an object file, read without a disassembler.
 
-A compiled CUDA file holds, in its section .nv_fatbin, one cubin (an ELF file) for each compiled source and architecture. What a kernel
-does on the device is decided by its own sections there: code, constants, static shared memory, and attributes such as its registers
-and the layout of its parameters. None of them holds a name: names of functions, files and symbols are left out of a digest.
+A compiled CUDA file holds, in its section .nv_fatbin, one cubin (an ELF file) for each compiled source and
+architecture. What a kernel
+does on the device is decided by its own sections there: code, constants, static shared memory, and attributes such as
+    its registers and the layout of its parameters. None of them holds a name: names of functions, files and symbols are
+    left out of a digest.
 """
 
 import hashlib
@@ -28,7 +30,7 @@ class Elf:
         if data[:6] != b"\x7fELF\x02\x01":
             raise CubinError("not a 64-bit little-endian ELF file")
         self.data = data
-        begin, = struct.unpack_from("<Q", data, 0x28)
+        (begin,) = struct.unpack_from("<Q", data, 0x28)
         size, count, names = struct.unpack_from("<HHH", data, 0x3A)
         headers = [struct.unpack_from("<IIQQQQIIQQ", data, begin + n * size) for n in range(count)]
         self.sections = [Section(self._name(headers[names], header[0]), header) for header in headers]
@@ -36,14 +38,14 @@ class Elf:
 
     def _name(self, table, offset):
         begin = table[4] + offset
-        return self.data[begin:self.data.index(b"\0", begin)].decode()
+        return self.data[begin : self.data.index(b"\0", begin)].decode()
 
     def content(self, name):
         """Bytes of a section; none if there is no such section, or it takes no space in the file."""
         section = self.by_name.get(name)
         if section is None or section.takes_no_space:
             return b""
-        return self.data[section.offset:section.offset + section.size]
+        return self.data[section.offset : section.offset + section.size]
 
     def symbols(self):
         """[(name, type, st_other, value, size)] in the order of their numbers."""
@@ -52,7 +54,9 @@ class Elf:
             return []
         names = self.sections[table.link].header
         entries = struct.iter_unpack("<IBBHQQ", self.content(".symtab"))
-        return [(self._name(names, name), info & 15, other, value, size) for name, info, other, _, value, size in entries]
+        return [
+            (self._name(names, name), info & 15, other, value, size) for name, info, other, _, value, size in entries
+        ]
 
 
 class Section:
@@ -88,8 +92,8 @@ def _fatbin_entries(data):
         at, end = at + header, at + header + size
         while at < end:
             kind, _, header, size = struct.unpack_from("<HHIQ", data, at)
-            arch, = struct.unpack_from("<I", data, at + 28)
-            yield arch, kind, data[at + header:at + header + size]
+            (arch,) = struct.unpack_from("<I", data, at + 28)
+            yield arch, kind, data[at + header : at + header + size]
             at += header + size
 
 
@@ -105,10 +109,19 @@ def kernel_digests(path):
 
 
 def toolkit(path):
-    """nvcc's full build, 'Build cuda_13.0.r13.0/compiler.36424714_0', from the notes of the cubins; all of them must agree."""
-    builds = {line for _, cubin in cubins(path) for line in _strings(cubin.content(".note.nv.tkinfo")) if line.startswith("Build ")}
+    """nvcc's full build, 'Build cuda_13.0.r13.0/compiler.36424714_0', from the notes of the cubins; all of them must
+    agree.
+    """
+    builds = {
+        line
+        for _, cubin in cubins(path)
+        for line in _strings(cubin.content(".note.nv.tkinfo"))
+        if line.startswith("Build ")
+    }
     if len(builds) != 1:
-        raise CubinError(f"{path}: made by {len(builds)} toolkits ({', '.join(sorted(builds)) or 'no cubin says which'}); it must be one")
+        raise CubinError(
+            f"{path}: made by {len(builds)} toolkits ({', '.join(sorted(builds)) or 'no cubin says which'}); it must be one"
+        )
     return builds.pop()
 
 
@@ -146,20 +159,26 @@ def _attributes(data):
         if form != 4:
             yield attribute, struct.pack("<H", value)
             continue
-        yield attribute, data[at:at + value]
+        yield attribute, data[at : at + value]
         at += value
 
 
 def _own_attributes(data):
     """A kernel's attributes: their values are offsets into its code and sizes, but for one that names a section."""
-    return b"".join(bytes([attribute]) + (value[4:] if attribute == INFO_PARAMETER_BANK else value) for attribute, value in _attributes(data))
+    return b"".join(
+        bytes([attribute]) + (value[4:] if attribute == INFO_PARAMETER_BANK else value)
+        for attribute, value in _attributes(data)
+    )
 
 
 def _module_attributes(data, number):
     """Registers, frame and stack of symbol `number`."""
     wanted = {INFO_REGISTERS, INFO_FRAME_SIZE, INFO_MIN_STACK}
-    mine = sorted((attribute, value[4:]) for attribute, value in _attributes(data)
-                  if attribute in wanted and struct.unpack_from("<I", value)[0] == number)
+    mine = sorted(
+        (attribute, value[4:])
+        for attribute, value in _attributes(data)
+        if attribute in wanted and struct.unpack_from("<I", value)[0] == number
+    )
     return b"".join(bytes([attribute]) + value for attribute, value in mine)
 
 

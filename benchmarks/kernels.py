@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPU kernels a library holds, what their machine code is, and which of them it would run for a call. Needs no GPU.
+"""Which GPU kernels a library holds, what their machine code is, and which of them it would run for a call. Needs no
+GPU.
 
-A kernel is known by its id, such as "sm90.bwd.bf16.d128.dv128.c2", which stays what it is when code is renamed or moved (KernelInfo in
-attention.h says how ids are made). Its hash changes when its machine code does, or how it is launched.
+A kernel is known by its id, such as "sm90.bwd.bf16.d128.dv128.c2", which stays what it is when code is renamed or moved
+(KernelInfo in attention.h says how ids are made). Its hash changes when its machine code does, or how it is launched.
 """
 
 import ctypes as C
@@ -15,7 +16,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "python")]
 import cubin  # noqa: E402
-
 from flashmask import capi  # noqa: E402
 
 PLACES = ("build/gpu-carry/libflashmask.so", "build/gpu/src/libflashmask.so", "build/release/src/libflashmask.so")
@@ -34,8 +34,9 @@ def default_library():
 def hashes(library):
     """{"toolkit": nvcc's full build string, "kernels": {id: hash}} of a library.
 
-    A hash is of the kernel's code and attributes as they lie in the library, and of what the library launches it with: threads, shared
-    memory, tile. Raises cubin.CubinError where the library's table names a kernel whose code it does not hold.
+    A hash is of the kernel's code and attributes as they lie in the library, and of what the library launches it with:
+    threads, shared memory, tile. Raises cubin.CubinError where the library's table names a kernel whose code it does
+    not hold.
     """
     digests = cubin.kernel_digests(library)
     table = table_of(library)
@@ -47,7 +48,9 @@ def hashes(library):
 def _hash(info, digests, library):
     code = digests.get((info["arch"], info["symbol"]))
     if code is None:
-        raise cubin.CubinError(f"{library}: its table has {info['id']}, but its code has no {info['symbol']} for {info['arch']}")
+        raise cubin.CubinError(
+            f"{library}: its table has {info['id']}, but its code has no {info['symbol']} for {info['arch']}"
+        )
     launch = {name: info[name] for name in ("threads", "shared_bytes", "tile")}
     return hashlib.sha256((code + json.dumps(launch, sort_keys=True)).encode()).hexdigest()[:16]
 
@@ -70,7 +73,8 @@ def dtypes(library):
 def kernels_of(library, case, arch="sm90", multiprocessors=132, deterministic=False):
     """Ids of the kernels that a library runs for a receipt's case on a GPU of `arch`, those of the plan first.
 
-    `case` has op ("fwd" or "bwd"), dtype, batch, seqlen, heads, heads_kv, head_dim, head_dim_v. ValueError if it takes no such call.
+    `case` has op ("fwd" or "bwd"), dtype, batch, seqlen, heads, heads_kv, head_dim, head_dim_v. ValueError if it takes
+    no such call.
     """
     explanation = explain(library, case, arch, multiprocessors, deterministic)
     if explanation["backend"] != "cuda":
@@ -81,15 +85,23 @@ def kernels_of(library, case, arch="sm90", multiprocessors=132, deterministic=Fa
 def explain(library, case, arch="sm90", multiprocessors=132, deterministic=False):
     """What fm_explain_json says of a receipt's case."""
     handle, backward = _load(library), case["op"] == "bwd"
-    options = capi.make(capi.Options, device=capi.cuda_device(), flags=capi.DETERMINISTIC if deterministic else 0, backend=b"cuda")
+    options = capi.make(
+        capi.Options, device=capi.cuda_device(), flags=capi.DETERMINISTIC if deterministic else 0, backend=b"cuda"
+    )
     number = int(arch.removeprefix("sm"))
-    gpu = capi.make(capi.GpuModel, compute_major=number // 10, compute_minor=number % 10, multiprocessors=multiprocessors)
-    return json.loads(_text(handle.fm_explain_json, C.byref(_arguments(case)), C.c_int(backward), C.byref(options), C.byref(gpu)))
+    gpu = capi.make(
+        capi.GpuModel, compute_major=number // 10, compute_minor=number % 10, multiprocessors=multiprocessors
+    )
+    return json.loads(
+        _text(handle.fm_explain_json, C.byref(_arguments(case)), C.c_int(backward), C.byref(options), C.byref(gpu))
+    )
 
 
 def case_text(case):
-    return (f"{case['op']} {case['dtype']} batch {case['batch']}, seqlen {case['seqlen']}, heads {case['heads']} / {case['heads_kv']}, "
-            f"head_dim {case['head_dim']} / {case['head_dim_v']}")
+    return (
+        f"{case['op']} {case['dtype']} batch {case['batch']}, seqlen {case['seqlen']}, heads {case['heads']} / {case['heads_kv']}, "
+        f"head_dim {case['head_dim']} / {case['head_dim_v']}"
+    )
 
 
 def _arguments(case):

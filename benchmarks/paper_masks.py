@@ -116,8 +116,20 @@ def random_eviction(rng, s):
     return [lts], True
 
 
-MASKS = [full, causal, sliding_window, causal_document, document, shared_question, global_sliding_window, causal_blockwise, prefix_lm_document,
-         prefix_lm_causal, qk_sparse, random_eviction]
+MASKS = [
+    full,
+    causal,
+    sliding_window,
+    causal_document,
+    document,
+    shared_question,
+    global_sliding_window,
+    causal_blockwise,
+    prefix_lm_document,
+    prefix_lm_causal,
+    qk_sparse,
+    random_eviction,
+]
 NAMES = [f.__name__ for f in MASKS]
 
 

@@ -37,9 +37,24 @@ MULTIPROCESSORS = 132  # of an H100 SXM or H200
 RUN_TEXTS = ("date", "device", "driver", "toolkit", "torch", "command")
 RUN = (*RUN_TEXTS, "multiprocessors")
 NUMBER = (int, float)
-CASE_FIELDS = {"op": str, "arch": str, "mask": str, "head_dim": int, "head_dim_v": int, "seqlen": int, "batch": int,
-               "heads": int, "heads_kv": int, "dtype": str, "live": NUMBER, "plan_ms": NUMBER, "ours_ms": NUMBER,
-               "ours_tflops": NUMBER, "kernel_hashes": dict, "peers": dict}
+CASE_FIELDS = {
+    "op": str,
+    "arch": str,
+    "mask": str,
+    "head_dim": int,
+    "head_dim_v": int,
+    "seqlen": int,
+    "batch": int,
+    "heads": int,
+    "heads_kv": int,
+    "dtype": str,
+    "live": NUMBER,
+    "plan_ms": NUMBER,
+    "ours_ms": NUMBER,
+    "ours_tflops": NUMBER,
+    "kernel_hashes": dict,
+    "peers": dict,
+}
 IDENTITY = ("op", "arch", "head_dim", "head_dim_v", "seqlen", "mask", "dtype", "batch", "heads", "heads_kv")
 FRESH, OTHER_TOOLKIT = "fresh", "other toolkit"
 
@@ -51,9 +66,19 @@ def new(what, environment, command):
     """A receipt to be filled. `what`: stem_of(...) for cells of the benchmark, otherwise the topic. `environment`:
     device, driver, toolkit, torch and, if it is not 132, multiprocessors. The caller adds kernel_hashes or, to `cases`,
     cases with theirs."""
-    return {"schema": SCHEMA, "kind": "gpu", "what": what, "date": datetime.date.today().isoformat(),
-            "multiprocessors": MULTIPROCESSORS, **environment, "command": command, "complete": False,
-            "tests": {"passed": 0, "failed": 0}, "figures": {}, "cases": []}
+    return {
+        "schema": SCHEMA,
+        "kind": "gpu",
+        "what": what,
+        "date": datetime.date.today().isoformat(),
+        "multiprocessors": MULTIPROCESSORS,
+        **environment,
+        "command": command,
+        "complete": False,
+        "tests": {"passed": 0, "failed": 0},
+        "figures": {},
+        "cases": [],
+    }
 
 
 def short_length(seqlen):
@@ -166,8 +191,11 @@ def case_problems(case, where):
     if not isinstance(case, dict):
         yield f"{where} is not an object"
         return
-    wrong = [name for name, kind in CASE_FIELDS.items()
-             if not isinstance(case.get(name), kind) or isinstance(case.get(name), bool)]
+    wrong = [
+        name
+        for name, kind in CASE_FIELDS.items()
+        if not isinstance(case.get(name), kind) or isinstance(case.get(name), bool)
+    ]
     yield from (f"{where}: {name} is {case.get(name)!r}" for name in wrong)
     if wrong:
         return
@@ -209,8 +237,10 @@ def among_cases(receipt):
     """What is wrong with cases that are right one by one."""
     twice = [key for key, count in Counter(map(identity, receipt["cases"])).items() if count > 1]
     misplaced = {stem_of(case) for case in receipt["cases"]} - {receipt.get("what")}
-    return [*(f"a cell is there twice: {key}" for key in twice),
-            *(f"what is {receipt.get('what')!r}, and a case belongs to {stem}" for stem in sorted(misplaced))]
+    return [
+        *(f"a cell is there twice: {key}" for key in twice),
+        *(f"what is {receipt.get('what')!r}, and a case belongs to {stem}" for stem in sorted(misplaced)),
+    ]
 
 
 def load(path):
@@ -254,9 +284,17 @@ class Library:
 
     def in_modes(self, case, modes, multiprocessors):
         """Ids of the kernels that a case runs in some modes, True for the deterministic one."""
-        return {name for deterministic in modes
-                for name in self.ids(self.path, case, arch=case.get("arch", "sm90"), multiprocessors=multiprocessors,
-                                     deterministic=deterministic)}
+        return {
+            name
+            for deterministic in modes
+            for name in self.ids(
+                self.path,
+                case,
+                arch=case.get("arch", "sm90"),
+                multiprocessors=multiprocessors,
+                deterministic=deterministic,
+            )
+        }
 
 
 def library_of(path=None):

@@ -29,12 +29,20 @@ from receipts import short_length  # noqa: E402
 OURS, FLEX, CUDNN, V3, FA3, DENSE = "#2f6fde", "#d9822b", "#3f9c6b", "#8a63c9", "#c2527a", "#9aa5b1"
 OPS = {"fwd": "Forward", "bwd": "Backward", "total": "Total"}
 IN_WORDS = {**OPS, "total": "Forward and backward"}
-SERIES = [("ours", "flashmask (plan included)", OURS, "box"),
-          ("deterministic", "flashmask, deterministic", OURS, "hollow"),
-          (verdict.V3, "FlashMask V3", V3, "box"), ("fa3", "FlashAttention-3", FA3, "box"),
-          ("flex", "FlexAttention", FLEX, "box"), ("cudnn", "cuDNN", CUDNN, "box"),
-          ("dense", "flashmask, dense mask", DENSE, "box")]
-KINDS = [("causal_document", "causal document", OURS), ("shared_question", "shared question", FLEX), ("document", "document", CUDNN)]
+SERIES = [
+    ("ours", "flashmask (plan included)", OURS, "box"),
+    ("deterministic", "flashmask, deterministic", OURS, "hollow"),
+    (verdict.V3, "FlashMask V3", V3, "box"),
+    ("fa3", "FlashAttention-3", FA3, "box"),
+    ("flex", "FlexAttention", FLEX, "box"),
+    ("cudnn", "cuDNN", CUDNN, "box"),
+    ("dense", "flashmask, dense mask", DENSE, "box"),
+]
+KINDS = [
+    ("causal_document", "causal document", OURS),
+    ("shared_question", "shared question", FLEX),
+    ("document", "document", CUDNN),
+]
 CSS = """
 :root{--page:#f4f6f8;--card:#fff;--ink:#1f2933;--soft:#66727f;--line:#e3e8ed;--good:#2c7a52;--bad:#b3372f}
 @media (prefers-color-scheme:dark){:root{--page:#0d1117;--card:#161b22;--ink:#e6edf3;--soft:#9aa7b4;--line:#2b333c;--good:#58b889;--bad:#e5746c}}
@@ -71,22 +79,37 @@ def speed_chart(cases):
     series = [s for s in SERIES if any(values[s[0]] for _, values in groups)]
     from_file = any("from" in verdict.with_v3(case)["peers"].get(verdict.V3, {}) for case in cases)
     title = f"{IN_WORDS[first['op']]}, head dim {first['head_dim']}, {short_length(first['seqlen'])} tokens"
-    subtitle = (f"TFLOP/s over the tiles that are visible; batch {first['batch']}, {heads_text(first)}, "
-                f"{first['dtype']}; {first['run']['device']}")
-    note = ("FlashMask V3 was measured next to these kernels in a run of its own (benchmarks/data); its bars are our "
-            "rate divided by the ratio of the times there.")
+    subtitle = (
+        f"TFLOP/s over the tiles that are visible; batch {first['batch']}, {heads_text(first)}, "
+        f"{first['dtype']}; {first['run']['device']}"
+    )
+    note = (
+        "FlashMask V3 was measured next to these kernels in a run of its own (benchmarks/data); its bars are our "
+        "rate divided by the ratio of the times there."
+    )
     return charts.bar_chart(title, subtitle, groups, series, "TFLOP/s", note if from_file else "")
 
 
 def sparsity_chart(figures):
     """Figure 4a of the paper: latency against block sparsity."""
-    points = [(p["kind"], 1 - p["live"], p["ms"], f"{p['kind']}: sparsity {1 - p['live']:.3f}, {p['ms']:.2f} ms") for p in figures["points"]]
+    points = [
+        (p["kind"], 1 - p["live"], p["ms"], f"{p['kind']}: sparsity {1 - p['live']:.3f}, {p['ms']:.2f} ms")
+        for p in figures["points"]
+    ]
     fit = figures["fits"]["all"]
     zero_work = (1.0, max(0.0, fit["intercept_ms"]))
     line = ("#9aa5b1", (0.0, fit["intercept_ms"] + fit["slope_ms"]), zero_work)
-    return charts.scatter_chart("Latency against block sparsity", f"Forward, head dim {figures['head_dim']}, {short_length(figures['seqlen'])} tokens, batch {figures['batch']}, "
-                                f"{figures['heads']} heads", points, KINDS, "share of 128 x 128 tiles that nobody sees", "ms", [line],
-                                f"Dashed: a line through all {fit['samples']} masks, R² {fit['r2']:.4f}; at zero work {fit['intercept_share']:+.1%} of a full mask's time.")
+    return charts.scatter_chart(
+        "Latency against block sparsity",
+        f"Forward, head dim {figures['head_dim']}, {short_length(figures['seqlen'])} tokens, batch {figures['batch']}, "
+        f"{figures['heads']} heads",
+        points,
+        KINDS,
+        "share of 128 x 128 tiles that nobody sees",
+        "ms",
+        [line],
+        f"Dashed: a line through all {fit['samples']} masks, R² {fit['r2']:.4f}; at zero work {fit['intercept_share']:+.1%} of a full mask's time.",
+    )
 
 
 def bytes_text(count):
@@ -100,11 +123,24 @@ def bytes_text(count):
 def memory_chart():
     """Figure 4b of the paper: memory of one mask against length. Computed, not measured."""
     lengths = [4096 * 2**n for n in range(9)]
-    series = [("dense, bf16", DENSE, "line", [2 * s * s for s in lengths]), ("dense, 1 byte", FLEX, "line", [s * s for s in lengths]),
-              ("4 vectors", V3, "line", [16 * s for s in lengths]), ("1 vector", OURS, "line", [4 * s for s in lengths]),
-              ("plan, both directions", OURS, "dash", [plan_bytes(s) for s in lengths])]
-    return charts.log_chart("Memory of one mask", "One mask for all heads; a mask is 1 to 4 int32 vectors over the keys", lengths, series, "tokens", "bytes", short_length, bytes_text,
-                            "Computed from the formats. The plan, made from the vectors when they are used, is at most 1 byte for a tile of 128 x 128.")
+    series = [
+        ("dense, bf16", DENSE, "line", [2 * s * s for s in lengths]),
+        ("dense, 1 byte", FLEX, "line", [s * s for s in lengths]),
+        ("4 vectors", V3, "line", [16 * s for s in lengths]),
+        ("1 vector", OURS, "line", [4 * s for s in lengths]),
+        ("plan, both directions", OURS, "dash", [plan_bytes(s) for s in lengths]),
+    ]
+    return charts.log_chart(
+        "Memory of one mask",
+        "One mask for all heads; a mask is 1 to 4 int32 vectors over the keys",
+        lengths,
+        series,
+        "tokens",
+        "bytes",
+        short_length,
+        bytes_text,
+        "Computed from the formats. The plan, made from the vectors when they are used, is at most 1 byte for a tile of 128 x 128.",
+    )
 
 
 def plan_bytes(seqlen):
@@ -119,6 +155,7 @@ SHAPE = ("head_dim", "head_dim_v", "seqlen", "batch", "heads", "heads_kv")
 def by_shape(cases):
     """Cases that differ in their masks alone, the forward first, then the largest head dim, then heads that are not
     grouped; the masks as the paper has them, whichever run they are of."""
+
     def place(case):
         first = list(OPS).index(case["op"]), -case["head_dim"], -case["head_dim_v"], case["heads"] != case["heads_kv"]
         return *first, case["seqlen"], *(case[name] for name in SHAPE)
@@ -150,15 +187,24 @@ def drawings(cases, figures):
 
 
 def cells(values, kind="td", first="name"):
-    return "<tr>" + "".join(f'<{kind} class="{first if n == 0 else ""}">{escape(str(v))}</{kind}>' for n, v in enumerate(values)) + "</tr>"
+    return (
+        "<tr>"
+        + "".join(f'<{kind} class="{first if n == 0 else ""}">{escape(str(v))}</{kind}>' for n, v in enumerate(values))
+        + "</tr>"
+    )
 
 
 def ratio_text(value):
     return f"{value:.2f}x" if value else "–"
 
 
-COLUMNS = {"flex": "over FlexAttention", "v3": "over FlashMask V3", "fa3": "over FlashAttention-3",
-           "cudnn": "over cuDNN", "deterministic": "time, deterministic"}
+COLUMNS = {
+    "flex": "over FlexAttention",
+    "v3": "over FlashMask V3",
+    "fa3": "over FlashAttention-3",
+    "cudnn": "over cuDNN",
+    "deterministic": "time, deterministic",
+}
 
 
 def table(cases):
@@ -166,8 +212,10 @@ def table(cases):
     columns = [key for key in COLUMNS if key not in ("fa3", "deterministic") or any(r[key] for r in rows)]
     head = cells(["mask", "live", "TFLOP/s", *(COLUMNS[key] for key in columns)], "th")
     names = [marked_mask(case).replace("_", " ") for case in cases]
-    body = [cells([name, f"{r['live']:.3f}", f"{r['tflops']:.0f}", *(ratio_text(r[key]) for key in columns)])
-            for name, r in zip(names, rows)]
+    body = [
+        cells([name, f"{r['live']:.3f}", f"{r['tflops']:.0f}", *(ratio_text(r[key]) for key in columns)])
+        for name, r in zip(names, rows)
+    ]
     means = [ratio_text(verdict.mean_of(rows, key)) if key in ("flex", "v3") else "" for key in columns]
     body.append(cells(["geometric mean", "", f"{verdict.mean_of(rows, 'tflops'):.0f}", *means]))
     return f'<div class="wide"><table>{head}{"".join(body)}</table></div>'
@@ -175,20 +223,33 @@ def table(cases):
 
 def bars(cases):
     """The checks of each direction and of both together."""
-    return [{**c, "name": f"{name}, {c['name']}"} for op, name in IN_WORDS.items() for c in verdict.checks(verdict.rows_of(cases, op), op)]
+    return [
+        {**c, "name": f"{name}, {c['name']}"}
+        for op, name in IN_WORDS.items()
+        for c in verdict.checks(verdict.rows_of(cases, op), op)
+    ]
 
 
 def check_list(found):
-    lines = [f'<tr><td class="name {"good" if c["passed"] else "bad"}">{"pass" if c["passed"] else "fail"}</td><td class="name">{escape(c["name"])}</td>'
-             f"<td>{c['got']:.3f}</td><td>{c['bar']:.2f}</td><td class=\"name\">{escape(c['detail'])}</td></tr>" for c in found]
-    return f'<div class="wide"><table><tr><th></th><th class="name">bar</th><th>reached</th><th>asked</th><th></th></tr>{"".join(lines)}</table></div>' if lines else ""
+    lines = [
+        f'<tr><td class="name {"good" if c["passed"] else "bad"}">{"pass" if c["passed"] else "fail"}</td><td class="name">{escape(c["name"])}</td>'
+        f'<td>{c["got"]:.3f}</td><td>{c["bar"]:.2f}</td><td class="name">{escape(c["detail"])}</td></tr>'
+        for c in found
+    ]
+    return (
+        f'<div class="wide"><table><tr><th></th><th class="name">bar</th><th>reached</th><th>asked</th><th></th></tr>{"".join(lines)}</table></div>'
+        if lines
+        else ""
+    )
 
 
 def provenance(cases, hidden, library):
     """Where the figures come from."""
     if not cases:
-        lines = ['<p class="notice">No cell was measured with the kernels of this library: what follows is computed, '
-                 "not measured.</p>"]
+        lines = [
+            '<p class="notice">No cell was measured with the kernels of this library: what follows is computed, '
+            "not measured.</p>"
+        ]
     else:
         lines = [f"<p>{escape('; '.join(sorted({software(case['run']) for case in cases})))}.</p>"]
     if any(case["marked"] for case in cases):
@@ -208,8 +269,10 @@ def peer_section(library):
     parts = []
     for title, about, head, rows in beside.tables(library):
         body = "".join(cells(row) for row in rows)
-        parts += [f"<h2>{escape(title)}</h2><p>{escape(about)}</p>",
-                  f'<div class="wide"><table>{cells(head, "th")}{body}</table></div>']
+        parts += [
+            f"<h2>{escape(title)}</h2><p>{escape(about)}</p>",
+            f'<div class="wide"><table>{cells(head, "th")}{body}</table></div>',
+        ]
     return "".join(parts)
 
 
@@ -218,11 +281,17 @@ def page(cases, figures, hidden, library):
     merged, images = verdict.with_totals(cases), drawings(cases, figures)
     parts = ["<h1>Masked attention on a GPU</h1>", provenance(cases, hidden, library)]
     if merged:
-        parts += ["<h2>Bars</h2>", "<p>Every ratio is speed, with our plan's own time counted as ours: medians over rounds in which the contenders took turns in shuffled order.</p>",
-                  check_list(bars(merged))]
+        parts += [
+            "<h2>Bars</h2>",
+            "<p>Every ratio is speed, with our plan's own time counted as ours: medians over rounds in which the contenders took turns in shuffled order.</p>",
+            check_list(bars(merged)),
+        ]
     for alike in by_shape(merged):
-        parts += [f"<h2>{shape_text(alike[0])}</h2>", f'<div class="wide">{images[chart_name(alike[0])]}</div>',
-                  table(alike)]
+        parts += [
+            f"<h2>{shape_text(alike[0])}</h2>",
+            f'<div class="wide">{images[chart_name(alike[0])]}</div>',
+            table(alike),
+        ]
     parts.append(peer_section(library))
     for name, title in (("sparsity", "Latency against sparsity"), ("mask-memory", "Memory")):
         if name in images:
@@ -266,8 +335,11 @@ def readme_table(cases, op):
     """README's table of a direction: twelve masks at 8K."""
     sides = [{r["mask"]: r for r in plain_rows(cases, op).get((d, 8192), [])} for d in (128, 64)]
     columns = ["TFLOP/s", "of FlexAttention", "of V3", *["det"] * (op == "bwd")]
-    head = ["mask", *["live tiles"] * (op == "fwd"), *(f"d = {d}, {columns[0]}" if name == columns[0] else name
-                                                       for d in (128, 64) for name in columns)]
+    head = [
+        "mask",
+        *["live tiles"] * (op == "fwd"),
+        *(f"d = {d}, {columns[0]}" if name == columns[0] else name for d in (128, 64) for name in columns),
+    ]
     rows = []
     for mask in paper_masks.NAMES:
         present = [side[mask] for side in sides if mask in side]
@@ -284,16 +356,26 @@ def standing_row(head_dim, seqlen, rows, op):
     few = f", {len(of_v3)} masks" if 0 < len(of_v3) < len(rows) else ""
     cudnn = [next((r["cudnn"] for r in rows if r["mask"] == mask), None) for mask in ("full", "causal")]
     of_worst = f"{speed_text(worst['v3'])} ({worst['mask']})" if worst else ""
-    values = [f"d = {head_dim}, {short_length(seqlen)}", of_worst, speed_text(verdict.mean_of(of_v3, "v3")) + few,
-              *map(speed_text, cudnn)]
+    values = [
+        f"d = {head_dim}, {short_length(seqlen)}",
+        of_worst,
+        speed_text(verdict.mean_of(of_v3, "v3")) + few,
+        *map(speed_text, cudnn),
+    ]
     slower = [r["deterministic"] for r in rows if r["deterministic"]]
     return [*values, f"{statistics.median(slower):.2f}, {max(slower):.2f}"] if op == "bwd" and slower else values
 
 
 def standing_table(cases, op):
     """docs/kernels' table of a direction: where it stands at each head dim and length."""
-    head = ["", "V3, worst cell", "V3, geometric mean", "cuDNN, full", "cuDNN, causal",
-            *["deterministic over fast, median and worst"] * (op == "bwd")]
+    head = [
+        "",
+        "V3, worst cell",
+        "V3, geometric mean",
+        "cuDNN, full",
+        "cuDNN, causal",
+        *["deterministic over fast, median and worst"] * (op == "bwd"),
+    ]
     return markdown_table(head, [standing_row(*shape, rows, op) for shape, rows in plain_rows(cases, op).items()])
 
 
@@ -303,8 +385,11 @@ def means_table(cases):
     for op in OPS:
         for shape, rows in plain_rows(verdict.with_totals(cases), op).items():
             means.setdefault(shape, []).append(verdict.mean_of(rows, "v3"))
-    rows = [[f"d = {d}, {short_length(s)}", *map(speed_text, of_each)] for (d, s), of_each in means.items()
-            if len(of_each) == len(OPS) and all(of_each)]
+    rows = [
+        [f"d = {d}, {short_length(s)}", *map(speed_text, of_each)]
+        for (d, s), of_each in means.items()
+        if len(of_each) == len(OPS) and all(of_each)
+    ]
     return markdown_table(["over V3, geometric mean", "forward", "backward", "both"], rows)
 
 
@@ -312,8 +397,11 @@ def behind_v3(cases):
     for op in ("fwd", "bwd"):
         for (head_dim, seqlen), rows in plain_rows(cases, op).items():
             place = f"d = {head_dim}, {short_length(seqlen)}"
-            yield from (f"{place}, {r['mask']}, {OPS[op].lower()}: FlashMask V3 {r['v3']:.2f}"
-                        for r in rows if r["v3"] and r["v3"] <= beside.CLEARLY)
+            yield from (
+                f"{place}, {r['mask']}, {OPS[op].lower()}: FlashMask V3 {r['v3']:.2f}"
+                for r in rows
+                if r["v3"] and r["v3"] <= beside.CLEARLY
+            )
 
 
 def markdown(cases, library):
@@ -346,12 +434,14 @@ def shown_of(found, library):
 def parse_arguments(words):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=receipts.RESULTS, help="folder of receipts")
-    parser.add_argument("--library", type=Path,
-                        help="whose kernels count; default: $FLASHMASK_LIBRARY, or one that was built here")
+    parser.add_argument(
+        "--library", type=Path, help="whose kernels count; default: $FLASHMASK_LIBRARY, or one that was built here"
+    )
     parser.add_argument("--html", type=Path, default=Path("out/gpu.html"))
     parser.add_argument("--svg", type=Path, help="also write each chart to this folder")
-    parser.add_argument("--markdown", action="store_true",
-                        help="print the tables of README and docs/kernels, and write nothing")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the tables of README and docs/kernels, and write nothing"
+    )
     return parser.parse_args(words)
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which 128x128 tiles of a mask have a visible element, from its column bounds in linear time, in numpy.
 
-Written from the meaning of the bounds alone and apart from the library, so that a benchmark's FLOP count does not depend on it.
+Written from the meaning of the bounds alone and apart from the library, so that a benchmark's FLOP count does not
+depend on it.
 """
 
 import numpy as np
@@ -10,7 +11,9 @@ TILE = 128
 
 
 def hidden_intervals(indices, causal, seqlen):
-    """int64 [3, seqlen, 2]: for each column the half-open row intervals that do not see it, maybe empty or overlapping."""
+    """int64 [3, seqlen, 2]: for each column the half-open row intervals that do not see it, maybe empty or
+    overlapping.
+    """
     columns = np.arange(seqlen)
     nothing = np.zeros(seqlen, np.int64)
     above = (nothing, columns if causal else nothing)

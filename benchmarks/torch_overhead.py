@@ -1,21 +1,26 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What one call of flashmask_attention with a ready plan costs the host, forward and with its backward, beyond empty operators.
+"""What one call of flashmask_attention with a ready plan costs the host, forward and with its backward, beyond empty
+operators.
 
-The empty operator, flashmask_empty::forward (bindings/torch/empty_operator.cpp), has the schema of flashmask::forward, is registered in the
-same way through LibTorch's stable ABI, allocates out and lse, and returns. It is called as its overload, with all arguments by position and
-without gradients; what it takes is PyTorch's price of any operator. Ours is the public function: it checks, looks the plan up, calls the
-operator, and the operator checks, allocates a workspace and, on CUDA, launches the kernel.
+The empty operator, flashmask_empty::forward (bindings/torch/empty_operator.cpp), has the schema of flashmask::forward,
+is registered in the same way through LibTorch's stable ABI, allocates out and lse, and returns. It is called as its
+overload, with all arguments by position and without gradients; what it takes is PyTorch's price of any operator. Ours
+is the public function: it checks, looks the plan up, calls the operator, and the operator checks, allocates a workspace
+and, on CUDA, launches the kernel.
 
-Of forward and backward together the empty counterpart is a torch.autograd.Function of flashmask_empty::forward and backward (which allocates dq, dk
-and dv) that saves as much as ours, so that both go through PyTorch's autograd, which hands over the same gradient of out.
+Of forward and backward together the empty counterpart is a torch.autograd.Function of flashmask_empty::forward and
+backward (which allocates dq, dk and dv) that saves as much as ours, so that both go through PyTorch's autograd, which
+hands over the same gradient of out.
 
-The shapes are tiny, so that the device is idle before the next call: what is measured is the host. Batches of CALLS calls, fewer than CUDA's
-launch queue takes without waiting, are timed from the first call to the return of the last; then, untimed, the device is waited for. All
-contenders in every round, in an order shuffled anew; medians of the times, and of the differences within a round.
+The shapes are tiny, so that the device is idle before the next call: what is measured is the host. Batches of CALLS
+    calls, fewer than CUDA's launch queue takes without waiting, are timed from the first call to the return of the
+    last; then, untimed, the device is waited for. All contenders in every round, in an order shuffled anew; medians of
+    the times, and of the differences within a round.
 
-FLASHMASK_TORCH_LIBRARY, FLASHMASK_LIBRARY and FLASHMASK_EMPTY_OPERATOR name the libraries. On CUDA, BARS are the most that a call may cost
-without gradients, and that forward and backward together may; the exit status says whether both are met.
+FLASHMASK_TORCH_LIBRARY, FLASHMASK_LIBRARY and FLASHMASK_EMPTY_OPERATOR name the libraries. On CUDA, BARS are the most
+that a call may cost without gradients, and that forward and backward together may; the exit status says whether both
+are met.
 """
 
 import argparse
@@ -28,21 +33,22 @@ import sys
 import time
 
 import torch
-
 from flashmask import flashmask_attention, masks, ops
 
 BARS = {"no_grad": 15.0, "with_backward": 40.0}  # microseconds
 CALLS = 100
 SEQLEN, HEADS, HEAD_DIM = 2, 1, 64
-REPORTED = {"no_grad": "flashmask_attention beyond the empty operator, no gradients (the bar's)",
-            "with_grad": "the same with inputs that require gradients",
-            "with_backward": "forward and backward beyond the empty operators in a torch.autograd.Function (the second bar's)",
-            "with_backward_beyond_operators": "the same beyond the empty operators called one after the other, without autograd",
-            "with_grad_beyond_function": "the same beyond the empty operator in a torch.autograd.Function that saves as much",
-            "operator": "torch.ops.flashmask.forward beyond the empty operator, below autograd",
-            "empty": "the empty operator, the whole call",
-            "whole_no_grad": "flashmask_attention, the whole call, no gradients",
-            "whole_with_backward": "flashmask_attention and its backward, all of it"}
+REPORTED = {
+    "no_grad": "flashmask_attention beyond the empty operator, no gradients (the bar's)",
+    "with_grad": "the same with inputs that require gradients",
+    "with_backward": "forward and backward beyond the empty operators in a torch.autograd.Function (the second bar's)",
+    "with_backward_beyond_operators": "the same beyond the empty operators called one after the other, without autograd",
+    "with_grad_beyond_function": "the same beyond the empty operator in a torch.autograd.Function that saves as much",
+    "operator": "torch.ops.flashmask.forward beyond the empty operator, below autograd",
+    "empty": "the empty operator, the whole call",
+    "whole_no_grad": "flashmask_attention, the whole call, no gradients",
+    "whole_with_backward": "flashmask_attention and its backward, all of it",
+}
 
 
 class EmptyFunction(torch.autograd.Function):
@@ -60,7 +66,13 @@ class EmptyFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout, dlse):
         with torch._C._AutoDispatchBelowAutograd():
-            return *torch.ops.flashmask_empty.backward.default(dout, dlse, *ctx.saved_tensors, *ctx.options), None, None, None, None
+            return (
+                *torch.ops.flashmask_empty.backward.default(dout, dlse, *ctx.saved_tensors, *ctx.options),
+                None,
+                None,
+                None,
+                None,
+            )
 
 
 def below_autograd(operator, arguments):
@@ -138,13 +150,21 @@ def measured(calls, rounds, wait):
 
 def figures_of(samples):
     """Microseconds, named as in REPORTED."""
+
     def beyond(name, other):
         return statistics.median(a - b for a, b in zip(samples[name], samples[other]))
 
-    return {"no_grad": beyond("ours", "empty"), "with_grad": beyond("ours, grad", "empty"), "with_grad_beyond_function": beyond("ours, grad", "empty, grad"),
-            "with_backward": beyond("ours, backward", "empty, backward"), "with_backward_beyond_operators": beyond("ours, backward", "empty operators"),
-            "operator": beyond("operator", "empty below autograd"), "empty": statistics.median(samples["empty"]), "whole_no_grad": statistics.median(samples["ours"]),
-            "whole_with_backward": statistics.median(samples["ours, backward"])}
+    return {
+        "no_grad": beyond("ours", "empty"),
+        "with_grad": beyond("ours, grad", "empty"),
+        "with_grad_beyond_function": beyond("ours, grad", "empty, grad"),
+        "with_backward": beyond("ours, backward", "empty, backward"),
+        "with_backward_beyond_operators": beyond("ours, backward", "empty operators"),
+        "operator": beyond("operator", "empty below autograd"),
+        "empty": statistics.median(samples["empty"]),
+        "whole_no_grad": statistics.median(samples["ours"]),
+        "whole_with_backward": statistics.median(samples["ours, backward"]),
+    }
 
 
 def measure(device, rounds):
@@ -158,8 +178,15 @@ def measure(device, rounds):
     gc.enable()
     microseconds = {name: round(us, 2) for name, us in figures_of(samples).items()}
     judged = device.type == "cuda"
-    return {"device": torch.cuda.get_device_name(device) if judged else "cpu", "torch": torch.__version__, "rounds": rounds, "calls": CALLS,
-            "bars": BARS if judged else None, "passed": not judged or all(microseconds[name] <= bar for name, bar in BARS.items()), "microseconds": microseconds}
+    return {
+        "device": torch.cuda.get_device_name(device) if judged else "cpu",
+        "torch": torch.__version__,
+        "rounds": rounds,
+        "calls": CALLS,
+        "bars": BARS if judged else None,
+        "passed": not judged or all(microseconds[name] <= bar for name, bar in BARS.items()),
+        "microseconds": microseconds,
+    }
 
 
 def main():

@@ -2,22 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a small Llama on packed sequences of real text, and shows that skipping tiles changes no bit of it.
 
-    python benchmarks/training.py prepare                 # packs Python's own help texts with `flashmask run`, one file for each task
-    python benchmarks/training.py train --device cuda     # trains on the files; leaves a receipt and a chart
-    python benchmarks/training.py plot RECEIPT --svg docs/img/training.svg
+    python benchmarks/training.py prepare                 # packs Python's own help texts with `flashmask run`, one file
+    for each task python benchmarks/training.py train --device cuda     # trains on the files; leaves a receipt and a
+    chart python benchmarks/training.py plot RECEIPT --svg docs/img/training.svg
 
-Without a step, prepare and train. Each task (sft, dpo, rm, tree) is trained three times from the same weights on the same batches:
+Without a step, prepare and train. Each task (sft, dpo, rm, tree) is trained three times from the same weights on the
+same batches:
 
 skipping          flashmask_attention, deterministic=True
 dense             the same kernels under a dense mask, which skips nothing; deterministic
 nondeterministic  flashmask_attention, deterministic=False, for comparison only
 
-Of the first two the loss of every step and the weights after the last must be equal bit for bit, and at least half of the 128 x 128 tiles
-of every batch must be empty; else the exit status is 1. The loss is the cross entropy of the file's labels: bfloat16 autocast on CUDA,
-float32 on the CPU.
+Of the first two the loss of every step and the weights after the last must be equal bit for bit, and at least half of
+the 128 x 128 tiles of every batch must be empty; else the exit status is 1. The loss is the cross entropy of the file's
+labels: bfloat16 autocast on CUDA, float32 on the CPU.
 
-`prepare` needs the command: FLASHMASK_COMMAND, build/release/bin/flashmask, or flashmask on the path. The files can be trained on
-elsewhere. Receipts go to benchmarks/results (or $OUT), those of the CPU to the folder of the files.
+`prepare` needs the command: FLASHMASK_COMMAND, build/release/bin/flashmask, or flashmask on the path. The files can be
+trained on elsewhere. Receipts go to benchmarks/results (or $OUT), those of the CPU to the folder of the files.
 """
 
 import argparse
@@ -41,32 +42,48 @@ import ran  # noqa: E402
 import receipts  # noqa: E402
 import timing  # noqa: E402
 import training_data  # noqa: E402
-from training_model import HEAD_DIM, Llama, dense, skipping  # noqa: E402
-
 from flashmask._library import library_path  # noqa: E402
+from training_model import HEAD_DIM, Llama, dense, skipping  # noqa: E402
 
 TASKS = list(training_data.RECORDS)
 # Option, default, what
-NUMBERS = [("steps", 100, "of each training"), ("seqlen", 4096, "tokens of a sequence"), ("sequences", 100, "to prepare for a task, about"),
-           ("batch", 1, "sequences of a step"), ("layers", 4, "of the model"), ("dim", 384, f"its width, a multiple of {HEAD_DIM}"),
-           ("heads-kv", 2, "key and value heads; must divide the query heads"), ("seed", 0, "of the weights")]
+NUMBERS = [
+    ("steps", 100, "of each training"),
+    ("seqlen", 4096, "tokens of a sequence"),
+    ("sequences", 100, "to prepare for a task, about"),
+    ("batch", 1, "sequences of a step"),
+    ("layers", 4, "of the model"),
+    ("dim", 384, f"its width, a multiple of {HEAD_DIM}"),
+    ("heads-kv", 2, "key and value heads; must divide the query heads"),
+    ("seed", 0, "of the weights"),
+]
 SETTINGS = ("device", "steps", "batch", "layers", "dim", "heads_kv", "seed")
-ATTENTIONS = {"skipping": skipping(deterministic=True), "dense": dense, "nondeterministic": skipping(deterministic=False)}
+ATTENTIONS = {
+    "skipping": skipping(deterministic=True),
+    "dense": dense,
+    "nondeterministic": skipping(deterministic=False),
+}
 LEAST_EMPTY = 0.5
 LEARNING_RATE, WARMUP_STEPS = 1e-3, 10
 REPORT_EVERY = 10  # steps
-SERIES = [("skipping", "skipping", "#3b6fb6", "stroke-width:6;stroke-opacity:0.35"),
-          ("dense", "dense mask", "#d1495b", "stroke-dasharray:7 5"),
-          ("nondeterministic", "skipping, not deterministic", "#2a9d5c", "stroke-width:1")]
+SERIES = [
+    ("skipping", "skipping", "#3b6fb6", "stroke-width:6;stroke-opacity:0.35"),
+    ("dense", "dense mask", "#d1495b", "stroke-dasharray:7 5"),
+    ("nondeterministic", "skipping, not deterministic", "#2a9d5c", "stroke-width:1"),
+]
 
 
 def parse(words):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", nargs="?", choices=["prepare", "train", "plot"], help="default: prepare, then train")
     parser.add_argument("receipt", nargs="?", type=Path, help="of plot")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "training", help="of the packed files (build/training)")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "build" / "training", help="of the packed files (build/training)"
+    )
     parser.add_argument("--svg", type=Path, help="the chart (training.svg in the folder)")
-    parser.add_argument("--tasks", type=lambda text: text.split(","), default=TASKS, help=f"some of {','.join(TASKS)} (all)")
+    parser.add_argument(
+        "--tasks", type=lambda text: text.split(","), default=TASKS, help=f"some of {','.join(TASKS)} (all)"
+    )
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     for name, default, what in NUMBERS:
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} ({default})")
@@ -79,13 +96,17 @@ def check(parser, arguments):
     if unknown := set(arguments.tasks) - set(TASKS):
         parser.error(f"--tasks has {', '.join(sorted(unknown))}; it must be some of {', '.join(TASKS)}")
     if arguments.dim % (HEAD_DIM * arguments.heads_kv):
-        parser.error(f"--dim is {arguments.dim}; it must be a multiple of {HEAD_DIM} * --heads-kv, {HEAD_DIM * arguments.heads_kv}")
+        parser.error(
+            f"--dim is {arguments.dim}; it must be a multiple of {HEAD_DIM} * --heads-kv, {HEAD_DIM * arguments.heads_kv}"
+        )
     if arguments.steps < 2:
         parser.error(f"--steps is {arguments.steps}; it must be at least 2, or no step shows what the gradients did")
     if (arguments.step == "plot") != (arguments.receipt is not None):
         parser.error("plot, and only plot, takes a receipt")
     if arguments.step in (None, "train") and arguments.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device is cuda, but torch.cuda.is_available() is false; --device cpu --steps 3 trains a little on the CPU")
+        parser.error(
+            "--device is cuda, but torch.cuda.is_available() is false; --device cpu --steps 3 trains a little on the CPU"
+        )
 
 
 # --- prepare ----------------------------------------------------------------------------------------
@@ -94,14 +115,19 @@ def check(parser, arguments):
 def flashmask_command():
     built = ROOT / "build" / "release" / "bin" / "flashmask"
     command = os.environ.get("FLASHMASK_COMMAND") or (built if built.exists() else shutil.which("flashmask"))
-    return command or sys.exit("there is no flashmask command: build it, put it on the path, or name it in FLASHMASK_COMMAND")
+    return command or sys.exit(
+        "there is no flashmask command: build it, put it on the path, or name it in FLASHMASK_COMMAND"
+    )
 
 
 def prepare(arguments):
     arguments.folder.mkdir(parents=True, exist_ok=True)
     for task in arguments.tasks:
         packed = training_data.pack(task, arguments.folder, arguments.seqlen, arguments.sequences, flashmask_command())
-        print(f"{packed}: {training_data.load(packed)['input_ids'].shape[0]} sequences of {arguments.seqlen:,} tokens", flush=True)
+        print(
+            f"{packed}: {training_data.load(packed)['input_ids'].shape[0]} sequences of {arguments.seqlen:,} tokens",
+            flush=True,
+        )
 
 
 # --- train ------------------------------------------------------------------------------------------
@@ -110,7 +136,9 @@ def prepare(arguments):
 @contextmanager
 def repeatable():
     """Operations of torch that would add in any order refuse to, or take another way."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may choose anew; read at its first call
+    os.environ.setdefault(
+        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+    )  # without it cuBLAS may choose anew; read at its first call
     torch.use_deterministic_algorithms(True)
     try:
         yield
@@ -149,14 +177,23 @@ def train_step(model, optimizer, batch, attention):
 def tiles_of(batches):
     """Tiles of 128 x 128 of all masks, the empty ones, and the least share of empty ones in a batch."""
     stats = [batch.mask.stats() for batch in batches]
-    return {"all": sum(s.tiles for s in stats), "empty": sum(s.empty_tiles for s in stats),
-            "least_empty_share": min(s.empty_tiles / s.tiles for s in stats)}
+    return {
+        "all": sum(s.tiles for s in stats),
+        "empty": sum(s.empty_tiles for s in stats),
+        "least_empty_share": min(s.empty_tiles / s.tiles for s in stats),
+    }
 
 
 def train_task(arguments, task, progress):
     """The figures of a task: what was trained on, the losses and the times, and what was found equal."""
     batches = training_data.batches(arguments.folder / f"{task}.safetensors", arguments.batch, arguments.device)
-    figures = {"batches": len(batches), "seqlen": batches[0].input_ids.shape[1], "tiles": tiles_of(batches), "losses": {}, "seconds": {}}
+    figures = {
+        "batches": len(batches),
+        "seqlen": batches[0].input_ids.shape[1],
+        "tiles": tiles_of(batches),
+        "losses": {},
+        "seconds": {},
+    }
     weights = {}
     for name, attention in ATTENTIONS.items():
         report = lambda steps, text: progress.step(steps, f"{task}, {name}: {text}")  # noqa: E731
@@ -168,11 +205,15 @@ def train_task(arguments, task, progress):
 
 
 def checks(figures, weights):
-    """{what is asserted: whether it holds}. Losses are finite, so equal numbers are equal bits, but for the sign of a zero."""
+    """{what is asserted: whether it holds}. Losses are finite, so equal numbers are equal bits, but for the sign of a
+    zero.
+    """
     losses = figures["losses"]
     return {
         "the losses of all steps have the same bits with and without skipping": losses["skipping"] == losses["dense"],
-        "the trained weights have the same bits with and without skipping": all(map(torch.equal, weights["skipping"], weights["dense"])),
+        "the trained weights have the same bits with and without skipping": all(
+            map(torch.equal, weights["skipping"], weights["dense"])
+        ),
         "in each batch at least half of the tiles are empty": figures["tiles"]["least_empty_share"] >= LEAST_EMPTY,
         "the loss falls": all(run[-1] < run[0] for run in losses.values()),
     }
@@ -180,15 +221,23 @@ def checks(figures, weights):
 
 def summary(task, figures):
     tiles, losses = figures["tiles"], figures["losses"]
-    ends = ", ".join(f"{name} {run[0]:.4f} -> {run[-1]:.4f} in {figures['seconds'][name]:.1f} s" for name, run in losses.items())
-    yield (f"{task}: {figures['batches']} batches, {tiles['empty'] / tiles['all']:.1%} of the tiles empty, "
-           f"in each at least {tiles['least_empty_share']:.1%}")
+    ends = ", ".join(
+        f"{name} {run[0]:.4f} -> {run[-1]:.4f} in {figures['seconds'][name]:.1f} s" for name, run in losses.items()
+    )
+    yield (
+        f"{task}: {figures['batches']} batches, {tiles['empty'] / tiles['all']:.1%} of the tiles empty, "
+        f"in each at least {tiles['least_empty_share']:.1%}"
+    )
     yield f"  loss {ends}"
     yield from (f"  {'ok' if holds else 'FAILED'}  {what}" for what, holds in figures["checks"].items())
 
 
 def environment(device):
-    return timing.environment() if device == "cuda" else {"device": "CPU", "driver": "none", "toolkit": "none", "torch": torch.__version__}
+    return (
+        timing.environment()
+        if device == "cuda"
+        else {"device": "CPU", "driver": "none", "toolkit": "none", "torch": torch.__version__}
+    )
 
 
 def kernel_hashes(arguments, library):
@@ -200,7 +249,9 @@ def kernel_hashes(arguments, library):
 
 def train(arguments, words):
     """Whether all checks hold. The receipt grows with each task."""
-    os.environ.setdefault("FLASHMASK_LIBRARY", str(library_path("FLASHMASK_LIBRARY", "libflashmask.so")))  # for the dense mode
+    os.environ.setdefault(
+        "FLASHMASK_LIBRARY", str(library_path("FLASHMASK_LIBRARY", "libflashmask.so"))
+    )  # for the dense mode
     on_gpu = arguments.device == "cuda"
     receipt = receipts.new("training", environment(arguments.device), shlex.join(["benchmarks/training.py", *words]))
     receipt["kind"] = "gpu" if on_gpu else "cpu"
@@ -233,11 +284,17 @@ def plot(receipt, path):
     empty = {task: figures["tiles"]["empty"] / figures["tiles"]["all"] for task, figures in tasks.items()}
     panels = [(f"{task}: {empty[task]:.0%} of the tiles empty", figures["losses"]) for task, figures in tasks.items()]
     dtype = "bfloat16" if settings["device"] == "cuda" else "float32"
-    svg = charts.line_panels("Training under packed masks: the loss with and without skipping tiles",
-                             f"{receipt['device']}, {dtype}; {settings['layers']} layers of width {settings['dim']}, {settings['batch']} x "
-                             f"{next(iter(tasks.values()))['seqlen']:,} tokens a step", panels, SERIES, "step", "loss",
-                             f"Losses with and without skipping, bit for bit: {'the same in every step' if same else 'NOT THE SAME'}. "
-                             f"{receipt['date']}.")
+    svg = charts.line_panels(
+        "Training under packed masks: the loss with and without skipping tiles",
+        f"{receipt['device']}, {dtype}; {settings['layers']} layers of width {settings['dim']}, {settings['batch']} x "
+        f"{next(iter(tasks.values()))['seqlen']:,} tokens a step",
+        panels,
+        SERIES,
+        "step",
+        "loss",
+        f"Losses with and without skipping, bit for bit: {'the same in every step' if same else 'NOT THE SAME'}. "
+        f"{receipt['date']}.",
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(svg, encoding="utf-8")
     print(f"{path}: written")
@@ -247,7 +304,10 @@ def main(words=None):
     words = sys.argv[1:] if words is None else words
     arguments = parse(words)
     if arguments.step == "plot":
-        plot(json.loads(arguments.receipt.read_text(encoding="utf-8")), arguments.svg or arguments.receipt.with_suffix(".svg"))
+        plot(
+            json.loads(arguments.receipt.read_text(encoding="utf-8")),
+            arguments.svg or arguments.receipt.with_suffix(".svg"),
+        )
         return 0
     if arguments.step != "train":
         prepare(arguments)

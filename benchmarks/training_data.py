@@ -9,7 +9,6 @@ import subprocess
 from dataclasses import dataclass
 
 import torch
-
 from flashmask import Mask, masks
 
 TORCH_TYPES = {"I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool}
@@ -24,7 +23,10 @@ RECORDS = {
     "sft": (2, lambda prompt, response: {"prompt": prompt, "response": response}),
     "dpo": (3, lambda prompt, chosen, rejected: {"prompt": prompt, "chosen": chosen, "rejected": rejected}),
     "rm": (5, lambda prompt, *answers: {"prompt": prompt, "answers": list(answers)}),
-    "tree": (7, lambda root, a, aa, ab, b, ba, bb: _node(root, _node(a, _node(aa), _node(ab)), _node(b, _node(ba), _node(bb)))),
+    "tree": (
+        7,
+        lambda root, a, aa, ab, b, ba, bb: _node(root, _node(a, _node(aa), _node(ab)), _node(b, _node(ba), _node(bb))),
+    ),
 }
 
 
@@ -66,10 +68,15 @@ def records(task, seqlen, sequences, seed=0):
 def pack(task, folder, seqlen, sequences, command):
     """Writes TASK.jsonl and what `flashmask run` makes of it, TASK.safetensors, into `folder`."""
     lines, packed = folder / f"{task}.jsonl", folder / f"{task}.safetensors"
-    lines.write_text("".join(json.dumps(record) + "\n" for record in records(task, seqlen, sequences)), encoding="utf-8")
+    lines.write_text(
+        "".join(json.dumps(record) + "\n" for record in records(task, seqlen, sequences)), encoding="utf-8"
+    )
     little = ["--limit-sequences", "1", "--dense-seconds", "0"]  # the file has all sequences all the same
-    subprocess.run([command, "run", "--input", lines, "--task", task, "--seqlen", str(seqlen), *little, "--out", packed], check=True,
-                   stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [command, "run", "--input", lines, "--task", task, "--seqlen", str(seqlen), *little, "--out", packed],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     return packed
 
 
@@ -84,7 +91,9 @@ def load(path):
     header.pop("__metadata__", None)
 
     def tensor(dtype, shape, data_offsets):
-        return torch.frombuffer(data, dtype=TORCH_TYPES[dtype], count=math.prod(shape), offset=begin + data_offsets[0]).reshape(shape)
+        return torch.frombuffer(
+            data, dtype=TORCH_TYPES[dtype], count=math.prod(shape), offset=begin + data_offsets[0]
+        ).reshape(shape)
 
     return {name: tensor(**entry) for name, entry in header.items()}
 
@@ -110,5 +119,9 @@ def batches(path, size, device):
 
 def batch(packed, rows, device):
     """The Batch of some rows of a packed file."""
-    ids, positions, labels = (packed[name][rows].to(device, torch.int64) for name in ("input_ids", "position_ids", "labels"))
-    return Batch(ids, positions, labels, masks.from_startend(packed["startend_row_indices"][rows].to(device), causal=True))
+    ids, positions, labels = (
+        packed[name][rows].to(device, torch.int64) for name in ("input_ids", "position_ids", "labels")
+    )
+    return Batch(
+        ids, positions, labels, masks.from_startend(packed["startend_row_indices"][rows].to(device), causal=True)
+    )

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small Llama, whose attention is an argument, and the attentions that training compares.
 
-An attention is made for a Batch, attend(batch), and is then a function (q, k, v) -> out of [batch, seqlen, heads, head_dim] each; k and v
-may have fewer heads.
+An attention is made for a Batch, attend(batch), and is then a function (q, k, v) -> out of [batch, seqlen, heads,
+head_dim] each; k and v may have fewer heads.
 """
 
 from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
-from torch import nn
-
 from flashmask import flashmask_attention
+from torch import nn
 
 HEAD_DIM = 64
 VOCABULARY = 260  # of the files of `flashmask run`: bytes and four more
@@ -77,7 +76,9 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Logits [batch, seqlen, VOCABULARY] of input_ids and position_ids [batch, seqlen]. dim is a multiple of HEAD_DIM times heads_kv."""
+    """Logits [batch, seqlen, VOCABULARY] of input_ids and position_ids [batch, seqlen]. dim is a multiple of HEAD_DIM
+    times heads_kv.
+    """
 
     def __init__(self, layers, dim, heads_kv):
         super().__init__()
@@ -104,7 +105,9 @@ def skipping(deterministic):
 
 
 def dense(batch):
-    """The same kernels under the mask as a matrix of bytes: every tile is computed and masked element by element. Deterministic."""
+    """The same kernels under the mask as a matrix of bytes: every tile is computed and masked element by element.
+    Deterministic.
+    """
     visible = batch.mask.to_dense()
     return lambda q, k, v: DenseAttention.apply(q, k, v, visible)
 
@@ -114,7 +117,9 @@ class DenseAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, visible):
-        from flashmask_torch import Forward  # loads what FLASHMASK_LIBRARY names, which may be set after this module is read
+        from flashmask_torch import (
+            Forward,
+        )  # loads what FLASHMASK_LIBRARY names, which may be set after this module is read
 
         call = Forward(q, k, v, dense=visible).run()
         ctx.save_for_backward(q, k, v, visible, call.out, call.lse)

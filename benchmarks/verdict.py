@@ -16,9 +16,11 @@ import receipts
 V3, V3_FILE = "flashmask_v3", Path(__file__).resolve().parent / "data" / "flashmask_v3.json"
 V3_OVER_OURS = {"fwd": "v3_over_ours", "bwd": "v3_over_ours_backward"}
 # op, head_dim: (seqlens, each cell, geometric mean), ours over V3; of both together only the mean has a bar
-V3_BARS = {"fwd": {128: ((8192, 32768, 131072), 1.0, 1.15), 64: ((8192, 32768), 1.0, 1.20)},
-           "bwd": {128: ((8192, 32768, 131072), 1.0, 1.05), 64: ((8192, 32768), 1.0, 1.20)},
-           "total": {128: ((8192, 32768, 131072), None, 1.08), 64: ((8192, 32768), None, 1.20)}}
+V3_BARS = {
+    "fwd": {128: ((8192, 32768, 131072), 1.0, 1.15), 64: ((8192, 32768), 1.0, 1.20)},
+    "bwd": {128: ((8192, 32768, 131072), 1.0, 1.05), 64: ((8192, 32768), 1.0, 1.20)},
+    "total": {128: ((8192, 32768, 131072), None, 1.08), 64: ((8192, 32768), None, 1.20)},
+}
 # op, head_dim: ours over cuDNN, for full and causal at these lengths
 CUDNN_BARS = {"fwd": {128: 1.05, 64: 1.10}, "bwd": {128: 1.09, 64: 1.18}, "total": {}}
 CUDNN_SEQLENS = (8192, 32768)
@@ -63,7 +65,9 @@ def geomean(values):
 
 
 def ratio_to(case, peer):
-    """Their time over ours with the plan: the median over rounds if the case has it. None if the peer was not measured."""
+    """Their time over ours with the plan: the median over rounds if the case has it. None if the peer was not
+    measured.
+    """
     figures = case["peers"].get(peer)
     if figures is None:
         return None
@@ -80,34 +84,50 @@ def total_of(forward, backward):
     forward, backward = with_v3(forward), with_v3(backward)
     ours = forward["ours_ms"] + backward["ours_ms"]
     flop = sum(case["ours_tflops"] * case["ours_ms"] for case in (forward, backward))
-    peers = {name: sum_of(forward["peers"][name], backward["peers"][name]) for name in forward["peers"]
-             if name in backward["peers"] and name not in OF_ONE_DIRECTION}
+    peers = {
+        name: sum_of(forward["peers"][name], backward["peers"][name])
+        for name in forward["peers"]
+        if name in backward["peers"] and name not in OF_ONE_DIRECTION
+    }
     if "deterministic" in backward["peers"]:
         ms = forward["ours_ms"] + backward["peers"]["deterministic"]["ms"]
         peers["deterministic"] = {"ms": ms, "ratio": ms / ours}
     marked = forward.get("marked", False) or backward.get("marked", False)
-    return {**backward, "op": "total", "ours_ms": ours, "ours_tflops": flop / ours, "plan_ms": forward["plan_ms"],
-            "peers": peers, "marked": marked}
+    return {
+        **backward,
+        "op": "total",
+        "ours_ms": ours,
+        "ours_tflops": flop / ours,
+        "plan_ms": forward["plan_ms"],
+        "peers": peers,
+        "marked": marked,
+    }
 
 
 def with_totals(cases):
     """The cases, and one more of each cell that was measured in both directions."""
+
     def cell(case):
         return tuple(case[name] for name in receipts.IDENTITY if name != "op" and name in case)
 
     backward = {cell(case): case for case in cases if case["op"] == "bwd"}
-    return cases + [total_of(case, backward[cell(case)]) for case in cases
-                    if case["op"] == "fwd" and cell(case) in backward]
+    return cases + [
+        total_of(case, backward[cell(case)]) for case in cases if case["op"] == "fwd" and cell(case) in backward
+    ]
 
 
 def row_of(case):
     """What the table shows of a case."""
     case = with_v3(case)
     tflops = case["ours_tflops"] * case["ours_ms"] / (case["ours_ms"] + case["plan_ms"])
-    return {**{name: case[name] for name in ("op", "head_dim", "seqlen", "mask", "live")},
-            "grouped": case["heads"] != case["heads_kv"], "tflops": tflops,
-            "v3": ratio_to(case, V3), **{name: ratio_to(case, name) for name in ("flex", "fa3", "cudnn")},
-            "deterministic": case["peers"].get("deterministic", {}).get("ratio")}
+    return {
+        **{name: case[name] for name in ("op", "head_dim", "seqlen", "mask", "live")},
+        "grouped": case["heads"] != case["heads_kv"],
+        "tflops": tflops,
+        "v3": ratio_to(case, V3),
+        **{name: ratio_to(case, name) for name in ("flex", "fa3", "cudnn")},
+        "deterministic": case["peers"].get("deterministic", {}).get("ratio"),
+    }
 
 
 def rows_of(cases, op="fwd"):
@@ -123,9 +143,22 @@ def v3_checks(rows, head_dim, seqlens, each, mean, label):
     if not cells:
         return []
     worst = min(cells, key=lambda r: r["v3"])
-    of_each = [] if each is None else [check(f"{label}: every cell over V3", worst["v3"], each, f"worst {worst['mask']} {worst['seqlen']}, {len(cells)} cells")]
-    return [*of_each,
-            check(f"{label}: geometric mean over V3", geomean([r["v3"] for r in cells]), mean, f"{len(cells)} cells")]
+    of_each = (
+        []
+        if each is None
+        else [
+            check(
+                f"{label}: every cell over V3",
+                worst["v3"],
+                each,
+                f"worst {worst['mask']} {worst['seqlen']}, {len(cells)} cells",
+            )
+        ]
+    )
+    return [
+        *of_each,
+        check(f"{label}: geometric mean over V3", geomean([r["v3"] for r in cells]), mean, f"{len(cells)} cells"),
+    ]
 
 
 def checks(rows, op="fwd"):
@@ -140,7 +173,13 @@ def checks(rows, op="fwd"):
             found += v3_checks(rows, head_dim, present, each, mean, f"d={head_dim} all")
     for r in rows:
         if r["cudnn"] and CUDNN_BARS[op] and r["seqlen"] in CUDNN_SEQLENS and r["mask"] in ("full", "causal"):
-            found.append(check(f"d={r['head_dim']} S={r['seqlen']} {r['mask']}: over cuDNN", r["cudnn"], CUDNN_BARS[op][r["head_dim"]]))
+            found.append(
+                check(
+                    f"d={r['head_dim']} S={r['seqlen']} {r['mask']}: over cuDNN",
+                    r["cudnn"],
+                    CUDNN_BARS[op][r["head_dim"]],
+                )
+            )
     return found
 
 
@@ -157,8 +196,9 @@ COLUMNS = {"flex": "/Flex", "v3": "/V3", "fa3": "/FA3", "cudnn": "/cuDNN", "dete
 
 
 def table(rows):
-    """The short table: one line a cell, then geometric means. Every column but TFLOP/s is a speed ratio; det: deterministic mode's time over
-    the fast one's, where it was measured."""
+    """The short table: one line a cell, then geometric means. Every column but TFLOP/s is a speed ratio; det:
+    deterministic mode's time over the fast one's, where it was measured.
+    """
     columns = [key for key in COLUMNS if key not in ("fa3", "deterministic") or any(r[key] for r in rows)]
     heads = " ".join(f"{COLUMNS[key]:>6}" for key in columns)
     lines = [f"{'d':>4} {'S':>6} {'mask':22} {'live':>5} {'TFLOP/s':>8} {heads}"]
@@ -174,4 +214,7 @@ def table(rows):
 
 
 def check_lines(found):
-    return [f"{'PASS' if c['passed'] else 'FAIL'}  {c['name']}: {c['got']:.3f} (bar {c['bar']:.2f}) {c['detail']}".rstrip() for c in found]
+    return [
+        f"{'PASS' if c['passed'] else 'FAIL'}  {c['name']}: {c['got']:.3f} (bar {c['bar']:.2f}) {c['detail']}".rstrip()
+        for c in found
+    ]

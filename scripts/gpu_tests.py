@@ -26,20 +26,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu")]
-import ran  # noqa: E402
 import kernels  # noqa: E402
+import ran  # noqa: E402
 import receipts  # noqa: E402
 
 TAIL = 3000
 STEPS = ("programs", "forward", "backward", "refused", "verify", "pytest", "torch", "stress", "sanitize", "overhead")
-# Runs beside the steps up to the one after it here, as most of its time is the host's; the last one measures the host's time, and runs alone.
+# Runs beside the steps up to the one after it here, as most of its time is the host's; the last one measures the host's
+# time, and runs alone.
 BESIDE = ("torch", "overhead")
 CASES = {direction: f"gpu_{direction}_cases" for direction in ("forward", "backward")}
 REFUSED = "gpu_refused_calls"
 # Tool: options of the cases. Memory that the program fills is no longer uninitialised.
 SANITIZERS = {"memcheck": [], "racecheck": [], "synccheck": [], "initcheck": ["--no-poison"]}
-# The backward sums up dq with the copy engine, whose writes to global memory initcheck does not see; what is read too early is poisoned
-# in the other runs.
+# The backward sums up dq with the copy engine, whose writes to global memory initcheck does not see; what is read too
+# early is poisoned in the other runs.
 LEFT_OUT = {("backward", "initcheck"): "it does not see what the copy engine writes"}
 # Nothing is launched there: what the checks of a call read is all there is.
 REFUSED_TOOL = "memcheck"
@@ -50,7 +51,10 @@ SANITIZER_FAILED = 99
 PROBE_SECONDS = 60
 STRESS_TESTS = "random or ragged or bounds"
 # What bindings/torch is built to: the operators, and the empty operator that they are compared with.
-TORCH_LIBRARIES = {"FLASHMASK_TORCH_LIBRARY": "libflashmask_torch.so", "FLASHMASK_EMPTY_OPERATOR": "libflashmask_empty_operator.so"}
+TORCH_LIBRARIES = {
+    "FLASHMASK_TORCH_LIBRARY": "libflashmask_torch.so",
+    "FLASHMASK_EMPTY_OPERATOR": "libflashmask_empty_operator.so",
+}
 
 
 class Clock:
@@ -109,7 +113,13 @@ def run(name, command, seconds, environment=None):
         status, output = run_group(command, seconds, {**os.environ, **(environment or {})})
     except OSError as error:
         status, output = 126, str(error)
-    result = {"name": name, "command": shown(command), "seconds": round(time.monotonic() - begin, 1), "status": status, "output": output}
+    result = {
+        "name": name,
+        "command": shown(command),
+        "seconds": round(time.monotonic() - begin, 1),
+        "status": status,
+        "output": output,
+    }
     if status:
         print(output[-TAIL:], flush=True)
     return result
@@ -117,8 +127,16 @@ def run(name, command, seconds, environment=None):
 
 def run_group(command, seconds, environment):
     """(exit status, output). A process group of its own: a tool may have started the program that holds the pipe."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", cwd=ROOT, env=environment,
-                          start_new_session=True) as process:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        cwd=ROOT,
+        env=environment,
+        start_new_session=True,
+    ) as process:
         try:
             output, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -186,12 +204,23 @@ def covering_words():
     """The covering list of what the backend takes: the rest would only be counted as skipped."""
     library = kernels.default_library()
     dims = sorted({dim for pair in kernels.head_dims(library) for dim in pair})
-    return ["--covering", "--dtypes", ",".join(kernels.dtypes(library)), "--head-dims", ",".join(map(str, dims)),
-            "--layouts", "bshd,bhsd,aligned"]
+    return [
+        "--covering",
+        "--dtypes",
+        ",".join(kernels.dtypes(library)),
+        "--head-dims",
+        ",".join(map(str, dims)),
+        "--layouts",
+        "bshd,bhsd,aligned",
+    ]
 
 
 def programs(folder):
-    found = sorted(p for p in (folder / "tests").rglob("*") if p.is_file() and os.access(p, os.X_OK)) if (folder / "tests").is_dir() else []
+    found = (
+        sorted(p for p in (folder / "tests").rglob("*") if p.is_file() and os.access(p, os.X_OK))
+        if (folder / "tests").is_dir()
+        else []
+    )
     return [p for p in found if p.name not in (*CASES.values(), REFUSED)]
 
 
@@ -251,7 +280,18 @@ def run_pytest(session, name, words, seconds, environment=None, folder="tests/gp
     junit = ROOT / "build" / f"{name.replace(': ', '-')}.xml"
     junit.parent.mkdir(exist_ok=True)
     junit.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={junit}", "--durations=5", folder, *words]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        f"--junitxml={junit}",
+        "--durations=5",
+        folder,
+        *words,
+    ]
     result = session.run(name, command, seconds, environment)
     if not result:
         return
@@ -266,7 +306,9 @@ def run_pytest(session, name, words, seconds, environment=None, folder="tests/gp
 
 def torch_libraries(carry):
     """{variable: path} of the libraries of TORCH_LIBRARIES that the environment names or the folder has."""
-    named = {variable: Path(os.environ.get(variable) or carry / name).resolve() for variable, name in TORCH_LIBRARIES.items()}
+    named = {
+        variable: Path(os.environ.get(variable) or carry / name).resolve() for variable, name in TORCH_LIBRARIES.items()
+    }
     return {variable: str(path) for variable, path in named.items() if path.exists()}
 
 
@@ -274,7 +316,9 @@ def run_torch(session, carry, words):
     """The PyTorch package's tests on CUDA tensors."""
     found = torch_libraries(carry)
     if "FLASHMASK_TORCH_LIBRARY" not in found:
-        return session.leave_out("torch", f"there is no {TORCH_LIBRARIES['FLASHMASK_TORCH_LIBRARY']} (FLASHMASK_TORCH_LIBRARY names one)")
+        return session.leave_out(
+            "torch", f"there is no {TORCH_LIBRARIES['FLASHMASK_TORCH_LIBRARY']} (FLASHMASK_TORCH_LIBRARY names one)"
+        )
     run_pytest(session, "torch", words, 240, {**found, "FLASHMASK_TEST_DEVICE": "cuda"}, "tests/torch")
 
 
@@ -302,19 +346,28 @@ def add_overhead(session, result):
 
 
 def run_stress(session, carry, library, links):
-    """The kernels' cases, each run a few times for the same bits, and tests of tests/gpu on a library with delays in its kernels."""
+    """The kernels' cases, each run a few times for the same bits, and tests of tests/gpu on a library with delays in
+    its kernels.
+    """
     if not library:
-        return session.leave_out("stress", "there is no library with delays; scripts/gpu-check tests --build-stress builds one")
+        return session.leave_out(
+            "stress", "there is no library with delays; scripts/gpu-check tests --build-stress builds one"
+        )
     path = os.pathsep.join(p for p in (str(links), os.environ.get("LD_LIBRARY_PATH")) if p)
     environment = {"LD_LIBRARY_PATH": path, "FLASHMASK_LIBRARY": str(library)}
     for direction in CASES:
         run_cases(session, carry, direction, "stress: ", ["--repeat", "3"], environment)
-    until = {"PYTHONPATH": os.pathsep.join([str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]), "FLASHMASK_PYTEST_SECONDS": "45"}
+    until = {
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]),
+        "FLASHMASK_PYTEST_SECONDS": "45",
+    }
     run_pytest(session, "stress: pytest", ["-k", STRESS_TESTS, "-p", "pytest_bounded"], 60, {**environment, **until})
 
 
 def find_sanitizer():
-    return shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=os.pathsep.join(SANITIZER_FOLDERS))
+    return shutil.which("compute-sanitizer") or shutil.which(
+        "compute-sanitizer", path=os.pathsep.join(SANITIZER_FOLDERS)
+    )
 
 
 def run_sanitizers(session, carry, seconds):
@@ -373,7 +426,11 @@ def judge_sanitizer(session, tool, result):
     if result["status"] == 124:
         passed = len(passed_cases(result["output"]))
     failed = max(failed, errors if errors is not None else 1)
-    complaints = "\n".join(line for line in result["output"].splitlines() if line.startswith("========="))[:TAIL] if failed else ""
+    complaints = (
+        "\n".join(line for line in result["output"].splitlines() if line.startswith("========="))[:TAIL]
+        if failed
+        else ""
+    )
     report_covered(session, result, passed, failed, **({"complaints": complaints} if complaints else {}))
     if complaints:
         print(complaints, flush=True)
@@ -385,12 +442,28 @@ def judge_sanitizer(session, tool, result):
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--carry", type=Path, default=ROOT / "build" / "gpu-carry", help="folder of test programs and the command built elsewhere")
+    parser.add_argument(
+        "--carry",
+        type=Path,
+        default=ROOT / "build" / "gpu-carry",
+        help="folder of test programs and the command built elsewhere",
+    )
     parser.add_argument("--stress-library", type=Path, help="a library built with FLASHMASK_STRESS_DELAYS")
     parser.add_argument("--stress-links", type=Path, help="folder where it lies under its soname")
-    parser.add_argument("--cases", type=int, default=0, help="random cases of flashmask verify, besides its covering list")
-    parser.add_argument("--covering", action="store_true", help="the covering list however long it takes (more than 60 s: see --seconds)")
-    parser.add_argument("--sanitize", action=argparse.BooleanOptionalAction, default=True, help="the cases under compute-sanitizer, if it is found")
+    parser.add_argument(
+        "--cases", type=int, default=0, help="random cases of flashmask verify, besides its covering list"
+    )
+    parser.add_argument(
+        "--covering",
+        action="store_true",
+        help="the covering list however long it takes (more than 60 s: see --seconds)",
+    )
+    parser.add_argument(
+        "--sanitize",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="the cases under compute-sanitizer, if it is found",
+    )
     parser.add_argument("--sanitize-seconds", type=float, default=60, help="for each of its tools")
     parser.add_argument("--seconds", type=float, default=290, help="for everything")
     parser.add_argument("--only", choices=STEPS, action="append", help="may be repeated")
@@ -451,12 +524,16 @@ def main():
 def summary(receipt, path):
     tests = receipt["tests"]
     for part in receipt["figures"]["parts"]:
-        print(f"{'FAIL' if part['failed'] else 'PASS'}  {part['name']:32} {part['passed']:6} passed {part['failed']:4} failed {part['seconds']:7.1f} s")
+        print(
+            f"{'FAIL' if part['failed'] else 'PASS'}  {part['name']:32} {part['passed']:6} passed {part['failed']:4} failed {part['seconds']:7.1f} s"
+        )
     for text in receipt["figures"]["left_out"]:
         print(f"----  {text}")
     good = tests["failed"] == 0 and tests["passed"] > 0
-    print(f"{'PASS' if good else 'FAIL'}  {tests['passed']} passed, {tests['failed']} failed; receipt {path.name}, "
-          f"{receipt['device']}")
+    print(
+        f"{'PASS' if good else 'FAIL'}  {tests['passed']} passed, {tests['failed']} failed; receipt {path.name}, "
+        f"{receipt['device']}"
+    )
     return 0 if good else 1
 
 

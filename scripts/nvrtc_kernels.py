@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""nvrtc_kernels.py WHEELS: compiles every kernel of tile_config.h for sm_90a with the NVRTC of an older CUDA, and says what it spills.
+"""nvrtc_kernels.py WHEELS: compiles every kernel of tile_config.h for sm_90a with the NVRTC of an older CUDA, and says
+what it spills.
 
-WHEELS is a folder of NVIDIA's Python packages (pip install --target): nvrtc, runtime, nvcc and cccl. NVRTC compiles device code
-alone and has no C++ library, so the few names that the kernels take from it come from libcu++.
+WHEELS is a folder of NVIDIA's Python packages (pip install --target): nvrtc, runtime, nvcc and cccl. NVRTC compiles
+device code alone and has no C++ library, so the few names that the kernels take from it come from libcu++.
 """
 
 import ctypes
@@ -40,11 +41,28 @@ def load(wheels):
 
 def compile_unit(nvrtc, wheels, text):
     """Whether it compiles, and what the compiler said."""
-    folders = [SOURCES / "src", SOURCES / "include", *(wheels / name / "include" for name in ("cuda_runtime", "cuda_nvcc", "cuda_cccl"))]
-    options = ["-arch=sm_90a", "-std=c++20", "-default-device", "-DNDEBUG", "--ptxas-options=-v", *(f"-I{folder}" for folder in folders)]
+    folders = [
+        SOURCES / "src",
+        SOURCES / "include",
+        *(wheels / name / "include" for name in ("cuda_runtime", "cuda_nvcc", "cuda_cccl")),
+    ]
+    options = [
+        "-arch=sm_90a",
+        "-std=c++20",
+        "-default-device",
+        "-DNDEBUG",
+        "--ptxas-options=-v",
+        *(f"-I{folder}" for folder in folders),
+    ]
     program = ctypes.c_void_p()
     made = nvrtc.nvrtcCreateProgram(
-        ctypes.byref(program), text.encode(), b"kernels.cu", len(HEADERS), strings(list(HEADERS.values())), strings(list(HEADERS)))
+        ctypes.byref(program),
+        text.encode(),
+        b"kernels.cu",
+        len(HEADERS),
+        strings(list(HEADERS.values())),
+        strings(list(HEADERS)),
+    )
     failed = made or nvrtc.nvrtcCompileProgram(program, len(options), strings(options))
     size = ctypes.c_size_t()
     nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
@@ -66,14 +84,24 @@ def main():
         template = (hopper / direction / "instance.cu.in").read_text()
         rows = re.findall(rf"^ *{direction.title()}Tile{{(\d+), (\d+), (\d+),", table, re.MULTILINE)
         for (head_dim, head_dim_v, consumers), (element, dtype) in itertools.product(rows, ELEMENTS.items()):
-            values = {"dtype": dtype, "element": element, "head_dim": head_dim, "head_dim_v": head_dim_v, "consumers": consumers,
-                      "name": "kernel", "id": "kernel"}
+            values = {
+                "dtype": dtype,
+                "element": element,
+                "head_dim": head_dim,
+                "head_dim_v": head_dim_v,
+                "consumers": consumers,
+                "name": "kernel",
+                "id": "kernel",
+            }
             unit = HEAD + re.sub(r"@(\w+)@", lambda match, values=values: values[match[1]], template)
             compiled, log = compile_unit(nvrtc, wheels, unit)
             spills = max((int(stores) for stores in re.findall(r"(\d+) bytes spill stores", log)), default=0)
             failed |= not compiled
-            print(f"NVRTC {major.value}.{minor.value}: {direction} {element} {head_dim} / {head_dim_v} {consumers}:",
-                  f"compiled, spills {spills} bytes" if compiled else "error\n" + log, flush=True)
+            print(
+                f"NVRTC {major.value}.{minor.value}: {direction} {element} {head_dim} / {head_dim_v} {consumers}:",
+                f"compiled, spills {spills} bytes" if compiled else "error\n" + log,
+                flush=True,
+            )
     sys.exit(failed)
 
 

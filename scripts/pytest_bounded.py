@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest plugin: tests that would begin later than FLASHMASK_PYTEST_SECONDS after the first are skipped, and counted so."""
+"""A pytest plugin: tests that would begin later than FLASHMASK_PYTEST_SECONDS after the first are skipped, and counted
+so.
+"""
 
 import os
 import time

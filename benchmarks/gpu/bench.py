@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements on a GPU, of the forward pass unless said otherwise, each with a receipt in benchmarks/results (or in $OUT).
+"""Measurements on a GPU, of the forward pass unless said otherwise, each with a receipt in benchmarks/results (or in
+$OUT).
 
 FLASHMASK_LIBRARY names the library.
 
@@ -29,8 +30,15 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import ran  # noqa: E402
 import receipts  # noqa: E402
 
-COMMANDS = {"paper": "paper", "sparsity": "sparsity", "small": "small", "maskcost": "maskcost", "plan": "plan_time",
-            "first": "first", "cycles": "cycles"}
+COMMANDS = {
+    "paper": "paper",
+    "sparsity": "sparsity",
+    "small": "small",
+    "maskcost": "maskcost",
+    "plan": "plan_time",
+    "first": "first",
+    "cycles": "cycles",
+}
 OF_THEIR_OWN = ("paper", "cycles")  # commands that say what their options are
 ROUNDS = {"sparsity": 3, "small": 7, "maskcost": 9, "plan": 7, "first": 5}
 BOTH_DIRECTIONS = {"small": "bwd: the forward and its backward"}
@@ -98,8 +106,10 @@ def main(words=None):
     passed = module.run(arguments, receipt, lambda: receipts.write(receipt, path), progress_type)
     receipt.update(card_after=card_state(), complete=True, passed=passed)
     receipts.write(receipt, path)
-    print(f"{'PASS' if passed else 'FAIL'}  receipt {path.name}: {environment['device']}, "
-          f"before {receipt['card_before']}, after {receipt['card_after']}")
+    print(
+        f"{'PASS' if passed else 'FAIL'}  receipt {path.name}: {environment['device']}, "
+        f"before {receipt['card_before']}, after {receipt['card_after']}"
+    )
     return 0 if passed else 1
 
 

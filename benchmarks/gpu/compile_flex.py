@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles FlexAttention for the cells of the paper's benchmark, several at once.
 
-torch keeps what it compiled on disk, where the measurements that follow find it: compiling one cell after the other takes longer than
-measuring them.
+torch keeps what it compiled on disk, where the measurements that follow find it: compiling one cell after the other
+    takes longer than measuring them.
 
     python benchmarks/gpu/compile_flex.py --op fwd,bwd --head-dims 64,128 --seqlens 8192,32768 --jobs 8
 """
@@ -28,8 +28,10 @@ def compile_cell(cell):
     from paper_gpu import FlexPeer, to_device
 
     label = f"{cell.op} {cell.label}"
-    inputs = [torch.randn((cell.batch, heads, cell.seqlen, cell.head_dim), dtype=torch.bfloat16, device="cuda")
-              for heads in (cell.heads, cell.heads_kv, cell.heads_kv, cell.heads)]
+    inputs = [
+        torch.randn((cell.batch, heads, cell.seqlen, cell.head_dim), dtype=torch.bfloat16, device="cuda")
+        for heads in (cell.heads, cell.heads_kv, cell.heads_kv, cell.heads)
+    ]
     mask_mod = flex_mask(cell.mask, cell.seqlen, to_device)
     try:
         if cell.op == "bwd":
@@ -57,9 +59,15 @@ def parse_arguments(words):
 
 def cells_of(arguments):
     shapes = itertools.product(arguments.seqlens, arguments.head_dims, arguments.op)
-    return [cell for seqlen, head_dim, op in shapes for cell in
-            paper.cells_of(argparse.Namespace(op=op, head_dim=head_dim, seqlen=seqlen, masks=arguments.masks,
-                                              heads_kv=arguments.heads_kv))]
+    return [
+        cell
+        for seqlen, head_dim, op in shapes
+        for cell in paper.cells_of(
+            argparse.Namespace(
+                op=op, head_dim=head_dim, seqlen=seqlen, masks=arguments.masks, heads_kv=arguments.heads_kv
+            )
+        )
+    ]
 
 
 def main(words=None):

@@ -28,8 +28,12 @@ from samples import middle, spread  # noqa: E402
 
 SEQLEN, HIDDEN = 8192, 4096
 MARK = "flashmask_mark"
-COUNTERS = {"cycles": "sm__cycles_elapsed.max", "instructions": "sm__inst_executed.sum", "dram_read": "dram__bytes_read.sum",
-            "dram_written": "dram__bytes_write.sum"}
+COUNTERS = {
+    "cycles": "sm__cycles_elapsed.max",
+    "instructions": "sm__inst_executed.sum",
+    "dram_read": "dram__bytes_read.sum",
+    "dram_written": "dram__bytes_write.sum",
+}
 # Mask: batch entries of the large cases, a few milliseconds each.
 MASKS = {"full": 2, "causal": 4, "causal_document": 8, "sliding_window": 8}
 FEW_MASKS = ("full", "causal_document")
@@ -77,8 +81,12 @@ def cases(ops=("fwd", "bwd")):
 def schedule(found, repetitions, libraries):
     """[(case, library)] in the order of measuring: libraries take turns, each first in every other repetition."""
     order = list(libraries)
-    return [(case, library) for case in found for n in range(repetitions)
-            for library in (order if n % 2 == 0 else order[::-1])]
+    return [
+        (case, library)
+        for case in found
+        for n in range(repetitions)
+        for library in (order if n % 2 == 0 else order[::-1])
+    ]
 
 
 # --- Nsight Compute ---------------------------------------------------------------------------------
@@ -89,16 +97,33 @@ def find_ncu():
 
 
 def ncu_words(ncu):
-    return [ncu, "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none",
-            "--profile-from-start", "off", "--metrics", ",".join(COUNTERS.values())]
+    return [
+        ncu,
+        "--csv",
+        "--page",
+        "raw",
+        "--print-units",
+        "base",
+        "--clock-control",
+        "none",
+        "--profile-from-start",
+        "off",
+        "--metrics",
+        ",".join(COUNTERS.values()),
+    ]
 
 
 def counted(output):
     """[(kernel, {counter: value})] in order, from ncu's CSV."""
     lines = [line for line in output.splitlines() if line.startswith('"')]
     rows = [row for row in csv.DictReader(lines) if row["ID"].isdigit()]
-    return [(row["Kernel Name"].split("(")[0],
-             {name: float(row[counter].replace(",", "")) for name, counter in COUNTERS.items()}) for row in rows]
+    return [
+        (
+            row["Kernel Name"].split("(")[0],
+            {name: float(row[counter].replace(",", "")) for name, counter in COUNTERS.items()},
+        )
+        for row in rows
+    ]
 
 
 def calls_of(kernels):
@@ -242,8 +267,10 @@ def by_kernel(calls):
     if any([name for name, _ in call] != names for call in calls):
         calls = [[("whole call", {"cycles": sum(c["cycles"] for _, c in call)})] for call in calls]
         names = ["whole call"]
-    return [(name, {counter: [call[n][1][counter] for call in calls] for counter in calls[0][n][1]})
-            for n, name in enumerate(names)]
+    return [
+        (name, {counter: [call[n][1][counter] for call in calls] for counter in calls[0][n][1]})
+        for n, name in enumerate(names)
+    ]
 
 
 def kernel_figures(name, counters):
@@ -269,8 +296,10 @@ def ratios_of(libraries):
     call = sum(k["cycles"] for k in new)
     if len(new) != len(old):
         return [{"kernel": "whole call", "ratio": call / sum(k["cycles"] for k in old), "share": 1.0}]
-    return [{"kernel": n["kernel"], "ratio": n["cycles"] / o["cycles"], "share": n["cycles"] / call}
-            for n, o in zip(new, old)]
+    return [
+        {"kernel": n["kernel"], "ratio": n["cycles"] / o["cycles"], "share": n["cycles"] / call}
+        for n, o in zip(new, old)
+    ]
 
 
 def grouped(found, libraries, repetitions, calls):
@@ -289,8 +318,10 @@ def report(figures):
         for kernel, ratio in zip(f["libraries"].get("new", []), f["ratios"] or [None] * 9):
             text = f"{label:36} {kernel['kernel']:52} {kernel['cycles'] / 1e6:8.3f} M cycles"
             if "instructions" in kernel:
-                text += (f", {kernel['instructions'] / 1e6:7.1f} M instructions, DRAM {kernel['dram_read'] / 1e9:.2f} "
-                         f"GB read, {kernel['dram_written'] / 1e9:.2f} GB written")
+                text += (
+                    f", {kernel['instructions'] / 1e6:7.1f} M instructions, DRAM {kernel['dram_read'] / 1e9:.2f} "
+                    f"GB read, {kernel['dram_written'] / 1e9:.2f} GB written"
+                )
             if ratio:
                 counts = ratio["share"] >= LEAST_SHARE
                 judged += [(ratio["ratio"], f"{label} {ratio['kernel']}")] if counts else []
@@ -301,16 +332,22 @@ def report(figures):
     if judged:
         mean = math.exp(sum(math.log(ratio) for ratio, _ in judged) / len(judged))
         worst, where = max(judged)
-        yield (f"new / old over {len(judged)} kernels and masks, below 1 is fewer cycles: geometric mean {mean:.4f}, "
-               f"worst {worst:.4f} ({where})")
+        yield (
+            f"new / old over {len(judged)} kernels and masks, below 1 is fewer cycles: geometric mean {mean:.4f}, "
+            f"worst {worst:.4f} ({where})"
+        )
 
 
 def add_arguments(parser):
     parser.add_argument("--op", type=lambda t: t.split(","), default=["fwd", "bwd"], help="fwd, bwd or both")
     parser.add_argument("--old", type=Path, help="another build of the library, to take turns with $FLASHMASK_LIBRARY")
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--way", choices=("auto", "ncu", "marks"), default="auto",
-                        help="auto: ncu where it may read the counters, else marks")
+    parser.add_argument(
+        "--way",
+        choices=("auto", "ncu", "marks"),
+        default="auto",
+        help="auto: ncu where it may read the counters, else marks",
+    )
     parser.add_argument("--seconds", type=float, default=500, help="the most that the measuring process may take")
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Torch tensors through the C interface: masks, plans, forward and backward calls for benchmarks and tests.
 
-FLASHMASK_LIBRARY names the shared library. Nothing here copies a tensor or synchronises, except executed_tiles of a call.
-Tensors are on a CUDA device, or all in host memory for the CPU backend.
+FLASHMASK_LIBRARY names the shared library. Nothing here copies a tensor or synchronises, except executed_tiles of a
+call. Tensors are on a CUDA device, or all in host memory for the CPU backend.
 """
 
 import ctypes as C
@@ -16,8 +16,15 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "python"))
 from flashmask import capi  # noqa: E402
 
-DTYPES = {torch.float32: capi.FLOAT32, torch.float64: capi.FLOAT64, torch.float16: capi.FLOAT16, torch.bfloat16: capi.BFLOAT16,
-          torch.int32: capi.INT32, torch.bool: capi.BOOL, torch.uint8: capi.UINT8}
+DTYPES = {
+    torch.float32: capi.FLOAT32,
+    torch.float64: capi.FLOAT64,
+    torch.float16: capi.FLOAT16,
+    torch.bfloat16: capi.BFLOAT16,
+    torch.int32: capi.INT32,
+    torch.bool: capi.BOOL,
+    torch.uint8: capi.UINT8,
+}
 
 lib = capi.load()
 lib.fm_plan_build.argtypes = [C.c_void_p, C.c_void_p, C.c_size_t, C.c_void_p]
@@ -73,7 +80,18 @@ class Mask:
     uint8 or int32 [batch or 1, heads, ceil(seqlen_q / 128), ceil(seqlen_k / 128)].
     """
 
-    def __init__(self, seqlen_q, seqlen_k, *, bounds=None, causal=False, window=None, q_offset=None, block_mask=None, device="cuda"):
+    def __init__(
+        self,
+        seqlen_q,
+        seqlen_k,
+        *,
+        bounds=None,
+        causal=False,
+        window=None,
+        q_offset=None,
+        block_mask=None,
+        device="cuda",
+    ):
         self.device = torch.device(device)
         self.tensors = {name: x for name, x in (("bounds", bounds), ("block_mask", block_mask)) if x is not None}
         fields = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "flags": capi.CAUSAL if causal else 0, **self.tensors}
@@ -174,15 +192,38 @@ class Forward:
 class Backward:
     """The gradients of one forward call (a Forward that has run), with their workspace: made once, run often.
 
-    dout [batch, seqlen_q, heads_q, d], dlse [batch, heads_q, seqlen_q] or None. plan and dense as in Forward. `like`: makes dq, dk and
-    dv from q, k and v; default contiguous.
+    dout [batch, seqlen_q, heads_q, d], dlse [batch, heads_q, seqlen_q] or None. plan and dense as in Forward. `like`:
+    makes dq, dk and dv from q, k and v; default contiguous.
     """
 
-    def __init__(self, forward, dout, dlse=None, *, plan=None, dense=None, scale=None, deterministic=False, count=False, max_ctas=0, like=torch.empty_like):
+    def __init__(
+        self,
+        forward,
+        dout,
+        dlse=None,
+        *,
+        plan=None,
+        dense=None,
+        scale=None,
+        deterministic=False,
+        count=False,
+        max_ctas=0,
+        like=torch.empty_like,
+    ):
         q, k, v, mask, *_ = forward.inputs
         self.inputs = (forward, dout, dlse, plan, dense)
         self.dq, self.dk, self.dv = (like(x) for x in (q, k, v))
-        fields = {"q": q, "k": k, "v": v, "out": forward.out, "lse": forward.lse, "dout": dout, "dq": self.dq, "dk": self.dk, "dv": self.dv}
+        fields = {
+            "q": q,
+            "k": k,
+            "v": v,
+            "out": forward.out,
+            "lse": forward.lse,
+            "dout": dout,
+            "dq": self.dq,
+            "dk": self.dk,
+            "dv": self.dv,
+        }
         if dlse is not None:
             fields["dlse"] = dlse
         if mask is not None and dense is None:

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the element mask costs: the same live tiles all marked partial against all marked full.
 
-The masks hide nothing, so both plans give the same bits; the kernel evaluates the band alone, one interval or two intervals
-for every element of a partial tile.
+The masks hide nothing, so both plans give the same bits; the kernel evaluates the band alone, one interval or two
+intervals for every element of a partial tile.
 """
 
 import torch
-
 from flashmask_torch import Forward, Mask, Plan
 from plan_layout import full_sections, live_sections, plan_layout
 from ran import case_of
@@ -22,10 +21,15 @@ def bounds(*values):
 
 
 def masks():
-    """Masks that hide nothing: a causal band beyond the last key, with no interval or an empty one, and two empty intervals."""
+    """Masks that hide nothing: a causal band beyond the last key, with no interval or an empty one, and two empty
+    intervals.
+    """
     far = {"causal": True, "q_offset": SEQLEN}
-    return {"band": Mask(SEQLEN, SEQLEN, **far), "one interval": Mask(SEQLEN, SEQLEN, bounds=bounds(SEQLEN), **far),
-            "two intervals": Mask(SEQLEN, SEQLEN, bounds=bounds(SEQLEN, SEQLEN, 0, 0))}
+    return {
+        "band": Mask(SEQLEN, SEQLEN, **far),
+        "one interval": Mask(SEQLEN, SEQLEN, bounds=bounds(SEQLEN), **far),
+        "two intervals": Mask(SEQLEN, SEQLEN, bounds=bounds(SEQLEN, SEQLEN, 0, 0)),
+    }
 
 
 def with_full_bits(plan, full):
@@ -41,13 +45,17 @@ def check_live(plan, name):
     layout = plan_layout(SEQLEN, SEQLEN)
     words = plan.buffer[layout.row_live_bits : layout.row_full_bits].cpu()
     if int(sum(bin(byte).count("1") for byte in words.tolist())) != layout.row_granules * layout.key_blocks:
-        raise RuntimeError(f"{name}: not every granule of a mask that hides nothing is live: plan_layout.py does not match the library's plan")
+        raise RuntimeError(
+            f"{name}: not every granule of a mask that hides nothing is live: plan_layout.py does not match the library's plan"
+        )
 
 
 def measure(mask, name, inputs, rounds):
     plan = Plan(mask)
     check_live(plan, name)
-    calls = {kind: Forward(*inputs, mask, plan=with_full_bits(plan, kind == "full")).run() for kind in ("full", "partial")}
+    calls = {
+        kind: Forward(*inputs, mask, plan=with_full_bits(plan, kind == "full")).run() for kind in ("full", "partial")
+    }
     if not torch.equal(calls["full"].out, calls["partial"].out):
         raise RuntimeError(f"{name}: the doctored plans give different results")
     samples = interleaved({kind: Contender(call.launch) for kind, call in calls.items()}, rounds)
@@ -64,13 +72,20 @@ def run(arguments, receipt, save, progress_type):
     progress, figures = progress_type([1] * 6), []
     for head_dim in HEAD_DIMS:
         heads = HIDDEN // head_dim
-        inputs = [torch.randn((TOKENS // SEQLEN, SEQLEN, heads, head_dim), dtype=torch.bfloat16, device="cuda") for _ in range(3)]
+        inputs = [
+            torch.randn((TOKENS // SEQLEN, SEQLEN, heads, head_dim), dtype=torch.bfloat16, device="cuda")
+            for _ in range(3)
+        ]
         for name, mask in masks().items():
             found = measure(mask, name, inputs, arguments.rounds)
-            figures.append({"mask": name, "head_dim": head_dim, "bar": BARS[name], "passed": found["cost"] <= BARS[name], **found})
+            figures.append(
+                {"mask": name, "head_dim": head_dim, "bar": BARS[name], "passed": found["cost"] <= BARS[name], **found}
+            )
             progress.step(1, f"{name} d={head_dim}")
     receipt["figures"]["maskcost"] = {"seqlen": SEQLEN, "cells": figures}
     save()
     for f in figures:
-        print(f"{'PASS' if f['passed'] else 'FAIL'}  d={f['head_dim']:3} {f['mask']:14} all full {f['full_ms']:.2f} ms, all partial {f['partial_ms']:.2f} ms: {f['cost']:+.1%} (bar {f['bar']:.0%})")
+        print(
+            f"{'PASS' if f['passed'] else 'FAIL'}  d={f['head_dim']:3} {f['mask']:14} all full {f['full_ms']:.2f} ms, all partial {f['partial_ms']:.2f} ms: {f['cost']:+.1%} (bar {f['bar']:.0%})"
+        )
     return all(f["passed"] for f in figures)

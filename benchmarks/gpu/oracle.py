@@ -55,7 +55,8 @@ def row_blocks(rows, heads_by_keys, elements=1 << 28):
 def errors(q, k, v, out, lse, visible, scale=None, rows=None):
     """Compares a call's results with float64 over `rows` (default all).
 
-    Returns {out: largest error [batch, heads], plain: the plain implementation's, lse: largest of |error| / max(1, |lse|),
+    Returns {out: largest error [batch, heads], plain: the plain implementation's, lse: largest of |error| / max(1,
+    |lse|),
     empty: whether rows that see nothing have out 0 and lse -inf, finite: whether nothing else is NaN or infinite}.
     """
     exact_products()
@@ -74,7 +75,11 @@ def errors(q, k, v, out, lse, visible, scale=None, rows=None):
         good[0] &= ((got == 0).all(-1) & (got_lse == float("-inf")))[blind].all()
         good[1] &= torch.isfinite(got).all() & torch.isfinite(got_lse[~blind]).all()
         off = ((got_lse - want_lse).abs() / want_lse.abs().clamp(min=1)).masked_fill(blind, 0)
-        for name, error in (("out", (got - want).abs().amax(-1)), ("plain", (plain.double() - want).abs().amax(-1)), ("lse", off)):
+        for name, error in (
+            ("out", (got - want).abs().amax(-1)),
+            ("plain", (plain.double() - want).abs().amax(-1)),
+            ("lse", off),
+        ):
             worst[name] = torch.maximum(worst[name], error.amax(-1))
     return {**worst, "empty": bool(good[0]), "finite": bool(good[1])}
 
@@ -112,7 +117,9 @@ def gradients(q, k, v, dout, dlse, visible, scale, given_out=None):
 
 
 def gradients_plain(q, k, v, dout, dlse, visible, scale):
-    """The same with scores, probabilities, dP and dS rounded to q's type and sums in float32, which the results are left in."""
+    """The same with scores, probabilities, dP and dS rounded to q's type and sums in float32, which the results are
+    left in.
+    """
     scores = ((q @ k.transpose(-1, -2)).float() * scale).masked_fill(~visible, float("-inf"))
     largest = scores.amax(-1, keepdim=True) if scores.shape[-1] else scores.new_zeros((*scores.shape[:-1], 1))
     weights = torch.exp(scores - torch.where(torch.isfinite(largest), largest, torch.zeros_like(largest)))
@@ -129,10 +136,11 @@ def of_key_heads(x, heads_kv):
 
 
 def gradient_errors(q, k, v, dout, dlse, out, found, visible, scale=None):
-    """Compares (dq, dk, dv) with float64: with the exact gradients, and with those for the rounded `out` that was handed over.
+    """Compares (dq, dk, dv) with float64: with the exact gradients, and with those for the rounded `out` that was
+    handed over.
 
-    Returns for each of them (largest error of ours, the smaller of the two; of the plain implementation), [batch, its heads].
-    docs/decisions/gradient-accuracy.md says why. `visible` as above; dlse may be None.
+    Returns for each of them (largest error of ours, the smaller of the two; of the plain implementation), [batch, its
+    heads]. docs/decisions/gradient-accuracy.md says why. `visible` as above; dlse may be None.
     """
     return gradient_errors_of(q, k, v, dout, dlse, out, [found], visible, scale)[0]
 
@@ -146,8 +154,12 @@ def gradient_errors_of(q, k, v, dout, dlse, out, calls, visible, scale=None):
     dlse = torch.zeros((q.shape[0], heads, q.shape[1]), device=q.device) if dlse is None else dlse
     q, dout, out = (x.transpose(1, 2) for x in (q, dout, out))
     k, v = heads_first(k, heads), heads_first(v, heads)
-    totals = Totals([[x.transpose(1, 2).double() for x in call] for call in calls], q, (k.shape[0], heads_kv, *k.shape[2:]))
-    for block in row_blocks(torch.arange(q.shape[2], device=q.device), q.shape[0] * heads * max(1, k.shape[2]), 1 << 26):
+    totals = Totals(
+        [[x.transpose(1, 2).double() for x in call] for call in calls], q, (k.shape[0], heads_kv, *k.shape[2:])
+    )
+    for block in row_blocks(
+        torch.arange(q.shape[2], device=q.device), q.shape[0] * heads * max(1, k.shape[2]), 1 << 26
+    ):
         of_rows = q[:, :, block], k, v, dout[:, :, block], dlse[:, :, block], visible(block), scale
         exact = gradients(*of_rows)
         totals.add(block, "exact", exact)
@@ -157,18 +169,28 @@ def gradient_errors_of(q, k, v, dout, dlse, out, calls, visible, scale=None):
 
 
 class Totals:
-    """What blocks of rows add up to: the largest errors of dq, and the sums dk and dv, of the exact gradients, of those for the given out and
-    of the plain implementation. `calls`: their gradients, heads first."""
+    """What blocks of rows add up to: the largest errors of dq, and the sums dk and dv, of the exact gradients, of those
+    for the given out and of the plain implementation. `calls`: their gradients, heads first.
+    """
 
     def __init__(self, calls, q, key_shape):
         self.calls, self.dtype = calls, q.dtype
-        self.dq = {name: [torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device) for _ in calls] for name in ("exact", "given")}
+        self.dq = {
+            name: [torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device) for _ in calls]
+            for name in ("exact", "given")
+        }
         self.plain_dq = torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
-        self.keys = {name: [torch.zeros(key_shape, dtype=torch.float64, device=q.device) for _ in range(2)] for name in ("exact", "given", "plain")}
+        self.keys = {
+            name: [torch.zeros(key_shape, dtype=torch.float64, device=q.device) for _ in range(2)]
+            for name in ("exact", "given", "plain")
+        }
 
     def add(self, block, name, expected):
         """`expected`: the gradients of the rows `block`."""
-        self.dq[name] = [torch.maximum(worst, largest(ours[0][:, :, block] - expected[0])) for worst, ours in zip(self.dq[name], self.calls)]
+        self.dq[name] = [
+            torch.maximum(worst, largest(ours[0][:, :, block] - expected[0]))
+            for worst, ours in zip(self.dq[name], self.calls)
+        ]
         self.add_keys(name, expected)
 
     def add_plain(self, plain, exact):

@@ -18,8 +18,10 @@ from samples import middle, ratio_figures, spread, time_figures
 TOKENS, HIDDEN = 128 * 1024, 4096
 # Of both directions; matmul is no peer: one 8192^3 bfloat16 product, whose TFLOP/s say how warm the card was.
 OTHERS = ("flashmask_v3", "fa3", "flex", "cudnn")
-CONTENDERS = {"fwd": ("ours", "plan", *OTHERS, "dense", "plain", "matmul"),
-              "bwd": ("ours", "plan", "deterministic", *OTHERS, "matmul")}
+CONTENDERS = {
+    "fwd": ("ours", "plan", *OTHERS, "dense", "plain", "matmul"),
+    "bwd": ("ours", "plan", "deterministic", *OTHERS, "matmul"),
+}
 ON_REQUEST = ("fa2",)
 NO_PEERS = ("ours", "plan", "matmul")
 PRODUCTS = {"fwd": 2, "bwd": 5}  # of matrices, each 2 B H S^2 d over what is visible
@@ -65,8 +67,12 @@ class Cell:
 
 def peer_figures(samples, name, record):
     theirs, ours = samples[name], samples["ours"]
-    return {**time_figures(theirs), **ratio_figures("ratio", theirs, ours),
-            **ratio_figures("ratio_with_plan", theirs, ours, samples["plan"]), **record.get(name, {})}
+    return {
+        **time_figures(theirs),
+        **ratio_figures("ratio", theirs, ours),
+        **ratio_figures("ratio_with_plan", theirs, ours, samples["plan"]),
+        **record.get(name, {}),
+    }
 
 
 def matmul_figures(values):
@@ -80,18 +86,39 @@ def case_of_samples(cell, samples, record, error, left_out, kernels):
     spreads = {f"{name}_ms_spread": spread(samples[name]) for name in ("plan", "ours")}
     modes = (False, True) if "deterministic" in samples else (False,)
     peers = {name: peer_figures(samples, name, record) for name in samples if name not in NO_PEERS}
-    found = {**cell.case(), **times, **spreads, "ours_tflops": cell.tflops(times["ours_ms"]),
-             "kernel_hashes": kernels.of(cell.case(), modes), "error": error, "peers": peers, "left_out": left_out}
+    found = {
+        **cell.case(),
+        **times,
+        **spreads,
+        "ours_tflops": cell.tflops(times["ours_ms"]),
+        "kernel_hashes": kernels.of(cell.case(), modes),
+        "error": error,
+        "peers": peers,
+        "left_out": left_out,
+    }
     return {**found, "matmul": matmul_figures(samples["matmul"])} if "matmul" in samples else found
 
 
 class DryCell:
     """Invented times, to try the driver without a GPU; such a receipt is refused by everything that reads receipts."""
 
-    FACTORS = {"ours": 1.0, "plan": 0.01, "deterministic": 1.05, "flashmask_v3": 1.15, "fa3": 1.02, "fa2": 1.9,
-               "flex": 1.6, "cudnn": 1.1, "dense": 5.0, "plain": 20.0}
-    SOME_MASKS = {"cudnn": ("full", "causal"), "fa2": ("full", "causal"),
-                  "fa3": ("full", "causal", "document", "causal_document")}
+    FACTORS = {
+        "ours": 1.0,
+        "plan": 0.01,
+        "deterministic": 1.05,
+        "flashmask_v3": 1.15,
+        "fa3": 1.02,
+        "fa2": 1.9,
+        "flex": 1.6,
+        "cudnn": 1.1,
+        "dense": 5.0,
+        "plain": 20.0,
+    }
+    SOME_MASKS = {
+        "cudnn": ("full", "causal"),
+        "fa2": ("full", "causal"),
+        "fa3": ("full", "causal", "document", "causal_document"),
+    }
 
     def __init__(self, cell, arguments):
         self.cell, self.contenders, self.rounds = cell, arguments.contenders, arguments.rounds
@@ -108,8 +135,11 @@ class DryCell:
         return self.cell.flop / 6e11 * self.FACTORS[name]
 
     def samples(self):
-        names = [n for n in self.contenders
-                 if n not in self.left_out and self.cell.mask in self.SOME_MASKS.get(n, [self.cell.mask])]
+        names = [
+            n
+            for n in self.contenders
+            if n not in self.left_out and self.cell.mask in self.SOME_MASKS.get(n, [self.cell.mask])
+        ]
         times = {n: [self.base_ms(n) * (1 + 0.01 * k) for k in range(self.rounds)] for n in names}
         return times, {"flex": {"block_mask_ms": 1.0}}
 
@@ -147,8 +177,11 @@ def cells_of(arguments):
     """Those asked for; by default every mask with as many key heads as query heads, then some with grouped ones."""
     heads = HIDDEN // arguments.head_dim
     heads_kv = arguments.heads_kv or ((heads,) if arguments.masks else (heads, GROUPED_HEADS_KV))
-    return [Cell(mask, arguments.seqlen, arguments.head_dim, arguments.op, n) for n in heads_kv
-            for mask in arguments.masks or (paper_masks.NAMES if n == heads else GROUPED_MASKS)]
+    return [
+        Cell(mask, arguments.seqlen, arguments.head_dim, arguments.op, n)
+        for n in heads_kv
+        for mask in arguments.masks or (paper_masks.NAMES if n == heads else GROUPED_MASKS)
+    ]
 
 
 def run(arguments, receipt, save, progress_type):
@@ -197,14 +230,24 @@ def numbers(text):
 def add_arguments(parser):
     parser.add_argument("--op", choices=tuple(CONTENDERS), default="fwd", help="the forward or the backward pass")
     parser.add_argument("--head-dim", type=int, default=128, help="one that the library has kernels of")
-    parser.add_argument("--seqlen", type=int, default=8192, help="8192, 32768 or 131072; any multiple of 128 that divides 131072")
+    parser.add_argument(
+        "--seqlen", type=int, default=8192, help="8192, 32768 or 131072; any multiple of 128 that divides 131072"
+    )
     parser.add_argument("--masks", type=names, help="comma-separated; default: all")
-    parser.add_argument("--heads-kv", type=numbers, help="comma-separated; default: as many as query heads and, unless "
-                        f"--masks is given, {GROUPED_HEADS_KV} for {','.join(GROUPED_MASKS)}")
+    parser.add_argument(
+        "--heads-kv",
+        type=numbers,
+        help="comma-separated; default: as many as query heads and, unless "
+        f"--masks is given, {GROUPED_HEADS_KV} for {','.join(GROUPED_MASKS)}",
+    )
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--contenders", type=names, help="comma-separated; ours and plan always run; default: "
-                        + "; ".join(f"{op} {','.join(found)}" for op, found in CONTENDERS.items())
-                        + f"; on request: {','.join(ON_REQUEST)}")
+    parser.add_argument(
+        "--contenders",
+        type=names,
+        help="comma-separated; ours and plan always run; default: "
+        + "; ".join(f"{op} {','.join(found)}" for op, found in CONTENDERS.items())
+        + f"; on request: {','.join(ON_REQUEST)}",
+    )
     parser.add_argument("--target-ms", type=float, default=30.0, help="what one measurement should take")
 
 

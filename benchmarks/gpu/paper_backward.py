@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One cell of the paper's kernel benchmark, backward, on the GPU: gradients of the forward cell's call, checked against float64."""
-
-import torch
-import torch._functorch.config
+"""One cell of the paper's kernel benchmark, backward, on the GPU: gradients of the forward cell's call, checked against
+float64.
+"""
 
 import oracle
+import torch
+import torch._functorch.config
 import turn
 from flashmask_torch import Backward
 from paper_gpu import FlexPeer, GpuCell, refusals_of, sdpa_call
@@ -91,7 +92,10 @@ class GpuBackwardCell(GpuCell):
     def peer_tensors(self):
         """((q, k, v) that want gradients, dout), as [batch, heads, seqlen, d] contiguous."""
         if not hasattr(self, "backward_inputs"):
-            self.backward_inputs = [x.requires_grad_() for x in self.heads_first()], self.dout.transpose(1, 2).contiguous()
+            self.backward_inputs = (
+                [x.requires_grad_() for x in self.heads_first()],
+                self.dout.transpose(1, 2).contiguous(),
+            )
         return self.backward_inputs
 
     def peer_gradients(self):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One cell of the paper's kernel benchmark, forward, on the GPU: its inputs, its contenders, its check against float64."""
+"""One cell of the paper's kernel benchmark, forward, on the GPU: its inputs, its contenders, its check against
+float64.
+"""
 
 import contextlib
 import functools
@@ -7,17 +9,16 @@ import time
 import zlib
 from statistics import median
 
-import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
 import oracle
+import torch
 import turn
 from flashmask_torch import Forward, Mask, Plan
 from flex_masks import flex_mask
 from paper import MATMUL_SIZE
 from peers import LeftOut, fa3, flashmask_v3
 from timing import Contender, graph_of, interleaved
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 PLANS_IN_GRAPH = 10
 AGREEMENT = 0.02  # of the norm
@@ -156,7 +157,9 @@ class GpuCell:
         """Ours on one random batch entry and key head against float64, with the mask_mod as the rule."""
         self.ours.poison().run()
         if not (torch.isfinite(self.ours.out).all() and torch.isfinite(self.ours.lse).all()):
-            raise AssertionError("out or lse has a NaN or an infinity; every row of these masks sees itself or its window")
+            raise AssertionError(
+                "out or lse has a NaN or an infinity; every row of these masks sees itself or its window"
+            )
         b, head = self.picked()
         q, k, v, out = (self.of_key_head(x, b, head) for x in (self.q, self.k, self.v, self.ours.out))
         lse = self.of_key_head(self.ours.lse.transpose(1, 2), b, head).transpose(1, 2)
@@ -166,15 +169,28 @@ class GpuCell:
             raise AssertionError("; ".join(wrong))
         worst = int((found["out"] / (2 * found["plain"] + oracle.FINITE_SLACK)).argmax())
         out_error, plain_error = (float(found[name].flatten()[worst]) for name in ("out", "plain"))
-        return {"batch_entry": b, "key_head": head, "out": out_error, "plain": plain_error,
-                "allowed": 2 * plain_error + oracle.FINITE_SLACK, "lse": float(found["lse"].max())}
+        return {
+            "batch_entry": b,
+            "key_head": head,
+            "out": out_error,
+            "plain": plain_error,
+            "allowed": 2 * plain_error + oracle.FINITE_SLACK,
+            "lse": float(found["lse"].max()),
+        }
 
     # --- Contenders: each adder gives a checked Contender, or None where the cell is none of its --------
 
     def adders(self):
-        return {"flashmask_v3": self.add_flashmask_v3, "fa3": self.add_fa3, "flex": self.add_flex,
-                "cudnn": lambda: self.add_sdpa("cudnn"), "fa2": lambda: self.add_sdpa("fa2"), "dense": self.add_dense,
-                "plain": self.add_plain, "matmul": self.add_matmul}
+        return {
+            "flashmask_v3": self.add_flashmask_v3,
+            "fa3": self.add_fa3,
+            "flex": self.add_flex,
+            "cudnn": lambda: self.add_sdpa("cudnn"),
+            "fa2": lambda: self.add_sdpa("fa2"),
+            "dense": self.add_dense,
+            "plain": self.add_plain,
+            "matmul": self.add_matmul,
+        }
 
     def add_all(self, contenders):
         for name, add in self.adders().items():
@@ -235,7 +251,10 @@ class GpuCell:
         visible = dense_matrix(self.visible, self.cell.seqlen)
         additive = torch.zeros_like(visible, dtype=torch.bfloat16).masked_fill_(~visible, float("-inf"))
         scale = self.cell.batch * self.cell.heads / PLAIN_HEADS
-        self.record["plain"] = {"measured": f"{PLAIN_HEADS} heads of one batch element; the time is that times {scale:g}", "scale": scale}
+        self.record["plain"] = {
+            "measured": f"{PLAIN_HEADS} heads of one batch element; the time is that times {scale:g}",
+            "scale": scale,
+        }
         return Contender(plain_call(q, k, v, additive), scale=scale)
 
     def add_matmul(self):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the bits of granules (64 rows x 128 keys) lie in a plan's buffer: PlanLayout of include/flashmask/plan.h in Python.
+"""Where the bits of granules (64 rows x 128 keys) lie in a plan's buffer: PlanLayout of include/flashmask/plan.h in
+Python.
 
 A test compares it with plans that the library builds. What a plan holds after these four sections does not matter here.
 """
@@ -36,8 +37,18 @@ def plan_layout(seqlen_q, seqlen_k, batch=1, heads=1):
     per_row, per_key = ceil_div(keys, 64), ceil_div(rows, 64)
     by_rows, by_keys = 8 * masks * rows * per_row, 8 * masks * keys * per_key
     begin = HEADER.size
-    return PlanLayout(masks, rows, keys, per_row, per_key, begin, begin + by_rows, begin + 2 * by_rows, begin + 2 * by_rows + by_keys,
-                      begin + 2 * (by_rows + by_keys))
+    return PlanLayout(
+        masks,
+        rows,
+        keys,
+        per_row,
+        per_key,
+        begin,
+        begin + by_rows,
+        begin + 2 * by_rows,
+        begin + 2 * by_rows + by_keys,
+        begin + 2 * (by_rows + by_keys),
+    )
 
 
 def full_sections(layout):

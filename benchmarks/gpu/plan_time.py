@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planner's time: twelve masks at 8K (one mask, and sixteen different ones), 32K and 128K, by events around back-to-back
-calls (with the host's side of a call) and by replaying a graph (the kernels alone)."""
+"""The planner's time: twelve masks at 8K (one mask, and sixteen different ones), 32K and 128K, by events around
+back-to-back calls (with the host's side of a call) and by replaying a graph (the kernels alone).
+"""
 
 import numpy as np
-
 import paper_masks
 from flashmask_torch import Mask, Plan
 from paper_gpu import to_device
@@ -27,8 +27,17 @@ def measure(name, seqlen, batch, rounds):
     plan = Plan(mask_of(name, seqlen, batch))
     replay = graph_of(plan.build, IN_GRAPH)
     plan.build()
-    samples = interleaved({"events": Contender(plan.launch), "graph": Contender(replay, calls=IN_GRAPH)}, rounds, target_ms=5.0)
-    return {"mask": name, "seqlen": seqlen, "batch": batch, "bytes": plan.buffer.numel(), "events_us": middle(samples["events"]) * 1e3, "graph_us": middle(samples["graph"]) * 1e3}
+    samples = interleaved(
+        {"events": Contender(plan.launch), "graph": Contender(replay, calls=IN_GRAPH)}, rounds, target_ms=5.0
+    )
+    return {
+        "mask": name,
+        "seqlen": seqlen,
+        "batch": batch,
+        "bytes": plan.buffer.numel(),
+        "events_us": middle(samples["events"]) * 1e3,
+        "graph_us": middle(samples["graph"]) * 1e3,
+    }
 
 
 def kernel_hashes(arguments):

@@ -10,8 +10,17 @@ import receipts  # noqa: E402
 
 def case_of(op, head_dim, seqlen, batch, heads, heads_kv=None, mask="full", dtype="bfloat16"):
     """A case as receipts have it, as far as it decides which kernels run."""
-    return {"op": op, "mask": mask, "head_dim": head_dim, "head_dim_v": head_dim, "seqlen": seqlen, "batch": batch,
-            "heads": heads, "heads_kv": heads_kv or heads, "dtype": dtype}
+    return {
+        "op": op,
+        "mask": mask,
+        "head_dim": head_dim,
+        "head_dim_v": head_dim,
+        "seqlen": seqlen,
+        "batch": batch,
+        "heads": heads,
+        "heads_kv": heads_kv or heads,
+        "dtype": dtype,
+    }
 
 
 class Kernels(receipts.Library):

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The paper's benchmark (bench.py paper), several slices at once: one measures while the others trace and compile FlexAttention.
+"""The paper's benchmark (bench.py paper), several slices at once: one measures while the others trace and compile
+FlexAttention.
 
     python benchmarks/gpu/slices.py --slices fwd:128:8192,fwd:128:32768,bwd:64:8192 --jobs 3
 
-Each slice is a process of its own with the receipt that `bench.py paper` writes. Only one of them uses the GPU at a time (turn.py).
+Each slice is a process of its own with the receipt that `bench.py paper` writes. Only one of them uses the GPU at a
+time (turn.py).
 """
 
 import argparse
@@ -48,15 +50,17 @@ def slices_of(text):
 
 def parse_arguments(words):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--slices", type=slices_of, required=True,
-                        help=f"comma-separated, each {FORMS}")
-    parser.add_argument("--jobs", type=int, default=3,
-                        help="slices at once; each holds one cell's tensors, up to 45 GiB")
+    parser.add_argument("--slices", type=slices_of, required=True, help=f"comma-separated, each {FORMS}")
+    parser.add_argument(
+        "--jobs", type=int, default=3, help="slices at once; each holds one cell's tensors, up to 45 GiB"
+    )
     return parser.parse_known_args(words)
 
 
 def run(slices, jobs):
-    """The worst exit status. A process that died may have died with the turn: then nobody else gets it, and all are ended."""
+    """The worst exit status. A process that died may have died with the turn: then nobody else gets it, and all are
+    ended.
+    """
     context = multiprocessing.get_context("spawn")
     semaphore, waiting, running, worst = context.Semaphore(1), list(slices), {}, 0
     while waiting or running:

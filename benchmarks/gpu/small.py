@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wall time of 1,000 back-to-back calls on a small problem with a ready plan: what the host's side of a call costs.
 
-With --op bwd a call is the forward and its backward. PyTorch's contenders go through its autograd; ours are the C interface's two calls and,
-where the operators are (FLASHMASK_TORCH_LIBRARY or build/gpu-carry/libflashmask_torch.so), the PyTorch package's, through autograd, too.
+With --op bwd a call is the forward and its backward. PyTorch's contenders go through its autograd; ours are the C
+interface's two calls and, where the operators are (FLASHMASK_TORCH_LIBRARY or build/gpu-carry/libflashmask_torch.so),
+the PyTorch package's, through autograd, too.
 """
 
 import contextlib
@@ -10,15 +11,14 @@ import os
 import random
 import time
 
-import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-
 import paper_masks
+import torch
 from flashmask_torch import ROOT, Backward, Forward, Plan
 from flex_masks import flex_mask
 from paper_gpu import FlexPeer, device_mask, to_device
 from ran import case_of
 from samples import middle, ratio, spread
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 BATCH, HEADS, SEQLEN, CALLS = 1, 8, 2048, 1000
 MASKS, HEAD_DIMS = ("causal", "causal_document"), (128, 64)
@@ -61,6 +61,7 @@ def contenders_of(mask_name, head_dim):
 
 def with_gradients(forward, inputs, dout):
     """A call of `forward`, which takes no arguments and gives out, and of its backward."""
+
     def call():
         return torch.autograd.grad(forward(), inputs, dout)
 
@@ -83,7 +84,9 @@ def front(mask_name, inputs):
 def both_contenders_of(mask_name, head_dim):
     """As contenders_of, of forward and backward."""
     torch.manual_seed(head_dim)
-    q, k, v, dout = (torch.randn((BATCH, SEQLEN, HEADS, head_dim), dtype=torch.bfloat16, device="cuda") for _ in range(4))
+    q, k, v, dout = (
+        torch.randn((BATCH, SEQLEN, HEADS, head_dim), dtype=torch.bfloat16, device="cuda") for _ in range(4)
+    )
     mask = device_mask(*paper_masks.paper_mask(mask_name, SEQLEN), SEQLEN)
     plan = Plan(mask)
     forward = Forward(q, k, v, mask, plan=plan).run()
@@ -93,9 +96,15 @@ def both_contenders_of(mask_name, head_dim):
     inputs = [x.clone().requires_grad_() for x in (q, k, v)]
     if ours := front(mask_name, inputs):
         found["ours_in_pytorch"] = (with_gradients(ours, inputs, dout), plain)
-    first, of_first = [x.transpose(1, 2).contiguous().requires_grad_() for x in (q, k, v)], dout.transpose(1, 2).contiguous()
+    first, of_first = (
+        [x.transpose(1, 2).contiguous().requires_grad_() for x in (q, k, v)],
+        dout.transpose(1, 2).contiguous(),
+    )
     if mask_name == "causal":
-        found["cudnn"] = (with_gradients(sdpa(*first), first, of_first), lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION))
+        found["cudnn"] = (
+            with_gradients(sdpa(*first), first, of_first),
+            lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION),
+        )
     found["flex"] = (with_gradients(FlexPeer(*first, flex_mask(mask_name, SEQLEN, to_device)), first, of_first), plain)
     return found
 
@@ -113,15 +122,20 @@ def measured(contenders, rounds):
 
 
 def figures_of(mask, head_dim, samples):
-    return {"mask": mask, "head_dim": head_dim, "us": {n: middle(s) * 1e3 for n, s in samples.items()},
-            "us_spread": {n: [x * 1e3 for x in spread(s)] for n, s in samples.items()},
-            "ours_over": {n: ratio(samples["ours"], s) for n, s in samples.items() if n != "ours"}}
+    return {
+        "mask": mask,
+        "head_dim": head_dim,
+        "us": {n: middle(s) * 1e3 for n, s in samples.items()},
+        "us_spread": {n: [x * 1e3 for x in spread(s)] for n, s in samples.items()},
+        "ours_over": {n: ratio(samples["ours"], s) for n, s in samples.items() if n != "ours"},
+    }
 
 
 def kernel_hashes(arguments):
     ops = ("fwd", "bwd") if arguments.op == "bwd" else ("fwd",)
-    return arguments.kernels.of_all([case_of(op, d, SEQLEN, BATCH, HEADS, mask=mask)
-                                     for op in ops for d in HEAD_DIMS for mask in MASKS])
+    return arguments.kernels.of_all(
+        [case_of(op, d, SEQLEN, BATCH, HEADS, mask=mask) for op in ops for d in HEAD_DIMS for mask in MASKS]
+    )
 
 
 def run(arguments, receipt, save, progress_type):
@@ -133,7 +147,14 @@ def run(arguments, receipt, save, progress_type):
             contenders = (both_contenders_of if both else contenders_of)(mask, head_dim)
             figures.append(figures_of(mask, head_dim, measured(contenders, arguments.rounds)))
             progress.step(1, f"{mask} d={head_dim}")
-    receipt["figures"]["small"] = {"batch": BATCH, "heads": HEADS, "seqlen": SEQLEN, "calls": CALLS, "op": arguments.op, "cells": figures}
+    receipt["figures"]["small"] = {
+        "batch": BATCH,
+        "heads": HEADS,
+        "seqlen": SEQLEN,
+        "calls": CALLS,
+        "op": arguments.op,
+        "cells": figures,
+    }
     save()
     return report(figures, BARS[arguments.op])
 
@@ -146,5 +167,7 @@ def report(figures, bars):
         peer, bar = bars.get(f["mask"], (None, None))
         good = peer is None or f["ours_over"][peer] <= bar
         passed &= good
-        print(f"{('PASS' if good else 'FAIL') if peer else '    '}  {f['mask']:16} d={f['head_dim']:3}: {words}; {over}{f' (bar {bar} of {peer})' if peer else ''}")
+        print(
+            f"{('PASS' if good else 'FAIL') if peer else '    '}  {f['mask']:16} d={f['head_dim']:3}: {words}; {over}{f' (bar {bar} of {peer})' if peer else ''}"
+        )
     return passed

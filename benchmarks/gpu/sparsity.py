@@ -4,9 +4,8 @@
 import random
 import time
 
-import torch
-
 import receipts
+import torch
 from flashmask_torch import Forward, Plan
 from paper_gpu import device_mask
 from ran import case_of
@@ -43,8 +42,15 @@ def measured(masks, calls, rounds, progress):
 
 def fit(points, full_ms):
     intercept, slope, r2 = line_fit([p["live"] for p in points], [p["ms"] for p in points])
-    return {"intercept_ms": intercept, "slope_ms": slope, "r2": r2, "intercept_share": intercept / full_ms, "samples": len(points),
-            "buckets": len({bucket_of(1 - p["live"]) for p in points}), "passed": r2 >= R2_BAR and intercept / full_ms <= INTERCEPT_BAR}
+    return {
+        "intercept_ms": intercept,
+        "slope_ms": slope,
+        "r2": r2,
+        "intercept_share": intercept / full_ms,
+        "samples": len(points),
+        "buckets": len({bucket_of(1 - p["live"]) for p in points}),
+        "passed": r2 >= R2_BAR and intercept / full_ms <= INTERCEPT_BAR,
+    }
 
 
 def kernel_hashes(arguments):
@@ -64,13 +70,25 @@ def run(arguments, receipt, save, progress_type):
     calls = [call_of(inputs, out, mask) for mask in [*masks, full]]
     times = measured([*masks, full], calls, rounds, progress)
     points = [{"kind": mask["kind"], "live": mask["live"], "ms": ms} for mask, ms in zip(masks, times)]
-    fits = {kind: fit([p for p in points if p["kind"] == kind], times[-1]) for kind in KINDS} | {"all": fit(points, times[-1])}
-    receipt["figures"]["sparsity"] = {"seqlen": SEQLEN, "head_dim": HEAD_DIM, "batch": BATCH, "heads": HEADS, "full_ms": times[-1], "fits": fits, "points": points}
+    fits = {kind: fit([p for p in points if p["kind"] == kind], times[-1]) for kind in KINDS} | {
+        "all": fit(points, times[-1])
+    }
+    receipt["figures"]["sparsity"] = {
+        "seqlen": SEQLEN,
+        "head_dim": HEAD_DIM,
+        "batch": BATCH,
+        "heads": HEADS,
+        "full_ms": times[-1],
+        "fits": fits,
+        "points": points,
+    }
     save()
     draw(receipt)
     for kind, f in fits.items():
-        print(f"{'PASS' if f['passed'] else 'FAIL'}  {kind:16} {f['samples']:4} samples in {f['buckets']:2} buckets: R2 {f['r2']:.4f} (bar {R2_BAR}), at zero work "
-              f"{f['intercept_share']:+.2%} of the full mask's {times[-1]:.2f} ms (bar {INTERCEPT_BAR:.0%})")
+        print(
+            f"{'PASS' if f['passed'] else 'FAIL'}  {kind:16} {f['samples']:4} samples in {f['buckets']:2} buckets: R2 {f['r2']:.4f} (bar {R2_BAR}), at zero work "
+            f"{f['intercept_share']:+.2%} of the full mask's {times[-1]:.2f} ms (bar {INTERCEPT_BAR:.0%})"
+        )
     return all(f["passed"] for f in fits.values())
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time on a GPU: contenders in an order shuffled anew each round, CUDA events around as many calls as fill a measurement.
+"""Time on a GPU: contenders in an order shuffled anew each round, CUDA events around as many calls as fill a
+measurement.
 
 The card's power state carries over from one kernel to the next, so a fixed order would favour whoever follows a light
 kernel; and each measurement begins with an untimed call of its own, which also hides the first launch.
@@ -37,7 +38,9 @@ def repeats_for(call, target_ms):
 
 
 class Contender:
-    """`call` enqueues work that counts as `calls` of what is named; `scale` multiplies its time (a part standing for all)."""
+    """`call` enqueues work that counts as `calls` of what is named; `scale` multiplies its time (a part standing for
+    all).
+    """
 
     def __init__(self, call, calls=1, scale=1.0, **record):
         self.call, self.calls, self.scale, self.record = call, calls, scale, record
@@ -85,8 +88,13 @@ def card_state():
     """Clocks, temperature and power as nvidia-smi reads them; None where it does not answer."""
     names = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw")
     try:
-        line = subprocess.run(["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits", "-i", "0"], capture_output=True, text=True, timeout=20,
-                              check=True).stdout.split("\n")[0]
+        line = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits", "-i", "0"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        ).stdout.split("\n")[0]
         return dict(zip(("sm_mhz", "memory_mhz", "celsius", "watts"), (float(x) for x in line.split(","))))
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
@@ -101,12 +109,19 @@ def command_line(words):
 
 def environment():
     """Device, its multiprocessors, driver, toolkit and torch, for a receipt."""
-    driver = command_line(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0"]).split("\n")[0]
+    driver = command_line(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0"]).split("\n")[
+        0
+    ]
     release = [line for line in command_line(["nvcc", "--version"]).split("\n") if "release" in line]
     toolkit = release[0].split("release")[1].split(",")[0].strip() if release else f"torch's {torch.version.cuda}"
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-    return {"device": torch.cuda.get_device_name(), "multiprocessors": multiprocessors, "driver": driver or "unknown",
-            "toolkit": toolkit, "torch": torch.__version__}
+    return {
+        "device": torch.cuda.get_device_name(),
+        "multiprocessors": multiprocessors,
+        "driver": driver or "unknown",
+        "toolkit": toolkit,
+        "torch": torch.__version__,
+    }
 
 
 class Progress:
@@ -118,4 +133,8 @@ class Progress:
     def step(self, weight, text):
         self.done += weight
         spent, share = time.monotonic() - self.begin, self.done / self.total
-        print(f"[{share:4.0%} {spent:5.0f} s, {spent * (1 - share) / share:4.0f} s left] {text}", file=sys.stderr, flush=True)
+        print(
+            f"[{share:4.0%} {spent:5.0f} s, {spent * (1 - share) / share:4.0f} s left] {text}",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose turn it is on the GPU, where several processes measure: one runs on it while others trace and compile.
 
-A process that shares nothing always has the turn. One that calls share() has it but within given_up(): what torch.compile makes there runs
-when the turn is back.
+A process that shares nothing always has the turn. One that calls share() has it but within given_up(): what
+torch.compile makes there runs when the turn is back.
 """
 
 import contextlib
@@ -14,7 +14,9 @@ _semaphore, _has_turn = None, True
 
 
 def share(semaphore):
-    """Takes turns with the other processes that share this multiprocessing semaphore, whose value is 1, from now on. Waits for the first."""
+    """Takes turns with the other processes that share this multiprocessing semaphore, whose value is 1, from now on.
+    Waits for the first.
+    """
     global _semaphore, _has_turn
     from torch._inductor.output_code import CompiledFxGraph
 
@@ -47,7 +49,9 @@ def given_up():
     try:
         yield
         if not _has_turn:
-            raise RuntimeError("what was compiled ran without the turn: this torch runs its graphs in another way than turn.py knows")
+            raise RuntimeError(
+                "what was compiled ran without the turn: this torch runs its graphs in another way than turn.py knows"
+            )
     finally:
         take()
 

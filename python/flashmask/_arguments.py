@@ -107,8 +107,9 @@ def _window_side(name, value, side):
         try:
             side = _as_int(name, side)
         except TypeError:
-            raise TypeError(f"{name} is {given(value)}; it must be an int or (left, right), "
-                            "ints of at least 0, or -1 for open") from None
+            raise TypeError(
+                f"{name} is {given(value)}; it must be an int or (left, right), ints of at least 0, or -1 for open"
+            ) from None
     if side < -1:
         raise ValueError(f"{name} is {value}; each side must be at least 0, or -1 for open")
     return -1 if side >= UNBOUNDED else side
@@ -176,8 +177,9 @@ def check_one_device(**tensors):
     there = [(name, x.device) for name, x in tensors.items() if x is not None]
     for name, device in there:
         if device != there[0][1]:
-            raise ValueError(f"{name} is on {device} and {there[0][0]} on {there[0][1]}; "
-                             "all tensors of a call must be on one device")
+            raise ValueError(
+                f"{name} is on {device} and {there[0][0]} on {there[0][1]}; all tensors of a call must be on one device"
+            )
 
 
 # --- What host tensors hold ---------------------------------------------------------------------------

@@ -110,7 +110,8 @@ def tile_count(mask):
 class Raster(NamedTuple):
     """One batch entry and head of a mask in cells, [row cells, key cells] each, in host memory.
 
-    visible and elements are counts. whole and skipped say that the cell's 128 x 128 tile is full or empty, or all tiles of a larger cell are.
+    visible and elements are counts. whole and skipped say that the cell's 128 x 128 tile is full or empty, or all tiles
+    of a larger cell are.
     """
 
     visible: torch.Tensor
@@ -127,13 +128,19 @@ def raster(mask, batch, head, side):
     whole, skipped = visible == elements, visible == 0
     if side < TILE:
         in_tile, tile = _pooled(mask, TILE, TILE)
-        whole, skipped = (x.repeat_interleave(TILE // side, 0).repeat_interleave(TILE // side, 1)[: visible.shape[0], : visible.shape[1]]
-                          for x in (in_tile == tile, in_tile == 0))
+        whole, skipped = (
+            x.repeat_interleave(TILE // side, 0).repeat_interleave(TILE // side, 1)[
+                : visible.shape[0], : visible.shape[1]
+            ]
+            for x in (in_tile == tile, in_tile == 0)
+        )
     return Raster(*(x.cpu() for x in (visible, elements, whole, skipped)))
 
 
 def _pooled(mask, fine, side):
-    """Visible and all elements of cells of side x side, of a mask of one batch entry and head, added up from tiles of fine x fine."""
+    """Visible and all elements of cells of side x side, of a mask of one batch entry and head, added up from tiles of
+    fine x fine.
+    """
     elements = _areas(mask, side, side, 0, _tiles(mask.seqlen_k, side))
     visible = torch.zeros_like(elements)
     for first, last in _key_chunks(mask, fine, fine):
@@ -169,8 +176,10 @@ def sampled_cells(mask, batch, head, side, most):
         own = row_sizes[:, None] - _hidden_counts(mask, rows, columns, each, count)
         own = (own * _kept(mask, rows, len(row_sizes), columns // TILE))[0, 0]
         at = torch.arange(len(row_sizes), device=mask.device)[:, None] * rows // side, cell[None, :]
-        visible, elements = (own.new_zeros(_tiles(mask.seqlen_q, side), cells).index_put_(at, x, accumulate=True)
-                             for x in (own, row_sizes[:, None].expand_as(own)))
+        visible, elements = (
+            own.new_zeros(_tiles(mask.seqlen_q, side), cells).index_put_(at, x, accumulate=True)
+            for x in (own, row_sizes[:, None].expand_as(own))
+        )
     return visible.cpu(), elements.cpu()
 
 
@@ -248,7 +257,9 @@ def _hidden_counts(mask, rows, columns, cell, cells):
 
 
 def _hidden_intervals(mask, columns):
-    """(begin, end) int64 [batch, heads, len(columns), n] of what the band and the vectors hide of these columns, clamped to the rows."""
+    """(begin, end) int64 [batch, heads, len(columns), n] of what the band and the vectors hide of these columns,
+    clamped to the rows.
+    """
     lo, hi = diagonals(mask)
     rows = mask.seqlen_q
     own = lambda x: x if x is None else _per_head(x[..., columns], mask.heads).long()  # noqa: E731
@@ -385,8 +396,11 @@ class Runs:
         if best[2] > 2:
             at = int((best[3] > 2).int().argmax())
             column, mask = at % self.keys, at // self.keys
-            raise UnrepresentableMaskError(f"{what} does not fit two row intervals per key column: (batch {mask // self.heads}, head "
-                                           f"{mask % self.heads}, column {column}) needs {int(best[3][at])}", column)
+            raise UnrepresentableMaskError(
+                f"{what} does not fit two row intervals per key column: (batch {mask // self.heads}, head "
+                f"{mask % self.heads}, column {column}) needs {int(best[3][at])}",
+                column,
+            )
         return best[:3]
 
 
@@ -445,8 +459,13 @@ def to_block_mask(mask, batch, heads):
     full = counts == TILE * TILE  # a tile that the sequence's end cuts is partial to FlexAttention
     counts, full = (x.repeat_interleave(heads // mask.heads, 1).expand(batch, -1, -1, -1) for x in (counts, full))
     partial = (counts > 0) & ~full
-    return BlockMask.from_kv_blocks(*_ordered_blocks(partial), *_ordered_blocks(full), BLOCK_SIZE=(TILE, TILE),
-                                    mask_mod=_mask_mod(mask, heads), seq_lengths=(mask.seqlen_q, mask.seqlen_k))
+    return BlockMask.from_kv_blocks(
+        *_ordered_blocks(partial),
+        *_ordered_blocks(full),
+        BLOCK_SIZE=(TILE, TILE),
+        mask_mod=_mask_mod(mask, heads),
+        seq_lengths=(mask.seqlen_q, mask.seqlen_k),
+    )
 
 
 def _ordered_blocks(blocks):

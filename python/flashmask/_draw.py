@@ -11,7 +11,13 @@ _MOST_TILES = 1 << 22  # of which a picture gives the numbers; mask.stats() coun
 _TEXT_TILES, _TEXT_COLUMNS, _TEXT_SAMPLE = 1 << 15, 1 << 14, 1531
 _SHADES = "··", "░░", "▒▒", "▓▓", "██"
 _EMPTY, _FULL = "#dedede", "#3b6fb6"
-_PARTIAL = "#fcf3dd", "#f6e0b0", "#f0c56c", "#e5a335", "#c77f12"  # nothing visible, up to a quarter, half, three quarters, more
+_PARTIAL = (
+    "#fcf3dd",
+    "#f6e0b0",
+    "#f0c56c",
+    "#e5a335",
+    "#c77f12",
+)  # nothing visible, up to a quarter, half, three quarters, more
 
 
 def _cell_side(mask, most):
@@ -47,7 +53,9 @@ def description(mask):
 
 
 def _is_readable(mask):
-    """Whether the contents can be looked at: not those of a fake tensor, of one without data, or while a graph is captured."""
+    """Whether the contents can be looked at: not those of a fake tensor, of one without data, or while a graph is
+    captured.
+    """
     lengths = isinstance(mask.seqlen_q, int) and isinstance(mask.seqlen_k, int)
     tensors = mask._tensors()
     real = all(type(x) in (torch.Tensor, torch.nn.Parameter) and x.device.type != "meta" for x in tensors)
@@ -67,7 +75,9 @@ def text(mask):
         return f"{head}\nnot looked at, for its size: mask.plot() draws it and mask.stats() counts its tiles"
     visible, elements = cells
     # Shades by thirds of what is visible; only all of it is the last, only nothing the first.
-    shade = torch.where(visible == elements, 4, torch.where(visible == 0, 0, 1 + (3 * visible // elements).clamp(max=2)))
+    shade = torch.where(
+        visible == elements, 4, torch.where(visible == 0, 0, 1 + (3 * visible // elements).clamp(max=2))
+    )
     lines = ["".join(_SHADES[s] for s in row) for row in shade.tolist()]
     count = _columns.tile_count(mask) <= _TEXT_TILES and mask.batch * mask.heads * mask.seqlen_k <= _TEXT_COLUMNS
     is_sample = mask.seqlen_k > _TEXT_COLUMNS
@@ -92,7 +102,9 @@ def _legend(mask, visible, elements, side, count, is_sample=False):
     else:
         tiles = _columns.tile_count(mask)
         stats = mask.stats()
-        parts.append(f"{tiles} tile{'s' if tiles != 1 else ''} of 128 x 128: {stats.full_tiles} full, {stats.partial_tiles} partial, {stats.empty_tiles} empty")
+        parts.append(
+            f"{tiles} tile{'s' if tiles != 1 else ''} of 128 x 128: {stats.full_tiles} full, {stats.partial_tiles} partial, {stats.empty_tiles} empty"
+        )
     if side > 1:
         parts.append(f"a cell is {side} x {side}")
     return "; ".join(parts)
@@ -108,11 +120,13 @@ def svg(mask, batch, head, max_cells):
     count = _columns.tile_count(mask) <= _MOST_TILES
     note = f"{description(mask)}. {_legend(mask, raster.visible, raster.elements, side, count)}"
     which = f" (batch {batch}, head {head})" if mask.batch > 1 or mask.heads > 1 else ""
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + 2:.6g} {height + 2:.6g}" width="{width + 2:.6g}" role="img">'
-            f"<title>Attention mask{which}: {note}</title>"
-            f'<g transform="translate(1 1) scale({scale:.6g})" shape-rendering="crispEdges">'
-            f'<rect width="{keys}" height="{rows}" fill="{_EMPTY}"/>{"".join(_paths(raster))}</g>'
-            f'<rect x="0.5" y="0.5" width="{width + 1:.6g}" height="{height + 1:.6g}" fill="none" stroke="#888"/></svg>')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + 2:.6g} {height + 2:.6g}" width="{width + 2:.6g}" role="img">'
+        f"<title>Attention mask{which}: {note}</title>"
+        f'<g transform="translate(1 1) scale({scale:.6g})" shape-rendering="crispEdges">'
+        f'<rect width="{keys}" height="{rows}" fill="{_EMPTY}"/>{"".join(_paths(raster))}</g>'
+        f'<rect x="0.5" y="0.5" width="{width + 1:.6g}" height="{height + 1:.6g}" fill="none" stroke="#888"/></svg>'
+    )
 
 
 def _paths(raster):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds and loads the compiled libraries. Neither touches a GPU when it is loaded.
 
-FLASHMASK_TORCH_LIBRARY names the operators' library and FLASHMASK_LIBRARY the library they call, for development; otherwise
-both lie beside this file, as the wheel installs them.
+FLASHMASK_TORCH_LIBRARY names the operators' library and FLASHMASK_LIBRARY the library they call, for development;
+otherwise both lie beside this file, as the wheel installs them.
 """
 
 import ctypes
@@ -18,7 +18,9 @@ def library_path(variable, name):
     """The file that the environment variable names, or `name` beside the package; ImportError if it is not there."""
     path = Path(os.environ.get(variable) or Path(__file__).with_name(name))
     if not path.is_file():
-        raise ImportError(f"{path} is not there. Install flashmask with `pip install .` from its source, or set {variable} to a built {name}")
+        raise ImportError(
+            f"{path} is not there. Install flashmask with `pip install .` from its source, or set {variable} to a built {name}"
+        )
     return path
 
 

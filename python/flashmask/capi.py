@@ -12,16 +12,42 @@ except ImportError:  # the structs do without
 FLOAT32, FLOAT64, BFLOAT16, FLOAT16, INT32, BOOL, UINT8 = range(1, 8)
 DETERMINISTIC, CAUSAL, HAS_Q_OFFSET, HAS_WINDOW, HAS_SCALE = 1, 2, 4, 8, 16
 OK, INVALID_ARGUMENT, UNSUPPORTED, UNREPRESENTABLE, NO_DEVICE, OUT_OF_MEMORY, INTERNAL = range(7)
-DTYPES = {} if np is None else {np.dtype(np.float32): FLOAT32, np.dtype(np.float64): FLOAT64, np.dtype(np.float16): FLOAT16, np.dtype(np.int32): INT32, np.dtype(np.bool_): BOOL, np.dtype(np.uint8): UINT8}
+DTYPES = (
+    {}
+    if np is None
+    else {
+        np.dtype(np.float32): FLOAT32,
+        np.dtype(np.float64): FLOAT64,
+        np.dtype(np.float16): FLOAT16,
+        np.dtype(np.int32): INT32,
+        np.dtype(np.bool_): BOOL,
+        np.dtype(np.uint8): UINT8,
+    }
+)
 
 
 class Tensor(C.Structure):
-    _fields_ = [("data", C.c_void_p), ("dtype", C.c_int32), ("ndim", C.c_int32), ("shape", C.c_int64 * 5), ("stride", C.c_int64 * 5)]
+    _fields_ = [
+        ("data", C.c_void_p),
+        ("dtype", C.c_int32),
+        ("ndim", C.c_int32),
+        ("shape", C.c_int64 * 5),
+        ("stride", C.c_int64 * 5),
+    ]
 
 
 class Mask(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("seqlen_q", C.c_int64), ("seqlen_k", C.c_int64), ("q_offset", C.c_int64),
-                ("window_left", C.c_int64), ("window_right", C.c_int64), ("bounds", Tensor), ("block_mask", Tensor)]
+    _fields_ = [
+        ("struct_size", C.c_uint32),
+        ("flags", C.c_uint32),
+        ("seqlen_q", C.c_int64),
+        ("seqlen_k", C.c_int64),
+        ("q_offset", C.c_int64),
+        ("window_left", C.c_int64),
+        ("window_right", C.c_int64),
+        ("bounds", Tensor),
+        ("block_mask", Tensor),
+    ]
 
 
 class ExecutedTiles(C.Structure):
@@ -29,25 +55,50 @@ class ExecutedTiles(C.Structure):
 
 
 class Options(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("flags", C.c_uint32), ("softmax_scale", C.c_double), ("backend", C.c_char_p), ("threads", C.c_int32),
-                ("device", C.c_int32), ("stream", C.c_void_p), ("executed_tiles", C.POINTER(ExecutedTiles)), ("softcap", C.c_double),
-                ("dropout_p", C.c_double), ("dropout_seed", C.c_uint64), ("dropout_offset", C.c_uint64), ("sink", Tensor), ("block_table", Tensor),
-                ("partial_out", C.c_uint32), ("max_ctas", C.c_int32)]
+    _fields_ = [
+        ("struct_size", C.c_uint32),
+        ("flags", C.c_uint32),
+        ("softmax_scale", C.c_double),
+        ("backend", C.c_char_p),
+        ("threads", C.c_int32),
+        ("device", C.c_int32),
+        ("stream", C.c_void_p),
+        ("executed_tiles", C.POINTER(ExecutedTiles)),
+        ("softcap", C.c_double),
+        ("dropout_p", C.c_double),
+        ("dropout_seed", C.c_uint64),
+        ("dropout_offset", C.c_uint64),
+        ("sink", Tensor),
+        ("block_table", Tensor),
+        ("partial_out", C.c_uint32),
+        ("max_ctas", C.c_int32),
+    ]
 
 
 _CALL = [("mask", C.POINTER(Mask)), ("plan", C.c_void_p), ("plan_bytes", C.c_size_t), ("dense_mask", Tensor)]
 
 
 class ForwardArgs(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32)] + [(n, Tensor) for n in "q k v out lse".split()] + _CALL
+    _fields_ = (
+        [("struct_size", C.c_uint32), ("reserved", C.c_uint32)] + [(n, Tensor) for n in "q k v out lse".split()] + _CALL
+    )
 
 
 class BackwardArgs(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("reserved", C.c_uint32)] + [(n, Tensor) for n in "q k v out lse dout dlse dq dk dv".split()] + _CALL
+    _fields_ = (
+        [("struct_size", C.c_uint32), ("reserved", C.c_uint32)]
+        + [(n, Tensor) for n in "q k v out lse dout dlse dq dk dv".split()]
+        + _CALL
+    )
 
 
 class GpuModel(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("compute_major", C.c_int32), ("compute_minor", C.c_int32), ("multiprocessors", C.c_int32)]
+    _fields_ = [
+        ("struct_size", C.c_uint32),
+        ("compute_major", C.c_int32),
+        ("compute_minor", C.c_int32),
+        ("multiprocessors", C.c_int32),
+    ]
 
 
 def load():

@@ -3,7 +3,9 @@
 
 
 class UnsupportedError(NotImplementedError):
-    """The request is legal, but not something that any (or the chosen) backend does. The message says what is accepted."""
+    """The request is legal, but not something that any (or the chosen) backend does. The message says what is
+    accepted.
+    """
 
 
 class UnrepresentableMaskError(ValueError):

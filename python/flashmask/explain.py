@@ -16,27 +16,61 @@ from .errors import UnsupportedError
 
 __all__ = ["explain"]
 
-_DTYPES = {torch.float32: capi.FLOAT32, torch.float64: capi.FLOAT64, torch.float16: capi.FLOAT16, torch.bfloat16: capi.BFLOAT16,
-           torch.int32: capi.INT32, torch.bool: capi.BOOL, torch.uint8: capi.UINT8}
+_DTYPES = {
+    torch.float32: capi.FLOAT32,
+    torch.float64: capi.FLOAT64,
+    torch.float16: capi.FLOAT16,
+    torch.bfloat16: capi.BFLOAT16,
+    torch.int32: capi.INT32,
+    torch.bool: capi.BOOL,
+    torch.uint8: capi.UINT8,
+}
 _VECTORS = {(True, 1): "LTS", (True, 2): "LTS, LTE", (False, 2): "LTS, UTE", (False, 4): "LTS, LTE, UTS, UTE"}
 
 
-def explain(query, key, value, startend_row_indices=None, *, causal=False, window_size=None, q_offset=None, softmax_scale=None, block_mask=None,
-            deterministic=None, layout="bshd", dropout=0.0, return_softmax_lse=False, backend="auto"):
+def explain(
+    query,
+    key,
+    value,
+    startend_row_indices=None,
+    *,
+    causal=False,
+    window_size=None,
+    q_offset=None,
+    softmax_scale=None,
+    block_mask=None,
+    deterministic=None,
+    layout="bshd",
+    dropout=0.0,
+    return_softmax_lse=False,
+    backend="auto",
+):
     """What flashmask_attention would do with these arguments, as text; attention itself is not run.
 
-    Says what the mask is made of, how many tiles of 128 x 128 are full, partial and skipped, which backend and configuration takes the call, forward
-    and backward, and, where none does, why, and the least that would have to change. A call that would raise is not an error here: the text says why.
+    Says what the mask is made of, how many tiles of 128 x 128 are full, partial and skipped, which backend and
+    configuration takes the call, forward and backward, and, where none does, why, and the least that would have to
+    change. A call that would raise is not an error here: the text says why.
 
-    Makes the mask's plan, if it has none yet. On a GPU it waits for the mask's statistics, so it is a tool to look with, not a part of a training loop.
+    Makes the mask's plan, if it has none yet. On a GPU it waits for the mask's statistics, so it is a tool to look
+    with, not a part of a training loop.
     """
     try:
-        mask = call_mask(query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout, dropout)
+        mask = call_mask(
+            query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout, dropout
+        )
         if mask.device not in (None, query.device):
-            raise ValueError(f"the mask is on {mask.device} and query on {query.device}; move it: mask.to(query.device)")
+            raise ValueError(
+                f"the mask is on {mask.device} and query on {query.device}; move it: mask.to(query.device)"
+            )
         softmax_scale, deterministic = ops.read_options(softmax_scale, deterministic, backend)
         tensors = ops.autocast(query, key, value)
-        call = _Call(*(x.transpose(1, 2) if layout == "bhsd" else x for x in tensors), query.device, backend, _is_deterministic(deterministic), softmax_scale)
+        call = _Call(
+            *(x.transpose(1, 2) if layout == "bhsd" else x for x in tensors),
+            query.device,
+            backend,
+            _is_deterministic(deterministic),
+            softmax_scale,
+        )
         return "\n".join(_lines(call, mask))
     except (UnsupportedError, ValueError, TypeError) as error:
         return f"refused   {error}"
@@ -48,7 +82,9 @@ def _is_deterministic(deterministic):
 
 @dataclass(frozen=True)
 class _Call:
-    """What decides who takes a call. q, k and v are BSHD; where only shapes count they may be meta tensors, whatever `device` says."""
+    """What decides who takes a call. q, k and v are BSHD; where only shapes count they may be meta tensors, whatever
+    `device` says.
+    """
 
     q: torch.Tensor
     k: torch.Tensor
@@ -64,21 +100,38 @@ class _Call:
 
     def options(self):
         flags = (capi.DETERMINISTIC if self.deterministic else 0) | (0 if self.scale is None else capi.HAS_SCALE)
-        device = 0 if self.device.type == "cpu" else capi.cuda_device(torch.cuda.current_device() if self.device.index is None else self.device.index)
+        device = (
+            0
+            if self.device.type == "cpu"
+            else capi.cuda_device(torch.cuda.current_device() if self.device.index is None else self.device.index)
+        )
         threads = torch.get_num_threads() if self.device.type == "cpu" else 0
         stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else None
-        return _struct(capi.Options, flags=flags, softmax_scale=self.scale or 0.0, backend=self.backend.encode(), threads=threads, device=device, stream=stream)
+        return _struct(
+            capi.Options,
+            flags=flags,
+            softmax_scale=self.scale or 0.0,
+            backend=self.backend.encode(),
+            threads=threads,
+            device=device,
+            stream=stream,
+        )
 
     def arguments(self, struct, **fields):
         """fm_forward_args or fm_backward_args. Outputs are described, not allocated: nobody writes them."""
         batch, rows, heads, _ = self.q.shape
         lse_dtype = torch.float64 if self.q.dtype == torch.float64 else torch.float32
         out = _described((batch, rows, heads, self.v.shape[3]), self.q.dtype)
-        q, k, v = (_described(x.shape, x.dtype, x.stride(), None if x.is_meta else x.data_ptr()) for x in (self.q, self.k, self.v))
+        q, k, v = (
+            _described(x.shape, x.dtype, x.stride(), None if x.is_meta else x.data_ptr())
+            for x in (self.q, self.k, self.v)
+        )
         fields.update(q=q, k=k, v=v, out=out, lse=_described((batch, heads, rows), lse_dtype))
         if struct is capi.BackwardArgs:
             fields["dout"] = out
-            fields.update({f"d{name}": _described(x.shape, x.dtype) for name, x in (("q", self.q), ("k", self.k), ("v", self.v))})
+            fields.update(
+                {f"d{name}": _described(x.shape, x.dtype) for name, x in (("q", self.q), ("k", self.k), ("v", self.v))}
+            )
         return _struct(struct, **fields)
 
 
@@ -138,7 +191,9 @@ def _head_dims():
     library = _library()
     status, text = capi.text_of(library.fm_kernels_json)
     _checked(library, status)
-    found = {(kernel["head_dim"], kernel["head_dim_v"]) for kernel in json.loads(text)["kernels"] if kernel["op"] != "plan"}
+    found = {
+        (kernel["head_dim"], kernel["head_dim_v"]) for kernel in json.loads(text)["kernels"] if kernel["op"] != "plan"
+    }
     return sorted(dim for dim, dim_v in found if dim == dim_v)
 
 
@@ -147,7 +202,9 @@ def _explanation(call, mask):
     library, options = _library(), call.options()
     plan = mask.plan(call.device)
     mask_struct = _mask_struct(mask)
-    arguments = call.arguments(capi.ForwardArgs, mask=C.pointer(mask_struct), plan=plan.data_ptr(), plan_bytes=plan.numel())
+    arguments = call.arguments(
+        capi.ForwardArgs, mask=C.pointer(mask_struct), plan=plan.data_ptr(), plan_bytes=plan.numel()
+    )
     length = C.c_size_t()
     _checked(library, library.fm_explain(C.byref(arguments), C.byref(options), None, C.c_size_t(0), C.byref(length)))
     text = C.create_string_buffer(length.value + 1)
@@ -156,7 +213,8 @@ def _explanation(call, mask):
 
 
 def _refusal(call, struct):
-    """Why nobody takes a call of these shapes, or "". The mask is left out: its contents would be read, and it decides nothing here.
+    """Why nobody takes a call of these shapes, or "". The mask is left out: its contents would be read, and it decides
+    nothing here.
 
     Raises ValueError if nobody ever could.
     """
@@ -170,10 +228,27 @@ def _refusal(call, struct):
 
 
 def _mask_struct(mask):
-    flags = (capi.CAUSAL if mask.causal else 0) | (0 if mask.q_offset is None else capi.HAS_Q_OFFSET) | (0 if mask.window is None else capi.HAS_WINDOW)
+    flags = (
+        (capi.CAUSAL if mask.causal else 0)
+        | (0 if mask.q_offset is None else capi.HAS_Q_OFFSET)
+        | (0 if mask.window is None else capi.HAS_WINDOW)
+    )
     left, right = mask.window or (-1, -1)
-    tensors = {name: _described(x.shape, x.dtype, x.stride(), x.data_ptr()) for name, x in (("bounds", mask.bounds), ("block_mask", mask.block_mask)) if x is not None}
-    return _struct(capi.Mask, flags=flags, seqlen_q=mask.seqlen_q, seqlen_k=mask.seqlen_k, q_offset=mask.q_offset or 0, window_left=left, window_right=right, **tensors)
+    tensors = {
+        name: _described(x.shape, x.dtype, x.stride(), x.data_ptr())
+        for name, x in (("bounds", mask.bounds), ("block_mask", mask.block_mask))
+        if x is not None
+    }
+    return _struct(
+        capi.Mask,
+        flags=flags,
+        seqlen_q=mask.seqlen_q,
+        seqlen_k=mask.seqlen_k,
+        q_offset=mask.q_offset or 0,
+        window_left=left,
+        window_right=right,
+        **tensors,
+    )
 
 
 def _struct(kind, **fields):
@@ -183,7 +258,9 @@ def _struct(kind, **fields):
 def _described(shape, dtype, stride=None, pointer=None):
     """fm_tensor; without a pointer that of memory nobody will touch."""
     if dtype not in _DTYPES:
-        raise UnsupportedError(f"{dtype} is not supported; query, key and value must be bfloat16, float16, float32 or float64")
+        raise UnsupportedError(
+            f"{dtype} is not supported; query, key and value must be bfloat16, float16, float32 or float64"
+        )
     return capi.device_tensor(pointer or 1 << 12, _DTYPES[dtype], tuple(shape), stride)
 
 
@@ -201,9 +278,14 @@ def _alternatives(call):
     longest = max(call.q.shape[3], call.v.shape[3])
     for dim in _head_dims():
         if dim >= longest and {call.q.shape[3], call.v.shape[3]} != {dim}:
-            yield (f"pad head_dim with zeros to {dim}, pass softmax_scale={call.q.shape[3]}**-0.5 and cut the result to head_dim_v",
-                   lambda c, dim=dim: c.map(lambda x: F.pad(x, (0, dim - x.shape[3]))))
-    yield "make query, key and value contiguous", lambda c: c.map(lambda x: torch.empty(x.shape, dtype=x.dtype, device="meta"))
+            yield (
+                f"pad head_dim with zeros to {dim}, pass softmax_scale={call.q.shape[3]}**-0.5 and cut the result to head_dim_v",
+                lambda c, dim=dim: c.map(lambda x: F.pad(x, (0, dim - x.shape[3]))),
+            )
+    yield (
+        "make query, key and value contiguous",
+        lambda c: c.map(lambda x: torch.empty(x.shape, dtype=x.dtype, device="meta")),
+    )
     if call.device.type != "cpu":
         yield "move everything to the CPU", lambda c: replace(c, device=torch.device("cpu"))
     yield "pass backend='reference' (slow)", lambda c: replace(c, backend="reference")

@@ -25,14 +25,16 @@ class Mask:
 
     Row i sees key j if nothing of this hides it:
 
-    - `bounds`: int32 (int64 is converted) [batch or 1, heads or 1, seqlen_k, n], absolute query rows. With `causal` n is 1 (LTS) or
-      2 (LTS, LTE), without it 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE): column j is hidden from the rows LTS[j] <= i < LTE[j] and
-      UTS[j] <= i < UTE[j]. A missing LTE is seqlen_q, a missing UTS 0. Values are clamped to [0, seqlen_q].
+    - `bounds`: int32 (int64 is converted) [batch or 1, heads or 1, seqlen_k, n], absolute query rows. With `causal` n
+      is 1 (LTS) or
+      2 (LTS, LTE), without it 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE): column j is hidden from the rows LTS[j] <= i <
+      LTE[j] and UTS[j] <= i < UTE[j]. A missing LTE is seqlen_q, a missing UTS 0. Values are clamped to [0, seqlen_q].
     - `causal`: j <= i + q_offset.
     - `window`: (left, right): i + q_offset - left <= j <= i + q_offset + right; -1 leaves a side open, as does None or
       a side beyond all sequences (sys.maxsize); an int is both sides.
     - `q_offset`: the key position of row 0; None is seqlen_k - seqlen_q, which puts the last row at the last key.
-    - `block_mask`: bool, uint8 or int32 [batch or 1, heads or 1, ceil(seqlen_q / 128), ceil(seqlen_k / 128)], nonzero keeps the block.
+    - `block_mask`: bool, uint8 or int32 [batch or 1, heads or 1, ceil(seqlen_q / 128), ceil(seqlen_k / 128)], nonzero
+      keeps the block.
 
     Heads of the tensors are those of the call: 1, heads_kv or heads_q, each on its own; a mask of both has heads_q.
     Tensors that have to be converted or made contiguous are copied, others are borrowed: they must not change in place
@@ -51,7 +53,9 @@ class Mask:
         set_field(self, "causal", causal)
         set_field(self, "window", _arguments.window("window", window))
         set_field(self, "q_offset", None if q_offset is None else _arguments.integer("q_offset", q_offset))
-        set_field(self, "block_mask", None if block_mask is None else _checked_block_mask(block_mask, seqlen_q, seqlen_k))
+        set_field(
+            self, "block_mask", None if block_mask is None else _checked_block_mask(block_mask, seqlen_q, seqlen_k)
+        )
         set_field(self, "_plans", {})
         if self.bounds is not None and self.block_mask is not None:
             _check_together(self.bounds, self.block_mask)
@@ -104,8 +108,9 @@ class Mask:
         return self.replace(bounds=moved[0], block_mask=moved[1])
 
     def pin_memory(self):
-        """The same mask with its tensors in pinned host memory, from where to(device, non_blocking=True) does not wait. A DataLoader with
-        pin_memory=True calls it."""
+        """The same mask with its tensors in pinned host memory, from where to(device, non_blocking=True) does not wait.
+        A DataLoader with pin_memory=True calls it.
+        """
         if not self._tensors():
             return self
         pinned = [x if x is None else x.pin_memory() for x in (self.bounds, self.block_mask)]
@@ -122,12 +127,14 @@ class Mask:
     # --- The plan ---------------------------------------------------------------------------------
 
     def plan(self, device=None):
-        """The plan: a uint8 tensor that says which tiles to skip, made once and shared by every layer, forward and backward.
+        """The plan: a uint8 tensor that says which tiles to skip, made once and shared by every layer, forward and
+        backward.
 
         device: of a mask without tensors; otherwise theirs is the only one possible.
 
-        It is made on the current stream. Raises RuntimeError if a tensor of the mask changed in place since. While a graph is traced or
-        captured, making the plan becomes part of the graph, so that it follows the contents at every run.
+        It is made on the current stream. Raises RuntimeError if a tensor of the mask changed in place since. While a
+        graph is traced or captured, making the plan becomes part of the graph, so that it follows the contents at every
+        run.
         """
         if torch.compiler.is_compiling():
             return self._make_plan(self._plan_device(device))
@@ -139,8 +146,10 @@ class Mask:
             return self._make_plan(self._plan_device(device))
         for tensor, version in made[2]:
             if tensor._version != version:
-                raise RuntimeError("a tensor of this Mask was changed in place after its plan was made; the plan no longer fits. Make a new "
-                                   "Mask from the changed tensor (mask.replace()), or leave the tensor as it is until the last backward is done")
+                raise RuntimeError(
+                    "a tensor of this Mask was changed in place after its plan was made; the plan no longer fits. Make a new "
+                    "Mask from the changed tensor (mask.replace()), or leave the tensor as it is until the last backward is done"
+                )
         return made[1]
 
     def _make_plan(self, device):
@@ -157,39 +166,51 @@ class Mask:
         return plan
 
     def _versions(self):
-        """The tensors and how often each has changed in place. Those of inference mode do not count it: a change goes unnoticed."""
+        """The tensors and how often each has changed in place. Those of inference mode do not count it: a change goes
+        unnoticed.
+        """
         return [(x, x._version) for x in self._tensors() if not x.is_inference()]
 
     def _plan_device(self, device):
         own = self.device
         device = own if device is None else torch.device(device)
         if device is None:
-            raise ValueError("this mask has no tensors and fits every device: say which one its plan is for, plan(device)")
+            raise ValueError(
+                "this mask has no tensors and fits every device: say which one its plan is for, plan(device)"
+            )
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         if own is not None and own != device:
-            raise ValueError(f"the mask is on {own} and its plan was asked for on {device}; move the mask first: mask.to({str(device)!r})")
+            raise ValueError(
+                f"the mask is on {own} and its plan was asked for on {device}; move the mask first: mask.to({str(device)!r})"
+            )
         return device
 
     # --- Other forms ------------------------------------------------------------------------------
 
     def to_dense(self):
-        """A bool tensor [batch, heads, seqlen_q, seqlen_k], True where row i sees key j, as torch's scaled_dot_product_attention takes it."""
+        """A bool tensor [batch, heads, seqlen_q, seqlen_k], True where row i sees key j, as torch's
+        scaled_dot_product_attention takes it.
+        """
         return _columns.visible_rows(self, 0, self.seqlen_q)
 
     def to_startend(self):
         """(startend_row_indices, causal): the smallest of FlashMask's four forms that says exactly the same.
 
-        startend_row_indices is int32 [batch, heads, seqlen_k, 1, 2 or 4]. The band is folded in where the form has no room for it. Reads
-        the contents, so on a GPU it waits for them. Raises UnrepresentableMaskError naming the first column that fits no form, and
-        ValueError for a mask with a block mask, which FlashMask takes as an argument of its own.
+        startend_row_indices is int32 [batch, heads, seqlen_k, 1, 2 or 4]. The band is folded in where the form has no
+        room for it. Reads the contents, so on a GPU it waits for them. Raises UnrepresentableMaskError naming the first
+        column that fits no form, and ValueError for a mask with a block mask, which FlashMask takes as an argument of
+        its own.
         """
         if self.block_mask is not None:
-            raise ValueError("startend_row_indices cannot hold a block mask: take mask.replace(block_mask=None) and pass the block mask on its own")
+            raise ValueError(
+                "startend_row_indices cannot hold a block mask: take mask.replace(block_mask=None) and pass the block mask on its own"
+            )
         return _columns.to_startend(self)
 
     def to_block_mask(self, heads=None, batch=None):
-        """The same mask as a BlockMask of torch.nn.attention.flex_attention, with blocks of 128 x 128, to compare against it.
+        """The same mask as a BlockMask of torch.nn.attention.flex_attention, with blocks of 128 x 128, to compare
+        against it.
 
         batch, heads: of the BlockMask; by default the mask's own. A 1 is broadcast by FlexAttention itself, to any
         batch and heads; those of a mask of heads_kv have to be asked for as heads_q, which it divides.
@@ -199,7 +220,8 @@ class Mask:
         return _columns.to_block_mask(self, batch, heads)
 
     def stats(self):
-        """MaskStats: visible elements, and how many tiles of 128 x 128 are full, partial and empty; exact, over all batch entries and heads.
+        """MaskStats: visible elements, and how many tiles of 128 x 128 are full, partial and empty; exact, over all
+        batch entries and heads.
 
         Time is linear in the lengths and the number of tiles. On a GPU it waits for the result.
         """
@@ -208,10 +230,11 @@ class Mask:
     # --- Pictures ---------------------------------------------------------------------------------
 
     def plot(self, batch=0, head=0, max_cells=128):
-        """A picture of one batch entry and head as an SVG string, at most 300 KB at any length; longer masks are downsampled.
+        """A picture of one batch entry and head as an SVG string, at most 300 KB at any length; longer masks are
+        downsampled.
 
-        Tiles of 128 x 128 are grey where they are skipped, blue where they are full, and amber where they are partial: the darker, the more is
-        visible. max_cells: longest side in cells, up to 128.
+        Tiles of 128 x 128 are grey where they are skipped, blue where they are full, and amber where they are partial:
+            the darker, the more is visible. max_cells: longest side in cells, up to 128.
         """
         return _draw.svg(self, batch, head, max_cells)
 
@@ -225,27 +248,43 @@ class Mask:
 def as_mask(value, seqlen_q, seqlen_k, causal=False, window_size=None, q_offset=None, block_mask=None):
     """The Mask that the arguments of an attention call mean.
 
-    value: None, a Mask, or a tensor as FlashMask's startend_row_indices (see Mask.bounds). A Mask brings its own band and block mask, so
-    the other arguments must be left out with it. Raises TypeError or ValueError naming the argument and what is accepted.
+    value: None, a Mask, or a tensor as FlashMask's startend_row_indices (see Mask.bounds). A Mask brings its own band
+        and block mask, so the other arguments must be left out with it. Raises TypeError or ValueError naming the
+        argument and what is accepted.
     """
     if isinstance(value, Mask):
         if causal or window_size is not None or q_offset is not None or block_mask is not None:
-            given = {"causal": causal or None, "window_size": window_size, "q_offset": q_offset, "block_mask": block_mask}
+            given = {
+                "causal": causal or None,
+                "window_size": window_size,
+                "q_offset": q_offset,
+                "block_mask": block_mask,
+            }
             name = next(name for name, argument in given.items() if argument is not None)
-            raise ValueError(f"{name} is given beside a Mask, which says that itself; leave it out, or put it into the mask: mask.replace(...)")
+            raise ValueError(
+                f"{name} is given beside a Mask, which says that itself; leave it out, or put it into the mask: mask.replace(...)"
+            )
         if value.seqlen_q != seqlen_q or value.seqlen_k != seqlen_k:
-            raise ValueError(f"the mask is for {value.seqlen_q} query rows and {value.seqlen_k} keys; the call has {seqlen_q} and {seqlen_k}")
+            raise ValueError(
+                f"the mask is for {value.seqlen_q} query rows and {value.seqlen_k} keys; the call has {seqlen_q} and {seqlen_k}"
+            )
         return value
     if value is not None and not isinstance(value, torch.Tensor):
-        raise TypeError(f"startend_row_indices is a {type(value).__name__}; it must be a flashmask.Mask, a tensor or None")
+        raise TypeError(
+            f"startend_row_indices is a {type(value).__name__}; it must be a flashmask.Mask, a tensor or None"
+        )
     window = _arguments.window("window_size", window_size)
-    return Mask(seqlen_q, seqlen_k, bounds=value, causal=causal, window=window, q_offset=q_offset, block_mask=block_mask)
+    return Mask(
+        seqlen_q, seqlen_k, bounds=value, causal=causal, window=window, q_offset=q_offset, block_mask=block_mask
+    )
 
 
 def _checked_bounds(bounds, seqlen_q, seqlen_k, causal):
     """`bounds` as int32 and contiguous."""
     if not isinstance(bounds, torch.Tensor):
-        raise TypeError(f"startend_row_indices is a {type(bounds).__name__}; it must be a tensor. {_FORMS.capitalize()}")
+        raise TypeError(
+            f"startend_row_indices is a {type(bounds).__name__}; it must be a tensor. {_FORMS.capitalize()}"
+        )
     what = f"startend_row_indices is {bounds.dtype} {list(bounds.shape)}"
     if bounds.dtype in (torch.bool, torch.uint8) or bounds.dtype.is_floating_point:
         raise TypeError(f"{what}: a dense mask goes through flashmask.masks.from_dense(). {_FORMS.capitalize()}")
@@ -261,7 +300,8 @@ def _checked_bounds(bounds, seqlen_q, seqlen_k, causal):
     if batch < 1 or heads < 1:
         raise ValueError(f"{what}: batch and heads must be at least 1; {_FORMS}")
     if bounds.dtype == torch.int64:
-        # Values are clamped to [0, seqlen_q] anyway, so clamping them first changes nothing and no value is out of int32's range.
+        # Values are clamped to [0, seqlen_q] anyway, so clamping them first changes nothing and no value is out of
+        # int32's range.
         bounds = bounds.clamp(0, seqlen_q).to(torch.int32)
     return bounds.contiguous()
 
@@ -271,9 +311,15 @@ def _checked_block_mask(block_mask, seqlen_q, seqlen_k):
     if not isinstance(block_mask, torch.Tensor):
         raise TypeError(f"block_mask is a {type(block_mask).__name__}; it must be a tensor")
     shape = (-(-seqlen_q // BLOCK), -(-seqlen_k // BLOCK))
-    if block_mask.dtype not in (torch.bool, torch.uint8, torch.int32) or block_mask.ndim != 4 or tuple(block_mask.shape[2:]) != shape:
-        raise ValueError(f"block_mask is {block_mask.dtype} {list(block_mask.shape)}; it must be bool, uint8 or int32 "
-                         f"[batch or 1, heads or 1, {shape[0]}, {shape[1]}], a flag for each block of {BLOCK} x {BLOCK}")
+    if (
+        block_mask.dtype not in (torch.bool, torch.uint8, torch.int32)
+        or block_mask.ndim != 4
+        or tuple(block_mask.shape[2:]) != shape
+    ):
+        raise ValueError(
+            f"block_mask is {block_mask.dtype} {list(block_mask.shape)}; it must be bool, uint8 or int32 "
+            f"[batch or 1, heads or 1, {shape[0]}, {shape[1]}], a flag for each block of {BLOCK} x {BLOCK}"
+        )
     if block_mask.shape[0] < 1 or block_mask.shape[1] < 1:
         raise ValueError(f"block_mask is {list(block_mask.shape)}; batch and heads must be at least 1")
     return (block_mask != 0 if block_mask.dtype == torch.int32 else block_mask).contiguous()
@@ -281,14 +327,20 @@ def _checked_block_mask(block_mask, seqlen_q, seqlen_k):
 
 def _check_together(bounds, block_mask):
     if bounds.device != block_mask.device:
-        raise ValueError(f"the bounds are on {bounds.device} and the block mask is on {block_mask.device}; they must be on one device")
+        raise ValueError(
+            f"the bounds are on {bounds.device} and the block mask is on {block_mask.device}; they must be on one device"
+        )
     batches, heads = ((bounds.shape[d], block_mask.shape[d]) for d in range(2))
     if batches[0] != batches[1] and 1 not in batches:
-        raise ValueError(f"batch of the bounds is {batches[0]} and of the block mask {batches[1]}; "
-                         "they must be equal, or one of them 1")
+        raise ValueError(
+            f"batch of the bounds is {batches[0]} and of the block mask {batches[1]}; "
+            "they must be equal, or one of them 1"
+        )
     if max(heads) % min(heads):
-        raise ValueError(f"heads of the bounds is {heads[0]} and of the block mask {heads[1]}; "
-                         "each must be 1, heads_kv or heads_q, so one divides the other")
+        raise ValueError(
+            f"heads of the bounds is {heads[0]} and of the block mask {heads[1]}; "
+            "each must be 1, heads_kv or heads_q, so one divides the other"
+        )
 
 
 def _wider(bounds, block_mask, dim):
@@ -299,8 +351,8 @@ def _wider(bounds, block_mask, dim):
 # --- Pytree: the tensors are the leaves -----------------------------------------------------------
 
 
-# Masks taken apart, by their context and the identities of their tensors: one put together again from the same parts, as a wrapper of a module
-# does with its arguments in every layer, shares the plan.
+# Masks taken apart, by their context and the identities of their tensors: one put together again from the same parts,
+# as a wrapper of a module does with its arguments in every layer, shares the plan.
 _taken_apart = weakref.WeakValueDictionary()
 
 
@@ -337,10 +389,14 @@ def _identity(tensors, context):
 
 
 def _plans_of_the_same(mask, context):
-    """The plans of the mask of the same tensors that was taken apart, if it is still there; identities alone could be those of others by now."""
+    """The plans of the mask of the same tensors that was taken apart, if it is still there; identities alone could be
+    those of others by now.
+    """
     same = _taken_apart.get(_identity(mask._tensors(), context))
     return same._plans if same is not None and same.bounds is mask.bounds and same.block_mask is mask.block_mask else {}
 
 
 torch.serialization.add_safe_globals([Mask])  # so that torch.load(weights_only=True) takes one
-pytree.register_pytree_node(Mask, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys, serialized_type_name="flashmask.Mask")
+pytree.register_pytree_node(
+    Mask, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys, serialized_type_name="flashmask.Mask"
+)

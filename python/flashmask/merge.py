@@ -11,17 +11,20 @@ __all__ = ["merge_attention"]
 def merge_attention(outs, lses, *, layout="bshd"):
     """Merges attention of the same queries over disjoint sets of keys into attention over all of them.
 
-    With w_p = exp(lse_p - lse) and lse = log(sum over p of exp(lse_p)), the merged output is the sum of w_p * out_p: exact, up to the rounding of the
-    parts. Differentiable in all outs and lses.
+    With w_p = exp(lse_p - lse) and lse = log(sum over p of exp(lse_p)), the merged output is the sum of w_p * out_p:
+    exact, up to the rounding of the parts. Differentiable in all outs and lses.
 
     Args:
-        outs: sequence of [batch, seqlen_q, heads, head_dim_v] (layout "bhsd": [batch, heads, seqlen_q, head_dim_v]); also
+        outs: sequence of [batch, seqlen_q, heads, head_dim_v] (layout "bhsd": [batch, heads, seqlen_q, head_dim_v]);
+            also
             [total_q, heads, head_dim_v] as flashmask_varlen_func returns it.
-        lses: as many, [batch, heads, seqlen_q] in either layout, or [heads, total_q]: natural log, -inf where a row saw no key.
+        lses: as many, [batch, heads, seqlen_q] in either layout, or [heads, total_q]: natural log, -inf where a row saw
+            no key.
         layout: "bshd" or "bhsd", of the outs.
 
     Returns:
-        (out, lse), in the dtypes and shapes of the parts; sums are taken in lse's dtype. A row that no part has a key for has out 0 and lse -inf.
+        (out, lse), in the dtypes and shapes of the parts; sums are taken in lse's dtype. A row that no part has a key
+        for has out 0 and lse -inf.
 
     Raises:
         ValueError: no parts, not as many outs as lses, or shapes or devices that do not go together.
@@ -37,7 +40,9 @@ def merge_attention(outs, lses, *, layout="bshd"):
 
 
 def _softmax(lses):
-    """Weights of the parts (dimension 0) and the log of the sum of their exponentials, with finite gradients for rows that are -inf in all parts."""
+    """Weights of the parts (dimension 0) and the log of the sum of their exponentials, with finite gradients for rows
+    that are -inf in all parts.
+    """
     top = lses.detach().amax(0)
     top = torch.where(top == -torch.inf, 0, top)
     exponentials = torch.exp(lses - top)
@@ -56,5 +61,7 @@ def _check_parts(outs, lses, layout):
     for p, (out, lse) in enumerate(zip(outs, lses)):
         rows = (*out.shape[:-3], out.shape[-2], out.shape[-3]) if layout == "bshd" else tuple(out.shape[:-1])
         if out.shape != outs[0].shape or tuple(lse.shape) != rows:
-            raise ValueError(f"outs[{p}] is {tuple(out.shape)} and lses[{p}] {tuple(lse.shape)}; with layout {layout!r} and outs[0] {tuple(outs[0].shape)}, "
-                             f"all outs must have one shape and lses the shape [..., heads, seqlen_q] of it")
+            raise ValueError(
+                f"outs[{p}] is {tuple(out.shape)} and lses[{p}] {tuple(lse.shape)}; with layout {layout!r} and outs[0] {tuple(outs[0].shape)}, "
+                f"all outs must have one shape and lses the shape [..., heads, seqlen_q] of it"
+            )

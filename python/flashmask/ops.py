@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operators torch.ops.flashmask.{plan, forward, backward}, and the functions that call them.
 
-The operators and their schemas come from libflashmask_torch.so (bindings/torch/ops.cpp). This module adds what torch needs to
-trace them (shapes without data) and to differentiate them.
+The operators and their schemas come from libflashmask_torch.so (bindings/torch/ops.cpp). This module adds what torch
+needs to trace them (shapes without data) and to differentiate them.
 
-Tensors are BSHD here: q [batch, seqlen_q, heads_q, head_dim], k [batch, seqlen_k, heads_kv, head_dim], v [batch, seqlen_k,
-heads_kv, head_dim_v] with any strides whose last is 1; nothing is copied. out is contiguous, in q's dtype; lse [batch, heads_q,
-seqlen_q], natural logarithm, float32 (float64 for float64). dq, dk and dv are dense, with their dimensions in memory in the order of q's, k's and
-v's. dout and dlse have any strides: autograd hands over what it has, an expanded tensor for one. Where CUDA's kernel cannot read dout (rows
-that are not contiguous, expanded, or off boundaries of 16 bytes) the backward makes one contiguous copy of it.
+Tensors are BSHD here: q [batch, seqlen_q, heads_q, head_dim], k [batch, seqlen_k, heads_kv, head_dim], v [batch,
+    seqlen_k, heads_kv, head_dim_v] with any strides whose last is 1; nothing is copied. out is contiguous, in q's
+    dtype; lse [batch, heads_q, seqlen_q], natural logarithm, float32 (float64 for float64). dq, dk and dv are dense,
+    with their dimensions in memory in the order of q's, k's and v's. dout and dlse have any strides: autograd hands
+    over what it has, an expanded tensor for one. Where CUDA's kernel cannot read dout (rows that are not contiguous,
+    expanded, or off boundaries of 16 bytes) the backward makes one contiguous copy of it.
 """
 
 import torch
@@ -20,15 +21,19 @@ from .errors import UnsupportedError
 
 _library.load()
 _ops = torch.ops.flashmask
-_forward_operator, _backward_operator = _ops.forward.default._op, _ops.backward.default._op  # what calling the operators calls
+_forward_operator, _backward_operator = (
+    _ops.forward.default._op,
+    _ops.backward.default._op,
+)  # what calling the operators calls
 
 # Looked up once: every call asks them all.
 _is_compiling, _is_autocast_enabled = torch.compiler.is_compiling, torch._C._is_any_autocast_enabled
 _is_deterministic = torch.are_deterministic_algorithms_enabled
 _is_transformed = torch._C._are_functorch_transforms_active
 
-_NO_FUNCTIONAL_DERIVATIVE = ("torch.func cannot differentiate flashmask attention; "
-                             "torch.autograd.grad and backward() can")
+_NO_FUNCTIONAL_DERIVATIVE = (
+    "torch.func cannot differentiate flashmask attention; torch.autograd.grad and backward() can"
+)
 
 # How the operators begin the messages of what is more than a RuntimeError: a type does not come through torch.
 _MEANT = {"UnsupportedError: ": UnsupportedError, "OutOfMemoryError: ": torch.OutOfMemoryError}
@@ -36,10 +41,11 @@ LAYOUTS = {"bshd": "[batch, seqlen, heads, head_dim]", "bhsd": "[batch, heads, s
 
 
 def plan(mask, device=None):
-    """The plan of a Mask: uint8 [bytes], where the mask's tensors are, or on `device` (default: the CPU) if it has none.
+    """The plan of a Mask: uint8 [bytes], where the mask's tensors are, or on `device` (default: the CPU) if it has
+    none.
 
-    It says which tiles are empty, full or partial, and is the same for every head, layer, forward and backward of the mask. Traceable;
-    it never waits for the device. Mask.plan keeps one.
+    It says which tiles are empty, full or partial, and is the same for every head, layer, forward and backward of the
+    mask. Traceable; it never waits for the device. Mask.plan keeps one.
     """
     bounds, block_mask, *band = mask_arguments(mask)
     return _call(_ops.plan, bounds, block_mask, mask.seqlen_q, mask.seqlen_k, *band, torch.device(device or "cpu"))
@@ -48,12 +54,13 @@ def plan(mask, device=None):
 def attention(q, k, v, mask=None, *, softmax_scale=None, layout="bshd", deterministic=None, backend="auto"):
     """Masked attention: (out, lse), both differentiable with respect to q, k and v.
 
-    mask: a Mask, or None: every row sees every key. softmax_scale: default 1 / sqrt(head_dim). layout "bhsd": q, k and v
-    are [batch, heads, seqlen, head_dim], and so is out; all are views. deterministic: gradients with the same bits in every run; None
-    follows torch.use_deterministic_algorithms. backend: "auto", "cpu", "cuda" or "reference" (slow, the only one for float64).
+    mask: a Mask, or None: every row sees every key. softmax_scale: default 1 / sqrt(head_dim). layout "bhsd": q, k and
+        v are [batch, heads, seqlen, head_dim], and so is out; all are views. deterministic: gradients with the same
+        bits in every run; None follows torch.use_deterministic_algorithms. backend: "auto", "cpu", "cuda" or
+        "reference" (slow, the only one for float64).
 
-    Under torch.autocast q, k and v are cast to its dtype. Raises ValueError if an argument is wrong, and UnsupportedError if no backend
-    takes the call.
+    Under torch.autocast q, k and v are cast to its dtype. Raises ValueError if an argument is wrong, and
+    UnsupportedError if no backend takes the call.
     """
     check_dimensions(q, k, v, layout)
     if mask is not None:
@@ -62,7 +69,9 @@ def attention(q, k, v, mask=None, *, softmax_scale=None, layout="bshd", determin
 
 
 def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend):
-    """attention() of tensors with 4 dimensions and a mask of their lengths. This is what every call pays for: see benchmarks/torch_overhead.py."""
+    """attention() of tensors with 4 dimensions and a mask of their lengths. This is what every call pays for: see
+    benchmarks/torch_overhead.py.
+    """
     is_compiling = _is_compiling()
     if is_compiling or _is_autocast_enabled():
         q, k, v = autocast(q, k, v)
@@ -117,8 +126,14 @@ def check_dimensions(q, k, v, layout):
         _arguments.choice("layout", layout, LAYOUTS)
     tensor = torch.Tensor
     are_tensors = isinstance(q, tensor) and isinstance(k, tensor) and isinstance(v, tensor)
-    if (not are_tensors or not q.ndim == k.ndim == v.ndim == 4 or not q.device == k.device == v.device
-            or q.is_nested or k.is_nested or v.is_nested):
+    if (
+        not are_tensors
+        or not q.ndim == k.ndim == v.ndim == 4
+        or not q.device == k.device == v.device
+        or q.is_nested
+        or k.is_nested
+        or v.is_nested
+    ):
         _arguments.check_tensors(LAYOUTS[layout], query=q, key=k, value=v)
 
 
@@ -126,7 +141,9 @@ def check_lengths(mask, q, k, layout):
     """ValueError if a mask is not for the lengths of q and k."""
     length = 1 if layout == "bshd" else 2
     if mask.seqlen_q != q.shape[length] or mask.seqlen_k != k.shape[length]:
-        raise ValueError(f"the mask is for {mask.seqlen_q} query rows and {mask.seqlen_k} keys; query and key have {q.shape[length]} and {k.shape[length]}")
+        raise ValueError(
+            f"the mask is for {mask.seqlen_q} query rows and {mask.seqlen_k} keys; query and key have {q.shape[length]} and {k.shape[length]}"
+        )
 
 
 def autocast(*tensors):
@@ -140,6 +157,7 @@ def autocast(*tensors):
 
 def plan_bytes(seqlen_q, seqlen_k, masks):
     """Bytes of a plan of `masks` masks (batch entries x heads), as the library lays it out; lengths may be symbolic."""
+
     def blocks(length, size):
         return (length + size - 1) // size
 
@@ -149,7 +167,12 @@ def plan_bytes(seqlen_q, seqlen_k, masks):
     rows, keys = blocks(seqlen_q, 64), blocks(seqlen_k, 128)
     header = 6
     bits = 2 * masks * (rows * blocks(keys, 64) + keys * blocks(rows, 64))
-    counts_and_orders = 2 * (words_of_ints(rows) + words_of_ints(keys) + words_of_ints(blocks(seqlen_q, 128)) + words_of_ints(blocks(seqlen_q, 192)))
+    counts_and_orders = 2 * (
+        words_of_ints(rows)
+        + words_of_ints(keys)
+        + words_of_ints(blocks(seqlen_q, 128))
+        + words_of_ints(blocks(seqlen_q, 192))
+    )
     scratch = masks * keys
     return 8 * (header + bits + counts_and_orders + scratch)
 
@@ -184,8 +207,7 @@ def _plan_fake(bounds, block_mask, seqlen_q, seqlen_k, causal, q_offset, window_
 
 @torch.library.register_fake("flashmask::forward")
 def _forward_fake(q, k, v, bounds, block_mask, plan_, *options):
-    _arguments.check_one_device(query=q, key=k, value=v, startend_row_indices=bounds, block_mask=block_mask,
-                                plan=plan_)
+    _arguments.check_one_device(query=q, key=k, value=v, startend_row_indices=bounds, block_mask=block_mask, plan=plan_)
     batch, seqlen_q, heads, _ = q.shape
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     return q.new_empty((batch, seqlen_q, heads, v.shape[3])), q.new_empty((batch, heads, seqlen_q), dtype=lse_dtype)
@@ -193,8 +215,18 @@ def _forward_fake(q, k, v, bounds, block_mask, plan_, *options):
 
 @torch.library.register_fake("flashmask::backward")
 def _backward_fake(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, *options):
-    _arguments.check_one_device(query=q, key=k, value=v, out=out, lse=lse, dout=dout, dlse=dlse,
-                                startend_row_indices=bounds, block_mask=block_mask, plan=plan_)
+    _arguments.check_one_device(
+        query=q,
+        key=k,
+        value=v,
+        out=out,
+        lse=lse,
+        dout=dout,
+        dlse=dlse,
+        startend_row_indices=bounds,
+        block_mask=block_mask,
+        plan=plan_,
+    )
     return tuple(_empty_like(x) for x in (q, k, v))
 
 
@@ -208,8 +240,9 @@ def _empty_like(x):
 def _plan_vmap(info, in_dims, bounds, block_mask, *others):
     """The plan of each of the mapped masks."""
     pick = lambda x, dim, n: x if dim is None else x.select(dim, n)  # noqa: E731
-    plans = [_ops.plan(pick(bounds, in_dims[0], n), pick(block_mask, in_dims[1], n), *others)
-             for n in range(info.batch_size)]
+    plans = [
+        _ops.plan(pick(bounds, in_dims[0], n), pick(block_mask, in_dims[1], n), *others) for n in range(info.batch_size)
+    ]
     return torch.stack(plans), 0
 
 
@@ -258,7 +291,9 @@ class _Attention(torch.autograd.Function):
 
 
 def _backward(*inputs):
-    """(dq, dk, dv). The operator's autograd kernel, which refuses second derivatives, costs 0.1 ms and is left out where nobody could ask for them."""
+    """(dq, dk, dv). The operator's autograd kernel, which refuses second derivatives, costs 0.1 ms and is left out
+    where nobody could ask for them.
+    """
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return _call(_ops.backward.default, *inputs)
     try:
@@ -270,7 +305,9 @@ def _backward(*inputs):
 
 
 def _forward(q, k, v, bounds, block_mask, plan_, *options):
-    """The operator's autograd kernel. torch.library.register_autograd would make the same, but reads the schema in every call: 0.1 ms."""
+    """The operator's autograd kernel. torch.library.register_autograd would make the same, but reads the schema in
+    every call: 0.1 ms.
+    """
     if forward_ad._current_level >= 0:
         _refuse_tangents(q, k, v)
     if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
@@ -291,11 +328,15 @@ def _transformed(q, k, v, *others):
 def _refuse_tangents(*tensors):
     """Without this a derivative in forward mode would silently be 0."""
     if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
-        raise UnsupportedError("derivatives in forward mode (torch.func.jvp, forward_ad) are not implemented; torch.autograd.grad and backward() are there")
+        raise UnsupportedError(
+            "derivatives in forward mode (torch.func.jvp, forward_ad) are not implemented; torch.autograd.grad and backward() are there"
+        )
 
 
 def _no_second_derivative(ctx, *grads):
-    raise UnsupportedError("second derivatives of flashmask attention are not implemented; backward without create_graph=True")
+    raise UnsupportedError(
+        "second derivatives of flashmask attention are not implemented; backward without create_graph=True"
+    )
 
 
 _autograd = torch.library.Library("flashmask", "IMPL")

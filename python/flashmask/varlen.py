@@ -11,13 +11,32 @@ from .mask import Mask
 __all__ = ["flashmask_varlen_func", "varlen_mask"]
 
 
-def flashmask_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_k=None, *, dropout_p=0.0, softmax_scale=None, causal=False,
-                          window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=None, return_attn_probs=False, return_softmax_lse=False,
-                          block_table=None, backend="auto"):
+def flashmask_varlen_func(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+    *,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=None,
+    return_attn_probs=False,
+    return_softmax_lse=False,
+    block_table=None,
+    backend="auto",
+):
     """Attention within each document of a packed batch. Differentiable in q, k and v, and through lse.
 
     Args:
-        q: (total_q, heads_q, head_dim); k: (total_k, heads_kv, head_dim); v: (total_k, heads_kv, head_dim_v). heads_q is a multiple of heads_kv.
+        q: (total_q, heads_q, head_dim); k: (total_k, heads_kv, head_dim); v: (total_k, heads_kv, head_dim_v). heads_q
+            is a multiple of heads_kv.
         cu_seqlens_q, cu_seqlens_k: (documents + 1,) integers on q's device, or a list or numpy array of them, ascending
             from 0: document d has query rows cu_seqlens_q[d] to cu_seqlens_q[d + 1] and keys cu_seqlens_k[d] to
             cu_seqlens_k[d + 1]. A document may have no rows, no keys or neither. Rows past the last document see
@@ -25,30 +44,47 @@ def flashmask_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None
             device are never read on the host.
         max_seqlen_q, max_seqlen_k: taken and ignored: nothing depends on them.
         softmax_scale: default 1 / sqrt(head_dim).
-        causal, window_size: aligned at the bottom right of each document, as in flash-attn >= 2.1: with n rows and m keys, row i of the document
+        causal, window_size: aligned at the bottom right of each document, as in flash-attn >= 2.1: with n rows and m
+            keys, row i of the document
             stands at its key p = i + m - n and sees keys p - left .. p + right; -1 (None, sys.maxsize) is unbounded,
             causal is right = 0.
-        deterministic: True: the same gradient bits in every run. None follows torch.are_deterministic_algorithms_enabled().
+        deterministic: True: the same gradient bits in every run. None follows
+            torch.are_deterministic_algorithms_enabled().
         return_softmax_lse, return_attn_probs: either one returns lse too. Probabilities are never made.
         dropout_p, softcap, alibi_slopes, block_table: only 0, 0, None and None.
         backend: as in flashmask_attention.
 
     Returns:
-        out (total_q, heads_q, head_dim_v), or (out, lse) with lse (heads_q, total_q): natural log, float32 (float64 for float64 inputs). A row
-        that sees no key has out 0 and lse -inf.
+        out (total_q, heads_q, head_dim_v), or (out, lse) with lse (heads_q, total_q): natural log, float32 (float64 for
+        float64 inputs). A row that sees no key has out 0 and lse -inf.
 
     Raises:
-        UnsupportedError: dropout, softcap, alibi_slopes or block_table is given. ValueError, TypeError: an argument is wrong.
+        UnsupportedError: dropout, softcap, alibi_slopes or block_table is given. ValueError, TypeError: an argument is
+            wrong.
 
-    Each call makes its mask and its plan anew. To share them among the layers of a model, make the mask once with varlen_mask and call
-    flashmask_attention(q[None], k[None], v[None], mask).
+    Each call makes its mask and its plan anew. To share them among the layers of a model, make the mask once with
+    varlen_mask and call flashmask_attention(q[None], k[None], v[None], mask).
     """
-    _refuse_unsupported(dropout_p=(dropout_p, 0), softcap=(softcap, 0), alibi_slopes=(alibi_slopes, None), block_table=(block_table, None))
+    _refuse_unsupported(
+        dropout_p=(dropout_p, 0),
+        softcap=(softcap, 0),
+        alibi_slopes=(alibi_slopes, None),
+        block_table=(block_table, None),
+    )
     _arguments.check_tensors("(total tokens, heads, head_dim)", q=q, k=k, v=v)
     cu_q, cu_k = _cu_seqlens_of_both(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0], q.device)
     _arguments.check_one_device(q=q, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
     mask = _mask(cu_q, cu_k, q.shape[0], k.shape[0], *_window(window_size, causal))
-    out, lse = flashmask_attention(q[None], k[None], v[None], mask, softmax_scale=softmax_scale, deterministic=deterministic, return_softmax_lse=True, backend=backend)
+    out, lse = flashmask_attention(
+        q[None],
+        k[None],
+        v[None],
+        mask,
+        softmax_scale=softmax_scale,
+        deterministic=deterministic,
+        return_softmax_lse=True,
+        backend=backend,
+    )
     return (out[0], lse[0]) if return_softmax_lse or return_attn_probs else out[0]
 
 
@@ -57,16 +93,16 @@ def varlen_mask(cu_seqlens_q, cu_seqlens_k, total_q, total_k, *, causal=False, w
 
     Lists go to `device`.
 
-    Two intervals always suffice. Let key column j belong to document d, with rows [q0, q1) and keys up to k1. Aligned at the bottom right,
-    row i stands at key i + k1 - q1, so the rows that may see j are those with
+    Two intervals always suffice. Let key column j belong to document d, with rows [q0, q1) and keys up to k1. Aligned
+    at the bottom right, row i stands at key i + k1 - q1, so the rows that may see j are those with
 
         q0 <= i < q1                              its own document
         i >= j - right - (k1 - q1)                right = 0 if causal
         i <= j + left  - (k1 - q1)
 
-    Each line keeps one run of rows, so together they keep one run [first, last). What is hidden is the rest: the rows before `first` and the rows
-    from `last` on, which are the two intervals of the form (LTS, UTE) = (last, first). Where nobody sees the column, last <= first and the two cover
-    everything.
+    Each line keeps one run of rows, so together they keep one run [first, last). What is hidden is the rest: the rows
+    before `first` and the rows from `last` on, which are the two intervals of the form (LTS, UTE) = (last, first).
+    Where nobody sees the column, last <= first and the two cover everything.
     """
     total_q, total_k = _arguments.length("total_q", total_q), _arguments.length("total_k", total_k)
     cu_q, cu_k = _cu_seqlens_of_both(cu_seqlens_q, cu_seqlens_k, total_q, total_k, device)
@@ -108,15 +144,18 @@ def _cu_seqlens_of_both(cu_seqlens_q, cu_seqlens_k, total_q, total_k, device):
         return cu_q, cu_q
     cu_k = _cu_seqlens("cu_seqlens_k", cu_seqlens_k, total_k, "keys", device)
     if cu_q.shape != cu_k.shape:
-        raise ValueError(f"cu_seqlens_q has {cu_q.shape[0]} entries and cu_seqlens_k {cu_k.shape[0]}; "
-                         "they must have as many, one more than there are documents")
+        raise ValueError(
+            f"cu_seqlens_q has {cu_q.shape[0]} entries and cu_seqlens_k {cu_k.shape[0]}; "
+            "they must have as many, one more than there are documents"
+        )
     return cu_q, cu_k
 
 
 def _cu_seqlens(name, values, total, tokens, device):
     cu = _arguments.integers(name, values, device).contiguous()
     if cu.ndim != 1 or cu.shape[0] < 1:
-        raise ValueError(f"{name} has shape {tuple(cu.shape)}; "
-                         "it must be (documents + 1,): 0, then the end of each document")
+        raise ValueError(
+            f"{name} has shape {tuple(cu.shape)}; it must be (documents + 1,): 0, then the end of each document"
+        )
     _arguments.check_cu_seqlens(name, cu, total, f"the number of {tokens}")
     return cu

@@ -26,7 +26,9 @@ PLACEHOLDER = re.compile(r"\.\.\.|\b[A-Z]{3,}\b|[<>\[\]{}]")
 def commands_of(text):
     for language, block in FENCE.findall(text):
         if language in ("", "sh"):
-            yield from (line.removeprefix("$ ") for line in block.splitlines() if re.match(r"(\$ )?flashmask [a-z]", line))
+            yield from (
+                line.removeprefix("$ ") for line in block.splitlines() if re.match(r"(\$ )?flashmask [a-z]", line)
+            )
     yield from (words for words in INLINE.findall(FENCE.sub("", text)) if not PLACEHOLDER.search(words))
 
 
@@ -39,7 +41,11 @@ def all_commands():
 
 
 def snippets():
-    return [block for language, block in FENCE.findall((ROOT / "README.md").read_text(encoding="utf-8")) if language == "cpp"]
+    return [
+        block
+        for language, block in FENCE.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+        if language == "cpp"
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +75,19 @@ def test_commands(command, folder):
 def compiled(source, folder, name):
     program, library = folder / name, Path(os.environ["FLASHMASK_LIBRARY"])
     (folder / f"{name}.cpp").write_text(source, encoding="utf-8")
-    words = [os.environ.get("CXX", "c++"), "-std=c++20", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'include'}", f"{name}.cpp", str(library),
-             f"-Wl,-rpath,{library.parent}", "-o", str(program)]
+    words = [
+        os.environ.get("CXX", "c++"),
+        "-std=c++20",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        f"-I{ROOT / 'include'}",
+        f"{name}.cpp",
+        str(library),
+        f"-Wl,-rpath,{library.parent}",
+        "-o",
+        str(program),
+    ]
     result = subprocess.run(words, cwd=folder, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-4000:]
     return program
@@ -79,7 +96,8 @@ def compiled(source, folder, name):
 def test_the_cpp_quick_start(folder):
     first = snippets()[0]
     include, body = first.split("using namespace flashmask;\n")
-    program = compiled(f"""#include <cmath>
+    program = compiled(
+        f"""#include <cmath>
 #include <cstdint>
 #include <iostream>
 #include <vector>
@@ -96,14 +114,18 @@ int main() {{
   for (const uint16_t x : out) if (x != 0x3f80) return 1;  // means of ones
   return std::abs(lse[899] - std::log(900.f)) > 1e-4f;     // the row that sees the whole first document, with equal scores
 }}
-""", folder, "quick_start")
+""",
+        folder,
+        "quick_start",
+    )
     result = subprocess.run([program], capture_output=True, text=True)
     assert result.returncode == 0
     assert "tiles" in result.stdout
 
 
 def test_the_cpp_snippet_for_gpus_compiles(folder):
-    compiled(f"""#include <cstddef>
+    compiled(
+        f"""#include <cstddef>
 #include <span>
 #include <flashmask/flashmask.h>
 using namespace flashmask;
@@ -111,4 +133,7 @@ void run(ForwardArgs args, void* lts, std::span<std::byte> plan_memory, std::spa
 {snippets()[1]}
 }}
 int main() {{}}
-""", folder, "on_gpu")
+""",
+        folder,
+        "on_gpu",
+    )

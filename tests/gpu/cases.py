@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A problem, its mask by a rule of its own, and everything that is checked of a forward and of a backward call.
 
-The rule here is written from the public contract (include/flashmask/c_api.h), in torch, from the raw vectors: the library is
-never asked which elements are visible.
+The rule here is written from the public contract (include/flashmask/c_api.h), in torch, from the raw vectors: the
+library is never asked which elements are visible.
 """
 
 import os
 from dataclasses import dataclass, field
 
-import torch
-
 import oracle
+import torch
 from flashmask_torch import Backward, Forward, Mask, Plan, tile_rows
 
 DEVICE = torch.device(os.environ.get("FLASHMASK_TEST_DEVICE", "cuda"))
@@ -39,13 +38,24 @@ class Case:
     inputs: tuple = field(default=None, repr=False)
 
     def __str__(self):
-        words = {n: getattr(self, n) for n in "batch seqlen_q seqlen_k heads heads_kv dim dtype causal window q_offset scale layout seed".split()}
+        words = {
+            n: getattr(self, n)
+            for n in "batch seqlen_q seqlen_k heads heads_kv dim dtype causal window q_offset scale layout seed".split()
+        }
         shapes = {n: tuple(x.shape) for n in ("bounds", "block_mask") if (x := getattr(self, n)) is not None}
         return ", ".join(f"{n} {v}" for n, v in {**words, **shapes}.items())
 
     def mask(self):
-        return Mask(self.seqlen_q, self.seqlen_k, bounds=self.bounds, causal=self.causal, window=self.window, q_offset=self.q_offset, block_mask=self.block_mask,
-                    device=DEVICE)
+        return Mask(
+            self.seqlen_q,
+            self.seqlen_k,
+            bounds=self.bounds,
+            causal=self.causal,
+            window=self.window,
+            q_offset=self.q_offset,
+            block_mask=self.block_mask,
+            device=DEVICE,
+        )
 
     def tensors(self):
         """q, k, v from a standard normal in the case's layout."""
@@ -130,7 +140,9 @@ def live_tiles(case, rows_of_tile, chunk=4096):
         seen = case.visible(case.rows()[begin : begin + step])
         lead, (rows, keys) = seen.shape[:2], seen.shape[2:]
         seen = torch.nn.functional.pad(seen, (0, -keys % BLOCK, 0, -rows % rows_of_tile))
-        tiles = seen.view(*lead, seen.shape[2] // rows_of_tile, rows_of_tile, seen.shape[3] // BLOCK, BLOCK).any(5).any(3)
+        tiles = (
+            seen.view(*lead, seen.shape[2] // rows_of_tile, rows_of_tile, seen.shape[3] // BLOCK, BLOCK).any(5).any(3)
+        )
         total += int(tiles.sum()) * (case.batch // lead[0]) * (case.heads // lead[1])
     return total
 
@@ -138,9 +150,13 @@ def live_tiles(case, rows_of_tile, chunk=4096):
 def output_like(q, v, layout):
     """An output in q's layout; None lets the call make a contiguous one."""
     if layout == "bhsd":
-        return torch.empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3]), dtype=q.dtype, device=q.device).transpose(1, 2)
+        return torch.empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3]), dtype=q.dtype, device=q.device).transpose(
+            1, 2
+        )
     if layout == "padded":
-        return torch.empty((*q.shape[:2], q.shape[2] + 1, q.shape[3] + 8), dtype=q.dtype, device=q.device)[:, :, : q.shape[2], : q.shape[3]]
+        return torch.empty((*q.shape[:2], q.shape[2] + 1, q.shape[3] + 8), dtype=q.dtype, device=q.device)[
+            :, :, : q.shape[2], : q.shape[3]
+        ]
     return None
 
 
@@ -169,16 +185,23 @@ def check(case, dense=True):
 def check_tiles(case, mask, plan, ours):
     counted = call(case, mask, plan=plan, count=True)
     executed, rows = counted.executed_tiles(), tile_rows(*case.tensors())
-    assert executed == live_tiles(case, rows), f"{executed} tiles executed, {live_tiles(case, rows)} tiles of {rows} rows are live; {case}"
+    assert executed == live_tiles(case, rows), (
+        f"{executed} tiles executed, {live_tiles(case, rows)} tiles of {rows} rows are live; {case}"
+    )
     assert_same(ours, counted, "counting tiles", case)
 
 
 def check_dense(case, ours):
     """The dense-mask run has the same bits, but for the sign of a zero, and executes every tile."""
     baseline = call(case, None, dense=case.dense(), count=True)
-    executed, tiles = baseline.executed_tiles(), case.batch * case.heads * -(-case.seqlen_q // tile_rows(*case.tensors())) * -(-case.seqlen_k // BLOCK)
+    executed, tiles = (
+        baseline.executed_tiles(),
+        case.batch * case.heads * -(-case.seqlen_q // tile_rows(*case.tensors())) * -(-case.seqlen_k // BLOCK),
+    )
     assert executed == tiles, f"the dense-mask run executed {executed} of {tiles} tiles; {case}"
-    assert torch.equal(ours.out, baseline.out) and torch.equal(ours.lse, baseline.lse), f"the dense-mask run differs; {case}"
+    assert torch.equal(ours.out, baseline.out) and torch.equal(ours.lse, baseline.lse), (
+        f"the dense-mask run differs; {case}"
+    )
 
 
 # --- Gradients ---------------------------------------------------------------------------------------
@@ -203,7 +226,9 @@ def gradient_like(layout):
         if layout == "bhsd":
             return torch.empty_like(x.transpose(1, 2).contiguous()).transpose(1, 2)
         if layout == "padded":
-            return torch.empty((x.shape[0], x.shape[1], x.shape[2] + 1, x.shape[3] + 8), dtype=x.dtype, device=x.device)[:, :, : x.shape[2], : x.shape[3]]
+            return torch.empty(
+                (x.shape[0], x.shape[1], x.shape[2] + 1, x.shape[3] + 8), dtype=x.dtype, device=x.device
+            )[:, :, : x.shape[2], : x.shape[3]]
         return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
     return like
@@ -220,7 +245,9 @@ def assert_same_gradients(a, b, what, case, names=("dq", "dk", "dv")):
 
 
 def check_backward(case, with_dlse=True, dense=True):
-    """Accuracy, zeros where nothing contributes, repeatable bits, tiles, and the dense mask's bits. Returns the deterministic call."""
+    """Accuracy, zeros where nothing contributes, repeatable bits, tiles, and the dense mask's bits. Returns the
+    deterministic call.
+    """
     mask = case.mask()
     plan = Plan(mask)
     forward = call(case, mask, plan=plan).run()
@@ -254,10 +281,14 @@ def check_zeros(case, ours, chunk=4096):
     for rows in case.rows().split(chunk):
         seen = case.visible(rows).expand(case.batch, case.heads, -1, -1)
         blind = ~seen.any(-1) if case.seqlen_k else torch.ones(seen.shape[:3], dtype=torch.bool, device=DEVICE)
-        assert bool((ours.dq[:, rows].transpose(1, 2)[blind] == 0).all()), f"dq of rows that see nothing is not 0; {case}"
+        assert bool((ours.dq[:, rows].transpose(1, 2)[blind] == 0).all()), (
+            f"dq of rows that see nothing is not 0; {case}"
+        )
         seen_keys |= seen.any(2).unflatten(1, (case.heads_kv, -1)).any(2)
     for name in ("dk", "dv"):
-        assert bool((getattr(ours, name).transpose(1, 2)[~seen_keys] == 0).all()), f"{name} of keys that nobody sees is not 0; {case}"
+        assert bool((getattr(ours, name).transpose(1, 2)[~seen_keys] == 0).all()), (
+            f"{name} of keys that nobody sees is not 0; {case}"
+        )
 
 
 def check_backward_tiles(case, forward, dout, dlse, plan):
@@ -273,4 +304,6 @@ def check_dense_backward(case, forward, dout, dlse, ours):
     executed = baseline.executed_tiles()
     assert executed == (tiles, tiles), f"the dense-mask run executed {executed} of {tiles} tiles; {case}"
     for name in ("dq", "dk", "dv"):
-        assert torch.equal(getattr(ours, name), getattr(baseline, name)), f"{name} of the dense-mask run differs; {case}"
+        assert torch.equal(getattr(ours, name), getattr(baseline, name)), (
+            f"{name} of the dense-mask run differs; {case}"
+        )

@@ -3,11 +3,10 @@
 
 import dataclasses
 
+import kernels
 import numpy as np
 import pytest
 import torch
-
-import kernels
 from cases import DEVICE
 
 BF16, F16 = torch.bfloat16, torch.float16

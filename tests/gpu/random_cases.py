@@ -3,7 +3,6 @@
 
 import numpy as np
 import torch
-
 from cases import DEVICE, Case
 from ingredients import DIMS
 
@@ -58,9 +57,18 @@ def random_case(seed):
     heads_kv = choose(rng, 1, 1, 2, 3)
     same = rng.random() < 0.4
     seqlen_q = length(rng)
-    case = Case(seqlen_q, seqlen_q if same else length(rng), batch=choose(rng, 1, 1, 2, 3), heads_kv=heads_kv, heads=heads_kv * choose(rng, 1, 1, 2, 4), seed=seed,
-                dim=choose(rng, *DIMS), dtype=choose(rng, torch.bfloat16, torch.float16), layout=choose(rng, "bshd", "bshd", "bhsd", "padded", "packed"),
-                scale=choose(rng, None, None, None, 0.3, -0.2, 0.0))
+    case = Case(
+        seqlen_q,
+        seqlen_q if same else length(rng),
+        batch=choose(rng, 1, 1, 2, 3),
+        heads_kv=heads_kv,
+        heads=heads_kv * choose(rng, 1, 1, 2, 4),
+        seed=seed,
+        dim=choose(rng, *DIMS),
+        dtype=choose(rng, torch.bfloat16, torch.float16),
+        layout=choose(rng, "bshd", "bshd", "bhsd", "padded", "packed"),
+        scale=choose(rng, None, None, None, 0.3, -0.2, 0.0),
+    )
     add_bounds(rng, case)
     add_band(rng, case)
     add_block_mask(rng, case)

@@ -3,11 +3,21 @@
 
 import dataclasses
 
+import oracle
 import pytest
 import torch
-
-import oracle
-from cases import DEVICE, Case, assert_same, assert_same_gradients, call, call_backward, check_backward, check_gradients, gradient_inputs, same_bits
+from cases import (
+    DEVICE,
+    Case,
+    assert_same,
+    assert_same_gradients,
+    call,
+    call_backward,
+    check_backward,
+    check_gradients,
+    gradient_inputs,
+    same_bits,
+)
 from flashmask_torch import Backward, CallError, Forward, Plan
 from ingredients import BF16, dims, document_bounds, random_lengths, two_intervals, types
 from random_cases import random_case
@@ -22,7 +32,9 @@ PER_GROUP, GROUPS = 25, 24
 def test_grouped_heads(dtype, dim, heads, heads_kv, mask_heads):
     count = {"one": 1, "kv": heads_kv, "q": heads}[mask_heads]
     bounds = torch.cat([document_bounds(random_lengths(640, 5, seed)) for seed in range(count)], 1)
-    check_backward(Case(640, 640, batch=2, heads=heads, heads_kv=heads_kv, dim=dim, dtype=dtype, causal=True, bounds=bounds))
+    check_backward(
+        Case(640, 640, batch=2, heads=heads, heads_kv=heads_kv, dim=dim, dtype=dtype, causal=True, bounds=bounds)
+    )
 
 
 @pytest.mark.cuda
@@ -32,7 +44,9 @@ def test_grouped_heads(dtype, dim, heads, heads_kv, mask_heads):
 def test_grouped_heads_with_work_for_every_multiprocessor(dtype, dim, heads, heads_kv):
     """One item has all query heads of its key head; with less work it has some of them."""
     bounds = torch.cat([document_bounds(random_lengths(1200, 5, seed)) for seed in range(heads)], 1)
-    check_backward(Case(1200, 1200, batch=2, heads=heads, heads_kv=heads_kv, dim=dim, dtype=dtype, causal=True, bounds=bounds))
+    check_backward(
+        Case(1200, 1200, batch=2, heads=heads, heads_kv=heads_kv, dim=dim, dtype=dtype, causal=True, bounds=bounds)
+    )
 
 
 @types
@@ -41,13 +55,26 @@ def test_grouped_heads_with_work_for_every_multiprocessor(dtype, dim, heads, hea
 @pytest.mark.parametrize("seqlen_k", [1, 127, 128])
 def test_one_key_tile_gives_dq_itself(dtype, dim, heads_kv, seqlen_k):
     """Without sums there is nothing to convert; rows that see none of the keys get zeros all the same."""
-    check_backward(Case(700, seqlen_k, batch=2, heads=4, heads_kv=heads_kv, dim=dim, dtype=dtype, bounds=two_intervals(700, seqlen_k, dim)))
+    check_backward(
+        Case(
+            700,
+            seqlen_k,
+            batch=2,
+            heads=4,
+            heads_kv=heads_kv,
+            dim=dim,
+            dtype=dtype,
+            bounds=two_intervals(700, seqlen_k, dim),
+        )
+    )
 
 
 @pytest.mark.parametrize("seqlen_q, seqlen_k, dim", [(4096, 4224, 64), (8191, 8192, 128), (8192, 8191, 64)])
 def test_large_shapes(seqlen_q, seqlen_k, dim):
     heads = 2 if DEVICE.type == "cuda" else 1
-    check_backward(Case(seqlen_q, seqlen_k, heads=heads, heads_kv=1, dim=dim, bounds=two_intervals(seqlen_q, seqlen_k, dim)))
+    check_backward(
+        Case(seqlen_q, seqlen_k, heads=heads, heads_kv=1, dim=dim, bounds=two_intervals(seqlen_q, seqlen_k, dim))
+    )
 
 
 @pytest.mark.cuda
@@ -59,13 +86,16 @@ def test_more_than_two_to_the_31_elements(dim):
     case = Case(seqlen, seqlen, heads=heads, heads_kv=heads // 16, dim=dim, causal=True, window=(left, -1))
     generator = torch.Generator(device=DEVICE).manual_seed(0)
     q, dout = (torch.randn((1, seqlen, heads, dim), dtype=BF16, device=DEVICE, generator=generator) for _ in range(2))
-    k, v = (torch.randn((1, seqlen, heads // 16, dim), dtype=BF16, device=DEVICE, generator=generator) for _ in range(2))
+    k, v = (
+        torch.randn((1, seqlen, heads // 16, dim), dtype=BF16, device=DEVICE, generator=generator) for _ in range(2)
+    )
     case.inputs = (q, k, v)
     forward = call(case, case.mask()).run()
     ours = call_backward(case, forward, dout, None).run()
     i, j = torch.arange(size, device=DEVICE)[:, None], torch.arange(size, device=DEVICE)[None]
     for begin in (0, 2**31 // (heads * dim) - size // 2, seqlen - size):
-        # Rows of the slice from `left` on see all their keys in it; keys as far from its end are seen by all their rows in it.
+        # Rows of the slice from `left` on see all their keys in it; keys as far from its end are seen by all their rows
+        # in it.
         first, last = left if begin > 0 else 0, size if begin + size == seqlen else size - left
         of_slice = [x[:, begin : begin + size].transpose(1, 2) for x in (q, k, v, dout, forward.out)]
         of_slice[1:3] = (x.repeat_interleave(16, dim=1) for x in of_slice[1:3])
@@ -88,7 +118,18 @@ def test_random_masks(group):
 @dims
 @pytest.mark.parametrize("layout", ["bhsd", "padded", "packed"])
 def test_layouts(dtype, dim, layout):
-    case = Case(300, 300, batch=2, heads=3, heads_kv=3, dim=dim, dtype=dtype, layout=layout, causal=True, bounds=document_bounds([100, 1, 150, 49]))
+    case = Case(
+        300,
+        300,
+        batch=2,
+        heads=3,
+        heads_kv=3,
+        dim=dim,
+        dtype=dtype,
+        layout=layout,
+        causal=True,
+        bounds=document_bounds([100, 1, 150, 49]),
+    )
     strided = check_backward(case)
     contiguous = dataclasses.replace(case, layout="bshd", inputs=tuple(x.contiguous() for x in case.tensors()))
     dout, dlse = (x.contiguous() for x in gradient_inputs(case))
@@ -122,7 +163,12 @@ def test_memory_is_dq_s_sums_two_vectors_a_row_and_the_plan(deterministic):
 
 @dims
 def test_nothing_to_do(dim):
-    for case in (Case(130, 0, dim=dim), Case(0, 130, dim=dim), Case(130, 130, batch=0, dim=dim), Case(0, 0, batch=0, dim=dim)):
+    for case in (
+        Case(130, 0, dim=dim),
+        Case(0, 130, dim=dim),
+        Case(130, 130, batch=0, dim=dim),
+        Case(0, 0, batch=0, dim=dim),
+    ):
         for deterministic in (False, True):
             forward = call(case, case.mask()).run()
             ours = call_backward(case, forward, *gradient_inputs(case), deterministic=deterministic).run()
@@ -134,7 +180,10 @@ def test_what_the_kernels_do_not_take_is_named():
     case = Case(128, 128, dim=64)
     forward = call(case, case.mask()).run()
     dout, dlse = gradient_inputs(case)
-    for wrong, words in ((dout[:, :1].expand_as(dout), "dout is expanded"), (torch.randn((1, 128, 2, 128), device=DEVICE).to(BF16)[..., ::2], "dout has stride 2")):
+    for wrong, words in (
+        (dout[:, :1].expand_as(dout), "dout is expanded"),
+        (torch.randn((1, 128, 2, 128), device=DEVICE).to(BF16)[..., ::2], "dout has stride 2"),
+    ):
         with pytest.raises(CallError, match=words):
             call_backward(case, forward, wrong, dlse)
 
@@ -158,7 +207,9 @@ def test_documents_do_not_depend_on_their_neighbours(dtype, dim, causal):
         other = dataclasses.replace(case, inputs=tuple(changed[:3]))
         after = call_backward(other, call(other, other.mask()).run(), changed[3], dlse, deterministic=True).run()
         for name in ("dq", "dk", "dv"):
-            assert same_bits(getattr(before, name)[:, begin:end], getattr(after, name)[:, begin:end]), f"{name} of document {n} changed with its neighbours; {case}"
+            assert same_bits(getattr(before, name)[:, begin:end], getattr(after, name)[:, begin:end]), (
+                f"{name} of document {n} changed with its neighbours; {case}"
+            )
 
 
 @dims
@@ -168,8 +219,20 @@ def test_a_head_does_not_depend_on_the_batch(dim):
     case = Case(777, 777, batch=3, heads=4, heads_kv=4, dim=dim, causal=True, bounds=bounds)
     dout, dlse = gradient_inputs(case)
     together = call_backward(case, call(case, case.mask()).run(), dout, dlse, deterministic=True).run()
-    alone = Case(777, 777, batch=1, heads=1, heads_kv=1, dim=dim, causal=True, bounds=bounds, inputs=tuple(x[2:, :, 3:] for x in case.tensors()))
-    single = call_backward(alone, call(alone, alone.mask()).run(), dout[2:, :, 3:], dlse[2:, 3:], deterministic=True).run()
+    alone = Case(
+        777,
+        777,
+        batch=1,
+        heads=1,
+        heads_kv=1,
+        dim=dim,
+        causal=True,
+        bounds=bounds,
+        inputs=tuple(x[2:, :, 3:] for x in case.tensors()),
+    )
+    single = call_backward(
+        alone, call(alone, alone.mask()).run(), dout[2:, :, 3:], dlse[2:, 3:], deterministic=True
+    ).run()
     for name in ("dq", "dk", "dv"):
         assert same_bits(getattr(single, name), getattr(together, name)[2:, :, 3:]), name
 
@@ -179,9 +242,13 @@ def test_a_head_does_not_depend_on_the_batch(dim):
 @pytest.mark.parametrize("kind", ["full", "causal", "documents", "causal documents", "window"])
 def test_thirty_deterministic_runs(dim, kind):
     """More items than multiprocessors, so that turns are waited for; then fewer CTAs."""
-    more = {"full": {}, "causal": {"causal": True}, "window": {"causal": True, "window": (500, -1)},
-            "documents": {"bounds": document_bounds(random_lengths(2048, 5), causal=False)},
-            "causal documents": {"causal": True, "bounds": document_bounds(random_lengths(2048, 5))}}[kind]
+    more = {
+        "full": {},
+        "causal": {"causal": True},
+        "window": {"causal": True, "window": (500, -1)},
+        "documents": {"bounds": document_bounds(random_lengths(2048, 5), causal=False)},
+        "causal documents": {"causal": True, "bounds": document_bounds(random_lengths(2048, 5))},
+    }[kind]
     case = Case(2048, 2048, batch=2, heads=16, heads_kv=8, dim=dim, **more)
     mask = case.mask()
     plan = Plan(mask)
@@ -200,18 +267,33 @@ def test_thirty_deterministic_runs(dim, kind):
 @dims
 @pytest.mark.parametrize("heads_kv", [1, 4])
 def test_fewer_ctas(dim, heads_kv):
-    """Both directions, deterministic or not, where items share a key head's query heads: a fourth and a half of them each."""
-    case = Case(1100, 1100, batch=2, heads=4 * heads_kv, heads_kv=heads_kv, dim=dim, causal=True, bounds=document_bounds(random_lengths(1100, 5)))
+    """Both directions, deterministic or not, where items share a key head's query heads: a fourth and a half of them
+    each.
+    """
+    case = Case(
+        1100,
+        1100,
+        batch=2,
+        heads=4 * heads_kv,
+        heads_kv=heads_kv,
+        dim=dim,
+        causal=True,
+        bounds=document_bounds(random_lengths(1100, 5)),
+    )
     mask = case.mask()
     plan = Plan(mask)
     forward = call(case, mask, plan=plan).run()
     dout, dlse = gradient_inputs(case)
     everything = call_backward(case, forward, dout, dlse, plan=plan, deterministic=True).run()
     for max_ctas in (1000, 131, 2, 1):
-        assert_same(forward, call(case, mask, plan=plan, max_ctas=max_ctas).run(), f"with at most {max_ctas} CTAs", case)
+        assert_same(
+            forward, call(case, mask, plan=plan, max_ctas=max_ctas).run(), f"with at most {max_ctas} CTAs", case
+        )
         fewer = call_backward(case, forward, dout, dlse, plan=plan, deterministic=True, max_ctas=max_ctas).run()
         assert_same_gradients(everything, fewer, f"with at most {max_ctas} CTAs", case)
-        check_gradients(case, forward, dout, dlse, call_backward(case, forward, dout, dlse, plan=plan, max_ctas=max_ctas).run())
+        check_gradients(
+            case, forward, dout, dlse, call_backward(case, forward, dout, dlse, plan=plan, max_ctas=max_ctas).run()
+        )
 
 
 @pytest.mark.cuda
@@ -219,7 +301,9 @@ def test_fewer_ctas(dim, heads_kv):
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_side_streams(dim, deterministic):
     """One plan, calls on several streams at once."""
-    case = Case(2000, 2000, batch=2, heads=8, heads_kv=8, dim=dim, causal=True, bounds=document_bounds(random_lengths(2000, 6)))
+    case = Case(
+        2000, 2000, batch=2, heads=8, heads_kv=8, dim=dim, causal=True, bounds=document_bounds(random_lengths(2000, 6))
+    )
     mask = case.mask()
     plan = Plan(mask)
     forward = call(case, mask, plan=plan).run()
@@ -233,15 +317,21 @@ def test_side_streams(dim, deterministic):
             calls.append(call_backward(case, forward, dout, dlse, plan=plan, deterministic=deterministic).run())
     torch.cuda.synchronize()
     for other in calls:
-        assert_same_gradients(expected, other, "on a side stream", case, ("dq", "dk", "dv") if deterministic else ("dk", "dv"))
+        assert_same_gradients(
+            expected, other, "on a side stream", case, ("dq", "dk", "dv") if deterministic else ("dk", "dv")
+        )
 
 
 @pytest.mark.cuda
 @dims
 @pytest.mark.parametrize("own_plan", [False, True])
 def test_graph_capture(dim, own_plan):
-    """A graph of planner, forward and backward follows the bounds and the inputs that are in the tensors when it is replayed."""
-    case = Case(1500, 1500, batch=2, heads=4, heads_kv=4, dim=dim, causal=True, bounds=document_bounds(random_lengths(1500, 5)))
+    """A graph of planner, forward and backward follows the bounds and the inputs that are in the tensors when it is
+    replayed.
+    """
+    case = Case(
+        1500, 1500, batch=2, heads=4, heads_kv=4, dim=dim, causal=True, bounds=document_bounds(random_lengths(1500, 5))
+    )
     mask = case.mask()
     plan = None if own_plan else Plan(mask, build=False)
     forward = call(case, mask, plan=plan)

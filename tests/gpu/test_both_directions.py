@@ -1,13 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same cases for the forward and for the backward pass: against float64, and bit for bit in every way that must not change a bit."""
+"""The same cases for the forward and for the backward pass: against float64, and bit for bit in every way that must not
+change a bit.
+"""
 
+import cases
 import numpy as np
 import pytest
 import torch
-
-import cases
 from cases import Case
-from ingredients import BF16, F16, RAGGED, adversarial, dims, document_bounds, ints, random_lengths, two_intervals, types
+from ingredients import (
+    BF16,
+    F16,
+    RAGGED,
+    adversarial,
+    dims,
+    document_bounds,
+    ints,
+    random_lengths,
+    two_intervals,
+    types,
+)
 
 
 @pytest.fixture(params=["forward", "backward"])
@@ -34,7 +46,9 @@ def test_ragged_lengths(check, dim, seqlen_q):
 @dims
 def test_large_documents(check, dim):
     check(Case(8192, 8192, heads=2, heads_kv=1, dim=dim, causal=True, bounds=document_bounds(random_lengths(8192, 9))))
-    check(Case(8192, 8192, heads=2, heads_kv=1, dim=dim, bounds=document_bounds(random_lengths(8192, 40), causal=False)))
+    check(
+        Case(8192, 8192, heads=2, heads_kv=1, dim=dim, bounds=document_bounds(random_lengths(8192, 40), causal=False))
+    )
 
 
 @types

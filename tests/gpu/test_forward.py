@@ -3,10 +3,9 @@
 
 import dataclasses
 
+import oracle
 import pytest
 import torch
-
-import oracle
 from cases import DEVICE, Case, assert_same, call, check, same_bits
 from flashmask_torch import Forward, Plan
 from ingredients import BF16, F16, dims, document_bounds, random_lengths, two_intervals, types
@@ -23,7 +22,10 @@ def test_grouped_heads(dtype, dim, heads, heads_kv):
     check(Case(640, 640, batch=2, heads=heads, heads_kv=heads_kv, dim=dim, dtype=dtype, causal=True, bounds=bounds))
 
 
-@pytest.mark.parametrize("seqlen_q, seqlen_k, dim", [(4096, 4224, 64), (8191, 8192, 128), (8192, 8191, 64), (16383, 16385, 128), (16385, 16383, 64)])
+@pytest.mark.parametrize(
+    "seqlen_q, seqlen_k, dim",
+    [(4096, 4224, 64), (8191, 8192, 128), (8192, 8191, 64), (16383, 16385, 128), (16385, 16383, 64)],
+)
 def test_large_shapes(seqlen_q, seqlen_k, dim):
     heads = 2 if DEVICE.type == "cuda" else 1
     check(Case(seqlen_q, seqlen_k, heads=heads, heads_kv=1, dim=dim, bounds=two_intervals(seqlen_q, seqlen_k, dim)))
@@ -62,7 +64,18 @@ def test_random_masks(group):
 @dims
 @pytest.mark.parametrize("layout", ["bhsd", "padded", "packed"])
 def test_layouts(dtype, dim, layout):
-    case = Case(300, 300, batch=2, heads=3, heads_kv=3, dim=dim, dtype=dtype, layout=layout, causal=True, bounds=document_bounds([100, 1, 150, 49]))
+    case = Case(
+        300,
+        300,
+        batch=2,
+        heads=3,
+        heads_kv=3,
+        dim=dim,
+        dtype=dtype,
+        layout=layout,
+        causal=True,
+        bounds=document_bounds([100, 1, 150, 49]),
+    )
     strided = check(case)
     contiguous = dataclasses.replace(case, layout="bshd", inputs=tuple(x.contiguous() for x in case.tensors()))
     assert_same(strided, call(contiguous, contiguous.mask()).run(), f"{layout} against contiguous", case)
@@ -93,8 +106,12 @@ def test_documents_do_not_depend_on_their_neighbours(dtype, dim, causal):
             x[:, others] = (torch.randn_like(x[:, others]) * factor).to(dtype)
         other = dataclasses.replace(case, inputs=tuple(changed))
         after = call(other, other.mask()).run()
-        assert same_bits(before.out[:, begin:end], after.out[:, begin:end]), f"document {n} changed with its neighbours; {case}"
-        assert same_bits(before.lse[:, :, begin:end], after.lse[:, :, begin:end]), f"lse of document {n} changed with its neighbours; {case}"
+        assert same_bits(before.out[:, begin:end], after.out[:, begin:end]), (
+            f"document {n} changed with its neighbours; {case}"
+        )
+        assert same_bits(before.lse[:, :, begin:end], after.lse[:, :, begin:end]), (
+            f"lse of document {n} changed with its neighbours; {case}"
+        )
 
 
 @dims
@@ -103,7 +120,17 @@ def test_a_head_does_not_depend_on_the_batch(dim):
     bounds = document_bounds(random_lengths(777, 6))
     case = Case(777, 777, batch=3, heads=4, heads_kv=4, dim=dim, causal=True, bounds=bounds)
     together = check(case)
-    alone = Case(777, 777, batch=1, heads=1, heads_kv=1, dim=dim, causal=True, bounds=bounds, inputs=tuple(x[2:, :, 3:] for x in case.tensors()))
+    alone = Case(
+        777,
+        777,
+        batch=1,
+        heads=1,
+        heads_kv=1,
+        dim=dim,
+        causal=True,
+        bounds=bounds,
+        inputs=tuple(x[2:, :, 3:] for x in case.tensors()),
+    )
     single = call(alone, alone.mask()).run()
     assert same_bits(single.out, together.out[2:, :, 3:]) and same_bits(single.lse, together.lse[2:, 3:])
 
@@ -123,7 +150,9 @@ def test_one_plan_serves_many_calls(dim):
 @dims
 def test_side_streams(dim):
     """One plan, calls on several streams at once."""
-    case = Case(2000, 2000, batch=2, heads=8, heads_kv=8, dim=dim, causal=True, bounds=document_bounds(random_lengths(2000, 6)))
+    case = Case(
+        2000, 2000, batch=2, heads=8, heads_kv=8, dim=dim, causal=True, bounds=document_bounds(random_lengths(2000, 6))
+    )
     mask = case.mask()
     expected = call(case, mask, plan=Plan(mask)).run()
     torch.cuda.synchronize()
@@ -146,7 +175,9 @@ def test_side_streams(dim):
 @pytest.mark.parametrize("own_plan", [False, True])
 def test_graph_capture(dim, own_plan):
     """A graph of planner and forward follows the bounds and the inputs that are in the tensors when it is replayed."""
-    case = Case(1500, 1500, batch=2, heads=4, heads_kv=4, dim=dim, causal=True, bounds=document_bounds(random_lengths(1500, 5)))
+    case = Case(
+        1500, 1500, batch=2, heads=4, heads_kv=4, dim=dim, causal=True, bounds=document_bounds(random_lengths(1500, 5))
+    )
     mask = case.mask()
     plan = None if own_plan else Plan(mask, build=False)
     captured = call(case, mask, plan=plan)

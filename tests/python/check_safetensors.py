@@ -22,8 +22,12 @@ def check_tensors(tensors, task):
     """Yields what is wrong with names, types and shapes."""
     shared = task in ("dpo", "rm")
     types = {
-        "input_ids": np.int32, "position_ids": np.int32, "labels": np.int64, "loss_mask": np.bool_,
-        "startend_row_indices": np.int32, "segment_ids": np.int32,
+        "input_ids": np.int32,
+        "position_ids": np.int32,
+        "labels": np.int64,
+        "loss_mask": np.bool_,
+        "startend_row_indices": np.int32,
+        "segment_ids": np.int32,
     }
     if shared:
         types["answer_ids"] = np.int32
@@ -44,10 +48,18 @@ def check_tensors(tensors, task):
 def check_metadata(metadata, tensors):
     sequences, seqlen = tensors["input_ids"].shape
     expected = {
-        "format": "flashmask-packed", "format_version": "1", "tokenizer": "bytes", "vocabulary": "260",
-        "begin_token": str(BEGIN), "end_token": str(END), "pad_token": str(PAD), "answer_token": str(ANSWER),
-        "seqlen": str(seqlen), "tokens": str(int((tensors["segment_ids"] >= 0).sum())),
-        "documents": str(int(tensors["segment_ids"].max()) + 1), "mask": "startend_row_indices, causal",
+        "format": "flashmask-packed",
+        "format_version": "1",
+        "tokenizer": "bytes",
+        "vocabulary": "260",
+        "begin_token": str(BEGIN),
+        "end_token": str(END),
+        "pad_token": str(PAD),
+        "answer_token": str(ANSWER),
+        "seqlen": str(seqlen),
+        "tokens": str(int((tensors["segment_ids"] >= 0).sum())),
+        "documents": str(int(tensors["segment_ids"].max()) + 1),
+        "mask": "startend_row_indices, causal",
     }
     if "nodes" in tensors:
         expected["node_columns"] = ", ".join(NODE_COLUMNS)
@@ -104,19 +116,25 @@ def check_sequence(tensors, s):
     padding = segments < 0
     if not np.array_equal(padding, tokens == PAD):
         yield "segment_ids and input_ids disagree on what is padding"
-    if padding.any() and not padding[np.argmax(padding):].all():
+    if padding.any() and not padding[np.argmax(padding) :].all():
         yield "padding is not at the end"
     if (np.diff(segments[~padding]) < 0).any():
         yield "documents are out of order"
     if "nodes" in tensors:
-        answers = get("node_ids") + 1    # labels must stay inside of a node
+        answers = get("node_ids") + 1  # labels must stay inside of a node
         yield from check_nodes(tensors, s)
-    elif not np.array_equal(visible_by_documents(segments, answers), visible_by_indices(get("startend_row_indices")[0, :, 0])):
+    elif not np.array_equal(
+        visible_by_documents(segments, answers), visible_by_indices(get("startend_row_indices")[0, :, 0])
+    ):
         yield "startend_row_indices and the documents disagree"
     if not np.array_equal(get("loss_mask"), labels != -100):
         yield "loss_mask and labels disagree"
     for t in np.flatnonzero(labels != -100):
-        same = t + 1 < len(tokens) and segments[t] == segments[t + 1] and (answers is None or answers[t] == answers[t + 1] > 0)
+        same = (
+            t + 1 < len(tokens)
+            and segments[t] == segments[t + 1]
+            and (answers is None or answers[t] == answers[t + 1] > 0)
+        )
         if not same or labels[t] != tokens[t + 1] or padding[t]:
             yield f"label {t} is not the next token of the same document or answer"
             break

@@ -22,8 +22,12 @@ def kernels_of(library, case, arch="sm90", multiprocessors=132, deterministic=Fa
     name, made = f"{name}.c2", json.loads(Path(library).read_text())
     if case["head_dim"] in made.get("refused", []):
         raise ValueError(f"head dim {case['head_dim']} is not run")
-    parts = [".split" if made.get("split") and not deterministic else "", ".preprocess", ".convert_dq",
-             *[".reduce_dkv"] * (case["heads"] != case["heads_kv"])]
+    parts = [
+        ".split" if made.get("split") and not deterministic else "",
+        ".preprocess",
+        ".convert_dq",
+        *[".reduce_dkv"] * (case["heads"] != case["heads_kv"]),
+    ]
     return [*PLAN, *(f"{name}{part}" for part in parts)]
 
 
@@ -36,8 +40,11 @@ def library_file(path, toolkit="Build cuda_13.0", **changes):
     names = list(PLAN)
     for dim in (64, 128):
         names.append(f"sm90.fwd.bf16.d{dim}.dv{dim}.c3")
-        names += [f"sm90.bwd.bf16.d{dim}.dv{dim}.c2{part}"
-                  for part in ("", ".split", ".preprocess", ".convert_dq", ".reduce_dkv")]
-    path.write_text(json.dumps({"toolkit": toolkit, "kernels": {name: f"{n:016x}" for n, name in enumerate(names, 1)},
-                                **changes}))
+        names += [
+            f"sm90.bwd.bf16.d{dim}.dv{dim}.c2{part}"
+            for part in ("", ".split", ".preprocess", ".convert_dq", ".reduce_dkv")
+        ]
+    path.write_text(
+        json.dumps({"toolkit": toolkit, "kernels": {name: f"{n:016x}" for n, name in enumerate(names, 1)}, **changes})
+    )
     return path

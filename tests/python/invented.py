@@ -16,8 +16,13 @@ def library_file(folder, **changes):
 
 
 def peer(ms, ours, plan):
-    return {"ms": ms, "ms_spread": [0.9 * ms, 1.1 * ms], "rounds": 7, "ratio": ms / ours,
-            "ratio_with_plan": ms / (ours + plan)}
+    return {
+        "ms": ms,
+        "ms_spread": [0.9 * ms, 1.1 * ms],
+        "rounds": 7,
+        "ratio": ms / ours,
+        "ratio_with_plan": ms / (ours + plan),
+    }
 
 
 def case(library, mask="full", op="fwd", head_dim=128, seqlen=8192, heads_kv=None, **peers):
@@ -25,22 +30,49 @@ def case(library, mask="full", op="fwd", head_dim=128, seqlen=8192, heads_kv=Non
     heads, live = 4096 // head_dim, 0.5
     flop = (4 if op == "fwd" else 10) * 131072 * 4096 * seqlen * live
     ours = flop / 6e11
-    made = {"op": op, "arch": "sm90", "mask": mask, "head_dim": head_dim, "head_dim_v": head_dim, "seqlen": seqlen,
-            "batch": 131072 // seqlen, "heads": heads, "heads_kv": heads_kv or heads, "dtype": "bfloat16", "live": live,
-            "plan_ms": 0.01 * ours, "ours_ms": ours, "ours_tflops": flop / ours / 1e9,
-            "peers": {name: peer(over * ours, ours, 0.01 * ours) for name, over in peers.items()}}
+    made = {
+        "op": op,
+        "arch": "sm90",
+        "mask": mask,
+        "head_dim": head_dim,
+        "head_dim_v": head_dim,
+        "seqlen": seqlen,
+        "batch": 131072 // seqlen,
+        "heads": heads,
+        "heads_kv": heads_kv or heads,
+        "dtype": "bfloat16",
+        "live": live,
+        "plan_ms": 0.01 * ours,
+        "ours_ms": ours,
+        "ours_tflops": flop / ours / 1e9,
+        "peers": {name: peer(over * ours, ours, 0.01 * ours) for name, over in peers.items()},
+    }
     hashes = fake_kernels.hashes(library)["kernels"]
     return {**made, "kernel_hashes": {name: hashes[name] for name in fake_kernels.kernels_of(library, made)}}
 
 
 def receipt(what, cases=(), **changes):
-    return {"schema": 2, "kind": "gpu", "what": what, "date": "2026-01-02", "device": "H200", "multiprocessors": 132,
-            "driver": "580", "toolkit": HASHED, "torch": "2.11", "command": "bench.py",
-            "tests": {"passed": 1, "failed": 0}, "figures": {}, "cases": list(cases), **changes}
+    return {
+        "schema": 2,
+        "kind": "gpu",
+        "what": what,
+        "date": "2026-01-02",
+        "device": "H200",
+        "multiprocessors": 132,
+        "driver": "580",
+        "toolkit": HASHED,
+        "torch": "2.11",
+        "command": "bench.py",
+        "tests": {"passed": 1, "failed": 0},
+        "figures": {},
+        "cases": list(cases),
+        **changes,
+    }
 
 
 def slice_of(library, op="fwd", head_dim=128, seqlen=8192, masks=MASKS, **changes):
     """The receipt of a slice of the benchmark."""
+
     def peers_of(mask):
         cudnn = {"cudnn": 1.1} if mask in ("full", "causal") else {}
         return {"flex": 1.6, **cudnn, **({"deterministic": 1.05} if op == "bwd" else {"dense": 5.0})}
@@ -64,7 +96,12 @@ def put(folder, *receipts):
 def v3_file(path, library, **ratios):
     """A file like data/flashmask_v3.json, of every mask at 8K and head dim 128."""
     cells = [{"head_dim": 128, "seqlen": 8192, "mask": mask, **ratios} for mask in MASKS]
-    held = {"tokens": 131072, "hidden": 4096, "dtype": "bfloat16", "toolkit": HASHED,
-            "kernel_hashes": fake_kernels.hashes(library)["kernels"]}
+    held = {
+        "tokens": 131072,
+        "hidden": 4096,
+        "dtype": "bfloat16",
+        "toolkit": HASHED,
+        "kernel_hashes": fake_kernels.hashes(library)["kernels"],
+    }
     path.write_text(json.dumps({**held, "cells": cells}))
     return path

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the GPU benchmarks stand on: the paper's cells, FlexAttention's rules for them, tile counts, drawn sparsities, and where
-a plan's bits lie."""
+"""What the GPU benchmarks stand on: the paper's cells, FlexAttention's rules for them, tile counts, drawn sparsities,
+and where a plan's bits lie.
+"""
 
 import ctypes as C
 import sys
@@ -8,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from flashmask import capi
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,12 +22,21 @@ import tile_count  # noqa: E402
 
 lib = capi.load()
 
-# Share of 128x128 tiles with a visible element: 8K, 32K, 128K, as published with the measured ratios of flashmask_v3.json.
+# Share of 128x128 tiles with a visible element: 8K, 32K, 128K, as published with the measured ratios of
+# flashmask_v3.json.
 LIVE = {
-    "full": (1.000, 1.000, 1.000), "causal": (0.508, 0.502, 0.500), "sliding_window": (0.076, 0.064, 0.061), "causal_document": (0.147, 0.062, 0.058),
-    "document": (0.278, 0.121, 0.115), "shared_question": (0.133, 0.058, 0.051), "global_sliding_window": (0.165, 0.132, 0.124),
-    "causal_blockwise": (0.389, 0.070, 0.087), "prefix_lm_document": (0.151, 0.072, 0.066), "prefix_lm_causal": (0.629, 0.626, 0.625),
-    "qk_sparse": (0.486, 0.479, 0.477), "random_eviction": (0.508, 0.502, 0.500),
+    "full": (1.000, 1.000, 1.000),
+    "causal": (0.508, 0.502, 0.500),
+    "sliding_window": (0.076, 0.064, 0.061),
+    "causal_document": (0.147, 0.062, 0.058),
+    "document": (0.278, 0.121, 0.115),
+    "shared_question": (0.133, 0.058, 0.051),
+    "global_sliding_window": (0.165, 0.132, 0.124),
+    "causal_blockwise": (0.389, 0.070, 0.087),
+    "prefix_lm_document": (0.151, 0.072, 0.066),
+    "prefix_lm_causal": (0.629, 0.626, 0.625),
+    "qk_sparse": (0.486, 0.479, 0.477),
+    "random_eviction": (0.508, 0.502, 0.500),
 }
 SEQLENS = (8192, 32768, 131072)
 
@@ -55,9 +64,13 @@ def test_flex_rules_say_what_the_bounds_say(name, seqlen):
     seen = visible_by_bounds(indices, causal, seqlen)
     rule = flex_masks.flex_mask(name, seqlen, lambda array: array)
     positions = np.arange(seqlen)
-    assert np.array_equal(seen, np.ones_like(seen) if rule is None else rule(0, 0, positions[:, None], positions[None, :]))
+    assert np.array_equal(
+        seen, np.ones_like(seen) if rule is None else rule(0, 0, positions[:, None], positions[None, :])
+    )
     assert np.array_equal(tile_count.live_tiles(indices, causal, seqlen), tiles_of(seen, 128, 128).any((1, 3)))
-    mask = capi.mask(seqlen, seqlen, flags=capi.CAUSAL if causal else 0, **({} if indices is None else {"bounds": indices}))
+    mask = capi.mask(
+        seqlen, seqlen, flags=capi.CAUSAL if causal else 0, **({} if indices is None else {"bounds": indices})
+    )
     dense = np.empty((1, 1, seqlen, seqlen), np.bool_)
     assert lib.fm_mask_to_dense(C.byref(mask), C.byref(capi.tensor(dense))) == capi.OK
     assert np.array_equal(seen, dense[0, 0])
@@ -102,7 +115,10 @@ def test_tile_counts_of_random_bounds(count):
 @pytest.mark.parametrize("kind", sparsity_masks.KINDS)
 def test_sparsity_buckets_are_filled(kind):
     drawn = sparsity_masks.fill_buckets(kind, 32768, 2)
-    per_bucket = {bucket: sum(samples.bucket_of(1 - mask["live"]) == bucket for mask in drawn) for bucket in sparsity_masks.reachable(kind, 0.05)}
+    per_bucket = {
+        bucket: sum(samples.bucket_of(1 - mask["live"]) == bucket for mask in drawn)
+        for bucket in sparsity_masks.reachable(kind, 0.05)
+    }
     assert set(per_bucket.values()) == {2} and len(per_bucket) == (19 if kind == "document" else 9)
     assert all(0 <= mask["indices"].min() and mask["indices"].max() <= 32768 for mask in drawn)
 
@@ -121,7 +137,9 @@ def bits_at(plan, begin, masks, rows, words, width):
     return np.unpackbits(section, axis=-1, bitorder="little")[..., :width].astype(bool)
 
 
-@pytest.mark.parametrize("seqlen_q, seqlen_k, heads", [(64, 128, 1), (1000, 700, 3), (300, 9000, 2), (9000, 300, 2), (8192, 8192, 1)])
+@pytest.mark.parametrize(
+    "seqlen_q, seqlen_k, heads", [(64, 128, 1), (1000, 700, 3), (300, 9000, 2), (9000, 300, 2), (8192, 8192, 1)]
+)
 def test_plan_layout_is_the_librarys(seqlen_q, seqlen_k, heads):
     """Live and full bits in both directions lie where plan_layout says and say what the dense matrix says."""
     rng = np.random.default_rng(0)
@@ -138,4 +156,6 @@ def test_plan_layout_is_the_librarys(seqlen_q, seqlen_k, heads):
     for begin, expected in ((at.row_live_bits, live), (at.row_full_bits, full)):
         assert np.array_equal(bits_at(plan, begin, heads, at.row_granules, at.words_per_row, at.key_blocks), expected)
     for begin, expected in ((at.key_live_bits, live), (at.key_full_bits, full)):
-        assert np.array_equal(bits_at(plan, begin, heads, at.key_blocks, at.words_per_key, at.row_granules), expected.transpose(0, 2, 1))
+        assert np.array_equal(
+            bits_at(plan, begin, heads, at.key_blocks, at.words_per_key, at.row_granules), expected.transpose(0, 2, 1)
+        )

@@ -5,7 +5,6 @@ import ctypes as C
 
 import numpy as np
 import pytest
-
 from flashmask import capi
 
 lib = capi.load()
@@ -31,11 +30,20 @@ def reference(q, k, v, dout, visible, scale):
     p = np.divide(p, total, out=np.zeros_like(p), where=total > 0)
     dp = np.einsum("bihd,bjhd->bhij", dout, v)
     ds = p * (dp - (p * dp).sum(-1, keepdims=True)) * scale
-    return (np.einsum("bhij,bjhd->bihd", p, v), lse, np.einsum("bhij,bjhd->bihd", ds, k), np.einsum("bhij,bihd->bjhd", ds, q), np.einsum("bhij,bihd->bjhd", p, dout))
+    return (
+        np.einsum("bhij,bjhd->bihd", p, v),
+        lse,
+        np.einsum("bhij,bjhd->bihd", ds, k),
+        np.einsum("bhij,bihd->bjhd", ds, q),
+        np.einsum("bhij,bihd->bjhd", p, dout),
+    )
 
 
 def run(q, k, v, dout, mask=None, plan=None, options=None, dense=None):
-    out, lse = np.full(q.shape[:3] + v.shape[3:], np.nan, q.dtype), np.full((q.shape[0], q.shape[2], q.shape[1]), np.nan, np.float32)
+    out, lse = (
+        np.full(q.shape[:3] + v.shape[3:], np.nan, q.dtype),
+        np.full((q.shape[0], q.shape[2], q.shape[1]), np.nan, np.float32),
+    )
     dq, dk, dv = (np.full_like(x, np.nan) for x in (q, k, v))
     common = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
     if mask is not None:
@@ -47,7 +55,11 @@ def run(q, k, v, dout, mask=None, plan=None, options=None, dense=None):
     opts = C.byref(options) if options is not None else None
     for workspace_of, call, args in (
         (lib.fm_forward_workspace, lib.fm_forward, capi.make(capi.ForwardArgs, **common)),
-        (lib.fm_backward_workspace, lib.fm_backward, capi.make(capi.BackwardArgs, **common, dout=dout, dq=dq, dk=dk, dv=dv)),
+        (
+            lib.fm_backward_workspace,
+            lib.fm_backward,
+            capi.make(capi.BackwardArgs, **common, dout=dout, dq=dq, dk=dk, dv=dv),
+        ),
     ):
         size = C.c_size_t()
         check(workspace_of(C.byref(args), opts, C.byref(size)))
@@ -92,21 +104,37 @@ def test_plan_validate():
 def test_device_memory_is_not_read():
     nowhere = 0x10000
     tensor = lambda dtype, *shape: capi.device_tensor(nowhere, dtype, shape)
-    mask = capi.mask(300, 300, flags=capi.CAUSAL, bounds=tensor(capi.INT32, 2, 1, 300, 1), block_mask=tensor(capi.BOOL, 1, 1, 3, 3))
+    mask = capi.mask(
+        300, 300, flags=capi.CAUSAL, bounds=tensor(capi.INT32, 2, 1, 300, 1), block_mask=tensor(capi.BOOL, 1, 1, 3, 3)
+    )
     size, same = C.c_size_t(), C.c_size_t()
     check(lib.fm_plan_bytes(C.byref(mask), C.byref(size)))
-    host = capi.mask(300, 300, flags=capi.CAUSAL, bounds=np.zeros((2, 1, 300, 1), np.int32), block_mask=np.ones((1, 1, 3, 3), np.int32))
+    host = capi.mask(
+        300,
+        300,
+        flags=capi.CAUSAL,
+        bounds=np.zeros((2, 1, 300, 1), np.int32),
+        block_mask=np.ones((1, 1, 3, 3), np.int32),
+    )
     check(lib.fm_plan_bytes(C.byref(host), C.byref(same)))
     assert size.value == same.value
     # A device that is not there: an error, never a crash.
     options = capi.make(capi.Options, device=capi.cuda_device(63))
     assert lib.fm_plan_build(C.byref(mask), C.c_void_p(nowhere), size, C.byref(options)) == capi.NO_DEVICE
     q, lse = tensor(capi.BFLOAT16, 2, 300, 1, 64), tensor(capi.FLOAT32, 2, 1, 300)
-    args = capi.make(capi.ForwardArgs, q=q, k=q, v=q, out=q, lse=lse, mask=C.pointer(mask), plan=nowhere, plan_bytes=size.value)
-    assert lib.fm_forward_workspace(C.byref(args), C.byref(options), C.byref(size)) in (capi.NO_DEVICE, capi.UNSUPPORTED)
+    args = capi.make(
+        capi.ForwardArgs, q=q, k=q, v=q, out=q, lse=lse, mask=C.pointer(mask), plan=nowhere, plan_bytes=size.value
+    )
+    assert lib.fm_forward_workspace(C.byref(args), C.byref(options), C.byref(size)) in (
+        capi.NO_DEVICE,
+        capi.UNSUPPORTED,
+    )
     assert b"cuda: " in lib.fm_last_error()
     options.backend = b"cuda"
-    assert lib.fm_forward_workspace(C.byref(args), C.byref(options), C.byref(size)) in (capi.NO_DEVICE, capi.UNSUPPORTED)
+    assert lib.fm_forward_workspace(C.byref(args), C.byref(options), C.byref(size)) in (
+        capi.NO_DEVICE,
+        capi.UNSUPPORTED,
+    )
 
 
 def test_causal_document_from_lts():
@@ -149,8 +177,16 @@ def test_all_vector_forms_window_offset_and_block_mask():
         visible &= (j >= p - 60) & (j <= p + 5)
         if causal:
             visible &= j <= p
-        mask = capi.mask(seqlen_q, seqlen_k, flags=(capi.CAUSAL if causal else 0) | capi.HAS_WINDOW | capi.HAS_Q_OFFSET, q_offset=50, window_left=60,
-                         window_right=5, bounds=bounds, block_mask=keep)
+        mask = capi.mask(
+            seqlen_q,
+            seqlen_k,
+            flags=(capi.CAUSAL if causal else 0) | capi.HAS_WINDOW | capi.HAS_Q_OFFSET,
+            q_offset=50,
+            window_left=60,
+            window_right=5,
+            bounds=bounds,
+            block_mask=keep,
+        )
         assert_matches(run(q, k, v, dout, mask), reference(q, k, v, dout, visible, 0.25))
 
 
@@ -163,14 +199,30 @@ def test_plan_options_and_counter():
     plan = np.zeros(size.value, np.uint8)
     check(lib.fm_plan_build(C.byref(mask), plan.ctypes.data_as(C.c_void_p), size, None))
     tiles = capi.ExecutedTiles()
-    options = capi.make(capi.Options, flags=capi.HAS_SCALE, softmax_scale=0.5, threads=1, backend=b"cpu", executed_tiles=C.pointer(tiles))
+    options = capi.make(
+        capi.Options,
+        flags=capi.HAS_SCALE,
+        softmax_scale=0.5,
+        threads=1,
+        backend=b"cpu",
+        executed_tiles=C.pointer(tiles),
+    )
     i, j = np.mgrid[:seqlen, :seqlen]
     assert_matches(run(q, k, v, dout, mask, plan, options), reference(q, k, v, dout, j <= i, 0.5))
     assert tiles.forward == tiles.backward_rows == tiles.backward_keys == 2 * (1 + 1 + 2 + 2 + 3)
 
     other = capi.mask(seqlen, seqlen)
-    args = capi.make(capi.ForwardArgs, q=q, k=k, v=v, out=q.copy(), lse=np.zeros((1, 2, seqlen), np.float32), mask=C.pointer(other), plan=plan.ctypes.data,
-                     plan_bytes=plan.nbytes)
+    args = capi.make(
+        capi.ForwardArgs,
+        q=q,
+        k=k,
+        v=v,
+        out=q.copy(),
+        lse=np.zeros((1, 2, seqlen), np.float32),
+        mask=C.pointer(other),
+        plan=plan.ctypes.data,
+        plan_bytes=plan.nbytes,
+    )
     assert lib.fm_forward_workspace(C.byref(args), None, C.byref(size)) == capi.INVALID_ARGUMENT
     assert "plan was not made for this mask" in last_error()
 
@@ -196,20 +248,30 @@ def forward_error(options=None, **changes):
     args = capi.make(capi.ForwardArgs, **fields)
     if struct_size is not None:
         args.struct_size = struct_size
-    status = lib.fm_forward_workspace(C.byref(args), C.byref(options) if options is not None else None, C.byref(C.c_size_t()))
+    status = lib.fm_forward_workspace(
+        C.byref(args), C.byref(options) if options is not None else None, C.byref(C.c_size_t())
+    )
     return status, last_error()
 
 
 @pytest.mark.parametrize(
     "change, status, words",
     [
-        ({"k": np.zeros((1, 8, 1, 9), np.float32)}, capi.INVALID_ARGUMENT, ["k is float32 [1, 8, 1, 9]", "[1, 8, 1, 8]"]),
+        (
+            {"k": np.zeros((1, 8, 1, 9), np.float32)},
+            capi.INVALID_ARGUMENT,
+            ["k is float32 [1, 8, 1, 9]", "[1, 8, 1, 8]"],
+        ),
         ({"q": np.zeros((8, 8), np.float32)}, capi.INVALID_ARGUMENT, ["q", "4 dimensions"]),
         ({"struct_size": 0}, capi.INVALID_ARGUMENT, ["args->struct_size is 0"]),
         ({"reserved": 7}, capi.UNSUPPORTED, ["args->reserved is 7", "zero"]),
         ({"mask": C.pointer(capi.mask(8, 9))}, capi.INVALID_ARGUMENT, ["mask has lengths (8, 9)"]),
         ({"mask": C.pointer(capi.mask(8, 8, flags=1 << 20))}, capi.UNSUPPORTED, ["unknown bits"]),
-        ({"mask": C.pointer(capi.mask(8, 8, bounds=np.zeros((1, 1, 8, 1), np.int32)))}, capi.INVALID_ARGUMENT, ["causal is false", "accepted"]),
+        (
+            {"mask": C.pointer(capi.mask(8, 8, bounds=np.zeros((1, 1, 8, 1), np.int32)))},
+            capi.INVALID_ARGUMENT,
+            ["causal is false", "accepted"],
+        ),
         ({"mask": C.pointer(capi.mask(-1, 8))}, capi.INVALID_ARGUMENT, ["seqlen_q is -1"]),
     ],
 )

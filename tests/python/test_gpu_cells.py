@@ -40,8 +40,10 @@ class OnTheCpu(TorchFunctionMode):
 # --- FlashMask V3's two functions -------------------------------------------------------------------
 
 FORWARD = "q k v o lse B S Sk H Hk D lts lte uts ute Hm causal scale sem scratch stream".split()
-BACKWARD = ("dout q k v o lse dq dk dv B S Sk H Hk D lts lte uts ute Hm causal scale sem dqs scratch dsum l2 "
-            "dqa dka dva deterministic stream").split()
+BACKWARD = (
+    "dout q k v o lse dq dk dv B S Sk H Hk D lts lte uts ute Hm causal scale sem dqs scratch dsum l2 "
+    "dqa dka dva deterministic stream"
+).split()
 
 
 def memory(pointer, *shape, dtype=torch.bfloat16):
@@ -61,8 +63,10 @@ class V3:
     """Reads its arguments by the order that its interface names them in."""
 
     def visible(self, a):
-        lts, lte, uts, ute = (memory(a[n], a["B"], a["Hm"], 1, a["Sk"], dtype=torch.int32) if a[n] else None
-                              for n in ("lts", "lte", "uts", "ute"))
+        lts, lte, uts, ute = (
+            memory(a[n], a["B"], a["Hm"], 1, a["Sk"], dtype=torch.int32) if a[n] else None
+            for n in ("lts", "lte", "uts", "ute")
+        )
         rows, keys = torch.arange(a["S"])[:, None], torch.arange(a["Sk"])
         hidden = (rows >= lts) & (rows < (a["S"] if lte is None else lte))
         if ute is not None:
@@ -110,8 +114,20 @@ def sequences(q, cu, longest):
 
 
 class Fa3:
-    def fwd(self, q, k, v, *, softmax_scale, is_causal, num_splits, cu_seqlens_q=None, cu_seqlens_k=None,
-            max_seqlen_q=None, max_seqlen_k=None):
+    def fwd(
+        self,
+        q,
+        k,
+        v,
+        *,
+        softmax_scale,
+        is_causal,
+        num_splits,
+        cu_seqlens_q=None,
+        cu_seqlens_k=None,
+        max_seqlen_q=None,
+        max_seqlen_k=None,
+    ):
         assert num_splits == 1 and cu_seqlens_k is cu_seqlens_q and max_seqlen_k == max_seqlen_q
         out, (parts, packed) = torch.empty_like(q), sequences(q, cu_seqlens_q, max_seqlen_q)
         for part in parts:
@@ -126,8 +142,25 @@ class Fa3:
         out = attention(q, k, v, visible, scale)[0]
         return out[0] if packed else out
 
-    def bwd(self, dout, q, k, v, out, lse, dq, dk, dv, *, softmax_scale, is_causal, cu_seqlens_q=None,
-            cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None):
+    def bwd(
+        self,
+        dout,
+        q,
+        k,
+        v,
+        out,
+        lse,
+        dq,
+        dk,
+        dv,
+        *,
+        softmax_scale,
+        is_causal,
+        cu_seqlens_q=None,
+        cu_seqlens_k=None,
+        max_seqlen_q=None,
+        max_seqlen_k=None,
+    ):
         parts, packed = sequences(q, cu_seqlens_q, max_seqlen_q)
         for part in parts:
             with torch.enable_grad():
@@ -143,6 +176,7 @@ class Fa3:
 @pytest.fixture
 def on_the_cpu(monkeypatch):
     """The device cells, over a library with a CPU backend; V3 and FA3 are stand-ins."""
+
     def device_mask(indices, causal, seqlen):
         bounds = None if indices is None else torch.from_numpy(indices)
         return Mask(seqlen, seqlen, bounds=bounds, causal=causal, device="cpu")
@@ -175,8 +209,13 @@ def measured(op, mask, heads_kv=None, contenders=EVERYWHERE, verify=True):
     return made, made.verify() if verify else None, made.samples()[0]
 
 
-@pytest.mark.parametrize("op, mask", [*(("fwd", mask) for mask in paper_masks.NAMES),
-                                      *(("bwd", mask) for mask in ("full", "causal_document", *EVERY_FORM))])
+@pytest.mark.parametrize(
+    "op, mask",
+    [
+        *(("fwd", mask) for mask in paper_masks.NAMES),
+        *(("bwd", mask) for mask in ("full", "causal_document", *EVERY_FORM)),
+    ],
+)
 def test_every_mask_is_handed_to_v3_as_it_takes_it(on_the_cpu, op, mask):
     cell, _, samples = measured(op, mask, contenders=("ours", "plan", "flashmask_v3", "fa3"), verify=False)
     assert "flashmask_v3" in samples and ("fa3" in samples) == (mask in fa3.MASKS) and cell.left_out == {}
@@ -229,6 +268,7 @@ def test_a_peer_that_computes_something_else_is_not_timed(on_the_cpu, monkeypatc
     monkeypatch.setattr(flashmask_v3, "load", Wrong)
     if op == "bwd":  # its own forward would be found first
         monkeypatch.setattr(flashmask_v3.Forward, "__call__", lambda self: V3().fmv3_fwd(*self.arguments))
+
         def ones(_, *arguments):
             for name in ("dq", "dk", "dv"):
                 memory(arguments[BACKWARD.index(name)], TOKENS * HIDDEN).fill_(1)

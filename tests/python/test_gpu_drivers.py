@@ -46,21 +46,32 @@ def test_by_default_all_masks_and_five_with_grouped_heads(dry_run, head_dim, hea
     made = dry_run("--head-dim", str(head_dim))
     assert made["what"] == f"fwd-d{head_dim}-dv{head_dim}-8k" and made["tests"] == {"passed": 17, "failed": 0}
     assert [(c["mask"], c["heads"], c["heads_kv"]) for c in made["cases"]] == [
-        *((mask, heads, heads) for mask in paper_masks.NAMES), *((mask, heads, 8) for mask in paper.GROUPED_MASKS)]
+        *((mask, heads, heads) for mask in paper_masks.NAMES),
+        *((mask, heads, 8) for mask in paper.GROUPED_MASKS),
+    ]
 
 
-@pytest.mark.parametrize("words, expected", [
-    (["--masks", "causal,full"], [("causal", 32), ("full", 32)]),
-    (["--heads-kv", "8"], [(mask, 8) for mask in paper.GROUPED_MASKS]),
-    (["--masks", "qk_sparse", "--heads-kv", "32,4"], [("qk_sparse", 32), ("qk_sparse", 4)])])
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["--masks", "causal,full"], [("causal", 32), ("full", 32)]),
+        (["--heads-kv", "8"], [(mask, 8) for mask in paper.GROUPED_MASKS]),
+        (["--masks", "qk_sparse", "--heads-kv", "32,4"], [("qk_sparse", 32), ("qk_sparse", 4)]),
+    ],
+)
 def test_cells_that_are_asked_for(dry_run, words, expected):
     assert [(c["mask"], c["heads_kv"]) for c in dry_run(*words)["cases"]] == expected
 
 
-@pytest.mark.parametrize("words, text", [(["--heads-kv", "5"], "--heads-kv has 5; it must divide the query heads, 32"),
-                                         (["--contenders", "fa4"], "unknown: fa4"),
-                                         (["--op", "bwd", "--contenders", "dense"], "unknown: dense"),
-                                         (["--seqlen", "100"], "--seqlen is 100")])
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        (["--heads-kv", "5"], "--heads-kv has 5; it must divide the query heads, 32"),
+        (["--contenders", "fa4"], "unknown: fa4"),
+        (["--op", "bwd", "--contenders", "dense"], "unknown: dense"),
+        (["--seqlen", "100"], "--seqlen is 100"),
+    ],
+)
 def test_what_cannot_be_measured_is_refused(dry_run, words, text):
     with pytest.raises(SystemExit, match=text):
         dry_run(*words)
@@ -88,7 +99,8 @@ def test_a_case_says_which_contender_was_left_out(dry_run, capsys):
 def test_slices_with_grouped_heads(capsys):
     assert slices.slices_of("fwd:128:8192:kv8,bwd:64:8192:full+causal:kv8") == [
         ["paper", "--op", "fwd", "--head-dim", "128", "--seqlen", "8192", "--heads-kv", "8"],
-        ["paper", "--op", "bwd", "--head-dim", "64", "--seqlen", "8192", "--masks", "full,causal", "--heads-kv", "8"]]
+        ["paper", "--op", "bwd", "--head-dim", "64", "--seqlen", "8192", "--masks", "full,causal", "--heads-kv", "8"],
+    ]
     with pytest.raises(SystemExit):
         slices.parse_arguments(["--slices", "fwd:kv8"])
     assert "'fwd:kv8' is not op:head_dim:seqlen" in capsys.readouterr().err
@@ -115,8 +127,13 @@ def test_samples_are_told_by_middle_and_middle_half():
 
 # --- Kernels ----------------------------------------------------------------------------------------
 
-HASHES = {"sm90.fwd.bf16.d128.dv128.c3": "a1", "sm90.fwd.bf16.d64.dv64.c3": "a2", "sm90.bwd.bf16.d128.dv128.c2": "b1",
-          "sm90.bwd.bf16.d128.dv128.c2.ordered": "b2", "plan.classify": "p1"}
+HASHES = {
+    "sm90.fwd.bf16.d128.dv128.c3": "a1",
+    "sm90.fwd.bf16.d64.dv64.c3": "a2",
+    "sm90.bwd.bf16.d128.dv128.c2": "b1",
+    "sm90.bwd.bf16.d128.dv128.c2.ordered": "b2",
+    "plan.classify": "p1",
+}
 
 
 @pytest.fixture
@@ -144,7 +161,10 @@ def test_a_case_names_the_kernels_of_its_modes(library, monkeypatch):
     assert kernels.of(case) == {"plan.classify": "p1", "sm90.bwd.bf16.d128.dv128.c2": "b1"}
     assert kernels.of(case, (False, True)) == {**kernels.of(case), "sm90.bwd.bf16.d128.dv128.c2.ordered": "b2"}
     assert kernels.of_all([ran.case_of("fwd", d, 2048, 1, 8) for d in (64, 128)]) == {
-        "plan.classify": "p1", "sm90.fwd.bf16.d128.dv128.c3": "a1", "sm90.fwd.bf16.d64.dv64.c3": "a2"}
+        "plan.classify": "p1",
+        "sm90.fwd.bf16.d128.dv128.c3": "a1",
+        "sm90.fwd.bf16.d64.dv64.c3": "a2",
+    }
     assert kernels.of_plan() == {"plan.classify": "p1"} and kernels.toolkit == "13.0"
     assert library == [Path("ours.so")]  # read once
     monkeypatch.setattr(sys.modules["kernels"], "default_library", lambda: None)
@@ -200,7 +220,7 @@ def test_what_is_no_library_of_this_torch_is_left_out(tmp_path, monkeypatch):
 
 # --- Cycles -----------------------------------------------------------------------------------------
 
-NCU_CSV = '''==PROF== Connected
+NCU_CSV = """==PROF== Connected
 "ID","Kernel Name","sm__cycles_elapsed.max","sm__inst_executed.sum","dram__bytes_read.sum","dram__bytes_write.sum"
 "","","cycle","inst","byte","byte"
 "0","flashmask_mark","7","8","9","10"
@@ -210,16 +230,22 @@ NCU_CSV = '''==PROF== Connected
 "4","flashmask_sm90_fwd_bf16_d128_dv128_c3","7","8","9","10"
 "5","flashmask_mark","7","8","9","10"
 ==PROF== Disconnected
-'''
+"""
 
 
 def test_what_nsight_compute_counted_is_read_call_by_call():
     calls = cycles.calls_of(cycles.counted(NCU_CSV))
     assert [[name for name, _ in call] for call in calls] == [
         ["flashmask_sm90_bwd_bf16_d128_dv128_c2_preprocess", "flashmask_sm90_bwd_bf16_d128_dv128_c2"],
-        ["flashmask_sm90_fwd_bf16_d128_dv128_c3"], []]
-    assert calls[0][1][1] == {"cycles": 15351588, "instructions": 2044054940, "dram_read": 1522698240,
-                              "dram_written": 1010499584}
+        ["flashmask_sm90_fwd_bf16_d128_dv128_c3"],
+        [],
+    ]
+    assert calls[0][1][1] == {
+        "cycles": 15351588,
+        "instructions": 2044054940,
+        "dram_read": 1522698240,
+        "dram_written": 1010499584,
+    }
     assert cycles.calls_of(cycles.counted("==ERROR== ERR_NVGPUCTRPERM")) == []
 
 
@@ -230,8 +256,13 @@ def test_ncu_leaves_the_clock_alone():
 
 def test_every_instance_is_counted():
     found = {(c.op, c.dtype, c.head_dim, c.variant) for c in cycles.cases()}
-    assert found == {(op, dtype, d, variant) for op, variants in (("fwd", ("c2", "c3")), ("bwd", ("c2", "c2_split")))
-                     for dtype in ("bf16", "f16") for d in (64, 128) for variant in variants}
+    assert found == {
+        (op, dtype, d, variant)
+        for op, variants in (("fwd", ("c2", "c3")), ("bwd", ("c2", "c2_split")))
+        for dtype in ("bf16", "f16")
+        for d in (64, 128)
+        for variant in variants
+    }
 
 
 def test_the_library_runs_the_instances_that_the_cases_are_named_for():
@@ -411,8 +442,9 @@ def test_the_measuring_process_measures_in_the_order_of_the_schedule(driver, mon
         def mask(*_, **fields):
             return types.SimpleNamespace(**fields)
 
-        return types.SimpleNamespace(Mask=mask, Plan=lambda mask: mask, Forward=call, Backward=call,
-                                     CallError=CallError)
+        return types.SimpleNamespace(
+            Mask=mask, Plan=lambda mask: mask, Forward=call, Backward=call, CallError=CallError
+        )
 
     monkeypatch.setattr(cycles, "library_calls", library)
     monkeypatch.setattr(cycles, "inputs_of", lambda case: [None] * 4)

@@ -12,8 +12,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import gpu_tests  # noqa: E402
 
-RUNS = {"programs": "run_programs", "refused": "run_refused", "verify": "run_verify", "pytest": "run_pytest",
-        "torch": "run_torch", "stress": "run_stress", "sanitize": "run_sanitizers", "overhead": "run_overhead"}
+RUNS = {
+    "programs": "run_programs",
+    "refused": "run_refused",
+    "verify": "run_verify",
+    "pytest": "run_pytest",
+    "torch": "run_torch",
+    "stress": "run_stress",
+    "sanitize": "run_sanitizers",
+    "overhead": "run_overhead",
+}
 
 
 @pytest.fixture
@@ -22,8 +30,16 @@ def session():
 
 
 def run(session, only=None, sanitize=True):
-    arguments = argparse.Namespace(only=only, sanitize=sanitize, cases=0, covering=False, pytest_words=[], stress_library=None, stress_links=None,
-                                   sanitize_seconds=1)
+    arguments = argparse.Namespace(
+        only=only,
+        sanitize=sanitize,
+        cases=0,
+        covering=False,
+        pytest_words=[],
+        stress_library=None,
+        stress_links=None,
+        sanitize_seconds=1,
+    )
     gpu_tests.run_steps(session, arguments, Path("carry"))
 
 
@@ -45,8 +61,18 @@ def test_the_package_s_tests_run_beside_the_steps_before_the_host_s_time(monkeyp
     replace_steps(monkeypatch, events, lambda: sanitized.wait(10))
     monkeypatch.setattr(gpu_tests, "run_sanitizers", lambda *_: (events.append("sanitize"), sanitized.set()))
     run(session)
-    assert events == ["programs", "forward", "backward", "refused", "verify", "pytest", "stress", "sanitize",
-                      "torch ended", "overhead"]
+    assert events == [
+        "programs",
+        "forward",
+        "backward",
+        "refused",
+        "verify",
+        "pytest",
+        "stress",
+        "sanitize",
+        "torch ended",
+        "overhead",
+    ]
 
 
 def test_a_step_that_breaks_beside_the_others_is_not_lost(monkeypatch, session):
@@ -90,8 +116,10 @@ def test_what_is_missing_is_named(session, monkeypatch, tmp_path):
         monkeypatch.delenv(variable, raising=False)
     gpu_tests.run_torch(session, tmp_path, [])
     gpu_tests.run_overhead(session, tmp_path)
-    assert session.figures["left_out"] == ["torch: there is no libflashmask_torch.so (FLASHMASK_TORCH_LIBRARY names one)",
-                                           "torch: overhead: there is no libflashmask_torch.so (FLASHMASK_TORCH_LIBRARY names one)"]
+    assert session.figures["left_out"] == [
+        "torch: there is no libflashmask_torch.so (FLASHMASK_TORCH_LIBRARY names one)",
+        "torch: overhead: there is no libflashmask_torch.so (FLASHMASK_TORCH_LIBRARY names one)",
+    ]
 
 
 # --- Sanitizers -------------------------------------------------------------------------------------
@@ -105,8 +133,10 @@ def carry(tmp_path, monkeypatch):
     for name in (*gpu_tests.CASES.values(), gpu_tests.REFUSED):
         (tmp_path / name).touch()
     tool = tmp_path / "compute-sanitizer"
-    tool.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\nprintf "%b\\n" "$SAID"\necho "3 passed, 0 failed"\n'
-                    "exit ${STATUS:-0}\n")
+    tool.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\nprintf "%b\\n" "$SAID"\necho "3 passed, 0 failed"\n'
+        "exit ${STATUS:-0}\n"
+    )
     tool.chmod(0o755)
     monkeypatch.setattr(gpu_tests, "find_sanitizer", lambda: str(tool))
     return tmp_path
@@ -116,8 +146,10 @@ def asked(carry):
     """[(tool, program, its options)] of each time."""
     lines = [line.split() for line in (carry / "asked").read_text().splitlines()]
     kept = [[word for word in line if word.startswith((str(carry), "--probe", "--quick"))] for line in lines]
-    return [(line[line.index("--tool") + 1], *(word.replace(f"{carry}/", "") for word in words))
-            for line, words in zip(lines, kept)]
+    return [
+        (line[line.index("--tool") + 1], *(word.replace(f"{carry}/", "") for word in words))
+        for line, words in zip(lines, kept)
+    ]
 
 
 def test_sanitizers_run_where_a_probe_shows_that_they_work(session, carry, monkeypatch):
@@ -130,9 +162,15 @@ def test_sanitizers_run_where_a_probe_shows_that_they_work(session, carry, monke
     assert session.receipt["tests"] == {"passed": 3 * len(rest), "failed": 0}
 
 
-@pytest.mark.parametrize("said, status", [("========= Error: Device not supported", 1),
-                                          ("CUDA error 999 at the first allocation", 0),
-                                          ("========= ERROR SUMMARY: 1 error", 99), ("", 77)])
+@pytest.mark.parametrize(
+    "said, status",
+    [
+        ("========= Error: Device not supported", 1),
+        ("CUDA error 999 at the first allocation", 0),
+        ("========= ERROR SUMMARY: 1 error", 99),
+        ("", 77),
+    ],
+)
 def test_a_machine_that_refuses_them_is_no_failure(session, carry, monkeypatch, said, status):
     monkeypatch.setenv("SAID", said)
     monkeypatch.setenv("STATUS", str(status))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels of a library: their ids, the hashes of their machine code, and which of them a call runs. Without a GPU."""
+"""The kernels of a library: their ids, the hashes of their machine code, and which of them a call runs. Without a
+GPU.
+"""
 
 import ctypes as C
 import json
@@ -18,13 +20,21 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import cubin  # noqa: E402
 import kernels  # noqa: E402
-
 from flashmask import capi  # noqa: E402
 
 LIBRARY = kernels.default_library()
 WITH_KERNELS = LIBRARY is not None and bool(kernels.table_of(LIBRARY))
 needs_kernels = pytest.mark.skipif(not WITH_KERNELS, reason="the library was built without CUDA")
-CASE = {"op": "fwd", "dtype": "bfloat16", "batch": 16, "seqlen": 8192, "heads": 32, "heads_kv": 32, "head_dim": 128, "head_dim_v": 128}
+CASE = {
+    "op": "fwd",
+    "dtype": "bfloat16",
+    "batch": 16,
+    "seqlen": 8192,
+    "heads": 32,
+    "heads_kv": 32,
+    "head_dim": 128,
+    "head_dim_v": 128,
+}
 SMALL = {**CASE, "batch": 1, "seqlen": 128, "heads": 8, "heads_kv": 2}
 PLAN = ["sm90.plan.classify", "sm90.plan.transpose", "sm90.plan.rank"]
 
@@ -40,7 +50,11 @@ def explain_in_host_memory():
 
 def test_the_explanation_is_json():
     found = explain_in_host_memory()
-    assert found["backend"] == "cpu" and found["tile"] == {"rows": 64, "keys": 128} and found["live_tiles"] == found["tiles"] == 1
+    assert (
+        found["backend"] == "cpu"
+        and found["tile"] == {"rows": 64, "keys": 128}
+        and found["live_tiles"] == found["tiles"] == 1
+    )
     assert found["instance"] == "" and found["kernels"] == [] and found["padding_share"] == 0
     assert any(line.startswith("cuda: ") for line in found["rejected"])
 
@@ -50,7 +64,11 @@ def test_ids_say_what_kernels_are_for():
     table = {info["id"]: info for info in kernels.table_of(LIBRARY)}
     assert set(PLAN) <= set(table)
     main = table["sm90.bwd.bf16.d128.dv128.c2"]
-    assert main["arch"] == "sm90" and main["symbol"] == "flashmask_sm90_bwd_bf16_d128_dv128_c2" and main["tile"]["keys"] == 128
+    assert (
+        main["arch"] == "sm90"
+        and main["symbol"] == "flashmask_sm90_bwd_bf16_d128_dv128_c2"
+        and main["tile"]["keys"] == 128
+    )
     assert (main["op"], main["dtype"], main["head_dim"], main["head_dim_v"]) == ("bwd", "bfloat16", 128, 128)
     assert table["sm90.fwd.f16.d64.dv64.c3"]["tile"]["rows"] == 192
     assert table["sm90.plan.rank"]["dtype"] is None and table["sm90.plan.rank"]["op"] == "plan"
@@ -63,14 +81,19 @@ def test_every_kernel_has_a_hash():
     assert found["toolkit"].startswith("Build cuda_")
     assert set(found["kernels"]) == {info["id"] for info in kernels.table_of(LIBRARY)}
     assert all(re.fullmatch("[0-9a-f]{16}", value) for value in found["kernels"].values())
-    assert len(set(found["kernels"].values())) == len(found["kernels"])  # no two kernels of this library are the same code
+    assert len(set(found["kernels"].values())) == len(
+        found["kernels"]
+    )  # no two kernels of this library are the same code
 
 
 @needs_kernels
 def test_the_hash_counts_what_a_kernel_is_launched_with():
     info = next(i for i in kernels.table_of(LIBRARY) if i["id"] == "sm90.fwd.bf16.d64.dv64.c2")
     digests = cubin.kernel_digests(LIBRARY)
-    of = [kernels._hash({**info, **change}, digests, LIBRARY) for change in ({}, {"threads": 1}, {"shared_bytes": 1}, {"tile": {"rows": 1, "keys": 1}})]
+    of = [
+        kernels._hash({**info, **change}, digests, LIBRARY)
+        for change in ({}, {"threads": 1}, {"shared_bytes": 1}, {"tile": {"rows": 1, "keys": 1}})
+    ]
     assert len(set(of)) == len(of)
 
 
@@ -82,7 +105,9 @@ def test_the_command_prints_the_hashes():
 
 @needs_kernels
 def test_the_command_compares_code_whatever_it_is_called():
-    result = subprocess.run([ROOT / "scripts/kernel-hash", LIBRARY, "--same-code-as", LIBRARY], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [ROOT / "scripts/kernel-hash", LIBRARY, "--same-code-as", LIBRARY], capture_output=True, text=True, check=True
+    )
     count = len(kernels.table_of(LIBRARY))
     assert result.stdout.startswith(f"{count} of {count} kernels are the same code")
 
@@ -97,15 +122,23 @@ def test_a_file_without_kernels_is_named(tmp_path):
 
 
 @needs_kernels
-@pytest.mark.parametrize("case, expected", [
-    (CASE, ["sm90.fwd.bf16.d128.dv128.c3"]),
-    (SMALL, ["sm90.fwd.bf16.d128.dv128.c2"]),
-    ({**CASE, "op": "bwd"}, [f"sm90.bwd.bf16.d128.dv128.c2{part}" for part in (".preprocess", "", ".convert_dq")]),
-    ({**SMALL, "op": "bwd"}, [f"sm90.bwd.bf16.d128.dv128.c2{part}" for part in (".preprocess", ".split", ".reduce_dkv")]),
-])
+@pytest.mark.parametrize(
+    "case, expected",
+    [
+        (CASE, ["sm90.fwd.bf16.d128.dv128.c3"]),
+        (SMALL, ["sm90.fwd.bf16.d128.dv128.c2"]),
+        ({**CASE, "op": "bwd"}, [f"sm90.bwd.bf16.d128.dv128.c2{part}" for part in (".preprocess", "", ".convert_dq")]),
+        (
+            {**SMALL, "op": "bwd"},
+            [f"sm90.bwd.bf16.d128.dv128.c2{part}" for part in (".preprocess", ".split", ".reduce_dkv")],
+        ),
+    ],
+)
 def test_a_case_says_its_kernels(case, expected):
     assert kernels.kernels_of(LIBRARY, case) == PLAN + expected
-    assert kernels.explain(LIBRARY, case)["instance"] == next(k for k in expected if not k.endswith((".preprocess", ".convert_dq", ".reduce_dkv")))
+    assert kernels.explain(LIBRARY, case)["instance"] == next(
+        k for k in expected if not k.endswith((".preprocess", ".convert_dq", ".reduce_dkv"))
+    )
 
 
 @needs_kernels
@@ -147,7 +180,9 @@ class Rebuilt:
 
     def edit(self, pattern, replacement, *names):
         """Replaces a regular expression in files below src/, in all of them if none is named; it has to occur."""
-        files = [self.folder / "src" / name for name in names] or [p for p in (self.folder / "src").rglob("*") if p.suffix in {".cuh", ".cu", ".h", ".inl"}]
+        files = [self.folder / "src" / name for name in names] or [
+            p for p in (self.folder / "src").rglob("*") if p.suffix in {".cuh", ".cu", ".h", ".inl"}
+        ]
         edits = [(path, *re.subn(pattern, replacement, path.read_text(), flags=re.M)) for path in files]
         assert sum(count for *_, count in edits), pattern
         for path, text, count in edits:
@@ -163,9 +198,15 @@ class Rebuilt:
     def compile(self, name):
         """{symbol: digest} of an object file built anew from the copy."""
         target = f"src/CMakeFiles/flashmask.dir/{name}"
-        line = subprocess.run(["ninja", "-C", self.build, "-t", "commands", target], capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+        line = subprocess.run(
+            ["ninja", "-C", self.build, "-t", "commands", target], capture_output=True, text=True, check=True
+        ).stdout.splitlines()[-1]
         built = self.folder / Path(name).name
-        line = line.replace(f"{ROOT}/src", f"{self.folder}/src").replace(f"{ROOT}/include", f"{self.folder}/include").replace(target, str(built))
+        line = (
+            line.replace(f"{ROOT}/src", f"{self.folder}/src")
+            .replace(f"{ROOT}/include", f"{self.folder}/include")
+            .replace(target, str(built))
+        )
         result = subprocess.run(shlex.split(line), cwd=self.build, capture_output=True, text=True)
         assert result.returncode == 0, result.stdout + result.stderr
         return {symbol: digest for (_, symbol), digest in cubin.kernel_digests(built).items()}
@@ -178,12 +219,21 @@ def digests_now(symbols):
 @needs_kernels
 def test_comments_names_and_places_leave_hashes_alone(tmp_path):
     copy = Rebuilt(tmp_path)
-    copy.edit(r"\A", "// A comment\n// of two lines.\n", "backends/cuda/plan/transpose.cuh", "backends/cuda/sm90/forward/consumer.cuh")
+    copy.edit(
+        r"\A",
+        "// A comment\n// of two lines.\n",
+        "backends/cuda/plan/transpose.cuh",
+        "backends/cuda/sm90/forward/consumer.cuh",
+    )
     copy.edit(r"\binit_barriers\b", "set_up_barriers")
     copy.edit(r"\bwrite_header\b", "put_header")
     copy.move("backends/cuda/sm90/forward/softmax.cuh", "backends/cuda/sm90/forward/moved/online_softmax.cuh")
     with ThreadPoolExecutor() as pool:
-        built = {symbol: digest for part in pool.map(copy.compile, (PLAN_OBJECT, FORWARD_OBJECT)) for symbol, digest in part.items()}
+        built = {
+            symbol: digest
+            for part in pool.map(copy.compile, (PLAN_OBJECT, FORWARD_OBJECT))
+            for symbol, digest in part.items()
+        }
     assert len(built) == 4
     assert built == digests_now(built)
 

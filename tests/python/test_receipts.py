@@ -71,13 +71,18 @@ def test_committed_receipts_that_are_stale_are_named():
 
 
 def committed_cases():
-    return [{**case, "run": receipts.run_of(receipt, case), "marked": False} for receipt in COMMITTED.values()
-            for case in receipt["cases"]]
+    return [
+        {**case, "run": receipts.run_of(receipt, case), "marked": False}
+        for receipt in COMMITTED.values()
+        for case in receipt["cases"]
+    ]
 
 
-TABLES = {"README.md": [(report.readme_table, "fwd"), (report.readme_table, "bwd"), (report.means_table,)],
-          "docs/kernels/forward.md": [(report.standing_table, "fwd")],
-          "docs/kernels/backward.md": [(report.standing_table, "bwd")]}
+TABLES = {
+    "README.md": [(report.readme_table, "fwd"), (report.readme_table, "bwd"), (report.means_table,)],
+    "docs/kernels/forward.md": [(report.standing_table, "fwd")],
+    "docs/kernels/backward.md": [(report.standing_table, "bwd")],
+}
 
 
 @pytest.mark.parametrize("page", TABLES)
@@ -89,11 +94,17 @@ def test_tables_of_the_documents_are_the_reports(page):
 
 
 def test_pictures_of_the_documents_are_the_reports():
-    figures = {name: value for receipt in COMMITTED.values() if not receipt["cases"]
-               for name, value in receipt["figures"].items()}
+    figures = {
+        name: value
+        for receipt in COMMITTED.values()
+        if not receipt["cases"]
+        for name, value in receipt["figures"].items()
+    }
     drawn = report.drawings(committed_cases(), figures)
-    kept = {path.stem.removeprefix("gpu-"): path.read_text(encoding="utf-8")
-            for path in (ROOT / "docs" / "img").glob("gpu-*.svg")}
+    kept = {
+        path.stem.removeprefix("gpu-"): path.read_text(encoding="utf-8")
+        for path in (ROOT / "docs" / "img").glob("gpu-*.svg")
+    }
     assert len(kept) > 10 and [name for name, svg in kept.items() if drawn.get(name) != svg] == []
 
 
@@ -104,37 +115,44 @@ def test_data_names_its_source_and_covers_the_cells():
         assert held["kernel_hashes"]
     cells = [(c["head_dim"], c["seqlen"], c["mask"]) for c in verdict.held_beside(verdict.V3_FILE)["cells"]]
     assert len(cells) == len(set(cells)) == 55
-    assert set(cells) >= {(d, s, m) for d, s in [(128, 8192), (128, 32768), (128, 131072), (64, 8192)]
-                          for m in paper_masks.NAMES}
-    assert all(0.9 < c[name] < 2 for c in verdict.held_beside(verdict.V3_FILE)["cells"]
-               for name in verdict.V3_OVER_OURS.values())
+    assert set(cells) >= {
+        (d, s, m) for d, s in [(128, 8192), (128, 32768), (128, 131072), (64, 8192)] for m in paper_masks.NAMES
+    }
+    assert all(
+        0.9 < c[name] < 2
+        for c in verdict.held_beside(verdict.V3_FILE)["cells"]
+        for name in verdict.V3_OVER_OURS.values()
+    )
 
 
 # --- Well-formed -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change, words", [
-    (lambda r: r.pop("toolkit"), "toolkit"),
-    (lambda r: r.update(schema=1), "schema is 1, not 2"),
-    (lambda r: r.update(kind="cpu"), "kind"),
-    (lambda r: r.update(dry_run=True), "dry run"),
-    (lambda r: r.update(multiprocessors=None), "multiprocessors is None"),
-    (lambda r: r.update(tests={"passed": 1}), "tests"),
-    (lambda r: r.update(cases={}), "cases is not a list"),
-    (lambda r: r.update(cases=[]), "kernel_hashes names no kernels"),
-    (lambda r: r["cases"][1].pop("mask"), "case 1: mask is None"),
-    (lambda r: r["cases"][1].pop("arch"), "case 1: arch is None"),
-    (lambda r: r["cases"][1].update(ours_ms=0), "ours_ms is 0"),
-    (lambda r: r["cases"][1].update(plan_ms=float("nan")), "plan_ms is nan"),
-    (lambda r: r["cases"][1].update(live=1.5), "live is 1.5"),
-    (lambda r: r["cases"][1].update(op="both"), "op is 'both'"),
-    (lambda r: r["cases"][1].update(kernel_hashes={}), "case 1: kernel_hashes names no kernels"),
-    (lambda r: r["cases"][1].update(kernel_hashes={"a": 1}), "case 1: kernel_hashes names no kernels"),
-    (lambda r: r["cases"][1].update(run={"date": "x"}), "case 1: run: device is missing"),
-    (lambda r: r["cases"][1]["peers"].update(flex={}), "peer flex has no ms"),
-    (lambda r: r["cases"][1].update(mask="full"), "a cell is there twice"),
-    (lambda r: r["cases"][1].update(seqlen=32768), "a case belongs to fwd-d128-dv128-32k"),
-])
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda r: r.pop("toolkit"), "toolkit"),
+        (lambda r: r.update(schema=1), "schema is 1, not 2"),
+        (lambda r: r.update(kind="cpu"), "kind"),
+        (lambda r: r.update(dry_run=True), "dry run"),
+        (lambda r: r.update(multiprocessors=None), "multiprocessors is None"),
+        (lambda r: r.update(tests={"passed": 1}), "tests"),
+        (lambda r: r.update(cases={}), "cases is not a list"),
+        (lambda r: r.update(cases=[]), "kernel_hashes names no kernels"),
+        (lambda r: r["cases"][1].pop("mask"), "case 1: mask is None"),
+        (lambda r: r["cases"][1].pop("arch"), "case 1: arch is None"),
+        (lambda r: r["cases"][1].update(ours_ms=0), "ours_ms is 0"),
+        (lambda r: r["cases"][1].update(plan_ms=float("nan")), "plan_ms is nan"),
+        (lambda r: r["cases"][1].update(live=1.5), "live is 1.5"),
+        (lambda r: r["cases"][1].update(op="both"), "op is 'both'"),
+        (lambda r: r["cases"][1].update(kernel_hashes={}), "case 1: kernel_hashes names no kernels"),
+        (lambda r: r["cases"][1].update(kernel_hashes={"a": 1}), "case 1: kernel_hashes names no kernels"),
+        (lambda r: r["cases"][1].update(run={"date": "x"}), "case 1: run: device is missing"),
+        (lambda r: r["cases"][1]["peers"].update(flex={}), "peer flex has no ms"),
+        (lambda r: r["cases"][1].update(mask="full"), "a cell is there twice"),
+        (lambda r: r["cases"][1].update(seqlen=32768), "a case belongs to fwd-d128-dv128-32k"),
+    ],
+)
 def test_malformed_receipts_are_refused(file, tmp_path, change, words):
     made = invented.slice_of(file)
     assert receipts.problems(made) == []
@@ -158,17 +176,25 @@ def states_of(made, library, **changes):
     held = json.loads(library.read_text())
     library.write_text(json.dumps({**held, **changes, "kernels": {**held["kernels"], **changes.get("kernels", {})}}))
     judged = receipts.judge({f"{r['what']}.json": r for r in made}, receipts.library_of(library))
-    return {(case["op"], case["head_dim"], case["mask"]) if case else name.removesuffix(".json"): state
-            for name, case, state in judged}
+    return {
+        (case["op"], case["head_dim"], case["mask"]) if case else name.removesuffix(".json"): state
+        for name, case, state in judged
+    }
 
 
 @pytest.fixture
 def made(file):
     """A few cells and two topics."""
-    cells = [invented.slice_of(file, op, head_dim, masks=["full", "causal"]) for op in ("fwd", "bwd")
-             for head_dim in (128, 64)]
-    return [*cells, invented.topic(file, "plan", fake_kernels.PLAN),
-            invented.topic(file, "maskcost", [FWD, *fake_kernels.PLAN])]
+    cells = [
+        invented.slice_of(file, op, head_dim, masks=["full", "causal"])
+        for op in ("fwd", "bwd")
+        for head_dim in (128, 64)
+    ]
+    return [
+        *cells,
+        invented.topic(file, "plan", fake_kernels.PLAN),
+        invented.topic(file, "maskcost", [FWD, *fake_kernels.PLAN]),
+    ]
 
 
 def test_receipts_of_the_same_kernels_are_fresh(file, made):
@@ -176,12 +202,15 @@ def test_receipts_of_the_same_kernels_are_fresh(file, made):
     assert len(found) == 10 and set(found.values()) == {"fresh"}
 
 
-@pytest.mark.parametrize("kernel, stale", [
-    (FWD, {("fwd", 128, "full"), ("fwd", 128, "causal"), "maskcost"}),
-    ("sm90.bwd.bf16.d64.dv64.c2.convert_dq", {("bwd", 64, "full"), ("bwd", 64, "causal")}),
-    ("sm90.bwd.bf16.d128.dv128.c2.split", set()),  # which no cell runs
-    ("sm90.bwd.bf16.d128.dv128.c2.reduce_dkv", set()),  # nor this, without grouped heads
-])
+@pytest.mark.parametrize(
+    "kernel, stale",
+    [
+        (FWD, {("fwd", 128, "full"), ("fwd", 128, "causal"), "maskcost"}),
+        ("sm90.bwd.bf16.d64.dv64.c2.convert_dq", {("bwd", 64, "full"), ("bwd", 64, "causal")}),
+        ("sm90.bwd.bf16.d128.dv128.c2.split", set()),  # which no cell runs
+        ("sm90.bwd.bf16.d128.dv128.c2.reduce_dkv", set()),  # nor this, without grouped heads
+    ],
+)
 def test_a_changed_kernel_makes_exactly_its_cells_stale(file, made, kernel, stale):
     found = states_of(made, file, kernels={kernel: "new"})
     assert {key for key, state in found.items() if state == f"stale: {kernel}"} == stale
@@ -248,8 +277,13 @@ def test_a_run_replaces_its_cells_and_keeps_the_others(file, tmp_path):
         receipts.write(run, path)
     found = receipts.load(path)
     cells = [(c["mask"], c["heads_kv"], receipts.run_of(found, c)["command"], "run" in c) for c in found["cases"]]
-    assert cells == [("full", 32, "first", True), ("causal", 32, "second", False), ("document", 32, "first", True),
-                     ("causal", 8, "second", False), ("qk_sparse", 32, "second", False)]
+    assert cells == [
+        ("full", 32, "first", True),
+        ("causal", 32, "second", False),
+        ("document", 32, "first", True),
+        ("causal", 8, "second", False),
+        ("qk_sparse", 32, "second", False),
+    ]
     assert found["cases"][0]["run"]["date"] == "2026-01-01" and found["command"] == "second"
     assert found["cases"][1]["peers"]["flex"]["ratio"] == pytest.approx(2.0)
     receipts.write({**second, "cases": []}, path)  # a run that failed before its first cell
@@ -308,8 +342,9 @@ def with_v3(receipt, ratio, cudnn):
     return verdict.checks(verdict.rows_of(receipt["cases"]))
 
 
-@pytest.mark.parametrize("v3, cudnn, passed", [(1.2, 1.06, [1, 1, 1, 1]), (1.1, 1.06, [1, 0, 1, 1]),
-                                               (0.99, 1.04, [0, 0, 0, 0])])
+@pytest.mark.parametrize(
+    "v3, cudnn, passed", [(1.2, 1.06, [1, 1, 1, 1]), (1.1, 1.06, [1, 0, 1, 1]), (0.99, 1.04, [0, 0, 0, 0])]
+)
 def test_bars(file, v3, cudnn, passed):
     made = invented.slice_of(file)
     found = with_v3(made, v3, cudnn)
@@ -328,11 +363,17 @@ def test_v3_is_the_cells_own_or_measured_next_to_its_kernels(file, tmp_path, mon
     assert row["v3"] == pytest.approx(1.2 / 1.01)  # the plan counts as ours
     assert verdict.row_of(invented.case(file, "causal", op="bwd"))["v3"] == pytest.approx(1.1 / 1.01)
     assert verdict.row_of(invented.case(file, "causal", flashmask_v3=1.5))["v3"] == pytest.approx(1.5 / 1.01)
-    others = [invented.case(file, "causal", heads_kv=8), invented.case(file, "causal", head_dim=64),
-              invented.case(file, "causal", seqlen=32768)]
+    others = [
+        invented.case(file, "causal", heads_kv=8),
+        invented.case(file, "causal", head_dim=64),
+        invented.case(file, "causal", seqlen=32768),
+    ]
     case = invented.case(file, "causal")
-    others += [{**case, "kernel_hashes": {**case["kernel_hashes"], FWD: "new"}}, {**case, "kernel_hashes": {}},
-               {**case, "batch": 1}]
+    others += [
+        {**case, "kernel_hashes": {**case["kernel_hashes"], FWD: "new"}},
+        {**case, "kernel_hashes": {}},
+        {**case, "batch": 1},
+    ]
     assert [verdict.row_of(other)["v3"] for other in others] == [None] * 6
 
 
@@ -371,8 +412,22 @@ def sparsity_figures():
     points = [{"kind": kind, "live": n / 20, "ms": 5.0 * n + 1} for n in range(1, 21) for kind, *_ in report.KINDS]
     intercept, slope, r2 = samples.line_fit([p["live"] for p in points], [p["ms"] for p in points])
     assert (intercept, slope, r2) == (pytest.approx(1), pytest.approx(100), pytest.approx(1))
-    fit = {"intercept_ms": intercept, "slope_ms": slope, "r2": r2, "samples": len(points), "intercept_share": intercept / 101}
-    return {"seqlen": 32768, "head_dim": 128, "batch": 4, "heads": 32, "full_ms": 101.0, "points": points, "fits": {"all": fit}}
+    fit = {
+        "intercept_ms": intercept,
+        "slope_ms": slope,
+        "r2": r2,
+        "samples": len(points),
+        "intercept_share": intercept / 101,
+    }
+    return {
+        "seqlen": 32768,
+        "head_dim": 128,
+        "batch": 4,
+        "heads": 32,
+        "full_ms": 101.0,
+        "points": points,
+        "fits": {"all": fit},
+    }
 
 
 @pytest.fixture
@@ -383,8 +438,16 @@ def reported(file, tmp_path, monkeypatch):
 
     def run(*made):
         folder = invented.put(tmp_path / "r", *made)
-        words = ["--results", str(folder), "--html", str(tmp_path / "page.html"), "--svg", str(tmp_path / "svg"),
-                 "--library", str(file)]
+        words = [
+            "--results",
+            str(folder),
+            "--html",
+            str(tmp_path / "page.html"),
+            "--svg",
+            str(tmp_path / "svg"),
+            "--library",
+            str(file),
+        ]
         assert report.main(words) == 0
         return (tmp_path / "page.html").read_text(), {p.name: p.read_text() for p in (tmp_path / "svg").iterdir()}
 
@@ -392,8 +455,9 @@ def reported(file, tmp_path, monkeypatch):
 
 
 def test_report_is_one_page_without_outside_resources(file, reported):
-    page, drawn = reported(invented.slice_of(file, device="<device>"),
-                           invented.topic(file, "sparsity", [FWD], sparsity=sparsity_figures()))
+    page, drawn = reported(
+        invented.slice_of(file, device="<device>"), invented.topic(file, "sparsity", [FWD], sparsity=sparsity_figures())
+    )
     assert "&lt;device&gt;" in page and "shared question" in page and "Not shown" not in page and "derived" not in page
     for outside in ("<script", "src=", "href=", "@import", "url("):
         assert outside not in page
@@ -421,17 +485,24 @@ def test_report_of_both_directions_and_grouped_heads(file, reported):
     forward = invented.slice_of(file)
     forward["cases"].append(invented.case(file, "causal", heads_kv=8, flashmask_v3=1.3, fa3=1.0))
     page, drawn = reported(forward, invented.slice_of(file, "bwd"))
-    for words in ("time, deterministic", "Forward, d=128 S=8192 full: over cuDNN",
-                  "Backward, d=128 S=8192 full: over cuDNN",
-                  "<h2>Forward and backward, head dim 128, 8K</h2>",
-                  "<h2>Forward, head dim 128, 8K, 32 heads for 8 key heads</h2>", "over FlashAttention-3",
-                  "Forward and backward, d=128 S=8192: geometric mean over V3"):
+    for words in (
+        "time, deterministic",
+        "Forward, d=128 S=8192 full: over cuDNN",
+        "Backward, d=128 S=8192 full: over cuDNN",
+        "<h2>Forward and backward, head dim 128, 8K</h2>",
+        "<h2>Forward, head dim 128, 8K, 32 heads for 8 key heads</h2>",
+        "over FlashAttention-3",
+        "Forward and backward, d=128 S=8192: geometric mean over V3",
+    ):
         assert words in page
     assert "Forward and backward, d=128 S=8192 full: over cuDNN" not in page
-    assert set(drawn) == {f"gpu-{name}.svg" for name in ("forward-d128-8k", "forward-d128-8k-kv8", "backward-d128-8k",
-                                                         "total-d128-8k", "mask-memory")}
-    assert [drawn[f"gpu-{name}-d128-8k.svg"].count("flashmask, deterministic:")
-            for name in ("forward", "backward")] == [0, 12]
+    assert set(drawn) == {
+        f"gpu-{name}.svg"
+        for name in ("forward-d128-8k", "forward-d128-8k-kv8", "backward-d128-8k", "total-d128-8k", "mask-memory")
+    }
+    assert [
+        drawn[f"gpu-{name}-d128-8k.svg"].count("flashmask, deterministic:") for name in ("forward", "backward")
+    ] == [0, 12]
     grouped = drawn["gpu-forward-d128-8k-kv8.svg"]
     assert "in a run of its own" not in grouped and "FlashMask V3:" in grouped
 
@@ -476,16 +547,25 @@ def test_markdown_prints_the_readmes_tables(file, tmp_path, monkeypatch, capsys)
 
 
 def test_peers_without_receipts_count_by_their_kernels_too(file, tmp_path, monkeypatch):
-    cell = {"head_dim": 128, "seqlen": 8192, "mask": "full",
-            "over_ours": {"fa3": [0.94, 1.02], "deterministic": [None, 1.47]}}
-    held = {"tokens": 131072, "hidden": 4096, "dtype": "bfloat16", "toolkit": invented.HASHED,
-            "names": {"fa3": "FA3", "deterministic": "det"},
-            "kernel_hashes": fake_kernels.hashes(file)["kernels"],
-            "tables": [{"title": "T", "about": "A.", "cells": [cell, {**cell, "head_dim": 64}]}]}
+    cell = {
+        "head_dim": 128,
+        "seqlen": 8192,
+        "mask": "full",
+        "over_ours": {"fa3": [0.94, 1.02], "deterministic": [None, 1.47]},
+    }
+    held = {
+        "tokens": 131072,
+        "hidden": 4096,
+        "dtype": "bfloat16",
+        "toolkit": invented.HASHED,
+        "names": {"fa3": "FA3", "deterministic": "det"},
+        "kernel_hashes": fake_kernels.hashes(file)["kernels"],
+        "tables": [{"title": "T", "about": "A.", "cells": [cell, {**cell, "head_dim": 64}]}],
+    }
     path = tmp_path / "peers.json"
     path.write_text(json.dumps(held))
     monkeypatch.setattr(beside, "counted", lambda library, counted=beside.counted: counted(library, path))
-    (title, about, head, rows), = beside.tables(receipts.library_of(file))
+    ((title, about, head, rows),) = beside.tables(receipts.library_of(file))
     assert (title, head) == ("T", ["", "mask", "FA3", "det"])
     assert rows == [[f"d = {d}, 8K", "full", "0.94 / 1.02", "1.47"] for d in (128, 64)]
     assert list(beside.ahead(receipts.library_of(file))) == [f"d = {d}, 8K, full, forward: FA3 0.94" for d in (128, 64)]
@@ -496,8 +576,11 @@ def test_peers_without_receipts_count_by_their_kernels_too(file, tmp_path, monke
 def test_a_legend_fits_in_its_chart():
     series = [(str(n), "a contender of some length", "#000000", "box") for n in range(6)]
     svg = ElementTree.fromstring(charts.bar_chart("", "", [("full", {"0": 1.0})], series, "TFLOP/s"))
-    ends = [float(text.get("x")) + 6.6 * len(text.text) for text in svg.iter("{http://www.w3.org/2000/svg}text")
-            if (text.text or "").startswith("a contender")]
+    ends = [
+        float(text.get("x")) + 6.6 * len(text.text)
+        for text in svg.iter("{http://www.w3.org/2000/svg}text")
+        if (text.text or "").startswith("a contender")
+    ]
     assert len(ends) == 6 and max(ends) <= float(svg.get("width"))
 
 

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flashmask_attention against attention over a dense matrix: every family of masks, layout, dtype, and what autograd may ask for."""
+"""flashmask_attention against attention over a dense matrix: every family of masks, layout, dtype, and what autograd
+may ask for.
+"""
 
 import dense_reference
+import flashmask
 import pytest
 import torch
 from dense_reference import assert_close, attention
 from devices import DEVICE, DTYPE, ON_CUDA, cpu_only, head_dims, put, tolerance_of
+from flashmask import flashmask_attention, masks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
-
-import flashmask
-from flashmask import flashmask_attention, masks
 
 S = 150
 OTHER_BACKEND = "reference" if ON_CUDA else "cuda"  # takes no tensors of this device
@@ -20,7 +21,11 @@ def tensors(dtype=None, batch=2, seqlen_q=S, seqlen_k=S, heads_q=4, heads_kv=2, 
     """Random q, k and v on the device; on CUDA with head dim 64, if it is not 128."""
     if head_dim != 128:
         head_dim, head_dim_v = head_dims(head_dim, head_dim_v)
-    shapes = (batch, seqlen_q, heads_q, head_dim), (batch, seqlen_k, heads_kv, head_dim), (batch, seqlen_k, heads_kv, head_dim_v)
+    shapes = (
+        (batch, seqlen_q, heads_q, head_dim),
+        (batch, seqlen_k, heads_kv, head_dim),
+        (batch, seqlen_k, heads_kv, head_dim_v),
+    )
     return put(*(torch.randn(shape, dtype=torch.float64) for shape in shapes), dtype=dtype)
 
 
@@ -60,7 +65,9 @@ FAMILIES = {
     "prefix_tree": lambda: masks.prefix_tree([-1, 0, 0, 2, -1], [40, 30, 20, 40, 20]),
     "padding": lambda: masks.padding(S, S, [100, S]),
     "attention_sink_window": lambda: masks.attention_sink_window(5, 20, **DOCUMENTS),
-    "causal_with_blocks": lambda: masks.causal_with_blocks(torch.where(torch.arange(S) // 10 % 3 > 0, torch.arange(S) // 10, -1), **DOCUMENTS, window=25),
+    "causal_with_blocks": lambda: masks.causal_with_blocks(
+        torch.where(torch.arange(S) // 10 % 3 > 0, torch.arange(S) // 10, -1), **DOCUMENTS, window=25
+    ),
     "block_causal": lambda: masks.block_causal(12, **DOCUMENTS, window=3),
     "block_diffusion": lambda: masks.block_diffusion(12, **DOCUMENTS)[0],
     "block_diffusion, concatenated": lambda: masks.block_diffusion(12, seqlen=S, order="concatenated")[0],
@@ -75,8 +82,11 @@ FAMILIES = {
 def test_families(family, dtype, head_dim):
     mask = FAMILIES[family]().to(DEVICE)
     lengths = {"seqlen_q": mask.seqlen_q, "seqlen_k": mask.seqlen_k}
-    compare(tensors(dtype, **lengths, head_dim=head_dim, head_dim_v=128 if head_dim == 128 else 8), mask.to_dense(),
-            lambda q, k, v: flashmask_attention(q, k, v, mask, return_softmax_lse=True))
+    compare(
+        tensors(dtype, **lengths, head_dim=head_dim, head_dim_v=128 if head_dim == 128 else 8),
+        mask.to_dense(),
+        lambda q, k, v: flashmask_attention(q, k, v, mask, return_softmax_lse=True),
+    )
 
 
 def rule(seqlen_q, seqlen_k, bounds, causal):
@@ -99,8 +109,11 @@ def rule(seqlen_q, seqlen_k, bounds, causal):
 def test_raw_tensors_mean_what_paddles_mean(causal, vectors, batch, heads):
     seqlen_q, seqlen_k = 130, S
     bounds = torch.randint(-5, seqlen_q + 5, (batch, heads, seqlen_k, vectors), dtype=torch.int32, device=DEVICE)
-    compare(tensors(seqlen_q=seqlen_q), rule(seqlen_q, seqlen_k, bounds.cpu(), causal),
-            lambda q, k, v: flashmask_attention(q, k, v, bounds, causal=causal, return_softmax_lse=True))
+    compare(
+        tensors(seqlen_q=seqlen_q),
+        rule(seqlen_q, seqlen_k, bounds.cpu(), causal),
+        lambda q, k, v: flashmask_attention(q, k, v, bounds, causal=causal, return_softmax_lse=True),
+    )
 
 
 def test_band_block_mask_and_scale():
@@ -108,8 +121,22 @@ def test_band_block_mask_and_scale():
     position, key = torch.arange(S)[:, None] + 4, torch.arange(S)
     band = (key <= position) & (key >= position - 60)
     kept = blocks.repeat_interleave(128, 2).repeat_interleave(128, 3)[:, :, :S, :S]
-    compare(tensors(), band & kept, lambda q, k, v: flashmask_attention(
-        q, k, v, causal=True, window_size=(60, -1), q_offset=4, block_mask=blocks.to(DEVICE), softmax_scale=0.1, return_softmax_lse=True), scale=0.1)
+    compare(
+        tensors(),
+        band & kept,
+        lambda q, k, v: flashmask_attention(
+            q,
+            k,
+            v,
+            causal=True,
+            window_size=(60, -1),
+            q_offset=4,
+            block_mask=blocks.to(DEVICE),
+            softmax_scale=0.1,
+            return_softmax_lse=True,
+        ),
+        scale=0.1,
+    )
 
 
 @pytest.mark.parametrize("bounds_heads, block_heads", [(2, 4), (4, 2), (1, 4), (2, 1)])
@@ -127,7 +154,11 @@ def test_vectors_and_a_block_mask_with_heads_of_their_own(bounds_heads, block_he
 @pytest.mark.parametrize("heads_q, heads_kv", [(1, 1), (3, 3), (6, 2), (4, 1)])
 def test_grouped_heads(heads_q, heads_kv):
     mask = masks.causal(S)
-    compare(tensors(heads_q=heads_q, heads_kv=heads_kv), mask.to_dense(), lambda q, k, v: flashmask_attention(q, k, v, mask, return_softmax_lse=True))
+    compare(
+        tensors(heads_q=heads_q, heads_kv=heads_kv),
+        mask.to_dense(),
+        lambda q, k, v: flashmask_attention(q, k, v, mask, return_softmax_lse=True),
+    )
 
 
 @cpu_only("float64 is for the reference backend, which is the CPU's")
@@ -146,7 +177,9 @@ def test_bhsd_is_a_view_of_the_same_result():
     q, k, v = tensors()
     mask = masks.causal(S)
     want, want_lse = flashmask_attention(q, k, v, mask, return_softmax_lse=True)
-    got, lse = flashmask_attention(*(x.transpose(1, 2).contiguous() for x in (q, k, v)), mask, layout="bhsd", return_softmax_lse=True)
+    got, lse = flashmask_attention(
+        *(x.transpose(1, 2).contiguous() for x in (q, k, v)), mask, layout="bhsd", return_softmax_lse=True
+    )
     assert torch.equal(got.transpose(1, 2), want) and torch.equal(lse, want_lse)
 
 
@@ -193,7 +226,10 @@ def test_gradients_of_bhsd(dtype):
     inputs = [x.transpose(1, 2).contiguous() for x in tensors(dtype)]
     mask = masks.causal_document(seqlens=[100, 50], device=DEVICE)
     call = lambda q, k, v: flashmask_attention(q, k, v, mask, layout="bhsd", return_softmax_lse=True)
-    dout, dlse = torch.randn(2, 4, S, inputs[2].shape[3], dtype=torch.float64, device=DEVICE), torch.randn(2, 4, S, dtype=torch.float64, device=DEVICE)
+    dout, dlse = (
+        torch.randn(2, 4, S, inputs[2].shape[3], dtype=torch.float64, device=DEVICE),
+        torch.randn(2, 4, S, dtype=torch.float64, device=DEVICE),
+    )
     dense_reference.compare(call, lambda *x: attention(*x, mask.to_dense()), inputs, dout, dlse)
     leaves = [x.requires_grad_() for x in inputs]
     assert all(x.is_contiguous() for x in torch.autograd.grad(call(*leaves)[0].square().sum(), leaves))
@@ -248,7 +284,9 @@ def test_a_document_does_not_depend_on_its_neighbours(build, dtype, scale):
     own = slice(151, 451)
     before = with_gradients(inputs, mask, dout, dlse)
     changed = [torch.where(mine(x, own), x, torch.randn_like(x) * scale) for x in (*inputs, dout)]
-    after = with_gradients(changed[:3], mask, changed[3], torch.where(mine(dlse.mT, own)[..., 0].mT, dlse, torch.randn_like(dlse) * scale))
+    after = with_gradients(
+        changed[:3], mask, changed[3], torch.where(mine(dlse.mT, own)[..., 0].mT, dlse, torch.randn_like(dlse) * scale)
+    )
     for name, a, b in zip(dense_reference.NAMES, after, before):
         at = (..., own) if name == "lse" else (slice(None), own)
         assert torch.equal(a[at], b[at]), name
@@ -262,7 +300,9 @@ def with_gradients(inputs, mask, dout, dlse):
     return *results, *torch.autograd.grad(results, leaves, (dout, dlse))
 
 
-@pytest.mark.parametrize("build", [masks.causal, lambda n: masks.causal_document(seqlens=[n // 3, n - n // 3]), masks.full])
+@pytest.mark.parametrize(
+    "build", [masks.causal, lambda n: masks.causal_document(seqlens=[n // 3, n - n // 3]), masks.full]
+)
 @pytest.mark.parametrize("heads_kv", [4, 2])
 def test_deterministic_gradients_have_the_same_bits_in_every_run(build, heads_kv):
     n = 1000
@@ -346,7 +386,9 @@ def test_one_plan_serves_all_layers_recomputations_and_backwards():
     assert [names.count(name) for name in ("plan", "forward", "backward")] == [1, 4, 2]
 
 
-@pytest.mark.parametrize("asked, everywhere, meant", [(None, False, False), (None, True, True), (False, True, False), (True, False, True)])
+@pytest.mark.parametrize(
+    "asked, everywhere, meant", [(None, False, False), (None, True, True), (False, True, False), (True, False, True)]
+)
 def test_deterministic_follows_torch_unless_it_is_given(asked, everywhere, meant):
     q, k, v = (x.requires_grad_() for x in tensors())
     torch.use_deterministic_algorithms(everywhere)
@@ -373,13 +415,16 @@ def startend(keys, vectors):
     return {"startend_row_indices": torch.zeros(1, 1, keys, vectors, dtype=torch.int32, device=DEVICE)}
 
 
-@pytest.mark.parametrize("arguments, error, text", [
-    ({"dropout": 0.1}, flashmask.UnsupportedError, "dropout is 0.1"),
-    ({"layout": "sbhd"}, ValueError, "layout is 'sbhd'; it must be 'bshd' or 'bhsd'"),
-    (startend(S, 3), ValueError, "LTS, LTE, UTS, UTE"),
-    (startend(9, 2), ValueError, "9 columns"),
-    ({"backend": OTHER_BACKEND}, RuntimeError, f"no backend takes this call: {OTHER_BACKEND}: "),
-])
+@pytest.mark.parametrize(
+    "arguments, error, text",
+    [
+        ({"dropout": 0.1}, flashmask.UnsupportedError, "dropout is 0.1"),
+        ({"layout": "sbhd"}, ValueError, "layout is 'sbhd'; it must be 'bshd' or 'bhsd'"),
+        (startend(S, 3), ValueError, "LTS, LTE, UTS, UTE"),
+        (startend(9, 2), ValueError, "9 columns"),
+        ({"backend": OTHER_BACKEND}, RuntimeError, f"no backend takes this call: {OTHER_BACKEND}: "),
+    ],
+)
 def test_what_is_refused(arguments, error, text):
     with pytest.raises(error, match=text):
         flashmask_attention(*tensors(), **arguments)

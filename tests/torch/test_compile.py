@@ -3,12 +3,11 @@
 
 import functools
 
+import flashmask
 import pytest
 import torch
 import torch._dynamo.testing
 from devices import DEVICE, DTYPE, ON_CUDA, head_dims
-
-import flashmask
 from flashmask import flashmask_attention
 
 
@@ -22,7 +21,10 @@ def fresh_compiler():
 
 
 def tensors(length):
-    return [torch.randn(2, length, heads, *head_dims(16), device=DEVICE, dtype=DTYPE, requires_grad=True) for heads in (4, 2, 2)]
+    return [
+        torch.randn(2, length, heads, *head_dims(16), device=DEVICE, dtype=DTYPE, requires_grad=True)
+        for heads in (4, 2, 2)
+    ]
 
 
 def random_bounds(length):
@@ -47,7 +49,9 @@ def own_mask(q, k, v, bounds):
 
 
 def transposed(q, k, v, bounds):
-    out, lse = attend(*(x.transpose(1, 2) for x in (q, k, v)), bounds, causal=True, layout="bhsd", return_softmax_lse=True)
+    out, lse = attend(
+        *(x.transpose(1, 2) for x in (q, k, v)), bounds, causal=True, layout="bhsd", return_softmax_lse=True
+    )
     return out.transpose(1, 2).relu(), lse
 
 
@@ -87,8 +91,15 @@ def check(function, make_mask, lengths, mark=None, **options):
             torch.testing.assert_close(got, want)
 
 
-FUNCTIONS = [(raw, random_bounds), (two_layers, mask_of), (two_layers, band_of), (own_mask, random_bounds), (transposed, random_bounds), (bhsd_in_memory, random_bounds),
-             (expanded_inside, random_bounds)]
+FUNCTIONS = [
+    (raw, random_bounds),
+    (two_layers, mask_of),
+    (two_layers, band_of),
+    (own_mask, random_bounds),
+    (transposed, random_bounds),
+    (bhsd_in_memory, random_bounds),
+    (expanded_inside, random_bounds),
+]
 
 
 @pytest.mark.parametrize("function, make_mask", FUNCTIONS)
@@ -110,8 +121,9 @@ def test_documents_of_new_lengths_at_the_same_total():
             torch.testing.assert_close(got, want)
 
     def packed(q, k, v, cu_seqlens):
-        return flashmask.flashmask_varlen_func(q[0], k[0], v[0], cu_seqlens, cu_seqlens, causal=True,
-                                               deterministic=True, return_softmax_lse=True)
+        return flashmask.flashmask_varlen_func(
+            q[0], k[0], v[0], cu_seqlens, cu_seqlens, causal=True, deterministic=True, return_softmax_lse=True
+        )
 
     compiled = torch.compile(packed, fullgraph=True, backend="aot_eager")
     for lengths in ([30, 60, 10], [0, 99, 1], [50, 50, 0]):
@@ -121,7 +133,8 @@ def test_documents_of_new_lengths_at_the_same_total():
 
 
 def test_the_first_new_length_is_compiled_once_and_no_other():
-    """As torch does for any operator: the first length is taken for a constant, and from the second on it may be any.
+    """As torch does for any operator: the first length is taken for a constant, and from the second on it may be
+    any.
     """
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(two_layers, fullgraph=True, backend=counter)
@@ -171,7 +184,9 @@ def test_autocast_and_checkpoint_inside():
 
 @pytest.mark.skipif(not ON_CUDA, reason="graphs of CUDA calls")
 def test_graphs_of_compiled_code():
-    """mode="reduce-overhead": what is compiled, forward and backward, is captured, and replayed with other tensors and masks."""
+    """mode="reduce-overhead": what is compiled, forward and backward, is captured, and replayed with other tensors and
+    masks.
+    """
     compiled = torch.compile(two_layers, fullgraph=True, mode="reduce-overhead")
     for _ in range(5):
         inputs, mask = tensors(100), mask_of(100)

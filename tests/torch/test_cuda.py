@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only CUDA tensors can show: what runs on the device, streams, graphs, several devices, what is refused, masks on the device.
+"""What only CUDA tensors can show: what runs on the device, streams, graphs, several devices, what is refused, masks on
+the device.
 
 Needs FLASHMASK_TEST_DEVICE=cuda.
 """
 
 import random
 
+import flashmask
 import pytest
 import torch
 from devices import DEVICE, cuda_only
+from flashmask import UnrepresentableMaskError, UnsupportedError, flashmask_attention, masks, ops
+from flashmask.mask import Mask
 from test_attention import FAMILIES, S, tensors
 from test_mask import draw_mask
 from test_masks import LISTS, TRACED
 from torch.autograd import DeviceType
-
-import flashmask
-from flashmask import UnrepresentableMaskError, UnsupportedError, flashmask_attention, masks, ops
-from flashmask.mask import Mask
 
 pytestmark = cuda_only
 FORWARD = ["_fwd_"]
@@ -32,18 +32,25 @@ PLAN = ["plan_classify", "plan_transpose", "plan_rank"]
 def profiled(call):
     """(kernels, copies and fills in their order, names of what the host asked of CUDA's runtime) of one call."""
     for _ in range(2):  # the first profile of a process may miss events
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]) as profile:
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        ) as profile:
             call()
             torch.cuda.synchronize()
     events = sorted(profile.events(), key=lambda event: event.time_range.start)
     device = [event.name for event in events if event.device_type == DeviceType.CUDA]
-    return device, [event.name for event in events if event.device_type == DeviceType.CPU and event.name.startswith("cu")]
+    return device, [
+        event.name for event in events if event.device_type == DeviceType.CPU and event.name.startswith("cu")
+    ]
 
 
 def assert_runs(call, expected):
     """On the device exactly these, a word of each name; no copy anywhere, and the host waits for nothing."""
     device, host = profiled(call)
-    assert len(device) == len(expected) and all(word in name for word, name in zip(expected, device)), (expected, device)
+    assert len(device) == len(expected) and all(word in name for word, name in zip(expected, device)), (
+        expected,
+        device,
+    )
     waits = [name for name in host if "Memcpy" in name or "Synchronize" in name and name != "cudaDeviceSynchronize"]
     assert not waits and host.count("cudaDeviceSynchronize") <= 2, host  # profiled's own, and perhaps the profiler's
 
@@ -87,7 +94,10 @@ def test_a_backward_is_three_kernels_or_four(layout, use_lse):
     leaves, out, lse = with_graph(inputs, Mask(S, S, bounds=bounds_of(), causal=True), name)
     outputs = (out, lse) if use_lse else (out,)
     gradients = [torch.randn_like(x) for x in outputs]
-    assert_runs(lambda: torch.autograd.grad(outputs, leaves, gradients, retain_graph=True), GROUPED_BACKWARD if inputs[0].shape != inputs[1].shape else BACKWARD)
+    assert_runs(
+        lambda: torch.autograd.grad(outputs, leaves, gradients, retain_graph=True),
+        GROUPED_BACKWARD if inputs[0].shape != inputs[1].shape else BACKWARD,
+    )
 
 
 GRADIENTS_IN_PLACE = {
@@ -267,8 +277,13 @@ def test_a_side_stream_of_gradients():
 def test_two_streams_at_once():
     """Calls of two streams share nothing, neither workspace nor outputs nor gradients."""
     streams = [torch.cuda.Stream() for _ in range(2)]
-    problems = [([x.requires_grad_() for x in tensors(batch=4, seqlen_q=1024, seqlen_k=1024)], Mask(1024, 1024, bounds=bounds_of(1024), causal=True))
-                for _ in streams]
+    problems = [
+        (
+            [x.requires_grad_() for x in tensors(batch=4, seqlen_q=1024, seqlen_k=1024)],
+            Mask(1024, 1024, bounds=bounds_of(1024), causal=True),
+        )
+        for _ in streams
+    ]
     dout = torch.randn_like(problems[0][0][0])
     want = [both(*problem, dout) for problem in problems]
     torch.cuda.synchronize()
@@ -278,7 +293,9 @@ def test_two_streams_at_once():
             with torch.cuda.stream(stream):
                 made.append(both(*problem, dout))
     torch.cuda.synchronize()
-    assert all(torch.equal(a, b) for made, expected in zip(results, want) for run in made for a, b in zip(run, expected))
+    assert all(
+        torch.equal(a, b) for made, expected in zip(results, want) for run in made for a, b in zip(run, expected)
+    )
 
 
 # --- Graphs -------------------------------------------------------------------------------------------
@@ -303,7 +320,9 @@ def test_a_graph_makes_its_plan(as_mask):
     inputs, bounds = tensors(), bounds_of()
     mask = Mask(S, S, bounds=bounds, causal=True)
     arguments = {} if as_mask else {"causal": True}
-    graph, (out, lse) = captured(lambda: flashmask_attention(*inputs, mask if as_mask else bounds, return_softmax_lse=True, **arguments))
+    graph, (out, lse) = captured(
+        lambda: flashmask_attention(*inputs, mask if as_mask else bounds, return_softmax_lse=True, **arguments)
+    )
     for _ in range(3):
         for x in inputs:
             x.normal_()
@@ -332,10 +351,14 @@ def test_a_graph_of_forward_and_backward(expanded):
 
 
 def test_graphed_callables():
-    """torch.cuda.make_graphed_callables: forward and backward are graphs of their own, the plan goes from one to the other."""
+    """torch.cuda.make_graphed_callables: forward and backward are graphs of their own, the plan goes from one to the
+    other.
+    """
     inputs, bounds = [x.requires_grad_() for x in tensors()], bounds_of()
     call = lambda *x: flashmask_attention(*x, causal=True, deterministic=True)
-    graphed = torch.cuda.make_graphed_callables(call, (*(x.detach().clone().requires_grad_() for x in inputs), bounds.clone()))
+    graphed = torch.cuda.make_graphed_callables(
+        call, (*(x.detach().clone().requires_grad_() for x in inputs), bounds.clone())
+    )
     for _ in range(3):
         with torch.no_grad():
             for x in inputs:
@@ -353,7 +376,9 @@ def test_a_graph_with_a_plan_from_outside():
     mask = Mask(S, S, bounds=bounds_of(), causal=True)
     bounds, block_mask, *band = ops.mask_arguments(mask)
     plan = mask.plan()
-    graph, (out, _) = captured(lambda: torch.ops.flashmask.forward(*inputs, bounds, block_mask, plan, None, *band, False, "auto"))
+    graph, (out, _) = captured(
+        lambda: torch.ops.flashmask.forward(*inputs, bounds, block_mask, plan, None, *band, False, "auto")
+    )
     for _ in range(3):
         for x in inputs:
             x.normal_()
@@ -439,19 +464,33 @@ def test_tensors_in_host_memory_are_named():
     q, k, v = tensors()
     with pytest.raises(ValueError, match=f"key is on cpu and query on {DEVICE}"):
         flashmask_attention(q, k.cpu(), v)
-    with pytest.raises(ValueError, match=f"the mask is on cpu and its plan was asked for on {DEVICE}; move the mask first"):
+    with pytest.raises(
+        ValueError, match=f"the mask is on cpu and its plan was asked for on {DEVICE}; move the mask first"
+    ):
         flashmask_attention(q, k, v, bounds_of().cpu(), causal=True)
 
 
 # --- What the kernels do not take ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change, text", [
-    (lambda q, k, v: (q[:1].expand(2, -1, -1, -1), k, v), r"q is expanded \(stride 0\) in dimension 0; make it contiguous"),
-    (lambda q, k, v: (q, torch.nn.functional.pad(k, (0, 4))[..., :64], v), "k has stride 68 in dimension 2; it must be a multiple of 8"),
-    (lambda q, k, v: (q, k, torch.nn.functional.pad(v, (1, 7))[..., 1:65]), "v's address is not a multiple of 16 bytes"),
-    (lambda q, k, v: (q, k, torch.cat((v, v), 3)), "head_dim 64 with head_dim_v 128 is not taken"),
-])
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        (
+            lambda q, k, v: (q[:1].expand(2, -1, -1, -1), k, v),
+            r"q is expanded \(stride 0\) in dimension 0; make it contiguous",
+        ),
+        (
+            lambda q, k, v: (q, torch.nn.functional.pad(k, (0, 4))[..., :64], v),
+            "k has stride 68 in dimension 2; it must be a multiple of 8",
+        ),
+        (
+            lambda q, k, v: (q, k, torch.nn.functional.pad(v, (1, 7))[..., 1:65]),
+            "v's address is not a multiple of 16 bytes",
+        ),
+        (lambda q, k, v: (q, k, torch.cat((v, v), 3)), "head_dim 64 with head_dim_v 128 is not taken"),
+    ],
+)
 def test_strides_and_dims_that_are_not_taken(change, text):
     with pytest.raises(UnsupportedError, match=text):
         flashmask_attention(*change(*tensors()))
@@ -471,7 +510,9 @@ def test_a_gradient_elsewhere_is_named():
     out, lse = flashmask_attention(q, k, v, return_softmax_lse=True)
     for name, dout, dlse in (("dout", out.cpu(), None), ("dlse", out, lse.cpu())):
         with pytest.raises(ValueError, match=f"{name} is on cpu and query on {DEVICE}"):
-            torch.ops.flashmask.backward(dout, dlse, q, k, v, out, lse, None, None, None, None, False, None, -1, -1, False, "auto")
+            torch.ops.flashmask.backward(
+                dout, dlse, q, k, v, out, lse, None, None, None, None, False, None, -1, -1, False, "auto"
+            )
 
 
 @pytest.mark.parametrize("with_plan", [False, True])
@@ -494,7 +535,12 @@ def test_a_mask_changed_in_place_is_noticed(with_plan):
 def same(on_device, on_host):
     """The same mask, bit for bit, on the device."""
     assert (on_device.seqlen_q, on_device.seqlen_k, on_device.causal, on_device.window, on_device.q_offset) == (
-        on_host.seqlen_q, on_host.seqlen_k, on_host.causal, on_host.window, on_host.q_offset)
+        on_host.seqlen_q,
+        on_host.seqlen_k,
+        on_host.causal,
+        on_host.window,
+        on_host.q_offset,
+    )
     for name in ("bounds", "block_mask"):
         a, b = getattr(on_device, name), getattr(on_host, name)
         assert (a is None) == (b is None)
@@ -546,7 +592,9 @@ def test_other_forms_of_a_mask(seed):
     if host.seqlen_q and host.seqlen_k:
         assert mask.plot().replace(str(mask.device), str(host.device)) == host.plot()
         ours, theirs = mask.to_block_mask(), host.to_block_mask()
-        assert torch.equal(ours.to_dense().cpu(), theirs.to_dense()) and torch.equal(ours.full_kv_num_blocks.cpu(), theirs.full_kv_num_blocks)
+        assert torch.equal(ours.to_dense().cpu(), theirs.to_dense()) and torch.equal(
+            ours.full_kv_num_blocks.cpu(), theirs.full_kv_num_blocks
+        )
     if host.block_mask is None:
         assert startend(mask) == startend(host)
 
@@ -586,7 +634,11 @@ def test_moves():
 @pytest.mark.parametrize("loader", [False, True])
 def test_moves_from_pinned_memory_wait_for_nothing(loader):
     mask = masks.causal_document(seqlens=[3, 4])
-    pinned = next(iter(torch.utils.data.DataLoader([mask], batch_size=None, collate_fn=lambda x: x, pin_memory=True))) if loader else mask.pin_memory()
+    pinned = (
+        next(iter(torch.utils.data.DataLoader([mask], batch_size=None, collate_fn=lambda x: x, pin_memory=True)))
+        if loader
+        else mask.pin_memory()
+    )
     assert pinned.bounds.is_pinned() and torch.equal(pinned.bounds, mask.bounds)
     torch.cuda.set_sync_debug_mode("error")
     try:

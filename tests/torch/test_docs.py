@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The snippets of docs/python and docs/recipes run. Those of a page are one program, from top to bottom; a recipe's begins with its command, for
-which FLASHMASK_COMMAND names the program, and has a model.
+"""The snippets of docs/python and docs/recipes run. Those of a page are one program, from top to bottom; a recipe's
+begins with its command, for which FLASHMASK_COMMAND names the program, and has a model.
 
-```python is run, ```py (what needs a package that is not installed here) is only shown; it has to be Python all the same.
+```python is run, ```py (what needs a package that is not installed here) is only shown; it has to be Python all the
+same.
 """
 
 import ast
@@ -56,14 +57,23 @@ def test_recipe(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     (command,) = snippets(page, "sh")
-    printed = subprocess.run([os.environ["FLASHMASK_COMMAND"], *shlex.split(command)[1:]], check=True, capture_output=True, text=True).stdout
+    printed = subprocess.run(
+        [os.environ["FLASHMASK_COMMAND"], *shlex.split(command)[1:]], check=True, capture_output=True, text=True
+    ).stdout
     (shown,) = snippets(page, "")
     assert shown in printed
     run(page, {"model": Llama(layers=1, dim=64, heads_kv=1)})
 
 
 def test_there_are_pages():
-    assert {page.stem for page in PAGES} == {"README", "from-flash-attn", "from-flexattention", "from-paddlepaddle", "from-sdpa", "hugging-face"}
+    assert {page.stem for page in PAGES} == {
+        "README",
+        "from-flash-attn",
+        "from-flexattention",
+        "from-paddlepaddle",
+        "from-sdpa",
+        "hugging-face",
+    }
     assert {page.stem for page in RECIPES} == {"sft", "dpo", "reward-model", "tree"}
 
 

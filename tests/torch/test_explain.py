@@ -1,40 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""explain names what runs, why something does not, and the nearest call that does. It never raises for a call that would."""
+"""explain names what runs, why something does not, and the nearest call that does. It never raises for a call that
+would.
+"""
 
 import sys
 
+import flashmask
 import pytest
 import torch
 from dense_reference import assert_close
 from devices import DEVICE, DTYPE, ON_CUDA, cpu_only, tolerance_of
-
-import flashmask
 
 NAME = str(DTYPE).removeprefix("torch.")
 BACKEND = DEVICE.type
 
 
 def make(seqlen=300, dim=64, dtype=DTYPE, dim_v=None):
-    return [torch.zeros(2, seqlen, heads, d, dtype=dtype, device=DEVICE) for heads, d in ((4, dim), (2, dim), (2, dim_v or dim))]
+    return [
+        torch.zeros(2, seqlen, heads, d, dtype=dtype, device=DEVICE)
+        for heads, d in ((4, dim), (2, dim), (2, dim_v or dim))
+    ]
 
 
 def test_what_runs():
     text = flashmask.explain(*make(), causal=True, window_size=(9, -1))
-    for line in (f"query     [2, 300, 4, 64] {NAME} on {DEVICE}", "mask      causal; window of 9 keys before and any after the row's own; row 0 at key 0",
-                 "tiles     9 of 128x128: 0 full, 5 partial, 4 skipped", f"forward   backend: {BACKEND}", "plan given", "backward  not needed"):
+    for line in (
+        f"query     [2, 300, 4, 64] {NAME} on {DEVICE}",
+        "mask      causal; window of 9 keys before and any after the row's own; row 0 at key 0",
+        "tiles     9 of 128x128: 0 full, 5 partial, 4 skipped",
+        f"forward   backend: {BACKEND}",
+        "plan given",
+        "backward  not needed",
+    ):
         assert line in text, text
 
 
-@pytest.mark.parametrize("causal,vectors,names", [(True, 1, "LTS of"), (True, 2, "LTS, LTE of"), (False, 2, "LTS, UTE of"), (False, 4, "LTS, LTE, UTS, UTE of")])
+@pytest.mark.parametrize(
+    "causal,vectors,names",
+    [(True, 1, "LTS of"), (True, 2, "LTS, LTE of"), (False, 2, "LTS, UTE of"), (False, 4, "LTS, LTE, UTS, UTE of")],
+)
 def test_bounds(causal, vectors, names):
     bounds = torch.zeros(1, 2, 300, vectors, dtype=torch.int32, device=DEVICE)
     assert names + " each key, batch 1, heads 2" in flashmask.explain(*make(), bounds, causal=causal)
 
 
 def test_what_is_executed_agrees_with_the_plan():
-    """Of 11 x 6 tiles of 64 x 128 on the CPU 9 are live: those of rows and keys below 300 that are not above the diagonal; 8 heads. On CUDA the
+    """Of 11 x 6 tiles of 64 x 128 on the CPU 9 are live: those of rows and keys below 300 that are not above the
+    diagonal; 8 heads. On CUDA the
     plan is not read, and tiles have 128 rows: 8 x 36."""
-    mask = flashmask.Mask(700, 700, bounds=torch.full((1, 1, 700, 1), 300, dtype=torch.int32, device=DEVICE), causal=True)
+    mask = flashmask.Mask(
+        700, 700, bounds=torch.full((1, 1, 700, 1), 300, dtype=torch.int32, device=DEVICE), causal=True
+    )
     text = flashmask.explain(*make(700), mask)
     assert "36 of 128x128: 1 full, 5 partial, 30 skipped" in text
     assert ("unknown (the mask is on the device) of 288 of 128x128" if ON_CUDA else "72 of 528") in text
@@ -51,16 +67,25 @@ def test_layouts_agree():
 
 def test_backward():
     q, k, v = make()
-    assert "backward  taken too, the same bits in every run" in flashmask.explain(q.requires_grad_(), k, v, deterministic=True)
+    assert "backward  taken too, the same bits in every run" in flashmask.explain(
+        q.requires_grad_(), k, v, deterministic=True
+    )
 
 
-@pytest.mark.parametrize("dtype,backend,nearest", [
-    (torch.float32, "auto", "cast query, key and value to bfloat16"), (torch.bfloat16, "reference", "leave backend at 'auto'"),
-    (torch.float64, "reference", "move everything to the CPU"),
-] if ON_CUDA else [
-    (torch.float64, "auto", "cast query, key and value to float32"), (torch.float32, "cuda", "leave backend at 'auto'"),
-    (torch.float64, "cuda", "pass backend='reference' (slow)"),
-])
+@pytest.mark.parametrize(
+    "dtype,backend,nearest",
+    [
+        (torch.float32, "auto", "cast query, key and value to bfloat16"),
+        (torch.bfloat16, "reference", "leave backend at 'auto'"),
+        (torch.float64, "reference", "move everything to the CPU"),
+    ]
+    if ON_CUDA
+    else [
+        (torch.float64, "auto", "cast query, key and value to float32"),
+        (torch.float32, "cuda", "leave backend at 'auto'"),
+        (torch.float64, "cuda", "pass backend='reference' (slow)"),
+    ],
+)
 def test_the_nearest_call(dtype, backend, nearest):
     text = flashmask.explain(*make(dtype=dtype), backend=backend)
     assert "forward   refused: no backend takes this call" in text and text.endswith("nearest   " + nearest), text
@@ -69,10 +94,14 @@ def test_the_nearest_call(dtype, backend, nearest):
 def test_padding_is_proposed(monkeypatch):
     """As on a device that takes bfloat16 of head_dim 128 only."""
     module = sys.modules[flashmask.explain.__module__]
-    taken = lambda call, struct: "" if call.q.dtype == torch.bfloat16 and call.q.shape[3] == call.v.shape[3] == 128 else "not taken"
+    taken = lambda call, struct: (
+        "" if call.q.dtype == torch.bfloat16 and call.q.shape[3] == call.v.shape[3] == 128 else "not taken"
+    )
     monkeypatch.setattr(module, "_refusal", taken)
     text = flashmask.explain(*make(dim=80, dtype=torch.float32, dim_v=40))
-    assert text.endswith("nearest   cast query, key and value to bfloat16; pad head_dim with zeros to 128, pass softmax_scale=80**-0.5 and cut the result to head_dim_v"), text
+    assert text.endswith(
+        "nearest   cast query, key and value to bfloat16; pad head_dim with zeros to 128, pass softmax_scale=80**-0.5 and cut the result to head_dim_v"
+    ), text
 
 
 def test_padding_changes_nothing():
@@ -80,16 +109,28 @@ def test_padding_changes_nothing():
     padded = [torch.nn.functional.pad(x, (0, 64 - x.shape[3])) for x in inputs]
     out = flashmask.flashmask_attention(*padded, causal=True, softmax_scale=24**-0.5)[..., :16]
     on_cpu = [x.cpu().float() for x in inputs]
-    assert_close(out.cpu(), flashmask.flashmask_attention(*on_cpu, causal=True, backend="reference"), tolerance=tolerance_of("out", DTYPE))
+    assert_close(
+        out.cpu(),
+        flashmask.flashmask_attention(*on_cpu, causal=True, backend="reference"),
+        tolerance=tolerance_of("out", DTYPE),
+    )
 
 
 def test_nothing_is_near():
     assert flashmask.explain(*make(dim=300)).endswith("nearest   none")
 
 
-@pytest.mark.parametrize("arguments,why", [({"dropout": 0.1}, "dropout is 0.1"), ({"layout": "sbhd"}, "layout"), ({"window_size": (-2, 0)}, "window_size"),
-                                           ({"startend_row_indices": torch.zeros(1, 1, 9, 2, dtype=torch.int32, device=DEVICE)}, "9"),
-                                           ({"startend_row_indices": flashmask.Mask(8, 8)}, "8"), ({"startend_row_indices": 3}, "int")])
+@pytest.mark.parametrize(
+    "arguments,why",
+    [
+        ({"dropout": 0.1}, "dropout is 0.1"),
+        ({"layout": "sbhd"}, "layout"),
+        ({"window_size": (-2, 0)}, "window_size"),
+        ({"startend_row_indices": torch.zeros(1, 1, 9, 2, dtype=torch.int32, device=DEVICE)}, "9"),
+        ({"startend_row_indices": flashmask.Mask(8, 8)}, "8"),
+        ({"startend_row_indices": 3}, "int"),
+    ],
+)
 def test_wrong_calls_are_texts_too(arguments, why):
     q, k, v = make()
     text = flashmask.explain(q, k, v, **arguments)
@@ -110,6 +151,14 @@ def test_wrong_tensors():
 def test_backward_that_is_refused(monkeypatch):
     module = sys.modules[flashmask.explain.__module__]
     refusal = module._refusal
-    monkeypatch.setattr(module, "_refusal", lambda call, struct: "not yet" if struct is module.capi.BackwardArgs and call.backend == "auto" else refusal(call, struct))
+    monkeypatch.setattr(
+        module,
+        "_refusal",
+        lambda call, struct: (
+            "not yet" if struct is module.capi.BackwardArgs and call.backend == "auto" else refusal(call, struct)
+        ),
+    )
     q, k, v = make()
-    assert flashmask.explain(q.requires_grad_(), k, v).endswith("backward  refused: not yet\nnearest   pass backend='reference' (slow)")
+    assert flashmask.explain(q.requires_grad_(), k, v).endswith(
+        "backward  refused: not yet\nnearest   pass backend='reference' (slow)"
+    )

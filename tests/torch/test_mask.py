@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mask: what it shows, what it becomes, how it travels, and when it refuses.
 
-FLASHMASK_LIBRARY names the C library and FLASHMASK_COMMAND the `flashmask` program; comparisons with one that is not named are skipped.
+FLASHMASK_LIBRARY names the C library and FLASHMASK_COMMAND the `flashmask` program; comparisons with one that is not
+named are skipped.
 """
 
 import copy
@@ -15,13 +16,12 @@ import time
 import types
 import xml.etree.ElementTree as ElementTree
 
+import flashmask
 import pytest
 import torch
-from torch.utils import _pytree as pytree
-
-import flashmask
 from flashmask import Mask, UnrepresentableMaskError, masks
 from flashmask.mask import as_mask
+from torch.utils import _pytree as pytree
 
 COMMAND = os.environ.get("FLASHMASK_COMMAND")
 
@@ -39,9 +39,13 @@ def draw_mask(rng, longest=40, block_mask=None):
     keep = None
     if rng.random() < 0.5 if block_mask is None else block_mask:
         shape = (rng.choice((1, batch)), rng.choice((1, heads)), -(-rows // 128), -(-keys // 128))
-        keep = torch.randint(0, 3, shape, generator=generator, dtype=torch.int32).to(rng.choice((torch.int32, torch.uint8, torch.bool)))
+        keep = torch.randint(0, 3, shape, generator=generator, dtype=torch.int32).to(
+            rng.choice((torch.int32, torch.uint8, torch.bool))
+        )
     window = rng.choice((None, (-1, -1), (3, 0), (-1, 4), (7, -1), (0, 0), (100, 100)))
-    return Mask(rows, keys, bounds=bounds, causal=causal, window=window, q_offset=rng.choice((None, 0, 5, -4)), block_mask=keep)
+    return Mask(
+        rows, keys, bounds=bounds, causal=causal, window=window, q_offset=rng.choice((None, 0, 5, -4)), block_mask=keep
+    )
 
 
 def visible(mask, b, h, i, j):
@@ -50,7 +54,10 @@ def visible(mask, b, h, i, j):
     left, right = mask.window or (-1, -1)
     if mask.causal and j > i + offset or left != -1 and j < i + offset - left or right != -1 and j > i + offset + right:
         return False
-    if mask.block_mask is not None and not mask.block_mask[b % mask.block_mask.shape[0], h % mask.block_mask.shape[1], i // 128, j // 128]:
+    if (
+        mask.block_mask is not None
+        and not mask.block_mask[b % mask.block_mask.shape[0], h % mask.block_mask.shape[1], i // 128, j // 128]
+    ):
         return False
     if mask.bounds is None:
         return True
@@ -87,7 +94,13 @@ def test_to_dense_is_the_rule(seed):
     mask = draw_mask(rng, longest=17)
     dense = mask.to_dense()
     assert dense.dtype == torch.bool and tuple(dense.shape) == (mask.batch, mask.heads, mask.seqlen_q, mask.seqlen_k)
-    want = [visible(mask, b, h, i, j) for b in range(mask.batch) for h in range(mask.heads) for i in range(mask.seqlen_q) for j in range(mask.seqlen_k)]
+    want = [
+        visible(mask, b, h, i, j)
+        for b in range(mask.batch)
+        for h in range(mask.heads)
+        for i in range(mask.seqlen_q)
+        for j in range(mask.seqlen_k)
+    ]
     assert dense.flatten().tolist() == want
 
 
@@ -100,12 +113,26 @@ def test_to_dense_is_the_c_librarys(seed):
 
     mask = draw_mask(random.Random(seed), longest=300)
     left, right = mask.window or (-1, -1)
-    fields = {name: x.numpy() for name, x in (("bounds", mask.bounds), ("block_mask", mask.block_mask)) if x is not None}
-    flags = (capi.CAUSAL if mask.causal else 0) | capi.HAS_WINDOW | (capi.HAS_Q_OFFSET if mask.q_offset is not None else 0)
-    struct = capi.mask(mask.seqlen_q, mask.seqlen_k, flags=flags, window_left=left, window_right=right, q_offset=mask.q_offset or 0, **fields)
+    fields = {
+        name: x.numpy() for name, x in (("bounds", mask.bounds), ("block_mask", mask.block_mask)) if x is not None
+    }
+    flags = (
+        (capi.CAUSAL if mask.causal else 0) | capi.HAS_WINDOW | (capi.HAS_Q_OFFSET if mask.q_offset is not None else 0)
+    )
+    struct = capi.mask(
+        mask.seqlen_q,
+        mask.seqlen_k,
+        flags=flags,
+        window_left=left,
+        window_right=right,
+        q_offset=mask.q_offset or 0,
+        **fields,
+    )
     want = torch.zeros((mask.batch, mask.heads, mask.seqlen_q, mask.seqlen_k), dtype=torch.uint8)
     lib = capi.load()
-    assert lib.fm_mask_to_dense(ctypes.byref(struct), ctypes.byref(capi.tensor(want.numpy()))) == capi.OK, lib.fm_last_error()
+    assert lib.fm_mask_to_dense(ctypes.byref(struct), ctypes.byref(capi.tensor(want.numpy()))) == capi.OK, (
+        lib.fm_last_error()
+    )
     assert torch.equal(mask.to_dense(), want.bool())
 
 
@@ -174,13 +201,31 @@ def test_raster_counts_what_is_visible(seed, side):
 
 def test_repr():
     text = repr(masks.causal_document(seqlens=[2, 3]))
-    assert text.splitlines() == ["Mask(5 query rows x 5 keys, causal, 1 bound per key, cpu)", "██········", "████······", "····██····", "····████··", "····██████",
-                                 "visible 36 %; 1 tile of 128 x 128: 0 full, 1 partial, 0 empty"]
+    assert text.splitlines() == [
+        "Mask(5 query rows x 5 keys, causal, 1 bound per key, cpu)",
+        "██········",
+        "████······",
+        "····██····",
+        "····████··",
+        "····██████",
+        "visible 36 %; 1 tile of 128 x 128: 0 full, 1 partial, 0 empty",
+    ]
     text = repr(masks.sliding_window(3000, 3000, 99, 3, q_offset=7))
     assert "window (99, 3), q_offset 7" in text and "a cell is 128 x 128" in text and len(text.splitlines()) == 26
     assert repr(masks.full(0, 4)) == "Mask(0 query rows x 4 keys)"
-    assert "batch 2, heads 3" in repr(Mask(4, 4, bounds=torch.zeros(2, 3, 4, 1, dtype=torch.int32), causal=True, block_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool)))
-    assert repr(Mask(4, 4, bounds=torch.zeros(1, 1, 4, 2, dtype=torch.int32, device="meta"))) == "Mask(4 query rows x 4 keys, 2 bounds per key, meta)"
+    assert "batch 2, heads 3" in repr(
+        Mask(
+            4,
+            4,
+            bounds=torch.zeros(2, 3, 4, 1, dtype=torch.int32),
+            causal=True,
+            block_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool),
+        )
+    )
+    assert (
+        repr(Mask(4, 4, bounds=torch.zeros(1, 1, 4, 2, dtype=torch.int32, device="meta")))
+        == "Mask(4 query rows x 4 keys, 2 bounds per key, meta)"
+    )
     assert "bounds=7" in repr(pytree.tree_map(lambda x: 7, masks.eviction([1, 2])))
 
 
@@ -197,8 +242,10 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("kind, tokens", [(kind, 1 << n) for kind in LARGE for n in (13, 15, 17, 19, 20, 23)
-                                          if n < 20 or kind not in ("blocks", "heads")])
+@pytest.mark.parametrize(
+    "kind, tokens",
+    [(kind, 1 << n) for kind in LARGE for n in (13, 15, 17, 19, 20, 23) if n < 20 or kind not in ("blocks", "heads")],
+)
 def test_repr_takes_no_time(kind, tokens):
     """At most 0.05 s of one thread at any length."""
     mask = LARGE[kind](tokens)
@@ -243,8 +290,18 @@ def test_repr_says_that_it_is_a_sample():
 def test_svg_is_bounded_and_well_formed():
     generator = torch.Generator().manual_seed(0)
     noise = Mask(4096, 4096, bounds=torch.randint(0, 4096, (1, 1, 4096, 4), generator=generator, dtype=torch.int32))
-    checkers = Mask(128 * 128, 128 * 128, block_mask=((torch.arange(128)[:, None] + torch.arange(128)) % 2 == 0)[None, None])
-    for mask in (noise, checkers, masks.full(0, 5), masks.full(1), masks.causal(1 << 20), masks.causal(200, 100_000), masks.random_eviction(128)):
+    checkers = Mask(
+        128 * 128, 128 * 128, block_mask=((torch.arange(128)[:, None] + torch.arange(128)) % 2 == 0)[None, None]
+    )
+    for mask in (
+        noise,
+        checkers,
+        masks.full(0, 5),
+        masks.full(1),
+        masks.causal(1 << 20),
+        masks.causal(200, 100_000),
+        masks.random_eviction(128),
+    ):
         picture = mask.plot()
         assert len(picture) < 300_000 and mask._repr_svg_() == picture
         assert ElementTree.fromstring(picture).tag.endswith("svg")
@@ -255,7 +312,9 @@ def test_svg_is_bounded_and_well_formed():
 
 
 def test_svg_shows_the_tiles():
-    """Causal, 3 x 3 tiles of one cell each: three partial ones on the diagonal, three full below, the rest is the ground."""
+    """Causal, 3 x 3 tiles of one cell each: three partial ones on the diagonal, three full below, the rest is the
+    ground.
+    """
     root = ElementTree.fromstring(masks.causal(384).plot(max_cells=3))
     paths = {path.get("fill"): path.get("d") for path in root.iter("{http://www.w3.org/2000/svg}path")}
     assert paths == {"#e5a335": "M0 0h1v1H0zM1 1h1v1H1zM2 2h1v1H2z", "#3b6fb6": "M0 1h1v1H0zM0 2h2v1H0z"}
@@ -270,7 +329,9 @@ def test_to_startend_says_the_same(seed):
     try:
         bounds, causal = mask.to_startend()
     except UnrepresentableMaskError as error:
-        assert mask.bounds is not None and 0 <= error.column < mask.seqlen_k  # a band and two intervals can be more than two
+        assert (
+            mask.bounds is not None and 0 <= error.column < mask.seqlen_k
+        )  # a band and two intervals can be more than two
         return
     assert bounds.dtype == torch.int32 and bounds.shape[:3] == (mask.batch, mask.heads, mask.seqlen_k)
     again = masks.from_startend(bounds, causal, seqlen_q=mask.seqlen_q)
@@ -288,11 +349,28 @@ def test_to_startend_is_the_cpp_librarys(seed, tmp_path):
         mask = mask.replace(bounds=mask.bounds[:1, :1].clamp(0, rows))
     band = {"lo": None if left == -1 else -left, "hi": 0 if mask.causal else None if right == -1 else right}
     names = {1: ["lts"], 2: ["lts", "lte"] if mask.causal else ["lts", "ute"], 4: ["lts", "lte", "uts", "ute"]}
-    vectors = {} if mask.bounds is None else {name: mask.bounds[0, 0, :, n].tolist() for n, name in enumerate(names[mask.bounds.shape[-1]])}
+    vectors = (
+        {}
+        if mask.bounds is None
+        else {name: mask.bounds[0, 0, :, n].tolist() for n, name in enumerate(names[mask.bounds.shape[-1]])}
+    )
     file = tmp_path / "mask.json"
-    file.write_text(json.dumps({"seqlen_q": rows, "seqlen_k": keys, "batch": 1, "heads": 1, "band": band,
-                                "q_offset": keys - rows if mask.q_offset is None else mask.q_offset, **vectors}))
-    shown = json.loads(subprocess.run([COMMAND, "show", str(file), "--json"], capture_output=True, text=True, check=True).stdout)
+    file.write_text(
+        json.dumps(
+            {
+                "seqlen_q": rows,
+                "seqlen_k": keys,
+                "batch": 1,
+                "heads": 1,
+                "band": band,
+                "q_offset": keys - rows if mask.q_offset is None else mask.q_offset,
+                **vectors,
+            }
+        )
+    )
+    shown = json.loads(
+        subprocess.run([COMMAND, "show", str(file), "--json"], capture_output=True, text=True, check=True).stdout
+    )
     if shown["vectors"]["form"] != "startend_row_indices":
         with pytest.raises(UnrepresentableMaskError):
             mask.to_startend()
@@ -326,7 +404,11 @@ def test_to_block_mask(seed):
     b, h, i, j = torch.meshgrid(*map(torch.arange, dense.shape), indexing="ij")
     assert torch.equal(block_mask.mask_mod(b, h, i, j), dense)
     # Its blocks: live ones are those with something visible, and full ones hide nothing.
-    tiles = torch.nn.functional.pad(dense, (0, -mask.seqlen_k % 128, 0, -mask.seqlen_q % 128)).unfold(2, 128, 128).unfold(3, 128, 128)
+    tiles = (
+        torch.nn.functional.pad(dense, (0, -mask.seqlen_k % 128, 0, -mask.seqlen_q % 128))
+        .unfold(2, 128, 128)
+        .unfold(3, 128, 128)
+    )
     assert torch.equal(block_mask.to_dense().bool(), tiles.any(-1).any(-1))
     assert torch.equal(block_mask.full_kv_num_blocks, tiles.all(-1).all(-1).sum(-1, dtype=torch.int32))
 
@@ -343,8 +425,10 @@ def of_both_heads(bounds_heads, block_heads, rows=300, keys=200):
 def test_heads_of_the_vectors_and_of_the_block_mask_are_broadcast_to_the_larger(heads):
     """As a call does with heads_kv and heads_q: each key head's are those of its query heads."""
     mask, most = of_both_heads(*heads), max(heads)
-    wide = mask.replace(bounds=mask.bounds.repeat_interleave(most // heads[0], 1),
-                        block_mask=mask.block_mask.repeat_interleave(most // heads[1], 1))
+    wide = mask.replace(
+        bounds=mask.bounds.repeat_interleave(most // heads[0], 1),
+        block_mask=mask.block_mask.repeat_interleave(most // heads[1], 1),
+    )
     assert mask.heads == most and mask.to_dense().shape == (2, most, 300, 200)
     assert torch.equal(mask.to_dense(), wide.to_dense()) and mask.stats() == wide.stats()
     assert repr(mask).splitlines()[1:] == repr(wide).splitlines()[1:]
@@ -360,9 +444,8 @@ def test_heads_that_do_not_divide_each_other_are_refused():
 
 
 def test_traced_plans_of_both_heads_have_the_size_of_the_larger():
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     from flashmask import ops
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
     for heads in ((2, 4), (4, 2), (1, 4)):
         mask = of_both_heads(*heads)
@@ -413,20 +496,30 @@ def test_as_mask_takes_paddles_forms(causal, accepted):
             mask = as_mask(bounds_of(n, batch=2, heads=3), seqlen_q=4, seqlen_k=6, causal=causal)
             assert (mask.batch, mask.heads, mask.causal, mask.bounds.shape[-1]) == (2, 3, causal, n)
         else:
-            with pytest.raises(ValueError, match=rf"startend_row_indices is torch.int32 \[1, 1, 6, {n}\] and causal is {causal}; accepted are"):
+            with pytest.raises(
+                ValueError,
+                match=rf"startend_row_indices is torch.int32 \[1, 1, 6, {n}\] and causal is {causal}; accepted are",
+            ):
                 as_mask(bounds_of(n), seqlen_q=4, seqlen_k=6, causal=causal)
 
 
-@pytest.mark.parametrize("value, error, message", [
-    (bounds_of(2)[0], ValueError, r"\[1, 6, 2\]; accepted are\n  causal=True    \[batch, heads, seqlen_k, 1\]  LTS"),
-    (bounds_of(2, keys=5), ValueError, "it has 5 columns, but there are 6 keys"),
-    (bounds_of(2, batch=0), ValueError, "batch and heads must be at least 1"),
-    (bounds_of(2, dtype=torch.int16), TypeError, "startend_row_indices is torch.int16"),
-    (bounds_of(2, dtype=torch.float32), TypeError, "from_dense"),
-    (torch.ones(1, 1, 4, 6, dtype=torch.bool), TypeError, "from_dense"),
-    ([[1, 2]], TypeError, "is a list; it must be a flashmask.Mask, a tensor or None"),
-    (masks.full(5, 6), ValueError, "the mask is for 5 query rows and 6 keys; the call has 4 and 6"),
-])
+@pytest.mark.parametrize(
+    "value, error, message",
+    [
+        (
+            bounds_of(2)[0],
+            ValueError,
+            r"\[1, 6, 2\]; accepted are\n  causal=True    \[batch, heads, seqlen_k, 1\]  LTS",
+        ),
+        (bounds_of(2, keys=5), ValueError, "it has 5 columns, but there are 6 keys"),
+        (bounds_of(2, batch=0), ValueError, "batch and heads must be at least 1"),
+        (bounds_of(2, dtype=torch.int16), TypeError, "startend_row_indices is torch.int16"),
+        (bounds_of(2, dtype=torch.float32), TypeError, "from_dense"),
+        (torch.ones(1, 1, 4, 6, dtype=torch.bool), TypeError, "from_dense"),
+        ([[1, 2]], TypeError, "is a list; it must be a flashmask.Mask, a tensor or None"),
+        (masks.full(5, 6), ValueError, "the mask is for 5 query rows and 6 keys; the call has 4 and 6"),
+    ],
+)
 def test_as_mask_refuses(value, error, message):
     with pytest.raises(error, match=message):
         as_mask(value, seqlen_q=4, seqlen_k=6)
@@ -435,7 +528,12 @@ def test_as_mask_refuses(value, error, message):
 def test_as_mask_with_a_mask():
     mask = masks.causal(4, 6)
     assert as_mask(mask, seqlen_q=4, seqlen_k=6) is mask
-    for name, value in (("causal", True), ("window_size", (1, 0)), ("q_offset", 0), ("block_mask", torch.ones(1, 1, 1, 1))):
+    for name, value in (
+        ("causal", True),
+        ("window_size", (1, 0)),
+        ("q_offset", 0),
+        ("block_mask", torch.ones(1, 1, 1, 1)),
+    ):
         with pytest.raises(ValueError, match=f"{name} is given beside a Mask"):
             as_mask(mask, seqlen_q=4, seqlen_k=6, **{name: value})
 
@@ -446,12 +544,25 @@ def test_int64_bounds_keep_their_meaning():
     assert mask.bounds.dtype == torch.int32 and mask.bounds.flatten().tolist() == [4, 0, 3, 0]
 
 
-@pytest.mark.parametrize("given, kept", [(None, None), (3, (3, 3)), ((2, 0), (2, 0)), ([5, None], (5, -1)), ((-1, -1), None), ((None, None), None), (-1, None)])
+@pytest.mark.parametrize(
+    "given, kept",
+    [
+        (None, None),
+        (3, (3, 3)),
+        ((2, 0), (2, 0)),
+        ([5, None], (5, -1)),
+        ((-1, -1), None),
+        ((None, None), None),
+        (-1, None),
+    ],
+)
 def test_windows(given, kept):
     assert as_mask(None, seqlen_q=4, seqlen_k=6, window_size=given).window == kept
 
 
-@pytest.mark.parametrize("given, error", [((1, 2, 3), ValueError), ((-2, 0), ValueError), (torch.tensor([1, 2]), TypeError)])
+@pytest.mark.parametrize(
+    "given, error", [((1, 2, 3), ValueError), ((-2, 0), ValueError), (torch.tensor([1, 2]), TypeError)]
+)
 def test_windows_refused(given, error):
     with pytest.raises(error, match="window_size"):
         as_mask(None, seqlen_q=4, seqlen_k=6, window_size=given)
@@ -487,7 +598,11 @@ def test_bounds_that_are_not_contiguous_are_copied():
 
 def test_masks_do_not_change():
     mask = masks.causal(4)
-    for change in (lambda: setattr(mask, "causal", False), lambda: setattr(mask, "new", 1), lambda: delattr(mask, "bounds")):
+    for change in (
+        lambda: setattr(mask, "causal", False),
+        lambda: setattr(mask, "new", 1),
+        lambda: delattr(mask, "bounds"),
+    ):
         with pytest.raises(AttributeError, match="does not change"):
             change()
     other = mask.replace(causal=False, window=(1, -1))
@@ -554,17 +669,35 @@ def test_the_plan_of_a_trace_is_not_kept(calls):
 
 
 def both_tensors():
-    return Mask(130, 140, bounds=torch.randint(0, 130, (2, 1, 140, 2), dtype=torch.int32), window=(4, 9), q_offset=3,
-                block_mask=torch.tensor([[1, 0], [1, 1]], dtype=torch.uint8)[None, None])
+    return Mask(
+        130,
+        140,
+        bounds=torch.randint(0, 130, (2, 1, 140, 2), dtype=torch.int32),
+        window=(4, 9),
+        q_offset=3,
+        block_mask=torch.tensor([[1, 0], [1, 1]], dtype=torch.uint8)[None, None],
+    )
 
 
-@pytest.mark.parametrize("mask", [masks.causal(4, 6), masks.causal_document(seqlens=[3, 4]), masks.causal(9).replace(block_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool)), both_tensors()])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        masks.causal(4, 6),
+        masks.causal_document(seqlens=[3, 4]),
+        masks.causal(9).replace(block_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool)),
+        both_tensors(),
+    ],
+)
 def test_pytree(mask):
     leaves, spec = pytree.tree_flatten({"mask": mask, "x": 1})
-    assert [x for x in leaves if isinstance(x, torch.Tensor)] == [x for x in (mask.bounds, mask.block_mask) if x is not None]
+    assert [x for x in leaves if isinstance(x, torch.Tensor)] == [
+        x for x in (mask.bounds, mask.block_mask) if x is not None
+    ]
     again = pytree.tree_unflatten(leaves, spec)["mask"]
     assert isinstance(again, Mask) and again.bounds is mask.bounds and again.block_mask is mask.block_mask
-    assert torch.equal(again.to_dense(), mask.to_dense()) and pytree.tree_structure(again) == pytree.tree_structure(mask)
+    assert torch.equal(again.to_dense(), mask.to_dense()) and pytree.tree_structure(again) == pytree.tree_structure(
+        mask
+    )
     paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(mask)[0]]
     assert paths == [name for name in (".bounds", ".block_mask") if getattr(mask, name[1:]) is not None]
 
@@ -578,7 +711,12 @@ def test_moves():
     mask = both_tensors()
     assert mask.to("cpu") is mask and mask.cpu() is mask and masks.causal(3).to("meta").device is None
     moved = mask.to("meta")
-    assert moved.device.type == "meta" and moved.window == mask.window and moved.q_offset == 3 and tuple(moved.block_mask.shape) == (1, 1, 2, 2)
+    assert (
+        moved.device.type == "meta"
+        and moved.window == mask.window
+        and moved.q_offset == 3
+        and tuple(moved.block_mask.shape) == (1, 1, 2, 2)
+    )
 
 
 def test_copies_and_pickles(calls):
@@ -655,7 +793,9 @@ def test_batches_of_a_data_loader(workers):
     lengths = [[3, 4], [5, 2]]
     batches = list(torch.utils.data.DataLoader(lengths, batch_size=None, collate_fn=collated, num_workers=workers))
     for batch, wanted in zip(batches, lengths, strict=True):
-        assert torch.equal(batch["mask"].to("cpu", non_blocking=True).to_dense(), masks.causal_document(seqlens=wanted).to_dense())
+        assert torch.equal(
+            batch["mask"].to("cpu", non_blocking=True).to_dense(), masks.causal_document(seqlens=wanted).to_dense()
+        )
         assert batch["block"].window == (4, 9) and batch["block"].block_mask.dtype == torch.uint8
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every builder against the rule it stands for, written here a second time, and against the C++ library's builder of that name.
+"""Every builder against the rule it stands for, written here a second time, and against the C++ library's builder of
+that name.
 
 FLASHMASK_COMMAND names the `flashmask` program; without it the comparisons with C++ are skipped.
 """
@@ -12,7 +13,6 @@ import subprocess
 import numpy as np
 import pytest
 import torch
-
 from flashmask import Mask, UnrepresentableMaskError, masks
 
 COMMAND = os.environ.get("FLASHMASK_COMMAND")
@@ -34,7 +34,9 @@ def documents_of(lengths):
 
 
 def dense(rows, keys, rule):
-    return torch.tensor([[bool(rule(i, j)) for j in range(keys)] for i in range(rows)], dtype=torch.bool).reshape(rows, keys)
+    return torch.tensor([[bool(rule(i, j)) for j in range(keys)] for i in range(rows)], dtype=torch.bool).reshape(
+        rows, keys
+    )
 
 
 def check(mask, rows, keys, rule, batch=0, head=0):
@@ -47,8 +49,16 @@ def from_cpp(family, seqlen, **parameters):
     """The C++ library's mask as a dense matrix [batch, rows, keys], from its vectors as JSON."""
     if not COMMAND:
         pytest.skip("FLASHMASK_COMMAND is not set")
-    arguments = [f"{name}={','.join(map(str, value)) if isinstance(value, list) else int(value)}" for name, value in parameters.items()]
-    done = subprocess.run([COMMAND, "show", family, "--seqlen", str(seqlen), "--json", *arguments], capture_output=True, text=True, check=True)
+    arguments = [
+        f"{name}={','.join(map(str, value)) if isinstance(value, list) else int(value)}"
+        for name, value in parameters.items()
+    ]
+    done = subprocess.run(
+        [COMMAND, "show", family, "--seqlen", str(seqlen), "--json", *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     mask = json.loads(done.stdout)["mask"]
     keys, lo, hi, offset = mask["seqlen_k"], mask["band"]["lo"], mask["band"]["hi"], mask["q_offset"]
 
@@ -82,7 +92,12 @@ def test_bands(rows, keys):
         for offset in (None, 0, -3):
             at = keys - rows if offset is None else offset
             mask = masks.sliding_window(rows, keys, left, right, q_offset=offset)
-            check(mask, rows, keys, lambda i, j: (left == -1 or i + at - left <= j) and (right == -1 or j <= i + at + right))
+            check(
+                mask,
+                rows,
+                keys,
+                lambda i, j: (left == -1 or i + at - left <= j) and (right == -1 or j <= i + at + right),
+            )
 
 
 def test_bands_as_in_cpp():
@@ -145,7 +160,12 @@ def test_documents_as_in_cpp(family, lengths):
 def test_the_last_block_may_be_empty_and_takes_what_follows():
     check_cpp(masks.causal_blockwise(seqlens=[3, 4, 0]), "causal_blockwise", 7, lengths=[3, 4, 0])
     block = [0, 0, 1, 1, 1, 2, 2, 2]
-    check(masks.causal_blockwise(seqlens=[2, 3, 1], seqlen=8), 8, 8, lambda i, j: j <= i and (block[i] == block[j] or block[i] == 2))
+    check(
+        masks.causal_blockwise(seqlens=[2, 3, 1], seqlen=8),
+        8,
+        8,
+        lambda i, j: j <= i and (block[i] == block[j] or block[i] == 2),
+    )
 
 
 def test_tokens_past_the_last_document_are_hidden():
@@ -153,14 +173,22 @@ def test_tokens_past_the_last_document_are_hidden():
     inside = lambda i, j: doc[i] is not None and doc[i] == doc[j]  # noqa: E731
     check(masks.document([0, 3, 5], seqlen=7), 7, 7, inside)
     check(masks.causal_document(seqlens=[3, 2], seqlen=7), 7, 7, lambda i, j: inside(i, j) and j <= i)
-    check(masks.prefix_lm_document(seqlens=[3, 2], prefix=[2, 1], seqlen=7), 7, 7,
-          lambda i, j: inside(i, j) and (j <= i or j < 2 or j == 3))
+    check(
+        masks.prefix_lm_document(seqlens=[3, 2], prefix=[2, 1], seqlen=7),
+        7,
+        7,
+        lambda i, j: inside(i, j) and (j <= i or j < 2 or j == 3),
+    )
     check(masks.document([0], seqlen=2), 2, 2, lambda i, j: False)
 
 
 def test_documents_of_a_batch():
     lengths = torch.tensor([[2, 3, 0], [1, 1, 2]])
-    for given in ({"seqlens": lengths, "seqlen": 5}, {"seqlens": lengths.tolist()}, {"cu_seqlens": [[0, 2, 5, 5], [0, 1, 2, 4]]}):
+    for given in (
+        {"seqlens": lengths, "seqlen": 5},
+        {"seqlens": lengths.tolist()},
+        {"cu_seqlens": [[0, 2, 5, 5], [0, 1, 2, 4]]},
+    ):
         mask = masks.causal_document(**given)
         assert (mask.batch, mask.heads, mask.seqlen_k) == (2, 1, 5)
         for b, doc in enumerate(([0, 0, 1, 1, 1], [0, 1, 2, 2, None])):
@@ -179,7 +207,9 @@ def test_prefix_lm_document(rng):
         rule = lambda i, j: doc[i] == doc[j] and (j <= i or j < begin[j] + prefix[doc[j]])  # noqa: E731
         check(masks.prefix_lm_document(seqlens=lengths, prefix=prefix), len(doc), len(doc), rule)
     given = {"lengths": [4, 0, 3], "prefix": [2, 0, 3]}
-    check_cpp(masks.prefix_lm_document(seqlens=given["lengths"], prefix=given["prefix"]), "prefix_lm_document", 7, **given)
+    check_cpp(
+        masks.prefix_lm_document(seqlens=given["lengths"], prefix=given["prefix"]), "prefix_lm_document", 7, **given
+    )
     ids = masks.prefix_lm_document(doc_ids=[7, 7, 7, 7, 1, 1, 1], prefix=[2, 3])
     assert torch.equal(ids.to_dense()[0], from_cpp("prefix_lm_document", 7, **given))
 
@@ -187,11 +217,18 @@ def test_prefix_lm_document(rng):
 def test_shared_question(rng):
     for _ in range(10):
         groups = [(rng.randint(0, 5), draw_lengths(rng, 4, 4)) for _ in range(rng.randint(0, 3))]
-        segments = [(g, a) for g, (question, answers) in enumerate(groups) for a, length in enumerate([question, *answers]) for _ in range(length)]
+        segments = [
+            (g, a)
+            for g, (question, answers) in enumerate(groups)
+            for a, length in enumerate([question, *answers])
+            for _ in range(length)
+        ]
         rule = lambda i, j: j <= i and segments[i][0] == segments[j][0] and segments[j][1] in (0, segments[i][1])  # noqa: E731
         check(masks.shared_question(groups), len(segments), len(segments), rule)
     # It is a tree of two levels.
-    mask = masks.shared_question(seqlens=torch.tensor([3, 2, 0, 2, 1, 4]), is_question=torch.tensor([1, 0, 0, 0, 1, 0]) != 0, seqlen=12)
+    mask = masks.shared_question(
+        seqlens=torch.tensor([3, 2, 0, 2, 1, 4]), is_question=torch.tensor([1, 0, 0, 0, 1, 0]) != 0, seqlen=12
+    )
     check_cpp(mask, "prefix_tree", 12, parents=[-1, 0, 0, 0, -1, 4], lengths=[3, 2, 0, 2, 1, 4])
 
 
@@ -204,7 +241,14 @@ def test_attention_sink_window(rng):
         rule = lambda i, j: doc[i] == doc[j] and j <= i and (window == -1 or i - j < window or at[j] < sink)  # noqa: E731
         for given in ways_to_give(lengths):
             check(masks.attention_sink_window(sink, window, **given), len(doc), len(doc), rule)
-    check_cpp(masks.attention_sink_window(2, 3, seqlens=[6, 0, 5]), "attention_sink_window", 11, lengths=[6, 0, 5], sink=2, window=3)
+    check_cpp(
+        masks.attention_sink_window(2, 3, seqlens=[6, 0, 5]),
+        "attention_sink_window",
+        11,
+        lengths=[6, 0, 5],
+        sink=2,
+        window=3,
+    )
     check_cpp(masks.attention_sink_window(1, -1, seqlen=7), "attention_sink_window", 7, sink=1, window=-1)
     check_cpp(masks.attention_sink_window(1, 2, seqlen=7), "attention_sink_window", 7, sink=1, window=2)
 
@@ -218,17 +262,34 @@ def test_block_causal(rng):
         block, window = documents_of(of_blocks), rng.choice((-1, 1, 2, 3, 50))
         sees = lambda back: back >= 0 and (window == -1 or back < window)  # noqa: E731
         for given in ways_to_give(lengths):
-            check(masks.block_causal(of_blocks, window=window, **given), len(doc), len(doc),
-                  lambda i, j: doc[i] == doc[j] and sees(block[i] - block[j]))
+            check(
+                masks.block_causal(of_blocks, window=window, **given),
+                len(doc),
+                len(doc),
+                lambda i, j: doc[i] == doc[j] and sees(block[i] - block[j]),
+            )
         at, length = [t for n in lengths for t in range(n)], rng.randint(1, 6)
         for given in ways_to_give(lengths):
-            check(masks.block_causal(length, window=window, **given), len(doc), len(doc),
-                  lambda i, j: doc[i] == doc[j] and sees(at[i] // length - at[j] // length))
+            check(
+                masks.block_causal(length, window=window, **given),
+                len(doc),
+                len(doc),
+                lambda i, j: doc[i] == doc[j] and sees(at[i] // length - at[j] // length),
+            )
 
 
 def test_block_causal_as_in_cpp():
-    check_cpp(masks.block_causal([4, 0, 5, 2], seqlens=[6, 0, 5], window=2), "block_causal", 11, lengths=[6, 0, 5], blocks=[4, 0, 5, 2], window=2)
-    check_cpp(masks.block_causal(3, seqlens=[7, 0, 4], window=2), "block_causal", 11, lengths=[7, 0, 4], blocks=3, window=2)
+    check_cpp(
+        masks.block_causal([4, 0, 5, 2], seqlens=[6, 0, 5], window=2),
+        "block_causal",
+        11,
+        lengths=[6, 0, 5],
+        blocks=[4, 0, 5, 2],
+        window=2,
+    )
+    check_cpp(
+        masks.block_causal(3, seqlens=[7, 0, 4], window=2), "block_causal", 11, lengths=[7, 0, 4], blocks=3, window=2
+    )
     check_cpp(masks.block_causal(torch.tensor([3, 4])), "block_causal", 7, blocks=[3, 4])
     check_cpp(masks.block_causal(2, seqlen=7), "block_causal", 7, blocks=2)
 
@@ -255,7 +316,9 @@ def test_causal_with_blocks(rng):
         lengths = draw_lengths(rng)
         doc, block = documents_of(lengths), draw_blocks(rng, lengths)
         window = rng.choice((-1, 1, 2, 3, 50))
-        rule = lambda i, j: doc[i] == doc[j] and (j <= i and (window == -1 or i - j < window) or block[i] == block[j] >= 0)  # noqa: E731
+        rule = lambda i, j: (
+            doc[i] == doc[j] and (j <= i and (window == -1 or i - j < window) or block[i] == block[j] >= 0)
+        )  # noqa: E731
         for given in ways_to_give(lengths):
             given.pop("seqlen", None)
             check(masks.causal_with_blocks(block, window=window, **given), len(doc), len(doc), rule)
@@ -265,7 +328,13 @@ def test_causal_with_blocks(rng):
 def test_causal_with_blocks_as_in_cpp():
     ids = [-1, 2, 2, 2, -1, 0, 0, 7, 7, -1, -1]
     check_cpp(masks.causal_with_blocks(ids, window=2), "causal_with_blocks", 11, blocks=[1, 4, 5, 7, 7, 9], window=2)
-    check_cpp(masks.causal_with_blocks(ids, seqlens=[5, 2, 4]), "causal_with_blocks", 11, lengths=[5, 2, 4], blocks=[1, 4, 5, 7, 7, 9])
+    check_cpp(
+        masks.causal_with_blocks(ids, seqlens=[5, 2, 4]),
+        "causal_with_blocks",
+        11,
+        lengths=[5, 2, 4],
+        blocks=[1, 4, 5, 7, 7, 9],
+    )
 
 
 def test_causal_with_blocks_of_a_batch_and_past_the_last_document():
@@ -298,7 +367,10 @@ def test_block_diffusion(rng):
         cuts = sorted([0, *(rng.randint(0, len(doc)) for _ in range(rng.randint(0, 4))), len(doc)])
         of_blocks = [end - begin for begin, end in zip(cuts, cuts[1:])]
         at, length = [t for n in lengths for t in range(n)], rng.randint(1, 6)
-        for blocks, part in ((of_blocks, parts_of(doc, documents_of(of_blocks))), (length, parts_of(doc, [t // length for t in at]))):
+        for blocks, part in (
+            (of_blocks, parts_of(doc, documents_of(of_blocks))),
+            (length, parts_of(doc, [t // length for t in at])),
+        ):
             for given in ways_to_give(lengths):
                 mask, order = masks.block_diffusion(blocks, **given)
                 order = order.tolist()
@@ -317,7 +389,10 @@ def test_block_diffusion_concatenated(rng):
         build = lambda: masks.block_diffusion(3, seqlens=lengths, order="concatenated")  # noqa: B023, E731
         if any(d != doc[-1] for d in several):
             first = total + doc.index(min(several))
-            with pytest.raises(UnrepresentableMaskError, match=f"order 'concatenated' .* column {first} needs 3; the order 'interleaved' fits"):
+            with pytest.raises(
+                UnrepresentableMaskError,
+                match=f"order 'concatenated' .* column {first} needs 3; the order 'interleaved' fits",
+            ):
                 build()
             continue
         fitted += 1
@@ -328,10 +403,18 @@ def test_block_diffusion_concatenated(rng):
 
 
 def test_block_diffusion_as_in_cpp():
-    check_cpp(masks.block_diffusion([4, 0, 5, 2], seqlens=[6, 0, 5])[0], "block_diffusion", 22, lengths=[6, 0, 5], blocks=[4, 0, 5, 2])
+    check_cpp(
+        masks.block_diffusion([4, 0, 5, 2], seqlens=[6, 0, 5])[0],
+        "block_diffusion",
+        22,
+        lengths=[6, 0, 5],
+        blocks=[4, 0, 5, 2],
+    )
     check_cpp(masks.block_diffusion(3, seqlens=[7, 0, 4])[0], "block_diffusion", 22, lengths=[7, 0, 4], blocks=3)
     check_cpp(masks.block_diffusion(2, seqlen=7)[0], "block_diffusion", 14, blocks=2)
-    check_cpp(masks.block_diffusion(2, seqlen=7, order="concatenated")[0], "block_diffusion", 14, blocks=2, concatenated=1)
+    check_cpp(
+        masks.block_diffusion(2, seqlen=7, order="concatenated")[0], "block_diffusion", 14, blocks=2, concatenated=1
+    )
 
 
 @pytest.mark.parametrize("order", ["interleaved", "concatenated"])
@@ -350,7 +433,9 @@ def test_block_diffusion_past_the_last_document(order):
 
 
 def test_block_diffusion_moves_tokens_and_changes_nothing_else():
-    """Attention over the interleaved copies, put back, is the attention over [x_t | x_0] under the mask of that order."""
+    """Attention over the interleaved copies, put back, is the attention over [x_t | x_0] under the mask of that
+    order.
+    """
     concatenated, _ = masks.block_diffusion(3, seqlen=10, order="concatenated")
     interleaved, order = masks.block_diffusion(3, seqlen=10)
     visible = torch.empty(20, 20, dtype=torch.bool)
@@ -367,12 +452,20 @@ def test_eagle3_ttt(rng):
         for given in ways_to_give(lengths):
             check(masks.eagle3_ttt(steps, **given), total, steps * total, rule)
     assert torch.equal(masks.eagle3_ttt(1, seqlens=[3, 4]).to_dense(), masks.causal_document(seqlens=[3, 4]).to_dense())
-    check(masks.eagle3_ttt(3, seqlens=[2], seqlen=4), 4, 12, lambda i, j: i < 2 and j % 4 < 2 and (j <= i if j < 4 else j % 4 == i))
+    check(
+        masks.eagle3_ttt(3, seqlens=[2], seqlen=4),
+        4,
+        12,
+        lambda i, j: i < 2 and j % 4 < 2 and (j <= i if j < 4 else j % 4 == i),
+    )
 
 
 def test_eagle3_ttt_as_in_cpp():
     square = from_cpp("eagle3_ttt", 33, steps=3, lengths=[6, 0, 5])
-    assert torch.equal(masks.eagle3_ttt(3, seqlens=[6, 0, 5]).to_dense()[:, 0], square[:, 22:]) and not square[:, :22].any()
+    assert (
+        torch.equal(masks.eagle3_ttt(3, seqlens=[6, 0, 5]).to_dense()[:, 0], square[:, 22:])
+        and not square[:, :22].any()
+    )
 
 
 def test_dflash(rng):
@@ -395,7 +488,10 @@ def test_dflash(rng):
 
 def test_dflash_as_in_cpp():
     square = from_cpp("dflash", 20, anchors=[2, 6, 11], block=3, lengths=[6, 0, 5])
-    assert torch.equal(masks.dflash([2, 6, 11], 3, seqlens=[6, 0, 5]).to_dense()[:, 0], square[:, 11:]) and not square[:, :11].any()
+    assert (
+        torch.equal(masks.dflash([2, 6, 11], 3, seqlens=[6, 0, 5]).to_dense()[:, 0], square[:, 11:])
+        and not square[:, :11].any()
+    )
 
 
 def test_dflash_of_a_batch_and_past_the_last_document():
@@ -480,7 +576,12 @@ def test_hash_sparse(rng):
         order = rng.sample(range(buckets), buckets)
         query = sorted((rng.randrange(buckets) for _ in range(rows)), key=order.index)
         key = [rng.randrange(buckets + 1) for _ in range(keys)]
-        check(masks.hash_sparse(query, key, causal), rows, keys, lambda i, j: query[i] == key[j] and (not causal or j <= i + keys - rows))
+        check(
+            masks.hash_sparse(query, key, causal),
+            rows,
+            keys,
+            lambda i, j: query[i] == key[j] and (not causal or j <= i + keys - rows),
+        )
 
 
 def test_hash_sparse_of_any_order(rng):
@@ -491,13 +592,21 @@ def test_hash_sparse_of_any_order(rng):
         rule = lambda i, j: query[i] == key[j] and (not causal or j <= i)  # noqa: E731
         visible = dense(seqlen, seqlen, rule)
         # Rows that the band does not hide, as runs of hidden ones.
-        runs = [sum(not visible[i, j] and (i == (j if causal else 0) or bool(visible[i - 1, j])) for i in range(j if causal else 0, seqlen)) for j in range(seqlen)]
+        runs = [
+            sum(
+                not visible[i, j] and (i == (j if causal else 0) or bool(visible[i - 1, j]))
+                for i in range(j if causal else 0, seqlen)
+            )
+            for j in range(seqlen)
+        ]
         if max(runs) <= 2:
             fits += 1
             check(masks.hash_sparse(torch.tensor(query), torch.tensor(key), causal), seqlen, seqlen, rule)
         else:
             column = next(j for j, n in enumerate(runs) if n > 2)
-            with pytest.raises(UnrepresentableMaskError, match=f"column {column} needs {runs[column]}.*sort the queries") as error:
+            with pytest.raises(
+                UnrepresentableMaskError, match=f"column {column} needs {runs[column]}.*sort the queries"
+            ) as error:
                 masks.hash_sparse(query, key, causal)
             assert error.value.column == column
     assert 20 < fits < 150
@@ -506,7 +615,14 @@ def test_hash_sparse_of_any_order(rng):
 def test_hash_sparse_as_in_cpp(rng):
     query, key = (sorted(rng.randrange(4) for _ in range(10)) for _ in "qk")
     for causal in (False, True):
-        check_cpp(masks.hash_sparse(query, key, causal), "hash_sparse", 10, query_buckets=query, key_buckets=key, causal=causal)
+        check_cpp(
+            masks.hash_sparse(query, key, causal),
+            "hash_sparse",
+            10,
+            query_buckets=query,
+            key_buckets=key,
+            causal=causal,
+        )
 
 
 # --- Trees ----------------------------------------------------------------------------------------------
@@ -535,13 +651,24 @@ def test_prefix_tree(rng):
         rule = lambda i, j: j <= i and is_ancestor(parents, node[j], node[i])  # noqa: E731
         mask = masks.prefix_tree(parents, lengths)
         check(mask, len(node), len(node), rule)
-        assert torch.equal(mask.bounds, masks.prefix_tree(torch.tensor(parents, dtype=torch.int64), torch.tensor(lengths, dtype=torch.int32)).bounds)
+        assert torch.equal(
+            mask.bounds,
+            masks.prefix_tree(
+                torch.tensor(parents, dtype=torch.int64), torch.tensor(lengths, dtype=torch.int32)
+            ).bounds,
+        )
         check(masks.prefix_tree(parents), nodes, nodes, lambda i, j: is_ancestor(parents, j, i))
         begin = [sum(lengths[:n]) for n in range(nodes)]
         end = [max(begin[m] + lengths[m] for m in range(nodes) if is_ancestor(parents, n, m)) for n in range(nodes)]
         check(masks.prefix_tree_from_intervals(begin, end), len(node), len(node), rule)
-        check(masks.prefix_tree_from_intervals(torch.tensor(begin, dtype=torch.int64), torch.tensor(end, dtype=torch.int64), seqlen=len(node) + 2),
-              len(node) + 2, len(node) + 2, lambda i, j: max(i, j) < len(node) and rule(i, j))
+        check(
+            masks.prefix_tree_from_intervals(
+                torch.tensor(begin, dtype=torch.int64), torch.tensor(end, dtype=torch.int64), seqlen=len(node) + 2
+            ),
+            len(node) + 2,
+            len(node) + 2,
+            lambda i, j: max(i, j) < len(node) and rule(i, j),
+        )
         if nodes > 1:
             check_cpp(mask, "prefix_tree", len(node), parents=parents, lengths=lengths)
 
@@ -609,18 +736,32 @@ def test_padding():
 
 def test_from_startend():
     bounds = torch.tensor([[3, 0], [9, 2], [-5, 1]]).reshape(1, 1, 3, 2)
-    check(masks.from_startend(bounds, seqlen_q=4), 4, 3, lambda i, j: not (i >= bounds[0, 0, j, 0] or i < bounds[0, 0, j, 1]))
-    check(masks.from_startend(bounds.int(), True), 3, 3, lambda i, j: j <= i and not bounds[0, 0, j, 0] <= i < bounds[0, 0, j, 1])
+    check(
+        masks.from_startend(bounds, seqlen_q=4),
+        4,
+        3,
+        lambda i, j: not (i >= bounds[0, 0, j, 0] or i < bounds[0, 0, j, 1]),
+    )
+    check(
+        masks.from_startend(bounds.int(), True),
+        3,
+        3,
+        lambda i, j: j <= i and not bounds[0, 0, j, 0] <= i < bounds[0, 0, j, 1],
+    )
     with pytest.raises(ValueError, match=r"\[batch, heads, seqlen_k, n\]"):
         masks.from_startend(bounds[0])
 
 
 def runs_per_column(visible, band):
-    """The most runs of hidden rows in a column, of those that (lo, hi) on j - i does not hide: what from_dense has to fit."""
+    """The most runs of hidden rows in a column, of those that (lo, hi) on j - i does not hide: what from_dense has to
+    fit.
+    """
     rows, keys = visible.shape
     most = []
     for j in range(keys):
-        inside = [i for i in range(rows) if (band[0] is None or j - i >= band[0]) and (band[1] is None or j - i <= band[1])]
+        inside = [
+            i for i in range(rows) if (band[0] is None or j - i >= band[0]) and (band[1] is None or j - i <= band[1])
+        ]
         hidden = [not visible[i, j] for i in inside]
         most.append(sum(h and (n == 0 or not hidden[n - 1]) for n, h in enumerate(hidden)))
     return most
@@ -654,7 +795,9 @@ def test_from_dense_refuses_what_does_not_fit(rng):
             refused += 1
             best = min(needs, key=max)
             column = next(j for j, n in enumerate(best) if n > 2)
-            with pytest.raises(UnrepresentableMaskError, match=rf"\(batch 0, head 0, column {column}\) needs {best[column]}") as error:
+            with pytest.raises(
+                UnrepresentableMaskError, match=rf"\(batch 0, head 0, column {column}\) needs {best[column]}"
+            ) as error:
                 masks.from_dense(visible)
             assert error.value.column == column
     assert 5 < refused < 60
@@ -669,7 +812,9 @@ def test_from_dense_names_batch_and_head():
         masks.from_dense(visible)
     visible[1, 2, :4, 3] = 1
     assert torch.equal(masks.from_dense(visible).to_dense(), visible.bool())
-    assert torch.equal(masks.from_dense(visible.transpose(2, 3).contiguous().transpose(2, 3)).to_dense(), visible.bool())
+    assert torch.equal(
+        masks.from_dense(visible.transpose(2, 3).contiguous().transpose(2, 3)).to_dense(), visible.bool()
+    )
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 4), (4, 0), (1, 1)])
@@ -679,8 +824,17 @@ def test_from_dense_of_nothing(shape):
         assert torch.equal(masks.from_dense(visible).to_dense()[0, 0], visible)
 
 
-@pytest.mark.parametrize("build", [lambda: masks.causal(9), lambda: masks.causal(9, 5), lambda: masks.sliding_window(9, 9, 3), lambda: masks.sliding_window(7, 9, 2, 1),
-                                   lambda: masks.causal_document(seqlens=[3, 6]), lambda: masks.sliding_window(9, 4, 2, -1, q_offset=0)])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: masks.causal(9),
+        lambda: masks.causal(9, 5),
+        lambda: masks.sliding_window(9, 9, 3),
+        lambda: masks.sliding_window(7, 9, 2, 1),
+        lambda: masks.causal_document(seqlens=[3, 6]),
+        lambda: masks.sliding_window(9, 4, 2, -1, q_offset=0),
+    ],
+)
 def test_from_dense_finds_the_small_form(build):
     mask = masks.from_dense(build().to_dense())
     assert torch.equal(mask.to_dense(), build().to_dense())
@@ -690,55 +844,88 @@ def test_from_dense_finds_the_small_form(build):
 # --- Arguments --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda: masks.causal_document(), "nothing is given; it must be one of cu_seqlens"),
-    (lambda: masks.causal_document([0, 2], seqlens=[2]), "cu_seqlens and seqlens are given"),
-    (lambda: masks.document(seqlens=[2, -1, 3]), r"seqlens\[1\] is -1"),
-    (lambda: masks.causal_document([3, 1]), r"cu_seqlens\[0\] is 3; .* lengths go in as seqlens="),
-    (lambda: masks.document(seqlens=[[3, 4], [7]]), "seqlens must be integers, nested lists of one length"),
-    (lambda: masks.document(cu_seqlens=[0, 3, 2]), r"cu_seqlens\[2\] is 2; cu_seqlens must begin with 0 and ascend"),
-    (lambda: masks.document(cu_seqlens=[1, 3]), r"cu_seqlens\[0\] is 1"),
-    (lambda: masks.document(cu_seqlens=[]), "cu_seqlens is empty"),
-    (lambda: masks.eagle3_ttt(2, seqlen=-1), "seqlen is -1; it must be between 0 and 2147483647"),
-    (lambda: masks.document(doc_ids=[1, 1], seqlen=3), "seqlen is 3, but doc_ids has 2 tokens"),
-    (lambda: masks.document(doc_ids=[[1, 1, 2], [2, 7, 2]]), r"document id 2 comes back at \[1, 2\]"),
-    (lambda: masks.document(doc_ids=[4, 4, 2, 4, 2]), r"document id 4 comes back at \[3\]"),
-    (lambda: masks.document(seqlens=torch.tensor([2], device="meta")), "seqlen is missing; seqlens is not read on the host"),
-    (lambda: masks.prefix_lm_causal(5, 6), "prefix.* is 6; it must be between 0 and seqlen, 5"),
-    (lambda: masks.prefix_lm_document(seqlens=[2, 2], prefix=[1]), "prefix has 1 entries; it needs one for each of the 2"),
-    (lambda: masks.prefix_lm_document(seqlens=[2, 2], prefix=[1, 3]), "between 0 and the document's length"),
-    (lambda: masks.qk_sparse(9, [(4, 6), (5, 7)]), "ascending, disjoint"),
-    (lambda: masks.qk_sparse(9, [(4, 10)]), "ascending, disjoint"),
-    (lambda: masks.padding(4, 4, [5]), r"key_lengths\[0\] is 5; it must be between 0 and seqlen_k, 4"),
-    (lambda: masks.padding(4, 4, [5, 1], [1]), "query_lengths has 1 entries and key_lengths 2"),
-    (lambda: masks.padding(4, 4, []), "one entry for each batch entry"),
-    (lambda: masks.shared_question(), "give groups, or both"),
-    (lambda: masks.prefix_tree([-1, 0], [1]), "lengths has 1 entries; it needs one for each of the 2 nodes"),
-    (lambda: masks.global_sliding_window(4, -1, 2), "global_tokens is -1"),
-    (lambda: masks.attention_sink_window(-1, 2, seqlen=4), "sink is -1; it must be at least 0"),
-    (lambda: masks.attention_sink_window(1, 0, seqlen=4), "window is 0; it must be at least 1, or -1 for all"),
-    (lambda: masks.attention_sink_window(1, 2), "nothing is given"),
-    (lambda: masks.block_causal(0, seqlen=4), "blocks is 0; a block must have at least 1 token"),
-    (lambda: masks.block_causal([2, 3], seqlens=[4]), "the sum of blocks is 5; it must be at most the length .*, 4"),
-    (lambda: masks.block_causal([2, -1], seqlens=[4]), r"blocks\[1\] is -1; a length must be at least 0"),
-    (lambda: masks.block_causal(2, seqlen=4, window=0), "window is 0; it must be at least 1, or -1 for all"),
-    (lambda: masks.causal_with_blocks([1, 1, -1, 1]), r"block id 1 comes back at \[3\]; the tokens of a block must be contiguous"),
-    (lambda: masks.causal_with_blocks([[0, 1], [4, 4]], doc_ids=[1, 1, 1]), "seqlen is 2, but doc_ids has 3 tokens"),
-    (lambda: masks.causal_with_blocks(3), "block_ids is a single number"),
-    (lambda: masks.causal_with_blocks([1, 1], window=0), "window is 0; it must be at least 1, or -1 for all"),
-    (lambda: masks.block_diffusion(0, seqlen=4), "blocks is 0; a block must have at least 1 token"),
-    (lambda: masks.block_diffusion(2, seqlen=4, order="sorted"), "order is 'sorted'; it must be 'interleaved' or 'concatenated'"),
-    (lambda: masks.block_diffusion([2, 3], seqlens=[4]), "the sum of blocks is 5; it must be at most the length .*, 4"),
-    (lambda: masks.eagle3_ttt(0, seqlen=4), "steps is 0; it must be at least 1"),
-    (lambda: masks.eagle3_ttt(2), "nothing is given"),
-    (lambda: masks.dflash([1], 0, seqlen=4), "block is 0; it must be at least 1"),
-    (lambda: masks.dflash(1, 2, seqlen=4), "anchors is a single number"),
-    (lambda: masks.dflash([1, 5], 2, seqlen=4), r"anchors\[1\] is 5; it must be at most the length of the context, 4"),
-    (lambda: masks.dflash([2, 3, 1], 2, seqlen=4), r"anchors\[2\] is 1; sort the blocks by anchor"),
-    (lambda: masks.dflash([-1, 3], 2, seqlen=4), r"anchors\[1\] is 3; sort the blocks by anchor, negative ones last"),
-    (lambda: masks.sliding_window(4, 4, -2), r"window is \(-2, 0\)"),
-    (lambda: masks.from_dense(torch.ones(2, 2)), "visible is torch.float32"),
-])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: masks.causal_document(), "nothing is given; it must be one of cu_seqlens"),
+        (lambda: masks.causal_document([0, 2], seqlens=[2]), "cu_seqlens and seqlens are given"),
+        (lambda: masks.document(seqlens=[2, -1, 3]), r"seqlens\[1\] is -1"),
+        (lambda: masks.causal_document([3, 1]), r"cu_seqlens\[0\] is 3; .* lengths go in as seqlens="),
+        (lambda: masks.document(seqlens=[[3, 4], [7]]), "seqlens must be integers, nested lists of one length"),
+        (
+            lambda: masks.document(cu_seqlens=[0, 3, 2]),
+            r"cu_seqlens\[2\] is 2; cu_seqlens must begin with 0 and ascend",
+        ),
+        (lambda: masks.document(cu_seqlens=[1, 3]), r"cu_seqlens\[0\] is 1"),
+        (lambda: masks.document(cu_seqlens=[]), "cu_seqlens is empty"),
+        (lambda: masks.eagle3_ttt(2, seqlen=-1), "seqlen is -1; it must be between 0 and 2147483647"),
+        (lambda: masks.document(doc_ids=[1, 1], seqlen=3), "seqlen is 3, but doc_ids has 2 tokens"),
+        (lambda: masks.document(doc_ids=[[1, 1, 2], [2, 7, 2]]), r"document id 2 comes back at \[1, 2\]"),
+        (lambda: masks.document(doc_ids=[4, 4, 2, 4, 2]), r"document id 4 comes back at \[3\]"),
+        (
+            lambda: masks.document(seqlens=torch.tensor([2], device="meta")),
+            "seqlen is missing; seqlens is not read on the host",
+        ),
+        (lambda: masks.prefix_lm_causal(5, 6), "prefix.* is 6; it must be between 0 and seqlen, 5"),
+        (
+            lambda: masks.prefix_lm_document(seqlens=[2, 2], prefix=[1]),
+            "prefix has 1 entries; it needs one for each of the 2",
+        ),
+        (lambda: masks.prefix_lm_document(seqlens=[2, 2], prefix=[1, 3]), "between 0 and the document's length"),
+        (lambda: masks.qk_sparse(9, [(4, 6), (5, 7)]), "ascending, disjoint"),
+        (lambda: masks.qk_sparse(9, [(4, 10)]), "ascending, disjoint"),
+        (lambda: masks.padding(4, 4, [5]), r"key_lengths\[0\] is 5; it must be between 0 and seqlen_k, 4"),
+        (lambda: masks.padding(4, 4, [5, 1], [1]), "query_lengths has 1 entries and key_lengths 2"),
+        (lambda: masks.padding(4, 4, []), "one entry for each batch entry"),
+        (lambda: masks.shared_question(), "give groups, or both"),
+        (lambda: masks.prefix_tree([-1, 0], [1]), "lengths has 1 entries; it needs one for each of the 2 nodes"),
+        (lambda: masks.global_sliding_window(4, -1, 2), "global_tokens is -1"),
+        (lambda: masks.attention_sink_window(-1, 2, seqlen=4), "sink is -1; it must be at least 0"),
+        (lambda: masks.attention_sink_window(1, 0, seqlen=4), "window is 0; it must be at least 1, or -1 for all"),
+        (lambda: masks.attention_sink_window(1, 2), "nothing is given"),
+        (lambda: masks.block_causal(0, seqlen=4), "blocks is 0; a block must have at least 1 token"),
+        (
+            lambda: masks.block_causal([2, 3], seqlens=[4]),
+            "the sum of blocks is 5; it must be at most the length .*, 4",
+        ),
+        (lambda: masks.block_causal([2, -1], seqlens=[4]), r"blocks\[1\] is -1; a length must be at least 0"),
+        (lambda: masks.block_causal(2, seqlen=4, window=0), "window is 0; it must be at least 1, or -1 for all"),
+        (
+            lambda: masks.causal_with_blocks([1, 1, -1, 1]),
+            r"block id 1 comes back at \[3\]; the tokens of a block must be contiguous",
+        ),
+        (
+            lambda: masks.causal_with_blocks([[0, 1], [4, 4]], doc_ids=[1, 1, 1]),
+            "seqlen is 2, but doc_ids has 3 tokens",
+        ),
+        (lambda: masks.causal_with_blocks(3), "block_ids is a single number"),
+        (lambda: masks.causal_with_blocks([1, 1], window=0), "window is 0; it must be at least 1, or -1 for all"),
+        (lambda: masks.block_diffusion(0, seqlen=4), "blocks is 0; a block must have at least 1 token"),
+        (
+            lambda: masks.block_diffusion(2, seqlen=4, order="sorted"),
+            "order is 'sorted'; it must be 'interleaved' or 'concatenated'",
+        ),
+        (
+            lambda: masks.block_diffusion([2, 3], seqlens=[4]),
+            "the sum of blocks is 5; it must be at most the length .*, 4",
+        ),
+        (lambda: masks.eagle3_ttt(0, seqlen=4), "steps is 0; it must be at least 1"),
+        (lambda: masks.eagle3_ttt(2), "nothing is given"),
+        (lambda: masks.dflash([1], 0, seqlen=4), "block is 0; it must be at least 1"),
+        (lambda: masks.dflash(1, 2, seqlen=4), "anchors is a single number"),
+        (
+            lambda: masks.dflash([1, 5], 2, seqlen=4),
+            r"anchors\[1\] is 5; it must be at most the length of the context, 4",
+        ),
+        (lambda: masks.dflash([2, 3, 1], 2, seqlen=4), r"anchors\[2\] is 1; sort the blocks by anchor"),
+        (
+            lambda: masks.dflash([-1, 3], 2, seqlen=4),
+            r"anchors\[1\] is 3; sort the blocks by anchor, negative ones last",
+        ),
+        (lambda: masks.sliding_window(4, 4, -2), r"window is \(-2, 0\)"),
+        (lambda: masks.from_dense(torch.ones(2, 2)), "visible is torch.float32"),
+    ],
+)
 def test_errors(call, message):
     with pytest.raises(ValueError, match=message):
         call()
@@ -774,20 +961,27 @@ def test_documents_that_go_beyond_the_length_are_refused(name, given, form):
         assert WITH_A_LENGTH[name](**{given: torch.tensor(values, device="meta")}, seqlen=10).device.type == "meta"
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda: masks.causal_document(seqlens=[[5, 5], [5, 6]], seqlen=10),
-     r"the sum of seqlens\[1\] is 11; it must be at most"),
-    (lambda: masks.document([[0, 10], [0, 11]], seqlen=10), r"cu_seqlens\[1, 1\] is 11; it must be at most"),
-    (lambda: masks.shared_question([(5, [3, 3])], seqlen=10), "the sum of seqlens is 11; it must be at most"),
-    (lambda: masks.shared_question(seqlens=[5, 6], is_question=[True, False], seqlen=10),
-     "the sum of seqlens is 11; it must be at most"),
-    (lambda: masks.prefix_tree([-1, 0], [5, 6], seqlen=10), "the sum of lengths is 11; it must be at most"),
-    (lambda: masks.prefix_tree([-1] * 11, seqlen=10), "the sum of lengths is 11; it must be at most"),
-    (lambda: masks.prefix_tree_from_intervals([0, 5], [11, 11], seqlen=10), r"tout\[0\] is 11; it must be at most"),
-    (lambda: masks.block_causal([5, 6], seqlen=10), "the sum of blocks is 11; it must be at most"),
-    (lambda: masks.block_causal([5, 6], seqlens=[10]), "the sum of blocks is 11; it must be at most"),
-    (lambda: masks.block_diffusion([5, 6], seqlen=10), "the sum of blocks is 11; it must be at most"),
-])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (
+            lambda: masks.causal_document(seqlens=[[5, 5], [5, 6]], seqlen=10),
+            r"the sum of seqlens\[1\] is 11; it must be at most",
+        ),
+        (lambda: masks.document([[0, 10], [0, 11]], seqlen=10), r"cu_seqlens\[1, 1\] is 11; it must be at most"),
+        (lambda: masks.shared_question([(5, [3, 3])], seqlen=10), "the sum of seqlens is 11; it must be at most"),
+        (
+            lambda: masks.shared_question(seqlens=[5, 6], is_question=[True, False], seqlen=10),
+            "the sum of seqlens is 11; it must be at most",
+        ),
+        (lambda: masks.prefix_tree([-1, 0], [5, 6], seqlen=10), "the sum of lengths is 11; it must be at most"),
+        (lambda: masks.prefix_tree([-1] * 11, seqlen=10), "the sum of lengths is 11; it must be at most"),
+        (lambda: masks.prefix_tree_from_intervals([0, 5], [11, 11], seqlen=10), r"tout\[0\] is 11; it must be at most"),
+        (lambda: masks.block_causal([5, 6], seqlen=10), "the sum of blocks is 11; it must be at most"),
+        (lambda: masks.block_causal([5, 6], seqlens=[10]), "the sum of blocks is 11; it must be at most"),
+        (lambda: masks.block_diffusion([5, 6], seqlen=10), "the sum of blocks is 11; it must be at most"),
+    ],
+)
 def test_what_else_goes_beyond_the_length_is_refused(call, message):
     with pytest.raises(ValueError, match=f"{message} the length of the sequence, 10"):
         call()
@@ -805,10 +999,20 @@ def test_what_is_no_number_is_named(lengths):
         masks.document(seqlens=lengths)
 
 
-@pytest.mark.parametrize("given", [{"seqlens": [3, 0, 4]}, {"cu_seqlens": [0, 3, 3, 7]}, {"doc_ids": [0] * 3 + [2] * 4}, {"seqlens": [[3, 4], [7, 0]]}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"seqlens": [3, 0, 4]},
+        {"cu_seqlens": [0, 3, 3, 7]},
+        {"doc_ids": [0] * 3 + [2] * 4},
+        {"seqlens": [[3, 4], [7, 0]]},
+    ],
+)
 def test_numpy_is_as_good_as_lists(given):
-    (name, values), = given.items()
-    assert torch.equal(masks.causal_document(**{name: np.array(values)}).to_dense(), masks.causal_document(**given).to_dense())
+    ((name, values),) = given.items()
+    assert torch.equal(
+        masks.causal_document(**{name: np.array(values)}).to_dense(), masks.causal_document(**given).to_dense()
+    )
 
 
 # --- Without the values -----------------------------------------------------------------------------------
@@ -819,7 +1023,9 @@ TRACED = {
     "doc_ids": lambda x: masks.causal_blockwise(doc_ids=x.cumsum(0) // 3),
     "position_ids": lambda x: masks.causal_document(position_ids=x),
     "prefix_lm_document": lambda x: masks.prefix_lm_document(seqlens=x, prefix=x // 2, seqlen=30),
-    "shared_question": lambda x: masks.shared_question(seqlens=x, is_question=torch.arange(9, device=x.device) % 3 == 0, seqlen=30),
+    "shared_question": lambda x: masks.shared_question(
+        seqlens=x, is_question=torch.arange(9, device=x.device) % 3 == 0, seqlen=30
+    ),
     "global_sliding_window": lambda x: masks.global_sliding_window(x.shape[0], 2, 3, device=x.device),
     "prefix_lm_causal": lambda x: masks.prefix_lm_causal(16, x),
     "qk_sparse": lambda x: masks.qk_sparse(30, torch.stack([x.cumsum(0), x.cumsum(0) + 1], -1)),
@@ -831,7 +1037,9 @@ TRACED = {
     "block_causal, equal": lambda x: masks.block_causal(3, position_ids=x, window=2),
     "causal_with_blocks": lambda x: masks.causal_with_blocks(x.sort().values - 1, position_ids=x, window=2),
     "block_diffusion": lambda x: masks.block_diffusion(x, seqlens=x.flip(0), seqlen=30)[0],
-    "block_diffusion, concatenated": lambda x: masks.block_diffusion(3, seqlen=x.shape[0], order="concatenated", device=x.device)[0],
+    "block_diffusion, concatenated": lambda x: masks.block_diffusion(
+        3, seqlen=x.shape[0], order="concatenated", device=x.device
+    )[0],
     "eagle3_ttt": lambda x: masks.eagle3_ttt(3, position_ids=x),
     "dflash": lambda x: masks.dflash(x.sort().values, 2, seqlens=x, seqlen=30),
     "prefix_tree": lambda x: masks.prefix_tree(torch.arange(-1, 8, device=x.device), x, seqlen=30),

@@ -32,13 +32,18 @@ except MemoryError as error:
 """
 
 
-@pytest.mark.parametrize("call, text", [
-    ("flashmask_attention(q, q, q)", "out of memory: out [1, 8192, 32, 64] needs 67108864 bytes on cpu"),
-    ("torch.ops.flashmask.forward(q, q, q, None, None, None, None, False, None, -1, -1, False, 'auto')",
-     "out of memory: out [1, 8192, 32, 64] needs 67108864 bytes on cpu"),
-    ("masks.causal(1 << 20).plan('cpu')", "out of memory: the plan ["),
-    ("backward()", "out of memory: dq [1, 8192, 32, 64] needs 67108864 bytes on cpu"),
-])
+@pytest.mark.parametrize(
+    "call, text",
+    [
+        ("flashmask_attention(q, q, q)", "out of memory: out [1, 8192, 32, 64] needs 67108864 bytes on cpu"),
+        (
+            "torch.ops.flashmask.forward(q, q, q, None, None, None, None, False, None, -1, -1, False, 'auto')",
+            "out of memory: out [1, 8192, 32, 64] needs 67108864 bytes on cpu",
+        ),
+        ("masks.causal(1 << 20).plan('cpu')", "out of memory: the plan ["),
+        ("backward()", "out of memory: dq [1, 8192, 32, 64] needs 67108864 bytes on cpu"),
+    ],
+)
 def test_what_lacks_memory_says_which_tensor_and_how_much(call, text):
     """A true MemoryError, from the front and from the operators alike."""
     program = PROGRAM.replace("CALL", call)

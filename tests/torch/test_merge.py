@@ -1,29 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """merge_attention of attention over parts of the keys against attention over all of them, forward and backward."""
 
+import flashmask
 import pytest
 import torch
 from dense_reference import NAMES, assert_close, attention, compare, gradients, loss_of
 from devices import DEVICE, head_dims, put
-
-import flashmask
 
 
 def make(seed, batch=2, rows=50, keys=60, heads=2, dim=16, dtype=None):
     """q, k, v and gradients of out and lse."""
     g = torch.Generator().manual_seed(seed)
     (dim,) = head_dims(dim)
-    shapes = [(batch, rows, heads, dim), (batch, keys, heads, dim), (batch, keys, heads, dim), (batch, rows, heads, dim), (batch, heads, rows)]
+    shapes = [
+        (batch, rows, heads, dim),
+        (batch, keys, heads, dim),
+        (batch, keys, heads, dim),
+        (batch, rows, heads, dim),
+        (batch, heads, rows),
+    ]
     return put(*(torch.randn(shape, generator=g) for shape in shapes), dtype=dtype)
 
 
 def in_parts(cuts, keys, **arguments):
-    """Attention over keys[a:b] for each part, merged. The mask of a part is the causal one, its diagonal moved to where the part begins."""
+    """Attention over keys[a:b] for each part, merged. The mask of a part is the causal one, its diagonal moved to where
+    the part begins.
+    """
+
     def function(q, k, v):
         edges = [0, *cuts, keys]
-        parts = [flashmask.flashmask_attention(q, k[:, a:b], v[:, a:b], causal=True, q_offset=q.shape[1] // 4 - a, return_softmax_lse=True, **arguments)
-                 for a, b in zip(edges, edges[1:])]
+        parts = [
+            flashmask.flashmask_attention(
+                q, k[:, a:b], v[:, a:b], causal=True, q_offset=q.shape[1] // 4 - a, return_softmax_lse=True, **arguments
+            )
+            for a, b in zip(edges, edges[1:])
+        ]
         return flashmask.merge_attention(*zip(*parts))
+
     return function
 
 
@@ -41,7 +54,9 @@ def test_parts_of_the_keys(cuts):
 
 
 def test_rows_that_see_nothing():
-    """Even rows see nothing in the second part, rows below 10 nothing in either: finite gradients, and out 0, lse -inf where nothing is seen."""
+    """Even rows see nothing in the second part, rows below 10 nothing in either: finite gradients, and out 0, lse -inf
+    where nothing is seen.
+    """
     q, k, v, dout, dlse = make(7, batch=1, rows=30, keys=40, dtype=torch.float32)
     rows, keys = torch.arange(30)[:, None], torch.arange(40)
     visible = (rows >= 10) & ((keys < 20) | (rows % 2 == 1))
@@ -49,7 +64,9 @@ def test_rows_that_see_nothing():
     def parts(q, k, v):
         results = []
         for a, b in ((0, 20), (20, 40)):
-            out, lse = attention(q.transpose(1, 2), k[:, a:b].transpose(1, 2), v[:, a:b].transpose(1, 2), visible[:, a:b])
+            out, lse = attention(
+                q.transpose(1, 2), k[:, a:b].transpose(1, 2), v[:, a:b].transpose(1, 2), visible[:, a:b]
+            )
             results.append((out.transpose(1, 2), lse))
         return flashmask.merge_attention(*zip(*results))
 
@@ -94,7 +111,9 @@ def test_large_scores():
 
 def test_layouts_and_dtypes():
     q, k, v, _, _ = make(3, dtype=torch.bfloat16)
-    parts = [flashmask.flashmask_attention(q, k[:, a:b], v[:, a:b], return_softmax_lse=True) for a, b in ((0, 25), (25, 60))]
+    parts = [
+        flashmask.flashmask_attention(q, k[:, a:b], v[:, a:b], return_softmax_lse=True) for a, b in ((0, 25), (25, 60))
+    ]
     outs, lses = zip(*parts)
     out, lse = flashmask.merge_attention(outs, lses)
     assert out.dtype == torch.bfloat16 and lse.dtype == torch.float32
@@ -106,7 +125,12 @@ def test_layouts_and_dtypes():
 
 def test_wrong_arguments():
     out, lse = torch.zeros(1, 4, 2, 8), torch.zeros(1, 2, 4)
-    for outs, lses, layout, match in (([], [], "bshd", "at least one"), ([out], [lse, lse], "bshd", "as many"), ([out], [lse], "bhsd", r"lses\[0\]"),
-                                      ([out, out[:, :3]], [lse, lse[..., :3]], "bshd", r"outs\[1\]"), ([out], [lse], "sbhd", "layout")):
+    for outs, lses, layout, match in (
+        ([], [], "bshd", "at least one"),
+        ([out], [lse, lse], "bshd", "as many"),
+        ([out], [lse], "bhsd", r"lses\[0\]"),
+        ([out, out[:, :3]], [lse, lse[..., :3]], "bshd", r"outs\[1\]"),
+        ([out], [lse], "sbhd", "layout"),
+    ):
         with pytest.raises(ValueError, match=match):
             flashmask.merge_attention(outs, lses, layout=layout)

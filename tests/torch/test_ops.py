@@ -6,13 +6,12 @@ import re
 import subprocess
 import sys
 
+import flashmask
 import pytest
 import torch
 from devices import DEVICE, ON_CUDA, cpu_only, head_dims, put
-from torch._subclasses import FakeTensorMode
-
-import flashmask
 from flashmask import ops
+from torch._subclasses import FakeTensorMode
 
 operators = torch.ops.flashmask
 
@@ -20,7 +19,11 @@ operators = torch.ops.flashmask
 def inputs(dtype=None, batch=2, seqlen_q=70, seqlen_k=90, heads_q=4, heads_kv=2, head_dim=8, head_dim_v=6):
     if head_dim <= 256:
         head_dim, head_dim_v = head_dims(head_dim, head_dim_v)
-    shapes = (batch, seqlen_q, heads_q, head_dim), (batch, seqlen_k, heads_kv, head_dim), (batch, seqlen_k, heads_kv, head_dim_v)
+    shapes = (
+        (batch, seqlen_q, heads_q, head_dim),
+        (batch, seqlen_k, heads_kv, head_dim),
+        (batch, seqlen_k, heads_kv, head_dim_v),
+    )
     return put(*(torch.randn(shape) for shape in shapes), dtype=dtype)
 
 
@@ -63,7 +66,10 @@ def test_opcheck_of_backward(mask):
     plan = operators.plan(*tensors, 70, 90, *band, DEVICE)
     q, k, v = inputs()
     out, lse = operators.forward(q, k, v, *tensors, plan, None, *band, False, "auto")
-    torch.library.opcheck(operators.backward.default, (torch.randn_like(out), None, q, k, v, out, lse, *tensors, plan, None, *band, True, "auto"))
+    torch.library.opcheck(
+        operators.backward.default,
+        (torch.randn_like(out), None, q, k, v, out, lse, *tensors, plan, None, *band, True, "auto"),
+    )
 
 
 def bhsd(x):
@@ -155,7 +161,11 @@ def test_gradients_of_expanded_keys_do_not_overlap():
 @pytest.mark.parametrize("batch, heads", [(1, 1), (3, 5)])
 def test_traced_plans_have_the_size_of_real_ones(seqlen_q, seqlen_k, batch, heads):
     def plan():
-        return ops.plan(flashmask.Mask(seqlen_q, seqlen_k, causal=True, bounds=torch.zeros(batch, heads, seqlen_k, 1, dtype=torch.int32)))
+        return ops.plan(
+            flashmask.Mask(
+                seqlen_q, seqlen_k, causal=True, bounds=torch.zeros(batch, heads, seqlen_k, 1, dtype=torch.int32)
+            )
+        )
 
     with FakeTensorMode():
         traced = plan()
@@ -174,18 +184,27 @@ def plan_of(seqlen_q, seqlen_k):
     return operators.plan(None, None, seqlen_q, seqlen_k, False, None, -1, -1, DEVICE)
 
 
-@pytest.mark.parametrize("change, text", [
-    (lambda q, k, v: attend(q[0], k, v), "query has 3 dimensions"),
-    (lambda q, k, v: attend(q, k.double(), v), "k is float64"),
-    (lambda q, k, v: attend(q, k[:, :, :1].expand(-1, -1, 3, -1), v), "q has 4 heads and k 3"),
-    (lambda q, k, v: attend(q.mT.contiguous().mT, k, v), "q has stride 4 in its last dimension; it must be contiguous"),
-    (lambda q, k, v: attend(q, k, v.mT.contiguous().mT), "v has stride 2 in its last dimension; it must be contiguous"),
-    (lambda q, k, v: attend(q.long(), k, v), "query has a dtype"),
-    (lambda q, k, v: attend(q, k, v, mask=(filled(2, 1, 90, 2), None, None)), "int32"),
-    (lambda q, k, v: attend(q, k, v, mask=(filled(2, 3, 90, 2, dtype=torch.int32), None, None)), "3 heads"),
-    (lambda q, k, v: attend(q, k, v, mask=(None, None, filled(3))), "plan must be what flashmask::plan returned"),
-    (lambda q, k, v: attend(q, k, v, backend="tpu"), "backend 'tpu'"),
-])
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        (lambda q, k, v: attend(q[0], k, v), "query has 3 dimensions"),
+        (lambda q, k, v: attend(q, k.double(), v), "k is float64"),
+        (lambda q, k, v: attend(q, k[:, :, :1].expand(-1, -1, 3, -1), v), "q has 4 heads and k 3"),
+        (
+            lambda q, k, v: attend(q.mT.contiguous().mT, k, v),
+            "q has stride 4 in its last dimension; it must be contiguous",
+        ),
+        (
+            lambda q, k, v: attend(q, k, v.mT.contiguous().mT),
+            "v has stride 2 in its last dimension; it must be contiguous",
+        ),
+        (lambda q, k, v: attend(q.long(), k, v), "query has a dtype"),
+        (lambda q, k, v: attend(q, k, v, mask=(filled(2, 1, 90, 2), None, None)), "int32"),
+        (lambda q, k, v: attend(q, k, v, mask=(filled(2, 3, 90, 2, dtype=torch.int32), None, None)), "3 heads"),
+        (lambda q, k, v: attend(q, k, v, mask=(None, None, filled(3))), "plan must be what flashmask::plan returned"),
+        (lambda q, k, v: attend(q, k, v, backend="tpu"), "backend 'tpu'"),
+    ],
+)
 def test_wrong_arguments_are_value_errors(change, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         change(*inputs())
@@ -193,7 +212,9 @@ def test_wrong_arguments_are_value_errors(change, text):
 
 def test_a_plan_of_other_lengths_is_noticed():
     """On CUDA, where a plan is not read on the host, if it is too small."""
-    with pytest.raises(ValueError, match="the buffer has .* bytes; its plan needs" if ON_CUDA else "plan was made for lengths"):
+    with pytest.raises(
+        ValueError, match="the buffer has .* bytes; its plan needs" if ON_CUDA else "plan was made for lengths"
+    ):
         attend(*inputs(), mask=(None, None, plan_of(1, 1)))
     if not ON_CUDA:
         with pytest.raises(ValueError, match="plan was made for lengths"):
@@ -201,11 +222,19 @@ def test_a_plan_of_other_lengths_is_noticed():
 
 
 def test_what_no_backend_takes_says_so_and_why():
-    cases = [(inputs(torch.float64), "float64 .*(reference|cast to bfloat16)"), (inputs(head_dim=300), "head_dim .* is 300; it must be between 1 and 256")]
+    cases = [
+        (inputs(torch.float64), "float64 .*(reference|cast to bfloat16)"),
+        (inputs(head_dim=300), "head_dim .* is 300; it must be between 1 and 256"),
+    ]
     if ON_CUDA:
-        cases += [(inputs(torch.float32), "float32 tensors are not taken; cast to bfloat16 or float16"),
-                  ([x[..., :32] for x in inputs()], "head_dim 32 is not taken; it must be 64 or 128"),
-                  ([filled(2, 70, 4, 96, dtype=torch.bfloat16) for _ in range(3)], "head_dim 96 is not taken; it must be 64 or 128")]
+        cases += [
+            (inputs(torch.float32), "float32 tensors are not taken; cast to bfloat16 or float16"),
+            ([x[..., :32] for x in inputs()], "head_dim 32 is not taken; it must be 64 or 128"),
+            (
+                [filled(2, 70, 4, 96, dtype=torch.bfloat16) for _ in range(3)],
+                "head_dim 96 is not taken; it must be 64 or 128",
+            ),
+        ]
     for tensors, text in cases:
         for requires_grad in (False, True):
             with pytest.raises(flashmask.UnsupportedError, match=text):
@@ -235,17 +264,23 @@ def test_second_derivatives_are_refused():
 
 
 def python(code, **environment):
-    return subprocess.run([sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True
+    )
 
 
 def test_import_touches_neither_torch_nor_cuda():
-    run = python("import sys, flashmask; assert 'torch' not in sys.modules; flashmask.flashmask_attention, flashmask.masks.causal; "
-                 "import torch; assert not torch.cuda.is_initialized(); assert 'flashmask_attention' in dir(flashmask)")
+    run = python(
+        "import sys, flashmask; assert 'torch' not in sys.modules; flashmask.flashmask_attention, flashmask.masks.causal; "
+        "import torch; assert not torch.cuda.is_initialized(); assert 'flashmask_attention' in dir(flashmask)"
+    )
     assert run.returncode == 0, run.stderr
 
 
 def test_without_torch_the_c_interface_works_and_the_rest_says_what_to_install():
-    run = python("import sys; sys.modules['torch'] = None; import flashmask.capi; assert flashmask.capi.load().fm_version(); flashmask.Mask")
+    run = python(
+        "import sys; sys.modules['torch'] = None; import flashmask.capi; assert flashmask.capi.load().fm_version(); flashmask.Mask"
+    )
     assert run.returncode != 0 and "pip install torch" in run.stderr
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""benchmarks/training.py at its smallest: records, packing, two steps of each kind of attention, the comparison, receipt and chart.
+"""benchmarks/training.py at its smallest: records, packing, two steps of each kind of attention, the comparison,
+receipt and chart.
 
 FLASHMASK_COMMAND names the `flashmask` program, which packs; without it the runs are skipped.
 """
@@ -29,7 +30,9 @@ def test_skipping_changes_no_bit_of_training(task, batch, tmp_path):
     """In a process of its own, as its modes are torch's for all."""
     words = ["--folder", tmp_path, "--tasks", task, "--device", DEVICE.type, "--batch", str(batch), *SMALL]
     environment = {**os.environ, "OUT": str(tmp_path)}
-    run = subprocess.run([sys.executable, BENCHMARKS / "training.py", *words], env=environment, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, BENCHMARKS / "training.py", *words], env=environment, capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stdout + run.stderr
     receipt = json.loads((tmp_path / "training.json").read_text())
     figures = receipt["figures"]["tasks"][task]
@@ -59,7 +62,9 @@ def test_records_are_real_text_and_fit(task):
     made = list(training_data.records(task, 1024, 4))
     assert made == list(training_data.records(task, 1024, 4))  # the same in every run
     texts = [text for record in made for text in texts_of(record)]
-    assert len(texts) == training_data.RECORDS[task][0] * len(made) and all(1024 // 64 <= len(text) <= 1024 // 16 for text in texts)
+    assert len(texts) == training_data.RECORDS[task][0] * len(made) and all(
+        1024 // 64 <= len(text) <= 1024 // 16 for text in texts
+    )
     everything = "".join(training_data.texts())
     assert all(text in everything for text in texts)
     assert 0.8 * 4096 < sum(len(text.encode()) + 2 for text in texts) <= 4096
@@ -71,13 +76,16 @@ def texts_of(value):
     return [text for part in (value.values() if isinstance(value, dict) else value) for text in texts_of(part)]
 
 
-@pytest.mark.parametrize("words, text", [
-    (["--tasks", "sft,ppo"], "--tasks has ppo; it must be some of sft, dpo, rm, tree"),
-    (["--steps", "1"], "--steps is 1"),
-    (["--dim", "100"], "--dim is 100; it must be a multiple of 64"),
-    (["plot"], "takes a receipt"),
-    (["train", "x"], "takes a receipt"),
-])
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        (["--tasks", "sft,ppo"], "--tasks has ppo; it must be some of sft, dpo, rm, tree"),
+        (["--steps", "1"], "--steps is 1"),
+        (["--dim", "100"], "--dim is 100; it must be a multiple of 64"),
+        (["plot"], "takes a receipt"),
+        (["train", "x"], "takes a receipt"),
+    ],
+)
 def test_wrong_words(words, text, capsys):
     with pytest.raises(SystemExit):
         training.parse([*words, "--device", "cpu"])

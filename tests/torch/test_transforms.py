@@ -4,13 +4,12 @@
 import io
 import warnings
 
+import flashmask
 import pytest
 import torch
 from devices import DEVICE, DTYPE, head_dims
-from torch.autograd import forward_ad
-
-import flashmask
 from flashmask import UnsupportedError, flashmask_attention, masks
+from torch.autograd import forward_ad
 
 
 def tensors(length=20, batch=2):
@@ -52,7 +51,11 @@ def loaded_again(program):
 
 def test_export_takes_any_length_and_is_saved():
     length = torch.export.Dim("length", min=2, max=4096)
-    program = exported(attend, (*tensors(20), bounds_of(20)), dynamic_shapes={"inputs": ({1: length}, {1: length}, {1: length}, {2: length})})
+    program = exported(
+        attend,
+        (*tensors(20), bounds_of(20)),
+        dynamic_shapes={"inputs": ({1: length}, {1: length}, {1: length}, {2: length})},
+    )
     again = loaded_again(program)
     for n in (33, 200):
         inputs = (*tensors(n), bounds_of(n))
@@ -93,8 +96,11 @@ def shared_mask(q, k, v, mask=masks.causal(20)):
 MAPPED = {
     "a mask for all": lambda: (shared_mask, mapped_tensors(3, 2), (0, 0, 0)),
     "queries alone": lambda: (shared_mask, [mapped_tensors(3, 2)[0], *mapped_tensors(2)[1:]], (0, None, None)),
-    "other dimensions": lambda: (shared_mask, [x.movedim(0, d) for x, d in zip(mapped_tensors(3, 2), (1, 2, -1))],
-                                 (1, 2, -1)),
+    "other dimensions": lambda: (
+        shared_mask,
+        [x.movedim(0, d) for x, d in zip(mapped_tensors(3, 2), (1, 2, -1))],
+        (1, 2, -1),
+    ),
     "bounds for all": lambda: (attend, [*mapped_tensors(3, 2), mapped_bounds(1)], (0, 0, 0, None)),
     "bounds for each of the batch": lambda: (attend, [*mapped_tensors(3, 2), mapped_bounds(2)], (0, 0, 0, None)),
     "bounds for each call": lambda: (attend, [*mapped_tensors(3, 2), mapped_bounds(3, 1)], (0, 0, 0, 0)),

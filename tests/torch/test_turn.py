@@ -19,7 +19,8 @@ def product(x, y):
 
 
 def compile_out_of_turn(semaphore, held, log):
-    """A process of its own. Logs when its compiled graphs have run, forward and backward, and what it thinks of a block in which nothing ran.
+    """A process of its own. Logs when its compiled graphs have run, forward and backward, and what it thinks of a block
+    in which nothing ran.
     It begins to compile when another one has the turn: held."""
     import turn
 

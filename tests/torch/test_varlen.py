@@ -3,12 +3,11 @@
 
 import random
 
+import flashmask
 import pytest
 import torch
 from dense_reference import assert_close, attention, compare
 from devices import DEVICE, DTYPE, head_dims, put, tolerance_of
-
-import flashmask
 from flashmask.varlen import varlen_mask
 
 
@@ -32,8 +31,16 @@ def document_rule(rows, keys, causal, window):
 
 def by_document(q, k, v, lengths_q, lengths_k, causal, window, scale=None):
     outs, lses = [], []
-    for rows, keys, q_d, k_d, v_d in zip(lengths_q, lengths_k, q.split(lengths_q), k.split(lengths_k), v.split(lengths_k)):
-        out, lse = attention(q_d.transpose(0, 1), k_d.transpose(0, 1), v_d.transpose(0, 1), document_rule(rows, keys, causal, window), scale)
+    for rows, keys, q_d, k_d, v_d in zip(
+        lengths_q, lengths_k, q.split(lengths_q), k.split(lengths_k), v.split(lengths_k)
+    ):
+        out, lse = attention(
+            q_d.transpose(0, 1),
+            k_d.transpose(0, 1),
+            v_d.transpose(0, 1),
+            document_rule(rows, keys, causal, window),
+            scale,
+        )
         outs.append(out.transpose(0, 1))
         lses.append(lse)
     return torch.cat(outs), torch.cat(lses, -1)
@@ -47,15 +54,32 @@ def make(seed, total_q, total_k, heads_q=2, heads_kv=2, dim=16, dim_v=16):
     """q, k, v and gradients of out and lse."""
     g = torch.Generator().manual_seed(seed)
     dim, dim_v = head_dims(dim, dim_v)
-    shapes = [(total_q, heads_q, dim), (total_k, heads_kv, dim), (total_k, heads_kv, dim_v), (total_q, heads_q, dim_v), (heads_q, total_q)]
+    shapes = [
+        (total_q, heads_q, dim),
+        (total_k, heads_kv, dim),
+        (total_k, heads_kv, dim_v),
+        (total_q, heads_q, dim_v),
+        (heads_q, total_q),
+    ]
     return put(*(torch.randn(shape, generator=g) for shape in shapes))
 
 
 def check(lengths_q, lengths_k, seed=0, causal=False, window=(-1, -1), scale=None, dtype=torch.int32, **shape):
     q, k, v, dout, dlse = make(seed, sum(lengths_q), sum(lengths_k), **shape)
     cu_q, cu_k = cumulative(lengths_q, dtype), cumulative(lengths_k, dtype)
-    ours = lambda q, k, v: flashmask.flashmask_varlen_func(q, k, v, cu_q, cu_k, max(lengths_q), max(lengths_k), causal=causal, window_size=window,
-                                                           softmax_scale=scale, return_softmax_lse=True)
+    ours = lambda q, k, v: flashmask.flashmask_varlen_func(
+        q,
+        k,
+        v,
+        cu_q,
+        cu_k,
+        max(lengths_q),
+        max(lengths_k),
+        causal=causal,
+        window_size=window,
+        softmax_scale=scale,
+        return_softmax_lse=True,
+    )
     theirs = lambda q, k, v: by_document(q, k, v, lengths_q, lengths_k, causal, window, scale)
     compare(ours, theirs, (q, k, v), dout, dlse)
 
@@ -67,7 +91,9 @@ def test_random_documents(seed):
     lengths_q, lengths_k = random_lengths(rng, documents, 90), random_lengths(rng, documents, 90)
     if seed % 3 == 0:
         lengths_k = lengths_q
-    window = rng.choice([(-1, -1), (-1, -1), (rng.randint(0, 20), -1), (rng.randint(0, 20), rng.randint(0, 20)), (0, 0), (1000, 1000)])
+    window = rng.choice(
+        [(-1, -1), (-1, -1), (rng.randint(0, 20), -1), (rng.randint(0, 20), rng.randint(0, 20)), (0, 0), (1000, 1000)]
+    )
     check(lengths_q, lengths_k, seed, causal=seed % 2 == 0, window=window, heads_q=4, heads_kv=rng.choice([1, 2, 4]))
 
 
@@ -76,7 +102,9 @@ def test_documents_longer_than_tiles(causal):
     check([300, 0, 137, 1], [200, 50, 290, 1], causal=causal, dim=32, dim_v=32)
 
 
-@pytest.mark.parametrize("lengths_q,lengths_k", [([0], [0]), ([0, 0], [0, 5]), ([4, 0], [0, 0]), ([0, 3, 0], [3, 0, 0]), ([1], [1])])
+@pytest.mark.parametrize(
+    "lengths_q,lengths_k", [([0], [0]), ([0, 0], [0, 5]), ([4, 0], [0, 0]), ([0, 3, 0], [3, 0, 0]), ([1], [1])]
+)
 def test_zero_lengths(lengths_q, lengths_k):
     check(lengths_q, lengths_k, causal=True)
     check(lengths_q, lengths_k)
@@ -108,7 +136,9 @@ def test_without_documents():
 def test_mask_hides_exactly_the_other_documents():
     lengths_q, lengths_k = [3, 0, 4, 2], [5, 2, 0, 1]
     mask = varlen_mask(cumulative(lengths_q), cumulative(lengths_k), 9, 8, causal=True, window_size=(2, -1))
-    want = torch.block_diag(*(document_rule(rows, keys, True, (2, -1)).int() for rows, keys in zip(lengths_q, lengths_k))).bool()
+    want = torch.block_diag(
+        *(document_rule(rows, keys, True, (2, -1)).int() for rows, keys in zip(lengths_q, lengths_k))
+    ).bool()
     assert torch.equal(mask.to_dense()[0, 0].cpu(), want)
 
 
@@ -116,19 +146,36 @@ def test_shared_mask_gives_the_same():
     q, k, v, _, _ = make(5, 40, 40)
     cu = cumulative([11, 29])
     mask = varlen_mask(cu, cu, 40, 40, causal=True)
-    assert torch.equal(flashmask.flashmask_attention(q[None], k[None], v[None], mask)[0], flashmask.flashmask_varlen_func(q, k, v, cu, cu, causal=True))
+    assert torch.equal(
+        flashmask.flashmask_attention(q[None], k[None], v[None], mask)[0],
+        flashmask.flashmask_varlen_func(q, k, v, cu, cu, causal=True),
+    )
 
 
 def test_contents_are_not_read_and_maximum_lengths_are_ignored():
-    """Compiled in one graph: reading cu_seqlens on the host would break it. Other documents and other totals compile nothing anew."""
+    """Compiled in one graph: reading cu_seqlens on the host would break it. Other documents and other totals compile
+    nothing anew.
+    """
     torch._dynamo.reset()
-    ours = lambda cu_q, cu_k: lambda q, k, v: flashmask.flashmask_varlen_func(q, k, v, cu_q, cu_k, 1, 1, causal=True, return_softmax_lse=True)
-    compiled = torch.compile(lambda q, k, v, cu_q, cu_k: ours(cu_q, cu_k)(q, k, v), fullgraph=True, dynamic=True, backend="aot_eager")
-    for n, (lengths_q, lengths_k) in enumerate([([5, 9, 6], [10, 0, 20]), ([0, 20, 0], [15, 8, 7]), ([60, 0, 12], [33, 0, 50])]):
+    ours = lambda cu_q, cu_k: (
+        lambda q, k, v: flashmask.flashmask_varlen_func(q, k, v, cu_q, cu_k, 1, 1, causal=True, return_softmax_lse=True)
+    )
+    compiled = torch.compile(
+        lambda q, k, v, cu_q, cu_k: ours(cu_q, cu_k)(q, k, v), fullgraph=True, dynamic=True, backend="aot_eager"
+    )
+    for n, (lengths_q, lengths_k) in enumerate(
+        [([5, 9, 6], [10, 0, 20]), ([0, 20, 0], [15, 8, 7]), ([60, 0, 12], [33, 0, 50])]
+    ):
         q, k, v, dout, dlse = make(n, sum(lengths_q), sum(lengths_k))
         cu_q, cu_k = cumulative(lengths_q), cumulative(lengths_k)
         with torch._dynamo.config.patch(error_on_recompile=n > 0):
-            compare(lambda q, k, v: compiled(q, k, v, cu_q, cu_k), lambda q, k, v: by_document(q, k, v, lengths_q, lengths_k, True, (-1, -1)), (q, k, v), dout, dlse)
+            compare(
+                lambda q, k, v: compiled(q, k, v, cu_q, cu_k),
+                lambda q, k, v: by_document(q, k, v, lengths_q, lengths_k, True, (-1, -1)),
+                (q, k, v),
+                dout,
+                dlse,
+            )
 
 
 def test_slices_of_packed_qkv():
@@ -147,8 +194,15 @@ def test_grouped_heads_over_tiles():
     check(lengths_q, lengths_k, 10, causal=True, heads_q=4, heads_kv=2)
 
 
-@pytest.mark.parametrize("argument,name", [({"dropout_p": 0.1}, "dropout_p"), ({"softcap": 30.0}, "softcap"), ({"alibi_slopes": torch.ones(2, device=DEVICE)}, "alibi_slopes"),
-                                           ({"block_table": torch.zeros(1, 1, dtype=torch.int32, device=DEVICE)}, "block_table")])
+@pytest.mark.parametrize(
+    "argument,name",
+    [
+        ({"dropout_p": 0.1}, "dropout_p"),
+        ({"softcap": 30.0}, "softcap"),
+        ({"alibi_slopes": torch.ones(2, device=DEVICE)}, "alibi_slopes"),
+        ({"block_table": torch.zeros(1, 1, dtype=torch.int32, device=DEVICE)}, "block_table"),
+    ],
+)
 def test_unsupported_arguments(argument, name):
     q, k, v, _, _ = make(7, 8, 8)
     cu = cumulative([8])

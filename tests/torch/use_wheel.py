@@ -1,24 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What check_wheel runs where the wheel is installed: the libraries come from the wheel, and attention is right, forward and backward."""
+"""What check_wheel runs where the wheel is installed: the libraries come from the wheel, and attention is right,
+forward and backward.
+"""
 
 import sys
 from pathlib import Path
 
-import torch
-
 import flashmask
+import torch
 
 q, k, v = (torch.randn(1, 300, heads, 64, requires_grad=True) for heads in (4, 2, 2))
 mask = flashmask.masks.causal_document(seqlens=[100, 200])
 print(mask)
 out = flashmask.flashmask_attention(q, k, v, mask)
 bhsd = (x.transpose(1, 2) for x in (q, k, v))
-want = torch.nn.functional.scaled_dot_product_attention(*bhsd, attn_mask=mask.to_dense(), enable_gqa=True).transpose(1, 2)
+want = torch.nn.functional.scaled_dot_product_attention(*bhsd, attn_mask=mask.to_dense(), enable_gqa=True).transpose(
+    1, 2
+)
 dout = torch.randn_like(out)
-for got, expected in zip((out, *torch.autograd.grad(out, (q, k, v), dout)), (want, *torch.autograd.grad(want, (q, k, v), dout))):
+for got, expected in zip(
+    (out, *torch.autograd.grad(out, (q, k, v), dout)), (want, *torch.autograd.grad(want, (q, k, v), dout))
+):
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
 
 package = Path(flashmask.__file__).parent
 assert package.is_relative_to(sys.prefix), package
-loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libflashmask" in line or "libhwy" in line}
+loaded = {
+    line.split()[-1]
+    for line in Path("/proc/self/maps").read_text().splitlines()
+    if "libflashmask" in line or "libhwy" in line
+}
 assert loaded == {str(package / name) for name in ("libflashmask.so", "libflashmask_torch.so", "libhwy.so.1")}, loaded

@@ -8,9 +8,9 @@ What one of its calls allocates comes from PyTorch's cache, as it does for its u
 import functools
 
 import numpy as np
+import paper_masks
 import torch
 
-import paper_masks
 from peers import LeftOut, library
 
 # Mask: (causal, whether its documents are packed sequences)
@@ -50,8 +50,12 @@ class Call:
         if self.varlen:
             edges, longest = packed(paper_masks.document_lengths(np.random.default_rng(0), seqlen), batch)
             edges = edges.to(q.device)
-            self.sequences |= {"cu_seqlens_q": edges, "cu_seqlens_k": edges, "max_seqlen_q": longest,
-                               "max_seqlen_k": longest}
+            self.sequences |= {
+                "cu_seqlens_q": edges,
+                "cu_seqlens_k": edges,
+                "max_seqlen_q": longest,
+                "max_seqlen_k": longest,
+            }
 
     def as_taken(self, x):
         """[batch, seqlen, heads, d], or [tokens, heads, d] of packed sequences: the same memory."""

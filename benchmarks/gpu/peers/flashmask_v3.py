@@ -37,6 +37,7 @@ def vectors_of(indices, causal, seqlen, batch):
 
     None: those of a mask whose intervals hide nothing, as the interface has no call without vectors.
     """
+
     def vector(values):
         return values.expand(batch, 1, seqlen).contiguous()
 
@@ -115,8 +116,13 @@ class Backward(Call):
         sums = [self.new(q, n) for n in (of_rows, of_rows, of_rows * self.head_dim, of_keys, of_keys)]
         self.kept, self.gradients = (forward, dout, order, sums), gradients
         tensors = (dout, q, k, v, forward.out, forward.lse, *gradients)
-        self.arguments = (*map(pointer, tensors), *self.shared, *map(pointer, (order, self.scratch, *sums)), 0,
-                          torch.cuda.current_stream(q.device).cuda_stream)
+        self.arguments = (
+            *map(pointer, tensors),
+            *self.shared,
+            *map(pointer, (order, self.scratch, *sums)),
+            0,
+            torch.cuda.current_stream(q.device).cuda_stream,
+        )
 
     def __call__(self):
         check(self.lib.fmv3_bwd(*self.arguments), "backward")

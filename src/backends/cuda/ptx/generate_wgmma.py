@@ -48,7 +48,9 @@ def specialisation(n, type_name, suffix, from_registers):
     b_index = count + (4 if from_registers else 1)
     a_inputs = ", ".join(f'"r"(a[{i}])' for i in range(4)) if from_registers else '"l"(a)'
     majors = f"%{b_index + 2}" if from_registers else f"%{b_index + 2}, %{b_index + 3}"
-    major_inputs = '"n"(static_cast<int>(kB))' if from_registers else '"n"(static_cast<int>(kA)), "n"(static_cast<int>(kB))'
+    major_inputs = (
+        '"n"(static_cast<int>(kB))' if from_registers else '"n"(static_cast<int>(kA)), "n"(static_cast<int>(kB))'
+    )
     return f"""
     asm volatile(
         "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{b_index + 1}, 0;\\n"
@@ -68,7 +70,7 @@ def function(from_registers):
         for type_name, suffix in TYPES:
             text += f"{branch} (N == {n} && std::is_same_v<T, {type_name}>) {{{specialisation(n, type_name, suffix, from_registers)}\n"
             branch = "  } else if constexpr"
-    return text + "  } else {\n    static_assert(N < 0, \"this width or type is not in generate_wgmma.py\");\n  }\n}\n"
+    return text + '  } else {\n    static_assert(N < 0, "this width or type is not in generate_wgmma.py");\n  }\n}\n'
 
 
 print("// clang-format off\n" + HEAD + function(False) + function(True) + "\n}  // namespace flashmask::ptx")
