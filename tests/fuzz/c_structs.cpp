@@ -353,7 +353,8 @@ class Calls {
     char* data = nowhere;
     if (claim) {
       char* const begin = memory_.take(claim->before + claim->after, argument.misaligned);
-      for (std::size_t n = 0; n < std::min<std::size_t>(claim->before + claim->after, 1024); ++n) begin[n] = static_cast<char>(bytes.byte());
+      const std::size_t drawn = std::min<std::size_t>(claim->before + claim->after, 1024);
+      for (std::size_t n = 0; n < drawn; ++n) begin[n] = static_cast<char>(bytes.byte());
       data = begin + claim->before;
     }
     // Rows that are near those of the call.
