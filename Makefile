@@ -17,7 +17,7 @@ help:
 	@echo "make install    install them (PREFIX=/usr/local)"
 	@echo "make uninstall  remove what the last make install wrote"
 	@echo "make gallery    write docs/gallery.md and draw docs/img anew"
-	@echo "make format     clang-format all sources"
+	@echo "make format     format all sources (clang-format, ruff)"
 	@echo "make clean      remove build/"
 
 build:
@@ -69,7 +69,8 @@ gallery: build
 	scripts/draw-gallery $(FLASHMASK)
 
 format:
-	git ls-files '*.h' '*.cpp' '*.c' '*.cu' '*.cuh' | xargs clang-format -i
+	scripts/setup test
+	scripts/check-style --fix
 
 clean:
 	rm -rf build

@@ -4,7 +4,8 @@
 //
 //   fma_peak THREADS MILLISECONDS
 //
-// prints GFLOP/s, a multiply-add being two, of THREADS threads that do nothing else for at least MILLISECONDS, and the instruction set.
+// prints GFLOP/s, a multiply-add being two, of THREADS threads that do nothing else for at least MILLISECONDS, and the
+// instruction set.
 
 // The order of these matters.
 // clang-format off
@@ -25,7 +26,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 /// Independent sums: more than latency times ports anywhere, and with both factors no more than AVX2's registers.
 constexpr int kSums = 12;
 
-/// `steps` multiply-adds in every lane of every sum. Returns floating-point operations; `result` keeps the work from being left out.
+/// `steps` multiply-adds in every lane of every sum. Returns floating-point operations; `result` keeps the work from
+/// being left out.
 double multiply_add(int64_t steps, float* result) {
   const hn::ScalableTag<float> floats;
   // Sums converge to 2: nothing overflows or becomes subnormal, whose arithmetic can be slower.

@@ -58,11 +58,13 @@ Struct read_struct(const Struct* from, const char* argument) {
   uint32_t size = 0;
   std::memcpy(&size, &required(from, argument), sizeof(size));
   if (size < kSmallest || size > 65536)
-    throw_invalid(argument, "->struct_size is ", size, "; set it to sizeof the struct, which is ", sizeof(Struct), " here");
+    throw_invalid(argument, "->struct_size is ", size, "; set it to sizeof the struct, which is ", sizeof(Struct),
+                  " here");
   Struct result{};
   std::memcpy(&result, from, std::min<std::size_t>(size, sizeof(Struct)));
   const auto* bytes = reinterpret_cast<const unsigned char*>(from);
-  if (size > sizeof(Struct) && std::any_of(bytes + sizeof(Struct), bytes + size, [](unsigned char b) { return b != 0; })) {
+  if (size > sizeof(Struct) &&
+      std::any_of(bytes + sizeof(Struct), bytes + size, [](unsigned char b) { return b != 0; })) {
     throw_unsupported(argument, " has fields that this version of the library does not know; leave them zero");
   }
   return result;
@@ -97,7 +99,8 @@ Band read_band(const fm_mask& m) {
   return band;
 }
 
-/// What of a mask is wanted: its shapes, whose check comes before anything of it is read, or its contents, which on a device are borrowed.
+/// What of a mask is wanted: its shapes, whose check comes before anything of it is read, or its contents, which on a
+/// device are borrowed.
 enum class Of { kShapes, kContents };
 
 Mask read_mask(const fm_mask* from, Device device, Of of) {
@@ -134,10 +137,11 @@ struct CallOptions {
     if (!from) return;
     const auto o = read_struct(from, "options");
     check_flags(o.flags, FM_DETERMINISTIC | FM_HAS_SCALE, "options");
-    const bool reserved = o.softcap != 0 || o.dropout_p != 0 || o.dropout_seed || o.dropout_offset || o.sink.dtype != FM_NONE ||
-                          o.block_table.dtype != FM_NONE || o.partial_out;
+    const bool reserved = o.softcap != 0 || o.dropout_p != 0 || o.dropout_seed || o.dropout_offset ||
+                          o.sink.dtype != FM_NONE || o.block_table.dtype != FM_NONE || o.partial_out;
     if (reserved)
-      throw_unsupported("options asks for softcap, dropout, sink, block_table or partial_out; these are reserved and must be zero");
+      throw_unsupported(
+          "options asks for softcap, dropout, sink, block_table or partial_out; these are reserved and must be zero");
     options.deterministic = (o.flags & FM_DETERMINISTIC) != 0;
     if (o.flags & FM_HAS_SCALE) options.softmax_scale = o.softmax_scale;
     if (o.backend) options.backend = o.backend;
@@ -145,7 +149,9 @@ struct CallOptions {
     options.max_ctas = o.max_ctas;
     options.stream = o.stream;
     executed = o.executed_tiles;
-    if (o.device < 0) throw_invalid("options->device is ", o.device, "; it must be FM_DEVICE_CPU (0) or 1 + the index of a CUDA device");
+    if (o.device < 0)
+      throw_invalid("options->device is ", o.device,
+                    "; it must be FM_DEVICE_CPU (0) or 1 + the index of a CUDA device");
     if (o.device > 0) device = {Device::Kind::kCuda, o.device - 1};
   }
   /// The options to pass on; counting needs this object to stay where it is.
@@ -161,7 +167,9 @@ struct CallOptions {
   }
 };
 
-std::span<const std::byte> const_memory(const void* data, std::size_t bytes) { return {static_cast<const std::byte*>(data), bytes}; }
+std::span<const std::byte> const_memory(const void* data, std::size_t bytes) {
+  return {static_cast<const std::byte*>(data), bytes};
+}
 
 /// The plan of a call, which on a device says nothing itself: its layout is that of the call's mask.
 PlanView read_plan(const void* plan, std::size_t bytes, const AttentionInputs& args, Device device) {
@@ -206,8 +214,8 @@ BackwardArgs read_call(const fm_backward_args* from, Device device, Of of) {
 std::size_t workspace_of(const ForwardArgs& args, const Options& options) { return forward_workspace(args, options); }
 std::size_t workspace_of(const BackwardArgs& args, const Options& options) { return backward_workspace(args, options); }
 
-/// The arguments with the mask's contents. In host memory these are read, so first a backend has to take a call of these shapes; on a
-/// device they are borrowed.
+/// The arguments with the mask's contents. In host memory these are read, so first a backend has to take a call of
+/// these shapes; on a device they are borrowed.
 template <typename CArgs>
 auto read_args(const CArgs* from, const CallOptions& call) {
   if (call.device.kind != Device::Kind::kCpu) return read_call(from, call.device, Of::kContents);
@@ -230,7 +238,8 @@ std::optional<GpuModel> read_gpu_model(const fm_gpu_model* from) {
   if (!from) return std::nullopt;
   const auto gpu = read_struct(from, "gpu");
   if (gpu.compute_major < 1 || gpu.compute_minor < 0 || gpu.multiprocessors < 1)
-    throw_invalid("gpu has compute capability ", gpu.compute_major, ".", gpu.compute_minor, " and ", gpu.multiprocessors,
+    throw_invalid("gpu has compute capability ", gpu.compute_major, ".", gpu.compute_minor, " and ",
+                  gpu.multiprocessors,
                   " multiprocessors; there must be at least one, and a compute capability such as 9.0");
   return GpuModel{gpu.compute_major, gpu.compute_minor, gpu.multiprocessors};
 }
@@ -281,8 +290,8 @@ fm_status fm_plan_build(const fm_mask* mask, void* buffer, size_t bytes, const f
   });
 }
 
-fm_status fm_plan_validate(const fm_mask* mask, const void* plan, size_t plan_bytes, void* scratch, size_t scratch_bytes,
-                           const fm_options* options) {
+fm_status fm_plan_validate(const fm_mask* mask, const void* plan, size_t plan_bytes, void* scratch,
+                           size_t scratch_bytes, const fm_options* options) {
   return guarded([&] {
     const CallOptions call(options);
     required(static_cast<const std::byte*>(plan), "plan");
@@ -300,14 +309,17 @@ fm_status fm_mask_to_dense(const fm_mask* mask, const fm_tensor* visible) {
     const Mask shapes = read_mask(mask, {}, Of::kShapes);
     const TensorView out = tensor(required(visible, "visible"), "visible");
     const auto refuse = [&] {
-      throw_invalid("visible is ", describe(out), "; it must be bool or uint8, contiguous, [", shapes.batch(), ", ", shapes.heads(), ", ",
-                    shapes.seqlen_q(), ", ", shapes.seqlen_k(), "]");
+      throw_invalid("visible is ", describe(out), "; it must be bool or uint8, contiguous, [", shapes.batch(), ", ",
+                    shapes.heads(), ", ", shapes.seqlen_q(), ", ", shapes.seqlen_k(), "]");
     };
-    const std::array<int64_t, TensorView::kMaxRank> shape{shapes.batch(), shapes.heads(), shapes.seqlen_q(), shapes.seqlen_k()};
-    if ((out.dtype != DataType::kBool && out.dtype != DataType::kUInt8) || out.rank != 4 || out.shape != shape) refuse();
+    const std::array<int64_t, TensorView::kMaxRank> shape{shapes.batch(), shapes.heads(), shapes.seqlen_q(),
+                                                          shapes.seqlen_k()};
+    if ((out.dtype != DataType::kBool && out.dtype != DataType::kUInt8) || out.rank != 4 || out.shape != shape)
+      refuse();
     check_extent("visible", out);
     if (out.num_elements() == 0) return;
-    if (out.stride != TensorView::contiguous(nullptr, out.dtype, {shape[0], shape[1], shape[2], shape[3]}).stride) refuse();
+    if (out.stride != TensorView::contiguous(nullptr, out.dtype, {shape[0], shape[1], shape[2], shape[3]}).stride)
+      refuse();
     check_data("visible", out);
     const std::vector<uint8_t> dense = to_dense(read_mask(mask, {}, Of::kContents));
     std::memcpy(out.data, dense.data(), dense.size());
@@ -336,7 +348,8 @@ fm_status fm_backward_workspace(const fm_backward_args* args, const fm_options* 
   });
 }
 
-fm_status fm_backward(const fm_backward_args* args, void* workspace, size_t workspace_bytes, const fm_options* options) {
+fm_status fm_backward(const fm_backward_args* args, void* workspace, size_t workspace_bytes,
+                      const fm_options* options) {
   return guarded([&] {
     CallOptions call(options);
     backward(read_args(args, call), memory(workspace, workspace_bytes, "workspace"), call.with_counter());
@@ -344,21 +357,23 @@ fm_status fm_backward(const fm_backward_args* args, void* workspace, size_t work
   });
 }
 
-fm_status fm_explain(const fm_forward_args* args, const fm_options* options, char* text, size_t capacity, size_t* length) {
+fm_status fm_explain(const fm_forward_args* args, const fm_options* options, char* text, size_t capacity,
+                     size_t* length) {
   return guarded([&] {
     const CallOptions call(options);
     copy_text(to_string(explain_call(args, call)), text, capacity, length);
   });
 }
 
-fm_status fm_explain_json(const void* args, int is_backward, const fm_options* options, const fm_gpu_model* gpu, char* text, size_t capacity,
-                          size_t* length) {
+fm_status fm_explain_json(const void* args, int is_backward, const fm_options* options, const fm_gpu_model* gpu,
+                          char* text, size_t capacity, size_t* length) {
   return guarded([&] {
     const CallOptions call(options);
     const std::optional<GpuModel> model = read_gpu_model(gpu);
     const auto json = [&](const auto* from) { return to_json(explain_call(from, call, model)); };
-    copy_text(is_backward ? json(static_cast<const fm_backward_args*>(args)) : json(static_cast<const fm_forward_args*>(args)), text,
-              capacity, length);
+    copy_text(is_backward ? json(static_cast<const fm_backward_args*>(args))
+                          : json(static_cast<const fm_forward_args*>(args)),
+              text, capacity, length);
   });
 }
 

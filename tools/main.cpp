@@ -50,18 +50,21 @@ std::string no_command(const CLI::App& app, const std::vector<std::string>& argu
     if (!arguments.empty() && command->get_name() == arguments[0]) return "";
     known += (known.empty() ? "" : ", ") + command->get_name();
   }
-  const std::string what = arguments.empty() ? "a command is missing" : fmt::format("unknown command '{}'", arguments[0]);
+  const std::string what =
+      arguments.empty() ? "a command is missing" : fmt::format("unknown command '{}'", arguments[0]);
   return fmt::format("{}; known: {}", what, known);
 }
 
 /// Names the words that no command took. CLI11's own message has them in reverse, and not what there is instead.
 std::string unexpected_words(const CLI::App& app) {
   const std::vector<std::string> words = app.remaining(/*recurse=*/true);
-  const auto option = std::find_if(words.begin(), words.end(), [](const std::string& word) { return word.starts_with("-"); });
+  const auto option =
+      std::find_if(words.begin(), words.end(), [](const std::string& word) { return word.starts_with("-"); });
   if (option == words.end()) return fmt::format("unexpected argument '{}'", words.front());
   std::string known;
   for (const CLI::App* command : app.get_subcommands()) {
-    for (const CLI::Option* entry : command->get_options([](const CLI::Option* o) { return !o->get_lnames().empty(); })) {
+    for (const CLI::Option* entry :
+         command->get_options([](const CLI::Option* o) { return !o->get_lnames().empty(); })) {
       known += (known.empty() ? "; known: --" : ", --") + entry->get_lnames().front();
     }
   }
@@ -70,7 +73,8 @@ std::string unexpected_words(const CLI::App& app) {
 
 int fail(std::string_view text, bool json, int status) {
   fmt::print(stderr, "flashmask: {}\n", text);
-  if (json) fmt::print("{}\n", nlohmann::json{{"error", text}}.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  if (json)
+    fmt::print("{}\n", nlohmann::json{{"error", text}}.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
   return status;
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// flashmask_empty::forward and backward: the schemas of flashmask's, registered in the same way, but they only allocate the outputs.
-// What PyTorch itself costs; benchmarks/torch_overhead.py measures ours beyond it. Not part of the package.
+// flashmask_empty::forward and backward: the schemas of flashmask's, registered in the same way, but they only allocate
+// the outputs. What PyTorch itself costs; benchmarks/torch_overhead.py measures ours beyond it. Not part of the
+// package.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
@@ -18,19 +19,19 @@ namespace {
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor&, const Tensor& v, const OptionalTensor&, const OptionalTensor&,
-                                   const OptionalTensor&, std::optional<double>, bool, std::optional<int64_t>, int64_t, int64_t, bool,
-                                   const std::string&) {
+std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor&, const Tensor& v, const OptionalTensor&,
+                                   const OptionalTensor&, const OptionalTensor&, std::optional<double>, bool,
+                                   std::optional<int64_t>, int64_t, int64_t, bool, const std::string&) {
   const Place place = place_of(q);
   const int64_t batch = q.size(0), seqlen_q = q.size(1), heads = q.size(2);
   return {empty<4>("out", {batch, seqlen_q, heads, v.size(3)}, torch_dtype(q), place),
           empty<3>("lse", {batch, heads, seqlen_q}, aoti_torch_dtype_float32(), place)};
 }
 
-std::tuple<Tensor, Tensor, Tensor> backward(const Tensor&, const OptionalTensor&, const Tensor& q, const Tensor& k, const Tensor& v,
-                                            const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&,
-                                            const OptionalTensor&, std::optional<double>, bool, std::optional<int64_t>, int64_t, int64_t,
-                                            bool, const std::string&) {
+std::tuple<Tensor, Tensor, Tensor> backward(const Tensor&, const OptionalTensor&, const Tensor& q, const Tensor& k,
+                                            const Tensor& v, const Tensor&, const Tensor&, const OptionalTensor&,
+                                            const OptionalTensor&, const OptionalTensor&, std::optional<double>, bool,
+                                            std::optional<int64_t>, int64_t, int64_t, bool, const std::string&) {
   const Place place = place_of(q);
   return {empty_like("dq", q, place), empty_like("dk", k, place), empty_like("dv", v, place)};
 }

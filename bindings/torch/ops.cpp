@@ -2,9 +2,10 @@
 //
 // The PyTorch operators flashmask::plan, flashmask::forward and flashmask::backward over the C interface.
 //
-// Written against LibTorch's stable ABI: one binary serves every torch from 2.10 on and every Python. The C interface checks the
-// arguments; here tensors become fm_tensor, outputs and workspace are allocated, and a status becomes an exception. Shapes,
-// strides and devices pass through as they are: nothing is copied, but a dout that CUDA could not read.
+// Written against LibTorch's stable ABI: one binary serves every torch from 2.10 on and every Python. The C interface
+// checks the arguments; here tensors become fm_tensor, outputs and workspace are allocated, and a status becomes an
+// exception. Shapes, strides and devices pass through as they are: nothing is copied, but a dout that CUDA could not
+// read.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
@@ -53,7 +54,8 @@ fm_dtype dtype_of(const Tensor& tensor, const char* argument) {
   if (dtype == aoti_torch_dtype_int32()) return FM_INT32;
   if (dtype == aoti_torch_dtype_bool()) return FM_BOOL;
   if (dtype == aoti_torch_dtype_uint8()) return FM_UINT8;
-  throw std::invalid_argument(std::string(argument) + " has a dtype that is not float32, bfloat16, float16, float64, int32, bool or uint8");
+  throw std::invalid_argument(std::string(argument) +
+                              " has a dtype that is not float32, bfloat16, float16, float64, int32, bool or uint8");
 }
 
 /// The tensors of one call, which must all be in one place.
@@ -63,13 +65,14 @@ class Call {
 
   fm_tensor operator()(const Tensor& tensor, const char* argument) const {
     if (const Place place = place_of(tensor); place != place_)
-      throw std::invalid_argument(std::string(argument) + " is on " + place.name() + " and " + reference_ + " on " + place_.name() +
-                                  "; all tensors of a call must be on one device");
+      throw std::invalid_argument(std::string(argument) + " is on " + place.name() + " and " + reference_ + " on " +
+                                  place_.name() + "; all tensors of a call must be on one device");
     fm_tensor result{};
     result.dtype = dtype_of(tensor, argument);
     result.ndim = static_cast<int32_t>(tensor.dim());
     if (result.ndim > 5)
-      throw std::invalid_argument(std::string(argument) + " has " + std::to_string(result.ndim) + " dimensions; at most 5 are accepted");
+      throw std::invalid_argument(std::string(argument) + " has " + std::to_string(result.ndim) +
+                                  " dimensions; at most 5 are accepted");
     result.data = tensor.data_ptr();
     const auto sizes = tensor.sizes(), strides = tensor.strides();
     for (size_t d = 0; d < sizes.size(); ++d) {
@@ -155,11 +158,13 @@ int64_t size_of(const Tensor& tensor, int64_t dimension, const char* argument) {
   return tensor.size(dimension);
 }
 
-Tensor plan(const OptionalTensor& bounds, const OptionalTensor& block_mask, int64_t seqlen_q, int64_t seqlen_k, bool causal,
-            std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right, const torch::stable::Device& device) {
+Tensor plan(const OptionalTensor& bounds, const OptionalTensor& block_mask, int64_t seqlen_q, int64_t seqlen_k,
+            bool causal, std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right,
+            const torch::stable::Device& device) {
   const Place place = bounds ? place_of(*bounds) : block_mask ? place_of(*block_mask) : place_of(device);
   const Call call(place, bounds ? "startend_row_indices" : "the call");
-  const fm_mask mask = MaskArguments{bounds, block_mask, causal, q_offset, window_left, window_right}.read(call, seqlen_q, seqlen_k);
+  const fm_mask mask =
+      MaskArguments{bounds, block_mask, causal, q_offset, window_left, window_right}.read(call, seqlen_q, seqlen_k);
   size_t bytes = 0;
   check(fm_plan_bytes(&mask, &bytes), place);
   const Tensor buffer = empty_bytes("the plan", bytes, place);
@@ -168,8 +173,8 @@ Tensor plan(const OptionalTensor& bounds, const OptionalTensor& block_mask, int6
   return buffer;
 }
 
-/// A call on CUDA that has its plan needs no more workspace than this. So it is tried first, which saves asking, a good part of what the
-/// call costs the host; a call that fails has done nothing.
+/// A call on CUDA that has its plan needs no more workspace than this. So it is tried first, which saves asking, a good
+/// part of what the call costs the host; a call that fails has done nothing.
 constexpr size_t kLittleWorkspace = 1024;
 
 constexpr const char* kForwardWorkspace = "the forward's workspace";
@@ -187,9 +192,10 @@ void run_forward(const fm_forward_args& args, const fm_options& options, const P
 }
 
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& bounds,
-                                   const OptionalTensor& block_mask, const OptionalTensor& plan_buffer, std::optional<double> scale,
-                                   bool causal, std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right,
-                                   bool deterministic, const std::string& backend) {
+                                   const OptionalTensor& block_mask, const OptionalTensor& plan_buffer,
+                                   std::optional<double> scale, bool causal, std::optional<int64_t> q_offset,
+                                   int64_t window_left, int64_t window_right, bool deterministic,
+                                   const std::string& backend) {
   const Place place = place_of(q);
   const Call call(place, "query");
   const int64_t batch = size_of(q, 0, "query"), seqlen_q = size_of(q, 1, "query"), heads = size_of(q, 2, "query");
@@ -199,7 +205,8 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
   args.q = call(q, "query");
   args.k = call(k, "key");
   args.v = call(v, "value");
-  const fm_mask mask = MaskArguments{bounds, block_mask, causal, q_offset, window_left, window_right}.read(call, seqlen_q, seqlen_k);
+  const fm_mask mask =
+      MaskArguments{bounds, block_mask, causal, q_offset, window_left, window_right}.read(call, seqlen_q, seqlen_k);
   args.mask = &mask;
   set_plan(plan_buffer, call, args.plan, args.plan_bytes);
   const Tensor out = empty<4>("out", {batch, seqlen_q, heads, head_dim_v}, torch_dtype(q), place);
@@ -212,8 +219,8 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
   return {out, lse};
 }
 
-/// Whether the kernels on CUDA can read a 16-bit tensor where it is: rows are contiguous, none stands for several, and each begins on a
-/// boundary of 16 bytes.
+/// Whether the kernels on CUDA can read a 16-bit tensor where it is: rows are contiguous, none stands for several, and
+/// each begins on a boundary of 16 bytes.
 bool has_rows_for_cuda(const fm_tensor& t) {
   constexpr int64_t kAlignment = 16, kElements = kAlignment / 2;
   if (reinterpret_cast<std::uintptr_t>(t.data) % kAlignment != 0) return false;
@@ -224,8 +231,9 @@ bool has_rows_for_cuda(const fm_tensor& t) {
   return true;
 }
 
-/// dout as the kernels take it. It is no input of the user's but what autograd has: after sum() an expanded tensor, after cat() a slice.
-/// The CPU reads any; CUDA reads most where they are, and of the others a copy is made, which lives as long as the call.
+/// dout as the kernels take it. It is no input of the user's but what autograd has: after sum() an expanded tensor,
+/// after cat() a slice. The CPU reads any; CUDA reads most where they are, and of the others a copy is made, which
+/// lives as long as the call.
 Tensor readable(const Tensor& dout, const Call& call, const Place& place) {
   return place.is_cpu() || has_rows_for_cuda(call(dout, "dout")) ? dout : copy_of("a copy of dout", dout, place);
 }
@@ -236,7 +244,8 @@ std::array<int64_t, 8> workspace_key(const fm_backward_args& args, const fm_opti
   return {q[0], q[1], q[2], q[3], args.k.shape[1], args.k.shape[2], args.q.dtype, options.flags & FM_DETERMINISTIC};
 }
 
-/// Like run_forward: where the last call was of these shapes, as in the layers of a model, its workspace is tried before asking.
+/// Like run_forward: where the last call was of these shapes, as in the layers of a model, its workspace is tried
+/// before asking.
 void run_backward(const fm_backward_args& args, const fm_options& options, const Place& place) {
   thread_local std::pair<std::array<int64_t, 8>, size_t> last{};
   const bool remembers = !place.is_cpu() && args.plan;
@@ -252,11 +261,12 @@ void run_backward(const fm_backward_args& args, const fm_options& options, const
   if (remembers) last = {key, bytes};
 }
 
-std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& given_dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k,
-                                            const Tensor& v, const Tensor& out, const Tensor& lse, const OptionalTensor& bounds,
-                                            const OptionalTensor& block_mask, const OptionalTensor& plan_buffer,
-                                            std::optional<double> scale, bool causal, std::optional<int64_t> q_offset, int64_t window_left,
-                                            int64_t window_right, bool deterministic, const std::string& backend) {
+std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& given_dout, const OptionalTensor& dlse, const Tensor& q,
+                                            const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
+                                            const OptionalTensor& bounds, const OptionalTensor& block_mask,
+                                            const OptionalTensor& plan_buffer, std::optional<double> scale, bool causal,
+                                            std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right,
+                                            bool deterministic, const std::string& backend) {
   const Place place = place_of(q);
   const Call call(place, "query");
   const Tensor dout = readable(given_dout, call, place);
@@ -269,8 +279,8 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& given_dout, const Opti
   args.lse = call(lse, "lse");
   args.dout = call(dout, "dout");
   args.dlse = call(dlse, "dlse");
-  const fm_mask mask = MaskArguments{bounds, block_mask, causal, q_offset, window_left, window_right}.read(call, size_of(q, 1, "query"),
-                                                                                                           size_of(k, 1, "key"));
+  const fm_mask mask = MaskArguments{bounds, block_mask, causal, q_offset, window_left, window_right}.read(
+      call, size_of(q, 1, "query"), size_of(k, 1, "key"));
   args.mask = &mask;
   set_plan(plan_buffer, call, args.plan, args.plan_bytes);
   const Tensor dq = empty_like("dq", q, place), dk = empty_like("dk", k, place), dv = empty_like("dv", v, place);

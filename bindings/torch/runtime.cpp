@@ -12,19 +12,22 @@
 
 using torch::stable::Tensor;
 
-/// Why the last call of torch's C interface failed. torch has it from 2.13 on, and prints it before: declared weak, it is null there.
+/// Why the last call of torch's C interface failed. torch has it from 2.13 on, and prints it before: declared weak, it
+/// is null there.
 extern "C" __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
 
 namespace {
 
 /// torch's reason for the call that just failed; "" if it printed it instead.
 std::string reason() {
-  const char* what = torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : nullptr;
+  const char* what =
+      torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : nullptr;
   return what ? what : "";
 }
 
 [[noreturn]] void throw_failure(const std::string& why) {
-  throw std::runtime_error("a call of torch's C interface failed" + (why.empty() ? "; torch has logged why" : ": " + why));
+  throw std::runtime_error("a call of torch's C interface failed" +
+                           (why.empty() ? "; torch has logged why" : ": " + why));
 }
 
 /// MemoryError in Python, with a text.
@@ -107,11 +110,13 @@ Order in_place() {
 /// Whether a failed allocation lacked memory. Where torch does not say why it failed, nothing else is likely.
 bool is_out_of_memory(std::string_view why) {
   const auto says = [why](std::string_view words) { return why.find(words) != std::string_view::npos; };
-  return why.empty() || says("out of memory") || says("can't allocate memory") || says("not enough memory") || says("bad_alloc");
+  return why.empty() || says("out of memory") || says("can't allocate memory") || says("not enough memory") ||
+         says("bad_alloc");
 }
 
 /// The error of the allocation of `name` that just failed.
-[[noreturn]] void throw_no_tensor(const char* name, const int64_t* shape, size_t rank, int32_t dtype, const Place& place) {
+[[noreturn]] void throw_no_tensor(const char* name, const int64_t* shape, size_t rank, int32_t dtype,
+                                  const Place& place) {
   const std::string why = reason();
   if (!is_out_of_memory(why)) throw_failure(why);
   std::string sizes;
@@ -124,13 +129,14 @@ bool is_out_of_memory(std::string_view why) {
 }
 
 /// An uninitialised dense tensor, its dimensions in memory as `order` has them, the innermost one last.
-Tensor empty_in_order(const char* name, const int64_t* shape, size_t rank, const Order& order, int32_t dtype, const Place& place) {
+Tensor empty_in_order(const char* name, const int64_t* shape, size_t rank, const Order& order, int32_t dtype,
+                      const Place& place) {
   std::array<int64_t, kMostDimensions> strides{};
   int64_t stride = 1;
   for (size_t n = rank; n-- > 0; stride *= std::max<int64_t>(shape[order[n]], 1)) strides[order[n]] = stride;
   AtenTensorHandle handle = nullptr;
-  if (aoti_torch_empty_strided(static_cast<int64_t>(rank), shape, strides.data(), dtype, place.type, place.index, &handle) !=
-      AOTI_TORCH_SUCCESS)
+  if (aoti_torch_empty_strided(static_cast<int64_t>(rank), shape, strides.data(), dtype, place.type, place.index,
+                               &handle) != AOTI_TORCH_SUCCESS)
     throw_no_tensor(name, shape, rank, dtype, place);
   return Tensor(handle);
 }

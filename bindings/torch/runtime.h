@@ -36,25 +36,27 @@ Place place_of(const torch::stable::Device& device);
 /// torch's number of threads (torch.set_num_threads).
 int32_t torch_threads();
 
-/// torch's current stream on a CUDA device, a cudaStream_t. The function that knows is only in a torch with CUDA, so it is looked up
-/// when it is needed: the same file loads in a torch without.
+/// torch's current stream on a CUDA device, a cudaStream_t. The function that knows is only in a torch with CUDA, so it
+/// is looked up when it is needed: the same file loads in a torch without.
 void* current_stream(const Place& place);
 
 /// dtype as torch's C interface counts it.
 int32_t torch_dtype(const torch::stable::Tensor& tensor);
 
-/// The error of memory that there is not: a MemoryError on the CPU, an error of kOutOfMemory on CUDA. `what` needed it; `why` is what
-/// torch said.
+/// The error of memory that there is not: a MemoryError on the CPU, an error of kOutOfMemory on CUDA. `what` needed it;
+/// `why` is what torch said.
 [[noreturn]] void throw_out_of_memory(const std::string& what, const Place& place, const std::string& why = "");
 
-/// An uninitialised contiguous tensor. Where there is no memory for it, the error says how much `name` needed, as in all that follow.
+/// An uninitialised contiguous tensor. Where there is no memory for it, the error says how much `name` needed, as in
+/// all that follow.
 torch::stable::Tensor empty(const char* name, const int64_t* shape, size_t rank, int32_t dtype, const Place& place);
 template <size_t kRank>
-torch::stable::Tensor empty(const char* name, const std::array<int64_t, kRank>& shape, int32_t dtype, const Place& place) {
+torch::stable::Tensor empty(const char* name, const std::array<int64_t, kRank>& shape, int32_t dtype,
+                            const Place& place) {
   return empty(name, shape.data(), kRank, dtype, place);
 }
-/// The same with `tensor`'s shape and dtype, dense, its dimensions in memory in the order of `tensor`'s strides, but the last one
-/// innermost: what is like a transposed view is one.
+/// The same with `tensor`'s shape and dtype, dense, its dimensions in memory in the order of `tensor`'s strides, but
+/// the last one innermost: what is like a transposed view is one.
 torch::stable::Tensor empty_like(const char* name, const torch::stable::Tensor& tensor, const Place& place);
 /// A contiguous copy, in memory of its own.
 torch::stable::Tensor copy_of(const char* name, const torch::stable::Tensor& tensor, const Place& place);

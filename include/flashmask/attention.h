@@ -31,13 +31,14 @@ struct Options {
   std::optional<int64_t> q_offset{};
   /// The same bits in every run. Forward always is; the cpu and reference backends always are.
   bool deterministic = false;
-  /// CPU threads, at most; 0 is OpenMP's default. No more are used than there are tiles of 64 rows or 128 keys to hand out, nor more
-  /// than 1024 (or the machine's processors, if it has more), and the workspace is for as many. The result does not depend on it.
+  /// CPU threads, at most; 0 is OpenMP's default. No more are used than there are tiles of 64 rows or 128 keys to hand
+  /// out, nor more than 1024 (or the machine's processors, if it has more), and the workspace is for as many. The
+  /// result does not depend on it.
   int threads = 0;
-  /// CTAs of a CUDA call's attention kernel that run at a time: at most this many, so that the other multiprocessors are left to
-  /// work of other streams (communication, say); 0 is as many as the device has multiprocessors. Passes over single rows
-  /// before and after the kernel are not counted. Forward and deterministic backward give the same bits with any number. The CPU
-  /// takes no notice of it.
+  /// CTAs of a CUDA call's attention kernel that run at a time: at most this many, so that the other multiprocessors
+  /// are left to work of other streams (communication, say); 0 is as many as the device has multiprocessors. Passes
+  /// over single rows before and after the kernel are not counted. Forward and deterministic backward give the same
+  /// bits with any number. The CPU takes no notice of it.
   int max_ctas = 0;
   /// cudaStream_t of a CUDA call; must be null on the CPU.
   void* stream = nullptr;
@@ -104,23 +105,23 @@ FLASHMASK_API std::vector<BackendInfo> backends();
 
 /// A compiled GPU kernel.
 struct KernelInfo {
-  /// What it is for, "sm90.fwd.bf16.d128.dv128.c3": architecture, direction, element type, head_dim, head_dim_v, consumer warpgroups;
-  /// helpers of a backward have its id and a word more, those of a plan are "sm90.plan.classify" and so on. It stays what it is when code
-  /// is renamed or moved.
+  /// What it is for, "sm90.fwd.bf16.d128.dv128.c3": architecture, direction, element type, head_dim, head_dim_v,
+  /// consumer warpgroups; helpers of a backward have its id and a word more, those of a plan are "sm90.plan.classify"
+  /// and so on. It stays what it is when code is renamed or moved.
   std::string id{};
-  std::string arch{};                  ///< what it was compiled for, "sm90"
-  std::string symbol{};                ///< its entry in the library's device code
-  std::string op{};                    ///< "fwd", "bwd" or "plan"
-  DataType dtype = DataType::kNone;    ///< of q, k and v; kNone: of none or any
-  int head_dim = 0, head_dim_v = 0;    ///< 0 in a kernel of a plan
-  TileShape tile{0, 0};                ///< query rows and keys at a time; 0: not in tiles of them
-  int threads = 0, shared_bytes = 0;   ///< of a block: threads, and the dynamic shared memory that it is launched with
+  std::string arch{};                 ///< what it was compiled for, "sm90"
+  std::string symbol{};               ///< its entry in the library's device code
+  std::string op{};                   ///< "fwd", "bwd" or "plan"
+  DataType dtype = DataType::kNone;   ///< of q, k and v; kNone: of none or any
+  int head_dim = 0, head_dim_v = 0;   ///< 0 in a kernel of a plan
+  TileShape tile{0, 0};               ///< query rows and keys at a time; 0: not in tiles of them
+  int threads = 0, shared_bytes = 0;  ///< of a block: threads, and the dynamic shared memory that it is launched with
 };
-/// Every GPU kernel in this build, whatever this machine can run; empty in a build without CUDA. The one list of what is supported: a backend
-/// takes the element types and head dims that it has kernels of.
+/// Every GPU kernel in this build, whatever this machine can run; empty in a build without CUDA. The one list of what
+/// is supported: a backend takes the element types and head dims that it has kernels of.
 FLASHMASK_API std::vector<KernelInfo> kernels();
-/// {"kernels": [{"id", "arch", "symbol", "op", "dtype", "head_dim", "head_dim_v", "tile": {"rows", "keys"}, "threads", "shared_bytes"}, ...]};
-/// dtype is null where there is none.
+/// {"kernels": [{"id", "arch", "symbol", "op", "dtype", "head_dim", "head_dim_v", "tile": {"rows", "keys"}, "threads",
+/// "shared_bytes"}, ...]}; dtype is null where there is none.
 FLASHMASK_API std::string to_json(const std::vector<KernelInfo>& kernels);
 
 /// What of a GPU decides how a call runs on it.
@@ -139,7 +140,8 @@ struct Explanation {
   /// Ids of all kernels that run, in order, those of a plan made in the call first.
   std::vector<std::string> kernels;
   TileShape tile{};
-  /// Of the work in executed tiles, what is done on columns past head_dim and head_dim_v: 0 where the instance has the call's own.
+  /// Of the work in executed tiles, what is done on columns past head_dim and head_dim_v: 0 where the instance has the
+  /// call's own.
   double padding_share = 0;
   /// Of `tile`, over batch entries and query heads. Live ones: -1 if the mask is on a device, where nobody looks.
   int64_t live_tiles = 0, tiles = 0;
@@ -150,12 +152,14 @@ struct Explanation {
 /// Describes the call without running it; throws only on arguments that no backend could ever take.
 ///
 /// With `gpu`, a call on CUDA tensors is described as that GPU would run it; none need be there.
-FLASHMASK_API Explanation explain(const ForwardArgs& args, const Options& options = {}, const std::optional<GpuModel>& gpu = {});
-FLASHMASK_API Explanation explain(const BackwardArgs& args, const Options& options = {}, const std::optional<GpuModel>& gpu = {});
+FLASHMASK_API Explanation explain(const ForwardArgs& args, const Options& options = {},
+                                  const std::optional<GpuModel>& gpu = {});
+FLASHMASK_API Explanation explain(const BackwardArgs& args, const Options& options = {},
+                                  const std::optional<GpuModel>& gpu = {});
 /// For people: some lines of text, which may change.
 FLASHMASK_API std::string to_string(const Explanation& explanation);
-/// For programs: an object with Explanation's members as they are called there, `tile` as {"rows", "keys"}, and live_tiles null where
-/// it is not known. A backend that takes the call is a string, none is null.
+/// For programs: an object with Explanation's members as they are called there, `tile` as {"rows", "keys"}, and
+/// live_tiles null where it is not known. A backend that takes the call is a string, none is null.
 FLASHMASK_API std::string to_json(const Explanation& explanation);
 
 }  // namespace flashmask

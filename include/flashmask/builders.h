@@ -89,7 +89,8 @@ FLASHMASK_API Mask qk_sparse(int64_t seqlen, std::span<const Span> dropped);
 /// (Reformer's hashing, arXiv:2001.04451, in Sparse Causal Flash Attention's form). Fits two intervals
 /// when the rows of every bucket are contiguous, as after the usual sort by bucket; otherwise
 /// kUnrepresentable names the first column that does not.
-FLASHMASK_API Mask hash_sparse(std::span<const int64_t> query_buckets, std::span<const int64_t> key_buckets, bool causal);
+FLASHMASK_API Mask hash_sparse(std::span<const int64_t> query_buckets, std::span<const int64_t> key_buckets,
+                               bool causal);
 
 /// j <= i, and key j is gone from row evicted_at[j] on (KV-cache eviction, NACL, ACL 2024).
 FLASHMASK_API Mask eviction(std::span<const int64_t> evicted_at);

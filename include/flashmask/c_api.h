@@ -43,8 +43,8 @@ typedef enum fm_dtype {
   FM_UINT8 = 7
 } fm_dtype;
 
-/* A strided tensor; strides count elements. dtype FM_NONE is an absent tensor. `data` is aligned to the element. Shapes and strides are
- * checked before anything is read; those that span 2^63 bytes are FM_INVALID_ARGUMENT. */
+/* A strided tensor; strides count elements. dtype FM_NONE is an absent tensor. `data` is aligned to the element. Shapes
+ * and strides are checked before anything is read; those that span 2^63 bytes are FM_INVALID_ARGUMENT. */
 typedef struct fm_tensor {
   void* data;
   int32_t dtype; /* fm_dtype */
@@ -63,14 +63,12 @@ typedef enum fm_flags {
 
 /* A mask. Row i stands at key position p = i + q_offset and sees key j if
  *   j <= p                                              with FM_CAUSAL, and
- *   p - window_left <= j <= p + window_right            with FM_HAS_WINDOW (-1, or as much as INT64_MAX: unbounded), and
- *   i is outside of column j's hidden row intervals     with bounds, and
- *   block_mask[i / 128][j / 128] != 0                   with block_mask.
- * bounds: int32 startend_row_indices [batch or 1, 1 or heads_kv or heads_q, seqlen_k, n], absolute rows:
- *   n = 1 (LTS) or 2 (LTS, LTE) with FM_CAUSAL; n = 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE) without.
- * block_mask: bool, uint8 or int32 [batch or 1, 1 or heads_kv or heads_q, ceil(seqlen_q / 128),
- *   ceil(seqlen_k / 128)], nonzero = keep.
- * q_offset is within [-2^40, 2^40]. Both tensors are on options->device of the call. On a CUDA device they must be contiguous,
+ *   p - window_left <= j <= p + window_right            with FM_HAS_WINDOW (-1, or as much as INT64_MAX: unbounded),
+ * and i is outside of column j's hidden row intervals     with bounds, and block_mask[i / 128][j / 128] != 0 with
+ * block_mask. bounds: int32 startend_row_indices [batch or 1, 1 or heads_kv or heads_q, seqlen_k, n], absolute rows: n
+ * = 1 (LTS) or 2 (LTS, LTE) with FM_CAUSAL; n = 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE) without. block_mask: bool, uint8
+ * or int32 [batch or 1, 1 or heads_kv or heads_q, ceil(seqlen_q / 128), ceil(seqlen_k / 128)], nonzero = keep. q_offset
+ * is within [-2^40, 2^40]. Both tensors are on options->device of the call. On a CUDA device they must be contiguous,
  * the block mask bool or uint8; they are read there while the work runs, never on the host. */
 typedef struct fm_mask {
   uint32_t struct_size;
@@ -97,10 +95,10 @@ typedef struct fm_options {
   uint32_t struct_size;
   uint32_t flags; /* FM_DETERMINISTIC, FM_HAS_SCALE */
   double softmax_scale;
-  const char* backend;               /* NULL or "auto": the first that takes the call, or FLASHMASK_BACKEND */
-  int32_t threads;                   /* CPU threads, at most; 0: OpenMP's default; no more than there is work: Options in attention.h */
-  int32_t device;                    /* FM_DEVICE_CPU, or 1 + the index of a CUDA device */
-  void* stream;                      /* cudaStream_t */
+  const char* backend; /* NULL or "auto": the first that takes the call, or FLASHMASK_BACKEND */
+  int32_t threads; /* CPU threads, at most; 0: OpenMP's default; no more than there is work: Options in attention.h */
+  int32_t device;  /* FM_DEVICE_CPU, or 1 + the index of a CUDA device */
+  void* stream;    /* cudaStream_t */
   fm_executed_tiles* executed_tiles; /* NULL counts nothing */
   double softcap;
   double dropout_p;
@@ -109,7 +107,8 @@ typedef struct fm_options {
   fm_tensor sink;        /* [heads_q] */
   fm_tensor block_table; /* paged k and v */
   uint32_t partial_out;  /* fp32 partial outputs */
-  int32_t max_ctas;      /* CTAs of a CUDA call's attention kernel at a time; 0: one for each multiprocessor; see Options in attention.h */
+  int32_t max_ctas; /* CTAs of a CUDA call's attention kernel at a time; 0: one for each multiprocessor; see Options in
+                       attention.h */
 } fm_options;
 
 #define FM_DEVICE_CPU 0
@@ -147,30 +146,33 @@ FLASHMASK_API const char* fm_last_error(void);
 
 /* Bytes of a plan's buffer: from the shapes of `mask` alone, whose contents are not read. */
 FLASHMASK_API fm_status fm_plan_bytes(const fm_mask* mask, size_t* bytes);
-/* Fills `buffer` (8-byte aligned) with the plan of the mask's contents as they are. Both are on options->device (NULL: in
- * host memory); on a CUDA device the work is put on options->stream and the call does not wait for it. */
+/* Fills `buffer` (8-byte aligned) with the plan of the mask's contents as they are. Both are on options->device (NULL:
+ * in host memory); on a CUDA device the work is put on options->stream and the call does not wait for it. */
 FLASHMASK_API fm_status fm_plan_build(const fm_mask* mask, void* buffer, size_t bytes, const fm_options* options);
-/* FM_INVALID_ARGUMENT if `plan` is not the plan of the mask's contents as they are now. A debugging aid: calls on a CUDA
- * device cannot check that. There `scratch` needs fm_plan_bytes bytes of the device's memory, 8-byte aligned, and the
- * function waits for options->stream; on the CPU it may be NULL. */
-FLASHMASK_API fm_status fm_plan_validate(const fm_mask* mask, const void* plan, size_t plan_bytes, void* scratch, size_t scratch_bytes,
-                                         const fm_options* options);
+/* FM_INVALID_ARGUMENT if `plan` is not the plan of the mask's contents as they are now. A debugging aid: calls on a
+ * CUDA device cannot check that. There `scratch` needs fm_plan_bytes bytes of the device's memory, 8-byte aligned, and
+ * the function waits for options->stream; on the CPU it may be NULL. */
+FLASHMASK_API fm_status fm_plan_validate(const fm_mask* mask, const void* plan, size_t plan_bytes, void* scratch,
+                                         size_t scratch_bytes, const fm_options* options);
 
 /* Writes the mask (in host memory) as a dense matrix, 1 = visible, to `visible`: bool or uint8, contiguous,
  * [mask batch, mask heads, seqlen_q, seqlen_k]. */
 FLASHMASK_API fm_status fm_mask_to_dense(const fm_mask* mask, const fm_tensor* visible);
 
 /* `options` may be NULL. On a CUDA device calls put their work on options->stream and return, but for executed_tiles,
- * which wait for it. Workspaces need no initialisation and no alignment. What the workspace functions say follows from shapes and
- * options: they read neither the tensors nor the mask's, whose data may be NULL. */
+ * which wait for it. Workspaces need no initialisation and no alignment. What the workspace functions say follows from
+ * shapes and options: they read neither the tensors nor the mask's, whose data may be NULL. */
 FLASHMASK_API fm_status fm_forward_workspace(const fm_forward_args* args, const fm_options* options, size_t* bytes);
-FLASHMASK_API fm_status fm_forward(const fm_forward_args* args, void* workspace, size_t workspace_bytes, const fm_options* options);
+FLASHMASK_API fm_status fm_forward(const fm_forward_args* args, void* workspace, size_t workspace_bytes,
+                                   const fm_options* options);
 FLASHMASK_API fm_status fm_backward_workspace(const fm_backward_args* args, const fm_options* options, size_t* bytes);
-FLASHMASK_API fm_status fm_backward(const fm_backward_args* args, void* workspace, size_t workspace_bytes, const fm_options* options);
+FLASHMASK_API fm_status fm_backward(const fm_backward_args* args, void* workspace, size_t workspace_bytes,
+                                    const fm_options* options);
 
 /* Which backend and configuration the call would take, and why, as text: up to `capacity` bytes with the
  * terminating zero are written to `text`, and *length (if not NULL) is the full length without it. */
-FLASHMASK_API fm_status fm_explain(const fm_forward_args* args, const fm_options* options, char* text, size_t capacity, size_t* length);
+FLASHMASK_API fm_status fm_explain(const fm_forward_args* args, const fm_options* options, char* text, size_t capacity,
+                                   size_t* length);
 
 /* What of a GPU decides how a call runs on it. */
 typedef struct fm_gpu_model {
@@ -180,13 +182,14 @@ typedef struct fm_gpu_model {
   int32_t multiprocessors;
 } fm_gpu_model;
 
-/* The same for programs, and for both directions: an object with the members of Explanation in attention.h. `args` is an fm_forward_args
- * or, if is_backward is not 0, an fm_backward_args. With `gpu` (or NULL) a call on a CUDA device is described as that GPU would run it;
- * none need be there. Text as fm_explain writes it. */
-FLASHMASK_API fm_status fm_explain_json(const void* args, int is_backward, const fm_options* options, const fm_gpu_model* gpu, char* text,
-                                        size_t capacity, size_t* length);
+/* The same for programs, and for both directions: an object with the members of Explanation in attention.h. `args` is
+ * an fm_forward_args or, if is_backward is not 0, an fm_backward_args. With `gpu` (or NULL) a call on a CUDA device is
+ * described as that GPU would run it; none need be there. Text as fm_explain writes it. */
+FLASHMASK_API fm_status fm_explain_json(const void* args, int is_backward, const fm_options* options,
+                                        const fm_gpu_model* gpu, char* text, size_t capacity, size_t* length);
 /* Every GPU kernel in this build, whatever this machine can run: {"kernels": [{"id", "arch", "symbol", "op", "dtype",
- * "head_dim", "head_dim_v", "tile": {"rows", "keys"}, "threads", "shared_bytes"}, ...]}, see KernelInfo in attention.h. Text as fm_explain writes it. */
+ * "head_dim", "head_dim_v", "tile": {"rows", "keys"}, "threads", "shared_bytes"}, ...]}, see KernelInfo in attention.h.
+ * Text as fm_explain writes it. */
 FLASHMASK_API fm_status fm_kernels_json(char* text, size_t capacity, size_t* length);
 
 #ifdef __cplusplus

@@ -33,6 +33,7 @@ FLASHMASK_API std::span<const Family> families();
 /// Builds family `name` at `seqlen` rows and keys. What `parameters` leaves out is drawn from `seed`, so
 /// that every family has a sensible sample at any length >= 0. Throws naming an unknown family or
 /// parameter, a value that is not a number, or lengths that do not add up to `seqlen`.
-FLASHMASK_API Mask make_family(std::string_view name, int64_t seqlen, const FamilyParameters& parameters = {}, uint64_t seed = 0);
+FLASHMASK_API Mask make_family(std::string_view name, int64_t seqlen, const FamilyParameters& parameters = {},
+                               uint64_t seed = 0);
 
 }  // namespace flashmask

@@ -34,8 +34,8 @@ FLASHMASK_API MaskStatistics statistics(const Mask& mask, TileShape tile = {});
 struct AttentionFlops {
   double forward = 0, backward = 0;
 };
-FLASHMASK_API AttentionFlops attention_flops(int64_t batch, int64_t heads, int64_t seqlen_q, int64_t seqlen_k, int64_t head_dim,
-                                             int64_t head_dim_v, double share);
+FLASHMASK_API AttentionFlops attention_flops(int64_t batch, int64_t heads, int64_t seqlen_q, int64_t seqlen_k,
+                                             int64_t head_dim, int64_t head_dim_v, double share);
 
 struct DrawOptions {
   int64_t batch = 0, head = 0;  ///< of the mask: which one is drawn
@@ -65,8 +65,9 @@ struct Pixels {
   uint8_t* at(int64_t x, int64_t y) { return rgb.data() + 3 * (y * width + x); }
 };
 
-/// The plot of draw_svg without words, axes and legend: the same cells in the same colours under the same lines, each cell
-/// a whole number of pixels wide and high. kInvalidArgument for a mask without elements: a picture has at least one pixel.
+/// The plot of draw_svg without words, axes and legend: the same cells in the same colours under the same lines, each
+/// cell a whole number of pixels wide and high. kInvalidArgument for a mask without elements: a picture has at least
+/// one pixel.
 FLASHMASK_API Pixels draw_pixels(const Mask& mask, const DrawOptions& options = {});
 
 }  // namespace flashmask

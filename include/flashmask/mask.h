@@ -21,8 +21,8 @@ inline constexpr int64_t kBlockMaskSize = 128;
 inline constexpr int64_t kMaxSeqlen = INT32_MAX;
 
 /// A diagonal band shared by all columns: row i sees key j only if lo <= j - (i + q_offset) <= hi.
-/// An absent edge is unbounded, and so is one that no element can be beyond: any int64 may be given, INT64_MAX and the like
-/// mean an infinite window.
+/// An absent edge is unbounded, and so is one that no element can be beyond: any int64 may be given, INT64_MAX and the
+/// like mean an infinite window.
 struct FLASHMASK_API Band {
   std::optional<int64_t> lo;
   std::optional<int64_t> hi;
@@ -101,7 +101,8 @@ struct Finding {
 
 class Mask;
 struct Outline;
-FLASHMASK_API Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q, std::optional<int64_t> q_offset);
+FLASHMASK_API Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q,
+                                             std::optional<int64_t> q_offset);
 
 /// An immutable attention mask in O(seqlen_k) memory: an optional diagonal band, at most two half-open
 /// intervals of hidden query rows per key column, and an optional block mask; an element is visible if
@@ -161,11 +162,13 @@ class FLASHMASK_API Mask {
   std::vector<Finding> validate(int64_t limit = 16) const;
 
  private:
-  friend Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q, std::optional<int64_t> q_offset);
+  friend Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q,
+                                        std::optional<int64_t> q_offset);
   friend struct Outline;
   struct Data;
   struct BlockMask;
-  /// A mask without a block mask, whose vectors are those of `vectors`, borrowed; without any, one whose contents are not read.
+  /// A mask without a block mask, whose vectors are those of `vectors`, borrowed; without any, one whose contents are
+  /// not read.
   Mask(const MaskView& vectors, const Band& band, std::optional<int64_t> q_offset);
   Mask with_block_tensor(const TensorView& keep) const;
   Mask with_block(std::shared_ptr<const BlockMask> block) const;

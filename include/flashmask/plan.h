@@ -82,7 +82,9 @@ class FLASHMASK_API PlanView {
   std::span<const int32_t> row_tile_order(int64_t m, int64_t granules_per_tile) const;
 
   TileClass granule(int64_t m, int64_t r, int64_t c) const {
-    const auto bit = [&](std::span<const uint64_t> words) { return words[static_cast<std::size_t>(c / 64)] >> (c % 64) & 1; };
+    const auto bit = [&](std::span<const uint64_t> words) {
+      return words[static_cast<std::size_t>(c / 64)] >> (c % 64) & 1;
+    };
     if (!bit(row_live(m, r))) return TileClass::kEmpty;
     return bit(row_full(m, r)) ? TileClass::kFull : TileClass::kPartial;
   }
@@ -92,11 +94,13 @@ class FLASHMASK_API PlanView {
  private:
   std::span<const uint64_t> row_words(int64_t offset, int64_t m, int64_t r) const {
     const int64_t w = layout_.words_per_row;
-    return {reinterpret_cast<const uint64_t*>(base_ + offset) + (m * layout_.row_granules + r) * w, static_cast<std::size_t>(w)};
+    return {reinterpret_cast<const uint64_t*>(base_ + offset) + (m * layout_.row_granules + r) * w,
+            static_cast<std::size_t>(w)};
   }
   std::span<const uint64_t> key_words(int64_t offset, int64_t m, int64_t c) const {
     const int64_t w = layout_.words_per_key;
-    return {reinterpret_cast<const uint64_t*>(base_ + offset) + (m * layout_.key_blocks + c) * w, static_cast<std::size_t>(w)};
+    return {reinterpret_cast<const uint64_t*>(base_ + offset) + (m * layout_.key_blocks + c) * w,
+            static_cast<std::size_t>(w)};
   }
   std::span<const int32_t> ints(int64_t offset, int64_t m, int64_t n) const {
     return {reinterpret_cast<const int32_t*>(base_ + offset) + m * n, static_cast<std::size_t>(n)};
@@ -123,15 +127,17 @@ void for_each_live(std::span<const uint64_t> live, std::span<const uint64_t> ful
 FLASHMASK_API void build_plan(const MaskView& mask, std::span<std::byte> buffer);
 
 /// The same on a device, with the mask's contents (if it has any) and `buffer` in its memory: on a CUDA device the work
-/// is put on `stream` (a cudaStream_t), nothing is allocated and nothing waits. The plan says what the contents were when the
-/// work ran: build it anew when they change. On the CPU `stream` must be null. Throws kNoDevice if the device is not there
-/// or the library was built without CUDA.
+/// is put on `stream` (a cudaStream_t), nothing is allocated and nothing waits. The plan says what the contents were
+/// when the work ran: build it anew when they change. On the CPU `stream` must be null. Throws kNoDevice if the device
+/// is not there or the library was built without CUDA.
 FLASHMASK_API void build_plan(const MaskView& mask, std::span<std::byte> buffer, Device device, void* stream = nullptr);
 
-/// Throws kInvalidArgument if `plan` is not the plan of `mask` as its contents are now; a debugging aid, as calls cannot
-/// check the contents of a mask on a device without waiting for it. `scratch`: on a CUDA device PlanLayout::bytes of its
-/// memory, 8-byte aligned, to make the plan anew in, and the function waits for `stream`; unused on the CPU.
-FLASHMASK_API void validate_plan(const Mask& mask, const PlanView& plan, std::span<std::byte> scratch = {}, void* stream = nullptr);
+/// Throws kInvalidArgument if `plan` is not the plan of `mask` as its contents are now; a debugging aid, as calls
+/// cannot check the contents of a mask on a device without waiting for it. `scratch`: on a CUDA device
+/// PlanLayout::bytes of its memory, 8-byte aligned, to make the plan anew in, and the function waits for `stream`;
+/// unused on the CPU.
+FLASHMASK_API void validate_plan(const Mask& mask, const PlanView& plan, std::span<std::byte> scratch = {},
+                                 void* stream = nullptr);
 
 /// A plan that owns its buffer. Immutable: one plan serves every head, layer, recomputation, forward and
 /// backward of its mask, from any thread.
@@ -139,7 +145,9 @@ class FLASHMASK_API Plan {
  public:
   explicit Plan(const Mask& mask);
   const PlanView& view() const { return view_; }
-  std::span<const std::byte> buffer() const { return {reinterpret_cast<const std::byte*>(words_.data()), words_.size() * 8}; }
+  std::span<const std::byte> buffer() const {
+    return {reinterpret_cast<const std::byte*>(words_.data()), words_.size() * 8};
+  }
 
   Plan(Plan&&) = default;
   Plan& operator=(Plan&&) = default;

@@ -25,7 +25,9 @@ struct TileGrid {
   TileShape shape;
   int64_t row_tiles = 0, key_tiles = 0;
   std::vector<TileClass> classes;
-  TileClass at(int64_t row_tile, int64_t key_tile) const { return classes[static_cast<std::size_t>(row_tile * key_tiles + key_tile)]; }
+  TileClass at(int64_t row_tile, int64_t key_tile) const {
+    return classes[static_cast<std::size_t>(row_tile * key_tiles + key_tile)];
+  }
 };
 
 /// Exact classes of every tile, in time linear in the lengths and the number of tiles. Under a block mask the tiles are

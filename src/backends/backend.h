@@ -25,7 +25,8 @@ class Backend {
   virtual std::string refusal(const Problem& problem) const = 0;
   /// Chosen by "auto" when it takes the call; otherwise only by name.
   virtual bool automatic() const { return true; }
-  /// Fills in what this backend decides of a call that it takes: configuration, tile and, on a GPU, arch, instance and kernels.
+  /// Fills in what this backend decides of a call that it takes: configuration, tile and, on a GPU, arch, instance and
+  /// kernels.
   virtual void describe(const Problem& problem, Explanation& explanation) const = 0;
   /// What is compiled in, whatever this machine can run.
   virtual std::vector<KernelInfo> kernels() const { return {}; }

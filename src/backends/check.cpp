@@ -22,7 +22,8 @@ struct Requirement {
 
 void check_strides(const char* argument, const TensorView& t, bool row_contiguous, bool output) {
   for (int d = 0; d < t.rank; ++d) {
-    if (t.stride[d] < 0) throw_invalid(argument, " has stride ", t.stride[d], " in dimension ", d, "; strides must be at least 0");
+    if (t.stride[d] < 0)
+      throw_invalid(argument, " has stride ", t.stride[d], " in dimension ", d, "; strides must be at least 0");
     if (output && t.stride[d] == 0 && t.shape[d] > 1 && t.num_elements() > 0)
       throw_invalid(argument, " is an output and has stride 0 in dimension ", d, "; its elements must not overlap");
   }
@@ -32,26 +33,30 @@ void check_strides(const char* argument, const TensorView& t, bool row_contiguou
   }
 }
 
-void check_tensor(const char* argument, const TensorView& t, const Requirement& need, const Device& device, bool with_data) {
+void check_tensor(const char* argument, const TensorView& t, const Requirement& need, const Device& device,
+                  bool with_data) {
   bool same = t.rank == static_cast<int32_t>(need.shape.size());
   int d = 0;
   for (const int64_t n : need.shape) same = same && t.shape[d++] == n;
   if (!same || t.dtype != need.dtype) {
     std::string shape;
     for (const int64_t n : need.shape) shape += message(shape.empty() ? "" : ", ", n);
-    throw_invalid(argument, " is ", describe(t), "; it must be ", name(need.dtype), " [", shape, "] (", need.meaning, ")");
+    throw_invalid(argument, " is ", describe(t), "; it must be ", name(need.dtype), " [", shape, "] (", need.meaning,
+                  ")");
   }
   check_extent(argument, t);
   check_strides(argument, t, need.row_contiguous, need.output);
   if (t.device != device)
-    throw_invalid(argument, " and q are on different devices (", describe(t.device), " and ", describe(device), "); a call has one");
+    throw_invalid(argument, " and q are on different devices (", describe(t.device), " and ", describe(device),
+                  "); a call has one");
   if (with_data) check_data(argument, t);
 }
 
 /// Reads the sizes off q, k and v; everything else is checked against them.
 void read_sizes(Problem& p) {
   for (const auto& [argument, t] : {std::pair<const char*, const TensorView&>{"q", p.q}, {"k", p.k}, {"v", p.v}}) {
-    if (t.rank != 4) throw_invalid(argument, " is ", describe(t), "; it must have 4 dimensions, [batch, seqlen, heads, head_dim]");
+    if (t.rank != 4)
+      throw_invalid(argument, " is ", describe(t), "; it must have 4 dimensions, [batch, seqlen, heads, head_dim]");
     check_extent(argument, t);
   }
   p.dtype = p.q.dtype;
@@ -63,14 +68,17 @@ void read_sizes(Problem& p) {
   p.seqlen_k = p.k.shape[1];
   p.heads_kv = p.k.shape[2];
   p.head_dim_v = p.v.shape[3];
-  if (p.dtype != DataType::kFloat32 && p.dtype != DataType::kFloat64 && p.dtype != DataType::kBFloat16 && p.dtype != DataType::kFloat16) {
+  if (p.dtype != DataType::kFloat32 && p.dtype != DataType::kFloat64 && p.dtype != DataType::kBFloat16 &&
+      p.dtype != DataType::kFloat16) {
     throw_invalid("q is ", describe(p.q), "; accepted dtypes are float32, bfloat16, float16 and float64");
   }
-  for (const auto& [argument, n] : {std::pair{"seqlen_q (q's dimension 1)", p.seqlen_q}, {"seqlen_k (k's dimension 1)", p.seqlen_k}}) {
+  for (const auto& [argument, n] :
+       {std::pair{"seqlen_q (q's dimension 1)", p.seqlen_q}, {"seqlen_k (k's dimension 1)", p.seqlen_k}}) {
     if (n > kMaxSeqlen) throw_invalid(argument, " is ", n, "; it must be at most ", kMaxSeqlen);
   }
   if (p.heads_kv < 1 || p.heads_q < 1 || p.heads_q % p.heads_kv != 0) {
-    throw_invalid("q has ", p.heads_q, " heads and k ", p.heads_kv, "; both must be at least 1 and q's a multiple of k's");
+    throw_invalid("q has ", p.heads_q, " heads and k ", p.heads_kv,
+                  "; both must be at least 1 and q's a multiple of k's");
   }
   for (const auto& [argument, n] :
        {std::pair{"head_dim (q's last dimension)", p.head_dim}, {"head_dim_v (v's last dimension)", p.head_dim_v}}) {
@@ -82,20 +90,30 @@ DataType lse_dtype(const Problem& p) { return p.dtype == DataType::kFloat64 ? Da
 
 void check_inputs(Problem& p, bool with_data) {
   read_sizes(p);
-  const Requirement q{{p.batch, p.seqlen_q, p.heads_q, p.head_dim}, "batch, seqlen_q, heads_q, head_dim", p.dtype, true, false};
-  const Requirement k{{p.batch, p.seqlen_k, p.heads_kv, p.head_dim}, "q's batch, seqlen_k, heads_kv, q's head_dim", p.dtype, true, false};
-  const Requirement v{
-      {p.batch, p.seqlen_k, p.heads_kv, p.head_dim_v}, "q's batch, k's seqlen_k, k's heads_kv, head_dim_v", p.dtype, true, false};
+  const Requirement q{
+      {p.batch, p.seqlen_q, p.heads_q, p.head_dim}, "batch, seqlen_q, heads_q, head_dim", p.dtype, true, false};
+  const Requirement k{{p.batch, p.seqlen_k, p.heads_kv, p.head_dim},
+                      "q's batch, seqlen_k, heads_kv, q's head_dim",
+                      p.dtype,
+                      true,
+                      false};
+  const Requirement v{{p.batch, p.seqlen_k, p.heads_kv, p.head_dim_v},
+                      "q's batch, k's seqlen_k, k's heads_kv, head_dim_v",
+                      p.dtype,
+                      true,
+                      false};
   check_tensor("q", p.q, q, p.device, with_data);
   check_tensor("k", p.k, k, p.device, with_data);
   check_tensor("v", p.v, v, p.device, with_data);
 }
 
 void check_out_and_lse(const Problem& p, bool with_data, bool output) {
-  check_tensor("out", p.out,
-               {{p.batch, p.seqlen_q, p.heads_q, p.head_dim_v}, "batch, seqlen_q, heads_q, head_dim_v", p.dtype, true, output}, p.device,
-               with_data);
-  check_tensor("lse", p.lse, {{p.batch, p.heads_q, p.seqlen_q}, "batch, heads_q, seqlen_q", lse_dtype(p), false, output}, p.device,
+  check_tensor(
+      "out", p.out,
+      {{p.batch, p.seqlen_q, p.heads_q, p.head_dim_v}, "batch, seqlen_q, heads_q, head_dim_v", p.dtype, true, output},
+      p.device, with_data);
+  check_tensor("lse", p.lse,
+               {{p.batch, p.heads_q, p.seqlen_q}, "batch, heads_q, seqlen_q", lse_dtype(p), false, output}, p.device,
                with_data);
 }
 
@@ -110,21 +128,26 @@ bool is_one_of(int64_t n, std::initializer_list<int64_t> accepted) {
 void check_mask_device(const MaskView& view, const Device& device) {
   if (!has_contents(view) || view.device == device) return;
   const bool to_device = device.kind == Device::Kind::kCuda;
-  throw_invalid(
-      "the mask's vectors are on ", describe(view.device), " and q on ", describe(device), "; copy the vectors to ", describe(device),
-      to_device ? " and make the mask from the copy (from_startend_row_indices, with_block_mask)" : " and make the mask from the copy");
+  throw_invalid("the mask's vectors are on ", describe(view.device), " and q on ", describe(device),
+                "; copy the vectors to ", describe(device),
+                to_device ? " and make the mask from the copy (from_startend_row_indices, with_block_mask)"
+                          : " and make the mask from the copy");
 }
 
 void check_mask(const Problem& p) {
   const MaskView& view = p.mask.view();
   check_mask_device(view, p.device);
   if (view.seqlen_q != p.seqlen_q || view.seqlen_k != p.seqlen_k) {
-    throw_invalid("mask has lengths (", view.seqlen_q, ", ", view.seqlen_k, "); those of q and k are (", p.seqlen_q, ", ", p.seqlen_k, ")");
+    throw_invalid("mask has lengths (", view.seqlen_q, ", ", view.seqlen_k, "); those of q and k are (", p.seqlen_q,
+                  ", ", p.seqlen_k, ")");
   }
-  for (const auto& [what, n] : {std::pair{"mask's vectors have", view.bounds_batch}, {"mask's block mask has", view.block_batch}}) {
-    if (!is_one_of(n, {1, p.batch})) throw_invalid(what, " ", n, " batch entries; it must be 1 or q's batch, ", p.batch);
+  for (const auto& [what, n] :
+       {std::pair{"mask's vectors have", view.bounds_batch}, {"mask's block mask has", view.block_batch}}) {
+    if (!is_one_of(n, {1, p.batch}))
+      throw_invalid(what, " ", n, " batch entries; it must be 1 or q's batch, ", p.batch);
   }
-  for (const auto& [what, n] : {std::pair{"mask's vectors have", view.bounds_heads}, {"mask's block mask has", view.block_heads}}) {
+  for (const auto& [what, n] :
+       {std::pair{"mask's vectors have", view.bounds_heads}, {"mask's block mask has", view.block_heads}}) {
     if (!is_one_of(n, {1, p.heads_kv, p.heads_q}))
       throw_invalid(what, " ", n, " heads; it must be 1, heads_kv (", p.heads_kv, ") or heads_q (", p.heads_q, ")");
   }
@@ -138,25 +161,28 @@ void check_plan(const Problem& p) {
                   "; build it where the tensors are (build_plan with a device, PlanView::on_device)");
   }
   if (plan.seqlen_q != p.seqlen_q || plan.seqlen_k != p.seqlen_k) {
-    throw_invalid("plan was made for lengths (", plan.seqlen_q, ", ", plan.seqlen_k, "); the call has (", p.seqlen_q, ", ", p.seqlen_k,
-                  ")");
+    throw_invalid("plan was made for lengths (", plan.seqlen_q, ", ", plan.seqlen_k, "); the call has (", p.seqlen_q,
+                  ", ", p.seqlen_k, ")");
   }
   if (p.dense.defined()) return;
   // On a device the hash cannot be read without waiting for it; validate_plan does. A mask that was not read has none.
   const bool read = p.device.kind == Device::Kind::kCpu && view.content_hash != 0;
   const bool other = read && p.plan.mask_hash() != view.content_hash;
   if (plan.batch != view.batch() || plan.heads != view.heads() || other) {
-    throw_invalid("plan was not made for this mask (with the call's q_offset); build one from exactly the mask that the call gets");
+    throw_invalid(
+        "plan was not made for this mask (with the call's q_offset); build one from exactly the mask that the call "
+        "gets");
   }
 }
 
 void check_dense(const Problem& p, bool with_data) {
   const TensorView& t = p.dense;
-  const bool shape = t.rank == 4 && is_one_of(t.shape[0], {1, p.batch}) && is_one_of(t.shape[1], {1, p.heads_kv, p.heads_q}) &&
-                     t.shape[2] == p.seqlen_q && t.shape[3] == p.seqlen_k;
+  const bool shape = t.rank == 4 && is_one_of(t.shape[0], {1, p.batch}) &&
+                     is_one_of(t.shape[1], {1, p.heads_kv, p.heads_q}) && t.shape[2] == p.seqlen_q &&
+                     t.shape[3] == p.seqlen_k;
   if (!shape || (t.dtype != DataType::kBool && t.dtype != DataType::kUInt8)) {
-    throw_invalid("dense_mask is ", describe(t), "; it must be bool or uint8 [1 or ", p.batch, ", 1 or ", p.heads_kv, " or ", p.heads_q,
-                  ", ", p.seqlen_q, ", ", p.seqlen_k, "]");
+    throw_invalid("dense_mask is ", describe(t), "; it must be bool or uint8 [1 or ", p.batch, ", 1 or ", p.heads_kv,
+                  " or ", p.heads_q, ", ", p.seqlen_q, ", ", p.seqlen_k, "]");
   }
   check_extent("dense_mask", t);
   check_strides("dense_mask", t, true, false);
@@ -166,17 +192,22 @@ void check_dense(const Problem& p, bool with_data) {
 
 void check_options(const Options& options) {
   if (options.threads < 0) throw_invalid("threads is ", options.threads, "; it must be 0 (the default) or more");
-  if (options.max_ctas < 0) throw_invalid("max_ctas is ", options.max_ctas, "; it must be 0 (one for each multiprocessor) or more");
+  if (options.max_ctas < 0)
+    throw_invalid("max_ctas is ", options.max_ctas, "; it must be 0 (one for each multiprocessor) or more");
   if (options.softmax_scale && !std::isfinite(*options.softmax_scale))
     throw_invalid("softmax_scale is ", *options.softmax_scale, "; it must be finite");
 }
 
 /// The mask as the call means it.
 Mask effective_mask(const AttentionInputs& args, const Options& options) {
-  if (args.dense_mask.defined() && args.mask) throw_invalid("mask and dense_mask are both given; dense_mask replaces mask");
-  if (args.dense_mask.defined() && options.q_offset) throw_invalid("q_offset is given with dense_mask, which has no band to shift");
+  if (args.dense_mask.defined() && args.mask)
+    throw_invalid("mask and dense_mask are both given; dense_mask replaces mask");
+  if (args.dense_mask.defined() && options.q_offset)
+    throw_invalid("q_offset is given with dense_mask, which has no band to shift");
   if (args.mask) return options.q_offset ? args.mask->with_q_offset(*options.q_offset) : *args.mask;
-  const auto length = [](const TensorView& t) { return t.rank == 4 && t.shape[1] >= 0 && t.shape[1] <= kMaxSeqlen ? t.shape[1] : 0; };
+  const auto length = [](const TensorView& t) {
+    return t.rank == 4 && t.shape[1] >= 0 && t.shape[1] <= kMaxSeqlen ? t.shape[1] : 0;
+  };
   return Mask({.seqlen_q = length(args.q), .seqlen_k = length(args.k)});
 }
 
@@ -229,12 +260,17 @@ Problem check(const BackwardArgs& args, const Options& options, bool with_data) 
   p.dk = args.dk;
   p.dv = args.dv;
   check_out_and_lse(p, with_data, false);
-  check_tensor("dout", p.dout, {{p.batch, p.seqlen_q, p.heads_q, p.head_dim_v}, "out's shape", p.dtype, false, false}, p.device, with_data);
+  check_tensor("dout", p.dout, {{p.batch, p.seqlen_q, p.heads_q, p.head_dim_v}, "out's shape", p.dtype, false, false},
+               p.device, with_data);
   if (p.dlse.defined())
-    check_tensor("dlse", p.dlse, {{p.batch, p.heads_q, p.seqlen_q}, "lse's shape", lse_dtype(p), false, false}, p.device, with_data);
-  check_tensor("dq", p.dq, {{p.batch, p.seqlen_q, p.heads_q, p.head_dim}, "q's shape", p.dtype, true, true}, p.device, with_data);
-  check_tensor("dk", p.dk, {{p.batch, p.seqlen_k, p.heads_kv, p.head_dim}, "k's shape", p.dtype, true, true}, p.device, with_data);
-  check_tensor("dv", p.dv, {{p.batch, p.seqlen_k, p.heads_kv, p.head_dim_v}, "v's shape", p.dtype, true, true}, p.device, with_data);
+    check_tensor("dlse", p.dlse, {{p.batch, p.heads_q, p.seqlen_q}, "lse's shape", lse_dtype(p), false, false},
+                 p.device, with_data);
+  check_tensor("dq", p.dq, {{p.batch, p.seqlen_q, p.heads_q, p.head_dim}, "q's shape", p.dtype, true, true}, p.device,
+               with_data);
+  check_tensor("dk", p.dk, {{p.batch, p.seqlen_k, p.heads_kv, p.head_dim}, "k's shape", p.dtype, true, true}, p.device,
+               with_data);
+  check_tensor("dv", p.dv, {{p.batch, p.seqlen_k, p.heads_kv, p.head_dim_v}, "v's shape", p.dtype, true, true},
+               p.device, with_data);
   return p;
 }
 

@@ -10,7 +10,9 @@ namespace {
 
 constexpr const char* kAbsent = "not compiled in; build with nvcc and -DFLASHMASK_CUDA=ON";
 
-[[noreturn]] void throw_absent(const char* what) { throw Error(ErrorCode::kNoDevice, message(what, ": the CUDA backend is ", kAbsent)); }
+[[noreturn]] void throw_absent(const char* what) {
+  throw Error(ErrorCode::kNoDevice, message(what, ": the CUDA backend is ", kAbsent));
+}
 
 class AbsentBackend final : public Backend {
  public:

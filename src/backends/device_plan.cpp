@@ -21,7 +21,8 @@ PlanLayout layout_of(const MaskView& mask) { return {mask.seqlen_q, mask.seqlen_
 
 [[noreturn]] void throw_other_mask() {
   throw_invalid(
-      "plan is not the plan of this mask as it is now: the mask's contents changed since it was built, or it is another's; build it anew");
+      "plan is not the plan of this mask as it is now: the mask's contents changed since it was built, or it is "
+      "another's; build it anew");
 }
 
 }  // namespace

@@ -9,7 +9,9 @@
 namespace flashmask {
 namespace {
 
-std::string json_of(const TileShape& tile) { return JsonObject().add_number("rows", tile.rows).add_number("keys", tile.keys).text(); }
+std::string json_of(const TileShape& tile) {
+  return JsonObject().add_number("rows", tile.rows).add_number("keys", tile.keys).text();
+}
 
 std::string json_of(const KernelInfo& kernel) {
   return JsonObject()
@@ -34,8 +36,9 @@ std::string to_string(const Explanation& e) {
     text = "no backend takes this call";
   } else {
     const std::string live = e.live_tiles < 0 ? "unknown (the mask is on the device)" : message(e.live_tiles);
-    text = message("backend: ", e.backend, " (", e.reason, ")\nconfiguration: ", e.configuration, "\ntiles: ", live, " of ", e.tiles,
-                   " of ", e.tile.rows, "x", e.tile.keys, " are executed\nworkspace: ", e.workspace_bytes, " bytes");
+    text = message("backend: ", e.backend, " (", e.reason, ")\nconfiguration: ", e.configuration, "\ntiles: ", live,
+                   " of ", e.tiles, " of ", e.tile.rows, "x", e.tile.keys,
+                   " are executed\nworkspace: ", e.workspace_bytes, " bytes");
   }
   for (const std::string& line : e.rejected) text += message("\nnot ", line);
   return text;

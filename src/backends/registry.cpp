@@ -76,13 +76,15 @@ const Backend& chosen(const Problem& problem, const std::string& wanted) {
   if (choice.backend) return *choice.backend;
   std::string reasons;
   for (const std::string& line : choice.rejected) reasons += message(reasons.empty() ? "" : "; ", line);
-  throw Error(choice.no_device ? ErrorCode::kNoDevice : ErrorCode::kUnsupported, message("no backend takes this call: ", reasons));
+  throw Error(choice.no_device ? ErrorCode::kNoDevice : ErrorCode::kUnsupported,
+              message("no backend takes this call: ", reasons));
 }
 
 void check_workspace(const Backend& backend, const Problem& problem, std::span<std::byte> workspace) {
   const std::size_t need = backend.workspace(problem);
   if (workspace.size() < need)
-    throw_invalid("workspace has ", workspace.size(), " bytes; this call needs ", need, " (query it with the same arguments and options)");
+    throw_invalid("workspace has ", workspace.size(), " bytes; this call needs ", need,
+                  " (query it with the same arguments and options)");
 }
 
 /// Runs f, turning a failed allocation into the library's error.
@@ -122,7 +124,8 @@ Explanation explain_problem(const Problem& problem, const Options& options) {
   if (!problem.plan.defined() || problem.plan.device().kind != Device::Kind::kCpu) own.emplace(problem.mask);
   const TiledPlanView plan(own ? own->view() : problem.plan, result.tile);
   // Every mask of the plan serves the same number of (batch entry, query head) pairs.
-  result.live_tiles = plan.live_tiles() * (problem.batch / problem.mask.batch()) * (problem.heads_q / problem.mask.heads());
+  result.live_tiles =
+      plan.live_tiles() * (problem.batch / problem.mask.batch()) * (problem.heads_q / problem.mask.heads());
   return result;
 }
 

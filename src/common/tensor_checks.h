@@ -13,8 +13,8 @@
 
 namespace flashmask {
 
-/// Throws kInvalidArgument, naming the argument, unless sizes are at least 0 and neither their product (a 0 counting as 1) nor what
-/// the strides span is more than 2^63 bytes: so no count of elements and no offset overflows.
+/// Throws kInvalidArgument, naming the argument, unless sizes are at least 0 and neither their product (a 0 counting as
+/// 1) nor what the strides span is more than 2^63 bytes: so no count of elements and no offset overflows.
 inline void check_extent(const char* argument, const TensorView& t) {
   constexpr int64_t kElement = 8;  // the largest there is
   int64_t bytes = kElement, span = kElement;
@@ -31,12 +31,14 @@ inline void check_extent(const char* argument, const TensorView& t) {
     int64_t reach = 0;
     // Of a negative stride without its absolute value, which may not exist: what is added is always 0 or more.
     fits = fits && !__builtin_mul_overflow(t.shape[static_cast<std::size_t>(d)] - 1, stride, &reach) &&
-           !__builtin_mul_overflow(reach, stride < 0 ? -kElement : kElement, &reach) && !__builtin_add_overflow(span, reach, &span);
+           !__builtin_mul_overflow(reach, stride < 0 ? -kElement : kElement, &reach) &&
+           !__builtin_add_overflow(span, reach, &span);
   }
   if (!fits) throw_invalid(argument, " is ", describe(t), "; with its strides it spans more than 2^63 bytes");
 }
 
-/// Throws kInvalidArgument, naming the argument, if there are elements and the data pointer is null or not a multiple of their size.
+/// Throws kInvalidArgument, naming the argument, if there are elements and the data pointer is null or not a multiple
+/// of their size.
 inline void check_data(const char* argument, const TensorView& t) {
   if (t.num_elements() == 0) return;
   if (!t.data) throw_invalid(argument, " has no data: it is ", describe(t), " and its pointer is null");

@@ -17,8 +17,8 @@ struct Cell {
   int64_t in_partial_tiles = 0;  ///< some of them visible; the rest of the cell lies in skipped tiles
 };
 
-/// One batch entry and head of a mask in at most `max_cells` cells a side: what every drawing is made from. All counts are exact. Linear in
-/// the lengths, the tiles, the cells and the size of the block mask.
+/// One batch entry and head of a mask in at most `max_cells` cells a side: what every drawing is made from. All counts
+/// are exact. Linear in the lengths, the tiles, the cells and the size of the block mask.
 class CellGrid {
  public:
   CellGrid(const Mask& mask, const DrawOptions& options, int64_t max_cells);
@@ -29,7 +29,9 @@ class CellGrid {
   bool empty() const { return cells_.empty(); }
   /// Whether a cell is one element.
   bool shows_elements() const { return rows_.step() == 1 && keys_.step() == 1; }
-  const Cell& at(int64_t row_cell, int64_t key_cell) const { return cells_[static_cast<std::size_t>(row_cell * keys_.parts() + key_cell)]; }
+  const Cell& at(int64_t row_cell, int64_t key_cell) const {
+    return cells_[static_cast<std::size_t>(row_cell * keys_.parts() + key_cell)];
+  }
 
   /// Of the mask that is drawn, not of all batch entries and heads.
   const MaskStatistics& statistics() const { return statistics_; }

@@ -34,7 +34,9 @@ void set(uint8_t* pixel, Colour colour) {
 }
 
 void blend(uint8_t* pixel, Colour colour, double opacity) {
-  const auto mixed = [opacity](uint8_t below, int above) { return static_cast<int>(std::lround(below + (above - below) * opacity)); };
+  const auto mixed = [opacity](uint8_t below, int above) {
+    return static_cast<int>(std::lround(below + (above - below) * opacity));
+  };
   set(pixel, {mixed(pixel[0], colour.red), mixed(pixel[1], colour.green), mixed(pixel[2], colour.blue)});
 }
 
@@ -47,7 +49,8 @@ std::vector<int64_t> line_places(const Partition& cells, int64_t cell_pixels, in
 
 void draw_cells(Pixels& picture, const CellGrid& grid, CellSize cell) {
   for (int64_t y = 0; y < picture.height; ++y) {
-    for (int64_t x = 0; x < picture.width; ++x) set(picture.at(x, y), cell_colour(grid.at(y / cell.height, x / cell.width)));
+    for (int64_t x = 0; x < picture.width; ++x)
+      set(picture.at(x, y), cell_colour(grid.at(y / cell.height, x / cell.width)));
   }
 }
 
@@ -71,7 +74,8 @@ void draw_lines(Pixels& picture, const CellGrid& grid, CellSize cell, TileShape 
 Pixels draw_pixels(const Mask& mask, const DrawOptions& options) {
   const CellGrid grid(mask, options, checked_max_cells(mask, options, plot::kDefaultCells));
   if (grid.empty()) {
-    throw_invalid("a picture has at least one pixel; the mask has ", mask.seqlen_q(), " query rows and ", mask.seqlen_k(), " keys");
+    throw_invalid("a picture has at least one pixel; the mask has ", mask.seqlen_q(), " query rows and ",
+                  mask.seqlen_k(), " keys");
   }
   const CellSize cell = cell_size(grid.rows(), grid.keys());
   Pixels picture{.width = grid.keys().parts() * cell.width, .height = grid.rows().parts() * cell.height};

@@ -71,14 +71,16 @@ class Card {
 
   std::string draw() const {
     const double right = kPlotLeft + std::max(width_, plot::kSize);
-    return markup(opening(), title(), plot(), axes(), tile_legend(kPlotLeft, kPlotLeft + 250), figures(kPlotLeft + 290, right), "</svg>\n");
+    return markup(opening(), title(), plot(), axes(), tile_legend(kPlotLeft, kPlotLeft + 250),
+                  figures(kPlotLeft + 290, right), "</svg>\n");
   }
 
  private:
   /// One cell is a whole number of pixels along the longer side; the shorter one is in proportion, but never thin.
   void place_plot() {
     const Partition& longer = grid_.keys().length() >= grid_.rows().length() ? grid_.keys() : grid_.rows();
-    const double cell = std::max(1.0, std::round(plot::kSize / static_cast<double>(std::max<int64_t>(longer.parts(), 1))));
+    const double cell =
+        std::max(1.0, std::round(plot::kSize / static_cast<double>(std::max<int64_t>(longer.parts(), 1))));
     const double scale = cell / static_cast<double>(longer.step());
     const double least = grid_.empty() ? plot::kSize / 8 : static_cast<double>(longer.length()) * scale / 8;
     width_ = std::max(static_cast<double>(grid_.keys().length()) * scale, least);
@@ -96,45 +98,54 @@ class Card {
 
   std::string description() const {
     const MaskStatistics& s = statistics_;
-    return markup(kind(), "; visible ", grouped(s.visible), " of ", grouped(s.elements), " elements; ", grouped(s.tiles), " tiles of ",
-                  product(s.tile.rows, s.tile.keys), ": ", grouped(skipped_tiles()), " skipped, ", grouped(s.partial_tiles), " partial, ",
-                  grouped(s.full_tiles), " full");
+    return markup(kind(), "; visible ", grouped(s.visible), " of ", grouped(s.elements), " elements; ",
+                  grouped(s.tiles), " tiles of ", product(s.tile.rows, s.tile.keys), ": ", grouped(skipped_tiles()),
+                  " skipped, ", grouped(s.partial_tiles), " partial, ", grouped(s.full_tiles), " full");
   }
 
   std::string opening() const {
-    const double width = kPlotLeft + std::max(width_, plot::kSize) + kMargin, height = kPlotTop + height_ + kLegendHeight;
-    return markup("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", width, "\" height=\"", height, "\" viewBox=\"0 0 ", width, " ",
-                  height,
-                  "\" role=\"img\" font-family=\"system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif\">\n",
-                  "<title>", escaped("Attention mask, " + lengths()), "</title>\n<desc>", escaped(description()), "</desc>\n",
-                  "<rect width=\"100%\" height=\"100%\" rx=\"8\" fill=\"#fff\"/>\n");
+    const double width = kPlotLeft + std::max(width_, plot::kSize) + kMargin,
+                 height = kPlotTop + height_ + kLegendHeight;
+    return markup("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", width, "\" height=\"", height,
+                  "\" viewBox=\"0 0 ", width, " ", height,
+                  "\" role=\"img\" font-family=\"system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', "
+                  "Arial, sans-serif\">\n",
+                  "<title>", escaped("Attention mask, " + lengths()), "</title>\n<desc>", escaped(description()),
+                  "</desc>\n", "<rect width=\"100%\" height=\"100%\" rx=\"8\" fill=\"#fff\"/>\n");
   }
 
   std::string title() const {
-    return text_at(kPlotLeft, 34, lengths(), {.size = 16, .bold = true}) + text_at(kPlotLeft, 54, kind(), {.colour = kFaded});
+    return text_at(kPlotLeft, 34, lengths(), {.size = 16, .bold = true}) +
+           text_at(kPlotLeft, 54, kind(), {.colour = kFaded});
   }
 
   std::string plot() const {
-    const auto framed = [this](std::string_view attributes) { return rectangle_at(kPlotLeft, kPlotTop, width_, height_, attributes); };
+    const auto framed = [this](std::string_view attributes) {
+      return rectangle_at(kPlotLeft, kPlotTop, width_, height_, attributes);
+    };
     const std::string frame = framed(markup("fill=\"none\" stroke=\"", kFrame, "\""));
     if (grid_.empty())
-      return frame + text_at(kPlotLeft + width_ / 2, kPlotTop + height_ / 2 + 4, "no elements", {.anchor = "middle", .colour = kFaded});
+      return frame + text_at(kPlotLeft + width_ / 2, kPlotTop + height_ / 2 + 4, "no elements",
+                             {.anchor = "middle", .colour = kFaded});
     return framed(markup("fill=\"", hex(colours::kSkipped), "\"")) + cells() + outlines() + frame;
   }
 
   /// The cells, in units of cells; the last one of a side may be cut off.
   std::string cells() const {
-    const auto units = [](const Partition& side) { return static_cast<double>(side.length()) / static_cast<double>(side.step()); };
-    return markup("<svg x=\"", kPlotLeft, "\" y=\"", kPlotTop, "\" width=\"", width_, "\" height=\"", height_, "\" viewBox=\"0 0 ",
-                  units(grid_.keys()), " ", units(grid_.rows()), "\" preserveAspectRatio=\"none\" shape-rendering=\"crispEdges\">\n",
-                  cells_, "</svg>\n");
+    const auto units = [](const Partition& side) {
+      return static_cast<double>(side.length()) / static_cast<double>(side.step());
+    };
+    return markup("<svg x=\"", kPlotLeft, "\" y=\"", kPlotTop, "\" width=\"", width_, "\" height=\"", height_,
+                  "\" viewBox=\"0 0 ", units(grid_.keys()), " ", units(grid_.rows()),
+                  "\" preserveAspectRatio=\"none\" shape-rendering=\"crispEdges\">\n", cells_, "</svg>\n");
   }
 
   std::string outlines() const {
     const double pixels = std::min(key_scale_, row_scale_);
     const auto grid_lines = [this](int64_t row_step, int64_t key_step, Colour colour, double opacity) {
       if (opacity == 0) return std::string();
-      return lines(grid_path(row_step, key_step), markup("stroke=\"", hex(colour), "\" stroke-opacity=\"", opacity, "\""));
+      return lines(grid_path(row_step, key_step),
+                   markup("stroke=\"", hex(colour), "\" stroke-opacity=\"", opacity, "\""));
     };
     const TileShape tile = statistics_.tile;
     return grid_lines(1, 1, plot::kElementLine, plot::element_line_opacity(grid_, pixels)) +
@@ -157,11 +168,13 @@ class Card {
     std::string marks, labels;
     for (const Tick& tick : ticks(mask_.seqlen_k(), key_scale_)) {
       marks += markup("M", kPlotLeft + tick.at, " ", kPlotTop, "v-5");
-      labels += text_at(kPlotLeft + tick.at, kPlotTop - 9, tick.label, {.anchor = "middle", .colour = kFaded, .size = 11});
+      labels +=
+          text_at(kPlotLeft + tick.at, kPlotTop - 9, tick.label, {.anchor = "middle", .colour = kFaded, .size = 11});
     }
     for (const Tick& tick : ticks(mask_.seqlen_q(), row_scale_)) {
       marks += markup("M", kPlotLeft, " ", kPlotTop + tick.at, "h-5");
-      labels += text_at(kPlotLeft - 9, kPlotTop + tick.at + 4, tick.label, {.anchor = "end", .colour = kFaded, .size = 11});
+      labels +=
+          text_at(kPlotLeft - 9, kPlotTop + tick.at + 4, tick.label, {.anchor = "end", .colour = kFaded, .size = 11});
     }
     labels += text_at(kPlotLeft + width_ / 2, kPlotTop - 26, "key j", {.anchor = "middle"});
     labels += text_at(24, kPlotTop + height_ / 2, "query row i", {.anchor = "middle", .upwards = true});
@@ -170,7 +183,8 @@ class Card {
 
   std::string tile_legend(double left, double right) const {
     double y = kPlotTop + height_ + 40;
-    std::string text = text_at(left, y, "tiles of " + product(statistics_.tile.rows, statistics_.tile.keys), {.bold = true});
+    std::string text =
+        text_at(left, y, "tiles of " + product(statistics_.tile.rows, statistics_.tile.keys), {.bold = true});
     text += text_at(right, y, grouped(statistics_.tiles), {.anchor = "end", .bold = true});
     const auto line = [&](std::string_view name, int64_t tiles, Colour left_half, Colour right_half) {
       y += kLine;
@@ -195,8 +209,10 @@ class Card {
     line("visible elements", percent(statistics_.visible, statistics_.elements));
     line("FLOPs saved vs dense", percent(skipped_tiles(), statistics_.tiles));
     if (grid_.empty()) return text;
-    line("one cell", grid_.shows_elements() ? "1 element" : product(grid_.rows().step(), grid_.keys().step()) + " elements");
-    if (!grid_.shows_elements()) text += text_at(left, y, "mixing the colours of what it holds", {.colour = kFaded, .size = 11});
+    line("one cell",
+         grid_.shows_elements() ? "1 element" : product(grid_.rows().step(), grid_.keys().step()) + " elements");
+    if (!grid_.shows_elements())
+      text += text_at(left, y, "mixing the colours of what it holds", {.colour = kFaded, .size = 11});
     return text;
   }
 

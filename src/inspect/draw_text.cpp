@@ -60,7 +60,8 @@ class TextDrawing {
 
   void write_edge() {
     std::string line = std::string(gutter_, ' ') + " ┌";
-    for (int64_t k = 0; k < grid_.keys().parts(); ++k) line += tile_begins(grid_.keys(), k, grid_.statistics().tile.keys) ? "┬─" : "──";
+    for (int64_t k = 0; k < grid_.keys().parts(); ++k)
+      line += tile_begins(grid_.keys(), k, grid_.statistics().tile.keys) ? "┬─" : "──";
     write_line(line);
   }
 
@@ -91,13 +92,17 @@ std::string symbols_legend(const CellGrid& grid) {
 std::string legend(const Mask& mask, const DrawOptions& options, const CellGrid& grid) {
   const MaskStatistics& s = grid.statistics();
   const int64_t skipped = s.tiles - s.live_tiles();
-  const auto count = [&](int64_t tiles, const char* what) { return grouped(tiles) + " " + what + " (" + percent(tiles, s.tiles) + ")"; };
+  const auto count = [&](int64_t tiles, const char* what) {
+    return grouped(tiles) + " " + what + " (" + percent(tiles, s.tiles) + ")";
+  };
   std::string text = grouped(mask.seqlen_q()) + " query rows x " + grouped(mask.seqlen_k()) + " keys" +
-                     describe_entry(mask, options.batch, options.head) + "; " + describe_band(mask) + "; " + describe_intervals(mask) +
-                     "\n";
-  text += "visible " + grouped(s.visible) + " of " + grouped(s.elements) + " elements (" + percent(s.visible, s.elements) + ")\n";
-  text += grouped(s.tiles) + (s.tiles == 1 ? " tile of " : " tiles of ") + grouped(s.tile.rows) + " x " + grouped(s.tile.keys) + ": " +
-          count(skipped, "skipped") + ", " + count(s.partial_tiles, "partial") + ", " + count(s.full_tiles, "full") + "\n";
+                     describe_entry(mask, options.batch, options.head) + "; " + describe_band(mask) + "; " +
+                     describe_intervals(mask) + "\n";
+  text += "visible " + grouped(s.visible) + " of " + grouped(s.elements) + " elements (" +
+          percent(s.visible, s.elements) + ")\n";
+  text += grouped(s.tiles) + (s.tiles == 1 ? " tile of " : " tiles of ") + grouped(s.tile.rows) + " x " +
+          grouped(s.tile.keys) + ": " + count(skipped, "skipped") + ", " + count(s.partial_tiles, "partial") + ", " +
+          count(s.full_tiles, "full") + "\n";
   text += "FLOPs saved against a dense mask: " + percent(skipped, s.tiles) + "\n";
   return text;
 }

@@ -55,7 +55,8 @@ class KeptBlocks {
 
   /// Bit r % 64 of word r / 64: block r of this column is kept. Valid until the next call.
   std::span<const uint64_t> column(int64_t key_block) {
-    for (std::size_t w = 0; w < column_.size() && !all(); ++w) column_[w] = words_[w * key_blocks_ + static_cast<std::size_t>(key_block)];
+    for (std::size_t w = 0; w < column_.size() && !all(); ++w)
+      column_[w] = words_[w * key_blocks_ + static_cast<std::size_t>(key_block)];
     return column_;
   }
 
@@ -64,10 +65,13 @@ class KeptBlocks {
   std::vector<uint64_t> words_, column_;
 };
 
-void set_bit(std::vector<uint64_t>& words, std::size_t bit, bool value) { words[bit / 64] |= uint64_t{value} << (bit % 64); }
+void set_bit(std::vector<uint64_t>& words, std::size_t bit, bool value) {
+  words[bit / 64] |= uint64_t{value} << (bit % 64);
+}
 
 /// The tile columns of a mask without a block mask: the library's own classification.
-void classify_columns(const MaskView& view, int64_t batch, int64_t head, TileShape tile, const std::function<void(const TileColumn&)>& f) {
+void classify_columns(const MaskView& view, int64_t batch, int64_t head, TileShape tile,
+                      const std::function<void(const TileColumn&)>& f) {
   TileClassifier classifier(view.seqlen_q, tile.rows);
   std::vector<uint64_t> live(static_cast<std::size_t>(classifier.words())), full(live.size());
   const rules::Columns column = columns(view, batch, head);
@@ -79,7 +83,8 @@ void classify_columns(const MaskView& view, int64_t batch, int64_t head, TileSha
 }
 
 /// The same under a block mask, whose blocks need not line up with the tiles: from the visible elements of every tile.
-void count_columns(const Mask& mask, int64_t batch, int64_t head, TileShape tile, const std::function<void(const TileColumn&)>& f) {
+void count_columns(const Mask& mask, int64_t batch, int64_t head, TileShape tile,
+                   const std::function<void(const TileColumn&)>& f) {
   // A tile beyond the end is as good as one that ends there, and its side multiplies without overflow.
   tile = {.rows = std::min(tile.rows, std::max<int64_t>(mask.seqlen_q(), 1)),
           .keys = std::min(tile.keys, std::max<int64_t>(mask.seqlen_k(), 1))};
@@ -109,7 +114,10 @@ Partition::Partition(int64_t length, int64_t step, int64_t other_step)
 }
 
 RowCounter::RowCounter(const Partition& rows)
-    : rows_(rows), within_(static_cast<std::size_t>(rows.parts())), onward_(within_.size() + 1), counts_(within_.size()) {}
+    : rows_(rows),
+      within_(static_cast<std::size_t>(rows.parts())),
+      onward_(within_.size() + 1),
+      counts_(within_.size()) {}
 
 void RowCounter::add_from(int64_t row, int64_t sign) {
   if (row >= rows_.length()) return;
@@ -130,11 +138,13 @@ std::span<const int64_t> RowCounter::take() {
 
 void check_entry(const Mask& mask, int64_t batch, int64_t head) {
   if (batch >= 0 && batch < mask.batch() && head >= 0 && head < mask.heads()) return;
-  throw_invalid("(batch ", batch, ", head ", head, ") is outside of the mask's [", mask.batch(), ", ", mask.heads(), "]");
+  throw_invalid("(batch ", batch, ", head ", head, ") is outside of the mask's [", mask.batch(), ", ", mask.heads(),
+                "]");
 }
 
 void check_tile(TileShape tile) {
-  if (tile.rows < 1 || tile.keys < 1) throw_invalid("tile is ", tile.rows, "x", tile.keys, "; both sides must be at least 1");
+  if (tile.rows < 1 || tile.keys < 1)
+    throw_invalid("tile is ", tile.rows, "x", tile.keys, "; both sides must be at least 1");
 }
 
 void for_each_visible_column(const Mask& mask, int64_t batch, int64_t head, int64_t row_step, int64_t key_step,
@@ -166,7 +176,8 @@ void for_each_visible_column(const Mask& mask, int64_t batch, int64_t head, int6
   }
 }
 
-void for_each_tile_column(const Mask& mask, int64_t batch, int64_t head, TileShape tile, const std::function<void(const TileColumn&)>& f) {
+void for_each_tile_column(const Mask& mask, int64_t batch, int64_t head, TileShape tile,
+                          const std::function<void(const TileColumn&)>& f) {
   require_host(mask.view(), "the count of tiles");
   if (mask.has_block_mask()) {
     count_columns(mask, batch, head, tile, f);

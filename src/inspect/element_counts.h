@@ -74,7 +74,8 @@ struct TileColumn {
 };
 
 /// Calls f for every column of tiles, ascending; as linear.
-void for_each_tile_column(const Mask& mask, int64_t batch, int64_t head, TileShape tile, const std::function<void(const TileColumn&)>& f);
+void for_each_tile_column(const Mask& mask, int64_t batch, int64_t head, TileShape tile,
+                          const std::function<void(const TileColumn&)>& f);
 
 /// Calls f(begin, end) for every run of set bits, ascending.
 template <typename F>

@@ -49,7 +49,8 @@ MaskStatistics statistics(const Mask& mask, TileShape tile) {
   MaskStatistics sum;
   sum.tile = tile;
   sum.elements = counted("elements", mask.batch(), mask.heads(), mask.seqlen_q(), mask.seqlen_k());
-  sum.tiles = counted("tiles", mask.batch(), mask.heads(), ceil_div(mask.seqlen_q(), tile.rows), ceil_div(mask.seqlen_k(), tile.keys));
+  sum.tiles = counted("tiles", mask.batch(), mask.heads(), ceil_div(mask.seqlen_q(), tile.rows),
+                      ceil_div(mask.seqlen_k(), tile.keys));
   for (int64_t b = 0; b < mask.batch(); ++b) {
     for (int64_t h = 0; h < mask.heads(); ++h) {
       add_visible(mask, b, h, sum);
@@ -59,8 +60,8 @@ MaskStatistics statistics(const Mask& mask, TileShape tile) {
   return sum;
 }
 
-AttentionFlops attention_flops(int64_t batch, int64_t heads, int64_t seqlen_q, int64_t seqlen_k, int64_t head_dim, int64_t head_dim_v,
-                               double share) {
+AttentionFlops attention_flops(int64_t batch, int64_t heads, int64_t seqlen_q, int64_t seqlen_k, int64_t head_dim,
+                               int64_t head_dim_v, double share) {
   check_flops_argument("batch", batch);
   check_flops_argument("heads", heads);
   check_flops_argument("seqlen_q", seqlen_q);
@@ -68,8 +69,8 @@ AttentionFlops attention_flops(int64_t batch, int64_t heads, int64_t seqlen_q, i
   check_flops_argument("head_dim", head_dim);
   check_flops_argument("head_dim_v", head_dim_v);
   if (!(share >= 0 && share <= 1)) throw_invalid("share is ", share, "; it must be between 0 and 1");
-  const double scores =
-      static_cast<double>(batch) * static_cast<double>(heads) * static_cast<double>(seqlen_q) * static_cast<double>(seqlen_k) * share;
+  const double scores = static_cast<double>(batch) * static_cast<double>(heads) * static_cast<double>(seqlen_q) *
+                        static_cast<double>(seqlen_k) * share;
   const auto d = static_cast<double>(head_dim), dv = static_cast<double>(head_dim_v);
   // Forward: Q K^T over d, P V over dv. Backward: Q K^T, dS K and dS^T Q over d; dO V^T and P^T dO over dv.
   return {.forward = 2 * scores * (d + dv), .backward = 2 * scores * (3 * d + 2 * dv)};

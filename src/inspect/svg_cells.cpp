@@ -33,7 +33,7 @@ Mix mix_of(const Cell& cell) {
 }
 
 Colour colour_of(const Mix& mix) {
-  const auto channel = [&mix](int Colour::*c) {
+  const auto channel = [&mix](int Colour::* c) {
     const int sum = mix.full * colours::kFull.*c + (mix.visible - mix.full) * colours::kPartialVisible.*c +
                     (mix.live - mix.visible) * colours::kPartialHidden.*c + (kLevels - mix.live) * colours::kSkipped.*c;
     return sum / kLevels;
@@ -62,7 +62,8 @@ Rectangle run_at(const CellGrid& grid, int64_t row, int64_t key) {
 /// The runs of every column; one that the column before has too widens that one's rectangle.
 std::vector<Rectangle> rectangles(const CellGrid& grid) {
   std::vector<Rectangle> all;
-  std::vector<int64_t> latest(static_cast<std::size_t>(grid.rows().parts()), -1);  // the last rectangle that begins in this row
+  std::vector<int64_t> latest(static_cast<std::size_t>(grid.rows().parts()),
+                              -1);  // the last rectangle that begins in this row
   for (int64_t key = 0; key < grid.keys().parts(); ++key) {
     for (int64_t row = 0; row < grid.rows().parts();) {
       const Rectangle run = run_at(grid, row, key);

@@ -50,8 +50,8 @@ std::string text_at(double x, double y, std::string_view text, const TextStyle& 
   if (style.anchor != "start") attributes += markup(" text-anchor=\"", style.anchor, "\"");
   if (style.bold) attributes += " font-weight=\"600\"";
   if (style.upwards) attributes += markup(" transform=\"rotate(-90 ", x, " ", y, ")\"");
-  return markup("<text x=\"", x, "\" y=\"", y, "\" font-size=\"", style.size, "\" fill=\"", style.colour, "\"", attributes, ">",
-                escaped(text), "</text>\n");
+  return markup("<text x=\"", x, "\" y=\"", y, "\" font-size=\"", style.size, "\" fill=\"", style.colour, "\"",
+                attributes, ">", escaped(text), "</text>\n");
 }
 
 std::string rectangle_at(double x, double y, double width, double height, std::string_view attributes) {

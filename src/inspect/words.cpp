@@ -53,7 +53,9 @@ std::string describe_band(const Mask& mask) {
 
 std::string describe_intervals(const Mask& mask) {
   const int n = mask.num_intervals();
-  std::string text = n == 0 ? "no hidden intervals" : n == 1 ? "1 hidden interval per key" : "2 hidden intervals per key";
+  std::string text = n == 0   ? "no hidden intervals"
+                     : n == 1 ? "1 hidden interval per key"
+                              : "2 hidden intervals per key";
   if (mask.has_block_mask()) text += ", block mask";
   return text;
 }

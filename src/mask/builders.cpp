@@ -44,7 +44,8 @@ Documents Documents::from_lengths(std::span<const int64_t> lengths) {
 }
 
 Documents Documents::from_cu_seqlens(std::span<const int64_t> cu_seqlens) {
-  if (cu_seqlens.empty() || cu_seqlens[0] != 0) throw_invalid("cu_seqlens must begin with 0, then give the end of each document");
+  if (cu_seqlens.empty() || cu_seqlens[0] != 0)
+    throw_invalid("cu_seqlens must begin with 0, then give the end of each document");
   for (std::size_t n = 1; n < cu_seqlens.size(); ++n) {
     if (cu_seqlens[n] < cu_seqlens[n - 1])
       throw_invalid("cu_seqlens[", n, "] is ", cu_seqlens[n], ", less than the entry before it, ", cu_seqlens[n - 1]);
@@ -62,7 +63,8 @@ Documents Documents::from_ids(std::span<const int64_t> ids) {
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (i > 0 && ids[i] == ids[i - 1]) continue;
     if (!seen.insert(ids[i]).second)
-      throw_invalid("document id ", ids[i], " comes back at position ", i, "; the tokens of a document must be contiguous");
+      throw_invalid("document id ", ids[i], " comes back at position ", i,
+                    "; the tokens of a document must be contiguous");
     if (i > 0) documents.begin_.push_back(static_cast<int64_t>(i));
   }
   if (!ids.empty()) documents.begin_.push_back(static_cast<int64_t>(ids.size()));
@@ -107,7 +109,8 @@ Mask document(const Documents& documents) {
     lts.insert(lts.end(), static_cast<std::size_t>(documents.length(n)), row(documents.end(n)));
     ute.insert(ute.end(), static_cast<std::size_t>(documents.length(n)), row(documents.begin(n)));
   }
-  return Mask({.seqlen_q = documents.total(), .seqlen_k = documents.total(), .lts = std::move(lts), .ute = std::move(ute)});
+  return Mask(
+      {.seqlen_q = documents.total(), .seqlen_k = documents.total(), .lts = std::move(lts), .ute = std::move(ute)});
 }
 
 Mask shared_question(std::span<const QuestionGroup> groups) {
@@ -160,7 +163,8 @@ Mask causal_blockwise(const Documents& blocks) {
   MaskParts parts{.seqlen_q = blocks.total(), .seqlen_k = blocks.total(), .band = Band::causal()};
   for (int64_t n = 0; n < blocks.count(); ++n) {
     parts.lts.insert(parts.lts.end(), static_cast<std::size_t>(blocks.length(n)), row(blocks.end(n)));
-    parts.lte.insert(parts.lte.end(), static_cast<std::size_t>(blocks.length(n)), row(n == last ? blocks.total() : test_begin));
+    parts.lte.insert(parts.lte.end(), static_cast<std::size_t>(blocks.length(n)),
+                     row(n == last ? blocks.total() : test_begin));
   }
   return Mask(std::move(parts));
 }
@@ -176,13 +180,15 @@ Mask prefix_lm_causal(int64_t seqlen, int64_t prefix) {
 
 Mask prefix_lm_document(const Documents& documents, std::span<const int64_t> prefix) {
   if (static_cast<int64_t>(prefix.size()) != documents.count()) {
-    throw_invalid("prefix has ", prefix.size(), " entries; it needs one for each of the ", documents.count(), " documents");
+    throw_invalid("prefix has ", prefix.size(), " entries; it needs one for each of the ", documents.count(),
+                  " documents");
   }
   MaskParts parts{.seqlen_q = documents.total(), .seqlen_k = documents.total()};
   for (int64_t n = 0; n < documents.count(); ++n) {
     const int64_t own = prefix[static_cast<std::size_t>(n)];
     if (own < 0 || own > documents.length(n)) {
-      throw_invalid("prefix[", n, "] is ", own, "; it must be between 0 and the document's length, ", documents.length(n));
+      throw_invalid("prefix[", n, "] is ", own, "; it must be between 0 and the document's length, ",
+                    documents.length(n));
     }
     parts.lts.insert(parts.lts.end(), static_cast<std::size_t>(documents.length(n)), row(documents.end(n)));
     parts.ute.insert(parts.ute.end(), static_cast<std::size_t>(own), row(documents.begin(n)));
@@ -224,7 +230,8 @@ Mask hash_sparse(std::span<const int64_t> query_buckets, std::span<const int64_t
   std::vector<rules::Interval> hidden;
   for (int64_t j = 0; j < seqlen_k; ++j) {
     hidden.clear();
-    const int32_t first = causal ? rules::clamp_row(j - q_offset, row(seqlen_q)) : 0;  // rows before see nothing of key j
+    const int32_t first =
+        causal ? rules::clamp_row(j - q_offset, row(seqlen_q)) : 0;  // rows before see nothing of key j
     int32_t from = first;
     if (const auto found = seen_from.find(key_buckets[static_cast<std::size_t>(j)]); found != seen_from.end()) {
       for (const rules::Interval& run : found->second) {
@@ -236,8 +243,8 @@ Mask hash_sparse(std::span<const int64_t> query_buckets, std::span<const int64_t
     if (from < row(seqlen_q)) hidden.push_back({from, row(seqlen_q)});
     if (hidden.size() > 2) {
       throw Error(ErrorCode::kUnrepresentable,
-                  message("the hash-sparse mask does not fit two row intervals per key column: column ", j, " needs ", hidden.size(),
-                          "; sort the queries by bucket, so that the rows of each are contiguous"));
+                  message("the hash-sparse mask does not fit two row intervals per key column: column ", j, " needs ",
+                          hidden.size(), "; sort the queries by bucket, so that the rows of each are contiguous"));
     }
     hidden.push_back({0, first});
     columns.append(hidden);
@@ -288,7 +295,8 @@ Mask prefix_tree(std::span<const int64_t> parents, std::span<const int64_t> leng
     }
     leave_until(parents[n]);
     if (parents[n] >= 0 && path.empty()) {
-      throw_invalid("node ", n, " with parent ", parents[n], " breaks the depth-first order: the parent's subtree ended before it");
+      throw_invalid("node ", n, " with parent ", parents[n],
+                    " breaks the depth-first order: the parent's subtree ended before it");
     }
     const int64_t length = lengths.empty() ? 1 : lengths[n];
     check_length("lengths", static_cast<int64_t>(n), length);
@@ -303,7 +311,8 @@ Mask prefix_tree(std::span<const int64_t> parents, std::span<const int64_t> leng
 }
 
 Mask prefix_tree_from_intervals(std::span<const int64_t> tin, std::span<const int64_t> tout) {
-  if (tin.size() != tout.size()) throw_invalid("tin has ", tin.size(), " entries and tout ", tout.size(), "; they must be equal");
+  if (tin.size() != tout.size())
+    throw_invalid("tin has ", tin.size(), " entries and tout ", tout.size(), "; they must be equal");
   std::vector<int64_t> open;  // ends of the subtrees around the current node
   int64_t written = 0;        // tokens that have their node
   std::vector<int32_t> lts;
@@ -314,8 +323,9 @@ Mask prefix_tree_from_intervals(std::span<const int64_t> tin, std::span<const in
     close();
     const int64_t around = open.empty() ? kMaxSeqlen : open.back();
     if (tin[n] != written || tout[n] < tin[n] || tout[n] > around) {
-      throw_invalid("node ", n, " has the interval [", tin[n], ", ", tout[n], "); in depth-first order it must begin at ", written,
-                    " and end in [", written, ", ", around, "], inside of its parent's");
+      throw_invalid("node ", n, " has the interval [", tin[n], ", ", tout[n],
+                    "); in depth-first order it must begin at ", written, " and end in [", written, ", ", around,
+                    "], inside of its parent's");
     }
     const bool has_child = n + 1 < tin.size() && tin[n + 1] < tout[n];
     written = has_child ? std::max(tin[n + 1], tin[n]) : tout[n];
@@ -329,18 +339,21 @@ Mask prefix_tree_from_intervals(std::span<const int64_t> tin, std::span<const in
   return causal_until(std::move(lts));
 }
 
-Mask padding(int64_t seqlen_q, int64_t seqlen_k, std::span<const int64_t> key_lengths, std::span<const int64_t> query_lengths) {
+Mask padding(int64_t seqlen_q, int64_t seqlen_k, std::span<const int64_t> key_lengths,
+             std::span<const int64_t> query_lengths) {
   check_not_negative("seqlen_q", seqlen_q);
   check_not_negative("seqlen_k", seqlen_k);
   check_total(std::max(seqlen_q, seqlen_k));
   if (key_lengths.empty()) throw_invalid("key_lengths is empty; it needs one entry for each batch entry");
   if (!query_lengths.empty() && query_lengths.size() != key_lengths.size()) {
-    throw_invalid("query_lengths has ", query_lengths.size(), " entries and key_lengths ", key_lengths.size(), "; they must be equal");
+    throw_invalid("query_lengths has ", query_lengths.size(), " entries and key_lengths ", key_lengths.size(),
+                  "; they must be equal");
   }
   MaskParts parts{.seqlen_q = seqlen_q, .seqlen_k = seqlen_k, .batch = static_cast<int64_t>(key_lengths.size())};
   for (std::size_t b = 0; b < key_lengths.size(); ++b) {
     const int64_t keys = key_lengths[b], queries = query_lengths.empty() ? seqlen_q : query_lengths[b];
-    if (keys < 0 || keys > seqlen_k) throw_invalid("key_lengths[", b, "] is ", keys, "; it must be between 0 and seqlen_k, ", seqlen_k);
+    if (keys < 0 || keys > seqlen_k)
+      throw_invalid("key_lengths[", b, "] is ", keys, "; it must be between 0 and seqlen_k, ", seqlen_k);
     if (queries < 0 || queries > seqlen_q)
       throw_invalid("query_lengths[", b, "] is ", queries, "; it must be between 0 and seqlen_q, ", seqlen_q);
     parts.lts.insert(parts.lts.end(), static_cast<std::size_t>(keys), row(queries));

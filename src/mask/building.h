@@ -22,8 +22,8 @@ inline void check_spans(const char* argument, std::span<const Span> spans, int64
   for (std::size_t n = 0; n < spans.size(); ++n) {
     const Span span = spans[n];
     if (span.begin < end || span.end < span.begin || span.end > seqlen) {
-      throw_invalid(argument, "[", n, "] is [", span.begin, ", ", span.end, "); spans must be ascending, disjoint and within [0, ", seqlen,
-                    ")");
+      throw_invalid(argument, "[", n, "] is [", span.begin, ", ", span.end,
+                    "); spans must be ascending, disjoint and within [0, ", seqlen, ")");
     }
     end = span.end;
   }

@@ -16,13 +16,15 @@ using rules::Interval;
 
 /// Batch count of two masks taken together: a batch entry is its own or everybody's.
 int64_t broadcast_batch(int64_t a, int64_t b) {
-  if (a != b && a != 1 && b != 1) throw_invalid("the masks have ", a, " and ", b, " batch entries; they must be equal, or one of them 1");
+  if (a != b && a != 1 && b != 1)
+    throw_invalid("the masks have ", a, " and ", b, " batch entries; they must be equal, or one of them 1");
   return std::max(a, b);
 }
 
 /// Head count of two masks taken together: a head may serve several.
 int64_t broadcast_heads(int64_t a, int64_t b) {
-  if (std::max(a, b) % std::min(a, b) != 0) throw_invalid("the masks have ", a, " and ", b, " heads; one must divide the other");
+  if (std::max(a, b) % std::min(a, b) != 0)
+    throw_invalid("the masks have ", a, " and ", b, " heads; one must divide the other");
   return std::max(a, b);
 }
 
@@ -42,10 +44,12 @@ struct BlockGrid {
   void clear(const Mask& mask, int64_t row0, int64_t key0, int64_t row_at, int64_t key_at) {
     if (!mask.has_block_mask()) return;
     const MaskView& view = mask.view();
-    const int64_t own_rows = ceil_div(view.seqlen_q, kBlockMaskSize), own_keys = ceil_div(view.seqlen_k, kBlockMaskSize);
+    const int64_t own_rows = ceil_div(view.seqlen_q, kBlockMaskSize),
+                  own_keys = ceil_div(view.seqlen_k, kBlockMaskSize);
     for (int64_t b = 0; b < batch; ++b) {
       for (int64_t h = 0; h < heads; ++h) {
-        const uint8_t* own = block_mask(view, broadcast_index(b, batch, view.batch()), broadcast_index(h, heads, view.heads()));
+        const uint8_t* own =
+            block_mask(view, broadcast_index(b, batch, view.batch()), broadcast_index(h, heads, view.heads()));
         uint8_t* out = keep.data() + (b * heads + h) * rows * keys;
         for (int64_t r = row0; r < own_rows && row_at + r - row0 < rows; ++r) {
           for (int64_t c = key0; c < own_keys && key_at + c - key0 < keys; ++c) {
@@ -58,7 +62,8 @@ struct BlockGrid {
 };
 
 /// Column j of `columns` for batch entry b and head h of a larger batch and head count.
-std::span<const Interval> broadcast_column(const HiddenColumns& columns, int64_t batch, int64_t heads, int64_t b, int64_t h, int64_t j) {
+std::span<const Interval> broadcast_column(const HiddenColumns& columns, int64_t batch, int64_t heads, int64_t b,
+                                           int64_t h, int64_t j) {
   const int64_t own_b = broadcast_index(b, batch, columns.batch()), own_h = broadcast_index(h, heads, columns.heads());
   return columns[(own_b * columns.heads() + own_h) * columns.seqlen_k() + j];
 }
@@ -73,7 +78,8 @@ Band intersect_bands(const Mask& a, const Mask& b) {
 }
 
 void check_range(const char* what, int64_t begin, int64_t end, int64_t seqlen) {
-  if (begin < 0 || begin > end || end > seqlen) throw_invalid(what, " range [", begin, ", ", end, ") is not within [0, ", seqlen, ")");
+  if (begin < 0 || begin > end || end > seqlen)
+    throw_invalid(what, " range [", begin, ", ", end, ") is not within [0, ", seqlen, ")");
 }
 
 /// The last block of a piece must not reach into both the rows and the keys of a piece after it; along one of
@@ -95,8 +101,8 @@ void check_block_ends(std::span<const Mask> pieces, int64_t seqlen_q, int64_t se
 
 Mask intersect(const Mask& a, const Mask& b) {
   if (a.seqlen_q() != b.seqlen_q() || a.seqlen_k() != b.seqlen_k()) {
-    throw_invalid("the masks have lengths (", a.seqlen_q(), ", ", a.seqlen_k(), ") and (", b.seqlen_q(), ", ", b.seqlen_k(),
-                  "); they must be equal");
+    throw_invalid("the masks have lengths (", a.seqlen_q(), ", ", a.seqlen_k(), ") and (", b.seqlen_q(), ", ",
+                  b.seqlen_k(), "); they must be equal");
   }
   const int64_t batch = broadcast_batch(a.batch(), b.batch()), heads = broadcast_heads(a.heads(), b.heads());
   const HiddenColumns of_a = HiddenColumns::of(a), of_b = HiddenColumns::of(b);
@@ -134,12 +140,14 @@ Mask concatenate(std::span<const Mask> pieces) {
     batch = broadcast_batch(batch, piece.batch());
     heads = broadcast_heads(heads, piece.heads());
     if (piece.has_block_mask() && (seqlen_q % kBlockMaskSize != 0 || seqlen_k % kBlockMaskSize != 0)) {
-      throw_unsupported("a piece with a block mask would begin at (row ", seqlen_q, ", key ", seqlen_k, "); both must be multiples of 128");
+      throw_unsupported("a piece with a block mask would begin at (row ", seqlen_q, ", key ", seqlen_k,
+                        "); both must be multiples of 128");
     }
     blocks |= piece.has_block_mask();
     seqlen_q += piece.seqlen_q();
     seqlen_k += piece.seqlen_k();
-    if (seqlen_q > kMaxSeqlen || seqlen_k > kMaxSeqlen) throw_invalid("the pieces add up to more than ", kMaxSeqlen, " rows or keys");
+    if (seqlen_q > kMaxSeqlen || seqlen_k > kMaxSeqlen)
+      throw_invalid("the pieces add up to more than ", kMaxSeqlen, " rows or keys");
   }
   if (blocks) check_block_ends(pieces, seqlen_q, seqlen_k);
   std::vector<HiddenColumns> own;
@@ -154,7 +162,8 @@ Mask concatenate(std::span<const Mask> pieces) {
         const auto row1 = static_cast<int32_t>(row0 + pieces[p].seqlen_q());
         for (int64_t j = 0; j < pieces[p].seqlen_k(); ++j) {
           hidden.assign({{0, row0}, {row1, static_cast<int32_t>(seqlen_q)}});
-          for (const Interval& x : broadcast_column(own[p], batch, heads, n, h, j)) hidden.push_back({x.begin + row0, x.end + row0});
+          for (const Interval& x : broadcast_column(own[p], batch, heads, n, h, j))
+            hidden.push_back({x.begin + row0, x.end + row0});
           packed.append(hidden);
         }
         row0 = row1;
@@ -182,7 +191,8 @@ Mask crop(const Mask& mask, int64_t row_begin, int64_t row_end, int64_t key_begi
   check_range("row", row_begin, row_end, mask.seqlen_q());
   check_range("key", key_begin, key_end, mask.seqlen_k());
   if (mask.has_block_mask() && (row_begin % kBlockMaskSize != 0 || key_begin % kBlockMaskSize != 0)) {
-    throw_unsupported("a mask with a block mask is cropped at (row ", row_begin, ", key ", key_begin, "); both must be multiples of 128");
+    throw_unsupported("a mask with a block mask is cropped at (row ", row_begin, ", key ", key_begin,
+                      "); both must be multiples of 128");
   }
   const MaskView& view = mask.view();
   require_host(view, "crop");
@@ -199,7 +209,8 @@ Mask crop(const Mask& mask, int64_t row_begin, int64_t row_end, int64_t key_begi
     out.reserve(static_cast<std::size_t>(view.bounds_batch * view.bounds_heads * keys));
     for (int64_t bh = 0; bh < view.bounds_batch * view.bounds_heads; ++bh) {
       for (int64_t j = key_begin; j < key_end; ++j) {
-        out.push_back(rules::clamp_row(vector[static_cast<std::size_t>(bh * view.seqlen_k + j)] - row_begin, static_cast<int32_t>(rows)));
+        out.push_back(rules::clamp_row(vector[static_cast<std::size_t>(bh * view.seqlen_k + j)] - row_begin,
+                                       static_cast<int32_t>(rows)));
       }
     }
     return out;
@@ -210,8 +221,9 @@ Mask crop(const Mask& mask, int64_t row_begin, int64_t row_end, int64_t key_begi
   parts.ute = cropped(mask.ute());
   if (mask.has_block_mask()) {
     BlockGrid grid(view.block_batch, view.block_heads, rows, keys);
-    const Mask blocks_only = Mask({.seqlen_q = view.seqlen_q, .seqlen_k = view.seqlen_k})
-                                 .with_block_mask({mask.block_mask().begin(), mask.block_mask().end()}, view.block_batch, view.block_heads);
+    const Mask blocks_only =
+        Mask({.seqlen_q = view.seqlen_q, .seqlen_k = view.seqlen_k})
+            .with_block_mask({mask.block_mask().begin(), mask.block_mask().end()}, view.block_batch, view.block_heads);
     grid.clear(blocks_only, row_begin / kBlockMaskSize, key_begin / kBlockMaskSize, 0, 0);
     parts.block_batch = grid.batch;
     parts.block_heads = grid.heads;

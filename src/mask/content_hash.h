@@ -34,11 +34,12 @@ FLASHMASK_RULE uint64_t element(Source source, int64_t position, uint32_t value)
 /// What everything that is not an element adds: the shapes, the band, which vectors there are.
 inline uint64_t frame(const MaskView& view) {
   uint64_t present = 0;
-  for (const int32_t* vector : {view.lts, view.lte, view.uts, view.ute}) present = present * 2 + (vector && view.seqlen_k > 0);
+  for (const int32_t* vector : {view.lts, view.lte, view.uts, view.ute})
+    present = present * 2 + (vector && view.seqlen_k > 0);
   present = present * 2 + (view.block_mask && view.seqlen_q > 0 && view.seqlen_k > 0);
   uint64_t hash = scramble(present + 1);
-  for (const int64_t number : {view.seqlen_q, view.seqlen_k, int64_t{view.diagonal_lo}, int64_t{view.diagonal_hi}, view.bounds_batch,
-                               view.bounds_heads, view.block_batch, view.block_heads}) {
+  for (const int64_t number : {view.seqlen_q, view.seqlen_k, int64_t{view.diagonal_lo}, int64_t{view.diagonal_hi},
+                               view.bounds_batch, view.bounds_heads, view.block_batch, view.block_heads}) {
     hash = scramble(hash * kGolden + static_cast<uint64_t>(number));
   }
   return hash;

@@ -26,11 +26,12 @@ std::vector<std::vector<int32_t> MaskParts::*> vector_order(bool causal, int64_t
   if (causal && vectors == 2) return {&MaskParts::lts, &MaskParts::lte};
   if (!causal && vectors == 2) return {&MaskParts::lts, &MaskParts::ute};
   if (!causal && vectors == 4) return {&MaskParts::lts, &MaskParts::lte, &MaskParts::uts, &MaskParts::ute};
-  throw_invalid("startend_row_indices has ", vectors, " vectors and causal is ", causal ? "true" : "false", "; ", kForms);
+  throw_invalid("startend_row_indices has ", vectors, " vectors and causal is ", causal ? "true" : "false", "; ",
+                kForms);
 }
 
 /// Where the vectors of MaskParts are in a MaskView.
-const int32_t* MaskView::*in_view(std::vector<int32_t> MaskParts::*member) {
+const int32_t* MaskView::* in_view(std::vector<int32_t> MaskParts::* member) {
   if (member == &MaskParts::lts) return &MaskView::lts;
   if (member == &MaskParts::lte) return &MaskView::lte;
   return member == &MaskParts::uts ? &MaskView::uts : &MaskView::ute;
@@ -42,8 +43,8 @@ MaskView borrow_indices(const TensorView& indices, bool causal, int64_t seqlen_q
   const std::array<int64_t, 4> contiguous{heads * seqlen_k * vectors, seqlen_k * vectors, vectors, 1};
   for (std::size_t d = 0; d < contiguous.size(); ++d) {
     if (indices.shape[d] > 1 && indices.stride[d] != contiguous[d] && seqlen_k > 0)
-      throw_invalid("startend_row_indices is on ", describe(indices.device), " and has stride ", indices.stride[d], " in dimension ", d,
-                    "; it is borrowed, so it must be contiguous (stride ", contiguous[d], ")");
+      throw_invalid("startend_row_indices is on ", describe(indices.device), " and has stride ", indices.stride[d],
+                    " in dimension ", d, "; it is borrowed, so it must be contiguous (stride ", contiguous[d], ")");
   }
   MaskView view;
   view.seqlen_q = seqlen_q;
@@ -59,8 +60,12 @@ MaskView borrow_indices(const TensorView& indices, bool causal, int64_t seqlen_q
 }
 
 StartEndRowIndices write_indices(const MaskParts& parts, bool causal, int64_t vectors) {
-  StartEndRowIndices out{
-      .causal = causal, .batch = parts.batch, .heads = parts.heads, .seqlen_k = parts.seqlen_k, .vectors = vectors, .values = {}};
+  StartEndRowIndices out{.causal = causal,
+                         .batch = parts.batch,
+                         .heads = parts.heads,
+                         .seqlen_k = parts.seqlen_k,
+                         .vectors = vectors,
+                         .values = {}};
   const auto columns = static_cast<std::size_t>(parts.batch * parts.heads * parts.seqlen_k);
   const auto order = vector_order(causal, vectors);
   const auto end = static_cast<int32_t>(parts.seqlen_q);
@@ -102,15 +107,17 @@ class DenseReader {
 
 }  // namespace
 
-Mask Outline::from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q, std::optional<int64_t> q_offset) {
+Mask Outline::from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q,
+                                        std::optional<int64_t> q_offset) {
   if (indices.dtype != DataType::kInt32 || indices.rank != 4) {
-    throw_invalid("startend_row_indices is ", describe(indices), "; it must be int32 [batch, heads, seqlen_k, vectors]");
+    throw_invalid("startend_row_indices is ", describe(indices),
+                  "; it must be int32 [batch, heads, seqlen_k, vectors]");
   }
   const auto [batch, heads, seqlen_k, vectors, unused] = indices.shape;
   vector_order(causal, vectors);
   if (batch < 1 || heads < 1 || seqlen_k < 0 || seqlen_k > kMaxSeqlen) {
-    throw_invalid("startend_row_indices is ", describe(indices), "; batch and heads must be at least 1, seqlen_k between 0 and ",
-                  kMaxSeqlen);
+    throw_invalid("startend_row_indices is ", describe(indices),
+                  "; batch and heads must be at least 1, seqlen_k between 0 and ", kMaxSeqlen);
   }
   check_extent("startend_row_indices", indices);
   MaskView shape;
@@ -121,10 +128,12 @@ Mask Outline::from_startend_row_indices(const TensorView& indices, bool causal, 
   return Mask(shape, causal ? Band::causal() : Band::none(), q_offset);
 }
 
-Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q, std::optional<int64_t> q_offset) {
+Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q,
+                               std::optional<int64_t> q_offset) {
   const Mask outline = Outline::from_startend_row_indices(indices, causal, seqlen_q, q_offset);
   check_data("startend_row_indices", indices);
-  if (indices.device.kind != Device::Kind::kCpu) return Mask(borrow_indices(indices, causal, seqlen_q), outline.band(), outline.q_offset());
+  if (indices.device.kind != Device::Kind::kCpu)
+    return Mask(borrow_indices(indices, causal, seqlen_q), outline.band(), outline.q_offset());
   const auto [batch, heads, seqlen_k, vectors, unused] = indices.shape;
   const auto order = vector_order(causal, vectors);
   MaskParts parts{.seqlen_q = seqlen_q,
@@ -139,7 +148,8 @@ Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t s
     std::vector<int32_t>& vector = parts.*order[v] = room_for<int32_t>("startend_row_indices", columns);
     for (int64_t b = 0; b < batch; ++b) {
       for (int64_t h = 0; h < heads; ++h) {
-        const int32_t* row = data + b * indices.stride[0] + h * indices.stride[1] + static_cast<int64_t>(v) * indices.stride[3];
+        const int32_t* row =
+            data + b * indices.stride[0] + h * indices.stride[1] + static_cast<int64_t>(v) * indices.stride[3];
         for (int64_t j = 0; j < seqlen_k; ++j) vector.push_back(row[j * indices.stride[2]]);
       }
     }
@@ -150,7 +160,8 @@ Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t s
 StartEndRowIndices to_startend_row_indices(const Mask& mask) {
   if (mask.has_block_mask()) {
     throw_unsupported(
-        "startend_row_indices cannot hold a block mask: take mask.with_block_mask({}) and pass the block mask as its own argument");
+        "startend_row_indices cannot hold a block mask: take mask.with_block_mask({}) and pass the block mask as its "
+        "own argument");
   }
   const HiddenColumns columns = HiddenColumns::of(mask);
   const int64_t bottom_right = mask.seqlen_k() - mask.seqlen_q();  // what `causal` means in FlashMask's call
@@ -160,12 +171,14 @@ StartEndRowIndices to_startend_row_indices(const Mask& mask) {
     }
   }
   const std::array none{Band::none()};
-  const MaskParts parts = fit_two_intervals(columns, none, bottom_right, "the mask without a band", Layout::kFewestVectors);
+  const MaskParts parts =
+      fit_two_intervals(columns, none, bottom_right, "the mask without a band", Layout::kFewestVectors);
   return write_indices(parts, false, parts.lte.empty() && parts.uts.empty() ? 2 : 4);
 }
 
 Mask from_dense(const TensorView& visible) {
-  if ((visible.dtype != DataType::kBool && visible.dtype != DataType::kUInt8) || (visible.rank != 2 && visible.rank != 4)) {
+  if ((visible.dtype != DataType::kBool && visible.dtype != DataType::kUInt8) ||
+      (visible.rank != 2 && visible.rank != 4)) {
     throw_invalid("visible is ", describe(visible),
                   "; it must be bool or uint8, [seqlen_q, seqlen_k] or [batch, heads, seqlen_q, seqlen_k]");
   }
@@ -174,9 +187,11 @@ Mask from_dense(const TensorView& visible) {
   const int64_t batch = flat ? 1 : visible.shape[0], heads = flat ? 1 : visible.shape[1];
   const int64_t seqlen_q = visible.shape[q], seqlen_k = visible.shape[q + 1];
   if (batch < 1 || heads < 1 || seqlen_q < 0 || seqlen_k < 0 || seqlen_q > kMaxSeqlen || seqlen_k > kMaxSeqlen)
-    throw_invalid("visible is ", describe(visible), "; batch and heads must be at least 1, lengths between 0 and ", kMaxSeqlen);
+    throw_invalid("visible is ", describe(visible), "; batch and heads must be at least 1, lengths between 0 and ",
+                  kMaxSeqlen);
   check_extent("visible", visible);
-  if (visible.device.kind != Device::Kind::kCpu) throw_invalid("visible is on a CUDA device; it is read here and must be in host memory");
+  if (visible.device.kind != Device::Kind::kCpu)
+    throw_invalid("visible is on a CUDA device; it is read here and must be in host memory");
   check_data("visible", visible);
   const bool empty = seqlen_q == 0 || seqlen_k == 0;
   HiddenColumns columns(seqlen_q, seqlen_k, batch, heads);
@@ -200,8 +215,9 @@ std::vector<uint8_t> to_dense(const Mask& mask) {
   try {
     dense.resize(static_cast<std::size_t>(*size));
   } catch (const std::exception&) {
-    throw Error(ErrorCode::kOutOfMemory, message("a dense matrix of this mask, [", view.batch(), ", ", view.heads(), ", ", view.seqlen_q,
-                                                 ", ", view.seqlen_k, "], needs ", *size, " bytes, which could not be allocated"));
+    throw Error(ErrorCode::kOutOfMemory,
+                message("a dense matrix of this mask, [", view.batch(), ", ", view.heads(), ", ", view.seqlen_q, ", ",
+                        view.seqlen_k, "], needs ", *size, " bytes, which could not be allocated"));
   }
   const int64_t key_blocks = ceil_div(view.seqlen_k, kBlockMaskSize);
   uint8_t* matrix = dense.data();

@@ -36,7 +36,8 @@ class Reader {
       int64_t value = 0;
       const auto [next, error] = std::from_chars(at, end, value);
       if (error != std::errc() || (next != end && *next != ',')) {
-        throw_invalid(family_, ": parameter ", name, " is '", found->second, "'; it must be integers separated by commas");
+        throw_invalid(family_, ": parameter ", name, " is '", found->second,
+                      "'; it must be integers separated by commas");
       }
       values.push_back(value);
       if (next == end) return values;
@@ -57,7 +58,8 @@ class Reader {
     if (values.empty()) return draw_lengths(total, random.integer(3, 7));
     int64_t sum = 0;
     for (const int64_t length : values) {
-      if (length < 0) throw_invalid(family_, ": parameter ", name, " has the length ", length, "; it must be at least 0");
+      if (length < 0)
+        throw_invalid(family_, ": parameter ", name, " has the length ", length, "; it must be at least 0");
       if (__builtin_add_overflow(sum, length, &sum))
         throw_invalid(family_, ": parameter ", name, " adds up to more than 2^63; it must be ", total);
     }
@@ -81,7 +83,8 @@ class Reader {
   Documents blocks(std::string_view name, const Documents& documents, int64_t otherwise) {
     const std::vector<int64_t> given = integers(name);
     const bool equal = given.empty() || (given.size() == 1 && given[0] != documents.total());
-    return equal ? masks::equal_blocks(documents, integer(name, otherwise)) : Documents::from_lengths(lengths(name, documents.total()));
+    return equal ? masks::equal_blocks(documents, integer(name, otherwise))
+                 : Documents::from_lengths(lengths(name, documents.total()));
   }
 
   /// `name` as begin,end pairs; empty if it is not given.
@@ -123,18 +126,20 @@ Mask shared_question(Reader& r) {
   for (std::size_t g = 0; g < group_lengths.size(); ++g) {
     const int64_t count = counts.empty() ? r.random.integer(2, 6) : counts[g % counts.size()];
     if (count < 0 || (!counts.empty() && count > group_lengths[g])) {
-      throw_invalid("shared_question: parameter answers has ", count, "; it must be between 0 and the length of group ", g, ", ",
-                    group_lengths[g]);
+      throw_invalid("shared_question: parameter answers has ", count, "; it must be between 0 and the length of group ",
+                    g, ", ", group_lengths[g]);
     }
     // As in the paper's data (appendix A.2): an answer has 10 to 20 % of the question's length.
     QuestionGroup group;
     double shares = 1;
     std::vector<double> share;
-    for (int64_t n = 0; n < std::min(count, group_lengths[g]); ++n) shares += share.emplace_back(0.1 + 0.1 * r.random.real());
+    for (int64_t n = 0; n < std::min(count, group_lengths[g]); ++n)
+      shares += share.emplace_back(0.1 + 0.1 * r.random.real());
     group.question = group_lengths[g];
     for (const double s : share) {
       const int64_t answer =
-          std::min(group.question, std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(group_lengths[g]) * s / shares)));
+          std::min(group.question,
+                   std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(group_lengths[g]) * s / shares)));
       group.answers.push_back(answer);
       group.question -= answer;
     }
@@ -178,8 +183,8 @@ Mask hash_sparse(Reader& r) {
     std::sort(keys.begin(), keys.end());
   }
   if (static_cast<int64_t>(queries.size()) != r.seqlen || static_cast<int64_t>(keys.size()) != r.seqlen) {
-    throw_invalid("hash_sparse: query_buckets has ", queries.size(), " and key_buckets ", keys.size(), " entries; both must have seqlen, ",
-                  r.seqlen);
+    throw_invalid("hash_sparse: query_buckets has ", queries.size(), " and key_buckets ", keys.size(),
+                  " entries; both must have seqlen, ", r.seqlen);
   }
   return masks::hash_sparse(queries, keys, r.integer("causal", 1) != 0);
 }
@@ -215,7 +220,8 @@ Mask prefix_tree(Reader& r) {
   if (lengths.empty()) {
     const auto nodes = static_cast<int64_t>(parents.size());
     lengths.assign(parents.size(), 0);
-    for (int64_t n = 0; n < nodes; ++n) lengths[static_cast<std::size_t>(n)] = r.seqlen * (n + 1) / nodes - r.seqlen * n / nodes;
+    for (int64_t n = 0; n < nodes; ++n)
+      lengths[static_cast<std::size_t>(n)] = r.seqlen * (n + 1) / nodes - r.seqlen * n / nodes;
   } else {
     lengths = r.lengths("lengths", r.seqlen);
   }
@@ -250,8 +256,8 @@ Mask causal_with_blocks(Reader& r) {
   return masks::causal_with_blocks(documents, blocks, r.integer("window", -1));
 }
 
-/// A family is square. The mask's rows are those from first_row on, its keys the first; other rows and keys are hidden. For masks
-/// that are LTS and UTE alone.
+/// A family is square. The mask's rows are those from first_row on, its keys the first; other rows and keys are hidden.
+/// For masks that are LTS and UTE alone.
 Mask in_square(const Mask& mask, int64_t seqlen, int64_t first_row) {
   MaskParts parts{.seqlen_q = seqlen, .seqlen_k = seqlen};
   for (const int32_t begin : mask.ute()) parts.ute.push_back(begin + static_cast<int32_t>(first_row));
@@ -266,7 +272,8 @@ Mask block_diffusion(Reader& r) {
   const Documents documents = r.documents("lengths", text);
   const Documents blocks = r.blocks("blocks", documents, std::max<int64_t>(text / 8, 1));
   if (r.integer("concatenated", 0) == 0) return in_square(masks::block_diffusion(blocks, documents).mask, r.seqlen, 0);
-  if (r.seqlen % 2 != 0) throw_invalid("block_diffusion: seqlen is ", r.seqlen, "; with parameter concatenated it must be even");
+  if (r.seqlen % 2 != 0)
+    throw_invalid("block_diffusion: seqlen is ", r.seqlen, "; with parameter concatenated it must be even");
   return masks::block_diffusion(blocks, documents, BlockDiffusionOrder::kConcatenated).mask;
 }
 
@@ -280,8 +287,8 @@ Mask dflash(Reader& r) {
   std::vector<int64_t> anchors = r.integers("anchors");
   const auto most = static_cast<std::size_t>(r.seqlen / block);
   if (anchors.size() > most)
-    throw_invalid("dflash: parameter anchors has ", anchors.size(), " entries; seqlen, ", r.seqlen, ", has room for ", most, " blocks of ",
-                  block);
+    throw_invalid("dflash: parameter anchors has ", anchors.size(), " entries; seqlen, ", r.seqlen, ", has room for ",
+                  most, " blocks of ", block);
   const int64_t blocks = anchors.empty() ? r.seqlen / 2 / block : static_cast<int64_t>(anchors.size());
   const int64_t context = r.seqlen - blocks * block;
   if (anchors.empty()) {
@@ -309,49 +316,62 @@ struct Entry {
 
 const std::vector<Entry>& entries() {
   static constexpr FamilyParameter kOffset[] = {{"q_offset", "row i stands at key position i + q_offset; 0"}};
-  static constexpr FamilyParameter kWindow[] = {{"left", "keys before the row's own that are visible, -1 all; seqlen / 16 - 1"},
-                                                {"right", "keys after it, -1 all; 0"}};
+  static constexpr FamilyParameter kWindow[] = {
+      {"left", "keys before the row's own that are visible, -1 all; seqlen / 16 - 1"},
+      {"right", "keys after it, -1 all; 0"}};
   static constexpr FamilyParameter kDocuments[] = {kLengths};
-  static constexpr FamilyParameter kGroups[] = {{"groups", "lengths of the groups, adding up to seqlen; 3 to 7 drawn ones"},
-                                                {"answers", "answers of each group, repeated as needed; 2 to 6 drawn"}};
-  static constexpr FamilyParameter kGlobal[] = {{"global", "tokens that see and are seen by all; 16, at most seqlen / 4"},
-                                                {"window", "reach to either side; seqlen / 16"}};
-  static constexpr FamilyParameter kBlocks[] = {{"lengths", "lengths of the blocks, the last being the test example; 3 to 7 drawn ones"}};
+  static constexpr FamilyParameter kGroups[] = {
+      {"groups", "lengths of the groups, adding up to seqlen; 3 to 7 drawn ones"},
+      {"answers", "answers of each group, repeated as needed; 2 to 6 drawn"}};
+  static constexpr FamilyParameter kGlobal[] = {
+      {"global", "tokens that see and are seen by all; 16, at most seqlen / 4"},
+      {"window", "reach to either side; seqlen / 16"}};
+  static constexpr FamilyParameter kBlocks[] = {
+      {"lengths", "lengths of the blocks, the last being the test example; 3 to 7 drawn ones"}};
   static constexpr FamilyParameter kPrefix[] = {{"prefix", "keys that every row sees; seqlen / 2"}};
-  static constexpr FamilyParameter kPrefixes[] = {kLengths, {"prefix", "prefix of each document; 10 to 50 % of it, drawn"}};
-  static constexpr FamilyParameter kSpans[] = {{"spans", "begin,end of each dropped span; the paper's two, scaled to seqlen"}};
+  static constexpr FamilyParameter kPrefixes[] = {kLengths,
+                                                  {"prefix", "prefix of each document; 10 to 50 % of it, drawn"}};
+  static constexpr FamilyParameter kSpans[] = {
+      {"spans", "begin,end of each dropped span; the paper's two, scaled to seqlen"}};
   static constexpr FamilyParameter kBuckets[] = {{"buckets", "how many buckets to draw from; 8"},
                                                  {"query_buckets", "bucket of each query; drawn and sorted"},
                                                  {"key_buckets", "bucket of each key; drawn and sorted"},
                                                  {"causal", "1: also j <= i; 1"}};
   static constexpr FamilyParameter kSeed[] = {{"seed", "of the evictions; drawn"}};
   static constexpr FamilyParameter kEviction[] = {{"evicted_at", "first row that no longer sees each key; drawn"}};
-  static constexpr FamilyParameter kTree[] = {{"parents", "parent of each node in depth-first order, -1 a root; 4 to 12 drawn nodes"},
-                                              {"lengths", "tokens of each node; seqlen shared out evenly"}};
-  static constexpr FamilyParameter kPadding[] = {{"key_lengths", "visible keys of each batch entry; one drawn, at least seqlen / 2"},
-                                                 {"query_lengths", "rows that see anything; as key_lengths if those are drawn, else all"}};
-  static constexpr FamilyParameter kSinks[] = {kPacked,
-                                               {"sink", "first keys of a document that its rows always see; 4"},
-                                               {"window", "last keys that a row sees, its own included, -1 all; seqlen / 16"}};
-  static constexpr FamilyParameter kFrames[] = {kPacked,
-                                                {"blocks", "length of every block, or their lengths, adding up to seqlen; seqlen / 8"},
-                                                {"window", "last blocks that a row sees, its own included, -1 all; -1"}};
-  static constexpr FamilyParameter kImages[] = {kPacked,
-                                                {"blocks", "begin,end of each block; every second of 3 to 7 drawn pieces of a document"},
-                                                {"window", "last keys that a row sees, its own included, -1 all; -1"}};
+  static constexpr FamilyParameter kTree[] = {
+      {"parents", "parent of each node in depth-first order, -1 a root; 4 to 12 drawn nodes"},
+      {"lengths", "tokens of each node; seqlen shared out evenly"}};
+  static constexpr FamilyParameter kPadding[] = {
+      {"key_lengths", "visible keys of each batch entry; one drawn, at least seqlen / 2"},
+      {"query_lengths", "rows that see anything; as key_lengths if those are drawn, else all"}};
+  static constexpr FamilyParameter kSinks[] = {
+      kPacked,
+      {"sink", "first keys of a document that its rows always see; 4"},
+      {"window", "last keys that a row sees, its own included, -1 all; seqlen / 16"}};
+  static constexpr FamilyParameter kFrames[] = {
+      kPacked,
+      {"blocks", "length of every block, or their lengths, adding up to seqlen; seqlen / 8"},
+      {"window", "last blocks that a row sees, its own included, -1 all; -1"}};
+  static constexpr FamilyParameter kImages[] = {
+      kPacked,
+      {"blocks", "begin,end of each block; every second of 3 to 7 drawn pieces of a document"},
+      {"window", "last keys that a row sees, its own included, -1 all; -1"}};
   static constexpr FamilyParameter kCopies[] = {
       {"lengths", "lengths of the documents of one copy, adding up to seqlen / 2; one of all"},
       {"blocks", "length of every block, or their lengths, adding up to seqlen / 2; seqlen / 16"},
       {"concatenated", "1: the noisy copy of everything before the clean one, which fits a single document; 0"}};
-  static constexpr FamilyParameter kPasses[] = {{"steps", "passes, this one included; 4"},
-                                                {"lengths", "lengths of the documents, adding up to seqlen / steps; one of all"}};
+  static constexpr FamilyParameter kPasses[] = {
+      {"steps", "passes, this one included; 4"},
+      {"lengths", "lengths of the documents, adding up to seqlen / steps; one of all"}};
   static constexpr FamilyParameter kDrafts[] = {
       {"anchors", "position of each block's first token, ascending; drawn, blocks being half of seqlen"},
       {"block", "tokens of a block; 16, at most seqlen / 16"},
       {"lengths", "lengths of the documents of the context, adding up to seqlen less the blocks; one of all"}};
   static const std::vector<Entry> table = {
       {{"full", "every row sees every key", {}}, [](Reader& r) { return masks::full(r.seqlen, r.seqlen); }},
-      {{"causal", "j <= i + q_offset", kOffset}, [](Reader& r) { return masks::causal(r.seqlen, r.seqlen, r.integer("q_offset", 0)); }},
+      {{"causal", "j <= i + q_offset", kOffset},
+       [](Reader& r) { return masks::causal(r.seqlen, r.seqlen, r.integer("q_offset", 0)); }},
       {{"sliding_window", "i - left <= j <= i + right", kWindow},
        [](Reader& r) {
          return masks::sliding_window(r.seqlen, r.seqlen, r.integer("left", std::max<int64_t>(r.seqlen / 16 - 1, 0)),
@@ -371,32 +391,40 @@ const std::vector<Entry>& entries() {
        [](Reader& r) { return masks::causal_blockwise(Documents::from_lengths(r.lengths("lengths", r.seqlen))); }},
       {{"prefix_lm_causal", "j <= i or j < prefix", kPrefix},
        [](Reader& r) { return masks::prefix_lm_causal(r.seqlen, r.integer("prefix", r.seqlen / 2)); }},
-      {{"prefix_lm_document", "same document, and j <= i or j in the document's prefix", kPrefixes}, prefix_lm_document},
+      {{"prefix_lm_document", "same document, and j <= i or j in the document's prefix", kPrefixes},
+       prefix_lm_document},
       {{"qk_sparse", "j <= i, and a key j of a span [b, e) is hidden from rows [j, e)", kSpans}, qk_sparse},
       {{"hash_sparse", "i and j in the same bucket, and j <= i", kBuckets}, hash_sparse},
-      {{"random_eviction", "j <= i and i < the row that evicts j; from seqlen / 2 on each row evicts one key", kSeed}, random_eviction},
+      {{"random_eviction", "j <= i and i < the row that evicts j; from seqlen / 2 on each row evicts one key", kSeed},
+       random_eviction},
       {{"eviction", "j <= i and i < evicted_at[j]", kEviction}, eviction},
       {{"prefix_tree", "j <= i, and j's node is i's node or an ancestor of it", kTree}, prefix_tree},
       {{"padding", "j < key_lengths[batch] and i < query_lengths[batch]", kPadding}, padding},
-      {{"attention_sink_window", "same document, j <= i, and i - j < window or j among the document's first sink keys", kSinks},
+      {{"attention_sink_window", "same document, j <= i, and i - j < window or j among the document's first sink keys",
+        kSinks},
        [](Reader& r) {
          return masks::attention_sink_window(r.documents("lengths", r.seqlen), r.integer("sink", 4),
                                              r.integer("window", std::max<int64_t>(r.seqlen / 16, 1)));
        }},
-      {{"block_causal", "same document, block(j) <= block(i), and block(i) - block(j) < window", kFrames}, block_causal},
-      {{"causal_with_blocks", "same document, and j <= i and i - j < window, or j in i's own block", kImages}, causal_with_blocks},
+      {{"block_causal", "same document, block(j) <= block(i), and block(i) - block(j) < window", kFrames},
+       block_causal},
+      {{"causal_with_blocks", "same document, and j <= i and i - j < window, or j in i's own block", kImages},
+       causal_with_blocks},
       {{"block_diffusion",
-        "same document, and j in the clean copy of an earlier block than i's, or in i's own copy of the same block; each block's noisy "
+        "same document, and j in the clean copy of an earlier block than i's, or in i's own copy of the same block; "
+        "each block's noisy "
         "copy lies before its clean one, or all noisy copies before all clean ones",
         kCopies},
        block_diffusion},
       {{"eagle3_ttt",
-        "i in the last pass, and j in the first pass, same document and at or before i, or j in a later pass and i's own token; the rows "
+        "i in the last pass, and j in the first pass, same document and at or before i, or j in a later pass and i's "
+        "own token; the rows "
         "above the last pass, which make it a square, are empty",
         kPasses},
        eagle3_ttt},
       {{"dflash",
-        "i in a block, and j in the same block, or j in the context before the block's anchor and in its document; the rows of the "
+        "i in a block, and j in the same block, or j in the context before the block's anchor and in its document; the "
+        "rows of the "
         "context, which make it a square, are empty",
         kDrafts},
        dflash},
@@ -421,7 +449,8 @@ Mask make_family(std::string_view name, int64_t seqlen, const FamilyParameters& 
     for (const auto& item : range) text += (text.empty() ? "" : ", ") + std::string(item.name);
     return text.empty() ? std::string("none") : text;
   };
-  const auto entry = std::find_if(entries().begin(), entries().end(), [&](const Entry& e) { return e.family.name == name; });
+  const auto entry =
+      std::find_if(entries().begin(), entries().end(), [&](const Entry& e) { return e.family.name == name; });
   if (entry == entries().end()) throw_invalid("unknown mask family '", name, "'; known: ", join(families()));
   for (const auto& [key, value] : parameters) {
     const auto known = entry->family.parameters;

@@ -86,7 +86,8 @@ MaskParts write_intervals(const HiddenColumns& columns, const Band& band, int64_
   for (std::size_t at = 0; at < n; ++at) {
     const auto column = static_cast<int64_t>(at);
     std::optional<Interval> first, second;
-    for_each_part(columns[column], rows.inside(column % columns.seqlen_k()), [&](Interval part) { (first ? second : first) = part; });
+    for_each_part(columns[column], rows.inside(column % columns.seqlen_k()),
+                  [&](Interval part) { (first ? second : first) = part; });
     // A single run goes where the smaller vector form wants it: up from row 0, or down to the last row.
     const bool one_pair = most == 1 && layout == Layout::kFewestIntervals;
     if (first && !second && (one_pair || first->begin > 0 || first->end == end)) std::swap(first, second);
@@ -153,7 +154,8 @@ std::vector<Band> HiddenColumns::tightest_bands(int64_t q_offset) const {
   if (!lo) return {Band::none()};
   *lo -= q_offset;
   *hi -= q_offset;
-  return {Band::none(), Band{.lo = std::nullopt, .hi = hi}, Band{.lo = lo, .hi = std::nullopt}, Band{.lo = lo, .hi = hi}};
+  return {Band::none(), Band{.lo = std::nullopt, .hi = hi}, Band{.lo = lo, .hi = std::nullopt},
+          Band{.lo = lo, .hi = hi}};
 }
 
 bool HiddenColumns::contains_outside_of(const Band& band, int64_t q_offset) const {
@@ -162,21 +164,24 @@ bool HiddenColumns::contains_outside_of(const Band& band, int64_t q_offset) cons
     const auto hidden = (*this)[column];
     Interval inside = rows.inside(column % seqlen_k_);
     if (inside.begin >= inside.end) inside = {static_cast<int32_t>(seqlen_q_), static_cast<int32_t>(seqlen_q_)};
-    const bool above = inside.begin == 0 || (!hidden.empty() && hidden.front().begin == 0 && hidden.front().end >= inside.begin);
-    const bool below = inside.end == seqlen_q_ || (!hidden.empty() && hidden.back().end == seqlen_q_ && hidden.back().begin <= inside.end);
+    const bool above =
+        inside.begin == 0 || (!hidden.empty() && hidden.front().begin == 0 && hidden.front().end >= inside.begin);
+    const bool below = inside.end == seqlen_q_ ||
+                       (!hidden.empty() && hidden.back().end == seqlen_q_ && hidden.back().begin <= inside.end);
     if (!above || !below) return false;
   }
   return true;
 }
 
-std::optional<MaskParts> try_fit(const HiddenColumns& columns, const Band& band, int64_t q_offset, int limit, Layout layout) {
+std::optional<MaskParts> try_fit(const HiddenColumns& columns, const Band& band, int64_t q_offset, int limit,
+                                 Layout layout) {
   const int most = count_needed(columns, BandRows(band, q_offset, columns.seqlen_q())).most;
   if (most > limit) return std::nullopt;
   return write_intervals(columns, band, q_offset, most, layout);
 }
 
-MaskParts fit_two_intervals(const HiddenColumns& columns, std::span<const Band> candidates, int64_t q_offset, std::string_view what,
-                            Layout layout) {
+MaskParts fit_two_intervals(const HiddenColumns& columns, std::span<const Band> candidates, int64_t q_offset,
+                            std::string_view what, Layout layout) {
   const Band* best = nullptr;
   Need need;
   for (const Band& band : candidates) {
@@ -187,8 +192,9 @@ MaskParts fit_two_intervals(const HiddenColumns& columns, std::span<const Band> 
   }
   if (need.most > 2) {
     const int64_t j = need.first_misfit % columns.seqlen_k(), bh = need.first_misfit / columns.seqlen_k();
-    throw Error(ErrorCode::kUnrepresentable, message(what, " does not fit two row intervals per key column: (batch ", bh / columns.heads(),
-                                                     ", head ", bh % columns.heads(), ", column ", j, ") needs ", need.misfit_needs));
+    throw Error(ErrorCode::kUnrepresentable,
+                message(what, " does not fit two row intervals per key column: (batch ", bh / columns.heads(),
+                        ", head ", bh % columns.heads(), ", column ", j, ") needs ", need.misfit_needs));
   }
   return write_intervals(columns, *best, q_offset, need.most, layout);
 }

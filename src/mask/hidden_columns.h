@@ -59,12 +59,13 @@ enum class Layout {
 
 /// At most `limit` (1 or 2) intervals per column beside `band`, which must hide nothing visible; nothing if a
 /// column needs more.
-std::optional<MaskParts> try_fit(const HiddenColumns& columns, const Band& band, int64_t q_offset, int limit, Layout layout);
+std::optional<MaskParts> try_fit(const HiddenColumns& columns, const Band& band, int64_t q_offset, int limit,
+                                 Layout layout);
 
 /// Fits at most two intervals per column beside one of `candidates` (bands that hide nothing visible): the
 /// fewest intervals win, ties in the order given. Throws kUnrepresentable, saying `what` does not fit and
 /// naming the first column that does not.
-MaskParts fit_two_intervals(const HiddenColumns& columns, std::span<const Band> candidates, int64_t q_offset, std::string_view what,
-                            Layout layout = Layout::kFewestIntervals);
+MaskParts fit_two_intervals(const HiddenColumns& columns, std::span<const Band> candidates, int64_t q_offset,
+                            std::string_view what, Layout layout = Layout::kFewestIntervals);
 
 }  // namespace flashmask

@@ -14,7 +14,9 @@ inline std::string describe(const Device& device) {
 }
 
 /// Whether a mask has contents at all, or only a band, which goes anywhere.
-inline bool has_contents(const MaskView& view) { return view.lts || view.lte || view.uts || view.ute || view.block_mask; }
+inline bool has_contents(const MaskView& view) {
+  return view.lts || view.lte || view.uts || view.ute || view.block_mask;
+}
 
 /// Throws kInvalidArgument, naming the device, if the mask's vectors are not in host memory, where `reader`
 /// ("to_dense") would read them.

@@ -34,7 +34,8 @@ uint64_t hash_of_elements(content_hash::Source source, const std::vector<T>& val
 }
 
 void check_seqlen(const char* argument, int64_t seqlen) {
-  if (seqlen < 0 || seqlen > kMaxSeqlen) throw_invalid(argument, " is ", seqlen, "; it must be between 0 and ", kMaxSeqlen);
+  if (seqlen < 0 || seqlen > kMaxSeqlen)
+    throw_invalid(argument, " is ", seqlen, "; it must be between 0 and ", kMaxSeqlen);
 }
 
 void check_count(const char* argument, int64_t count) {
@@ -44,8 +45,8 @@ void check_count(const char* argument, int64_t count) {
 void check_size(const char* argument, std::size_t got, std::optional<int64_t> expected, const char* shape) {
   if (got == 0 && (!expected || *expected != 0)) return;  // absent
   if (!expected || static_cast<int64_t>(got) != *expected) {
-    throw_invalid(argument, " has ", got, " elements; ", shape, " needs ", expected ? message(*expected) : "more than 2^63",
-                  " (or 0: absent)");
+    throw_invalid(argument, " has ", got, " elements; ", shape, " needs ",
+                  expected ? message(*expected) : "more than 2^63", " (or 0: absent)");
   }
 }
 
@@ -53,11 +54,12 @@ void check_size(const char* argument, std::size_t got, std::optional<int64_t> ex
 constexpr int64_t kFarthest = int64_t{1} << 40;
 
 void check_q_offset(int64_t q_offset) {
-  if (q_offset < -kFarthest || q_offset > kFarthest) throw_invalid("q_offset is ", q_offset, "; it must be between -2^40 and 2^40");
+  if (q_offset < -kFarthest || q_offset > kFarthest)
+    throw_invalid("q_offset is ", q_offset, "; it must be between -2^40 and 2^40");
 }
 
-/// The same band with edges that sums do not make overflow: |j - (i + q_offset)| is below 2^41 whatever the q_offset, so that an edge
-/// beyond that hides nothing, and is left out, or everything.
+/// The same band with edges that sums do not make overflow: |j - (i + q_offset)| is below 2^41 whatever the q_offset,
+/// so that an edge beyond that hides nothing, and is left out, or everything.
 Band reachable(Band band) {
   constexpr int64_t kBeyond = 2 * kFarthest;
   if (band.lo && *band.lo <= -kBeyond) band.lo.reset();
@@ -185,9 +187,11 @@ std::vector<uint8_t> read_block_mask(const TensorView& t) {
 
 void check_block_tensor(const TensorView& t, int64_t seqlen_q, int64_t seqlen_k) {
   const bool on_host = t.device.kind == Device::Kind::kCpu;
-  const bool dtype = t.dtype == DataType::kBool || t.dtype == DataType::kUInt8 || (on_host && t.dtype == DataType::kInt32);
+  const bool dtype =
+      t.dtype == DataType::kBool || t.dtype == DataType::kUInt8 || (on_host && t.dtype == DataType::kInt32);
   if (t.rank != 4 || !dtype) {
-    throw_invalid("block_mask is ", describe(t), "; it must be ", on_host ? "bool, uint8 or int32" : "bool or uint8 (on a device)",
+    throw_invalid("block_mask is ", describe(t), "; it must be ",
+                  on_host ? "bool, uint8 or int32" : "bool or uint8 (on a device)",
                   " [batch, heads, ceil(seqlen_q / 128), ceil(seqlen_k / 128)]");
   }
   check_extent("block_mask", t);
@@ -195,14 +199,16 @@ void check_block_tensor(const TensorView& t, int64_t seqlen_q, int64_t seqlen_k)
   check_count("block_mask's heads", t.shape[1]);
   const int64_t rows = ceil_div(seqlen_q, kBlockMaskSize), keys = ceil_div(seqlen_k, kBlockMaskSize);
   if (t.shape[2] != rows || t.shape[3] != keys)
-    throw_invalid("block_mask is ", describe(t), "; its last two dimensions must be ", rows, " and ", keys, ", ceil(seqlen / 128)");
+    throw_invalid("block_mask is ", describe(t), "; its last two dimensions must be ", rows, " and ", keys,
+                  ", ceil(seqlen / 128)");
   if (!on_host && !is_contiguous(t))
     throw_invalid("block_mask is on ", describe(t.device), " and not contiguous; it is borrowed, so it must be");
 }
 
 /// The kernels read both, so both must be where the call is.
 void check_same_device(const Bounds& bounds, bool has_blocks, const Device& of_blocks) {
-  const bool vectors = bounds.borrowed || !bounds.lts.empty() || !bounds.lte.empty() || !bounds.uts.empty() || !bounds.ute.empty();
+  const bool vectors =
+      bounds.borrowed || !bounds.lts.empty() || !bounds.lte.empty() || !bounds.uts.empty() || !bounds.ute.empty();
   const Device of_vectors = bounds.borrowed ? bounds.borrowed->device : Device{};
   if (vectors && has_blocks && of_vectors != of_blocks) {
     throw_invalid("the mask's vectors are on ", describe(of_vectors), " and its block mask on ", describe(of_blocks),
@@ -217,7 +223,8 @@ void check_broadcast(int64_t bounds_batch, int64_t block_batch, int64_t bounds_h
                   "; they must be equal, or one of them 1");
   }
   if (std::max(bounds_heads, block_heads) % std::min(bounds_heads, block_heads) != 0) {
-    throw_invalid("the mask's vectors have ", bounds_heads, " heads and its block mask ", block_heads, "; one must divide the other");
+    throw_invalid("the mask's vectors have ", bounds_heads, " heads and its block mask ", block_heads,
+                  "; one must divide the other");
   }
 }
 
@@ -238,7 +245,8 @@ Mask::Mask(MaskParts parts) {
   check_count("batch", parts.batch);
   check_count("heads", parts.heads);
   const auto expected = checked_product(parts.batch, parts.heads, parts.seqlen_k);
-  for (auto [argument, vector] : {std::pair{"lts", &parts.lts}, {"lte", &parts.lte}, {"uts", &parts.uts}, {"ute", &parts.ute}}) {
+  for (auto [argument, vector] :
+       {std::pair{"lts", &parts.lts}, {"lte", &parts.lte}, {"uts", &parts.uts}, {"ute", &parts.ute}}) {
     check_size(argument, vector->size(), expected, "[batch, heads, seqlen_k]");
   }
   auto bounds = std::make_shared<Bounds>();
@@ -250,15 +258,16 @@ Mask::Mask(MaskParts parts) {
   bounds->uts = std::move(parts.uts);
   bounds->ute = std::move(parts.ute);
   using enum content_hash::Source;
-  bounds->hash = hash_of_elements(kLts, bounds->lts) + hash_of_elements(kLte, bounds->lte) + hash_of_elements(kUts, bounds->uts) +
-                 hash_of_elements(kUte, bounds->ute);
+  bounds->hash = hash_of_elements(kLts, bounds->lts) + hash_of_elements(kLte, bounds->lte) +
+                 hash_of_elements(kUts, bounds->uts) + hash_of_elements(kUte, bounds->ute);
 
   auto data = std::make_shared<Data>();
   data->seqlen_q = parts.seqlen_q;
   data->seqlen_k = parts.seqlen_k;
   data->band = parts.band;
   data->q_offset = parts.q_offset.value_or(parts.seqlen_k - parts.seqlen_q);
-  data->block = BlockMask::make(parts.seqlen_q, parts.seqlen_k, parts.block_batch, parts.block_heads, std::move(parts.block_mask));
+  data->block = BlockMask::make(parts.seqlen_q, parts.seqlen_k, parts.block_batch, parts.block_heads,
+                                std::move(parts.block_mask));
   check_broadcast(bounds->batch, data->block->batch, bounds->heads, data->block->heads);
   data->bounds = std::move(bounds);
   data->finish();
@@ -321,15 +330,16 @@ Device Mask::device() const { return data_->view.device; }
 
 int64_t Mask::memory_bytes() const {
   const Bounds& b = *data_->bounds;
-  return static_cast<int64_t>((b.lts.size() + b.lte.size() + b.uts.size() + b.ute.size()) * sizeof(int32_t) + data_->block->keep.size());
+  return static_cast<int64_t>((b.lts.size() + b.lte.size() + b.uts.size() + b.ute.size()) * sizeof(int32_t) +
+                              data_->block->keep.size());
 }
 
 bool Mask::visible(int64_t b, int64_t h, int64_t i, int64_t j) const {
   const MaskView& v = data_->view;
   require_host(v, "Mask::visible");
   if (b < 0 || b >= v.batch() || h < 0 || h >= v.heads() || i < 0 || i >= v.seqlen_q || j < 0 || j >= v.seqlen_k) {
-    throw_invalid("element (batch ", b, ", head ", h, ", row ", i, ", key ", j, ") is outside of the mask [", v.batch(), ", ", v.heads(),
-                  ", ", v.seqlen_q, ", ", v.seqlen_k, "]");
+    throw_invalid("element (batch ", b, ", head ", h, ", row ", i, ", key ", j, ") is outside of the mask [", v.batch(),
+                  ", ", v.heads(), ", ", v.seqlen_q, ", ", v.seqlen_k, "]");
   }
   if (!rules::is_visible(columns(v, b, h), static_cast<int32_t>(i), static_cast<int32_t>(j))) return false;
   const uint8_t* keep = flashmask::block_mask(v, b, h);
@@ -361,7 +371,8 @@ Mask Mask::with_block_mask(std::vector<uint8_t> keep, int64_t batch, int64_t hea
 Mask Mask::with_block_tensor(const TensorView& keep) const {
   Outline::with_block_mask(*this, keep);
   check_data("block_mask", keep);
-  if (keep.device.kind == Device::Kind::kCpu) return with_block_mask(read_block_mask(keep), keep.shape[0], keep.shape[1]);
+  if (keep.device.kind == Device::Kind::kCpu)
+    return with_block_mask(read_block_mask(keep), keep.shape[0], keep.shape[1]);
   return with_block(BlockMask::of_shape(keep, static_cast<const uint8_t*>(keep.data)));
 }
 
@@ -385,7 +396,8 @@ std::vector<Finding> Mask::validate(int64_t limit) const {
   require_host(data_->view, "Mask::validate");
   std::vector<Finding> findings;
   const Bounds& bounds = *data_->bounds;
-  const auto check = [&](const char* begin_name, const std::vector<int32_t>& begin, const char* end_name, const std::vector<int32_t>& end) {
+  const auto check = [&](const char* begin_name, const std::vector<int32_t>& begin, const char* end_name,
+                         const std::vector<int32_t>& end) {
     const std::size_t n = std::max(begin.size(), end.size());
     for (std::size_t at = 0; at < n && static_cast<int64_t>(findings.size()) < limit; ++at) {
       const auto report = [&](std::string what) {

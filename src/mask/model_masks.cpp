@@ -15,7 +15,8 @@ using namespace building;
 
 namespace {
 
-/// How far a window of the last `window` keys reaches, -1 being all of them; at most `length`, so that no sum overflows.
+/// How far a window of the last `window` keys reaches, -1 being all of them; at most `length`, so that no sum
+/// overflows.
 int64_t reach_of(int64_t window, int64_t length) {
   if (window < 1 && window != -1) throw_invalid("window is ", window, "; it must be at least 1, or -1 for all");
   return window == -1 ? length : std::min(window, length);
@@ -63,14 +64,19 @@ BlockDiffusion interleaved_diffusion(std::span<const BlockPart> blocks, int64_t 
   return {Mask(std::move(parts)), std::move(order)};
 }
 
-/// The rows that a clean key of `block` is hidden from; it is seen by noisy rows of later blocks and clean rows from its own on.
+/// The rows that a clean key of `block` is hidden from; it is seen by noisy rows of later blocks and clean rows from
+/// its own on.
 std::array<rules::Interval, 2> hidden_from_clean(const BlockPart& block, int64_t total) {
   const int64_t later = block.end, until = block.document_end, own = total + block.begin;
   if (later == until) return {{{0, row(own)}, {row(total + until), row(2 * total)}}};
   if (until == total) return {{{0, row(later)}, {row(until), row(own)}}};
-  throw Error(ErrorCode::kUnrepresentable,
-              message("the block-diffusion mask does not fit two row intervals per key column in the order kConcatenated: column ", own,
-                      " needs 3, as its document has more blocks and another document follows; the order kInterleaved fits every packing"));
+  throw Error(
+      ErrorCode::kUnrepresentable,
+      message(
+          "the block-diffusion mask does not fit two row intervals per key column in the order kConcatenated: column ",
+          own,
+          " needs 3, as its document has more blocks and another document follows; the order kInterleaved fits every "
+          "packing"));
 }
 
 BlockDiffusion concatenated_diffusion(std::span<const BlockPart> blocks, int64_t total) {
@@ -92,10 +98,12 @@ BlockDiffusion concatenated_diffusion(std::span<const BlockPart> blocks, int64_t
 void check_anchors(std::span<const int64_t> anchors, int64_t context) {
   for (std::size_t n = 0; n < anchors.size(); ++n) {
     if (anchors[n] < 0 || anchors[n] > context)
-      throw_invalid("anchors[", n, "] is ", anchors[n], "; it must be between 0 and the length of the context, ", context);
+      throw_invalid("anchors[", n, "] is ", anchors[n], "; it must be between 0 and the length of the context, ",
+                    context);
     if (n > 0 && anchors[n] < anchors[n - 1]) {
       throw_invalid("anchors[", n, "] is ", anchors[n], ", less than the one before it, ", anchors[n - 1],
-                    "; sort the blocks by anchor: only then do those that see a key follow each other, and the mask fits two intervals");
+                    "; sort the blocks by anchor: only then do those that see a key follow each other, and the mask "
+                    "fits two intervals");
     }
   }
 }
@@ -121,7 +129,8 @@ Documents equal_blocks(const Documents& documents, int64_t length) {
   if (length < 1) throw_invalid("length is ", length, "; a block must have at least 1 token");
   std::vector<int64_t> ends{0};
   for (int64_t n = 0; n < documents.count(); ++n) {
-    for (int64_t left = documents.length(n); left > 0; left -= length) ends.push_back(ends.back() + std::min(left, length));
+    for (int64_t left = documents.length(n); left > 0; left -= length)
+      ends.push_back(ends.back() + std::min(left, length));
   }
   return Documents::from_cu_seqlens(ends);
 }
@@ -153,8 +162,8 @@ Mask causal_with_blocks(const Documents& documents, std::span<const Span> blocks
       while (block != blocks.end() && block->end <= j) ++block;
       const Span own = block != blocks.end() && block->begin <= j ? *block : Span{j, j + 1};
       if (own.end > end) {
-        throw_invalid("blocks[", block - blocks.begin(), "] is [", own.begin, ", ", own.end, "), and document ", n, " ends at ", end,
-                      "; a block must lie in one document");
+        throw_invalid("blocks[", block - blocks.begin(), "] is [", own.begin, ", ", own.end, "), and document ", n,
+                      " ends at ", end, "; a block must lie in one document");
       }
       parts.lts.push_back(row(std::max(own.end, std::min(j + reach, end))));
       parts.ute.push_back(row(own.begin));
@@ -165,7 +174,8 @@ Mask causal_with_blocks(const Documents& documents, std::span<const Span> blocks
 
 BlockDiffusion block_diffusion(const Documents& blocks, const Documents& documents, BlockDiffusionOrder order) {
   check_blocks(blocks, documents);
-  if (documents.total() > kMaxSeqlen / 2) throw_invalid("two copies of ", documents.total(), " tokens are more than ", kMaxSeqlen);
+  if (documents.total() > kMaxSeqlen / 2)
+    throw_invalid("two copies of ", documents.total(), " tokens are more than ", kMaxSeqlen);
   const std::vector<BlockPart> parts = cut_at_documents(blocks, documents);
   return order == BlockDiffusionOrder::kInterleaved ? interleaved_diffusion(parts, documents.total())
                                                     : concatenated_diffusion(parts, documents.total());
@@ -191,14 +201,16 @@ Mask dflash(const Documents& documents, std::span<const int64_t> anchors, int64_
   if (block < 1) throw_invalid("block is ", block, "; it must be at least 1");
   check_anchors(anchors, context);
   if (blocks > 0 && block > (kMaxSeqlen - context) / blocks)
-    throw_invalid("block is ", block, "; ", blocks, " of them and ", context, " tokens of context are more than ", kMaxSeqlen, " keys");
+    throw_invalid("block is ", block, "; ", blocks, " of them and ", context, " tokens of context are more than ",
+                  kMaxSeqlen, " keys");
   const auto anchored_before = [&](int64_t position) {
     return std::lower_bound(anchors.begin(), anchors.end(), position) - anchors.begin();
   };
   MaskParts parts{.seqlen_q = blocks * block, .seqlen_k = context + blocks * block};
   for (int64_t n = 0; n < documents.count(); ++n) {
     const int64_t end = documents.end(n), last = end == context ? blocks : anchored_before(end);
-    for (int64_t j = documents.begin(n); j < end; ++j) append_seen(parts, 1, anchored_before(j + 1) * block, last * block);
+    for (int64_t j = documents.begin(n); j < end; ++j)
+      append_seen(parts, 1, anchored_before(j + 1) * block, last * block);
   }
   for (int64_t n = 0; n < blocks; ++n) append_seen(parts, block, n * block, (n + 1) * block);
   return Mask(std::move(parts));

@@ -46,8 +46,8 @@ FLASHMASK_RULE int32_t clamp_row(Int row, int32_t seqlen_q) {
   return at_most > 0 ? static_cast<int32_t>(at_most) : 0;
 }
 
-/// clamp_row(key - diagonal) in 32 bits, key >= 0: it is the diagonal that is clamped, to where the difference is a row,
-/// so nothing overflows.
+/// clamp_row(key - diagonal) in 32 bits, key >= 0: it is the diagonal that is clamped, to where the difference is a
+/// row, so nothing overflows.
 FLASHMASK_RULE int32_t clamp_row_on_diagonal(int32_t key, int32_t diagonal, int32_t seqlen_q) {
   const int32_t at_least = diagonal > key - seqlen_q ? diagonal : key - seqlen_q;
   return key - (at_least < key ? at_least : key);
@@ -119,8 +119,8 @@ FLASHMASK_RULE int32_t rows_to_diagonal(int32_t key, int32_t diagonal, int32_t r
   return static_cast<int32_t>(rows > kFar ? kFar : rows < -kFar ? -kFar : rows);
 }
 
-/// The band where a tile begins, at column `first` and row row0: row row0 + r sees column first + c if top + c <= r < bottom + c.
-/// Edges that are far away are somewhere far away.
+/// The band where a tile begins, at column `first` and row row0: row row0 + r sees column first + c if top + c <= r <
+/// bottom + c. Edges that are far away are somewhere far away.
 struct TileBand {
   int32_t top, bottom;
 };
@@ -132,7 +132,8 @@ FLASHMASK_RULE TileBand tile_band(const Columns& m, int32_t first, int32_t row0)
           below ? rows_to_diagonal(first, m.diagonal_lo, row0) + 1 : 1 << 30};
 }
 
-/// The columns first + c, c of the interval, that the band lets row row0 + r see, 0 <= r < 2^20; not clamped to the tile.
+/// The columns first + c, c of the interval, that the band lets row row0 + r see, 0 <= r < 2^20; not clamped to the
+/// tile.
 FLASHMASK_RULE Interval columns_in_band(TileBand band, int32_t r) { return {r - band.bottom + 1, r - band.top + 1}; }
 
 /// The vectors' elements of the columns first + at[i] (0 <= at[i], at[i] * stride < 2^31).
@@ -157,12 +158,13 @@ struct StoredBounds {
   }
 };
 
-/// For n columns of a tile, first + at[i] (0 <= at[i] < tile_keys <= 2^20): bit r of bits[w][i] is set if row row0 + 32 w + r (below
-/// seqlen_q) sees the column, r < 32; row0 >= 0. It is what visible_bits(hidden_rows(m, first + at[i]), row0 + 32 w) says, for
-/// kernels that ask for every column of a tile. `bounds` reads the vectors: a StoredBounds, or what does the same.
+/// For n columns of a tile, first + at[i] (0 <= at[i] < tile_keys <= 2^20): bit r of bits[w][i] is set if row row0 + 32
+/// w + r (below seqlen_q) sees the column, r < 32; row0 >= 0. It is what visible_bits(hidden_rows(m, first + at[i]),
+/// row0 + 32 w) says, for kernels that ask for every column of a tile. `bounds` reads the vectors: a StoredBounds, or
+/// what does the same.
 template <int tile_keys, int windows, int n, typename Bounds>
-FLASHMASK_RULE void visible_windows(const Columns& m, const Bounds& bounds, int32_t first, const int32_t (&at)[n], int32_t row0,
-                                    uint32_t (&bits)[windows][n]) {
+FLASHMASK_RULE void visible_windows(const Columns& m, const Bounds& bounds, int32_t first, const int32_t (&at)[n],
+                                    int32_t row0, uint32_t (&bits)[windows][n]) {
   const TileBand band = tile_band(m, first, row0);
   for (int i = 0; i < n; ++i) {
     for (int w = 0; w < windows; ++w) bits[w][i] = ~0u;
@@ -186,14 +188,17 @@ FLASHMASK_RULE void visible_windows(const Columns& m, const Bounds& bounds, int3
     if (!bounds(interval, begin, end)) continue;
     for (int i = 0; i < n; ++i) {
       // Not begin - row0 at once: what a vector holds may be any number.
-      const int32_t skipped = (begin[i] > row0 ? begin[i] : row0) - row0, until = (end[i] > row0 ? end[i] : row0) - row0;
+      const int32_t skipped = (begin[i] > row0 ? begin[i] : row0) - row0,
+                    until = (end[i] > row0 ? end[i] : row0) - row0;
       bits[0][i] &= ~bits_from<uint32_t>(skipped) | bits_from<uint32_t>(until);
       for (int w = 1; w < windows; ++w) bits[w][i] &= ~window_from(skipped, w) | window_from(until, w);
     }
   }
 }
 
-FLASHMASK_RULE uint32_t visible_bits32(const HiddenRows& hidden, int32_t row0) { return visible_bits<uint32_t>(hidden, row0); }
+FLASHMASK_RULE uint32_t visible_bits32(const HiddenRows& hidden, int32_t row0) {
+  return visible_bits<uint32_t>(hidden, row0);
+}
 
 /// Puts the one that begins first in `a`.
 FLASHMASK_RULE void order(Interval& a, Interval& b) {

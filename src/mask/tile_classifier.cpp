@@ -32,8 +32,8 @@ void TileClassifier::add(std::vector<int32_t>& events, rules::Interval tiles) {
   dirty_[static_cast<std::size_t>(tiles.end / 64)] = 1;
 }
 
-void TileClassifier::classify(const rules::Columns& columns, int64_t key_begin, int64_t key_end, std::span<uint64_t> live,
-                              std::span<uint64_t> full) {
+void TileClassifier::classify(const rules::Columns& columns, int64_t key_begin, int64_t key_end,
+                              std::span<uint64_t> live, std::span<uint64_t> full) {
   for (int64_t j = key_begin; j < key_end; ++j) {
     rules::Interval hidden[4];
     const int n = rules::merge(rules::hidden_rows(columns, static_cast<int32_t>(j)), hidden);
@@ -67,16 +67,21 @@ void TileClassifier::classify(const rules::Columns& columns, int64_t key_begin, 
 TileGrid classify_tiles(const Mask& mask, int64_t batch, int64_t head, TileShape shape) {
   const MaskView& view = mask.view();
   require_host(view, "classify_tiles");
-  if (shape.rows < 1 || shape.keys < 1) throw_invalid("tile is ", shape.rows, "x", shape.keys, "; both sides must be at least 1");
+  if (shape.rows < 1 || shape.keys < 1)
+    throw_invalid("tile is ", shape.rows, "x", shape.keys, "; both sides must be at least 1");
   if (batch < 0 || batch >= view.batch() || head < 0 || head >= view.heads()) {
-    throw_invalid("(batch ", batch, ", head ", head, ") is outside of the mask's [", view.batch(), ", ", view.heads(), "]");
+    throw_invalid("(batch ", batch, ", head ", head, ") is outside of the mask's [", view.batch(), ", ", view.heads(),
+                  "]");
   }
-  TileGrid grid{
-      .shape = shape, .row_tiles = ceil_div(view.seqlen_q, shape.rows), .key_tiles = ceil_div(view.seqlen_k, shape.keys), .classes = {}};
+  TileGrid grid{.shape = shape,
+                .row_tiles = ceil_div(view.seqlen_q, shape.rows),
+                .key_tiles = ceil_div(view.seqlen_k, shape.keys),
+                .classes = {}};
   if (grid.row_tiles == 0 || grid.key_tiles == 0) return grid;
   // Under a block mask, parts that lie within one block are classified and put together.
   const uint8_t* keep = block_mask(view, batch, head);
-  const TileShape part = keep ? TileShape{std::gcd(shape.rows, kBlockMaskSize), std::gcd(shape.keys, kBlockMaskSize)} : shape;
+  const TileShape part =
+      keep ? TileShape{std::gcd(shape.rows, kBlockMaskSize), std::gcd(shape.keys, kBlockMaskSize)} : shape;
   const int64_t part_rows = ceil_div(view.seqlen_q, part.rows), part_keys = ceil_div(view.seqlen_k, part.keys);
   const int64_t key_blocks = ceil_div(view.seqlen_k, kBlockMaskSize);
   const auto cells = static_cast<std::size_t>(grid.row_tiles * grid.key_tiles);
@@ -87,9 +92,13 @@ TileGrid classify_tiles(const Mask& mask, int64_t batch, int64_t head, TileShape
   for (int64_t c = 0; c < part_keys; ++c) {
     classifier.classify(column, c * part.keys, std::min((c + 1) * part.keys, view.seqlen_k), live, full);
     for (int64_t r = 0; r < part_rows; ++r) {
-      const auto bit = [r](const std::vector<uint64_t>& words) { return (words[static_cast<std::size_t>(r / 64)] >> (r % 64) & 1) != 0; };
-      const bool kept = !keep || keep[r * part.rows / kBlockMaskSize * key_blocks + c * part.keys / kBlockMaskSize] != 0;
-      const auto at = static_cast<std::size_t>(r * part.rows / shape.rows * grid.key_tiles + c * part.keys / shape.keys);
+      const auto bit = [r](const std::vector<uint64_t>& words) {
+        return (words[static_cast<std::size_t>(r / 64)] >> (r % 64) & 1) != 0;
+      };
+      const bool kept =
+          !keep || keep[r * part.rows / kBlockMaskSize * key_blocks + c * part.keys / kBlockMaskSize] != 0;
+      const auto at =
+          static_cast<std::size_t>(r * part.rows / shape.rows * grid.key_tiles + c * part.keys / shape.keys);
       any[at] |= kept && bit(live);
       all[at] &= kept && bit(full);
     }

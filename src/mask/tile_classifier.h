@@ -20,7 +20,8 @@ class TileClassifier {
 
   /// Bit r % 64 of word r / 64 of `live` (`full`) is set if some (every) element of row tile r and keys
   /// [key_begin, key_end) is visible. Both spans have words() entries; bits past the last tile are clear.
-  void classify(const rules::Columns& columns, int64_t key_begin, int64_t key_end, std::span<uint64_t> live, std::span<uint64_t> full);
+  void classify(const rules::Columns& columns, int64_t key_begin, int64_t key_end, std::span<uint64_t> live,
+                std::span<uint64_t> full);
 
  private:
   void add(std::vector<int32_t>& events, rules::Interval tiles);

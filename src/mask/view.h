@@ -8,8 +8,8 @@
 
 namespace flashmask {
 
-/// How many neighbours of `all` entries share one of `own` (`own` divides `all`): one mask head serves several heads, and
-/// one key head several query heads.
+/// How many neighbours of `all` entries share one of `own` (`own` divides `all`): one mask head serves several heads,
+/// and one key head several query heads.
 constexpr int64_t broadcast_group(int64_t all, int64_t own) { return own == all ? 1 : all / own; }
 
 /// The index, along a dimension of `own` entries, that entry `index` of `all` reads.
@@ -20,7 +20,9 @@ struct Diagonals {
   int32_t lo = INT32_MIN, hi = INT32_MAX;
 };
 inline Diagonals absolute_diagonals(const Band& band, int64_t q_offset) {
-  const auto fold = [q_offset](int64_t edge) { return static_cast<int32_t>(std::clamp<int64_t>(edge + q_offset, INT32_MIN, INT32_MAX)); };
+  const auto fold = [q_offset](int64_t edge) {
+    return static_cast<int32_t>(std::clamp<int64_t>(edge + q_offset, INT32_MIN, INT32_MAX));
+  };
   Diagonals diagonals;
   if (band.lo) diagonals.lo = fold(*band.lo);
   if (band.hi) diagonals.hi = fold(*band.hi);
@@ -45,13 +47,14 @@ FLASHMASK_RULE rules::Columns own_columns(const MaskView& view, int64_t own) {
 
 /// Where block mask number `own` (of block_batch * block_heads) begins.
 FLASHMASK_RULE int64_t first_block(const MaskView& view, int64_t own) {
-  return own * ((view.seqlen_q + kBlockMaskSize - 1) / kBlockMaskSize) * ((view.seqlen_k + kBlockMaskSize - 1) / kBlockMaskSize);
+  return own * ((view.seqlen_q + kBlockMaskSize - 1) / kBlockMaskSize) *
+         ((view.seqlen_k + kBlockMaskSize - 1) / kBlockMaskSize);
 }
 
 /// The vectors of mask batch entry `b` and mask head `h` (of view.batch() and view.heads()).
 inline rules::Columns columns(const MaskView& view, int64_t b, int64_t h) {
-  return own_columns(
-      view, broadcast_index(b, view.batch(), view.bounds_batch) * view.bounds_heads + broadcast_index(h, view.heads(), view.bounds_heads));
+  return own_columns(view, broadcast_index(b, view.batch(), view.bounds_batch) * view.bounds_heads +
+                               broadcast_index(h, view.heads(), view.bounds_heads));
 }
 
 /// The block mask of that batch entry and head, or null.

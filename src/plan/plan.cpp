@@ -31,7 +31,8 @@ void transpose64(std::array<uint64_t, 64>& a) {
 }
 
 /// `from` is [rows, from_words], `to` [columns, to_words]; `columns` bits of each row count.
-void transpose_bits(const uint64_t* from, int64_t rows, int64_t from_words, uint64_t* to, int64_t columns, int64_t to_words) {
+void transpose_bits(const uint64_t* from, int64_t rows, int64_t from_words, uint64_t* to, int64_t columns,
+                    int64_t to_words) {
   std::array<uint64_t, 64> square;
   for (int64_t r = 0; r < to_words; ++r) {
     for (int64_t c = 0; c < from_words; ++c) {
@@ -60,7 +61,8 @@ int32_t count_bits(std::span<const uint64_t> words) {
 }
 
 /// The two row granules of every block that `keep` clears are neither live nor full.
-void clear_blocks(const uint8_t* keep, int64_t key_blocks, int64_t key_block, int64_t row_granules, Words live, Words full) {
+void clear_blocks(const uint8_t* keep, int64_t key_blocks, int64_t key_block, int64_t row_granules, Words live,
+                  Words full) {
   constexpr int64_t kPerBlock = kBlockMaskSize / kGranuleRows;
   for (int64_t r = 0; r < row_granules; ++r) {
     if (keep[r / kPerBlock * key_blocks + key_block]) continue;
@@ -95,13 +97,16 @@ RowTiles row_tiles(const PlanLayout& layout, int64_t granules_per_tile) {
     case 3:
       return {3, layout.row_tiles_192, layout.row_tile_counts_192, layout.row_tile_order_192};
     default:
-      throw_invalid("granules_per_tile is ", granules_per_tile, "; a plan keeps the order of row tiles of 1, 2 and 3 granules");
+      throw_invalid("granules_per_tile is ", granules_per_tile,
+                    "; a plan keeps the order of row tiles of 1, 2 and 3 granules");
   }
 }
 
 /// Counts and orders the row tiles of mask index `m`, whose row granules have the bits `row_live`.
-void order_row_tiles(const PlanLayout& layout, const RowTiles& tiles, int64_t m, const uint64_t* row_live, std::span<std::byte> buffer) {
-  const std::span<int32_t> counts(at<int32_t>(buffer, tiles.counts) + m * tiles.tiles, static_cast<std::size_t>(tiles.tiles));
+void order_row_tiles(const PlanLayout& layout, const RowTiles& tiles, int64_t m, const uint64_t* row_live,
+                     std::span<std::byte> buffer) {
+  const std::span<int32_t> counts(at<int32_t>(buffer, tiles.counts) + m * tiles.tiles,
+                                  static_cast<std::size_t>(tiles.tiles));
   for (int64_t t = 0; t < tiles.tiles; ++t) {
     int32_t count = 0;
     for (int64_t w = 0; w < layout.words_per_row; ++w) {
@@ -120,9 +125,11 @@ void order_row_tiles(const PlanLayout& layout, const RowTiles& tiles, int64_t m,
 PlanLayout::PlanLayout(int64_t seqlen_q_, int64_t seqlen_k_, int64_t batch_, int64_t heads_)
     : seqlen_q(seqlen_q_), seqlen_k(seqlen_k_), batch(batch_), heads(heads_) {
   for (const auto& [argument, value] : {std::pair{"seqlen_q", seqlen_q}, {"seqlen_k", seqlen_k}}) {
-    if (value < 0 || value > kMaxSeqlen) throw_invalid(argument, " is ", value, "; it must be between 0 and ", kMaxSeqlen);
+    if (value < 0 || value > kMaxSeqlen)
+      throw_invalid(argument, " is ", value, "; it must be between 0 and ", kMaxSeqlen);
   }
-  if (batch < 1 || heads < 1) throw_invalid("a plan's batch and heads are ", batch, " and ", heads, "; both must be at least 1");
+  if (batch < 1 || heads < 1)
+    throw_invalid("a plan's batch and heads are ", batch, " and ", heads, "; both must be at least 1");
   row_granules = ceil_div(seqlen_q, kGranuleRows);
   key_blocks = ceil_div(seqlen_k, kGranuleKeys);
   words_per_row = ceil_div(key_blocks, 64);
@@ -131,7 +138,8 @@ PlanLayout::PlanLayout(int64_t seqlen_q_, int64_t seqlen_k_, int64_t batch_, int
   // The largest offset is a few times this product, so checking it with room to spare checks them all.
   const auto largest = masks ? checked_product(*masks, row_granules + 64, key_blocks + 64, int64_t{16}) : std::nullopt;
   if (!largest)
-    throw_invalid("a plan for batch ", batch, ", heads ", heads, " and lengths (", seqlen_q, ", ", seqlen_k, ") has more than 2^63 bytes");
+    throw_invalid("a plan for batch ", batch, ", heads ", heads, " and lengths (", seqlen_q, ", ", seqlen_k,
+                  ") has more than 2^63 bytes");
   row_tiles_128 = ceil_div(seqlen_q, 2 * kGranuleRows);
   row_tiles_192 = ceil_div(seqlen_q, 3 * kGranuleRows);
   int64_t end = static_cast<int64_t>(sizeof(PlanHeader));
@@ -159,8 +167,10 @@ PlanLayout::PlanLayout(int64_t seqlen_q_, int64_t seqlen_k_, int64_t batch_, int
 PlanView::PlanView(std::span<const std::byte> buffer) {
   PlanHeader header{};
   if (buffer.size() >= sizeof(header)) std::memcpy(&header, buffer.data(), sizeof(header));
-  if (header.magic != PlanHeader::kMagic) throw_invalid("plan: the buffer does not hold a plan; fill it with build_plan first");
-  if (reinterpret_cast<std::uintptr_t>(buffer.data()) % 8 != 0) throw_invalid("plan: the buffer must be aligned to 8 bytes");
+  if (header.magic != PlanHeader::kMagic)
+    throw_invalid("plan: the buffer does not hold a plan; fill it with build_plan first");
+  if (reinterpret_cast<std::uintptr_t>(buffer.data()) % 8 != 0)
+    throw_invalid("plan: the buffer must be aligned to 8 bytes");
   const PlanLayout layout(header.seqlen_q, header.seqlen_k, header.batch, header.heads);
   if (static_cast<int64_t>(buffer.size()) < layout.bytes)
     throw_invalid("plan: the buffer has ", buffer.size(), " bytes; its plan needs ", layout.bytes);
@@ -170,7 +180,8 @@ PlanView::PlanView(std::span<const std::byte> buffer) {
 }
 
 PlanView PlanView::on_device(const PlanLayout& layout, std::span<const std::byte> buffer, Device device) {
-  if (device.kind == Device::Kind::kCpu) throw_invalid("plan: PlanView::on_device is for CUDA devices; on the CPU read the buffer itself");
+  if (device.kind == Device::Kind::kCpu)
+    throw_invalid("plan: PlanView::on_device is for CUDA devices; on the CPU read the buffer itself");
   if (!buffer.data() || reinterpret_cast<std::uintptr_t>(buffer.data()) % 8 != 0)
     throw_invalid("plan: the buffer must be there and aligned to 8 bytes");
   if (static_cast<int64_t>(buffer.size()) < layout.bytes)
@@ -221,23 +232,29 @@ void build_plan(const MaskView& mask, std::span<std::byte> buffer) {
     uint64_t* key_full = at<uint64_t>(buffer, layout.key_full_bits) + m * layout.key_blocks * layout.words_per_key;
     int32_t* key_counts = at<int32_t>(buffer, layout.key_counts) + m * layout.key_blocks;
     for (int64_t c = 0; c < layout.key_blocks; ++c) {
-      const Words live(key_live + c * layout.words_per_key, per_key), full(key_full + c * layout.words_per_key, per_key);
+      const Words live(key_live + c * layout.words_per_key, per_key),
+          full(key_full + c * layout.words_per_key, per_key);
       classifier.classify(column, c * kGranuleKeys, std::min((c + 1) * kGranuleKeys, mask.seqlen_k), live, full);
       if (keep) clear_blocks(keep, layout.key_blocks, c, layout.row_granules, live, full);
       key_counts[c] = count_bits(live);
     }
     uint64_t* row_live = at<uint64_t>(buffer, layout.row_live_bits) + m * layout.row_granules * layout.words_per_row;
     uint64_t* row_full = at<uint64_t>(buffer, layout.row_full_bits) + m * layout.row_granules * layout.words_per_row;
-    transpose_bits(key_live, layout.key_blocks, layout.words_per_key, row_live, layout.row_granules, layout.words_per_row);
-    transpose_bits(key_full, layout.key_blocks, layout.words_per_key, row_full, layout.row_granules, layout.words_per_row);
+    transpose_bits(key_live, layout.key_blocks, layout.words_per_key, row_live, layout.row_granules,
+                   layout.words_per_row);
+    transpose_bits(key_full, layout.key_blocks, layout.words_per_key, row_full, layout.row_granules,
+                   layout.words_per_row);
     int32_t* row_counts = at<int32_t>(buffer, layout.row_counts) + m * layout.row_granules;
     for (int64_t r = 0; r < layout.row_granules; ++r) {
       row_counts[r] = count_bits({row_live + r * layout.words_per_row, static_cast<std::size_t>(layout.words_per_row)});
     }
     const auto rows = static_cast<std::size_t>(layout.row_granules), keys = static_cast<std::size_t>(layout.key_blocks);
-    longest_first({row_counts, rows}, layout.key_blocks, {at<int32_t>(buffer, layout.row_order) + m * layout.row_granules, rows});
-    longest_first({key_counts, keys}, layout.row_granules, {at<int32_t>(buffer, layout.key_order) + m * layout.key_blocks, keys});
-    for (const RowTiles& tiles : {row_tiles(layout, 2), row_tiles(layout, 3)}) order_row_tiles(layout, tiles, m, row_live, buffer);
+    longest_first({row_counts, rows}, layout.key_blocks,
+                  {at<int32_t>(buffer, layout.row_order) + m * layout.row_granules, rows});
+    longest_first({key_counts, keys}, layout.row_granules,
+                  {at<int32_t>(buffer, layout.key_order) + m * layout.key_blocks, keys});
+    for (const RowTiles& tiles : {row_tiles(layout, 2), row_tiles(layout, 3)})
+      order_row_tiles(layout, tiles, m, row_live, buffer);
   }
 }
 
@@ -252,8 +269,8 @@ Plan::Plan(const Mask& mask) {
 TiledPlanView::TiledPlanView(const PlanView& plan, TileShape shape) : plan_(plan), shape_(shape) {
   require_on_host(plan, "TiledPlanView");
   if (shape.rows < 1 || shape.rows % kGranuleRows != 0 || shape.keys < 1 || shape.keys % kGranuleKeys != 0) {
-    throw_invalid("tile is ", shape.rows, "x", shape.keys, "; a view of a plan needs a multiple of ", kGranuleRows, " rows and of ",
-                  kGranuleKeys, " keys");
+    throw_invalid("tile is ", shape.rows, "x", shape.keys, "; a view of a plan needs a multiple of ", kGranuleRows,
+                  " rows and of ", kGranuleKeys, " keys");
   }
   row_tiles_ = ceil_div(plan.layout().seqlen_q, shape.rows);
   key_tiles_ = ceil_div(plan.layout().seqlen_k, shape.keys);

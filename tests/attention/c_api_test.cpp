@@ -73,7 +73,8 @@ fm_forward_args forward_of(const fm_backward_args& b) {
 
 void expect_refused(fm_status status, const std::string& part) {
   EXPECT_EQ(status, FM_INVALID_ARGUMENT);
-  EXPECT_NE(std::string(fm_last_error()).find(part), std::string::npos) << "'" << part << "' is not in: " << fm_last_error();
+  EXPECT_NE(std::string(fm_last_error()).find(part), std::string::npos)
+      << "'" << part << "' is not in: " << fm_last_error();
 }
 
 /// Every function that takes this mask refuses it, without reading it, with a message that contains `part`.
@@ -232,7 +233,8 @@ TEST(CInterface, MisalignedDataIsRefused) {
   auto mask = make_mask(4, 4, FM_CAUSAL);
   mask.bounds = tensor(FM_INT32, {1, 1, 4, 1}, bytes + 1);
   uint64_t plan[512];
-  expect_refused(fm_plan_build(&mask, plan, sizeof(plan), nullptr), "address of startend_row_indices is not a multiple of 4 bytes");
+  expect_refused(fm_plan_build(&mask, plan, sizeof(plan), nullptr),
+                 "address of startend_row_indices is not a multiple of 4 bytes");
   fm_forward_args args = forward_of(make_call(nullptr, 1, 1));
   args.q.data = bytes + 2;
   expect_refused(fm_forward(&args, plan, sizeof(plan), nullptr), "address of q is not a multiple of 4 bytes");

@@ -35,7 +35,8 @@ class Call {
                                  {&dlse, s.batch * s.heads_q * s.seqlen_q}}) {
       for (int64_t n = 0; n < count; ++n) {
         // Box-Muller
-        tensor->push_back(static_cast<Real>(std::sqrt(-2 * std::log(1 - random.real())) * std::cos(2 * std::numbers::pi * random.real())));
+        tensor->push_back(static_cast<Real>(std::sqrt(-2 * std::log(1 - random.real())) *
+                                            std::cos(2 * std::numbers::pi * random.real())));
       }
     }
     constexpr Real nan = std::numeric_limits<Real>::quiet_NaN();
@@ -123,7 +124,8 @@ class Call {
     args.mask = mask;
     args.plan = plan;
     if (!dense.empty())
-      args.dense_mask = TensorView::contiguous(dense.data(), DataType::kBool, {dense_batch, dense_heads, s.seqlen_q, s.seqlen_k});
+      args.dense_mask =
+          TensorView::contiguous(dense.data(), DataType::kBool, {dense_batch, dense_heads, s.seqlen_q, s.seqlen_k});
   }
 };
 

@@ -36,7 +36,8 @@ bool same_bits(const Call<Real>& a, const Call<Real>& b) {
   return same(a.out, b.out) && same(a.lse, b.lse) && same(a.dq, b.dq) && same(a.dk, b.dk) && same(a.dv, b.dv);
 }
 
-void expect_matches_oracle(const Call<float>& call, const std::vector<uint8_t>& visible, int64_t batch = 1, int64_t heads = 1) {
+void expect_matches_oracle(const Call<float>& call, const std::vector<uint8_t>& visible, int64_t batch = 1,
+                           int64_t heads = 1) {
   Call<double> oracle = call.oracle(visible, batch, heads);
   oracle.run();
   for (const auto& [name, got, want] : {std::tuple{"out", &call.out, &oracle.out},
@@ -55,18 +56,21 @@ TEST(Contract, BottomRightIsTheDefaultAndQOffsetOverrides) {
     Call<float> call({.seqlen_q = rows, .seqlen_k = keys, .head_dim = 8, .head_dim_v = 8});
     call.mask = masks::causal(rows, keys);
     call.run();
-    expect_matches_oracle(call, dense_by_rule({.seqlen_q = rows, .seqlen_k = keys, .band = Band::causal(), .q_offset = keys - rows}));
+    expect_matches_oracle(
+        call, dense_by_rule({.seqlen_q = rows, .seqlen_k = keys, .band = Band::causal(), .q_offset = keys - rows}));
     for (const int64_t offset : {int64_t{0}, int64_t{-3}, int64_t{17}, keys + 5}) {
       call.options.q_offset = offset;
       call.run();
-      expect_matches_oracle(call, dense_by_rule({.seqlen_q = rows, .seqlen_k = keys, .band = Band::causal(), .q_offset = offset}));
+      expect_matches_oracle(
+          call, dense_by_rule({.seqlen_q = rows, .seqlen_k = keys, .band = Band::causal(), .q_offset = offset}));
     }
   }
 }
 
 TEST(Contract, WindowCountsSelfAndMinusOneIsUnbounded) {
   constexpr int64_t kRows = 150, kKeys = 170;
-  for (const auto& [left, right] : {std::pair<int64_t, int64_t>{0, 0}, {9, 0}, {0, 9}, {40, 3}, {-1, 0}, {5, -1}, {-1, -1}}) {
+  for (const auto& [left, right] :
+       {std::pair<int64_t, int64_t>{0, 0}, {9, 0}, {0, 9}, {40, 3}, {-1, 0}, {5, -1}, {-1, -1}}) {
     Call<float> call({.seqlen_q = kRows, .seqlen_k = kKeys, .head_dim = 8, .head_dim_v = 8});
     call.mask = masks::sliding_window(kRows, kKeys, left, right);
     call.run();
@@ -108,7 +112,8 @@ TEST(Contract, BlockMaskWithAndWithoutBounds) {
   for (const ColumnKind kind : {ColumnKind::kNone, ColumnKind::kFourBounds, ColumnKind::kDocuments}) {
     MaskParts parts = random_parts(random, kind, 300, 400, 2, 2);
     draw_block_mask(random, 1, 4, parts);
-    Call<float> call({.batch = 2, .seqlen_q = 300, .seqlen_k = 400, .heads_q = 4, .heads_kv = 2, .head_dim = 9, .head_dim_v = 4});
+    Call<float> call(
+        {.batch = 2, .seqlen_q = 300, .seqlen_k = 400, .heads_q = 4, .heads_kv = 2, .head_dim = 9, .head_dim_v = 4});
     call.mask = Mask(parts);
     call.run();
     expect_matches_oracle(call, dense_by_rule(parts, 2, 4), 2, 4);
@@ -120,7 +125,8 @@ TEST(Contract, MaskHeadsAndBatchBroadcast) {
   for (const int64_t heads : {1, 2, 4}) {
     for (const int64_t batch : {1, 3}) {
       const MaskParts parts = random_parts(random, ColumnKind::kFourBounds, 90, 140, batch, heads);
-      Call<float> call({.batch = 3, .seqlen_q = 90, .seqlen_k = 140, .heads_q = 4, .heads_kv = 2, .head_dim = 6, .head_dim_v = 6});
+      Call<float> call(
+          {.batch = 3, .seqlen_q = 90, .seqlen_k = 140, .heads_q = 4, .heads_kv = 2, .head_dim = 6, .head_dim_v = 6});
       call.mask = Mask(parts);
       call.run();
       expect_matches_oracle(call, dense_by_rule(parts, 3, 4), 3, 4);
@@ -138,15 +144,18 @@ TEST(Contract, VectorsAndBlockMaskBroadcastEachByItself) {
     MaskParts parts = random_parts(random, ColumnKind::kFourBounds, 140, 260, batch, heads);
     draw_block_mask(random, block_batch, block_heads, parts);
     const Mask mask(parts);
-    SCOPED_TRACE(testing::Message() << "[" << batch << ", " << heads << "] with blocks [" << block_batch << ", " << block_heads << "]");
+    SCOPED_TRACE(testing::Message() << "[" << batch << ", " << heads << "] with blocks [" << block_batch << ", "
+                                    << block_heads << "]");
     EXPECT_EQ(mask.heads(), std::max(heads, block_heads));
     EXPECT_EQ(mask.batch(), std::max(batch, block_batch));
     EXPECT_EQ(to_dense(mask), dense_by_rule(parts));
     const std::vector<uint8_t> visible = dense_by_rule(parts, 2, 6);
     // Each entry and head of the mask stands for as many of the call.
-    EXPECT_EQ(statistics(mask).visible * 12 / (mask.batch() * mask.heads()), std::count(visible.begin(), visible.end(), 1));
+    EXPECT_EQ(statistics(mask).visible * 12 / (mask.batch() * mask.heads()),
+              std::count(visible.begin(), visible.end(), 1));
 
-    Call<float> call({.batch = 2, .seqlen_q = 140, .seqlen_k = 260, .heads_q = 6, .heads_kv = 2, .head_dim = 4, .head_dim_v = 3});
+    Call<float> call(
+        {.batch = 2, .seqlen_q = 140, .seqlen_k = 260, .heads_q = 6, .heads_kv = 2, .head_dim = 4, .head_dim_v = 3});
     call.mask = mask;
     call.options.backend = "cpu";
     Call<float> with_plan = call;
@@ -176,7 +185,8 @@ TEST(Contract, NoMaskMeansEveryRowSeesEveryKey) {
 
 TEST(Contract, RowsThatSeeNothing) {
   constexpr int64_t kRows = 200, kKeys = 130;
-  Call<float> call({.seqlen_q = kRows, .seqlen_k = kKeys, .heads_q = 2, .heads_kv = 1, .head_dim = 12, .head_dim_v = 5});
+  Call<float> call(
+      {.seqlen_q = kRows, .seqlen_k = kKeys, .heads_q = 2, .heads_kv = 1, .head_dim = 12, .head_dim_v = 5});
   call.mask = masks::causal(kRows, kKeys);  // the first 70 rows stand before key 0
   call.with_dlse = true;
   call.run();
@@ -241,7 +251,8 @@ TEST(Contract, OffsetsBeyondTwoToThe31Elements) {
   call.mask = masks::causal(kSeqlen, kSeqlen);
   call.run();
   auto* far = static_cast<float*>(mapped);
-  for (int64_t b = 0; b < 2; ++b) std::memcpy(far + b * kFar, call.q.data() + b * kSeqlen * kDim, kSeqlen * kDim * sizeof(float));
+  for (int64_t b = 0; b < 2; ++b)
+    std::memcpy(far + b * kFar, call.q.data() + b * kSeqlen * kDim, kSeqlen * kDim * sizeof(float));
   ForwardArgs args = call.forward_args();
   args.q.data = mapped;
   args.q.stride[0] = kFar;
@@ -268,14 +279,16 @@ TEST(Contract, OffsetsBeyondTwoToThe31Elements) {
 // --- layout ----------------------------------------------------------------------------------------------
 
 TEST(Contract, StridedAndExpandedTensorsGiveTheSameBits) {
-  const Sizes s{.batch = 2, .seqlen_q = 70, .seqlen_k = 140, .heads_q = 4, .heads_kv = 2, .head_dim = 10, .head_dim_v = 6};
+  const Sizes s{
+      .batch = 2, .seqlen_q = 70, .seqlen_k = 140, .heads_q = 4, .heads_kv = 2, .head_dim = 10, .head_dim_v = 6};
   Call<float> plain(s);
   plain.mask = masks::causal(70, 140);
   std::fill(plain.dout.begin(), plain.dout.end(), 0.25f);
   plain.run();
 
   // [batch, heads, seqlen, dim] in memory; dout one element seen everywhere.
-  const auto transposed = [](const std::vector<float>& from, int64_t batch, int64_t seqlen, int64_t heads, int64_t dim) {
+  const auto transposed = [](const std::vector<float>& from, int64_t batch, int64_t seqlen, int64_t heads,
+                             int64_t dim) {
     std::vector<float> to(from.size());
     for (int64_t b = 0; b < batch; ++b)
       for (int64_t i = 0; i < seqlen; ++i)
@@ -290,8 +303,10 @@ TEST(Contract, StridedAndExpandedTensorsGiveTheSameBits) {
     t.stride = {t.shape[2] * t.shape[1] * t.shape[3], t.shape[3], t.shape[1] * t.shape[3], 1, 0};
     return t;
   };
-  std::vector<float> q = transposed(plain.q, 2, 70, 4, 10), k = transposed(plain.k, 2, 140, 2, 10), v = transposed(plain.v, 2, 140, 2, 6);
-  std::vector<float> out(plain.out.size(), kNan), dq(q.size(), kNan), dk(k.size(), kNan), dv(v.size(), kNan), quarter{0.25f};
+  std::vector<float> q = transposed(plain.q, 2, 70, 4, 10), k = transposed(plain.k, 2, 140, 2, 10),
+                     v = transposed(plain.v, 2, 140, 2, 6);
+  std::vector<float> out(plain.out.size(), kNan), dq(q.size(), kNan), dk(k.size(), kNan), dv(v.size(), kNan),
+      quarter{0.25f};
   BackwardArgs args = plain.backward_args();
   args.q = bhsd(args.q, q);
   args.k = bhsd(args.k, k);
@@ -346,7 +361,10 @@ TEST(Contract, KeysInTilesThatNoRowSeesNeverReachAnything) {
 TEST(Contract, NonFiniteHiddenKeyInAPartialTileStaysWithinRowsOfThatTile) {
   // Key 100 is hidden from all; its tile (keys 0 to 127) is partial for rows 0 to 63 and empty for the others.
   constexpr int64_t kRows = 192, kKeys = 256, kDim = 8;
-  MaskParts parts{.seqlen_q = kRows, .seqlen_k = kKeys, .lts = std::vector<int32_t>(kKeys, kRows), .ute = std::vector<int32_t>(kKeys, 0)};
+  MaskParts parts{.seqlen_q = kRows,
+                  .seqlen_k = kKeys,
+                  .lts = std::vector<int32_t>(kKeys, kRows),
+                  .ute = std::vector<int32_t>(kKeys, 0)};
   for (std::size_t j = 0; j < 128; ++j) parts.lts[j] = 64;
   parts.lts[100] = 0;
   Call<float> clean({.seqlen_q = kRows, .seqlen_k = kKeys, .head_dim = kDim, .head_dim_v = kDim});
@@ -424,7 +442,8 @@ TEST(Contract, ScoresFarApartDoNotOverflow) {
 }
 
 TEST(Contract, GradientOfLseIsSupported) {
-  Call<float> call({.batch = 1, .seqlen_q = 130, .seqlen_k = 130, .heads_q = 2, .heads_kv = 2, .head_dim = 8, .head_dim_v = 8});
+  Call<float> call(
+      {.batch = 1, .seqlen_q = 130, .seqlen_k = 130, .heads_q = 2, .heads_kv = 2, .head_dim = 8, .head_dim_v = 8});
   call.mask = masks::causal(130, 130);
   call.with_dlse = true;
   call.run();
@@ -440,7 +459,8 @@ TEST(Contract, GradientOfLseIsSupported) {
 TEST(Contract, SkippingNeverChangesABit) {
   for (const Family& family : families()) {
     const Mask mask = crop(make_family(family.name, 400, {}, 5), 100, 400, 0, 333);
-    Call<float> masked({.batch = 2, .seqlen_q = 300, .seqlen_k = 333, .heads_q = 2, .heads_kv = 1, .head_dim = 20, .head_dim_v = 12});
+    Call<float> masked(
+        {.batch = 2, .seqlen_q = 300, .seqlen_k = 333, .heads_q = 2, .heads_kv = 1, .head_dim = 20, .head_dim_v = 12});
     masked.with_dlse = true;
     Call<float> dense = masked;
     masked.mask = mask;
@@ -484,7 +504,8 @@ TEST(Contract, NeighboursDoNotChangeADocument) {
 
 TEST(Contract, TheSameBitsWithAnyNumberOfThreadsAndInEveryRun) {
   const auto run = [](int threads) {
-    Call<float> call({.batch = 2, .seqlen_q = 300, .seqlen_k = 420, .heads_q = 4, .heads_kv = 2, .head_dim = 24, .head_dim_v = 16});
+    Call<float> call(
+        {.batch = 2, .seqlen_q = 300, .seqlen_k = 420, .heads_q = 4, .heads_kv = 2, .head_dim = 24, .head_dim_v = 16});
     call.mask = crop(make_family("global_sliding_window", 420, {}, 1), 120, 420, 0, 420);
     call.options.threads = threads;
     call.options.deterministic = true;
@@ -511,14 +532,16 @@ TEST(Contract, NoMoreThreadsThanWork) {
   for (const int threads : {6, 7, 100000, std::numeric_limits<int>::max()}) {
     Call<float> call = make(threads);
     EXPECT_EQ(forward_workspace(call.forward_args(), call.options), forward_workspace(six.forward_args(), six.options));
-    EXPECT_EQ(backward_workspace(call.backward_args(), call.options), backward_workspace(six.backward_args(), six.options));
+    EXPECT_EQ(backward_workspace(call.backward_args(), call.options),
+              backward_workspace(six.backward_args(), six.options));
     EXPECT_NE(to_string(explain(call.forward_args(), call.options)).find(", 6 threads,"), std::string::npos);
     call.run();
     EXPECT_TRUE(same_bits(one, call)) << threads;
   }
   // Work for any number: no more than a machine can be expected to start.
   const auto many = [](int threads) {
-    Call<float> call({.batch = 20, .seqlen_q = 64, .seqlen_k = 1, .heads_q = 100, .heads_kv = 1, .head_dim = 1, .head_dim_v = 1});
+    Call<float> call(
+        {.batch = 20, .seqlen_q = 64, .seqlen_k = 1, .heads_q = 100, .heads_kv = 1, .head_dim = 1, .head_dim_v = 1});
     call.options.threads = threads;
     call.options.backend = "cpu";
     return forward_workspace(call.forward_args(), call.options);
@@ -527,8 +550,8 @@ TEST(Contract, NoMoreThreadsThanWork) {
 }
 
 TEST(Contract, ThreadsOfOneHeadTakeTurnsAtDq) {
-  // Key tiles of one head add to the same rows of dq, in place (head_dim 64) or beside it (48); of the second size there are
-  // fewer row tiles than threads.
+  // Key tiles of one head add to the same rows of dq, in place (head_dim 64) or beside it (48); of the second size
+  // there are fewer row tiles than threads.
   for (const int64_t head_dim : {48, 64}) {
     for (const Sizes& sizes : {Sizes{.seqlen_q = 700, .seqlen_k = 1500, .head_dim = head_dim, .head_dim_v = 32},
                                Sizes{.seqlen_q = 70, .seqlen_k = 2000, .head_dim = head_dim, .head_dim_v = 32}}) {
@@ -566,7 +589,8 @@ TEST(Contract, APlanMadeInTheCallChangesNothing) {
 TEST(Contract, ExecutedTilesAreThePlansLiveOnes) {
   for (const Family& family : families()) {
     const Mask mask = make_family(family.name, 700, {}, 9);
-    Call<float> call({.batch = 1, .seqlen_q = 700, .seqlen_k = 700, .heads_q = 4, .heads_kv = 2, .head_dim = 2, .head_dim_v = 2});
+    Call<float> call(
+        {.batch = 1, .seqlen_q = 700, .seqlen_k = 700, .heads_q = 4, .heads_kv = 2, .head_dim = 2, .head_dim_v = 2});
     call.mask = mask;
     call.run();
     const Plan plan(mask);
@@ -599,8 +623,10 @@ TEST(Contract, SixteenBitInputsAreReadExactly) {
     std::vector<uint16_t> out(call.out.size());
     std::vector<float> lse(call.lse.size());
     ForwardArgs args = call.forward_args();
-    for (auto [view, data] :
-         {std::pair{&args.q, q.data()}, {&args.k, k.data()}, {&args.v, v.data()}, {&args.out, static_cast<const uint16_t*>(out.data())}}) {
+    for (auto [view, data] : {std::pair{&args.q, q.data()},
+                              {&args.k, k.data()},
+                              {&args.v, v.data()},
+                              {&args.out, static_cast<const uint16_t*>(out.data())}}) {
       view->data = const_cast<uint16_t*>(data);
       view->dtype = bfloat ? DataType::kBFloat16 : DataType::kFloat16;
     }
@@ -616,7 +642,13 @@ TEST(Contract, SixteenBitInputsAreReadExactly) {
 
 TEST(Contract, WorkspaceIsLinearInTheLengths) {
   const auto bytes = [](int64_t seqlen) {
-    Call<float> call({.batch = 0, .seqlen_q = seqlen, .seqlen_k = seqlen, .heads_q = 8, .heads_kv = 8, .head_dim = 64, .head_dim_v = 64});
+    Call<float> call({.batch = 0,
+                      .seqlen_q = seqlen,
+                      .seqlen_k = seqlen,
+                      .heads_q = 8,
+                      .heads_kv = 8,
+                      .head_dim = 64,
+                      .head_dim_v = 64});
     call.sizes.batch = 1;  // shapes only: the tensors stay empty
     call.plan = {};
     const Mask mask = masks::causal(seqlen, seqlen);

@@ -18,7 +18,8 @@ BackendInfo cuda_info() { return backends().front(); }
 /// A call on tensors that lie nowhere: nothing may touch them.
 ForwardArgs device_call(DataType dtype = DataType::kBFloat16) {
   const auto tensor = [dtype](std::initializer_list<int64_t> shape, DataType type = DataType::kNone) {
-    TensorView t = TensorView::contiguous(reinterpret_cast<const void*>(uintptr_t{0x10000}), type == DataType::kNone ? dtype : type, shape);
+    TensorView t = TensorView::contiguous(reinterpret_cast<const void*>(uintptr_t{0x10000}),
+                                          type == DataType::kNone ? dtype : type, shape);
     t.device = kDevice;
     return t;
   };
@@ -30,7 +31,8 @@ ForwardArgs device_call(DataType dtype = DataType::kBFloat16) {
 }
 
 Mask device_mask() {
-  TensorView indices = TensorView::contiguous(reinterpret_cast<const void*>(uintptr_t{0x10000}), DataType::kInt32, {1, 1, 256, 1});
+  TensorView indices =
+      TensorView::contiguous(reinterpret_cast<const void*>(uintptr_t{0x10000}), DataType::kInt32, {1, 1, 256, 1});
   indices.device = kDevice;
   return from_startend_row_indices(indices, true, 256);
 }
@@ -49,7 +51,8 @@ TEST(Cuda, IsListedFirstAndSaysWhatItIs) {
 }
 
 TEST_F(WithoutDevice, AutoNamesTheReasons) {
-  expect_error(ErrorCode::kNoDevice, {"no backend takes this call", "cuda: ", cuda_info().detail, "cpu: takes CPU tensors only"},
+  expect_error(ErrorCode::kNoDevice,
+               {"no backend takes this call", "cuda: ", cuda_info().detail, "cpu: takes CPU tensors only"},
                [] { forward_workspace(device_call()); });
   expect_error(ErrorCode::kNoDevice, {cuda_info().detail}, [] { forward(device_call(), {}); });
   const Explanation why = explain(device_call());
@@ -83,9 +86,11 @@ TEST(Cuda, AGpuThatIsNotThereCanBeAskedAbout) {
   for (const std::string& id : hopper.kernels) {
     EXPECT_TRUE(std::any_of(all.begin(), all.end(), [&](const KernelInfo& k) { return k.id == id; })) << id;
   }
-  const Explanation ampere = explain(device_call(), {}, GpuModel{.compute_major = 8, .compute_minor = 0, .multiprocessors = 108});
+  const Explanation ampere =
+      explain(device_call(), {}, GpuModel{.compute_major = 8, .compute_minor = 0, .multiprocessors = 108});
   EXPECT_TRUE(ampere.backend.empty());
-  EXPECT_NE(ampere.rejected.front().find("has compute capability 8.0; the kernels need 9.0"), std::string::npos) << ampere.rejected.front();
+  EXPECT_NE(ampere.rejected.front().find("has compute capability 8.0; the kernels need 9.0"), std::string::npos)
+      << ampere.rejected.front();
 }
 
 TEST_F(WithoutDevice, PlansAreRefused) {
@@ -104,8 +109,10 @@ TEST(DevicePlan, BuildChecksItsArguments) {
   std::vector<uint64_t> words(static_cast<std::size_t>(layout.bytes / 8) + 1);
   const auto buffer = std::as_writable_bytes(std::span(words));
   const Mask host({.seqlen_q = 256, .seqlen_k = 256, .lts = std::vector<int32_t>(256, 9)});
-  expect_invalid({"vectors are on the CPU", "CUDA device 0", "copy"}, [&] { build_plan(host.view(), buffer, kDevice); });
-  expect_invalid({"vectors are on CUDA device 0", "the CPU"}, [&] { build_plan(device_mask().view(), buffer, Device{}); });
+  expect_invalid({"vectors are on the CPU", "CUDA device 0", "copy"},
+                 [&] { build_plan(host.view(), buffer, kDevice); });
+  expect_invalid({"vectors are on CUDA device 0", "the CPU"},
+                 [&] { build_plan(device_mask().view(), buffer, Device{}); });
   expect_invalid({"plan buffer has 8 bytes"}, [&] { build_plan(mask.view(), buffer.first(8), kDevice); });
   expect_invalid({"plan buffer", "aligned"}, [&] { build_plan(host.view(), buffer.subspan(4), Device{}); });
   int stream = 0;
@@ -116,7 +123,8 @@ TEST(DevicePlan, BuildChecksItsArguments) {
 
 TEST(DevicePlan, IsNotReadOnTheHost) {
   const PlanLayout layout(256, 256, 1, 1);
-  const std::span<const std::byte> nowhere(reinterpret_cast<const std::byte*>(uintptr_t{0x10000}), static_cast<std::size_t>(layout.bytes));
+  const std::span<const std::byte> nowhere(reinterpret_cast<const std::byte*>(uintptr_t{0x10000}),
+                                           static_cast<std::size_t>(layout.bytes));
   const PlanView plan = PlanView::on_device(layout, nowhere, kDevice);
   EXPECT_TRUE(plan.defined());
   EXPECT_EQ(plan.device(), kDevice);
@@ -152,7 +160,8 @@ TEST(DeviceCall, MaskPlanAndTensorsMustBeInOnePlace) {
     expect_invalid(parts, [&] { forward_workspace(args); });
   };
   const Mask host({.seqlen_q = 256, .seqlen_k = 256, .lts = std::vector<int32_t>(256, 9)});
-  refused({"mask's vectors are on the CPU", "q on CUDA device 0", "copy the vectors to CUDA device 0", "from_startend_row_indices"},
+  refused({"mask's vectors are on the CPU", "q on CUDA device 0", "copy the vectors to CUDA device 0",
+           "from_startend_row_indices"},
           [&](auto& a) { a.mask = host; });
   const Plan plan(*device_call().mask);
   refused({"plan is on the CPU", "CUDA device 0", "build_plan"}, [&](auto& a) { a.plan = plan.view(); });

@@ -22,7 +22,8 @@ class CallErrors : public testing::Test {
 
   /// Changes the arguments, expects the error from running and from asking for the workspace, and changes back.
   template <typename Change>
-  void expect_backward(std::initializer_list<std::string> parts, Change change, ErrorCode code = ErrorCode::kInvalidArgument) {
+  void expect_backward(std::initializer_list<std::string> parts, Change change,
+                       ErrorCode code = ErrorCode::kInvalidArgument) {
     BackwardArgs wrong = args;
     change(wrong);
     expect_error(code, parts, [&] { backward(wrong, {}, call.options); });
@@ -52,11 +53,11 @@ TEST_F(CallErrors, SizesAndHeads) {
   expect_backward({"heads", "at least 1"}, [](auto& a) { a.k.shape[2] = a.v.shape[2] = 0; });
   expect_backward({"q", "-6", "at least 0"}, [](auto& a) { a.q.shape[1] = -6; });
   expect_backward({"q", "2^63"}, [](auto& a) { a.q.shape[0] = a.q.shape[1] = int64_t{1} << 40; });
-  expect_backward({"seqlen_k", "2147483648", "2147483647"}, [](auto& a) { a.k.shape[1] = a.v.shape[1] = int64_t{1} << 31; });
+  expect_backward({"seqlen_k", "2147483648", "2147483647"},
+                  [](auto& a) { a.k.shape[1] = a.v.shape[1] = int64_t{1} << 31; });
   expect_backward(
       {"head_dim", "257", "256"}, [](auto& a) { a.q.shape[3] = a.k.shape[3] = 257; }, ErrorCode::kUnsupported);
-  expect_backward(
-      {"head_dim_v", "0"}, [](auto& a) { a.v.shape[3] = 0; }, ErrorCode::kUnsupported);
+  expect_backward({"head_dim_v", "0"}, [](auto& a) { a.v.shape[3] = 0; }, ErrorCode::kUnsupported);
 }
 
 TEST_F(CallErrors, TypesStridesAndData) {
@@ -94,16 +95,20 @@ TEST_F(CallErrors, SizesAndStridesThatOverflow) {
 }
 
 TEST_F(CallErrors, MisalignedData) {
-  expect_backward({"the address of k is not a multiple of 4 bytes"}, [](auto& a) { a.k.data = static_cast<char*>(a.k.data) + 1; });
-  expect_backward({"the address of dq is not a multiple of 4 bytes"}, [](auto& a) { a.dq.data = static_cast<char*>(a.dq.data) + 2; });
+  expect_backward({"the address of k is not a multiple of 4 bytes"},
+                  [](auto& a) { a.k.data = static_cast<char*>(a.k.data) + 1; });
+  expect_backward({"the address of dq is not a multiple of 4 bytes"},
+                  [](auto& a) { a.dq.data = static_cast<char*>(a.dq.data) + 2; });
 }
 
 TEST_F(CallErrors, DeviceWithoutABackend) {
   BackwardArgs wrong = args;
-  for (TensorView* t : {&wrong.q, &wrong.k, &wrong.v, &wrong.out, &wrong.lse, &wrong.dout, &wrong.dq, &wrong.dk, &wrong.dv})
+  for (TensorView* t :
+       {&wrong.q, &wrong.k, &wrong.v, &wrong.out, &wrong.lse, &wrong.dout, &wrong.dq, &wrong.dk, &wrong.dv})
     t->device = {Device::Kind::kCuda, 0};
   const bool usable = backends().front().usable;  // float32 is not taken on CUDA
-  expect_error(usable ? ErrorCode::kUnsupported : ErrorCode::kNoDevice, {"cuda: ", "CPU tensors only"}, [&] { backward(wrong, {}, {}); });
+  expect_error(usable ? ErrorCode::kUnsupported : ErrorCode::kNoDevice, {"cuda: ", "CPU tensors only"},
+               [&] { backward(wrong, {}, {}); });
 }
 
 TEST_F(CallErrors, Masks) {
@@ -117,16 +122,20 @@ TEST_F(CallErrors, Masks) {
   };
   expect_backward({"mask", "3 batch entries", "1 or q's batch, 2"}, [&](auto& a) { a.mask = stacked(3, 1); });
   expect_backward({"mask", "8 heads", "heads_kv (2)", "heads_q (4)"}, [&](auto& a) { a.mask = stacked(1, 8); });
-  expect_backward({"block mask", "3 heads"}, [&](auto& a) { a.mask = masks::full(6, 5).with_block_mask({1, 1, 1}, 1, 3); });
+  expect_backward({"block mask", "3 heads"},
+                  [&](auto& a) { a.mask = masks::full(6, 5).with_block_mask({1, 1, 1}, 1, 3); });
   EXPECT_NO_THROW((BackwardArgs(args).mask = stacked(2, 4)));
 }
 
 TEST_F(CallErrors, DenseMasks) {
   std::vector<uint8_t> visible(3 * 6 * 5, 1);
-  const auto dense = [&](std::initializer_list<int64_t> shape) { return TensorView::contiguous(visible.data(), DataType::kBool, shape); };
+  const auto dense = [&](std::initializer_list<int64_t> shape) {
+    return TensorView::contiguous(visible.data(), DataType::kBool, shape);
+  };
   expect_backward({"dense_mask", "[1, 1, 5, 6]"}, [&](auto& a) { a.dense_mask = dense({1, 1, 5, 6}); });
   expect_backward({"dense_mask", "[1, 3, 6, 5]", "1 or 2 or 4"}, [&](auto& a) { a.dense_mask = dense({1, 3, 6, 5}); });
-  expect_backward({"dense_mask", "float32"}, [&](auto& a) { (a.dense_mask = dense({1, 1, 6, 5})).dtype = DataType::kFloat32; });
+  expect_backward({"dense_mask", "float32"},
+                  [&](auto& a) { (a.dense_mask = dense({1, 1, 6, 5})).dtype = DataType::kFloat32; });
   expect_backward({"dense_mask has no data"}, [&](auto& a) { (a.dense_mask = dense({1, 1, 6, 5})).data = nullptr; });
   expect_backward({"mask and dense_mask"}, [&](auto& a) {
     a.dense_mask = dense({1, 1, 6, 5});
@@ -152,7 +161,8 @@ TEST_F(CallErrors, Plans) {
 }
 
 TEST_F(CallErrors, Options) {
-  const auto expect_options = [&](std::initializer_list<std::string> parts, Options options, ErrorCode code = ErrorCode::kInvalidArgument) {
+  const auto expect_options = [&](std::initializer_list<std::string> parts, Options options,
+                                  ErrorCode code = ErrorCode::kInvalidArgument) {
     expect_error(code, parts, [&] { backward(args, {}, options); });
     expect_error(code, parts, [&] { backward_workspace(args, options); });
   };
@@ -179,7 +189,8 @@ TEST_F(CallErrors, WorkspaceTooSmallAndNothingWritten) {
 
 TEST_F(CallErrors, WorkspaceNeedsNoData) {
   BackwardArgs shapes = args;
-  for (TensorView* t : {&shapes.q, &shapes.k, &shapes.v, &shapes.out, &shapes.lse, &shapes.dout, &shapes.dq, &shapes.dk, &shapes.dv})
+  for (TensorView* t :
+       {&shapes.q, &shapes.k, &shapes.v, &shapes.out, &shapes.lse, &shapes.dout, &shapes.dq, &shapes.dk, &shapes.dv})
     t->data = nullptr;
   EXPECT_EQ(backward_workspace(shapes, call.options), backward_workspace(args, call.options));
 }

@@ -16,8 +16,8 @@ namespace {
 
 /// One head of a tensor [seqlen, heads, dim] by float32's rule. Sums over so few keys can cancel to nearly nothing,
 /// far below their terms; the yardstick is therefore the largest value of all heads, drawn from the same tensors.
-void expect_head_close(const std::vector<float>& got, const std::vector<double>& want, const char* what, int64_t head, int64_t heads,
-                       int64_t rows, int64_t dim, double largest) {
+void expect_head_close(const std::vector<float>& got, const std::vector<double>& want, const char* what, int64_t head,
+                       int64_t heads, int64_t rows, int64_t dim, double largest) {
   double error = 0;
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t c = 0; c < dim; ++c) {
@@ -41,7 +41,8 @@ void expect_lse_close(const std::vector<float>& got, const std::vector<double>& 
 
 void check(const SmallMasks& masks, uint64_t seed) {
   const int64_t heads = masks.mask.heads(), rows = masks.mask.seqlen_q(), keys = masks.mask.seqlen_k();
-  const Sizes sizes{.seqlen_q = rows, .seqlen_k = keys, .heads_q = heads, .heads_kv = heads, .head_dim = 3, .head_dim_v = 2};
+  const Sizes sizes{
+      .seqlen_q = rows, .seqlen_k = keys, .heads_q = heads, .heads_kv = heads, .head_dim = 3, .head_dim_v = 2};
   Call<float> call(sizes, seed);
   call.mask = masks.mask;
   call.with_dlse = true;
@@ -50,7 +51,8 @@ void check(const SmallMasks& masks, uint64_t seed) {
   Call<double> oracle = call.oracle(masks.visible, 1, heads);
   oracle.run();
   expect_lse_close(call.lse, oracle.lse);
-  const double out = max_value(oracle.out), dq = max_value(oracle.dq), dk = max_value(oracle.dk), dv = max_value(oracle.dv);
+  const double out = max_value(oracle.out), dq = max_value(oracle.dq), dk = max_value(oracle.dk),
+               dv = max_value(oracle.dv);
   for (int64_t h = 0; h < heads && !testing::Test::HasFatalFailure(); ++h) {
     expect_head_close(call.out, oracle.out, "out", h, heads, rows, 2, out);
     expect_head_close(call.dq, oracle.dq, "dq", h, heads, rows, 3, dq);
@@ -70,7 +72,8 @@ TEST(ExhaustiveAttention, Every4x4MatrixUnderEveryBand) {
 
 TEST(ExhaustiveAttention, Every6x3MaskOfTwoIntervals) {
   uint64_t seed = 100;
-  for (const Band& band : {Band::none(), Band::causal()}) check(masks_6x3(band, 0, kMasks6x3 / stride(), stride()), seed++);
+  for (const Band& band : {Band::none(), Band::causal()})
+    check(masks_6x3(band, 0, kMasks6x3 / stride(), stride()), seed++);
 }
 
 TEST(ExhaustiveAttention, Seeded6x6) {

@@ -22,7 +22,8 @@ double objective(Call<double>& call) {
   return sum;
 }
 
-void expect_gradient(Call<double>& call, std::vector<double>& input, const std::vector<double>& gradient, const char* what) {
+void expect_gradient(Call<double>& call, std::vector<double>& input, const std::vector<double>& gradient,
+                     const char* what) {
   constexpr double kStep = 1e-5;
   for (std::size_t n = 0; n < input.size(); n += 3) {
     const double x = input[n];
@@ -49,7 +50,8 @@ void check(const Mask& mask, const Sizes& sizes, bool with_dlse, std::optional<d
 }
 
 TEST(Gradient, OfEveryFamilyByFiniteDifferences) {
-  const Sizes sizes{.batch = 1, .seqlen_q = 9, .seqlen_k = 9, .heads_q = 2, .heads_kv = 1, .head_dim = 4, .head_dim_v = 3};
+  const Sizes sizes{
+      .batch = 1, .seqlen_q = 9, .seqlen_k = 9, .heads_q = 2, .heads_kv = 1, .head_dim = 4, .head_dim_v = 3};
   for (const Family& family : families()) {
     SCOPED_TRACE(family.name);
     check(make_family(family.name, 9, {}, 3), sizes, false);
@@ -58,7 +60,8 @@ TEST(Gradient, OfEveryFamilyByFiniteDifferences) {
 }
 
 TEST(Gradient, WithRowsThatSeeNothingUnequalLengthsAndNegativeScale) {
-  const Sizes sizes{.batch = 2, .seqlen_q = 8, .seqlen_k = 5, .heads_q = 2, .heads_kv = 2, .head_dim = 3, .head_dim_v = 4};
+  const Sizes sizes{
+      .batch = 2, .seqlen_q = 8, .seqlen_k = 5, .heads_q = 2, .heads_kv = 2, .head_dim = 3, .head_dim_v = 4};
   check(masks::causal(8, 5), sizes, true);
   check(masks::causal(8, 5, 0), sizes, true, -0.7);
 }

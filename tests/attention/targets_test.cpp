@@ -45,14 +45,20 @@ TEST_F(Targets, EveryInstructionSetOfThisMachine) {
     const int64_t target = rest & -rest;
     choose(target);
     const std::vector<BackendInfo> all = backends();
-    const std::string chosen = std::find_if(all.begin(), all.end(), [](const BackendInfo& b) { return b.name == "cpu"; })->detail;
+    const std::string chosen =
+        std::find_if(all.begin(), all.end(), [](const BackendInfo& b) { return b.name == "cpu"; })->detail;
     // A target that the machine has and the library was not compiled for falls to the next lower one.
     SCOPED_TRACE(std::string(hwy::TargetName(target)) + " -> " + chosen);
     checked += chosen.rfind(hwy::TargetName(target), 0) == 0;
     for (const char* family : {"full", "causal_document", "global_sliding_window", "random_eviction"}) {
       const Mask mask = crop(make_family(family, 211, {}, 3), 20, 211, 0, 203);
-      check_against_oracle(mask,
-                           {.batch = 1, .seqlen_q = 191, .seqlen_k = 203, .heads_q = 4, .heads_kv = 2, .head_dim = 37, .head_dim_v = 50});
+      check_against_oracle(mask, {.batch = 1,
+                                  .seqlen_q = 191,
+                                  .seqlen_k = 203,
+                                  .heads_q = 4,
+                                  .heads_kv = 2,
+                                  .head_dim = 37,
+                                  .head_dim_v = 50});
     }
   }
   EXPECT_GE(checked, 2);

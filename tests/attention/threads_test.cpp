@@ -65,17 +65,20 @@ void expect_same_with_any_threads(const Shape& shape) {
 TEST(Threads, ManySmallHeads) {
   // Less than one tile each: heads follow each other on a thread without pause.
   expect_same_with_any_threads(
-      {.sizes = {.batch = 2, .seqlen_q = 40, .seqlen_k = 60, .heads_q = 12, .heads_kv = 6, .head_dim = 8, .head_dim_v = 8}});
+      {.sizes = {
+           .batch = 2, .seqlen_q = 40, .seqlen_k = 60, .heads_q = 12, .heads_kv = 6, .head_dim = 8, .head_dim_v = 8}});
 }
 
 TEST(Threads, TurnsAtDqInPlace) {
-  expect_same_with_any_threads({.sizes = {.seqlen_q = 300, .seqlen_k = 900, .heads_q = 2, .heads_kv = 1, .head_dim = 32, .head_dim_v = 8}});
+  expect_same_with_any_threads(
+      {.sizes = {.seqlen_q = 300, .seqlen_k = 900, .heads_q = 2, .heads_kv = 1, .head_dim = 32, .head_dim_v = 8}});
 }
 
 TEST(Threads, TurnsAtDqInTheWorkspace) {
-  expect_same_with_any_threads({.sizes = {.seqlen_q = 300, .seqlen_k = 900, .heads_q = 1, .heads_kv = 1, .head_dim = 8, .head_dim_v = 16},
-                                .deterministic = true,
-                                .with_plan = true});
+  expect_same_with_any_threads(
+      {.sizes = {.seqlen_q = 300, .seqlen_k = 900, .heads_q = 1, .heads_kv = 1, .head_dim = 8, .head_dim_v = 16},
+       .deterministic = true,
+       .with_plan = true});
 }
 
 TEST(Threads, MoreThreadsThanRowTilesWaitForOneTurn) {

@@ -72,7 +72,8 @@ TEST(Bench, DenseAndNoBackward) {
   const json with_dense = json_of(small({"--families", "causal", "--dense", "--json", "-"}))["cases"][0];
   EXPECT_GT(with_dense["dense_forward_ms"].get<double>(), 0);
   EXPECT_GT(with_dense["dense_backward_ms"].get<double>(), 0);
-  const json forward_only = json_of(small({"--families", "causal", "--no-backward", "--dense", "--json", "-"}))["cases"][0];
+  const json forward_only =
+      json_of(small({"--families", "causal", "--no-backward", "--dense", "--json", "-"}))["cases"][0];
   EXPECT_TRUE(forward_only["backward_ms"].is_null());
   EXPECT_TRUE(forward_only["dense_backward_ms"].is_null());
   expect_contains(output_of(small({"--families", "causal", "--dense"})), "dense");
@@ -80,8 +81,8 @@ TEST(Bench, DenseAndNoBackward) {
 
 TEST(Bench, EveryDtypeAndGroupedHeads) {
   for (const char* dtype : {"float32", "bfloat16", "float16"}) {
-    const json result =
-        json_of(small({"--families", "causal", "--dtype", dtype, "--kv-heads", "1", "--batch", "2", "--threads", "1", "--json", "-"}));
+    const json result = json_of(small({"--families", "causal", "--dtype", dtype, "--kv-heads", "1", "--batch", "2",
+                                       "--threads", "1", "--json", "-"}));
     EXPECT_EQ(result["dtype"], dtype);
     EXPECT_EQ(result["heads_kv"], 1);
     EXPECT_EQ(result["batch"], 2);
@@ -98,7 +99,8 @@ TEST(Bench, WritesJsonToAFileNextToTheTable) {
 
 TEST(BenchErrors, AnOutputThatCannotBeWrittenIsFoundBeforeTheWork) {
   const TemporaryFolder folder;
-  expect_failure({"bench", "--seqlen", "100000", "--json=" + (folder / "no/such/bench.out")}, kFailed, {"no/such/bench.out"});
+  expect_failure({"bench", "--seqlen", "100000", "--json=" + (folder / "no/such/bench.out")}, kFailed,
+                 {"no/such/bench.out"});
 }
 
 TEST(BenchErrors, WrongArguments) {

@@ -26,7 +26,8 @@ using BackwardChange = std::function<void(const BackwardArgs&, std::span<std::by
 /// The library's functions, and then a change.
 RunOptions broken_forward(ForwardChange change) {
   RunOptions options{.backend = tested_backend()};
-  options.implementation.forward = [change](const ForwardArgs& args, std::span<std::byte> workspace, const Options& call) {
+  options.implementation.forward = [change](const ForwardArgs& args, std::span<std::byte> workspace,
+                                            const Options& call) {
     flashmask::forward(args, workspace, call);
     change(args, workspace, call);
   };
@@ -35,7 +36,8 @@ RunOptions broken_forward(ForwardChange change) {
 
 RunOptions broken_backward(BackwardChange change) {
   RunOptions options{.backend = tested_backend()};
-  options.implementation.backward = [change](const BackwardArgs& args, std::span<std::byte> workspace, const Options& call) {
+  options.implementation.backward = [change](const BackwardArgs& args, std::span<std::byte> workspace,
+                                             const Options& call) {
     flashmask::backward(args, workspace, call);
     change(args, workspace, call);
   };
@@ -51,7 +53,14 @@ double get(const TensorView& t, int64_t offset) { return load(t.dtype, t.data, o
 void set(const TensorView& t, int64_t offset, double value) { store(t.dtype, t.data, offset, value); }
 
 Case tested_case(DataType dtype) {
-  Case c{.batch = 2, .seqlen_q = 100, .seqlen_k = 140, .heads_q = 4, .heads_kv = 2, .head_dim = 32, .head_dim_v = 24, .dtype = dtype};
+  Case c{.batch = 2,
+         .seqlen_q = 100,
+         .seqlen_k = 140,
+         .heads_q = 4,
+         .heads_kv = 2,
+         .head_dim = 32,
+         .head_dim_v = 24,
+         .dtype = dtype};
   c.family = "causal_document";
   c.layout = Layout::kPadded;
   c.seed = 5;
@@ -78,7 +87,8 @@ class BrokenResults : public testing::TestWithParam<DataType> {
   const double error = GetParam() == DataType::kFloat32 ? 1e-3 : 0.1;
 };
 
-INSTANTIATE_TEST_SUITE_P(Dtypes, BrokenResults, testing::Values(DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16),
+INSTANTIATE_TEST_SUITE_P(Dtypes, BrokenResults,
+                         testing::Values(DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16),
                          [](const auto& dtype) { return std::string(name(dtype.param)); });
 
 TEST_P(BrokenResults, NothingIsFoundWhereNothingIsBroken) {
@@ -97,7 +107,7 @@ TEST_P(BrokenResults, OneWrongElementOfOut) {
 }
 
 TEST_P(BrokenResults, OneWrongElementOfAGradient) {
-  const auto change = [this](TensorView BackwardArgs::*gradient) {
+  const auto change = [this](TensorView BackwardArgs::* gradient) {
     return broken_backward([=, this](const BackwardArgs& args, auto, auto&) {
       const TensorView& t = args.*gradient;
       const int64_t at = element(t, 0, 33, 1, 5);
@@ -164,7 +174,8 @@ TEST_P(BrokenResults, OtherBitsThanTheDenseRun) {
   // One bit of one element, in the run with the mask only: well within the accuracy rule.
   const auto change = [](const ForwardArgs& args, auto, auto&) {
     if (!args.mask) return;
-    char* bytes = static_cast<char*>(args.out.data) + element(args.out, 0, 40, 2, 3) * static_cast<int64_t>(element_size(args.out.dtype));
+    char* bytes = static_cast<char*>(args.out.data) +
+                  element(args.out, 0, 40, 2, 3) * static_cast<int64_t>(element_size(args.out.dtype));
     bytes[0] = static_cast<char>(bytes[0] ^ 1);
   };
   expect_found(c, broken_forward(change), "they must have the same bits");
@@ -176,7 +187,9 @@ TEST_P(BrokenResults, AWriteBetweenTheRows) {
 }
 
 TEST_P(BrokenResults, AWriteBehindTheWorkspace) {
-  const auto change = [](auto&, std::span<std::byte> workspace, auto&) { *(workspace.data() + workspace.size()) = std::byte{0}; };
+  const auto change = [](auto&, std::span<std::byte> workspace, auto&) {
+    *(workspace.data() + workspace.size()) = std::byte{0};
+  };
   expect_found(c, broken_forward(change), "workspace: the run with the mask wrote outside of it");
   expect_found(c, broken_backward(change), "workspace: the run with the mask wrote outside of it");
 }
@@ -192,7 +205,9 @@ TEST_P(BrokenResults, RowsAndKeysThatSeeNothing) {
   ASSERT_TRUE(run_case(padded, {.backend = tested_backend()}).passed());
   const auto out = [](const ForwardArgs& args, auto, auto&) { set(args.out, element(args.out, 1, 99, 3, 0), 1e-7); };
   expect_found(padded, broken_forward(out), "out: batch entry 1, head 3, row 99: sees nothing, but is not exactly 0");
-  const auto lse = [](const ForwardArgs& args, auto, auto&) { set(args.lse, args.lse.stride[0] + 3 * args.lse.stride[1] + 99, -1e30); };
+  const auto lse = [](const ForwardArgs& args, auto, auto&) {
+    set(args.lse, args.lse.stride[0] + 3 * args.lse.stride[1] + 99, -1e30);
+  };
   expect_found(padded, broken_forward(lse), "lse: batch entry 1, head 3, row 99");
   const auto dq = [](const BackwardArgs& args, auto, auto&) { set(args.dq, element(args.dq, 0, 99, 2, 4), 1e-7); };
   expect_found(padded, broken_backward(dq), "dq: batch entry 0, head 2, row 99: sees nothing");
@@ -209,7 +224,8 @@ TEST(BrokenBackend, OneThatThrows) {
 TEST(BrokenBackend, OneThatExecutesOtherTiles) {
   if (tested_backend() == "reference") GTEST_SKIP() << "the reference counts no tiles";
   const Case c = tested_case(DataType::kFloat32);
-  expect_found(c, broken_forward([](auto&, auto, const Options& call) { ++call.executed_tiles->forward; }), "in the forward");
+  expect_found(c, broken_forward([](auto&, auto, const Options& call) { ++call.executed_tiles->forward; }),
+               "in the forward");
   expect_found(c, broken_backward([](auto&, auto, const Options& call) { --call.executed_tiles->backward_rows; }),
                "in the backward over rows");
   expect_found(c, broken_backward([](auto&, auto, const Options& call) { ++call.executed_tiles->backward_keys; }),

@@ -42,8 +42,8 @@ TEST(CaseText, WhatIsLeftOutHasItsDefault) {
 }
 
 TEST(CaseText, NamesWhatItDoesNotUnderstand) {
-  for (const char* line : {"batch", "batch=", "batch=3x", "batch=-1", "colour=3", "layout=sideways", "window=3", "window=3,-2", "scale=nan",
-                           "heads_q=3 heads_kv=2", "seed=-1", "seqlen_q=99999999999"}) {
+  for (const char* line : {"batch", "batch=", "batch=3x", "batch=-1", "colour=3", "layout=sideways", "window=3",
+                           "window=3,-2", "scale=nan", "heads_q=3 heads_kv=2", "seed=-1", "seqlen_q=99999999999"}) {
     EXPECT_THROW(parse_case(line), Error) << line;
   }
 }
@@ -77,7 +77,8 @@ TEST(CaseMask, StackedHeadsAreTheirOwnDraws) {
       for (int64_t h = 0; h < c.heads_q; ++h) {
         const int64_t own_b = mask.batch() == 1 ? 0 : b, own_h = mask.heads() == 1 ? 0 : h;
         for (int64_t at = 0; at < 37 * 52; ++at) {
-          ASSERT_EQ(dense[static_cast<std::size_t>((b * c.heads_q + h) * 37 * 52 + at)] != 0, mask.visible(own_b, own_h, at / 52, at % 52));
+          ASSERT_EQ(dense[static_cast<std::size_t>((b * c.heads_q + h) * 37 * 52 + at)] != 0,
+                    mask.visible(own_b, own_h, at / 52, at % 52));
         }
       }
     }

@@ -44,8 +44,11 @@ TEST(Info, NamesCudaAndWhyItIsNotUsableHere) {
   const BackendInfo cuda = backends().front();
   if (cuda.usable) GTEST_SKIP() << "it is usable: " << cuda.detail;
   // In a build without it, on a machine without a driver, or with one that is too old or sees no device that will do.
-  const char* reasons[] = {"not compiled in", "CUDA driver", "CUDA device", "CUDA cannot be used", "the kernels need 9.0"};
-  EXPECT_TRUE(std::any_of(std::begin(reasons), std::end(reasons), [&](const char* r) { return contains(cuda.detail, r); })) << cuda.detail;
+  const char* reasons[] = {"not compiled in", "CUDA driver", "CUDA device", "CUDA cannot be used",
+                           "the kernels need 9.0"};
+  EXPECT_TRUE(std::any_of(std::begin(reasons), std::end(reasons), [&](const char* r) {
+    return contains(cuda.detail, r);
+  })) << cuda.detail;
   const std::string text = output_of({"info"});
   const std::size_t line = text.find("\n  cuda ");
   ASSERT_NE(line, std::string::npos) << text;

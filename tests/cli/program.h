@@ -66,7 +66,8 @@ inline nlohmann::json json_of(const std::vector<std::string>& arguments) {
 
 /// The run ends with this status and a message that has all of `parts`, and says nothing on stdout; with
 /// --json in the arguments, stdout has the message as an object.
-inline void expect_failure(const std::vector<std::string>& arguments, int status, const std::vector<std::string>& parts) {
+inline void expect_failure(const std::vector<std::string>& arguments, int status,
+                           const std::vector<std::string>& parts) {
   std::string line;
   for (const std::string& argument : arguments) line += " " + argument;
   SCOPED_TRACE("flashmask" + line);
@@ -76,7 +77,8 @@ inline void expect_failure(const std::vector<std::string>& arguments, int status
   for (const std::string& part : parts) expect_contains(outcome.error, part);
   const auto flag = std::find(arguments.begin(), arguments.end(), "--json");
   const bool takes_file = !arguments.empty() && arguments[0] == "bench";
-  const bool json_expected = flag != arguments.end() && (!takes_file || (flag + 1 != arguments.end() && *(flag + 1) == "-"));
+  const bool json_expected =
+      flag != arguments.end() && (!takes_file || (flag + 1 != arguments.end() && *(flag + 1) == "-"));
   if (!json_expected) {
     EXPECT_EQ(outcome.out, "");
     return;

@@ -36,7 +36,9 @@ TEST(Show, TakesParametersAsWordsAndAsOptions) {
 }
 
 TEST(Show, DrawsWhatIsNotGivenFromTheSeed) {
-  const auto drawing = [](const char* seed) { return output_of({"show", "document", "--seqlen", "40", "--seed", seed}); };
+  const auto drawing = [](const char* seed) {
+    return output_of({"show", "document", "--seqlen", "40", "--seed", seed});
+  };
   EXPECT_EQ(drawing("3"), drawing("3"));
   EXPECT_NE(drawing("3"), drawing("4"));
 }
@@ -69,14 +71,16 @@ TEST(Show, JsonHasTheSmallestVectorsColumnByColumn) {
     for (std::size_t n = 0; n < vectors["names"].size(); ++n) {
       const json& values = vectors["values"][vectors["names"][n].get<std::string>()];
       ASSERT_EQ(values.size(), 50u);
-      for (std::size_t j = 0; j < 50; ++j) EXPECT_EQ(values[j], expected.values[j * static_cast<std::size_t>(expected.vectors) + n]);
+      for (std::size_t j = 0; j < 50; ++j)
+        EXPECT_EQ(values[j], expected.values[j * static_cast<std::size_t>(expected.vectors) + n]);
     }
   }
 }
 
 TEST(Show, StatisticsGoByTheTileAskedFor) {
   const Mask mask = make_family("causal", 300);
-  for (const auto& [option, tile] : {std::pair<const char*, TileShape>{"64", {64, 64}}, {"64x32", {64, 32}}, {"1x300", {1, 300}}}) {
+  for (const auto& [option, tile] :
+       {std::pair<const char*, TileShape>{"64", {64, 64}}, {"64x32", {64, 32}}, {"1x300", {1, 300}}}) {
     const MaskStatistics expected = statistics(mask, tile);
     const json shown = json_of({"show", "causal", "--seqlen", "300", "--tile", option, "--json"})["statistics"];
     EXPECT_EQ(shown["tile"], json({tile.rows, tile.keys}));
@@ -103,10 +107,13 @@ TEST(Show, LongMasksAreListedByRunsAndByTheirEnds) {
 
 TEST(Show, TextCellsBoundTheDrawing) {
   const DrawOptions draw{.max_cells = 10};
-  expect_contains(output_of({"show", "causal", "--seqlen", "1000", "--text-cells", "10"}), draw_text(make_family("causal", 1000), draw));
+  expect_contains(output_of({"show", "causal", "--seqlen", "1000", "--text-cells", "10"}),
+                  draw_text(make_family("causal", 1000), draw));
 }
 
-TEST(Show, AnEmptyMask) { EXPECT_EQ(json_of({"show", "document", "--seqlen", "0", "--json"})["statistics"]["elements"], 0); }
+TEST(Show, AnEmptyMask) {
+  EXPECT_EQ(json_of({"show", "document", "--seqlen", "0", "--json"})["statistics"]["elements"], 0);
+}
 
 TEST(Show, WritesAnSvg) {
   const TemporaryFolder folder;
@@ -159,7 +166,8 @@ TEST(Show, AnOutputThatCannotBeWrittenIsAnError) {
 
 TEST(Show, AFileIsOfTheKindThatItsNameSays) {
   const TemporaryFolder folder;
-  for (const auto& [option, name] : {std::pair{"--out", "a.png"}, {"--out", "a.pdf"}, {"--png", "a.svg"}, {"--html", "a.htm"}}) {
+  for (const auto& [option, name] :
+       {std::pair{"--out", "a.png"}, {"--out", "a.pdf"}, {"--png", "a.svg"}, {"--html", "a.htm"}}) {
     expect_failure({"show", "causal", option, folder / name}, kFailed, {option, name, "--png for .png"});
   }
   EXPECT_TRUE(folder.names().empty());
@@ -171,7 +179,8 @@ TEST(Show, WhatCannotBeDrawnIsAnErrorAndLeavesNoFile) {
   const std::string png = folder / "x.png", html = folder / "x.html";
   expect_failure({"show", "full", "--seqlen", "0", "--png", png}, kFailed, {"picture", "0 query rows"});
   expect_failure({"show", "full", "--seqlen", "131073", "--html", html}, kFailed, {"131072", "131073"});
-  expect_failure({"show", "full", "--seqlen", "131072", "--tile", "8", "--html", html}, kFailed, {"tiles", "--tile 8x8", "268435456"});
+  expect_failure({"show", "full", "--seqlen", "131072", "--tile", "8", "--html", html}, kFailed,
+                 {"tiles", "--tile 8x8", "268435456"});
   expect_failure({"show", "full", "--out", png, "--png", png}, kFailed, {"--out", "--png", png});
   const std::string blocks = R"({"seqlen_q": 4, "seqlen_k": 4, "block_mask": [1]})";
   EXPECT_EQ(run_program({"show", folder.write("blocks.json", blocks), "--png", png}).status, 0);
@@ -181,7 +190,8 @@ TEST(Show, WhatCannotBeDrawnIsAnErrorAndLeavesNoFile) {
 
 TEST(Show, SaysWhatAPlanTakes) {
   const int64_t bytes = PlanLayout(1000, 1000, 2, 1).bytes;
-  expect_contains(output_of({"show", "padding", "key_lengths=5,6", "--seqlen", "1000"}), "its plan " + std::to_string(bytes) + " bytes");
+  expect_contains(output_of({"show", "padding", "key_lengths=5,6", "--seqlen", "1000"}),
+                  "its plan " + std::to_string(bytes) + " bytes");
   EXPECT_EQ(json_of({"show", "padding", "key_lengths=5,6", "--seqlen", "1000", "--json"})["plan_bytes"], bytes);
 }
 
@@ -266,7 +276,8 @@ TEST(ShowFile, BadFilesAreErrors) {
   expect_failure({"show", folder.write("text.json", "not json")}, kFailed, {"text.json", "JSON"});
   expect_failure({"show", folder.write("cut.json", R"({"seqlen_q": 4, "seql)")}, kFailed, {"cut.json", "JSON"});
   expect_failure({"show", folder.write("empty.json", "{}"), "--json"}, kFailed, {"seqlen_q"});
-  expect_failure({"show", folder.write("wrong.json", R"({"seqlen_q": 4, "seqlen_k": 4, "colour": 3})")}, kFailed, {"colour"});
+  expect_failure({"show", folder.write("wrong.json", R"({"seqlen_q": 4, "seqlen_k": 4, "colour": 3})")}, kFailed,
+                 {"colour"});
 }
 
 TEST(ShowFile, FamilyOptionsDoNotGoWithAFile) {
@@ -277,7 +288,8 @@ TEST(ShowFile, FamilyOptionsDoNotGoWithAFile) {
 }
 
 TEST(ShowFamily, AnInfiniteWindowIsUnbounded) {
-  const json infinite = json_of({"show", "sliding_window", "left=9223372036854775807", "right=4611686018427387904", "--json"});
+  const json infinite =
+      json_of({"show", "sliding_window", "left=9223372036854775807", "right=4611686018427387904", "--json"});
   const json unbounded = json_of({"show", "sliding_window", "left=-1", "right=-1", "--json"});
   EXPECT_EQ(infinite["statistics"], unbounded["statistics"]);
   EXPECT_EQ(infinite["vectors"], unbounded["vectors"]);
@@ -292,7 +304,8 @@ TEST(ShowErrors, UnknownFamiliesAndParameters) {
   expect_failure({"show", "causal_document", "lengths=3,4"}, kFailed, {"lengths", "64"});
   expect_failure({"show", "causal_document", "lengths=40,40"}, kFailed, {"lengths adds up to 80", "64"});
   expect_failure({"show", "causal_document", "lengths=3,x"}, kFailed, {"lengths", "3,x"});
-  expect_failure({"show", "shared_question", "groups=62,2", "answers=3"}, kFailed, {"answers has 3", "length of group 1, 2"});
+  expect_failure({"show", "shared_question", "groups=62,2", "answers=3"}, kFailed,
+                 {"answers has 3", "length of group 1, 2"});
   expect_failure({"show", "sliding_window", "left=-2"}, kFailed, {"left", "-2"});
   expect_failure({"show", "sliding_window", "left=99999999999999999999"}, kFailed, {"left"});
 }

@@ -13,9 +13,15 @@
 namespace flashmask::verify {
 namespace {
 
-Verdict passed(double error) { return {.failures = {}, .figures = {{"out", error}}, .skipped = {}, .forward_only = false}; }
-Verdict failed(const char* failure) { return {.failures = {failure}, .figures = {{"out", 7}}, .skipped = {}, .forward_only = false}; }
-Verdict skipped(const char* reason) { return {.failures = {}, .figures = {}, .skipped = reason, .forward_only = false}; }
+Verdict passed(double error) {
+  return {.failures = {}, .figures = {{"out", error}}, .skipped = {}, .forward_only = false};
+}
+Verdict failed(const char* failure) {
+  return {.failures = {failure}, .figures = {{"out", 7}}, .skipped = {}, .forward_only = false};
+}
+Verdict skipped(const char* reason) {
+  return {.failures = {}, .figures = {}, .skipped = reason, .forward_only = false};
+}
 Verdict forward_only() { return {.failures = {}, .figures = {{"out", 0.1}}, .skipped = {}, .forward_only = true}; }
 
 TEST(Tally, CountsWhatPassedAndFailed) {
@@ -83,12 +89,15 @@ TEST(CoveringCases, KeepToTheValuesAskedFor) {
     EXPECT_TRUE(c.head_dim_v == 64 || c.head_dim_v == 128);
     EXPECT_EQ(c.layout, Layout::kBshd);
   }
-  EXPECT_THROW(covering_cases({.head_dims = {64, 65}}), Error) << "one that is not there is not left out without a word";
+  EXPECT_THROW(covering_cases({.head_dims = {64, 65}}), Error)
+      << "one that is not there is not left out without a word";
 }
 
 TEST(CoveringCases, OfTheGpuAreWhatThereAreKernelsOf) {
   const CoveringValues values = cuda_values();
-  const auto has = [](const auto& list, auto value) { return std::find(list.begin(), list.end(), value) != list.end(); };
+  const auto has = [](const auto& list, auto value) {
+    return std::find(list.begin(), list.end(), value) != list.end();
+  };
   for (const KernelInfo& kernel : kernels()) {
     if (kernel.op == "plan") continue;
     EXPECT_TRUE(has(values.dtypes, kernel.dtype) && has(values.head_dims, int64_t{kernel.head_dim})) << kernel.id;

@@ -24,11 +24,14 @@ TEST(Usage, EveryCommandExplainsItself) {
     SCOPED_TRACE(command);
     const std::string help = output_of({command, kHelp});
     expect_contains(overview, help.substr(0, help.find('\n')));
-    for (const std::string& part : {"Usage: flashmask " + command, std::string(kHelp), std::string("--json")}) expect_contains(help, part);
+    for (const std::string& part : {"Usage: flashmask " + command, std::string(kHelp), std::string("--json")})
+      expect_contains(help, part);
   }
 }
 
-TEST(Usage, ACommandIsNeeded) { expect_failure({}, kWrongUsage, {"command", "info", "show", "verify", "bench", kHelp}); }
+TEST(Usage, ACommandIsNeeded) {
+  expect_failure({}, kWrongUsage, {"command", "info", "show", "verify", "bench", kHelp});
+}
 
 TEST(Usage, AnUnknownCommandIsNamedNextToTheKnownOnes) {
   expect_failure({"attend"}, kWrongUsage, {"'attend'", "info", "show", "verify", "bench", kHelp});
@@ -36,7 +39,8 @@ TEST(Usage, AnUnknownCommandIsNamedNextToTheKnownOnes) {
 }
 
 TEST(Usage, UnknownOptionsAreNamed) {
-  for (const char* command : {"info", "show", "verify", "bench"}) expect_failure({command, "--bogus"}, kWrongUsage, {"--bogus", kHelp});
+  for (const char* command : {"info", "show", "verify", "bench"})
+    expect_failure({command, "--bogus"}, kWrongUsage, {"--bogus", kHelp});
   expect_failure({"info", "--bogus", "--json"}, kWrongUsage, {"--bogus"});
   expect_failure({"bench", "--heads-kv", "2"}, kWrongUsage, {"unknown option '--heads-kv'", "--kv-heads", kHelp});
   expect_failure({"info", "extra"}, kWrongUsage, {"unexpected argument 'extra'"});

@@ -24,8 +24,10 @@ std::vector<std::string> on_backend(std::vector<std::string> arguments) {
 }
 
 /// A call that no backend takes: the head dim is too large.
-constexpr const char* kImpossible = "family=causal batch=1 seqlen_q=8 seqlen_k=8 heads_q=1 heads_kv=1 head_dim=300 head_dim_v=8";
-constexpr const char* kPossible = "family=causal batch=1 seqlen_q=8 seqlen_k=8 heads_q=1 heads_kv=1 head_dim=8 head_dim_v=8";
+constexpr const char* kImpossible =
+    "family=causal batch=1 seqlen_q=8 seqlen_k=8 heads_q=1 heads_kv=1 head_dim=300 head_dim_v=8";
+constexpr const char* kPossible =
+    "family=causal batch=1 seqlen_q=8 seqlen_k=8 heads_q=1 heads_kv=1 head_dim=8 head_dim_v=8";
 
 TEST(Verify, EndsWithWhatPassed) {
   const std::vector<std::string> lines = lines_of(output_of(on_backend({"verify", "--cases", "12"})));
@@ -40,7 +42,8 @@ TEST(Verify, SaysTheSameAsJson) {
   EXPECT_EQ(result["failed"], 0);
   EXPECT_EQ(result["seed"], 9);
   EXPECT_EQ(result["failures"], json::array());
-  for (const char* name : {"out", "lse", "dq", "dk", "dv"}) EXPECT_LE(result["largest_errors"][name].get<double>(), 1) << name;
+  for (const char* name : {"out", "lse", "dq", "dk", "dv"})
+    EXPECT_LE(result["largest_errors"][name].get<double>(), 1) << name;
 }
 
 TEST(Verify, AFailureIsPrintedWithALineThatRunsItAgain) {
@@ -49,8 +52,8 @@ TEST(Verify, AFailureIsPrintedWithALineThatRunsItAgain) {
   EXPECT_EQ(lines_of(outcome.out).back(), "1 passed, 1 failed");
   expect_contains(outcome.out, "FAILED case 0");
   expect_contains(outcome.out, "head_dim");
-  expect_contains(outcome.out,
-                  "flashmask verify --backend " + tested_backend() + " --case '" + describe(verify::parse_case(kImpossible)) + "'");
+  expect_contains(outcome.out, "flashmask verify --backend " + tested_backend() + " --case '" +
+                                   describe(verify::parse_case(kImpossible)) + "'");
 }
 
 TEST(Verify, AFailureAsJson) {
@@ -75,7 +78,8 @@ TEST(Verify, TheSameSeedGivesTheSameCases) {
 }
 
 TEST(Verify, FamiliesLimitTheCases) {
-  for (const std::string& line : lines_of(output_of({"verify", "--list", "--cases", "30", "--families", "document,prefix_tree"}))) {
+  for (const std::string& line :
+       lines_of(output_of({"verify", "--list", "--cases", "30", "--families", "document,prefix_tree"}))) {
     const std::string family = verify::parse_case(line).family;
     EXPECT_TRUE(family == "document" || family == "prefix_tree") << family;
   }
@@ -108,8 +112,8 @@ TEST(VerifyErrors, UnknownBackendsFamiliesAndCases) {
 }
 
 TEST(Verify, TheCoveringListOfSomeValues) {
-  const std::vector<std::string> lines =
-      lines_of(output_of({"verify", "--covering", "--list", "--dtypes", "bfloat16,float16", "--head-dims", "64", "--layouts", "aligned"}));
+  const std::vector<std::string> lines = lines_of(output_of(
+      {"verify", "--covering", "--list", "--dtypes", "bfloat16,float16", "--head-dims", "64", "--layouts", "aligned"}));
   EXPECT_GE(lines.size(), 1500u);
   for (const std::string& line : lines) {
     const verify::Case c = verify::parse_case(line);
@@ -136,7 +140,8 @@ TEST(VerifyErrors, ValuesOfTheCoveringListThatItDoesNotHave) {
   const auto covering = [](const char* option, const char* value) {
     return std::vector<std::string>{"verify", "--covering", "--list", option, value};
   };
-  expect_failure(covering("--dtypes", "bfloat16,float8"), kFailed, {"--dtypes", "'float8'", "float32, bfloat16, float16"});
+  expect_failure(covering("--dtypes", "bfloat16,float8"), kFailed,
+                 {"--dtypes", "'float8'", "float32, bfloat16, float16"});
   expect_failure(covering("--dtypes", "BF16"), kFailed, {"--dtypes", "'BF16'"});
   expect_failure(covering("--layouts", "bshd,sbhd"), kFailed, {"--layouts", "'sbhd'", "bshd, bhsd, padded, aligned"});
   expect_failure(covering("--head-dims", "64,65"), kFailed, {"head dim 65", "64, 72, 80"});
@@ -148,7 +153,9 @@ TEST(VerifyErrors, ValuesOfTheCoveringListThatItDoesNotHave) {
 
 TEST(VerifyErrors, ValuesOfTheCoveringListWithoutIt) {
   for (const char* option : {"--dtypes", "--head-dims", "--layouts"}) {
-    const std::string value = option == std::string("--head-dims") ? "64" : option == std::string("--dtypes") ? "bfloat16" : "bshd";
+    const std::string value = option == std::string("--head-dims") ? "64"
+                              : option == std::string("--dtypes")  ? "bfloat16"
+                                                                   : "bshd";
     expect_failure({"verify", option, value}, kWrongUsage, {option, "--covering"});
     expect_failure({"verify", "--covering", option}, kWrongUsage, {option});
   }

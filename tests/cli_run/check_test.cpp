@@ -21,7 +21,8 @@ Packed packed_answers() {
   std::mt19937_64 engine(6);
   const auto text = [&] { return std::string(5 + engine() % 15, static_cast<char>('a' + engine() % 26)); };
   std::vector<Document> documents;
-  for (int n = 0; n < 12; ++n) documents.push_back(make_document(Task::kRm, {{"prompt", text()}, {"answers", {text(), text(), text()}}}));
+  for (int n = 0; n < 12; ++n)
+    documents.push_back(make_document(Task::kRm, {{"prompt", text()}, {"answers", {text(), text(), text()}}}));
   return pack(Task::kRm, documents, kSeqlen);
 }
 
@@ -98,7 +99,8 @@ void scale(Tensor& tensor, float factor) {
 using Names = std::vector<std::string>;
 
 TEST(SampleCheck, FindsWrongValuesInEachTensor) {
-  for (const auto& [dtype, factor] : {std::pair{DataType::kFloat32, 1 + 1e-4f}, {DataType::kBFloat16, 1.1f}, {DataType::kFloat16, 1.02f}}) {
+  for (const auto& [dtype, factor] :
+       {std::pair{DataType::kFloat32, 1 + 1e-4f}, {DataType::kBFloat16, 1.1f}, {DataType::kFloat16, 1.02f}}) {
     SCOPED_TRACE(name(dtype));
     EXPECT_EQ(failed_after(dtype, [f = factor](Outputs& outputs) { scale(outputs.out, f); }), Names{"out"});
     EXPECT_EQ(failed_after(dtype, [f = factor](Outputs& outputs) { scale(outputs.lse, f); }), Names{"lse"});
@@ -118,7 +120,8 @@ TEST(SampleCheck, FindsOneElementThatIsNotWritten) {
 
 TEST(SampleCheck, FindsValuesInThePadding) {
   CheckedRun run(DataType::kFloat32);
-  const auto at = std::find(run.packed().segment_ids.begin(), run.packed().segment_ids.end(), -1) - run.packed().segment_ids.begin();
+  const auto at = std::find(run.packed().segment_ids.begin(), run.packed().segment_ids.end(), -1) -
+                  run.packed().segment_ids.begin();
   ASSERT_LT(at, static_cast<std::ptrdiff_t>(run.packed().segment_ids.size()));
   run.outputs().dv.set(at * run.outputs().dv.stride() / kSeqlen, 1e-30f);
   EXPECT_EQ(run.check().dirty_padding, 1);
@@ -152,11 +155,13 @@ TEST(SampleCheck, FindsBranchesThatSeeEachOther) {
     return nlohmann::json{{"text", std::string(3 + engine() % 9, 'x')}, {"branches", branches}};
   };
   std::vector<Document> documents;
-  for (int n = 0; n < 6; ++n) documents.push_back(make_document(Task::kTree, node({node({node({}), node({})}), node({})})));
+  for (int n = 0; n < 6; ++n)
+    documents.push_back(make_document(Task::kTree, node({node({node({}), node({})}), node({})})));
   const Packed packed = pack(Task::kTree, documents, kSeqlen);
   std::vector<int64_t> lengths;
   for (int64_t n = 0; n < 6; ++n) {
-    lengths.push_back(std::count(packed.segment_ids.begin(), packed.segment_ids.begin() + kSeqlen, static_cast<int32_t>(n)));
+    lengths.push_back(
+        std::count(packed.segment_ids.begin(), packed.segment_ids.begin() + kSeqlen, static_cast<int32_t>(n)));
   }
   std::erase(lengths, 0);
   const Mask trees = packed.mask(0, 1);
@@ -200,7 +205,8 @@ TEST(Projections, ElementsAndScoresHaveAboutUnitVariance) {
   const Packed packed = packed_answers();
   const AttentionShape shape{4, 2, 64};
   const Projections projections(shape, kSeqlen, 9);
-  Tensor q(DataType::kFloat32, {1, kSeqlen, 4, 64}), k(DataType::kFloat32, {1, kSeqlen, 2, 64}), v(DataType::kFloat32, {1, kSeqlen, 2, 64});
+  Tensor q(DataType::kFloat32, {1, kSeqlen, 4, 64}), k(DataType::kFloat32, {1, kSeqlen, 2, 64}),
+      v(DataType::kFloat32, {1, kSeqlen, 2, 64});
   projections.fill(packed, 0, 1, 2, q, k, v);
   for (const Tensor* tensor : {&q, &k, &v}) {
     double sum = 0;
@@ -224,8 +230,8 @@ TEST(Projections, DoNotDependOnHowSequencesAreDivided) {
   const AttentionShape shape{4, 2, 15};
   const Projections projections(shape, kSeqlen, 9);
   const auto make = [&](int64_t n, int64_t heads) { return Tensor(DataType::kBFloat16, {n, kSeqlen, heads, 15}); };
-  Tensor q3 = make(3, 4), k3 = make(3, 2), v3 = make(3, 2), d3 = make(3, 4), q1 = make(1, 4), k1 = make(1, 2), v1 = make(1, 2),
-         d1 = make(1, 4);
+  Tensor q3 = make(3, 4), k3 = make(3, 2), v3 = make(3, 2), d3 = make(3, 4), q1 = make(1, 4), k1 = make(1, 2),
+         v1 = make(1, 2), d1 = make(1, 4);
   projections.fill(packed, 0, 3, 2, q3, k3, v3);
   projections.fill(packed, 2, 1, 1, q1, k1, v1);
   fill_gradient(5, 0, 3, 2, d3);

@@ -48,7 +48,8 @@ Result flashmask_run(const std::vector<std::string>& arguments) {
   const bool chosen = std::find(arguments.begin(), arguments.end(), "--backend") != arguments.end();
   if (!chosen && only_reference()) command += " --backend reference";
   for (const std::string& argument : arguments) command += fmt::format(" {}", quoted(argument));
-  const int status = std::system(fmt::format("{} >{} 2>{}", command, quoted(folder / "out"), quoted(folder / "error")).c_str());
+  const int status =
+      std::system(fmt::format("{} >{} 2>{}", command, quoted(folder / "out"), quoted(folder / "error")).c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents_of(folder / "out"), contents_of(folder / "error")};
 }
 
@@ -61,7 +62,8 @@ std::string example(const std::string& task) { return std::string(FLASHMASK_EXAM
 
 /// Small enough for a test: every example record fits into 1600 tokens. The dense run is not cut short however
 /// slow the machine is.
-std::vector<std::string> small(const std::string& input, const std::string& task, const std::string& dense_seconds = "1e9") {
+std::vector<std::string> small(const std::string& input, const std::string& task,
+                               const std::string& dense_seconds = "1e9") {
   return {"--input", input, "--task",     task, "--seqlen",   "1600", "--limit-sequences", "2",
           "--heads", "2",   "--kv-heads", "1",  "--head-dim", "16",   "--dense-seconds",   dense_seconds};
 }
@@ -81,8 +83,9 @@ void expect_good_figures(const json& figures, const std::string& task) {
   const auto positions = packing["sequences"].get<double>() * packing["seqlen"].get<double>();
   EXPECT_NEAR(packing["padding_share"].get<double>(), 1 - packing["tokens"].get<double>() / positions, 1e-12);
   const json& masks = figures["masks"];
-  EXPECT_EQ(masks["tiles"].get<int64_t>(),
-            masks["skipped_tiles"].get<int64_t>() + masks["partial_tiles"].get<int64_t>() + masks["full_tiles"].get<int64_t>());
+  EXPECT_EQ(masks["tiles"].get<int64_t>(), masks["skipped_tiles"].get<int64_t>() +
+                                               masks["partial_tiles"].get<int64_t>() +
+                                               masks["full_tiles"].get<int64_t>());
   EXPECT_GT(masks["skipped_tiles"].get<int64_t>(), masks["tiles"].get<int64_t>() / 2);
   EXPECT_EQ(masks["mask_bytes"].get<int64_t>(), 2 * 1600 * 4);
   EXPECT_EQ(masks["dense_mask_bytes"].get<int64_t>(), 2 * 1600 * 1600);
@@ -102,8 +105,8 @@ TEST(Run, EveryTaskInEveryDtype) {
     for (const std::string dtype : {"float32", "bfloat16", "float16"}) {
       SCOPED_TRACE(task + " " + dtype);
       const TemporaryFolder folder;
-      const Result result =
-          flashmask_run(joined(small(example(task), task), {"--dtype", dtype, "--json", "--out", folder / "x.safetensors"}));
+      const Result result = flashmask_run(
+          joined(small(example(task), task), {"--dtype", dtype, "--json", "--out", folder / "x.safetensors"}));
       ASSERT_EQ(result.status, 0) << result.error;
       const json figures = json::parse(result.out);
       expect_good_figures(figures, task);
@@ -122,7 +125,8 @@ TEST(Run, EveryBackendAndBatchSize) {
   for (const BackendInfo& backend : backends()) {
     if (!backend.usable) continue;
     for (const std::string batch : {"1", "2"}) {
-      const Result result = flashmask_run(joined(small(example("rm"), "rm"), {"--backend", backend.name, "--batch-size", batch, "--json"}));
+      const Result result = flashmask_run(
+          joined(small(example("rm"), "rm"), {"--backend", backend.name, "--batch-size", batch, "--json"}));
       ASSERT_EQ(result.status, 0) << result.error;
       expect_good_figures(json::parse(result.out), "rm");
       EXPECT_EQ(json::parse(result.out)["attention"]["backend"], backend.name);
@@ -152,7 +156,8 @@ constexpr const char* kQuestions =
     "{\"prompt\":\"a\",\"chosen\":\"c\",\"rejected\":\"d\",\"answers\":[\"c\",\"d\"]}\n";
 /// Two trees: of 2 + (3 + (3, 3), 3) tokens, and of 2 + 4.
 constexpr const char* kTrees =
-    "{\"text\":\"q\",\"branches\":[{\"text\":\"x\",\"branches\":[{\"text\":\"y\"},{\"text\":\"z\"}]},{\"text\":\"w\"}]}\n"
+    "{\"text\":\"q\",\"branches\":[{\"text\":\"x\",\"branches\":[{\"text\":\"y\"},{\"text\":\"z\"}]},{\"text\":\"w\"}]}"
+    "\n"
     "{\"text\":\"q\",\"branches\":[{\"text\":\"rs\"}]}\n";
 
 std::vector<std::string> tiny(const std::string& input, const std::string& task) {
@@ -177,10 +182,11 @@ TEST(Run, SaysWhatSharingSaves) {
     ASSERT_EQ(in_text.status, 0) << in_text.error;
     const std::string ratio = fmt::format("{:.2f}", static_cast<double>(separate) / static_cast<double>(packed));
     const std::string what = is_tree ? "each of 4 paths from root to leaf" : "each of 4 answers with its question";
-    expect_contains(in_text.out,
-                    fmt::format("{} as a sequence of its own: {} tokens, {}x; sharing saves {}", what, separate, ratio, separate - packed));
+    expect_contains(in_text.out, fmt::format("{} as a sequence of its own: {} tokens, {}x; sharing saves {}", what,
+                                             separate, ratio, separate - packed));
     const std::string html = contents_of(folder / "r.html");
-    expect_contains(html, fmt::format("<td>{} as a sequence of its own</td><td>{}</td><td>{}×</td>", what, separate, ratio));
+    expect_contains(html,
+                    fmt::format("<td>{} as a sequence of its own</td><td>{}</td><td>{}×</td>", what, separate, ratio));
     expect_contains(html, fmt::format("<td>saved</td><td>{}</td>", separate - packed));
   }
 }
@@ -242,8 +248,9 @@ TEST(Run, TheDenseRunCanBeLeftOut) {
 }
 
 TEST(Run, ALongDenseRunIsMadeOnTheFirstSequences) {
-  const Result result = flashmask_run({"--input", example("pretrain"), "--task", "pretrain", "--seqlen", "1600", "--limit-sequences", "6",
-                                       "--heads", "1", "--kv-heads", "1", "--head-dim", "8", "--dense-seconds", "1e-6", "--json"});
+  const Result result =
+      flashmask_run({"--input", example("pretrain"), "--task", "pretrain", "--seqlen", "1600", "--limit-sequences", "6",
+                     "--heads", "1", "--kv-heads", "1", "--head-dim", "8", "--dense-seconds", "1e-6", "--json"});
   ASSERT_EQ(result.status, 0) << result.error;
   const json figures = json::parse(result.out);
   EXPECT_EQ(figures["comparison"]["sequences"], 1);
@@ -269,17 +276,20 @@ TEST(Run, TheReportNeedsNothingElse) {
       for (std::size_t at = html.find(part); at != std::string::npos; at = html.find(part, at + 1)) ++n;
       return n;
     };
-    for (const std::string tag : {"section", "table", "tr", "td", "th", "div", "svg", "figure", "span", "main", "title", "text"}) {
-      EXPECT_EQ(count(fmt::format("<{}>", tag)) + count(fmt::format("<{} ", tag)), count(fmt::format("</{}>", tag))) << tag;
+    for (const std::string tag :
+         {"section", "table", "tr", "td", "th", "div", "svg", "figure", "span", "main", "title", "text"}) {
+      EXPECT_EQ(count(fmt::format("<{}>", tag)) + count(fmt::format("<{} ", tag)), count(fmt::format("</{}>", tag)))
+          << tag;
     }
   }
 }
 
 TEST(Run, TheReportEscapesWhatItQuotes) {
   const TemporaryFolder folder;
-  const std::string input = folder.write("a<b>&c.jsonl", "{\"text\":\"a\"}\n{\"text\":\"b\",\"text\":\"b\"}\n{\"<i>\":1,\"<i>\":2}\n");
-  const Result result =
-      flashmask_run({"--input", input, "--task", "pretrain", "--seqlen", "8", "--skip-bad", "--report", folder / "r.html"});
+  const std::string input =
+      folder.write("a<b>&c.jsonl", "{\"text\":\"a\"}\n{\"text\":\"b\",\"text\":\"b\"}\n{\"<i>\":1,\"<i>\":2}\n");
+  const Result result = flashmask_run(
+      {"--input", input, "--task", "pretrain", "--seqlen", "8", "--skip-bad", "--report", folder / "r.html"});
   ASSERT_EQ(result.status, 0) << result.error;
   const std::string html = contents_of(folder / "r.html");
   expect_contains(html, "a&lt;b&gt;&amp;c.jsonl");
@@ -291,9 +301,9 @@ TEST(Run, TheReportEscapesWhatItQuotes) {
 TEST(Run, OneTokenOfTextIsEnough) {
   const TemporaryFolder folder;
   for (const std::string seqlen : {"3", "4", "129", "4096"}) {
-    const Result result =
-        flashmask_run({"--input", folder.write("x", "{\"text\":\"a\"}"), "--task", "pretrain", "--seqlen", seqlen, "--heads", "1",
-                       "--kv-heads", "1", "--head-dim", "1", "--out", folder / "out", "--report", folder / "report", "--json"});
+    const Result result = flashmask_run({"--input", folder.write("x", "{\"text\":\"a\"}"), "--task", "pretrain",
+                                         "--seqlen", seqlen, "--heads", "1", "--kv-heads", "1", "--head-dim", "1",
+                                         "--out", folder / "out", "--report", folder / "report", "--json"});
     ASSERT_EQ(result.status, 0) << result.error << result.out;
     EXPECT_EQ(json::parse(result.out)["packing"]["tokens"], 3);
   }
@@ -353,15 +363,18 @@ TEST(Run, WrongNumbersOfAnswersAndBranches) {
     return result.error;
   };
   const std::string good = "{\"prompt\":\"q\",\"answers\":[\"a\",\"b\"]}\n";
-  const std::string answers = error_of("rm", good + "{\"prompt\":\"q\",\"answers\":[\"a\"]}\n" + good +
-                                                 "{\"prompt\":\"q\",\"answers\":[\"a\",\"b\",\"c\",\"d\",\"e\",\"f\",\"g\"]}\n");
+  const std::string answers =
+      error_of("rm", good + "{\"prompt\":\"q\",\"answers\":[\"a\"]}\n" + good +
+                         "{\"prompt\":\"q\",\"answers\":[\"a\",\"b\",\"c\",\"d\",\"e\",\"f\",\"g\"]}\n");
   expect_contains(answers, "line 2: \"answers\" has 1 element; 2 to 6 are accepted");
   expect_contains(answers, "line 4: \"answers\" has 7 elements; 2 to 6 are accepted");
   const std::string branches =
-      error_of("tree", std::string(kTrees) + "{\"text\":\"q\"}\n" + "{\"text\":\"q\",\"branches\":[{\"text\":\"a\",\"branches\":[3]}]}\n" +
+      error_of("tree", std::string(kTrees) + "{\"text\":\"q\"}\n" +
+                           "{\"text\":\"q\",\"branches\":[{\"text\":\"a\",\"branches\":[3]}]}\n" +
                            "{\"text\":\"q\",\"branches\":[{\"text\":\"0123456789012345678901234567890\"}]}\n");
   expect_contains(branches, "line 3: the key \"branches\" is missing");
-  expect_contains(branches, "line 4: \"branches\"[0].\"branches\"[0] must be an object with the key \"text\", not number");
+  expect_contains(branches,
+                  "line 4: \"branches\"[0].\"branches\"[0] must be an object with the key \"text\", not number");
   expect_contains(branches, "line 5: the record has 35 tokens, more than a sequence of 32 holds");
 }
 
@@ -385,7 +398,8 @@ TEST(Run, BadLinesInJson) {
 
 TEST(Run, BadLinesCanBeSkipped) {
   const TemporaryFolder folder;
-  const Result result = flashmask_run(joined(bad_run(folder.write("x.jsonl", kBadLines), folder), {"--skip-bad", "--json"}));
+  const Result result =
+      flashmask_run(joined(bad_run(folder.write("x.jsonl", kBadLines), folder), {"--skip-bad", "--json"}));
   ASSERT_EQ(result.status, 0) << result.error;
   for (const char* reason : kReasons) expect_contains(result.error, reason);
   const json figures = json::parse(result.out);
@@ -401,7 +415,8 @@ TEST(Run, BadLinesCanBeSkipped) {
 
 TEST(Run, SkippingEverythingIsAnError) {
   const TemporaryFolder folder;
-  const Result result = flashmask_run(joined(bad_run(folder.write("x.jsonl", "{\"prompt\":\"q\"}\nnull\n"), folder), {"--skip-bad"}));
+  const Result result =
+      flashmask_run(joined(bad_run(folder.write("x.jsonl", "{\"prompt\":\"q\"}\nnull\n"), folder), {"--skip-bad"}));
   EXPECT_EQ(result.status, 1);
   expect_contains(result.error, "No record is left");
   expect_contains(result.error, "line 2: a JSON object is needed, not null");
@@ -428,8 +443,8 @@ TEST(Run, OutputsThatCannotBeWrittenAreFoundOutAtOnce) {
   for (const std::string option : {"--out", "--report"}) {
     // Without the check this would take minutes.
     const auto error_of = [&](const std::string& path) {
-      const Result result = flashmask_run(
-          {"--input", example("pretrain"), "--task", "pretrain", "--heads", "64", "--kv-heads", "64", "--head-dim", "256", option, path});
+      const Result result = flashmask_run({"--input", example("pretrain"), "--task", "pretrain", "--heads", "64",
+                                           "--kv-heads", "64", "--head-dim", "256", option, path});
       EXPECT_EQ(result.status, 1) << path;
       return result.error;
     };
@@ -446,7 +461,8 @@ TEST(Run, OutputsThatCannotBeWrittenAreFoundOutAtOnce) {
 TEST(Run, OutputsMustDiffer) {
   const TemporaryFolder folder;
   const std::string input = folder.write("x.jsonl", kBadLines);
-  const Result result = flashmask_run({"--input", input, "--task", "sft", "--out", folder / "y", "--report", folder / "./y"});
+  const Result result =
+      flashmask_run({"--input", input, "--task", "sft", "--out", folder / "y", "--report", folder / "./y"});
   EXPECT_EQ(result.status, 1);
   expect_contains(result.error, "--out and --report are the same file");
   EXPECT_EQ(flashmask_run({"--input", input, "--task", "sft", "--out", input}).status, 1);

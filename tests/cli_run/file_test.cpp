@@ -41,8 +41,9 @@ TEST(WriteFile, LeavesTheOldFileWhenTheWriterThrows) {
 TEST(WriteFile, LeavesTheOldFileWhenWritingFails) {
   TemporaryFolder folder;
   write_file_atomically(folder / "a", "old");
-  expect_invalid({"cannot write", folder / "a"},
-                 [&] { write_file_atomically(folder / "a", [](std::ostream& out) { out.setstate(std::ios::badbit); }); });
+  expect_invalid({"cannot write", folder / "a"}, [&] {
+    write_file_atomically(folder / "a", [](std::ostream& out) { out.setstate(std::ios::badbit); });
+  });
   EXPECT_EQ(contents_of(folder / "a"), "old");
   EXPECT_EQ(folder.names(), Names{"a"});
 }
@@ -70,7 +71,8 @@ TEST(CheckWritable, RefusesWhatCannotBeWritten) {
   folder.write("file", "");
   std::filesystem::create_directory(folder / "sub");
   ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
-  expect_invalid({"cannot write", "missing/x", "No such file or directory"}, [&] { check_writable(folder / "missing/x"); });
+  expect_invalid({"cannot write", "missing/x", "No such file or directory"},
+                 [&] { check_writable(folder / "missing/x"); });
   expect_invalid({"cannot write", "file/x", "Not a directory"}, [&] { check_writable(folder / "file/x"); });
   expect_invalid({"cannot write", "sub", "it is a directory"}, [&] { check_writable(folder / "sub"); });
   expect_invalid({"cannot write", "sub/", "it does not name a file"}, [&] { check_writable(folder / "sub/"); });

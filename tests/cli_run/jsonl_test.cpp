@@ -39,7 +39,8 @@ void expect_bad(const std::string& line, const std::string& reason) {
   const Result result = read("{\"n\":1}\n" + line + "\n{\"n\":3}\n");
   ASSERT_EQ(result.summary.bad_lines.size(), 1u) << line;
   EXPECT_EQ(result.summary.bad_lines[0].line, 2) << line;
-  EXPECT_NE(result.summary.bad_lines[0].reason.find(reason), std::string::npos) << line << ": " << result.summary.bad_lines[0].reason;
+  EXPECT_NE(result.summary.bad_lines[0].reason.find(reason), std::string::npos)
+      << line << ": " << result.summary.bad_lines[0].reason;
   EXPECT_EQ(result.taken.size(), 2u) << line;
 }
 
@@ -148,7 +149,8 @@ TEST(Utf8, AgreesWithTheJsonLibraryOnOddBytes) {
   int64_t valid = 0;
   for (std::size_t n = 0; n < 23 * 23 * 23 * 23; ++n) {
     std::string text;
-    for (std::size_t rest = n, length = 0; length < 4; ++length, rest /= 23) text += static_cast<char>(kBytes[rest % 23]);
+    for (std::size_t rest = n, length = 0; length < 4; ++length, rest /= 23)
+      text += static_cast<char>(kBytes[rest % 23]);
     bool accepted = true;
     try {
       (void)nlohmann::json(text).dump();

@@ -45,11 +45,17 @@ TEST(MaskJson, EveryFamilyComesBack) {
 TEST(MaskJson, EveryPartComesBack) {
   expect_round_trip(masks::causal(3, 900, -7));
   expect_round_trip(masks::sliding_window(40, 30, 4, 2));
-  expect_round_trip(Mask({.seqlen_q = 2, .seqlen_k = 3, .band = {.lo = -(int64_t{1} << 40), .hi = int64_t{1} << 40}, .q_offset = 5}));
-  expect_round_trip(Mask({.seqlen_q = 2, .seqlen_k = 1, .batch = 2, .heads = 3, .lte = {INT32_MIN, -1, 0, 1, 2, INT32_MAX}}));
-  expect_round_trip(Mask({.seqlen_q = 2, .seqlen_k = 2, .lts = {0, 1}, .lte = {1, 1}, .uts = {2, 0}, .ute = {0, 2}}));
   expect_round_trip(
-      Mask({.seqlen_q = 129, .seqlen_k = 2, .heads = 2, .lts = {0, 1, 2, 3}, .block_batch = 3, .block_mask = {0, 1, 2, 255, 0, 0}}));
+      Mask({.seqlen_q = 2, .seqlen_k = 3, .band = {.lo = -(int64_t{1} << 40), .hi = int64_t{1} << 40}, .q_offset = 5}));
+  expect_round_trip(
+      Mask({.seqlen_q = 2, .seqlen_k = 1, .batch = 2, .heads = 3, .lte = {INT32_MIN, -1, 0, 1, 2, INT32_MAX}}));
+  expect_round_trip(Mask({.seqlen_q = 2, .seqlen_k = 2, .lts = {0, 1}, .lte = {1, 1}, .uts = {2, 0}, .ute = {0, 2}}));
+  expect_round_trip(Mask({.seqlen_q = 129,
+                          .seqlen_k = 2,
+                          .heads = 2,
+                          .lts = {0, 1, 2, 3},
+                          .block_batch = 3,
+                          .block_mask = {0, 1, 2, 255, 0, 0}}));
 }
 
 TEST(MaskJson, AbsentKeysAreTheDefaults) {

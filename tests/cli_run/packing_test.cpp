@@ -40,7 +40,8 @@ struct Source {
 json record_of(Task task, const Source& source) {
   if (task == Task::kPretrain) return {{"text", source.answers[0]}};
   if (task == Task::kSft) return {{"prompt", source.prompt}, {"response", source.answers[0]}};
-  if (task == Task::kDpo) return {{"prompt", source.prompt}, {"chosen", source.answers[0]}, {"rejected", source.answers[1]}};
+  if (task == Task::kDpo)
+    return {{"prompt", source.prompt}, {"chosen", source.answers[0]}, {"rejected", source.answers[1]}};
   return {{"prompt", source.prompt}, {"answers", source.answers}};
 }
 
@@ -140,7 +141,8 @@ std::map<int32_t, Source> unpacked(const Packed& packed) {
     if (packed.segment_ids[t] < 0) continue;
     Source& source = sources[packed.segment_ids[t]];
     const int32_t token = packed.input_ids[t];
-    if (token == kAnswerToken || (token == kBeginToken && packed.task == Task::kPretrain)) source.answers.emplace_back();
+    if (token == kAnswerToken || (token == kBeginToken && packed.task == Task::kPretrain))
+      source.answers.emplace_back();
     if (token < 256) (source.answers.empty() ? source.prompt : source.answers.back()) += static_cast<char>(token);
   }
   return sources;
@@ -158,12 +160,13 @@ void expect_everything_packed_once(const Packed& packed, const std::vector<Sourc
 /// Documents are contiguous and in order, the padding is at the end, and every vector has its size.
 void expect_order(const Packed& packed) {
   const auto size = static_cast<std::size_t>(packed.sequences * packed.seqlen);
-  for (const std::size_t n : {packed.input_ids.size(), packed.position_ids.size(), packed.labels.size(), packed.loss_mask.size(),
-                              packed.segment_ids.size(), packed.startend_row_indices.size()}) {
+  for (const std::size_t n : {packed.input_ids.size(), packed.position_ids.size(), packed.labels.size(),
+                              packed.loss_mask.size(), packed.segment_ids.size(), packed.startend_row_indices.size()}) {
     EXPECT_EQ(n, size);
   }
   EXPECT_EQ(packed.answer_ids.size(), shares_question(packed.task) ? size : 0);
-  EXPECT_EQ(std::count_if(packed.segment_ids.begin(), packed.segment_ids.end(), [](int32_t id) { return id >= 0; }), packed.tokens);
+  EXPECT_EQ(std::count_if(packed.segment_ids.begin(), packed.segment_ids.end(), [](int32_t id) { return id >= 0; }),
+            packed.tokens);
   for (int64_t s = 0; s < packed.sequences; ++s) {
     for (int64_t t = 1; t < packed.seqlen; ++t) {
       const auto at = static_cast<std::size_t>(s * packed.seqlen + t);
@@ -184,9 +187,11 @@ void expect_masks(const Packed& packed) {
   for (int64_t s = 0; s < packed.sequences; ++s) {
     for (int64_t i = 0; i < packed.seqlen; ++i) {
       for (int64_t j = 0; j < packed.seqlen; ++j, ++element) {
-        const auto row = static_cast<std::size_t>(s * packed.seqlen + i), key = static_cast<std::size_t>(s * packed.seqlen + j);
+        const auto row = static_cast<std::size_t>(s * packed.seqlen + i),
+                   key = static_cast<std::size_t>(s * packed.seqlen + j);
         bool sees = j <= i && packed.segment_ids[row] >= 0 && packed.segment_ids[row] == packed.segment_ids[key];
-        if (!packed.answer_ids.empty()) sees = sees && (packed.answer_ids[key] == 0 || packed.answer_ids[key] == packed.answer_ids[row]);
+        if (!packed.answer_ids.empty())
+          sees = sees && (packed.answer_ids[key] == 0 || packed.answer_ids[key] == packed.answer_ids[row]);
         wrong += dense[element] != sees;
       }
     }
@@ -240,7 +245,8 @@ TEST(Pack, RandomDocumentsOfEveryTask) {
     for (int trial = 0; trial < 25; ++trial) {
       SCOPED_TRACE(std::string(name(task)) + " " + std::to_string(trial));
       std::vector<Source> sources;
-      for (int64_t n = draw(engine, 1, 20); n > 0; --n) sources.push_back(random_source(task, engine, draw(engine, 1, 25)));
+      for (int64_t n = draw(engine, 1, 20); n > 0; --n)
+        sources.push_back(random_source(task, engine, draw(engine, 1, 25)));
       expect_sound(pack(task, documents_of(task, sources), draw(engine, 170, 230)), sources);
     }
   }

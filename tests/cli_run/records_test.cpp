@@ -106,7 +106,8 @@ TEST(Documents, TwoToSixAnswers) {
 TEST(Records, LongAndBadLinesAreReported) {
   TemporaryFolder folder;
   const std::string path = folder.write(
-      "x.jsonl", "{\"text\":\"12345\"}\n{\"text\":\"123456\"}\n\n{\"txt\":\"1\"}\n{\"text\":\"123456789\"}\n{\"text\":\"1\"}\n");
+      "x.jsonl",
+      "{\"text\":\"12345\"}\n{\"text\":\"123456\"}\n\n{\"txt\":\"1\"}\n{\"text\":\"123456789\"}\n{\"text\":\"1\"}\n");
   const Records records = read_records(path, Task::kPretrain, 7);
   ASSERT_EQ(records.documents.size(), 2u);
   EXPECT_EQ(records.documents[0].length(), 7);

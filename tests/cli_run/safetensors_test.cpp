@@ -17,7 +17,8 @@ using test::expect_invalid;
 using test::TemporaryFolder;
 
 template <typename Element>
-SafetensorsEntry entry(std::string name, std::string dtype, std::vector<int64_t> shape, const std::vector<Element>& values) {
+SafetensorsEntry entry(std::string name, std::string dtype, std::vector<int64_t> shape,
+                       const std::vector<Element>& values) {
   return {std::move(name), std::move(dtype), std::move(shape), std::as_bytes(std::span(values))};
 }
 
@@ -29,8 +30,8 @@ TEST(Safetensors, RoundTrip) {
   const std::vector<float> nothing;
   const std::vector<int32_t> scalar{7};
   const std::vector<SafetensorsEntry> entries{entry("wide", "I64", {3}, wide), entry("ints", "I32", {2, 3, 1}, ints),
-                                              entry("empty", "F32", {0, 4}, nothing), entry("scalar", "I32", {}, scalar),
-                                              entry("flags", "BOOL", {3}, flags)};
+                                              entry("empty", "F32", {0, 4}, nothing),
+                                              entry("scalar", "I32", {}, scalar), entry("flags", "BOOL", {3}, flags)};
   write_safetensors(folder / "x", entries, {{"task", "sft"}, {"quote", "\"a\"\n\u00e4"}});
 
   const SafetensorsFile file(folder / "x");
@@ -66,8 +67,10 @@ TEST(Safetensors, BytesAreAsTheFormatSays) {
 TEST(Safetensors, RefusesEntriesThatDoNotFit) {
   TemporaryFolder folder;
   const std::vector<int32_t> values{1, 2};
-  expect_invalid({"'a'", "I32"}, [&] { write_safetensors(folder / "x", std::vector{entry("a", "I32", {3}, values)}, {}); });
-  expect_invalid({"'a'"}, [&] { write_safetensors(folder / "x", std::vector{entry("a", "I32", {-2, -1}, values)}, {}); });
+  expect_invalid({"'a'", "I32"},
+                 [&] { write_safetensors(folder / "x", std::vector{entry("a", "I32", {3}, values)}, {}); });
+  expect_invalid({"'a'"},
+                 [&] { write_safetensors(folder / "x", std::vector{entry("a", "I32", {-2, -1}, values)}, {}); });
   expect_invalid({"'I33'"}, [&] { write_safetensors(folder / "x", std::vector{entry("a", "I33", {2}, values)}, {}); });
   expect_invalid({"two tensors", "'a'"}, [&] {
     write_safetensors(folder / "x", std::vector{entry("a", "I32", {2}, values), entry("a", "I32", {2}, values)}, {});
@@ -96,15 +99,19 @@ TEST(Safetensors, RefusesFilesThatAreWrong) {
   refuse(file_with(good, 5), "belong to no tensor");
   refuse(file_with(R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,4]}})", 4), "does not have the size");
   refuse(file_with(R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[1,4]}})", 4), "hole");
-  refuse(file_with(R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}})", 4),
-         "overlap");
+  refuse(
+      file_with(
+          R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}})",
+          4),
+      "overlap");
   refuse(file_with(R"({"a":{"shape":[4],"data_offsets":[0,4]}})", 4), "'a'");
   refuse(file_with(R"({"a":{"dtype":"X","shape":[4],"data_offsets":[0,4]}})", 4), "'X'");
 }
 
 TEST(Safetensors, SizesAreIntegers) {
   TemporaryFolder folder;
-  const auto refuse = [&](const std::string& shape, const std::string& offsets, std::initializer_list<std::string> parts) {
+  const auto refuse = [&](const std::string& shape, const std::string& offsets,
+                          std::initializer_list<std::string> parts) {
     const std::string header = R"({"a":{"dtype":"U8","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}}";
     expect_invalid(parts, [&] { SafetensorsFile file(folder.write("bad", file_with(header, 1))); });
   };
@@ -133,7 +140,8 @@ TEST(Safetensors, NoKeyComesTwice) {
 
 TEST(Safetensors, EntriesAreInTheOrderOfTheirData) {
   TemporaryFolder folder;
-  const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]},"z":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+  const std::string header =
+      R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]},"z":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
   const SafetensorsFile file(folder.write("x", file_with(header, 2)));
   EXPECT_EQ(file.entries()[0].name, "z");
   EXPECT_EQ(file.entries()[1].name, "a");
@@ -143,7 +151,8 @@ TEST(Safetensors, AHeaderOfManyTensorsTakesNoLongTime) {
   if (!test::kMeasured) GTEST_SKIP() << "needs an optimised build without sanitizers";
   TemporaryFolder folder;
   std::string header = "{";
-  for (int n = 0; n < 50000; ++n) header += (n ? ",\"" : "\"") + std::to_string(n) + R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]})";
+  for (int n = 0; n < 50000; ++n)
+    header += (n ? ",\"" : "\"") + std::to_string(n) + R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]})";
   const std::string path = folder.write("x", file_with(header + "}", 0));
   const double begin = test::cpu_seconds();
   EXPECT_EQ(SafetensorsFile(path).entries().size(), 50000u);

@@ -24,7 +24,9 @@ constexpr uint16_t B = kBeginToken, E = kEndToken, A = kAnswerToken;
 using Tokens = std::vector<uint16_t>;
 
 json leaf(const std::string& text) { return {{"text", text}}; }
-json tree(const std::string& text, const std::vector<json>& branches) { return {{"text", text}, {"branches", branches}}; }
+json tree(const std::string& text, const std::vector<json>& branches) {
+  return {{"text", text}, {"branches", branches}};
+}
 
 int64_t draw(std::mt19937_64& engine, int64_t low, int64_t high) {
   return low + static_cast<int64_t>(engine() % static_cast<uint64_t>(high - low + 1));
@@ -61,8 +63,8 @@ TEST(Trees, AreLaidOutDepthFirst) {
 }
 
 TEST(Trees, SayWhatIsLearned) {
-  const json record =
-      json::parse(R"({"text":"q","loss":true,"branches":[{"text":"a","loss":false,"branches":[{"text":"b","branches":[]}]}]})");
+  const json record = json::parse(
+      R"({"text":"q","loss":true,"branches":[{"text":"a","loss":false,"branches":[{"text":"b","branches":[]}]}]})");
   const Document document = make_document(Task::kTree, record);
   ASSERT_EQ(document.nodes.size(), 3u);
   EXPECT_TRUE(document.nodes[0].learned);
@@ -86,13 +88,15 @@ TEST(Trees, EveryNodeIsChecked) {
   expect_refused(R"({"text":"q"})", "the key \"branches\" is missing");
   expect_refused(R"({"text":"q","branches":[]})", "\"branches\" has 0 elements; at least 1 is needed");
   expect_refused(R"({"text":"q","branches":"a"})", "\"branches\" must be an array of objects, not string");
-  expect_refused(R"({"text":"q","branches":["a"]})", "\"branches\"[0] must be an object with the key \"text\", not string");
+  expect_refused(R"({"text":"q","branches":["a"]})",
+                 "\"branches\"[0] must be an object with the key \"text\", not string");
   expect_refused(R"({"text":"q","branches":[{"text":"a"},{"text":""}]})", "\"branches\"[1].\"text\" is empty");
   expect_refused(R"({"text":"q","branches":[{"text":"a"},{"text":"b","branches":[{"text":"c"},{"txt":"d"}]}]})",
                  "the key \"branches\"[1].\"branches\"[1].\"text\" is missing");
   expect_refused(R"({"text":"q","branches":[{"text":"a","branches":null}]})",
                  "\"branches\"[0].\"branches\" must be an array of objects, not null");
-  expect_refused(R"({"text":"q","branches":[{"text":"a","loss":1}]})", "\"branches\"[0].\"loss\" must be true or false, not number");
+  expect_refused(R"({"text":"q","branches":[{"text":"a","loss":1}]})",
+                 "\"branches\"[0].\"loss\" must be true or false, not number");
 }
 
 /// A line that nests `depth` levels below its root.
@@ -135,21 +139,25 @@ TEST(SeparateSequences, ByHand) {
   expect_separate(Task::kDpo, {{"prompt", "ab"}, {"chosen", "c"}, {"rejected", "de"}}, 2, (3 + 3) + (3 + 4));
   expect_separate(Task::kRm, {{"prompt", "a"}, {"answers", {"b", "c", "d"}}}, 3, 3 * (2 + 3));
   // Three leaves: q-ab-c, q-ab-d and q-e.
-  expect_separate(Task::kTree, tree("q", {tree("ab", {leaf("c"), leaf("d")}), leaf("e")}), 3, (2 + 4 + 3) + (2 + 4 + 3) + (2 + 3));
+  expect_separate(Task::kTree, tree("q", {tree("ab", {leaf("c"), leaf("d")}), leaf("e")}), 3,
+                  (2 + 4 + 3) + (2 + 4 + 3) + (2 + 3));
 }
 
 // --- packed -----------------------------------------------------------------------------------------
 
 TEST(PackTrees, ByHand) {
-  const std::vector<Document> documents{make_document(Task::kTree, tree("q", {tree("x", {leaf("y"), leaf("z")}), leaf("w")}))};
+  const std::vector<Document> documents{
+      make_document(Task::kTree, tree("q", {tree("x", {leaf("y"), leaf("z")}), leaf("w")}))};
   const Packed packed = pack(Task::kTree, documents, 16);
   constexpr int32_t P = kPadToken;
   EXPECT_EQ(packed.input_ids, (std::vector<int32_t>{B, 'q', A, 'x', E, A, 'y', E, A, 'z', E, A, 'w', E, P, P}));
   EXPECT_EQ(packed.position_ids, (std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7, 5, 6, 7, 2, 3, 4, 0, 0}));
   EXPECT_EQ(packed.node_ids, (std::vector<int32_t>{0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, -1, -1}));
   EXPECT_EQ(packed.segment_ids, (std::vector<int32_t>{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, -1, -1}));
-  EXPECT_EQ(packed.labels, (std::vector<int64_t>{-100, -100, 'x', E, -100, 'y', E, -100, 'z', E, -100, 'w', E, -100, -100, -100}));
-  EXPECT_EQ(packed.startend_row_indices, (std::vector<int32_t>{14, 14, 11, 11, 11, 8, 8, 8, 11, 11, 11, 14, 14, 14, 0, 0}));
+  EXPECT_EQ(packed.labels,
+            (std::vector<int64_t>{-100, -100, 'x', E, -100, 'y', E, -100, 'z', E, -100, 'w', E, -100, -100, -100}));
+  EXPECT_EQ(packed.startend_row_indices,
+            (std::vector<int32_t>{14, 14, 11, 11, 11, 8, 8, 8, 11, 11, 11, 14, 14, 14, 0, 0}));
   EXPECT_TRUE(packed.answer_ids.empty());
   EXPECT_EQ(packed.separate.count, 3);
   EXPECT_EQ(packed.separate.tokens, 8 + 8 + 5);
@@ -228,7 +236,8 @@ class PathCheck {
     }
     for (std::size_t t = 0; t < path.size(); ++t) {
       EXPECT_EQ(packed_.position_ids[static_cast<std::size_t>(path[t])], static_cast<int32_t>(t));
-      for (std::size_t s = 0; s <= t; ++s) visible_[static_cast<std::size_t>(path[t] * packed_.seqlen + path[s] % packed_.seqlen)] = 1;
+      for (std::size_t s = 0; s <= t; ++s)
+        visible_[static_cast<std::size_t>(path[t] * packed_.seqlen + path[s] % packed_.seqlen)] = 1;
     }
     ++paths_;
     path_tokens_ += static_cast<int64_t>(path.size());
@@ -350,7 +359,8 @@ TEST(WritePackedTrees, HoldsTheNodes) {
   const auto count = static_cast<int64_t>(packed.nodes.size());
   EXPECT_EQ(file.at("nodes").shape, (std::vector<int64_t>{count, 6}));
   std::vector<int32_t> rows;
-  for (const PackedNode& n : packed.nodes) rows.insert(rows.end(), {n.segment, n.node, n.parent, n.sequence, n.begin, n.end});
+  for (const PackedNode& n : packed.nodes)
+    rows.insert(rows.end(), {n.segment, n.node, n.parent, n.sequence, n.begin, n.end});
   EXPECT_EQ(elements<int32_t>(file.at("nodes")), rows);
 }
 

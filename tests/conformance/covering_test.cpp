@@ -33,27 +33,34 @@ DenseMask dense_from_vectors(const Case& c) {
 
 bool in_window(const Case& c, int64_t position, int64_t j) {
   if (!c.window) return true;
-  return (c.window->left < 0 || position - c.window->left <= j) && (c.window->right < 0 || j <= position + c.window->right);
+  return (c.window->left < 0 || position - c.window->left <= j) &&
+         (c.window->right < 0 || j <= position + c.window->right);
 }
 
 DenseMask dense_from_definition(const Case& c) {
   const int64_t mask_batch = std::max<int64_t>(c.mask_batch_count(), 1), mask_heads = c.mask_head_count();
   const verify::BlockGrid blocks = verify::draw_block_mask(c);
   const bool blocked = !blocks.keep.empty();
-  DenseMask dense{std::max(mask_batch, blocked ? blocks.batch : 1), std::max(mask_heads, blocked ? blocks.heads : 1), {}};
-  const int64_t shift =
-      c.family == verify::kNoMask ? c.seqlen_k - c.seqlen_q : verify::square_length(c) - c.seqlen_q;  // row 0's row of the square
+  DenseMask dense{
+      std::max(mask_batch, blocked ? blocks.batch : 1), std::max(mask_heads, blocked ? blocks.heads : 1), {}};
+  const int64_t shift = c.family == verify::kNoMask
+                            ? c.seqlen_k - c.seqlen_q
+                            : verify::square_length(c) - c.seqlen_q;  // row 0's row of the square
   const int64_t block_rows = (c.seqlen_q + 127) / 128, block_keys = (c.seqlen_k + 127) / 128;
   for (int64_t b = 0; b < dense.batch; ++b) {
     for (int64_t h = 0; h < dense.heads; ++h) {
-      const FamilyParameters parameters = verify::draw_parameters(c, b * mask_batch / dense.batch, h * mask_heads / dense.heads);
+      const FamilyParameters parameters =
+          verify::draw_parameters(c, b * mask_batch / dense.batch, h * mask_heads / dense.heads);
       const Predicate sees = family_definition(c.family, parameters);
       const int64_t offset = c.family == "causal" ? numbers(parameters, "q_offset").at(0) : 0;
-      const int64_t block0 =
-          blocked ? (b * blocks.batch / dense.batch * blocks.heads + h * blocks.heads / dense.heads) * block_rows * block_keys : 0;
+      const int64_t block0 = blocked
+                                 ? (b * blocks.batch / dense.batch * blocks.heads + h * blocks.heads / dense.heads) *
+                                       block_rows * block_keys
+                                 : 0;
       for (int64_t i = 0; i < c.seqlen_q; ++i) {
         for (int64_t j = 0; j < c.seqlen_k; ++j) {
-          const bool kept = !blocked || blocks.keep[static_cast<std::size_t>(block0 + i / 128 * block_keys + j / 128)] != 0;
+          const bool kept =
+              !blocked || blocks.keep[static_cast<std::size_t>(block0 + i / 128 * block_keys + j / 128)] != 0;
           dense.visible.push_back(kept && in_window(c, i + shift + offset, j) && sees(i + shift, j));
         }
       }
@@ -95,11 +102,12 @@ TEST(CoveringList, HasEveryPairOfValues) {
       }
     }
   }
-  for (const char* lengths : {"1,128", "64,192", "128,127", "127,128", "239,203", "799,211", "113,211", "300,300", "1023,1024", "1024,1023",
-                              "2048,2048", "0,0"}) {
+  for (const char* lengths : {"1,128", "64,192", "128,127", "127,128", "239,203", "799,211", "113,211", "300,300",
+                              "1023,1024", "1024,1023", "2048,2048", "0,0"}) {
     EXPECT_TRUE(values["lengths"].count(lengths)) << lengths;
   }
-  for (const char* heads : {"1,1", "4,1", "4,4", "6,2", "14,1", "16,4"}) EXPECT_TRUE(values["heads"].count(heads)) << heads;
+  for (const char* heads : {"1,1", "4,1", "4,4", "6,2", "14,1", "16,4"})
+    EXPECT_TRUE(values["heads"].count(heads)) << heads;
   for (const char* dim : {"8", "64", "96", "128", "192", "256"}) EXPECT_TRUE(values["head_dim"].count(dim)) << dim;
   EXPECT_EQ(values["batch"].size(), 9u);
   EXPECT_GE(values["family"].size(), families().size());
@@ -120,7 +128,8 @@ TEST(Conformance, EveryBackendOnTheCoveringList) {
   for (const BackendInfo& backend : backends()) {
     if (!backend.usable || backend.name == "reference") continue;  // the reference is the oracle
     std::vector<Case> cases;
-    const std::vector<Case> all = verify::covering_cases(backend.name == "cuda" ? verify::cuda_values() : verify::CoveringValues{});
+    const std::vector<Case> all =
+        verify::covering_cases(backend.name == "cuda" ? verify::cuda_values() : verify::CoveringValues{});
     for (std::size_t n = 0; n < all.size(); n += static_cast<std::size_t>(stride())) cases.push_back(all[n]);
     std::size_t passed = 0, skipped = 0;
     const verify::RunOptions options{.backend = backend.name, .dense = independent_dense};
@@ -132,7 +141,8 @@ TEST(Conformance, EveryBackendOnTheCoveringList) {
       for (const std::string& failure : verdict.failures) text += "\n  " + failure;
       ADD_FAILURE() << text;
     });
-    std::printf("%s: %zu of %zu cases passed, %zu of them skipped\n", backend.name.c_str(), passed, cases.size(), skipped);
+    std::printf("%s: %zu of %zu cases passed, %zu of them skipped\n", backend.name.c_str(), passed, cases.size(),
+                skipped);
     EXPECT_EQ(passed, cases.size());
     EXPECT_LE(skipped, cases.size() / 2) << "too little is checked";
   }

@@ -29,7 +29,8 @@ inline std::vector<int64_t> numbers(const FamilyParameters& parameters, const st
 /// For each token, the number of the piece it lies in.
 inline std::vector<int64_t> piece_of_token(const std::vector<int64_t>& lengths) {
   std::vector<int64_t> piece;
-  for (std::size_t n = 0; n < lengths.size(); ++n) piece.insert(piece.end(), static_cast<std::size_t>(lengths[n]), static_cast<int64_t>(n));
+  for (std::size_t n = 0; n < lengths.size(); ++n)
+    piece.insert(piece.end(), static_cast<std::size_t>(lengths[n]), static_cast<int64_t>(n));
   return piece;
 }
 
@@ -107,7 +108,8 @@ inline Predicate block_diffusion_definition(const FamilyParameters& p) {
   std::vector<Token> tokens;
   for (std::size_t begin = 0, end; begin < document.size(); begin = end) {
     for (end = begin; end < document.size() && document[end] == document[begin] && block[end] == block[begin];) ++end;
-    for (const bool noisy : {true, false}) tokens.insert(tokens.end(), end - begin, {document[begin], block[begin], noisy});
+    for (const bool noisy : {true, false})
+      tokens.insert(tokens.end(), end - begin, {document[begin], block[begin], noisy});
   }
   const auto concatenated = numbers(p, "concatenated");
   if (!concatenated.empty() && concatenated[0] != 0)
@@ -123,17 +125,18 @@ inline Predicate block_diffusion_definition(const FamilyParameters& p) {
 }
 
 inline Predicate eagle3_ttt_definition(const FamilyParameters& p) {
-  return [document = piece_of_token(numbers(p, "lengths")), steps = numbers(p, "steps").at(0)](int64_t row, int64_t key) {
-    const auto total = static_cast<int64_t>(document.size());
-    if (total == 0 || row / total != steps - 1 || key >= steps * total) return false;
-    const auto i = static_cast<std::size_t>(row % total), j = static_cast<std::size_t>(key % total);
-    return key < total ? document[i] == document[j] && j <= i : i == j;
-  };
+  return
+      [document = piece_of_token(numbers(p, "lengths")), steps = numbers(p, "steps").at(0)](int64_t row, int64_t key) {
+        const auto total = static_cast<int64_t>(document.size());
+        if (total == 0 || row / total != steps - 1 || key >= steps * total) return false;
+        const auto i = static_cast<std::size_t>(row % total), j = static_cast<std::size_t>(key % total);
+        return key < total ? document[i] == document[j] && j <= i : i == j;
+      };
 }
 
 inline Predicate dflash_definition(const FamilyParameters& p) {
-  return [document = piece_of_token(numbers(p, "lengths")), anchors = numbers(p, "anchors"), block = numbers(p, "block").at(0)](
-             int64_t row, int64_t key) {
+  return [document = piece_of_token(numbers(p, "lengths")), anchors = numbers(p, "anchors"),
+          block = numbers(p, "block").at(0)](int64_t row, int64_t key) {
     const auto context = static_cast<int64_t>(document.size()), blocks = static_cast<int64_t>(anchors.size());
     const int64_t of_row = (row - context) / block, last = context + blocks * block;
     if (row < context || row >= last || key >= last) return false;
@@ -156,9 +159,10 @@ inline Predicate family_definition(const std::string& family, const FamilyParame
     };
   }
   if (family == "causal_document" || family == "document") {
-    return [document = piece_of_token(numbers(p, "lengths")), causal = family == "causal_document"](int64_t i, int64_t j) {
-      return document[static_cast<std::size_t>(i)] == document[static_cast<std::size_t>(j)] && (!causal || j <= i);
-    };
+    return
+        [document = piece_of_token(numbers(p, "lengths")), causal = family == "causal_document"](int64_t i, int64_t j) {
+          return document[static_cast<std::size_t>(i)] == document[static_cast<std::size_t>(j)] && (!causal || j <= i);
+        };
   }
   if (family == "shared_question") return shared_question_definition(p);
   if (family == "global_sliding_window") {
@@ -173,7 +177,8 @@ inline Predicate family_definition(const std::string& family, const FamilyParame
       return j <= i && (of_row == block[static_cast<std::size_t>(j)] || of_row == last);
     };
   }
-  if (family == "prefix_lm_causal") return [prefix = one("prefix")](int64_t i, int64_t j) { return j <= i || j < prefix; };
+  if (family == "prefix_lm_causal")
+    return [prefix = one("prefix")](int64_t i, int64_t j) { return j <= i || j < prefix; };
   if (family == "prefix_lm_document") return prefix_lm_document_definition(p);
   if (family == "qk_sparse") {
     return [spans = numbers(p, "spans")](int64_t i, int64_t j) {
@@ -184,24 +189,28 @@ inline Predicate family_definition(const std::string& family, const FamilyParame
     };
   }
   if (family == "hash_sparse") {
-    return [rows = numbers(p, "query_buckets"), keys = numbers(p, "key_buckets"), causal = one("causal") != 0](int64_t i, int64_t j) {
+    return [rows = numbers(p, "query_buckets"), keys = numbers(p, "key_buckets"), causal = one("causal") != 0](
+               int64_t i, int64_t j) {
       return rows[static_cast<std::size_t>(i)] == keys[static_cast<std::size_t>(j)] && (!causal || j <= i);
     };
   }
   if (family == "eviction")
-    return [at = numbers(p, "evicted_at")](int64_t i, int64_t j) { return j <= i && i < at[static_cast<std::size_t>(j)]; };
+    return
+        [at = numbers(p, "evicted_at")](int64_t i, int64_t j) { return j <= i && i < at[static_cast<std::size_t>(j)]; };
   if (family == "prefix_tree") {
     return [parents = numbers(p, "parents"), node = piece_of_token(numbers(p, "lengths"))](int64_t i, int64_t j) {
-      return j <= i && is_ancestor_or_self(parents, node[static_cast<std::size_t>(j)], node[static_cast<std::size_t>(i)]);
+      return j <= i &&
+             is_ancestor_or_self(parents, node[static_cast<std::size_t>(j)], node[static_cast<std::size_t>(i)]);
     };
   }
   if (family == "padding") {
-    return [keys = one("key_lengths"), rows = one("query_lengths")](int64_t i, int64_t j) { return i < rows && j < keys; };
+    return
+        [keys = one("key_lengths"), rows = one("query_lengths")](int64_t i, int64_t j) { return i < rows && j < keys; };
   }
   if (family == "attention_sink_window") return attention_sink_window_definition(p);
   if (family == "block_causal") {
-    return [document = piece_of_token(numbers(p, "lengths")), block = piece_of_token(numbers(p, "blocks")), window = one("window")](
-               int64_t i, int64_t j) {
+    return [document = piece_of_token(numbers(p, "lengths")), block = piece_of_token(numbers(p, "blocks")),
+            window = one("window")](int64_t i, int64_t j) {
       const auto row = static_cast<std::size_t>(i), key = static_cast<std::size_t>(j);
       const int64_t back = block[row] - block[key];
       return document[row] == document[key] && back >= 0 && (window == -1 || back < window);

@@ -8,7 +8,8 @@
 
 namespace flashmask::fuzz {
 
-/// Takes decisions from an input's bytes, front to back; after the end it begins anew, so that short inputs fill long vectors.
+/// Takes decisions from an input's bytes, front to back; after the end it begins anew, so that short inputs fill long
+/// vectors.
 class ByteReader {
  public:
   explicit ByteReader(std::span<const uint8_t> bytes) : bytes_(bytes) {}
@@ -25,8 +26,9 @@ class ByteReader {
   /// Small integers mostly, and now and then one that makes sums overflow: at the ends of a type, at its own limits.
   int64_t position() {
     constexpr int64_t k40 = int64_t{1} << 40;
-    constexpr int64_t kOdd[] = {std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max(), k40, -k40, k40 + 1, -k40 - 1,
-                                std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max()};
+    constexpr int64_t kOdd[] = {
+        std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max(), k40, -k40, k40 + 1, -k40 - 1,
+        std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max()};
     const uint8_t kind = byte();
     if (kind < 8) return kOdd[kind];
     if (kind < 12) return wide();

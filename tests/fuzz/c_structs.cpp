@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The C interface's structs with any values in them: a right call is drawn, then some of its fields are changed, and every function
-// returns a status. A tensor lies in memory of exactly the size that its shape and strides claim, or, where they claim too much, at an
-// address that nothing is mapped at: such tensors go to functions that promise not to read, and into calls that have to be refused
-// for their shapes and options alone.
+// The C interface's structs with any values in them: a right call is drawn, then some of its fields are changed, and
+// every function returns a status. A tensor lies in memory of exactly the size that its shape and strides claim, or,
+// where they claim too much, at an address that nothing is mapped at: such tensors go to functions that promise not to
+// read, and into calls that have to be refused for their shapes and options alone.
 
 #include "flashmask/c_api.h"
 
@@ -61,7 +61,8 @@ std::optional<Claim> claim_of(const fm_tensor& t) {
   double before = 0, after = static_cast<double>(element), elements = 1;
   for (int d = 0; d < t.ndim; ++d) {
     if (t.shape[d] <= 0) return Claim{};
-    const double stride = static_cast<double>(t.stride[d]), reach = static_cast<double>(t.shape[d] - 1) * static_cast<double>(element);
+    const double stride = static_cast<double>(t.stride[d]),
+                 reach = static_cast<double>(t.shape[d] - 1) * static_cast<double>(element);
     (stride < 0 ? before : after) += reach * std::abs(stride);
     elements *= static_cast<double>(t.shape[d]);
   }
@@ -122,18 +123,21 @@ void draw_mask(ByteReader& bytes, Drawn& drawn, std::array<int64_t, 2> batches, 
   const uint8_t kind = bytes.byte(), form = bytes.byte();
   drawn.has_mask = kind % 8 != 0;
   if (kind & 16) m.flags |= FM_HAS_Q_OFFSET, m.q_offset = bytes.byte() - 128;
-  if (kind & 32) m.flags |= FM_HAS_WINDOW, m.window_left = bytes.byte() % 64 - 1, m.window_right = bytes.byte() % 64 - 1;
+  if (kind & 32)
+    m.flags |= FM_HAS_WINDOW, m.window_left = bytes.byte() % 64 - 1, m.window_right = bytes.byte() % 64 - 1;
   if (form & 1) m.flags |= FM_CAUSAL;
   const int64_t vectors = (form & 1 ? 1 : 2) * (form & 2 ? 2 : 1);
   if (kind & 64) lay_out(m.bounds, FM_INT32, {bytes.one_of(batches), bytes.one_of(heads), m.seqlen_k, vectors});
   constexpr int64_t kDtypes[] = {FM_BOOL, FM_UINT8, FM_INT32};
   const int64_t rows = (m.seqlen_q + 127) / 128, keys = (m.seqlen_k + 127) / 128;
   if (kind & 128)
-    lay_out(m.block_mask, static_cast<int32_t>(bytes.one_of(kDtypes)), {bytes.one_of(batches), bytes.one_of(heads), rows, keys});
+    lay_out(m.block_mask, static_cast<int32_t>(bytes.one_of(kDtypes)),
+            {bytes.one_of(batches), bytes.one_of(heads), rows, keys});
   const auto batch = [](const fm_tensor& t) { return t.dtype && t.shape[2] && t.shape[3] ? t.shape[0] : 1; };
   const auto head = [](const fm_tensor& t) { return t.dtype && t.shape[2] && t.shape[3] ? t.shape[1] : 1; };
   lay_out(drawn.visible, form & 4 ? FM_BOOL : FM_UINT8,
-          {std::max(batch(m.bounds), batch(m.block_mask)), std::max(head(m.bounds), head(m.block_mask)), m.seqlen_q, m.seqlen_k});
+          {std::max(batch(m.bounds), batch(m.block_mask)), std::max(head(m.bounds), head(m.block_mask)), m.seqlen_q,
+           m.seqlen_k});
 }
 
 void draw_options(ByteReader& bytes, Drawn& drawn) {
@@ -177,8 +181,8 @@ void draw_right(ByteReader& bytes, Drawn& drawn) {
   if (kind & 64 && !drawn.has_mask) lay_out(a.dense_mask, FM_BOOL, {1, heads_q, rows, keys});
   drawn.with_plan = kind & 128;
   draw_options(bytes, drawn);
-  for (fm_tensor* t : {&a.q, &a.k, &a.v, &a.out, &a.lse, &a.dout, &a.dlse, &a.dq, &a.dk, &a.dv, &a.dense_mask, &drawn.visible,
-                       &drawn.mask.bounds, &drawn.mask.block_mask})
+  for (fm_tensor* t : {&a.q, &a.k, &a.v, &a.out, &a.lse, &a.dout, &a.dlse, &a.dq, &a.dk, &a.dv, &a.dense_mask,
+                       &drawn.visible, &drawn.mask.bounds, &drawn.mask.block_mask})
     drawn.tensors.push_back({t});
   drawn.of_mask = 2;
 }
@@ -323,7 +327,8 @@ void change(ByteReader& bytes, Drawn& drawn) {
 
 /// Every function returns a status and, if it failed, a message.
 fm_status judged(fm_status status) {
-  require(status >= FM_OK && status < FM_INTERNAL, "a function returns one of the statuses, and never that of a defect");
+  require(status >= FM_OK && status < FM_INTERNAL,
+          "a function returns one of the statuses, and never that of a defect");
   require(status == FM_OK || fm_last_error()[0] != '\0', "a function that fails says why");
   return status;
 }
@@ -375,7 +380,8 @@ class Calls {
   }
 
   fm_options* make_options() {
-    static const char* const kBackends[] = {nullptr, "auto", "cpu", "reference", "cuda", "", "CPU", "a name longer than any backend has"};
+    static const char* const kBackends[] = {nullptr, "auto", "cpu", "reference",
+                                            "cuda",  "",     "CPU", "a name longer than any backend has"};
     drawn_.options.backend = kBackends[drawn_.backend % 8];
     drawn_.options.executed_tiles = drawn_.count ? &counted_ : nullptr;
     return copied(drawn_.options);
@@ -399,13 +405,15 @@ class Calls {
   void build_plan(bool shapes_fit) {
     if (!shapes_fit) {
       uint64_t buffer[8];
-      require(judged(fm_plan_build(mask_, buffer, sizeof(buffer), options_)) != FM_OK, "a mask of wrong shapes has no plan");
+      require(judged(fm_plan_build(mask_, buffer, sizeof(buffer), options_)) != FM_OK,
+              "a mask of wrong shapes has no plan");
       return;
     }
     const bool fits = plan_bytes_ <= kMostBytes && mask_readable_;
     if (!fits && on_host_) {
       uint64_t buffer[2];
-      require(judged(fm_plan_build(mask_, buffer, sizeof(buffer), options_)) != FM_OK, "a plan does not fit a smaller buffer");
+      require(judged(fm_plan_build(mask_, buffer, sizeof(buffer), options_)) != FM_OK,
+              "a plan does not fit a smaller buffer");
     }
     if (!fits) return;
     const std::size_t size = of_size(drawn_.plan, plan_bytes_);
@@ -424,12 +432,15 @@ class Calls {
   void to_dense(bool shapes_fit) {
     const fm_mask& m = drawn_.mask;
     const fm_tensor& v = drawn_.visible;
-    // A mask that is cut short has other lengths. More entries or heads than a mask that may be read can have are refused, too.
-    const bool differs = m.struct_size == sizeof(m) && (v.shape[2] != m.seqlen_q || v.shape[3] != m.seqlen_k ||
-                                                        std::max(v.shape[0], v.shape[1]) > static_cast<int64_t>(kMostBytes));
+    // A mask that is cut short has other lengths. More entries or heads than a mask that may be read can have are
+    // refused, too.
+    const bool differs =
+        m.struct_size == sizeof(m) && (v.shape[2] != m.seqlen_q || v.shape[3] != m.seqlen_k ||
+                                       std::max(v.shape[0], v.shape[1]) > static_cast<int64_t>(kMostBytes));
     const bool writable = drawn_.tensors[drawn_.tensors.size() - 3].readable;
     if (shapes_fit && (!mask_readable_ || !(writable || differs))) return;
-    const fm_tensor* const visible = drawn_.null_struct == 3 ? nullptr : memory_.copy(drawn_.visible, sizeof(fm_tensor));
+    const fm_tensor* const visible =
+        drawn_.null_struct == 3 ? nullptr : memory_.copy(drawn_.visible, sizeof(fm_tensor));
     const fm_status status = judged(fm_mask_to_dense(mask_, visible));
     expect_taken(status);
     require((shapes_fit && !differs) || status != FM_OK, "a matrix has the shape of its mask, whose shapes are right");
@@ -450,14 +461,18 @@ class Calls {
     call(forward, fm_forward_workspace, fm_forward);
     explain(forward);
     call(backward, fm_backward_workspace, fm_backward);
+    explain_json(forward, 0);
+    explain_json(backward, 1);
   }
 
   /// Whether the call may read all of its tensors, and takes no long time.
   bool can_run() const {
     const auto size = [](const fm_tensor& t, int d) { return static_cast<double>(std::max<int64_t>(t.shape[d], 1)); };
-    const double work = size(drawn_.args.q, 0) * size(drawn_.args.q, 1) * size(drawn_.args.q, 2) * size(drawn_.args.k, 1);
+    const double work =
+        size(drawn_.args.q, 0) * size(drawn_.args.q, 1) * size(drawn_.args.q, 2) * size(drawn_.args.k, 1);
     return on_host_ && work <= kMostWork &&
-           std::all_of(drawn_.tensors.begin(), drawn_.tensors.end(), [](const Argument& argument) { return argument.readable; });
+           std::all_of(drawn_.tensors.begin(), drawn_.tensors.end(),
+                       [](const Argument& argument) { return argument.readable; });
   }
 
   template <typename Args>
@@ -469,7 +484,8 @@ class Calls {
     expect_taken(shapes);
     if (shapes != FM_OK) {
       char small[64];
-      require(judged(compute(args, small, sizeof(small), options_)) != FM_OK, "a call whose shapes are wrong is refused");
+      require(judged(compute(args, small, sizeof(small), options_)) != FM_OK,
+              "a call whose shapes are wrong is refused");
       return;
     }
     if (!can_run() || bytes > 64 * kMostBytes) return;
@@ -485,10 +501,26 @@ class Calls {
     const std::size_t capacity = drawn_.text == Size::kRight ? 4096 : drawn_.text == Size::kOneLess ? 9 : 0;
     char* const text = drawn_.null_struct == 5 ? nullptr : memory_.take(capacity);
     std::size_t length = 0;
-    const fm_status status = judged(fm_explain(args, options_, text, capacity, drawn_.null_struct == 6 ? nullptr : &length));
+    const fm_status status =
+        judged(fm_explain(args, options_, text, capacity, drawn_.null_struct == 6 ? nullptr : &length));
     expect_taken(status);
     if (status == FM_OK && capacity > 0)
       require(std::memchr(text, '\0', capacity) != nullptr, "an explanation ends within the buffer");
+  }
+
+  void explain_json(const void* args, int is_backward) {
+    // What is on a device is not read there.
+    if (on_host_ && !can_run()) return;
+    const auto odd = static_cast<int32_t>(drawn_.null_struct);
+    const fm_gpu_model gpu{sizeof(fm_gpu_model), 9 - odd % 3, odd / 3 % 2, 132 >> odd % 16};
+    std::size_t length = 0;
+    const auto json = [&](char* text, std::size_t capacity) {
+      return judged(fm_explain_json(args, is_backward, options_, odd % 2 ? &gpu : nullptr, text, capacity, &length));
+    };
+    if (json(nullptr, 0) != FM_OK) return;
+    char* const text = memory_.take(length + 1);
+    require(json(text, length + 1) == FM_OK && std::strlen(text) == length, "an explanation is as long as it says");
+    require(text[0] == '{' && text[length - 1] == '}', "an explanation is an object");
   }
 
   Drawn& drawn_;

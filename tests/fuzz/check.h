@@ -20,7 +20,8 @@ inline void require(bool holds, const char* what) {
   std::abort();
 }
 
-/// Whether `f` returned; an Error is the other thing that it may do, with a message. Whatever else it throws is a finding.
+/// Whether `f` returned; an Error is the other thing that it may do, with a message. Whatever else it throws is a
+/// finding.
 template <typename F>
 bool succeeds(F&& f) {
   try {

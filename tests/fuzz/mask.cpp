@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// A mask of any parts: refused if and only if the contract refuses it; otherwise its elements, tile classes and plan are
-// those of a dense matrix by the tests' own rule, and attention under it is close to the oracle under that matrix and the
-// same, bit for bit, as a run that is given the matrix.
+// A mask of any parts: refused if and only if the contract refuses it; otherwise its elements, tile classes and plan
+// are those of a dense matrix by the tests' own rule, and attention under it is close to the oracle under that matrix
+// and the same, bit for bit, as a run that is given the matrix.
 
 #include "flashmask/mask.h"
 
@@ -68,11 +68,13 @@ Drawn draw_fitting(ByteReader& bytes) {
   drawn.shape = {1 + bytes.byte() % 160, 1 + bytes.byte() % 160};
   std::vector<int32_t>* vectors[] = {&parts.lts, &parts.lte, &parts.uts, &parts.ute};
   for (int n = 0; n < 4; ++n) {
-    if (present & (8 << n)) *vectors[n] = draw_vector<int32_t>(parts.batch * parts.heads * parts.seqlen_k, [&] { return bytes.bound(); });
+    if (present & (8 << n))
+      *vectors[n] = draw_vector<int32_t>(parts.batch * parts.heads * parts.seqlen_k, [&] { return bytes.bound(); });
   }
   const int64_t blocks = (parts.seqlen_q + 127) / 128 * ((parts.seqlen_k + 127) / 128);
   if (present & 128)
-    parts.block_mask = draw_vector<uint8_t>(parts.block_batch * parts.block_heads * blocks, [&] { return bytes.byte() % 3; });
+    parts.block_mask =
+        draw_vector<uint8_t>(parts.block_batch * parts.block_heads * blocks, [&] { return bytes.byte() % 3; });
   return drawn;
 }
 
@@ -190,8 +192,8 @@ void check_structure(const Mask& mask, const PlanView& plan, const Drawn& drawn)
 /// A dense matrix read back is the same, unless no mask can say it.
 void check_read_back(const Mask& mask) {
   const std::vector<uint8_t> visible = to_dense(mask);
-  const auto view =
-      TensorView::contiguous(visible.data(), DataType::kUInt8, {mask.batch(), mask.heads(), mask.seqlen_q(), mask.seqlen_k()});
+  const auto view = TensorView::contiguous(visible.data(), DataType::kUInt8,
+                                           {mask.batch(), mask.heads(), mask.seqlen_q(), mask.seqlen_k()});
   std::optional<Mask> again;
   if (!succeeds([&] { again = from_dense(view); })) return;
   // Matrices that are all the same may come back as one, which is broadcast.
@@ -226,7 +228,8 @@ void check_against(const Call<float>& call, const Call<double>& oracle, bool bac
 }
 
 void check_bits(const Call<float>& call, const Call<float>& dense, bool backward) {
-  require(same_bits(call.out, dense.out) && same_bits(call.lse, dense.lse), "skipping tiles changes no bit of the forward");
+  require(same_bits(call.out, dense.out) && same_bits(call.lse, dense.lse),
+          "skipping tiles changes no bit of the forward");
   if (!backward) return;
   require(same_bits(call.dq, dense.dq) && same_bits(call.dk, dense.dk) && same_bits(call.dv, dense.dv),
           "skipping tiles changes no bit of the backward");

@@ -32,6 +32,8 @@ class MemoryFile {
   int file_;
 };
 
-inline std::string_view as_text(const uint8_t* data, std::size_t size) { return {reinterpret_cast<const char*>(data), size}; }
+inline std::string_view as_text(const uint8_t* data, std::size_t size) {
+  return {reinterpret_cast<const char*>(data), size};
+}
 
 }  // namespace flashmask::fuzz

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// A JSONL file of records, read and packed for every task: each line is a document, a bad line or blank, and the mask of
-// the packed documents is the one that their segments and answers tell.
+// A JSONL file of records, read and packed for every task: each line is a document, a bad line or blank, and the mask
+// of the packed documents is the one that their segments and answers tell.
 
 #include "run/records.h"
 
@@ -23,7 +23,8 @@ constexpr int64_t kMostSequences = 2;
 
 void check_documents(const run::Records& records) {
   const io::JsonlSummary& summary = records.summary;
-  const std::size_t found = records.documents.size() + summary.bad_lines.size() + static_cast<std::size_t>(summary.blank_lines);
+  const std::size_t found =
+      records.documents.size() + summary.bad_lines.size() + static_cast<std::size_t>(summary.blank_lines);
   require(static_cast<int64_t>(found) == summary.lines, "every line is a document, bad or blank");
   for (const run::Document& document : records.documents) {
     int64_t length = std::accumulate(document.answers.begin(), document.answers.end(), document.question);
@@ -44,7 +45,8 @@ void check_mask(const run::Packed& packed) {
   for (int64_t s = 0; s < sequences; ++s) {
     const run::SequenceRule rule{packed, lineage, s};
     for (int64_t i = 0; i < kSeqlen; ++i) {
-      for (int64_t j = 0; j < kSeqlen; ++j) require((visible[at++] != 0) == rule.sees(i, j), "the packed mask is the documents'");
+      for (int64_t j = 0; j < kSeqlen; ++j)
+        require((visible[at++] != 0) == rule.sees(i, j), "the packed mask is the documents'");
     }
   }
 }
@@ -54,7 +56,8 @@ void check(std::string_view contents) {
   for (const std::string& task_name : run::task_names()) {
     const run::Task task = run::task_from_name(task_name);
     run::Records records;
-    require(succeeds([&] { records = run::read_records(file.path(), task, kSeqlen); }), "any file can be read line by line");
+    require(succeeds([&] { records = run::read_records(file.path(), task, kSeqlen); }),
+            "any file can be read line by line");
     check_documents(records);
     run::Packed packed;
     require(succeeds([&] { packed = run::pack(task, records.documents, kSeqlen); }), "any documents can be packed");

@@ -47,10 +47,13 @@ void check_entries(const io::SafetensorsFile& file, std::size_t bytes) {
 
 void check_written_again(const io::SafetensorsFile& file) {
   std::ostringstream text;
-  require(succeeds([&] { io::write_safetensors(text, file.entries(), file.metadata()); }), "what was read can be written");
+  require(succeeds([&] { io::write_safetensors(text, file.entries(), file.metadata()); }),
+          "what was read can be written");
   const std::optional<io::SafetensorsFile> again = read(text.str());
-  require(again && again->metadata() == file.metadata() && again->entries().size() == file.entries().size(), "it can be read again");
-  for (const io::SafetensorsEntry& entry : file.entries()) require(same(entry, again->at(entry.name)), "the tensors come back");
+  require(again && again->metadata() == file.metadata() && again->entries().size() == file.entries().size(),
+          "it can be read again");
+  for (const io::SafetensorsEntry& entry : file.entries())
+    require(same(entry, again->at(entry.name)), "the tensors come back");
 }
 
 void check(std::string_view input) {

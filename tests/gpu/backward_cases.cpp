@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every instantiation of the backward kernels on small problems through the public interface, against float64 on the host: a
-// program of its own, to be run under a memory or race checker or with a library that has delays in it.
+// Every instantiation of the backward kernels on small problems through the public interface, against float64 on the
+// host: a program of its own, to be run under a memory or race checker or with a library that has delays in it.
 //
-// One mask gets more items than there are multiprocessors, and with them the kernel whose items have all query heads of a key head; the
-// others get the one that shares them out. Its heads repeat a few patterns of values and bounds, so that
-// every element is checked while float64 is computed once for each pattern.
+// One mask gets more items than there are multiprocessors, and with them the kernel whose items have all query heads of
+// a key head; the others get the one that shares them out. Its heads repeat a few patterns of values and bounds, so
+// that every element is checked while float64 is computed once for each pattern.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -30,7 +30,8 @@ constexpr int64_t kGroup = 2;
 constexpr int64_t kPatterns = 2;
 /// Scores have this standard deviation.
 constexpr double kSharpness = 1.5;
-/// Errors of a sum's terms are independent and below their rounding: this many times the square root of their squares is far off.
+/// Errors of a sum's terms are independent and below their rounding: this many times the square root of their squares
+/// is far off.
 constexpr double kFarOff = 4;
 /// What float32 has lost where terms cancel.
 constexpr double kSlack = 5e-5;
@@ -45,8 +46,9 @@ constexpr std::pair<MaskKind, const char*> kMasks[] = {{MaskKind::kFull, "full"}
 constexpr std::size_t kQuickMasks = 5;
 
 enum class Mode { kPlanInCall, kDeterministic, kDense };
-constexpr std::pair<Mode, const char*> kModes[] = {
-    {Mode::kPlanInCall, "plan made in the call"}, {Mode::kDeterministic, "deterministic"}, {Mode::kDense, "dense mask"}};
+constexpr std::pair<Mode, const char*> kModes[] = {{Mode::kPlanInCall, "plan made in the call"},
+                                                   {Mode::kDeterministic, "deterministic"},
+                                                   {Mode::kDense, "dense mask"}};
 constexpr std::size_t kQuickModes = 2;
 
 struct Case {
@@ -176,7 +178,8 @@ struct Sum {
   }
 };
 
-/// The gradients of the heads that differ: dq [patterns of query heads, kSeqlenQ, dim], dk and dv [kPatterns, kSeqlenK, dim].
+/// The gradients of the heads that differ: dq [patterns of query heads, kSeqlenQ, dim], dk and dv [kPatterns, kSeqlenK,
+/// dim].
 struct Expected {
   std::vector<Sum> dq, dk, dv;
 };
@@ -296,12 +299,19 @@ class DeviceRun {
  private:
   std::vector<float> repeated(const std::vector<float>& patterns) const {
     std::vector<float> all;
-    for (int64_t head = 0; head < c_.heads(); head += kGroup * kPatterns) all.insert(all.end(), patterns.begin(), patterns.end());
+    for (int64_t head = 0; head < c_.heads(); head += kGroup * kPatterns)
+      all.insert(all.end(), patterns.begin(), patterns.end());
     return all;
   }
-  TensorView of_rows(const DeviceBytes& bytes) const { return on_device(bytes, c_.instance.dtype, {1, kSeqlenQ, c_.heads(), c_.dim()}); }
-  TensorView of_keys(const DeviceBytes& bytes) const { return on_device(bytes, c_.instance.dtype, {1, kSeqlenK, c_.heads_kv, c_.dim()}); }
-  TensorView vector_of_rows(const DeviceBytes& bytes) const { return on_device(bytes, DataType::kFloat32, {1, c_.heads(), kSeqlenQ}); }
+  TensorView of_rows(const DeviceBytes& bytes) const {
+    return on_device(bytes, c_.instance.dtype, {1, kSeqlenQ, c_.heads(), c_.dim()});
+  }
+  TensorView of_keys(const DeviceBytes& bytes) const {
+    return on_device(bytes, c_.instance.dtype, {1, kSeqlenK, c_.heads_kv, c_.dim()});
+  }
+  TensorView vector_of_rows(const DeviceBytes& bytes) const {
+    return on_device(bytes, DataType::kFloat32, {1, c_.heads(), kSeqlenQ});
+  }
 
   BackwardArgs make_args(Mode mode) {
     BackwardArgs args;
@@ -326,8 +336,8 @@ class DeviceRun {
 };
 
 /// One result, [seqlen, heads, dim], whose heads repeat `patterns` heads.
-Difference compare(const char* name, const Case& c, const std::vector<std::byte>& result, int64_t seqlen, int64_t heads, int64_t patterns,
-                   const std::vector<Sum>& expected) {
+Difference compare(const char* name, const Case& c, const std::vector<std::byte>& result, int64_t seqlen, int64_t heads,
+                   int64_t patterns, const std::vector<Sum>& expected) {
   Difference difference;
   std::vector<uint16_t> bits(result.size() / 2);
   std::memcpy(bits.data(), result.data(), result.size());
@@ -336,7 +346,8 @@ Difference compare(const char* name, const Case& c, const std::vector<std::byte>
     for (int64_t head = 0; head < heads; ++head) {
       const Sum* sum = expected.data() + (head % patterns * seqlen + i) * c.dim();
       for (int64_t d = 0; d < c.dim(); ++d, ++at)
-        difference.add(name, from_bits(c.instance.dtype, bits[at]), sum[d].value, sum[d].limit(c.instance.dtype), 0, head, i, d);
+        difference.add(name, from_bits(c.instance.dtype, bits[at]), sum[d].value, sum[d].limit(c.instance.dtype), 0,
+                       head, i, d);
     }
   }
   return difference;
@@ -362,7 +373,8 @@ bool same_bits(Mode mode, const Results& a, const Results& b) {
   return a.dk == b.dk && a.dv == b.dv && (mode == Mode::kPlanInCall || a.dq == b.dq);
 }
 
-bool run_mode(const Case& c, Mode mode, const char* mode_name, const Arguments& arguments, const Problem& problem, DeviceRun& device) {
+bool run_mode(const Case& c, Mode mode, const char* mode_name, const Arguments& arguments, const Problem& problem,
+              DeviceRun& device) {
   std::printf("%s", describe(c, mode_name).c_str());
   std::fflush(stdout);
   try {
@@ -406,7 +418,8 @@ constexpr const char* kUsage =
     "gpu_backward_cases [--list] [--quick] [--no-poison] [--repeat N] [--probe]\n"
     "  --list       only print the cases; sizes as on 132 multiprocessors if there is no device\n"
     "  --quick      four masks, in the two ways that add up dq\n"
-    "  --no-poison  leave workspace and plan as they are allocated, for a tool that looks for reads of memory nobody wrote\n"
+    "  --no-poison  leave workspace and plan as they are allocated, for a tool that looks for reads of memory nobody "
+    "wrote\n"
     "  --repeat N   run each case N times and compare the bits\n"
     "  --probe      only allocate and clear some of the device's memory, to see whether a tool works\n";
 

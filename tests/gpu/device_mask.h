@@ -31,7 +31,9 @@ inline std::string no_device() {
 /// Bytes in device memory.
 class DeviceBytes {
  public:
-  explicit DeviceBytes(std::size_t size) : size_(size) { require(cudaMalloc(&data_, size > 0 ? size : 1), "cudaMalloc"); }
+  explicit DeviceBytes(std::size_t size) : size_(size) {
+    require(cudaMalloc(&data_, size > 0 ? size : 1), "cudaMalloc");
+  }
   template <typename T>
   explicit DeviceBytes(const std::vector<T>& values) : DeviceBytes(values.size() * sizeof(T)) {
     copy_from(values);
@@ -46,7 +48,8 @@ class DeviceBytes {
 
   template <typename T>
   void copy_from(const std::vector<T>& values) {
-    require(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy to the device");
+    require(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
+            "cudaMemcpy to the device");
   }
   void fill(int byte) { require(cudaMemset(data_, byte, size_), "cudaMemset"); }
   std::vector<std::byte> read() const {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every instantiation of the forward kernel on small problems through the public interface, against float64 on the host: a
-// program of its own, to be run under a memory or race checker or with a library that has delays in it.
+// Every instantiation of the forward kernel on small problems through the public interface, against float64 on the
+// host: a program of its own, to be run under a memory or race checker or with a library that has delays in it.
 //
 // The kernel with three consumer warpgroups is chosen by how many heads there are. Those repeat a few patterns of Q and
 // of the mask, so that every element is checked while float64 is computed once for each pattern.
@@ -197,7 +197,8 @@ struct Expected {
 /// Attention of one head in float64, by the rule of the tests.
 class Oracle {
  public:
-  Oracle(const Case& c, const Inputs& inputs) : c_(c), inputs_(inputs), known_(static_cast<std::size_t>(c.batch * kHeadsKv * kPatterns)) {}
+  Oracle(const Case& c, const Inputs& inputs)
+      : c_(c), inputs_(inputs), known_(static_cast<std::size_t>(c.batch * kHeadsKv * kPatterns)) {}
 
   const Expected& of(int64_t b, int64_t head) {
     auto& known = known_[static_cast<std::size_t>((b * kHeadsKv + c_.kv_head(head)) * kPatterns + head % kPatterns)];
@@ -312,8 +313,8 @@ class DeviceRun {
   Mask mask_;
 };
 
-void compare_row(const Case& c, const Results& results, const Expected& expected, int64_t b, int64_t head, int64_t i, Difference& out,
-                 Difference& lse) {
+void compare_row(const Case& c, const Results& results, const Expected& expected, int64_t b, int64_t head, int64_t i,
+                 Difference& out, Difference& lse) {
   const int64_t dim = c.instance.head_dim;
   const auto row = static_cast<std::size_t>(i);
   float got_lse;
@@ -346,8 +347,8 @@ bool judge(const Case& c, const Results& results, Oracle& oracle) {
   return wrong.empty();
 }
 
-bool run_mode(const Case& c, Mode mode, const char* mode_name, const Arguments& arguments, const Inputs& inputs, DeviceRun& device,
-              Oracle& oracle) {
+bool run_mode(const Case& c, Mode mode, const char* mode_name, const Arguments& arguments, const Inputs& inputs,
+              DeviceRun& device, Oracle& oracle) {
   std::printf("%s", describe(c, mode_name).c_str());
   std::fflush(stdout);
   try {
@@ -392,7 +393,8 @@ constexpr const char* kUsage =
     "gpu_forward_cases [--list] [--quick] [--no-poison] [--repeat N] [--probe]\n"
     "  --list       only print the cases; sizes as on 132 multiprocessors if there is no device\n"
     "  --quick      four masks, with a plan made in the call\n"
-    "  --no-poison  leave workspace and plan as they are allocated, for a tool that looks for reads of memory nobody wrote\n"
+    "  --no-poison  leave workspace and plan as they are allocated, for a tool that looks for reads of memory nobody "
+    "wrote\n"
     "  --repeat N   run each case N times and compare the bits\n"
     "  --probe      only allocate and clear some of the device's memory, to see whether a tool works\n";
 

@@ -50,12 +50,13 @@ inline std::vector<Instance> instances(std::string_view op) {
 }
 
 /// A case's line, as scripts/gpu_tests.py reads it.
-inline std::string describe(const Instance& instance, const char* mask, int64_t batch, int64_t heads, int64_t heads_kv, int64_t seqlen_q,
-                            int64_t seqlen_k, const char* mode) {
+inline std::string describe(const Instance& instance, const char* mask, int64_t batch, int64_t heads, int64_t heads_kv,
+                            int64_t seqlen_q, int64_t seqlen_k, const char* mode) {
   char text[160];
-  std::snprintf(text, sizeof(text), "%-4s head_dim %3d, %d consumers  %-21s  batch %d, heads %3d/%d, (%d, %4d)  %-21s", instance.element,
-                static_cast<int>(instance.head_dim), instance.consumers, mask, static_cast<int>(batch), static_cast<int>(heads),
-                static_cast<int>(heads_kv), static_cast<int>(seqlen_q), static_cast<int>(seqlen_k), mode);
+  std::snprintf(text, sizeof(text), "%-4s head_dim %3d, %d consumers  %-21s  batch %d, heads %3d/%d, (%d, %4d)  %-21s",
+                instance.element, static_cast<int>(instance.head_dim), instance.consumers, mask,
+                static_cast<int>(batch), static_cast<int>(heads), static_cast<int>(heads_kv),
+                static_cast<int>(seqlen_q), static_cast<int>(seqlen_k), mode);
   return text;
 }
 
@@ -113,8 +114,8 @@ inline TensorView on_device(const DeviceBytes& bytes, DataType dtype, std::initi
 inline Mask make_mask(const MaskParts& parts, const DeviceBytes& vectors) {
   if (parts.lts.empty()) return Mask(parts);
   const int64_t n = parts.lte.empty() ? 1 : 4;
-  return from_startend_row_indices(on_device(vectors, DataType::kInt32, {parts.batch, parts.heads, parts.seqlen_k, n}), n == 1,
-                                   parts.seqlen_q);
+  return from_startend_row_indices(on_device(vectors, DataType::kInt32, {parts.batch, parts.heads, parts.seqlen_k, n}),
+                                   n == 1, parts.seqlen_q);
 }
 
 /// The mask's plan in `buffer`, which begins as NaN if `poison`.
@@ -132,13 +133,15 @@ struct Difference {
   double largest = 0;
   std::string wrong;
 
-  void add(const char* result, double got, double expected, double limit, int64_t b, int64_t head, int64_t i, int64_t d = -1) {
+  void add(const char* result, double got, double expected, double limit, int64_t b, int64_t head, int64_t i,
+           int64_t d = -1) {
     const double difference = got == expected ? 0 : std::abs(got - expected);
     if (difference > largest) largest = difference;
     if (difference <= limit || !wrong.empty()) return;  // a NaN is not below the limit
     char text[200];
-    std::snprintf(text, sizeof(text), "%s of batch entry %d, head %d, row %d%s is %.6g%s, expected %.6g", result, static_cast<int>(b),
-                  static_cast<int>(head), static_cast<int>(i), d < 0 ? "" : (", element " + std::to_string(d)).c_str(), got,
+    std::snprintf(text, sizeof(text), "%s of batch entry %d, head %d, row %d%s is %.6g%s, expected %.6g", result,
+                  static_cast<int>(b), static_cast<int>(head), static_cast<int>(i),
+                  d < 0 ? "" : (", element " + std::to_string(d)).c_str(), got,
                   std::isnan(got) ? " (perhaps not written)" : "", expected);
     wrong = text;
   }
@@ -183,8 +186,8 @@ inline int probe() {
   return memory.read()[0] == std::byte{0} ? 0 : 1;
 }
 
-/// main: list(arguments, multiprocessors) and run_cases(arguments, multiprocessors) give the exit status; 77 is what ctest counts
-/// as skipped.
+/// main: list(arguments, multiprocessors) and run_cases(arguments, multiprocessors) give the exit status; 77 is what
+/// ctest counts as skipped.
 template <typename List, typename RunCases>
 int run_program(int count, char** words, const char* usage, List list, RunCases run_cases) {
   const auto arguments = parse(count, words);
@@ -196,7 +199,8 @@ int run_program(int count, char** words, const char* usage, List list, RunCases 
     if (arguments->probe) return probe();
     const std::string missing = no_device();
     int multiprocessors = kUsualMultiprocessors;
-    if (missing.empty()) require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0), "cudaDeviceGetAttribute");
+    if (missing.empty())
+      require(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0), "cudaDeviceGetAttribute");
     if (arguments->list) return list(*arguments, multiprocessors);
     if (missing.empty()) return run_cases(*arguments, multiprocessors);
     std::printf("skipped: %s\n", missing.c_str());

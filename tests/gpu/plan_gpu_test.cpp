@@ -57,8 +57,8 @@ void expect_bytes(const std::vector<std::byte>& got, const Plan& plan, std::byte
     const std::byte right = at < expected.size() ? expected[at] : poison;
     if (got[at] == right) continue;
     ++shown;
-    ADD_FAILURE() << what << ": byte " << at << " (" << part_of(layout, static_cast<int64_t>(at)) << ") is " << static_cast<int>(got[at])
-                  << ", the host's " << static_cast<int>(right);
+    ADD_FAILURE() << what << ": byte " << at << " (" << part_of(layout, static_cast<int64_t>(at)) << ") is "
+                  << static_cast<int>(got[at]) << ", the host's " << static_cast<int>(right);
   }
 }
 
@@ -77,8 +77,8 @@ void expect_plan(const Mask& mask, const std::string& what, int64_t gap = 0) {
 }
 
 std::string shape(const Mask& mask) {
-  return std::to_string(mask.batch()) + " x " + std::to_string(mask.heads()) + " x (" + std::to_string(mask.seqlen_q()) + ", " +
-         std::to_string(mask.seqlen_k()) + ")";
+  return std::to_string(mask.batch()) + " x " + std::to_string(mask.heads()) + " x (" +
+         std::to_string(mask.seqlen_q()) + ", " + std::to_string(mask.seqlen_k()) + ")";
 }
 
 TEST_F(PlanOnDevice, RandomMasks) {
@@ -86,8 +86,8 @@ TEST_F(PlanOnDevice, RandomMasks) {
   for (int64_t n = 0; n < scaled(600); ++n) {
     const ColumnKind kind = kAllColumnKinds[static_cast<std::size_t>(n) % std::size(kAllColumnKinds)];
     const int64_t longest = n % 10 == 0 ? 9000 : 900;
-    const Mask mask(
-        random_parts(random, kind, random.integer(0, longest), random.integer(0, longest), random.integer(1, 3), random.integer(1, 3)));
+    const Mask mask(random_parts(random, kind, random.integer(0, longest), random.integer(0, longest),
+                                 random.integer(1, 3), random.integer(1, 3)));
     expect_plan(mask, "case " + std::to_string(n) + ", " + shape(mask), random.integer(0, 1));
     if (HasFailure()) return;
   }
@@ -98,7 +98,8 @@ TEST_F(PlanOnDevice, EveryPairOfLengths) {
   Random random(2);
   for (const int64_t rows : lengths) {
     for (const int64_t keys : lengths) {
-      for (const ColumnKind kind : {ColumnKind::kNone, ColumnKind::kDocuments, ColumnKind::kFourBounds, ColumnKind::kEviction}) {
+      for (const ColumnKind kind :
+           {ColumnKind::kNone, ColumnKind::kDocuments, ColumnKind::kFourBounds, ColumnKind::kEviction}) {
         const Mask mask(random_parts(random, kind, rows, keys, random.integer(1, 2), random.integer(1, 2)));
         expect_plan(mask, shape(mask));
         if (HasFailure()) return;
@@ -115,8 +116,8 @@ TEST_F(PlanOnDevice, BlockMasks) {
   for (int64_t n = 0; n < scaled(200); ++n) {
     const int64_t batch = random.integer(2, 3), heads = random.integer(1, 3);
     const bool fewer = random.flip();
-    MaskParts parts = random_parts(random, random_kind(random), random.integer(0, 3000), random.integer(0, 3000), random.flip() ? 1 : batch,
-                                   fewer ? heads : heads * 2);
+    MaskParts parts = random_parts(random, random_kind(random), random.integer(0, 3000), random.integer(0, 3000),
+                                   random.flip() ? 1 : batch, fewer ? heads : heads * 2);
     draw_block_mask(random, random.flip() ? 1 : batch, fewer ? heads * 2 : heads, parts);
     const Mask mask(parts);
     expect_plan(mask, "case " + std::to_string(n) + ", " + shape(mask));
@@ -135,8 +136,9 @@ TEST_F(PlanOnDevice, EveryFamily) {
 
 TEST_F(PlanOnDevice, LongMasks) {
   Random random(4);
-  const std::pair<int64_t, int64_t> shapes[] = {{8192, 8192},   {32768, 32768}, {131072, 131072}, {131071, 70001},  {70001, 131071},
-                                                {1048576, 100}, {100, 1048576}, {300000, 5000},   {131072 + 1, 129}};
+  const std::pair<int64_t, int64_t> shapes[] = {{8192, 8192},    {32768, 32768},  {131072, 131072},
+                                                {131071, 70001}, {70001, 131071}, {1048576, 100},
+                                                {100, 1048576},  {300000, 5000},  {131072 + 1, 129}};
   for (const auto& [rows, keys] : shapes) {
     for (const ColumnKind kind : kAllColumnKinds) {
       const Mask mask(random_parts(random, kind, rows, keys));
@@ -213,12 +215,14 @@ TEST_F(PlanOnDevice, OneAfterTheOtherWithoutWaiting) {
   DeviceBytes buffer(first.buffer().size()), copies(first.buffer().size() * masks.size());
   for (std::size_t n = 0; n < masks.size(); ++n) {
     cuda::launch_plan(on_device[n].view(), buffer.data(), nullptr);
-    require(cudaMemcpyAsync(copies.data() + n * buffer.size(), buffer.data(), buffer.size(), cudaMemcpyDeviceToDevice), "cudaMemcpyAsync");
+    require(cudaMemcpyAsync(copies.data() + n * buffer.size(), buffer.data(), buffer.size(), cudaMemcpyDeviceToDevice),
+            "cudaMemcpyAsync");
   }
   const std::vector<std::byte> bytes = copies.read();
   for (std::size_t n = 0; n < masks.size(); ++n) {
     const auto begin = bytes.begin() + static_cast<std::ptrdiff_t>(n * buffer.size());
-    expect_bytes({begin, begin + static_cast<std::ptrdiff_t>(buffer.size())}, Plan(masks[n]), {}, "plan " + std::to_string(n));
+    expect_bytes({begin, begin + static_cast<std::ptrdiff_t>(buffer.size())}, Plan(masks[n]), {},
+                 "plan " + std::to_string(n));
   }
 }
 

@@ -102,8 +102,8 @@ void measure(Kind kind, const char* name, int64_t seqlen, int64_t batch, cudaStr
   const double queued = timer.median([&] {
     for (int n = 0; n < kReplays; ++n) launch();
   });
-  std::printf("%8lld %6lld  %-20s %10.1f %10.1f %10.1f\n", static_cast<long long>(seqlen), static_cast<long long>(batch), name, one_call,
-              one_replay, queued / kReplays);
+  std::printf("%8lld %6lld  %-20s %10.1f %10.1f %10.1f\n", static_cast<long long>(seqlen),
+              static_cast<long long>(batch), name, one_call, one_replay, queued / kReplays);
   cudaGraphExecDestroy(replay);
   cudaGraphDestroy(graph);
 }
@@ -117,9 +117,10 @@ int run() {
   require(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
   cudaStream_t stream;
   require(cudaStreamCreate(&stream), "cudaStreamCreate");
-  std::printf("%s; microseconds, medians of 51\n%8s %6s  %-20s %10s %10s %10s\n", device.name, "seqlen", "masks", "mask", "call", "graph",
-              "queued");
-  for (const auto& [seqlen, batch] : {std::pair<int64_t, int64_t>{8192, 1}, {8192, 16}, {32768, 1}, {131072, 1}, {1048576, 1}}) {
+  std::printf("%s; microseconds, medians of 51\n%8s %6s  %-20s %10s %10s %10s\n", device.name, "seqlen", "masks",
+              "mask", "call", "graph", "queued");
+  for (const auto& [seqlen, batch] :
+       {std::pair<int64_t, int64_t>{8192, 1}, {8192, 16}, {32768, 1}, {131072, 1}, {1048576, 1}}) {
     for (const auto& [kind, name] : kKinds) measure(kind, name, seqlen, batch, stream);
   }
   cudaStreamDestroy(stream);

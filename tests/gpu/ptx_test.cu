@@ -21,7 +21,9 @@ namespace {
 using ptx::Major;
 
 /// Element (row, column) of a tile with rows of 64 16-bit elements under the 128-byte swizzle.
-__host__ __device__ int swizzled(int row, int column) { return row * 64 + (((column / 8) ^ (row % 8)) * 8 + column % 8); }
+__host__ __device__ int swizzled(int row, int column) {
+  return row * 64 + (((column / 8) ^ (row % 8)) * 8 + column % 8);
+}
 
 constexpr int kInner = 64;
 
@@ -54,12 +56,13 @@ __global__ void product(const T* a, const T* b, float* c) {
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kInner / 16; ++step) {
-    const uint64_t b_operand =
-        kB == Major::kInner ? ptx::MatrixDescriptor(b_at).at(32 * step) : ptx::MatrixDescriptor(b_at, kInner * 128).at(2048 * step);
+    const uint64_t b_operand = kB == Major::kInner ? ptx::MatrixDescriptor(b_at).at(32 * step)
+                                                   : ptx::MatrixDescriptor(b_at, kInner * 128).at(2048 * step);
     if constexpr (kFromRegisters) {
       ptx::wgmma_rs<T, N, kB>(d, fragments[step], b_operand, step > 0);
     } else {
-      ptx::wgmma_ss<T, N, kA, kB>(d, ptx::MatrixDescriptor(a_at).at((kA == Major::kInner ? 32 : 2048) * step), b_operand, step > 0);
+      ptx::wgmma_ss<T, N, kA, kB>(d, ptx::MatrixDescriptor(a_at).at((kA == Major::kInner ? 32 : 2048) * step),
+                                  b_operand, step > 0);
     }
   }
   ptx::wgmma_commit();
@@ -96,7 +99,8 @@ void expect_product(unsigned seed) {
       norm += exact * exact;
     }
   }
-  EXPECT_LT(std::sqrt(error / norm), 1e-6) << "N " << N << " registers " << kFromRegisters << " majors " << int(kA) << int(kB);
+  EXPECT_LT(std::sqrt(error / norm), 1e-6)
+      << "N " << N << " registers " << kFromRegisters << " majors " << int(kA) << int(kB);
 }
 
 template <typename T, int N>
@@ -126,8 +130,8 @@ TEST_F(Ptx, WgmmaF16) {
 }
 
 /// Loads a box and writes the swizzled tile out as it lies; then stores it back through the other map.
-__global__ void copy_box(const __grid_constant__ CUtensorMap from, const __grid_constant__ CUtensorMap to, ptx::BoxOrigin at, int bytes,
-                         uint16_t* seen) {
+__global__ void copy_box(const __grid_constant__ CUtensorMap from, const __grid_constant__ CUtensorMap to,
+                         ptx::BoxOrigin at, int bytes, uint16_t* seen) {
   extern __shared__ __align__(1024) unsigned char tile[];
   __shared__ uint64_t full;
   if (threadIdx.x == 0) {
@@ -150,15 +154,19 @@ __global__ void copy_box(const __grid_constant__ CUtensorMap from, const __grid_
 }
 
 TEST_F(Ptx, TmaLoadsSwizzledBoxesZeroFillsAndDropsWhatIsOutOfRange) {
-  constexpr int kBatch = 2, kSeqlen = 37, kHeads = 3, kDim = 128, kRows = 32, kBlocks = 2, kSize = kBatch * kSeqlen * kHeads * kDim;
+  constexpr int kBatch = 2, kSeqlen = 37, kHeads = 3, kDim = 128, kRows = 32, kBlocks = 2,
+                kSize = kBatch * kSeqlen * kHeads * kDim;
   std::vector<uint16_t> values(kSize);
   std::iota(values.begin(), values.end(), uint16_t{1});
   test::DeviceVector<uint16_t> source(values), target(std::vector<uint16_t>(kSize, 0xffff)),
       seen(std::vector<uint16_t>(kRows * kDim, 0xffff));
-  const auto view = [&](uint16_t* data) { return TensorView::contiguous(data, DataType::kBFloat16, {kBatch, kSeqlen, kHeads, kDim}); };
+  const auto view = [&](uint16_t* data) {
+    return TensorView::contiguous(data, DataType::kBFloat16, {kBatch, kSeqlen, kHeads, kDim});
+  };
   const ptx::BoxOrigin at{20, 0, 1, 1};
   copy_box<<<1, 64, kRows * kDim * 2>>>(cuda::tensor_map(view(source.data()), kRows, kBlocks),
-                                        cuda::tensor_map(view(target.data()), kRows, kBlocks), at, kRows * kDim * 2, seen.data());
+                                        cuda::tensor_map(view(target.data()), kRows, kBlocks), at, kRows * kDim * 2,
+                                        seen.data());
   const auto index = [&](int b, int s, int h, int d) { return ((b * kSeqlen + s) * kHeads + h) * kDim + d; };
   const std::vector<uint16_t> tile = seen.to_host(), out = target.to_host();
   for (int row = 0; row < kRows; ++row) {
@@ -241,7 +249,8 @@ __global__ void store_transposed(uint16_t* out) {
     const int key = lane / 4 + 8 * (m % 2), row = 2 * (lane % 4) + 8 * (m / 2);
     r[m] = static_cast<uint32_t>(row * 16 + key) | static_cast<uint32_t>((row + 1) * 16 + key) << 16;
   }
-  ptx::stmatrix_x4_transposed(ptx::shared_address(tile) + (lane % 8 + lane / 16 * 8) * 32 + lane / 8 % 2 * 16, r[0], r[1], r[2], r[3]);
+  ptx::stmatrix_x4_transposed(ptx::shared_address(tile) + (lane % 8 + lane / 16 * 8) * 32 + lane / 8 % 2 * 16, r[0],
+                              r[1], r[2], r[3]);
   __syncwarp();
   for (int i = lane; i < 256; i += 32) out[i] = tile[i];
 }
@@ -255,8 +264,8 @@ TEST_F(Ptx, StmatrixTransposesAccumulatorFragments) {
 
 constexpr int kBulkFloats = 256, kBulkBytes = kBulkFloats * 4;
 
-/// A chain of blocks, in the order of their numbers whatever order they run in: the first stores its piece, the others add
-/// theirs, each when the one before is done.
+/// A chain of blocks, in the order of their numbers whatever order they run in: the first stores its piece, the others
+/// add theirs, each when the one before is done.
 __global__ void bulk_chain(const float* pieces, float* sum, uint32_t* done) {
   __shared__ alignas(128) float piece[kBulkFloats];
   __shared__ uint64_t full;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls that are wrong in one thing each, through the public interface: every one has to be refused with its code and a message that names
-// what is wrong, and none may start anything on the device or write a byte. A program of its own, to be run under a memory checker, too.
+// Calls that are wrong in one thing each, through the public interface: every one has to be refused with its code and a
+// message that names what is wrong, and none may start anything on the device or write a byte. A program of its own, to
+// be run under a memory checker, too.
 //
 // First with tensors in host memory; then, if there is a device, with tensors there and what is wrong only there.
 #include <algorithm>
@@ -63,13 +64,17 @@ struct Call {
 class Bench {
  public:
   explicit Bench(Device device)
-      : device_(device), inputs_(device, kBytes, 0), outputs_(device, kBytes, kUntouched), vectors_(device, 4 * kMostMasks * kSeqlenK, 0) {
+      : device_(device),
+        inputs_(device, kBytes, 0),
+        outputs_(device, kBytes, kUntouched),
+        vectors_(device, 4 * kMostMasks * kSeqlenK, 0) {
     vectors_.copy_from(std::vector<int32_t>(kMostMasks * kSeqlenK, static_cast<int32_t>(kSeqlenQ + 1)));
   }
 
   Device device() const { return device_; }
 
-  TensorView tensor(Memory& memory, int64_t slot, std::initializer_list<int64_t> shape, DataType dtype = DataType::kBFloat16) {
+  TensorView tensor(Memory& memory, int64_t slot, std::initializer_list<int64_t> shape,
+                    DataType dtype = DataType::kBFloat16) {
     TensorView view = TensorView::contiguous(memory.data() + slot * kSlot, dtype, shape);
     view.device = device_;
     return view;
@@ -81,7 +86,8 @@ class Bench {
 
   /// Causal, with vectors of which none hides anything: [batch, heads, kSeqlenK, 1], at most kMostMasks of them.
   Mask mask(int64_t batch = 1, int64_t heads = 1, int64_t seqlen_q = kSeqlenQ) {
-    return from_startend_row_indices(tensor(vectors_, 0, {batch, heads, kSeqlenK, 1}, DataType::kInt32), true, seqlen_q);
+    return from_startend_row_indices(tensor(vectors_, 0, {batch, heads, kSeqlenK, 1}, DataType::kInt32), true,
+                                     seqlen_q);
   }
 
   Call legal() {
@@ -135,8 +141,8 @@ struct Refusal {
 using Tensors = std::vector<std::pair<const char*, TensorView BackwardArgs::*>>;
 
 /// A refusal for each tensor of `arguments`: `spoil` is done to it.
-void add_each(std::vector<Refusal>& refusals, const char* what, const Tensors& arguments, const std::function<void(TensorView&)>& spoil,
-              ErrorCode code, Where where, Directions directions) {
+void add_each(std::vector<Refusal>& refusals, const char* what, const Tensors& arguments,
+              const std::function<void(TensorView&)>& spoil, ErrorCode code, Where where, Directions directions) {
   for (const auto& [name, tensor] : arguments) {
     const auto spoil_it = [tensor = tensor, spoil](Bench&, Call& call) { spoil(call.args.*tensor); };
     refusals.push_back({what, spoil_it, code, name, where, directions});
@@ -147,7 +153,8 @@ Tensors inputs_and_out() {
   return {{"q", &BackwardArgs::q}, {"k", &BackwardArgs::k}, {"v", &BackwardArgs::v}, {"out", &BackwardArgs::out}};
 }
 Tensors gradients() {
-  return {{"dout", &BackwardArgs::dout}, {"dq", &BackwardArgs::dq}, {"dk", &BackwardArgs::dk}, {"dv", &BackwardArgs::dv}};
+  return {
+      {"dout", &BackwardArgs::dout}, {"dq", &BackwardArgs::dq}, {"dk", &BackwardArgs::dk}, {"dv", &BackwardArgs::dv}};
 }
 
 void shapes(std::vector<Refusal>& refusals) {
@@ -168,17 +175,23 @@ void shapes(std::vector<Refusal>& refusals) {
       {"one row too few", [](Bench&, Call& c) { c.args.out.shape[1] -= 1; }, kInvalid, "out"},
       {"one key more in v than in k", [](Bench&, Call& c) { c.args.v.shape[1] += 1; }, kInvalid, "v"},
       {"heads that do not divide", [](Bench&, Call& c) { c.args.q.shape[2] = 3; }, kInvalid, "heads"},
-      {"no heads", [](Bench&, Call& c) { c.args.q.shape[2] = c.args.k.shape[2] = c.args.v.shape[2] = 0; }, kInvalid, "heads"},
-      {"2^33 keys", [](Bench&, Call& c) { c.args.k.shape[1] = c.args.v.shape[1] = int64_t{1} << 33; }, kInvalid, "seqlen_k"},
-      {"head dim 512", [](Bench&, Call& c) { c.args.q.shape[3] = c.args.k.shape[3] = 512; }, ErrorCode::kUnsupported, "head_dim"},
+      {"no heads", [](Bench&, Call& c) { c.args.q.shape[2] = c.args.k.shape[2] = c.args.v.shape[2] = 0; }, kInvalid,
+       "heads"},
+      {"2^33 keys", [](Bench&, Call& c) { c.args.k.shape[1] = c.args.v.shape[1] = int64_t{1} << 33; }, kInvalid,
+       "seqlen_k"},
+      {"head dim 512", [](Bench&, Call& c) { c.args.q.shape[3] = c.args.k.shape[3] = 512; }, ErrorCode::kUnsupported,
+       "head_dim"},
       {"other head dims of q and k", [](Bench&, Call& c) { c.args.k.shape[3] = 32; }, kInvalid, "k"},
       {"k in another type", [](Bench&, Call& c) { c.args.k.dtype = DataType::kFloat16; }, kInvalid, "k"},
       {"lse in 16 bits", [](Bench&, Call& c) { c.args.lse.dtype = DataType::kBFloat16; }, kInvalid, "lse"},
       {"lse of other heads", [](Bench&, Call& c) { c.args.lse.shape[1] = kHeadsKv; }, kInvalid, "lse"},
       {"elements apart", [](Bench&, Call& c) { c.args.v.stride[3] = 2; }, kInvalid, "v"},
-      {"an output that overlaps", [](Bench&, Call& c) { c.args.out.stride[1] = 0; }, kInvalid, "out", kEverywhere, Directions::kForward},
-      {"a gradient that overlaps", [](Bench&, Call& c) { c.args.dk.stride[0] = 0; }, kInvalid, "dk", kEverywhere, Directions::kBackward},
-      {"dlse of q's shape", [](Bench&, Call& c) { c.args.dlse = c.args.q; }, kInvalid, "dlse", kEverywhere, Directions::kBackward}};
+      {"an output that overlaps", [](Bench&, Call& c) { c.args.out.stride[1] = 0; }, kInvalid, "out", kEverywhere,
+       Directions::kForward},
+      {"a gradient that overlaps", [](Bench&, Call& c) { c.args.dk.stride[0] = 0; }, kInvalid, "dk", kEverywhere,
+       Directions::kBackward},
+      {"dlse of q's shape", [](Bench&, Call& c) { c.args.dlse = c.args.q; }, kInvalid, "dlse", kEverywhere,
+       Directions::kBackward}};
   refusals.insert(refusals.end(), more.begin(), more.end());
 }
 
@@ -190,11 +203,13 @@ void masks(std::vector<Refusal>& refusals) {
       static const Plan plan(Mask({.seqlen_q = kSeqlenQ + 1, .seqlen_k = kSeqlenK}));
       call.args.plan = plan.view();
     } else {
-      call.args.plan = PlanView::on_device(PlanLayout(seqlen_q, kSeqlenK, 1, 1), std::as_bytes(std::span(never_read)), device);
+      call.args.plan =
+          PlanView::on_device(PlanLayout(seqlen_q, kSeqlenK, 1, 1), std::as_bytes(std::span(never_read)), device);
     }
   };
   const std::vector<Refusal> more{
-      {"a mask of other lengths", [](Bench& b, Call& c) { c.args.mask = b.mask(1, 1, kSeqlenQ + 1); }, kInvalid, "mask"},
+      {"a mask of other lengths", [](Bench& b, Call& c) { c.args.mask = b.mask(1, 1, kSeqlenQ + 1); }, kInvalid,
+       "mask"},
       {"a mask of three batch entries", [](Bench& b, Call& c) { c.args.mask = b.mask(3, 1); }, kInvalid, "mask"},
       {"a mask of three heads", [](Bench& b, Call& c) { c.args.mask = b.mask(1, 3); }, kInvalid, "mask"},
       {"a mask and a dense mask",
@@ -210,8 +225,8 @@ void masks(std::vector<Refusal>& refusals) {
        },
        kInvalid, "dense_mask"},
       {"a plan of other lengths", [=](Bench& b, Call& c) { with_plan(b, c, kSeqlenQ + 1, kDevice); }, kInvalid, "plan"},
-      {"a plan on another device", [=](Bench& b, Call& c) { with_plan(b, c, kSeqlenQ, {Device::Kind::kCuda, 1}); }, kInvalid, "plan",
-       Where::kOnDevice},
+      {"a plan on another device", [=](Bench& b, Call& c) { with_plan(b, c, kSeqlenQ, {Device::Kind::kCuda, 1}); },
+       kInvalid, "plan", Where::kOnDevice},
       {"a mask in host memory",
        [](Bench&, Call& c) {
          c.args.mask = Mask({.seqlen_q = kSeqlenQ, .seqlen_k = kSeqlenK, .lts = std::vector<int32_t>(kSeqlenK, 1)});
@@ -225,11 +240,14 @@ void options(std::vector<Refusal>& refusals) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const std::vector<Refusal> more{
       {"threads below 0", [](Bench&, Call& c) { c.options.threads = -1; }, kInvalid, "threads"},
-      {"CTAs below 0", [](Bench&, Call& c) { c.options.max_ctas = std::numeric_limits<int>::min(); }, kInvalid, "max_ctas"},
-      {"a scale that is no number", [](Bench&, Call& c) { c.options.softmax_scale = std::nan(""); }, kInvalid, "softmax_scale"},
+      {"CTAs below 0", [](Bench&, Call& c) { c.options.max_ctas = std::numeric_limits<int>::min(); }, kInvalid,
+       "max_ctas"},
+      {"a scale that is no number", [](Bench&, Call& c) { c.options.softmax_scale = std::nan(""); }, kInvalid,
+       "softmax_scale"},
       {"an infinite scale", [=](Bench&, Call& c) { c.options.softmax_scale = -kInfinity; }, kInvalid, "softmax_scale"},
       {"an unknown backend", [](Bench&, Call& c) { c.options.backend = "opencl"; }, kInvalid, "opencl"},
-      {"a workspace that is one byte short", [](Bench&, Call& c) { c.workspace_bytes -= 1; }, kInvalid, "workspace", Where::kOnDevice},
+      {"a workspace that is one byte short", [](Bench&, Call& c) { c.workspace_bytes -= 1; }, kInvalid, "workspace",
+       Where::kOnDevice},
       {"no workspace", [](Bench&, Call& c) { c.workspace_bytes = 0; }, kInvalid, "workspace", Where::kOnDevice}};
   refusals.insert(refusals.end(), more.begin(), more.end());
 }
@@ -251,13 +269,11 @@ void on_device_alone(std::vector<Refusal>& refusals) {
   every("rows 4 elements off 16 bytes", [](TensorView& t) { t.stride[1] += 4; });
   every("a stride of 2^40", [](TensorView& t) { t.stride[0] = int64_t{1} << 40; });
   const std::vector<Refusal> more{
-      {"float32",
-       [](Bench&, Call& c) {
-         for_all_tensors(c, [](TensorView& t) { t.dtype = DataType::kFloat32; });
-       },
+      {"float32", [](Bench&, Call& c) { for_all_tensors(c, [](TensorView& t) { t.dtype = DataType::kFloat32; }); },
        kUnsupported, "float32", Where::kOnDevice},
       {"an expanded q", [](Bench&, Call& c) { c.args.q.stride[0] = 0; }, kUnsupported, "q", Where::kOnDevice},
-      {"the CPU's backend", [](Bench&, Call& c) { c.options.backend = "reference"; }, kUnsupported, "reference", Where::kOnDevice},
+      {"the CPU's backend", [](Bench&, Call& c) { c.options.backend = "reference"; }, kUnsupported, "reference",
+       Where::kOnDevice},
       {"a device that is not there",
        [](Bench&, Call& c) {
          for_all_tensors(c, [](TensorView& t) { t.device = {Device::Kind::kCuda, 99}; });
@@ -321,7 +337,8 @@ void run(const Call& call, bool backward_too, Memory& workspace) {
 }
 
 std::size_t workspace_of(const Call& call, bool is_backward) {
-  return is_backward ? backward_workspace(call.args, call.options) : forward_workspace(forward_of(call.args), call.options);
+  return is_backward ? backward_workspace(call.args, call.options)
+                     : forward_workspace(forward_of(call.args), call.options);
 }
 
 void refuse(Bench& bench, const Refusal& refusal, bool is_backward, Memory& workspace, Counts& counts) {
@@ -346,12 +363,16 @@ void refuse_plans(Bench& bench, Counts& counts) {
   const Mask mask = bench.mask();
   const auto bytes = static_cast<std::size_t>(PlanLayout(kSeqlenQ, kSeqlenK, 1, 1).bytes);
   Memory buffer(bench.device(), bytes + 8, kUntouched);
-  const auto build = [&](std::span<std::byte> memory, Device device) { return [=] { build_plan(mask.view(), memory, device); }; };
+  const auto build = [&](std::span<std::byte> memory, Device device) {
+    return [=] { build_plan(mask.view(), memory, device); };
+  };
   const Device elsewhere = bench.device().kind == Device::Kind::kCpu ? kDevice : kHost;
   const std::span whole(buffer.data(), bytes);
-  count(counts, "plan in a short buffer", refusal_problem(kInvalid, "buffer", build(whole.first(bytes - 1), bench.device())));
+  count(counts, "plan in a short buffer",
+        refusal_problem(kInvalid, "buffer", build(whole.first(bytes - 1), bench.device())));
   count(counts, "plan in no buffer", refusal_problem(kInvalid, "buffer", build({}, bench.device())));
-  count(counts, "plan at an odd address", refusal_problem(kInvalid, "align", build({buffer.data() + 1, bytes}, bench.device())));
+  count(counts, "plan at an odd address",
+        refusal_problem(kInvalid, "align", build({buffer.data() + 1, bytes}, bench.device())));
   count(counts, "plan elsewhere than its mask", refusal_problem(kInvalid, "mask", build(whole, elsewhere)));
   const std::vector<std::byte> after = buffer.read();
   for (const std::byte b : after) {
@@ -370,8 +391,10 @@ void refuse_c_calls(Counts& counts) {
     const char* says;
   };
   const CRefusal refusals[] = {
-      {"args of size 0", [](fm_forward_args& a, fm_options&) { a.struct_size = 0; }, FM_INVALID_ARGUMENT, "struct_size"},
-      {"options of 70000 bytes", [](fm_forward_args&, fm_options& o) { o.struct_size = 70000; }, FM_INVALID_ARGUMENT, "struct_size"},
+      {"args of size 0", [](fm_forward_args& a, fm_options&) { a.struct_size = 0; }, FM_INVALID_ARGUMENT,
+       "struct_size"},
+      {"options of 70000 bytes", [](fm_forward_args&, fm_options& o) { o.struct_size = 70000; }, FM_INVALID_ARGUMENT,
+       "struct_size"},
       {"an unknown flag", [](fm_forward_args&, fm_options& o) { o.flags = 1u << 31; }, FM_UNSUPPORTED, "flags"},
       {"softcap", [](fm_forward_args&, fm_options& o) { o.softcap = 30; }, FM_UNSUPPORTED, "softcap"},
       {"device -1", [](fm_forward_args&, fm_options& o) { o.device = -1; }, FM_INVALID_ARGUMENT, "device"},
@@ -399,7 +422,8 @@ void refuse_c_calls(Counts& counts) {
     const bool good = status == refusal.status && text.find(refusal.says) != std::string::npos;
     count(counts, std::string("C, ") + refusal.name, good ? "" : "status " + std::to_string(status) + ": " + text);
   }
-  count(counts, "C, no arguments", fm_forward(nullptr, nullptr, 0, nullptr) == FM_INVALID_ARGUMENT ? "" : "it was taken");
+  count(counts, "C, no arguments",
+        fm_forward(nullptr, nullptr, 0, nullptr) == FM_INVALID_ARGUMENT ? "" : "it was taken");
 }
 
 /// That nothing was written; and then that the call which all of them were made from is taken.
@@ -454,7 +478,8 @@ int main(int count, char** words) {
   using namespace flashmask::test;
   const auto arguments = parse(count, words);
   if (!arguments) {
-    std::fputs("gpu_refused_calls [--probe]\n  --probe  only allocates and clears some of the device's memory\n", stderr);
+    std::fputs("gpu_refused_calls [--probe]\n  --probe  only allocates and clears some of the device's memory\n",
+               stderr);
     return 2;
   }
   try {

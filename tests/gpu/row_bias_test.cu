@@ -72,7 +72,8 @@ void expect_sums(unsigned seed, float scale, float before) {
   for (int n = 0; n < kKeys * kRows; ++n) {
     const int row = n % kRows;
     const double bias = kBias == Bias::kScore ? -double(rows.lse[row]) / scale : -double(rows.delta[row]);
-    ASSERT_NEAR(scores[n], before + bias, std::ldexp(std::max(std::abs(bias), std::abs(double(before))), -21)) << "row " << row;
+    ASSERT_NEAR(scores[n], before + bias, std::ldexp(std::max(std::abs(bias), std::abs(double(before))), -21))
+        << "row " << row;
   }
 }
 

@@ -37,8 +37,8 @@ void expect_statistics(const Mask& mask, const std::vector<uint8_t>& dense, Tile
 TEST(Statistics, RandomMasks) {
   Random random(1);
   for (int64_t n = 0; n < scaled(400); ++n) {
-    const MaskParts parts = random_parts(random, random_kind(random), random.integer(1, 300), random.integer(1, 300), random.integer(1, 2),
-                                         random.integer(1, 3));
+    const MaskParts parts = random_parts(random, random_kind(random), random.integer(1, 300), random.integer(1, 300),
+                                         random.integer(1, 2), random.integer(1, 3));
     const TileShape tile{random.integer(1, 200), random.integer(1, 200)};
     expect_statistics(Mask(parts), dense_by_rule(parts), tile, "case " + std::to_string(n));
     if (HasFatalFailure()) return;
@@ -48,11 +48,12 @@ TEST(Statistics, RandomMasks) {
 TEST(Statistics, BlockMasks) {
   Random random(2);
   for (int64_t n = 0; n < scaled(80); ++n) {
-    MaskParts parts = random_parts(random, random_kind(random), random.integer(1, 500), random.integer(1, 500), random.integer(1, 2),
-                                   random.integer(1, 2));
+    MaskParts parts = random_parts(random, random_kind(random), random.integer(1, 500), random.integer(1, 500),
+                                   random.integer(1, 2), random.integer(1, 2));
     draw_block_mask(random, random.flip() ? 1 : parts.batch, parts.heads * random.integer(1, 2), parts);
     const auto dense = dense_by_rule(parts);
-    for (const TileShape tile : {TileShape{128, 128}, {64, 128}, {16, 8}, {192, 256}, {random.integer(1, 300), random.integer(1, 300)}}) {
+    for (const TileShape tile :
+         {TileShape{128, 128}, {64, 128}, {16, 8}, {192, 256}, {random.integer(1, 300), random.integer(1, 300)}}) {
       expect_statistics(Mask(parts), dense, tile, "case " + std::to_string(n));
       if (HasFatalFailure()) return;
     }
@@ -64,7 +65,8 @@ TEST(Statistics, EveryFamily) {
     for (const int64_t seqlen : {0, 1, 7, 129, 300}) {
       const Mask mask = make_family(family.name, seqlen, {}, 4);
       if (seqlen > 0)
-        expect_statistics(mask, dense_by_rule(parts_of(mask)), {128, 128}, std::string(family.name) + " " + std::to_string(seqlen));
+        expect_statistics(mask, dense_by_rule(parts_of(mask)), {128, 128},
+                          std::string(family.name) + " " + std::to_string(seqlen));
     }
   }
 }

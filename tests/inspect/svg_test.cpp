@@ -45,7 +45,8 @@ class XmlReader {
  private:
   void fail(const std::string& what) {
     failed_ = true;
-    ADD_FAILURE() << "not well-formed at byte " << at_ << ": " << what << "\n" << source_.substr(at_ > 40 ? at_ - 40 : 0, 120);
+    ADD_FAILURE() << "not well-formed at byte " << at_ << ": " << what << "\n"
+                  << source_.substr(at_ > 40 ? at_ - 40 : 0, 120);
   }
   std::string until(char end) {
     const std::size_t from = at_;
@@ -61,7 +62,8 @@ class XmlReader {
     for (std::size_t n = 0; n < text.size(); ++n) {
       if (text[n] != '&') continue;
       const std::string entity = text.substr(n, text.find(';', n) - n + 1);
-      if (entity != "&amp;" && entity != "&lt;" && entity != "&gt;" && entity != "&quot;") fail("a bare & or unknown entity");
+      if (entity != "&amp;" && entity != "&lt;" && entity != "&gt;" && entity != "&quot;")
+        fail("a bare & or unknown entity");
     }
   }
   void read_text() {
@@ -86,14 +88,17 @@ class XmlReader {
     }
     const bool closed = tag.ends_with("/");
     if (closed) tag.pop_back();
-    Element element{.name = tag.substr(0, tag.find(' ')), .attributes = {}, .text = {}, .depth = static_cast<int>(open_.size())};
+    Element element{
+        .name = tag.substr(0, tag.find(' ')), .attributes = {}, .text = {}, .depth = static_cast<int>(open_.size())};
     std::size_t n = element.name.size();
     while ((n = tag.find_first_not_of(' ', n)) != std::string::npos) {
-      const std::size_t equals = tag.find("=\"", n), end = equals == std::string::npos ? equals : tag.find('"', equals + 2);
+      const std::size_t equals = tag.find("=\"", n),
+                        end = equals == std::string::npos ? equals : tag.find('"', equals + 2);
       if (end == std::string::npos) return fail("attribute of " + element.name);
       const std::string key = tag.substr(n, equals - n), value = tag.substr(equals + 2, end - equals - 2);
       check_text(value);
-      if (value.find('<') != std::string::npos || !element.attributes.emplace(key, value).second) return fail("attribute " + key);
+      if (value.find('<') != std::string::npos || !element.attributes.emplace(key, value).second)
+        return fail("attribute " + key);
       n = end + 1;
     }
     if (element.depth == 0 && !elements.empty()) return fail("a second root");
@@ -108,7 +113,8 @@ class XmlReader {
 };
 
 bool contains_text(const XmlReader& svg, const std::string& text) {
-  return std::any_of(svg.elements.begin(), svg.elements.end(), [&](const Element& e) { return e.text.find(text) != std::string::npos; });
+  return std::any_of(svg.elements.begin(), svg.elements.end(),
+                     [&](const Element& e) { return e.text.find(text) != std::string::npos; });
 }
 
 /// The cells painted by the inner drawing: a colour for each, the background's where nothing was painted. Painting a
@@ -147,8 +153,8 @@ std::vector<std::string> paint(const XmlReader& svg, int64_t rows, int64_t keys)
 TEST(DrawSvg, ElementsHaveTheColourOfTheirTile) {
   Random random(1);
   for (int64_t n = 0; n < scaled(150); ++n) {
-    const MaskParts parts =
-        random_parts(random, random_kind(random), random.integer(1, 90), random.integer(1, 90), random.integer(1, 2), random.integer(1, 2));
+    const MaskParts parts = random_parts(random, random_kind(random), random.integer(1, 90), random.integer(1, 90),
+                                         random.integer(1, 2), random.integer(1, 2));
     const Mask mask(parts);
     const DrawOptions options{.batch = random.integer(0, mask.batch() - 1),
                               .head = random.integer(0, mask.heads() - 1),
@@ -241,11 +247,12 @@ TEST(DrawSvg, IrregularMasksStaySmall) {
 TEST(DrawSvg, TheLegendSaysTheStatistics) {
   const Mask mask = make_family("causal_document", 2048, {{"lengths", "1024,1024"}});
   const XmlReader svg(draw_svg(mask));
-  for (const std::string text :
-       {"2,048 query rows × 2,048 keys", "j ≤ i, 1 hidden interval per key", "tiles of 128 × 128", "256", "184", "71.9 %", "25.0 %"}) {
+  for (const std::string text : {"2,048 query rows × 2,048 keys", "j ≤ i, 1 hidden interval per key",
+                                 "tiles of 128 × 128", "256", "184", "71.9 %", "25.0 %"}) {
     EXPECT_TRUE(contains_text(svg, text)) << text;
   }
-  EXPECT_TRUE(contains_text(svg, "visible 1,049,600 of 4,194,304 elements; 256 tiles of 128 × 128: 184 skipped, 16 partial, 56 full"));
+  EXPECT_TRUE(contains_text(
+      svg, "visible 1,049,600 of 4,194,304 elements; 256 tiles of 128 × 128: 184 skipped, 16 partial, 56 full"));
 }
 
 TEST(DrawSvg, UnequalSides) {

@@ -42,7 +42,8 @@ std::vector<std::vector<std::string>> cells_of(const std::string& drawing) {
       if (at == std::string::npos) continue;
       const std::vector<std::string> row = characters(line.substr(at + frame.size()));
       rows.emplace_back();
-      for (std::size_t n = 0; n < row.size(); n += 2) rows.back().push_back(row[n] + (n + 1 < row.size() ? row[n + 1] : " "));
+      for (std::size_t n = 0; n < row.size(); n += 2)
+        rows.back().push_back(row[n] + (n + 1 < row.size() ? row[n + 1] : " "));
       break;
     }
   }
@@ -72,11 +73,13 @@ std::string symbol_of(int64_t visible, int64_t elements, bool element) {
 }
 
 /// Every cell of the drawing of (batch, head) against the elements of its rectangle.
-void expect_drawing(const Mask& mask, const std::vector<uint8_t>& dense, const DrawOptions& options, const std::string& what) {
+void expect_drawing(const Mask& mask, const std::vector<uint8_t>& dense, const DrawOptions& options,
+                    const std::string& what) {
   const std::string drawing = draw_text(mask, options);
   const TileShape cell = cell_of(drawing);
   const auto cells = cells_of(drawing);
-  const int64_t rows = (mask.seqlen_q() + cell.rows - 1) / cell.rows, keys = (mask.seqlen_k() + cell.keys - 1) / cell.keys;
+  const int64_t rows = (mask.seqlen_q() + cell.rows - 1) / cell.rows,
+                keys = (mask.seqlen_k() + cell.keys - 1) / cell.keys;
   const int64_t most = options.max_cells ? options.max_cells : 64;
   ASSERT_LE(std::max(rows, keys), most) << what;
   ASSERT_EQ(static_cast<int64_t>(cells.size()), rows) << what << "\n" << drawing;
@@ -91,7 +94,8 @@ void expect_drawing(const Mask& mask, const std::vector<uint8_t>& dense, const D
           ++elements;
         }
       }
-      ASSERT_EQ(cells[static_cast<std::size_t>(r)][static_cast<std::size_t>(k)], symbol_of(visible, elements, cell == TileShape{1, 1}))
+      ASSERT_EQ(cells[static_cast<std::size_t>(r)][static_cast<std::size_t>(k)],
+                symbol_of(visible, elements, cell == TileShape{1, 1}))
           << what << " cell " << r << ", " << k << "\n"
           << drawing;
     }
@@ -121,8 +125,8 @@ TEST(DrawText, CausalOfEight) {
 TEST(DrawText, SmallMasksElementByElement) {
   Random random(1);
   for (int64_t n = 0; n < scaled(200); ++n) {
-    const MaskParts parts =
-        random_parts(random, random_kind(random), random.integer(1, 64), random.integer(1, 64), random.integer(1, 2), random.integer(1, 2));
+    const MaskParts parts = random_parts(random, random_kind(random), random.integer(1, 64), random.integer(1, 64),
+                                         random.integer(1, 2), random.integer(1, 2));
     const Mask mask(parts);
     const DrawOptions options{.batch = random.integer(0, mask.batch() - 1),
                               .head = random.integer(0, mask.heads() - 1),
@@ -136,7 +140,8 @@ TEST(DrawText, SmallMasksElementByElement) {
 TEST(DrawText, DownsampledCellsShowTheirShare) {
   Random random(2);
   for (int64_t n = 0; n < scaled(150); ++n) {
-    MaskParts parts = random_parts(random, random_kind(random), random.integer(1, 700), random.integer(1, 700), 1, random.integer(1, 2));
+    MaskParts parts = random_parts(random, random_kind(random), random.integer(1, 700), random.integer(1, 700), 1,
+                                   random.integer(1, 2));
     if (random.integer(0, 2) == 0) draw_block_mask(random, 1, 2, parts);
     const Mask mask(parts);
     const TileShape tile = random.flip() ? TileShape{} : TileShape{random.integer(1, 200), random.integer(1, 200)};
@@ -171,17 +176,22 @@ TEST(DrawText, TheShorterSideIsNeverThin) {
 
 TEST(DrawText, TheLegendSaysTheStatistics) {
   const std::string text = draw_text(make_family("causal_document", 2048, {{"lengths", "1024,1024"}}));
-  for (const std::string part :
-       {"2,048 query rows x 2,048 keys", "j ≤ i", "1 hidden interval per key", "visible 1,049,600 of 4,194,304 elements (25.0 %)",
-        "256 tiles of 128 x 128: 184 skipped (71.9 %), 16 partial (6.2 %), 56 full (21.9 %)", "FLOPs saved against a dense mask: 71.9 %"}) {
+  for (const std::string part : {"2,048 query rows x 2,048 keys", "j ≤ i", "1 hidden interval per key",
+                                 "visible 1,049,600 of 4,194,304 elements (25.0 %)",
+                                 "256 tiles of 128 x 128: 184 skipped (71.9 %), 16 partial (6.2 %), 56 full (21.9 %)",
+                                 "FLOPs saved against a dense mask: 71.9 %"}) {
     EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is not in\n" << text;
   }
   const std::string window = draw_text(masks::sliding_window(10, 14, 3, 2));
   EXPECT_NE(window.find("i + 1 ≤ j ≤ i + 6"), std::string::npos) << window;
   const std::string full = draw_text(masks::full(10, 10));
   EXPECT_NE(full.find("no band"), std::string::npos) << full;
-  const Mask heads(
-      {.seqlen_q = 4, .seqlen_k = 4, .heads = 2, .lts = std::vector<int32_t>(8, 4), .uts = std::vector<int32_t>(8, 4), .block_mask = {1}});
+  const Mask heads({.seqlen_q = 4,
+                    .seqlen_k = 4,
+                    .heads = 2,
+                    .lts = std::vector<int32_t>(8, 4),
+                    .uts = std::vector<int32_t>(8, 4),
+                    .block_mask = {1}});
   const std::string second = draw_text(heads, {.head = 1});
   EXPECT_NE(second.find("head 1 of 2"), std::string::npos) << second;
   EXPECT_NE(second.find("2 hidden intervals per key, block mask"), std::string::npos) << second;
@@ -190,7 +200,8 @@ TEST(DrawText, TheLegendSaysTheStatistics) {
 TEST(DrawText, AlmostAllIsNotAll) {
   // One element of 2^20 hidden, or visible: never 0 % or 100 %.
   const int64_t n = 1024;
-  MaskParts parts{.seqlen_q = n, .seqlen_k = n, .lts = std::vector<int32_t>(1024, 5), .lte = std::vector<int32_t>(1024, 5)};
+  MaskParts parts{
+      .seqlen_q = n, .seqlen_k = n, .lts = std::vector<int32_t>(1024, 5), .lte = std::vector<int32_t>(1024, 5)};
   parts.lte[7] = 6;
   const std::string almost = draw_text(Mask(parts));
   EXPECT_NE(almost.find("visible 1,048,575 of 1,048,576 elements (>99.9 %)"), std::string::npos) << almost;
@@ -229,8 +240,8 @@ TEST(DrawText, DoesNotDependOnTheLocale) {
 
 TEST(DrawErrors, Options) {
   const Mask mask({.seqlen_q = 4, .seqlen_k = 1, .batch = 2, .heads = 3, .lts = {1, 1, 1, 1, 1, 1}});
-  for (const auto draw :
-       {+[](const Mask&m, const DrawOptions&o) { draw_text(m, o); }, +[](const Mask&m, const DrawOptions&o) { draw_svg(m, o); }}) {
+  for (const auto draw : {+[](const Mask& m, const DrawOptions& o) { draw_text(m, o); },
+                          +[](const Mask& m, const DrawOptions& o) { draw_svg(m, o); }}) {
     expect_invalid({"batch 2", "[2, 3]"}, [&] { draw(mask, {.batch = 2}); });
     expect_invalid({"batch -1", "[2, 3]"}, [&] { draw(mask, {.batch = -1}); });
     expect_invalid({"head 3", "[2, 3]"}, [&] { draw(mask, {.head = 3}); });

@@ -57,7 +57,8 @@ Numbers random_lengths(Random& random, int64_t total) {
 /// boundaries.
 Numbers owners(const Numbers& lengths) {
   Numbers owner;
-  for (std::size_t n = 0; n < lengths.size(); ++n) owner.insert(owner.end(), static_cast<std::size_t>(lengths[n]), static_cast<int64_t>(n));
+  for (std::size_t n = 0; n < lengths.size(); ++n)
+    owner.insert(owner.end(), static_cast<std::size_t>(lengths[n]), static_cast<int64_t>(n));
   return owner;
 }
 
@@ -75,7 +76,8 @@ void at_all_sizes(F&& f) {
 
 TEST(Builders, Full) {
   for (const int64_t q : kSizes) {
-    for (const int64_t k : kSizes) expect_predicate(masks::full(q, k), q, k, "full", [](int64_t, int64_t) { return true; });
+    for (const int64_t k : kSizes)
+      expect_predicate(masks::full(q, k), q, k, "full", [](int64_t, int64_t) { return true; });
   }
 }
 
@@ -84,7 +86,8 @@ TEST(Builders, Causal) {
     for (const int64_t k : kSizes) {
       expect_predicate(masks::causal(q, k), q, k, "causal", [&](int64_t i, int64_t j) { return j <= i + (k - q); });
       for (const int64_t offset : {-3, 0, 2})
-        expect_predicate(masks::causal(q, k, offset), q, k, "causal", [&](int64_t i, int64_t j) { return j <= i + offset; });
+        expect_predicate(masks::causal(q, k, offset), q, k, "causal",
+                         [&](int64_t i, int64_t j) { return j <= i + offset; });
     }
   }
 }
@@ -94,8 +97,10 @@ TEST(Builders, SlidingWindow) {
   for (const int64_t q : kSizes) {
     for (const int64_t k : kSizes) {
       for (int n = 0; n < 6; ++n) {
-        const int64_t left = random.integer(-1, k + 1), right = random.integer(-1, 5), offset = n % 2 ? k - q : random.integer(-5, 5);
-        const Mask mask = n % 2 ? masks::sliding_window(q, k, left, right) : masks::sliding_window(q, k, left, right, offset);
+        const int64_t left = random.integer(-1, k + 1), right = random.integer(-1, 5),
+                      offset = n % 2 ? k - q : random.integer(-5, 5);
+        const Mask mask =
+            n % 2 ? masks::sliding_window(q, k, left, right) : masks::sliding_window(q, k, left, right, offset);
         expect_predicate(mask, q, k, "sliding_window", [&](int64_t i, int64_t j) {
           const int64_t own = i + offset;
           return (left == -1 || j >= own - left) && (right == -1 || j <= own + right);
@@ -115,17 +120,19 @@ TEST(Builders, SlidingWindow) {
 TEST(Builders, CausalDocument) {
   at_all_sizes([](Random& random, int64_t size) {
     const Numbers lengths = random_lengths(random, size), owner = owners(lengths);
-    expect_predicate(masks::causal_document(Documents::from_lengths(lengths)), size, size, "causal_document", [&](int64_t i, int64_t j) {
-      return owner[static_cast<std::size_t>(i)] == owner[static_cast<std::size_t>(j)] && j <= i;
-    });
+    expect_predicate(masks::causal_document(Documents::from_lengths(lengths)), size, size, "causal_document",
+                     [&](int64_t i, int64_t j) {
+                       return owner[static_cast<std::size_t>(i)] == owner[static_cast<std::size_t>(j)] && j <= i;
+                     });
   });
 }
 
 TEST(Builders, Document) {
   at_all_sizes([](Random& random, int64_t size) {
     const Numbers lengths = random_lengths(random, size), owner = owners(lengths);
-    expect_predicate(masks::document(Documents::from_lengths(lengths)), size, size, "document",
-                     [&](int64_t i, int64_t j) { return owner[static_cast<std::size_t>(i)] == owner[static_cast<std::size_t>(j)]; });
+    expect_predicate(
+        masks::document(Documents::from_lengths(lengths)), size, size, "document",
+        [&](int64_t i, int64_t j) { return owner[static_cast<std::size_t>(i)] == owner[static_cast<std::size_t>(j)]; });
   });
 }
 
@@ -192,10 +199,11 @@ TEST(Builders, PrefixLmDocument) {
       prefix.push_back(random.integer(0, length));
       for (int64_t t = 0; t < length; ++t) position.push_back(t);
     }
-    expect_predicate(masks::prefix_lm_document(Documents::from_lengths(lengths), prefix), size, size, "prefix_lm_document",
-                     [&](int64_t row, int64_t key) {
+    expect_predicate(masks::prefix_lm_document(Documents::from_lengths(lengths), prefix), size, size,
+                     "prefix_lm_document", [&](int64_t row, int64_t key) {
                        const auto i = static_cast<std::size_t>(row), j = static_cast<std::size_t>(key);
-                       return owner[i] == owner[j] && (j <= i || position[j] < prefix[static_cast<std::size_t>(owner[j])]);
+                       return owner[i] == owner[j] &&
+                              (j <= i || position[j] < prefix[static_cast<std::size_t>(owner[j])]);
                      });
   });
 }
@@ -224,11 +232,13 @@ TEST(Builders, HashSparseSorted) {
         const int64_t buckets = random.integer(1, 6);
         Numbers of_query, of_key;
         for (int64_t i = 0; i < q; ++i) of_query.push_back(random.integer(0, buckets));
-        for (int64_t j = 0; j < k; ++j) of_key.push_back(random.integer(-1, buckets + 1));  // some in a bucket without rows
+        for (int64_t j = 0; j < k; ++j)
+          of_key.push_back(random.integer(-1, buckets + 1));  // some in a bucket without rows
         std::sort(of_query.begin(), of_query.end());
         if (random.flip()) std::sort(of_key.begin(), of_key.end());
         expect_predicate(masks::hash_sparse(of_query, of_key, causal), q, k, "hash_sparse", [&](int64_t i, int64_t j) {
-          return of_query[static_cast<std::size_t>(i)] == of_key[static_cast<std::size_t>(j)] && (!causal || j <= i + k - q);
+          return of_query[static_cast<std::size_t>(i)] == of_key[static_cast<std::size_t>(j)] &&
+                 (!causal || j <= i + k - q);
         });
       }
     }
@@ -246,7 +256,8 @@ TEST(Builders, HashSparseInAnyOrder) {
     for (int64_t i = 0; i < q; ++i) of_query.push_back(random.integer(0, 2));
     for (int64_t j = 0; j < k; ++j) of_key.push_back(random.integer(0, 2));
     const auto sees = [&](int64_t i, int64_t j) {
-      return of_query[static_cast<std::size_t>(i)] == of_key[static_cast<std::size_t>(j)] && (!causal || j <= i + k - q);
+      return of_query[static_cast<std::size_t>(i)] == of_key[static_cast<std::size_t>(j)] &&
+             (!causal || j <= i + k - q);
     };
     std::vector<uint8_t> visible;
     for (int64_t i = 0; i < q; ++i) {
@@ -258,7 +269,8 @@ TEST(Builders, HashSparseInAnyOrder) {
     if (fit.most > 2) {
       ++refused;
       expect_error(ErrorCode::kUnrepresentable,
-                   {"does not fit two row intervals", "column " + std::to_string(fit.column) + " needs " + std::to_string(fit.needs),
+                   {"does not fit two row intervals",
+                    "column " + std::to_string(fit.column) + " needs " + std::to_string(fit.needs),
                     "sort the queries by bucket"},
                    build);
     } else {
@@ -298,12 +310,15 @@ TEST(Builders, RandomEviction) {
         if (row < size) ++evictions[static_cast<std::size_t>(row)];
       }
       for (int64_t i = 0; i < size; ++i)
-        EXPECT_EQ(evictions[static_cast<std::size_t>(i)], i >= size / 2 && i > 0 ? 1 : 0) << "row " << i << " of " << size;
+        EXPECT_EQ(evictions[static_cast<std::size_t>(i)], i >= size / 2 && i > 0 ? 1 : 0)
+            << "row " << i << " of " << size;
       // Nothing is hidden but by the diagonal and the evictions.
       for (int64_t i = 0; i < size; i += 7) {
-        for (int64_t j = 0; j < size; ++j) ASSERT_EQ(mask.visible(0, 0, i, j), j <= i && i < evicted[static_cast<std::size_t>(j)]);
+        for (int64_t j = 0; j < size; ++j)
+          ASSERT_EQ(mask.visible(0, 0, i, j), j <= i && i < evicted[static_cast<std::size_t>(j)]);
       }
-      EXPECT_EQ(masks::random_eviction(size, seed).view().content_hash, mask.view().content_hash) << "the same seed gives the same mask";
+      EXPECT_EQ(masks::random_eviction(size, seed).view().content_hash, mask.view().content_hash)
+          << "the same seed gives the same mask";
     }
     if (size > 8) {
       std::set<uint64_t> hashes;
@@ -334,11 +349,13 @@ TEST(Builders, PrefixTree) {
   at_all_sizes([](Random& random, int64_t size) {
     const Numbers parents = random_tree(random, random.integer(0, 12));
     Numbers lengths;
-    for (std::size_t n = 0; n < parents.size(); ++n) lengths.push_back(random.integer(0, 2) == 0 ? 0 : random.integer(0, size / 6 + 2));
+    for (std::size_t n = 0; n < parents.size(); ++n)
+      lengths.push_back(random.integer(0, 2) == 0 ? 0 : random.integer(0, size / 6 + 2));
     const Numbers owner = owners(lengths);
     const auto total = static_cast<int64_t>(owner.size());
     expect_predicate(masks::prefix_tree(parents, lengths), total, total, "prefix_tree", [&](int64_t i, int64_t j) {
-      return j <= i && is_self_or_ancestor(parents, owner[static_cast<std::size_t>(j)], owner[static_cast<std::size_t>(i)]);
+      return j <= i &&
+             is_self_or_ancestor(parents, owner[static_cast<std::size_t>(j)], owner[static_cast<std::size_t>(i)]);
     });
     // One token a node when no lengths are given.
     const auto nodes = static_cast<int64_t>(parents.size());
@@ -359,12 +376,15 @@ TEST(Builders, PrefixTreeFromIntervals) {
       tout.push_back(tokens);
     }
     for (std::size_t n = parents.size(); n-- > 0;) {
-      if (parents[n] >= 0) tout[static_cast<std::size_t>(parents[n])] = std::max(tout[static_cast<std::size_t>(parents[n])], tout[n]);
+      if (parents[n] >= 0)
+        tout[static_cast<std::size_t>(parents[n])] = std::max(tout[static_cast<std::size_t>(parents[n])], tout[n]);
     }
     const Numbers owner = owners(lengths);
-    expect_predicate(masks::prefix_tree_from_intervals(tin, tout), tokens, tokens, "prefix_tree_from_intervals", [&](int64_t i, int64_t j) {
-      return j <= i && is_self_or_ancestor(parents, owner[static_cast<std::size_t>(j)], owner[static_cast<std::size_t>(i)]);
-    });
+    expect_predicate(masks::prefix_tree_from_intervals(tin, tout), tokens, tokens, "prefix_tree_from_intervals",
+                     [&](int64_t i, int64_t j) {
+                       return j <= i && is_self_or_ancestor(parents, owner[static_cast<std::size_t>(j)],
+                                                            owner[static_cast<std::size_t>(i)]);
+                     });
   });
 }
 
@@ -407,14 +427,14 @@ TEST(Builders, ForestOfConversationsThatBranchAtAnyTurn) {
         for (std::size_t j = 0; j <= i; ++j) seen.insert({sequence[i], sequence[j]});
       }
     }
-    expect_predicate(masks::prefix_tree(parents, lengths), total, total, "conversations", [&](int64_t i, int64_t j) {
-      return seen.contains({i, j});
-    });
+    expect_predicate(masks::prefix_tree(parents, lengths), total, total, "conversations",
+                     [&](int64_t i, int64_t j) { return seen.contains({i, j}); });
   }
 }
 
 TEST(Builders, ReasoningThatLaterTurnsDoNotSee) {
-  // A prompt of 1, reasoning of 2, its answer of 1, and two next turns of 1 and 2, which see the prompt and the answer alone.
+  // A prompt of 1, reasoning of 2, its answer of 1, and two next turns of 1 and 2, which see the prompt and the answer
+  // alone.
   const Mask tree = masks::prefix_tree(Numbers{-1, 0, 1, 2, 2}, Numbers{1, 2, 1, 1, 2});
   const Mask dropped = masks::eviction(Numbers{7, 4, 4, 7, 7, 7, 7});
   EXPECT_EQ(draw(to_dense(intersect(tree, dropped)), 7, 7),
@@ -444,7 +464,8 @@ TEST(Builders, Padding) {
       for (const bool with_queries : {false, true}) {
         Numbers key_lengths, query_lengths;
         for (int64_t b = 0; b < random.integer(1, 4); ++b) key_lengths.push_back(random.integer(0, k));
-        for (std::size_t b = 0; with_queries && b < key_lengths.size(); ++b) query_lengths.push_back(random.integer(0, q));
+        for (std::size_t b = 0; with_queries && b < key_lengths.size(); ++b)
+          query_lengths.push_back(random.integer(0, q));
         const Mask mask = masks::padding(q, k, key_lengths, query_lengths);
         EXPECT_TRUE(mask.validate().empty());
         ASSERT_EQ(mask.seqlen_q(), q);
@@ -473,11 +494,13 @@ TEST(Builders, AttentionSinkWindow) {
     for (const int64_t length : lengths) {
       for (int64_t t = 0; t < length; ++t) position.push_back(t);
     }
-    const int64_t sink = random.integer(0, size / 4 + 2), window = random.integer(0, 3) == 0 ? -1 : random.integer(1, size / 2 + 2);
-    expect_predicate(masks::attention_sink_window(Documents::from_lengths(lengths), sink, window), size, size, "attention_sink_window",
-                     [&](int64_t row, int64_t key) {
+    const int64_t sink = random.integer(0, size / 4 + 2),
+                  window = random.integer(0, 3) == 0 ? -1 : random.integer(1, size / 2 + 2);
+    expect_predicate(masks::attention_sink_window(Documents::from_lengths(lengths), sink, window), size, size,
+                     "attention_sink_window", [&](int64_t row, int64_t key) {
                        const auto i = static_cast<std::size_t>(row), j = static_cast<std::size_t>(key);
-                       return owner[i] == owner[j] && j <= i && (window == -1 || row - key < window || position[j] < sink);
+                       return owner[i] == owner[j] && j <= i &&
+                              (window == -1 || row - key < window || position[j] < sink);
                      });
   });
   const Documents documents = Documents::from_lengths(Numbers{4, 2});
@@ -488,8 +511,10 @@ TEST(Builders, AttentionSinkWindow) {
             "#.##..\n"
             "....#.\n"
             "....##\n");
-  EXPECT_EQ(to_dense(masks::attention_sink_window(documents, INT64_MAX, 1)), to_dense(masks::causal_document(documents)));
-  EXPECT_EQ(to_dense(masks::attention_sink_window(documents, 0, INT64_MAX)), to_dense(masks::causal_document(documents)));
+  EXPECT_EQ(to_dense(masks::attention_sink_window(documents, INT64_MAX, 1)),
+            to_dense(masks::causal_document(documents)));
+  EXPECT_EQ(to_dense(masks::attention_sink_window(documents, 0, INT64_MAX)),
+            to_dense(masks::causal_document(documents)));
 }
 
 TEST(Builders, BlockCausal) {
@@ -498,11 +523,13 @@ TEST(Builders, BlockCausal) {
     const Numbers owner = owners(lengths), block = owners(of_blocks);
     const int64_t window = random.integer(0, 2) == 0 ? -1 : random.integer(1, 4);
     const Documents blocks = Documents::from_lengths(of_blocks), documents = Documents::from_lengths(lengths);
-    expect_predicate(masks::block_causal(blocks, documents, window), size, size, "block_causal", [&](int64_t row, int64_t key) {
-      const auto i = static_cast<std::size_t>(row), j = static_cast<std::size_t>(key);
-      return owner[i] == owner[j] && block[j] <= block[i] && (window == -1 || block[i] - block[j] < window);
-    });
-    EXPECT_EQ(to_dense(masks::block_causal(blocks, documents, INT64_MAX)), to_dense(masks::block_causal(blocks, documents)));
+    expect_predicate(
+        masks::block_causal(blocks, documents, window), size, size, "block_causal", [&](int64_t row, int64_t key) {
+          const auto i = static_cast<std::size_t>(row), j = static_cast<std::size_t>(key);
+          return owner[i] == owner[j] && block[j] <= block[i] && (window == -1 || block[i] - block[j] < window);
+        });
+    EXPECT_EQ(to_dense(masks::block_causal(blocks, documents, INT64_MAX)),
+              to_dense(masks::block_causal(blocks, documents)));
   });
 }
 
@@ -535,14 +562,15 @@ TEST(Builders, CausalWithBlocks) {
       while (random.integer(0, 3) != 0) {
         const int64_t begin = random.integer(at, end);
         at = random.integer(begin, end);
-        for (int64_t t = begin; t < at; ++t) block_of[static_cast<std::size_t>(t)] = static_cast<int64_t>(blocks.size());
+        for (int64_t t = begin; t < at; ++t)
+          block_of[static_cast<std::size_t>(t)] = static_cast<int64_t>(blocks.size());
         blocks.push_back({begin, at});
       }
       at = end;
     }
     const int64_t window = random.integer(0, 2) == 0 ? -1 : random.integer(1, size / 3 + 2);
-    expect_predicate(masks::causal_with_blocks(Documents::from_lengths(lengths), blocks, window), size, size, "causal_with_blocks",
-                     [&](int64_t row, int64_t key) {
+    expect_predicate(masks::causal_with_blocks(Documents::from_lengths(lengths), blocks, window), size, size,
+                     "causal_with_blocks", [&](int64_t row, int64_t key) {
                        const auto i = static_cast<std::size_t>(row), j = static_cast<std::size_t>(key);
                        const bool before = j <= i && (window == -1 || row - key < window);
                        return owner[i] == owner[j] && (before || (block_of[i] >= 0 && block_of[i] == block_of[j]));
@@ -570,9 +598,8 @@ TEST(Builders, ABlockInPartsMayNeedMoreThanTwoIntervals) {
   };
   const auto two = in_parts({0, 1, 0, 1, 1, 0}), three = in_parts({0, 1, 0, 1, 0, 1, 1, 0});
   EXPECT_EQ(to_dense(from_dense(TensorView::contiguous(two.data(), DataType::kBool, {6, 6}))), two);
-  expect_error(ErrorCode::kUnrepresentable, {"column 5"}, [&] {
-    from_dense(TensorView::contiguous(three.data(), DataType::kBool, {8, 8}));
-  });
+  expect_error(ErrorCode::kUnrepresentable, {"column 5"},
+               [&] { from_dense(TensorView::contiguous(three.data(), DataType::kBool, {8, 8})); });
 }
 
 Numbers block_parts(const Numbers& owner, const Numbers& block) {
@@ -598,10 +625,12 @@ TEST(Builders, BlockDiffusion) {
   at_all_sizes([](Random& random, int64_t size) {
     const Numbers lengths = random_lengths(random, size), of_blocks = random_lengths(random, size);
     const Numbers owner = owners(lengths), part = block_parts(owner, owners(of_blocks));
-    const BlockDiffusion built = masks::block_diffusion(Documents::from_lengths(of_blocks), Documents::from_lengths(lengths));
+    const BlockDiffusion built =
+        masks::block_diffusion(Documents::from_lengths(of_blocks), Documents::from_lengths(lengths));
     ASSERT_EQ(std::set<int64_t>(built.order.begin(), built.order.end()).size(), static_cast<std::size_t>(2 * size));
     expect_predicate(built.mask, 2 * size, 2 * size, "block_diffusion", [&](int64_t row, int64_t key) {
-      return sees_in_diffusion(owner, part, built.order[static_cast<std::size_t>(row)], built.order[static_cast<std::size_t>(key)]);
+      return sees_in_diffusion(owner, part, built.order[static_cast<std::size_t>(row)],
+                               built.order[static_cast<std::size_t>(key)]);
     });
     for (int64_t n = 0; n < 2 * size; ++n) {
       // Each block's noisy copy and then its clean one: by block, then by copy, then by token.
@@ -696,16 +725,19 @@ TEST(Builders, Eagle3Ttt) {
 }
 
 TEST(Builders, AllPassesOfEagle3AreATreeTokenByToken) {
-  // Pass after pass, a key of the first pass is seen by a run of rows in every pass. Token by token it is a tree: a token's chain of
-  // passes branches off the text.
+  // Pass after pass, a key of the first pass is seen by a run of rows in every pass. Token by token it is a tree: a
+  // token's chain of passes branches off the text.
   constexpr int64_t kTokens = 5, kSteps = 3;
   Numbers parents;
   for (int64_t node = 0; node < kTokens * kSteps; ++node)
     parents.push_back(node % kSteps == 0 ? std::max<int64_t>(node - kSteps, -1) : node - 1);
-  const Mask tree = masks::prefix_tree(parents), last = masks::eagle3_ttt(Documents::from_lengths(Numbers{kTokens}), kSteps);
+  const Mask tree = masks::prefix_tree(parents),
+             last = masks::eagle3_ttt(Documents::from_lengths(Numbers{kTokens}), kSteps);
   for (int64_t i = 0; i < kTokens; ++i) {
     for (int64_t j = 0; j < kTokens * kSteps; ++j) {
-      EXPECT_EQ(last.visible(0, 0, i, j), tree.visible(0, 0, i * kSteps + kSteps - 1, j % kTokens * kSteps + j / kTokens)) << i << " " << j;
+      EXPECT_EQ(last.visible(0, 0, i, j),
+                tree.visible(0, 0, i * kSteps + kSteps - 1, j % kTokens * kSteps + j / kTokens))
+          << i << " " << j;
     }
   }
 }
@@ -770,8 +802,10 @@ TEST(BuilderErrors, Prefix) {
   expect_invalid({"prefix is 5", "between 0 and seqlen, 4"}, [] { masks::prefix_lm_causal(4, 5); });
   const Documents documents = Documents::from_lengths(Numbers{2, 3});
   expect_invalid({"prefix has 1 entries", "2 documents"}, [&] { masks::prefix_lm_document(documents, Numbers{1}); });
-  expect_invalid({"prefix[1] is 4", "document's length, 3"}, [&] { masks::prefix_lm_document(documents, Numbers{1, 4}); });
-  expect_invalid({"prefix[0] is -1", "document's length, 2"}, [&] { masks::prefix_lm_document(documents, Numbers{-1, 4}); });
+  expect_invalid({"prefix[1] is 4", "document's length, 3"},
+                 [&] { masks::prefix_lm_document(documents, Numbers{1, 4}); });
+  expect_invalid({"prefix[0] is -1", "document's length, 2"},
+                 [&] { masks::prefix_lm_document(documents, Numbers{-1, 4}); });
 }
 
 TEST(BuilderErrors, QkSparse) {
@@ -798,7 +832,9 @@ TEST(BuilderErrors, PrefixTree) {
 }
 
 TEST(BuilderErrors, PrefixTreeFromIntervals) {
-  const auto build = [](Numbers tin, Numbers tout) { return [tin, tout] { masks::prefix_tree_from_intervals(tin, tout); }; };
+  const auto build = [](Numbers tin, Numbers tout) {
+    return [tin, tout] { masks::prefix_tree_from_intervals(tin, tout); };
+  };
   expect_invalid({"tin has 2 entries and tout 1"}, build({0, 1}, {2}));
   expect_invalid({"node 0 has the interval [1, 2)", "begin at 0"}, build({1}, {2}));
   expect_invalid({"node 0 has the interval [0, -1)"}, build({0}, {-1}));
@@ -813,7 +849,8 @@ TEST(BuilderErrors, AttentionSinkWindow) {
   const Documents documents = Documents::from_lengths(Numbers{2, 3});
   expect_invalid({"sink is -1", "at least 0"}, [&] { masks::attention_sink_window(documents, -1, 2); });
   expect_invalid({"window is 0", "at least 1, or -1 for all"}, [&] { masks::attention_sink_window(documents, 1, 0); });
-  expect_invalid({"window is -2", "at least 1, or -1 for all"}, [&] { masks::attention_sink_window(documents, 1, -2); });
+  expect_invalid({"window is -2", "at least 1, or -1 for all"},
+                 [&] { masks::attention_sink_window(documents, 1, -2); });
 }
 
 TEST(BuilderErrors, BlockCausal) {
@@ -829,7 +866,8 @@ TEST(BuilderErrors, CausalWithBlocks) {
   };
   expect_invalid({"blocks[0] is [-1, 3)", "[0, 10)"}, build({{-1, 3}}, -1));
   expect_invalid({"blocks[1] is [2, 4)", "disjoint"}, build({{1, 3}, {2, 4}}, -1));
-  expect_invalid({"blocks[1] is [3, 5)", "document 0 ends at 4", "must lie in one document"}, build({{1, 2}, {3, 5}}, -1));
+  expect_invalid({"blocks[1] is [3, 5)", "document 0 ends at 4", "must lie in one document"},
+                 build({{1, 2}, {3, 5}}, -1));
   expect_invalid({"window is 0", "at least 1, or -1 for all"}, build({}, 0));
 }
 
@@ -837,7 +875,8 @@ TEST(BuilderErrors, BlockDiffusion) {
   const Documents documents = Documents::from_lengths(Numbers{2, 3}), blocks = Documents::from_lengths(Numbers{2, 2});
   expect_invalid({"blocks add up to 4", "documents' 5"}, [&] { masks::block_diffusion(blocks, documents); });
   const Documents long_text = Documents::from_lengths(Numbers{kMaxSeqlen / 2 + 1});
-  expect_invalid({"two copies of 1073741824 tokens", "2147483647"}, [&] { masks::block_diffusion(long_text, long_text); });
+  expect_invalid({"two copies of 1073741824 tokens", "2147483647"},
+                 [&] { masks::block_diffusion(long_text, long_text); });
   const Documents halves = masks::equal_blocks(Documents::from_lengths(Numbers{4, 2}), 2);
   expect_error(ErrorCode::kUnrepresentable, {"order kConcatenated", "column 6 needs 3", "kInterleaved fits"}, [&] {
     masks::block_diffusion(halves, Documents::from_lengths(Numbers{4, 2}), BlockDiffusionOrder::kConcatenated);
@@ -847,21 +886,21 @@ TEST(BuilderErrors, BlockDiffusion) {
 TEST(BuilderErrors, Eagle3Ttt) {
   const Documents documents = Documents::from_lengths(Numbers{2, 3});
   expect_invalid({"steps is 0", "at least 1"}, [&] { masks::eagle3_ttt(documents, 0); });
-  expect_invalid({"steps is 429496730", "5 tokens", "more than 2147483647 keys"}, [&] { masks::eagle3_ttt(documents, 429496730); });
+  expect_invalid({"steps is 429496730", "5 tokens", "more than 2147483647 keys"},
+                 [&] { masks::eagle3_ttt(documents, 429496730); });
   expect_invalid({"steps is 9223372036854775807"}, [&] { masks::eagle3_ttt(documents, INT64_MAX); });
 }
 
 TEST(BuilderErrors, DFlash) {
   const Documents documents = Documents::from_lengths(Numbers{2, 3});
   expect_invalid({"block is 0", "at least 1"}, [&] { masks::dflash(documents, Numbers{1}, 0); });
-  expect_invalid({"anchors[1] is 6", "between 0 and the length of the context, 5"}, [&] { masks::dflash(documents, Numbers{1, 6}, 2); });
+  expect_invalid({"anchors[1] is 6", "between 0 and the length of the context, 5"},
+                 [&] { masks::dflash(documents, Numbers{1, 6}, 2); });
   expect_invalid({"anchors[0] is -1", "between 0"}, [&] { masks::dflash(documents, Numbers{-1}, 2); });
-  expect_invalid({"anchors[2] is 1, less than the one before it, 3", "sort the blocks by anchor"}, [&] {
-    masks::dflash(documents, Numbers{1, 3, 1}, 2);
-  });
-  expect_invalid({"block is 1073741822", "2 of them and 5 tokens", "more than 2147483647 keys"}, [&] {
-    masks::dflash(documents, Numbers{1, 2}, 1073741822);
-  });
+  expect_invalid({"anchors[2] is 1, less than the one before it, 3", "sort the blocks by anchor"},
+                 [&] { masks::dflash(documents, Numbers{1, 3, 1}, 2); });
+  expect_invalid({"block is 1073741822", "2 of them and 5 tokens", "more than 2147483647 keys"},
+                 [&] { masks::dflash(documents, Numbers{1, 2}, 1073741822); });
   expect_invalid({"block is 9223372036854775807"}, [&] { masks::dflash(documents, Numbers{1, 2}, INT64_MAX); });
 }
 
@@ -870,7 +909,8 @@ TEST(BuilderErrors, Padding) {
   expect_invalid({"seqlen_k is -1"}, [] { masks::padding(3, -1, Numbers{1}); });
   expect_invalid({"more than 2147483647"}, [] { masks::padding(3, kMaxSeqlen + 1, Numbers{1}); });
   expect_invalid({"key_lengths is empty"}, [] { masks::padding(3, 3, {}); });
-  expect_invalid({"query_lengths has 1 entries and key_lengths 2"}, [] { masks::padding(3, 3, Numbers{1, 2}, Numbers{1}); });
+  expect_invalid({"query_lengths has 1 entries and key_lengths 2"},
+                 [] { masks::padding(3, 3, Numbers{1, 2}, Numbers{1}); });
   expect_invalid({"key_lengths[1] is 4", "seqlen_k, 3"}, [] { masks::padding(5, 3, Numbers{1, 4}); });
   expect_invalid({"key_lengths[0] is -1", "seqlen_k, 3"}, [] { masks::padding(5, 3, Numbers{-1}); });
   expect_invalid({"query_lengths[0] is 6", "seqlen_q, 5"}, [] { masks::padding(5, 3, Numbers{1}, Numbers{6}); });

@@ -22,7 +22,8 @@ struct DenseMask {
   int64_t batch, heads, seqlen_q, seqlen_k;
   std::vector<uint8_t> visible;
 
-  explicit DenseMask(const MaskParts& parts) : DenseMask(Mask(parts).batch(), Mask(parts).heads(), parts.seqlen_q, parts.seqlen_k) {
+  explicit DenseMask(const MaskParts& parts)
+      : DenseMask(Mask(parts).batch(), Mask(parts).heads(), parts.seqlen_q, parts.seqlen_k) {
     visible = dense_by_rule(parts);
   }
   DenseMask(int64_t b, int64_t h, int64_t q, int64_t k)
@@ -92,7 +93,8 @@ DenseMask dense_intersection(const DenseMask& a, const DenseMask& b) {
   for (int64_t n = 0; n < both.batch; ++n) {
     for (int64_t h = 0; h < both.heads; ++h) {
       for (int64_t i = 0; i < a.seqlen_q; ++i) {
-        for (int64_t j = 0; j < a.seqlen_k; ++j) both.visible[at++] = a.at(n, h, both.heads, i, j) && b.at(n, h, both.heads, i, j);
+        for (int64_t j = 0; j < a.seqlen_k; ++j)
+          both.visible[at++] = a.at(n, h, both.heads, i, j) && b.at(n, h, both.heads, i, j);
       }
     }
   }
@@ -114,7 +116,8 @@ DenseMask dense_concatenation(const std::vector<DenseMask>& pieces) {
       for (const DenseMask& p : pieces) {
         for (int64_t i = 0; i < p.seqlen_q; ++i) {
           for (int64_t j = 0; j < p.seqlen_k; ++j) {
-            packed.visible[static_cast<std::size_t>(((n * packed.heads + h) * packed.seqlen_q + row0 + i) * packed.seqlen_k + key0 + j)] =
+            packed.visible[static_cast<std::size_t>(
+                ((n * packed.heads + h) * packed.seqlen_q + row0 + i) * packed.seqlen_k + key0 + j)] =
                 p.at(n, h, packed.heads, i, j);
           }
         }
@@ -155,7 +158,8 @@ TEST(Intersect, RandomMasks) {
     MaskParts b = random_parts(random, kind(), rows, keys, random.flip() ? batch : 1, random.flip() ? heads * 2 : 1);
     if (runs) a.band = b.band = Band::none();
     const DenseMask expected = dense_intersection(DenseMask(a), DenseMask(b));
-    refused += !expect_exact_or_unrepresentable(expected, "case " + std::to_string(n), [&] { return intersect(Mask(a), Mask(b)); });
+    refused += !expect_exact_or_unrepresentable(expected, "case " + std::to_string(n),
+                                                [&] { return intersect(Mask(a), Mask(b)); });
     if (HasFatalFailure()) return;
   }
   RecordProperty("refused", std::to_string(refused));
@@ -175,7 +179,8 @@ TEST(Intersect, BlockMasks) {
     const Mask both = intersect(Mask(a), Mask(b));
     EXPECT_TRUE(both.has_block_mask());
     expect_equals(both, dense_intersection(DenseMask(a), DenseMask(b)), "case " + std::to_string(n));
-    expect_equals(intersect(Mask(b), Mask(a)), dense_intersection(DenseMask(a), DenseMask(b)), "swapped, case " + std::to_string(n));
+    expect_equals(intersect(Mask(b), Mask(a)), dense_intersection(DenseMask(a), DenseMask(b)),
+                  "swapped, case " + std::to_string(n));
     if (HasFatalFailure()) return;
   }
 }
@@ -192,7 +197,8 @@ TEST(Intersect, KeepsTheBandThatWasWritten) {
   EXPECT_EQ(window.num_intervals(), 0);
   // Documents under a window: a hidden tail is written up to the end of the mask, not up to where the band hides the
   // rest of the column, so that one vector is enough.
-  const Mask documents = intersect(masks::sliding_window(9, 9, 2), masks::causal_document(Documents::from_lengths(lengths)));
+  const Mask documents =
+      intersect(masks::sliding_window(9, 9, 2), masks::causal_document(Documents::from_lengths(lengths)));
   EXPECT_EQ(documents.band(), Band::window(2, 0));
   EXPECT_EQ(documents.memory_bytes(), 9 * 4);
 }
@@ -200,7 +206,8 @@ TEST(Intersect, KeepsTheBandThatWasWritten) {
 TEST(Intersect, ThreeIntervalsAreRefusedByName) {
   const Mask a({.seqlen_q = 8, .seqlen_k = 2, .lts = {8, 1}, .lte = {8, 2}, .uts = {0, 3}, .ute = {0, 4}});
   const Mask b({.seqlen_q = 8, .seqlen_k = 2, .lts = {8, 5}, .lte = {8, 6}});
-  expect_error(ErrorCode::kUnrepresentable, {"the intersection", "(batch 0, head 0, column 1) needs 3"}, [&] { intersect(a, b); });
+  expect_error(ErrorCode::kUnrepresentable, {"the intersection", "(batch 0, head 0, column 1) needs 3"},
+               [&] { intersect(a, b); });
 }
 
 TEST(Intersect, WrongShapes) {
@@ -236,7 +243,8 @@ TEST(Concatenate, RandomMasks) {
       dense.emplace_back(parts);
     }
     const DenseMask expected = dense_concatenation(dense);
-    refused += !expect_exact_or_unrepresentable(expected, "case " + std::to_string(n), [&] { return concatenate(pieces); });
+    refused +=
+        !expect_exact_or_unrepresentable(expected, "case " + std::to_string(n), [&] { return concatenate(pieces); });
     if (HasFatalFailure()) return;
   }
   RecordProperty("refused", std::to_string(refused));
@@ -283,38 +291,40 @@ TEST(Concatenate, BlockMasks) {
 TEST(Concatenate, ABlockReachesIntoTheNextPiece) {
   // A cleared last block of 100x100 would, at 128x128, also clear elements of the piece after it. Along one side
   // alone it reaches only what nobody sees anyway.
-  const auto blocked = [](int64_t rows, int64_t keys) { return Mask({.seqlen_q = rows, .seqlen_k = keys, .block_mask = {0}}); };
+  const auto blocked = [](int64_t rows, int64_t keys) {
+    return Mask({.seqlen_q = rows, .seqlen_k = keys, .block_mask = {0}});
+  };
   const auto packed = [](const Mask& first) { return concatenate(std::vector{first, masks::full(60, 60)}); };
   expect_error(ErrorCode::kUnsupported, {"block mask", "row 100, key 100", "128"}, [&] { packed(blocked(100, 100)); });
   for (const auto& [rows, keys] : {std::pair<int64_t, int64_t>{128, 100}, {100, 128}, {128, 128}}) {
     const Mask first = blocked(rows, keys);
-    expect_equals(packed(first), dense_concatenation({DenseMask(parts_of(first)), DenseMask(parts_of(masks::full(60, 60)))}),
+    expect_equals(packed(first),
+                  dense_concatenation({DenseMask(parts_of(first)), DenseMask(parts_of(masks::full(60, 60)))}),
                   std::to_string(rows));
   }
   // The same holds with an empty piece between them.
-  expect_error(ErrorCode::kUnsupported, {"row 100, key 100"}, [&] {
-    concatenate(std::vector{blocked(100, 100), masks::full(0, 0), masks::full(60, 60)});
-  });
+  expect_error(ErrorCode::kUnsupported, {"row 100, key 100"},
+               [&] { concatenate(std::vector{blocked(100, 100), masks::full(0, 0), masks::full(60, 60)}); });
   EXPECT_NO_THROW(concatenate(std::vector{blocked(100, 100), masks::full(0, 0)}));
   // And where a piece that fills the block up lets another block mask begin on a block.
-  expect_error(ErrorCode::kUnsupported, {"row 100, key 100"}, [&] {
-    concatenate(std::vector{blocked(100, 100), masks::full(28, 28), blocked(128, 128)});
-  });
+  expect_error(ErrorCode::kUnsupported, {"row 100, key 100"},
+               [&] { concatenate(std::vector{blocked(100, 100), masks::full(28, 28), blocked(128, 128)}); });
 }
 
 TEST(Concatenate, Errors) {
   const Mask blocked({.seqlen_q = 128, .seqlen_k = 128, .block_mask = {0}});
-  expect_error(ErrorCode::kUnsupported, {"block mask", "row 5, key 5", "128"}, [&] {
-    concatenate(std::vector{masks::full(5, 5), blocked});
-  });
+  expect_error(ErrorCode::kUnsupported, {"block mask", "row 5, key 5", "128"},
+               [&] { concatenate(std::vector{masks::full(5, 5), blocked}); });
   const Mask two({.seqlen_q = 1, .seqlen_k = 1, .heads = 2, .lts = {1, 1}}),
       three({.seqlen_q = 1, .seqlen_k = 1, .heads = 3, .lts = {1, 1, 1}});
   expect_invalid({"2 and 3 heads"}, [&] { concatenate(std::vector{two, three}); });
   const Mask two_batch({.seqlen_q = 1, .seqlen_k = 1, .batch = 2, .lts = {1, 1}}),
       three_batch({.seqlen_q = 1, .seqlen_k = 1, .batch = 3, .lts = {1, 1, 1}});
   expect_invalid({"2 and 3 batch entries"}, [&] { concatenate(std::vector{two_batch, three_batch}); });
-  expect_invalid({"2147483647", "rows or keys"}, [&] { concatenate(std::vector{masks::full(kMaxSeqlen, 0), masks::full(1, 0)}); });
-  expect_invalid({"2147483647", "rows or keys"}, [&] { concatenate(std::vector{masks::full(0, kMaxSeqlen), masks::full(0, 1)}); });
+  expect_invalid({"2147483647", "rows or keys"},
+                 [&] { concatenate(std::vector{masks::full(kMaxSeqlen, 0), masks::full(1, 0)}); });
+  expect_invalid({"2147483647", "rows or keys"},
+                 [&] { concatenate(std::vector{masks::full(0, kMaxSeqlen), masks::full(0, 1)}); });
 }
 
 // --- crop ---------------------------------------------------------------------------------------------
@@ -322,8 +332,8 @@ TEST(Concatenate, Errors) {
 TEST(Crop, RandomMasks) {
   Random random(5);
   for (int64_t n = 0; n < scaled(3000); ++n) {
-    MaskParts parts =
-        random_parts(random, random_kind(random), random.integer(0, 20), random.integer(0, 20), random.integer(1, 2), random.integer(1, 3));
+    MaskParts parts = random_parts(random, random_kind(random), random.integer(0, 20), random.integer(0, 20),
+                                   random.integer(1, 2), random.integer(1, 3));
     const int64_t row_begin = random.integer(0, parts.seqlen_q), row_end = random.integer(row_begin, parts.seqlen_q);
     const int64_t key_begin = random.integer(0, parts.seqlen_k), key_end = random.integer(key_begin, parts.seqlen_k);
     const Mask mask(parts);
@@ -339,10 +349,13 @@ TEST(Crop, RandomMasks) {
 TEST(Crop, BlockMasks) {
   Random random(6);
   for (int n = 0; n < 40; ++n) {
-    MaskParts parts = random_parts(random, ColumnKind::kEviction, random.integer(1, 500), random.integer(1, 500), 1, random.flip() ? 1 : 2);
+    MaskParts parts = random_parts(random, ColumnKind::kEviction, random.integer(1, 500), random.integer(1, 500), 1,
+                                   random.flip() ? 1 : 2);
     draw_block_mask(random, random.integer(1, 2), 2, parts);
-    const int64_t row_begin = random.integer(0, parts.seqlen_q / 128) * 128, row_end = random.integer(row_begin, parts.seqlen_q);
-    const int64_t key_begin = random.integer(0, parts.seqlen_k / 128) * 128, key_end = random.integer(key_begin, parts.seqlen_k);
+    const int64_t row_begin = random.integer(0, parts.seqlen_q / 128) * 128,
+                  row_end = random.integer(row_begin, parts.seqlen_q);
+    const int64_t key_begin = random.integer(0, parts.seqlen_k / 128) * 128,
+                  key_end = random.integer(key_begin, parts.seqlen_k);
     expect_equals(crop(Mask(parts), row_begin, row_end, key_begin, key_end),
                   dense_crop(DenseMask(parts), row_begin, row_end, key_begin, key_end), "case " + std::to_string(n));
     if (HasFatalFailure()) return;
@@ -359,7 +372,8 @@ TEST(Crop, Errors) {
   expect_invalid({"key range [0, 21)", "[0, 20)"}, [&] { crop(mask, 0, 10, 0, 21); });
   const Mask blocked({.seqlen_q = 300, .seqlen_k = 300, .block_mask = std::vector<uint8_t>(9, 1)});
   expect_error(ErrorCode::kUnsupported, {"block mask", "row 1, key 0", "128"}, [&] { crop(blocked, 1, 300, 0, 300); });
-  expect_error(ErrorCode::kUnsupported, {"block mask", "row 128, key 64", "128"}, [&] { crop(blocked, 128, 300, 64, 300); });
+  expect_error(ErrorCode::kUnsupported, {"block mask", "row 128, key 64", "128"},
+               [&] { crop(blocked, 128, 300, 64, 300); });
 }
 
 }  // namespace

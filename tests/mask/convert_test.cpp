@@ -17,7 +17,8 @@ TensorView indices_view(const std::vector<int32_t>& values, std::initializer_lis
   return TensorView::contiguous(values.data(), DataType::kInt32, shape);
 }
 
-TensorView dense_view(const std::vector<uint8_t>& visible, std::initializer_list<int64_t> shape, DataType dtype = DataType::kBool) {
+TensorView dense_view(const std::vector<uint8_t>& visible, std::initializer_list<int64_t> shape,
+                      DataType dtype = DataType::kBool) {
   return TensorView::contiguous(visible.data(), dtype, shape);
 }
 
@@ -39,8 +40,13 @@ TEST(FromStartEnd, VectorsBatchesAndHeadsInTheirPlace) {
   const int64_t batch = 2, heads = 3, keys = 5, rows = 7;
   for (const auto& [causal, vectors] : {std::pair<bool, int64_t>{true, 1}, {true, 2}, {false, 2}, {false, 4}}) {
     std::vector<int32_t> values;
-    for (int64_t n = 0; n < batch * heads * keys * vectors; ++n) values.push_back(static_cast<int32_t>(random.integer(-2, rows + 2)));
-    MaskParts parts{.seqlen_q = rows, .seqlen_k = keys, .band = causal ? Band::causal() : Band::none(), .batch = batch, .heads = heads};
+    for (int64_t n = 0; n < batch * heads * keys * vectors; ++n)
+      values.push_back(static_cast<int32_t>(random.integer(-2, rows + 2)));
+    MaskParts parts{.seqlen_q = rows,
+                    .seqlen_k = keys,
+                    .band = causal ? Band::causal() : Band::none(),
+                    .batch = batch,
+                    .heads = heads};
     for (std::size_t at = 0; at < values.size(); at += static_cast<std::size_t>(vectors)) {
       parts.lts.push_back(values[at]);
       if (causal && vectors == 2) parts.lte.push_back(values[at + 1]);
@@ -75,7 +81,8 @@ TEST(FromStartEnd, AnyStrides) {
       }
     }
   }
-  const auto expected = to_dense(from_startend_row_indices(indices_view(packed, {batch, heads, keys, vectors}), false, rows));
+  const auto expected =
+      to_dense(from_startend_row_indices(indices_view(packed, {batch, heads, keys, vectors}), false, rows));
   EXPECT_EQ(to_dense(from_startend_row_indices(strided, false, rows)), expected);
 
   const std::vector<int32_t> one{4, 2, 7};
@@ -98,7 +105,8 @@ TEST(FromStartEnd, OffsetAndEmpty) {
   const std::vector<int32_t> values{3, 3};
   EXPECT_EQ(from_startend_row_indices(indices_view(values, {1, 1, 2, 1}), true, 3, 7).q_offset(), 7);
   EXPECT_EQ(from_startend_row_indices(indices_view(values, {1, 1, 2, 1}), true, 3).q_offset(), -1);
-  const Mask no_keys = from_startend_row_indices(TensorView::contiguous(nullptr, DataType::kInt32, {2, 3, 0, 4}), false, 5);
+  const Mask no_keys =
+      from_startend_row_indices(TensorView::contiguous(nullptr, DataType::kInt32, {2, 3, 0, 4}), false, 5);
   EXPECT_EQ(no_keys.seqlen_k(), 0);
   const Mask no_rows = from_startend_row_indices(indices_view(values, {1, 1, 2, 1}), true, 0);
   EXPECT_EQ(no_rows.seqlen_q(), 0);
@@ -115,8 +123,9 @@ TEST(FromStartEnd, EveryWrongPairingShowsTheTable) {
         EXPECT_NO_THROW(read());
         continue;
       }
-      expect_invalid({"startend_row_indices has " + std::to_string(vectors) + " vectors", causal ? "causal is true" : "causal is false",
-                      "causal with 1 vector (LTS) or 2 (LTS, LTE)", "not causal with 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE)"},
+      expect_invalid({"startend_row_indices has " + std::to_string(vectors) + " vectors",
+                      causal ? "causal is true" : "causal is false", "causal with 1 vector (LTS) or 2 (LTS, LTE)",
+                      "not causal with 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE)"},
                      read);
     }
   }
@@ -130,10 +139,14 @@ TEST(FromStartEnd, WrongTensor) {
   expect_invalid({"startend_row_indices is float32 [1, 1, 2, 1]", wanted},
                  read(TensorView::contiguous(values.data(), DataType::kFloat32, {1, 1, 2, 1})));
   expect_invalid({"startend_row_indices is int32 [1, 2, 1]", wanted}, read(indices_view(values, {1, 2, 1})));
-  expect_invalid({"startend_row_indices is int32 [1, 1, 1, 2, 1]", wanted}, read(indices_view(values, {1, 1, 1, 2, 1})));
-  expect_invalid({"startend_row_indices is int32 [0, 1, 2, 1]", "at least 1"}, read(indices_view(values, {0, 1, 2, 1})));
-  expect_invalid({"startend_row_indices is int32 [1, -1, 2, 1]", "at least 1"}, read(indices_view(values, {1, -1, 2, 1})));
-  expect_invalid({"startend_row_indices is int32 [1, 1, -2, 1]", "seqlen_k"}, read(indices_view(values, {1, 1, -2, 1})));
+  expect_invalid({"startend_row_indices is int32 [1, 1, 1, 2, 1]", wanted},
+                 read(indices_view(values, {1, 1, 1, 2, 1})));
+  expect_invalid({"startend_row_indices is int32 [0, 1, 2, 1]", "at least 1"},
+                 read(indices_view(values, {0, 1, 2, 1})));
+  expect_invalid({"startend_row_indices is int32 [1, -1, 2, 1]", "at least 1"},
+                 read(indices_view(values, {1, -1, 2, 1})));
+  expect_invalid({"startend_row_indices is int32 [1, 1, -2, 1]", "seqlen_k"},
+                 read(indices_view(values, {1, 1, -2, 1})));
   TensorView too_long = indices_view(values, {1, 1, 2, 1});
   too_long.shape[2] = kMaxSeqlen + 1;
   too_long.stride[2] = 0;
@@ -141,7 +154,8 @@ TEST(FromStartEnd, WrongTensor) {
   TensorView too_many = indices_view(values, {1, 1, 2, 1});
   too_many.shape[0] = too_many.shape[1] = int64_t{1} << 40;
   expect_invalid({"startend_row_indices is int32 [1099511627776, 1099511627776, 2, 1]"}, read(too_many));
-  expect_invalid({"startend_row_indices", "null"}, read(TensorView::contiguous(nullptr, DataType::kInt32, {1, 1, 2, 1})));
+  expect_invalid({"startend_row_indices", "null"},
+                 read(TensorView::contiguous(nullptr, DataType::kInt32, {1, 1, 2, 1})));
   expect_invalid({"seqlen_q is -1"}, [&] { from_startend_row_indices(indices_view(values, {1, 1, 2, 1}), true, -1); });
 }
 
@@ -159,34 +173,39 @@ TEST(ToStartEnd, RandomMasksOfManyHeads) {
   Random random(3);
   int64_t refused = 0;
   for (int64_t n = 0; n < scaled(3000); ++n) {
-    const MaskParts parts =
-        random_parts(random, random_kind(random), random.integer(0, 9), random.integer(0, 9), random.integer(1, 2), random.integer(1, 2));
+    const MaskParts parts = random_parts(random, random_kind(random), random.integer(0, 9), random.integer(0, 9),
+                                         random.integer(1, 2), random.integer(1, 2));
     const Mask mask(parts);
     const auto expected = to_dense(mask);
     std::vector<Dense> matrices;
-    for (int64_t m = 0; m < mask.batch() * mask.heads(); ++m) matrices.push_back(matrix(expected, m, mask.seqlen_q(), mask.seqlen_k()));
+    for (int64_t m = 0; m < mask.batch() * mask.heads(); ++m)
+      matrices.push_back(matrix(expected, m, mask.seqlen_q(), mask.seqlen_k()));
     const SmallestForm form = smallest_form(matrices);
     if (form.vectors == 0) {
       ++refused;
       const Fit fit = fit_beside(matrices, Band::none(), 0);
       expect_error(ErrorCode::kUnrepresentable,
-                   {"batch " + std::to_string(fit.matrix / mask.heads()) + ", head " + std::to_string(fit.matrix % mask.heads()) +
-                        ", column " + std::to_string(fit.column) + ")",
+                   {"batch " + std::to_string(fit.matrix / mask.heads()) + ", head " +
+                        std::to_string(fit.matrix % mask.heads()) + ", column " + std::to_string(fit.column) + ")",
                     "needs " + std::to_string(fit.needs)},
                    [&] { to_startend_row_indices(mask); });
       continue;
     }
     const StartEndRowIndices indices = to_startend_row_indices(mask);
-    ASSERT_EQ(indices.vectors, form.vectors) << "case " << n << "\n" << draw(expected, mask.seqlen_q(), mask.seqlen_k());
+    ASSERT_EQ(indices.vectors, form.vectors) << "case " << n << "\n"
+                                             << draw(expected, mask.seqlen_q(), mask.seqlen_k());
     ASSERT_FALSE(form.must_be_causal && !indices.causal) << "case " << n;
     ASSERT_FALSE(form.must_not_be_causal && indices.causal) << "case " << n;
-    ASSERT_EQ(static_cast<int64_t>(indices.values.size()), indices.batch * indices.heads * indices.seqlen_k * indices.vectors);
+    ASSERT_EQ(static_cast<int64_t>(indices.values.size()),
+              indices.batch * indices.heads * indices.seqlen_k * indices.vectors);
     const Mask read = from_startend_row_indices(
-        indices_view(indices.values, {indices.batch, indices.heads, indices.seqlen_k, indices.vectors}), indices.causal, mask.seqlen_q());
+        indices_view(indices.values, {indices.batch, indices.heads, indices.seqlen_k, indices.vectors}), indices.causal,
+        mask.seqlen_q());
     ASSERT_EQ(read.batch(), mask.seqlen_k() > 0 ? mask.batch() : 1) << "case " << n;
     ASSERT_EQ(read.heads(), mask.seqlen_k() > 0 ? mask.heads() : 1) << "case " << n;
     ASSERT_EQ(to_dense(read), expected) << "case " << n;
-    for (const int32_t value : indices.values) ASSERT_TRUE(value >= 0 && value <= mask.seqlen_q()) << "values are rows of the call";
+    for (const int32_t value : indices.values)
+      ASSERT_TRUE(value >= 0 && value <= mask.seqlen_q()) << "values are rows of the call";
   }
   EXPECT_GT(refused, 0);
 }
@@ -204,10 +223,12 @@ TEST(FromDense, BoolAndBytes) {
 TEST(FromDense, BatchesAndHeads) {
   Random random(4);
   for (int n = 0; n < 200; ++n) {
-    const int64_t batch = random.integer(1, 3), heads = random.integer(1, 3), rows = random.integer(0, 4), keys = random.integer(0, 6);
+    const int64_t batch = random.integer(1, 3), heads = random.integer(1, 3), rows = random.integer(0, 4),
+                  keys = random.integer(0, 6);
     std::vector<uint8_t> visible;
     for (int64_t e = 0; e < batch * heads * rows * keys; ++e) visible.push_back(random.flip());
-    const Mask mask = from_dense(dense_view(visible, {batch, heads, rows, keys}));  // four rows never need three intervals
+    const Mask mask =
+        from_dense(dense_view(visible, {batch, heads, rows, keys}));  // four rows never need three intervals
     EXPECT_EQ(mask.seqlen_q(), rows);
     EXPECT_EQ(mask.seqlen_k(), keys);
     std::vector<Dense> matrices;
@@ -277,14 +298,17 @@ TEST(FromDense, EmptySides) {
 TEST(FromDense, ThreeIntervalsNameTheFirstColumn) {
   // [batch 2, heads 2, 7 rows, 3 keys], all visible but for column 1 of (1, 0) and column 0 of (1, 1).
   std::vector<uint8_t> visible(2 * 2 * 7 * 3, 1);
-  const auto hide = [&](std::size_t b, std::size_t h, std::size_t i, std::size_t j) { visible[((b * 2 + h) * 7 + i) * 3 + j] = 0; };
+  const auto hide = [&](std::size_t b, std::size_t h, std::size_t i, std::size_t j) {
+    visible[((b * 2 + h) * 7 + i) * 3 + j] = 0;
+  };
   for (const std::size_t i : {0, 2, 4, 6}) hide(1, 0, i, 1);
   for (const std::size_t i : {1, 3, 5}) hide(1, 1, i, 0);
-  expect_error(ErrorCode::kUnrepresentable, {"does not fit two row intervals per key column", "batch 1, head 0, column 1) needs 4"}, [&] {
-    from_dense(dense_view(visible, {2, 2, 7, 3}));
-  });
+  expect_error(ErrorCode::kUnrepresentable,
+               {"does not fit two row intervals per key column", "batch 1, head 0, column 1) needs 4"},
+               [&] { from_dense(dense_view(visible, {2, 2, 7, 3})); });
   for (const std::size_t i : {0, 2, 4, 6}) visible[((1 * 2 + 0) * 7 + i) * 3 + 1] = 1;
-  expect_error(ErrorCode::kUnrepresentable, {"batch 1, head 1, column 0) needs 3"}, [&] { from_dense(dense_view(visible, {2, 2, 7, 3})); });
+  expect_error(ErrorCode::kUnrepresentable, {"batch 1, head 1, column 0) needs 3"},
+               [&] { from_dense(dense_view(visible, {2, 2, 7, 3})); });
 }
 
 TEST(FromDense, RandomMatricesFitOrSayWhy) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masks whose contents are on a device. There is none here: the pointers lead nowhere, so that reading them ends the test.
+// Masks whose contents are on a device. There is none here: the pointers lead nowhere, so that reading them ends the
+// test.
 #include <gtest/gtest.h>
 
 #include "flashmask/builders.h"
@@ -23,7 +24,9 @@ TensorView on_device(uintptr_t address, DataType dtype, std::initializer_list<in
 
 const int32_t* element(int64_t n) { return reinterpret_cast<const int32_t*>(kIndices) + n; }
 
-Mask device_mask() { return from_startend_row_indices(on_device(kIndices, DataType::kInt32, {2, 3, 300, 4}), false, 200); }
+Mask device_mask() {
+  return from_startend_row_indices(on_device(kIndices, DataType::kInt32, {2, 3, 300, 4}), false, 200);
+}
 TensorView device_blocks() { return on_device(kBlocks, DataType::kBool, {2, 3, 2, 3}); }
 
 TEST(DeviceMask, BorrowsTheIndices) {
@@ -87,7 +90,9 @@ TEST(DeviceMask, WithoutContentsIsOnTheCpu) {
 
 TEST(DeviceMask, HostFunctionsNameTheDevice) {
   for (const Mask& mask : {device_mask(), masks::full(200, 300).with_block_mask(device_blocks())}) {
-    const auto refused = [](const char* reader, auto&& f) { expect_invalid({reader, "CUDA device 3", "host memory"}, f); };
+    const auto refused = [](const char* reader, auto&& f) {
+      expect_invalid({reader, "CUDA device 3", "host memory"}, f);
+    };
     refused("Mask::lts", [&] { mask.lts(); });
     refused("Mask::lte", [&] { mask.lte(); });
     refused("Mask::uts", [&] { mask.uts(); });
@@ -97,8 +102,9 @@ TEST(DeviceMask, HostFunctionsNameTheDevice) {
     refused("Mask::validate", [&] { mask.validate(); });
     refused("to_dense", [&] { to_dense(mask); });
     refused("classify_tiles", [&] { classify_tiles(mask, 0, 0); });
-    refused("conversion or composition",
-            [&] { to_startend_row_indices(mask.with_block_mask({}).batch() > 1 ? mask.with_block_mask({}) : device_mask()); });
+    refused("conversion or composition", [&] {
+      to_startend_row_indices(mask.with_block_mask({}).batch() > 1 ? mask.with_block_mask({}) : device_mask());
+    });
     refused("conversion or composition", [&] { intersect(mask, masks::causal(200, 300)); });
     refused("conversion or composition", [&] { concatenate(std::vector{mask}); });
     refused("crop", [&] { crop(mask, 0, 128, 0, 128); });
@@ -110,7 +116,9 @@ TEST(DeviceMask, HostFunctionsNameTheDevice) {
 }
 
 TEST(DeviceMask, WrongIndices) {
-  const auto read = [](const TensorView& indices) { return [indices] { from_startend_row_indices(indices, false, 8); }; };
+  const auto read = [](const TensorView& indices) {
+    return [indices] { from_startend_row_indices(indices, false, 8); };
+  };
   TensorView strided = on_device(kIndices, DataType::kInt32, {2, 2, 8, 4});
   strided.stride[2] = 8;
   expect_invalid({"CUDA device 3", "stride 8 in dimension 2", "contiguous (stride 4)"}, read(strided));
@@ -126,35 +134,40 @@ TEST(DeviceMask, WrongIndices) {
 
 TEST(DeviceMask, WrongBlockMasks) {
   const Mask mask = device_mask();
-  expect_invalid({"block_mask is int32", "bool or uint8"}, [&] {
-    mask.with_block_mask(on_device(kBlocks, DataType::kInt32, {1, 1, 2, 3}));
-  });
-  expect_invalid({"block_mask is bool [1, 1, 3, 3]", "2 and 3"}, [&] {
-    mask.with_block_mask(on_device(kBlocks, DataType::kBool, {1, 1, 3, 3}));
-  });
-  expect_invalid({"block_mask's batch is 0"}, [&] { mask.with_block_mask(on_device(kBlocks, DataType::kBool, {0, 1, 2, 3})); });
-  expect_invalid({"block_mask has no data"}, [&] { mask.with_block_mask(on_device(0, DataType::kBool, {1, 1, 2, 3})); });
+  expect_invalid({"block_mask is int32", "bool or uint8"},
+                 [&] { mask.with_block_mask(on_device(kBlocks, DataType::kInt32, {1, 1, 2, 3})); });
+  expect_invalid({"block_mask is bool [1, 1, 3, 3]", "2 and 3"},
+                 [&] { mask.with_block_mask(on_device(kBlocks, DataType::kBool, {1, 1, 3, 3})); });
+  expect_invalid({"block_mask's batch is 0"},
+                 [&] { mask.with_block_mask(on_device(kBlocks, DataType::kBool, {0, 1, 2, 3})); });
+  expect_invalid({"block_mask has no data"},
+                 [&] { mask.with_block_mask(on_device(0, DataType::kBool, {1, 1, 2, 3})); });
   TensorView strided = device_blocks();
   strided.stride[2] = 4;
   expect_invalid({"block_mask", "contiguous"}, [&] { mask.with_block_mask(strided); });
   TensorView elsewhere = device_blocks();
   elsewhere.device.index = 1;
-  expect_invalid({"vectors are on CUDA device 3", "block mask on CUDA device 1"}, [&] { mask.with_block_mask(elsewhere); });
-  expect_invalid({"vectors are on CUDA device 3", "block mask on the CPU"}, [&] { mask.with_block_mask(std::vector<uint8_t>(6, 1)); });
+  expect_invalid({"vectors are on CUDA device 3", "block mask on CUDA device 1"},
+                 [&] { mask.with_block_mask(elsewhere); });
+  expect_invalid({"vectors are on CUDA device 3", "block mask on the CPU"},
+                 [&] { mask.with_block_mask(std::vector<uint8_t>(6, 1)); });
   const Mask host({.seqlen_q = 200, .seqlen_k = 300, .lts = std::vector<int32_t>(300, 7)});
-  expect_invalid({"vectors are on the CPU", "block mask on CUDA device 3"}, [&] { host.with_block_mask(device_blocks()); });
+  expect_invalid({"vectors are on the CPU", "block mask on CUDA device 3"},
+                 [&] { host.with_block_mask(device_blocks()); });
 }
 
 TEST(Mask, BlockMaskFromATensor) {
   const Mask mask = masks::full(200, 300);
   const std::vector<int32_t> keep{1, 0, 5, 0, -1, 0};
   const Mask blocked = mask.with_block_mask(TensorView::contiguous(keep.data(), DataType::kInt32, {1, 1, 2, 3}));
-  EXPECT_EQ(std::vector<uint8_t>(blocked.block_mask().begin(), blocked.block_mask().end()), (std::vector<uint8_t>{1, 0, 1, 0, 1, 0}));
+  EXPECT_EQ(std::vector<uint8_t>(blocked.block_mask().begin(), blocked.block_mask().end()),
+            (std::vector<uint8_t>{1, 0, 1, 0, 1, 0}));
   EXPECT_EQ(blocked.view().content_hash, mask.with_block_mask({1, 0, 1, 0, 1, 0}).view().content_hash);
   TensorView transposed = TensorView::contiguous(keep.data(), DataType::kInt32, {1, 1, 2, 3});
   transposed.stride = {0, 0, 1, 2};
   const Mask other = mask.with_block_mask(transposed);
-  EXPECT_EQ(std::vector<uint8_t>(other.block_mask().begin(), other.block_mask().end()), (std::vector<uint8_t>{1, 1, 1, 0, 0, 0}));
+  EXPECT_EQ(std::vector<uint8_t>(other.block_mask().begin(), other.block_mask().end()),
+            (std::vector<uint8_t>{1, 1, 1, 0, 0, 0}));
 }
 
 }  // namespace

@@ -60,7 +60,8 @@ TEST(Documents, FromIds) {
 }
 
 TEST(Documents, FromIdsThatComeBack) {
-  expect_invalid({"document id 4 comes back at position 3", "contiguous"}, [] { Documents::from_ids(Numbers{4, 4, 5, 4}); });
+  expect_invalid({"document id 4 comes back at position 3", "contiguous"},
+                 [] { Documents::from_ids(Numbers{4, 4, 5, 4}); });
 }
 
 TEST(Documents, FromPositionIds) {
@@ -68,7 +69,8 @@ TEST(Documents, FromPositionIds) {
   EXPECT_EQ(begins(Documents::from_position_ids(Numbers{0, 1, 2, 0, 1, 0})), (Numbers{0, 3, 5, 6}));
   EXPECT_EQ(begins(Documents::from_position_ids(Numbers{5, 6, 7})), (Numbers{0, 3}));
   EXPECT_EQ(begins(Documents::from_position_ids(Numbers{0, 0, 0})), (Numbers{0, 1, 2, 3}));
-  EXPECT_EQ(begins(Documents::from_position_ids(Numbers{0, 1, 3, 4})), (Numbers{0, 2, 4})) << "a gap begins a document too";
+  EXPECT_EQ(begins(Documents::from_position_ids(Numbers{0, 1, 3, 4})), (Numbers{0, 2, 4}))
+      << "a gap begins a document too";
   EXPECT_EQ(begins(Documents::from_position_ids(Numbers{3, 2, 1})), (Numbers{0, 1, 2, 3}));
   EXPECT_EQ(Documents::from_position_ids({}).count(), 0);
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max(), kLeast = std::numeric_limits<int64_t>::min();

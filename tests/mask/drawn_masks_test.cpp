@@ -108,7 +108,12 @@ const std::vector<Drawn>& drawn_masks() {
        2,
        {0, 1, 1, 2, 2, 3, 3, 4}},
       {"intervals that overlap, are reversed, out of range or in the other order",
-       {.seqlen_q = 6, .seqlen_k = 4, .lts = {1, 4, -7, 5}, .lte = {4, 2, 1, 5}, .uts = {3, 0, 4, 6}, .ute = {5, 1, 99, -1}},
+       {.seqlen_q = 6,
+        .seqlen_k = 4,
+        .lts = {1, 4, -7, 5},
+        .lte = {4, 2, 1, 5},
+        .uts = {3, 0, 4, 6},
+        .ute = {5, 1, 99, -1}},
        {"#..#", ".###", ".###", ".###", ".#.#", "##.#"},
        false,
        4,
@@ -154,7 +159,9 @@ class DrawnMask : public testing::TestWithParam<std::size_t> {
   const Drawn& drawn = drawn_masks()[GetParam()];
   const Drawing drawing = parse_drawing(drawn.rows);
   const Mask mask{drawn.parts};
-  std::string text(const std::vector<uint8_t>& visible) const { return draw(visible, drawing.seqlen_q, drawing.seqlen_k); }
+  std::string text(const std::vector<uint8_t>& visible) const {
+    return draw(visible, drawing.seqlen_q, drawing.seqlen_k);
+  }
 };
 
 TEST_P(DrawnMask, ToDense) {
@@ -174,7 +181,9 @@ TEST_P(DrawnMask, Visible) {
   }
 }
 
-TEST_P(DrawnMask, FromDenseAndBack) { EXPECT_EQ(text(to_dense(from_dense(drawing.tensor()))), text(drawing.visible)) << drawn.name; }
+TEST_P(DrawnMask, FromDenseAndBack) {
+  EXPECT_EQ(text(to_dense(from_dense(drawing.tensor()))), text(drawing.visible)) << drawn.name;
+}
 
 TEST_P(DrawnMask, SmallestStartEndRowIndices) {
   for (const Mask& source : {mask, from_dense(drawing.tensor())}) {
@@ -185,13 +194,17 @@ TEST_P(DrawnMask, SmallestStartEndRowIndices) {
     EXPECT_EQ(indices.heads, 1);
     EXPECT_EQ(indices.seqlen_k, drawing.seqlen_k);
     EXPECT_EQ(static_cast<int64_t>(indices.values.size()), drawing.seqlen_k * drawn.vectors);
-    const auto tensor = TensorView::contiguous(indices.values.data(), DataType::kInt32, {1, 1, indices.seqlen_k, indices.vectors});
-    EXPECT_EQ(text(to_dense(from_startend_row_indices(tensor, indices.causal, drawing.seqlen_q))), text(drawing.visible)) << drawn.name;
+    const auto tensor =
+        TensorView::contiguous(indices.values.data(), DataType::kInt32, {1, 1, indices.seqlen_k, indices.vectors});
+    EXPECT_EQ(text(to_dense(from_startend_row_indices(tensor, indices.causal, drawing.seqlen_q))),
+              text(drawing.visible))
+        << drawn.name;
   }
 }
 
 TEST_P(DrawnMask, FromStartEndRowIndicesByHand) {
-  const auto tensor = TensorView::contiguous(drawn.values.data(), DataType::kInt32, {1, 1, drawing.seqlen_k, drawn.vectors});
+  const auto tensor =
+      TensorView::contiguous(drawn.values.data(), DataType::kInt32, {1, 1, drawing.seqlen_k, drawn.vectors});
   const Mask read = from_startend_row_indices(tensor, drawn.causal, drawing.seqlen_q);
   EXPECT_EQ(text(to_dense(read)), text(drawing.visible)) << drawn.name;
 }
@@ -209,8 +222,8 @@ TEST_P(DrawnMask, EveryCrop) {
           const Mask piece = crop(mask, row_begin, row_end, key_begin, key_end);
           ASSERT_EQ(piece.seqlen_q(), row_end - row_begin);
           ASSERT_EQ(piece.seqlen_k(), key_end - key_begin);
-          ASSERT_EQ(to_dense(piece), expected) << drawn.name << " [" << row_begin << ", " << row_end << ") x [" << key_begin << ", "
-                                               << key_end << ")";
+          ASSERT_EQ(to_dense(piece), expected)
+              << drawn.name << " [" << row_begin << ", " << row_end << ") x [" << key_begin << ", " << key_end << ")";
         }
       }
     }
@@ -240,8 +253,12 @@ TEST(DrawnMasks, ClassesByHand) {
 
 TEST(DrawnMasks, AHeadAndABatchEntryOfItsOwn) {
   // [batch 2, heads 2]: each draws another document boundary into the causal triangle.
-  const Mask mask(
-      {.seqlen_q = 3, .seqlen_k = 3, .band = Band::causal(), .batch = 2, .heads = 2, .lts = {3, 3, 3, 1, 3, 3, 2, 2, 3, 1, 2, 3}});
+  const Mask mask({.seqlen_q = 3,
+                   .seqlen_k = 3,
+                   .band = Band::causal(),
+                   .batch = 2,
+                   .heads = 2,
+                   .lts = {3, 3, 3, 1, 3, 3, 2, 2, 3, 1, 2, 3}});
   const std::vector<std::vector<std::string>> rows = {
       {"#..", "##.", "###"}, {"#..", ".#.", ".##"}, {"#..", "##.", "..#"}, {"#..", ".#.", "..#"}};
   std::vector<uint8_t> expected;

@@ -20,32 +20,39 @@ TEST(MaskErrors, Lengths) {
   expect_refused({.seqlen_q = -1, .seqlen_k = 4}, {"seqlen_q is -1", "between 0 and 2147483647"});
   expect_refused({.seqlen_q = 4, .seqlen_k = -2}, {"seqlen_k is -2", "between 0 and 2147483647"});
   expect_refused({.seqlen_q = kMaxSeqlen + 1, .seqlen_k = 4}, {"seqlen_q is 2147483648", "between 0 and 2147483647"});
-  expect_refused({.seqlen_q = 4, .seqlen_k = INT64_MAX}, {"seqlen_k is 9223372036854775807", "between 0 and 2147483647"});
+  expect_refused({.seqlen_q = 4, .seqlen_k = INT64_MAX},
+                 {"seqlen_k is 9223372036854775807", "between 0 and 2147483647"});
 }
 
 TEST(MaskErrors, BatchAndHeads) {
   expect_refused({.seqlen_q = 4, .seqlen_k = 4, .batch = 0}, {"batch is 0", "at least 1"});
   expect_refused({.seqlen_q = 4, .seqlen_k = 4, .heads = -3}, {"heads is -3", "at least 1"});
-  expect_refused({.seqlen_q = 4, .seqlen_k = 4, .block_batch = 0, .block_mask = {1}}, {"block_batch is 0", "at least 1"});
-  expect_refused({.seqlen_q = 4, .seqlen_k = 4, .block_heads = -1, .block_mask = {1}}, {"block_heads is -1", "at least 1"});
+  expect_refused({.seqlen_q = 4, .seqlen_k = 4, .block_batch = 0, .block_mask = {1}},
+                 {"block_batch is 0", "at least 1"});
+  expect_refused({.seqlen_q = 4, .seqlen_k = 4, .block_heads = -1, .block_mask = {1}},
+                 {"block_heads is -1", "at least 1"});
 }
 
 TEST(MaskErrors, VectorSizes) {
   const std::string shape = "[batch, heads, seqlen_k]";
   expect_refused({.seqlen_q = 4, .seqlen_k = 4, .lts = {1, 2, 3}}, {"lts has 3 elements", shape, "needs 4"});
   expect_refused({.seqlen_q = 4, .seqlen_k = 2, .heads = 3, .lte = {1, 2}}, {"lte has 2 elements", shape, "needs 6"});
-  expect_refused({.seqlen_q = 4, .seqlen_k = 1, .batch = 2, .uts = {1, 2, 3}}, {"uts has 3 elements", shape, "needs 2"});
+  expect_refused({.seqlen_q = 4, .seqlen_k = 1, .batch = 2, .uts = {1, 2, 3}},
+                 {"uts has 3 elements", shape, "needs 2"});
   expect_refused({.seqlen_q = 4, .seqlen_k = 1, .ute = {1, 2}}, {"ute has 2 elements", shape, "needs 1"});
   expect_refused({.seqlen_q = 4, .seqlen_k = 0, .lts = {1}}, {"lts has 1 elements", "needs 0"});
   expect_refused({.seqlen_q = 4, .seqlen_k = kMaxSeqlen, .batch = kHuge, .heads = kHuge, .lts = {1}},
                  {"lts has 1 elements", "more than 2^63"});
-  expect_refused({.seqlen_q = 4, .seqlen_k = 1, .batch = kHuge, .lts = {1}}, {"lts has 1 elements", "needs 1099511627776"});
+  expect_refused({.seqlen_q = 4, .seqlen_k = 1, .batch = kHuge, .lts = {1}},
+                 {"lts has 1 elements", "needs 1099511627776"});
 }
 
 TEST(MaskErrors, BlockMaskSize) {
   const std::string shape = "[block_batch, block_heads, ceil(seqlen_q / 128), ceil(seqlen_k / 128)]";
-  expect_refused({.seqlen_q = 129, .seqlen_k = 128, .block_mask = {1}}, {"block_mask has 1 elements", shape, "needs 2"});
-  expect_refused({.seqlen_q = 1, .seqlen_k = 1, .block_heads = 2, .block_mask = {1}}, {"block_mask has 1 elements", shape, "needs 2"});
+  expect_refused({.seqlen_q = 129, .seqlen_k = 128, .block_mask = {1}},
+                 {"block_mask has 1 elements", shape, "needs 2"});
+  expect_refused({.seqlen_q = 1, .seqlen_k = 1, .block_heads = 2, .block_mask = {1}},
+                 {"block_mask has 1 elements", shape, "needs 2"});
   expect_refused({.seqlen_q = 0, .seqlen_k = 1, .block_mask = {1}}, {"block_mask has 1 elements", "needs 0"});
   const Mask mask({.seqlen_q = 200, .seqlen_k = 200});
   expect_invalid({"block_mask has 3 elements", "needs 4"}, [&] { mask.with_block_mask({1, 1, 1}); });
@@ -88,10 +95,12 @@ TEST(MaskErrors, TensorsAreRefusedBeforeTheyAreRead) {
                    [&] { mask.with_block_mask(over_one_element(DataType::kBool, {1, 1, rows, 1})); });
   }
   const Mask of_two({.seqlen_q = 300, .seqlen_k = 300, .batch = 2, .lts = std::vector<int32_t>(600, 300)});
-  expect_invalid({"2 batch entries", "block mask 3"}, [&] { of_two.with_block_mask(over_one_element(DataType::kBool, {3, 1, 3, 3})); });
+  expect_invalid({"2 batch entries", "block mask 3"},
+                 [&] { of_two.with_block_mask(over_one_element(DataType::kBool, {3, 1, 3, 3})); });
   const auto far = over_one_element(DataType::kInt32, {1, 1, 300'000'000, 1});
   for (const int64_t seqlen_q : {int64_t{-1}, kMaxSeqlen + 1, int64_t{INT64_MIN}, int64_t{INT64_MAX}})
-    expect_invalid({"seqlen_q is " + std::to_string(seqlen_q)}, [&] { from_startend_row_indices(far, true, seqlen_q); });
+    expect_invalid({"seqlen_q is " + std::to_string(seqlen_q)},
+                   [&] { from_startend_row_indices(far, true, seqlen_q); });
   expect_invalid({"q_offset is 9223372036854775807"}, [&] { from_startend_row_indices(far, true, 5, INT64_MAX); });
 }
 
@@ -99,10 +108,12 @@ TEST(MaskErrors, SizesAndStridesThatOverflow) {
   const Mask mask({.seqlen_q = 1, .seqlen_k = 1});
   auto blocks = over_one_element(DataType::kUInt8, {1, 1, 1, 1});
   blocks.shape[0] = blocks.shape[1] = kHuge;
-  expect_invalid({"block_mask is uint8 [1099511627776, 1099511627776, 1, 1]", "2^63"}, [&] { mask.with_block_mask(blocks); });
+  expect_invalid({"block_mask is uint8 [1099511627776, 1099511627776, 1, 1]", "2^63"},
+                 [&] { mask.with_block_mask(blocks); });
   auto indices = over_one_element(DataType::kInt32, {2, 1, 3, 1});
   indices.stride[0] = INT64_MAX;
-  expect_invalid({"startend_row_indices is int32 [2, 1, 3, 1]", "strides", "2^63"}, [&] { from_startend_row_indices(indices, true, 4); });
+  expect_invalid({"startend_row_indices is int32 [2, 1, 3, 1]", "strides", "2^63"},
+                 [&] { from_startend_row_indices(indices, true, 4); });
   auto visible = over_one_element(DataType::kBool, {3, 2});
   visible.stride[0] = INT64_MIN;
   expect_invalid({"visible is bool [3, 2]", "strides", "2^63"}, [&] { from_dense(visible); });

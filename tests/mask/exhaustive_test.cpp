@@ -33,7 +33,8 @@ void expect_classes(const SmallMasks& small, const std::string& what) {
       const Dense dense = matrix(small.visible, h, view.seqlen_q, view.seqlen_k);
       const rules::Columns column = columns(view, 0, h);
       for (int64_t c = 0; c * shape.keys < view.seqlen_k; ++c) {
-        classifier.classify(column, c * shape.keys, std::min((c + 1) * shape.keys, view.seqlen_k), {&live, 1}, {&full, 1});
+        classifier.classify(column, c * shape.keys, std::min((c + 1) * shape.keys, view.seqlen_k), {&live, 1},
+                            {&full, 1});
         uint64_t expected_live = 0, expected_full = 0;
         for (int64_t r = 0; r * shape.rows < view.seqlen_q; ++r) {
           const TileClass expected = class_of(dense, shape, r, c);
@@ -41,8 +42,8 @@ void expect_classes(const SmallMasks& small, const std::string& what) {
           expected_full |= uint64_t{expected == TileClass::kFull} << r;
         }
         if (live != expected_live || full != expected_full) {
-          FAIL() << what << " head " << h << ", tiles of " << shape.rows << "x" << shape.keys << ", column " << c << ": live " << live
-                 << " for " << expected_live << ", full " << full << " for " << expected_full;
+          FAIL() << what << " head " << h << ", tiles of " << shape.rows << "x" << shape.keys << ", column " << c
+                 << ": live " << live << " for " << expected_live << ", full " << full << " for " << expected_full;
         }
       }
       if (h % 8 == (shape.rows + shape.keys) % 8) {
@@ -82,8 +83,11 @@ void expect_conversions(const Dense& dense) {
   const StartEndRowIndices indices = to_startend_row_indices(mask);
   ASSERT_EQ(indices.vectors, form.vectors) << picture();
   ASSERT_FALSE(indices.causal ? form.must_not_be_causal : form.must_be_causal) << picture();
-  const auto view = TensorView::contiguous(indices.values.data(), DataType::kInt32, {1, 1, dense.seqlen_k, indices.vectors});
-  ASSERT_TRUE(std::ranges::equal(to_dense(from_startend_row_indices(view, indices.causal, dense.seqlen_q)), dense.visible)) << picture();
+  const auto view =
+      TensorView::contiguous(indices.values.data(), DataType::kInt32, {1, 1, dense.seqlen_k, indices.vectors});
+  ASSERT_TRUE(
+      std::ranges::equal(to_dense(from_startend_row_indices(view, indices.causal, dense.seqlen_q)), dense.visible))
+      << picture();
 }
 
 // The sizes of the sets themselves: nothing below is exhaustive if these are wrong.
@@ -123,7 +127,8 @@ TEST(Exhaustive, Matrices4x4UnderEveryBand) {
   const int64_t heads = (kMatrices4x4 + stride() - 1) / stride();
   const SmallMasks whole = masks_4x4(Band::none(), 0, heads, stride());
   for (const Band& band : small_bands()) {
-    const std::string what = "band [" + (band.lo ? std::to_string(*band.lo) : "") + ", " + (band.hi ? std::to_string(*band.hi) : "") + "]";
+    const std::string what =
+        "band [" + (band.lo ? std::to_string(*band.lo) : "") + ", " + (band.hi ? std::to_string(*band.hi) : "") + "]";
     const SmallMasks small = masks_4x4(band, 0, heads, stride());
     ASSERT_TRUE(dense_by_rule(parts_of(small.mask)) == small.visible) << what << ": the tests' own rule";
     ASSERT_TRUE(to_dense(whole.mask.with_band(band)) == small.visible) << what;

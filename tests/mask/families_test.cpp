@@ -62,7 +62,8 @@ TEST(Families, BuildAtEveryLength) {
         ASSERT_EQ(mask.seqlen_k(), seqlen) << name << " " << seed;
         const auto findings = mask.validate();
         ASSERT_TRUE(findings.empty()) << name << " at " << seqlen << ", seed " << seed << ": " << findings[0].what;
-        ASSERT_EQ(make_family(name, seqlen, {}, seed).view().content_hash, mask.view().content_hash) << "one seed, one mask: " << name;
+        ASSERT_EQ(make_family(name, seqlen, {}, seed).view().content_hash, mask.view().content_hash)
+            << "one seed, one mask: " << name;
       }
     }
   }
@@ -81,9 +82,10 @@ TEST(Families, SamplesAreNeitherEmptyNorAllTheSame) {
         EXPECT_LT(visible, 300 * 300) << name << " " << seed;
       }
     }
-    const bool fixed = name == "full" || name == "causal" || name == "sliding_window" || name == "global_sliding_window" ||
-                       name == "prefix_lm_causal" || name == "qk_sparse" || name == "attention_sink_window" || name == "block_causal" ||
-                       name == "block_diffusion" || name == "eagle3_ttt";
+    const bool fixed = name == "full" || name == "causal" || name == "sliding_window" ||
+                       name == "global_sliding_window" || name == "prefix_lm_causal" || name == "qk_sparse" ||
+                       name == "attention_sink_window" || name == "block_causal" || name == "block_diffusion" ||
+                       name == "eagle3_ttt";
     EXPECT_EQ(hashes.size() > 1, !fixed) << name;
   }
 }
@@ -106,7 +108,8 @@ TEST(Families, ExplicitParameters) {
   same(make_family("sliding_window", 10, {{"left", "-1"}}), masks::sliding_window(10, 10, -1, 0));
   same(make_family("causal_document", 10, {{"lengths", "3,0,5,2"}}), masks::causal_document(documents));
   same(make_family("document", 10, {{"lengths", "3,0,5,2"}}), masks::document(documents));
-  same(make_family("global_sliding_window", 10, {{"global", "2"}, {"window", "1"}}), masks::global_sliding_window(10, 2, 1));
+  same(make_family("global_sliding_window", 10, {{"global", "2"}, {"window", "1"}}),
+       masks::global_sliding_window(10, 2, 1));
   same(make_family("causal_blockwise", 10, {{"lengths", "3,0,5,2"}}), masks::causal_blockwise(documents));
   same(make_family("prefix_lm_causal", 10, {{"prefix", "4"}}), masks::prefix_lm_causal(10, 4));
   same(make_family("prefix_lm_document", 10, {{"lengths", "3,0,5,2"}, {"prefix", "1,0,5,0"}}),
@@ -118,7 +121,8 @@ TEST(Families, ExplicitParameters) {
   same(make_family("eviction", 3, {{"evicted_at", "2,3,3"}}), masks::eviction(Numbers{2, 3, 3}));
   same(make_family("prefix_tree", 10, {{"parents", "-1,0,0"}, {"lengths", "5,2,3"}}),
        masks::prefix_tree(Numbers{-1, 0, 0}, Numbers{5, 2, 3}));
-  same(make_family("prefix_tree", 10, {{"parents", "-1,0,0"}}), masks::prefix_tree(Numbers{-1, 0, 0}, Numbers{3, 3, 4}));
+  same(make_family("prefix_tree", 10, {{"parents", "-1,0,0"}}),
+       masks::prefix_tree(Numbers{-1, 0, 0}, Numbers{3, 3, 4}));
   same(make_family("padding", 10, {{"key_lengths", "3,10"}}), masks::padding(10, 10, Numbers{3, 10}));
   same(make_family("padding", 10, {{"key_lengths", "3,10"}, {"query_lengths", "4,0"}}),
        masks::padding(10, 10, Numbers{3, 10}, Numbers{4, 0}));
@@ -135,7 +139,8 @@ TEST(Families, ExplicitParameters) {
        masks::block_causal(Documents::from_lengths(Numbers(8, 2)), Documents::from_lengths(Numbers{16}), 3));
   same(make_family("causal_with_blocks", 10, {{"lengths", "3,0,5,2"}, {"blocks", "1,3,4,7"}, {"window", "2"}}),
        masks::causal_with_blocks(documents, std::vector<Span>{{1, 3}, {4, 7}}, 2));
-  same(make_family("causal_with_blocks", 10, {{"blocks", "2,9"}}), masks::causal_with_blocks(one, std::vector<Span>{{2, 9}}));
+  same(make_family("causal_with_blocks", 10, {{"blocks", "2,9"}}),
+       masks::causal_with_blocks(one, std::vector<Span>{{2, 9}}));
 }
 
 /// The mask is this part of the square; the rest of the square is hidden.
@@ -165,7 +170,8 @@ TEST(Families, TwoCopiesOfAText) {
 
 TEST(Families, RowsOfDraftsBelowTheirContext) {
   const Documents documents = Documents::from_lengths(Numbers{3, 0, 5, 2});
-  expect_part(make_family("eagle3_ttt", 32, {{"lengths", "3,0,5,2"}, {"steps", "3"}}), 20, masks::eagle3_ttt(documents, 3));
+  expect_part(make_family("eagle3_ttt", 32, {{"lengths", "3,0,5,2"}, {"steps", "3"}}), 20,
+              masks::eagle3_ttt(documents, 3));
   expect_part(make_family("eagle3_ttt", 35), 24, masks::eagle3_ttt(Documents::from_lengths(Numbers{8}), 4));
   expect_part(make_family("dflash", 19, {{"lengths", "3,0,5,2"}, {"anchors", "2,3,9"}, {"block", "3"}}), 10,
               masks::dflash(documents, Numbers{2, 3, 9}, 3));
@@ -186,19 +192,23 @@ TEST(Families, SharedQuestionParameters) {
 }
 
 TEST(FamilyErrors, UnknownNames) {
-  expect_invalid({"unknown mask family 'casual'", "known: full, causal, ", "padding"}, [] { make_family("casual", 8); });
+  expect_invalid({"unknown mask family 'casual'", "known: full, causal, ", "padding"},
+                 [] { make_family("casual", 8); });
   expect_invalid({"unknown mask family ''"}, [] { make_family("", 8); });
-  expect_invalid({"sliding_window has no parameter 'lft'", "known: left, right"}, [] { make_family("sliding_window", 8, {{"lft", "3"}}); });
-  expect_invalid({"full has no parameter 'lengths'", "known: none"}, [] { make_family("full", 8, {{"lengths", "8"}}); });
+  expect_invalid({"sliding_window has no parameter 'lft'", "known: left, right"},
+                 [] { make_family("sliding_window", 8, {{"lft", "3"}}); });
+  expect_invalid({"full has no parameter 'lengths'", "known: none"},
+                 [] { make_family("full", 8, {{"lengths", "8"}}); });
 }
 
 TEST(FamilyErrors, NotANumber) {
-  for (const std::string text : {"", "x", "1x", "1,", ",1", "1,,2", " 1", "1.5", "+1", "99999999999999999999", "1;2", "0x10"}) {
-    expect_invalid({"document: parameter lengths is '" + text + "'", "integers separated by commas"}, [&] {
-      make_family("document", 8, {{"lengths", text}});
-    });
+  for (const std::string text :
+       {"", "x", "1x", "1,", ",1", "1,,2", " 1", "1.5", "+1", "99999999999999999999", "1;2", "0x10"}) {
+    expect_invalid({"document: parameter lengths is '" + text + "'", "integers separated by commas"},
+                   [&] { make_family("document", 8, {{"lengths", text}}); });
   }
-  expect_invalid({"sliding_window: parameter left takes one integer, not 2"}, [] { make_family("sliding_window", 8, {{"left", "1,2"}}); });
+  expect_invalid({"sliding_window: parameter left takes one integer, not 2"},
+                 [] { make_family("sliding_window", 8, {{"left", "1,2"}}); });
 }
 
 TEST(FamilyErrors, SequenceLength) {
@@ -207,78 +217,77 @@ TEST(FamilyErrors, SequenceLength) {
 }
 
 TEST(FamilyErrors, LengthsThatDoNotAddUp) {
-  for (const std::string name : {"causal_document", "document", "causal_blockwise", "prefix_lm_document", "attention_sink_window",
-                                 "block_causal", "causal_with_blocks"}) {
-    expect_invalid({name + ": parameter lengths adds up to 7", "8"}, [&] { make_family(name, 8, {{"lengths", "3,4"}}); });
-    expect_invalid({name + ": parameter lengths has the length -1"}, [&] { make_family(name, 8, {{"lengths", "9,-1"}}); });
+  for (const std::string name : {"causal_document", "document", "causal_blockwise", "prefix_lm_document",
+                                 "attention_sink_window", "block_causal", "causal_with_blocks"}) {
+    expect_invalid({name + ": parameter lengths adds up to 7", "8"},
+                   [&] { make_family(name, 8, {{"lengths", "3,4"}}); });
+    expect_invalid({name + ": parameter lengths has the length -1"},
+                   [&] { make_family(name, 8, {{"lengths", "9,-1"}}); });
   }
   for (const std::string name : {"block_diffusion", "eagle3_ttt", "dflash"}) {
-    expect_invalid({name + ": parameter lengths adds up to 7", name == "eagle3_ttt" ? "2" : "4"}, [&] {
-      make_family(name, 8, {{"lengths", "3,4"}});
-    });
+    expect_invalid({name + ": parameter lengths adds up to 7", name == "eagle3_ttt" ? "2" : "4"},
+                   [&] { make_family(name, 8, {{"lengths", "3,4"}}); });
   }
-  expect_invalid({"shared_question: parameter groups adds up to 9", "8"}, [] { make_family("shared_question", 8, {{"groups", "9"}}); });
-  expect_invalid({"prefix_tree: parameter lengths adds up to 2000000000", "8"}, [] {
-    make_family("prefix_tree", 8, {{"parents", "-1"}, {"lengths", "2000000000"}});
-  });
+  expect_invalid({"shared_question: parameter groups adds up to 9", "8"},
+                 [] { make_family("shared_question", 8, {{"groups", "9"}}); });
+  expect_invalid({"prefix_tree: parameter lengths adds up to 2000000000", "8"},
+                 [] { make_family("prefix_tree", 8, {{"parents", "-1"}, {"lengths", "2000000000"}}); });
   // A sum that wraps around 2^64 to the right total is no way in.
-  const std::string wraps = "9223372036854775807,9223372036854775807,10", beyond = "adds up to more than 2^63; it must be 8";
+  const std::string wraps = "9223372036854775807,9223372036854775807,10",
+                    beyond = "adds up to more than 2^63; it must be 8";
   expect_invalid({"document: parameter lengths", beyond}, [&] { make_family("document", 8, {{"lengths", wraps}}); });
-  expect_invalid({"shared_question: parameter groups", beyond}, [&] {
-    make_family("shared_question", 8, {{"groups", wraps}, {"answers", "4000000000000000000"}});
-  });
+  expect_invalid({"shared_question: parameter groups", beyond},
+                 [&] { make_family("shared_question", 8, {{"groups", wraps}, {"answers", "4000000000000000000"}}); });
 }
 
 TEST(FamilyErrors, OtherParameters) {
-  expect_invalid({"shared_question: parameter answers has -1"}, [] { make_family("shared_question", 8, {{"answers", "-1"}}); });
-  expect_invalid({"shared_question: parameter answers has 3;", "length of group 1, 2"}, [] {
-    make_family("shared_question", 8, {{"groups", "6,2"}, {"answers", "3"}});
-  });
-  expect_invalid({"shared_question: parameter answers has 2 counts", "1 groups"}, [] {
-    make_family("shared_question", 8, {{"groups", "8"}, {"answers", "1,2"}});
-  });
-  expect_invalid({"prefix has 1 entries", "2 documents"}, [] {
-    make_family("prefix_lm_document", 8, {{"lengths", "4,4"}, {"prefix", "1"}});
-  });
+  expect_invalid({"shared_question: parameter answers has -1"},
+                 [] { make_family("shared_question", 8, {{"answers", "-1"}}); });
+  expect_invalid({"shared_question: parameter answers has 3;", "length of group 1, 2"},
+                 [] { make_family("shared_question", 8, {{"groups", "6,2"}, {"answers", "3"}}); });
+  expect_invalid({"shared_question: parameter answers has 2 counts", "1 groups"},
+                 [] { make_family("shared_question", 8, {{"groups", "8"}, {"answers", "1,2"}}); });
+  expect_invalid({"prefix has 1 entries", "2 documents"},
+                 [] { make_family("prefix_lm_document", 8, {{"lengths", "4,4"}, {"prefix", "1"}}); });
   expect_invalid({"prefix is 9", "seqlen, 8"}, [] { make_family("prefix_lm_causal", 8, {{"prefix", "9"}}); });
-  expect_invalid({"qk_sparse: parameter spans has 3 integers", "begin,end pairs"}, [] {
-    make_family("qk_sparse", 8, {{"spans", "1,2,3"}});
-  });
+  expect_invalid({"qk_sparse: parameter spans has 3 integers", "begin,end pairs"},
+                 [] { make_family("qk_sparse", 8, {{"spans", "1,2,3"}}); });
   expect_invalid({"dropped[0] is [1, 9)"}, [] { make_family("qk_sparse", 8, {{"spans", "1,9"}}); });
-  expect_invalid({"hash_sparse: parameter buckets is 0", "at least 1"}, [] { make_family("hash_sparse", 8, {{"buckets", "0"}}); });
-  expect_invalid({"hash_sparse: query_buckets has 2 and key_buckets 8 entries", "seqlen, 8"}, [] {
-    make_family("hash_sparse", 8, {{"query_buckets", "1,2"}});
-  });
-  expect_invalid({"hash_sparse: query_buckets has 8 and key_buckets 1 entries"}, [] {
-    make_family("hash_sparse", 8, {{"key_buckets", "1"}});
-  });
-  expect_invalid({"eviction: evicted_at has 1 entries", "seqlen, 8"}, [] { make_family("eviction", 8, {{"evicted_at", "1"}}); });
-  expect_invalid({"lengths has 1 entries", "2 nodes"}, [] { make_family("prefix_tree", 8, {{"parents", "-1,0"}, {"lengths", "8"}}); });
-  expect_invalid({"node 2 with parent 0", "depth-first"}, [] { make_family("prefix_tree", 8, {{"parents", "-1,-1,0"}}); });
+  expect_invalid({"hash_sparse: parameter buckets is 0", "at least 1"},
+                 [] { make_family("hash_sparse", 8, {{"buckets", "0"}}); });
+  expect_invalid({"hash_sparse: query_buckets has 2 and key_buckets 8 entries", "seqlen, 8"},
+                 [] { make_family("hash_sparse", 8, {{"query_buckets", "1,2"}}); });
+  expect_invalid({"hash_sparse: query_buckets has 8 and key_buckets 1 entries"},
+                 [] { make_family("hash_sparse", 8, {{"key_buckets", "1"}}); });
+  expect_invalid({"eviction: evicted_at has 1 entries", "seqlen, 8"},
+                 [] { make_family("eviction", 8, {{"evicted_at", "1"}}); });
+  expect_invalid({"lengths has 1 entries", "2 nodes"},
+                 [] { make_family("prefix_tree", 8, {{"parents", "-1,0"}, {"lengths", "8"}}); });
+  expect_invalid({"node 2 with parent 0", "depth-first"},
+                 [] { make_family("prefix_tree", 8, {{"parents", "-1,-1,0"}}); });
   expect_invalid({"key_lengths[0] is 9", "seqlen_k, 8"}, [] { make_family("padding", 8, {{"key_lengths", "9"}}); });
-  expect_invalid({"query_lengths has 1 entries and key_lengths 2"}, [] {
-    make_family("padding", 8, {{"key_lengths", "1,2"}, {"query_lengths", "1"}});
-  });
+  expect_invalid({"query_lengths has 1 entries and key_lengths 2"},
+                 [] { make_family("padding", 8, {{"key_lengths", "1,2"}, {"query_lengths", "1"}}); });
   expect_invalid({"sink is -1"}, [] { make_family("attention_sink_window", 8, {{"sink", "-1"}}); });
   expect_invalid({"length is 0", "at least 1 token"}, [] { make_family("block_causal", 8, {{"blocks", "0"}}); });
-  expect_invalid({"block_causal: parameter blocks adds up to 5", "8"}, [] { make_family("block_causal", 8, {{"blocks", "2,3"}}); });
-  expect_invalid({"causal_with_blocks: parameter blocks has 1 integers", "begin,end pairs"}, [] {
-    make_family("causal_with_blocks", 8, {{"blocks", "1"}});
-  });
+  expect_invalid({"block_causal: parameter blocks adds up to 5", "8"},
+                 [] { make_family("block_causal", 8, {{"blocks", "2,3"}}); });
+  expect_invalid({"causal_with_blocks: parameter blocks has 1 integers", "begin,end pairs"},
+                 [] { make_family("causal_with_blocks", 8, {{"blocks", "1"}}); });
   expect_invalid({"blocks[0] is [1, 9)"}, [] { make_family("causal_with_blocks", 8, {{"blocks", "1,9"}}); });
   expect_invalid({"length is 0", "at least 1 token"}, [] { make_family("block_diffusion", 8, {{"blocks", "0"}}); });
-  expect_invalid({"block_diffusion: parameter blocks adds up to 5", "4"}, [] { make_family("block_diffusion", 8, {{"blocks", "2,3"}}); });
-  expect_invalid({"block_diffusion: seqlen is 7", "concatenated", "even"}, [] {
-    make_family("block_diffusion", 7, {{"concatenated", "1"}});
-  });
+  expect_invalid({"block_diffusion: parameter blocks adds up to 5", "4"},
+                 [] { make_family("block_diffusion", 8, {{"blocks", "2,3"}}); });
+  expect_invalid({"block_diffusion: seqlen is 7", "concatenated", "even"},
+                 [] { make_family("block_diffusion", 7, {{"concatenated", "1"}}); });
   expect_error(ErrorCode::kUnrepresentable, {"kConcatenated", "kInterleaved fits"}, [] {
     make_family("block_diffusion", 16, {{"concatenated", "1"}, {"lengths", "4,4"}, {"blocks", "2"}});
   });
-  expect_invalid({"eagle3_ttt: parameter steps is 0", "at least 1"}, [] { make_family("eagle3_ttt", 8, {{"steps", "0"}}); });
+  expect_invalid({"eagle3_ttt: parameter steps is 0", "at least 1"},
+                 [] { make_family("eagle3_ttt", 8, {{"steps", "0"}}); });
   expect_invalid({"dflash: parameter block is 0", "at least 1"}, [] { make_family("dflash", 8, {{"block", "0"}}); });
-  expect_invalid({"dflash: parameter anchors has 3 entries", "2 blocks of 3"}, [] {
-    make_family("dflash", 8, {{"anchors", "0,1,1"}, {"block", "3"}});
-  });
+  expect_invalid({"dflash: parameter anchors has 3 entries", "2 blocks of 3"},
+                 [] { make_family("dflash", 8, {{"anchors", "0,1,1"}, {"block", "3"}}); });
   expect_invalid({"anchors[1] is 1", "sort"}, [] { make_family("dflash", 8, {{"anchors", "2,1"}, {"block", "2"}}); });
   expect_invalid({"window left is -2"}, [] { make_family("sliding_window", 8, {{"left", "-2"}}); });
 }

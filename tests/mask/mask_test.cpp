@@ -167,12 +167,14 @@ TEST(Mask, BandsAreExactAtEveryDistance) {
       for (const auto& hi : edges) {
         const MaskParts parts{.seqlen_q = 2, .seqlen_k = 2, .band = {.lo = lo, .hi = hi}, .q_offset = q_offset};
         const Mask mask(parts);
-        ASSERT_EQ(to_dense(mask), dense_by_rule(parts)) << q_offset << " lo " << lo.value_or(7) << " hi " << hi.value_or(7);
+        ASSERT_EQ(to_dense(mask), dense_by_rule(parts))
+            << q_offset << " lo " << lo.value_or(7) << " hi " << hi.value_or(7);
         // Exact under another offset, too: what was left out was unbounded whatever the offset.
         MaskParts moved = parts;
         moved.q_offset = -q_offset;
         ASSERT_EQ(to_dense(mask.with_q_offset(-q_offset)), dense_by_rule(moved));
-        ASSERT_EQ(to_dense(intersect(mask, Mask({.seqlen_q = 2, .seqlen_k = 2, .q_offset = -q_offset}))), dense_by_rule(parts));
+        ASSERT_EQ(to_dense(intersect(mask, Mask({.seqlen_q = 2, .seqlen_k = 2, .q_offset = -q_offset}))),
+                  dense_by_rule(parts));
       }
     }
   }
@@ -191,8 +193,8 @@ TEST(Mask, BandHelpers) {
 TEST(Mask, RandomOnesFollowTheRule) {
   Random random(1);
   for (int64_t n = 0; n < scaled(2000); ++n) {
-    MaskParts parts =
-        random_parts(random, random_kind(random), random.integer(0, 40), random.integer(0, 40), random.integer(1, 3), random.integer(1, 3));
+    MaskParts parts = random_parts(random, random_kind(random), random.integer(0, 40), random.integer(0, 40),
+                                   random.integer(1, 3), random.integer(1, 3));
     const Mask mask(parts);
     const std::vector<uint8_t> expected = dense_by_rule(parts, mask.batch(), mask.heads());
     ASSERT_EQ(to_dense(mask), expected) << "case " << n;
@@ -200,7 +202,8 @@ TEST(Mask, RandomOnesFollowTheRule) {
     for (int64_t b = 0; b < mask.batch(); ++b) {
       for (int64_t h = 0; h < mask.heads(); ++h) {
         for (int64_t i = 0; i < mask.seqlen_q(); ++i) {
-          for (int64_t j = 0; j < mask.seqlen_k(); ++j) ASSERT_EQ(mask.visible(b, h, i, j), expected[at++] != 0) << "case " << n;
+          for (int64_t j = 0; j < mask.seqlen_k(); ++j)
+            ASSERT_EQ(mask.visible(b, h, i, j), expected[at++] != 0) << "case " << n;
         }
       }
     }
@@ -278,7 +281,8 @@ TEST(Mask, HashTellsMasksApart) {
   for (const MaskParts& parts : variants) hashes.insert(Mask(parts).view().content_hash);
   EXPECT_EQ(hashes.size(), variants.size());
   EXPECT_EQ(Mask(base).view().content_hash, Mask(base).view().content_hash);
-  EXPECT_EQ(Mask(base).with_band(Band::none()).with_band(Band::causal()).view().content_hash, Mask(base).view().content_hash);
+  EXPECT_EQ(Mask(base).with_band(Band::none()).with_band(Band::causal()).view().content_hash,
+            Mask(base).view().content_hash);
 }
 
 TEST(Mask, HashOfManyRandomMasksIsUnique) {
@@ -327,8 +331,8 @@ TEST(Mask, IsReadFromManyThreads) {
   std::vector<std::thread> threads;
   for (std::size_t t = 0; t < equal.size(); ++t) {
     threads.emplace_back([copy = mask, &expected, &equal, t] {
-      equal[t] =
-          to_dense(copy) == expected && from_dense(TensorView::contiguous(expected.data(), DataType::kBool, {4, 1, 64, 64})).heads() == 1;
+      equal[t] = to_dense(copy) == expected &&
+                 from_dense(TensorView::contiguous(expected.data(), DataType::kBool, {4, 1, 64, 64})).heads() == 1;
     });
   }
   for (auto& thread : threads) thread.join();

@@ -26,18 +26,21 @@ constexpr TileShape kGranule{kGranuleRows, kGranuleKeys};
 std::vector<int32_t> sorted_by_count(const std::vector<int32_t>& counts) {
   std::vector<int32_t> order(counts.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int32_t a, int32_t b) { return counts[static_cast<std::size_t>(a)] > counts[static_cast<std::size_t>(b)]; });
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+    return counts[static_cast<std::size_t>(a)] > counts[static_cast<std::size_t>(b)];
+  });
   return order;
 }
 
 std::vector<int32_t> copy(std::span<const int32_t> values) { return {values.begin(), values.end()}; }
 
 /// Everything a plan says about mask index `m`, against the classes of its granules.
-void expect_mask_of_plan(const PlanView& plan, int64_t m, const std::vector<TileClass>& granules, const std::string& what) {
+void expect_mask_of_plan(const PlanView& plan, int64_t m, const std::vector<TileClass>& granules,
+                         const std::string& what) {
   const PlanLayout& layout = plan.layout();
   const auto at = [&](int64_t r, int64_t c) { return granules[static_cast<std::size_t>(r * layout.key_blocks + c)]; };
-  std::vector<int32_t> row_counts(static_cast<std::size_t>(layout.row_granules)), key_counts(static_cast<std::size_t>(layout.key_blocks));
+  std::vector<int32_t> row_counts(static_cast<std::size_t>(layout.row_granules)),
+      key_counts(static_cast<std::size_t>(layout.key_blocks));
   for (int64_t r = 0; r < layout.row_granules; ++r) {
     const auto live = plan.row_live(m, r), full = plan.row_full(m, r);
     ASSERT_EQ(static_cast<int64_t>(live.size()), layout.words_per_row) << what;
@@ -100,7 +103,8 @@ void expect_tiled_views(const Mask& mask, const std::string& what) {
       const TileGrid grid = classify_tiles(mask, m / mask.heads(), m % mask.heads(), shape);
       ASSERT_EQ(tiled.row_tiles(), grid.row_tiles) << what;
       ASSERT_EQ(tiled.key_tiles(), grid.key_tiles) << what;
-      std::vector<int32_t> in_row(static_cast<std::size_t>(grid.row_tiles)), in_column(static_cast<std::size_t>(grid.key_tiles));
+      std::vector<int32_t> in_row(static_cast<std::size_t>(grid.row_tiles)),
+          in_column(static_cast<std::size_t>(grid.key_tiles));
       for (int64_t r = 0; r < grid.row_tiles && grid.key_tiles > 0; ++r) {
         for (int64_t c = 0; c < grid.key_tiles; ++c) {
           ASSERT_EQ(tiled.tile(m, r, c), grid.at(r, c))
@@ -109,8 +113,10 @@ void expect_tiled_views(const Mask& mask, const std::string& what) {
           in_column[static_cast<std::size_t>(c)] += grid.at(r, c) != TileClass::kEmpty;
         }
       }
-      for (int64_t r = 0; r < grid.row_tiles; ++r) ASSERT_EQ(tiled.live_in_row(m, r), in_row[static_cast<std::size_t>(r)]) << what;
-      for (int64_t c = 0; c < grid.key_tiles; ++c) ASSERT_EQ(tiled.live_in_column(m, c), in_column[static_cast<std::size_t>(c)]) << what;
+      for (int64_t r = 0; r < grid.row_tiles; ++r)
+        ASSERT_EQ(tiled.live_in_row(m, r), in_row[static_cast<std::size_t>(r)]) << what;
+      for (int64_t c = 0; c < grid.key_tiles; ++c)
+        ASSERT_EQ(tiled.live_in_column(m, c), in_column[static_cast<std::size_t>(c)]) << what;
       ASSERT_EQ(tiled.row_order(m), sorted_by_count(in_row)) << what;
       if (shape.keys == kGranuleKeys) {  // what the plan itself keeps
         ASSERT_EQ(copy(plan.view().row_tile_counts(m, shape.rows / kGranuleRows)), in_row) << what;
@@ -142,8 +148,8 @@ TEST(Plan, BlockMasks) {
   Random random(2);
   for (int64_t n = 0; n < scaled(60); ++n) {
     const int64_t heads = random.integer(1, 2);
-    MaskParts parts = random_parts(random, random_kind(random), random.integer(1, 600), random.integer(1, 600), random.flip() ? 1 : 2,
-                                   random.flip() ? 1 : heads);
+    MaskParts parts = random_parts(random, random_kind(random), random.integer(1, 600), random.integer(1, 600),
+                                   random.flip() ? 1 : 2, random.flip() ? 1 : heads);
     draw_block_mask(random, random.flip() ? 1 : 2, random.flip() ? 1 : heads * 2, parts);
     const std::string what = "case " + std::to_string(n);
     expect_plan(Mask(parts), dense_by_rule(parts), what);
@@ -240,13 +246,17 @@ TEST(Plan, FillsABufferThatHeldSomethingElse) {
     const auto same = [](auto a, auto b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); };
     for (int64_t m = 0; m < view.layout().batch * view.layout().heads; ++m) {
       for (int64_t r = 0; r < view.layout().row_granules; ++r) {
-        ASSERT_TRUE(same(view.row_live(m, r), plan.view().row_live(m, r)) && same(view.row_full(m, r), plan.view().row_full(m, r)));
+        ASSERT_TRUE(same(view.row_live(m, r), plan.view().row_live(m, r)) &&
+                    same(view.row_full(m, r), plan.view().row_full(m, r)));
       }
       for (int64_t c = 0; c < view.layout().key_blocks; ++c) {
-        ASSERT_TRUE(same(view.key_live(m, c), plan.view().key_live(m, c)) && same(view.key_full(m, c), plan.view().key_full(m, c)));
+        ASSERT_TRUE(same(view.key_live(m, c), plan.view().key_live(m, c)) &&
+                    same(view.key_full(m, c), plan.view().key_full(m, c)));
       }
-      ASSERT_TRUE(same(view.row_counts(m), plan.view().row_counts(m)) && same(view.row_order(m), plan.view().row_order(m)));
-      ASSERT_TRUE(same(view.key_counts(m), plan.view().key_counts(m)) && same(view.key_order(m), plan.view().key_order(m)));
+      ASSERT_TRUE(same(view.row_counts(m), plan.view().row_counts(m)) &&
+                  same(view.row_order(m), plan.view().row_order(m)));
+      ASSERT_TRUE(same(view.key_counts(m), plan.view().key_counts(m)) &&
+                  same(view.key_order(m), plan.view().key_order(m)));
     }
     for (std::size_t w = plan.buffer().size() / 8; w < words.size(); ++w)
       ASSERT_EQ(words[w], 0xaaaaaaaaaaaaaaaau) << "written past the end";
@@ -257,7 +267,8 @@ TEST(Plan, InterleavedVectors) {
   // The vectors as FlashMask keeps them, [batch, heads, seqlen_k, n], make the same plan.
   Random random(5);
   for (int n = 0; n < 30; ++n) {
-    const MaskParts parts = random_parts(random, ColumnKind::kFourBounds, random.integer(1, 500), random.integer(1, 500), 2, 2);
+    const MaskParts parts =
+        random_parts(random, ColumnKind::kFourBounds, random.integer(1, 500), random.integer(1, 500), 2, 2);
     const Mask mask(parts);
     std::vector<int32_t> interleaved;
     for (std::size_t at = 0; at < parts.lts.size(); ++at) {
@@ -295,9 +306,9 @@ TEST(Plan, HashTellsWhichMaskItIsOf) {
   const Plan plan(mask);
   EXPECT_EQ(plan.view().mask_hash(), mask.view().content_hash);
   EXPECT_EQ(plan.view().mask_hash(), masks::causal(300, 300).view().content_hash);
-  for (const Mask& other :
-       {masks::causal(300, 301), masks::causal(301, 300), masks::full(300, 300), mask.with_q_offset(1), mask.with_band(Band::window(5, 0)),
-        mask.with_block_mask(std::vector<uint8_t>(9, 1)), make_family("causal_document", 300)}) {
+  for (const Mask& other : {masks::causal(300, 301), masks::causal(301, 300), masks::full(300, 300),
+                            mask.with_q_offset(1), mask.with_band(Band::window(5, 0)),
+                            mask.with_block_mask(std::vector<uint8_t>(9, 1)), make_family("causal_document", 300)}) {
     EXPECT_NE(plan.view().mask_hash(), other.view().content_hash);
   }
 }
@@ -310,7 +321,8 @@ TEST(Plan, OneMaskManyThreads) {
   for (std::size_t t = 0; t < same.size(); ++t) {
     threads.emplace_back([&, t] {
       const Plan own(mask);
-      same[t] = std::ranges::equal(own.buffer(), expected.buffer()) && expected.view().live_granules() == own.view().live_granules();
+      same[t] = std::ranges::equal(own.buffer(), expected.buffer()) &&
+                expected.view().live_granules() == own.view().live_granules();
     });
   }
   for (auto& thread : threads) thread.join();
@@ -361,7 +373,8 @@ TEST(PlanErrors, View) {
   const std::vector<uint64_t> zeros(1000, 0);
   expect_invalid({"plan", nothing}, [&] { PlanView view{std::as_bytes(std::span(zeros))}; });
   expect_invalid({"plan", nothing}, [&] { PlanView view{plan.buffer().first(40)}; });
-  expect_invalid({"the buffer has " + std::to_string(plan.buffer().size() - 8) + " bytes", "needs " + std::to_string(plan.buffer().size())},
+  expect_invalid({"the buffer has " + std::to_string(plan.buffer().size() - 8) + " bytes",
+                  "needs " + std::to_string(plan.buffer().size())},
                  [&] { PlanView view{plan.buffer().first(plan.buffer().size() - 8)}; });
   std::vector<uint64_t> shifted(plan.buffer().size() / 8 + 1);
   const auto bytes = std::as_writable_bytes(std::span(shifted)).subspan(4, plan.buffer().size());
@@ -379,16 +392,20 @@ TEST(PlanErrors, View) {
 TEST(PlanErrors, RowTileOrder) {
   const Plan plan(masks::causal(300, 300));
   for (const int64_t granules : {-1, 0, 4}) {
-    expect_invalid({"granules_per_tile is " + std::to_string(granules), "1, 2 and 3"}, [&] { plan.view().row_tile_order(0, granules); });
-    expect_invalid({"granules_per_tile is " + std::to_string(granules)}, [&] { plan.view().row_tile_counts(0, granules); });
+    expect_invalid({"granules_per_tile is " + std::to_string(granules), "1, 2 and 3"},
+                   [&] { plan.view().row_tile_order(0, granules); });
+    expect_invalid({"granules_per_tile is " + std::to_string(granules)},
+                   [&] { plan.view().row_tile_counts(0, granules); });
   }
 }
 
 TEST(PlanErrors, TiledView) {
   const Plan plan(masks::causal(300, 300));
-  for (const TileShape shape : {TileShape{0, 128}, {63, 128}, {96, 128}, {-64, 128}, {64, 0}, {64, 64}, {64, 200}, {64, -128}}) {
-    expect_invalid({"tile is " + std::to_string(shape.rows) + "x" + std::to_string(shape.keys), "multiple of 64 rows and of 128"},
-                   [&] { TiledPlanView view(plan.view(), shape); });
+  for (const TileShape shape :
+       {TileShape{0, 128}, {63, 128}, {96, 128}, {-64, 128}, {64, 0}, {64, 64}, {64, 200}, {64, -128}}) {
+    expect_invalid(
+        {"tile is " + std::to_string(shape.rows) + "x" + std::to_string(shape.keys), "multiple of 64 rows and of 128"},
+        [&] { TiledPlanView view(plan.view(), shape); });
   }
 }
 

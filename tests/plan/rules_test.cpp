@@ -49,7 +49,8 @@ TEST(Rules, ClampRowOnDiagonal) {
   for (const int32_t key : {0, 1, 500, INT32_MAX - 1, INT32_MAX}) {
     for (const int32_t diagonal : ends) {
       for (const int32_t seqlen : {0, 1, 700, INT32_MAX}) {
-        ASSERT_EQ(rules::clamp_row_on_diagonal(key, diagonal, seqlen), rules::clamp_row(int64_t{key} - diagonal, seqlen))
+        ASSERT_EQ(rules::clamp_row_on_diagonal(key, diagonal, seqlen),
+                  rules::clamp_row(int64_t{key} - diagonal, seqlen))
             << key << " " << diagonal << " " << seqlen;
       }
     }
@@ -68,7 +69,8 @@ TEST(Rules, BandsAtTheEndsOfInt32) {
             if (i >= seqlen) continue;
             const int64_t distance = int64_t{j} - i;
             const bool expected = (lo == kMin || distance >= lo) && (hi == kMax || distance <= hi);
-            ASSERT_EQ(rules::is_visible(column, i, j), expected) << seqlen << " [" << lo << ", " << hi << "] " << i << " " << j;
+            ASSERT_EQ(rules::is_visible(column, i, j), expected)
+                << seqlen << " [" << lo << ", " << hi << "] " << i << " " << j;
           }
         }
       }
@@ -105,15 +107,16 @@ TEST(Rules, VisibilityAndBits) {
       }
       for (const auto row0 : {int64_t{0}, random.integer(0, rows - 1), rows - 1}) {
         const uint64_t bits = rules::visible_bits(hidden, static_cast<int32_t>(row0));
-        for (int64_t r = 0; r < 64 && row0 + r < rows; ++r) ASSERT_EQ(bits >> r & 1, at(row0 + r, j) ? 1u : 0u) << row0 << " + " << r;
+        for (int64_t r = 0; r < 64 && row0 + r < rows; ++r)
+          ASSERT_EQ(bits >> r & 1, at(row0 + r, j) ? 1u : 0u) << row0 << " + " << r;
         ASSERT_EQ(rules::visible_bits32(hidden, static_cast<int32_t>(row0)), static_cast<uint32_t>(bits));
       }
     }
   }
 }
 
-/// What visible_windows says of the columns first + at[i], for every row below seqlen_q of its two windows, is what visible_bits
-/// says of each.
+/// What visible_windows says of the columns first + at[i], for every row below seqlen_q of its two windows, is what
+/// visible_bits says of each.
 template <int n, int tile_keys = 512>
 bool windows_agree(const rules::Columns& m, int32_t first, const int32_t (&at)[n], int32_t row0) {
   uint32_t bits[2][n];
@@ -127,15 +130,17 @@ bool windows_agree(const rules::Columns& m, int32_t first, const int32_t (&at)[n
   return wrong == 0;
 }
 
-/// The same of one column alone, of two and of four from first + at on, eight apart as a warp takes them, and in any order.
+/// The same of one column alone, of two and of four from first + at on, eight apart as a warp takes them, and in any
+/// order.
 bool windows_agree_in_every_number(const rules::Columns& m, int32_t first, int32_t at, int32_t row0) {
   return windows_agree<1>(m, first, {at}, row0) && windows_agree<2>(m, first, {at, at + 1}, row0) &&
-         windows_agree<2>(m, first, {at + 8, at}, row0) && windows_agree<4>(m, first, {at, at + 1, at + 2, at + 3}, row0) &&
+         windows_agree<2>(m, first, {at + 8, at}, row0) &&
+         windows_agree<4>(m, first, {at, at + 1, at + 2, at + 3}, row0) &&
          windows_agree<4>(m, first, {at + 9, at, at, at + 8}, row0);
 }
 
-/// The four vectors of a mask, `stride` elements from one column to the next. What lies between and around the columns is made to
-/// be noticed.
+/// The four vectors of a mask, `stride` elements from one column to the next. What lies between and around the columns
+/// is made to be noticed.
 class WindowVectors {
  public:
   /// `value(column, vector)` of each column, vectors in the order lts, lte, uts, ute.
@@ -143,13 +148,16 @@ class WindowVectors {
   WindowVectors(int64_t columns, int64_t stride, const Value& value) : stride_(stride) {
     for (std::size_t v = 0; v < 4; ++v) {
       data_[v].assign(static_cast<std::size_t>((columns + 2 * kMargin) * stride), 1);
-      for (int64_t c = 0; c < columns; ++c) data_[v][static_cast<std::size_t>((c + kMargin) * stride)] = value(c, static_cast<int>(v));
+      for (int64_t c = 0; c < columns; ++c)
+        data_[v][static_cast<std::size_t>((c + kMargin) * stride)] = value(c, static_cast<int>(v));
     }
   }
 
   /// Such that key `key` is column `column`; bit v of `present` says whether vector v is there.
   rules::Columns with(int32_t seqlen_q, Interval band, int present, int64_t column, int32_t key) const {
-    const auto vector = [&](std::size_t v) { return present >> v & 1 ? data_[v].data() + (column - key + kMargin) * stride_ : nullptr; };
+    const auto vector = [&](std::size_t v) {
+      return present >> v & 1 ? data_[v].data() + (column - key + kMargin) * stride_ : nullptr;
+    };
     return {seqlen_q, band.begin, band.end, vector(0), vector(1), vector(2), vector(3), stride_};
   }
 
@@ -176,8 +184,8 @@ TEST(VisibleWindows, EveryTwoSmallIntervalsWithEveryVectorAbsent) {
           for (int64_t c = 0; c + 10 <= choices; c += stride()) {
             const auto key = static_cast<int32_t>(c % 3), row0 = static_cast<int32_t>(c % seqlen);
             ASSERT_TRUE(windows_agree_in_every_number(vectors.with(seqlen, band, present, c, key), key, 0, row0))
-                << "seqlen_q " << seqlen << ", choice " << c << ", present " << present << ", stride " << apart << ", band [" << band.begin
-                << ", " << band.end << "], row0 " << row0;
+                << "seqlen_q " << seqlen << ", choice " << c << ", present " << present << ", stride " << apart
+                << ", band [" << band.begin << ", " << band.end << "], row0 " << row0;
           }
         }
       }
@@ -188,7 +196,8 @@ TEST(VisibleWindows, EveryTwoSmallIntervalsWithEveryVectorAbsent) {
 TEST(VisibleWindows, EverySmallBand) {
   Random random(2);
   for (const int32_t seqlen : {1, 2, 5, 31, 32, 33, 36, 65}) {
-    const WindowVectors vectors(24, 3, [&](int64_t, int) { return static_cast<int32_t>(random.integer(-3, seqlen + 3)); });
+    const WindowVectors vectors(24, 3,
+                                [&](int64_t, int) { return static_cast<int32_t>(random.integer(-3, seqlen + 3)); });
     std::vector<int32_t> edges{INT32_MIN, INT32_MIN + 1, INT32_MAX - 1, INT32_MAX};
     for (int32_t edge = -seqlen - 1; edge <= 8; ++edge) edges.push_back(edge);
     for (std::size_t n = 0; n < edges.size() * edges.size(); n += static_cast<std::size_t>(stride())) {
@@ -196,8 +205,10 @@ TEST(VisibleWindows, EverySmallBand) {
       for (const int present : {0, 1, 9, 15}) {
         for (int32_t key = 0; key < 7; ++key) {
           for (int32_t row0 = 0; row0 < seqlen; row0 += std::max(1, seqlen / 5)) {
-            ASSERT_TRUE(windows_agree_in_every_number(vectors.with(seqlen, band, present, key, key), key / 2, key - key / 2, row0))
-                << "seqlen_q " << seqlen << ", band [" << band.begin << ", " << band.end << "], key " << key << ", row0 " << row0;
+            ASSERT_TRUE(windows_agree_in_every_number(vectors.with(seqlen, band, present, key, key), key / 2,
+                                                      key - key / 2, row0))
+                << "seqlen_q " << seqlen << ", band [" << band.begin << ", " << band.end << "], key " << key
+                << ", row0 " << row0;
           }
         }
       }
@@ -208,9 +219,11 @@ TEST(VisibleWindows, EverySmallBand) {
 TEST(VisibleWindows, RandomOnes) {
   Random random(3);
   for (int64_t n = 0; n < scaled(20'000); ++n) {
-    const auto seqlen = static_cast<int32_t>(random.integer(1, 300)), key = static_cast<int32_t>(random.integer(0, 400));
+    const auto seqlen = static_cast<int32_t>(random.integer(1, 300)),
+               key = static_cast<int32_t>(random.integer(0, 400));
     const auto weird = [&](int64_t from, int64_t to) {
-      const int32_t ends[] = {INT32_MIN, INT32_MIN + 1, -1, 0, seqlen - 1, seqlen, seqlen + 1, INT32_MAX - 1, INT32_MAX};
+      const int32_t ends[] = {INT32_MIN,  INT32_MIN + 1, -1,       0, seqlen - 1, seqlen,
+                              seqlen + 1, INT32_MAX - 1, INT32_MAX};
       return random.integer(0, 3) == 0 ? ends[random.integer(0, 8)] : static_cast<int32_t>(random.integer(from, to));
     };
     const WindowVectors vectors(10, random.integer(1, 9), [&](int64_t, int) { return weird(-20, seqlen + 20); });
@@ -226,14 +239,16 @@ TEST(VisibleWindows, RandomOnes) {
 TEST(VisibleWindows, AtTheEndsOfInt32) {
   constexpr int32_t kMax = INT32_MAX;
   const int32_t ends[] = {INT32_MIN, -1, 0, 1, kMax - 33, kMax - 32, kMax - 31, kMax - 1, kMax};
-  const WindowVectors vectors(std::size(ends) + 10, 1, [&](int64_t c, int v) { return ends[(c * (2 * v + 1) + v) % 9]; });
+  const WindowVectors vectors(std::size(ends) + 10, 1,
+                              [&](int64_t c, int v) { return ends[(c * (2 * v + 1) + v) % 9]; });
   for (const int32_t lo : ends) {
     for (const int32_t hi : ends) {
       for (const int32_t row0 : {0, 1, kMax - 64, kMax - 33, kMax - 32, kMax - 31, kMax - 1}) {
         // The keys at the end of a sequence of this length have no vectors here.
         for (const int32_t at : {0, 1, kMax / 2, kMax - 12}) {
           const rules::Columns none{kMax, lo, hi, nullptr, nullptr, nullptr, nullptr};
-          ASSERT_TRUE(windows_agree_in_every_number(none, at, 1, row0)) << "[" << lo << ", " << hi << "] " << row0 << " " << at;
+          ASSERT_TRUE(windows_agree_in_every_number(none, at, 1, row0))
+              << "[" << lo << ", " << hi << "] " << row0 << " " << at;
         }
         for (int present = 1; present < 16; ++present) {
           for (int32_t c = 0; c < 9; ++c) {
@@ -265,7 +280,8 @@ TEST(Rules, RowsToDiagonal) {
 
 TEST(Rules, ColumnsInBand) {
   constexpr int32_t kMin = INT32_MIN, kMax = INT32_MAX;
-  for (const Interval edges : {Interval{kMin, kMax}, {kMin, 0}, {-7, kMax}, {-9, 4}, {3, 2}, {kMin + 1, kMax - 1}, {-kMax + 9, 9 - kMax}}) {
+  for (const Interval edges :
+       {Interval{kMin, kMax}, {kMin, 0}, {-7, kMax}, {-9, 4}, {3, 2}, {kMin + 1, kMax - 1}, {-kMax + 9, 9 - kMax}}) {
     const rules::Columns m{kMax, edges.begin, edges.end, nullptr, nullptr, nullptr, nullptr};
     for (const int32_t first : {0, 16, kMax - 17}) {
       for (const int32_t row0 : {0, 5, 20, kMax - 40}) {
@@ -274,7 +290,8 @@ TEST(Rules, ColumnsInBand) {
           const Interval seen = rules::columns_in_band(band, r);
           for (int32_t c = 0; c < 16; ++c) {
             ASSERT_EQ(seen.begin <= c && c < seen.end, rules::is_visible(m, row0 + r, first + c))
-                << "[" << edges.begin << ", " << edges.end << "] row " << row0 << " + " << r << ", column " << first << " + " << c;
+                << "[" << edges.begin << ", " << edges.end << "] row " << row0 << " + " << r << ", column " << first
+                << " + " << c;
           }
         }
       }
@@ -339,7 +356,8 @@ TEST(Rules, CoveredAndTouchedTiles) {
     for (int32_t tile = 1; tile <= 6; ++tile) {
       for (int32_t begin = 0; begin < seqlen; ++begin) {
         for (int32_t end = begin + 1; end <= seqlen; ++end) {
-          const Interval covered = rules::covered_tiles({begin, end}, tile, seqlen), touched = rules::touched_tiles({begin, end}, tile);
+          const Interval covered = rules::covered_tiles({begin, end}, tile, seqlen),
+                         touched = rules::touched_tiles({begin, end}, tile);
           for (int32_t t = 0; t * tile < seqlen; ++t) {
             const int32_t first = t * tile, past = std::min(first + tile, seqlen);
             ASSERT_EQ(t >= covered.begin && t < covered.end, begin <= first && past <= end)

@@ -33,7 +33,8 @@ TEST(Size, PlanIsAByteForATileAndALinearTerm) {
                              {kMillion, kMillion}}) {
     for (const int64_t masks : {1, 8}) {
       const PlanLayout layout(q, k, 1, masks);
-      const int64_t tiles = (q / 128) * (k / 128), linear = 8 * (q / 64) + 8 * (q / 128) + 8 * (q / 192 + 1) + 16 * (k / 128);
+      const int64_t tiles = (q / 128) * (k / 128),
+                    linear = 8 * (q / 64) + 8 * (q / 128) + 8 * (q / 192 + 1) + 16 * (k / 128);
       EXPECT_LE(layout.bytes, masks * (tiles + linear) + 96) << q << " " << k;
     }
   }
@@ -47,11 +48,13 @@ TEST(Size, PlanIsAByteForATileAndALinearTerm) {
 TEST(Size, PlanOfOddLengthsStaysLinearBeyondTheTiles) {
   Random random(1);
   for (int n = 0; n < 2000; ++n) {
-    const int64_t q = random.integer(0, 200000), k = random.integer(0, 200000), batch = random.integer(1, 3), heads = random.integer(1, 5);
+    const int64_t q = random.integer(0, 200000), k = random.integer(0, 200000), batch = random.integer(1, 3),
+                  heads = random.integer(1, 5);
     const PlanLayout layout(q, k, batch, heads);
     const int64_t rows = (q + 63) / 64, keys = (k + 127) / 128;
     // A row of bits is at most 63 bits longer than it needs to be.
-    const int64_t tiles = ((q + 127) / 128) * keys, linear = (8 + 16) * rows + 8 * (rows / 2 + 1) + 8 * (rows / 3 + 1) + (16 + 16) * keys;
+    const int64_t tiles = ((q + 127) / 128) * keys,
+                  linear = (8 + 16) * rows + 8 * (rows / 2 + 1) + 8 * (rows / 3 + 1) + (16 + 16) * keys;
     ASSERT_LE(layout.bytes, batch * heads * (tiles + linear) + 128) << q << " " << k;
     ASSERT_EQ(layout.bytes % 8, 0);
   }
@@ -120,7 +123,8 @@ TEST(Size, PlanHoldsItsBufferAlone) {
 std::vector<int64_t> document_lengths(int64_t total) {
   Random random(3);
   std::vector<int64_t> lengths;
-  for (int64_t left = total; left > 0; left -= lengths.back()) lengths.push_back(std::min<int64_t>(left, random.integer(1, 8192)));
+  for (int64_t left = total; left > 0; left -= lengths.back())
+    lengths.push_back(std::min<int64_t>(left, random.integer(1, 8192)));
   return lengths;
 }
 
@@ -168,8 +172,10 @@ TEST(Size, AMillionTokensInHalfASecond) {
       const TileClass granule = expected(r, c);
       live += granule != TileClass::kEmpty;
       ASSERT_EQ(plan.view().granule(0, r, c), granule) << r << " " << c;
-      ASSERT_EQ((plan.view().key_live(0, c)[static_cast<std::size_t>(r / 64)] >> (r % 64) & 1) != 0, granule != TileClass::kEmpty);
-      ASSERT_EQ((plan.view().key_full(0, c)[static_cast<std::size_t>(r / 64)] >> (r % 64) & 1) != 0, granule == TileClass::kFull);
+      ASSERT_EQ((plan.view().key_live(0, c)[static_cast<std::size_t>(r / 64)] >> (r % 64) & 1) != 0,
+                granule != TileClass::kEmpty);
+      ASSERT_EQ((plan.view().key_full(0, c)[static_cast<std::size_t>(r / 64)] >> (r % 64) & 1) != 0,
+                granule == TileClass::kFull);
     }
     ASSERT_EQ(plan.view().row_counts(0)[static_cast<std::size_t>(r)], live);
   }

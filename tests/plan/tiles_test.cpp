@@ -24,9 +24,11 @@ void expect_tiles(const Mask& mask, const std::vector<uint8_t>& dense, TileShape
       ASSERT_EQ(grid.row_tiles, (mask.seqlen_q() + shape.rows - 1) / shape.rows) << what;
       ASSERT_EQ(grid.key_tiles, (mask.seqlen_k() + shape.keys - 1) / shape.keys) << what;
       const auto expected = classes_of(matrix(dense, b * mask.heads() + h, mask.seqlen_q(), mask.seqlen_k()), shape);
-      ASSERT_TRUE(grid.classes == expected) << what << " (" << b << ", " << h << ") " << shape.rows << "x" << shape.keys;
+      ASSERT_TRUE(grid.classes == expected)
+          << what << " (" << b << ", " << h << ") " << shape.rows << "x" << shape.keys;
       for (std::size_t at = 0; at < expected.size(); at += 7) {
-        ASSERT_EQ(grid.at(static_cast<int64_t>(at) / grid.key_tiles, static_cast<int64_t>(at) % grid.key_tiles), expected[at]);
+        ASSERT_EQ(grid.at(static_cast<int64_t>(at) / grid.key_tiles, static_cast<int64_t>(at) % grid.key_tiles),
+                  expected[at]);
       }
     }
   }
@@ -35,8 +37,8 @@ void expect_tiles(const Mask& mask, const std::vector<uint8_t>& dense, TileShape
 TEST(Tiles, RandomMasksAndShapes) {
   Random random(1);
   for (int64_t n = 0; n < scaled(400); ++n) {
-    const MaskParts parts = random_parts(random, random_kind(random), random.integer(1, 200), random.integer(1, 200), random.integer(1, 2),
-                                         random.integer(1, 2));
+    const MaskParts parts = random_parts(random, random_kind(random), random.integer(1, 200), random.integer(1, 200),
+                                         random.integer(1, 2), random.integer(1, 2));
     const TileShape shape{random.integer(1, 90), random.integer(1, 90)};
     expect_tiles(Mask(parts), dense_by_rule(parts), shape, "case " + std::to_string(n));
     if (HasFailure()) return;
@@ -46,10 +48,12 @@ TEST(Tiles, RandomMasksAndShapes) {
 TEST(Tiles, BlockMasksUnderAnyTile) {
   Random random(2);
   for (int64_t n = 0; n < scaled(60); ++n) {
-    MaskParts parts = random_parts(random, random_kind(random), random.integer(1, 500), random.integer(1, 500), 1, random.integer(1, 2));
+    MaskParts parts = random_parts(random, random_kind(random), random.integer(1, 500), random.integer(1, 500), 1,
+                                   random.integer(1, 2));
     draw_block_mask(random, random.integer(1, 2), 2, parts);
     const auto dense = dense_by_rule(parts);
-    for (const TileShape shape : {TileShape{64, 128}, {128, 128}, {192, 256}, {random.integer(1, 300), random.integer(1, 300)}, {8, 129}}) {
+    for (const TileShape shape :
+         {TileShape{64, 128}, {128, 128}, {192, 256}, {random.integer(1, 300), random.integer(1, 300)}, {8, 129}}) {
       expect_tiles(Mask(parts), dense, shape, "case " + std::to_string(n));
       if (HasFailure()) return;
     }

@@ -57,8 +57,8 @@ Colour expected_colour(const Dense& dense, TileShape tile, int64_t i, int64_t j)
 TEST(DrawPng, EveryElementHasItsColour) {
   Random random(11);
   for (int64_t n = 0; n < scaled(40); ++n) {
-    const MaskParts parts =
-        random_parts(random, random_kind(random), random.integer(2, 60), random.integer(2, 60), random.integer(1, 2), random.integer(1, 2));
+    const MaskParts parts = random_parts(random, random_kind(random), random.integer(2, 60), random.integer(2, 60),
+                                         random.integer(1, 2), random.integer(1, 2));
     const Mask mask(parts);
     const DrawOptions options{.batch = random.integer(0, mask.batch() - 1),
                               .head = random.integer(0, mask.heads() - 1),
@@ -78,7 +78,8 @@ TEST(DrawPng, EveryElementHasItsColour) {
 }
 
 TEST(DrawPng, TilesAndElementsAreOutlined) {
-  // 64 elements of 8 pixels in tiles of 8: an element's first pixel is paler than the rest, a tile's first one is darker.
+  // 64 elements of 8 pixels in tiles of 8: an element's first pixel is paler than the rest, a tile's first one is
+  // darker.
   Pixels pixels = draw_pixels(masks::full(64, 64), {.tile = {8, 8}});
   ASSERT_EQ(pixels.width, 512);
   ASSERT_EQ(pixels.height, 512);

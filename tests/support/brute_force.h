@@ -103,7 +103,9 @@ inline Fit best_fit(std::span<const Dense> matrices, int64_t q_offset) {
     }
   }
   std::vector<Band> bands{Band::none()};
-  if (lo) bands.insert(bands.end(), {Band{.lo = std::nullopt, .hi = hi}, Band{.lo = lo, .hi = std::nullopt}, Band{.lo = lo, .hi = hi}});
+  if (lo)
+    bands.insert(bands.end(),
+                 {Band{.lo = std::nullopt, .hi = hi}, Band{.lo = lo, .hi = std::nullopt}, Band{.lo = lo, .hi = hi}});
   Fit best = fit_beside(matrices, bands[0], q_offset);
   for (std::size_t n = 1; n < bands.size(); ++n) {
     const Fit fit = fit_beside(matrices, bands[n], q_offset);

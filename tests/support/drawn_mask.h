@@ -28,7 +28,8 @@ inline Drawing parse_drawing(const std::vector<std::string>& rows) {
   drawing.seqlen_q = static_cast<int64_t>(rows.size());
   drawing.seqlen_k = rows.empty() ? 0 : static_cast<int64_t>(rows[0].size());
   for (const std::string& row : rows) {
-    if (static_cast<int64_t>(row.size()) != drawing.seqlen_k) throw std::invalid_argument("rows of a drawing differ in length: " + row);
+    if (static_cast<int64_t>(row.size()) != drawing.seqlen_k)
+      throw std::invalid_argument("rows of a drawing differ in length: " + row);
     for (const char c : row) {
       if (c != '#' && c != '.') throw std::invalid_argument("a drawing has '#' and '.' only: " + row);
       drawing.visible.push_back(c == '#');

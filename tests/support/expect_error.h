@@ -20,7 +20,8 @@ void expect_error(ErrorCode code, std::initializer_list<std::string> parts, F&& 
   } catch (const Error& error) {
     EXPECT_EQ(static_cast<int>(error.code()), static_cast<int>(code)) << error.what();
     const std::string text = error.what();
-    for (const std::string& part : parts) EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is not in: " << text;
+    for (const std::string& part : parts)
+      EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is not in: " << text;
     return;
   } catch (const std::exception& other) {
     ADD_FAILURE() << "expected a flashmask::Error, got another exception: " << other.what();

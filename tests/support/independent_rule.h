@@ -16,7 +16,8 @@ namespace flashmask::test {
 /// Whether row `i` stands in the rows [start, end) that a column is hidden from: raw values as the caller wrote
 /// them, either vector possibly absent. Rows are never negative and never reach seqlen_q, so no value needs
 /// clamping here.
-inline bool in_interval(const std::vector<int32_t>& start, const std::vector<int32_t>& end, std::size_t column, int64_t i) {
+inline bool in_interval(const std::vector<int32_t>& start, const std::vector<int32_t>& end, std::size_t column,
+                        int64_t i) {
   if (start.empty() && end.empty()) return false;
   return (start.empty() || i >= start[column]) && (end.empty() || i < end[column]);
 }
@@ -39,7 +40,8 @@ inline bool sees(const MaskParts& mask, int64_t bounds, int64_t block, int64_t i
 inline std::vector<uint8_t> dense_by_rule(const MaskParts& mask, int64_t batch = 0, int64_t heads = 0) {
   const bool vectors = !mask.lts.empty() || !mask.lte.empty() || !mask.uts.empty() || !mask.ute.empty();
   const int64_t own_batch = vectors ? mask.batch : 1, own_heads = vectors ? mask.heads : 1;
-  const int64_t block_batch = mask.block_mask.empty() ? 1 : mask.block_batch, block_heads = mask.block_mask.empty() ? 1 : mask.block_heads;
+  const int64_t block_batch = mask.block_mask.empty() ? 1 : mask.block_batch,
+                block_heads = mask.block_mask.empty() ? 1 : mask.block_heads;
   if (batch == 0) batch = std::max(own_batch, block_batch);
   if (heads == 0) heads = std::max(own_heads, block_heads);
   const auto entry = [&](int64_t b, int64_t h, int64_t of_batch, int64_t of_heads) {

@@ -24,9 +24,9 @@ enum class ColumnKind {
   kAlmostHidden,  ///< only a short visible run in a few columns
   kSomeOfFour,    ///< a random choice of the four vectors is present
 };
-inline constexpr ColumnKind kAllColumnKinds[] = {ColumnKind::kNone,         ColumnKind::kDocuments, ColumnKind::kEviction,
-                                                 ColumnKind::kFourBounds,   ColumnKind::kTwoRuns,   ColumnKind::kSparseHoles,
-                                                 ColumnKind::kAlmostHidden, ColumnKind::kSomeOfFour};
+inline constexpr ColumnKind kAllColumnKinds[] = {
+    ColumnKind::kNone,    ColumnKind::kDocuments,   ColumnKind::kEviction,     ColumnKind::kFourBounds,
+    ColumnKind::kTwoRuns, ColumnKind::kSparseHoles, ColumnKind::kAlmostHidden, ColumnKind::kSomeOfFour};
 
 /// One of: none, causal, window, an edge to either side at any distance, a band that lets nothing through.
 inline Band random_band(Random& random, int64_t seqlen_q, int64_t seqlen_k) {
@@ -126,9 +126,13 @@ inline void draw_block_mask(Random& random, int64_t batch, int64_t heads, MaskPa
 }
 
 /// A mask of this kind with a random band and, now and then, its own q_offset.
-inline MaskParts random_parts(Random& random, ColumnKind kind, int64_t seqlen_q, int64_t seqlen_k, int64_t batch = 1, int64_t heads = 1) {
-  MaskParts parts{
-      .seqlen_q = seqlen_q, .seqlen_k = seqlen_k, .band = random_band(random, seqlen_q, seqlen_k), .batch = batch, .heads = heads};
+inline MaskParts random_parts(Random& random, ColumnKind kind, int64_t seqlen_q, int64_t seqlen_k, int64_t batch = 1,
+                              int64_t heads = 1) {
+  MaskParts parts{.seqlen_q = seqlen_q,
+                  .seqlen_k = seqlen_k,
+                  .band = random_band(random, seqlen_q, seqlen_k),
+                  .batch = batch,
+                  .heads = heads};
   if (random.integer(0, 3) == 0) parts.q_offset = random.integer(-seqlen_q - 2, seqlen_k + 2);
   draw_columns(random, kind, parts);
   return parts;

@@ -111,7 +111,8 @@ inline SmallMasks masks_6x3(const Band& band, int64_t first = 0, int64_t count =
   visible.reserve(static_cast<std::size_t>(count * 18));
   for (int64_t n = 0; n < count; ++n) {
     const int64_t number = first + n * step;
-    const std::array hidden{sets[static_cast<std::size_t>(number % 57)], sets[static_cast<std::size_t>(number / 57 % 57)],
+    const std::array hidden{sets[static_cast<std::size_t>(number % 57)],
+                            sets[static_cast<std::size_t>(number / 57 % 57)],
                             sets[static_cast<std::size_t>(number / 57 / 57)]};
     for (int i = 0; i < 6; ++i) {
       for (const uint32_t set : hidden) visible.push_back(!(set >> i & 1));
@@ -128,7 +129,9 @@ inline constexpr int64_t kGroups6x6 = 1000, kHeads6x6 = 100;
 /// four vectors are there; their values are random, outside of [0, 6] included.
 inline MaskParts parts_6x6(int64_t group) {
   Random random(0x6a6 + static_cast<uint64_t>(group));
-  const ColumnKind kind = group % 3 == 0 ? ColumnKind::kSomeOfFour : group % 3 == 1 ? ColumnKind::kFourBounds : random_kind(random);
+  const ColumnKind kind = group % 3 == 0   ? ColumnKind::kSomeOfFour
+                          : group % 3 == 1 ? ColumnKind::kFourBounds
+                                           : random_kind(random);
   MaskParts parts = random_parts(random, kind, 6, 6, 1, kHeads6x6);
   // Without any vector the hundred would be one mask; an interval [6, 6) hides nothing and keeps them apart.
   if (parts.lts.empty() && parts.lte.empty()) parts.lts.assign(6 * kHeads6x6, 6);

@@ -41,7 +41,8 @@ class TemporaryFolder {
   /// Names of everything in the folder, hidden files too.
   std::vector<std::string> names() const {
     std::vector<std::string> result;
-    for (const auto& entry : std::filesystem::directory_iterator(path_)) result.push_back(entry.path().filename().string());
+    for (const auto& entry : std::filesystem::directory_iterator(path_))
+      result.push_back(entry.path().filename().string());
     std::sort(result.begin(), result.end());
     return result;
   }

@@ -11,7 +11,9 @@ namespace flashmask::cli {
 using Json = nlohmann::ordered_json;
 
 /// As text; bytes that are not UTF-8 (in file names, for instance) are replaced.
-inline std::string json_text(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"; }
+inline std::string json_text(const Json& json) {
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
 
 inline void print_json(const Json& json) { std::fputs(json_text(json).c_str(), stdout); }
 

@@ -37,13 +37,15 @@ MaskVectors from_form(const Mask& mask, const StartEndRowIndices& indices, int64
                      .columns = indices.seqlen_k,
                      .names = form_names(indices.causal, indices.vectors)};
   const std::string band = indices.causal ? fmt::format("causal (key <= row + {})", mask.q_offset()) : "not causal";
-  result.meaning = fmt::format("startend_row_indices [{}, {}, {}, {}], {}: hidden rows of each key column", indices.batch, indices.heads,
-                               indices.seqlen_k, indices.vectors, band);
-  const int64_t m = broadcast(batch, mask.batch(), indices.batch) * indices.heads + broadcast(head, mask.heads(), indices.heads);
+  result.meaning = fmt::format("startend_row_indices [{}, {}, {}, {}], {}: hidden rows of each key column",
+                               indices.batch, indices.heads, indices.seqlen_k, indices.vectors, band);
+  const int64_t m =
+      broadcast(batch, mask.batch(), indices.batch) * indices.heads + broadcast(head, mask.heads(), indices.heads);
   result.values.resize(result.names.size());
   for (int64_t j = 0; j < indices.seqlen_k; ++j) {
     for (std::size_t n = 0; n < result.names.size(); ++n) {
-      result.values[n].push_back(indices.values[static_cast<std::size_t>((m * indices.seqlen_k + j) * indices.vectors) + n]);
+      result.values[n].push_back(
+          indices.values[static_cast<std::size_t>((m * indices.seqlen_k + j) * indices.vectors) + n]);
     }
   }
   return result;
@@ -54,18 +56,20 @@ std::string edge_text(const std::optional<int64_t>& edge) { return edge ? std::t
 MaskVectors from_parts(const Mask& mask, int64_t batch, int64_t head) {
   MaskVectors result{.form = "band_and_intervals", .meaning = {}, .columns = mask.seqlen_k(), .names = {}};
   result.meaning = fmt::format(
-      "no form of startend_row_indices says this; the mask's own parts: {} <= key - (row + {}) <= {} (an unbounded edge hides nothing), "
+      "no form of startend_row_indices says this; the mask's own parts: {} <= key - (row + {}) <= {} (an unbounded "
+      "edge hides nothing), "
       "and hidden "
       "rows of each key column",
       edge_text(mask.band().lo), mask.q_offset(), edge_text(mask.band().hi));
   const MaskView& view = mask.view();
-  const int64_t m =
-      broadcast(batch, mask.batch(), view.bounds_batch) * view.bounds_heads + broadcast(head, mask.heads(), view.bounds_heads);
+  const int64_t m = broadcast(batch, mask.batch(), view.bounds_batch) * view.bounds_heads +
+                    broadcast(head, mask.heads(), view.bounds_heads);
   using Named = std::pair<const char*, std::span<const int32_t>>;
   for (const auto& [name, vector] :
        {Named{"LTS", mask.lts()}, Named{"LTE", mask.lte()}, Named{"UTS", mask.uts()}, Named{"UTE", mask.ute()}}) {
     if (vector.empty()) continue;
-    const auto own = vector.subspan(static_cast<std::size_t>(m * view.seqlen_k), static_cast<std::size_t>(view.seqlen_k));
+    const auto own =
+        vector.subspan(static_cast<std::size_t>(m * view.seqlen_k), static_cast<std::size_t>(view.seqlen_k));
     result.names.emplace_back(name);
     result.values.emplace_back(own.begin(), own.end());
   }

@@ -124,15 +124,16 @@ class Bench {
   Times time_dense(const Mask& mask) const {
     const std::vector<uint8_t> visible = to_dense(mask);
     AttentionInputs dense = inputs();
-    dense.dense_mask =
-        TensorView::contiguous(visible.data(), DataType::kUInt8, {mask.batch(), mask.heads(), mask.seqlen_q(), mask.seqlen_k()});
+    dense.dense_mask = TensorView::contiguous(visible.data(), DataType::kUInt8,
+                                              {mask.batch(), mask.heads(), mask.seqlen_q(), mask.seqlen_k()});
     return time(dense);
   }
 
   Times time(const AttentionInputs& inputs) const {
     const ForwardArgs to_time = verify::forward_args(inputs, outputs_);
     std::vector<std::byte> workspace(forward_workspace(to_time, options_));
-    Times times{.forward_ms = median_ms(arguments_.rounds, [&] { forward(to_time, workspace, options_); }), .backward_ms = {}};
+    Times times{.forward_ms = median_ms(arguments_.rounds, [&] { forward(to_time, workspace, options_); }),
+                .backward_ms = {}};
     if (arguments_.no_backward) return times;
     const BackwardArgs back = verify::backward_args(inputs, problem_, outputs_);
     workspace.resize(backward_workspace(back, options_));
@@ -162,12 +163,17 @@ Rates rates(const BenchArguments& a, const Times& times, double share) {
 
 // --- Text -----------------------------------------------------------------------------------------
 
-std::string cell(const std::optional<double>& value) { return value ? fmt::format("{:>9.4g}", *value) : fmt::format("{:>9}", "-"); }
+std::string cell(const std::optional<double>& value) {
+  return value ? fmt::format("{:>9.4g}", *value) : fmt::format("{:>9}", "-");
+}
 
 void print_header(const BenchArguments& a, const Explanation& explanation) {
-  fmt::print("backend {} ({}); batch {}, seqlen {}, heads {}/{}, head dim {}, {}; medians of {} rounds\n", explanation.backend,
-             explanation.configuration, a.batch, a.seqlen, a.heads, a.heads_kv(), a.head_dim, a.dtype, a.rounds);
-  fmt::print("TFLOP/s: 'tiles' counts the live share of 128 x 128 tiles, as the FlashMask paper does, 'seen' the visible elements\n\n");
+  fmt::print("backend {} ({}); batch {}, seqlen {}, heads {}/{}, head dim {}, {}; medians of {} rounds\n",
+             explanation.backend, explanation.configuration, a.batch, a.seqlen, a.heads, a.heads_kv(), a.head_dim,
+             a.dtype, a.rounds);
+  fmt::print(
+      "TFLOP/s: 'tiles' counts the live share of 128 x 128 tiles, as the FlashMask paper does, 'seen' the visible "
+      "elements\n\n");
   constexpr auto kColumns = "{:<22}{:>9}{:>9}{:>9} |{:>9}{:>9}{:>9} |{:>9}{:>9}{:>9}", kDenseColumns = " |{:>9}{:>9}";
   fmt::print(kColumns, "", "visible", "live", "plan", "forward", "tiles", "seen", "backward", "tiles", "seen");
   fmt::print("{}\n", a.dense ? fmt::format(kDenseColumns, "dense", "dense") : "");
@@ -176,9 +182,10 @@ void print_header(const BenchArguments& a, const Explanation& explanation) {
 }
 
 void print_row(const BenchArguments& a, const BenchRow& row) {
-  const Rates tiles = rates(a, row.masked, row.statistics.live_share()), seen = rates(a, row.masked, row.statistics.visible_share());
-  fmt::print("{:<22}{:>9.2f}{:>9.2f}{}", row.family, 100 * row.statistics.visible_share(), 100 * row.statistics.live_share(),
-             cell(row.plan_ms));
+  const Rates tiles = rates(a, row.masked, row.statistics.live_share()),
+              seen = rates(a, row.masked, row.statistics.visible_share());
+  fmt::print("{:<22}{:>9.2f}{:>9.2f}{}", row.family, 100 * row.statistics.visible_share(),
+             100 * row.statistics.live_share(), cell(row.plan_ms));
   fmt::print(" |{}{}{}", cell(row.masked.forward_ms), cell(tiles.forward), cell(seen.forward));
   fmt::print(" |{}{}{}", cell(row.masked.backward_ms), cell(tiles.backward), cell(seen.backward));
   if (row.dense) fmt::print(" |{}{}", cell(row.dense->forward_ms), cell(row.dense->backward_ms));
@@ -191,7 +198,8 @@ void print_row(const BenchArguments& a, const BenchRow& row) {
 Json optional_json(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
 
 Json row_json(const BenchArguments& a, const BenchRow& row) {
-  const Rates tiles = rates(a, row.masked, row.statistics.live_share()), seen = rates(a, row.masked, row.statistics.visible_share());
+  const Rates tiles = rates(a, row.masked, row.statistics.live_share()),
+              seen = rates(a, row.masked, row.statistics.visible_share());
   Json json{{"mask", row.family},
             {"visible_share", row.statistics.visible_share()},
             {"live_share", row.statistics.live_share()},
@@ -212,18 +220,19 @@ Json row_json(const BenchArguments& a, const BenchRow& row) {
 Json to_json(const BenchArguments& a, const Explanation& explanation, const std::vector<BenchRow>& rows) {
   Json cases = Json::array();
   for (const BenchRow& row : rows) cases.push_back(row_json(a, row));
-  return {{"version", fmt::format("{}.{}.{}", FLASHMASK_VERSION_MAJOR, FLASHMASK_VERSION_MINOR, FLASHMASK_VERSION_PATCH)},
-          {"backend", explanation.backend},
-          {"configuration", explanation.configuration},
-          {"batch", a.batch},
-          {"seqlen", a.seqlen},
-          {"heads", a.heads},
-          {"heads_kv", a.heads_kv()},
-          {"head_dim", a.head_dim},
-          {"dtype", a.dtype},
-          {"rounds", a.rounds},
-          {"seed", a.seed},
-          {"cases", std::move(cases)}};
+  return {
+      {"version", fmt::format("{}.{}.{}", FLASHMASK_VERSION_MAJOR, FLASHMASK_VERSION_MINOR, FLASHMASK_VERSION_PATCH)},
+      {"backend", explanation.backend},
+      {"configuration", explanation.configuration},
+      {"batch", a.batch},
+      {"seqlen", a.seqlen},
+      {"heads", a.heads},
+      {"heads_kv", a.heads_kv()},
+      {"head_dim", a.head_dim},
+      {"dtype", a.dtype},
+      {"rounds", a.rounds},
+      {"seed", a.seed},
+      {"cases", std::move(cases)}};
 }
 
 void run_bench(const BenchArguments& arguments) {
@@ -274,17 +283,27 @@ void add_bench_command(CLI::App& app, const Global&) {
   command->add_option("--seqlen", arguments->seqlen, "Rows and keys")->check(length)->capture_default_str();
   command->add_option("--batch", arguments->batch, "Batch entries")->check(count)->capture_default_str();
   command->add_option("--heads", arguments->heads, "Query heads")->check(count)->capture_default_str();
-  command->add_option("--kv-heads", arguments->kv_heads, "Key and value heads, a divisor of --heads (default: as many)")->check(count);
-  command->add_option("--head-dim", arguments->head_dim, "Head dim of q, k and v")->check(between(1, 256))->capture_default_str();
+  command->add_option("--kv-heads", arguments->kv_heads, "Key and value heads, a divisor of --heads (default: as many)")
+      ->check(count);
+  command->add_option("--head-dim", arguments->head_dim, "Head dim of q, k and v")
+      ->check(between(1, 256))
+      ->capture_default_str();
   command->add_option("--dtype", arguments->dtype, "float32, bfloat16 or float16")->capture_default_str();
-  command->add_option("--threads", arguments->threads, "CPU threads, 0 for the default")->check(between(0, 4096))->capture_default_str();
+  command->add_option("--threads", arguments->threads, "CPU threads, 0 for the default")
+      ->check(between(0, 4096))
+      ->capture_default_str();
   command->add_option("--rounds", arguments->rounds, "Runs of which the median is taken, after one that does not count")
       ->check(between(1, 10'000))
       ->capture_default_str();
-  command->add_option("--seed", arguments->seed, "Of the tensors and the masks")->check(between(0, INT64_MAX))->capture_default_str();
+  command->add_option("--seed", arguments->seed, "Of the tensors and the masks")
+      ->check(between(0, INT64_MAX))
+      ->capture_default_str();
   command->add_flag("--no-backward", arguments->no_backward, "Time the forward only");
-  command->add_flag("--dense", arguments->dense, "Also time the same run with the mask given as a dense matrix, with nothing skipped");
-  command->add_option("--json", arguments->json, "Write the figures as JSON to this file; '-' is stdout, and nothing else goes there")
+  command->add_flag("--dense", arguments->dense,
+                    "Also time the same run with the mask given as a dense matrix, with nothing skipped");
+  command
+      ->add_option("--json", arguments->json,
+                   "Write the figures as JSON to this file; '-' is stdout, and nothing else goes there")
       ->type_name("FILE");
   command->callback([arguments] { run_bench(*arguments); });
 }

@@ -14,7 +14,8 @@ namespace flashmask::cli {
 namespace {
 
 struct Info {
-  std::string version = fmt::format("{}.{}.{}", FLASHMASK_VERSION_MAJOR, FLASHMASK_VERSION_MINOR, FLASHMASK_VERSION_PATCH);
+  std::string version =
+      fmt::format("{}.{}.{}", FLASHMASK_VERSION_MAJOR, FLASHMASK_VERSION_MINOR, FLASHMASK_VERSION_PATCH);
   std::vector<BackendInfo> backends = flashmask::backends();
   unsigned hardware_threads = std::thread::hardware_concurrency();
 
@@ -50,7 +51,8 @@ Json to_json(const Info& info) {
 }  // namespace
 
 void add_info_command(CLI::App& app, const Global& global) {
-  CLI::App* command = app.add_subcommand("info", "Version, backends (with SIMD target and threads) and GPUs of this build and machine");
+  CLI::App* command =
+      app.add_subcommand("info", "Version, backends (with SIMD target and threads) and GPUs of this build and machine");
   command->callback([&global] {
     const Info info;
     if (global.json) {

@@ -108,17 +108,23 @@ struct Shown {
   MaskVectors vectors;
 };
 
-int64_t plan_bytes(const Mask& mask) { return PlanLayout(mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads()).bytes; }
+int64_t plan_bytes(const Mask& mask) {
+  return PlanLayout(mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads()).bytes;
+}
 
 AttentionFlops shown_flops(const Shown& shown) {
-  return attention_flops(1, 1, shown.mask.seqlen_q(), shown.mask.seqlen_k(), kFlopsHeadDim, kFlopsHeadDim, shown.statistics.live_share());
+  return attention_flops(1, 1, shown.mask.seqlen_q(), shown.mask.seqlen_k(), kFlopsHeadDim, kFlopsHeadDim,
+                         shown.statistics.live_share());
 }
 
 Shown make_shown(const ShowArguments& arguments) {
   const Mask mask = load_mask(arguments);
   check_index("--batch", arguments.batch, mask.batch());
   check_index("--head", arguments.head, mask.heads());
-  DrawOptions draw{.batch = arguments.batch, .head = arguments.head, .tile = parse_tile(arguments.tile), .max_cells = arguments.text_cells};
+  DrawOptions draw{.batch = arguments.batch,
+                   .head = arguments.head,
+                   .tile = parse_tile(arguments.tile),
+                   .max_cells = arguments.text_cells};
   return {mask, draw, statistics(mask, draw.tile), mask_vectors(mask, arguments.batch, arguments.head)};
 }
 
@@ -141,10 +147,13 @@ std::string draw_page(const ShowArguments& arguments, const Mask& mask, const Dr
 }
 
 std::vector<Output> outputs(const ShowArguments& arguments) {
-  const auto page = [&arguments](const Mask& mask, const DrawOptions& draw) { return draw_page(arguments, mask, draw); };
+  const auto page = [&arguments](const Mask& mask, const DrawOptions& draw) {
+    return draw_page(arguments, mask, draw);
+  };
   const auto png = [](const Mask& mask, const DrawOptions& draw) { return show::to_png(draw_pixels(mask, draw)); };
-  std::vector<Output> files{
-      {"--out", "svg", arguments.svg, draw_svg}, {"--png", "png", arguments.png, png}, {"--html", "html", arguments.html, page}};
+  std::vector<Output> files{{"--out", "svg", arguments.svg, draw_svg},
+                            {"--png", "png", arguments.png, png},
+                            {"--html", "html", arguments.html, page}};
   std::erase_if(files, [](const Output& file) { return file.path.empty(); });
   return files;
 }
@@ -154,7 +163,8 @@ std::vector<Output> outputs(const ShowArguments& arguments) {
 void print_run(const MaskVectors& vectors, const VectorRun& run) {
   fmt::print("  columns [{}, {}):", run.begin, run.end);
   const auto column = static_cast<std::size_t>(run.begin);
-  for (std::size_t n = 0; n < vectors.names.size(); ++n) fmt::print("  {} {}", vectors.names[n], vectors.values[n][column]);
+  for (std::size_t n = 0; n < vectors.names.size(); ++n)
+    fmt::print("  {} {}", vectors.names[n], vectors.values[n][column]);
   fmt::print("\n");
 }
 
@@ -175,13 +185,13 @@ void print_statistics(const Shown& shown) {
   const MaskStatistics& s = shown.statistics;
   const Mask& mask = shown.mask;
   if (mask.batch() * mask.heads() > 1) {
-    fmt::print("\nall {} batch entries and {} heads of the mask: {:.2f} % visible, {} of {} tiles live", mask.batch(), mask.heads(),
-               100 * s.visible_share(), s.live_tiles(), s.tiles);
+    fmt::print("\nall {} batch entries and {} heads of the mask: {:.2f} % visible, {} of {} tiles live", mask.batch(),
+               mask.heads(), 100 * s.visible_share(), s.live_tiles(), s.tiles);
   }
   fmt::print("\nmemory: {} bytes, its plan {} bytes\n", mask.memory_bytes(), plan_bytes(mask));
   const AttentionFlops flops = shown_flops(shown);
-  fmt::print("FLOPs of a head with head dim {} over the live tiles: forward {:.4g}, backward {:.4g}\n", kFlopsHeadDim, flops.forward,
-             flops.backward);
+  fmt::print("FLOPs of a head with head dim {} over the live tiles: forward {:.4g}, backward {:.4g}\n", kFlopsHeadDim,
+             flops.forward, flops.backward);
 }
 
 void print_text(const Shown& shown) {
@@ -193,8 +203,10 @@ void print_text(const Shown& shown) {
 // --- JSON -----------------------------------------------------------------------------------------
 
 Json vectors_json(const MaskVectors& vectors) {
-  Json json{
-      {"form", vectors.form}, {"causal", vectors.causal}, {"columns", vectors.columns}, {"complete", vectors.columns <= kMostJsonColumns}};
+  Json json{{"form", vectors.form},
+            {"causal", vectors.causal},
+            {"columns", vectors.columns},
+            {"complete", vectors.columns <= kMostJsonColumns}};
   Json values = Json::object();
   if (vectors.columns <= kMostJsonColumns) {
     for (std::size_t n = 0; n < vectors.names.size(); ++n) values[vectors.names[n]] = vectors.values[n];
@@ -245,7 +257,8 @@ Json to_json(const Shown& shown, const ShowArguments& arguments) {
 void print_families() {
   for (const Family& family : families()) {
     fmt::print("{}\n  {}\n", family.name, family.definition);
-    for (const FamilyParameter& parameter : family.parameters) fmt::print("    {:<14} {}\n", parameter.name, parameter.help);
+    for (const FamilyParameter& parameter : family.parameters)
+      fmt::print("    {:<14} {}\n", parameter.name, parameter.help);
   }
 }
 
@@ -254,7 +267,9 @@ void print_families() {
 void check_distinct(const std::vector<Output>& files) {
   for (auto file = files.begin(); file != files.end(); ++file) {
     const auto same = std::find_if(files.begin(), file, [&](const Output& other) { return other.path == file->path; });
-    if (same != file) fail("{} and {} would both be written to {}; each needs a file of its own", same->option, file->option, file->path);
+    if (same != file)
+      fail("{} and {} would both be written to {}; each needs a file of its own", same->option, file->option,
+           file->path);
   }
 }
 
@@ -262,7 +277,8 @@ void check_distinct(const std::vector<Output>& files) {
 void check_kind(const Output& file) {
   const std::string extension = std::filesystem::path(file.path).extension().string();
   if (extension.empty() || extension == fmt::format(".{}", file.kind)) return;
-  fail("{} is '{}'; it writes .{}, while --out is for .svg, --png for .png, --html for .html", file.option, file.path, file.kind);
+  fail("{} is '{}'; it writes .{}, while --out is for .svg, --png for .png, --html for .html", file.option, file.path,
+       file.kind);
 }
 
 /// Draws all before it writes any: what goes wrong with one file leaves none behind.
@@ -313,36 +329,45 @@ constexpr const char* kDescription =
 void add_show_command(CLI::App& app, const Global& global) {
   const auto arguments = std::make_shared<ShowArguments>();
   CLI::App* command = app.add_subcommand("show", kDescription);
-  command->add_option("mask", arguments->source, "A mask family (see --list), or a file with a mask in JSON, such as --json prints")
+  command
+      ->add_option("mask", arguments->source,
+                   "A mask family (see --list), or a file with a mask in JSON, such as --json prints")
       ->type_name("FAMILY|FILE.json");
   const auto parameters = std::make_shared<std::vector<std::string>>();
   command->add_option("parameters", *parameters, "Parameters of the family, as with --param")->type_name("NAME=VALUE");
   CLI::Option* seqlen = command->add_option("--seqlen", arguments->seqlen, "Rows and keys of the family's mask")
                             ->check(between(0, kMaxSeqlen))
                             ->capture_default_str();
-  command->add_option("--param", arguments->parameters, "A parameter of the family; may be repeated. Lists are separated by commas")
+  command
+      ->add_option("--param", arguments->parameters,
+                   "A parameter of the family; may be repeated. Lists are separated by commas")
       ->type_name("NAME=VALUE")
       ->expected(1)
       ->allow_extra_args(false)
       ->take_all();
-  CLI::Option* seed = command->add_option("--seed", arguments->seed, "Of the parameters that are not given and are drawn")
-                          ->check(between(0, INT64_MAX))
-                          ->capture_default_str();
-  command->add_option("--tile", arguments->tile, "Tile to classify by: N, or ROWSxKEYS")->type_name("N|RxK")->capture_default_str();
+  CLI::Option* seed =
+      command->add_option("--seed", arguments->seed, "Of the parameters that are not given and are drawn")
+          ->check(between(0, INT64_MAX))
+          ->capture_default_str();
+  command->add_option("--tile", arguments->tile, "Tile to classify by: N, or ROWSxKEYS")
+      ->type_name("N|RxK")
+      ->capture_default_str();
   command->add_option("--batch", arguments->batch, "Batch entry of the mask to draw and list")
       ->check(between(0, kMaxSeqlen))
       ->capture_default_str();
-  command->add_option("--head", arguments->head, "Head of the mask to draw and list")->check(between(0, kMaxSeqlen))->capture_default_str();
+  command->add_option("--head", arguments->head, "Head of the mask to draw and list")
+      ->check(between(0, kMaxSeqlen))
+      ->capture_default_str();
   command->add_option("--out", arguments->svg, "Write the drawing as an SVG file too")->type_name("FILE.svg");
   command
       ->add_option("--png", arguments->png,
                    "Write the SVG's plot as a PNG file too: the tiles and elements, without words, axes and legend")
       ->type_name("FILE.png");
   command
-      ->add_option(
-          "--html", arguments->html,
-          "Write a page for a browser too, in one file: its reader changes length, tile and parameters, and sees the mask, its tiles and "
-          "the load of the multiprocessors")
+      ->add_option("--html", arguments->html,
+                   "Write a page for a browser too, in one file: its reader changes length, tile and parameters, and "
+                   "sees the mask, its tiles and "
+                   "the load of the multiprocessors")
       ->type_name("FILE.html");
   command
       ->add_option("--text-cells", arguments->text_cells,

@@ -67,7 +67,9 @@ verify::CoveringValues covering_values(const VerifyArguments& arguments) {
 std::vector<verify::Case> covering_cases(const VerifyArguments& arguments) {
   std::vector<verify::Case> cases = verify::covering_cases(covering_values(arguments));
   const std::vector<std::string> families = family_list(arguments.families);
-  std::erase_if(cases, [&](const verify::Case& c) { return std::find(families.begin(), families.end(), c.family) == families.end(); });
+  std::erase_if(cases, [&](const verify::Case& c) {
+    return std::find(families.begin(), families.end(), c.family) == families.end();
+  });
   return cases;
 }
 
@@ -83,10 +85,12 @@ void check_backend(const std::string& name) {
   std::string known = "auto";
   for (const BackendInfo& backend : backends()) {
     if (backend.name == name && backend.usable) return;
-    if (backend.name == name) throw Error(ErrorCode::kNoDevice, fmt::format("backend '{}' is not usable here: {}", name, backend.detail));
+    if (backend.name == name)
+      throw Error(ErrorCode::kNoDevice, fmt::format("backend '{}' is not usable here: {}", name, backend.detail));
     known += ", " + backend.name;
   }
-  throw Error(ErrorCode::kInvalidArgument, fmt::format("--backend is '{}', which is not known; known: {}", name, known));
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("--backend is '{}', which is not known; known: {}", name, known));
 }
 
 void list_cases(const std::vector<verify::Case>& cases, bool json) {
@@ -99,7 +103,8 @@ void list_cases(const std::vector<verify::Case>& cases, bool json) {
   for (const verify::Case& c : cases) fmt::print("{}\n", verify::describe(c));
 }
 
-void print_failure(std::size_t index, const verify::Case& c, const verify::Verdict& verdict, const std::string& backend) {
+void print_failure(std::size_t index, const verify::Case& c, const verify::Verdict& verdict,
+                   const std::string& backend) {
   std::string text = fmt::format("FAILED case {}\n", index);
   for (const std::string& line : verdict.failures) text += fmt::format("  {}\n", line);
   fmt::print("{}  again: flashmask verify --backend {} --case '{}'\n", text, backend, verify::describe(c));
@@ -127,7 +132,8 @@ verify::Tally check(const std::vector<verify::Case>& cases, const VerifyArgument
 
 Json to_json(const verify::Tally& tally, const VerifyArguments& arguments) {
   Json failures = Json::array();
-  for (const verify::FailedCase& f : tally.failures) failures.push_back({{"index", f.index}, {"case", f.line}, {"failures", f.failures}});
+  for (const verify::FailedCase& f : tally.failures)
+    failures.push_back({{"index", f.index}, {"case", f.line}, {"failures", f.failures}});
   return {{"backend", arguments.backend},    {"seed", arguments.seed},
           {"passed", tally.passed},          {"failed", tally.failed},
           {"largest_errors", tally.largest}, {"failures", std::move(failures)},
@@ -150,12 +156,17 @@ void run_verify(const VerifyArguments& arguments, const Global& global) {
 constexpr const char* kDescription =
     "Check a backend on random masks, shapes, layouts and dtypes, forward and backward.\n"
     "\n"
-    "Every case is compared with the oracle (float64, element by element) under the accuracy rule, and bit for bit with the same\n"
-    "run under the mask given as a dense matrix. Outputs and workspace are filled with NaN beforehand, and the tiles that were\n"
-    "executed are counted. Ends with 'N passed, M failed'; the exit status is 0 if none failed and not all were skipped.\n"
+    "Every case is compared with the oracle (float64, element by element) under the accuracy rule, and bit for bit "
+    "with the same\n"
+    "run under the mask given as a dense matrix. Outputs and workspace are filled with NaN beforehand, and the tiles "
+    "that were\n"
+    "executed are counted. Ends with 'N passed, M failed'; the exit status is 0 if none failed and not all were "
+    "skipped.\n"
     "\n"
-    "On the cuda backend everything is copied to the first device and checked there; cases that it does not take are counted as\n"
-    "skipped, with the reason, and so is a backward. For a list that it takes: --covering --dtypes bfloat16,float16 --head-dims\n"
+    "On the cuda backend everything is copied to the first device and checked there; cases that it does not take are "
+    "counted as\n"
+    "skipped, with the reason, and so is a backward. For a list that it takes: --covering --dtypes bfloat16,float16 "
+    "--head-dims\n"
     "64,128 --layouts bshd,bhsd,aligned.";
 
 }  // namespace
@@ -163,40 +174,47 @@ constexpr const char* kDescription =
 void add_verify_command(CLI::App& app, const Global& global) {
   const auto arguments = std::make_shared<VerifyArguments>();
   CLI::App* command = app.add_subcommand("verify", kDescription);
-  command->add_option("--backend", arguments->backend, "The backend to check, as listed by 'flashmask info'")->capture_default_str();
+  command->add_option("--backend", arguments->backend, "The backend to check, as listed by 'flashmask info'")
+      ->capture_default_str();
   command->add_option("--families", arguments->families, "Mask families to draw from, separated by commas, or 'all'")
       ->capture_default_str();
-  command->add_option("--cases", arguments->cases, "How many random cases")->check(between(1, INT64_MAX))->capture_default_str();
+  command->add_option("--cases", arguments->cases, "How many random cases")
+      ->check(between(1, INT64_MAX))
+      ->capture_default_str();
   command->add_option("--seed", arguments->seed, "Of the random cases: the same seed gives the same cases")
       ->check(between(0, INT64_MAX))
       ->capture_default_str();
   command
-      ->add_option(
-          "--threads", arguments->threads,
-          "Threads of the run with the mask, 0 for the backend's default; the run with the dense mask takes one, so that equal bits "
-          "also show that threads change nothing")
+      ->add_option("--threads", arguments->threads,
+                   "Threads of the run with the mask, 0 for the backend's default; the run with the dense mask takes "
+                   "one, so that equal bits "
+                   "also show that threads change nothing")
       ->check(between(0, 4096))
       ->capture_default_str();
   command->add_option("--jobs", arguments->jobs, "Cases checked side by side, 0 for one on each core")
       ->check(between(0, 4096))
       ->capture_default_str();
-  CLI::Option* covering =
-      command->add_flag("--covering", arguments->covering,
-                        "Check the fixed list of over 1,500 cases, in which every two values of different dimensions meet, "
-                        "instead of random ones (some minutes)");
+  CLI::Option* covering = command->add_flag(
+      "--covering", arguments->covering,
+      "Check the fixed list of over 1,500 cases, in which every two values of different dimensions meet, "
+      "instead of random ones (some minutes)");
   command->add_option("--dtypes", arguments->dtypes, "Of --covering: only these dtypes, separated by commas")
       ->delimiter(',')
       ->needs(covering);
-  command->add_option("--head-dims", arguments->head_dims, "Of --covering: only these head dims")->delimiter(',')->needs(covering);
-  command->add_option("--layouts", arguments->layouts, "Of --covering: only these layouts (bshd, bhsd, padded, aligned)")
+  command->add_option("--head-dims", arguments->head_dims, "Of --covering: only these head dims")
       ->delimiter(',')
       ->needs(covering);
-  CLI::Option* line =
-      command->add_option("--case", arguments->lines, "Check this one case, as printed by --list or with a failure; may be repeated")
-          ->type_name("LINE")
-          ->take_all()
-          ->expected(1)
-          ->allow_extra_args(false);
+  command
+      ->add_option("--layouts", arguments->layouts, "Of --covering: only these layouts (bshd, bhsd, padded, aligned)")
+      ->delimiter(',')
+      ->needs(covering);
+  CLI::Option* line = command
+                          ->add_option("--case", arguments->lines,
+                                       "Check this one case, as printed by --list or with a failure; may be repeated")
+                          ->type_name("LINE")
+                          ->take_all()
+                          ->expected(1)
+                          ->allow_extra_args(false);
   line->excludes(covering);
   command->add_flag("--list", arguments->list, "Only print the cases, one on a line");
   command->callback([arguments, &global] { run_verify(*arguments, global); });

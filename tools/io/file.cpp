@@ -36,8 +36,10 @@ class TemporaryFile {
     const fs::file_status status = fs::status(target_, error);
     if (fs::is_directory(status)) fail("cannot write '{}': it is a directory", named_);
     if (fs::exists(status) && !fs::is_regular_file(status)) fail("cannot write '{}': it is not a regular file", named_);
-    if (fs::exists(status) && ::access(target_.c_str(), W_OK) != 0) fail("cannot write '{}': {}", named_, std::strerror(errno));
-    temporary_ = target_.parent_path() / fmt::format(".{}.{}-{:08x}", target_.filename().string(), ::getpid(), std::random_device{}());
+    if (fs::exists(status) && ::access(target_.c_str(), W_OK) != 0)
+      fail("cannot write '{}': {}", named_, std::strerror(errno));
+    temporary_ = target_.parent_path() /
+                 fmt::format(".{}.{}-{:08x}", target_.filename().string(), ::getpid(), std::random_device{}());
     const int file = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (file < 0) fail("cannot write '{}': {}", named_, std::strerror(errno));
     ::close(file);
@@ -83,7 +85,8 @@ void write_file_atomically(const std::string& path, const std::function<void(std
 }
 
 void write_file_atomically(const std::string& path, std::string_view contents) {
-  write_file_atomically(path, [&](std::ostream& out) { out.write(contents.data(), static_cast<std::streamsize>(contents.size())); });
+  write_file_atomically(
+      path, [&](std::ostream& out) { out.write(contents.data(), static_cast<std::streamsize>(contents.size())); });
 }
 
 void check_readable(const std::string& path) {

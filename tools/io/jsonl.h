@@ -34,7 +34,8 @@ struct JsonlSummary {
 /// object, or that name a key twice are collected together with those that `take` refused: the reader always
 /// goes on to the end of the file. `progress`, if given, is told the bytes read since it was last called.
 /// Throws if the file cannot be read.
-JsonlSummary read_jsonl(const std::string& path, const std::function<void(int64_t line, const nlohmann::json& object)>& take,
+JsonlSummary read_jsonl(const std::string& path,
+                        const std::function<void(int64_t line, const nlohmann::json& object)>& take,
                         const std::function<void(int64_t bytes)>& progress = {});
 
 /// Where `text` stops being valid UTF-8 (no overlong forms, no surrogates, nothing above U+10FFFF), or npos.

@@ -32,9 +32,11 @@ void check_object(const json& value, std::string_view what, std::initializer_lis
 
 /// An integer between `low` and `high`; numbers with a fraction or exponent are refused.
 int64_t integer(const json& value, std::string_view key, int64_t low, int64_t high) {
-  if (!value.is_number_integer()) fail("'{}' must be an integer, not {}", key, value.is_number() ? value.dump() : value.type_name());
+  if (!value.is_number_integer())
+    fail("'{}' must be an integer, not {}", key, value.is_number() ? value.dump() : value.type_name());
   // Beyond int64 the parser keeps an unsigned number.
-  const bool too_large = value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+  const bool too_large =
+      value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
   if (too_large || value.get<int64_t>() < low || value.get<int64_t>() > high) {
     fail("'{}' is {}; it must be between {} and {}", key, value.dump(), low, high);
   }
@@ -47,8 +49,8 @@ std::vector<Element> integers(const json& value, std::string_view key) {
   std::vector<Element> elements;
   elements.reserve(value.size());
   for (std::size_t at = 0; at < value.size(); ++at) {
-    const int64_t element =
-        integer(value[at], fmt::format("{}[{}]", key, at), std::numeric_limits<Element>::min(), std::numeric_limits<Element>::max());
+    const int64_t element = integer(value[at], fmt::format("{}[{}]", key, at), std::numeric_limits<Element>::min(),
+                                    std::numeric_limits<Element>::max());
     elements.push_back(static_cast<Element>(element));
   }
   return elements;
@@ -62,7 +64,9 @@ int64_t required_size(const json& value, const char* key) {
 }
 
 /// Batch and head counts: at least 1.
-int64_t count_or_one(const json& value, const char* key) { return value.contains(key) ? integer(value[key], key, 1, kInt64Max) : 1; }
+int64_t count_or_one(const json& value, const char* key) {
+  return value.contains(key) ? integer(value[key], key, 1, kInt64Max) : 1;
+}
 
 std::optional<int64_t> edge(const json& band, const char* key, std::string_view name) {
   if (!band.contains(key) || band[key].is_null()) return std::nullopt;
@@ -96,7 +100,8 @@ json to_json(const Mask& mask) {
               {"q_offset", mask.q_offset()},
               {"batch", view.bounds_batch},
               {"heads", view.bounds_heads}};
-  for (const auto& [key, vector] : {std::pair{"lts", mask.lts()}, {"lte", mask.lte()}, {"uts", mask.uts()}, {"ute", mask.ute()}}) {
+  for (const auto& [key, vector] :
+       {std::pair{"lts", mask.lts()}, {"lte", mask.lte()}, {"uts", mask.uts()}, {"ute", mask.ute()}}) {
     if (!vector.empty()) out[key] = vector;
   }
   if (mask.has_block_mask()) {
@@ -109,8 +114,8 @@ json to_json(const Mask& mask) {
 
 Mask mask_from_json(const json& value) {
   check_object(value, "the mask",
-               {"seqlen_q", "seqlen_k", "band", "q_offset", "batch", "heads", "lts", "lte", "uts", "ute", "block_batch", "block_heads",
-                "block_mask"});
+               {"seqlen_q", "seqlen_k", "band", "q_offset", "batch", "heads", "lts", "lte", "uts", "ute", "block_batch",
+                "block_heads", "block_mask"});
   MaskParts parts;
   parts.seqlen_q = required_size(value, "seqlen_q");
   parts.seqlen_k = required_size(value, "seqlen_k");
@@ -135,7 +140,8 @@ Mask mask_from_json(const json& value) {
 Mask read_mask(const std::string& path) {
   const json value = parse(path, read_file(path));
   const bool printed = value.is_object() && value.contains("mask");
-  if (printed && value["mask"].is_null()) fail("{} has no mask: --json leaves out masks of more than {} columns", path, kMostJsonColumns);
+  if (printed && value["mask"].is_null())
+    fail("{} has no mask: --json leaves out masks of more than {} columns", path, kMostJsonColumns);
   try {
     return mask_from_json(printed ? value["mask"] : value);
   } catch (const Error& error) {

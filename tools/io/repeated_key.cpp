@@ -11,8 +11,8 @@ namespace {
 
 using nlohmann::json;
 
-/// Follows the parser through the text. (A callback of the DOM parser would do as well, but after every object that parser
-/// walks over all earlier neighbours of it, which takes quadratic time.)
+/// Follows the parser through the text. (A callback of the DOM parser would do as well, but after every object that
+/// parser walks over all earlier neighbours of it, which takes quadratic time.)
 class KeyWatch final : public nlohmann::json_sax<json> {
  public:
   std::optional<std::string> repeated;

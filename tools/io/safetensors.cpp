@@ -39,7 +39,8 @@ std::string header_of(std::span<const SafetensorsEntry> entries, const Safetenso
   std::size_t begin = 0;
   for (const SafetensorsEntry& entry : entries) {
     if (byte_size(entry) != entry.data.size()) {
-      fail("tensor '{}' has {} bytes, which is not what {} and its shape need", entry.name, entry.data.size(), entry.dtype);
+      fail("tensor '{}' has {} bytes, which is not what {} and its shape need", entry.name, entry.data.size(),
+           entry.dtype);
     }
     if (header.contains(entry.name)) fail("two tensors are named '{}'", entry.name);
     const std::size_t end = begin + entry.data.size();
@@ -54,7 +55,8 @@ std::string header_of(std::span<const SafetensorsEntry> entries, const Safetenso
 json parse_header(const std::string& path, std::string_view text) {
   json header = json::parse(text, nullptr, false);
   if (!header.is_object()) fail("the safetensors header of '{}' is not a JSON object", path);
-  if (const auto twice = repeated_key(text)) fail("the safetensors header of '{}' has the key {} twice", path, json(*twice).dump());
+  if (const auto twice = repeated_key(text))
+    fail("the safetensors header of '{}' has the key {} twice", path, json(*twice).dump());
   return header;
 }
 
@@ -64,8 +66,10 @@ std::vector<int64_t> sizes_of(const json& entry, const char* key) {
   if (!values.is_array()) fail("'{}' must be an array of integers, not {}", key, values.type_name());
   std::vector<int64_t> sizes;
   for (const json& value : values) {
-    if (!value.is_number_unsigned() || value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
-      fail("'{}' holds {}; it must hold integers from 0 to 2^63 - 1", key, value.is_number() ? value.dump() : value.type_name());
+    if (!value.is_number_unsigned() ||
+        value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
+      fail("'{}' holds {}; it must hold integers from 0 to 2^63 - 1", key,
+           value.is_number() ? value.dump() : value.type_name());
     sizes.push_back(value.get<int64_t>());
   }
   return sizes;
@@ -75,7 +79,8 @@ std::vector<int64_t> sizes_of(const json& entry, const char* key) {
 SafetensorsEntry entry_of(const std::string& name, const json& value, std::span<const std::byte> tensors) {
   SafetensorsEntry entry{name, value.at("dtype").get<std::string>(), sizes_of(value, "shape"), {}};
   const std::vector<int64_t> range = sizes_of(value, "data_offsets");
-  if (range.size() != 2) fail("'data_offsets' has {} elements; it must have two, the first byte and the end", range.size());
+  if (range.size() != 2)
+    fail("'data_offsets' has {} elements; it must have two, the first byte and the end", range.size());
   const auto begin = static_cast<std::size_t>(range[0]), end = static_cast<std::size_t>(range[1]);
   if (begin > end || end > tensors.size()) fail("it lies outside of the file");
   entry.data = tensors.subspan(begin, end - begin);
@@ -104,7 +109,8 @@ std::size_t safetensors_element_size(std::string_view dtype) {
   fail("'{}' is not a dtype of safetensors that is known here", dtype);
 }
 
-void write_safetensors(std::ostream& out, std::span<const SafetensorsEntry> entries, const SafetensorsMetadata& metadata) {
+void write_safetensors(std::ostream& out, std::span<const SafetensorsEntry> entries,
+                       const SafetensorsMetadata& metadata) {
   const std::string header = header_of(entries, metadata);
   const uint64_t length = header.size();
   out.write(reinterpret_cast<const char*>(&length), sizeof length);
@@ -114,7 +120,8 @@ void write_safetensors(std::ostream& out, std::span<const SafetensorsEntry> entr
   }
 }
 
-void write_safetensors(const std::string& path, std::span<const SafetensorsEntry> entries, const SafetensorsMetadata& metadata) {
+void write_safetensors(const std::string& path, std::span<const SafetensorsEntry> entries,
+                       const SafetensorsMetadata& metadata) {
   write_file_atomically(path, [&](std::ostream& out) { write_safetensors(out, entries, metadata); });
 }
 
@@ -151,7 +158,8 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : contents_(read_file(
 }
 
 bool SafetensorsFile::contains(std::string_view name) const {
-  return std::any_of(entries_.begin(), entries_.end(), [&](const SafetensorsEntry& entry) { return entry.name == name; });
+  return std::any_of(entries_.begin(), entries_.end(),
+                     [&](const SafetensorsEntry& entry) { return entry.name == name; });
 }
 
 const SafetensorsEntry& SafetensorsFile::at(std::string_view name) const {

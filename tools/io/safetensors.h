@@ -30,8 +30,10 @@ std::size_t safetensors_element_size(std::string_view dtype);
 /// JSON object of dtype, shape and data_offsets by name, padded with spaces so that the data begins at a
 /// multiple of 8; the tensors one after the other in the order given. Entries should come with the widest
 /// elements first, which keeps every tensor aligned. All or nothing, see write_file_atomically.
-void write_safetensors(const std::string& path, std::span<const SafetensorsEntry> entries, const SafetensorsMetadata& metadata);
-void write_safetensors(std::ostream& out, std::span<const SafetensorsEntry> entries, const SafetensorsMetadata& metadata);
+void write_safetensors(const std::string& path, std::span<const SafetensorsEntry> entries,
+                       const SafetensorsMetadata& metadata);
+void write_safetensors(std::ostream& out, std::span<const SafetensorsEntry> entries,
+                       const SafetensorsMetadata& metadata);
 
 /// A safetensors file in memory.
 class SafetensorsFile {

@@ -24,13 +24,18 @@ Tensor tensor(DataType dtype, int64_t batch, const Packed& packed, int64_t heads
 
 Inputs make_inputs(const RunOptions& options, const Packed& packed, int64_t batch) {
   const auto make = [&](int64_t heads) { return tensor(options.dtype, batch, packed, heads, options.shape); };
-  return {make(options.shape.heads), make(options.shape.kv_heads), make(options.shape.kv_heads), make(options.shape.heads)};
+  return {make(options.shape.heads), make(options.shape.kv_heads), make(options.shape.kv_heads),
+          make(options.shape.heads)};
 }
 
 }  // namespace
 
 Workbench::Workbench(const RunOptions& options, const Packed& packed, const Projections& projections, int64_t batch)
-    : options_(options), packed_(packed), projections_(projections), batch_(batch), inputs_(make_inputs(options, packed, batch)) {
+    : options_(options),
+      packed_(packed),
+      projections_(projections),
+      batch_(batch),
+      inputs_(make_inputs(options, packed, batch)) {
   library_options_.threads = options.threads;
   library_options_.backend = options.backend;
   library_options_.deterministic = true;
@@ -77,7 +82,8 @@ Seconds Workbench::run(const Mask& mask, Outputs& outputs) {
 
 Seconds Workbench::run_dense(std::span<const uint8_t> visible, Outputs& outputs) {
   AttentionInputs call = call_of();
-  call.dense_mask = TensorView::contiguous(visible.data(), DataType::kBool, {count_, 1, packed_.seqlen, packed_.seqlen});
+  call.dense_mask =
+      TensorView::contiguous(visible.data(), DataType::kBool, {count_, 1, packed_.seqlen, packed_.seqlen});
   return run(call, outputs);
 }
 
@@ -109,7 +115,8 @@ Seconds Workbench::run(const AttentionInputs& call, Outputs& outputs) {
 
 MaskedFigures run_masked(const RunOptions& options, const Packed& packed, const Projections& projections) {
   MaskedFigures figures;
-  figures.sequences = options.limit_sequences > 0 ? std::min(options.limit_sequences, packed.sequences) : packed.sequences;
+  figures.sequences =
+      options.limit_sequences > 0 ? std::min(options.limit_sequences, packed.sequences) : packed.sequences;
   figures.batch_size = batch_size_of(options, figures.sequences);
   const Mask all = packed.mask(0, figures.sequences);
   figures.statistics = statistics(all);

@@ -25,7 +25,9 @@ constexpr double kPlainFactor = 2, kPlainSlack = 1e-5;
 constexpr double kLseLimit16Bit = 1e-3;
 
 /// Uniform in [0, count), the same with every standard library.
-int64_t draw(std::mt19937_64& engine, int64_t count) { return static_cast<int64_t>(engine() % static_cast<uint64_t>(count)); }
+int64_t draw(std::mt19937_64& engine, int64_t count) {
+  return static_cast<int64_t>(engine() % static_cast<uint64_t>(count));
+}
 
 /// Tokens of a sequence before its padding.
 int64_t used_places(const Packed& packed, int64_t sequence) {
@@ -47,7 +49,8 @@ bool CheckFigures::passed() const {
          std::all_of(accuracy.begin(), accuracy.end(), [](const Accuracy& a) { return a.passed(); });
 }
 
-SampleCheck::SampleCheck(const Packed& packed, int64_t sequences, const AttentionShape& shape, DataType dtype, uint64_t seed, int threads)
+SampleCheck::SampleCheck(const Packed& packed, int64_t sequences, const AttentionShape& shape, DataType dtype,
+                         uint64_t seed, int threads)
     : packed_(packed), lineage_(std::make_unique<Lineage>(packed)), shape_(shape), dtype_(dtype), threads_(threads) {
   draw_rows(sequences, seed);
   draw_columns(sequences, seed + 1);
@@ -62,8 +65,8 @@ void SampleCheck::draw_rows(int64_t sequences, uint64_t seed) {
   rows_.push_back({0, 0, draw(engine, shape_.heads)});
   for (int64_t n = 1; n < kRowSamples; ++n) {
     const int64_t sequence = draw(engine, sequences);
-    rows_.push_back(
-        {sequence, draw(engine, n % kPaddingSamples == 0 ? packed_.seqlen : used_places(packed_, sequence)), draw(engine, shape_.heads)});
+    rows_.push_back({sequence, draw(engine, n % kPaddingSamples == 0 ? packed_.seqlen : used_places(packed_, sequence)),
+                     draw(engine, shape_.heads)});
   }
 }
 
@@ -72,12 +75,14 @@ void SampleCheck::draw_columns(int64_t sequences, uint64_t seed) {
   double work = 0;
   for (int64_t n = 0; n < kColumnTries && static_cast<int64_t>(columns_.size()) < kColumnSamples; ++n) {
     const int64_t sequence = draw(engine, sequences);
-    const ColumnSample sample{sequence, draw(engine, n % kPaddingSamples == 0 ? packed_.seqlen : used_places(packed_, sequence)),
+    const ColumnSample sample{sequence,
+                              draw(engine, n % kPaddingSamples == 0 ? packed_.seqlen : used_places(packed_, sequence)),
                               draw(engine, shape_.kv_heads)};
     const SequenceRule rule{packed_, *lineage_, sample.sequence};
     double keys = 0;  // of all rows that see the column: as many as their position ids say, and themselves
     for (int64_t i = sample.key; i < packed_.seqlen; ++i) {
-      if (rule.sees(i, sample.key)) keys += packed_.position_ids[static_cast<std::size_t>(sample.sequence * packed_.seqlen + i)] + 1;
+      if (rule.sees(i, sample.key))
+        keys += packed_.position_ids[static_cast<std::size_t>(sample.sequence * packed_.seqlen + i)] + 1;
     }
     const double own_work = keys * static_cast<double>(shape_.heads / shape_.kv_heads * shape_.head_dim * 4);
     if (work + own_work > kColumnWork) continue;
@@ -94,9 +99,11 @@ void SampleCheck::compare(Result result, double got, double exact, double plain)
   raise(accuracy.plain_error, difference(plain, exact) / unit);
 }
 
-void SampleCheck::check_row(const RowSample& sample, int64_t entry, const Mask& mask, const Inputs& inputs, const Outputs& outputs) {
+void SampleCheck::check_row(const RowSample& sample, int64_t entry, const Mask& mask, const Inputs& inputs,
+                            const Outputs& outputs) {
   const SequenceRule rule{packed_, *lineage_, sample.sequence};
-  for (int64_t j = 0; j < packed_.seqlen; ++j) wrong_visibility_ += rule.sees(sample.row, j) != mask.visible(entry, 0, sample.row, j);
+  for (int64_t j = 0; j < packed_.seqlen; ++j)
+    wrong_visibility_ += rule.sees(sample.row, j) != mask.visible(entry, 0, sample.row, j);
   const std::vector<int64_t> keys = rule.keys(sample.row);
   const RowPlace place{entry, sample.row, sample.head, sample.head / (shape_.heads / shape_.kv_heads)};
   const auto exact = attend_row(ExactArithmetic{}, shape_, packed_.seqlen, inputs, place, keys);
@@ -107,10 +114,12 @@ void SampleCheck::check_row(const RowSample& sample, int64_t entry, const Mask& 
     compare(kOut, outputs.out.at(at + x), exact.out[n], plain.out[n]);
     compare(kDq, outputs.dq.at(at + x), exact.dq[n], plain.dq[n]);
   }
-  compare(kLse, outputs.lse.at((entry * shape_.heads + sample.head) * packed_.seqlen + sample.row), exact.lse, plain.lse);
+  compare(kLse, outputs.lse.at((entry * shape_.heads + sample.head) * packed_.seqlen + sample.row), exact.lse,
+          plain.lse);
 }
 
-void SampleCheck::check_column(const ColumnSample& sample, int64_t entry, const Inputs& inputs, const Outputs& outputs) {
+void SampleCheck::check_column(const ColumnSample& sample, int64_t entry, const Inputs& inputs,
+                               const Outputs& outputs) {
   const SequenceRule rule{packed_, *lineage_, sample.sequence};
   const auto exact = column_gradient(ExactArithmetic{}, shape_, rule, inputs, entry, sample.key, sample.kv_head);
   const auto plain = column_gradient(PlainArithmetic{dtype_}, shape_, rule, inputs, entry, sample.key, sample.kv_head);
@@ -124,8 +133,11 @@ void SampleCheck::check_column(const ColumnSample& sample, int64_t entry, const 
 
 void SampleCheck::check_every_element(int64_t first, int64_t count, const Outputs& outputs) {
   std::atomic<int64_t> nan = 0, dirty = 0;
-  const auto is_padding = [&](int64_t token) { return packed_.segment_ids[static_cast<std::size_t>(first * packed_.seqlen + token)] < 0; };
-  const auto look = [&](const Tensor& tensor, int64_t element, bool padding, float hidden, int64_t& nan_here, int64_t& dirty_here) {
+  const auto is_padding = [&](int64_t token) {
+    return packed_.segment_ids[static_cast<std::size_t>(first * packed_.seqlen + token)] < 0;
+  };
+  const auto look = [&](const Tensor& tensor, int64_t element, bool padding, float hidden, int64_t& nan_here,
+                        int64_t& dirty_here) {
     const float value = tensor.at(element);
     nan_here += std::isnan(value);
     dirty_here += padding && value != hidden;
@@ -140,8 +152,8 @@ void SampleCheck::check_every_element(int64_t first, int64_t count, const Output
       }
       const int64_t entry = token / packed_.seqlen, row = token % packed_.seqlen;
       for (int64_t h = 0; h < shape_.heads; ++h) {
-        look(outputs.lse, (entry * shape_.heads + h) * packed_.seqlen + row, padding, -std::numeric_limits<float>::infinity(), nan_here,
-             dirty_here);
+        look(outputs.lse, (entry * shape_.heads + h) * packed_.seqlen + row, padding,
+             -std::numeric_limits<float>::infinity(), nan_here, dirty_here);
       }
     }
     nan += nan_here;

@@ -55,7 +55,8 @@ struct CheckFigures {
 class SampleCheck {
  public:
   /// Draws the samples among the first `sequences` sequences of `packed`.
-  SampleCheck(const Packed& packed, int64_t sequences, const AttentionShape& shape, DataType dtype, uint64_t seed, int threads);
+  SampleCheck(const Packed& packed, int64_t sequences, const AttentionShape& shape, DataType dtype, uint64_t seed,
+              int threads);
   ~SampleCheck();
 
   /// Checks sequences [first, first + count): their samples, and the padding and NaNs of every element.
@@ -73,7 +74,8 @@ class SampleCheck {
 
   void draw_rows(int64_t sequences, uint64_t seed);
   void draw_columns(int64_t sequences, uint64_t seed);
-  void check_row(const RowSample& sample, int64_t entry, const Mask& mask, const Inputs& inputs, const Outputs& outputs);
+  void check_row(const RowSample& sample, int64_t entry, const Mask& mask, const Inputs& inputs,
+                 const Outputs& outputs);
   void check_column(const ColumnSample& sample, int64_t entry, const Inputs& inputs, const Outputs& outputs);
   void check_every_element(int64_t first, int64_t count, const Outputs& outputs);
   void compare(Result result, double got, double exact, double plain);

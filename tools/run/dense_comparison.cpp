@@ -26,21 +26,23 @@ bool same_bits(const Tensor& a, const Tensor& b, int64_t count) {
 }
 
 /// How many sequences to compare, with the reason if not all of them.
-std::pair<int64_t, std::string> sequences_to_compare(const RunOptions& options, const Packed& packed, const MaskedFigures& masked) {
+std::pair<int64_t, std::string> sequences_to_compare(const RunOptions& options, const Packed& packed,
+                                                     const MaskedFigures& masked) {
   if (options.dense_seconds == 0) return {0, "left out, as --dense-seconds is 0"};
   if (packed.seqlen > kMostMaskBytes / packed.seqlen) {
     return {0, fmt::format("left out: one sequence's dense mask would take {:.1f} GiB",
                            static_cast<double>(packed.seqlen) * static_cast<double>(packed.seqlen) * 0x1p-30)};
   }
-  const double tile = masked.seconds.attention() / static_cast<double>(std::max<int64_t>(masked.statistics.live_tiles(), 1));
+  const double tile =
+      masked.seconds.attention() / static_cast<double>(std::max<int64_t>(masked.statistics.live_tiles(), 1));
   const double sequence = tile * static_cast<double>(masked.statistics.tiles) / static_cast<double>(masked.sequences);
   const double fitting = options.dense_seconds / std::max(sequence, 1e-9);
   if (fitting >= static_cast<double>(masked.sequences)) return {masked.sequences, ""};
   const auto sequences = std::max<int64_t>(1, static_cast<int64_t>(fitting));
   if (sequences == masked.sequences) return {sequences, ""};
-  return {sequences,
-          fmt::format("the dense run would take about {} on all {} sequences; --dense-seconds is {:g}",
-                      cli::duration_text(sequence * static_cast<double>(masked.sequences)), masked.sequences, options.dense_seconds)};
+  return {sequences, fmt::format("the dense run would take about {} on all {} sequences; --dense-seconds is {:g}",
+                                 cli::duration_text(sequence * static_cast<double>(masked.sequences)), masked.sequences,
+                                 options.dense_seconds)};
 }
 
 }  // namespace
@@ -70,8 +72,11 @@ DenseFigures compare_with_dense(const RunOptions& options, const Packed& packed,
     figures.masked += bench.run(mask, sparse);
     bench.progress = [&](int64_t parts) { progress.advance(parts); };
     figures.dense += bench.run_dense(visible, dense);
-    const std::pair<const Tensor*, const Tensor*> results[] = {
-        {&sparse.out, &dense.out}, {&sparse.lse, &dense.lse}, {&sparse.dq, &dense.dq}, {&sparse.dk, &dense.dk}, {&sparse.dv, &dense.dv}};
+    const std::pair<const Tensor*, const Tensor*> results[] = {{&sparse.out, &dense.out},
+                                                               {&sparse.lse, &dense.lse},
+                                                               {&sparse.dq, &dense.dq},
+                                                               {&sparse.dk, &dense.dk},
+                                                               {&sparse.dv, &dense.dv}};
     for (std::size_t r = 0; r < figures.equality.size(); ++r) {
       figures.equality[r].equal = figures.equality[r].equal && same_bits(*results[r].first, *results[r].second, count);
     }

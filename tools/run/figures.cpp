@@ -31,7 +31,8 @@ ordered_json seconds_json(const Seconds& seconds, bool with_plan) {
 
 ordered_json input_json(const RunFigures& f) {
   ordered_json bad = ordered_json::array();
-  for (const io::BadLine& line : f.records.summary.bad_lines) bad.push_back({{"line", line.line}, {"reason", line.reason}});
+  for (const io::BadLine& line : f.records.summary.bad_lines)
+    bad.push_back({{"line", line.line}, {"reason", line.reason}});
   return {{"file", f.options.input},
           {"task", name(f.options.task)},
           {"lines", f.records.summary.lines},
@@ -43,14 +44,14 @@ ordered_json input_json(const RunFigures& f) {
 
 /// The nodes column by column: entry n of each is node n's.
 ordered_json nodes_json(const std::vector<PackedNode>& nodes) {
-  const auto column = [&](int32_t PackedNode::*member) {
+  const auto column = [&](int32_t PackedNode::* member) {
     ordered_json values = ordered_json::array();
     for (const PackedNode& node : nodes) values.push_back(node.*member);
     return values;
   };
   ordered_json columns;
-  int32_t PackedNode::*const members[] = {&PackedNode::segment,  &PackedNode::node,  &PackedNode::parent,
-                                          &PackedNode::sequence, &PackedNode::begin, &PackedNode::end};
+  int32_t PackedNode::* const members[] = {&PackedNode::segment,  &PackedNode::node,  &PackedNode::parent,
+                                           &PackedNode::sequence, &PackedNode::begin, &PackedNode::end};
   for (std::size_t n = 0; n < std::size(kNodeColumns); ++n) columns[kNodeColumns[n]] = column(members[n]);
   return columns;
 }
@@ -125,24 +126,29 @@ std::string input_text(const RunFigures& f) {
 }
 
 std::string tiles_text(const MaskStatistics& s) {
-  return fmt::format("{} of {} tiles of {}x{} skipped ({}), {} partial, {} full", grouped(s.tiles - s.live_tiles()), grouped(s.tiles),
-                     s.tile.rows, s.tile.keys, percent_text(1 - s.live_share()), grouped(s.partial_tiles), grouped(s.full_tiles));
+  return fmt::format("{} of {} tiles of {}x{} skipped ({}), {} partial, {} full", grouped(s.tiles - s.live_tiles()),
+                     grouped(s.tiles), s.tile.rows, s.tile.keys, percent_text(1 - s.live_share()),
+                     grouped(s.partial_tiles), grouped(s.full_tiles));
 }
 
 std::string rates_text(const RunFigures::Rate& rate) {
   return fmt::format("{} on visible elements, {} on whole tiles", rate_text(rate.visible), rate_text(rate.executed));
 }
 
-std::string sequences_text(int64_t count) { return fmt::format("{} sequence{}", grouped(count), count == 1 ? "" : "s"); }
+std::string sequences_text(int64_t count) {
+  return fmt::format("{} sequence{}", grouped(count), count == 1 ? "" : "s");
+}
 
 std::vector<std::string> packing_lines(const Packed& packed) {
-  std::vector<std::string> lines{fmt::format("{} tokens in {} of {}, {} padding", grouped(packed.tokens), sequences_text(packed.sequences),
-                                             grouped(packed.seqlen), percent_text(packed.padding_share()))};
+  std::vector<std::string> lines{fmt::format("{} tokens in {} of {}, {} padding", grouped(packed.tokens),
+                                             sequences_text(packed.sequences), grouped(packed.seqlen),
+                                             percent_text(packed.padding_share()))};
   if (shares_prefix(packed.task)) {
     const std::string nodes =
         packed.task == Task::kTree ? fmt::format("{} nodes; ", grouped(static_cast<int64_t>(packed.nodes.size()))) : "";
-    lines.push_back(fmt::format("{}{} as a sequence of its own: {} tokens, {:.2f}x; sharing saves {}", nodes, separate_text(packed),
-                                grouped(packed.separate.tokens), packed.sharing_ratio(), grouped(packed.separate.tokens - packed.tokens)));
+    lines.push_back(fmt::format("{}{} as a sequence of its own: {} tokens, {:.2f}x; sharing saves {}", nodes,
+                                separate_text(packed), grouped(packed.separate.tokens), packed.sharing_ratio(),
+                                grouped(packed.separate.tokens - packed.tokens)));
   }
   return lines;
 }
@@ -160,15 +166,16 @@ void add_section(std::string& text, std::string_view title, const std::vector<st
 }
 
 std::vector<std::string> check_lines(const CheckFigures& check) {
-  std::vector<std::string> lines{fmt::format("{} query rows and {} key columns against an fp64 oracle", check.rows, check.columns)};
+  std::vector<std::string> lines{
+      fmt::format("{} query rows and {} key columns against an fp64 oracle", check.rows, check.columns)};
   for (const Accuracy& a : check.accuracy) {
-    lines.push_back(
-        fmt::format("{:<4} largest error {:.1e}, allowed {:.1e}  {}", a.tensor, a.max_error, a.limit, a.passed() ? "ok" : "FAILED"));
+    lines.push_back(fmt::format("{:<4} largest error {:.1e}, allowed {:.1e}  {}", a.tensor, a.max_error, a.limit,
+                                a.passed() ? "ok" : "FAILED"));
   }
-  lines.push_back(
-      check.dirty_padding == 0 && check.unwritten_or_nan == 0
-          ? std::string("every element written, none NaN; padding 0 in out, dq, dk and dv, -inf in lse  ok")
-          : fmt::format("{} elements NaN or not written, {} wrong in the padding  FAILED", check.unwritten_or_nan, check.dirty_padding));
+  lines.push_back(check.dirty_padding == 0 && check.unwritten_or_nan == 0
+                      ? std::string("every element written, none NaN; padding 0 in out, dq, dk and dv, -inf in lse  ok")
+                      : fmt::format("{} elements NaN or not written, {} wrong in the padding  FAILED",
+                                    check.unwritten_or_nan, check.dirty_padding));
   if (check.wrong_visibility > 0)
     lines.push_back(fmt::format("{} elements of the sampled rows are masked wrongly  FAILED", check.wrong_visibility));
   return lines;
@@ -178,7 +185,8 @@ std::vector<std::string> dense_lines(const RunFigures& f) {
   const DenseFigures& d = f.dense;
   if (d.sequences == 0) return {d.note};
   const auto line = [](std::string_view what, double masked, double dense, double speedup) {
-    return fmt::format("{:<8} {:>9} masked, {:>9} dense: {:.1f}x", what, seconds_text(masked), seconds_text(dense), speedup);
+    return fmt::format("{:<8} {:>9} masked, {:>9} dense: {:.1f}x", what, seconds_text(masked), seconds_text(dense),
+                       speedup);
   };
   std::vector<std::string> lines;
   lines.push_back(some_text(d.sequences, f.masked.sequences) + (d.note.empty() ? "" : fmt::format(" ({})", d.note)));
@@ -186,7 +194,8 @@ std::vector<std::string> dense_lines(const RunFigures& f) {
   lines.push_back(line("backward", d.masked.backward, d.dense.backward, f.backward_speedup()));
   lines.push_back(line("both", d.masked.attention(), d.dense.attention(), f.speedup()));
   std::string equal, different;
-  for (const auto& e : d.equality) (e.equal ? equal : different) += (e.equal ? equal : different).empty() ? e.tensor : ", " + e.tensor;
+  for (const auto& e : d.equality)
+    (e.equal ? equal : different) += (e.equal ? equal : different).empty() ? e.tensor : ", " + e.tensor;
   if (!equal.empty()) lines.push_back(fmt::format("{}: the same bits in both runs  ok", equal));
   if (!different.empty()) lines.push_back(fmt::format("{}: different bits in the two runs  FAILED", different));
   return lines;
@@ -201,12 +210,14 @@ AttentionFlops RunFigures::flops(double share) const {
 
 RunFigures::Rate RunFigures::forward_rate() const {
   const double unit = 1e12 * masked.seconds.forward;
-  return {ratio(flops(masked.statistics.visible_share()).forward, unit), ratio(flops(masked.statistics.live_share()).forward, unit)};
+  return {ratio(flops(masked.statistics.visible_share()).forward, unit),
+          ratio(flops(masked.statistics.live_share()).forward, unit)};
 }
 
 RunFigures::Rate RunFigures::backward_rate() const {
   const double unit = 1e12 * masked.seconds.backward;
-  return {ratio(flops(masked.statistics.visible_share()).backward, unit), ratio(flops(masked.statistics.live_share()).backward, unit)};
+  return {ratio(flops(masked.statistics.visible_share()).backward, unit),
+          ratio(flops(masked.statistics.live_share()).backward, unit)};
 }
 
 double RunFigures::forward_speedup() const { return ratio(dense.dense.forward, dense.masked.forward); }
@@ -220,28 +231,29 @@ ordered_json to_json(const RunFigures& f) {
   times["backward_tflops"] = f.backward_rate().visible;
   times["forward_tile_tflops"] = f.forward_rate().executed;
   times["backward_tile_tflops"] = f.backward_rate().executed;
-  return {{"command", "run"},
-          {"version", fmt::format("{}.{}.{}", FLASHMASK_VERSION_MAJOR, FLASHMASK_VERSION_MINOR, FLASHMASK_VERSION_PATCH)},
-          {"passed", f.passed()},
-          {"input", input_json(f)},
-          {"packing", packing_json(f.packed)},
-          {"attention",
-           {{"sequences", f.masked.sequences},
-            {"batch_size", f.masked.batch_size},
-            {"heads", shape.heads},
-            {"kv_heads", shape.kv_heads},
-            {"head_dim", shape.head_dim},
-            {"dtype", name(f.options.dtype)},
-            {"seed", f.options.seed},
-            {"backend", f.masked.backend},
-            {"configuration", f.masked.configuration}}},
-          {"masks", masks_json(f.masked)},
-          {"times", times},
-          {"check", check_json(f.masked.check)},
-          {"comparison", dense_json(f)},
-          {"files",
-           {{"out", f.options.out.empty() ? ordered_json(nullptr) : ordered_json(f.options.out)},
-            {"report", f.options.report.empty() ? ordered_json(nullptr) : ordered_json(f.options.report)}}}};
+  return {
+      {"command", "run"},
+      {"version", fmt::format("{}.{}.{}", FLASHMASK_VERSION_MAJOR, FLASHMASK_VERSION_MINOR, FLASHMASK_VERSION_PATCH)},
+      {"passed", f.passed()},
+      {"input", input_json(f)},
+      {"packing", packing_json(f.packed)},
+      {"attention",
+       {{"sequences", f.masked.sequences},
+        {"batch_size", f.masked.batch_size},
+        {"heads", shape.heads},
+        {"kv_heads", shape.kv_heads},
+        {"head_dim", shape.head_dim},
+        {"dtype", name(f.options.dtype)},
+        {"seed", f.options.seed},
+        {"backend", f.masked.backend},
+        {"configuration", f.masked.configuration}}},
+      {"masks", masks_json(f.masked)},
+      {"times", times},
+      {"check", check_json(f.masked.check)},
+      {"comparison", dense_json(f)},
+      {"files",
+       {{"out", f.options.out.empty() ? ordered_json(nullptr) : ordered_json(f.options.out)},
+        {"report", f.options.report.empty() ? ordered_json(nullptr) : ordered_json(f.options.report)}}}};
 }
 
 std::string to_text(const RunFigures& f) {
@@ -251,17 +263,20 @@ std::string to_text(const RunFigures& f) {
   add_section(text, "input", {input_text(f), fmt::format("task {}", name(f.options.task))});
   add_section(text, "packing", packing_lines(f.packed));
   if (m.sequences < f.packed.sequences) {
-    add_section(text, "", {fmt::format("from here on: {} (--limit-sequences)", some_text(m.sequences, f.packed.sequences))});
+    add_section(text, "",
+                {fmt::format("from here on: {} (--limit-sequences)", some_text(m.sequences, f.packed.sequences))});
   }
-  add_section(text, "masks",
-              {fmt::format("{} of the elements visible", percent_text(m.statistics.visible_share())), tiles_text(m.statistics),
-               fmt::format("{} and a plan of {}, in place of {} of dense masks", bytes_text(static_cast<double>(m.mask_bytes)),
-                           bytes_text(static_cast<double>(m.plan_bytes)), bytes_text(static_cast<double>(m.dense_mask_bytes)))});
   add_section(
-      text, "attention",
-      {fmt::format("{} head{}, {} key and value head{}, head dim {}, {}; {} a call", shape.heads, shape.heads == 1 ? "" : "s",
-                   shape.kv_heads, shape.kv_heads == 1 ? "" : "s", shape.head_dim, name(f.options.dtype), sequences_text(m.batch_size)),
-       fmt::format("backend {}{}", m.backend, m.configuration.empty() ? "" : ": " + m.configuration)});
+      text, "masks",
+      {fmt::format("{} of the elements visible", percent_text(m.statistics.visible_share())), tiles_text(m.statistics),
+       fmt::format("{} and a plan of {}, in place of {} of dense masks", bytes_text(static_cast<double>(m.mask_bytes)),
+                   bytes_text(static_cast<double>(m.plan_bytes)),
+                   bytes_text(static_cast<double>(m.dense_mask_bytes)))});
+  add_section(text, "attention",
+              {fmt::format("{} head{}, {} key and value head{}, head dim {}, {}; {} a call", shape.heads,
+                           shape.heads == 1 ? "" : "s", shape.kv_heads, shape.kv_heads == 1 ? "" : "s", shape.head_dim,
+                           name(f.options.dtype), sequences_text(m.batch_size)),
+               fmt::format("backend {}{}", m.backend, m.configuration.empty() ? "" : ": " + m.configuration)});
   add_section(text, "times",
               {fmt::format("plan     {:>9}", seconds_text(m.seconds.plan)),
                fmt::format("forward  {:>9}  {}", seconds_text(m.seconds.forward), rates_text(f.forward_rate())),

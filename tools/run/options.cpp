@@ -23,7 +23,8 @@ constexpr int64_t kShortestSeqlen = 3;  // BEGIN, one byte, END
 /// Of q, out, dout and dq, k, v, dk and dv for one sequence.
 double tensor_bytes(const RunOptions& options) {
   const int64_t elements = 4 * (options.shape.heads + options.shape.kv_heads) * options.shape.head_dim;
-  return static_cast<double>(options.seqlen) * static_cast<double>(elements) * static_cast<double>(element_size(options.dtype));
+  return static_cast<double>(options.seqlen) * static_cast<double>(elements) *
+         static_cast<double>(element_size(options.dtype));
 }
 
 /// Whether two paths name the same file, be it there already or not.
@@ -37,7 +38,8 @@ bool same_file(const std::string& a, const std::string& b) {
 }
 
 void check_distinct(const char* option, const std::string& path, const char* other_option, const std::string& other) {
-  if (!path.empty() && !other.empty() && same_file(path, other)) io::fail("{} and {} are the same file, '{}'", option, other_option, path);
+  if (!path.empty() && !other.empty() && same_file(path, other))
+    io::fail("{} and {} are the same file, '{}'", option, other_option, path);
 }
 
 void check_backend(const std::string& backend) {
@@ -54,14 +56,19 @@ void check_backend(const std::string& backend) {
 void add_options(CLI::App& command, RunOptions& options) {
   const auto set_task = [&options](const std::string& name) { options.task = task_from_name(name); };
   const auto set_dtype = [&options](const std::string& name) {
-    options.dtype = name == "bfloat16" ? DataType::kBFloat16 : name == "float16" ? DataType::kFloat16 : DataType::kFloat32;
+    options.dtype = name == "bfloat16"  ? DataType::kBFloat16
+                    : name == "float16" ? DataType::kFloat16
+                                        : DataType::kFloat32;
   };
   const auto at_least = [](int64_t least) {
     return CLI::Range(least, std::numeric_limits<int64_t>::max() / 2, fmt::format("at least {}", least));
   };
-  const auto not_empty =
-      CLI::Validator([](const std::string& path) { return path.empty() ? std::string("a file name is needed") : std::string(); }, "");
-  command.add_option("--input", options.input, "JSONL file, one record per line")->required()->check(not_empty)->type_name("FILE.jsonl");
+  const auto not_empty = CLI::Validator(
+      [](const std::string& path) { return path.empty() ? std::string("a file name is needed") : std::string(); }, "");
+  command.add_option("--input", options.input, "JSONL file, one record per line")
+      ->required()
+      ->check(not_empty)
+      ->type_name("FILE.jsonl");
   command
       .add_option_function<std::string>(
           "--task", set_task,
@@ -72,7 +79,9 @@ void add_options(CLI::App& command, RunOptions& options) {
   command.add_option("--seqlen", options.seqlen, "Tokens of a packed sequence")
       ->check(CLI::Range(kShortestSeqlen, kMaxSeqlen))
       ->capture_default_str();
-  command.add_option("--heads", options.shape.heads, "Query heads")->check(CLI::Range(int64_t{1}, int64_t{1024}))->capture_default_str();
+  command.add_option("--heads", options.shape.heads, "Query heads")
+      ->check(CLI::Range(int64_t{1}, int64_t{1024}))
+      ->capture_default_str();
   command.add_option("--kv-heads", options.shape.kv_heads, "Key and value heads; must divide --heads")
       ->check(CLI::Range(int64_t{1}, int64_t{1024}))
       ->capture_default_str();
@@ -82,37 +91,47 @@ void add_options(CLI::App& command, RunOptions& options) {
   command.add_option_function<std::string>("--dtype", set_dtype, "Type of q, k, v and the results")
       ->check(CLI::IsMember({"float32", "bfloat16", "float16"}))
       ->default_str("float32");
-  command.add_option("--backend", options.backend, "auto, or a backend that `flashmask info` lists")->capture_default_str();
+  command.add_option("--backend", options.backend, "auto, or a backend that `flashmask info` lists")
+      ->capture_default_str();
   command.add_option("--threads", options.threads, "CPU threads; 0: as many as there are")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
-  command.add_option("--seed", options.seed, "Seed of embeddings, projections, output gradient and samples")->capture_default_str();
+  command.add_option("--seed", options.seed, "Seed of embeddings, projections, output gradient and samples")
+      ->capture_default_str();
   command
       .add_option("--limit-sequences", options.limit_sequences,
                   "Run attention on the first N sequences only; 0: on all. --out has all in any case")
       ->check(at_least(0))
       ->type_name("N")
       ->capture_default_str();
-  command.add_option("--batch-size", options.batch_size, "Sequences per attention call; 0: at most 8, and about 1 GiB of tensors")
+  command
+      .add_option("--batch-size", options.batch_size,
+                  "Sequences per attention call; 0: at most 8, and about 1 GiB of tensors")
       ->check(at_least(0))
       ->type_name("N")
       ->capture_default_str();
   command
       .add_option("--dense-seconds", options.dense_seconds,
-                  "About how long the comparison with dense masks may take: it runs on as many of the first sequences as fit, one at "
+                  "About how long the comparison with dense masks may take: it runs on as many of the first sequences "
+                  "as fit, one at "
                   "least; 0: none")
       ->check(CLI::Range(0.0, 1e9))
       ->type_name("S")
       ->capture_default_str();
   command.add_flag("--skip-bad", options.skip_bad, "Report bad lines and go on without them");
-  command.add_option("--out", options.out, "Write the packed sequences as a safetensors file")->check(not_empty)->type_name("FILE");
-  command.add_option("--report", options.report, "Write a report with pictures as one HTML file")->check(not_empty)->type_name("FILE");
+  command.add_option("--out", options.out, "Write the packed sequences as a safetensors file")
+      ->check(not_empty)
+      ->type_name("FILE");
+  command.add_option("--report", options.report, "Write a report with pictures as one HTML file")
+      ->check(not_empty)
+      ->type_name("FILE");
 }
 
 void check_options(const RunOptions& options) {
   if (options.shape.heads % options.shape.kv_heads != 0) {
-    io::fail("--heads is {} and --kv-heads {}; the number of heads must be a multiple of the number of key and value heads",
-             options.shape.heads, options.shape.kv_heads);
+    io::fail(
+        "--heads is {} and --kv-heads {}; the number of heads must be a multiple of the number of key and value heads",
+        options.shape.heads, options.shape.kv_heads);
   }
   check_backend(options.backend);
   io::check_readable(options.input);
@@ -125,12 +144,14 @@ void check_options(const RunOptions& options) {
 
 void check_memory(const RunOptions& options, int64_t tokens) {
   const int64_t sequences = std::max<int64_t>(1, tokens / options.seqlen);
-  const double packed = static_cast<double>(sequences) * static_cast<double>(options.seqlen) * static_cast<double>(kPackedBytesPerToken);
+  const double packed =
+      static_cast<double>(sequences) * static_cast<double>(options.seqlen) * static_cast<double>(kPackedBytesPerToken);
   const double call = static_cast<double>(batch_size_of(options, sequences)) * tensor_bytes(options);
   const double memory = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
   if (packed + call <= memory) return;
   io::fail(
-      "this needs {:.1f} GiB for {} sequence(s) of {} tokens and {:.1f} GiB for one attention call, and the machine has {:.1f} GiB: try a "
+      "this needs {:.1f} GiB for {} sequence(s) of {} tokens and {:.1f} GiB for one attention call, and the machine "
+      "has {:.1f} GiB: try a "
       "smaller --seqlen, --batch-size, --heads or --head-dim",
       packed * 0x1p-30, sequences, options.seqlen, call * 0x1p-30, memory * 0x1p-30);
 }

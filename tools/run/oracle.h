@@ -45,7 +45,9 @@ class Lineage {
 
   /// Whether `above` is `node` or on the way from the root to it. Nodes are numbered depth first, so that those
   /// below one follow it up to the last of them.
-  bool leads_to(int32_t segment, int32_t above, int32_t node) const { return above <= node && node <= last_[row(segment, above)]; }
+  bool leads_to(int32_t segment, int32_t above, int32_t node) const {
+    return above <= node && node <= last_[row(segment, above)];
+  }
 
  private:
   std::size_t row(int32_t segment, int32_t node) const {
@@ -64,9 +66,11 @@ struct SequenceRule {
   int64_t sequence;
 
   bool sees(int64_t row, int64_t key) const {
-    const auto i = static_cast<std::size_t>(sequence * packed.seqlen + row), j = static_cast<std::size_t>(sequence * packed.seqlen + key);
+    const auto i = static_cast<std::size_t>(sequence * packed.seqlen + row),
+               j = static_cast<std::size_t>(sequence * packed.seqlen + key);
     if (key > row || packed.segment_ids[i] < 0 || packed.segment_ids[i] != packed.segment_ids[j]) return false;
-    if (!packed.node_ids.empty()) return lineage.leads_to(packed.segment_ids[i], packed.node_ids[j], packed.node_ids[i]);
+    if (!packed.node_ids.empty())
+      return lineage.leads_to(packed.segment_ids[i], packed.node_ids[j], packed.node_ids[i]);
     return packed.answer_ids.empty() || packed.answer_ids[j] == 0 || packed.answer_ids[j] == packed.answer_ids[i];
   }
   /// The keys that `row` sees, ascending.
@@ -93,8 +97,9 @@ struct AttendedRow {
 };
 
 template <typename Arithmetic>
-AttendedRow<typename Arithmetic::Number> attend_row(const Arithmetic& arithmetic, const AttentionShape& shape, int64_t seqlen,
-                                                    const Inputs& in, const RowPlace& at, std::span<const int64_t> keys) {
+AttendedRow<typename Arithmetic::Number> attend_row(const Arithmetic& arithmetic, const AttentionShape& shape,
+                                                    int64_t seqlen, const Inputs& in, const RowPlace& at,
+                                                    std::span<const int64_t> keys) {
   using Number = typename Arithmetic::Number;
   const int64_t d = shape.head_dim;
   const int64_t row = ((at.batch * seqlen + at.row) * shape.heads + at.head) * d;
@@ -119,7 +124,8 @@ AttendedRow<typename Arithmetic::Number> attend_row(const Arithmetic& arithmetic
   result.lse = largest + std::log(sum);
   for (Number& s : p) s = arithmetic.round(std::exp(s - result.lse));
   for (std::size_t n = 0; n < p.size(); ++n) {
-    for (int64_t x = 0; x < d; ++x) result.out[static_cast<std::size_t>(x)] += p[n] * static_cast<Number>(in.v.at(key_row(keys[n]) + x));
+    for (int64_t x = 0; x < d; ++x)
+      result.out[static_cast<std::size_t>(x)] += p[n] * static_cast<Number>(in.v.at(key_row(keys[n]) + x));
   }
   Number delta = 0;
   for (int64_t x = 0; x < d; ++x) {
@@ -132,7 +138,8 @@ AttendedRow<typename Arithmetic::Number> attend_row(const Arithmetic& arithmetic
     const Number dp = arithmetic.round(dot(in.dout, row, in.v, key));
     const Number ds = arithmetic.round(p[n] * (dp - delta)) * scale;
     result.score_gradient.push_back(ds);
-    for (int64_t x = 0; x < d; ++x) result.dq[static_cast<std::size_t>(x)] += ds * static_cast<Number>(in.k.at(key + x));
+    for (int64_t x = 0; x < d; ++x)
+      result.dq[static_cast<std::size_t>(x)] += ds * static_cast<Number>(in.k.at(key + x));
   }
   for (Number& value : result.dq) value = arithmetic.round(value);
   return result;
@@ -146,11 +153,12 @@ struct ColumnGradient {
 
 template <typename Arithmetic>
 ColumnGradient<typename Arithmetic::Number> column_gradient(const Arithmetic& arithmetic, const AttentionShape& shape,
-                                                            const SequenceRule& rule, const Inputs& in, int64_t batch, int64_t key,
-                                                            int64_t kv_head) {
+                                                            const SequenceRule& rule, const Inputs& in, int64_t batch,
+                                                            int64_t key, int64_t kv_head) {
   using Number = typename Arithmetic::Number;
   const int64_t d = shape.head_dim, group = shape.heads / shape.kv_heads, seqlen = rule.packed.seqlen;
-  ColumnGradient<Number> sum{std::vector<Number>(static_cast<std::size_t>(d)), std::vector<Number>(static_cast<std::size_t>(d))};
+  ColumnGradient<Number> sum{std::vector<Number>(static_cast<std::size_t>(d)),
+                             std::vector<Number>(static_cast<std::size_t>(d))};
   for (int64_t i = key; i < seqlen; ++i) {
     if (!rule.sees(i, key)) continue;
     const std::vector<int64_t> keys = rule.keys(i);

@@ -121,7 +121,9 @@ class SequenceMask {
     if (document.nodes.empty()) groups_.push_back({document.question, document.answers});
   }
 
-  Mask build() const { return parents_.empty() ? masks::shared_question(groups_) : masks::prefix_tree(parents_, lengths_); }
+  Mask build() const {
+    return parents_.empty() ? masks::shared_question(groups_) : masks::prefix_tree(parents_, lengths_);
+  }
 
  private:
   std::vector<QuestionGroup> groups_;
@@ -138,14 +140,17 @@ void write_mask(const Mask& mask, std::span<int32_t> lts) {
 static_assert(sizeof(PackedNode) == std::size(kNodeColumns) * sizeof(int32_t), "the file holds nodes as rows of int32");
 
 template <typename Element>
-io::SafetensorsEntry entry(const char* name, const char* dtype, std::vector<int64_t> shape, const std::vector<Element>& values) {
+io::SafetensorsEntry entry(const char* name, const char* dtype, std::vector<int64_t> shape,
+                           const std::vector<Element>& values) {
   return {name, dtype, std::move(shape), std::as_bytes(std::span(values))};
 }
 
 }  // namespace
 
 Mask Packed::mask(int64_t begin, int64_t end) const {
-  const auto at = [&](int64_t sequence) { return startend_row_indices.begin() + static_cast<std::ptrdiff_t>(sequence * seqlen); };
+  const auto at = [&](int64_t sequence) {
+    return startend_row_indices.begin() + static_cast<std::ptrdiff_t>(sequence * seqlen);
+  };
   return Mask({.seqlen_q = seqlen,
                .seqlen_k = seqlen,
                .band = Band::causal(),
@@ -158,7 +163,8 @@ std::vector<int64_t> first_fit(std::span<const int64_t> lengths, int64_t seqlen)
   std::vector<int64_t> sequences;
   sequences.reserve(lengths.size());
   for (const int64_t length : lengths) {
-    if (length < 0 || length > seqlen) io::fail("a length is {}; it must be between 0 and the sequence length, {}", length, seqlen);
+    if (length < 0 || length > seqlen)
+      io::fail("a length is {}; it must be between 0 and the sequence length, {}", length, seqlen);
     sequences.push_back(places.take(length));
   }
   return sequences;
@@ -211,13 +217,15 @@ void write_packed(const std::string& path, const Packed& packed, const std::stri
   if (!packed.answer_ids.empty()) entries.push_back(entry("answer_ids", "I32", shape, packed.answer_ids));
   if (!packed.node_ids.empty()) {
     entries.push_back(entry("node_ids", "I32", shape, packed.node_ids));
-    entries.push_back(entry("nodes", "I32", {static_cast<int64_t>(packed.nodes.size()), std::ssize(kNodeColumns)}, packed.nodes));
+    entries.push_back(
+        entry("nodes", "I32", {static_cast<int64_t>(packed.nodes.size()), std::ssize(kNodeColumns)}, packed.nodes));
   }
   entries.push_back(entry("loss_mask", "BOOL", shape, packed.loss_mask));
   io::SafetensorsMetadata metadata{
       {"format", "flashmask-packed"},
       {"format_version", "1"},
-      {"producer", fmt::format("flashmask {}.{}.{}", FLASHMASK_VERSION_MAJOR, FLASHMASK_VERSION_MINOR, FLASHMASK_VERSION_PATCH)},
+      {"producer",
+       fmt::format("flashmask {}.{}.{}", FLASHMASK_VERSION_MAJOR, FLASHMASK_VERSION_MINOR, FLASHMASK_VERSION_PATCH)},
       {"task", std::string(name(packed.task))},
       {"source", source},
       {"seqlen", fmt::format("{}", packed.seqlen)},

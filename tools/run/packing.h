@@ -63,7 +63,9 @@ struct Packed {
     return size ? static_cast<double>(size - tokens) / static_cast<double>(size) : 0;
   }
   /// How many times the tokens there would be if nothing were shared.
-  double sharing_ratio() const { return tokens ? static_cast<double>(separate.tokens) / static_cast<double>(tokens) : 0; }
+  double sharing_ratio() const {
+    return tokens ? static_cast<double>(separate.tokens) / static_cast<double>(tokens) : 0;
+  }
   /// The masks of sequences [begin, end), one batch entry each.
   Mask mask(int64_t begin, int64_t end) const;
 };

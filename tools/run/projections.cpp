@@ -50,7 +50,8 @@ Projections::Projections(const AttentionShape& shape, int64_t max_position, uint
   const int64_t pairs = shape.head_dim / 2;
   for (int64_t position = 0; position <= max_position; ++position) {
     for (int64_t pair = 0; pair < pairs; ++pair) {
-      const double angle = static_cast<double>(position) * std::pow(10000.0, -static_cast<double>(pair) / static_cast<double>(pairs));
+      const double angle =
+          static_cast<double>(position) * std::pow(10000.0, -static_cast<double>(pair) / static_cast<double>(pairs));
       cosine_.push_back(static_cast<float>(std::cos(angle)));
       sine_.push_back(static_cast<float>(std::sin(angle)));
     }
@@ -68,7 +69,8 @@ void Projections::rotate(const float* from, int64_t position, float* to) const {
   if (shape_.head_dim % 2 != 0) to[shape_.head_dim - 1] = from[shape_.head_dim - 1];
 }
 
-void Projections::fill(const Packed& packed, int64_t first, int64_t count, int threads, Tensor& q, Tensor& k, Tensor& v) const {
+void Projections::fill(const Packed& packed, int64_t first, int64_t count, int threads, Tensor& q, Tensor& k,
+                       Tensor& v) const {
   const int64_t d = shape_.head_dim;
   parallel_for(count * packed.seqlen, threads, [&](int64_t begin, int64_t end) {
     std::vector<float> rotated(index(d));

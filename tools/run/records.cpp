@@ -12,8 +12,11 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::array<std::pair<std::string_view, Task>, 5> kTasks{
-    {{"pretrain", Task::kPretrain}, {"sft", Task::kSft}, {"dpo", Task::kDpo}, {"rm", Task::kRm}, {"tree", Task::kTree}}};
+constexpr std::array<std::pair<std::string_view, Task>, 5> kTasks{{{"pretrain", Task::kPretrain},
+                                                                   {"sft", Task::kSft},
+                                                                   {"dpo", Task::kDpo},
+                                                                   {"rm", Task::kRm},
+                                                                   {"tree", Task::kTree}}};
 
 template <typename... Arguments>
 [[noreturn]] void bad_line(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
@@ -46,11 +49,12 @@ std::vector<std::string> answers_of(Task task, const json& record) {
   const json& answers = required(record, "answers");
   if (!answers.is_array()) bad_line("\"answers\" must be an array of strings, not {}", answers.type_name());
   if (answers.size() < kFewestAnswers || answers.size() > kMostAnswers) {
-    bad_line("\"answers\" has {} element{}; {} to {} are accepted", answers.size(), answers.size() == 1 ? "" : "s", kFewestAnswers,
-             kMostAnswers);
+    bad_line("\"answers\" has {} element{}; {} to {} are accepted", answers.size(), answers.size() == 1 ? "" : "s",
+             kFewestAnswers, kMostAnswers);
   }
   std::vector<std::string> texts;
-  for (std::size_t n = 0; n < answers.size(); ++n) texts.push_back(text(answers[n], [&] { return fmt::format("\"answers\"[{}]", n); }));
+  for (std::size_t n = 0; n < answers.size(); ++n)
+    texts.push_back(text(answers[n], [&] { return fmt::format("\"answers\"[{}]", n); }));
   return texts;
 }
 
@@ -125,7 +129,8 @@ class TreeReader {
     std::vector<std::string> parts;
     const std::size_t left_out = branches.size() > kLongestPath ? branches.size() - kLongestPath : 0;
     if (left_out > 0) parts.push_back(fmt::format("({} levels)", left_out));
-    for (std::size_t n = branches.size() - left_out; n-- > 0;) parts.push_back(fmt::format("\"branches\"[{}]", branches[n]));
+    for (std::size_t n = branches.size() - left_out; n-- > 0;)
+      parts.push_back(fmt::format("\"branches\"[{}]", branches[n]));
     if (!key.empty()) parts.push_back(fmt::format("\"{}\"", key));
     return fmt::format("{}", fmt::join(parts, "."));
   }

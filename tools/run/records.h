@@ -84,6 +84,7 @@ struct Records {
 };
 
 /// Reads them. Bad lines are collected, see io::read_jsonl; a record of more than `seqlen` tokens is one.
-Records read_records(const std::string& path, Task task, int64_t seqlen, const std::function<void(int64_t bytes)>& progress = {});
+Records read_records(const std::string& path, Task task, int64_t seqlen,
+                     const std::function<void(int64_t bytes)>& progress = {});
 
 }  // namespace flashmask::run

@@ -30,7 +30,8 @@ Records read_input(const RunOptions& options) {
   std::error_code unknown;  // a pipe has no size
   const auto bytes = static_cast<int64_t>(std::filesystem::file_size(options.input, unknown));
   cli::Progress progress("reading", unknown ? 0 : bytes, false);
-  Records records = read_records(options.input, options.task, options.seqlen, [&](int64_t read) { progress.advance(read); });
+  Records records =
+      read_records(options.input, options.task, options.seqlen, [&](int64_t read) { progress.advance(read); });
   const auto& bad = records.summary.bad_lines;
   const std::string text = io::describe_bad_lines(options.input, bad) + longest_text(records);
   if (!bad.empty() && !options.skip_bad) {
@@ -58,7 +59,8 @@ Lengths lengths_of(const std::vector<Document>& documents) {
 
 void write_outputs(const RunFigures& figures) {
   const RunOptions& options = figures.options;
-  if (!options.out.empty()) write_packed(options.out, figures.packed, std::filesystem::path(options.input).filename().string());
+  if (!options.out.empty())
+    write_packed(options.out, figures.packed, std::filesystem::path(options.input).filename().string());
   if (!options.report.empty()) io::write_file_atomically(options.report, report_html(figures));
 }
 
@@ -92,8 +94,8 @@ void run(const RunOptions& options, const cli::Global& global) {
 namespace flashmask::cli {
 
 void add_run_command(CLI::App& app, const Global& global) {
-  CLI::App* command =
-      app.add_subcommand("run", "Pack records, run masked attention on them forward and backward, check it, write a file to train from");
+  CLI::App* command = app.add_subcommand(
+      "run", "Pack records, run masked attention on them forward and backward, check it, write a file to train from");
   const auto options = std::make_shared<run::RunOptions>();
   run::add_options(*command, *options);
   command->callback([options, &global] {

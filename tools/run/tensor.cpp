@@ -19,7 +19,8 @@ void Tensor::Free::operator()(std::byte* data) const { ::operator delete(data, k
 Tensor::Tensor(DataType dtype, std::vector<int64_t> shape) : dtype_(dtype), shape_(std::move(shape)) {
   for (const int64_t n : shape_) size_ *= n;
   for (std::size_t d = 1; d < shape_.size(); ++d) stride_ *= shape_[d];
-  data_.reset(static_cast<std::byte*>(::operator new(static_cast<std::size_t>(size_) * element_size(dtype_), kAlignment)));
+  data_.reset(
+      static_cast<std::byte*>(::operator new(static_cast<std::size_t>(size_) * element_size(dtype_), kAlignment)));
 }
 
 TensorView Tensor::view(int64_t count) const {

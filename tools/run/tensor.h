@@ -47,7 +47,8 @@ class Tensor {
     if (dtype_ == DataType::kFloat32) {
       reinterpret_cast<float*>(data)[element] = value;
     } else {
-      reinterpret_cast<uint16_t*>(data)[element] = dtype_ == DataType::kBFloat16 ? float_to_bfloat16(value) : float_to_float16(value);
+      reinterpret_cast<uint16_t*>(data)[element] =
+          dtype_ == DataType::kBFloat16 ? float_to_bfloat16(value) : float_to_float16(value);
     }
   }
   /// Every element becomes NaN: one that a call forgets to write is then found.

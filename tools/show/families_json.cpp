@@ -12,7 +12,8 @@ nlohmann::ordered_json families_json() {
   Json list = Json::array();
   for (const Family& family : families()) {
     Json parameters = Json::array();
-    for (const FamilyParameter& parameter : family.parameters) parameters.push_back({{"name", parameter.name}, {"help", parameter.help}});
+    for (const FamilyParameter& parameter : family.parameters)
+      parameters.push_back({{"name", parameter.name}, {"help", parameter.help}});
     list.push_back({{"name", family.name}, {"definition", family.definition}, {"parameters", std::move(parameters)}});
   }
   return list;

@@ -35,7 +35,8 @@ template <typename... Arguments>
 void check_size(const Mask& mask, TileShape tile) {
   if (mask.has_block_mask()) fail("a page draws the band and the row intervals; the mask has a block mask, too");
   if (std::max(mask.seqlen_q(), mask.seqlen_k()) > kMostPageLength) {
-    fail("a page takes at most {} query rows and keys; the mask has {} and {}", kMostPageLength, mask.seqlen_q(), mask.seqlen_k());
+    fail("a page takes at most {} query rows and keys; the mask has {} and {}", kMostPageLength, mask.seqlen_q(),
+         mask.seqlen_k());
   }
   const auto tiles_of = [](int64_t length, int64_t side) { return (length + side - 1) / side; };
   const int64_t tiles = tiles_of(mask.seqlen_q(), tile.rows) * tiles_of(mask.seqlen_k(), tile.keys);
@@ -84,7 +85,8 @@ Json classes_json(const TileGrid& grid) {
 /// What the library says of the mask, for the page to compare with what it finds itself.
 Json library_json(const Mask& mask, TileShape tile) {
   const MaskStatistics s = statistics(mask, tile);
-  Json json{{"visible", s.visible}, {"partial_tiles", s.partial_tiles}, {"full_tiles", s.full_tiles}, {"classes", nullptr}};
+  Json json{
+      {"visible", s.visible}, {"partial_tiles", s.partial_tiles}, {"full_tiles", s.full_tiles}, {"classes", nullptr}};
   if (s.tiles <= kMostClasses) json["classes"] = classes_json(classify_tiles(mask, 0, 0, tile));
   const bool is_of_plan = tile.keys == kGranuleKeys && tile.rows % kGranuleRows == 0 && tile.rows / kGranuleRows <= 3;
   if (is_of_plan) {
@@ -97,26 +99,28 @@ Json library_json(const Mask& mask, TileShape tile) {
 
 Json shown_json(const Mask& mask, const DrawOptions& draw, const PageSource& source) {
   const bool has_mask = !source.is_family || mask.seqlen_k() <= io::kMostJsonColumns;
-  return {{"version", fmt::format("{}.{}.{}", FLASHMASK_VERSION_MAJOR, FLASHMASK_VERSION_MINOR, FLASHMASK_VERSION_PATCH)},
-          {"source", source.name},
-          {"family", source.is_family ? Json(source.name) : Json(nullptr)},
-          {"seqlen", source.seqlen},
-          {"seed", std::to_string(source.seed)},  // JavaScript's numbers would round it
-          {"parameters", source.parameters},
-          {"tile", {draw.tile.rows, draw.tile.keys}},
-          {"batch", draw.batch},
-          {"most_length", kMostPageLength},
-          {"most_tiles", kMostPageTiles},
-          {"colours", colours_json()},
-          {"families", families_json()},
-          {"mask", has_mask ? Json(io::to_json(mask)) : Json(nullptr)},
-          {"library", library_json(mask, draw.tile)}};
+  return {
+      {"version", fmt::format("{}.{}.{}", FLASHMASK_VERSION_MAJOR, FLASHMASK_VERSION_MINOR, FLASHMASK_VERSION_PATCH)},
+      {"source", source.name},
+      {"family", source.is_family ? Json(source.name) : Json(nullptr)},
+      {"seqlen", source.seqlen},
+      {"seed", std::to_string(source.seed)},  // JavaScript's numbers would round it
+      {"parameters", source.parameters},
+      {"tile", {draw.tile.rows, draw.tile.keys}},
+      {"batch", draw.batch},
+      {"most_length", kMostPageLength},
+      {"most_tiles", kMostPageTiles},
+      {"colours", colours_json()},
+      {"families", families_json()},
+      {"mask", has_mask ? Json(io::to_json(mask)) : Json(nullptr)},
+      {"library", library_json(mask, draw.tile)}};
 }
 
 /// As text inside of a script element, where "</script" would end it.
 std::string script_text(const Json& json) {
   std::string result;
-  for (const char c : json.dump(-1, ' ', false, Json::error_handler_t::replace)) c == '<' ? result += "\\u003c" : result += c;
+  for (const char c : json.dump(-1, ' ', false, Json::error_handler_t::replace))
+    c == '<' ? result += "\\u003c" : result += c;
   return result;
 }
 

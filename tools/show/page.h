@@ -22,10 +22,11 @@ struct PageSource {
   uint64_t seed = 0;
 };
 
-/// An HTML page in one file that asks for nothing else: the mask entry that `draw` names, its tiles, the order in which they
-/// are handed out and the load that follows, recomputed in the browser as the reader changes the family, its parameters,
-/// the length and the tile. A mask from a file stays as it is but for the tile. It holds what the library says of the
-/// mask, and tells its reader if it comes to anything else. Throws if the mask is too long, has too many tiles, or a block mask.
+/// An HTML page in one file that asks for nothing else: the mask entry that `draw` names, its tiles, the order in which
+/// they are handed out and the load that follows, recomputed in the browser as the reader changes the family, its
+/// parameters, the length and the tile. A mask from a file stays as it is but for the tile. It holds what the library
+/// says of the mask, and tells its reader if it comes to anything else. Throws if the mask is too long, has too many
+/// tiles, or a block mask.
 std::string draw_page(const Mask& mask, const DrawOptions& draw, const PageSource& source);
 
 }  // namespace flashmask::show

@@ -26,13 +26,15 @@ template <typename T, std::size_t N>
 using Words = std::array<std::pair<T, std::string_view>, N>;
 
 constexpr Words<MaskHeads, 3> kMaskHeads{{{MaskHeads::kOne, "1"}, {MaskHeads::kKv, "kv"}, {MaskHeads::kQuery, "q"}}};
-constexpr Words<BlockMask, 3> kBlockMask{{{BlockMask::kNone, "none"}, {BlockMask::kShared, "shared"}, {BlockMask::kEach, "each"}}};
+constexpr Words<BlockMask, 3> kBlockMask{
+    {{BlockMask::kNone, "none"}, {BlockMask::kShared, "shared"}, {BlockMask::kEach, "each"}}};
 constexpr Words<Layout, 4> kLayout{
     {{Layout::kBshd, "bshd"}, {Layout::kBhsd, "bhsd"}, {Layout::kPadded, "padded"}, {Layout::kAligned, "aligned"}}};
 constexpr Words<bool, 2> kYesNo{{{false, "no"}, {true, "yes"}}};
 constexpr Words<bool, 2> kMaskBatch{{{false, "1"}, {true, "batch"}}};
 constexpr Words<bool, 2> kDout{{{false, "normal"}, {true, "expanded"}}};
-constexpr Words<DataType, 3> kDtype{{{DataType::kFloat32, "float32"}, {DataType::kBFloat16, "bfloat16"}, {DataType::kFloat16, "float16"}}};
+constexpr Words<DataType, 3> kDtype{
+    {{DataType::kFloat32, "float32"}, {DataType::kBFloat16, "bfloat16"}, {DataType::kFloat16, "float16"}}};
 
 template <typename T, std::size_t N>
 std::string_view word(const Words<T, N>& words, T value) {
@@ -62,7 +64,8 @@ T number(std::string_view key, std::string_view text) {
 
 int64_t integer(std::string_view key, std::string_view text, int64_t smallest, int64_t largest) {
   const auto value = number<int64_t>(key, text);
-  if (value < smallest || value > largest) fail("{} is {}; it must be between {} and {}", key, value, smallest, largest);
+  if (value < smallest || value > largest)
+    fail("{} is {}; it must be between {} and {}", key, value, smallest, largest);
   return value;
 }
 
@@ -80,13 +83,17 @@ double parse_scale(std::string_view key, std::string_view text) {
 
 using Setter = std::function<void(Case&, std::string_view key, std::string_view value)>;
 
-Setter integer_setter(int64_t Case::*member, int64_t smallest, int64_t largest) {
-  return [=](Case& c, std::string_view key, std::string_view value) { c.*member = integer(key, value, smallest, largest); };
+Setter integer_setter(int64_t Case::* member, int64_t smallest, int64_t largest) {
+  return [=](Case& c, std::string_view key, std::string_view value) {
+    c.*member = integer(key, value, smallest, largest);
+  };
 }
 
 template <typename T, std::size_t N>
-Setter word_setter(T Case::*member, const Words<T, N>& words) {
-  return [member, &words](Case& c, std::string_view key, std::string_view value) { c.*member = value_of(words, key, value); };
+Setter word_setter(T Case::* member, const Words<T, N>& words) {
+  return [member, &words](Case& c, std::string_view key, std::string_view value) {
+    c.*member = value_of(words, key, value);
+  };
 }
 
 const std::map<std::string_view, Setter>& setters() {
@@ -106,12 +113,13 @@ const std::map<std::string_view, Setter>& setters() {
       {"mask_batch", word_setter(&Case::mask_per_batch, kMaskBatch)},
       {"block_mask", word_setter(&Case::block_mask, kBlockMask)},
       {"window", [](Case& c, std::string_view key, std::string_view value) { c.window = parse_window(key, value); }},
-      {"q_offset",
-       [](Case& c, std::string_view key, std::string_view value) { c.q_offset = integer(key, value, -kMaxSeqlen, kMaxSeqlen); }},
+      {"q_offset", [](Case& c, std::string_view key,
+                      std::string_view value) { c.q_offset = integer(key, value, -kMaxSeqlen, kMaxSeqlen); }},
       {"layout", word_setter(&Case::layout, kLayout)},
       {"dout", word_setter(&Case::expanded_dout, kDout)},
       {"dlse", word_setter(&Case::dlse, kYesNo)},
-      {"scale", [](Case& c, std::string_view key, std::string_view value) { c.softmax_scale = parse_scale(key, value); }},
+      {"scale",
+       [](Case& c, std::string_view key, std::string_view value) { c.softmax_scale = parse_scale(key, value); }},
       {"plan", word_setter(&Case::ready_plan, kYesNo)},
   };
   return table;
@@ -134,12 +142,14 @@ double Case::scale() const { return softmax_scale.value_or(1 / std::sqrt(static_
 
 std::string describe(const Case& c) {
   std::string line = fmt::format(
-      "family={} seed={} batch={} seqlen_q={} seqlen_k={} heads_q={} heads_kv={} head_dim={} head_dim_v={} dtype={} mask_heads={} "
+      "family={} seed={} batch={} seqlen_q={} seqlen_k={} heads_q={} heads_kv={} head_dim={} head_dim_v={} dtype={} "
+      "mask_heads={} "
       "mask_batch={} "
       "block_mask={} layout={} dout={} dlse={} plan={}",
-      c.family, c.seed, c.batch, c.seqlen_q, c.seqlen_k, c.heads_q, c.heads_kv, c.head_dim, c.head_dim_v, word(kDtype, c.dtype),
-      word(kMaskHeads, c.mask_heads), word(kMaskBatch, c.mask_per_batch), word(kBlockMask, c.block_mask), word(kLayout, c.layout),
-      word(kDout, c.expanded_dout), word(kYesNo, c.dlse), word(kYesNo, c.ready_plan));
+      c.family, c.seed, c.batch, c.seqlen_q, c.seqlen_k, c.heads_q, c.heads_kv, c.head_dim, c.head_dim_v,
+      word(kDtype, c.dtype), word(kMaskHeads, c.mask_heads), word(kMaskBatch, c.mask_per_batch),
+      word(kBlockMask, c.block_mask), word(kLayout, c.layout), word(kDout, c.expanded_dout), word(kYesNo, c.dlse),
+      word(kYesNo, c.ready_plan));
   if (c.window) line += fmt::format(" window={},{}", c.window->left, c.window->right);
   if (c.q_offset) line += fmt::format(" q_offset={}", *c.q_offset);
   if (c.softmax_scale) line += fmt::format(" scale={}", *c.softmax_scale);  // shortest text that reads back the same
@@ -154,7 +164,8 @@ Case parse_case(std::string_view line) {
     set(c, line.substr(at, end - at));
     at = line.find_first_not_of(kBlank, end);
   }
-  if (c.heads_q % c.heads_kv != 0) fail("heads_q is {} and heads_kv {}; heads_q must be a multiple of heads_kv", c.heads_q, c.heads_kv);
+  if (c.heads_q % c.heads_kv != 0)
+    fail("heads_q is {} and heads_kv {}; heads_q must be a multiple of heads_kv", c.heads_q, c.heads_kv);
   return c;
 }
 

@@ -22,7 +22,8 @@ enum class Layout {
   kBshd,     ///< [batch, seqlen, heads, dim], contiguous
   kBhsd,     ///< [batch, heads, seqlen, dim] in memory, seen as [batch, seqlen, heads, dim]
   kPadded,   ///< as kBshd with gaps after every row, sequence position and batch entry
-  kAligned,  ///< as kPadded with gaps of multiples of 8 elements, so that 16-bit rows keep the 16-byte alignment that CUDA needs
+  kAligned,  ///< as kPadded with gaps of multiples of 8 elements, so that 16-bit rows keep the 16-byte alignment that
+             ///< CUDA needs
 };
 
 /// A window that is intersected with the mask's own band; -1 is unbounded.
@@ -66,7 +67,9 @@ struct Case {
   bool operator==(const Case&) const = default;
 
   int64_t mask_batch_count() const { return mask_per_batch ? batch : 1; }
-  int64_t mask_head_count() const { return mask_heads == MaskHeads::kOne ? 1 : mask_heads == MaskHeads::kKv ? heads_kv : heads_q; }
+  int64_t mask_head_count() const {
+    return mask_heads == MaskHeads::kOne ? 1 : mask_heads == MaskHeads::kKv ? heads_kv : heads_q;
+  }
   double scale() const;
   bool has_mask() const { return family != kNoMask || block_mask != BlockMask::kNone || window; }
   /// Multiply-adds of the forward's two products over the whole score matrix: what the case costs to check.

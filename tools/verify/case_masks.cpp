@@ -34,12 +34,14 @@ std::vector<int64_t> draw_lengths(Random& random, int64_t total, int64_t count) 
 /// masks of all heads and batch entries have the same band and can be stacked; the rest comes from `own`.
 class ParameterDraw {
  public:
-  ParameterDraw(int64_t length, uint64_t common_seed, uint64_t own_seed) : length_(length), common_(common_seed), own_(own_seed) {}
+  ParameterDraw(int64_t length, uint64_t common_seed, uint64_t own_seed)
+      : length_(length), common_(common_seed), own_(own_seed) {}
 
   FamilyParameters operator()(std::string_view family) {
     if (family == "causal") return {{"q_offset", std::to_string(common_.integer(-length_ / 4, length_ / 4))}};
     if (family == "sliding_window") return {{"left", window_reach(common_)}, {"right", window_reach(common_)}};
-    if (family == "causal_document" || family == "document" || family == "causal_blockwise") return {{"lengths", lengths()}};
+    if (family == "causal_document" || family == "document" || family == "causal_blockwise")
+      return {{"lengths", lengths()}};
     if (family == "shared_question") return shared_question();
     if (family == "global_sliding_window") return {{"global", up_to(length_ / 4)}, {"window", up_to(length_ / 3)}};
     if (family == "prefix_lm_causal") return {{"prefix", up_to(length_)}};
@@ -50,7 +52,8 @@ class ParameterDraw {
     if (family == "eviction") return eviction();
     if (family == "prefix_tree") return prefix_tree();
     if (family == "padding") return {{"key_lengths", up_to(length_)}, {"query_lengths", up_to(length_)}};
-    if (family == "attention_sink_window") return {{"lengths", lengths()}, {"sink", up_to(9)}, {"window", window_of(length_ / 2)}};
+    if (family == "attention_sink_window")
+      return {{"lengths", lengths()}, {"sink", up_to(9)}, {"window", window_of(length_ / 2)}};
     if (family == "block_causal") return {{"lengths", lengths()}, {"blocks", lengths()}, {"window", window_of(4)}};
     if (family == "causal_with_blocks") return causal_with_blocks();
     if (family == "block_diffusion") return block_diffusion();
@@ -64,7 +67,9 @@ class ParameterDraw {
   std::string lengths() { return text(draw_lengths(own_, length_, own_.integer(1, 8))); }
 
   /// Unbounded now and then, otherwise up to half the length.
-  std::string window_reach(Random& random) { return std::to_string(random.integer(0, 5) == 0 ? -1 : random.integer(0, length_ / 2)); }
+  std::string window_reach(Random& random) {
+    return std::to_string(random.integer(0, 5) == 0 ? -1 : random.integer(0, length_ / 2));
+  }
 
   /// Of 1 to `largest`, or now and then of all.
   std::string window_of(int64_t largest) {
@@ -96,7 +101,8 @@ class ParameterDraw {
 
   FamilyParameters eagle3_ttt() {
     const int64_t steps = own_.integer(1, 4);
-    return {{"steps", std::to_string(steps)}, {"lengths", text(draw_lengths(own_, length_ / steps, own_.integer(1, 4)))}};
+    return {{"steps", std::to_string(steps)},
+            {"lengths", text(draw_lengths(own_, length_ / steps, own_.integer(1, 4)))}};
   }
 
   /// At least one block, where one fits: no entry at all would leave the anchors to the family.
@@ -107,7 +113,8 @@ class ParameterDraw {
     std::vector<int64_t> anchors;
     for (int64_t n = 0; n < std::min(blocks, length_ / block); ++n) anchors.push_back(own_.integer(0, context));
     std::sort(anchors.begin(), anchors.end());
-    FamilyParameters parameters{{"block", std::to_string(block)}, {"lengths", text(draw_lengths(own_, context, own_.integer(1, 4)))}};
+    FamilyParameters parameters{{"block", std::to_string(block)},
+                                {"lengths", text(draw_lengths(own_, context, own_.integer(1, 4)))}};
     if (!anchors.empty()) parameters["anchors"] = text(anchors);
     return parameters;
   }
@@ -211,8 +218,9 @@ Mask draw_mask(const Case& c, int64_t mask_batch, int64_t mask_head) {
   if (c.family == kNoMask) return masks::full(c.seqlen_q, c.seqlen_k);
   const int64_t length = square_length(c);
   const FamilyParameters parameters = draw_parameters(c, mask_batch, mask_head);
-  const Mask square = c.family == "shared_question" ? shared_question(parameters)
-                                                    : make_family(c.family, length, parameters, draw_seed(c, mask_batch, mask_head));
+  const Mask square = c.family == "shared_question"
+                          ? shared_question(parameters)
+                          : make_family(c.family, length, parameters, draw_seed(c, mask_batch, mask_head));
   return crop(square, length - c.seqlen_q, length, 0, c.seqlen_k);
 }
 
@@ -222,7 +230,8 @@ std::array<bool, 4> vectors_of(const Mask& mask) {
 }
 
 /// Appends a draw's vector; one that it does not have is written out, or left out as in all other draws.
-void append(std::vector<int32_t>& stacked, std::span<const int32_t> own, int64_t seqlen_k, std::optional<int32_t> absent) {
+void append(std::vector<int32_t>& stacked, std::span<const int32_t> own, int64_t seqlen_k,
+            std::optional<int32_t> absent) {
   if (!own.empty()) {
     stacked.insert(stacked.end(), own.begin(), own.end());
   } else if (absent) {

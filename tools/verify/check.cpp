@@ -55,7 +55,9 @@ struct Limit {
   std::string rule;
 };
 
-std::string place(std::string_view name, int64_t b, int64_t h) { return fmt::format("{}: batch entry {}, head {}", name, b, h); }
+std::string place(std::string_view name, int64_t b, int64_t h) {
+  return fmt::format("{}: batch entry {}, head {}", name, b, h);
+}
 
 /// Reports the first NaN of a result; false if there is one.
 bool free_of_nan(std::string_view name, const HeadArray& got, Verdict& verdict) {
@@ -63,17 +65,17 @@ bool free_of_nan(std::string_view name, const HeadArray& got, Verdict& verdict) 
   const auto first = std::find_if(got.values.begin(), got.values.end(), is_nan);
   if (first == got.values.end()) return true;
   const int64_t at = first - got.values.begin(), head = at / got.head_size(), element = at % got.head_size();
-  verdict.failures.push_back(fmt::format("{}, row {}, column {}: NaN, the first of {}", place(name, head / got.heads, head % got.heads),
-                                         element / got.columns, element % got.columns,
-                                         std::count_if(got.values.begin(), got.values.end(), is_nan)));
+  verdict.failures.push_back(fmt::format(
+      "{}, row {}, column {}: NaN, the first of {}", place(name, head / got.heads, head % got.heads),
+      element / got.columns, element % got.columns, std::count_if(got.values.begin(), got.values.end(), is_nan)));
   return false;
 }
 
 /// Compares one result head by head; reports the head that is furthest over its limit. A head may be near
 /// `want` or near `also`, if that is given.
 template <typename LimitOfHead>
-void check_heads(std::string_view name, const HeadArray& got, const HeadArray& want, const HeadArray* also, LimitOfHead&& limit_of_head,
-                 Verdict& verdict) {
+void check_heads(std::string_view name, const HeadArray& got, const HeadArray& want, const HeadArray* also,
+                 LimitOfHead&& limit_of_head, Verdict& verdict) {
   if (!free_of_nan(name, got, verdict)) return;
   double worst = 0;
   std::string failure;
@@ -88,9 +90,9 @@ void check_heads(std::string_view name, const HeadArray& got, const HeadArray& w
       worst = ratio;
       if (ratio <= 1) continue;
       const auto at = static_cast<int64_t>(error.at);
-      failure =
-          fmt::format("{}, row {}, column {}: got {}, oracle {}; the error {:.3g} is over {:.3g} ({})", place(name, b, h), at / got.columns,
-                      at % got.columns, got.head(b, h)[error.at], want.head(b, h)[error.at], error.value, limit.value, limit.rule);
+      failure = fmt::format("{}, row {}, column {}: got {}, oracle {}; the error {:.3g} is over {:.3g} ({})",
+                            place(name, b, h), at / got.columns, at % got.columns, got.head(b, h)[error.at],
+                            want.head(b, h)[error.at], error.value, limit.value, limit.rule);
     }
   }
   verdict.figures[std::string(name)] = worst;
@@ -99,9 +101,15 @@ void check_heads(std::string_view name, const HeadArray& got, const HeadArray& w
 
 class AccuracyCheck {
  public:
-  AccuracyCheck(const Problem& problem, const DenseMask& dense, const Results& got, const Results& oracle, const Plain& plain,
-                Verdict& verdict)
-      : problem_(problem), c_(problem.c), got_(got), oracle_(oracle), plain_(plain), verdict_(verdict), sight_(c_, dense) {}
+  AccuracyCheck(const Problem& problem, const DenseMask& dense, const Results& got, const Results& oracle,
+                const Plain& plain, Verdict& verdict)
+      : problem_(problem),
+        c_(problem.c),
+        got_(got),
+        oracle_(oracle),
+        plain_(plain),
+        verdict_(verdict),
+        sight_(c_, dense) {}
 
   void run() {
     check_output();
@@ -131,13 +139,15 @@ class AccuracyCheck {
 
   /// dv.
   void check_value(std::string_view name, const HeadArray& got, const HeadArray& oracle, const HeadArray& plain) {
-    const auto limit = [&](int64_t b, int64_t h) { return is_float32() ? float32_limit(oracle, b, h) : call_limit(oracle, plain); };
+    const auto limit = [&](int64_t b, int64_t h) {
+      return is_float32() ? float32_limit(oracle, b, h) : call_limit(oracle, plain);
+    };
     check_heads(name, got, oracle, nullptr, limit, verdict_);
   }
 
   /// dq (`of_queries`) and dk.
-  void check_gradient(std::string_view name, bool of_queries, const HeadArray& got, const HeadArray& oracle, const HeadArray& plain,
-                      const HeadArray& inherited) {
+  void check_gradient(std::string_view name, bool of_queries, const HeadArray& got, const HeadArray& oracle,
+                      const HeadArray& plain, const HeadArray& inherited) {
     if (is_float32()) {
       const auto limit = [&](int64_t b, int64_t h) {
         const Limit ordinary = float32_limit(oracle, b, h), cancelled = cancellation_limit(of_queries, oracle, b, h);
@@ -151,8 +161,8 @@ class AccuracyCheck {
         name, got, oracle, &for_given_out, [&](int64_t, int64_t) { return call_limit(oracle, plain); }, verdict_);
   }
 
-  /// The limit of `out`. In a head of a few rows the plain implementation's error is a matter of luck (one row at head_dim
-  /// 64 is 64 numbers that share their probabilities), so there the heads of the call are taken together.
+  /// The limit of `out`. In a head of a few rows the plain implementation's error is a matter of luck (one row at
+  /// head_dim 64 is 64 numbers that share their probabilities), so there the heads of the call are taken together.
   Limit output_limit(const HeadArray& oracle, const HeadArray& plain, int64_t b, int64_t h) const {
     return c_.seqlen_q < kFewRows ? call_limit(oracle, plain) : plain_limit(oracle, plain, b, h);
   }
@@ -192,7 +202,8 @@ class AccuracyCheck {
       q_largest = std::max(q_largest, largest_magnitude(q_.head(b, head)));
     }
     const int32_t rows = largest_count(sight_.rows_of_key, b * c_.heads_kv + kv, c_.seqlen_k);
-    const double factor = of_queries ? largest_magnitude(k_.head(b, kv)) : q_largest * std::sqrt(static_cast<double>(std::max(rows, 1)));
+    const double factor =
+        of_queries ? largest_magnitude(k_.head(b, kv)) : q_largest * std::sqrt(static_cast<double>(std::max(rows, 1)));
     const double terms = std::fabs(c_.scale()) * dout_norm * largest_row_norm(v_.head(b, kv), c_.head_dim_v) * factor;
     const double usual = terms / std::sqrt(static_cast<double>(c_.head_dim_v * keys));
     constexpr double kFarBelow = 0.05, kHalfUnit = 0x1p-24;
@@ -218,22 +229,25 @@ class AccuracyCheck {
       worst = ratio;
       if (ratio <= 1) continue;
       const auto head = static_cast<int64_t>(at) / got_.lse.rows;
-      failure = fmt::format("{}, row {}: got {}, oracle {}; the error may be 1e-3 x max(1, |lse|), and -inf must be -inf",
-                            place("lse", head / c_.heads_q, head % c_.heads_q), static_cast<int64_t>(at) % got_.lse.rows, got, want);
+      failure = fmt::format(
+          "{}, row {}: got {}, oracle {}; the error may be 1e-3 x max(1, |lse|), and -inf must be -inf",
+          place("lse", head / c_.heads_q, head % c_.heads_q), static_cast<int64_t>(at) % got_.lse.rows, got, want);
     }
     verdict_.figures["lse"] = worst;
     if (!failure.empty()) verdict_.failures.push_back(std::move(failure));
   }
 
   /// Rows of `got` whose count of what they see (or are seen by) is 0 must be exactly 0.
-  void check_zeros(std::string_view name, const HeadArray& got, const std::vector<int32_t>& counts, std::string_view what) {
+  void check_zeros(std::string_view name, const HeadArray& got, const std::vector<int32_t>& counts,
+                   std::string_view what) {
     for (std::size_t row = 0; row < counts.size(); ++row) {
       if (counts[row] > 0) continue;
       const auto begin = got.values.begin() + static_cast<int64_t>(row) * got.columns;
       if (std::all_of(begin, begin + got.columns, [](double value) { return value == 0; })) continue;
       const auto head = static_cast<int64_t>(row) / got.rows;
       verdict_.failures.push_back(fmt::format("{}, {} {}: sees nothing, but is not exactly 0",
-                                              place(name, head / got.heads, head % got.heads), what, static_cast<int64_t>(row) % got.rows));
+                                              place(name, head / got.heads, head % got.heads), what,
+                                              static_cast<int64_t>(row) % got.rows));
       return;
     }
   }
@@ -244,17 +258,20 @@ class AccuracyCheck {
   const Plain& plain_;
   Verdict& verdict_;
   const Sight sight_;
-  const HeadArray q_ = problem_.q.values(), k_ = problem_.k.values(), v_ = problem_.v.values(), dout_ = problem_.dout.values();
+  const HeadArray q_ = problem_.q.values(), k_ = problem_.k.values(), v_ = problem_.v.values(),
+                  dout_ = problem_.dout.values();
 };
 
-void check_same(std::string_view name, const HeadArray& masked, const HeadArray& other, std::string_view other_name, Verdict& verdict) {
+void check_same(std::string_view name, const HeadArray& masked, const HeadArray& other, std::string_view other_name,
+                Verdict& verdict) {
   for (std::size_t n = 0; n < masked.values.size(); ++n) {
     if (masked.values[n] == other.values[n]) continue;
     const auto at = static_cast<int64_t>(n);
     const int64_t head = at / masked.head_size(), element = at % masked.head_size();
-    verdict.failures.push_back(fmt::format("{}, row {}, column {}: {} with the mask, {} {}; they must have the same bits",
-                                           place(name, head / masked.heads, head % masked.heads), element / masked.columns,
-                                           element % masked.columns, masked.values[n], other.values[n], other_name));
+    verdict.failures.push_back(
+        fmt::format("{}, row {}, column {}: {} with the mask, {} {}; they must have the same bits",
+                    place(name, head / masked.heads, head % masked.heads), element / masked.columns,
+                    element % masked.columns, masked.values[n], other.values[n], other_name));
     return;
   }
 }
@@ -266,7 +283,8 @@ int64_t count_live_tiles(const Case& c, const uint8_t* visible, TileShape tile) 
   int64_t live = 0;
   std::vector<uint8_t> seen(static_cast<std::size_t>(ceil_div(c.seqlen_k, tile.keys)));
   for (int64_t i = 0; i < c.seqlen_q; ++i) {
-    for (int64_t j = 0; j < c.seqlen_k; ++j) seen[static_cast<std::size_t>(j / tile.keys)] |= visible[i * c.seqlen_k + j];
+    for (int64_t j = 0; j < c.seqlen_k; ++j)
+      seen[static_cast<std::size_t>(j / tile.keys)] |= visible[i * c.seqlen_k + j];
     const bool last_of_tile = (i + 1) % tile.rows == 0 || i + 1 == c.seqlen_q;
     if (!last_of_tile) continue;
     live += std::count_if(seen.begin(), seen.end(), [](uint8_t any) { return any != 0; });
@@ -307,8 +325,8 @@ Results results_of(const Outputs& outputs, const Case& c) {
   return results;
 }
 
-void check_accuracy(const Problem& problem, const DenseMask& dense, const Results& got, const Results& oracle, const Plain& plain,
-                    Verdict& verdict) {
+void check_accuracy(const Problem& problem, const DenseMask& dense, const Results& got, const Results& oracle,
+                    const Plain& plain, Verdict& verdict) {
   AccuracyCheck(problem, dense, got, oracle, plain, verdict).run();
 }
 

@@ -43,8 +43,8 @@ Results results_of(const Outputs& outputs, const Case& c);
 ///   lse: error <= 1e-3 x max(1, |lse|), -inf exactly where the oracle has it.
 /// NaN is a failure everywhere; rows and keys that see nothing have exact zeros. `plain` is read for 16-bit
 /// types only.
-void check_accuracy(const Problem& problem, const DenseMask& dense, const Results& got, const Results& oracle, const Plain& plain,
-                    Verdict& verdict);
+void check_accuracy(const Problem& problem, const DenseMask& dense, const Results& got, const Results& oracle,
+                    const Plain& plain, Verdict& verdict);
 
 /// Bit for bit the same in everything (-0 equals +0). `other_name` says what the other run had: "with the dense mask".
 void check_identical(const Results& masked, const Results& other, std::string_view other_name, Verdict& verdict);

@@ -83,7 +83,8 @@ void require_known(int64_t head_dim) {
     if (dim == head_dim) return;
     known += fmt::format("{}{}", known.empty() ? "" : ", ", dim);
   }
-  throw Error(ErrorCode::kInvalidArgument, fmt::format("head dim {} is not in the covering list; its head dims are {}", head_dim, known));
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("head dim {} is not in the covering list; its head dims are {}", head_dim, known));
 }
 
 /// One value's index for each dimension.
@@ -99,7 +100,8 @@ struct Values {
   explicit Values(const CoveringValues& only) : dtypes(only.dtypes), layouts(only.layouts) {
     for (const int64_t dim : only.head_dims) require_known(dim);
     const auto taken = [&](int64_t dim) {
-      return only.head_dims.empty() || std::find(only.head_dims.begin(), only.head_dims.end(), dim) != only.head_dims.end();
+      return only.head_dims.empty() ||
+             std::find(only.head_dims.begin(), only.head_dims.end(), dim) != only.head_dims.end();
     };
     for (const auto& [dim, other] : kHeadDims) {
       if (taken(dim)) head_dims.emplace_back(dim, taken(other) ? other : dim);

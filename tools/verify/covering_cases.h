@@ -22,8 +22,8 @@ CoveringValues cuda_values();
 /// The fixed list of cases that every backend is checked on: at least 1,500, the same in every run. Every
 /// two values of different dimensions (batch, lengths, heads, head dim, family, mask heads and batch, block
 /// mask, dtype, layout, ...) meet in some case. Long sequences meet many heads, large batches and large head
-/// dims one at a time, so that a slow oracle can check the list. Restricted to some `values`, the pairs of these meet. Throws
-/// Error on a head dim that the list does not have.
+/// dims one at a time, so that a slow oracle can check the list. Restricted to some `values`, the pairs of these meet.
+/// Throws Error on a head dim that the list does not have.
 std::vector<Case> covering_cases(const CoveringValues& values = {});
 
 }  // namespace flashmask::verify

@@ -41,7 +41,8 @@ Form form_of(const Mask& mask) {
 }
 
 Mask without_contents(const Mask& mask) {
-  return Mask({.seqlen_q = mask.seqlen_q(), .seqlen_k = mask.seqlen_k(), .band = mask.band(), .q_offset = mask.q_offset()});
+  return Mask(
+      {.seqlen_q = mask.seqlen_q(), .seqlen_k = mask.seqlen_k(), .band = mask.band(), .q_offset = mask.q_offset()});
 }
 
 TensorView on_device(const DeviceMemory& memory, DataType dtype, std::initializer_list<int64_t> shape) {
@@ -66,23 +67,25 @@ DeviceMask::DeviceMask(const Mask& host) : mask_(without_contents(host)) {
     }
     indices_.emplace(bytes_of(interleaved));
     const auto vectors = static_cast<int64_t>(form.vectors.size());
-    const TensorView indices = on_device(*indices_, DataType::kInt32, {view.bounds_batch, view.bounds_heads, view.seqlen_k, vectors});
+    const TensorView indices =
+        on_device(*indices_, DataType::kInt32, {view.bounds_batch, view.bounds_heads, view.seqlen_k, vectors});
     mask_ = from_startend_row_indices(indices, form.causal, view.seqlen_q, host.q_offset()).with_band(host.band());
   }
   if (!host.has_block_mask()) return;
   const std::span<const uint8_t> keep = host.block_mask();
   blocks_.emplace(std::as_bytes(keep));
   const auto blocks = [](int64_t seqlen) { return (seqlen + kBlockMaskSize - 1) / kBlockMaskSize; };
-  mask_ = mask_.with_block_mask(
-      on_device(*blocks_, DataType::kUInt8, {view.block_batch, view.block_heads, blocks(view.seqlen_q), blocks(view.seqlen_k)}));
+  mask_ = mask_.with_block_mask(on_device(
+      *blocks_, DataType::kUInt8, {view.block_batch, view.block_heads, blocks(view.seqlen_q), blocks(view.seqlen_k)}));
 }
 
 DevicePlan::DevicePlan(const Mask& mask)
-    : memory_(
-          std::vector<std::byte>(static_cast<std::size_t>(PlanLayout(mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads()).bytes),
-                                 PoisonedBytes::kPoison)) {
+    : memory_(std::vector<std::byte>(
+          static_cast<std::size_t>(PlanLayout(mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads()).bytes),
+          PoisonedBytes::kPoison)) {
   build_plan(mask.view(), memory_.bytes(), kDevice);
-  view_ = PlanView::on_device(PlanLayout(mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads()), memory_.bytes(), kDevice);
+  view_ = PlanView::on_device(PlanLayout(mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads()), memory_.bytes(),
+                              kDevice);
 }
 
 }  // namespace flashmask::verify

@@ -45,7 +45,9 @@ void DeviceMemory::copy_to(std::span<std::byte> to) const {
 
 namespace flashmask::verify {
 
-DeviceMemory::DeviceMemory(std::span<const std::byte>) { throw Error(ErrorCode::kNoDevice, "this program was built without CUDA"); }
+DeviceMemory::DeviceMemory(std::span<const std::byte>) {
+  throw Error(ErrorCode::kNoDevice, "this program was built without CUDA");
+}
 DeviceMemory::~DeviceMemory() = default;
 void DeviceMemory::copy_to(std::span<std::byte>) const {}
 

@@ -22,7 +22,8 @@ Results run_oracle(const Problem& problem, const DenseMask& dense) {
   Results results(c);
   HeadArray q = problem.q.values(), k = problem.k.values(), v = problem.v.values(), dout = problem.dout.values();
   AttentionInputs inputs{.q = q.as_tensor(), .k = k.as_tensor(), .v = v.as_tensor()};
-  inputs.dense_mask = TensorView::contiguous(dense.visible.data(), DataType::kUInt8, {dense.batch, dense.heads, c.seqlen_q, c.seqlen_k});
+  inputs.dense_mask = TensorView::contiguous(dense.visible.data(), DataType::kUInt8,
+                                             {dense.batch, dense.heads, c.seqlen_q, c.seqlen_k});
   const Options options{.softmax_scale = c.softmax_scale, .backend = "reference"};
   forward({inputs, results.out.as_tensor(), results.lse.as_lse()}, {}, options);
 

@@ -30,7 +30,9 @@ Results run_oracle(const Problem& problem, const DenseMask& dense);
 /// are the exact gradients for the out that was handed over.
 struct Plain {
   explicit Plain(const Case& c)
-      : results(c), inherited_dq(c.batch, c.heads_q, c.seqlen_q, c.head_dim), inherited_dk(c.batch, c.heads_kv, c.seqlen_k, c.head_dim) {}
+      : results(c),
+        inherited_dq(c.batch, c.heads_q, c.seqlen_q, c.head_dim),
+        inherited_dk(c.batch, c.heads_kv, c.seqlen_k, c.head_dim) {}
   Results results;  ///< lse is left zero
   HeadArray inherited_dq, inherited_dk;
 };

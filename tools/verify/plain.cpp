@@ -49,7 +49,12 @@ struct QueryHead {
 class PlainHead {
  public:
   PlainHead(const Case& c, KeyHead& keys, QueryHead& queries, const uint8_t* visible)
-      : c_(c), keys_(keys), queries_(queries), visible_(visible), probability_(size(c.seqlen_k)), gradient_(size(c.seqlen_k)) {}
+      : c_(c),
+        keys_(keys),
+        queries_(queries),
+        visible_(visible),
+        probability_(size(c.seqlen_k)),
+        gradient_(size(c.seqlen_k)) {}
 
   void run() {
     for (int64_t i = 0; i < c_.seqlen_q; ++i) {
@@ -116,7 +121,8 @@ class PlainHead {
     for (int64_t j = 0; j < c_.seqlen_k; ++j) {
       if (!visible(i, j)) continue;
       add_scaled(probability_[size(j)], dout, keys_.dv.data() + j * c_.head_dim_v, c_.head_dim_v);
-      add_scaled(scale * gradient_[size(j)], keys_.k.data() + j * c_.head_dim, queries_.dq.data() + i * c_.head_dim, c_.head_dim);
+      add_scaled(scale * gradient_[size(j)], keys_.k.data() + j * c_.head_dim, queries_.dq.data() + i * c_.head_dim,
+                 c_.head_dim);
       add_scaled(scale * gradient_[size(j)], q, keys_.dk.data() + j * c_.head_dim, c_.head_dim);
     }
   }
@@ -127,8 +133,8 @@ class PlainHead {
     const float* q = queries_.q.data() + i * c_.head_dim;
     for (int64_t j = 0; j < c_.seqlen_k && error != 0; ++j) {
       if (!visible(i, j)) continue;
-      add_scaled(probability_[size(j)] * error, keys_.k.data() + j * c_.head_dim, queries_.inherited_dq.data() + i * c_.head_dim,
-                 c_.head_dim);
+      add_scaled(probability_[size(j)] * error, keys_.k.data() + j * c_.head_dim,
+                 queries_.inherited_dq.data() + i * c_.head_dim, c_.head_dim);
       add_scaled(probability_[size(j)] * error, q, keys_.inherited_dk.data() + j * c_.head_dim, c_.head_dim);
     }
   }
@@ -141,7 +147,8 @@ class PlainHead {
 };
 
 /// dout . (given - exact) of each row.
-Floats mean_errors(const Case& c, std::span<const double> dout, std::span<const double> given, std::span<const double> exact) {
+Floats mean_errors(const Case& c, std::span<const double> dout, std::span<const double> given,
+                   std::span<const double> exact) {
   Floats means;
   std::size_t at = 0;
   for (int64_t i = 0; i < c.seqlen_q; ++i) {
@@ -231,7 +238,8 @@ class PlainRun {
 
 }  // namespace
 
-Plain run_plain(const Problem& problem, const DenseMask& dense, const HeadArray& given_out, const HeadArray& exact_out) {
+Plain run_plain(const Problem& problem, const DenseMask& dense, const HeadArray& given_out,
+                const HeadArray& exact_out) {
   return PlainRun(problem, dense, given_out, exact_out).run();
 }
 

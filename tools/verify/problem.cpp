@@ -13,7 +13,8 @@ namespace {
 const Case& checked(const Case& c) {
   constexpr double kMostElements = 0x1p40;
   const auto elements = [&](int64_t seqlen, int64_t heads, int64_t dim) {
-    return static_cast<double>(c.batch) * static_cast<double>(seqlen) * static_cast<double>(heads) * static_cast<double>(dim);
+    return static_cast<double>(c.batch) * static_cast<double>(seqlen) * static_cast<double>(heads) *
+           static_cast<double>(dim);
   };
   const double largest = std::max(elements(c.seqlen_q, c.heads_q, std::max(c.head_dim, c.head_dim_v)),
                                   elements(c.seqlen_k, c.heads_kv, std::max(c.head_dim, c.head_dim_v)));
@@ -56,7 +57,9 @@ Outputs::Outputs(const Case& c)
       dk(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_k, c.heads_kv, c.head_dim)),
       dv(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_k, c.heads_kv, c.head_dim_v)) {}
 
-ForwardArgs forward_args(const AttentionInputs& inputs, const Outputs& outputs) { return {inputs, outputs.out.view(), outputs.lse.view()}; }
+ForwardArgs forward_args(const AttentionInputs& inputs, const Outputs& outputs) {
+  return {inputs, outputs.out.view(), outputs.lse.view()};
+}
 
 BackwardArgs backward_args(const AttentionInputs& inputs, const Problem& problem, const Outputs& outputs) {
   return {inputs,

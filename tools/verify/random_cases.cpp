@@ -64,7 +64,9 @@ void shrink(Case& c) {
   }
 }
 
-int64_t draw_reach(Random& random, int64_t seqlen) { return chance(random, 20) ? -1 : random.integer(0, std::max<int64_t>(seqlen / 2, 1)); }
+int64_t draw_reach(Random& random, int64_t seqlen) {
+  return chance(random, 20) ? -1 : random.integer(0, std::max<int64_t>(seqlen / 2, 1));
+}
 
 void draw_mask(Random& random, Case& c) {
   c.mask_heads = pick(random, std::array{MaskHeads::kOne, MaskHeads::kKv, MaskHeads::kQuery});

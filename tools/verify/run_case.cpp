@@ -37,7 +37,9 @@ class DeviceTensors {
     if (problem.dlse) dlse_.emplace(*problem.dlse);
   }
 
-  ForwardArgs forward_args(AttentionInputs inputs) const { return {with_tensors(std::move(inputs)), out_.view(), lse_.view()}; }
+  ForwardArgs forward_args(AttentionInputs inputs) const {
+    return {with_tensors(std::move(inputs)), out_.view(), lse_.view()};
+  }
   BackwardArgs backward_args(AttentionInputs inputs) const {
     return {with_tensors(std::move(inputs)),      out_.view(), lse_.view(), dout_.view(),
             dlse_ ? dlse_->view() : TensorView{}, dq_.view(),  dk_.view(),  dv_.view()};
@@ -81,7 +83,8 @@ class CaseRun {
     if (on_device_) check_identical(masked, once(false, "second run with the mask"), "in a second run", verdict_);
     verdict_.forward_only = masked.forward_only;
     const Results oracle = run_oracle(problem_, dense_);
-    const Plain plain = c_.dtype == DataType::kFloat32 ? Plain(c_) : run_plain(problem_, dense_, masked.out, oracle.out);
+    const Plain plain =
+        c_.dtype == DataType::kFloat32 ? Plain(c_) : run_plain(problem_, dense_, masked.out, oracle.out);
     check_accuracy(problem_, dense_, masked, oracle, plain, verdict_);
   }
 
@@ -90,8 +93,8 @@ class CaseRun {
     AttentionInputs inputs{.q = problem_.q.view(), .k = problem_.k.view(), .v = problem_.v.view()};
     if (plan_) inputs.plan = plan_->view();
     if (dense_mode) {
-      inputs.dense_mask =
-          TensorView::contiguous(dense_.visible.data(), DataType::kUInt8, {dense_.batch, dense_.heads, c_.seqlen_q, c_.seqlen_k});
+      inputs.dense_mask = TensorView::contiguous(dense_.visible.data(), DataType::kUInt8,
+                                                 {dense_.batch, dense_.heads, c_.seqlen_q, c_.seqlen_k});
     } else {
       inputs.mask = mask_;
     }
@@ -99,7 +102,10 @@ class CaseRun {
   }
 
   Options call_options(bool dense_mode, ExecutedTiles& executed) const {
-    Options call{.softmax_scale = c_.softmax_scale, .deterministic = true, .backend = options_.backend, .executed_tiles = &executed};
+    Options call{.softmax_scale = c_.softmax_scale,
+                 .deterministic = true,
+                 .backend = options_.backend,
+                 .executed_tiles = &executed};
     // A dense mask has no band to shift, and a call without a mask shows everything.
     if (!dense_mode && mask_) call.q_offset = c_.q_offset;
     call.threads = dense_mode ? 1 : options_.threads;
@@ -128,7 +134,8 @@ class CaseRun {
     ExecutedTiles executed;
     const Explanation explanation = explain(tensors.forward_args(AttentionInputs{}), call_options(false, executed));
     if (!explanation.backend.empty()) return true;
-    for (const std::string& line : explanation.rejected) verdict_.skipped += (verdict_.skipped.empty() ? "" : "; ") + line;
+    for (const std::string& line : explanation.rejected)
+      verdict_.skipped += (verdict_.skipped.empty() ? "" : "; ") + line;
     return false;
   }
 
@@ -144,8 +151,8 @@ class CaseRun {
     AttentionInputs inputs;
     if (plan) inputs.plan = plan->view();
     if (dense_mode) {
-      inputs.dense_mask =
-          TensorView::contiguous(dense.bytes().data(), DataType::kUInt8, {dense_.batch, dense_.heads, c_.seqlen_q, c_.seqlen_k});
+      inputs.dense_mask = TensorView::contiguous(dense.bytes().data(), DataType::kUInt8,
+                                                 {dense_.batch, dense_.heads, c_.seqlen_q, c_.seqlen_k});
       inputs.dense_mask.device = kDevice;
     } else if (mask) {
       inputs.mask = mask->mask();
@@ -153,13 +160,15 @@ class CaseRun {
     ExecutedTiles executed;
     const Options call = call_options(dense_mode, executed);
     const ForwardArgs to_run = tensors.forward_args(inputs);
-    with_device_workspace(forward_workspace(to_run, call), which,
-                          [&](std::span<std::byte> workspace) { options_.implementation.forward(to_run, workspace, call); });
+    with_device_workspace(forward_workspace(to_run, call), which, [&](std::span<std::byte> workspace) {
+      options_.implementation.forward(to_run, workspace, call);
+    });
     const BackwardArgs back = tensors.backward_args(inputs);
     const bool forward_only = explain(back, call).backend.empty();
     if (!forward_only) {
-      with_device_workspace(backward_workspace(back, call), which,
-                            [&](std::span<std::byte> workspace) { options_.implementation.backward(back, workspace, call); });
+      with_device_workspace(backward_workspace(back, call), which, [&](std::span<std::byte> workspace) {
+        options_.implementation.backward(back, workspace, call);
+      });
     }
     tensors.copy_to(outputs);
     check_gaps(outputs, which, verdict_);
@@ -173,39 +182,45 @@ class CaseRun {
   void with_device_workspace(std::size_t bytes, std::string_view which, Call&& call) {
     DeviceWorkspace workspace(bytes, static_cast<std::size_t>(c_.seed % 64));
     call(workspace.bytes());
-    if (!workspace.guards_intact()) verdict_.failures.push_back(fmt::format("workspace: the {} wrote outside of it", which));
+    if (!workspace.guards_intact())
+      verdict_.failures.push_back(fmt::format("workspace: the {} wrote outside of it", which));
   }
 
   template <typename Call>
   void with_workspace(std::size_t bytes, std::string_view which, Call&& call) {
     PoisonedBytes workspace(bytes, static_cast<std::size_t>(c_.seed % 64));  // misaligned: no alignment is asked for
     call(workspace.bytes());
-    if (!workspace.guards_intact()) verdict_.failures.push_back(fmt::format("workspace: the {} wrote outside of it", which));
+    if (!workspace.guards_intact())
+      verdict_.failures.push_back(fmt::format("workspace: the {} wrote outside of it", which));
   }
 
   /// The tiles that a forward and, if there was one, a backward executed, each in its own shape.
-  void check_tiles(const ForwardArgs& forward, const BackwardArgs& backward, const Options& call, const ExecutedTiles& executed,
-                   bool dense_mode, std::string_view which) {
+  void check_tiles(const ForwardArgs& forward, const BackwardArgs& backward, const Options& call,
+                   const ExecutedTiles& executed, bool dense_mode, std::string_view which) {
     const Explanation of_forward = explain(forward, call), of_backward = explain(backward, call);
     check_passes(of_forward, {{"forward", executed.forward}}, dense_mode, which);
     if (of_backward.backend.empty()) return;
-    check_passes(of_backward, {{"backward over rows", executed.backward_rows}, {"backward over keys", executed.backward_keys}}, dense_mode,
-                 which);
+    check_passes(of_backward,
+                 {{"backward over rows", executed.backward_rows}, {"backward over keys", executed.backward_keys}},
+                 dense_mode, which);
   }
 
   using Pass = std::pair<std::string_view, int64_t>;
-  void check_passes(const Explanation& explanation, std::initializer_list<Pass> passes, bool dense_mode, std::string_view which) {
+  void check_passes(const Explanation& explanation, std::initializer_list<Pass> passes, bool dense_mode,
+                    std::string_view which) {
     if (explanation.backend == "reference") return;  // goes by elements, not by tiles
     // The dense mode skips nothing.
     const int64_t expected = dense_mode ? explanation.tiles : count_live_tiles(c_, dense_, explanation.tile);
     const bool unknown = explanation.live_tiles < 0;  // the mask is on a device
     if (!unknown && explanation.live_tiles != expected) {
-      verdict_.failures.push_back(fmt::format("tiles: the plan has {} live tiles of {} x {} for the {}; counted one by one there are {}",
-                                              explanation.live_tiles, explanation.tile.rows, explanation.tile.keys, which, expected));
+      verdict_.failures.push_back(
+          fmt::format("tiles: the plan has {} live tiles of {} x {} for the {}; counted one by one there are {}",
+                      explanation.live_tiles, explanation.tile.rows, explanation.tile.keys, which, expected));
     }
     for (const auto& [pass, count] : passes) {
       if (count == expected) continue;
-      verdict_.failures.push_back(fmt::format("tiles: the {} executed {} in the {}; {} are live", which, count, pass, expected));
+      verdict_.failures.push_back(
+          fmt::format("tiles: the {} executed {} in the {}; {} are live", which, count, pass, expected));
     }
   }
 
@@ -248,7 +263,8 @@ void run_cases(std::span<const Case> cases, const RunOptions& options, int jobs,
   // The most expensive first, so that no worker is left with one of them at the end.
   std::vector<std::size_t> order(cases.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return cases[a].cost() > cases[b].cost(); });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return cases[a].cost() > cases[b].cost(); });
   std::atomic<std::size_t> next{0};
   std::mutex mutex;
   const auto work = [&] {

@@ -34,7 +34,8 @@ std::string summary(const Tally& tally) {
     text += "\n";
   }
   for (const auto& [reason, count] : tally.skipped) text += fmt::format("skipped {}: {}\n", count, reason);
-  if (tally.forward_only > 0) text += fmt::format("forward only: the backend took no backward of {} cases\n", tally.forward_only);
+  if (tally.forward_only > 0)
+    text += fmt::format("forward only: the backend took no backward of {} cases\n", tally.forward_only);
   text += fmt::format("{} passed, {} failed", tally.passed, tally.failed);
   if (!tally.skipped.empty()) text += fmt::format(", {} skipped", tally.skipped_cases());
   return text + "\n";

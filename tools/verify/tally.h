@@ -33,8 +33,8 @@ struct Tally {
   bool succeeded() const;
 };
 
-/// Lines that end with "N passed, M failed" or "N passed, M failed, K skipped", before it the largest errors, and each reason
-/// to skip with the number of its cases.
+/// Lines that end with "N passed, M failed" or "N passed, M failed, K skipped", before it the largest errors, and each
+/// reason to skip with the number of its cases.
 std::string summary(const Tally& tally);
 
 }  // namespace flashmask::verify

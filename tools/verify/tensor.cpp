@@ -61,7 +61,8 @@ Tensor::Tensor(DataType dtype, std::vector<int64_t> shape, std::vector<int64_t> 
 
 Tensor Tensor::attention(DataType dtype, Layout layout, int64_t batch, int64_t seqlen, int64_t heads, int64_t dim) {
   const std::vector<int64_t> shape{batch, seqlen, heads, dim};
-  if (layout == Layout::kBhsd) return {dtype, shape, {heads * seqlen * dim, dim, seqlen * dim, 1}, batch * heads * seqlen * dim};
+  if (layout == Layout::kBhsd)
+    return {dtype, shape, {heads * seqlen * dim, dim, seqlen * dim, 1}, batch * heads * seqlen * dim};
   const Gaps gaps = gaps_of(layout);
   const int64_t row = dim + gaps.row;
   const int64_t position = heads * row + gaps.position;

@@ -24,7 +24,8 @@ int64_t most_items(const Problem& p) {
 int thread_count(const Problem& p) {
   constexpr int kMost = 1024;
   const int wanted = p.threads > 0 ? p.threads : omp_get_max_threads();
-  return static_cast<int>(std::clamp<int64_t>(most_items(p), 1, std::min(wanted, std::max(kMost, omp_get_num_procs()))));
+  return static_cast<int>(
+      std::clamp<int64_t>(most_items(p), 1, std::min(wanted, std::max(kMost, omp_get_num_procs()))));
 }
 
 bool makes_plan(const Problem& p) { return !p.plan.defined() && !p.dense.defined(); }
@@ -36,11 +37,13 @@ struct Layout {
 
   explicit Layout(const Problem& p) : threads(thread_count(p)) {
     const MaskView& mask = p.mask.view();
-    if (makes_plan(p)) plan = round_up(PlanLayout(mask.seqlen_q, mask.seqlen_k, mask.batch(), mask.heads()).bytes, kAlignment);
+    if (makes_plan(p))
+      plan = round_up(PlanLayout(mask.seqlen_q, mask.seqlen_k, mask.batch(), mask.heads()).bytes, kAlignment);
     if (p.is_backward) {
       const int64_t row_tiles = p.batch * p.heads_q * cpu::BackwardRows::row_tiles(p);
       // The largest part is a row of dq for each; with room to spare for the others.
-      if (!checked_product(row_tiles, cpu::kTileRows * int64_t{sizeof(float)}, 2 * round_up(p.head_dim, cpu::kMaxWidth)))
+      if (!checked_product(row_tiles, cpu::kTileRows * int64_t{sizeof(float)},
+                           2 * round_up(p.head_dim, cpu::kMaxWidth)))
         throw_invalid("the backward of q ", describe(p.q), " needs a workspace of more than 2^63 bytes");
       delta = row_tiles * cpu::kTileRows * static_cast<int64_t>(sizeof(float));
       if (!cpu::BackwardRows::sums_in_dq(p)) own_dq = delta * cpu::BackwardRows::dq_stride(p);
@@ -68,9 +71,12 @@ class Workspace {
   cpu::BackwardRows rows() const {
     std::byte* delta = base_ + layout_.plan;
     std::byte* own_dq = delta + layout_.delta;
-    return {reinterpret_cast<float*>(delta), reinterpret_cast<int32_t*>(own_dq + layout_.own_dq), reinterpret_cast<float*>(own_dq)};
+    return {reinterpret_cast<float*>(delta), reinterpret_cast<int32_t*>(own_dq + layout_.own_dq),
+            reinterpret_cast<float*>(own_dq)};
   }
-  float* scratch(int thread) const { return reinterpret_cast<float*>(base_ + layout_.shared() + thread * layout_.scratch); }
+  float* scratch(int thread) const {
+    return reinterpret_cast<float*>(base_ + layout_.shared() + thread * layout_.scratch);
+  }
 
  private:
   Layout layout_;
@@ -100,17 +106,20 @@ int64_t row_tiles_at_once(const Problem& p, int64_t row_tiles) {
 class CpuBackend final : public Backend {
  public:
   std::string_view name() const override { return "cpu"; }
-  BackendInfo info() const override { return {"cpu", true, message(cpu::simd_target(), ", ", omp_get_max_threads(), " threads")}; }
+  BackendInfo info() const override {
+    return {"cpu", true, message(cpu::simd_target(), ", ", omp_get_max_threads(), " threads")};
+  }
   std::string refusal(const Problem& p) const override {
     if (p.device.kind != Device::Kind::kCpu) return "takes CPU tensors only";
     if (p.stream) return "stream must be null on the CPU";
-    if (p.dtype == DataType::kFloat64) return "float64 is taken by backend 'reference' only; cast to float32 or ask for 'reference'";
+    if (p.dtype == DataType::kFloat64)
+      return "float64 is taken by backend 'reference' only; cast to float32 or ask for 'reference'";
     return "";
   }
   void describe(const Problem& p, Explanation& e) const override {
     e.tile = {cpu::kTileRows, cpu::kTileKeys};
-    e.configuration = message(cpu::kTileRows, "x", cpu::kTileKeys, " tiles, ", cpu::simd_target(), ", ", thread_count(p), " threads, ",
-                              name_of_mode(p));
+    e.configuration = message(cpu::kTileRows, "x", cpu::kTileKeys, " tiles, ", cpu::simd_target(), ", ",
+                              thread_count(p), " threads, ", name_of_mode(p));
   }
   std::size_t workspace(const Problem& p) const override { return static_cast<std::size_t>(Layout(p).bytes()); }
   void forward(const Problem& problem, std::span<std::byte> memory) const override;
@@ -128,11 +137,12 @@ void CpuBackend::forward(const Problem& problem, std::span<std::byte> memory) co
   const Workspace workspace(p, memory);
   const int64_t row_tiles = ceil_div(p.seqlen_q, cpu::kTileRows), at_once = row_tiles_at_once(p, row_tiles);
   const int64_t items = ceil_div(row_tiles, at_once);
-  const int64_t executed = for_each_item(p.batch, p.heads_q, items, workspace, [&](int64_t b, int64_t h, int64_t n, float* scratch) {
-    // The last rows first: where masks are causal they have most work. Any order gives the same bits.
-    const int64_t first = (items - 1 - n) * at_once;
-    return cpu::forward_rows(p, b, h, first, std::min(first + at_once, row_tiles), scratch);
-  });
+  const int64_t executed =
+      for_each_item(p.batch, p.heads_q, items, workspace, [&](int64_t b, int64_t h, int64_t n, float* scratch) {
+        // The last rows first: where masks are causal they have most work. Any order gives the same bits.
+        const int64_t first = (items - 1 - n) * at_once;
+        return cpu::forward_rows(p, b, h, first, std::min(first + at_once, row_tiles), scratch);
+      });
   if (p.executed_tiles) p.executed_tiles->forward += executed;
 }
 
@@ -145,9 +155,9 @@ void CpuBackend::backward(const Problem& problem, std::span<std::byte> memory) c
     cpu::prepare_backward(p, rows, b, h, r, scratch);
     return 0;
   });
-  const int64_t executed = for_each_item(p.batch, p.heads_kv, key_tiles, workspace, [&](int64_t b, int64_t hk, int64_t c, float* scratch) {
-    return cpu::backward_keys(p, rows, b, hk, c, scratch);
-  });
+  const int64_t executed = for_each_item(
+      p.batch, p.heads_kv, key_tiles, workspace,
+      [&](int64_t b, int64_t hk, int64_t c, float* scratch) { return cpu::backward_keys(p, rows, b, hk, c, scratch); });
   for_each_item(p.batch, p.heads_q, row_tiles, workspace, [&](int64_t b, int64_t h, int64_t r, float*) {
     cpu::store_dq(p, rows, b, h, r);
     return 0;

@@ -45,7 +45,7 @@ struct alignas(64) ElementMask {
     std::iota(at, at + kTileKeys, 0);
     const TileBounds bounds{columns, static_cast<int32_t>(key0), static_cast<int32_t>(keys)};
     rules::visible_windows<kTileKeys>(columns, bounds, bounds.key0, at, static_cast<int32_t>(row0), rows);
-    for (uint32_t(&words)[kTileKeys] : rows) std::fill(words + keys, words + kTileKeys, 0u);
+    for (uint32_t (&words)[kTileKeys] : rows) std::fill(words + keys, words + kTileKeys, 0u);
   }
 
   /// From a dense matrix, whose keys are contiguous.

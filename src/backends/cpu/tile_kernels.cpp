@@ -89,7 +89,8 @@ HWY_INLINE void multiply_rows(Rows a, Rows panel, int64_t depth, bool accumulate
     const Vec b0 = hn::Load(kFloats, row), b1 = hn::Load(kFloats, row + kLanes);
 #pragma GCC unroll 16
     for (int m = 0; m < kCount; ++m) {
-      const Vec x = hn::Set(kFloats, kOrder == Order::kRows ? broadcast[m * a.stride + k] : broadcast[k * a.stride + m]);
+      const Vec x =
+          hn::Set(kFloats, kOrder == Order::kRows ? broadcast[m * a.stride + k] : broadcast[k * a.stride + m]);
       sum0[m] = hn::MulAdd(x, b0, sum0[m]);
       sum1[m] = hn::MulAdd(x, b1, sum1[m]);
     }
@@ -111,9 +112,9 @@ void multiply_rest(int64_t count, Rows a, Rows panel, int64_t depth, bool accumu
   }
 }
 
-/// Over the kWidth columns of `panel`: row m of result = (accumulate ? itself : 0) + sum over k < depth of a(m, k) * row k
-/// of panel. The order of the sum over k is ascending and the same for every row, so a result never depends on the
-/// rows beside it.
+/// Over the kWidth columns of `panel`: row m of result = (accumulate ? itself : 0) + sum over k < depth of a(m, k) *
+/// row k of panel. The order of the sum over k is ascending and the same for every row, so a result never depends on
+/// the rows beside it.
 template <Order kOrder>
 void multiply(int64_t count, Rows a, Rows panel, int64_t depth, bool accumulate, Rows result) {
   const int64_t step = kOrder == Order::kRows ? a.stride : 1;
@@ -191,8 +192,8 @@ void store_row(const float* from, int64_t n, const TensorView& t, int64_t b, int
 }
 
 /// Writes factor[row] * panels back as rows [row0, row0 + count) of head h.
-void store_panels(const float* panels, int64_t count, int64_t dim, const float* factor, const TensorView& t, int64_t b, int64_t row0,
-                  int64_t h) {
+void store_panels(const float* panels, int64_t count, int64_t dim, const float* factor, const TensorView& t, int64_t b,
+                  int64_t row0, int64_t h) {
   float row[256];
   for (int64_t s = 0; s < count; ++s) {
     const float* from = panels + s / kWidth * dim * kWidth + s % kWidth;
@@ -219,7 +220,8 @@ class MaskSource {
     const int64_t row0 = r * kTileRows, key0 = c * kTileKeys;
     const int64_t keys = std::min(kTileKeys, p_.seqlen_k - key0);
     if (dense_) {
-      mask.load(dense_ + row0 * p_.dense.stride[2] + key0, p_.dense.stride[2], std::min(kTileRows, p_.seqlen_q - row0), keys);
+      mask.load(dense_ + row0 * p_.dense.stride[2] + key0, p_.dense.stride[2], std::min(kTileRows, p_.seqlen_q - row0),
+                keys);
     } else {
       mask.load(columns_, row0, key0, keys);
     }
@@ -304,15 +306,16 @@ struct KeyLanes {
 
 // --- Softmax ----------------------------------------------------------------------------------------
 
-/// exp(x) of x <= 88, 0 below -87, NaN of NaN: 2^n * e^r with |r| <= ln 2 / 2 and e^r a polynomial within 4e-9. Highway's own
-/// reaches down to the subnormal numbers, at twice the instructions, and turns NaN into 0.
+/// exp(x) of x <= 88, 0 below -87, NaN of NaN: 2^n * e^r with |r| <= ln 2 / 2 and e^r a polynomial within 4e-9.
+/// Highway's own reaches down to the subnormal numbers, at twice the instructions, and turns NaN into 0.
 HWY_INLINE Vec exp_up_to_88(Vec x) {
   // 1.5 * 2^23 rounds to an integer; 127 more, and the low bits are the exponent of 2^n.
   const Vec shift = hn::Set(kFloats, 12582912.0f + 127.0f);
   const Vec shifted = hn::MulAdd(x, hn::Set(kFloats, 1.44269504f), shift);
   const Vec n = hn::Sub(shifted, shift);
   // ln 2 in two parts: n times the first is exact.
-  const Vec r = hn::NegMulAdd(n, hn::Set(kFloats, -2.12194440e-4f), hn::NegMulAdd(n, hn::Set(kFloats, 0.693359375f), x));
+  const Vec r =
+      hn::NegMulAdd(n, hn::Set(kFloats, -2.12194440e-4f), hn::NegMulAdd(n, hn::Set(kFloats, 0.693359375f), x));
   Vec e = hn::MulAdd(r, hn::Set(kFloats, 0.0013814539f), hn::Set(kFloats, 0.0083687454f));
   e = hn::MulAdd(r, e, hn::Set(kFloats, 0.041668389f));
   e = hn::MulAdd(r, e, hn::Set(kFloats, 0.16666521f));
@@ -324,7 +327,9 @@ HWY_INLINE Vec exp_up_to_88(Vec x) {
 }
 
 /// The same of any x: a caller's lse can be far below the scores.
-HWY_INLINE Vec exp_of_any(Vec x) { return hn::IfThenElse(hn::Gt(x, hn::Set(kFloats, 88.0f)), hn::Set(kFloats, kInf), exp_up_to_88(x)); }
+HWY_INLINE Vec exp_of_any(Vec x) {
+  return hn::IfThenElse(hn::Gt(x, hn::Set(kFloats, 88.0f)), hn::Set(kFloats, kInf), exp_up_to_88(x));
+}
 
 /// Replaces what `lanes` hides of a panel by `value`.
 template <typename Lanes>
@@ -364,7 +369,8 @@ HWY_INLINE Vec softmax_half(float* panel, int64_t keys, float* running_max, floa
   }
   if (j < keys) sum0 = hn::Add(sum0, to_probability(j));
   // Exactly 1 for a row whose maximum stays, whatever its neighbours do.
-  const Vec factor = hn::IfThenElse(hn::Eq(before, largest), hn::Set(kFloats, 1.0f), exp_up_to_88(hn::Sub(before, reference)));
+  const Vec factor =
+      hn::IfThenElse(hn::Eq(before, largest), hn::Set(kFloats, 1.0f), exp_up_to_88(hn::Sub(before, reference)));
   hn::Store(largest, kFloats, running_max);
   hn::Store(hn::MulAdd(hn::Load(kFloats, running_sum), factor, hn::Add(sum0, sum1)), kFloats, running_sum);
   return factor;
@@ -400,7 +406,8 @@ struct ForwardScratch {
   }
 };
 
-/// One panel of rows, whose first is row0 of those at once, against one key tile: FlashMask's algorithm 1, lines 9 to 27.
+/// One panel of rows, whose first is row0 of those at once, against one key tile: FlashMask's algorithm 1, lines 9
+/// to 27.
 void forward_panel(const Problem& p, const ForwardScratch& s, int64_t row0, int64_t keys, bool full) {
   float* out = s.out + row0 * p.head_dim_v;
   float* largest = s.largest + row0;
@@ -418,14 +425,16 @@ void forward_panel(const Problem& p, const ForwardScratch& s, int64_t row0, int6
 void finish_softmax(const Problem& p, const ForwardScratch& s, int64_t b, int64_t h, int64_t row0, int64_t rows) {
   for (int64_t i = 0; i < rows; ++i) {
     const bool empty = s.largest[i] == -kInf;
-    static_cast<float*>(p.lse.data)[lse_offset(p.lse, b, h, row0 + i)] = empty ? -kInf : s.largest[i] + std::log(s.sum[i]);
+    static_cast<float*>(p.lse.data)[lse_offset(p.lse, b, h, row0 + i)] =
+        empty ? -kInf : s.largest[i] + std::log(s.sum[i]);
     s.sum[i] = empty ? 0.0f : 1.0f / s.sum[i];
   }
 }
 
 int64_t forward_rows(const Problem& p, int64_t b, int64_t h, int64_t first, int64_t last, float* scratch) {
   const ForwardScratch s(p, scratch);
-  const int64_t row0 = first * kTileRows, tile_rows = (last - first) * kTileRows, rows = std::min(tile_rows, p.seqlen_q - row0);
+  const int64_t row0 = first * kTileRows, tile_rows = (last - first) * kTileRows,
+                rows = std::min(tile_rows, p.seqlen_q - row0);
   for (int64_t from = 0; from < rows; from += kTileRows) {
     const int64_t count = std::min(kTileRows, rows - from);
     load_rows(p.q, b, row0 + from, count, h, static_cast<float>(p.softmax_scale), s.k);
@@ -528,7 +537,8 @@ void probabilities_of_keys(const float* lse, const float* delta, int64_t rows, R
 }
 
 /// One panel of keys against one row tile: FlashMask's algorithm 2, lines 12 to 28, without dq.
-void backward_panel(const Problem& p, const BackwardScratch& s, const float* delta, int64_t key0, int64_t rows, bool full) {
+void backward_panel(const Problem& p, const BackwardScratch& s, const float* delta, int64_t key0, int64_t rows,
+                    bool full) {
   const Rows scores = s.scores.columns_from(key0), dprobs = s.dprobs.columns_from(key0);
   multiply<Order::kRows>(rows, s.q, {s.k + key0 * p.head_dim, kWidth}, p.head_dim, false, scores);
   multiply<Order::kRows>(rows, s.dout, {s.v + key0 * p.head_dim_v, kWidth}, p.head_dim_v, false, dprobs);
@@ -543,9 +553,10 @@ void backward_panel(const Problem& p, const BackwardScratch& s, const float* del
 
 /// dq of a row tile += dS K, when the key tiles before c have added theirs: with any threads the same order, the same
 /// bits. A thread does its key tiles in ascending order, so the least unfinished one waits for nobody.
-void add_to_dq(const Problem& p, const BackwardScratch& s, Rows dq, std::atomic_ref<int32_t> turn, int64_t rows, int64_t keys, int64_t c,
-               int64_t next) {
-  for (int32_t now = turn.load(std::memory_order_acquire); now != c; now = turn.load(std::memory_order_acquire)) turn.wait(now);
+void add_to_dq(const Problem& p, const BackwardScratch& s, Rows dq, std::atomic_ref<int32_t> turn, int64_t rows,
+               int64_t keys, int64_t c, int64_t next) {
+  for (int32_t now = turn.load(std::memory_order_acquire); now != c; now = turn.load(std::memory_order_acquire))
+    turn.wait(now);
   for (int64_t at = 0; at < p.head_dim; at += kWidth) {
     multiply<Order::kRows>(rows, s.dprobs, s.k_rows.columns_from(at), keys, true, dq.columns_from(at));
   }
@@ -573,9 +584,10 @@ int64_t backward_keys(const Problem& p, const BackwardRows& shared, int64_t b, i
       load_rows(p.dout, b, row0, rows, h, 1.0f, s.dout);
       load_lse(p, b, h, row0, rows, s.lse);
       if (!full) source.load(r, c, *s.mask);
-      for (int64_t key = 0; key < keys; key += kWidth) backward_panel(p, s, shared.delta_of(p, b, h, r), key, rows, full);
-      add_to_dq(p, s, {shared.dq_of(p, b, h, r), BackwardRows::dq_stride(p)}, std::atomic_ref<int32_t>(*shared.turn_of(p, b, h, r)), rows,
-                keys, c, source.next_key_tile(r, c + 1));
+      for (int64_t key = 0; key < keys; key += kWidth)
+        backward_panel(p, s, shared.delta_of(p, b, h, r), key, rows, full);
+      add_to_dq(p, s, {shared.dq_of(p, b, h, r), BackwardRows::dq_stride(p)},
+                std::atomic_ref<int32_t>(*shared.turn_of(p, b, h, r)), rows, keys, c, source.next_key_tile(r, c + 1));
       ++executed;
     });
   }
@@ -596,7 +608,8 @@ void store_dq(const Problem& p, const BackwardRows& shared, int64_t b, int64_t h
 }
 
 std::size_t scratch_floats(const Problem& p) {
-  return static_cast<std::size_t>((p.is_backward ? BackwardScratch(p, nullptr).parts : ForwardScratch(p, nullptr).parts).taken());
+  return static_cast<std::size_t>(
+      (p.is_backward ? BackwardScratch(p, nullptr).parts : ForwardScratch(p, nullptr).parts).taken());
 }
 
 const char* target_name() { return hwy::TargetName(HWY_TARGET); }

@@ -55,14 +55,16 @@ class Counter {
  public:
   Counter(const Problem& p, std::byte* memory)
       : count_(p.executed_tiles ? reinterpret_cast<unsigned long long*>(memory) : nullptr), stream_(stream_of(p)) {
-    if (count_) cuda::check(cudaMemsetAsync(count_, 0, sizeof(*count_), stream_), "cudaMemsetAsync of the tile counter");
+    if (count_)
+      cuda::check(cudaMemsetAsync(count_, 0, sizeof(*count_), stream_), "cudaMemsetAsync of the tile counter");
   }
   unsigned long long* on_device() const { return count_; }
   /// Waits for the stream, if tiles are counted at all.
   int64_t read(const char* call) const {
     if (!count_) return 0;
     unsigned long long count = 0;
-    cuda::check(cudaMemcpyAsync(&count, count_, sizeof(count), cudaMemcpyDeviceToHost, stream_), "cudaMemcpyAsync of the tile counter");
+    cuda::check(cudaMemcpyAsync(&count, count_, sizeof(count), cudaMemcpyDeviceToHost, stream_),
+                "cudaMemcpyAsync of the tile counter");
     cuda::check(cudaStreamSynchronize(stream_), call);
     return static_cast<int64_t>(count);
   }
@@ -107,7 +109,8 @@ struct Prepared {
 std::string tensor_maps_refusal(const Problem& p) {
   using Argument = std::pair<const char*, const TensorView*>;
   std::vector<Argument> arguments{{"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"out", &p.out}};
-  if (p.is_backward) arguments.insert(arguments.end(), {{"dout", &p.dout}, {"dq", &p.dq}, {"dk", &p.dk}, {"dv", &p.dv}});
+  if (p.is_backward)
+    arguments.insert(arguments.end(), {{"dout", &p.dout}, {"dq", &p.dq}, {"dk", &p.dk}, {"dv", &p.dv}});
   for (const auto& [argument, tensor] : arguments) {
     if (std::string why = cuda::tensor_map_refusal(argument, *tensor); !why.empty()) return why;
   }
@@ -122,9 +125,11 @@ BackendInfo CudaBackend::info() const {
     const cuda::DeviceProperties& d = list.devices[n];
     const bool usable = cuda::device_refusal(static_cast<int32_t>(n)).empty();
     info.usable |= usable;
-    info.detail += message(d.name, ", compute capability ", d.major, ".", d.minor, usable ? "" : " (the kernels need 9.0)", "; ");
+    info.detail +=
+        message(d.name, ", compute capability ", d.major, ".", d.minor, usable ? "" : " (the kernels need 9.0)", "; ");
   }
-  info.detail += message("driver for CUDA ", cuda::version_text(list.driver), ", built with CUDA ", cuda::version_text(list.runtime));
+  info.detail += message("driver for CUDA ", cuda::version_text(list.driver), ", built with CUDA ",
+                         cuda::version_text(list.runtime));
   return info;
 }
 
@@ -138,14 +143,17 @@ void CudaBackend::describe(const Problem& p, Explanation& e) const {
   } else {
     sm90::describe_forward(p, e);
   }
-  const char* plan = p.dense.defined() ? "dense mask: every tile executed" : p.plan.defined() ? "plan given" : "plan made in the call";
+  const char* plan = p.dense.defined()  ? "dense mask: every tile executed"
+                     : p.plan.defined() ? "plan given"
+                                        : "plan made in the call";
   const std::string ctas = p.max_ctas > 0 ? message(", at most ", p.max_ctas, " CTAs") : "";
   e.configuration = message(e.arch, " ", e.tile.rows, "x", e.tile.keys, " tiles, ", plan, ctas);
 }
 
 std::vector<KernelInfo> CudaBackend::kernels() const {
   std::vector<KernelInfo> all = cuda::plan_kernels();
-  for (const auto& part : {sm90::forward_kernels(), sm90::backward_kernels()}) all.insert(all.end(), part.begin(), part.end());
+  for (const auto& part : {sm90::forward_kernels(), sm90::backward_kernels()})
+    all.insert(all.end(), part.begin(), part.end());
   return all;
 }
 
@@ -202,7 +210,8 @@ bool cuda::is_plan_of(const MaskView& mask, const PlanView& plan, std::span<std:
   const auto header = static_cast<std::size_t>(plan.layout().row_live_bits);
   std::vector<std::byte> was(header), is(header);
   check(cudaMemcpyAsync(was.data(), plan.data(), header, cudaMemcpyDeviceToHost, on), "cudaMemcpyAsync of the plan");
-  check(cudaMemcpyAsync(is.data(), scratch.data(), header, cudaMemcpyDeviceToHost, on), "cudaMemcpyAsync of the plan made anew");
+  check(cudaMemcpyAsync(is.data(), scratch.data(), header, cudaMemcpyDeviceToHost, on),
+        "cudaMemcpyAsync of the plan made anew");
   check(cudaStreamSynchronize(on), "validate_plan");
   return was == is;
 }

@@ -85,11 +85,13 @@ void add_scaled(double factor, const double* x, double* y, int64_t n) {
 std::vector<uint8_t> visible_matrix(const Problem& p, int64_t b, int64_t h) {
   std::vector<uint8_t> visible;
   visible.reserve(static_cast<std::size_t>(p.seqlen_q * p.seqlen_k));
-  const int64_t mask_batch = broadcast_index(b, p.batch, p.mask.batch()), mask_head = broadcast_index(h, p.heads_q, p.mask.heads());
+  const int64_t mask_batch = broadcast_index(b, p.batch, p.mask.batch()),
+                mask_head = broadcast_index(h, p.heads_q, p.mask.heads());
   const uint8_t* dense = p.dense.defined() ? dense_matrix(p, b, h) : nullptr;
   for (int64_t i = 0; i < p.seqlen_q; ++i) {
     for (int64_t j = 0; j < p.seqlen_k; ++j) {
-      visible.push_back(dense ? dense[i * p.dense.stride[2] + j * p.dense.stride[3]] != 0 : p.mask.visible(mask_batch, mask_head, i, j));
+      visible.push_back(dense ? dense[i * p.dense.stride[2] + j * p.dense.stride[3]] != 0
+                              : p.mask.visible(mask_batch, mask_head, i, j));
     }
   }
   return visible;
@@ -98,7 +100,9 @@ std::vector<uint8_t> visible_matrix(const Problem& p, int64_t b, int64_t h) {
 class ReferenceBackend final : public Backend {
  public:
   std::string_view name() const override { return "reference"; }
-  BackendInfo info() const override { return {"reference", true, "naive float64 loops on one thread; the oracle of the tests"}; }
+  BackendInfo info() const override {
+    return {"reference", true, "naive float64 loops on one thread; the oracle of the tests"};
+  }
   bool automatic() const override { return false; }
   std::string refusal(const Problem& p) const override {
     if (p.device.kind != Device::Kind::kCpu) return "takes CPU tensors only";
@@ -117,9 +121,11 @@ class ReferenceBackend final : public Backend {
 void ReferenceBackend::forward(const Problem& p, std::span<std::byte>) const {
   for (int64_t b = 0; b < p.batch; ++b) {
     for (int64_t h = 0; h < p.heads_q; ++h) {
-      const std::vector<double> q = load_head(p.q, b, h), k = load_head(p.k, b, p.kv_head(h)), v = load_head(p.v, b, p.kv_head(h));
+      const std::vector<double> q = load_head(p.q, b, h), k = load_head(p.k, b, p.kv_head(h)),
+                                v = load_head(p.v, b, p.kv_head(h));
       const std::vector<uint8_t> visible = visible_matrix(p, b, h);
-      std::vector<double> out(static_cast<std::size_t>(p.seqlen_q * p.head_dim_v), 0.0), score(static_cast<std::size_t>(p.seqlen_k));
+      std::vector<double> out(static_cast<std::size_t>(p.seqlen_q * p.head_dim_v), 0.0),
+          score(static_cast<std::size_t>(p.seqlen_k));
       for (int64_t i = 0; i < p.seqlen_q; ++i) {
         double largest = -std::numeric_limits<double>::infinity(), sum = 0;
         bool sees = false;
@@ -136,7 +142,8 @@ void ReferenceBackend::forward(const Problem& p, std::span<std::byte>) const {
           if (visible[i * p.seqlen_k + j])
             add_scaled(std::exp(score[j] - largest) / sum, &v[j * p.head_dim_v], &out[i * p.head_dim_v], p.head_dim_v);
         }
-        store(p.lse, lse_offset(p.lse, b, h, i), sees ? largest + std::log(sum) : -std::numeric_limits<double>::infinity());
+        store(p.lse, lse_offset(p.lse, b, h, i),
+              sees ? largest + std::log(sum) : -std::numeric_limits<double>::infinity());
       }
       store_head(p.out, b, h, out);
     }
@@ -149,7 +156,8 @@ void ReferenceBackend::backward(const Problem& p, std::span<std::byte>) const {
       const std::vector<double> k = load_head(p.k, b, hk), v = load_head(p.v, b, hk);
       std::vector<double> dk(k.size(), 0.0), dv(v.size(), 0.0);
       for (int64_t h = hk * p.group_size(); h < (hk + 1) * p.group_size(); ++h) {
-        const std::vector<double> q = load_head(p.q, b, h), out = load_head(p.out, b, h), dout = load_head(p.dout, b, h);
+        const std::vector<double> q = load_head(p.q, b, h), out = load_head(p.out, b, h),
+                                  dout = load_head(p.dout, b, h);
         const std::vector<uint8_t> visible = visible_matrix(p, b, h);
         std::vector<double> dq(q.size(), 0.0);
         for (int64_t i = 0; i < p.seqlen_q; ++i) {
@@ -160,7 +168,8 @@ void ReferenceBackend::backward(const Problem& p, std::span<std::byte>) const {
           const double delta = dot(&out[i * p.head_dim_v], dout_row, p.head_dim_v) - dlse;
           for (int64_t j = 0; j < p.seqlen_k; ++j) {
             if (!visible[i * p.seqlen_k + j]) continue;
-            const double prob = std::exp(p.softmax_scale * dot(&q[i * p.head_dim], &k[j * p.head_dim], p.head_dim) - lse);
+            const double prob =
+                std::exp(p.softmax_scale * dot(&q[i * p.head_dim], &k[j * p.head_dim], p.head_dim) - lse);
             const double dscore = p.softmax_scale * prob * (dot(dout_row, &v[j * p.head_dim_v], p.head_dim_v) - delta);
             add_scaled(prob, dout_row, &dv[j * p.head_dim_v], p.head_dim_v);
             add_scaled(dscore, &k[j * p.head_dim], &dq[i * p.head_dim], p.head_dim);

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The layout of the C structs as FM_ABI_VERSION 1 has it on 64-bit machines: what compiles here was built against the same bytes as
- * every program before it. A struct may get fields at its end, and their lines here; no number below ever changes. */
+/* The layout of the C structs as FM_ABI_VERSION 1 has it on 64-bit machines: what compiles here was built against the
+ * same bytes as every program before it. A struct may get fields at its end, and their lines here; no number below ever
+ * changes. */
 #include <flashmask/c_api.h>
 
 #define AT(type, field, offset) _Static_assert(offsetof(type, field) == (offset), #type "." #field " moved")
 /* No byte at the end that a caller need not set and a later field could be read from. */
-#define ENDS_WITH(type, field) _Static_assert(sizeof(type) == offsetof(type, field) + sizeof(((type*)0)->field), #type " ends in padding")
+#define ENDS_WITH(type, field) \
+  _Static_assert(sizeof(type) == offsetof(type, field) + sizeof(((type*)0)->field), #type " ends in padding")
 #define SIZE(type, bytes) _Static_assert(sizeof(type) == (bytes), #type " changed its size")
 #define VALUE(name, value) _Static_assert((name) == (value), #name " changed its value")
 

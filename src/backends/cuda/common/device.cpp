@@ -29,10 +29,11 @@ DeviceProperties read_properties(int index) {
 std::string why_no_devices(cudaError_t error, const DeviceList& list) {
   if (list.driver == 0) return "no CUDA driver is installed";
   if (error == cudaErrorInsufficientDriver) {
-    return message("the CUDA driver is too old: it supports CUDA ", version_text(list.driver), ", this build needs CUDA ",
-                   version_text(list.runtime));
+    return message("the CUDA driver is too old: it supports CUDA ", version_text(list.driver),
+                   ", this build needs CUDA ", version_text(list.runtime));
   }
-  if (error == cudaErrorNoDevice || error == cudaSuccess) return "there is no CUDA device (or CUDA_VISIBLE_DEVICES hides it)";
+  if (error == cudaErrorNoDevice || error == cudaSuccess)
+    return "there is no CUDA device (or CUDA_VISIBLE_DEVICES hides it)";
   return message("CUDA cannot be used: ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")");
 }
 
@@ -68,7 +69,8 @@ const DeviceProperties& device(int32_t index) {
   const DeviceList& list = device_list();
   if (!list.problem.empty()) throw Error(ErrorCode::kNoDevice, list.problem);
   if (index < 0 || index >= static_cast<int32_t>(list.devices.size())) {
-    throw Error(ErrorCode::kNoDevice, message("there is no CUDA device ", index, "; this process sees ", list.devices.size()));
+    throw Error(ErrorCode::kNoDevice,
+                message("there is no CUDA device ", index, "; this process sees ", list.devices.size()));
   }
   return list.devices[static_cast<std::size_t>(index)];
 }

@@ -8,8 +8,8 @@
 
 namespace flashmask::cuda {
 
-/// Fills in what follows from a kernel's id: the architecture, which it begins with, and the entry, which is the id with underscores for
-/// dots.
+/// Fills in what follows from a kernel's id: the architecture, which it begins with, and the entry, which is the id
+/// with underscores for dots.
 inline KernelInfo named(KernelInfo info) {
   info.arch = info.id.substr(0, info.id.find('.'));
   info.symbol = "flashmask_" + info.id;

@@ -32,27 +32,33 @@ std::string tensor_map_refusal(const char* argument, const TensorView& t) {
     if (t.shape[d] <= 1) continue;
     if (t.stride[d] == 0) return message(argument, " is expanded (stride 0) in dimension ", d, "; make it contiguous");
     if (t.stride[d] % (kAlignment / kBytes) != 0)
-      return message(argument, " has stride ", t.stride[d], " in dimension ", d, "; it must be a multiple of 8 (rows aligned to 16 bytes)");
+      return message(argument, " has stride ", t.stride[d], " in dimension ", d,
+                     "; it must be a multiple of 8 (rows aligned to 16 bytes)");
     if (t.stride[d] >= kMostBytes / kBytes)
-      return message(argument, " has stride ", t.stride[d], " in dimension ", d, "; it must be below 2^39 (2^40 bytes)");
+      return message(argument, " has stride ", t.stride[d], " in dimension ", d,
+                     "; it must be below 2^39 (2^40 bytes)");
   }
   return "";
 }
 
 CUtensorMap tensor_map(const TensorView& t, int box_rows, int box_blocks, const char* argument) {
-  const cuuint64_t sizes[5] = {kBlockColumns, static_cast<cuuint64_t>(t.shape[1]), static_cast<cuuint64_t>(t.shape[3] / kBlockColumns),
-                               static_cast<cuuint64_t>(t.shape[2]), static_cast<cuuint64_t>(t.shape[0])};
+  const cuuint64_t sizes[5] = {kBlockColumns, static_cast<cuuint64_t>(t.shape[1]),
+                               static_cast<cuuint64_t>(t.shape[3] / kBlockColumns), static_cast<cuuint64_t>(t.shape[2]),
+                               static_cast<cuuint64_t>(t.shape[0])};
   const cuuint64_t strides[4] = {byte_stride(t, 1), kBlockColumns * kBytes, byte_stride(t, 2), byte_stride(t, 0)};
-  const cuuint32_t box[5] = {kBlockColumns, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(box_blocks), 1, 1};
+  const cuuint32_t box[5] = {kBlockColumns, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(box_blocks), 1,
+                             1};
   const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
-  const CUtensorMapDataType type = t.dtype == DataType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  const CUtensorMapDataType type =
+      t.dtype == DataType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   CUtensorMap map{};
-  const CUresult result =
-      driver().tensor_map_encode_tiled(&map, type, 5, t.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = driver().tensor_map_encode_tiled(
+      &map, type, 5, t.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
-    throw Error(ErrorCode::kInternal, message("CUDA: no tensor map of ", argument, ", ", describe(t), ", in boxes of ", box_rows,
-                                              " rows and ", box_blocks, " blocks of 64 columns: ", driver_error(result)));
+    throw Error(ErrorCode::kInternal,
+                message("CUDA: no tensor map of ", argument, ", ", describe(t), ", in boxes of ", box_rows,
+                        " rows and ", box_blocks, " blocks of 64 columns: ", driver_error(result)));
   }
   return map;
 }

@@ -10,8 +10,8 @@
 namespace flashmask::cuda {
 
 /// Why TMA cannot read or write a tensor [batch, seqlen, heads, dim] of a 16-bit type, naming `argument`; empty
-/// if it can. Rows must be contiguous and lie on 16-byte boundaries (the pointer, and the stride of every dimension of more than one
-/// element); strides must be below 2^40 bytes and, where the size is above 1, not 0.
+/// if it can. Rows must be contiguous and lie on 16-byte boundaries (the pointer, and the stride of every dimension of
+/// more than one element); strides must be below 2^40 bytes and, where the size is above 1, not 0.
 std::string tensor_map_refusal(const char* argument, const TensorView& t);
 
 /// The TMA map of `t` [batch, seqlen, heads, dim], 16-bit, dim a multiple of 64, no size 0:

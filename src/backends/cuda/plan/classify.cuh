@@ -18,8 +18,9 @@ inline constexpr int kGranulesPerThread = 16;          // and then decides on 16
 inline constexpr int kWindowGranules = kClassifyThreads * kGranulesPerThread;
 
 /// Difference arrays over a window of row granules: how many columns begin (+1) or cease (-1) to be hidden from whole
-/// granules, and to touch granules. Both are in one number, 1 and 2^16: a prefix sum is `covered + 65536 * touched` modulo 2^32
-/// whatever the single entries borrow from each other, and both sums are in [0, 4 * 128], so it can be taken apart.
+/// granules, and to touch granules. Both are in one number, 1 and 2^16: a prefix sum is `covered + 65536 * touched`
+/// modulo 2^32 whatever the single entries borrow from each other, and both sums are in [0, 4 * 128], so it can be
+/// taken apart.
 class Events {
  public:
   static constexpr int32_t kCovered = 1, kTouched = 1 << 16;
@@ -103,7 +104,8 @@ class KeyBlock {
  public:
   __device__ KeyBlock(const Params& p, int32_t m, int32_t c) : p_(p), m_(m), c_(c) {
     key_ = c * static_cast<int32_t>(kGranuleKeys) + static_cast<int32_t>(threadIdx.x);  // below 2^31: c < 2^24
-    columns_ = min(static_cast<int32_t>(p.mask.seqlen_k) - c * static_cast<int32_t>(kGranuleKeys), static_cast<int32_t>(kGranuleKeys));
+    columns_ = min(static_cast<int32_t>(p.mask.seqlen_k) - c * static_cast<int32_t>(kGranuleKeys),
+                   static_cast<int32_t>(kGranuleKeys));
   }
 
   /// Loads the calling thread's column.
@@ -131,7 +133,8 @@ class KeyBlock {
       const bool some = hidden.begin < hidden.end;
       if (!__any_sync(0xffffffff, some)) continue;
       const auto granules = [some](rules::Interval tiles) { return some ? tiles : rules::Interval{0, 0}; };
-      events.add(granules(rules::covered_tiles(hidden, kGranuleRows, static_cast<int32_t>(p_.mask.seqlen_q))), Events::kCovered, window);
+      events.add(granules(rules::covered_tiles(hidden, kGranuleRows, static_cast<int32_t>(p_.mask.seqlen_q))),
+                 Events::kCovered, window);
       events.add(granules(rules::touched_tiles(hidden, kGranuleRows)), Events::kTouched, window);
     }
   }
@@ -151,7 +154,8 @@ class KeyBlock {
   }
 
   /// Adds up over the threads and writes the sums.
-  __device__ void write_sums(int32_t (&of_warps)[kClassifyThreads / 32], uint64_t (&hash_of_warps)[kClassifyThreads / 32]) {
+  __device__ void write_sums(int32_t (&of_warps)[kClassifyThreads / 32],
+                             uint64_t (&hash_of_warps)[kClassifyThreads / 32]) {
     auto hash = static_cast<unsigned long long>(hash_);
     for (int distance = 16; distance > 0; distance /= 2) {
       live_granules_ += __shfl_xor_sync(0xffffffff, live_granules_, distance);
@@ -165,7 +169,8 @@ class KeyBlock {
     __syncthreads();
     if (threadIdx.x != 0) return;
     p_.at<int32_t>(p_.layout.key_counts)[index()] = of_warps[0] + of_warps[1] + of_warps[2] + of_warps[3];
-    p_.at<uint64_t>(p_.layout.scratch)[index()] = hash_of_warps[0] + hash_of_warps[1] + hash_of_warps[2] + hash_of_warps[3];
+    p_.at<uint64_t>(p_.layout.scratch)[index()] =
+        hash_of_warps[0] + hash_of_warps[1] + hash_of_warps[2] + hash_of_warps[3];
   }
 
  private:
@@ -196,7 +201,8 @@ class KeyBlock {
 };
 
 __device__ inline void zero(int32_t* values, int64_t count) {
-  for (int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; n < count; n += int64_t{gridDim.x} * blockDim.x) values[n] = 0;
+  for (int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; n < count; n += int64_t{gridDim.x} * blockDim.x)
+    values[n] = 0;
 }
 
 /// A block for every key block of every mask, at least one.

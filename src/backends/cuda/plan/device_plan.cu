@@ -50,16 +50,18 @@ struct Grids {
     rank = masks * rank_per_mask + 1;
     for (const int64_t blocks : {masks, classify, transpose, rank}) {
       if (blocks <= INT32_MAX) continue;
-      throw_unsupported("a plan for batch ", layout.batch, ", heads ", layout.heads, ", seqlen_q ", layout.seqlen_q, " and seqlen_k ",
-                        layout.seqlen_k, " is too large to be made on the device: batch * heads * ceil(seqlen_q / 6144) * ceil(seqlen_k / ",
-                        "16384), batch * heads * ceil(seqlen_k / 128) and batch * heads * ceil(seqlen_q / 1024) must be below 2^31");
+      throw_unsupported(
+          "a plan for batch ", layout.batch, ", heads ", layout.heads, ", seqlen_q ", layout.seqlen_q, " and seqlen_k ",
+          layout.seqlen_k,
+          " is too large to be made on the device: batch * heads * ceil(seqlen_q / 6144) * ceil(seqlen_k / ",
+          "16384), batch * heads * ceil(seqlen_k / 128) and batch * heads * ceil(seqlen_q / 1024) must be below 2^31");
     }
   }
 };
 
 plan::Sharing sharing(const PlanLayout& all, int64_t own_batch, int64_t own_heads) {
-  return {static_cast<int32_t>(broadcast_group(all.batch, own_batch)), static_cast<int32_t>(broadcast_group(all.heads, own_heads)),
-          static_cast<int32_t>(own_heads)};
+  return {static_cast<int32_t>(broadcast_group(all.batch, own_batch)),
+          static_cast<int32_t>(broadcast_group(all.heads, own_heads)), static_cast<int32_t>(own_heads)};
 }
 
 }  // namespace
@@ -85,9 +87,11 @@ void launch_plan(const MaskView& mask, std::byte* buffer, cudaStream_t stream) {
                             sharing(layout, mask.bounds_batch, mask.bounds_heads),
                             sharing(layout, mask.block_batch, mask.block_heads)};
   Sequence sequence(stream);
-  sequence.launch("launch of the plan's classification", flashmask_sm90_plan_classify, grids.classify, plan::kClassifyThreads, params);
-  sequence.launch("launch of the plan's transpose", flashmask_sm90_plan_transpose, grids.transpose, plan::kTransposeThreads, params,
-                  static_cast<int32_t>(grids.bands), static_cast<int32_t>(grids.slices));
+  sequence.launch("launch of the plan's classification", flashmask_sm90_plan_classify, grids.classify,
+                  plan::kClassifyThreads, params);
+  sequence.launch("launch of the plan's transpose", flashmask_sm90_plan_transpose, grids.transpose,
+                  plan::kTransposeThreads, params, static_cast<int32_t>(grids.bands),
+                  static_cast<int32_t>(grids.slices));
   sequence.launch("launch of the plan's orders", flashmask_sm90_plan_rank, grids.rank, plan::kRankThreads, params,
                   static_cast<int32_t>(grids.rank_per_mask));
 }

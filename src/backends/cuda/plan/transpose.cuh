@@ -10,7 +10,8 @@
 
 namespace flashmask::cuda::plan {
 
-inline constexpr int kBandRows = 96;    // row granules of a block: whole tiles of two and of three, and whole 32-bit words
+inline constexpr int kBandRows =
+    96;  // row granules of a block: whole tiles of two and of three, and whole 32-bit words
 inline constexpr int kSliceKeys = 128;  // key blocks of a block, 32 for each of its warps
 inline constexpr int kTransposeThreads = kSliceKeys;
 
@@ -32,7 +33,9 @@ union SliceBits {
   uint64_t wide[kSliceKeys / 64];
 };
 
-__device__ inline int32_t count_bits(const uint4& bits) { return __popc(bits.x) + __popc(bits.y) + __popc(bits.z) + __popc(bits.w); }
+__device__ inline int32_t count_bits(const uint4& bits) {
+  return __popc(bits.x) + __popc(bits.y) + __popc(bits.z) + __popc(bits.w);
+}
 
 /// The band of rows and the slice of key blocks of one mask that a block transposes.
 struct Square {
@@ -40,7 +43,8 @@ struct Square {
 };
 
 /// Moves the calling thread's key block into shared memory, transposed.
-__device__ inline void transpose_key_block(const Params& p, const Square& at, const uint32_t* from, SliceBits (&to)[kBandRows]) {
+__device__ inline void transpose_key_block(const Params& p, const Square& at, const uint32_t* from,
+                                           SliceBits (&to)[kBandRows]) {
   const auto words = static_cast<int32_t>(p.layout.words_per_key) * 2;
   const int32_t key = at.slice * kSliceKeys + static_cast<int32_t>(threadIdx.x);
   const uint32_t* row = from + (int64_t{at.m} * p.key_blocks + key) * words;
@@ -67,7 +71,8 @@ __device__ inline void write_row(const Params& p, const Square& at, int32_t row,
 
 /// Adds the slice's live key blocks of the `n`th tile of the band that has so many granules to the tile's count.
 template <int kGranules>
-__device__ void add_to_tile_count(const Square& at, int32_t n, const SliceBits (&live)[kBandRows], int32_t* counts, int64_t tiles) {
+__device__ void add_to_tile_count(const Square& at, int32_t n, const SliceBits (&live)[kBandRows], int32_t* counts,
+                                  int64_t tiles) {
   const int32_t tile = at.band * (kBandRows / kGranules) + n;
   if (tile >= tiles) return;
   uint4 any = live[n * kGranules].all;
@@ -97,7 +102,8 @@ __device__ __forceinline__ void transpose(const Params& p, int32_t bands, int32_
     add_to_tile_count<1>(at, thread, live, p.at<int32_t>(p.layout.row_counts), p.layout.row_granules);
   }
   // Rows past the last one have no bits, so a ragged last tile needs no care.
-  if (thread < kBandRows / 2) add_to_tile_count<2>(at, thread, live, p.at<int32_t>(p.layout.row_tile_counts_128), p.layout.row_tiles_128);
+  if (thread < kBandRows / 2)
+    add_to_tile_count<2>(at, thread, live, p.at<int32_t>(p.layout.row_tile_counts_128), p.layout.row_tiles_128);
   if (const int32_t n = kTransposeThreads - 1 - thread; n < kBandRows / 3)
     add_to_tile_count<3>(at, n, live, p.at<int32_t>(p.layout.row_tile_counts_192), p.layout.row_tiles_192);
 }

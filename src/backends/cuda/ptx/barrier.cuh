@@ -22,7 +22,8 @@ __device__ __forceinline__ void arrive(uint64_t& barrier) {
 }
 /// PTX ISA, "mbarrier.arrive.expect_tx".
 __device__ __forceinline__ void arrive_expect(uint64_t& barrier, uint32_t bytes) {
-  asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 state, [%0], %1;}" ::"r"(shared_address(&barrier)),
+  asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 state, [%0], %1;}" ::"r"(
+                   shared_address(&barrier)),
                "r"(bytes)
                : "memory");
 }

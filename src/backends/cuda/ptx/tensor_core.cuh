@@ -53,6 +53,12 @@ template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
+/// The same number; what follows from it is computed where it is used and not kept in registers.
+__device__ __forceinline__ uint32_t opaque(uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 /// Keeps the compiler from reading accumulators before the wait above this line.
 template <int N>
 __device__ __forceinline__ void pin(float (&d)[N]) {
@@ -60,20 +66,26 @@ __device__ __forceinline__ void pin(float (&d)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-/// x = -inf if `visible` is 0: PTX ISA, "mov" under a predicate, in place. A selection by the compiler moves accumulators about.
+/// x = -inf if `visible` is 0: PTX ISA, "mov" under a predicate, in place. A selection by the compiler moves
+/// accumulators about.
 __device__ __forceinline__ void hide_unless(uint32_t visible, float& x) {
-  asm volatile("{.reg .pred hidden; setp.eq.u32 hidden, %1, 0; @hidden mov.b32 %0, 0fFF800000;}" : "+f"(x) : "r"(visible));
+  asm volatile("{.reg .pred hidden; setp.eq.u32 hidden, %1, 0; @hidden mov.b32 %0, 0fFF800000;}"
+               : "+f"(x)
+               : "r"(visible));
 }
 
 /// PTX ISA, "stmatrix": four 8x8 16-bit matrices; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void stmatrix_x4(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0), "r"(r1),
+               "r"(r2), "r"(r3)
                : "memory");
 }
 
 /// The same with `.trans`: what lane l holds of a matrix are rows 2(l % 4) and 2(l % 4) + 1 of column l / 4.
-__device__ __forceinline__ void stmatrix_x4_transposed(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+__device__ __forceinline__ void stmatrix_x4_transposed(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2,
+                                                       uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0),
+               "r"(r1), "r"(r2), "r"(r3)
                : "memory");
 }
 

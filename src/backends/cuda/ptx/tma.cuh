@@ -17,34 +17,37 @@ struct BoxOrigin {
 /// PTX ISA, "cp.async.bulk.tensor": loads a box; its bytes count towards `barrier`.
 __device__ __forceinline__ void tma_load(void* shared, const CUtensorMap& map, uint64_t& barrier, const BoxOrigin& at) {
   asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(
-          shared_address(shared)),
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, "
+      "%6}], [%7];" ::"r"(shared_address(shared)),
       "l"(&map), "r"(0), "r"(at.row), "r"(at.block), "r"(at.head), "r"(at.batch), "r"(shared_address(&barrier))
       : "memory");
 }
 /// PTX ISA, "cp.async.bulk.tensor": stores a box as part of the thread's current bulk group.
 __device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* shared, const BoxOrigin& at) {
-  asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(&map), "r"(0),
-               "r"(at.row), "r"(at.block), "r"(at.head), "r"(at.batch), "r"(shared_address(shared))
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(&map),
+      "r"(0), "r"(at.row), "r"(at.block), "r"(at.head), "r"(at.batch), "r"(shared_address(shared))
+      : "memory");
 }
 /// PTX ISA, "cp.async.bulk": loads `bytes`, a multiple of 16 at 16-byte boundaries, which count towards `barrier`.
 __device__ __forceinline__ void bulk_load(void* shared, const void* global, uint32_t bytes, uint64_t& barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(shared)),
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(shared)),
                "l"(global_address(global)), "r"(bytes), "r"(shared_address(&barrier))
                : "memory");
 }
 /// PTX ISA, "cp.async.bulk": stores `bytes`, likewise, as part of the thread's current bulk group.
 __device__ __forceinline__ void bulk_store(void* global, const void* shared, uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global_address(global)), "r"(shared_address(shared)),
-               "r"(bytes)
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global_address(global)),
+               "r"(shared_address(shared)), "r"(bytes)
                : "memory");
 }
 /// PTX ISA, "cp.reduce.async.bulk": the same, adding to the floats that are there.
 __device__ __forceinline__ void bulk_add(float* global, const float* shared, uint32_t bytes) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global_address(global)),
-               "r"(shared_address(shared)), "r"(bytes)
-               : "memory");
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global_address(global)),
+      "r"(shared_address(shared)), "r"(bytes)
+      : "memory");
 }
 /// PTX ISA, "cp.async.bulk.commit_group".
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
@@ -53,8 +56,8 @@ __device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.w
 __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 /// PTX ISA, "fence.proxy.async": this thread's shared-memory writes become visible to tensor cores and copy engine.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-/// PTX ISA, "fence.proxy.async": orders this thread's accesses to global memory, and what it has synchronised with, and those of
-/// the copy engine.
+/// PTX ISA, "fence.proxy.async": orders this thread's accesses to global memory, and what it has synchronised with, and
+/// those of the copy engine.
 __device__ __forceinline__ void fence_async_proxy_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 /// PTX ISA, "prefetch.tensormap".
 __device__ __forceinline__ void prefetch(const CUtensorMap& map) {

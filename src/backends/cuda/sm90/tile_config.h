@@ -6,10 +6,10 @@
 
 namespace flashmask::sm90 {
 
-// The tiles of Hopper's kernels: a row for each combination of head dims that there are kernels for, and, in the forward, of consumer
-// warpgroups. The build makes kernels of each row for each element type, dispatch looks here, what has no row is refused, and
-// what the library says it supports is read from here. CMake reads the rows, too: each begins with ForwardTile{ or BackwardTile{, head_dim,
-// head_dim_v, consumers.
+// The tiles of Hopper's kernels: a row for each combination of head dims that there are kernels for, and, in the
+// forward, of consumer warpgroups. The build makes kernels of each row for each element type, dispatch looks here, what
+// has no row is refused, and what the library says it supports is read from here. CMake reads the rows, too: each
+// begins with ForwardTile{ or BackwardTile{, head_dim, head_dim_v, consumers.
 
 /// What a multiprocessor of compute capability 9.0 has.
 inline constexpr int kSharedBytesOfBlock = 227 * 1024, kRegistersOfBlock = 64 * 1024, kThreadsOfWarpgroup = 128;
@@ -20,11 +20,11 @@ struct ForwardTile {
   int keys;
   int stages;                                  ///< tiles of K, and of V, in flight
   int producer_registers, consumer_registers;  ///< of a thread, after the warpgroups have exchanged them
-  /// Rows of at least this many tiles run with P V under the next tile's softmax; 0: none does. It pays where the exponentials take as long
-  /// as the products, and not in short rows.
+  /// Rows of at least this many tiles run with P V under the next tile's softmax; 0: none does. It pays where the
+  /// exponentials take as long as the products, and not in short rows.
   int overlap_from;
-  /// Buffers for mask bits of each warpgroup, and the rows of a granule that one takes: where shared memory is full, the halves of
-  /// a granule go through one small buffer in turn.
+  /// Buffers for mask bits of each warpgroup, and the rows of a granule that one takes: where shared memory is full,
+  /// the halves of a granule go through one small buffer in turn.
   int mask_slots, mask_rows;
 
   constexpr int rows() const { return 64 * consumers; }
@@ -36,17 +36,19 @@ struct BackwardTile {
   int rows;
   int stages;                                ///< tiles of Q, and of dO, in flight
   int helper_registers, consumer_registers;  ///< of a thread, after the warpgroups have exchanged them
-  /// Whether one warpgroup computes a tile's dQ and the other the next tile's, or each half of every one. Alternating they drift apart, so
-  /// that one's products run beside the other's exponentials; at d = 128, where a whole dQ has to wait for dK, that gains nothing.
+  /// Whether one warpgroup computes a tile's dQ and the other the next tile's, or each half of every one. Alternating
+  /// they drift apart, so that one's products run beside the other's exponentials; at d = 128, where a whole dQ has to
+  /// wait for dK, that gains nothing.
   bool alternate;
-  /// Whether both warpgroups run the same code, or each a copy in which its number is a constant. One copy, half of what instruction
-  /// caches have to hold, is faster at d = 64, two are at d = 128.
+  /// Whether both warpgroups run the same code, or each a copy in which its number is a constant. One copy, half of
+  /// what instruction caches have to hold, is faster at d = 64, two are at d = 128.
   bool one_code;
 
   constexpr int keys() const { return 64 * consumers; }
 };
 
-// Three warpgroups do more work per byte of K and V; two make smaller work tiles, which short problems need to fill the device.
+// Three warpgroups do more work per byte of K and V; two make smaller work tiles, which short problems need to fill the
+// device.
 inline constexpr ForwardTile kForwardTiles[] = {
     // d, d_v, WGs       keys  stages  registers  overlap  mask slots, rows
     ForwardTile{64, 64, 2, 128, 4, 40, 232, 5, 2, 64},
@@ -70,9 +72,11 @@ constexpr Tile find_tile(const Tile (&table)[kCount], int head_dim, int head_dim
   throw "tile_config.h has no such row";
 }
 
-/// Whether the registers of `helpers` and `consumers` warpgroups fit a multiprocessor, in the steps in which they are handed out.
+/// Whether the registers of `helpers` and `consumers` warpgroups fit a multiprocessor, in the steps in which they are
+/// handed out.
 constexpr bool registers_fit(int helper_registers, int consumer_registers, int consumers) {
-  const bool steps = helper_registers % 8 == 0 && consumer_registers % 8 == 0 && helper_registers >= 24 && consumer_registers <= 240;
+  const bool steps =
+      helper_registers % 8 == 0 && consumer_registers % 8 == 0 && helper_registers >= 24 && consumer_registers <= 240;
   return steps && kThreadsOfWarpgroup * (helper_registers + consumers * consumer_registers) <= kRegistersOfBlock;
 }
 

@@ -24,10 +24,12 @@ namespace flashmask::sm90 {
 namespace grad {
 namespace {
 
-/// What the sequences that are worked on together read and add up for their rows should stay in this much of the L2 cache.
+/// What the sequences that are worked on together read and add up for their rows should stay in this much of the L2
+/// cache.
 constexpr int64_t kSectionBytes = int64_t{16} << 20;
-/// Deterministic mode under a sparse mask, see SectionSize: the most sequences, and how many tiles a multiprocessor should have for each
-/// turn of a chain (a turn takes about as long as one and a half; the rest is because turns and work do not come evenly).
+/// Deterministic mode under a sparse mask, see SectionSize: the most sequences, and how many tiles a multiprocessor
+/// should have for each turn of a chain (a turn takes about as long as one and a half; the rest is because turns and
+/// work do not come evenly).
 constexpr int64_t kSparseSequences = 16, kTilesPerTurn = 4;
 constexpr int64_t kMostItems = int64_t{1} << 30;
 constexpr int64_t kAlignment = 256;
@@ -62,8 +64,8 @@ int64_t key_tiles(const Problem& p) { return ceil_div(p.seqlen_k, tile_for(p).ke
 int64_t all_row_tiles(const Problem& p) { return p.batch * p.heads_q * row_tiles(p); }
 int64_t all_key_tiles(const Problem& p) { return p.batch * p.heads_kv * key_tiles(p); }
 
-/// How many items share a key head's query heads in a key tile: as few as give each multiprocessor an item. Of the device and the
-/// shapes alone, so that neither the workspace nor the bits depend on more.
+/// How many items share a key head's query heads in a key tile: as few as give each multiprocessor an item. Of the
+/// device and the shapes alone, so that neither the workspace nor the bits depend on more.
 int64_t splits(const Problem& p) {
   const int64_t sms = multiprocessors(p), group = p.group_size();
   int64_t n = 1;
@@ -98,7 +100,8 @@ struct Layout {
     const int64_t tiles = all_row_tiles(p), rows = tiles * tile_for(p).rows;
     biases = add(rows * static_cast<int64_t>(sizeof(RowBias)));
     sums = add(rows * p.head_dim * 4);
-    if (const int64_t n = splits(p); n > 1) key_parts = add(all_key_tiles(p) * n * 2 * tile_for(p).keys() * p.head_dim * 4);
+    if (const int64_t n = splits(p); n > 1)
+      key_parts = add(all_key_tiles(p) * n * 2 * tile_for(p).keys() * p.head_dim * 4);
     progress = add(tiles * 4);
     next = add(4);
     section = add(4);
@@ -171,8 +174,8 @@ SectionSize section_size(const Problem& p, const Layout& layout, std::byte* work
           .result = at<uint32_t>(workspace, layout.section)};
 }
 
-/// softmax_scale as the scores take it. A row's bias is divided by it, so it is not 0: with the least that it may be, all scores are as
-/// good as 0, too.
+/// softmax_scale as the scores take it. A row's bias is divided by it, so it is not 0: with the least that it may be,
+/// all scores are as good as 0, too.
 float score_scale(const Problem& p) {
   constexpr float kLeast = 1e-30f;
   const auto scale = static_cast<float>(p.softmax_scale);
@@ -266,7 +269,8 @@ std::string backward_refusal(const Problem& p) {
   for (const Count& c : {Count{"batch * heads_q * seqlen_q / ", tile.rows, all_row_tiles(p)},
                          Count{"batch * heads_kv * seqlen_k / ", tile.keys(), all_key_tiles(p)},
                          Count{"batch * heads_q * seqlen_k / ", tile.keys(), all_key_tiles(p) * p.group_size()}}) {
-    if (c.tiles > kMostItems) return message(c.what, c.tile, " is about ", c.tiles, "; the backward takes at most ", kMostItems);
+    if (c.tiles > kMostItems)
+      return message(c.what, c.tile, " is about ", c.tiles, "; the backward takes at most ", kMostItems);
   }
   return "";
 }
@@ -322,22 +326,24 @@ void backward(const Problem& p, std::byte* workspace, unsigned long long* execut
   const Launches launches(p);
   const int64_t blocks = launches.row_blocks;
   // Without rows there is no block to clear the counter.
-  if (blocks == 0) cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the item counter");
+  if (blocks == 0)
+    cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the item counter");
   sequence.launch("launch of the backward's preprocessing", instance.preprocess, blocks, kRowThreads, 0, row_arguments);
   if (launches.items > 0) {
     const void* kernel = launches.split ? instance.split : instance.kernel;
     allow_shared_memory(kernel, instance.shared_bytes, p.device.index);
     BackwardParams params = make_params(p, rows, at<float>(workspace, layout.key_parts), executed);
     void* arguments[] = {&params};
-    sequence.launch("launch of the backward kernel", kernel, std::min(launches.items, most_ctas(p)), instance.threads, instance.shared_bytes,
-                    arguments);
+    sequence.launch("launch of the backward kernel", kernel, std::min(launches.items, most_ctas(p)), instance.threads,
+                    instance.shared_bytes, arguments);
   }
   if (launches.converts)
     sequence.launch("launch of the backward's conversion", instance.convert_dq, blocks, kRowThreads, 0, row_arguments);
   if (!launches.split) return;
   KeyParams keys = make_key_params(p, layout, workspace);
   void* key_arguments[] = {&keys};
-  sequence.launch("launch of the backward's sum over query heads", instance.reduce_dkv, 2 * launches.key_tiles, kRowThreads, 0, key_arguments);
+  sequence.launch("launch of the backward's sum over query heads", instance.reduce_dkv, 2 * launches.key_tiles,
+                  kRowThreads, 0, key_arguments);
 }
 
 }  // namespace flashmask::sm90

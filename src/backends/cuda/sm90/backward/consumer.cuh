@@ -12,10 +12,12 @@
 
 namespace flashmask::sm90::grad {
 
-/// One consumer warpgroup: 64 keys of every item, whose dk and dv stay in registers. Per tile, with keys along the rows,
+/// One consumer warpgroup: 64 keys of every item, whose dk and dv stay in registers. Per tile, with keys along the
+/// rows,
 ///   S = K Q^T - lse / scale, dP = V dout^T - delta, P = exp2(S scale log2(e)), dS = P dP, dV += P dout, dK += dS Q,
-/// and with rows along the rows, from the dS of all warpgroups in shared memory, its part of dQ = dS K, or all of it in every other tile.
-/// All of it is inlined, so that a warpgroup that is a constant where it is given makes operands' addresses constants.
+/// and with rows along the rows, from the dS of all warpgroups in shared memory, its part of dQ = dS K, or all of it in
+/// every other tile. All of it is inlined, so that a warpgroup that is a constant where it is given makes operands'
+/// addresses constants.
 template <typename Traits>
 class Consumer {
  public:
@@ -43,16 +45,20 @@ class Consumer {
   using Outgoing = Pieces<Traits>;
   using Gradients = typename Outgoing::Gradients;
   using RowGradients = typename Outgoing::RowGradients;
-  /// A matrix in shared memory as an operand: see ptx::MatrixDescriptor. What varies is added last and in units of 16 bytes, so that it
-  /// takes one instruction, on the way to a tile's first product.
+  /// A matrix in shared memory as an operand: see ptx::MatrixDescriptor. What varies is added last and in units of 16
+  /// bytes, so that it takes one instruction, on the way to a tile's first product.
   struct Operand {
     uint32_t low;
-    __device__ __forceinline__ uint64_t at(uint32_t bytes) const { return ptx::MatrixDescriptor(0, 0).at(0) | (low + (bytes >> 4)); }
+    __device__ __forceinline__ uint64_t at(uint32_t bytes) const {
+      return ptx::MatrixDescriptor(0, 0).at(0) | (low + (bytes >> 4));
+    }
   };
-  __device__ __forceinline__ Operand operand(uint32_t offset, uint32_t leading_bytes = 16, uint32_t index = 0, uint32_t bytes = 0) const {
+  __device__ __forceinline__ Operand operand(uint32_t offset, uint32_t leading_bytes = 16, uint32_t index = 0,
+                                             uint32_t bytes = 0) const {
     return {base_ + ((offset >> 4) | leading_bytes >> 4 << 16) + index * (bytes >> 4)};
   }
-  static constexpr uint32_t kRowBytes = Traits::kRowBytes, kScoreBytes = Traits::kRows * Traits::kKeys * sizeof(Element);
+  static constexpr uint32_t kRowBytes = Traits::kRowBytes,
+                            kScoreBytes = Traits::kRows * Traits::kKeys * sizeof(Element);
 
   /// Bits of phases_: the parity that the next wait is for. One register for all of them.
   enum Phase : uint32_t { kItem, kRowGradients, kMask };  // and one for each stage after kMask
@@ -72,8 +78,8 @@ class Consumer {
     if (leader()) ptx::arrive(barrier);
   }
 
-  /// Waits for the next tile and returns its flags, which every lane reads for itself: faster than to pass them on. The slot is written
-  /// again when all of them have come as far as scores_full.
+  /// Waits for the next tile and returns its flags, which every lane reads for itself: faster than to pass them on. The
+  /// slot is written again when all of them have come as far as scores_full.
   __device__ __forceinline__ uint32_t next_tile() {
     delay<Role::kConsumer>();
     ptx::wait(shared_.q_full[ring_.stage()], ring_.phase());
@@ -159,9 +165,10 @@ class Consumer {
     ptx::pin(dk);
   }
 
-  /// dK, and in every other tile dQ, when the other warpgroup's dS is there, which goes on meanwhile. It does so for no more than a tile:
-  /// for the next dQ it needs this one's dS.
-  __device__ __forceinline__ void finish_tile_alternating(uint32_t flags, Gradients& dk, Gradients& dv, const Packed& ds) {
+  /// dK, and in every other tile dQ, when the other warpgroup's dS is there, which goes on meanwhile. It does so for no
+  /// more than a tile: for the next dQ it needs this one's dS.
+  __device__ __forceinline__ void finish_tile_alternating(uint32_t flags, Gradients& dk, Gradients& dv,
+                                                          const Packed& ds) {
     const bool own_tile = ring_.stage() == warpgroup_;
     if (!own_tile) {
       pieces_.leave();
@@ -186,13 +193,14 @@ class Consumer {
   template <Bias kBias>
   __device__ __forceinline__ void issue_scores(Scores& s, uint32_t keys, Operand b) const {
     const Operand a = operand(keys + warpgroup_ * 64 * 128);
-    const BiasStep<kBias, Traits::kRows> bias((base_ << 4) + offsetof(Shared, biases) + ring_.stage() * Traits::kBiasBytes);
+    const BiasStep<kBias, Traits::kRows> bias((base_ << 4) + offsetof(Shared, biases) +
+                                              ring_.stage() * Traits::kBiasBytes);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Traits::kHeadDim / 16; ++step) {
       const uint32_t block = step / 4, inside = step % 4 * 32;
-      ptx::wgmma_ss<Element, Traits::kRows, ptx::Major::kInner, ptx::Major::kInner>(s, a.at(block * Traits::kKeys * 128 + inside),
-                                                                                    b.at(block * Traits::kRows * 128 + inside), step > 0);
+      ptx::wgmma_ss<Element, Traits::kRows, ptx::Major::kInner, ptx::Major::kInner>(
+          s, a.at(block * Traits::kKeys * 128 + inside), b.at(block * Traits::kRows * 128 + inside), step > 0);
     }
     bias.issue(s);
     ptx::wgmma_commit();
@@ -216,14 +224,16 @@ class Consumer {
   /// This warpgroup's part of dQ = dS K, see Fragments.
   __device__ __forceinline__ void issue_row_gradients(RowGradients& dq) const {
     const Operand a = operand(offsetof(Shared, ds), 16, ring_.stage(), kScoreBytes);
-    const Operand b = operand(offsetof(Shared, k) + (Part::kByRows ? 0 : warpgroup_ * Traits::kKeys * 128), Traits::kKeys * 128);
+    const Operand b =
+        operand(offsetof(Shared, k) + (Part::kByRows ? 0 : warpgroup_ * Traits::kKeys * 128), Traits::kKeys * 128);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Traits::kKeys / 16; ++step) {
 #pragma unroll
       for (int block = 0; block < Outgoing::kRowBlocks; ++block) {
         const uint32_t rows = block * 64 * 128 + step / 4 * Traits::kRows * 128 + step % 4 * 32;
-        ptx::wgmma_ss<Element, 64, ptx::Major::kInner, ptx::Major::kOuter>(dq[block], a.at(rows), b.at(step * 2048), step > 0);
+        ptx::wgmma_ss<Element, 64, ptx::Major::kInner, ptx::Major::kOuter>(dq[block], a.at(rows), b.at(step * 2048),
+                                                                           step > 0);
       }
     }
     ptx::wgmma_commit();
@@ -233,8 +243,8 @@ class Consumer {
     for (auto& block : dq) ptx::pin(block);
   }
 
-  /// P = exp2(S scale log2(e)), 0 where hidden. The early exponentials stand in both branches, where the compiler has to leave them, beside
-  /// dP's product; the others it mixes with what follows that.
+  /// P = exp2(S scale log2(e)), 0 where hidden. The early exponentials stand in both branches, where the compiler has
+  /// to leave them, beside dP's product; the others it mixes with what follows that.
   __device__ __forceinline__ void take_probabilities(Scores& s, bool partial) {
     constexpr int kEarly = Traits::kEarlyScores;
 #pragma unroll
@@ -278,11 +288,12 @@ class Consumer {
   /// dS = P dP.
   __device__ __forceinline__ static void take_score_gradients(const Scores& p, const Scores& dp, Packed& ds) {
 #pragma unroll
-    for (int i = 0; i < kScores / 2; ++i) ds[i / 4][i % 4] = ptx::pack<Element>(p[2 * i] * dp[2 * i], p[2 * i + 1] * dp[2 * i + 1]);
+    for (int i = 0; i < kScores / 2; ++i)
+      ds[i / 4][i % 4] = ptx::pack<Element>(p[2 * i] * dp[2 * i], p[2 * i + 1] * dp[2 * i + 1]);
   }
 
-  /// Waits until the other warpgroup is here, too. A barrier for each of them to wait at, as compute-sanitizer does not take a barrier that
-  /// is reached from two places; a barrier in shared memory wakes later.
+  /// Waits until the other warpgroup is here, too. A barrier for each of them to wait at, as compute-sanitizer does not
+  /// take a barrier that is reached from two places; a barrier in shared memory wakes later.
   template <int kFirstBarrier>
   __device__ __forceinline__ void meet() const {
     static_assert(Traits::kConsumers == 2);
@@ -296,7 +307,8 @@ class Consumer {
     const uint32_t to = ptx::shared_address(shared_.ds[ring_.stage()]) + warpgroup_ * Traits::kRows * 128 + row * 128;
 #pragma unroll
     for (int step = 0; step < Traits::kRows / 16; ++step) {
-      ptx::stmatrix_x4_transposed(to + step * 16 * 128 + ((chunk ^ row % 8) << 4), ds[step][0], ds[step][1], ds[step][2], ds[step][3]);
+      ptx::stmatrix_x4_transposed(to + step * 16 * 128 + ((chunk ^ row % 8) << 4), ds[step][0], ds[step][1],
+                                  ds[step][2], ds[step][3]);
     }
   }
 

@@ -10,7 +10,7 @@ namespace flashmask::sm90::grad {
 
 /// The compiled backward kernels of a row of kBackwardTiles and an element type.
 struct BackwardInstance {
-  const char* id;          ///< of `kernel`, see KernelInfo; the others' ids begin with it
+  const char* id;  ///< of `kernel`, see KernelInfo; the others' ids begin with it
   DataType dtype;
   BackwardTile tile;
   const void* preprocess;  ///< __global__ void (RowParams): a block of kRowThreads for every query tile

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backward kernel as the entry FLASHMASK_ENTRY, of traits FLASHMASK_TRAITS; instance.cu.in includes this once for each.
-// Its body stands in the entry itself and not in a function that entries call: that inlines to other machine code.
+// The backward kernel as the entry FLASHMASK_ENTRY, of traits FLASHMASK_TRAITS; instance.cu.in includes this once for
+// each. Its body stands in the entry itself and not in a function that entries call: that inlines to other machine
+// code.
 
-/// FlashMask backward (algorithm 2 of the paper). Of warpgroup 0, one warp loads, one builds element masks and two add up dq; the
-/// other warpgroups consume.
-extern "C" __global__ void __launch_bounds__(FLASHMASK_TRAITS::kThreads, 1) FLASHMASK_ENTRY(const __grid_constant__ BackwardParams p) {
+/// FlashMask backward (algorithm 2 of the paper). Of warpgroup 0, one warp loads, one builds element masks and two add
+/// up dq; the other warpgroups consume.
+extern "C" __global__ void __launch_bounds__(FLASHMASK_TRAITS::kThreads, 1)
+    FLASHMASK_ENTRY(const __grid_constant__ BackwardParams p) {
   using Traits = FLASHMASK_TRAITS;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<SharedStorage<Traits>*>(memory);

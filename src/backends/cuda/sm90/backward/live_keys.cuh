@@ -9,10 +9,12 @@ namespace flashmask::sm90::grad {
 
 /// How many of the first `key_tiles` key tiles see rows of a query tile of `mask`. All lanes of a warp call it.
 template <int kGranules>
-__device__ __forceinline__ uint32_t live_key_tiles(const PlanBits& plan, uint32_t mask, int32_t row_tile, uint32_t key_tiles) {
+__device__ __forceinline__ uint32_t live_key_tiles(const PlanBits& plan, uint32_t mask, int32_t row_tile,
+                                                   uint32_t key_tiles) {
   const int32_t granule = row_tile * kGranules;
   const bool pair = kGranules == 2 && granule + 1 < plan.row_granules;
-  const uint32_t* live = plan.row_live + (static_cast<int64_t>(mask) * plan.row_granules + granule) * plan.words_per_row;
+  const uint32_t* live =
+      plan.row_live + (static_cast<int64_t>(mask) * plan.row_granules + granule) * plan.words_per_row;
   uint32_t count = 0;
   for (uint32_t word = threadIdx.x % 32; word * 32 < key_tiles; word += 32) {
     uint32_t bits = __ldg(live + word);

@@ -78,11 +78,12 @@ class MaskBuilder {
   __device__ __forceinline__ void write(int32_t first_key, int32_t key, const uint32_t (&visible)[kWords]) {
     Bits& bits = shared_.mask_bits[ring_.stage()][key];
 #pragma unroll
-    for (int word = 0; word < kWords; ++word) bits.word[word] = first_key + key < p_.seqlen_k ? Bits::by_lanes(visible[word]) : 0;
+    for (int word = 0; word < kWords; ++word)
+      bits.word[word] = first_key + key < p_.seqlen_k ? Bits::by_lanes(visible[word]) : 0;
   }
 
-  /// Puts the bounds of the lane's keys in shared memory, where they serve all tiles of an item. An interval's are all asked for before
-  /// any is used.
+  /// Puts the bounds of the lane's keys in shared memory, where they serve all tiles of an item. An interval's are all
+  /// asked for before any is used.
   __device__ __forceinline__ void read_bounds(int64_t offset, int32_t first_key) {
     const rules::Columns& mask = p_.mask.first;
     const int64_t first = offset + first_key * mask.stride;
@@ -130,7 +131,8 @@ class MaskBuilder {
 
   /// By a dense mask.
   __device__ __forceinline__ void by_matrix(int64_t offset, int32_t row, int32_t first_key, int32_t key) {
-    const uint8_t* place = p_.dense.visible + offset + row * p_.dense.row_stride + (first_key + key) * p_.dense.key_stride;
+    const uint8_t* place =
+        p_.dense.visible + offset + row * p_.dense.row_stride + (first_key + key) * p_.dense.key_stride;
     const int32_t rows = first_key + key < p_.seqlen_k ? min(Traits::kRows, p_.seqlen_q - row) : 0;
     uint32_t visible[kWords] = {};
 #pragma unroll

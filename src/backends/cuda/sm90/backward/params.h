@@ -48,8 +48,9 @@ struct Progress {
   static constexpr uint32_t kAlone = 1;              ///< the word of a query tile that only one key tile sees
 };
 
-/// dq, and the sums that it is made of where more than one key tile contributes, fp32: for every query tile of (batch entry, query
-/// head) what the consumers' warps hold of it one after the other (see Fragments), so that a tile is one contiguous piece.
+/// dq, and the sums that it is made of where more than one key tile contributes, fp32: for every query tile of (batch
+/// entry, query head) what the consumers' warps hold of it one after the other (see Fragments), so that a tile is one
+/// contiguous piece.
 struct RowGradients {
   Rows out;
   float* sums;
@@ -57,9 +58,10 @@ struct RowGradients {
   bool in_order;       ///< deterministic mode: parts are added from the last key tile to the first
 };
 
-/// What a query row's scores have added to them, S = K Q^T - lse / scale and dP = V dout^T - delta with delta = dout . out - dlse: eight
-/// bfloat16, of which the first three add up to one, the next three to the other, and two are 0. As rows of an operand they are added by
-/// the tensor cores; read as floats, by every thread for its scores, they would keep shared memory busy for longer.
+/// What a query row's scores have added to them, S = K Q^T - lse / scale and dP = V dout^T - delta with delta = dout .
+/// out - dlse: eight bfloat16, of which the first three add up to one, the next three to the other, and two are 0. As
+/// rows of an operand they are added by the tensor cores; read as floats, by every thread for its scores, they would
+/// keep shared memory busy for longer.
 struct alignas(16) RowBias {
   uint32_t pair[4];
 };
@@ -69,8 +71,8 @@ struct BackwardParams {
   const RowBias* biases;  ///< [batch * heads_q, row_tiles * tile rows]; past the last row as where a row sees nothing
   RowGradients row_gradients;
   int32_t seqlen_q, seqlen_k, row_tiles;
-  /// Query heads that one item runs through: all of a key head's, or, where that leaves too few items, one of its `splits` equal parts.
-  /// Head groups are numbered through the key heads; without splits they are the key heads.
+  /// Query heads that one item runs through: all of a key head's, or, where that leaves too few items, one of its
+  /// `splits` equal parts. Head groups are numbered through the key heads; without splits they are the key heads.
   uint32_t heads_q, head_groups, query_heads_per_group, splits;
   float* key_parts;  ///< with splits: dk, dv of every item, [batch, head_groups, key_tiles, 2], as KeyFragments
   float scale;       ///< softmax_scale

@@ -10,8 +10,8 @@
 
 namespace flashmask::sm90::grad {
 
-/// The buffer that a warpgroup's dq, dk and dv leave through, as one of its warps sees it. It has a piece for each consumer warp. A warp's
-/// dk and dv keep to its own; the two blocks of a whole dq go to pieces of either warpgroup.
+/// The buffer that a warpgroup's dq, dk and dv leave through, as one of its warps sees it. It has a piece for each
+/// consumer warp. A warp's dk and dv keep to its own; the two blocks of a whole dq go to pieces of either warpgroup.
 template <typename Traits>
 class Pieces {
  public:
@@ -53,11 +53,12 @@ class Pieces {
   }
 
   /// Stores an item's dk and dv or, in fp32, its part of them.
-  __device__ __forceinline__ void store(const Gradients& dk, const Gradients& dv, int32_t key, int32_t group, int32_t batch,
-                                        uint32_t phase) const {
+  __device__ __forceinline__ void store(const Gradients& dk, const Gradients& dv, int32_t key, int32_t group,
+                                        int32_t batch, uint32_t phase) const {
     if constexpr (Traits::kSplit) {
-      float* parts = p_.key_parts + ((static_cast<int64_t>(batch) * p_.head_groups + group) * p_.schedule.tiles + key / Traits::kKeys) * 2 *
-                                        KeyPart::kTileFloats;
+      float* parts = p_.key_parts + ((static_cast<int64_t>(batch) * p_.head_groups + group) * p_.schedule.tiles +
+                                     key / Traits::kKeys) *
+                                        2 * KeyPart::kTileFloats;
       store_part(dk, parts, phase);
       store_part(dv, parts + KeyPart::kTileFloats, phase);
     } else {
@@ -122,8 +123,8 @@ class Pieces {
   }
 
   /// 16 keys by each warp.
-  __device__ __forceinline__ void store_keys(const CUtensorMap& map, const Gradients& gradients, float factor, const ptx::BoxOrigin& at,
-                                             uint32_t phase) const {
+  __device__ __forceinline__ void store_keys(const CUtensorMap& map, const Gradients& gradients, float factor,
+                                             const ptx::BoxOrigin& at, uint32_t phase) const {
     wait(phase);
     write_piece(gradients, factor, own_piece());
     store_piece(map, at, p_.seqlen_k, own_piece());
@@ -149,7 +150,8 @@ class Pieces {
   }
 
   /// Stores a piece where it begins before `end`.
-  __device__ __forceinline__ void store_piece(const CUtensorMap& map, const ptx::BoxOrigin& at, int32_t end, const float* piece) const {
+  __device__ __forceinline__ void store_piece(const CUtensorMap& map, const ptx::BoxOrigin& at, int32_t end,
+                                              const float* piece) const {
     delay<Role::kStore>();
     if (!leader()) return;
     if (at.row < end) ptx::tma_store(map, piece, at);

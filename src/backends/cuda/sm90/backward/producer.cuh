@@ -9,16 +9,16 @@
 
 namespace flashmask::sm90::grad {
 
-/// The producer warp: claims items, walks their live tiles, tells the others of them, and keeps K, V, Q and dout coming. All 32
-/// lanes run it; lane 0 speaks to the copy engine.
+/// The producer warp: claims items, walks their live tiles, tells the others of them, and keeps K, V, Q and dout
+/// coming. All 32 lanes run it; lane 0 speaks to the copy engine.
 template <typename Traits>
 class Producer {
  public:
   using Shared = SharedStorage<Traits>;
   __device__ __forceinline__ Producer(const BackwardParams& p, Shared& shared) : p_(p), shared_(shared) {}
 
-  /// An item is claimed when the one before is loaded, and no sooner: who waits for a turn waits for an item that was claimed
-  /// earlier, so that the earliest one never waits.
+  /// An item is claimed when the one before is loaded, and no sooner: who waits for a turn waits for an item that was
+  /// claimed earlier, so that the earliest one never waits.
   __device__ __forceinline__ void run() {
     for (uint32_t n = claim(); n < p_.schedule.items; n = claim()) run_item(n);
     tile_.flags = Tile::kEnd;
@@ -58,14 +58,17 @@ class Producer {
 
   __device__ __forceinline__ int32_t key_tile(const ItemPlace& place, uint32_t head) const {
     if (p_.row_gradients.in_order || p_.dense.given) return static_cast<int32_t>(p_.schedule.tiles - 1 - place.rank);
-    return __ldg(p_.plan.key_order + static_cast<int64_t>(p_.plan.mask(place.batch, head)) * p_.schedule.tiles + place.rank);
+    return __ldg(p_.plan.key_order + static_cast<int64_t>(p_.plan.mask(place.batch, head)) * p_.schedule.tiles +
+                 place.rank);
   }
 
   /// The live tiles of the item's column under one query head.
   __device__ __forceinline__ void run_head(uint32_t head) {
     tile_.query.head = head;
-    const int64_t column = static_cast<int64_t>(p_.plan.mask(tile_.query.batch, head)) * p_.schedule.tiles + tile_.key_tile;
-    for (int32_t first = 0; first < p_.plan.words_per_key; first += 32) run_words(column * p_.plan.words_per_key, first);
+    const int64_t column =
+        static_cast<int64_t>(p_.plan.mask(tile_.query.batch, head)) * p_.schedule.tiles + tile_.key_tile;
+    for (int32_t first = 0; first < p_.plan.words_per_key; first += 32)
+      run_words(column * p_.plan.words_per_key, first);
   }
 
   /// 32 words of the column's bits, one for each lane. A dense mask has all tiles, and none of them is full.
@@ -90,7 +93,9 @@ class Producer {
     }
   }
   /// A word with `count` of its bits set, all or none if it has not so many.
-  __device__ __forceinline__ static uint32_t low_bits(int32_t count) { return count >= 32 ? ~0u : count > 0 ? (1u << count) - 1 : 0; }
+  __device__ __forceinline__ static uint32_t low_bits(int32_t count) {
+    return count >= 32 ? ~0u : count > 0 ? (1u << count) - 1 : 0;
+  }
 
   /// Tells the others something without rows; the ring's buffers take part, so that all its barriers keep step.
   __device__ __forceinline__ void announce() {
@@ -120,10 +125,12 @@ class Producer {
     tile_.query.index = (tile_.query.batch * p_.heads_q + tile_.query.head) * p_.row_tiles + row_tile;
     if (partial) tile_.flags |= Tile::kPartial;
     // Others change the words of tiles that are not alone: whatever is read of those will do.
-    if (leader() && __ldcg(p_.row_gradients.progress + tile_.query.index) == Progress::kAlone) tile_.flags |= Tile::kAlone;
+    if (leader() && __ldcg(p_.row_gradients.progress + tile_.query.index) == Progress::kAlone)
+      tile_.flags |= Tile::kAlone;
     write_tile();
     const uint32_t stage = ring_.stage();
-    const ptx::BoxOrigin at{row_tile * Traits::kRows, 0, static_cast<int32_t>(tile_.query.head), static_cast<int32_t>(tile_.query.batch)};
+    const ptx::BoxOrigin at{row_tile * Traits::kRows, 0, static_cast<int32_t>(tile_.query.head),
+                            static_cast<int32_t>(tile_.query.batch)};
     const int64_t row = static_cast<int64_t>(tile_.query.index) * Traits::kRows;
     if (leader()) {
       ptx::arrive_expect(shared_.q_full[stage], Traits::kRowBytes + Traits::kBiasBytes);
@@ -141,11 +148,12 @@ class Producer {
     ring_.advance();
   }
 
-  /// The item's K and V, when the consumers are done with those of the item before; they learn that it has ended from this one's
-  /// first tile. V comes with that tile's dout: S does not wait for it.
+  /// The item's K and V, when the consumers are done with those of the item before; they learn that it has ended from
+  /// this one's first tile. V comes with that tile's dout: S does not wait for it.
   __device__ __forceinline__ void load_keys() {
     const uint32_t kv_head = Traits::kSplit ? tile_.head_group / p_.splits : tile_.head_group;
-    const ptx::BoxOrigin at{tile_.key_tile * Traits::kKeys, 0, static_cast<int32_t>(kv_head), static_cast<int32_t>(tile_.query.batch)};
+    const ptx::BoxOrigin at{tile_.key_tile * Traits::kKeys, 0, static_cast<int32_t>(kv_head),
+                            static_cast<int32_t>(tile_.query.batch)};
     delay<Role::kProducer>();
     ptx::wait(shared_.kv_empty, kv_phase_ ^ 1);
     kv_phase_ ^= 1;

@@ -26,19 +26,21 @@ struct BiasPieces {
   }
 };
 
-/// The biases of a row with this lse and delta. One that sees nothing, lse = -inf, has a score bias that makes its probabilities 0. `scale`
-/// is the scores'; see BackwardParams.
+/// The biases of a row with this lse and delta. One that sees nothing, lse = -inf, has a score bias that makes its
+/// probabilities 0. `scale` is the scores'; see BackwardParams.
 __device__ __forceinline__ RowBias row_bias(float lse, float delta, float scale) {
   constexpr float kMost = 3e38f;  // finite, as it is multiplied by zeros, too
   const bool sees = lse != -INFINITY;
   const float bias = sees ? -lse / scale : copysignf(kMost, -scale);
   const BiasPieces s(bias > kMost ? kMost : bias < -kMost ? -kMost : bias), dp(sees ? -delta : 0.f);
   using T = __nv_bfloat16;
-  return {{ptx::pack<T>(s.piece[0], s.piece[1]), ptx::pack<T>(s.piece[2], dp.piece[0]), ptx::pack<T>(dp.piece[1], dp.piece[2]), 0}};
+  return {{ptx::pack<T>(s.piece[0], s.piece[1]), ptx::pack<T>(s.piece[2], dp.piece[0]),
+           ptx::pack<T>(dp.piece[1], dp.piece[2]), 0}};
 }
 
-/// Adds to `scores`, 64 keys x kRows, the biases of the rows in shared memory at `biases`, a step of their product: ones in the columns of
-/// the bias, from registers, times the rows' eight bfloat16. The step's other eight columns are zeros times the same once more.
+/// Adds to `scores`, 64 keys x kRows, the biases of the rows in shared memory at `biases`, a step of their product:
+/// ones in the columns of the bias, from registers, times the rows' eight bfloat16. The step's other eight columns are
+/// zeros times the same once more.
 template <Bias kBias, int kRows>
 class BiasStep {
  public:
@@ -50,7 +52,7 @@ class BiasStep {
     ones_[0] = ones_[1] = one(column) | one(column + 1) << 16;
     ones_[2] = ones_[3] = 0;
 #pragma unroll
-    for (uint32_t& word : ones_) asm volatile("" : "+r"(word));
+    for (uint32_t& word : ones_) word = ptx::opaque(word);
     biases_ = biases >> 4;
   }
 

@@ -11,8 +11,8 @@
 
 namespace flashmask::sm90::grad {
 
-/// A store warp: adds the tiles' parts of dq to their sums in global memory, the first one by storing it. There is one for each
-/// stage, so that one waits for its turn, or for its part to arrive, while the other takes the next tile.
+/// A store warp: adds the tiles' parts of dq to their sums in global memory, the first one by storing it. There is one
+/// for each stage, so that one waits for its turn, or for its part to arrive, while the other takes the next tile.
 template <typename Traits>
 class RowGradientAdder {
  public:
@@ -30,7 +30,8 @@ class RowGradientAdder {
       if (flags & Tile::kEnd) break;
       const bool adds = !(flags & (Tile::kNothing | Tile::kAlone));
       const auto tile = QueryTile::from_leader(shared_.tile[stage_].query);
-      const uint32_t turn = adds && p_.row_gradients.in_order ? turn_of(tile, ptx::from_leader(shared_.tile[stage_].key_tile)) : 0;
+      const uint32_t turn =
+          adds && p_.row_gradients.in_order ? turn_of(tile, ptx::from_leader(shared_.tile[stage_].key_tile)) : 0;
       __syncwarp();
       if (leader()) ptx::arrive(shared_.q_empty[stage_]);
       if (adds) delay<Role::kStore>();
@@ -74,8 +75,8 @@ class RowGradientAdder {
     return !(seen & Progress::kStored);
   }
 
-  /// Takes on the first part if nobody has, or waits until it is there. Only who has its part in hand may take it on: somebody
-  /// who had to wait for others before it could make them wait for ever.
+  /// Takes on the first part if nobody has, or waits until it is there. Only who has its part in hand may take it on:
+  /// somebody who had to wait for others before it could make them wait for ever.
   __device__ __forceinline__ static bool take_first(uint32_t* progress, uint32_t seen) {
     if (seen & Progress::kStored) return false;
     if (!(atomicOr(progress, Progress::kTaken) & Progress::kTaken)) return true;

@@ -7,9 +7,10 @@
 
 namespace flashmask::sm90::grad {
 
-/// How many sequences are worked on together in deterministic mode. Key tiles that begin with the same rows, or that many rows see, take
-/// turns one after the other, which takes longer than their work where columns are short; then it helps that neighbours belong to other
-/// sequences. More than that cost L2 cache. Only the device knows what of a mask is live.
+/// How many sequences are worked on together in deterministic mode. Key tiles that begin with the same rows, or that
+/// many rows see, take turns one after the other, which takes longer than their work where columns are short; then it
+/// helps that neighbours belong to other sequences. More than that cost L2 cache. Only the device knows what of a mask
+/// is live.
 struct SectionSize {
   const int32_t* key_counts;  ///< live granules of each key tile of the plan's first mask
   const int32_t* row_counts;  ///< live key tiles of each of its query granules

@@ -26,7 +26,8 @@ struct RowTilePlace {
     const uint32_t head = blockIdx.x % p.heads, rest = blockIdx.x / p.heads;
     const uint32_t tile = rest % p.row_tiles, batch = rest / p.row_tiles;
     const int64_t sequence = static_cast<int64_t>(batch) * p.heads + head;
-    return {batch, static_cast<int32_t>(tile) * Traits::kRows, static_cast<int32_t>(head), sequence * p.row_tiles + tile};
+    return {batch, static_cast<int32_t>(tile) * Traits::kRows, static_cast<int32_t>(head),
+            sequence * p.row_tiles + tile};
   }
 };
 
@@ -75,13 +76,14 @@ __device__ __forceinline__ void clear_row_gradients(const RowParams& p, const Ro
   for (int pass = 0; pass < Share::kPasses; ++pass) {
     const int32_t row = place.first_row + Share::row(pass);
     if (row >= p.seqlen_q) continue;
-    auto* to = p.row_gradients.out.template at<typename Traits::Element>(place.batch, row, place.head) + Share::column();
+    auto* to =
+        p.row_gradients.out.template at<typename Traits::Element>(place.batch, row, place.head) + Share::column();
     *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
   }
 }
 
-/// Fills the rows' biases, prepares the sums of dq, writes the zeros that it is where no key tile contributes, clears the
-/// counter of items, and chooses how many sequences run together.
+/// Fills the rows' biases, prepares the sums of dq, writes the zeros that it is where no key tile contributes, clears
+/// the counter of items, and chooses how many sequences run together.
 template <typename Traits>
 __device__ __forceinline__ void preprocess(const RowParams& p) {
   using Share = RowShare<Traits::kRows, Traits::kHeadDim>;
@@ -105,11 +107,13 @@ __device__ __forceinline__ void preprocess(const RowParams& p) {
     uint4 out{}, dout{};
     if (row < p.seqlen_q) {
       out = *reinterpret_cast<const uint4*>(p.out.template at<Element>(place.batch, row, place.head) + Share::column());
-      dout = *reinterpret_cast<const uint4*>(p.dout.template at<Element>(place.batch, row, place.head) + Share::column());
+      dout =
+          *reinterpret_cast<const uint4*>(p.dout.template at<Element>(place.batch, row, place.head) + Share::column());
     }
     float product = dot<Element>(out, dout);
 #pragma unroll
-    for (int distance = Share::kThreadsPerRow / 2; distance > 0; distance /= 2) product += __shfl_xor_sync(0xffffffff, product, distance);
+    for (int distance = Share::kThreadsPerRow / 2; distance > 0; distance /= 2)
+      product += __shfl_xor_sync(0xffffffff, product, distance);
     if (Share::column() == 0) products[Share::row(pass)] = product;
   }
   __syncthreads();
@@ -128,12 +132,13 @@ struct GradientTile {
   using Share = RowShare<kRows, kHeadDim>;
   __align__(16) Element element[kRows][kHeadDim + 8];  // padded against bank conflicts
 
-  /// Element number threadIdx.x of the 16 x 64 fragments at (row, column), times `scale`. Zeros become positive, as those that are
-  /// stored straight away are.
+  /// Element number threadIdx.x of the 16 x 64 fragments at (row, column), times `scale`. Zeros become positive, as
+  /// those that are stored straight away are.
   __device__ void write(int row, int column, const float4& values, float scale) {
     const int lane = threadIdx.x % 32, e = threadIdx.x / 32;
     Element* to = &element[row + lane / 4][column + 8 * e + 2 * (lane % 4)];
-    *reinterpret_cast<uint32_t*>(to) = ptx::pack<Element>(__fmaf_rn(values.x, scale, 0.f), __fmaf_rn(values.y, scale, 0.f));
+    *reinterpret_cast<uint32_t*>(to) =
+        ptx::pack<Element>(__fmaf_rn(values.x, scale, 0.f), __fmaf_rn(values.y, scale, 0.f));
     *reinterpret_cast<uint32_t*>(to + 8 * (kHeadDim + 8)) =
         ptx::pack<Element>(__fmaf_rn(values.z, scale, 0.f), __fmaf_rn(values.w, scale, 0.f));
   }
@@ -150,8 +155,8 @@ struct GradientTile {
   }
 };
 
-/// dq = softmax_scale * sums, where several key tiles contribute: the sums of one were stored as they were, and without any there are
-/// zeros already.
+/// dq = softmax_scale * sums, where several key tiles contribute: the sums of one were stored as they were, and without
+/// any there are zeros already.
 template <typename Traits>
 __device__ __forceinline__ void convert_dq(const RowParams& p) {
   using Part = Fragments<Traits::kHeadDim>;
@@ -170,8 +175,8 @@ __device__ __forceinline__ void convert_dq(const RowParams& p) {
   tile.store(dq.out, place.batch, place.first_row, p.seqlen_q, place.head);
 }
 
-/// dk = softmax_scale * the sum of its parts, and dv, where a key head's query heads are split: always in the same order. A block has one
-/// of both of a key tile.
+/// dk = softmax_scale * the sum of its parts, and dv, where a key head's query heads are split: always in the same
+/// order. A block has one of both of a key tile.
 template <typename Traits>
 __device__ __forceinline__ void reduce_dkv(const KeyParams& p) {
   using Part = KeyFragments<Traits::kHeadDim>;

@@ -30,13 +30,14 @@ struct TurnCounts {
       const int32_t first = first_live_granule(plan, tile);
       if (first >= 0 && tile + 1 < key_tiles && first == first_live_granule(plan, tile + 1)) atomicAdd(&together, 1);
     }
-    for (int32_t granule = static_cast<int32_t>(threadIdx.x); granule < plan.row_granules; granule += static_cast<int32_t>(blockDim.x))
+    for (int32_t granule = static_cast<int32_t>(threadIdx.x); granule < plan.row_granules;
+         granule += static_cast<int32_t>(blockDim.x))
       atomicMax(&in_a_row, __ldg(section.row_counts + granule));
   }
 };
 
-/// Head groups whose turns one after the other keep the device busy: in a section, that long a chain of turns and that many sequences'
-/// work take the same time.
+/// Head groups whose turns one after the other keep the device busy: in a section, that long a chain of turns and that
+/// many sequences' work take the same time.
 __device__ inline uint32_t sequences_together(const SectionSize& section, const TurnCounts& counts) {
   constexpr float kMostlyLive = 0.4f;
   const auto live = static_cast<float>(counts.live);

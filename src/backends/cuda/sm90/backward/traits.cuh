@@ -9,14 +9,16 @@
 
 namespace flashmask::sm90::grad {
 
-/// One configuration of the backward kernel: an element type, a row of kBackwardTiles, and whether an item has but some of its key head's
-/// query heads, so that its dk and dv are parts.
+/// One configuration of the backward kernel: an element type, a row of kBackwardTiles, and whether an item has but some
+/// of its key head's query heads, so that its dk and dv are parts.
 template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_, bool kSplit_ = false>
 struct BackwardTraits {
   using Element = Element_;
   static constexpr BackwardTile kTile = find_tile(kBackwardTiles, kHeadDim_, kHeadDimV_, kConsumers_);
-  static_assert(kHeadDim_ == kHeadDimV_ && kHeadDim_ % 64 == 0, "the roles have one width of 64-column blocks for Q, K, V and dO");
-  static_assert(kConsumers_ == 2 && kTile.rows * kHeadDim_ == 64 * 128, "the consumers divide a tile's dQ into two blocks of 64 x 64");
+  static_assert(kHeadDim_ == kHeadDimV_ && kHeadDim_ % 64 == 0,
+                "the roles have one width of 64-column blocks for Q, K, V and dO");
+  static_assert(kConsumers_ == 2 && kTile.rows * kHeadDim_ == 64 * 128,
+                "the consumers divide a tile's dQ into two blocks of 64 x 64");
   static_assert(registers_fit(kTile.helper_registers, kTile.consumer_registers, kTile.consumers));
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kConsumers = kConsumers_;
@@ -39,9 +41,9 @@ struct BackwardTraits {
   static constexpr uint32_t kBiasBytes = kRows * sizeof(RowBias);
 };
 
-/// A tile's dq as it lies in the consumers' warps and in the sums, two blocks of 64 x 64: by rows if the tile has 128, else by columns. A
-/// block's four warps' 16 x 64 follow each other; in them, lane l's float4 number e is at e * 32 + l: rows l / 4 and l / 4 + 8, columns
-/// 8e + 2(l % 4) + {0, 1}.
+/// A tile's dq as it lies in the consumers' warps and in the sums, two blocks of 64 x 64: by rows if the tile has 128,
+/// else by columns. A block's four warps' 16 x 64 follow each other; in them, lane l's float4 number e is at e * 32 +
+/// l: rows l / 4 and l / 4 + 8, columns 8e + 2(l % 4) + {0, 1}.
 template <int kHeadDim>
 struct Fragments {
   static constexpr bool kByRows = kHeadDim == 64;
@@ -50,11 +52,12 @@ struct Fragments {
   __host__ __device__ static constexpr int column(int warp) { return kByRows ? 0 : warp / 4 * 64; }
 };
 
-/// A part of a key tile's dk or dv, 128 keys, 64 of each consumer: a warp's 16 keys follow those of the warp before, and in them
-/// its blocks of 64 columns, each as in Fragments.
+/// A part of a key tile's dk or dv, 128 keys, 64 of each consumer: a warp's 16 keys follow those of the warp before,
+/// and in them its blocks of 64 columns, each as in Fragments.
 template <int kHeadDim>
 struct KeyFragments {
-  static constexpr int kBlockFloats = 16 * 64, kWarpFloats = 16 * kHeadDim, kWarps = 8, kTileFloats = kWarpFloats * kWarps;
+  static constexpr int kBlockFloats = 16 * 64, kWarpFloats = 16 * kHeadDim, kWarps = 8,
+                       kTileFloats = kWarpFloats * kWarps;
 };
 
 /// A query tile of (batch entry, query head).
@@ -64,7 +67,8 @@ struct QueryTile {
   int32_t row_tile;
 
   __device__ __forceinline__ static QueryTile from_leader(const QueryTile& tile) {
-    return {ptx::from_leader(tile.index), ptx::from_leader(tile.batch), ptx::from_leader(tile.head), ptx::from_leader(tile.row_tile)};
+    return {ptx::from_leader(tile.index), ptx::from_leader(tile.batch), ptx::from_leader(tile.head),
+            ptx::from_leader(tile.row_tile)};
   }
 };
 
@@ -83,8 +87,9 @@ struct Tile {
   QueryTile query;
 };
 
-/// The visible elements of a tile's column, a bit for each row, so that those of a lane follow each other: a consumer's lane l has the
-/// scores of rows 8a + 2(l % 4) + b, and bit 8(l % 4) + 2a + b of a word is row 8a + 2(l % 4) + b of its 32.
+/// The visible elements of a tile's column, a bit for each row, so that those of a lane follow each other: a consumer's
+/// lane l has the scores of rows 8a + 2(l % 4) + b, and bit 8(l % 4) + 2a + b of a word is row 8a + 2(l % 4) + b of
+/// its 32.
 template <int kRows>
 struct alignas(8) ColumnBits {
   uint32_t word[kRows / 32];
@@ -116,7 +121,8 @@ struct SharedStorage {
   alignas(1024) Element v[Traits::kKeys * Traits::kHeadDim];
   alignas(1024) Element q[Traits::kStages][Traits::kRows * Traits::kHeadDim];
   alignas(1024) Element dout[Traits::kStages][Traits::kRows * Traits::kHeadDim];
-  /// dS, [rows, keys] as rows of 64 keys of each warpgroup; twice, so that one barrier of the consumers a tile is enough.
+  /// dS, [rows, keys] as rows of 64 keys of each warpgroup; twice, so that one barrier of the consumers a tile is
+  /// enough.
   alignas(1024) Element ds[2][Traits::kRows * Traits::kKeys];
   /// A tile's dq on its way out, and an item's dk and dv: a piece for each consumer warp.
   alignas(1024) float out[Traits::kConsumerWarps][Fragments<Traits::kHeadDim>::kWarpFloats];
@@ -125,7 +131,8 @@ struct SharedStorage {
   ColumnBounds<Traits::kKeys> bounds;  ///< of the item at hand; the mask warp's own
   Tile tile[Traits::kStages];
   uint64_t tile_full[Traits::kStages], mask_full[Traits::kStages];
-  uint64_t scores_full[Traits::kStages];  ///< dS has been written; what all lanes of the consumers read of the tile, they have read
+  uint64_t scores_full[Traits::kStages];  ///< dS has been written; what all lanes of the consumers read of the tile,
+                                          ///< they have read
   uint64_t q_full[Traits::kStages], q_empty[Traits::kStages];
   uint64_t dout_full[Traits::kStages], dout_empty[Traits::kStages];  ///< of the first tile of an item, V too
   uint64_t dq_full[Traits::kStages], dq_empty;

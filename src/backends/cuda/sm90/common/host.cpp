@@ -15,7 +15,8 @@
 namespace flashmask::sm90 {
 
 Sharing sharing(const Problem& p, int64_t batch, int64_t heads) {
-  return {static_cast<uint32_t>(broadcast_group(p.batch, batch)), static_cast<uint32_t>(broadcast_group(p.heads_q, heads))};
+  return {static_cast<uint32_t>(broadcast_group(p.batch, batch)),
+          static_cast<uint32_t>(broadcast_group(p.heads_q, heads))};
 }
 
 std::string lengths_refusal(const Problem& p) {
@@ -38,7 +39,8 @@ int64_t most_ctas(const Problem& p) {
 MaskColumns mask_columns(const Problem& p) {
   const MaskView& mask = p.mask.view();
   const int64_t of_head = mask.seqlen_k * mask.bounds_stride;
-  return {columns(mask, 0, 0), {sharing(p, mask.bounds_batch, mask.bounds_heads), mask.bounds_heads * of_head, of_head}};
+  return {columns(mask, 0, 0),
+          {sharing(p, mask.bounds_batch, mask.bounds_heads), mask.bounds_heads * of_head, of_head}};
 }
 
 DenseMask dense_mask(const Problem& p) {
@@ -56,7 +58,8 @@ void allow_shared_memory(const void* kernel, int bytes, int32_t device) {
   const std::lock_guard lock(mutex);
   const std::pair key(kernel, device);
   if (std::find(allowed.begin(), allowed.end(), key) != allowed.end()) return;
-  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute of a kernel");
+  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+              "cudaFuncSetAttribute of a kernel");
   allowed.push_back(key);
 }
 

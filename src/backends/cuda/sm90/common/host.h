@@ -25,8 +25,8 @@ std::string head_dims_refusal(const Problem& p, const Tile (&tiles)[kCount]) {
     const std::string dims = message(tile.head_dim, " / ", tile.head_dim_v);
     if (known.find(dims) == std::string::npos) known += (known.empty() ? "" : ", ") + dims;
   }
-  return message("head_dim ", p.head_dim, " with head_dim_v ", p.head_dim_v, " is not taken by the ", p.is_backward ? "backward" : "forward",
-                 "; it takes (head_dim / head_dim_v) ", known);
+  return message("head_dim ", p.head_dim, " with head_dim_v ", p.head_dim_v, " is not taken by the ",
+                 p.is_backward ? "backward" : "forward", "; it takes (head_dim / head_dim_v) ", known);
 }
 
 /// Why the kernels cannot count the rows or keys of the call in 32 bits; empty if they can.

@@ -5,8 +5,8 @@
 
 namespace flashmask::sm90 {
 
-/// Work items are (batch entry, head, tile). Sequences (batch entry x head) are handed out in sections of whose tensors the L2 cache
-/// holds what several items read; inside a section, the same rank of all its sequences first.
+/// Work items are (batch entry, head, tile). Sequences (batch entry x head) are handed out in sections of whose tensors
+/// the L2 cache holds what several items read; inside a section, the same rank of all its sequences first.
 struct Schedule {
   uint32_t items, sequences, sequences_per_section, tiles;
   uint32_t* next;  ///< counter of items handed out

@@ -62,7 +62,8 @@ class Consumer {
   /// One lane reads what the producer wrote, the one that later says that it may be overwritten.
   __device__ __forceinline__ void take_item() {
     const Item& from = shared_.item[q_ring_.stage()];
-    item_ = {ptx::from_leader(from.row), ptx::from_leader(from.head), ptx::from_leader(from.batch), ptx::from_leader(from.tiles)};
+    item_ = {ptx::from_leader(from.row), ptx::from_leader(from.head), ptx::from_leader(from.batch),
+             ptx::from_leader(from.tiles)};
   }
 
   using Outputs = float[Traits::kHeadDim / 2];
@@ -220,12 +221,13 @@ class Consumer {
     if (tile.is_partial(warpgroup_)) visible.hide(s);
   }
 
-  /// What a mask warp has worked out for a partial granule; not to be looked at for a full one. Asked for before the scores
-  /// are there, to let it go on.
+  /// What a mask warp has worked out for a partial granule; not to be looked at for a full one. Asked for before the
+  /// scores are there, to let it go on.
   __device__ __forceinline__ SlabBits take_mask(const Tile& tile) {
     SlabBits visible{};
     if (tile.is_partial(warpgroup_)) {
-      const uint32_t number = tile.number(warpgroup_), slot = number % Traits::kMaskSlots, phase = number / Traits::kMaskSlots & 1;
+      const uint32_t number = tile.number(warpgroup_), slot = number % Traits::kMaskSlots,
+                     phase = number / Traits::kMaskSlots & 1;
       constexpr int kWarps = Traits::kMaskRows / Slab::kRows;  // that share a part
       const int warp = static_cast<int>(threadIdx.x / 32) % 4, part = warp / kWarps;
       delay<Role::kConsumer>();
@@ -244,8 +246,8 @@ class Consumer {
 #pragma unroll
     for (int step = 0; step < Traits::kHeadDim / 16; ++step) {
       const uint32_t block = step / 4, inside = step % 4 * 32;
-      ptx::wgmma_ss<Element, 128, ptx::Major::kInner, ptx::Major::kInner>(s, q.at(block * Traits::kRows * 128 + inside),
-                                                                          k.at(block * Traits::kKeys * 128 + inside), step > 0);
+      ptx::wgmma_ss<Element, 128, ptx::Major::kInner, ptx::Major::kInner>(
+          s, q.at(block * Traits::kRows * 128 + inside), k.at(block * Traits::kKeys * 128 + inside), step > 0);
     }
     ptx::wgmma_commit();
   }
@@ -267,7 +269,8 @@ class Consumer {
     const ptx::MatrixDescriptor v(ptx::shared_address(shared_.v[stage]), Traits::kKeys * 128);
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      ptx::wgmma_rs<Element, Traits::kHeadDim, ptx::Major::kOuter>(o, p[step], v.at(half * 64 * 128 + step * 2048), true);
+      ptx::wgmma_rs<Element, Traits::kHeadDim, ptx::Major::kOuter>(o, p[step], v.at(half * 64 * 128 + step * 2048),
+                                                                   true);
     }
   }
 
@@ -284,7 +287,8 @@ class Consumer {
 #pragma unroll
     for (int step = 0; step < Traits::kHeadDim / 16; ++step) {
       const uint32_t block = step / 4, chunk = step % 4 * 2 + lane / 16;
-      const uint32_t address = slab + block * Traits::kRows * 128 + slab_lane_row * 128 + ((chunk ^ (slab_lane_row & 7)) << 4);
+      const uint32_t address =
+          slab + block * Traits::kRows * 128 + slab_lane_row * 128 + ((chunk ^ (slab_lane_row & 7)) << 4);
       const float* of_step = o + 8 * step;
       ptx::stmatrix_x4(address, ptx::pack<Element>(of_step[0], of_step[1]), ptx::pack<Element>(of_step[2], of_step[3]),
                        ptx::pack<Element>(of_step[4], of_step[5]), ptx::pack<Element>(of_step[6], of_step[7]));

@@ -43,7 +43,9 @@ struct alignas(16) MaskBits {
 };
 
 /// The key whose bit is number `bit` of word c.
-__device__ __forceinline__ constexpr uint32_t mask_key(uint32_t bit, uint32_t c) { return bit / 2 * 8 + bit % 2 + 2 * c; }
+__device__ __forceinline__ constexpr uint32_t mask_key(uint32_t bit, uint32_t c) {
+  return bit / 2 * 8 + bit % 2 + 2 * c;
+}
 
 /// Word c with the bits of the keys before `key`, 0 <= key <= 128.
 __device__ __forceinline__ uint32_t mask_word_before(int32_t key, int32_t c) {

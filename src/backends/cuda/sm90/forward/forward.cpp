@@ -49,13 +49,13 @@ const ForwardInstance* find_instance(const Problem& p, int consumers) {
   return nullptr;
 }
 
-int64_t count_items(const Problem& p, int consumers) { return p.batch * p.heads_q * ceil_div(p.seqlen_q, 64 * consumers); }
+int64_t count_items(const Problem& p, int consumers) {
+  return p.batch * p.heads_q * ceil_div(p.seqlen_q, 64 * consumers);
+}
 
 /// Three warpgroups do more work per byte of K and V; two make smaller items, which short problems need to fill
 /// the device.
-int consumers_for(const Problem& p) {
-  return count_items(p, 3) >= 2 * multiprocessors(p) ? 3 : 2;
-}
+int consumers_for(const Problem& p) { return count_items(p, 3) >= 2 * multiprocessors(p) ? 3 : 2; }
 
 const ForwardInstance& instance_for(const Problem& p) { return *find_instance(p, consumers_for(p)); }
 
@@ -72,8 +72,8 @@ void set_mask(const Problem& p, const ForwardInstance& instance, ForwardParams& 
   const std::byte* base = p.plan.data();
   params.plan.row_live = reinterpret_cast<const uint32_t*>(base + layout.row_live_bits);
   params.plan.row_full = reinterpret_cast<const uint32_t*>(base + layout.row_full_bits);
-  params.plan.row_tile_order =
-      reinterpret_cast<const int32_t*>(base + (instance.tile.consumers == 3 ? layout.row_tile_order_192 : layout.row_tile_order_128));
+  params.plan.row_tile_order = reinterpret_cast<const int32_t*>(
+      base + (instance.tile.consumers == 3 ? layout.row_tile_order_192 : layout.row_tile_order_128));
   params.plan.words_per_row = static_cast<int32_t>(2 * layout.words_per_row);
   params.plan.row_granules = static_cast<int32_t>(layout.row_granules);
   params.plan.mask_heads = static_cast<uint32_t>(mask.heads());
@@ -87,7 +87,8 @@ int64_t sequences_per_section(const Problem& p) {
   return std::min(kv_sequences, p.batch * p.heads_kv) * p.group_size();
 }
 
-ForwardParams make_params(const Problem& p, const ForwardInstance& instance, uint32_t* counter, unsigned long long* executed) {
+ForwardParams make_params(const Problem& p, const ForwardInstance& instance, uint32_t* counter,
+                          unsigned long long* executed) {
   const ForwardTile& tile = instance.tile;
   const int rows = tile.rows(), blocks = tile.head_dim / 64;
   ForwardParams params{};
@@ -169,7 +170,8 @@ void forward(const Problem& p, std::byte* workspace, unsigned long long* execute
   allow_shared_memory(instance.kernel, instance.shared_bytes, p.device.index);
   void* arguments[] = {&params};
   cuda::Sequence(stream, cuda::Sequence::kOverlapPrevious)
-      .launch("launch of the forward kernel", instance.kernel, grid, instance.threads, instance.shared_bytes, arguments);
+      .launch("launch of the forward kernel", instance.kernel, grid, instance.threads, instance.shared_bytes,
+              arguments);
 }
 
 }  // namespace flashmask::sm90

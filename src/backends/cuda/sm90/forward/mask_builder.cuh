@@ -10,14 +10,8 @@
 
 namespace flashmask::sm90 {
 
-/// The same number; what follows from it is worked out where it is used and not kept in registers.
-__device__ __forceinline__ uint32_t opaque(uint32_t x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
 /// Worked out anew wherever it is asked for.
-__device__ __forceinline__ uint32_t lane_number() { return opaque(threadIdx.x % 32); }
+__device__ __forceinline__ uint32_t lane_number() { return ptx::opaque(threadIdx.x % 32); }
 
 /// One stage of a bit transpose between lanes: exchanges bit kBit of the lane's number with that of the bits' numbers.
 template <int kBit>
@@ -50,7 +44,8 @@ __device__ __forceinline__ void transpose_between_lanes(uint32_t lane, uint32_t 
 /// The column vectors of four keys of a lane, all asked for before any is used.
 struct LaneBounds {
   const ForwardParams& p;
-  const volatile int64_t& of_mask;  ///< where the mask begins in the vectors; read again for each interval, to free its registers
+  const volatile int64_t&
+      of_mask;  ///< where the mask begins in the vectors; read again for each interval, to free its registers
   int32_t first;
   const int32_t (&at)[4];
 
@@ -138,8 +133,8 @@ class MaskBuilder {
       ptx::wait(shared_.mask_empty[warpgroup_][slot][(part + kParts - 1) % kParts], part == 0 ? phase ^ 1 : phase);
 #pragma unroll
       for (int half = part; half < 2; half += kParts) {
-        *reinterpret_cast<uint4*>(buffer.row[(lane + 32 * half) % Traits::kMaskRows]) = {bits[half][0], bits[half][1], bits[half][2],
-                                                                                         bits[half][3]};
+        *reinterpret_cast<uint4*>(buffer.row[(lane + 32 * half) % Traits::kMaskRows]) = {bits[half][0], bits[half][1],
+                                                                                         bits[half][2], bits[half][3]};
       }
       ptx::arrive(shared_.mask_full[warpgroup_][slot][part]);
     }
@@ -169,7 +164,7 @@ class MaskBuilder {
     const int32_t at[4] = {min(key, last), min(key + 2, last), min(key + 4, last), min(key + 6, last)};
     const LaneBounds bounds{p_, shared_.mask_offset[q_ring_.stage()], first_key, at};
     rules::visible_windows<Traits::kKeys>(p_.mask.first, bounds, first_key, at, row, bits);
-    hide_beyond(p_.seqlen_k - static_cast<int32_t>(opaque(first_key)), bits);
+    hide_beyond(p_.seqlen_k - static_cast<int32_t>(ptx::opaque(first_key)), bits);
     const uint32_t lane = lane_number();
     transpose_between_lanes(lane, bits[0]);
     transpose_between_lanes(lane, bits[1]);

@@ -35,8 +35,8 @@ class TileBits {
   /// Live key blocks among the loaded words.
   __device__ __forceinline__ int32_t count() const { return __reduce_add_sync(0xffffffff, __popc(any_)); }
 
-  /// Calls f(key block, live, full), a bit for each granule, the first of its class in a tile's code, for the live key blocks among the
-  /// loaded words, ascending.
+  /// Calls f(key block, live, full), a bit for each granule, the first of its class in a tile's code, for the live key
+  /// blocks among the loaded words, ascending.
   template <typename F>
   __device__ __forceinline__ void for_each(int32_t first_word, F&& f) const {
     for (uint32_t words = __ballot_sync(0xffffffff, any_ != 0); words; words &= words - 1) {
@@ -110,8 +110,10 @@ class Producer {
       for (int32_t key_block = 0; key_block < p_.key_blocks; ++key_block) produce(key_block, kAllLive, 0);
       return;
     }
-    const uint32_t mask = place.batch / p_.plan.sharing.batch_entries * p_.plan.mask_heads + place.head / p_.plan.sharing.heads;
-    const int32_t row_tile = __ldg(p_.plan.row_tile_order + static_cast<int64_t>(mask) * p_.schedule.tiles + place.rank);
+    const uint32_t mask =
+        place.batch / p_.plan.sharing.batch_entries * p_.plan.mask_heads + place.head / p_.plan.sharing.heads;
+    const int32_t row_tile =
+        __ldg(p_.plan.row_tile_order + static_cast<int64_t>(mask) * p_.schedule.tiles + place.rank);
     TileBits<Traits::kConsumers> bits(p_, mask, row_tile);
     int32_t tiles = 0;
     for (int32_t word = (p_.plan.words_per_row - 1) & ~31; word >= 0; word -= 32) {

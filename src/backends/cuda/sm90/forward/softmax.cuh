@@ -15,10 +15,10 @@ struct Raised {
 
 /// Online softmax of a thread's two rows (rows g and g + 8 of its warp's slab), spread over the four lanes of a
 /// quad. Probabilities are taken relative to a reference that may lag behind the running maximum, so that O is seldom
-/// rescaled. It is raised to the maximum when that has outgrown it by 2^8, which fp32 sums bear easily, or by about the row's
-/// sum so far: the probability of a key that weighs more than all before it has to be exactly 1, as rounding it would show
-/// in the output. A row's reference depends on its own scores alone: its limit only ever grows with its sum, so it does not
-/// matter at which tiles the warp looked at it anew.
+/// rescaled. It is raised to the maximum when that has outgrown it by 2^8, which fp32 sums bear easily, or by about the
+/// row's sum so far: the probability of a key that weighs more than all before it has to be exactly 1, as rounding it
+/// would show in the output. A row's reference depends on its own scores alone: its limit only ever grows with its sum,
+/// so it does not matter at which tiles the warp looked at it anew.
 struct RowState {
   static constexpr int kSlackLog2 = 8;
   float reference[2];  ///< in units of the scores; -inf until the row has seen a key
@@ -30,9 +30,10 @@ struct RowState {
     sum[0] = sum[1] = 0;
   }
 
-  /// Takes a tile's scores into account, and answers for the whole warp. A row whose reference stays, or that saw its first
-  /// key, has a factor of exactly 1.
-  __device__ __forceinline__ Raised raise_reference(const float (&s)[64], float scale_log2, float score_of_bit, float (&factor)[2]) {
+  /// Takes a tile's scores into account, and answers for the whole warp. A row whose reference stays, or that saw its
+  /// first key, has a factor of exactly 1.
+  __device__ __forceinline__ Raised raise_reference(const float (&s)[64], float scale_log2, float score_of_bit,
+                                                    float (&factor)[2]) {
     const int32_t bits[2] = {largest_bits(s, 0), largest_bits(s, 1)};
     if (__all_sync(0xffffffff, is_settled(bits[0], 0) & is_settled(bits[1], 1))) return {false, false};
     float largest[2] = {__int_as_float(bits[0]), __int_as_float(bits[1])};
@@ -42,7 +43,8 @@ struct RowState {
     }
     const bool raised[2] = {raise_row(largest[0], 0, scale_log2, score_of_bit, factor[0]),
                             raise_row(largest[1], 1, scale_log2, score_of_bit, factor[1])};
-    return {__any_sync(0xffffffff, raised[0] | raised[1]) != 0, __any_sync(0xffffffff, factor[0] != 1 || factor[1] != 1) != 0};
+    return {__any_sync(0xffffffff, raised[0] | raised[1]) != 0,
+            __any_sync(0xffffffff, factor[0] != 1 || factor[1] != 1) != 0};
   }
   template <int kOutputs>
   __device__ __forceinline__ static void rescale(float (&o)[kOutputs], const float (&factor)[2]) {
@@ -108,7 +110,8 @@ struct RowState {
   }
 
   /// Raises a row's reference if this tile asks for it, and finds its limit anew. `largest` is of this thread's scores.
-  __device__ __forceinline__ bool raise_row(float largest, int half, float scale_log2, float score_of_bit, float& factor) {
+  __device__ __forceinline__ bool raise_row(float largest, int half, float scale_log2, float score_of_bit,
+                                            float& factor) {
     largest = quad_max(largest);
     limit[half] = current_limit(half, score_of_bit);
     const bool raise = largest > limit[half];
@@ -130,9 +133,9 @@ struct RowState {
     return (limit[half] >= 0) & (__int_as_float(largest_bits) <= limit[half]);
   }
 
-  /// The bits of the largest of this thread's scores of a row if it is not negative, else something negative. Half the steps
-  /// of a maximum: read as integers, positive floats keep their order and negative ones are smaller, and there the
-  /// largest of three is one instruction.
+  /// The bits of the largest of this thread's scores of a row if it is not negative, else something negative. Half the
+  /// steps of a maximum: read as integers, positive floats keep their order and negative ones are smaller, and there
+  /// the largest of three is one instruction.
   __device__ __forceinline__ static int32_t largest_bits(const float (&s)[64], int half) {
     const auto bits = [&](int j, int e) { return __float_as_int(s[4 * j + 2 * half + e]); };
     int even = max(bits(0, 0), bits(0, 1)), odd = max(bits(1, 0), bits(1, 1));

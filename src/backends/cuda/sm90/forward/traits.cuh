@@ -13,7 +13,8 @@ template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_>
 struct ForwardTraits {
   using Element = Element_;
   static constexpr ForwardTile kTile = find_tile(kForwardTiles, kHeadDim_, kHeadDimV_, kConsumers_);
-  static_assert(kHeadDim_ == kHeadDimV_ && kHeadDim_ % 64 == 0, "the roles have one width of 64-column blocks for Q, K and V");
+  static_assert(kHeadDim_ == kHeadDimV_ && kHeadDim_ % 64 == 0,
+                "the roles have one width of 64-column blocks for Q, K and V");
   static_assert(registers_fit(kTile.producer_registers, kTile.consumer_registers, kTile.consumers));
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kConsumers = kConsumers_;
@@ -40,8 +41,8 @@ struct Item {
   int32_t row, head, batch, tiles;
 };
 
-/// What the producer tells the others about a tile: the key block, and the class of each warpgroup's granule. The partial
-/// ones of a warpgroup carry their number, modulo 4, so that nobody else has to count them.
+/// What the producer tells the others about a tile: the key block, and the class of each warpgroup's granule. The
+/// partial ones of a warpgroup carry their number, modulo 4, so that nobody else has to count them.
 struct Tile {
   static constexpr uint32_t kBits = 3, kFull = 1, kPartial = 4;  ///< of a class; 0 is empty
   static constexpr uint32_t kFirstBits = 0b001001001;            ///< of all classes
