@@ -27,8 +27,6 @@ struct ExecutedTiles {
 struct Options {
   /// Scores are q.k times this; default 1 / sqrt(head_dim). Any finite value.
   std::optional<double> softmax_scale{};
-  /// Overrides the mask's own q_offset (row i stands at key position i + q_offset).
-  std::optional<int64_t> q_offset{};
   /// The same bits in every run. Forward always is; the cpu and reference backends always are.
   bool deterministic = false;
   /// CPU threads, at most; 0 is OpenMP's default. No more are used than there are tiles of 64 rows or 128 keys to hand

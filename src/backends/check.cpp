@@ -170,7 +170,7 @@ void check_plan(const Problem& p) {
   const bool other = read && p.plan.mask_hash() != view.content_hash;
   if (plan.batch != view.batch() || plan.heads != view.heads() || other) {
     throw_invalid(
-        "plan was not made for this mask (with the call's q_offset); build one from exactly the mask that the call "
+        "plan was not made for this mask; build one from exactly the mask that the call "
         "gets");
   }
 }
@@ -198,13 +198,11 @@ void check_options(const Options& options) {
     throw_invalid("softmax_scale is ", *options.softmax_scale, "; it must be finite");
 }
 
-/// The mask as the call means it.
-Mask effective_mask(const AttentionInputs& args, const Options& options) {
+/// The call's mask; without one, one that hides nothing.
+Mask mask_of(const AttentionInputs& args) {
   if (args.dense_mask.defined() && args.mask)
     throw_invalid("mask and dense_mask are both given; dense_mask replaces mask");
-  if (args.dense_mask.defined() && options.q_offset)
-    throw_invalid("q_offset is given with dense_mask, which has no band to shift");
-  if (args.mask) return options.q_offset ? args.mask->with_q_offset(*options.q_offset) : *args.mask;
+  if (args.mask) return *args.mask;
   const auto length = [](const TensorView& t) {
     return t.rank == 4 && t.shape[1] >= 0 && t.shape[1] <= kMaxSeqlen ? t.shape[1] : 0;
   };
@@ -228,7 +226,7 @@ Problem begin(const AttentionInputs& args, const Options& options, bool with_dat
             .dq = {},
             .dk = {},
             .dv = {},
-            .mask = effective_mask(args, options),
+            .mask = mask_of(args),
             .plan = args.plan,
             .dense = args.dense_mask};
   check_inputs(p, with_data);

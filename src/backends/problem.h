@@ -24,7 +24,7 @@ struct Problem {
   std::optional<GpuModel> gpu{};  ///< of an explanation: in place of the device's own properties
 
   TensorView q, k, v, out, lse, dout, dlse, dq, dk, dv;
-  Mask mask;         ///< with the call's q_offset; every row sees every key in dense mode
+  Mask mask;         ///< every row sees every key in dense mode
   PlanView plan;     ///< may be undefined
   TensorView dense;  ///< defined in dense-mask mode: [1 or batch, 1 or heads, seqlen_q, seqlen_k]
 

@@ -51,7 +51,7 @@ void expect_matches_oracle(const Call<float>& call, const std::vector<uint8_t>& 
 
 // --- bounds, position, causal, window --------------------------------------------------------------------
 
-TEST(Contract, BottomRightIsTheDefaultAndQOffsetOverrides) {
+TEST(Contract, BottomRightIsTheDefaultAndQOffsetMovesTheBand) {
   for (const auto& [rows, keys] : {std::pair<int64_t, int64_t>{70, 200}, {200, 70}, {130, 130}}) {
     Call<float> call({.seqlen_q = rows, .seqlen_k = keys, .head_dim = 8, .head_dim_v = 8});
     call.mask = masks::causal(rows, keys);
@@ -59,7 +59,7 @@ TEST(Contract, BottomRightIsTheDefaultAndQOffsetOverrides) {
     expect_matches_oracle(
         call, dense_by_rule({.seqlen_q = rows, .seqlen_k = keys, .band = Band::causal(), .q_offset = keys - rows}));
     for (const int64_t offset : {int64_t{0}, int64_t{-3}, int64_t{17}, keys + 5}) {
-      call.options.q_offset = offset;
+      call.mask = masks::causal(rows, keys).with_q_offset(offset);
       call.run();
       expect_matches_oracle(
           call, dense_by_rule({.seqlen_q = rows, .seqlen_k = keys, .band = Band::causal(), .q_offset = offset}));

@@ -22,7 +22,7 @@ namespace {
 using verify::Case;
 using verify::DenseMask;
 
-/// Only a few draws are not told by a family's parameters, and a q_offset of the call moves the band but not the
+/// Only a few draws are not told by a family's parameters, and a case's q_offset moves the band but not the
 /// intervals: there the second rule reads the raw vectors.
 DenseMask dense_from_vectors(const Case& c) {
   const Mask mask = verify::make_mask(c);

@@ -322,12 +322,11 @@ Mask make_mask(const Case& c) {
     for (int64_t h = 0; h < heads; ++h) draws.push_back(draw_mask(c, b, h));
   }
   Mask mask = draws.size() == 1 ? draws.front() : stack(draws, batch, heads);
+  if (c.q_offset) mask = mask.with_q_offset(*c.q_offset);
   if (c.window) mask = mask.with_band(intersect_bands(mask.band(), Band::window(c.window->left, c.window->right)));
   BlockGrid grid = draw_block_mask(c);
   return grid.keep.empty() ? mask : mask.with_block_mask(std::move(grid.keep), grid.batch, grid.heads);
 }
-
-Mask effective_mask(const Case& c, const Mask& mask) { return c.q_offset ? mask.with_q_offset(*c.q_offset) : mask; }
 
 DenseMask dense_of(const Mask& mask) { return {mask.batch(), mask.heads(), to_dense(mask)}; }
 

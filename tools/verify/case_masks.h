@@ -39,11 +39,8 @@ struct BlockGrid {
 BlockGrid draw_block_mask(const Case& c);
 
 /// The mask that the call is given: one draw of the family for each mask batch entry and head, cropped to
-/// the case's lengths and stacked, with the window intersected and the block mask laid over it.
+/// the case's lengths and stacked, with its q_offset, the window intersected and the block mask laid over it.
 Mask make_mask(const Case& c);
-
-/// The mask that the call computes with: `mask` with the case's q_offset, if it has one.
-Mask effective_mask(const Case& c, const Mask& mask);
 
 /// What `mask` shows, to be compared against.
 DenseMask dense_of(const Mask& mask);

@@ -70,7 +70,7 @@ class CaseRun {
   CaseRun(const Case& c, const RunOptions& options, const DenseMask& dense, Verdict& verdict)
       : problem_(c), c_(problem_.c), options_(options), dense_(dense), verdict_(verdict) {
     if (c_.has_mask()) mask_ = make_mask(c_);
-    if (c_.ready_plan && !on_device_) plan_.emplace(effective_mask(c_, mask_ ? *mask_ : make_mask(c_)));
+    if (c_.ready_plan && !on_device_) plan_.emplace(mask_ ? *mask_ : make_mask(c_));
   }
 
   void run() {
@@ -106,8 +106,6 @@ class CaseRun {
                  .deterministic = true,
                  .backend = options_.backend,
                  .executed_tiles = &executed};
-    // A dense mask has no band to shift, and a call without a mask shows everything.
-    if (!dense_mode && mask_) call.q_offset = c_.q_offset;
     call.threads = dense_mode ? 1 : options_.threads;
     return call;
   }
@@ -147,7 +145,7 @@ class CaseRun {
     std::optional<DeviceMask> mask;
     std::optional<DevicePlan> plan;
     if (mask_) mask.emplace(*mask_);
-    if (c_.ready_plan && !dense_mode) plan.emplace(effective_mask(c_, mask ? mask->mask() : make_mask(c_)));
+    if (c_.ready_plan && !dense_mode) plan.emplace(mask ? mask->mask() : make_mask(c_));
     AttentionInputs inputs;
     if (plan) inputs.plan = plan->view();
     if (dense_mode) {
@@ -255,7 +253,7 @@ Verdict run_case(const Case& c, const RunOptions& options, const DenseMask& dens
 Verdict run_case(const Case& c, const RunOptions& options) {
   DenseMask dense;
   Verdict verdict;
-  catching(verdict, [&] { dense = options.dense ? options.dense(c) : dense_of(effective_mask(c, make_mask(c))); });
+  catching(verdict, [&] { dense = options.dense ? options.dense(c) : dense_of(make_mask(c)); });
   return verdict.passed() ? run_case(c, options, dense) : verdict;
 }
 
