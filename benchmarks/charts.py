@@ -7,7 +7,8 @@ from html import escape
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 STYLE = """
 .card{fill:#ffffff}.ink{fill:#1f2933}.soft{fill:#66727f}.grid{stroke:#e3e8ed}.axis{stroke:#9aa5b1}.onbar{fill:#1f2933}
-@media (prefers-color-scheme:dark){.card{fill:#161b22}.ink{fill:#e6edf3}.soft{fill:#9aa7b4}.grid{stroke:#2b333c}.axis{stroke:#55616d}.onbar{fill:#e6edf3}}
+@media (prefers-color-scheme:dark){.card{fill:#161b22}.ink{fill:#e6edf3}.soft{fill:#9aa7b4}.grid{stroke:#2b333c}
+.axis{stroke:#55616d}.onbar{fill:#e6edf3}}
 """.strip().replace("\n", "")
 
 
@@ -19,7 +20,8 @@ class Svg:
     def __init__(self, width, height, title, description=""):
         self.width, self.height = width, height
         self.parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" font-family="{FONT}">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+            f'role="img" font-family="{FONT}">',
             f"<title>{escape(title)}</title>",
             f"<desc>{escape(description)}</desc>",
             f"<style>{STYLE}</style>",
@@ -31,7 +33,8 @@ class Svg:
         if rotate is not None:
             extra += f' transform="rotate({rotate} {number(x)} {number(y)})"'
         self.parts.append(
-            f'<text class="{kind}" x="{number(x)}" y="{number(y)}" font-size="{size}" text-anchor="{anchor}"{extra}>{escape(str(words))}</text>'
+            f'<text class="{kind}" x="{number(x)}" y="{number(y)}" font-size="{size}" '
+            f'text-anchor="{anchor}"{extra}>{escape(str(words))}</text>'
         )
 
     def line(self, x1, y1, x2, y2, kind="grid", extra=""):
@@ -42,12 +45,14 @@ class Svg:
     def rect(self, x, y, width, height, fill, tip="", extra=""):
         inside = f"<title>{escape(tip)}</title>" if tip else ""
         self.parts.append(
-            f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" fill="{fill}" rx="1.5" {extra}>{inside}</rect>'
+            f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" '
+            f'fill="{fill}" rx="1.5" {extra}>{inside}</rect>'
         )
 
     def dot(self, x, y, fill, tip="", radius=3):
         self.parts.append(
-            f'<circle cx="{number(x)}" cy="{number(y)}" r="{radius}" fill="{fill}" fill-opacity="0.65"><title>{escape(tip)}</title></circle>'
+            f'<circle cx="{number(x)}" cy="{number(y)}" r="{radius}" fill="{fill}" fill-opacity="0.65">'
+            f"<title>{escape(tip)}</title></circle>"
         )
 
     def path(self, points, stroke, extra=""):
@@ -62,7 +67,8 @@ class Svg:
             else:
                 dash = 'stroke-dasharray="5 4" ' if kind == "dash" else ""
                 self.parts.append(
-                    f'<line x1="{number(x - 3)}" y1="{number(y - 4)}" x2="{number(x + 13)}" y2="{number(y - 4)}" stroke="{colour}" stroke-width="2" {dash}/>'
+                    f'<line x1="{number(x - 3)}" y1="{number(y - 4)}" x2="{number(x + 13)}" y2="{number(y - 4)}" '
+                    f'stroke="{colour}" stroke-width="2" {dash}/>'
                 )
             self.text(x + 17, y, label, 12, "ink")
             x += legend_width(label)
@@ -89,8 +95,9 @@ def ticks(largest, steps=5):
 
 
 def bar_chart(title, subtitle, groups, series, unit, note=""):
-    """groups: [(label, {series key: value or None})]; series: [(key, label, colour, 'box' | 'hollow')]. Values stand on
-    the bars of the first series.
+    """Bars in groups [(label, {series key: value or None})] of series [(key, label, colour, 'box' | 'hollow')].
+
+    Values stand on the bars of the first series.
     """
     bar, gap, left, top, plot = 14, 18, 62, 104, 250
     group_width = bar * len(series) + gap
@@ -137,9 +144,7 @@ def draw_group(svg, x, base, bar, scale, label, values, series, unit):
 
 
 def scatter_chart(title, subtitle, points, series, x_label, y_label, lines=(), note=""):
-    """points: [(series key, x in [0, 1], y, tip)]; series: [(key, label, colour)]; lines: [(colour, (x, y), (x,
-    y))].
-    """
+    """points: [(series key, x in [0, 1], y, tip)], series: [(key, label, colour)], lines: [(colour, two (x, y))]."""
     width, height, left, top, plot_w, plot_h = 720, 470, 70, 96, 610, 290
     svg = Svg(width, height, title, subtitle)
     svg.text(24, 34, title, 17, "ink", weight=600)
@@ -197,8 +202,9 @@ def log_chart(title, subtitle, xs, series, x_label, y_label, x_text, y_text, not
 
 
 def line_panels(title, subtitle, panels, series, x_label, y_label, note=""):
-    """Lines over the steps 1, 2, ..., two panels in a row, one y axis for all. panels: [(title, {series key: [y,
-    ...]})]; series: [(key, label, colour, CSS of the line)], the ones drawn first first.
+    """Lines over the steps 1, 2, ..., two panels in a row, one y axis for all.
+
+    panels: [(title, {series key: [y, ...]})]; series: [(key, label, colour, CSS of the line)], in the order of drawing.
     """
     left, top, panel_w, panel_h, right, below = 56, 128, 340, 200, 28, 72
     rows = -(-len(panels) // 2)

@@ -6,9 +6,9 @@
     FLASHMASK_LIBRARY=build/release/src/libflashmask.so python benchmarks/cpu_vs_torch.py [--rounds 5] [--json FILE]
 
 Three parts: dense forward and forward + backward next to torch.nn.functional.scaled_dot_product_attention; the paper's
-    twelve masks, their time over (live share of 128x128 tiles) x our dense time, next to the same function with the
-    mask as a matrix of bools, and with --flex next to FlexAttention's forward; peak memory of forward + backward over
-    the length. Contenders take turns in every round; ratios are medians over the rounds.
+twelve masks, their time over (live share of 128x128 tiles) x our dense time, next to the same function with the mask as
+a matrix of bools, and with --flex next to FlexAttention's forward; peak memory of forward + backward over the length.
+Contenders take turns in every round; ratios are medians over the rounds.
 
 --parts partial is a fourth: what the element masks of partial tiles cost. It needs no PyTorch.
 
@@ -270,12 +270,13 @@ def masks(args, results):
     seqlen, dim = args.mask_seqlen, args.mask_head_dim
     arrays = draw(args.mask_heads, seqlen, dim)
     print(
-        f"\nThe paper's masks, S = {seqlen}, d = {dim}, {args.mask_heads} heads; ratio = time / (live share x our dense time);"
+        f"\nThe paper's masks, S = {seqlen}, d = {dim}, {args.mask_heads} heads; "
+        "ratio = time / (live share x our dense time);"
     )
     print("speed = time of PyTorch with the mask as a matrix / ours, and the same x live share")
     print(
-        f"{'mask':24} {'live':>6} {'plan ms':>8} {'fwd ms':>8} {'ratio':>6} {'speed':>6} {'x live':>6} {'both ms':>8} {'ratio':>6} {'speed':>6} {'x live':>6}"
-        + (f" {'flex speed':>10}" if args.flex else "")
+        f"{'mask':24} {'live':>6} {'plan ms':>8} {'fwd ms':>8} {'ratio':>6} {'speed':>6} {'x live':>6}"
+        f" {'both ms':>8} {'ratio':>6} {'speed':>6} {'x live':>6}" + (f" {'flex speed':>10}" if args.flex else "")
     )
     full = Ours(*arrays, threads=args.threads)
     for name in NAMES:
@@ -322,7 +323,8 @@ def memory(args, results):
         )
         base, peak = map(int, run.stdout.split())
         print(
-            f"S = {seqlen:6}: {peak / 1024:8.1f} MiB, {(peak - base) / seqlen * 1024:7.0f} bytes a token above the start"
+            f"S = {seqlen:6}: {peak / 1024:8.1f} MiB, "
+            f"{(peak - base) / seqlen * 1024:7.0f} bytes a token above the start"
         )
         results.append({"part": "memory", "seqlen": seqlen, "peak_kib": peak, "base_kib": base})
 
@@ -336,10 +338,12 @@ def measured_peak(args):
 
 def peak(args, results):
     print(
-        f"Dense, float32, {args.heads} heads, {args.threads} threads, {measured_peak(args)[1]}; peak: float32 multiply-adds, measured in the same"
+        f"Dense, float32, {args.heads} heads, {args.threads} threads, {measured_peak(args)[1]}; "
+        "peak: float32 multiply-adds, measured in the same"
     )
     print(
-        "rounds. Counted are the products alone, 4 S S d operations a head forward and 10 backward; medians over the rounds."
+        "rounds. Counted are the products alone, 4 S S d operations a head forward and 10 backward; "
+        "medians over the rounds."
     )
     print(f"{'S':>6} {'d':>4} {'':9} {'ms':>9} {'GFLOP/s':>8} {'peak':>8} {'share':>6}")
     for seqlen in map(int, args.dense_seqlen.split(",")):
@@ -393,7 +397,8 @@ def all_partial(seqlen):
 
 def partial(args, results):
     print(
-        f"\nWhat element masks cost, {args.mask_heads} heads, float32: every tile partial, with hidden elements in each, over every tile full"
+        f"\nWhat element masks cost, {args.mask_heads} heads, float32: "
+        "every tile partial, with hidden elements in each, over every tile full"
     )
     print(f"{'S':>6} {'d':>4} {'':9} {'full ms':>9} {'partial ms':>10} {'ratio':>6}")
     for dim in (64, 128):

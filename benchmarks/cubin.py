@@ -2,10 +2,9 @@
 """The machine code of CUDA kernels as it lies in a library or an object file, read without a disassembler.
 
 A compiled CUDA file holds, in its section .nv_fatbin, one cubin (an ELF file) for each compiled source and
-architecture. What a kernel
-does on the device is decided by its own sections there: code, constants, static shared memory, and attributes such as
-    its registers and the layout of its parameters. None of them holds a name: names of functions, files and symbols are
-    left out of a digest.
+architecture. What a kernel does on the device is decided by its own sections there: code, constants, static shared
+memory, and attributes such as its registers and the layout of its parameters. None of them holds a name: names of
+functions, files and symbols are left out of a digest.
 """
 
 import hashlib
@@ -109,9 +108,7 @@ def kernel_digests(path):
 
 
 def toolkit(path):
-    """nvcc's full build, 'Build cuda_13.0.r13.0/compiler.36424714_0', from the notes of the cubins; all of them must
-    agree.
-    """
+    """nvcc's full build, 'Build cuda_13.0.r13.0/compiler.36424714_0', as the notes of all cubins must agree on it."""
     builds = {
         line
         for _, cubin in cubins(path)
@@ -120,7 +117,8 @@ def toolkit(path):
     }
     if len(builds) != 1:
         raise CubinError(
-            f"{path}: made by {len(builds)} toolkits ({', '.join(sorted(builds)) or 'no cubin says which'}); it must be one"
+            f"{path}: made by {len(builds)} toolkits ({', '.join(sorted(builds)) or 'no cubin says which'}); "
+            "it must be one"
         )
     return builds.pop()
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPU kernels a library holds, what their machine code is, and which of them it would run for a call. Needs no
-GPU.
+"""Which GPU kernels a library holds, their machine code, and which of them it would run for a call. Needs no GPU.
 
 A kernel is known by its id, such as "sm90.bwd.bf16.d128.dv128.c2", which stays what it is when code is renamed or moved
 (KernelInfo in attention.h says how ids are made). Its hash changes when its machine code does, or how it is launched.
@@ -99,8 +98,8 @@ def explain(library, case, arch="sm90", multiprocessors=132, deterministic=False
 
 def case_text(case):
     return (
-        f"{case['op']} {case['dtype']} batch {case['batch']}, seqlen {case['seqlen']}, heads {case['heads']} / {case['heads_kv']}, "
-        f"head_dim {case['head_dim']} / {case['head_dim_v']}"
+        f"{case['op']} {case['dtype']} batch {case['batch']}, seqlen {case['seqlen']}, "
+        f"heads {case['heads']} / {case['heads_kv']}, head_dim {case['head_dim']} / {case['head_dim_v']}"
     )
 
 

@@ -45,11 +45,16 @@ KINDS = [
 ]
 CSS = """
 :root{--page:#f4f6f8;--card:#fff;--ink:#1f2933;--soft:#66727f;--line:#e3e8ed;--good:#2c7a52;--bad:#b3372f}
-@media (prefers-color-scheme:dark){:root{--page:#0d1117;--card:#161b22;--ink:#e6edf3;--soft:#9aa7b4;--line:#2b333c;--good:#58b889;--bad:#e5746c}}
-body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,-apple-system,'Segoe UI',Roboto,Arial,sans-serif}
-main{max-width:1160px;margin:0 auto;padding:32px 20px 64px}h1{font-size:26px;margin:0 0 4px}h2{font-size:19px;margin:36px 0 10px}p{color:var(--soft);margin:4px 0 12px;max-width:80ch}
-.wide{overflow-x:auto}svg{display:block;max-width:100%;height:auto}table{border-collapse:collapse;background:var(--card);border-radius:8px;font-size:13px;font-variant-numeric:tabular-nums}
-th,td{padding:5px 12px;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}th{color:var(--soft);font-weight:500}.name{text-align:left}
+@media (prefers-color-scheme:dark){:root{--page:#0d1117;--card:#161b22;--ink:#e6edf3;--soft:#9aa7b4;\
+--line:#2b333c;--good:#58b889;--bad:#e5746c}}
+body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,-apple-system,\
+'Segoe UI',Roboto,Arial,sans-serif}
+main{max-width:1160px;margin:0 auto;padding:32px 20px 64px}h1{font-size:26px;margin:0 0 4px}\
+h2{font-size:19px;margin:36px 0 10px}p{color:var(--soft);margin:4px 0 12px;max-width:80ch}
+.wide{overflow-x:auto}svg{display:block;max-width:100%;height:auto}\
+table{border-collapse:collapse;background:var(--card);border-radius:8px;font-size:13px;font-variant-numeric:tabular-nums}
+th,td{padding:5px 12px;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}\
+th{color:var(--soft);font-weight:500}.name{text-align:left}
 .good{color:var(--good)}.bad{color:var(--bad)}.notice{color:var(--bad)}
 """.strip()
 
@@ -108,7 +113,8 @@ def sparsity_chart(figures):
         "share of 128 x 128 tiles that nobody sees",
         "ms",
         [line],
-        f"Dashed: a line through all {fit['samples']} masks, R² {fit['r2']:.4f}; at zero work {fit['intercept_share']:+.1%} of a full mask's time.",
+        f"Dashed: a line through all {fit['samples']} masks, R² {fit['r2']:.4f}; "
+        f"at zero work {fit['intercept_share']:+.1%} of a full mask's time.",
     )
 
 
@@ -139,7 +145,8 @@ def memory_chart():
         "bytes",
         short_length,
         bytes_text,
-        "Computed from the formats. The plan, made from the vectors when they are used, is at most 1 byte for a tile of 128 x 128.",
+        "Computed from the formats. "
+        "The plan, made from the vectors when they are used, is at most 1 byte for a tile of 128 x 128.",
     )
 
 
@@ -232,12 +239,14 @@ def bars(cases):
 
 def check_list(found):
     lines = [
-        f'<tr><td class="name {"good" if c["passed"] else "bad"}">{"pass" if c["passed"] else "fail"}</td><td class="name">{escape(c["name"])}</td>'
-        f'<td>{c["got"]:.3f}</td><td>{c["bar"]:.2f}</td><td class="name">{escape(c["detail"])}</td></tr>'
+        f'<tr><td class="name {"good" if c["passed"] else "bad"}">{"pass" if c["passed"] else "fail"}</td>'
+        f'<td class="name">{escape(c["name"])}</td><td>{c["got"]:.3f}</td><td>{c["bar"]:.2f}</td>'
+        f'<td class="name">{escape(c["detail"])}</td></tr>'
         for c in found
     ]
     return (
-        f'<div class="wide"><table><tr><th></th><th class="name">bar</th><th>reached</th><th>asked</th><th></th></tr>{"".join(lines)}</table></div>'
+        '<div class="wide"><table><tr><th></th><th class="name">bar</th><th>reached</th><th>asked</th><th></th></tr>'
+        f"{''.join(lines)}</table></div>"
         if lines
         else ""
     )
@@ -283,7 +292,8 @@ def page(cases, figures, hidden, library):
     if merged:
         parts += [
             "<h2>Bars</h2>",
-            "<p>Every ratio is speed, with our plan's own time counted as ours: medians over rounds in which the contenders took turns in shuffled order.</p>",
+            "<p>Every ratio is speed, with our plan's own time counted as ours: "
+            "medians over rounds in which the contenders took turns in shuffled order.</p>",
             check_list(bars(merged)),
         ]
     for alike in by_shape(merged):
@@ -296,7 +306,10 @@ def page(cases, figures, hidden, library):
     for name, title in (("sparsity", "Latency against sparsity"), ("mask-memory", "Memory")):
         if name in images:
             parts += [f"<h2>{title}</h2>", f'<div class="wide">{images[name]}</div>']
-    return f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>flashmask on a GPU</title><style>{CSS}</style><main>{"".join(parts)}</main></html>\n'
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>flashmask on a GPU</title><style>{CSS}</style><main>{''.join(parts)}</main></html>\n"
+    )
 
 
 # --- Tables of README and docs/kernels ---------------------------------------------------------------

@@ -11,9 +11,7 @@ TILE = 128
 
 
 def hidden_intervals(indices, causal, seqlen):
-    """int64 [3, seqlen, 2]: for each column the half-open row intervals that do not see it, maybe empty or
-    overlapping.
-    """
+    """int64 [3, seqlen, 2]: each column's half-open intervals of hidden rows, maybe empty or overlapping."""
     columns = np.arange(seqlen)
     nothing = np.zeros(seqlen, np.int64)
     above = (nothing, columns if causal else nothing)

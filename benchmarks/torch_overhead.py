@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What one call of flashmask_attention with a ready plan costs the host, forward and with its backward, beyond empty
-operators.
+"""What a call of flashmask_attention with a ready plan costs the host, both directions, beyond empty operators.
 
 The empty operator, flashmask_empty::forward (bindings/torch/empty_operator.cpp), has the schema of flashmask::forward,
 is registered in the same way through LibTorch's stable ABI, allocates out and lse, and returns. It is called as its
@@ -14,9 +13,9 @@ backward (which allocates dq, dk and dv) that saves as much as ours, so that bot
 hands over the same gradient of out.
 
 The shapes are tiny, so that the device is idle before the next call: what is measured is the host. Batches of CALLS
-    calls, fewer than CUDA's launch queue takes without waiting, are timed from the first call to the return of the
-    last; then, untimed, the device is waited for. All contenders in every round, in an order shuffled anew; medians of
-    the times, and of the differences within a round.
+calls, fewer than CUDA's launch queue takes without waiting, are timed from the first call to the return of the last;
+then, untimed, the device is waited for. All contenders in every round, in an order shuffled anew; medians of the times,
+and of the differences within a round.
 
 FLASHMASK_TORCH_LIBRARY, FLASHMASK_LIBRARY and FLASHMASK_EMPTY_OPERATOR name the libraries. On CUDA, BARS are the most
 that a call may cost without gradients, and that forward and backward together may; the exit status says whether both
@@ -42,7 +41,9 @@ REPORTED = {
     "no_grad": "flashmask_attention beyond the empty operator, no gradients (the bar's)",
     "with_grad": "the same with inputs that require gradients",
     "with_backward": "forward and backward beyond the empty operators in a torch.autograd.Function (the second bar's)",
-    "with_backward_beyond_operators": "the same beyond the empty operators called one after the other, without autograd",
+    "with_backward_beyond_operators": (
+        "the same beyond the empty operators called one after the other, without autograd"
+    ),
     "with_grad_beyond_function": "the same beyond the empty operator in a torch.autograd.Function that saves as much",
     "operator": "torch.ops.flashmask.forward beyond the empty operator, below autograd",
     "empty": "the empty operator, the whole call",

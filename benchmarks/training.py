@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a small Llama on packed sequences of real text, and shows that skipping tiles changes no bit of it.
 
-    python benchmarks/training.py prepare                 # packs Python's own help texts with `flashmask run`, one file
-    for each task python benchmarks/training.py train --device cuda     # trains on the files; leaves a receipt and a
-    chart python benchmarks/training.py plot RECEIPT --svg docs/img/training.svg
+    python benchmarks/training.py prepare
+    python benchmarks/training.py train --device cuda
+    python benchmarks/training.py plot RECEIPT --svg docs/img/training.svg
 
-Without a step, prepare and train. Each task (sft, dpo, rm, tree) is trained three times from the same weights on the
-same batches:
+`prepare` packs Python's own help texts with `flashmask run`, one file for each task; `train` trains on the files and
+leaves a receipt and a chart. Without a step, both. Each task (sft, dpo, rm, tree) is trained three times from the same
+weights on the same batches:
 
 skipping          flashmask_attention, deterministic=True
 dense             the same kernels under a dense mask, which skips nothing; deterministic
@@ -97,7 +98,8 @@ def check(parser, arguments):
         parser.error(f"--tasks has {', '.join(sorted(unknown))}; it must be some of {', '.join(TASKS)}")
     if arguments.dim % (HEAD_DIM * arguments.heads_kv):
         parser.error(
-            f"--dim is {arguments.dim}; it must be a multiple of {HEAD_DIM} * --heads-kv, {HEAD_DIM * arguments.heads_kv}"
+            f"--dim is {arguments.dim}; it must be a multiple of "
+            f"{HEAD_DIM} * --heads-kv, {HEAD_DIM * arguments.heads_kv}"
         )
     if arguments.steps < 2:
         parser.error(f"--steps is {arguments.steps}; it must be at least 2, or no step shows what the gradients did")
@@ -105,7 +107,8 @@ def check(parser, arguments):
         parser.error("plot, and only plot, takes a receipt")
     if arguments.step in (None, "train") and arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error(
-            "--device is cuda, but torch.cuda.is_available() is false; --device cpu --steps 3 trains a little on the CPU"
+            "--device is cuda, but torch.cuda.is_available() is false; "
+            "--device cpu --steps 3 trains a little on the CPU"
         )
 
 
@@ -136,9 +139,8 @@ def prepare(arguments):
 @contextmanager
 def repeatable():
     """Operations of torch that would add in any order refuse to, or take another way."""
-    os.environ.setdefault(
-        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-    )  # without it cuBLAS may choose anew; read at its first call
+    # Without it cuBLAS may choose anew; read at its first call.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     try:
         yield
@@ -205,9 +207,7 @@ def train_task(arguments, task, progress):
 
 
 def checks(figures, weights):
-    """{what is asserted: whether it holds}. Losses are finite, so equal numbers are equal bits, but for the sign of a
-    zero.
-    """
+    """{assertion: whether it holds}. Losses are finite, so equal numbers are equal bits, but for the sign of a zero."""
     losses = figures["losses"]
     return {
         "the losses of all steps have the same bits with and without skipping": losses["skipping"] == losses["dense"],
@@ -249,9 +249,8 @@ def kernel_hashes(arguments, library):
 
 def train(arguments, words):
     """Whether all checks hold. The receipt grows with each task."""
-    os.environ.setdefault(
-        "FLASHMASK_LIBRARY", str(library_path("FLASHMASK_LIBRARY", "libflashmask.so"))
-    )  # for the dense mode
+    # For the dense mode.
+    os.environ.setdefault("FLASHMASK_LIBRARY", str(library_path("FLASHMASK_LIBRARY", "libflashmask.so")))
     on_gpu = arguments.device == "cuda"
     receipt = receipts.new("training", environment(arguments.device), shlex.join(["benchmarks/training.py", *words]))
     receipt["kind"] = "gpu" if on_gpu else "cpu"

@@ -76,8 +76,9 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Logits [batch, seqlen, VOCABULARY] of input_ids and position_ids [batch, seqlen]. dim is a multiple of HEAD_DIM
-    times heads_kv.
+    """Logits [batch, seqlen, VOCABULARY] of input_ids and position_ids [batch, seqlen].
+
+    dim is a multiple of HEAD_DIM times heads_kv.
     """
 
     def __init__(self, layers, dim, heads_kv):
@@ -106,6 +107,7 @@ def skipping(deterministic):
 
 def dense(batch):
     """The same kernels under the mask as a matrix of bytes: every tile is computed and masked element by element.
+
     Deterministic.
     """
     visible = batch.mask.to_dense()
@@ -117,9 +119,8 @@ class DenseAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, visible):
-        from flashmask_torch import (
-            Forward,
-        )  # loads what FLASHMASK_LIBRARY names, which may be set after this module is read
+        # Loads what FLASHMASK_LIBRARY names, which may be set after this module is read.
+        from flashmask_torch import Forward
 
         call = Forward(q, k, v, dense=visible).run()
         ctx.save_for_backward(q, k, v, visible, call.out, call.lse)

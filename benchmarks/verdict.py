@@ -65,9 +65,7 @@ def geomean(values):
 
 
 def ratio_to(case, peer):
-    """Their time over ours with the plan: the median over rounds if the case has it. None if the peer was not
-    measured.
-    """
+    """Their time over ours with the plan: the median over rounds if there is one. None if the peer was not measured."""
     figures = case["peers"].get(peer)
     if figures is None:
         return None
@@ -76,7 +74,8 @@ def ratio_to(case, peer):
 
 def sum_of(*figures):
     """A peer's of both directions."""
-    return {"ms": sum(f["ms"] for f in figures), **{"from": f["from"] for f in figures if "from" in f}}
+    sources = [f["from"] for f in figures if "from" in f]
+    return {"ms": sum(f["ms"] for f in figures), **({"from": sources[-1]} if sources else {})}
 
 
 def total_of(forward, backward):
@@ -196,8 +195,9 @@ COLUMNS = {"flex": "/Flex", "v3": "/V3", "fa3": "/FA3", "cudnn": "/cuDNN", "dete
 
 
 def table(rows):
-    """The short table: one line a cell, then geometric means. Every column but TFLOP/s is a speed ratio; det:
-    deterministic mode's time over the fast one's, where it was measured.
+    """The short table: one line a cell, then geometric means. Every column but TFLOP/s is a speed ratio.
+
+    det: deterministic mode's time over the fast one's, where it was measured.
     """
     columns = [key for key in COLUMNS if key not in ("fa3", "deterministic") or any(r[key] for r in rows)]
     heads = " ".join(f"{COLUMNS[key]:>6}" for key in columns)

@@ -346,9 +346,7 @@ def add_overhead(session, result):
 
 
 def run_stress(session, carry, library, links):
-    """The kernels' cases, each run a few times for the same bits, and tests of tests/gpu on a library with delays in
-    its kernels.
-    """
+    """The kernels' cases, each run a few times for the same bits, and tests of tests/gpu on kernels with delays."""
     if not library:
         return session.leave_out(
             "stress", "there is no library with delays; scripts/gpu-check tests --build-stress builds one"
@@ -525,7 +523,8 @@ def summary(receipt, path):
     tests = receipt["tests"]
     for part in receipt["figures"]["parts"]:
         print(
-            f"{'FAIL' if part['failed'] else 'PASS'}  {part['name']:32} {part['passed']:6} passed {part['failed']:4} failed {part['seconds']:7.1f} s"
+            f"{'FAIL' if part['failed'] else 'PASS'}  {part['name']:32} "
+            f"{part['passed']:6} passed {part['failed']:4} failed {part['seconds']:7.1f} s"
         )
     for text in receipt["figures"]["left_out"]:
         print(f"----  {text}")

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""nvrtc_kernels.py WHEELS: compiles every kernel of tile_config.h for sm_90a with the NVRTC of an older CUDA, and says
-what it spills.
+"""Compiles every kernel of tile_config.h for sm_90a with the NVRTC of an older CUDA, and says what it spills.
 
-WHEELS is a folder of NVIDIA's Python packages (pip install --target): nvrtc, runtime, nvcc and cccl. NVRTC compiles
-device code alone and has no C++ library, so the few names that the kernels take from it come from libcu++.
+nvrtc_kernels.py WHEELS: a folder of NVIDIA's Python packages (pip install --target): nvrtc, runtime, nvcc and cccl.
+NVRTC compiles device code alone and has no C++ library, so the few names that the kernels take from it come from
+libcu++.
 """
 
 import ctypes

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest plugin: tests that would begin later than FLASHMASK_PYTEST_SECONDS after the first are skipped, and counted
-so.
-"""
+"""A pytest plugin: skips tests that would begin over FLASHMASK_PYTEST_SECONDS after the first, and counts them."""
 
 import os
 import time

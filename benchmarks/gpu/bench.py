@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements on a GPU, of the forward pass unless said otherwise, each with a receipt in benchmarks/results (or in
-$OUT).
+"""Measurements on a GPU, forward unless said otherwise, each with a receipt in benchmarks/results (or in $OUT).
 
 FLASHMASK_LIBRARY names the library.
 

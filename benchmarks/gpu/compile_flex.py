@@ -3,7 +3,7 @@
 """Compiles FlexAttention for the cells of the paper's benchmark, several at once.
 
 torch keeps what it compiled on disk, where the measurements that follow find it: compiling one cell after the other
-    takes longer than measuring them.
+takes longer than measuring them.
 
     python benchmarks/gpu/compile_flex.py --op fwd,bwd --head-dims 64,128 --seqlens 8192,32768 --jobs 8
 """

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time to a first output: a fresh process that loads the library, plans and runs one call, beyond one that only creates
-a CUDA context and the inputs. Bar: 0.3 s, of the whole process's difference and, as those scatter, of the seconds
-inside it, too.
+"""Time to a first output, in a fresh process.
+
+A process that loads the library, plans and runs one call is compared with one that only creates a CUDA context and the
+inputs. Bar: 0.3 s, of the whole process's difference and, as those scatter, of the seconds inside it, too.
 """
 
 import subprocess
@@ -51,9 +52,7 @@ def rotated(items, n):
 
 
 def figures_of(head_dim, rounds):
-    """Of what each round measured, {head dim, 0 for a process without a call: (seconds of the process, seconds it
-    printed)}.
-    """
+    """Of the rounds, each {head dim, 0 for a process without a call: (the process's seconds, those it printed)}."""
     inside = median(times[head_dim][1] for times in rounds)
     outside = median(times[head_dim][0] - times[0][0] for times in rounds)
     return {
@@ -76,7 +75,8 @@ def run(arguments, receipt, save, progress_type):
     figures = [figures_of(head_dim, rounds) for head_dim in HEAD_DIMS]
     for f in figures:
         print(
-            f"{'PASS' if f['passed'] else 'FAIL'}  d={f['head_dim']:3} first output after {f['seconds']:.3f} s in the process, "
+            f"{'PASS' if f['passed'] else 'FAIL'}  d={f['head_dim']:3} "
+            f"first output after {f['seconds']:.3f} s in the process, "
             f"{f['process_difference']:.3f} s by whole processes (bar {BAR_SECONDS} s)"
         )
     receipt["figures"]["first"] = figures

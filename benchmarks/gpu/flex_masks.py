@@ -2,9 +2,8 @@
 """The paper's masks as FlexAttention mask_mods, for the very cells of paper_masks.paper_mask.
 
 flex_mask(name, seqlen, to_device) -> mask_mod(batch, head, query, key), or None for `full`. FlexAttention's speed
-depends on
-how a mask is written: document masks look a document number up for query and key, windows compare positions, eviction
-    looks the key's bound up. They are rules of their own, so they also check the bounds of paper_masks.
+depends on how a mask is written: document masks look a document number up for query and key, windows compare positions,
+eviction looks the key's bound up. They are rules of their own, so they also check the bounds of paper_masks.
 """
 
 import numpy as np

@@ -21,9 +21,7 @@ def bounds(*values):
 
 
 def masks():
-    """Masks that hide nothing: a causal band beyond the last key, with no interval or an empty one, and two empty
-    intervals.
-    """
+    """Masks that hide nothing: a far causal band, alone and with an empty interval, and two empty intervals."""
     far = {"causal": True, "q_offset": SEQLEN}
     return {
         "band": Mask(SEQLEN, SEQLEN, **far),
@@ -46,7 +44,8 @@ def check_live(plan, name):
     words = plan.buffer[layout.row_live_bits : layout.row_full_bits].cpu()
     if int(sum(bin(byte).count("1") for byte in words.tolist())) != layout.row_granules * layout.key_blocks:
         raise RuntimeError(
-            f"{name}: not every granule of a mask that hides nothing is live: plan_layout.py does not match the library's plan"
+            f"{name}: not every granule of a mask that hides nothing is live: "
+            "plan_layout.py does not match the library's plan"
         )
 
 
@@ -86,6 +85,7 @@ def run(arguments, receipt, save, progress_type):
     save()
     for f in figures:
         print(
-            f"{'PASS' if f['passed'] else 'FAIL'}  d={f['head_dim']:3} {f['mask']:14} all full {f['full_ms']:.2f} ms, all partial {f['partial_ms']:.2f} ms: {f['cost']:+.1%} (bar {f['bar']:.0%})"
+            f"{'PASS' if f['passed'] else 'FAIL'}  d={f['head_dim']:3} {f['mask']:14} all full {f['full_ms']:.2f} ms, "
+            f"all partial {f['partial_ms']:.2f} ms: {f['cost']:+.1%} (bar {f['bar']:.0%})"
         )
     return all(f["passed"] for f in figures)

@@ -55,9 +55,11 @@ def row_blocks(rows, heads_by_keys, elements=1 << 28):
 def errors(q, k, v, out, lse, visible, scale=None, rows=None):
     """Compares a call's results with float64 over `rows` (default all).
 
-    Returns {out: largest error [batch, heads], plain: the plain implementation's, lse: largest of |error| / max(1,
-    |lse|),
-    empty: whether rows that see nothing have out 0 and lse -inf, finite: whether nothing else is NaN or infinite}.
+    Returns {out: largest error [batch, heads],
+             plain: the plain implementation's,
+             lse: largest of |error| / max(1, |lse|),
+             empty: whether rows that see nothing have out 0 and lse -inf,
+             finite: whether nothing else is NaN or infinite}.
     """
     exact_products()
     heads = q.shape[2]
@@ -93,7 +95,8 @@ def complaints(found):
     allowed = 2 * found["plain"] + FINITE_SLACK
     if not bool((found["out"] <= allowed).all()):
         at = (found["out"] / allowed).flatten().nan_to_num(nan=float("inf")).argmax()
-        yield f"out is off by {found['out'].flatten()[at]:.3e}, allowed {allowed.flatten()[at]:.3e} (batch x head {int(at)})"
+        error, bar = found["out"].flatten()[at], allowed.flatten()[at]
+        yield f"out is off by {error:.3e}, allowed {bar:.3e} (batch x head {int(at)})"
     if not bool((found["lse"] <= 1e-3).all()):
         yield f"lse is off by {float(found['lse'].max()):.3e} of max(1, |lse|), allowed 1e-3"
 
@@ -117,9 +120,7 @@ def gradients(q, k, v, dout, dlse, visible, scale, given_out=None):
 
 
 def gradients_plain(q, k, v, dout, dlse, visible, scale):
-    """The same with scores, probabilities, dP and dS rounded to q's type and sums in float32, which the results are
-    left in.
-    """
+    """The same with scores, probabilities, dP and dS rounded to q's type and sums in float32, like the results."""
     scores = ((q @ k.transpose(-1, -2)).float() * scale).masked_fill(~visible, float("-inf"))
     largest = scores.amax(-1, keepdim=True) if scores.shape[-1] else scores.new_zeros((*scores.shape[:-1], 1))
     weights = torch.exp(scores - torch.where(torch.isfinite(largest), largest, torch.zeros_like(largest)))
@@ -136,8 +137,7 @@ def of_key_heads(x, heads_kv):
 
 
 def gradient_errors(q, k, v, dout, dlse, out, found, visible, scale=None):
-    """Compares (dq, dk, dv) with float64: with the exact gradients, and with those for the rounded `out` that was
-    handed over.
+    """Compares (dq, dk, dv) with float64: with the exact gradients, and with those for the rounded `out` handed over.
 
     Returns for each of them (largest error of ours, the smaller of the two; of the plain implementation), [batch, its
     heads]. docs/decisions/gradient-accuracy.md says why. `visible` as above; dlse may be None.
@@ -169,8 +169,10 @@ def gradient_errors_of(q, k, v, dout, dlse, out, calls, visible, scale=None):
 
 
 class Totals:
-    """What blocks of rows add up to: the largest errors of dq, and the sums dk and dv, of the exact gradients, of those
-    for the given out and of the plain implementation. `calls`: their gradients, heads first.
+    """What blocks of rows add up to: the largest errors of dq, and the sums dk and dv.
+
+    Of the exact gradients, of those for the given out and of the plain implementation. `calls`: their gradients, heads
+    first.
     """
 
     def __init__(self, calls, q, key_shape):
@@ -226,4 +228,5 @@ def gradient_complaints(errors):
         allowed = 2 * plain + FINITE_SLACK
         if not bool((ours <= allowed).all()):
             at = (ours / allowed).flatten().nan_to_num(nan=float("inf")).argmax()
-            yield f"{name} is off by {ours.flatten()[at]:.3e}, allowed {allowed.flatten()[at]:.3e} (batch x head {int(at)})"
+            error, bar = ours.flatten()[at], allowed.flatten()[at]
+            yield f"{name} is off by {error:.3e}, allowed {bar:.3e} (batch x head {int(at)})"

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One cell of the paper's kernel benchmark, backward, on the GPU: gradients of the forward cell's call, checked against
-float64.
-"""
+"""One cell of the paper's benchmark, backward, on the GPU: the forward cell's gradients, checked against float64."""
 
 import oracle
 import torch

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One cell of the paper's kernel benchmark, forward, on the GPU: its inputs, its contenders, its check against
-float64.
-"""
+"""One cell of the paper's benchmark, forward, on the GPU: inputs, contenders, and the check against float64."""
 
 import contextlib
 import functools

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The paper's benchmark (bench.py paper), several slices at once: one measures while the others trace and compile
-FlexAttention.
+"""Several slices of the paper's benchmark (bench.py paper) at once: one measures while the others compile.
 
     python benchmarks/gpu/slices.py --slices fwd:128:8192,fwd:128:32768,bwd:64:8192 --jobs 3
 
 Each slice is a process of its own with the receipt that `bench.py paper` writes. Only one of them uses the GPU at a
-time (turn.py).
+time (turn.py); what the others trace and compile meanwhile is FlexAttention.
 """
 
 import argparse
@@ -58,9 +57,7 @@ def parse_arguments(words):
 
 
 def run(slices, jobs):
-    """The worst exit status. A process that died may have died with the turn: then nobody else gets it, and all are
-    ended.
-    """
+    """The worst exit status. A process that died may have died with the turn, so all the others are ended."""
     context = multiprocessing.get_context("spawn")
     semaphore, waiting, running, worst = context.Semaphore(1), list(slices), {}, 0
     while waiting or running:

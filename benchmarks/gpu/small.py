@@ -168,6 +168,7 @@ def report(figures, bars):
         good = peer is None or f["ours_over"][peer] <= bar
         passed &= good
         print(
-            f"{('PASS' if good else 'FAIL') if peer else '    '}  {f['mask']:16} d={f['head_dim']:3}: {words}; {over}{f' (bar {bar} of {peer})' if peer else ''}"
+            f"{('PASS' if good else 'FAIL') if peer else '    '}  {f['mask']:16} d={f['head_dim']:3}: "
+            f"{words}; {over}{f' (bar {bar} of {peer})' if peer else ''}"
         )
     return passed

@@ -86,8 +86,9 @@ def run(arguments, receipt, save, progress_type):
     draw(receipt)
     for kind, f in fits.items():
         print(
-            f"{'PASS' if f['passed'] else 'FAIL'}  {kind:16} {f['samples']:4} samples in {f['buckets']:2} buckets: R2 {f['r2']:.4f} (bar {R2_BAR}), at zero work "
-            f"{f['intercept_share']:+.2%} of the full mask's {times[-1]:.2f} ms (bar {INTERCEPT_BAR:.0%})"
+            f"{'PASS' if f['passed'] else 'FAIL'}  {kind:16} {f['samples']:4} samples in {f['buckets']:2} buckets: "
+            f"R2 {f['r2']:.4f} (bar {R2_BAR}), at zero work {f['intercept_share']:+.2%} "
+            f"of the full mask's {times[-1]:.2f} ms (bar {INTERCEPT_BAR:.0%})"
         )
     return all(f["passed"] for f in fits.values())
 

@@ -9,8 +9,9 @@ KINDS = ("causal_document", "shared_question", "document")
 
 
 def lengths_with(rng, seqlen, pairs):
-    """Document lengths whose pairs in one document are about the share `pairs` of all pairs: random shares, raised to
-    the power that brings them there.
+    """Document lengths whose pairs in one document are about the share `pairs` of all pairs.
+
+    Random shares, raised to the power that brings them there.
     """
     count = int(np.ceil(1 / pairs)) + int(rng.integers(1, 9))
     shares = rng.uniform(0.05, 1, size=count)
@@ -73,7 +74,8 @@ def fill_buckets(kind, seqlen, each, width=0.05, seed=0):
             tries += 1
             if tries > 200 * each:
                 raise RuntimeError(
-                    f"{kind}: no mask of sparsity {bucket * width:.2f} to {(bucket + 1) * width:.2f} after {tries} tries"
+                    f"{kind}: no mask of sparsity {bucket * width:.2f} to {(bucket + 1) * width:.2f} "
+                    f"after {tries} tries"
                 )
             live = 1 - (bucket + rng.uniform()) * width
             # Sharing a question hides a little more than the documents do.

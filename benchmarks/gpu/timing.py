@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time on a GPU: contenders in an order shuffled anew each round, CUDA events around as many calls as fill a
-measurement.
+"""Time on a GPU, by CUDA events around as many calls as fill a measurement, in an order shuffled anew each round.
 
 The card's power state carries over from one kernel to the next, so a fixed order would favour whoever follows a light
 kernel; and each measurement begins with an untimed call of its own, which also hides the first launch.
@@ -38,9 +37,7 @@ def repeats_for(call, target_ms):
 
 
 class Contender:
-    """`call` enqueues work that counts as `calls` of what is named; `scale` multiplies its time (a part standing for
-    all).
-    """
+    """`call` enqueues work that counts as `calls` of what is named; `scale` multiplies its time (a part for all)."""
 
     def __init__(self, call, calls=1, scale=1.0, **record):
         self.call, self.calls, self.scale, self.record = call, calls, scale, record

@@ -14,9 +14,7 @@ _semaphore, _has_turn = None, True
 
 
 def share(semaphore):
-    """Takes turns with the other processes that share this multiprocessing semaphore, whose value is 1, from now on.
-    Waits for the first.
-    """
+    """Takes turns with the processes that share this multiprocessing semaphore of value 1. Waits for the first turn."""
     global _semaphore, _has_turn
     from torch._inductor.output_code import CompiledFxGraph
 

@@ -138,8 +138,9 @@ def raster(mask, batch, head, side):
 
 
 def _pooled(mask, fine, side):
-    """Visible and all elements of cells of side x side, of a mask of one batch entry and head, added up from tiles of
-    fine x fine.
+    """Visible and all elements of cells of side x side, added up from tiles of fine x fine.
+
+    The mask has one batch entry and head.
     """
     elements = _areas(mask, side, side, 0, _tiles(mask.seqlen_k, side))
     visible = torch.zeros_like(elements)
@@ -257,8 +258,9 @@ def _hidden_counts(mask, rows, columns, cell, cells):
 
 
 def _hidden_intervals(mask, columns):
-    """(begin, end) int64 [batch, heads, len(columns), n] of what the band and the vectors hide of these columns,
-    clamped to the rows.
+    """What the band and the vectors hide of these columns, clamped to the rows.
+
+    Returns (begin, end), int64 [batch, heads, len(columns), n].
     """
     lo, hi = diagonals(mask)
     rows = mask.seqlen_q

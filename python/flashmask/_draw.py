@@ -11,13 +11,8 @@ _MOST_TILES = 1 << 22  # of which a picture gives the numbers; mask.stats() coun
 _TEXT_TILES, _TEXT_COLUMNS, _TEXT_SAMPLE = 1 << 15, 1 << 14, 1531
 _SHADES = "··", "░░", "▒▒", "▓▓", "██"
 _EMPTY, _FULL = "#dedede", "#3b6fb6"
-_PARTIAL = (
-    "#fcf3dd",
-    "#f6e0b0",
-    "#f0c56c",
-    "#e5a335",
-    "#c77f12",
-)  # nothing visible, up to a quarter, half, three quarters, more
+# Nothing visible, up to a quarter, half, three quarters, more.
+_PARTIAL = "#fcf3dd", "#f6e0b0", "#f0c56c", "#e5a335", "#c77f12"
 
 
 def _cell_side(mask, most):
@@ -53,9 +48,7 @@ def description(mask):
 
 
 def _is_readable(mask):
-    """Whether the contents can be looked at: not those of a fake tensor, of one without data, or while a graph is
-    captured.
-    """
+    """Whether there are contents to look at: not in fake tensors, those without data, or while a graph is captured."""
     lengths = isinstance(mask.seqlen_q, int) and isinstance(mask.seqlen_k, int)
     tensors = mask._tensors()
     real = all(type(x) in (torch.Tensor, torch.nn.Parameter) and x.device.type != "meta" for x in tensors)
@@ -65,7 +58,8 @@ def _is_readable(mask):
 
 def text(mask):
     if not all(x is None or isinstance(x, torch.Tensor) for x in (mask.bounds, mask.block_mask)):
-        return f"Mask({mask.seqlen_q} x {mask.seqlen_k}, bounds={mask.bounds!r}, block_mask={mask.block_mask!r})"  # leaves that a tree_map put there
+        # Leaves that a tree_map put there.
+        return f"Mask({mask.seqlen_q} x {mask.seqlen_k}, bounds={mask.bounds!r}, block_mask={mask.block_mask!r})"
     head = f"Mask({description(mask)})"
     if not _is_readable(mask) or mask.seqlen_q == 0 or mask.seqlen_k == 0:
         return head
@@ -103,7 +97,8 @@ def _legend(mask, visible, elements, side, count, is_sample=False):
         tiles = _columns.tile_count(mask)
         stats = mask.stats()
         parts.append(
-            f"{tiles} tile{'s' if tiles != 1 else ''} of 128 x 128: {stats.full_tiles} full, {stats.partial_tiles} partial, {stats.empty_tiles} empty"
+            f"{tiles} tile{'s' if tiles != 1 else ''} of 128 x 128: "
+            f"{stats.full_tiles} full, {stats.partial_tiles} partial, {stats.empty_tiles} empty"
         )
     if side > 1:
         parts.append(f"a cell is {side} x {side}")
@@ -121,7 +116,8 @@ def svg(mask, batch, head, max_cells):
     note = f"{description(mask)}. {_legend(mask, raster.visible, raster.elements, side, count)}"
     which = f" (batch {batch}, head {head})" if mask.batch > 1 or mask.heads > 1 else ""
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + 2:.6g} {height + 2:.6g}" width="{width + 2:.6g}" role="img">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + 2:.6g} {height + 2:.6g}" '
+        f'width="{width + 2:.6g}" role="img">'
         f"<title>Attention mask{which}: {note}</title>"
         f'<g transform="translate(1 1) scale({scale:.6g})" shape-rendering="crispEdges">'
         f'<rect width="{keys}" height="{rows}" fill="{_EMPTY}"/>{"".join(_paths(raster))}</g>'

@@ -19,7 +19,8 @@ def library_path(variable, name):
     path = Path(os.environ.get(variable) or Path(__file__).with_name(name))
     if not path.is_file():
         raise ImportError(
-            f"{path} is not there. Install flashmask with `pip install .` from its source, or set {variable} to a built {name}"
+            f"{path} is not there. Install flashmask with `pip install .` from its source, "
+            f"or set {variable} to a built {name}"
         )
     return path
 

@@ -25,24 +25,21 @@ def flashmask_attention(
 ):
     """Softmax attention in which each key is hidden from up to two runs of query rows.
 
-    query [batch, seqlen_q, heads_q, head_dim], key [batch, seqlen_k, heads_kv, head_dim], value [batch, seqlen_k,
-    heads_kv, head_dim_v]
-    on one device, of one dtype: float32, bfloat16 or float16 on the CPU, bfloat16 or float16 on CUDA; float64 with
-    backend="reference". heads_q is a multiple of heads_kv. Any strides, but the last dimension contiguous: a tensor
-    that is not is an error, as nothing is copied silently.
+    query [batch, seqlen_q, heads_q, head_dim], key [batch, seqlen_k, heads_kv, head_dim] and value [batch, seqlen_k,
+    heads_kv, head_dim_v] on one device, of one dtype: float32, bfloat16 or float16 on the CPU, bfloat16 or float16 on
+    CUDA; float64 with backend="reference". heads_q is a multiple of heads_kv. Any strides, but the last dimension
+    contiguous: a tensor that is not is an error, as nothing is copied silently.
 
     startend_row_indices: a flashmask.Mask, which says everything about the mask, or int32 [batch or 1, 1 or heads_kv or
-        heads_q,
-        seqlen_k, n], absolute query rows: with causal n = 1 (rows from LTS on are hidden) or 2 (rows LTS to LTE),
-        without n = 2 (from LTS on; before UTE) or 4 (LTS to LTE; UTS to UTE). None: no key has hidden rows of its own.
+        heads_q, seqlen_k, n], absolute query rows: with causal n = 1 (rows from LTS on are hidden) or 2 (rows LTS to
+        LTE), without n = 2 (from LTS on; before UTE) or 4 (LTS to LTE; UTS to UTE). None: no key has hidden rows of its
+        own.
     causal: row i sees keys j <= i + q_offset.
     window_size: (left, right), row i sees i + q_offset - left <= j <= i + q_offset + right; -1 is unbounded; an int w
-        is (w, w). It
-        combines with the rest of the mask: a key is visible if nothing hides it.
+        is (w, w). It combines with the rest of the mask: a key is visible if nothing hides it.
     q_offset: key position of row 0, default seqlen_k - seqlen_q: the last row stands at the last key.
     block_mask: bool, uint8 or int32 [batch or 1, 1 or heads_kv or heads_q, ceil(seqlen_q / 128), ceil(seqlen_k / 128)],
-        0 hides the
-        block (on CUDA bool or uint8).
+        0 hides the block (on CUDA bool or uint8).
     softmax_scale: default 1 / sqrt(head_dim).
     deterministic: gradients with the same bits in every run; None follows torch.use_deterministic_algorithms.
     layout: "bshd" as above, or "bhsd": query, key and value (and the result) are [batch, heads, seqlen, head_dim].
@@ -64,9 +61,7 @@ def flashmask_attention(
 
 
 def call_mask(query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout, dropout):
-    """The Mask of a call of flashmask_attention; raises what the call would, as far as arguments and shapes decide
-    it.
-    """
+    """The Mask of a call of flashmask_attention; raises what the call would, as far as arguments and shapes decide."""
     if dropout != 0:
         raise UnsupportedError(f"dropout is {dropout}; attention dropout is not implemented, it must be 0")
     ops.check_dimensions(query, key, value, layout)

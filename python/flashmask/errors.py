@@ -3,9 +3,7 @@
 
 
 class UnsupportedError(NotImplementedError):
-    """The request is legal, but not something that any (or the chosen) backend does. The message says what is
-    accepted.
-    """
+    """The request is legal, but not something that any (or the chosen) backend does. The message says what is."""
 
 
 class UnrepresentableMaskError(ValueError):

@@ -82,8 +82,9 @@ def _is_deterministic(deterministic):
 
 @dataclass(frozen=True)
 class _Call:
-    """What decides who takes a call. q, k and v are BSHD; where only shapes count they may be meta tensors, whatever
-    `device` says.
+    """What decides who takes a call. q, k and v are BSHD.
+
+    Where only shapes count they may be meta tensors, whatever `device` says.
     """
 
     q: torch.Tensor
@@ -140,7 +141,10 @@ def _lines(call, mask):
         yield f"{name:9} {list(x.shape)} {str(x.dtype).removeprefix('torch.')} on {x.device}"
     yield f"mask      {_describe(mask)}"
     stats = mask.stats()
-    yield f"tiles     {stats.tiles} of 128x128: {stats.full_tiles} full, {stats.partial_tiles} partial, {stats.empty_tiles} skipped"
+    yield (
+        f"tiles     {stats.tiles} of 128x128: "
+        f"{stats.full_tiles} full, {stats.partial_tiles} partial, {stats.empty_tiles} skipped"
+    )
     refusal = _refusal(call, capi.ForwardArgs)
     if refusal:
         yield from _refused("forward", call, capi.ForwardArgs, refusal)
@@ -213,9 +217,9 @@ def _explanation(call, mask):
 
 
 def _refusal(call, struct):
-    """Why nobody takes a call of these shapes, or "". The mask is left out: its contents would be read, and it decides
-    nothing here.
+    """Why nobody takes a call of these shapes, or "".
 
+    The mask is left out: its contents would be read, and it decides nothing here.
     Raises ValueError if nobody ever could.
     """
     library, size = _library(), C.c_size_t()
@@ -279,7 +283,8 @@ def _alternatives(call):
     for dim in _head_dims():
         if dim >= longest and {call.q.shape[3], call.v.shape[3]} != {dim}:
             yield (
-                f"pad head_dim with zeros to {dim}, pass softmax_scale={call.q.shape[3]}**-0.5 and cut the result to head_dim_v",
+                f"pad head_dim with zeros to {dim}, "
+                f"pass softmax_scale={call.q.shape[3]}**-0.5 and cut the result to head_dim_v",
                 lambda c, dim=dim: c.map(lambda x: F.pad(x, (0, dim - x.shape[3]))),
             )
     yield (

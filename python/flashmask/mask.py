@@ -17,7 +17,8 @@ _FORMS = """accepted are
   causal=True    [batch, heads, seqlen_k, 2]  LTS, LTE
   causal=False   [batch, heads, seqlen_k, 2]  LTS, UTE
   causal=False   [batch, heads, seqlen_k, 4]  LTS, LTE, UTS, UTE
-of dtype int32 or int64; batch and heads may be 1. Column j is hidden from the rows LTS[j] <= i < LTE[j] and UTS[j] <= i < UTE[j]"""
+of dtype int32 or int64; batch and heads may be 1. Column j is hidden from the rows \
+LTS[j] <= i < LTE[j] and UTS[j] <= i < UTE[j]"""
 
 
 class Mask:
@@ -26,9 +27,9 @@ class Mask:
     Row i sees key j if nothing of this hides it:
 
     - `bounds`: int32 (int64 is converted) [batch or 1, heads or 1, seqlen_k, n], absolute query rows. With `causal` n
-      is 1 (LTS) or
-      2 (LTS, LTE), without it 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE): column j is hidden from the rows LTS[j] <= i <
-      LTE[j] and UTS[j] <= i < UTE[j]. A missing LTE is seqlen_q, a missing UTS 0. Values are clamped to [0, seqlen_q].
+      is 1 (LTS) or 2 (LTS, LTE), without it 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE): column j is hidden from the rows
+      LTS[j] <= i < LTE[j] and UTS[j] <= i < UTE[j]. A missing LTE is seqlen_q, a missing UTS 0. Values are clamped to
+      [0, seqlen_q].
     - `causal`: j <= i + q_offset.
     - `window`: (left, right): i + q_offset - left <= j <= i + q_offset + right; -1 leaves a side open, as does None or
       a side beyond all sequences (sys.maxsize); an int is both sides.
@@ -109,6 +110,7 @@ class Mask:
 
     def pin_memory(self):
         """The same mask with its tensors in pinned host memory, from where to(device, non_blocking=True) does not wait.
+
         A DataLoader with pin_memory=True calls it.
         """
         if not self._tensors():
@@ -127,8 +129,7 @@ class Mask:
     # --- The plan ---------------------------------------------------------------------------------
 
     def plan(self, device=None):
-        """The plan: a uint8 tensor that says which tiles to skip, made once and shared by every layer, forward and
-        backward.
+        """The plan: a uint8 tensor that says which tiles to skip, made once and shared by all layers and directions.
 
         device: of a mask without tensors; otherwise theirs is the only one possible.
 
@@ -147,8 +148,9 @@ class Mask:
         for tensor, version in made[2]:
             if tensor._version != version:
                 raise RuntimeError(
-                    "a tensor of this Mask was changed in place after its plan was made; the plan no longer fits. Make a new "
-                    "Mask from the changed tensor (mask.replace()), or leave the tensor as it is until the last backward is done"
+                    "a tensor of this Mask was changed in place after its plan was made; the plan no longer fits. "
+                    "Make a new Mask from the changed tensor (mask.replace()), "
+                    "or leave the tensor as it is until the last backward is done"
                 )
         return made[1]
 
@@ -166,9 +168,7 @@ class Mask:
         return plan
 
     def _versions(self):
-        """The tensors and how often each has changed in place. Those of inference mode do not count it: a change goes
-        unnoticed.
-        """
+        """The tensors and how often each has changed in place; those of inference mode do not count their changes."""
         return [(x, x._version) for x in self._tensors() if not x.is_inference()]
 
     def _plan_device(self, device):
@@ -182,15 +182,17 @@ class Mask:
             device = torch.device("cuda", torch.cuda.current_device())
         if own is not None and own != device:
             raise ValueError(
-                f"the mask is on {own} and its plan was asked for on {device}; move the mask first: mask.to({str(device)!r})"
+                f"the mask is on {own} and its plan was asked for on {device}; "
+                f"move the mask first: mask.to({str(device)!r})"
             )
         return device
 
     # --- Other forms ------------------------------------------------------------------------------
 
     def to_dense(self):
-        """A bool tensor [batch, heads, seqlen_q, seqlen_k], True where row i sees key j, as torch's
-        scaled_dot_product_attention takes it.
+        """A bool tensor [batch, heads, seqlen_q, seqlen_k], True where row i sees key j.
+
+        It is what torch's scaled_dot_product_attention takes.
         """
         return _columns.visible_rows(self, 0, self.seqlen_q)
 
@@ -204,13 +206,13 @@ class Mask:
         """
         if self.block_mask is not None:
             raise ValueError(
-                "startend_row_indices cannot hold a block mask: take mask.replace(block_mask=None) and pass the block mask on its own"
+                "startend_row_indices cannot hold a block mask: take mask.replace(block_mask=None) "
+                "and pass the block mask on its own"
             )
         return _columns.to_startend(self)
 
     def to_block_mask(self, heads=None, batch=None):
-        """The same mask as a BlockMask of torch.nn.attention.flex_attention, with blocks of 128 x 128, to compare
-        against it.
+        """The same mask as torch.nn.attention.flex_attention's BlockMask, with blocks of 128 x 128, to compare with it.
 
         batch, heads: of the BlockMask; by default the mask's own. A 1 is broadcast by FlexAttention itself, to any
         batch and heads; those of a mask of heads_kv have to be asked for as heads_q, which it divides.
@@ -220,21 +222,20 @@ class Mask:
         return _columns.to_block_mask(self, batch, heads)
 
     def stats(self):
-        """MaskStats: visible elements, and how many tiles of 128 x 128 are full, partial and empty; exact, over all
-        batch entries and heads.
+        """MaskStats: visible elements, and how many tiles of 128 x 128 are full, partial and empty.
 
-        Time is linear in the lengths and the number of tiles. On a GPU it waits for the result.
+        Exact, over all batch entries and heads. Time is linear in the lengths and the number of tiles. On a GPU it
+        waits for the result.
         """
         return _columns.statistics(self)
 
     # --- Pictures ---------------------------------------------------------------------------------
 
     def plot(self, batch=0, head=0, max_cells=128):
-        """A picture of one batch entry and head as an SVG string, at most 300 KB at any length; longer masks are
-        downsampled.
+        """A picture of one batch entry and head as an SVG string, at most 300 KB at any length.
 
         Tiles of 128 x 128 are grey where they are skipped, blue where they are full, and amber where they are partial:
-            the darker, the more is visible. max_cells: longest side in cells, up to 128.
+        the darker, the more is visible. Longer masks are downsampled; max_cells: longest side in cells, up to 128.
         """
         return _draw.svg(self, batch, head, max_cells)
 
@@ -249,8 +250,8 @@ def as_mask(value, seqlen_q, seqlen_k, causal=False, window_size=None, q_offset=
     """The Mask that the arguments of an attention call mean.
 
     value: None, a Mask, or a tensor as FlashMask's startend_row_indices (see Mask.bounds). A Mask brings its own band
-        and block mask, so the other arguments must be left out with it. Raises TypeError or ValueError naming the
-        argument and what is accepted.
+    and block mask, so the other arguments must be left out with it. Raises TypeError or ValueError naming the argument
+    and what is accepted.
     """
     if isinstance(value, Mask):
         if causal or window_size is not None or q_offset is not None or block_mask is not None:
@@ -262,11 +263,13 @@ def as_mask(value, seqlen_q, seqlen_k, causal=False, window_size=None, q_offset=
             }
             name = next(name for name, argument in given.items() if argument is not None)
             raise ValueError(
-                f"{name} is given beside a Mask, which says that itself; leave it out, or put it into the mask: mask.replace(...)"
+                f"{name} is given beside a Mask, which says that itself; "
+                "leave it out, or put it into the mask: mask.replace(...)"
             )
         if value.seqlen_q != seqlen_q or value.seqlen_k != seqlen_k:
             raise ValueError(
-                f"the mask is for {value.seqlen_q} query rows and {value.seqlen_k} keys; the call has {seqlen_q} and {seqlen_k}"
+                f"the mask is for {value.seqlen_q} query rows and {value.seqlen_k} keys; "
+                f"the call has {seqlen_q} and {seqlen_k}"
             )
         return value
     if value is not None and not isinstance(value, torch.Tensor):
@@ -328,7 +331,8 @@ def _checked_block_mask(block_mask, seqlen_q, seqlen_k):
 def _check_together(bounds, block_mask):
     if bounds.device != block_mask.device:
         raise ValueError(
-            f"the bounds are on {bounds.device} and the block mask is on {block_mask.device}; they must be on one device"
+            f"the bounds are on {bounds.device} and the block mask is on {block_mask.device}; "
+            "they must be on one device"
         )
     batches, heads = ((bounds.shape[d], block_mask.shape[d]) for d in range(2))
     if batches[0] != batches[1] and 1 not in batches:
@@ -389,8 +393,9 @@ def _identity(tensors, context):
 
 
 def _plans_of_the_same(mask, context):
-    """The plans of the mask of the same tensors that was taken apart, if it is still there; identities alone could be
-    those of others by now.
+    """The plans of the mask of the same tensors that was taken apart, if it is still there.
+
+    Identities alone could be those of others by now.
     """
     same = _taken_apart.get(_identity(mask._tensors(), context))
     return same._plans if same is not None and same.bounds is mask.bounds and same.block_mask is mask.block_mask else {}

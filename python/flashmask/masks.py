@@ -93,9 +93,7 @@ def document(cu_seqlens=None, *, seqlens=None, doc_ids=None, position_ids=None, 
 def prefix_lm_document(
     cu_seqlens=None, prefix=None, *, seqlens=None, doc_ids=None, position_ids=None, seqlen=None, device=None
 ):
-    """Same document, and j <= i or j among the first prefix[document] tokens of the document. prefix: [...,
-    documents].
-    """
+    """Same document, and j <= i or j among its first prefix[document] tokens. prefix: [..., documents]."""
     documents = _Documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device)
     if prefix is None:
         raise ValueError("prefix is missing; it must be integers, one for each document")
@@ -123,15 +121,13 @@ def _prefix_of_token(prefix, documents):
 
 
 def causal_blockwise(cu_seqlens=None, *, seqlens=None, doc_ids=None, position_ids=None, seqlen=None, device=None):
-    """j <= i, and j in i's own block or i in the last block: examples that do not see each other, and a test example
-    that sees them all.
+    """j <= i, and j in i's own block or i in the last block: separate examples, and a test example that sees them all.
 
     The blocks are given like documents; tokens past the last block belong to it.
     """
     blocks = _Documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device)
-    seen_to_end = (
-        blocks.position >= blocks.last_begin
-    )  # keys of the last block: the interval that begins at seqlen is empty
+    # Keys of the last block: the interval that begins at seqlen is empty.
+    seen_to_end = blocks.position >= blocks.last_begin
     return _mask(blocks.seqlen, torch.where(seen_to_end, blocks.seqlen, blocks.end), blocks.last_begin, causal=True)
 
 
@@ -139,7 +135,7 @@ def shared_question(groups=None, *, seqlens=None, is_question=None, seqlen=None,
     """DPO and reward models: j <= i, same group, and j in the question or in i's own answer.
 
     groups: [(question, [answer, ...]), ...] in tokens. Or, as tensors, seqlens [..., segments], the lengths of all
-        questions and answers in their order, and is_question bool [..., segments], which is True where a group begins.
+    questions and answers in their order, and is_question bool [..., segments], which is True where a group begins.
     """
     if groups is not None:
         if seqlens is not None or is_question is not None:
@@ -175,11 +171,10 @@ def _segments_of(groups):
 def attention_sink_window(
     sink, window, cu_seqlens=None, *, seqlens=None, doc_ids=None, position_ids=None, seqlen=None, device=None
 ):
-    """The last `window` keys, the row's own included, and the document's first `sink` keys (StreamingLLM,
-    arXiv:2309.17453).
+    """The last `window` keys, the row's own included, and the document's first `sink` keys (arXiv:2309.17453).
 
-    Same document, j <= i, and i - j < window or j among the first `sink` tokens of the document. window: an int of at
-    least 1, or -1 for all keys before. seqlen alone is one document of all.
+    StreamingLLM: same document, j <= i, and i - j < window or j among the first `sink` tokens of the document.
+    window: an int of at least 1, or -1 for all keys before. seqlen alone is one document of all.
     """
     sink = _arguments.integer("sink", sink, 0)
     documents = _documents_or_one(cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device)
@@ -191,8 +186,7 @@ def attention_sink_window(
 def block_causal(
     blocks, cu_seqlens=None, *, window=-1, seqlens=None, doc_ids=None, position_ids=None, seqlen=None, device=None
 ):
-    """Frames of a video, chunks of a stream: a token sees its whole block and the earlier blocks of its document,
-    `window` blocks in all.
+    """Frames of a video, chunks of a stream: a token sees its whole block and the earlier ones, `window` blocks in all.
 
     Same document, block(j) <= block(i), and block(i) - block(j) < window. blocks: an int, the length of every block,
     counted from where the document begins; or their lengths [..., blocks], tokens past the last being hidden. Where a
@@ -214,9 +208,7 @@ def _documents_of_blocks(blocks, cu_seqlens, seqlens, doc_ids, position_ids, seq
 
 
 def _block_bounds(blocks, documents, window):
-    """Where each token's block begins, and where the first block begins that does not see it, both within its
-    document.
-    """
+    """Where each token's block begins, and the first block that does not see it, both within its document."""
     begin, until = (_equal_blocks if _is_one_length(blocks) else _blocks)(blocks, documents, window)
     return torch.maximum(begin, documents.begin), torch.minimum(until, documents.end)
 
@@ -244,17 +236,15 @@ def _blocks(lengths, documents, window):
 def causal_with_blocks(
     block_ids, cu_seqlens=None, *, window=-1, seqlens=None, doc_ids=None, position_ids=None, device=None
 ):
-    """Images among the text of a vision-language model: causal, except that inside a block tokens see each other both
-    ways.
+    """Images in a vision-language model's text: causal, except that a block's tokens see each other both ways.
 
     Same document, and j <= i and i - j < window, or j in i's own block (Gemma 3, arXiv:2503.19786, in its layers with
     and without a window). block_ids: [..., seqlen], an id per token, negative outside of blocks; ids may be used again
-    in another document.
-    window: an int of at least 1, or -1 for all keys before; it does not cut blocks. Without documents the sequence is
-        one.
+    in another document. window: an int of at least 1, or -1 for all keys before; it does not cut blocks. Without
+    documents the sequence is one.
 
     The tokens of a block must be contiguous: a key of a block in parts is hidden from the rows between each two of
-        them. from_dense takes such a mask if it fits two intervals; one block around all of the parts always does.
+    them. from_dense takes such a mask if it fits two intervals; one block around all of the parts always does.
     """
     block_ids = _arguments.integers("block_ids", block_ids, device, "[..., seqlen]")
     documents = _documents_or_one(cu_seqlens, seqlens, doc_ids, position_ids, block_ids.shape[-1], block_ids.device)
@@ -281,19 +271,18 @@ def block_diffusion(
     seqlen=None,
     device=None,
 ):
-    """Training of block diffusion language models (BD3-LM, arXiv:2503.09573, appendix B.6): a noisy and a clean copy of
-    a text of `seqlen` tokens.
+    """Training of block diffusion language models: a noisy and a clean copy of a text of `seqlen` tokens.
 
-    Same document, and j clean in an earlier block than i's, or i and j of the same copy of one block. blocks and
-    documents: of one copy, as for block_causal.
+    BD3-LM (arXiv:2503.09573, appendix B.6): same document, and j clean in an earlier block than i's, or i and j of the
+    same copy of one block. blocks and documents: of one copy, as for block_causal.
 
     Returns (mask, order): order int64 [..., 2 * seqlen] says which token of [x_t | x_0], the noisy copy and then the
     clean one, stands at each place of the masked sequence. Gather the embeddings by it; positions are order % seqlen,
     and what is noisy has order < seqlen.
 
     order: "interleaved", each block's noisy copy and then its clean one, which fits whatever the packing. Or
-        "concatenated", which leaves [x_t | x_0] as it is: a clean key is then seen by a run of rows in each half, and a
-        document of several blocks that another one (or hidden tokens) follows is an UnrepresentableMaskError.
+    "concatenated", which leaves [x_t | x_0] as it is: a clean key is then seen by a run of rows in each half, and a
+    document of several blocks that another one (or hidden tokens) follows is an UnrepresentableMaskError.
     """
     _arguments.choice("order", order, ("interleaved", "concatenated"))
     documents = _documents_of_blocks(blocks, cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device)
@@ -342,12 +331,11 @@ def _concatenated_diffusion(documents, begin, end, until, token):
 
 
 def eagle3_ttt(steps, cu_seqlens=None, *, seqlens=None, doc_ids=None, position_ids=None, seqlen=None, device=None):
-    """The last of `steps` passes of EAGLE-3's training-time test (arXiv:2503.01840, section 3.2): the draft model reads
-    its own predictions.
+    """The last of `steps` passes of EAGLE-3's training-time test: the draft model reads its own predictions.
 
-    Each pass appends a key for every token: seqlen rows, steps * seqlen keys. j < seqlen: same document and j <= i;
-        keys of later passes: i's own token, j % seqlen == i. steps: an int of at least 1, which is causal_document.
-        seqlen alone is one document of all.
+    Each pass appends a key for every token: seqlen rows, steps * seqlen keys (arXiv:2503.01840, section 3.2).
+    j < seqlen: same document and j <= i; keys of later passes: i's own token, j % seqlen == i. steps: an int of at
+    least 1, which is causal_document. seqlen alone is one document of all.
     """
     steps = _arguments.integer("steps", steps, 1)
     documents = _documents_or_one(cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device)
@@ -357,18 +345,15 @@ def eagle3_ttt(steps, cu_seqlens=None, *, seqlens=None, doc_ids=None, position_i
 
 
 def dflash(anchors, block, cu_seqlens=None, *, seqlens=None, doc_ids=None, position_ids=None, seqlen=None, device=None):
-    """Training of DFlash's draft model (arXiv:2602.06036, section 4.2): blocks are denoised from the context before
-    their anchors.
+    """Training of DFlash's draft model: blocks are denoised from the context before their anchors.
 
     Rows and the last keys are the blocks', block tokens for each anchor; the first seqlen keys are the context's, which
-    has no rows. j in the
-    context: j < anchor of i's block, in the anchor's document; otherwise: j in i's own block. seqlen alone is one
-        document of all.
+    has no rows (arXiv:2602.06036, section 4.2). j in the context: j < anchor of i's block, in the anchor's document;
+    otherwise: j in i's own block. seqlen alone is one document of all.
 
     anchors: [..., blocks], ascending, as only then do the blocks that see a key follow each other and the mask fits two
-        intervals. seqlen is the place after the context; it belongs to the document of the last token. Negative ones,
-        after all others, are blocks that are not there,
-    to fill up rows of a batch: they see nothing and are not seen.
+    intervals. seqlen is the place after the context; it belongs to the document of the last token. Negative ones,
+    after all others, are blocks that are not there, to fill up rows of a batch: they see nothing and are not seen.
     """
     block = _arguments.integer("block", block, 1)
     anchors = _arguments.integers("anchors", anchors, device, "[..., blocks]")
@@ -405,8 +390,9 @@ def _check_anchors(anchors, there, context):
 
 
 def global_sliding_window(seqlen, global_tokens, window, *, device=None):
-    """i < global_tokens, or j < global_tokens, or |i - j| <= window (BigBird without its random part,
-    arXiv:2007.14062).
+    """i < global_tokens, or j < global_tokens, or |i - j| <= window.
+
+    BigBird without its random part (arXiv:2007.14062).
     """
     seqlen, global_tokens = _arguments.length("seqlen", seqlen), _arguments.integer("global_tokens", global_tokens, 0)
     window = min(_arguments.integer("window", window, 0), seqlen)
@@ -419,8 +405,9 @@ def global_sliding_window(seqlen, global_tokens, window, *, device=None):
 
 
 def prefix_lm_causal(seqlen, prefix, *, device=None):
-    """j <= i or j < prefix (T5's prefix LM, arXiv:1910.10683). prefix: an int, or a tensor [...] of one for each batch
-    entry.
+    """j <= i or j < prefix (T5's prefix LM, arXiv:1910.10683).
+
+    prefix: an int, or a tensor [...] of one for each batch entry.
     """
     seqlen, prefix = _arguments.length("seqlen", seqlen), _arguments.integers("prefix", prefix, device)
     _arguments.check_values(
@@ -431,8 +418,7 @@ def prefix_lm_causal(seqlen, prefix, *, device=None):
 
 
 def qk_sparse(seqlen, dropped, *, device=None):
-    """j <= i, and a key j of a dropped span is hidden from the rows j up to the end of its span, itself included
-    (QK-sparse, arXiv:2306.01160).
+    """j <= i, and a dropped span's key j is hidden from row j itself to the span's end (QK-sparse, arXiv:2306.01160).
 
     dropped: [..., spans, 2], the begin and end of each; ascending and disjoint.
     """
@@ -472,8 +458,7 @@ def eviction(evicted_at, *, device=None):
 
 
 def random_eviction(seqlen, seed=0, *, device=None):
-    """A seeded `eviction`: from row seqlen // 2 on, each row evicts one more key, drawn among those before it that are
-    still there.
+    """A seeded `eviction`: from row seqlen // 2 on, each row evicts one more of the keys before it that are left.
 
     The same seed draws the same keys on every device. They are not those of the C++ library's generator.
     """
@@ -493,12 +478,11 @@ def random_eviction(seqlen, seed=0, *, device=None):
 
 
 def hash_sparse(query_buckets, key_buckets, causal, *, device=None):
-    """Row i sees key j if they fell into the same bucket and, if `causal`, j <= i + seqlen_k - seqlen_q (hashing as in
-    Reformer).
+    """Row i sees key j if they fell into the same bucket and, if `causal`, j <= i + seqlen_k - seqlen_q.
 
-    query_buckets [..., seqlen_q], key_buckets [..., seqlen_k]. Fits two intervals where the rows of every bucket are
-    contiguous, as after the usual sort by bucket. If it does not fit: UnrepresentableMaskError naming the first column
-    that does not; on a device, or in compiled code, an asynchronous assertion.
+    Hashing as in Reformer. query_buckets [..., seqlen_q], key_buckets [..., seqlen_k]. Fits two intervals where the
+    rows of every bucket are contiguous, as after the usual sort by bucket. If it does not fit: UnrepresentableMaskError
+    naming the first column that does not; on a device, or in compiled code, an asynchronous assertion.
     """
     queries = _arguments.integers("query_buckets", query_buckets, device, "[..., seqlen_q]")
     keys = _arguments.integers("key_buckets", key_buckets, device, "[..., seqlen_k]")
@@ -519,10 +503,10 @@ def hash_sparse(query_buckets, key_buckets, causal, *, device=None):
 
 
 def _hidden_by_bucket(queries, keys, first):
-    """(begin, end) [..., seqlen_k, 4] of the rows from `first` on that are in other buckets than the key, and how many
-    intervals that takes.
+    """The rows from `first` on that are in other buckets than the key, and how many intervals that takes.
 
-    The four are what is before the bucket's rows, the first two gaps between them, and what is after them.
+    (begin, end) [..., seqlen_k, 4]: what is before the bucket's rows, the first two gaps between them, and what is
+    after them.
     """
     rows = queries.shape[-1]
     bucket, row = queries.sort(dim=-1, stable=True)
@@ -572,9 +556,10 @@ def prefix_tree(parents, lengths=None, *, seqlen=None, device=None):
     """A packed prefix tree or forest: row i sees key j if j <= i and j's node is i's node or an ancestor of it.
 
     parents: [..., nodes] in depth-first order: parents[n] < n is the parent, -1 a root; several trees are several
-        roots. lengths: [..., nodes], node n holds lengths[n] consecutive tokens; one token each if left out. A
-        conversation that branches at some turn is a tree whose nodes are turns, a prompt with several answers a root
-        with leaves. To fill up rows of a batch, add roots of length 0.
+    roots. lengths: [..., nodes], node n holds lengths[n] consecutive tokens; one token each if left out. A
+    conversation that branches at some turn is a tree whose nodes are turns, a prompt with several answers a root
+    with leaves. To fill up rows of a batch, add roots of length 0.
+
     seqlen: as for documents. An order that is not depth-first is a ValueError naming the node.
     """
     parents = _arguments.integers("parents", parents, device, "[..., nodes]")
@@ -683,8 +668,9 @@ def _range_max(values, begin, end):
 
 
 def padding(seqlen_q, seqlen_k, key_lengths, query_lengths=None, *, device=None):
-    """One mask per batch entry: keys at key_lengths[b] and beyond are hidden, and rows at query_lengths[b] and beyond
-    see nothing.
+    """One mask per batch entry, of its own lengths.
+
+    Keys at key_lengths[b] and beyond are hidden, and rows at query_lengths[b] and beyond see nothing.
     """
     seqlen_q, seqlen_k = _arguments.length("seqlen_q", seqlen_q), _arguments.length("seqlen_k", seqlen_k)
     key_lengths = _arguments.integers("key_lengths", key_lengths, device)
@@ -698,7 +684,8 @@ def padding(seqlen_q, seqlen_k, key_lengths, query_lengths=None, *, device=None)
         )
     if queries.shape != key_lengths.shape:
         raise ValueError(
-            f"query_lengths has {queries.shape[0] if queries.ndim else 'no'} entries and key_lengths {key_lengths.shape[0]}; they must be equal"
+            f"query_lengths has {queries.shape[0] if queries.ndim else 'no'} entries "
+            f"and key_lengths {key_lengths.shape[0]}; they must be equal"
         )
     _arguments.check_values(
         "key_lengths",
@@ -721,10 +708,10 @@ def padding(seqlen_q, seqlen_k, key_lengths, query_lengths=None, *, device=None)
 
 
 def from_startend(startend_row_indices, causal=False, seqlen_q=None, q_offset=None):
-    """The mask of FlashMask's startend_row_indices, int32 or int64 [batch, heads, seqlen_k, n], under its `causal`
-    flag; see Mask.bounds.
+    """The mask of FlashMask's startend_row_indices under its `causal` flag.
 
-    seqlen_q: default seqlen_k. q_offset: default seqlen_k - seqlen_q.
+    startend_row_indices: int32 or int64 [batch, heads, seqlen_k, n], see Mask.bounds. seqlen_q: default seqlen_k.
+    q_offset: default seqlen_k - seqlen_q.
     """
     if not isinstance(startend_row_indices, torch.Tensor) or startend_row_indices.ndim != 4:
         got = (
@@ -744,12 +731,12 @@ def from_startend(startend_row_indices, causal=False, seqlen_q=None, q_offset=No
 
 
 def from_dense(visible):
-    """The mask of a dense matrix, exactly: bool or uint8 [seqlen_q, seqlen_k] or [batch, heads, seqlen_q, seqlen_k],
-    nonzero where row i sees key j.
+    """The mask of a dense matrix, exactly: row i sees key j where it is nonzero.
 
-    Reads the matrix, so on a GPU it waits for it, and torch.compile cannot trace it. Bands are tried in the order none,
-    causal, left edge, both, each the tightest that holds; the fewest intervals win. Raises UnrepresentableMaskError
-    naming the first (batch, head, column) that needs more than two intervals and how many.
+    bool or uint8 [seqlen_q, seqlen_k] or [batch, heads, seqlen_q, seqlen_k]. Reads the matrix, so on a GPU it waits for
+    it, and torch.compile cannot trace it. Bands are tried in the order none, causal, left edge, both, each the tightest
+    that holds; the fewest intervals win. Raises UnrepresentableMaskError naming the first (batch, head, column) that
+    needs more than two intervals and how many.
     """
     if (
         not isinstance(visible, torch.Tensor)
@@ -774,9 +761,8 @@ class _Documents:
     """Documents packed one after the other: what each token has to know of its own.
 
     position, begin, end, index: int64 [..., seqlen]: the token, where its document begins and ends, which one it is.
-        last_begin [..., 1]: where the last document begins. cu_seqlens and count only where they are known without
-        looking at the tokens. Past the last document begin and end are equal, so that the token is hidden from every
-        row.
+    last_begin [..., 1]: where the last document begins. cu_seqlens and count only where they are known without looking
+    at the tokens. Past the last document begin and end are equal, so that the token is hidden from every row.
     name: what errors call the lengths, if not seqlens.
     """
 
@@ -785,7 +771,8 @@ class _Documents:
         given = {name: value for name, value in given.items() if value is not None}
         if len(given) != 1:
             raise ValueError(
-                f"{' and '.join(given) + ' are' if given else 'nothing is'} given; it must be one of cu_seqlens, seqlens, doc_ids and position_ids"
+                f"{' and '.join(given) + ' are' if given else 'nothing is'} given; "
+                "it must be one of cu_seqlens, seqlens, doc_ids and position_ids"
             )
         ((kind, values),) = given.items()
         if seqlen is not None:
@@ -843,9 +830,8 @@ def _documents_or_one(cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device
     """The documents given, or one of all `seqlen` tokens."""
     if seqlen is not None and all(given is None for given in (cu_seqlens, seqlens, doc_ids, position_ids)):
         seqlen = _arguments.length("seqlen", seqlen)
-        seqlens = torch.full(
-            (1,), seqlen, dtype=torch.int64, device=device
-        )  # a list's copy to the device would be waited for
+        # A list's copy to the device would be waited for.
+        seqlens = torch.full((1,), seqlen, dtype=torch.int64, device=device)
     return _Documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen, device)
 
 
@@ -858,7 +844,8 @@ def _check_ids(ids, begins):
     again = _first_repeat(named)
     if again is not None:
         raise ValueError(
-            f"document id {int(named[again, -1])} comes back at {at[again].tolist()}; the tokens of a document must be contiguous"
+            f"document id {int(named[again, -1])} comes back at {at[again].tolist()}; "
+            "the tokens of a document must be contiguous"
         )
 
 
@@ -870,8 +857,9 @@ def _check_blocks(ids, begins, document):
     again = _first_repeat(torch.cat([at[:, :-1], document[begins][:, None], ids[begins][:, None]], -1))
     if again is not None:
         raise ValueError(
-            f"block id {int(ids[tuple(at[again])])} comes back at {at[again].tolist()}; the tokens of a block must be contiguous, as a block in "
-            "parts may need more than two row intervals per key column (from_dense takes it if it does not)"
+            f"block id {int(ids[tuple(at[again])])} comes back at {at[again].tolist()}; "
+            "the tokens of a block must be contiguous, as a block in parts may need more than two "
+            "row intervals per key column (from_dense takes it if it does not)"
         )
 
 
@@ -895,8 +883,9 @@ def _mask(seqlen_q, *vectors, causal=False, window=None):
 
 
 def _positions(seqlen, like):
-    """0, 1, ..., seqlen - 1 along the last dimension, the leading ones and the device as of `like`; contiguous, as
-    searchsorted wants it.
+    """0, 1, ..., seqlen - 1 along the last dimension, the leading ones and the device as of `like`.
+
+    Contiguous, as searchsorted wants it.
     """
     return torch.arange(seqlen, device=like.device).expand(*like.shape[:-1], -1).contiguous()
 
@@ -933,22 +922,22 @@ def _length_or_total(name, ends, seqlen):
         return _arguments.length("seqlen", seqlen)
     if not _arguments.is_readable(ends):
         raise ValueError(
-            f"seqlen is missing; {name} is not read on the host (it is on {ends.device}, or the code is being compiled), so the "
-            "length of the sequence must be given"
+            f"seqlen is missing; {name} is not read on the host "
+            f"(it is on {ends.device}, or the code is being compiled), "
+            "so the length of the sequence must be given"
         )
     return int(ends.max()) if ends.numel() else 0
 
 
 def _check_fits(need, what, advice):
-    """UnrepresentableMaskError if a column needs more than two intervals; an assertion on the device if that cannot be
-    read.
-    """
+    """UnrepresentableMaskError if a column needs more than two intervals; an assertion on a device that is not read."""
     if not _arguments.is_readable(need):
         torch._assert_async((need <= 2).all(), f"{what} does not fit two row intervals per key column; {advice}")
     elif bool((need > 2).any()):
         at = (need > 2).nonzero()[0].tolist()
         raise UnrepresentableMaskError(
-            f"{what} does not fit two row intervals per key column: column {at[-1]} needs {int(need[tuple(at)])}; {advice}",
+            f"{what} does not fit two row intervals per key column: "
+            f"column {at[-1]} needs {int(need[tuple(at)])}; {advice}",
             at[-1],
         )
 

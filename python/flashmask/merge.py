@@ -16,8 +16,7 @@ def merge_attention(outs, lses, *, layout="bshd"):
 
     Args:
         outs: sequence of [batch, seqlen_q, heads, head_dim_v] (layout "bhsd": [batch, heads, seqlen_q, head_dim_v]);
-            also
-            [total_q, heads, head_dim_v] as flashmask_varlen_func returns it.
+            also [total_q, heads, head_dim_v] as flashmask_varlen_func returns it.
         lses: as many, [batch, heads, seqlen_q] in either layout, or [heads, total_q]: natural log, -inf where a row saw
             no key.
         layout: "bshd" or "bhsd", of the outs.
@@ -40,8 +39,9 @@ def merge_attention(outs, lses, *, layout="bshd"):
 
 
 def _softmax(lses):
-    """Weights of the parts (dimension 0) and the log of the sum of their exponentials, with finite gradients for rows
-    that are -inf in all parts.
+    """Weights of the parts (dimension 0) and the log of the sum of their exponentials.
+
+    Gradients are finite for rows that are -inf in all parts, too.
     """
     top = lses.detach().amax(0)
     top = torch.where(top == -torch.inf, 0, top)
@@ -62,6 +62,7 @@ def _check_parts(outs, lses, layout):
         rows = (*out.shape[:-3], out.shape[-2], out.shape[-3]) if layout == "bshd" else tuple(out.shape[:-1])
         if out.shape != outs[0].shape or tuple(lse.shape) != rows:
             raise ValueError(
-                f"outs[{p}] is {tuple(out.shape)} and lses[{p}] {tuple(lse.shape)}; with layout {layout!r} and outs[0] {tuple(outs[0].shape)}, "
+                f"outs[{p}] is {tuple(out.shape)} and lses[{p}] {tuple(lse.shape)}; "
+                f"with layout {layout!r} and outs[0] {tuple(outs[0].shape)}, "
                 f"all outs must have one shape and lses the shape [..., heads, seqlen_q] of it"
             )

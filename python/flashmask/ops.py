@@ -5,11 +5,11 @@ The operators and their schemas come from libflashmask_torch.so (bindings/torch/
 needs to trace them (shapes without data) and to differentiate them.
 
 Tensors are BSHD here: q [batch, seqlen_q, heads_q, head_dim], k [batch, seqlen_k, heads_kv, head_dim], v [batch,
-    seqlen_k, heads_kv, head_dim_v] with any strides whose last is 1; nothing is copied. out is contiguous, in q's
-    dtype; lse [batch, heads_q, seqlen_q], natural logarithm, float32 (float64 for float64). dq, dk and dv are dense,
-    with their dimensions in memory in the order of q's, k's and v's. dout and dlse have any strides: autograd hands
-    over what it has, an expanded tensor for one. Where CUDA's kernel cannot read dout (rows that are not contiguous,
-    expanded, or off boundaries of 16 bytes) the backward makes one contiguous copy of it.
+seqlen_k, heads_kv, head_dim_v] with any strides whose last is 1; nothing is copied. out is contiguous, in q's dtype;
+lse [batch, heads_q, seqlen_q], natural logarithm, float32 (float64 for float64). dq, dk and dv are dense, with their
+dimensions in memory in the order of q's, k's and v's. dout and dlse have any strides: autograd hands over what it has,
+an expanded tensor for one. Where CUDA's kernel cannot read dout (rows that are not contiguous, expanded, or off
+boundaries of 16 bytes) the backward makes one contiguous copy of it.
 """
 
 import torch
@@ -21,10 +21,8 @@ from .errors import UnsupportedError
 
 _library.load()
 _ops = torch.ops.flashmask
-_forward_operator, _backward_operator = (
-    _ops.forward.default._op,
-    _ops.backward.default._op,
-)  # what calling the operators calls
+# What calling the operators calls.
+_forward_operator, _backward_operator = _ops.forward.default._op, _ops.backward.default._op
 
 # Looked up once: every call asks them all.
 _is_compiling, _is_autocast_enabled = torch.compiler.is_compiling, torch._C._is_any_autocast_enabled
@@ -41,8 +39,7 @@ LAYOUTS = {"bshd": "[batch, seqlen, heads, head_dim]", "bhsd": "[batch, heads, s
 
 
 def plan(mask, device=None):
-    """The plan of a Mask: uint8 [bytes], where the mask's tensors are, or on `device` (default: the CPU) if it has
-    none.
+    """The plan of a Mask: uint8 [bytes], where the mask's tensors are; if it has none, on `device` (default: the CPU).
 
     It says which tiles are empty, full or partial, and is the same for every head, layer, forward and backward of the
     mask. Traceable; it never waits for the device. Mask.plan keeps one.
@@ -55,9 +52,9 @@ def attention(q, k, v, mask=None, *, softmax_scale=None, layout="bshd", determin
     """Masked attention: (out, lse), both differentiable with respect to q, k and v.
 
     mask: a Mask, or None: every row sees every key. softmax_scale: default 1 / sqrt(head_dim). layout "bhsd": q, k and
-        v are [batch, heads, seqlen, head_dim], and so is out; all are views. deterministic: gradients with the same
-        bits in every run; None follows torch.use_deterministic_algorithms. backend: "auto", "cpu", "cuda" or
-        "reference" (slow, the only one for float64).
+    v are [batch, heads, seqlen, head_dim], and so is out; all are views. deterministic: gradients with the same bits in
+    every run; None follows torch.use_deterministic_algorithms. backend: "auto", "cpu", "cuda" or "reference" (slow, the
+    only one for float64).
 
     Under torch.autocast q, k and v are cast to its dtype. Raises ValueError if an argument is wrong, and
     UnsupportedError if no backend takes the call.
@@ -69,8 +66,9 @@ def attention(q, k, v, mask=None, *, softmax_scale=None, layout="bshd", determin
 
 
 def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend):
-    """attention() of tensors with 4 dimensions and a mask of their lengths. This is what every call pays for: see
-    benchmarks/torch_overhead.py.
+    """attention() of tensors with 4 dimensions and a mask of their lengths.
+
+    This is what every call pays for: see benchmarks/torch_overhead.py.
     """
     is_compiling = _is_compiling()
     if is_compiling or _is_autocast_enabled():
@@ -142,7 +140,8 @@ def check_lengths(mask, q, k, layout):
     length = 1 if layout == "bshd" else 2
     if mask.seqlen_q != q.shape[length] or mask.seqlen_k != k.shape[length]:
         raise ValueError(
-            f"the mask is for {mask.seqlen_q} query rows and {mask.seqlen_k} keys; query and key have {q.shape[length]} and {k.shape[length]}"
+            f"the mask is for {mask.seqlen_q} query rows and {mask.seqlen_k} keys; "
+            f"query and key have {q.shape[length]} and {k.shape[length]}"
         )
 
 
@@ -291,8 +290,9 @@ class _Attention(torch.autograd.Function):
 
 
 def _backward(*inputs):
-    """(dq, dk, dv). The operator's autograd kernel, which refuses second derivatives, costs 0.1 ms and is left out
-    where nobody could ask for them.
+    """(dq, dk, dv), without the operator's autograd kernel where nobody could ask for second derivatives.
+
+    That kernel, which refuses them, costs 0.1 ms.
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return _call(_ops.backward.default, *inputs)
@@ -305,8 +305,9 @@ def _backward(*inputs):
 
 
 def _forward(q, k, v, bounds, block_mask, plan_, *options):
-    """The operator's autograd kernel. torch.library.register_autograd would make the same, but reads the schema in
-    every call: 0.1 ms.
+    """The operator's autograd kernel.
+
+    torch.library.register_autograd would make the same, but reads the schema in every call: 0.1 ms.
     """
     if forward_ad._current_level >= 0:
         _refuse_tangents(q, k, v)
@@ -329,7 +330,8 @@ def _refuse_tangents(*tensors):
     """Without this a derivative in forward mode would silently be 0."""
     if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
         raise UnsupportedError(
-            "derivatives in forward mode (torch.func.jvp, forward_ad) are not implemented; torch.autograd.grad and backward() are there"
+            "derivatives in forward mode (torch.func.jvp, forward_ad) are not implemented; "
+            "torch.autograd.grad and backward() are there"
         )
 
 

@@ -14,17 +14,17 @@ __all__ = ["scaled_dot_product_attention"]
 def scaled_dot_product_attention(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
 ):
-    """torch's scaled_dot_product_attention: its arguments, its layout, its causal alignment. Differentiable in query,
-    key and value.
+    """torch's scaled_dot_product_attention: its arguments, its layout, its causal alignment.
+
+    Differentiable in query, key and value.
 
     Args:
         query: [batch, heads_q, seqlen_q, head_dim]; key: [batch, heads_kv, seqlen_k, head_dim]; value: [batch,
             heads_kv, seqlen_k, head_dim_v].
         attn_mask: a Mask, which says itself where its diagonal lies, or a bool tensor, True = attend, that broadcasts
-            to [batch, heads_q, seqlen_q,
-            seqlen_k]. One of size 1 in seqlen_q's place, as for padding, costs next to nothing. Any other is read on
-            the host and turned into a Mask at each call, which torch.compile cannot trace: make the Mask once where the
-            time matters.
+            to [batch, heads_q, seqlen_q, seqlen_k]. One of size 1 in seqlen_q's place, as for padding, costs next to
+            nothing. Any other is read on the host and turned into a Mask at each call, which torch.compile cannot
+            trace: make the Mask once where the time matters.
         dropout_p: only 0.
         is_causal: row i sees keys 0 .. i, aligned at the top left. Not together with attn_mask.
         scale: default 1 / sqrt(head_dim).
@@ -35,8 +35,8 @@ def scaled_dot_product_attention(
 
     Raises:
         UnrepresentableMaskError: a bool mask with a column that needs more than two intervals, which it names.
-        UnsupportedError: dropout, or a mask of numbers that are added to the scores. ValueError, TypeError: an argument
-            is wrong.
+        UnsupportedError: dropout, or a mask of numbers that are added to the scores.
+        ValueError, TypeError: an argument is wrong.
     """
     if dropout_p != 0:
         raise UnsupportedError(f"dropout_p is {dropout_p}; only 0 is supported")
@@ -44,11 +44,13 @@ def scaled_dot_product_attention(
     is_causal, enable_gqa = _arguments.flag("is_causal", is_causal), _arguments.flag("enable_gqa", enable_gqa)
     if query.shape[1] != key.shape[1] and not enable_gqa:
         raise ValueError(
-            f"query has {query.shape[1]} heads and key {key.shape[1]}; they must have as many, or enable_gqa must be set"
+            f"query has {query.shape[1]} heads and key {key.shape[1]}; "
+            "they must have as many, or enable_gqa must be set"
         )
     if is_causal and attn_mask is not None:
         raise ValueError(
-            "is_causal is set and attn_mask is given; only one of them is accepted (a Mask can be causal itself: masks.causal)"
+            "is_causal is set and attn_mask is given; only one of them is accepted "
+            "(a Mask can be causal itself: masks.causal)"
         )
     mask = {} if attn_mask is None else {"startend_row_indices": _as_mask(attn_mask, query, key)}
     return flashmask_attention(
@@ -71,8 +73,8 @@ def _as_mask(attn_mask, query, key):
     _arguments.check_dense("attn_mask", attn_mask)
     if attn_mask.dtype != torch.bool:
         raise UnsupportedError(
-            f"attn_mask is {attn_mask.dtype}; it must be bool, True = attend. Numbers that are added to the scores are not supported; "
-            f"if there are only 0 and -inf, pass attn_mask == 0"
+            f"attn_mask is {attn_mask.dtype}; it must be bool, True = attend. "
+            "Numbers that are added to the scores are not supported; if there are only 0 and -inf, pass attn_mask == 0"
         )
     if attn_mask.device != query.device:
         raise ValueError(f"attn_mask is on {attn_mask.device} and query on {query.device}; they must be on one device")
@@ -80,7 +82,8 @@ def _as_mask(attn_mask, query, key):
     visible = attn_mask[(None,) * (4 - attn_mask.dim())] if attn_mask.dim() < 4 else attn_mask
     if visible.dim() != 4 or any(size not in (1, whole) for size, whole in zip(visible.shape, full)):
         raise ValueError(
-            f"attn_mask has shape {tuple(attn_mask.shape)}; it must broadcast to [batch, heads_q, seqlen_q, seqlen_k] = {full}"
+            f"attn_mask has shape {tuple(attn_mask.shape)}; "
+            f"it must broadcast to [batch, heads_q, seqlen_q, seqlen_k] = {full}"
         )
     if visible.shape[2] == 1:
         return _key_mask(visible[:, :, 0], *full[2:])
@@ -88,8 +91,9 @@ def _as_mask(attn_mask, query, key):
 
 
 def _key_mask(visible, seqlen_q, seqlen_k):
-    """The Mask of keys [batch or 1, heads or 1, seqlen_k or 1] that all rows see or none does: hidden from row 0 on, or
-    from seqlen_q on.
+    """The Mask of keys that all rows see or none does: hidden from row 0 on, or from seqlen_q on.
+
+    The keys: [batch or 1, heads or 1, seqlen_k or 1].
     """
     hidden_from = torch.where(visible, seqlen_q, 0).expand(*visible.shape[:2], seqlen_k)
     bounds = torch.stack((hidden_from, torch.zeros_like(hidden_from)), dim=-1).to(torch.int32)

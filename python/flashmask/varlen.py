@@ -45,9 +45,8 @@ def flashmask_varlen_func(
         max_seqlen_q, max_seqlen_k: taken and ignored: nothing depends on them.
         softmax_scale: default 1 / sqrt(head_dim).
         causal, window_size: aligned at the bottom right of each document, as in flash-attn >= 2.1: with n rows and m
-            keys, row i of the document
-            stands at its key p = i + m - n and sees keys p - left .. p + right; -1 (None, sys.maxsize) is unbounded,
-            causal is right = 0.
+            keys, row i of the document stands at its key p = i + m - n and sees keys p - left .. p + right; -1 (None,
+            sys.maxsize) is unbounded, causal is right = 0.
         deterministic: True: the same gradient bits in every run. None follows
             torch.are_deterministic_algorithms_enabled().
         return_softmax_lse, return_attn_probs: either one returns lse too. Probabilities are never made.
@@ -59,8 +58,8 @@ def flashmask_varlen_func(
         float64 inputs). A row that sees no key has out 0 and lse -inf.
 
     Raises:
-        UnsupportedError: dropout, softcap, alibi_slopes or block_table is given. ValueError, TypeError: an argument is
-            wrong.
+        UnsupportedError: dropout, softcap, alibi_slopes or block_table is given.
+        ValueError, TypeError: an argument is wrong.
 
     Each call makes its mask and its plan anew. To share them among the layers of a model, make the mask once with
     varlen_mask and call flashmask_attention(q[None], k[None], v[None], mask).
@@ -89,9 +88,9 @@ def flashmask_varlen_func(
 
 
 def varlen_mask(cu_seqlens_q, cu_seqlens_k, total_q, total_k, *, causal=False, window_size=(-1, -1), device=None):
-    """The Mask of packed documents whose queries and keys may differ in length; arguments as in flashmask_varlen_func.
+    """The Mask of packed documents whose queries and keys may differ in length.
 
-    Lists go to `device`.
+    Arguments as in flashmask_varlen_func. Lists go to `device`.
 
     Two intervals always suffice. Let key column j belong to document d, with rows [q0, q1) and keys up to k1. Aligned
     at the bottom right, row i stands at key i + k1 - q1, so the rows that may see j are those with

@@ -105,14 +105,16 @@ def test_the_cpp_quick_start(folder):
 int main() {{
   using namespace flashmask;
   const int64_t batch = 1, heads_q = 2, heads_kv = 1, numbers = 4096 * 128;
-  std::vector<uint16_t> q(heads_q * numbers), k(heads_kv * numbers), v(heads_kv * numbers, 0x3f80), out(heads_q * numbers);  // v: ones
+  std::vector<uint16_t> q(heads_q * numbers), k(heads_kv * numbers), out(heads_q * numbers);
+  std::vector<uint16_t> v(heads_kv * numbers, 0x3f80);  // ones
   std::vector<float> lse(heads_q * 4096);
   const auto run = [&](void* q, void* k, void* v, void* out, void* lse) {{
 {body}
   }};
   run(q.data(), k.data(), v.data(), out.data(), lse.data());
   for (const uint16_t x : out) if (x != 0x3f80) return 1;  // means of ones
-  return std::abs(lse[899] - std::log(900.f)) > 1e-4f;     // the row that sees the whole first document, with equal scores
+  // The row that sees the whole first document, with equal scores.
+  return std::abs(lse[899] - std::log(900.f)) > 1e-4f;
 }}
 """,
         folder,

@@ -245,8 +245,9 @@ def assert_same_gradients(a, b, what, case, names=("dq", "dk", "dv")):
 
 
 def check_backward(case, with_dlse=True, dense=True):
-    """Accuracy, zeros where nothing contributes, repeatable bits, tiles, and the dense mask's bits. Returns the
-    deterministic call.
+    """Accuracy, zeros where nothing contributes, repeatable bits, tiles, and the dense mask's bits.
+
+    Returns the deterministic call.
     """
     mask = case.mask()
     plan = Plan(mask)

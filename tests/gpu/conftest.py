@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU tests need a CUDA device, torch, and FLASHMASK_LIBRARY. FLASHMASK_TEST_DEVICE=cpu runs them on the CPU
-backend instead, to test the tests.
+"""The GPU tests need a CUDA device, torch, and FLASHMASK_LIBRARY.
+
+FLASHMASK_TEST_DEVICE=cpu runs them on the CPU backend instead, to test the tests.
 """
 
 import os

@@ -267,9 +267,7 @@ def test_thirty_deterministic_runs(dim, kind):
 @dims
 @pytest.mark.parametrize("heads_kv", [1, 4])
 def test_fewer_ctas(dim, heads_kv):
-    """Both directions, deterministic or not, where items share a key head's query heads: a fourth and a half of them
-    each.
-    """
+    """Both directions, deterministic or not, where items share a key head's query heads: 1/4 and 1/2 of them each."""
     case = Case(
         1100,
         1100,
@@ -326,9 +324,7 @@ def test_side_streams(dim, deterministic):
 @dims
 @pytest.mark.parametrize("own_plan", [False, True])
 def test_graph_capture(dim, own_plan):
-    """A graph of planner, forward and backward follows the bounds and the inputs that are in the tensors when it is
-    replayed.
-    """
+    """A replayed graph of planner, forward and backward follows the bounds and inputs that are then in the tensors."""
     case = Case(
         1500, 1500, batch=2, heads=4, heads_kv=4, dim=dim, causal=True, bounds=document_bounds(random_lengths(1500, 5))
     )

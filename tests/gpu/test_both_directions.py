@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same cases for the forward and for the backward pass: against float64, and bit for bit in every way that must not
-change a bit.
-"""
+"""The same cases forward and backward: against float64, and bit for bit in every way that must not change a bit."""
 
 import cases
 import numpy as np

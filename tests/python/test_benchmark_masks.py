@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the GPU benchmarks stand on: the paper's cells, FlexAttention's rules for them, tile counts, drawn sparsities,
-and where a plan's bits lie.
+"""What the GPU benchmarks stand on.
+
+The paper's cells, FlexAttention's rules for them, tile counts, drawn sparsities, and where a plan's bits lie.
 """
 
 import ctypes as C

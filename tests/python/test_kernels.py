@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels of a library: their ids, the hashes of their machine code, and which of them a call runs. Without a
-GPU.
-"""
+"""A library's kernels: their ids, the hashes of their machine code, and which of them a call runs. Without a GPU."""
 
 import ctypes as C
 import json
@@ -81,9 +79,8 @@ def test_every_kernel_has_a_hash():
     assert found["toolkit"].startswith("Build cuda_")
     assert set(found["kernels"]) == {info["id"] for info in kernels.table_of(LIBRARY)}
     assert all(re.fullmatch("[0-9a-f]{16}", value) for value in found["kernels"].values())
-    assert len(set(found["kernels"].values())) == len(
-        found["kernels"]
-    )  # no two kernels of this library are the same code
+    # No two kernels of this library are the same code.
+    assert len(set(found["kernels"].values())) == len(found["kernels"])
 
 
 @needs_kernels

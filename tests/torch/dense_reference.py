@@ -8,8 +8,10 @@ NAMES = ("out", "lse", "dq", "dk", "dv")
 
 
 def attention(q, k, v, visible, scale=None):
-    """q [..., heads_q, rows, d], k and v [..., heads_kv, keys, d], visible bool on any device, that broadcasts to the
-    scores. Returns (out, lse).
+    """Returns (out, lse).
+
+    q [..., heads_q, rows, d], k and v [..., heads_kv, keys, d], visible bool on any device, that broadcasts to the
+    scores.
     """
     q, k, v = q.double(), *(x.double().repeat_interleave(q.shape[-3] // k.shape[-3], -3) for x in (k, v))
     scores = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)

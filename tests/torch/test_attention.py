@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flashmask_attention against attention over a dense matrix: every family of masks, layout, dtype, and what autograd
-may ask for.
-"""
+"""flashmask_attention against attention over a dense matrix: families of masks, layouts, dtypes, and autograd."""
 
 import dense_reference
 import flashmask

@@ -133,9 +133,7 @@ def test_documents_of_new_lengths_at_the_same_total():
 
 
 def test_the_first_new_length_is_compiled_once_and_no_other():
-    """As torch does for any operator: the first length is taken for a constant, and from the second on it may be
-    any.
-    """
+    """As torch does for any operator: the first length is taken for a constant, from the second on it may be any."""
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(two_layers, fullgraph=True, backend=counter)
     counts = []
@@ -184,9 +182,7 @@ def test_autocast_and_checkpoint_inside():
 
 @pytest.mark.skipif(not ON_CUDA, reason="graphs of CUDA calls")
 def test_graphs_of_compiled_code():
-    """mode="reduce-overhead": what is compiled, forward and backward, is captured, and replayed with other tensors and
-    masks.
-    """
+    """mode="reduce-overhead": both directions are compiled, captured, and replayed with other tensors and masks."""
     compiled = torch.compile(two_layers, fullgraph=True, mode="reduce-overhead")
     for _ in range(5):
         inputs, mask = tensors(100), mask_of(100)

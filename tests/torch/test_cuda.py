@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only CUDA tensors can show: what runs on the device, streams, graphs, several devices, what is refused, masks on
-the device.
+"""What only CUDA tensors can show: what runs on the device, streams, graphs, several devices, refusals, masks there.
 
 Needs FLASHMASK_TEST_DEVICE=cuda.
 """
@@ -351,9 +350,7 @@ def test_a_graph_of_forward_and_backward(expanded):
 
 
 def test_graphed_callables():
-    """torch.cuda.make_graphed_callables: forward and backward are graphs of their own, the plan goes from one to the
-    other.
-    """
+    """torch.cuda.make_graphed_callables: forward and backward are graphs of their own, between which the plan goes."""
     inputs, bounds = [x.requires_grad_() for x in tensors()], bounds_of()
     call = lambda *x: flashmask_attention(*x, causal=True, deterministic=True)
     graphed = torch.cuda.make_graphed_callables(

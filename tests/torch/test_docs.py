@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The snippets of docs/python and docs/recipes run. Those of a page are one program, from top to bottom; a recipe's
-begins with its command, for which FLASHMASK_COMMAND names the program, and has a model.
+"""The snippets of docs/python and docs/recipes run.
 
-```python is run, ```py (what needs a package that is not installed here) is only shown; it has to be Python all the
-same.
+Those of a page are one program, from top to bottom; a recipe's begins with its command, for which FLASHMASK_COMMAND
+names the program, and has a model. ```python is run, ```py (what needs a package that is not installed here) is only
+shown; it has to be Python all the same.
 """
 
 import ast

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""explain names what runs, why something does not, and the nearest call that does. It never raises for a call that
-would.
-"""
+"""explain names what runs, why something does not, and the nearest call that does; it never raises for the call."""
 
 import sys
 
@@ -45,9 +43,10 @@ def test_bounds(causal, vectors, names):
 
 
 def test_what_is_executed_agrees_with_the_plan():
-    """Of 11 x 6 tiles of 64 x 128 on the CPU 9 are live: those of rows and keys below 300 that are not above the
-    diagonal; 8 heads. On CUDA the
-    plan is not read, and tiles have 128 rows: 8 x 36."""
+    """Of 11 x 6 tiles of 64 x 128 on the CPU 9 are live: rows and keys below 300, not above the diagonal; 8 heads.
+
+    On CUDA the plan is not read, and tiles have 128 rows: 8 x 36.
+    """
     mask = flashmask.Mask(
         700, 700, bounds=torch.full((1, 1, 700, 1), 300, dtype=torch.int32, device=DEVICE), causal=True
     )
@@ -100,7 +99,8 @@ def test_padding_is_proposed(monkeypatch):
     monkeypatch.setattr(module, "_refusal", taken)
     text = flashmask.explain(*make(dim=80, dtype=torch.float32, dim_v=40))
     assert text.endswith(
-        "nearest   cast query, key and value to bfloat16; pad head_dim with zeros to 128, pass softmax_scale=80**-0.5 and cut the result to head_dim_v"
+        "nearest   cast query, key and value to bfloat16; pad head_dim with zeros to 128, "
+        "pass softmax_scale=80**-0.5 and cut the result to head_dim_v"
     ), text
 
 

@@ -312,9 +312,7 @@ def test_svg_is_bounded_and_well_formed():
 
 
 def test_svg_shows_the_tiles():
-    """Causal, 3 x 3 tiles of one cell each: three partial ones on the diagonal, three full below, the rest is the
-    ground.
-    """
+    """Causal, 3 x 3 tiles of one cell: three partial ones on the diagonal, three full below, the rest is the ground."""
     root = ElementTree.fromstring(masks.causal(384).plot(max_cells=3))
     paths = {path.get("fill"): path.get("d") for path in root.iter("{http://www.w3.org/2000/svg}path")}
     assert paths == {"#e5a335": "M0 0h1v1H0zM1 1h1v1H1zM2 2h1v1H2z", "#3b6fb6": "M0 1h1v1H0zM0 2h2v1H0z"}
@@ -329,9 +327,8 @@ def test_to_startend_says_the_same(seed):
     try:
         bounds, causal = mask.to_startend()
     except UnrepresentableMaskError as error:
-        assert (
-            mask.bounds is not None and 0 <= error.column < mask.seqlen_k
-        )  # a band and two intervals can be more than two
+        # A band and two intervals can be more than two.
+        assert mask.bounds is not None and 0 <= error.column < mask.seqlen_k
         return
     assert bounds.dtype == torch.int32 and bounds.shape[:3] == (mask.batch, mask.heads, mask.seqlen_k)
     again = masks.from_startend(bounds, causal, seqlen_q=mask.seqlen_q)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every builder against the rule it stands for, written here a second time, and against the C++ library's builder of
-that name.
+"""Every builder against the rule it stands for, written here a second time, and against the C++ library's.
 
 FLASHMASK_COMMAND names the `flashmask` program; without it the comparisons with C++ are skipped.
 """
@@ -318,7 +317,7 @@ def test_causal_with_blocks(rng):
         window = rng.choice((-1, 1, 2, 3, 50))
         rule = lambda i, j: (
             doc[i] == doc[j] and (j <= i and (window == -1 or i - j < window) or block[i] == block[j] >= 0)
-        )  # noqa: E731
+        )
         for given in ways_to_give(lengths):
             given.pop("seqlen", None)
             check(masks.causal_with_blocks(block, window=window, **given), len(doc), len(doc), rule)
@@ -433,9 +432,7 @@ def test_block_diffusion_past_the_last_document(order):
 
 
 def test_block_diffusion_moves_tokens_and_changes_nothing_else():
-    """Attention over the interleaved copies, put back, is the attention over [x_t | x_0] under the mask of that
-    order.
-    """
+    """Attention over the interleaved copies, put back, is that over [x_t | x_0] under the mask of that order."""
     concatenated, _ = masks.block_diffusion(3, seqlen=10, order="concatenated")
     interleaved, order = masks.block_diffusion(3, seqlen=10)
     visible = torch.empty(20, 20, dtype=torch.bool)
@@ -753,9 +750,7 @@ def test_from_startend():
 
 
 def runs_per_column(visible, band):
-    """The most runs of hidden rows in a column, of those that (lo, hi) on j - i does not hide: what from_dense has to
-    fit.
-    """
+    """The most runs of hidden rows in a column beyond what (lo, hi) on j - i hides: what from_dense has to fit."""
     rows, keys = visible.shape
     most = []
     for j in range(keys):

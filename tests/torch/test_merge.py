@@ -23,9 +23,7 @@ def make(seed, batch=2, rows=50, keys=60, heads=2, dim=16, dtype=None):
 
 
 def in_parts(cuts, keys, **arguments):
-    """Attention over keys[a:b] for each part, merged. The mask of a part is the causal one, its diagonal moved to where
-    the part begins.
-    """
+    """Attention over keys[a:b] for each part, merged. A part's mask is causal, its diagonal moved to its first key."""
 
     def function(q, k, v):
         edges = [0, *cuts, keys]
@@ -54,8 +52,9 @@ def test_parts_of_the_keys(cuts):
 
 
 def test_rows_that_see_nothing():
-    """Even rows see nothing in the second part, rows below 10 nothing in either: finite gradients, and out 0, lse -inf
-    where nothing is seen.
+    """Even rows see nothing in the second part, rows below 10 nothing in either.
+
+    Gradients are finite, and out 0, lse -inf where nothing is seen.
     """
     q, k, v, dout, dlse = make(7, batch=1, rows=30, keys=40, dtype=torch.float32)
     rows, keys = torch.arange(30)[:, None], torch.arange(40)

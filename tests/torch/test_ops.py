@@ -271,7 +271,8 @@ def python(code, **environment):
 
 def test_import_touches_neither_torch_nor_cuda():
     run = python(
-        "import sys, flashmask; assert 'torch' not in sys.modules; flashmask.flashmask_attention, flashmask.masks.causal; "
+        "import sys, flashmask; assert 'torch' not in sys.modules; "
+        "flashmask.flashmask_attention, flashmask.masks.causal; "
         "import torch; assert not torch.cuda.is_initialized(); assert 'flashmask_attention' in dir(flashmask)"
     )
     assert run.returncode == 0, run.stderr
@@ -279,7 +280,8 @@ def test_import_touches_neither_torch_nor_cuda():
 
 def test_without_torch_the_c_interface_works_and_the_rest_says_what_to_install():
     run = python(
-        "import sys; sys.modules['torch'] = None; import flashmask.capi; assert flashmask.capi.load().fm_version(); flashmask.Mask"
+        "import sys; sys.modules['torch'] = None; import flashmask.capi; "
+        "assert flashmask.capi.load().fm_version(); flashmask.Mask"
     )
     assert run.returncode != 0 and "pip install torch" in run.stderr
 

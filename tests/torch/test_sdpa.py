@@ -61,9 +61,7 @@ def test_grouped_heads():
 
 
 def representable(shape, seed):
-    """Random dense masks of at most two hidden runs a column: row 7 sees nothing, and neither does anybody see key
-    5.
-    """
+    """Random dense masks of at most two hidden runs a column: row 7 sees nothing, and key 5 is seen by no row."""
     g = torch.Generator().manual_seed(seed)
     *outer, rows, keys = shape
     i = torch.arange(rows)[:, None]

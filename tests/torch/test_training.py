@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""benchmarks/training.py at its smallest: records, packing, two steps of each kind of attention, the comparison,
-receipt and chart.
+"""benchmarks/training.py at its smallest: records, packing, two steps of each attention, receipt and chart.
 
 FLASHMASK_COMMAND names the `flashmask` program, which packs; without it the runs are skipped.
 """

@@ -88,8 +88,11 @@ def with_blocks(q, k, v, bounds, block_mask):
     return flashmask_attention(q, k, v, bounds, causal=True, block_mask=block_mask)
 
 
-def shared_mask(q, k, v, mask=masks.causal(20)):
-    return flashmask_attention(q, k, v, mask)
+SHARED = masks.causal(20)
+
+
+def shared_mask(q, k, v):
+    return flashmask_attention(q, k, v, SHARED)
 
 
 # What is mapped, along which of its dimensions, and the call: 3 calls of a batch of 2.

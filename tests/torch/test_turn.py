@@ -19,9 +19,10 @@ def product(x, y):
 
 
 def compile_out_of_turn(semaphore, held, log):
-    """A process of its own. Logs when its compiled graphs have run, forward and backward, and what it thinks of a block
-    in which nothing ran.
-    It begins to compile when another one has the turn: held."""
+    """A process of its own, which begins to compile when another one has the turn: held.
+
+    Logs when its compiled graphs have run, forward and backward, and what it thinks of a block in which nothing ran.
+    """
     import turn
 
     def wait():

@@ -153,9 +153,7 @@ def test_shared_mask_gives_the_same():
 
 
 def test_contents_are_not_read_and_maximum_lengths_are_ignored():
-    """Compiled in one graph: reading cu_seqlens on the host would break it. Other documents and other totals compile
-    nothing anew.
-    """
+    """Compiled in one graph, which reading cu_seqlens on the host would break. Other lengths compile nothing anew."""
     torch._dynamo.reset()
     ours = lambda cu_q, cu_k: (
         lambda q, k, v: flashmask.flashmask_varlen_func(q, k, v, cu_q, cu_k, 1, 1, causal=True, return_softmax_lse=True)

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What check_wheel runs where the wheel is installed: the libraries come from the wheel, and attention is right,
-forward and backward.
-"""
+"""What check_wheel runs where the wheel is installed: the libraries are the wheel's, and attention is right."""
 
 import sys
 from pathlib import Path

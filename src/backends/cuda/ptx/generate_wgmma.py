@@ -64,11 +64,15 @@ def function(from_registers):
     parameters = "Major kB" if from_registers else "Major kA, Major kB"
     name = "wgmma_rs" if from_registers else "wgmma_ss"
     a = "const uint32_t (&a)[4]" if from_registers else "uint64_t a"
-    text = f"\ntemplate <typename T, int N, {parameters}>\n__device__ __forceinline__ void {name}(float (&d)[N / 2], {a}, uint64_t b, int accumulate) {{\n"
+    text = (
+        f"\ntemplate <typename T, int N, {parameters}>\n"
+        f"__device__ __forceinline__ void {name}(float (&d)[N / 2], {a}, uint64_t b, int accumulate) {{\n"
+    )
     branch = "  if constexpr"
     for n in WIDTHS:
         for type_name, suffix in TYPES:
-            text += f"{branch} (N == {n} && std::is_same_v<T, {type_name}>) {{{specialisation(n, type_name, suffix, from_registers)}\n"
+            body = specialisation(n, type_name, suffix, from_registers)
+            text += f"{branch} (N == {n} && std::is_same_v<T, {type_name}>) {{{body}\n"
             branch = "  } else if constexpr"
     return text + '  } else {\n    static_assert(N < 0, "this width or type is not in generate_wgmma.py");\n  }\n}\n'
 
