@@ -9,6 +9,7 @@ contiguous, which they prefer.
 
 import sys
 
+import matmul
 import paper_masks
 import tile_count
 import verdict
@@ -25,7 +26,6 @@ CONTENDERS = {
 ON_REQUEST = ("fa2",)
 NO_PEERS = ("ours", "plan", "matmul")
 PRODUCTS = {"fwd": 2, "bwd": 5}  # of matrices, each 2 B H S^2 d over what is visible
-MATMUL_SIZE = 8192
 # Current models: 32 query heads for 8 key heads at head dim 128, 64 for 8 at 64.
 GROUPED_HEADS_KV = 8
 GROUPED_MASKS = ("full", "causal", "causal_document", "document", "shared_question")
@@ -76,7 +76,7 @@ def peer_figures(samples, name, record):
 
 
 def matmul_figures(values):
-    return {**time_figures(values), "tflops": 2 * MATMUL_SIZE**3 / middle(values) / 1e9}
+    return {**time_figures(values), "tflops": matmul.tflops(middle(values))}
 
 
 def case_of_samples(cell, samples, record, error, left_out, kernels):
@@ -131,7 +131,7 @@ class DryCell:
 
     def base_ms(self, name):
         if name == "matmul":
-            return 2 * MATMUL_SIZE**3 / 7e11
+            return 2 * matmul.SIZE**3 / 7e11
         return self.cell.flop / 6e11 * self.FACTORS[name]
 
     def samples(self):

@@ -7,12 +7,12 @@ import time
 import zlib
 from statistics import median
 
+import matmul
 import oracle
 import torch
 import turn
 from flashmask_torch import Forward, Mask, Plan
 from flex_masks import flex_mask
-from paper import MATMUL_SIZE
 from peers import LeftOut, fa3, flashmask_v3
 from timing import Contender, graph_of, interleaved
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -97,7 +97,7 @@ def sdpa_call(backend, q, k, v, causal):
 @functools.cache
 def matmul_call():
     """One large product: its speed says what the card gives just now."""
-    a, b = (torch.randn((MATMUL_SIZE, MATMUL_SIZE), dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    a, b = (torch.randn((matmul.SIZE, matmul.SIZE), dtype=torch.bfloat16, device="cuda") for _ in range(2))
     out = torch.empty_like(a)
     return lambda: torch.mm(a, b, out=out)
 

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu")]
+import matmul  # noqa: E402
 import paper  # noqa: E402
 import paper_backward  # noqa: E402
 import paper_gpu  # noqa: E402
@@ -190,7 +191,7 @@ def on_the_cpu(monkeypatch):
     monkeypatch.setattr(paper_gpu, "device_mask", device_mask)
     monkeypatch.setattr(paper_gpu, "to_device", torch.from_numpy)
     monkeypatch.setattr(paper_gpu, "graph_of", lambda call, calls: call)
-    monkeypatch.setattr(paper_gpu, "MATMUL_SIZE", 64)
+    monkeypatch.setattr(matmul, "SIZE", 64)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: types.SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(flashmask_v3, "load", V3)
     monkeypatch.setattr(fa3, "load", Fa3)
