@@ -64,6 +64,8 @@ TEST(MaskJson, AbsentKeysAreTheDefaults) {
   EXPECT_EQ(mask.q_offset(), 2);
   const Mask half = mask_from_json(json::parse(R"({"seqlen_q": 3, "seqlen_k": 5, "band": {"hi": 0}})"));
   EXPECT_EQ(half.band(), Band::causal());
+  const char* open = R"({"seqlen_q": 3, "seqlen_k": 5, "band": {"hi": 9223372036854775807}})";
+  EXPECT_EQ(mask_from_json(json::parse(open)).band(), Band::none()) << "an edge beyond all keys";
 }
 
 TEST(MaskJson, ErrorsNameTheKey) {
@@ -89,7 +91,7 @@ TEST(MaskJson, ErrorsNameTheKey) {
   refuse(R"({"seqlen_q": 2, "seqlen_k": 2, "band": {"low": 1}})", {"'band'", "'low'"});
   refuse(R"({"seqlen_q": 2, "seqlen_k": 2, "band": {"lo": "x"}})", {"'band.lo'"});
   refuse(R"({"seqlen_q": 2, "seqlen_k": 2, "band": {"hi": 9223372036854775808}})", {"'band.hi'"});
-  refuse(R"({"seqlen_q": 2, "seqlen_k": 2, "band": {"hi": 9223372036854775807}})", {"band hi"});
+  refuse(R"({"seqlen_q": 2, "seqlen_k": 2, "q_offset": 9223372036854775807})", {"q_offset", "2^40"});
   refuse(R"({"seqlen_q": 2, "seqlen_k": 2, "q_offset": null})", {"'q_offset'"});
   refuse(R"({"seqlen_q": 2, "seqlen_k": 2, "lts": 1})", {"'lts'", "array"});
   refuse(R"({"seqlen_q": 2, "seqlen_k": 2, "lts": [1]})", {"lts", "1"});
