@@ -412,20 +412,17 @@ const std::vector<Entry>& entries() {
        causal_with_blocks},
       {{"block_diffusion",
         "same document, and j in the clean copy of an earlier block than i's, or in i's own copy of the same block; "
-        "each block's noisy "
-        "copy lies before its clean one, or all noisy copies before all clean ones",
+        "each block's noisy copy lies before its clean one, or all noisy copies before all clean ones",
         kCopies},
        block_diffusion},
       {{"eagle3_ttt",
         "i in the last pass, and j in the first pass, same document and at or before i, or j in a later pass and i's "
-        "own token; the rows "
-        "above the last pass, which make it a square, are empty",
+        "own token; the rows above the last pass, which make it a square, are empty",
         kPasses},
        eagle3_ttt},
       {{"dflash",
         "i in a block, and j in the same block, or j in the context before the block's anchor and in its document; the "
-        "rows of the "
-        "context, which make it a square, are empty",
+        "rows of the context, which make it a square, are empty",
         kDrafts},
        dflash},
   };

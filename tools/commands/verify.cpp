@@ -187,8 +187,7 @@ void add_verify_command(CLI::App& app, const Global& global) {
   command
       ->add_option("--threads", arguments->threads,
                    "Threads of the run with the mask, 0 for the backend's default; the run with the dense mask takes "
-                   "one, so that equal bits "
-                   "also show that threads change nothing")
+                   "one, so that equal bits also show that threads change nothing")
       ->check(between(0, 4096))
       ->capture_default_str();
   command->add_option("--jobs", arguments->jobs, "Cases checked side by side, 0 for one on each core")

@@ -113,8 +113,7 @@ void add_options(CLI::App& command, RunOptions& options) {
   command
       .add_option("--dense-seconds", options.dense_seconds,
                   "About how long the comparison with dense masks may take: it runs on as many of the first sequences "
-                  "as fit, one at "
-                  "least; 0: none")
+                  "as fit, one at least; 0: none")
       ->check(CLI::Range(0.0, 1e9))
       ->type_name("S")
       ->capture_default_str();
@@ -151,8 +150,7 @@ void check_memory(const RunOptions& options, int64_t tokens) {
   if (packed + call <= memory) return;
   io::fail(
       "this needs {:.1f} GiB for {} sequence(s) of {} tokens and {:.1f} GiB for one attention call, and the machine "
-      "has {:.1f} GiB: try a "
-      "smaller --seqlen, --batch-size, --heads or --head-dim",
+      "has {:.1f} GiB: try a smaller --seqlen, --batch-size, --heads or --head-dim",
       packed * 0x1p-30, sequences, options.seqlen, call * 0x1p-30, memory * 0x1p-30);
 }
 

@@ -143,9 +143,7 @@ double Case::scale() const { return softmax_scale.value_or(1 / std::sqrt(static_
 std::string describe(const Case& c) {
   std::string line = fmt::format(
       "family={} seed={} batch={} seqlen_q={} seqlen_k={} heads_q={} heads_kv={} head_dim={} head_dim_v={} dtype={} "
-      "mask_heads={} "
-      "mask_batch={} "
-      "block_mask={} layout={} dout={} dlse={} plan={}",
+      "mask_heads={} mask_batch={} block_mask={} layout={} dout={} dlse={} plan={}",
       c.family, c.seed, c.batch, c.seqlen_q, c.seqlen_k, c.heads_q, c.heads_kv, c.head_dim, c.head_dim_v,
       word(kDtype, c.dtype), word(kMaskHeads, c.mask_heads), word(kMaskBatch, c.mask_per_batch),
       word(kBlockMask, c.block_mask), word(kLayout, c.layout), word(kDout, c.expanded_dout), word(kYesNo, c.dlse),
