@@ -63,13 +63,14 @@ inline constexpr BackwardTile kBackwardTiles[] = {
     BackwardTile{128, 128, 2, 64, 2, 40, 232, false, false},
 };
 
-/// The row of a table; a combination that has none does not compile.
+/// The row of a table. A combination that has none does not compile: the search for it ends past the table, which is no
+/// constant expression.
 template <typename Tile, std::size_t kCount>
 constexpr Tile find_tile(const Tile (&table)[kCount], int head_dim, int head_dim_v, int consumers) {
-  for (const Tile& tile : table) {
-    if (tile.head_dim == head_dim && tile.head_dim_v == head_dim_v && tile.consumers == consumers) return tile;
-  }
-  throw "tile_config.h has no such row";
+  std::size_t row = 0;
+  while (table[row].head_dim != head_dim || table[row].head_dim_v != head_dim_v || table[row].consumers != consumers)
+    ++row;
+  return table[row];
 }
 
 /// Whether the registers of `helpers` and `consumers` warpgroups fit a multiprocessor, in the steps in which they are
