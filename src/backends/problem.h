@@ -49,8 +49,9 @@ inline int64_t lse_offset(const TensorView& t, int64_t b, int64_t h, int64_t i) 
   return b * t.stride[0] + h * t.stride[1] + i * t.stride[2];
 }
 
-/// First element of the dense mask's matrix for (b, h).
+/// First element of the dense mask's matrix for (b, h); one without elements may lie nowhere.
 inline const uint8_t* dense_matrix(const Problem& p, int64_t b, int64_t h) {
+  if (!p.dense.data) return nullptr;
   return static_cast<const uint8_t*>(p.dense.data) + broadcast_index(b, p.batch, p.dense.shape[0]) * p.dense.stride[0] +
          broadcast_index(h, p.heads_q, p.dense.shape[1]) * p.dense.stride[1];
 }
