@@ -42,6 +42,12 @@ std::span<const ForwardInstance> instances(DataType dtype) {
   return {};
 }
 
+// Dispatch chooses between two and three consumer warpgroups by the size of the problem.
+static_assert(std::ranges::all_of(kForwardTiles, [](const ForwardTile& tile) {
+  const int other = 5 - tile.consumers;
+  return find_tile(kForwardTiles, tile.head_dim, tile.head_dim_v, other).consumers == other;
+}));
+
 const ForwardInstance* find_instance(const Problem& p, int consumers) {
   for (const ForwardInstance& i : instances(p.dtype)) {
     if (i.tile.head_dim == p.head_dim && i.tile.head_dim_v == p.head_dim_v && i.tile.consumers == consumers) return &i;
