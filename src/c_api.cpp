@@ -103,9 +103,16 @@ Band read_band(const fm_mask& m) {
 /// device are borrowed.
 enum class Of { kShapes, kContents };
 
+void check_no_positions(const TensorView& positions, const char* argument) {
+  if (positions.defined())
+    throw_unsupported(argument, " is ", describe(positions), "; it must be absent: positions are not implemented");
+}
+
 Mask read_mask(const fm_mask* from, Device device, Of of) {
   const auto m = read_struct(from, "mask");
   check_flags(m.flags, FM_CAUSAL | FM_HAS_Q_OFFSET | FM_HAS_WINDOW, "mask");
+  check_no_positions(tensor(m.q_pos, "mask->q_pos", device), "mask->q_pos");
+  check_no_positions(tensor(m.k_pos, "mask->k_pos", device), "mask->k_pos");
   const std::optional<int64_t> q_offset = m.flags & FM_HAS_Q_OFFSET ? std::optional(m.q_offset) : std::nullopt;
   const TensorView bounds = tensor(m.bounds, "mask->bounds", device);
   const auto make = [&] {
@@ -126,6 +133,18 @@ Mask read_mask(const fm_mask* from, Device device, Of of) {
 /// The layout of a mask's plan, from its shapes: what they are of may be on any device.
 PlanLayout layout_of_plan(const Mask& mask) { return {mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads()}; }
 
+/// Refuses what only the C interface has a field for yet; features are for check() to judge.
+void check_unimplemented(const fm_options& o) {
+  for (const auto& [field, is_set] : {std::pair{"reserved", o.reserved[0] || o.reserved[1]},
+                                      {"block_table", o.block_table.dtype != FM_NONE},
+                                      {"partial_out", o.partial_out != 0},
+                                      {"allocate", o.allocate != nullptr},
+                                      {"allocate_context", o.allocate_context != nullptr},
+                                      {"kernels", o.kernels != nullptr}}) {
+    if (is_set) throw_unsupported("options->", field, " is set; it must be zero: it is not implemented");
+  }
+}
+
 /// A call's options, with the device its tensors are on.
 struct CallOptions {
   Options options;
@@ -137,11 +156,7 @@ struct CallOptions {
     if (!from) return;
     const auto o = read_struct(from, "options");
     check_flags(o.flags, FM_DETERMINISTIC | FM_HAS_SCALE, "options");
-    const bool reserved = o.softcap != 0 || o.dropout_p != 0 || o.dropout_seed || o.dropout_offset ||
-                          o.sink.dtype != FM_NONE || o.block_table.dtype != FM_NONE || o.partial_out;
-    if (reserved)
-      throw_unsupported(
-          "options asks for softcap, dropout, sink, block_table or partial_out; these are reserved and must be zero");
+    check_unimplemented(o);
     options.deterministic = (o.flags & FM_DETERMINISTIC) != 0;
     if (o.flags & FM_HAS_SCALE) options.softmax_scale = o.softmax_scale;
     if (o.backend) options.backend = o.backend;
@@ -153,6 +168,9 @@ struct CallOptions {
       throw_invalid("options->device is ", o.device,
                     "; it must be FM_DEVICE_CPU (0) or 1 + the index of a CUDA device");
     if (o.device > 0) device = {Device::Kind::kCuda, o.device - 1};
+    options.features = {.softcap = o.softcap,
+                        .sink = tensor(o.sink, "sink", device),
+                        .dropout = {.p = o.dropout_p, .state = o.dropout_state}};
   }
   /// The options to pass on; counting needs this object to stay where it is.
   const Options& with_counter() {
@@ -208,6 +226,7 @@ BackwardArgs read_call(const fm_backward_args* from, Device device, Of of) {
   args.dq = tensor(c.dq, "dq", device);
   args.dk = tensor(c.dk, "dk", device);
   args.dv = tensor(c.dv, "dv", device);
+  args.dsink = tensor(c.dsink, "dsink", device);
   return args;
 }
 

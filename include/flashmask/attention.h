@@ -23,6 +23,26 @@ struct ExecutedTiles {
   int64_t backward_keys = 0;  ///< by the pass over key blocks (dk, dv)
 };
 
+/// Attention weights set to zero at random, the others scaled by 1 / (1 - p).
+struct Dropout {
+  double p = 0;  ///< the share set to zero, in [0, 1)
+  /// {seed, offset} of the random numbers, on the call's device, where they are read while the work runs: a CUDA graph
+  /// draws new ones in each replay. A backward takes its forward's. Null without dropout.
+  const uint64_t* state = nullptr;
+};
+
+/// What a call asks for beyond the softmax of masked scores; by default nothing. No backend implements any of it yet: a
+/// call that asks for it is refused (kUnsupported) with the feature's name.
+struct Features {
+  /// Scores become softcap * tanh(score / softcap), after softmax_scale and before the mask; 0: as they are.
+  double softcap = 0;
+  /// float32 [heads_q]: the score of one more key, whose value is zero, that every row sees. Undefined: none.
+  TensorView sink{};
+  Dropout dropout{};
+};
+/// Names of the features asked for: "softcap", "sink", "dropout".
+FLASHMASK_API std::vector<std::string> names(const Features& features);
+
 /// How a call is to be run. Everything has a default.
 struct Options {
   /// Scores are q.k times this; default 1 / sqrt(head_dim). Any finite value.
@@ -38,6 +58,7 @@ struct Options {
   /// over single rows before and after the kernel are not counted. Forward and deterministic backward give the same
   /// bits with any number. The CPU takes no notice of it.
   int max_ctas = 0;
+  Features features{};
   /// cudaStream_t of a CUDA call; must be null on the CPU.
   void* stream = nullptr;
   /// "auto", or a backend's name. "auto" obeys the environment variable FLASHMASK_BACKEND, and never
@@ -75,11 +96,13 @@ struct ForwardArgs : AttentionInputs {
 
 /// Gradients of a forward call with the same inputs: `out` and `lse` are what it returned; dout has out's
 /// shape and dtype and any strides (expanded ones too); dlse, optional, has lse's shape and dtype; dq, dk,
-/// dv have the shapes and dtype of q, k, v. Every element of dq, dk and dv is written.
+/// dv have the shapes and dtype of q, k, v; dsink has the shape and dtype of Features::sink, without which it is
+/// absent. Every element of them is written.
 struct BackwardArgs : AttentionInputs {
   TensorView out, lse, dout;
   TensorView dlse{};
   TensorView dq, dk, dv;
+  TensorView dsink{};
 };
 
 /// Bytes of workspace the call needs: from shapes and options alone, tensor data is not read and may be null.
@@ -133,8 +156,10 @@ struct Explanation {
   std::string backend;        ///< empty: none takes the call
   std::string reason;         ///< why this one (forced by what, or first in the order that takes the call)
   std::string configuration;  ///< tile, SIMD target, threads
-  std::string arch;           ///< of the GPU kernels, "sm90"; empty on a CPU
-  std::string instance;       ///< id of the attention kernel that runs, see KernelInfo; empty on a CPU
+  /// Names of the Features that the call asks for, whether or not a backend takes it.
+  std::vector<std::string> features;
+  std::string arch;      ///< of the GPU kernels, "sm90"; empty on a CPU
+  std::string instance;  ///< id of the attention kernel that runs, see KernelInfo; empty on a CPU
   /// Ids of all kernels that run, in order, those of a plan made in the call first.
   std::vector<std::string> kernels;
   TileShape tile{};

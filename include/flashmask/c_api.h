@@ -69,7 +69,10 @@ typedef enum fm_flags {
  * = 1 (LTS) or 2 (LTS, LTE) with FM_CAUSAL; n = 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE) without. block_mask: bool, uint8
  * or int32 [batch or 1, 1 or heads_kv or heads_q, ceil(seqlen_q / 128), ceil(seqlen_k / 128)], nonzero = keep. q_offset
  * is within [-2^40, 2^40]. Both tensors are on options->device of the call. On a CUDA device they must be contiguous,
- * the block mask bool or uint8; they are read there while the work runs, never on the host. */
+ * the block mask bool or uint8; they are read there while the work runs, never on the host.
+ * q_pos, k_pos: int32 [batch or 1, seqlen_q] and [batch or 1, seqlen_k], the positions p of rows and those of keys that
+ * FM_CAUSAL and FM_HAS_WINDOW compare, in place of i + q_offset and j. Not implemented yet: a tensor is FM_UNSUPPORTED.
+ */
 typedef struct fm_mask {
   uint32_t struct_size;
   uint32_t flags;
@@ -80,6 +83,8 @@ typedef struct fm_mask {
   int64_t window_right;
   fm_tensor bounds;
   fm_tensor block_mask;
+  fm_tensor q_pos;
+  fm_tensor k_pos;
 } fm_mask;
 
 /* How many tiles a call executed; see ExecutedTiles in attention.h. */
@@ -89,8 +94,11 @@ typedef struct fm_executed_tiles {
   int64_t backward_keys;
 } fm_executed_tiles;
 
-/* What a call may ask for beyond its tensors. The fields from softcap to partial_out are reserved: they are not
- * implemented yet, and a value other than zero is FM_UNSUPPORTED. */
+/* Returns `bytes` bytes on the call's device, of any alignment, or NULL if there are none. */
+typedef void* (*fm_allocate)(void* context, size_t bytes);
+
+/* What a call may ask for beyond its tensors. softcap, dropout_p, sink, block_table, partial_out and what follows
+ * max_ctas are not implemented yet: a value other than zero is FM_UNSUPPORTED, with a message that names the field. */
 typedef struct fm_options {
   uint32_t struct_size;
   uint32_t flags; /* FM_DETERMINISTIC, FM_HAS_SCALE */
@@ -100,15 +108,20 @@ typedef struct fm_options {
   int32_t device;  /* FM_DEVICE_CPU, or 1 + the index of a CUDA device */
   void* stream;    /* cudaStream_t */
   fm_executed_tiles* executed_tiles; /* NULL counts nothing */
-  double softcap;
-  double dropout_p;
-  uint64_t dropout_seed;
-  uint64_t dropout_offset;
-  fm_tensor sink;        /* [heads_q] */
+  double softcap;        /* scores become softcap * tanh(score / softcap), before the mask; 0: as they are */
+  double dropout_p;      /* share of the attention weights that are set to zero, in [0, 1); needs dropout_state */
+  uint64_t reserved[2];  /* 0 */
+  fm_tensor sink;        /* float32 [heads_q]: the score of one more key, whose value is zero, that every row sees */
   fm_tensor block_table; /* paged k and v */
   uint32_t partial_out;  /* fp32 partial outputs */
   int32_t max_ctas; /* CTAs of a CUDA call's attention kernel at a time; 0: one for each multiprocessor; see Options in
                        attention.h */
+  fm_allocate allocate;   /* gives the call its workspace, which has to stay until the work is done */
+  void* allocate_context; /* passed on to allocate */
+  const char* kernels;    /* a set of kernels by name, "sm90"; NULL: that of the device, or FLASHMASK_KERNELS */
+  /* {seed, offset} of dropout's random numbers, 8-byte aligned, on `device`, where they are read while the work runs: a
+   * CUDA graph draws new ones in each replay. A backward takes its forward's. */
+  const uint64_t* dropout_state;
 } fm_options;
 
 #define FM_DEVICE_CPU 0
@@ -135,6 +148,7 @@ typedef struct fm_backward_args {
   const void* plan;
   size_t plan_bytes;
   fm_tensor dense_mask;
+  fm_tensor dsink; /* absent without options->sink */
 } fm_backward_args;
 
 /* FM_ABI_VERSION the library was built with. */

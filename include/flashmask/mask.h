@@ -60,6 +60,12 @@ struct MaskParts {
   int64_t block_heads = 1;
   /// Empty or [block_batch, block_heads, ceil(seqlen_q / 128), ceil(seqlen_k / 128)], nonzero = keep.
   std::vector<uint8_t> block_mask{};
+  /// Batch count of the positions below; 1 is broadcast.
+  int64_t position_batch = 1;
+  /// Each empty or [position_batch, seqlen_q] and [position_batch, seqlen_k]: the positions of rows and keys that the
+  /// band compares, in place of i + q_offset and j. Not implemented yet: Mask throws kUnsupported unless both are
+  /// empty.
+  std::vector<int32_t> q_pos{}, k_pos{};
 };
 
 /// A plain view of a mask: what the planner and the kernels read. Pointers as in MaskParts (null =

@@ -47,6 +47,8 @@ class Mask(C.Structure):
         ("window_right", C.c_int64),
         ("bounds", Tensor),
         ("block_mask", Tensor),
+        ("q_pos", Tensor),
+        ("k_pos", Tensor),
     ]
 
 
@@ -66,12 +68,15 @@ class Options(C.Structure):
         ("executed_tiles", C.POINTER(ExecutedTiles)),
         ("softcap", C.c_double),
         ("dropout_p", C.c_double),
-        ("dropout_seed", C.c_uint64),
-        ("dropout_offset", C.c_uint64),
+        ("reserved", C.c_uint64 * 2),
         ("sink", Tensor),
         ("block_table", Tensor),
         ("partial_out", C.c_uint32),
         ("max_ctas", C.c_int32),
+        ("allocate", C.c_void_p),
+        ("allocate_context", C.c_void_p),
+        ("kernels", C.c_char_p),
+        ("dropout_state", C.POINTER(C.c_uint64)),
     ]
 
 
@@ -89,6 +94,7 @@ class BackwardArgs(C.Structure):
         [("struct_size", C.c_uint32), ("reserved", C.c_uint32)]
         + [(n, Tensor) for n in "q k v out lse dout dlse dq dk dv".split()]
         + _CALL
+        + [("dsink", Tensor)]
     )
 
 

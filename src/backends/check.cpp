@@ -196,6 +196,23 @@ void check_options(const Options& options) {
     throw_invalid("max_ctas is ", options.max_ctas, "; it must be 0 (one for each multiprocessor) or more");
   if (options.softmax_scale && !std::isfinite(*options.softmax_scale))
     throw_invalid("softmax_scale is ", *options.softmax_scale, "; it must be finite");
+  const Features& features = options.features;
+  if (!std::isfinite(features.softcap) || features.softcap < 0)
+    throw_invalid("softcap is ", features.softcap, "; it must be 0 (none) or a positive number");
+  if (!(features.dropout.p >= 0 && features.dropout.p < 1))
+    throw_invalid("dropout_p is ", features.dropout.p, "; it must be at least 0 and less than 1");
+}
+
+void check_sink(const Problem& p, bool with_data) {
+  if (p.features.sink.defined())
+    check_tensor("sink", p.features.sink, {{p.heads_q}, "heads_q", DataType::kFloat32, false, false}, p.device,
+                 with_data);
+}
+
+void check_dsink(const Problem& p, bool with_data) {
+  if (!p.dsink.defined()) return;
+  if (!p.features.sink.defined()) throw_invalid("dsink is ", describe(p.dsink), "; it must be absent without sink");
+  check_tensor("dsink", p.dsink, {{p.heads_q}, "sink's shape", DataType::kFloat32, false, true}, p.device, with_data);
 }
 
 /// The call's mask; without one, one that hides nothing.
@@ -214,6 +231,7 @@ Problem begin(const AttentionInputs& args, const Options& options, bool with_dat
   Problem p{.deterministic = options.deterministic,
             .threads = options.threads,
             .max_ctas = options.max_ctas,
+            .features = options.features,
             .stream = options.stream,
             .executed_tiles = options.executed_tiles,
             .q = args.q,
@@ -226,11 +244,13 @@ Problem begin(const AttentionInputs& args, const Options& options, bool with_dat
             .dq = {},
             .dk = {},
             .dv = {},
+            .dsink = {},
             .mask = mask_of(args),
             .plan = args.plan,
             .dense = args.dense_mask};
   check_inputs(p, with_data);
   p.softmax_scale = options.softmax_scale.value_or(1 / std::sqrt(static_cast<double>(p.head_dim)));
+  check_sink(p, with_data);
   check_mask(p);
   if (p.dense.defined()) check_dense(p, with_data);
   if (p.plan.defined()) check_plan(p);
@@ -257,6 +277,7 @@ Problem check(const BackwardArgs& args, const Options& options, bool with_data) 
   p.dq = args.dq;
   p.dk = args.dk;
   p.dv = args.dv;
+  p.dsink = args.dsink;
   check_out_and_lse(p, with_data, false);
   check_tensor("dout", p.dout, {{p.batch, p.seqlen_q, p.heads_q, p.head_dim_v}, "out's shape", p.dtype, false, false},
                p.device, with_data);
@@ -269,7 +290,27 @@ Problem check(const BackwardArgs& args, const Options& options, bool with_data) 
                with_data);
   check_tensor("dv", p.dv, {{p.batch, p.seqlen_k, p.heads_kv, p.head_dim_v}, "v's shape", p.dtype, true, true},
                p.device, with_data);
+  check_dsink(p, with_data);
   return p;
+}
+
+std::vector<std::string> names(const Features& features) {
+  std::vector<std::string> asked;
+  if (features.softcap != 0) asked.emplace_back("softcap");
+  if (features.sink.defined()) asked.emplace_back("sink");
+  if (features.dropout.p != 0 || features.dropout.state) asked.emplace_back("dropout");
+  return asked;
+}
+
+std::string unimplemented(const Features& features) {
+  const Dropout& dropout = features.dropout;
+  if (features.softcap != 0)
+    return message("softcap is ", features.softcap, "; it must be 0: softcap is not implemented");
+  if (features.sink.defined())
+    return message("sink is ", describe(features.sink), "; it must be absent: sinks are not implemented");
+  if (dropout.p != 0) return message("dropout_p is ", dropout.p, "; it must be 0: dropout is not implemented");
+  if (dropout.state) return "dropout_state is given; it must be null: dropout is not implemented";
+  return {};
 }
 
 }  // namespace flashmask

@@ -40,6 +40,7 @@ std::string to_string(const Explanation& e) {
                    " of ", e.tiles, " of ", e.tile.rows, "x", e.tile.keys,
                    " are executed\nworkspace: ", e.workspace_bytes, " bytes");
   }
+  for (const std::string& feature : e.features) text += message("\nwith ", feature);
   for (const std::string& line : e.rejected) text += message("\nnot ", line);
   return text;
 }
@@ -49,6 +50,7 @@ std::string to_json(const Explanation& e) {
       .add("backend", e.backend.empty() ? "null" : json_string(e.backend))
       .add_string("reason", e.reason)
       .add_string("configuration", e.configuration)
+      .add("features", json_array_of_strings(e.features))
       .add_string("arch", e.arch)
       .add_string("instance", e.instance)
       .add("kernels", json_array_of_strings(e.kernels))

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "flashmask/attention.h"
 #include "mask/view.h"
@@ -19,11 +20,12 @@ struct Problem {
   bool deterministic = false;
   int threads = 0;   ///< as asked for: 0 is the backend's default
   int max_ctas = 0;  ///< of the attention kernel; 0: one for each multiprocessor
+  Features features{};
   void* stream = nullptr;
   ExecutedTiles* executed_tiles = nullptr;
   std::optional<GpuModel> gpu{};  ///< of an explanation: in place of the device's own properties
 
-  TensorView q, k, v, out, lse, dout, dlse, dq, dk, dv;
+  TensorView q, k, v, out, lse, dout, dlse, dq, dk, dv, dsink;
   Mask mask;         ///< every row sees every key in dense mode
   PlanView plan;     ///< may be undefined
   TensorView dense;  ///< defined in dense-mask mode: [1 or batch, 1 or heads, seqlen_q, seqlen_k]
@@ -59,5 +61,8 @@ inline const uint8_t* dense_matrix(const Problem& p, int64_t b, int64_t h) {
 /// Checks a call and takes it apart. `with_data`: also that pointers are there (not for workspace queries).
 Problem check(const ForwardArgs& args, const Options& options, bool with_data);
 Problem check(const BackwardArgs& args, const Options& options, bool with_data);
+
+/// Why no backend takes a call with these features: the first one asked for, by name; empty if there is none.
+std::string unimplemented(const Features& features);
 
 }  // namespace flashmask

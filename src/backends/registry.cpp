@@ -37,6 +37,11 @@ bool lacks_device(const Backend& backend, const Problem& problem) {
   return problem.device.kind == backend.device_kind() && !backend.has_device(problem.device);
 }
 
+std::string refusal_of(const Backend& backend, const Problem& problem) {
+  std::string refusal = unimplemented(problem.features);
+  return refusal.empty() ? backend.refusal(problem) : refusal;
+}
+
 /// The first backend that takes the call: the argument decides, then the environment, then the order of the list.
 Choice choose(const Problem& problem, const std::string& wanted) {
   Choice choice;
@@ -48,7 +53,7 @@ Choice choose(const Problem& problem, const std::string& wanted) {
   }
   if (name != "auto") {
     const Backend& forced = find_backend(name, source);
-    if (std::string refusal = forced.refusal(problem); !refusal.empty()) {
+    if (std::string refusal = refusal_of(forced, problem); !refusal.empty()) {
       choice.rejected.push_back(message(name, ": ", refusal));
       choice.no_device = !forced.info().usable || lacks_device(forced, problem);
     } else {
@@ -58,7 +63,7 @@ Choice choose(const Problem& problem, const std::string& wanted) {
     return choice;
   }
   for (const Backend* backend : backend_list()) {
-    std::string refusal = backend->refusal(problem);
+    std::string refusal = refusal_of(*backend, problem);
     if (refusal.empty() && !backend->automatic()) refusal = "only runs when it is asked for by name (it is slow)";
     if (refusal.empty()) {
       choice.backend = backend;
@@ -104,6 +109,7 @@ Problem on_gpu(Problem problem, const std::optional<GpuModel>& gpu) {
 
 Explanation explain_problem(const Problem& problem, const Options& options) {
   Explanation result;
+  result.features = names(problem.features);
   const Choice choice = choose(problem, options.backend);
   result.rejected = choice.rejected;
   if (!choice.backend) return result;

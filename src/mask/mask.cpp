@@ -50,6 +50,14 @@ void check_size(const char* argument, std::size_t got, std::optional<int64_t> ex
   }
 }
 
+void check_no_positions(const MaskParts& parts) {
+  for (auto [argument, positions] : {std::pair{"q_pos", &parts.q_pos}, {"k_pos", &parts.k_pos}}) {
+    if (!positions->empty())
+      throw_unsupported(argument, " has ", positions->size(),
+                        " elements; it must be empty: positions are not implemented");
+  }
+}
+
 /// Far beyond any sequence, and small enough that sums of a few never overflow.
 constexpr int64_t kFarthest = int64_t{1} << 40;
 
@@ -240,6 +248,7 @@ Band Band::window(int64_t left, int64_t right) {
 }
 
 Mask::Mask(MaskParts parts) {
+  check_no_positions(parts);
   check_seqlen("seqlen_q", parts.seqlen_q);
   check_seqlen("seqlen_k", parts.seqlen_k);
   check_count("batch", parts.batch);

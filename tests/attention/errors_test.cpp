@@ -169,9 +169,56 @@ TEST_F(CallErrors, Options) {
   expect_options({"max_ctas is -1", "multiprocessor"}, {.max_ctas = -1});
   expect_options({"softmax_scale is inf", "finite"}, {.softmax_scale = INFINITY});
   expect_options({"softmax_scale", "finite"}, {.softmax_scale = NAN});
+  expect_options({"softcap is -1", "positive"}, {.features = {.softcap = -1}});
+  expect_options({"softcap is inf"}, {.features = {.softcap = INFINITY}});
+  expect_options({"dropout_p is 1", "less than 1"}, {.features = {.dropout = {.p = 1}}});
+  expect_options({"dropout_p is nan"}, {.features = {.dropout = {.p = NAN}}});
   int anything = 0;
   expect_options({"stream must be null"}, {.stream = &anything}, ErrorCode::kUnsupported);
   expect_options({"stream must be null"}, {.stream = &anything, .backend = "reference"}, ErrorCode::kUnsupported);
+}
+
+TEST_F(CallErrors, SinkAndItsGradient) {
+  const std::vector<float> logits(4);
+  call.options.features.sink = Call<float>::view(logits, {5});
+  expect_backward({"sink is float32 [5]", "float32 [4]", "heads_q"}, [](auto&) {});
+  call.options.features.sink = Call<float>::view(logits, {4});
+  expect_backward({"dsink is float32 [3]", "sink's shape"}, [&](auto& a) { a.dsink = Call<float>::view(logits, {3}); });
+  call.options.features = {};
+  expect_backward({"dsink is float32 [4]", "absent without sink"},
+                  [&](auto& a) { a.dsink = Call<float>::view(logits, {4}); });
+}
+
+/// Every feature, asked for alone: every backend refuses it by name, and an explanation lists it.
+TEST_F(CallErrors, FeaturesThatAreNotImplemented) {
+  const std::vector<float> logits(4);
+  const uint64_t state[2] = {};
+  const struct {
+    std::string name, got;
+    Features features;
+  } asked[] = {
+      {"softcap", "softcap is 30; it must be 0: softcap is not implemented", {.softcap = 30}},
+      {"sink", "sink is float32 [4]; it must be absent", {.sink = Call<float>::view(logits, {4})}},
+      {"dropout", "dropout_p is 0.1; it must be 0: dropout is not implemented", {.dropout = {.p = 0.1}}},
+      {"dropout", "dropout_state is given; it must be null", {.dropout = {.state = state}}},
+  };
+  for (const auto& [name, got, features] : asked) {
+    SCOPED_TRACE(got);
+    EXPECT_EQ(names(features), std::vector{name});
+    for (const std::string backend : {"auto", "cpu", "reference"}) {
+      const Options options{.features = features, .backend = backend};
+      const std::string refused_by = backend == "auto" ? "reference" : backend;
+      expect_error(ErrorCode::kUnsupported, {refused_by + ": " + got}, [&] { backward(args, {}, options); });
+      expect_error(ErrorCode::kUnsupported, {refused_by + ": " + got},
+                   [&] { forward(call.forward_args(), {}, options); });
+      const Explanation why = explain(args, options);
+      EXPECT_EQ(why.features, std::vector{name});
+      EXPECT_TRUE(why.backend.empty());
+      EXPECT_NE(to_json(why).find("\"features\": [\"" + name + "\"]"), std::string::npos) << to_json(why);
+    }
+  }
+  EXPECT_TRUE(names(Features{}).empty());
+  EXPECT_TRUE(explain(args).features.empty());
 }
 
 TEST_F(CallErrors, WorkspaceTooSmallAndNothingWritten) {

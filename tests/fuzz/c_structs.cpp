@@ -88,12 +88,15 @@ struct Drawn {
   fm_backward_args args{};  ///< of both directions
   fm_tensor visible{};
   std::vector<Argument> tensors;
-  std::size_t of_mask = 0;  ///< the last so many of `tensors` are the mask's
   int64_t backend = 0;
   bool has_mask = true, with_plan = false, null_options = false, count = false;
   Size plan = Size::kRight, workspace = Size::kRight, text = Size::kRight;
   uint8_t null_struct = 0, plan_header = 0;
   int changes = 0;
+
+  bool readable(const fm_tensor& t) const {
+    return std::find_if(tensors.begin(), tensors.end(), [&](const Argument& a) { return a.tensor == &t; })->readable;
+  }
 };
 
 void lay_out(fm_tensor& t, int32_t dtype, std::initializer_list<int64_t> shape, uint8_t layout = 0) {
@@ -182,9 +185,9 @@ void draw_right(ByteReader& bytes, Drawn& drawn) {
   drawn.with_plan = kind & 128;
   draw_options(bytes, drawn);
   for (fm_tensor* t : {&a.q, &a.k, &a.v, &a.out, &a.lse, &a.dout, &a.dlse, &a.dq, &a.dk, &a.dv, &a.dense_mask,
-                       &drawn.visible, &drawn.mask.bounds, &drawn.mask.block_mask})
+                       &drawn.visible, &drawn.mask.bounds, &drawn.mask.block_mask, &drawn.mask.q_pos, &drawn.mask.k_pos,
+                       &drawn.options.sink, &a.dsink})
     drawn.tensors.push_back({t});
-  drawn.of_mask = 2;
 }
 
 // --- What is changed -------------------------------------------------------------------------------
@@ -231,21 +234,26 @@ uint32_t draw_struct_size(ByteReader& bytes, std::size_t right) {
 void change_mask(ByteReader& bytes, Drawn& drawn) {
   fm_mask& m = drawn.mask;
   int64_t* const numbers[] = {&m.seqlen_q, &m.seqlen_k, &m.q_offset, &m.window_left, &m.window_right};
-  const uint8_t field = bytes.byte() % 8;
+  const uint8_t field = bytes.byte() % 10;
   if (field < 5) {
     *numbers[field] = draw_wrong(bytes);
   } else if (field == 5) {
     m.flags = bytes.byte();
   } else if (field == 6) {
     m.struct_size = draw_struct_size(bytes, sizeof(m));
-  } else {
+  } else if (field == 7) {
     m.flags ^= FM_CAUSAL;
+  } else if (field == 8) {
+    lay_out(m.q_pos, FM_INT32, {1, m.seqlen_q});
+  } else {
+    lay_out(m.k_pos, FM_INT32, {1, m.seqlen_k});
   }
 }
 
 void change_options(ByteReader& bytes, Drawn& drawn) {
   fm_options& o = drawn.options;
-  const uint8_t field = bytes.byte() % 12;
+  const uint8_t field = bytes.byte() % 16;
+  static const uint64_t dropout_state[2] = {};
   constexpr int64_t kDevices[] = {1, -1, 2, INT32_MAX, INT32_MIN};
   switch (field) {
     case 0:
@@ -269,7 +277,7 @@ void change_options(ByteReader& bytes, Drawn& drawn) {
       o.partial_out = bytes.byte();
       break;
     case 6:
-      o.sink = drawn.args.lse;
+      lay_out(o.sink, FM_FLOAT32, {drawn.args.q.shape[2]});
       break;
     case 7:
       o.dropout_p = bytes.byte() / 128.0;
@@ -280,13 +288,30 @@ void change_options(ByteReader& bytes, Drawn& drawn) {
     case 9:
       o.struct_size = draw_struct_size(bytes, sizeof(o));
       break;
+    case 10: {
+      const int64_t bits = bytes.wide();
+      std::memcpy(&o.softcap, &bits, sizeof(bits));
+      break;
+    }
+    case 11:
+      o.dropout_state = dropout_state;
+      break;
+    case 12:
+      o.allocate = [](void*, std::size_t) -> void* { return nullptr; };
+      break;
+    case 13:
+      o.allocate_context = &o;
+      break;
+    case 14:
+      o.kernels = "sm90";
+      break;
     default:
       drawn.backend = bytes.byte() % 8;
   }
 }
 
 void change_call(ByteReader& bytes, Drawn& drawn) {
-  const uint8_t field = bytes.byte() % 8, value = bytes.byte();
+  const uint8_t field = bytes.byte() % 9, value = bytes.byte();
   const auto size = static_cast<Size>(value % static_cast<uint8_t>(Size::kCount));
   switch (field) {
     case 0:
@@ -309,6 +334,9 @@ void change_call(ByteReader& bytes, Drawn& drawn) {
       break;
     case 6:
       drawn.plan_header = value;
+      break;
+    case 7:
+      lay_out(drawn.args.dsink, FM_FLOAT32, {drawn.args.q.shape[2]});
       break;
     default:
       lay_out(drawn.args.dense_mask, FM_BOOL, {1, 1, drawn.mask.seqlen_q, drawn.mask.seqlen_k});
@@ -339,8 +367,7 @@ class Calls {
     for (Argument& argument : drawn.tensors) bind(bytes, argument);
     mask_ = drawn.null_struct == 1 ? nullptr : copied(drawn.mask);
     options_ = drawn.null_options ? nullptr : make_options();
-    mask_readable_ = std::all_of(drawn.tensors.end() - static_cast<std::ptrdiff_t>(drawn.of_mask), drawn.tensors.end(),
-                                 [](const Argument& argument) { return argument.readable; });
+    mask_readable_ = drawn.readable(drawn.mask.bounds) && drawn.readable(drawn.mask.block_mask);
     on_host_ = drawn.null_options || drawn.options.device == 0;
   }
 
@@ -437,7 +464,7 @@ class Calls {
     const bool differs =
         m.struct_size == sizeof(m) && (v.shape[2] != m.seqlen_q || v.shape[3] != m.seqlen_k ||
                                        std::max(v.shape[0], v.shape[1]) > static_cast<int64_t>(kMostBytes));
-    const bool writable = drawn_.tensors[drawn_.tensors.size() - 3].readable;
+    const bool writable = drawn_.readable(drawn_.visible);
     if (shapes_fit && (!mask_readable_ || !(writable || differs))) return;
     const fm_tensor* const visible =
         drawn_.null_struct == 3 ? nullptr : memory_.copy(drawn_.visible, sizeof(fm_tensor));

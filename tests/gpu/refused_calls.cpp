@@ -397,6 +397,7 @@ void refuse_c_calls(Counts& counts) {
        "struct_size"},
       {"an unknown flag", [](fm_forward_args&, fm_options& o) { o.flags = 1u << 31; }, FM_UNSUPPORTED, "flags"},
       {"softcap", [](fm_forward_args&, fm_options& o) { o.softcap = 30; }, FM_UNSUPPORTED, "softcap"},
+      {"dropout", [](fm_forward_args&, fm_options& o) { o.dropout_p = 0.1; }, FM_UNSUPPORTED, "dropout_p"},
       {"device -1", [](fm_forward_args&, fm_options& o) { o.device = -1; }, FM_INVALID_ARGUMENT, "device"},
       {"a dtype of 99", [](fm_forward_args& a, fm_options&) { a.q.dtype = 99; }, FM_INVALID_ARGUMENT, "q"},
       {"a negative dtype", [](fm_forward_args& a, fm_options&) { a.lse.dtype = -3; }, FM_INVALID_ARGUMENT, "lse"},

@@ -47,6 +47,14 @@ TEST(MaskErrors, VectorSizes) {
                  {"lts has 1 elements", "needs 1099511627776"});
 }
 
+TEST(MaskErrors, PositionsAreNotImplemented) {
+  for (const auto& [parts, argument] :
+       {std::pair{MaskParts{.seqlen_q = 2, .seqlen_k = 3, .q_pos = {5, 6}}, "q_pos has 2 elements"},
+        {MaskParts{.seqlen_q = 2, .seqlen_k = 3, .k_pos = {4, 5, 6}}, "k_pos has 3 elements"}})
+    expect_error(ErrorCode::kUnsupported, {argument, "must be empty: positions are not implemented"},
+                 [&] { Mask mask(parts); });
+}
+
 TEST(MaskErrors, BlockMaskSize) {
   const std::string shape = "[block_batch, block_heads, ceil(seqlen_q / 128), ceil(seqlen_k / 128)]";
   expect_refused({.seqlen_q = 129, .seqlen_k = 128, .block_mask = {1}},

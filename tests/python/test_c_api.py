@@ -287,9 +287,21 @@ def test_null_pointers_and_reserved_options():
     assert lib.fm_forward_workspace(None, None, C.byref(size)) == capi.INVALID_ARGUMENT
     assert "args is NULL" in last_error()
     assert lib.fm_plan_bytes(C.byref(capi.mask(8, 8)), None) == capi.INVALID_ARGUMENT
-    for field, value in (("softcap", 30.0), ("dropout_p", 0.1), ("partial_out", 1), ("dropout_seed", 3)):
+    one = np.zeros(1, np.float32)
+    for field, value in (
+        ("softcap", 30.0),
+        ("dropout_p", 0.1),
+        ("reserved", (C.c_uint64 * 2)(0, 3)),
+        ("sink", one),
+        ("block_table", one),
+        ("partial_out", 1),
+        ("allocate", 1 << 12),
+        ("allocate_context", 1 << 12),
+        ("kernels", b"sm90"),
+        ("dropout_state", (C.c_uint64 * 2)(7, 0)),
+    ):
         status, message = forward_error(options=capi.make(capi.Options, **{field: value}))
-        assert status == capi.UNSUPPORTED and "reserved" in message
+        assert status == capi.UNSUPPORTED and field in message, message
     assert forward_error(options=capi.make(capi.Options, backend=b"nonsense"))[0] == capi.INVALID_ARGUMENT
     assert forward_error(options=capi.make(capi.Options, device=1))[0] in (capi.NO_DEVICE, capi.UNSUPPORTED)
 
@@ -307,3 +319,34 @@ def test_structs_of_older_and_newer_callers():
     older = capi.make(capi.Options, softcap=30.0)
     older.struct_size = capi.Options.softcap.offset  # the caller has no softcap: what follows is not read
     assert forward_error(options=older)[0] == capi.OK
+
+
+@pytest.mark.parametrize(
+    "struct, field, value",
+    [
+        (capi.Options, "allocate", 1 << 12),
+        (capi.Options, "allocate_context", 1 << 12),
+        (capi.Options, "kernels", b"sm90"),
+        (capi.Options, "dropout_state", (C.c_uint64 * 2)()),
+        (capi.Mask, "q_pos", np.zeros((1, 8), np.int32)),
+        (capi.Mask, "k_pos", np.zeros((1, 8), np.int32)),
+        (capi.BackwardArgs, "dsink", np.zeros(1, np.float32)),
+    ],
+)
+def test_a_field_is_read_only_of_callers_who_have_it(struct, field, value):
+    q, k, v, _ = inputs(4, 1, 8, 8, 1, 8)
+    tensors = {"out": q, "dout": q, "dq": q, "k": k, "v": v, "dk": k, "dv": v, "lse": np.zeros((1, 1, 8), np.float32)}
+    structs = {
+        capi.Options: capi.make(capi.Options),
+        capi.Mask: capi.mask(8, 8),
+        capi.BackwardArgs: capi.make(capi.BackwardArgs, q=q, **tensors),
+    }
+    changed = structs[struct]
+    setattr(changed, field, capi.tensor(value) if isinstance(value, np.ndarray) else value)
+    args, options = structs[capi.BackwardArgs], structs[capi.Options]
+    args.mask = C.pointer(structs[capi.Mask])
+    ask = lambda: lib.fm_backward_workspace(C.byref(args), C.byref(options), C.byref(C.c_size_t()))  # noqa: E731
+    assert ask() == (capi.INVALID_ARGUMENT if field == "dsink" else capi.UNSUPPORTED)
+    assert field in last_error()
+    changed.struct_size = getattr(struct, field).offset
+    assert ask() == capi.OK, last_error()
