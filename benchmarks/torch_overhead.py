@@ -20,6 +20,11 @@ and of the differences within a round.
 FLASHMASK_TORCH_LIBRARY, FLASHMASK_LIBRARY and FLASHMASK_EMPTY_OPERATOR name the libraries. On CUDA, BARS are the most
 that a call may cost without gradients, and that forward and backward together may; the exit status says whether both
 are met.
+
+--old FOLDER compares with another version instead, in the same run: the two take turns as processes, each with its own
+Python package, libraries and copy of this program, and the ratios of a turn's figures are reported. FOLDER holds
+python/flashmask, benchmarks/torch_overhead.py, the library under its soname, libflashmask_torch.so and
+libflashmask_empty_operator.so of that version.
 """
 
 import argparse
@@ -28,13 +33,16 @@ import json
 import os
 import random
 import statistics
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import torch
 from flashmask import flashmask_attention, masks, ops
 
 BARS = {"no_grad": 15.0, "with_backward": 40.0}  # microseconds
+BARS_OVER_OLD = {"no_grad": 0.94, "with_backward": 0.85}  # with --old
 CALLS = 100
 SEQLEN, HEADS, HEAD_DIM = 2, 1, 64
 REPORTED = {
@@ -190,12 +198,65 @@ def measure(device, rounds):
     }
 
 
+def environment_of(folder):
+    """The environment in which the version in `folder` runs."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(folder / "python"),
+        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH")])),
+        "FLASHMASK_LIBRARY": str(next(folder.glob("libflashmask.so*"))),
+        "FLASHMASK_TORCH_LIBRARY": str(folder / "libflashmask_torch.so"),
+        "FLASHMASK_EMPTY_OPERATOR": str(folder / "libflashmask_empty_operator.so"),
+    }
+
+
+def figures_in_turn(program, environment, device, rounds):
+    """One version's microseconds, measured in a process of its own."""
+    words = [sys.executable, str(program), "--device", str(device), "--rounds", str(rounds), "--json"]
+    result = subprocess.run(words, env=environment, capture_output=True, text=True)
+    lines = result.stdout.splitlines()
+    if not lines:
+        raise SystemExit(f"{program} failed: {result.stderr[-2000:]}")
+    return json.loads(lines[-1])["microseconds"]
+
+
+def compare(old, device, rounds, turns):
+    """{name: the ratios to the version in `old`, of each turn}"""
+    programs = [(Path(__file__), dict(os.environ)), (old / "benchmarks" / "torch_overhead.py", environment_of(old))]
+    ratios = {name: [] for name in REPORTED}
+    for turn in range(turns):
+        found = {}
+        for which in (0, 1) if turn % 2 == 0 else (1, 0):
+            found[which] = figures_in_turn(*programs[which], device, rounds)
+        for name in REPORTED:
+            ratios[name].append(found[0][name] / found[1][name])
+        told = ", ".join(f"{name} {found[0][name]:.1f} / {found[1][name]:.1f}" for name in BARS)
+        print(f"[{turn + 1} of {turns}] us, ours / old: {told}", file=sys.stderr, flush=True)
+    return ratios
+
+
+def report_comparison(ratios, as_json):
+    medians = {name: round(statistics.median(of), 3) for name, of in ratios.items()}
+    passed = all(medians[name] <= bar for name, bar in BARS_OVER_OLD.items())
+    if as_json:
+        print(json.dumps({"over_old": medians, "bars": BARS_OVER_OLD, "passed": passed}))
+    else:
+        for name, ratio in medians.items():
+            print(f"{ratio:6.3f}  {REPORTED[name]}")
+    return 0 if passed else 1
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu or cuda")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parser.add_argument("--old", type=Path, help="folder of another version to compare with")
+    parser.add_argument("--turns", type=int, default=3, help="of each version, with --old")
     arguments = parser.parse_args()
+    if arguments.old:
+        ratios = compare(arguments.old.resolve(), arguments.device, arguments.rounds, arguments.turns)
+        return report_comparison(ratios, arguments.json)
     figures = measure(arguments.device, arguments.rounds)
     if arguments.json:
         print(json.dumps(figures))
