@@ -85,15 +85,3 @@ def shape_text(cell):
 
 def best_text(cell, held):
     return ", ".join(f"{ratio:.3f} {held['names'][name]}" for name, ratio in cell.get("best_of_both", {}).items())
-
-
-def ahead(library):
-    """A line for each cell where another kernel takes clearly less time than ours."""
-    held, found = counted(library)
-    for table in found:
-        for cell in table["cells"]:
-            place = f"{shape_text(cell)}, {cell['mask']}{', grouped heads' if 'heads_kv' in cell else ''}"
-            for name, pair in cell["over_ours"].items():
-                for direction, ratio in zip(("forward", "backward"), pair):
-                    if ratio is not None and name != "deterministic" and ratio <= CLEARLY:
-                        yield f"{place}, {direction}: {held['names'][name]} {ratio:.2f}"

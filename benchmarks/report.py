@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""One self-contained HTML page, and SVG files, from the receipts of GPU runs.
+"""The documents' figures, SVG files and one self-contained HTML page, from the receipts of GPU runs.
 
+    python benchmarks/report.py --docs
     python benchmarks/report.py [--library build/release/src/libflashmask.so] [--html out/gpu.html] [--svg docs/img]
-    python benchmarks/report.py --markdown
 
-Only what the library's kernels measured is shown, cell by cell (receipts.judge), and, marked, what kernels of another
-toolkit did. The page says how much else there is. --markdown prints the tables of README and docs/kernels, and where
-another kernel is faster than ours.
+--docs writes docs/performance.md, the figures of README and other pages, and docs/img/gpu-*.svg from all receipts
+(documents.py). The HTML page has only what the library's kernels measured, cell by cell (receipts.judge), and, marked,
+what kernels of another toolkit did; it says how much else there is.
 """
 
 import argparse
 import math
-import statistics
 import sys
 from html import escape
 from pathlib import Path
@@ -21,14 +20,13 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 import beside  # noqa: E402
 import charts  # noqa: E402
-import paper_masks  # noqa: E402
+import documents  # noqa: E402
 import receipts  # noqa: E402
 import verdict  # noqa: E402
 from receipts import short_length  # noqa: E402
+from shapes import IN_WORDS, by_shape, chart_name, heads_text, shape_text  # noqa: E402
 
 OURS, FLEX, CUDNN, V3, FA3, DENSE = "#2f6fde", "#d9822b", "#3f9c6b", "#8a63c9", "#c2527a", "#9aa5b1"
-OPS = {"fwd": "Forward", "bwd": "Backward", "total": "Total"}
-IN_WORDS = {**OPS, "total": "Forward and backward"}
 SERIES = [
     ("ours", "flashmask (plan included)", OURS, "box"),
     ("deterministic", "flashmask, deterministic", OURS, "hollow"),
@@ -70,11 +68,6 @@ def tflops_of(case):
 def marked_mask(case):
     """The mask's name, with a star where the kernels are another toolkit's."""
     return case["mask"] + " *" * case["marked"]
-
-
-def heads_text(case):
-    grouped = f" for {case['heads_kv']} key heads" if case["heads"] != case["heads_kv"] else ""
-    return f"{case['heads']} heads{grouped}"
 
 
 def speed_chart(cases):
@@ -154,35 +147,6 @@ def plan_bytes(seqlen):
     """Two bits for each granule of 64 x 128, stored by rows and by keys."""
     rows, keys = math.ceil(seqlen / 64), math.ceil(seqlen / 128)
     return 16 * (rows * math.ceil(keys / 64) + keys * math.ceil(rows / 64))
-
-
-SHAPE = ("head_dim", "head_dim_v", "seqlen", "batch", "heads", "heads_kv")
-
-
-def by_shape(cases):
-    """Cases that differ in their masks alone, the forward first, then the largest head dim, then heads that are not
-    grouped; the masks as the paper has them, whichever run they are of."""
-
-    def place(case):
-        first = list(OPS).index(case["op"]), -case["head_dim"], -case["head_dim_v"], case["heads"] != case["heads_kv"]
-        return *first, case["seqlen"], *(case[name] for name in SHAPE)
-
-    shapes = {}
-    for case in sorted(cases, key=lambda case: (*place(case), paper_masks.NAMES.index(case["mask"]))):
-        shapes.setdefault(place(case), []).append(case)
-    return list(shapes.values())
-
-
-def chart_name(case):
-    values = f"-dv{case['head_dim_v']}" if case["head_dim_v"] != case["head_dim"] else ""
-    grouped = f"-kv{case['heads_kv']}" if case["heads_kv"] != case["heads"] else ""
-    return f"{OPS[case['op']].lower()}-d{case['head_dim']}{values}-{short_length(case['seqlen']).lower()}{grouped}"
-
-
-def shape_text(case):
-    values = f", of values {case['head_dim_v']}" if case["head_dim_v"] != case["head_dim"] else ""
-    grouped = f", {heads_text(case)}" if case["heads_kv"] != case["heads"] else ""
-    return f"{IN_WORDS[case['op']]}, head dim {case['head_dim']}{values}, {short_length(case['seqlen'])}{grouped}"
 
 
 def drawings(cases, figures):
@@ -312,127 +276,6 @@ def page(cases, figures, hidden, library):
     )
 
 
-# --- Tables of README and docs/kernels ---------------------------------------------------------------
-
-
-def markdown_row(values):
-    return f"| {' | '.join(map(str, values))} |"
-
-
-def markdown_table(head, rows):
-    return [markdown_row(head), f"|{'---|' * len(head)}", *map(markdown_row, rows)]
-
-
-def speed_text(value):
-    return f"{value:.2f}x" if value else ""
-
-
-def plain_rows(cases, op):
-    """{(head_dim, seqlen): rows in the paper's order} of the cells with as many key heads as query heads."""
-    found = {}
-    plain = [c for c in cases if c["op"] == op and c["heads"] == c["heads_kv"] and c["head_dim"] == c["head_dim_v"]]
-    for alike in by_shape(plain):
-        found.setdefault((alike[0]["head_dim"], alike[0]["seqlen"]), []).extend(map(verdict.row_of, alike))
-    return found
-
-
-def readme_cells(row, op):
-    """What README's table shows of a mask at one head dim; nothing of a cell that is not shown."""
-    if row is None:
-        return [""] * (3 + (op == "bwd"))
-    det = [f"{row['deterministic']:.2f}" if row["deterministic"] else ""] * (op == "bwd")
-    return [f"{row['tflops']:.0f}", speed_text(row["flex"]), speed_text(row["v3"]), *det]
-
-
-def readme_table(cases, op):
-    """README's table of a direction: twelve masks at 8K."""
-    sides = [{r["mask"]: r for r in plain_rows(cases, op).get((d, 8192), [])} for d in (128, 64)]
-    columns = ["TFLOP/s", "of FlexAttention", "of V3", *["det"] * (op == "bwd")]
-    head = [
-        "mask",
-        *["live tiles"] * (op == "fwd"),
-        *(f"d = {d}, {columns[0]}" if name == columns[0] else name for d in (128, 64) for name in columns),
-    ]
-    rows = []
-    for mask in paper_masks.NAMES:
-        present = [side[mask] for side in sides if mask in side]
-        if present:
-            live = [f"{present[0]['live']:.1%}".replace("%", " %")] * (op == "fwd")
-            rows.append([mask, *live, *(text for side in sides for text in readme_cells(side.get(mask), op))])
-    return markdown_table(head, rows)
-
-
-def standing_row(head_dim, seqlen, rows, op):
-    """One length of docs/kernels' tables."""
-    of_v3 = [r for r in rows if r["v3"]]
-    worst = min(of_v3, key=lambda r: r["v3"], default=None)
-    few = f", {len(of_v3)} masks" if 0 < len(of_v3) < len(rows) else ""
-    cudnn = [next((r["cudnn"] for r in rows if r["mask"] == mask), None) for mask in ("full", "causal")]
-    of_worst = f"{speed_text(worst['v3'])} ({worst['mask']})" if worst else ""
-    values = [
-        f"d = {head_dim}, {short_length(seqlen)}",
-        of_worst,
-        speed_text(verdict.mean_of(of_v3, "v3")) + few,
-        *map(speed_text, cudnn),
-    ]
-    slower = [r["deterministic"] for r in rows if r["deterministic"]]
-    return [*values, f"{statistics.median(slower):.2f}, {max(slower):.2f}"] if op == "bwd" and slower else values
-
-
-def standing_table(cases, op):
-    """docs/kernels' table of a direction: where it stands at each head dim and length."""
-    head = [
-        "",
-        "V3, worst cell",
-        "V3, geometric mean",
-        "cuDNN, full",
-        "cuDNN, causal",
-        *["deterministic over fast, median and worst"] * (op == "bwd"),
-    ]
-    return markdown_table(head, [standing_row(*shape, rows, op) for shape, rows in plain_rows(cases, op).items()])
-
-
-def means_table(cases):
-    """Geometric means over V3, of both directions and of both together."""
-    means = {}
-    for op in OPS:
-        for shape, rows in plain_rows(verdict.with_totals(cases), op).items():
-            means.setdefault(shape, []).append(verdict.mean_of(rows, "v3"))
-    rows = [
-        [f"d = {d}, {short_length(s)}", *map(speed_text, of_each)]
-        for (d, s), of_each in means.items()
-        if len(of_each) == len(OPS) and all(of_each)
-    ]
-    return markdown_table(["over V3, geometric mean", "forward", "backward", "both"], rows)
-
-
-PEERS = {"v3": "FlashMask V3", "fa3": "FlashAttention-3", "flex": "FlexAttention", "cudnn": "cuDNN"}
-
-
-def behind_peers(cases):
-    """A line for each cell where a peer that a receipt has takes clearly less time than ours."""
-    for op in ("fwd", "bwd"):
-        for (head_dim, seqlen), rows in plain_rows(cases, op).items():
-            place = f"d = {head_dim}, {short_length(seqlen)}"
-            yield from (
-                f"{place}, {row['mask']}, {OPS[op].lower()}: {name} {row[key]:.2f}"
-                for row in rows
-                for key, name in PEERS.items()
-                if row[key] and row[key] <= beside.CLEARLY
-            )
-
-
-def markdown(cases, library):
-    """Every table of README and docs/kernels that comes from receipts, and what data/peers.json has."""
-    lines = ["README, forward:", *readme_table(cases, "fwd"), "", "README, backward:", *readme_table(cases, "bwd"), ""]
-    lines += ["README, geometric means:", *means_table(cases), ""]
-    for op, name in (("fwd", "forward"), ("bwd", "backward")):
-        lines += [f"docs/kernels/{name}.md:", *standing_table(cases, op), ""]
-    for title, about, head, rows in beside.tables(library):
-        lines += [f"{title}: {about}", *markdown_table(head, rows), ""]
-    return [*lines, "Where ours is not first:", *behind_peers(cases), *beside.ahead(library)]
-
-
 # --- The command -------------------------------------------------------------------------------------
 
 
@@ -457,39 +300,52 @@ def parse_arguments(words):
     )
     parser.add_argument("--html", type=Path, default=Path("out/gpu.html"))
     parser.add_argument("--svg", type=Path, help="also write each chart to this folder")
-    parser.add_argument(
-        "--markdown", action="store_true", help="print the tables of README and docs/kernels, and write nothing"
-    )
+    parser.add_argument("--docs", action="store_true", help="write the documents' figures, and no page")
     return parser.parse_args(words)
 
 
-def write_all(arguments, cases, figures, hidden, library):
+def write_svg(folder, cases, figures):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, svg in drawings(cases, figures).items():
+        (folder / f"gpu-{name}.svg").write_text(svg)
+        print(folder / f"gpu-{name}.svg")
+
+
+def write_page(arguments):
+    library = receipts.library_of(arguments.library)
+    if library is None:
+        raise ValueError("there is no library to judge the receipts by; build one or name it: --library")
+    cases, figures, hidden = shown_of(receipts.load_folder(arguments.results), library)
     arguments.html.parent.mkdir(parents=True, exist_ok=True)
     arguments.html.write_text(page(cases, figures, hidden, library))
     print(f"{arguments.html}: {len(cases)} cells")
     if arguments.svg:
-        arguments.svg.mkdir(parents=True, exist_ok=True)
-        for name, svg in drawings(cases, figures).items():
-            (arguments.svg / f"gpu-{name}.svg").write_text(svg)
-            print(arguments.svg / f"gpu-{name}.svg")
+        write_svg(arguments.svg, cases, figures)
+    for why in hidden:
+        print(f"not shown: {why}", file=sys.stderr)
+
+
+def write_documents(found):
+    for name, text in documents.pages(found).items():
+        (documents.ROOT / name).write_text(text, encoding="utf-8")
+        print(name)
+    cases, topics = documents.of_receipts(found)
+    write_svg(documents.ROOT / "docs" / documents.PICTURES, cases, figures_in(topics))
+
+
+def figures_in(topics):
+    return {name: value for receipt in topics.values() for name, value in receipt["figures"].items()}
 
 
 def main(words=None):
     arguments = parse_arguments(words)
     try:
-        library = receipts.library_of(arguments.library)
-        if library is None:
-            raise ValueError("there is no library to judge the receipts by; build one or name it: --library")
-        found = receipts.load_folder(arguments.results)
+        if arguments.docs:
+            write_documents(receipts.load_folder(arguments.results))
+        else:
+            write_page(arguments)
     except ValueError as error:
         sys.exit(f"report: {error}")
-    cases, figures, hidden = shown_of(found, library)
-    if arguments.markdown:
-        print("\n".join(markdown(cases, library)))
-    else:
-        write_all(arguments, cases, figures, hidden, library)
-    for why in hidden:
-        print(f"not shown: {why}", file=sys.stderr)
     return 0
 
 

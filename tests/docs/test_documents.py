@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every `flashmask` command and C++ snippet of README and docs, as a reader would type it.
+"""Every `flashmask` command and C++ snippet of README and docs, as a reader would type it, and every link.
 
 FLASHMASK_COMMAND names the command, FLASHMASK_LIBRARY the library, CXX the compiler.
 """
@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,9 +44,55 @@ def all_commands():
 def snippets():
     return [
         block
-        for language, block in FENCE.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+        for language, block in FENCE.findall((ROOT / "docs" / "cpp.md").read_text(encoding="utf-8"))
         if language == "cpp"
     ]
+
+
+def linking_pages():
+    others = [
+        ROOT / name
+        for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "tests/README.md")
+    ]
+    return [*others, *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def anchor_of(heading):
+    """As GitHub makes it: words in lower case, hyphens for spaces."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def anchors_of(page):
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    return {anchor_of(heading) for heading in re.findall(r"^#+ +(.*)$", text, re.M)}
+
+
+@pytest.mark.parametrize("page", linking_pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    targets = [*re.findall(r"\]\(([^)\s]+)\)", text), *re.findall(r'<img src="([^"]+)"', text)]
+    for target in (target for target in targets if not target.startswith("http")):
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors_of(file), target
+
+
+def test_the_index_has_every_page():
+    index = ROOT / "docs" / "README.md"
+    linked = {
+        (index.parent / target).resolve() for target in re.findall(r"\]\(([^)#\s]+)", index.read_text(encoding="utf-8"))
+    }
+    pages = {
+        page for page in (ROOT / "docs").rglob("*.md") if page.parent.name not in ("decisions", "recipes", "python")
+    }
+    assert pages - linked == {index}
+
+
+def test_the_pictures_of_the_architecture_are_the_scripts():
+    words = [sys.executable, str(ROOT / "scripts" / "draw-architecture"), "--check"]
+    result = subprocess.run(words, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.fixture(scope="module")

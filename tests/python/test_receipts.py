@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Receipts of GPU runs: what is committed, how they are written, merged and judged, the bars and the report; no GPU
-needed.
+"""Receipts of GPU runs: what is committed, how they are written, merged and judged, and the bars; no GPU needed.
 
 Figures here are invented and stay in temporary folders. The library they are judged by is a JSON file
 (fake_kernels.py).
@@ -11,7 +10,6 @@ import multiprocessing
 import os
 import sys
 import warnings
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -19,13 +17,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu"), str(Path(__file__).resolve().parent)]
 import beside  # noqa: E402
-import charts  # noqa: E402
 import fake_kernels  # noqa: E402
 import invented  # noqa: E402
 import paper_masks  # noqa: E402
 import receipts  # noqa: E402
-import report  # noqa: E402
-import samples  # noqa: E402
 import verdict  # noqa: E402
 
 COMMITTED = receipts.load_folder()
@@ -68,44 +63,6 @@ def test_committed_receipts_that_are_stale_are_named():
         if state != receipts.FRESH:
             warnings.warn(f"{file}{': ' + receipts.label_of(case) if case else ''} is {state}", stacklevel=1)
     assert len(judged) == sum(max(1, len(receipt["cases"])) for receipt in COMMITTED.values())
-
-
-def committed_cases():
-    return [
-        {**case, "run": receipts.run_of(receipt, case), "marked": False}
-        for receipt in COMMITTED.values()
-        for case in receipt["cases"]
-    ]
-
-
-TABLES = {
-    "README.md": [(report.readme_table, "fwd"), (report.readme_table, "bwd"), (report.means_table,)],
-    "docs/kernels/forward.md": [(report.standing_table, "fwd")],
-    "docs/kernels/backward.md": [(report.standing_table, "bwd")],
-}
-
-
-@pytest.mark.parametrize("page", TABLES)
-def test_tables_of_the_documents_are_the_reports(page):
-    """As `python benchmarks/report.py --markdown` prints them."""
-    text = (ROOT / page).read_text(encoding="utf-8").splitlines()
-    printed = [line for table, *words in TABLES[page] for line in table(committed_cases(), *words)]
-    assert len(printed) > 4 and [line for line in printed if line not in text] == []
-
-
-def test_pictures_of_the_documents_are_the_reports():
-    figures = {
-        name: value
-        for receipt in COMMITTED.values()
-        if not receipt["cases"]
-        for name, value in receipt["figures"].items()
-    }
-    drawn = report.drawings(committed_cases(), figures)
-    kept = {
-        path.stem.removeprefix("gpu-"): path.read_text(encoding="utf-8")
-        for path in (ROOT / "docs" / "img").glob("gpu-*.svg")
-    }
-    assert len(kept) > 10 and [name for name, svg in kept.items() if drawn.get(name) != svg] == []
 
 
 def test_data_names_its_source_and_covers_the_cells():
@@ -403,186 +360,3 @@ def test_totals_are_sums_of_times(file, tmp_path, monkeypatch):
     v3 = 1.2 * forward[0]["ours_ms"] + 1.1 * backward[0]["ours_ms"]
     assert row["v3"] == pytest.approx(v3 / (ours + forward[0]["plan_ms"])) and row["deterministic"] > 1
     assert [c["name"] for c in verdict.checks([row], "total")] == ["d=128 S=8192: geometric mean over V3"]
-
-
-# --- The report --------------------------------------------------------------------------------------
-
-
-def sparsity_figures():
-    points = [{"kind": kind, "live": n / 20, "ms": 5.0 * n + 1} for n in range(1, 21) for kind, *_ in report.KINDS]
-    intercept, slope, r2 = samples.line_fit([p["live"] for p in points], [p["ms"] for p in points])
-    assert (intercept, slope, r2) == (pytest.approx(1), pytest.approx(100), pytest.approx(1))
-    fit = {
-        "intercept_ms": intercept,
-        "slope_ms": slope,
-        "r2": r2,
-        "samples": len(points),
-        "intercept_share": intercept / 101,
-    }
-    return {
-        "seqlen": 32768,
-        "head_dim": 128,
-        "batch": 4,
-        "heads": 32,
-        "full_ms": 101.0,
-        "points": points,
-        "fits": {"all": fit},
-    }
-
-
-@pytest.fixture
-def reported(file, tmp_path, monkeypatch):
-    """What the report makes of receipts: (page, {file name: SVG})."""
-    ratios = {"v3_over_ours": 1.2, "v3_over_ours_backward": 1.1}
-    monkeypatch.setattr(verdict, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, **ratios))
-
-    def run(*made):
-        folder = invented.put(tmp_path / "r", *made)
-        words = [
-            "--results",
-            str(folder),
-            "--html",
-            str(tmp_path / "page.html"),
-            "--svg",
-            str(tmp_path / "svg"),
-            "--library",
-            str(file),
-        ]
-        assert report.main(words) == 0
-        return (tmp_path / "page.html").read_text(), {p.name: p.read_text() for p in (tmp_path / "svg").iterdir()}
-
-    return run
-
-
-def test_report_is_one_page_without_outside_resources(file, reported):
-    page, drawn = reported(
-        invented.slice_of(file, device="<device>"), invented.topic(file, "sparsity", [FWD], sparsity=sparsity_figures())
-    )
-    assert "&lt;device&gt;" in page and "shared question" in page and "Not shown" not in page and "derived" not in page
-    for outside in ("<script", "src=", "href=", "@import", "url("):
-        assert outside not in page
-    assert page.count("http") == page.count("http://www.w3.org/2000/svg")
-    assert set(drawn) == {"gpu-forward-d128-8k.svg", "gpu-sparsity.svg", "gpu-mask-memory.svg"}
-    for svg in drawn.values():
-        ElementTree.fromstring(svg)
-    bars = drawn["gpu-forward-d128-8k.svg"]
-    assert [bars.count(f"{name}:") for name in ("flashmask (plan included)", "cuDNN", "FlashMask V3")] == [12, 2, 12]
-    assert "in a run of its own" in bars and drawn["gpu-sparsity.svg"].count("<circle") == 60
-
-
-def test_report_shows_fresh_cells_and_marks_another_toolkits(file, reported):
-    made = invented.slice_of(file, masks=["full", "causal", "document"])
-    made["cases"][1]["kernel_hashes"][FWD] = "old"
-    made["cases"][2]["run"] = {**receipts.run_of(made, made["cases"][2]), "toolkit": "Build cuda_12.9"}
-    page, drawn = reported(made)
-    assert f"1 of fwd-d128-dv128-8k.json, stale: {FWD}" in page
-    assert "Build cuda_12.9" in page and '<td class="name">document *</td>' in page
-    bars = drawn["gpu-forward-d128-8k.svg"]
-    assert bars.count("flashmask (plan included):") == 2 and "causal," not in bars
-
-
-def test_report_of_both_directions_and_grouped_heads(file, reported):
-    forward = invented.slice_of(file)
-    forward["cases"].append(invented.case(file, "causal", heads_kv=8, flashmask_v3=1.3, fa3=1.0))
-    page, drawn = reported(forward, invented.slice_of(file, "bwd"))
-    for words in (
-        "time, deterministic",
-        "Forward, d=128 S=8192 full: over cuDNN",
-        "Backward, d=128 S=8192 full: over cuDNN",
-        "<h2>Forward and backward, head dim 128, 8K</h2>",
-        "<h2>Forward, head dim 128, 8K, 32 heads for 8 key heads</h2>",
-        "over FlashAttention-3",
-        "Forward and backward, d=128 S=8192: geometric mean over V3",
-    ):
-        assert words in page
-    assert "Forward and backward, d=128 S=8192 full: over cuDNN" not in page
-    assert set(drawn) == {
-        f"gpu-{name}.svg"
-        for name in ("forward-d128-8k", "forward-d128-8k-kv8", "backward-d128-8k", "total-d128-8k", "mask-memory")
-    }
-    assert [
-        drawn[f"gpu-{name}-d128-8k.svg"].count("flashmask, deterministic:") for name in ("forward", "backward")
-    ] == [0, 12]
-    grouped = drawn["gpu-forward-d128-8k-kv8.svg"]
-    assert "in a run of its own" not in grouped and "FlashMask V3:" in grouped
-
-
-def test_masks_are_shown_in_the_papers_order(file):
-    cases = invented.slice_of(file)["cases"]
-    (alike,) = report.by_shape(cases[5:] + cases[:5])
-    assert [case["mask"] for case in alike] == paper_masks.NAMES
-
-
-def test_report_without_receipts_says_so(reported):
-    page, drawn = reported()
-    assert "computed, not measured" in page and "Memory of one mask" in page and "<h2>Bars" not in page
-    assert len(drawn) == 1
-
-
-def test_report_names_a_malformed_receipt_and_a_library_that_cannot_judge(file, tmp_path):
-    invented.put(tmp_path / "r", {"what": "broken", "schema": 2})
-    words = ["--results", str(tmp_path / "r"), "--html", str(tmp_path / "page.html"), "--library", str(file)]
-    with pytest.raises(SystemExit, match="broken.json"):
-        report.main(words)
-    file.write_text(json.dumps({"toolkit": "", "kernels": {}}))
-    with pytest.raises(SystemExit, match="holds no GPU kernels"):
-        report.main(words)
-    with pytest.raises(SystemExit, match="no library to judge"):
-        report.main(words[:-2])
-
-
-def test_markdown_prints_the_readmes_tables(file, tmp_path, monkeypatch, capsys):
-    ratios = {"v3_over_ours": 1.2, "v3_over_ours_backward": 0.95}
-    monkeypatch.setattr(verdict, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, **ratios))
-    made = [invented.slice_of(file, op, head_dim) for op in ("fwd", "bwd") for head_dim in (128, 64)]
-    folder = invented.put(tmp_path / "r", *made)
-    assert report.main(["--results", str(folder), "--library", str(file), "--markdown"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "| full | 50.0 % | 594 | 1.58x | 1.19x | 594 | 1.58x |  |" in lines
-    assert "| full | 594 | 1.58x | 0.94x | 1.05 | 594 | 1.58x |  | 1.05 |" in lines
-    assert "| d = 128, 8K | 1.19x | 0.94x | 1.02x |" in lines
-    assert "| d = 128, 8K | 1.19x (full) | 1.19x | 1.09x | 1.09x |" in lines
-    assert lines.count("d = 128, 8K, causal, backward: FlashMask V3 0.94") == 1
-    assert not (tmp_path / "page.html").exists()
-
-
-def test_peers_without_receipts_count_by_their_kernels_too(file, tmp_path, monkeypatch):
-    cell = {
-        "head_dim": 128,
-        "seqlen": 8192,
-        "mask": "full",
-        "over_ours": {"fa3": [0.94, 1.02], "deterministic": [None, 1.47]},
-    }
-    held = {
-        "tokens": 131072,
-        "hidden": 4096,
-        "dtype": "bfloat16",
-        "toolkit": invented.HASHED,
-        "names": {"fa3": "FA3", "deterministic": "det"},
-        "kernel_hashes": fake_kernels.hashes(file)["kernels"],
-        "tables": [{"title": "T", "about": "A.", "cells": [cell, {**cell, "head_dim": 64}]}],
-    }
-    path = tmp_path / "peers.json"
-    path.write_text(json.dumps(held))
-    monkeypatch.setattr(beside, "counted", lambda library, counted=beside.counted: counted(library, path))
-    ((title, about, head, rows),) = beside.tables(receipts.library_of(file))
-    assert (title, head) == ("T", ["", "mask", "FA3", "det"])
-    assert rows == [[f"d = {d}, 8K", "full", "0.94 / 1.02", "1.47"] for d in (128, 64)]
-    assert list(beside.ahead(receipts.library_of(file))) == [f"d = {d}, 8K, full, forward: FA3 0.94" for d in (128, 64)]
-    path.write_text(json.dumps({**held, "kernel_hashes": {**held["kernel_hashes"], BWD: "old"}}))
-    assert list(beside.ahead(receipts.library_of(file))) == ["d = 64, 8K, full, forward: FA3 0.94"]
-
-
-def test_a_legend_fits_in_its_chart():
-    series = [(str(n), "a contender of some length", "#000000", "box") for n in range(6)]
-    svg = ElementTree.fromstring(charts.bar_chart("", "", [("full", {"0": 1.0})], series, "TFLOP/s"))
-    ends = [
-        float(text.get("x")) + 6.6 * len(text.text)
-        for text in svg.iter("{http://www.w3.org/2000/svg}text")
-        if (text.text or "").startswith("a contender")
-    ]
-    assert len(ends) == 6 and max(ends) <= float(svg.get("width"))
-
-
-def test_ticks_of_an_axis():
-    assert charts.ticks(576) == [0, 200, 400, 600] and charts.ticks(101)[-1] >= 101 and charts.ticks(0.7)[-1] >= 0.7

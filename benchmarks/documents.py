@@ -1,0 +1,452 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures of the documents, from receipts and benchmarks/data: docs/performance.md as a whole, and what other pages
+hold between `<!-- figures: NAME -->` and `<!-- end of figures -->`.
+
+Every ratio of GPU kernels is speed, their time over ours with our plan's time counted as ours, unless a column says
+otherwise. A kernel that is missing from a run has an empty cell or no column.
+"""
+
+import json
+import re
+import statistics
+from pathlib import Path
+
+import beside
+import receipts
+import verdict
+from receipts import short_length
+from shapes import IN_WORDS, OPS, by_shape, chart_name, heads_text, is_grouped
+from topics import PICTURES, cpu_section, figures_of, measurements, tests
+from words import listed, markdown_table, ms_text, paragraph, percent, range_text, size_text, speed_text
+
+ROOT = Path(__file__).resolve().parent.parent
+SECTIONS = (
+    "Overview",
+    "Where ours is not first",
+    "Forward",
+    "Backward",
+    "Other kernels",
+    "Other measurements",
+    "Tests on a GPU",
+    "On the CPU",
+)
+PAGE = "docs/performance.md"
+COMMAND = "python benchmarks/report.py --docs"
+MARKED = re.compile(r"(<!-- figures: (\w+) .*?-->\n).*?(<!-- end of figures -->)", re.S)
+NAMES = {  # of peers
+    "flex": "FlexAttention",
+    "flashmask_v3": "FlashMask V3",
+    "flashmask_v4": "FlashMask V4",
+    "fa3": "FlashAttention-3",
+    "fa4": "FlashAttention-4",
+    "fa4_block_sparse": "FlashAttention-4 (mask_mod)",
+    "cudnn": "cuDNN",
+}
+COLUMNS = {"flex": "flex", "v3": "flashmask_v3", "fa3": "fa3", "cudnn": "cudnn"}  # of verdict's rows
+PACKED = ("document", "causal_document")  # masks for which FlashAttention runs as packed sequences
+DIRECTIONS = {"fwd": "forward", "bwd": "backward", "total": "both"}
+
+
+# --- Words ---------------------------------------------------------------------------------------
+
+
+def peer_name(peer, mask):
+    """A kernel by the interface that the mask is given to."""
+    return NAMES[peer] + " (varlen)" * (peer in ("fa3", "fa4") and mask in PACKED)
+
+
+def runs_text(cases):
+    """When, where and with what some cases were measured."""
+    runs = [case["run"] for case in cases]
+    if not runs:
+        return "none"
+    dates = sorted({run["date"] for run in runs})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    devices, versions = sorted({run["device"] for run in runs}), sorted({run["torch"] for run in runs})
+    return f"{when}, {listed(devices)}, PyTorch {listed(versions)}"
+
+
+# --- Cells -------------------------------------------------------------------------------------------
+
+
+def of_receipts(found):
+    """(cases with the run that each is of, {topic: receipt}) of {file name: receipt}."""
+    cases = [
+        {**case, "run": receipts.run_of(receipt, case), "marked": False}
+        for receipt in found.values()
+        for case in receipt["cases"]
+    ]
+    return cases, {receipt["what"]: receipt for receipt in found.values() if not receipt["cases"]}
+
+
+def slice_table(cases):
+    """The masks of one shape."""
+    rows = [verdict.row_of(case) for case in cases]
+    peers = [key for key in COLUMNS if any(row[key] for row in rows)]
+    slower = any(row["deterministic"] for row in rows)
+    deterministic = ["deterministic over fast"] * slower
+    head = ["mask", "live tiles", "ms", "TFLOP/s", *(f"over {NAMES[COLUMNS[key]]}" for key in peers), *deterministic]
+    lines = []
+    for case, row in zip(cases, rows):
+        of_fast = [f"{row['deterministic']:.2f}" if row["deterministic"] else ""] * slower
+        ratios = [speed_text(row[key]) for key in peers]
+        lines.append([row["mask"], percent(row["live"]), ms_text(case["ours_ms"]), f"{row['tflops']:.0f}", *ratios])
+        lines[-1] += of_fast
+    means = [speed_text(verdict.mean_of(rows, key)) if sum(bool(r[key]) for r in rows) > 2 else "" for key in peers]
+    mean = ["geometric mean", "", "", f"{verdict.mean_of(rows, 'tflops'):.0f}", *means, *[""] * slower]
+    return markdown_table(head, [*lines, mean] if len(rows) > 2 else lines)
+
+
+def plain(cases, op):
+    """{(head_dim, seqlen): rows} of the cells whose query heads have a key head each."""
+    kept = [c for c in cases if c["op"] == op and not is_grouped(c) and c["head_dim"] == c["head_dim_v"]]
+    return {(c[0]["head_dim"], c[0]["seqlen"]): list(map(verdict.row_of, c)) for c in by_shape(kept)}
+
+
+def mean_text(rows, key, every):
+    """The geometric mean over the masks that a kernel ran, and how many those are if not all."""
+    count = sum(bool(row[key]) for row in rows)
+    return speed_text(verdict.mean_of(rows, key)) + (f" ({count} masks)" if 0 < count < every else "")
+
+
+def worst_text(rows, key):
+    """The cell in which a kernel comes nearest to ours, or leads."""
+    worst = min((row for row in rows if row[key]), key=lambda row: row[key], default=None)
+    return f"{worst[key]:.2f}x ({worst['mask']})" if worst else ""
+
+
+def dense_text(rows, key):
+    """Full and causal."""
+    found = {row["mask"]: row[key] for row in rows if row[key]}
+    return " / ".join(speed_text(found[mask]) for mask in ("full", "causal") if mask in found)
+
+
+def standing_table(cases, op):
+    """A direction at each head dim and length."""
+    rows = []
+    for (head_dim, seqlen), found in plain(cases, op).items():
+        slower = [row["deterministic"] for row in found if row["deterministic"]]
+        rows.append(
+            [
+                size_text(head_dim, seqlen),
+                mean_text(found, "flex", len(found)),
+                mean_text(found, "v3", len(found)),
+                worst_text(found, "v3"),
+                dense_text(found, "fa3"),
+                dense_text(found, "cudnn"),
+                *[f"{statistics.median(slower):.2f}, {max(slower):.2f}" if slower else ""] * (op == "bwd"),
+            ]
+        )
+    head = ["", "FlexAttention", "FlashMask V3", "V3, worst cell", "FlashAttention-3, full / causal"]
+    head += ["cuDNN, full / causal", *["deterministic over fast, median and worst"] * (op == "bwd")]
+    used = [n for n in range(len(head)) if n == 0 or any(row[n] for row in rows)]
+    return markdown_table([head[n] for n in used], [[row[n] for n in used] for row in rows])
+
+
+def means_table(cases):
+    """Geometric means over FlashMask V3, of both directions and of both together."""
+    means = {}
+    for op in OPS:
+        for shape, rows in plain(verdict.with_totals(cases), op).items():
+            means.setdefault(shape, []).append(verdict.mean_of(rows, "v3"))
+    complete = [(size_text(*shape), found) for shape, found in means.items() if len(found) == 3 and all(found)]
+    rows = [[place, *map(speed_text, found)] for place, found in complete]
+    return markdown_table(["over FlashMask V3", "forward", "backward", "both"], rows)
+
+
+# --- Where another kernel is faster ------------------------------------------------------------------
+
+
+def measured_hashes(cases):
+    """{kernel: hashes} of all cells."""
+    found = {}
+    for case in cases:
+        for name, text in case["kernel_hashes"].items():
+            found.setdefault(name, set()).add(text)
+    return found
+
+
+def counts(cell, held, measured):
+    """Whether a cell of data/peers.json was measured next to the kernels that the receipts are of."""
+    widths = (f".d{cell['head_dim']}.", ".plan.")
+    of_cell = {name: text for name, text in held["kernel_hashes"].items() if any(part in name for part in widths)}
+    return all(measured.get(name, {text}) == {text} for name, text in of_cell.items())
+
+
+def peer_tables(cases):
+    """(data/peers.json, its tables with the cells that count)."""
+    held, measured = json.loads(beside.FILE.read_text()), measured_hashes(cases)
+    tables = [
+        {**t, "cells": [{**c, "marked": False} for c in t["cells"] if counts(c, held, measured)]}
+        for t in held["tables"]
+    ]
+    return held, [table for table in tables if table["cells"]]
+
+
+def from_receipts(cases):
+    """{(mask, grouped, op, peer, head_dim, seqlen): their time over ours}."""
+    found = {}
+    for case in cases:
+        row = verdict.row_of(case)
+        at = (row["mask"], row["grouped"], row["op"])
+        found |= {(*at, peer, row["head_dim"], row["seqlen"]): row[key] for key, peer in COLUMNS.items() if row[key]}
+    return found
+
+
+def from_data(tables):
+    """The same of data/peers.json."""
+    found = {}
+    for cell in (cell for table in tables for cell in table["cells"]):
+        for peer, pair in cell["over_ours"].items():
+            for op, ratio in zip(("fwd", "bwd"), pair):
+                if ratio and peer in NAMES:
+                    at = (cell["mask"], "heads_kv" in cell, op, peer, cell["head_dim"], cell["seqlen"])
+                    found[at] = ratio
+    return found
+
+
+def ahead(cases):
+    """{(mask, grouped, op): {peer: {(head_dim, seqlen): ratio}}} where another kernel takes clearly less time. Of a
+    cell that was measured twice, in receipts and in data/peers.json, the ratio less favourable to ours."""
+    ratios, found = from_data(peer_tables(cases)[1]), {}
+    for at, ratio in from_receipts(cases).items():
+        ratios[at] = min(ratio, ratios.get(at, ratio))
+    for (*of_mask, peer, head_dim, seqlen), ratio in sorted(ratios.items(), key=str):
+        if ratio <= beside.CLEARLY:
+            found.setdefault(tuple(of_mask), {}).setdefault(peer, {})[head_dim, seqlen] = ratio
+    return found
+
+
+def places_text(places):
+    """(head_dim, seqlen) of one mask and direction, in words."""
+    lengths = {}
+    for head_dim, seqlen in sorted(places, key=lambda at: (-at[0], at[1])):
+        lengths.setdefault(head_dim, []).append(short_length(seqlen))
+    return "; ".join(f"d = {head_dim}, {listed(found)}" for head_dim, found in lengths.items())
+
+
+def ahead_table(cases):
+    """A row for each mask and direction."""
+    rows = []
+    in_order = sorted(ahead(cases).items(), key=lambda item: (item[0][1], item[0][2] == "bwd"))
+    for (mask, grouped, op), peers in in_order:
+        faster = [
+            f"{peer_name(peer, mask)} {range_text(places.values())} ({places_text(places)})"
+            for peer, places in sorted(peers.items(), key=lambda item: min(item[1].values()))
+        ]
+        rows.append([f"{mask}{', grouped heads' * grouped}, {DIRECTIONS[op]}", "; ".join(faster)])
+    return markdown_table(["mask, direction", "faster kernel: its time over ours"], rows)
+
+
+def ahead_list(cases):
+    """The same in a line for each direction, by kernel."""
+    lines = {}
+    for (mask, grouped, op), peers in ahead(cases).items():
+        for peer, places in peers.items():
+            said = f"{mask} {range_text(places.values())} ({places_text(places)})"
+            lines.setdefault((grouped, op != "fwd"), {}).setdefault(peer_name(peer, mask), []).append(said)
+    return [
+        f"- {('Forward', 'Backward')[backward]}{', grouped heads' * grouped}. "
+        + "; ".join(f"{name}: {', '.join(said)}" for name, said in peers.items())
+        + "."
+        for (grouped, backward), peers in sorted(lines.items())
+    ]
+
+
+# --- docs/performance.md -----------------------------------------------------------------------------
+
+
+def heading(cases):
+    links = " · ".join(f"[{name}](#{name.lower().replace(' ', '-')})" for name in SECTIONS)
+    return [
+        f"<!-- Written by `{COMMAND}`: edits here are lost. -->",
+        "# Performance",
+        "",
+        *paragraph(
+            "Every figure on this page is printed from files in the repository: receipts of runs on one GPU at a time "
+            "in [benchmarks/results](../benchmarks/results), and what was measured without a receipt in "
+            f"[benchmarks/data](../benchmarks/data). `{COMMAND}` writes the page. "
+            "[How it is measured](../benchmarks/README.md)."
+        ),
+        *paragraph(f"Contents: {links}"),
+        *paragraph(
+            "A GPU case has 131,072 tokens (batch x seqlen) with a hidden size of 4096 (heads x head dim), bfloat16. "
+            "TFLOP/s count the 128x128 tiles that hold a visible element; *live* is their share. Ratios such as 1.10x "
+            "are speed, the other kernel's time over ours, with the time of our plan counted as ours. "
+            f"GPU cells: {runs_text(cases)}. FlashMask V3 ran beside ours where it took part in the run; elsewhere its "
+            "ratio is from [flashmask_v3.json](../benchmarks/data/flashmask_v3.json), measured side by side with the "
+            "same kernels."
+        ),
+    ]
+
+
+def overview(cases):
+    lines = ["## Overview", ""]
+    for op in ("fwd", "bwd"):
+        lines += [f"{IN_WORDS[op]}: geometric mean over the masks that the other kernel ran, and single cells.", ""]
+        lines += [*standing_table(cases, op), ""]
+    lines += ["Geometric means over FlashMask V3, of each direction and of both together:", "", *means_table(cases), ""]
+    return lines
+
+
+def not_first(cases):
+    return [
+        "## Where ours is not first",
+        "",
+        *paragraph(
+            f"Cells in which another kernel is clearly faster, below {beside.CLEARLY} of our time. Of a cell that was "
+            "measured twice, in a receipt and in [peers.json](../benchmarks/data/peers.json), the ratio less favourable to "
+            "ours stands here."
+        ),
+        *ahead_table(cases),
+        "",
+        *paragraph(
+            "The varlen kernels begin their tiles where a document begins. Ours begin at multiples of the tile size, "
+            "so that a document has partial tiles at both ends."
+        ),
+        *paragraph(slower_text(cases)),
+    ]
+
+
+def slower_cells(cases):
+    """[(grouped, deterministic mode's time over the fast one's, mask, head_dim, seqlen)] of the backward."""
+    rows = [row for row in map(verdict.row_of, cases) if row["op"] == "bwd" and row["deterministic"]]
+    found = {(r["grouped"], r["mask"], r["head_dim"], r["seqlen"]): r["deterministic"] for r in rows}
+    for cell in (cell for table in peer_tables(cases)[1] for cell in table["cells"]):
+        at = ("heads_kv" in cell, cell["mask"], cell["head_dim"], cell["seqlen"])
+        if "deterministic" in cell["over_ours"]:
+            found[at] = max(cell["over_ours"]["deterministic"][1], found.get(at, 0))
+    return [(grouped, ratio, *at) for (grouped, *at), ratio in found.items()]
+
+
+def slower_text(cases):
+    found = slower_cells(cases)
+    plain_cells, grouped = ([cell for cell in found if cell[0] == flag] for flag in (False, True))
+    words = []
+    for cells, of_which in ((plain_cells, "time"), (grouped, "time with grouped heads")):
+        if cells:
+            _, worst, mask, *size = max(cells, key=lambda cell: cell[1])
+            middle = statistics.median(cell[1] for cell in cells)
+            of_worst = f"{worst:.2f} in the worst ({mask}, {size_text(*size)})"
+            words.append(f"{middle:.2f} of the fast one's {of_which} in the median cell and {of_worst}")
+    return f"The deterministic backward takes {'; '.join(words)}." if words else ""
+
+
+def direction(cases, op):
+    lines = [f"## {IN_WORDS[op]}", ""]
+    for alike in by_shape([case for case in cases if case["op"] == op]):
+        first = alike[0]
+        grouped = f", {heads_text(first)}" * is_grouped(first)
+        lines += [f"### {IN_WORDS[op]}, {size_text(first['head_dim'], first['seqlen'])}{grouped}", ""]
+        lines += [f"![{IN_WORDS[op]} by mask]({PICTURES}/gpu-{chart_name(first)}.svg)", "", *slice_table(alike), ""]
+    return lines
+
+
+def both_directions(cases):
+    totals = by_shape([case for case in verdict.with_totals(cases) if case["op"] == "total"])
+    links = [
+        f"[{size_text(c['head_dim'], c['seqlen'])}{', grouped' * is_grouped(c)}]({PICTURES}/gpu-{chart_name(c)}.svg)"
+        for c, *_ in totals
+    ]
+    return paragraph(f"Forward and backward together, as pictures: {', '.join(links)}.") if links else []
+
+
+def peer_section(cases):
+    held, tables = peer_tables(cases)
+    lines = ["## Other kernels", ""]
+    for title, about, head, rows in (beside.table_of(table, held) for table in tables):
+        lines += [f"### {title}", "", *paragraph(about), *markdown_table(head, rows), ""]
+    source = (
+        f"Measured side by side, without a receipt ([peers.json](../benchmarks/data/peers.json)): {held['source']}."
+    )
+    return [*lines, source, ""] if tables else []
+
+
+# --- The page -------------------------------------------------------------------------------------
+
+
+def performance(cases, topics):
+    """docs/performance.md."""
+    lines = [
+        *heading(cases),
+        *overview(cases),
+        *not_first(cases),
+        *direction(cases, "fwd"),
+        *direction(cases, "bwd"),
+        *both_directions(cases),
+        *peer_section(cases),
+        *measurements(topics),
+        *tests(topics),
+        *cpu_section(),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+# --- Parts of other pages ----------------------------------------------------------------------------
+
+
+def summary(cases, topics):
+    """README's table: 8K, both head dims and directions."""
+    sides = [(d, op, plain(cases, op).get((d, 8192), [])) for d in (128, 64) for op in ("fwd", "bwd")]
+    sides = [side for side in sides if side[2]]
+    rows = []
+    for name, show, key in (
+        ("FlexAttention", mean_text, "flex"),
+        ("FlashMask V3", mean_text, "v3"),
+        ("FlashAttention-3, full / causal", dense_text, "fa3"),
+        ("cuDNN, full / causal", dense_text, "cudnn"),
+    ):
+        found = [show(side, key, len(side)) if show is mean_text else show(side, key) for _, _, side in sides]
+        rows += [[name, *found]] if any(found) else []
+    of_runs = [case for case in cases if case["seqlen"] == 8192 and not is_grouped(case)]
+    return [
+        *paragraph(
+            f"Speed over other kernels at 8K tokens, bfloat16, geometric mean over twelve masks ({runs_text(of_runs)}):"
+        ),
+        *markdown_table(["", *(f"d = {d}, {DIRECTIONS[op]}" for d, op, _ in sides)], rows),
+        "",
+        "Ours is not first everywhere. These take less time, given as their time over ours:",
+        "",
+        *ahead_list(cases),
+        "",
+        *paragraph(slower_text(cases))[:-1],
+    ]
+
+
+def training(cases, topics):
+    """docs/training.md's table."""
+    found = figures_of(topics, "training")
+    if not found:
+        return []
+    rows = []
+    for task, of_task in found["tasks"].items():
+        first, last = (of_task["losses"]["skipping"][n] for n in (0, -1))
+        least, free = of_task["tiles"]["least_empty_share"], of_task["losses"]["nondeterministic"][-1]
+        seconds = [f"{of_task['seconds'][name]:.1f} s" for name in ("skipping", "dense")]
+        rows.append([task, percent(least), f"{first:.4f}, {last:.4f}", f"{free:.4f}", *seconds])
+    head = ["", "empty tiles, in the batch with fewest", "loss, first and last step", "nondeterministic, last step"]
+    return [
+        f"{found['settings']['steps']} steps of each task, measured on {topics['training']['date']}:",
+        "",
+        *markdown_table([*head, "skipping", "dense"], rows),
+    ]
+
+
+PARTS = {"summary": summary, "training": training}
+PAGES = ("README.md", "docs/training.md")
+
+
+def with_figures(text, cases, topics):
+    """A page with its marked parts written anew."""
+
+    def part(match):
+        return match[1] + "\n".join(PARTS[match[2]](cases, topics)) + "\n" + match[3]
+
+    return MARKED.sub(part, text)
+
+
+def pages(found):
+    """{path: text} of all pages with figures, as they have to be with {file name: receipt}."""
+    cases, topics = of_receipts(found)
+    marked = {name: with_figures((ROOT / name).read_text(encoding="utf-8"), cases, topics) for name in PAGES}
+    return {PAGE: performance(cases, topics), **marked}

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sections of docs/performance.md: single measurements, tests on a GPU, and the CPU (benchmarks/data/cpu.json)."""
+
+import json
+from pathlib import Path
+
+from receipts import short_length
+from words import markdown_table, paragraph, percent, size_text
+
+CPU = Path(__file__).resolve().parent / "data" / "cpu.json"
+PICTURES = "img"
+
+
+def figures_of(topics, name):
+    return topics[name]["figures"] if name in topics else None
+
+
+def sparsity(topics):
+    found = figures_of(topics, "sparsity")
+    if not found:
+        return []
+    fit = found["sparsity"]["fits"]["all"]
+    return [
+        "### Time against sparsity",
+        "",
+        *paragraph(
+            f"Forward, {size_text(found['sparsity']['head_dim'], found['sparsity']['seqlen'])}: the times of "
+            f"{fit['samples']} masks lie on a line over the share of live tiles (R² {fit['r2']:.4f}) that meets zero "
+            f"work at {percent(fit['intercept_share'])} of the full mask's time."
+        ),
+        f"![Time against sparsity]({PICTURES}/gpu-sparsity.svg)",
+        "",
+    ]
+
+
+def mask_cost(topics):
+    found = figures_of(topics, "maskcost")
+    if not found:
+        return []
+    cells = found["maskcost"]["cells"]
+    dims = sorted({cell["head_dim"] for cell in cells}, reverse=True)
+    rows = [
+        [mask, *(f"+ {percent(c['cost'])}" for dim in dims for c in cells if (c["mask"], c["head_dim"]) == (mask, dim))]
+        for mask in dict.fromkeys(cell["mask"] for cell in cells)
+    ]
+    return [
+        "### Element masks",
+        "",
+        f"Forward, {short_length(found['maskcost']['seqlen'])}: every tile partial, over every tile full.",
+        "",
+        *markdown_table(["mask", *(f"d = {dim}" for dim in dims)], rows),
+        "",
+    ]
+
+
+def planning(topics):
+    found = figures_of(topics, "plan")
+    if not found:
+        return []
+    sizes = {}
+    for cell in found["plan"]:
+        sizes.setdefault((cell["seqlen"], cell["batch"]), []).append(cell)
+    rows = [
+        [short_length(seqlen), batch, *(f"{max(c[name] for c in cells):.1f} us" for name in ("graph_us", "events_us"))]
+        for (seqlen, batch), cells in sizes.items()
+    ]
+    head = ["tokens", "masks", "in a CUDA graph", "single calls from Python"]
+    return ["### The plan", "", "On the GPU, the slowest of the twelve masks.", "", *markdown_table(head, rows), ""]
+
+
+def small(topics):
+    lines = []
+    for name, what in (("small", "forward"), ("small-bwd", "forward and backward")):
+        found = figures_of(topics, name)
+        if found:
+            lines += [f"{found['small']['calls']:,} calls of {what}, microseconds a call:", ""]
+            lines += [*small_table(found["small"]["cells"]), ""]
+    sizes = next((figures_of(topics, name)["small"] for name in ("small", "small-bwd") if name in topics), None)
+    head = f"Batch {sizes['batch']}, {sizes['heads']} heads, {sizes['seqlen']} tokens." if sizes else ""
+    return ["### Small problems", "", head, "", *lines] if lines else []
+
+
+def small_table(cells):
+    names = {
+        "ours": "C interface",
+        "ours_in_pytorch": "PyTorch package",
+        "cudnn": "cuDNN, PyTorch",
+        "flex": "FlexAttention",
+    }
+    used = [name for name in names if any(name in cell["us"] for cell in cells)]
+    rows = [
+        [cell["mask"], cell["head_dim"], *(f"{cell['us'][name]:.0f}" if name in cell["us"] else "" for name in used)]
+        for cell in cells
+    ]
+    return markdown_table(["mask", "d", *(names[name] for name in used)], rows)
+
+
+def host_time(topics):
+    found = [figures_of(topics, name).get("torch_overhead") for name in ("tests", "tests-torch") if name in topics]
+    found = [measured for measured in found if measured]
+    if not found:
+        return []
+    times = [measured["microseconds"] for measured in found]
+    forward, both = ([t[name] for t in times] for name in ("no_grad", "with_backward"))
+    return [
+        "### Host time of a PyTorch call",
+        "",
+        *paragraph(
+            f"Beyond an operator that does nothing (`benchmarks/torch_overhead.py`), a forward with a ready plan takes "
+            f"{us_text(forward)} of the host, forward and backward {us_text(both)}. In a CUDA graph the host does "
+            "nothing for them."
+        ),
+    ]
+
+
+def us_text(values):
+    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+    return f"{low} us" if low == high else f"{low} to {high} us"
+
+
+def first_call(topics):
+    found = figures_of(topics, "first")
+    if not found:
+        return []
+    seconds = max(cell["seconds"] for cell in found["first"])
+    said = f"A fresh process has its first output {seconds:.3f} s after the inputs are there."
+    return ["### First call", "", said, ""]
+
+
+def measurements(topics):
+    parts = (sparsity, mask_cost, planning, small, host_time, first_call)
+    memory = ["### Memory of a mask", "", f"![Memory of one mask]({PICTURES}/gpu-mask-memory.svg)", ""]
+    return ["## Other measurements", "", *(line for part in parts for line in part(topics)), *memory]
+
+
+def tests(topics):
+    """What `scripts/gpu-check tests` counted."""
+    rows = [
+        [part["name"], part["passed"], part["failed"], part.get("skipped") or "", topics[name]["date"]]
+        for name in ("tests", "tests-torch")
+        if name in topics
+        for part in figures_of(topics, name)["parts"]
+    ]
+    said = "`scripts/gpu-check tests`; a part that runs into its time limit counts as failed."
+    head = ["part", "passed", "failed", "skipped", "date"]
+    return ["## Tests on a GPU", "", said, "", *markdown_table(head, rows), ""] if rows else []
+
+
+# --- The CPU -----------------------------------------------------------------------------------------
+
+
+def cpu_rows(held, part):
+    return [row for row in held["results"] if row["part"] == part]
+
+
+def cpu_columns(rows):
+    return list(dict.fromkeys((row["seqlen"], row["head_dim"]) for row in rows))
+
+
+def cpu_dense(held):
+    rows, said = cpu_rows(held, "dense"), {"fwd + bwd": "forward + backward"}
+    kinds = dict.fromkeys((row["dtype"], row["what"]) for row in rows)
+    found = {(r["dtype"], r["what"], r["seqlen"], r["head_dim"]): r["speed"] for r in rows}
+    columns = cpu_columns(rows)
+    lines = [
+        [f"{dtype}, {said.get(what, what)}", *(f"{found[(dtype, what, *at)]:.2f}" for at in columns)]
+        for dtype, what in kinds
+    ]
+    return markdown_table(["PyTorch's time over ours", *(f"S = {s}, d = {d}" for s, d in columns)], lines)
+
+
+def cpu_masks(held):
+    names = ("forward_speed", "both_speed", "flex_speed")
+    rows = [[r["mask"], f"{r['live']:.3f}", *(f"{r[n]:.2f}" for n in names)] for r in cpu_rows(held, "masks")]
+    return markdown_table(["mask", "live", "SDPA, forward", "SDPA, both", "FlexAttention, forward"], rows)
+
+
+def cpu_peak(held):
+    rows = cpu_rows(held, "peak")
+    columns = cpu_columns(rows)
+    found = {(r["what"], r["seqlen"], r["head_dim"]): r["share"] for r in rows}
+    passes = dict.fromkeys(row["what"] for row in rows)
+    lines = [[what, *(f"{found[(what, *at)]:.0%}" for at in columns)] for what in passes]
+    return markdown_table(["share of the peak", *(f"S = {s}, d = {d}" for s, d in columns)], lines)
+
+
+def cpu_section():
+    held = json.loads(CPU.read_text())
+    low, high = held["peak_gflops"]
+    return [
+        "## On the CPU",
+        "",
+        *paragraph(
+            f"{held['machine'][:1].upper()}{held['machine'][1:]}; PyTorch {held['torch']}. Figures are medians of "
+            "ratios within a run; only those can be compared between rows. `python benchmarks/cpu_vs_torch.py` prints "
+            "these tables; [cpu.json](../benchmarks/data/cpu.json) keeps what it printed."
+        ),
+        f"Dense attention, {held['heads']} heads:",
+        "",
+        *cpu_dense(held),
+        "",
+        *paragraph(
+            f"The twelve masks, S = {held['mask_seqlen']}, d = {held['mask_head_dim']}, {held['mask_heads']} heads, "
+            "float32 (`--parts masks --flex`): time over ours of SDPA with the mask as a matrix of bools, and of "
+            "FlexAttention's compiled forward."
+        ),
+        *cpu_masks(held),
+        "",
+        *paragraph(
+            f"Share of the machine's float32 multiply-adds (`--peak`; {low} to {high} GFLOP/s, measured in the same "
+            "rounds). Only the products count as work: softmax, masks and reading tiles are part of what is missing."
+        ),
+        *cpu_peak(held),
+    ]

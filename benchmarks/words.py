@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Markdown and figures as text."""
+
+import math
+import textwrap
+
+from receipts import short_length
+
+
+def markdown_table(head, rows):
+    return [f"| {' | '.join(map(str, row))} |" for row in (head, ["---"] * len(head), *rows)]
+
+
+def paragraph(text):
+    return [*textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False), ""]
+
+
+def ms_text(ms):
+    """Three digits, or all before the point."""
+    return f"{ms:.{max(0, 2 - int(math.log10(max(ms, 1))))}f}"
+
+
+def speed_text(value):
+    return f"{value:.2f}x" if value else ""
+
+
+def percent(share):
+    return f"{100 * share:.1f} %"
+
+
+def listed(words):
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def range_text(values):
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def size_text(head_dim, seqlen):
+    return f"d = {head_dim}, {short_length(seqlen)}"

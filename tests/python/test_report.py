@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report: the documents' figures, the HTML page and the pictures; no GPU needed.
+
+Figures are invented here, but for those of the committed documents, and the library that judges them is a JSON file
+(fake_kernels.py).
+"""
+
+import json
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu"), str(Path(__file__).resolve().parent)]
+import beside  # noqa: E402
+import charts  # noqa: E402
+import documents  # noqa: E402
+import fake_kernels  # noqa: E402
+import invented  # noqa: E402
+import paper_masks  # noqa: E402
+import receipts  # noqa: E402
+import report  # noqa: E402
+import samples  # noqa: E402
+import verdict  # noqa: E402
+
+FWD, BWD = "sm90.fwd.bf16.d128.dv128.c3", "sm90.bwd.bf16.d128.dv128.c2"
+FRESH_COMMAND = f"run `{documents.COMMAND}`"
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """A made-up library; kernels.py answers for it."""
+    monkeypatch.setitem(sys.modules, "kernels", fake_kernels)
+    return invented.library_file(tmp_path)
+
+
+# --- The committed documents -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [documents.PAGE, *documents.PAGES])
+def test_pages_have_the_receipts_figures(page):
+    written = documents.pages(receipts.load_folder())[page]
+    assert (ROOT / page).read_text(encoding="utf-8") == written, FRESH_COMMAND
+
+
+def test_pages_have_their_marked_parts():
+    """A mark that is misspelt would keep its figures for ever."""
+    for page in documents.PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        marks = [match[2] for match in documents.MARKED.finditer(text)]
+        assert marks and len(marks) == text.count("<!-- figures") == text.count("<!-- end of figures -->")
+        assert set(marks) <= set(documents.PARTS)
+
+
+def test_pictures_are_the_reports():
+    cases, topics = documents.of_receipts(receipts.load_folder())
+    drawn = {f"gpu-{name}.svg": svg for name, svg in report.drawings(cases, report.figures_in(topics)).items()}
+    kept = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "img").glob("gpu-*.svg")}
+    assert len(kept) > 10 and kept == drawn, FRESH_COMMAND
+
+
+def test_readme_fits_on_few_pages_and_keeps_no_figures_by_hand():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 130
+    outside = re.sub(r"<!-- figures.*?<!-- end of figures -->", "", text, flags=re.S)
+    assert not re.search(r"\d\.\d+x|TFLOP/s", outside)
+
+
+# --- The documents' figures --------------------------------------------------------------------------
+
+
+def peers_file(path, file, **changes):
+    """A file like data/peers.json: FlashAttention-3, 0.94 and 1.02, and the deterministic mode, at both head dims."""
+    cell = {
+        "head_dim": 128,
+        "seqlen": 8192,
+        "mask": "causal",
+        "over_ours": {"fa3": [0.94, 1.02], "deterministic": [None, 1.47]},
+    }
+    held = {
+        "source": "S",
+        "tokens": 131072,
+        "hidden": 4096,
+        "dtype": "bfloat16",
+        "toolkit": invented.HASHED,
+        "names": {"fa3": "FA3", "deterministic": "det"},
+        "kernel_hashes": fake_kernels.hashes(file)["kernels"],
+        "tables": [{"title": "T", "about": "A.", "cells": [cell, {**cell, "head_dim": 64}]}],
+    }
+    path.write_text(json.dumps({**held, **changes}))
+    return path
+
+
+@pytest.fixture
+def documented(file, tmp_path, monkeypatch):
+    """docs/performance.md and README's part, of receipts and a peers.json: [lines, lines]."""
+    ratios = {"v3_over_ours": 1.2, "v3_over_ours_backward": 0.95}
+    monkeypatch.setattr(verdict, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, **ratios))
+
+    def run(*made, **changes):
+        peers = peers_file(tmp_path / "peers.json", file, **changes)
+        monkeypatch.setattr(beside, "FILE", peers)
+        cases, topics = documents.of_receipts({f"{r['what']}.json": r for r in made})
+        return documents.performance(cases, topics).splitlines(), documents.summary(cases, topics)
+
+    return run
+
+
+def slices(file):
+    return [invented.slice_of(file, op, head_dim) for op in ("fwd", "bwd") for head_dim in (128, 64)]
+
+
+def test_the_page_has_a_table_of_every_slice(file, documented):
+    page, _ = documented(*slices(file))
+    assert "| full | 50.0 % | 14.7 | 594 | 1.58x | 1.19x | 1.09x |" in page
+    assert "| causal_document | 50.0 % | 14.7 | 594 | 1.58x | 1.19x |  |" in page
+    assert "| full | 50.0 % | 36.7 | 594 | 1.58x | 0.94x | 1.09x | 1.05 |" in page
+    assert "| d = 128, 8K | 1.19x | 0.94x | 1.02x |" in page
+    assert "| d = 128, 8K | 1.58x | 1.19x | 1.19x (full) | 1.09x / 1.09x |" in page
+    assert "| d = 64, 8K | 1.58x |  |  | 1.09x / 1.09x |" in page
+
+
+def test_a_page_of_no_receipts_is_a_page(documented):
+    page, part = documented()
+    assert "## Where ours is not first" in page and "## On the CPU" in page
+    assert part[0].startswith("Speed over other kernels")
+
+
+def test_peers_of_the_run_itself_have_columns_and_of_two_measurements_the_worse_counts(file, documented):
+    own, grouped = invented.slice_of(file), invented.case(file, "full", heads_kv=8, flashmask_v3=0.9)
+    for case in own["cases"]:
+        case["peers"] |= {"flashmask_v3": invented.peer(1.3, 1.0, 0.01)}
+        case["matmul"], case["left_out"] = {"ms": 1.5, "tflops": 700.0}, {"fa3": "no library"}
+    own["cases"][0]["peers"]["fa3"] = invented.peer(0.9, 1.0, 0.01)
+    own["cases"][1]["peers"]["fa3"] = invented.peer(0.97, 1.0, 0.01)
+    own["cases"].append(grouped)
+    page, part = documented(own, *slices(file)[1:])
+    (line,) = [line for line in page if line.startswith("| causal | 50.0 % | 14.7")][:1]
+    assert line.split(" | ")[4:] == ["1.58x", "1.29x", "0.96x", "1.09x |"]
+    assert "### Forward, d = 128, 8K, 32 heads for 8 key heads" in page
+    assert "| causal, forward | FlashAttention-3 0.94 (d = 128, 8K; d = 64, 8K) |" in page
+    assert "| full, grouped heads, forward | FlashMask V3 0.89 (d = 128, 8K) |" in page
+    assert "| full, forward | FlashAttention-3 0.89 (d = 128, 8K) |" in page
+    assert "| FlashAttention-3, full / causal | 0.89x / 0.96x |  |  |  |" in part
+
+
+def test_readmes_part_says_where_ours_is_not_first(file, documented):
+    _, part = documented(*slices(file))
+    assert "| FlashMask V3 | 1.19x | 0.94x |  |  |" in part
+    assert "- Forward. FlashAttention-3: causal 0.94 (d = 128, 8K; d = 64, 8K)." in part
+    assert any(line.startswith("- Backward. FlashMask V3: causal 0.94 (d = 128, 8K), ") for line in part)
+    assert any("1.47 in the worst (causal, d = 128, 8K)" in line for line in " ".join(part).split("\n"))
+
+
+def test_peers_without_a_receipt_count_next_to_the_receipts_kernels_alone(file, documented):
+    """The kernels of the receipts are others at head dim 128, and say nothing of head dim 64."""
+    hashes = {**fake_kernels.hashes(file)["kernels"], BWD: "old"}
+    page, _ = documented(*slices(file), kernel_hashes=hashes)
+    assert "| d = 64, 8K | causal | 0.94 / 1.02 | 1.47 |" in page
+    assert "| d = 128, 8K | causal | 0.94 / 1.02 | 1.47 |" not in page
+    page, _ = documented(*slices(file), kernel_hashes={**hashes, "sm90.plan.rank": "old"})
+    assert "## Other kernels" not in page
+
+
+def test_varlen_kernels_are_called_so_for_packed_documents(file, documented):
+    cell = {"head_dim": 64, "seqlen": 32768, "mask": "document", "over_ours": {"fa3": [1.0, 0.92]}}
+    page, _ = documented(*slices(file), tables=[{"title": "T", "about": "A.", "cells": [cell]}])
+    faster = "FlashAttention-3 (varlen) 0.92 (d = 64, 32K); FlashMask V3 0.94 (d = 128, 8K)"
+    assert f"| document, backward | {faster} |" in page
+
+
+def test_the_command_writes_pages_and_pictures(file, tmp_path, monkeypatch, capsys):
+    (tmp_path / "docs").mkdir()
+    mark = "<!-- figures: {} (a command) -->\nold\n<!-- end of figures -->\nkept\n"
+    (tmp_path / "README.md").write_text(mark.format("summary"))
+    (tmp_path / "docs" / "training.md").write_text(mark.format("training"))
+    monkeypatch.setattr(documents, "ROOT", tmp_path)
+    folder = invented.put(tmp_path / "r", *slices(file))
+    assert report.main(["--results", str(folder), "--docs"]) == 0
+    readme = (tmp_path / "README.md").read_text()
+    assert "old" not in readme and readme.endswith("<!-- end of figures -->\nkept\n") and "1.58x" in readme
+    assert (tmp_path / "docs" / "performance.md").read_text().startswith("<!-- Written by")
+    assert (tmp_path / "docs" / "img" / "gpu-forward-d128-8k.svg").exists()
+    assert "docs/performance.md" in capsys.readouterr().out
+
+
+# --- The HTML page -----------------------------------------------------------------------------------
+
+
+def sparsity_figures():
+    points = [{"kind": kind, "live": n / 20, "ms": 5.0 * n + 1} for n in range(1, 21) for kind, *_ in report.KINDS]
+    intercept, slope, r2 = samples.line_fit([p["live"] for p in points], [p["ms"] for p in points])
+    assert (intercept, slope, r2) == (pytest.approx(1), pytest.approx(100), pytest.approx(1))
+    fit = {
+        "intercept_ms": intercept,
+        "slope_ms": slope,
+        "r2": r2,
+        "samples": len(points),
+        "intercept_share": intercept / 101,
+    }
+    return {
+        "seqlen": 32768,
+        "head_dim": 128,
+        "batch": 4,
+        "heads": 32,
+        "full_ms": 101.0,
+        "points": points,
+        "fits": {"all": fit},
+    }
+
+
+@pytest.fixture
+def reported(file, tmp_path, monkeypatch):
+    """What the report makes of receipts: (page, {file name: SVG})."""
+    ratios = {"v3_over_ours": 1.2, "v3_over_ours_backward": 1.1}
+    monkeypatch.setattr(verdict, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, **ratios))
+
+    def run(*made):
+        folder = invented.put(tmp_path / "r", *made)
+        words = [
+            "--results",
+            str(folder),
+            "--html",
+            str(tmp_path / "page.html"),
+            "--svg",
+            str(tmp_path / "svg"),
+            "--library",
+            str(file),
+        ]
+        assert report.main(words) == 0
+        return (tmp_path / "page.html").read_text(), {p.name: p.read_text() for p in (tmp_path / "svg").iterdir()}
+
+    return run
+
+
+def test_report_is_one_page_without_outside_resources(file, reported):
+    page, drawn = reported(
+        invented.slice_of(file, device="<device>"), invented.topic(file, "sparsity", [FWD], sparsity=sparsity_figures())
+    )
+    assert "&lt;device&gt;" in page and "shared question" in page and "Not shown" not in page and "derived" not in page
+    for outside in ("<script", "src=", "href=", "@import", "url("):
+        assert outside not in page
+    assert page.count("http") == page.count("http://www.w3.org/2000/svg")
+    assert set(drawn) == {"gpu-forward-d128-8k.svg", "gpu-sparsity.svg", "gpu-mask-memory.svg"}
+    for svg in drawn.values():
+        ElementTree.fromstring(svg)
+    bars = drawn["gpu-forward-d128-8k.svg"]
+    assert [bars.count(f"{name}:") for name in ("flashmask (plan included)", "cuDNN", "FlashMask V3")] == [12, 2, 12]
+    assert "in a run of its own" in bars and drawn["gpu-sparsity.svg"].count("<circle") == 60
+
+
+def test_report_shows_fresh_cells_and_marks_another_toolkits(file, reported):
+    made = invented.slice_of(file, masks=["full", "causal", "document"])
+    made["cases"][1]["kernel_hashes"][FWD] = "old"
+    made["cases"][2]["run"] = {**receipts.run_of(made, made["cases"][2]), "toolkit": "Build cuda_12.9"}
+    page, drawn = reported(made)
+    assert f"1 of fwd-d128-dv128-8k.json, stale: {FWD}" in page
+    assert "Build cuda_12.9" in page and '<td class="name">document *</td>' in page
+    bars = drawn["gpu-forward-d128-8k.svg"]
+    assert bars.count("flashmask (plan included):") == 2 and "causal," not in bars
+
+
+def test_report_of_both_directions_and_grouped_heads(file, reported):
+    forward = invented.slice_of(file)
+    forward["cases"].append(invented.case(file, "causal", heads_kv=8, flashmask_v3=1.3, fa3=1.0))
+    page, drawn = reported(forward, invented.slice_of(file, "bwd"))
+    for words in (
+        "time, deterministic",
+        "Forward, d=128 S=8192 full: over cuDNN",
+        "Backward, d=128 S=8192 full: over cuDNN",
+        "<h2>Forward and backward, head dim 128, 8K</h2>",
+        "<h2>Forward, head dim 128, 8K, 32 heads for 8 key heads</h2>",
+        "over FlashAttention-3",
+        "Forward and backward, d=128 S=8192: geometric mean over V3",
+    ):
+        assert words in page
+    assert "Forward and backward, d=128 S=8192 full: over cuDNN" not in page
+    assert set(drawn) == {
+        f"gpu-{name}.svg"
+        for name in ("forward-d128-8k", "forward-d128-8k-kv8", "backward-d128-8k", "total-d128-8k", "mask-memory")
+    }
+    assert [
+        drawn[f"gpu-{name}-d128-8k.svg"].count("flashmask, deterministic:") for name in ("forward", "backward")
+    ] == [0, 12]
+    grouped = drawn["gpu-forward-d128-8k-kv8.svg"]
+    assert "in a run of its own" not in grouped and "FlashMask V3:" in grouped
+
+
+def test_masks_are_shown_in_the_papers_order(file):
+    cases = invented.slice_of(file)["cases"]
+    (alike,) = report.by_shape(cases[5:] + cases[:5])
+    assert [case["mask"] for case in alike] == paper_masks.NAMES
+
+
+def test_report_without_receipts_says_so(reported):
+    page, drawn = reported()
+    assert "computed, not measured" in page and "Memory of one mask" in page and "<h2>Bars" not in page
+    assert len(drawn) == 1
+
+
+def test_report_names_a_malformed_receipt_and_a_library_that_cannot_judge(file, tmp_path):
+    invented.put(tmp_path / "r", {"what": "broken", "schema": 2})
+    words = ["--results", str(tmp_path / "r"), "--html", str(tmp_path / "page.html"), "--library", str(file)]
+    with pytest.raises(SystemExit, match="broken.json"):
+        report.main(words)
+    file.write_text(json.dumps({"toolkit": "", "kernels": {}}))
+    with pytest.raises(SystemExit, match="holds no GPU kernels"):
+        report.main(words)
+    with pytest.raises(SystemExit, match="no library to judge"):
+        report.main(words[:-2])
+
+
+def test_peers_without_receipts_count_by_the_librarys_kernels(file, tmp_path, monkeypatch):
+    path = peers_file(tmp_path / "peers.json", file)
+    monkeypatch.setattr(beside, "counted", lambda library, counted=beside.counted: counted(library, path))
+    ((title, about, head, rows),) = beside.tables(receipts.library_of(file))
+    assert (title, head) == ("T", ["", "mask", "FA3", "det"])
+    assert rows == [[f"d = {d}, 8K", "causal", "0.94 / 1.02", "1.47"] for d in (128, 64)]
+    peers_file(path, file, kernel_hashes={**fake_kernels.hashes(file)["kernels"], BWD: "old"})
+    assert [row[0] for *_, rows in beside.tables(receipts.library_of(file)) for row in rows] == ["d = 64, 8K"]
+
+
+def test_a_legend_fits_in_its_chart():
+    series = [(str(n), "a contender of some length", "#000000", "box") for n in range(6)]
+    svg = ElementTree.fromstring(charts.bar_chart("", "", [("full", {"0": 1.0})], series, "TFLOP/s"))
+    ends = [
+        float(text.get("x")) + 6.6 * len(text.text)
+        for text in svg.iter("{http://www.w3.org/2000/svg}text")
+        if (text.text or "").startswith("a contender")
+    ]
+    assert len(ends) == 6 and max(ends) <= float(svg.get("width"))
+
+
+def test_ticks_of_an_axis():
+    assert charts.ticks(576) == [0, 200, 400, 600] and charts.ticks(101)[-1] >= 101 and charts.ticks(0.7)[-1] >= 0.7
