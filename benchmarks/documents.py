@@ -295,8 +295,8 @@ def not_first(cases):
         "",
         *paragraph(
             f"Cells in which another kernel is clearly faster, below {beside.CLEARLY} of our time. Of a cell that was "
-            "measured twice, in a receipt and in [peers.json](../benchmarks/data/peers.json), the ratio less favourable to "
-            "ours stands here."
+            "measured twice, in a receipt and in [peers.json](../benchmarks/data/peers.json), the ratio less "
+            "favourable to ours stands here."
         ),
         *ahead_table(cases),
         "",
