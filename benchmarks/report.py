@@ -103,7 +103,7 @@ def sparsity_chart(figures):
         f"{figures['heads']} heads",
         points,
         KINDS,
-        "share of 128 x 128 tiles that nobody sees",
+        "share of 128 x 128 tiles that are empty",
         "ms",
         [line],
         f"Dashed: a line through all {fit['samples']} masks, R² {fit['r2']:.4f}; "

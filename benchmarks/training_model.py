@@ -101,7 +101,7 @@ class Llama(nn.Module):
 
 
 def skipping(deterministic):
-    """The attention that users call: tiles that nobody sees are skipped."""
+    """The attention that users call: empty tiles are skipped."""
     return lambda batch: lambda q, k, v: flashmask_attention(q, k, v, batch.mask, deterministic=deterministic)
 
 

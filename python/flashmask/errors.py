@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Python front raises beyond ValueError, TypeError and RuntimeError."""
+"""What the package raises beyond ValueError, TypeError and RuntimeError."""
 
 
 class UnsupportedError(NotImplementedError):

@@ -82,7 +82,7 @@ def _is_deterministic(deterministic):
 
 @dataclass(frozen=True)
 class _Call:
-    """What decides who takes a call. q, k and v are BSHD.
+    """What decides which backend takes a call. q, k and v are BSHD.
 
     Where only shapes count they may be meta tensors, whatever `device` says.
     """
@@ -119,7 +119,7 @@ class _Call:
         )
 
     def arguments(self, struct, **fields):
-        """fm_forward_args or fm_backward_args. Outputs are described, not allocated: nobody writes them."""
+        """fm_forward_args or fm_backward_args. Outputs are described, not allocated: nothing writes them."""
         batch, rows, heads, _ = self.q.shape
         lse_dtype = torch.float64 if self.q.dtype == torch.float64 else torch.float32
         out = _described((batch, rows, heads, self.v.shape[3]), self.q.dtype)
@@ -202,7 +202,7 @@ def _head_dims():
 
 
 def _explanation(call, mask):
-    """Lines of fm_explain for a call that somebody takes."""
+    """Lines of fm_explain for a call that a backend takes."""
     library, options = _library(), call.options()
     plan = mask.plan(call.device)
     mask_struct = _mask_struct(mask)
@@ -217,10 +217,10 @@ def _explanation(call, mask):
 
 
 def _refusal(call, struct):
-    """Why nobody takes a call of these shapes, or "".
+    """Why no backend takes a call of these shapes, or "".
 
     The mask is left out: its contents would be read, and it decides nothing here.
-    Raises ValueError if nobody ever could.
+    Raises ValueError if no backend ever could.
     """
     library, size = _library(), C.c_size_t()
     query = library.fm_forward_workspace if struct is capi.ForwardArgs else library.fm_backward_workspace
@@ -260,7 +260,7 @@ def _struct(kind, **fields):
 
 
 def _described(shape, dtype, stride=None, pointer=None):
-    """fm_tensor; without a pointer that of memory nobody will touch."""
+    """fm_tensor; without a pointer, of memory that will not be touched."""
     if dtype not in _DTYPES:
         raise UnsupportedError(
             f"{dtype} is not supported; query, key and value must be bfloat16, float16, float32 or float64"

@@ -199,8 +199,8 @@ class Mask:
     def to_startend(self):
         """(startend_row_indices, causal): the smallest of FlashMask's four forms that says exactly the same.
 
-        startend_row_indices is int32 [batch, heads, seqlen_k, 1, 2 or 4]. The band is folded in where the form has no
-        room for it. Reads the contents, so on a GPU it waits for them. Raises UnrepresentableMaskError naming the first
+        startend_row_indices is int32 [batch, heads, seqlen_k, 1, 2 or 4]. The band is folded in where the form cannot
+        hold it. Reads the contents, so on a GPU it waits for them. Raises UnrepresentableMaskError naming the first
         column that fits no form, and ValueError for a mask with a block mask, which FlashMask takes as an argument of
         its own.
         """
@@ -215,7 +215,7 @@ class Mask:
         """The same mask as torch.nn.attention.flex_attention's BlockMask, with blocks of 128 x 128, to compare with it.
 
         batch, heads: of the BlockMask; by default the mask's own. A 1 is broadcast by FlexAttention itself, to any
-        batch and heads; those of a mask of heads_kv have to be asked for as heads_q, which it divides.
+        batch and heads; for a mask of heads_kv pass heads_q, which it divides.
         """
         batch = self.batch if batch is None else _arguments.integer("batch", batch, 1)
         heads = self.heads if heads is None else _arguments.integer("heads", heads, 1)

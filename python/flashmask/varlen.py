@@ -40,9 +40,9 @@ def flashmask_varlen_func(
         cu_seqlens_q, cu_seqlens_k: (documents + 1,) integers on q's device, or a list or numpy array of them, ascending
             from 0: document d has query rows cu_seqlens_q[d] to cu_seqlens_q[d + 1] and keys cu_seqlens_k[d] to
             cu_seqlens_k[d + 1]. A document may have no rows, no keys or neither. Rows past the last document see
-            nothing; keys past it are seen by nobody. In host memory their values are checked; those of tensors on a
+            nothing, and no row sees keys past it. In host memory their values are checked; those of tensors on a
             device are never read on the host.
-        max_seqlen_q, max_seqlen_k: taken and ignored: nothing depends on them.
+        max_seqlen_q, max_seqlen_k: accepted and ignored; nothing depends on them.
         softmax_scale: default 1 / sqrt(head_dim).
         causal, window_size: aligned at the bottom right of each document, as in flash-attn >= 2.1: with n rows and m
             keys, row i of the document stands at its key p = i + m - n and sees keys p - left .. p + right; -1 (None,
@@ -101,7 +101,7 @@ def varlen_mask(cu_seqlens_q, cu_seqlens_k, total_q, total_k, *, causal=False, w
 
     Each line keeps one run of rows, so together they keep one run [first, last). What is hidden is the rest: the rows
     before `first` and the rows from `last` on, which are the two intervals of the form (LTS, UTE) = (last, first).
-    Where nobody sees the column, last <= first and the two cover everything.
+    If no row sees the column, last <= first and the two cover everything.
     """
     total_q, total_k = _arguments.length("total_q", total_q), _arguments.length("total_k", total_k)
     cu_q, cu_k = _cu_seqlens_of_both(cu_seqlens_q, cu_seqlens_k, total_q, total_k, device)
