@@ -3,7 +3,7 @@
 """The documents' figures, SVG files and one self-contained HTML page, from the receipts of GPU runs.
 
     python benchmarks/report.py --docs
-    python benchmarks/report.py [--library build/release/src/libflashmask.so] [--html out/gpu.html] [--svg docs/img]
+    python benchmarks/report.py [--library build/release/src/libflashmask.so] [--html out/gpu.html] [--svg out]
 
 --docs writes docs/performance.md, the figures of README and other pages, and docs/img/gpu-*.svg from all receipts
 (documents.py). The HTML page has only what the library's kernels measured, cell by cell (receipts.judge), and, marked,
@@ -325,6 +325,18 @@ def write_page(arguments):
         print(f"not shown: {why}", file=sys.stderr)
 
 
+def warn_of_stale(found, path):
+    """The documents show every receipt. A library with GPU kernels, if there is one, says which are of others."""
+    try:
+        library = receipts.library_of(path)
+    except ValueError as error:
+        print(f"stale cells are not known: {error}", file=sys.stderr)
+        return
+    judged = receipts.judge(found, library) if library else []
+    for line in sorted({f"{file} is {state}" for file, _, state in judged if state.startswith("stale")}):
+        print(f"in the documents, though a cell of {line}", file=sys.stderr)
+
+
 def write_documents(found):
     for name, text in documents.pages(found).items():
         (documents.ROOT / name).write_text(text, encoding="utf-8")
@@ -341,7 +353,9 @@ def main(words=None):
     arguments = parse_arguments(words)
     try:
         if arguments.docs:
-            write_documents(receipts.load_folder(arguments.results))
+            found = receipts.load_folder(arguments.results)
+            write_documents(found)
+            warn_of_stale(found, arguments.library)
         else:
             write_page(arguments)
     except ValueError as error:

@@ -178,13 +178,17 @@ def test_the_command_writes_pages_and_pictures(file, tmp_path, monkeypatch, caps
     (tmp_path / "README.md").write_text(mark.format("summary"))
     (tmp_path / "docs" / "training.md").write_text(mark.format("training"))
     monkeypatch.setattr(documents, "ROOT", tmp_path)
-    folder = invented.put(tmp_path / "r", *slices(file))
-    assert report.main(["--results", str(folder), "--docs"]) == 0
+    made = slices(file)
+    made[0]["cases"][0]["kernel_hashes"][FWD] = "old"
+    folder = invented.put(tmp_path / "r", *made)
+    assert report.main(["--results", str(folder), "--docs", "--library", str(file)]) == 0
     readme = (tmp_path / "README.md").read_text()
     assert "old" not in readme and readme.endswith("<!-- end of figures -->\nkept\n") and "1.58x" in readme
     assert (tmp_path / "docs" / "performance.md").read_text().startswith("<!-- Written by")
     assert (tmp_path / "docs" / "img" / "gpu-forward-d128-8k.svg").exists()
-    assert "docs/performance.md" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "docs/performance.md" in printed.out
+    assert printed.err == f"in the documents, though a cell of fwd-d128-dv128-8k.json is stale: {FWD}\n"
 
 
 # --- The HTML page -----------------------------------------------------------------------------------
