@@ -290,7 +290,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _backward(*inputs):
-    """(dq, dk, dv), without the operator's autograd kernel where second derivatives cannot be asked for.
+    """(dq, dk, dv), without the operator's autograd kernel where nobody could ask for second derivatives.
 
     That kernel, which refuses them, costs 0.1 ms.
     """
