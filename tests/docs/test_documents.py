@@ -89,6 +89,14 @@ def test_the_index_has_every_page():
     assert pages - linked == {index}
 
 
+def test_pages_name_the_head_dims_that_there_are_kernels_for():
+    table = (ROOT / "src" / "backends" / "cuda" / "sm90" / "tile_config.h").read_text(encoding="utf-8")
+    *most, last = sorted({int(dim) for dim in re.findall(r"^ *ForwardTile\{(\d+), ", table, re.M)})
+    words = f"head_dim {', '.join(map(str, most))} or {last}"
+    for page in ("README.md", "docs/python/README.md"):
+        assert words in (ROOT / page).read_text(encoding="utf-8"), f"{page} does not say {words}"
+
+
 def test_the_pictures_of_the_architecture_are_the_scripts():
     words = [sys.executable, str(ROOT / "scripts" / "draw-architecture"), "--check"]
     result = subprocess.run(words, capture_output=True, text=True)
