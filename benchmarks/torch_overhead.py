@@ -75,13 +75,8 @@ class EmptyFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout, dlse):
         with torch._C._AutoDispatchBelowAutograd():
-            return (
-                *torch.ops.flashmask_empty.backward.default(dout, dlse, *ctx.saved_tensors, *ctx.options),
-                None,
-                None,
-                None,
-                None,
-            )
+            gradients = torch.ops.flashmask_empty.backward.default(dout, dlse, *ctx.saved_tensors, *ctx.options)
+        return *gradients[:3], None, None, None, None
 
 
 def below_autograd(operator, arguments):

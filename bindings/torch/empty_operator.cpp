@@ -21,19 +21,25 @@ using OptionalTensor = std::optional<Tensor>;
 
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor&, const Tensor& v, const OptionalTensor&,
                                    const OptionalTensor&, const OptionalTensor&, std::optional<double>, bool,
-                                   std::optional<int64_t>, int64_t, int64_t, bool, const std::string&) {
+                                   std::optional<int64_t>, int64_t, int64_t, bool, const std::string&, int64_t,
+                                   const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+                                   const OptionalTensor&, double, double) {
   const Place place = place_of(q);
   const int64_t batch = q.size(0), seqlen_q = q.size(1), heads = q.size(2);
   return {empty<4>("out", {batch, seqlen_q, heads, v.size(3)}, torch_dtype(q), place),
           empty<3>("lse", {batch, heads, seqlen_q}, aoti_torch_dtype_float32(), place)};
 }
 
-std::tuple<Tensor, Tensor, Tensor> backward(const Tensor&, const OptionalTensor&, const Tensor& q, const Tensor& k,
-                                            const Tensor& v, const Tensor&, const Tensor&, const OptionalTensor&,
-                                            const OptionalTensor&, const OptionalTensor&, std::optional<double>, bool,
-                                            std::optional<int64_t>, int64_t, int64_t, bool, const std::string&) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor&, const OptionalTensor&, const Tensor& q,
+                                                    const Tensor& k, const Tensor& v, const Tensor&, const Tensor&,
+                                                    const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+                                                    std::optional<double>, bool, std::optional<int64_t>, int64_t,
+                                                    int64_t, bool, const std::string&, int64_t, const OptionalTensor&,
+                                                    const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+                                                    double, double) {
   const Place place = place_of(q);
-  return {empty_like("dq", q, place), empty_like("dk", k, place), empty_like("dv", v, place)};
+  return {empty_like("dq", q, place), empty_like("dk", k, place), empty_like("dv", v, place),
+          empty<1>("dsink", {0}, aoti_torch_dtype_float32(), place)};
 }
 
 }  // namespace

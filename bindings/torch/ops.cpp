@@ -9,6 +9,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -63,10 +64,13 @@ class Call {
  public:
   Call(Place place, const char* reference) : place_(place), reference_(reference) {}
 
-  fm_tensor operator()(const Tensor& tensor, const char* argument) const {
+  void check_place(const Tensor& tensor, const char* argument) const {
     if (const Place place = place_of(tensor); place != place_)
       throw std::invalid_argument(std::string(argument) + " is on " + place.name() + " and " + reference_ + " on " +
                                   place_.name() + "; all tensors of a call must be on one device");
+  }
+  fm_tensor operator()(const Tensor& tensor, const char* argument) const {
+    check_place(tensor, argument);
     fm_tensor result{};
     result.dtype = dtype_of(tensor, argument);
     result.ndim = static_cast<int32_t>(tensor.dim());
@@ -97,6 +101,8 @@ struct MaskArguments {
   bool causal;
   std::optional<int64_t> q_offset;
   int64_t window_left, window_right;
+  const OptionalTensor& q_pos;
+  const OptionalTensor& k_pos;
 
   fm_mask read(const Call& call, int64_t seqlen_q, int64_t seqlen_k) const {
     fm_mask mask{};
@@ -115,6 +121,8 @@ struct MaskArguments {
     }
     mask.bounds = call(bounds, "startend_row_indices");
     mask.block_mask = call(block_mask, "block_mask");
+    mask.q_pos = call(q_pos, "q_pos");
+    mask.k_pos = call(k_pos, "k_pos");
     return mask;
   }
 };
@@ -130,16 +138,42 @@ fm_options options_for(Place place) {
   return options;
 }
 
-fm_options options_for(Place place, std::optional<double> scale, bool deterministic, const std::string& backend) {
-  fm_options options = options_for(place);
-  if (deterministic) options.flags |= FM_DETERMINISTIC;
-  if (scale) {
-    options.flags |= FM_HAS_SCALE;
-    options.softmax_scale = *scale;
-  }
-  options.backend = backend.c_str();
-  return options;
+/// Seed and offset, which torch makes as int64.
+const uint64_t* dropout_state_of(const OptionalTensor& state, const Call& call) {
+  if (!state) return nullptr;
+  call.check_place(*state, "dropout_state");
+  if (torch_dtype(*state) != aoti_torch_dtype_int64() || state->dim() != 1 || state->size(0) != 2 ||
+      state->stride(0) != 1)
+    throw std::invalid_argument("dropout_state must be int64 [2], contiguous: a seed and an offset");
+  return static_cast<const uint64_t*>(state->data_ptr());
 }
+
+/// Options as the operators take them.
+struct OptionArguments {
+  std::optional<double> scale;
+  bool deterministic;
+  const std::string& backend;
+  int64_t max_ctas;
+  const OptionalTensor& sink;
+  const OptionalTensor& dropout_state;
+  double dropout_p, softcap;
+
+  fm_options read(const Call& call, const Place& place) const {
+    fm_options options = options_for(place);
+    if (deterministic) options.flags |= FM_DETERMINISTIC;
+    if (scale) {
+      options.flags |= FM_HAS_SCALE;
+      options.softmax_scale = *scale;
+    }
+    options.backend = backend.c_str();
+    options.max_ctas = static_cast<int32_t>(std::clamp<int64_t>(max_ctas, INT32_MIN, INT32_MAX));
+    options.sink = call(sink, "sink");
+    options.dropout_state = dropout_state_of(dropout_state, call);
+    options.dropout_p = dropout_p;
+    options.softcap = softcap;
+    return options;
+  }
+};
 
 void set_plan(const OptionalTensor& plan, const Call& call, const void*& data, size_t& bytes) {
   if (!plan) return;
@@ -160,11 +194,12 @@ int64_t size_of(const Tensor& tensor, int64_t dimension, const char* argument) {
 
 Tensor plan(const OptionalTensor& bounds, const OptionalTensor& block_mask, int64_t seqlen_q, int64_t seqlen_k,
             bool causal, std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right,
-            const torch::stable::Device& device) {
+            const torch::stable::Device& device, const OptionalTensor& q_pos, const OptionalTensor& k_pos) {
   const Place place = bounds ? place_of(*bounds) : block_mask ? place_of(*block_mask) : place_of(device);
   const Call call(place, bounds ? "startend_row_indices" : "the call");
   const fm_mask mask =
-      MaskArguments{bounds, block_mask, causal, q_offset, window_left, window_right}.read(call, seqlen_q, seqlen_k);
+      MaskArguments{bounds, block_mask, causal, q_offset, window_left, window_right, q_pos, k_pos}.read(call, seqlen_q,
+                                                                                                        seqlen_k);
   size_t bytes = 0;
   check(fm_plan_bytes(&mask, &bytes), place);
   const Tensor buffer = empty_bytes("the plan", bytes, place);
@@ -195,7 +230,9 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
                                    const OptionalTensor& block_mask, const OptionalTensor& plan_buffer,
                                    std::optional<double> scale, bool causal, std::optional<int64_t> q_offset,
                                    int64_t window_left, int64_t window_right, bool deterministic,
-                                   const std::string& backend) {
+                                   const std::string& backend, int64_t max_ctas, const OptionalTensor& sink,
+                                   const OptionalTensor& q_pos, const OptionalTensor& k_pos,
+                                   const OptionalTensor& dropout_state, double dropout_p, double softcap) {
   const Place place = place_of(q);
   const Call call(place, "query");
   const int64_t batch = size_of(q, 0, "query"), seqlen_q = size_of(q, 1, "query"), heads = size_of(q, 2, "query");
@@ -206,7 +243,8 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
   args.k = call(k, "key");
   args.v = call(v, "value");
   const fm_mask mask =
-      MaskArguments{bounds, block_mask, causal, q_offset, window_left, window_right}.read(call, seqlen_q, seqlen_k);
+      MaskArguments{bounds, block_mask, causal, q_offset, window_left, window_right, q_pos, k_pos}.read(call, seqlen_q,
+                                                                                                        seqlen_k);
   args.mask = &mask;
   set_plan(plan_buffer, call, args.plan, args.plan_bytes);
   const Tensor out = empty<4>("out", {batch, seqlen_q, heads, head_dim_v}, torch_dtype(q), place);
@@ -215,7 +253,8 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
   args.out = call(out, "out");
   args.lse = call(lse, "lse");
 
-  run_forward(args, options_for(place, scale, deterministic, backend), place);
+  const OptionArguments options{scale, deterministic, backend, max_ctas, sink, dropout_state, dropout_p, softcap};
+  run_forward(args, options.read(call, place), place);
   return {out, lse};
 }
 
@@ -261,12 +300,13 @@ void run_backward(const fm_backward_args& args, const fm_options& options, const
   if (remembers) last = {key, bytes};
 }
 
-std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& given_dout, const OptionalTensor& dlse, const Tensor& q,
-                                            const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
-                                            const OptionalTensor& bounds, const OptionalTensor& block_mask,
-                                            const OptionalTensor& plan_buffer, std::optional<double> scale, bool causal,
-                                            std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right,
-                                            bool deterministic, const std::string& backend) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
+    const Tensor& given_dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k, const Tensor& v,
+    const Tensor& out, const Tensor& lse, const OptionalTensor& bounds, const OptionalTensor& block_mask,
+    const OptionalTensor& plan_buffer, std::optional<double> scale, bool causal, std::optional<int64_t> q_offset,
+    int64_t window_left, int64_t window_right, bool deterministic, const std::string& backend, int64_t max_ctas,
+    const OptionalTensor& sink, const OptionalTensor& q_pos, const OptionalTensor& k_pos,
+    const OptionalTensor& dropout_state, double dropout_p, double softcap) {
   const Place place = place_of(q);
   const Call call(place, "query");
   const Tensor dout = readable(given_dout, call, place);
@@ -279,25 +319,28 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& given_dout, const Opti
   args.lse = call(lse, "lse");
   args.dout = call(dout, "dout");
   args.dlse = call(dlse, "dlse");
-  const fm_mask mask = MaskArguments{bounds, block_mask, causal, q_offset, window_left, window_right}.read(
-      call, size_of(q, 1, "query"), size_of(k, 1, "key"));
+  const fm_mask mask =
+      MaskArguments{bounds, block_mask, causal, q_offset, window_left, window_right, q_pos, k_pos}.read(
+          call, size_of(q, 1, "query"), size_of(k, 1, "key"));
   args.mask = &mask;
   set_plan(plan_buffer, call, args.plan, args.plan_bytes);
   const Tensor dq = empty_like("dq", q, place), dk = empty_like("dk", k, place), dv = empty_like("dv", v, place);
   args.dq = call(dq, "dq");
   args.dk = call(dk, "dk");
   args.dv = call(dv, "dv");
+  const Tensor dsink =
+      sink ? empty_like("dsink", *sink, place) : empty<1>("dsink", {0}, aoti_torch_dtype_float32(), place);
+  if (sink) args.dsink = call(dsink, "dsink");
 
-  run_backward(args, options_for(place, scale, deterministic, backend), place);
-  return {dq, dk, dv};
+  const OptionArguments options{scale, deterministic, backend, max_ctas, sink, dropout_state, dropout_p, softcap};
+  run_backward(args, options.read(call, place), place);
+  return {dq, dk, dv, dsink};
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY(flashmask, m) {
-  m.def(
-      "plan(Tensor? bounds, Tensor? block_mask, SymInt seqlen_q, SymInt seqlen_k, bool causal, SymInt? q_offset, "
-      "SymInt window_left, SymInt window_right, Device device) -> Tensor");
+  m.def(schemas::kPlan);
   m.def(schemas::kForward);
   m.def(schemas::kBackward);
 }

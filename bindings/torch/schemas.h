@@ -1,16 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The operators' schemas; benchmarks/torch_overhead.py compares with operators of the same that do nothing.
+/// The operators' schemas; benchmarks/torch_overhead.py compares with operators of the same that do nothing. What has a
+/// default is mostly not given, and so costs a call next to nothing; dsink is empty without sink, as torch's traces
+/// know no tensors that may be missing.
 namespace schemas {
 
+#define FLASHMASK_OPTIONS                                                                                      \
+  "float? scale, bool causal, SymInt? q_offset, SymInt window_left, SymInt window_right, bool deterministic, " \
+  "str backend, int max_ctas=0, Tensor? sink=None, Tensor? q_pos=None, Tensor? k_pos=None, "                   \
+  "Tensor? dropout_state=None, float dropout_p=0., float softcap=0."
+
+constexpr const char* kPlan =
+    "plan(Tensor? bounds, Tensor? block_mask, SymInt seqlen_q, SymInt seqlen_k, bool causal, SymInt? q_offset, SymInt "
+    "window_left, SymInt window_right, Device device, Tensor? q_pos=None, Tensor? k_pos=None) -> Tensor";
 constexpr const char* kForward =
-    "forward(Tensor q, Tensor k, Tensor v, Tensor? bounds, Tensor? block_mask, Tensor? plan, float? scale, bool "
-    "causal, SymInt? q_offset, SymInt window_left, SymInt window_right, bool deterministic, str backend) -> (Tensor "
-    "out, Tensor lse)";
+    "forward(Tensor q, Tensor k, Tensor v, Tensor? bounds, Tensor? block_mask, Tensor? plan, " FLASHMASK_OPTIONS
+    ") -> (Tensor out, Tensor lse)";
 constexpr const char* kBackward =
     "backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? bounds, Tensor? "
-    "block_mask, Tensor? plan, float? scale, bool causal, SymInt? q_offset, SymInt window_left, SymInt window_right, "
-    "bool deterministic, str backend) -> (Tensor dq, Tensor dk, Tensor dv)";
+    "block_mask, Tensor? plan, " FLASHMASK_OPTIONS ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)";
+
+#undef FLASHMASK_OPTIONS
 
 }  // namespace schemas

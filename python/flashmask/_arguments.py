@@ -10,6 +10,8 @@ import operator
 
 import torch
 
+from .errors import UnsupportedError
+
 MOST_TOKENS = 2**31 - 1
 # A window's side from here on is open: |j - i| is less than 2^31, and q_offset is at most 2^40.
 UNBOUNDED = 2**41
@@ -25,6 +27,13 @@ def given(value):
         return "None"
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+
+
+def refuse_unsupported(**arguments):
+    """UnsupportedError naming the first argument that is not what is accepted of it; name=(value, accepted)."""
+    for name, (value, accepted) in arguments.items():
+        if value is not accepted and (value is None or accepted is None or value != accepted):
+            raise UnsupportedError(f"{name} is {given(value)}; it must be {accepted}: it is not implemented")
 
 
 # --- Single values ------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """flashmask_attention: attention under a column mask, with the arguments of PaddlePaddle's function of that name."""
 
-from . import ops
-from .errors import UnsupportedError
+from . import _arguments, ops
 from .mask import as_mask
 
 
@@ -22,6 +21,11 @@ def flashmask_attention(
     dropout=0.0,
     return_softmax_lse=False,
     backend="auto",
+    max_ctas=0,
+    softcap=0.0,
+    sink=None,
+    q_pos=None,
+    k_pos=None,
 ):
     """Softmax attention in which each key is hidden from up to two runs of query rows.
 
@@ -43,8 +47,12 @@ def flashmask_attention(
     softmax_scale: default 1 / sqrt(head_dim).
     deterministic: gradients with the same bits in every run; None follows torch.use_deterministic_algorithms.
     layout: "bshd" as above, or "bhsd": query, key and value (and the result) are [batch, heads, seqlen, head_dim].
-    dropout: accepted for compatibility; anything but 0 raises UnsupportedError.
     backend: "auto", "cpu", "cuda" or "reference".
+    max_ctas: on CUDA, the most CTAs of the attention kernel that run at a time, forward and backward, so that the other
+        multiprocessors are left to other streams, as those of communication; 0: one for each multiprocessor. It never
+        changes a bit of out, lse and deterministic gradients. The CPU takes no notice of it.
+    dropout, softcap, sink, q_pos, k_pos: not implemented; anything but 0, 0, None, None and None raises
+        UnsupportedError.
 
     Returns out, in query's dtype and layout, [batch, seqlen_q, heads_q, head_dim_v]; with return_softmax_lse (out,
     lse), lse [batch, heads_q, seqlen_q] natural logarithm, float32 (float64 for float64). Both are differentiable; a
@@ -53,17 +61,22 @@ def flashmask_attention(
 
     Raises ValueError if an argument is wrong, and UnsupportedError if no backend takes the call.
     """
-    mask = call_mask(
-        query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout, dropout
-    )
-    out, lse = ops.checked_attention(query, key, value, mask, softmax_scale, layout, deterministic, backend)
+    if dropout != 0 or softcap != 0 or sink is not None or q_pos is not None or k_pos is not None:
+        refuse_features(dropout, softcap, sink, q_pos, k_pos)
+    mask = call_mask(query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout)
+    out, lse = ops.checked_attention(query, key, value, mask, softmax_scale, layout, deterministic, backend, max_ctas)
     return (out, lse) if return_softmax_lse else out
 
 
-def call_mask(query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout, dropout):
+def refuse_features(dropout, softcap, sink, q_pos, k_pos):
+    """UnsupportedError naming the first feature that is asked for."""
+    _arguments.refuse_unsupported(
+        dropout=(dropout, 0), softcap=(softcap, 0), sink=(sink, None), q_pos=(q_pos, None), k_pos=(k_pos, None)
+    )
+
+
+def call_mask(query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout):
     """The Mask of a call of flashmask_attention; raises what the call would, as far as arguments and shapes decide."""
-    if dropout != 0:
-        raise UnsupportedError(f"dropout is {dropout}; attention dropout is not implemented, it must be 0")
     ops.check_dimensions(query, key, value, layout)
     length = 1 if layout == "bshd" else 2
     return as_mask(

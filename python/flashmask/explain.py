@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from . import capi, ops
 from ._library import library_path
-from .attention import call_mask
+from .attention import call_mask, refuse_features
 from .errors import UnsupportedError
 
 __all__ = ["explain"]
@@ -44,6 +44,11 @@ def explain(
     dropout=0.0,
     return_softmax_lse=False,
     backend="auto",
+    max_ctas=0,
+    softcap=0.0,
+    sink=None,
+    q_pos=None,
+    k_pos=None,
 ):
     """What flashmask_attention would do with these arguments, as text; attention itself is not run.
 
@@ -55,14 +60,13 @@ def explain(
     with, not a part of a training loop.
     """
     try:
-        mask = call_mask(
-            query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout, dropout
-        )
+        refuse_features(dropout, softcap, sink, q_pos, k_pos)
+        mask = call_mask(query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout)
         if mask.device not in (None, query.device):
             raise ValueError(
                 f"the mask is on {mask.device} and query on {query.device}; move it: mask.to(query.device)"
             )
-        softmax_scale, deterministic = ops.read_options(softmax_scale, deterministic, backend)
+        softmax_scale, deterministic, max_ctas = ops.read_options(softmax_scale, deterministic, backend, max_ctas)
         tensors = ops.autocast(query, key, value)
         call = _Call(
             *(x.transpose(1, 2) if layout == "bhsd" else x for x in tensors),
@@ -70,6 +74,7 @@ def explain(
             backend,
             _is_deterministic(deterministic),
             softmax_scale,
+            max_ctas,
         )
         return "\n".join(_lines(call, mask))
     except (UnsupportedError, ValueError, TypeError) as error:
@@ -94,6 +99,7 @@ class _Call:
     backend: str
     deterministic: bool
     scale: float | None
+    max_ctas: int
 
     def map(self, function):
         """The call with function(x) in place of q, k and v."""
@@ -116,6 +122,7 @@ class _Call:
             threads=threads,
             device=device,
             stream=stream,
+            max_ctas=self.max_ctas,
         )
 
     def arguments(self, struct, **fields):

@@ -36,6 +36,8 @@ class Mask:
     - `q_offset`: the key position of row 0; None is seqlen_k - seqlen_q, which puts the last row at the last key.
     - `block_mask`: bool, uint8 or int32 [batch or 1, heads or 1, ceil(seqlen_q / 128), ceil(seqlen_k / 128)], nonzero
       keeps the block.
+    - `q_pos`, `k_pos`: positions of rows and keys that causal and window compare, in place of i + q_offset and j. Not
+      implemented: anything but None raises UnsupportedError.
 
     Heads of the tensors are those of the call: 1, heads_kv or heads_q, each on its own; a mask of both has heads_q.
     Tensors that have to be converted or made contiguous are copied, others are borrowed: they must not change in place
@@ -44,7 +46,21 @@ class Mask:
     Raises TypeError or ValueError if the arguments disagree. The tensors' contents are not read.
     """
 
-    def __init__(self, seqlen_q, seqlen_k, *, bounds=None, causal=False, window=None, q_offset=None, block_mask=None):
+    def __init__(
+        self,
+        seqlen_q,
+        seqlen_k,
+        *,
+        bounds=None,
+        causal=False,
+        window=None,
+        q_offset=None,
+        block_mask=None,
+        q_pos=None,
+        k_pos=None,
+    ):
+        if q_pos is not None or k_pos is not None:
+            _arguments.refuse_unsupported(q_pos=(q_pos, None), k_pos=(k_pos, None))
         seqlen_q, seqlen_k = _arguments.length("seqlen_q", seqlen_q), _arguments.length("seqlen_k", seqlen_k)
         causal = _arguments.flag("causal", causal)
         set_field = object.__setattr__

@@ -29,6 +29,11 @@ _is_compiling, _is_autocast_enabled = torch.compiler.is_compiling, torch._C._is_
 _is_deterministic = torch.are_deterministic_algorithms_enabled
 _is_transformed = torch._C._are_functorch_transforms_active
 
+_MOST_CTAS = 2**31 - 1
+# Where an operator's options end and its features begin: sink, q_pos, k_pos, dropout_state, and then the numbers
+# dropout_p and softcap. Those that have their default may be left out, from the last one on.
+_SINK, _DROPOUT_P = 8, 12
+
 _NO_FUNCTIONAL_DERIVATIVE = (
     "torch.func cannot differentiate flashmask attention; torch.autograd.grad and backward() can"
 )
@@ -48,13 +53,13 @@ def plan(mask, device=None):
     return _call(_ops.plan, bounds, block_mask, mask.seqlen_q, mask.seqlen_k, *band, torch.device(device or "cpu"))
 
 
-def attention(q, k, v, mask=None, *, softmax_scale=None, layout="bshd", deterministic=None, backend="auto"):
+def attention(q, k, v, mask=None, *, softmax_scale=None, layout="bshd", deterministic=None, backend="auto", max_ctas=0):
     """Masked attention: (out, lse), both differentiable with respect to q, k and v.
 
     mask: a Mask, or None: every row sees every key. softmax_scale: default 1 / sqrt(head_dim). layout "bhsd": q, k and
     v are [batch, heads, seqlen, head_dim], and so is out; all are views. deterministic: gradients with the same bits in
     every run; None follows torch.use_deterministic_algorithms. backend: "auto", "cpu", "cuda" or "reference" (slow, the
-    only one for float64).
+    only one for float64). max_ctas: as in flashmask_attention.
 
     Under torch.autocast q, k and v are cast to its dtype. Raises ValueError if an argument is wrong, and
     UnsupportedError if no backend takes the call.
@@ -62,10 +67,10 @@ def attention(q, k, v, mask=None, *, softmax_scale=None, layout="bshd", determin
     check_dimensions(q, k, v, layout)
     if mask is not None:
         check_lengths(mask, q, k, layout)
-    return checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend)
+    return checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend, max_ctas)
 
 
-def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend):
+def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend, max_ctas):
     """attention() of tensors with 4 dimensions and a mask of their lengths.
 
     This is what every call pays for: see benchmarks/torch_overhead.py.
@@ -75,18 +80,18 @@ def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backe
         q, k, v = autocast(q, k, v)
     if layout == "bhsd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    if softmax_scale is not None or deterministic is not None or not isinstance(backend, str):
-        softmax_scale, deterministic = read_options(softmax_scale, deterministic, backend)
+    if softmax_scale is not None or deterministic is not None or max_ctas != 0 or not isinstance(backend, str):
+        softmax_scale, deterministic, max_ctas = read_options(softmax_scale, deterministic, backend, max_ctas)
     if deterministic is None:
         deterministic = _is_deterministic()
     if mask is None:
         bounds = block_mask = plan_ = None
-        options = (softmax_scale, False, None, -1, -1, deterministic, backend)
+        options = (softmax_scale, False, None, -1, -1, deterministic, backend, max_ctas)
     else:
         bounds, block_mask = mask.bounds, mask.block_mask
         plan_ = mask.plan(q.device) if is_compiling else mask._plan_in_eager_mode(q.device)
         left, right = mask.window or (-1, -1)
-        options = (softmax_scale, mask.causal, mask.q_offset, left, right, deterministic, backend)
+        options = (softmax_scale, mask.causal, mask.q_offset, left, right, deterministic, backend, max_ctas)
     # The kernel itself saves a way through the dispatcher; a graph and torch.func need the operator.
     if is_compiling:
         out, lse = _ops.forward(q, k, v, bounds, block_mask, plan_, *options)
@@ -101,15 +106,18 @@ def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backe
     return (out.transpose(1, 2) if layout == "bhsd" else out), lse
 
 
-def read_options(softmax_scale, deterministic, backend):
-    """(softmax_scale, deterministic) as the operators take them, or None; TypeError if one of the three is wrong."""
+def read_options(softmax_scale, deterministic, backend, max_ctas):
+    """(softmax_scale, deterministic, max_ctas) as the operators take them; the first two may be None.
+
+    TypeError or ValueError if one of the four is wrong.
+    """
     if softmax_scale is not None:
         softmax_scale = _arguments.number("softmax_scale", softmax_scale)
     if deterministic is not None:
         deterministic = _arguments.flag("deterministic", deterministic)
     if not isinstance(backend, str):
         raise TypeError(f"backend is {_arguments.given(backend)}; it must be a string, as 'auto'")
-    return softmax_scale, deterministic
+    return softmax_scale, deterministic, _arguments.integer("max_ctas", max_ctas, 0, _MOST_CTAS)
 
 
 def mask_arguments(mask):
@@ -195,8 +203,10 @@ def _raise_as_meant(error):
 
 
 @torch.library.register_fake("flashmask::plan")
-def _plan_fake(bounds, block_mask, seqlen_q, seqlen_k, causal, q_offset, window_left, window_right, device):
-    _arguments.check_one_device(startend_row_indices=bounds, block_mask=block_mask)
+def _plan_fake(
+    bounds, block_mask, seqlen_q, seqlen_k, causal, q_offset, window_left, window_right, device, q_pos=None, k_pos=None
+):
+    _arguments.check_one_device(startend_row_indices=bounds, block_mask=block_mask, q_pos=q_pos, k_pos=k_pos)
     device = next((x.device for x in (bounds, block_mask) if x is not None), device)
     tensors = [x for x in (bounds, block_mask) if x is not None and x.shape[2] != 0]  # without columns they say nothing
     batch = max((x.shape[0] for x in tensors), default=1)
@@ -206,7 +216,9 @@ def _plan_fake(bounds, block_mask, seqlen_q, seqlen_k, causal, q_offset, window_
 
 @torch.library.register_fake("flashmask::forward")
 def _forward_fake(q, k, v, bounds, block_mask, plan_, *options):
-    _arguments.check_one_device(query=q, key=k, value=v, startend_row_indices=bounds, block_mask=block_mask, plan=plan_)
+    _arguments.check_one_device(
+        query=q, key=k, value=v, startend_row_indices=bounds, block_mask=block_mask, plan=plan_, **_tensors_of(options)
+    )
     batch, seqlen_q, heads, _ = q.shape
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     return q.new_empty((batch, seqlen_q, heads, v.shape[3])), q.new_empty((batch, heads, seqlen_q), dtype=lse_dtype)
@@ -225,8 +237,20 @@ def _backward_fake(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, *op
         startend_row_indices=bounds,
         block_mask=block_mask,
         plan=plan_,
+        **_tensors_of(options),
     )
-    return tuple(_empty_like(x) for x in (q, k, v))
+    sink = _sink_of(options)
+    dsink = q.new_empty(0, dtype=torch.float32) if sink is None else _empty_like(sink)
+    return *(_empty_like(x) for x in (q, k, v)), dsink
+
+
+def _tensors_of(options):
+    """Those among an operator's options, as far as they are given."""
+    return dict(zip(("sink", "q_pos", "k_pos", "dropout_state"), options[_SINK:_DROPOUT_P]))
+
+
+def _sink_of(options):
+    return options[_SINK] if len(options) > _SINK else None
 
 
 def _empty_like(x):
@@ -267,30 +291,33 @@ def _folded(x, dim, size, batch=-1):
 
 
 class _Attention(torch.autograd.Function):
-    """flashmask::forward with its gradient."""
+    """flashmask::forward with its gradient. The options are in three parts: the tensors among them are `features`."""
 
     @staticmethod
-    def forward(ctx, q, k, v, bounds, block_mask, plan_, options):
+    def forward(ctx, q, k, v, bounds, block_mask, plan_, options, numbers, *features):
         with _AutoDispatchBelowAutograd():
-            out, lse = _forward_operator(q, k, v, bounds, block_mask, plan_, *options)
-        ctx.options = options
+            out, lse = _forward_operator(q, k, v, bounds, block_mask, plan_, *options, *features, *numbers)
+        ctx.options, ctx.numbers = options, numbers
         # Saved like any tensor of the graph: if a mask is changed in place before the backward, autograd says so.
-        ctx.save_for_backward(q, k, v, out, lse, bounds, block_mask, plan_)
+        ctx.save_for_backward(q, k, v, out, lse, bounds, block_mask, plan_, *features)
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     def backward(ctx, dout, dlse):
         saved = ctx.saved_tensors
+        features = saved[8:]
         if dout is None:
             if dlse is None:
-                return (None,) * 7
+                return (None,) * (8 + len(features))
             dout = torch.zeros_like(saved[3])
-        return *_backward(dout, dlse, *saved, *ctx.options), None, None, None, None
+        dq, dk, dv, dsink = _backward(dout, dlse, *saved[:8], *ctx.options, *features, *ctx.numbers)
+        of_features = (dsink if features[0] is not None else None, *(None,) * len(features[1:])) if features else ()
+        return dq, dk, dv, None, None, None, None, None, *of_features
 
 
 def _backward(*inputs):
-    """(dq, dk, dv), without the operator's autograd kernel where nobody could ask for second derivatives.
+    """(dq, dk, dv, dsink), without the operator's autograd kernel where nobody could ask for second derivatives.
 
     That kernel, which refuses them, costs 0.1 ms.
     """
@@ -311,10 +338,13 @@ def _forward(q, k, v, bounds, block_mask, plan_, *options):
     """
     if forward_ad._current_level >= 0:
         _refuse_tangents(q, k, v)
-    if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
+    sink = _sink_of(options)
+    requires_grad = q.requires_grad or k.requires_grad or v.requires_grad or sink is not None and sink.requires_grad
+    if requires_grad and torch.is_grad_enabled():
         if torch._C._are_functorch_transforms_active():
             raise UnsupportedError(_NO_FUNCTIONAL_DERIVATIVE)
-        return _Attention.apply(q, k, v, bounds, block_mask, plan_, options)
+        parts = options[:_SINK], options[_DROPOUT_P:], *options[_SINK:_DROPOUT_P]
+        return _Attention.apply(q, k, v, bounds, block_mask, plan_, *parts)
     with _AutoDispatchBelowAutograd():
         return _forward_operator(q, k, v, bounds, block_mask, plan_, *options)
 

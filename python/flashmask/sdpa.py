@@ -38,8 +38,7 @@ def scaled_dot_product_attention(
         UnsupportedError: dropout, or a mask of numbers that are added to the scores.
         ValueError, TypeError: an argument is wrong.
     """
-    if dropout_p != 0:
-        raise UnsupportedError(f"dropout_p is {dropout_p}; only 0 is supported")
+    _arguments.refuse_unsupported(dropout_p=(dropout_p, 0))
     ops.check_dimensions(query, key, value, "bhsd")
     is_causal, enable_gqa = _arguments.flag("is_causal", is_causal), _arguments.flag("enable_gqa", enable_gqa)
     if query.shape[1] != key.shape[1] and not enable_gqa:

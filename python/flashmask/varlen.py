@@ -5,7 +5,6 @@ import torch
 
 from . import _arguments
 from .attention import flashmask_attention
-from .errors import UnsupportedError
 from .mask import Mask
 
 __all__ = ["flashmask_varlen_func", "varlen_mask"]
@@ -31,6 +30,7 @@ def flashmask_varlen_func(
     return_softmax_lse=False,
     block_table=None,
     backend="auto",
+    max_ctas=0,
 ):
     """Attention within each document of a packed batch. Differentiable in q, k and v, and through lse.
 
@@ -51,7 +51,7 @@ def flashmask_varlen_func(
             torch.are_deterministic_algorithms_enabled().
         return_softmax_lse, return_attn_probs: either one returns lse too. Probabilities are never made.
         dropout_p, softcap, alibi_slopes, block_table: only 0, 0, None and None.
-        backend: as in flashmask_attention.
+        backend, max_ctas: as in flashmask_attention.
 
     Returns:
         out (total_q, heads_q, head_dim_v), or (out, lse) with lse (heads_q, total_q): natural log, float32 (float64 for
@@ -64,7 +64,7 @@ def flashmask_varlen_func(
     Each call makes its mask and its plan anew. To share them among the layers of a model, make the mask once with
     varlen_mask and call flashmask_attention(q[None], k[None], v[None], mask).
     """
-    _refuse_unsupported(
+    _arguments.refuse_unsupported(
         dropout_p=(dropout_p, 0),
         softcap=(softcap, 0),
         alibi_slopes=(alibi_slopes, None),
@@ -83,6 +83,7 @@ def flashmask_varlen_func(
         deterministic=deterministic,
         return_softmax_lse=True,
         backend=backend,
+        max_ctas=max_ctas,
     )
     return (out[0], lse[0]) if return_softmax_lse or return_attn_probs else out[0]
 
@@ -122,12 +123,6 @@ def _mask(cu_q, cu_k, total_q, total_k, left, right):
         last = torch.minimum(last, at_key + left + 1)
     bounds = torch.stack((last, first), dim=-1).to(torch.int32)
     return Mask(seqlen_q=total_q, seqlen_k=total_k, bounds=bounds[None, None])
-
-
-def _refuse_unsupported(**arguments):
-    for name, (value, accepted) in arguments.items():
-        if value is not accepted and (value is None or accepted is None or value != accepted):
-            raise UnsupportedError(f"{name} is {value!r}; only {accepted!r} is supported")
 
 
 def _window(window_size, causal):

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """flashmask_attention against attention over a dense matrix: families of masks, layouts, dtypes, and autograd."""
 
+import functools
+
 import dense_reference
 import flashmask
 import pytest
 import torch
 from dense_reference import assert_close, attention
 from devices import DEVICE, DTYPE, ON_CUDA, cpu_only, head_dims, put, tolerance_of
-from flashmask import flashmask_attention, masks
+from flashmask import flashmask_attention, masks, ops
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -416,7 +418,14 @@ def startend(keys, vectors):
 @pytest.mark.parametrize(
     "arguments, error, text",
     [
-        ({"dropout": 0.1}, flashmask.UnsupportedError, "dropout is 0.1"),
+        ({"dropout": 0.1}, flashmask.UnsupportedError, "dropout is 0.1 .*; it must be 0: it is not implemented"),
+        ({"softcap": 30.0}, flashmask.UnsupportedError, "softcap is 30.0 .*; it must be 0: it is not implemented"),
+        ({"sink": torch.zeros(4)}, flashmask.UnsupportedError, "sink is a tensor, .*; it must be None: "),
+        ({"q_pos": torch.zeros(1, S)}, flashmask.UnsupportedError, "q_pos is a tensor, .*; it must be None: "),
+        ({"k_pos": torch.zeros(1, S)}, flashmask.UnsupportedError, "k_pos is a tensor, .*; it must be None: "),
+        ({"max_ctas": -1}, ValueError, "max_ctas is -1; it must be between 0 and 2147483647"),
+        ({"max_ctas": 2**31}, ValueError, "max_ctas is 2147483648; it must be between 0 and 2147483647"),
+        ({"max_ctas": "8"}, TypeError, "max_ctas is '8'"),
         ({"layout": "sbhd"}, ValueError, "layout is 'sbhd'; it must be 'bshd' or 'bhsd'"),
         (startend(S, 3), ValueError, "LTS, LTE, UTS, UTE"),
         (startend(9, 2), ValueError, "9 columns"),
@@ -426,6 +435,35 @@ def startend(keys, vectors):
 def test_what_is_refused(arguments, error, text):
     with pytest.raises(error, match=text):
         flashmask_attention(*tensors(), **arguments)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_max_ctas_reaches_both_directions_and_changes_no_bit(monkeypatch, packed):
+    seen, results = [], []
+    forward, backward = ops._forward_operator, ops._backward_operator
+    monkeypatch.setattr(ops, "_forward_operator", lambda *x: seen.append(x[-1]) or forward(*x))
+    monkeypatch.setattr(ops, "_backward_operator", lambda *x: seen.append(x[-1]) or backward(*x))
+    for max_ctas in (0, 2):
+        torch.manual_seed(0)
+        q, k, v = leaves = [x.requires_grad_() for x in tensors()]
+        options = {"causal": True, "deterministic": True, "max_ctas": max_ctas}
+        if packed:
+            out = flashmask.flashmask_varlen_func(q[0], k[0], v[0], [0, S], [0, S], **options)
+        else:
+            out = flashmask_attention(q, k, v, **options)
+        results.append((out, *torch.autograd.grad(out.sum(), leaves)))
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+    assert seen == [0, 0, 2, 2]
+
+
+def test_max_ctas_reaches_a_compiled_graph():
+    graphs = []
+    attend = torch.compile(
+        functools.partial(flashmask_attention, max_ctas=5), backend=lambda graph, _: graphs.append(graph) or graph
+    )
+    attend(*tensors())
+    calls = [node.args for node in graphs[0].graph.nodes if "flashmask.forward" in str(node.target)]
+    assert len(calls) == 1 and calls[0][-1] == 5
 
 
 def test_a_mask_of_other_lengths_is_refused():

@@ -208,6 +208,14 @@ def test_what_lacks_memory_is_torchs_error(little_memory):
     assert flashmask_attention(*tensors(), causal=True).isfinite().all()
 
 
+def test_few_ctas_give_the_same_bits():
+    leaves, results = [x.requires_grad_() for x in tensors()], []
+    for max_ctas in (0, 1, 5):
+        out = flashmask_attention(*leaves, causal=True, deterministic=True, max_ctas=max_ctas)
+        results.append((out, *torch.autograd.grad(out.sum(), leaves)))
+    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other))
+
+
 # --- Streams ------------------------------------------------------------------------------------------
 
 

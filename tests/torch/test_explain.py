@@ -124,6 +124,11 @@ def test_nothing_is_near():
     "arguments,why",
     [
         ({"dropout": 0.1}, "dropout is 0.1"),
+        ({"softcap": 30.0}, "softcap is 30.0"),
+        ({"sink": torch.zeros(4)}, "sink is a tensor"),
+        ({"q_pos": torch.zeros(1, 4)}, "q_pos is a tensor"),
+        ({"k_pos": torch.zeros(1, 4)}, "k_pos is a tensor"),
+        ({"max_ctas": -1}, "max_ctas is -1"),
         ({"layout": "sbhd"}, "layout"),
         ({"window_size": (-2, 0)}, "window_size"),
         ({"startend_row_indices": torch.zeros(1, 1, 9, 2, dtype=torch.int32, device=DEVICE)}, "9"),

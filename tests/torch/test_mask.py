@@ -735,6 +735,19 @@ def test_a_saved_mask_is_loaded_as_data_alone(tmp_path, calls):
         assert again.plan("cpu") is not mask.plan("cpu")
 
 
+def test_positions_are_refused_by_name(tmp_path):
+    """By the constructor, which replace() and a file go through."""
+    for name in ("q_pos", "k_pos"):
+        positions, text = torch.zeros(1, 5, dtype=torch.int32), f"{name} is a tensor, .* it must be None"
+        with pytest.raises(flashmask.UnsupportedError, match=text):
+            Mask(5, 5, **{name: positions})
+        with pytest.raises(flashmask.UnsupportedError, match=text):
+            masks.causal(5).replace(**{name: positions})
+        with pytest.raises(flashmask.UnsupportedError, match=text):
+            object.__new__(Mask).__setstate__({**masks.causal(5).__getstate__(), name: positions})
+        assert torch.equal(Mask(5, 5, **{name: None}).to_dense(), masks.full(5).to_dense())
+
+
 def test_what_a_file_says_is_checked(tmp_path):
     mask = masks.causal_document(seqlens=[3, 4])
     state = {**mask.__getstate__(), "seqlen_k": 6}

@@ -58,6 +58,7 @@ def test_opcheck(mask):
     for x in (q, k, v):
         x.requires_grad_()
     torch.library.opcheck(operators.forward.default, (q, k, v, *arguments))
+    torch.library.opcheck(operators.forward.default, (q, k, v, *arguments, 3))  # max_ctas
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -70,6 +71,110 @@ def test_opcheck_of_backward(mask):
         operators.backward.default,
         (torch.randn_like(out), None, q, k, v, out, lse, *tensors, plan, None, *band, True, "auto"),
     )
+
+
+# --- Features, which no backend implements ------------------------------------------------------------
+
+
+def feature(name, heads=4, rows=70, keys=90):
+    """A value that asks for it."""
+    values = {
+        "sink": lambda: torch.zeros(heads, device=DEVICE),
+        "q_pos": lambda: torch.zeros(1, rows, dtype=torch.int32, device=DEVICE),
+        "k_pos": lambda: torch.zeros(1, keys, dtype=torch.int32, device=DEVICE),
+        "dropout_state": lambda: torch.zeros(2, dtype=torch.int64, device=DEVICE),
+        "dropout_p": lambda: 0.1,
+        "softcap": lambda: 30.0,
+    }
+    return values[name]()
+
+
+FEATURES = ("sink", "q_pos", "k_pos", "dropout_state", "dropout_p", "softcap")
+PLAIN = (None, None, None, None, False, None, -1, -1, False, "auto")
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_features_are_refused_by_name(name):
+    """By the operators, whatever Python would say before."""
+    q, k, v = inputs()
+    out, lse = attend(q, k, v)
+    for call, arguments in (
+        (operators.forward, (q, k, v, *PLAIN)),
+        (operators.backward, (torch.randn_like(out), None, q, k, v, out, lse, *PLAIN)),
+    ):
+        with pytest.raises(RuntimeError, match=f"UnsupportedError: .*{name} .*not implemented"):
+            call(*arguments, **{name: feature(name)})
+    if name in ("q_pos", "k_pos"):
+        with pytest.raises(RuntimeError, match=f"UnsupportedError: mask->{name} is int32 .*not implemented"):
+            operators.plan(None, None, 70, 90, False, None, -1, -1, DEVICE, **{name: feature(name)})
+
+
+@pytest.mark.parametrize(
+    "state", [torch.zeros(2), torch.zeros(3, dtype=torch.int64), torch.zeros((), dtype=torch.int64)]
+)
+def test_a_dropout_state_is_a_seed_and_an_offset(state):
+    with pytest.raises(ValueError, match=r"dropout_state must be int64 \[2\]"):
+        operators.forward(*inputs(), *PLAIN, dropout_p=0.1, dropout_state=state.to(DEVICE))
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_traces_carry_features(name):
+    q, k, v = inputs()
+    out, lse = attend(q, k, v)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        traced = operators.forward(q, k, v, *PLAIN, **{name: feature(name)})
+        *gradients, dsink = operators.backward(out, None, q, k, v, out, lse, *PLAIN, **{name: feature(name)})
+    assert [x.shape for x in traced] == [out.shape, lse.shape]
+    assert [x.shape for x in gradients] == [q.shape, k.shape, v.shape]
+    assert dsink.shape == ((4,) if name == "sink" else (0,)) and dsink.dtype == torch.float32
+
+
+@pytest.mark.parametrize("asked", [("sink",), ("sink", "softcap"), ("q_pos", "k_pos"), ("dropout_state", "dropout_p")])
+def test_autograd_carries_features(monkeypatch, asked):
+    """To both operators, and the gradient of a sink back: with others in their place, that know them."""
+    calls = {"forward": operators.forward.default._op, "backward": operators.backward.default._op}
+    given, seen = {name: feature(name) for name in asked}, {}
+
+    def instead(direction, tensors):
+        defaults = (0, None, None, None, None, 0.0, 0.0)
+
+        def call(*arguments):
+            end = tensors + 7
+            seen[direction] = (*arguments[end:], *defaults[len(arguments[end:]) :])
+            results = calls[direction](*arguments[:end])
+            return (*results[:3], torch.ones(4, device=DEVICE)) if direction == "backward" else results
+
+        return call
+
+    monkeypatch.setattr(ops, "_forward_operator", instead("forward", 6))
+    monkeypatch.setattr(ops, "_backward_operator", instead("backward", 10))
+    leaves = [x.requires_grad_() for x in inputs()]
+    if "sink" in given:
+        leaves.append(given["sink"].requires_grad_())
+    out, _ = operators.forward(*leaves[:3], *PLAIN, **given)
+    out.sum().backward()
+    for values in seen.values():
+        got = dict(zip(("max_ctas", *FEATURES), values))
+        assert all(torch.equal(torch.as_tensor(got[name]), torch.as_tensor(given[name])) for name in asked)
+    assert len(seen) == 2 and all(x.grad is not None for x in leaves)
+    assert "sink" not in given or (given["sink"].grad == 1).all()
+
+
+def test_a_sink_alone_may_require_a_gradient(monkeypatch):
+    calls = []
+    monkeypatch.setattr(ops._Attention, "apply", lambda *arguments: calls.append(arguments) or arguments[:2])
+    operators.forward(*inputs(), *PLAIN, sink=feature("sink").requires_grad_())
+    assert len(calls) == 1
+
+
+def test_without_a_sink_its_gradient_is_empty():
+    q, k, v = inputs()
+    out, lse = attend(q, k, v)
+    *_, dsink = operators.backward(out, None, q, k, v, out, lse, *PLAIN)
+    assert dsink.shape == (0,) and dsink.dtype == torch.float32 and dsink.device == DEVICE
+
+
+# --- Strides ------------------------------------------------------------------------------------------
 
 
 def bhsd(x):
