@@ -86,12 +86,14 @@ def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backe
         deterministic = _is_deterministic()
     if mask is None:
         bounds = block_mask = plan_ = None
-        options = (softmax_scale, False, None, -1, -1, deterministic, backend, max_ctas)
+        options = (softmax_scale, False, None, -1, -1, deterministic, backend)
     else:
         bounds, block_mask = mask.bounds, mask.block_mask
         plan_ = mask.plan(q.device) if is_compiling else mask._plan_in_eager_mode(q.device)
         left, right = mask.window or (-1, -1)
-        options = (softmax_scale, mask.causal, mask.q_offset, left, right, deterministic, backend, max_ctas)
+        options = (softmax_scale, mask.causal, mask.q_offset, left, right, deterministic, backend)
+    if max_ctas != 0:
+        options = (*options, max_ctas)
     # The kernel itself saves a way through the dispatcher; a graph and torch.func need the operator.
     if is_compiling:
         out, lse = _ops.forward(q, k, v, bounds, block_mask, plan_, *options)
@@ -239,7 +241,7 @@ def _backward_fake(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, *op
         plan=plan_,
         **_tensors_of(options),
     )
-    sink = _sink_of(options)
+    sink = options[_SINK] if len(options) > _SINK else None
     dsink = q.new_empty(0, dtype=torch.float32) if sink is None else _empty_like(sink)
     return *(_empty_like(x) for x in (q, k, v)), dsink
 
@@ -247,10 +249,6 @@ def _backward_fake(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, *op
 def _tensors_of(options):
     """Those among an operator's options, as far as they are given."""
     return dict(zip(("sink", "q_pos", "k_pos", "dropout_state"), options[_SINK:_DROPOUT_P]))
-
-
-def _sink_of(options):
-    return options[_SINK] if len(options) > _SINK else None
 
 
 def _empty_like(x):
@@ -291,13 +289,14 @@ def _folded(x, dim, size, batch=-1):
 
 
 class _Attention(torch.autograd.Function):
-    """flashmask::forward with its gradient. The options are in three parts: the tensors among them are `features`."""
+    """flashmask::forward with its gradient. `features` are the tensors among the options, which are without them."""
 
     @staticmethod
-    def forward(ctx, q, k, v, bounds, block_mask, plan_, options, numbers, *features):
+    def forward(ctx, q, k, v, bounds, block_mask, plan_, options, *features):
+        all_options = _joined(options, features) if features else options
         with _AutoDispatchBelowAutograd():
-            out, lse = _forward_operator(q, k, v, bounds, block_mask, plan_, *options, *features, *numbers)
-        ctx.options, ctx.numbers = options, numbers
+            out, lse = _forward_operator(q, k, v, bounds, block_mask, plan_, *all_options)
+        ctx.options = options
         # Saved like any tensor of the graph: if a mask is changed in place before the backward, autograd says so.
         ctx.save_for_backward(q, k, v, out, lse, bounds, block_mask, plan_, *features)
         ctx.set_materialize_grads(False)
@@ -309,11 +308,18 @@ class _Attention(torch.autograd.Function):
         features = saved[8:]
         if dout is None:
             if dlse is None:
-                return (None,) * (8 + len(features))
+                return (None,) * (7 + len(features))
             dout = torch.zeros_like(saved[3])
-        dq, dk, dv, dsink = _backward(dout, dlse, *saved[:8], *ctx.options, *features, *ctx.numbers)
-        of_features = (dsink if features[0] is not None else None, *(None,) * len(features[1:])) if features else ()
-        return dq, dk, dv, None, None, None, None, None, *of_features
+        if not features:
+            dq, dk, dv, _ = _backward(dout, dlse, *saved, *ctx.options)
+            return dq, dk, dv, None, None, None, None
+        dq, dk, dv, dsink = _backward(dout, dlse, *saved[:8], *_joined(ctx.options, features))
+        dsink = None if features[0] is None else dsink
+        return dq, dk, dv, None, None, None, None, dsink, *(None,) * len(features[1:])
+
+
+def _joined(options, features):
+    return *options[:_SINK], *features, *options[_SINK:]
 
 
 def _backward(*inputs):
@@ -338,13 +344,16 @@ def _forward(q, k, v, bounds, block_mask, plan_, *options):
     """
     if forward_ad._current_level >= 0:
         _refuse_tangents(q, k, v)
-    sink = _sink_of(options)
-    requires_grad = q.requires_grad or k.requires_grad or v.requires_grad or sink is not None and sink.requires_grad
+    requires_grad = q.requires_grad or k.requires_grad or v.requires_grad
+    if not requires_grad and len(options) > _SINK and options[_SINK] is not None:
+        requires_grad = options[_SINK].requires_grad
     if requires_grad and torch.is_grad_enabled():
         if torch._C._are_functorch_transforms_active():
             raise UnsupportedError(_NO_FUNCTIONAL_DERIVATIVE)
-        parts = options[:_SINK], options[_DROPOUT_P:], *options[_SINK:_DROPOUT_P]
-        return _Attention.apply(q, k, v, bounds, block_mask, plan_, *parts)
+        features = options[_SINK:_DROPOUT_P]
+        if features:
+            options = options[:_SINK] + options[_DROPOUT_P:]
+        return _Attention.apply(q, k, v, bounds, block_mask, plan_, options, *features)
     with _AutoDispatchBelowAutograd():
         return _forward_operator(q, k, v, bounds, block_mask, plan_, *options)
 

@@ -453,7 +453,7 @@ def test_max_ctas_reaches_both_directions_and_changes_no_bit(monkeypatch, packed
             out = flashmask_attention(q, k, v, **options)
         results.append((out, *torch.autograd.grad(out.sum(), leaves)))
     assert all(torch.equal(a, b) for a, b in zip(*results))
-    assert seen == [0, 0, 2, 2]
+    assert seen == ["auto", "auto", 2, 2]
 
 
 def test_max_ctas_reaches_a_compiled_graph():
