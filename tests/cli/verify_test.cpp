@@ -35,6 +35,14 @@ TEST(Verify, EndsWithWhatPassed) {
   EXPECT_EQ(lines.back(), "12 passed, 0 failed");
 }
 
+/// One that a backend takes has to be asked for by cases, too.
+TEST(Verify, NamesTheFeaturesThatNoCaseAsksFor) {
+  const std::vector<std::string> names{"softcap", "sink", "dropout"};
+  EXPECT_EQ(json_of(on_backend({"verify", "--cases", "2", "--json"}))["refused_features"], names);
+  expect_contains(output_of(on_backend({"verify", "--cases", "2"})),
+                  "features that the backend refuses: softcap, sink, dropout\n");
+}
+
 TEST(Verify, SaysTheSameAsJson) {
   const json result = json_of(on_backend({"verify", "--cases", "6", "--seed", "9", "--json"}));
   EXPECT_EQ(result["backend"], tested_backend());

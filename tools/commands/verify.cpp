@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -16,6 +16,7 @@
 #include "flashmask/attention.h"
 #include "flashmask/status.h"
 #include "verify/covering_cases.h"
+#include "verify/features.h"
 #include "verify/random_cases.h"
 #include "verify/run_case.h"
 #include "verify/tally.h"
@@ -134,10 +135,15 @@ Json to_json(const verify::Tally& tally, const VerifyArguments& arguments) {
   Json failures = Json::array();
   for (const verify::FailedCase& f : tally.failures)
     failures.push_back({{"index", f.index}, {"case", f.line}, {"failures", f.failures}});
-  return {{"backend", arguments.backend},    {"seed", arguments.seed},
-          {"passed", tally.passed},          {"failed", tally.failed},
-          {"largest_errors", tally.largest}, {"failures", std::move(failures)},
-          {"skipped", tally.skipped},        {"forward_only", tally.forward_only}};
+  return {{"backend", arguments.backend},
+          {"seed", arguments.seed},
+          {"passed", tally.passed},
+          {"failed", tally.failed},
+          {"largest_errors", tally.largest},
+          {"failures", std::move(failures)},
+          {"skipped", tally.skipped},
+          {"forward_only", tally.forward_only},
+          {"refused_features", verify::refused_features(arguments.backend)}};
 }
 
 void run_verify(const VerifyArguments& arguments, const Global& global) {
@@ -148,7 +154,8 @@ void run_verify(const VerifyArguments& arguments, const Global& global) {
   if (global.json) {
     print_json(to_json(tally, arguments));
   } else {
-    fmt::print("{}", verify::summary(tally));
+    fmt::print("features that the backend refuses: {}\n{}",
+               fmt::join(verify::refused_features(arguments.backend), ", "), verify::summary(tally));
   }
   if (!tally.succeeded()) throw Exit{kFailure};
 }
