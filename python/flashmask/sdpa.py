@@ -38,7 +38,8 @@ def scaled_dot_product_attention(
         UnsupportedError: dropout, or a mask of numbers that are added to the scores.
         ValueError, TypeError: an argument is wrong.
     """
-    _arguments.refuse_unsupported(dropout_p=(dropout_p, 0))
+    if dropout_p != 0:
+        _arguments.refuse_unsupported(dropout_p=(dropout_p, 0))
     ops.check_dimensions(query, key, value, "bhsd")
     is_causal, enable_gqa = _arguments.flag("is_causal", is_causal), _arguments.flag("enable_gqa", enable_gqa)
     if query.shape[1] != key.shape[1] and not enable_gqa:

@@ -37,11 +37,12 @@ SMALL = {**CASE, "batch": 1, "seqlen": 128, "heads": 8, "heads_kv": 2}
 PLAN = ["sm90.plan.classify", "sm90.plan.transpose", "sm90.plan.rank"]
 
 
-def explain_in_host_memory():
+def explain_in_host_memory(**options):
     """What fm_explain_json says of a small call on host tensors."""
+    options = capi.make(capi.Options, **options)
     q = np.zeros((1, 4, 1, 8), np.float32)
     arguments = capi.make(capi.ForwardArgs, q=q, k=q, v=q, out=q, lse=np.zeros((1, 1, 4), np.float32))
-    status, text = capi.text_of(capi.load().fm_explain_json, C.byref(arguments), C.c_int(0), None, None)
+    status, text = capi.text_of(capi.load().fm_explain_json, C.byref(arguments), C.c_int(0), C.byref(options), None)
     assert status == capi.OK
     return json.loads(text)
 
@@ -55,6 +56,13 @@ def test_the_explanation_is_json():
     )
     assert found["instance"] == "" and found["kernels"] == [] and found["padding_share"] == 0
     assert any(line.startswith("cuda: ") for line in found["rejected"])
+    assert found["features"] == []
+
+
+def test_the_explanation_names_the_features_asked_for():
+    found = explain_in_host_memory(softcap=30.0, sink=np.zeros(1, np.float32), dropout_p=0.1)
+    assert found["features"] == ["softcap", "sink", "dropout"] and found["backend"] is None
+    assert len(found["rejected"]) == 3 and all("softcap is 30" in line for line in found["rejected"])
 
 
 @needs_kernels
