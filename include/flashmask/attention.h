@@ -64,6 +64,9 @@ struct Options {
   /// "auto", or a backend's name. "auto" obeys the environment variable FLASHMASK_BACKEND, and never
   /// chooses the reference.
   std::string backend = "auto";
+  /// Kernels of a CUDA call by the architecture they are written for, as KernelInfo::arch names it, or "auto": the
+  /// first that run on the device. "auto" obeys the environment variable FLASHMASK_KERNELS. The CPU takes "auto" alone.
+  std::string kernels = "auto";
   /// Debug: where to add up the executed tiles; null counts nothing. Not null on a CUDA device, the call waits for
   /// the stream, to read the count.
   ExecutedTiles* executed_tiles = nullptr;

@@ -143,7 +143,8 @@ FLASHMASK_API void validate_plan(const Mask& mask, const PlanView& plan, std::sp
 /// backward of its mask, from any thread.
 class FLASHMASK_API Plan {
  public:
-  explicit Plan(const Mask& mask);
+  explicit Plan(const Mask& mask) : Plan(mask.view()) {}
+  explicit Plan(const MaskView& mask);
   const PlanView& view() const { return view_; }
   std::span<const std::byte> buffer() const {
     return {reinterpret_cast<const std::byte*>(words_.data()), words_.size() * 8};

@@ -3,10 +3,10 @@
 
 #include <cstddef>
 #include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
+#include "backends/launch.h"
 #include "backends/problem.h"
 
 namespace flashmask {
@@ -21,18 +21,12 @@ class Backend {
   virtual Device::Kind device_kind() const { return Device::Kind::kCpu; }
   /// Whether a device of that kind is there and can run this backend.
   virtual bool has_device(const Device&) const { return true; }
-  /// Why this backend does not take the call, ending with what would do; empty if it takes it.
-  virtual std::string refusal(const Problem& problem) const = 0;
+  /// The call configured, or why this backend does not take it. Reads shapes, strides and addresses, no contents.
+  virtual Prepared prepare(const Problem& problem) const = 0;
   /// Chosen by "auto" when it takes the call; otherwise only by name.
   virtual bool automatic() const { return true; }
-  /// Fills in what this backend decides of a call that it takes: configuration, tile and, on a GPU, arch, instance and
-  /// kernels.
-  virtual void describe(const Problem& problem, Explanation& explanation) const = 0;
   /// What is compiled in, whatever this machine can run.
   virtual std::vector<KernelInfo> kernels() const { return {}; }
-  virtual std::size_t workspace(const Problem& problem) const = 0;
-  virtual void forward(const Problem& problem, std::span<std::byte> workspace) const = 0;
-  virtual void backward(const Problem& problem, std::span<std::byte> workspace) const = 0;
 };
 
 /// The backends, the preferred first; one that is not compiled in is listed too, and says so.

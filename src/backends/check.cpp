@@ -5,6 +5,7 @@
 #include "backends/problem.h"
 #include "common/message.h"
 #include "common/tensor_checks.h"
+#include "mask/content_hash.h"
 #include "mask/host_only.h"
 
 namespace flashmask {
@@ -117,6 +118,13 @@ void check_out_and_lse(const Problem& p, bool with_data, bool output) {
                with_data);
 }
 
+/// A mask that hides nothing.
+MaskView view_without_contents(int64_t seqlen_q, int64_t seqlen_k) {
+  MaskView view{.seqlen_q = seqlen_q, .seqlen_k = seqlen_k};
+  view.content_hash = content_hash::finish(content_hash::frame(view), 0);
+  return view;
+}
+
 bool is_one_of(int64_t n, std::initializer_list<int64_t> accepted) {
   for (const int64_t a : accepted) {
     if (n == a) return true;
@@ -135,7 +143,7 @@ void check_mask_device(const MaskView& view, const Device& device) {
 }
 
 void check_mask(const Problem& p) {
-  const MaskView& view = p.mask.view();
+  const MaskView& view = p.mask;
   check_mask_device(view, p.device);
   if (view.seqlen_q != p.seqlen_q || view.seqlen_k != p.seqlen_k) {
     throw_invalid("mask has lengths (", view.seqlen_q, ", ", view.seqlen_k, "); those of q and k are (", p.seqlen_q,
@@ -155,7 +163,7 @@ void check_mask(const Problem& p) {
 
 void check_plan(const Problem& p) {
   const PlanLayout& plan = p.plan.layout();
-  const MaskView& view = p.mask.view();
+  const MaskView& view = p.mask;
   if (p.plan.device() != p.device) {
     throw_invalid("the plan is on ", describe(p.plan.device()), " and q on ", describe(p.device),
                   "; build it where the tensors are (build_plan with a device, PlanView::on_device)");
@@ -215,24 +223,15 @@ void check_dsink(const Problem& p, bool with_data) {
   check_tensor("dsink", p.dsink, {{p.heads_q}, "sink's shape", DataType::kFloat32, false, true}, p.device, with_data);
 }
 
-/// The call's mask; without one, one that hides nothing.
-Mask mask_of(const AttentionInputs& args) {
-  if (args.dense_mask.defined() && args.mask)
-    throw_invalid("mask and dense_mask are both given; dense_mask replaces mask");
-  if (args.mask) return *args.mask;
-  const auto length = [](const TensorView& t) {
-    return t.rank == 4 && t.shape[1] >= 0 && t.shape[1] <= kMaxSeqlen ? t.shape[1] : 0;
-  };
-  return Mask({.seqlen_q = length(args.q), .seqlen_k = length(args.k)});
-}
-
-Problem begin(const AttentionInputs& args, const Options& options, bool with_data) {
+Problem begin(const AttentionInputs& args, const MaskView* mask, const Options& options, bool with_data) {
   check_options(options);
+  if (args.dense_mask.defined() && mask) throw_invalid("mask and dense_mask are both given; dense_mask replaces mask");
   Problem p{.deterministic = options.deterministic,
             .threads = options.threads,
             .max_ctas = options.max_ctas,
             .features = options.features,
             .stream = options.stream,
+            .kernels = options.kernels,
             .executed_tiles = options.executed_tiles,
             .q = args.q,
             .k = args.k,
@@ -245,30 +244,32 @@ Problem begin(const AttentionInputs& args, const Options& options, bool with_dat
             .dk = {},
             .dv = {},
             .dsink = {},
-            .mask = mask_of(args),
+            .mask = {},
             .plan = args.plan,
             .dense = args.dense_mask};
   check_inputs(p, with_data);
   p.softmax_scale = options.softmax_scale.value_or(1 / std::sqrt(static_cast<double>(p.head_dim)));
   check_sink(p, with_data);
+  p.mask = mask ? *mask : view_without_contents(p.seqlen_q, p.seqlen_k);
   check_mask(p);
   if (p.dense.defined()) check_dense(p, with_data);
   if (p.plan.defined()) check_plan(p);
+  if (p.dense.defined()) p.plan = {};
   return p;
 }
 
 }  // namespace
 
-Problem check(const ForwardArgs& args, const Options& options, bool with_data) {
-  Problem p = begin(args, options, with_data);
+Problem check(const ForwardArgs& args, const MaskView* mask, const Options& options, bool with_data) {
+  Problem p = begin(args, mask, options, with_data);
   p.out = args.out;
   p.lse = args.lse;
   check_out_and_lse(p, with_data, true);
   return p;
 }
 
-Problem check(const BackwardArgs& args, const Options& options, bool with_data) {
-  Problem p = begin(args, options, with_data);
+Problem check(const BackwardArgs& args, const MaskView* mask, const Options& options, bool with_data) {
+  Problem p = begin(args, mask, options, with_data);
   p.is_backward = true;
   p.out = args.out;
   p.lse = args.lse;

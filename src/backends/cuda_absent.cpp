@@ -20,11 +20,7 @@ class AbsentBackend final : public Backend {
   BackendInfo info() const override { return {"cuda", false, kAbsent}; }
   Device::Kind device_kind() const override { return Device::Kind::kCuda; }
   bool has_device(const Device&) const override { return false; }
-  std::string refusal(const Problem&) const override { return kAbsent; }
-  void describe(const Problem&, Explanation&) const override {}
-  std::size_t workspace(const Problem&) const override { return 0; }
-  void forward(const Problem&, std::span<std::byte>) const override { throw_absent("forward"); }
-  void backward(const Problem&, std::span<std::byte>) const override { throw_absent("backward"); }
+  Prepared prepare(const Problem&) const override { return Refusal{kAbsent}; }
 };
 
 }  // namespace

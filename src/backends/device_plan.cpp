@@ -17,8 +17,6 @@ void check_mask_device(const MaskView& mask, const Device& device) {
                   "; copy the vectors there and make the mask from the copy");
 }
 
-PlanLayout layout_of(const MaskView& mask) { return {mask.seqlen_q, mask.seqlen_k, mask.batch(), mask.heads()}; }
-
 [[noreturn]] void throw_other_mask() {
   throw_invalid(
       "plan is not the plan of this mask as it is now: the mask's contents changed since it was built, or it is "
@@ -30,7 +28,7 @@ PlanLayout layout_of(const MaskView& mask) { return {mask.seqlen_q, mask.seqlen_
 void build_plan(const MaskView& mask, std::span<std::byte> buffer, Device device, void* stream) {
   check_mask_device(mask, device);
   if (device.kind == Device::Kind::kCuda) {
-    check_plan_buffer("plan buffer", buffer, layout_of(mask));
+    check_plan_buffer("plan buffer", buffer, layout_of_plan(mask));
     return cuda::build_plan(mask, buffer, device.index, stream);
   }
   if (stream) throw_invalid("stream must be null on the CPU");
@@ -39,7 +37,7 @@ void build_plan(const MaskView& mask, std::span<std::byte> buffer, Device device
 
 void validate_plan(const Mask& mask, const PlanView& plan, std::span<std::byte> scratch, void* stream) {
   if (!plan.defined()) throw_invalid("plan is undefined");
-  const PlanLayout layout = layout_of(mask.view());
+  const PlanLayout layout = layout_of_plan(mask.view());
   check_mask_device(mask.view(), plan.device());
   if (plan.layout() != layout) throw_other_mask();
   if (plan.device().kind == Device::Kind::kCuda) {

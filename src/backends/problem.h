@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "flashmask/attention.h"
 #include "mask/view.h"
@@ -22,13 +23,17 @@ struct Problem {
   int max_ctas = 0;  ///< of the attention kernel; 0: one for each multiprocessor
   Features features{};
   void* stream = nullptr;
+  std::string_view kernels = "auto";  ///< as Options::kernels, in whose memory it is
   ExecutedTiles* executed_tiles = nullptr;
   std::optional<GpuModel> gpu{};  ///< of an explanation: in place of the device's own properties
 
   TensorView q, k, v, out, lse, dout, dlse, dq, dk, dv, dsink;
-  Mask mask;         ///< every row sees every key in dense mode
-  PlanView plan;     ///< may be undefined
-  TensorView dense;  ///< defined in dense-mask mode: [1 or batch, 1 or heads, seqlen_q, seqlen_k]
+  MaskView mask;     ///< hides nothing in dense mode; its contents are the caller's
+  PlanView plan;     ///< undefined in dense mode, and where the call has to make it
+  TensorView dense;  ///< defined in dense mode: [1 or batch, 1 or heads, seqlen_q, seqlen_k]
+
+  /// Whether a backend that reads a plan needs one made in the call.
+  bool lacks_plan() const { return !plan.defined() && !dense.defined(); }
 
   /// Index of the mask (of its plan) that batch entry b and query head h read.
   int64_t mask_index(int64_t b, int64_t h) const {
@@ -58,9 +63,10 @@ inline const uint8_t* dense_matrix(const Problem& p, int64_t b, int64_t h) {
          broadcast_index(h, p.heads_q, p.dense.shape[1]) * p.dense.stride[1];
 }
 
-/// Checks a call and takes it apart. `with_data`: also that pointers are there (not for workspace queries).
-Problem check(const ForwardArgs& args, const Options& options, bool with_data);
-Problem check(const BackwardArgs& args, const Options& options, bool with_data);
+/// Checks a call and takes it apart; `mask`, in place of args.mask, may be null. `with_data`: also that
+/// pointers are there (not for workspace queries).
+Problem check(const ForwardArgs& args, const MaskView* mask, const Options& options, bool with_data);
+Problem check(const BackwardArgs& args, const MaskView* mask, const Options& options, bool with_data);
 
 /// Why no backend takes a call with these features: the first one asked for, by name; empty if there is none.
 std::string unimplemented(const Features& features);

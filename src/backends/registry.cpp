@@ -1,23 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
 #include <cstdlib>
+#include <memory>
 #include <new>
+#include <optional>
+#include <utility>
 
 #include "backends/backend.h"
 #include "common/arithmetic.h"
 #include "common/message.h"
+#include "plan/plan_buffer.h"
 
 namespace flashmask {
 namespace {
 
 constexpr const char* kVariable = "FLASHMASK_BACKEND";
 
+/// The launch of the backend that takes a call.
 struct Choice {
   const Backend* backend = nullptr;
-  std::string reason;
+  std::optional<Launch> launch;
+  const char* asked_for_by = nullptr;  ///< null: the first that takes the call
   std::vector<std::string> rejected;
   bool no_device = false;  ///< none takes it because a device or a build is missing
 };
+
+/// Whether all backends that do not take a call are to say so, or those that hardly could are passed over.
+enum class Reasons { kNone, kAll };
 
 std::string known_names() {
   std::string names = "auto";
@@ -37,60 +46,103 @@ bool lacks_device(const Backend& backend, const Problem& problem) {
   return problem.device.kind == backend.device_kind() && !backend.has_device(problem.device);
 }
 
-std::string refusal_of(const Backend& backend, const Problem& problem) {
-  std::string refusal = unimplemented(problem.features);
-  return refusal.empty() ? backend.refusal(problem) : refusal;
+/// What `backend` says to the call; one that is slow takes it only `by_name`.
+Prepared answer_of(const Backend& backend, bool by_name, const Problem& problem) {
+  if (std::string why = unimplemented(problem.features); !why.empty()) return Refusal{std::move(why)};
+  Prepared answer = backend.prepare(problem);
+  const bool passed_over = !by_name && !backend.automatic() && std::holds_alternative<Launch>(answer);
+  return passed_over ? Refusal{"only runs when it is asked for by name (it is slow)"} : std::move(answer);
+}
+
+void ask(const Backend& backend, bool by_name, const Problem& problem, Choice& choice) {
+  const Prepared answer = answer_of(backend, by_name, problem);
+  if (const auto* launch = std::get_if<Launch>(&answer)) {
+    choice.backend = &backend;
+    choice.launch = *launch;
+    return;
+  }
+  choice.rejected.push_back(message(backend.name(), ": ", std::get<Refusal>(answer).why));
+  choice.no_device |= lacks_device(backend, problem) || (by_name && !backend.info().usable);
 }
 
 /// The first backend that takes the call: the argument decides, then the environment, then the order of the list.
-Choice choose(const Problem& problem, const std::string& wanted) {
+Choice choose(const Problem& problem, std::string_view wanted, Reasons reasons) {
   Choice choice;
-  std::string name = wanted, source = "Options::backend";
+  const char* source = "Options::backend";
   const char* variable = std::getenv(kVariable);
-  if (name == "auto" && variable && *variable) {
-    name = variable;
+  if (wanted == "auto" && variable && *variable) {
+    wanted = variable;
     source = kVariable;
   }
-  if (name != "auto") {
-    const Backend& forced = find_backend(name, source);
-    if (std::string refusal = refusal_of(forced, problem); !refusal.empty()) {
-      choice.rejected.push_back(message(name, ": ", refusal));
-      choice.no_device = !forced.info().usable || lacks_device(forced, problem);
-    } else {
-      choice.backend = &forced;
-      choice.reason = message("asked for by ", source);
-    }
+  if (wanted != "auto") {
+    const Backend& forced = find_backend(wanted, source);
+    choice.asked_for_by = source;
+    ask(forced, true, problem, choice);
     return choice;
   }
   for (const Backend* backend : backend_list()) {
-    std::string refusal = refusal_of(*backend, problem);
-    if (refusal.empty() && !backend->automatic()) refusal = "only runs when it is asked for by name (it is slow)";
-    if (refusal.empty()) {
-      choice.backend = backend;
-      choice.reason = "the first backend in the order of preference that takes the call";
-      break;
-    }
-    choice.rejected.push_back(message(backend->name(), ": ", refusal));
-    choice.no_device |= lacks_device(*backend, problem);
+    if (reasons == Reasons::kNone && backend->device_kind() != problem.device.kind) continue;
+    ask(*backend, false, problem, choice);
+    if (choice.launch) break;
   }
   return choice;
 }
 
-const Backend& chosen(const Problem& problem, const std::string& wanted) {
-  const Choice choice = choose(problem, wanted);
-  if (choice.backend) return *choice.backend;
+[[noreturn]] void throw_rejected(const Choice& choice) {
   std::string reasons;
   for (const std::string& line : choice.rejected) reasons += message(reasons.empty() ? "" : "; ", line);
   throw Error(choice.no_device ? ErrorCode::kNoDevice : ErrorCode::kUnsupported,
               message("no backend takes this call: ", reasons));
 }
 
-void check_workspace(const Backend& backend, const Problem& problem, std::span<std::byte> workspace) {
-  const std::size_t need = backend.workspace(problem);
-  if (workspace.size() < need)
-    throw_invalid("workspace has ", workspace.size(), " bytes; this call needs ", need,
-                  " (query it with the same arguments and options)");
+Launch prepare(const Problem& problem, std::string_view wanted) {
+  const Choice choice = choose(problem, wanted, Reasons::kNone);
+  if (!choice.launch) throw_rejected(choose(problem, wanted, Reasons::kAll));
+  return *choice.launch;
 }
+
+/// What a call's workspace holds: its plan, if it has to make one, and what its backend needs.
+struct WorkspaceLayout {
+  int64_t plan = 0, own = 0;
+
+  WorkspaceLayout(const Problem& problem, const Launch& launch) : own(launch.workspace_bytes()) {
+    if (launch.reads_plan() && problem.lacks_plan())
+      plan = round_up(layout_of_plan(problem.mask).bytes, kWorkspaceAlignment);
+  }
+  std::size_t bytes() const { return plan + own == 0 ? 0 : static_cast<std::size_t>(plan + own + kWorkspaceAlignment); }
+};
+
+std::size_t workspace_bytes(const Problem& problem, const Options& options) {
+  return WorkspaceLayout(problem, prepare(problem, options.backend)).bytes();
+}
+
+std::byte* aligned(std::span<std::byte> memory) {
+  void* begin = memory.data();
+  std::size_t space = memory.size();
+  return static_cast<std::byte*>(std::align(kWorkspaceAlignment, 1, begin, space));
+}
+
+/// Makes the plan of the call's mask in `buffer`.
+PlanView make_plan(const Problem& problem, std::span<std::byte> buffer) {
+  build_plan(problem.mask, buffer, problem.device, problem.stream);
+  return problem.device.kind == Device::Kind::kCpu
+             ? PlanView(buffer)
+             : PlanView::on_device(layout_of_plan(problem.mask), buffer, problem.device);
+}
+
+void run(Problem problem, std::span<std::byte> workspace, const Options& options) {
+  const Launch launch = prepare(problem, options.backend);
+  const WorkspaceLayout layout(problem, launch);
+  if (workspace.size() < layout.bytes())
+    throw_invalid("workspace has ", workspace.size(), " bytes; this call needs ", layout.bytes(),
+                  " (query it with the same arguments and options)");
+  if (problem.is_empty()) return;
+  std::byte* const base = aligned(workspace);
+  if (layout.plan > 0) problem.plan = make_plan(problem, {base, static_cast<std::size_t>(layout.plan)});
+  launch.run(base + layout.plan);
+}
+
+const MaskView* view_of_mask(const AttentionInputs& args) { return args.mask ? &args.mask->view() : nullptr; }
 
 /// Runs f, turning a failed allocation into the library's error.
 template <typename F>
@@ -102,21 +154,19 @@ auto guarded(F&& f) {
   }
 }
 
-Problem on_gpu(Problem problem, const std::optional<GpuModel>& gpu) {
+Explanation explain_problem(Problem problem, const Options& options, const std::optional<GpuModel>& gpu) {
   problem.gpu = gpu;
-  return problem;
-}
-
-Explanation explain_problem(const Problem& problem, const Options& options) {
   Explanation result;
   result.features = names(problem.features);
-  const Choice choice = choose(problem, options.backend);
-  result.rejected = choice.rejected;
-  if (!choice.backend) return result;
+  Choice choice = choose(problem, options.backend, Reasons::kAll);
+  result.rejected = std::move(choice.rejected);
+  if (!choice.launch) return result;
   result.backend = choice.backend->name();
-  result.reason = choice.reason;
-  choice.backend->describe(problem, result);
-  result.workspace_bytes = choice.backend->workspace(problem);
+  result.reason = choice.asked_for_by ? message("asked for by ", choice.asked_for_by)
+                                      : "the first backend in the order of preference that takes the call";
+  result.tile = choice.launch->tile();
+  result.workspace_bytes = WorkspaceLayout(problem, *choice.launch).bytes();
+  choice.launch->explain(result);
   const auto tiles = checked_product(problem.batch, problem.heads_q, ceil_div(problem.seqlen_q, result.tile.rows),
                                      ceil_div(problem.seqlen_k, result.tile.keys));
   if (!tiles) throw_invalid("the call has more than 2^63 tiles");
@@ -125,7 +175,7 @@ Explanation explain_problem(const Problem& problem, const Options& options) {
   if (problem.dense.defined() || problem.batch == 0) return result;
   if (result.tiles == 0) return result;
   result.live_tiles = -1;
-  if (problem.mask.view().content_hash == 0) return result;  // not read
+  if (problem.mask.content_hash == 0) return result;  // not read
   std::optional<Plan> own;
   if (!problem.plan.defined() || problem.plan.device().kind != Device::Kind::kCpu) own.emplace(problem.mask);
   const TiledPlanView plan(own ? own->view() : problem.plan, result.tile);
@@ -155,43 +205,27 @@ std::vector<BackendInfo> backends() {
 }
 
 std::size_t forward_workspace(const ForwardArgs& args, const Options& options) {
-  return guarded([&] {
-    const Problem problem = check(args, options, false);
-    return chosen(problem, options.backend).workspace(problem);
-  });
+  return guarded([&] { return workspace_bytes(check(args, view_of_mask(args), options, false), options); });
 }
 
 std::size_t backward_workspace(const BackwardArgs& args, const Options& options) {
-  return guarded([&] {
-    const Problem problem = check(args, options, false);
-    return chosen(problem, options.backend).workspace(problem);
-  });
+  return guarded([&] { return workspace_bytes(check(args, view_of_mask(args), options, false), options); });
 }
 
 void forward(const ForwardArgs& args, std::span<std::byte> workspace, const Options& options) {
-  guarded([&] {
-    const Problem problem = check(args, options, true);
-    const Backend& backend = chosen(problem, options.backend);
-    check_workspace(backend, problem, workspace);
-    if (!problem.is_empty()) backend.forward(problem, workspace);
-  });
+  guarded([&] { run(check(args, view_of_mask(args), options, true), workspace, options); });
 }
 
 void backward(const BackwardArgs& args, std::span<std::byte> workspace, const Options& options) {
-  guarded([&] {
-    const Problem problem = check(args, options, true);
-    const Backend& backend = chosen(problem, options.backend);
-    check_workspace(backend, problem, workspace);
-    if (!problem.is_empty()) backend.backward(problem, workspace);
-  });
+  guarded([&] { run(check(args, view_of_mask(args), options, true), workspace, options); });
 }
 
 Explanation explain(const ForwardArgs& args, const Options& options, const std::optional<GpuModel>& gpu) {
-  return guarded([&] { return explain_problem(on_gpu(check(args, options, false), gpu), options); });
+  return guarded([&] { return explain_problem(check(args, view_of_mask(args), options, false), options, gpu); });
 }
 
 Explanation explain(const BackwardArgs& args, const Options& options, const std::optional<GpuModel>& gpu) {
-  return guarded([&] { return explain_problem(on_gpu(check(args, options, false), gpu), options); });
+  return guarded([&] { return explain_problem(check(args, view_of_mask(args), options, false), options, gpu); });
 }
 
 std::vector<KernelInfo> kernels() {

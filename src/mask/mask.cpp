@@ -350,9 +350,7 @@ bool Mask::visible(int64_t b, int64_t h, int64_t i, int64_t j) const {
     throw_invalid("element (batch ", b, ", head ", h, ", row ", i, ", key ", j, ") is outside of the mask [", v.batch(),
                   ", ", v.heads(), ", ", v.seqlen_q, ", ", v.seqlen_k, "]");
   }
-  if (!rules::is_visible(columns(v, b, h), static_cast<int32_t>(i), static_cast<int32_t>(j))) return false;
-  const uint8_t* keep = flashmask::block_mask(v, b, h);
-  return !keep || keep[(i / kBlockMaskSize) * ceil_div(v.seqlen_k, kBlockMaskSize) + j / kBlockMaskSize] != 0;
+  return is_visible(v, b, h, i, j);
 }
 
 Mask Mask::with_q_offset(int64_t q_offset) const {

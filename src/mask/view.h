@@ -64,4 +64,12 @@ inline const uint8_t* block_mask(const MaskView& view, int64_t b, int64_t h) {
                                                  broadcast_index(h, view.heads(), view.block_heads));
 }
 
+/// Whether row `i` of that batch entry and head sees key `j`.
+inline bool is_visible(const MaskView& view, int64_t b, int64_t h, int64_t i, int64_t j) {
+  if (!rules::is_visible(columns(view, b, h), static_cast<int32_t>(i), static_cast<int32_t>(j))) return false;
+  const uint8_t* keep = block_mask(view, b, h);
+  const int64_t key_blocks = (view.seqlen_k + kBlockMaskSize - 1) / kBlockMaskSize;
+  return !keep || keep[i / kBlockMaskSize * key_blocks + j / kBlockMaskSize] != 0;
+}
+
 }  // namespace flashmask

@@ -215,7 +215,7 @@ int64_t PlanView::live_granules() const {
 void build_plan(const MaskView& mask, std::span<std::byte> buffer) {
   if (mask.device.kind != Device::Kind::kCpu)
     throw_invalid("the mask's vectors are on a CUDA device; build_plan reads them and needs them in host memory");
-  const PlanLayout layout(mask.seqlen_q, mask.seqlen_k, mask.batch(), mask.heads());
+  const PlanLayout layout = layout_of_plan(mask);
   check_plan_buffer("plan buffer", buffer, layout);
   const PlanHeader header = plan_header(layout, mask.content_hash);
   std::memcpy(buffer.data(), &header, sizeof(header));
@@ -258,11 +258,10 @@ void build_plan(const MaskView& mask, std::span<std::byte> buffer) {
   }
 }
 
-Plan::Plan(const Mask& mask) {
-  const MaskView& view = mask.view();
-  const PlanLayout layout(view.seqlen_q, view.seqlen_k, view.batch(), view.heads());
+Plan::Plan(const MaskView& mask) {
+  const PlanLayout layout = layout_of_plan(mask);
   words_.resize(static_cast<std::size_t>(layout.bytes / 8));
-  build_plan(view, std::as_writable_bytes(std::span(words_)));
+  build_plan(mask, std::as_writable_bytes(std::span(words_)));
   view_ = PlanView(buffer());
 }
 

@@ -10,6 +10,11 @@
 
 namespace flashmask {
 
+/// The layout of a mask's plan, from its shapes.
+inline PlanLayout layout_of_plan(const MaskView& mask) {
+  return {mask.seqlen_q, mask.seqlen_k, mask.batch(), mask.heads()};
+}
+
 /// Throws kInvalidArgument, naming the argument, unless a plan of this layout can be written to `buffer`.
 inline void check_plan_buffer(const char* argument, std::span<const std::byte> buffer, const PlanLayout& layout) {
   if (static_cast<int64_t>(buffer.size()) < layout.bytes)

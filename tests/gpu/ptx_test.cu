@@ -8,11 +8,11 @@
 #include <random>
 #include <vector>
 
-#include "backends/cuda/common/tensor_map.h"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/tensor_core.cuh"
 #include "backends/cuda/ptx/tma.cuh"
 #include "backends/cuda/ptx/wgmma.cuh"
+#include "backends/cuda/sm90/common/tensor_map.h"
 #include "device_vector.h"
 
 namespace flashmask {
@@ -164,8 +164,8 @@ TEST_F(Ptx, TmaLoadsSwizzledBoxesZeroFillsAndDropsWhatIsOutOfRange) {
     return TensorView::contiguous(data, DataType::kBFloat16, {kBatch, kSeqlen, kHeads, kDim});
   };
   const ptx::BoxOrigin at{20, 0, 1, 1};
-  copy_box<<<1, 64, kRows * kDim * 2>>>(cuda::tensor_map(view(source.data()), kRows, kBlocks),
-                                        cuda::tensor_map(view(target.data()), kRows, kBlocks), at, kRows * kDim * 2,
+  copy_box<<<1, 64, kRows * kDim * 2>>>(sm90::tensor_map(view(source.data()), kRows, kBlocks),
+                                        sm90::tensor_map(view(target.data()), kRows, kBlocks), at, kRows * kDim * 2,
                                         seen.data());
   const auto index = [&](int b, int s, int h, int d) { return ((b * kSeqlen + s) * kHeads + h) * kDim + d; };
   const std::vector<uint16_t> tile = seen.to_host(), out = target.to_host();

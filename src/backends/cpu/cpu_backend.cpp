@@ -2,7 +2,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <memory>
 
 #include "backends/backend.h"
 #include "backends/cpu/tile_kernels.h"
@@ -12,7 +11,7 @@
 namespace flashmask {
 namespace {
 
-constexpr int64_t kAlignment = 64;
+constexpr int64_t kCacheLine = 64;
 
 /// The items that a pass hands out at most: row tiles of query heads, in a backward also key tiles of key heads.
 int64_t most_items(const Problem& p) {
@@ -28,17 +27,12 @@ int thread_count(const Problem& p) {
       std::clamp<int64_t>(most_items(p), 1, std::min(wanted, std::max(kMost, omp_get_num_procs()))));
 }
 
-bool makes_plan(const Problem& p) { return !p.plan.defined() && !p.dense.defined(); }
-
-/// What the workspace holds, in this order; each part begins on a cache line.
-struct Layout {
-  int64_t plan = 0, delta = 0, own_dq = 0, turn = 0, scratch = 0;
+/// A call's threads and what its workspace holds, in this order; each part begins on a cache line.
+struct CpuCall {
+  int64_t delta = 0, own_dq = 0, turn = 0, scratch = 0;
   int threads;
 
-  explicit Layout(const Problem& p) : threads(thread_count(p)) {
-    const MaskView& mask = p.mask.view();
-    if (makes_plan(p))
-      plan = round_up(PlanLayout(mask.seqlen_q, mask.seqlen_k, mask.batch(), mask.heads()).bytes, kAlignment);
+  explicit CpuCall(const Problem& p) : threads(thread_count(p)) {
     if (p.is_backward) {
       const int64_t row_tiles = p.batch * p.heads_q * cpu::BackwardRows::row_tiles(p);
       // The largest part is a row of dq for each; with room to spare for the others.
@@ -47,39 +41,36 @@ struct Layout {
         throw_invalid("the backward of q ", describe(p.q), " needs a workspace of more than 2^63 bytes");
       delta = row_tiles * cpu::kTileRows * static_cast<int64_t>(sizeof(float));
       if (!cpu::BackwardRows::sums_in_dq(p)) own_dq = delta * cpu::BackwardRows::dq_stride(p);
-      turn = round_up(row_tiles * static_cast<int64_t>(sizeof(int32_t)), kAlignment);
+      turn = round_up(row_tiles * static_cast<int64_t>(sizeof(int32_t)), kCacheLine);
     }
     scratch = static_cast<int64_t>(cpu::scratch_bytes(p));
   }
-  int64_t shared() const { return plan + delta + own_dq + turn; }
-  int64_t bytes() const { return shared() + threads * scratch + kAlignment; }
+  TileShape tile() const { return {cpu::kTileRows, cpu::kTileKeys}; }
+  bool reads_plan() const { return true; }
+  int64_t workspace_bytes() const { return shared() + threads * scratch; }
+  void explain(const Problem& p, Explanation& e) const {
+    e.configuration = message(cpu::kTileRows, "x", cpu::kTileKeys, " tiles, ", cpu::simd_target(), ", ", threads,
+                              " threads, ", source_of_plan(p));
+  }
+  void run(const Problem& p, std::byte* workspace) const;
+  /// Before the threads' own scratch.
+  int64_t shared() const { return delta + own_dq + turn; }
 };
 
-/// The workspace of a running call, with the call's plan in it if it brought none.
+/// The workspace of a running call.
 class Workspace {
  public:
-  Workspace(Problem& p, std::span<std::byte> memory) : layout_(p) {
-    void* begin = memory.data();
-    std::size_t space = memory.size();
-    base_ = static_cast<std::byte*>(std::align(kAlignment, memory.size() - kAlignment, begin, space));
-    if (!makes_plan(p)) return;
-    const std::span<std::byte> buffer(base_, static_cast<std::size_t>(layout_.plan));
-    build_plan(p.mask.view(), buffer);
-    p.plan = PlanView(buffer);
-  }
-  int threads() const { return layout_.threads; }
+  Workspace(const CpuCall& call, std::byte* base) : call_(call), base_(base) {}
+  int threads() const { return call_.threads; }
   cpu::BackwardRows rows() const {
-    std::byte* delta = base_ + layout_.plan;
-    std::byte* own_dq = delta + layout_.delta;
-    return {reinterpret_cast<float*>(delta), reinterpret_cast<int32_t*>(own_dq + layout_.own_dq),
+    std::byte* own_dq = base_ + call_.delta;
+    return {reinterpret_cast<float*>(base_), reinterpret_cast<int32_t*>(own_dq + call_.own_dq),
             reinterpret_cast<float*>(own_dq)};
   }
-  float* scratch(int thread) const {
-    return reinterpret_cast<float*>(base_ + layout_.shared() + thread * layout_.scratch);
-  }
+  float* scratch(int thread) const { return reinterpret_cast<float*>(base_ + call_.shared() + thread * call_.scratch); }
 
  private:
-  Layout layout_;
+  const CpuCall& call_;
   std::byte* base_;
 };
 
@@ -98,45 +89,14 @@ int64_t for_each_item(int64_t batch, int64_t heads, int64_t tiles, const Workspa
 }
 
 /// Row tiles in one item of the forward: fewer than could be where threads would go without work.
-int64_t row_tiles_at_once(const Problem& p, int64_t row_tiles) {
-  const int64_t for_all_threads = p.batch * p.heads_q * row_tiles / (4 * thread_count(p));
+int64_t row_tiles_at_once(const Problem& p, int64_t row_tiles, int threads) {
+  const int64_t for_all_threads = p.batch * p.heads_q * row_tiles / (4 * threads);
   return std::clamp(for_all_threads, int64_t{1}, cpu::kRowTilesAtOnce);
 }
 
-class CpuBackend final : public Backend {
- public:
-  std::string_view name() const override { return "cpu"; }
-  BackendInfo info() const override {
-    return {"cpu", true, message(cpu::simd_target(), ", ", omp_get_max_threads(), " threads")};
-  }
-  std::string refusal(const Problem& p) const override {
-    if (p.device.kind != Device::Kind::kCpu) return "takes CPU tensors only";
-    if (p.stream) return "stream must be null on the CPU";
-    if (p.dtype == DataType::kFloat64)
-      return "float64 is taken by backend 'reference' only; cast to float32 or ask for 'reference'";
-    return "";
-  }
-  void describe(const Problem& p, Explanation& e) const override {
-    e.tile = {cpu::kTileRows, cpu::kTileKeys};
-    e.configuration = message(cpu::kTileRows, "x", cpu::kTileKeys, " tiles, ", cpu::simd_target(), ", ",
-                              thread_count(p), " threads, ", name_of_mode(p));
-  }
-  std::size_t workspace(const Problem& p) const override { return static_cast<std::size_t>(Layout(p).bytes()); }
-  void forward(const Problem& problem, std::span<std::byte> memory) const override;
-  void backward(const Problem& problem, std::span<std::byte> memory) const override;
-
- private:
-  static const char* name_of_mode(const Problem& p) {
-    if (p.dense.defined()) return "dense mask: every tile executed";
-    return p.plan.defined() ? "plan given" : "plan made in the call";
-  }
-};
-
-void CpuBackend::forward(const Problem& problem, std::span<std::byte> memory) const {
-  Problem p = problem;
-  const Workspace workspace(p, memory);
-  const int64_t row_tiles = ceil_div(p.seqlen_q, cpu::kTileRows), at_once = row_tiles_at_once(p, row_tiles);
-  const int64_t items = ceil_div(row_tiles, at_once);
+void forward(const Problem& p, const Workspace& workspace) {
+  const int64_t row_tiles = ceil_div(p.seqlen_q, cpu::kTileRows);
+  const int64_t at_once = row_tiles_at_once(p, row_tiles, workspace.threads()), items = ceil_div(row_tiles, at_once);
   const int64_t executed =
       for_each_item(p.batch, p.heads_q, items, workspace, [&](int64_t b, int64_t h, int64_t n, float* scratch) {
         // The last rows first: where masks are causal they have most work. Any order gives the same bits.
@@ -146,9 +106,7 @@ void CpuBackend::forward(const Problem& problem, std::span<std::byte> memory) co
   if (p.executed_tiles) p.executed_tiles->forward += executed;
 }
 
-void CpuBackend::backward(const Problem& problem, std::span<std::byte> memory) const {
-  Problem p = problem;
-  const Workspace workspace(p, memory);
+void backward(const Problem& p, const Workspace& workspace) {
   const cpu::BackwardRows rows = workspace.rows();
   const int64_t row_tiles = ceil_div(p.seqlen_q, cpu::kTileRows), key_tiles = ceil_div(p.seqlen_k, cpu::kTileKeys);
   for_each_item(p.batch, p.heads_q, row_tiles, workspace, [&](int64_t b, int64_t h, int64_t r, float* scratch) {
@@ -166,6 +124,25 @@ void CpuBackend::backward(const Problem& problem, std::span<std::byte> memory) c
   p.executed_tiles->backward_rows += executed;
   p.executed_tiles->backward_keys += executed;
 }
+
+void CpuCall::run(const Problem& p, std::byte* workspace) const {
+  const Workspace own(*this, workspace);
+  p.is_backward ? backward(p, own) : forward(p, own);
+}
+
+class CpuBackend final : public Backend {
+ public:
+  std::string_view name() const override { return "cpu"; }
+  BackendInfo info() const override {
+    return {"cpu", true, message(cpu::simd_target(), ", ", omp_get_max_threads(), " threads")};
+  }
+  Prepared prepare(const Problem& p) const override {
+    if (const char* why = host_refusal(p)) return Refusal{why};
+    if (p.dtype == DataType::kFloat64)
+      return Refusal{"float64 is taken by backend 'reference' only; cast to float32 or ask for 'reference'"};
+    return Launch(p, CpuCall(p));
+  }
+};
 
 }  // namespace
 

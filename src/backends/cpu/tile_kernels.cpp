@@ -211,7 +211,7 @@ class MaskSource {
     if (p.dense.defined()) {
       dense_ = dense_matrix(p, b, h);
     } else {
-      columns_ = flashmask::columns(p.mask.view(), m_ / p.mask.heads(), m_ % p.mask.heads());
+      columns_ = flashmask::columns(p.mask, m_ / p.mask.heads(), m_ % p.mask.heads());
     }
   }
 

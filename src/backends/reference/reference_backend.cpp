@@ -91,34 +91,13 @@ std::vector<uint8_t> visible_matrix(const Problem& p, int64_t b, int64_t h) {
   for (int64_t i = 0; i < p.seqlen_q; ++i) {
     for (int64_t j = 0; j < p.seqlen_k; ++j) {
       visible.push_back(dense ? dense[i * p.dense.stride[2] + j * p.dense.stride[3]] != 0
-                              : p.mask.visible(mask_batch, mask_head, i, j));
+                              : is_visible(p.mask, mask_batch, mask_head, i, j));
     }
   }
   return visible;
 }
 
-class ReferenceBackend final : public Backend {
- public:
-  std::string_view name() const override { return "reference"; }
-  BackendInfo info() const override {
-    return {"reference", true, "naive float64 loops on one thread; the oracle of the tests"};
-  }
-  bool automatic() const override { return false; }
-  std::string refusal(const Problem& p) const override {
-    if (p.device.kind != Device::Kind::kCpu) return "takes CPU tensors only";
-    if (p.stream) return "stream must be null on the CPU";
-    return "";
-  }
-  void describe(const Problem&, Explanation& e) const override {
-    e.tile = {kGranuleRows, kGranuleKeys};
-    e.configuration = "element by element in float64, 1 thread";
-  }
-  std::size_t workspace(const Problem&) const override { return 0; }
-  void forward(const Problem& p, std::span<std::byte> workspace) const override;
-  void backward(const Problem& p, std::span<std::byte> workspace) const override;
-};
-
-void ReferenceBackend::forward(const Problem& p, std::span<std::byte>) const {
+void forward(const Problem& p) {
   for (int64_t b = 0; b < p.batch; ++b) {
     for (int64_t h = 0; h < p.heads_q; ++h) {
       const std::vector<double> q = load_head(p.q, b, h), k = load_head(p.k, b, p.kv_head(h)),
@@ -150,7 +129,7 @@ void ReferenceBackend::forward(const Problem& p, std::span<std::byte>) const {
   }
 }
 
-void ReferenceBackend::backward(const Problem& p, std::span<std::byte>) const {
+void backward(const Problem& p) {
   for (int64_t b = 0; b < p.batch; ++b) {
     for (int64_t hk = 0; hk < p.heads_kv; ++hk) {
       const std::vector<double> k = load_head(p.k, b, hk), v = load_head(p.v, b, hk);
@@ -183,6 +162,27 @@ void ReferenceBackend::backward(const Problem& p, std::span<std::byte>) const {
     }
   }
 }
+
+struct ReferenceCall {
+  TileShape tile() const { return {kGranuleRows, kGranuleKeys}; }
+  bool reads_plan() const { return false; }
+  int64_t workspace_bytes() const { return 0; }
+  void explain(const Problem&, Explanation& e) const { e.configuration = "element by element in float64, 1 thread"; }
+  void run(const Problem& p, std::byte*) const { p.is_backward ? backward(p) : forward(p); }
+};
+
+class ReferenceBackend final : public Backend {
+ public:
+  std::string_view name() const override { return "reference"; }
+  BackendInfo info() const override {
+    return {"reference", true, "naive float64 loops on one thread; the oracle of the tests"};
+  }
+  bool automatic() const override { return false; }
+  Prepared prepare(const Problem& p) const override {
+    if (const char* why = host_refusal(p)) return Refusal{why};
+    return Launch(p, ReferenceCall());
+  }
+};
 
 }  // namespace
 

@@ -9,8 +9,6 @@
 namespace flashmask::cuda {
 namespace {
 
-constexpr int kMajor = 9, kMinor = 0;  // the kernels are compiled for sm_90a, which runs on 9.0 alone
-
 DeviceProperties read_properties(int index) {
   const auto attribute = [index](cudaDeviceAttr which) {
     int value = 0;
@@ -73,21 +71,6 @@ const DeviceProperties& device(int32_t index) {
                 message("there is no CUDA device ", index, "; this process sees ", list.devices.size()));
   }
   return list.devices[static_cast<std::size_t>(index)];
-}
-
-std::string capability_refusal(int major, int minor) {
-  if (major == kMajor && minor == kMinor) return "";
-  return message("has compute capability ", major, ".", minor, "; the kernels need ", kMajor, ".", kMinor, " (Hopper)");
-}
-
-std::string device_refusal(int32_t index) {
-  try {
-    const DeviceProperties& d = device(index);
-    const std::string why = capability_refusal(d.major, d.minor);
-    return why.empty() ? "" : message("CUDA device ", index, " (", d.name, ") ", why);
-  } catch (const Error& e) {
-    return e.what();
-  }
 }
 
 std::string version_text(int version) { return message(version / 1000, ".", version % 1000 / 10); }

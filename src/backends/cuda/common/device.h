@@ -30,12 +30,6 @@ const DeviceList& device_list();
 /// The properties of device `index`; throws kNoDevice, saying what there is, if it is not there.
 const DeviceProperties& device(int32_t index);
 
-/// Why a GPU of this compute capability cannot run the library's kernels; empty if it can.
-std::string capability_refusal(int major, int minor);
-
-/// Why device `index` cannot run the library's kernels; empty if it can.
-std::string device_refusal(int32_t index);
-
 /// "13.0" of 13000.
 std::string version_text(int version);
 

@@ -10,13 +10,15 @@
 #include <span>
 #include <utility>
 
+#include "backends/cuda/common/device_call.h"
+#include "backends/cuda/common/error.h"
 #include "backends/cuda/common/kernel_info.h"
 #include "backends/cuda/common/sequence.h"
-#include "backends/cuda/common/tensor_map.h"
 #include "backends/cuda/sm90/backward/instance.h"
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/row_params.h"
 #include "backends/cuda/sm90/common/host.h"
+#include "backends/cuda/sm90/common/tensor_map.h"
 #include "common/arithmetic.h"
 #include "common/message.h"
 
@@ -32,7 +34,6 @@ constexpr int64_t kSectionBytes = int64_t{16} << 20;
 /// work do not come evenly).
 constexpr int64_t kSparseSequences = 16, kTilesPerTurn = 4;
 constexpr int64_t kMostItems = int64_t{1} << 30;
-constexpr int64_t kAlignment = 256;
 
 template <DataType dtype, std::size_t... row>
 auto instances_of(std::index_sequence<row...>) {
@@ -56,53 +57,41 @@ const BackwardInstance* find_instance(const Problem& p) {
   return nullptr;
 }
 
-const BackwardInstance& instance_for(const Problem& p) { return *find_instance(p); }
-const BackwardTile& tile_for(const Problem& p) { return instance_for(p).tile; }
-
-int64_t row_tiles(const Problem& p) { return ceil_div(p.seqlen_q, tile_for(p).rows); }
-int64_t key_tiles(const Problem& p) { return ceil_div(p.seqlen_k, tile_for(p).keys()); }
-int64_t all_row_tiles(const Problem& p) { return p.batch * p.heads_q * row_tiles(p); }
-int64_t all_key_tiles(const Problem& p) { return p.batch * p.heads_kv * key_tiles(p); }
-
-/// How many items share a key head's query heads in a key tile: as few as give each multiprocessor an item. Of the
-/// device and the shapes alone, so that neither the workspace nor the bits depend on more.
-int64_t splits(const Problem& p) {
-  const int64_t sms = multiprocessors(p), group = p.group_size();
-  int64_t n = 1;
-  while (n < group && (group % n != 0 || all_key_tiles(p) * n < sms)) ++n;
-  return n;
-}
-
 std::string id_of_preprocess(const BackwardInstance& i) { return message(i.id, ".preprocess"); }
 std::string id_of_split(const BackwardInstance& i) { return message(i.id, ".split"); }
 std::string id_of_convert_dq(const BackwardInstance& i) { return message(i.id, ".convert_dq"); }
 std::string id_of_reduce_dkv(const BackwardInstance& i) { return message(i.id, ".reduce_dkv"); }
 
-/// What a call launches.
-struct Launches {
-  int64_t row_blocks, key_tiles, items;
-  bool split;     ///< items share a key head's query heads: their parts of dk and dv are added up last
-  bool converts;  ///< a single key tile gives dq itself
+/// How many tiles a call has, of a head and in all.
+struct TileCounts {
+  int64_t rows, keys, all_rows, all_keys;
 
-  explicit Launches(const Problem& p)
-      : row_blocks(all_row_tiles(p)),
-        key_tiles(all_key_tiles(p)),
-        items(key_tiles * splits(p)),
-        split(items > key_tiles),
-        converts(grad::key_tiles(p) > 1) {}
+  TileCounts(const Problem& p, const BackwardTile& tile)
+      : rows(ceil_div(p.seqlen_q, tile.rows)),
+        keys(ceil_div(p.seqlen_k, tile.keys())),
+        all_rows(p.batch * p.heads_q * rows),
+        all_keys(p.batch * p.heads_kv * keys) {}
 };
+
+/// How many items share a key head's query heads in a key tile: as few as give each multiprocessor an item. Of the
+/// device and the shapes alone, so that neither the workspace nor the bits depend on more.
+int64_t count_splits(const Problem& p, int64_t all_key_tiles) {
+  const int64_t sms = multiprocessors(p), group = p.group_size();
+  int64_t n = 1;
+  while (n < group && (group % n != 0 || all_key_tiles * n < sms)) ++n;
+  return n;
+}
 
 /// Where everything lies in the workspace.
 struct Layout {
   int64_t biases = 0, sums = 0, key_parts = 0, progress = 0, next = 0, section = 0, bytes = 0;
 
-  explicit Layout(const Problem& p) {
-    const int64_t tiles = all_row_tiles(p), rows = tiles * tile_for(p).rows;
+  Layout(const Problem& p, const BackwardTile& tile, const TileCounts& tiles, int64_t splits) {
+    const int64_t rows = tiles.all_rows * tile.rows;
     biases = add(rows * static_cast<int64_t>(sizeof(RowBias)));
     sums = add(rows * p.head_dim * 4);
-    if (const int64_t n = splits(p); n > 1)
-      key_parts = add(all_key_tiles(p) * n * 2 * tile_for(p).keys() * p.head_dim * 4);
-    progress = add(tiles * 4);
+    if (splits > 1) key_parts = add(tiles.all_keys * splits * 2 * tile.keys() * p.head_dim * 4);
+    progress = add(tiles.all_rows * 4);
     next = add(4);
     section = add(4);
   }
@@ -110,9 +99,35 @@ struct Layout {
  private:
   int64_t add(int64_t size) {
     const int64_t at = bytes;
-    bytes += round_up(size, kAlignment);
+    bytes += round_up(size, kWorkspaceAlignment);
     return at;
   }
+};
+
+/// A backward, configured.
+struct BackwardCall {
+  const BackwardInstance* instance;
+  TileCounts tiles;
+  int64_t splits, items, ctas;
+  Layout layout;
+
+  BackwardCall(const Problem& p, const BackwardInstance& of)
+      : instance(&of),
+        tiles(p, of.tile),
+        splits(count_splits(p, tiles.all_keys)),
+        items(tiles.all_keys * splits),
+        ctas(std::min(items, most_ctas(p))),
+        layout(p, of.tile, tiles, splits) {}
+
+  /// Items share a key head's query heads: their parts of dk and dv are added up last.
+  bool is_split() const { return items > tiles.all_keys; }
+  /// A single key tile gives dq itself.
+  bool converts() const { return tiles.keys > 1; }
+
+  TileShape tile() const { return {instance->tile.rows, instance->tile.keys()}; }
+  int64_t workspace_bytes() const { return layout.bytes; }
+  void explain(const Problem& p, Explanation& e) const;
+  void run(const Problem& p, std::byte* workspace, unsigned long long* executed) const;
 };
 
 template <typename T>
@@ -125,18 +140,18 @@ Rows rows_of(const TensorView& t) { return {t.data, t.stride[0], t.stride[1], t.
 Rows rows_of_vector(const TensorView& t) { return {t.data, t.stride[0], t.stride[2], t.stride[1]}; }
 
 /// A dense mask has no plan: all tiles are live, and there are no bits that say so.
-PlanBits bits_of_dense_mask(const Problem& p) {
+PlanBits bits_of_dense_mask(const BackwardCall& call) {
   PlanBits bits{};
-  bits.words_per_key = static_cast<int32_t>(ceil_div(row_tiles(p) * tile_for(p).rows, 64 * 32));
+  bits.words_per_key = static_cast<int32_t>(ceil_div(call.tiles.rows * call.instance->tile.rows, 64 * 32));
   bits.sharing = {1, 1};
   return bits;
 }
 
-PlanBits plan_bits(const Problem& p) {
-  if (p.dense.defined()) return bits_of_dense_mask(p);
+PlanBits plan_bits(const Problem& p, const BackwardCall& call) {
+  if (p.dense.defined()) return bits_of_dense_mask(call);
   const PlanLayout& layout = p.plan.layout();
   const std::byte* base = p.plan.data();
-  const MaskView& mask = p.mask.view();
+  const MaskView& mask = p.mask;
   return {.key_live = reinterpret_cast<const uint32_t*>(base + layout.key_live_bits),
           .key_full = reinterpret_cast<const uint32_t*>(base + layout.key_full_bits),
           .row_live = reinterpret_cast<const uint32_t*>(base + layout.row_live_bits),
@@ -149,29 +164,29 @@ PlanBits plan_bits(const Problem& p) {
 }
 
 /// What the query heads of a head group read (q, dout) and add up (dq).
-int64_t section_bytes_of_sequence(const Problem& p) {
+int64_t section_bytes_of_sequence(const Problem& p, int64_t splits) {
   const int64_t of_row = p.head_dim * static_cast<int64_t>(2 * element_size(p.dtype) + sizeof(float));
-  return std::max<int64_t>(1, p.group_size() / splits(p) * p.seqlen_q * of_row);
+  return std::max<int64_t>(1, p.group_size() / splits * p.seqlen_q * of_row);
 }
 
 /// Head groups of batch entries that run together, so that what they read and add up stays at hand.
-int64_t sequences_per_section(const Problem& p) {
-  return std::clamp<int64_t>(kSectionBytes / section_bytes_of_sequence(p), 1, p.batch * p.heads_kv * splits(p));
+int64_t sequences_per_section(const Problem& p, int64_t splits) {
+  return std::clamp<int64_t>(kSectionBytes / section_bytes_of_sequence(p, splits), 1, p.batch * p.heads_kv * splits);
 }
 
 /// Chosen on the device if the call is deterministic and has a plan.
-SectionSize section_size(const Problem& p, const Layout& layout, std::byte* workspace) {
+SectionSize section_size(const Problem& p, const BackwardCall& call, std::byte* workspace) {
   if (!p.deterministic || p.dense.defined() || p.seqlen_q == 0 || p.seqlen_k == 0) return {};
   const PlanLayout& plan = p.plan.layout();
-  const int64_t dense = sequences_per_section(p), all = p.batch * p.heads_kv * splits(p);
+  const int64_t dense = sequences_per_section(p, call.splits), all = p.batch * p.heads_kv * call.splits;
   return {.key_counts = reinterpret_cast<const int32_t*>(p.plan.data() + plan.key_counts),
           .row_counts = reinterpret_cast<const int32_t*>(p.plan.data() + plan.row_counts),
           .granules = static_cast<float>(plan.row_granules * plan.key_blocks),
-          .granules_per_tile = static_cast<float>(tile_for(p).rows / kGranuleRows),
+          .granules_per_tile = static_cast<float>(call.instance->tile.rows / kGranuleRows),
           .tiles_per_turn = static_cast<float>(kTilesPerTurn * multiprocessors(p)),
           .dense = static_cast<uint32_t>(dense),
           .most = static_cast<uint32_t>(std::min(all, kSparseSequences)),
-          .result = at<uint32_t>(workspace, layout.section)};
+          .result = at<uint32_t>(workspace, call.layout.section)};
 }
 
 /// softmax_scale as the scores take it. A row's bias is divided by it, so it is not 0: with the least that it may be,
@@ -182,7 +197,8 @@ float score_scale(const Problem& p) {
   return std::abs(scale) < kLeast ? std::copysign(kLeast, scale) : scale;
 }
 
-RowParams make_row_params(const Problem& p, const Layout& layout, std::byte* workspace) {
+RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte* workspace) {
+  const Layout& layout = call.layout;
   return {.out = rows_of(p.out),
           .dout = rows_of(p.dout),
           .lse = rows_of_vector(p.lse),
@@ -192,99 +208,132 @@ RowParams make_row_params(const Problem& p, const Layout& layout, std::byte* wor
                             .sums = at<float>(workspace, layout.sums),
                             .progress = at<uint32_t>(workspace, layout.progress),
                             .in_order = p.deterministic},
-          .plan = plan_bits(p),
+          .plan = plan_bits(p, call),
           .dense = p.dense.defined(),
           .next = at<uint32_t>(workspace, layout.next),
-          .section = section_size(p, layout, workspace),
+          .section = section_size(p, call, workspace),
           .seqlen_q = static_cast<int32_t>(p.seqlen_q),
-          .row_tiles = static_cast<uint32_t>(row_tiles(p)),
-          .key_tiles = static_cast<uint32_t>(key_tiles(p)),
+          .row_tiles = static_cast<uint32_t>(call.tiles.rows),
+          .key_tiles = static_cast<uint32_t>(call.tiles.keys),
           .heads = static_cast<uint32_t>(p.heads_q),
           .scale = static_cast<float>(p.softmax_scale),
           .score_scale = score_scale(p)};
 }
 
-KeyParams make_key_params(const Problem& p, const Layout& layout, std::byte* workspace) {
+KeyParams make_key_params(const Problem& p, const BackwardCall& call, std::byte* workspace) {
   return {.dk = rows_of(p.dk),
           .dv = rows_of(p.dv),
-          .parts = at<float>(workspace, layout.key_parts),
+          .parts = at<float>(workspace, call.layout.key_parts),
           .heads_kv = static_cast<uint32_t>(p.heads_kv),
-          .splits = static_cast<uint32_t>(splits(p)),
-          .key_tiles = static_cast<uint32_t>(key_tiles(p)),
+          .splits = static_cast<uint32_t>(call.splits),
+          .key_tiles = static_cast<uint32_t>(call.tiles.keys),
           .seqlen_k = static_cast<int32_t>(p.seqlen_k),
           .scale = static_cast<float>(p.softmax_scale)};
 }
 
-BackwardParams make_params(const Problem& p, const RowParams& rows, float* key_parts, unsigned long long* executed) {
-  const BackwardTile& tile = tile_for(p);
+BackwardParams make_params(const Problem& p, const BackwardCall& call, const RowParams& rows, float* key_parts,
+                           unsigned long long* executed) {
+  const BackwardTile& tile = call.instance->tile;
   const int blocks = tile.head_dim / 64;
-  const int64_t head_groups = p.heads_kv * splits(p);
+  const int64_t head_groups = p.heads_kv * call.splits;
   constexpr float kLog2E = 1.44269504f;
   BackwardParams params{};
   // Without rows nothing of them is loaded, but the maps have to be valid.
-  params.q = cuda::tensor_map(p.seqlen_q > 0 ? p.q : p.k, tile.rows, blocks, "q");
-  params.dout = cuda::tensor_map(p.seqlen_q > 0 ? p.dout : p.k, tile.rows, blocks, "dout");
-  params.dq = cuda::tensor_map(p.seqlen_q > 0 ? p.dq : p.dk, 16, 1, "dq");
-  params.k = cuda::tensor_map(p.k, tile.keys(), blocks, "k");
-  params.v = cuda::tensor_map(p.v, tile.keys(), blocks, "v");
-  params.dk = cuda::tensor_map(p.dk, 16, blocks, "dk");
-  params.dv = cuda::tensor_map(p.dv, 16, blocks, "dv");
+  params.q = tensor_map(p.seqlen_q > 0 ? p.q : p.k, tile.rows, blocks, "q");
+  params.dout = tensor_map(p.seqlen_q > 0 ? p.dout : p.k, tile.rows, blocks, "dout");
+  params.dq = tensor_map(p.seqlen_q > 0 ? p.dq : p.dk, 16, 1, "dq");
+  params.k = tensor_map(p.k, tile.keys(), blocks, "k");
+  params.v = tensor_map(p.v, tile.keys(), blocks, "v");
+  params.dk = tensor_map(p.dk, 16, blocks, "dk");
+  params.dv = tensor_map(p.dv, 16, blocks, "dv");
   params.biases = rows.biases;
   params.row_gradients = rows.row_gradients;
   params.seqlen_q = static_cast<int32_t>(p.seqlen_q);
   params.seqlen_k = static_cast<int32_t>(p.seqlen_k);
-  params.row_tiles = static_cast<int32_t>(row_tiles(p));
+  params.row_tiles = static_cast<int32_t>(call.tiles.rows);
   params.heads_q = static_cast<uint32_t>(p.heads_q);
   params.head_groups = static_cast<uint32_t>(head_groups);
   params.query_heads_per_group = static_cast<uint32_t>(p.heads_q / head_groups);
-  params.splits = static_cast<uint32_t>(splits(p));
+  params.splits = static_cast<uint32_t>(call.splits);
   params.key_parts = key_parts;
   params.scale = rows.scale;
   params.scale_log2 = rows.score_scale * kLog2E;
   params.plan = rows.plan;
   params.mask = mask_columns(p);
   params.dense = dense_mask(p);
-  params.schedule = {.items = static_cast<uint32_t>(all_key_tiles(p) * splits(p)),
+  params.schedule = {.items = static_cast<uint32_t>(call.items),
                      .sequences = static_cast<uint32_t>(p.batch * head_groups),
-                     .sequences_per_section = static_cast<uint32_t>(sequences_per_section(p)),
-                     .tiles = static_cast<uint32_t>(key_tiles(p)),
+                     .sequences_per_section = static_cast<uint32_t>(sequences_per_section(p, call.splits)),
+                     .tiles = static_cast<uint32_t>(call.tiles.keys),
                      .next = rows.next};
   params.sequences_per_section = rows.section.result;
   params.executed = executed;
   return params;
 }
 
-}  // namespace
-}  // namespace grad
+void BackwardCall::explain(const Problem&, Explanation& e) const {
+  e.arch = kArch;
+  e.instance = is_split() ? id_of_split(*instance) : instance->id;
+  if (tiles.all_rows > 0) e.kernels.push_back(id_of_preprocess(*instance));
+  if (items > 0) e.kernels.push_back(e.instance);
+  if (converts() && tiles.all_rows > 0) e.kernels.push_back(id_of_convert_dq(*instance));
+  if (is_split()) e.kernels.push_back(id_of_reduce_dkv(*instance));
+}
 
-std::string backward_refusal(const Problem& p) {
-  using namespace grad;
-  if (std::string why = head_dims_refusal(p, kBackwardTiles); !why.empty()) return why;
-  if (std::string why = lengths_refusal(p); !why.empty()) return why;
-  const BackwardTile& tile = tile_for(p);
+void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long long* executed) const {
+  RowParams rows = make_row_params(p, *this, workspace);
+  void* row_arguments[] = {&rows};
+  const cudaStream_t stream = cuda::stream_of(p);
+  cuda::Sequence sequence(stream, cuda::Sequence::kOverlapPrevious);
+  const int64_t blocks = tiles.all_rows;
+  // Without rows there is no block to clear the counter.
+  if (blocks == 0)
+    cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the item counter");
+  sequence.launch("launch of the backward's preprocessing", instance->preprocess, blocks, kRowThreads, 0,
+                  row_arguments);
+  if (items > 0) {
+    const void* kernel = is_split() ? instance->split : instance->kernel;
+    allow_shared_memory(kernel, instance->shared_bytes, p.device.index);
+    BackwardParams params = make_params(p, *this, rows, at<float>(workspace, layout.key_parts), executed);
+    void* arguments[] = {&params};
+    sequence.launch("launch of the backward kernel", kernel, ctas, instance->threads, instance->shared_bytes,
+                    arguments);
+  }
+  if (converts())
+    sequence.launch("launch of the backward's conversion", instance->convert_dq, blocks, kRowThreads, 0, row_arguments);
+  if (!is_split()) return;
+  KeyParams keys = make_key_params(p, *this, workspace);
+  void* key_arguments[] = {&keys};
+  sequence.launch("launch of the backward's sum over query heads", instance->reduce_dkv, 2 * tiles.all_keys,
+                  kRowThreads, 0, key_arguments);
+}
+
+/// Why the kernels cannot count the call's tiles in 32 bits; empty if they can.
+std::string counts_refusal(const Problem& p, const BackwardTile& tile, const TileCounts& tiles) {
   struct Count {
     const char* what;
     int64_t tile, tiles;
   };
-  for (const Count& c : {Count{"batch * heads_q * seqlen_q / ", tile.rows, all_row_tiles(p)},
-                         Count{"batch * heads_kv * seqlen_k / ", tile.keys(), all_key_tiles(p)},
-                         Count{"batch * heads_q * seqlen_k / ", tile.keys(), all_key_tiles(p) * p.group_size()}}) {
+  for (const Count& c : {Count{"batch * heads_q * seqlen_q / ", tile.rows, tiles.all_rows},
+                         Count{"batch * heads_kv * seqlen_k / ", tile.keys(), tiles.all_keys},
+                         Count{"batch * heads_q * seqlen_k / ", tile.keys(), tiles.all_keys * p.group_size()}}) {
     if (c.tiles > kMostItems)
       return message(c.what, c.tile, " is about ", c.tiles, "; the backward takes at most ", kMostItems);
   }
   return "";
 }
 
-void describe_backward(const Problem& p, Explanation& e) {
+}  // namespace
+}  // namespace grad
+
+Prepared prepare_backward(const Problem& p) {
   using namespace grad;
-  const BackwardInstance& instance = instance_for(p);
-  const Launches launches(p);
-  e.tile = {instance.tile.rows, instance.tile.keys()};
-  e.instance = launches.split ? id_of_split(instance) : instance.id;
-  if (launches.row_blocks > 0) e.kernels.push_back(id_of_preprocess(instance));
-  if (launches.items > 0) e.kernels.push_back(e.instance);
-  if (launches.converts && launches.row_blocks > 0) e.kernels.push_back(id_of_convert_dq(instance));
-  if (launches.split) e.kernels.push_back(id_of_reduce_dkv(instance));
+  const BackwardInstance* instance = find_instance(p);
+  if (!instance) return head_dims_refusal(p, kBackwardTiles);
+  if (std::string why = lengths_refusal(p); !why.empty()) return Refusal{std::move(why)};
+  if (std::string why = counts_refusal(p, instance->tile, TileCounts(p, instance->tile)); !why.empty())
+    return Refusal{std::move(why)};
+  return Launch(p, cuda::DeviceCall<BackwardCall>{BackwardCall(p, *instance)});
 }
 
 std::vector<KernelInfo> backward_kernels() {
@@ -311,39 +360,6 @@ std::vector<KernelInfo> backward_kernels() {
     }
   }
   return all;
-}
-
-std::size_t backward_workspace(const Problem& p) { return static_cast<std::size_t>(grad::Layout(p).bytes); }
-
-void backward(const Problem& p, std::byte* workspace, unsigned long long* executed) {
-  using namespace grad;
-  const BackwardInstance& instance = instance_for(p);
-  const Layout layout(p);
-  RowParams rows = make_row_params(p, layout, workspace);
-  void* row_arguments[] = {&rows};
-  const auto stream = static_cast<cudaStream_t>(p.stream);
-  cuda::Sequence sequence(stream, cuda::Sequence::kOverlapPrevious);
-  const Launches launches(p);
-  const int64_t blocks = launches.row_blocks;
-  // Without rows there is no block to clear the counter.
-  if (blocks == 0)
-    cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the item counter");
-  sequence.launch("launch of the backward's preprocessing", instance.preprocess, blocks, kRowThreads, 0, row_arguments);
-  if (launches.items > 0) {
-    const void* kernel = launches.split ? instance.split : instance.kernel;
-    allow_shared_memory(kernel, instance.shared_bytes, p.device.index);
-    BackwardParams params = make_params(p, rows, at<float>(workspace, layout.key_parts), executed);
-    void* arguments[] = {&params};
-    sequence.launch("launch of the backward kernel", kernel, std::min(launches.items, most_ctas(p)), instance.threads,
-                    instance.shared_bytes, arguments);
-  }
-  if (launches.converts)
-    sequence.launch("launch of the backward's conversion", instance.convert_dq, blocks, kRowThreads, 0, row_arguments);
-  if (!launches.split) return;
-  KeyParams keys = make_key_params(p, layout, workspace);
-  void* key_arguments[] = {&keys};
-  sequence.launch("launch of the backward's sum over query heads", instance.reduce_dkv, 2 * launches.key_tiles,
-                  kRowThreads, 0, key_arguments);
 }
 
 }  // namespace flashmask::sm90

@@ -37,7 +37,7 @@ int64_t most_ctas(const Problem& p) {
 }
 
 MaskColumns mask_columns(const Problem& p) {
-  const MaskView& mask = p.mask.view();
+  const MaskView& mask = p.mask;
   const int64_t of_head = mask.seqlen_k * mask.bounds_stride;
   return {columns(mask, 0, 0),
           {sharing(p, mask.bounds_batch, mask.bounds_heads), mask.bounds_heads * of_head, of_head}};

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "backends/cuda/sm90/common/mask_params.h"
+#include "backends/launch.h"
 #include "backends/problem.h"
 #include "common/message.h"
 
@@ -16,17 +17,19 @@ Sharing sharing(const Problem& p, int64_t batch, int64_t heads);
 /// The element types that there are kernels of.
 inline constexpr DataType kDataTypes[] = {DataType::kBFloat16, DataType::kFloat16};
 
-/// Why no row of a table of tile_config.h is of the call's head dims; empty if one is.
+/// What the ids of the kernels begin with.
+inline constexpr const char* kArch = "sm90";
+
+/// Why the call is not taken, of whose head dims no row of a table of tile_config.h is.
 template <typename Tile, std::size_t kCount>
-std::string head_dims_refusal(const Problem& p, const Tile (&tiles)[kCount]) {
+Refusal head_dims_refusal(const Problem& p, const Tile (&tiles)[kCount]) {
   std::string known;
   for (const Tile& tile : tiles) {
-    if (tile.head_dim == p.head_dim && tile.head_dim_v == p.head_dim_v) return "";
     const std::string dims = message(tile.head_dim, " / ", tile.head_dim_v);
     if (known.find(dims) == std::string::npos) known += (known.empty() ? "" : ", ") + dims;
   }
-  return message("head_dim ", p.head_dim, " with head_dim_v ", p.head_dim_v, " is not taken by the ",
-                 p.is_backward ? "backward" : "forward", "; it takes (head_dim / head_dim_v) ", known);
+  return {message("head_dim ", p.head_dim, " with head_dim_v ", p.head_dim_v, " is not taken by the ",
+                  p.is_backward ? "backward" : "forward", "; it takes (head_dim / head_dim_v) ", known)};
 }
 
 /// Why the kernels cannot count the rows or keys of the call in 32 bits; empty if they can.

@@ -10,11 +10,12 @@
 #include <span>
 #include <utility>
 
+#include "backends/cuda/common/device_call.h"
 #include "backends/cuda/common/error.h"
 #include "backends/cuda/common/kernel_info.h"
 #include "backends/cuda/common/sequence.h"
-#include "backends/cuda/common/tensor_map.h"
 #include "backends/cuda/sm90/common/host.h"
+#include "backends/cuda/sm90/common/tensor_map.h"
 #include "backends/cuda/sm90/forward/instance.h"
 #include "backends/cuda/sm90/forward/params.h"
 #include "common/arithmetic.h"
@@ -63,10 +64,26 @@ int64_t count_items(const Problem& p, int consumers) {
 /// the device.
 int consumers_for(const Problem& p) { return count_items(p, 3) >= 2 * multiprocessors(p) ? 3 : 2; }
 
-const ForwardInstance& instance_for(const Problem& p) { return *find_instance(p, consumers_for(p)); }
+/// A forward pass, configured.
+struct ForwardCall {
+  const ForwardInstance* instance;
+  int64_t items, ctas;
+
+  ForwardCall(const Problem& p, const ForwardInstance& of)
+      : instance(&of), items(count_items(p, of.tile.consumers)), ctas(std::min(items, most_ctas(p))) {}
+
+  TileShape tile() const { return {instance->tile.rows(), instance->tile.keys}; }
+  int64_t workspace_bytes() const { return 16; }
+  void explain(const Problem&, Explanation& e) const {
+    e.arch = kArch;
+    e.instance = instance->id;
+    if (items > 0) e.kernels.push_back(e.instance);
+  }
+  void run(const Problem& p, std::byte* workspace, unsigned long long* executed) const;
+};
 
 void set_mask(const Problem& p, const ForwardInstance& instance, ForwardParams& params) {
-  const MaskView& mask = p.mask.view();
+  const MaskView& mask = p.mask;
   params.mask = mask_columns(p);
   params.dense = dense_mask(p);
   if (params.dense.given) {
@@ -93,16 +110,15 @@ int64_t sequences_per_section(const Problem& p) {
   return std::min(kv_sequences, p.batch * p.heads_kv) * p.group_size();
 }
 
-ForwardParams make_params(const Problem& p, const ForwardInstance& instance, uint32_t* counter,
-                          unsigned long long* executed) {
-  const ForwardTile& tile = instance.tile;
+ForwardParams make_params(const Problem& p, const ForwardCall& call, uint32_t* counter, unsigned long long* executed) {
+  const ForwardTile& tile = call.instance->tile;
   const int rows = tile.rows(), blocks = tile.head_dim / 64;
   ForwardParams params{};
-  params.q = cuda::tensor_map(p.q, rows, blocks, "q");
+  params.q = tensor_map(p.q, rows, blocks, "q");
   // Without keys nothing is loaded, but the maps have to be valid.
-  params.k = cuda::tensor_map(p.seqlen_k > 0 ? p.k : p.q, tile.keys, blocks, "k");
-  params.v = cuda::tensor_map(p.seqlen_k > 0 ? p.v : p.q, tile.keys, blocks, "v");
-  params.out = cuda::tensor_map(p.out, 16, 1, "out");
+  params.k = tensor_map(p.seqlen_k > 0 ? p.k : p.q, tile.keys, blocks, "k");
+  params.v = tensor_map(p.seqlen_k > 0 ? p.v : p.q, tile.keys, blocks, "v");
+  params.out = tensor_map(p.out, 16, 1, "out");
   params.lse = static_cast<float*>(p.lse.data);
   params.lse_batch_stride = p.lse.stride[0];
   params.lse_head_stride = p.lse.stride[1];
@@ -117,8 +133,8 @@ ForwardParams make_params(const Problem& p, const ForwardInstance& instance, uin
   params.scale_log2 = static_cast<float>(std::max(std::abs(p.softmax_scale) * kLog2E, kSmallest));
   params.score_of_bit = 1 / params.scale_log2;
   params.negate = p.softmax_scale < 0;
-  set_mask(p, instance, params);
-  params.schedule.items = static_cast<uint32_t>(count_items(p, tile.consumers));
+  set_mask(p, *call.instance, params);
+  params.schedule.items = static_cast<uint32_t>(call.items);
   params.schedule.sequences = static_cast<uint32_t>(p.batch * p.heads_q);
   params.schedule.sequences_per_section = static_cast<uint32_t>(sequences_per_section(p));
   params.schedule.tiles = static_cast<uint32_t>(ceil_div(p.seqlen_q, rows));
@@ -127,21 +143,31 @@ ForwardParams make_params(const Problem& p, const ForwardInstance& instance, uin
   return params;
 }
 
-}  // namespace
-
-std::string forward_refusal(const Problem& p) {
-  if (std::string why = head_dims_refusal(p, kForwardTiles); !why.empty()) return why;
-  if (std::string why = lengths_refusal(p); !why.empty()) return why;
-  if (p.batch * p.heads_q > kMostItems || count_items(p, 2) > kMostItems)
-    return message("batch * heads_q * seqlen_q / 128 is ", count_items(p, 2), "; it must be at most ", kMostItems);
-  return "";
+void ForwardCall::run(const Problem& p, std::byte* workspace, unsigned long long* executed) const {
+  const cudaStream_t stream = cuda::stream_of(p);
+  uint32_t* counter = nullptr;
+  if (items > ctas) {
+    counter = reinterpret_cast<uint32_t*>(workspace);
+    cuda::check(cudaMemsetAsync(counter, 0, sizeof(*counter), stream), "cudaMemsetAsync of the item counter");
+  }
+  ForwardParams params = make_params(p, *this, counter, executed);
+  allow_shared_memory(instance->kernel, instance->shared_bytes, p.device.index);
+  void* arguments[] = {&params};
+  cuda::Sequence(stream, cuda::Sequence::kOverlapPrevious)
+      .launch("launch of the forward kernel", instance->kernel, ctas, instance->threads, instance->shared_bytes,
+              arguments);
 }
 
-void describe_forward(const Problem& p, Explanation& e) {
-  const ForwardInstance& instance = instance_for(p);
-  e.tile = {instance.tile.rows(), instance.tile.keys};
-  e.instance = instance.id;
-  if (count_items(p, instance.tile.consumers) > 0) e.kernels.push_back(instance.id);
+}  // namespace
+
+Prepared prepare_forward(const Problem& p) {
+  const ForwardInstance* instance = find_instance(p, consumers_for(p));
+  if (!instance) return head_dims_refusal(p, kForwardTiles);
+  if (std::string why = lengths_refusal(p); !why.empty()) return Refusal{std::move(why)};
+  if (p.batch * p.heads_q > kMostItems || count_items(p, 2) > kMostItems)
+    return Refusal{
+        message("batch * heads_q * seqlen_q / 128 is ", count_items(p, 2), "; it must be at most ", kMostItems)};
+  return Launch(p, cuda::DeviceCall<ForwardCall>{ForwardCall(p, *instance)});
 }
 
 std::vector<KernelInfo> forward_kernels() {
@@ -159,25 +185,6 @@ std::vector<KernelInfo> forward_kernels() {
     }
   }
   return all;
-}
-
-std::size_t forward_workspace(const Problem&) { return 16; }
-
-void forward(const Problem& p, std::byte* workspace, unsigned long long* executed) {
-  const ForwardInstance& instance = instance_for(p);
-  const auto stream = static_cast<cudaStream_t>(p.stream);
-  const int64_t items = count_items(p, instance.tile.consumers), grid = std::min(items, most_ctas(p));
-  uint32_t* counter = nullptr;
-  if (items > grid) {
-    counter = reinterpret_cast<uint32_t*>(workspace);
-    cuda::check(cudaMemsetAsync(counter, 0, sizeof(*counter), stream), "cudaMemsetAsync of the item counter");
-  }
-  ForwardParams params = make_params(p, instance, counter, executed);
-  allow_shared_memory(instance.kernel, instance.shared_bytes, p.device.index);
-  void* arguments[] = {&params};
-  cuda::Sequence(stream, cuda::Sequence::kOverlapPrevious)
-      .launch("launch of the forward kernel", instance.kernel, grid, instance.threads, instance.shared_bytes,
-              arguments);
 }
 
 }  // namespace flashmask::sm90

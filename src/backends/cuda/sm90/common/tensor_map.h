@@ -5,14 +5,17 @@
 
 #include <string>
 
-#include "flashmask/tensor.h"
+#include "backends/problem.h"
 
-namespace flashmask::cuda {
+namespace flashmask::sm90 {
 
 /// Why TMA cannot read or write a tensor [batch, seqlen, heads, dim] of a 16-bit type, naming `argument`; empty
 /// if it can. Rows must be contiguous and lie on 16-byte boundaries (the pointer, and the stride of every dimension of
 /// more than one element); strides must be below 2^40 bytes and, where the size is above 1, not 0.
 std::string tensor_map_refusal(const char* argument, const TensorView& t);
+
+/// The same of all tensors of a call that its kernels read or write by TMA.
+std::string tensor_maps_refusal(const Problem& p);
 
 /// The TMA map of `t` [batch, seqlen, heads, dim], 16-bit, dim a multiple of 64, no size 0:
 ///   dimensions {64, seqlen, dim / 64, heads, batch}, box {64, box_rows, box_blocks, 1, 1},
@@ -20,4 +23,4 @@ std::string tensor_map_refusal(const char* argument, const TensorView& t);
 /// what error messages call the tensor.
 CUtensorMap tensor_map(const TensorView& t, int box_rows, int box_blocks, const char* argument = "tensor");
 
-}  // namespace flashmask::cuda
+}  // namespace flashmask::sm90

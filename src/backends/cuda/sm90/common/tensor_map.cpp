@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backends/cuda/common/tensor_map.h"
+#include "backends/cuda/sm90/common/tensor_map.h"
 
 #include <cstdint>
+#include <iterator>
+#include <span>
 
 #include "backends/cuda/common/driver.h"
 #include "common/message.h"
 
-namespace flashmask::cuda {
+namespace flashmask::sm90 {
 namespace {
 
 constexpr int64_t kBytes = 2;          // of an element
@@ -41,6 +43,19 @@ std::string tensor_map_refusal(const char* argument, const TensorView& t) {
   return "";
 }
 
+std::string tensor_maps_refusal(const Problem& p) {
+  struct Argument {
+    const char* name;
+    const TensorView& tensor;
+  };
+  const Argument arguments[] = {{"q", p.q},       {"k", p.k},   {"v", p.v},   {"out", p.out},
+                                {"dout", p.dout}, {"dq", p.dq}, {"dk", p.dk}, {"dv", p.dv}};
+  for (const Argument& argument : std::span(arguments).first(p.is_backward ? std::size(arguments) : 4)) {
+    if (std::string why = tensor_map_refusal(argument.name, argument.tensor); !why.empty()) return why;
+  }
+  return "";
+}
+
 CUtensorMap tensor_map(const TensorView& t, int box_rows, int box_blocks, const char* argument) {
   const cuuint64_t sizes[5] = {kBlockColumns, static_cast<cuuint64_t>(t.shape[1]),
                                static_cast<cuuint64_t>(t.shape[3] / kBlockColumns), static_cast<cuuint64_t>(t.shape[2]),
@@ -52,15 +67,15 @@ CUtensorMap tensor_map(const TensorView& t, int box_rows, int box_blocks, const 
   const CUtensorMapDataType type =
       t.dtype == DataType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   CUtensorMap map{};
-  const CUresult result = driver().tensor_map_encode_tiled(
+  const CUresult result = cuda::driver().tensor_map_encode_tiled(
       &map, type, 5, t.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw Error(ErrorCode::kInternal,
                 message("CUDA: no tensor map of ", argument, ", ", describe(t), ", in boxes of ", box_rows,
-                        " rows and ", box_blocks, " blocks of 64 columns: ", driver_error(result)));
+                        " rows and ", box_blocks, " blocks of 64 columns: ", cuda::driver_error(result)));
   }
   return map;
 }
 
-}  // namespace flashmask::cuda
+}  // namespace flashmask::sm90

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/cuda/kernel_set.h"
+
+#include <array>
+#include <cstdlib>
+#include <string_view>
+
+#include "backends/cuda/common/device.h"
+#include "backends/cuda/sm90/kernel_set.h"
+#include "common/message.h"
+
+namespace flashmask::cuda {
+namespace {
+
+constexpr const char* kVariable = "FLASHMASK_KERNELS";
+
+struct Capability {
+  int major, minor;
+};
+
+/// "auto", and the names of the sets that `fits` holds for.
+template <typename Fits>
+std::string accepted_names(Fits&& fits) {
+  std::string names = "auto";
+  for (const KernelSet* set : kernel_sets()) {
+    if (fits(*set)) names += message(", ", set->name);
+  }
+  return names;
+}
+
+const KernelSet& find_set(std::string_view wanted, const char* source) {
+  for (const KernelSet* set : kernel_sets()) {
+    if (set->name == wanted) return *set;
+  }
+  throw_invalid("kernels '", wanted, "' (", source,
+                ") is not known; known: ", accepted_names([](const KernelSet&) { return true; }));
+}
+
+const KernelSet* first_on(Capability gpu) {
+  for (const KernelSet* set : kernel_sets()) {
+    if (set->runs_on(gpu.major, gpu.minor)) return set;
+  }
+  return nullptr;
+}
+
+Capability capability_of(const Problem& p) {
+  if (p.gpu) return {p.gpu->compute_major, p.gpu->compute_minor};
+  const DeviceProperties& d = device(p.device.index);
+  return {d.major, d.minor};
+}
+
+std::string capability_refusal(Capability gpu) {
+  if (first_on(gpu)) return "";
+  return message("has compute capability ", gpu.major, ".", gpu.minor, "; the kernels need ", needed_capabilities());
+}
+
+/// Why the call's GPU, or the one that an explanation takes in its place, cannot run any kernels.
+std::string gpu_refusal(const Problem& p) {
+  if (!p.gpu) return device_refusal(p.device.index);
+  const std::string why = capability_refusal(capability_of(p));
+  return why.empty() ? "" : message("the GPU ", why);
+}
+
+}  // namespace
+
+std::span<const KernelSet* const> kernel_sets() {
+  static constexpr std::array kSets{
+      &sm90::kKernelSet,
+  };
+  return kSets;
+}
+
+std::variant<Refusal, const KernelSet*> kernel_set_for(const Problem& p) {
+  std::string_view wanted = p.kernels;
+  const char* source = "Options::kernels";
+  const char* variable = std::getenv(kVariable);
+  if (wanted == "auto" && variable && *variable) {
+    wanted = variable;
+    source = kVariable;
+  }
+  const KernelSet* const asked_for = wanted == "auto" ? nullptr : &find_set(wanted, source);
+  if (std::string why = gpu_refusal(p); !why.empty()) return Refusal{why};
+  const Capability gpu = capability_of(p);
+  if (!asked_for) return first_on(gpu);
+  if (asked_for->runs_on(gpu.major, gpu.minor)) return asked_for;
+  const auto fits = [gpu](const KernelSet& set) { return set.runs_on(gpu.major, gpu.minor); };
+  return Refusal{message("kernels '", wanted, "' (", source, ") need compute capability ", asked_for->needs,
+                         ", the device has ", gpu.major, ".", gpu.minor, "; it takes ", accepted_names(fits))};
+}
+
+std::string device_refusal(int32_t index) {
+  try {
+    const DeviceProperties& d = device(index);
+    const std::string why = capability_refusal({d.major, d.minor});
+    return why.empty() ? "" : message("CUDA device ", index, " (", d.name, ") ", why);
+  } catch (const Error& e) {
+    return e.what();
+  }
+}
+
+std::string needed_capabilities() {
+  std::string needed;
+  for (const KernelSet* set : kernel_sets()) needed += message(needed.empty() ? "" : " or ", set->needs);
+  return needed;
+}
+
+}  // namespace flashmask::cuda

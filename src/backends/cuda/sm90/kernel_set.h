@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "backends/cuda/kernel_set.h"
+
+namespace flashmask::sm90 {
+
+/// Hopper's.
+extern const cuda::KernelSet kKernelSet;
+
+}  // namespace flashmask::sm90
