@@ -169,8 +169,8 @@ def test_another_architecture_is_named():
 # --- What changes a hash, and what does not -----------------------------------------------------------
 
 
-PLAN_OBJECT = "backends/cuda/plan/device_plan.cu.o"
-FORWARD_OBJECT = "backends/cuda/sm90/forward/flashmask_sm90_fwd_bf16_d64_dv64_c2.cu.o"
+PLAN_OBJECT = "src/CMakeFiles/flashmask.dir/backends/cuda/plan/device_plan.cu.o"
+FORWARD_OBJECT = "src/backends/cuda/CMakeFiles/flashmask_sm90.dir/sm90/forward/flashmask_sm90_fwd_bf16_d64_dv64_c2.cu.o"
 
 
 class Rebuilt:
@@ -200,13 +200,12 @@ class Rebuilt:
         (self.folder / "src" / old).rename(self.folder / "src" / new)
         self.edit(re.escape(f'"{old}"'), f'"{new}"')
 
-    def compile(self, name):
+    def compile(self, target):
         """{symbol: digest} of an object file built anew from the copy."""
-        target = f"src/CMakeFiles/flashmask.dir/{name}"
         line = subprocess.run(
             ["ninja", "-C", self.build, "-t", "commands", target], capture_output=True, text=True, check=True
         ).stdout.splitlines()[-1]
-        built = self.folder / Path(name).name
+        built = self.folder / Path(target).name
         line = (
             line.replace(f"{ROOT}/src", f"{self.folder}/src")
             .replace(f"{ROOT}/include", f"{self.folder}/include")
