@@ -7,15 +7,18 @@
 #include <exception>
 #include <limits>
 #include <new>
+#include <optional>
 #include <string>
+#include <type_traits>
 
+#include "backends/call.h"
 #include "common/message.h"
 #include "common/tensor_checks.h"
 #include "flashmask/attention.h"
 #include "flashmask/mask.h"
 #include "flashmask/plan.h"
 #include "flashmask/version.h"
-#include "mask/outline.h"
+#include "mask/mask_tensors.h"
 #include "plan/plan_buffer.h"
 
 namespace flashmask {
@@ -99,48 +102,66 @@ Band read_band(const fm_mask& m) {
   return band;
 }
 
-/// What of a mask is wanted: its shapes, whose check comes before anything of it is read, or its contents, which on a
-/// device are borrowed.
-enum class Of { kShapes, kContents };
-
 void check_no_positions(const TensorView& positions, const char* argument) {
   if (positions.defined())
     throw_unsupported(argument, " is ", describe(positions), "; it must be absent: positions are not implemented");
 }
 
-Mask read_mask(const fm_mask* from, Device device, Of of) {
+MaskTensors read_tensors(const fm_mask* from, Device device) {
   const auto m = read_struct(from, "mask");
   check_flags(m.flags, FM_CAUSAL | FM_HAS_Q_OFFSET | FM_HAS_WINDOW, "mask");
   check_no_positions(tensor(m.q_pos, "mask->q_pos", device), "mask->q_pos");
   check_no_positions(tensor(m.k_pos, "mask->k_pos", device), "mask->k_pos");
-  const std::optional<int64_t> q_offset = m.flags & FM_HAS_Q_OFFSET ? std::optional(m.q_offset) : std::nullopt;
-  const TensorView bounds = tensor(m.bounds, "mask->bounds", device);
-  const auto make = [&] {
-    if (!bounds.defined()) return Mask({.seqlen_q = m.seqlen_q, .seqlen_k = m.seqlen_k, .q_offset = q_offset});
-    if (bounds.rank == 4 && bounds.shape[2] != m.seqlen_k)
-      throw_invalid("mask->bounds is ", describe(bounds), "; its third dimension must be mask->seqlen_k, ", m.seqlen_k);
-    const auto from_bounds = of == Of::kShapes ? Outline::from_startend_row_indices : from_startend_row_indices;
-    return from_bounds(bounds, (m.flags & FM_CAUSAL) != 0, m.seqlen_q, q_offset);
-  };
-  const auto with_blocks = [&](const Mask& mask) {
-    const TensorView blocks = tensor(m.block_mask, "mask->block_mask", device);
-    if (!blocks.defined()) return mask;
-    return of == Of::kShapes ? Outline::with_block_mask(mask, blocks) : mask.with_block_mask(blocks);
-  };
-  return with_blocks(make().with_band(read_band(m)));
+  const MaskTensors mask{.seqlen_q = m.seqlen_q,
+                         .seqlen_k = m.seqlen_k,
+                         .band = read_band(m),
+                         .q_offset = m.flags & FM_HAS_Q_OFFSET ? std::optional(m.q_offset) : std::nullopt,
+                         .causal = (m.flags & FM_CAUSAL) != 0,
+                         .indices = tensor(m.bounds, "mask->bounds", device),
+                         .block_mask = tensor(m.block_mask, "mask->block_mask", device)};
+  const TensorView& bounds = mask.indices;
+  if (bounds.rank == 4 && bounds.shape[2] != m.seqlen_k)
+    throw_invalid("mask->bounds is ", describe(bounds), "; its third dimension must be mask->seqlen_k, ", m.seqlen_k);
+  return mask;
 }
 
-/// The layout of a mask's plan, from its shapes: what they are of may be on any device.
-PlanLayout layout_of_plan(const Mask& mask) { return {mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads()}; }
+/// A mask of the C interface: first its shapes, which are checked before anything of it is read. Its contents on a
+/// device are borrowed, those in host memory copied.
+class CallMask {
+ public:
+  CallMask(const fm_mask* from, Device device) : tensors_(read_tensors(from, device)), device_(device) {
+    view_ = view_of(tensors_, Of::kShapes);
+  }
+  /// Without contents until they are read.
+  const MaskView& view() const { return view_; }
+  const MaskView& read_contents() {
+    if (view_.content_hash != 0) return view_;  // it has none
+    if (device_.kind != Device::Kind::kCpu) return view_ = view_of(tensors_, Of::kContents);
+    copy_ = copy();
+    return view_ = copy_->view();
+  }
+  /// In host memory.
+  Mask copy() const {
+    const MaskTensors& t = tensors_;
+    const Mask vectors = t.indices.defined()
+                             ? from_startend_row_indices(t.indices, t.causal, t.seqlen_q, t.q_offset)
+                             : Mask({.seqlen_q = t.seqlen_q, .seqlen_k = t.seqlen_k, .q_offset = t.q_offset});
+    const Mask with_band = vectors.with_band(t.band);
+    return t.block_mask.defined() ? with_band.with_block_mask(t.block_mask) : with_band;
+  }
+
+ private:
+  MaskTensors tensors_;
+  Device device_;
+  MaskView view_;
+  std::optional<Mask> copy_;
+};
 
 /// Refuses what only the C interface has a field for yet; features are for check() to judge.
 void check_unimplemented(const fm_options& o) {
   for (const auto& [field, is_set] : {std::pair{"reserved", o.reserved[0] || o.reserved[1]},
                                       {"block_table", o.block_table.dtype != FM_NONE},
-                                      {"partial_out", o.partial_out != 0},
-                                      {"allocate", o.allocate != nullptr},
-                                      {"allocate_context", o.allocate_context != nullptr},
-                                      {"kernels", o.kernels != nullptr}}) {
+                                      {"partial_out", o.partial_out != 0}}) {
     if (is_set) throw_unsupported("options->", field, " is set; it must be zero: it is not implemented");
   }
 }
@@ -149,6 +170,8 @@ void check_unimplemented(const fm_options& o) {
 struct CallOptions {
   Options options;
   Device device;
+  fm_allocate allocate = nullptr;
+  void* allocate_context = nullptr;
   fm_executed_tiles* executed = nullptr;
   ExecutedTiles counted;
 
@@ -160,10 +183,14 @@ struct CallOptions {
     options.deterministic = (o.flags & FM_DETERMINISTIC) != 0;
     if (o.flags & FM_HAS_SCALE) options.softmax_scale = o.softmax_scale;
     if (o.backend) options.backend = o.backend;
+    if (o.kernels) options.kernels = o.kernels;
     options.threads = o.threads;
     options.max_ctas = o.max_ctas;
     options.stream = o.stream;
     executed = o.executed_tiles;
+    allocate = o.allocate;
+    allocate_context = o.allocate_context;
+    if (allocate_context && !allocate) throw_invalid("options->allocate_context is set and options->allocate is NULL");
     if (o.device < 0)
       throw_invalid("options->device is ", o.device,
                     "; it must be FM_DEVICE_CPU (0) or 1 + the index of a CUDA device");
@@ -190,15 +217,16 @@ std::span<const std::byte> const_memory(const void* data, std::size_t bytes) {
 }
 
 /// The plan of a call, which on a device says nothing itself: its layout is that of the call's mask.
-PlanView read_plan(const void* plan, std::size_t bytes, const AttentionInputs& args, Device device) {
+PlanView read_plan(const void* plan, std::size_t bytes, const AttentionInputs& args, const MaskView* mask,
+                   Device device) {
   if (device.kind == Device::Kind::kCpu) return PlanView(const_memory(plan, bytes));
-  if (!args.mask && (args.q.rank != 4 || args.k.rank != 4)) return {};  // the call is going to be refused
-  const PlanLayout layout = args.mask ? layout_of_plan(*args.mask) : PlanLayout(args.q.shape[1], args.k.shape[1], 1, 1);
+  if (!mask && (args.q.rank != 4 || args.k.rank != 4)) return {};  // the call is going to be refused
+  const PlanLayout layout = mask ? layout_of_plan(*mask) : PlanLayout(args.q.shape[1], args.k.shape[1], 1, 1);
   return PlanView::on_device(layout, const_memory(plan, bytes), device);
 }
 
 template <typename Args, typename CArgs>
-void read_inputs(const CArgs& c, Device device, Of of, Args& args) {
+void read_inputs(const CArgs& c, const MaskView* mask, Device device, Args& args) {
   if (c.reserved) throw_unsupported("args->reserved is ", c.reserved, "; it must be zero");
   args.q = tensor(c.q, "q", device);
   args.k = tensor(c.k, "k", device);
@@ -206,21 +234,18 @@ void read_inputs(const CArgs& c, Device device, Of of, Args& args) {
   args.out = tensor(c.out, "out", device);
   args.lse = tensor(c.lse, "lse", device);
   args.dense_mask = tensor(c.dense_mask, "dense_mask", device);
-  if (c.mask) args.mask = read_mask(c.mask, device, of);
-  if (c.plan) args.plan = read_plan(c.plan, c.plan_bytes, args, device);
+  if (c.plan) args.plan = read_plan(c.plan, c.plan_bytes, args, mask, device);
 }
 
-ForwardArgs read_call(const fm_forward_args* from, Device device, Of of) {
-  const auto c = read_struct(from, "args");
+ForwardArgs read_args(const fm_forward_args& c, const MaskView* mask, Device device) {
   ForwardArgs args;
-  read_inputs(c, device, of, args);
+  read_inputs(c, mask, device, args);
   return args;
 }
 
-BackwardArgs read_call(const fm_backward_args* from, Device device, Of of) {
-  const auto c = read_struct(from, "args");
+BackwardArgs read_args(const fm_backward_args& c, const MaskView* mask, Device device) {
   BackwardArgs args;
-  read_inputs(c, device, of, args);
+  read_inputs(c, mask, device, args);
   args.dout = tensor(c.dout, "dout", device);
   args.dlse = tensor(c.dlse, "dlse", device);
   args.dq = tensor(c.dq, "dq", device);
@@ -230,27 +255,68 @@ BackwardArgs read_call(const fm_backward_args* from, Device device, Of of) {
   return args;
 }
 
-std::size_t workspace_of(const ForwardArgs& args, const Options& options) { return forward_workspace(args, options); }
-std::size_t workspace_of(const BackwardArgs& args, const Options& options) { return backward_workspace(args, options); }
-
-/// The arguments with the mask's contents. In host memory these are read, so first a backend has to take a call of
-/// these shapes; on a device they are borrowed.
+/// A call's arguments as the library takes them, its mask apart.
 template <typename CArgs>
-auto read_args(const CArgs* from, const CallOptions& call) {
-  if (call.device.kind != Device::Kind::kCpu) return read_call(from, call.device, Of::kContents);
-  auto args = read_call(from, call.device, Of::kShapes);
-  if (!args.mask) return args;
-  workspace_of(args, call.options);
-  args.mask = read_mask(read_struct(from, "args").mask, call.device, Of::kContents);
-  return args;
+class CallArgs {
+ public:
+  CallArgs(const CArgs* from, Device device) : from_(read_struct(from, "args")) {
+    if (from_.mask) mask_.emplace(from_.mask, device);
+    args_ = read_args(from_, mask(), device);
+  }
+  const auto& args() const { return args_; }
+  /// Null: the call has none.
+  const MaskView* mask() const { return mask_ ? &mask_->view() : nullptr; }
+  /// The mask's contents, for a call that some backend takes; null if it has no mask.
+  const MaskView* read_mask() { return mask_ ? &mask_->read_contents() : nullptr; }
+
+ private:
+  CArgs from_;
+  std::optional<CallMask> mask_;
+  std::conditional_t<std::is_same_v<CArgs, fm_forward_args>, ForwardArgs, BackwardArgs> args_;
+};
+
+template <typename CArgs>
+std::size_t workspace_of(const CArgs* from, const fm_options* options) {
+  const CallOptions call(options);
+  const CallArgs<CArgs> args(from, call.device);
+  return Call(args.args(), args.mask(), call.options, false).workspace_bytes();
+}
+
+/// The caller's workspace, or one that its allocate gives.
+std::span<std::byte> workspace_for(const Call& call, std::span<std::byte> given, const CallOptions& options) {
+  if (!options.allocate) return given;
+  if (given.data()) throw_invalid("workspace and options->allocate are both given; one must be NULL");
+  const std::size_t bytes = call.workspace_bytes();
+  if (bytes == 0) return {};
+  void* const memory = options.allocate(options.allocate_context, bytes);
+  if (!memory)
+    throw Error(ErrorCode::kOutOfMemory,
+                message("options->allocate gave no memory for a workspace of ", bytes, " bytes"));
+  return {static_cast<std::byte*>(memory), bytes};
+}
+
+template <typename CArgs>
+void run(const CArgs* from, std::span<std::byte> workspace, const fm_options* options) {
+  CallOptions call_options(options);
+  CallArgs<CArgs> args(from, call_options.device);
+  Call call(args.args(), args.mask(), call_options.with_counter(), true);
+  if (const MaskView* mask = args.read_mask()) call.set_mask(*mask);
+  call.run(workspace_for(call, workspace, call_options));
+  call_options.report();
 }
 
 /// What is said of a call; the mask's contents are read if there are live tiles to count.
 template <typename CArgs>
-Explanation explain_call(const CArgs* args, const CallOptions& call, const std::optional<GpuModel>& gpu = {}) {
-  const Explanation of_shapes = explain(read_call(args, call.device, Of::kShapes), call.options, gpu);
+Explanation explain_call(const CArgs* from, const CallOptions& call, const std::optional<GpuModel>& gpu = {}) {
+  CallArgs<CArgs> args(from, call.device);
+  Problem problem = check(args.args(), args.mask(), call.options, false);
+  problem.gpu = gpu;
+  const Explanation of_shapes = explain_problem(problem, call.options.backend);
   const bool counts = of_shapes.live_tiles < 0 && call.device.kind == Device::Kind::kCpu;
-  return counts ? explain(read_args(args, call), call.options, gpu) : of_shapes;
+  if (!counts) return of_shapes;
+  problem.mask = *args.read_mask();
+  if (problem.plan.defined()) check_plan(problem);
+  return explain_problem(problem, call.options.backend);
 }
 
 std::optional<GpuModel> read_gpu_model(const fm_gpu_model* from) {
@@ -295,7 +361,7 @@ const char* fm_last_error(void) { return last_error.c_str(); }
 
 fm_status fm_plan_bytes(const fm_mask* mask, size_t* bytes) {
   return guarded([&] {
-    const PlanLayout layout = layout_of_plan(read_mask(mask, {}, Of::kShapes));
+    const PlanLayout layout = layout_of_plan(CallMask(mask, {}).view());
     required(bytes, "bytes") = static_cast<size_t>(layout.bytes);
   });
 }
@@ -304,8 +370,9 @@ fm_status fm_plan_build(const fm_mask* mask, void* buffer, size_t bytes, const f
   return guarded([&] {
     const CallOptions call(options);
     const std::span<std::byte> plan = memory(buffer, bytes, "buffer");
-    check_plan_buffer("plan buffer", plan, layout_of_plan(read_mask(mask, call.device, Of::kShapes)));
-    build_plan(read_mask(mask, call.device, Of::kContents).view(), plan, call.device, call.options.stream);
+    CallMask of(mask, call.device);
+    check_plan_buffer("plan buffer", plan, layout_of_plan(of.view()));
+    build_plan(of.read_contents(), plan, call.device, call.options.stream);
   });
 }
 
@@ -314,25 +381,25 @@ fm_status fm_plan_validate(const fm_mask* mask, const void* plan, size_t plan_by
   return guarded([&] {
     const CallOptions call(options);
     required(static_cast<const std::byte*>(plan), "plan");
-    AttentionInputs inputs;
-    inputs.mask = read_mask(mask, call.device, Of::kShapes);
-    const PlanView view = read_plan(plan, plan_bytes, inputs, call.device);
+    CallMask of(mask, call.device);
+    const PlanView view = read_plan(plan, plan_bytes, {}, &of.view(), call.device);
     // A plan of other shapes is refused without a look at the contents.
-    if (view.layout() == layout_of_plan(*inputs.mask)) inputs.mask = read_mask(mask, call.device, Of::kContents);
-    validate_plan(*inputs.mask, view, memory(scratch, scratch_bytes, "scratch"), call.options.stream);
+    if (view.layout() == layout_of_plan(of.view())) of.read_contents();
+    validate_plan(of.view(), view, memory(scratch, scratch_bytes, "scratch"), call.options.stream);
   });
 }
 
 fm_status fm_mask_to_dense(const fm_mask* mask, const fm_tensor* visible) {
   return guarded([&] {
-    const Mask shapes = read_mask(mask, {}, Of::kShapes);
+    const CallMask of(mask, {});
+    const MaskView& shapes = of.view();
     const TensorView out = tensor(required(visible, "visible"), "visible");
     const auto refuse = [&] {
       throw_invalid("visible is ", describe(out), "; it must be bool or uint8, contiguous, [", shapes.batch(), ", ",
-                    shapes.heads(), ", ", shapes.seqlen_q(), ", ", shapes.seqlen_k(), "]");
+                    shapes.heads(), ", ", shapes.seqlen_q, ", ", shapes.seqlen_k, "]");
     };
-    const std::array<int64_t, TensorView::kMaxRank> shape{shapes.batch(), shapes.heads(), shapes.seqlen_q(),
-                                                          shapes.seqlen_k()};
+    const std::array<int64_t, TensorView::kMaxRank> shape{shapes.batch(), shapes.heads(), shapes.seqlen_q,
+                                                          shapes.seqlen_k};
     if ((out.dtype != DataType::kBool && out.dtype != DataType::kUInt8) || out.rank != 4 || out.shape != shape)
       refuse();
     check_extent("visible", out);
@@ -340,48 +407,36 @@ fm_status fm_mask_to_dense(const fm_mask* mask, const fm_tensor* visible) {
     if (out.stride != TensorView::contiguous(nullptr, out.dtype, {shape[0], shape[1], shape[2], shape[3]}).stride)
       refuse();
     check_data("visible", out);
-    const std::vector<uint8_t> dense = to_dense(read_mask(mask, {}, Of::kContents));
+    const std::vector<uint8_t> dense = to_dense(of.copy());
     std::memcpy(out.data, dense.data(), dense.size());
   });
 }
 
 fm_status fm_forward_workspace(const fm_forward_args* args, const fm_options* options, size_t* bytes) {
-  return guarded([&] {
-    const CallOptions call(options);
-    required(bytes, "bytes") = workspace_of(read_call(args, call.device, Of::kShapes), call.options);
-  });
+  return guarded([&] { required(bytes, "bytes") = workspace_of(args, options); });
 }
 
 fm_status fm_forward(const fm_forward_args* args, void* workspace, size_t workspace_bytes, const fm_options* options) {
-  return guarded([&] {
-    CallOptions call(options);
-    forward(read_args(args, call), memory(workspace, workspace_bytes, "workspace"), call.with_counter());
-    call.report();
-  });
+  return guarded([&] { run(args, memory(workspace, workspace_bytes, "workspace"), options); });
 }
 
 fm_status fm_backward_workspace(const fm_backward_args* args, const fm_options* options, size_t* bytes) {
-  return guarded([&] {
-    const CallOptions call(options);
-    required(bytes, "bytes") = workspace_of(read_call(args, call.device, Of::kShapes), call.options);
-  });
+  return guarded([&] { required(bytes, "bytes") = workspace_of(args, options); });
 }
 
 fm_status fm_backward(const fm_backward_args* args, void* workspace, size_t workspace_bytes,
                       const fm_options* options) {
-  return guarded([&] {
-    CallOptions call(options);
-    backward(read_args(args, call), memory(workspace, workspace_bytes, "workspace"), call.with_counter());
-    call.report();
-  });
+  return guarded([&] { run(args, memory(workspace, workspace_bytes, "workspace"), options); });
 }
 
 fm_status fm_explain(const fm_forward_args* args, const fm_options* options, char* text, size_t capacity,
                      size_t* length) {
-  return guarded([&] {
-    const CallOptions call(options);
-    copy_text(to_string(explain_call(args, call)), text, capacity, length);
-  });
+  return guarded([&] { copy_text(to_string(explain_call(args, CallOptions(options))), text, capacity, length); });
+}
+
+fm_status fm_explain_backward(const fm_backward_args* args, const fm_options* options, char* text, size_t capacity,
+                              size_t* length) {
+  return guarded([&] { copy_text(to_string(explain_call(args, CallOptions(options))), text, capacity, length); });
 }
 
 fm_status fm_explain_json(const void* args, int is_backward, const fm_options* options, const fm_gpu_model* gpu,

@@ -12,11 +12,11 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
-#include <utility>
 
 #include "flashmask/c_api.h"
 #include "runtime.h"
@@ -208,22 +208,51 @@ Tensor plan(const OptionalTensor& bounds, const OptionalTensor& block_mask, int6
   return buffer;
 }
 
-/// A call on CUDA that has its plan needs no more workspace than this. So it is tried first, which saves asking, a good
-/// part of what the call costs the host; a call that fails has done nothing.
-constexpr size_t kLittleWorkspace = 1024;
+/// A call's workspace, from torch's allocator when the call asks for it, until the call returns: torch gives the memory
+/// to nothing that does not wait for the call's work.
+class Workspace {
+ public:
+  Workspace(const char* name, const Place& place) : name_(name), place_(place) {}
 
-constexpr const char* kForwardWorkspace = "the forward's workspace";
-constexpr const char* kBackwardWorkspace = "the backward's workspace";
+  /// fm_options::allocate, which must not throw.
+  static void* allocate(void* context, size_t bytes) noexcept {
+    auto* self = static_cast<Workspace*>(context);
+    try {
+      self->memory_ = empty_bytes(self->name_, bytes, self->place_);
+      return self->memory_->data_ptr();
+    } catch (...) {
+      self->error_ = std::current_exception();
+      return nullptr;
+    }
+  }
+  void rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  const char* name_;
+  const Place& place_;
+  OptionalTensor memory_;
+  std::exception_ptr error_;
+};
+
+template <typename Args>
+void run(fm_status (*function)(const Args*, void*, size_t, const fm_options*), const char* name_of_workspace,
+         const Args& args, fm_options options, const Place& place) {
+  Workspace workspace(name_of_workspace, place);
+  options.allocate = Workspace::allocate;
+  options.allocate_context = &workspace;
+  const fm_status status = function(&args, nullptr, 0, &options);
+  workspace.rethrow();
+  check(status, place);
+}
 
 void run_forward(const fm_forward_args& args, const fm_options& options, const Place& place) {
-  if (!place.is_cpu() && args.plan) {
-    const Tensor workspace = empty_bytes(kForwardWorkspace, kLittleWorkspace, place);
-    if (fm_forward(&args, workspace.data_ptr(), kLittleWorkspace, &options) == FM_OK) return;
-  }
-  size_t bytes = 0;
-  check(fm_forward_workspace(&args, &options, &bytes), place);
-  const Tensor workspace = empty_bytes(kForwardWorkspace, bytes, place);
-  check(fm_forward(&args, workspace.data_ptr(), bytes, &options), place);
+  run(fm_forward, "the forward's workspace", args, options, place);
+}
+
+void run_backward(const fm_backward_args& args, const fm_options& options, const Place& place) {
+  run(fm_backward, "the backward's workspace", args, options, place);
 }
 
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& bounds,
@@ -275,29 +304,6 @@ bool has_rows_for_cuda(const fm_tensor& t) {
 /// lives as long as the call.
 Tensor readable(const Tensor& dout, const Call& call, const Place& place) {
   return place.is_cpu() || has_rows_for_cuda(call(dout, "dout")) ? dout : copy_of("a copy of dout", dout, place);
-}
-
-/// What the workspace of a backward that has its plan depends on.
-std::array<int64_t, 8> workspace_key(const fm_backward_args& args, const fm_options& options) {
-  const int64_t* q = args.q.shape;
-  return {q[0], q[1], q[2], q[3], args.k.shape[1], args.k.shape[2], args.q.dtype, options.flags & FM_DETERMINISTIC};
-}
-
-/// Like run_forward: where the last call was of these shapes, as in the layers of a model, its workspace is tried
-/// before asking.
-void run_backward(const fm_backward_args& args, const fm_options& options, const Place& place) {
-  thread_local std::pair<std::array<int64_t, 8>, size_t> last{};
-  const bool remembers = !place.is_cpu() && args.plan;
-  const auto key = workspace_key(args, options);
-  if (remembers && last.second > 0 && last.first == key) {
-    const Tensor workspace = empty_bytes(kBackwardWorkspace, last.second, place);
-    if (fm_backward(&args, workspace.data_ptr(), last.second, &options) == FM_OK) return;
-  }
-  size_t bytes = 0;
-  check(fm_backward_workspace(&args, &options, &bytes), place);
-  const Tensor workspace = empty_bytes(kBackwardWorkspace, bytes, place);
-  check(fm_backward(&args, workspace.data_ptr(), bytes, &options), place);
-  if (remembers) last = {key, bytes};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(

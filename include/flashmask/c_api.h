@@ -94,11 +94,12 @@ typedef struct fm_executed_tiles {
   int64_t backward_keys;
 } fm_executed_tiles;
 
-/* Returns `bytes` bytes on the call's device, of any alignment, or NULL if there are none. */
+/* Returns `bytes` bytes on the call's device, of any alignment, or NULL if there are none. Throws nothing. */
 typedef void* (*fm_allocate)(void* context, size_t bytes);
 
-/* What a call may ask for beyond its tensors. softcap, dropout_p, sink, block_table, partial_out and what follows
- * max_ctas are not implemented yet: a value other than zero is FM_UNSUPPORTED, with a message that names the field. */
+/* What a call may ask for beyond its tensors. softcap, dropout_p, sink, block_table, partial_out and
+ * dropout_state are not implemented yet: a value other than zero is FM_UNSUPPORTED, with a message that names the
+ * field. */
 typedef struct fm_options {
   uint32_t struct_size;
   uint32_t flags; /* FM_DETERMINISTIC, FM_HAS_SCALE */
@@ -116,9 +117,12 @@ typedef struct fm_options {
   uint32_t partial_out;  /* fp32 partial outputs */
   int32_t max_ctas; /* CTAs of a CUDA call's attention kernel at a time; 0: one for each multiprocessor; see Options in
                        attention.h */
-  fm_allocate allocate;   /* gives the call its workspace, which has to stay until the work is done */
+  /* Gives the call its workspace, which has to stay until the work is done, in place of `workspace`, which must then be
+   * NULL. Asked once at most, after all checks and before any work. The functions that only ask do not call it. */
+  fm_allocate allocate;
   void* allocate_context; /* passed on to allocate */
-  const char* kernels;    /* a set of kernels by name, "sm90"; NULL: that of the device, or FLASHMASK_KERNELS */
+  const char* kernels;    /* a set of kernels by name, "sm90"; NULL or "auto": the first that run on the
+                             device, or FLASHMASK_KERNELS; see Options in attention.h */
   /* {seed, offset} of dropout's random numbers, 8-byte aligned, on `device`, where they are read while the work runs: a
    * CUDA graph draws new ones in each replay. A backward takes its forward's. */
   const uint64_t* dropout_state;
@@ -187,6 +191,8 @@ FLASHMASK_API fm_status fm_backward(const fm_backward_args* args, void* workspac
  * terminating zero are written to `text`, and *length (if not NULL) is the full length without it. */
 FLASHMASK_API fm_status fm_explain(const fm_forward_args* args, const fm_options* options, char* text, size_t capacity,
                                    size_t* length);
+FLASHMASK_API fm_status fm_explain_backward(const fm_backward_args* args, const fm_options* options, char* text,
+                                            size_t capacity, size_t* length);
 
 /* What of a GPU decides how a call runs on it. */
 typedef struct fm_gpu_model {

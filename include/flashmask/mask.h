@@ -106,7 +106,6 @@ struct Finding {
 };
 
 class Mask;
-struct Outline;
 FLASHMASK_API Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q,
                                              std::optional<int64_t> q_offset);
 
@@ -170,11 +169,9 @@ class FLASHMASK_API Mask {
  private:
   friend Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q,
                                         std::optional<int64_t> q_offset);
-  friend struct Outline;
   struct Data;
   struct BlockMask;
-  /// A mask without a block mask, whose vectors are those of `vectors`, borrowed; without any, one whose contents are
-  /// not read.
+  /// A mask without a block mask, whose vectors are those of `vectors`, borrowed.
   Mask(const MaskView& vectors, const Band& band, std::optional<int64_t> q_offset);
   Mask with_block_tensor(const TensorView& keep) const;
   Mask with_block(std::shared_ptr<const BlockMask> block) const;

@@ -136,8 +136,12 @@ FLASHMASK_API void build_plan(const MaskView& mask, std::span<std::byte> buffer,
 /// cannot check the contents of a mask on a device without waiting for it. `scratch`: on a CUDA device
 /// PlanLayout::bytes of its memory, 8-byte aligned, to make the plan anew in, and the function waits for `stream`;
 /// unused on the CPU.
-FLASHMASK_API void validate_plan(const Mask& mask, const PlanView& plan, std::span<std::byte> scratch = {},
+FLASHMASK_API void validate_plan(const MaskView& mask, const PlanView& plan, std::span<std::byte> scratch = {},
                                  void* stream = nullptr);
+inline void validate_plan(const Mask& mask, const PlanView& plan, std::span<std::byte> scratch = {},
+                          void* stream = nullptr) {
+  validate_plan(mask.view(), plan, scratch, stream);
+}
 
 /// A plan that owns its buffer. Immutable: one plan serves every head, layer, recomputation, forward and
 /// backward of its mask, from any thread.

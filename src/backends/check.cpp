@@ -5,8 +5,8 @@
 #include "backends/problem.h"
 #include "common/message.h"
 #include "common/tensor_checks.h"
-#include "mask/content_hash.h"
 #include "mask/host_only.h"
+#include "mask/mask_tensors.h"
 
 namespace flashmask {
 namespace {
@@ -118,13 +118,6 @@ void check_out_and_lse(const Problem& p, bool with_data, bool output) {
                with_data);
 }
 
-/// A mask that hides nothing.
-MaskView view_without_contents(int64_t seqlen_q, int64_t seqlen_k) {
-  MaskView view{.seqlen_q = seqlen_q, .seqlen_k = seqlen_k};
-  view.content_hash = content_hash::finish(content_hash::frame(view), 0);
-  return view;
-}
-
 bool is_one_of(int64_t n, std::initializer_list<int64_t> accepted) {
   for (const int64_t a : accepted) {
     if (n == a) return true;
@@ -158,28 +151,6 @@ void check_mask(const Problem& p) {
        {std::pair{"mask's vectors have", view.bounds_heads}, {"mask's block mask has", view.block_heads}}) {
     if (!is_one_of(n, {1, p.heads_kv, p.heads_q}))
       throw_invalid(what, " ", n, " heads; it must be 1, heads_kv (", p.heads_kv, ") or heads_q (", p.heads_q, ")");
-  }
-}
-
-void check_plan(const Problem& p) {
-  const PlanLayout& plan = p.plan.layout();
-  const MaskView& view = p.mask;
-  if (p.plan.device() != p.device) {
-    throw_invalid("the plan is on ", describe(p.plan.device()), " and q on ", describe(p.device),
-                  "; build it where the tensors are (build_plan with a device, PlanView::on_device)");
-  }
-  if (plan.seqlen_q != p.seqlen_q || plan.seqlen_k != p.seqlen_k) {
-    throw_invalid("plan was made for lengths (", plan.seqlen_q, ", ", plan.seqlen_k, "); the call has (", p.seqlen_q,
-                  ", ", p.seqlen_k, ")");
-  }
-  if (p.dense.defined()) return;
-  // On a device the hash cannot be read without waiting for it; validate_plan does. A mask that was not read has none.
-  const bool read = p.device.kind == Device::Kind::kCpu && view.content_hash != 0;
-  const bool other = read && p.plan.mask_hash() != view.content_hash;
-  if (plan.batch != view.batch() || plan.heads != view.heads() || other) {
-    throw_invalid(
-        "plan was not made for this mask; build one from exactly the mask that the call "
-        "gets");
   }
 }
 
@@ -250,7 +221,7 @@ Problem begin(const AttentionInputs& args, const MaskView* mask, const Options& 
   check_inputs(p, with_data);
   p.softmax_scale = options.softmax_scale.value_or(1 / std::sqrt(static_cast<double>(p.head_dim)));
   check_sink(p, with_data);
-  p.mask = mask ? *mask : view_without_contents(p.seqlen_q, p.seqlen_k);
+  p.mask = mask ? *mask : view_of({.seqlen_q = p.seqlen_q, .seqlen_k = p.seqlen_k}, Of::kShapes);
   check_mask(p);
   if (p.dense.defined()) check_dense(p, with_data);
   if (p.plan.defined()) check_plan(p);
@@ -259,6 +230,28 @@ Problem begin(const AttentionInputs& args, const MaskView* mask, const Options& 
 }
 
 }  // namespace
+
+void check_plan(const Problem& p) {
+  const PlanLayout& plan = p.plan.layout();
+  const MaskView& view = p.mask;
+  if (p.plan.device() != p.device) {
+    throw_invalid("the plan is on ", describe(p.plan.device()), " and q on ", describe(p.device),
+                  "; build it where the tensors are (build_plan with a device, PlanView::on_device)");
+  }
+  if (plan.seqlen_q != p.seqlen_q || plan.seqlen_k != p.seqlen_k) {
+    throw_invalid("plan was made for lengths (", plan.seqlen_q, ", ", plan.seqlen_k, "); the call has (", p.seqlen_q,
+                  ", ", p.seqlen_k, ")");
+  }
+  if (p.dense.defined()) return;
+  // On a device the hash cannot be read without waiting for it; validate_plan does. A mask that was not read has none.
+  const bool read = p.device.kind == Device::Kind::kCpu && view.content_hash != 0;
+  const bool other = read && p.plan.mask_hash() != view.content_hash;
+  if (plan.batch != view.batch() || plan.heads != view.heads() || other) {
+    throw_invalid(
+        "plan was not made for this mask; build one from exactly the mask that the call "
+        "gets");
+  }
+}
 
 Problem check(const ForwardArgs& args, const MaskView* mask, const Options& options, bool with_data) {
   Problem p = begin(args, mask, options, with_data);

@@ -35,18 +35,18 @@ void build_plan(const MaskView& mask, std::span<std::byte> buffer, Device device
   build_plan(mask, buffer);
 }
 
-void validate_plan(const Mask& mask, const PlanView& plan, std::span<std::byte> scratch, void* stream) {
+void validate_plan(const MaskView& mask, const PlanView& plan, std::span<std::byte> scratch, void* stream) {
   if (!plan.defined()) throw_invalid("plan is undefined");
-  const PlanLayout layout = layout_of_plan(mask.view());
-  check_mask_device(mask.view(), plan.device());
+  const PlanLayout layout = layout_of_plan(mask);
+  check_mask_device(mask, plan.device());
   if (plan.layout() != layout) throw_other_mask();
   if (plan.device().kind == Device::Kind::kCuda) {
     check_plan_buffer("scratch", scratch, layout);
-    if (!cuda::is_plan_of(mask.view(), plan, scratch, stream)) throw_other_mask();
+    if (!cuda::is_plan_of(mask, plan, scratch, stream)) throw_other_mask();
     return;
   }
   if (stream) throw_invalid("stream must be null on the CPU");
-  if (plan.mask_hash() != mask.view().content_hash) throw_other_mask();
+  if (plan.mask_hash() != mask.content_hash) throw_other_mask();
 }
 
 }  // namespace flashmask

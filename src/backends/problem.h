@@ -68,6 +68,9 @@ inline const uint8_t* dense_matrix(const Problem& p, int64_t b, int64_t h) {
 Problem check(const ForwardArgs& args, const MaskView* mask, const Options& options, bool with_data);
 Problem check(const BackwardArgs& args, const MaskView* mask, const Options& options, bool with_data);
 
+/// Throws unless the plan, which is there, is of the problem's mask, as far as can be said without waiting.
+void check_plan(const Problem& problem);
+
 /// Why no backend takes a call with these features: the first one asked for, by name; empty if there is none.
 std::string unimplemented(const Features& features);
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "backends/backend.h"
+#include "backends/call.h"
 #include "common/arithmetic.h"
 #include "common/message.h"
 #include "plan/plan_buffer.h"
@@ -95,25 +96,10 @@ Choice choose(const Problem& problem, std::string_view wanted, Reasons reasons) 
               message("no backend takes this call: ", reasons));
 }
 
-Launch prepare(const Problem& problem, std::string_view wanted) {
-  const Choice choice = choose(problem, wanted, Reasons::kNone);
-  if (!choice.launch) throw_rejected(choose(problem, wanted, Reasons::kAll));
-  return *choice.launch;
-}
-
-/// What a call's workspace holds: its plan, if it has to make one, and what its backend needs.
-struct WorkspaceLayout {
-  int64_t plan = 0, own = 0;
-
-  WorkspaceLayout(const Problem& problem, const Launch& launch) : own(launch.workspace_bytes()) {
-    if (launch.reads_plan() && problem.lacks_plan())
-      plan = round_up(layout_of_plan(problem.mask).bytes, kWorkspaceAlignment);
-  }
-  std::size_t bytes() const { return plan + own == 0 ? 0 : static_cast<std::size_t>(plan + own + kWorkspaceAlignment); }
-};
-
-std::size_t workspace_bytes(const Problem& problem, const Options& options) {
-  return WorkspaceLayout(problem, prepare(problem, options.backend)).bytes();
+/// What a call's workspace holds: the plan that it makes, then what its backend needs.
+std::size_t bytes_of_workspace(const Launch& launch, int64_t plan_bytes) {
+  const int64_t parts = plan_bytes + launch.workspace_bytes();
+  return parts == 0 ? 0 : static_cast<std::size_t>(parts + kWorkspaceAlignment);
 }
 
 std::byte* aligned(std::span<std::byte> memory) {
@@ -130,18 +116,6 @@ PlanView make_plan(const Problem& problem, std::span<std::byte> buffer) {
              : PlanView::on_device(layout_of_plan(problem.mask), buffer, problem.device);
 }
 
-void run(Problem problem, std::span<std::byte> workspace, const Options& options) {
-  const Launch launch = prepare(problem, options.backend);
-  const WorkspaceLayout layout(problem, launch);
-  if (workspace.size() < layout.bytes())
-    throw_invalid("workspace has ", workspace.size(), " bytes; this call needs ", layout.bytes(),
-                  " (query it with the same arguments and options)");
-  if (problem.is_empty()) return;
-  std::byte* const base = aligned(workspace);
-  if (layout.plan > 0) problem.plan = make_plan(problem, {base, static_cast<std::size_t>(layout.plan)});
-  launch.run(base + layout.plan);
-}
-
 const MaskView* view_of_mask(const AttentionInputs& args) { return args.mask ? &args.mask->view() : nullptr; }
 
 /// Runs f, turning a failed allocation into the library's error.
@@ -154,18 +128,54 @@ auto guarded(F&& f) {
   }
 }
 
-Explanation explain_problem(Problem problem, const Options& options, const std::optional<GpuModel>& gpu) {
+template <typename Args>
+Explanation explain_args(const Args& args, const Options& options, const std::optional<GpuModel>& gpu) {
+  Problem problem = check(args, view_of_mask(args), options, false);
   problem.gpu = gpu;
+  return explain_problem(problem, options.backend);
+}
+
+}  // namespace
+
+Launch prepare(const Problem& problem, std::string_view wanted) {
+  const Choice choice = choose(problem, wanted, Reasons::kNone);
+  if (!choice.launch) throw_rejected(choose(problem, wanted, Reasons::kAll));
+  return *choice.launch;
+}
+
+int64_t plan_bytes(const Problem& problem, const Launch& launch) {
+  const bool makes_plan = launch.reads_plan() && problem.lacks_plan();
+  return makes_plan ? round_up(layout_of_plan(problem.mask).bytes, kWorkspaceAlignment) : 0;
+}
+
+std::size_t Call::workspace_bytes() const { return bytes_of_workspace(launch_, plan_bytes_); }
+
+void Call::set_mask(const MaskView& mask) {
+  problem_.mask = mask;
+  if (problem_.plan.defined()) check_plan(problem_);
+}
+
+void Call::run(std::span<std::byte> workspace) {
+  if (workspace.size() < workspace_bytes())
+    throw_invalid("workspace has ", workspace.size(), " bytes; this call needs ", workspace_bytes(),
+                  " (query it with the same arguments and options)");
+  if (problem_.is_empty()) return;
+  std::byte* const base = aligned(workspace);
+  if (plan_bytes_ > 0) problem_.plan = make_plan(problem_, {base, static_cast<std::size_t>(plan_bytes_)});
+  launch_.run(base + plan_bytes_);
+}
+
+Explanation explain_problem(const Problem& problem, std::string_view backend) {
   Explanation result;
   result.features = names(problem.features);
-  Choice choice = choose(problem, options.backend, Reasons::kAll);
+  Choice choice = choose(problem, backend, Reasons::kAll);
   result.rejected = std::move(choice.rejected);
   if (!choice.launch) return result;
   result.backend = choice.backend->name();
   result.reason = choice.asked_for_by ? message("asked for by ", choice.asked_for_by)
                                       : "the first backend in the order of preference that takes the call";
   result.tile = choice.launch->tile();
-  result.workspace_bytes = WorkspaceLayout(problem, *choice.launch).bytes();
+  result.workspace_bytes = bytes_of_workspace(*choice.launch, plan_bytes(problem, *choice.launch));
   choice.launch->explain(result);
   const auto tiles = checked_product(problem.batch, problem.heads_q, ceil_div(problem.seqlen_q, result.tile.rows),
                                      ceil_div(problem.seqlen_k, result.tile.keys));
@@ -185,8 +195,6 @@ Explanation explain_problem(Problem problem, const Options& options, const std::
   return result;
 }
 
-}  // namespace
-
 std::span<const Backend* const> backend_list() {
   static const std::array list{
       &cuda_backend(),
@@ -205,27 +213,27 @@ std::vector<BackendInfo> backends() {
 }
 
 std::size_t forward_workspace(const ForwardArgs& args, const Options& options) {
-  return guarded([&] { return workspace_bytes(check(args, view_of_mask(args), options, false), options); });
+  return guarded([&] { return Call(args, view_of_mask(args), options, false).workspace_bytes(); });
 }
 
 std::size_t backward_workspace(const BackwardArgs& args, const Options& options) {
-  return guarded([&] { return workspace_bytes(check(args, view_of_mask(args), options, false), options); });
+  return guarded([&] { return Call(args, view_of_mask(args), options, false).workspace_bytes(); });
 }
 
 void forward(const ForwardArgs& args, std::span<std::byte> workspace, const Options& options) {
-  guarded([&] { run(check(args, view_of_mask(args), options, true), workspace, options); });
+  guarded([&] { Call(args, view_of_mask(args), options, true).run(workspace); });
 }
 
 void backward(const BackwardArgs& args, std::span<std::byte> workspace, const Options& options) {
-  guarded([&] { run(check(args, view_of_mask(args), options, true), workspace, options); });
+  guarded([&] { Call(args, view_of_mask(args), options, true).run(workspace); });
 }
 
 Explanation explain(const ForwardArgs& args, const Options& options, const std::optional<GpuModel>& gpu) {
-  return guarded([&] { return explain_problem(check(args, view_of_mask(args), options, false), options, gpu); });
+  return guarded([&] { return explain_args(args, options, gpu); });
 }
 
 Explanation explain(const BackwardArgs& args, const Options& options, const std::optional<GpuModel>& gpu) {
-  return guarded([&] { return explain_problem(check(args, view_of_mask(args), options, false), options, gpu); });
+  return guarded([&] { return explain_args(args, options, gpu); });
 }
 
 std::vector<KernelInfo> kernels() {

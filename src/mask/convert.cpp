@@ -9,7 +9,7 @@
 #include "flashmask/mask.h"
 #include "mask/hidden_columns.h"
 #include "mask/host_only.h"
-#include "mask/outline.h"
+#include "mask/mask_tensors.h"
 #include "mask/view.h"
 
 namespace flashmask {
@@ -17,46 +17,20 @@ namespace {
 
 using rules::Interval;
 
-constexpr const char* kForms =
-    "accepted: causal with 1 vector (LTS) or 2 (LTS, LTE); not causal with 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE)";
-
-/// The four vectors of MaskParts by name, in the order the indices give them.
-std::vector<std::vector<int32_t> MaskParts::*> vector_order(bool causal, int64_t vectors) {
-  if (causal && vectors == 1) return {&MaskParts::lts};
-  if (causal && vectors == 2) return {&MaskParts::lts, &MaskParts::lte};
-  if (!causal && vectors == 2) return {&MaskParts::lts, &MaskParts::ute};
-  if (!causal && vectors == 4) return {&MaskParts::lts, &MaskParts::lte, &MaskParts::uts, &MaskParts::ute};
-  throw_invalid("startend_row_indices has ", vectors, " vectors and causal is ", causal ? "true" : "false", "; ",
-                kForms);
+/// Where a vector of a MaskView is in MaskParts.
+std::vector<int32_t> MaskParts::* in_parts(const int32_t* MaskView::* vector) {
+  if (vector == &MaskView::lts) return &MaskParts::lts;
+  if (vector == &MaskView::lte) return &MaskParts::lte;
+  return vector == &MaskView::uts ? &MaskParts::uts : &MaskParts::ute;
 }
 
-/// Where the vectors of MaskParts are in a MaskView.
-const int32_t* MaskView::* in_view(std::vector<int32_t> MaskParts::* member) {
-  if (member == &MaskParts::lts) return &MaskView::lts;
-  if (member == &MaskParts::lte) return &MaskView::lte;
-  return member == &MaskParts::uts ? &MaskView::uts : &MaskView::ute;
-}
-
-/// A view of indices in device memory, interleaved as they are.
-MaskView borrow_indices(const TensorView& indices, bool causal, int64_t seqlen_q) {
-  const auto [batch, heads, seqlen_k, vectors, unused] = indices.shape;
-  const std::array<int64_t, 4> contiguous{heads * seqlen_k * vectors, seqlen_k * vectors, vectors, 1};
-  for (std::size_t d = 0; d < contiguous.size(); ++d) {
-    if (indices.shape[d] > 1 && indices.stride[d] != contiguous[d] && seqlen_k > 0)
-      throw_invalid("startend_row_indices is on ", describe(indices.device), " and has stride ", indices.stride[d],
-                    " in dimension ", d, "; it is borrowed, so it must be contiguous (stride ", contiguous[d], ")");
+/// The vectors of MaskParts in the order the indices give them.
+std::vector<std::vector<int32_t> MaskParts::*> order_in_parts(bool causal, int64_t vectors) {
+  std::vector<std::vector<int32_t> MaskParts::*> order;
+  for (const auto vector : vector_order(causal, vectors)) {
+    if (vector) order.push_back(in_parts(vector));
   }
-  MaskView view;
-  view.seqlen_q = seqlen_q;
-  view.seqlen_k = seqlen_k;
-  view.bounds_batch = batch;
-  view.bounds_heads = heads;
-  view.bounds_stride = vectors;
-  view.device = indices.device;
-  const auto* data = static_cast<const int32_t*>(indices.data);
-  const auto order = vector_order(causal, vectors);
-  for (std::size_t v = 0; v < order.size() && seqlen_k > 0; ++v) view.*in_view(order[v]) = data + v;
-  return view;
+  return order;
 }
 
 StartEndRowIndices write_indices(const MaskParts& parts, bool causal, int64_t vectors) {
@@ -67,7 +41,7 @@ StartEndRowIndices write_indices(const MaskParts& parts, bool causal, int64_t ve
                          .vectors = vectors,
                          .values = {}};
   const auto columns = static_cast<std::size_t>(parts.batch * parts.heads * parts.seqlen_k);
-  const auto order = vector_order(causal, vectors);
+  const auto order = order_in_parts(causal, vectors);
   const auto end = static_cast<int32_t>(parts.seqlen_q);
   out.values.reserve(columns * order.size());
   for (std::size_t at = 0; at < columns; ++at) {
@@ -107,41 +81,23 @@ class DenseReader {
 
 }  // namespace
 
-Mask Outline::from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q,
-                                        std::optional<int64_t> q_offset) {
-  if (indices.dtype != DataType::kInt32 || indices.rank != 4) {
-    throw_invalid("startend_row_indices is ", describe(indices),
-                  "; it must be int32 [batch, heads, seqlen_k, vectors]");
-  }
-  const auto [batch, heads, seqlen_k, vectors, unused] = indices.shape;
-  vector_order(causal, vectors);
-  if (batch < 1 || heads < 1 || seqlen_k < 0 || seqlen_k > kMaxSeqlen) {
-    throw_invalid("startend_row_indices is ", describe(indices),
-                  "; batch and heads must be at least 1, seqlen_k between 0 and ", kMaxSeqlen);
-  }
-  check_extent("startend_row_indices", indices);
-  MaskView shape;
-  shape.seqlen_q = seqlen_q;
-  shape.seqlen_k = seqlen_k;
-  shape.bounds_batch = batch;
-  shape.bounds_heads = heads;
-  return Mask(shape, causal ? Band::causal() : Band::none(), q_offset);
-}
-
 Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q,
                                std::optional<int64_t> q_offset) {
-  const Mask outline = Outline::from_startend_row_indices(indices, causal, seqlen_q, q_offset);
+  const Band band = causal ? Band::causal() : Band::none();
+  const MaskTensors tensors{.seqlen_q = seqlen_q,
+                            .seqlen_k = indices.shape[2],
+                            .band = band,
+                            .q_offset = q_offset,
+                            .causal = causal,
+                            .indices = indices};
+  const bool borrows = indices.device.kind != Device::Kind::kCpu;
+  const MaskView view = view_of(tensors, borrows ? Of::kContents : Of::kShapes);
+  if (borrows) return Mask(view, band, q_offset);
   check_data("startend_row_indices", indices);
-  if (indices.device.kind != Device::Kind::kCpu)
-    return Mask(borrow_indices(indices, causal, seqlen_q), outline.band(), outline.q_offset());
   const auto [batch, heads, seqlen_k, vectors, unused] = indices.shape;
-  const auto order = vector_order(causal, vectors);
-  MaskParts parts{.seqlen_q = seqlen_q,
-                  .seqlen_k = seqlen_k,
-                  .band = outline.band(),
-                  .q_offset = outline.q_offset(),
-                  .batch = batch,
-                  .heads = heads};
+  const auto order = order_in_parts(causal, vectors);
+  MaskParts parts{
+      .seqlen_q = seqlen_q, .seqlen_k = seqlen_k, .band = band, .q_offset = q_offset, .batch = batch, .heads = heads};
   const auto* data = static_cast<const int32_t*>(indices.data);
   const int64_t columns = batch * heads * seqlen_k;
   for (std::size_t v = 0; v < order.size() && columns > 0; ++v) {

@@ -9,7 +9,7 @@
 #include "common/tensor_checks.h"
 #include "mask/content_hash.h"
 #include "mask/host_only.h"
-#include "mask/outline.h"
+#include "mask/mask_tensors.h"
 #include "mask/view.h"
 
 namespace flashmask {
@@ -22,7 +22,6 @@ struct Bounds {
   uint64_t hash = 0;
   /// On a device: the caller's vectors, in place of those above.
   std::optional<MaskView> borrowed{};
-  bool unread = false;  ///< of an Outline: there are some, and only their shape is known
 };
 
 template <typename T>
@@ -31,11 +30,6 @@ uint64_t hash_of_elements(content_hash::Source source, const std::vector<T>& val
   for (std::size_t at = 0; at < values.size(); ++at)
     sum += content_hash::element(source, static_cast<int64_t>(at), static_cast<uint32_t>(values[at]));
   return sum;
-}
-
-void check_seqlen(const char* argument, int64_t seqlen) {
-  if (seqlen < 0 || seqlen > kMaxSeqlen)
-    throw_invalid(argument, " is ", seqlen, "; it must be between 0 and ", kMaxSeqlen);
 }
 
 void check_count(const char* argument, int64_t count) {
@@ -58,25 +52,6 @@ void check_no_positions(const MaskParts& parts) {
   }
 }
 
-/// Far beyond any sequence, and small enough that sums of a few never overflow.
-constexpr int64_t kFarthest = int64_t{1} << 40;
-
-void check_q_offset(int64_t q_offset) {
-  if (q_offset < -kFarthest || q_offset > kFarthest)
-    throw_invalid("q_offset is ", q_offset, "; it must be between -2^40 and 2^40");
-}
-
-/// The same band with edges that sums do not make overflow: |j - (i + q_offset)| is below 2^41 whatever the q_offset,
-/// so that an edge beyond that hides nothing, and is left out, or everything.
-Band reachable(Band band) {
-  constexpr int64_t kBeyond = 2 * kFarthest;
-  if (band.lo && *band.lo <= -kBeyond) band.lo.reset();
-  if (band.hi && *band.hi >= kBeyond) band.hi.reset();
-  if (band.lo) band.lo = std::min(*band.lo, kBeyond);
-  if (band.hi) band.hi = std::max(*band.hi, -kBeyond);
-  return band;
-}
-
 const int32_t* data_or_null(const std::vector<int32_t>& v) { return v.empty() ? nullptr : v.data(); }
 
 }  // namespace
@@ -88,7 +63,6 @@ struct Mask::BlockMask {
   /// On a device: the caller's, in place of `keep`.
   const uint8_t* borrowed = nullptr;
   Device device{};
-  bool unread = false;  ///< of an Outline: there is one, and only its shape is known
 
   static std::shared_ptr<const BlockMask> make(int64_t seqlen_q, int64_t seqlen_k, int64_t batch, int64_t heads,
                                                std::vector<uint8_t> keep) {
@@ -104,15 +78,14 @@ struct Mask::BlockMask {
     block->hash = hash_of_elements(content_hash::Source::kBlockMask, block->keep);
     return block;
   }
-  /// Of a tensor that is not read: the caller's memory on a device, or an outline.
-  static std::shared_ptr<const BlockMask> of_shape(const TensorView& t, const uint8_t* borrowed) {
+  /// The caller's, on a device.
+  static std::shared_ptr<const BlockMask> borrow(const TensorView& t) {
     auto block = std::make_shared<BlockMask>();
     if (t.num_elements() == 0) return block;
     block->batch = t.shape[0];
     block->heads = t.shape[1];
-    block->borrowed = borrowed;
+    block->borrowed = static_cast<const uint8_t*>(t.data);
     block->device = t.device;
-    block->unread = !borrowed;
     return block;
   }
 };
@@ -130,19 +103,16 @@ struct Mask::Data {
     view = {};
     view.seqlen_q = seqlen_q;
     view.seqlen_k = seqlen_k;
-    check_q_offset(q_offset);
-    band = reachable(band);
-    const Diagonals diagonals = absolute_diagonals(band, q_offset);
-    view.diagonal_lo = diagonals.lo;
-    view.diagonal_hi = diagonals.hi;
+    set_band(view, band, q_offset);
     view.bounds_batch = bounds->batch;
     view.bounds_heads = bounds->heads;
     view.block_batch = block->batch;
     view.block_heads = block->heads;
+    check_broadcast(view);
     set_vectors();
     view.block_mask = block->borrowed ? block->borrowed : block->keep.empty() ? nullptr : block->keep.data();
     if (block->borrowed) view.device = block->device;
-    if (view.device.kind == Device::Kind::kCpu && !bounds->unread && !block->unread)
+    if (view.device.kind == Device::Kind::kCpu)
       view.content_hash = content_hash::finish(content_hash::frame(view), bounds->hash + block->hash);
   }
 
@@ -166,16 +136,6 @@ struct Mask::Data {
 
 namespace {
 
-bool is_contiguous(const TensorView& t) {
-  if (t.num_elements() == 0) return true;
-  int64_t stride = 1;
-  for (int d = t.rank - 1; d >= 0; --d) {
-    if (t.shape[d] > 1 && t.stride[d] != stride) return false;
-    stride *= t.shape[d];
-  }
-  return true;
-}
-
 /// The elements of a block mask in host memory as bytes.
 std::vector<uint8_t> read_block_mask(const TensorView& t) {
   std::vector<uint8_t> keep = room_for<uint8_t>("block_mask", t.num_elements());
@@ -193,26 +153,6 @@ std::vector<uint8_t> read_block_mask(const TensorView& t) {
   return keep;
 }
 
-void check_block_tensor(const TensorView& t, int64_t seqlen_q, int64_t seqlen_k) {
-  const bool on_host = t.device.kind == Device::Kind::kCpu;
-  const bool dtype =
-      t.dtype == DataType::kBool || t.dtype == DataType::kUInt8 || (on_host && t.dtype == DataType::kInt32);
-  if (t.rank != 4 || !dtype) {
-    throw_invalid("block_mask is ", describe(t), "; it must be ",
-                  on_host ? "bool, uint8 or int32" : "bool or uint8 (on a device)",
-                  " [batch, heads, ceil(seqlen_q / 128), ceil(seqlen_k / 128)]");
-  }
-  check_extent("block_mask", t);
-  check_count("block_mask's batch", t.shape[0]);
-  check_count("block_mask's heads", t.shape[1]);
-  const int64_t rows = ceil_div(seqlen_q, kBlockMaskSize), keys = ceil_div(seqlen_k, kBlockMaskSize);
-  if (t.shape[2] != rows || t.shape[3] != keys)
-    throw_invalid("block_mask is ", describe(t), "; its last two dimensions must be ", rows, " and ", keys,
-                  ", ceil(seqlen / 128)");
-  if (!on_host && !is_contiguous(t))
-    throw_invalid("block_mask is on ", describe(t.device), " and not contiguous; it is borrowed, so it must be");
-}
-
 /// The kernels read both, so both must be where the call is.
 void check_same_device(const Bounds& bounds, bool has_blocks, const Device& of_blocks) {
   const bool vectors =
@@ -221,18 +161,6 @@ void check_same_device(const Bounds& bounds, bool has_blocks, const Device& of_b
   if (vectors && has_blocks && of_vectors != of_blocks) {
     throw_invalid("the mask's vectors are on ", describe(of_vectors), " and its block mask on ", describe(of_blocks),
                   "; copy one of them to where the other is");
-  }
-}
-
-/// A batch entry of vectors or block mask is its own or everybody's; a head may serve several.
-void check_broadcast(int64_t bounds_batch, int64_t block_batch, int64_t bounds_heads, int64_t block_heads) {
-  if (bounds_batch != block_batch && bounds_batch != 1 && block_batch != 1) {
-    throw_invalid("the mask's vectors have ", bounds_batch, " batch entries and its block mask ", block_batch,
-                  "; they must be equal, or one of them 1");
-  }
-  if (std::max(bounds_heads, block_heads) % std::min(bounds_heads, block_heads) != 0) {
-    throw_invalid("the mask's vectors have ", bounds_heads, " heads and its block mask ", block_heads,
-                  "; one must divide the other");
   }
 }
 
@@ -277,21 +205,16 @@ Mask::Mask(MaskParts parts) {
   data->q_offset = parts.q_offset.value_or(parts.seqlen_k - parts.seqlen_q);
   data->block = BlockMask::make(parts.seqlen_q, parts.seqlen_k, parts.block_batch, parts.block_heads,
                                 std::move(parts.block_mask));
-  check_broadcast(bounds->batch, data->block->batch, bounds->heads, data->block->heads);
   data->bounds = std::move(bounds);
   data->finish();
   data_ = std::move(data);
 }
 
 Mask::Mask(const MaskView& vectors, const Band& band, std::optional<int64_t> q_offset) {
-  check_seqlen("seqlen_q", vectors.seqlen_q);
   auto bounds = std::make_shared<Bounds>();
-  if (vectors.seqlen_k > 0) {  // otherwise there are no vectors
-    bounds->batch = vectors.bounds_batch;
-    bounds->heads = vectors.bounds_heads;
-    bounds->unread = !has_contents(vectors);
-    if (!bounds->unread) bounds->borrowed = vectors;
-  }
+  bounds->batch = vectors.bounds_batch;
+  bounds->heads = vectors.bounds_heads;
+  if (has_contents(vectors)) bounds->borrowed = vectors;
   auto data = std::make_shared<Data>();
   data->seqlen_q = vectors.seqlen_q;
   data->seqlen_k = vectors.seqlen_k;
@@ -376,23 +299,17 @@ Mask Mask::with_block_mask(std::vector<uint8_t> keep, int64_t batch, int64_t hea
 }
 
 Mask Mask::with_block_tensor(const TensorView& keep) const {
-  Outline::with_block_mask(*this, keep);
+  check_block_mask(keep, seqlen_q(), seqlen_k());
   check_data("block_mask", keep);
   if (keep.device.kind == Device::Kind::kCpu)
     return with_block_mask(read_block_mask(keep), keep.shape[0], keep.shape[1]);
-  return with_block(BlockMask::of_shape(keep, static_cast<const uint8_t*>(keep.data)));
-}
-
-Mask Outline::with_block_mask(const Mask& mask, const TensorView& keep) {
-  check_block_tensor(keep, mask.seqlen_q(), mask.seqlen_k());
-  return mask.with_block(Mask::BlockMask::of_shape(keep, nullptr));
+  return with_block(BlockMask::borrow(keep));
 }
 
 Mask Mask::with_block(std::shared_ptr<const BlockMask> block) const {
   auto data = std::make_shared<Data>(*data_);
   data->block = std::move(block);
   check_same_device(*data->bounds, data->block->borrowed || !data->block->keep.empty(), data->block->device);
-  check_broadcast(data->bounds->batch, data->block->batch, data->bounds->heads, data->block->heads);
   data->finish();
   Mask mask = *this;
   mask.data_ = std::move(data);

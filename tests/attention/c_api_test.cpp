@@ -6,6 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
@@ -198,6 +200,103 @@ TEST(CInterface, AnyNumberOfThreadsTakesTheWorkspaceOfTheWorkThereIs) {
   ASSERT_EQ(fm_backward_workspace(&args, &options, &of_many), FM_OK);
   EXPECT_EQ(of_many, of_three);
   EXPECT_LT(of_many, std::size_t{1} << 20);
+}
+
+/// The callback of a call, which keeps what it gives.
+struct Allocator {
+  std::vector<std::vector<std::byte>> given;
+  bool has_memory = true;
+
+  static void* allocate(void* context, std::size_t bytes) {
+    auto* self = static_cast<Allocator*>(context);
+    self->given.emplace_back(bytes);
+    return self->has_memory ? self->given.back().data() : nullptr;
+  }
+  fm_options options() {
+    auto result = make<fm_options>();
+    result.allocate = allocate;
+    result.allocate_context = this;
+    return result;
+  }
+};
+
+/// A causal call of `rows` rows and keys in both directions, in memory of its own.
+struct SmallCall {
+  std::vector<float> q, out, lse, dq, dk, dv;
+  fm_mask mask;
+  fm_backward_args args;
+
+  explicit SmallCall(int64_t rows)
+      : q(static_cast<std::size_t>(rows * 8), 0.5f), out(q), lse(static_cast<std::size_t>(rows)), dq(q), dk(q), dv(q) {
+    mask = make_mask(rows, rows, FM_CAUSAL);
+    args = make_call(&mask, rows, rows);
+    for (fm_tensor* t : {&args.q, &args.k, &args.v, &args.dout}) t->data = q.data();
+    args.out.data = out.data();
+    args.lse.data = lse.data();
+    args.dq.data = dq.data();
+    args.dk.data = dk.data();
+    args.dv.data = dv.data();
+  }
+};
+
+TEST(CInterface, AnAllocatorGivesACallItsWorkspace) {
+  SmallCall call(200), same(200);
+  Allocator allocator;
+  const fm_options options = allocator.options();
+  const fm_forward_args forward = forward_of(call.args), same_forward = forward_of(same.args);
+  std::size_t forward_bytes = 0, backward_bytes = 0;
+  ASSERT_EQ(fm_forward_workspace(&forward, &options, &forward_bytes), FM_OK) << fm_last_error();
+  ASSERT_EQ(fm_backward_workspace(&call.args, &options, &backward_bytes), FM_OK) << fm_last_error();
+  EXPECT_TRUE(allocator.given.empty());  // those only ask
+  ASSERT_EQ(fm_forward(&forward, nullptr, 0, &options), FM_OK) << fm_last_error();
+  ASSERT_EQ(fm_backward(&call.args, nullptr, 0, &options), FM_OK) << fm_last_error();
+  ASSERT_EQ(allocator.given.size(), 2u);
+  EXPECT_EQ(allocator.given[0].size(), forward_bytes);
+  EXPECT_EQ(allocator.given[1].size(), backward_bytes);
+
+  std::vector<std::byte> workspace(std::max(forward_bytes, backward_bytes));
+  ASSERT_EQ(fm_forward(&same_forward, workspace.data(), workspace.size(), nullptr), FM_OK) << fm_last_error();
+  ASSERT_EQ(fm_backward(&same.args, workspace.data(), workspace.size(), nullptr), FM_OK) << fm_last_error();
+  EXPECT_EQ(call.out, same.out);
+  EXPECT_EQ(call.dq, same.dq);
+}
+
+TEST(CInterface, AnAllocatorIsHonouredOrRefused) {
+  SmallCall call(200);
+  Allocator allocator;
+  fm_options options = allocator.options();
+  const fm_forward_args forward = forward_of(call.args);
+  std::byte workspace[8];
+  expect_refused(fm_forward(&forward, workspace, sizeof(workspace), &options),
+                 "workspace and options->allocate are both given");
+  call.args.dq.shape[1] = 3;
+  EXPECT_EQ(fm_backward(&call.args, nullptr, 0, &options), FM_INVALID_ARGUMENT);
+  EXPECT_TRUE(allocator.given.empty());  // a call that is refused asks for nothing
+  options.backend = "reference";         // which needs none
+  ASSERT_EQ(fm_forward(&forward, nullptr, 0, &options), FM_OK) << fm_last_error();
+  EXPECT_TRUE(allocator.given.empty());
+  options.backend = nullptr;
+  allocator.has_memory = false;
+  std::fill(call.out.begin(), call.out.end(), -1.0f);
+  EXPECT_EQ(fm_forward(&forward, nullptr, 0, &options), FM_OUT_OF_MEMORY);
+  EXPECT_NE(std::string(fm_last_error()).find("options->allocate gave no memory for a workspace of"), std::string::npos)
+      << fm_last_error();
+  EXPECT_EQ(std::count(call.out.begin(), call.out.end(), -1.0f), static_cast<std::ptrdiff_t>(call.out.size()));
+  options.allocate = nullptr;
+  expect_refused(fm_forward(&forward, nullptr, 0, &options), "options->allocate_context");
+}
+
+TEST(CInterface, BothDirectionsAreExplained) {
+  SmallCall call(200);
+  char text[512], json[1024];
+  ASSERT_EQ(fm_explain_backward(&call.args, nullptr, text, sizeof(text), nullptr), FM_OK) << fm_last_error();
+  ASSERT_EQ(fm_explain_json(&call.args, 1, nullptr, nullptr, json, sizeof(json), nullptr), FM_OK) << fm_last_error();
+  std::size_t bytes = 0;
+  ASSERT_EQ(fm_backward_workspace(&call.args, nullptr, &bytes), FM_OK);
+  const std::string of_workspace = std::to_string(bytes);
+  EXPECT_NE(std::string(text).find("workspace: " + of_workspace + " bytes"), std::string::npos) << text;
+  EXPECT_NE(std::string(json).find(of_workspace), std::string::npos) << json;
+  EXPECT_NE(std::string(text).find("backend: cpu"), std::string::npos) << text;
 }
 
 TEST(CInterface, InfiniteWindowsAreUnbounded) {

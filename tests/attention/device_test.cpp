@@ -93,6 +93,37 @@ TEST(Cuda, AGpuThatIsNotThereCanBeAskedAbout) {
       << ampere.rejected.front();
 }
 
+TEST(Cuda, KernelsAreAskedForByName) {
+  if (kernels().empty()) GTEST_SKIP() << "a build without CUDA";
+  Options options;
+  options.kernels = "sm90";
+  const Explanation asked = explain(device_call(), options, GpuModel{});
+  EXPECT_EQ(asked.backend, "cuda");
+  EXPECT_EQ(asked.arch, "sm90");
+  const Explanation ampere =
+      explain(device_call(), options, GpuModel{.compute_major = 8, .compute_minor = 0, .multiprocessors = 108});
+  EXPECT_TRUE(ampere.backend.empty());
+  options.kernels = "sm10";
+  expect_invalid({"kernels 'sm10'", "Options::kernels", "known: auto, sm90"},
+                 [&] { explain(device_call(), options, GpuModel{}); });
+  options.kernels = "auto";
+  setenv("FLASHMASK_KERNELS", "sm11", 1);
+  expect_invalid({"kernels 'sm11'", "FLASHMASK_KERNELS", "known: auto, sm90"},
+                 [&] { explain(device_call(), options, GpuModel{}); });
+  options.kernels = "sm90";  // which the argument decides
+  EXPECT_EQ(explain(device_call(), options, GpuModel{}).arch, "sm90");
+  unsetenv("FLASHMASK_KERNELS");
+}
+
+TEST(Kernels, AreNotTheCpus) {
+  ForwardArgs args = device_call(DataType::kFloat32);
+  for (TensorView* t : {&args.q, &args.k, &args.v, &args.out, &args.lse}) t->device = {};
+  Options options;
+  options.kernels = "sm90";
+  expect_error(ErrorCode::kUnsupported, {"cpu: kernels must be 'auto'", "reference: kernels must be 'auto'"},
+               [&] { forward_workspace(args, options); });
+}
+
 TEST_F(WithoutDevice, PlansAreRefused) {
   const Mask mask = masks::causal(256, 256);
   std::vector<uint64_t> words(static_cast<std::size_t>(PlanLayout(256, 256, 1, 1).bytes / 8));

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+#include "flashmask/mask.h"
+
+namespace flashmask {
+
+/// A mask as a caller's tensors, before anything of them is read. All are on one device.
+struct MaskTensors {
+  int64_t seqlen_q = 0, seqlen_k = 0;
+  Band band{};
+  std::optional<int64_t> q_offset{};  ///< absent: seqlen_k - seqlen_q
+  bool causal = false;                ///< how the vectors of `indices` are meant
+  TensorView indices{};               ///< as from_startend_row_indices takes them; undefined: none
+  TensorView block_mask{};            ///< as Mask::with_block_mask takes it; undefined: none
+};
+
+/// What of the tensors a view is of: their shapes alone, whose data may be null, or their contents where they lie,
+/// which then have to be contiguous and on a CUDA device.
+enum class Of { kShapes, kContents };
+
+/// The mask as a view, everything checked. Without contents it has neither vectors nor a block mask, and a content_hash
+/// of 0 if the mask has some. Allocates nothing.
+MaskView view_of(const MaskTensors& mask, Of of);
+
+/// The vectors of a MaskView in the order in which indices of `vectors` of them hold them, the rest null. Throws if no
+/// form has that many.
+std::array<const int32_t* MaskView::*, 4> vector_order(bool causal, int64_t vectors);
+
+/// Throws unless these are indices, of any shape that a mask may have; data is not looked at.
+void check_indices(const TensorView& indices, bool causal);
+
+/// Throws unless this is a block mask for these lengths; data is not looked at.
+void check_block_mask(const TensorView& keep, int64_t seqlen_q, int64_t seqlen_k);
+
+// --- What holds of a mask as a whole --------------------------------------------------------------
+
+void check_seqlen(const char* argument, int64_t seqlen);
+
+/// Sets the view's diagonals. Throws unless q_offset is within [-2^40, 2^40]. Edges of the band that no element can be
+/// beyond go.
+void set_band(MaskView& view, Band& band, int64_t q_offset);
+
+/// A batch entry of vectors or block mask is its own or everybody's; a head may serve several.
+void check_broadcast(const MaskView& view);
+
+}  // namespace flashmask
