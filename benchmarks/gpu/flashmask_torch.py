@@ -6,7 +6,7 @@ call. Tensors are on a CUDA device, or all in host memory for the CPU backend.
 """
 
 import ctypes as C
-import re
+import json
 import sys
 from pathlib import Path
 
@@ -181,12 +181,9 @@ class Forward:
         self.run()
         return self.counter.forward
 
-    def explain(self):
-        length = C.c_size_t()
-        check(lib.fm_explain(C.byref(self.args), C.byref(self.options), None, C.c_size_t(0), C.byref(length)))
-        text = C.create_string_buffer(length.value + 1)
-        check(lib.fm_explain(C.byref(self.args), C.byref(self.options), text, C.c_size_t(len(text)), None))
-        return text.value.decode()
+    def tile_rows(self):
+        """Query rows of the call's tiles."""
+        return tile_rows(self, False)
 
 
 class Backward:
@@ -270,11 +267,14 @@ class Backward:
         self.run()
         return self.counter.backward_rows, self.counter.backward_keys
 
+    def tile_rows(self):
+        """Query rows of the call's tiles."""
+        return tile_rows(self, True)
 
-def tile_rows(q, k, v):
-    """Query rows of the tiles that a call of these shapes takes."""
-    text = Forward(q, k, v).explain()
-    found = re.search(r"(\d+)x128 are executed", text)
-    if not found:
-        raise RuntimeError(f"fm_explain names no tile of 128 keys: {text}")
-    return int(found.group(1))
+
+def tile_rows(call, is_backward):
+    status, text = capi.text_of(
+        lib.fm_explain_json, C.byref(call.args), C.c_int(is_backward), C.byref(call.options), None
+    )
+    check(status)
+    return json.loads(text)["tile"]["rows"]

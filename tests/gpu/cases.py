@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import oracle
 import torch
-from flashmask_torch import Backward, Forward, Mask, Plan, tile_rows
+from flashmask_torch import Backward, Forward, Mask, Plan
 
 DEVICE = torch.device(os.environ.get("FLASHMASK_TEST_DEVICE", "cuda"))
 BLOCK = 128
@@ -184,7 +184,7 @@ def check(case, dense=True):
 
 def check_tiles(case, mask, plan, ours):
     counted = call(case, mask, plan=plan, count=True)
-    executed, rows = counted.executed_tiles(), tile_rows(*case.tensors())
+    executed, rows = counted.executed_tiles(), counted.tile_rows()
     assert executed == live_tiles(case, rows), (
         f"{executed} tiles executed, {live_tiles(case, rows)} tiles of {rows} rows are live; {case}"
     )
@@ -196,7 +196,7 @@ def check_dense(case, ours):
     baseline = call(case, None, dense=case.dense(), count=True)
     executed, tiles = (
         baseline.executed_tiles(),
-        case.batch * case.heads * -(-case.seqlen_q // tile_rows(*case.tensors())) * -(-case.seqlen_k // BLOCK),
+        case.batch * case.heads * -(-case.seqlen_q // baseline.tile_rows()) * -(-case.seqlen_k // BLOCK),
     )
     assert executed == tiles, f"the dense-mask run executed {executed} of {tiles} tiles; {case}"
     assert torch.equal(ours.out, baseline.out) and torch.equal(ours.lse, baseline.lse), (
@@ -205,10 +205,6 @@ def check_dense(case, ours):
 
 
 # --- Gradients ---------------------------------------------------------------------------------------
-
-
-def backward_tile_rows(case):
-    return 128 if DEVICE.type == "cuda" and case.dim == 64 else 64
 
 
 def gradient_inputs(case, with_dlse=True):
@@ -293,15 +289,15 @@ def check_zeros(case, ours, chunk=4096):
 
 
 def check_backward_tiles(case, forward, dout, dlse, plan):
-    counted = call_backward(case, forward, dout, dlse, plan=plan, count=True).executed_tiles()
-    live = live_tiles(case, backward_tile_rows(case))
-    assert counted == (live, live), f"{counted} tiles executed, {live} are live; {case}"
+    counted = call_backward(case, forward, dout, dlse, plan=plan, count=True)
+    executed, live = counted.executed_tiles(), live_tiles(case, counted.tile_rows())
+    assert executed == (live, live), f"{executed} tiles executed, {live} are live; {case}"
 
 
 def check_dense_backward(case, forward, dout, dlse, ours):
     """The deterministic dense-mask run has the same bits, but for the sign of a zero, and executes every tile."""
     baseline = call_backward(case, forward, dout, dlse, dense=case.dense(), deterministic=True, count=True)
-    tiles = case.batch * case.heads * -(-case.seqlen_q // backward_tile_rows(case)) * -(-case.seqlen_k // BLOCK)
+    tiles = case.batch * case.heads * -(-case.seqlen_q // baseline.tile_rows()) * -(-case.seqlen_k // BLOCK)
     executed = baseline.executed_tiles()
     assert executed == (tiles, tiles), f"the dense-mask run executed {executed} of {tiles} tiles; {case}"
     for name in ("dq", "dk", "dv"):
