@@ -156,14 +156,20 @@ def _lines(call, mask):
     if refusal:
         yield from _refused("forward", call, capi.ForwardArgs, refusal)
         return
-    for line, name in zip(_explanation(call, mask), itertools.chain(["forward"], itertools.repeat(""))):
-        yield f"{name:9} {line}"
+    yield from _taken("forward", _explanation(call, mask, capi.ForwardArgs))
     if not any(x.requires_grad for x in (call.q, call.k, call.v)):
         yield "backward  not needed: neither query nor key nor value requires a gradient"
     elif refusal := _refusal(call, capi.BackwardArgs):
         yield from _refused("backward", call, capi.BackwardArgs, refusal)
     else:
-        yield f"backward  taken too{', the same bits in every run' if call.deterministic else ''}"
+        yield from _taken("backward", _explanation(call, mask, capi.BackwardArgs))
+        if call.deterministic:
+            yield f"{'':9} the same bits in every run"
+
+
+def _taken(direction, lines):
+    for line, name in zip(lines, itertools.chain([direction], itertools.repeat(""))):
+        yield f"{name:9} {line}"
 
 
 def _describe(mask):
@@ -208,19 +214,16 @@ def _head_dims():
     return sorted(dim for dim, dim_v in found if dim == dim_v)
 
 
-def _explanation(call, mask):
-    """Lines of fm_explain for a call that a backend takes."""
-    library, options = _library(), call.options()
+def _explanation(call, mask, struct):
+    """Lines of fm_explain or fm_explain_backward for a call that a backend takes."""
+    library = _library()
+    explain_call = library.fm_explain if struct is capi.ForwardArgs else library.fm_explain_backward
     plan = mask.plan(call.device)
     mask_struct = _mask_struct(mask)
-    arguments = call.arguments(
-        capi.ForwardArgs, mask=C.pointer(mask_struct), plan=plan.data_ptr(), plan_bytes=plan.numel()
-    )
-    length = C.c_size_t()
-    _checked(library, library.fm_explain(C.byref(arguments), C.byref(options), None, C.c_size_t(0), C.byref(length)))
-    text = C.create_string_buffer(length.value + 1)
-    _checked(library, library.fm_explain(C.byref(arguments), C.byref(options), text, C.c_size_t(len(text)), None))
-    return text.value.decode().splitlines()
+    arguments = call.arguments(struct, mask=C.pointer(mask_struct), plan=plan.data_ptr(), plan_bytes=plan.numel())
+    status, text = capi.text_of(explain_call, C.byref(arguments), C.byref(call.options()))
+    _checked(library, status)
+    return text.splitlines()
 
 
 def _refusal(call, struct):

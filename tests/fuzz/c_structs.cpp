@@ -411,6 +411,13 @@ class Calls {
                                             "cuda",  "",     "CPU", "a name longer than any backend has"};
     drawn_.options.backend = kBackends[drawn_.backend % 8];
     drawn_.options.executed_tiles = drawn_.count ? &counted_ : nullptr;
+    // Without, it gives no memory.
+    if (drawn_.options.allocate && drawn_.null_struct % 2 == 0) {
+      drawn_.options.allocate = [](void* context, std::size_t bytes) -> void* {
+        return static_cast<Calls*>(context)->memory_.take(bytes);
+      };
+      drawn_.options.allocate_context = this;
+    }
     return copied(drawn_.options);
   }
 
@@ -486,7 +493,8 @@ class Calls {
     const fm_forward_args* const forward = drawn_.null_struct == 4 ? nullptr : copied(f);
     const fm_backward_args* const backward = drawn_.null_struct == 4 ? nullptr : copied(b);
     call(forward, fm_forward_workspace, fm_forward);
-    explain(forward);
+    explain(forward, fm_explain);
+    explain(backward, fm_explain_backward);
     call(backward, fm_backward_workspace, fm_backward);
     explain_json(forward, 0);
     explain_json(backward, 1);
@@ -520,16 +528,17 @@ class Calls {
     char* const workspace = drawn_.workspace == Size::kNone ? nullptr : memory_.take(size, drawn_.null_struct % 8);
     const fm_status status = judged(compute(args, workspace, size, options_));
     expect_taken(status);
-    require(status != FM_OK || size == bytes, "a call does not do with less than it asked for");
+    const bool asks = drawn_.options.allocate && !workspace;
+    require(status != FM_OK || size == bytes || asks, "a call does not do with less than it asked for");
   }
 
-  void explain(const fm_forward_args* args) {
+  template <typename Args>
+  void explain(const Args* args, fm_status (*say)(const Args*, const fm_options*, char*, size_t, size_t*)) {
     if (!can_run()) return;
     const std::size_t capacity = drawn_.text == Size::kRight ? 4096 : drawn_.text == Size::kOneLess ? 9 : 0;
     char* const text = drawn_.null_struct == 5 ? nullptr : memory_.take(capacity);
     std::size_t length = 0;
-    const fm_status status =
-        judged(fm_explain(args, options_, text, capacity, drawn_.null_struct == 6 ? nullptr : &length));
+    const fm_status status = judged(say(args, options_, text, capacity, drawn_.null_struct == 6 ? nullptr : &length));
     expect_taken(status);
     if (status == FM_OK && capacity > 0)
       require(std::memchr(text, '\0', capacity) != nullptr, "an explanation ends within the buffer");

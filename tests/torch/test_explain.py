@@ -66,9 +66,11 @@ def test_layouts_agree():
 
 def test_backward():
     q, k, v = make()
-    assert "backward  taken too, the same bits in every run" in flashmask.explain(
-        q.requires_grad_(), k, v, deterministic=True
-    )
+    text = flashmask.explain(q.requires_grad_(), k, v, deterministic=True)
+    forward, backward = text[text.index("forward ") :].split("backward  ")
+    backend = "backend: cuda" if ON_CUDA else "backend: cpu"
+    assert backend in forward and backward.startswith(backend)
+    assert "workspace: " in backward and "the same bits in every run" in backward
 
 
 @pytest.mark.parametrize(
