@@ -83,6 +83,7 @@ class DenseReader {
 
 Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q,
                                std::optional<int64_t> q_offset) {
+  check_indices(indices, causal);  // for view_of an undefined tensor is a mask without vectors
   const Band band = causal ? Band::causal() : Band::none();
   const MaskTensors tensors{.seqlen_q = seqlen_q,
                             .seqlen_k = indices.shape[2],
