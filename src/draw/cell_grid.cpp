@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "inspect/cell_grid.h"
+#include "draw/cell_grid.h"
 
 #include <algorithm>
 

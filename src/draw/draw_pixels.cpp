@@ -3,9 +3,9 @@
 #include <cmath>
 
 #include "common/message.h"
-#include "flashmask/inspect.h"
-#include "inspect/plot.h"
-#include "inspect/svg_cells.h"
+#include "draw/plot.h"
+#include "draw/svg_cells.h"
+#include "flashmask/draw.h"
 
 namespace flashmask {
 namespace {

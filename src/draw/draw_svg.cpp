@@ -7,12 +7,12 @@
 #include <utility>
 #include <vector>
 
-#include "flashmask/inspect.h"
-#include "inspect/cell_grid.h"
-#include "inspect/plot.h"
-#include "inspect/svg_cells.h"
-#include "inspect/svg_markup.h"
-#include "inspect/words.h"
+#include "draw/cell_grid.h"
+#include "draw/plot.h"
+#include "draw/svg_cells.h"
+#include "draw/svg_markup.h"
+#include "draw/words.h"
+#include "flashmask/draw.h"
 
 namespace flashmask {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "inspect/svg_markup.h"
+#include "draw/svg_markup.h"
 
 #include <charconv>
 #include <cmath>

@@ -6,8 +6,8 @@
 #include <sstream>
 
 #include "flashmask/builders.h"
+#include "flashmask/draw.h"
 #include "flashmask/families.h"
-#include "flashmask/inspect.h"
 #include "support/expect_error.h"
 #include "support/extent.h"
 #include "support/independent_rule.h"

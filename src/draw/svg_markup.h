@@ -29,7 +29,7 @@ std::string markup(const Parts&... parts) {
   return text;
 }
 
-/// With the characters that mean something in XML replaced.
+/// With the characters that mean something in XML and HTML replaced.
 std::string escaped(std::string_view text);
 
 struct TextStyle {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "inspect/words.h"
+#include "draw/words.h"
 
 #include <charconv>
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "flashmask/draw.h"
 #include "flashmask/inspect.h"
 #include "inspect/element_counts.h"
 

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "inspect/cell_grid.h"
-#include "inspect/svg_markup.h"
+#include "draw/cell_grid.h"
+#include "draw/svg_markup.h"
 
 /// What drawings of a mask have in common, whether they are written as SVG or as pixels.
 namespace flashmask::plot {

@@ -4,9 +4,9 @@
 #include <string_view>
 #include <utility>
 
-#include "flashmask/inspect.h"
-#include "inspect/cell_grid.h"
-#include "inspect/words.h"
+#include "draw/cell_grid.h"
+#include "draw/words.h"
+#include "flashmask/draw.h"
 
 namespace flashmask {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "inspect/cell_grid.h"
-#include "inspect/svg_markup.h"
+#include "draw/cell_grid.h"
+#include "draw/svg_markup.h"
 
 namespace flashmask {
 

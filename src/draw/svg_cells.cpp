@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "inspect/svg_cells.h"
+#include "draw/svg_cells.h"
 
 #include <algorithm>
 #include <cmath>

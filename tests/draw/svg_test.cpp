@@ -6,10 +6,10 @@
 #include <sstream>
 #include <vector>
 
+#include "draw/svg_cells.h"
 #include "flashmask/builders.h"
+#include "flashmask/draw.h"
 #include "flashmask/families.h"
-#include "flashmask/inspect.h"
-#include "inspect/svg_cells.h"
 #include "support/brute_force.h"
 #include "support/extent.h"
 #include "support/independent_rule.h"
