@@ -4,13 +4,23 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <new>
 #include <span>
 #include <vector>
 
 #include "flashmask/tensor.h"
-#include "verify/case.h"
+#include "numerics/number.h"
 
-namespace flashmask::verify {
+namespace flashmask::numerics {
+
+/// How tensors lie in memory.
+enum class Layout {
+  kBshd,     ///< [batch, seqlen, heads, dim], contiguous
+  kBhsd,     ///< [batch, heads, seqlen, dim] in memory, seen as [batch, seqlen, heads, dim]
+  kPadded,   ///< as kBshd with gaps after every row, sequence position and batch entry
+  kAligned,  ///< as kPadded with gaps of multiples of 8 elements, so that 16-bit rows keep the 16-byte alignment that
+             ///< CUDA needs
+};
 
 /// One value per (batch entry, head, row, column), in that order: how results are compared, whatever their
 /// layout and dtype were.
@@ -34,8 +44,19 @@ struct HeadArray {
   TensorView as_lse();
 };
 
-/// Memory that is all 0xff bytes (NaN in every floating-point type) until somebody writes to it, with
-/// room around it to show writes out of bounds.
+/// Allocates on boundaries of 64 bytes.
+template <typename T>
+struct AlignedAllocator {
+  using value_type = T;
+  T* allocate(std::size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), kAlignment)); }
+  void deallocate(T* data, std::size_t) { ::operator delete(data, kAlignment); }
+  bool operator==(const AlignedAllocator&) const = default;
+
+  static constexpr std::align_val_t kAlignment{64};
+};
+
+/// Memory that is all 0xff bytes (NaN in every floating-point type) until it is written to, with room around it to show
+/// writes out of bounds. Aligned for SIMD.
 class PoisonedBytes {
  public:
   /// `offset` bytes are skipped in front, to misalign the rest.
@@ -47,6 +68,8 @@ class PoisonedBytes {
   std::span<std::byte> storage() { return storage_; }
   std::span<const std::byte> storage() const { return storage_; }
   std::size_t begin() const { return kGuard + offset_; }
+  /// Makes bytes() poison again.
+  void poison();
   /// Whether nothing was written outside of bytes().
   bool guards_intact() const;
 
@@ -55,10 +78,10 @@ class PoisonedBytes {
  private:
   static constexpr std::size_t kGuard = 256;
   std::size_t size_, offset_;
-  std::vector<std::byte> storage_;
+  std::vector<std::byte, AlignedAllocator<std::byte>> storage_;
 };
 
-/// A tensor with its memory. Fresh ones hold poison; only `view()` lets anybody write.
+/// A tensor with its memory. Fresh ones hold poison.
 class Tensor {
  public:
   Tensor(Tensor&&) = default;
@@ -74,6 +97,20 @@ class Tensor {
   static Tensor expanded(DataType dtype, int64_t batch, int64_t seqlen, int64_t heads, int64_t dim);
 
   const TensorView& view() const { return view_; }
+  /// The first `count` entries of the first dimension.
+  TensorView view(int64_t count) const;
+  /// The bytes of those entries.
+  std::span<const std::byte> bytes(int64_t count) const;
+
+  /// The element at an offset in elements, as the strides count them.
+  double at(int64_t offset) const { return load(view_.dtype, view_.data, offset); }
+  void set(int64_t offset, double value) { store(view_.dtype, view_.data, offset, value); }
+  /// Elements, and those from one entry of the first dimension to the next.
+  int64_t size() const { return view_.num_elements(); }
+  int64_t stride() const { return view_.stride[0]; }
+  /// Every element becomes NaN again: one that a call forgets to write is then found.
+  void poison() { memory_.poison(); }
+
   /// Sets every element to what `draw` returns, rounded to the dtype.
   void fill(const std::function<double()>& draw);
   HeadArray values() const;
@@ -94,11 +131,4 @@ class Tensor {
   TensorView view_;
 };
 
-/// The value of an element, and setting one with rounding to the dtype.
-double load(DataType dtype, const void* data, int64_t offset);
-void store(DataType dtype, void* data, int64_t offset, double value);
-
-/// `value` rounded to a 16-bit type (unchanged for float32).
-float round_to(DataType dtype, float value);
-
-}  // namespace flashmask::verify
+}  // namespace flashmask::numerics

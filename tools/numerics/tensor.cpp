@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "verify/tensor.h"
+#include "numerics/tensor.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "flashmask/float16.h"
-#include "flashmask/status.h"
-
-namespace flashmask::verify {
+namespace flashmask::numerics {
 namespace {
 
 /// Elements left free after rows, sequence positions and batch entries.
@@ -46,6 +43,8 @@ TensorView HeadArray::as_lse() { return view_of(*this, {batch, heads, rows}, {he
 
 PoisonedBytes::PoisonedBytes(std::size_t size, std::size_t offset)
     : size_(size), offset_(offset), storage_(size + offset + 2 * kGuard, kPoison) {}
+
+void PoisonedBytes::poison() { std::ranges::fill(bytes(), kPoison); }
 
 bool PoisonedBytes::guards_intact() const {
   const auto poisoned = [](std::byte byte) { return byte == kPoison; };
@@ -102,6 +101,16 @@ void Tensor::for_each_offset(F&& f) const {
   }
 }
 
+TensorView Tensor::view(int64_t count) const {
+  TensorView view = view_;
+  view.shape[0] = count;
+  return view;
+}
+
+std::span<const std::byte> Tensor::bytes(int64_t count) const {
+  return {memory_.data(), static_cast<std::size_t>(count * stride()) * element_size(view_.dtype)};
+}
+
 void Tensor::fill(const std::function<double()>& draw) {
   const bool one_number = view_.stride[0] == 0 && view_.num_elements() > 0;
   if (one_number) {
@@ -130,44 +139,4 @@ bool Tensor::gaps_intact() const {
   return true;
 }
 
-double load(DataType dtype, const void* data, int64_t offset) {
-  switch (dtype) {
-    case DataType::kFloat64:
-      return static_cast<const double*>(data)[offset];
-    case DataType::kFloat32:
-      return static_cast<const float*>(data)[offset];
-    case DataType::kBFloat16:
-      return bfloat16_to_float(static_cast<const uint16_t*>(data)[offset]);
-    case DataType::kFloat16:
-      return float16_to_float(static_cast<const uint16_t*>(data)[offset]);
-    default:
-      throw Error(ErrorCode::kInternal, "load: not a floating-point type");
-  }
-}
-
-void store(DataType dtype, void* data, int64_t offset, double value) {
-  switch (dtype) {
-    case DataType::kFloat64:
-      static_cast<double*>(data)[offset] = value;
-      return;
-    case DataType::kFloat32:
-      static_cast<float*>(data)[offset] = static_cast<float>(value);
-      return;
-    case DataType::kBFloat16:
-      static_cast<uint16_t*>(data)[offset] = float_to_bfloat16(static_cast<float>(value));
-      return;
-    case DataType::kFloat16:
-      static_cast<uint16_t*>(data)[offset] = float_to_float16(static_cast<float>(value));
-      return;
-    default:
-      throw Error(ErrorCode::kInternal, "store: not a floating-point type");
-  }
-}
-
-float round_to(DataType dtype, float value) {
-  if (dtype == DataType::kBFloat16) return bfloat16_to_float(float_to_bfloat16(value));
-  if (dtype == DataType::kFloat16) return float16_to_float(float_to_float16(value));
-  return value;
-}
-
-}  // namespace flashmask::verify
+}  // namespace flashmask::numerics
