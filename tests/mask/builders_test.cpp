@@ -8,6 +8,8 @@
 #include <set>
 
 #include "mask/builder_checks.h"
+#include "support/expect_error.h"
+#include "support/extent.h"
 
 namespace flashmask::test {
 namespace {
