@@ -6,25 +6,13 @@ call. Tensors are on a CUDA device, or all in host memory for the CPU backend.
 """
 
 import ctypes as C
-import re
-import sys
+import json
 from pathlib import Path
 
 import torch
+from flashmask import capi
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "python"))
-from flashmask import capi  # noqa: E402
-
-DTYPES = {
-    torch.float32: capi.FLOAT32,
-    torch.float64: capi.FLOAT64,
-    torch.float16: capi.FLOAT16,
-    torch.bfloat16: capi.BFLOAT16,
-    torch.int32: capi.INT32,
-    torch.bool: capi.BOOL,
-    torch.uint8: capi.UINT8,
-}
 
 lib = capi.load()
 lib.fm_plan_build.argtypes = [C.c_void_p, C.c_void_p, C.c_size_t, C.c_void_p]
@@ -47,7 +35,7 @@ def check(status):
 def tensor(x):
     """A torch tensor as fm_tensor: no copy, any strides."""
     t = capi.Tensor()
-    t.data, t.dtype, t.ndim = x.data_ptr() or None, DTYPES[x.dtype], x.ndim
+    t.data, t.dtype, t.ndim = x.data_ptr() or None, capi.dtype_of(x.dtype), x.ndim
     for d, (size, stride) in enumerate(zip(x.shape, x.stride())):
         t.shape[d], t.stride[d] = size, stride
     return t
@@ -128,52 +116,66 @@ class Plan:
         check(lib.fm_plan_build(*self._arguments))
 
 
-class Forward:
-    """One forward call with its outputs and workspace: made once, run often.
+class Call:
+    """A call with its outputs and workspace: made once, run often. Below are its two directions."""
+
+    def _prepare(self, struct, fields, mask, plan, dense, scale, deterministic, count, max_ctas):
+        """Fills the structs and allocates what the library asks for."""
+        if mask is not None and dense is None:
+            fields["mask"] = C.pointer(mask.struct)
+        if plan is not None:
+            fields.update(plan=plan.buffer.data_ptr(), plan_bytes=plan.buffer.numel())
+        if dense is not None:
+            fields["dense_mask"] = dense
+        self.device = fields["q"].device
+        self.args = fill(struct, **fields)
+        self.options = device_options(self.device, flags=capi.DETERMINISTIC if deterministic else 0, max_ctas=max_ctas)
+        if scale is not None:
+            self.options.flags, self.options.softmax_scale = self.options.flags | capi.HAS_SCALE, scale
+        if count:
+            self.counter = capi.ExecutedTiles()
+            self.options.executed_tiles = C.pointer(self.counter)
+        size = C.c_size_t()
+        check(self._workspace(C.byref(self.args), C.byref(self.options), C.byref(size)))
+        self.workspace = torch.empty(size.value, dtype=torch.uint8, device=self.device)
+        self._arguments = (C.byref(self.args), self.workspace.data_ptr() or None, size.value, C.byref(self.options))
+
+    def poison(self):
+        """NaN in the outputs, 0xFF in the workspace: what is not written shows."""
+        for x in self.outputs():
+            x.fill_(float("nan"))
+        self.workspace.fill_(255)
+        return self
+
+    def run(self):
+        """Enqueues the call on the current stream."""
+        self.options.stream = stream_of(self.device)
+        self.launch()
+        return self
+
+    def launch(self):
+        """run() on the stream of the last run()."""
+        check(self._function(*self._arguments))
+
+
+class Forward(Call):
+    """One forward call.
 
     q [batch, seqlen_q, heads_q, d], k and v [batch, seqlen_k, heads_kv, d], any strides that the library takes.
     mask None: everything is visible. plan None: the call makes its own. dense: bool matrix in place of the mask.
     """
+
+    _workspace, _function = lib.fm_forward_workspace, lib.fm_forward
 
     def __init__(self, q, k, v, mask=None, *, plan=None, dense=None, scale=None, out=None, count=False, max_ctas=0):
         self.inputs = (q, k, v, mask, plan, dense)
         self.out = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device) if out is None else out
         self.lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
         fields = {"q": q, "k": k, "v": v, "out": self.out, "lse": self.lse}
-        if mask is not None:
-            fields["mask"] = C.pointer(mask.struct)
-        if plan is not None:
-            fields.update(plan=plan.buffer.data_ptr(), plan_bytes=plan.buffer.numel())
-        if dense is not None:
-            fields["dense_mask"] = dense
-        self.args = fill(capi.ForwardArgs, **fields)
-        self.options = device_options(q.device, max_ctas=max_ctas)
-        if scale is not None:
-            self.options.flags, self.options.softmax_scale = capi.HAS_SCALE, scale
-        if count:
-            self.counter = capi.ExecutedTiles()
-            self.options.executed_tiles = C.pointer(self.counter)
-        size = C.c_size_t()
-        check(lib.fm_forward_workspace(C.byref(self.args), C.byref(self.options), C.byref(size)))
-        self.workspace = torch.empty(size.value, dtype=torch.uint8, device=q.device)
-        self._arguments = (C.byref(self.args), self.workspace.data_ptr() or None, size.value, C.byref(self.options))
+        self._prepare(capi.ForwardArgs, fields, mask, plan, dense, scale, False, count, max_ctas)
 
-    def poison(self):
-        """NaN in the outputs, 0xFF in the workspace: what is not written shows."""
-        self.out.fill_(float("nan"))
-        self.lse.fill_(float("nan"))
-        self.workspace.fill_(255)
-        return self
-
-    def run(self):
-        """Enqueues the call on the current stream."""
-        self.options.stream = stream_of(self.out.device)
-        self.launch()
-        return self
-
-    def launch(self):
-        """run() on the stream of the last run()."""
-        check(lib.fm_forward(*self._arguments))
+    def outputs(self):
+        return self.out, self.lse
 
     def executed_tiles(self):
         """Tiles that one run executes; waits for it."""
@@ -182,19 +184,22 @@ class Forward:
         return self.counter.forward
 
     def explain(self):
-        length = C.c_size_t()
-        check(lib.fm_explain(C.byref(self.args), C.byref(self.options), None, C.c_size_t(0), C.byref(length)))
-        text = C.create_string_buffer(length.value + 1)
-        check(lib.fm_explain(C.byref(self.args), C.byref(self.options), text, C.c_size_t(len(text)), None))
-        return text.value.decode()
+        """What fm_explain_json says of the call."""
+        status, text = capi.text_of(
+            lib.fm_explain_json, C.byref(self.args), C.c_int(0), C.byref(self.options), C.c_void_p()
+        )
+        check(status)
+        return json.loads(text)
 
 
-class Backward:
-    """The gradients of one forward call (a Forward that has run), with their workspace: made once, run often.
+class Backward(Call):
+    """The gradients of one forward call (a Forward that has run).
 
     dout [batch, seqlen_q, heads_q, d], dlse [batch, heads_q, seqlen_q] or None. plan and dense as in Forward. `like`:
     makes dq, dk and dv from q, k and v; default contiguous.
     """
+
+    _workspace, _function = lib.fm_backward_workspace, lib.fm_backward
 
     def __init__(
         self,
@@ -213,56 +218,16 @@ class Backward:
         q, k, v, mask, *_ = forward.inputs
         self.inputs = (forward, dout, dlse, plan, dense)
         self.dq, self.dk, self.dv = (like(x) for x in (q, k, v))
-        fields = {
-            "q": q,
-            "k": k,
-            "v": v,
-            "out": forward.out,
-            "lse": forward.lse,
-            "dout": dout,
-            "dq": self.dq,
-            "dk": self.dk,
-            "dv": self.dv,
-        }
+        fields = {"q": q, "k": k, "v": v, "out": forward.out, "lse": forward.lse, "dout": dout}
+        fields.update(dq=self.dq, dk=self.dk, dv=self.dv)
         if dlse is not None:
             fields["dlse"] = dlse
-        if mask is not None and dense is None:
-            fields["mask"] = C.pointer(mask.struct)
-        if plan is not None:
-            fields.update(plan=plan.buffer.data_ptr(), plan_bytes=plan.buffer.numel())
-        if dense is not None:
-            fields["dense_mask"] = dense
-        self.args = fill(capi.BackwardArgs, **fields)
-        self.options = device_options(q.device, flags=capi.DETERMINISTIC if deterministic else 0, max_ctas=max_ctas)
-        if scale is not None:
-            self.options.flags, self.options.softmax_scale = self.options.flags | capi.HAS_SCALE, scale
-        if count:
-            self.counter = capi.ExecutedTiles()
-            self.options.executed_tiles = C.pointer(self.counter)
-        size = C.c_size_t()
-        check(lib.fm_backward_workspace(C.byref(self.args), C.byref(self.options), C.byref(size)))
-        self.workspace = torch.empty(size.value, dtype=torch.uint8, device=q.device)
-        self._arguments = (C.byref(self.args), self.workspace.data_ptr() or None, size.value, C.byref(self.options))
+        self._prepare(capi.BackwardArgs, fields, mask, plan, dense, scale, deterministic, count, max_ctas)
 
     def gradients(self):
         return self.dq, self.dk, self.dv
 
-    def poison(self):
-        """NaN in the outputs, 0xFF in the workspace: what is not written shows."""
-        for x in self.gradients():
-            x.fill_(float("nan"))
-        self.workspace.fill_(255)
-        return self
-
-    def run(self):
-        """Enqueues the call on the current stream."""
-        self.options.stream = stream_of(self.dq.device)
-        self.launch()
-        return self
-
-    def launch(self):
-        """run() on the stream of the last run()."""
-        check(lib.fm_backward(*self._arguments))
+    outputs = gradients
 
     def executed_tiles(self):
         """Tiles that one run executes for dq and for dk and dv; waits for it."""
@@ -273,8 +238,4 @@ class Backward:
 
 def tile_rows(q, k, v):
     """Query rows of the tiles that a call of these shapes takes."""
-    text = Forward(q, k, v).explain()
-    found = re.search(r"(\d+)x128 are executed", text)
-    if not found:
-        raise RuntimeError(f"fm_explain names no tile of 128 keys: {text}")
-    return int(found.group(1))
+    return Forward(q, k, v).explain()["tile"]["rows"]
