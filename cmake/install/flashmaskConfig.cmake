@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-# find_package(flashmask [COMPONENTS shared|static]): the targets flashmask::flashmask and flashmask::draw (drawings of masks). Which
-# library flashmask::flashmask is where both are installed: the component's; else, if the variable flashmask_SHARED_LIBS is set, the
-# shared one if it is true, the static one if not; else the shared one. The same file is installed by shared and static builds.
+# find_package(flashmask [COMPONENTS shared|static]) defines flashmask::flashmask and flashmask::draw (drawings of masks). Where both a
+# shared and a static library are installed, the component selects one; without it the variable flashmask_SHARED_LIBS does; without that the
+# shared library is used. Shared and static builds install this same file.
 set(flashmask_shared_FOUND FALSE)
 set(flashmask_static_FOUND FALSE)
 set(flashmask_draw_FOUND TRUE)
 
-# What is installed; once one is loaded, no other.
+# The libraries to choose from: those installed, or the one that is already loaded.
 set(flashmask_choice)
 foreach(linkage IN ITEMS shared static)
   if(EXISTS ${CMAKE_CURRENT_LIST_DIR}/flashmask-${linkage}.cmake)

@@ -14,7 +14,7 @@ if(BUILD_SHARED_LIBS AND UNIX AND NOT APPLE)
   set_property(TARGET flashmask APPEND PROPERTY LINK_DEPENDS ${generated}/symbols.map)
 endif()
 
-# A shared and a static build can be installed into one prefix: what differs between them is in files of different names.
+# A shared and a static build can be installed into one prefix, so files that differ between them have different names.
 set(linkage static)
 if(BUILD_SHARED_LIBS)
   set(linkage shared)
@@ -40,7 +40,8 @@ foreach(targets IN ITEMS ${linkage} draw)
   install(EXPORT flashmask-${targets}-targets NAMESPACE flashmask:: DESTINATION ${package_dir})
 endforeach()
 
-# For pkg-config: flashmask, or flashmask-static with all that a C compiler has to link besides; and flashmask-draw, named before it.
+# For pkg-config: flashmask, or flashmask-static with everything that a C compiler must also link; and flashmask-draw, which precedes either
+# on the command line.
 set(pkgconfig_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 file(RELATIVE_PATH pc_to_prefix ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
 string(REGEX REPLACE "/$" "" pc_to_prefix ${pc_to_prefix})

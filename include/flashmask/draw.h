@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Drawings of masks, in a library of their own: link flashmask::draw (libflashmask_draw.a) beside flashmask::flashmask.
+// Drawings of masks, in a separate library: link flashmask::draw (libflashmask_draw.a).
 
 #include <cstdint>
 #include <string>

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the builders of masks are made of: packed documents, masks of vectors, and checks that wait for no device."""
+"""Shared by the mask builders: packed documents, masks from vectors, and checks that never wait for a device."""
 
 import torch
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The masks of certain models and training methods; flashmask.masks has them and says how arguments are given."""
+"""Masks of particular models and training methods, exported by flashmask.masks, which documents the arguments."""
 
 import torch
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks and the tests on a GPU share, and the installed package does not have: calls and an oracle."""
+"""Calls and an oracle for the benchmarks and the GPU tests; not part of the installed package."""

@@ -117,7 +117,7 @@ class Plan:
 
 
 class Call:
-    """A call with its outputs and workspace: made once, run often. Below are its two directions."""
+    """A call with its outputs and workspace: made once, run often."""
 
     def _prepare(self, struct, fields, mask, plan, dense, scale, deterministic, count, max_ctas):
         """Fills the structs and allocates what the library asks for."""

@@ -104,7 +104,7 @@ inline double dot(const double* x, const double* y, int64_t dim) {
 
 // --- Masks and tensors -------------------------------------------------------------------------------
 
-/// What one key is hidden from.
+/// The hidden row intervals of one key.
 struct Column {
   int64_t lts, lte, uts, ute;
 };
@@ -116,8 +116,7 @@ inline void add_column(const Column& column, MaskParts& parts) {
   parts.ute.push_back(static_cast<int32_t>(column.ute));
 }
 
-/// The row behind the last of key j's document, all documents being `length` keys long and the last rows being those of
-/// the last keys.
+/// The row after the last row of key j's document, for documents of `length` keys and rows aligned to the last keys.
 inline int64_t document_end(int64_t length, int64_t j, int64_t seqlen_q, int64_t seqlen_k) {
   return std::clamp<int64_t>((j / length + 1) * length - (seqlen_k - seqlen_q), 0, seqlen_q);
 }
@@ -216,8 +215,8 @@ inline std::optional<Arguments> parse(int count, char** words) {
   return arguments;
 }
 
-/// Prints the line of a case, runs it as often as was asked for and judges the first results, which all others must be
-/// the `same` as. run() gives results; judge(results) prints the line's end and says whether they are right.
+/// Prints the line of a case, calls run() `repeat` times and judges the first results; same(a, b) must hold between
+/// them and all others. judge(results) prints the end of the line and returns whether they are right.
 template <typename Run, typename Same, typename Judge>
 bool run_and_judge(const std::string& line, int repeat, Run run, Same same, Judge judge) {
   std::printf("%s", line.c_str());
@@ -255,7 +254,8 @@ int list_cases(const Cases& cases, const Modes& modes) {
   return 0;
 }
 
-/// Runs every case: run_case(case) gives what runs it in a mode, so that the modes share its inputs.
+/// Runs every case: run_case(case, in_all_modes) makes its inputs once and gives in_all_modes a function of (mode,
+/// name).
 template <typename Cases, typename Modes, typename RunCase>
 int run_cases(const Cases& cases, const Modes& modes, RunCase run_case) {
   int passed = 0, failed = 0;

@@ -12,7 +12,7 @@
 #include "support/brute_force.h"
 #include "support/drawn_mask.h"
 
-/// What the tests of the builders share: a mask compared with a predicate, and random lengths to make one of.
+/// Shared by the tests of the builders: comparing a mask with a predicate, and random lengths.
 namespace flashmask::test {
 
 using Numbers = std::vector<int64_t>;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# A shared and a static build in one prefix, in both orders: neither takes the other's place, and a program says which one it means.
+# Installs a shared and a static build into one prefix, in both orders: neither replaces the other, and a program selects one.
 function(run)
   execute_process(COMMAND ${ARGV} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every builder called with a tensor of 9 numbers on any device (TRACED), and with lists (LISTS)."""
+"""Calls of every builder: with a tensor of 9 numbers on any device (TRACED), and with lists (LISTS)."""
 
 import torch
 from flashmask import masks

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the builders share: a mask against a rule over its elements, and against the C++ library's."""
+"""Shared by the tests of the builders: a mask against a rule over its elements, and against the C++ library's."""
 
 import json
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests on CUDA tensors share."""
+"""Shared by the tests on CUDA tensors."""
 
 import torch
 from devices import DEVICE

@@ -7,8 +7,8 @@
 #include "flashmask/status.h"
 #include "flashmask/tensor.h"
 
-/// What `flashmask run` and `flashmask verify` compute and judge with: tensors, the float64 oracle, the plain
-/// implementation and the accuracy rule.
+/// Shared by `flashmask run` and `flashmask verify`: tensors, the float64 oracle, the plain implementation and the
+/// accuracy rule.
 namespace flashmask::numerics {
 
 /// The value of an element.

@@ -24,7 +24,7 @@ struct RowPlace {
   int64_t batch, row, head;
 };
 
-/// What a row or a key column should be, and what the measures of its error are (numerics/accuracy.h).
+/// Expected values of a row or a key column, and the values that its error limit follows from (numerics/accuracy.h).
 struct Expected {
   std::vector<double> exact;      ///< the oracle's
   std::vector<double> plain;      ///< the plain implementation's; the oracle's for float32
@@ -37,10 +37,10 @@ struct ExpectedColumn {
   Expected dk, dv;
 };
 
-/// Attention of some rows over the keys that they see, from the oracle and the plain implementation.
+/// Computes attention of single rows over the keys that they see, by the oracle and by the plain implementation.
 class SampledAttention {
  public:
-  /// `outputs`: those of the backend under test, whose out the backward was handed.
+  /// `outputs`: of the backend under test; its backward was given its own rounded out.
   SampledAttention(const AttentionShape& shape, DataType dtype, const Inputs& inputs, const Outputs& outputs)
       : shape_(shape), dtype_(dtype), inputs_(inputs), outputs_(outputs) {}
 
@@ -50,7 +50,7 @@ class SampledAttention {
 
  private:
   struct Attended;
-  /// Query heads [head, head + heads) of the rows, which share a key head, over all keys that any of the rows sees.
+  /// Query heads [head, head + heads), which share a key head, of `rows` over every key that any of them sees.
   Attended attend(const SequenceRule& rule, int64_t batch, std::span<const int64_t> rows, int64_t head,
                   int64_t heads) const;
   void attend_plainly(std::span<const uint8_t> visible, Attended& attended) const;

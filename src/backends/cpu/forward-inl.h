@@ -2,7 +2,7 @@
 
 // The forward: row tiles over the key tiles that they see.
 
-// Compiled once for each instruction set: tile_kernels.cpp.
+// Included by tile_kernels.cpp, once for each instruction set.
 #if defined(FLASHMASK_BACKENDS_CPU_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FLASHMASK_BACKENDS_CPU_FORWARD_INL_H_
 #undef FLASHMASK_BACKENDS_CPU_FORWARD_INL_H_

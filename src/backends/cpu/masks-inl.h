@@ -2,7 +2,7 @@
 
 // Where element masks and live tiles come from, and the masks of a panel's lanes.
 
-// Compiled once for each instruction set: tile_kernels.cpp.
+// Included by tile_kernels.cpp, once for each instruction set.
 #if defined(FLASHMASK_BACKENDS_CPU_MASKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FLASHMASK_BACKENDS_CPU_MASKS_INL_H_
 #undef FLASHMASK_BACKENDS_CPU_MASKS_INL_H_

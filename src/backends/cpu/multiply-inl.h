@@ -2,7 +2,7 @@
 
 // The one product of matrices: a panel of kWidth columns, held as vectors, times a matrix whose elements are broadcast.
 
-// Compiled once for each instruction set: tile_kernels.cpp.
+// Included by tile_kernels.cpp, once for each instruction set.
 #if defined(FLASHMASK_BACKENDS_CPU_MULTIPLY_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FLASHMASK_BACKENDS_CPU_MULTIPLY_INL_H_
 #undef FLASHMASK_BACKENDS_CPU_MULTIPLY_INL_H_

@@ -2,7 +2,7 @@
 
 // Rows of tensors as float32 tiles and panels, and back.
 
-// Compiled once for each instruction set: tile_kernels.cpp.
+// Included by tile_kernels.cpp, once for each instruction set.
 #if defined(FLASHMASK_BACKENDS_CPU_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FLASHMASK_BACKENDS_CPU_ROWS_INL_H_
 #undef FLASHMASK_BACKENDS_CPU_ROWS_INL_H_

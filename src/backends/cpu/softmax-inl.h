@@ -2,7 +2,7 @@
 
 // exp, hidden elements, and the online softmax of a panel of scores.
 
-// Compiled once for each instruction set: tile_kernels.cpp.
+// Included by tile_kernels.cpp, once for each instruction set.
 #if defined(FLASHMASK_BACKENDS_CPU_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FLASHMASK_BACKENDS_CPU_SOFTMAX_INL_H_
 #undef FLASHMASK_BACKENDS_CPU_SOFTMAX_INL_H_

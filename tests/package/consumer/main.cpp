@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two packed documents of 3 and 5 tokens: a row of the second never sees the first; a drawing of it; and an error,
+// Two packed documents of 3 and 5 tokens: a row of the second never sees the first. Also a drawing, and an error,
 // caught by its type.
 #include <flashmask/draw.h>
 #include <flashmask/flashmask.h>
