@@ -18,7 +18,6 @@ import cubin  # noqa: E402
 from flashmask import capi  # noqa: E402
 
 PLACES = ("build/gpu-carry/libflashmask.so", "build/gpu/src/libflashmask.so", "build/release/src/libflashmask.so")
-DTYPES = {"bfloat16": capi.BFLOAT16, "float16": capi.FLOAT16, "float32": capi.FLOAT32}
 NOWHERE = 1 << 12  # the address of tensors that are described and never read
 
 
@@ -108,7 +107,7 @@ def _arguments(case):
     batch, seqlen, heads, heads_kv = (case[n] for n in ("batch", "seqlen", "heads", "heads_kv"))
 
     def tensor(heads, dim):
-        return capi.device_tensor(NOWHERE, DTYPES[case["dtype"]], (batch, seqlen, heads, dim))
+        return capi.device_tensor(NOWHERE, capi.DTYPES[case["dtype"]], (batch, seqlen, heads, dim))
 
     q, k, v = tensor(heads, case["head_dim"]), tensor(heads_kv, case["head_dim"]), tensor(heads_kv, case["head_dim_v"])
     out, lse = tensor(heads, case["head_dim_v"]), capi.device_tensor(NOWHERE, capi.FLOAT32, (batch, heads, seqlen))

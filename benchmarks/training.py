@@ -37,7 +37,7 @@ import torch.nn.functional as F
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-sys.path[:0] = [str(HERE), str(HERE / "gpu")]
+sys.path[:0] = [str(HERE), str(HERE / "gpu"), str(HERE.parent / "python")]
 import charts  # noqa: E402
 import ran  # noqa: E402
 import receipts  # noqa: E402

@@ -115,12 +115,12 @@ def dense(batch):
 
 
 class DenseAttention(torch.autograd.Function):
-    """The dense-mask mode, which only the C interface has, as benchmarks/gpu/flashmask_torch.py calls it."""
+    """The dense-mask mode, which only the C interface has, as python/harness/calls.py calls it."""
 
     @staticmethod
     def forward(ctx, q, k, v, visible):
         # Loads what FLASHMASK_LIBRARY names, which may be set after this module is read.
-        from flashmask_torch import Forward
+        from harness.calls import Forward
 
         call = Forward(q, k, v, dense=visible).run()
         ctx.save_for_backward(q, k, v, visible, call.out, call.lse)
@@ -128,7 +128,7 @@ class DenseAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout):
-        from flashmask_torch import Backward
+        from harness.calls import Backward
 
         q, k, v, visible, out, lse = ctx.saved_tensors
         forward = SimpleNamespace(inputs=(q, k, v, None), out=out, lse=lse)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "python")]
 import paper_masks  # noqa: E402
 from ran import case_of  # noqa: E402
 from samples import middle, spread  # noqa: E402
@@ -151,11 +151,13 @@ def child_words(way, libraries, found, repetitions):
 
 
 def library_calls(path):
-    """flashmask_torch over one library; another call with another path gives another module."""
+    """harness.calls over one library; another call with another path gives another module."""
     import importlib.util
 
     os.environ["FLASHMASK_LIBRARY"] = path
-    spec = importlib.util.spec_from_file_location(f"flashmask_torch of {path}", HERE / "flashmask_torch.py")
+    spec = importlib.util.spec_from_file_location(
+        f"harness.calls of {path}", HERE.parents[1] / "python" / "harness" / "calls.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

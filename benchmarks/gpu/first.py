@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 from statistics import median
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "python")]
 from ran import case_of  # noqa: E402
 
 BAR_SECONDS = 0.3
@@ -28,7 +29,7 @@ def child(head_dim):
     torch.cuda.synchronize()
     begin = time.perf_counter()
     if head_dim:
-        from flashmask_torch import Forward, Mask, Plan
+        from harness.calls import Forward, Mask, Plan
 
         mask = Mask(SEQLEN, SEQLEN, bounds=lts, causal=True)
         Forward(q, k, v, mask, plan=Plan(mask)).run()

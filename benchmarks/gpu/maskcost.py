@@ -6,7 +6,7 @@ intervals for every element of a partial tile.
 """
 
 import torch
-from flashmask_torch import Forward, Mask, Plan
+from harness.calls import Forward, Mask, Plan
 from plan_layout import full_sections, live_sections, plan_layout
 from ran import case_of
 from samples import ratio_figures, time_figures

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One cell of the paper's benchmark, backward, on the GPU: the forward cell's gradients, checked against float64."""
 
-import oracle
 import torch
 import torch._functorch.config
 import turn
-from flashmask_torch import Backward
+from harness import oracle
+from harness.calls import Backward
 from paper_gpu import FlexPeer, GpuCell, refusals_of, sdpa_call
 from peers import fa3, flashmask_v3
 from timing import Contender

@@ -8,11 +8,11 @@ import zlib
 from statistics import median
 
 import matmul
-import oracle
 import torch
 import turn
-from flashmask_torch import Forward, Mask, Plan
 from flex_masks import flex_mask
+from harness import oracle
+from harness.calls import Forward, Mask, Plan
 from peers import LeftOut, fa3, flashmask_v3
 from timing import Contender, graph_of, interleaved
 from torch.nn.attention import SDPBackend, sdpa_kernel

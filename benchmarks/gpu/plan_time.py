@@ -6,7 +6,7 @@ By events around back-to-back calls (with the host's side of a call) and by repl
 
 import numpy as np
 import paper_masks
-from flashmask_torch import Mask, Plan
+from harness.calls import Mask, Plan
 from paper_gpu import to_device
 from samples import middle
 from timing import Contender, graph_of, interleaved

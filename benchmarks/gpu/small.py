@@ -13,8 +13,8 @@ import time
 
 import paper_masks
 import torch
-from flashmask_torch import ROOT, Backward, Forward, Plan
 from flex_masks import flex_mask
+from harness.calls import ROOT, Backward, Forward, Plan
 from paper_gpu import FlexPeer, device_mask, to_device
 from ran import case_of
 from samples import middle, ratio, spread

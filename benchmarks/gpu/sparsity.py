@@ -6,7 +6,7 @@ import time
 
 import receipts
 import torch
-from flashmask_torch import Forward, Plan
+from harness.calls import Forward, Plan
 from paper_gpu import device_mask
 from ran import case_of
 from samples import bucket_of, line_fit, middle

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "flashmask/export.h"
 #include "flashmask/mask.h"
@@ -36,38 +34,5 @@ struct AttentionFlops {
 };
 FLASHMASK_API AttentionFlops attention_flops(int64_t batch, int64_t heads, int64_t seqlen_q, int64_t seqlen_k,
                                              int64_t head_dim, int64_t head_dim_v, double share);
-
-struct DrawOptions {
-  int64_t batch = 0, head = 0;  ///< of the mask: which one is drawn
-  TileShape tile{};
-  /// Longest side of the drawing in cells, at most 4096; longer masks are downsampled, each cell showing its
-  /// share of visible elements, which is exact. 0: 64 for text, 256 for SVG. The shorter side has more than a sixteenth
-  /// of them, if it has as many elements. A cell does not cross a tile's edge if it can be helped.
-  int64_t max_cells = 0;
-};
-
-/// A drawing for a terminal, two characters per cell, with axes and a legend; UTF-8, no colour codes. Cells of
-/// one element are `■` (visible) or `⬚` (hidden); larger ones are `··` (nothing visible), `░░`, `▒▒`, `▓▓` (less
-/// than 1/3, less than 2/3, more) or `██` (everything visible). Tiles begin at the ticks of the frame.
-FLASHMASK_API std::string draw_text(const Mask& mask, const DrawOptions& options = {});
-
-/// A self-contained SVG of less than 300 KB: visibility, the classes of the tiles over it, a legend with the
-/// statistics. Skipped tiles are grey, full ones blue, partial ones amber, their visible elements darker; a cell
-/// that holds several of these mixes their colours. A mask so irregular that the file would be larger is drawn
-/// in larger cells.
-FLASHMASK_API std::string draw_svg(const Mask& mask, const DrawOptions& options = {});
-
-/// A picture, row by row from the top, three bytes (red, green, blue) a pixel.
-struct Pixels {
-  int64_t width = 0, height = 0;
-  std::vector<uint8_t> rgb{};
-
-  uint8_t* at(int64_t x, int64_t y) { return rgb.data() + 3 * (y * width + x); }
-};
-
-/// The plot of draw_svg without words, axes and legend: the same cells in the same colours under the same lines, each
-/// cell a whole number of pixels wide and high. kInvalidArgument for a mask without elements: a picture has at least
-/// one pixel.
-FLASHMASK_API Pixels draw_pixels(const Mask& mask, const DrawOptions& options = {});
 
 }  // namespace flashmask

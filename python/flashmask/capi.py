@@ -12,18 +12,23 @@ except ImportError:  # the structs do without
 FLOAT32, FLOAT64, BFLOAT16, FLOAT16, INT32, BOOL, UINT8 = range(1, 8)
 DETERMINISTIC, CAUSAL, HAS_Q_OFFSET, HAS_WINDOW, HAS_SCALE = 1, 2, 4, 8, 16
 OK, INVALID_ARGUMENT, UNSUPPORTED, UNREPRESENTABLE, NO_DEVICE, OUT_OF_MEMORY, INTERNAL = range(7)
-DTYPES = (
-    {}
-    if np is None
-    else {
-        np.dtype(np.float32): FLOAT32,
-        np.dtype(np.float64): FLOAT64,
-        np.dtype(np.float16): FLOAT16,
-        np.dtype(np.int32): INT32,
-        np.dtype(np.bool_): BOOL,
-        np.dtype(np.uint8): UINT8,
-    }
-)
+# By their names, which numpy and torch share.
+DTYPES = {
+    "float32": FLOAT32,
+    "float64": FLOAT64,
+    "bfloat16": BFLOAT16,
+    "float16": FLOAT16,
+    "int32": INT32,
+    "bool": BOOL,
+    "uint8": UINT8,
+}
+
+
+def dtype_of(dtype):
+    """The number of a numpy or torch dtype; KeyError for one that the library does not know."""
+    if not getattr(dtype, "isnative", True):
+        raise KeyError(f"{dtype!r} is not in this machine's byte order")
+    return DTYPES[getattr(dtype, "name", str(dtype)).removeprefix("torch.")]
 
 
 class Tensor(C.Structure):
@@ -117,7 +122,7 @@ def load():
 def tensor(array):
     t = Tensor()
     t.data = array.ctypes.data
-    t.dtype = DTYPES[array.dtype]
+    t.dtype = dtype_of(array.dtype)
     t.ndim = array.ndim
     for d in range(array.ndim):
         t.shape[d] = array.shape[d]

@@ -16,15 +16,6 @@ from .errors import UnsupportedError
 
 __all__ = ["explain"]
 
-_DTYPES = {
-    torch.float32: capi.FLOAT32,
-    torch.float64: capi.FLOAT64,
-    torch.float16: capi.FLOAT16,
-    torch.bfloat16: capi.BFLOAT16,
-    torch.int32: capi.INT32,
-    torch.bool: capi.BOOL,
-    torch.uint8: capi.UINT8,
-}
 _VECTORS = {(True, 1): "LTS", (True, 2): "LTS, LTE", (False, 2): "LTS, UTE", (False, 4): "LTS, LTE, UTS, UTE"}
 
 
@@ -271,11 +262,13 @@ def _struct(kind, **fields):
 
 def _described(shape, dtype, stride=None, pointer=None):
     """fm_tensor; without a pointer, of memory that will not be touched."""
-    if dtype not in _DTYPES:
+    try:
+        number = capi.dtype_of(dtype)
+    except KeyError:
         raise UnsupportedError(
             f"{dtype} is not supported; query, key and value must be bfloat16, float16, float32 or float64"
-        )
-    return capi.device_tensor(pointer or 1 << 12, _DTYPES[dtype], tuple(shape), stride)
+        ) from None
+    return capi.device_tensor(pointer or 1 << 12, number, tuple(shape), stride)
 
 
 # --- The nearest call that somebody takes ---------------------------------------------------------

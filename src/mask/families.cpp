@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
-#include <functional>
+#include <iterator>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -305,136 +305,128 @@ Mask padding(Reader& r) {
   return masks::padding(r.seqlen, r.seqlen, drawn, queries.empty() ? drawn : queries);
 }
 
+// --- The families and their parameters, in the order in which they are listed -------------------------
+
 constexpr FamilyParameter kLengths{"lengths", "lengths of the documents, adding up to seqlen; 3 to 7 drawn ones"};
 
 constexpr FamilyParameter kPacked{"lengths", "lengths of the documents, adding up to seqlen; one of all"};
 
+constexpr FamilyParameter kOffset[] = {{"q_offset", "row i stands at key position i + q_offset; 0"}};
+constexpr FamilyParameter kWindow[] = {{"left", "keys before the row's own that are visible, -1 all; seqlen / 16 - 1"},
+                                       {"right", "keys after it, -1 all; 0"}};
+constexpr FamilyParameter kDocuments[] = {kLengths};
+constexpr FamilyParameter kGroups[] = {{"groups", "lengths of the groups, adding up to seqlen; 3 to 7 drawn ones"},
+                                       {"answers", "answers of each group, repeated as needed; 2 to 6 drawn"}};
+constexpr FamilyParameter kGlobal[] = {{"global", "tokens that see and are seen by all; 16, at most seqlen / 4"},
+                                       {"window", "reach to either side; seqlen / 16"}};
+constexpr FamilyParameter kBlocks[] = {
+    {"lengths", "lengths of the blocks, the last being the test example; 3 to 7 drawn ones"}};
+constexpr FamilyParameter kPrefix[] = {{"prefix", "keys that every row sees; seqlen / 2"}};
+constexpr FamilyParameter kPrefixes[] = {kLengths, {"prefix", "prefix of each document; 10 to 50 % of it, drawn"}};
+constexpr FamilyParameter kSpans[] = {{"spans", "begin,end of each dropped span; the paper's two, scaled to seqlen"}};
+constexpr FamilyParameter kBuckets[] = {{"buckets", "how many buckets to draw from; 8"},
+                                        {"query_buckets", "bucket of each query; drawn and sorted"},
+                                        {"key_buckets", "bucket of each key; drawn and sorted"},
+                                        {"causal", "1: also j <= i; 1"}};
+constexpr FamilyParameter kSeed[] = {{"seed", "of the evictions; drawn"}};
+constexpr FamilyParameter kEviction[] = {{"evicted_at", "first row that no longer sees each key; drawn"}};
+constexpr FamilyParameter kTree[] = {
+    {"parents", "parent of each node in depth-first order, -1 a root; 4 to 12 drawn nodes"},
+    {"lengths", "tokens of each node; seqlen shared out evenly"}};
+constexpr FamilyParameter kPadding[] = {
+    {"key_lengths", "visible keys of each batch entry; one drawn, at least seqlen / 2"},
+    {"query_lengths", "rows that see anything; as key_lengths if those are drawn, else all"}};
+constexpr FamilyParameter kSinks[] = {kPacked,
+                                      {"sink", "first keys of a document that its rows always see; 4"},
+                                      {"window", "last keys that a row sees, its own included, -1 all; seqlen / 16"}};
+constexpr FamilyParameter kFrames[] = {
+    kPacked,
+    {"blocks", "length of every block, or their lengths, adding up to seqlen; seqlen / 8"},
+    {"window", "last blocks that a row sees, its own included, -1 all; -1"}};
+constexpr FamilyParameter kImages[] = {
+    kPacked,
+    {"blocks", "begin,end of each block; every second of 3 to 7 drawn pieces of a document"},
+    {"window", "last keys that a row sees, its own included, -1 all; -1"}};
+constexpr FamilyParameter kCopies[] = {
+    {"lengths", "lengths of the documents of one copy, adding up to seqlen / 2; one of all"},
+    {"blocks", "length of every block, or their lengths, adding up to seqlen / 2; seqlen / 16"},
+    {"concatenated", "1: the noisy copy of everything before the clean one, which fits a single document; 0"}};
+constexpr FamilyParameter kPasses[] = {
+    {"steps", "passes, this one included; 4"},
+    {"lengths", "lengths of the documents, adding up to seqlen / steps; one of all"}};
+constexpr FamilyParameter kDrafts[] = {
+    {"anchors", "position of each block's first token, ascending; drawn, blocks being half of seqlen"},
+    {"block", "tokens of a block; 16, at most seqlen / 16"},
+    {"lengths", "lengths of the documents of the context, adding up to seqlen less the blocks; one of all"}};
+
 struct Entry {
   Family family;
-  std::function<Mask(Reader&)> build;
+  Mask (*build)(Reader&);
 };
 
-const std::vector<Entry>& entries() {
-  static constexpr FamilyParameter kOffset[] = {{"q_offset", "row i stands at key position i + q_offset; 0"}};
-  static constexpr FamilyParameter kWindow[] = {
-      {"left", "keys before the row's own that are visible, -1 all; seqlen / 16 - 1"},
-      {"right", "keys after it, -1 all; 0"}};
-  static constexpr FamilyParameter kDocuments[] = {kLengths};
-  static constexpr FamilyParameter kGroups[] = {
-      {"groups", "lengths of the groups, adding up to seqlen; 3 to 7 drawn ones"},
-      {"answers", "answers of each group, repeated as needed; 2 to 6 drawn"}};
-  static constexpr FamilyParameter kGlobal[] = {
-      {"global", "tokens that see and are seen by all; 16, at most seqlen / 4"},
-      {"window", "reach to either side; seqlen / 16"}};
-  static constexpr FamilyParameter kBlocks[] = {
-      {"lengths", "lengths of the blocks, the last being the test example; 3 to 7 drawn ones"}};
-  static constexpr FamilyParameter kPrefix[] = {{"prefix", "keys that every row sees; seqlen / 2"}};
-  static constexpr FamilyParameter kPrefixes[] = {kLengths,
-                                                  {"prefix", "prefix of each document; 10 to 50 % of it, drawn"}};
-  static constexpr FamilyParameter kSpans[] = {
-      {"spans", "begin,end of each dropped span; the paper's two, scaled to seqlen"}};
-  static constexpr FamilyParameter kBuckets[] = {{"buckets", "how many buckets to draw from; 8"},
-                                                 {"query_buckets", "bucket of each query; drawn and sorted"},
-                                                 {"key_buckets", "bucket of each key; drawn and sorted"},
-                                                 {"causal", "1: also j <= i; 1"}};
-  static constexpr FamilyParameter kSeed[] = {{"seed", "of the evictions; drawn"}};
-  static constexpr FamilyParameter kEviction[] = {{"evicted_at", "first row that no longer sees each key; drawn"}};
-  static constexpr FamilyParameter kTree[] = {
-      {"parents", "parent of each node in depth-first order, -1 a root; 4 to 12 drawn nodes"},
-      {"lengths", "tokens of each node; seqlen shared out evenly"}};
-  static constexpr FamilyParameter kPadding[] = {
-      {"key_lengths", "visible keys of each batch entry; one drawn, at least seqlen / 2"},
-      {"query_lengths", "rows that see anything; as key_lengths if those are drawn, else all"}};
-  static constexpr FamilyParameter kSinks[] = {
-      kPacked,
-      {"sink", "first keys of a document that its rows always see; 4"},
-      {"window", "last keys that a row sees, its own included, -1 all; seqlen / 16"}};
-  static constexpr FamilyParameter kFrames[] = {
-      kPacked,
-      {"blocks", "length of every block, or their lengths, adding up to seqlen; seqlen / 8"},
-      {"window", "last blocks that a row sees, its own included, -1 all; -1"}};
-  static constexpr FamilyParameter kImages[] = {
-      kPacked,
-      {"blocks", "begin,end of each block; every second of 3 to 7 drawn pieces of a document"},
-      {"window", "last keys that a row sees, its own included, -1 all; -1"}};
-  static constexpr FamilyParameter kCopies[] = {
-      {"lengths", "lengths of the documents of one copy, adding up to seqlen / 2; one of all"},
-      {"blocks", "length of every block, or their lengths, adding up to seqlen / 2; seqlen / 16"},
-      {"concatenated", "1: the noisy copy of everything before the clean one, which fits a single document; 0"}};
-  static constexpr FamilyParameter kPasses[] = {
-      {"steps", "passes, this one included; 4"},
-      {"lengths", "lengths of the documents, adding up to seqlen / steps; one of all"}};
-  static constexpr FamilyParameter kDrafts[] = {
-      {"anchors", "position of each block's first token, ascending; drawn, blocks being half of seqlen"},
-      {"block", "tokens of a block; 16, at most seqlen / 16"},
-      {"lengths", "lengths of the documents of the context, adding up to seqlen less the blocks; one of all"}};
-  static const std::vector<Entry> table = {
-      {{"full", "every row sees every key", {}}, [](Reader& r) { return masks::full(r.seqlen, r.seqlen); }},
-      {{"causal", "j <= i + q_offset", kOffset},
-       [](Reader& r) { return masks::causal(r.seqlen, r.seqlen, r.integer("q_offset", 0)); }},
-      {{"sliding_window", "i - left <= j <= i + right", kWindow},
-       [](Reader& r) {
-         return masks::sliding_window(r.seqlen, r.seqlen, r.integer("left", std::max<int64_t>(r.seqlen / 16 - 1, 0)),
-                                      r.integer("right", 0));
-       }},
-      {{"causal_document", "same document and j <= i", kDocuments},
-       [](Reader& r) { return masks::causal_document(Documents::from_lengths(r.lengths("lengths", r.seqlen))); }},
-      {{"document", "same document", kDocuments},
-       [](Reader& r) { return masks::document(Documents::from_lengths(r.lengths("lengths", r.seqlen))); }},
-      {{"shared_question", "j <= i, same group, and j in the question or in i's own answer", kGroups}, shared_question},
-      {{"global_sliding_window", "i < global, or j < global, or |i - j| <= window", kGlobal},
-       [](Reader& r) {
-         return masks::global_sliding_window(r.seqlen, r.integer("global", std::min<int64_t>(16, r.seqlen / 4)),
-                                             r.integer("window", r.seqlen / 16));
-       }},
-      {{"causal_blockwise", "j <= i, and same block or i in the last block", kBlocks},
-       [](Reader& r) { return masks::causal_blockwise(Documents::from_lengths(r.lengths("lengths", r.seqlen))); }},
-      {{"prefix_lm_causal", "j <= i or j < prefix", kPrefix},
-       [](Reader& r) { return masks::prefix_lm_causal(r.seqlen, r.integer("prefix", r.seqlen / 2)); }},
-      {{"prefix_lm_document", "same document, and j <= i or j in the document's prefix", kPrefixes},
-       prefix_lm_document},
-      {{"qk_sparse", "j <= i, and a key j of a span [b, e) is hidden from rows [j, e)", kSpans}, qk_sparse},
-      {{"hash_sparse", "i and j in the same bucket, and j <= i", kBuckets}, hash_sparse},
-      {{"random_eviction", "j <= i and i < the row that evicts j; from seqlen / 2 on each row evicts one key", kSeed},
-       random_eviction},
-      {{"eviction", "j <= i and i < evicted_at[j]", kEviction}, eviction},
-      {{"prefix_tree", "j <= i, and j's node is i's node or an ancestor of it", kTree}, prefix_tree},
-      {{"padding", "j < key_lengths[batch] and i < query_lengths[batch]", kPadding}, padding},
-      {{"attention_sink_window", "same document, j <= i, and i - j < window or j among the document's first sink keys",
-        kSinks},
-       [](Reader& r) {
-         return masks::attention_sink_window(r.documents("lengths", r.seqlen), r.integer("sink", 4),
-                                             r.integer("window", std::max<int64_t>(r.seqlen / 16, 1)));
-       }},
-      {{"block_causal", "same document, block(j) <= block(i), and block(i) - block(j) < window", kFrames},
-       block_causal},
-      {{"causal_with_blocks", "same document, and j <= i and i - j < window, or j in i's own block", kImages},
-       causal_with_blocks},
-      {{"block_diffusion",
-        "same document, and j in the clean copy of an earlier block than i's, or in i's own copy of the same block; "
-        "each block's noisy copy lies before its clean one, or all noisy copies before all clean ones",
-        kCopies},
-       block_diffusion},
-      {{"eagle3_ttt",
-        "i in the last pass, and j in the first pass, same document and at or before i, or j in a later pass and i's "
-        "own token; the rows above the last pass, which make it a square, are empty",
-        kPasses},
-       eagle3_ttt},
-      {{"dflash",
-        "i in a block, and j in the same block, or j in the context before the block's anchor and in its document; the "
-        "rows of the context, which make it a square, are empty",
-        kDrafts},
-       dflash},
-  };
-  return table;
-}
+constexpr Entry kTable[] = {
+    {{"full", "every row sees every key", {}}, [](Reader& r) { return masks::full(r.seqlen, r.seqlen); }},
+    {{"causal", "j <= i + q_offset", kOffset},
+     [](Reader& r) { return masks::causal(r.seqlen, r.seqlen, r.integer("q_offset", 0)); }},
+    {{"sliding_window", "i - left <= j <= i + right", kWindow},
+     [](Reader& r) {
+       return masks::sliding_window(r.seqlen, r.seqlen, r.integer("left", std::max<int64_t>(r.seqlen / 16 - 1, 0)),
+                                    r.integer("right", 0));
+     }},
+    {{"causal_document", "same document and j <= i", kDocuments},
+     [](Reader& r) { return masks::causal_document(Documents::from_lengths(r.lengths("lengths", r.seqlen))); }},
+    {{"document", "same document", kDocuments},
+     [](Reader& r) { return masks::document(Documents::from_lengths(r.lengths("lengths", r.seqlen))); }},
+    {{"shared_question", "j <= i, same group, and j in the question or in i's own answer", kGroups}, shared_question},
+    {{"global_sliding_window", "i < global, or j < global, or |i - j| <= window", kGlobal},
+     [](Reader& r) {
+       return masks::global_sliding_window(r.seqlen, r.integer("global", std::min<int64_t>(16, r.seqlen / 4)),
+                                           r.integer("window", r.seqlen / 16));
+     }},
+    {{"causal_blockwise", "j <= i, and same block or i in the last block", kBlocks},
+     [](Reader& r) { return masks::causal_blockwise(Documents::from_lengths(r.lengths("lengths", r.seqlen))); }},
+    {{"prefix_lm_causal", "j <= i or j < prefix", kPrefix},
+     [](Reader& r) { return masks::prefix_lm_causal(r.seqlen, r.integer("prefix", r.seqlen / 2)); }},
+    {{"prefix_lm_document", "same document, and j <= i or j in the document's prefix", kPrefixes}, prefix_lm_document},
+    {{"qk_sparse", "j <= i, and a key j of a span [b, e) is hidden from rows [j, e)", kSpans}, qk_sparse},
+    {{"hash_sparse", "i and j in the same bucket, and j <= i", kBuckets}, hash_sparse},
+    {{"random_eviction", "j <= i and i < the row that evicts j; from seqlen / 2 on each row evicts one key", kSeed},
+     random_eviction},
+    {{"eviction", "j <= i and i < evicted_at[j]", kEviction}, eviction},
+    {{"prefix_tree", "j <= i, and j's node is i's node or an ancestor of it", kTree}, prefix_tree},
+    {{"padding", "j < key_lengths[batch] and i < query_lengths[batch]", kPadding}, padding},
+    {{"attention_sink_window", "same document, j <= i, and i - j < window or j among the document's first sink keys",
+      kSinks},
+     [](Reader& r) {
+       return masks::attention_sink_window(r.documents("lengths", r.seqlen), r.integer("sink", 4),
+                                           r.integer("window", std::max<int64_t>(r.seqlen / 16, 1)));
+     }},
+    {{"block_causal", "same document, block(j) <= block(i), and block(i) - block(j) < window", kFrames}, block_causal},
+    {{"causal_with_blocks", "same document, and j <= i and i - j < window, or j in i's own block", kImages},
+     causal_with_blocks},
+    {{"block_diffusion",
+      "same document, and j in the clean copy of an earlier block than i's, or in i's own copy of the same block; "
+      "each block's noisy copy lies before its clean one, or all noisy copies before all clean ones",
+      kCopies},
+     block_diffusion},
+    {{"eagle3_ttt",
+      "i in the last pass, and j in the first pass, same document and at or before i, or j in a later pass and i's "
+      "own token; the rows above the last pass, which make it a square, are empty",
+      kPasses},
+     eagle3_ttt},
+    {{"dflash",
+      "i in a block, and j in the same block, or j in the context before the block's anchor and in its document; the "
+      "rows of the context, which make it a square, are empty",
+      kDrafts},
+     dflash},
+};
 
 }  // namespace
 
 std::span<const Family> families() {
   static const std::vector<Family> all = [] {
     std::vector<Family> list;
-    for (const Entry& entry : entries()) list.push_back(entry.family);
+    for (const Entry& entry : kTable) list.push_back(entry.family);
     return list;
   }();
   return all;
@@ -447,8 +439,8 @@ Mask make_family(std::string_view name, int64_t seqlen, const FamilyParameters& 
     return text.empty() ? std::string("none") : text;
   };
   const auto entry =
-      std::find_if(entries().begin(), entries().end(), [&](const Entry& e) { return e.family.name == name; });
-  if (entry == entries().end()) throw_invalid("unknown mask family '", name, "'; known: ", join(families()));
+      std::find_if(std::begin(kTable), std::end(kTable), [&](const Entry& e) { return e.family.name == name; });
+  if (entry == std::end(kTable)) throw_invalid("unknown mask family '", name, "'; known: ", join(families()));
   for (const auto& [key, value] : parameters) {
     const auto known = entry->family.parameters;
     if (std::none_of(known.begin(), known.end(), [&key = key](const FamilyParameter& p) { return p.name == key; })) {

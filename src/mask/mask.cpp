@@ -116,6 +116,16 @@ struct Mask::Data {
       view.content_hash = content_hash::finish(content_hash::frame(view), bounds->hash + block->hash);
   }
 
+  /// The mask with other data.
+  template <typename Change>
+  static Mask changed(Mask mask, Change&& change) {
+    auto data = std::make_shared<Data>(*mask.data_);
+    change(*data);
+    data->finish();
+    mask.data_ = std::move(data);
+    return mask;
+  }
+
   void set_vectors() {
     if (!bounds->borrowed) {
       view.lts = data_or_null(bounds->lts);
@@ -277,21 +287,11 @@ bool Mask::visible(int64_t b, int64_t h, int64_t i, int64_t j) const {
 }
 
 Mask Mask::with_q_offset(int64_t q_offset) const {
-  auto data = std::make_shared<Data>(*data_);
-  data->q_offset = q_offset;
-  data->finish();
-  Mask mask = *this;
-  mask.data_ = std::move(data);
-  return mask;
+  return Data::changed(*this, [&](Data& data) { data.q_offset = q_offset; });
 }
 
 Mask Mask::with_band(const Band& band) const {
-  auto data = std::make_shared<Data>(*data_);
-  data->band = band;
-  data->finish();
-  Mask mask = *this;
-  mask.data_ = std::move(data);
-  return mask;
+  return Data::changed(*this, [&](Data& data) { data.band = band; });
 }
 
 Mask Mask::with_block_mask(std::vector<uint8_t> keep, int64_t batch, int64_t heads) const {
@@ -307,13 +307,10 @@ Mask Mask::with_block_tensor(const TensorView& keep) const {
 }
 
 Mask Mask::with_block(std::shared_ptr<const BlockMask> block) const {
-  auto data = std::make_shared<Data>(*data_);
-  data->block = std::move(block);
-  check_same_device(*data->bounds, data->block->borrowed || !data->block->keep.empty(), data->block->device);
-  data->finish();
-  Mask mask = *this;
-  mask.data_ = std::move(data);
-  return mask;
+  return Data::changed(*this, [&](Data& data) {
+    data.block = std::move(block);
+    check_same_device(*data.bounds, data.block->borrowed || !data.block->keep.empty(), data.block->device);
+  });
 }
 
 std::vector<Finding> Mask::validate(int64_t limit) const {

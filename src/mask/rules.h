@@ -93,19 +93,6 @@ FLASHMASK_RULE Word low_bits(int32_t n) {
   return static_cast<Word>(~bits_from<Word>(n));
 }
 
-/// Bit r is set if row row0 + r sees the column, for every bit of the word (uint64_t or uint32_t); row0 >= 0.
-/// There are no branches: what an interval has before row0 shifts by nothing, what it has past the word shifts
-/// everything out, and an empty or reversed one leaves no bit.
-template <typename Word = uint64_t>
-FLASHMASK_RULE Word visible_bits(const HiddenRows& hidden, int32_t row0) {
-  Word bits = 0;
-  for (int n = 0; n < 4; ++n) {
-    const int32_t begin = hidden.interval[n].begin - row0, end = hidden.interval[n].end - row0;
-    bits |= bits_from<Word>(begin < 0 ? 0 : begin) & ~bits_from<Word>(end < 0 ? 0 : end);
-  }
-  return static_cast<Word>(~bits);
-}
-
 /// Of the 32 rows that begin 32 * window rows after row0: bit r is set if the row is row0 + from or a later one.
 FLASHMASK_RULE uint32_t window_from(int32_t from, int window) {
   const int32_t rest = from - 32 * window;
@@ -136,32 +123,9 @@ FLASHMASK_RULE TileBand tile_band(const Columns& m, int32_t first, int32_t row0)
 /// tile.
 FLASHMASK_RULE Interval columns_in_band(TileBand band, int32_t r) { return {r - band.bottom + 1, r - band.top + 1}; }
 
-/// The vectors' elements of the columns first + at[i] (0 <= at[i], at[i] * stride < 2^31).
-template <int n>
-struct StoredBounds {
-  const Columns& columns;
-  int32_t first;
-  const int32_t (&at)[n];
-
-  /// Where interval 0 or 1 of the columns begins and ends; false if the mask has no such interval.
-  FLASHMASK_RULE bool operator()(int interval, int32_t (&begin)[n], int32_t (&end)[n]) const {
-    const int32_t* from = interval == 0 ? columns.lts : columns.uts;
-    const int32_t* to = interval == 0 ? columns.lte : columns.ute;
-    if (!from && !to) return false;
-    const int64_t base = first * columns.stride;
-    for (int i = 0; i < n; ++i) {
-      const int32_t place = at[i] * static_cast<int32_t>(columns.stride);
-      begin[i] = from ? (from + base)[place] : 0;
-      end[i] = to ? (to + base)[place] : columns.seqlen_q;
-    }
-    return true;
-  }
-};
-
 /// For n columns of a tile, first + at[i] (0 <= at[i] < tile_keys <= 2^20): bit r of bits[w][i] is set if row row0 + 32
-/// w + r (below seqlen_q) sees the column, r < 32; row0 >= 0. It is what visible_bits(hidden_rows(m, first + at[i]),
-/// row0 + 32 w) says, for kernels that ask for every column of a tile. `bounds` reads the vectors: a StoredBounds, or
-/// what does the same.
+/// w + r (below seqlen_q) sees the column, r < 32; row0 >= 0. `bounds` reads the vectors: bounds(interval, begin, end)
+/// sets where interval 0 or 1 of the n columns begins and ends, or returns false if the mask has no such interval.
 template <int tile_keys, int windows, int n, typename Bounds>
 FLASHMASK_RULE void visible_windows(const Columns& m, const Bounds& bounds, int32_t first, const int32_t (&at)[n],
                                     int32_t row0, uint32_t (&bits)[windows][n]) {
@@ -194,10 +158,6 @@ FLASHMASK_RULE void visible_windows(const Columns& m, const Bounds& bounds, int3
       for (int w = 1; w < windows; ++w) bits[w][i] &= ~window_from(skipped, w) | window_from(until, w);
     }
   }
-}
-
-FLASHMASK_RULE uint32_t visible_bits32(const HiddenRows& hidden, int32_t row0) {
-  return visible_bits<uint32_t>(hidden, row0);
 }
 
 /// Puts the one that begins first in `a`.

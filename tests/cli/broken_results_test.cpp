@@ -7,8 +7,8 @@
 #include <limits>
 #include <stdexcept>
 
+#include "numerics/number.h"
 #include "verify/run_case.h"
-#include "verify/tensor.h"
 
 namespace flashmask::verify {
 namespace {
@@ -49,8 +49,8 @@ int64_t element(const TensorView& t, int64_t b, int64_t s, int64_t h, int64_t d)
   return b * t.stride[0] + s * t.stride[1] + h * t.stride[2] + d * t.stride[3];
 }
 
-double get(const TensorView& t, int64_t offset) { return load(t.dtype, t.data, offset); }
-void set(const TensorView& t, int64_t offset, double value) { store(t.dtype, t.data, offset, value); }
+double get(const TensorView& t, int64_t offset) { return numerics::load(t.dtype, t.data, offset); }
+void set(const TensorView& t, int64_t offset, double value) { numerics::store(t.dtype, t.data, offset, value); }
 
 Case tested_case(DataType dtype) {
   Case c{.batch = 2,

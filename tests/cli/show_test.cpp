@@ -3,6 +3,7 @@
 
 #include "cli/program.h"
 #include "flashmask/builders.h"
+#include "flashmask/draw.h"
 #include "flashmask/families.h"
 #include "flashmask/inspect.h"
 #include "flashmask/plan.h"

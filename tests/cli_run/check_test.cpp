@@ -92,7 +92,7 @@ std::vector<std::string> failed_after(DataType dtype, const std::function<void(O
   return failed;
 }
 
-void scale(Tensor& tensor, float factor) {
+void scale(Tensor& tensor, double factor) {
   for (int64_t at = 0; at < tensor.size(); ++at) tensor.set(at, tensor.at(at) * factor);
 }
 
@@ -205,8 +205,10 @@ TEST(Projections, ElementsAndScoresHaveAboutUnitVariance) {
   const Packed packed = packed_answers();
   const AttentionShape shape{4, 2, 64};
   const Projections projections(shape, kSeqlen, 9);
-  Tensor q(DataType::kFloat32, {1, kSeqlen, 4, 64}), k(DataType::kFloat32, {1, kSeqlen, 2, 64}),
-      v(DataType::kFloat32, {1, kSeqlen, 2, 64});
+  const auto make = [](int64_t heads) {
+    return Tensor::attention(DataType::kFloat32, numerics::Layout::kBshd, 1, kSeqlen, heads, 64);
+  };
+  Tensor q = make(4), k = make(2), v = make(2);
   projections.fill(packed, 0, 1, 2, q, k, v);
   for (const Tensor* tensor : {&q, &k, &v}) {
     double sum = 0;
@@ -229,7 +231,9 @@ TEST(Projections, DoNotDependOnHowSequencesAreDivided) {
   ASSERT_GE(packed.sequences, 3);
   const AttentionShape shape{4, 2, 15};
   const Projections projections(shape, kSeqlen, 9);
-  const auto make = [&](int64_t n, int64_t heads) { return Tensor(DataType::kBFloat16, {n, kSeqlen, heads, 15}); };
+  const auto make = [&](int64_t n, int64_t heads) {
+    return Tensor::attention(DataType::kBFloat16, numerics::Layout::kBshd, n, kSeqlen, heads, 15);
+  };
   Tensor q3 = make(3, 4), k3 = make(3, 2), v3 = make(3, 2), d3 = make(3, 4), q1 = make(1, 4), k1 = make(1, 2),
          v1 = make(1, 2), d1 = make(1, 4);
   projections.fill(packed, 0, 3, 2, q3, k3, v3);

@@ -10,8 +10,8 @@
 
 #include "flashmask/builders.h"
 #include "io/safetensors.h"
-#include "run/oracle.h"
 #include "run/packing.h"
+#include "run/sequence_rule.h"
 #include "support/temporary_folder.h"
 
 namespace flashmask::run {

@@ -10,8 +10,8 @@
 
 #include "fuzz/check.h"
 #include "fuzz/memory_file.h"
-#include "run/oracle.h"
 #include "run/packing.h"
+#include "run/sequence_rule.h"
 
 namespace flashmask::fuzz {
 namespace {

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -80,10 +81,6 @@ std::vector<Case> all_cases(int multiprocessors, bool quick) {
 
 // --- Masks -------------------------------------------------------------------------------------------
 
-struct Column {
-  int64_t lts, lte, uts, ute;
-};
-
 /// By key tiles: one interval for all keys; two for each key; exactly one granule's rows.
 Column two_intervals(Random& random, int64_t j) {
   if (j < 128) return {40, 150, 0, 0};
@@ -105,26 +102,19 @@ Column per_head(Random& random, int64_t head) {
   return {any(), any(), any(), any()};
 }
 
-/// The row behind the last of key j's document.
-int64_t document_end(int64_t kv_head, int64_t j) {
-  const int64_t length = kv_head % kPatterns == 0 ? 70 : 130;
-  return std::clamp<int64_t>((j / length + 1) * length - (kSeqlenK - kSeqlenQ), 0, kSeqlenQ);
-}
+int64_t document_length(int64_t kv_head) { return kv_head % kPatterns == 0 ? 70 : 130; }
 
 void add_columns(const Case& c, int64_t head, MaskParts& parts) {
   Random random(static_cast<uint64_t>(head + 1));
   for (int64_t j = 0; j < kSeqlenK; ++j) {
     if (c.kind == MaskKind::kDocuments) {
-      parts.lts.push_back(static_cast<int32_t>(document_end(head, j)));
+      parts.lts.push_back(static_cast<int32_t>(document_end(document_length(head), j, kSeqlenQ, kSeqlenK)));
       continue;
     }
     const Column column = c.kind == MaskKind::kTwoIntervals ? two_intervals(random, j)
                           : c.kind == MaskKind::kPerHead    ? per_head(random, head)
                                                             : empty_rows_and_columns(j);
-    parts.lts.push_back(static_cast<int32_t>(column.lts));
-    parts.lte.push_back(static_cast<int32_t>(column.lte));
-    parts.uts.push_back(static_cast<int32_t>(column.uts));
-    parts.ute.push_back(static_cast<int32_t>(column.ute));
+    add_column(column, parts);
   }
 }
 
@@ -183,14 +173,6 @@ struct Sum {
 struct Expected {
   std::vector<Sum> dq, dk, dv;
 };
-
-double dot(const double* x, const double* y, int64_t dim) {
-  double sums[4] = {};
-  for (int64_t d = 0; d < dim; d += 4) {
-    for (int64_t n = 0; n < 4; ++n) sums[n] += x[d + n] * y[d + n];
-  }
-  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
-}
 
 /// A problem on the host: inputs, what a forward gives for them in float64 with its out rounded, and the gradients.
 class Problem {
@@ -353,80 +335,47 @@ Difference compare(const char* name, const Case& c, const std::vector<std::byte>
   return difference;
 }
 
-/// Prints the end of a case's line; whether it passed.
 bool judge(const Problem& problem, const Results& results) {
   const Case& c = problem.c;
   const Difference dq = compare("dq", c, results.dq, kSeqlenQ, c.heads(), kGroup * kPatterns, problem.expected.dq);
   const Difference dk = compare("dk", c, results.dk, kSeqlenK, c.heads_kv, kPatterns, problem.expected.dk);
   const Difference dv = compare("dv", c, results.dv, kSeqlenK, c.heads_kv, kPatterns, problem.expected.dv);
-  for (const Difference* difference : {&dq, &dk, &dv}) {
-    if (difference->wrong.empty()) continue;
-    std::printf("  FAILED: %s\n", difference->wrong.c_str());
-    return false;
-  }
-  std::printf("  ok: dq within %.1e, dk %.1e, dv %.1e\n", dq.largest, dk.largest, dv.largest);
-  return true;
+  const std::string& wrong = !dq.wrong.empty() ? dq.wrong : !dk.wrong.empty() ? dk.wrong : dv.wrong;
+  return verdict(wrong, within({{"dq", dq}, {"dk", dk}, {"dv", dv}}));
 }
 
-/// Without the deterministic mode the order in which dq is added up is anybody's.
+/// Without the deterministic mode dq is added up in any order.
 bool same_bits(Mode mode, const Results& a, const Results& b) {
   return a.dk == b.dk && a.dv == b.dv && (mode == Mode::kPlanInCall || a.dq == b.dq);
 }
 
-bool run_mode(const Case& c, Mode mode, const char* mode_name, const Arguments& arguments, const Problem& problem,
-              DeviceRun& device) {
-  std::printf("%s", describe(c, mode_name).c_str());
-  std::fflush(stdout);
-  try {
-    const Results first = device.run(mode);
-    for (int n = 1; n < arguments.repeat; ++n) {
-      if (same_bits(mode, device.run(mode), first)) continue;
-      std::printf("  FAILED: run %d has other bits than the first\n", n + 1);
-      return false;
-    }
-    return judge(problem, first);
-  } catch (const std::exception& error) {
-    std::printf("  FAILED: %s\n", error.what());
-    return false;
-  }
+auto modes(const Arguments& arguments) {
+  return std::span(kModes).first(arguments.quick ? kQuickModes : std::size(kModes));
 }
 
-std::size_t modes(const Arguments& arguments) { return arguments.quick ? kQuickModes : std::size(kModes); }
-
-int list_cases(const Arguments& arguments, int multiprocessors) {
-  for (const Case& c : all_cases(multiprocessors, arguments.quick)) {
-    for (std::size_t n = 0; n < modes(arguments); ++n) std::printf("%s\n", describe(c, kModes[n].second).c_str());
-  }
-  return 0;
+int run_all(const Arguments& arguments, int multiprocessors) {
+  return run_cases(all_cases(multiprocessors, arguments.quick), modes(arguments),
+                   [&](const Case& c, auto in_all_modes) {
+                     const Problem problem(c, Random(1));
+                     DeviceRun device(problem, arguments.poison);
+                     in_all_modes([&](Mode mode, const char* name) {
+                       return run_and_judge(
+                           describe(c, name), arguments.repeat, [&] { return device.run(mode); },
+                           [&](const Results& a, const Results& b) { return same_bits(mode, a, b); },
+                           [&](const Results& results) { return judge(problem, results); });
+                     });
+                   });
 }
-
-int run_cases(const Arguments& arguments, int multiprocessors) {
-  int passed = 0, failed = 0;
-  for (const Case& c : all_cases(multiprocessors, arguments.quick)) {
-    const Problem problem(c, Random(1));
-    DeviceRun device(problem, arguments.poison);
-    for (std::size_t n = 0; n < modes(arguments); ++n) {
-      const auto& [mode, name] = kModes[n];
-      ++(run_mode(c, mode, name, arguments, problem, device) ? passed : failed);
-    }
-  }
-  std::printf("%d passed, %d failed\n", passed, failed);
-  return failed == 0 ? 0 : 1;
-}
-
-constexpr const char* kUsage =
-    "gpu_backward_cases [--list] [--quick] [--no-poison] [--repeat N] [--probe]\n"
-    "  --list       only print the cases; sizes as on 132 multiprocessors if there is no device\n"
-    "  --quick      four masks, in the two ways that add up dq\n"
-    "  --no-poison  leave workspace and plan as they are allocated, for a tool that looks for reads of memory nobody "
-    "wrote\n"
-    "  --repeat N   run each case N times and compare the bits\n"
-    "  --probe      only allocate and clear some of the device's memory, to see whether a tool works\n";
 
 }  // namespace
 }  // namespace flashmask::test
 
 int main(int count, char** words) {
   using namespace flashmask::test;
-  return run_program(count, words, kUsage, list_cases, run_cases);
+  return run_program(
+      count, words, usage("gpu_backward_cases", "four masks, in the two ways that add up dq"),
+      [](const Arguments& arguments, int multiprocessors) {
+        return list_cases(all_cases(multiprocessors, arguments.quick), modes(arguments));
+      },
+      run_all);
 }

@@ -8,9 +8,9 @@ library is never asked which elements are visible.
 import os
 from dataclasses import dataclass, field
 
-import oracle
 import torch
-from flashmask_torch import Backward, Forward, Mask, Plan
+from harness import oracle
+from harness.calls import Backward, Forward, Mask, Plan
 
 DEVICE = torch.device(os.environ.get("FLASHMASK_TEST_DEVICE", "cuda"))
 BLOCK = 128

@@ -8,8 +8,10 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -97,10 +99,6 @@ std::vector<Case> all_cases(int multiprocessors, bool quick) {
 
 // --- Masks -------------------------------------------------------------------------------------------
 
-struct Column {
-  int64_t lts, lte, uts, ute;
-};
-
 /// By key blocks: nothing hidden; one interval for all keys; two for each key; exactly one warpgroup's rows.
 Column two_intervals(Random& random, int64_t j) {
   switch (j / 128 % 4) {
@@ -124,26 +122,19 @@ Column per_head(Random& random, int64_t head) {
   return {any(), any(), any(), any()};
 }
 
-/// The row behind the last of key j's document.
-int64_t document_end(int64_t head, int64_t j, int64_t seqlen_k) {
-  const int64_t length = head == 0 ? 70 : 130;
-  return std::clamp<int64_t>((j / length + 1) * length - (seqlen_k - kSeqlenQ), 0, kSeqlenQ);
-}
+int64_t document_length(int64_t head) { return head == 0 ? 70 : 130; }
 
 void add_columns(const Case& c, int64_t b, int64_t head, MaskParts& parts) {
   Random random(static_cast<uint64_t>(7 * b + head % kPatterns + 1));
   for (int64_t j = 0; j < c.seqlen_k; ++j) {
     if (c.kind == MaskKind::kDocuments) {
-      parts.lts.push_back(static_cast<int32_t>(document_end(head, j, c.seqlen_k)));
+      parts.lts.push_back(static_cast<int32_t>(document_end(document_length(head), j, kSeqlenQ, c.seqlen_k)));
       continue;
     }
     const Column column = c.kind == MaskKind::kTwoIntervals ? two_intervals(random, j)
                           : c.kind == MaskKind::kPerHead    ? per_head(random, head)
                                                             : Column{0, 70, 120, kSeqlenQ};
-    parts.lts.push_back(static_cast<int32_t>(column.lts));
-    parts.lte.push_back(static_cast<int32_t>(column.lte));
-    parts.uts.push_back(static_cast<int32_t>(column.uts));
-    parts.ute.push_back(static_cast<int32_t>(column.ute));
+    add_column(column, parts);
   }
 }
 
@@ -226,7 +217,8 @@ class Oracle {
       // Scores are far from where exp overflows, so there is no maximum to take off.
       for (int64_t j = 0; j < c_.seqlen_k; ++j) {
         if (!visible(b, head, i, j)) continue;
-        const double weight = std::exp(dot(q, kv_row(inputs_.k, b, head, j)) * softmax_scale(c_.instance.head_dim));
+        const double weight =
+            std::exp(dot(q, kv_row(inputs_.k, b, head, j), c_.instance.head_dim) * softmax_scale(c_.instance.head_dim));
         const double* v = kv_row(inputs_.v, b, head, j);
         for (std::size_t d = 0; d < dim; ++d) out[d] += weight * v[d];
         sum += weight;
@@ -235,13 +227,6 @@ class Oracle {
       expected.lse[static_cast<std::size_t>(i)] = std::log(sum);
     }
     return expected;
-  }
-  double dot(const double* x, const double* y) const {
-    double sums[4] = {};
-    for (int64_t d = 0; d < c_.instance.head_dim; d += 4) {
-      for (int64_t n = 0; n < 4; ++n) sums[n] += x[d + n] * y[d + n];
-    }
-    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
   }
 
   const Case& c_;
@@ -330,7 +315,6 @@ void compare_row(const Case& c, const Results& results, const Expected& expected
   }
 }
 
-/// Prints the end of a case's line; whether it passed.
 bool judge(const Case& c, const Results& results, Oracle& oracle) {
   Difference out, lse;
   for (int64_t b = 0; b < c.batch; ++b) {
@@ -338,70 +322,34 @@ bool judge(const Case& c, const Results& results, Oracle& oracle) {
       for (int64_t i = 0; i < kSeqlenQ; ++i) compare_row(c, results, oracle.of(b, head), b, head, i, out, lse);
     }
   }
-  const std::string& wrong = out.wrong.empty() ? lse.wrong : out.wrong;
-  if (wrong.empty()) {
-    std::printf("  ok: out within %.1e, lse within %.1e\n", out.largest, lse.largest);
-  } else {
-    std::printf("  FAILED: %s\n", wrong.c_str());
-  }
-  return wrong.empty();
+  return verdict(out.wrong.empty() ? lse.wrong : out.wrong, within({{"out", out}, {"lse", lse}}));
 }
 
-bool run_mode(const Case& c, Mode mode, const char* mode_name, const Arguments& arguments, const Inputs& inputs,
-              DeviceRun& device, Oracle& oracle) {
-  std::printf("%s", describe(c, mode_name).c_str());
-  std::fflush(stdout);
-  try {
-    const Results first = device.run(mode, inputs.mask);
-    for (int n = 1; n < arguments.repeat; ++n) {
-      if (device.run(mode, inputs.mask) == first) continue;
-      std::printf("  FAILED: run %d has other bits than the first\n", n + 1);
-      return false;
-    }
-    return judge(c, first, oracle);
-  } catch (const std::exception& error) {
-    std::printf("  FAILED: %s\n", error.what());
-    return false;
-  }
+auto modes(const Arguments& arguments) { return std::span(kModes).first(arguments.quick ? 1 : std::size(kModes)); }
+
+int run_all(const Arguments& arguments, int multiprocessors) {
+  return run_cases(all_cases(multiprocessors, arguments.quick), modes(arguments),
+                   [&](const Case& c, auto in_all_modes) {
+                     const Inputs inputs(c, Random(1));
+                     Oracle oracle(c, inputs);
+                     DeviceRun device(c, inputs, arguments.poison);
+                     in_all_modes([&](Mode mode, const char* name) {
+                       return run_and_judge(
+                           describe(c, name), arguments.repeat, [&] { return device.run(mode, inputs.mask); },
+                           std::equal_to<Results>(), [&](const Results& results) { return judge(c, results, oracle); });
+                     });
+                   });
 }
-
-std::size_t modes(const Arguments& arguments) { return arguments.quick ? 1 : std::size(kModes); }
-
-int list_cases(const Arguments& arguments, int multiprocessors) {
-  for (const Case& c : all_cases(multiprocessors, arguments.quick)) {
-    for (std::size_t n = 0; n < modes(arguments); ++n) std::printf("%s\n", describe(c, kModes[n].second).c_str());
-  }
-  return 0;
-}
-
-int run_cases(const Arguments& arguments, int multiprocessors) {
-  int passed = 0, failed = 0;
-  for (const Case& c : all_cases(multiprocessors, arguments.quick)) {
-    const Inputs inputs(c, Random(1));
-    Oracle oracle(c, inputs);
-    DeviceRun device(c, inputs, arguments.poison);
-    for (std::size_t n = 0; n < modes(arguments); ++n) {
-      const auto& [mode, name] = kModes[n];
-      ++(run_mode(c, mode, name, arguments, inputs, device, oracle) ? passed : failed);
-    }
-  }
-  std::printf("%d passed, %d failed\n", passed, failed);
-  return failed == 0 ? 0 : 1;
-}
-
-constexpr const char* kUsage =
-    "gpu_forward_cases [--list] [--quick] [--no-poison] [--repeat N] [--probe]\n"
-    "  --list       only print the cases; sizes as on 132 multiprocessors if there is no device\n"
-    "  --quick      four masks, with a plan made in the call\n"
-    "  --no-poison  leave workspace and plan as they are allocated, for a tool that looks for reads of memory nobody "
-    "wrote\n"
-    "  --repeat N   run each case N times and compare the bits\n"
-    "  --probe      only allocate and clear some of the device's memory, to see whether a tool works\n";
 
 }  // namespace
 }  // namespace flashmask::test
 
 int main(int count, char** words) {
   using namespace flashmask::test;
-  return run_program(count, words, kUsage, list_cases, run_cases);
+  return run_program(
+      count, words, usage("gpu_forward_cases", "four masks, with a plan made in the call"),
+      [](const Arguments& arguments, int multiprocessors) {
+        return list_cases(all_cases(multiprocessors, arguments.quick), modes(arguments));
+      },
+      run_all);
 }

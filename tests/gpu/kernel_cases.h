@@ -7,6 +7,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +16,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "common/random.h"
@@ -91,7 +93,33 @@ struct Numbers {
   }
 };
 
+/// With four sums, so that the compiler adds four at a time.
+inline double dot(const double* x, const double* y, int64_t dim) {
+  double sums[4] = {};
+  for (int64_t d = 0; d < dim; d += 4) {
+    for (int64_t n = 0; n < 4; ++n) sums[n] += x[d + n] * y[d + n];
+  }
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
 // --- Masks and tensors -------------------------------------------------------------------------------
+
+/// The hidden row intervals of one key.
+struct Column {
+  int64_t lts, lte, uts, ute;
+};
+
+inline void add_column(const Column& column, MaskParts& parts) {
+  parts.lts.push_back(static_cast<int32_t>(column.lts));
+  parts.lte.push_back(static_cast<int32_t>(column.lte));
+  parts.uts.push_back(static_cast<int32_t>(column.uts));
+  parts.ute.push_back(static_cast<int32_t>(column.ute));
+}
+
+/// The row after the last row of key j's document, for documents of `length` keys and rows aligned to the last keys.
+inline int64_t document_end(int64_t length, int64_t j, int64_t seqlen_q, int64_t seqlen_k) {
+  return std::clamp<int64_t>((j / length + 1) * length - (seqlen_k - seqlen_q), 0, seqlen_q);
+}
 
 /// The vectors as startend_row_indices.
 inline std::vector<int32_t> interleave(const MaskParts& parts) {
@@ -147,6 +175,18 @@ struct Difference {
   }
 };
 
+/// "out within 1.2e-03, lse 4.0e-06".
+inline std::string within(std::initializer_list<std::pair<const char*, const Difference&>> results) {
+  std::string text;
+  for (const auto& [name, difference] : results) {
+    char part[64];
+    std::snprintf(part, sizeof(part), "%s%s%s %.1e", text.empty() ? "" : ", ", name, text.empty() ? " within" : "",
+                  difference.largest);
+    text += part;
+  }
+  return text;
+}
+
 // --- The program -------------------------------------------------------------------------------------
 
 struct Arguments {
@@ -175,6 +215,74 @@ inline std::optional<Arguments> parse(int count, char** words) {
   return arguments;
 }
 
+/// Prints the line of a case, calls run() `repeat` times and judges the first results; same(a, b) must hold between
+/// them and all others. judge(results) prints the end of the line and returns whether they are right.
+template <typename Run, typename Same, typename Judge>
+bool run_and_judge(const std::string& line, int repeat, Run run, Same same, Judge judge) {
+  std::printf("%s", line.c_str());
+  std::fflush(stdout);
+  try {
+    const auto first = run();
+    for (int n = 1; n < repeat; ++n) {
+      if (same(run(), first)) continue;
+      std::printf("  FAILED: run %d has other bits than the first\n", n + 1);
+      return false;
+    }
+    return judge(first);
+  } catch (const std::exception& error) {
+    std::printf("  FAILED: %s\n", error.what());
+    return false;
+  }
+}
+
+/// Prints the end of a case's line; whether nothing is wrong. `within`: what is said of it then.
+inline bool verdict(std::string_view wrong, const std::string& within) {
+  if (wrong.empty()) {
+    std::printf("  ok: %s\n", within.c_str());
+  } else {
+    std::printf("  FAILED: %.*s\n", static_cast<int>(wrong.size()), wrong.data());
+  }
+  return wrong.empty();
+}
+
+/// Prints the line of every case in every mode.
+template <typename Cases, typename Modes>
+int list_cases(const Cases& cases, const Modes& modes) {
+  for (const auto& c : cases) {
+    for (const auto& [mode, name] : modes) std::printf("%s\n", describe(c, name).c_str());
+  }
+  return 0;
+}
+
+/// Runs every case: run_case(case, in_all_modes) makes its inputs once and gives in_all_modes a function of (mode,
+/// name).
+template <typename Cases, typename Modes, typename RunCase>
+int run_cases(const Cases& cases, const Modes& modes, RunCase run_case) {
+  int passed = 0, failed = 0;
+  for (const auto& c : cases) {
+    run_case(c, [&](auto run_mode) {
+      for (const auto& [mode, name] : modes) ++(run_mode(mode, name) ? passed : failed);
+    });
+  }
+  std::printf("%d passed, %d failed\n", passed, failed);
+  return failed == 0 ? 0 : 1;
+}
+
+/// What the program takes; `quick` is what --quick leaves of the cases.
+inline std::string usage(std::string_view program, std::string_view quick) {
+  return std::string(program) +
+         " [--list] [--quick] [--no-poison] [--repeat N] [--probe]\n"
+         "  --list       only print the cases; sizes as on 132 multiprocessors if there is no device\n"
+         "  --quick      " +
+         std::string(quick) +
+         "\n"
+         "  --no-poison  leave workspace and plan as they are allocated, for a tool that looks for reads of memory "
+         "that "
+         "was never written\n"
+         "  --repeat N   run each case N times and compare the bits\n"
+         "  --probe      only allocate and clear some of the device's memory, to see whether a tool works\n";
+}
+
 /// Exit status of --probe: what a tool that watches a program must let it do, and nothing of the library.
 inline int probe() {
   if (const std::string missing = no_device(); !missing.empty()) {
@@ -189,10 +297,10 @@ inline int probe() {
 /// main: list(arguments, multiprocessors) and run_cases(arguments, multiprocessors) give the exit status; 77 is what
 /// ctest counts as skipped.
 template <typename List, typename RunCases>
-int run_program(int count, char** words, const char* usage, List list, RunCases run_cases) {
+int run_program(int count, char** words, const std::string& usage, List list, RunCases run_cases) {
   const auto arguments = parse(count, words);
   if (!arguments) {
-    std::fputs(usage, stderr);
+    std::fputs(usage.c_str(), stderr);
     return 2;
   }
   try {

@@ -3,7 +3,6 @@
 
 import dataclasses
 
-import oracle
 import pytest
 import torch
 from cases import (
@@ -18,7 +17,8 @@ from cases import (
     gradient_inputs,
     same_bits,
 )
-from flashmask_torch import Backward, CallError, Forward, Plan
+from harness import oracle
+from harness.calls import Backward, CallError, Forward, Plan
 from ingredients import BF16, dims, document_bounds, random_lengths, two_intervals, types
 from random_cases import random_case
 

@@ -3,11 +3,11 @@
 
 import dataclasses
 
-import oracle
 import pytest
 import torch
 from cases import DEVICE, Case, assert_same, call, check, same_bits
-from flashmask_torch import Forward, Plan
+from harness import oracle
+from harness.calls import Forward, Plan
 from ingredients import BF16, F16, dims, document_bounds, random_lengths, two_intervals, types
 from random_cases import random_case
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "flashmask/builders.h"
+#include "flashmask/draw.h"
 #include "flashmask/inspect.h"
 #include "flashmask/mask.h"
 #include "flashmask/plan.h"

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Never run: that it compiles shows that every function of rules.h is device code.
-#include "mask/rules.h"
+#include "single_columns.h"
 
 namespace rules = flashmask::rules;
+namespace test = flashmask::test;
 
 __global__ void use_every_rule(rules::Columns columns, int32_t i, int32_t j, int32_t tile_rows, uint64_t* out) {
   const rules::HiddenRows hidden = rules::hidden_rows(columns, j);
   out[0] = rules::is_visible(columns, i, j) && rules::is_visible(hidden, i);
-  out[1] = rules::visible_bits(hidden, i) & rules::low_bits(j);
-  out[1] &= rules::visible_bits32(hidden, i) & rules::low_bits<uint32_t>(j);
+  out[1] = test::visible_bits(hidden, i) & rules::low_bits(j);
+  out[1] &= test::visible_bits<uint32_t>(hidden, i) & rules::low_bits<uint32_t>(j);
   const rules::HiddenRows apart = rules::merge(hidden);
   rules::Interval merged[4];
   const int n = rules::merge(hidden, merged);
@@ -23,9 +24,9 @@ __global__ void use_every_rule(rules::Columns columns, int32_t i, int32_t j, int
   const int32_t near[4] = {0, 1, j, j + 1};
   uint32_t one[1][1], two[2][2], four[1][4];
   const int32_t single[1] = {i}, pair[2] = {0, i};
-  rules::visible_windows<128>(columns, rules::StoredBounds<1>{columns, j, single}, j, single, i, one);
-  rules::visible_windows<128>(columns, rules::StoredBounds<2>{columns, j, pair}, j, pair, i, two);
-  rules::visible_windows<128>(columns, rules::StoredBounds<4>{columns, j, near}, j, near, i, four);
+  rules::visible_windows<128>(columns, test::StoredBounds<1>{columns, j, single}, j, single, i, one);
+  rules::visible_windows<128>(columns, test::StoredBounds<2>{columns, j, pair}, j, pair, i, two);
+  rules::visible_windows<128>(columns, test::StoredBounds<4>{columns, j, near}, j, near, i, four);
   const rules::Interval seen = rules::columns_in_band(rules::tile_band(columns, j, i), i);
   out[6] = static_cast<uint64_t>(seen.begin) + static_cast<uint64_t>(seen.end);
   out[3] = (one[0][0] & two[0][0] & two[1][1] & four[0][0] & four[0][1] & four[0][2] & four[0][3]) |

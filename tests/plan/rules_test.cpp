@@ -10,6 +10,7 @@
 
 #include "common/random.h"
 #include "mask/view.h"
+#include "plan/single_columns.h"
 #include "support/extent.h"
 #include "support/independent_rule.h"
 #include "support/random_masks.h"
@@ -106,10 +107,10 @@ TEST(Rules, VisibilityAndBits) {
         ASSERT_EQ(rules::is_visible(column, i, j), at(i, j));
       }
       for (const auto row0 : {int64_t{0}, random.integer(0, rows - 1), rows - 1}) {
-        const uint64_t bits = rules::visible_bits(hidden, static_cast<int32_t>(row0));
+        const uint64_t bits = test::visible_bits(hidden, static_cast<int32_t>(row0));
         for (int64_t r = 0; r < 64 && row0 + r < rows; ++r)
           ASSERT_EQ(bits >> r & 1, at(row0 + r, j) ? 1u : 0u) << row0 << " + " << r;
-        ASSERT_EQ(rules::visible_bits32(hidden, static_cast<int32_t>(row0)), static_cast<uint32_t>(bits));
+        ASSERT_EQ(test::visible_bits<uint32_t>(hidden, static_cast<int32_t>(row0)), static_cast<uint32_t>(bits));
       }
     }
   }
@@ -120,12 +121,12 @@ TEST(Rules, VisibilityAndBits) {
 template <int n, int tile_keys = 512>
 bool windows_agree(const rules::Columns& m, int32_t first, const int32_t (&at)[n], int32_t row0) {
   uint32_t bits[2][n];
-  rules::visible_windows<tile_keys>(m, rules::StoredBounds<n>{m, first, at}, first, at, row0, bits);
+  rules::visible_windows<tile_keys>(m, test::StoredBounds<n>{m, first, at}, first, at, row0, bits);
   const auto rows = rules::low_bits<uint64_t>(m.seqlen_q - row0);
   uint64_t wrong = 0;
   for (int i = 0; i < n; ++i) {
     const uint64_t both = bits[0][i] | static_cast<uint64_t>(bits[1][i]) << 32;
-    wrong |= (both ^ rules::visible_bits(rules::hidden_rows(m, first + at[i]), row0)) & rows;
+    wrong |= (both ^ test::visible_bits(rules::hidden_rows(m, first + at[i]), row0)) & rows;
   }
   return wrong == 0;
 }
@@ -313,8 +314,8 @@ TEST(VisibleWindows, InsideTheBandAndAroundItsEdges) {
 TEST(Rules, BitsAtTheEndOfTheLongestSequence) {
   const int32_t last = INT32_MAX - 64;
   rules::HiddenRows hidden{{{0, 0}, {INT32_MAX - 1, INT32_MAX}, {last, last + 1}, {0, 3}}};
-  EXPECT_EQ(rules::visible_bits(hidden, last), ~uint64_t{0} & ~(uint64_t{1} << 63) & ~uint64_t{1});
-  EXPECT_EQ(rules::visible_bits(hidden, 0), ~uint64_t{7});
+  EXPECT_EQ(test::visible_bits(hidden, last), ~uint64_t{0} & ~(uint64_t{1} << 63) & ~uint64_t{1});
+  EXPECT_EQ(test::visible_bits(hidden, 0), ~uint64_t{7});
 }
 
 TEST(Rules, MergeOfEveryFourSmallIntervals) {

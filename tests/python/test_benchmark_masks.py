@@ -13,7 +13,7 @@ import pytest
 from flashmask import capi
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu")]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu"), str(ROOT / "python")]
 import flex_masks  # noqa: E402
 import paper_masks  # noqa: E402
 import plan_layout  # noqa: E402

@@ -13,14 +13,14 @@ torch = pytest.importorskip("torch")
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu")]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu"), str(ROOT / "python")]
 import matmul  # noqa: E402
 import paper  # noqa: E402
 import paper_backward  # noqa: E402
 import paper_gpu  # noqa: E402
 import paper_masks  # noqa: E402
 import peers  # noqa: E402
-from flashmask_torch import Mask  # noqa: E402
+from harness.calls import Mask  # noqa: E402
 from peers import fa3, flashmask_v3  # noqa: E402
 
 SEQLEN, TOKENS, HIDDEN, HEAD_DIM = 1024, 2048, 64, 64

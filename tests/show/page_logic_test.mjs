@@ -176,5 +176,5 @@ test("what is in a page cannot end its script", () => {
 
 test("a page asks for nothing from elsewhere", () => {
   const page = pageOf(["causal"]);
-  assert.doesNotMatch(page, /https?:|src=|href=|@import|url\(|@page_|@mask_js/);
+  assert.doesNotMatch(page, /https?:|src=|href=|@import|url\(|@page_|@mask_js|@families_js/);
 });

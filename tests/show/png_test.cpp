@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "draw/svg_cells.h"
 #include "flashmask/builders.h"
 #include "flashmask/families.h"
 #include "flashmask/status.h"
-#include "inspect/svg_cells.h"
 #include "support/brute_force.h"
 #include "support/extent.h"
 #include "support/independent_rule.h"

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all tests of the PyTorch front share. The device they run on: devices.py."""
 
+import random
+import sys
+import types
+
+import flashmask
 import pytest
 import torch
 
@@ -8,3 +13,24 @@ import torch
 @pytest.fixture(autouse=True)
 def repeatable():
     torch.manual_seed(0)
+
+
+@pytest.fixture(params=range(3))
+def rng(request):
+    return random.Random(request.param)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """In place of the compiled operators: a plan says how many were made before it."""
+    made = []
+
+    def plan(mask, device=None):
+        made.append(mask)
+        return torch.tensor([len(made)], dtype=torch.uint8)
+
+    stand_in = types.ModuleType("flashmask.ops")
+    stand_in.plan = plan
+    monkeypatch.setitem(sys.modules, "flashmask.ops", stand_in)
+    monkeypatch.setattr(flashmask, "ops", stand_in, raising=False)
+    return made

@@ -17,6 +17,7 @@
 #include "cli/json_output.h"
 #include "cli/mask_vectors.h"
 #include "cli/options.h"
+#include "flashmask/draw.h"
 #include "flashmask/families.h"
 #include "flashmask/inspect.h"
 #include "flashmask/plan.h"

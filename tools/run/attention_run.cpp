@@ -19,7 +19,7 @@ double seconds_of(F&& f) {
 }
 
 Tensor tensor(DataType dtype, int64_t batch, const Packed& packed, int64_t heads, const AttentionShape& shape) {
-  return Tensor(dtype, {batch, packed.seqlen, heads, shape.head_dim});
+  return Tensor::attention(dtype, numerics::Layout::kBshd, batch, packed.seqlen, heads, shape.head_dim);
 }
 
 Inputs make_inputs(const RunOptions& options, const Packed& packed, int64_t batch) {
@@ -43,7 +43,8 @@ Workbench::Workbench(const RunOptions& options, const Packed& packed, const Proj
 
 Outputs Workbench::make_outputs() const {
   const auto make = [&](int64_t heads) { return tensor(options_.dtype, batch_, packed_, heads, options_.shape); };
-  return {make(options_.shape.heads), Tensor(DataType::kFloat32, {batch_, options_.shape.heads, packed_.seqlen}),
+  return {make(options_.shape.heads),
+          Tensor::lse(DataType::kFloat32, numerics::Layout::kBshd, batch_, options_.shape.heads, packed_.seqlen),
           make(options_.shape.heads), make(options_.shape.kv_heads), make(options_.shape.kv_heads)};
 }
 

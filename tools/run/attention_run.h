@@ -15,7 +15,6 @@
 #include "run/options.h"
 #include "run/packing.h"
 #include "run/projections.h"
-#include "run/tensor.h"
 
 namespace flashmask::run {
 

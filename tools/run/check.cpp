@@ -7,7 +7,8 @@
 #include <limits>
 #include <random>
 
-#include "run/oracle.h"
+#include "numerics/accuracy.h"
+#include "run/parallel_for.h"
 
 namespace flashmask::run {
 namespace {
@@ -19,10 +20,6 @@ constexpr int64_t kColumnTries = 256;
 constexpr int64_t kPaddingSamples = 4;
 /// Multiplications that the column samples may take together; a long document's first columns take more.
 constexpr double kColumnWork = 1e9;
-
-constexpr double kFloat32Limit = 1e-5;
-constexpr double kPlainFactor = 2, kPlainSlack = 1e-5;
-constexpr double kLseLimit16Bit = 1e-3;
 
 /// Uniform in [0, count), the same with every standard library.
 int64_t draw(std::mt19937_64& engine, int64_t count) {
@@ -39,8 +36,6 @@ int64_t used_places(const Packed& packed, int64_t sequence) {
 void raise(double& largest, double value) {
   largest = std::max(largest, std::isnan(value) ? std::numeric_limits<double>::infinity() : value);
 }
-
-double difference(double got, double exact) { return got == exact ? 0 : std::abs(got - exact); }
 
 }  // namespace
 
@@ -91,12 +86,17 @@ void SampleCheck::draw_columns(int64_t sequences, uint64_t seed) {
   }
 }
 
-void SampleCheck::compare(Result result, double got, double exact, double plain) {
+void SampleCheck::compare(Result result, const Tensor& got, int64_t offset, const Expected& expected) {
   Accuracy& accuracy = accuracy_[result];
-  const double unit = result == kLse ? std::max(1.0, std::isfinite(exact) ? std::abs(exact) : 1.0) : 1.0;
-  raise(accuracy.max_error, difference(got, exact) / unit);
-  if (std::isfinite(exact)) raise(accuracy.max_reference, std::abs(exact));
-  raise(accuracy.plain_error, difference(plain, exact) / unit);
+  for (std::size_t n = 0; n < expected.exact.size(); ++n) {
+    const double value = got.at(offset + static_cast<int64_t>(n)), exact = expected.exact[n];
+    const double unit = result == kLse ? numerics::lse_unit(exact) : 1.0;
+    raise(accuracy.max_error, numerics::difference(value, exact) / unit);
+    if (std::isfinite(exact)) raise(accuracy.max_reference, std::abs(exact));
+    raise(accuracy.plain_error, numerics::difference(expected.plain[n], exact) / unit);
+    if (!expected.inherited.empty())
+      raise(given_out_error_[result], numerics::difference(value, exact + expected.inherited[n]));
+  }
 }
 
 void SampleCheck::check_row(const RowSample& sample, int64_t entry, const Mask& mask, const Inputs& inputs,
@@ -104,31 +104,22 @@ void SampleCheck::check_row(const RowSample& sample, int64_t entry, const Mask& 
   const SequenceRule rule{packed_, *lineage_, sample.sequence};
   for (int64_t j = 0; j < packed_.seqlen; ++j)
     wrong_visibility_ += rule.sees(sample.row, j) != mask.visible(entry, 0, sample.row, j);
-  const std::vector<int64_t> keys = rule.keys(sample.row);
-  const RowPlace place{entry, sample.row, sample.head, sample.head / (shape_.heads / shape_.kv_heads)};
-  const auto exact = attend_row(ExactArithmetic{}, shape_, packed_.seqlen, inputs, place, keys);
-  const auto plain = attend_row(PlainArithmetic{dtype_}, shape_, packed_.seqlen, inputs, place, keys);
+  const SampledAttention attention(shape_, dtype_, inputs, outputs);
+  const ExpectedRow expected = attention.row(rule, {entry, sample.row, sample.head});
   const int64_t at = ((entry * packed_.seqlen + sample.row) * shape_.heads + sample.head) * shape_.head_dim;
-  for (int64_t x = 0; x < shape_.head_dim; ++x) {
-    const auto n = static_cast<std::size_t>(x);
-    compare(kOut, outputs.out.at(at + x), exact.out[n], plain.out[n]);
-    compare(kDq, outputs.dq.at(at + x), exact.dq[n], plain.dq[n]);
-  }
-  compare(kLse, outputs.lse.at((entry * shape_.heads + sample.head) * packed_.seqlen + sample.row), exact.lse,
-          plain.lse);
+  compare(kOut, outputs.out, at, expected.out);
+  compare(kDq, outputs.dq, at, expected.dq);
+  compare(kLse, outputs.lse, (entry * shape_.heads + sample.head) * packed_.seqlen + sample.row, expected.lse);
 }
 
 void SampleCheck::check_column(const ColumnSample& sample, int64_t entry, const Inputs& inputs,
                                const Outputs& outputs) {
   const SequenceRule rule{packed_, *lineage_, sample.sequence};
-  const auto exact = column_gradient(ExactArithmetic{}, shape_, rule, inputs, entry, sample.key, sample.kv_head);
-  const auto plain = column_gradient(PlainArithmetic{dtype_}, shape_, rule, inputs, entry, sample.key, sample.kv_head);
+  const SampledAttention attention(shape_, dtype_, inputs, outputs);
+  const ExpectedColumn expected = attention.column(rule, entry, sample.key, sample.kv_head);
   const int64_t at = ((entry * packed_.seqlen + sample.key) * shape_.kv_heads + sample.kv_head) * shape_.head_dim;
-  for (int64_t x = 0; x < shape_.head_dim; ++x) {
-    const auto n = static_cast<std::size_t>(x);
-    compare(kDk, outputs.dk.at(at + x), exact.dk[n], plain.dk[n]);
-    compare(kDv, outputs.dv.at(at + x), exact.dv[n], plain.dv[n]);
-  }
+  compare(kDk, outputs.dk, at, expected.dk);
+  compare(kDv, outputs.dv, at, expected.dv);
 }
 
 void SampleCheck::check_every_element(int64_t first, int64_t count, const Outputs& outputs) {
@@ -136,9 +127,9 @@ void SampleCheck::check_every_element(int64_t first, int64_t count, const Output
   const auto is_padding = [&](int64_t token) {
     return packed_.segment_ids[static_cast<std::size_t>(first * packed_.seqlen + token)] < 0;
   };
-  const auto look = [&](const Tensor& tensor, int64_t element, bool padding, float hidden, int64_t& nan_here,
+  const auto look = [&](const Tensor& tensor, int64_t element, bool padding, double hidden, int64_t& nan_here,
                         int64_t& dirty_here) {
-    const float value = tensor.at(element);
+    const double value = tensor.at(element);
     nan_here += std::isnan(value);
     dirty_here += padding && value != hidden;
   };
@@ -153,7 +144,7 @@ void SampleCheck::check_every_element(int64_t first, int64_t count, const Output
       const int64_t entry = token / packed_.seqlen, row = token % packed_.seqlen;
       for (int64_t h = 0; h < shape_.heads; ++h) {
         look(outputs.lse, (entry * shape_.heads + h) * packed_.seqlen + row, padding,
-             -std::numeric_limits<float>::infinity(), nan_here, dirty_here);
+             -std::numeric_limits<double>::infinity(), nan_here, dirty_here);
       }
     }
     nan += nan_here;
@@ -183,12 +174,11 @@ CheckFigures SampleCheck::figures() const {
   for (int r = 0; r < kResults; ++r) {
     if ((r == kDk || r == kDv) && columns_.empty()) continue;
     Accuracy accuracy = accuracy_[r];
-    if (dtype_ == DataType::kFloat32) {
-      accuracy.plain_error = 0;
-      accuracy.limit = r == kLse ? kFloat32Limit : kFloat32Limit * accuracy.max_reference;
-    } else {
-      accuracy.limit = r == kLse ? kLseLimit16Bit : kPlainFactor * accuracy.plain_error + kPlainSlack;
-    }
+    if (dtype_ != DataType::kFloat32 && (r == kDq || r == kDk))
+      accuracy.max_error = std::min(accuracy.max_error, given_out_error_[r]);
+    accuracy.limit = r == kLse                      ? numerics::lse_limit(dtype_)
+                     : dtype_ == DataType::kFloat32 ? numerics::float32_limit(accuracy.max_reference)
+                                                    : numerics::plain_limit(accuracy.plain_error);
     figures.accuracy.push_back(accuracy);
   }
   return figures;

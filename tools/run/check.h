@@ -8,19 +8,9 @@
 
 #include "flashmask/mask.h"
 #include "run/packing.h"
-#include "run/projections.h"
-#include "run/tensor.h"
+#include "run/sampled_attention.h"
 
 namespace flashmask::run {
-
-/// [batch, seqlen, heads, head_dim] each.
-struct Inputs {
-  Tensor q, k, v, dout;
-};
-/// lse is float32 [batch, heads, seqlen].
-struct Outputs {
-  Tensor out, lse, dq, dk, dv;
-};
 
 /// The largest difference between a result and the fp64 oracle over all samples, and what is allowed.
 struct Accuracy {
@@ -33,8 +23,6 @@ struct Accuracy {
   bool passed() const { return max_error <= limit; }
 };
 
-class Lineage;
-
 struct CheckFigures {
   int64_t rows = 0, columns = 0;
   std::vector<Accuracy> accuracy{};
@@ -45,13 +33,10 @@ struct CheckFigures {
   bool passed() const;
 };
 
-/// Compares results with an oracle that knows nothing of masks, tiles, plans or backends: for each sampled query
-/// row of one head it tells from documents, answers and nodes which keys the row sees, and computes out, lse and dq in
-/// fp64; for each sampled key column it does so for every row that sees the key and sums up dk and dv.
-///
-/// Limits: float32 1e-5 times the oracle's largest absolute value, lse 1e-5. bfloat16 and float16: twice the
-/// largest error that a plain implementation (scores and probabilities rounded to the type, sums in float32,
-/// results rounded) makes on the same samples, + 1e-5; lse 1e-3.
+/// Compares results with an oracle that knows nothing of masks, tiles or plans: for each sampled query row of one head
+/// it tells from documents, answers and nodes which keys the row sees, and computes out, lse and dq over these in fp64;
+/// for each sampled key column it does so for every row that sees the key and sums up dk and dv. Limits:
+/// numerics/accuracy.h, over all samples.
 class SampleCheck {
  public:
   /// Draws the samples among the first `sequences` sequences of `packed`.
@@ -78,7 +63,8 @@ class SampleCheck {
                  const Outputs& outputs);
   void check_column(const ColumnSample& sample, int64_t entry, const Inputs& inputs, const Outputs& outputs);
   void check_every_element(int64_t first, int64_t count, const Outputs& outputs);
-  void compare(Result result, double got, double exact, double plain);
+  /// The elements of a result from `offset` on.
+  void compare(Result result, const Tensor& got, int64_t offset, const Expected& expected);
 
   const Packed& packed_;
   std::unique_ptr<const Lineage> lineage_;
@@ -88,6 +74,7 @@ class SampleCheck {
   std::vector<RowSample> rows_;
   std::vector<ColumnSample> columns_;
   Accuracy accuracy_[kResults];
+  double given_out_error_[kResults] = {};  ///< dq and dk: against the exact gradients for the rounded out
   int64_t wrong_visibility_ = 0, unwritten_or_nan_ = 0, dirty_padding_ = 0;
 };
 

@@ -9,6 +9,7 @@
 #include <iterator>
 #include <string_view>
 
+#include "draw/words.h"
 #include "flashmask/version.h"
 
 namespace flashmask::run {
@@ -290,13 +291,6 @@ std::string separate_text(const Packed& packed) {
   if (packed.separate.count == 1) return "the one path from root to leaf";
   return fmt::format("each of {} {}", grouped(packed.separate.count),
                      packed.task == Task::kTree ? "paths from root to leaf" : "answers with its question");
-}
-
-std::string grouped(int64_t value) {
-  std::string text = std::to_string(value);
-  for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > (value < 0 ? 1 : 0); at -= 3)
-    text.insert(static_cast<std::size_t>(at), 1, ',');
-  return text;
 }
 
 std::string bytes_text(double bytes) {

@@ -44,8 +44,6 @@ std::string to_text(const RunFigures& figures);
 
 /// "each of 124 answers with its question", what would be written separately if nothing were shared.
 std::string separate_text(const Packed& packed);
-/// "237,568".
-std::string grouped(int64_t value);
 /// "0.9 MiB".
 std::string bytes_text(double bytes);
 /// "1.32 s", "12.1 ms", "35 us".

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include "draw/svg_markup.h"
+
 namespace flashmask::run {
 namespace {
 
@@ -58,29 +60,6 @@ std::string row(std::string_view tag, const std::vector<std::string>& cells) {
 }
 
 }  // namespace
-
-std::string escaped(std::string_view text) {
-  std::string result;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        result += "&amp;";
-        break;
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '"':
-        result += "&quot;";
-        break;
-      default:
-        result += c;
-    }
-  }
-  return result;
-}
 
 std::string table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows) {
   std::string text = "<table>\n";

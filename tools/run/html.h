@@ -7,9 +7,6 @@
 
 namespace flashmask::run {
 
-/// `text` with what HTML and SVG treat specially written as references.
-std::string escaped(std::string_view text);
-
 /// A table; cells are markup already. The first column is left-aligned, the others right-aligned.
 std::string table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows);
 

@@ -5,6 +5,8 @@
 #include <numbers>
 #include <random>
 
+#include "run/parallel_for.h"
+
 namespace flashmask::run {
 namespace {
 

@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "numerics/tensor.h"
 #include "run/packing.h"
-#include "run/tensor.h"
 
 namespace flashmask::run {
+
+using numerics::Tensor;
 
 /// Heads and their width, as in the tensors [batch, seqlen, heads, head_dim].
 struct AttentionShape {

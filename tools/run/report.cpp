@@ -9,6 +9,9 @@
 #include <string_view>
 #include <vector>
 
+#include "draw/svg_markup.h"
+#include "draw/words.h"
+#include "flashmask/draw.h"
 #include "flashmask/inspect.h"
 #include "flashmask/version.h"
 #include "run/html.h"

@@ -10,11 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include "draw/svg_cells.h"
+#include "flashmask/inspect.h"
 #include "flashmask/plan.h"
 #include "flashmask/status.h"
 #include "flashmask/tiles.h"
 #include "flashmask/version.h"
-#include "inspect/svg_cells.h"
 #include "io/mask_json.h"
 #include "show/families_json.h"
 #include "show/page_template.h"

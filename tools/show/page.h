@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "flashmask/draw.h"
 #include "flashmask/families.h"
-#include "flashmask/inspect.h"
 
 namespace flashmask::show {
 

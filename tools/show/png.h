@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "flashmask/inspect.h"
+#include "flashmask/draw.h"
 
 namespace flashmask::show {
 

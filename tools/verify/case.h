@@ -8,6 +8,7 @@
 
 #include "flashmask/mask.h"
 #include "flashmask/tensor.h"
+#include "numerics/oracle.h"
 
 namespace flashmask::verify {
 
@@ -17,14 +18,11 @@ enum class MaskHeads { kOne, kKv, kQuery };
 /// Whether the mask has a block mask: none, one for all, or one for each batch entry and query head.
 enum class BlockMask { kNone, kShared, kEach };
 
-/// How the tensors lie in memory.
-enum class Layout {
-  kBshd,     ///< [batch, seqlen, heads, dim], contiguous
-  kBhsd,     ///< [batch, heads, seqlen, dim] in memory, seen as [batch, seqlen, heads, dim]
-  kPadded,   ///< as kBshd with gaps after every row, sequence position and batch entry
-  kAligned,  ///< as kPadded with gaps of multiples of 8 elements, so that 16-bit rows keep the 16-byte alignment that
-             ///< CUDA needs
-};
+using numerics::HeadArray;
+using numerics::Layout;
+using numerics::PoisonedBytes;
+using numerics::Results;
+using numerics::Tensor;
 
 /// A window that is intersected with the mask's own band; -1 is unbounded.
 struct Window {
@@ -71,6 +69,7 @@ struct Case {
     return mask_heads == MaskHeads::kOne ? 1 : mask_heads == MaskHeads::kKv ? heads_kv : heads_q;
   }
   double scale() const;
+  numerics::Sizes sizes() const { return {batch, heads_q, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v}; }
   bool has_mask() const { return family != kNoMask || block_mask != BlockMask::kNone || window; }
   /// Multiply-adds of the forward's two products over the whole score matrix: what the case costs to check.
   int64_t cost() const { return batch * heads_q * seqlen_q * seqlen_k * (head_dim + head_dim_v); }

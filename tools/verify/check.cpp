@@ -9,13 +9,16 @@
 #include <span>
 #include <string_view>
 
+#include "numerics/accuracy.h"
+
 namespace flashmask::verify {
 namespace {
 
-constexpr double kPlainFactor = 2, kPlainFloor = 1e-5;
+using numerics::kFloat32Relative;
+using numerics::kPlainFactor;
+using numerics::kPlainFloor;
+
 constexpr int64_t kFewRows = 8;  // fewer are no sample of a head's errors
-constexpr double kFloat32Relative = 1e-5;
-constexpr double kLseTolerance = 1e-3;
 
 double largest_magnitude(std::span<const double> values) {
   double largest = 0;
@@ -132,7 +135,7 @@ class AccuracyCheck {
 
   void check_output() {
     const auto limit = [&](int64_t b, int64_t h) {
-      return is_float32() ? float32_limit(oracle_.out, b, h) : output_limit(oracle_.out, plain_.results.out, b, h);
+      return is_float32() ? largest_limit(oracle_.out, b, h) : output_limit(oracle_.out, plain_.results.out, b, h);
     };
     check_heads("out", got_.out, oracle_.out, nullptr, limit, verdict_);
   }
@@ -140,7 +143,7 @@ class AccuracyCheck {
   /// dv.
   void check_value(std::string_view name, const HeadArray& got, const HeadArray& oracle, const HeadArray& plain) {
     const auto limit = [&](int64_t b, int64_t h) {
-      return is_float32() ? float32_limit(oracle, b, h) : call_limit(oracle, plain);
+      return is_float32() ? largest_limit(oracle, b, h) : call_limit(oracle, plain);
     };
     check_heads(name, got, oracle, nullptr, limit, verdict_);
   }
@@ -150,7 +153,7 @@ class AccuracyCheck {
                       const HeadArray& plain, const HeadArray& inherited) {
     if (is_float32()) {
       const auto limit = [&](int64_t b, int64_t h) {
-        const Limit ordinary = float32_limit(oracle, b, h), cancelled = cancellation_limit(of_queries, oracle, b, h);
+        const Limit ordinary = largest_limit(oracle, b, h), cancelled = cancellation_limit(of_queries, oracle, b, h);
         return cancelled.value > ordinary.value ? cancelled : ordinary;
       };
       return check_heads(name, got, oracle, nullptr, limit, verdict_);
@@ -170,20 +173,21 @@ class AccuracyCheck {
   /// By the plain implementation's error in all heads of the call.
   static Limit call_limit(const HeadArray& oracle, const HeadArray& plain) {
     const double error = largest_error(plain.values, oracle.values).value;
-    return {kPlainFactor * error + kPlainFloor,
+    return {numerics::plain_limit(error),
             fmt::format("{} x the plain implementation's {:.3g} in all heads + {}", kPlainFactor, error, kPlainFloor)};
   }
 
   /// By its error in this head.
   static Limit plain_limit(const HeadArray& oracle, const HeadArray& plain, int64_t b, int64_t h) {
     const double error = largest_error(plain.head(b, h), oracle.head(b, h)).value;
-    return {kPlainFactor * error + kPlainFloor,
+    return {numerics::plain_limit(error),
             fmt::format("{} x the plain implementation's {:.3g} + {}", kPlainFactor, error, kPlainFloor)};
   }
 
-  static Limit float32_limit(const HeadArray& oracle, int64_t b, int64_t h) {
+  static Limit largest_limit(const HeadArray& oracle, int64_t b, int64_t h) {
     const double largest = largest_magnitude(oracle.head(b, h));
-    return {kFloat32Relative * largest, fmt::format("{} x the oracle's largest, {:.3g}", kFloat32Relative, largest)};
+    return {numerics::float32_limit(largest),
+            fmt::format("{} x the oracle's largest, {:.3g}", kFloat32Relative, largest)};
   }
 
   /// dS = P (dP - mean of dP + dlse) of a row cancels to nearly nothing where one key has nearly all of P and
@@ -223,15 +227,16 @@ class AccuracyCheck {
     for (std::size_t at = 0; at < got_.lse.values.size(); ++at) {
       const double got = got_.lse.values[at], want = oracle_.lse.values[at];
       if (got == want) continue;  // both -inf, among others
-      const double limit = kLseTolerance * std::max(1.0, std::fabs(want));
+      const double limit = numerics::lse_limit(c_.dtype) * numerics::lse_unit(want);
       const double ratio = std::isinf(want) ? std::numeric_limits<double>::infinity() : std::fabs(got - want) / limit;
       if (ratio <= worst) continue;
       worst = ratio;
       if (ratio <= 1) continue;
       const auto head = static_cast<int64_t>(at) / got_.lse.rows;
-      failure = fmt::format(
-          "{}, row {}: got {}, oracle {}; the error may be 1e-3 x max(1, |lse|), and -inf must be -inf",
-          place("lse", head / c_.heads_q, head % c_.heads_q), static_cast<int64_t>(at) % got_.lse.rows, got, want);
+      failure =
+          fmt::format("{}, row {}: got {}, oracle {}; the error may be {:.0e} x max(1, |lse|), and -inf must be -inf",
+                      place("lse", head / c_.heads_q, head % c_.heads_q), static_cast<int64_t>(at) % got_.lse.rows, got,
+                      want, numerics::lse_limit(c_.dtype));
     }
     verdict_.figures["lse"] = worst;
     if (!failure.empty()) verdict_.failures.push_back(std::move(failure));
@@ -316,7 +321,7 @@ Sight::Sight(const Case& c, const DenseMask& dense)
 }
 
 Results results_of(const Outputs& outputs, const Case& c) {
-  Results results(c);
+  Results results(c.sizes());
   results.out = outputs.out.values();
   results.lse = outputs.lse.values();
   results.dq = outputs.dq.values();

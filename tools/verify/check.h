@@ -35,14 +35,9 @@ struct Sight {
 
 Results results_of(const Outputs& outputs, const Case& c);
 
-/// The accuracy rule, per head:
-///   16-bit types: error <= 2 x the plain implementation's + 1e-5 (dq and dk of a head may keep to that against
-///     the oracle, or against the exact gradients for the rounded out that the backward is handed);
-///   float32: error <= 1e-5 x the largest value of the oracle's (of dq and dk: or the rounding of the terms,
-///     where they cancel almost entirely);
-///   lse: error <= 1e-3 x max(1, |lse|), -inf exactly where the oracle has it.
-/// NaN is a failure everywhere; rows and keys that see nothing have exact zeros. `plain` is read for 16-bit
-/// types only.
+/// The accuracy rule (numerics/accuracy.h), per head; for dq and dk of float32 also the rounding of the terms, where
+/// they cancel almost entirely. NaN is a failure everywhere; rows and keys that see nothing have exact zeros. `plain`
+/// is read for 16-bit types only.
 void check_accuracy(const Problem& problem, const DenseMask& dense, const Results& got, const Results& oracle,
                     const Plain& plain, Verdict& verdict);
 

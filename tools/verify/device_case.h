@@ -7,7 +7,6 @@
 #include "flashmask/plan.h"
 #include "verify/case_masks.h"
 #include "verify/device_memory.h"
-#include "verify/tensor.h"
 
 namespace flashmask::verify {
 

@@ -6,31 +6,16 @@
 
 #include "verify/case_masks.h"
 #include "verify/problem.h"
-#include "verify/tensor.h"
 
 namespace flashmask::verify {
 
-/// Everything a case's calls compute, as numbers to compare against.
-struct Results {
-  explicit Results(const Case& c);
-  HeadArray out, lse, dq, dk, dv;  ///< lse has one column
-  bool forward_only = false;       ///< no gradients: nothing took the backward
-};
-
-/// The reference backend in float64, in dense-mask mode: the same (rounded) inputs, its own out and lse in
-/// the backward.
+/// numerics/oracle.h on the same (rounded) inputs, in dense-mask mode.
 Results run_oracle(const Problem& problem, const DenseMask& dense);
 
-/// What a plain program computes in the case's 16-bit type: S = q k^T accumulated in fp32 and rounded to the
-/// type, softmax in fp32, P rounded, products accumulated in fp32, results rounded; in the backward dP and
-/// dS = P (dP - mean of dP under P) are rounded too. Its errors are the measure of the accuracy rule.
-///
-/// That program has P at hand; a backward that is handed out takes the mean from out . dout, and out has been
-/// rounded to the type before it gets it. `inherited` is what that adds to the exact dq and dk: they plus it
-/// are the exact gradients for the out that was handed over.
+/// numerics/plain.h on every head of a case, with what dq and dk inherit from the rounding of out.
 struct Plain {
   explicit Plain(const Case& c)
-      : results(c),
+      : results(c.sizes()),
         inherited_dq(c.batch, c.heads_q, c.seqlen_q, c.head_dim),
         inherited_dk(c.batch, c.heads_kv, c.seqlen_k, c.head_dim) {}
   Results results;  ///< lse is left zero

@@ -5,7 +5,6 @@
 
 #include "flashmask/attention.h"
 #include "verify/case.h"
-#include "verify/tensor.h"
 
 namespace flashmask::verify {
 

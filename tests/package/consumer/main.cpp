@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two packed documents of 3 and 5 tokens: a row of the second never sees the first; and an error, caught by its type.
+// Two packed documents of 3 and 5 tokens: a row of the second never sees the first. Also a drawing, and an error,
+// caught by its type.
+#include <flashmask/draw.h>
 #include <flashmask/flashmask.h>
 
 #include <array>
@@ -34,6 +36,9 @@ int main() {
   std::printf("%s", to_string(explain(args)).c_str());
   std::printf("\nlast row: %g (expected 5)\n", static_cast<double>(last));
   if (!(last > 4.999f && last < 5.001f)) return 1;
+
+  std::printf("%s", draw_text(mask).c_str());
+  if (draw_svg(mask).find("</svg>") == std::string::npos) return 4;
 
   args.q.dtype = DataType::kInt32;
   try {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page: reads the controls, asks mask.js, draws. What the command said is in the JSON beside it.
+// The page: reads the controls, asks families.js and mask.js, draws. What the command said is in the JSON beside it.
 "use strict";
 
 const shown = JSON.parse(document.getElementById("shown").textContent);

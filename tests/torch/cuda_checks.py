@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared by the tests on CUDA tensors."""
+
+import torch
+from devices import DEVICE
+from test_attention import S
+from torch.autograd import DeviceType
+
+FORWARD = ["_fwd_"]
+BACKWARD = ["_preprocess", "_bwd_", "_convert_dq"]
+# Of grouped heads, as tensors() has them, with so little work that items share a key head's query heads.
+GROUPED_BACKWARD = [*BACKWARD, "_reduce_dkv"]
+PLAN = ["plan_classify", "plan_transpose", "plan_rank"]
+
+
+def profiled(call):
+    """(kernels, copies and fills in their order, names of what the host asked of CUDA's runtime) of one call."""
+    for _ in range(2):  # the first profile of a process may miss events
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        ) as profile:
+            call()
+            torch.cuda.synchronize()
+    events = sorted(profile.events(), key=lambda event: event.time_range.start)
+    device = [event.name for event in events if event.device_type == DeviceType.CUDA]
+    return device, [
+        event.name for event in events if event.device_type == DeviceType.CPU and event.name.startswith("cu")
+    ]
+
+
+def assert_runs(call, expected):
+    """On the device exactly these, a word of each name; no copy anywhere, and the host waits for nothing."""
+    device, host = profiled(call)
+    assert len(device) == len(expected) and all(word in name for word, name in zip(expected, device)), (
+        expected,
+        device,
+    )
+    waits = [name for name in host if "Memcpy" in name or "Synchronize" in name and name != "cudaDeviceSynchronize"]
+    assert not waits and host.count("cudaDeviceSynchronize") <= 2, host  # profiled's own, and perhaps the profiler's
+
+
+def bounds_of(seqlen=S):
+    return torch.randint(0, seqlen + 1, (1, 1, seqlen, 1), dtype=torch.int32).to(DEVICE)

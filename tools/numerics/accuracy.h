@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "flashmask/tensor.h"
+
+/// The accuracy rule: how far a result may be from the oracle's.
+///   16-bit types: 2 x the error of the plain implementation (plain.h) on the same values + 1e-5. dq and dk may keep to
+///     that against the oracle, or against the exact gradients for the rounded out that the backward is handed;
+///   float32: 1e-5 x the largest value of the oracle's;
+///   lse: 1e-3 x max(1, |lse|) for 16-bit types, 1e-5 x that for float32, and -inf exactly where the oracle has it.
+/// docs/decisions/gradient-accuracy.md says why.
+namespace flashmask::numerics {
+
+inline constexpr double kPlainFactor = 2, kPlainFloor = 1e-5;
+inline constexpr double kFloat32Relative = 1e-5;
+
+/// What an error may be in a 16-bit type, of the plain implementation's largest one.
+constexpr double plain_limit(double plain_error) { return kPlainFactor * plain_error + kPlainFloor; }
+
+/// What an error may be in float32, of the oracle's largest absolute value.
+constexpr double float32_limit(double largest) { return kFloat32Relative * largest; }
+
+/// What an error of lse may be, in lse_unit()s.
+constexpr double lse_limit(DataType dtype) { return dtype == DataType::kFloat32 ? 1e-5 : 1e-3; }
+inline double lse_unit(double lse) { return std::isfinite(lse) ? std::max(1.0, std::fabs(lse)) : 1; }
+
+/// 0 also for equal infinities; NaN if either is.
+inline double difference(double got, double exact) { return got == exact ? 0 : std::fabs(got - exact); }
+
+}  // namespace flashmask::numerics

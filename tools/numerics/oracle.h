@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "numerics/tensor.h"
+
+namespace flashmask::numerics {
+
+/// What the calls of an attention read, as numbers. `dlse` may be empty.
+struct HeadInputs {
+  HeadArray q, k, v, dout, dlse;
+};
+
+struct Sizes {
+  int64_t batch = 1, heads_q = 1, heads_kv = 1, seqlen_q = 0, seqlen_k = 0, head_dim = 0, head_dim_v = 0;
+};
+
+/// Everything that they compute, as numbers.
+struct Results {
+  explicit Results(const Sizes& sizes);
+  HeadArray out, lse, dq, dk, dv;  ///< lse has one column
+  bool forward_only = false;       ///< no gradients: nothing took the backward
+};
+
+/// The oracle: the reference backend in float64, with its own out and lse in the backward. `visible` is a dense mask
+/// [batch or 1, heads, rows, keys].
+Results run_oracle(HeadInputs& inputs, const TensorView& visible, double softmax_scale);
+
+}  // namespace flashmask::numerics

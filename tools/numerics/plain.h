@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "numerics/number.h"
+
+/// What a plain program computes in a 16-bit type, one head at a time and one row of scores at a time, nothing tiled,
+/// nothing skipped: S = q k^T accumulated in fp32 and rounded to the type, softmax in fp32, P rounded, products
+/// accumulated in fp32, results rounded; in the backward dP and dS = P (dP - mean of dP under P) are rounded too. Its
+/// errors are the measure of the accuracy rule.
+///
+/// That program has P at hand; a backward that is handed out takes the mean from out . dout, and out has been rounded
+/// to the type before it gets it. What that adds to the exact dq and dk is `inherited`: they plus it are the exact
+/// gradients for the out that was handed over.
+namespace flashmask::numerics {
+
+using Floats = std::vector<float>;
+
+struct PlainCall {
+  DataType dtype = DataType::kBFloat16;
+  int64_t seqlen_q = 0, seqlen_k = 0, head_dim = 0, head_dim_v = 0;
+  double scale = 1;
+};
+
+/// One key head and what its query heads add up in it, in fp32: not yet rounded.
+struct KeyHead {
+  KeyHead(const PlainCall& call, std::span<const double> k_values, std::span<const double> v_values);
+  Floats k, v, k_transposed, v_transposed, dk, dv, inherited_dk;
+};
+
+/// One query head. `mean_error`: what the error of the out that a backward is handed adds to each row's mean of dP;
+/// from it follow the inherited errors of dq and dk. `dlse` may be empty.
+struct QueryHead {
+  QueryHead(const PlainCall& call, std::span<const double> q_values, std::span<const double> dout_values,
+            std::span<const double> dlse_values, std::span<const double> given_out, std::span<const double> exact_out);
+  Floats q, dout, dlse, mean_error, out, lse, dq, inherited_dq;
+};
+
+/// Forward and backward of one query head; `visible` is [seqlen_q, seqlen_k]. Results are added up in both heads.
+void run_plain_head(const PlainCall& call, KeyHead& keys, QueryHead& queries, const uint8_t* visible);
+
+}  // namespace flashmask::numerics
