@@ -114,7 +114,7 @@ struct RowState {
     return is_empty(half) ? 0.f : row_max[half] * scale_log2;
   }
 
-  /// Raises a row's row_max if this tile asks for it, and finds its limit anew. `largest` is of this thread's scores.
+  /// Raises a row's row_max if this tile asks for it, and updates its limit. `largest` is of this thread's scores.
   __device__ __forceinline__ bool raise_row(float largest, int half, float scale_log2, float score_of_bit,
                                             float& factor) {
     largest = quad_max(largest);

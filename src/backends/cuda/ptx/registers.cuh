@@ -14,7 +14,7 @@ __device__ __forceinline__ uint32_t lane() { return threadIdx.x % 32; }
 __device__ __forceinline__ bool is_leader() { return lane() == 0; }
 
 /// PTX ISA, "redux.sync": `x`, which is the same in all lanes. The result sits in a uniform register, so what is
-/// worked out from it (addresses, descriptors, loop counts) takes no vector registers and no vector instructions.
+/// computed from it (addresses, descriptors, loop counts) takes no vector registers and no vector instructions.
 __device__ __forceinline__ uint32_t uniform(uint32_t x) { return __reduce_or_sync(0xffffffff, x); }
 __device__ __forceinline__ uint64_t uniform(uint64_t x) {
   return static_cast<uint64_t>(uniform(static_cast<uint32_t>(x >> 32))) << 32 | uniform(static_cast<uint32_t>(x));

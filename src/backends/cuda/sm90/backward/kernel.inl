@@ -4,38 +4,35 @@
 // code.
 //
 // Warpgroup 0: warp 0 is the producer, warp 1 the mask warp, warps 2 and 3 the store warps, one for each stage; the
-// other two warpgroups consume. The contract between them, by barrier (all are mbarriers of SharedStorage but the last
-// two; [S]: one for each stage):
+// other two warpgroups consume. The contract between them, by barrier: mbarriers of SharedStorage, one for each stage
+// except k_full, kv_empty and dq_empty, but the last two are named barriers.
 //
-//   barrier          arrivals in a phase                           who waits            what it means
-//   tile_full[S]     producer 1                                    mask, store          tile announced
-//   q_full[S]        producer 1 (+ bytes of Q, biases)             consumers            tile announced; Q, biases there
-//   q_empty[S]       each consumer warp 1, mask warp 1, the        producer             announcement, Q and biases may
-//   be
-//                    stage's store warp 1                                               overwritten
-//   scores_full[S]   consumers, all 256 threads                    producer, mask       dS written, announcement and
-//   mask
-//                                                                                       bits read by all lanes
-//   dout_full[S]     producer 1 (+ bytes of dO; with the first     consumers            dO there, V of a new work tile,
-//   too
-//                    tile of a work tile, of V)
-//   dout_empty[S]    each consumer warp 1                          producer             dO may be overwritten
-//   mask_full[S]     mask warp, all 32 lanes                       consumers            bits of a partial tile there
-//   k_full           producer 1 (+ bytes of K)                     consumers            K of a new work tile there
-//   kv_empty         each consumer warp 1                          producer             K and V may be overwritten
-//   dq_full[S]       where kAlternate, one warpgroup's 128         the stage's store    the tile's dq lies in the
-//   staging
-//                    threads, else each consumer warp 1            warp                 tiles
-//   dq_empty         the store warp that had it 1                  consumers            staging tiles may be
-//   overwritten kScoresBarrier   a warpgroup waits, the other arrives          a warpgroup's 128    dS of both
-//   warpgroups is there kStagingBarrier  the same, only where kAlternate               a warpgroup's 128    the other
-//   warpgroup has stored dq
+// clang-format off
+//   barrier      arrivals in a phase                         waiting               what its phase says
+//   tile_full    producer 1                                  mask, store warps     tile announced
+//   q_full       producer 1, and the bytes of Q and biases   consumers             tile announced, Q and biases there
+//   q_empty      each consumer warp, the mask warp and the   producer              announcement, Q and biases may be
+//                stage's store warp 1                                              overwritten
+//   dout_full    producer 1, and the bytes of dO; with the   consumers             dO there, and V of a new work tile
+//                first tile of a work tile those of V, too
+//   dout_empty   each consumer warp 1                        producer              dO may be overwritten
+//   scores_full  all 256 consumer threads                    producer, mask warp   dS written; announcement and mask bits
+//                                                                                  read by all lanes
+//   mask_full    mask warp, all 32 lanes                     consumers             bits of a partial tile there
+//   dq_full      each consumer warp 1; where kAlternate the  stage's store warp    the tile's dq is in the staging tiles
+//                128 threads of the warpgroup that has dQ
+//   dq_empty     the store warp that stores dq 1             consumers             staging tiles may be overwritten
+//   k_full       producer 1, and the bytes of K              consumers             K of a new work tile there
+//   kv_empty     each consumer warp 1                        producer              K and V may be overwritten
+//   kScores..    128 threads of the other warpgroup          a warpgroup's 128     dS of both warpgroups there
+//   kStaging..   the same, where kAlternate                  a warpgroup's 128     the other one's last dq is stored
+// clang-format on
 //
-// Phases: barriers of stages are waited for by RingPosition: `full` ones with phase(), `empty` ones and scores_full
-// with its complement. mask_full counts the partial tiles of a stage, k_full the work tiles with tiles, dq_full the
-// stage's tiles that are not alone, and dq_empty those of all stages: each role keeps their parities itself
-// (Consumer::phases_). A tile of kNothing or kEnd takes part in all barriers of its stage but those of masks and dq;
-// every store warp gets its own kEnd.
+// Phases: barriers of stages are waited for with RingPosition::phase(), `empty` ones and scores_full with its
+// complement. But mask_full counts a stage's partial tiles, dq_full its tiles that are not alone, dq_empty those of all
+// stages, k_full and kv_empty the work tiles that have tiles; each role keeps their parities itself (the
+// consumers in phases_). A tile of kNothing takes part in all barriers of its stage but those of masks and dq. kEnd is
+// announced once for each stage, as each has a store warp of its own.
 
 extern "C" __global__ void __launch_bounds__(FLASHMASK_TRAITS::kThreads, 1)
     FLASHMASK_ENTRY(const __grid_constant__ FLASHMASK_TRAITS::Params p) {

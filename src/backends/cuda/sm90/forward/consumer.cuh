@@ -57,6 +57,7 @@ class Consumer {
   using HalfProbabilities = typename Traits::HalfProbabilities;
   using Probabilities = HalfProbabilities[2];
   using Swizzle = ptx::Swizzle128;
+  static constexpr int kScores = sizeof(Scores) / sizeof(float);
 
   /// One lane reads what the producer wrote, the one that later gives the slot back.
   __device__ __forceinline__ void read_work_tile() {
@@ -79,6 +80,7 @@ class Consumer {
     ptx::arrive_once(shared_.k_empty[stage]);
     ptx::wait(shared_.v_full[stage], kv_ring_.phase());
     ptx::arrive_once(shared_.v_empty[stage]);
+    kv_ring_.advance();
   }
 
   /// kOverlapped: with a tile's product PV under the next tile's softmax, for small head dims, where the exponentials
@@ -102,9 +104,7 @@ class Consumer {
           pass_turn();
         }
         skip_tile();
-        if constexpr (kOverlapped) kv_ring_.advance();
       }
-      if constexpr (!kOverlapped) kv_ring_.advance();
     }
     finish_work_tile(o, rows);
   }
@@ -133,6 +133,7 @@ class Consumer {
     ptx::wgmma_wait<0>();
     ptx::pin(o);
     ptx::arrive_once(shared_.v_empty[stage]);
+    kv_ring_.advance();
   }
 
   /// The warpgroups issue their products in turn, one tile each, so that they do not drift into doing the same thing at
@@ -203,13 +204,13 @@ class Consumer {
   __device__ __forceinline__ void take_scores(Scores& s, const Tile& tile, const cuda::SlabBits& visible) {
     ptx::pin(s);
     ptx::arrive_once(shared_.k_empty[kv_ring_.stage()]);
-    if (p_.negate) {
-#pragma unroll
-      for (float& score : s) score = -score;
-    }
     const Score score_of(p_, work_.batch, work_.head);
 #pragma unroll
-    for (float& score : s) score = score_of.transform(score);
+    for (int i = 0; i < kScores; ++i) s[i] = score_of.transform(s[i]);
+    if (p_.negate) {
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) s[i] = -s[i];
+    }
     if (tile.is_partial(warpgroup_)) visible.hide(s);
   }
 

@@ -15,6 +15,18 @@ namespace flashmask::sm90 {
 /// A consumer warp's first row in the tile.
 __device__ __forceinline__ int slab_row() { return cuda::Slab::kRows * (static_cast<int>(threadIdx.x / 32) - 4); }
 
+/// Stores the lse of a warp's rows from `row` on.
+__device__ __forceinline__ void store_lse(const ForwardParams& p, int32_t slab_first_row, const WorkTile& work,
+                                          const cuda::RowState& rows) {
+  if (cuda::Slab::column_pair() != 0) return;
+  const int64_t head = work.batch * p.lse_batch_stride + work.head * p.lse_head_stride;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int32_t row = slab_first_row + cuda::Slab::row_in_eight() + 8 * half;
+    if (row < p.seqlen_q) p.lse[head + row * p.lse_row_stride] = rows.lse(half, p.scale_log2);
+  }
+}
+
 /// The policy Epilogue stores a work tile's results: of every consumer warp its 16 rows of O from `row` on, normalised,
 /// and their lse. It may use the warp's own part of Q's buffer at `q_ring`, which is given back to the producer once
 /// the bulk stores that the warp's leader has committed have read it. This one stores final rows, O in the tensors'
@@ -58,17 +70,6 @@ struct FinalRows {
     }
     ptx::fence_async_proxy();
     __syncwarp();
-  }
-
-  __device__ __forceinline__ static void store_lse(const ForwardParams& p, int32_t slab_first_row, const WorkTile& work,
-                                                   const cuda::RowState& rows) {
-    if (cuda::Slab::column_pair() != 0) return;
-    const int64_t head = work.batch * p.lse_batch_stride + work.head * p.lse_head_stride;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int32_t row = slab_first_row + cuda::Slab::row_in_eight() + 8 * half;
-      if (row < p.seqlen_q) p.lse[head + row * p.lse_row_stride] = rows.lse(half, p.scale_log2);
-    }
   }
 };
 
