@@ -2,6 +2,7 @@
 #include "backends/cuda/sm90/forward/roles.cuh"
 #include "gpu/policies/head_factor.cuh"
 #include "gpu/policies/kernels.h"
+#include "gpu/policies/page_table.cuh"
 
 namespace flashmask {
 namespace test {
@@ -25,17 +26,6 @@ struct PartialRows {
       for (int j = 0; j < Traits::kVDim / 8; ++j)
         *reinterpret_cast<float2*>(to + 8 * j) = {o[4 * j + 2 * half], o[4 * j + 2 * half + 1]};
     }
-  }
-};
-
-struct PageTable {
-  template <int kKeys>
-  __device__ __forceinline__ static int32_t row(int32_t) {
-    static_assert(kKeys == 128, "a tile is a page");
-    return 0;
-  }
-  __device__ __forceinline__ static int32_t entry(const PageTableParams& p, int32_t key_tile, int32_t batch) {
-    return __ldg(p.pages + batch * p.pages_of_entry + key_tile);
   }
 };
 

@@ -30,6 +30,10 @@ struct PageTableParams : sm90::ForwardParams {
   const int32_t* pages;  ///< [batch, pages_of_entry]
   int32_t pages_of_entry;
 };
+struct PageTableBackwardParams : sm90::grad::BackwardParams {
+  const int32_t* pages;
+  int32_t pages_of_entry;
+};
 
 struct Kernel {
   const void* entry;
@@ -43,10 +47,11 @@ Kernel page_table_kernel();    ///< of PageTableParams
 
 struct BackwardKernels {
   const void* preprocess;  ///< of RowParams
-  Kernel kernel;           ///< of HeadFactorBackwardParams
+  Kernel head_factor;      ///< of HeadFactorBackwardParams
+  Kernel page_table;       ///< of PageTableBackwardParams
   const void* convert_dq;  ///< of RowParams
   int row_threads;         ///< of preprocess and convert_dq
 };
-BackwardKernels head_factor_backward_kernels();
+BackwardKernels backward_kernels();
 
 }  // namespace flashmask::test

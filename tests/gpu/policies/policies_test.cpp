@@ -139,6 +139,35 @@ void launch_on_rows(const void* entry, int64_t blocks, int threads, sm90::grad::
   cuda::Sequence(nullptr).launch("launch of a test's kernel", entry, blocks, threads, 0, arguments);
 }
 
+/// K or V in pages of 128 keys, in an order of their own; the pages are a tensor [pages, 128, heads_kv, dim].
+struct Pages {
+  static constexpr int64_t kKeys = 128, kOfEntry = ceil_div(kSeqlenK, kKeys), kPages = kBatch * kOfEntry + 1;
+  DeviceBytes bytes;
+
+  /// The last page belongs to no sequence and is NaN; keys past a sequence's last are any finite numbers.
+  explicit Pages(const Tensor& t) : bytes(filled(t)) {}
+
+  /// [batch, kOfEntry]: the pages of an entry are neither in order nor together.
+  static std::vector<int32_t> table() { return {4, 0, 3, 1, 5, 2}; }
+  TensorView view() const { return on_device(bytes, kType, {kPages, kKeys, kHeadsKv, kDim}); }
+
+ private:
+  static std::vector<uint16_t> filled(const Tensor& t) {
+    constexpr int64_t kKey = kHeadsKv * kDim, kPage = kKeys * kKey;
+    std::vector<uint16_t> bits(kPages * kPage, to_bits(kType, 7));
+    std::fill(bits.end() - kPage, bits.end(), to_bits(kType, NAN));
+    const std::vector<int32_t> pages = table();
+    for (int64_t b = 0; b < kBatch; ++b) {
+      for (int64_t j = 0; j < kSeqlenK; ++j) {
+        const int64_t page = pages[static_cast<std::size_t>(b * kOfEntry + j / kKeys)];
+        std::copy_n(t.numbers.bits.begin() + (b * kSeqlenK + j) * kKey, kKey,
+                    bits.begin() + page * kPage + j % kKeys * kKey);
+      }
+    }
+    return bits;
+  }
+};
+
 class Policies : public ::testing::Test {
  protected:
   void SetUp() override { FLASHMASK_NEEDS_GPU(); }
@@ -366,7 +395,7 @@ struct Gradients {
 
 sm90::grad::Rows rows_of(const TensorView& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2]}; }
 
-/// A backward of which q may be scaled: by the library on the device, by the oracle, and by the kernel of HeadFactor.
+/// The backward of a Q that is scaled by kFactors: by the library, by the oracle, and by the kernels of other policies.
 class Backward {
  public:
   explicit Backward(Attention& a) : a_(a), scaled_q_(a.q.scaled()), random_(2), dout_(random_, kSeqlenQ, kHeads) {
@@ -415,39 +444,60 @@ class Backward {
   }
 
   Gradients head_factor() {
-    const BackwardKernels kernels = head_factor_backward_kernels();
-    const int64_t row_tiles = ceil_div(kSeqlenQ, kernels.kernel.rows), tiles = kBatch * kHeads * row_tiles;
-    const DeviceTensor q(a_.q), k(a_.k), v(a_.v);
-    const DeviceTensor dq(kSeqlenQ, kHeads), dk(kSeqlenK, kHeadsKv), dv(kSeqlenK, kHeadsKv);
-    const DeviceVector<float> sums(
-        std::vector<float>(static_cast<std::size_t>(tiles * kernels.kernel.rows * kDim), NAN));
-    const DeviceVector<uint32_t> biases(
-        std::vector<uint32_t>(static_cast<std::size_t>(tiles * kernels.kernel.rows) * 4, ~0u));
-    const DeviceVector<uint32_t> progress(std::vector<uint32_t>(static_cast<std::size_t>(tiles), ~0u)), next({~0u});
     const DeviceVector<float> factors(std::vector<float>(std::begin(kFactors), std::end(kFactors)));
-    sm90::grad::RowParams rows = row_params(row_tiles);
-    rows.biases = reinterpret_cast<sm90::grad::RowBias*>(biases.data());
-    rows.row_gradients = {.out = rows_of(dq.view), .sums = sums.data(), .progress = progress.data(), .in_order = false};
-    rows.next = next.data();
     HeadFactorBackwardParams params{};
-    set(params, rows, kernels.kernel);
-    params.q = cuda::tensor_map(q.view, kernels.kernel.rows, 1);
-    params.dout = cuda::tensor_map(device_dout_.view, kernels.kernel.rows, 1);
-    params.dq = cuda::tensor_map(dq.view, 16, 1);
-    params.k = cuda::tensor_map(k.view, kernels.kernel.keys, 1);
-    params.v = cuda::tensor_map(v.view, kernels.kernel.keys, 1);
-    params.dk = cuda::tensor_map(dk.view, 16, 1);
-    params.dv = cuda::tensor_map(dv.view, 16, 1);
     params.factors = factors.data();
-    launch_on_rows(kernels.preprocess, tiles, kernels.row_threads, rows);
-    launch(kernels.kernel, kCtas, &params);
-    launch_on_rows(kernels.convert_dq, tiles, kernels.row_threads, rows);
-    check(cudaDeviceSynchronize());
-    return {dq.values(), dk.values(), dv.values()};
+    return run(backward_kernels().head_factor, a_.q, params, [](auto&) {});
+  }
+
+  /// K and V in pages; with the Q that is scaled.
+  Gradients page_table() {
+    const Pages k(a_.k), v(a_.v);
+    const DeviceVector<int32_t> table(Pages::table());
+    PageTableBackwardParams params{};
+    params.pages = table.data();
+    params.pages_of_entry = Pages::kOfEntry;
+    Gradients gradients = run(backward_kernels().page_table, scaled_q_, params, [&](auto& p) {
+      p.k = cuda::tensor_map(k.view(), Pages::kKeys, 1);
+      p.v = cuda::tensor_map(v.view(), Pages::kKeys, 1);
+    });
+    gradients.chain();
+    return gradients;
   }
 
  private:
   static constexpr int64_t kKeyTiles = ceil_div(kSeqlenK, 128);
+
+  /// `adjust` changes the parameters last.
+  template <typename Params, typename Adjust>
+  Gradients run(const Kernel& kernel, const Tensor& with_q, Params& params, Adjust adjust) {
+    const BackwardKernels kernels = backward_kernels();
+    const int64_t row_tiles = ceil_div(kSeqlenQ, kernel.rows), tiles = kBatch * kHeads * row_tiles;
+    const auto rows_of_tiles = static_cast<std::size_t>(tiles * kernel.rows);
+    const DeviceTensor q(with_q), k(a_.k), v(a_.v);
+    const DeviceTensor dq(kSeqlenQ, kHeads), dk(kSeqlenK, kHeadsKv), dv(kSeqlenK, kHeadsKv);
+    const DeviceVector<float> sums(std::vector<float>(rows_of_tiles * kDim, NAN));
+    const DeviceVector<uint32_t> biases(std::vector<uint32_t>(rows_of_tiles * 4, ~0u));
+    const DeviceVector<uint32_t> progress(std::vector<uint32_t>(static_cast<std::size_t>(tiles), ~0u)), next({~0u});
+    sm90::grad::RowParams rows = row_params(row_tiles);
+    rows.biases = reinterpret_cast<sm90::grad::RowBias*>(biases.data());
+    rows.row_gradients = {.out = rows_of(dq.view), .sums = sums.data(), .progress = progress.data(), .in_order = false};
+    rows.next = next.data();
+    set(params, rows);
+    params.q = cuda::tensor_map(q.view, kernel.rows, 1);
+    params.dout = cuda::tensor_map(device_dout_.view, kernel.rows, 1);
+    params.dq = cuda::tensor_map(dq.view, 16, 1);
+    params.k = cuda::tensor_map(k.view, kernel.keys, 1);
+    params.v = cuda::tensor_map(v.view, kernel.keys, 1);
+    params.dk = cuda::tensor_map(dk.view, 16, 1);
+    params.dv = cuda::tensor_map(dv.view, 16, 1);
+    adjust(params);
+    launch_on_rows(kernels.preprocess, tiles, kernels.row_threads, rows);
+    launch(kernel, kCtas, &params);
+    launch_on_rows(kernels.convert_dq, tiles, kernels.row_threads, rows);
+    check(cudaDeviceSynchronize());
+    return {dq.values(), dk.values(), dv.values()};
+  }
 
   sm90::grad::RowParams row_params(int64_t row_tiles) const {
     const PlanLayout& layout = mask_.plan.layout();
@@ -472,8 +522,7 @@ class Backward {
     return rows;
   }
 
-  void set(sm90::grad::BackwardParams& p, const sm90::grad::RowParams& rows, const Kernel& kernel) const {
-    ASSERT_EQ(kernel.keys, 128);
+  void set(sm90::grad::BackwardParams& p, const sm90::grad::RowParams& rows) const {
     p.biases = rows.biases;
     p.row_gradients = rows.row_gradients;
     p.seqlen_q = kSeqlenQ;
@@ -503,45 +552,20 @@ class Backward {
   DeviceLse lse_;
 };
 
-TEST_F(Policies, HeadFactorsGradientIsThatOfAScaledQ) {
-  Attention a;
-  Backward backward(a);
-  const Gradients exact = backward.oracle(), library = backward.library(), got = backward.head_factor();
+void expect_accurate_gradients(const Gradients& got, Backward& backward) {
+  const Gradients exact = backward.oracle(), library = backward.library();
   expect_accurate("dq", got.dq, library.dq, exact.dq, kHeads);
   expect_accurate("dk", got.dk, library.dk, exact.dk, kHeadsKv);
   expect_accurate("dv", got.dv, library.dv, exact.dv, kHeadsKv);
 }
 
+TEST_F(Policies, HeadFactorsGradientIsThatOfAScaledQ) {
+  Attention a;
+  Backward backward(a);
+  expect_accurate_gradients(backward.head_factor(), backward);
+}
+
 // --- KvSource ----------------------------------------------------------------------------------------
-
-/// K or V in pages of 128 keys, in an order of their own; the pages are a tensor [pages, 128, heads_kv, dim].
-struct Pages {
-  static constexpr int64_t kKeys = 128, kOfEntry = ceil_div(kSeqlenK, kKeys), kPages = kBatch * kOfEntry + 1;
-  DeviceBytes bytes;
-
-  /// The last page belongs to no sequence and is NaN; keys past a sequence's last are any finite numbers.
-  explicit Pages(const Tensor& t) : bytes(filled(t)) {}
-
-  /// [batch, kOfEntry]: the pages of an entry are neither in order nor together.
-  static std::vector<int32_t> table() { return {4, 0, 3, 1, 5, 2}; }
-  TensorView view() const { return on_device(bytes, kType, {kPages, kKeys, kHeadsKv, kDim}); }
-
- private:
-  static std::vector<uint16_t> filled(const Tensor& t) {
-    constexpr int64_t kKey = kHeadsKv * kDim, kPage = kKeys * kKey;
-    std::vector<uint16_t> bits(kPages * kPage, to_bits(kType, 7));
-    std::fill(bits.end() - kPage, bits.end(), to_bits(kType, NAN));
-    const std::vector<int32_t> pages = table();
-    for (int64_t b = 0; b < kBatch; ++b) {
-      for (int64_t j = 0; j < kSeqlenK; ++j) {
-        const int64_t page = pages[static_cast<std::size_t>(b * kOfEntry + j / kKeys)];
-        std::copy_n(t.numbers.bits.begin() + (b * kSeqlenK + j) * kKey, kKey,
-                    bits.begin() + page * kPage + j % kKeys * kKey);
-      }
-    }
-    return bits;
-  }
-};
 
 TEST_F(Policies, PagesGiveTheBitsOfRows) {
   Attention a;
@@ -561,6 +585,12 @@ TEST_F(Policies, PagesGiveTheBitsOfRows) {
   params.pages_of_entry = Pages::kOfEntry;
   launch(kernel, kCtas, &params);
   expect_same_bits(run, out, lse);
+}
+
+TEST_F(Policies, PagesGiveTheGradientsOfRows) {
+  Attention a;
+  Backward backward(a);
+  expect_accurate_gradients(backward.page_table(), backward);
 }
 
 }  // namespace

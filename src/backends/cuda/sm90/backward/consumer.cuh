@@ -46,7 +46,7 @@ class Consumer {
   using Score = typename Traits::Score;
   using Outgoing = Staging<Traits>;
   using Blocks = typename Outgoing::Blocks;
-  using RowGradients = typename Outgoing::RowGradients;
+  using OwnDq = typename Outgoing::OwnDq;
   using Swizzle = ptx::Swizzle128;
   static constexpr int kScores = sizeof(Scores) / sizeof(float);
   /// A matrix in shared memory as an operand: see ptx::MatrixDescriptor. The variable part is added last and in units
@@ -64,7 +64,7 @@ class Consumer {
   static constexpr uint32_t kScoreBytes = Traits::kRows * Traits::kKeys * sizeof(Element);
 
   /// Bits of phases_: the parity that the next wait is for. One register for all of them.
-  enum Phase : uint32_t { kWorkTile, kRowGradients, kMask };  // and one for each stage after kMask
+  enum Phase : uint32_t { kWorkTile, kDq, kMask };  // and one for each stage after kMask
   __device__ __forceinline__ uint32_t take_phase(uint32_t which) {
     const uint32_t phase = phases_ >> which & 1;
     phases_ ^= 1u << which;
@@ -72,7 +72,7 @@ class Consumer {
   }
 
   /// The parity of dq_empty's phase that ends when the staging tiles are free.
-  __device__ __forceinline__ uint32_t row_gradients_phase() const { return ~phases_ >> kRowGradients & 1; }
+  __device__ __forceinline__ uint32_t dq_phase() const { return ~phases_ >> kDq & 1; }
 
   /// Waits for the next tile and returns its flags, which every lane reads for itself: that is faster than to pass them
   /// on. The slot is not overwritten before all of them have arrived at scores_full.
@@ -109,7 +109,7 @@ class Consumer {
       staging_.wait_store_read();
       sync_consumers<kStagingBarrier>();
     }
-    staging_.store_dkv(dk, dv, key, group, batch, row_gradients_phase());
+    staging_.store_dkv(dk, dv, key, group, batch, dq_phase());
     return flags;
   }
 
@@ -149,7 +149,7 @@ class Consumer {
     } else {
       finish_tile_together(flags, dk, dv, ds);
     }
-    if (!(flags & Tile::kAlone)) phases_ ^= 1u << kRowGradients;
+    if (!(flags & Tile::kAlone)) phases_ ^= 1u << kDq;
     ptx::arrive_once(shared_.q_empty[stage]);
     ring_.advance();
     return next_tile();
@@ -159,15 +159,15 @@ class Consumer {
   __device__ __forceinline__ void finish_tile_together(uint32_t flags, KeyGradients& dk, ValueGradients& dv,
                                                        const PackedScores& ds) {
     sync_consumers<kScoresBarrier>();
-    RowGradients dq;
-    issue_row_gradients(dq);
+    OwnDq dq;
+    issue_dq(dq);
     ptx::wgmma_wait<1>();
     ptx::pin(dv);
     ptx::arrive_once(shared_.dout_empty[ring_.stage()]);
-    issue_key_gradients(dk, ds);
+    issue_dk(dk, ds);
     ptx::wgmma_wait<1>();
     pin(dq);
-    staging_.store_dq(dq, flags, ring_.stage(), row_gradients_phase());
+    staging_.store_dq(dq, flags, ring_.stage(), dq_phase());
     ptx::wgmma_wait<0>();
     ptx::pin(dk);
   }
@@ -181,7 +181,7 @@ class Consumer {
       staging_.wait_store_read();
       ptx::named_barrier_arrive(kScoresBarrier + 1 - warpgroup_, 256);
     }
-    issue_key_gradients(dk, ds);
+    issue_dk(dk, ds);
     ptx::wgmma_wait<1>();
     ptx::pin(dv);
     ptx::arrive_once(shared_.dout_empty[ring_.stage()]);
@@ -189,11 +189,11 @@ class Consumer {
     ptx::pin(dk);
     if (!own_tile) return;
     ptx::named_barrier_sync(kScoresBarrier + warpgroup_, 256);
-    RowGradients dq;
-    issue_row_gradients(dq);
+    OwnDq dq;
+    issue_dq(dq);
     ptx::wgmma_wait<0>();
     pin(dq);
-    staging_.store_dq(dq, flags, ring_.stage(), row_gradients_phase());
+    staging_.store_dq(dq, flags, ring_.stage(), dq_phase());
   }
 
   /// 64 keys of K or V, at `keys`, times all rows of `b`, with the rows' bias. A score that is more than the product
@@ -228,14 +228,14 @@ class Consumer {
     ptx::wgmma_commit();
   }
 
-  __device__ __forceinline__ void issue_key_gradients(KeyGradients& dk, const PackedScores& ds) const {
+  __device__ __forceinline__ void issue_dk(KeyGradients& dk, const PackedScores& ds) const {
     ptx::pin(dk);
     issue_gradients<Traits::kQkDim>(
         dk, ds, operand(offsetof(Shared, q), Swizzle::block(Traits::kRows), ring_.stage(), Traits::kQBytes));
   }
 
   /// This warpgroup's blocks of dQ = dS K, see DqBlocks.
-  __device__ __forceinline__ void issue_row_gradients(RowGradients& dq) const {
+  __device__ __forceinline__ void issue_dq(OwnDq& dq) const {
     constexpr uint32_t kColumnBlock = Swizzle::block(Traits::kKeys);  // of K
     const uint32_t first = Traits::kAlternate ? 0 : warpgroup_ * Outgoing::kOwnBlocks;
     const Operand a = operand(offsetof(Shared, ds), 16, ring_.stage(), kScoreBytes);
@@ -254,7 +254,7 @@ class Consumer {
     }
     ptx::wgmma_commit();
   }
-  __device__ __forceinline__ static void pin(RowGradients& dq) {
+  __device__ __forceinline__ static void pin(OwnDq& dq) {
 #pragma unroll
     for (auto& block : dq) ptx::pin(block);
   }

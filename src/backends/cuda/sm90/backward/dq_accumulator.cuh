@@ -78,7 +78,7 @@ class DqAccumulator {
   /// still waited for its consumers could wait for a warp that waits for it.
   __device__ __forceinline__ static bool claim_first(uint32_t* progress, uint32_t seen) {
     if (seen & Progress::kStored) return false;
-    if (!(atomicOr(progress, Progress::kTaken) & Progress::kTaken)) return true;
+    if (!(atomicOr(progress, Progress::kClaimed) & Progress::kClaimed)) return true;
     while (!(ptx::load_acquire(progress) & Progress::kStored)) {
     }
     return false;

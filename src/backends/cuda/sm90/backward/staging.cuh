@@ -25,7 +25,7 @@ class Staging {
   /// How many 64 x 64 blocks of a tile's dq the warpgroup computes, and what a thread holds of them.
   static constexpr int kOwnBlocks = Traits::kAlternate ? Blocks::kBlocks : Blocks::kBlocks / Traits::kConsumers;
   using Block = cuda::Accumulators<64, 64>;
-  using RowGradients = Block[kOwnBlocks];
+  using OwnDq = Block[kOwnBlocks];
 
   __device__ __forceinline__ Staging(const Params& p, Shared& shared, uint32_t warpgroup)
       : p_(p), shared_(shared), warpgroup_(warpgroup), warp_(ptx::uniform(threadIdx.x / 32 % 4)) {}
@@ -41,8 +41,7 @@ class Staging {
   }
 
   /// Stores a tile's dq, if no other tile contributes to it, or hands it to the store warp.
-  __device__ __forceinline__ void store_dq(const RowGradients& dq, uint32_t flags, uint32_t stage,
-                                           uint32_t phase) const {
+  __device__ __forceinline__ void store_dq(const OwnDq& dq, uint32_t flags, uint32_t stage, uint32_t phase) const {
     wait(phase);
     if (flags & Tile::kAlone) {
       store_dq_rows(dq, shared_.tile[stage].query);
@@ -116,7 +115,7 @@ class Staging {
     }
   }
 
-  __device__ __forceinline__ void store_dq_rows(const RowGradients& dq, const QueryTile& of_leader) const {
+  __device__ __forceinline__ void store_dq_rows(const OwnDq& dq, const QueryTile& of_leader) const {
     const auto tile = QueryTile::from_leader(of_leader);
 #pragma unroll
     for (int block = 0; block < kOwnBlocks; ++block) {
