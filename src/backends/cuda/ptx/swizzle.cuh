@@ -10,7 +10,7 @@ namespace flashmask::ptx {
 /// of row r in place c ^ r % 8. The pattern repeats every 8 rows. All distances are in bytes.
 struct Swizzle128 {
   static constexpr int kColumns = 64;
-  static constexpr uint32_t kRow = 128, kChunk = 16, kPattern = 8 * kRow;
+  static constexpr uint32_t kRow = 128, kPattern = 8 * kRow;
   /// From one 16 x 16 step of a product to the next, along a row and down the rows: along the inner dimension of an
   /// operand that is contiguous in it, and of one that is contiguous across it.
   static constexpr uint32_t kStepAlongRow = 16 * 2, kStepDownRows = 16 * kRow;

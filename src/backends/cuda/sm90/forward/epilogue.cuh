@@ -15,7 +15,7 @@ namespace flashmask::sm90 {
 /// A consumer warp's first row in the tile.
 __device__ __forceinline__ int slab_row() { return cuda::Slab::kRows * (static_cast<int>(threadIdx.x / 32) - 4); }
 
-/// Stores the lse of a warp's rows from `row` on.
+/// Stores the lse of a warp's 16 rows from slab_first_row on.
 __device__ __forceinline__ void store_lse(const ForwardParams& p, int32_t slab_first_row, const WorkTile& work,
                                           const cuda::RowState& rows) {
   if (cuda::Slab::column_pair() != 0) return;
