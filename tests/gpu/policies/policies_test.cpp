@@ -25,8 +25,8 @@
 namespace flashmask::test {
 namespace {
 
-/// Two query tiles and three key tiles of 128, the last ones short; two query heads share a key head.
-constexpr int64_t kBatch = 2, kHeads = 4, kHeadsKv = 2, kSeqlenQ = 200, kSeqlenK = 333, kDim = 64;
+/// Two query tiles and seven key tiles of 128, the last ones short; two query heads share a key head.
+constexpr int64_t kBatch = 2, kHeads = 4, kHeadsKv = 2, kSeqlenQ = 200, kSeqlenK = 845, kDim = 64;
 /// Fewer than there are work tiles, so that every CTA takes several.
 constexpr int64_t kCtas = 5;
 constexpr double kScale = 0.25, kLog2E = 1.4426950408889634;
@@ -95,18 +95,28 @@ struct DeviceLse {
   }
 };
 
-/// Documents of 70 keys under a causal band. `keys`: which keys exist; the others are hidden from every row.
+/// Keys that alone are seen from row kAlone on.
+constexpr int64_t kAlone = 150;
+bool seen_alone(int64_t j) { return j * 7 % 11 < 4; }
+
+/// A causal band, in which every third stretch of 70 keys is hidden from some row on, and from row kAlone on all keys
+/// but those seen alone. `keys`: which keys exist; the others are hidden from every row.
 template <typename Keys>
-MaskParts documents(Keys keys) {
+MaskParts make_parts(Keys keys) {
   MaskParts parts{.seqlen_q = kSeqlenQ, .seqlen_k = kSeqlenK, .band = Band::causal()};
   for (int64_t j = 0; j < kSeqlenK; ++j) {
-    const int64_t end = std::clamp<int64_t>((j / 70 + 1) * 70 - (kSeqlenK - kSeqlenQ), 0, kSeqlenQ);
+    const int64_t end = std::min(j / 70 % 3 == 1 ? 50 + j % 100 : kSeqlenQ, seen_alone(j) ? kSeqlenQ : kAlone);
     parts.lts.push_back(static_cast<int32_t>(keys(j) ? end : 0));
   }
   return parts;
 }
-MaskParts documents() {
-  return documents([](int64_t) { return true; });
+/// All rows see keys of all tiles: so many that the schedule for long rows runs.
+MaskParts all_keys() {
+  return make_parts([](int64_t) { return true; });
+}
+/// Four tiles' keys: the schedule for short rows.
+MaskParts last_keys() {
+  return make_parts([](int64_t j) { return j >= 400; });
 }
 
 /// A mask and its plan on the device.
@@ -148,7 +158,12 @@ struct Pages {
   explicit Pages(const Tensor& t) : bytes(filled(t)) {}
 
   /// [batch, kOfEntry]: the pages of an entry are neither in order nor together.
-  static std::vector<int32_t> table() { return {4, 0, 3, 1, 5, 2}; }
+  static std::vector<int32_t> table() {
+    std::vector<int32_t> pages;
+    for (int64_t n = 0; n < kBatch * kOfEntry; ++n)
+      pages.push_back(static_cast<int32_t>((5 * n + 4) % (kBatch * kOfEntry)));
+    return pages;
+  }
   TensorView view() const { return on_device(bytes, kType, {kPages, kKeys, kHeadsKv, kDim}); }
 
  private:
@@ -331,29 +346,33 @@ struct Expected {
 
 TEST_F(Policies, PartialRowsRoundToTheFinalOnes) {
   Attention a;
-  const Expected expected(a, documents());
-  ForwardRun run(a);
-  const Partial partial(run, documents());
-  std::vector<uint16_t> rounded;
-  for (int64_t b = 0; b < kBatch; ++b) {
-    for (int64_t i = 0; i < kSeqlenQ; ++i) {
-      for (int64_t head = 0; head < kHeads; ++head) {
-        for (int64_t d = 0; d < kDim; ++d) rounded.push_back(to_bits(kType, partial.element(b, i, head, d)));
+  for (const MaskParts& parts : {all_keys(), last_keys()}) {
+    const DeviceMaskAndPlan mask(parts);
+    DeviceTensor out(kSeqlenQ, kHeads);
+    DeviceLse lse;
+    a.run(a.q, mask.mask, out, lse);
+    ForwardRun run(a);
+    const Partial partial(run, parts);
+    std::vector<uint16_t> rounded;
+    for (int64_t b = 0; b < kBatch; ++b) {
+      for (int64_t i = 0; i < kSeqlenQ; ++i) {
+        for (int64_t head = 0; head < kHeads; ++head) {
+          for (int64_t d = 0; d < kDim; ++d) rounded.push_back(to_bits(kType, partial.element(b, i, head, d)));
+        }
       }
     }
+    EXPECT_EQ(rounded, out.bits());
+    const auto expected = lse.values.to_host();
+    EXPECT_EQ(std::memcmp(partial.lse.data(), expected.data(), expected.size() * sizeof(float)), 0);
   }
-  EXPECT_EQ(rounded, expected.out.bits());
-  const auto lse = expected.lse.values.to_host();
-  EXPECT_EQ(std::memcmp(partial.lse.data(), lse.data(), lse.size() * sizeof(float)), 0);
 }
 
+/// The rows from kAlone on see nothing of the second part.
 TEST_F(Policies, PartialRowsOfTwoPartsMergeToAll) {
   Attention a;
-  const Expected expected(a, documents());
+  const Expected expected(a, all_keys());
   ForwardRun run(a);
-  // The second part has no key of the last document, whose rows see nothing there.
-  const auto in_first = [](int64_t j) { return j * 7 % 11 < 4 || j < 50 || j >= 280; };
-  const Partial first(run, documents(in_first)), second(run, documents([&](int64_t j) { return !in_first(j); }));
+  const Partial first(run, make_parts(seen_alone)), second(run, make_parts([](int64_t j) { return !seen_alone(j); }));
   const Merged merged(first, second);
   expect_accurate("out", merged.out, expected.out.values(), expected.exact_out, kHeads);
   for (std::size_t row = 0; row < merged.lse.size(); ++row) {
@@ -369,18 +388,20 @@ TEST_F(Policies, PartialRowsOfTwoPartsMergeToAll) {
 
 TEST_F(Policies, HeadFactorIsAScaledQ) {
   Attention a;
-  const DeviceMaskAndPlan mask(documents());
-  DeviceTensor out(kSeqlenQ, kHeads);
-  DeviceLse lse;
-  a.run(a.q.scaled(), mask.mask, out, lse);
-  ForwardRun run(a);
   const DeviceVector<float> factors(std::vector<float>(std::begin(kFactors), std::end(kFactors)));
-  const Kernel kernel = head_factor_kernel();
-  HeadFactorParams params{};
-  run.set(params, kernel, mask);
-  params.factors = factors.data();
-  launch(kernel, kCtas, &params);
-  expect_same_bits(run, out, lse);
+  for (const MaskParts& parts : {all_keys(), last_keys()}) {
+    const DeviceMaskAndPlan mask(parts);
+    DeviceTensor out(kSeqlenQ, kHeads);
+    DeviceLse lse;
+    a.run(a.q.scaled(), mask.mask, out, lse);
+    ForwardRun run(a);
+    const Kernel kernel = head_factor_kernel();
+    HeadFactorParams params{};
+    run.set(params, kernel, mask);
+    params.factors = factors.data();
+    launch(kernel, kCtas, &params);
+    expect_same_bits(run, out, lse);
+  }
 }
 
 /// dq, dk and dv in float64.
@@ -427,7 +448,7 @@ class Backward {
     Gradients gradients;
     std::vector<double> out, lse(kBatch * kHeads * kSeqlenQ);
     ForwardArgs fwd;
-    fwd.q = scaled_q_.values(), fwd.k = a_.k.values(), fwd.v = a_.v.values(), fwd.mask = Mask(documents());
+    fwd.q = scaled_q_.values(), fwd.k = a_.k.values(), fwd.v = a_.v.values(), fwd.mask = Mask(all_keys());
     fwd.out = of(out, kSeqlenQ, kHeads);
     fwd.lse = TensorView::contiguous(lse.data(), DataType::kFloat64, {kBatch, kHeads, kSeqlenQ});
     const Options options{.softmax_scale = kScale, .backend = "reference"};
@@ -547,7 +568,7 @@ class Backward {
   Tensor scaled_q_;
   Random random_;
   Tensor dout_;
-  DeviceMaskAndPlan mask_{documents()};
+  DeviceMaskAndPlan mask_{all_keys()};
   DeviceTensor out_{kSeqlenQ, kHeads}, device_dout_{kSeqlenQ, kHeads};
   DeviceLse lse_;
 };
@@ -569,22 +590,24 @@ TEST_F(Policies, HeadFactorsGradientIsThatOfAScaledQ) {
 
 TEST_F(Policies, PagesGiveTheBitsOfRows) {
   Attention a;
-  const DeviceMaskAndPlan mask(documents());
-  DeviceTensor out(kSeqlenQ, kHeads);
-  DeviceLse lse;
-  a.run(a.q, mask.mask, out, lse);
-  ForwardRun run(a);
   const Pages k(a.k), v(a.v);
   const DeviceVector<int32_t> table(Pages::table());
-  const Kernel kernel = page_table_kernel();
-  PageTableParams params{};
-  run.set(params, kernel, mask);
-  params.k = cuda::tensor_map(k.view(), kernel.keys, 1);
-  params.v = cuda::tensor_map(v.view(), kernel.keys, 1);
-  params.pages = table.data();
-  params.pages_of_entry = Pages::kOfEntry;
-  launch(kernel, kCtas, &params);
-  expect_same_bits(run, out, lse);
+  for (const MaskParts& parts : {all_keys(), last_keys()}) {
+    const DeviceMaskAndPlan mask(parts);
+    DeviceTensor out(kSeqlenQ, kHeads);
+    DeviceLse lse;
+    a.run(a.q, mask.mask, out, lse);
+    ForwardRun run(a);
+    const Kernel kernel = page_table_kernel();
+    PageTableParams params{};
+    run.set(params, kernel, mask);
+    params.k = cuda::tensor_map(k.view(), kernel.keys, 1);
+    params.v = cuda::tensor_map(v.view(), kernel.keys, 1);
+    params.pages = table.data();
+    params.pages_of_entry = Pages::kOfEntry;
+    launch(kernel, kCtas, &params);
+    expect_same_bits(run, out, lse);
+  }
 }
 
 TEST_F(Policies, PagesGiveTheGradientsOfRows) {
