@@ -125,17 +125,17 @@ class Consumer {
                                                  operand(offsetof(Shared, dout), 16, stage, Traits::kDoutBytes));
     ptx::wgmma_wait<1>();
     ptx::pin(s);
-    Scores derivatives;
-    if constexpr (!Score::kFoldsLse) take_scores(s, derivatives);
+    if constexpr (!Score::kFoldsLse) {
+      // There are no registers for the derivatives, so they are multiplied into dP at once.
+      ptx::wgmma_wait<0>();
+      ptx::pin(dp);
+      take_scores(s, dp);
+    }
     take_probabilities(s, flags & Tile::kPartial);
     PackedScores p, ds;
     pack(s, p);
     ptx::wgmma_wait<0>();
     ptx::pin(dp);
-    if constexpr (!Score::kFoldsLse) {
-#pragma unroll
-      for (int i = 0; i < kScores; ++i) dp[i] *= derivatives[i];
-    }
     take_score_gradients(s, dp, ds);
     write_score_gradients(ds);
     ptx::pin(dv);
@@ -259,15 +259,15 @@ class Consumer {
     for (auto& block : dq) ptx::pin(block);
   }
 
-  /// Makes of the products K Q^T the scores with the rows' bias, and their derivatives by the products.
-  __device__ __forceinline__ void take_scores(Scores& s, Scores& derivatives) const {
+  /// Turns the products K Q^T into scores with the rows' bias, and multiplies dP by their derivatives.
+  __device__ __forceinline__ void take_scores(Scores& s, Scores& dp) const {
     const QueryTile& query = shared_.tile[ring_.stage()].query;
     const Score score(p_, query.batch, query.head);
     const RowBias* biases = shared_.biases[ring_.stage()] + 2 * (ptx::lane() % 4);
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
       const float transformed = score.transform(s[i]);
-      derivatives[i] = score.gradient(transformed);
+      dp[i] *= score.gradient(transformed);
       s[i] = transformed + score_bias(biases[i / 4 * 8 + i % 2]);
     }
   }
