@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backends/cuda/ptx/address.cuh"
+#include "backends/cuda/ptx/registers.cuh"
 
 namespace flashmask::ptx {
 
@@ -19,6 +20,11 @@ __device__ __forceinline__ void fence_barrier_init() {
 /// PTX ISA, "mbarrier.arrive".
 __device__ __forceinline__ void arrive(uint64_t& barrier) {
   asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(shared_address(&barrier)) : "memory");
+}
+/// One arrival for the warp, after what all of its lanes have done.
+__device__ __forceinline__ void arrive_once(uint64_t& barrier) {
+  __syncwarp();
+  if (is_leader()) arrive(barrier);
 }
 /// PTX ISA, "mbarrier.arrive.expect_tx".
 __device__ __forceinline__ void arrive_expect(uint64_t& barrier, uint32_t bytes) {

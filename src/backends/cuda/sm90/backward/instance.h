@@ -15,7 +15,7 @@ struct BackwardInstance {
   BackwardTile tile;
   const void* preprocess;  ///< __global__ void (RowParams): a block of kRowThreads for every query tile
   const void* kernel;      ///< __global__ void (BackwardParams)
-  const void* split;       ///< the same, for items of a part of their key head's query heads
+  const void* split;       ///< the same, whose work tiles have a part of their key head's query heads
   const void* convert_dq;  ///< __global__ void (RowParams), as preprocess
   const void* reduce_dkv;  ///< __global__ void (KeyParams): after `split`, two blocks of kRowThreads for every key tile
   int threads;             ///< of `kernel` and `split`

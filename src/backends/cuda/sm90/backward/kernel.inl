@@ -2,11 +2,40 @@
 // The backward kernel as the entry FLASHMASK_ENTRY, of traits FLASHMASK_TRAITS; instance.cu.in includes this once for
 // each. Its body stands in the entry itself and not in a function that entries call: that inlines to other machine
 // code.
+//
+// Warpgroup 0: warp 0 is the producer, warp 1 the mask warp, warps 2 and 3 the store warps, one for each stage; the
+// other two warpgroups consume. The contract between them, by barrier: mbarriers of SharedStorage, one for each stage
+// except k_full, kv_empty and dq_empty, but the last two are named barriers.
+//
+// clang-format off
+//   barrier      arrivals in a phase                         waiting               what its phase says
+//   tile_full    producer 1                                  mask, store warps     tile announced
+//   q_full       producer 1, and the bytes of Q and biases   consumers             tile announced, Q and biases there
+//   q_empty      each consumer warp, the mask warp and the   producer              announcement, Q and biases may be
+//                stage's store warp 1                                              overwritten
+//   dout_full    producer 1, and the bytes of dO; with the   consumers             dO there, and V of a new work tile
+//                first tile of a work tile those of V, too
+//   dout_empty   each consumer warp 1                        producer              dO may be overwritten
+//   scores_full  all 256 consumer threads                    producer, mask warp   dS written; announcement and mask bits
+//                                                                                  read by all lanes
+//   mask_full    mask warp, all 32 lanes                     consumers             bits of a partial tile there
+//   dq_full      each consumer warp 1; where kAlternate the  stage's store warp    the tile's dq is in the staging tiles
+//                128 threads of the warpgroup that has dQ
+//   dq_empty     the store warp that stores dq 1             consumers             staging tiles may be overwritten
+//   k_full       producer 1, and the bytes of K              consumers             K of a new work tile there
+//   kv_empty     each consumer warp 1                        producer              K and V may be overwritten
+//   kScores..    128 threads of the other warpgroup          a warpgroup's 128     dS of both warpgroups there
+//   kStaging..   the same, where kAlternate                  a warpgroup's 128     the other one's last dq is stored
+// clang-format on
+//
+// Phases: barriers of stages are waited for with RingPosition::phase(), `empty` ones and scores_full with its
+// complement. But mask_full counts a stage's partial tiles, dq_full its tiles that are not alone, dq_empty those of all
+// stages, k_full and kv_empty the work tiles that have tiles; each role keeps their parities itself (the
+// consumers in phases_). A tile of kNothing takes part in all barriers of its stage but those of masks and dq. kEnd is
+// announced once for each stage, as each has a store warp of its own.
 
-/// FlashMask backward (algorithm 2 of the paper). Of warpgroup 0, one warp loads, one builds element masks and two add
-/// up dq; the other warpgroups consume.
 extern "C" __global__ void __launch_bounds__(FLASHMASK_TRAITS::kThreads, 1)
-    FLASHMASK_ENTRY(const __grid_constant__ BackwardParams p) {
+    FLASHMASK_ENTRY(const __grid_constant__ FLASHMASK_TRAITS::Params p) {
   using Traits = FLASHMASK_TRAITS;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<SharedStorage<Traits>*>(memory);
@@ -27,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(FLASHMASK_TRAITS::kThreads, 1)
     } else if (warp == 1) {
       MaskBuilder<Traits>(p, shared).run();
     } else {
-      RowGradientAdder<Traits>(p, shared, warp - 2).run();
+      DqAccumulator<Traits>(p, shared, warp - 2).run();
     }
   } else {
     ptx::increase_registers<Traits::kConsumerRegisters>();

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "backends/cuda/attention/element_mask.cuh"
 #include "backends/cuda/common/delay.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
-#include "backends/cuda/ptx/tensor_core.cuh"
+#include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/traits.cuh"
 
 namespace flashmask::sm90::grad {
 
-/// The bounds of a lane's keys key, key + 32, ..., as the lane has put them in shared memory.
+/// The bounds of a lane's keys key, key + 32, ..., which the lane itself has put in shared memory.
 template <int kKeys, int n>
 struct LaneBounds {
   const rules::Columns& mask;
@@ -27,16 +28,17 @@ struct LaneBounds {
   }
 };
 
-/// The mask warp, beside the producer: follows the tiles and works out which rows of partial ones see each key. The
-/// consumers hold scores with keys along their rows, so a thread needs the bits of just two keys.
+/// The mask warp, in the producer's warpgroup: follows the tiles and computes which rows of partial ones see each key.
+/// The consumers hold scores with keys along their rows, so a thread needs the bits of just two keys.
 template <typename Traits>
 class MaskBuilder {
  public:
   using Shared = SharedStorage<Traits>;
+  using Params = typename Traits::Params;
   using Bits = ColumnBits<Traits::kRows>;
   static constexpr int kWords = Traits::kRows / 32;
-  static constexpr int kAtOnce = 8 / kWords;  ///< columns of a lane: its registers hold no more
-  __device__ __forceinline__ MaskBuilder(const BackwardParams& p, Shared& shared) : p_(p), shared_(shared) {}
+  static constexpr int kAtOnce = 8 / kWords;  ///< columns of a lane at a time: its registers hold no more
+  __device__ __forceinline__ MaskBuilder(const Params& p, Shared& shared) : p_(p), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
     while (true) {
@@ -50,8 +52,7 @@ class MaskBuilder {
         build();
         ptx::arrive(shared_.mask_full[stage]);
       }
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) ptx::arrive(shared_.q_empty[stage]);
+      ptx::arrive_once(shared_.q_empty[stage]);
       ring_.advance();
     }
   }
@@ -62,7 +63,7 @@ class MaskBuilder {
   __device__ __forceinline__ void build() {
     const int32_t first_key = ptx::from_leader(tile().key_tile) * Traits::kKeys,
                   row = ptx::from_leader(tile().query.row_tile) * Traits::kRows;
-    const PerHead& place = p_.dense.given ? p_.dense.place : p_.mask.place;
+    const cuda::PerHead& place = p_.dense.given ? p_.dense.place : p_.mask.place;
     const int64_t offset = place.offset(ptx::from_leader(tile().query.batch), ptx::from_leader(tile().query.head));
     if (!p_.dense.given) read_bounds(offset, first_key);
 #pragma unroll 1
@@ -74,7 +75,7 @@ class MaskBuilder {
       }
     }
   }
-  /// Leaves the bits of a column with the consumers; nobody sees one past the end.
+  /// Hands the bits of a column to the consumers; columns past the last are hidden.
   __device__ __forceinline__ void write(int32_t first_key, int32_t key, const uint32_t (&visible)[kWords]) {
     Bits& bits = shared_.mask_bits[ring_.stage()][key];
 #pragma unroll
@@ -82,8 +83,8 @@ class MaskBuilder {
       bits.word[word] = first_key + key < p_.seqlen_k ? Bits::by_lanes(visible[word]) : 0;
   }
 
-  /// Puts the bounds of the lane's keys in shared memory, where they serve all tiles of an item. An interval's are all
-  /// asked for before any is used.
+  /// Puts the bounds of the lane's keys in shared memory, where they serve all tiles of a work tile. All loads of an
+  /// interval are issued before any is used.
   __device__ __forceinline__ void read_bounds(int64_t offset, int32_t first_key) {
     const rules::Columns& mask = p_.mask.first;
     const int64_t first = offset + first_key * mask.stride;
@@ -93,15 +94,14 @@ class MaskBuilder {
     const auto key = static_cast<int32_t>(threadIdx.x % 32);
 #pragma unroll 1
     for (int interval = 0; interval < 2; ++interval) {
-      const int32_t* from = interval == 0 ? mask.lts : mask.uts;
-      const int32_t* to = interval == 0 ? mask.lte : mask.ute;
-      if (!from && !to) continue;
+      const cuda::IntervalVectors vectors(mask, interval);
+      if (!vectors.given()) continue;
       int32_t begin[kOwn], end[kOwn];
 #pragma unroll
       for (int n = 0; n < kOwn; ++n) {
         const int64_t at = first + min(key + 32 * n, p_.seqlen_k - 1 - first_key) * static_cast<int32_t>(mask.stride);
-        begin[n] = from ? from[at] : 0;
-        end[n] = to ? to[at] : mask.seqlen_q;
+        begin[n] = vectors.begin_at([&] { return at; });
+        end[n] = vectors.end_at([&] { return at; });
       }
 #pragma unroll
       for (int n = 0; n < kOwn; ++n) {
@@ -111,7 +111,7 @@ class MaskBuilder {
     }
   }
 
-  /// By the mask's vectors: columns key, key + 32, ...
+  /// From the mask's vectors: columns key, key + 32, ...
   __device__ __forceinline__ void by_columns(int32_t row, int32_t first_key, int32_t key) {
     int32_t at[kAtOnce];
 #pragma unroll
@@ -129,7 +129,7 @@ class MaskBuilder {
     }
   }
 
-  /// By a dense mask.
+  /// From a dense mask.
   __device__ __forceinline__ void by_matrix(int64_t offset, int32_t row, int32_t first_key, int32_t key) {
     const uint8_t* place =
         p_.dense.visible + offset + row * p_.dense.row_stride + (first_key + key) * p_.dense.key_stride;
@@ -146,7 +146,7 @@ class MaskBuilder {
     write(first_key, key, visible);
   }
 
-  const BackwardParams& p_;
+  const Params& p_;
   Shared& shared_;
   ptx::RingPosition<Traits::kStages> ring_;
   int64_t bounds_of_ = -1;  ///< which columns' bounds are in shared memory: the first one's place in the vectors

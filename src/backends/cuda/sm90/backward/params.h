@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "backends/cuda/sm90/common/mask_params.h"
-#include "backends/cuda/sm90/common/schedule.h"
+#include "backends/cuda/attention/mask_params.h"
+#include "backends/cuda/attention/schedule.h"
 
 namespace flashmask::sm90::grad {
 
@@ -19,12 +19,7 @@ struct PlanBits {
   int32_t words_per_key, words_per_row;
   int32_t row_granules;
   uint32_t mask_heads;  ///< of the plan's masks [batch or 1, mask_heads]
-  Sharing sharing;
-
-  /// Number of the mask that (batch entry, query head) reads.
-  __host__ __device__ uint32_t mask(uint32_t batch, uint32_t head) const {
-    return batch / sharing.batch_entries * mask_heads + head / sharing.heads;
-  }
+  cuda::Sharing sharing;
 };
 
 /// Something that has a place for every (batch entry, row, head). Strides in elements.
@@ -40,17 +35,16 @@ struct Rows {
 #endif
 };
 
-/// How far a query tile's sums are, one word.
+/// The state of a query tile's sums, one word.
 struct Progress {
   static constexpr uint32_t kStored = 1u << 30;      ///< the first part lies in memory: others may be added to it
-  static constexpr uint32_t kTaken = 1u << 31;       ///< somebody has the first part and stores it
-  static constexpr uint32_t kPending = kStored - 1;  ///< how many key tiles have still to give their part
+  static constexpr uint32_t kClaimed = 1u << 31;     ///< a store warp has claimed the first part and stores it
+  static constexpr uint32_t kPending = kStored - 1;  ///< how many key tiles have yet to contribute
   static constexpr uint32_t kAlone = 1;              ///< the word of a query tile that only one key tile sees
 };
 
-/// dq, and the sums that it is made of where more than one key tile contributes, fp32: for every query tile of (batch
-/// entry, query head) what the consumers' warps hold of it one after the other (see Fragments), so that a tile is one
-/// contiguous piece.
+/// dq, and the fp32 sums it is converted from where more than one key tile contributes: for every query tile of (batch
+/// entry, query head) the consumer warps' fragments one after the other (see DqBlocks), so that a tile is contiguous.
 struct RowGradients {
   Rows out;
   float* sums;
@@ -58,10 +52,10 @@ struct RowGradients {
   bool in_order;       ///< deterministic mode: parts are added from the last key tile to the first
 };
 
-/// What a query row's scores have added to them, S = K Q^T - lse / scale and dP = V dout^T - delta with delta = dout .
-/// out - dlse: eight bfloat16, of which the first three add up to one, the next three to the other, and two are 0. As
-/// rows of an operand they are added by the tensor cores; read as floats, by every thread for its scores, they would
-/// keep shared memory busy for longer.
+/// What is added to a query row's scores: S = K Q^T - lse / scale and dP = V dout^T - delta, delta = dout . out - dlse.
+/// Eight bfloat16, of which the first three add up to -lse / scale, the next three to -delta, and two are 0. As rows of
+/// an operand they are added by the tensor cores; if every thread read them as floats for its scores, shared memory
+/// would be busy for longer.
 struct alignas(16) RowBias {
   uint32_t pair[4];
 };
@@ -71,18 +65,18 @@ struct BackwardParams {
   const RowBias* biases;  ///< [batch * heads_q, row_tiles * tile rows]; past the last row as where a row sees nothing
   RowGradients row_gradients;
   int32_t seqlen_q, seqlen_k, row_tiles;
-  /// Query heads that one item runs through: all of a key head's, or, where that leaves too few items, one of its
-  /// `splits` equal parts. Head groups are numbered through the key heads; without splits they are the key heads.
+  /// Query heads that one work tile runs through: all of a key head's, or, where that leaves too few work tiles, one of
+  /// its `splits` equal parts. Head groups are numbered through the key heads; without splits they are the key heads.
   uint32_t heads_q, head_groups, query_heads_per_group, splits;
-  float* key_parts;  ///< with splits: dk, dv of every item, [batch, head_groups, key_tiles, 2], as KeyFragments
+  float* key_parts;  ///< with splits: dk, dv of every work tile, [batch, head_groups, key_tiles, 2], see KeyFragments
   float scale;       ///< softmax_scale
   float scale_log2;  ///< softmax_scale * log2(e), not 0: see score_scale
   PlanBits plan;
-  MaskColumns mask;
-  DenseMask dense;
+  cuda::MaskColumns mask;
+  cuda::DenseMask dense;
   /// Of head groups' key tiles: those with most work first; in deterministic mode from the
   /// last to the first, so that the order in which a row's gradient is summed up does not depend on the mask.
-  Schedule schedule;
+  cuda::Schedule schedule;
   const uint32_t* sequences_per_section;  ///< in place of the schedule's, if not null: see SectionSize
   unsigned long long* executed;           ///< counter of executed tiles; may be null
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "backends/cuda/attention/plan_bits.cuh"
 #include "backends/cuda/common/delay.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/tma.cuh"
@@ -9,41 +10,41 @@
 
 namespace flashmask::sm90::grad {
 
-/// The producer warp: claims items, walks their live tiles, tells the others of them, and keeps K, V, Q and dout
-/// coming. All 32 lanes run it; lane 0 speaks to the copy engine.
+/// The producer warp: claims work tiles, walks their live tiles, announces those to the other roles, and loads K, V, Q
+/// and dout. All 32 lanes run it; lane 0 issues the copies.
 template <typename Traits>
 class Producer {
  public:
   using Shared = SharedStorage<Traits>;
-  __device__ __forceinline__ Producer(const BackwardParams& p, Shared& shared) : p_(p), shared_(shared) {}
+  using Params = typename Traits::Params;
+  using KvSource = typename Traits::KvSource;
+  __device__ __forceinline__ Producer(const Params& p, Shared& shared) : p_(p), shared_(shared) {}
 
-  /// An item is claimed when the one before is loaded, and no sooner: who waits for a turn waits for an item that was
-  /// claimed earlier, so that the earliest one never waits.
+  /// A work tile is claimed when the one before is loaded, and no sooner: a store warp that waits for its turn then
+  /// waits for work tiles that were claimed earlier, and the earliest one never waits.
   __device__ __forceinline__ void run() {
-    for (uint32_t n = claim(); n < p_.schedule.items; n = claim()) run_item(n);
+    for (uint32_t n = claim(); n < p_.schedule.items; n = claim()) run_work_tile(n);
     tile_.flags = Tile::kEnd;
     for (int stage = 0; stage < Traits::kStages; ++stage) announce();  // each has a store warp of its own
-    if (leader() && p_.executed) atomicAdd(p_.executed, executed_);
+    if (ptx::is_leader() && p_.executed) atomicAdd(p_.executed, executed_);
   }
 
  private:
-  __device__ __forceinline__ static bool leader() { return threadIdx.x % 32 == 0; }
-
   __device__ __forceinline__ uint32_t claim() const {
     delay<Role::kProducer>();
     uint32_t n = 0;
-    if (leader()) n = atomicAdd(p_.schedule.next, 1u);
+    if (ptx::is_leader()) n = atomicAdd(p_.schedule.next, 1u);
     return __shfl_sync(0xffffffff, n, 0);
   }
 
-  __device__ __forceinline__ Schedule schedule() const {
-    Schedule schedule = p_.schedule;
+  __device__ __forceinline__ cuda::Schedule schedule() const {
+    cuda::Schedule schedule = p_.schedule;
     if (p_.sequences_per_section) schedule.sequences_per_section = __ldg(p_.sequences_per_section);
     return schedule;
   }
 
-  __device__ __forceinline__ void run_item(uint32_t n) {
-    const ItemPlace place(schedule(), p_.head_groups, n);
+  __device__ __forceinline__ void run_work_tile(uint32_t n) {
+    const cuda::WorkTilePlace place(schedule(), p_.head_groups, n);
     const uint32_t first_head = place.head * p_.query_heads_per_group;
     tile_.query.batch = place.batch;
     tile_.head_group = place.head;
@@ -56,22 +57,22 @@ class Producer {
     }
   }
 
-  __device__ __forceinline__ int32_t key_tile(const ItemPlace& place, uint32_t head) const {
+  __device__ __forceinline__ int32_t key_tile(const cuda::WorkTilePlace& place, uint32_t head) const {
     if (p_.row_gradients.in_order || p_.dense.given) return static_cast<int32_t>(p_.schedule.tiles - 1 - place.rank);
-    return __ldg(p_.plan.key_order + static_cast<int64_t>(p_.plan.mask(place.batch, head)) * p_.schedule.tiles +
-                 place.rank);
+    return __ldg(p_.plan.key_order +
+                 static_cast<int64_t>(cuda::mask_index(p_.plan, place.batch, head)) * p_.schedule.tiles + place.rank);
   }
 
-  /// The live tiles of the item's column under one query head.
+  /// The live tiles of the work tile under one query head.
   __device__ __forceinline__ void run_head(uint32_t head) {
     tile_.query.head = head;
     const int64_t column =
-        static_cast<int64_t>(p_.plan.mask(tile_.query.batch, head)) * p_.schedule.tiles + tile_.key_tile;
+        static_cast<int64_t>(cuda::mask_index(p_.plan, tile_.query.batch, head)) * p_.schedule.tiles + tile_.key_tile;
     for (int32_t first = 0; first < p_.plan.words_per_key; first += 32)
       run_words(column * p_.plan.words_per_key, first);
   }
 
-  /// 32 words of the column's bits, one for each lane. A dense mask has all tiles, and none of them is full.
+  /// 32 words of the key tile's bits, one for each lane. Under a dense mask all tiles are live, and none is full.
   __device__ __forceinline__ void run_words(int64_t column, int32_t first) {
     constexpr uint32_t kGranuleBits = (1u << Traits::kGranules) - 1;
     const int32_t own = first + static_cast<int32_t>(threadIdx.x % 32);
@@ -92,78 +93,79 @@ class Producer {
       }
     }
   }
-  /// A word with `count` of its bits set, all or none if it has not so many.
+  /// A word whose lowest `count` bits are set: none if that is negative, all from 32 on.
   __device__ __forceinline__ static uint32_t low_bits(int32_t count) {
     return count >= 32 ? ~0u : count > 0 ? (1u << count) - 1 : 0;
   }
 
-  /// Tells the others something without rows; the ring's buffers take part, so that all its barriers keep step.
+  /// Announces something without rows; the stage's buffers take part, so that all of its barriers keep step.
   __device__ __forceinline__ void announce() {
     ptx::wait(shared_.dout_empty[ring_.stage()], ring_.phase() ^ 1);
     write_tile();
-    if (leader()) {
+    if (ptx::is_leader()) {
       ptx::arrive(shared_.dout_full[ring_.stage()]);
       ptx::arrive(shared_.q_full[ring_.stage()]);
     }
     ring_.advance();
   }
-  /// What the others are told stays until all of them have let go of the stage.
+  /// An announcement stays until all roles have released the stage.
   __device__ __forceinline__ void write_tile() {
     delay<Role::kProducer>();
     ptx::wait(shared_.q_empty[ring_.stage()], ring_.phase() ^ 1);
     ptx::wait(shared_.scores_full[ring_.stage()], ring_.phase() ^ 1);
-    if (leader()) {
+    if (ptx::is_leader()) {
       shared_.tile[ring_.stage()] = tile_;
       ptx::arrive(shared_.tile_full[ring_.stage()]);
     }
   }
 
   __device__ __forceinline__ void load_tile(int32_t row_tile, bool partial) {
-    // Beyond the last key there is nothing to see.
+    // Keys past the last are hidden.
     partial |= (tile_.key_tile + 1) * Traits::kKeys > p_.seqlen_k;
     tile_.query.row_tile = row_tile;
     tile_.query.index = (tile_.query.batch * p_.heads_q + tile_.query.head) * p_.row_tiles + row_tile;
     if (partial) tile_.flags |= Tile::kPartial;
-    // Others change the words of tiles that are not alone: whatever is read of those will do.
-    if (leader() && __ldcg(p_.row_gradients.progress + tile_.query.index) == Progress::kAlone)
+    // Store warps change the words of tiles that are not alone; any value read of those will do.
+    if (ptx::is_leader() && __ldcg(p_.row_gradients.progress + tile_.query.index) == Progress::kAlone)
       tile_.flags |= Tile::kAlone;
     write_tile();
     const uint32_t stage = ring_.stage();
     const ptx::BoxOrigin at{row_tile * Traits::kRows, 0, static_cast<int32_t>(tile_.query.head),
                             static_cast<int32_t>(tile_.query.batch)};
     const int64_t row = static_cast<int64_t>(tile_.query.index) * Traits::kRows;
-    if (leader()) {
-      ptx::arrive_expect(shared_.q_full[stage], Traits::kRowBytes + Traits::kBiasBytes);
+    if (ptx::is_leader()) {
+      ptx::arrive_expect(shared_.q_full[stage], Traits::kQBytes + Traits::kBiasBytes);
       ptx::tma_load(shared_.q[stage], p_.q, shared_.q_full[stage], at);
       ptx::bulk_load(shared_.biases[stage], p_.biases + row, Traits::kBiasBytes, shared_.q_full[stage]);
     }
     delay<Role::kProducer>();
     ptx::wait(shared_.dout_empty[stage], ring_.phase() ^ 1);
     const bool first = tile_.flags & Tile::kFirst;
-    if (leader()) ptx::arrive_expect(shared_.dout_full[stage], Traits::kRowBytes + (first ? Traits::kKeyBytes : 0));
+    if (ptx::is_leader())
+      ptx::arrive_expect(shared_.dout_full[stage], Traits::kDoutBytes + (first ? Traits::kVBytes : 0));
     if (first) load_keys();
-    if (leader()) ptx::tma_load(shared_.dout[stage], p_.dout, shared_.dout_full[stage], at);
+    if (ptx::is_leader()) ptx::tma_load(shared_.dout[stage], p_.dout, shared_.dout_full[stage], at);
     tile_.flags = 0;
     ++executed_;
     ring_.advance();
   }
 
-  /// The item's K and V, when the consumers are done with those of the item before; they learn that it has ended from
-  /// this one's first tile. V comes with that tile's dout: S does not wait for it.
+  /// Loads the work tile's K and V, once the consumers have released those of the one before, whose end they learn of
+  /// from this one's first tile. V arrives with that tile's dout: S does not wait for it.
   __device__ __forceinline__ void load_keys() {
     const uint32_t kv_head = Traits::kSplit ? tile_.head_group / p_.splits : tile_.head_group;
-    const ptx::BoxOrigin at{tile_.key_tile * Traits::kKeys, 0, static_cast<int32_t>(kv_head),
-                            static_cast<int32_t>(tile_.query.batch)};
+    const ptx::BoxOrigin at{KvSource::template row<Traits::kKeys>(tile_.key_tile), 0, static_cast<int32_t>(kv_head),
+                            KvSource::entry(p_, tile_.key_tile, static_cast<int32_t>(tile_.query.batch))};
     delay<Role::kProducer>();
     ptx::wait(shared_.kv_empty, kv_phase_ ^ 1);
     kv_phase_ ^= 1;
-    if (!leader()) return;
-    ptx::arrive_expect(shared_.k_full, Traits::kKeyBytes);
+    if (!ptx::is_leader()) return;
+    ptx::arrive_expect(shared_.k_full, Traits::kKBytes);
     ptx::tma_load(shared_.k, p_.k, shared_.k_full, at);
     ptx::tma_load(shared_.v, p_.v, shared_.dout_full[ring_.stage()], at);
   }
 
-  const BackwardParams& p_;
+  const Params& p_;
   Shared& shared_;
   Tile tile_{};
   ptx::RingPosition<Traits::kStages> ring_;

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "backends/cuda/sm90/backward/consumer.cuh"
+#include "backends/cuda/sm90/backward/dq_accumulator.cuh"
 #include "backends/cuda/sm90/backward/mask_builder.cuh"
 #include "backends/cuda/sm90/backward/producer.cuh"
-#include "backends/cuda/sm90/backward/row_gradient.cuh"
 
 namespace flashmask::sm90::grad {
 
@@ -15,7 +15,7 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
     ptx::barrier_init(shared.mask_full[i], 32);
     ptx::barrier_init(shared.scores_full[i], 128 * Traits::kConsumers);
     ptx::barrier_init(shared.q_full[i], 1);
-    ptx::barrier_init(shared.q_empty[i], Traits::kConsumerWarps + 2);  // and the mask warp and the stage's store warp
+    ptx::barrier_init(shared.q_empty[i], Traits::kConsumerWarps + 2);  // the mask warp and the stage's store warp, too
     ptx::barrier_init(shared.dout_full[i], 1);
     ptx::barrier_init(shared.dout_empty[i], Traits::kConsumerWarps);
     ptx::barrier_init(shared.dq_full[i], Traits::kAlternate ? 128 : Traits::kConsumerWarps);

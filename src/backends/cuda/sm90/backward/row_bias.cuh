@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 
 #include "backends/cuda/ptx/address.cuh"
+#include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/ptx/tensor_core.cuh"
 #include "backends/cuda/ptx/wgmma.cuh"
 #include "backends/cuda/sm90/backward/params.h"
@@ -14,12 +15,12 @@ namespace flashmask::sm90::grad {
 enum class Bias : uint32_t { kScore, kGradient };
 
 /// `value` as three bfloat16 that add up to it, but for a rounding of 2^-24.
-struct BiasPieces {
-  float piece[3];
+struct BiasParts {
+  float part[3];
 
-  __device__ __forceinline__ explicit BiasPieces(float value) {
+  __device__ __forceinline__ explicit BiasParts(float value) {
 #pragma unroll
-    for (float& p : piece) {
+    for (float& p : part) {
       p = __bfloat162float(__float2bfloat16_rn(value));
       value -= p;
     }
@@ -29,22 +30,29 @@ struct BiasPieces {
 /// The biases of a row with this lse and delta. One that sees nothing, lse = -inf, has a score bias that makes its
 /// probabilities 0. `scale` is the scores'; see BackwardParams.
 __device__ __forceinline__ RowBias row_bias(float lse, float delta, float scale) {
-  constexpr float kMost = 3e38f;  // finite, as it is multiplied by zeros, too
+  constexpr float kMost = 3e38f;  // finite, as it is also multiplied by zeros
   const bool sees = lse != -INFINITY;
   const float bias = sees ? -lse / scale : copysignf(kMost, -scale);
-  const BiasPieces s(bias > kMost ? kMost : bias < -kMost ? -kMost : bias), dp(sees ? -delta : 0.f);
+  const BiasParts s(bias > kMost ? kMost : bias < -kMost ? -kMost : bias), dp(sees ? -delta : 0.f);
   using T = __nv_bfloat16;
-  return {{ptx::pack<T>(s.piece[0], s.piece[1]), ptx::pack<T>(s.piece[2], dp.piece[0]),
-           ptx::pack<T>(dp.piece[1], dp.piece[2]), 0}};
+  return {{ptx::pack<T>(s.part[0], s.part[1]), ptx::pack<T>(s.part[2], dp.part[0]),
+           ptx::pack<T>(dp.part[1], dp.part[2]), 0}};
 }
 
-/// Adds to `scores`, 64 keys x kRows, the biases of the rows in shared memory at `biases`, a step of their product:
-/// ones in the columns of the bias, from registers, times the rows' eight bfloat16. The step's other eight columns are
-/// zeros times the same once more.
+/// A row's score bias, -lse / scale.
+__device__ __forceinline__ float score_bias(const RowBias& bias) {
+  constexpr uint32_t kHigh = 0xffff0000;
+  return __uint_as_float(bias.pair[0] << 16) + __uint_as_float(bias.pair[0] & kHigh) +
+         __uint_as_float(bias.pair[1] << 16);
+}
+
+/// Adds the biases of the rows, in shared memory at `biases`, to `scores`, 64 keys x kRows, as one step of their
+/// product: ones in the columns of the bias, from registers, times the rows' eight bfloat16. The step's other eight
+/// columns are zeros times the same eight.
 template <Bias kBias, int kRows>
 class BiasStep {
  public:
-  /// Before the fence that orders registers and products.
+  /// Call it before wgmma_fence.
   __device__ __forceinline__ explicit BiasStep(uint32_t biases) {
     constexpr uint32_t kBegin = kBias == Bias::kScore ? 0 : 3;
     const auto one = [](uint32_t column) { return column - kBegin < 3 ? 0x3f80u : 0u; };  // 1 in bfloat16

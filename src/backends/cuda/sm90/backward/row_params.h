@@ -7,10 +7,10 @@
 
 namespace flashmask::sm90::grad {
 
-/// How many sequences are worked on together in deterministic mode. Key tiles that begin with the same rows, or that
-/// many rows see, take turns one after the other, which takes longer than their work where columns are short; then it
-/// helps that neighbours belong to other sequences. More than that cost L2 cache. Only the device knows what of a mask
-/// is live.
+/// What the device chooses the size of an L2 group from, in deterministic mode. Key tiles that begin with the same
+/// rows, or that many rows see, take turns, which takes longer than their work where columns are short; neighbours of
+/// other heads then fill the time. More heads than that cost L2 cache. Only the device knows which tiles of a mask are
+/// live.
 struct SectionSize {
   const int32_t* key_counts;  ///< live granules of each key tile of the plan's first mask
   const int32_t* row_counts;  ///< live key tiles of each of its query granules
@@ -18,7 +18,7 @@ struct SectionSize {
   float granules_per_tile;    ///< of a query tile
   float tiles_per_turn;       ///< tiles that the device gets done while one is handed from a key tile to the next
   uint32_t dense, most;       ///< for masks that are mostly live, and at least; at most for others
-  uint32_t* result;           ///< null: nobody asks
+  uint32_t* result;           ///< null: none is chosen
 };
 
 struct RowParams {

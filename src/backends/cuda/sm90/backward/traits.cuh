@@ -3,30 +3,52 @@
 
 #include <cstdint>
 
-#include "backends/cuda/ptx/tensor_core.cuh"
+#include "backends/cuda/attention/fragments.cuh"
+#include "backends/cuda/attention/score.cuh"
+#include "backends/cuda/ptx/registers.cuh"
+#include "backends/cuda/ptx/swizzle.cuh"
 #include "backends/cuda/sm90/backward/params.h"
+#include "backends/cuda/sm90/common/kv_source.cuh"
 #include "backends/cuda/sm90/tile_config.h"
 
 namespace flashmask::sm90::grad {
 
-/// One configuration of the backward kernel: an element type, a row of kBackwardTiles, and whether an item has but some
-/// of its key head's query heads, so that its dk and dv are parts.
-template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_, bool kSplit_ = false>
+/// Where features enter the backward kernel: by default it has none. Params_ is BackwardParams, or derived from it
+/// where a policy needs more; Score_ see ProductScore, KvSource_ see TensorMapKv.
+template <typename Params_ = BackwardParams, typename Score_ = cuda::ProductScore, typename KvSource_ = TensorMapKv>
+struct BackwardPolicies {
+  using Params = Params_;
+  using Score = Score_;
+  using KvSource = KvSource_;
+};
+
+/// Named barriers of both consumer warpgroups, one for each of them to wait at: compute-sanitizer does not take a
+/// barrier that is reached from two places.
+enum NamedBarrier : int {
+  kScoresBarrier = 1,  ///< dS of the tile is in shared memory
+  kStagingBarrier = 3  ///< the work tile's last dq has left the staging tiles
+};
+
+/// One configuration of the backward kernel: an element type, a row of kBackwardTiles, whether a work tile has but some
+/// of its key head's query heads, so that its dk and dv are parts, and the policies.
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_, bool kSplit_ = false,
+          typename Policies = BackwardPolicies<>>
 struct BackwardTraits {
   using Element = Element_;
+  using Params = typename Policies::Params;
+  using Score = typename Policies::Score;
+  using KvSource = typename Policies::KvSource;
   static constexpr BackwardTile kTile = find_tile(kBackwardTiles, kHeadDim_, kHeadDimV_, kConsumers_);
-  static_assert(kHeadDim_ == kHeadDimV_ && kHeadDim_ % 64 == 0,
-                "the roles have one width of 64-column blocks for Q, K, V and dO");
+  static_assert(kHeadDim_ % 64 == 0 && kHeadDimV_ % 64 == 0, "Q, K, V and dO are read in blocks of 64 columns");
   static_assert(kConsumers_ == 2 && kTile.rows * kHeadDim_ == 64 * 128,
                 "the consumers divide a tile's dQ into two blocks of 64 x 64");
   static_assert(registers_fit(kTile.helper_registers, kTile.consumer_registers, kTile.consumers));
-  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kQkDim = kHeadDim_, kVDim = kHeadDimV_;
   static constexpr int kConsumers = kConsumers_;
   static constexpr bool kSplit = kSplit_;
   static constexpr int kRows = kTile.rows;
   static constexpr int kKeys = kTile.keys();
   static constexpr int kGranules = kRows / 64;
-  static constexpr int kBlocks = kHeadDim / 64;  ///< 64-column blocks of a row: the width of the 128-byte swizzle
   static constexpr int kStages = kTile.stages;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kConsumerWarps = 4 * kConsumers;
@@ -36,28 +58,42 @@ struct BackwardTraits {
   static constexpr int kEarlyScores = kRows / 4;
   static constexpr int kHelperRegisters = kTile.helper_registers, kConsumerRegisters = kTile.consumer_registers;
 
-  static constexpr uint32_t kRowBytes = kRows * kHeadDim * sizeof(Element);
-  static constexpr uint32_t kKeyBytes = kKeys * kHeadDim * sizeof(Element);
+  static constexpr uint32_t kQBytes = kRows * kQkDim * sizeof(Element);
+  static constexpr uint32_t kDoutBytes = kRows * kVDim * sizeof(Element);
+  static constexpr uint32_t kKBytes = kKeys * kQkDim * sizeof(Element);
+  static constexpr uint32_t kVBytes = kKeys * kVDim * sizeof(Element);
   static constexpr uint32_t kBiasBytes = kRows * sizeof(RowBias);
+
+  /// What a consumer thread holds of its warpgroup's 64 keys: S and dP, with the tile's rows as columns, and dK and dV.
+  using Scores = cuda::Accumulators<64, kRows>;
+  using KeyGradients = cuda::Accumulators<64, kQkDim>;
+  using ValueGradients = cuda::Accumulators<64, kVDim>;
+  /// P or dS, as an operand.
+  using PackedScores = cuda::PackedFragments<kRows>;
 };
 
-/// A tile's dq as it lies in the consumers' warps and in the sums, two blocks of 64 x 64: by rows if the tile has 128,
-/// else by columns. A block's four warps' 16 x 64 follow each other; in them, lane l's float4 number e is at e * 32 +
-/// l: rows l / 4 and l / 4 + 8, columns 8e + 2(l % 4) + {0, 1}.
-template <int kHeadDim>
-struct Fragments {
-  static constexpr bool kByRows = kHeadDim == 64;
-  static constexpr int kWarpFloats = 16 * 64, kWarps = 8, kTileFloats = kWarpFloats * kWarps;
-  __host__ __device__ static constexpr int row(int warp) { return (kByRows ? warp : warp % 4) * 16; }
-  __host__ __device__ static constexpr int column(int warp) { return kByRows ? 0 : warp / 4 * 64; }
+/// A tile's dq, kRows x kDim, as it lies in the consumers' warps, in the staging tiles and in the sums: blocks of 64 x
+/// 64, those of the same columns one after the other. A block's four warps' 16 x 64 follow each other; in them, lane
+/// l's float4 number e is at e * 32 + l: rows l / 4 and l / 4 + 8, columns 8e + 2(l % 4) + {0, 1}.
+template <int kRows, int kDim>
+struct DqBlocks {
+  static constexpr int kRowBlocks = kRows / 64, kColumnBlocks = kDim / 64, kBlocks = kRowBlocks * kColumnBlocks;
+  static constexpr int kWarpsOfColumns = 4 * kRowBlocks;  ///< with the same columns: 16 rows each
+  static constexpr int kWarpFloats = 16 * 64, kWarps = 4 * kBlocks, kTileFloats = kWarpFloats * kWarps;
+  /// The first row, and the block of 64 columns, of a warp's 16 x 64.
+  __device__ __forceinline__ static int row(int warp) {
+    return kColumnBlocks == 1 ? warp * 16 : warp % kWarpsOfColumns * 16;
+  }
+  __device__ __forceinline__ static int column_block(int warp) {
+    return kColumnBlocks == 1 ? 0 : warp / kWarpsOfColumns;
+  }
 };
 
-/// A part of a key tile's dk or dv, 128 keys, 64 of each consumer: a warp's 16 keys follow those of the warp before,
-/// and in them its blocks of 64 columns, each as in Fragments.
-template <int kHeadDim>
+/// A part of a key tile's dk or dv, 128 keys x kDim, 64 keys of each consumer: a warp's 16 keys follow those of the
+/// warp before, and in them its blocks of 64 columns, each as in DqBlocks.
+template <int kDim>
 struct KeyFragments {
-  static constexpr int kBlockFloats = 16 * 64, kWarpFloats = 16 * kHeadDim, kWarps = 8,
-                       kTileFloats = kWarpFloats * kWarps;
+  static constexpr int kBlockFloats = 16 * 64, kWarpFloats = 16 * kDim, kWarps = 8, kTileFloats = kWarpFloats * kWarps;
 };
 
 /// A query tile of (batch entry, query head).
@@ -72,14 +108,14 @@ struct QueryTile {
   }
 };
 
-/// What the producer tells the others about a tile, or about the end of an item or of everything.
+/// What the producer tells the other roles about a tile, or about the end of a work tile or of all of them.
 struct Tile {
   enum Flag : uint32_t {
     kPartial = 1,  ///< some elements are hidden
-    kFirst = 2,    ///< of its item
+    kFirst = 2,    ///< of its work tile
     kAlone = 4,    ///< no other key tile contributes to the query tile's dq
-    kNothing = 8,  ///< the item has no tiles
-    kEnd = 16,     ///< there are no more items
+    kNothing = 8,  ///< the work tile has no tiles
+    kEnd = 16,     ///< there are no more work tiles
   };
   uint32_t flags;
   int32_t key_tile;
@@ -87,14 +123,14 @@ struct Tile {
   QueryTile query;
 };
 
-/// The visible elements of a tile's column, a bit for each row, so that those of a lane follow each other: a consumer's
-/// lane l has the scores of rows 8a + 2(l % 4) + b, and bit 8(l % 4) + 2a + b of a word is row 8a + 2(l % 4) + b of
-/// its 32.
+/// The visible elements of a tile's column, a bit for each row, ordered so that a consumer lane's bits are adjacent:
+/// lane l has the scores of rows 8a + 2(l % 4) + b, and bit 8(l % 4) + 2a + b of a word is row 8a + 2(l % 4) + b of its
+/// 32.
 template <int kRows>
 struct alignas(8) ColumnBits {
   uint32_t word[kRows / 32];
 
-  /// A word of them from one with a row's bit in its place.
+  /// A word of them from one whose bit r is row r.
   __device__ __forceinline__ static uint32_t by_lanes(uint32_t by_rows) {
     return exchange<6, 0x00cc00cc>(exchange<12, 0x0000f0f0>(by_rows));
   }
@@ -117,24 +153,23 @@ struct ColumnBounds {
 template <typename Traits>
 struct SharedStorage {
   using Element = typename Traits::Element;
-  alignas(1024) Element k[Traits::kKeys * Traits::kHeadDim];
-  alignas(1024) Element v[Traits::kKeys * Traits::kHeadDim];
-  alignas(1024) Element q[Traits::kStages][Traits::kRows * Traits::kHeadDim];
-  alignas(1024) Element dout[Traits::kStages][Traits::kRows * Traits::kHeadDim];
+  alignas(1024) Element k[Traits::kKeys * Traits::kQkDim];
+  alignas(1024) Element v[Traits::kKeys * Traits::kVDim];
+  alignas(1024) Element q[Traits::kStages][Traits::kRows * Traits::kQkDim];
+  alignas(1024) Element dout[Traits::kStages][Traits::kRows * Traits::kVDim];
   /// dS, [rows, keys] as rows of 64 keys of each warpgroup; twice, so that one barrier of the consumers a tile is
   /// enough.
   alignas(1024) Element ds[2][Traits::kRows * Traits::kKeys];
-  /// A tile's dq on its way out, and an item's dk and dv: a piece for each consumer warp.
-  alignas(1024) float out[Traits::kConsumerWarps][Fragments<Traits::kHeadDim>::kWarpFloats];
+  /// Staging tiles, one of each consumer warp, for a tile's dq and a work tile's dk and dv on their way out.
+  alignas(1024) float staging[Traits::kConsumerWarps][DqBlocks<Traits::kRows, Traits::kQkDim>::kWarpFloats];
   alignas(128) RowBias biases[Traits::kStages][Traits::kRows];
   ColumnBits<Traits::kRows> mask_bits[Traits::kStages][Traits::kKeys];
-  ColumnBounds<Traits::kKeys> bounds;  ///< of the item at hand; the mask warp's own
+  ColumnBounds<Traits::kKeys> bounds;  ///< of the current work tile; the mask warp's own
   Tile tile[Traits::kStages];
   uint64_t tile_full[Traits::kStages], mask_full[Traits::kStages];
-  uint64_t scores_full[Traits::kStages];  ///< dS has been written; what all lanes of the consumers read of the tile,
-                                          ///< they have read
+  uint64_t scores_full[Traits::kStages];  ///< dS is written, and all consumer lanes have read the announcement
   uint64_t q_full[Traits::kStages], q_empty[Traits::kStages];
-  uint64_t dout_full[Traits::kStages], dout_empty[Traits::kStages];  ///< of the first tile of an item, V too
+  uint64_t dout_full[Traits::kStages], dout_empty[Traits::kStages];  ///< with the first tile of a work tile, V too
   uint64_t dq_full[Traits::kStages], dq_empty;
   uint64_t k_full, kv_empty;
 };

@@ -4,12 +4,14 @@
 #include <cstddef>
 #include <string>
 
-#include "backends/cuda/sm90/common/mask_params.h"
+#include "backends/cuda/attention/mask_params.h"
 #include "backends/launch.h"
 #include "backends/problem.h"
 #include "common/message.h"
 
 namespace flashmask::sm90 {
+
+using cuda::DenseMask, cuda::MaskColumns, cuda::Sharing;
 
 /// Something of [batch or 1, heads, ...] for the call's batch entries and query heads.
 Sharing sharing(const Problem& p, int64_t batch, int64_t heads);

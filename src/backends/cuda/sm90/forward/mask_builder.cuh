@@ -1,77 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "backends/cuda/attention/element_mask.cuh"
 #include "backends/cuda/common/delay.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
-#include "backends/cuda/ptx/tensor_core.cuh"
-#include "backends/cuda/sm90/forward/element_mask.cuh"
+#include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/sm90/forward/params.h"
 #include "backends/cuda/sm90/forward/traits.cuh"
 
 namespace flashmask::sm90 {
 
-/// Worked out anew wherever it is asked for.
+/// Recomputed at each use, so that nothing derived from it stays in registers.
 __device__ __forceinline__ uint32_t lane_number() { return ptx::opaque(threadIdx.x % 32); }
 
-/// One stage of a bit transpose between lanes: exchanges bit kBit of the lane's number with that of the bits' numbers.
-template <int kBit>
-__device__ __forceinline__ void exchange_bit(uint32_t lane, uint32_t (&x)[4]) {
-  constexpr uint32_t kLow[5] = {0x55555555, 0x33333333, 0x0F0F0F0F, 0x00FF00FF, 0x0000FFFF};
-  const bool upper = lane >> kBit & 1;
-  if constexpr (kBit >= 3) {
-    const uint32_t selector = kBit == 4 ? (upper ? 0x3276 : 0x5410) : (upper ? 0x3715 : 0x6240);
-#pragma unroll
-    for (int c = 0; c < 4; ++c) x[c] = __byte_perm(x[c], __shfl_xor_sync(0xffffffff, x[c], 1 << kBit), selector);
-  } else {
-    const uint32_t keep = upper ? ~kLow[kBit] : kLow[kBit], left = upper ? 32 - (1 << kBit) : 1 << kBit;
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      const uint32_t other = __shfl_xor_sync(0xffffffff, x[c], 1 << kBit);
-      x[c] = (x[c] & keep) | (__funnelshift_l(other, other, left) & ~keep);
-    }
-  }
-}
-
-/// Lane l has bits of 32 rows in a column; afterwards those of 32 columns in row l. Four such squares at a time.
-__device__ __forceinline__ void transpose_between_lanes(uint32_t lane, uint32_t (&x)[4]) {
-  exchange_bit<4>(lane, x);
-  exchange_bit<3>(lane, x);
-  exchange_bit<2>(lane, x);
-  exchange_bit<1>(lane, x);
-  exchange_bit<0>(lane, x);
-}
-
-/// The column vectors of four keys of a lane, all asked for before any is used.
+/// The bounds of four keys of a lane; all loads are issued before any is used.
 struct LaneBounds {
-  const ForwardParams& p;
-  const volatile int64_t&
-      of_mask;  ///< where the mask begins in the vectors; read again for each interval, to free its registers
+  const rules::Columns& mask;
+  const volatile int64_t& offset;  ///< of the mask in the vectors; read for each interval, to free its registers
   int32_t first;
   const int32_t (&at)[4];
 
   __device__ __forceinline__ bool operator()(int interval, int32_t (&begin)[4], int32_t (&end)[4]) const {
-    const rules::Columns& m = p.mask.first;
-    const int32_t* from = interval == 0 ? m.lts : m.uts;
-    const int32_t* to = interval == 0 ? m.lte : m.ute;
-    if (!from && !to) return false;
-    const int64_t base = of_mask + first * m.stride;
-    const auto place = [&](int c) { return base + at[c] * static_cast<int32_t>(m.stride); };
+    const cuda::IntervalVectors vectors(mask, interval);
+    if (!vectors.given()) return false;
+    const int64_t base = offset + first * mask.stride;
+    const auto place = [&](int c) { return base + at[c] * static_cast<int32_t>(mask.stride); };
 #pragma unroll
-    for (int c = 0; c < 4; ++c) begin[c] = from ? from[place(c)] : 0;
+    for (int c = 0; c < 4; ++c) begin[c] = vectors.begin_at([&] { return place(c); });
 #pragma unroll
-    for (int c = 0; c < 4; ++c) end[c] = to ? to[place(c)] : m.seqlen_q;
+    for (int c = 0; c < 4; ++c) end[c] = vectors.end_at([&] { return place(c); });
     return true;
   }
 };
 
-/// A mask warp, one for each consumer warpgroup, beside the producer: follows the tiles and works out which elements of
-/// its warpgroup's partial granules are visible, in the order in which the consumers' registers hold scores. So
-/// a partial tile costs the consumers two loads and the selects.
+/// A mask warp, one for each consumer warpgroup, in the producer's warpgroup: follows the tiles and computes which
+/// elements of its warpgroup's partial granules are visible, in the order in which the consumers' registers hold
+/// scores, so that a partial tile costs the consumers two loads and the selects.
 template <typename Traits>
 class MaskBuilder {
  public:
   using Shared = SharedStorage<Traits>;
-  __device__ __forceinline__ MaskBuilder(const ForwardParams& p, Shared& shared)
+  using Params = typename Traits::Params;
+  __device__ __forceinline__ MaskBuilder(const Params& p, Shared& shared)
       : p_(p), shared_(shared), warpgroup_(static_cast<int>(ptx::uniform(threadIdx.x / 32)) - 1) {}
 
   __device__ __forceinline__ void run() {
@@ -79,21 +49,17 @@ class MaskBuilder {
       const uint32_t slot = q_ring_.stage();
       delay<Role::kMask>();
       ptx::wait(shared_.q_full[slot], q_ring_.phase());
-      const int32_t tiles = ptx::from_leader(item().tiles);
-      if (tiles == Item::kEnd) return;
+      const int32_t tiles = ptx::from_leader(work().tiles);
+      if (tiles == WorkTile::kEnd) return;
       for (const uint32_t end = kv_ring_.count + tiles; kv_ring_.count != end; kv_ring_.advance()) follow_tile();
-      release(shared_.q_empty[q_ring_.stage()]);
+      ptx::arrive_once(shared_.q_empty[q_ring_.stage()]);
       q_ring_.advance();
     }
   }
 
  private:
-  __device__ __forceinline__ const Item& item() const { return shared_.item[q_ring_.stage()]; }
+  __device__ __forceinline__ const WorkTile& work() const { return shared_.work[q_ring_.stage()]; }
   __device__ __forceinline__ int64_t mask_offset() const { return shared_.mask_offset[q_ring_.stage()]; }
-  __device__ __forceinline__ static void release(uint64_t& barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::arrive(barrier);
-  }
 
   __device__ __forceinline__ void follow_tile() {
     kv_ring_.count = ptx::uniform(kv_ring_.count);
@@ -101,12 +67,12 @@ class MaskBuilder {
     delay<Role::kMask>();
     ptx::wait(shared_.k_full[stage], kv_ring_.phase());
     const Tile tile{ptx::from_leader(shared_.tile[stage].code)};
-    release(shared_.k_empty[stage]);
+    ptx::arrive_once(shared_.k_empty[stage]);
     if (tile.is_partial(warpgroup_)) build(tile.key_block() * Traits::kKeys, tile.number(warpgroup_));
   }
 
   __device__ __forceinline__ void build(int32_t first_key, uint32_t number) {
-    const int32_t row = item().row + 64 * warpgroup_;
+    const int32_t row = work().row + 64 * warpgroup_;
     uint32_t bits[2][4];
     if (p_.element_mask == ElementMask::kBand) {
       visible_by_band(row, first_key, bits);
@@ -129,7 +95,7 @@ class MaskBuilder {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       delay<Role::kMask>();
-      // The readers before were those of the part before, if a granule has parts.
+      // Where a granule has parts, the last to read the buffer were the readers of the part before.
       ptx::wait(shared_.mask_empty[warpgroup_][slot][(part + kParts - 1) % kParts], part == 0 ? phase ^ 1 : phase);
 #pragma unroll
       for (int half = part; half < 2; half += kParts) {
@@ -140,7 +106,7 @@ class MaskBuilder {
     }
   }
 
-  /// By the band alone: a lane works out two rows.
+  /// From the band alone: a lane computes two rows.
   __device__ __forceinline__ void visible_by_band(int32_t row, int32_t first_key, uint32_t (&bits)[2][4]) const {
     const auto lane = static_cast<int32_t>(lane_number());
     const rules::TileBand band = rules::tile_band(p_.mask.first, first_key, row);
@@ -150,40 +116,40 @@ class MaskBuilder {
       const rules::Interval seen = rules::columns_in_band(band, lane + 32 * half);
       const int32_t end = max(min(seen.end, keys), 0), begin = max(min(seen.begin, keys), 0);
 #pragma unroll
-      for (int c = 0; c < 4; ++c) bits[half][c] = mask_word_before(end, c);
+      for (int c = 0; c < 4; ++c) bits[half][c] = cuda::mask_word_before(end, c);
       if (band.bottom >= 64) continue;
 #pragma unroll
-      for (int c = 0; c < 4; ++c) bits[half][c] &= ~mask_word_before(begin, c);
+      for (int c = 0; c < 4; ++c) bits[half][c] &= ~cuda::mask_word_before(begin, c);
     }
   }
 
-  /// By the mask's vectors: a lane works out all rows of four columns, then the lanes exchange rows and columns.
+  /// From the mask's vectors: a lane computes all rows of four columns, then the lanes exchange rows and columns.
   __device__ __forceinline__ void visible_by_columns(int32_t row, int32_t first_key, uint32_t (&bits)[2][4]) const {
-    const auto key = static_cast<int32_t>(mask_key(lane_number(), 0));
+    const auto key = static_cast<int32_t>(cuda::mask_key(lane_number(), 0));
     const int32_t last = p_.seqlen_k - 1 - first_key;
     const int32_t at[4] = {min(key, last), min(key + 2, last), min(key + 4, last), min(key + 6, last)};
-    const LaneBounds bounds{p_, shared_.mask_offset[q_ring_.stage()], first_key, at};
+    const LaneBounds bounds{p_.mask.first, shared_.mask_offset[q_ring_.stage()], first_key, at};
     rules::visible_windows<Traits::kKeys>(p_.mask.first, bounds, first_key, at, row, bits);
     hide_beyond(p_.seqlen_k - static_cast<int32_t>(ptx::opaque(first_key)), bits);
     const uint32_t lane = lane_number();
-    transpose_between_lanes(lane, bits[0]);
-    transpose_between_lanes(lane, bits[1]);
+    cuda::transpose_between_lanes(lane, bits[0]);
+    cuda::transpose_between_lanes(lane, bits[1]);
   }
 
-  /// Of the columns of a lane, those from number `keys` of the tile on.
+  /// Hides the columns of a lane from number `keys` of the tile on.
   __device__ __forceinline__ static void hide_beyond(int32_t keys, uint32_t (&bits)[2][4]) {
     if (keys >= Traits::kKeys) return;
-    const auto key = static_cast<int32_t>(mask_key(lane_number(), 0));
+    const auto key = static_cast<int32_t>(cuda::mask_key(lane_number(), 0));
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       if (key + 2 * c >= keys) bits[0][c] = bits[1][c] = 0;
     }
   }
 
-  /// By a dense mask: the lanes read a row's keys, and vote.
+  /// From a dense mask: the lanes read a row's keys, and vote.
   __device__ __forceinline__ void visible_by_matrix(int32_t row, int32_t first_key, uint32_t (&bits)[4]) const {
     const uint32_t lane = lane_number();
-    const int32_t key = first_key + static_cast<int32_t>(mask_key(lane, 0));
+    const int32_t key = first_key + static_cast<int32_t>(cuda::mask_key(lane, 0));
     const uint8_t* place = p_.dense.visible + mask_offset() + row * p_.dense.row_stride + key * p_.dense.key_stride;
 #pragma unroll 1
     for (int r = 0; r < 32; ++r) {
@@ -202,7 +168,7 @@ class MaskBuilder {
     }
   }
 
-  const ForwardParams& p_;
+  const Params& p_;
   Shared& shared_;
   const int warpgroup_;
   ptx::RingPosition<2> q_ring_;

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "backends/cuda/sm90/common/mask_params.h"
-#include "backends/cuda/sm90/common/schedule.h"
+#include "backends/cuda/attention/mask_params.h"
+#include "backends/cuda/attention/schedule.h"
 
 namespace flashmask::sm90 {
 
@@ -18,7 +18,7 @@ struct PlanBits {
   int32_t words_per_row;
   int32_t row_granules;
   uint32_t mask_heads;  ///< of the plan's masks [batch or 1, mask_heads]
-  Sharing sharing;
+  cuda::Sharing sharing;
 };
 
 /// What says which elements of a partial granule are visible.
@@ -39,9 +39,9 @@ struct ForwardParams {
   bool negate;         ///< softmax_scale < 0: scores change sign first
   PlanBits plan;
   ElementMask element_mask;
-  MaskColumns mask;
-  DenseMask dense;
-  Schedule schedule;             ///< of query heads' row tiles, the longest first; null next: every CTA has one item
+  cuda::MaskColumns mask;
+  cuda::DenseMask dense;
+  cuda::Schedule schedule;       ///< of query heads' row tiles, the longest first; null next: every CTA has one
   unsigned long long* executed;  ///< counter of executed tiles; may be null
 };
 

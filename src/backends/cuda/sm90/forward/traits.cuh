@@ -3,24 +3,53 @@
 
 #include <cstdint>
 
-#include "backends/cuda/sm90/forward/element_mask.cuh"
+#include "backends/cuda/attention/element_mask.cuh"
+#include "backends/cuda/attention/fragments.cuh"
+#include "backends/cuda/attention/score.cuh"
+#include "backends/cuda/ptx/swizzle.cuh"
+#include "backends/cuda/sm90/common/kv_source.cuh"
+#include "backends/cuda/sm90/forward/params.h"
 #include "backends/cuda/sm90/tile_config.h"
 
 namespace flashmask::sm90 {
 
-/// One configuration of the forward kernel: an element type and a row of kForwardTiles.
-template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_>
+struct FinalRows;
+
+/// Where features enter the forward kernel: by default it has none. Params_ is ForwardParams, or derived from it where
+/// a policy needs more; Score_ see ProductScore, Epilogue_ see FinalRows, KvSource_ see TensorMapKv.
+template <typename Params_ = ForwardParams, typename Score_ = cuda::ProductScore, typename Epilogue_ = FinalRows,
+          typename KvSource_ = TensorMapKv>
+struct ForwardPolicies {
+  using Params = Params_;
+  using Score = Score_;
+  using Epilogue = Epilogue_;
+  using KvSource = KvSource_;
+};
+
+/// Named barriers, each one of as many as there are consumer warpgroups.
+enum NamedBarrier : int {
+  kWarpgroupBarrier = 1,  ///< of a warpgroup's own threads
+  kTurnBarrier = 8,       ///< a warpgroup's turn to issue products, given by the one before
+};
+
+/// One configuration of the forward kernel: an element type, a row of kForwardTiles, and the policies.
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_, typename Policies = ForwardPolicies<>>
 struct ForwardTraits {
   using Element = Element_;
+  using Params = typename Policies::Params;
+  using Score = typename Policies::Score;
+  using Epilogue = typename Policies::Epilogue;
+  using KvSource = typename Policies::KvSource;
   static constexpr ForwardTile kTile = find_tile(kForwardTiles, kHeadDim_, kHeadDimV_, kConsumers_);
-  static_assert(kHeadDim_ == kHeadDimV_ && kHeadDim_ % 64 == 0,
-                "the roles have one width of 64-column blocks for Q, K and V");
+  static_assert(kHeadDim_ % 64 == 0 && kHeadDimV_ % 64 == 0, "Q, K and V are read in blocks of 64 columns");
+  static_assert(kHeadDimV_ <= kHeadDim_, "the output leaves through Q's buffer");
+  static_assert(kTile.keys == 128, "a tile's keys are a granule's");
+  static_assert(kTile.consumers <= 3, "a tile's code has the classes of three granules");
   static_assert(registers_fit(kTile.producer_registers, kTile.consumer_registers, kTile.consumers));
-  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kQkDim = kHeadDim_, kVDim = kHeadDimV_;
   static constexpr int kConsumers = kConsumers_;
   static constexpr int kRows = kTile.rows();
   static constexpr int kKeys = kTile.keys;
-  static constexpr int kBlocks = kHeadDim / 64;  ///< 64-column blocks of a row: the width of the 128-byte swizzle
   static constexpr int kStages = kTile.stages;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kConsumerWarps = 4 * kConsumers;
@@ -31,18 +60,25 @@ struct ForwardTraits {
   static constexpr int kMaskRows = kTile.mask_rows;
   static constexpr int kMaskParts = 64 / kMaskRows;
 
-  static constexpr uint32_t kQueryBytes = kRows * kHeadDim * sizeof(Element);
-  static constexpr uint32_t kKeyBytes = kKeys * kHeadDim * sizeof(Element);
+  static constexpr uint32_t kQBytes = kRows * kQkDim * sizeof(Element);
+  static constexpr uint32_t kKBytes = kKeys * kQkDim * sizeof(Element);
+  static constexpr uint32_t kVBytes = kKeys * kVDim * sizeof(Element);
+
+  /// What a consumer thread holds of its warpgroup's 64 rows: S, which becomes P, and O.
+  using Scores = cuda::Accumulators<64, kKeys>;
+  using Outputs = cuda::Accumulators<64, kVDim>;
+  /// P of one half of the tile's keys, as an operand.
+  using HalfProbabilities = cuda::PackedFragments<kKeys / 2>;
 };
 
-/// What the producer tells the others about an item: `tiles` live key blocks, or kEnd.
-struct Item {
+/// What the producer tells the other roles about a work tile: `tiles` live key blocks, or kEnd.
+struct WorkTile {
   static constexpr int32_t kEnd = -1;
   int32_t row, head, batch, tiles;
 };
 
-/// What the producer tells the others about a tile: the key block, and the class of each warpgroup's granule. The
-/// partial ones of a warpgroup carry their number, modulo 4, so that nobody else has to count them.
+/// What the producer tells the other roles about a tile: the key block, and the class of each warpgroup's granule. A
+/// warpgroup's partial granules carry their number, modulo 4, so that only the producer counts them.
 struct Tile {
   static constexpr uint32_t kBits = 3, kFull = 1, kPartial = 4;  ///< of a class; 0 is empty
   static constexpr uint32_t kFirstBits = 0b001001001;            ///< of all classes
@@ -61,20 +97,20 @@ struct Tile {
 template <typename Traits>
 struct SharedStorage {
   using Element = typename Traits::Element;
-  // Q is double-buffered: the next item's rows load while this one's are in use, and the output leaves through
-  // the rows' own buffer.
-  alignas(1024) Element q[2][Traits::kRows * Traits::kHeadDim];
-  alignas(1024) Element k[Traits::kStages][Traits::kKeys * Traits::kHeadDim];
-  alignas(1024) Element v[Traits::kStages][Traits::kKeys * Traits::kHeadDim];
+  // Q is double-buffered: the next work tile's rows load while this one's are in use, and the output leaves through the
+  // rows' own buffer.
+  alignas(1024) Element q[2][Traits::kRows * Traits::kQkDim];
+  alignas(1024) Element k[Traits::kStages][Traits::kKeys * Traits::kQkDim];
+  alignas(1024) Element v[Traits::kStages][Traits::kKeys * Traits::kVDim];
   uint64_t q_full[2], q_empty[2];
   uint64_t k_full[Traits::kStages], k_empty[Traits::kStages];
   uint64_t v_full[Traits::kStages], v_empty[Traits::kStages];
   /// Of each warpgroup's buffers for mask bits, for the parts of a granule that go through one.
   uint64_t mask_full[Traits::kConsumers][Traits::kMaskSlots][Traits::kMaskParts];
   uint64_t mask_empty[Traits::kConsumers][Traits::kMaskSlots][Traits::kMaskParts];
-  MaskBits<Traits::kMaskRows> mask_bits[Traits::kConsumers][Traits::kMaskSlots];
-  Item item[2];
-  int64_t mask_offset[2];  ///< of the items' masks: elements of the column vectors, bytes of a dense mask
+  cuda::MaskBits<Traits::kMaskRows> mask_bits[Traits::kConsumers][Traits::kMaskSlots];
+  WorkTile work[2];
+  int64_t mask_offset[2];  ///< of the work tiles' masks: elements of the column vectors, bytes of a dense mask
   Tile tile[Traits::kStages];
 };
 

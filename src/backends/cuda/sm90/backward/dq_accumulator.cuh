@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "backends/cuda/attention/plan_bits.cuh"
 #include "backends/cuda/common/delay.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
-#include "backends/cuda/ptx/tensor_core.cuh"
+#include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/ptx/tma.cuh"
-#include "backends/cuda/sm90/backward/live_keys.cuh"
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/traits.cuh"
 
 namespace flashmask::sm90::grad {
 
-/// A store warp: adds the tiles' parts of dq to their sums in global memory, the first one by storing it. There is one
-/// for each stage, so that one waits for its turn, or for its part to arrive, while the other takes the next tile.
+/// A store warp: adds the tiles' parts of dq to their sums in global memory, the first one by storing it. Each stage
+/// has one, so that one can wait for its turn, or for its part to arrive, while the other takes the next tile.
 template <typename Traits>
-class RowGradientAdder {
+class DqAccumulator {
  public:
   using Shared = SharedStorage<Traits>;
-  using Part = Fragments<Traits::kHeadDim>;
-  __device__ __forceinline__ RowGradientAdder(const BackwardParams& p, Shared& shared, uint32_t stage)
+  using Params = typename Traits::Params;
+  using Blocks = DqBlocks<Traits::kRows, Traits::kQkDim>;
+  __device__ __forceinline__ DqAccumulator(const Params& p, Shared& shared, uint32_t stage)
       : p_(p), shared_(shared), stage_(stage) {}
 
   __device__ __forceinline__ void run() {
@@ -32,24 +33,22 @@ class RowGradientAdder {
       const auto tile = QueryTile::from_leader(shared_.tile[stage_].query);
       const uint32_t turn =
           adds && p_.row_gradients.in_order ? turn_of(tile, ptx::from_leader(shared_.tile[stage_].key_tile)) : 0;
-      __syncwarp();
-      if (leader()) ptx::arrive(shared_.q_empty[stage_]);
+      ptx::arrive_once(shared_.q_empty[stage_]);
       if (adds) delay<Role::kStore>();
-      if (adds && leader()) add(tile.index, turn, parts & 1);
+      if (adds && ptx::is_leader()) add(tile.index, turn, parts & 1);
       parts += adds;
       __syncwarp();
     }
-    if (leader()) ptx::bulk_wait();
+    if (ptx::is_leader()) ptx::bulk_wait();
   }
 
  private:
-  __device__ __forceinline__ static bool leader() { return threadIdx.x % 32 == 0; }
-
-  /// How many key tiles are pending when it is a tile's turn: its own and those that come before it in the sequence.
+  /// How many key tiles are pending when it is a tile's turn: its own and those of earlier keys.
   __device__ __forceinline__ uint32_t turn_of(const QueryTile& tile, int32_t key_tile) const {
     const uint32_t key_tiles = static_cast<uint32_t>(key_tile) + 1;
     if (p_.dense.given) return key_tiles;
-    return live_key_tiles<Traits::kGranules>(p_.plan, p_.plan.mask(tile.batch, tile.head), tile.row_tile, key_tiles);
+    return cuda::live_key_tiles<Traits::kGranules>(p_.plan, cuda::mask_index(p_.plan, tile.batch, tile.head),
+                                                   tile.row_tile, key_tiles);
   }
 
   /// Adds the consumers' part to the sums of query tile `index`.
@@ -58,15 +57,15 @@ class RowGradientAdder {
     const bool in_order = p_.row_gradients.in_order;
     const uint32_t seen = in_order ? 0 : ptx::load_acquire(progress);
     ptx::wait(shared_.dq_full[stage_], phase);
-    const bool first = in_order ? wait_for_turn(progress, turn) : take_first(progress, seen);
-    write_part(p_.row_gradients.sums + static_cast<int64_t>(index) * Part::kTileFloats, first);
-    if (!first && !in_order) return;  // nobody waits for it
+    const bool first = in_order ? wait_for_turn(progress, turn) : claim_first(progress, seen);
+    write_part(p_.row_gradients.sums + static_cast<int64_t>(index) * Blocks::kTileFloats, first);
+    if (!first && !in_order) return;  // no other warp waits for it
     ptx::bulk_wait();
     ptx::fence_async_proxy_global();
     ptx::add_release(progress, first ? Progress::kStored - 1 : ~0u);
   }
 
-  /// Whether nobody has been before.
+  /// Waits, and returns whether this part is the first.
   __device__ __forceinline__ static bool wait_for_turn(const uint32_t* progress, uint32_t turn) {
     uint32_t seen;
     do {
@@ -75,11 +74,11 @@ class RowGradientAdder {
     return !(seen & Progress::kStored);
   }
 
-  /// Takes on the first part if nobody has, or waits until it is there. Only who has its part in hand may take it on:
-  /// somebody who had to wait for others before it could make them wait for ever.
-  __device__ __forceinline__ static bool take_first(uint32_t* progress, uint32_t seen) {
+  /// Claims the first part, or waits until it is stored. Only a warp whose part has arrived may claim it: one that
+  /// still waited for its consumers could wait for a warp that waits for it.
+  __device__ __forceinline__ static bool claim_first(uint32_t* progress, uint32_t seen) {
     if (seen & Progress::kStored) return false;
-    if (!(atomicOr(progress, Progress::kTaken) & Progress::kTaken)) return true;
+    if (!(atomicOr(progress, Progress::kClaimed) & Progress::kClaimed)) return true;
     while (!(ptx::load_acquire(progress) & Progress::kStored)) {
     }
     return false;
@@ -87,19 +86,19 @@ class RowGradientAdder {
 
   /// Returns when the part has left shared memory.
   __device__ __forceinline__ void write_part(float* to, bool first) const {
-    constexpr uint32_t kBytes = Part::kTileFloats * sizeof(float);
+    constexpr uint32_t kBytes = Blocks::kTileFloats * sizeof(float);
     ptx::fence_async_proxy_global();
     if (first) {
-      ptx::bulk_store(to, &shared_.out[0][0], kBytes);
+      ptx::bulk_store(to, &shared_.staging[0][0], kBytes);
     } else {
-      ptx::bulk_add(to, &shared_.out[0][0], kBytes);
+      ptx::bulk_add(to, &shared_.staging[0][0], kBytes);
     }
     ptx::bulk_commit();
     ptx::bulk_wait_read();
     ptx::arrive(shared_.dq_empty);
   }
 
-  const BackwardParams& p_;
+  const Params& p_;
   Shared& shared_;
   const uint32_t stage_;
 };

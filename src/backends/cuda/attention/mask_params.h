@@ -5,14 +5,15 @@
 
 #include "mask/rules.h"
 
-namespace flashmask::sm90 {
+namespace flashmask::cuda {
 
-/// How (batch entry, head) share something: each of it serves this many neighbouring ones.
+/// How a tensor with fewer batch entries or heads than the call is broadcast: each of its entries serves this many
+/// neighbouring ones of the call.
 struct Sharing {
   uint32_t batch_entries, heads;
 };
 
-/// Where something that belongs to (batch entry, head) lies.
+/// The place, in elements from the first, of what belongs to (batch entry, head).
 struct PerHead {
   Sharing sharing;
   int64_t batch_stride, head_stride;
@@ -38,4 +39,4 @@ struct DenseMask {
   int64_t row_stride, key_stride;
 };
 
-}  // namespace flashmask::sm90
+}  // namespace flashmask::cuda

@@ -17,13 +17,13 @@ __device__ inline int32_t first_live_granule(const PlanBits& plan, uint32_t key_
   return -1;
 }
 
-/// What says how long a sequence's key tiles wait for each other, of the plan's first mask.
+/// How long a head's key tiles wait for each other, by the plan's first mask.
 struct TurnCounts {
   int32_t live;      ///< granules
   int32_t together;  ///< key tiles that begin with the same granule as the one before them in the order of turns
   int32_t in_a_row;  ///< key tiles that the same granule sees, at most
 
-  /// Adds what the calling thread's share says; all threads of the block call it, on shared memory that is cleared.
+  /// Adds the calling thread's share; all threads of the block call it, on cleared shared memory.
   __device__ void count(const SectionSize& section, const PlanBits& plan, uint32_t key_tiles) {
     for (uint32_t tile = threadIdx.x; tile < key_tiles; tile += blockDim.x) {
       atomicAdd(&live, __ldg(section.key_counts + tile));
@@ -36,9 +36,9 @@ struct TurnCounts {
   }
 };
 
-/// Head groups whose turns one after the other keep the device busy: in a section, that long a chain of turns and that
-/// many sequences' work take the same time.
-__device__ inline uint32_t sequences_together(const SectionSize& section, const TurnCounts& counts) {
+/// How many heads fill the time that the chain of turns takes: then the chain and the work of an L2 group take equally
+/// long.
+__device__ inline uint32_t heads_in_group(const SectionSize& section, const TurnCounts& counts) {
   constexpr float kMostlyLive = 0.4f;
   const auto live = static_cast<float>(counts.live);
   if (live > kMostlyLive * section.granules) return section.dense;
@@ -48,13 +48,13 @@ __device__ inline uint32_t sequences_together(const SectionSize& section, const 
 }
 
 /// All threads of a block call it.
-__device__ inline void choose_section(const SectionSize& section, const PlanBits& plan, uint32_t key_tiles) {
+__device__ inline void choose_l2_group(const SectionSize& section, const PlanBits& plan, uint32_t key_tiles) {
   __shared__ TurnCounts counts;
   if (threadIdx.x == 0) counts = {};
   __syncthreads();
   counts.count(section, plan, key_tiles);
   __syncthreads();
-  if (threadIdx.x == 0) *section.result = sequences_together(section, counts);
+  if (threadIdx.x == 0) *section.result = heads_in_group(section, counts);
 }
 
 }  // namespace flashmask::sm90::grad

@@ -3,12 +3,16 @@
 
 #include <cstdint>
 
-#include "backends/cuda/sm90/backward/params.h"
+namespace flashmask::cuda {
 
-namespace flashmask::sm90::grad {
+/// The plan's number of the mask that (batch entry, query head) reads. `PlanBits` is a kernel's view of the plan.
+template <typename PlanBits>
+__host__ __device__ __forceinline__ uint32_t mask_index(const PlanBits& plan, uint32_t batch, uint32_t head) {
+  return batch / plan.sharing.batch_entries * plan.mask_heads + head / plan.sharing.heads;
+}
 
 /// How many of the first `key_tiles` key tiles see rows of a query tile of `mask`. All lanes of a warp call it.
-template <int kGranules>
+template <int kGranules, typename PlanBits>
 __device__ __forceinline__ uint32_t live_key_tiles(const PlanBits& plan, uint32_t mask, int32_t row_tile,
                                                    uint32_t key_tiles) {
   const int32_t granule = row_tile * kGranules;
@@ -25,4 +29,4 @@ __device__ __forceinline__ uint32_t live_key_tiles(const PlanBits& plan, uint32_
   return __reduce_add_sync(0xffffffff, count);
 }
 
-}  // namespace flashmask::sm90::grad
+}  // namespace flashmask::cuda

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/ptx/registers.cuh"
+
+namespace flashmask::cuda {
+
+/// A thread's share of a kRows x kColumns matrix of fp32 accumulators, whose warps hold 16 rows each, as every
+/// tensor-core instruction leaves them: with (g, c) = (lane / 4, lane % 4), element 4j + 2h + e is row g + 8h, column
+/// 8j + 2c + e.
+template <int kRows, int kColumns, int kThreads = 2 * kRows>
+using Accumulators = float[kRows * kColumns / kThreads];
+
+/// The same matrix in 16 bits, as the A operand of a product over its columns, 16 of them at a time.
+template <int kColumns>
+using PackedFragments = uint32_t[kColumns / 16][4];
+
+/// A warp's 16 rows of such a matrix.
+struct Slab {
+  static constexpr int kRows = 16;
+  __device__ __forceinline__ static int row_in_eight() { return static_cast<int>(ptx::lane()) / 4; }
+  __device__ __forceinline__ static int column_pair() { return static_cast<int>(threadIdx.x % 4); }
+};
+
+/// The maximum and the sum over the four lanes that share a row.
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffff, x, 1);
+  return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+}  // namespace flashmask::cuda

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+namespace flashmask::cuda {
+
+/// The policy Score says what a product q.k becomes before softmax_scale, the mask and the softmax. This one leaves it
+/// as it is. A policy is made for a head (batch entry, query head) from the kernel's parameters, and has
+///   kFoldsLse: whether the backward may start S at -lse / softmax_scale, by a step of its product. It may only if the
+///     score is the product, as the sum is formed before the score is;
+///   transform(qk): the score;
+///   gradient(score): the derivative of the score by the product, at that score.
+struct ProductScore {
+  static constexpr bool kFoldsLse = true;
+
+  template <typename Params>
+  __device__ __forceinline__ ProductScore(const Params&, uint32_t, uint32_t) {}
+
+  __device__ __forceinline__ float transform(float qk) const { return qk; }
+  __device__ __forceinline__ float gradient(float) const { return 1; }
+};
+
+}  // namespace flashmask::cuda

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace flashmask::ptx {
+
+/// The calling thread's place in its warp, and whether it acts for the warp where one lane has to.
+__device__ __forceinline__ uint32_t lane() { return threadIdx.x % 32; }
+__device__ __forceinline__ bool is_leader() { return lane() == 0; }
+
+/// PTX ISA, "redux.sync": `x`, which is the same in all lanes. The result sits in a uniform register, so what is
+/// computed from it (addresses, descriptors, loop counts) takes no vector registers and no vector instructions.
+__device__ __forceinline__ uint32_t uniform(uint32_t x) { return __reduce_or_sync(0xffffffff, x); }
+__device__ __forceinline__ uint64_t uniform(uint64_t x) {
+  return static_cast<uint64_t>(uniform(static_cast<uint32_t>(x >> 32))) << 32 | uniform(static_cast<uint32_t>(x));
+}
+
+/// The value that `x` has in lane 0, which alone reads it, in a uniform register.
+template <typename T>
+__device__ __forceinline__ T from_leader(const T& x) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  using Word = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+  return static_cast<T>(uniform(threadIdx.x % 32 == 0 ? static_cast<Word>(x) : Word{0}));
+}
+
+/// The same number; what follows from it is computed where it is used and not kept in registers.
+__device__ __forceinline__ uint32_t opaque(uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+/// Keeps the compiler from reading accumulators before the wait above this line.
+template <int N>
+__device__ __forceinline__ void pin(float (&d)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+/// x = -inf if `visible` is 0: PTX ISA, "mov" under a predicate, in place. A selection by the compiler moves
+/// accumulators about.
+__device__ __forceinline__ void hide_unless(uint32_t visible, float& x) {
+  asm volatile("{.reg .pred hidden; setp.eq.u32 hidden, %1, 0; @hidden mov.b32 %0, 0fFF800000;}"
+               : "+f"(x)
+               : "r"(visible));
+}
+
+/// PTX ISA, "cvt": two fp32 values to one register of two 16-bit ones, `low` in the low half.
+template <typename T>
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  uint32_t packed;
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  }
+  return packed;
+}
+
+/// PTX ISA, "ex2": 2^x, approximate, 0 for -inf.
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+}  // namespace flashmask::ptx

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/cuda/sm90/backward/roles.cuh"
+#include "backends/cuda/sm90/backward/rows.cuh"
+#include "gpu/policies/head_factor.cuh"
+#include "gpu/policies/kernels.h"
+#include "gpu/policies/page_table.cuh"
+
+namespace flashmask {
+namespace sm90::grad {
+
+template <typename Policies>
+using Traits = BackwardTraits<__nv_bfloat16, 64, 64, 2, /*kSplit_=*/false, Policies>;
+using HeadFactorTraits = Traits<BackwardPolicies<test::HeadFactorBackwardParams, test::HeadFactor>>;
+using PageTableTraits = Traits<BackwardPolicies<test::PageTableBackwardParams, cuda::ProductScore, test::PageTable>>;
+
+// Whatever the policies are, the rows are prepared and converted in one way.
+extern "C" __global__ void __launch_bounds__(kRowThreads, 4)
+    flashmask_test_preprocess(const __grid_constant__ RowParams p) {
+  preprocess<HeadFactorTraits>(p);
+}
+
+#define FLASHMASK_ENTRY flashmask_test_head_factor_backward
+#define FLASHMASK_TRAITS HeadFactorTraits
+#include "backends/cuda/sm90/backward/kernel.inl"
+
+#define FLASHMASK_ENTRY flashmask_test_page_table_backward
+#define FLASHMASK_TRAITS PageTableTraits
+#include "backends/cuda/sm90/backward/kernel.inl"
+
+extern "C" __global__ void __launch_bounds__(kRowThreads)
+    flashmask_test_convert_dq(const __grid_constant__ RowParams p) {
+  convert_dq<HeadFactorTraits>(p);
+}
+
+}  // namespace sm90::grad
+
+namespace test {
+namespace {
+
+template <typename Function>
+const void* address(Function* kernel) {
+  return reinterpret_cast<const void*>(kernel);
+}
+
+template <typename Traits>
+Kernel kernel_of(void (*entry)(typename Traits::Params)) {
+  return {address(entry), Traits::kThreads, static_cast<int>(sizeof(sm90::grad::SharedStorage<Traits>)), Traits::kRows,
+          Traits::kKeys};
+}
+
+}  // namespace
+
+BackwardKernels backward_kernels() {
+  return {.preprocess = address(sm90::grad::flashmask_test_preprocess),
+          .head_factor = kernel_of<sm90::grad::HeadFactorTraits>(sm90::grad::flashmask_test_head_factor_backward),
+          .page_table = kernel_of<sm90::grad::PageTableTraits>(sm90::grad::flashmask_test_page_table_backward),
+          .convert_dq = address(sm90::grad::flashmask_test_convert_dq),
+          .row_threads = sm90::grad::kRowThreads};
+}
+
+}  // namespace test
+}  // namespace flashmask

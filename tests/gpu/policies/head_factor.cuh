@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+namespace flashmask::test {
+
+/// A Score that multiplies q.k by a factor of the query head.
+struct HeadFactor {
+  static constexpr bool kFoldsLse = false;
+  float factor;
+
+  template <typename Params>
+  __device__ __forceinline__ HeadFactor(const Params& p, uint32_t /*batch*/, uint32_t head)
+      : factor(__ldg(p.factors + head)) {}
+
+  __device__ __forceinline__ float transform(float qk) const { return factor * qk; }
+  __device__ __forceinline__ float gradient(float) const { return factor; }
+};
+
+}  // namespace flashmask::test

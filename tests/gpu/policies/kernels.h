@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Kernels of other policies than the library's, one for each place where features enter: they show that a policy is all
+// that such a feature needs. All are of bfloat16 and head dim 64.
+
+#include <cstdint>
+
+#include "backends/cuda/sm90/backward/params.h"
+#include "backends/cuda/sm90/forward/params.h"
+
+namespace flashmask::test {
+
+/// Epilogue: O in fp32, [batch, heads_q, seqlen_q, head_dim_v], as one part of a merge.
+struct PartialRowsParams : sm90::ForwardParams {
+  float* partial;
+};
+
+/// Score: q.k times a factor of its query head.
+struct HeadFactorParams : sm90::ForwardParams {
+  const float* factors;  ///< [heads_q]
+};
+struct HeadFactorBackwardParams : sm90::grad::BackwardParams {
+  const float* factors;
+};
+
+/// KvSource: the maps are of pages [pages, 128, heads_kv, head_dim]; keys 128 n .. 128 n + 127 of a batch entry are in
+/// page pages[entry, n].
+struct PageTableParams : sm90::ForwardParams {
+  const int32_t* pages;  ///< [batch, pages_of_entry]
+  int32_t pages_of_entry;
+};
+struct PageTableBackwardParams : sm90::grad::BackwardParams {
+  const int32_t* pages;
+  int32_t pages_of_entry;
+};
+
+struct Kernel {
+  const void* entry;
+  int threads, shared_bytes;
+  int rows, keys;  ///< of a tile
+};
+
+Kernel partial_rows_kernel();  ///< of PartialRowsParams
+Kernel head_factor_kernel();   ///< of HeadFactorParams
+Kernel page_table_kernel();    ///< of PageTableParams
+
+struct BackwardKernels {
+  const void* preprocess;  ///< of RowParams
+  Kernel head_factor;      ///< of HeadFactorBackwardParams
+  Kernel page_table;       ///< of PageTableBackwardParams
+  const void* convert_dq;  ///< of RowParams
+  int row_threads;         ///< of preprocess and convert_dq
+};
+BackwardKernels backward_kernels();
+
+}  // namespace flashmask::test
