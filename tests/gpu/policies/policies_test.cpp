@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "backends/cuda/common/sequence.h"
-#include "backends/cuda/common/tensor_map.h"
+#include "backends/cuda/sm90/common/tensor_map.h"
 #include "backends/cuda/sm90/backward/row_params.h"
 #include "common/arithmetic.h"
 #include "common/random.h"
@@ -218,10 +218,10 @@ struct ForwardRun {
 
   void set(sm90::ForwardParams& p, const Kernel& kernel, const DeviceMaskAndPlan& mask) const {
     const PlanLayout& layout = mask.plan.layout();
-    p.q = cuda::tensor_map(q.view, kernel.rows, 1);
-    p.k = cuda::tensor_map(k.view, kernel.keys, 1);
-    p.v = cuda::tensor_map(v.view, kernel.keys, 1);
-    p.out = cuda::tensor_map(out.view, 16, 1);
+    p.q = sm90::tensor_map(q.view, kernel.rows, 1);
+    p.k = sm90::tensor_map(k.view, kernel.keys, 1);
+    p.v = sm90::tensor_map(v.view, kernel.keys, 1);
+    p.out = sm90::tensor_map(out.view, 16, 1);
     p.lse = lse.values.data();
     p.lse_batch_stride = lse.view.stride[0];
     p.lse_head_stride = lse.view.stride[1];
@@ -479,8 +479,8 @@ class Backward {
     params.pages = table.data();
     params.pages_of_entry = Pages::kOfEntry;
     Gradients gradients = run(backward_kernels().page_table, scaled_q_, params, [&](auto& p) {
-      p.k = cuda::tensor_map(k.view(), Pages::kKeys, 1);
-      p.v = cuda::tensor_map(v.view(), Pages::kKeys, 1);
+      p.k = sm90::tensor_map(k.view(), Pages::kKeys, 1);
+      p.v = sm90::tensor_map(v.view(), Pages::kKeys, 1);
     });
     gradients.chain();
     return gradients;
@@ -505,13 +505,13 @@ class Backward {
     rows.row_gradients = {.out = rows_of(dq.view), .sums = sums.data(), .progress = progress.data(), .in_order = false};
     rows.next = next.data();
     set(params, rows);
-    params.q = cuda::tensor_map(q.view, kernel.rows, 1);
-    params.dout = cuda::tensor_map(device_dout_.view, kernel.rows, 1);
-    params.dq = cuda::tensor_map(dq.view, 16, 1);
-    params.k = cuda::tensor_map(k.view, kernel.keys, 1);
-    params.v = cuda::tensor_map(v.view, kernel.keys, 1);
-    params.dk = cuda::tensor_map(dk.view, 16, 1);
-    params.dv = cuda::tensor_map(dv.view, 16, 1);
+    params.q = sm90::tensor_map(q.view, kernel.rows, 1);
+    params.dout = sm90::tensor_map(device_dout_.view, kernel.rows, 1);
+    params.dq = sm90::tensor_map(dq.view, 16, 1);
+    params.k = sm90::tensor_map(k.view, kernel.keys, 1);
+    params.v = sm90::tensor_map(v.view, kernel.keys, 1);
+    params.dk = sm90::tensor_map(dk.view, 16, 1);
+    params.dv = sm90::tensor_map(dv.view, 16, 1);
     adjust(params);
     launch_on_rows(kernels.preprocess, tiles, kernels.row_threads, rows);
     launch(kernel, kCtas, &params);
@@ -601,8 +601,8 @@ TEST_F(Policies, PagesGiveTheBitsOfRows) {
     const Kernel kernel = page_table_kernel();
     PageTableParams params{};
     run.set(params, kernel, mask);
-    params.k = cuda::tensor_map(k.view(), kernel.keys, 1);
-    params.v = cuda::tensor_map(v.view(), kernel.keys, 1);
+    params.k = sm90::tensor_map(k.view(), kernel.keys, 1);
+    params.v = sm90::tensor_map(v.view(), kernel.keys, 1);
     params.pages = table.data();
     params.pages_of_entry = Pages::kOfEntry;
     launch(kernel, kCtas, &params);
