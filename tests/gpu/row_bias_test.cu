@@ -13,7 +13,7 @@
 #include "backends/cuda/ptx/tma.cuh"
 #include "device_vector.h"
 
-namespace flashmask::sm90::grad {
+namespace flashmask::sm90::bwd {
 namespace {
 
 constexpr int kKeys = 64;
@@ -113,4 +113,4 @@ TEST_F(RowBiases, NaNStaysInItsRow) {
 }
 
 }  // namespace
-}  // namespace flashmask::sm90::grad
+}  // namespace flashmask::sm90::bwd

@@ -6,7 +6,7 @@
 #include "gpu/policies/page_table.cuh"
 
 namespace flashmask {
-namespace sm90::grad {
+namespace sm90::bwd {
 
 template <typename Policies>
 using Traits = BackwardTraits<__nv_bfloat16, 64, 64, 2, /*kSplit_=*/false, Policies>;
@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads)
   convert_dq<HeadFactorTraits>(p);
 }
 
-}  // namespace sm90::grad
+}  // namespace sm90::bwd
 
 namespace test {
 namespace {
@@ -44,18 +44,18 @@ const void* address(Function* kernel) {
 
 template <typename Traits>
 Kernel kernel_of(void (*entry)(typename Traits::Params)) {
-  return {address(entry), Traits::kThreads, static_cast<int>(sizeof(sm90::grad::SharedStorage<Traits>)), Traits::kRows,
+  return {address(entry), Traits::kThreads, static_cast<int>(sizeof(sm90::bwd::SharedStorage<Traits>)), Traits::kRows,
           Traits::kKeys};
 }
 
 }  // namespace
 
 BackwardKernels backward_kernels() {
-  return {.preprocess = address(sm90::grad::flashmask_test_preprocess),
-          .head_factor = kernel_of<sm90::grad::HeadFactorTraits>(sm90::grad::flashmask_test_head_factor_backward),
-          .page_table = kernel_of<sm90::grad::PageTableTraits>(sm90::grad::flashmask_test_page_table_backward),
-          .convert_dq = address(sm90::grad::flashmask_test_convert_dq),
-          .row_threads = sm90::grad::kRowThreads};
+  return {.preprocess = address(sm90::bwd::flashmask_test_preprocess),
+          .head_factor = kernel_of<sm90::bwd::HeadFactorTraits>(sm90::bwd::flashmask_test_head_factor_backward),
+          .page_table = kernel_of<sm90::bwd::PageTableTraits>(sm90::bwd::flashmask_test_page_table_backward),
+          .convert_dq = address(sm90::bwd::flashmask_test_convert_dq),
+          .row_threads = sm90::bwd::kRowThreads};
 }
 
 }  // namespace test

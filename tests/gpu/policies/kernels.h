@@ -20,7 +20,7 @@ struct PartialRowsParams : sm90::ForwardParams {
 struct HeadFactorParams : sm90::ForwardParams {
   const float* factors;  ///< [heads_q]
 };
-struct HeadFactorBackwardParams : sm90::grad::BackwardParams {
+struct HeadFactorBackwardParams : sm90::bwd::BackwardParams {
   const float* factors;
 };
 
@@ -30,7 +30,7 @@ struct PageTableParams : sm90::ForwardParams {
   const int32_t* pages;  ///< [batch, pages_of_entry]
   int32_t pages_of_entry;
 };
-struct PageTableBackwardParams : sm90::grad::BackwardParams {
+struct PageTableBackwardParams : sm90::bwd::BackwardParams {
   const int32_t* pages;
   int32_t pages_of_entry;
 };

@@ -11,9 +11,9 @@
 #include <limits>
 #include <vector>
 
-#include "backends/cuda/common/sequence.h"
-#include "backends/cuda/sm90/common/tensor_map.h"
+#include "backends/cuda/common/launch_chain.h"
 #include "backends/cuda/sm90/backward/row_params.h"
+#include "backends/cuda/sm90/common/tensor_map.h"
 #include "common/arithmetic.h"
 #include "common/random.h"
 #include "flashmask/attention.h"
@@ -140,13 +140,13 @@ struct DeviceMaskAndPlan {
 void launch(const Kernel& kernel, int64_t blocks, void* params) {
   check(cudaFuncSetAttribute(kernel.entry, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes));
   void* arguments[] = {params};
-  cuda::Sequence(nullptr).launch("launch of a test's kernel", kernel.entry, blocks, kernel.threads, kernel.shared_bytes,
-                                 arguments);
+  cuda::LaunchChain(nullptr).launch("launch of a test's kernel", kernel.entry, blocks, kernel.threads,
+                                    kernel.shared_bytes, arguments);
 }
 
-void launch_on_rows(const void* entry, int64_t blocks, int threads, sm90::grad::RowParams& params) {
+void launch_on_rows(const void* entry, int64_t blocks, int threads, sm90::bwd::RowParams& params) {
   void* arguments[] = {&params};
-  cuda::Sequence(nullptr).launch("launch of a test's kernel", entry, blocks, threads, 0, arguments);
+  cuda::LaunchChain(nullptr).launch("launch of a test's kernel", entry, blocks, threads, 0, arguments);
 }
 
 /// K or V in pages of 128 keys, in an order of their own; the pages are a tensor [pages, 128, heads_kv, dim].
@@ -242,9 +242,9 @@ struct ForwardRun {
               .sharing = DeviceMaskAndPlan::everywhere()};
     p.element_mask = sm90::ElementMask::kColumns;
     p.mask = mask.columns();
-    p.schedule = {.items = static_cast<uint32_t>(kBatch * kHeads * row_tiles(kernel)),
-                  .sequences = kBatch * kHeads,
-                  .sequences_per_section = kHeads,
+    p.schedule = {.work_tiles = static_cast<uint32_t>(kBatch * kHeads * row_tiles(kernel)),
+                  .heads = kBatch * kHeads,
+                  .heads_per_l2_group = kHeads,
                   .tiles = static_cast<uint32_t>(row_tiles(kernel)),
                   .next = counter.data()};
   }
@@ -414,7 +414,7 @@ struct Gradients {
   }
 };
 
-sm90::grad::Rows rows_of(const TensorView& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2]}; }
+sm90::bwd::Rows rows_of(const TensorView& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2]}; }
 
 /// The backward of a Q that is scaled by kFactors: by the library, by the oracle, and by the kernels of other policies.
 class Backward {
@@ -500,9 +500,9 @@ class Backward {
     const DeviceVector<float> sums(std::vector<float>(rows_of_tiles * kDim, NAN));
     const DeviceVector<uint32_t> biases(std::vector<uint32_t>(rows_of_tiles * 4, ~0u));
     const DeviceVector<uint32_t> progress(std::vector<uint32_t>(static_cast<std::size_t>(tiles), ~0u)), next({~0u});
-    sm90::grad::RowParams rows = row_params(row_tiles);
-    rows.biases = reinterpret_cast<sm90::grad::RowBias*>(biases.data());
-    rows.row_gradients = {.out = rows_of(dq.view), .sums = sums.data(), .progress = progress.data(), .in_order = false};
+    sm90::bwd::RowParams rows = row_params(row_tiles);
+    rows.biases = reinterpret_cast<sm90::bwd::RowBias*>(biases.data());
+    rows.dq_sums = {.out = rows_of(dq.view), .sums = sums.data(), .progress = progress.data(), .deterministic = false};
     rows.next = next.data();
     set(params, rows);
     params.q = sm90::tensor_map(q.view, kernel.rows, 1);
@@ -520,9 +520,9 @@ class Backward {
     return {dq.values(), dk.values(), dv.values()};
   }
 
-  sm90::grad::RowParams row_params(int64_t row_tiles) const {
+  sm90::bwd::RowParams row_params(int64_t row_tiles) const {
     const PlanLayout& layout = mask_.plan.layout();
-    sm90::grad::RowParams rows{};
+    sm90::bwd::RowParams rows{};
     rows.out = rows_of(out_.view);
     rows.dout = rows_of(device_dout_.view);
     rows.lse = {lse_.view.data, lse_.view.stride[0], lse_.view.stride[2], lse_.view.stride[1]};
@@ -543,9 +543,9 @@ class Backward {
     return rows;
   }
 
-  void set(sm90::grad::BackwardParams& p, const sm90::grad::RowParams& rows) const {
+  void set(sm90::bwd::BackwardParams& p, const sm90::bwd::RowParams& rows) const {
     p.biases = rows.biases;
-    p.row_gradients = rows.row_gradients;
+    p.dq_sums = rows.dq_sums;
     p.seqlen_q = kSeqlenQ;
     p.seqlen_k = kSeqlenK;
     p.row_tiles = static_cast<int32_t>(rows.row_tiles);
@@ -557,9 +557,9 @@ class Backward {
     p.scale_log2 = static_cast<float>(kScale * kLog2E);
     p.plan = rows.plan;
     p.mask = mask_.columns();
-    p.schedule = {.items = kBatch * kHeadsKv * kKeyTiles,
-                  .sequences = kBatch * kHeadsKv,
-                  .sequences_per_section = kHeadsKv,
+    p.schedule = {.work_tiles = kBatch * kHeadsKv * kKeyTiles,
+                  .heads = kBatch * kHeadsKv,
+                  .heads_per_l2_group = kHeadsKv,
                   .tiles = kKeyTiles,
                   .next = rows.next};
   }

@@ -9,7 +9,7 @@ namespace flashmask::cuda {
 /// (batch entry x head) are dispatched in L2 groups, whose tensors the L2 cache holds while several work tiles read
 /// them. Inside a group all heads' tiles of one rank come before those of the next.
 struct Schedule {
-  uint32_t items, sequences, sequences_per_section, tiles;
+  uint32_t work_tiles, heads, heads_per_l2_group, tiles;
   uint32_t* next;  ///< counter of work tiles handed out
 };
 
@@ -19,10 +19,10 @@ struct WorkTilePlace {
 
 #if defined(__CUDACC__)
   __device__ __forceinline__ WorkTilePlace(const Schedule& s, uint32_t heads, uint32_t n) {
-    const uint32_t per_group = s.sequences_per_section * s.tiles;
+    const uint32_t per_group = s.heads_per_l2_group * s.tiles;
     const uint32_t group = n / per_group, rest = n - group * per_group;
-    const uint32_t first = group * s.sequences_per_section;
-    const uint32_t in_group = min(s.sequences_per_section, s.sequences - first);
+    const uint32_t first = group * s.heads_per_l2_group;
+    const uint32_t in_group = min(s.heads_per_l2_group, s.heads - first);
     rank = rest / in_group;
     const uint32_t head_index = first + rest - rank * in_group;
     batch = head_index / heads;

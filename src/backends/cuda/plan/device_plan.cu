@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "backends/cuda/common/kernel_info.h"
-#include "backends/cuda/common/sequence.h"
+#include "backends/cuda/common/launch_chain.h"
 #include "backends/cuda/plan/classify.cuh"
 #include "backends/cuda/plan/params.cuh"
 #include "backends/cuda/plan/rank.cuh"
@@ -86,14 +86,13 @@ void launch_plan(const MaskView& mask, std::byte* buffer, cudaStream_t stream) {
                             static_cast<int32_t>(layout.key_blocks),
                             sharing(layout, mask.bounds_batch, mask.bounds_heads),
                             sharing(layout, mask.block_batch, mask.block_heads)};
-  Sequence sequence(stream);
-  sequence.launch("launch of the plan's classification", flashmask_sm90_plan_classify, grids.classify,
-                  plan::kClassifyThreads, params);
-  sequence.launch("launch of the plan's transpose", flashmask_sm90_plan_transpose, grids.transpose,
-                  plan::kTransposeThreads, params, static_cast<int32_t>(grids.bands),
-                  static_cast<int32_t>(grids.slices));
-  sequence.launch("launch of the plan's orders", flashmask_sm90_plan_rank, grids.rank, plan::kRankThreads, params,
-                  static_cast<int32_t>(grids.rank_per_mask));
+  LaunchChain chain(stream);
+  chain.launch("launch of the plan's classification", flashmask_sm90_plan_classify, grids.classify,
+               plan::kClassifyThreads, params);
+  chain.launch("launch of the plan's transpose", flashmask_sm90_plan_transpose, grids.transpose,
+               plan::kTransposeThreads, params, static_cast<int32_t>(grids.bands), static_cast<int32_t>(grids.slices));
+  chain.launch("launch of the plan's orders", flashmask_sm90_plan_rank, grids.rank, plan::kRankThreads, params,
+               static_cast<int32_t>(grids.rank_per_mask));
 }
 
 }  // namespace flashmask::cuda

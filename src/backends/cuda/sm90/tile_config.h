@@ -48,7 +48,7 @@ struct BackwardTile {
 };
 
 // Three warpgroups do more work per byte of K and V; two make smaller work tiles, which short problems need to fill the
-// device.
+// device. Of one head dim the shortest tile comes first.
 inline constexpr ForwardTile kForwardTiles[] = {
     // d, d_v, WGs       keys  stages  registers  overlap  mask slots, rows
     ForwardTile{64, 64, 2, 128, 4, 40, 232, 5, 2, 64},

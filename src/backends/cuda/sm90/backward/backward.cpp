@@ -13,7 +13,7 @@
 #include "backends/cuda/common/device_call.h"
 #include "backends/cuda/common/error.h"
 #include "backends/cuda/common/kernel_info.h"
-#include "backends/cuda/common/sequence.h"
+#include "backends/cuda/common/launch_chain.h"
 #include "backends/cuda/sm90/backward/instance.h"
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/row_params.h"
@@ -23,17 +23,16 @@
 #include "common/message.h"
 
 namespace flashmask::sm90 {
-namespace grad {
+namespace bwd {
 namespace {
 
-/// What the sequences that are worked on together read and add up for their rows should stay in this much of the L2
-/// cache.
-constexpr int64_t kSectionBytes = int64_t{16} << 20;
-/// Deterministic mode under a sparse mask, see SectionSize: the most sequences, and how many tiles a multiprocessor
+/// What the heads of an L2 group read and add up for their rows should stay in this much of the L2 cache.
+constexpr int64_t kL2GroupBytes = int64_t{16} << 20;
+/// Deterministic mode under a sparse mask, see L2GroupSize: the most heads, and how many tiles a multiprocessor
 /// should have for each turn of a chain (a turn takes about as long as one and a half; the rest is because turns and
 /// work do not come evenly).
-constexpr int64_t kSparseSequences = 16, kTilesPerTurn = 4;
-constexpr int64_t kMostItems = int64_t{1} << 30;
+constexpr int64_t kSparseHeads = 16, kTilesPerTurn = 4;
+constexpr int64_t kMostWorkTiles = int64_t{1} << 30;
 
 template <DataType dtype, std::size_t... row>
 auto instances_of(std::index_sequence<row...>) {
@@ -73,7 +72,7 @@ struct TileCounts {
         all_keys(p.batch * p.heads_kv * keys) {}
 };
 
-/// How many items share a key head's query heads in a key tile: as few as give each multiprocessor an item. Of the
+/// How many work tiles share a key head's query heads in a key tile: as few as give each multiprocessor one. Of the
 /// device and the shapes alone, so that neither the workspace nor the bits depend on more.
 int64_t count_splits(const Problem& p, int64_t all_key_tiles) {
   const int64_t sms = multiprocessors(p), group = p.group_size();
@@ -84,7 +83,7 @@ int64_t count_splits(const Problem& p, int64_t all_key_tiles) {
 
 /// Where everything lies in the workspace.
 struct Layout {
-  int64_t biases = 0, sums = 0, key_parts = 0, progress = 0, next = 0, section = 0, bytes = 0;
+  int64_t biases = 0, sums = 0, key_parts = 0, progress = 0, next = 0, l2_group = 0, bytes = 0;
 
   Layout(const Problem& p, const BackwardTile& tile, const TileCounts& tiles, int64_t splits) {
     const int64_t rows = tiles.all_rows * tile.rows;
@@ -93,7 +92,7 @@ struct Layout {
     if (splits > 1) key_parts = add(tiles.all_keys * splits * 2 * tile.keys() * p.head_dim * 4);
     progress = add(tiles.all_rows * 4);
     next = add(4);
-    section = add(4);
+    l2_group = add(4);
   }
 
  private:
@@ -108,19 +107,19 @@ struct Layout {
 struct BackwardCall {
   const BackwardInstance* instance;
   TileCounts tiles;
-  int64_t splits, items, ctas;
+  int64_t splits, work_tiles, ctas;
   Layout layout;
 
   BackwardCall(const Problem& p, const BackwardInstance& of)
       : instance(&of),
         tiles(p, of.tile),
         splits(count_splits(p, tiles.all_keys)),
-        items(tiles.all_keys * splits),
-        ctas(std::min(items, most_ctas(p))),
+        work_tiles(tiles.all_keys * splits),
+        ctas(std::min(work_tiles, most_ctas(p))),
         layout(p, of.tile, tiles, splits) {}
 
   /// Items share a key head's query heads: their parts of dk and dv are added up last.
-  bool is_split() const { return items > tiles.all_keys; }
+  bool is_split() const { return work_tiles > tiles.all_keys; }
   /// A single key tile gives dq itself.
   bool converts() const { return tiles.keys > 1; }
 
@@ -164,29 +163,29 @@ PlanBits plan_bits(const Problem& p, const BackwardCall& call) {
 }
 
 /// What the query heads of a head group read (q, dout) and add up (dq).
-int64_t section_bytes_of_sequence(const Problem& p, int64_t splits) {
+int64_t l2_bytes_of_head_group(const Problem& p, int64_t splits) {
   const int64_t of_row = p.head_dim * static_cast<int64_t>(2 * element_size(p.dtype) + sizeof(float));
   return std::max<int64_t>(1, p.group_size() / splits * p.seqlen_q * of_row);
 }
 
 /// Head groups of batch entries that run together, so that what they read and add up stays at hand.
-int64_t sequences_per_section(const Problem& p, int64_t splits) {
-  return std::clamp<int64_t>(kSectionBytes / section_bytes_of_sequence(p, splits), 1, p.batch * p.heads_kv * splits);
+int64_t heads_per_l2_group(const Problem& p, int64_t splits) {
+  return std::clamp<int64_t>(kL2GroupBytes / l2_bytes_of_head_group(p, splits), 1, p.batch * p.heads_kv * splits);
 }
 
 /// Chosen on the device if the call is deterministic and has a plan.
-SectionSize section_size(const Problem& p, const BackwardCall& call, std::byte* workspace) {
+L2GroupSize l2_group_size(const Problem& p, const BackwardCall& call, std::byte* workspace) {
   if (!p.deterministic || p.dense.defined() || p.seqlen_q == 0 || p.seqlen_k == 0) return {};
   const PlanLayout& plan = p.plan.layout();
-  const int64_t dense = sequences_per_section(p, call.splits), all = p.batch * p.heads_kv * call.splits;
+  const int64_t dense = heads_per_l2_group(p, call.splits), all = p.batch * p.heads_kv * call.splits;
   return {.key_counts = reinterpret_cast<const int32_t*>(p.plan.data() + plan.key_counts),
           .row_counts = reinterpret_cast<const int32_t*>(p.plan.data() + plan.row_counts),
           .granules = static_cast<float>(plan.row_granules * plan.key_blocks),
           .granules_per_tile = static_cast<float>(call.instance->tile.rows / kGranuleRows),
           .tiles_per_turn = static_cast<float>(kTilesPerTurn * multiprocessors(p)),
           .dense = static_cast<uint32_t>(dense),
-          .most = static_cast<uint32_t>(std::min(all, kSparseSequences)),
-          .result = at<uint32_t>(workspace, call.layout.section)};
+          .most = static_cast<uint32_t>(std::min(all, kSparseHeads)),
+          .result = at<uint32_t>(workspace, call.layout.l2_group)};
 }
 
 /// softmax_scale as the scores take it. A row's bias is divided by it, so it is not 0: with the least that it may be,
@@ -204,14 +203,14 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
           .lse = rows_of_vector(p.lse),
           .dlse = p.dlse.defined() ? rows_of_vector(p.dlse) : Rows{},
           .biases = at<RowBias>(workspace, layout.biases),
-          .row_gradients = {.out = rows_of(p.dq),
-                            .sums = at<float>(workspace, layout.sums),
-                            .progress = at<uint32_t>(workspace, layout.progress),
-                            .in_order = p.deterministic},
+          .dq_sums = {.out = rows_of(p.dq),
+                      .sums = at<float>(workspace, layout.sums),
+                      .progress = at<uint32_t>(workspace, layout.progress),
+                      .deterministic = p.deterministic},
           .plan = plan_bits(p, call),
           .dense = p.dense.defined(),
           .next = at<uint32_t>(workspace, layout.next),
-          .section = section_size(p, call, workspace),
+          .l2_group = l2_group_size(p, call, workspace),
           .seqlen_q = static_cast<int32_t>(p.seqlen_q),
           .row_tiles = static_cast<uint32_t>(call.tiles.rows),
           .key_tiles = static_cast<uint32_t>(call.tiles.keys),
@@ -247,7 +246,7 @@ BackwardParams make_params(const Problem& p, const BackwardCall& call, const Row
   params.dk = tensor_map(p.dk, 16, blocks, "dk");
   params.dv = tensor_map(p.dv, 16, blocks, "dv");
   params.biases = rows.biases;
-  params.row_gradients = rows.row_gradients;
+  params.dq_sums = rows.dq_sums;
   params.seqlen_q = static_cast<int32_t>(p.seqlen_q);
   params.seqlen_k = static_cast<int32_t>(p.seqlen_k);
   params.row_tiles = static_cast<int32_t>(call.tiles.rows);
@@ -261,12 +260,12 @@ BackwardParams make_params(const Problem& p, const BackwardCall& call, const Row
   params.plan = rows.plan;
   params.mask = mask_columns(p);
   params.dense = dense_mask(p);
-  params.schedule = {.items = static_cast<uint32_t>(call.items),
-                     .sequences = static_cast<uint32_t>(p.batch * head_groups),
-                     .sequences_per_section = static_cast<uint32_t>(sequences_per_section(p, call.splits)),
+  params.schedule = {.work_tiles = static_cast<uint32_t>(call.work_tiles),
+                     .heads = static_cast<uint32_t>(p.batch * head_groups),
+                     .heads_per_l2_group = static_cast<uint32_t>(heads_per_l2_group(p, call.splits)),
                      .tiles = static_cast<uint32_t>(call.tiles.keys),
                      .next = rows.next};
-  params.sequences_per_section = rows.section.result;
+  params.heads_per_l2_group = rows.l2_group.result;
   params.executed = executed;
   return params;
 }
@@ -275,7 +274,7 @@ void BackwardCall::explain(const Problem&, Explanation& e) const {
   e.arch = kArch;
   e.instance = is_split() ? id_of_split(*instance) : instance->id;
   if (tiles.all_rows > 0) e.kernels.push_back(id_of_preprocess(*instance));
-  if (items > 0) e.kernels.push_back(e.instance);
+  if (work_tiles > 0) e.kernels.push_back(e.instance);
   if (converts() && tiles.all_rows > 0) e.kernels.push_back(id_of_convert_dq(*instance));
   if (is_split()) e.kernels.push_back(id_of_reduce_dkv(*instance));
 }
@@ -284,28 +283,26 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
   RowParams rows = make_row_params(p, *this, workspace);
   void* row_arguments[] = {&rows};
   const cudaStream_t stream = cuda::stream_of(p);
-  cuda::Sequence sequence(stream, cuda::Sequence::kOverlapPrevious);
+  cuda::LaunchChain chain(stream, cuda::LaunchChain::kOverlapPrevious);
   const int64_t blocks = tiles.all_rows;
   // Without rows there is no block to clear the counter.
   if (blocks == 0)
-    cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the item counter");
-  sequence.launch("launch of the backward's preprocessing", instance->preprocess, blocks, kRowThreads, 0,
-                  row_arguments);
-  if (items > 0) {
+    cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the work tile counter");
+  chain.launch("launch of the backward's preprocessing", instance->preprocess, blocks, kRowThreads, 0, row_arguments);
+  if (work_tiles > 0) {
     const void* kernel = is_split() ? instance->split : instance->kernel;
     allow_shared_memory(kernel, instance->shared_bytes, p.device.index);
     BackwardParams params = make_params(p, *this, rows, at<float>(workspace, layout.key_parts), executed);
     void* arguments[] = {&params};
-    sequence.launch("launch of the backward kernel", kernel, ctas, instance->threads, instance->shared_bytes,
-                    arguments);
+    chain.launch("launch of the backward kernel", kernel, ctas, instance->threads, instance->shared_bytes, arguments);
   }
   if (converts())
-    sequence.launch("launch of the backward's conversion", instance->convert_dq, blocks, kRowThreads, 0, row_arguments);
+    chain.launch("launch of the backward's conversion", instance->convert_dq, blocks, kRowThreads, 0, row_arguments);
   if (!is_split()) return;
   KeyParams keys = make_key_params(p, *this, workspace);
   void* key_arguments[] = {&keys};
-  sequence.launch("launch of the backward's sum over query heads", instance->reduce_dkv, 2 * tiles.all_keys,
-                  kRowThreads, 0, key_arguments);
+  chain.launch("launch of the backward's sum over query heads", instance->reduce_dkv, 2 * tiles.all_keys, kRowThreads,
+               0, key_arguments);
 }
 
 /// Why the kernels cannot count the call's tiles in 32 bits; empty if they can.
@@ -317,17 +314,17 @@ std::string counts_refusal(const Problem& p, const BackwardTile& tile, const Til
   for (const Count& c : {Count{"batch * heads_q * seqlen_q / ", tile.rows, tiles.all_rows},
                          Count{"batch * heads_kv * seqlen_k / ", tile.keys(), tiles.all_keys},
                          Count{"batch * heads_q * seqlen_k / ", tile.keys(), tiles.all_keys * p.group_size()}}) {
-    if (c.tiles > kMostItems)
-      return message(c.what, c.tile, " is about ", c.tiles, "; the backward takes at most ", kMostItems);
+    if (c.tiles > kMostWorkTiles)
+      return message(c.what, c.tile, " is about ", c.tiles, "; the backward takes at most ", kMostWorkTiles);
   }
   return "";
 }
 
 }  // namespace
-}  // namespace grad
+}  // namespace bwd
 
 Prepared prepare_backward(const Problem& p) {
-  using namespace grad;
+  using namespace bwd;
   const BackwardInstance* instance = find_instance(p);
   if (!instance) return head_dims_refusal(p, kBackwardTiles);
   if (std::string why = lengths_refusal(p); !why.empty()) return Refusal{std::move(why)};
@@ -337,7 +334,7 @@ Prepared prepare_backward(const Problem& p) {
 }
 
 std::vector<KernelInfo> backward_kernels() {
-  using namespace grad;
+  using namespace bwd;
   std::vector<KernelInfo> all;
   for (const DataType dtype : kDataTypes) {
     for (const BackwardInstance& i : instances(dtype)) {

@@ -11,7 +11,7 @@
 #include "backends/cuda/sm90/backward/staging.cuh"
 #include "backends/cuda/sm90/backward/traits.cuh"
 
-namespace flashmask::sm90::grad {
+namespace flashmask::sm90::bwd {
 
 /// One consumer warpgroup: 64 keys of every work tile, whose dk and dv stay in registers. Per tile it computes,
 /// key-major,
@@ -351,4 +351,4 @@ class Consumer {
   uint32_t phases_ = 0;
 };
 
-}  // namespace flashmask::sm90::grad
+}  // namespace flashmask::sm90::bwd

@@ -9,7 +9,7 @@
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/traits.cuh"
 
-namespace flashmask::sm90::grad {
+namespace flashmask::sm90::bwd {
 
 /// A store warp: adds the tiles' parts of dq to their sums in global memory, the first one by storing it. Each stage
 /// has one, so that one can wait for its turn, or for its part to arrive, while the other takes the next tile.
@@ -32,7 +32,7 @@ class DqAccumulator {
       const bool adds = !(flags & (Tile::kNothing | Tile::kAlone));
       const auto tile = QueryTile::from_leader(shared_.tile[stage_].query);
       const uint32_t turn =
-          adds && p_.row_gradients.in_order ? turn_of(tile, ptx::from_leader(shared_.tile[stage_].key_tile)) : 0;
+          adds && p_.dq_sums.deterministic ? turn_of(tile, ptx::from_leader(shared_.tile[stage_].key_tile)) : 0;
       ptx::arrive_once(shared_.q_empty[stage_]);
       if (adds) delay<Role::kStore>();
       if (adds && ptx::is_leader()) add(tile.index, turn, parts & 1);
@@ -53,13 +53,13 @@ class DqAccumulator {
 
   /// Adds the consumers' part to the sums of query tile `index`.
   __device__ __forceinline__ void add(uint32_t index, uint32_t turn, uint32_t phase) const {
-    uint32_t* progress = p_.row_gradients.progress + index;
-    const bool in_order = p_.row_gradients.in_order;
-    const uint32_t seen = in_order ? 0 : ptx::load_acquire(progress);
+    uint32_t* progress = p_.dq_sums.progress + index;
+    const bool deterministic = p_.dq_sums.deterministic;
+    const uint32_t seen = deterministic ? 0 : ptx::load_acquire(progress);
     ptx::wait(shared_.dq_full[stage_], phase);
-    const bool first = in_order ? wait_for_turn(progress, turn) : claim_first(progress, seen);
-    write_part(p_.row_gradients.sums + static_cast<int64_t>(index) * Blocks::kTileFloats, first);
-    if (!first && !in_order) return;  // no other warp waits for it
+    const bool first = deterministic ? wait_for_turn(progress, turn) : claim_first(progress, seen);
+    write_part(p_.dq_sums.sums + static_cast<int64_t>(index) * Blocks::kTileFloats, first);
+    if (!first && !deterministic) return;  // no other warp waits for it
     ptx::bulk_wait();
     ptx::fence_async_proxy_global();
     ptx::add_release(progress, first ? Progress::kStored - 1 : ~0u);
@@ -103,4 +103,4 @@ class DqAccumulator {
   const uint32_t stage_;
 };
 
-}  // namespace flashmask::sm90::grad
+}  // namespace flashmask::sm90::bwd

@@ -6,7 +6,7 @@
 #include "backends/cuda/sm90/tile_config.h"
 #include "flashmask/tensor.h"
 
-namespace flashmask::sm90::grad {
+namespace flashmask::sm90::bwd {
 
 /// The compiled backward kernels of a row of kBackwardTiles and an element type.
 struct BackwardInstance {
@@ -28,4 +28,4 @@ inline constexpr int kRowThreads = 256;
 template <DataType dtype, int head_dim, int head_dim_v, int consumers>
 BackwardInstance backward_instance();
 
-}  // namespace flashmask::sm90::grad
+}  // namespace flashmask::sm90::bwd

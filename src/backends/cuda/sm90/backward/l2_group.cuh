@@ -6,7 +6,7 @@
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/row_params.h"
 
-namespace flashmask::sm90::grad {
+namespace flashmask::sm90::bwd {
 
 /// The first query granule that sees a key tile of the plan's first mask; -1 if none does.
 __device__ inline int32_t first_live_granule(const PlanBits& plan, uint32_t key_tile) {
@@ -24,37 +24,37 @@ struct TurnCounts {
   int32_t in_a_row;  ///< key tiles that the same granule sees, at most
 
   /// Adds the calling thread's share; all threads of the block call it, on cleared shared memory.
-  __device__ void count(const SectionSize& section, const PlanBits& plan, uint32_t key_tiles) {
+  __device__ void count(const L2GroupSize& l2_group, const PlanBits& plan, uint32_t key_tiles) {
     for (uint32_t tile = threadIdx.x; tile < key_tiles; tile += blockDim.x) {
-      atomicAdd(&live, __ldg(section.key_counts + tile));
+      atomicAdd(&live, __ldg(l2_group.key_counts + tile));
       const int32_t first = first_live_granule(plan, tile);
       if (first >= 0 && tile + 1 < key_tiles && first == first_live_granule(plan, tile + 1)) atomicAdd(&together, 1);
     }
     for (int32_t granule = static_cast<int32_t>(threadIdx.x); granule < plan.row_granules;
          granule += static_cast<int32_t>(blockDim.x))
-      atomicMax(&in_a_row, __ldg(section.row_counts + granule));
+      atomicMax(&in_a_row, __ldg(l2_group.row_counts + granule));
   }
 };
 
 /// How many heads fill the time that the chain of turns takes: then the chain and the work of an L2 group take equally
 /// long.
-__device__ inline uint32_t heads_in_group(const SectionSize& section, const TurnCounts& counts) {
+__device__ inline uint32_t heads_in_group(const L2GroupSize& l2_group, const TurnCounts& counts) {
   constexpr float kMostlyLive = 0.4f;
   const auto live = static_cast<float>(counts.live);
-  if (live > kMostlyLive * section.granules) return section.dense;
+  if (live > kMostlyLive * l2_group.granules) return l2_group.dense;
   const auto chain = static_cast<float>(max(counts.together, counts.in_a_row));
-  const float enough = section.tiles_per_turn * section.granules_per_tile * chain / live;
-  return max(section.dense, static_cast<uint32_t>(fminf(enough, static_cast<float>(section.most))));
+  const float enough = l2_group.tiles_per_turn * l2_group.granules_per_tile * chain / live;
+  return max(l2_group.dense, static_cast<uint32_t>(fminf(enough, static_cast<float>(l2_group.most))));
 }
 
 /// All threads of a block call it.
-__device__ inline void choose_l2_group(const SectionSize& section, const PlanBits& plan, uint32_t key_tiles) {
+__device__ inline void choose_l2_group(const L2GroupSize& l2_group, const PlanBits& plan, uint32_t key_tiles) {
   __shared__ TurnCounts counts;
   if (threadIdx.x == 0) counts = {};
   __syncthreads();
-  counts.count(section, plan, key_tiles);
+  counts.count(l2_group, plan, key_tiles);
   __syncthreads();
-  if (threadIdx.x == 0) *section.result = heads_in_group(section, counts);
+  if (threadIdx.x == 0) *l2_group.result = heads_in_group(l2_group, counts);
 }
 
-}  // namespace flashmask::sm90::grad
+}  // namespace flashmask::sm90::bwd

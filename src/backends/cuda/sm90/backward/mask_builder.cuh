@@ -8,7 +8,7 @@
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/traits.cuh"
 
-namespace flashmask::sm90::grad {
+namespace flashmask::sm90::bwd {
 
 /// The bounds of a lane's keys key, key + 32, ..., which the lane itself has put in shared memory.
 template <int kKeys, int n>
@@ -152,4 +152,4 @@ class MaskBuilder {
   int64_t bounds_of_ = -1;  ///< which columns' bounds are in shared memory: the first one's place in the vectors
 };
 
-}  // namespace flashmask::sm90::grad
+}  // namespace flashmask::sm90::bwd

@@ -8,7 +8,7 @@
 #include "backends/cuda/attention/mask_params.h"
 #include "backends/cuda/attention/schedule.h"
 
-namespace flashmask::sm90::grad {
+namespace flashmask::sm90::bwd {
 
 /// The plan of all masks of a call, in device memory; see PlanLayout. Bits are read as 32-bit words.
 struct PlanBits {
@@ -45,11 +45,11 @@ struct Progress {
 
 /// dq, and the fp32 sums it is converted from where more than one key tile contributes: for every query tile of (batch
 /// entry, query head) the consumer warps' fragments one after the other (see DqBlocks), so that a tile is contiguous.
-struct RowGradients {
+struct DqSums {
   Rows out;
   float* sums;
   uint32_t* progress;  ///< of each query tile
-  bool in_order;       ///< deterministic mode: parts are added from the last key tile to the first
+  bool deterministic;  ///< deterministic mode: parts are added from the last key tile to the first
 };
 
 /// What is added to a query row's scores: S = K Q^T - lse / scale and dP = V dout^T - delta, delta = dout . out - dlse.
@@ -63,7 +63,7 @@ struct alignas(16) RowBias {
 struct BackwardParams {
   CUtensorMap q, k, v, dout, dq, dk, dv;
   const RowBias* biases;  ///< [batch * heads_q, row_tiles * tile rows]; past the last row as where a row sees nothing
-  RowGradients row_gradients;
+  DqSums dq_sums;
   int32_t seqlen_q, seqlen_k, row_tiles;
   /// Query heads that one work tile runs through: all of a key head's, or, where that leaves too few work tiles, one of
   /// its `splits` equal parts. Head groups are numbered through the key heads; without splits they are the key heads.
@@ -77,8 +77,8 @@ struct BackwardParams {
   /// Of head groups' key tiles: those with most work first; in deterministic mode from the
   /// last to the first, so that the order in which a row's gradient is summed up does not depend on the mask.
   cuda::Schedule schedule;
-  const uint32_t* sequences_per_section;  ///< in place of the schedule's, if not null: see SectionSize
-  unsigned long long* executed;           ///< counter of executed tiles; may be null
+  const uint32_t* heads_per_l2_group;  ///< in place of the schedule's, if not null: see L2GroupSize
+  unsigned long long* executed;        ///< counter of executed tiles; may be null
 };
 
-}  // namespace flashmask::sm90::grad
+}  // namespace flashmask::sm90::bwd

@@ -8,7 +8,7 @@
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/traits.cuh"
 
-namespace flashmask::sm90::grad {
+namespace flashmask::sm90::bwd {
 
 /// The producer warp: claims work tiles, walks their live tiles, announces those to the other roles, and loads K, V, Q
 /// and dout. All 32 lanes run it; lane 0 issues the copies.
@@ -23,7 +23,7 @@ class Producer {
   /// A work tile is claimed when the one before is loaded, and no sooner: a store warp that waits for its turn then
   /// waits for work tiles that were claimed earlier, and the earliest one never waits.
   __device__ __forceinline__ void run() {
-    for (uint32_t n = claim(); n < p_.schedule.items; n = claim()) run_work_tile(n);
+    for (uint32_t n = claim(); n < p_.schedule.work_tiles; n = claim()) run_work_tile(n);
     tile_.flags = Tile::kEnd;
     for (int stage = 0; stage < Traits::kStages; ++stage) announce();  // each has a store warp of its own
     if (ptx::is_leader() && p_.executed) atomicAdd(p_.executed, executed_);
@@ -39,7 +39,7 @@ class Producer {
 
   __device__ __forceinline__ cuda::Schedule schedule() const {
     cuda::Schedule schedule = p_.schedule;
-    if (p_.sequences_per_section) schedule.sequences_per_section = __ldg(p_.sequences_per_section);
+    if (p_.heads_per_l2_group) schedule.heads_per_l2_group = __ldg(p_.heads_per_l2_group);
     return schedule;
   }
 
@@ -58,7 +58,7 @@ class Producer {
   }
 
   __device__ __forceinline__ int32_t key_tile(const cuda::WorkTilePlace& place, uint32_t head) const {
-    if (p_.row_gradients.in_order || p_.dense.given) return static_cast<int32_t>(p_.schedule.tiles - 1 - place.rank);
+    if (p_.dq_sums.deterministic || p_.dense.given) return static_cast<int32_t>(p_.schedule.tiles - 1 - place.rank);
     return __ldg(p_.plan.key_order +
                  static_cast<int64_t>(cuda::mask_index(p_.plan, place.batch, head)) * p_.schedule.tiles + place.rank);
   }
@@ -126,7 +126,7 @@ class Producer {
     tile_.query.index = (tile_.query.batch * p_.heads_q + tile_.query.head) * p_.row_tiles + row_tile;
     if (partial) tile_.flags |= Tile::kPartial;
     // Store warps change the words of tiles that are not alone; any value read of those will do.
-    if (ptx::is_leader() && __ldcg(p_.row_gradients.progress + tile_.query.index) == Progress::kAlone)
+    if (ptx::is_leader() && __ldcg(p_.dq_sums.progress + tile_.query.index) == Progress::kAlone)
       tile_.flags |= Tile::kAlone;
     write_tile();
     const uint32_t stage = ring_.stage();
@@ -173,4 +173,4 @@ class Producer {
   uint32_t executed_ = 0;
 };
 
-}  // namespace flashmask::sm90::grad
+}  // namespace flashmask::sm90::bwd

@@ -6,7 +6,7 @@
 #include "backends/cuda/sm90/backward/mask_builder.cuh"
 #include "backends/cuda/sm90/backward/producer.cuh"
 
-namespace flashmask::sm90::grad {
+namespace flashmask::sm90::bwd {
 
 template <typename Traits>
 __device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
@@ -26,4 +26,4 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
   ptx::fence_barrier_init();
 }
 
-}  // namespace flashmask::sm90::grad
+}  // namespace flashmask::sm90::bwd

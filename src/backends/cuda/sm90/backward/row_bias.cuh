@@ -9,7 +9,7 @@
 #include "backends/cuda/ptx/wgmma.cuh"
 #include "backends/cuda/sm90/backward/params.h"
 
-namespace flashmask::sm90::grad {
+namespace flashmask::sm90::bwd {
 
 /// Which of a row's two biases.
 enum class Bias : uint32_t { kScore, kGradient };
@@ -75,4 +75,4 @@ class BiasStep {
   uint32_t biases_;
 };
 
-}  // namespace flashmask::sm90::grad
+}  // namespace flashmask::sm90::bwd

@@ -5,13 +5,13 @@
 
 #include "backends/cuda/sm90/backward/params.h"
 
-namespace flashmask::sm90::grad {
+namespace flashmask::sm90::bwd {
 
 /// What the device chooses the size of an L2 group from, in deterministic mode. Key tiles that begin with the same
 /// rows, or that many rows see, take turns, which takes longer than their work where columns are short; neighbours of
 /// other heads then fill the time. More heads than that cost L2 cache. Only the device knows which tiles of a mask are
 /// live.
-struct SectionSize {
+struct L2GroupSize {
   const int32_t* key_counts;  ///< live granules of each key tile of the plan's first mask
   const int32_t* row_counts;  ///< live key tiles of each of its query granules
   float granules;             ///< of a mask, live or not
@@ -24,11 +24,11 @@ struct SectionSize {
 struct RowParams {
   Rows out, dout, lse, dlse;
   RowBias* biases;
-  RowGradients row_gradients;
+  DqSums dq_sums;
   PlanBits plan;
   bool dense;      ///< every key tile contributes to every query tile
   uint32_t* next;  ///< Schedule::next
-  SectionSize section;
+  L2GroupSize l2_group;
   int32_t seqlen_q;
   uint32_t row_tiles, key_tiles, heads;
   float scale, score_scale;
@@ -43,4 +43,4 @@ struct KeyParams {
   float scale;
 };
 
-}  // namespace flashmask::sm90::grad
+}  // namespace flashmask::sm90::bwd

@@ -13,7 +13,7 @@
 #include "backends/cuda/sm90/backward/row_params.h"
 #include "backends/cuda/sm90/backward/traits.cuh"
 
-namespace flashmask::sm90::grad {
+namespace flashmask::sm90::bwd {
 
 /// The block's query tile; neighbouring blocks have neighbouring heads, whose rows are mostly adjacent in memory.
 struct RowTilePlace {
@@ -76,8 +76,7 @@ __device__ __forceinline__ void clear_dq(const RowParams& p, const RowTilePlace&
   for (int pass = 0; pass < Share::kPasses; ++pass) {
     const int32_t row = place.first_row + Share::row(pass);
     if (row >= p.seqlen_q) continue;
-    auto* to =
-        p.row_gradients.out.template at<typename Traits::Element>(place.batch, row, place.head) + Share::column();
+    auto* to = p.dq_sums.out.template at<typename Traits::Element>(place.batch, row, place.head) + Share::column();
     *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
   }
 }
@@ -120,9 +119,9 @@ __device__ __forceinline__ void preprocess(const RowParams& p) {
   if (own < Traits::kRows) {
     p.biases[place.index * Traits::kRows + own] = row_bias(values.lse, products[own] - values.dlse, p.score_scale);
   }
-  if (own == 0) p.row_gradients.progress[place.index] = parts;
+  if (own == 0) p.dq_sums.progress[place.index] = parts;
   if (own == 0 && blockIdx.x == 0) *p.next = 0;
-  if (blockIdx.x == 0 && p.section.result) choose_l2_group(p.section, p.plan, p.key_tiles);
+  if (blockIdx.x == 0 && p.l2_group.result) choose_l2_group(p.l2_group, p.plan, p.key_tiles);
   if (parts == 0) clear_dq<Traits>(p, place);
 }
 
@@ -162,7 +161,7 @@ __device__ __forceinline__ void convert_dq(const RowParams& p) {
   using Blocks = DqBlocks<Traits::kRows, Traits::kQkDim>;
   __shared__ GradientTile<typename Traits::Element, Traits::kRows, Traits::kQkDim> tile;
   const auto place = RowTilePlace::of_block<Traits>(p);
-  const RowGradients& dq = p.row_gradients;
+  const DqSums& dq = p.dq_sums;
   cudaGridDependencySynchronize();
   if (!(dq.progress[place.index] & Progress::kStored)) return;
   const auto* sums = reinterpret_cast<const float4*>(dq.sums + place.index * Blocks::kTileFloats) + threadIdx.x;
@@ -207,4 +206,4 @@ __device__ __forceinline__ void reduce_dkv(const KeyParams& p) {
              p.seqlen_k, kv_head_index % p.heads_kv);
 }
 
-}  // namespace flashmask::sm90::grad
+}  // namespace flashmask::sm90::bwd

@@ -9,7 +9,7 @@
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/traits.cuh"
 
-namespace flashmask::sm90::grad {
+namespace flashmask::sm90::bwd {
 
 /// The staging tiles in shared memory that dq, dk and dv leave through, one for each consumer warp, as one of the warps
 /// sees them. A warp's dk and dv keep to its own; the blocks of a whole dq take tiles of both warpgroups.
@@ -173,4 +173,4 @@ class Staging {
   const uint32_t warp_;  ///< of the warpgroup
 };
 
-}  // namespace flashmask::sm90::grad
+}  // namespace flashmask::sm90::bwd

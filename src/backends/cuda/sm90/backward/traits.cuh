@@ -11,7 +11,7 @@
 #include "backends/cuda/sm90/common/kv_source.cuh"
 #include "backends/cuda/sm90/tile_config.h"
 
-namespace flashmask::sm90::grad {
+namespace flashmask::sm90::bwd {
 
 /// Where features enter the backward kernel: by default it has none. Params_ is BackwardParams, or derived from it
 /// where a policy needs more; Score_ see ProductScore, KvSource_ see TensorMapKv.
@@ -174,4 +174,4 @@ struct SharedStorage {
   uint64_t k_full, kv_empty;
 };
 
-}  // namespace flashmask::sm90::grad
+}  // namespace flashmask::sm90::bwd

@@ -8,12 +8,13 @@
 #include <cmath>
 #include <iterator>
 #include <span>
+#include <tuple>
 #include <utility>
 
 #include "backends/cuda/common/device_call.h"
 #include "backends/cuda/common/error.h"
 #include "backends/cuda/common/kernel_info.h"
-#include "backends/cuda/common/sequence.h"
+#include "backends/cuda/common/launch_chain.h"
 #include "backends/cuda/sm90/common/host.h"
 #include "backends/cuda/sm90/common/tensor_map.h"
 #include "backends/cuda/sm90/forward/instance.h"
@@ -24,9 +25,9 @@
 namespace flashmask::sm90 {
 namespace {
 
-/// Keys and values of the sequences that are worked on together should stay in this much of the L2 cache.
-constexpr int64_t kSectionBytes = int64_t{32} << 20;
-constexpr int64_t kMostItems = int64_t{1} << 30;
+/// Keys and values of the heads of an L2 group should stay in this much of the L2 cache.
+constexpr int64_t kL2GroupBytes = int64_t{32} << 20;
+constexpr int64_t kMostWorkTiles = int64_t{1} << 30;
 
 template <DataType dtype, std::size_t... row>
 auto instances_of(std::index_sequence<row...>) {
@@ -43,41 +44,39 @@ std::span<const ForwardInstance> instances(DataType dtype) {
   return {};
 }
 
-// Dispatch chooses between two and three consumer warpgroups by the size of the problem.
-static_assert(std::ranges::all_of(kForwardTiles, [](const ForwardTile& tile) {
-  const int other = 5 - tile.consumers;
-  return find_tile(kForwardTiles, tile.head_dim, tile.head_dim_v, other).consumers == other;
-}));
-
-const ForwardInstance* find_instance(const Problem& p, int consumers) {
-  for (const ForwardInstance& i : instances(p.dtype)) {
-    if (i.tile.head_dim == p.head_dim && i.tile.head_dim_v == p.head_dim_v && i.tile.consumers == consumers) return &i;
-  }
-  return nullptr;
-}
-
-int64_t count_items(const Problem& p, int consumers) {
+int64_t count_work_tiles(const Problem& p, int consumers) {
   return p.batch * p.heads_q * ceil_div(p.seqlen_q, 64 * consumers);
 }
 
-/// Three warpgroups do more work per byte of K and V; two make smaller items, which short problems need to fill
-/// the device.
-int consumers_for(const Problem& p) { return count_items(p, 3) >= 2 * multiprocessors(p) ? 3 : 2; }
+static_assert(std::ranges::is_sorted(kForwardTiles, {}, [](const ForwardTile& tile) {
+  return std::tuple(tile.head_dim, tile.head_dim_v, tile.consumers);
+}));
+
+/// The tallest tile of which the call has enough to fill the device twice, otherwise the shortest; null if there is
+/// none of the call's head dims.
+const ForwardInstance* choose_instance(const Problem& p) {
+  const ForwardInstance* chosen = nullptr;
+  for (const ForwardInstance& i : instances(p.dtype)) {
+    if (i.tile.head_dim != p.head_dim || i.tile.head_dim_v != p.head_dim_v) continue;
+    if (!chosen || count_work_tiles(p, i.tile.consumers) >= 2 * multiprocessors(p)) chosen = &i;
+  }
+  return chosen;
+}
 
 /// A forward pass, configured.
 struct ForwardCall {
   const ForwardInstance* instance;
-  int64_t items, ctas;
+  int64_t work_tiles, ctas;
 
   ForwardCall(const Problem& p, const ForwardInstance& of)
-      : instance(&of), items(count_items(p, of.tile.consumers)), ctas(std::min(items, most_ctas(p))) {}
+      : instance(&of), work_tiles(count_work_tiles(p, of.tile.consumers)), ctas(std::min(work_tiles, most_ctas(p))) {}
 
   TileShape tile() const { return {instance->tile.rows(), instance->tile.keys}; }
   int64_t workspace_bytes() const { return 16; }
   void explain(const Problem&, Explanation& e) const {
     e.arch = kArch;
     e.instance = instance->id;
-    if (items > 0) e.kernels.push_back(e.instance);
+    if (work_tiles > 0) e.kernels.push_back(e.instance);
   }
   void run(const Problem& p, std::byte* workspace, unsigned long long* executed) const;
 };
@@ -104,10 +103,10 @@ void set_mask(const Problem& p, const ForwardInstance& instance, ForwardParams& 
 }
 
 /// Whole groups of query heads, so that the heads that share keys and values run together.
-int64_t sequences_per_section(const Problem& p) {
+int64_t heads_per_l2_group(const Problem& p) {
   const int64_t bytes = p.seqlen_k * (p.head_dim + p.head_dim_v) * static_cast<int64_t>(element_size(p.dtype));
-  const int64_t kv_sequences = std::max<int64_t>(1, kSectionBytes / std::max<int64_t>(1, bytes));
-  return std::min(kv_sequences, p.batch * p.heads_kv) * p.group_size();
+  const int64_t kv_heads = std::max<int64_t>(1, kL2GroupBytes / std::max<int64_t>(1, bytes));
+  return std::min(kv_heads, p.batch * p.heads_kv) * p.group_size();
 }
 
 ForwardParams make_params(const Problem& p, const ForwardCall& call, uint32_t* counter, unsigned long long* executed) {
@@ -134,9 +133,9 @@ ForwardParams make_params(const Problem& p, const ForwardCall& call, uint32_t* c
   params.score_of_bit = 1 / params.scale_log2;
   params.negate = p.softmax_scale < 0;
   set_mask(p, *call.instance, params);
-  params.schedule.items = static_cast<uint32_t>(call.items);
-  params.schedule.sequences = static_cast<uint32_t>(p.batch * p.heads_q);
-  params.schedule.sequences_per_section = static_cast<uint32_t>(sequences_per_section(p));
+  params.schedule.work_tiles = static_cast<uint32_t>(call.work_tiles);
+  params.schedule.heads = static_cast<uint32_t>(p.batch * p.heads_q);
+  params.schedule.heads_per_l2_group = static_cast<uint32_t>(heads_per_l2_group(p));
   params.schedule.tiles = static_cast<uint32_t>(ceil_div(p.seqlen_q, rows));
   params.schedule.next = counter;
   params.executed = executed;
@@ -146,14 +145,14 @@ ForwardParams make_params(const Problem& p, const ForwardCall& call, uint32_t* c
 void ForwardCall::run(const Problem& p, std::byte* workspace, unsigned long long* executed) const {
   const cudaStream_t stream = cuda::stream_of(p);
   uint32_t* counter = nullptr;
-  if (items > ctas) {
+  if (work_tiles > ctas) {
     counter = reinterpret_cast<uint32_t*>(workspace);
-    cuda::check(cudaMemsetAsync(counter, 0, sizeof(*counter), stream), "cudaMemsetAsync of the item counter");
+    cuda::check(cudaMemsetAsync(counter, 0, sizeof(*counter), stream), "cudaMemsetAsync of the work tile counter");
   }
   ForwardParams params = make_params(p, *this, counter, executed);
   allow_shared_memory(instance->kernel, instance->shared_bytes, p.device.index);
   void* arguments[] = {&params};
-  cuda::Sequence(stream, cuda::Sequence::kOverlapPrevious)
+  cuda::LaunchChain(stream, cuda::LaunchChain::kOverlapPrevious)
       .launch("launch of the forward kernel", instance->kernel, ctas, instance->threads, instance->shared_bytes,
               arguments);
 }
@@ -161,12 +160,12 @@ void ForwardCall::run(const Problem& p, std::byte* workspace, unsigned long long
 }  // namespace
 
 Prepared prepare_forward(const Problem& p) {
-  const ForwardInstance* instance = find_instance(p, consumers_for(p));
+  const ForwardInstance* instance = choose_instance(p);
   if (!instance) return head_dims_refusal(p, kForwardTiles);
   if (std::string why = lengths_refusal(p); !why.empty()) return Refusal{std::move(why)};
-  if (p.batch * p.heads_q > kMostItems || count_items(p, 2) > kMostItems)
-    return Refusal{
-        message("batch * heads_q * seqlen_q / 128 is ", count_items(p, 2), "; it must be at most ", kMostItems)};
+  if (p.batch * p.heads_q > kMostWorkTiles || count_work_tiles(p, 2) > kMostWorkTiles)
+    return Refusal{message("batch * heads_q * seqlen_q / 128 is ", count_work_tiles(p, 2), "; it must be at most ",
+                           kMostWorkTiles)};
   return Launch(p, cuda::DeviceCall<ForwardCall>{ForwardCall(p, *instance)});
 }
 

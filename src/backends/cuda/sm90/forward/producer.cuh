@@ -23,7 +23,7 @@ class Producer {
 
   __device__ __forceinline__ void run() {
     uint32_t next = blockIdx.x;
-    while (next < p_.schedule.items) {
+    while (next < p_.schedule.work_tiles) {
       const uint32_t n = next;
       next = claim_next();
       run_work_tile(n);
@@ -38,7 +38,7 @@ class Producer {
 
   /// Called early, so that the counter's answer is there when this work tile is done. Valid in lane 0.
   __device__ __forceinline__ uint32_t claim_next() const {
-    if (!p_.schedule.next || !ptx::is_leader()) return p_.schedule.items;
+    if (!p_.schedule.next || !ptx::is_leader()) return p_.schedule.work_tiles;
     return gridDim.x + atomicAdd(p_.schedule.next, 1u);
   }
 

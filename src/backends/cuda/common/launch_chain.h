@@ -12,10 +12,10 @@ namespace flashmask::cuda {
 /// Launches kernels one after the other; from the second on, and where the device can, each while the one before
 /// still runs (it waits inside, by cudaGridDependencySynchronize, for what that wrote). With kOverlapPrevious the first
 /// does the same with what the stream held before.
-class Sequence {
+class LaunchChain {
  public:
   enum First { kWait, kOverlapPrevious };
-  explicit Sequence(cudaStream_t stream, First first = kWait) : stream_(stream), first_(first == kWait) {
+  explicit LaunchChain(cudaStream_t stream, First first = kWait) : stream_(stream), first_(first == kWait) {
     int device = 0, major = 0;
     check(cudaGetDevice(&device), "cudaGetDevice");
     check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
