@@ -96,7 +96,7 @@ def small_table(cells):
 
 
 def host_time(topics):
-    found = [figures_of(topics, name).get("torch_overhead") for name in ("tests", "tests-torch") if name in topics]
+    found = [figures_of(topics, name).get("torch_overhead") for name in ("tests", "tests-torch-overhead") if name in topics]
     found = [measured for measured in found if measured]
     if not found:
         return []
@@ -137,7 +137,7 @@ def tests(topics):
     """What `scripts/gpu-check tests` counted."""
     rows = [
         [part["name"], part["passed"], part["failed"], part.get("skipped") or "", topics[name]["date"]]
-        for name in ("tests", "tests-torch")
+        for name in ("tests", "tests-torch-overhead")
         if name in topics
         for part in figures_of(topics, name)["parts"]
     ]

@@ -509,7 +509,8 @@ def main():
 
     library = ran.here()
     command = shown(["scripts/gpu-check", "tests", *sys.argv[1:]])
-    receipt = receipts.new("tests", timing.environment() | {"toolkit": library.toolkit}, command)
+    what = "-".join(["tests", *(arguments.only or [])])
+    receipt = receipts.new(what, timing.environment() | {"toolkit": library.toolkit}, command)
     receipt["kernel_hashes"] = library.hashes
     path = receipts.path_of(receipt)
     session = Session(receipt, arguments.seconds)
