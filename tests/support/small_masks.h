@@ -2,7 +2,7 @@
 #pragma once
 
 // The exhaustive sets of small masks, in batches: each batch is one Mask with many heads, and the matrices
-// that its heads must show, made without the library. For every room that checks something on all of them.
+// that its heads must show, made without the library. For every folder that checks something on all of them.
 
 #include <array>
 #include <cstddef>

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over a dense matrix of visible elements, in float64 and plain torch: what the fronts are compared with."""
+"""Attention over a dense matrix of visible elements, in float64 and plain torch: what the package is compared with."""
 
 import torch
 from devices import tolerance_of

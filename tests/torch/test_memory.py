@@ -45,7 +45,7 @@ except MemoryError as error:
     ],
 )
 def test_what_lacks_memory_says_which_tensor_and_how_much(call, text):
-    """A true MemoryError, from the front and from the operators alike."""
+    """A true MemoryError, from the package and from the operators alike."""
     program = PROGRAM.replace("CALL", call)
     run = subprocess.run([sys.executable, "-c", program], env=os.environ, capture_output=True, text=True)
     assert run.returncode == 0 and run.stdout.startswith(text), run.stdout + run.stderr
