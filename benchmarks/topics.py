@@ -96,7 +96,9 @@ def small_table(cells):
 
 
 def host_time(topics):
-    found = [figures_of(topics, name).get("torch_overhead") for name in ("tests", "tests-torch-overhead") if name in topics]
+    found = [
+        figures_of(topics, name).get("torch_overhead") for name in ("tests", "tests-torch-overhead") if name in topics
+    ]
     found = [measured for measured in found if measured]
     if not found:
         return []

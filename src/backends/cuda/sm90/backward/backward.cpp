@@ -233,18 +233,18 @@ KeyParams make_key_params(const Problem& p, const BackwardCall& call, std::byte*
 BackwardParams make_params(const Problem& p, const BackwardCall& call, const RowParams& rows, float* key_parts,
                            unsigned long long* executed) {
   const BackwardTile& tile = call.instance->tile;
-  const int blocks = tile.head_dim / 64;
+  const int qk_blocks = tile.head_dim / 64, v_blocks = tile.head_dim_v / 64;
   const int64_t head_groups = p.heads_kv * call.splits;
   constexpr float kLog2E = 1.44269504f;
   BackwardParams params{};
   // Without rows nothing of them is loaded, but the maps have to be valid.
-  params.q = tensor_map(p.seqlen_q > 0 ? p.q : p.k, tile.rows, blocks, "q");
-  params.dout = tensor_map(p.seqlen_q > 0 ? p.dout : p.k, tile.rows, blocks, "dout");
+  params.q = tensor_map(p.seqlen_q > 0 ? p.q : p.k, tile.rows, qk_blocks, "q");
+  params.dout = tensor_map(p.seqlen_q > 0 ? p.dout : p.k, tile.rows, v_blocks, "dout");
   params.dq = tensor_map(p.seqlen_q > 0 ? p.dq : p.dk, 16, 1, "dq");
-  params.k = tensor_map(p.k, tile.keys(), blocks, "k");
-  params.v = tensor_map(p.v, tile.keys(), blocks, "v");
-  params.dk = tensor_map(p.dk, 16, blocks, "dk");
-  params.dv = tensor_map(p.dv, 16, blocks, "dv");
+  params.k = tensor_map(p.k, tile.keys(), qk_blocks, "k");
+  params.v = tensor_map(p.v, tile.keys(), v_blocks, "v");
+  params.dk = tensor_map(p.dk, 16, qk_blocks, "dk");
+  params.dv = tensor_map(p.dv, 16, v_blocks, "dv");
   params.biases = rows.biases;
   params.dq_sums = rows.dq_sums;
   params.seqlen_q = static_cast<int32_t>(p.seqlen_q);

@@ -111,12 +111,12 @@ int64_t heads_per_l2_group(const Problem& p) {
 
 ForwardParams make_params(const Problem& p, const ForwardCall& call, uint32_t* counter, unsigned long long* executed) {
   const ForwardTile& tile = call.instance->tile;
-  const int rows = tile.rows(), blocks = tile.head_dim / 64;
+  const int rows = tile.rows(), qk_blocks = tile.head_dim / 64, v_blocks = tile.head_dim_v / 64;
   ForwardParams params{};
-  params.q = tensor_map(p.q, rows, blocks, "q");
+  params.q = tensor_map(p.q, rows, qk_blocks, "q");
   // Without keys nothing is loaded, but the maps have to be valid.
-  params.k = tensor_map(p.seqlen_k > 0 ? p.k : p.q, tile.keys, blocks, "k");
-  params.v = tensor_map(p.seqlen_k > 0 ? p.v : p.q, tile.keys, blocks, "v");
+  params.k = tensor_map(p.seqlen_k > 0 ? p.k : p.q, tile.keys, qk_blocks, "k");
+  params.v = tensor_map(p.seqlen_k > 0 ? p.v : p.q, tile.keys, v_blocks, "v");
   params.out = tensor_map(p.out, 16, 1, "out");
   params.lse = static_cast<float*>(p.lse.data);
   params.lse_batch_stride = p.lse.stride[0];
