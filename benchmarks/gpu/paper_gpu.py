@@ -277,7 +277,7 @@ class GpuCell:
                 raise AssertionError(f"{name}'s {what} differs from ours by {off:.4f} of the norm")
 
     def contenders(self, ours):
-        """Ours, its plan, and all who take part."""
+        """Ours, its plan, and all peers that take part."""
         self.plan.build()
         plans = Contender(graph_of(self.plan.build, PLANS_IN_GRAPH), calls=PLANS_IN_GRAPH)
         found = {"ours": Contender(ours.launch), "plan": plans}

@@ -68,7 +68,7 @@ def with_gradients(forward, inputs, dout):
     return call
 
 
-def front(mask_name, inputs):
+def torch_call(mask_name, inputs):
     """The PyTorch package's forward, if its operators are there; else None."""
     library = os.environ.get("FLASHMASK_TORCH_LIBRARY") or ROOT / "build" / "gpu-carry" / "libflashmask_torch.so"
     if not os.path.exists(library):
@@ -94,7 +94,7 @@ def both_contenders_of(mask_name, head_dim):
     plain = contextlib.nullcontext
     found = {"ours": (lambda: (forward.launch(), backward.launch()), plain)}
     inputs = [x.clone().requires_grad_() for x in (q, k, v)]
-    if ours := front(mask_name, inputs):
+    if ours := torch_call(mask_name, inputs):
         found["ours_in_pytorch"] = (with_gradients(ours, inputs, dout), plain)
     first, of_first = (
         [x.transpose(1, 2).contiguous().requires_grad_() for x in (q, k, v)],

@@ -169,7 +169,8 @@ struct Explanation {
   /// Of the work in executed tiles, what is done on columns past head_dim and head_dim_v: 0 where the instance has the
   /// call's own.
   double padding_share = 0;
-  /// Of `tile`, over batch entries and query heads. Live ones: -1 if the mask is on a device, where nobody looks.
+  /// Of `tile`, over batch entries and query heads. Live ones: -1 if the mask is on a device, which explain() does not
+  /// read.
   int64_t live_tiles = 0, tiles = 0;
   std::size_t workspace_bytes = 0;
   /// One line for each backend that was passed over: "cpu: float64 is ...".

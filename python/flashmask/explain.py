@@ -271,7 +271,7 @@ def _described(shape, dtype, stride=None, pointer=None):
     return capi.device_tensor(pointer or 1 << 12, number, tuple(shape), stride)
 
 
-# --- The nearest call that somebody takes ---------------------------------------------------------
+# --- The nearest call that some backend takes ---------------------------------------------------------
 
 
 def _alternatives(call):

@@ -323,7 +323,7 @@ def _joined(options, features):
 
 
 def _backward(*inputs):
-    """(dq, dk, dv, dsink), without the operator's autograd kernel where nobody could ask for second derivatives.
+    """(dq, dk, dv, dsink), without the operator's autograd kernel where no second derivatives can be asked for.
 
     That kernel, which refuses them, costs 0.1 ms.
     """

@@ -14,7 +14,7 @@ namespace {
 
 using rules::Interval;
 
-/// Batch count of two masks taken together: a batch entry is its own or everybody's.
+/// Batch count of two masks taken together: vectors serve one batch entry or all.
 int64_t broadcast_batch(int64_t a, int64_t b) {
   if (a != b && a != 1 && b != 1)
     throw_invalid("the masks have ", a, " and ", b, " batch entries; they must be equal, or one of them 1");

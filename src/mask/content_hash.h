@@ -2,7 +2,7 @@
 #pragma once
 
 // The hash of a mask's contents, the same on host and device: a sum over all stored values, so that it does
-// not depend on who adds which value when, and the shapes and the band on top.
+// not depend on which thread adds which value when, and the shapes and the band on top.
 
 #include <cstdint>
 

@@ -45,7 +45,7 @@ void check_seqlen(const char* argument, int64_t seqlen);
 /// beyond go.
 void set_band(MaskView& view, Band& band, int64_t q_offset);
 
-/// A batch entry of vectors or block mask is its own or everybody's; a head may serve several.
+/// Vectors or a block mask serve one batch entry or all, and one head or several.
 void check_broadcast(const MaskView& view);
 
 }  // namespace flashmask

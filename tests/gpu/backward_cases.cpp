@@ -89,7 +89,7 @@ Column two_intervals(Random& random, int64_t j) {
   return {first, first + random.integer(0, 60), second, second + random.integer(0, 60)};
 }
 
-/// Some rows that see nothing; the middle key tile and some other keys that nobody sees.
+/// Some rows that see nothing; the middle key tile and some other keys that no row sees.
 Column empty_rows_and_columns(int64_t j) {
   if ((j >= 128 && j < 256) || (j > 300 && j < 310)) return {0, kSeqlenQ, 0, 0};
   return {0, 70, 120, kSeqlenQ};

@@ -284,7 +284,7 @@ def check_zeros(case, ours, chunk=4096):
         seen_keys |= seen.any(2).unflatten(1, (case.heads_kv, -1)).any(2)
     for name in ("dk", "dv"):
         assert bool((getattr(ours, name).transpose(1, 2)[~seen_keys] == 0).all()), (
-            f"{name} of keys that nobody sees is not 0; {case}"
+            f"{name} of keys that no row sees is not 0; {case}"
         )
 
 

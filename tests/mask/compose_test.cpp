@@ -290,7 +290,7 @@ TEST(Concatenate, BlockMasks) {
 
 TEST(Concatenate, ABlockReachesIntoTheNextPiece) {
   // A cleared last block of 100x100 would, at 128x128, also clear elements of the piece after it. Along one side
-  // alone it reaches only what nobody sees anyway.
+  // alone it reaches only what no row sees anyway.
   const auto blocked = [](int64_t rows, int64_t keys) {
     return Mask({.seqlen_q = rows, .seqlen_k = keys, .block_mask = {0}});
   };

@@ -74,7 +74,7 @@ TEST(MaskErrors, VectorsAndBlockMaskMustBroadcast) {
   expect_refused(parts, {"2 heads", "block mask 3"});
   parts = {.seqlen_q = 1, .seqlen_k = 1, .batch = 3, .lts = {1, 1, 1}, .block_batch = 2, .block_mask = {1, 1}};
   expect_refused(parts, {"3 batch entries", "block mask 2"});
-  // Heads may be grouped, 4 over 2; a batch entry is its own or everybody's.
+  // Heads may be grouped, 4 over 2; vectors serve one batch entry or all.
   parts = {.seqlen_q = 1, .seqlen_k = 1, .batch = 4, .lts = {1, 1, 1, 1}, .block_batch = 2, .block_mask = {1, 1}};
   expect_refused(parts, {"4 batch entries", "block mask 2"});
   const Mask mask({.seqlen_q = 1, .seqlen_k = 1, .heads = 2, .lts = {1, 1}});

@@ -385,7 +385,7 @@ TEST(Rules, LiveAndFull) {
 }
 
 TEST(Rules, BroadcastIndex) {
-  // own == all: its own; one: everybody's; a divisor: groups of neighbours.
+  // own == all: its own; one: for all; a divisor: groups of neighbours.
   EXPECT_EQ(broadcast_index(3, 4, 4), 3);
   EXPECT_EQ(broadcast_index(3, 4, 1), 0);
   EXPECT_EQ(broadcast_index(0, 6, 2), 0);

@@ -156,7 +156,7 @@ test("cells hold what lies in them", () => {
   }
 });
 
-test("row tiles go to whoever is free first", () => {
+test("row tiles go to the first free worker", () => {
   const counts = [3, 5, 3, 4, 3].map((live) => ({live})), loads = (queues) => queues.map((queue) => queue.reduce((n, {live}) => n + live, 0));
   const order = logic.longestFirst(counts);
   assert.deepEqual(plain(order), [1, 3, 0, 2, 4]);

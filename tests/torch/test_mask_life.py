@@ -34,7 +34,7 @@ def test_plan_of_a_mask_without_tensors_needs_a_device(calls):
 @pytest.mark.parametrize("part", ["bounds", "block_mask"])
 def test_a_change_in_place_is_noticed(calls, part):
     mask = Mask(5, 5, bounds=bounds_of(2, keys=5), block_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool))
-    getattr(mask, part).zero_()  # before the first plan it is nobody's business
+    getattr(mask, part).zero_()  # before the first plan nothing depends on it
     mask.plan()
     getattr(mask, part)[0, 0, 0, 0] = 0
     with pytest.raises(RuntimeError, match="changed in place after its plan was made"):
@@ -187,7 +187,7 @@ def test_a_mask_put_together_of_other_tensors_has_a_plan_of_its_own(calls):
     structure = pytree.tree_structure(mask)
     calls.clear()
     del mask
-    assert not pytree.tree_unflatten(leaves, structure)._plans  # nobody keeps the first one's
+    assert not pytree.tree_unflatten(leaves, structure)._plans  # the first one's are not kept
 
 
 def test_a_change_in_place_is_noticed_after_a_tree_map(calls):

@@ -8,7 +8,7 @@
 namespace flashmask::io {
 
 /// The first key that an object somewhere in the JSON `text` names twice. JSON allows it, but a parsed value keeps one
-/// of the two and nobody hears of the other.
+/// of the two and silently drops the other.
 std::optional<std::string> repeated_key(std::string_view text);
 
 }  // namespace flashmask::io

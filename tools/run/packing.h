@@ -75,7 +75,7 @@ struct Packed {
 std::vector<int64_t> first_fit(std::span<const int64_t> lengths, int64_t seqlen);
 
 /// Packs by first fit; within a sequence documents keep their order. The rest of a sequence is padding,
-/// whose rows see nothing and whose keys nobody sees.
+/// whose rows see nothing and whose keys no row sees.
 Packed pack(Task task, std::span<const Document> documents, int64_t seqlen);
 
 /// Writes everything as a safetensors file; see docs/run.md for the format. `source` names the input.

@@ -40,8 +40,8 @@ class Lineage {
   std::vector<int32_t> last_;       ///< the last node below each one, or itself
 };
 
-/// Who sees whom in one packed sequence, told from the documents, answers and nodes alone: the oracle does not
-/// take the mask's word for it.
+/// Which rows see which keys in one packed sequence, told from the documents, answers and nodes alone: the oracle does
+/// not take the mask's word for it.
 struct SequenceRule {
   const Packed& packed;
   const Lineage& lineage;

@@ -110,7 +110,7 @@ void backward_panel(const Problem& p, const BackwardScratch& s, const float* del
 }
 
 /// dq of a row tile += dS K, when the key tiles before c have added theirs: with any threads the same order, the same
-/// bits. A thread does its key tiles in ascending order, so the least unfinished one waits for nobody.
+/// bits. A thread does its key tiles in ascending order, so the least unfinished one never waits.
 void add_to_dq(const Problem& p, const BackwardScratch& s, Rows dq, std::atomic_ref<int32_t> turn, int64_t rows,
                int64_t keys, int64_t c, int64_t next) {
   for (int32_t now = turn.load(std::memory_order_acquire); now != c; now = turn.load(std::memory_order_acquire))

@@ -51,7 +51,7 @@ struct BackwardRows {
 /// Bytes of scratch one thread needs, a multiple of 64.
 std::size_t scratch_bytes(const Problem& problem);
 
-// One item of work each. `scratch` is aligned to 64 bytes; who returns a number says how many tiles it executed.
+// One item of work each. `scratch` is aligned to 64 bytes; a number returned is that of the tiles executed.
 
 /// out and lse of row tiles [first, last) of query head h, kRowTilesAtOnce at most.
 int64_t forward_rows(const Problem& problem, int64_t b, int64_t h, int64_t first, int64_t last, float* scratch);

@@ -78,7 +78,7 @@ function classify(mask, tile) {
   return {tile, rowTiles, keyTiles, classes, visible};
 }
 
-// --- The plan: what each row of tiles has to do, in which order it is handed out, and who then does how much.
+// --- The plan: what each row of tiles has to do, in which order it is handed out, and how much each worker then does.
 
 /// Live and full tiles of each row of tiles.
 function rowCounts({rowTiles, keyTiles, classes}) {
@@ -93,7 +93,7 @@ function longestFirst(counts) {
   return range(counts.length, (r) => r).sort((a, b) => counts[b].live - counts[a].live);
 }
 
-/// The load of each worker when the row tiles, each once for every head, go in this order to whoever is free first: lists of
+/// The load of each worker when the row tiles, each once for every head, go in this order to the first free worker: lists of
 /// {rowTile, live}.
 function dispatch(counts, order, heads, workers) {
   const queues = range(workers, () => []), busy = new Array(workers).fill(0);

@@ -5,7 +5,7 @@
 
 namespace flashmask {
 
-/// Who waits, in a build with delays.
+/// Which role waits, in a build with delays.
 enum class Role : uint32_t { kProducer = 1, kConsumer = 2, kStore = 3, kMask = 4 };
 
 /// Does nothing, except in a build with FLASHMASK_STRESS_DELAYS: then a random pause of up to 4 us, so that every

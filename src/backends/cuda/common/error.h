@@ -10,7 +10,7 @@ namespace flashmask::cuda {
 
 /// Throws Error (kOutOfMemory for a failed allocation, kInternal otherwise) with CUDA's own words unless
 /// `error` is success; `what` says what was being done. Clears CUDA's record of the error, so that it is not reported
-/// again by somebody else's next check.
+/// again by an unrelated check.
 inline void check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
   cudaGetLastError();

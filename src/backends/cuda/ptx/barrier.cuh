@@ -59,7 +59,7 @@ __device__ __forceinline__ uint32_t load_acquire(const uint32_t* global) {
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(global) : "memory");
   return value;
 }
-/// PTX ISA, "red.release" at device scope: whoever acquires the sum sees what this thread did before.
+/// PTX ISA, "red.release" at device scope: a thread that acquires the sum sees what this thread did before.
 __device__ __forceinline__ void add_release(uint32_t* global, uint32_t value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(global), "r"(value) : "memory");
 }
