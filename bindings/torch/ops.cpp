@@ -150,7 +150,7 @@ const uint64_t* dropout_state_of(const OptionalTensor& state, const Call& call) 
 
 /// Options as the operators take them.
 struct OptionArguments {
-  std::optional<double> scale;
+  std::optional<double> softmax_scale;
   bool deterministic;
   const std::string& backend;
   int64_t max_ctas;
@@ -161,9 +161,9 @@ struct OptionArguments {
   fm_options read(const Call& call, const Place& place) const {
     fm_options options = options_for(place);
     if (deterministic) options.flags |= FM_DETERMINISTIC;
-    if (scale) {
+    if (softmax_scale) {
       options.flags |= FM_HAS_SCALE;
-      options.softmax_scale = *scale;
+      options.softmax_scale = *softmax_scale;
     }
     options.backend = backend.c_str();
     options.max_ctas = static_cast<int32_t>(std::clamp<int64_t>(max_ctas, INT32_MIN, INT32_MAX));
@@ -257,7 +257,7 @@ void run_backward(const fm_backward_args& args, const fm_options& options, const
 
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& bounds,
                                    const OptionalTensor& block_mask, const OptionalTensor& plan_buffer,
-                                   std::optional<double> scale, bool causal, std::optional<int64_t> q_offset,
+                                   std::optional<double> softmax_scale, bool causal, std::optional<int64_t> q_offset,
                                    int64_t window_left, int64_t window_right, bool deterministic,
                                    const std::string& backend, int64_t max_ctas, const OptionalTensor& sink,
                                    const OptionalTensor& q_pos, const OptionalTensor& k_pos,
@@ -282,7 +282,7 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
   args.out = call(out, "out");
   args.lse = call(lse, "lse");
 
-  const OptionArguments options{scale, deterministic, backend, max_ctas, sink, dropout_state, dropout_p, softcap};
+  const OptionArguments options{softmax_scale, deterministic, backend, max_ctas, sink, dropout_state, dropout_p, softcap};
   run_forward(args, options.read(call, place), place);
   return {out, lse};
 }
@@ -309,7 +309,7 @@ Tensor readable(const Tensor& dout, const Call& call, const Place& place) {
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     const Tensor& given_dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k, const Tensor& v,
     const Tensor& out, const Tensor& lse, const OptionalTensor& bounds, const OptionalTensor& block_mask,
-    const OptionalTensor& plan_buffer, std::optional<double> scale, bool causal, std::optional<int64_t> q_offset,
+    const OptionalTensor& plan_buffer, std::optional<double> softmax_scale, bool causal, std::optional<int64_t> q_offset,
     int64_t window_left, int64_t window_right, bool deterministic, const std::string& backend, int64_t max_ctas,
     const OptionalTensor& sink, const OptionalTensor& q_pos, const OptionalTensor& k_pos,
     const OptionalTensor& dropout_state, double dropout_p, double softcap) {
@@ -338,7 +338,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
       sink ? empty_like("dsink", *sink, place) : empty<1>("dsink", {0}, aoti_torch_dtype_float32(), place);
   if (sink) args.dsink = call(dsink, "dsink");
 
-  const OptionArguments options{scale, deterministic, backend, max_ctas, sink, dropout_state, dropout_p, softcap};
+  const OptionArguments options{softmax_scale, deterministic, backend, max_ctas, sink, dropout_state, dropout_p, softcap};
   run_backward(args, options.read(call, place), place);
   return {dq, dk, dv, dsink};
 }

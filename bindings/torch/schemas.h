@@ -7,7 +7,7 @@
 namespace schemas {
 
 #define FLASHMASK_OPTIONS                                                                                      \
-  "float? scale, bool causal, SymInt? q_offset, SymInt window_left, SymInt window_right, bool deterministic, " \
+  "float? softmax_scale, bool causal, SymInt? q_offset, SymInt window_left, SymInt window_right, bool deterministic, " \
   "str backend, int max_ctas=0, Tensor? sink=None, Tensor? q_pos=None, Tensor? k_pos=None, "                   \
   "Tensor? dropout_state=None, float dropout_p=0., float softcap=0."
 

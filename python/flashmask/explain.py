@@ -89,7 +89,7 @@ class _Call:
     device: torch.device
     backend: str
     deterministic: bool
-    scale: float | None
+    softmax_scale: float | None
     max_ctas: int
 
     def map(self, function):
@@ -97,7 +97,7 @@ class _Call:
         return replace(self, q=function(self.q), k=function(self.k), v=function(self.v))
 
     def options(self):
-        flags = (capi.DETERMINISTIC if self.deterministic else 0) | (0 if self.scale is None else capi.HAS_SCALE)
+        flags = (capi.DETERMINISTIC if self.deterministic else 0) | (0 if self.softmax_scale is None else capi.HAS_SCALE)
         device = (
             0
             if self.device.type == "cpu"
@@ -108,7 +108,7 @@ class _Call:
         return _struct(
             capi.Options,
             flags=flags,
-            softmax_scale=self.scale or 0.0,
+            softmax_scale=self.softmax_scale or 0.0,
             backend=self.backend.encode(),
             threads=threads,
             device=device,

@@ -215,7 +215,7 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
           .row_tiles = static_cast<uint32_t>(call.tiles.rows),
           .key_tiles = static_cast<uint32_t>(call.tiles.keys),
           .heads = static_cast<uint32_t>(p.heads_q),
-          .scale = static_cast<float>(p.softmax_scale),
+          .softmax_scale = static_cast<float>(p.softmax_scale),
           .score_scale = score_scale(p)};
 }
 
@@ -227,7 +227,7 @@ KeyParams make_key_params(const Problem& p, const BackwardCall& call, std::byte*
           .splits = static_cast<uint32_t>(call.splits),
           .key_tiles = static_cast<uint32_t>(call.tiles.keys),
           .seqlen_k = static_cast<int32_t>(p.seqlen_k),
-          .scale = static_cast<float>(p.softmax_scale)};
+          .softmax_scale = static_cast<float>(p.softmax_scale)};
 }
 
 BackwardParams make_params(const Problem& p, const BackwardCall& call, const RowParams& rows, float* key_parts,
@@ -255,7 +255,7 @@ BackwardParams make_params(const Problem& p, const BackwardCall& call, const Row
   params.query_heads_per_group = static_cast<uint32_t>(p.heads_q / head_groups);
   params.splits = static_cast<uint32_t>(call.splits);
   params.key_parts = key_parts;
-  params.scale = rows.scale;
+  params.softmax_scale = rows.softmax_scale;
   params.scale_log2 = rows.score_scale * kLog2E;
   params.plan = rows.plan;
   params.mask = mask_columns(p);

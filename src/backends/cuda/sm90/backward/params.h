@@ -69,7 +69,7 @@ struct BackwardParams {
   /// its `splits` equal parts. Head groups are numbered through the key heads; without splits they are the key heads.
   uint32_t heads_q, head_groups, query_heads_per_group, splits;
   float* key_parts;  ///< with splits: dk, dv of every work tile, [batch, head_groups, key_tiles, 2], see KeyFragments
-  float scale;       ///< softmax_scale
+  float softmax_scale;
   float scale_log2;  ///< softmax_scale * log2(e), not 0: see score_scale
   PlanBits plan;
   cuda::MaskColumns mask;

@@ -31,7 +31,7 @@ struct RowParams {
   L2GroupSize l2_group;
   int32_t seqlen_q;
   uint32_t row_tiles, key_tiles, heads;
-  float scale, score_scale;
+  float softmax_scale, score_scale;
 };
 
 /// For the pass that adds up the parts of dk and dv: see BackwardParams.
@@ -40,7 +40,7 @@ struct KeyParams {
   const float* parts;
   uint32_t heads_kv, splits, key_tiles;
   int32_t seqlen_k;
-  float scale;
+  float softmax_scale;
 };
 
 }  // namespace flashmask::sm90::bwd

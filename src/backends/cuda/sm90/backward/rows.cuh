@@ -172,7 +172,7 @@ __device__ __forceinline__ void convert_dq(const RowParams& p) {
   for (int columns = 0; columns < Blocks::kColumnBlocks; ++columns) {
 #pragma unroll
     for (int warp = 0; warp < Blocks::kWarpsOfColumns; ++warp)
-      tile.write(warp * 16, columns * 64, part[columns * Blocks::kWarpsOfColumns + warp], p.scale);
+      tile.write(warp * 16, columns * 64, part[columns * Blocks::kWarpsOfColumns + warp], p.softmax_scale);
   }
   __syncthreads();
   tile.store(dq.out, place.batch, place.first_row, p.seqlen_q, place.head);
@@ -199,7 +199,7 @@ __device__ __forceinline__ void reduce_dkv(const KeyParams& p) {
       sum = {sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
     }
     constexpr int kBlocks = Traits::kQkDim / 64;
-    tile.write(block / kBlocks * 16, block % kBlocks * 64, sum, is_dv ? 1.f : p.scale);
+    tile.write(block / kBlocks * 16, block % kBlocks * 64, sum, is_dv ? 1.f : p.softmax_scale);
   }
   __syncthreads();
   tile.store(is_dv ? p.dv : p.dk, kv_head_index / p.heads_kv, static_cast<int32_t>(key_tile) * Traits::kKeys,

@@ -70,7 +70,7 @@ class Staging {
     } else {
       const ptx::BoxOrigin at{key + static_cast<int32_t>(warpgroup_ * 64 + warp_ * 16), 0, group, batch};
       store_keys(p_.dv, dv, 1, at, phase);
-      store_keys(p_.dk, dk, p_.scale, at, phase);
+      store_keys(p_.dk, dk, p_.softmax_scale, at, phase);
     }
   }
 
@@ -120,7 +120,7 @@ class Staging {
 #pragma unroll
     for (int block = 0; block < kOwnBlocks; ++block) {
       const int n = tile_of(block);
-      write_rows(dq[block], p_.scale, shared_.staging[n]);
+      write_rows(dq[block], p_.softmax_scale, shared_.staging[n]);
       store_tile(p_.dq,
                  {tile.row_tile * Traits::kRows + Blocks::row(n), Blocks::column_block(n),
                   static_cast<int32_t>(tile.head), static_cast<int32_t>(tile.batch)},
