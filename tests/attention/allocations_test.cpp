@@ -12,23 +12,10 @@
 #include "flashmask/c_api.h"
 #include "flashmask/mask.h"
 #include "mask/mask_tensors.h"
+#include "support/c_tensor.h"
 
 namespace flashmask::test {
 namespace {
-
-fm_tensor tensor(fm_dtype dtype, std::initializer_list<int64_t> shape, void* data) {
-  fm_tensor t{};
-  t.data = data;
-  t.dtype = dtype;
-  t.ndim = static_cast<int32_t>(shape.size());
-  std::copy(shape.begin(), shape.end(), t.shape);
-  int64_t stride = 1;
-  for (int d = t.ndim - 1; d >= 0; --d) {
-    t.stride[d] = stride;
-    stride *= t.shape[d];
-  }
-  return t;
-}
 
 /// A call of 300 rows and keys with vectors and a block mask.
 struct CallOfC {

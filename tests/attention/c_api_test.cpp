@@ -10,28 +10,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <initializer_list>
 #include <limits>
 #include <string>
 #include <vector>
 
+#include "support/c_tensor.h"
+
 namespace flashmask::test {
 namespace {
-
-/// Contiguous; `data` may be anything where nothing is read.
-fm_tensor tensor(fm_dtype dtype, std::initializer_list<int64_t> shape, const void* data) {
-  fm_tensor t{};
-  t.data = const_cast<void*>(data);
-  t.dtype = dtype;
-  t.ndim = static_cast<int32_t>(shape.size());
-  std::copy(shape.begin(), shape.end(), t.shape);
-  uint64_t stride = 1;  // sizes whose product overflows are among those that are tried
-  for (int d = t.ndim - 1; d >= 0; --d) {
-    t.stride[d] = static_cast<int64_t>(stride);
-    stride *= static_cast<uint64_t>(t.shape[d]);
-  }
-  return t;
-}
 
 /// An address that nothing is mapped at.
 const void* const kNowhere = reinterpret_cast<const void*>(std::uintptr_t{0x10000});

@@ -5,31 +5,16 @@
 
 #include <gtest/gtest.h>
 
-#include <initializer_list>
 #include <vector>
 
 #include "flashmask/c_api.h"
 #include "gpu/device_vector.h"
+#include "support/c_tensor.h"
 
 namespace flashmask::test {
 namespace {
 
 constexpr int64_t kLength = 640, kHeads = 4, kHeadsKv = 2, kDim = 64;
-
-template <typename T>
-fm_tensor tensor(fm_dtype dtype, std::initializer_list<int64_t> shape, const DeviceVector<T>& data) {
-  fm_tensor t{};
-  t.data = data.data();
-  t.dtype = dtype;
-  t.ndim = static_cast<int32_t>(shape.size());
-  std::copy(shape.begin(), shape.end(), t.shape);
-  int64_t stride = 1;
-  for (int d = t.ndim - 1; d >= 0; --d) {
-    t.stride[d] = stride;
-    stride *= t.shape[d];
-  }
-  return t;
-}
 
 /// A workspace of device memory, made at once for all calls.
 struct Workspace {
@@ -65,14 +50,14 @@ struct DeviceCall {
     mask.struct_size = sizeof(mask);
     mask.flags = FM_CAUSAL;
     mask.seqlen_q = mask.seqlen_k = kLength;
-    mask.bounds = tensor(FM_INT32, {1, 1, kLength, 1}, bounds);
-    mask.block_mask = tensor(FM_BOOL, {1, 1, 5, 5}, blocks);
+    mask.bounds = tensor(FM_INT32, {1, 1, kLength, 1}, bounds.data());
+    mask.block_mask = tensor(FM_BOOL, {1, 1, 5, 5}, blocks.data());
     options.struct_size = sizeof(options);
     options.device = 1;
     options.allocate = Workspace::allocate;
     options.allocate_context = &workspace;
     const auto of = [](const Halves& data, int64_t heads) {
-      return tensor(FM_BFLOAT16, {1, kLength, heads, kDim}, data);
+      return tensor(FM_BFLOAT16, {1, kLength, heads, kDim}, data.data());
     };
     forward.struct_size = sizeof(forward);
     backward.struct_size = sizeof(backward);
@@ -80,7 +65,7 @@ struct DeviceCall {
     forward.k = backward.k = of(k, kHeadsKv);
     forward.v = backward.v = of(v, kHeadsKv);
     forward.out = backward.out = of(out, kHeads);
-    forward.lse = backward.lse = tensor(FM_FLOAT32, {1, kHeads, kLength}, lse);
+    forward.lse = backward.lse = tensor(FM_FLOAT32, {1, kHeads, kLength}, lse.data());
     backward.dout = of(dout, kHeads);
     backward.dq = of(dq, kHeads);
     backward.dk = of(dk, kHeadsKv);
