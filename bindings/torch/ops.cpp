@@ -282,7 +282,8 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
   args.out = call(out, "out");
   args.lse = call(lse, "lse");
 
-  const OptionArguments options{softmax_scale, deterministic, backend, max_ctas, sink, dropout_state, dropout_p, softcap};
+  const OptionArguments options{softmax_scale, deterministic, backend,   max_ctas,
+                                sink,          dropout_state, dropout_p, softcap};
   run_forward(args, options.read(call, place), place);
   return {out, lse};
 }
@@ -309,10 +310,10 @@ Tensor readable(const Tensor& dout, const Call& call, const Place& place) {
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     const Tensor& given_dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k, const Tensor& v,
     const Tensor& out, const Tensor& lse, const OptionalTensor& bounds, const OptionalTensor& block_mask,
-    const OptionalTensor& plan_buffer, std::optional<double> softmax_scale, bool causal, std::optional<int64_t> q_offset,
-    int64_t window_left, int64_t window_right, bool deterministic, const std::string& backend, int64_t max_ctas,
-    const OptionalTensor& sink, const OptionalTensor& q_pos, const OptionalTensor& k_pos,
-    const OptionalTensor& dropout_state, double dropout_p, double softcap) {
+    const OptionalTensor& plan_buffer, std::optional<double> softmax_scale, bool causal,
+    std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right, bool deterministic,
+    const std::string& backend, int64_t max_ctas, const OptionalTensor& sink, const OptionalTensor& q_pos,
+    const OptionalTensor& k_pos, const OptionalTensor& dropout_state, double dropout_p, double softcap) {
   const Place place = place_of(q);
   const Call call(place, "query");
   const Tensor dout = readable(given_dout, call, place);
@@ -338,7 +339,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
       sink ? empty_like("dsink", *sink, place) : empty<1>("dsink", {0}, aoti_torch_dtype_float32(), place);
   if (sink) args.dsink = call(dsink, "dsink");
 
-  const OptionArguments options{softmax_scale, deterministic, backend, max_ctas, sink, dropout_state, dropout_p, softcap};
+  const OptionArguments options{softmax_scale, deterministic, backend,   max_ctas,
+                                sink,          dropout_state, dropout_p, softcap};
   run_backward(args, options.read(call, place), place);
   return {dq, dk, dv, dsink};
 }

@@ -6,9 +6,9 @@
 /// know no tensors that may be missing.
 namespace schemas {
 
-#define FLASHMASK_OPTIONS                                                                                      \
+#define FLASHMASK_OPTIONS                                                                                              \
   "float? softmax_scale, bool causal, SymInt? q_offset, SymInt window_left, SymInt window_right, bool deterministic, " \
-  "str backend, int max_ctas=0, Tensor? sink=None, Tensor? q_pos=None, Tensor? k_pos=None, "                   \
+  "str backend, int max_ctas=0, Tensor? sink=None, Tensor? q_pos=None, Tensor? k_pos=None, "                           \
   "Tensor? dropout_state=None, float dropout_p=0., float softcap=0."
 
 constexpr const char* kPlan =

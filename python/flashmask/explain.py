@@ -97,7 +97,9 @@ class _Call:
         return replace(self, q=function(self.q), k=function(self.k), v=function(self.v))
 
     def options(self):
-        flags = (capi.DETERMINISTIC if self.deterministic else 0) | (0 if self.softmax_scale is None else capi.HAS_SCALE)
+        flags = (capi.DETERMINISTIC if self.deterministic else 0) | (
+            0 if self.softmax_scale is None else capi.HAS_SCALE
+        )
         device = (
             0
             if self.device.type == "cpu"

@@ -173,7 +173,7 @@ struct Pages {
   }
 };
 
-/// Inputs, the library's results, and those in float64.
+/// Inputs, and what the library's call on them gives.
 struct Attention {
   Random random{1};
   Tensor q{random, kSeqlenQ, kHeads}, k{random, kSeqlenK, kHeadsKv}, v{random, kSeqlenK, kHeadsKv};

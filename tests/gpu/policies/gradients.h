@@ -158,7 +158,7 @@ class Backward {
     rows.row_tiles = static_cast<uint32_t>(row_tiles);
     rows.key_tiles = kKeyTiles;
     rows.heads = kHeads;
-    rows.scale = rows.score_scale = static_cast<float>(kScale);
+    rows.softmax_scale = rows.score_scale = static_cast<float>(kScale);
     return rows;
   }
 
@@ -172,7 +172,7 @@ class Backward {
     p.head_groups = kHeadsKv;
     p.query_heads_per_group = kHeads / kHeadsKv;
     p.splits = 1;
-    p.scale = rows.scale;
+    p.softmax_scale = rows.softmax_scale;
     p.scale_log2 = static_cast<float>(kScale * kLog2E);
     p.plan = rows.plan;
     p.mask = mask_.columns();
