@@ -26,10 +26,12 @@ import datetime
 import fcntl
 import json
 import os
+import sys
 from collections import Counter, namedtuple
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "python"))  # for the harness
 RESULTS = ROOT / "benchmarks" / "results"
 SCHEMA = 2
 MULTIPROCESSORS = 132  # of an H100 SXM or H200
@@ -270,7 +272,7 @@ class Library:
     """The kernels of a built library: their `hashes`, the `toolkit` they are of, and which of them a call runs."""
 
     def __init__(self, path):
-        import kernels  # asks a built library, which reading receipts needs not
+        from harness import kernels  # asks a built library, which reading receipts needs not
 
         self.path, self.ids = Path(path), kernels.kernels_of
         found = kernels.hashes(self.path)
@@ -301,7 +303,7 @@ def library_of(path=None):
     """The Library at a path; by default where kernels.default_library() finds one, None if it finds none. ValueError if
     it has no CUDA kernels that could be read."""
     if path is None:
-        import kernels
+        from harness import kernels
 
         path = kernels.default_library()
     return Library(path) if path else None

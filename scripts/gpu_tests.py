@@ -25,10 +25,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu")]
-import kernels  # noqa: E402
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu"), str(ROOT / "python")]
 import ran  # noqa: E402
 import receipts  # noqa: E402
+from harness import kernels  # noqa: E402
 
 TAIL = 3000
 STEPS = ("programs", "forward", "backward", "refused", "verify", "pytest", "torch", "stress", "sanitize", "overhead")

@@ -27,7 +27,7 @@ class Kernels(receipts.Library):
     """The kernels of the library that is measured, $FLASHMASK_LIBRARY. Their hashes are read once."""
 
     def __init__(self, multiprocessors=receipts.MULTIPROCESSORS):
-        import kernels
+        from harness import kernels
 
         super().__init__(kernels.default_library() or sys.exit("there is no library: FLASHMASK_LIBRARY names one"))
         self.multiprocessors = multiprocessors

@@ -3,11 +3,11 @@
 
 import dataclasses
 
-import kernels
 import numpy as np
 import pytest
 import torch
 from cases import DEVICE
+from harness import kernels
 
 BF16, F16 = torch.bfloat16, torch.float16
 RAGGED = (1, 63, 64, 65, 127, 129, 191, 193, 1000)

@@ -1,11 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In place of benchmarks/kernels.py in tests: a library is a JSON file {"toolkit", "kernels": {id: hash}, "split": its
-backward is split, "refused": [head dims whose backward it does not run]}."""
+"""In place of python/harness/kernels.py in tests: a library is a JSON file {"toolkit", "kernels": {id: hash}, "split":
+its backward is split, "refused": [head dims whose backward it does not run]}."""
 
 import json
+import sys
 from pathlib import Path
 
+import harness
+
 PLAN = ["sm90.plan.classify", "sm90.plan.rank", "sm90.plan.transpose"]
+
+
+def put_in_place(monkeypatch, fake=None):
+    """`from harness import kernels` gives `fake`, or this module, until the test ends."""
+    fake = fake or sys.modules[__name__]
+    monkeypatch.setitem(sys.modules, "harness.kernels", fake)
+    monkeypatch.setattr(harness, "kernels", fake, raising=False)
 
 
 def hashes(library):

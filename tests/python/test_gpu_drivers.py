@@ -15,9 +15,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu"), str(ROOT / "python")]
+sys.path[:0] = [
+    str(ROOT / "benchmarks"),
+    str(ROOT / "benchmarks" / "gpu"),
+    str(ROOT / "python"),
+    str(Path(__file__).resolve().parent),
+]
 import bench  # noqa: E402
 import cycles  # noqa: E402
+import fake_kernels  # noqa: E402
 import paper  # noqa: E402
 import paper_masks  # noqa: E402
 import peers  # noqa: E402
@@ -151,7 +157,7 @@ def library(monkeypatch):
         return [own, "plan.classify"]
 
     fake = types.SimpleNamespace(hashes=hashes, kernels_of=kernels_of, default_library=lambda: Path("ours.so"))
-    monkeypatch.setitem(sys.modules, "kernels", fake)
+    fake_kernels.put_in_place(monkeypatch, fake)
     return read
 
 
@@ -167,7 +173,7 @@ def test_a_case_names_the_kernels_of_its_modes(library, monkeypatch):
     }
     assert kernels.of_plan() == {"plan.classify": "p1"} and kernels.toolkit == "13.0"
     assert library == [Path("ours.so")]  # read once
-    monkeypatch.setattr(sys.modules["kernels"], "default_library", lambda: None)
+    monkeypatch.setattr(sys.modules["harness.kernels"], "default_library", lambda: None)
     with pytest.raises(SystemExit, match="there is no library"):
         ran.Kernels()
 
@@ -267,7 +273,7 @@ def test_every_instance_is_counted():
 
 def test_the_library_runs_the_instances_that_the_cases_are_named_for():
     """Asked of the library itself, if it has kernels."""
-    kernels = pytest.importorskip("kernels")
+    kernels = pytest.importorskip("harness.kernels")
     try:
         library = ran.Kernels()
     except Exception as error:  # a build without CUDA

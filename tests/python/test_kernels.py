@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import cubin  # noqa: E402
-import kernels  # noqa: E402
+sys.path.insert(0, str(ROOT / "python"))
 from flashmask import capi  # noqa: E402
+from harness import cubin, kernels  # noqa: E402
 
 LIBRARY = kernels.default_library()
 WITH_KERNELS = LIBRARY is not None and bool(kernels.table_of(LIBRARY))

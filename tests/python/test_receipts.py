@@ -15,7 +15,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu"), str(Path(__file__).resolve().parent)]
+sys.path[:0] = [
+    str(ROOT / "benchmarks"),
+    str(ROOT / "benchmarks" / "gpu"),
+    str(ROOT / "python"),
+    str(Path(__file__).resolve().parent),
+]
 import beside  # noqa: E402
 import fake_kernels  # noqa: E402
 import invented  # noqa: E402
@@ -30,7 +35,7 @@ FWD, BWD = "sm90.fwd.bf16.d128.dv128.c3", "sm90.bwd.bf16.d128.dv128.c2"
 @pytest.fixture
 def file(tmp_path, monkeypatch):
     """A made-up library; kernels.py answers for it."""
-    monkeypatch.setitem(sys.modules, "kernels", fake_kernels)
+    fake_kernels.put_in_place(monkeypatch)
     return invented.library_file(tmp_path)
 
 

@@ -14,7 +14,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu"), str(Path(__file__).resolve().parent)]
+sys.path[:0] = [
+    str(ROOT / "benchmarks"),
+    str(ROOT / "benchmarks" / "gpu"),
+    str(ROOT / "python"),
+    str(Path(__file__).resolve().parent),
+]
 import beside  # noqa: E402
 import charts  # noqa: E402
 import documents  # noqa: E402
@@ -33,7 +38,7 @@ FRESH_COMMAND = f"run `{documents.COMMAND}`"
 @pytest.fixture
 def file(tmp_path, monkeypatch):
     """A made-up library; kernels.py answers for it."""
-    monkeypatch.setitem(sys.modules, "kernels", fake_kernels)
+    fake_kernels.put_in_place(monkeypatch)
     return invented.library_file(tmp_path)
 
 

@@ -9,14 +9,13 @@ import ctypes as C
 import hashlib
 import json
 import os
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "python")]
-import cubin  # noqa: E402
-from flashmask import capi  # noqa: E402
+from flashmask import capi
 
+from . import cubin
+
+ROOT = Path(__file__).resolve().parents[2]
 PLACES = ("build/gpu-carry/libflashmask.so", "build/gpu/src/libflashmask.so", "build/release/src/libflashmask.so")
 NOWHERE = 1 << 12  # the address of tensors that are described and never read
 
