@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time on a GPU, by CUDA events around as many calls as fill a measurement, in an order shuffled anew each round.
 
-The card's power state carries over from one kernel to the next, so a fixed order would favour a kernel that follows a light
-one; and each measurement begins with an untimed call of its own, which also hides the first launch.
+The card's power state carries over from one kernel to the next, so a fixed order would favour a kernel that
+follows a light one; and each measurement begins with an untimed call of its own, which also hides the first launch.
 """
 
 import random
