@@ -40,10 +40,10 @@ std::vector<double> errors_of_heads(const std::vector<double>& values, const std
                                     int64_t heads) {
   std::vector<double> errors(static_cast<std::size_t>(heads), 0.);
   for (std::size_t n = 0; n < values.size(); ++n) {
-    double& largest = errors[n / kDim % errors.size()];
     const double error = std::abs(values[n] - exact[n]);
-    largest = std::isnan(error) ? error : std::max(largest, error);  // once a NaN, it stays
     if (std::isnan(error)) return std::vector<double>(errors.size(), error);
+    double& largest = errors[n / kDim % errors.size()];
+    largest = std::max(largest, error);
   }
   return errors;
 }
