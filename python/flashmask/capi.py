@@ -103,6 +103,25 @@ class BackwardArgs(C.Structure):
     )
 
 
+class Statistics(C.Structure):
+    _fields_ = [
+        ("struct_size", C.c_uint32),
+        ("reserved", C.c_uint32),
+        *((name, C.c_int64) for name in "tile_rows tile_keys elements visible tiles full_tiles partial_tiles".split()),
+    ]
+
+
+class Cells(C.Structure):
+    _fields_ = [
+        ("struct_size", C.c_uint32),
+        ("reserved", C.c_uint32),
+        *((name, C.c_int64) for name in "batch head row_step key_step most_keys".split()),
+        ("visible", C.c_void_p),
+        ("elements", C.c_void_p),
+        ("count", C.c_int64),
+    ]
+
+
 class GpuModel(C.Structure):
     _fields_ = [
         ("struct_size", C.c_uint32),
@@ -115,6 +134,7 @@ class GpuModel(C.Structure):
 def load():
     lib = C.CDLL(os.environ["FLASHMASK_LIBRARY"])
     lib.fm_abi_version.restype = C.c_uint32
+    lib.fm_last_error_column.restype = C.c_int64
     lib.fm_version.restype = lib.fm_last_error.restype = C.c_char_p
     return lib
 

@@ -58,14 +58,6 @@ fm_mask described(const build::Shape& shape) {
   return mask;
 }
 
-/// Fills in a caller's struct of its own size.
-void write(const fm_mask& from, fm_mask* to) {
-  const uint32_t size = read_struct(to, "out").struct_size;
-  fm_mask all = from;
-  all.struct_size = size;
-  std::memcpy(to, &all, std::min<std::size_t>(size, sizeof(all)));
-}
-
 build::Output output_of(const build::Shape& shape, int32_t* first) {
   const int64_t count = shape.numbers();
   if (count == 4) return {first, first + 1, first + 2, first + 3, count};
@@ -82,7 +74,11 @@ bool is_as_described(const fm_tensor& bounds, const build::Shape& shape) {
 
 fm_status fm_mask_shape(const char* family, const fm_mask_parameters* parameters, fm_mask* out,
                         const fm_options* options) {
-  return guarded([&] { write(described(read_family(family, parameters, CallOptions(options).device).shape), out); });
+  return guarded([&] {
+    fm_mask mask = described(read_family(family, parameters, CallOptions(options).device).shape);
+    mask.struct_size = read_struct(out, "out").struct_size;
+    write_struct(mask, out);
+  });
 }
 
 fm_status fm_mask_build(const char* family, const fm_mask_parameters* parameters, fm_mask* out,

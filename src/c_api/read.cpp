@@ -11,6 +11,7 @@ namespace flashmask::c_api {
 namespace {
 
 thread_local std::string last_error;
+thread_local int64_t last_error_column = -1;
 
 /// The band of causal and window together.
 Band read_band(const fm_mask& m) {
@@ -57,7 +58,10 @@ std::span<const std::byte> const_memory(const void* data, std::size_t bytes) {
 
 }  // namespace
 
-void set_last_error(std::string text) { last_error = std::move(text); }
+void set_last_error(std::string text, int64_t column) {
+  last_error = std::move(text);
+  last_error_column = column;
+}
 
 void check_flags(uint32_t flags, uint32_t known, const char* argument) {
   if (flags & ~known) throw_unsupported(argument, "->flags has unknown bits ", flags & ~known);
@@ -95,6 +99,10 @@ const MaskView& CallMask::read_contents() {
   if (device_.kind != Device::Kind::kCpu) return view_ = view_of(tensors_, Of::kContents);
   copy_ = copy();
   return view_ = copy_->view();
+}
+
+const MaskView& CallMask::borrow_contents() {
+  return can_be_borrowed(tensors_) ? view_ = view_of(tensors_, Of::kContents) : read_contents();
 }
 
 Mask CallMask::copy() const {
@@ -162,3 +170,5 @@ const char* fm_version(void) {
 }
 
 const char* fm_last_error(void) { return flashmask::c_api::last_error.c_str(); }
+
+int64_t fm_last_error_column(void) { return flashmask::c_api::last_error_column; }

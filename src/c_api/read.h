@@ -21,8 +21,8 @@
 /// What the functions of c_api.h share: a caller's structs as the library's, and exceptions as statuses.
 namespace flashmask::c_api {
 
-/// The calling thread's, for fm_last_error.
-void set_last_error(std::string text);
+/// The calling thread's, for fm_last_error and fm_last_error_column.
+void set_last_error(std::string text, int64_t column = -1);
 
 /// Runs f and turns whatever it throws into a status and a message.
 template <typename F>
@@ -31,7 +31,7 @@ fm_status guarded(F&& f) {
     f();
     return FM_OK;
   } catch (const Error& error) {
-    set_last_error(error.what());
+    set_last_error(error.what(), error.column());
     return static_cast<fm_status>(error.code());
   } catch (const std::bad_alloc&) {
     set_last_error("out of memory");
@@ -71,6 +71,12 @@ Struct read_struct(const Struct* from, const char* argument) {
   return result;
 }
 
+/// A struct of read_struct, back in the caller's: as many of its fields as the caller knows.
+template <typename Struct>
+void write_struct(const Struct& from, Struct* to) {
+  std::memcpy(to, &from, std::min<std::size_t>(from.struct_size, sizeof(Struct)));
+}
+
 /// Throws if a bit is set that is not among `known`.
 void check_flags(uint32_t flags, uint32_t known, const char* argument);
 
@@ -86,6 +92,8 @@ class CallMask {
   /// Without contents until they are read.
   const MaskView& view() const { return view_; }
   const MaskView& read_contents();
+  /// The contents in host memory as they lie there, without a hash; copied only if they cannot be read so.
+  const MaskView& borrow_contents();
   /// In host memory.
   Mask copy() const;
 

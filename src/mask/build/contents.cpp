@@ -284,8 +284,10 @@ int64_t largest(std::string_view name, const Integers& values, const Leads& lead
 void throw_misfit(const char* what, const Leads& leads, const Lead& lead, int64_t column, int64_t needs,
                   const char* advice) {
   const std::string mask = leads.count() == 1 ? "" : message("batch ", lead.batch, ", head ", lead.head, ", ");
-  throw Error(ErrorCode::kUnrepresentable, message(what, " does not fit two row intervals per key column: ", mask,
-                                                   "column ", column, " needs ", needs, "; ", advice));
+  throw Error(ErrorCode::kUnrepresentable,
+              message(what, " does not fit two row intervals per key column: ", mask, "column ", column, " needs ",
+                      needs, "; ", advice),
+              column);
 }
 
 void check_contents(const Arguments& a) {
