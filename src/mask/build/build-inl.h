@@ -2,10 +2,11 @@
 #pragma once
 
 // How each family is built, for any Run, which does the steps on the host or a device (or only adds up memory):
+//   Run::kInOrder               whether one entry is done after the other
 //   run.leads()                 Leads: batch entries and heads
 //   run.array<T>(count)         scratch of `count` elements for each lead, as a T*; contents undefined
 //   run.each(count, f)          f(lead, n) for each lead and n < count
-//   run.scan(count, f)          f.store(lead, n, f.value(lead, 0) + ... + f.value(lead, n)) likewise, in any order
+//   run.scan(count, f)          f.store(lead, n, value, sum) likewise: f.value(lead, n), and the sum of those up to it
 //   run.sort(count, pairs)      Pairs sorted by key, stably: those given, or others in their place
 
 #include <type_traits>
@@ -47,7 +48,7 @@ struct EndsOfLengths {
   Integers lengths;
   int64_t* ends;
   FLASHMASK_COLUMN int64_t value(const Lead& lead, int64_t n) const { return lengths(lead, n); }
-  FLASHMASK_COLUMN void store(const Lead& lead, int64_t n, int64_t sum) const {
+  FLASHMASK_COLUMN void store(const Lead& lead, int64_t n, int64_t, int64_t sum) const {
     ends[lead.index * lengths.count + n] = sum;
   }
 };
@@ -60,8 +61,8 @@ struct EndsOfRuns {
   int64_t seqlen;
   int32_t* ends;
   FLASHMASK_COLUMN int64_t value(const Lead& lead, int64_t n) const { return n > 0 && begins(lead, n); }
-  FLASHMASK_COLUMN void store(const Lead& lead, int64_t n, int64_t segment) const {
-    if (n > 0 && begins(lead, n)) ends[lead.index * seqlen + segment - 1] = static_cast<int32_t>(n);
+  FLASHMASK_COLUMN void store(const Lead& lead, int64_t n, int64_t is_begin, int64_t segment) const {
+    if (is_begin) ends[lead.index * seqlen + segment - 1] = static_cast<int32_t>(n);
   }
 };
 
@@ -79,7 +80,7 @@ struct BeginsOfBlocks {
   Segments documents;
   Integers block_ids;
   FLASHMASK_COLUMN bool operator()(const Lead& lead, int64_t n) const {
-    return block_ids(lead, n) != block_ids(lead, n - 1) || place_of(documents, lead, n).begin == n;
+    return block_ids(lead, n) != block_ids(lead, n - 1) || documents.place(lead, n).begin == n;
   }
 };
 
@@ -89,11 +90,10 @@ struct GroupsOfSegments {
   Integers is_question;
   int32_t *group, *group_end;
   FLASHMASK_COLUMN int64_t value(const Lead& lead, int64_t n) const { return is_question(lead, n) != 0; }
-  FLASHMASK_COLUMN void store(const Lead& lead, int64_t n, int64_t number) const {
+  FLASHMASK_COLUMN void store(const Lead& lead, int64_t n, int64_t is_begin, int64_t number) const {
     const int64_t first = lead.index * segments.count();
     group[first + n] = static_cast<int32_t>(number);
-    if (number > 1 && is_question(lead, n) != 0)
-      group_end[first + number - 2] = static_cast<int32_t>(segments.begin(lead, n));
+    if (number > 1 && is_begin) group_end[first + number - 2] = static_cast<int32_t>(segments.end_of_first(lead, n));
   }
 };
 
@@ -147,6 +147,19 @@ struct LastDescendant {
   }
 };
 
+/// The same from the last node to the first: after a node's last child comes what follows the node.
+struct LastDescendantBackward {
+  Integers parents;
+  int32_t* out;
+  FLASHMASK_COLUMN void operator()(const Lead& lead, int64_t after) const {
+    const int64_t node = parents.count - 1 - after;
+    int32_t* const last = out + lead.index * parents.count;
+    int64_t next = node + 1;
+    while (next < parents.count && parents(lead, next) >= node) next = last[next] + 1;
+    last[node] = static_cast<int32_t>(next - 1);
+  }
+};
+
 /// Raises `unfit` where nodes do not come in depth-first order.
 struct CheckTree {
   Integers parents, last_descendant;
@@ -173,18 +186,10 @@ struct GapsOfRows {
   FLASHMASK_COLUMN int64_t value(const Lead& lead, int64_t n) const {
     return n > 0 && bucket(lead, n) == bucket(lead, n - 1) && row(lead, n) != row(lead, n - 1) + 1;
   }
-  FLASHMASK_COLUMN void store(const Lead& lead, int64_t n, int64_t sum) const {
+  FLASHMASK_COLUMN void store(const Lead& lead, int64_t n, int64_t is_gap, int64_t sum) const {
     const int64_t first = lead.index * row.count;
     gaps[first + n] = static_cast<int32_t>(sum);
-    if (value(lead, n)) gap_at[first + sum - 1] = static_cast<int32_t>(n);
-  }
-};
-
-struct CheckBuckets {
-  HashSparse family;
-  int32_t* unfit;
-  FLASHMASK_COLUMN void operator()(const Lead& lead, int64_t j) const {
-    if (family.hidden(lead, j).intervals > 2) *unfit = 1;
+    if (is_gap) gap_at[first + sum - 1] = static_cast<int32_t>(n);
   }
 };
 
@@ -315,6 +320,11 @@ SharedQuestion shared_question(Run& run, const Arguments& a) {
 
 template <typename Run>
 Integers last_descendants(Run& run, const Integers& parents) {
+  if constexpr (Run::kInOrder) {
+    int32_t* const last = run.template array<int32_t>(parents.count);
+    run.each(parents.count, LastDescendantBackward{parents, last});
+    return integers_of(last, run.leads(), parents.count);
+  }
   LastDescendant step{.parents = {parents}, .levels = 1, .out = run.template array<int32_t>(parents.count)};
   for (; step.parents[step.levels - 1].count > Smallest::kFan; ++step.levels) {
     const Integers& below = step.parents[step.levels - 1];
@@ -344,10 +354,17 @@ HashSparse hash_sparse(Run& run, const Arguments& a) {
   const Pairs sorted = run.sort(rows, given);
   const Integers buckets = integers_of(sorted.keys, leads, rows), queries = integers_of(sorted.values, leads, rows);
   run.scan(rows, GapsOfRows{buckets, queries, gaps, gap_at});
-  const HashSparse family{rows,    a.shape.seqlen_k, a.shape.band == Band::causal(), a.key_buckets,
-                          buckets, queries,          integers_of(gaps, leads, rows), integers_of(gap_at, leads, rows)};
-  if (a.unfit) run.each(a.shape.seqlen_k, CheckBuckets{family, a.unfit});
-  return family;
+  return {rows,
+          a.shape.seqlen_k,
+          a.shape.band == Band::causal(),
+          a.key_buckets,
+          buckets,
+          queries,
+          integers_of(gaps, leads, rows),
+          integers_of(gap_at, leads, rows),
+          a.unfit,
+          {},
+          {}};
 }
 
 template <typename Run>
@@ -407,7 +424,7 @@ void build(Run& run, const Arguments& a, const Output& output) {
     case Kind::kPrefixLmCausal:
       return columns(PrefixLmCausal{a.prefix});
     case Kind::kQkSparse:
-      return columns(QkSparse{a.span_begin, a.span_end});
+      return columns(QkSparse{a.span_begin, a.span_end, {}});
     case Kind::kEviction:
       return columns(Eviction{a.evicted_at});
     case Kind::kHashSparse:
@@ -415,7 +432,7 @@ void build(Run& run, const Arguments& a, const Output& output) {
     case Kind::kPrefixTree:
       return columns(prefix_tree(run, a));
     case Kind::kPrefixTreeFromIntervals:
-      return columns(PrefixTreeFromIntervals{a.tin, a.tout});
+      return columns(PrefixTreeFromIntervals{a.tin, a.tout, {}});
     case Kind::kPadding:
       return columns(Padding{a.key_lengths, a.query_lengths});
     case Kind::kAttentionSinkWindow:
@@ -431,7 +448,7 @@ void build(Run& run, const Arguments& a, const Output& output) {
     case Kind::kEagle3Ttt:
       return columns(Eagle3Ttt{documents(), a.seqlen});
     case Kind::kDflash:
-      return columns(Dflash{documents(), a.anchors, a.seqlen, a.block});
+      return columns(Dflash{documents(), a.anchors, a.seqlen, a.block, {}, {}});
   }
 }
 

@@ -15,6 +15,7 @@ namespace {
 /// Does the steps one after the other.
 class HostRun {
  public:
+  static constexpr bool kInOrder = true;
   explicit HostRun(const Leads& leads) : leads_(leads) {}
   const Leads& leads() const { return leads_; }
 
@@ -35,7 +36,10 @@ class HostRun {
     for (int64_t l = 0; l < leads_.count(); ++l) {
       const Lead lead = leads_[l];
       int64_t sum = 0;
-      for (int64_t n = 0; n < count; ++n) f.store(lead, n, sum += f.value(lead, n));
+      for (int64_t n = 0; n < count; ++n) {
+        const int64_t value = f.value(lead, n);
+        f.store(lead, n, value, sum += value);
+      }
     }
   }
   Pairs sort(int64_t count, const Pairs& given) const {
@@ -43,6 +47,7 @@ class HostRun {
     for (int64_t l = 0; l < leads_.count(); ++l) {
       int64_t* const keys = given.keys + l * count;
       int32_t* const values = given.values + l * count;
+      if (std::is_sorted(keys, keys + count)) continue;
       for (int64_t n = 0; n < count; ++n) pairs[static_cast<std::size_t>(n)] = {keys[n], values[n]};
       std::stable_sort(pairs.begin(), pairs.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
       for (int64_t n = 0; n < count; ++n) std::tie(keys[n], values[n]) = pairs[static_cast<std::size_t>(n)];
@@ -55,8 +60,8 @@ class HostRun {
   std::deque<std::unique_ptr<std::byte[]>> memory_;
 };
 
-/// Throws if a column needs more than two intervals.
-void check_fit(HostRun& run, const Arguments& a) {
+/// Throws naming the first column that needs more than two intervals.
+void throw_first_misfit(HostRun& run, const Arguments& a) {
   const Leads& leads = run.leads();
   if (a.kind == Kind::kHashSparse) {
     const HashSparse family = hash_sparse(run, a);
@@ -66,7 +71,7 @@ void check_fit(HostRun& run, const Arguments& a) {
         throw_misfit("the hash-sparse mask", leads, lead, j, needs,
                      "sort the queries by bucket, so that the rows of each are contiguous");
     });
-  } else if (a.kind == Kind::kBlockDiffusion && a.concatenated) {
+  } else {
     const DiffusionBlocks own = diffusion_blocks(run, a);
     run.each(a.seqlen, [&](const Lead& lead, int64_t token) {
       if (!own.fits_concatenated(own(lead, token)))
@@ -81,8 +86,12 @@ void check_fit(HostRun& run, const Arguments& a) {
 
 void build_on_host(const Arguments& arguments, const Output& output) {
   HostRun run({arguments.shape.batch, arguments.shape.heads});
-  check_fit(run, arguments);
-  build(run, arguments, output);
+  Arguments own = arguments;
+  int32_t unfit = 0;
+  own.unfit = &unfit;
+  build(run, own, output);
+  if (unfit) throw_first_misfit(run, arguments);
+  if (arguments.unfit) *arguments.unfit = 0;
 }
 
 Mask build_mask(std::string_view family, const std::vector<Parameter>& parameters) {

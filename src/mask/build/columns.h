@@ -28,14 +28,14 @@ FLASHMASK_COLUMN int64_t remainder(int64_t a, int64_t b) { return static_cast<ui
 struct CausalDocument {
   Segments documents;
   FLASHMASK_COLUMN Column operator()(const Lead& lead, int64_t j) const {
-    return {.lts = place_of(documents, lead, j).end};
+    return {.lts = documents.place(lead, j).end};
   }
 };
 
 struct Document {
   Segments documents;
   FLASHMASK_COLUMN Column operator()(const Lead& lead, int64_t j) const {
-    const Place own = place_of(documents, lead, j);
+    const Place own = documents.place(lead, j);
     return seen_by(own.begin, own.end);
   }
 };
@@ -44,7 +44,7 @@ struct PrefixLmDocument {
   Segments documents;
   Integers prefix;
   FLASHMASK_COLUMN Column operator()(const Lead& lead, int64_t j) const {
-    const Place own = place_of(documents, lead, j);
+    const Place own = documents.place(lead, j);
     const int64_t length = own.index < prefix.count ? prefix(lead, own.index) : 0;
     return seen_by(j - own.begin < length ? own.begin : j, own.end);
   }
@@ -55,7 +55,7 @@ struct CausalBlockwise {
   FLASHMASK_COLUMN Column operator()(const Lead& lead, int64_t j) const {
     const int64_t last_begin = blocks.last_begin(lead);
     if (j >= last_begin) return {};
-    return {.lts = place_of(blocks, lead, j).end, .lte = last_begin};
+    return {.lts = blocks.place(lead, j).end, .lte = last_begin};
   }
 };
 
@@ -66,7 +66,7 @@ struct SharedQuestion {
   Integers group;      ///< of each segment, counted from 1
   Integers group_end;  ///< of each group
   FLASHMASK_COLUMN Column operator()(const Lead& lead, int64_t j) const {
-    const Place own = place_of(segments, lead, j);
+    const Place own = segments.place(lead, j);
     const bool to_group_end = own.index < segments.count() && is_question(lead, own.index) != 0;
     return {.lts = to_group_end ? group_end(lead, group(lead, own.index) - 1) : own.end};
   }
@@ -88,8 +88,9 @@ struct PrefixLmCausal {
 
 struct QkSparse {
   Integers begin, end;  ///< of the dropped spans
+  Search search;
   FLASHMASK_COLUMN Column operator()(const Lead& lead, int64_t j) const {
-    const int64_t spans = upper_bound(begin, lead, 0, begin.count, j);  // those that begin at or before the key
+    const int64_t spans = search(begin, lead, begin.count, j);  // those that begin at or before the key
     const int64_t until = spans > 0 ? end(lead, spans - 1) : 0;
     return j < until ? Column{.lts = j, .lte = until} : Column{};
   }
@@ -104,16 +105,17 @@ struct PrefixTree {
   Segments nodes;
   Integers last_descendant;  ///< of each node
   FLASHMASK_COLUMN Column operator()(const Lead& lead, int64_t j) const {
-    const int64_t node = nodes.index(lead, j);
-    if (node >= nodes.count()) return {.lts = nodes.total(lead)};
-    return {.lts = nodes.end(lead, last_descendant(lead, node))};
+    const Place node = nodes.place(lead, j);
+    if (node.index >= nodes.count()) return {.lts = node.end};
+    return {.lts = nodes.end_of_first(lead, last_descendant(lead, node.index) + 1)};
   }
 };
 
 struct PrefixTreeFromIntervals {
   Integers tin, tout;
+  Search search;
   FLASHMASK_COLUMN Column operator()(const Lead& lead, int64_t j) const {
-    const int64_t nodes = upper_bound(tin, lead, 0, tin.count, j);  // those that begin at or before the token
+    const int64_t nodes = search(tin, lead, tin.count, j);  // those that begin at or before the token
     return {.lts = nodes > 0 ? tout(lead, nodes - 1) : 0};
   }
 };
@@ -129,7 +131,7 @@ struct AttentionSinkWindow {
   Segments documents;
   int64_t sink, reach;
   FLASHMASK_COLUMN Column operator()(const Lead& lead, int64_t j) const {
-    const Place own = place_of(documents, lead, j);
+    const Place own = documents.place(lead, j);
     return {.lts = j - own.begin < sink ? own.end : smaller(j + reach, own.end)};
   }
 };
@@ -149,9 +151,9 @@ struct Blocks {
       begin = token - remainder(token - document.begin, length);
       until = begin + reach * length;
     } else {
-      const int64_t own = given.index(lead, token);
-      begin = given.begin(lead, own);
-      until = given.end_of_first(lead, smaller(own + smaller(reach, given.count()), given.count()));
+      const Place own = given.place(lead, token);
+      begin = own.begin;
+      until = given.end_of_first(lead, smaller(own.index + smaller(reach, given.count()), given.count()));
     }
     return {larger(begin, document.begin), smaller(until, document.end)};
   }
@@ -162,7 +164,7 @@ struct BlockCausal {
   Blocks blocks;
   int64_t reach;
   FLASHMASK_COLUMN Column operator()(const Lead& lead, int64_t j) const {
-    const Blocks::Bounds own = blocks.bounds(lead, place_of(documents, lead, j), j, reach);
+    const Blocks::Bounds own = blocks.bounds(lead, documents.place(lead, j), j, reach);
     return seen_by(own.begin, own.until);
   }
 };
@@ -173,8 +175,8 @@ struct CausalWithBlocks {
   int64_t reach;
   FLASHMASK_COLUMN Column operator()(const Lead& lead, int64_t j) const {
     const bool inside = block_ids(lead, j) >= 0;
-    const Place run = inside ? place_of(runs, lead, j) : Place{0, j, j + 1};
-    return seen_by(run.begin, smaller(larger(run.end, j + reach), place_of(documents, lead, j).end));
+    const Place run = inside ? runs.place(lead, j) : Place{0, j, j + 1};
+    return seen_by(run.begin, smaller(larger(run.end, j + reach), documents.place(lead, j).end));
   }
 };
 
@@ -189,7 +191,7 @@ struct DiffusionBlocks {
   Blocks blocks;
   int64_t seqlen;
   FLASHMASK_COLUMN DiffusionBlock operator()(const Lead& lead, int64_t token) const {
-    const Place document = place_of(documents, lead, token);
+    const Place document = documents.place(lead, token);
     const Blocks::Bounds own = blocks.bounds(lead, document, token, 1);
     const Blocks::Bounds all = blocks.bounds(lead, document, token, kFarthest);
     return {own.begin, own.until, all.until, own.until > token};
@@ -209,7 +211,7 @@ struct Eagle3Ttt {
   Segments documents;
   int64_t seqlen;
   FLASHMASK_COLUMN Column operator()(const Lead& lead, int64_t j) const {
-    const int64_t token = remainder(j, seqlen), end = place_of(documents, lead, token).end;
+    const int64_t token = remainder(j, seqlen), end = documents.place(lead, token).end;
     return seen_by(token, j < seqlen ? end : end > token ? token + 1 : 0);
   }
 };
@@ -218,6 +220,7 @@ struct Dflash {
   Segments documents;
   Integers anchors;
   int64_t context, block;
+  Search before, until;  ///< blocks anchored up to a key, and before a document's end
 
   /// Blocks that are not there have no key of the context before them and no document after.
   FLASHMASK_COLUMN int64_t anchor(const Lead& lead, int64_t n) const {
@@ -235,9 +238,9 @@ struct Dflash {
       const int64_t x = anchor(l, n);
       return x == context ? context - 1 : x;
     };
-    const int64_t first = upper_bound(at, lead, 0, anchors.count, j);
-    const int64_t last = lower_bound(in_document, lead, 0, anchors.count, place_of(documents, lead, j).end);
-    return seen_by(first * block, last * block);
+    const int64_t end = documents.place(lead, j).end;
+    return seen_by(before(at, lead, anchors.count, j) * block,
+                   until(in_document, lead, anchors.count, end - 1) * block);
   }
 };
 
@@ -249,6 +252,8 @@ struct HashSparse {
   Integers bucket, row;  ///< of the sorted queries
   Integers gaps;         ///< gaps between the rows of a bucket, up to each sorted query
   Integers gap_at;       ///< the sorted query after each gap
+  int32_t* unfit;        ///< becomes 1 if a column takes more than two intervals; may be null
+  Search lesser, up_to;  ///< the queries of lesser buckets than the key's, and those up to it
 
   struct Hidden {
     Column column;
@@ -257,9 +262,10 @@ struct HashSparse {
   FLASHMASK_COLUMN Hidden hidden(const Lead& lead, int64_t j) const {
     const int64_t key = key_buckets(lead, j), rows = seqlen_q;
     const int64_t first = causal ? smaller(larger(j - (seqlen_k - seqlen_q), 0), rows) : 0;
-    const int64_t here = lower_bound(bucket, lead, 0, rows, key), until = upper_bound(bucket, lead, here, rows, key);
-    const int64_t start = lower_bound(row, lead, here, until, first), stop = until - 1;
-    const bool found = start < until;
+    const int64_t here = key == INT64_MIN ? 0 : lesser(bucket, lead, rows, key - 1);
+    const int64_t beyond = up_to(bucket, lead, rows, key);
+    const int64_t start = lower_bound(row, lead, here, beyond, first), stop = beyond - 1;
+    const bool found = start < beyond;
     const int64_t lead_end = found ? row(lead, start) : rows, trail = found ? row(lead, stop) + 1 : rows;
     const int64_t before = found ? gaps(lead, start) : 0, between = found ? gaps(lead, stop) - before : 0;
     int64_t begin[4] = {}, end[4] = {};
@@ -279,7 +285,11 @@ struct HashSparse {
     return {{.lts = begin[front], .lte = end[front], .uts = begin[back], .ute = end[back]},
             (lead_end > first) + between + (trail < rows)};
   }
-  FLASHMASK_COLUMN Column operator()(const Lead& lead, int64_t j) const { return hidden(lead, j).column; }
+  FLASHMASK_COLUMN Column operator()(const Lead& lead, int64_t j) const {
+    const Hidden own = hidden(lead, j);
+    if (own.intervals > 2 && unfit) *unfit = 1;
+    return own.column;
+  }
 };
 
 }  // namespace flashmask::build

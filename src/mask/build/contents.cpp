@@ -2,7 +2,6 @@
 #include "mask/build/contents.h"
 
 #include <algorithm>
-#include <set>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -206,27 +205,36 @@ void check_intervals(const Arguments& a, const Leads& leads) {
   });
 }
 
+/// Where the documents end.
+std::vector<int64_t> ends_of_documents(const GivenSegments& given, const Lead& lead) {
+  std::vector<int64_t> ends;
+  const auto add = [&ends](int64_t length) { ends.push_back((ends.empty() ? 0 : ends.back()) + length); };
+  if (given.form == Form::kDocIds || given.form == Form::kPositionIds) {
+    for (const int64_t length : lengths_of_tokens(given, lead)) add(length);
+  } else if (given.form != Form::kNone) {
+    const int64_t count = given.values.count - (given.form == Form::kCuSeqlens ? 1 : 0);
+    for (int64_t n = 0; n < count; ++n) add(Lengths{given}(lead, n));
+  }
+  return ends;
+}
+
 void check_block_ids(const Arguments& a, const Leads& leads) {
   each_lead(leads, [&](const Lead& lead) {
-    std::set<int64_t> ends;  // where documents begin, so that an id may be used again
-    if (a.documents.form == Form::kDocIds || a.documents.form == Form::kPositionIds) {
-      int64_t end = 0;
-      for (const int64_t length : lengths_of_tokens(a.documents, lead)) ends.insert(end += length);
-    } else if (a.documents.form != Form::kNone) {
-      int64_t end = 0;
-      const int64_t count = a.documents.values.count - (a.documents.form == Form::kCuSeqlens ? 1 : 0);
-      for (int64_t n = 0; n < count; ++n) ends.insert(end += Lengths{a.documents}(lead, n));
-    }
+    const std::vector<int64_t> ends = ends_of_documents(a.documents, lead);
+    auto end = ends.begin();
     std::unordered_set<int64_t> seen;
+    int64_t before = -1;
     for (int64_t n = 0; n < a.block_ids.count; ++n) {
-      const bool begins_document = ends.contains(n);
-      if (begins_document) seen.clear();
+      for (; end != ends.end() && *end <= n; ++end) {  // ids may be used again in another document
+        seen.clear();
+        before = -1;
+      }
       const int64_t id = a.block_ids(lead, n);
-      if (id < 0 || (n > 0 && !begins_document && id == a.block_ids(lead, n - 1))) continue;
-      if (!seen.insert(id).second)
+      if (id >= 0 && id != before && !seen.insert(id).second)
         throw_invalid("block id ", id, " comes back at block_ids", at(leads, lead, n),
                       "; the tokens of a block must be contiguous, as a block in parts may need more than two row "
                       "intervals per key column (from_dense takes it if it does not)");
+      before = id;
     }
   });
 }

@@ -69,14 +69,25 @@ FLASHMASK_COLUMN int64_t upper_bound(const X& x, const Lead& lead, int64_t first
 /// The first n with x(lead, n) >= value, or last.
 template <typename X>
 FLASHMASK_COLUMN int64_t lower_bound(const X& x, const Lead& lead, int64_t first, int64_t last, int64_t value) {
-  while (first < last) {
-    const int64_t middle = first + (last - first) / 2;
-    if (x(lead, middle) >= value)
-      last = middle;
-    else
-      first = middle + 1;
-  }
-  return first;
+  return value == INT64_MIN ? first : upper_bound(x, lead, first, last, value - 1);
 }
+
+/// How many of `count` ascending entries are at most a value that mostly grows from one search to the next.
+class Search {
+ public:
+  template <typename X>
+  FLASHMASK_COLUMN int64_t operator()(const X& x, const Lead& lead, int64_t count, int64_t value) const {
+    if (!is(x, lead, count, value, found_) && !is(x, lead, count, value, ++found_))
+      found_ = upper_bound(x, lead, 0, count, value);
+    return found_;
+  }
+
+ private:
+  template <typename X>
+  FLASHMASK_COLUMN static bool is(const X& x, const Lead& lead, int64_t count, int64_t value, int64_t found) {
+    return found <= count && (found == 0 || x(lead, found - 1) <= value) && (found == count || x(lead, found) > value);
+  }
+  mutable int64_t found_ = 0;
+};
 
 }  // namespace flashmask::build

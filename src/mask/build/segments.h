@@ -5,6 +5,11 @@
 
 namespace flashmask::build {
 
+/// Where a token's segment lies.
+struct Place {
+  int64_t index = 0, begin = 0, end = 0;
+};
+
 /// Segments of a sequence, one after the other: documents, blocks, nodes. Tokens past the last belong to an empty one.
 class Segments {
  public:
@@ -17,36 +22,26 @@ class Segments {
   FLASHMASK_COLUMN int64_t end_of_first(const Lead& lead, int64_t n) const { return n > 0 ? ends_(lead, n - 1) : 0; }
   FLASHMASK_COLUMN int64_t total(const Lead& lead) const { return end_of_first(lead, count()); }
 
-  /// The segment that a token belongs to; count() past the last.
-  FLASHMASK_COLUMN int64_t index(const Lead& lead, int64_t token) const {
-    // Neighbouring tokens mostly share a segment, and a thread's tokens ascend.
-    const bool found = hint_ < count() && ends_(lead, hint_) > token && end_of_first(lead, hint_) <= token;
-    if (!found) hint_ = upper_bound(ends_, lead, 0, count(), token);
-    return hint_;
-  }
-  FLASHMASK_COLUMN int64_t begin(const Lead& lead, int64_t n) const { return end_of_first(lead, n); }
-  FLASHMASK_COLUMN int64_t end(const Lead& lead, int64_t n) const {
-    return end_of_first(lead, n < count() ? n + 1 : n);
+  /// The segment that a token belongs to; past the last, count() and nothing. Neighbouring tokens mostly share one.
+  FLASHMASK_COLUMN Place place(const Lead& lead, int64_t token) const {
+    if (lead.index != lead_ || token < last_.begin || token >= last_.end) {
+      const int64_t n = search_(ends_, lead, count(), token);
+      last_ = {n, end_of_first(lead, n), end_of_first(lead, n < count() ? n + 1 : n)};
+      lead_ = lead.index;
+    }
+    return last_;
   }
   FLASHMASK_COLUMN int64_t last_begin(const Lead& lead) const {
-    if (last_token_ >= 0) return begin(lead, index(lead, last_token_));
-    return count() > 0 ? begin(lead, count() - 1) : 0;
+    if (last_token_ < 0) return count() > 0 ? end_of_first(lead, count() - 1) : 0;
+    return end_of_first(lead, upper_bound(ends_, lead, 0, count(), last_token_));
   }
 
  private:
   Integers ends_;
   int64_t last_token_;
-  mutable int64_t hint_ = 0;
+  Search search_;
+  mutable int64_t lead_ = -1;
+  mutable Place last_;
 };
-
-/// Where a token's segment lies.
-struct Place {
-  int64_t index, begin, end;
-};
-
-FLASHMASK_COLUMN Place place_of(const Segments& segments, const Lead& lead, int64_t token) {
-  const int64_t n = segments.index(lead, token);
-  return {n, segments.begin(lead, n), segments.end(lead, n)};
-}
 
 }  // namespace flashmask::build

@@ -18,6 +18,7 @@ constexpr int64_t kAlignment = 256;
 /// Launches the steps one after the other, or, without a stream's scratch, only adds up what they need of it.
 class DeviceRun {
  public:
+  static constexpr bool kInOrder = false;
   explicit DeviceRun(const build::Leads& leads) : leads_(leads) {}
   DeviceRun(const build::Leads& leads, std::byte* scratch, cudaStream_t stream)
       : leads_(leads), scratch_(scratch), stream_(stream), chain_(std::in_place, stream) {}

@@ -37,13 +37,13 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ F f
   int64_t before = 0;
   for (int64_t begin = 0; begin < count; begin += kScanThreads * kScanItems) {
     const int64_t first = begin + threadIdx.x * kScanItems;
-    int64_t sums[kScanItems], total = 0;
+    int64_t values[kScanItems], sums[kScanItems], total = 0;
 #pragma unroll
-    for (int n = 0; n < kScanItems; ++n) sums[n] = first + n < count ? own.value(lead, first + n) : 0;
-    Scan(storage).InclusiveSum(sums, sums, total);
+    for (int n = 0; n < kScanItems; ++n) values[n] = first + n < count ? own.value(lead, first + n) : 0;
+    Scan(storage).InclusiveSum(values, sums, total);
 #pragma unroll
     for (int n = 0; n < kScanItems; ++n) {
-      if (first + n < count) own.store(lead, first + n, before + sums[n]);
+      if (first + n < count) own.store(lead, first + n, values[n], before + sums[n]);
     }
     before += total;
     __syncthreads();  // the storage is used again
