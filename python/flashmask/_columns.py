@@ -7,13 +7,11 @@ in host memory, so that it waits for a device.
 
 import ctypes as C
 import dataclasses
-import functools
 from typing import NamedTuple
 
 import torch
 
 from . import capi
-from .errors import UnrepresentableMaskError, UnsupportedError
 
 TILE = 128
 _SAMPLE = 1 << 19  # row blocks of all keys that a sample of a block mask looks at
@@ -98,8 +96,8 @@ class MaskStats:
 
 
 def statistics(mask):
-    sums = _struct(capi.Statistics)
-    _call("fm_mask_statistics", mask_struct(mask := mask.cpu()), sums)
+    sums = capi.make(capi.Statistics)
+    _call("fm_mask_statistics", _mask_struct(mask := mask.cpu()), sums)
     return MaskStats(sums.elements, sums.visible, sums.tiles, sums.full_tiles, sums.partial_tiles)
 
 
@@ -167,7 +165,7 @@ def _cells(mask, side, most_keys=0, batch=0, head=0):
     visible, elements = torch.empty((2, *shape), dtype=torch.int64)
     if visible.numel() == 0:  # an empty mask has no entries and heads of its own in C
         return visible, elements
-    cells = _struct(
+    cells = capi.make(
         capi.Cells,
         batch=batch,
         head=head,
@@ -178,7 +176,7 @@ def _cells(mask, side, most_keys=0, batch=0, head=0):
         elements=elements.data_ptr(),
         count=visible.numel(),
     )
-    _call("fm_mask_count_cells", mask_struct(mask), cells)
+    _call("fm_mask_count_cells", _mask_struct(mask), cells)
     return visible, elements
 
 
@@ -188,7 +186,7 @@ def _cells(mask, side, most_keys=0, batch=0, head=0):
 def to_startend(mask):
     shape = (1, 1, mask.seqlen_k) if mask.bounds is None else mask.bounds.shape[:3]
     out = _Vectors(shape, mask.device)
-    _call("fm_mask_to_startend", mask_struct(mask := mask.cpu()), out.struct)
+    _call("fm_mask_to_startend", _mask_struct(mask := mask.cpu()), out.struct)
     return out.bounds(), bool(out.struct.flags & capi.CAUSAL)
 
 
@@ -213,7 +211,7 @@ class _Vectors:
 
     def __init__(self, shape, device):
         self._room, self._shape, self._device = torch.empty((*shape, 4), dtype=torch.int32), shape, device
-        self.struct = _struct(capi.Mask, bounds=_tensor(self._room))
+        self.struct = capi.make(capi.Mask, bounds=_tensor(self._room))
 
     def bounds(self):
         """What was written, on the device; None without vectors."""
@@ -226,41 +224,15 @@ class _Vectors:
 
 # --- Calls of the library ---------------------------------------------------------------------------
 
-_library = functools.cache(capi.load)
-_ERRORS = {capi.UNSUPPORTED: UnsupportedError, capi.OUT_OF_MEMORY: MemoryError, capi.INTERNAL: RuntimeError}
-
 
 def _call(function, *structs):
-    """Raises what a status that is not OK stands for."""
-    library = _library()
-    status = getattr(library, function)(*map(C.byref, structs))
-    if status == capi.OK:
-        return
-    message = library.fm_last_error().decode()
-    if status == capi.UNREPRESENTABLE:
-        raise UnrepresentableMaskError(message, library.fm_last_error_column())
-    raise _ERRORS.get(status, ValueError)(message)
+    library = capi.load()
+    capi.check(getattr(library, function)(*map(C.byref, structs)))
 
 
-def mask_struct(mask):
-    """A Mask as the C interface takes it; valid as long as the mask lives."""
-    flags = (capi.CAUSAL * mask.causal) | (capi.HAS_Q_OFFSET * (mask.q_offset is not None))
-    left, right = mask.window or (-1, -1)
-    tensors = {name: _tensor(x) for name in ("bounds", "block_mask") if (x := getattr(mask, name)) is not None}
-    return _struct(
-        capi.Mask,
-        flags=flags | (0 if mask.window is None else capi.HAS_WINDOW),
-        seqlen_q=mask.seqlen_q,
-        seqlen_k=mask.seqlen_k,
-        q_offset=mask.q_offset or 0,
-        window_left=left,
-        window_right=right,
-        **tensors,
-    )
-
-
-def _struct(kind, **fields):
-    return kind(struct_size=C.sizeof(kind), **fields)
+def _mask_struct(mask):
+    """Valid as long as the mask lives, which is in host memory."""
+    return capi.mask_of(mask, lambda _, x: _tensor(x))
 
 
 def _tensor(x):
