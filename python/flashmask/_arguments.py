@@ -90,7 +90,7 @@ def is_readable(tensor):
 
 
 def check_cu_seqlens(name, values, most, what):
-    """ValueError unless they begin with 0, ascend and are at most `most`, which `what` names, where they are readable."""
+    """ValueError unless they begin with 0, ascend and are at most `most`, which `what` names; if they can be read."""
     if not is_readable(values):
         return
     before = 0
