@@ -29,13 +29,14 @@ class Array:
     stride: tuple | None = None  # None: contiguous
     pointer: int | None = None
 
-    def described(self):
-        """fm_tensor."""
+    def described(self, name):
+        """fm_tensor of the argument `name`."""
         try:
             number = capi.dtype_of(self.dtype)
         except KeyError:
-            raise UnsupportedError(
-                f"{self.dtype} is not supported; query, key and value must be bfloat16, float16, float32 or float64"
+            raise ValueError(
+                f"{name} is {self.dtype} {list(self.shape)}; the dtypes that the library knows are "
+                f"{', '.join(capi.DTYPES)}, in this machine's byte order"
             ) from None
         return capi.device_tensor(self.pointer or _NOWHERE, number, self.shape, self.stride)
 
@@ -48,6 +49,7 @@ class Plan(NamedTuple):
 
     pointer: int
     contents: bytes
+    owner: object = None  # of the memory at `pointer`
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Call:
         if kind is capi.BackwardArgs:
             arrays["dout"] = out
             arrays.update({f"d{name}": Array(arrays[name].shape, arrays[name].dtype) for name in "qkv"})
-        return capi.make(kind, **{name: x.described() for name, x in arrays.items()}, **fields)
+        return capi.make(kind, **{name: x.described(name) for name, x in arrays.items()}, **fields)
 
 
 def explain(prepare):
@@ -95,18 +97,18 @@ def explain(prepare):
 
 
 def host_plan(fm_mask):
-    """The plan of a mask in host memory, and the buffer that holds it."""
+    """The Plan of a mask in host memory."""
     size = C.c_size_t()
     capi.check(capi.load().fm_plan_bytes(C.byref(fm_mask), C.byref(size)))
     buffer = (C.c_uint64 * (-(-size.value // 8)))()
     capi.check(capi.load().fm_plan_build(C.byref(fm_mask), buffer, size, None))
-    return Plan(C.addressof(buffer), bytes(buffer)[: size.value]), buffer
+    return Plan(C.addressof(buffer), bytes(buffer)[: size.value], buffer)
 
 
 def _lines(call, mask, fm_mask, plan):
     for name, x in (("query", call.q), ("key", call.k), ("value", call.v)):
         yield f"{name:9} {list(x.shape)} {x.dtype} on {x.device}"
-    yield f"mask      {_describe(mask)}"
+    yield f"mask      {describe(mask)}"
     full, partial, empty = tile_counts(plan.contents)
     yield f"tiles     {full + partial + empty} of 128x128: {full} full, {partial} partial, {empty} skipped"
     forward = refusal(call, capi.ForwardArgs)
@@ -129,7 +131,7 @@ def _taken(direction, lines):
         yield f"{name:9} {line}"
 
 
-def _describe(mask):
+def describe(mask):
     """The parts of a mask in words."""
     parts = ["causal"] if mask.causal else []
     if mask.window is not None:

@@ -63,7 +63,7 @@ def explain(
             max_ctas=ctas,
             **_place(query.device),
         )
-        fm_mask = capi.mask_of(mask, lambda name, x: _described(x).described())
+        fm_mask = capi.mask_of(mask, lambda name, x: _described(x).described(name))
         return call, mask, fm_mask, _plan(mask, query.device)
 
     return _explain.explain(prepare)
@@ -77,7 +77,7 @@ def _described(x):
 def _plan(mask, device):
     plan = mask.plan(device)
     host = plan.cpu()
-    return _explain.Plan(plan.data_ptr(), C.string_at(host.data_ptr(), host.numel()))
+    return _explain.Plan(plan.data_ptr(), C.string_at(host.data_ptr(), host.numel()), plan)
 
 
 def _place(device):

@@ -6,7 +6,7 @@ import weakref
 import torch
 from torch.utils import _pytree as pytree
 
-from . import _arguments, _columns, _draw
+from . import _arguments, _columns, _draw, _values
 
 BLOCK = 128  # rows and keys of one block of a block mask
 # The constructor's arguments.
@@ -271,16 +271,8 @@ def as_mask(value, seqlen_q, seqlen_k, causal=False, window_size=None, q_offset=
     """
     if isinstance(value, Mask):
         if causal or window_size is not None or q_offset is not None or block_mask is not None:
-            given = {
-                "causal": causal or None,
-                "window_size": window_size,
-                "q_offset": q_offset,
-                "block_mask": block_mask,
-            }
-            name = next(name for name, argument in given.items() if argument is not None)
-            raise ValueError(
-                f"{name} is given beside a Mask, which says that itself; "
-                "leave it out, or put it into the mask: mask.replace(...)"
+            _values.refuse_beside_mask(
+                causal=causal or None, window_size=window_size, q_offset=q_offset, block_mask=block_mask
             )
         if value.seqlen_q != seqlen_q or value.seqlen_k != seqlen_k:
             raise ValueError(

@@ -17,6 +17,7 @@ from torch._C import _AutoDispatchBelowAutograd
 from torch.autograd import forward_ad
 
 from . import _arguments, _library
+from ._values import LAYOUTS
 from .errors import UnsupportedError
 
 _library.load()
@@ -40,7 +41,6 @@ _NO_FUNCTIONAL_DERIVATIVE = (
 
 # How the operators begin the messages of what is more than a RuntimeError: a type does not come through torch.
 _MEANT = {"UnsupportedError: ": UnsupportedError, "OutOfMemoryError: ": torch.OutOfMemoryError}
-LAYOUTS = {"bshd": "[batch, seqlen, heads, head_dim]", "bhsd": "[batch, heads, seqlen, head_dim]"}
 
 
 def plan(mask, device=None):

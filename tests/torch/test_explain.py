@@ -157,7 +157,7 @@ def test_wrong_tensors():
     q, k, v = make()
     assert f"refused   k is {NAME} [2, 300, 2, 32]" in flashmask.explain(q, k[..., :32], v)
     assert "refused   q is int32" in flashmask.explain(q.int(), k.int(), v.int())
-    assert "refused   int16 is not supported" in flashmask.explain(q.short(), k.short(), v.short())
+    assert "refused   q is int16 [2, 300, 4, 64]" in flashmask.explain(q.short(), k.short(), v.short())
 
 
 @cpu_only("what is near on CUDA is the CPU")
