@@ -38,16 +38,17 @@ class Array:
                 f"{name} is {self.dtype} {list(self.shape)}; the dtypes that the library knows are "
                 f"{', '.join(capi.DTYPES)}, in this machine's byte order"
             ) from None
-        return capi.device_tensor(self.pointer or _NOWHERE, number, self.shape, self.stride)
+        stride = None if 0 in self.shape else self.stride  # which mean nothing of no elements
+        return capi.device_tensor(self.pointer or _NOWHERE, number, self.shape, stride)
 
     def padded(self, dim):
         return replace(self, shape=(*self.shape[:3], dim), stride=None)
 
 
 class Plan(NamedTuple):
-    """A mask's plan where the call is, and its bytes."""
+    """A mask's plan where the call is (None: the call makes its own), and its bytes."""
 
-    pointer: int
+    pointer: int | None
     contents: bytes
     owner: object = None  # of the memory at `pointer`
 
@@ -191,7 +192,8 @@ def _explanation(call, fm_mask, plan, kind):
     """Lines of fm_explain or fm_explain_backward for a call that a backend takes."""
     library = capi.load()
     explain_call = library.fm_explain if kind is capi.ForwardArgs else library.fm_explain_backward
-    arguments = call.arguments(kind, mask=C.pointer(fm_mask), plan=plan.pointer, plan_bytes=len(plan.contents))
+    given = {"plan": plan.pointer, "plan_bytes": len(plan.contents)} if plan.pointer else {}
+    arguments = call.arguments(kind, mask=C.pointer(fm_mask), **given)
     status, text = capi.text_of(explain_call, C.byref(arguments), C.byref(call.options()))
     capi.check(status)
     return text.splitlines()

@@ -37,7 +37,7 @@ def refuse_unsupported(**arguments):
     """UnsupportedError naming the first argument that is not what is accepted of it; name=(value, accepted)."""
     for name, (value, accepted) in arguments.items():
         if value is not accepted and (value is None or accepted is None or value != accepted):
-            raise UnsupportedError(f"{name} is {given(value)}; it must be {accepted}: it is not implemented")
+            raise UnsupportedError(f"{name} is {given(value)}; it must be {accepted!r}: it is not implemented")
 
 
 def refuse_beside_mask(**arguments):

@@ -223,8 +223,7 @@ class _Numpy:
         if any(stride % size for stride in x.strides):
             raise ValueError(f"an array {x.dtype} {list(x.shape)} has strides {x.strides} bytes, not whole elements")
         dtype = x.dtype.name if x.dtype.isnative else x.dtype.str
-        stride = tuple(stride // size for stride in x.strides) if x.size else None  # numpy's mean nothing then
-        return _explain.Array(x.shape, dtype, "cpu", stride, x.ctypes.data)
+        return _explain.Array(x.shape, dtype, "cpu", tuple(stride // size for stride in x.strides), x.ctypes.data)
 
     @staticmethod
     def place(_):
