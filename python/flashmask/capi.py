@@ -116,6 +116,25 @@ class BackwardArgs(C.Structure):
     )
 
 
+class Statistics(C.Structure):
+    _fields_ = [
+        ("struct_size", C.c_uint32),
+        ("reserved", C.c_uint32),
+        *((name, C.c_int64) for name in "tile_rows tile_keys elements visible tiles full_tiles partial_tiles".split()),
+    ]
+
+
+class Cells(C.Structure):
+    _fields_ = [
+        ("struct_size", C.c_uint32),
+        ("reserved", C.c_uint32),
+        *((name, C.c_int64) for name in "batch head row_step key_step most_keys".split()),
+        ("visible", C.c_void_p),
+        ("elements", C.c_void_p),
+        ("count", C.c_int64),
+    ]
+
+
 class GpuModel(C.Structure):
     _fields_ = [
         ("struct_size", C.c_uint32),
@@ -143,6 +162,10 @@ _ARGUMENTS = {
     "fm_plan_build": [_POINTER, _POINTER, _SIZE, _POINTER],
     "fm_plan_validate": [_POINTER, _POINTER, _SIZE, _POINTER, _SIZE, _POINTER],
     "fm_mask_to_dense": [_POINTER, _POINTER],
+    "fm_mask_from_dense": [_POINTER, _POINTER],
+    "fm_mask_to_startend": [_POINTER, _POINTER],
+    "fm_mask_statistics": [_POINTER, _POINTER],
+    "fm_mask_count_cells": [_POINTER, _POINTER],
     "fm_forward_workspace": [_POINTER, _POINTER, _POINTER],
     "fm_forward": [_POINTER, _POINTER, _SIZE, _POINTER],
     "fm_backward_workspace": [_POINTER, _POINTER, _POINTER],
@@ -162,6 +185,7 @@ def load():
     """
     library = C.CDLL(str(library_path("FLASHMASK_LIBRARY", "libflashmask.so")))
     library.fm_abi_version.restype = C.c_uint32
+    library.fm_last_error_column.restype = C.c_int64
     library.fm_version.restype = library.fm_last_error.restype = C.c_char_p
     for name, types in _ARGUMENTS.items():
         getattr(library, name).argtypes = types
@@ -172,7 +196,7 @@ def load():
 _RAISED = {
     INVALID_ARGUMENT: ValueError,
     UNSUPPORTED: UnsupportedError,
-    UNREPRESENTABLE: UnrepresentableMaskError,
+    UNREPRESENTABLE: lambda message: UnrepresentableMaskError(message, load().fm_last_error_column()),
     OUT_OF_MEMORY: MemoryError,
 }
 
