@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """explain: what a call of flashmask_attention would do, as text."""
 
-import ctypes as C
-
 import torch
 
 from . import _explain, capi, ops
@@ -63,8 +61,10 @@ def explain(
             max_ctas=ctas,
             **_place(query.device),
         )
-        fm_mask = capi.mask_of(mask, lambda name, x: _described(x).described(name))
-        return call, mask, fm_mask, _plan(mask, query.device)
+        fm_mask, plan = capi.mask_of(mask, lambda name, x: _described(x).described(name)), mask.plan(query.device)
+        stats = mask.stats()
+        tiles = _explain.Tiles(stats.full_tiles, stats.partial_tiles, stats.empty_tiles)
+        return _explain.Described(call, mask, fm_mask, tiles, (plan.data_ptr(), plan.numel()), plan)
 
     return _explain.explain(prepare)
 
@@ -72,12 +72,6 @@ def explain(
 def _described(x):
     pointer = None if x.is_meta else x.data_ptr()
     return _explain.Array(tuple(x.shape), capi.dtype_name(x.dtype), str(x.device), x.stride(), pointer)
-
-
-def _plan(mask, device):
-    plan = mask.plan(device)
-    host = plan.cpu()
-    return _explain.Plan(plan.data_ptr(), C.string_at(host.data_ptr(), host.numel()), plan)
 
 
 def _place(device):

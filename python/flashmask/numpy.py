@@ -203,7 +203,7 @@ def explain(
         options = _options(softmax_scale, backend, threads)
         call = _explain.Call(*map(_Numpy.array, arrays), deterministic=True, needs_gradient=True, **options)
         fm_mask = _calls.mask_of(_Numpy, call_mask)
-        return call, call_mask, fm_mask, _explain.host_plan(fm_mask)
+        return _explain.Described(call, call_mask, fm_mask, _explain.host_tiles(fm_mask))
 
     return _explain.explain(prepare)
 

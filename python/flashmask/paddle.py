@@ -112,10 +112,8 @@ def explain(
             **_Paddle.place(query),
         )
         fm_mask = _calls.mask_of(_Paddle, call.mask)
-        if query.place.is_cpu_place():
-            return described, call.mask, fm_mask, _explain.host_plan(fm_mask)
-        plan = _explain.host_plan(_calls.mask_of(_Paddle, call.mask.on_host()))
-        return described, call.mask, fm_mask, plan._replace(pointer=None)
+        on_host = call.mask.on_host()
+        return _explain.Described(described, call.mask, fm_mask, _explain.host_tiles(_calls.mask_of(_Paddle, on_host)))
 
     return _explain.explain(prepare)
 
@@ -135,10 +133,8 @@ class _Mask(NamedTuple):
         return [x for x in (self.bounds, self.block_mask) if x is not None]
 
     def on_host(self):
-        return self._replace(**{name: None if x is None else x.cpu() for name, x in self._parts()})
-
-    def _parts(self):
-        return ("bounds", self.bounds), ("block_mask", self.block_mask)
+        bounds, block_mask = (x if x is None else x.cpu() for x in (self.bounds, self.block_mask))
+        return self._replace(bounds=bounds, block_mask=block_mask)
 
 
 @dataclass(frozen=True)
