@@ -4,11 +4,13 @@
 import torch
 
 from . import _explain, capi, ops
+from ._docs import composed
 from .attention import call_mask, refuse_features
 
 __all__ = ["explain"]
 
 
+@composed
 def explain(
     query,
     key,
@@ -31,14 +33,10 @@ def explain(
     q_pos=None,
     k_pos=None,
 ):
-    """What flashmask_attention would do with these arguments, as text; attention itself is not run.
+    """
+    {explain}
 
-    Says what the mask is made of, how many tiles of 128 x 128 are full, partial and skipped, which backend and
-    configuration takes the call, forward and backward, and, where none does, why, and the least that would have to
-    change. A call that would raise is not an error here: the text says why.
-
-    Makes the mask's plan, if it has none yet. On a GPU it waits for the mask's statistics, so it is a tool to look
-    with, not a part of a training loop.
+    Makes the mask's plan, if it has none yet.
     """
 
     def prepare():

@@ -18,30 +18,19 @@ except ImportError as error:
     raise ImportError("flashmask.numpy needs numpy: pip install numpy") from error
 
 from . import _calls, _explain, _values, capi
+from ._docs import composed
 from .errors import UnrepresentableMaskError, UnsupportedError
 
 __all__ = ["Mask", "UnrepresentableMaskError", "UnsupportedError", "attention", "attention_backward", "explain"]
 
 
+@composed
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Mask:
-    """Which query row sees which key, in O(seqlen_k) memory. Immutable.
+    """
+    {mask}
 
-    Row i sees key j if nothing of this hides it:
-
-    - `bounds`: integers [batch or 1, heads or 1, seqlen_k, n], absolute query rows: FlashMask's startend_row_indices.
-      With `causal` n is 1 (LTS) or 2 (LTS, LTE), without it 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE): column j is hidden
-      from the rows LTS[j] <= i < LTE[j] and UTS[j] <= i < UTE[j]. A missing LTE is seqlen_q, a missing UTS 0. Values
-      are clamped to [0, seqlen_q].
-    - `causal`: j <= i + q_offset.
-    - `window`: (left, right): i + q_offset - left <= j <= i + q_offset + right; -1 leaves a side open, as does None; an
-      int is both sides.
-    - `q_offset`: the key position of row 0; None is seqlen_k - seqlen_q, which puts the last row at the last key.
-    - `block_mask`: bool, uint8 or int32 [batch or 1, heads or 1, ceil(seqlen_q / 128), ceil(seqlen_k / 128)], nonzero
-      keeps the block.
-
-    batch and heads are those of the call: heads is 1, heads_kv or heads_q. bounds of int32 are borrowed, other integers
-    converted; a block mask is borrowed.
+    bounds of int32 are borrowed, others converted; a block mask is borrowed.
 
     Raises TypeError or ValueError if an argument is wrong.
     """
@@ -100,6 +89,7 @@ class Mask:
         return f"Mask({self.seqlen_q}, {self.seqlen_k}: {_explain.describe(self)})"
 
 
+@composed
 def attention(
     q,
     k,
@@ -124,15 +114,16 @@ def attention(
     mask: a flashmask.numpy.Mask, which says everything about the mask; or startend_row_indices as Mask.bounds; or None:
         no key has hidden rows of its own.
     causal, window_size, q_offset, block_mask: as in Mask (window_size is its window), without one.
-    softmax_scale: default 1 / sqrt(head_dim).
-    layout: "bshd" as above, or "bhsd": q, k and v (and out) are [batch, heads, seqlen, head_dim].
+    {softmax_scale}
+    {layout}
     backend: "auto", "cpu" or "reference" (slow).
     threads: at most so many; 0: OpenMP's default. The result does not depend on it.
 
     Returns out, in q's dtype and layout, [batch, seqlen_q, heads_q, head_dim_v], and lse [batch, heads_q, seqlen_q],
-    natural logarithm, float32 (float64 for float64). A row that sees no key gets 0, and lse -inf.
+    natural logarithm, float32 (float64 for float64).
+    {hidden_rows}
 
-    Raises TypeError or ValueError if an argument is wrong, and UnsupportedError if no backend takes the call.
+    {raises}
     """
     q, k, v = _bshd(layout, q=q, k=k, v=v)
     call_mask = _mask(mask, q, k, causal, window_size, q_offset, block_mask)
@@ -140,6 +131,7 @@ def attention(
     return _in_layout(layout, out), lse
 
 
+@composed
 def attention_backward(
     dout,
     q,
@@ -164,7 +156,7 @@ def attention_backward(
     dout: the gradient of out, which it has the shape and dtype of. dlse: that of lse, or None. All other arguments are
     those of the forward call, and out and lse what it returned. The same bits in every run.
 
-    Raises what attention() raises.
+    {raises}
     """
     dout, q, k, v, out = _bshd(layout, dout=dout, q=q, k=k, v=v, out=out)
     call_mask = _mask(mask, q, k, causal, window_size, q_offset, block_mask)
@@ -175,6 +167,7 @@ def attention_backward(
     return tuple(_in_layout(layout, x) for x in gradients)
 
 
+@composed
 def explain(
     q,
     k,
@@ -190,11 +183,8 @@ def explain(
     backend="auto",
     threads=0,
 ):
-    """What attention and attention_backward would do with these arguments, as text; attention itself is not run.
-
-    Says what the mask is made of, how many tiles of 128 x 128 are full, partial and skipped, which backend and
-    configuration takes the call, forward and backward, and, where none does, why, and the least that would have to
-    change. A call that would raise is not an error here: the text says why.
+    """
+    {explain}
     """
 
     def prepare():

@@ -16,11 +16,13 @@ except ImportError as error:
     raise ImportError("flashmask.paddle needs PaddlePaddle 3.0 or later: pip install paddlepaddle") from error
 
 from . import _calls, _explain, _values, capi
+from ._docs import composed
 from .errors import UnsupportedError
 
 __all__ = ["UnsupportedError", "explain", "flashmask_attention"]
 
 
+@composed
 def flashmask_attention(
     query,
     key,
@@ -45,29 +47,28 @@ def flashmask_attention(
     heads_kv, head_dim_v] on one device, of one dtype: float32, bfloat16 or float16 on the CPU, bfloat16 or float16 on
     CUDA. heads_q is a multiple of heads_kv. Any strides, but the last dimension contiguous: nothing is copied.
 
-    startend_row_indices: int32 [batch or 1, 1 or heads_kv or heads_q, seqlen_k, n], absolute query rows: with causal
-        n = 1 (rows from LTS on are hidden) or 2 (rows LTS to LTE), without n = 2 (from LTS on; before UTE) or 4 (LTS to
-        LTE; UTS to UTE). None: no key has hidden rows of its own.
+    startend_row_indices:
+        {startend_row_indices}
     causal: row i sees keys j <= i + seqlen_k - seqlen_q: the last row stands at the last key.
     window_size: (left, right) or an int for both: row i sees i - left <= j <= i + right, and with causal no later key.
         The lengths must be equal, as they must be for Paddle's function.
-    block_mask: int32 (or bool or uint8) [batch or 1, 1 or heads_kv or heads_q, ceil(seqlen_q / 128), ceil(seqlen_k /
-        128)], 0 hides the block.
-    softmax_scale: default 1 / sqrt(head_dim).
+    {block_mask}
+    {softmax_scale}
     dropout: not implemented: anything but 0 raises UnsupportedError, unless training is False, which ignores it.
     return_seed_offset, fixed_seed_offset, rng_name: they belong to dropout; anything but the default raises
         UnsupportedError, as does a name.
 
     Returns out, in query's dtype, [batch, seqlen_q, heads_q, head_dim_v]; with return_softmax_lse the list [out, lse],
     lse float32 [batch, heads_q, seqlen_q], natural logarithm. Gradients flow through both, once, and have the same bits
-    in every run on the CPU, on CUDA under FLAGS_cudnn_deterministic. A row that sees no key gets 0, and lse -inf.
+    in every run on the CPU, on CUDA under FLAGS_cudnn_deterministic.
+    {hidden_rows}
 
     What Paddle's kernels cannot do is taken as well: float32, a head_dim other than 128 with block_mask, block_mask
     without startend_row_indices, and startend_row_indices with window_size (a key is visible if neither hides it).
 
-    Raises TypeError or ValueError if an argument is wrong, and UnsupportedError if no backend takes the call. What the
-    backward raises, as after a change in place of a tensor that it needs, Paddle passes on as the text of an OSError.
-    paddle.grad has to ask for the gradients of all of query, key and value that are not constant.
+    {raises}
+    What the backward raises, as after a change in place of a tensor that it needs, Paddle passes on as the text of an
+    OSError. paddle.grad has to ask for the gradients of all of query, key and value that are not constant.
     """
     refused = (dropout, return_seed_offset, fixed_seed_offset, rng_name, training, name)
     call = _call(query, key, value, startend_row_indices, causal, window_size, softmax_scale, block_mask, *refused)
@@ -76,6 +77,7 @@ def flashmask_attention(
     return [out, lse] if with_lse else out
 
 
+@composed
 def explain(
     query,
     key,
@@ -94,11 +96,8 @@ def explain(
     softmax_scale=None,
     block_mask=None,
 ):
-    """What flashmask_attention would do with these arguments, as text; attention itself is not run.
-
-    Says what the mask is made of, how many tiles of 128 x 128 are full, partial and skipped, which backend and
-    configuration takes the call, forward and backward, and, where none does, why, and the least that would have to
-    change. A call that would raise is not an error here: the text says why. On a GPU it waits for the mask.
+    """
+    {explain}
     """
 
     def prepare():

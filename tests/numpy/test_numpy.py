@@ -10,6 +10,7 @@ import flashmask.numpy as fm
 import ml_dtypes
 import numpy as np
 import pytest
+from flashmask._docs import PARAGRAPHS
 
 # Largest error of out and of the gradients, relative to the largest element.
 TOLERANCES = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
@@ -192,6 +193,14 @@ def test_the_three_calls_take_the_same_arguments():
     )
     assert list(forward.values()) == list(explain.values())
     assert list(backward) == ["dout", *list(forward)[:3], "out", "lse", "mask", "dlse", *list(forward)[4:]]
+
+
+def test_docstrings_are_composed():
+    for documented in (fm.Mask, fm.attention, fm.attention_backward, fm.explain):
+        assert "{" not in documented.__doc__ and documented.__doc__.strip()
+    text = inspect.getdoc(fm.attention)
+    assert PARAGRAPHS["raises"] in text and f"\n{PARAGRAPHS['softmax_scale']}\n" in text
+    assert inspect.getdoc(fm.Mask).startswith(PARAGRAPHS["mask"])
 
 
 def test_import_needs_no_other_front():
