@@ -43,7 +43,7 @@ import ran  # noqa: E402
 import receipts  # noqa: E402
 import timing  # noqa: E402
 import training_data  # noqa: E402
-from flashmask._library import library_path  # noqa: E402
+from flashmask.capi import library_path  # noqa: E402
 from training_model import HEAD_DIM, Llama, dense, skipping  # noqa: E402
 
 TASKS = list(training_data.RECORDS)

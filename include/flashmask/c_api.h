@@ -40,7 +40,8 @@ typedef enum fm_dtype {
   FM_FLOAT16 = 4,
   FM_INT32 = 5,
   FM_BOOL = 6, /* one byte, nonzero = true */
-  FM_UINT8 = 7
+  FM_UINT8 = 7,
+  FM_INT64 = 8 /* of the parameters of fm_mask_build alone */
 } fm_dtype;
 
 /* A strided tensor; strides count elements. dtype FM_NONE is an absent tensor. `data` is aligned to the element. Shapes
@@ -161,6 +162,8 @@ FLASHMASK_API uint32_t fm_abi_version(void);
 FLASHMASK_API const char* fm_version(void);
 /* The message of the calling thread's last failed call; "" if none failed. Valid until its next call. */
 FLASHMASK_API const char* fm_last_error(void);
+/* If that call returned FM_UNREPRESENTABLE, the first key column that does not fit; otherwise -1. */
+FLASHMASK_API int64_t fm_last_error_column(void);
 
 /* Bytes of a plan's buffer: from the shapes of `mask` alone, whose contents are not read. */
 FLASHMASK_API fm_status fm_plan_bytes(const fm_mask* mask, size_t* bytes);
@@ -173,9 +176,86 @@ FLASHMASK_API fm_status fm_plan_build(const fm_mask* mask, void* buffer, size_t 
 FLASHMASK_API fm_status fm_plan_validate(const fm_mask* mask, const void* plan, size_t plan_bytes, void* scratch,
                                          size_t scratch_bytes, const fm_options* options);
 
-/* Writes the mask (in host memory) as a dense matrix, 1 = visible, to `visible`: bool or uint8, contiguous,
- * [mask batch, mask heads, seqlen_q, seqlen_k]. */
+/* A parameter of a mask family by its name: a vector or, if that is absent, a number. */
+typedef struct fm_mask_parameter {
+  const char* name;
+  fm_tensor vector; /* int32 or int64, [n], [batch, n] or [batch, heads, n]; any strides */
+  int64_t number;
+} fm_mask_parameter;
+
+typedef struct fm_mask_parameters {
+  uint32_t struct_size;
+  uint32_t count;
+  const fm_mask_parameter* items;
+} fm_mask_parameters;
+
+/* Masks by the name of their family: docs/families.md says what each family sees and takes. Vectors are on
+ * options->device (NULL: in host memory). There a wrong value is FM_INVALID_ARGUMENT, which names the parameter, and a
+ * mask that does not fit two intervals FM_UNREPRESENTABLE. On a CUDA device values are not read by the host: the masks
+ * of wrong ones are wrong, but harmless.
+ *
+ * fm_mask_shape sets all of *out but its struct_size, with bounds.data NULL. Values are read only in host memory, and
+ * only where the mask's lengths follow from them. fm_mask_build takes *out as fm_mask_shape has left it, with
+ * bounds.data set to memory for int32 [batch, heads, seqlen_k, n], contiguous, on the same device, and fills it. A
+ * family that is only a band has no bounds. On a CUDA device the work is put on options->stream, and its scratch, if it
+ * takes any, comes from options->allocate; the call does not wait. */
+FLASHMASK_API fm_status fm_mask_shape(const char* family, const fm_mask_parameters* parameters, fm_mask* out,
+                                      const fm_options* options);
+FLASHMASK_API fm_status fm_mask_build(const char* family, const fm_mask_parameters* parameters, fm_mask* out,
+                                      const fm_options* options);
+
+/* The functions of masks that follow read and write host memory. Where one writes a mask to `out`, the caller sets
+ * out->struct_size and out->bounds, which has to be contiguous int32 [batch, heads, seqlen_k, 4] and is the room for
+ * the vectors. All other fields are written; bounds.shape[3] becomes the number of vectors, which then lie contiguously
+ * from bounds.data on, and bounds is absent if there are none. */
+
+/* Writes the mask as a dense matrix, 1 = visible, to `visible`: bool or uint8, contiguous, [mask batch, mask heads,
+ * seqlen_q, seqlen_k]. */
 FLASHMASK_API fm_status fm_mask_to_dense(const fm_mask* mask, const fm_tensor* visible);
+/* The mask of a dense matrix, exactly. visible: bool or uint8 [batch, heads, seqlen_q, seqlen_k], nonzero = visible,
+ * any strides. The fewest intervals per column win, as from_dense in mask.h finds them. FM_UNREPRESENTABLE if a column
+ * needs more than two. */
+FLASHMASK_API fm_status fm_mask_from_dense(const fm_tensor* visible, fm_mask* out);
+/* The smallest of the four forms of bounds that says by itself, with FM_CAUSAL or without, exactly what `mask` says.
+ * FM_UNREPRESENTABLE if none does; FM_UNSUPPORTED for a mask with a block mask. batch and heads are those of
+ * mask->bounds, or 1. */
+FLASHMASK_API fm_status fm_mask_to_startend(const fm_mask* mask, fm_mask* out);
+
+/* Sums over all batch entries and heads of a mask, all of them exact. */
+typedef struct fm_statistics {
+  uint32_t struct_size;
+  uint32_t reserved;
+  int64_t tile_rows; /* set by the caller, as tile_keys; 0: 128 */
+  int64_t tile_keys;
+  int64_t elements;
+  int64_t visible;
+  int64_t tiles;
+  int64_t full_tiles;
+  int64_t partial_tiles; /* the rest is empty */
+} fm_statistics;
+
+/* Fills in what follows tile_keys. Time is linear in the lengths and the number of tiles. */
+FLASHMASK_API fm_status fm_mask_statistics(const fm_mask* mask, fm_statistics* out);
+
+/* What fm_mask_count_cells counts: one batch entry and head in cells of row_step x key_step elements. */
+typedef struct fm_cells {
+  uint32_t struct_size;
+  uint32_t reserved;
+  int64_t batch;
+  int64_t head;
+  int64_t row_step;
+  int64_t key_step;
+  int64_t most_keys; /* of a longer sequence only as many keys are counted, at equal distances and the last of all;
+                        0: all */
+  int64_t* visible;  /* [ceil(seqlen_q / row_step), ceil(seqlen_k / key_step)], contiguous */
+  int64_t* elements; /* of the keys that are counted; the same shape, or NULL */
+  int64_t count;     /* numbers that there is room for in each; at least the cells */
+} fm_cells;
+
+/* Writes how many elements of each cell are visible, and how many there are. Time is linear in the rows and keys, the
+ * cells, and the size of the block mask. Vectors that lie contiguously, and a block mask of bytes, are read where they
+ * are. */
+FLASHMASK_API fm_status fm_mask_count_cells(const fm_mask* mask, const fm_cells* cells);
 
 /* `options` may be NULL. On a CUDA device calls put their work on options->stream and return, but for executed_tiles,
  * which wait for it. Workspaces need no initialisation and no alignment. What the workspace functions say follows from

@@ -23,11 +23,15 @@ enum class ErrorCode : int32_t {
 /// accepted. Nothing else is thrown, and the library never prints, aborts or exits.
 class FLASHMASK_API Error : public std::runtime_error {
  public:
-  Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
+  Error(ErrorCode code, const std::string& message, int64_t column = -1)
+      : std::runtime_error(message), code_(code), column_(column) {}
   ErrorCode code() const noexcept { return code_; }
+  /// Of kUnrepresentable, the first key column that does not fit; otherwise -1.
+  int64_t column() const noexcept { return column_; }
 
  private:
   ErrorCode code_;
+  int64_t column_;
 };
 
 }  // namespace flashmask

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masks column by column: dense rows, counts per tile, and the conversions from and to runs of hidden rows."""
+"""Masks in other forms: dense rows, counts, FlashMask's indices and FlexAttention's blocks.
 
+What a call of torch's reads is made where the mask's tensors are. What counts and converts is the C library's and works
+in host memory, so that it waits for a device.
+"""
+
+import ctypes as C
 import dataclasses
-import math
 from typing import NamedTuple
 
 import torch
 
-from .errors import UnrepresentableMaskError
+from . import capi
 
 TILE = 128
-_CHUNK = 1 << 22  # elements of the largest temporary
-_SAMPLE = 1 << 19  # and of the largest one of a sample
+_SAMPLE = 1 << 19  # row blocks of all keys that a sample of a block mask looks at
 
 
 def diagonals(mask):
@@ -63,7 +66,7 @@ def visible_rows(mask, begin, end):
     return visible
 
 
-# --- Counts per tile --------------------------------------------------------------------------------
+# --- Counts -----------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,18 +96,17 @@ class MaskStats:
 
 
 def statistics(mask):
-    sums = torch.zeros(3, dtype=torch.int64, device=mask.device)
-    for first, last in _key_chunks(mask, TILE, TILE):
-        visible = _tile_counts(mask, TILE, TILE, first, last)
-        full = visible == _areas(mask, TILE, TILE, first, last)
-        sums += torch.stack([visible.sum(), full.sum(), (visible > 0).sum()])
-    visible, full, live = sums.tolist()
-    masks = mask.batch * mask.heads
-    return MaskStats(masks * mask.seqlen_q * mask.seqlen_k, visible, tile_count(mask), full, live - full)
+    sums = capi.make(capi.Statistics)
+    _call("fm_mask_statistics", _mask_struct(mask := mask.cpu()), sums)
+    return MaskStats(sums.elements, sums.visible, sums.tiles, sums.full_tiles, sums.partial_tiles)
 
 
 def tile_count(mask):
     return mask.batch * mask.heads * _tiles(mask.seqlen_q, TILE) * _tiles(mask.seqlen_k, TILE)
+
+
+def _tiles(length, side):
+    return -(-length // side)
 
 
 class Raster(NamedTuple):
@@ -123,33 +125,15 @@ class Raster(NamedTuple):
 def raster(mask, batch, head, side):
     """A Raster in cells of side x side, a power of two."""
     mask = _one(mask, batch, head)
-    # A block mask is known by tiles: larger cells are put together from them.
-    visible, elements = _pooled(mask, side if mask.block_mask is None else min(side, TILE), side)
-    whole, skipped = visible == elements, visible == 0
+    visible, elements = _cells(mask, side)
+    in_cell, cell = (visible, elements) if side >= TILE else _cells(mask, TILE)
+    whole, skipped = in_cell == cell, in_cell == 0
     if side < TILE:
-        in_tile, tile = _pooled(mask, TILE, TILE)
         whole, skipped = (
-            x.repeat_interleave(TILE // side, 0).repeat_interleave(TILE // side, 1)[
-                : visible.shape[0], : visible.shape[1]
-            ]
-            for x in (in_tile == tile, in_tile == 0)
+            x.repeat_interleave(TILE // side, 0).repeat_interleave(TILE // side, 1) for x in (whole, skipped)
         )
-    return Raster(*(x.cpu() for x in (visible, elements, whole, skipped)))
-
-
-def _pooled(mask, fine, side):
-    """Visible and all elements of cells of side x side, added up from tiles of fine x fine.
-
-    The mask has one batch entry and head.
-    """
-    elements = _areas(mask, side, side, 0, _tiles(mask.seqlen_k, side))
-    visible = torch.zeros_like(elements)
-    for first, last in _key_chunks(mask, fine, fine):
-        counts = _tile_counts(mask, fine, fine, first, last)[0, 0]
-        at_row = torch.arange(counts.shape[0], device=mask.device) * fine // side
-        at_key = torch.arange(first, last, device=mask.device) * fine // side
-        visible.index_put_((at_row[:, None], at_key[None, :]), counts.long(), accumulate=True)
-    return visible, elements
+        whole, skipped = (x[: visible.shape[0], : visible.shape[1]] for x in (whole, skipped))
+    return Raster(visible, elements, whole, skipped)
 
 
 def sampled_cells(mask, batch, head, side, most):
@@ -158,294 +142,101 @@ def sampled_cells(mask, batch, head, side, most):
     Each column is counted exactly. With a block mask there are fewer, the more rows it has; None if that were too few.
     """
     mask = _one(mask, batch, head)
-    count = min(most, mask.seqlen_k)
     if mask.block_mask is not None:
-        count = min(count, _SAMPLE // _tiles(mask.seqlen_q, min(side, TILE)))
-        if count < 4 * _tiles(mask.seqlen_k, side):
+        most = min(most, mask.seqlen_k, _SAMPLE // _tiles(mask.seqlen_q, min(side, TILE)))
+        if most < 4 * _tiles(mask.seqlen_k, side):
             return None
-    # In the middle of as many parts.
-    columns = (2 * torch.arange(count, device=mask.device) + 1) * mask.seqlen_k // (2 * count)
-    columns[-1] = mask.seqlen_k - 1  # so that the last cell, which may be narrow, has one
-    cell, cells = columns // side, _tiles(mask.seqlen_k, side)
-    rows = side if mask.block_mask is None else min(side, TILE)
-    row_sizes = _sizes(mask.seqlen_q, rows, 0, _tiles(mask.seqlen_q, rows), mask.device)
-    if mask.block_mask is None:
-        elements = row_sizes[:, None] * torch.bincount(cell, minlength=cells)
-        visible = elements - _hidden_counts(mask, rows, columns, cell, cells)[0, 0]
-    else:
-        each = torch.arange(count, device=mask.device)
-        own = row_sizes[:, None] - _hidden_counts(mask, rows, columns, each, count)
-        own = (own * _kept(mask, rows, len(row_sizes), columns // TILE))[0, 0]
-        at = torch.arange(len(row_sizes), device=mask.device)[:, None] * rows // side, cell[None, :]
-        visible, elements = (
-            own.new_zeros(_tiles(mask.seqlen_q, side), cells).index_put_(at, x, accumulate=True)
-            for x in (own, row_sizes[:, None].expand_as(own))
-        )
-    return visible.cpu(), elements.cpu()
+    return _cells(mask, side, most)
 
 
 def _one(mask, batch, head):
-    """One batch entry and head of a mask."""
+    """One batch entry and head of a mask, in host memory."""
     for name, at, count in (("batch", batch, mask.batch), ("head", head, mask.heads)):
         if not 0 <= at < count:
             raise IndexError(f"{name} is {at}; the mask has {count}")
     at = lambda x: (min(batch, x.shape[0] - 1), head * x.shape[1] // mask.heads)  # noqa: E731
     pick = lambda x: None if x is None else x[at(x)][None, None]  # noqa: E731
-    return mask.replace(bounds=pick(mask.bounds), block_mask=pick(mask.block_mask))
+    return mask.replace(bounds=pick(mask.bounds), block_mask=pick(mask.block_mask)).cpu()
 
 
-def _tiles(length, side):
-    return -(-length // side)
+def _cells(mask, side, most_keys=0, batch=0, head=0):
+    """Visible and all elements of cells of side x side, of a mask in host memory."""
+    shape = (_tiles(mask.seqlen_q, side), _tiles(mask.seqlen_k, side))
+    visible, elements = torch.empty((2, *shape), dtype=torch.int64)
+    if visible.numel() == 0:  # an empty mask has no entries and heads of its own in C
+        return visible, elements
+    cells = capi.make(
+        capi.Cells,
+        batch=batch,
+        head=head,
+        row_step=side,
+        key_step=side,
+        most_keys=most_keys,
+        visible=visible.data_ptr(),
+        elements=elements.data_ptr(),
+        count=visible.numel(),
+    )
+    _call("fm_mask_count_cells", _mask_struct(mask), cells)
+    return visible, elements
 
 
-def _sizes(length, side, first, last, device):
-    begin = torch.arange(first, last, device=device) * side
-    return (length - begin).clamp(max=side)
-
-
-def _areas(mask, rows, keys, first, last):
-    """Elements of each tile, [row tiles, key tiles first to last]."""
-    row_sizes = _sizes(mask.seqlen_q, rows, 0, _tiles(mask.seqlen_q, rows), mask.device)
-    return row_sizes[:, None] * _sizes(mask.seqlen_k, keys, first, last, mask.device)
-
-
-def _key_chunks(mask, rows, keys):
-    """Ranges of key tiles that bound the size of temporaries."""
-    count = _tiles(mask.seqlen_k, keys)
-    column_cost = mask.batch * mask.heads * max(_tiles(mask.seqlen_q, rows), 4 * keys)
-    step = max(1, _CHUNK // column_cost)
-    return [(first, min(first + step, count)) for first in range(0, count, step)] if mask.seqlen_q else []
-
-
-def _tile_counts(mask, rows, keys, first, last):
-    """Visible elements of each tile, [batch, heads, row tiles, key tiles first to last].
-
-    With a block mask, rows and keys divide 128.
-    """
-    columns = torch.arange(first * keys, min(last * keys, mask.seqlen_k), device=mask.device)
-    hidden = _hidden_counts(mask, rows, columns, columns // keys - first, last - first)
-    visible = _areas(mask, rows, keys, first, last) - hidden
-    if mask.block_mask is not None:
-        at_key = torch.arange(first, last, device=mask.device) * keys // TILE
-        visible = visible * _kept(mask, rows, visible.shape[2], at_key)
-    return visible
-
-
-def _kept(mask, rows, row_tiles, at_key):
-    """What the block mask keeps of tiles of `rows` rows, which divide 128, [batch, heads, row tiles, len(at_key)]."""
-    at_row = torch.arange(row_tiles, device=mask.device) * rows // TILE
-    return _per_head(mask.block_mask[:, :, at_row[:, None], at_key], mask.heads).bool()
-
-
-def _hidden_counts(mask, rows, columns, cell, cells):
-    """Elements that the band and the vectors hide of `columns`, [batch, heads, row tiles, cells].
-
-    columns[n] counts in cell[n]. A run of hidden rows takes from each tile after the one it begins in `rows` elements
-    per column, and from that one less what lies before it; beyond its end that is taken back. So a histogram of the
-    runs' ends and a running sum over the tiles count them in linear time.
-    """
-    begin, end = disjoint(*_hidden_intervals(mask, columns))
-    batch, heads = begin.shape[:2]
-    shape = (batch, heads, _tiles(mask.seqlen_q, rows) + 1, cells)
-    dtype = torch.int32 if rows * len(columns) <= 1 << 28 else torch.int64
-    runs, before = (torch.zeros(math.prod(shape), dtype=dtype, device=mask.device) for _ in range(2))
-    masks = torch.arange(batch * heads, device=mask.device).view(batch, heads, 1, 1)
-    for edge, sign in ((begin, 1), (end, -1)):
-        at = ((masks * shape[2] + edge // rows) * shape[3] + cell[:, None]).flatten()
-        runs.index_add_(0, at, torch.full_like(at, sign, dtype=dtype))
-        before.index_add_(0, at, (sign * (edge % rows)).to(dtype).flatten())
-    return (rows * runs.view(shape).cumsum(2, dtype=dtype) - before.view(shape))[:, :, :-1]
-
-
-def _hidden_intervals(mask, columns):
-    """What the band and the vectors hide of these columns, clamped to the rows.
-
-    Returns (begin, end), int64 [batch, heads, len(columns), n].
-    """
-    lo, hi = diagonals(mask)
-    rows = mask.seqlen_q
-    own = lambda x: x if x is None else _per_head(x[..., columns], mask.heads).long()  # noqa: E731
-    pairs = [(own(b), own(e)) for b, e in intervals(mask)]
-    if hi is not None:
-        pairs.append((None, columns - hi))
-    if lo is not None:
-        pairs.append((columns + 1 - lo, None))
-    shape = (mask.batch, mask.heads, len(columns))
-    begin, end = (torch.full((*shape, len(pairs) + 1), 0, dtype=torch.int64, device=mask.device) for _ in range(2))
-    for n, (b, e) in enumerate(pairs):
-        begin[..., n] = 0 if b is None else b.clamp(0, rows)
-        end[..., n] = rows if e is None else e.clamp(0, rows)
-    return begin, torch.maximum(begin, end)
-
-
-def disjoint(begin, end):
-    """The same rows as intervals [..., n] that ascend and do not overlap; some are empty."""
-    begin, order = begin.sort(-1)
-    end = end.gather(-1, order)
-    reached = torch.cat([begin[..., :1], end.cummax(-1).values[..., :-1]], -1)
-    begin = torch.maximum(begin, reached)
-    return begin, torch.maximum(begin, end)
-
-
-# --- Runs of hidden rows ----------------------------------------------------------------------------
-
-
-class Runs:
-    """For each column the runs of rows it is hidden from, ascending, with gaps between them, any number of them.
-
-    column, begin, end: int64 [runs], sorted; column counts over batch, heads and keys.
-    """
-
-    def __init__(self, column, begin, end, shape):
-        self.column, self.begin, self.end = column, begin, end
-        self.batch, self.heads, self.rows, self.keys = shape
-        self.columns = self.batch * self.heads * self.keys
-        self.device = column.device
-
-    @staticmethod
-    def of_mask(mask):
-        begin, end = disjoint(*_hidden_intervals(mask, torch.arange(mask.seqlen_k, device=mask.device)))
-        begin, end = begin.flatten(0, 2), end.flatten(0, 2)
-        column, which = (begin < end).nonzero(as_tuple=True)
-        begin, end = begin[column, which], end[column, which]
-        # Runs that touch are one.
-        joins = (column[1:] == column[:-1]) & (begin[1:] == end[:-1])
-        first, last = torch.ones_like(column, dtype=torch.bool), torch.ones_like(column, dtype=torch.bool)
-        first[1:], last[:-1] = ~joins, ~joins
-        return Runs(column[first], begin[first], end[last], (mask.batch, mask.heads, mask.seqlen_q, mask.seqlen_k))
-
-    @staticmethod
-    def of_dense(visible):
-        batch, heads, rows, keys = visible.shape
-        hidden = torch.nn.functional.pad(~visible.transpose(2, 3).reshape(batch * heads * keys, rows), (1, 1))
-        column, begin = (hidden[:, 1:] & ~hidden[:, :-1]).nonzero(as_tuple=True)
-        _, end = (hidden[:, :-1] & ~hidden[:, 1:]).nonzero(as_tuple=True)
-        return Runs(column, begin, end, (batch, heads, rows, keys))
-
-    def _inside(self, band):
-        """(begin, end) of the rows that a band on j - i leaves of each column, [columns]."""
-        lo, hi = band
-        keys = torch.arange(self.keys, device=self.device).repeat(self.batch * self.heads)
-        begin = torch.zeros_like(keys) if hi is None else (keys - hi).clamp(0, self.rows)
-        end = torch.full_like(keys, self.rows) if lo is None else (keys + 1 - lo).clamp(0, self.rows)
-        return begin, end
-
-    def beside(self, band):
-        """The runs that a band does not hide already, and how many each column has, [columns].
-
-        A run that reaches out of the band at its end is kept up to its end, so that [LTS, seqlen_q) stays that.
-        """
-        inside_begin, inside_end = self._inside(band)
-        begin = torch.maximum(self.begin, inside_begin[self.column])
-        keep = begin < torch.minimum(self.end, inside_end[self.column])
-        runs = Runs(self.column[keep], begin[keep], self.end[keep], (self.batch, self.heads, self.rows, self.keys))
-        return runs, torch.bincount(runs.column, minlength=self.columns)
-
-    def _visible_ends(self):
-        """First visible row of each column and the one after the last."""
-        first = torch.zeros(self.columns, dtype=torch.int64, device=self.device)
-        last = torch.full_like(first, self.rows)
-        top, bottom = self.begin == 0, self.end == self.rows
-        first[self.column[top]] = self.end[top]
-        last[self.column[bottom]] = self.begin[bottom]
-        return first, last
-
-    def hides_all_outside(self, band):
-        begin, end = self._inside(band)
-        first, last = self._visible_ends()
-        hidden = first >= self.rows  # all of the column
-        return bool((hidden | ((first >= begin) & (last <= end))).all())
-
-    def tightest_bands(self):
-        """The tightest bands that hide nothing visible: none, upper edge, lower edge, both."""
-        first, last = self._visible_ends()
-        keys = torch.arange(self.keys, device=self.device).repeat(self.batch * self.heads)
-        seen = first < last
-        if not bool(seen.any()):
-            return [(None, None)]
-        lo, hi = int((keys - last + 1)[seen].min()), int((keys - first)[seen].max())
-        return [(None, None), (None, hi), (lo, None), (lo, hi)]
-
-    def vectors(self, one_pair):
-        """LTS, LTE, UTS, UTE, int32 [batch, heads, keys] each, of at most two runs per column.
-
-        A column's only run goes into (UTS, UTE) if it begins at row 0 and ends before the last row, unless one_pair.
-        """
-        lts, lte = (torch.full((self.columns,), self.rows, dtype=torch.int64, device=self.device) for _ in range(2))
-        uts, ute = (torch.zeros(self.columns, dtype=torch.int64, device=self.device) for _ in range(2))
-        follows = torch.zeros_like(self.column, dtype=torch.bool)
-        follows[1:] = self.column[1:] == self.column[:-1]
-        followed = torch.zeros_like(follows)
-        followed[:-1] = follows[1:]
-        lower = follows if not one_pair else torch.ones_like(follows)
-        lower = lower | (~followed & ((self.begin > 0) | (self.end == self.rows)))
-        upper = ~lower
-        lts[self.column[lower]], lte[self.column[lower]] = self.begin[lower], self.end[lower]
-        uts[self.column[upper]], ute[self.column[upper]] = self.begin[upper], self.end[upper]
-        return [x.view(self.batch, self.heads, self.keys).int() for x in (lts, lte, uts, ute)]
-
-    def fitting(self, bands, what):
-        """(band, runs beside it, most runs per column): the first of `bands` that leaves the fewest runs.
-
-        Raises UnrepresentableMaskError, saying that `what` does not fit, if that is more than two.
-        """
-        best = None
-        for band in bands:
-            runs, need = self.beside(band)
-            most = int(need.max()) if self.columns else 0
-            if best is None or most < best[2]:
-                best = (band, runs, most, need)
-        if best[2] > 2:
-            at = int((best[3] > 2).int().argmax())
-            column, mask = at % self.keys, at // self.keys
-            raise UnrepresentableMaskError(
-                f"{what} does not fit two row intervals per key column: (batch {mask // self.heads}, head "
-                f"{mask % self.heads}, column {column}) needs {int(best[3][at])}",
-                column,
-            )
-        return best[:3]
+# --- FlashMask's indices and dense matrices ---------------------------------------------------------
 
 
 def to_startend(mask):
-    runs = Runs.of_mask(mask)
-    causal = (None, mask.seqlen_k - mask.seqlen_q)  # what `causal` means in FlashMask's call
-    if runs.hides_all_outside(causal):
-        beside, need = runs.beside(causal)
-        if not bool((need > 1).any()):
-            return _causal_vectors(beside), True
-    _, beside, _ = runs.fitting([(None, None)], "the mask without a band")
-    return _plain_vectors(beside), False
-
-
-def _causal_vectors(runs):
-    """At most one run per column as LTS or LTS, LTE."""
-    lts, lte, _, _ = runs.vectors(one_pair=True)
-    return torch.stack([lts] if bool((lte == runs.rows).all()) else [lts, lte], -1)
-
-
-def _plain_vectors(runs):
-    """At most two runs per column as LTS, UTE or all four."""
-    lts, lte, uts, ute = runs.vectors(one_pair=False)
-    simple = bool((lte == runs.rows).all() & (uts == 0).all())
-    return torch.stack([lts, ute] if simple else [lts, lte, uts, ute], -1)
+    shape = (1, 1, mask.seqlen_k) if mask.bounds is None else mask.bounds.shape[:3]
+    out = _Vectors(shape, mask.device)
+    _call("fm_mask_to_startend", _mask_struct(mask := mask.cpu()), out.struct)
+    return out.bounds(), bool(out.struct.flags & capi.CAUSAL)
 
 
 def from_dense(visible):
-    """The arguments of the Mask of a bool tensor [batch, heads, seqlen_q, seqlen_k]."""
-    runs = Runs.of_dense(visible)
-    (lo, hi), beside, most = runs.fitting(runs.tightest_bands(), "the dense mask")
-    fields = {"seqlen_q": runs.rows, "seqlen_k": runs.keys, "bounds": None}
-    offset = hi if hi is not None else lo  # the row's own position is put on the band's edge, wherever that is
-    if offset is not None and offset != runs.keys - runs.rows:
-        fields["q_offset"] = offset
-    if hi is not None and most <= 1:
-        fields["causal"] = True
-        fields["window"] = None if lo is None else (hi - lo, 0)
-    elif offset is not None:
-        fields["window"] = (0, -1) if hi is None else (-1, 0) if lo is None else (hi - lo, 0)
-    if most > 0:
-        fields["bounds"] = _causal_vectors(beside) if fields.get("causal") else _plain_vectors(beside)
-    return fields
+    """The arguments of the Mask of a bool or uint8 tensor [batch, heads, seqlen_q, seqlen_k]."""
+    out = _Vectors((visible.shape[0], visible.shape[1], visible.shape[3]), visible.device)
+    visible = visible.cpu()
+    _call("fm_mask_from_dense", _tensor(visible), out.struct)
+    mask = out.struct
+    return {
+        "seqlen_q": mask.seqlen_q,
+        "seqlen_k": mask.seqlen_k,
+        "bounds": out.bounds(),
+        "causal": bool(mask.flags & capi.CAUSAL),
+        "window": (mask.window_left, mask.window_right) if mask.flags & capi.HAS_WINDOW else None,
+        "q_offset": mask.q_offset if mask.flags & capi.HAS_Q_OFFSET else None,
+    }
+
+
+class _Vectors:
+    """A mask that the library writes, with room for its vectors. shape: batch, heads and seqlen_k."""
+
+    def __init__(self, shape, device):
+        self._room, self._shape, self._device = torch.empty((*shape, 4), dtype=torch.int32), shape, device
+        self.struct = capi.make(capi.Mask, bounds=_tensor(self._room))
+
+    def bounds(self):
+        """What was written, on the device; None without vectors."""
+        vectors = self.struct.bounds.shape[3] if self.struct.bounds.dtype else 0
+        if not vectors:
+            return None
+        written = self._room.flatten()[: self._room.numel() // 4 * vectors]
+        return written.view(*self._shape, vectors).to(self._device, copy=True)
+
+
+# --- Calls of the library ---------------------------------------------------------------------------
+
+
+def _call(function, *structs):
+    library = capi.load()
+    capi.check(getattr(library, function)(*map(C.byref, structs)))
+
+
+def _mask_struct(mask):
+    """Valid as long as the mask lives, which is in host memory."""
+    return capi.mask_of(mask, lambda _, x: _tensor(x))
+
+
+def _tensor(x):
+    return capi.device_tensor(x.data_ptr(), capi.dtype_of(x.dtype), tuple(x.shape), x.stride())
 
 
 # --- FlexAttention ----------------------------------------------------------------------------------
@@ -457,7 +248,9 @@ def to_block_mask(mask, batch, heads):
     for name, own, call in (("batch", mask.batch, batch), ("heads", mask.heads, heads)):
         if own > call or call % own or (name == "batch" and own not in (1, call)):
             raise ValueError(f"{name} is {call}; the mask has {own}")
-    counts = _tile_counts(mask, TILE, TILE, 0, _tiles(mask.seqlen_k, TILE))
+    on_host, masks = mask.cpu(), [(b, h) for b in range(mask.batch) for h in range(mask.heads)]
+    counts = torch.stack([_cells(on_host, TILE, batch=b, head=h)[0] for b, h in masks])
+    counts = counts.to(mask.device).unflatten(0, (mask.batch, mask.heads))
     full = counts == TILE * TILE  # a tile that the sequence's end cuts is partial to FlexAttention
     counts, full = (x.repeat_interleave(heads // mask.heads, 1).expand(batch, -1, -1, -1) for x in (counts, full))
     partial = (counts > 0) & ~full

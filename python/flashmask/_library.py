@@ -1,28 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds and loads the compiled libraries. Neither touches a GPU when it is loaded.
+"""Finds and loads the compiled libraries for torch. Neither touches a GPU when it is loaded.
 
 FLASHMASK_TORCH_LIBRARY names the operators' library and FLASHMASK_LIBRARY the library they call, for development;
 otherwise both lie beside this file, as the wheel installs them.
 """
 
-import ctypes
 import os
-from pathlib import Path
 
 import torch
 
+from . import capi
+
 OLDEST_TORCH = (2, 10)
-
-
-def library_path(variable, name):
-    """The file that the environment variable names, or `name` beside the package; ImportError if it is not there."""
-    path = Path(os.environ.get(variable) or Path(__file__).with_name(name))
-    if not path.is_file():
-        raise ImportError(
-            f"{path} is not there. Install flashmask with `pip install .` from its source, "
-            f"or set {variable} to a built {name}"
-        )
-    return path
 
 
 def check_torch(version):
@@ -37,5 +26,5 @@ def load():
         return
     check_torch(torch.__version__)
     if os.environ.get("FLASHMASK_LIBRARY"):
-        ctypes.CDLL(str(library_path("FLASHMASK_LIBRARY", "libflashmask.so")))
-    torch.ops.load_library(library_path("FLASHMASK_TORCH_LIBRARY", "libflashmask_torch.so"))
+        capi.load()
+    torch.ops.load_library(capi.library_path("FLASHMASK_TORCH_LIBRARY", "libflashmask_torch.so"))

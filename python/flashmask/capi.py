@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C interface of c_api.h as ctypes sees it: structs, and numpy arrays as fm_tensor."""
+"""The C interface of c_api.h as ctypes sees it: the library, its structs, and numpy arrays as fm_tensor.
+
+Every front that calls the library through ctypes does so from here; nothing here needs a package that is not Python's.
+"""
 
 import ctypes as C
+import functools
 import os
+from pathlib import Path
+
+from .errors import UnrepresentableMaskError, UnsupportedError
 
 try:
     import numpy as np
@@ -12,7 +19,8 @@ except ImportError:  # the structs do without
 FLOAT32, FLOAT64, BFLOAT16, FLOAT16, INT32, BOOL, UINT8 = range(1, 8)
 DETERMINISTIC, CAUSAL, HAS_Q_OFFSET, HAS_WINDOW, HAS_SCALE = 1, 2, 4, 8, 16
 OK, INVALID_ARGUMENT, UNSUPPORTED, UNREPRESENTABLE, NO_DEVICE, OUT_OF_MEMORY, INTERNAL = range(7)
-# By their names, which numpy and torch share.
+DEVICE_CPU = 0
+# By their names, which all libraries of arrays share.
 DTYPES = {
     "float32": FLOAT32,
     "float64": FLOAT64,
@@ -24,11 +32,16 @@ DTYPES = {
 }
 
 
+def dtype_name(dtype):
+    """The name of a numpy, torch or Paddle dtype, as "float32"."""
+    return str(getattr(dtype, "name", dtype)).rpartition(".")[2].lower()
+
+
 def dtype_of(dtype):
-    """The number of a numpy or torch dtype; KeyError for one that the library does not know."""
+    """The number of a dtype, or of its name; KeyError for one that the library does not know."""
     if not getattr(dtype, "isnative", True):
         raise KeyError(f"{dtype!r} is not in this machine's byte order")
-    return DTYPES[getattr(dtype, "name", str(dtype)).removeprefix("torch.")]
+    return DTYPES[dtype_name(dtype)]
 
 
 class Tensor(C.Structure):
@@ -103,6 +116,25 @@ class BackwardArgs(C.Structure):
     )
 
 
+class Statistics(C.Structure):
+    _fields_ = [
+        ("struct_size", C.c_uint32),
+        ("reserved", C.c_uint32),
+        *((name, C.c_int64) for name in "tile_rows tile_keys elements visible tiles full_tiles partial_tiles".split()),
+    ]
+
+
+class Cells(C.Structure):
+    _fields_ = [
+        ("struct_size", C.c_uint32),
+        ("reserved", C.c_uint32),
+        *((name, C.c_int64) for name in "batch head row_step key_step most_keys".split()),
+        ("visible", C.c_void_p),
+        ("elements", C.c_void_p),
+        ("count", C.c_int64),
+    ]
+
+
 class GpuModel(C.Structure):
     _fields_ = [
         ("struct_size", C.c_uint32),
@@ -112,11 +144,67 @@ class GpuModel(C.Structure):
     ]
 
 
+def library_path(variable, name):
+    """The file that the environment variable names, or `name` beside the package; ImportError if it is not there."""
+    path = Path(os.environ.get(variable) or Path(__file__).with_name(name))
+    if not path.is_file():
+        raise ImportError(
+            f"{path} is not there. Install flashmask with `pip install .` from its source, "
+            f"or set {variable} to a built {name}"
+        )
+    return path
+
+
+_POINTER, _SIZE = C.c_void_p, C.c_size_t
+_TEXT = [_POINTER, _SIZE, _POINTER]
+_ARGUMENTS = {
+    "fm_plan_bytes": [_POINTER, _POINTER],
+    "fm_plan_build": [_POINTER, _POINTER, _SIZE, _POINTER],
+    "fm_plan_validate": [_POINTER, _POINTER, _SIZE, _POINTER, _SIZE, _POINTER],
+    "fm_mask_to_dense": [_POINTER, _POINTER],
+    "fm_mask_from_dense": [_POINTER, _POINTER],
+    "fm_mask_to_startend": [_POINTER, _POINTER],
+    "fm_mask_statistics": [_POINTER, _POINTER],
+    "fm_mask_count_cells": [_POINTER, _POINTER],
+    "fm_forward_workspace": [_POINTER, _POINTER, _POINTER],
+    "fm_forward": [_POINTER, _POINTER, _SIZE, _POINTER],
+    "fm_backward_workspace": [_POINTER, _POINTER, _POINTER],
+    "fm_backward": [_POINTER, _POINTER, _SIZE, _POINTER],
+    "fm_explain": [_POINTER, _POINTER, *_TEXT],
+    "fm_explain_backward": [_POINTER, _POINTER, *_TEXT],
+    "fm_explain_json": [_POINTER, C.c_int, _POINTER, _POINTER, *_TEXT],
+    "fm_kernels_json": _TEXT,
+}
+
+
+@functools.cache
 def load():
-    lib = C.CDLL(os.environ["FLASHMASK_LIBRARY"])
-    lib.fm_abi_version.restype = C.c_uint32
-    lib.fm_version.restype = lib.fm_last_error.restype = C.c_char_p
-    return lib
+    """The library, with the types of its functions: FLASHMASK_LIBRARY, or libflashmask.so beside the package.
+
+    Raises ImportError if there is none.
+    """
+    library = C.CDLL(str(library_path("FLASHMASK_LIBRARY", "libflashmask.so")))
+    library.fm_abi_version.restype = C.c_uint32
+    library.fm_last_error_column.restype = C.c_int64
+    library.fm_version.restype = library.fm_last_error.restype = C.c_char_p
+    for name, types in _ARGUMENTS.items():
+        getattr(library, name).argtypes = types
+    return library
+
+
+# What is not here is a RuntimeError.
+_RAISED = {
+    INVALID_ARGUMENT: ValueError,
+    UNSUPPORTED: UnsupportedError,
+    UNREPRESENTABLE: lambda message: UnrepresentableMaskError(message, load().fm_last_error_column()),
+    OUT_OF_MEMORY: MemoryError,
+}
+
+
+def check(status):
+    """Raises what the calling thread's last call failed with, if `status` says that it did."""
+    if status != OK:
+        raise _RAISED.get(status, RuntimeError)(load().fm_last_error().decode())
 
 
 def tensor(array):
@@ -157,13 +245,45 @@ def make(struct, **fields):
 def text_of(function, *arguments):
     """(status, text) of a function such as fm_explain, which takes a buffer last."""
     length = C.c_size_t()
-    status = function(*arguments, None, C.c_size_t(0), C.byref(length))
+    status = function(*arguments, None, 0, C.byref(length))
     if status != OK:
         return status, ""
     buffer = C.create_string_buffer(length.value + 1)
-    status = function(*arguments, buffer, C.c_size_t(len(buffer)), None)
+    status = function(*arguments, buffer, len(buffer), None)
     return status, buffer.value.decode()
 
 
 def mask(seqlen_q, seqlen_k, **fields):
     return make(Mask, seqlen_q=seqlen_q, seqlen_k=seqlen_k, **fields)
+
+
+def mask_of(mask, describe):
+    """fm_mask of the Mask of any front; describe(name, x) is fm_tensor of its tensors, which have to stay."""
+    flags = (
+        (CAUSAL if mask.causal else 0)
+        | (0 if mask.q_offset is None else HAS_Q_OFFSET)
+        | (0 if mask.window is None else HAS_WINDOW)
+    )
+    left, right = mask.window or (-1, -1)
+    tensors = {"bounds": mask.bounds, "block_mask": mask.block_mask}
+    return make(
+        Mask,
+        flags=flags,
+        seqlen_q=mask.seqlen_q,
+        seqlen_k=mask.seqlen_k,
+        q_offset=mask.q_offset or 0,
+        window_left=left,
+        window_right=right,
+        **{name: describe(name, x) for name, x in tensors.items() if x is not None},
+    )
+
+
+def options(*, softmax_scale=None, deterministic=False, backend="auto", **fields):
+    """fm_options in Python's terms: None is the default scale, `backend` a string."""
+    return make(
+        Options,
+        flags=(DETERMINISTIC if deterministic else 0) | (0 if softmax_scale is None else HAS_SCALE),
+        softmax_scale=softmax_scale or 0.0,
+        backend=backend.encode(),
+        **fields,
+    )

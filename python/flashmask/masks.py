@@ -545,4 +545,4 @@ def from_dense(visible):
         visible = visible[None, None]
     if visible.shape[0] < 1 or visible.shape[1] < 1:
         raise ValueError(f"visible is {list(visible.shape)}; batch and heads must be at least 1")
-    return Mask(**_columns.from_dense(visible.bool()))
+    return Mask(**_columns.from_dense(visible))

@@ -15,8 +15,6 @@ from flashmask import capi
 ROOT = Path(__file__).resolve().parents[2]
 
 lib = capi.load()
-lib.fm_plan_build.argtypes = [C.c_void_p, C.c_void_p, C.c_size_t, C.c_void_p]
-lib.fm_forward.argtypes = lib.fm_backward.argtypes = [C.c_void_p, C.c_void_p, C.c_size_t, C.c_void_p]
 
 
 class CallError(RuntimeError):

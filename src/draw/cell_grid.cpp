@@ -48,16 +48,17 @@ CellGrid::CellGrid(const Mask& mask, const DrawOptions& options, int64_t max_cel
 
 void CellGrid::count_elements(const Mask& mask, const DrawOptions& options) {
   cells_.resize(static_cast<std::size_t>(rows_.parts() * keys_.parts()));
-  for_each_visible_column(mask, options.batch, options.head, rows_.step(), keys_.step(),
-                          [this](int64_t k, std::span<const int64_t> visible) {
-                            for (int64_t r = 0; r < rows_.parts(); ++r) {
-                              Cell& cell = cells_[static_cast<std::size_t>(r * keys_.parts() + k)];
-                              cell.elements = rows_.size(r) * keys_.size(k);
-                              cell.visible = visible[static_cast<std::size_t>(r)];
-                              statistics_.elements += cell.elements;
-                              statistics_.visible += cell.visible;
-                            }
-                          });
+  for_each_visible_column(
+      mask.view(), {.batch = options.batch, .head = options.head, .row_step = rows_.step(), .key_step = keys_.step()},
+      [this](int64_t k, int64_t, std::span<const int64_t> visible) {
+        for (int64_t r = 0; r < rows_.parts(); ++r) {
+          Cell& cell = cells_[static_cast<std::size_t>(r * keys_.parts() + k)];
+          cell.elements = rows_.size(r) * keys_.size(k);
+          cell.visible = visible[static_cast<std::size_t>(r)];
+          statistics_.elements += cell.elements;
+          statistics_.visible += cell.visible;
+        }
+      });
 }
 
 void CellGrid::count_tiles(const Mask& mask, const DrawOptions& options) {
@@ -65,7 +66,7 @@ void CellGrid::count_tiles(const Mask& mask, const DrawOptions& options) {
   statistics_.tiles = ceil_div(mask.seqlen_q(), options.tile.rows) * ceil_div(mask.seqlen_k(), options.tile.keys);
   if (cells_.empty()) return;
   RowCounter counter(rows_);
-  for_each_tile_column(mask, options.batch, options.head, options.tile,
+  for_each_tile_column(mask.view(), options.batch, options.head, options.tile,
                        [&](const TileColumn& column) { add_tile_column(column, counter); });
 }
 
@@ -98,7 +99,7 @@ void CellGrid::add_tile_column(const TileColumn& column, RowCounter& counter) {
 }
 
 int64_t checked_max_cells(const Mask& mask, const DrawOptions& options, int64_t otherwise) {
-  check_entry(mask, options.batch, options.head);
+  check_entry(mask.view(), options.batch, options.head);
   check_tile(options.tile);
   if (options.max_cells < 0 || options.max_cells > kMostCells) {
     throw_invalid("max_cells is ", options.max_cells, "; it must be between 0 (the default) and ", kMostCells);

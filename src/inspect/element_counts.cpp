@@ -23,18 +23,32 @@ std::vector<std::size_t> parts_around(const Partition& finer, const Partition& c
   return around;
 }
 
-/// Adds the rows that see one of the keys [begin, end), once for each key.
-void add_visible_rows(const rules::Columns& columns, int64_t begin, int64_t end, RowCounter& counter) {
-  counter.add_from(0, end - begin);
-  for (int64_t j = begin; j < end; ++j) {
-    rules::Interval hidden[4];
-    const int n = rules::merge(rules::hidden_rows(columns, static_cast<int32_t>(j)), hidden);
-    for (int k = 0; k < n; ++k) {
-      counter.add_from(hidden[k].begin, -1);
-      counter.add_from(hidden[k].end, 1);
-    }
+/// Takes away the rows that a key is hidden from.
+void take_hidden_rows(const rules::Columns& columns, int64_t key, RowCounter& counter) {
+  rules::Interval hidden[4];
+  const int n = rules::merge(rules::hidden_rows(columns, static_cast<int32_t>(key)), hidden);
+  for (int k = 0; k < n; ++k) {
+    counter.add_from(hidden[k].begin, -1);
+    counter.add_from(hidden[k].end, 1);
   }
 }
+
+/// The keys that are counted, ascending.
+class CountedKeys {
+ public:
+  CountedKeys(int64_t seqlen_k, int64_t most)
+      : seqlen_k_(seqlen_k), count_(most ? std::min(most, seqlen_k) : seqlen_k) {}
+
+  int64_t count() const { return count_; }
+  /// The middles of `count` equal parts; but the end, so that the last cell, which may be narrow, has a key.
+  int64_t operator[](int64_t n) const {
+    if (count_ == seqlen_k_) return n;
+    return n == count_ - 1 ? seqlen_k_ - 1 : (2 * n + 1) * seqlen_k_ / (2 * count_);
+  }
+
+ private:
+  int64_t seqlen_k_, count_;
+};
 
 /// A block mask packed into words of 64 row blocks, so that it can be read column by column.
 class KeptBlocks {
@@ -83,22 +97,23 @@ void classify_columns(const MaskView& view, int64_t batch, int64_t head, TileSha
 }
 
 /// The same under a block mask, whose blocks need not line up with the tiles: from the visible elements of every tile.
-void count_columns(const Mask& mask, int64_t batch, int64_t head, TileShape tile,
+void count_columns(const MaskView& mask, int64_t batch, int64_t head, TileShape tile,
                    const std::function<void(const TileColumn&)>& f) {
   // A tile beyond the end is as good as one that ends there, and its side multiplies without overflow.
-  tile = {.rows = std::min(tile.rows, std::max<int64_t>(mask.seqlen_q(), 1)),
-          .keys = std::min(tile.keys, std::max<int64_t>(mask.seqlen_k(), 1))};
-  const Partition rows(mask.seqlen_q(), tile.rows), keys(mask.seqlen_k(), tile.keys);
+  tile = {.rows = std::min(tile.rows, std::max<int64_t>(mask.seqlen_q, 1)),
+          .keys = std::min(tile.keys, std::max<int64_t>(mask.seqlen_k, 1))};
+  const Partition rows(mask.seqlen_q, tile.rows), keys(mask.seqlen_k, tile.keys);
   std::vector<uint64_t> live(static_cast<std::size_t>(ceil_div(rows.parts(), 64))), full(live.size());
-  for_each_visible_column(mask, batch, head, tile.rows, tile.keys, [&](int64_t c, std::span<const int64_t> visible) {
-    std::fill(live.begin(), live.end(), 0);
-    std::fill(full.begin(), full.end(), 0);
-    for (std::size_t r = 0; r < visible.size(); ++r) {
-      set_bit(live, r, visible[r] > 0);
-      set_bit(full, r, visible[r] == rows.size(static_cast<int64_t>(r)) * keys.size(c));
-    }
-    f({c, live, full});
-  });
+  for_each_visible_column(mask, {.batch = batch, .head = head, .row_step = tile.rows, .key_step = tile.keys},
+                          [&](int64_t c, int64_t, std::span<const int64_t> visible) {
+                            std::fill(live.begin(), live.end(), 0);
+                            std::fill(full.begin(), full.end(), 0);
+                            for (std::size_t r = 0; r < visible.size(); ++r) {
+                              set_bit(live, r, visible[r] > 0);
+                              set_bit(full, r, visible[r] == rows.size(static_cast<int64_t>(r)) * keys.size(c));
+                            }
+                            f({c, live, full});
+                          });
 }
 
 }  // namespace
@@ -136,7 +151,7 @@ std::span<const int64_t> RowCounter::take() {
   return counts_;
 }
 
-void check_entry(const Mask& mask, int64_t batch, int64_t head) {
+void check_entry(const MaskView& mask, int64_t batch, int64_t head) {
   if (batch >= 0 && batch < mask.batch() && head >= 0 && head < mask.heads()) return;
   throw_invalid("(batch ", batch, ", head ", head, ") is outside of the mask's [", mask.batch(), ", ", mask.heads(),
                 "]");
@@ -147,42 +162,49 @@ void check_tile(TileShape tile) {
     throw_invalid("tile is ", tile.rows, "x", tile.keys, "; both sides must be at least 1");
 }
 
-void for_each_visible_column(const Mask& mask, int64_t batch, int64_t head, int64_t row_step, int64_t key_step,
-                             const std::function<void(int64_t, std::span<const int64_t>)>& f) {
-  const MaskView& view = mask.view();
-  require_host(view, "the count of visible elements");
-  KeptBlocks blocks(view, batch, head);
-  const Partition row_cells(view.seqlen_q, row_step), key_cells(view.seqlen_k, key_step);
+void for_each_visible_column(const MaskView& mask, const Cells& cells,
+                             const std::function<void(int64_t, int64_t, std::span<const int64_t>)>& f) {
+  require_host(mask, "the count of visible elements");
+  KeptBlocks blocks(mask, cells.batch, cells.head);
+  const Partition row_cells(mask.seqlen_q, cells.row_step), key_cells(mask.seqlen_k, cells.key_step);
   // Under a block mask, counted in parts that lie within one cell and one block.
   const int64_t block = blocks.all() ? 0 : kBlockMaskSize;
-  const Partition row_parts(view.seqlen_q, row_step, block), key_parts(view.seqlen_k, key_step, block);
+  const Partition row_parts(mask.seqlen_q, cells.row_step, block), key_parts(mask.seqlen_k, cells.key_step, block);
   const std::vector<std::size_t> row_cell = parts_around(row_parts, row_cells),
-                                 row_block = parts_around(row_parts, Partition(view.seqlen_q, kBlockMaskSize));
-  const rules::Columns column = columns(view, batch, head);
+                                 row_block = parts_around(row_parts, Partition(mask.seqlen_q, kBlockMaskSize));
+  const rules::Columns column = columns(mask, cells.batch, cells.head);
+  const CountedKeys keys(mask.seqlen_k, cells.most_keys);
   RowCounter counter(row_parts);
   std::vector<int64_t> visible(static_cast<std::size_t>(row_cells.parts()));
-  for (int64_t p = 0; p < key_parts.parts(); ++p) {
-    add_visible_rows(column, key_parts.begin(p), key_parts.end(p), counter);
-    const std::span<const int64_t> seen = counter.take();
-    const std::span<const uint64_t> kept = blocks.column(key_parts.begin(p) / kBlockMaskSize);
-    for (std::size_t r = 0; r < seen.size(); ++r) {
-      const auto is_kept = static_cast<int64_t>(kept[row_block[r] / 64] >> (row_block[r] % 64) & 1);
-      visible[row_cell[r]] += is_kept * seen[r];  // a branch would be mispredicted in a random block mask
+  int64_t in_cell = 0;
+  for (int64_t p = 0, next = 0; p < key_parts.parts(); ++p) {
+    const int64_t first = next;
+    for (; next < keys.count() && keys[next] < key_parts.end(p); ++next) take_hidden_rows(column, keys[next], counter);
+    if (next > first) {
+      counter.add_from(0, next - first);
+      const std::span<const int64_t> seen = counter.take();
+      const std::span<const uint64_t> kept = blocks.column(key_parts.begin(p) / kBlockMaskSize);
+      for (std::size_t r = 0; r < seen.size(); ++r) {
+        const auto is_kept = static_cast<int64_t>(kept[row_block[r] / 64] >> (row_block[r] % 64) & 1);
+        visible[row_cell[r]] += is_kept * seen[r];  // a branch would be mispredicted in a random block mask
+      }
+      in_cell += next - first;
     }
     const int64_t key_cell = key_cells.part_of(key_parts.begin(p));
     if (key_parts.end(p) != key_cells.end(key_cell)) continue;
-    f(key_cell, visible);
+    f(key_cell, in_cell, visible);
     std::fill(visible.begin(), visible.end(), 0);
+    in_cell = 0;
   }
 }
 
-void for_each_tile_column(const Mask& mask, int64_t batch, int64_t head, TileShape tile,
+void for_each_tile_column(const MaskView& mask, int64_t batch, int64_t head, TileShape tile,
                           const std::function<void(const TileColumn&)>& f) {
-  require_host(mask.view(), "the count of tiles");
-  if (mask.has_block_mask()) {
+  require_host(mask, "the count of tiles");
+  if (mask.block_mask) {
     count_columns(mask, batch, head, tile, f);
   } else {
-    classify_columns(mask.view(), batch, head, tile, f);
+    classify_columns(mask, batch, head, tile, f);
   }
 }
 

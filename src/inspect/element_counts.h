@@ -57,15 +57,23 @@ class RowCounter {
 };
 
 /// Throws unless the mask has this batch entry and head.
-void check_entry(const Mask& mask, int64_t batch, int64_t head);
+void check_entry(const MaskView& mask, int64_t batch, int64_t head);
 /// Throws unless both sides are at least 1.
 void check_tile(TileShape tile);
 
-/// Calls f(key cell, visible elements of each of its row cells) for every column of cells of `row_step` x `key_step`
-/// elements, ascending. Exact, the block mask included; linear in the lengths, the number of cells and the size
-/// of the block mask.
-void for_each_visible_column(const Mask& mask, int64_t batch, int64_t head, int64_t row_step, int64_t key_step,
-                             const std::function<void(int64_t, std::span<const int64_t>)>& f);
+/// Cells of row_step x key_step elements of one batch entry and head. most_keys: of a longer sequence only as many keys
+/// are counted, at equal distances and the last of all; 0 counts all.
+struct Cells {
+  int64_t batch = 0, head = 0;
+  int64_t row_step = 1, key_step = 1;
+  int64_t most_keys = 0;
+};
+
+/// Calls f(key cell, keys counted in it, visible elements of each of its row cells) for every column of cells,
+/// ascending. What is counted is counted exactly, the block mask included; linear in the number of rows and keys, the
+/// number of cells and the size of the block mask.
+void for_each_visible_column(const MaskView& mask, const Cells& cells,
+                             const std::function<void(int64_t, int64_t, std::span<const int64_t>)>& f);
 
 /// One column of tiles: bit r % 64 of word r / 64 says whether row tile r is live / full.
 struct TileColumn {
@@ -74,7 +82,7 @@ struct TileColumn {
 };
 
 /// Calls f for every column of tiles, ascending; as linear.
-void for_each_tile_column(const Mask& mask, int64_t batch, int64_t head, TileShape tile,
+void for_each_tile_column(const MaskView& mask, int64_t batch, int64_t head, TileShape tile,
                           const std::function<void(const TileColumn&)>& f);
 
 /// Calls f(begin, end) for every run of set bits, ascending.

@@ -25,9 +25,10 @@ void add_tiles(const TileColumn& column, MaskStatistics& sum) {
 void add_visible(const Mask& mask, int64_t batch, int64_t head, MaskStatistics& sum) {
   // In one cell that holds everything.
   const int64_t rows = std::max<int64_t>(mask.seqlen_q(), 1), keys = std::max<int64_t>(mask.seqlen_k(), 1);
-  for_each_visible_column(mask, batch, head, rows, keys, [&sum](int64_t, std::span<const int64_t> visible) {
-    for (const int64_t count : visible) sum.visible += count;
-  });
+  for_each_visible_column(mask.view(), {.batch = batch, .head = head, .row_step = rows, .key_step = keys},
+                          [&sum](int64_t, int64_t, std::span<const int64_t> visible) {
+                            for (const int64_t count : visible) sum.visible += count;
+                          });
 }
 
 /// first * ... * rest, or an error that says what is too many.
@@ -54,7 +55,7 @@ MaskStatistics statistics(const Mask& mask, TileShape tile) {
   for (int64_t b = 0; b < mask.batch(); ++b) {
     for (int64_t h = 0; h < mask.heads(); ++h) {
       add_visible(mask, b, h, sum);
-      for_each_tile_column(mask, b, h, tile, [&sum](const TileColumn& column) { add_tiles(column, sum); });
+      for_each_tile_column(mask.view(), b, h, tile, [&sum](const TileColumn& column) { add_tiles(column, sum); });
     }
   }
   return sum;

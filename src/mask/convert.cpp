@@ -10,6 +10,7 @@
 #include "mask/hidden_columns.h"
 #include "mask/host_only.h"
 #include "mask/mask_tensors.h"
+#include "mask/vector_form.h"
 #include "mask/view.h"
 
 namespace flashmask {
@@ -79,6 +80,51 @@ class DenseReader {
   int64_t row_stride_, key_stride_, seqlen_q_, seqlen_k_;
 };
 
+HiddenColumns read_dense(const TensorView& visible) {
+  if ((visible.dtype != DataType::kBool && visible.dtype != DataType::kUInt8) ||
+      (visible.rank != 2 && visible.rank != 4)) {
+    throw_invalid("visible is ", describe(visible),
+                  "; it must be bool or uint8, [seqlen_q, seqlen_k] or [batch, heads, seqlen_q, seqlen_k]");
+  }
+  const bool flat = visible.rank == 2;
+  const std::size_t q = flat ? 0 : 2;
+  const int64_t batch = flat ? 1 : visible.shape[0], heads = flat ? 1 : visible.shape[1];
+  const int64_t seqlen_q = visible.shape[q], seqlen_k = visible.shape[q + 1];
+  if (batch < 1 || heads < 1 || seqlen_q < 0 || seqlen_k < 0 || seqlen_q > kMaxSeqlen || seqlen_k > kMaxSeqlen)
+    throw_invalid("visible is ", describe(visible), "; batch and heads must be at least 1, lengths between 0 and ",
+                  kMaxSeqlen);
+  check_extent("visible", visible);
+  if (visible.device.kind != Device::Kind::kCpu)
+    throw_invalid("visible is on a CUDA device; it is read here and must be in host memory");
+  check_data("visible", visible);
+  const bool empty = seqlen_q == 0 || seqlen_k == 0;
+  HiddenColumns columns(seqlen_q, seqlen_k, batch, heads);
+  const auto* data = static_cast<const uint8_t*>(visible.data);
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const int64_t at = flat || empty ? 0 : b * visible.stride[0] + h * visible.stride[1];
+      DenseReader(data + at, visible.stride[q], visible.stride[q + 1], seqlen_q, seqlen_k).append_to(columns);
+    }
+  }
+  return columns;
+}
+
+/// The fewest intervals beside the tightest band.
+MaskParts fit_dense(const HiddenColumns& columns) {
+  const int64_t q_offset = columns.seqlen_k() - columns.seqlen_q();
+  return fit_two_intervals(columns, columns.tightest_bands(q_offset), q_offset, "the dense mask");
+}
+
+/// At most one interval, in (lts, lte).
+StartEndRowIndices write_causal(const MaskParts& parts) {
+  return write_indices(parts, true, parts.lte.empty() ? 1 : 2);
+}
+
+/// Of the layout with the fewest vectors.
+StartEndRowIndices write_plain(const MaskParts& parts) {
+  return write_indices(parts, false, parts.lte.empty() && parts.uts.empty() ? 2 : 4);
+}
+
 }  // namespace
 
 Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q,
@@ -124,43 +170,28 @@ StartEndRowIndices to_startend_row_indices(const Mask& mask) {
   const int64_t bottom_right = mask.seqlen_k() - mask.seqlen_q();  // what `causal` means in FlashMask's call
   if (columns.contains_outside_of(Band::causal(), bottom_right)) {
     if (const auto parts = try_fit(columns, Band::causal(), bottom_right, 1, Layout::kFewestIntervals)) {
-      return write_indices(*parts, true, parts->lte.empty() ? 1 : 2);
+      return write_causal(*parts);
     }
   }
   const std::array none{Band::none()};
-  const MaskParts parts =
-      fit_two_intervals(columns, none, bottom_right, "the mask without a band", Layout::kFewestVectors);
-  return write_indices(parts, false, parts.lte.empty() && parts.uts.empty() ? 2 : 4);
+  return write_plain(fit_two_intervals(columns, none, bottom_right, "the mask without a band", Layout::kFewestVectors));
 }
 
-Mask from_dense(const TensorView& visible) {
-  if ((visible.dtype != DataType::kBool && visible.dtype != DataType::kUInt8) ||
-      (visible.rank != 2 && visible.rank != 4)) {
-    throw_invalid("visible is ", describe(visible),
-                  "; it must be bool or uint8, [seqlen_q, seqlen_k] or [batch, heads, seqlen_q, seqlen_k]");
-  }
-  const bool flat = visible.rank == 2;
-  const std::size_t q = flat ? 0 : 2;
-  const int64_t batch = flat ? 1 : visible.shape[0], heads = flat ? 1 : visible.shape[1];
-  const int64_t seqlen_q = visible.shape[q], seqlen_k = visible.shape[q + 1];
-  if (batch < 1 || heads < 1 || seqlen_q < 0 || seqlen_k < 0 || seqlen_q > kMaxSeqlen || seqlen_k > kMaxSeqlen)
-    throw_invalid("visible is ", describe(visible), "; batch and heads must be at least 1, lengths between 0 and ",
-                  kMaxSeqlen);
-  check_extent("visible", visible);
-  if (visible.device.kind != Device::Kind::kCpu)
-    throw_invalid("visible is on a CUDA device; it is read here and must be in host memory");
-  check_data("visible", visible);
-  const bool empty = seqlen_q == 0 || seqlen_k == 0;
-  HiddenColumns columns(seqlen_q, seqlen_k, batch, heads);
-  const auto* data = static_cast<const uint8_t*>(visible.data);
-  for (int64_t b = 0; b < batch; ++b) {
-    for (int64_t h = 0; h < heads; ++h) {
-      const int64_t at = flat || empty ? 0 : b * visible.stride[0] + h * visible.stride[1];
-      DenseReader(data + at, visible.stride[q], visible.stride[q + 1], seqlen_q, seqlen_k).append_to(columns);
-    }
-  }
-  const int64_t q_offset = seqlen_k - seqlen_q;
-  return Mask(fit_two_intervals(columns, columns.tightest_bands(q_offset), q_offset, "the dense mask"));
+Mask from_dense(const TensorView& visible) { return Mask(fit_dense(read_dense(visible))); }
+
+VectorForm vector_form_of_dense(const TensorView& visible) {
+  const HiddenColumns columns = read_dense(visible);
+  const MaskParts parts = fit_dense(columns);
+  const auto [lo, hi] = parts.band;
+  VectorForm form{.seqlen_q = parts.seqlen_q};
+  const bool causal = hi && parts.uts.empty() && parts.ute.empty();
+  form.indices = causal ? write_causal(parts)
+                        : write_plain(*try_fit(columns, parts.band, *parts.q_offset, 2, Layout::kFewestVectors));
+  if (parts.lts.empty() && parts.lte.empty() && parts.uts.empty() && parts.ute.empty()) form.indices.vectors = 0;
+  if (const int64_t edge = hi.value_or(lo.value_or(0))) form.q_offset = *parts.q_offset + edge;
+  if (lo) form.window = {hi ? *hi - *lo : 0, hi ? 0 : -1};
+  if (hi && !lo && !causal) form.window = {-1, 0};
+  return form;
 }
 
 std::vector<uint8_t> to_dense(const Mask& mask) {

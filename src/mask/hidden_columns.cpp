@@ -194,7 +194,8 @@ MaskParts fit_two_intervals(const HiddenColumns& columns, std::span<const Band> 
     const int64_t j = need.first_misfit % columns.seqlen_k(), bh = need.first_misfit / columns.seqlen_k();
     throw Error(ErrorCode::kUnrepresentable,
                 message(what, " does not fit two row intervals per key column: (batch ", bh / columns.heads(),
-                        ", head ", bh % columns.heads(), ", column ", j, ") needs ", need.misfit_needs));
+                        ", head ", bh % columns.heads(), ", column ", j, ") needs ", need.misfit_needs),
+                j);
   }
   return write_intervals(columns, *best, q_offset, need.most, layout);
 }

@@ -104,6 +104,10 @@ MaskView view_of(const MaskTensors& mask, Of of) {
   return view;
 }
 
+bool can_be_borrowed(const MaskTensors& mask) {
+  return is_contiguous(mask.indices) && is_contiguous(mask.block_mask) && mask.block_mask.dtype != DataType::kInt32;
+}
+
 std::array<const int32_t* MaskView::*, 4> vector_order(bool causal, int64_t vectors) {
   if (causal && vectors == 1) return {&MaskView::lts};
   if (causal && vectors == 2) return {&MaskView::lts, &MaskView::lte};

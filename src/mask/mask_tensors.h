@@ -27,6 +27,9 @@ enum class Of { kShapes, kContents };
 /// of 0 if the mask has some. Allocates nothing.
 MaskView view_of(const MaskTensors& mask, Of of);
 
+/// Whether the tensors lie as a view of their contents needs them.
+bool can_be_borrowed(const MaskTensors& mask);
+
 /// The vectors of a MaskView in the order in which indices of `vectors` of them hold them, the rest null. Throws if no
 /// form has that many.
 std::array<const int32_t* MaskView::*, 4> vector_order(bool causal, int64_t vectors);

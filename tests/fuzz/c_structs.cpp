@@ -434,6 +434,8 @@ class Calls {
     expect_taken(shapes);
     build_plan(shapes == FM_OK);
     to_dense(shapes == FM_OK);
+    from_dense();
+    if (shapes == FM_OK && mask_readable_) inspect();
   }
 
   void build_plan(bool shapes_fit) {
@@ -478,6 +480,47 @@ class Calls {
     const fm_status status = judged(fm_mask_to_dense(mask_, visible));
     expect_taken(status);
     require((shapes_fit && !differs) || status != FM_OK, "a matrix has the shape of its mask, whose shapes are right");
+  }
+
+  void from_dense() {
+    if (!drawn_.readable(drawn_.visible)) return;
+    const fm_tensor& v = drawn_.visible;
+    const bool has_room = v.ndim == 4 && std::min({v.shape[0], v.shape[1], v.shape[3]}) > 0 &&
+                          std::max({v.shape[0], v.shape[1], v.shape[3]}) <= static_cast<int64_t>(kMostBytes) &&
+                          v.shape[0] * v.shape[1] <= static_cast<int64_t>(kMostBytes) / v.shape[3];
+    fm_mask out = has_room ? room_for(v.shape[0], v.shape[1], v.shape[3]) : drawn_.mask;
+    const fm_status status = judged(fm_mask_from_dense(&v, copied(out)));
+    require(has_room || status != FM_OK, "there is no room for the vectors");
+  }
+
+  /// A mask with room for vectors.
+  fm_mask room_for(int64_t batch, int64_t heads, int64_t seqlen_k) {
+    fm_mask out{};
+    out.struct_size = sizeof(out);
+    lay_out(out.bounds, FM_INT32, {batch, heads, seqlen_k, 4});
+    out.bounds.data = memory_.take(static_cast<std::size_t>(batch * heads * seqlen_k) * 16);
+    return out;
+  }
+
+  void inspect() {
+    const fm_mask& m = drawn_.mask;
+    if (m.struct_size != sizeof(m) || m.seqlen_q > 4096 || m.seqlen_k > 4096) return;
+    const bool has_vectors = m.bounds.dtype != FM_NONE && m.bounds.ndim == 4;
+    fm_mask out = room_for(has_vectors ? m.bounds.shape[0] : 1, has_vectors ? m.bounds.shape[1] : 1, m.seqlen_k);
+    judged(fm_mask_to_startend(mask_, copied(out)));
+    fm_statistics sums{};
+    sums.struct_size = sizeof(sums);
+    sums.tile_rows = drawn_.null_struct;
+    expect_taken(judged(fm_mask_statistics(mask_, &sums)));
+    const std::size_t cells = static_cast<std::size_t>((m.seqlen_q + 99) / 100 * ((m.seqlen_k + 63) / 64));
+    fm_cells counted{};
+    counted.struct_size = sizeof(counted);
+    counted.row_step = 100;
+    counted.key_step = 64;
+    counted.most_keys = drawn_.plan_header;
+    counted.count = static_cast<int64_t>(cells);
+    counted.visible = reinterpret_cast<int64_t*>(memory_.take(cells * 8));
+    expect_taken(judged(fm_mask_count_cells(mask_, &counted)));
   }
 
   void of_attention() {

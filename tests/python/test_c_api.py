@@ -6,6 +6,7 @@ import ctypes as C
 import numpy as np
 import pytest
 from flashmask import capi
+from flashmask.errors import UnrepresentableMaskError, UnsupportedError
 
 lib = capi.load()
 
@@ -80,6 +81,47 @@ def assert_matches(got, want):
         finite = np.isfinite(b)
         assert np.array_equal(a[~finite], b[~finite]), name
         assert np.abs(a[finite] - b[finite]).max() <= 1e-5 * np.abs(b[finite]).max(), name
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_library_that_is_not_there(named, monkeypatch, tmp_path):
+    monkeypatch.setattr(capi, "__file__", str(tmp_path / "capi.py"))
+    monkeypatch.setenv("FLASHMASK_LIBRARY", str(tmp_path / "named.so") if named else "")
+    with pytest.raises(ImportError, match="(?s)named.so is not there.*FLASHMASK_LIBRARY" if named else "libflashmask"):
+        capi.load.__wrapped__()
+
+
+def test_the_library_is_loaded_once():
+    assert capi.load() is lib
+
+
+@pytest.mark.parametrize(
+    "fields, raised, words",
+    [
+        ({"struct_size": 1}, ValueError, "args->struct_size is 1"),
+        ({"reserved": 7}, UnsupportedError, "args->reserved is 7"),
+        ({"q": np.zeros((8, 8), np.float32)}, ValueError, "4 dimensions"),
+    ],
+)
+def test_a_status_becomes_the_exception_that_it_means(fields, raised, words):
+    status, _ = forward_error(**fields)
+    with pytest.raises(raised, match=words):
+        capi.check(status)
+
+
+@pytest.mark.parametrize(
+    "status, raised",
+    [
+        (capi.UNREPRESENTABLE, UnrepresentableMaskError),
+        (capi.NO_DEVICE, RuntimeError),
+        (capi.OUT_OF_MEMORY, MemoryError),
+        (capi.INTERNAL, RuntimeError),
+    ],
+)
+def test_the_exception_of_each_status(status, raised):
+    with pytest.raises(Exception) as error:
+        capi.check(status)
+    assert type(error.value) is raised
 
 
 def test_version():

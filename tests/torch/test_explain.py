@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """explain names what runs, why something does not, and the nearest call that does; it never raises for the call."""
 
-import sys
-
 import flashmask
 import pytest
 import torch
 from dense_reference import assert_close
 from devices import DEVICE, DTYPE, ON_CUDA, cpu_only, tolerance_of
+from flashmask import _explain, capi
+from mask_cases import draw_mask
 
 NAME = str(DTYPE).removeprefix("torch.")
 BACKEND = DEVICE.type
@@ -55,6 +55,13 @@ def test_what_is_executed_agrees_with_the_plan():
     assert ("unknown (the mask is on the device) of 288 of 128x128" if ON_CUDA else "72 of 528") in text
 
 
+@pytest.mark.parametrize("longest", [300, 9000])
+def test_the_tiles_of_a_plan_are_those_of_the_statistics(rng, longest):
+    mask = draw_mask(rng, longest)
+    stats, plan = mask.stats(), bytes(mask.plan("cpu").tolist())
+    assert _explain.tile_counts(plan) == (stats.full_tiles, stats.partial_tiles, stats.empty_tiles)
+
+
 def test_no_mask():
     assert "none: every row sees every key" in flashmask.explain(*make())
 
@@ -94,11 +101,10 @@ def test_the_nearest_call(dtype, backend, nearest):
 
 def test_padding_is_proposed(monkeypatch):
     """As on a device that takes bfloat16 of head_dim 128 only."""
-    module = sys.modules[flashmask.explain.__module__]
     taken = lambda call, struct: (
-        "" if call.q.dtype == torch.bfloat16 and call.q.shape[3] == call.v.shape[3] == 128 else "not taken"
+        "" if call.q.dtype == "bfloat16" and call.q.shape[3] == call.v.shape[3] == 128 else "not taken"
     )
-    monkeypatch.setattr(module, "_refusal", taken)
+    monkeypatch.setattr(_explain, "refusal", taken)
     text = flashmask.explain(*make(dim=80, dtype=torch.float32, dim_v=40))
     assert text.endswith(
         "nearest   cast query, key and value to bfloat16; pad head_dim with zeros to 128, "
@@ -151,18 +157,17 @@ def test_wrong_tensors():
     q, k, v = make()
     assert f"refused   k is {NAME} [2, 300, 2, 32]" in flashmask.explain(q, k[..., :32], v)
     assert "refused   q is int32" in flashmask.explain(q.int(), k.int(), v.int())
-    assert "refused   torch.int64 is not supported" in flashmask.explain(q.long(), k.long(), v.long())
+    assert "refused   int16 is not supported" in flashmask.explain(q.short(), k.short(), v.short())
 
 
 @cpu_only("what is near on CUDA is the CPU")
 def test_backward_that_is_refused(monkeypatch):
-    module = sys.modules[flashmask.explain.__module__]
-    refusal = module._refusal
+    refusal = _explain.refusal
     monkeypatch.setattr(
-        module,
-        "_refusal",
+        _explain,
+        "refusal",
         lambda call, struct: (
-            "not yet" if struct is module.capi.BackwardArgs and call.backend == "auto" else refusal(call, struct)
+            "not yet" if struct is capi.BackwardArgs and call.backend == "auto" else refusal(call, struct)
         ),
     )
     q, k, v = make()

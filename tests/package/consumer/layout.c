@@ -121,3 +121,26 @@ AT(fm_backward_args, plan_bytes, 984);
 AT(fm_backward_args, dense_mask, 992);
 AT(fm_backward_args, dsink, 1088);
 ENDS_WITH(fm_backward_args, dsink);
+
+AT(fm_statistics, struct_size, 0);
+AT(fm_statistics, reserved, 4);
+AT(fm_statistics, tile_rows, 8);
+AT(fm_statistics, tile_keys, 16);
+AT(fm_statistics, elements, 24);
+AT(fm_statistics, visible, 32);
+AT(fm_statistics, tiles, 40);
+AT(fm_statistics, full_tiles, 48);
+AT(fm_statistics, partial_tiles, 56);
+ENDS_WITH(fm_statistics, partial_tiles);
+
+AT(fm_cells, struct_size, 0);
+AT(fm_cells, reserved, 4);
+AT(fm_cells, batch, 8);
+AT(fm_cells, head, 16);
+AT(fm_cells, row_step, 24);
+AT(fm_cells, key_step, 32);
+AT(fm_cells, most_keys, 40);
+AT(fm_cells, visible, 48);
+AT(fm_cells, elements, 56);
+AT(fm_cells, count, 64);
+ENDS_WITH(fm_cells, count);

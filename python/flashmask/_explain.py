@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What explain says, in every front: the words, and the search for the nearest call that some backend takes.
+
+A front describes its arrays (Array), its call (Call), its mask (any object with the attributes of Mask) and the mask's
+plan (Plan). Nothing here knows what library the arrays are of.
+"""
+
+import ctypes as C
+import itertools
+import json
+import struct
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from . import capi
+from .errors import UnsupportedError
+
+_VECTORS = {(True, 1): "LTS", (True, 2): "LTS, LTE", (False, 2): "LTS, UTE", (False, 4): "LTS, LTE, UTS, UTE"}
+_NOWHERE = 1 << 12  # the address of memory that will not be touched
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array, or with `pointer` None its form alone. `dtype` and `device` are names, as "float32" and "cuda:0"."""
+
+    shape: tuple
+    dtype: str
+    device: str = ""
+    stride: tuple | None = None  # None: contiguous
+    pointer: int | None = None
+
+    def described(self):
+        """fm_tensor."""
+        try:
+            number = capi.dtype_of(self.dtype)
+        except KeyError:
+            raise UnsupportedError(
+                f"{self.dtype} is not supported; query, key and value must be bfloat16, float16, float32 or float64"
+            ) from None
+        return capi.device_tensor(self.pointer or _NOWHERE, number, self.shape, self.stride)
+
+    def padded(self, dim):
+        return replace(self, shape=(*self.shape[:3], dim), stride=None)
+
+
+class Plan(NamedTuple):
+    """A mask's plan where the call is, and its bytes."""
+
+    pointer: int
+    contents: bytes
+
+
+@dataclass(frozen=True)
+class Call:
+    """What decides which backend takes a call. q, k and v are Arrays, BSHD; `device` and `stream` are fm_options'."""
+
+    q: Array
+    k: Array
+    v: Array
+    backend: str
+    deterministic: bool
+    softmax_scale: float | None
+    needs_gradient: bool
+    max_ctas: int = 0
+    threads: int = 0
+    device: int = 0
+    stream: int | None = None
+
+    def map(self, function):
+        """The call with function(x) in place of q, k and v."""
+        return replace(self, q=function(self.q), k=function(self.k), v=function(self.v))
+
+    def options(self):
+        names = "softmax_scale", "deterministic", "backend", "max_ctas", "threads", "device", "stream"
+        return capi.options(**{name: getattr(self, name) for name in names})
+
+    def arguments(self, kind, **fields):
+        """fm_forward_args or fm_backward_args. Outputs are described, not allocated: nothing writes them."""
+        batch, rows, heads, _ = self.q.shape
+        out = Array((batch, rows, heads, self.v.shape[3]), self.q.dtype)
+        lse = Array((batch, heads, rows), "float64" if self.q.dtype == "float64" else "float32")
+        arrays = {"q": self.q, "k": self.k, "v": self.v, "out": out, "lse": lse}
+        if kind is capi.BackwardArgs:
+            arrays["dout"] = out
+            arrays.update({f"d{name}": Array(arrays[name].shape, arrays[name].dtype) for name in "qkv"})
+        return capi.make(kind, **{name: x.described() for name, x in arrays.items()}, **fields)
+
+
+def explain(prepare):
+    """The text of prepare()'s (Call, mask, fm_mask, Plan), or of what it refuses."""
+    try:
+        return "\n".join(_lines(*prepare()))
+    except (UnsupportedError, ValueError, TypeError) as error:
+        return f"refused   {error}"
+
+
+def host_plan(fm_mask):
+    """The plan of a mask in host memory, and the buffer that holds it."""
+    size = C.c_size_t()
+    capi.check(capi.load().fm_plan_bytes(C.byref(fm_mask), C.byref(size)))
+    buffer = (C.c_uint64 * (-(-size.value // 8)))()
+    capi.check(capi.load().fm_plan_build(C.byref(fm_mask), buffer, size, None))
+    return Plan(C.addressof(buffer), bytes(buffer)[: size.value]), buffer
+
+
+def _lines(call, mask, fm_mask, plan):
+    for name, x in (("query", call.q), ("key", call.k), ("value", call.v)):
+        yield f"{name:9} {list(x.shape)} {x.dtype} on {x.device}"
+    yield f"mask      {_describe(mask)}"
+    full, partial, empty = tile_counts(plan.contents)
+    yield f"tiles     {full + partial + empty} of 128x128: {full} full, {partial} partial, {empty} skipped"
+    forward = refusal(call, capi.ForwardArgs)
+    if forward:
+        yield from _refused("forward", call, capi.ForwardArgs, forward)
+        return
+    yield from _taken("forward", _explanation(call, fm_mask, plan, capi.ForwardArgs))
+    if not call.needs_gradient:
+        yield "backward  not needed: neither query nor key nor value requires a gradient"
+    elif backward := refusal(call, capi.BackwardArgs):
+        yield from _refused("backward", call, capi.BackwardArgs, backward)
+    else:
+        yield from _taken("backward", _explanation(call, fm_mask, plan, capi.BackwardArgs))
+        if call.deterministic:
+            yield f"{'':9} the same bits in every run"
+
+
+def _taken(direction, lines):
+    for line, name in zip(lines, itertools.chain([direction], itertools.repeat(""))):
+        yield f"{name:9} {line}"
+
+
+def _describe(mask):
+    """The parts of a mask in words."""
+    parts = ["causal"] if mask.causal else []
+    if mask.window is not None:
+        left, right = ("any" if side == -1 else side for side in mask.window)
+        parts.append(f"window of {left} keys before and {right} after the row's own")
+    if mask.bounds is not None:
+        batch, heads, _, vectors = mask.bounds.shape
+        parts.append(f"{_VECTORS[mask.causal, vectors]} of each key, batch {batch}, heads {heads}")
+    if mask.block_mask is not None:
+        parts.append(f"block mask {list(mask.block_mask.shape)}")
+    if mask.causal or mask.window is not None:
+        parts.append(f"row 0 at key {mask.seqlen_k - mask.seqlen_q if mask.q_offset is None else mask.q_offset}")
+    return "; ".join(parts) or "none: every row sees every key"
+
+
+# --- Tiles --------------------------------------------------------------------------------------------
+
+
+def tile_counts(plan):
+    """(full, partial, empty) tiles of 128 x 128, from the bytes of a plan, over all batch entries and heads.
+
+    A plan begins with six words, of which the second to fifth are seqlen_q, seqlen_k, batch and heads; then come, for
+    each mask and granule of 64 rows, bits of its blocks of 128 keys: those with something visible, and then, in another
+    section, those with everything visible.
+    """
+    seqlen_q, seqlen_k, batch, heads = struct.unpack_from("<4q", plan, 8)
+    granules, blocks, masks = -(-seqlen_q // 64), -(-seqlen_k // 128), batch * heads
+    row_bytes = 8 * -(-blocks // 64)
+    begin, section = 48, masks * granules * row_bytes
+
+    def bits(at):
+        return int.from_bytes(plan[at : at + row_bytes], "little")
+
+    full = live = 0
+    for mask, granule in itertools.product(range(masks), range(0, granules, 2)):
+        rows = range(granule, min(granule + 2, granules))
+        at = [begin + (mask * granules + row) * row_bytes for row in rows]
+        live += (bits(at[0]) | bits(at[-1])).bit_count()
+        full += (bits(at[0] + section) & bits(at[-1] + section)).bit_count()
+    return full, live - full, masks * -(-granules // 2) * blocks - live
+
+
+# --- The library's word ---------------------------------------------------------------------------
+
+
+def _head_dims():
+    """Those that the library has GPU kernels of, with v as wide as k."""
+    status, text = capi.text_of(capi.load().fm_kernels_json)
+    capi.check(status)
+    found = {
+        (kernel["head_dim"], kernel["head_dim_v"]) for kernel in json.loads(text)["kernels"] if kernel["op"] != "plan"
+    }
+    return sorted(dim for dim, dim_v in found if dim == dim_v)
+
+
+def _explanation(call, fm_mask, plan, kind):
+    """Lines of fm_explain or fm_explain_backward for a call that a backend takes."""
+    library = capi.load()
+    explain_call = library.fm_explain if kind is capi.ForwardArgs else library.fm_explain_backward
+    arguments = call.arguments(kind, mask=C.pointer(fm_mask), plan=plan.pointer, plan_bytes=len(plan.contents))
+    status, text = capi.text_of(explain_call, C.byref(arguments), C.byref(call.options()))
+    capi.check(status)
+    return text.splitlines()
+
+
+def refusal(call, kind):
+    """Why no backend takes a call of these shapes, or "".
+
+    The mask is left out: its contents would be read, and it decides nothing here.
+    Raises ValueError if no backend ever could.
+    """
+    library, size = capi.load(), C.c_size_t()
+    query = library.fm_forward_workspace if kind is capi.ForwardArgs else library.fm_backward_workspace
+    status = query(C.byref(call.arguments(kind)), C.byref(call.options()), C.byref(size))
+    if status in (capi.UNSUPPORTED, capi.NO_DEVICE):
+        return library.fm_last_error().decode()
+    capi.check(status)
+    return ""
+
+
+# --- The nearest call that some backend takes ---------------------------------------------------------
+
+
+def _alternatives(call):
+    """(what to do, the call after it), the smallest changes first."""
+    if call.backend != "auto":
+        yield "leave backend at 'auto'", lambda c: replace(c, backend="auto")
+    if call.q.dtype == "float64":
+        yield "cast query, key and value to float32", lambda c: c.map(lambda x: replace(x, dtype="float32"))
+    if call.q.dtype not in ("bfloat16", "float16"):
+        yield "cast query, key and value to bfloat16", lambda c: c.map(lambda x: replace(x, dtype="bfloat16"))
+    longest = max(call.q.shape[3], call.v.shape[3])
+    for dim in _head_dims():
+        if dim >= longest and {call.q.shape[3], call.v.shape[3]} != {dim}:
+            yield (
+                f"pad head_dim with zeros to {dim}, "
+                f"pass softmax_scale={call.q.shape[3]}**-0.5 and cut the result to head_dim_v",
+                lambda c, dim=dim: c.map(lambda x: x.padded(dim)),
+            )
+    yield "make query, key and value contiguous", lambda c: c.map(lambda x: replace(x, stride=None))
+    if call.device != capi.DEVICE_CPU:
+        yield "move everything to the CPU", lambda c: replace(c, device=capi.DEVICE_CPU, stream=None)
+    yield "pass backend='reference' (slow)", lambda c: replace(c, backend="reference")
+
+
+def _refused(direction, call, kind, reason):
+    yield f"{direction:9} refused: {reason}"
+    shapes = call.map(lambda x: replace(x, pointer=None))
+    changes = list(_alternatives(shapes))
+    for count in (1, 2, 3):
+        for chosen in itertools.combinations(changes, count):
+            changed = shapes
+            for _, change in chosen:
+                changed = change(changed)
+            if not refusal(changed, kind):
+                yield f"nearest   {'; '.join(what for what, _ in chosen)}"
+                return
+    yield "nearest   none"

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <tuple>
+#include <vector>
+
+#include "c_api/read.h"
+#include "common/arithmetic.h"
+#include "common/tensor_checks.h"
+#include "flashmask/inspect.h"
+#include "inspect/element_counts.h"
+#include "mask/vector_form.h"
+
+namespace flashmask::c_api {
+namespace {
+
+bool is_contiguous(const TensorView& t, const std::array<int64_t, TensorView::kMaxRank>& shape) {
+  return t.stride == TensorView::contiguous(nullptr, t.dtype, {shape[0], shape[1], shape[2], shape[3]}).stride;
+}
+
+void write_dense(const fm_mask* mask, const fm_tensor* visible) {
+  const CallMask of(mask, {});
+  const MaskView& shapes = of.view();
+  const TensorView out = tensor(required(visible, "visible"), "visible");
+  const auto refuse = [&] {
+    throw_invalid("visible is ", describe(out), "; it must be bool or uint8, contiguous, [", shapes.batch(), ", ",
+                  shapes.heads(), ", ", shapes.seqlen_q, ", ", shapes.seqlen_k, "]");
+  };
+  const std::array<int64_t, TensorView::kMaxRank> shape{shapes.batch(), shapes.heads(), shapes.seqlen_q,
+                                                        shapes.seqlen_k};
+  if ((out.dtype != DataType::kBool && out.dtype != DataType::kUInt8) || out.rank != 4 || out.shape != shape) refuse();
+  check_extent("visible", out);
+  if (out.num_elements() == 0) return;
+  if (!is_contiguous(out, shape)) refuse();
+  check_data("visible", out);
+  const std::vector<uint8_t> dense = to_dense(of.copy());
+  std::memcpy(out.data, dense.data(), dense.size());
+}
+
+/// The room for a mask's vectors that `out` brings, checked before there is anything to write.
+class MaskOut {
+ public:
+  MaskOut(fm_mask* out, int64_t batch, int64_t heads, int64_t seqlen_k) : to_(out), mask_(read_struct(out, "out")) {
+    if (mask_.struct_size < offsetof(fm_mask, block_mask))
+      throw_invalid("out->struct_size is ", mask_.struct_size, "; the struct must reach beyond bounds");
+    const TensorView room = tensor(mask_.bounds, "out->bounds");
+    const std::array<int64_t, TensorView::kMaxRank> shape{batch, heads, seqlen_k, 4};
+    // Without columns a mask has no entries and heads of its own.
+    const bool fits = room.dtype == DataType::kInt32 && room.rank == 4 &&
+                      (room.shape == shape || (seqlen_k == 0 && room.shape[2] == 0));
+    if (fits) check_extent("out->bounds", room);
+    if (!fits || (room.num_elements() > 0 && !is_contiguous(room, shape)))
+      throw_invalid("out->bounds is ", describe(room), "; it must be int32, contiguous, [", batch, ", ", heads, ", ",
+                    seqlen_k, ", 4]");
+    check_data("out->bounds", room);
+  }
+
+  void write(const VectorForm& form) {
+    const fm_tensor room = mask_.bounds;
+    const StartEndRowIndices& indices = form.indices;
+    fm_mask mask{};
+    mask.struct_size = mask_.struct_size;
+    mask.seqlen_q = form.seqlen_q;
+    mask.seqlen_k = indices.seqlen_k;
+    if (indices.causal) mask.flags |= FM_CAUSAL;
+    if (form.q_offset) mask.flags |= FM_HAS_Q_OFFSET, mask.q_offset = *form.q_offset;
+    if (form.window) {
+      mask.flags |= FM_HAS_WINDOW;
+      std::tie(mask.window_left, mask.window_right) = *form.window;
+    }
+    if (indices.vectors > 0) {
+      mask.bounds = room;
+      mask.bounds.shape[3] = indices.vectors;
+      for (int d = 2; d >= 0; --d)
+        mask.bounds.stride[d] = mask.bounds.stride[d + 1] * std::max<int64_t>(mask.bounds.shape[d + 1], 1);
+      std::copy(indices.values.begin(), indices.values.end(), static_cast<int32_t*>(room.data));
+    }
+    write_struct(mask, to_);
+  }
+
+ private:
+  fm_mask* to_;
+  fm_mask mask_;
+};
+
+void write_from_dense(const fm_tensor* from, fm_mask* out) {
+  const TensorView visible = tensor(required(from, "visible"), "visible");
+  if (visible.rank != 4)
+    throw_invalid("visible is ", describe(visible), "; it must be bool or uint8 [batch, heads, seqlen_q, seqlen_k]");
+  MaskOut room(out, visible.shape[0], visible.shape[1], visible.shape[3]);
+  room.write(vector_form_of_dense(visible));
+}
+
+void write_startend(const fm_mask* from, fm_mask* out) {
+  const CallMask of(from, {});
+  const MaskView& shapes = of.view();
+  MaskOut room(out, shapes.bounds_batch, shapes.bounds_heads, shapes.seqlen_k);
+  room.write({.seqlen_q = shapes.seqlen_q, .indices = to_startend_row_indices(of.copy())});
+}
+
+void write_statistics(const fm_mask* from, fm_statistics* to) {
+  auto out = read_struct(to, "out");
+  if (out.reserved) throw_unsupported("out->reserved is ", out.reserved, "; it must be zero");
+  const TileShape otherwise;
+  const TileShape tile{.rows = out.tile_rows ? out.tile_rows : otherwise.rows,
+                       .keys = out.tile_keys ? out.tile_keys : otherwise.keys};
+  const MaskStatistics sums = statistics(CallMask(from, {}).copy(), tile);
+  out.elements = sums.elements;
+  out.visible = sums.visible;
+  out.tiles = sums.tiles;
+  out.full_tiles = sums.full_tiles;
+  out.partial_tiles = sums.partial_tiles;
+  write_struct(out, to);
+}
+
+void count_cells(const fm_mask* from, const fm_cells* into) {
+  const auto cells = read_struct(into, "cells");
+  if (cells.reserved) throw_unsupported("cells->reserved is ", cells.reserved, "; it must be zero");
+  CallMask mask(from, {});
+  const MaskView& shapes = mask.view();
+  check_entry(shapes, cells.batch, cells.head);
+  if (cells.row_step < 1 || cells.key_step < 1 || cells.most_keys < 0)
+    throw_invalid("cells are ", cells.row_step, "x", cells.key_step, " and most_keys is ", cells.most_keys,
+                  "; both sides must be at least 1, most_keys at least 0");
+  const int64_t in_row = ceil_div(shapes.seqlen_k, cells.key_step);
+  const auto count = checked_product(ceil_div(shapes.seqlen_q, cells.row_step), in_row);
+  if (!count || cells.count < *count)
+    throw_invalid("cells->count is ", cells.count, "; the mask has ", ceil_div(shapes.seqlen_q, cells.row_step), " x ",
+                  in_row, " cells");
+  if (*count == 0) return;
+  required(cells.visible, "cells->visible");
+  const Partition rows(shapes.seqlen_q, cells.row_step);
+  for_each_visible_column(mask.borrow_contents(),
+                          {.batch = cells.batch,
+                           .head = cells.head,
+                           .row_step = cells.row_step,
+                           .key_step = cells.key_step,
+                           .most_keys = cells.most_keys},
+                          [&](int64_t key_cell, int64_t keys, std::span<const int64_t> visible) {
+                            for (int64_t r = 0; r < rows.parts(); ++r) {
+                              cells.visible[r * in_row + key_cell] = visible[static_cast<std::size_t>(r)];
+                              if (cells.elements) cells.elements[r * in_row + key_cell] = rows.size(r) * keys;
+                            }
+                          });
+}
+
+}  // namespace
+}  // namespace flashmask::c_api
+
+using namespace flashmask::c_api;
+
+fm_status fm_mask_to_dense(const fm_mask* mask, const fm_tensor* visible) {
+  return guarded([&] { write_dense(mask, visible); });
+}
+
+fm_status fm_mask_from_dense(const fm_tensor* visible, fm_mask* out) {
+  return guarded([&] { write_from_dense(visible, out); });
+}
+
+fm_status fm_mask_to_startend(const fm_mask* mask, fm_mask* out) {
+  return guarded([&] { write_startend(mask, out); });
+}
+
+fm_status fm_mask_statistics(const fm_mask* mask, fm_statistics* out) {
+  return guarded([&] { write_statistics(mask, out); });
+}
+
+fm_status fm_mask_count_cells(const fm_mask* mask, const fm_cells* cells) {
+  return guarded([&] { count_cells(mask, cells); });
+}
