@@ -2,8 +2,8 @@
 """The calls of the C interface as JAX sees them: attention(), with its gradient, under every transformation.
 
 Arrays are BSHD here: q [batch, seqlen_q, heads_q, head_dim], k [batch, seqlen_k, heads_kv, head_dim] and v [batch,
-seqlen_k, heads_kv, head_dim_v]; bounds and block_mask are as in Mask, or None. out has q's dtype; lse is [batch,
-heads_q, seqlen_q], natural logarithm, float32 (float64 for float64).
+seqlen_k, heads_kv, head_dim_v]. out has q's dtype; lse is [batch, heads_q, seqlen_q], natural logarithm, float32
+(float64 for float64).
 """
 
 import ctypes as C
@@ -17,59 +17,49 @@ from jax.custom_batching import custom_vmap
 from .. import capi
 from . import _library
 
-# The names of the arrays in the structs of the C interface.
-_FORWARD = "q", "k", "v", "out", "lse"
-_BACKWARD = "q", "k", "v", "out", "lse", "dout", "dlse", "dq", "dk", "dv"
+# The arrays in the structs of the C interface, arguments before results.
+_FORWARD = capi.ForwardArgs, ("q", "k", "v", "out", "lse")
+_BACKWARD = capi.BackwardArgs, ("q", "k", "v", "out", "lse", "dout", "dlse", "dq", "dk", "dv")
 
 
 class Options(NamedTuple):
-    """What a call says beside its arrays, in the terms of fm_mask and fm_options."""
+    """What a call says beside its arrays and its mask, as capi.options takes it."""
 
-    mask_flags: int
-    q_offset: int
-    window_left: int
-    window_right: int
-    flags: int
-    softmax_scale: float
+    softmax_scale: float | None
+    deterministic: bool
     backend: str
 
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
-def attention(options, q, k, v, bounds, block_mask):
+def attention(options, q, k, v, mask):
     """(out, lse), differentiable with respect to q, k and v.
 
     Raises ValueError or UnsupportedError while it is traced.
     """
-    return _attention(options, *_varying_alike(q, k, v, bounds, block_mask))
+    leaves, structure = jax.tree.flatten(mask)
+    q, k, v, *leaves = _varying_alike(q, k, v, *leaves)
+    return _attention(options, q, k, v, jax.tree.unflatten(structure, leaves))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(options, q, k, v, bounds, block_mask):
-    return _forward(options, (q, k, v), (bounds, block_mask))
+def _attention(options, q, k, v, mask):
+    return _with_folded_batch(_forward, options)((q, k, v), mask)
 
 
-def _attention_forward(options, q, k, v, bounds, block_mask):
-    out, lse = _forward(options, (q, k, v), (bounds, block_mask))
-    return (out, lse), (q, k, v, out, lse, bounds, block_mask)
+def _attention_forward(options, q, k, v, mask):
+    out, lse = _attention(options, q, k, v, mask)
+    return (out, lse), (q, k, v, out, lse, mask)
 
 
 def _attention_backward(options, saved, gradients):
-    *arrays, bounds, block_mask = saved
-    return *_backward(options, (*arrays, *gradients), (bounds, block_mask)), None, None
+    *arrays, mask = saved
+    return *_with_folded_batch(_backward, options)((*arrays, *gradients), mask), None
 
 
 _attention.defvjp(_attention_forward, _attention_backward)
 
 
 def _forward(options, arrays, mask):
-    return _with_folded_batch(functools.partial(_call_forward, options))(arrays, mask)
-
-
-def _backward(options, arrays, mask):
-    return _with_folded_batch(functools.partial(_call_backward, options))(arrays, mask)
-
-
-def _call_forward(options, arrays, mask):
     q, _, v = arrays
     batch, seqlen_q, heads, _ = q.shape
     lse_dtype = jnp.float64 if q.dtype == jnp.float64 else jnp.float32
@@ -77,7 +67,7 @@ def _call_forward(options, arrays, mask):
     return _call("forward", options, arrays, mask, results)
 
 
-def _call_backward(options, arrays, mask):
+def _backward(options, arrays, mask):
     return _call("backward", options, arrays, mask, tuple(_shape(x.shape, x.dtype) for x in arrays[:3]))
 
 
@@ -90,10 +80,9 @@ def _shape(shape, dtype):
 
 def _call(operation, options, arrays, mask, results):
     """The operation's results, on whichever platform the program comes to run."""
-    needs = _workspaces(operation, options, arrays, mask, results)
     calls = {
-        platform: functools.partial(_call_on, operation, options, results, platform, need)
-        for platform, need in needs.items()
+        platform: functools.partial(_call_on, platform, operation, options, results, workspace_bytes)
+        for platform, workspace_bytes in _workspaces(operation, options, arrays, mask, results).items()
     }
     if len(calls) == 1:
         made = next(iter(calls.values()))(arrays, mask)
@@ -102,13 +91,27 @@ def _call(operation, options, arrays, mask, results):
     return _varying_alike(*made, *arrays)[: len(made)]
 
 
-def _call_on(operation, options, results, platform, workspace_bytes, arrays, mask):
+def _call_on(platform, operation, options, results, workspace_bytes, arrays, mask):
     # On CUDA the workspace is a result that nobody reads: so XLA plans its memory with that of all others.
     workspace = (_shape((workspace_bytes,), jnp.uint8),) if platform == "cuda" else ()
-    given = [x for x in mask if x is not None]
     function = jax.ffi.ffi_call(f"flashmask_{operation}", (*results, *workspace))
-    has = {f"has_{name}": x is not None for name, x in zip(("bounds", "block_mask"), mask)}
-    return tuple(function(*arrays, *given, **options._asdict(), **has))[: len(results)]
+    return tuple(function(*arrays, *jax.tree.leaves(mask), **_attributes(options, mask)))[: len(results)]
+
+
+def _attributes(options, mask):
+    """What bindings/jax/handlers.cpp takes beside the arrays, from the structs that this says it in."""
+    of_mask, of_call = capi.mask_of(mask, _tensor), capi.options(**options._asdict())
+    return dict(
+        mask_flags=of_mask.flags,
+        q_offset=of_mask.q_offset,
+        window_left=of_mask.window_left,
+        window_right=of_mask.window_right,
+        has_bounds=mask.bounds is not None,
+        has_block_mask=mask.block_mask is not None,
+        flags=of_call.flags,
+        softmax_scale=of_call.softmax_scale,
+        backend=options.backend,
+    )
 
 
 def _workspaces(operation, options, arrays, mask, results):
@@ -129,33 +132,15 @@ def _workspaces(operation, options, arrays, mask, results):
 
 
 def _workspace_bytes(operation, options, arrays, mask, results, platform):
-    struct, names = {"forward": (capi.ForwardArgs, _FORWARD), "backward": (capi.BackwardArgs, _BACKWARD)}[operation]
-    bounds, block_mask = mask
-    call_mask = capi.mask(
-        arrays[0].shape[1],
-        arrays[1].shape[1],
-        flags=options.mask_flags,
-        q_offset=options.q_offset,
-        window_left=options.window_left,
-        window_right=options.window_right,
-        bounds=_tensor("startend_row_indices", bounds),
-        block_mask=_tensor("block_mask", block_mask),
-    )
-    tensors = {name: _tensor(name, x) for name, x in zip(names, (*arrays, *results))}
-    call_options = capi.make(
-        capi.Options,
-        flags=options.flags,
-        softmax_scale=options.softmax_scale,
-        backend=options.backend.encode(),
-        device=capi.cuda_device() if platform == "cuda" else 0,
-    )
-    return _library.workspace_bytes(operation, capi.make(struct, **tensors, mask=C.pointer(call_mask)), call_options)
+    struct, names = _FORWARD if operation == "forward" else _BACKWARD
+    tensors = {name: _tensor(name, x) for name, x in zip(names, (*arrays, *results), strict=True)}
+    of_mask = capi.mask_of(mask, _tensor)
+    of_call = capi.options(**options._asdict(), device=capi.cuda_device() if platform == "cuda" else 0)
+    return _library.workspace_bytes(operation, capi.make(struct, **tensors, mask=C.pointer(of_mask)), of_call)
 
 
 def _tensor(name, x):
     """An array's shape, without its data, as fm_tensor."""
-    if x is None:
-        return capi.Tensor()
     try:
         dtype = capi.dtype_of(x.dtype)
     except KeyError:
@@ -166,19 +151,17 @@ def _tensor(name, x):
 # --- Transformations --------------------------------------------------------------------------------------------------
 
 
-def _with_folded_batch(function):
-    """function(arrays, mask), of which vmap makes one call in which the mapped dimension is part of the batch."""
-    mapped = custom_vmap(function)
+def _with_folded_batch(function, options):
+    """function(options, ...) of arrays and a mask, of which vmap makes one call, the mapped dimension in the batch."""
+    mapped = custom_vmap(functools.partial(function, options))
 
     @mapped.def_vmap
-    def fold(size, is_mapped, arrays, mask):
+    def rule(size, is_mapped, arrays, mask):
         batch = arrays[0].shape[1 if is_mapped[0][0] else 0]
         arrays = tuple(_folded(x, here, size, batch) for x, here in zip(arrays, is_mapped[0]))
         # A mask of one entry for all stays one.
-        mask = tuple(
-            x if x is None or not here and x.shape[0] == 1 else _folded(x, here, size, batch)
-            for x, here in zip(mask, is_mapped[1])
-        )
+        fold = lambda x, here: x if not here and x.shape[0] == 1 else _folded(x, here, size, batch)
+        mask = jax.tree.map(fold, mask, is_mapped[1])
         results = mapped(arrays, mask)
         return tuple(x.reshape(size, batch, *x.shape[1:]) for x in results), (True,) * len(results)
 
@@ -198,14 +181,14 @@ def _varying_alike(*arrays):
     """
     axes = [_varying_axes(x) for x in arrays]
     every = frozenset().union(*axes)
-    return tuple(x if own == every or x is None else _varying(x, tuple(every - own)) for x, own in zip(arrays, axes))
+    return tuple(x if own == every else _varying(x, tuple(every - own)) for x, own in zip(arrays, axes))
 
 
 # The names of this changed from one JAX to the next.
 
 
 def _varying_axes(x):
-    kind = None if x is None or not hasattr(jax, "typeof") else jax.typeof(x)
+    kind = jax.typeof(x) if hasattr(jax, "typeof") else None
     axes = kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else getattr(kind, "vma", ())
     return frozenset(axes)
 

@@ -1,19 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads the compiled libraries: the C interface, and the handlers that XLA calls, which it registers.
-
-FLASHMASK_JAX_LIBRARY names the handlers' library and FLASHMASK_LIBRARY the library they call, for development;
-otherwise both lie in the package, as the wheel installs them.
-"""
+"""Loads the handlers that XLA calls: FLASHMASK_JAX_LIBRARY, or libflashmask_jax.so in the package."""
 
 import ctypes as C
 import functools
-import os
-from pathlib import Path
 
 import jax
 
 from .. import capi
-from ..errors import UnsupportedError
 
 PLATFORMS = ("cpu", "cuda")
 OPERATIONS = ("forward", "backward")
@@ -23,13 +16,7 @@ OPERATIONS = ("forward", "backward")
 def load():
     """libflashmask.so through ctypes, with the handlers flashmask_forward and flashmask_backward known to XLA."""
     library = capi.load()
-    path = Path(os.environ.get("FLASHMASK_JAX_LIBRARY") or Path(capi.__file__).with_name("libflashmask_jax.so"))
-    if not path.is_file():
-        raise ImportError(
-            f"{path} is not there. Install flashmask with `pip install .` from its source, with jax installed, "
-            "or set FLASHMASK_JAX_LIBRARY to a built libflashmask_jax.so"
-        )
-    handlers = C.CDLL(str(path))
+    handlers = C.CDLL(str(capi.library_path("FLASHMASK_JAX_LIBRARY", "libflashmask_jax.so")))
     for operation in OPERATIONS:
         for platform in PLATFORMS:
             handler = getattr(handlers, f"flashmask_{operation}_{platform}")
@@ -54,12 +41,5 @@ def _has(platform):
 def workspace_bytes(operation, args, options):
     """What the call needs beside its arrays, from shapes alone; raises what is wrong with it."""
     size = C.c_size_t()
-    check(getattr(load(), f"fm_{operation}_workspace")(C.byref(args), C.byref(options), C.byref(size)))
+    capi.check(getattr(load(), f"fm_{operation}_workspace")(C.byref(args), C.byref(options), C.byref(size)))
     return size.value
-
-
-def check(status):
-    """Raises what the last call of the C interface failed with, if it did."""
-    if status != capi.OK:
-        kind = {capi.INVALID_ARGUMENT: ValueError, capi.UNSUPPORTED: UnsupportedError}.get(status, RuntimeError)
-        raise kind(load().fm_last_error().decode())

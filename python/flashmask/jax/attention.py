@@ -3,7 +3,7 @@
 
 import jax.numpy as jnp
 
-from .. import _values, capi
+from .. import _values
 from ._call import Options, attention
 from .mask import Mask
 
@@ -64,8 +64,7 @@ def dot_product_attention(
             local_window_size=local_window_size,
         )
         _check_mask(mask, q, k)
-    options = _options(mask, q.shape[3], scale, deterministic, backend)
-    out, lse = attention(options, q, k, v, mask.bounds, mask.block_mask)
+    out, lse = attention(_options(scale, deterministic, backend), q, k, v, mask)
     residual = lse.swapaxes(1, 2).astype(out.dtype)
     if given[0].ndim == 3:
         out, residual = out[0], residual[0]
@@ -82,12 +81,11 @@ def _array(name, x):
     return x
 
 
-def _options(mask, head_dim, scale, deterministic, backend):
+def _options(scale, deterministic, backend):
     if not isinstance(backend, str):
         raise TypeError(f"backend is {_values.given(backend)}; it must be a string, as 'auto'")
-    deterministic = capi.DETERMINISTIC if _values.flag("deterministic", deterministic) else 0
-    scale = max(head_dim, 1) ** -0.5 if scale is None else _values.number("scale", scale)
-    return Options(*mask.band(), capi.HAS_SCALE | deterministic, scale, backend)
+    scale = None if scale is None else float(_values.number("scale", scale))
+    return Options(scale, _values.flag("deterministic", deterministic), backend)
 
 
 # --- The mask of a call -----------------------------------------------------------------------------------------------

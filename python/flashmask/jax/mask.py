@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _values, capi
-from . import _library
 
 _FIELDS = ("seqlen_q", "seqlen_k", "bounds", "causal", "window", "q_offset", "block_mask")
 
@@ -80,23 +79,12 @@ class Mask:
         write = functools.partial(self._dense, visible.shape)
         return jax.pure_callback(write, visible, self.bounds, self.block_mask, vmap_method="sequential")
 
-    def _dense(self, shape, bounds, block_mask):
-        tensors = {"bounds": bounds, "block_mask": block_mask}
-        tensors = {name: np.ascontiguousarray(x) for name, x in tensors.items() if x is not None}
-        band = dict(zip(("flags", "q_offset", "window_left", "window_right"), self.band()))
-        mask, visible = capi.mask(self.seqlen_q, self.seqlen_k, **band, **tensors), np.empty(shape, np.bool_)
-        _library.check(_library.load().fm_mask_to_dense(C.byref(mask), C.byref(capi.tensor(visible))))
+    def _dense(self, shape, *leaves):
+        leaves = [x if x is None else np.ascontiguousarray(x) for x in leaves]
+        host = Mask.tree_unflatten(self.tree_flatten_with_keys()[1], leaves)
+        mask, visible = capi.mask_of(host, lambda _, x: capi.tensor(x)), np.empty(shape, np.bool_)
+        capi.check(capi.load().fm_mask_to_dense(C.byref(mask), C.byref(capi.tensor(visible))))
         return visible
-
-    def band(self):
-        """(flags, q_offset, window_left, window_right) of the C interface."""
-        left, right = self.window or (-1, -1)
-        flags = (
-            (capi.CAUSAL if self.causal else 0)
-            | (0 if self.q_offset is None else capi.HAS_Q_OFFSET)
-            | (0 if self.window is None else capi.HAS_WINDOW)
-        )
-        return flags, self.q_offset or 0, left, right
 
     def __repr__(self):
         given = {name: getattr(self, name) for name in _FIELDS[2:]}
