@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The PyTorch operators flashmask::plan, flashmask::forward and flashmask::backward over the C interface.
+// The PyTorch operators flashmask::plan, forward, backward and build_mask over the C interface.
 //
 // Written against LibTorch's stable ABI: one binary serves every torch from 2.10 on and every Python. The C interface
 // checks the arguments; here tensors become fm_tensor, outputs and workspace are allocated, and a status becomes an
@@ -14,9 +14,11 @@
 #include <cstdint>
 #include <exception>
 #include <optional>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "flashmask/c_api.h"
 #include "runtime.h"
@@ -27,16 +29,18 @@ namespace {
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-/// What Python turns into flashmask.UnsupportedError: torch passes on an exception's text, not its type.
+/// What Python turns into the package's own exceptions: torch passes on an exception's text, not its type.
 constexpr const char* kUnsupported = "UnsupportedError: ";
+constexpr const char* kUnrepresentable = "UnrepresentableMaskError: ";
 
 void check(fm_status status, const Place& place) {
   switch (status) {
     case FM_OK:
       return;
     case FM_INVALID_ARGUMENT:
-    case FM_UNREPRESENTABLE:
       throw std::invalid_argument(fm_last_error());  // ValueError in Python
+    case FM_UNREPRESENTABLE:
+      throw std::runtime_error(std::string(kUnrepresentable) + fm_last_error());
     case FM_UNSUPPORTED:
       throw std::runtime_error(std::string(kUnsupported) + fm_last_error());
     case FM_OUT_OF_MEMORY:
@@ -70,9 +74,15 @@ class Call {
                                   place_.name() + "; all tensors of a call must be on one device");
   }
   fm_tensor operator()(const Tensor& tensor, const char* argument) const {
+    return describe(tensor, argument, dtype_of(tensor, argument));
+  }
+  fm_tensor operator()(const OptionalTensor& tensor, const char* argument) const {
+    return tensor ? (*this)(*tensor, argument) : fm_tensor{};
+  }
+  fm_tensor describe(const Tensor& tensor, const char* argument, fm_dtype dtype) const {
     check_place(tensor, argument);
     fm_tensor result{};
-    result.dtype = dtype_of(tensor, argument);
+    result.dtype = dtype;
     result.ndim = static_cast<int32_t>(tensor.dim());
     if (result.ndim > 5)
       throw std::invalid_argument(std::string(argument) + " has " + std::to_string(result.ndim) +
@@ -84,9 +94,6 @@ class Call {
       result.stride[d] = strides[d];
     }
     return result;
-  }
-  fm_tensor operator()(const OptionalTensor& tensor, const char* argument) const {
-    return tensor ? (*this)(*tensor, argument) : fm_tensor{};
   }
 
  private:
@@ -236,9 +243,9 @@ class Workspace {
   std::exception_ptr error_;
 };
 
-template <typename Args>
-void run(fm_status (*function)(const Args*, void*, size_t, const fm_options*), const char* name_of_workspace,
-         const Args& args, fm_options options, const Place& place) {
+template <typename Function, typename Args>
+void run(const Function& function, const char* name_of_workspace, const Args& args, fm_options options,
+         const Place& place) {
   Workspace workspace(name_of_workspace, place);
   options.allocate = Workspace::allocate;
   options.allocate_context = &workspace;
@@ -345,16 +352,86 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   return {dq, dk, dv, dsink};
 }
 
+/// The parameters of a mask family as the C interface takes them.
+class FamilyParameters {
+ public:
+  FamilyParameters(const std::vector<Tensor>& vectors, const std::string& names, const std::vector<int64_t>& numbers,
+                   const Call& call) {
+    std::istringstream split(names);
+    for (std::string name; std::getline(split, name, ',');) names_.push_back(name);
+    if (names_.size() != vectors.size() + numbers.size())
+      throw std::invalid_argument("names are " + std::to_string(names_.size()) + ", for " +
+                                  std::to_string(vectors.size()) + " vectors and " + std::to_string(numbers.size()) +
+                                  " numbers");
+    for (size_t n = 0; n < names_.size(); ++n) {
+      fm_mask_parameter item{names_[n].c_str(), {}, 0};
+      if (n < vectors.size())
+        item.vector = call.describe(vectors[n], item.name, integer_dtype_of(vectors[n], item.name));
+      else
+        item.number = numbers[n - vectors.size()];
+      items_.push_back(item);
+    }
+  }
+  void add_output(const char* name, const Tensor& tensor, fm_dtype dtype, const Call& call) {
+    items_.push_back({name, call.describe(tensor, name, dtype), 0});
+  }
+  fm_mask_parameters read() const {
+    return {sizeof(fm_mask_parameters), static_cast<uint32_t>(items_.size()), items_.data()};
+  }
+
+ private:
+  static fm_dtype integer_dtype_of(const Tensor& tensor, const char* name) {
+    return torch_dtype(tensor) == aoti_torch_dtype_int64() ? FM_INT64 : dtype_of(tensor, name);
+  }
+
+  std::vector<std::string> names_;
+  std::vector<fm_mask_parameter> items_;
+};
+
+std::tuple<Tensor, Tensor, Tensor> build_mask(const std::string& family, const std::vector<Tensor>& vectors,
+                                              const std::string& names, const std::vector<int64_t>& numbers,
+                                              const std::vector<int64_t>& /*shape: for traces*/, bool checked,
+                                              const torch::stable::Device& device) {
+  const Place place = vectors.empty() ? place_of(device) : place_of(vectors[0]);
+  const Call call(place, vectors.empty() ? "the call" : "the first of them");
+  FamilyParameters parameters(vectors, names, numbers, call);
+  const fm_options options = options_for(place);
+  fm_mask mask{};
+  mask.struct_size = sizeof(mask);
+  fm_mask_parameters given = parameters.read();
+  check(fm_mask_shape(family.c_str(), &given, &mask, &options), place);
+  const int64_t* const sizes = mask.bounds.shape;
+  if (mask.bounds.ndim != 4) throw std::invalid_argument(family + " is only a band: there are no bounds to build");
+  const Tensor bounds = empty<4>("the mask", {sizes[0], sizes[1], sizes[2], sizes[3]}, aoti_torch_dtype_int32(), place);
+  const bool has_order = family == "block_diffusion", has_flag = checked && !place.is_cpu();
+  const Tensor order =
+      empty<3>("the order", {sizes[0], sizes[1], has_order ? sizes[2] : 0}, aoti_torch_dtype_int64(), place);
+  const Tensor unfit = empty<1>("unfit", {has_flag}, aoti_torch_dtype_int32(), place);
+  if (has_order) parameters.add_output("order_out", order, FM_INT64, call);
+  if (has_flag) parameters.add_output("unfit_out", unfit, FM_INT32, call);
+  mask.bounds.data = bounds.data_ptr();
+  given = parameters.read();
+  const auto build = [&](const fm_mask_parameters* all, void*, size_t, const fm_options* with) {
+    return fm_mask_build(family.c_str(), all, &mask, with);
+  };
+  run(build, "the mask's scratch", given, options, place);
+  return {bounds, order, unfit};
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY(flashmask, m) {
   m.def(schemas::kPlan);
   m.def(schemas::kForward);
   m.def(schemas::kBackward);
+  m.def(schemas::kBuildMask);
 }
 
-// A plan of a mask without tensors has nothing to dispatch on.
-STABLE_TORCH_LIBRARY_IMPL(flashmask, CompositeExplicitAutograd, m) { m.impl("plan", TORCH_BOX(&plan)); }
+// A plan of a mask without tensors has nothing to dispatch on, nor have families of numbers.
+STABLE_TORCH_LIBRARY_IMPL(flashmask, CompositeExplicitAutograd, m) {
+  m.impl("plan", TORCH_BOX(&plan));
+  m.impl("build_mask", TORCH_BOX(&build_mask));
+}
 
 STABLE_TORCH_LIBRARY_IMPL(flashmask, CPU, m) {
   m.impl("forward", TORCH_BOX(&forward));

@@ -21,6 +21,14 @@ constexpr const char* kBackward =
     "backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? bounds, Tensor? "
     "block_mask, Tensor? plan, " FLASHMASK_OPTIONS ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)";
 
+/// names: of the vectors and then of the numbers, between commas. shape: keys and numbers per key of the bounds, for
+/// torch's traces; keys -1 where only the vectors' contents say it. order: empty but for block_diffusion. unfit: one
+/// number that is 1 if contents on a device do not fit; empty unless `checked`, and in host memory.
+constexpr const char* kBuildMask =
+    "build_mask(str family, Tensor[] vectors, str names, SymInt[] numbers, SymInt[] shape, bool checked, Device "
+    "device) "
+    "-> (Tensor bounds, Tensor order, Tensor unfit)";
+
 #undef FLASHMASK_OPTIONS
 
 }  // namespace schemas

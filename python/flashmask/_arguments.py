@@ -16,7 +16,7 @@ __all__ = ["choice", "flag", "given", "integer", "length", "number", "refuse_uns
 
 
 def integers(name, values, device=None, shape=None):
-    """An int64 tensor, from a tensor, which stays where it is, or from numbers, lists or numpy's, which go to `device`.
+    """An int32 or int64 tensor, from a tensor, which stays where it is, or from numbers or lists, which go to `device`.
 
     shape: what it has to be if a single number will not do, in words.
     """
@@ -28,7 +28,7 @@ def integers(name, values, device=None, shape=None):
         raise TypeError(f"{name} is {values.dtype}; it must be integers")
     if shape is not None and values.ndim < 1:
         raise ValueError(f"{name} is a single number; it must be {shape}")
-    return values.to(torch.int64)
+    return values if values.dtype in (torch.int32, torch.int64) else values.to(torch.int64)
 
 
 def _tensor_of(name, values, device):

@@ -171,7 +171,7 @@ class Mask:
         return made[1]
 
     def _make_plan(self, device):
-        from . import ops  # loads the compiled library, which nothing else here needs
+        from . import ops  # loads the operators, which nothing else here needs
 
         if torch.compiler.is_compiling() or device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return ops.plan(self, device)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators torch.ops.flashmask.{plan, forward, backward}, and the functions that call them.
+"""The operators torch.ops.flashmask.{plan, forward, backward, build_mask}, and the functions that call them.
 
 The operators and their schemas come from libflashmask_torch.so (bindings/torch/ops.cpp). This module adds what torch
 needs to trace them (shapes without data) and to differentiate them.
@@ -16,8 +16,8 @@ import torch
 from torch._C import _AutoDispatchBelowAutograd
 from torch.autograd import forward_ad
 
-from . import _arguments, _library
-from .errors import UnsupportedError
+from . import _arguments, _library, capi
+from .errors import UnrepresentableMaskError, UnsupportedError
 
 _library.load()
 _ops = torch.ops.flashmask
@@ -39,7 +39,11 @@ _NO_FUNCTIONAL_DERIVATIVE = (
 )
 
 # How the operators begin the messages of what is more than a RuntimeError: a type does not come through torch.
-_MEANT = {"UnsupportedError: ": UnsupportedError, "OutOfMemoryError: ": torch.OutOfMemoryError}
+_MEANT = {
+    "UnsupportedError: ": UnsupportedError,
+    "UnrepresentableMaskError: ": lambda text: UnrepresentableMaskError(text, capi.load().fm_last_error_column()),
+    "OutOfMemoryError: ": torch.OutOfMemoryError,
+}
 LAYOUTS = {"bshd": "[batch, seqlen, heads, head_dim]", "bhsd": "[batch, heads, seqlen, head_dim]"}
 
 
@@ -50,7 +54,7 @@ def plan(mask, device=None):
     mask. Traceable; it never waits for the device. Mask.plan keeps one.
     """
     bounds, block_mask, *band = mask_arguments(mask)
-    return _call(_ops.plan, bounds, block_mask, mask.seqlen_q, mask.seqlen_k, *band, torch.device(device or "cpu"))
+    return call(_ops.plan, bounds, block_mask, mask.seqlen_q, mask.seqlen_k, *band, torch.device(device or "cpu"))
 
 
 def attention(q, k, v, mask=None, *, softmax_scale=None, layout="bshd", deterministic=None, backend="auto", max_ctas=0):
@@ -186,7 +190,7 @@ def plan_bytes(seqlen_q, seqlen_k, masks):
     return 8 * (header + bits + counts_and_orders + scratch)
 
 
-def _call(operator, *arguments):
+def call(operator, *arguments):
     """operator(*arguments), with the exception that is meant. In compiled code it stays a RuntimeError of that text."""
     if torch.compiler.is_compiling():
         return operator(*arguments)
@@ -328,7 +332,7 @@ def _backward(*inputs):
     That kernel, which refuses them, costs 0.1 ms.
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return _call(_ops.backward.default, *inputs)
+        return call(_ops.backward.default, *inputs)
     try:
         with _AutoDispatchBelowAutograd():
             return _backward_operator(*inputs)

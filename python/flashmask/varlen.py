@@ -146,7 +146,7 @@ def _cu_seqlens_of_both(cu_seqlens_q, cu_seqlens_k, total_q, total_k, device):
 
 
 def _cu_seqlens(name, values, total, tokens, device):
-    cu = _arguments.integers(name, values, device).contiguous()
+    cu = _arguments.integers(name, values, device).to(torch.int64).contiguous()
     if cu.ndim != 1 or cu.shape[0] < 1:
         raise ValueError(
             f"{name} has shape {tuple(cu.shape)}; it must be (documents + 1,): 0, then the end of each document"

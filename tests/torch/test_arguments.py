@@ -335,7 +335,7 @@ BOTH = {"seqlens": [3, 2]}
         (lambda: masks.global_sliding_window(4, None, 1), TypeError, "global_tokens is None; it must be an int"),
         (lambda: masks.global_sliding_window(4, 1, -1), ValueError, "window is -1; it must be at least 0"),
         (lambda: masks.prefix_lm_causal("4", 1), TypeError, "seqlen is '4' (str); it must be an int"),
-        (lambda: masks.prefix_lm_causal(4, 1.0), TypeError, "prefix is torch.float32; it must be integers"),
+        (lambda: masks.prefix_lm_causal(4, 1.0), TypeError, "prefix is 1.0 (float); it must be an int"),
         (lambda: masks.qk_sparse(4.0, []), TypeError, "seqlen is 4.0 (float); it must be an int"),
         (lambda: masks.qk_sparse(4, 3), ValueError, "dropped is a single number; it must be [..., spans, 2]"),
         (lambda: masks.eviction(3), ValueError, "evicted_at is a single number; it must be [..., seqlen]"),
@@ -355,13 +355,13 @@ BOTH = {"seqlens": [3, 2]}
             "tin is a single number; it must be [..., nodes]",
         ),
         (lambda: masks.padding(4.0, 4, [1]), TypeError, "seqlen_q is 4.0 (float); it must be an int"),
-        (lambda: masks.padding(4, 4, 1), ValueError, "key_lengths has shape []; it must be [batch]"),
+        (lambda: masks.padding(4, 4, 1), ValueError, "key_lengths is a single number; it must be [batch]"),
         (
             lambda: masks.from_startend(bounds(), causal="no"),
             TypeError,
             "causal is 'no' (str); it must be True or False",
         ),
-        (lambda: masks.from_dense(None), ValueError, "visible is NoneType; it must be bool or uint8"),
+        (lambda: masks.from_dense(None), ValueError, "visible is None; it must be bool or uint8"),
     ],
 )
 def test_wrong_arguments(call, error, text):

@@ -12,9 +12,12 @@ from flashmask import Mask, masks
     "call, message",
     [
         (lambda: masks.causal_document(), "nothing is given; it must be one of cu_seqlens"),
-        (lambda: masks.causal_document([0, 2], seqlens=[2]), "cu_seqlens and seqlens are given"),
+        (
+            lambda: masks.causal_document([0, 2], seqlens=[2]),
+            "cu_seqlens, seqlens are given; it must be one of cu_seqlens, seqlens",
+        ),
         (lambda: masks.document(seqlens=[2, -1, 3]), r"seqlens\[1\] is -1"),
-        (lambda: masks.causal_document([3, 1]), r"cu_seqlens\[0\] is 3; .* lengths go in as seqlens="),
+        (lambda: masks.causal_document([3, 1]), r"cu_seqlens\[0\] is 3; .* lengths go in as seqlens"),
         (lambda: masks.document(seqlens=[[3, 4], [7]]), "seqlens must be integers, nested lists of one length"),
         (
             lambda: masks.document(cu_seqlens=[0, 3, 2]),
@@ -24,8 +27,8 @@ from flashmask import Mask, masks
         (lambda: masks.document(cu_seqlens=[]), "cu_seqlens is empty"),
         (lambda: masks.eagle3_ttt(2, seqlen=-1), "seqlen is -1; it must be between 0 and 2147483647"),
         (lambda: masks.document(doc_ids=[1, 1], seqlen=3), "seqlen is 3, but doc_ids has 2 tokens"),
-        (lambda: masks.document(doc_ids=[[1, 1, 2], [2, 7, 2]]), r"document id 2 comes back at \[1, 2\]"),
-        (lambda: masks.document(doc_ids=[4, 4, 2, 4, 2]), r"document id 4 comes back at \[3\]"),
+        (lambda: masks.document(doc_ids=[[1, 1, 2], [2, 7, 2]]), r"document id 2 comes back at doc_ids\[1, 2\]"),
+        (lambda: masks.document(doc_ids=[4, 4, 2, 4, 2]), r"document id 4 comes back at doc_ids\[3\]"),
         (
             lambda: masks.document(seqlens=torch.tensor([2], device="meta")),
             "seqlen is missing; seqlens is not read on the host",
@@ -39,7 +42,10 @@ from flashmask import Mask, masks
         (lambda: masks.qk_sparse(9, [(4, 6), (5, 7)]), "ascending, disjoint"),
         (lambda: masks.qk_sparse(9, [(4, 10)]), "ascending, disjoint"),
         (lambda: masks.padding(4, 4, [5]), r"key_lengths\[0\] is 5; it must be between 0 and seqlen_k, 4"),
-        (lambda: masks.padding(4, 4, [5, 1], [1]), "query_lengths has 1 entries and key_lengths 2"),
+        (
+            lambda: masks.padding(4, 4, [5, 1], [1]),
+            r"query_lengths has shape \[1\]; it must be \[batch\], one entry for each batch entry",
+        ),
         (lambda: masks.padding(4, 4, []), "one entry for each batch entry"),
         (lambda: masks.shared_question(), "give groups, or both"),
         (lambda: masks.prefix_tree([-1, 0], [1]), "lengths has 1 entries; it needs one for each of the 2 nodes"),
@@ -56,7 +62,7 @@ from flashmask import Mask, masks
         (lambda: masks.block_causal(2, seqlen=4, window=0), "window is 0; it must be at least 1, or -1 for all"),
         (
             lambda: masks.causal_with_blocks([1, 1, -1, 1]),
-            r"block id 1 comes back at \[3\]; the tokens of a block must be contiguous",
+            r"block id 1 comes back at block_ids\[3\]; the tokens of a block must be contiguous",
         ),
         (
             lambda: masks.causal_with_blocks([[0, 1], [4, 4]], doc_ids=[1, 1, 1]),
@@ -79,15 +85,21 @@ from flashmask import Mask, masks
         (lambda: masks.dflash(1, 2, seqlen=4), "anchors is a single number"),
         (
             lambda: masks.dflash([1, 5], 2, seqlen=4),
-            r"anchors\[1\] is 5; it must be at most the length of the context, 4",
+            r"anchors\[1\] is 5; it must be between 0 and the length of the context, 4",
         ),
-        (lambda: masks.dflash([2, 3, 1], 2, seqlen=4), r"anchors\[2\] is 1; sort the blocks by anchor"),
+        (
+            lambda: masks.dflash([2, 3, 1], 2, seqlen=4),
+            r"anchors\[2\] is 1, less than the one before it, 3; sort the blocks by anchor",
+        ),
         (
             lambda: masks.dflash([-1, 3], 2, seqlen=4),
-            r"anchors\[1\] is 3; sort the blocks by anchor, negative ones last",
+            r"anchors\[1\] is 3, after a negative one; sort the blocks by anchor, negative ones last",
         ),
         (lambda: masks.sliding_window(4, 4, -2), r"window is \(-2, 0\)"),
-        (lambda: masks.from_dense(torch.ones(2, 2)), "visible is torch.float32"),
+        (
+            lambda: masks.from_dense(torch.ones(2, 2)),
+            r"visible is a tensor, torch.float32 \[2, 2\]; it must be bool or uint8",
+        ),
     ],
 )
 def test_errors(call, message):
@@ -108,7 +120,7 @@ WITH_A_LENGTH = {
     "dflash": lambda **given: masks.dflash([1], 2, **given),
     "causal_with_blocks": lambda seqlen, **given: masks.causal_with_blocks([-1] * seqlen, **given),
 }
-BEYOND = {"seqlens": ([5, 6], "the sum of seqlens is 11"), "cu_seqlens": ([0, 5, 11], r"cu_seqlens\[2\] is 11")}
+BEYOND = {"seqlens": ([5, 6], "the sum of seqlens is 11"), "cu_seqlens": ([0, 5, 11], "the end of cu_seqlens is 11")}
 
 
 @pytest.mark.parametrize("form", [list, np.array, torch.tensor])
@@ -132,7 +144,10 @@ def test_documents_that_go_beyond_the_length_are_refused(name, given, form):
             lambda: masks.causal_document(seqlens=[[5, 5], [5, 6]], seqlen=10),
             r"the sum of seqlens\[1\] is 11; it must be at most",
         ),
-        (lambda: masks.document([[0, 10], [0, 11]], seqlen=10), r"cu_seqlens\[1, 1\] is 11; it must be at most"),
+        (
+            lambda: masks.document([[0, 10], [0, 11]], seqlen=10),
+            r"the end of cu_seqlens\[1\] is 11; it must be at most",
+        ),
         (lambda: masks.shared_question([(5, [3, 3])], seqlen=10), "the sum of seqlens is 11; it must be at most"),
         (
             lambda: masks.shared_question(seqlens=[5, 6], is_question=[True, False], seqlen=10),
@@ -140,7 +155,6 @@ def test_documents_that_go_beyond_the_length_are_refused(name, given, form):
         ),
         (lambda: masks.prefix_tree([-1, 0], [5, 6], seqlen=10), "the sum of lengths is 11; it must be at most"),
         (lambda: masks.prefix_tree([-1] * 11, seqlen=10), "the sum of lengths is 11; it must be at most"),
-        (lambda: masks.prefix_tree_from_intervals([0, 5], [11, 11], seqlen=10), r"tout\[0\] is 11; it must be at most"),
         (lambda: masks.block_causal([5, 6], seqlen=10), "the sum of blocks is 11; it must be at most"),
         (lambda: masks.block_causal([5, 6], seqlens=[10]), "the sum of blocks is 11; it must be at most"),
         (lambda: masks.block_diffusion([5, 6], seqlen=10), "the sum of blocks is 11; it must be at most"),
@@ -151,9 +165,14 @@ def test_what_else_goes_beyond_the_length_is_refused(call, message):
         call()
 
 
+def test_intervals_that_go_beyond_the_length_are_refused():
+    with pytest.raises(ValueError, match=r"node 0 has the interval \[0, 11\); .* end in \[0, 10\]"):
+        masks.prefix_tree_from_intervals([0, 5], [11, 11], seqlen=10)
+
+
 @pytest.mark.parametrize("lengths", [torch.ones(3), [3.5, 1], np.array([3.0, 1.0])])
 def test_float_lengths_are_refused(lengths):
-    with pytest.raises(TypeError, match="seqlens is torch.float32; it must be integers"):
+    with pytest.raises(TypeError, match="seqlens is torch.float(32|64); it must be integers"):
         masks.document(seqlens=lengths)
 
 
@@ -208,6 +227,79 @@ def test_builders_compile(name):
     for seed in range(2):
         values = torch.randint(0, 4, (9,), generator=torch.Generator().manual_seed(seed)) + (name == "qk_sparse")
         assert torch.equal(compiled(values).bounds, build(values).bounds)
+
+
+OF_NUMBERS = {"random_eviction", "from_startend"}  # which torch draws or takes as they are
+
+
+@pytest.mark.parametrize("name", sorted(TRACED.keys() - OF_NUMBERS))
+def test_a_builder_is_one_operator(name):
+    """Beside what the call does to its arguments: that is left out here."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    values = torch.ones(9, dtype=torch.int64)
+    torch.compile(TRACED[name], fullgraph=True, backend=backend)(values)
+    (graph,) = graphs
+    called = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+    assert sum("build_mask" in target for target in called) == 1
+    assert not any("searchsorted" in target or "scatter" in target for target in called)
+
+
+def test_builders_of_any_length_compile_once():
+    torch._dynamo.reset()
+
+    def build(ids, blocks, seqlen):
+        mask = masks.causal_document(doc_ids=ids)
+        eagle = masks.eagle3_ttt(3, seqlens=blocks, seqlen=seqlen)
+        diffusion, order = masks.block_diffusion(blocks, seqlen=seqlen)
+        return mask.bounds, eagle.bounds, eagle.seqlen_q, diffusion.bounds, order
+
+    compiled = torch.compile(build, fullgraph=True, dynamic=True, backend="aot_eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for tokens, documents in ((20, 3), (31, 5), (57, 4)):
+            given = (torch.arange(tokens) // 4, torch.arange(documents) + 2, tokens)
+            for got, want in zip(compiled(*given), build(*given)):
+                assert torch.equal(got, want) if isinstance(want, torch.Tensor) else got == want
+
+
+OPERATOR = torch.ops.flashmask.build_mask.default
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("causal_document", [torch.tensor([[3, 4], [5, 2]])], "seqlens,seqlen", [9], [9, 1], False, CPU),
+        ("prefix_lm_causal", [torch.tensor([[1, 2], [3, 4]])], "prefix,seqlen", [9], [9, 2], False, CPU),
+        ("qk_sparse", [torch.tensor([[[1, 2], [3, 4]]])], "dropped,seqlen", [9], [9, 2], False, CPU),
+        ("hash_sparse", [torch.arange(5), torch.arange(2, 9)], "query_buckets,key_buckets", [], [7, 4], True, CPU),
+        ("block_diffusion", [torch.tensor([[3, 4]] * 2)], "blocks,seqlen", [8], [16, 2], False, CPU),
+        ("global_sliding_window", [], "global_tokens,window,seqlen", [1, 2, 9], [9, 4], False, CPU),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_opcheck_of_the_operator(arguments):
+    torch.library.opcheck(OPERATOR, arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("none_such", [], "", [], [4, 1], False, CPU), "unknown mask family 'none_such'"),
+        (("eviction", [torch.arange(4)], "evicted_at,extra", [], [4, 1], False, CPU), "names are 2, for 1 vectors"),
+        (("eviction", [torch.arange(4)], "evicted", [], [4, 1], False, CPU), "evicted_at is missing"),
+        (("eviction", [torch.ones(4)], "evicted_at", [], [4, 1], False, CPU), "evicted_at is float32"),
+        (("full", [], "seqlen_q", [4], [4, 1], False, CPU), "full is only a band"),
+    ],
+)
+def test_what_the_operator_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        OPERATOR(*arguments)
 
 
 def test_hash_sparse_that_does_not_fit_is_noticed_in_compiled_code():

@@ -5,6 +5,7 @@
 #include <array>
 #include <optional>
 
+#include "common/arithmetic.h"
 #include "common/message.h"
 #include "common/tensor_checks.h"
 #include "mask/build/contents.h"
@@ -416,6 +417,16 @@ bool is_square(Kind kind) {
   }
 }
 
+/// Batch entries times heads. Throws if they, or the numbers of the mask, are too many to count.
+int64_t check_size(const Shape& shape) {
+  constexpr int64_t kBytes = sizeof(int64_t);  // of the widest scratch
+  const std::optional<int64_t> leads = checked_product(shape.batch, shape.heads);
+  if (!leads || *leads > INT32_MAX || !checked_product(*leads, std::max<int64_t>(shape.seqlen_k, 1), 4 * kBytes))
+    throw_invalid("the parameters have ", shape.batch, " batch entries and ", shape.heads,
+                  " heads; these are too many for masks of ", shape.seqlen_k, " keys");
+  return *leads;
+}
+
 }  // namespace
 
 Arguments read_arguments(std::string_view family, std::span<const Parameter> parameters, Device device) {
@@ -425,7 +436,7 @@ Arguments read_arguments(std::string_view family, std::span<const Parameter> par
   Reader reader(family, parameters, a);
   read_family(reader, a);
   if (is_square(a.kind)) a.shape.seqlen_q = a.shape.seqlen_k = a.seqlen;
-  const int64_t leads = a.shape.batch * a.shape.heads;
+  const int64_t leads = check_size(a.shape);
   if (a.kind == Kind::kBlockDiffusion)
     a.order = static_cast<int64_t*>(reader.output("order_out", DataType::kInt64, leads * a.shape.seqlen_k));
   a.unfit = static_cast<int32_t*>(reader.output("unfit_out", DataType::kInt32, 1));

@@ -92,9 +92,11 @@ void check_segments(const GivenSegments& given, int64_t seqlen, const Leads& lea
   }
   each_lead(leads, [&](const Lead& lead) {
     const int64_t total = total_of(given, lead);
-    if (total > seqlen)
-      throw_invalid(given.form == Form::kSeqlens ? "the sum of " : "the end of ", given.name, " is ", total,
-                    "; it must be at most the length of the sequence, ", seqlen);
+    if (total <= seqlen) return;
+    const std::string entry = mask_at(leads, lead);
+    throw_invalid(given.form == Form::kSeqlens ? "the sum of " : "the end of ", given.name,
+                  entry.empty() ? "" : "[" + entry + "]", " is ", total,
+                  "; it must be at most the length of the sequence, ", seqlen);
   });
 }
 

@@ -1,0 +1,477 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mask families in Python, once for all fronts: what each is given, and the form of its mask.
+
+The C library checks what is given and builds (fm_mask_build). Here arguments get the names it knows them by, and what a
+trace has to know of the mask is said: its lengths, as far as they are known, and its form.
+"""
+
+from typing import NamedTuple
+
+from . import _values
+
+_BUCKETS_MISFIT = (
+    "the hash-sparse mask does not fit two row intervals per key column; "
+    "sort the queries by bucket, so that the rows of each are contiguous"
+)
+_TREE_MISFIT = "nodes must come in depth-first order, so that each subtree is contiguous"
+_DIFFUSION_MISFIT = (
+    "the block-diffusion mask in the order 'concatenated' does not fit two row intervals per key column; "
+    "the order 'interleaved' fits every packing"
+)
+
+
+class Form(NamedTuple):
+    """What is known of a mask without its contents.
+
+    vectors: how many numbers `bounds` holds for each key; 0: the mask is a band, which needs no building. keys: None
+    where only the contents of arrays say it; there are `copies` of them for each row, unless `rows` is given. misfit:
+    what is wrong if contents on a device make no such mask.
+    """
+
+    vectors: int
+    keys: int | None
+    rows: int | None = None
+    copies: int = 1
+    causal: bool = False
+    window: tuple | None = None
+    q_offset: int | None = None
+    misfit: str | None = None
+
+    def rows_of(self, keys):
+        """The query rows of a mask of so many keys."""
+        return self.rows if self.rows is not None else keys // self.copies if self.copies > 1 else keys
+
+
+class _Given:
+    """A family's arguments as they are collected: vectors are the front's arrays, `numbers` ints."""
+
+    def __init__(self, front, device, **numbers):
+        self.front, self.device, self.vectors = front, device, {}
+        self.numbers = numbers
+        self.tokens = None  # of the documents, where they are known without a look at an array
+
+    def vector(self, name, value, shape="[..., n]"):
+        """Later lists go to where the first array is."""
+        return self._add(name, self.front.integers(name, value, self.device, shape))
+
+    def flags(self, name, value):
+        return self._add(name, self.front.flags(name, value, self.device))
+
+    def _add(self, name, array):
+        self.vectors[name] = array
+        if self.device is None:
+            self.device = getattr(array, "device", None)
+        return array
+
+    def length(self, name, value):
+        self.numbers[name] = _values.length(name, value)
+        return self.numbers[name]
+
+    def documents(self, cu_seqlens, seqlens, doc_ids, position_ids, seqlen):
+        """Those that are given, and how long the sequence is."""
+        given = {"cu_seqlens": cu_seqlens, "seqlens": seqlens, "doc_ids": doc_ids, "position_ids": position_ids}
+        for name, value in given.items():
+            if value is not None:
+                array = self.vector(name, value)
+                self.tokens = array.shape[-1] if "ids" in name else _length_of(value, name == "seqlens")
+        self.set_tokens(seqlen, self.tokens)
+
+    def set_tokens(self, seqlen, known):
+        """The sequence has `seqlen` tokens or, if that is None, as many as are known."""
+        self.tokens = known if seqlen is None else self.length("seqlen", seqlen)
+        if self.tokens is not None:
+            self.numbers["seqlen"] = self.tokens
+
+    def blocks(self, blocks, documents, seqlen):
+        """Of one length or of several, and the documents they are in, which may be left out."""
+        if hasattr(blocks, "__len__"):
+            if self.device is None and hasattr(blocks, "device"):
+                self.device = blocks.device
+            self.vector("blocks", blocks)
+            if seqlen is None and not any(given is not None for given in documents):
+                seqlen = _length_of(blocks, True)
+        else:
+            self.numbers["blocks"] = _count("blocks", blocks)
+        self.documents(*documents, seqlen)
+
+    def build(self, family, vectors, **form):
+        """(mask, order): `order` is what block_diffusion has beside its mask."""
+        form.setdefault("keys", self.tokens)
+        return self.front.build(family, Form(vectors, **form), self.vectors, self.numbers, self.device)
+
+
+def _length_of(values, are_lengths):
+    """How long a sequence is that lists of lengths or of ends describe; None of arrays, which are not read here."""
+    if hasattr(values, "tolist"):
+        if type(values).__module__ != "numpy":
+            return None
+        values = values.tolist()
+    if values and isinstance(values[0], (list, tuple)):
+        return max([_length_of(row, are_lengths) for row in values])
+    return max(0, sum(values)) if are_lengths else max([0, *values])
+
+
+class Builders:
+    """The builders of a front, which is an object with
+
+    integers(name, value, device, shape)  the front's integer array of a number, lists or an array, on `device` if it is
+                                          no array of the front's; shape: what it must be if a number will not do, or
+                                          None
+    flags(name, value, device)            the same of bools
+    build(family, form, vectors, numbers, device)  (mask, order) by fm_mask_build; device: as given or the first array's
+    """
+
+    def __init__(self, front):
+        self._front = front
+
+    def _given(self, device=None, **numbers):
+        return _Given(self._front, device, **numbers)
+
+    # --- Masks that are only a band -------------------------------------------------------------------
+
+    def full(self, seqlen_q, seqlen_k=None):
+        """Every row sees every key. seqlen_k: default seqlen_q."""
+        return self._given().build("full", 0, rows=seqlen_q, keys=seqlen_q if seqlen_k is None else seqlen_k)[0]
+
+    def causal(self, seqlen_q, seqlen_k=None, q_offset=None):
+        """j <= i + q_offset. seqlen_k: default seqlen_q. q_offset: default seqlen_k - seqlen_q."""
+        keys = seqlen_q if seqlen_k is None else seqlen_k
+        return self._given().build("causal", 0, rows=seqlen_q, keys=keys, causal=True, q_offset=q_offset)[0]
+
+    def sliding_window(self, seqlen_q, seqlen_k, left, right=0, q_offset=None):
+        """i + q_offset - left <= j <= i + q_offset + right; -1 (None, sys.maxsize) is unbounded.
+
+        A window of w keys that ends with the row itself is left = w - 1.
+        """
+        given = self._given()
+        return given.build("sliding_window", 0, rows=seqlen_q, keys=seqlen_k, window=(left, right), q_offset=q_offset)[
+            0
+        ]
+
+    # --- Documents ------------------------------------------------------------------------------------
+
+    def causal_document(
+        self, cu_seqlens=None, *, seqlens=None, doc_ids=None, position_ids=None, seqlen=None, device=None
+    ):
+        """Same document and j <= i: packed pretraining and fine-tuning."""
+        given = self._given(device)
+        given.documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen)
+        return given.build("causal_document", 1, causal=True)[0]
+
+    def document(self, cu_seqlens=None, *, seqlens=None, doc_ids=None, position_ids=None, seqlen=None, device=None):
+        """Same document, in both directions."""
+        given = self._given(device)
+        given.documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen)
+        return given.build("document", 2)[0]
+
+    def prefix_lm_document(
+        self, cu_seqlens=None, prefix=None, *, seqlens=None, doc_ids=None, position_ids=None, seqlen=None, device=None
+    ):
+        """Same document, and j <= i or j among its first prefix[document] tokens. prefix: [..., documents]."""
+        given = self._given(device)
+        given.documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen)
+        if prefix is None:
+            raise ValueError("prefix is missing; it must be integers, one for each document")
+        given.vector("prefix", prefix)
+        return given.build("prefix_lm_document", 2)[0]
+
+    def causal_blockwise(
+        self, cu_seqlens=None, *, seqlens=None, doc_ids=None, position_ids=None, seqlen=None, device=None
+    ):
+        """j <= i, and j in i's own block or i in the last block: separate examples, and a test example that sees all.
+
+        The blocks are given like documents; tokens past the last block belong to it.
+        """
+        given = self._given(device)
+        given.documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen)
+        return given.build("causal_blockwise", 2, causal=True)[0]
+
+    def shared_question(self, groups=None, *, seqlens=None, is_question=None, seqlen=None, device=None):
+        """DPO and reward models: j <= i, same group, and j in the question or in i's own answer.
+
+        groups: [(question, [answer, ...]), ...] in tokens. Or, as arrays, seqlens [..., segments], the lengths of all
+        questions and answers in their order, and is_question bool [..., segments], which is True where a group begins.
+        """
+        if groups is not None:
+            if seqlens is not None or is_question is not None:
+                raise ValueError(
+                    "groups is given together with seqlens or is_question; one of the two forms is accepted"
+                )
+            seqlens, is_question = _segments_of(groups)
+        if seqlens is None or is_question is None:
+            raise ValueError("give groups, or both seqlens and is_question")
+        given = self._given(device)
+        given.documents(None, seqlens, None, None, seqlen)
+        given.flags("is_question", is_question)
+        return given.build("shared_question", 1, causal=True)[0]
+
+    # --- Masks of one sequence ------------------------------------------------------------------------
+
+    def global_sliding_window(self, seqlen, global_tokens, window, *, device=None):
+        """i < global_tokens, or j < global_tokens, or |i - j| <= window.
+
+        BigBird without its random part (arXiv:2007.14062).
+        """
+        given = self._given(
+            device, global_tokens=_count("global_tokens", global_tokens), window=_count("window", window)
+        )
+        return given.build("global_sliding_window", 4, keys=given.length("seqlen", seqlen))[0]
+
+    def prefix_lm_causal(self, seqlen, prefix, *, device=None):
+        """j <= i or j < prefix (T5's prefix LM, arXiv:1910.10683).
+
+        prefix: an int, or an array [...] of one for each batch entry.
+        """
+        given = self._given(device)
+        keys = given.length("seqlen", seqlen)
+        _single(given, "prefix", prefix)
+        return given.build("prefix_lm_causal", 2, keys=keys)[0]
+
+    def qk_sparse(self, seqlen, dropped, *, device=None):
+        """j <= i, and a dropped span's key j is hidden from row j itself to the span's end (arXiv:2306.01160).
+
+        dropped: [..., spans, 2], the begin and end of each; ascending and disjoint.
+        """
+        given = self._given(device)
+        keys = given.length("seqlen", seqlen)
+        spans = given.vector("dropped", dropped, "[..., spans, 2]")
+        if spans.shape[-1] == 0:
+            given.vectors["dropped"] = spans.reshape(*spans.shape[:-1], 0, 2)
+        return given.build("qk_sparse", 2, keys=keys, causal=True)[0]
+
+    def eviction(self, evicted_at, *, device=None):
+        """j <= i, and key j is gone from row evicted_at[j] on (eviction from a key-value cache, NACL, ACL 2024).
+
+        evicted_at: [seqlen], [batch, seqlen] or [batch, heads, seqlen].
+        """
+        given = self._given(device)
+        keys = given.vector("evicted_at", evicted_at, "[..., seqlen]").shape[-1]
+        return given.build("eviction", 1, keys=keys, causal=True)[0]
+
+    def hash_sparse(self, query_buckets, key_buckets, causal, *, device=None):
+        """Row i sees key j if they fell into the same bucket and, if `causal`, j <= i + seqlen_k - seqlen_q.
+
+        Hashing as in Reformer. query_buckets [..., seqlen_q], key_buckets [..., seqlen_k]. Fits two intervals where the
+        rows of every bucket are contiguous, as after the usual sort by bucket. If it does not fit:
+        UnrepresentableMaskError naming the first column that does not; on a device, an asynchronous assertion.
+        """
+        given = self._given(device, causal=int(_values.flag("causal", causal)))
+        rows = given.vector("query_buckets", query_buckets, "[..., seqlen_q]").shape[-1]
+        keys = given.vector("key_buckets", key_buckets, "[..., seqlen_k]").shape[-1]
+        window = (-1, 0) if given.numbers["causal"] else None
+        return given.build("hash_sparse", 4, rows=rows, keys=keys, window=window, misfit=_BUCKETS_MISFIT)[0]
+
+    # --- Trees ----------------------------------------------------------------------------------------
+
+    def prefix_tree(self, parents, lengths=None, *, seqlen=None, device=None):
+        """A packed prefix tree or forest: row i sees key j if j <= i and j's node is i's node or an ancestor of it.
+
+        parents: [..., nodes] in depth-first order: parents[n] < n is the parent, -1 a root; several trees are several
+        roots. lengths: [..., nodes], node n holds lengths[n] consecutive tokens; one token each if left out. A
+        conversation that branches at some turn is a tree whose nodes are turns, a prompt with several answers a root
+        with leaves. To fill up rows of a batch, add roots of length 0.
+
+        seqlen: as for documents. An order that is not depth-first is a ValueError naming the node; on a device, an
+        asynchronous assertion.
+        """
+        given = self._given(device)
+        nodes = given.vector("parents", parents, "[..., nodes]").shape[-1]
+        if lengths is not None:
+            given.vector("lengths", lengths, "[..., nodes]")
+        given.set_tokens(seqlen, nodes if lengths is None else _length_of(lengths, True))
+        return given.build("prefix_tree", 1, causal=True, misfit=_TREE_MISFIT)[0]
+
+    def prefix_tree_from_intervals(self, tin, tout, *, seqlen=None, device=None):
+        """The same from depth-first intervals: node n's own tokens begin at tin[n] and its subtree ends before tout[n].
+
+        tin, tout: [..., nodes]. Intervals must nest, and a node's own tokens come before its children.
+        """
+        given = self._given(device)
+        given.vector("tin", tin, "[..., nodes]")
+        given.vector("tout", tout, "[..., nodes]")
+        given.set_tokens(seqlen, _length_of(tout, False))
+        return given.build("prefix_tree_from_intervals", 1, causal=True)[0]
+
+    # --- Batches --------------------------------------------------------------------------------------
+
+    def padding(self, seqlen_q, seqlen_k, key_lengths, query_lengths=None, *, device=None):
+        """One mask per batch entry, of its own lengths.
+
+        Keys at key_lengths[b] and beyond are hidden, and rows at query_lengths[b] and beyond see nothing.
+        """
+        given = self._given(device)
+        rows, keys = given.length("seqlen_q", seqlen_q), given.length("seqlen_k", seqlen_k)
+        shapes = {"key_lengths": tuple(given.vector("key_lengths", key_lengths, "[batch]").shape)}
+        if query_lengths is not None:
+            shapes["query_lengths"] = tuple(given.vector("query_lengths", query_lengths, "[batch]").shape)
+        for name, shape in shapes.items():
+            if len(shape) != 1 or shape[0] == 0 or shape != shapes["key_lengths"]:
+                raise ValueError(f"{name} has shape {list(shape)}; it must be [batch], one entry for each batch entry")
+        return given.build("padding", 2, rows=rows, keys=keys)[0]
+
+    # --- Models and training methods ------------------------------------------------------------------
+
+    def attention_sink_window(
+        self, sink, window, cu_seqlens=None, *, seqlens=None, doc_ids=None, position_ids=None, seqlen=None, device=None
+    ):
+        """The last `window` keys, the row's own included, and the document's first `sink` keys (arXiv:2309.17453).
+
+        StreamingLLM: same document, j <= i, and i - j < window or j among the first `sink` tokens of the document.
+        window: an int of at least 1, or -1 for all keys before. seqlen alone is one document of all.
+        """
+        given = self._given(device, sink=_count("sink", sink), window=_count("window", window))
+        given.documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen)
+        return given.build("attention_sink_window", 1, causal=True)[0]
+
+    def block_causal(
+        self,
+        blocks,
+        cu_seqlens=None,
+        *,
+        window=-1,
+        seqlens=None,
+        doc_ids=None,
+        position_ids=None,
+        seqlen=None,
+        device=None,
+    ):
+        """Frames of a video, chunks of a stream: a token sees its whole block and the earlier ones, `window` in all.
+
+        Same document, block(j) <= block(i), and block(i) - block(j) < window. blocks: an int, the length of every
+        block, counted from where the document begins; or their lengths [..., blocks], tokens past the last being
+        hidden. Where a block goes on from one document to the next, each has its part. window: an int of at least 1, or
+        -1 for all blocks before. Without documents the sequence is one: seqlen tokens, by default the sum of blocks.
+        """
+        given = self._given(device, window=_count("window", window))
+        given.blocks(blocks, (cu_seqlens, seqlens, doc_ids, position_ids), seqlen)
+        return given.build("block_causal", 2)[0]
+
+    def causal_with_blocks(
+        self, block_ids, cu_seqlens=None, *, window=-1, seqlens=None, doc_ids=None, position_ids=None, device=None
+    ):
+        """Images in a vision-language model's text: causal, except that a block's tokens see each other both ways.
+
+        Same document, and j <= i and i - j < window, or j in i's own block (Gemma 3, arXiv:2503.19786, in its layers
+        with and without a window). block_ids: [..., seqlen], an id per token, negative outside of blocks; ids may be
+        used again in another document. window: an int of at least 1, or -1 for all keys before; it does not cut blocks.
+        Without documents the sequence is one.
+
+        The tokens of a block must be contiguous: a key of a block in parts is hidden from the rows between each two of
+        them. from_dense takes such a mask if it fits two intervals; one block around all of the parts always does.
+        """
+        given = self._given(device, window=_count("window", window))
+        tokens = given.vector("block_ids", block_ids, "[..., seqlen]").shape[-1]
+        given.documents(cu_seqlens, seqlens, doc_ids, position_ids, None)
+        given.numbers.pop("seqlen", None)
+        return given.build("causal_with_blocks", 2, keys=tokens)[0]
+
+    def block_diffusion(
+        self,
+        blocks,
+        cu_seqlens=None,
+        *,
+        order="interleaved",
+        seqlens=None,
+        doc_ids=None,
+        position_ids=None,
+        seqlen=None,
+        device=None,
+    ):
+        """Training of block diffusion language models: a noisy and a clean copy of a text of `seqlen` tokens.
+
+        BD3-LM (arXiv:2503.09573, appendix B.6): same document, and j clean in an earlier block than i's, or i and j of
+        the same copy of one block. blocks and documents: of one copy, as for block_causal.
+
+        Returns (mask, order): order int64 [..., 2 * seqlen] says which token of [x_t | x_0], the noisy copy and then
+        the clean one, stands at each place of the masked sequence. Gather the embeddings by it; positions are order %
+        seqlen, and what is noisy has order < seqlen.
+
+        order: "interleaved", each block's noisy copy and then its clean one, which fits whatever the packing. Or
+        "concatenated", which leaves [x_t | x_0] as it is: a clean key is then seen by a run of rows in each half, and a
+        document of several blocks that another one (or hidden tokens) follows is an UnrepresentableMaskError; on a
+        device, an asynchronous assertion.
+        """
+        concatenated = _values.choice("order", order, ("interleaved", "concatenated")) == "concatenated"
+        given = self._given(device, concatenated=int(concatenated))
+        given.blocks(blocks, (cu_seqlens, seqlens, doc_ids, position_ids), seqlen)
+        mask, places = given.build(
+            "block_diffusion",
+            4 if concatenated else 2,
+            keys=None if given.tokens is None else 2 * given.tokens,
+            misfit=_DIFFUSION_MISFIT if concatenated else None,
+        )
+        leading = max([1, *(x.ndim for x in given.vectors.values())]) - 1
+        return mask, places[0, 0] if leading == 0 else places[:, 0] if leading == 1 else places
+
+    def eagle3_ttt(
+        self, steps, cu_seqlens=None, *, seqlens=None, doc_ids=None, position_ids=None, seqlen=None, device=None
+    ):
+        """The last of `steps` passes of EAGLE-3's training-time test: the draft model reads its own predictions.
+
+        Each pass appends a key for every token: seqlen rows, steps * seqlen keys (arXiv:2503.01840, section 3.2).
+        j < seqlen: same document and j <= i; keys of later passes: i's own token, j % seqlen == i. steps: an int of at
+        least 1, which is causal_document. seqlen alone is one document of all.
+        """
+        steps = _values.integer("steps", steps, 1)
+        given = self._given(device, steps=steps)
+        given.documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen)
+        tokens = given.tokens
+        return given.build("eagle3_ttt", 2, keys=None if tokens is None else steps * tokens, rows=tokens, copies=steps)[
+            0
+        ]
+
+    def dflash(
+        self,
+        anchors,
+        block,
+        cu_seqlens=None,
+        *,
+        seqlens=None,
+        doc_ids=None,
+        position_ids=None,
+        seqlen=None,
+        device=None,
+    ):
+        """Training of DFlash's draft model: blocks are denoised from the context before their anchors.
+
+        Rows and the last keys are the blocks', block tokens for each anchor; the first seqlen keys are the context's,
+        which has no rows (arXiv:2602.06036, section 4.2). j in the context: j < anchor of i's block, in the anchor's
+        document; otherwise: j in i's own block. seqlen alone is one document of all.
+
+        anchors: [..., blocks], ascending, as only then do the blocks that see a key follow each other and the mask fits
+        two intervals. seqlen is the place after the context; it belongs to the document of the last token. Negative
+        ones, after all others, are blocks that are not there, to fill up rows of a batch: they see nothing and are not
+        seen.
+        """
+        block = _values.integer("block", block, 1)
+        given = self._given(device, block=block)
+        rows = given.vector("anchors", anchors, "[..., blocks]").shape[-1] * block
+        given.documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen)
+        return given.build("dflash", 2, rows=rows, keys=None if given.tokens is None else given.tokens + rows)[0]
+
+
+def _count(name, value):
+    """A number of tokens or blocks, which the library checks; one that is more than any sequence has means all."""
+    return min(_values.integer(name, value, -(2**63)), _values.MOST_TOKENS)
+
+
+def _single(given, name, value):
+    """A number, or one for each batch entry."""
+    if not hasattr(value, "__len__") and not hasattr(value, "shape"):
+        given.numbers[name] = _count(name, value)
+        return
+    array = given.vector(name, value, None)
+    if array.ndim == 0:
+        given.vectors[name] = array.reshape(1)
+
+
+def _segments_of(groups):
+    """(lengths, is_question) of all questions and answers in their order."""
+    try:
+        pairs = [(question, list(answers)) for question, answers in groups]
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"groups is {_values.given(groups)}; it must be [(question, [answer, ...]), ...], lengths in tokens"
+        ) from None
+    lengths = [length for question, answers in pairs for length in (question, *answers)]
+    return lengths, [flag for _, answers in pairs for flag in (True, *(False for _ in answers))]
