@@ -265,7 +265,7 @@ def mask_of(mask, describe):
         | (0 if mask.window is None else HAS_WINDOW)
     )
     left, right = mask.window or (-1, -1)
-    tensors = {"bounds": mask.bounds, "block_mask": mask.block_mask}
+    tensors = {"bounds": ("startend_row_indices", mask.bounds), "block_mask": ("block_mask", mask.block_mask)}
     return make(
         Mask,
         flags=flags,
@@ -274,7 +274,7 @@ def mask_of(mask, describe):
         q_offset=mask.q_offset or 0,
         window_left=left,
         window_right=right,
-        **{name: describe(name, x) for name, x in tensors.items() if x is not None},
+        **{field: describe(name, x) for field, (name, x) in tensors.items() if x is not None},
     )
 
 
