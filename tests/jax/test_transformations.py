@@ -11,8 +11,12 @@ from dense_reference import DTYPE, TOLERANCES, assert_close, inputs
 from flashmask.jax import Mask, dot_product_attention
 from jax.sharding import Mesh, PartitionSpec
 
+try:
+    from jax import shard_map
+except ImportError:  # before JAX 0.6
+    from jax.experimental.shard_map import shard_map
+
 S = 150
-shard_map = getattr(jax, "shard_map", None) or jax.experimental.shard_map.shard_map
 
 
 def documents(ends, batch=1, heads=1):

@@ -37,7 +37,7 @@ def attention(options, q, k, v, mask):
     Raises ValueError or UnsupportedError while it is traced.
     """
     leaves, structure = jax.tree.flatten(mask)
-    q, k, v, *leaves = _varying_alike(q, k, v, *leaves)
+    q, k, v, *leaves = varying_alike(q, k, v, *leaves)
     return _attention(options, q, k, v, jax.tree.unflatten(structure, leaves))
 
 
@@ -88,7 +88,7 @@ def _call(operation, options, arrays, mask, results):
         made = next(iter(calls.values()))(arrays, mask)
     else:
         made = jax.lax.platform_dependent(arrays, mask, **calls)
-    return _varying_alike(*made, *arrays)[: len(made)]
+    return varying_alike(*made, *arrays)[: len(made)]
 
 
 def _call_on(platform, operation, options, results, workspace_bytes, arrays, mask):
@@ -99,7 +99,7 @@ def _call_on(platform, operation, options, results, workspace_bytes, arrays, mas
 
 
 def _attributes(options, mask):
-    """What bindings/jax/handlers.cpp takes beside the arrays, from the structs that this says it in."""
+    """What bindings/jax/attention.cpp takes beside the arrays, from the structs that this says it in."""
     of_mask, of_call = capi.mask_of(mask, _tensor), capi.options(**options._asdict())
     return dict(
         mask_flags=of_mask.flags,
@@ -174,7 +174,7 @@ def _folded(x, is_mapped, size, batch):
     return jnp.broadcast_to(x, (size, batch, *x.shape[2:])).reshape(size * batch, *x.shape[2:])
 
 
-def _varying_alike(*arrays):
+def varying_alike(*arrays):
     """The arrays, each varying over the mesh axes of a shard_map that any of them varies over.
 
     The gradient of one that was the same for all shards is then their sum. Results do not inherit it in every JAX.

@@ -9,12 +9,12 @@ import jax
 from .. import capi
 
 PLATFORMS = ("cpu", "cuda")
-OPERATIONS = ("forward", "backward")
+OPERATIONS = ("forward", "backward", "build_mask")
 
 
 @functools.cache
 def load():
-    """libflashmask.so through ctypes, with the handlers flashmask_forward and flashmask_backward known to XLA."""
+    """libflashmask.so through ctypes, with the handlers flashmask_forward and so on known to XLA."""
     library = capi.load()
     handlers = C.CDLL(str(capi.library_path("FLASHMASK_JAX_LIBRARY", "libflashmask_jax.so")))
     for operation in OPERATIONS:

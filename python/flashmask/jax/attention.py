@@ -57,7 +57,7 @@ def dot_product_attention(
     if mask is None:
         mask = _mask(q, k, is_causal, query_seq_lengths, key_value_seq_lengths, local_window_size)
     else:
-        _check_alone(
+        _values.refuse_beside_mask(
             is_causal=is_causal or None,
             query_seq_lengths=query_seq_lengths,
             key_value_seq_lengths=key_value_seq_lengths,
@@ -128,21 +128,11 @@ def _window(sizes):
     return tuple(_values.integer("local_window_size", side, 0) for side in pair)
 
 
-def _check_alone(**arguments):
-    """ValueError if any is given."""
-    for name, value in arguments.items():
-        if value is not None:
-            raise ValueError(
-                f"{name} is given beside a Mask, which says that itself; "
-                "leave it out, or put it into the mask: mask.replace(...)"
-            )
-
-
 def _check_mask(mask, q, k):
     if not isinstance(mask, Mask):
         raise TypeError(
             f"mask is {_values.given(mask)}; it must be a flashmask.jax.Mask or None. "
-            "Dense masks are not taken: Mask(seqlen_q, seqlen_k, bounds=...) says the same in O(seqlen_k) memory"
+            "Dense masks are not taken; flashmask.jax.masks says the same in O(seqlen_k) memory"
         )
     if (mask.seqlen_q, mask.seqlen_k) != (q.shape[1], k.shape[1]):
         raise ValueError(

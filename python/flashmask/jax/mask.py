@@ -9,29 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _values, capi
+from .._docs import composed
 
 _FIELDS = ("seqlen_q", "seqlen_k", "bounds", "causal", "window", "q_offset", "block_mask")
 
 
 @jax.tree_util.register_pytree_with_keys_class
+@composed
 class Mask:
-    """Which query row sees which key, in O(seqlen_k) memory. Immutable.
+    """
+    {mask}
 
-    Row i sees key j if nothing of this hides it:
-
-    - `bounds`: int32 (other integers are converted) [batch or 1, heads or 1, seqlen_k, n], absolute query rows:
-      FlashMask's startend_row_indices. With `causal` n is 1 (LTS) or 2 (LTS, LTE), without it 2 (LTS, UTE) or 4 (LTS,
-      LTE, UTS, UTE): column j is hidden from the rows LTS[j] <= i < LTE[j] and UTS[j] <= i < UTE[j]. A missing LTE is
-      seqlen_q, a missing UTS 0. Values are clamped to [0, seqlen_q].
-    - `causal`: j <= i + q_offset.
-    - `window`: (left, right): i + q_offset - left <= j <= i + q_offset + right; -1 leaves a side open, as does None; an
-      int is both sides.
-    - `q_offset`: the key position of row 0; None is seqlen_k - seqlen_q, which puts the last row at the last key. (What
-      is_causal means in jax.nn is q_offset=0.)
-    - `block_mask`: bool, uint8 or int32 [batch or 1, heads or 1, ceil(seqlen_q / 128), ceil(seqlen_k / 128)], nonzero
-      keeps the block.
-
-    batch and heads are those of the call: heads is 1, heads_kv or heads_q.
+    What is_causal means in jax.nn is causal=True and q_offset=0.
 
     bounds and block_mask are the leaves of a pytree, and may be traced; all else is static. So a jitted function that
     takes a mask is traced once for masks of the same lengths.

@@ -1,25 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The calls of XLA's foreign-function interface that flashmask.jax makes, over the C interface: forward and backward,
-// on the host and on CUDA.
-//
-// The C interface checks what is given; here buffers become fm_tensor, and a status becomes an error. JAX's headers are
-// all that is needed of it, and none of CUDA's or Python's.
-#include <xla/ffi/api/ffi.h>
-
-#include <algorithm>
+// Forward and backward, on the host and on CUDA.
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <new>
 #include <string>
 #include <string_view>
 
-#include "flashmask/c_api.h"
+#include "common.h"
 
 namespace {
-
-namespace ffi = xla::ffi;
 
 /// What a call says beside its arrays, as fm_mask and fm_options have it.
 struct Attributes {
@@ -29,42 +18,6 @@ struct Attributes {
   double softmax_scale;
   std::string_view backend;
 };
-
-int32_t dtype_of(ffi::DataType dtype) {
-  switch (dtype) {
-    case ffi::DataType::F32:
-      return FM_FLOAT32;
-    case ffi::DataType::F64:
-      return FM_FLOAT64;
-    case ffi::DataType::BF16:
-      return FM_BFLOAT16;
-    case ffi::DataType::F16:
-      return FM_FLOAT16;
-    case ffi::DataType::S32:
-      return FM_INT32;
-    case ffi::DataType::PRED:
-      return FM_BOOL;
-    case ffi::DataType::U8:
-      return FM_UINT8;
-    default:
-      return -1;  // none: the C interface says so
-  }
-}
-
-/// XLA's buffers are dense, the last dimension innermost.
-fm_tensor tensor_of(const ffi::AnyBuffer& buffer) {
-  fm_tensor tensor{};
-  tensor.data = buffer.untyped_data();
-  tensor.dtype = dtype_of(buffer.element_type());
-  const auto sizes = buffer.dimensions();
-  tensor.ndim = static_cast<int32_t>(sizes.size());
-  int64_t stride = 1;
-  for (size_t d = std::min<size_t>(sizes.size(), 5); d-- > 0; stride *= std::max<int64_t>(sizes[d], 1)) {
-    tensor.shape[d] = sizes[d];
-    tensor.stride[d] = stride;
-  }
-  return tensor;
-}
 
 /// The arrays of a call in their order, of which its mask's may be missing.
 class Arrays {
@@ -96,24 +49,6 @@ fm_mask mask_of(const Attributes& attributes, const fm_tensor& q, const fm_tenso
   return mask;
 }
 
-ffi::Error error_of(fm_status status) {
-  switch (status) {
-    case FM_OK:
-      return ffi::Error::Success();
-    case FM_INVALID_ARGUMENT:
-    case FM_UNREPRESENTABLE:
-      return ffi::Error::InvalidArgument(fm_last_error());
-    case FM_UNSUPPORTED:
-      return {ffi::ErrorCode::kUnimplemented, fm_last_error()};
-    case FM_NO_DEVICE:
-      return {ffi::ErrorCode::kNotFound, fm_last_error()};
-    case FM_OUT_OF_MEMORY:
-      return {ffi::ErrorCode::kResourceExhausted, fm_last_error()};
-    default:
-      return ffi::Error::Internal(fm_last_error());
-  }
-}
-
 /// Where a call runs, and its workspace: on the host memory that lasts as long as the call, on CUDA a buffer of XLA's,
 /// so that a command buffer, which runs the work again later, holds on to it.
 struct Place {
@@ -126,14 +61,6 @@ struct Place {
     return {1 + ordinal, stream, workspace.untyped_data(), workspace.size_bytes()};
   }
 };
-
-using HostMemory = std::unique_ptr<std::byte[]>;
-
-void* allocate(void* context, size_t bytes) {
-  auto& memory = *static_cast<HostMemory*>(context);
-  memory.reset(new (std::nothrow) std::byte[bytes]);
-  return memory.get();
-}
 
 template <typename Args>
 ffi::Error run(fm_status (*function)(const Args*, void*, size_t, const fm_options*), const Args& args,
@@ -229,14 +156,6 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(Attributes, ffi::StructMember<int64_t>("ma
                                       ffi::StructMember<bool>("has_block_mask"), ffi::StructMember<int64_t>("flags"),
                                       ffi::StructMember<double>("softmax_scale"),
                                       ffi::StructMember<std::string_view>("backend"));
-
-// All else is hidden.
-#pragma GCC visibility push(default)
-XLA_FFI_DECLARE_HANDLER_SYMBOL(flashmask_forward_cpu);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(flashmask_backward_cpu);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(flashmask_forward_cuda);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(flashmask_backward_cuda);
-#pragma GCC visibility pop
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(flashmask_forward_cpu, forward_cpu,
                               on_host().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
