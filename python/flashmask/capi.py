@@ -16,7 +16,7 @@ try:
 except ImportError:  # the structs do without
     np = None
 
-FLOAT32, FLOAT64, BFLOAT16, FLOAT16, INT32, BOOL, UINT8 = range(1, 8)
+FLOAT32, FLOAT64, BFLOAT16, FLOAT16, INT32, BOOL, UINT8, INT64 = range(1, 9)
 DETERMINISTIC, CAUSAL, HAS_Q_OFFSET, HAS_WINDOW, HAS_SCALE = 1, 2, 4, 8, 16
 OK, INVALID_ARGUMENT, UNSUPPORTED, UNREPRESENTABLE, NO_DEVICE, OUT_OF_MEMORY, INTERNAL = range(7)
 DEVICE_CPU = 0
@@ -29,6 +29,7 @@ DTYPES = {
     "int32": INT32,
     "bool": BOOL,
     "uint8": UINT8,
+    "int64": INT64,
 }
 
 
@@ -68,6 +69,14 @@ class Mask(C.Structure):
         ("q_pos", Tensor),
         ("k_pos", Tensor),
     ]
+
+
+class MaskParameter(C.Structure):
+    _fields_ = [("name", C.c_char_p), ("vector", Tensor), ("number", C.c_int64)]
+
+
+class MaskParameters(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("count", C.c_uint32), ("items", C.POINTER(MaskParameter))]
 
 
 class ExecutedTiles(C.Structure):
@@ -161,6 +170,8 @@ _ARGUMENTS = {
     "fm_plan_bytes": [_POINTER, _POINTER],
     "fm_plan_build": [_POINTER, _POINTER, _SIZE, _POINTER],
     "fm_plan_validate": [_POINTER, _POINTER, _SIZE, _POINTER, _SIZE, _POINTER],
+    "fm_mask_shape": [C.c_char_p, _POINTER, _POINTER, _POINTER],
+    "fm_mask_build": [C.c_char_p, _POINTER, _POINTER, _POINTER],
     "fm_mask_to_dense": [_POINTER, _POINTER],
     "fm_mask_from_dense": [_POINTER, _POINTER],
     "fm_mask_to_startend": [_POINTER, _POINTER],

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """FlashMask for numpy: exact attention under masks of O(N) memory, forward and backward, on the CPU.
 
-    from flashmask.numpy import Mask, attention, attention_backward
-    mask = Mask(seqlen, seqlen, bounds=startend_row_indices, causal=True)
+    from flashmask.numpy import attention, attention_backward, masks
+    mask = masks.causal_document(seqlens=[3000, 1096])
     out, lse = attention(q, k, v, mask)
     dq, dk, dv = attention_backward(dout, q, k, v, out, lse, mask)
 
@@ -19,9 +19,18 @@ except ImportError as error:
 
 from . import _calls, _explain, _values, capi
 from ._docs import composed
+from ._families import Builders
 from .errors import UnrepresentableMaskError, UnsupportedError
 
-__all__ = ["Mask", "UnrepresentableMaskError", "UnsupportedError", "attention", "attention_backward", "explain"]
+__all__ = [
+    "Mask",
+    "UnrepresentableMaskError",
+    "UnsupportedError",
+    "attention",
+    "attention_backward",
+    "explain",
+    "masks",
+]
 
 
 @composed
@@ -199,7 +208,7 @@ def explain(
 
 
 class _Numpy:
-    """What _calls asks of a front."""
+    """What _calls and the builders of masks ask of a front."""
 
     @staticmethod
     def empty(shape, dtype, like):
@@ -218,6 +227,45 @@ class _Numpy:
     @staticmethod
     def place(_):
         return {}
+
+    empty_on_host = staticmethod(np.empty)
+
+    @staticmethod
+    def integers(name, value, device, shape=None):
+        if device not in (None, "cpu"):
+            raise ValueError(f"device is {device!r}; numpy's arrays are in host memory")
+        values = _numbers(name, value)
+        if values.size and values.dtype.kind not in "iu":
+            raise TypeError(f"{name} is {values.dtype}; it must be integers")
+        if shape is not None and values.ndim < 1:
+            raise ValueError(f"{name} is a single number; it must be {shape}")
+        return values.astype(np.int64, copy=False)
+
+    @classmethod
+    def flags(cls, name, value, device):
+        values = _numbers(name, value)
+        if values.size and values.dtype.kind not in "iub":
+            raise TypeError(f"{name} is {values.dtype}; it must be bools")
+        return cls.integers(name, (values != 0).astype(np.int32), device)
+
+    @staticmethod
+    def build(family, form, vectors, numbers, device=None):
+        if form.vectors == 0:
+            return Mask(form.rows, form.keys, causal=form.causal, window=form.window, q_offset=form.q_offset), None
+        bounds, order = _calls.build_mask(_Numpy, family, vectors, numbers, family == "block_diffusion")
+        keys = bounds.shape[2]
+        return Mask(form.rows_of(keys), keys, bounds=bounds, causal=form.causal, window=form.window), order
+
+
+# The mask families, as flashmask.masks has them for torch.
+masks = Builders(_Numpy)
+
+
+def _numbers(name, value):
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"{name} must be integers, nested lists of one length: {error}") from None
 
 
 def _options(softmax_scale, backend, threads):

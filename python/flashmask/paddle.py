@@ -17,9 +17,10 @@ except ImportError as error:
 
 from . import _calls, _explain, _values, capi
 from ._docs import composed
-from .errors import UnsupportedError
+from ._families import Builders
+from .errors import UnrepresentableMaskError, UnsupportedError
 
-__all__ = ["UnsupportedError", "explain", "flashmask_attention"]
+__all__ = ["MaskArguments", "UnrepresentableMaskError", "UnsupportedError", "explain", "flashmask_attention", "masks"]
 
 
 @composed
@@ -125,7 +126,7 @@ class _Mask(NamedTuple):
     bounds: paddle.Tensor | None
     causal: bool
     window: tuple | None
-    q_offset: None
+    q_offset: int | None
     block_mask: paddle.Tensor | None
 
     def tensors(self):
@@ -262,8 +263,18 @@ def _is_deterministic(x):
     return bool(paddle.get_flags([flag])[flag])
 
 
+# --- Masks --------------------------------------------------------------------------------------------
+
+
+class MaskArguments(NamedTuple):
+    """A mask as flashmask_attention takes it: flashmask_attention(q, k, v, **mask._asdict())."""
+
+    startend_row_indices: paddle.Tensor
+    causal: bool
+
+
 class _Paddle:
-    """What _calls asks of a front."""
+    """What _calls and the builders of masks ask of a front."""
 
     @staticmethod
     def empty(shape, dtype, like):
@@ -283,3 +294,48 @@ class _Paddle:
         index = x.place.gpu_device_id()
         stream = paddle.device.current_stream(paddle.CUDAPlace(index)).stream_base.cuda_stream
         return {"device": capi.cuda_device(index), "stream": stream}
+
+    @staticmethod
+    def empty_on_host(shape, dtype):
+        return paddle.empty(list(shape), dtype=dtype, device="cpu")
+
+    @staticmethod
+    def integers(name, value, device, shape=None):
+        values = _numbers(name, value, device)
+        if values.dtype not in (paddle.int64, paddle.int32):
+            raise TypeError(f"{name} is {values.dtype}; it must be integers")
+        if shape is not None and values.ndim < 1:
+            raise ValueError(f"{name} is a single number; it must be {shape}")
+        return values
+
+    @staticmethod
+    def flags(name, value, device):
+        values = _numbers(name, value, device)
+        if values.dtype not in (paddle.bool, paddle.int64, paddle.int32):
+            raise TypeError(f"{name} is {values.dtype}; it must be bools")
+        return values.astype("int32")
+
+    @staticmethod
+    def build(family, form, vectors, numbers, device=None):
+        if form.vectors == 0:
+            mask, order = _Mask(form.rows, form.keys, None, form.causal, form.window, form.q_offset, None), None
+        else:
+            bounds, order = _calls.build_mask(_Paddle, family, vectors, numbers, family == "block_diffusion")
+            keys = bounds.shape[2]
+            mask = _Mask(form.rows_of(keys), keys, bounds, form.causal, form.window, None, None)
+        return MaskArguments(*_calls.to_startend(_Paddle, mask)), order
+
+
+def _numbers(name, value, device):
+    """A tensor in host memory."""
+    if device is not None and str(device) not in ("cpu", "Place(cpu)"):
+        raise ValueError(f"device is {device}; masks are built in host memory, from where Tensor.to() moves them")
+    try:
+        values = value.cpu() if isinstance(value, paddle.Tensor) else paddle.to_tensor(value, place="cpu")
+    except ValueError as error:
+        raise ValueError(f"{name} must be integers, nested lists of one length: {error}") from None
+    return values if values.size else values.astype("int64")
+
+
+# The mask families, as flashmask.masks has them for torch, in host memory; each returns MaskArguments.
+masks = Builders(_Paddle)
