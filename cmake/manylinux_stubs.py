@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""manylinux_stubs.py FOLDER COMPILER: what links a library so that it loads on any manylinux_2_28 system, on a newer one.
+"""manylinux_stubs.py FOLDER COMPILER: fills FOLDER with what links a library for manylinux_2_28 on a newer system.
 
-A library asks for each symbol under a version, the newest that it finds when it is linked. So it is linked with stubs: libraries without
-code, of the names that the C and C++ libraries had in glibc 2.28, with those of this machine's symbols that existed then, under the
-versions of then. What they lack is linked statically where libstdc++.a has it, and otherwise is an error of the linker.
+A library asks for each symbol under a version, the newest that it finds when it is linked. So it is linked with stubs:
+libraries without code, of the names that the C and C++ libraries had in glibc 2.28, with those of this machine's
+symbols that existed then, under the versions of then. What they lack is linked statically where libstdc++.a has it, and
+otherwise is an error of the linker.
 """
 
 import re
@@ -15,18 +16,29 @@ from pathlib import Path
 # The newest versions that manylinux_2_28 allows (PEP 600; auditwheel checks them).
 NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}
 # In which library glibc 2.28 had what a later one moved to libc.so.6, under a new version.
+# What was moved and is not named here has no stub.
 MOVED = {"libpthread.so.0": r"_*pthread_|sem_", "libdl.so.2": r"dl", "librt.so.1": r"(aio|lio|mq|shm|timer)_"}
-SECTIONS = {"FUNC": ".text", "IFUNC": ".text", "NOTYPE": ".text", "OBJECT": ".data", "TLS": '.section .tbss, "awT", @nobits'}
-TYPES = {"OBJECT": "object", "TLS": "tls_object"}
+# How each type of symbol is declared.
+CODE = ".text\n.type {0}, @function"
+DECLARATIONS = {
+    "FUNC": CODE,
+    "IFUNC": CODE,
+    "NOTYPE": CODE,
+    "OBJECT": ".data\n.type {0}, @object",
+    "TLS": '.section .tbss, "awT", @nobits\n.type {0}, @tls_object',
+}
+
+
+def output_of(*command):
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def symbols(library):
     """{name: (type, {version node: version})} of what a library shows under versions that manylinux knows."""
     found = defaultdict(lambda: (None, {}))
-    table = subprocess.run(["readelf", "--dyn-syms", "-W", library], check=True, capture_output=True, text=True).stdout
-    for line in table.splitlines():
+    for line in output_of("readelf", "--dyn-syms", "-W", library).splitlines():
         fields = line.split()
-        if len(fields) < 8 or fields[6] == "UND" or fields[3] not in SECTIONS:
+        if len(fields) < 8 or fields[6] == "UND" or fields[3] not in DECLARATIONS:
             continue
         match = re.fullmatch(r"(.+?)@@?((\w+)_([\d.]+))", fields[7])
         if match and match[3] in NEWEST:
@@ -54,18 +66,18 @@ def write_stub(folder, compiler, soname, names):
     nodes = defaultdict(list)
     with source.open("w") as out:
         for name, (kind, node) in names.items():
-            out.write(f"{SECTIONS[kind]}\n.globl {name}\n.type {name}, @{TYPES.get(kind, 'function')}\n{name}:\n.byte 0\n")
+            out.write(DECLARATIONS[kind].format(name) + f"\n.globl {name}\n{name}: .byte 0\n")
             nodes[node].append(name)
     script.write_text("".join(f"{node} {{ {'; '.join(names)}; }};\n" for node, names in nodes.items()))
-    command = [compiler, "-shared", "-nostdlib", f"-Wl,-soname,{soname},--version-script,{script}", source]
-    subprocess.run([*command, "-o", folder / soname], check=True)
+    names_and_versions = f"-Wl,-soname,{soname},--version-script,{script}"
+    output_of(compiler, "-shared", "-nostdlib", names_and_versions, source, "-o", folder / soname)
 
 
 def main(folder, compiler):
     folder.mkdir(parents=True, exist_ok=True)
 
     def path_of(file):
-        return subprocess.run([compiler, f"-print-file-name={file}"], check=True, capture_output=True, text=True).stdout.strip()
+        return output_of(compiler, f"-print-file-name={file}")
 
     interpreter = next(Path(path_of("libc.so.6")).resolve().parent.glob("ld-linux-*.so.*")).name
     for soname in ("libc.so.6", "libm.so.6", interpreter, "libstdc++.so.6"):
@@ -75,7 +87,7 @@ def main(folder, compiler):
     # Code compiled with newer headers reads this, which says that atomics may be plain operations; they may not.
     newer = folder / "newer"
     newer.with_suffix(".c").write_text('__attribute__((visibility("hidden"))) char __libc_single_threaded;\n')
-    subprocess.run([compiler, "-c", "-O2", "-fPIC", newer.with_suffix(".c"), "-o", newer.with_suffix(".o")], check=True)
+    output_of(compiler, "-x", "c", "-c", "-fPIC", newer.with_suffix(".c"), "-o", newer.with_suffix(".o"))
 
     # The names that -lc, -lm and -lstdc++ look for.
     moved = " ".join(str(folder / name) for name in (interpreter, *MOVED))
