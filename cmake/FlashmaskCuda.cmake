@@ -44,7 +44,8 @@ endif()
 # Sets what enable_language(CUDA) reads. The kernels use instructions of Hopper alone, hence 90a.
 macro(flashmask_enable_cuda)
   if(NOT FLASHMASK_NVCC)
-    message(FATAL_ERROR "FLASHMASK_CUDA is on and no CUDA compiler was found; put nvcc on the path or set CMAKE_CUDA_COMPILER")
+    message(FATAL_ERROR "FLASHMASK_CUDA is on and no CUDA compiler was found; put nvcc on the path, set CMAKE_CUDA_COMPILER, or install "
+      "NVIDIA's in the Python that builds (pip install -r <(scripts/build-requirements nvidia-))")
   endif()
   # Asked for before enable_language(CUDA), which would say no more than that an older nvcc does not compile.
   execute_process(COMMAND ${FLASHMASK_NVCC} --version OUTPUT_VARIABLE flashmask_nvcc_version)
