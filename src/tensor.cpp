@@ -8,6 +8,7 @@ namespace flashmask {
 std::size_t element_size(DataType dtype) {
   switch (dtype) {
     case DataType::kFloat64:
+    case DataType::kInt64:
       return 8;
     case DataType::kFloat32:
     case DataType::kInt32:
@@ -42,6 +43,8 @@ std::string_view name(DataType dtype) {
       return "bool";
     case DataType::kUInt8:
       return "uint8";
+    case DataType::kInt64:
+      return "int64";
   }
   return "unknown";
 }

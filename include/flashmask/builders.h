@@ -27,6 +27,8 @@ class FLASHMASK_API Documents {
   int64_t begin(int64_t document) const { return begin_[static_cast<std::size_t>(document)]; }
   int64_t end(int64_t document) const { return begin_[static_cast<std::size_t>(document) + 1]; }
   int64_t length(int64_t document) const { return end(document) - begin(document); }
+  /// [0, end of document 0, ...]; valid as long as this object lives.
+  std::span<const int64_t> cu_seqlens() const { return begin_; }
 
  private:
   std::vector<int64_t> begin_{0};

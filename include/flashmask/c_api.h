@@ -40,7 +40,8 @@ typedef enum fm_dtype {
   FM_FLOAT16 = 4,
   FM_INT32 = 5,
   FM_BOOL = 6, /* one byte, nonzero = true */
-  FM_UINT8 = 7
+  FM_UINT8 = 7,
+  FM_INT64 = 8 /* of the parameters of fm_mask_build alone */
 } fm_dtype;
 
 /* A strided tensor; strides count elements. dtype FM_NONE is an absent tensor. `data` is aligned to the element. Shapes
@@ -172,6 +173,34 @@ FLASHMASK_API fm_status fm_plan_build(const fm_mask* mask, void* buffer, size_t 
  * the function waits for options->stream; on the CPU it may be NULL. */
 FLASHMASK_API fm_status fm_plan_validate(const fm_mask* mask, const void* plan, size_t plan_bytes, void* scratch,
                                          size_t scratch_bytes, const fm_options* options);
+
+/* A parameter of a mask family by its name: a vector or, if that is absent, a number. */
+typedef struct fm_mask_parameter {
+  const char* name;
+  fm_tensor vector; /* int32 or int64, [n], [batch, n] or [batch, heads, n]; any strides */
+  int64_t number;
+} fm_mask_parameter;
+
+typedef struct fm_mask_parameters {
+  uint32_t struct_size;
+  uint32_t count;
+  const fm_mask_parameter* items;
+} fm_mask_parameters;
+
+/* Masks by the name of their family: docs/families.md says what each family sees and takes. Vectors are on
+ * options->device (NULL: in host memory). There a wrong value is FM_INVALID_ARGUMENT, which names the parameter, and a
+ * mask that does not fit two intervals FM_UNREPRESENTABLE. On a CUDA device values are not read by the host: the masks
+ * of wrong ones are wrong, but harmless.
+ *
+ * fm_mask_shape sets all of *out but its struct_size, with bounds.data NULL. Values are read only in host memory, and
+ * only where the mask's lengths follow from them. fm_mask_build takes *out as fm_mask_shape has left it, with
+ * bounds.data set to memory for int32 [batch, heads, seqlen_k, n], contiguous, on the same device, and fills it. A
+ * family that is only a band has no bounds. On a CUDA device the work is put on options->stream, and its scratch, if it
+ * takes any, comes from options->allocate; the call does not wait. */
+FLASHMASK_API fm_status fm_mask_shape(const char* family, const fm_mask_parameters* parameters, fm_mask* out,
+                                      const fm_options* options);
+FLASHMASK_API fm_status fm_mask_build(const char* family, const fm_mask_parameters* parameters, fm_mask* out,
+                                      const fm_options* options);
 
 /* Writes the mask (in host memory) as a dense matrix, 1 = visible, to `visible`: bool or uint8, contiguous,
  * [mask batch, mask heads, seqlen_q, seqlen_k]. */

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <span>
 #include <string_view>
 #include <vector>
 
 #include "backends/launch.h"
 #include "backends/problem.h"
+#include "mask/build/arguments.h"
 
 namespace flashmask {
 
@@ -42,6 +44,9 @@ namespace cuda {
 
 /// build_plan on CUDA device `index`, arguments checked.
 void build_plan(const MaskView& mask, std::span<std::byte> buffer, int32_t index, void* stream);
+/// build_vectors on the arguments' CUDA device.
+void build_mask(const build::Arguments& arguments, const build::Output& output,
+                const std::function<std::byte*(std::size_t)>& allocate, void* stream);
 /// Whether `plan` says what one made of `mask` now, in `scratch`, says. Waits for the stream.
 bool is_plan_of(const MaskView& mask, const PlanView& plan, std::span<std::byte> scratch, void* stream);
 

@@ -31,6 +31,10 @@ const Backend& cuda_backend() {
 }
 
 void cuda::build_plan(const MaskView&, std::span<std::byte>, int32_t, void*) { throw_absent("build_plan"); }
+void cuda::build_mask(const build::Arguments&, const build::Output&, const std::function<std::byte*(std::size_t)>&,
+                      void*) {
+  throw_absent("build_mask");
+}
 bool cuda::is_plan_of(const MaskView&, const PlanView&, std::span<std::byte>, void*) { throw_absent("validate_plan"); }
 
 }  // namespace flashmask

@@ -120,7 +120,7 @@ TEST(BuilderErrors, BlockDiffusion) {
   expect_invalid({"two copies of 1073741824 tokens", "2147483647"},
                  [&] { masks::block_diffusion(long_text, long_text); });
   const Documents halves = masks::equal_blocks(Documents::from_lengths(Numbers{4, 2}), 2);
-  expect_error(ErrorCode::kUnrepresentable, {"order kConcatenated", "column 6 needs 3", "kInterleaved fits"}, [&] {
+  expect_error(ErrorCode::kUnrepresentable, {"order 'concatenated'", "column 6 needs 3", "'interleaved' fits"}, [&] {
     masks::block_diffusion(halves, Documents::from_lengths(Numbers{4, 2}), BlockDiffusionOrder::kConcatenated);
   });
 }

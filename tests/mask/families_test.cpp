@@ -280,7 +280,7 @@ TEST(FamilyErrors, OtherParameters) {
                  [] { make_family("block_diffusion", 8, {{"blocks", "2,3"}}); });
   expect_invalid({"block_diffusion: seqlen is 7", "concatenated", "even"},
                  [] { make_family("block_diffusion", 7, {{"concatenated", "1"}}); });
-  expect_error(ErrorCode::kUnrepresentable, {"kConcatenated", "kInterleaved fits"}, [] {
+  expect_error(ErrorCode::kUnrepresentable, {"'concatenated'", "'interleaved' fits"}, [] {
     make_family("block_diffusion", 16, {{"concatenated", "1"}, {"lengths", "4,4"}, {"blocks", "2"}});
   });
   expect_invalid({"eagle3_ttt: parameter steps is 0", "at least 1"},

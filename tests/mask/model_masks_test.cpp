@@ -225,7 +225,7 @@ TEST(Builders, BlockDiffusionConcatenated) {
     if (fits) {
       EXPECT_TRUE(to_dense(build().mask) == visible);
     } else {
-      expect_error(ErrorCode::kUnrepresentable, {"order kConcatenated", "needs 3", "kInterleaved fits"}, build);
+      expect_error(ErrorCode::kUnrepresentable, {"order 'concatenated'", "needs 3", "'interleaved' fits"}, build);
     }
   });
   EXPECT_GT(fitted, 20);

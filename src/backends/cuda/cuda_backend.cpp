@@ -8,6 +8,7 @@
 #include "backends/cuda/common/device.h"
 #include "backends/cuda/common/error.h"
 #include "backends/cuda/kernel_set.h"
+#include "backends/cuda/masks/build_masks.h"
 #include "backends/cuda/plan/device_plan.h"
 #include "common/message.h"
 
@@ -71,6 +72,15 @@ void cuda::build_plan(const MaskView& mask, std::span<std::byte> buffer, int32_t
   require_usable(index);
   const DeviceGuard guard(index);
   launch_plan(mask, buffer.data(), static_cast<cudaStream_t>(stream));
+}
+
+void cuda::build_mask(const build::Arguments& arguments, const build::Output& output,
+                      const std::function<std::byte*(std::size_t)>& allocate, void* stream) {
+  require_usable(arguments.device.index);
+  const DeviceGuard guard(arguments.device.index);
+  const int64_t bytes = mask_build_scratch(arguments);
+  launch_mask_build(arguments, output, bytes > 0 ? allocate(static_cast<std::size_t>(bytes)) : nullptr,
+                    static_cast<cudaStream_t>(stream));
 }
 
 bool cuda::is_plan_of(const MaskView& mask, const PlanView& plan, std::span<std::byte> scratch, void* stream) {

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <functional>
+
+#include "mask/build/arguments.h"
+
+namespace flashmask {
+
+/// Builds a mask's vectors where its parameters are. allocate gives scratch on a CUDA device: it is asked once at most,
+/// and what it gives has to stay until the work on the stream is done.
+void build_vectors(const build::Arguments& arguments, const build::Output& output,
+                   const std::function<std::byte*(std::size_t)>& allocate, void* stream);
+
+}  // namespace flashmask

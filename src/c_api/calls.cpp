@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
+
+#include "backends/call.h"
+#include "c_api/call_args.h"
+
+namespace flashmask::c_api {
+namespace {
+
+template <typename Args, typename CArgs>
+void read_inputs(const CArgs& c, const MaskView* mask, Device device, Args& args) {
+  if (c.reserved) throw_unsupported("args->reserved is ", c.reserved, "; it must be zero");
+  args.q = tensor(c.q, "q", device);
+  args.k = tensor(c.k, "k", device);
+  args.v = tensor(c.v, "v", device);
+  args.out = tensor(c.out, "out", device);
+  args.lse = tensor(c.lse, "lse", device);
+  args.dense_mask = tensor(c.dense_mask, "dense_mask", device);
+  if (c.plan) args.plan = read_plan(c.plan, c.plan_bytes, args, mask, device);
+}
+
+template <typename CArgs>
+std::size_t workspace_of(const CArgs* from, const fm_options* options) {
+  const CallOptions call(options);
+  const CallArgs<CArgs> args(from, call.device);
+  return Call(args.args(), args.mask(), call.options, false).workspace_bytes();
+}
+
+/// The caller's workspace, or one that its allocate gives.
+std::span<std::byte> workspace_for(const Call& call, std::span<std::byte> given, const CallOptions& options) {
+  if (!options.allocate) return given;
+  if (given.data()) throw_invalid("workspace and options->allocate are both given; one must be NULL");
+  const std::size_t bytes = call.workspace_bytes();
+  if (bytes == 0) return {};
+  void* const memory = options.allocate(options.allocate_context, bytes);
+  if (!memory)
+    throw Error(ErrorCode::kOutOfMemory,
+                message("options->allocate gave no memory for a workspace of ", bytes, " bytes"));
+  return {static_cast<std::byte*>(memory), bytes};
+}
+
+template <typename CArgs>
+void run(const CArgs* from, std::span<std::byte> workspace, const fm_options* options) {
+  CallOptions call_options(options);
+  CallArgs<CArgs> args(from, call_options.device);
+  Call call(args.args(), args.mask(), call_options.with_counter(), true);
+  if (const MaskView* mask = args.read_mask()) call.set_mask(*mask);
+  call.run(workspace_for(call, workspace, call_options));
+  call_options.report();
+}
+
+}  // namespace
+
+ForwardArgs read_args(const fm_forward_args& c, const MaskView* mask, Device device) {
+  ForwardArgs args;
+  read_inputs(c, mask, device, args);
+  return args;
+}
+
+BackwardArgs read_args(const fm_backward_args& c, const MaskView* mask, Device device) {
+  BackwardArgs args;
+  read_inputs(c, mask, device, args);
+  args.dout = tensor(c.dout, "dout", device);
+  args.dlse = tensor(c.dlse, "dlse", device);
+  args.dq = tensor(c.dq, "dq", device);
+  args.dk = tensor(c.dk, "dk", device);
+  args.dv = tensor(c.dv, "dv", device);
+  args.dsink = tensor(c.dsink, "dsink", device);
+  return args;
+}
+
+}  // namespace flashmask::c_api
+
+using namespace flashmask;
+using namespace flashmask::c_api;
+
+fm_status fm_forward_workspace(const fm_forward_args* args, const fm_options* options, size_t* bytes) {
+  return guarded([&] { required(bytes, "bytes") = workspace_of(args, options); });
+}
+
+fm_status fm_forward(const fm_forward_args* args, void* workspace, size_t workspace_bytes, const fm_options* options) {
+  return guarded([&] { run(args, memory(workspace, workspace_bytes, "workspace"), options); });
+}
+
+fm_status fm_backward_workspace(const fm_backward_args* args, const fm_options* options, size_t* bytes) {
+  return guarded([&] { required(bytes, "bytes") = workspace_of(args, options); });
+}
+
+fm_status fm_backward(const fm_backward_args* args, void* workspace, size_t workspace_bytes,
+                      const fm_options* options) {
+  return guarded([&] { run(args, memory(workspace, workspace_bytes, "workspace"), options); });
+}

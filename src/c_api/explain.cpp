@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string>
+
+#include "backends/call.h"
+#include "c_api/call_args.h"
+
+namespace flashmask::c_api {
+namespace {
+
+/// What is said of a call; the mask's contents are read if there are live tiles to count.
+template <typename CArgs>
+Explanation explain_call(const CArgs* from, const CallOptions& call, const std::optional<GpuModel>& gpu = {}) {
+  CallArgs<CArgs> args(from, call.device);
+  Problem problem = check(args.args(), args.mask(), call.options, false);
+  problem.gpu = gpu;
+  const Explanation of_shapes = explain_problem(problem, call.options.backend);
+  const bool counts = of_shapes.live_tiles < 0 && call.device.kind == Device::Kind::kCpu;
+  if (!counts) return of_shapes;
+  problem.mask = *args.read_mask();
+  if (problem.plan.defined()) check_plan(problem);
+  return explain_problem(problem, call.options.backend);
+}
+
+std::optional<GpuModel> read_gpu_model(const fm_gpu_model* from) {
+  if (!from) return std::nullopt;
+  const auto gpu = read_struct(from, "gpu");
+  if (gpu.compute_major < 1 || gpu.compute_minor < 0 || gpu.multiprocessors < 1)
+    throw_invalid("gpu has compute capability ", gpu.compute_major, ".", gpu.compute_minor, " and ",
+                  gpu.multiprocessors,
+                  " multiprocessors; there must be at least one, and a compute capability such as 9.0");
+  return GpuModel{gpu.compute_major, gpu.compute_minor, gpu.multiprocessors};
+}
+
+/// As much of `full` as fits with its terminating zero.
+void copy_text(const std::string& full, char* text, std::size_t capacity, std::size_t* length) {
+  if (length) *length = full.size();
+  if (capacity == 0) return;
+  const std::size_t copied = std::min(full.size(), capacity - 1);
+  std::memcpy(&required(text, "text"), full.data(), copied);
+  text[copied] = '\0';
+}
+
+}  // namespace
+}  // namespace flashmask::c_api
+
+using namespace flashmask;
+using namespace flashmask::c_api;
+
+fm_status fm_explain(const fm_forward_args* args, const fm_options* options, char* text, size_t capacity,
+                     size_t* length) {
+  return guarded([&] { copy_text(to_string(explain_call(args, CallOptions(options))), text, capacity, length); });
+}
+
+fm_status fm_explain_backward(const fm_backward_args* args, const fm_options* options, char* text, size_t capacity,
+                              size_t* length) {
+  return guarded([&] { copy_text(to_string(explain_call(args, CallOptions(options))), text, capacity, length); });
+}
+
+fm_status fm_explain_json(const void* args, int is_backward, const fm_options* options, const fm_gpu_model* gpu,
+                          char* text, size_t capacity, size_t* length) {
+  return guarded([&] {
+    const CallOptions call(options);
+    const std::optional<GpuModel> model = read_gpu_model(gpu);
+    const auto json = [&](const auto* from) { return to_json(explain_call(from, call, model)); };
+    copy_text(is_backward ? json(static_cast<const fm_backward_args*>(args))
+                          : json(static_cast<const fm_forward_args*>(args)),
+              text, capacity, length);
+  });
+}
+
+fm_status fm_kernels_json(char* text, size_t capacity, size_t* length) {
+  return guarded([&] { copy_text(to_json(kernels()), text, capacity, length); });
+}

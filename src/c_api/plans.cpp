@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/plan_buffer.h"
+
+#include "c_api/read.h"
+
+using namespace flashmask;
+using namespace flashmask::c_api;
+
+fm_status fm_plan_bytes(const fm_mask* mask, size_t* bytes) {
+  return guarded([&] {
+    const PlanLayout layout = layout_of_plan(CallMask(mask, {}).view());
+    required(bytes, "bytes") = static_cast<size_t>(layout.bytes);
+  });
+}
+
+fm_status fm_plan_build(const fm_mask* mask, void* buffer, size_t bytes, const fm_options* options) {
+  return guarded([&] {
+    const CallOptions call(options);
+    const std::span<std::byte> plan = memory(buffer, bytes, "buffer");
+    CallMask of(mask, call.device);
+    check_plan_buffer("plan buffer", plan, layout_of_plan(of.view()));
+    build_plan(of.read_contents(), plan, call.device, call.options.stream);
+  });
+}
+
+fm_status fm_plan_validate(const fm_mask* mask, const void* plan, size_t plan_bytes, void* scratch,
+                           size_t scratch_bytes, const fm_options* options) {
+  return guarded([&] {
+    const CallOptions call(options);
+    required(static_cast<const std::byte*>(plan), "plan");
+    CallMask of(mask, call.device);
+    const PlanView view = read_plan(plan, plan_bytes, {}, &of.view(), call.device);
+    // A plan of other shapes is refused without a look at the contents.
+    if (view.layout() == layout_of_plan(of.view())) of.read_contents();
+    validate_plan(of.view(), view, memory(scratch, scratch_bytes, "scratch"), call.options.stream);
+  });
+}

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "c_api/read.h"
+
+#include <utility>
+
+#include "common/tensor_checks.h"
+#include "flashmask/version.h"
+#include "plan/plan_buffer.h"
+
+namespace flashmask::c_api {
+namespace {
+
+thread_local std::string last_error;
+
+/// The band of causal and window together.
+Band read_band(const fm_mask& m) {
+  Band band = m.flags & FM_HAS_WINDOW ? Band::window(m.window_left, m.window_right) : Band::none();
+  if (m.flags & FM_CAUSAL) band.hi = band.hi ? std::min<int64_t>(*band.hi, 0) : 0;
+  return band;
+}
+
+void check_no_positions(const TensorView& positions, const char* argument) {
+  if (positions.defined())
+    throw_unsupported(argument, " is ", describe(positions), "; it must be absent: positions are not implemented");
+}
+
+MaskTensors read_tensors(const fm_mask* from, Device device) {
+  const auto m = read_struct(from, "mask");
+  check_flags(m.flags, FM_CAUSAL | FM_HAS_Q_OFFSET | FM_HAS_WINDOW, "mask");
+  check_no_positions(tensor(m.q_pos, "mask->q_pos", device), "mask->q_pos");
+  check_no_positions(tensor(m.k_pos, "mask->k_pos", device), "mask->k_pos");
+  const MaskTensors mask{.seqlen_q = m.seqlen_q,
+                         .seqlen_k = m.seqlen_k,
+                         .band = read_band(m),
+                         .q_offset = m.flags & FM_HAS_Q_OFFSET ? std::optional(m.q_offset) : std::nullopt,
+                         .causal = (m.flags & FM_CAUSAL) != 0,
+                         .indices = tensor(m.bounds, "mask->bounds", device),
+                         .block_mask = tensor(m.block_mask, "mask->block_mask", device)};
+  const TensorView& bounds = mask.indices;
+  if (bounds.rank == 4 && bounds.shape[2] != m.seqlen_k)
+    throw_invalid("mask->bounds is ", describe(bounds), "; its third dimension must be mask->seqlen_k, ", m.seqlen_k);
+  return mask;
+}
+
+/// Refuses what only the C interface has a field for yet; features are for check() to judge.
+void check_unimplemented(const fm_options& o) {
+  for (const auto& [field, is_set] : {std::pair{"reserved", o.reserved[0] || o.reserved[1]},
+                                      {"block_table", o.block_table.dtype != FM_NONE},
+                                      {"partial_out", o.partial_out != 0}}) {
+    if (is_set) throw_unsupported("options->", field, " is set; it must be zero: it is not implemented");
+  }
+}
+
+std::span<const std::byte> const_memory(const void* data, std::size_t bytes) {
+  return {static_cast<const std::byte*>(data), bytes};
+}
+
+}  // namespace
+
+void set_last_error(std::string text) { last_error = std::move(text); }
+
+void check_flags(uint32_t flags, uint32_t known, const char* argument) {
+  if (flags & ~known) throw_unsupported(argument, "->flags has unknown bits ", flags & ~known);
+}
+
+TensorView tensor(const fm_tensor& t, const char* argument, Device device) {
+  TensorView view;
+  if (t.dtype == FM_NONE) return view;
+  if (t.dtype < FM_NONE || t.dtype > FM_INT64)
+    throw_invalid(argument, ".dtype is ", t.dtype, "; it must be one of fm_dtype, 0 to ", static_cast<int>(FM_INT64));
+  if (t.ndim < 0 || t.ndim > TensorView::kMaxRank)
+    throw_invalid(argument, ".ndim is ", t.ndim, "; it must be between 0 and ", TensorView::kMaxRank);
+  view.data = t.data;
+  view.dtype = static_cast<DataType>(t.dtype);
+  view.rank = t.ndim;
+  view.device = device;
+  for (int d = 0; d < t.ndim; ++d) {
+    view.shape[d] = t.shape[d];
+    view.stride[d] = t.stride[d];
+  }
+  return view;
+}
+
+std::span<std::byte> memory(void* data, std::size_t bytes, const char* argument) {
+  if (!data && bytes > 0) throw_invalid(argument, " is NULL but has ", bytes, " bytes");
+  return {static_cast<std::byte*>(data), bytes};
+}
+
+CallMask::CallMask(const fm_mask* from, Device device) : tensors_(read_tensors(from, device)), device_(device) {
+  view_ = view_of(tensors_, Of::kShapes);
+}
+
+const MaskView& CallMask::read_contents() {
+  if (view_.content_hash != 0) return view_;  // it has none
+  if (device_.kind != Device::Kind::kCpu) return view_ = view_of(tensors_, Of::kContents);
+  copy_ = copy();
+  return view_ = copy_->view();
+}
+
+Mask CallMask::copy() const {
+  const MaskTensors& t = tensors_;
+  const Mask vectors = t.indices.defined()
+                           ? from_startend_row_indices(t.indices, t.causal, t.seqlen_q, t.q_offset)
+                           : Mask({.seqlen_q = t.seqlen_q, .seqlen_k = t.seqlen_k, .q_offset = t.q_offset});
+  const Mask with_band = vectors.with_band(t.band);
+  return t.block_mask.defined() ? with_band.with_block_mask(t.block_mask) : with_band;
+}
+
+CallOptions::CallOptions(const fm_options* from) {
+  if (!from) return;
+  const auto o = read_struct(from, "options");
+  check_flags(o.flags, FM_DETERMINISTIC | FM_HAS_SCALE, "options");
+  check_unimplemented(o);
+  options.deterministic = (o.flags & FM_DETERMINISTIC) != 0;
+  if (o.flags & FM_HAS_SCALE) options.softmax_scale = o.softmax_scale;
+  if (o.backend) options.backend = o.backend;
+  if (o.kernels) options.kernels = o.kernels;
+  options.threads = o.threads;
+  options.max_ctas = o.max_ctas;
+  options.stream = o.stream;
+  executed = o.executed_tiles;
+  allocate = o.allocate;
+  allocate_context = o.allocate_context;
+  if (allocate_context && !allocate) throw_invalid("options->allocate_context is set and options->allocate is NULL");
+  if (o.device < 0)
+    throw_invalid("options->device is ", o.device, "; it must be FM_DEVICE_CPU (0) or 1 + the index of a CUDA device");
+  if (o.device > 0) device = {Device::Kind::kCuda, o.device - 1};
+  options.features = {.softcap = o.softcap,
+                      .sink = tensor(o.sink, "sink", device),
+                      .dropout = {.p = o.dropout_p, .state = o.dropout_state}};
+}
+
+const Options& CallOptions::with_counter() {
+  if (executed) options.executed_tiles = &counted;
+  return options;
+}
+
+void CallOptions::report() const {
+  if (!executed) return;
+  executed->forward += counted.forward;
+  executed->backward_rows += counted.backward_rows;
+  executed->backward_keys += counted.backward_keys;
+}
+
+PlanView read_plan(const void* plan, std::size_t bytes, const AttentionInputs& args, const MaskView* mask,
+                   Device device) {
+  if (device.kind == Device::Kind::kCpu) return PlanView(const_memory(plan, bytes));
+  if (!mask && (args.q.rank != 4 || args.k.rank != 4)) return {};  // the call is going to be refused
+  const PlanLayout layout = mask ? layout_of_plan(*mask) : PlanLayout(args.q.shape[1], args.k.shape[1], 1, 1);
+  return PlanView::on_device(layout, const_memory(plan, bytes), device);
+}
+
+}  // namespace flashmask::c_api
+
+uint32_t fm_abi_version(void) { return FM_ABI_VERSION; }
+
+#define FLASHMASK_STRING_(x) #x
+#define FLASHMASK_STRING(x) FLASHMASK_STRING_(x)
+const char* fm_version(void) {
+  return FLASHMASK_STRING(FLASHMASK_VERSION_MAJOR) "." FLASHMASK_STRING(FLASHMASK_VERSION_MINOR) "." FLASHMASK_STRING(
+      FLASHMASK_VERSION_PATCH);
+}
+
+const char* fm_last_error(void) { return flashmask::c_api::last_error.c_str(); }

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "common/message.h"
+#include "flashmask/attention.h"
+#include "flashmask/c_api.h"
+#include "flashmask/mask.h"
+#include "flashmask/plan.h"
+#include "mask/mask_tensors.h"
+
+/// What the functions of c_api.h share: a caller's structs as the library's, and exceptions as statuses.
+namespace flashmask::c_api {
+
+/// The calling thread's, for fm_last_error.
+void set_last_error(std::string text);
+
+/// Runs f and turns whatever it throws into a status and a message.
+template <typename F>
+fm_status guarded(F&& f) {
+  try {
+    f();
+    return FM_OK;
+  } catch (const Error& error) {
+    set_last_error(error.what());
+    return static_cast<fm_status>(error.code());
+  } catch (const std::bad_alloc&) {
+    set_last_error("out of memory");
+    return FM_OUT_OF_MEMORY;
+  } catch (const std::exception& error) {
+    set_last_error(message("internal error: ", error.what()));
+    return FM_INTERNAL;
+  } catch (...) {
+    set_last_error("internal error");
+    return FM_INTERNAL;
+  }
+}
+
+template <typename T>
+T& required(T* pointer, const char* argument) {
+  if (!pointer) throw_invalid(argument, " is NULL");
+  return *pointer;
+}
+
+/// A caller's struct in this library's size: fields the caller does not know are zero, and fields this library
+/// does not know must be.
+template <typename Struct>
+Struct read_struct(const Struct* from, const char* argument) {
+  constexpr std::size_t kSmallest = 2 * sizeof(uint32_t);
+  uint32_t size = 0;
+  std::memcpy(&size, &required(from, argument), sizeof(size));
+  if (size < kSmallest || size > 65536)
+    throw_invalid(argument, "->struct_size is ", size, "; set it to sizeof the struct, which is ", sizeof(Struct),
+                  " here");
+  Struct result{};
+  std::memcpy(&result, from, std::min<std::size_t>(size, sizeof(Struct)));
+  const auto* bytes = reinterpret_cast<const unsigned char*>(from);
+  if (size > sizeof(Struct) &&
+      std::any_of(bytes + sizeof(Struct), bytes + size, [](unsigned char b) { return b != 0; })) {
+    throw_unsupported(argument, " has fields that this version of the library does not know; leave them zero");
+  }
+  return result;
+}
+
+/// Throws if a bit is set that is not among `known`.
+void check_flags(uint32_t flags, uint32_t known, const char* argument);
+
+TensorView tensor(const fm_tensor& t, const char* argument, Device device = {});
+
+std::span<std::byte> memory(void* data, std::size_t bytes, const char* argument);
+
+/// A mask of the C interface: first its shapes, which are checked before anything of it is read. Its contents on a
+/// device are borrowed, those in host memory copied.
+class CallMask {
+ public:
+  CallMask(const fm_mask* from, Device device);
+  /// Without contents until they are read.
+  const MaskView& view() const { return view_; }
+  const MaskView& read_contents();
+  /// In host memory.
+  Mask copy() const;
+
+ private:
+  MaskTensors tensors_;
+  Device device_;
+  MaskView view_;
+  std::optional<Mask> copy_;
+};
+
+/// A call's options, with the device its tensors are on.
+struct CallOptions {
+  Options options;
+  Device device;
+  fm_allocate allocate = nullptr;
+  void* allocate_context = nullptr;
+  fm_executed_tiles* executed = nullptr;
+  ExecutedTiles counted;
+
+  explicit CallOptions(const fm_options* from);
+  /// The options to pass on; counting needs this object to stay where it is.
+  const Options& with_counter();
+  void report() const;
+};
+
+/// The plan of a call, which on a device says nothing itself: its layout is that of the call's mask.
+PlanView read_plan(const void* plan, std::size_t bytes, const AttentionInputs& args, const MaskView* mask,
+                   Device device);
+
+}  // namespace flashmask::c_api

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "mask/build/build-inl.h"
+#include "mask/build/contents.h"
+
+namespace flashmask::build {
+namespace {
+
+/// Does the steps one after the other.
+class HostRun {
+ public:
+  static constexpr bool kInOrder = true;
+  explicit HostRun(const Leads& leads) : leads_(leads) {}
+  const Leads& leads() const { return leads_; }
+
+  template <typename T>
+  T* array(int64_t count) {
+    memory_.push_back(std::make_unique<std::byte[]>(static_cast<std::size_t>(leads_.count() * count) * sizeof(T)));
+    return reinterpret_cast<T*>(memory_.back().get());
+  }
+  template <typename F>
+  void each(int64_t count, F f) const {
+    for (int64_t l = 0; l < leads_.count(); ++l) {
+      const Lead lead = leads_[l];
+      for (int64_t n = 0; n < count; ++n) f(lead, n);
+    }
+  }
+  template <typename F>
+  void scan(int64_t count, F f) const {
+    for (int64_t l = 0; l < leads_.count(); ++l) {
+      const Lead lead = leads_[l];
+      int64_t sum = 0;
+      for (int64_t n = 0; n < count; ++n) {
+        const int64_t value = f.value(lead, n);
+        f.store(lead, n, value, sum += value);
+      }
+    }
+  }
+  Pairs sort(int64_t count, const Pairs& given) const {
+    std::vector<std::pair<int64_t, int32_t>> pairs(static_cast<std::size_t>(count));
+    for (int64_t l = 0; l < leads_.count(); ++l) {
+      int64_t* const keys = given.keys + l * count;
+      int32_t* const values = given.values + l * count;
+      if (std::is_sorted(keys, keys + count)) continue;
+      for (int64_t n = 0; n < count; ++n) pairs[static_cast<std::size_t>(n)] = {keys[n], values[n]};
+      std::stable_sort(pairs.begin(), pairs.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+      for (int64_t n = 0; n < count; ++n) std::tie(keys[n], values[n]) = pairs[static_cast<std::size_t>(n)];
+    }
+    return given;
+  }
+
+ private:
+  Leads leads_;
+  std::deque<std::unique_ptr<std::byte[]>> memory_;
+};
+
+/// Throws naming the first column that needs more than two intervals.
+void throw_first_misfit(HostRun& run, const Arguments& a) {
+  const Leads& leads = run.leads();
+  if (a.kind == Kind::kHashSparse) {
+    const HashSparse family = hash_sparse(run, a);
+    run.each(a.shape.seqlen_k, [&](const Lead& lead, int64_t j) {
+      const int64_t needs = family.hidden(lead, j).intervals;
+      if (needs > 2)
+        throw_misfit("the hash-sparse mask", leads, lead, j, needs,
+                     "sort the queries by bucket, so that the rows of each are contiguous");
+    });
+  } else {
+    const DiffusionBlocks own = diffusion_blocks(run, a);
+    run.each(a.seqlen, [&](const Lead& lead, int64_t token) {
+      if (!own.fits_concatenated(own(lead, token)))
+        throw_misfit("the block-diffusion mask in the order 'concatenated'", leads, lead, a.seqlen + token, 3,
+                     "as its document has more blocks and another document follows; the order 'interleaved' fits every "
+                     "packing");
+    });
+  }
+}
+
+}  // namespace
+
+void build_on_host(const Arguments& arguments, const Output& output) {
+  HostRun run({arguments.shape.batch, arguments.shape.heads});
+  Arguments own = arguments;
+  int32_t unfit = 0;
+  own.unfit = &unfit;
+  build(run, own, output);
+  if (unfit) throw_first_misfit(run, arguments);
+  if (arguments.unfit) *arguments.unfit = 0;
+}
+
+Mask build_mask(std::string_view family, const std::vector<Parameter>& parameters) {
+  const Arguments a = read_arguments(family, parameters, {});
+  check_contents(a);
+  const Shape& shape = a.shape;
+  MaskParts parts{.seqlen_q = shape.seqlen_q,
+                  .seqlen_k = shape.seqlen_k,
+                  .band = shape.band,
+                  .q_offset = shape.q_offset,
+                  .batch = shape.batch,
+                  .heads = shape.heads};
+  const auto vector = [&](uint32_t which, std::vector<int32_t>& entries) -> int32_t* {
+    if (!(shape.vectors & which)) return nullptr;
+    entries.resize(static_cast<std::size_t>(shape.batch * shape.heads * shape.seqlen_k));
+    return entries.data();
+  };
+  const Output output{vector(kLts, parts.lts), vector(kLte, parts.lte), vector(kUts, parts.uts),
+                      vector(kUte, parts.ute)};
+  build_on_host(a, output);
+  return Mask(std::move(parts));
+}
+
+}  // namespace flashmask::build

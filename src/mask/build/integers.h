@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "flashmask/tensor.h"
+
+// Inlined on devices, where calls would cost more than the steps themselves.
+#if defined(__CUDACC__)
+#define FLASHMASK_COLUMN __host__ __device__ __forceinline__
+#else
+#define FLASHMASK_COLUMN inline
+#endif
+
+namespace flashmask::build {
+
+/// A batch entry and head of the mask that is built.
+struct Lead {
+  int64_t index = 0;  ///< batch * heads + head
+  int64_t batch = 0, head = 0;
+};
+
+/// How many of them there are.
+struct Leads {
+  int64_t batch = 1, heads = 1;
+  FLASHMASK_COLUMN int64_t count() const { return batch * heads; }
+  FLASHMASK_COLUMN Lead operator[](int64_t n) const {
+    const uint32_t at = static_cast<uint32_t>(n), each = static_cast<uint32_t>(heads);  // 64 bits are slow to divide
+    return {n, at / each, at % each};
+  }
+};
+
+/// Integers of one parameter, [batch, heads, count], in host or device memory; a stride of 0 broadcasts. Without data
+/// all are `constant`.
+struct Integers {
+  const void* data = nullptr;
+  DataType dtype = DataType::kInt32;  ///< kInt32 or kInt64; of flags also kBool and kUInt8
+  int64_t count = 0;
+  int64_t batch_stride = 0, head_stride = 0, stride = 1;
+  int64_t constant = 0;
+
+  FLASHMASK_COLUMN int64_t operator()(const Lead& lead, int64_t n) const {
+    if (!data) return constant;
+    const int64_t at = lead.batch * batch_stride + lead.head * head_stride + n * stride;
+    switch (dtype) {
+      case DataType::kInt32:
+        return static_cast<const int32_t*>(data)[at];
+      case DataType::kInt64:
+        return static_cast<const int64_t*>(data)[at];
+      default:
+        return static_cast<const uint8_t*>(data)[at] != 0;
+    }
+  }
+};
+
+/// The first n of [first, last) with x(lead, n) > value, or last; x ascends. On contents that do not, some n.
+template <typename X>
+FLASHMASK_COLUMN int64_t upper_bound(const X& x, const Lead& lead, int64_t first, int64_t last, int64_t value) {
+  while (first < last) {
+    const int64_t middle = first + (last - first) / 2;
+    if (x(lead, middle) > value)
+      last = middle;
+    else
+      first = middle + 1;
+  }
+  return first;
+}
+
+/// The first n with x(lead, n) >= value, or last.
+template <typename X>
+FLASHMASK_COLUMN int64_t lower_bound(const X& x, const Lead& lead, int64_t first, int64_t last, int64_t value) {
+  return value == INT64_MIN ? first : upper_bound(x, lead, first, last, value - 1);
+}
+
+/// How many of `count` ascending entries are at most a value that mostly grows from one search to the next.
+class Search {
+ public:
+  template <typename X>
+  FLASHMASK_COLUMN int64_t operator()(const X& x, const Lead& lead, int64_t count, int64_t value) const {
+    if (!is(x, lead, count, value, found_) && !is(x, lead, count, value, ++found_))
+      found_ = upper_bound(x, lead, 0, count, value);
+    return found_;
+  }
+
+ private:
+  template <typename X>
+  FLASHMASK_COLUMN static bool is(const X& x, const Lead& lead, int64_t count, int64_t value, int64_t found) {
+    return found <= count && (found == 0 || x(lead, found - 1) <= value) && (found == count || x(lead, found) > value);
+  }
+  mutable int64_t found_ = 0;
+};
+
+}  // namespace flashmask::build

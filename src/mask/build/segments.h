@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "mask/build/integers.h"
+
+namespace flashmask::build {
+
+/// Where a token's segment lies.
+struct Place {
+  int64_t index = 0, begin = 0, end = 0;
+};
+
+/// Segments of a sequence, one after the other: documents, blocks, nodes. Tokens past the last belong to an empty one.
+class Segments {
+ public:
+  /// ends: where each ends, ascending. last_token: of segments that were found among the tokens, the sequence's last
+  /// token, as `ends` has then more entries than there are segments; otherwise -1.
+  explicit Segments(const Integers& ends, int64_t last_token = -1) : ends_(ends), last_token_(last_token) {}
+
+  FLASHMASK_COLUMN int64_t count() const { return ends_.count; }
+  /// Where the first n segments end.
+  FLASHMASK_COLUMN int64_t end_of_first(const Lead& lead, int64_t n) const { return n > 0 ? ends_(lead, n - 1) : 0; }
+  FLASHMASK_COLUMN int64_t total(const Lead& lead) const { return end_of_first(lead, count()); }
+
+  /// The segment that a token belongs to; past the last, count() and nothing. Neighbouring tokens mostly share one.
+  FLASHMASK_COLUMN Place place(const Lead& lead, int64_t token) const {
+    if (lead.index != lead_ || token < last_.begin || token >= last_.end) {
+      const int64_t n = search_(ends_, lead, count(), token);
+      last_ = {n, end_of_first(lead, n), end_of_first(lead, n < count() ? n + 1 : n)};
+      lead_ = lead.index;
+    }
+    return last_;
+  }
+  FLASHMASK_COLUMN int64_t last_begin(const Lead& lead) const {
+    if (last_token_ < 0) return count() > 0 ? end_of_first(lead, count() - 1) : 0;
+    return end_of_first(lead, upper_bound(ends_, lead, 0, count(), last_token_));
+  }
+
+ private:
+  Integers ends_;
+  int64_t last_token_;
+  Search search_;
+  mutable int64_t lead_ = -1;
+  mutable Place last_;
+};
+
+}  // namespace flashmask::build

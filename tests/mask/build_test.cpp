@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+// fm_mask_build: forms of parameters, what it refuses, and that the order of a step's entries does not matter.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "flashmask/builders.h"
+#include "flashmask/c_api.h"
+#include "mask/build/build-inl.h"
+#include "support/c_tensor.h"
+#include "support/family_cases.h"
+
+namespace flashmask::test {
+namespace {
+
+/// Parameters for one call, whose memory it holds.
+class Parameters {
+ public:
+  void add(const char* name, int64_t number) { items_.push_back({name, {}, number}); }
+  void add(const char* name, const fm_tensor& vector) { items_.push_back({name, vector, 0}); }
+  const fm_mask_parameters* get() {
+    all_ = {sizeof(all_), static_cast<uint32_t>(items_.size()), items_.data()};
+    return &all_;
+  }
+
+ private:
+  std::vector<fm_mask_parameter> items_;
+  fm_mask_parameters all_{};
+};
+
+struct Built {
+  fm_status status = FM_OK;
+  std::string error;
+  fm_mask mask{};
+  std::vector<int32_t> bounds;
+};
+
+Built built(const char* family, Parameters& parameters) {
+  Built b;
+  b.mask.struct_size = sizeof(b.mask);
+  b.status = fm_mask_shape(family, parameters.get(), &b.mask, nullptr);
+  if (b.status == FM_OK) {
+    const fm_tensor& t = b.mask.bounds;
+    if (t.dtype != FM_NONE)
+      b.bounds.assign(static_cast<std::size_t>(t.shape[0] * t.shape[1] * t.shape[2] * t.shape[3]), -7);
+    b.mask.bounds.data = b.bounds.data();
+    b.status = fm_mask_build(family, parameters.get(), &b.mask, nullptr);
+  }
+  if (b.status != FM_OK) b.error = fm_last_error();
+  return b;
+}
+
+template <typename T>
+fm_tensor vector_of(const std::vector<T>& values) {
+  return tensor(sizeof(T) == 8 ? FM_INT64 : FM_INT32, {static_cast<int64_t>(values.size())}, values.data());
+}
+
+void expect_refused(const char* family, Parameters& parameters, const std::string& part,
+                    fm_status status = FM_INVALID_ARGUMENT) {
+  const Built b = built(family, parameters);
+  EXPECT_EQ(b.status, status) << family;
+  EXPECT_NE(b.error.find(part), std::string::npos) << "'" << part << "' is not in: " << b.error;
+}
+
+TEST(MaskBuild, DocumentsInEveryForm) {
+  const std::vector<int32_t> lengths{3, 2, 0, 4}, ends{0, 3, 5, 5, 9};
+  const std::vector<int64_t> ids{7, 7, 7, -1, -1, 3, 3, 3, 3}, positions{0, 1, 2, 0, 1, 0, 1, 2, 3};
+  const std::vector<int32_t> until{3, 3, 3, 5, 5, 9, 9, 9, 9};
+  for (const auto& [name, vector] : {std::pair{"seqlens", vector_of(lengths)},
+                                     {"cu_seqlens", vector_of(ends)},
+                                     {"doc_ids", vector_of(ids)},
+                                     {"position_ids", vector_of(positions)}}) {
+    Parameters p;
+    p.add(name, vector);
+    const Built b = built("causal_document", p);
+    EXPECT_EQ(b.status, FM_OK) << b.error;
+    EXPECT_EQ(b.bounds, until) << name;
+    EXPECT_EQ(b.mask.seqlen_q, 9);
+    EXPECT_EQ(b.mask.seqlen_k, 9);
+    EXPECT_TRUE(b.mask.flags & FM_CAUSAL);
+  }
+}
+
+TEST(MaskBuild, TheVectorsOfTheBuilders) {
+  const std::vector<int64_t> lengths{5, 1, 0, 6};
+  Parameters p;
+  p.add("seqlens", vector_of(lengths));
+  const Built b = built("document", p);
+  const Mask mask = masks::document(Documents::from_lengths(lengths));
+  for (std::size_t j = 0; j < 12; ++j) {
+    EXPECT_EQ(b.bounds[2 * j], mask.lts()[j]);
+    EXPECT_EQ(b.bounds[2 * j + 1], mask.ute()[j]);
+  }
+}
+
+TEST(MaskBuild, LeadingDimensionsAreTheMasksAndStridesAreHonoured) {
+  // [2, 1, 2] of every second entry, and heads from another parameter.
+  const std::vector<int64_t> lengths{1, -9, 3, -9, 2, -9, 2, -9};
+  fm_tensor seqlens = tensor(FM_INT64, {2, 1, 2}, lengths.data());
+  seqlens.stride[0] = 4;
+  seqlens.stride[2] = 2;
+  const std::vector<int32_t> prefix{0, 1, 1, 0, 1, 2};
+  Parameters p;
+  p.add("seqlens", seqlens);
+  p.add("prefix", tensor(FM_INT32, {1, 3, 2}, prefix.data()));
+  const Built b = built("prefix_lm_document", p);
+  ASSERT_EQ(b.status, FM_OK) << b.error;
+  EXPECT_EQ(b.mask.bounds.shape[0], 2);
+  EXPECT_EQ(b.mask.bounds.shape[1], 3);
+  EXPECT_EQ(b.mask.seqlen_k, 4);
+  for (int64_t batch = 0; batch < 2; ++batch) {
+    for (int64_t head = 0; head < 3; ++head) {
+      const std::vector<int64_t> own{lengths[static_cast<std::size_t>(4 * batch)],
+                                     lengths[static_cast<std::size_t>(4 * batch + 2)]};
+      const std::vector<int64_t> its{prefix[static_cast<std::size_t>(2 * head)],
+                                     prefix[static_cast<std::size_t>(2 * head + 1)]};
+      const Mask mask = masks::prefix_lm_document(Documents::from_lengths(own), its);
+      for (std::size_t j = 0; j < 4; ++j) {
+        const std::size_t at = 2 * (static_cast<std::size_t>(batch * 3 + head) * 4 + j);
+        EXPECT_EQ(b.bounds[at], mask.lts()[j]) << batch << head << j;
+        EXPECT_EQ(b.bounds[at + 1], mask.ute()[j]) << batch << head << j;
+      }
+    }
+  }
+}
+
+TEST(MaskBuild, BandsHaveNoVectors) {
+  Parameters p;
+  p.add("seqlen_q", 5);
+  p.add("seqlen_k", 7);
+  p.add("left", 2);
+  const Built b = built("sliding_window", p);
+  ASSERT_EQ(b.status, FM_OK) << b.error;
+  EXPECT_EQ(b.mask.bounds.dtype, FM_NONE);
+  EXPECT_EQ(b.mask.flags, FM_HAS_WINDOW);
+  EXPECT_EQ(b.mask.window_left, 2);
+  EXPECT_EQ(b.mask.window_right, 0);
+}
+
+TEST(MaskBuild, RefusesByName) {
+  const std::vector<int64_t> lengths{3, 2}, negative{3, -2}, three{1, 1, 1};
+  const std::vector<float> fractions{1.5f};
+  const auto with = [&](const char* name, const fm_tensor& vector) {
+    Parameters p;
+    p.add("seqlens", vector_of(lengths));
+    p.add(name, vector);
+    return p;
+  };
+  Parameters none, both = with("doc_ids", vector_of(lengths)), unknown = with("lenghts", vector_of(lengths));
+  expect_refused("causal_dokument", none, "unknown mask family 'causal_dokument'; known: full, causal");
+  expect_refused("causal_document", none, "nothing is given; it must be one of cu_seqlens, seqlens");
+  expect_refused("causal_document", both, "seqlens, doc_ids are given");
+  expect_refused("causal_document", unknown, "causal_document has no parameter 'lenghts'; known: seqlen, cu_seqlens");
+  Parameters wrong;
+  wrong.add("seqlens", vector_of(negative));
+  expect_refused("document", wrong, "seqlens[1] is -2; a length must be at least 0");
+  Parameters fraction;
+  fraction.add("seqlens", tensor(FM_FLOAT32, {1}, fractions.data()));
+  expect_refused("document", fraction, "seqlens is float32 [1]; it must be int32 or int64");
+  Parameters few = with("prefix", vector_of(three));
+  expect_refused("prefix_lm_document", few, "prefix has 3 entries; it needs one for each of the 2 documents");
+  Parameters shorter;
+  shorter.add("seqlens", vector_of(lengths));
+  shorter.add("seqlen", 4);
+  expect_refused("document", shorter, "the sum of seqlens is 5; it must be at most the length of the sequence, 4");
+  Parameters number;
+  number.add("seqlens", 5);
+  expect_refused("document", number, "nothing is given");
+  Parameters queries;
+  const std::vector<int64_t> mixed{0, 1, 0, 1, 0, 1, 0}, keys{0, 1};
+  queries.add("query_buckets", vector_of(mixed));
+  queries.add("key_buckets", vector_of(keys));
+  expect_refused("hash_sparse", queries, "column 0 needs 3", FM_UNREPRESENTABLE);
+}
+
+TEST(MaskBuild, OutIsAsTheShapeSays) {
+  const std::vector<int64_t> lengths{3, 2};
+  Parameters p;
+  p.add("seqlens", vector_of(lengths));
+  Built b = built("document", p);
+  b.mask.bounds.shape[3] = 4;
+  EXPECT_EQ(fm_mask_build("document", p.get(), &b.mask, nullptr), FM_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(fm_last_error()).find("out->bounds is int32 [1, 1, 5, 4]; it must be int32 [1, 1, 5, 2]"),
+            std::string::npos)
+      << fm_last_error();
+  b.mask.bounds.shape[3] = 2;
+  b.mask.bounds.data = nullptr;
+  EXPECT_EQ(fm_mask_build("document", p.get(), &b.mask, nullptr), FM_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(fm_last_error()).find("pointer is null"), std::string::npos) << fm_last_error();
+}
+
+/// Does a step's entries in an order that no loop has, and a scan without carrying what a step before it knew: what
+/// comes out is what a device may get.
+class AnyOrder {
+ public:
+  static constexpr bool kInOrder = false;
+  explicit AnyOrder(const build::Leads& leads) : leads_(leads) {}
+  const build::Leads& leads() const { return leads_; }
+
+  template <typename T>
+  T* array(int64_t count) {
+    const auto bytes = static_cast<std::size_t>(leads_.count() * count) * sizeof(T);
+    memory_.push_back(std::make_unique<unsigned char[]>(bytes));
+    std::fill_n(memory_.back().get(), bytes, static_cast<unsigned char>(0xA5));
+    return reinterpret_cast<T*>(memory_.back().get());
+  }
+  template <typename F>
+  void each(int64_t count, const F& f) {
+    for (int64_t l = leads_.count(); l-- > 0;) {
+      for (int64_t n = count; n-- > 0;) {
+        const F fresh = f;  // it remembers no search
+        fresh(leads_[l], n);
+      }
+    }
+  }
+  template <typename F>
+  void scan(int64_t count, const F& f) {
+    for (int64_t l = 0; l < leads_.count(); ++l) {
+      std::vector<int64_t> values, sums;
+      int64_t sum = 0;
+      for (int64_t n = 0; n < count; ++n) {
+        values.push_back(f.value(leads_[l], n));
+        sums.push_back(sum += values.back());
+      }
+      for (int64_t n = count; n-- > 0;)
+        f.store(leads_[l], n, values[static_cast<std::size_t>(n)], sums[static_cast<std::size_t>(n)]);
+    }
+  }
+  build::Pairs sort(int64_t count, const build::Pairs& given) {
+    for (int64_t l = 0; l < leads_.count(); ++l) {
+      std::vector<std::pair<int64_t, int32_t>> pairs;
+      for (int64_t n = l * count; n < (l + 1) * count; ++n) pairs.push_back({given.keys[n], given.values[n]});
+      std::sort(pairs.begin(), pairs.end());
+      for (int64_t n = 0; n < count; ++n) {
+        given.keys[l * count + n] = pairs[static_cast<std::size_t>(n)].first;
+        given.values[l * count + n] = pairs[static_cast<std::size_t>(n)].second;
+      }
+    }
+    return given;
+  }
+
+ private:
+  build::Leads leads_;
+  std::vector<std::unique_ptr<unsigned char[]>> memory_;
+};
+
+TEST(MaskBuild, StepsInAnyOrder) {
+  FamilyCases cases(7, 130);
+  for (const std::string& family : FamilyCases::families()) {
+    for (int repetition = 0; repetition < 40; ++repetition) {
+      const FamilyCase c = cases.next(family);
+      std::vector<build::Parameter> parameters;
+      for (const FamilyVector& v : c.vectors) {
+        TensorView view;
+        const fm_tensor t = v.tensor(v.values.data(), FM_INT64);
+        view.data = t.data;
+        view.dtype = DataType::kInt64;
+        view.rank = t.ndim;
+        std::copy_n(t.shape, 5, view.shape.begin());
+        std::copy_n(t.stride, 5, view.stride.begin());
+        parameters.push_back({v.name, view, 0});
+      }
+      for (const auto& [name, number] : c.numbers) parameters.push_back({name, {}, number});
+      const build::Arguments a = build::read_arguments(c.family, parameters, {});
+      build::check_contents(a);
+      const auto count = static_cast<std::size_t>(a.shape.batch * a.shape.heads * a.shape.seqlen_k);
+      std::vector<int32_t> want(4 * count, -1), got(4 * count, -2);
+      const auto output = [count](std::vector<int32_t>& all) {
+        return build::Output{all.data(), all.data() + count, all.data() + 2 * count, all.data() + 3 * count, 1};
+      };
+      build::build_on_host(a, output(want));
+      AnyOrder run({a.shape.batch, a.shape.heads});
+      build::build(run, a, output(got));
+      ASSERT_TRUE(got == want) << family << " at repetition " << repetition << ", seqlen_k " << a.shape.seqlen_k;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flashmask::test
