@@ -37,7 +37,7 @@ def test_importing_loads_no_library():
 
 def test_without_jax():
     status, said = run("import sys; sys.modules['jax'] = None; import flashmask.jax")
-    assert status == 1 and "ImportError: flashmask.jax needs JAX 0.5 or later: pip install jax" in said
+    assert status == 1 and "ImportError: flashmask.jax needs JAX 0.6 or later: pip install jax" in said
 
 
 @pytest.mark.parametrize("variable", ["FLASHMASK_LIBRARY", "FLASHMASK_JAX_LIBRARY"])

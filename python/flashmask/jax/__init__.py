@@ -10,7 +10,7 @@ The first call loads the compiled libraries; importing this package loads JAX al
 try:
     import jax as _jax  # noqa: F401
 except ImportError as error:
-    raise ImportError("flashmask.jax needs JAX 0.5 or later: pip install jax") from error
+    raise ImportError("flashmask.jax needs JAX 0.6 or later: pip install jax") from error
 
 from ..errors import UnrepresentableMaskError, UnsupportedError
 from ._building import masks
