@@ -340,7 +340,7 @@ Integers last_descendants(Run& run, const Integers& parents) {
 template <typename Run>
 PrefixTree prefix_tree(Run& run, const Arguments& a) {
   const Integers last = last_descendants(run, a.parents);
-  if (a.unfit) run.each(a.parents.count, CheckTree{a.parents, last, a.unfit});
+  if (a.unfit && !Run::kInOrder) run.each(a.parents.count, CheckTree{a.parents, last, a.unfit});
   return {segments(run, a.documents, a.seqlen), last};
 }
 

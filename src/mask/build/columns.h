@@ -255,6 +255,13 @@ struct HashSparse {
   int32_t* unfit;        ///< becomes 1 if a column takes more than two intervals; may be null
   Search lesser, up_to;  ///< the queries of lesser buckets than the key's, and those up to it
 
+  /// The first of the bucket's queries whose row is `first` or later.
+  FLASHMASK_COLUMN int64_t first_row_from(const Lead& lead, int64_t here, int64_t beyond, int64_t first) const {
+    const bool has_gaps = gaps(lead, beyond - 1) != gaps(lead, here);
+    if (has_gaps) return lower_bound(row, lead, here, beyond, first);
+    return here + smaller(larger(first - row(lead, here), 0), beyond - here);
+  }
+
   struct Hidden {
     Column column;
     int64_t intervals;  ///< how many it would take
@@ -264,7 +271,7 @@ struct HashSparse {
     const int64_t first = causal ? smaller(larger(j - (seqlen_k - seqlen_q), 0), rows) : 0;
     const int64_t here = key == INT64_MIN ? 0 : lesser(bucket, lead, rows, key - 1);
     const int64_t beyond = up_to(bucket, lead, rows, key);
-    const int64_t start = lower_bound(row, lead, here, beyond, first), stop = beyond - 1;
+    const int64_t start = here < beyond ? first_row_from(lead, here, beyond, first) : beyond, stop = beyond - 1;
     const bool found = start < beyond;
     const int64_t lead_end = found ? row(lead, start) : rows, trail = found ? row(lead, stop) + 1 : rows;
     const int64_t before = found ? gaps(lead, start) : 0, between = found ? gaps(lead, stop) - before : 0;
