@@ -4,7 +4,7 @@
 PYTHON := $(CURDIR)/build/venv/bin/python
 FLASHMASK := build/release/bin/flashmask
 
-.PHONY: help demo test test-long test-asan test-tsan fuzz build install uninstall gallery format clean
+.PHONY: help demo test test-long test-asan test-tsan fuzz build wheel install uninstall gallery format clean
 
 help:
 	@echo "make demo       set up, build, and run the main job on the example data"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-tsan  the tests of attention under the thread sanitizer (needs clang), a twentieth of the exhaustive sets"
 	@echo "make fuzz       fuzz the readers of files, the masks and the C structs for FLASHMASK_FUZZ_SECONDS, 60 (needs clang)"
 	@echo "make build      library and command only"
+	@echo "make wheel      the Python package for any Linux with glibc 2.28 or later, in dist/"
 	@echo "make install    install them (PREFIX=/usr/local)"
 	@echo "make uninstall  remove what the last make install wrote"
 	@echo "make gallery    write docs/gallery.md and draw docs/img anew"
@@ -24,6 +25,10 @@ build:
 	scripts/setup build
 	cmake --preset demo -Wno-dev --log-level=WARNING
 	cmake --build --preset demo
+
+wheel:
+	scripts/setup wheel
+	scripts/build-wheel build/wheel/venv/bin/python build/wheel dist
 
 demo: build
 	scripts/demo $(FLASHMASK)

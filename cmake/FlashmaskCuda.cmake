@@ -1,12 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
+include(${CMAKE_CURRENT_LIST_DIR}/FlashmaskPython.cmake)
 
-# FLASHMASK_CUDA_FOUND: whether there is a CUDA compiler, on the path or where NVIDIA's installers, or scripts/setup, put it.
-if(CMAKE_CUDA_COMPILER)
-  set(FLASHMASK_NVCC ${CMAKE_CUDA_COMPILER} CACHE FILEPATH "nvcc")
+# The nvcc of NVIDIA's Python packages (pyproject.toml names them), if the Python that builds has them. nvcc looks for its libraries in
+# lib64 and CMake for a libcudart.so without a number, neither of which they have: links in the build folder do.
+function(flashmask_nvcc_of_python variable toolkit)
+  flashmask_python_package(wheels nvidia.cu13)
+  if(NOT EXISTS ${wheels}/bin/nvcc)
+    set(${variable} NOTFOUND PARENT_SCOPE)
+    return()
+  endif()
+  file(REMOVE_RECURSE ${toolkit})
+  file(MAKE_DIRECTORY ${toolkit}/bin ${toolkit}/lib64)
+  file(GLOB programs RELATIVE ${wheels} ${wheels}/bin/*)
+  foreach(name IN LISTS programs ITEMS include nvvm)
+    file(CREATE_LINK ${wheels}/${name} ${toolkit}/${name} SYMBOLIC)
+  endforeach()
+  file(GLOB libraries RELATIVE ${wheels}/lib ${wheels}/lib/libcuda*)
+  foreach(name IN LISTS libraries)
+    string(REGEX REPLACE "\\.so\\..*" ".so" unnumbered ${name})
+    file(CREATE_LINK ${wheels}/lib/${name} ${toolkit}/lib64/${unnumbered} SYMBOLIC)
+  endforeach()
+  set(${variable} ${toolkit}/bin/nvcc PARENT_SCOPE)
+endfunction()
+
+# FLASHMASK_CUDA_FOUND: whether there is a CUDA compiler: on the path, where NVIDIA's installers put it, or among the Python packages.
+set(flashmask_cuda_toolkit ${PROJECT_BINARY_DIR}/cuda-toolkit)
+if(CMAKE_CUDA_COMPILER AND NOT CMAKE_CUDA_COMPILER MATCHES "^${flashmask_cuda_toolkit}/")
+  set(FLASHMASK_NVCC ${CMAKE_CUDA_COMPILER})
 elseif(DEFINED ENV{CUDACXX})
-  set(FLASHMASK_NVCC $ENV{CUDACXX} CACHE FILEPATH "nvcc")
+  set(FLASHMASK_NVCC $ENV{CUDACXX})
 else()
-  find_program(FLASHMASK_NVCC nvcc HINTS ENV CUDA_PATH ENV CUDA_HOME PATHS /usr/local/cuda ${PROJECT_SOURCE_DIR}/build/cuda PATH_SUFFIXES bin)
+  find_program(FLASHMASK_NVCC nvcc HINTS ENV CUDA_PATH ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)
+  if(NOT FLASHMASK_NVCC)
+    flashmask_nvcc_of_python(FLASHMASK_NVCC ${flashmask_cuda_toolkit})
+  endif()
 endif()
 if(FLASHMASK_NVCC)
   set(FLASHMASK_CUDA_FOUND ON)
@@ -17,7 +44,8 @@ endif()
 # Sets what enable_language(CUDA) reads. The kernels use instructions of Hopper alone, hence 90a.
 macro(flashmask_enable_cuda)
   if(NOT FLASHMASK_NVCC)
-    message(FATAL_ERROR "FLASHMASK_CUDA is on and no CUDA compiler was found; put nvcc on the path or set CMAKE_CUDA_COMPILER")
+    message(FATAL_ERROR "FLASHMASK_CUDA is on and no CUDA compiler was found; put nvcc on the path, set CMAKE_CUDA_COMPILER, or install "
+      "NVIDIA's in the Python that builds (pip install -r <(scripts/build-requirements nvidia-))")
   endif()
   # Asked for before enable_language(CUDA), which would say no more than that an older nvcc does not compile.
   execute_process(COMMAND ${FLASHMASK_NVCC} --version OUTPUT_VARIABLE flashmask_nvcc_version)

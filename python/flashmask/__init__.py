@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashMask for PyTorch: exact attention under masks of O(N) memory, on CPU and CUDA tensors.
+"""FlashMask: exact attention under masks of O(N) memory, on CPU and CUDA tensors. The names here are those for PyTorch.
 
     import flashmask
     mask = flashmask.masks.causal_document(seqlens=[3000, 1096])
     out = flashmask.flashmask_attention(q, k, v, mask)
 
 Importing this package loads nothing; the first use of a name below loads torch and the operators, and touches no GPU.
-flashmask.capi, the C interface through ctypes, needs no torch.
+Other fronts are modules of their own and need no torch: flashmask.paddle, flashmask.numpy, and flashmask.capi, the C
+interface through ctypes.
 """
 
 import importlib

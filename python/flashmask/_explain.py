@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What explain says, in every front: the words, and the search for the nearest call that some backend takes.
 
-A front describes its arrays (Array), its call (Call), its mask (any object with the attributes of Mask) and the mask's
-plan (Plan). Nothing here knows what library the arrays are of.
+A front describes its arrays (Array), its call (Call) and its mask (Described). Nothing here knows what library the
+arrays are of.
 """
 
 import ctypes as C
 import itertools
 import json
-import struct
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -29,25 +28,20 @@ class Array:
     stride: tuple | None = None  # None: contiguous
     pointer: int | None = None
 
-    def described(self):
-        """fm_tensor."""
+    def described(self, name):
+        """fm_tensor of the argument `name`."""
         try:
             number = capi.dtype_of(self.dtype)
         except KeyError:
-            raise UnsupportedError(
-                f"{self.dtype} is not supported; query, key and value must be bfloat16, float16, float32 or float64"
+            raise ValueError(
+                f"{name} is {self.dtype} {list(self.shape)}; the dtypes that the library knows are "
+                f"{', '.join(capi.DTYPES)}, in this machine's byte order"
             ) from None
-        return capi.device_tensor(self.pointer or _NOWHERE, number, self.shape, self.stride)
+        stride = None if 0 in self.shape else self.stride  # which mean nothing of no elements
+        return capi.device_tensor(self.pointer or _NOWHERE, number, self.shape, stride)
 
     def padded(self, dim):
         return replace(self, shape=(*self.shape[:3], dim), stride=None)
-
-
-class Plan(NamedTuple):
-    """A mask's plan where the call is, and its bytes."""
-
-    pointer: int
-    contents: bytes
 
 
 @dataclass(frozen=True)
@@ -83,43 +77,61 @@ class Call:
         if kind is capi.BackwardArgs:
             arrays["dout"] = out
             arrays.update({f"d{name}": Array(arrays[name].shape, arrays[name].dtype) for name in "qkv"})
-        return capi.make(kind, **{name: x.described() for name, x in arrays.items()}, **fields)
+        return capi.make(kind, **{name: x.described(name) for name, x in arrays.items()}, **fields)
+
+
+class Tiles(NamedTuple):
+    """How many tiles of 128 x 128 a mask has of each kind."""
+
+    full: int
+    partial: int
+    empty: int
+
+
+def host_tiles(fm_mask):
+    """The Tiles of a mask in host memory."""
+    sums = capi.make(capi.Statistics)
+    capi.check(capi.load().fm_mask_statistics(C.byref(fm_mask), C.byref(sums)))
+    return Tiles(sums.full_tiles, sums.partial_tiles, sums.tiles - sums.full_tiles - sums.partial_tiles)
+
+
+class Described(NamedTuple):
+    """A call with its mask."""
+
+    call: Call
+    mask: object  # with the attributes of Mask
+    fm_mask: capi.Mask
+    tiles: Tiles
+    plan: tuple = (None, 0)  # its address and bytes; none: the call makes one
+    owner: object = None  # of the plan's memory
 
 
 def explain(prepare):
-    """The text of prepare()'s (Call, mask, fm_mask, Plan), or of what it refuses."""
+    """The text of prepare()'s Described, or of what it refuses."""
     try:
-        return "\n".join(_lines(*prepare()))
+        return "\n".join(_lines(prepare()))
     except (UnsupportedError, ValueError, TypeError) as error:
         return f"refused   {error}"
 
 
-def host_plan(fm_mask):
-    """The plan of a mask in host memory, and the buffer that holds it."""
-    size = C.c_size_t()
-    capi.check(capi.load().fm_plan_bytes(C.byref(fm_mask), C.byref(size)))
-    buffer = (C.c_uint64 * (-(-size.value // 8)))()
-    capi.check(capi.load().fm_plan_build(C.byref(fm_mask), buffer, size, None))
-    return Plan(C.addressof(buffer), bytes(buffer)[: size.value]), buffer
-
-
-def _lines(call, mask, fm_mask, plan):
+def _lines(described):
+    call = described.call
     for name, x in (("query", call.q), ("key", call.k), ("value", call.v)):
         yield f"{name:9} {list(x.shape)} {x.dtype} on {x.device}"
-    yield f"mask      {_describe(mask)}"
-    full, partial, empty = tile_counts(plan.contents)
+    yield f"mask      {describe(described.mask)}"
+    full, partial, empty = described.tiles
     yield f"tiles     {full + partial + empty} of 128x128: {full} full, {partial} partial, {empty} skipped"
     forward = refusal(call, capi.ForwardArgs)
     if forward:
         yield from _refused("forward", call, capi.ForwardArgs, forward)
         return
-    yield from _taken("forward", _explanation(call, fm_mask, plan, capi.ForwardArgs))
+    yield from _taken("forward", _explanation(described, capi.ForwardArgs))
     if not call.needs_gradient:
         yield "backward  not needed: neither query nor key nor value requires a gradient"
     elif backward := refusal(call, capi.BackwardArgs):
         yield from _refused("backward", call, capi.BackwardArgs, backward)
     else:
-        yield from _taken("backward", _explanation(call, fm_mask, plan, capi.BackwardArgs))
+        yield from _taken("backward", _explanation(described, capi.BackwardArgs))
         if call.deterministic:
             yield f"{'':9} the same bits in every run"
 
@@ -129,7 +141,7 @@ def _taken(direction, lines):
         yield f"{name:9} {line}"
 
 
-def _describe(mask):
+def describe(mask):
     """The parts of a mask in words."""
     parts = ["causal"] if mask.causal else []
     if mask.window is not None:
@@ -145,33 +157,6 @@ def _describe(mask):
     return "; ".join(parts) or "none: every row sees every key"
 
 
-# --- Tiles --------------------------------------------------------------------------------------------
-
-
-def tile_counts(plan):
-    """(full, partial, empty) tiles of 128 x 128, from the bytes of a plan, over all batch entries and heads.
-
-    A plan begins with six words, of which the second to fifth are seqlen_q, seqlen_k, batch and heads; then come, for
-    each mask and granule of 64 rows, bits of its blocks of 128 keys: those with something visible, and then, in another
-    section, those with everything visible.
-    """
-    seqlen_q, seqlen_k, batch, heads = struct.unpack_from("<4q", plan, 8)
-    granules, blocks, masks = -(-seqlen_q // 64), -(-seqlen_k // 128), batch * heads
-    row_bytes = 8 * -(-blocks // 64)
-    begin, section = 48, masks * granules * row_bytes
-
-    def bits(at):
-        return int.from_bytes(plan[at : at + row_bytes], "little")
-
-    full = live = 0
-    for mask, granule in itertools.product(range(masks), range(0, granules, 2)):
-        rows = range(granule, min(granule + 2, granules))
-        at = [begin + (mask * granules + row) * row_bytes for row in rows]
-        live += (bits(at[0]) | bits(at[-1])).bit_count()
-        full += (bits(at[0] + section) & bits(at[-1] + section)).bit_count()
-    return full, live - full, masks * -(-granules // 2) * blocks - live
-
-
 # --- The library's word ---------------------------------------------------------------------------
 
 
@@ -185,12 +170,13 @@ def _head_dims():
     return sorted(dim for dim, dim_v in found if dim == dim_v)
 
 
-def _explanation(call, fm_mask, plan, kind):
+def _explanation(described, kind):
     """Lines of fm_explain or fm_explain_backward for a call that a backend takes."""
     library = capi.load()
     explain_call = library.fm_explain if kind is capi.ForwardArgs else library.fm_explain_backward
-    arguments = call.arguments(kind, mask=C.pointer(fm_mask), plan=plan.pointer, plan_bytes=len(plan.contents))
-    status, text = capi.text_of(explain_call, C.byref(arguments), C.byref(call.options()))
+    plan, plan_bytes = described.plan
+    arguments = described.call.arguments(kind, mask=C.pointer(described.fm_mask), plan=plan, plan_bytes=plan_bytes)
+    status, text = capi.text_of(explain_call, C.byref(arguments), C.byref(described.call.options()))
     capi.check(status)
     return text.splitlines()
 

@@ -12,6 +12,7 @@ from .errors import UnsupportedError
 MOST_TOKENS = 2**31 - 1
 # A window's side from here on is open: |j - i| is less than 2^31, and q_offset is at most 2^40.
 UNBOUNDED = 2**41
+LAYOUTS = {"bshd": "[batch, seqlen, heads, head_dim]", "bhsd": "[batch, heads, seqlen, head_dim]"}
 
 
 def given(value):
@@ -36,7 +37,17 @@ def refuse_unsupported(**arguments):
     """UnsupportedError naming the first argument that is not what is accepted of it; name=(value, accepted)."""
     for name, (value, accepted) in arguments.items():
         if value is not accepted and (value is None or accepted is None or value != accepted):
-            raise UnsupportedError(f"{name} is {given(value)}; it must be {accepted}: it is not implemented")
+            raise UnsupportedError(f"{name} is {given(value)}; it must be {accepted!r}: it is not implemented")
+
+
+def refuse_beside_mask(**arguments):
+    """ValueError naming the first argument that is not None: it came with a Mask, which says that itself."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise ValueError(
+                f"{name} is given beside a Mask, which says that itself; "
+                "leave it out, or put it into the mask: mask.replace(...)"
+            )
 
 
 # --- Single values ------------------------------------------------------------------------------------

@@ -2,9 +2,11 @@
 """flashmask_attention: attention under a column mask, with the arguments of PaddlePaddle's function of that name."""
 
 from . import _arguments, ops
+from ._docs import composed
 from .mask import as_mask
 
 
+@composed
 def flashmask_attention(
     query,
     key,
@@ -34,19 +36,17 @@ def flashmask_attention(
     CUDA; float64 with backend="reference". heads_q is a multiple of heads_kv. Any strides, but the last dimension
     contiguous: a tensor that is not is an error, as nothing is copied silently.
 
-    startend_row_indices: a flashmask.Mask, which says everything about the mask, or int32 [batch or 1, 1 or heads_kv or
-        heads_q, seqlen_k, n], absolute query rows: with causal n = 1 (rows from LTS on are hidden) or 2 (rows LTS to
-        LTE), without n = 2 (from LTS on; before UTE) or 4 (LTS to LTE; UTS to UTE). None: no key has hidden rows of its
-        own.
+    startend_row_indices: a flashmask.Mask, which says everything about the mask, or
+        {startend_row_indices}
     causal: row i sees keys j <= i + q_offset.
     window_size: (left, right), row i sees i + q_offset - left <= j <= i + q_offset + right; -1 is unbounded; an int w
         is (w, w). It combines with the rest of the mask: a key is visible if nothing hides it.
     q_offset: key position of row 0, default seqlen_k - seqlen_q: the last row stands at the last key.
-    block_mask: bool, uint8 or int32 [batch or 1, 1 or heads_kv or heads_q, ceil(seqlen_q / 128), ceil(seqlen_k / 128)],
-        0 hides the block (on CUDA bool or uint8).
-    softmax_scale: default 1 / sqrt(head_dim).
+    {block_mask}
+        On CUDA bool or uint8.
+    {softmax_scale}
     deterministic: gradients with the same bits in every run; None follows torch.use_deterministic_algorithms.
-    layout: "bshd" as above, or "bhsd": query, key and value (and the result) are [batch, heads, seqlen, head_dim].
+    {layout}
     backend: "auto", "cpu", "cuda" or "reference".
     max_ctas: on CUDA, the most CTAs of the attention kernel that run at a time, forward and backward, so that the other
         multiprocessors are left to other streams, as those of communication; 0: one for each multiprocessor. It never
@@ -55,11 +55,12 @@ def flashmask_attention(
         UnsupportedError.
 
     Returns out, in query's dtype and layout, [batch, seqlen_q, heads_q, head_dim_v]; with return_softmax_lse (out,
-    lse), lse [batch, heads_q, seqlen_q] natural logarithm, float32 (float64 for float64). Both are differentiable; a
-    row that sees no key gets 0, and lse -inf. The gradients that reach out and lse may have any strides (CUDA copies an
-    expanded one, as sum() has, once).
+    lse), lse [batch, heads_q, seqlen_q] natural logarithm, float32 (float64 for float64). Both are
+    differentiable. The gradients that reach out and lse may have any strides (CUDA copies an expanded one, as sum()
+    has, once).
+    {hidden_rows}
 
-    Raises ValueError if an argument is wrong, and UnsupportedError if no backend takes the call.
+    {raises}
     """
     if dropout != 0 or softcap != 0 or sink is not None or q_pos is not None or k_pos is not None:
         refuse_features(dropout, softcap, sink, q_pos, k_pos)

@@ -16,7 +16,7 @@ try:
 except ImportError:  # the structs do without
     np = None
 
-FLOAT32, FLOAT64, BFLOAT16, FLOAT16, INT32, BOOL, UINT8 = range(1, 8)
+FLOAT32, FLOAT64, BFLOAT16, FLOAT16, INT32, BOOL, UINT8, INT64 = range(1, 9)
 DETERMINISTIC, CAUSAL, HAS_Q_OFFSET, HAS_WINDOW, HAS_SCALE = 1, 2, 4, 8, 16
 OK, INVALID_ARGUMENT, UNSUPPORTED, UNREPRESENTABLE, NO_DEVICE, OUT_OF_MEMORY, INTERNAL = range(7)
 DEVICE_CPU = 0
@@ -29,6 +29,7 @@ DTYPES = {
     "int32": INT32,
     "bool": BOOL,
     "uint8": UINT8,
+    "int64": INT64,
 }
 
 
@@ -68,6 +69,14 @@ class Mask(C.Structure):
         ("q_pos", Tensor),
         ("k_pos", Tensor),
     ]
+
+
+class MaskParameter(C.Structure):
+    _fields_ = [("name", C.c_char_p), ("vector", Tensor), ("number", C.c_int64)]
+
+
+class MaskParameters(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("count", C.c_uint32), ("items", C.POINTER(MaskParameter))]
 
 
 class ExecutedTiles(C.Structure):
@@ -161,6 +170,8 @@ _ARGUMENTS = {
     "fm_plan_bytes": [_POINTER, _POINTER],
     "fm_plan_build": [_POINTER, _POINTER, _SIZE, _POINTER],
     "fm_plan_validate": [_POINTER, _POINTER, _SIZE, _POINTER, _SIZE, _POINTER],
+    "fm_mask_shape": [C.c_char_p, _POINTER, _POINTER, _POINTER],
+    "fm_mask_build": [C.c_char_p, _POINTER, _POINTER, _POINTER],
     "fm_mask_to_dense": [_POINTER, _POINTER],
     "fm_mask_from_dense": [_POINTER, _POINTER],
     "fm_mask_to_startend": [_POINTER, _POINTER],
@@ -265,7 +276,7 @@ def mask_of(mask, describe):
         | (0 if mask.window is None else HAS_WINDOW)
     )
     left, right = mask.window or (-1, -1)
-    tensors = {"bounds": mask.bounds, "block_mask": mask.block_mask}
+    tensors = {"bounds": ("startend_row_indices", mask.bounds), "block_mask": ("block_mask", mask.block_mask)}
     return make(
         Mask,
         flags=flags,
@@ -274,7 +285,7 @@ def mask_of(mask, describe):
         q_offset=mask.q_offset or 0,
         window_left=left,
         window_right=right,
-        **{name: describe(name, x) for name, x in tensors.items() if x is not None},
+        **{field: describe(name, x) for field, (name, x) in tensors.items() if x is not None},
     )
 
 

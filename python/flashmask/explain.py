@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """explain: what a call of flashmask_attention would do, as text."""
 
-import ctypes as C
-
 import torch
 
 from . import _explain, capi, ops
+from ._docs import composed
 from .attention import call_mask, refuse_features
 
 __all__ = ["explain"]
 
 
+@composed
 def explain(
     query,
     key,
@@ -33,14 +33,10 @@ def explain(
     q_pos=None,
     k_pos=None,
 ):
-    """What flashmask_attention would do with these arguments, as text; attention itself is not run.
+    """
+    {explain}
 
-    Says what the mask is made of, how many tiles of 128 x 128 are full, partial and skipped, which backend and
-    configuration takes the call, forward and backward, and, where none does, why, and the least that would have to
-    change. A call that would raise is not an error here: the text says why.
-
-    Makes the mask's plan, if it has none yet. On a GPU it waits for the mask's statistics, so it is a tool to look
-    with, not a part of a training loop.
+    Makes the mask's plan, if it has none yet.
     """
 
     def prepare():
@@ -63,8 +59,10 @@ def explain(
             max_ctas=ctas,
             **_place(query.device),
         )
-        fm_mask = capi.mask_of(mask, lambda name, x: _described(x).described())
-        return call, mask, fm_mask, _plan(mask, query.device)
+        fm_mask, plan = capi.mask_of(mask, lambda name, x: _described(x).described(name)), mask.plan(query.device)
+        stats = mask.stats()
+        tiles = _explain.Tiles(stats.full_tiles, stats.partial_tiles, stats.empty_tiles)
+        return _explain.Described(call, mask, fm_mask, tiles, (plan.data_ptr(), plan.numel()), plan)
 
     return _explain.explain(prepare)
 
@@ -72,12 +70,6 @@ def explain(
 def _described(x):
     pointer = None if x.is_meta else x.data_ptr()
     return _explain.Array(tuple(x.shape), capi.dtype_name(x.dtype), str(x.device), x.stride(), pointer)
-
-
-def _plan(mask, device):
-    plan = mask.plan(device)
-    host = plan.cpu()
-    return _explain.Plan(plan.data_ptr(), C.string_at(host.data_ptr(), host.numel()))
 
 
 def _place(device):

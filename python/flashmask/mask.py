@@ -6,7 +6,8 @@ import weakref
 import torch
 from torch.utils import _pytree as pytree
 
-from . import _arguments, _columns, _draw
+from . import _arguments, _columns, _draw, _values
+from ._docs import composed
 
 BLOCK = 128  # rows and keys of one block of a block mask
 # The constructor's arguments.
@@ -21,25 +22,14 @@ of dtype int32 or int64; batch and heads may be 1. Column j is hidden from the r
 LTS[j] <= i < LTE[j] and UTS[j] <= i < UTE[j]"""
 
 
+@composed
 class Mask:
-    """Which query row sees which key, in O(seqlen_k) memory. Immutable.
+    """
+    {mask}
 
-    Row i sees key j if nothing of this hides it:
+    `q_pos` and `k_pos`, positions of rows and keys that causal and window compare in place of i + q_offset and j, are
+    not implemented: anything but None raises UnsupportedError.
 
-    - `bounds`: int32 (int64 is converted) [batch or 1, heads or 1, seqlen_k, n], absolute query rows. With `causal` n
-      is 1 (LTS) or 2 (LTS, LTE), without it 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE): column j is hidden from the rows
-      LTS[j] <= i < LTE[j] and UTS[j] <= i < UTE[j]. A missing LTE is seqlen_q, a missing UTS 0. Values are clamped to
-      [0, seqlen_q].
-    - `causal`: j <= i + q_offset.
-    - `window`: (left, right): i + q_offset - left <= j <= i + q_offset + right; -1 leaves a side open, as does None or
-      a side beyond all sequences (sys.maxsize); an int is both sides.
-    - `q_offset`: the key position of row 0; None is seqlen_k - seqlen_q, which puts the last row at the last key.
-    - `block_mask`: bool, uint8 or int32 [batch or 1, heads or 1, ceil(seqlen_q / 128), ceil(seqlen_k / 128)], nonzero
-      keeps the block.
-    - `q_pos`, `k_pos`: positions of rows and keys that causal and window compare, in place of i + q_offset and j. Not
-      implemented: anything but None raises UnsupportedError.
-
-    Heads of the tensors are those of the call: 1, heads_kv or heads_q, each on its own; a mask of both has heads_q.
     Tensors that have to be converted or made contiguous are copied, others are borrowed: they must not change in place
     once plan() was called, and later calls notice if they did.
 
@@ -271,16 +261,8 @@ def as_mask(value, seqlen_q, seqlen_k, causal=False, window_size=None, q_offset=
     """
     if isinstance(value, Mask):
         if causal or window_size is not None or q_offset is not None or block_mask is not None:
-            given = {
-                "causal": causal or None,
-                "window_size": window_size,
-                "q_offset": q_offset,
-                "block_mask": block_mask,
-            }
-            name = next(name for name, argument in given.items() if argument is not None)
-            raise ValueError(
-                f"{name} is given beside a Mask, which says that itself; "
-                "leave it out, or put it into the mask: mask.replace(...)"
+            _values.refuse_beside_mask(
+                causal=causal or None, window_size=window_size, q_offset=q_offset, block_mask=block_mask
             )
         if value.seqlen_q != seqlen_q or value.seqlen_k != seqlen_k:
             raise ValueError(

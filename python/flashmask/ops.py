@@ -17,6 +17,7 @@ from torch._C import _AutoDispatchBelowAutograd
 from torch.autograd import forward_ad
 
 from . import _arguments, _library, capi
+from ._values import LAYOUTS
 from .errors import UnrepresentableMaskError, UnsupportedError
 
 _library.load()
@@ -44,7 +45,6 @@ _MEANT = {
     "UnrepresentableMaskError: ": lambda text: UnrepresentableMaskError(text, capi.load().fm_last_error_column()),
     "OutOfMemoryError: ": torch.OutOfMemoryError,
 }
-LAYOUTS = {"bshd": "[batch, seqlen, heads, head_dim]", "bhsd": "[batch, heads, seqlen, head_dim]"}
 
 
 def plan(mask, device=None):

@@ -3,7 +3,7 @@
 
 Those of a page are one program, from top to bottom; a recipe's begins with its command, for which FLASHMASK_COMMAND
 names the program, and has a model. ```python is run, ```py (what needs a package that is not installed here) is only
-shown; it has to be Python all the same.
+shown; it has to be Python all the same. (tests/paddle runs that of from-paddlepaddle.)
 """
 
 import ast
@@ -73,6 +73,7 @@ def test_there_are_pages():
         "from-paddlepaddle",
         "from-sdpa",
         "hugging-face",
+        "numpy",
     }
     assert {page.stem for page in RECIPES} == {"sft", "dpo", "reward-model", "tree"}
 

@@ -21,11 +21,20 @@ for got, expected in zip(
 ):
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
 
+# An exception of the operators' is one of torch's C++ runtime.
+try:
+    flashmask.flashmask_attention(q[:, :299], k, v, mask)
+except ValueError as error:
+    assert "299" in str(error), error
+else:
+    raise AssertionError("a mask of other rows was taken")
+
+# One copy of each: OpenMP's runtime, which torch has loaded before, is not loaded again.
 package = Path(flashmask.__file__).parent
 assert package.is_relative_to(sys.prefix), package
+lines = Path("/proc/self/maps").read_text().splitlines()
 loaded = {
-    line.split()[-1]
-    for line in Path("/proc/self/maps").read_text().splitlines()
-    if "libflashmask" in line or "libhwy" in line
+    Path(line.split()[-1]) for line in lines if any(name in line for name in ("libflashmask", "libhwy", "libgomp"))
 }
-assert loaded == {str(package / name) for name in ("libflashmask.so", "libflashmask_torch.so", "libhwy.so.1")}, loaded
+own = {package / name for name in ("libflashmask.so", "libflashmask_torch.so", "libhwy.so.1")}
+assert loaded == own | {Path(torch.__file__).parent / "lib/libgomp.so.1"}, loaded

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""forward, backward and builders of masks through the C interface, for the fronts that call it through ctypes.
+
+A front is a class with four functions: empty(shape, dtype, like), a new array of that dtype's name where `like` is;
+empty_on_host(shape, dtype); array(x), its _explain.Array; and place(x), what fm_options says of where x is. q, k and v
+are BSHD views;
+`mask` is any object with the attributes of Mask, or None. The library checks what it is given, so nothing here does.
+"""
+
+import ctypes as C
+import math
+
+from . import capi
+
+
+def forward(front, q, k, v, mask, **options):
+    """(out, lse)."""
+    out = front.empty((*q.shape[:3], v.shape[3]), front.array(q).dtype, q)
+    lse_dtype = "float64" if front.array(q).dtype == "float64" else "float32"
+    lse = front.empty((q.shape[0], q.shape[2], q.shape[1]), lse_dtype, q)
+    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+    _run(front, "fm_forward", capi.ForwardArgs, arrays, mask, options)
+    return out, lse
+
+
+def backward(front, dout, dlse, q, k, v, out, lse, mask, **options):
+    """(dq, dk, dv). dlse: None if no gradient reaches lse."""
+    gradients = [front.empty(x.shape, front.array(x).dtype, x) for x in (q, k, v)]
+    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, **dict(zip(("dq", "dk", "dv"), gradients))}
+    if dlse is not None:
+        arrays["dlse"] = dlse
+    _run(front, "fm_backward", capi.BackwardArgs, arrays, mask, options)
+    return tuple(gradients)
+
+
+def mask_of(front, mask):
+    """fm_mask of a mask, whose arrays have to stay."""
+    return capi.mask_of(mask, lambda name, x: front.array(x).described(name))
+
+
+def build_mask(front, family, vectors, numbers, has_order):
+    """(bounds, order) of the mask of a family in host memory; order is None if there is none."""
+    empty = front.empty_on_host
+    given = {name: front.array(x).described(name) for name, x in vectors.items()}
+    fm_mask = capi.make(capi.Mask)
+    parameters = _parameters(given, numbers)
+    capi.check(capi.load().fm_mask_shape(family.encode(), C.byref(parameters), C.byref(fm_mask), None))
+    shape = tuple(fm_mask.bounds.shape[:4])
+    bounds, order = empty(shape, "int32"), empty(shape[:3], "int64") if has_order else None
+    if has_order:
+        parameters = _parameters({**given, "order_out": front.array(order).described("order_out")}, numbers)
+    fm_mask.bounds.data = front.array(bounds).pointer
+    capi.check(capi.load().fm_mask_build(family.encode(), C.byref(parameters), C.byref(fm_mask), None))
+    return bounds, order
+
+
+def to_startend(front, mask):
+    """(startend_row_indices, causal) of a mask in host memory: the smallest of the four forms that says the same."""
+    fm_mask = mask_of(front, mask)
+    batch, heads = fm_mask.bounds.shape[:2] if fm_mask.bounds.ndim else (1, 1)
+    room = front.empty_on_host((batch, heads, mask.seqlen_k, 4), "int32")
+    out = capi.make(capi.Mask, bounds=front.array(room).described("startend_row_indices"))
+    capi.check(capi.load().fm_mask_to_startend(C.byref(fm_mask), C.byref(out)))
+    shape = tuple(out.bounds.shape[:4])
+    return room.reshape([-1])[: math.prod(shape)].reshape(shape), bool(out.flags & capi.CAUSAL)
+
+
+def _parameters(vectors, numbers):
+    items = [capi.MaskParameter(name=name.encode(), vector=x) for name, x in vectors.items()]
+    items += [capi.MaskParameter(name=name.encode(), number=x) for name, x in numbers.items()]
+    return capi.make(capi.MaskParameters, count=len(items), items=(capi.MaskParameter * len(items))(*items))
+
+
+def _run(front, name, kind, arrays, mask, options):
+    args = capi.make(kind, **{name: front.array(x).described(name) for name, x in arrays.items()})
+    if mask is not None:
+        args.mask = C.pointer(mask_of(front, mask))
+    call_options = capi.options(**options, **front.place(arrays["q"]))
+    library, size = capi.load(), C.c_size_t()
+    capi.check(getattr(library, name + "_workspace")(C.byref(args), C.byref(call_options), C.byref(size)))
+    workspace = front.empty((size.value,), "uint8", arrays["q"])
+    capi.check(getattr(library, name)(C.byref(args), front.array(workspace).pointer, size, C.byref(call_options)))

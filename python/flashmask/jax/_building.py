@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What JAX gives the builders of _families.py: its arrays, and flashmask_build_mask.
+
+Lists and numpy's arrays are in host memory: their masks are built there, at once, and what is wrong with them raises.
+JAX's arrays, which may be traced, are read where they are when the program runs.
+"""
+
+import ctypes as C
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import _calls, _explain, capi
+from .._families import Builders
+from . import _library
+from ._call import varying_alike
+from .mask import Mask
+
+_CUDA = 1  # fm_options' first device: there nothing is read, so shapes alone can be asked for
+
+
+class _Jax:
+    """What the builders ask of a front."""
+
+    empty_on_host = staticmethod(np.empty)
+
+    @staticmethod
+    def array(x):
+        """Of numpy's arrays, contiguous; of JAX's the form alone."""
+        return _explain.Array(x.shape, x.dtype.name, pointer=x.ctypes.data if isinstance(x, np.ndarray) else None)
+
+    @staticmethod
+    def integers(name, value, device=None, shape=None):
+        array = _array(name, value)
+        if array.size and not jnp.issubdtype(array.dtype, jnp.integer):
+            raise TypeError(f"{name} is {array.dtype}; it must be integers")
+        if shape is not None and array.ndim < 1:
+            raise ValueError(f"{name} is a single number; it must be {shape}")
+        if isinstance(array, np.ndarray):
+            return np.ascontiguousarray(array, np.int64)
+        return array if array.dtype.name in ("int32", "int64") else array.astype(jnp.int32)
+
+    @classmethod
+    def flags(cls, name, value, device=None):
+        array = _array(name, value)
+        if array.size and not jnp.issubdtype(array.dtype, jnp.integer) and array.dtype != bool:
+            raise TypeError(f"{name} is {array.dtype}; it must be bools")
+        return cls.integers(name, (array != 0).astype(np.int32))
+
+    @classmethod
+    def build(cls, family, form, vectors, numbers, device=None):
+        """(Mask, order). Lists go to `device`, or where JAX puts new arrays."""
+        if form.vectors == 0:
+            return Mask(form.rows, form.keys, causal=form.causal, window=form.window, q_offset=form.q_offset), None
+        has_order = family == "block_diffusion"
+        if all(isinstance(x, np.ndarray) for x in vectors.values()):
+            made = _calls.build_mask(cls, family, vectors, numbers, has_order)
+            is_place = isinstance(device, (jax.Device, jax.sharding.Sharding))
+            bounds, order = jax.device_put(made, device if is_place else None)
+        else:
+            _check_length(form, vectors)
+            names, values = "".join(f"{name}," for name in (*vectors, *numbers)), tuple(numbers.values())
+            bounds, order = _build(family, names, values, has_order, *map(jnp.asarray, vectors.values()))
+        keys = bounds.shape[2]
+        return Mask(form.rows_of(keys), keys, bounds=bounds, causal=form.causal, window=form.window), order
+
+
+# The mask families, as flashmask.masks has them for torch.
+masks = Builders(_Jax)
+
+
+def _array(name, value):
+    """JAX's array, or numpy's of numbers and lists."""
+    if isinstance(value, jax.Array):
+        return value
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"{name} must be integers, nested lists of one length: {error}") from None
+
+
+def _check_length(form, vectors):
+    for name, x in vectors.items():
+        if form.keys is None and not isinstance(x, np.ndarray):
+            raise ValueError(
+                f"seqlen is missing; {name} is not read on the host (it is an array of JAX), "
+                "so the length of the sequence must be given"
+            )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), inline=True)
+def _build(family, names, numbers, has_order, *vectors):
+    """(bounds, order), where the vectors are; order is None if there is none."""
+    shape = _shape(family, names.split(",")[:-1], numbers, vectors)
+    results = [jax.ShapeDtypeStruct(shape, jnp.int32)]
+    if has_order:
+        results.append(jax.ShapeDtypeStruct((*shape[:3], 2), jnp.int32))  # the two halves of int64
+    function = jax.ffi.ffi_call("flashmask_build_mask", results, vmap_method="sequential")
+    made = function(*vectors, family=family, names=names, numbers=np.asarray(numbers, np.int64))
+    bounds, *order = varying_alike(*made, *vectors)[: len(results)]
+    return bounds, order[0][..., 0] if has_order else None
+
+
+def _shape(family, names, numbers, vectors):
+    """That of the bounds, which follows from those of the vectors; raises what is wrong with them."""
+    given = {name: _Jax.array(x).described(name) for name, x in zip(names, vectors)}
+    parameters = _calls._parameters(given, dict(zip(names[len(vectors) :], numbers)))
+    mask, options = capi.make(capi.Mask), capi.make(capi.Options, device=_CUDA)
+    capi.check(_library.load().fm_mask_shape(family.encode(), C.byref(parameters), C.byref(mask), C.byref(options)))
+    return tuple(mask.bounds.shape[:4])

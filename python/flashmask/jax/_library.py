@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads the handlers that XLA calls: FLASHMASK_JAX_LIBRARY, or libflashmask_jax.so in the package."""
+
+import ctypes as C
+import functools
+
+import jax
+
+from .. import capi
+
+PLATFORMS = ("cpu", "cuda")
+OPERATIONS = ("forward", "backward", "build_mask")
+
+
+@functools.cache
+def load():
+    """libflashmask.so through ctypes, with the handlers flashmask_forward and so on known to XLA."""
+    library = capi.load()
+    handlers = C.CDLL(str(capi.library_path("FLASHMASK_JAX_LIBRARY", "libflashmask_jax.so")))
+    for operation in OPERATIONS:
+        for platform in PLATFORMS:
+            handler = getattr(handlers, f"flashmask_{operation}_{platform}")
+            jax.ffi.register_ffi_target(f"flashmask_{operation}", jax.ffi.pycapsule(handler), platform=platform)
+    return library
+
+
+@functools.cache
+def platforms():
+    """Those of PLATFORMS that this process has devices of, the one that JAX prefers first."""
+    found = [name for name in PLATFORMS if _has(name)]
+    return sorted(found, key=lambda name: (name == "cuda") != (jax.default_backend() == "gpu"))
+
+
+def _has(platform):
+    try:
+        return bool(jax.devices(platform))
+    except RuntimeError:
+        return False
+
+
+def workspace_bytes(operation, args, options):
+    """What the call needs beside its arrays, from shapes alone; raises what is wrong with it."""
+    size = C.c_size_t()
+    capi.check(getattr(load(), f"fm_{operation}_workspace")(C.byref(args), C.byref(options), C.byref(size)))
+    return size.value

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""dot_product_attention, with the arguments and conventions of jax.nn's function of that name."""
+
+import jax.numpy as jnp
+
+from .. import _values
+from ._call import Options, attention
+from .mask import Mask
+
+
+def dot_product_attention(
+    query,
+    key,
+    value,
+    mask=None,
+    *,
+    scale=None,
+    is_causal=False,
+    query_seq_lengths=None,
+    key_value_seq_lengths=None,
+    local_window_size=None,
+    return_residual=False,
+    bias=None,
+    softcap=0.0,
+    sink=None,
+    deterministic=True,
+    backend="auto",
+):
+    """Softmax attention in which each key is hidden from up to two runs of query rows.
+
+    query [batch, seqlen_q, heads_q, head_dim], key [batch, seqlen_k, heads_kv, head_dim] and value [batch, seqlen_k,
+    heads_kv, head_dim_v] of one dtype: float32, bfloat16 or float16 on the CPU, bfloat16 or float16 on CUDA; float64
+    with backend="reference". heads_q is a multiple of heads_kv. The batch may be missing, as in jax.nn.
+
+    mask: a flashmask.jax.Mask, which says everything about the mask: with it the other four arguments about the mask
+        are left out. None: what those four say.
+    scale: of the scores, default 1 / sqrt(head_dim).
+    is_causal: row i sees keys j <= i, whatever the lengths.
+    query_seq_lengths, key_value_seq_lengths: integers [batch]: rows and keys from there on are padding.
+    local_window_size: (left, right) or an int for both: row i sees i - left <= j <= i + right.
+    return_residual: also returns the logarithm of the sum of exponentials of each row's scores.
+    bias, softcap, sink: not implemented; anything but None, 0 (or None) and None raises UnsupportedError.
+    deterministic: gradients with the same bits in every run. False may be faster on a GPU.
+    backend: "auto", "cpu", "cuda" or "reference" (slow).
+
+    Returns out, in query's shape and dtype, but head_dim_v; with return_residual (out, residual), residual [batch,
+    seqlen_q, heads_q], natural logarithm, in query's dtype. Both are differentiable with respect to query, key and
+    value, in reverse mode and once. A row that sees no key gets 0, and residual -inf.
+
+    Raises TypeError or ValueError if an argument is wrong, and UnsupportedError if no backend takes the call. On a
+    machine with a GPU, what only the GPU refuses is an error of JAX when the program runs.
+    """
+    softcap = 0 if softcap is None else softcap
+    _values.refuse_unsupported(bias=(bias, None), softcap=(softcap, 0), sink=(sink, None))
+    given = (_array("query", query), _array("key", key), _array("value", value))
+    q, k, v = (x if x.ndim == 4 else x[None] for x in given)
+    if mask is None:
+        mask = _mask(q, k, is_causal, query_seq_lengths, key_value_seq_lengths, local_window_size)
+    else:
+        _values.refuse_beside_mask(
+            is_causal=is_causal or None,
+            query_seq_lengths=query_seq_lengths,
+            key_value_seq_lengths=key_value_seq_lengths,
+            local_window_size=local_window_size,
+        )
+        _check_mask(mask, q, k)
+    out, lse = attention(_options(scale, deterministic, backend), q, k, v, mask)
+    residual = lse.swapaxes(1, 2).astype(out.dtype)
+    if given[0].ndim == 3:
+        out, residual = out[0], residual[0]
+    return (out, residual) if _values.flag("return_residual", return_residual) else out
+
+
+def _array(name, x):
+    x = jnp.asarray(x)
+    if x.ndim not in (3, 4):
+        raise ValueError(
+            f"{name} has shape {list(x.shape)}; it must have 4 dimensions, [batch, seqlen, heads, head_dim], "
+            "or 3 without the batch"
+        )
+    return x
+
+
+def _options(scale, deterministic, backend):
+    if not isinstance(backend, str):
+        raise TypeError(f"backend is {_values.given(backend)}; it must be a string, as 'auto'")
+    scale = None if scale is None else float(_values.number("scale", scale))
+    return Options(scale, _values.flag("deterministic", deterministic), backend)
+
+
+# --- The mask of a call -----------------------------------------------------------------------------------------------
+
+
+def _mask(q, k, is_causal, query_seq_lengths, key_value_seq_lengths, local_window_size):
+    """What jax.nn's arguments say, in which row i stands at key i."""
+    batch, seqlen_q, seqlen_k = q.shape[0], q.shape[1], k.shape[1]
+    is_causal = _values.flag("is_causal", is_causal)
+    bounds = None
+    if query_seq_lengths is not None or key_value_seq_lengths is not None:
+        rows = _lengths("query_seq_lengths", query_seq_lengths, batch, seqlen_q)
+        keys = _lengths("key_value_seq_lengths", key_value_seq_lengths, batch, seqlen_k)
+        bounds = _padding_bounds(rows, keys, seqlen_k, is_causal)
+    window = None if local_window_size is None else _window(local_window_size)
+    return Mask(seqlen_q, seqlen_k, bounds=bounds, causal=is_causal, window=window, q_offset=0)
+
+
+def _padding_bounds(rows, keys, seqlen_k, is_causal):
+    """Bounds that hide rows and keys from the given lengths [batch] on: LTS, and UTE where there is no causality."""
+    lts = jnp.where(jnp.arange(seqlen_k) < keys[:, None], rows[:, None], 0)
+    vectors = (lts,) if is_causal else (lts, jnp.zeros_like(lts))
+    return jnp.stack(vectors, -1)[:, None]
+
+
+def _lengths(name, lengths, batch, most):
+    """int32 [batch], of lengths that may be missing."""
+    if lengths is None:
+        return jnp.full(batch, most, jnp.int32)
+    lengths = jnp.asarray(lengths)
+    if not jnp.issubdtype(lengths.dtype, jnp.integer) or lengths.shape != (batch,):
+        raise ValueError(f"{name} is {lengths.dtype} {list(lengths.shape)}; it must be integers [batch], [{batch}]")
+    return lengths.clip(0, most).astype(jnp.int32)
+
+
+def _window(sizes):
+    pair = tuple(sizes) if isinstance(sizes, (tuple, list)) else (sizes, sizes)
+    if len(pair) != 2:
+        raise ValueError(f"local_window_size has {len(pair)} entries; it must be an int or (left, right)")
+    return tuple(_values.integer("local_window_size", side, 0) for side in pair)
+
+
+def _check_mask(mask, q, k):
+    if not isinstance(mask, Mask):
+        raise TypeError(
+            f"mask is {_values.given(mask)}; it must be a flashmask.jax.Mask or None. "
+            "Dense masks are not taken; flashmask.jax.masks says the same in O(seqlen_k) memory"
+        )
+    if (mask.seqlen_q, mask.seqlen_k) != (q.shape[1], k.shape[1]):
+        raise ValueError(
+            f"the mask is for {mask.seqlen_q} query rows and {mask.seqlen_k} keys; "
+            f"query and key have {q.shape[1]} and {k.shape[1]}"
+        )

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mask: an attention mask in O(seqlen_k) memory, as a pytree of JAX arrays."""
+
+import ctypes as C
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import _values, capi
+from .._docs import composed
+
+_FIELDS = ("seqlen_q", "seqlen_k", "bounds", "causal", "window", "q_offset", "block_mask")
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@composed
+class Mask:
+    """
+    {mask}
+
+    What is_causal means in jax.nn is causal=True and q_offset=0.
+
+    bounds and block_mask are the leaves of a pytree, and may be traced; all else is static. So a jitted function that
+    takes a mask is traced once for masks of the same lengths.
+
+    Raises TypeError or ValueError if an argument is wrong; the shapes of the arrays are checked by the call that uses
+    them.
+    """
+
+    def __init__(self, seqlen_q, seqlen_k, *, bounds=None, causal=False, window=None, q_offset=None, block_mask=None):
+        seqlen_q = _values.length("seqlen_q", seqlen_q)
+        self._set(
+            seqlen_q=seqlen_q,
+            seqlen_k=_values.length("seqlen_k", seqlen_k),
+            bounds=None if bounds is None else _checked_bounds(bounds, seqlen_q),
+            causal=_values.flag("causal", causal),
+            window=_values.window("window", window),
+            q_offset=None if q_offset is None else _values.integer("q_offset", q_offset),
+            block_mask=None if block_mask is None else _checked_block_mask(block_mask),
+        )
+
+    def _set(self, **fields):
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name, value):
+        raise AttributeError(f"a Mask does not change; make another one: mask.replace({name}=...)")
+
+    def __delattr__(self, name):
+        raise AttributeError("a Mask does not change")
+
+    def replace(self, **changes):
+        """The same mask with some of the constructor's arguments replaced."""
+        return Mask(**{**{name: getattr(self, name) for name in _FIELDS}, **changes})
+
+    def __reduce__(self):
+        return functools.partial(Mask, **{name: getattr(self, name) for name in _FIELDS}), ()
+
+    def to_dense(self):
+        """A bool array [batch, heads, seqlen_q, seqlen_k], True where row i sees key j: what jax.nn takes as a mask.
+
+        Made on the host, also within jit.
+        """
+        wider = (max((x.shape[d] for x in (self.bounds, self.block_mask) if x is not None), default=1) for d in (0, 1))
+        visible = jax.ShapeDtypeStruct((*wider, self.seqlen_q, self.seqlen_k), jnp.bool_)
+        write = functools.partial(self._dense, visible.shape)
+        return jax.pure_callback(write, visible, self.bounds, self.block_mask, vmap_method="sequential")
+
+    def _dense(self, shape, *leaves):
+        leaves = [x if x is None else np.ascontiguousarray(x) for x in leaves]
+        host = Mask.tree_unflatten(self.tree_flatten_with_keys()[1], leaves)
+        mask, visible = capi.mask_of(host, lambda _, x: capi.tensor(x)), np.empty(shape, np.bool_)
+        capi.check(capi.load().fm_mask_to_dense(C.byref(mask), C.byref(capi.tensor(visible))))
+        return visible
+
+    def __repr__(self):
+        given = {name: getattr(self, name) for name in _FIELDS[2:]}
+        given = [f"{name}={_shown(value)}" for name, value in given.items() if value is not None and value is not False]
+        return f"Mask({', '.join((str(self.seqlen_q), str(self.seqlen_k), *given))})"
+
+    def tree_flatten_with_keys(self):
+        keys = jax.tree_util.GetAttrKey
+        children = (keys("bounds"), self.bounds), (keys("block_mask"), self.block_mask)
+        return children, (self.seqlen_q, self.seqlen_k, self.causal, self.window, self.q_offset)
+
+    @classmethod
+    def tree_unflatten(cls, static, leaves):
+        """Takes any leaves, as a tree map may put anything there; so nothing is checked."""
+        mask = object.__new__(cls)
+        mask._set(**dict(zip(("seqlen_q", "seqlen_k", "causal", "window", "q_offset"), static)))
+        mask._set(**dict(zip(("bounds", "block_mask"), leaves)))
+        return mask
+
+
+def _shown(value):
+    return f"{value.dtype}{list(value.shape)}" if hasattr(value, "shape") else repr(value)
+
+
+def _checked_bounds(bounds, seqlen_q):
+    """`bounds` as an int32 array, its values, where they need more bits, clamped first as they would be anyway."""
+    if not hasattr(bounds, "dtype"):
+        raise TypeError(f"startend_row_indices is {_values.given(bounds)}; it must be an array of int32")
+    if not jnp.issubdtype(bounds.dtype, jnp.integer) or bounds.dtype == jnp.uint8:
+        raise TypeError(
+            f"startend_row_indices is {bounds.dtype} {list(bounds.shape)}; "
+            "it must be int32 [batch, heads, seqlen_k, n], not a dense mask"
+        )
+    if bounds.dtype != jnp.int32:
+        bounds = bounds.clip(0, seqlen_q).astype(jnp.int32)
+    return jnp.asarray(bounds)
+
+
+def _checked_block_mask(block_mask):
+    """`block_mask` as an array of bool or uint8."""
+    if not hasattr(block_mask, "dtype") or block_mask.dtype not in (jnp.bool_, jnp.uint8, jnp.int32):
+        raise TypeError(f"block_mask is {_values.given(block_mask)}; it must be an array of bool, uint8 or int32")
+    return jnp.asarray(block_mask != 0 if block_mask.dtype == jnp.int32 else block_mask)

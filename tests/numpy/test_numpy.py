@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""flashmask.numpy: forward and backward against dense attention in float64, its Mask, and what it refuses."""
+
+import inspect
+import subprocess
+import sys
+
+import dense
+import flashmask.numpy as fm
+import ml_dtypes
+import numpy as np
+import pytest
+from flashmask._docs import PARAGRAPHS
+
+# Largest error of out and of the gradients, relative to the largest element.
+TOLERANCES = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
+
+
+def dtype_named(name):
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+def draw(rng, seqlen_q, seqlen_k, dtype="float32", batch=2, heads=(4, 2), dims=(32, 16)):
+    """(dout, q, k, v)."""
+    shapes = [(seqlen_q, heads[0], dims[1]), (seqlen_q, heads[0], dims[0]), (seqlen_k, heads[1], dims[0])]
+    shapes.append((seqlen_k, heads[1], dims[1]))
+    return [rng.standard_normal((batch, *shape)).astype(dtype_named(dtype)) for shape in shapes]
+
+
+def assert_close(got, want, dtype):
+    assert got.dtype.name == dtype and got.shape == want.shape
+    finite = np.isfinite(want)
+    assert np.array_equal(got[~finite].astype(np.float64), want[~finite])
+    error = np.abs(got[finite].astype(np.float64) - want[finite]).max(initial=0)
+    assert error <= TOLERANCES[dtype] * np.abs(want[finite]).max(initial=1e-30), error
+
+
+def check(dout, q, k, v, mask, dlse=None, **options):
+    """attention and attention_backward against dense attention."""
+    dtype = q.dtype.name
+    scale = options.get("softmax_scale")
+    visible = np.ones((1, 1, q.shape[1], k.shape[1]), bool) if mask is None else dense.visible(mask)
+    out, lse = fm.attention(q, k, v, mask, **options)
+    want_out, want_lse, _ = dense.attention(q, k, v, visible, scale)
+    assert_close(out, want_out, dtype)
+    assert_close(lse, want_lse, "float64" if dtype == "float64" else "float32")
+    got = fm.attention_backward(dout, q, k, v, out, lse, mask, dlse=dlse, **options)
+    for gradient, want in zip(got, dense.gradients(dout, q, k, v, visible, dlse, scale)):
+        assert_close(gradient, want, dtype)
+
+
+@pytest.mark.parametrize(
+    "dtype, backend", [(name, "auto") for name in list(TOLERANCES)[1:]] + [("float64", "reference")]
+)
+def test_dtypes(rng, dtype, backend):
+    ends = np.repeat([70, 150, 200], [70, 80, 50]).reshape(1, 1, 200, 1)
+    check(*draw(rng, 200, 200, dtype), fm.Mask(200, 200, bounds=ends, causal=True), backend=backend)
+
+
+@pytest.mark.parametrize("causal, vectors", [(True, 1), (True, 2), (False, 2), (False, 4)])
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_vector_forms_heads_band_and_block_mask(rng, causal, vectors, heads):
+    bounds = rng.integers(-3, 145, (2, heads, 200, vectors))
+    keep = rng.integers(0, 2, (1, heads, 2, 2)).astype(bool)
+    keep[..., 0, 0] = True
+    mask = fm.Mask(140, 200, bounds=bounds, causal=causal, window=(60, 5), q_offset=50, block_mask=keep)
+    assert np.array_equal(mask.to_dense(), np.broadcast_to(dense.visible(mask), (2, heads, 140, 200)))
+    check(*draw(rng, 140, 200), mask)
+    check(*draw(rng, 140, 200), mask.replace(q_offset=None, window=None, block_mask=None))
+
+
+def test_without_a_mask_and_with_options(rng):
+    check(*draw(rng, 30, 70), None, softmax_scale=0.3, threads=1)
+    check(*draw(rng, 70, 30), fm.Mask(70, 30, causal=True), backend="reference")  # the first 40 rows see nothing
+    check(*draw(rng, 0, 5), None)
+    check(*draw(rng, 5, 0), None)
+
+
+def test_gradient_of_lse(rng):
+    dlse = rng.standard_normal((2, 4, 90)).astype(np.float32)
+    check(*draw(rng, 90, 90), fm.Mask(90, 90, causal=True), dlse=dlse)
+
+
+def test_arguments_say_what_a_mask_says(rng):
+    dout, q, k, v = draw(rng, 150, 150)
+    bounds = rng.integers(0, 151, (1, 1, 150, 1))
+    keep = np.array([[[[1, 0], [1, 1]]]], np.int32)
+    given = {"causal": True, "window_size": (40, 0), "q_offset": 3, "block_mask": keep}
+    mask = fm.Mask(150, 150, bounds=bounds, causal=True, window=(40, 0), q_offset=3, block_mask=keep)
+    out, lse = fm.attention(q, k, v, mask)
+    for a, b in zip((out, lse), fm.attention(q, k, v, bounds, **given)):
+        assert np.array_equal(a, b)
+    for a, b in zip(
+        fm.attention_backward(dout, q, k, v, out, lse, mask),
+        fm.attention_backward(dout, q, k, v, out, lse, bounds, **given),
+    ):
+        assert np.array_equal(a, b)
+
+
+def test_strides_are_read_in_place(rng):
+    packed = rng.standard_normal((2, 50, 3, 4, 32)).astype(np.float32)
+    q, k, v = packed[:, ::2, 0], packed[:, :, 1, :2], packed[:, :, 2, 2:]
+    dout = rng.standard_normal((2, 4, 25, 32)).astype(np.float32).swapaxes(1, 2)
+    check(dout, q, k, v, fm.Mask(25, 50, causal=True))
+
+
+def test_layouts_agree_and_gradients_have_the_memory_of_their_tensors(rng):
+    dout, q, k, v = draw(rng, 40, 60)
+    want = fm.attention(q, k, v, causal=True)
+    bhsd = [x.swapaxes(1, 2).copy() for x in (dout, q, k, v)]
+    out, lse = fm.attention(*bhsd[1:], causal=True, layout="bhsd")
+    assert np.array_equal(out.swapaxes(1, 2), want[0]) and np.array_equal(lse, want[1])
+    wanted = fm.attention_backward(dout, q, k, v, *want, causal=True)
+    got = fm.attention_backward(*bhsd, out, lse, causal=True, layout="bhsd")
+    for x, gradient, expected in zip(bhsd[1:], got, wanted):
+        assert gradient.strides == x.strides and np.array_equal(gradient.swapaxes(1, 2), expected)
+
+
+@pytest.mark.parametrize(
+    "change, raised, words",
+    [
+        ({"q": [1.0]}, TypeError, r"q is \[1.0\] \(list\); it must be a numpy array"),
+        ({"k": np.zeros((8, 8), np.float32)}, ValueError, r"k has shape \[8, 8\]; it must have 4 dimensions"),
+        ({"k": np.zeros((1, 8, 2, 4), np.float32)}, ValueError, r"k is float32 \[1, 8, 2, 4\]"),
+        ({"v": np.zeros((1, 8, 2, 8), np.int16)}, ValueError, r"v is int16 \[1, 8, 2, 8\]; the dtypes"),
+        ({"v": np.zeros((1, 8, 2, 8), ">f4")}, ValueError, "byte order"),
+        ({"q": np.zeros((1, 8, 2, 16), np.float32)[..., ::2]}, ValueError, "contiguous"),
+        ({"q": np.zeros((1, 8, 2, 8), np.float32)[:, ::-1]}, ValueError, "strides must be at least 0"),
+        ({"q": np.zeros((1, 8, 2, 8), [("x", "f4"), ("y", "u1")])["x"]}, ValueError, "not whole elements"),
+        ({name: np.zeros((1, 8, 2, 8)) for name in "qkv"}, fm.UnsupportedError, "reference"),
+        ({"layout": "sbhd"}, ValueError, "layout is 'sbhd'"),
+        ({"backend": None}, TypeError, "backend is None"),
+        ({"backend": "tpu"}, ValueError, "tpu"),
+        ({"threads": -1}, ValueError, "threads is -1"),
+        ({"softmax_scale": "1"}, TypeError, "softmax_scale"),
+        ({"window_size": (-2, 0)}, ValueError, "window_size"),
+        ({"mask": np.zeros((1, 1, 8, 1), np.int32)}, ValueError, "causal is false"),
+        ({"mask": np.ones((8, 8), bool)}, TypeError, "not a dense mask"),
+        ({"mask": fm.Mask(9, 8)}, ValueError, "the mask is for 9 query rows and 8 keys"),
+        ({"mask": fm.Mask(8, 8), "causal": True}, ValueError, "causal is given beside a Mask"),
+        ({"block_mask": np.ones((1, 1, 2, 1), bool)}, ValueError, r"block_mask is bool \[1, 1, 2, 1\]"),
+    ],
+)
+def test_what_is_refused(change, raised, words):
+    given = {**{name: np.zeros((1, 8, 2, 8), np.float32) for name in "qkv"}, **change}
+    with pytest.raises(raised, match=words) as error:
+        fm.attention(**given)
+    assert fm.explain(**given) == f"refused   {error.value}" or "refused: " in fm.explain(**given)
+
+
+def test_wrong_arguments_of_the_backward():
+    q = np.zeros((1, 8, 2, 8), np.float32)
+    out, lse = fm.attention(q, q, q)
+    for given, words in (({"dout": q[:, :4]}, "dout"), ({"lse": lse[:, :1]}, "lse"), ({"dlse": lse[:, :1]}, "dlse")):
+        with pytest.raises(ValueError, match=f"^{words} is float32"):
+            fm.attention_backward(**{"dout": q, "q": q, "k": q, "v": q, "out": out, "lse": lse, **given})
+
+
+def test_a_mask_does_not_change_and_shows_itself():
+    bounds = np.zeros((1, 2, 300, 2), np.int32)
+    mask = fm.Mask(300, 300, bounds=bounds, causal=True)
+    assert mask.bounds is bounds and (mask.batch, mask.heads) == (1, 2)
+    assert repr(mask) == "Mask(300, 300: causal; LTS, LTE of each key, batch 1, heads 2; row 0 at key 0)"
+    with pytest.raises(AttributeError):
+        mask.causal = False
+    with pytest.raises(ValueError, match="third dimension"):
+        fm.Mask(300, 299, bounds=bounds, causal=True)
+
+
+def test_explain_says_what_runs():
+    q = np.zeros((2, 300, 4, 64), np.float32)
+    text = fm.explain(q, q, q, causal=True)
+    for line in (
+        "query     [2, 300, 4, 64] float32 on cpu",
+        "mask      causal; row 0 at key 0",
+        "tiles     9 of 128x128: 3 full, 3 partial, 3 skipped",
+        "forward   backend: cpu",
+        "backward  backend: cpu",
+        "the same bits in every run",
+    ):
+        assert line in text, text
+    assert fm.explain(*[q.astype(np.float64)] * 3).endswith("nearest   cast query, key and value to float32")
+
+
+def test_the_three_calls_take_the_same_arguments():
+    forward, backward, explain = (
+        inspect.signature(x).parameters for x in (fm.attention, fm.attention_backward, fm.explain)
+    )
+    assert list(forward.values()) == list(explain.values())
+    assert list(backward) == ["dout", *list(forward)[:3], "out", "lse", "mask", "dlse", *list(forward)[4:]]
+
+
+def test_docstrings_are_composed():
+    for documented in (fm.Mask, fm.attention, fm.attention_backward, fm.explain):
+        assert "{" not in documented.__doc__ and documented.__doc__.strip()
+    text = inspect.getdoc(fm.attention)
+    assert PARAGRAPHS["raises"] in text and f"\n{PARAGRAPHS['softmax_scale']}\n" in text
+    assert inspect.getdoc(fm.Mask).startswith(PARAGRAPHS["mask"])
+
+
+def test_import_needs_no_other_front():
+    """Nor does it load the library, which the first call does."""
+    program = """
+import sys
+for name in ("torch", "jax", "paddle"):
+    sys.modules[name] = None  # cannot be imported
+import flashmask.numpy as fm, numpy as np
+assert not [line for line in open("/proc/self/maps") if "libflashmask" in line]
+q = np.ones((1, 5, 1, 8), np.float32)
+out, lse = fm.attention(q, q, q, causal=True)
+assert np.allclose(out, 1) and fm.explain(q, q, q).startswith("query")
+print(*sorted(name for name in sys.modules if name.startswith("flashmask")))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert not {"flashmask.ops", "flashmask.paddle", "flashmask.jax", "flashmask.mask"} & set(ran.stdout.split())
+
+
+def test_without_numpy_it_says_so():
+    program = "import sys; sys.modules['numpy'] = None; import flashmask.capi; import flashmask.numpy"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "ImportError: flashmask.numpy needs numpy: pip install numpy" in ran.stderr
