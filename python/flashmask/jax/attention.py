@@ -50,6 +50,46 @@ def dot_product_attention(
     Raises TypeError or ValueError if an argument is wrong, and UnsupportedError if no backend takes the call. On a
     machine with a GPU, what only the GPU refuses is an error of JAX when the program runs.
     """
+    options, (q, k, v), mask = read_call(
+        query,
+        key,
+        value,
+        mask,
+        scale,
+        is_causal,
+        query_seq_lengths,
+        key_value_seq_lengths,
+        local_window_size,
+        bias,
+        softcap,
+        sink,
+        deterministic,
+        backend,
+    )
+    out, lse = attention(options, q, k, v, mask)
+    residual = lse.swapaxes(1, 2).astype(out.dtype)
+    if jnp.ndim(query) == 3:
+        out, residual = out[0], residual[0]
+    return (out, residual) if _values.flag("return_residual", return_residual) else out
+
+
+def read_call(
+    query,
+    key,
+    value,
+    mask,
+    scale,
+    is_causal,
+    query_seq_lengths,
+    key_value_seq_lengths,
+    local_window_size,
+    bias,
+    softcap,
+    sink,
+    deterministic,
+    backend,
+):
+    """(options, (q, k, v), mask) that the arguments of dot_product_attention mean; raises what it would."""
     softcap = 0 if softcap is None else softcap
     _values.refuse_unsupported(bias=(bias, None), softcap=(softcap, 0), sink=(sink, None))
     given = (_array("query", query), _array("key", key), _array("value", value))
@@ -64,11 +104,7 @@ def dot_product_attention(
             local_window_size=local_window_size,
         )
         _check_mask(mask, q, k)
-    out, lse = attention(_options(scale, deterministic, backend), q, k, v, mask)
-    residual = lse.swapaxes(1, 2).astype(out.dtype)
-    if given[0].ndim == 3:
-        out, residual = out[0], residual[0]
-    return (out, residual) if _values.flag("return_residual", return_residual) else out
+    return _options(scale, deterministic, backend), (q, k, v), mask
 
 
 def _array(name, x):
