@@ -4,8 +4,8 @@
 
     python examples/train_jax.py
 
-No document sees another. The mask is an argument of the jitted step: each batch packs other documents, and the step is
-compiled once.
+No document sees another. The mask is made within the jitted step, from an id for each token: each batch packs other
+documents, and the step is compiled once.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flashmask.jax import Mask, dot_product_attention
+from flashmask.jax import dot_product_attention, masks
 
 DATA = Path(__file__).parent / "data" / "pretrain.jsonl"
 LAYERS, HEADS, KEY_HEADS, HEAD_DIM = 2, 4, 2, 64  # query heads share key heads in pairs
@@ -26,18 +26,18 @@ UNLABELLED = -1
 
 
 def packed_batches(seqlen, rows):
-    """Batches of (tokens, labels, ends), each [rows, seqlen]: documents one after the other, the last of a row cut."""
+    """Batches of (tokens, labels, documents), each [rows, seqlen]: one after the other, the last of a row cut."""
     documents = [list(json.loads(line)["text"].encode()) for line in DATA.read_text(encoding="utf-8").splitlines()]
     batch = []
     while documents:
-        tokens, labels, ends = [], [], []
+        tokens, labels, ids = [], [], []
         while documents and len(tokens) < seqlen:
             document = documents.pop(0)[: seqlen - len(tokens)]
             tokens += document
             labels += [*document[1:], UNLABELLED]
-            ends += [len(tokens)] * len(document)
+            ids += [len(documents)] * len(document)
         if len(tokens) == seqlen:
-            batch.append((tokens, labels, ends))
+            batch.append((tokens, labels, ids))
         if len(batch) == rows:
             yield tuple(np.asarray(x, np.int32) for x in zip(*batch))
             batch = []
@@ -96,9 +96,10 @@ def loss_of(parameters, tokens, labels, mask):
 
 
 @functools.partial(jax.jit, donate_argnums=(0, 1))
-def train_step(parameters, moments, rate, tokens, labels, mask):
+def train_step(parameters, moments, rate, tokens, labels, documents):
     """Adam without its correction for the first steps."""
     print("compiling the step")  # runs while JAX traces it
+    mask = masks.causal_document(doc_ids=documents)  # once for all layers
     loss, gradients = jax.value_and_grad(loss_of)(parameters, tokens, labels, mask)
     first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments[0], gradients)
     second = jax.tree.map(lambda m, g: 0.99 * m + 0.01 * g * g, moments[1], gradients)
@@ -114,11 +115,10 @@ def main():
     options = arguments.parse_args()
     parameters = initial(jax.random.key(0))
     moments = jax.tree.map(jnp.zeros_like, (parameters, parameters))
-    for step, (tokens, labels, ends) in zip(range(options.steps), packed_batches(options.seqlen, options.rows)):
-        mask = Mask(options.seqlen, options.seqlen, causal=True, bounds=ends[:, None, :, None])
-        parameters, moments, loss = train_step(parameters, moments, 1e-3, tokens, labels, mask)
+    for step, (tokens, labels, documents) in zip(range(options.steps), packed_batches(options.seqlen, options.rows)):
+        parameters, moments, loss = train_step(parameters, moments, 1e-3, tokens, labels, documents)
         if step % 5 == 0 or step == options.steps - 1:
-            print(f"step {step:3}   loss {loss:.3f}   documents in the first row {len(set(ends[0]))}")
+            print(f"step {step:3}   loss {loss:.3f}   documents in the first row {len(set(documents[0]))}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dense_reference import DTYPE, TOLERANCES, assert_close, inputs
+from dense_reference import DTYPE, ON_GPU, TOLERANCES, assert_close, inputs
 from flashmask.jax import Mask, dot_product_attention
 from jax.sharding import Mesh, PartitionSpec
 
@@ -34,7 +34,10 @@ def loss(q, k, v, mask=None):
 gradients_of = jax.grad(loss, argnums=(0, 1, 2))
 
 
-def assert_same(got, want, tolerance=1e-6):
+SAME = TOLERANCES["bfloat16"] if ON_GPU else 1e-6  # on a GPU the sums of a gradient may be in another order
+
+
+def assert_same(got, want, tolerance=SAME):
     for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert_close(x, y, tolerance)
 
@@ -43,9 +46,12 @@ def calls_in(jaxpr):
     """The calls of the library in a traced function, as the shapes of their first arrays."""
     found = []
     for equation in jaxpr.eqns:
+        parameters = dict(equation.params)
+        if "branches" in parameters:  # one for each platform
+            parameters["branches"] = parameters["branches"][:1]
         if equation.primitive.name == "ffi_call":
             found.append((equation.params["target_name"], equation.invars[0].aval.shape))
-        for value in jax.tree.leaves(tuple(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+        for value in jax.tree.leaves(tuple(parameters.values()), is_leaf=lambda x: hasattr(x, "eqns")):
             inner = getattr(value, "jaxpr", value)
             if hasattr(inner, "eqns"):
                 found += calls_in(inner)

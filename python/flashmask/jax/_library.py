@@ -8,7 +8,7 @@ import jax
 
 from .. import capi
 
-PLATFORMS = ("cpu", "cuda")
+PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}  # as JAX names them, and where it registers handlers
 OPERATIONS = ("forward", "backward", "build_mask")
 
 
@@ -18,9 +18,9 @@ def load():
     library = capi.load()
     handlers = C.CDLL(str(capi.library_path("FLASHMASK_JAX_LIBRARY", "libflashmask_jax.so")))
     for operation in OPERATIONS:
-        for platform in PLATFORMS:
+        for platform, registry in PLATFORMS.items():
             handler = getattr(handlers, f"flashmask_{operation}_{platform}")
-            jax.ffi.register_ffi_target(f"flashmask_{operation}", jax.ffi.pycapsule(handler), platform=platform)
+            jax.ffi.register_ffi_target(f"flashmask_{operation}", jax.ffi.pycapsule(handler), platform=registry)
     return library
 
 
