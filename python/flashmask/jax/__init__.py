@@ -15,6 +15,7 @@ except ImportError as error:
 from ..errors import UnrepresentableMaskError, UnsupportedError
 from ._building import masks
 from .attention import dot_product_attention
+from .explain import explain
 from .mask import Mask
 
-__all__ = ["Mask", "UnrepresentableMaskError", "UnsupportedError", "dot_product_attention", "masks"]
+__all__ = ["Mask", "UnrepresentableMaskError", "UnsupportedError", "dot_product_attention", "explain", "masks"]
