@@ -66,3 +66,14 @@ def _build_fake(family, vectors, names, numbers, shape, checked, device):
         torch.empty((batch, heads, keys if has_order else 0), dtype=torch.int64, device=device),
         torch.empty(int(has_flag), dtype=torch.int32, device=device),
     )
+
+
+@torch.library.register_vmap("flashmask::build_mask")
+def _build_vmap(info, in_dims, family, vectors, *others):
+    """One mask after the other."""
+    pick = lambda x, dim, n: x if dim is None else x.select(dim, n)  # noqa: E731
+    built = [
+        _operator(family, [pick(x, dim, n) for x, dim in zip(vectors, in_dims[1])], *others)
+        for n in range(info.batch_size)
+    ]
+    return tuple(map(torch.stack, zip(*built))), (0, 0, 0)

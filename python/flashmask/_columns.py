@@ -162,7 +162,7 @@ def _one(mask, batch, head):
 def _cells(mask, side, most_keys=0, batch=0, head=0):
     """Visible and all elements of cells of side x side, of a mask in host memory."""
     shape = (_tiles(mask.seqlen_q, side), _tiles(mask.seqlen_k, side))
-    visible, elements = torch.empty((2, *shape), dtype=torch.int64)
+    visible, elements = torch.empty((2, *shape), dtype=torch.int64, device="cpu")
     if visible.numel() == 0:  # an empty mask has no entries and heads of its own in C
         return visible, elements
     cells = capi.make(
@@ -210,7 +210,8 @@ class _Vectors:
     """A mask that the library writes, with room for its vectors. shape: batch, heads and seqlen_k."""
 
     def __init__(self, shape, device):
-        self._room, self._shape, self._device = torch.empty((*shape, 4), dtype=torch.int32), shape, device
+        self._shape, self._device = shape, device
+        self._room = torch.empty((*shape, 4), dtype=torch.int32, device="cpu")
         self.struct = capi.make(capi.Mask, bounds=_tensor(self._room))
 
     def bounds(self):

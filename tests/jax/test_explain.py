@@ -1,38 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""explain: the mask, the tiles and the backend of a call, or why there is none."""
+"""flashmask.jax.explain: the words of the other fronts, for JAX's arrays."""
 
-import re
-
-import flashmask.jax
+import jax
+import jax.numpy as jnp
 import pytest
-from dense_reference import ON_GPU, inputs
-from flashmask.jax import explain, masks
+from dense_reference import ON_GPU
+from flashmask.jax import dot_product_attention, explain, masks
 
 
-def test_a_call(rng):
-    q, k, v = inputs(rng, seqlen_q=384, seqlen_k=384)
-    said = explain(q, k, v, masks.causal_document(seqlens=[128, 256]))
-    assert re.search(r"query +\[2, 384, 4, \d+\] \w+ on (cpu|cuda:0)", said)
-    assert "causal; LTS of each key, batch 1, heads 1" in said
-    assert "9 of 128x128: 1 full, 3 partial, 5 skipped" in said
-    backend = "cuda" if ON_GPU else "cpu"
-    assert re.search(rf"forward +backend: {backend} ", said) and re.search(rf"backward +backend: {backend} ", said)
-    assert "the same bits in every run" in said
+def arrays(dtype=jnp.float32, dim=64):
+    return [jnp.zeros((2, 300, heads, dim), dtype) for heads in (4, 2, 2)]
+
+
+@pytest.mark.skipif(ON_GPU, reason="the arrays are on the GPU")
+def test_what_runs():
+    text = explain(*arrays(), is_causal=True)
+    for line in (
+        "query     [2, 300, 4, 64] float32 on cpu",
+        "mask      causal; row 0 at key 0",
+        "tiles     9 of 128x128: 3 full, 3 partial, 3 skipped",
+        "forward   backend: cpu",
+        "backward  backend: cpu",
+    ):
+        assert line in text, text
+    assert "LTS of each key, batch 1, heads 1" in explain(*arrays(), masks.causal_document(seqlens=[100, 200]))
+    assert "batch 2" in explain(*arrays(), key_value_seq_lengths=jnp.array([7, 300]))
+
+
+def test_one_that_is_refused():
+    text = explain(*arrays(jnp.float16, dim=300))
+    assert "forward   refused: head_dim (q's last dimension) is 300" in text and text.endswith("nearest   none")
 
 
 @pytest.mark.parametrize(
     "arguments, says",
     [
-        ({"bias": 1}, "refused   bias is 1"),
-        ({"is_causal": True, "mask": masks.full(150)}, "refused   is_causal is given beside a Mask"),
-        ({"backend": "none"}, "none"),
+        ({"softcap": 30.0}, "softcap is 30.0"),
+        ({"backend": 3}, "backend is 3"),
+        ({"is_causal": True, "mask": masks.full(300)}, "is_causal is given beside a Mask"),
+        ({"key": jnp.zeros((2, 300, 2, 32))}, "k is float32 [2, 300, 2, 32]"),
     ],
 )
-def test_refused(rng, arguments, says):
-    assert says in explain(*inputs(rng), **arguments)
+def test_wrong_calls_are_texts_too(arguments, says):
+    given = {**dict(zip(("query", "key", "value"), arrays())), **arguments}
+    text = explain(**given)
+    assert text.startswith("refused   ") and says in text
+    with pytest.raises((ValueError, TypeError, NotImplementedError)) as error:
+        dot_product_attention(**given)
+    assert says in str(error.value)
 
 
-def test_names_are_those_of_the_call(rng):
-    assert "softcap" in explain(*inputs(rng), softcap=3.0, return_residual=True)
-    with pytest.raises(TypeError, match="no_such"):
-        flashmask.jax.dot_product_attention(*inputs(rng), no_such=1)
+def test_arguments_that_there_are_not_raise():
+    with pytest.raises(TypeError, match="nonsense"):
+        explain(*arrays(), nonsense=1)
+
+
+def test_traced_arrays_are_refused():
+    said = []
+    jax.jit(lambda q: said.append(explain(q, q, q)))(arrays()[0])
+    assert said == ["refused   an array is traced; explain takes arrays whose contents are there"]

@@ -12,6 +12,7 @@ import paddle
 import pytest
 from flashmask import _calls
 from flashmask.paddle import flashmask_attention
+from paddle.distributed.fleet.utils import recompute
 
 # Largest error of out and of the gradients, relative to the largest element.
 TOLERANCES = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
@@ -182,6 +183,15 @@ def test_gradients_of_some_are_an_error_of_paddles():
     q, k, v = draw()
     with pytest.raises(ValueError, match="should return None at 1 position"):
         paddle.grad(flashmask_attention(q, k, v).sum(), q)
+
+
+def test_recomputing_gives_the_same_gradients():
+    tensors = draw()
+    attend = lambda *x: flashmask_attention(*x, causal=True)  # noqa: E731
+    want = paddle.grad(attend(*tensors).sum(), tensors)
+    recompute(attend, *tensors).sum().backward()
+    for x, gradient in zip(tensors, want):
+        assert np.array_equal(x.grad.numpy(), gradient.numpy())
 
 
 @pytest.mark.parametrize("changed", ["query", "startend_row_indices", "block_mask"])

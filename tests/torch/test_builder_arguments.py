@@ -267,6 +267,24 @@ def test_builders_of_any_length_compile_once():
                 assert torch.equal(got, want) if isinstance(want, torch.Tensor) else got == want
 
 
+@pytest.mark.parametrize("name", ["seqlens", "position_ids", "eviction", "prefix_tree"])
+def test_builders_map(name):
+    values = torch.ones(3, 9, dtype=torch.int64) * torch.arange(1, 4)[:, None]
+    got = torch.func.vmap(lambda x: TRACED[name](x).bounds)(values)
+    assert torch.equal(got, torch.stack([TRACED[name](x).bounds for x in values]))
+
+
+def test_builders_export_with_any_length():
+    class Builder(torch.nn.Module):
+        def forward(self, ids):
+            return masks.causal_document(doc_ids=ids).bounds
+
+    tokens = torch.export.Dim("tokens", min=2, max=1000)
+    program = torch.export.export(Builder(), (torch.arange(12) // 4,), dynamic_shapes={"ids": {0: tokens}})
+    ids = torch.arange(30) // 7
+    assert torch.equal(program.module()(ids), masks.causal_document(doc_ids=ids).bounds)
+
+
 OPERATOR = torch.ops.flashmask.build_mask.default
 CPU = torch.device("cpu")
 

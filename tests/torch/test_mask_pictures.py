@@ -157,6 +157,19 @@ def test_repr_says_that_it_is_a_sample():
     assert repr(tall).splitlines()[1].startswith("not looked at, for its size: mask.plot() draws it")
 
 
+def test_another_default_device_changes_nothing():
+    """What is counted is counted in host memory."""
+    for mask in (masks.causal_document(seqlens=[200, 100]), masks.causal(300)):
+        ask = lambda: (mask.stats(), repr(mask), mask.plot(), mask.to_startend()[0].tolist())  # noqa: B023, E731
+        want = ask()
+        with torch.device("meta"):
+            assert ask() == want
+    visible = masks.document(seqlens=[3, 4]).to_dense()
+    with torch.device("meta"):
+        got = masks.from_dense(visible)
+    assert torch.equal(got.to_dense(), visible)
+
+
 def test_svg_is_bounded_and_well_formed():
     generator = torch.Generator().manual_seed(0)
     noise = Mask(4096, 4096, bounds=torch.randint(0, 4096, (1, 1, 4096, 4), generator=generator, dtype=torch.int32))

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """dot_product_attention, with the arguments and conventions of jax.nn's function of that name."""
 
-from typing import NamedTuple
-
-import jax
 import jax.numpy as jnp
 
 from .. import _values
@@ -53,58 +50,61 @@ def dot_product_attention(
     Raises TypeError or ValueError if an argument is wrong, and UnsupportedError if no backend takes the call. On a
     machine with a GPU, what only the GPU refuses is an error of JAX when the program runs.
     """
-    call = Call.read(
-        *(query, key, value, mask, scale, is_causal, query_seq_lengths, key_value_seq_lengths, local_window_size),
-        *(bias, softcap, sink, deterministic, backend),
+    options, (q, k, v), mask = read_call(
+        query,
+        key,
+        value,
+        mask,
+        scale,
+        is_causal,
+        query_seq_lengths,
+        key_value_seq_lengths,
+        local_window_size,
+        bias,
+        softcap,
+        sink,
+        deterministic,
+        backend,
     )
-    out, lse = attention(call.options, call.q, call.k, call.v, call.mask)
+    out, lse = attention(options, q, k, v, mask)
     residual = lse.swapaxes(1, 2).astype(out.dtype)
     if jnp.ndim(query) == 3:
         out, residual = out[0], residual[0]
     return (out, residual) if _values.flag("return_residual", return_residual) else out
 
 
-class Call(NamedTuple):
-    """The arguments of a call, checked as far as that can be done here. q, k and v have a batch."""
-
-    q: jax.Array
-    k: jax.Array
-    v: jax.Array
-    mask: Mask
-    options: Options
-
-    @classmethod
-    def read(
-        cls,
-        query,
-        key,
-        value,
-        mask=None,
-        scale=None,
-        is_causal=False,
-        query_seq_lengths=None,
-        key_value_seq_lengths=None,
-        local_window_size=None,
-        bias=None,
-        softcap=None,
-        sink=None,
-        deterministic=True,
-        backend="auto",
-    ):
-        softcap = 0 if softcap is None else softcap
-        _values.refuse_unsupported(bias=(bias, None), softcap=(softcap, 0), sink=(sink, None))
-        q, k, v = _array("query", query), _array("key", key), _array("value", value)
-        if mask is None:
-            mask = _mask(q, k, is_causal, query_seq_lengths, key_value_seq_lengths, local_window_size)
-        else:
-            _values.refuse_beside_mask(
-                is_causal=is_causal or None,
-                query_seq_lengths=query_seq_lengths,
-                key_value_seq_lengths=key_value_seq_lengths,
-                local_window_size=local_window_size,
-            )
-            _check_mask(mask, q, k)
-        return cls(q, k, v, mask, _options(scale, deterministic, backend))
+def read_call(
+    query,
+    key,
+    value,
+    mask,
+    scale,
+    is_causal,
+    query_seq_lengths,
+    key_value_seq_lengths,
+    local_window_size,
+    bias,
+    softcap,
+    sink,
+    deterministic,
+    backend,
+):
+    """(options, (q, k, v), mask) that the arguments of dot_product_attention mean; raises what it would."""
+    softcap = 0 if softcap is None else softcap
+    _values.refuse_unsupported(bias=(bias, None), softcap=(softcap, 0), sink=(sink, None))
+    given = (_array("query", query), _array("key", key), _array("value", value))
+    q, k, v = (x if x.ndim == 4 else x[None] for x in given)
+    if mask is None:
+        mask = _mask(q, k, is_causal, query_seq_lengths, key_value_seq_lengths, local_window_size)
+    else:
+        _values.refuse_beside_mask(
+            is_causal=is_causal or None,
+            query_seq_lengths=query_seq_lengths,
+            key_value_seq_lengths=key_value_seq_lengths,
+            local_window_size=local_window_size,
+        )
+        _check_mask(mask, q, k)
+    return _options(scale, deterministic, backend), (q, k, v), mask
 
 
 def _array(name, x):
@@ -114,7 +114,7 @@ def _array(name, x):
             f"{name} has shape {list(x.shape)}; it must have 4 dimensions, [batch, seqlen, heads, head_dim], "
             "or 3 without the batch"
         )
-    return x if x.ndim == 4 else x[None]
+    return x
 
 
 def _options(scale, deterministic, backend):

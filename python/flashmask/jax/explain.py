@@ -1,32 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
 """explain: what a call of dot_product_attention would do, as text."""
 
+import inspect
+
+import jax
 import numpy as np
 
 from .. import _explain, capi
 from .._docs import composed
-from .attention import Call
+from .attention import dot_product_attention, read_call
 
 
 @composed
-def explain(query, key, value, mask=None, *, return_residual=False, **arguments):
+def explain(query, key, value, mask=None, **arguments):
     """
     {explain}
 
-    The arguments are those of dot_product_attention; none may be traced.
+    Takes the arguments of dot_product_attention. Arrays that are traced are refused: their contents are not there yet.
     """
+    given = inspect.signature(dot_product_attention).bind(query, key, value, mask, **arguments)
+    given.apply_defaults()
+    del given.arguments["return_residual"]  # decides nothing
 
     def prepare():
-        call = Call.read(query, key, value, mask, **arguments)
-        (device,) = call.q.devices()
-        place, number = "cpu", capi.DEVICE_CPU
-        if device.platform == "gpu":
-            place, number = f"cuda:{device.local_hardware_id}", capi.cuda_device(device.local_hardware_id)
-        arrays = (_explain.Array(x.shape, x.dtype.name, place) for x in call[:3])
-        described = _explain.Call(*arrays, needs_gradient=True, device=number, **call.options._asdict())
-        kept = [np.ascontiguousarray(x) for x in (call.mask.bounds, call.mask.block_mask) if x is not None]
-        host = iter(kept)
-        fm_mask = capi.mask_of(call.mask, lambda name, _: capi.tensor(next(host)))
-        return _explain.Described(described, call.mask, fm_mask, _explain.host_tiles(fm_mask), owner=kept)
+        options, arrays, call_mask = read_call(**given.arguments)
+        if any(isinstance(x, jax.core.Tracer) for x in (*arrays, call_mask.bounds, call_mask.block_mask)):
+            raise TypeError("an array is traced; explain takes arrays whose contents are there")
+        call = _explain.Call(
+            *map(_described, arrays), needs_gradient=True, device=_device(arrays[0]), **options._asdict()
+        )
+        host = jax.tree.map(np.asarray, call_mask)
+        tiles = _explain.host_tiles(capi.mask_of(host, lambda name, x: capi.tensor(x)))
+        fm_mask = capi.mask_of(call_mask, lambda name, x: _described(x).described(name))
+        return _explain.Described(call, call_mask, fm_mask, tiles)
 
     return _explain.explain(prepare)
+
+
+def _described(x):
+    device = _device(x)
+    name = f"cuda:{device - capi.cuda_device()}" if device else "cpu"
+    return _explain.Array(tuple(x.shape), x.dtype.name, name, None, x.unsafe_buffer_pointer())
+
+
+def _device(x):
+    """fm_options' of where an array is."""
+    (device,) = x.devices()
+    return capi.DEVICE_CPU if device.platform == "cpu" else capi.cuda_device(device.local_hardware_id)
