@@ -29,25 +29,12 @@ def explain(query, key, value, mask=None, **arguments):
         call = _explain.Call(
             *map(_described, arrays), needs_gradient=True, device=_device(arrays[0]), **options._asdict()
         )
-        host = {name: _on_host(getattr(call_mask, name)) for name in ("bounds", "block_mask")}
-        host_mask = capi.mask_of(_Parts(call_mask, **host), lambda name, x: capi.tensor(x))
+        host = jax.tree.map(np.asarray, call_mask)
+        tiles = _explain.host_tiles(capi.mask_of(host, lambda name, x: capi.tensor(x)))
         fm_mask = capi.mask_of(call_mask, lambda name, x: _described(x).described(name))
-        return _explain.Described(call, call_mask, fm_mask, _explain.host_tiles(host_mask))
+        return _explain.Described(call, call_mask, fm_mask, tiles)
 
     return _explain.explain(prepare)
-
-
-class _Parts:
-    """A mask with other arrays."""
-
-    def __init__(self, mask, bounds, block_mask):
-        self.seqlen_q, self.seqlen_k, self.causal = mask.seqlen_q, mask.seqlen_k, mask.causal
-        self.window, self.q_offset = mask.window, mask.q_offset
-        self.bounds, self.block_mask = bounds, block_mask
-
-
-def _on_host(x):
-    return None if x is None else np.asarray(x)
 
 
 def _described(x):
