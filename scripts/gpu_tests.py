@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """What `scripts/gpu-check tests` runs: test programs, the cases of the forward and of the backward kernels, calls that
-are refused, `flashmask verify`, pytest tests/gpu, the PyTorch package on CUDA tensors and what a call of it costs the
-host, the cases and tests/gpu again on a library with delays, and the cases and the refused calls under
+are refused, `flashmask verify`, pytest tests/gpu, the PyTorch and the JAX package on the GPU and what a call of the
+first costs the host, the cases and tests/gpu again on a library with delays, and the cases and the refused calls under
 compute-sanitizer, if a probe shows that it works on this machine.
 
 What was not built or not found is left out and named. All of it ends within --seconds. Prints a short summary last and
@@ -31,10 +31,22 @@ import receipts  # noqa: E402
 from harness import kernels  # noqa: E402
 
 TAIL = 3000
-STEPS = ("programs", "forward", "backward", "refused", "verify", "pytest", "torch", "stress", "sanitize", "overhead")
-# Runs beside the steps up to the one after it here, as most of its time is the host's; the last one measures the host's
-# time, and runs alone.
-BESIDE = ("torch", "overhead")
+# The last one measures the host's time, and runs alone.
+STEPS = (
+    "programs",
+    "forward",
+    "backward",
+    "refused",
+    "verify",
+    "pytest",
+    "torch",
+    "jax",
+    "stress",
+    "sanitize",
+    "overhead",
+)
+# Run one after the other beside the steps up to the last one, as most of their time is the host's.
+BESIDE = ("torch", "jax")
 CASES = {direction: f"gpu_{direction}_cases" for direction in ("forward", "backward")}
 REFUSED = "gpu_refused_calls"
 # Tool: options of the cases. Memory that the program fills is no longer uninitialised.
@@ -55,6 +67,7 @@ TORCH_LIBRARIES = {
     "FLASHMASK_TORCH_LIBRARY": "libflashmask_torch.so",
     "FLASHMASK_EMPTY_OPERATOR": "libflashmask_empty_operator.so",
 }
+JAX_LIBRARY = "libflashmask_jax.so"  # what bindings/jax is built to
 
 
 class Clock:
@@ -322,6 +335,16 @@ def run_torch(session, carry, words):
     run_pytest(session, "torch", words, 240, {**found, "FLASHMASK_TEST_DEVICE": "cuda"}, "tests/torch")
 
 
+def run_jax(session, carry, words):
+    """The JAX package's tests where JAX takes the GPU by itself."""
+    library = Path(os.environ.get("FLASHMASK_JAX_LIBRARY") or carry / JAX_LIBRARY).resolve()
+    if not library.exists():
+        return session.leave_out("jax", f"there is no {JAX_LIBRARY} (FLASHMASK_JAX_LIBRARY names one)")
+    # The other steps need some of the GPU's memory, too.
+    environment = {"FLASHMASK_JAX_LIBRARY": str(library), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    run_pytest(session, "jax", words, 200, environment, "tests/jax")
+
+
 def run_overhead(session, carry):
     """The host's time of a PyTorch call beyond an empty operator's, which has its bar there."""
     found = torch_libraries(carry)
@@ -478,20 +501,20 @@ def run_steps(session, arguments, carry):
         "verify": lambda: run_verify(session, carry, arguments.cases, arguments.covering),
         "pytest": lambda: run_pytest(session, "pytest", arguments.pytest_words, 120),
         "torch": lambda: run_torch(session, carry, arguments.pytest_words if arguments.only else []),
+        "jax": lambda: run_jax(session, carry, arguments.pytest_words if arguments.only else []),
         "stress": lambda: run_stress(session, carry, arguments.stress_library, arguments.stress_links),
         "sanitize": lambda: run_sanitizers(session, carry, arguments.sanitize_seconds),
         "overhead": lambda: run_overhead(session, carry),
     }
-    beside, until = BESIDE
     running = []
     with ThreadPoolExecutor(max_workers=1) as pool:
         for name, step in steps.items():
             if name not in (arguments.only or STEPS) or (name == "sanitize" and not arguments.sanitize):
                 continue
-            if name == beside:
+            if name in BESIDE:
                 running.append(pool.submit(step))
                 continue
-            if name == until:
+            if name == STEPS[-1]:
                 wait_for(running)
             step()
         wait_for(running)

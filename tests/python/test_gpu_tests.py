@@ -18,6 +18,7 @@ RUNS = {
     "verify": "run_verify",
     "pytest": "run_pytest",
     "torch": "run_torch",
+    "jax": "run_jax",
     "stress": "run_stress",
     "sanitize": "run_sanitizers",
     "overhead": "run_overhead",
@@ -71,6 +72,7 @@ def test_the_package_s_tests_run_beside_the_steps_before_the_host_s_time(monkeyp
         "stress",
         "sanitize",
         "torch ended",
+        "jax",
         "overhead",
     ]
 
@@ -115,10 +117,13 @@ def test_what_is_missing_is_named(session, monkeypatch, tmp_path):
     for variable in gpu_tests.TORCH_LIBRARIES:
         monkeypatch.delenv(variable, raising=False)
     gpu_tests.run_torch(session, tmp_path, [])
+    monkeypatch.delenv("FLASHMASK_JAX_LIBRARY", raising=False)
     gpu_tests.run_overhead(session, tmp_path)
+    gpu_tests.run_jax(session, tmp_path, [])
     assert session.figures["left_out"] == [
         "torch: there is no libflashmask_torch.so (FLASHMASK_TORCH_LIBRARY names one)",
         "torch: overhead: there is no libflashmask_torch.so (FLASHMASK_TORCH_LIBRARY names one)",
+        "jax: there is no libflashmask_jax.so (FLASHMASK_JAX_LIBRARY names one)",
     ]
 
 
