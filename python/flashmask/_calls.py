@@ -43,12 +43,12 @@ def build_mask(front, family, vectors, numbers, has_order):
     empty = front.empty_on_host
     given = {name: front.array(x).described(name) for name, x in vectors.items()}
     fm_mask = capi.make(capi.Mask)
-    parameters = _parameters(given, numbers)
+    parameters = mask_parameters(given, numbers)
     capi.check(capi.load().fm_mask_shape(family.encode(), C.byref(parameters), C.byref(fm_mask), None))
     shape = tuple(fm_mask.bounds.shape[:4])
     bounds, order = empty(shape, "int32"), empty(shape[:3], "int64") if has_order else None
     if has_order:
-        parameters = _parameters({**given, "order_out": front.array(order).described("order_out")}, numbers)
+        parameters = mask_parameters({**given, "order_out": front.array(order).described("order_out")}, numbers)
     fm_mask.bounds.data = front.array(bounds).pointer
     capi.check(capi.load().fm_mask_build(family.encode(), C.byref(parameters), C.byref(fm_mask), None))
     return bounds, order
@@ -65,7 +65,8 @@ def to_startend(front, mask):
     return room.reshape([-1])[: math.prod(shape)].reshape(shape), bool(out.flags & capi.CAUSAL)
 
 
-def _parameters(vectors, numbers):
+def mask_parameters(vectors, numbers):
+    """fm_mask_parameters: vectors are fm_tensor by name, numbers ints."""
     items = [capi.MaskParameter(name=name.encode(), vector=x) for name, x in vectors.items()]
     items += [capi.MaskParameter(name=name.encode(), number=x) for name, x in numbers.items()]
     return capi.make(capi.MaskParameters, count=len(items), items=(capi.MaskParameter * len(items))(*items))

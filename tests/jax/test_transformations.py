@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from dense_reference import DTYPE, ON_GPU, TOLERANCES, assert_close, inputs
 from flashmask.jax import Mask, dot_product_attention
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 try:
     from jax import shard_map
@@ -223,3 +223,13 @@ def test_shard_map(rng, name):
             for function in (sharded, attend)
         )
     assert_same(got, want, 1e-5)
+
+
+def test_sharded_arrays_without_shard_map(rng):
+    mesh, mask = Mesh(jax.devices("cpu")[:2], ("x",)), documents([30, S])
+    arrays = [np.asarray(x) for x in inputs(rng, dtype=jnp.float32)]
+    mask = jax.tree.map(np.asarray, mask)
+    with jax.default_device(jax.devices("cpu")[0]):
+        want = jax.jit(gradients_of)(*arrays, mask)
+    sharded = jax.device_put(arrays, NamedSharding(mesh, PartitionSpec("x")))
+    assert_same(jax.jit(gradients_of)(*sharded, mask), want, 1e-5)

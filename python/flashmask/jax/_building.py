@@ -106,7 +106,7 @@ def _build(family, names, numbers, has_order, *vectors):
 def _shape(family, names, numbers, vectors):
     """That of the bounds, which follows from those of the vectors; raises what is wrong with them."""
     given = {name: _Jax.array(x).described(name) for name, x in zip(names, vectors)}
-    parameters = _calls._parameters(given, dict(zip(names[len(vectors) :], numbers)))
+    parameters = _calls.mask_parameters(given, dict(zip(names[len(vectors) :], numbers)))
     mask, options = capi.make(capi.Mask), capi.make(capi.Options, device=_CUDA)
     capi.check(_library.load().fm_mask_shape(family.encode(), C.byref(parameters), C.byref(mask), C.byref(options)))
     return tuple(mask.bounds.shape[:4])
