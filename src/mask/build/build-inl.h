@@ -354,17 +354,9 @@ HashSparse hash_sparse(Run& run, const Arguments& a) {
   const Pairs sorted = run.sort(rows, given);
   const Integers buckets = integers_of(sorted.keys, leads, rows), queries = integers_of(sorted.values, leads, rows);
   run.scan(rows, GapsOfRows{buckets, queries, gaps, gap_at});
-  return {rows,
-          a.shape.seqlen_k,
-          a.shape.band == Band::causal(),
-          a.key_buckets,
-          buckets,
-          queries,
-          integers_of(gaps, leads, rows),
-          integers_of(gap_at, leads, rows),
-          a.unfit,
-          {},
-          {}};
+  return {rows,    a.shape.seqlen_k, a.shape.band == Band::causal(), a.key_buckets,
+          buckets, queries,          integers_of(gaps, leads, rows), integers_of(gap_at, leads, rows),
+          a.unfit};
 }
 
 template <typename Run>

@@ -21,7 +21,8 @@ class HostRun {
 
   template <typename T>
   T* array(int64_t count) {
-    memory_.push_back(std::make_unique<std::byte[]>(static_cast<std::size_t>(leads_.count() * count) * sizeof(T)));
+    const auto bytes = static_cast<std::size_t>(leads_.count() * count) * sizeof(T);
+    memory_.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes));
     return reinterpret_cast<T*>(memory_.back().get());
   }
   template <typename F>

@@ -253,13 +253,26 @@ struct HashSparse {
   Integers gaps;         ///< gaps between the rows of a bucket, up to each sorted query
   Integers gap_at;       ///< the sorted query after each gap
   int32_t* unfit;        ///< becomes 1 if a column takes more than two intervals; may be null
-  Search lesser, up_to;  ///< the queries of lesser buckets than the key's, and those up to it
 
-  /// The first of the bucket's queries whose row is `first` or later.
-  FLASHMASK_COLUMN int64_t first_row_from(const Lead& lead, int64_t here, int64_t beyond, int64_t first) const {
-    const bool has_gaps = gaps(lead, beyond - 1) != gaps(lead, here);
-    if (has_gaps) return lower_bound(row, lead, here, beyond, first);
-    return here + smaller(larger(first - row(lead, here), 0), beyond - here);
+  /// The queries of a bucket, among those that are sorted.
+  struct Bucket {
+    int64_t lead = -1, key = 0;
+    int64_t begin = 0, end = 0;
+    int64_t first_row = 0, last_row = -1;
+    int64_t first_gap = 0, last_gap = 0;  ///< gaps up to its first and up to its last query
+  };
+  /// Neighbouring keys often share one.
+  FLASHMASK_COLUMN const Bucket& bucket_of(const Lead& lead, int64_t key) const {
+    if (lead.index == own.lead && key == own.key) return own;
+    own = {.lead = lead.index, .key = key};
+    own.begin = lower_bound(bucket, lead, 0, seqlen_q, key);
+    own.end = upper_bound(bucket, lead, own.begin, seqlen_q, key);
+    if (own.begin == own.end) return own;
+    own.first_row = row(lead, own.begin);
+    own.last_row = row(lead, own.end - 1);
+    own.first_gap = gaps(lead, own.begin);
+    own.last_gap = gaps(lead, own.end - 1);
+    return own;
   }
 
   struct Hidden {
@@ -267,14 +280,14 @@ struct HashSparse {
     int64_t intervals;  ///< how many it would take
   };
   FLASHMASK_COLUMN Hidden hidden(const Lead& lead, int64_t j) const {
-    const int64_t key = key_buckets(lead, j), rows = seqlen_q;
-    const int64_t first = causal ? smaller(larger(j - (seqlen_k - seqlen_q), 0), rows) : 0;
-    const int64_t here = key == INT64_MIN ? 0 : lesser(bucket, lead, rows, key - 1);
-    const int64_t beyond = up_to(bucket, lead, rows, key);
-    const int64_t start = here < beyond ? first_row_from(lead, here, beyond, first) : beyond, stop = beyond - 1;
-    const bool found = start < beyond;
-    const int64_t lead_end = found ? row(lead, start) : rows, trail = found ? row(lead, stop) + 1 : rows;
-    const int64_t before = found ? gaps(lead, start) : 0, between = found ? gaps(lead, stop) - before : 0;
+    const Bucket& its = bucket_of(lead, key_buckets(lead, j));
+    const int64_t rows = seqlen_q, first = causal ? smaller(larger(j - (seqlen_k - seqlen_q), 0), rows) : 0;
+    const bool found = its.last_row >= first, has_gaps = found && its.last_gap > its.first_gap;
+    // The first query from row `first` on.
+    const int64_t start = has_gaps ? lower_bound(row, lead, its.begin, its.end, first) : its.begin;
+    const int64_t lead_end = !found ? rows : has_gaps ? row(lead, start) : larger(its.first_row, first);
+    const int64_t trail = found ? its.last_row + 1 : rows;
+    const int64_t before = has_gaps ? gaps(lead, start) : 0, between = has_gaps ? its.last_gap - before : 0;
     int64_t begin[4] = {}, end[4] = {};
     if (lead_end > first) end[0] = lead_end;
     for (int64_t n = 0; n < 2 && n < between; ++n) {
@@ -293,10 +306,12 @@ struct HashSparse {
             (lead_end > first) + between + (trail < rows)};
   }
   FLASHMASK_COLUMN Column operator()(const Lead& lead, int64_t j) const {
-    const Hidden own = hidden(lead, j);
-    if (own.intervals > 2 && unfit) *unfit = 1;
-    return own.column;
+    const Hidden it = hidden(lead, j);
+    if (it.intervals > 2 && unfit) *unfit = 1;
+    return it.column;
   }
+
+  mutable Bucket own{};
 };
 
 }  // namespace flashmask::build

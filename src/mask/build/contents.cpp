@@ -69,6 +69,7 @@ void check_ids(const GivenSegments& given, const Leads& leads) {
 int64_t total_of(const GivenSegments& given, const Lead& lead) {
   const Integers& values = given.values;
   if (given.form == Form::kCuSeqlens) return values(lead, values.count - 1);
+  if (!values.data && values.count <= kMaxSeqlen) return values.count;  // all are 1
   int64_t total = 0;
   for (int64_t n = 0; n < values.count; ++n) {
     if (__builtin_add_overflow(total, values(lead, n), &total) || total > kMaxSeqlen)
