@@ -367,7 +367,7 @@ def kernel_hashes(arguments):
 
 
 def run(arguments, receipt, save, progress_type):
-    libraries = {"new": arguments.kernels.library, **({"old": str(arguments.old.resolve())} if arguments.old else {})}
+    libraries = {"new": str(arguments.kernels.path), **({"old": str(arguments.old.resolve())} if arguments.old else {})}
     found = cases(arguments.op)
     calls, how = measured(arguments, libraries, found)
     together = grouped(found, libraries, arguments.repetitions, calls)
