@@ -317,7 +317,7 @@ def test_a_call_that_one_library_refuses_is_named():
 @pytest.fixture
 def arguments(monkeypatch):
     monkeypatch.setattr(cycles, "cases", lambda ops: [cycles.Case("fwd", "bf16", 128, "c3", "full", 2, 32, 32)])
-    kernels = types.SimpleNamespace(library="new.so")
+    kernels = types.SimpleNamespace(path="new.so")
     return argparse.Namespace(kernels=kernels, old=None, op=["fwd"], repetitions=2, way="auto", seconds=5)
 
 
