@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other kernels next to ours, measured in runs that left no receipt: data/peers.json. A cell counts as long as the
-library runs for it the kernels that were measured."""
+library runs for it the attention kernels that were measured; the plan, which is below a hundredth of ours there, does
+not decide."""
 
 import json
 from pathlib import Path
@@ -35,6 +36,7 @@ def state_of(cell, held, library):
         now = set().union(*(library.kernels_of(case_of(cell, held, op)) for op in ("fwd", "bwd")))
     except ValueError as error:
         return f"stale: {error}"
+    now, _ = receipts.parts_of(now)
     return receipts.state_of({name: held["kernel_hashes"].get(name) for name in now}, held["toolkit"], library)
 
 

@@ -167,9 +167,9 @@ def measured_hashes(cases):
 
 
 def counts(cell, held, measured):
-    """Whether a cell of data/peers.json was measured next to the kernels that the receipts are of."""
-    widths = (f".d{cell['head_dim']}.", ".plan.")
-    of_cell = {name: text for name, text in held["kernel_hashes"].items() if any(part in name for part in widths)}
+    """Whether a cell of data/peers.json was measured next to the attention kernels that the receipts are of."""
+    width = f".d{cell['head_dim']}."
+    of_cell = {name: text for name, text in held["kernel_hashes"].items() if width in name}
     return all(measured.get(name, {text}) == {text} for name, text in of_cell.items())
 
 

@@ -10,15 +10,17 @@ any other measurement found, or the tests. Schema 2:
 
     a case: op ("fwd", "bwd"), arch ("sm90"), mask, head_dim, head_dim_v, seqlen, batch, heads, heads_kv, dtype, live,
     plan_ms, ours_ms, ours_tflops, kernel_hashes {id: hash} (of every kernel it ran, the plan's too), peers {name: {ms,
-    ratio, ratio_with_plan, ...}}, run (only where another run than the header's measured it: what a header says of it)
+    ratio, ...}}, run (only where another run than the header's measured it: what a header says of it), plan_run (only
+    where yet another run measured plan_ms)
 
 Times are medians over rounds in which the contenders took turns; `ratio` is the median of a peer's time over ours in
-the same round, without and (`ratio_with_plan`) with the plan's time added to ours. Beside a median X stands X_spread,
-the middle half of the rounds: [first quartile, third quartile]. Rounds themselves are not kept.
+the same round, ours without the plan. Beside a median X stands X_spread, the middle half of the rounds: [first
+quartile, third quartile]. Rounds themselves are not kept.
 
 A receipt is judged by machine code, cell by cell (`judge`): a cell whose kernels have other hashes in the library, or
 for which the library would run other kernels, is stale and says nothing about it. Hashes of another toolkit's library
-cannot be compared.
+cannot be compared. A cell has two measurements, of the plan and of attention with a ready plan; where only the
+planner's kernels have changed, the plan alone is measured again (`benchmarks/replan.py`).
 """
 
 import contextlib
@@ -165,6 +167,16 @@ def run_of(receipt, case):
     return {name: case.get("run", receipt)[name] for name in RUN}
 
 
+def is_of_plan(name):
+    """Whether the kernel of an id is the planner's."""
+    return name.split(".")[1] == "plan"
+
+
+def parts_of(ids):
+    """Those of attention, those of the planner."""
+    return {i for i in ids if not is_of_plan(i)}, {i for i in ids if is_of_plan(i)}
+
+
 def number_problems(case, where):
     for name in ("plan_ms", "ours_ms", "ours_tflops"):
         if not case[name] > 0:
@@ -205,8 +217,8 @@ def case_problems(case, where):
         yield f"{where}: op is {case['op']!r}"
     yield from number_problems(case, where)
     yield from hash_problems(case["kernel_hashes"], f"{where}: kernel_hashes")
-    if "run" in case:
-        yield from run_problems(case["run"], f"{where}: run: ")
+    for name in {"run", "plan_run"} & case.keys():
+        yield from run_problems(case[name], f"{where}: {name}: ")
 
 
 def problems(receipt):
@@ -327,7 +339,10 @@ def state_of_case(case, run, library):
         now = library.kernels_of(case, run["multiprocessors"])
     except ValueError as error:
         return f"stale: {error}"
-    return state_of(case["kernel_hashes"], run["toolkit"], library, now)
+    found = []
+    for ids, ids_now, by in zip(parts_of(case["kernel_hashes"]), parts_of(now), (run, case.get("plan_run", run))):
+        found.append(state_of({i: case["kernel_hashes"][i] for i in ids}, by["toolkit"], library, ids_now))
+    return next((state for state in found if state != FRESH), FRESH)
 
 
 def judge(found, library):

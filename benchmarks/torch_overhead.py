@@ -216,25 +216,27 @@ def figures_in_turn(program, environment, device, rounds):
 
 
 def compare(old, device, rounds, turns):
-    """{name: the ratios to the version in `old`, of each turn}"""
+    """{name: [(ours, the version's in `old`), in each turn]}, microseconds"""
     programs = [(Path(__file__), dict(os.environ)), (old / "benchmarks" / "torch_overhead.py", environment_of(old))]
-    ratios = {name: [] for name in REPORTED}
+    pairs = {name: [] for name in REPORTED}
     for turn in range(turns):
         found = {}
         for which in (0, 1) if turn % 2 == 0 else (1, 0):
             found[which] = figures_in_turn(*programs[which], device, rounds)
         for name in REPORTED:
-            ratios[name].append(found[0][name] / found[1][name])
+            pairs[name].append((found[0][name], found[1][name]))
         told = ", ".join(f"{name} {found[0][name]:.1f} / {found[1][name]:.1f}" for name in BARS)
         print(f"[{turn + 1} of {turns}] us, ours / old: {told}", file=sys.stderr, flush=True)
-    return ratios
+    return pairs
 
 
-def report_comparison(ratios, as_json):
-    medians = {name: round(statistics.median(of), 3) for name, of in ratios.items()}
+def report_comparison(pairs, as_json):
+    """Prints medians over the turns; whether the bars are met."""
+    medians = {name: round(statistics.median(a / b for a, b in of), 3) for name, of in pairs.items()}
+    ours = {name: round(statistics.median(a for a, _ in of), 2) for name, of in pairs.items()}
     passed = all(medians[name] <= bar for name, bar in BARS_OVER_OLD.items())
     if as_json:
-        print(json.dumps({"over_old": medians, "bars": BARS_OVER_OLD, "passed": passed}))
+        print(json.dumps({"microseconds": ours, "over_old": medians, "bars": BARS_OVER_OLD, "passed": passed}))
     else:
         for name, ratio in medians.items():
             print(f"{ratio:6.3f}  {REPORTED[name]}")
@@ -250,8 +252,8 @@ def main():
     parser.add_argument("--turns", type=int, default=3, help="of each version, with --old")
     arguments = parser.parse_args()
     if arguments.old:
-        ratios = compare(arguments.old.resolve(), arguments.device, arguments.rounds, arguments.turns)
-        return report_comparison(ratios, arguments.json)
+        pairs = compare(arguments.old.resolve(), arguments.device, arguments.rounds, arguments.turns)
+        return report_comparison(pairs, arguments.json)
     figures = measure(arguments.device, arguments.rounds)
     if arguments.json:
         print(json.dumps(figures))

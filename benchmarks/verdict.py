@@ -38,8 +38,8 @@ def same_kernels(case, held):
     """Whether a file of data/ was measured next to the kernels that a case ran, at the case's size."""
     sizes = case["batch"] * case["seqlen"], case["heads"] * case["head_dim"], case["dtype"]
     plain = case["head_dim"] == case["head_dim_v"] and case["heads"] == case["heads_kv"]
-    ran = case.get("kernel_hashes", {})
-    same = ran and all(held["kernel_hashes"].get(name) == text for name, text in ran.items())
+    ran, _ = receipts.parts_of(case.get("kernel_hashes", {}))  # the plan was ready there
+    same = ran and all(held["kernel_hashes"].get(name) == case["kernel_hashes"][name] for name in ran)
     return bool(same and plain and sizes == (held["tokens"], held["hidden"], held["dtype"]))
 
 
@@ -65,11 +65,13 @@ def geomean(values):
 
 
 def ratio_to(case, peer):
-    """Their time over ours with the plan: the median over rounds if there is one. None if the peer was not measured."""
+    """Their time over ours with the plan, by the median over rounds if there is one. None if the peer was not
+    measured."""
     figures = case["peers"].get(peer)
     if figures is None:
         return None
-    return figures.get("ratio_with_plan") or figures["ms"] / (case["ours_ms"] + case["plan_ms"])
+    ratio = figures.get("ratio") or figures["ms"] / case["ours_ms"]
+    return ratio * case["ours_ms"] / (case["ours_ms"] + case["plan_ms"])
 
 
 def sum_of(*figures):

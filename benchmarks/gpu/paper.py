@@ -67,12 +67,7 @@ class Cell:
 
 def peer_figures(samples, name, record):
     theirs, ours = samples[name], samples["ours"]
-    return {
-        **time_figures(theirs),
-        **ratio_figures("ratio", theirs, ours),
-        **ratio_figures("ratio_with_plan", theirs, ours, samples["plan"]),
-        **record.get(name, {}),
-    }
+    return {**time_figures(theirs), **ratio_figures("ratio", theirs, ours), **record.get(name, {})}
 
 
 def matmul_figures(values):
@@ -147,7 +142,7 @@ class DryCell:
 def line_of(cell, case):
     with_plan = case["ours_ms"] + case["plan_ms"]
     words = [f"{cell.label}: {cell.tflops(with_plan):.1f} TFLOP/s with the plan ({case['plan_ms'] * 1e3:.1f} us)"]
-    words += [f"{name} {figures['ratio_with_plan']:.2f}" for name, figures in case["peers"].items()]
+    words += [f"{name} {verdict.ratio_to(case, name):.2f}" for name in case["peers"]]
     words += [f"left out {name}" for name in case["left_out"]]
     return ", ".join(words)
 

@@ -2,13 +2,14 @@
 """The planner's time: twelve masks at 8K (one mask, and sixteen different ones), 32K and 128K.
 
 By events around back-to-back calls (with the host's side of a call) and by replaying a graph (the kernels alone).
+`benchmarks/replan.py` puts the latter into the benchmark's cells.
 """
 
 import numpy as np
 import paper_masks
 from harness.calls import Mask, Plan
 from paper_gpu import to_device
-from samples import middle
+from samples import middle, spread
 from timing import Contender, graph_of, interleaved
 
 SIZES = ((8192, 1), (8192, 16), (32768, 1), (131072, 1))
@@ -38,6 +39,7 @@ def measure(name, seqlen, batch, rounds):
         "bytes": plan.buffer.numel(),
         "events_us": middle(samples["events"]) * 1e3,
         "graph_us": middle(samples["graph"]) * 1e3,
+        "graph_us_spread": [1e3 * ms for ms in spread(samples["graph"])],
     }
 
 

@@ -40,7 +40,7 @@ class Kernels(receipts.Library):
         return {i: found for case in cases for i, found in self.of(case, modes).items()}
 
     def of_plan(self):
-        return {i: found for i, found in sorted(self.hashes.items()) if "plan" in i}
+        return {i: found for i, found in sorted(self.hashes.items()) if receipts.is_of_plan(i)}
 
 
 class DryKernels(Kernels):

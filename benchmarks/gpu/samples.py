@@ -24,14 +24,14 @@ def spread(values):
     return [first, third]
 
 
-def ratios(over, *under):
-    """`over` / the sum of `under` in each round that all of them took part in."""
-    return [a / sum(b) for a, *b in zip(over, *under) if a is not None and None not in b]
+def ratios(over, under):
+    """`over` / `under` in each round that both took part in."""
+    return [a / b for a, b in zip(over, under) if a is not None and b is not None]
 
 
-def ratio(over, *under):
-    """Median over the rounds of `over` / the sum of `under`."""
-    return median(ratios(over, *under))
+def ratio(over, under):
+    """Median over the rounds of `over` / `under`."""
+    return median(ratios(over, under))
 
 
 def time_figures(values):
@@ -39,9 +39,9 @@ def time_figures(values):
     return {"ms": middle(values), "ms_spread": spread(values), "rounds": len(taken(values))}
 
 
-def ratio_figures(name, over, *under):
+def ratio_figures(name, over, under):
     """What it keeps of a ratio within rounds."""
-    found = ratios(over, *under)
+    found = ratios(over, under)
     return {name: median(found), f"{name}_spread": spread(found)}
 
 

@@ -33,7 +33,7 @@ struct FLASHMASK_API PlanLayout {
 
   int64_t row_live_bits = 0, row_full_bits = 0;             ///< uint64 [batch * heads, row_granules, words_per_row]
   int64_t key_live_bits = 0, key_full_bits = 0;             ///< uint64 [batch * heads, key_blocks, words_per_key]
-  int64_t row_counts = 0, row_order = 0;                    ///< int32 [batch * heads, row_granules]
+  int64_t row_counts = 0;                                   ///< int32 [batch * heads, row_granules]
   int64_t key_counts = 0, key_order = 0;                    ///< int32 [batch * heads, key_blocks]
   int64_t row_tile_counts_128 = 0, row_tile_order_128 = 0;  ///< int32 [batch * heads, row_tiles_128]
   int64_t row_tile_counts_192 = 0, row_tile_order_192 = 0;  ///< int32 [batch * heads, row_tiles_192]
@@ -71,13 +71,12 @@ class FLASHMASK_API PlanView {
   /// Live granules of each row granule / key block.
   std::span<const int32_t> row_counts(int64_t m) const { return ints(layout_.row_counts, m, layout_.row_granules); }
   std::span<const int32_t> key_counts(int64_t m) const { return ints(layout_.key_counts, m, layout_.key_blocks); }
-  /// Row granules / key blocks with most live granules first; equal counts keep ascending order.
-  std::span<const int32_t> row_order(int64_t m) const { return ints(layout_.row_order, m, layout_.row_granules); }
+  /// Key blocks with most live granules first; equal counts keep ascending order.
   std::span<const int32_t> key_order(int64_t m) const { return ints(layout_.key_order, m, layout_.key_blocks); }
 
   /// Live key blocks of each row tile of `granules_per_tile` row granules (a key block is live if it is in any of
   /// them), and the tiles with most live key blocks first, equal counts in ascending order. `granules_per_tile` is
-  /// 1, 2 or 3; throws otherwise.
+  /// 2 or 3; throws otherwise.
   std::span<const int32_t> row_tile_counts(int64_t m, int64_t granules_per_tile) const;
   std::span<const int32_t> row_tile_order(int64_t m, int64_t granules_per_tile) const;
 

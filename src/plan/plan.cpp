@@ -90,15 +90,13 @@ struct RowTiles {
 
 RowTiles row_tiles(const PlanLayout& layout, int64_t granules_per_tile) {
   switch (granules_per_tile) {
-    case 1:
-      return {1, layout.row_granules, layout.row_counts, layout.row_order};
     case 2:
       return {2, layout.row_tiles_128, layout.row_tile_counts_128, layout.row_tile_order_128};
     case 3:
       return {3, layout.row_tiles_192, layout.row_tile_counts_192, layout.row_tile_order_192};
     default:
       throw_invalid("granules_per_tile is ", granules_per_tile,
-                    "; a plan keeps the order of row tiles of 1, 2 and 3 granules");
+                    "; a plan keeps the order of row tiles of 2 and of 3 granules");
   }
 }
 
@@ -153,7 +151,6 @@ PlanLayout::PlanLayout(int64_t seqlen_q_, int64_t seqlen_k_, int64_t batch_, int
   key_live_bits = take(*masks * key_blocks * words_per_key, 8);
   key_full_bits = take(*masks * key_blocks * words_per_key, 8);
   row_counts = take(*masks * row_granules, 4);
-  row_order = take(*masks * row_granules, 4);
   key_counts = take(*masks * key_blocks, 4);
   key_order = take(*masks * key_blocks, 4);
   row_tile_counts_128 = take(*masks * row_tiles_128, 4);
@@ -248,9 +245,7 @@ void build_plan(const MaskView& mask, std::span<std::byte> buffer) {
     for (int64_t r = 0; r < layout.row_granules; ++r) {
       row_counts[r] = count_bits({row_live + r * layout.words_per_row, static_cast<std::size_t>(layout.words_per_row)});
     }
-    const auto rows = static_cast<std::size_t>(layout.row_granules), keys = static_cast<std::size_t>(layout.key_blocks);
-    longest_first({row_counts, rows}, layout.key_blocks,
-                  {at<int32_t>(buffer, layout.row_order) + m * layout.row_granules, rows});
+    const auto keys = static_cast<std::size_t>(layout.key_blocks);
     longest_first({key_counts, keys}, layout.row_granules,
                   {at<int32_t>(buffer, layout.key_order) + m * layout.key_blocks, keys});
     for (const RowTiles& tiles : {row_tiles(layout, 2), row_tiles(layout, 3)})

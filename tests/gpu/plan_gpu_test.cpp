@@ -33,7 +33,6 @@ std::string part_of(const PlanLayout& l, int64_t byte) {
                                                    {l.key_live_bits, "key_live_bits"},
                                                    {l.key_full_bits, "key_full_bits"},
                                                    {l.row_counts, "row_counts"},
-                                                   {l.row_order, "row_order"},
                                                    {l.key_counts, "key_counts"},
                                                    {l.key_order, "key_order"},
                                                    {l.row_tile_counts_128, "row_tile_counts_128"},

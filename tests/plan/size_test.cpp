@@ -54,7 +54,7 @@ TEST(Size, PlanOfOddLengthsStaysLinearBeyondTheTiles) {
     const int64_t rows = (q + 63) / 64, keys = (k + 127) / 128;
     // A row of bits is at most 63 bits longer than it needs to be.
     const int64_t tiles = ((q + 127) / 128) * keys,
-                  linear = (8 + 16) * rows + 8 * (rows / 2 + 1) + 8 * (rows / 3 + 1) + (16 + 16) * keys;
+                  linear = (4 + 16) * rows + 8 * (rows / 2 + 1) + 8 * (rows / 3 + 1) + (16 + 16) * keys;
     ASSERT_LE(layout.bytes, batch * heads * (tiles + linear) + 128) << q << " " << k;
     ASSERT_EQ(layout.bytes % 8, 0);
   }
@@ -70,7 +70,6 @@ TEST(Size, LayoutPartsDoNotOverlap) {
                                                  {l.key_live_bits, masks * l.key_blocks * l.words_per_key * 8},
                                                  {l.key_full_bits, masks * l.key_blocks * l.words_per_key * 8},
                                                  {l.row_counts, masks * l.row_granules * 4},
-                                                 {l.row_order, masks * l.row_granules * 4},
                                                  {l.key_counts, masks * l.key_blocks * 4},
                                                  {l.key_order, masks * l.key_blocks * 4},
                                                  {l.row_tile_counts_128, masks * l.row_tiles_128 * 4},

@@ -16,13 +16,7 @@ def library_file(folder, **changes):
 
 
 def peer(ms, ours, plan):
-    return {
-        "ms": ms,
-        "ms_spread": [0.9 * ms, 1.1 * ms],
-        "rounds": 7,
-        "ratio": ms / ours,
-        "ratio_with_plan": ms / (ours + plan),
-    }
+    return {"ms": ms, "ms_spread": [0.9 * ms, 1.1 * ms], "rounds": 7, "ratio": ms / ours}
 
 
 def case(library, mask="full", op="fwd", head_dim=128, seqlen=8192, heads_kv=None, **peers):

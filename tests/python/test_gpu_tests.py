@@ -58,9 +58,18 @@ def replace_steps(monkeypatch, events, torch):
 
 
 def test_the_package_s_tests_run_beside_the_steps_before_the_host_s_time(monkeypatch, session):
-    events, sanitized = [], threading.Event()
+    events, sanitized, others = [], threading.Event(), threading.Event()
     replace_steps(monkeypatch, events, lambda: sanitized.wait(10))
-    monkeypatch.setattr(gpu_tests, "run_sanitizers", lambda *_: (events.append("sanitize"), sanitized.set()))
+    monkeypatch.setattr(gpu_tests, "run_jax", lambda *_: (others.wait(10), events.append("jax ended")))
+    monkeypatch.setattr(gpu_tests, "run_stress", lambda *_: (events.append("stress"), others.set()))
+
+    def run_sanitizers(*_):
+        while "jax ended" not in events:  # which waits for neither the PyTorch package's tests nor this step
+            time.sleep(0.01)
+        events.append("sanitize")
+        sanitized.set()
+
+    monkeypatch.setattr(gpu_tests, "run_sanitizers", run_sanitizers)
     run(session)
     assert events == [
         "programs",
@@ -70,9 +79,9 @@ def test_the_package_s_tests_run_beside_the_steps_before_the_host_s_time(monkeyp
         "verify",
         "pytest",
         "stress",
+        "jax ended",
         "sanitize",
         "torch ended",
-        "jax",
         "overhead",
     ]
 

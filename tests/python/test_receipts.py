@@ -26,6 +26,7 @@ import fake_kernels  # noqa: E402
 import invented  # noqa: E402
 import paper_masks  # noqa: E402
 import receipts  # noqa: E402
+import replan  # noqa: E402
 import verdict  # noqa: E402
 
 COMMITTED = receipts.load_folder()
@@ -292,15 +293,62 @@ def test_a_new_receipt_has_what_its_file_needs(monkeypatch, tmp_path):
     assert receipts.path_of(made) == tmp_path / "plan.json"
 
 
+# --- A planner that has changed alone ----------------------------------------------------------------
+
+
+def planned(library, date="2026-01-02"):
+    """plan.json: 3 us everywhere."""
+    plans = [
+        {"mask": mask, "seqlen": 8192, "batch": n, "graph_us": 3.0 * n, "graph_us_spread": [2.5, 3.5]}
+        for mask in ("full", "causal")
+        for n in (1, 16)
+    ]
+    return {**invented.topic(library, "plan", fake_kernels.PLAN, plan=plans), "date": date}
+
+
+def test_only_the_plan_of_a_cell_is_measured_anew(file, tmp_path, capsys):
+    before = invented.slice_of(file, masks=["full", "causal", "document"])
+    held = json.loads(file.read_text())
+    file.write_text(json.dumps({**held, "kernels": {**held["kernels"], "sm90.plan.rank": "new"}}))
+    folder = invented.put(tmp_path / "r", before, planned(file, date="2026-02-03"))
+    assert replan.main(["--results", str(folder)]) == 0
+    assert "fwd-d128-dv128-8k.json: 2 plans" in capsys.readouterr().out
+    after = receipts.load(folder / "fwd-d128-dv128-8k.json")
+    states = [state for *_, state in receipts.judge({"r": after}, receipts.library_of(file))]
+    assert states == ["fresh", "fresh", "stale: sm90.plan.rank"]  # no plan of the document was measured
+    for old, new in zip(before["cases"], after["cases"][:2]):
+        assert new["plan_ms"] == 0.003 and new["plan_ms_spread"] == [0.0025, 0.0035]
+        assert new["plan_run"]["date"] == "2026-02-03" and receipts.run_of(after, new)["date"] == "2026-01-02"
+        assert new["ours_ms"] == old["ours_ms"] and new["peers"] == old["peers"]
+    assert replan.main(["--results", str(folder)]) == 0
+    assert "every cell has the plan" in capsys.readouterr().out
+
+
+def test_attention_of_a_replanned_cell_is_judged_by_its_own_run(file):
+    made = invented.slice_of(file, masks=["full"])
+    case = made["cases"][0]
+    case["plan_run"] = {**receipts.run_of(made, case), "toolkit": "Build cuda_13.1"}
+    assert states_of([made], file)["fwd", 128, "full"] == "other toolkit"
+    assert states_of([made], file, kernels={FWD: "new"})["fwd", 128, "full"] == f"stale: {FWD}"
+    del case["plan_run"]["date"]
+    assert receipts.problems(made) == ["case 0: plan_run: date is missing or not a text"]
+
+
+def test_without_a_measured_plan_nothing_is_replanned(file, tmp_path):
+    with pytest.raises(SystemExit, match="has no plan.json"):
+        replan.main(["--results", str(invented.put(tmp_path / "r", invented.slice_of(file)))])
+
+
 # --- The bars ----------------------------------------------------------------------------------------
 
 
 def with_v3(receipt, ratio, cudnn):
     """Every cell with FlashMask V3 beside it, at this ratio, and cuDNN at that."""
     for case in receipt["cases"]:
-        case["peers"]["flashmask_v3"] = {"ms": 1.0, "ratio_with_plan": ratio}
+        with_plan = 1 + case["plan_ms"] / case["ours_ms"]
+        case["peers"]["flashmask_v3"] = {"ms": 1.0, "ratio": ratio * with_plan}
         if "cudnn" in case["peers"]:
-            case["peers"]["cudnn"]["ratio_with_plan"] = cudnn
+            case["peers"]["cudnn"]["ratio"] = cudnn * with_plan
     return verdict.checks(verdict.rows_of(receipt["cases"]))
 
 

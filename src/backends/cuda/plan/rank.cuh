@@ -23,15 +23,13 @@ struct Order {
   __host__ __device__ int32_t blocks() const { return items / kRankItems + (items % kRankItems != 0); }
 };
 
-inline constexpr int kOrders = 4;
+inline constexpr int kOrders = 3;
 
 __host__ __device__ inline Order order_of(const PlanLayout& layout, int n) {
   switch (n) {
     case 0:
-      return {static_cast<int32_t>(layout.row_granules), layout.row_counts, layout.row_order};
-    case 1:
       return {static_cast<int32_t>(layout.key_blocks), layout.key_counts, layout.key_order};
-    case 2:
+    case 1:
       return {static_cast<int32_t>(layout.row_tiles_128), layout.row_tile_counts_128, layout.row_tile_order_128};
     default:
       return {static_cast<int32_t>(layout.row_tiles_192), layout.row_tile_counts_192, layout.row_tile_order_192};
@@ -58,8 +56,8 @@ __device__ inline int32_t count_before(const int32_t* counts, int32_t group, int
 }
 
 /// Puts 32 items where they belong: an item's place is the number of items before it. That takes a comparison for
-/// every pair of items, about twice as many as a square mask has granules, and there is no order in which threads must
-/// take turns, whatever the counts.
+/// every pair of items, about as many as a square mask has granules, and there is no order in which threads must take
+/// turns, whatever the counts.
 __device__ inline void rank_items(const int32_t* counts, int32_t items, int32_t own, int32_t* order) {
   __shared__ __align__(16) int32_t chunk[kRankChunk];
   __shared__ int32_t ranks[kRankItems];
@@ -108,6 +106,7 @@ __device__ inline void write_header(const Params& p) {
     clear_padding(p, order.order, order.items);
   }
   if (threadIdx.x != 0) return;
+  clear_padding(p, p.layout.row_counts, p.layout.row_granules);
   uint64_t elements = 0;
   for (const uint64_t part : of_warps) elements += part;
   PlanHeader header = p.header;
