@@ -27,7 +27,7 @@ _forward_operator, _backward_operator = _ops.forward.default._op, _ops.backward.
 
 # Looked up once: every call asks them all.
 _is_compiling, _is_autocast_enabled = torch.compiler.is_compiling, torch._C._is_any_autocast_enabled
-_is_deterministic = torch.are_deterministic_algorithms_enabled
+_is_deterministic, _is_grad_enabled = torch.are_deterministic_algorithms_enabled, torch.is_grad_enabled
 _is_transformed = torch._C._are_functorch_transforms_active
 
 _MOST_CTAS = 2**31 - 1
@@ -180,11 +180,8 @@ def plan_bytes(seqlen_q, seqlen_k, masks):
     rows, keys = blocks(seqlen_q, 64), blocks(seqlen_k, 128)
     header = 6
     bits = 2 * masks * (rows * blocks(keys, 64) + keys * blocks(rows, 64))
-    counts_and_orders = 2 * (
-        words_of_ints(rows)
-        + words_of_ints(keys)
-        + words_of_ints(blocks(seqlen_q, 128))
-        + words_of_ints(blocks(seqlen_q, 192))
+    counts_and_orders = words_of_ints(rows) + 2 * (
+        words_of_ints(keys) + words_of_ints(blocks(seqlen_q, 128)) + words_of_ints(blocks(seqlen_q, 192))
     )
     scratch = masks * keys
     return 8 * (header + bits + counts_and_orders + scratch)
@@ -293,16 +290,19 @@ def _folded(x, dim, size, batch=-1):
 
 
 class _Attention(torch.autograd.Function):
-    """flashmask::forward with its gradient. `features` are the tensors among the options, which are without them."""
+    """flashmask::forward with its gradient. `features` are the tensors among the options, which are without them.
+
+    What has no gradient comes as one argument, `mask`: bounds, block_mask and plan. Every argument costs host time.
+    """
 
     @staticmethod
-    def forward(ctx, q, k, v, bounds, block_mask, plan_, options, *features):
+    def forward(ctx, q, k, v, mask, options, *features):
         all_options = _joined(options, features) if features else options
         with _AutoDispatchBelowAutograd():
-            out, lse = _forward_operator(q, k, v, bounds, block_mask, plan_, *all_options)
+            out, lse = _forward_operator(q, k, v, *mask, *all_options)
         ctx.options = options
         # Saved like any tensor of the graph: if a mask is changed in place before the backward, autograd says so.
-        ctx.save_for_backward(q, k, v, out, lse, bounds, block_mask, plan_, *features)
+        ctx.save_for_backward(q, k, v, out, lse, *mask, *features)
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -312,14 +312,14 @@ class _Attention(torch.autograd.Function):
         features = saved[8:]
         if dout is None:
             if dlse is None:
-                return (None,) * (7 + len(features))
+                return (None,) * (5 + len(features))
             dout = torch.zeros_like(saved[3])
         if not features:
             dq, dk, dv, _ = _backward(dout, dlse, *saved, *ctx.options)
-            return dq, dk, dv, None, None, None, None
+            return dq, dk, dv, None, None
         dq, dk, dv, dsink = _backward(dout, dlse, *saved[:8], *_joined(ctx.options, features))
         dsink = None if features[0] is None else dsink
-        return dq, dk, dv, None, None, None, None, dsink, *(None,) * len(features[1:])
+        return dq, dk, dv, None, None, dsink, *(None,) * len(features[1:])
 
 
 def _joined(options, features):
@@ -331,7 +331,7 @@ def _backward(*inputs):
 
     That kernel, which refuses them, costs 0.1 ms.
     """
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if _is_grad_enabled() or _is_compiling():
         return call(_ops.backward.default, *inputs)
     try:
         with _AutoDispatchBelowAutograd():
@@ -351,20 +351,20 @@ def _forward(q, k, v, bounds, block_mask, plan_, *options):
     requires_grad = q.requires_grad or k.requires_grad or v.requires_grad
     if not requires_grad and len(options) > _SINK and options[_SINK] is not None:
         requires_grad = options[_SINK].requires_grad
-    if requires_grad and torch.is_grad_enabled():
-        if torch._C._are_functorch_transforms_active():
+    if requires_grad and _is_grad_enabled():
+        if _is_transformed():
             raise UnsupportedError(_NO_FUNCTIONAL_DERIVATIVE)
         features = options[_SINK:_DROPOUT_P]
         if features:
             options = options[:_SINK] + options[_DROPOUT_P:]
-        return _Attention.apply(q, k, v, bounds, block_mask, plan_, options, *features)
+        return _Attention.apply(q, k, v, (bounds, block_mask, plan_), options, *features)
     with _AutoDispatchBelowAutograd():
         return _forward_operator(q, k, v, bounds, block_mask, plan_, *options)
 
 
 def _transformed(q, k, v, *others):
     """A call within torch.func's transforms. What vmap maps may require gradients, which only the dispatcher sees."""
-    if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
+    if (q.requires_grad or k.requires_grad or v.requires_grad) and _is_grad_enabled():
         raise UnsupportedError(_NO_FUNCTIONAL_DERIVATIVE)
     return _ops.forward(q, k, v, *others)
 

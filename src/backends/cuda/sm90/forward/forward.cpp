@@ -72,7 +72,8 @@ struct ForwardCall {
       : instance(&of), work_tiles(count_work_tiles(p, of.tile.consumers)), ctas(std::min(work_tiles, most_ctas(p))) {}
 
   TileShape tile() const { return {instance->tile.rows(), instance->tile.keys}; }
-  int64_t workspace_bytes() const { return 16; }
+  /// Of the counter of work tiles, which a call with a CTA for each does without.
+  int64_t workspace_bytes() const { return work_tiles > ctas ? 16 : 0; }
   void explain(const Problem&, Explanation& e) const {
     e.arch = kArch;
     e.instance = instance->id;
