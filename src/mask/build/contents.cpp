@@ -170,17 +170,16 @@ void check_single(std::string_view name, const Integers& values, const Leads& le
 
 void check_tree(const Arguments& a, const Leads& leads) {
   each_lead(leads, [&](const Lead& lead) {
-    std::vector<int64_t> path;  // the nodes from the root to the current one
     for (int64_t n = 0; n < a.parents.count; ++n) {
       const int64_t parent = a.parents(lead, n);
       if (parent < -1 || parent >= n)
         throw_invalid("parents", at(leads, lead, n), " is ", parent,
                       "; a parent must be -1 (a root) or an earlier node");
-      while (!path.empty() && path.back() != parent) path.pop_back();
-      if (parent >= 0 && path.empty())
+      int64_t open = n - 1;  // the subtrees that end before the node, from the innermost on
+      while (open >= 0 && open != parent) open = a.parents(lead, open);
+      if (open != parent)
         throw_invalid("node ", n, " with parent ", parent,
                       " breaks the depth-first order: the parent's subtree ended before it");
-      path.push_back(n);
     }
   });
 }
