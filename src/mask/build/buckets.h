@@ -8,8 +8,7 @@ namespace flashmask::build {
 /// Where the last runs of rows in a bucket end and begin, each 1 more than the row and the later ones first; 0: there
 /// is none.
 struct LastRuns {
-  /// A column that fits is hidden from at most two gaps between runs, so from no more than three runs' surroundings;
-  /// the fourth tells that it does not fit.
+  /// Rows of a column that fits are hidden in two gaps between runs at most. The fourth run tells that there are more.
   static constexpr int kRuns = 4;
   int32_t last[kRuns], first[kRuns];  ///< the last and the first row of each
 
