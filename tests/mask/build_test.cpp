@@ -284,6 +284,31 @@ TEST(MaskBuild, LongTreesInAnyOrder) {
   }
 }
 
+TEST(MaskBuild, TreesInDepthFirstOrderAlone) {
+  Random random(9);
+  int fitting = 0;
+  for (int repetition = 0; repetition < 4000; ++repetition) {
+    std::vector<int64_t> parents, path;
+    bool in_order = true;
+    const int64_t nodes = random.integer(1, 7);
+    for (int64_t n = 0; n < nodes; ++n) {
+      const int64_t parent =
+          random.integer(0, 30) ? random.integer(std::max<int64_t>(n - 3, -1), n - 1) : random.integer(-3, 9);
+      while (!path.empty() && path.back() != parent) path.pop_back();
+      in_order &= parent == -1 || !path.empty();
+      path.push_back(n);
+      parents.push_back(parent);
+    }
+    Parameters p;
+    p.add("parents", vector_of(parents));
+    const Built b = built("prefix_tree", p);
+    EXPECT_EQ(b.status, in_order ? FM_OK : FM_INVALID_ARGUMENT) << repetition << b.error;
+    fitting += in_order;
+  }
+  EXPECT_GT(fitting, 500);
+  EXPECT_LT(fitting, 3500);
+}
+
 /// Which rows see a key of a hash-sparse mask, and how many runs of rows do not.
 struct SeenByBucket {
   std::vector<bool> rows;

@@ -93,7 +93,6 @@ struct GroupsOfSegments {
 
 /// The smallest of each run of values.
 struct Smallest {
-  static constexpr int kNeighbours = 1;
   Integers values;
   int32_t* out;
   int64_t out_count;
@@ -111,7 +110,6 @@ struct Smallest {
 /// In depth-first order a node's subtree ends before the first later node whose parent is an earlier one than the node.
 /// It is searched with the smallest parents of ever longer runs.
 struct LastDescendant {
-  static constexpr int kNeighbours = 1;
   static constexpr int kLevels = 7;  // 32 to the 7th is more than there are nodes
   Integers parents[kLevels];         ///< [0] the parents, [n + 1] the smallest of each run of [n]
   int levels;
@@ -172,7 +170,6 @@ struct CheckTree {
 
 /// Notes where runs of rows of one bucket begin and end. The last rows come first, after which few are kept.
 struct NoteRuns {
-  static constexpr int kNeighbours = 1;
   BucketTable table;
   FLASHMASK_COLUMN void operator()(const Lead& lead, int64_t after) const {
     const Integers& buckets = table.buckets;
@@ -328,7 +325,7 @@ Integers last_descendants(Run& run, const Integers& parents) {
 template <typename Run>
 PrefixTree prefix_tree(Run& run, const Arguments& a) {
   const Integers last = last_descendants(run, a.parents);
-  if (a.unfit && !Run::kInOrder) run.each(a.parents.count, CheckTree{a.parents, last, a.unfit});
+  if (a.unfit) run.each(a.parents.count, CheckTree{a.parents, last, a.unfit});
   return {segments(run, a.documents, a.seqlen), last};
 }
 

@@ -77,10 +77,12 @@ int64_t hidden_runs(const HashSparse& family, const Lead& lead, int64_t j) {
   return count;
 }
 
-/// Throws naming the first column that needs more than two intervals.
+/// Throws naming the first column that needs more than two intervals, or what breaks the order of a tree.
 void throw_first_misfit(HostRun& run, const Arguments& a) {
   const Leads& leads = run.leads();
-  if (a.kind == Kind::kHashSparse) {
+  if (a.kind == Kind::kPrefixTree) {
+    check_tree(a);
+  } else if (a.kind == Kind::kHashSparse) {
     const HashSparse family = hash_sparse(run, a);
     run.each(a.shape.seqlen_k, [&](const Lead& lead, int64_t j) {
       if (family.hidden(lead, j).intervals > 2)

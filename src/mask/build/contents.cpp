@@ -189,7 +189,10 @@ void check_single(std::string_view name, const Integers& values, const Leads& le
   });
 }
 
-void check_tree(const Arguments& a, const Leads& leads) {
+}  // namespace
+
+void check_tree(const Arguments& a) {
+  const Leads leads{a.shape.batch, a.shape.heads};
   each_lead(leads, [&](const Lead& lead) {
     for (int64_t n = 0; n < a.parents.count; ++n) {
       const int64_t parent = a.parents(lead, n);
@@ -204,6 +207,8 @@ void check_tree(const Arguments& a, const Leads& leads) {
     }
   });
 }
+
+namespace {
 
 void check_intervals(const Arguments& a, const Leads& leads) {
   each_lead(leads, [&](const Lead& lead) {
@@ -333,8 +338,6 @@ void check_contents(const Arguments& a) {
       return check_single("prefix", a.prefix, leads, a.seqlen, "seqlen");
     case Kind::kQkSparse:
       return check_spans(a, leads);
-    case Kind::kPrefixTree:
-      return check_tree(a, leads);
     case Kind::kPrefixTreeFromIntervals:
       return check_intervals(a, leads);
     case Kind::kPadding:

@@ -41,8 +41,9 @@ class DeviceRun {
   template <typename F>
   void each(int64_t count, const F& f) {
     if (!chain_ || count == 0) return;
-    const auto per_lead = static_cast<uint32_t>(ceil_div(count, masks::kThreads * masks::kNeighbours<F>));
-    launch(masks::each<F>, leads_.count() * per_lead, f, leads_, count, per_lead);
+    const int neighbours = leads_.count() * count > kThreadsAtOnce ? 4 : 1;
+    const auto per_lead = static_cast<uint32_t>(ceil_div(count, masks::kThreads * neighbours));
+    launch(masks::each<F>, leads_.count() * per_lead, f, leads_, count, per_lead, neighbours);
   }
   template <typename F>
   void scan(int64_t count, const F& f) {
@@ -57,6 +58,8 @@ class DeviceRun {
   }
 
  private:
+  /// About as many as a device runs side by side: more entries than that are shared out among fewer threads.
+  static constexpr int64_t kThreadsAtOnce = int64_t{1} << 18;
   /// Of a scan: each block reads the sums of those before its own.
   static constexpr int64_t kMostParts = 1024;
 

@@ -11,18 +11,9 @@
 namespace flashmask::cuda::masks {
 
 inline constexpr int kThreads = 256;
-inline constexpr int kBlocks =
-    3;  ///< that a multiprocessor holds at least: more would leave too few registers for loads
+inline constexpr int kBlocks = 3;  ///< of a multiprocessor, at least; more would leave too few registers for loads
 inline constexpr int kScanItems = 4;
 inline constexpr int64_t kTile = kThreads * kScanItems;
-
-/// How many entries a thread does one after the other: neighbours, which mostly share a segment. Those of a step that
-/// says so are better done side by side.
-template <typename F>
-inline constexpr int kNeighbours = 4;
-template <typename F>
-  requires requires { F::kNeighbours; }
-inline constexpr int kNeighbours<F> = F::kNeighbours;
 
 /// Everything on the stream before is done and visible after it.
 __device__ inline void begin_step() {
@@ -36,21 +27,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks) clear(int4* words, int64_t 
   if (n < count) words[n] = {};
 }
 
-/// blocks_per_lead blocks for each lead.
+/// blocks_per_lead blocks for each lead. A thread does `neighbours` entries, which mostly share a segment.
 template <typename F>
 __global__ void __launch_bounds__(kThreads, kBlocks)
-    each(const __grid_constant__ F f, build::Leads leads, int64_t count, uint32_t blocks_per_lead) {
+    each(const __grid_constant__ F f, build::Leads leads, int64_t count, uint32_t blocks_per_lead, int neighbours) {
   begin_step();
   const build::Lead lead = leads[blockIdx.x / blocks_per_lead];
-  constexpr int kItems = kNeighbours<F>;
-  const int64_t first = (int64_t{blockIdx.x % blocks_per_lead} * kThreads + threadIdx.x) * kItems;
-  if constexpr (kItems == 1) {
-    if (first < count) f(lead, first);
-  } else {
-    const F own = f;
+  const int64_t first = (int64_t{blockIdx.x % blocks_per_lead} * kThreads + threadIdx.x) * neighbours;
+  const F own = f;
 #pragma unroll 1
-    for (int64_t n = first; n < first + kItems && n < count; ++n) own(lead, n);
-  }
+  for (int64_t n = first; n < first + neighbours && n < count; ++n) own(lead, n);
 }
 
 /// How a scan's entries are divided: a block for each part of a lead, several tiles if there are very many.
