@@ -68,6 +68,16 @@ def planning(topics):
     return ["### The plan", "", "On the GPU, the slowest of the twelve masks.", "", *markdown_table(head, rows), ""]
 
 
+def building(topics):
+    found = figures_of(topics, "masks")
+    if not found:
+        return []
+    columns, cells = found["masks"]["columns"], found["masks"]["cells"]
+    said = f"The vectors of one mask of {columns:,} columns: a replayed CUDA graph, and one core of its host."
+    rows = [[f["mask"], f"{f['replay_us']:.1f} us", f"{f['host_ms']:.2f} ms"] for f in cells]
+    return ["### Building a mask", "", said, "", *markdown_table(["mask", "GPU", "host"], rows), ""]
+
+
 def small(topics):
     lines = []
     for name, what in (("small", "forward"), ("small-bwd", "forward and backward")):
@@ -130,7 +140,7 @@ def first_call(topics):
 
 
 def measurements(topics):
-    parts = (sparsity, mask_cost, planning, small, host_time, first_call)
+    parts = (sparsity, mask_cost, planning, building, small, host_time, first_call)
     memory = ["### Memory of a mask", "", f"![Memory of one mask]({PICTURES}/gpu-mask-memory.svg)", ""]
     return ["## Other measurements", "", *(line for part in parts for line in part(topics)), *memory]
 

@@ -13,6 +13,7 @@ sparsity  latency against sparsity at 32K
 small     wall time of 1,000 calls on a small problem; with --op bwd of forward and backward
 maskcost  the element mask's price: all tiles partial against all tiles full
 plan      the planner's time
+masks     the time of building a mask's vectors, family by family
 cycles    cycles of the kernels; with --old LIBRARY of two libraries that take turns
 first     time from ready inputs to the first output, in a fresh process
 """
@@ -35,11 +36,12 @@ COMMANDS = {
     "small": "small",
     "maskcost": "maskcost",
     "plan": "plan_time",
+    "masks": "masks_time",
     "first": "first",
     "cycles": "cycles",
 }
 OF_THEIR_OWN = ("paper", "cycles")  # commands that say what their options are
-ROUNDS = {"sparsity": 3, "small": 7, "maskcost": 9, "plan": 7, "first": 5}
+ROUNDS = {"sparsity": 3, "small": 7, "maskcost": 9, "plan": 7, "masks": 7, "first": 5}
 BOTH_DIRECTIONS = {"small": "bwd: the forward and its backward"}
 
 

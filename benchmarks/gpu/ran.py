@@ -42,6 +42,9 @@ class Kernels(receipts.Library):
     def of_plan(self):
         return {i: found for i, found in sorted(self.hashes.items()) if receipts.is_of_plan(i)}
 
+    def of_masks(self):
+        return {i: found for i, found in sorted(self.hashes.items()) if i.endswith(".masks")}
+
 
 class DryKernels(Kernels):
     """Invented, like the times of a dry run."""

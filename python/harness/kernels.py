@@ -32,14 +32,24 @@ def hashes(library):
     """{"toolkit": nvcc's full build string, "kernels": {id: hash}} of a library.
 
     A hash is of the kernel's code and attributes as they lie in the library, and of what the library launches it with:
-    threads, shared memory, tile. Raises cubin.CubinError where the library's table names a kernel whose code it does
-    not hold.
+    threads, shared memory, tile. The kernels that build masks have one together, "sm90.masks". Raises cubin.CubinError
+    where the library's table names a kernel whose code it does not hold.
     """
     digests = cubin.kernel_digests(library)
     table = table_of(library)
     if not table:
         raise cubin.CubinError(f"{library}: holds no GPU kernels; build it with -DFLASHMASK_CUDA=ON")
-    return {"toolkit": cubin.toolkit(library), "kernels": {info["id"]: _hash(info, digests, library) for info in table}}
+    of_table = {info["id"]: _hash(info, digests, library) for info in table}
+    return {"toolkit": cubin.toolkit(library), "kernels": {**of_table, **_builders(digests)}}
+
+
+def _builders(digests):
+    """{id: hash} of the code of all kernels that build masks, which are many and have no ids of their own."""
+    found = {}
+    for (arch, symbol), digest in sorted(digests.items()):
+        if "flashmask4cuda5masks" in symbol:
+            found.setdefault(f"{arch}.masks", hashlib.sha256()).update(digest.encode())
+    return {name: code.hexdigest()[:16] for name, code in found.items()}
 
 
 def _hash(info, digests, library):

@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <memory>
 
+#include "common/message.h"
+#include "common/random.h"
 #include "flashmask/c_api.h"
 #include "gpu/device_vector.h"
 #include "support/family_cases.h"
@@ -127,6 +129,114 @@ TEST(MaskBuildOnDevice, TheSameVectorsAsInHostMemory) {
         }
       }
     }
+  }
+}
+
+/// Ids that go up after a few tokens each, or only once, in leads that differ.
+FamilyVector ids(const std::string& name, int64_t batch, int64_t heads, int64_t count, int64_t longest) {
+  Random random(static_cast<uint64_t>(count + longest));
+  FamilyVector v{name, {}, batch, heads, count};
+  for (int64_t lead = 0; lead < batch * heads; ++lead) {
+    int64_t id = -3, left = random.integer(1, longest);
+    for (int64_t n = 0; n < count; ++n) {
+      if (left-- == 0) left = random.integer(0, longest), id += 1 + random.integer(0, 9);
+      v.values.push_back(id);
+    }
+  }
+  return v;
+}
+
+/// `count` segments of 0 to 2 tokens, and a flag for each.
+FamilyCase many_segments(int64_t batch, int64_t heads, int64_t count) {
+  Random random(static_cast<uint64_t>(count));
+  FamilyCase c{"shared_question", {{"seqlens", {}, batch, heads, count}}, {{"seqlen", 2 * count}}};
+  FamilyVector flags{"is_question", {}, 1, heads, count};
+  for (int64_t n = 0; n < batch * heads * count; ++n) c.vectors[0].values.push_back(random.integer(0, 2));
+  for (int64_t n = 0; n < heads * count; ++n) flags.values.push_back(random.integer(0, 4) == 0);
+  c.vectors.push_back(flags);
+  return c;
+}
+
+/// Cases whose steps go over `count` entries of batch * heads leads.
+std::vector<FamilyCase> cases_over(int64_t batch, int64_t heads, int64_t count) {
+  std::vector<FamilyCase> cases;
+  for (const int64_t longest : {1, 40, 5000, 2000000}) {
+    const FamilyVector doc_ids = ids("doc_ids", batch, heads, count, longest);
+    const FamilyVector block_ids = ids("block_ids", 1, heads, count, longest / 7 + 1);
+    FamilyVector queries = doc_ids, keys = doc_ids;
+    queries.name = "query_buckets";
+    keys.name = "key_buckets";
+    std::reverse(keys.values.begin(), keys.values.end());
+    for (const char* family : {"document", "causal_blockwise"}) cases.push_back({family, {doc_ids}, {}});
+    cases.push_back({"causal_with_blocks", {doc_ids, block_ids}, {{"window", 3}}});
+    cases.push_back({"hash_sparse", {queries, keys}, {{"causal", longest > 40}}});
+  }
+  cases.push_back(many_segments(batch, heads, count));
+  return cases;
+}
+
+void expect_same_as_on_host(const FamilyCase& c, const std::string& where) {
+  const std::vector<int32_t> want = on_host(c);
+  for (const bool is_wide : {false, true}) ASSERT_TRUE(on_device(c, is_wide) == want) << c.family << " of " << where;
+}
+
+/// A block of a scan takes 1024 entries, and a lead has 1024 blocks at most.
+TEST(MaskBuildOnDevice, AroundTheBlocksOfAScan) {
+  FLASHMASK_NEEDS_GPU();
+  const auto expect_all = [](int64_t batch, int64_t heads, int64_t count) {
+    const std::string where = message(batch, " x ", heads, " x ", count);
+    for (const FamilyCase& c : cases_over(batch, heads, count))
+      ASSERT_NO_FATAL_FAILURE(expect_same_as_on_host(c, where));
+  };
+  for (const int64_t count : {1, 2, 255, 256, 257, 1023, 1024, 1025, 2047, 2048, 2049, 4097, 131071, 131072, 131073})
+    ASSERT_NO_FATAL_FAILURE(expect_all(1, 1, count));
+  for (const int64_t count : {1, 1023, 1025, 9000}) ASSERT_NO_FATAL_FAILURE(expect_all(7, 5, count));
+  for (const int64_t count : {1048576, 1048577, 2100000}) ASSERT_NO_FATAL_FAILURE(expect_all(1, 1, count));
+}
+
+TEST(MaskBuildOnDevice, LongTrees) {
+  FLASHMASK_NEEDS_GPU();
+  for (const int64_t nodes : {1, 31, 32, 33, 1023, 1024, 1025, 32769, 131072, 1048577}) {
+    for (const FamilyCase& c : long_trees(nodes))
+      ASSERT_NO_FATAL_FAILURE(expect_same_as_on_host(c, message(nodes, " nodes")));
+  }
+}
+
+/// Few buckets, many runs: all threads note theirs in the same places.
+TEST(MaskBuildOnDevice, ManyRunsOfFewBuckets) {
+  FLASHMASK_NEEDS_GPU();
+  constexpr int64_t kCount = 131072;
+  FamilyCase c{
+      "hash_sparse", {{"query_buckets", {}, 1, 1, kCount}, {"key_buckets", {}, 1, 1, kCount}}, {{"causal", 1}}};
+  Random random(6);
+  for (int64_t n = 0; n < kCount; ++n) {
+    // The last rows of two buckets are two runs each; only keys whose first row is among them are of these buckets.
+    const int64_t left = kCount - n;
+    c.vectors[0].values.push_back(left > 40 ? random.integer(0, 9) : left / 10 % 2);
+    c.vectors[1].values.push_back(left > 20 ? 99 : left / 10 % 2);
+  }
+  ASSERT_NO_FATAL_FAILURE(expect_same_as_on_host(c, "many runs"));
+}
+
+TEST(MaskBuildOnDevice, ScratchOfAnyAlignment) {
+  FLASHMASK_NEEDS_GPU();
+  struct Unaligned : Scratch {
+    static void* allocate(void* context, std::size_t bytes) {
+      return static_cast<uint8_t*>(Scratch::allocate(context, bytes + 1)) + 1;
+    }
+  };
+  FamilyCases cases(12, 5000);
+  for (const char* family : {"hash_sparse", "causal_document", "prefix_tree"}) {
+    const FamilyCase c = cases.next(family);
+    Given given(c, true, true);
+    Unaligned scratch;
+    fm_options options = options_on(nullptr, scratch);
+    options.allocate = Unaligned::allocate;
+    fm_mask mask = shape_of(c.family, given, &options);
+    const DeviceVector<int32_t> bounds(std::vector<int32_t>(numbers_in(mask.bounds), kPoison));
+    mask.bounds.data = bounds.data();
+    ASSERT_EQ(fm_mask_build(family, given.get(), &mask, &options), FM_OK) << fm_last_error();
+    EXPECT_TRUE(bounds.to_host() == on_host(c)) << family;
   }
 }
 

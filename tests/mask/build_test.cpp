@@ -5,6 +5,8 @@
 #include <memory>
 #include <vector>
 
+#include "common/message.h"
+#include "common/random.h"
 #include "flashmask/builders.h"
 #include "flashmask/c_api.h"
 #include "mask/build/build-inl.h"
@@ -205,6 +207,12 @@ class AnyOrder {
     std::fill_n(memory_.back().get(), bytes, static_cast<unsigned char>(0xA5));
     return reinterpret_cast<T*>(memory_.back().get());
   }
+  template <typename T>
+  T* zeros(int64_t count) {
+    T* const all = array<T>(count);
+    std::fill_n(all, leads_.count() * count, T{});
+    return all;
+  }
   template <typename F>
   void each(int64_t count, const F& f) {
     for (int64_t l = leads_.count(); l-- > 0;) {
@@ -219,6 +227,7 @@ class AnyOrder {
     for (int64_t l = 0; l < leads_.count(); ++l) {
       std::vector<int64_t> values, sums;
       int64_t sum = 0;
+      for (int64_t n = count; n-- > 0;) f.prepare(leads_[l], n);
       for (int64_t n = 0; n < count; ++n) {
         values.push_back(f.value(leads_[l], n));
         sums.push_back(sum += values.back());
@@ -227,54 +236,136 @@ class AnyOrder {
         f.store(leads_[l], n, values[static_cast<std::size_t>(n)], sums[static_cast<std::size_t>(n)]);
     }
   }
-  build::Pairs sort(int64_t count, const build::Pairs& given) {
-    for (int64_t l = 0; l < leads_.count(); ++l) {
-      std::vector<std::pair<int64_t, int32_t>> pairs;
-      for (int64_t n = l * count; n < (l + 1) * count; ++n) pairs.push_back({given.keys[n], given.values[n]});
-      std::sort(pairs.begin(), pairs.end());
-      for (int64_t n = 0; n < count; ++n) {
-        given.keys[l * count + n] = pairs[static_cast<std::size_t>(n)].first;
-        given.values[l * count + n] = pairs[static_cast<std::size_t>(n)].second;
-      }
-    }
-    return given;
-  }
 
  private:
   build::Leads leads_;
   std::vector<std::unique_ptr<unsigned char[]>> memory_;
 };
 
+/// A case's vectors by the steps in any order, as in order.
+void expect_same_in_any_order(const FamilyCase& c) {
+  std::vector<build::Parameter> parameters;
+  for (const FamilyVector& v : c.vectors) {
+    TensorView view;
+    const fm_tensor t = v.tensor(v.values.data(), FM_INT64);
+    view.data = t.data;
+    view.dtype = DataType::kInt64;
+    view.rank = t.ndim;
+    std::copy_n(t.shape, 5, view.shape.begin());
+    std::copy_n(t.stride, 5, view.stride.begin());
+    parameters.push_back({v.name, view, 0});
+  }
+  for (const auto& [name, number] : c.numbers) parameters.push_back({name, {}, number});
+  const build::Arguments a = build::read_arguments(c.family, parameters, {});
+  build::check_contents(a);
+  const auto count = static_cast<std::size_t>(a.shape.batch * a.shape.heads * a.shape.seqlen_k);
+  std::vector<int32_t> want(4 * count, -1), got(4 * count, -2);
+  const auto output = [count](std::vector<int32_t>& all) {
+    return build::Output{all.data(), all.data() + count, all.data() + 2 * count, all.data() + 3 * count, 1};
+  };
+  build::build_on_host(a, output(want));
+  AnyOrder run({a.shape.batch, a.shape.heads});
+  build::build(run, a, output(got));
+  ASSERT_TRUE(got == want) << c.family << ", seqlen_k " << a.shape.seqlen_k;
+}
+
 TEST(MaskBuild, StepsInAnyOrder) {
   FamilyCases cases(7, 130);
   for (const std::string& family : FamilyCases::families()) {
-    for (int repetition = 0; repetition < 40; ++repetition) {
-      const FamilyCase c = cases.next(family);
-      std::vector<build::Parameter> parameters;
-      for (const FamilyVector& v : c.vectors) {
-        TensorView view;
-        const fm_tensor t = v.tensor(v.values.data(), FM_INT64);
-        view.data = t.data;
-        view.dtype = DataType::kInt64;
-        view.rank = t.ndim;
-        std::copy_n(t.shape, 5, view.shape.begin());
-        std::copy_n(t.stride, 5, view.stride.begin());
-        parameters.push_back({v.name, view, 0});
-      }
-      for (const auto& [name, number] : c.numbers) parameters.push_back({name, {}, number});
-      const build::Arguments a = build::read_arguments(c.family, parameters, {});
-      build::check_contents(a);
-      const auto count = static_cast<std::size_t>(a.shape.batch * a.shape.heads * a.shape.seqlen_k);
-      std::vector<int32_t> want(4 * count, -1), got(4 * count, -2);
-      const auto output = [count](std::vector<int32_t>& all) {
-        return build::Output{all.data(), all.data() + count, all.data() + 2 * count, all.data() + 3 * count, 1};
-      };
-      build::build_on_host(a, output(want));
-      AnyOrder run({a.shape.batch, a.shape.heads});
-      build::build(run, a, output(got));
-      ASSERT_TRUE(got == want) << family << " at repetition " << repetition << ", seqlen_k " << a.shape.seqlen_k;
-    }
+    for (int repetition = 0; repetition < 40; ++repetition)
+      ASSERT_NO_FATAL_FAILURE(expect_same_in_any_order(cases.next(family)));
   }
+}
+
+TEST(MaskBuild, LongTreesInAnyOrder) {
+  // With 32 in a run, these have one to four levels.
+  for (const int64_t nodes : {1, 31, 32, 33, 1024, 1025, 33000}) {
+    for (const FamilyCase& c : long_trees(nodes)) ASSERT_NO_FATAL_FAILURE(expect_same_in_any_order(c)) << nodes;
+  }
+}
+
+TEST(MaskBuild, TreesInDepthFirstOrderAlone) {
+  Random random(9);
+  int fitting = 0;
+  for (int repetition = 0; repetition < 4000; ++repetition) {
+    std::vector<int64_t> parents, path;
+    bool in_order = true;
+    const int64_t nodes = random.integer(1, 7);
+    for (int64_t n = 0; n < nodes; ++n) {
+      const int64_t parent =
+          random.integer(0, 30) ? random.integer(std::max<int64_t>(n - 3, -1), n - 1) : random.integer(-3, 9);
+      while (!path.empty() && path.back() != parent) path.pop_back();
+      in_order &= parent == -1 || !path.empty();
+      path.push_back(n);
+      parents.push_back(parent);
+    }
+    Parameters p;
+    p.add("parents", vector_of(parents));
+    const Built b = built("prefix_tree", p);
+    EXPECT_EQ(b.status, in_order ? FM_OK : FM_INVALID_ARGUMENT) << repetition << b.error;
+    fitting += in_order;
+  }
+  EXPECT_GT(fitting, 500);
+  EXPECT_LT(fitting, 3500);
+}
+
+/// Which rows see a key of a hash-sparse mask, and how many runs of rows do not.
+struct SeenByBucket {
+  std::vector<bool> rows;
+  int64_t hidden_runs = 0;
+};
+
+SeenByBucket seen_by_bucket(const std::vector<int64_t>& queries, int64_t key, int64_t first) {
+  SeenByBucket seen{std::vector<bool>(queries.size()), 0};
+  bool was_hidden = false;
+  for (auto row = static_cast<std::size_t>(first); row < queries.size(); ++row) {
+    seen.rows[row] = queries[row] == key;
+    seen.hidden_runs += !seen.rows[row] && !was_hidden;
+    was_hidden = !seen.rows[row];
+  }
+  return seen;
+}
+
+TEST(MaskBuild, HashSparseOfUnsortedQueries) {
+  Random random(5);
+  const std::vector<int64_t> buckets{INT64_MIN, -1, 0, INT64_MAX, int64_t{1} << 32};
+  int fitting = 0, unfit = 0;
+  for (int repetition = 0; repetition < 4000; ++repetition) {
+    const auto draw = [&](int64_t count, int64_t of) {
+      std::vector<int64_t> drawn;
+      for (int64_t n = 0; n < count; ++n)
+        drawn.push_back(n > 0 && random.integer(0, 1) ? drawn.back()
+                                                      : buckets[static_cast<std::size_t>(random.integer(0, of))]);
+      return drawn;
+    };
+    const std::vector<int64_t> queries = draw(random.integer(0, 24), 3), keys = draw(random.integer(1, 9), 4);
+    const bool causal = random.integer(0, 1) != 0;
+    const auto rows = static_cast<int64_t>(queries.size()), count = static_cast<int64_t>(keys.size());
+    Parameters p;
+    p.add("query_buckets", vector_of(queries));
+    p.add("key_buckets", vector_of(keys));
+    p.add("causal", causal);
+    const Built b = built("hash_sparse", p);
+    bool is_unfit = false;
+    for (int64_t j = 0; j < count && !is_unfit; ++j) {
+      const int64_t first = causal ? std::clamp<int64_t>(j - (count - rows), 0, rows) : 0;
+      const SeenByBucket want = seen_by_bucket(queries, keys[static_cast<std::size_t>(j)], first);
+      is_unfit = want.hidden_runs > 2;
+      if (is_unfit) {
+        EXPECT_EQ(b.status, FM_UNREPRESENTABLE);
+        EXPECT_NE(b.error.find(message("column ", j, " needs ", want.hidden_runs, ";")), std::string::npos) << b.error;
+      }
+      for (int64_t row = first; row < rows && b.status == FM_OK; ++row) {
+        const int32_t* const c = b.bounds.data() + 4 * j;
+        const bool seen = !(row >= c[0] && row < c[1]) && !(row >= c[2] && row < c[3]);
+        ASSERT_EQ(seen, want.rows[static_cast<std::size_t>(row)]) << "repetition " << repetition << ", " << row << j;
+      }
+    }
+    (is_unfit ? unfit : fitting) += 1;
+    EXPECT_EQ(b.status == FM_OK, !is_unfit) << b.error;
+  }
+  EXPECT_GT(fitting, 500);
+  EXPECT_GT(unfit, 500);
 }
 
 }  // namespace

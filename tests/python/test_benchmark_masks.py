@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flashmask import capi
+from flashmask import _calls, capi
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu"), str(ROOT / "python")]
 import flex_masks  # noqa: E402
+import mask_build  # noqa: E402
 import paper_masks  # noqa: E402
 import plan_layout  # noqa: E402
 import samples  # noqa: E402
@@ -160,3 +161,21 @@ def test_plan_layout_is_the_librarys(seqlen_q, seqlen_k, heads):
         assert np.array_equal(
             bits_at(plan, begin, heads, at.key_blocks, at.words_per_key, at.row_granules), expected.transpose(0, 2, 1)
         )
+
+
+def test_the_time_of_every_family_with_vectors_is_measured():
+    cases = mask_build.cases(8192)
+    built = set()
+    for family, vectors, numbers in cases.values():
+        given = {name: np.ascontiguousarray(x) for name, x in vectors.items()}
+        parameters = _calls.mask_parameters({name: capi.tensor(x) for name, x in given.items()}, numbers)
+        mask = capi.make(capi.Mask)
+        capi.check(lib.fm_mask_shape(family.encode(), C.byref(parameters), C.byref(mask), None))
+        assert mask.seqlen_k == 8192
+        bounds = np.empty(tuple(mask.bounds.shape[:4]), np.int32)
+        mask.bounds = capi.tensor(bounds)
+        capi.check(lib.fm_mask_build(family.encode(), C.byref(parameters), C.byref(mask), None))
+        built.add(family)
+    refused = lib.fm_mask_shape(b"none", C.byref(capi.make(capi.MaskParameters)), C.byref(capi.make(capi.Mask)), None)
+    known = lib.fm_last_error().decode().split("known: ")[1].split(", ")
+    assert refused and built == set(known) - {"full", "causal", "sliding_window", "prefix_tree_from_intervals"}

@@ -246,6 +246,13 @@ def reported(file, tmp_path, monkeypatch):
     return run
 
 
+def test_the_page_has_the_time_of_building_masks(file, documented):
+    cells = [{"mask": "eviction", "replay_us": 6.04, "host_ms": 0.114}]
+    made = invented.topic(file, "masks", [FWD], masks={"columns": 131072, "cells": cells})
+    page, _ = documented(*slices(file), made)
+    assert "### Building a mask" in page and "| eviction | 6.0 us | 0.11 ms |" in page
+
+
 def test_report_is_one_page_without_outside_resources(file, reported):
     page, drawn = reported(
         invented.slice_of(file, device="<device>"), invented.topic(file, "sparsity", [FWD], sparsity=sparsity_figures())

@@ -254,4 +254,25 @@ class FamilyCases {
   int64_t longest_, seqlen_ = 0, batch_ = 1, heads_ = 1, used_ = 0;
 };
 
+/// Prefix trees of as many nodes as asked for: a chain, a root and its children, and one of which no branch is alike.
+inline std::vector<FamilyCase> long_trees(int64_t nodes) {
+  Random random(static_cast<uint64_t>(nodes));
+  FamilyVector chain{"parents", {}, 1, 1, nodes}, star = chain, any = chain;
+  for (int64_t n = 0; n < nodes; ++n) {
+    chain.values.push_back(n - 1);
+    star.values.push_back(n > 0 ? 0 : -1);
+    int64_t parent = n - 1;
+    while (parent >= 0 && random.integer(0, 1)) parent = any.values[static_cast<std::size_t>(parent)];
+    any.values.push_back(parent);
+  }
+  std::vector<FamilyCase> cases;
+  for (const FamilyVector& parents : {chain, star, any}) {
+    FamilyVector lengths = parents;
+    lengths.name = "lengths";
+    for (int64_t& length : lengths.values) length = random.integer(0, 2);
+    cases.push_back({"prefix_tree", {parents, lengths}, {{"seqlen", 2 * nodes}}});
+  }
+  return cases;
+}
+
 }  // namespace flashmask::test

@@ -419,9 +419,10 @@ bool is_square(Kind kind) {
 
 /// Batch entries times heads. Throws if they, or the numbers of the mask, are too many to count.
 int64_t check_size(const Shape& shape) {
-  constexpr int64_t kBytes = sizeof(int64_t);  // of the widest scratch
+  constexpr int64_t kBytes = 48;  // more than the scratch of a key or a row
   const std::optional<int64_t> leads = checked_product(shape.batch, shape.heads);
-  if (!leads || *leads > INT32_MAX || !checked_product(*leads, std::max<int64_t>(shape.seqlen_k, 1), 4 * kBytes))
+  const int64_t longest = std::max<int64_t>({shape.seqlen_q, shape.seqlen_k, 1});
+  if (!leads || *leads > INT32_MAX || !checked_product(*leads, longest, kBytes))
     throw_invalid("the parameters have ", shape.batch, " batch entries and ", shape.heads,
                   " heads; these are too many for masks of ", shape.seqlen_k, " keys");
   return *leads;

@@ -94,7 +94,8 @@ struct Arguments {
 /// follow from them. Throws kInvalidArgument naming what is wrong.
 Arguments read_arguments(std::string_view family, std::span<const Parameter> parameters, Device device);
 
-/// Throws unless the contents of all vectors, in host memory, make a mask of the family.
+/// Throws unless the contents of all vectors, in host memory, make a mask of the family, as far as a build does not
+/// find out.
 void check_contents(const Arguments& arguments);
 
 /// Where the vectors go: null ones are not written. `stride` elements lie between neighbouring columns.
@@ -104,7 +105,7 @@ struct Output {
 };
 
 /// Builds the vectors in host memory, from contents that are checked. Throws kUnrepresentable, naming the first column
-/// that does not fit two intervals.
+/// that does not fit two intervals, or kInvalidArgument, naming the first node of a tree that is not in its place.
 void build_on_host(const Arguments& arguments, const Output& output);
 
 /// The whole of it: a mask in host memory.

@@ -5,9 +5,10 @@
 //   Run::kInOrder               whether one entry is done after the other
 //   run.leads()                 Leads: batch entries and heads
 //   run.array<T>(count)         scratch of `count` elements for each lead, as a T*; contents undefined
+//   run.zeros<T>(count)         the same; contents 0
 //   run.each(count, f)          f(lead, n) for each lead and n < count
-//   run.scan(count, f)          f.store(lead, n, value, sum) likewise: f.value(lead, n), and the sum of those up to it
-//   run.sort(count, pairs)      Pairs sorted by key, stably: those given, or others in their place
+//   run.scan(count, f)          f.prepare(lead, n) likewise, and after all of them f.store(lead, n, value, sum):
+//                               f.value(lead, n), which may be asked for more than once, and the sum of those up to it
 
 #include <type_traits>
 
@@ -15,12 +16,6 @@
 #include "mask/build/columns.h"
 
 namespace flashmask::build {
-
-/// Keys and their values, [leads, count].
-struct Pairs {
-  int64_t* keys;
-  int32_t* values;
-};
 
 /// Scratch of `count` elements for each lead.
 template <typename T>
@@ -35,31 +30,27 @@ FLASHMASK_COLUMN int32_t row_of(int64_t value, int64_t seqlen_q) {
 
 // --- Steps ----------------------------------------------------------------------------------------
 
-struct Fill {
-  int32_t* out;
-  int64_t count, value;
-  FLASHMASK_COLUMN void operator()(const Lead& lead, int64_t n) const {
-    out[lead.index * count + n] = static_cast<int32_t>(value);
-  }
-};
-
 /// Ends of segments from their lengths.
 struct EndsOfLengths {
   Integers lengths;
   int64_t* ends;
+  FLASHMASK_COLUMN void prepare(const Lead&, int64_t) const {}
   FLASHMASK_COLUMN int64_t value(const Lead& lead, int64_t n) const { return lengths(lead, n); }
   FLASHMASK_COLUMN void store(const Lead& lead, int64_t n, int64_t, int64_t sum) const {
     ends[lead.index * lengths.count + n] = sum;
   }
 };
 
-/// Ends of segments from the tokens at which they begin; `ends` is filled with the sequence's end. Begins(lead, token)
-/// is asked for every token but the first.
+/// Ends of segments from the tokens at which they begin, then the sequence's end. Begins(lead, token) is asked for
+/// every token but the first.
 template <typename Begins>
 struct EndsOfRuns {
   Begins begins;
   int64_t seqlen;
   int32_t* ends;
+  FLASHMASK_COLUMN void prepare(const Lead& lead, int64_t n) const {
+    ends[lead.index * seqlen + n] = static_cast<int32_t>(seqlen);
+  }
   FLASHMASK_COLUMN int64_t value(const Lead& lead, int64_t n) const { return n > 0 && begins(lead, n); }
   FLASHMASK_COLUMN void store(const Lead& lead, int64_t n, int64_t is_begin, int64_t segment) const {
     if (is_begin) ends[lead.index * seqlen + segment - 1] = static_cast<int32_t>(n);
@@ -84,11 +75,14 @@ struct BeginsOfBlocks {
   }
 };
 
-/// Numbers the groups of shared questions and finds where they end; `group_end` is filled with the total.
+/// Numbers the groups of shared questions and finds where they end, the last with the segments.
 struct GroupsOfSegments {
   Segments segments;
   Integers is_question;
   int32_t *group, *group_end;
+  FLASHMASK_COLUMN void prepare(const Lead& lead, int64_t n) const {
+    group_end[lead.index * segments.count() + n] = static_cast<int32_t>(segments.total(lead));
+  }
   FLASHMASK_COLUMN int64_t value(const Lead& lead, int64_t n) const { return is_question(lead, n) != 0; }
   FLASHMASK_COLUMN void store(const Lead& lead, int64_t n, int64_t is_begin, int64_t number) const {
     const int64_t first = lead.index * segments.count();
@@ -97,24 +91,18 @@ struct GroupsOfSegments {
   }
 };
 
-struct FillTotal {
-  Segments segments;
-  int32_t* out;
-  FLASHMASK_COLUMN void operator()(const Lead& lead, int64_t n) const {
-    out[lead.index * segments.count() + n] = static_cast<int32_t>(segments.total(lead));
-  }
-};
-
-/// The smallest of each run of kFan values.
+/// The smallest of each run of values.
 struct Smallest {
-  static constexpr int64_t kFan = 32;
   Integers values;
   int32_t* out;
   int64_t out_count;
   FLASHMASK_COLUMN void operator()(const Lead& lead, int64_t n) const {
-    const int64_t end = smaller((n + 1) * kFan, values.count);
-    int64_t least = values(lead, n * kFan);
-    for (int64_t at = n * kFan + 1; at < end; ++at) least = smaller(least, values(lead, at));
+    const int64_t least = with_run(values, lead, n, [](const auto& value) {
+      auto found = value(0);
+      FLASHMASK_UNROLL
+      for (int k = 1; k < kRun; ++k) found = value(k) < found ? value(k) : found;
+      return static_cast<int64_t>(found);
+    });
     out[lead.index * out_count + n] = static_cast<int32_t>(larger(smaller(least, INT32_MAX), INT32_MIN));
   }
 };
@@ -127,23 +115,32 @@ struct LastDescendant {
   int levels;
   int32_t* out;
   FLASHMASK_COLUMN void operator()(const Lead& lead, int64_t node) const {
-    int level = 0;
-    int64_t at = node + 1;
-    for (;;) {
-      if (at >= parents[level].count) {
-        if (level + 1 >= levels) break;
-        at = parents[++level].count;
-      } else if (parents[level](lead, at) < node) {
-        if (level == 0) break;
-        at *= Smallest::kFan;
-        --level;
-      } else {
-        ++at;
-        for (; level + 1 < levels && at % Smallest::kFan == 0; ++level) at /= Smallest::kFan;
-      }
+    out[lead.index * parents[0].count + node] = static_cast<int32_t>(next_outside(lead, node) - 1);
+  }
+
+ private:
+  FLASHMASK_COLUMN int64_t next_outside(const Lead& lead, int64_t node) const {
+    int64_t from = node + 1;
+    for (int level = 0; level < levels && from < parents[level].count;) {
+      const int64_t found = first_below(parents[level], lead, from, node);
+      if (found >= 0 && level == 0) return found;
+      from = found >= 0 ? found * kRun : from / kRun + 1;
+      level += found >= 0 ? -1 : 1;
     }
-    const int64_t end = level == 0 ? smaller(at, parents[0].count) : parents[0].count;
-    out[lead.index * parents[0].count + node] = static_cast<int32_t>(end - 1);
+    return parents[0].count;
+  }
+  /// The first entry less than `node` from `from` to the end of its run; -1: there is none.
+  FLASHMASK_COLUMN static int64_t first_below(const Integers& x, const Lead& lead, int64_t from, int64_t node) {
+    const int64_t run = from / kRun;
+    const int skipped = static_cast<int>(from - run * kRun);
+    return with_run(x, lead, run, [&](const auto& entry) {
+      int first = kRun;
+      FLASHMASK_UNROLL
+      for (int k = kRun - 1; k >= 0; --k) {
+        if (entry(k) < static_cast<decltype(entry(k))>(node) && k >= skipped) first = k;
+      }
+      return first < kRun ? run * kRun + first : int64_t{-1};
+    });
   }
 };
 
@@ -171,25 +168,18 @@ struct CheckTree {
   }
 };
 
-struct CopyBuckets {
-  Integers buckets;
-  Pairs out;
-  FLASHMASK_COLUMN void operator()(const Lead& lead, int64_t n) const {
-    out.keys[lead.index * buckets.count + n] = buckets(lead, n);
-    out.values[lead.index * buckets.count + n] = static_cast<int32_t>(n);
-  }
-};
-
-struct GapsOfRows {
-  Integers bucket, row;
-  int32_t *gaps, *gap_at;
-  FLASHMASK_COLUMN int64_t value(const Lead& lead, int64_t n) const {
-    return n > 0 && bucket(lead, n) == bucket(lead, n - 1) && row(lead, n) != row(lead, n - 1) + 1;
-  }
-  FLASHMASK_COLUMN void store(const Lead& lead, int64_t n, int64_t is_gap, int64_t sum) const {
-    const int64_t first = lead.index * row.count;
-    gaps[first + n] = static_cast<int32_t>(sum);
-    if (is_gap) gap_at[first + sum - 1] = static_cast<int32_t>(n);
+/// Notes where runs of rows of one bucket begin and end. The last rows come first, after which few are kept.
+struct NoteRuns {
+  BucketTable table;
+  FLASHMASK_COLUMN void operator()(const Lead& lead, int64_t after) const {
+    const Integers& buckets = table.buckets;
+    const int64_t row = buckets.count - 1 - after, bucket = buckets(lead, row);
+    const bool is_first = row == 0 || buckets(lead, row - 1) != bucket;
+    const bool is_last = after == 0 || buckets(lead, row + 1) != bucket;
+    if (!is_first && !is_last) return;
+    LastRuns* const runs = table.find(lead, bucket, row);
+    if (is_last) LastRuns::keep(runs->last, row);
+    if (is_first) LastRuns::keep(runs->first, row);
   }
 };
 
@@ -276,7 +266,6 @@ struct WriteConcatenated {
 template <typename Run, typename Begins>
 Segments runs(Run& run, const Begins& begins, int64_t seqlen) {
   int32_t* ends = run.template array<int32_t>(seqlen);
-  run.each(seqlen, Fill{ends, seqlen, seqlen});
   run.scan(seqlen, EndsOfRuns<Begins>{begins, seqlen, ends});
   return Segments(integers_of(ends, run.leads(), seqlen), seqlen - 1);
 }
@@ -285,11 +274,8 @@ template <typename Run>
 Segments segments(Run& run, const GivenSegments& given, int64_t seqlen) {
   const Leads leads = run.leads();
   switch (given.form) {
-    case Form::kNone: {  // one of all tokens
-      int32_t* ends = run.template array<int32_t>(1);
-      run.each(1, Fill{ends, 1, seqlen});
-      return Segments(integers_of(ends, leads, 1));
-    }
+    case Form::kNone:  // one of all tokens
+      return Segments({.count = 1, .constant = seqlen});
     case Form::kCuSeqlens: {
       Integers ends = given.values;
       const int64_t bytes = static_cast<int64_t>(element_size(ends.dtype));
@@ -312,7 +298,6 @@ SharedQuestion shared_question(Run& run, const Arguments& a) {
   const Segments all = segments(run, a.documents, a.seqlen);
   int32_t* group = run.template array<int32_t>(all.count());
   int32_t* group_end = run.template array<int32_t>(all.count());
-  run.each(all.count(), FillTotal{all, group_end});
   run.scan(all.count(), GroupsOfSegments{all, a.is_question, group, group_end});
   return {all, a.is_question, integers_of(group, run.leads(), all.count()),
           integers_of(group_end, run.leads(), all.count())};
@@ -326,9 +311,9 @@ Integers last_descendants(Run& run, const Integers& parents) {
     return integers_of(last, run.leads(), parents.count);
   }
   LastDescendant step{.parents = {parents}, .levels = 1, .out = run.template array<int32_t>(parents.count)};
-  for (; step.parents[step.levels - 1].count > Smallest::kFan; ++step.levels) {
+  for (; step.parents[step.levels - 1].count > kRun; ++step.levels) {
     const Integers& below = step.parents[step.levels - 1];
-    const int64_t count = (below.count + Smallest::kFan - 1) / Smallest::kFan;
+    const int64_t count = (below.count + kRun - 1) / kRun;
     int32_t* smallest = run.template array<int32_t>(count);
     run.each(count, Smallest{below, smallest, count});
     step.parents[step.levels] = integers_of(smallest, run.leads(), count);
@@ -340,23 +325,16 @@ Integers last_descendants(Run& run, const Integers& parents) {
 template <typename Run>
 PrefixTree prefix_tree(Run& run, const Arguments& a) {
   const Integers last = last_descendants(run, a.parents);
-  if (a.unfit && !Run::kInOrder) run.each(a.parents.count, CheckTree{a.parents, last, a.unfit});
+  if (a.unfit) run.each(a.parents.count, CheckTree{a.parents, last, a.unfit});
   return {segments(run, a.documents, a.seqlen), last};
 }
 
 template <typename Run>
 HashSparse hash_sparse(Run& run, const Arguments& a) {
-  const Leads leads = run.leads();
   const int64_t rows = a.shape.seqlen_q;
-  const Pairs given{run.template array<int64_t>(rows), run.template array<int32_t>(rows)};
-  int32_t *gaps = run.template array<int32_t>(rows), *gap_at = run.template array<int32_t>(rows);
-  run.each(rows, CopyBuckets{a.query_buckets, given});
-  const Pairs sorted = run.sort(rows, given);
-  const Integers buckets = integers_of(sorted.keys, leads, rows), queries = integers_of(sorted.values, leads, rows);
-  run.scan(rows, GapsOfRows{buckets, queries, gaps, gap_at});
-  return {rows,    a.shape.seqlen_k, a.shape.band == Band::causal(), a.key_buckets,
-          buckets, queries,          integers_of(gaps, leads, rows), integers_of(gap_at, leads, rows),
-          a.unfit};
+  const BucketTable table{a.query_buckets, run.template zeros<int32_t>(BucketTable::words(rows))};
+  run.each(rows, NoteRuns{table});
+  return {rows, a.shape.seqlen_k, a.shape.band == Band::causal(), a.key_buckets, table, a.unfit};
 }
 
 template <typename Run>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <deque>
+#include <cstdlib>
 #include <memory>
-#include <tuple>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -21,9 +21,12 @@ class HostRun {
 
   template <typename T>
   T* array(int64_t count) {
-    const auto bytes = static_cast<std::size_t>(leads_.count() * count) * sizeof(T);
-    memory_.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes));
-    return reinterpret_cast<T*>(memory_.back().get());
+    return keep<T>(std::malloc(bytes<T>(count)));
+  }
+  /// Pages that nothing is written to cost nothing.
+  template <typename T>
+  T* zeros(int64_t count) {
+    return keep<T>(std::calloc(bytes<T>(count), 1));
   }
   template <typename F>
   void each(int64_t count, F f) const {
@@ -37,39 +40,53 @@ class HostRun {
     for (int64_t l = 0; l < leads_.count(); ++l) {
       const Lead lead = leads_[l];
       int64_t sum = 0;
+      for (int64_t n = 0; n < count; ++n) f.prepare(lead, n);
       for (int64_t n = 0; n < count; ++n) {
         const int64_t value = f.value(lead, n);
         f.store(lead, n, value, sum += value);
       }
     }
   }
-  Pairs sort(int64_t count, const Pairs& given) const {
-    std::vector<std::pair<int64_t, int32_t>> pairs(static_cast<std::size_t>(count));
-    for (int64_t l = 0; l < leads_.count(); ++l) {
-      int64_t* const keys = given.keys + l * count;
-      int32_t* const values = given.values + l * count;
-      if (std::is_sorted(keys, keys + count)) continue;
-      for (int64_t n = 0; n < count; ++n) pairs[static_cast<std::size_t>(n)] = {keys[n], values[n]};
-      std::stable_sort(pairs.begin(), pairs.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-      for (int64_t n = 0; n < count; ++n) std::tie(keys[n], values[n]) = pairs[static_cast<std::size_t>(n)];
-    }
-    return given;
-  }
 
  private:
+  template <typename T>
+  std::size_t bytes(int64_t count) const {
+    return std::max<std::size_t>(static_cast<std::size_t>(leads_.count() * count) * sizeof(T), 1);
+  }
+  template <typename T>
+  T* keep(void* memory) {
+    if (!memory) throw std::bad_alloc();
+    memory_.emplace_back(memory, std::free);
+    return static_cast<T*>(memory);
+  }
+
   Leads leads_;
-  std::deque<std::unique_ptr<std::byte[]>> memory_;
+  std::vector<std::unique_ptr<void, decltype(&std::free)>> memory_;
 };
 
-/// Throws naming the first column that needs more than two intervals.
+/// How many runs of rows from the diagonal on are in another bucket than the key.
+int64_t hidden_runs(const HashSparse& family, const Lead& lead, int64_t j) {
+  const int64_t key = family.key_buckets(lead, j);
+  int64_t count = 0;
+  bool was_hidden = false;
+  for (int64_t row = family.first_row(j); row < family.seqlen_q; ++row) {
+    const bool is_hidden = family.rows.buckets(lead, row) != key;
+    count += is_hidden && !was_hidden;
+    was_hidden = is_hidden;
+  }
+  return count;
+}
+
+/// Throws naming the first column that needs more than two intervals, or what breaks the order of a tree.
 void throw_first_misfit(HostRun& run, const Arguments& a) {
   const Leads& leads = run.leads();
-  if (a.kind == Kind::kHashSparse) {
+  if (a.kind == Kind::kPrefixTree) {
+    check_tree(a);
+  } else if (a.kind == Kind::kHashSparse) {
     const HashSparse family = hash_sparse(run, a);
     run.each(a.shape.seqlen_k, [&](const Lead& lead, int64_t j) {
-      const int64_t needs = family.hidden(lead, j).intervals;
-      if (needs > 2)
-        throw_misfit("the hash-sparse mask", leads, lead, j, needs,
+      if (family.hidden(lead, j).intervals > 2)
+        throw_misfit("the hash-sparse mask", leads, lead, j, hidden_runs(family, lead, j),
                      "sort the queries by bucket, so that the rows of each are contiguous");
     });
   } else {

@@ -4,6 +4,7 @@
 // The families as functions of a key column j: which rows its two intervals hide. What each family means stands in
 // builders.h and model_masks.h; here is how it fits two intervals. Runs on the host and on devices.
 
+#include "mask/build/buckets.h"
 #include "mask/build/segments.h"
 
 namespace flashmask::build {
@@ -244,66 +245,41 @@ struct Dflash {
   }
 };
 
-/// The rows from the diagonal on that are in another bucket than the key are hidden. The queries are sorted by bucket.
+/// The rows from the diagonal on that are in another bucket than the key are hidden.
 struct HashSparse {
   int64_t seqlen_q, seqlen_k;
   bool causal;
   Integers key_buckets;
-  Integers bucket, row;  ///< of the sorted queries
-  Integers gaps;         ///< gaps between the rows of a bucket, up to each sorted query
-  Integers gap_at;       ///< the sorted query after each gap
-  int32_t* unfit;        ///< becomes 1 if a column takes more than two intervals; may be null
+  BucketTable rows;
+  int32_t* unfit;  ///< becomes 1 if a column takes more than two intervals; may be null
 
-  /// The queries of a bucket, among those that are sorted.
-  struct Bucket {
-    int64_t lead = -1, key = 0;
-    int64_t begin = 0, end = 0;
-    int64_t first_row = 0, last_row = -1;
-    int64_t first_gap = 0, last_gap = 0;  ///< gaps up to its first and up to its last query
-  };
-  /// Neighbouring keys often share one.
-  FLASHMASK_COLUMN const Bucket& bucket_of(const Lead& lead, int64_t key) const {
-    if (lead.index == own.lead && key == own.key) return own;
-    own = {.lead = lead.index, .key = key};
-    own.begin = lower_bound(bucket, lead, 0, seqlen_q, key);
-    own.end = upper_bound(bucket, lead, own.begin, seqlen_q, key);
-    if (own.begin == own.end) return own;
-    own.first_row = row(lead, own.begin);
-    own.last_row = row(lead, own.end - 1);
-    own.first_gap = gaps(lead, own.begin);
-    own.last_gap = gaps(lead, own.end - 1);
-    return own;
+  /// The first row that the band lets see the key.
+  FLASHMASK_COLUMN int64_t first_row(int64_t j) const {
+    return causal ? smaller(larger(j - (seqlen_k - seqlen_q), 0), seqlen_q) : 0;
   }
 
   struct Hidden {
     Column column;
-    int64_t intervals;  ///< how many it would take
+    int64_t intervals;  ///< how many it would take, if no more than two
   };
   FLASHMASK_COLUMN Hidden hidden(const Lead& lead, int64_t j) const {
-    const Bucket& its = bucket_of(lead, key_buckets(lead, j));
-    const int64_t rows = seqlen_q, first = causal ? smaller(larger(j - (seqlen_k - seqlen_q), 0), rows) : 0;
-    const bool found = its.last_row >= first, has_gaps = found && its.last_gap > its.first_gap;
-    // The first query from row `first` on.
-    const int64_t start = has_gaps ? lower_bound(row, lead, its.begin, its.end, first) : its.begin;
-    const int64_t lead_end = !found ? rows : has_gaps ? row(lead, start) : larger(its.first_row, first);
-    const int64_t trail = found ? its.last_row + 1 : rows;
-    const int64_t before = has_gaps ? gaps(lead, start) : 0, between = has_gaps ? its.last_gap - before : 0;
-    int64_t begin[4] = {}, end[4] = {};
-    if (lead_end > first) end[0] = lead_end;
-    for (int64_t n = 0; n < 2 && n < between; ++n) {
-      const int64_t after = gap_at(lead, before + n);
-      begin[n + 1] = row(lead, after - 1) + 1;
-      end[n + 1] = row(lead, after);
-    }
-    begin[3] = trail;
-    end[3] = rows;
-    // If it fits, no more than the first and the last of them are not empty, which may be the same one.
-    int front = 0, back = 3;
-    while (front < 3 && begin[front] >= end[front]) ++front;
-    while (back > 0 && begin[back] >= end[back]) --back;
-    if (begin[front] >= end[front]) front = 0, back = 3;
-    return {{.lts = begin[front], .lte = end[front], .uts = begin[back], .ute = end[back]},
-            (lead_end > first) + between + (trail < rows)};
+    const LastRuns& runs = runs_of(lead, key_buckets(lead, j));
+    const int64_t first = first_row(j);
+    int count = 0;  // of the runs that reach the first row
+    for (int n = 0; n < LastRuns::kRuns; ++n) count += runs.last[n] > first;
+    const int64_t begin = larger(runs.first[count > 0 ? count - 1 : 0] - 1, first), last = runs.last[0];
+    const int64_t seen = count > 0 ? begin : seqlen_q, end = count > 0 ? last : seqlen_q;
+    // If it fits, no more than two of these are not empty: those before the first run, between two, after the last.
+    Hidden its{{.lts = 0, .lte = 0, .uts = end, .ute = seqlen_q}, 0};
+    const auto hide = [&its](int64_t from, int64_t to) {
+      if (from >= to) return;
+      if (its.intervals++ == 0) its.column.lts = from, its.column.lte = to;
+      its.column.uts = from, its.column.ute = to;
+    };
+    hide(0, seen > first ? seen : 0);
+    for (int n = count - 1; n > 0; --n) hide(runs.last[n], runs.first[n - 1] - 1);
+    hide(end, seqlen_q);
+    return its;
   }
   FLASHMASK_COLUMN Column operator()(const Lead& lead, int64_t j) const {
     const Hidden it = hidden(lead, j);
@@ -311,7 +287,16 @@ struct HashSparse {
     return it.column;
   }
 
-  mutable Bucket own{};
+  /// Neighbouring keys often share a bucket.
+  struct Found {
+    int64_t lead = -1, key = 0;
+    const LastRuns* runs = nullptr;
+  };
+  FLASHMASK_COLUMN const LastRuns& runs_of(const Lead& lead, int64_t key) const {
+    if (lead.index != found.lead || key != found.key) found = {lead.index, key, rows.find(lead, key)};
+    return *found.runs;
+  }
+  mutable Found found{};
 };
 
 }  // namespace flashmask::build

@@ -52,13 +52,34 @@ void check_ascent(const GivenSegments& given, const Leads& leads) {
       [&](const Lead& lead, int64_t n, int64_t end) { return n == 0 ? end == 0 : end >= given.values(lead, n - 1); });
 }
 
+/// Ids that were seen. They mostly ascend.
+class SeenIds {
+ public:
+  /// Whether the id is new.
+  bool insert(int64_t id) {
+    if (ascending_.empty() || id > ascending_.back()) {
+      ascending_.push_back(id);
+      return true;
+    }
+    return !std::binary_search(ascending_.begin(), ascending_.end(), id) && others_.insert(id).second;
+  }
+  void clear() {
+    ascending_.clear();
+    others_.clear();
+  }
+
+ private:
+  std::vector<int64_t> ascending_;
+  std::unordered_set<int64_t> others_;
+};
+
 void check_ids(const GivenSegments& given, const Leads& leads) {
   each_lead(leads, [&](const Lead& lead) {
-    std::unordered_set<int64_t> seen;
+    SeenIds seen;
     for (int64_t n = 0; n < given.values.count; ++n) {
       const int64_t id = given.values(lead, n);
       if (n > 0 && id == given.values(lead, n - 1)) continue;
-      if (!seen.insert(id).second)
+      if (!seen.insert(id))
         throw_invalid("document id ", id, " comes back at ", given.name, at(leads, lead, n),
                       "; the tokens of a document must be contiguous");
     }
@@ -168,22 +189,26 @@ void check_single(std::string_view name, const Integers& values, const Leads& le
   });
 }
 
-void check_tree(const Arguments& a, const Leads& leads) {
+}  // namespace
+
+void check_tree(const Arguments& a) {
+  const Leads leads{a.shape.batch, a.shape.heads};
   each_lead(leads, [&](const Lead& lead) {
-    std::vector<int64_t> path;  // the nodes from the root to the current one
     for (int64_t n = 0; n < a.parents.count; ++n) {
       const int64_t parent = a.parents(lead, n);
       if (parent < -1 || parent >= n)
         throw_invalid("parents", at(leads, lead, n), " is ", parent,
                       "; a parent must be -1 (a root) or an earlier node");
-      while (!path.empty() && path.back() != parent) path.pop_back();
-      if (parent >= 0 && path.empty())
+      int64_t open = n - 1;  // the subtrees that end before the node, from the innermost on
+      while (open >= 0 && open != parent) open = a.parents(lead, open);
+      if (open != parent)
         throw_invalid("node ", n, " with parent ", parent,
                       " breaks the depth-first order: the parent's subtree ended before it");
-      path.push_back(n);
     }
   });
 }
+
+namespace {
 
 void check_intervals(const Arguments& a, const Leads& leads) {
   each_lead(leads, [&](const Lead& lead) {
@@ -226,7 +251,7 @@ void check_block_ids(const Arguments& a, const Leads& leads) {
   each_lead(leads, [&](const Lead& lead) {
     const std::vector<int64_t> ends = ends_of_documents(a.documents, lead);
     auto end = ends.begin();
-    std::unordered_set<int64_t> seen;
+    SeenIds seen;
     int64_t before = -1;
     for (int64_t n = 0; n < a.block_ids.count; ++n) {
       for (; end != ends.end() && *end <= n; ++end) {  // ids may be used again in another document
@@ -234,7 +259,7 @@ void check_block_ids(const Arguments& a, const Leads& leads) {
         before = -1;
       }
       const int64_t id = a.block_ids(lead, n);
-      if (id >= 0 && id != before && !seen.insert(id).second)
+      if (id >= 0 && id != before && !seen.insert(id))
         throw_invalid("block id ", id, " comes back at block_ids", at(leads, lead, n),
                       "; the tokens of a block must be contiguous, as a block in parts may need more than two row "
                       "intervals per key column (from_dense takes it if it does not)");
@@ -313,8 +338,6 @@ void check_contents(const Arguments& a) {
       return check_single("prefix", a.prefix, leads, a.seqlen, "seqlen");
     case Kind::kQkSparse:
       return check_spans(a, leads);
-    case Kind::kPrefixTree:
-      return check_tree(a, leads);
     case Kind::kPrefixTreeFromIntervals:
       return check_intervals(a, leads);
     case Kind::kPadding:

@@ -26,6 +26,9 @@ int64_t tokens_of(const GivenSegments& segments, std::optional<int64_t> seqlen, 
 /// The largest of all entries, from 0 to what a mask can have.
 int64_t largest(std::string_view name, const Integers& values, const Leads& leads, Device device);
 
+/// Throws naming the first of a prefix tree's nodes that do not come in depth-first order.
+void check_tree(const Arguments& arguments);
+
 /// Throws kUnrepresentable, naming the column, if the columns of hash_sparse or block_diffusion do not fit two
 /// intervals.
 [[noreturn]] void throw_misfit(const char* what, const Leads& leads, const Lead& lead, int64_t column, int64_t needs,

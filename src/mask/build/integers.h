@@ -5,11 +5,17 @@
 
 #include "flashmask/tensor.h"
 
-// Inlined on devices, where calls would cost more than the steps themselves.
+// Inlined: calls would cost more than the steps themselves.
 #if defined(__CUDACC__)
 #define FLASHMASK_COLUMN __host__ __device__ __forceinline__
 #else
-#define FLASHMASK_COLUMN inline
+#define FLASHMASK_COLUMN [[gnu::always_inline]] inline
+#endif
+
+#if defined(__CUDA_ARCH__)
+#define FLASHMASK_UNROLL _Pragma("unroll")
+#else
+#define FLASHMASK_UNROLL
 #endif
 
 namespace flashmask::build {
@@ -52,6 +58,44 @@ struct Integers {
     }
   }
 };
+
+inline constexpr int kRun = 32;
+
+/// f(entry) for the run of kRun entries, int32 or int64, from n * kRun on; entry(k) with k < kRun, beyond the last that
+/// one again. The type is asked for once and nothing depends on an entry, so that all can be loaded together.
+template <typename F>
+FLASHMASK_COLUMN int64_t with_run(const Integers& x, const Lead& lead, int64_t n, const F& f) {
+  const int64_t at = lead.batch * x.batch_stride + lead.head * x.head_stride + n * kRun * x.stride;
+  const int64_t left = x.count - n * kRun;
+  const int last = static_cast<int>(left < kRun ? left : kRun) - 1;
+  const auto of = [&](const auto* entries) {
+    return f([&](int k) { return entries[(k < last ? k : last) * x.stride]; });
+  };
+  return x.dtype == DataType::kInt32 ? of(static_cast<const int32_t*>(x.data) + at)
+                                     : of(static_cast<const int64_t*>(x.data) + at);
+}
+
+/// Writes `value` where 0 is; what was there. Entries of a step may do so at the same time, as they may raise a number.
+FLASHMASK_COLUMN int32_t claim(int32_t* at, int32_t value) {
+#if defined(__CUDA_ARCH__)
+  return atomicCAS(at, 0, value);
+#else
+  const int32_t was = *at;
+  if (was == 0) *at = value;
+  return was;
+#endif
+}
+
+/// Writes `value` where less is; what was there.
+FLASHMASK_COLUMN int32_t raise(int32_t* at, int32_t value) {
+#if defined(__CUDA_ARCH__)
+  return atomicMax(at, value);
+#else
+  const int32_t was = *at;
+  if (was < value) *at = value;
+  return was;
+#endif
+}
 
 /// The first n of [first, last) with x(lead, n) > value, or last; x ascends. On contents that do not, some n.
 template <typename X>

@@ -24,23 +24,28 @@ class Segments {
 
   /// The segment that a token belongs to; past the last, count() and nothing. Neighbouring tokens mostly share one.
   FLASHMASK_COLUMN Place place(const Lead& lead, int64_t token) const {
-    if (lead.index != lead_ || token < last_.begin || token >= last_.end) {
-      const int64_t n = search_(ends_, lead, count(), token);
-      last_ = {n, end_of_first(lead, n), end_of_first(lead, n < count() ? n + 1 : n)};
-      lead_ = lead.index;
-    }
+    const bool same_lead = lead.index == lead_;
+    if (same_lead && token >= last_.begin && token < last_.end) return last_;
+    int64_t n = same_lead && token >= last_.end ? last_.index + 1 : 0;
+    if (n >= count() || ends_(lead, n) <= token) n = upper_bound(ends_, lead, n, count(), token);
+    n = n < count() ? n : count();
+    last_ = {n, end_of_first(lead, n), end_of_first(lead, n < count() ? n + 1 : n)};
+    lead_ = lead.index;
     return last_;
   }
   FLASHMASK_COLUMN int64_t last_begin(const Lead& lead) const {
     if (last_token_ < 0) return count() > 0 ? end_of_first(lead, count() - 1) : 0;
-    return end_of_first(lead, upper_bound(ends_, lead, 0, count(), last_token_));
+    if (lead.index != lead_of_last_begin_) {
+      last_begin_ = end_of_first(lead, upper_bound(ends_, lead, 0, count(), last_token_));
+      lead_of_last_begin_ = lead.index;
+    }
+    return last_begin_;
   }
 
  private:
   Integers ends_;
   int64_t last_token_;
-  Search search_;
-  mutable int64_t lead_ = -1;
+  mutable int64_t lead_ = -1, lead_of_last_begin_ = -1, last_begin_ = 0;
   mutable Place last_;
 };
 

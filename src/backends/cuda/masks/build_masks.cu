@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/cuda/masks/build_masks.h"
 
-#include <cub/device/device_radix_sort.cuh>
-
 #include "backends/cuda/common/error.h"
 #include "backends/cuda/common/launch_chain.h"
 #include "backends/cuda/masks/steps.cuh"
@@ -31,45 +29,50 @@ class DeviceRun {
     return reinterpret_cast<T*>(take(leads_.count() * count * static_cast<int64_t>(sizeof(T))));
   }
 
+  template <typename T>
+  T* zeros(int64_t count) {
+    const int64_t begin = bytes_;
+    T* const memory = array<T>(count);
+    const int64_t words = (bytes_ - begin) / static_cast<int64_t>(sizeof(int4));
+    if (chain_) launch(masks::clear, ceil_div(words, masks::kThreads), reinterpret_cast<int4*>(memory), words);
+    return memory;
+  }
+
   template <typename F>
   void each(int64_t count, const F& f) {
     if (!chain_ || count == 0) return;
-    const auto per_lead = static_cast<uint32_t>(ceil_div(count, masks::kEachThreads * masks::kEachItems));
-    chain_->launch("launch of a mask's build", masks::each<F>, blocks(leads_.count() * per_lead), masks::kEachThreads,
-                   f, leads_, count, per_lead);
+    const int neighbours = leads_.count() * count > kThreadsAtOnce ? 4 : 1;
+    const auto per_lead = static_cast<uint32_t>(ceil_div(count, masks::kThreads * neighbours));
+    launch(masks::each<F>, leads_.count() * per_lead, f, leads_, count, per_lead, neighbours);
   }
   template <typename F>
   void scan(int64_t count, const F& f) {
+    if (count == 0) return;
+    const int64_t length = ceil_div(ceil_div(count, masks::kTile), kMostParts) * masks::kTile;
+    const masks::Parts parts{count, length, static_cast<uint32_t>(ceil_div(count, length))};
+    int64_t* const sums = parts.per_lead > 1 ? array<int64_t>(parts.per_lead) : nullptr;
     if (!chain_) return;
-    chain_->launch("launch of a mask's scan", masks::scan<F>, blocks(leads_.count()), masks::kScanThreads, f, leads_,
-                   count);
-  }
-  build::Pairs sort(int64_t count, const build::Pairs& given) {
-    const build::Pairs sorted{array<int64_t>(count), array<int32_t>(count)};
-    std::size_t own = 0;
-    check(sort(nullptr, own, given, sorted, 0, count), "scratch of a mask's sort");
-    std::byte* const memory = take(static_cast<int64_t>(own));
-    if (!chain_) return sorted;
-    for (int64_t lead = 0; lead < leads_.count(); ++lead)
-      check(sort(memory, own, given, sorted, lead * count, count), "a mask's sort");
-    return sorted;
+    const int64_t blocks = leads_.count() * parts.per_lead;
+    if (sums) launch(masks::sums<F>, blocks, f, leads_, parts, sums);
+    launch(masks::scan<F>, blocks, f, leads_, parts, static_cast<const int64_t*>(sums));
   }
 
  private:
+  /// About as many as a device runs side by side: more entries than that are shared out among fewer threads.
+  static constexpr int64_t kThreadsAtOnce = int64_t{1} << 18;
+  /// Of a scan: each block reads the sums of those before its own.
+  static constexpr int64_t kMostParts = 1024;
+
   std::byte* take(int64_t bytes) {
     std::byte* const memory = scratch_ + bytes_;
     bytes_ += round_up(bytes, kAlignment);
     return memory;
   }
-  cudaError_t sort(std::byte* memory, std::size_t& bytes, const build::Pairs& from, const build::Pairs& to, int64_t at,
-                   int64_t count) const {
-    return cub::DeviceRadixSort::SortPairs(memory, bytes, from.keys + at, to.keys + at, from.values + at,
-                                           to.values + at, count, 0, 64, stream_);
-  }
-  static int64_t blocks(int64_t count) {
-    if (count > INT32_MAX)
-      throw_unsupported("a mask of ", count, " blocks of 1024 columns is too large to be built on a device");
-    return count;
+  template <typename... Args>
+  void launch(void (*kernel)(Args...), int64_t blocks, std::type_identity_t<Args>... args) {
+    if (blocks > INT32_MAX)
+      throw_unsupported("a mask of ", blocks, " blocks of threads is too large to be built on a device");
+    chain_->launch("launch of a mask's build", kernel, blocks, masks::kThreads, args...);
   }
 
   build::Leads leads_;
@@ -86,12 +89,13 @@ build::Leads leads_of(const build::Arguments& arguments) { return {arguments.sha
 int64_t mask_build_scratch(const build::Arguments& arguments) {
   DeviceRun run(leads_of(arguments));
   build::build(run, arguments, {});
-  return run.bytes();
+  return run.bytes() > 0 ? run.bytes() + kAlignment : 0;
 }
 
 void launch_mask_build(const build::Arguments& arguments, const build::Output& output, std::byte* scratch,
                        cudaStream_t stream) {
-  DeviceRun run(leads_of(arguments), scratch, stream);
+  const auto beyond = static_cast<int64_t>(reinterpret_cast<uintptr_t>(scratch) % kAlignment);
+  DeviceRun run(leads_of(arguments), beyond > 0 ? scratch + (kAlignment - beyond) : scratch, stream);
   build::build(run, arguments, output);
 }
 

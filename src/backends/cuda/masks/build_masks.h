@@ -9,7 +9,7 @@
 
 namespace flashmask::cuda {
 
-/// Bytes of scratch that launch_mask_build needs.
+/// Bytes of scratch, of any alignment, that launch_mask_build needs.
 int64_t mask_build_scratch(const build::Arguments& arguments);
 
 /// Puts the build of a mask's vectors on the stream. Vectors, output and scratch are on the current device.
