@@ -23,6 +23,7 @@ from typing import NamedTuple
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "python")]
 import paper_masks  # noqa: E402
+import receipts  # noqa: E402
 from ran import case_of  # noqa: E402
 from samples import middle, spread  # noqa: E402
 
@@ -363,7 +364,9 @@ def check_arguments(arguments):
 
 
 def kernel_hashes(arguments):
-    return arguments.kernels.of_all([case.case() for case in cases(arguments.op)])
+    """Of attention alone: the plans are ready."""
+    found = arguments.kernels.of_all([case.case() for case in cases(arguments.op)])
+    return {name: text for name, text in found.items() if not receipts.is_of_plan(name)}
 
 
 def run(arguments, receipt, save, progress_type):
