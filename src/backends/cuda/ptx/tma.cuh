@@ -13,6 +13,10 @@ namespace flashmask::ptx {
 struct BoxOrigin {
   int32_t row, block, head, batch;
 };
+/// The same in a [dim, seqlen, 1, heads, batch] map, whose boxes have 64 columns.
+struct ColumnOrigin {
+  int32_t row, column, head, batch;
+};
 
 /// PTX ISA, "cp.async.bulk.tensor": loads a box; its bytes count towards `barrier`.
 __device__ __forceinline__ void tma_load(void* shared, const CUtensorMap& map, uint64_t& barrier, const BoxOrigin& at) {
@@ -27,6 +31,21 @@ __device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* sh
   asm volatile(
       "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(&map),
       "r"(0), "r"(at.row), "r"(at.block), "r"(at.head), "r"(at.batch), "r"(shared_address(shared))
+      : "memory");
+}
+/// The same of a box of 64 columns.
+__device__ __forceinline__ void tma_load_columns(void* shared, const CUtensorMap& map, uint64_t& barrier,
+                                                 const ColumnOrigin& at) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, "
+      "%6}], [%7];" ::"r"(shared_address(shared)),
+      "l"(&map), "r"(at.column), "r"(at.row), "r"(0), "r"(at.head), "r"(at.batch), "r"(shared_address(&barrier))
+      : "memory");
+}
+__device__ __forceinline__ void tma_store_columns(const CUtensorMap& map, const void* shared, const ColumnOrigin& at) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(&map),
+      "r"(at.column), "r"(at.row), "r"(0), "r"(at.head), "r"(at.batch), "r"(shared_address(shared))
       : "memory");
 }
 /// PTX ISA, "cp.async.bulk": loads `bytes`, a multiple of 16 at 16-byte boundaries, which count towards `barrier`.

@@ -26,7 +26,11 @@ struct ForwardTile {
   /// Buffers for mask bits of each warpgroup, and the rows of a granule that one takes: where shared memory is full,
   /// the halves of a granule go through one small buffer in turn.
   int mask_slots, mask_rows;
+  /// Whether one copy fills the blocks of 64 columns of a buffer, or one each: then rows may end in any of them.
+  bool one_copy = true;
 
+  /// Products of a tile that are as long or wide as head_dim, and as head_dim_v.
+  static constexpr int kProductsOfQk = 1, kProductsOfV = 1;
   constexpr int rows() const { return 64 * consumers; }
 };
 
@@ -43,8 +47,18 @@ struct BackwardTile {
   /// Whether both warpgroups run the same code, or each a copy in which its number is a constant. One copy, half of
   /// what instruction caches have to hold, is faster at d = 64, two are at d = 128.
   bool one_code;
+  /// Whether one copy fills the blocks of 64 columns of a buffer, or one each: then rows may end in any of them.
+  bool one_copy;
+  /// Whether the warpgroups share the same keys, and divide the columns of dk and dv instead: where those of 64 keys do
+  /// not fit a warpgroup's registers.
+  bool wide;
+  int dout_stages;
 
-  constexpr int keys() const { return 64 * consumers; }
+  /// Products of a tile that are as long or wide as head_dim, and as head_dim_v.
+  static constexpr int kProductsOfQk = 3, kProductsOfV = 2;
+  constexpr int keys() const { return wide ? 64 : 64 * consumers; }
+  /// Parts of a tile's dq that are added up for themselves.
+  constexpr int dq_pieces() const { return wide ? consumers : 1; }
 };
 
 // Three warpgroups do more work per byte of K and V; two make smaller work tiles, which short problems need to fill the
@@ -58,9 +72,13 @@ inline constexpr ForwardTile kForwardTiles[] = {
 };
 
 inline constexpr BackwardTile kBackwardTiles[] = {
-    // d, d_v, WGs        rows  stages  registers  alternate  one code
-    BackwardTile{64, 64, 2, 128, 2, 40, 232, true, true},
-    BackwardTile{128, 128, 2, 64, 2, 40, 232, false, false},
+    // d, d_v, WGs        rows  stages  registers  alternate  one code  one copy  wide  dO's stages
+    BackwardTile{64, 64, 2, 128, 2, 40, 232, true, true, true, false, 2},
+    BackwardTile{96, 96, 2, 64, 2, 40, 232, true, true, false, false, 2},
+    BackwardTile{128, 128, 2, 64, 2, 40, 232, false, false, true, false, 2},
+    BackwardTile{192, 128, 2, 64, 2, 40, 232, false, false, false, true, 2},
+    BackwardTile{192, 192, 2, 64, 2, 40, 232, false, false, false, true, 2},
+    BackwardTile{256, 256, 2, 64, 2, 40, 232, false, false, false, true, 1},
 };
 
 /// The row of a table. A combination that has none does not compile: the search for it ends past the table, which is no

@@ -56,16 +56,16 @@ extern "C" __global__ void __launch_bounds__(FLASHMASK_TRAITS::kThreads, 1)
     } else if (warp == 1) {
       MaskBuilder<Traits>(p, shared).run();
     } else {
-      DqAccumulator<Traits>(p, shared, warp - 2).run();
+      Roles<Traits>::DqAccumulator(p, shared, warp - 2).run();
     }
   } else {
     ptx::increase_registers<Traits::kConsumerRegisters>();
     if constexpr (Traits::kOneCode) {
-      Consumer<Traits>(p, shared, warp / 4 - 1).run();
+      Roles<Traits>::Consumer(p, shared, warp / 4 - 1).run();
     } else if (warp < 8) {
-      Consumer<Traits>(p, shared, 0).run();
+      Roles<Traits>::Consumer(p, shared, 0).run();
     } else {
-      Consumer<Traits>(p, shared, 1).run();
+      Roles<Traits>::Consumer(p, shared, 1).run();
     }
   }
 }

@@ -15,6 +15,7 @@
 #include "backends/cuda/common/error.h"
 #include "backends/cuda/common/kernel_info.h"
 #include "backends/cuda/common/launch_chain.h"
+#include "backends/cuda/sm90/common/head_dims.h"
 #include "backends/cuda/sm90/common/host.h"
 #include "backends/cuda/sm90/common/tensor_map.h"
 #include "backends/cuda/sm90/forward/instance.h"
