@@ -26,7 +26,11 @@ struct ForwardTile {
   /// Buffers for mask bits of each warpgroup, and the rows of a granule that one takes: where shared memory is full,
   /// the halves of a granule go through one small buffer in turn.
   int mask_slots, mask_rows;
+  /// Whether one copy fills the blocks of 64 columns of a buffer, or one each: then rows may end in any of them.
+  bool one_copy;
 
+  /// Products of a tile that are as long or wide as head_dim, and as head_dim_v.
+  static constexpr int kProductsOfQk = 1, kProductsOfV = 1;
   constexpr int rows() const { return 64 * consumers; }
 };
 
@@ -43,18 +47,22 @@ struct BackwardTile {
   /// Whether both warpgroups run the same code, or each a copy in which its number is a constant. One copy, half of
   /// what instruction caches have to hold, is faster at d = 64, two are at d = 128.
   bool one_code;
+  /// Whether one copy fills the blocks of 64 columns of a buffer, or one each.
+  bool one_copy = true;
 
+  /// Products of a tile that are as long or wide as head_dim, and as head_dim_v.
+  static constexpr int kProductsOfQk = 3, kProductsOfV = 2;
   constexpr int keys() const { return 64 * consumers; }
 };
 
 // Three warpgroups do more work per byte of K and V; two make smaller work tiles, which short problems need to fill the
 // device. Of one head dim the shortest tile comes first.
 inline constexpr ForwardTile kForwardTiles[] = {
-    // d, d_v, WGs       keys  stages  registers  overlap  mask slots, rows
-    ForwardTile{64, 64, 2, 128, 4, 40, 232, 5, 2, 64},
-    ForwardTile{64, 64, 3, 128, 4, 32, 160, 5, 2, 64},
-    ForwardTile{128, 128, 2, 128, 2, 40, 232, 0, 1, 32},
-    ForwardTile{128, 128, 3, 128, 2, 32, 160, 0, 1, 32},
+    // d, d_v, WGs       keys  stages  registers  overlap  mask slots, rows  one copy
+    ForwardTile{64, 64, 2, 128, 4, 40, 232, 5, 2, 64, true},
+    ForwardTile{64, 64, 3, 128, 4, 32, 160, 5, 2, 64, true},
+    ForwardTile{128, 128, 2, 128, 2, 40, 232, 0, 1, 32, true},
+    ForwardTile{128, 128, 3, 128, 2, 32, 160, 0, 1, 32, true},
 };
 
 inline constexpr BackwardTile kBackwardTiles[] = {

@@ -17,6 +17,7 @@
 #include "backends/cuda/sm90/backward/instance.h"
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/row_params.h"
+#include "backends/cuda/sm90/common/head_dims.h"
 #include "backends/cuda/sm90/common/host.h"
 #include "backends/cuda/sm90/common/tensor_map.h"
 #include "common/arithmetic.h"
