@@ -59,9 +59,13 @@ class HeadDims : public testing::Test {
 
 TEST_F(HeadDims, RunInTheNextLargerInstance) {
   const std::pair<Dims, Dims> expected[] = {
-      {{8, 8}, {64, 64}},      {{40, 40}, {64, 64}},     {{64, 64}, {64, 64}},    {{24, 56}, {64, 64}},
-      {{64, 128}, {128, 128}}, {{8, 112}, {128, 128}},   {{128, 64}, {128, 128}}, {{112, 112}, {128, 128}},
-      {{112, 8}, {128, 128}},  {{128, 128}, {128, 128}},
+      {{8, 8}, {64, 64}},       {{40, 40}, {64, 64}},     {{64, 64}, {64, 64}},     {{24, 56}, {64, 64}},
+      {{72, 72}, {96, 96}},     {{80, 80}, {96, 96}},     {{96, 96}, {96, 96}},     {{64, 72}, {96, 96}},
+      {{64, 128}, {128, 128}},  {{8, 112}, {128, 128}},   {{128, 64}, {128, 128}},  {{112, 112}, {128, 128}},
+      {{112, 8}, {128, 128}},   {{128, 128}, {128, 128}}, {{104, 104}, {192, 128}}, {{72, 120}, {192, 128}},
+      {{136, 8}, {192, 128}},   {{192, 128}, {192, 128}}, {{160, 160}, {192, 192}}, {{96, 192}, {192, 192}},
+      {{192, 192}, {192, 192}}, {{224, 224}, {256, 256}}, {{8, 256}, {256, 256}},   {{200, 64}, {256, 256}},
+      {{256, 256}, {256, 256}},
   };
   for (const auto& [dims, instance] : expected)
     EXPECT_EQ(instance_of(dims), instance) << dims.first << " / " << dims.second;
@@ -76,11 +80,9 @@ TEST_F(HeadDims, NoLesserInstanceWouldDo) {
   for (int64_t head_dim = 8; head_dim <= 256; head_dim += 8) {
     for (int64_t head_dim_v = 8; head_dim_v <= 256; head_dim_v += 8) {
       const Dims dims{head_dim, head_dim_v}, chosen = instance_of(dims);
-      const bool taken = chosen.first > 0;
-      EXPECT_TRUE(!taken || (chosen.first >= head_dim && chosen.second >= head_dim_v))
-          << head_dim << " / " << head_dim_v;
+      EXPECT_TRUE(chosen.first >= head_dim && chosen.second >= head_dim_v) << head_dim << " / " << head_dim_v;
       for (const Dims& other : instances) {
-        if (other.first < head_dim || other.second < head_dim_v || (taken && work(other) >= work(chosen))) continue;
+        if (other.first < head_dim || other.second < head_dim_v || work(other) >= work(chosen)) continue;
         EXPECT_TRUE(indivisible(head_dim, other.first) || indivisible(head_dim_v, other.second))
             << head_dim << " / " << head_dim_v << " does not run in " << other.first << " / " << other.second;
       }

@@ -34,14 +34,18 @@ constexpr ColumnBlocks equal_blocks(int64_t dim, int64_t dim_of_tile) {
   return {};
 }
 
-/// The same where TMA fills the blocks in a copy each: they have 64 columns, but the last.
-constexpr ColumnBlocks blocks_to_the_end(int64_t dim) { return {dim, 1}; }
+/// The columns of rows of `dim` in the buffers of `tile`, of kForwardTiles or kBackwardTiles, that take rows of
+/// `dim_of_tile`. Where TMA fills a buffer's blocks in a copy each, a tensor has one block, in which those begin.
+template <typename Tile>
+constexpr ColumnBlocks blocks_of_rows(const Tile& tile, int64_t dim, int64_t dim_of_tile) {
+  return tile.one_copy ? equal_blocks(dim, dim_of_tile) : ColumnBlocks{dim, 1};
+}
 
-/// Whether the kernels of `tile`, of kForwardTiles or kBackwardTiles, take rows of `dim` where it has `dim_of_tile`.
+/// Whether the kernels of `tile` take rows of `dim` where it has `dim_of_tile`.
 template <typename Tile>
 constexpr bool holds(const Tile& tile, int64_t dim, int64_t dim_of_tile) {
   const bool fits = dim % kHeadDimStep == 0 && dim <= dim_of_tile;
-  return fits && (!tile.one_copy || equal_blocks(dim, dim_of_tile).count > 0);
+  return fits && blocks_of_rows(tile, dim, dim_of_tile).count > 0;
 }
 
 /// What the products of a pair of a row and a key take, in multiply-adds.

@@ -115,14 +115,15 @@ int64_t heads_per_l2_group(const Problem& p) {
 
 ForwardParams make_params(const Problem& p, const ForwardCall& call, uint32_t* counter, unsigned long long* executed) {
   const ForwardTile& tile = call.instance->tile;
-  const int rows = tile.rows(), qk_blocks = tile.head_dim / 64, v_blocks = tile.head_dim_v / 64;
-  const ColumnBlocks of_qk = equal_blocks(p.head_dim, tile.head_dim),
-                     of_v = equal_blocks(p.head_dim_v, tile.head_dim_v);
+  const int rows = tile.rows(), qk_blocks = tile.one_copy ? tile.head_dim / 64 : 1,
+            v_blocks = tile.one_copy ? tile.head_dim_v / 64 : 1;
+  const ColumnBlocks of_qk = blocks_of_rows(tile, p.head_dim, tile.head_dim),
+                     of_v = blocks_of_rows(tile, p.head_dim_v, tile.head_dim_v);
   ForwardParams params{};
   params.q = tensor_map(p.q, of_qk, rows, qk_blocks, "q");
   // Without keys nothing is loaded, but the maps have to be valid.
   params.k = tensor_map(p.seqlen_k > 0 ? p.k : p.q, of_qk, tile.keys, qk_blocks, "k");
-  params.v = tensor_map(p.seqlen_k > 0 ? p.v : p.out, of_v, tile.keys, v_blocks, "v");
+  params.v = tensor_map(p.seqlen_k > 0 ? p.v : p.out, of_v, tile.keys / tile.v_parts, v_blocks, "v");
   params.out = tensor_map(p.out, of_v, 16, 1, "out");
   params.lse = static_cast<float*>(p.lse.data);
   params.lse_batch_stride = p.lse.stride[0];
