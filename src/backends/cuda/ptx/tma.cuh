@@ -45,7 +45,8 @@ struct Blocks {
     } else {
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block)
-        tma_load(shared + block * kRows * 64, map, barrier, {at.row, 0, at.head, at.batch}, 64 * (at.block + block));
+        tma_load(shared + block * kRows * 64, map, barrier, BoxOrigin{at.row, 0, at.head, at.batch},
+                 64 * (at.block + block));
     }
   }
   /// Stores the block at `at`.
@@ -53,7 +54,7 @@ struct Blocks {
     if constexpr (kOneCopy) {
       tma_store(map, shared, at);
     } else {
-      tma_store(map, shared, {at.row, 0, at.head, at.batch}, 64 * at.block);
+      tma_store(map, shared, BoxOrigin{at.row, 0, at.head, at.batch}, 64 * at.block);
     }
   }
 };

@@ -34,11 +34,14 @@ constexpr ColumnBlocks equal_blocks(int64_t dim, int64_t dim_of_tile) {
   return {};
 }
 
+/// The same where TMA fills the blocks in a copy each: those begin in the one block that a tensor has then.
+constexpr ColumnBlocks blocks_to_the_end(int64_t dim) { return {dim, 1}; }
+
 /// The columns of rows of `dim` in the buffers of `tile`, of kForwardTiles or kBackwardTiles, that take rows of
-/// `dim_of_tile`. Where TMA fills a buffer's blocks in a copy each, a tensor has one block, in which those begin.
+/// `dim_of_tile`.
 template <typename Tile>
 constexpr ColumnBlocks blocks_of_rows(const Tile& tile, int64_t dim, int64_t dim_of_tile) {
-  return tile.one_copy ? equal_blocks(dim, dim_of_tile) : ColumnBlocks{dim, 1};
+  return tile.one_copy ? equal_blocks(dim, dim_of_tile) : blocks_to_the_end(dim);
 }
 
 /// Whether the kernels of `tile` take rows of `dim` where it has `dim_of_tile`.
