@@ -46,6 +46,15 @@ constexpr std::pair<MaskKind, const char*> kMasks[] = {{MaskKind::kFull, "full"}
                                                        {MaskKind::kPerHead, "four bounds per head"}};
 constexpr std::size_t kQuickMasks = 5;
 
+/// Head dims that run in wider instances, head_dim_v above head_dim among them: each instance with less of both, and
+/// rows that end in any block of 64 columns.
+constexpr std::pair<int64_t, int64_t> kPadded[] = {{8, 8},    {40, 40},   {24, 56},   {72, 72},   {80, 80}, {64, 96},
+                                                   {64, 128}, {112, 16},  {112, 112}, {104, 104}, {192, 8}, {136, 128},
+                                                   {72, 160}, {160, 160}, {224, 224}, {8, 256},   {256, 40}};
+/// In memory every row is followed by this many columns that are not its own: NaN in what is read, and what is written
+/// must leave them alone.
+constexpr int64_t kBeyond = 8;
+
 enum class Mode { kPlanInCall, kDeterministic, kDense };
 constexpr std::pair<Mode, const char*> kModes[] = {{Mode::kPlanInCall, "plan made in the call"},
                                                    {Mode::kDeterministic, "deterministic"},
@@ -60,6 +69,7 @@ struct Case {
 
   int64_t heads() const { return kGroup * heads_kv; }
   int64_t dim() const { return instance.head_dim; }
+  int64_t dim_v() const { return instance.head_dim_v; }
   double scale() const { return kSharpness / std::sqrt(static_cast<double>(dim())); }
 };
 
@@ -74,6 +84,16 @@ std::vector<Case> all_cases(int multiprocessors, bool quick) {
     for (std::size_t n = 0; n < (quick ? kQuickMasks : std::size(kMasks)); ++n) {
       const auto& [kind, name] = kMasks[n];
       cases.push_back({instance, kind, name, kind == MaskKind::kDocuments ? many : kPatterns});
+    }
+  }
+  for (const auto& [head_dim, head_dim_v] : kPadded) {
+    for (const auto& [dtype, element] : {std::pair{DataType::kBFloat16, "bf16"}, {DataType::kFloat16, "f16"}}) {
+      for (const MaskKind kind : {MaskKind::kTwoIntervals, MaskKind::kDocuments}) {
+        if (quick && kind == MaskKind::kDocuments) continue;
+        const char* name = kMasks[static_cast<std::size_t>(kind)].second;
+        cases.push_back(
+            {{dtype, element, head_dim, 2, head_dim_v}, kind, name, kind == MaskKind::kDocuments ? many : kPatterns});
+      }
     }
   }
   return cases;
@@ -130,18 +150,20 @@ MaskParts make_parts(const Case& c) {
 
 // --- Numbers -----------------------------------------------------------------------------------------
 
-/// A [seqlen, heads, head_dim] tensor whose heads repeat those of [patterns, seqlen, head_dim].
+/// A [seqlen, heads, dim] tensor whose heads repeat those of [patterns, seqlen, dim].
 struct Repeated {
   int64_t patterns, seqlen, dim;
   Numbers numbers;
 
   const double* row(int64_t head, int64_t i) const { return numbers.values.data() + place(head, i); }
+  /// With the columns beyond.
   std::vector<uint16_t> bits(int64_t heads) const {
     std::vector<uint16_t> all;
     for (int64_t i = 0; i < seqlen; ++i) {
       for (int64_t head = 0; head < heads; ++head) {
         const auto from = numbers.bits.begin() + place(head, i);
         all.insert(all.end(), from, from + dim);
+        all.insert(all.end(), kBeyond, uint16_t{0xffff});  // NaN in either type
       }
     }
     return all;
@@ -151,12 +173,12 @@ struct Repeated {
   int64_t place(int64_t head, int64_t i) const { return (head % patterns * seqlen + i) * dim; }
 };
 
-Repeated random_rows(const Case& c, Random& random) {
+Repeated random_rows(const Case& c, Random& random, int64_t dim) {
   constexpr int64_t kHeads = kGroup * kPatterns;
-  return {kHeads, kSeqlenQ, c.dim(), Numbers(random, c.instance.dtype, kHeads * kSeqlenQ * c.dim())};
+  return {kHeads, kSeqlenQ, dim, Numbers(random, c.instance.dtype, kHeads * kSeqlenQ * dim)};
 }
-Repeated random_keys(const Case& c, Random& random) {
-  return {kPatterns, kSeqlenK, c.dim(), Numbers(random, c.instance.dtype, kPatterns * kSeqlenK * c.dim())};
+Repeated random_keys(const Case& c, Random& random, int64_t dim) {
+  return {kPatterns, kSeqlenK, dim, Numbers(random, c.instance.dtype, kPatterns * kSeqlenK * dim)};
 }
 
 /// What an element should be, and how far off it may be.
@@ -168,8 +190,8 @@ struct Sum {
   }
 };
 
-/// The gradients of the heads that differ: dq [patterns of query heads, kSeqlenQ, dim], dk and dv [kPatterns, kSeqlenK,
-/// dim].
+/// The gradients of the heads that differ: dq [patterns of query heads, kSeqlenQ, dim], dk [kPatterns, kSeqlenK, dim]
+/// and dv [kPatterns, kSeqlenK, dim_v].
 struct Expected {
   std::vector<Sum> dq, dk, dv;
 };
@@ -180,15 +202,15 @@ class Problem {
   Problem(const Case& of, Random random)
       : c(of),
         mask(make_parts(of)),
-        q(random_rows(of, random)),
-        dout(random_rows(of, random)),
-        k(random_keys(of, random)),
-        v(random_keys(of, random)) {
-    const auto dim = static_cast<std::size_t>(c.dim());
+        q(random_rows(of, random, of.dim())),
+        dout(random_rows(of, random, of.dim_v())),
+        k(random_keys(of, random, of.dim())),
+        v(random_keys(of, random, of.dim_v())) {
+    const auto dim = static_cast<std::size_t>(c.dim()), dim_v = static_cast<std::size_t>(c.dim_v());
     expected.dq.resize(kGroup * kPatterns * kSeqlenQ * dim);
     expected.dk.resize(kPatterns * kSeqlenK * dim);
-    expected.dv.resize(kPatterns * kSeqlenK * dim);
-    out = {kGroup * kPatterns, kSeqlenQ, c.dim(), {}};
+    expected.dv.resize(kPatterns * kSeqlenK * dim_v);
+    out = {kGroup * kPatterns, kSeqlenQ, c.dim_v(), {}};
     for (int64_t head = 0; head < kGroup * kPatterns; ++head) {
       for (int64_t i = 0; i < kSeqlenQ; ++i) run_row(random, head, i);
     }
@@ -205,7 +227,7 @@ class Problem {
 
   /// One row's out and lse, and what it adds to the gradients.
   void run_row(Random& random, int64_t head, int64_t i) {
-    std::vector<double> p(kSeqlenK), row(static_cast<std::size_t>(c.dim()));
+    std::vector<double> p(kSeqlenK), row(static_cast<std::size_t>(c.dim_v()));
     double sum = 0;
     // Scores are far from where exp overflows, so there is no maximum to take off.
     for (int64_t j = 0; j < kSeqlenK; ++j) {
@@ -214,7 +236,7 @@ class Problem {
     }
     for (int64_t j = 0; j < kSeqlenK; ++j) {
       if (sum > 0) p[j] /= sum;
-      for (int64_t d = 0; d < c.dim(); ++d) row[d] += p[j] * v.row(head / kGroup, j)[d];
+      for (int64_t d = 0; d < c.dim_v(); ++d) row[d] += p[j] * v.row(head / kGroup, j)[d];
     }
     for (const double x : row) out.numbers.add(c.instance.dtype, x);
     lse.push_back(static_cast<float>(std::log(sum)));
@@ -223,17 +245,17 @@ class Problem {
   }
 
   void add_gradients(int64_t head, int64_t i, const std::vector<double>& p) {
-    const int64_t kv = head / kGroup, dim = c.dim();
-    const double *go = dout.row(head, i), delta = dot(go, out.row(head, i), dim) - dlse.back();
+    const int64_t kv = head / kGroup, dim = c.dim(), dim_v = c.dim_v();
+    const double *go = dout.row(head, i), delta = dot(go, out.row(head, i), dim_v) - dlse.back();
     for (int64_t j = 0; j < kSeqlenK; ++j) {
       if (!visible(head, i, j)) continue;
-      const double ds = p[j] * (dot(go, v.row(kv, j), dim) - delta) * c.scale();
+      const double ds = p[j] * (dot(go, v.row(kv, j), dim_v) - delta) * c.scale();
       const int64_t of_row = (head * kSeqlenQ + i) * dim, of_key = (kv * kSeqlenK + j) * dim;
       for (int64_t d = 0; d < dim; ++d) {
         expected.dq[of_row + d].add(ds * k.row(kv, j)[d]);
         expected.dk[of_key + d].add(ds * q.row(head, i)[d]);
-        expected.dv[of_key + d].add(p[j] * go[d]);
       }
+      for (int64_t d = 0; d < dim_v; ++d) expected.dv[(kv * kSeqlenK + j) * dim_v + d].add(p[j] * go[d]);
     }
   }
 };
@@ -285,11 +307,16 @@ class DeviceRun {
       all.insert(all.end(), patterns.begin(), patterns.end());
     return all;
   }
-  TensorView of_rows(const DeviceBytes& bytes) const {
-    return on_device(bytes, c_.instance.dtype, {1, kSeqlenQ, c_.heads(), c_.dim()});
+  TensorView rows_on_device(const DeviceBytes& bytes, int64_t seqlen, int64_t heads, int64_t dim) const {
+    TensorView view = on_device(bytes, c_.instance.dtype, {1, seqlen, heads, dim + kBeyond});
+    view.shape[3] = dim;
+    return view;
   }
-  TensorView of_keys(const DeviceBytes& bytes) const {
-    return on_device(bytes, c_.instance.dtype, {1, kSeqlenK, c_.heads_kv, c_.dim()});
+  TensorView of_rows(const DeviceBytes& bytes, int64_t dim) const {
+    return rows_on_device(bytes, kSeqlenQ, c_.heads(), dim);
+  }
+  TensorView of_keys(const DeviceBytes& bytes, int64_t dim) const {
+    return rows_on_device(bytes, kSeqlenK, c_.heads_kv, dim);
   }
   TensorView vector_of_rows(const DeviceBytes& bytes) const {
     return on_device(bytes, DataType::kFloat32, {1, c_.heads(), kSeqlenQ});
@@ -297,10 +324,11 @@ class DeviceRun {
 
   BackwardArgs make_args(Mode mode) {
     BackwardArgs args;
-    args.q = of_rows(q_), args.k = of_keys(k_), args.v = of_keys(v_);
-    args.out = of_rows(out_), args.dout = of_rows(dout_);
+    const int64_t dim = c_.dim(), dim_v = c_.dim_v();
+    args.q = of_rows(q_, dim), args.k = of_keys(k_, dim), args.v = of_keys(v_, dim_v);
+    args.out = of_rows(out_, dim_v), args.dout = of_rows(dout_, dim_v);
     args.lse = vector_of_rows(lse_), args.dlse = vector_of_rows(dlse_);
-    args.dq = of_rows(dq_), args.dk = of_keys(dk_), args.dv = of_keys(dv_);
+    args.dq = of_rows(dq_, dim), args.dk = of_keys(dk_, dim), args.dv = of_keys(dv_, dim_v);
     if (mode == Mode::kDense) {
       args.dense_mask = on_device(dense_, DataType::kUInt8, {1, mask_heads_, kSeqlenQ, kSeqlenK});
     } else {
@@ -318,18 +346,22 @@ class DeviceRun {
 };
 
 /// One result, [seqlen, heads, dim], whose heads repeat `patterns` heads.
-Difference compare(const char* name, const Case& c, const std::vector<std::byte>& result, int64_t seqlen, int64_t heads,
-                   int64_t patterns, const std::vector<Sum>& expected) {
+Difference compare(const char* name, DataType dtype, const std::vector<std::byte>& result, int64_t seqlen,
+                   int64_t heads, int64_t dim, int64_t patterns, const std::vector<Sum>& expected) {
   Difference difference;
   std::vector<uint16_t> bits(result.size() / 2);
   std::memcpy(bits.data(), result.data(), result.size());
   std::size_t at = 0;
   for (int64_t i = 0; i < seqlen; ++i) {
     for (int64_t head = 0; head < heads; ++head) {
-      const Sum* sum = expected.data() + (head % patterns * seqlen + i) * c.dim();
-      for (int64_t d = 0; d < c.dim(); ++d, ++at)
-        difference.add(name, from_bits(c.instance.dtype, bits[at]), sum[d].value, sum[d].limit(c.instance.dtype), 0,
-                       head, i, d);
+      const Sum* sum = expected.data() + (head % patterns * seqlen + i) * dim;
+      for (int64_t d = 0; d < dim; ++d, ++at)
+        difference.add(name, from_bits(dtype, bits[at]), sum[d].value, sum[d].limit(dtype), 0, head, i, d);
+      for (int64_t d = 0; d < kBeyond; ++d, ++at) {
+        if (bits[at] == 0xffff || !difference.wrong.empty()) continue;
+        difference.wrong = std::string(name) + " has been written past the end of head " + std::to_string(head) +
+                           ", row " + std::to_string(i);
+      }
     }
   }
   return difference;
@@ -337,9 +369,14 @@ Difference compare(const char* name, const Case& c, const std::vector<std::byte>
 
 bool judge(const Problem& problem, const Results& results) {
   const Case& c = problem.c;
-  const Difference dq = compare("dq", c, results.dq, kSeqlenQ, c.heads(), kGroup * kPatterns, problem.expected.dq);
-  const Difference dk = compare("dk", c, results.dk, kSeqlenK, c.heads_kv, kPatterns, problem.expected.dk);
-  const Difference dv = compare("dv", c, results.dv, kSeqlenK, c.heads_kv, kPatterns, problem.expected.dv);
+  const auto of_keys = [&](const char* name, const std::vector<std::byte>& result, int64_t dim,
+                           const std::vector<Sum>& expected) {
+    return compare(name, c.instance.dtype, result, kSeqlenK, c.heads_kv, dim, kPatterns, expected);
+  };
+  const Difference dq = compare("dq", c.instance.dtype, results.dq, kSeqlenQ, c.heads(), c.dim(), kGroup * kPatterns,
+                                problem.expected.dq),
+                   dk = of_keys("dk", results.dk, c.dim(), problem.expected.dk),
+                   dv = of_keys("dv", results.dv, c.dim_v(), problem.expected.dv);
   const std::string& wrong = !dq.wrong.empty() ? dq.wrong : !dk.wrong.empty() ? dk.wrong : dv.wrong;
   return verdict(wrong, within({{"dq", dq}, {"dk", dk}, {"dv", dv}}));
 }

@@ -37,6 +37,7 @@ struct Instance {
   const char* element;
   int64_t head_dim;
   int consumers;  ///< consumer warpgroups
+  int64_t head_dim_v;
 };
 
 /// Those that the library has; `op` as KernelInfo has it.
@@ -46,7 +47,7 @@ inline std::vector<Instance> instances(std::string_view op) {
     const bool attention = kernel.tile.rows > 0 && kernel.tile.keys > 0 && !kernel.id.ends_with(".split");
     if (kernel.op != op || !attention) continue;
     const char* element = kernel.dtype == DataType::kBFloat16 ? "bf16" : "f16";
-    found.push_back({kernel.dtype, element, kernel.head_dim, kernel.threads / 128 - 1});
+    found.push_back({kernel.dtype, element, kernel.head_dim, kernel.threads / 128 - 1, kernel.head_dim_v});
   }
   return found;
 }
@@ -55,9 +56,10 @@ inline std::vector<Instance> instances(std::string_view op) {
 inline std::string describe(const Instance& instance, const char* mask, int64_t batch, int64_t heads, int64_t heads_kv,
                             int64_t seqlen_q, int64_t seqlen_k, const char* mode) {
   char text[160];
-  std::snprintf(text, sizeof(text), "%-4s head_dim %3d, %d consumers  %-21s  batch %d, heads %3d/%d, (%d, %4d)  %-21s",
-                instance.element, static_cast<int>(instance.head_dim), instance.consumers, mask,
-                static_cast<int>(batch), static_cast<int>(heads), static_cast<int>(heads_kv),
+  std::snprintf(text, sizeof(text),
+                "%-4s head_dim %3d/%-3d, %d consumers  %-21s  batch %d, heads %3d/%d, (%d, %4d)  %-21s",
+                instance.element, static_cast<int>(instance.head_dim), static_cast<int>(instance.head_dim_v),
+                instance.consumers, mask, static_cast<int>(batch), static_cast<int>(heads), static_cast<int>(heads_kv),
                 static_cast<int>(seqlen_q), static_cast<int>(seqlen_k), mode);
   return text;
 }

@@ -119,11 +119,15 @@ class Ptx : public ::testing::Test {
 };
 
 TEST_F(Ptx, WgmmaBf16) {
+  expect_products<__nv_bfloat16, 32>(5);
   expect_products<__nv_bfloat16, 64>(1);
+  expect_products<__nv_bfloat16, 96>(6);  // and a half of a block of 64
   expect_products<__nv_bfloat16, 128>(2);
 }
 TEST_F(Ptx, WgmmaF16) {
+  expect_products<__half, 32>(7);
   expect_products<__half, 64>(3);
+  expect_products<__half, 96>(8);
   expect_products<__half, 128>(4);
 }
 

@@ -137,12 +137,9 @@ T* at(std::byte* workspace, int64_t offset) {
   return reinterpret_cast<T*>(workspace + offset);
 }
 
-/// How the columns of a tensor of the call lie in tiles of `dim_of_tile`, for TMA and for what reads them without.
-ColumnBlocks column_blocks(const BackwardCall& call, int64_t dim, int64_t dim_of_tile) {
-  return call.instance->tile.one_copy ? equal_blocks(dim, dim_of_tile) : blocks_to_the_end(dim);
-}
+/// Where the columns of rows of `dim` lie in the instance's tiles.
 Columns columns_of(const BackwardCall& call, int64_t dim, int64_t dim_of_tile) {
-  const ColumnBlocks blocks = column_blocks(call, dim, dim_of_tile);
+  const ColumnBlocks blocks = blocks_of_rows(call.instance->tile, dim, dim_of_tile);
   return {static_cast<int32_t>(dim), static_cast<int32_t>(std::min<int64_t>(blocks.width, 64))};
 }
 
@@ -250,8 +247,8 @@ KeyParams make_key_params(const Problem& p, const BackwardCall& call, std::byte*
 BackwardParams make_params(const Problem& p, const BackwardCall& call, const RowParams& rows, float* key_parts,
                            unsigned long long* executed) {
   const BackwardTile& tile = call.instance->tile;
-  const ColumnBlocks of_qk = column_blocks(call, p.head_dim, tile.head_dim),
-                     of_v = column_blocks(call, p.head_dim_v, tile.head_dim_v);
+  const ColumnBlocks of_qk = blocks_of_rows(tile, p.head_dim, tile.head_dim),
+                     of_v = blocks_of_rows(tile, p.head_dim_v, tile.head_dim_v);
   const int qk_box = tile.one_copy ? tile.head_dim / 64 : 1, v_box = tile.one_copy ? tile.head_dim_v / 64 : 1;
   const int64_t head_groups = p.heads_kv * call.splits;
   constexpr float kLog2E = 1.44269504f;

@@ -31,6 +31,7 @@ class Producer {
 
  private:
   static constexpr int kOfBlock = Traits::kKeyTilesOfBlock;
+  using Blocks = ptx::Blocks<Traits::kOneCopy>;
 
   /// dO may have fewer stages than all else.
   __device__ __forceinline__ ptx::RingPosition<Traits::kDoutStages> dout_ring() const { return {ring_.count}; }
@@ -146,7 +147,7 @@ class Producer {
     const int64_t row = static_cast<int64_t>(tile_.query.index) * Traits::kRows;
     if (ptx::is_leader()) {
       ptx::arrive_expect(shared_.q_full[stage], Traits::kQBytes + Traits::kBiasBytes);
-      load<Traits::kRows, Traits::kQkColumns>(shared_.q[stage], p_.q, shared_.q_full[stage], at);
+      Blocks::template load<Traits::kQkColumns / 64, Traits::kRows>(shared_.q[stage], p_.q, shared_.q_full[stage], at);
       ptx::bulk_load(shared_.biases[stage], p_.biases + row, Traits::kBiasBytes, shared_.q_full[stage]);
     }
     delay<Role::kProducer>();
@@ -157,7 +158,8 @@ class Producer {
       ptx::arrive_expect(shared_.dout_full[dout_stage], Traits::kDoutBytes + (first ? Traits::kVBytes : 0));
     if (first) load_keys();
     if (ptx::is_leader())
-      load<Traits::kRows, Traits::kVColumns>(shared_.dout[dout_stage], p_.dout, shared_.dout_full[dout_stage], at);
+      Blocks::template load<Traits::kVColumns / 64, Traits::kRows>(shared_.dout[dout_stage], p_.dout,
+                                                                   shared_.dout_full[dout_stage], at);
     tile_.flags = 0;
     // The key tiles of a block have the same tiles, and count as one.
     if (tile_.key_tile % kOfBlock == 0) ++executed_;
@@ -175,21 +177,9 @@ class Producer {
     kv_phase_ ^= 1;
     if (!ptx::is_leader()) return;
     ptx::arrive_expect(shared_.k_full, Traits::kKBytes);
-    load<Traits::kKeys, Traits::kQkColumns>(shared_.k, p_.k, shared_.k_full, at);
-    load<Traits::kKeys, Traits::kVColumns>(shared_.v, p_.v, shared_.dout_full[dout_ring().stage()], at);
-  }
-
-  /// Loads kRows x kColumns in one copy, or in one for each block of 64 columns.
-  template <int kRows, int kColumns>
-  __device__ __forceinline__ static void load(typename Traits::Element* to, const CUtensorMap& map, uint64_t& barrier,
-                                              const ptx::BoxOrigin& at) {
-    if constexpr (Traits::kOneCopy) {
-      ptx::tma_load(to, map, barrier, at);
-    } else {
-#pragma unroll
-      for (int block = 0; block < kColumns / 64; ++block)
-        ptx::tma_load_columns(to + block * kRows * 64, map, barrier, {at.row, 64 * block, at.head, at.batch});
-    }
+    Blocks::template load<Traits::kQkColumns / 64, Traits::kKeys>(shared_.k, p_.k, shared_.k_full, at);
+    Blocks::template load<Traits::kVColumns / 64, Traits::kKeys>(shared_.v, p_.v,
+                                                                 shared_.dout_full[dout_ring().stage()], at);
   }
 
   const Params& p_;

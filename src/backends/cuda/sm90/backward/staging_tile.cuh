@@ -56,7 +56,7 @@ class SlabTile {
 #pragma unroll
       for (int box = 0; box < (kColumns + 63) / 64; ++box) {
         if (at.row >= end) break;
-        ptx::tma_store_columns(map, tile + box * (16 * 64 / 2), {at.row, 64 * (at.block + box), at.head, at.batch});
+        ptx::Blocks<false>::store(map, tile + box * (16 * 64 / 2), {at.row, at.block + box, at.head, at.batch});
       }
     }
     ptx::bulk_commit();

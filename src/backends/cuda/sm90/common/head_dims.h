@@ -34,14 +34,21 @@ constexpr ColumnBlocks equal_blocks(int64_t dim, int64_t dim_of_tile) {
   return {};
 }
 
-/// The same where TMA fills the blocks in a copy each: they have 64 columns, but the last.
+/// The same where TMA fills the blocks in a copy each: those begin in the one block that a tensor has then.
 constexpr ColumnBlocks blocks_to_the_end(int64_t dim) { return {dim, 1}; }
 
-/// Whether the kernels of `tile`, of kForwardTiles or kBackwardTiles, take rows of `dim` where it has `dim_of_tile`.
+/// The columns of rows of `dim` in the buffers of `tile`, of kForwardTiles or kBackwardTiles, that take rows of
+/// `dim_of_tile`.
+template <typename Tile>
+constexpr ColumnBlocks blocks_of_rows(const Tile& tile, int64_t dim, int64_t dim_of_tile) {
+  return tile.one_copy ? equal_blocks(dim, dim_of_tile) : blocks_to_the_end(dim);
+}
+
+/// Whether the kernels of `tile` take rows of `dim` where it has `dim_of_tile`.
 template <typename Tile>
 constexpr bool holds(const Tile& tile, int64_t dim, int64_t dim_of_tile) {
   const bool fits = dim % kHeadDimStep == 0 && dim <= dim_of_tile;
-  return fits && (!tile.one_copy || equal_blocks(dim, dim_of_tile).count > 0);
+  return fits && blocks_of_rows(tile, dim, dim_of_tile).count > 0;
 }
 
 /// What the products of a pair of a row and a key take, in multiply-adds.
