@@ -16,13 +16,14 @@ namespace {
 
 using Dims = std::pair<int64_t, int64_t>;  // head_dim, head_dim_v
 
+TensorView tensor(std::initializer_list<int64_t> shape, DataType type) {
+  TensorView t = TensorView::contiguous(reinterpret_cast<const void*>(uintptr_t{0x10000}), type, shape);
+  t.device = {Device::Kind::kCuda, 0};
+  return t;
+}
+
 /// A forward call on tensors that lie nowhere.
 ForwardArgs call_of(const Dims& dims, int64_t seqlen = 256) {
-  const auto tensor = [](std::initializer_list<int64_t> shape, DataType type) {
-    TensorView t = TensorView::contiguous(reinterpret_cast<const void*>(uintptr_t{0x10000}), type, shape);
-    t.device = {Device::Kind::kCuda, 0};
-    return t;
-  };
   ForwardArgs args;
   args.q = args.k = tensor({1, seqlen, 2, dims.first}, DataType::kBFloat16);
   args.v = args.out = tensor({1, seqlen, 2, dims.second}, DataType::kBFloat16);
@@ -30,11 +31,25 @@ ForwardArgs call_of(const Dims& dims, int64_t seqlen = 256) {
   return args;
 }
 
-Explanation explained(const ForwardArgs& args) { return explain(args, {}, GpuModel{}); }
+/// Its backward.
+BackwardArgs backward_of(const Dims& dims, int64_t seqlen = 256) {
+  const ForwardArgs forward = call_of(dims, seqlen);
+  BackwardArgs args;
+  args.q = args.dq = forward.q, args.k = args.dk = forward.k, args.v = args.dv = forward.v;
+  args.out = args.dout = forward.out, args.lse = forward.lse;
+  return args;
+}
+
+template <typename Args>
+Explanation explained(const Args& args) {
+  return explain(args, {}, GpuModel{});
+}
 
 /// The head dims of the instance that runs; none if the call is refused.
-Dims instance_of(const Dims& dims) {
-  const std::string id = explained(call_of(dims)).instance;
+template <typename Args>
+Dims instance_of(const Args& args) {
+  std::string id = explained(args).instance;
+  if (const auto split = id.find(".split"); split != std::string::npos) id.erase(split);
   for (const KernelInfo& kernel : kernels()) {
     if (kernel.id == id) return {kernel.head_dim, kernel.head_dim_v};
   }
@@ -68,7 +83,22 @@ TEST_F(HeadDims, RunInTheNextLargerInstance) {
       {{256, 256}, {256, 256}},
   };
   for (const auto& [dims, instance] : expected)
-    EXPECT_EQ(instance_of(dims), instance) << dims.first << " / " << dims.second;
+    EXPECT_EQ(instance_of(call_of(dims)), instance) << dims.first << " / " << dims.second;
+}
+
+/// As the forward's, though three of its products have head_dim and two head_dim_v.
+TEST_F(HeadDims, TheBackwardRunsInAnInstanceOfTheForwards) {
+  for (int64_t head_dim = 8; head_dim <= 256; head_dim += 8) {
+    for (int64_t head_dim_v = 8; head_dim_v <= 256; head_dim_v += 8) {
+      const Dims dims{head_dim, head_dim_v};
+      EXPECT_EQ(instance_of(backward_of(dims)), instance_of(call_of(dims))) << head_dim << " / " << head_dim_v;
+    }
+  }
+}
+
+/// However its kernel divides them, a plan's block of keys counts as one tile.
+TEST_F(HeadDims, TilesOfTheBackwardHaveTheKeysOfThePlansBlocks) {
+  for (const Dims& dims : all_instances()) EXPECT_EQ(explained(backward_of(dims)).tile.keys, 128) << dims.first;
 }
 
 /// The tile of a pair holds it, and every lesser one that would has to refuse rows that it cannot divide: an odd
@@ -79,7 +109,7 @@ TEST_F(HeadDims, NoLesserInstanceWouldDo) {
   const auto indivisible = [](int64_t dim, int64_t of_tile) { return of_tile == 128 && dim > 64 && dim % 16 != 0; };
   for (int64_t head_dim = 8; head_dim <= 256; head_dim += 8) {
     for (int64_t head_dim_v = 8; head_dim_v <= 256; head_dim_v += 8) {
-      const Dims dims{head_dim, head_dim_v}, chosen = instance_of(dims);
+      const Dims dims{head_dim, head_dim_v}, chosen = instance_of(call_of(dims));
       EXPECT_TRUE(chosen.first >= head_dim && chosen.second >= head_dim_v) << head_dim << " / " << head_dim_v;
       for (const Dims& other : instances) {
         if (other.first < head_dim || other.second < head_dim_v || work(other) >= work(chosen)) continue;
@@ -97,6 +127,7 @@ TEST_F(HeadDims, ShareOfPadding) {
   EXPECT_DOUBLE_EQ(explained(call_of({64, 128})).padding_share, 0.25);
   EXPECT_NE(explained(call_of({64, 128})).configuration.find("(25.0 % of its work is padding)"), std::string::npos);
   EXPECT_EQ(explained(call_of({64, 64})).configuration.find("padding"), std::string::npos);
+  EXPECT_DOUBLE_EQ(explained(backward_of({40, 64})).padding_share, 1 - (3 * 40 + 2 * 64) / (5 * 64.));
 }
 
 TEST_F(HeadDims, LongCallsTakeTheTallTileOfTheSameDims) {

@@ -3,6 +3,8 @@
 // each. Its body stands in the entry itself and not in a function that entries call: that inlines to other machine
 // code.
 //
+// A wide kernel's roles differ in what docs/kernels/backward-wide.md says. Else:
+//
 // Warpgroup 0: warp 0 is the producer, warp 1 the mask warp, warps 2 and 3 the store warps, one for each stage; the
 // other two warpgroups consume. The contract between them, by barrier: mbarriers of SharedStorage, one for each stage
 // except k_full, kv_empty and dq_empty, but the last two are named barriers.
