@@ -86,8 +86,10 @@ def test_every_kernel_has_a_hash():
     assert found["toolkit"].startswith("Build cuda_")
     assert set(found["kernels"]) == {info["id"] for info in kernels.table_of(LIBRARY)}
     assert all(re.fullmatch("[0-9a-f]{16}", value) for value in found["kernels"].values())
-    # No two kernels of this library are the same code.
-    assert len(set(found["kernels"].values())) == len(found["kernels"])
+    # No two kernels of this library are the same code, but for what prepares and converts rows of the same head dim.
+    of_rows = (".preprocess", ".convert_dq", ".reduce_dkv")
+    others = [value for kernel, value in found["kernels"].items() if not kernel.endswith(of_rows)]
+    assert len(set(others)) == len(others)
 
 
 @needs_kernels
