@@ -67,9 +67,10 @@ def table_of(library):
     return json.loads(_text(_load(library).fm_kernels_json))["kernels"]
 
 
-def head_dims(library):
-    """[(head_dim, head_dim_v)] that a library has attention kernels of, in order; none of a build without CUDA."""
-    return sorted({(info["head_dim"], info["head_dim_v"]) for info in table_of(library) if info["op"] != "plan"})
+def head_dims(library, op):
+    """[(head_dim, head_dim_v)] that a library has attention kernels of for an op, "fwd" or "bwd", in order; none of a
+    build without CUDA."""
+    return sorted({(info["head_dim"], info["head_dim_v"]) for info in table_of(library) if info["op"] == op})
 
 
 def dtypes(library):

@@ -154,9 +154,8 @@ def gradient_errors_of(q, k, v, dout, dlse, out, calls, visible, scale=None):
     dlse = torch.zeros((q.shape[0], heads, q.shape[1]), device=q.device) if dlse is None else dlse
     q, dout, out = (x.transpose(1, 2) for x in (q, dout, out))
     k, v = heads_first(k, heads), heads_first(v, heads)
-    totals = Totals(
-        [[x.transpose(1, 2).double() for x in call] for call in calls], q, (k.shape[0], heads_kv, *k.shape[2:])
-    )
+    shapes = [(x.shape[0], heads_kv, *x.shape[2:]) for x in (k, v)]
+    totals = Totals([[x.transpose(1, 2).double() for x in call] for call in calls], q, shapes)
     for block in row_blocks(
         torch.arange(q.shape[2], device=q.device), q.shape[0] * heads * max(1, k.shape[2]), 1 << 26
     ):
@@ -172,10 +171,10 @@ class Totals:
     """What blocks of rows add up to: the largest errors of dq, and the sums dk and dv.
 
     Of the exact gradients, of those for the given out and of the plain implementation. `calls`: their gradients, heads
-    first.
+    first. `key_shapes`: of dk and dv, likewise.
     """
 
-    def __init__(self, calls, q, key_shape):
+    def __init__(self, calls, q, key_shapes):
         self.calls, self.dtype = calls, q.dtype
         self.dq = {
             name: [torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device) for _ in calls]
@@ -183,7 +182,7 @@ class Totals:
         }
         self.plain_dq = torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
         self.keys = {
-            name: [torch.zeros(key_shape, dtype=torch.float64, device=q.device) for _ in range(2)]
+            name: [torch.zeros(shape, dtype=torch.float64, device=q.device) for shape in key_shapes]
             for name in ("exact", "given", "plain")
         }
 

@@ -60,6 +60,7 @@ struct Case {
 
   int64_t heads() const { return kGroup * heads_kv; }
   int64_t dim() const { return instance.head_dim; }
+  int64_t dim_v() const { return instance.head_dim_v; }
   double scale() const { return kSharpness / std::sqrt(static_cast<double>(dim())); }
 };
 
@@ -74,6 +75,13 @@ std::vector<Case> all_cases(int multiprocessors, bool quick) {
     for (std::size_t n = 0; n < (quick ? kQuickMasks : std::size(kMasks)); ++n) {
       const auto& [kind, name] = kMasks[n];
       cases.push_back({instance, kind, name, kind == MaskKind::kDocuments ? many : kPatterns});
+    }
+  }
+  for (const Instance& padded : padded_instances()) {
+    for (const MaskKind kind : {MaskKind::kTwoIntervals, MaskKind::kDocuments}) {
+      if (quick && kind == MaskKind::kDocuments) continue;
+      const char* name = kMasks[static_cast<std::size_t>(kind)].second;
+      cases.push_back({padded, kind, name, kind == MaskKind::kDocuments ? many : kPatterns});
     }
   }
   return cases;
@@ -136,6 +144,7 @@ struct Repeated {
   Numbers numbers;
 
   const double* row(int64_t head, int64_t i) const { return numbers.values.data() + place(head, i); }
+  /// Of all heads, rows with their columns beyond.
   std::vector<uint16_t> bits(int64_t heads) const {
     std::vector<uint16_t> all;
     for (int64_t i = 0; i < seqlen; ++i) {
@@ -144,19 +153,19 @@ struct Repeated {
         all.insert(all.end(), from, from + dim);
       }
     }
-    return all;
+    return with_columns_beyond(all, dim);
   }
 
  private:
   int64_t place(int64_t head, int64_t i) const { return (head % patterns * seqlen + i) * dim; }
 };
 
-Repeated random_rows(const Case& c, Random& random) {
+Repeated random_rows(const Case& c, int64_t dim, Random& random) {
   constexpr int64_t kHeads = kGroup * kPatterns;
-  return {kHeads, kSeqlenQ, c.dim(), Numbers(random, c.instance.dtype, kHeads * kSeqlenQ * c.dim())};
+  return {kHeads, kSeqlenQ, dim, Numbers(random, c.instance.dtype, kHeads * kSeqlenQ * dim)};
 }
-Repeated random_keys(const Case& c, Random& random) {
-  return {kPatterns, kSeqlenK, c.dim(), Numbers(random, c.instance.dtype, kPatterns * kSeqlenK * c.dim())};
+Repeated random_keys(const Case& c, int64_t dim, Random& random) {
+  return {kPatterns, kSeqlenK, dim, Numbers(random, c.instance.dtype, kPatterns * kSeqlenK * dim)};
 }
 
 /// What an element should be, and how far off it may be.
@@ -168,8 +177,8 @@ struct Sum {
   }
 };
 
-/// The gradients of the heads that differ: dq [patterns of query heads, kSeqlenQ, dim], dk and dv [kPatterns, kSeqlenK,
-/// dim].
+/// The gradients of the heads that differ: dq [patterns of query heads, kSeqlenQ, dim], dk [kPatterns, kSeqlenK, dim]
+/// and dv [kPatterns, kSeqlenK, dim_v].
 struct Expected {
   std::vector<Sum> dq, dk, dv;
 };
@@ -180,15 +189,15 @@ class Problem {
   Problem(const Case& of, Random random)
       : c(of),
         mask(make_parts(of)),
-        q(random_rows(of, random)),
-        dout(random_rows(of, random)),
-        k(random_keys(of, random)),
-        v(random_keys(of, random)) {
-    const auto dim = static_cast<std::size_t>(c.dim());
+        q(random_rows(of, of.dim(), random)),
+        dout(random_rows(of, of.dim_v(), random)),
+        k(random_keys(of, of.dim(), random)),
+        v(random_keys(of, of.dim_v(), random)) {
+    const auto dim = static_cast<std::size_t>(c.dim()), dim_v = static_cast<std::size_t>(c.dim_v());
     expected.dq.resize(kGroup * kPatterns * kSeqlenQ * dim);
     expected.dk.resize(kPatterns * kSeqlenK * dim);
-    expected.dv.resize(kPatterns * kSeqlenK * dim);
-    out = {kGroup * kPatterns, kSeqlenQ, c.dim(), {}};
+    expected.dv.resize(kPatterns * kSeqlenK * dim_v);
+    out = {kGroup * kPatterns, kSeqlenQ, c.dim_v(), {}};
     for (int64_t head = 0; head < kGroup * kPatterns; ++head) {
       for (int64_t i = 0; i < kSeqlenQ; ++i) run_row(random, head, i);
     }
@@ -205,7 +214,7 @@ class Problem {
 
   /// One row's out and lse, and what it adds to the gradients.
   void run_row(Random& random, int64_t head, int64_t i) {
-    std::vector<double> p(kSeqlenK), row(static_cast<std::size_t>(c.dim()));
+    std::vector<double> p(kSeqlenK), row(static_cast<std::size_t>(c.dim_v()));
     double sum = 0;
     // Scores are far from where exp overflows, so there is no maximum to take off.
     for (int64_t j = 0; j < kSeqlenK; ++j) {
@@ -214,7 +223,7 @@ class Problem {
     }
     for (int64_t j = 0; j < kSeqlenK; ++j) {
       if (sum > 0) p[j] /= sum;
-      for (int64_t d = 0; d < c.dim(); ++d) row[d] += p[j] * v.row(head / kGroup, j)[d];
+      for (int64_t d = 0; d < c.dim_v(); ++d) row[d] += p[j] * v.row(head / kGroup, j)[d];
     }
     for (const double x : row) out.numbers.add(c.instance.dtype, x);
     lse.push_back(static_cast<float>(std::log(sum)));
@@ -223,17 +232,17 @@ class Problem {
   }
 
   void add_gradients(int64_t head, int64_t i, const std::vector<double>& p) {
-    const int64_t kv = head / kGroup, dim = c.dim();
-    const double *go = dout.row(head, i), delta = dot(go, out.row(head, i), dim) - dlse.back();
+    const int64_t kv = head / kGroup, dim = c.dim(), dim_v = c.dim_v();
+    const double *go = dout.row(head, i), delta = dot(go, out.row(head, i), dim_v) - dlse.back();
     for (int64_t j = 0; j < kSeqlenK; ++j) {
       if (!visible(head, i, j)) continue;
-      const double ds = p[j] * (dot(go, v.row(kv, j), dim) - delta) * c.scale();
-      const int64_t of_row = (head * kSeqlenQ + i) * dim, of_key = (kv * kSeqlenK + j) * dim;
+      const double ds = p[j] * (dot(go, v.row(kv, j), dim_v) - delta) * c.scale();
+      const int64_t key = kv * kSeqlenK + j, of_row = (head * kSeqlenQ + i) * dim, of_key = key * dim;
       for (int64_t d = 0; d < dim; ++d) {
         expected.dq[of_row + d].add(ds * k.row(kv, j)[d]);
         expected.dk[of_key + d].add(ds * q.row(head, i)[d]);
-        expected.dv[of_key + d].add(p[j] * go[d]);
       }
+      for (int64_t d = 0; d < dim_v; ++d) expected.dv[key * dim_v + d].add(p[j] * go[d]);
     }
   }
 };
@@ -285,11 +294,11 @@ class DeviceRun {
       all.insert(all.end(), patterns.begin(), patterns.end());
     return all;
   }
-  TensorView of_rows(const DeviceBytes& bytes) const {
-    return on_device(bytes, c_.instance.dtype, {1, kSeqlenQ, c_.heads(), c_.dim()});
+  TensorView of_rows(const DeviceBytes& bytes, int64_t dim) const {
+    return on_device_with_columns_beyond(bytes, c_.instance.dtype, {1, kSeqlenQ, c_.heads(), dim});
   }
-  TensorView of_keys(const DeviceBytes& bytes) const {
-    return on_device(bytes, c_.instance.dtype, {1, kSeqlenK, c_.heads_kv, c_.dim()});
+  TensorView of_keys(const DeviceBytes& bytes, int64_t dim) const {
+    return on_device_with_columns_beyond(bytes, c_.instance.dtype, {1, kSeqlenK, c_.heads_kv, dim});
   }
   TensorView vector_of_rows(const DeviceBytes& bytes) const {
     return on_device(bytes, DataType::kFloat32, {1, c_.heads(), kSeqlenQ});
@@ -297,10 +306,11 @@ class DeviceRun {
 
   BackwardArgs make_args(Mode mode) {
     BackwardArgs args;
-    args.q = of_rows(q_), args.k = of_keys(k_), args.v = of_keys(v_);
-    args.out = of_rows(out_), args.dout = of_rows(dout_);
+    const int64_t dim = c_.dim(), dim_v = c_.dim_v();
+    args.q = of_rows(q_, dim), args.k = of_keys(k_, dim), args.v = of_keys(v_, dim_v);
+    args.out = of_rows(out_, dim_v), args.dout = of_rows(dout_, dim_v);
     args.lse = vector_of_rows(lse_), args.dlse = vector_of_rows(dlse_);
-    args.dq = of_rows(dq_), args.dk = of_keys(dk_), args.dv = of_keys(dv_);
+    args.dq = of_rows(dq_, dim), args.dk = of_keys(dk_, dim), args.dv = of_keys(dv_, dim_v);
     if (mode == Mode::kDense) {
       args.dense_mask = on_device(dense_, DataType::kUInt8, {1, mask_heads_, kSeqlenQ, kSeqlenK});
     } else {
@@ -317,19 +327,21 @@ class DeviceRun {
   const int64_t mask_heads_;
 };
 
-/// One result, [seqlen, heads, dim], whose heads repeat `patterns` heads.
+/// One result, [seqlen, heads, dim and beyond], whose heads repeat `patterns` heads.
 Difference compare(const char* name, const Case& c, const std::vector<std::byte>& result, int64_t seqlen, int64_t heads,
                    int64_t patterns, const std::vector<Sum>& expected) {
+  const auto dim = static_cast<int64_t>(expected.size()) / (patterns * seqlen);
   Difference difference;
   std::vector<uint16_t> bits(result.size() / 2);
   std::memcpy(bits.data(), result.data(), result.size());
-  std::size_t at = 0;
+  const uint16_t* row = bits.data();
   for (int64_t i = 0; i < seqlen; ++i) {
-    for (int64_t head = 0; head < heads; ++head) {
-      const Sum* sum = expected.data() + (head % patterns * seqlen + i) * c.dim();
-      for (int64_t d = 0; d < c.dim(); ++d, ++at)
-        difference.add(name, from_bits(c.instance.dtype, bits[at]), sum[d].value, sum[d].limit(c.instance.dtype), 0,
-                       head, i, d);
+    for (int64_t head = 0; head < heads; ++head, row += dim + kBeyond) {
+      const Sum* sum = expected.data() + (head % patterns * seqlen + i) * dim;
+      for (int64_t d = 0; d < dim; ++d)
+        difference.add(name, from_bits(c.instance.dtype, row[d]), sum[d].value, sum[d].limit(c.instance.dtype), 0, head,
+                       i, d);
+      expect_untouched(name, row + dim, difference, 0, head, i);
     }
   }
   return difference;

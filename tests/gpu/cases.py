@@ -6,7 +6,7 @@ library is never asked which elements are visible.
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from harness import oracle
@@ -36,12 +36,14 @@ class Case:
     layout: str = "bshd"
     seed: int = 0
     inputs: tuple = field(default=None, repr=False)
+    dim_v: int = None  # as dim
+
+    def __post_init__(self):
+        self.dim_v = self.dim if self.dim_v is None else self.dim_v
 
     def __str__(self):
-        words = {
-            n: getattr(self, n)
-            for n in "batch seqlen_q seqlen_k heads heads_kv dim dtype causal window q_offset scale layout seed".split()
-        }
+        names = "batch seqlen_q seqlen_k heads heads_kv dim dim_v dtype causal window q_offset scale layout seed"
+        words = {n: getattr(self, n) for n in names.split()}
         shapes = {n: tuple(x.shape) for n in ("bounds", "block_mask") if (x := getattr(self, n)) is not None}
         return ", ".join(f"{n} {v}" for n, v in {**words, **shapes}.items())
 
@@ -111,16 +113,18 @@ def draw(case):
         return torch.randn(shape, dtype=torch.float32, device=DEVICE).to(case.dtype)
 
     b, sq, sk, h, hk, d = case.batch, case.seqlen_q, case.seqlen_k, case.heads, case.heads_kv, case.dim
+    shapes = ((h, sq, d), (hk, sk, d), (hk, sk, case.dim_v))
     if case.layout == "bhsd":
-        return tuple(normal(b, n, s, d).transpose(1, 2) for n, s in ((h, sq), (hk, sk), (hk, sk)))
+        return tuple(normal(b, n, s, d).transpose(1, 2) for n, s, d in shapes)
     if case.layout == "padded":  # rows of d elements and 8 more, a longer sequence, more heads
-        return tuple(normal(b, s + 3, n + 1, d + 8)[:, :s, :n, :d] for n, s in ((h, sq), (hk, sk), (hk, sk)))
+        return tuple(normal(b, s + 3, n + 1, d + 8)[:, :s, :n, :d] for n, s, d in shapes)
     if case.layout == "packed":
+        assert case.dim_v == d
         if sq == sk and h == hk:
             return normal(b, sq, 3, h, d).unbind(2)
         q, (k, v) = normal(b, sq, h, d), normal(b, sk, 2, hk, d).unbind(2)
         return q, k, v
-    return normal(b, sq, h, d), normal(b, sk, hk, d), normal(b, sk, hk, d)
+    return tuple(normal(b, s, n, d) for n, s, d in shapes)
 
 
 def same_bits(a, b):
@@ -154,8 +158,8 @@ def output_like(q, v, layout):
             1, 2
         )
     if layout == "padded":
-        return torch.empty((*q.shape[:2], q.shape[2] + 1, q.shape[3] + 8), dtype=q.dtype, device=q.device)[
-            :, :, : q.shape[2], : q.shape[3]
+        return torch.empty((*q.shape[:2], q.shape[2] + 1, v.shape[3] + 8), dtype=q.dtype, device=q.device)[
+            :, :, : q.shape[2], : v.shape[3]
         ]
     return None
 
@@ -210,7 +214,8 @@ def check_dense(case, ours):
 def gradient_inputs(case, with_dlse=True):
     """dout in the case's layout and dlse, from a standard normal."""
     torch.manual_seed(case.seed + 1)
-    dout = draw(case)[0].contiguous() if case.layout == "packed" else draw(case)[0]
+    dout = draw(replace(case, dim=case.dim_v))[0]
+    dout = dout.contiguous() if case.layout == "packed" else dout
     dlse = torch.randn((case.batch, case.heads, case.seqlen_q), dtype=torch.float32, device=DEVICE)
     return dout, dlse if with_dlse else None
 

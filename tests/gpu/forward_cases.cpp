@@ -58,8 +58,9 @@ struct Case {
   const char* mask_name;
   int64_t batch, heads, seqlen_k;
 
+  int64_t dim() const { return instance.head_dim; }
+  int64_t dim_v() const { return instance.head_dim_v; }
   int64_t kv_head(int64_t head) const { return head / (heads / kHeadsKv); }
-  int64_t q_elements() const { return batch * kSeqlenQ * heads * instance.head_dim; }
 };
 
 std::string describe(const Case& c, const char* mode) {
@@ -71,14 +72,14 @@ int64_t heads_for(int64_t items, int64_t batch, int64_t rows) {
   return round_up(ceil_div(items, batch * ceil_div(kSeqlenQ, rows)), kHeadsKv);
 }
 
-/// Three consumers from two items of 192 rows for each multiprocessor on. With two, one mask gets more items than
+/// Three consumers from two items of 192 rows for each multiprocessor on. With two, two masks get more items than
 /// there are multiprocessors, so that blocks take several.
 Case make_case(const Instance& instance, MaskKind kind, const char* name, int64_t seqlen_k, int multiprocessors) {
   const int64_t batch = kind == MaskKind::kPerHead ? 2 : 1;
   int64_t heads = 2 * kHeadsKv;
   if (instance.consumers == 3) {
     heads = heads_for(2 * multiprocessors, batch, 192);
-  } else if (kind == MaskKind::kPerHead) {
+  } else if (kind == MaskKind::kPerHead || kind == MaskKind::kWindow) {
     heads = heads_for(multiprocessors + 1, batch, 128);
   }
   return {instance, kind, name, batch, heads, seqlen_k};
@@ -89,10 +90,14 @@ std::vector<Case> all_cases(int multiprocessors, bool quick) {
   for (const Instance& instance : instances("fwd")) {
     for (std::size_t n = 0; n < (quick ? kQuickMasks : std::size(kMasks)); ++n) {
       const auto& [kind, name] = kMasks[n];
-      // Long rows have a schedule of their own at head dim 64.
-      if (instance.head_dim == 64) cases.push_back(make_case(instance, kind, name, kLong, multiprocessors));
-      if (instance.head_dim != 64 || !quick) cases.push_back(make_case(instance, kind, name, kShort, multiprocessors));
+      // In long rows rings of buffers come round, and some head dims have a schedule of their own.
+      if (instance.head_dim != 128) cases.push_back(make_case(instance, kind, name, kLong, multiprocessors));
+      if (instance.head_dim == 128 || !quick) cases.push_back(make_case(instance, kind, name, kShort, multiprocessors));
     }
+  }
+  for (const Instance& padded : padded_instances()) {
+    const auto& [kind, name] = kMasks[static_cast<std::size_t>(MaskKind::kTwoIntervals)];
+    cases.push_back(make_case(padded, kind, name, kShort, multiprocessors));
   }
   return cases;
 }
@@ -162,9 +167,9 @@ struct Inputs {
   Inputs(const Case& c, Random random)
       : q_patterns(random, c.instance.dtype, c.batch * kPatterns * kSeqlenQ * c.instance.head_dim),
         k(random, c.instance.dtype, c.batch * c.seqlen_k * kHeadsKv * c.instance.head_dim),
-        v(random, c.instance.dtype, c.batch * c.seqlen_k * kHeadsKv * c.instance.head_dim),
+        v(random, c.instance.dtype, c.batch * c.seqlen_k * kHeadsKv * c.instance.head_dim_v),
         mask(make_parts(c)) {
-    q.reserve(static_cast<std::size_t>(c.q_elements()));
+    q.reserve(static_cast<std::size_t>(c.batch * kSeqlenQ * c.heads * c.instance.head_dim));
     for (int64_t b = 0; b < c.batch; ++b) {
       for (int64_t i = 0; i < kSeqlenQ; ++i) {
         for (int64_t head = 0; head < c.heads; ++head) {
@@ -198,8 +203,8 @@ class Oracle {
   }
 
  private:
-  const double* kv_row(const Numbers& x, int64_t b, int64_t head, int64_t j) const {
-    return x.values.data() + ((b * c_.seqlen_k + j) * kHeadsKv + c_.kv_head(head)) * c_.instance.head_dim;
+  const double* kv_row(const Numbers& x, int64_t dim, int64_t b, int64_t head, int64_t j) const {
+    return x.values.data() + ((b * c_.seqlen_k + j) * kHeadsKv + c_.kv_head(head)) * dim;
   }
   bool visible(int64_t b, int64_t head, int64_t i, int64_t j) const {
     const MaskParts& mask = inputs_.mask;
@@ -208,7 +213,7 @@ class Oracle {
   }
 
   Expected compute(int64_t b, int64_t head) const {
-    const auto dim = static_cast<std::size_t>(c_.instance.head_dim);
+    const auto dim = static_cast<std::size_t>(c_.dim_v());
     Expected expected{std::vector<double>(kSeqlenQ * dim), std::vector<double>(kSeqlenQ)};
     for (int64_t i = 0; i < kSeqlenQ; ++i) {
       const double* q = inputs_.q_patterns.values.data() + Inputs::pattern_row(c_, b, head, i);
@@ -218,8 +223,8 @@ class Oracle {
       for (int64_t j = 0; j < c_.seqlen_k; ++j) {
         if (!visible(b, head, i, j)) continue;
         const double weight =
-            std::exp(dot(q, kv_row(inputs_.k, b, head, j), c_.instance.head_dim) * softmax_scale(c_.instance.head_dim));
-        const double* v = kv_row(inputs_.v, b, head, j);
+            std::exp(dot(q, kv_row(inputs_.k, c_.dim(), b, head, j), c_.dim()) * softmax_scale(c_.dim()));
+        const double* v = kv_row(inputs_.v, c_.dim_v(), b, head, j);
         for (std::size_t d = 0; d < dim; ++d) out[d] += weight * v[d];
         sum += weight;
       }
@@ -247,12 +252,12 @@ class DeviceRun {
   DeviceRun(const Case& c, const Inputs& inputs, bool poison)
       : c_(c),
         poison_(poison),
-        q_(inputs.q),
-        k_(inputs.k.bits),
-        v_(inputs.v.bits),
+        q_(with_columns_beyond(inputs.q, c.dim())),
+        k_(with_columns_beyond(inputs.k.bits, c.dim())),
+        v_(with_columns_beyond(inputs.v.bits, c.dim_v())),
         vectors_(interleave(inputs.mask)),
         dense_(0),
-        out_(static_cast<std::size_t>(2 * c.q_elements())),
+        out_(static_cast<std::size_t>(2 * c.batch * kSeqlenQ * c.heads * (c.dim_v() + kBeyond))),
         lse_(static_cast<std::size_t>(4 * c.batch * kSeqlenQ * c.heads)),
         plan_(0),
         mask_(make_mask(inputs.mask, vectors_)) {}
@@ -274,13 +279,15 @@ class DeviceRun {
   }
 
  private:
+  TensorView rows_on_device(const DeviceBytes& bytes, int64_t seqlen, int64_t heads, int64_t dim) const {
+    return on_device_with_columns_beyond(bytes, c_.instance.dtype, {c_.batch, seqlen, heads, dim});
+  }
   ForwardArgs make_args(Mode mode, const MaskParts& parts) {
-    const auto& [dtype, element, dim, consumers] = c_.instance;
     ForwardArgs args;
-    args.q = on_device(q_, dtype, {c_.batch, kSeqlenQ, c_.heads, dim});
-    args.k = on_device(k_, dtype, {c_.batch, c_.seqlen_k, kHeadsKv, dim});
-    args.v = on_device(v_, dtype, {c_.batch, c_.seqlen_k, kHeadsKv, dim});
-    args.out = on_device(out_, dtype, {c_.batch, kSeqlenQ, c_.heads, dim});
+    args.q = rows_on_device(q_, kSeqlenQ, c_.heads, c_.dim());
+    args.k = rows_on_device(k_, c_.seqlen_k, kHeadsKv, c_.dim());
+    args.v = rows_on_device(v_, c_.seqlen_k, kHeadsKv, c_.dim_v());
+    args.out = rows_on_device(out_, kSeqlenQ, c_.heads, c_.dim_v());
     args.lse = on_device(lse_, DataType::kFloat32, {c_.batch, c_.heads, kSeqlenQ});
     if (mode == Mode::kDense) {
       dense_ = DeviceBytes(dense_by_rule(parts));
@@ -300,14 +307,16 @@ class DeviceRun {
 
 void compare_row(const Case& c, const Results& results, const Expected& expected, int64_t b, int64_t head, int64_t i,
                  Difference& out, Difference& lse) {
-  const int64_t dim = c.instance.head_dim;
+  const int64_t dim = c.dim_v();
   const auto row = static_cast<std::size_t>(i);
   float got_lse;
   std::memcpy(&got_lse, results.lse.data() + 4 * ((b * c.heads + head) * kSeqlenQ + i), sizeof(got_lse));
   lse.add("lse", got_lse, expected.lse[row], kLseLimit, b, head, i);
   const bool sees_nothing = std::isinf(expected.lse[row]);
-  std::vector<uint16_t> bits(static_cast<std::size_t>(dim));
-  std::memcpy(bits.data(), results.out.data() + 2 * ((b * kSeqlenQ + i) * c.heads + head) * dim, 2 * bits.size());
+  std::vector<uint16_t> bits(static_cast<std::size_t>(dim + kBeyond));
+  std::memcpy(bits.data(), results.out.data() + 2 * ((b * kSeqlenQ + i) * c.heads + head) * (dim + kBeyond),
+              2 * bits.size());
+  expect_untouched("out", bits.data() + dim, out, b, head, i);
   for (int64_t d = 0; d < dim; ++d) {
     const double right = expected.out[row * static_cast<std::size_t>(dim) + static_cast<std::size_t>(d)];
     out.add("out", from_bits(c.instance.dtype, bits[static_cast<std::size_t>(d)]), right,

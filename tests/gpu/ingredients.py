@@ -13,9 +13,18 @@ BF16, F16 = torch.bfloat16, torch.float16
 RAGGED = (1, 63, 64, 65, 127, 129, 191, 193, 1000)
 
 types = pytest.mark.parametrize("dtype", [BF16, F16], ids=["bf16", "f16"])
-# Those that there are kernels of; of a build without any, which tests these tests on the CPU, one.
-DIMS = [d for d, dv in kernels.head_dims(kernels.default_library()) if d == dv] or [64]
-dims = pytest.mark.parametrize("dim", DIMS)
+
+
+def kernel_dims(op):
+    """Head dims, the same for v, that there are kernels of; of a build without any, which tests these tests on the
+    CPU, one."""
+    return [d for d, dv in kernels.head_dims(kernels.default_library(), op) if d == dv] or [64]
+
+
+FORWARD_DIMS = kernel_dims("fwd")
+DIMS = [d for d in FORWARD_DIMS if d in kernel_dims("bwd")]
+forward_dims = pytest.mark.parametrize("dim", FORWARD_DIMS)
+dims = pytest.mark.parametrize("dim", DIMS)  # of both directions
 
 
 def ints(values):

@@ -8,6 +8,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -37,6 +38,7 @@ struct Instance {
   const char* element;
   int64_t head_dim;
   int consumers;  ///< consumer warpgroups
+  int64_t head_dim_v;
 };
 
 /// Those that the library has; `op` as KernelInfo has it.
@@ -46,7 +48,23 @@ inline std::vector<Instance> instances(std::string_view op) {
     const bool attention = kernel.tile.rows > 0 && kernel.tile.keys > 0 && !kernel.id.ends_with(".split");
     if (kernel.op != op || !attention) continue;
     const char* element = kernel.dtype == DataType::kBFloat16 ? "bf16" : "f16";
-    found.push_back({kernel.dtype, element, kernel.head_dim, kernel.threads / 128 - 1});
+    found.push_back({kernel.dtype, element, kernel.head_dim, kernel.threads / 128 - 1, kernel.head_dim_v});
+  }
+  return found;
+}
+
+/// Head dims that run in wider instances, head_dim_v above head_dim among them: each instance with less of both, and
+/// rows that end in any block of 64 columns.
+inline constexpr std::pair<int64_t, int64_t> kPadded[] = {
+    {8, 8},     {40, 40}, {24, 56},   {72, 72},  {80, 80},   {64, 96},   {64, 128}, {112, 16}, {112, 112},
+    {104, 104}, {192, 8}, {136, 128}, {72, 160}, {160, 160}, {224, 224}, {8, 256},  {256, 40}};
+
+/// Calls of them in small tiles.
+inline std::vector<Instance> padded_instances() {
+  std::vector<Instance> found;
+  for (const auto& [head_dim, head_dim_v] : kPadded) {
+    found.push_back({DataType::kBFloat16, "bf16", head_dim, 2, head_dim_v});
+    found.push_back({DataType::kFloat16, "f16", head_dim, 2, head_dim_v});
   }
   return found;
 }
@@ -55,9 +73,10 @@ inline std::vector<Instance> instances(std::string_view op) {
 inline std::string describe(const Instance& instance, const char* mask, int64_t batch, int64_t heads, int64_t heads_kv,
                             int64_t seqlen_q, int64_t seqlen_k, const char* mode) {
   char text[160];
-  std::snprintf(text, sizeof(text), "%-4s head_dim %3d, %d consumers  %-21s  batch %d, heads %3d/%d, (%d, %4d)  %-21s",
-                instance.element, static_cast<int>(instance.head_dim), instance.consumers, mask,
-                static_cast<int>(batch), static_cast<int>(heads), static_cast<int>(heads_kv),
+  std::snprintf(text, sizeof(text),
+                "%-4s head_dim %3d/%-3d, %d consumers  %-21s  batch %d, heads %3d/%d, (%d, %4d)  %-21s",
+                instance.element, static_cast<int>(instance.head_dim), static_cast<int>(instance.head_dim_v),
+                instance.consumers, mask, static_cast<int>(batch), static_cast<int>(heads), static_cast<int>(heads_kv),
                 static_cast<int>(seqlen_q), static_cast<int>(seqlen_k), mode);
   return text;
 }
@@ -92,6 +111,19 @@ struct Numbers {
     values.push_back(from_bits(dtype, bits.back()));
   }
 };
+
+/// In memory every row is followed by this many columns that are not its own: NaN in what is read, and what is written
+/// must leave them alone.
+inline constexpr int64_t kBeyond = 8;
+/// Rows of `dim`, each with its columns beyond.
+inline std::vector<uint16_t> with_columns_beyond(const std::vector<uint16_t>& rows, int64_t dim) {
+  std::vector<uint16_t> padded;
+  for (auto row = rows.begin(); row != rows.end(); row += dim) {
+    padded.insert(padded.end(), row, row + dim);
+    padded.insert(padded.end(), kBeyond, uint16_t{0xffff});  // NaN in either type
+  }
+  return padded;
+}
 
 /// With four sums, so that the compiler adds four at a time.
 inline double dot(const double* x, const double* y, int64_t dim) {
@@ -138,6 +170,14 @@ inline TensorView on_device(const DeviceBytes& bytes, DataType dtype, std::initi
   return view;
 }
 
+/// A tensor of the shape, whose rows have columns beyond.
+inline TensorView on_device_with_columns_beyond(const DeviceBytes& bytes, DataType dtype,
+                                                const std::array<int64_t, 4>& shape) {
+  TensorView view = on_device(bytes, dtype, {shape[0], shape[1], shape[2], shape[3] + kBeyond});
+  view.shape[3] = shape[3];
+  return view;
+}
+
 /// `vectors`: those of the parts, interleaved, on the device; one vector means a causal band.
 inline Mask make_mask(const MaskParts& parts, const DeviceBytes& vectors) {
   if (parts.lts.empty()) return Mask(parts);
@@ -174,6 +214,15 @@ struct Difference {
     wrong = text;
   }
 };
+
+/// The columns beyond a row of a result that began as 0xff have to be that still.
+inline void expect_untouched(const char* result, const uint16_t* beyond, Difference& difference, int64_t b,
+                             int64_t head, int64_t i) {
+  const bool untouched = std::all_of(beyond, beyond + kBeyond, [](uint16_t x) { return x == 0xffff; });
+  if (untouched || !difference.wrong.empty()) return;
+  difference.wrong = std::string(result) + " has been written past the end of batch entry " + std::to_string(b) +
+                     ", head " + std::to_string(head) + ", row " + std::to_string(i);
+}
 
 /// "out within 1.2e-03, lse 4.0e-06".
 inline std::string within(std::initializer_list<std::pair<const char*, const Difference&>> results) {

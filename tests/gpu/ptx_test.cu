@@ -122,6 +122,14 @@ TEST_F(Ptx, WgmmaBf16) {
   expect_products<__nv_bfloat16, 64>(1);
   expect_products<__nv_bfloat16, 128>(2);
 }
+/// Across the inner dimension the last block of 64 may be a part of one.
+TEST_F(Ptx, WgmmaOfOtherWidths) {
+  expect_products<__nv_bfloat16, 32>(9);
+  expect_products<__nv_bfloat16, 96>(5);
+  expect_products<__half, 96>(6);
+  expect_products<__nv_bfloat16, 192>(7);
+  expect_products<__nv_bfloat16, 256>(8);
+}
 TEST_F(Ptx, WgmmaF16) {
   expect_products<__half, 64>(3);
   expect_products<__half, 128>(4);
@@ -151,6 +159,36 @@ __global__ void copy_box(const __grid_constant__ CUtensorMap from, const __grid_
   }
 }
 
+/// Loads two blocks of 32 rows, writes out how they lie, and stores them, each with a copy of its own if the map has
+/// no blocks.
+template <bool kOneCopy>
+__global__ void copy_blocks(const __grid_constant__ CUtensorMap from, const __grid_constant__ CUtensorMap to,
+                            ptx::BoxOrigin at, uint16_t* seen) {
+  constexpr int kRows = 32, kBlocks = 2;
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto* tile = reinterpret_cast<uint16_t*>(memory);
+  __shared__ uint64_t full;
+  if (threadIdx.x == 0) {
+    ptx::barrier_init(full, 1);
+    ptx::fence_barrier_init();
+    ptx::arrive_expect(full, kRows * kBlocks * 128);
+    ptx::Blocks<kOneCopy>::template load<kBlocks, kRows>(tile, from, full, at);
+  }
+  __syncthreads();
+  ptx::wait(full, 0);
+  for (int i = threadIdx.x; i < kRows * kBlocks * 64; i += blockDim.x) seen[i] = tile[i];
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  if constexpr (kOneCopy) {
+    ptx::tma_store(to, tile, at);
+  } else {
+    for (int block = 0; block < kBlocks; ++block)
+      ptx::Blocks<kOneCopy>::store(to, tile + block * kRows * 64, {at.row, at.block + block, at.head, at.batch});
+  }
+  ptx::bulk_commit();
+  ptx::bulk_wait();
+}
+
 TEST_F(Ptx, TmaLoadsSwizzledBoxesZeroFillsAndDropsWhatIsOutOfRange) {
   constexpr int kBatch = 2, kSeqlen = 37, kHeads = 3, kDim = 128, kRows = 32, kBlocks = 2,
                 kSize = kBatch * kSeqlen * kHeads * kDim;
@@ -177,6 +215,39 @@ TEST_F(Ptx, TmaLoadsSwizzledBoxesZeroFillsAndDropsWhatIsOutOfRange) {
   for (int n = 0; n < kSize; ++n) {
     const int h = n / kDim % kHeads, s = n / kDim / kHeads % kSeqlen, b = n / kDim / kHeads / kSeqlen;
     ASSERT_EQ(out[n], b == 1 && h == 1 && s >= at.row ? values[n] : 0xffff) << n;
+  }
+}
+
+/// Rows that end in the middle of a block: one copy a block in one map, and equal blocks in the other.
+TEST_F(Ptx, TmaFillsWithZerosPastTheEndOfRows) {
+  constexpr int kSeqlen = 40, kHeads = 2, kDim = 80, kRows = 32, kSize = kSeqlen * kHeads * kDim;
+  std::vector<uint16_t> values(kSize);
+  std::iota(values.begin(), values.end(), uint16_t{1});
+  for (const sm90::ColumnBlocks blocks : {sm90::blocks_to_the_end(kDim), sm90::equal_blocks(kDim, 128)}) {
+    const bool to_the_end = blocks.count == 1;
+    test::DeviceVector<uint16_t> source(values), target(std::vector<uint16_t>(kSize, 0xffff)),
+        seen(std::vector<uint16_t>(kRows * 128, 0xffff));
+    const auto map = [&](uint16_t* data) {
+      const auto view = TensorView::contiguous(data, DataType::kBFloat16, {1, kSeqlen, kHeads, kDim});
+      return sm90::tensor_map(view, blocks, kRows, to_the_end ? 1 : 2);
+    };
+    const auto copy = to_the_end ? copy_blocks<false> : copy_blocks<true>;
+    copy<<<1, 64, kRows * 256>>>(map(source.data()), map(target.data()), {8, 0, 1, 0}, seen.data());
+    const std::vector<uint16_t> tile = seen.to_host(), out = target.to_host();
+    const auto width = static_cast<int>(to_the_end ? 64 : blocks.width);
+    for (int row = 0; row < kRows; ++row) {
+      for (int c = 0; c < 128; ++c) {
+        const int d = c / 64 * width + c % 64;
+        const bool inside = c % 64 < width && d < kDim;
+        ASSERT_EQ(tile[c / 64 * kRows * 64 + swizzled(row, c % 64)],
+                  inside ? values[((8 + row) * kHeads + 1) * kDim + d] : 0)
+            << row << " " << c;
+      }
+    }
+    for (int n = 0; n < kSize; ++n) {
+      const bool inside = n / kDim % kHeads == 1 && n / kDim / kHeads >= 8;
+      ASSERT_EQ(out[n], inside ? values[n] : 0xffff) << n;
+    }
   }
 }
 

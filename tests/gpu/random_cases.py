@@ -52,7 +52,7 @@ def add_block_mask(rng, case):
         case.block_mask = kept.bool() if rng.random() < 0.5 else kept * 7
 
 
-def random_case(seed):
+def random_case(seed, dims=DIMS):
     rng = np.random.default_rng(seed)
     heads_kv = choose(rng, 1, 1, 2, 3)
     same = rng.random() < 0.4
@@ -64,7 +64,7 @@ def random_case(seed):
         heads_kv=heads_kv,
         heads=heads_kv * choose(rng, 1, 1, 2, 4),
         seed=seed,
-        dim=choose(rng, *DIMS),
+        dim=choose(rng, *dims),
         dtype=choose(rng, torch.bfloat16, torch.float16),
         layout=choose(rng, "bshd", "bshd", "bhsd", "padded", "packed"),
         scale=choose(rng, None, None, None, 0.3, -0.2, 0.0),

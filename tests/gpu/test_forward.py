@@ -8,14 +8,14 @@ import torch
 from cases import DEVICE, Case, assert_same, call, check, same_bits
 from harness import oracle
 from harness.calls import Forward, Plan
-from ingredients import BF16, F16, dims, document_bounds, random_lengths, two_intervals, types
+from ingredients import BF16, F16, FORWARD_DIMS, document_bounds, forward_dims, random_lengths, two_intervals, types
 from random_cases import random_case
 
 PER_GROUP, GROUPS = 25, 24
 
 
 @types
-@dims
+@forward_dims
 @pytest.mark.parametrize("heads, heads_kv", [(8, 8), (8, 2), (6, 1), (6, 3)])
 def test_grouped_heads(dtype, dim, heads, heads_kv):
     bounds = torch.cat([document_bounds(random_lengths(640, 5, seed)) for seed in range(heads_kv)], 1)
@@ -32,10 +32,10 @@ def test_large_shapes(seqlen_q, seqlen_k, dim):
 
 
 @pytest.mark.cuda
-@dims
+@forward_dims
 def test_more_than_two_to_the_31_elements(dim):
     """Rows near both ends of q, whose offsets do not fit 32 bits, under a narrow window."""
-    heads, seqlen = 16384 // dim, 140000
+    heads, seqlen = -(-16384 // dim), 140000
     assert heads * seqlen * dim > 2**31
     case = Case(seqlen, seqlen, heads=heads, heads_kv=1, dim=dim, causal=True, window=(127, -1))
     generator = torch.Generator(device=DEVICE).manual_seed(0)
@@ -57,11 +57,11 @@ def test_more_than_two_to_the_31_elements(dim):
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_random_masks(group):
     for seed in range(group * PER_GROUP, (group + 1) * PER_GROUP):
-        check(random_case(seed))
+        check(random_case(seed, FORWARD_DIMS))
 
 
 @types
-@dims
+@forward_dims
 @pytest.mark.parametrize("layout", ["bhsd", "padded", "packed"])
 def test_layouts(dtype, dim, layout):
     case = Case(
@@ -81,7 +81,7 @@ def test_layouts(dtype, dim, layout):
     assert_same(strided, call(contiguous, contiguous.mask()).run(), f"{layout} against contiguous", case)
 
 
-@dims
+@forward_dims
 def test_nothing_to_do(dim):
     no_keys = Case(130, 0, dim=dim)
     ours = call(no_keys, no_keys.mask()).run()
@@ -91,7 +91,7 @@ def test_nothing_to_do(dim):
 
 
 @types
-@dims
+@forward_dims
 @pytest.mark.parametrize("causal", [False, True])
 def test_documents_do_not_depend_on_their_neighbours(dtype, dim, causal):
     lengths = [200, 70, 130, 400, 224]
@@ -114,7 +114,7 @@ def test_documents_do_not_depend_on_their_neighbours(dtype, dim, causal):
         )
 
 
-@dims
+@forward_dims
 def test_a_head_does_not_depend_on_the_batch(dim):
     """The same values alone and inside of a larger call."""
     bounds = document_bounds(random_lengths(777, 6))
@@ -135,7 +135,7 @@ def test_a_head_does_not_depend_on_the_batch(dim):
     assert same_bits(single.out, together.out[2:, :, 3:]) and same_bits(single.lse, together.lse[2:, 3:])
 
 
-@dims
+@forward_dims
 def test_one_plan_serves_many_calls(dim):
     bounds = document_bounds(random_lengths(700, 7))
     first = Case(700, 700, batch=2, heads=4, heads_kv=2, dim=dim, causal=True, bounds=bounds)
@@ -147,7 +147,7 @@ def test_one_plan_serves_many_calls(dim):
 
 
 @pytest.mark.cuda
-@dims
+@forward_dims
 def test_side_streams(dim):
     """One plan, calls on several streams at once."""
     case = Case(
@@ -171,7 +171,7 @@ def test_side_streams(dim):
 
 
 @pytest.mark.cuda
-@dims
+@forward_dims
 @pytest.mark.parametrize("own_plan", [False, True])
 def test_graph_capture(dim, own_plan):
     """A graph of planner and forward follows the bounds and the inputs that are in the tensors when it is replayed."""

@@ -86,8 +86,10 @@ def test_every_kernel_has_a_hash():
     assert found["toolkit"].startswith("Build cuda_")
     assert set(found["kernels"]) == {info["id"] for info in kernels.table_of(LIBRARY)} | {"sm90.masks"}
     assert all(re.fullmatch("[0-9a-f]{16}", value) for value in found["kernels"].values())
-    # No two kernels of this library are the same code.
-    assert len(set(found["kernels"].values())) == len(found["kernels"])
+    # No two kernels of this library are the same code, but for what prepares and converts rows of the same head dim.
+    of_rows = (".preprocess", ".convert_dq", ".reduce_dkv")
+    others = [value for kernel, value in found["kernels"].items() if not kernel.endswith(of_rows)]
+    assert len(set(others)) == len(others)
 
 
 @needs_kernels
@@ -154,7 +156,7 @@ def test_a_larger_gpu_takes_smaller_tiles():
 
 
 @needs_kernels
-@pytest.mark.parametrize("change, why", [({"head_dim": 96}, "head_dim 96"), ({"dtype": "float32"}, "float32")])
+@pytest.mark.parametrize("change, why", [({"head_dim": 100}, "head_dim 100"), ({"dtype": "float32"}, "float32")])
 def test_what_is_not_taken_is_named(change, why):
     with pytest.raises(ValueError, match=why):
         kernels.kernels_of(LIBRARY, {**CASE, **change})

@@ -335,12 +335,12 @@ def test_what_no_backend_takes_says_so_and_why():
         cases += [
             (inputs(torch.float32), "float32 tensors are not taken; cast to bfloat16 or float16"),
             (
-                [x[..., :32] for x in inputs()],
-                r"head_dim 32 with head_dim_v 32 is not taken by the forward; it takes .*64 / 64, 128 / 128",
+                [x[..., :60] for x in inputs()],
+                r"head_dim 60 with head_dim_v 60 is not taken by the forward; it takes .*; the nearest is 64 / 64",
             ),
             (
-                [filled(2, 70, 4, 96, dtype=torch.bfloat16) for _ in range(3)],
-                r"head_dim 96 with head_dim_v 96 is not taken by the forward; it takes .*64 / 64, 128 / 128",
+                [filled(2, 70, 4, 100, dtype=torch.bfloat16) for _ in range(3)],
+                r"head_dim 100 with head_dim_v 100 is not taken by the forward; it takes .*; the nearest is 128 / 128",
             ),
         ]
     for tensors, text in cases:

@@ -42,7 +42,7 @@ constexpr std::array<std::pair<int64_t, int64_t>, 14> kLengths{{{1, 128},
                                                                 {64, 0}}};
 constexpr std::array<std::pair<int64_t, int64_t>, 6> kHeads{{{1, 1}, {4, 1}, {4, 4}, {6, 2}, {14, 1}, {16, 4}}};
 /// head_dim, and the head_dim_v other than it.
-constexpr std::array<std::pair<int64_t, int64_t>, 15> kHeadDims{{{8, 16},
+constexpr std::array<std::pair<int64_t, int64_t>, 17> kHeadDims{{{8, 16},
                                                                  {16, 8},
                                                                  {24, 40},
                                                                  {32, 64},
@@ -52,10 +52,12 @@ constexpr std::array<std::pair<int64_t, int64_t>, 15> kHeadDims{{{8, 16},
                                                                  {80, 96},
                                                                  {96, 111},
                                                                  {111, 64},
+                                                                 {112, 192},
                                                                  {128, 64},
                                                                  {136, 80},
                                                                  {160, 128},
                                                                  {192, 128},
+                                                                 {224, 72},
                                                                  {256, 128}}};
 
 enum Dimension : std::size_t {
@@ -323,14 +325,16 @@ class CoveringList {
 
 CoveringValues cuda_values() {
   CoveringValues values{.layouts = {Layout::kBshd, Layout::kBhsd, Layout::kAligned}};
-  const auto add = [](auto& list, auto value) {
-    if (std::find(list.begin(), list.end(), value) == list.end()) list.push_back(value);
-  };
+  int64_t widest = 0;
   for (const KernelInfo& kernel : kernels()) {
     if (kernel.op == "plan") continue;
-    add(values.dtypes, kernel.dtype);
-    add(values.head_dims, int64_t{kernel.head_dim});
-    add(values.head_dims, int64_t{kernel.head_dim_v});
+    if (std::find(values.dtypes.begin(), values.dtypes.end(), kernel.dtype) == values.dtypes.end())
+      values.dtypes.push_back(kernel.dtype);
+    if (kernel.head_dim == kernel.head_dim_v) widest = std::max<int64_t>(widest, kernel.head_dim);
+  }
+  // Between the kernels' own they run in the next wider ones.
+  for (const auto& [dim, other] : kHeadDims) {
+    if (dim <= widest && dim % 8 == 0) values.head_dims.push_back(dim);
   }
   return values;
 }

@@ -156,7 +156,9 @@ class Backward {
                  .sharing = DeviceMaskAndPlan::everywhere()};
     rows.seqlen_q = kSeqlenQ;
     rows.row_tiles = static_cast<uint32_t>(row_tiles);
-    rows.key_tiles = kKeyTiles;
+    rows.key_blocks = kKeyTiles;
+    rows.head_dim_v = kDim;
+    rows.dq_columns = {kDim, 64};
     rows.heads = kHeads;
     rows.softmax_scale = rows.score_scale = static_cast<float>(kScale);
     return rows;

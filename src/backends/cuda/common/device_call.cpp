@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/cuda/common/device_call.h"
 
+#include <cstdio>
+
 #include "backends/cuda/common/error.h"
 #include "backends/cuda/plan/device_plan.h"
 #include "common/message.h"
@@ -37,7 +39,11 @@ std::vector<std::string> plan_kernels_of(const Problem& p) {
 
 std::string configuration_of(const Problem& p, const Explanation& e) {
   const std::string ctas = p.max_ctas > 0 ? message(", at most ", p.max_ctas, " CTAs") : "";
-  return message(e.arch, " ", e.tile.rows, "x", e.tile.keys, " tiles, ", source_of_plan(p), ctas);
+  char padding[64] = "";
+  if (e.padding_share > 0)
+    std::snprintf(padding, sizeof(padding), " (%.1f %% of its work is padding)", 100 * e.padding_share);
+  return message(e.arch, " ", e.tile.rows, "x", e.tile.keys, " tiles, ", e.instance, padding, ", ", source_of_plan(p),
+                 ctas);
 }
 
 }  // namespace flashmask::cuda

@@ -74,10 +74,10 @@ __device__ __forceinline__ void decrease_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-/// Position in a ring of `kStages` buffers, a power of two: one register instead of two.
+/// Position in a ring of `kStages` buffers: one register instead of two. If kStages is no power of two, it holds until
+/// the count wraps around, after hours.
 template <int kStages>
 struct RingPosition {
-  static_assert((kStages & (kStages - 1)) == 0);
   uint32_t count = 0;
   __device__ __forceinline__ uint32_t stage() const { return count % kStages; }
   /// Parity of the phase that its "full" barrier is in; its "empty" barrier is one behind.

@@ -5,7 +5,7 @@
 Run it after changing WIDTHS: src/backends/cuda/ptx/generate_wgmma.py > src/backends/cuda/ptx/wgmma.cuh
 """
 
-WIDTHS = (64, 96, 128, 160, 192, 256)
+WIDTHS = (32, 64, 96, 128, 160, 192, 256)
 TYPES = (("__nv_bfloat16", "bf16"), ("__half", "f16"))
 
 HEAD = """// SPDX-License-Identifier: Apache-2.0

@@ -9,26 +9,55 @@
 
 namespace flashmask::ptx {
 
-/// Where a box begins in a [64, seqlen, dim / 64, heads, batch] tensor map.
+/// Where a box begins in a tensor map, see sm90::tensor_map.
 struct BoxOrigin {
   int32_t row, block, head, batch;
 };
 
-/// PTX ISA, "cp.async.bulk.tensor": loads a box; its bytes count towards `barrier`.
-__device__ __forceinline__ void tma_load(void* shared, const CUtensorMap& map, uint64_t& barrier, const BoxOrigin& at) {
+/// PTX ISA, "cp.async.bulk.tensor": loads a box that begins at `column` of its blocks; its bytes count towards
+/// `barrier`.
+__device__ __forceinline__ void tma_load(void* shared, const CUtensorMap& map, uint64_t& barrier, const BoxOrigin& at,
+                                         int32_t column = 0) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, "
       "%6}], [%7];" ::"r"(shared_address(shared)),
-      "l"(&map), "r"(0), "r"(at.row), "r"(at.block), "r"(at.head), "r"(at.batch), "r"(shared_address(&barrier))
+      "l"(&map), "r"(column), "r"(at.row), "r"(at.block), "r"(at.head), "r"(at.batch), "r"(shared_address(&barrier))
       : "memory");
 }
-/// PTX ISA, "cp.async.bulk.tensor": stores a box as part of the thread's current bulk group.
-__device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* shared, const BoxOrigin& at) {
+/// PTX ISA, "cp.async.bulk.tensor": stores a box likewise, as part of the thread's current bulk group.
+__device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* shared, const BoxOrigin& at,
+                                          int32_t column = 0) {
   asm volatile(
       "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(&map),
-      "r"(0), "r"(at.row), "r"(at.block), "r"(at.head), "r"(at.batch), "r"(shared_address(shared))
+      "r"(column), "r"(at.row), "r"(at.block), "r"(at.head), "r"(at.batch), "r"(shared_address(shared))
       : "memory");
 }
+/// How rows come and go in blocks of 64 columns: in one copy of all of them, or in one each, which begins at a column
+/// of its own, so that rows may end in any block.
+template <bool kOneCopy>
+struct Blocks {
+  /// Loads kBlocks blocks of kRows rows from `at` on.
+  template <int kBlocks, int kRows, typename Element>
+  __device__ __forceinline__ static void load(Element* shared, const CUtensorMap& map, uint64_t& barrier,
+                                              const BoxOrigin& at) {
+    if constexpr (kOneCopy) {
+      tma_load(shared, map, barrier, at);
+    } else {
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block)
+        tma_load(shared + block * kRows * 64, map, barrier, BoxOrigin{at.row, 0, at.head, at.batch},
+                 64 * (at.block + block));
+    }
+  }
+  /// Stores the block at `at`.
+  __device__ __forceinline__ static void store(const CUtensorMap& map, const void* shared, const BoxOrigin& at) {
+    if constexpr (kOneCopy) {
+      tma_store(map, shared, at);
+    } else {
+      tma_store(map, shared, BoxOrigin{at.row, 0, at.head, at.batch}, 64 * at.block);
+    }
+  }
+};
 /// PTX ISA, "cp.async.bulk": loads `bytes`, a multiple of 16 at 16-byte boundaries, which count towards `barrier`.
 __device__ __forceinline__ void bulk_load(void* shared, const void* global, uint32_t bytes, uint64_t& barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(

@@ -18,7 +18,11 @@ struct ForwardTile {
   int head_dim, head_dim_v;
   int consumers;  ///< consumer warpgroups, each with 64 query rows of the tile
   int keys;
-  int stages;                                  ///< tiles of K, and of V, in flight
+  int q_buffers;  ///< tiles of Q in flight; with one, the next work tile's rows wait until this one's output has left
+  /// Tiles of K in flight, and in how many parts, each of some columns, a tile comes and goes.
+  int k_tiles, k_parts;
+  /// Parts of V in flight, each of some keys, and how many make a tile.
+  int v_slots, v_parts;
   int producer_registers, consumer_registers;  ///< of a thread, after the warpgroups have exchanged them
   /// Rows of at least this many tiles run with P V under the next tile's softmax; 0: none does. It pays where the
   /// exponentials take as long as the products, and not in short rows.
@@ -26,7 +30,11 @@ struct ForwardTile {
   /// Buffers for mask bits of each warpgroup, and the rows of a granule that one takes: where shared memory is full,
   /// the halves of a granule go through one small buffer in turn.
   int mask_slots, mask_rows;
+  /// Whether one copy fills the blocks of 64 columns of a buffer, or one each: then rows may end in any of them.
+  bool one_copy;
 
+  /// Products of a tile that are as long or wide as head_dim, and as head_dim_v.
+  static constexpr int kProductsOfQk = 1, kProductsOfV = 1;
   constexpr int rows() const { return 64 * consumers; }
 };
 
@@ -43,24 +51,44 @@ struct BackwardTile {
   /// Whether both warpgroups run the same code, or each a copy in which its number is a constant. One copy, half of
   /// what instruction caches have to hold, is faster at d = 64, two are at d = 128.
   bool one_code;
+  /// Whether one copy fills the blocks of 64 columns of a buffer, or one each: then rows may end in any of them.
+  bool one_copy;
+  /// Whether the warpgroups share the same keys, and divide the columns of dk and dv instead: where those of 64 keys do
+  /// not fit a warpgroup's registers.
+  bool wide;
+  int dout_stages;
 
-  constexpr int keys() const { return 64 * consumers; }
+  /// Products of a tile that are as long or wide as head_dim, and as head_dim_v.
+  static constexpr int kProductsOfQk = 3, kProductsOfV = 2;
+  constexpr int keys() const { return wide ? 64 : 64 * consumers; }
+  /// Parts of a tile's dq that are added up for themselves.
+  constexpr int dq_pieces() const { return wide ? consumers : 1; }
 };
 
 // Three warpgroups do more work per byte of K and V; two make smaller work tiles, which short problems need to fill the
 // device. Of one head dim the shortest tile comes first.
 inline constexpr ForwardTile kForwardTiles[] = {
-    // d, d_v, WGs       keys  stages  registers  overlap  mask slots, rows
-    ForwardTile{64, 64, 2, 128, 4, 40, 232, 5, 2, 64},
-    ForwardTile{64, 64, 3, 128, 4, 32, 160, 5, 2, 64},
-    ForwardTile{128, 128, 2, 128, 2, 40, 232, 0, 1, 32},
-    ForwardTile{128, 128, 3, 128, 2, 32, 160, 0, 1, 32},
+    // d, d_v, WGs       keys  Q  K     V     registers  overlap  mask slots, rows  one copy
+    ForwardTile{64, 64, 2, 128, 2, 4, 1, 4, 1, 40, 232, 5, 2, 64, true},
+    ForwardTile{64, 64, 3, 128, 2, 4, 1, 4, 1, 32, 160, 5, 2, 64, true},
+    ForwardTile{96, 96, 2, 128, 2, 2, 1, 2, 1, 40, 232, 0, 1, 32, false},
+    ForwardTile{96, 96, 3, 128, 2, 2, 1, 2, 1, 32, 160, 0, 1, 32, false},
+    ForwardTile{128, 128, 2, 128, 2, 2, 1, 2, 1, 40, 232, 0, 1, 32, true},
+    ForwardTile{128, 128, 3, 128, 2, 2, 1, 2, 1, 32, 160, 0, 1, 32, true},
+    ForwardTile{192, 128, 2, 128, 1, 2, 1, 2, 1, 40, 232, 5, 2, 64, false},
+    ForwardTile{192, 128, 3, 128, 1, 2, 1, 3, 2, 32, 160, 0, 2, 64, false},
+    ForwardTile{192, 192, 2, 128, 1, 2, 1, 3, 2, 40, 232, 0, 2, 64, false},
+    ForwardTile{256, 256, 2, 128, 1, 1, 2, 3, 2, 40, 232, 0, 1, 32, false},
 };
 
 inline constexpr BackwardTile kBackwardTiles[] = {
-    // d, d_v, WGs        rows  stages  registers  alternate  one code
-    BackwardTile{64, 64, 2, 128, 2, 40, 232, true, true},
-    BackwardTile{128, 128, 2, 64, 2, 40, 232, false, false},
+    // d, d_v, WGs        rows  stages  registers  alternate  one code  one copy  wide  dO's stages
+    BackwardTile{64, 64, 2, 128, 2, 40, 232, true, true, true, false, 2},
+    BackwardTile{96, 96, 2, 64, 2, 40, 232, true, true, false, false, 2},
+    BackwardTile{128, 128, 2, 64, 2, 40, 232, false, false, true, false, 2},
+    BackwardTile{192, 128, 2, 64, 2, 40, 232, false, false, false, true, 2},
+    BackwardTile{192, 192, 2, 64, 2, 40, 232, false, false, false, true, 2},
+    BackwardTile{256, 256, 2, 64, 2, 40, 232, false, false, false, true, 1},
 };
 
 /// The row of a table. A combination that has none does not compile: the search for it ends past the table, which is no

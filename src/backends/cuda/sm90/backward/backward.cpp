@@ -17,6 +17,7 @@
 #include "backends/cuda/sm90/backward/instance.h"
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/row_params.h"
+#include "backends/cuda/sm90/common/head_dims.h"
 #include "backends/cuda/sm90/common/host.h"
 #include "backends/cuda/sm90/common/tensor_map.h"
 #include "common/arithmetic.h"
@@ -49,11 +50,12 @@ std::span<const BackwardInstance> instances(DataType dtype) {
   return {};
 }
 
+/// Of the least tile that holds the call's head dims; null if none does.
 const BackwardInstance* find_instance(const Problem& p) {
-  for (const BackwardInstance& i : instances(p.dtype)) {
-    if (i.tile.head_dim == p.head_dim && i.tile.head_dim_v == p.head_dim_v) return &i;
-  }
-  return nullptr;
+  const BackwardTile* least = least_tile(kBackwardTiles, p.head_dim, p.head_dim_v);
+  if (!least) return nullptr;
+  const std::span<const BackwardInstance> of_dtype = instances(p.dtype);
+  return of_dtype.empty() ? nullptr : &of_dtype[static_cast<std::size_t>(least - kBackwardTiles)];
 }
 
 std::string id_of_preprocess(const BackwardInstance& i) { return message(i.id, ".preprocess"); }
@@ -61,13 +63,14 @@ std::string id_of_split(const BackwardInstance& i) { return message(i.id, ".spli
 std::string id_of_convert_dq(const BackwardInstance& i) { return message(i.id, ".convert_dq"); }
 std::string id_of_reduce_dkv(const BackwardInstance& i) { return message(i.id, ".reduce_dkv"); }
 
-/// How many tiles a call has, of a head and in all.
+/// How many tiles a call has, of a head and in all; key_blocks: what the plan has of a head.
 struct TileCounts {
-  int64_t rows, keys, all_rows, all_keys;
+  int64_t rows, key_blocks, keys, all_rows, all_keys;
 
   TileCounts(const Problem& p, const BackwardTile& tile)
       : rows(ceil_div(p.seqlen_q, tile.rows)),
-        keys(ceil_div(p.seqlen_k, tile.keys())),
+        key_blocks(ceil_div(p.seqlen_k, kGranuleKeys)),
+        keys(key_blocks * (kGranuleKeys / tile.keys())),
         all_rows(p.batch * p.heads_q * rows),
         all_keys(p.batch * p.heads_kv * keys) {}
 };
@@ -85,12 +88,12 @@ int64_t count_splits(const Problem& p, int64_t all_key_tiles) {
 struct Layout {
   int64_t biases = 0, sums = 0, key_parts = 0, progress = 0, next = 0, l2_group = 0, bytes = 0;
 
-  Layout(const Problem& p, const BackwardTile& tile, const TileCounts& tiles, int64_t splits) {
+  Layout(const BackwardTile& tile, const TileCounts& tiles, int64_t splits) {
     const int64_t rows = tiles.all_rows * tile.rows;
     biases = add(rows * static_cast<int64_t>(sizeof(RowBias)));
-    sums = add(rows * p.head_dim * 4);
-    if (splits > 1) key_parts = add(tiles.all_keys * splits * 2 * tile.keys() * p.head_dim * 4);
-    progress = add(tiles.all_rows * 4);
+    sums = add(rows * tile.head_dim * 4);
+    if (splits > 1) key_parts = add(tiles.all_keys * splits * tile.keys() * (tile.head_dim + tile.head_dim_v) * 4);
+    progress = add(tiles.all_rows * tile.dq_pieces() * 4);
     next = add(4);
     l2_group = add(4);
   }
@@ -116,14 +119,14 @@ struct BackwardCall {
         splits(count_splits(p, tiles.all_keys)),
         work_tiles(tiles.all_keys * splits),
         ctas(std::min(work_tiles, most_ctas(p))),
-        layout(p, of.tile, tiles, splits) {}
+        layout(of.tile, tiles, splits) {}
 
   /// Items share a key head's query heads: their parts of dk and dv are added up last.
   bool is_split() const { return work_tiles > tiles.all_keys; }
   /// A single key tile gives dq itself.
   bool converts() const { return tiles.keys > 1; }
 
-  TileShape tile() const { return {instance->tile.rows, instance->tile.keys()}; }
+  TileShape tile() const { return {instance->tile.rows, kGranuleKeys}; }
   int64_t workspace_bytes() const { return layout.bytes; }
   void explain(const Problem& p, Explanation& e) const;
   void run(const Problem& p, std::byte* workspace, unsigned long long* executed) const;
@@ -132,6 +135,12 @@ struct BackwardCall {
 template <typename T>
 T* at(std::byte* workspace, int64_t offset) {
   return reinterpret_cast<T*>(workspace + offset);
+}
+
+/// Where the columns of rows of `dim` lie in the instance's tiles.
+Columns columns_of(const BackwardCall& call, int64_t dim, int64_t dim_of_tile) {
+  const ColumnBlocks blocks = blocks_of_rows(call.instance->tile, dim, dim_of_tile);
+  return {static_cast<int32_t>(dim), static_cast<int32_t>(std::min<int64_t>(blocks.width, 64))};
 }
 
 Rows rows_of(const TensorView& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2]}; }
@@ -164,7 +173,8 @@ PlanBits plan_bits(const Problem& p, const BackwardCall& call) {
 
 /// What the query heads of a head group read (q, dout) and add up (dq).
 int64_t l2_bytes_of_head_group(const Problem& p, int64_t splits) {
-  const int64_t of_row = p.head_dim * static_cast<int64_t>(2 * element_size(p.dtype) + sizeof(float));
+  const auto element = static_cast<int64_t>(element_size(p.dtype));
+  const int64_t of_row = (p.head_dim + p.head_dim_v) * element + p.head_dim * static_cast<int64_t>(sizeof(float));
   return std::max<int64_t>(1, p.group_size() / splits * p.seqlen_q * of_row);
 }
 
@@ -202,6 +212,8 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
           .dout = rows_of(p.dout),
           .lse = rows_of_vector(p.lse),
           .dlse = p.dlse.defined() ? rows_of_vector(p.dlse) : Rows{},
+          .head_dim_v = static_cast<int32_t>(p.head_dim_v),
+          .dq_columns = columns_of(call, p.head_dim, call.instance->tile.head_dim),
           .biases = at<RowBias>(workspace, layout.biases),
           .dq_sums = {.out = rows_of(p.dq),
                       .sums = at<float>(workspace, layout.sums),
@@ -213,7 +225,7 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
           .l2_group = l2_group_size(p, call, workspace),
           .seqlen_q = static_cast<int32_t>(p.seqlen_q),
           .row_tiles = static_cast<uint32_t>(call.tiles.rows),
-          .key_tiles = static_cast<uint32_t>(call.tiles.keys),
+          .key_blocks = static_cast<uint32_t>(call.tiles.key_blocks),
           .heads = static_cast<uint32_t>(p.heads_q),
           .softmax_scale = static_cast<float>(p.softmax_scale),
           .score_scale = score_scale(p)};
@@ -222,6 +234,8 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
 KeyParams make_key_params(const Problem& p, const BackwardCall& call, std::byte* workspace) {
   return {.dk = rows_of(p.dk),
           .dv = rows_of(p.dv),
+          .dk_columns = columns_of(call, p.head_dim, call.instance->tile.head_dim),
+          .dv_columns = columns_of(call, p.head_dim_v, call.instance->tile.head_dim_v),
           .parts = at<float>(workspace, call.layout.key_parts),
           .heads_kv = static_cast<uint32_t>(p.heads_kv),
           .splits = static_cast<uint32_t>(call.splits),
@@ -233,18 +247,20 @@ KeyParams make_key_params(const Problem& p, const BackwardCall& call, std::byte*
 BackwardParams make_params(const Problem& p, const BackwardCall& call, const RowParams& rows, float* key_parts,
                            unsigned long long* executed) {
   const BackwardTile& tile = call.instance->tile;
-  const int qk_blocks = tile.head_dim / 64, v_blocks = tile.head_dim_v / 64;
+  const ColumnBlocks of_qk = blocks_of_rows(tile, p.head_dim, tile.head_dim),
+                     of_v = blocks_of_rows(tile, p.head_dim_v, tile.head_dim_v);
+  const int qk_box = tile.one_copy ? tile.head_dim / 64 : 1, v_box = tile.one_copy ? tile.head_dim_v / 64 : 1;
   const int64_t head_groups = p.heads_kv * call.splits;
   constexpr float kLog2E = 1.44269504f;
   BackwardParams params{};
   // Without rows nothing of them is loaded, but the maps have to be valid.
-  params.q = tensor_map(p.seqlen_q > 0 ? p.q : p.k, tile.rows, qk_blocks, "q");
-  params.dout = tensor_map(p.seqlen_q > 0 ? p.dout : p.k, tile.rows, v_blocks, "dout");
-  params.dq = tensor_map(p.seqlen_q > 0 ? p.dq : p.dk, 16, 1, "dq");
-  params.k = tensor_map(p.k, tile.keys(), qk_blocks, "k");
-  params.v = tensor_map(p.v, tile.keys(), v_blocks, "v");
-  params.dk = tensor_map(p.dk, 16, qk_blocks, "dk");
-  params.dv = tensor_map(p.dv, 16, v_blocks, "dv");
+  params.q = tensor_map(p.seqlen_q > 0 ? p.q : p.k, of_qk, tile.rows, qk_box, "q");
+  params.dout = tensor_map(p.seqlen_q > 0 ? p.dout : p.v, of_v, tile.rows, v_box, "dout");
+  params.dq = tensor_map(p.seqlen_q > 0 ? p.dq : p.dk, of_qk, 16, 1, "dq");
+  params.k = tensor_map(p.k, of_qk, tile.keys(), qk_box, "k");
+  params.v = tensor_map(p.v, of_v, tile.keys(), v_box, "v");
+  params.dk = tensor_map(p.dk, of_qk, 16, qk_box, "dk");
+  params.dv = tensor_map(p.dv, of_v, 16, v_box, "dv");
   params.biases = rows.biases;
   params.dq_sums = rows.dq_sums;
   params.seqlen_q = static_cast<int32_t>(p.seqlen_q);
@@ -270,9 +286,10 @@ BackwardParams make_params(const Problem& p, const BackwardCall& call, const Row
   return params;
 }
 
-void BackwardCall::explain(const Problem&, Explanation& e) const {
+void BackwardCall::explain(const Problem& p, Explanation& e) const {
   e.arch = kArch;
   e.instance = is_split() ? id_of_split(*instance) : instance->id;
+  e.padding_share = padding_share(instance->tile, p.head_dim, p.head_dim_v);
   if (tiles.all_rows > 0) e.kernels.push_back(id_of_preprocess(*instance));
   if (work_tiles > 0) e.kernels.push_back(e.instance);
   if (converts() && tiles.all_rows > 0) e.kernels.push_back(id_of_convert_dq(*instance));
@@ -348,7 +365,7 @@ std::vector<KernelInfo> backward_kernels() {
                                    .threads = threads,
                                    .shared_bytes = shared_bytes}));
       };
-      const TileShape tile{i.tile.rows, i.tile.keys()}, rows{tile.rows, 0}, keys{0, tile.keys};
+      const TileShape tile{i.tile.rows, kGranuleKeys}, rows{tile.rows, 0}, keys{0, tile.keys};
       add(id_of_preprocess(i), rows, kRowThreads, 0);
       add(i.id, tile, i.threads, i.shared_bytes);
       add(id_of_split(i), tile, i.threads, i.shared_bytes);

@@ -4,10 +4,9 @@
 #include "backends/cuda/common/delay.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/registers.cuh"
-#include "backends/cuda/ptx/tensor_core.cuh"
 #include "backends/cuda/ptx/wgmma.cuh"
 #include "backends/cuda/sm90/backward/params.h"
-#include "backends/cuda/sm90/backward/row_bias.cuh"
+#include "backends/cuda/sm90/backward/score_consumer.cuh"
 #include "backends/cuda/sm90/backward/staging.cuh"
 #include "backends/cuda/sm90/backward/traits.cuh"
 
@@ -19,19 +18,14 @@ namespace flashmask::sm90::bwd {
 /// and, query-major, dQ = dS K from dS of both warpgroups in shared memory: half of it, or all of it in every other
 /// tile. All of this is inlined, so that a constant warpgroup number makes operands' addresses constants.
 template <typename Traits>
-class Consumer {
+class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
  public:
   using Shared = SharedStorage<Traits>;
   using Element = typename Traits::Element;
   using Params = typename Traits::Params;
 
   __device__ __forceinline__ Consumer(const Params& p, Shared& shared, uint32_t warpgroup)
-      : p_(p),
-        shared_(shared),
-        warpgroup_(warpgroup),
-        staging_(p, shared, warpgroup),
-        base_(ptx::shared_address(&shared) >> 4),
-        warp_(ptx::uniform(threadIdx.x / 32 % 4)) {}
+      : Base(p, shared, warpgroup) {}
 
   __device__ __forceinline__ void run() {
     for (uint32_t flags = next_tile(); !(flags & Tile::kEnd);) flags = run_work_tile(flags);
@@ -39,48 +33,16 @@ class Consumer {
   }
 
  private:
-  using Scores = typename Traits::Scores;
-  using PackedScores = typename Traits::PackedScores;
+  using Outgoing = Staging<Traits>;
+  using Base = ScoreConsumer<Traits, Outgoing>;
+  using Base::dq_phase, Base::issue_scores, Base::kDq, Base::kWorkTile, Base::next_tile, Base::operand, Base::p_,
+      Base::phases_, Base::ring_, Base::shared_, Base::staging_, Base::take_phase, Base::warpgroup_;
+  using typename Base::Operand, typename Base::PackedScores, typename Base::Scores, typename Base::Swizzle;
   using KeyGradients = typename Traits::KeyGradients;
   using ValueGradients = typename Traits::ValueGradients;
-  using Score = typename Traits::Score;
-  using Outgoing = Staging<Traits>;
   using Blocks = typename Outgoing::Blocks;
   using OwnDq = typename Outgoing::OwnDq;
-  using Swizzle = ptx::Swizzle128;
-  static constexpr int kScores = sizeof(Scores) / sizeof(float);
-  /// A matrix in shared memory as an operand: see ptx::MatrixDescriptor. The variable part is added last and in units
-  /// of 16 bytes, so that it takes one instruction on the way to a tile's first product.
-  struct Operand {
-    uint32_t low;
-    __device__ __forceinline__ uint64_t at(uint32_t bytes) const {
-      return ptx::MatrixDescriptor(0, 0).at(0) | (low + (bytes >> 4));
-    }
-  };
-  __device__ __forceinline__ Operand operand(uint32_t offset, uint32_t leading_bytes = 16, uint32_t index = 0,
-                                             uint32_t bytes = 0) const {
-    return {base_ + ((offset >> 4) | leading_bytes >> 4 << 16) + index * (bytes >> 4)};
-  }
   static constexpr uint32_t kScoreBytes = Traits::kRows * Traits::kKeys * sizeof(Element);
-
-  /// Bits of phases_: the parity that the next wait is for. One register for all of them.
-  enum Phase : uint32_t { kWorkTile, kDq, kMask };  // and one for each stage after kMask
-  __device__ __forceinline__ uint32_t take_phase(uint32_t which) {
-    const uint32_t phase = phases_ >> which & 1;
-    phases_ ^= 1u << which;
-    return phase;
-  }
-
-  /// The parity of dq_empty's phase that ends when the staging tiles are free.
-  __device__ __forceinline__ uint32_t dq_phase() const { return ~phases_ >> kDq & 1; }
-
-  /// Waits for the next tile and returns its flags, which every lane reads for itself: that is faster than to pass them
-  /// on. The slot is not overwritten before all of them have arrived at scores_full.
-  __device__ __forceinline__ uint32_t next_tile() {
-    delay<Role::kConsumer>();
-    ptx::wait(shared_.q_full[ring_.stage()], ring_.phase());
-    return shared_.tile[ring_.stage()].flags;
-  }
 
   /// Runs the tiles of the work tile that the current one begins. Returns the flags of the tile after them.
   __device__ __forceinline__ uint32_t run_work_tile(uint32_t flags) {
@@ -107,7 +69,7 @@ class Consumer {
     if constexpr (Traits::kAlternate) {
       // The other warpgroup may still have to store the last tile's dq, through this one's staging tiles, too.
       staging_.wait_store_read();
-      sync_consumers<kStagingBarrier>();
+      this->template sync_consumers<kStagingBarrier>();
     }
     staging_.store_dkv(dk, dv, key, group, batch, dq_phase());
     return flags;
@@ -125,19 +87,19 @@ class Consumer {
                                                  operand(offsetof(Shared, dout), 16, stage, Traits::kDoutBytes));
     ptx::wgmma_wait<1>();
     ptx::pin(s);
-    if constexpr (!Score::kFoldsLse) {
+    if constexpr (!Traits::Score::kFoldsLse) {
       // There are no registers for the derivatives, so they are multiplied into dP at once.
       ptx::wgmma_wait<0>();
       ptx::pin(dp);
-      take_scores(s, dp);
+      this->take_scores(s, dp);
     }
-    take_probabilities(s, flags & Tile::kPartial);
+    this->take_probabilities(s, flags & Tile::kPartial);
     PackedScores p, ds;
-    pack(s, p);
+    this->pack(s, p);
     ptx::wgmma_wait<0>();
     ptx::pin(dp);
-    take_score_gradients(s, dp, ds);
-    write_score_gradients(ds);
+    this->take_score_gradients(s, dp, ds);
+    this->write(ds, ptx::shared_address(shared_.ds[stage]) + warpgroup_ * Swizzle::block(Traits::kRows));
     ptx::pin(dv);
     issue_gradients<Traits::kVDim>(
         dv, p, operand(offsetof(Shared, dout), Swizzle::block(Traits::kRows), stage, Traits::kDoutBytes));
@@ -158,7 +120,7 @@ class Consumer {
   /// Half of dQ, once dS of both warpgroups is there, and dK; dq is stored beside dK's product.
   __device__ __forceinline__ void finish_tile_together(uint32_t flags, KeyGradients& dk, ValueGradients& dv,
                                                        const PackedScores& ds) {
-    sync_consumers<kScoresBarrier>();
+    this->template sync_consumers<kScoresBarrier>();
     OwnDq dq;
     issue_dq(dq);
     ptx::wgmma_wait<1>();
@@ -196,25 +158,6 @@ class Consumer {
     staging_.store_dq(dq, flags, ring_.stage(), dq_phase());
   }
 
-  /// 64 keys of K or V, at `keys`, times all rows of `b`, with the rows' bias. A score that is more than the product
-  /// gets its bias later.
-  template <Bias kBias, int kDim>
-  __device__ __forceinline__ void issue_scores(Scores& s, uint32_t keys, Operand b) const {
-    constexpr bool kBiased = kBias == Bias::kGradient || Score::kFoldsLse;
-    const Operand a = operand(keys + warpgroup_ * 64 * Swizzle::kRow);
-    const BiasStep<kBias, Traits::kRows> bias((base_ << 4) + offsetof(Shared, biases) +
-                                              ring_.stage() * Traits::kBiasBytes);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kDim / 16; ++step) {
-      ptx::wgmma_ss<Element, Traits::kRows, ptx::Major::kInner, ptx::Major::kInner>(
-          s, a.at(Swizzle::step_along_row(step, Traits::kKeys)), b.at(Swizzle::step_along_row(step, Traits::kRows)),
-          step > 0);
-    }
-    if constexpr (kBiased) bias.issue(s);
-    ptx::wgmma_commit();
-  }
-
   /// dK or dV += 64 keys of `scores` times the rows of `b`.
   template <int kDim>
   __device__ __forceinline__ static void issue_gradients(cuda::Accumulators<64, kDim>& gradients,
@@ -247,7 +190,7 @@ class Consumer {
       for (int block = 0; block < Outgoing::kOwnBlocks; ++block) {
         const uint32_t rows = block % Blocks::kRowBlocks * Swizzle::block(64),
                        columns = block / Blocks::kRowBlocks * kColumnBlock;
-        ptx::wgmma_ss<Element, 64, ptx::Major::kInner, ptx::Major::kOuter>(
+        ptx::wgmma_ss<Element, Blocks::kBlockColumns, ptx::Major::kInner, ptx::Major::kOuter>(
             dq[block], a.at(rows + Swizzle::step_along_row(step, Traits::kRows)),
             b.at(columns + step * Swizzle::kStepDownRows), step > 0);
       }
@@ -258,97 +201,6 @@ class Consumer {
 #pragma unroll
     for (auto& block : dq) ptx::pin(block);
   }
-
-  /// Turns the products K Q^T into scores with the rows' bias, and multiplies dP by their derivatives.
-  __device__ __forceinline__ void take_scores(Scores& s, Scores& dp) const {
-    const QueryTile& query = shared_.tile[ring_.stage()].query;
-    const Score score(p_, query.batch, query.head);
-    const RowBias* biases = shared_.biases[ring_.stage()] + 2 * (ptx::lane() % 4);
-#pragma unroll
-    for (int i = 0; i < kScores; ++i) {
-      const float transformed = score.transform(s[i]);
-      dp[i] *= score.gradient(transformed);
-      s[i] = transformed + score_bias(biases[i / 4 * 8 + i % 2]);
-    }
-  }
-
-  /// P = exp2(S scale log2(e)), 0 where hidden. The early exponentials stand in both branches, where the compiler has
-  /// to leave them, beside dP's product; the others it mixes with what follows that.
-  __device__ __forceinline__ void take_probabilities(Scores& s, bool partial) {
-    constexpr int kEarly = Traits::kEarlyScores;
-#pragma unroll
-    for (float& score : s) score *= p_.scale_log2;
-    if (partial) {
-      hide(s);
-      exponentiate<0, kEarly>(s);
-    } else {
-      exponentiate<0, kEarly>(s);
-    }
-    exponentiate<kEarly, kScores>(s);
-  }
-  template <int kBegin, int kEnd>
-  __device__ __forceinline__ static void exponentiate(Scores& s) {
-#pragma unroll
-    for (int i = kBegin; i < kEnd; ++i) s[i] = ptx::exp2_approx(s[i]);
-  }
-
-  /// Makes the scores of hidden elements -inf: a thread's are of two keys.
-  __device__ __forceinline__ void hide(Scores& s) {
-    delay<Role::kConsumer>();
-    ptx::wait(shared_.mask_full[ring_.stage()], take_phase(kMask + ring_.stage()));
-    const uint32_t key = warpgroup_ * 64 + warp_ * 16 + ptx::lane() / 4, shift = 8 * (ptx::lane() % 4);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const ColumnBits<Traits::kRows> bits = shared_.mask_bits[ring_.stage()][key + 8 * half];
-#pragma unroll
-      for (int word = 0; word < Traits::kRows / 32; ++word) {
-        const uint32_t visible = bits.word[word] >> shift;
-#pragma unroll
-        for (int n = 0; n < 8; ++n) ptx::hide_unless(visible & 1u << n, s[16 * word + n / 2 * 4 + 2 * half + n % 2]);
-      }
-    }
-  }
-
-  __device__ __forceinline__ static void pack(const Scores& s, PackedScores& packed) {
-#pragma unroll
-    for (int i = 0; i < kScores / 2; ++i) packed[i / 4][i % 4] = ptx::pack<Element>(s[2 * i], s[2 * i + 1]);
-  }
-
-  /// dS = P dP.
-  __device__ __forceinline__ static void take_score_gradients(const Scores& p, const Scores& dp, PackedScores& ds) {
-#pragma unroll
-    for (int i = 0; i < kScores / 2; ++i)
-      ds[i / 4][i % 4] = ptx::pack<Element>(p[2 * i] * dp[2 * i], p[2 * i + 1] * dp[2 * i + 1]);
-  }
-
-  /// Waits for the other warpgroup. An mbarrier would wake the warps later.
-  template <NamedBarrier kFirstBarrier>
-  __device__ __forceinline__ void sync_consumers() const {
-    static_assert(Traits::kConsumers == 2);
-    ptx::named_barrier_arrive(kFirstBarrier + warpgroup_, 256);
-    ptx::named_barrier_sync(kFirstBarrier + 1 - warpgroup_, 256);
-  }
-
-  /// Puts dS where the product over the keys reads it, query-major.
-  __device__ __forceinline__ void write_score_gradients(const PackedScores& ds) const {
-    const uint32_t row = ptx::lane() % 8 + ptx::lane() / 16 * 8, chunk = warp_ * 2 + ptx::lane() / 8 % 2;
-    const uint32_t to = ptx::shared_address(shared_.ds[ring_.stage()]) + warpgroup_ * Swizzle::block(Traits::kRows) +
-                        row * Swizzle::kRow;
-#pragma unroll
-    for (int step = 0; step < Traits::kRows / 16; ++step) {
-      ptx::stmatrix_x4_transposed(to + step * Swizzle::kStepDownRows + Swizzle::chunk(row, chunk), ds[step][0],
-                                  ds[step][1], ds[step][2], ds[step][3]);
-    }
-  }
-
-  const Params& p_;
-  Shared& shared_;
-  const uint32_t warpgroup_;
-  const Outgoing staging_;
-  const uint32_t base_;  ///< of shared memory, in units of 16 bytes
-  const uint32_t warp_;  ///< of the warpgroup
-  ptx::RingPosition<Traits::kStages> ring_;
-  uint32_t phases_ = 0;
 };
 
 }  // namespace flashmask::sm90::bwd

@@ -42,13 +42,16 @@ class DqAccumulator {
     if (ptx::is_leader()) ptx::bulk_wait();
   }
 
- private:
+ protected:
   /// How many key tiles are pending when it is a tile's turn: its own and those of earlier keys.
   __device__ __forceinline__ uint32_t turn_of(const QueryTile& tile, int32_t key_tile) const {
     const uint32_t key_tiles = static_cast<uint32_t>(key_tile) + 1;
     if (p_.dense.given) return key_tiles;
-    return cuda::live_key_tiles<Traits::kGranules>(p_.plan, cuda::mask_index(p_.plan, tile.batch, tile.head),
-                                                   tile.row_tile, key_tiles);
+    constexpr uint32_t kOfBlock = Traits::kKeyTilesOfBlock;
+    // Its own block is live, and counts as many key tiles as do not come after it.
+    return kOfBlock * cuda::live_key_tiles<Traits::kGranules>(p_.plan, cuda::mask_index(p_.plan, tile.batch, tile.head),
+                                                              tile.row_tile, (key_tiles - 1) / kOfBlock + 1) -
+           (kOfBlock - 1 - (key_tiles - 1) % kOfBlock);
   }
 
   /// Adds the consumers' part to the sums of query tile `index`.
@@ -60,6 +63,10 @@ class DqAccumulator {
     const bool first = deterministic ? wait_for_turn(progress, turn) : claim_first(progress, seen);
     write_part(p_.dq_sums.sums + static_cast<int64_t>(index) * Blocks::kTileFloats, first);
     if (!first && !deterministic) return;  // no other warp waits for it
+    publish(progress, first);
+  }
+
+  __device__ __forceinline__ static void publish(uint32_t* progress, bool first) {
     ptx::bulk_wait();
     ptx::fence_async_proxy_global();
     ptx::add_release(progress, first ? Progress::kStored - 1 : ~0u);
@@ -84,18 +91,22 @@ class DqAccumulator {
     return false;
   }
 
-  /// Returns when the part has left shared memory.
   __device__ __forceinline__ void write_part(float* to, bool first) const {
-    constexpr uint32_t kBytes = Blocks::kTileFloats * sizeof(float);
+    write<Blocks::kTileFloats>(to, shared_.staging[0], shared_.dq_empty, first);
+  }
+  /// Returns when the floats have left shared memory.
+  template <int kFloats>
+  __device__ __forceinline__ static void write(float* to, const float* from, uint64_t& empty, bool first) {
+    constexpr uint32_t kBytes = kFloats * sizeof(float);
     ptx::fence_async_proxy_global();
     if (first) {
-      ptx::bulk_store(to, &shared_.staging[0][0], kBytes);
+      ptx::bulk_store(to, from, kBytes);
     } else {
-      ptx::bulk_add(to, &shared_.staging[0][0], kBytes);
+      ptx::bulk_add(to, from, kBytes);
     }
     ptx::bulk_commit();
     ptx::bulk_wait_read();
-    ptx::arrive(shared_.dq_empty);
+    ptx::arrive(empty);
   }
 
   const Params& p_;

@@ -3,6 +3,8 @@
 // each. Its body stands in the entry itself and not in a function that entries call: that inlines to other machine
 // code.
 //
+// A wide kernel's roles differ in what docs/kernels/backward-wide.md says. Else:
+//
 // Warpgroup 0: warp 0 is the producer, warp 1 the mask warp, warps 2 and 3 the store warps, one for each stage; the
 // other two warpgroups consume. The contract between them, by barrier: mbarriers of SharedStorage, one for each stage
 // except k_full, kv_empty and dq_empty, but the last two are named barriers.
@@ -56,16 +58,16 @@ extern "C" __global__ void __launch_bounds__(FLASHMASK_TRAITS::kThreads, 1)
     } else if (warp == 1) {
       MaskBuilder<Traits>(p, shared).run();
     } else {
-      DqAccumulator<Traits>(p, shared, warp - 2).run();
+      Roles<Traits>::DqAccumulator(p, shared, warp - 2).run();
     }
   } else {
     ptx::increase_registers<Traits::kConsumerRegisters>();
     if constexpr (Traits::kOneCode) {
-      Consumer<Traits>(p, shared, warp / 4 - 1).run();
+      Roles<Traits>::Consumer(p, shared, warp / 4 - 1).run();
     } else if (warp < 8) {
-      Consumer<Traits>(p, shared, 0).run();
+      Roles<Traits>::Consumer(p, shared, 0).run();
     } else {
-      Consumer<Traits>(p, shared, 1).run();
+      Roles<Traits>::Consumer(p, shared, 1).run();
     }
   }
 }

@@ -37,7 +37,8 @@ class MaskBuilder {
   using Params = typename Traits::Params;
   using Bits = ColumnBits<Traits::kRows>;
   static constexpr int kWords = Traits::kRows / 32;
-  static constexpr int kAtOnce = 8 / kWords;  ///< columns of a lane at a time: its registers hold no more
+  /// Columns of a lane at a time: all, or as many as its registers hold.
+  static constexpr int kAtOnce = 8 / kWords < Traits::kKeys / 32 ? 8 / kWords : Traits::kKeys / 32;
   __device__ __forceinline__ MaskBuilder(const Params& p, Shared& shared) : p_(p), shared_(shared) {}
 
   __device__ __forceinline__ void run() {

@@ -25,11 +25,17 @@ class Producer {
   __device__ __forceinline__ void run() {
     for (uint32_t n = claim(); n < p_.schedule.work_tiles; n = claim()) run_work_tile(n);
     tile_.flags = Tile::kEnd;
-    for (int stage = 0; stage < Traits::kStages; ++stage) announce();  // each has a store warp of its own
+    for (int ending = 0; ending < Traits::kEndings; ++ending) announce();
     if (ptx::is_leader() && p_.executed) atomicAdd(p_.executed, executed_);
   }
 
  private:
+  static constexpr int kOfBlock = Traits::kKeyTilesOfBlock;
+  using Blocks = ptx::Blocks<Traits::kOneCopy>;
+
+  /// dO may have fewer stages than all else.
+  __device__ __forceinline__ ptx::RingPosition<Traits::kDoutStages> dout_ring() const { return {ring_.count}; }
+
   __device__ __forceinline__ uint32_t claim() const {
     delay<Role::kProducer>();
     uint32_t n = 0;
@@ -59,15 +65,19 @@ class Producer {
 
   __device__ __forceinline__ int32_t key_tile(const cuda::WorkTilePlace& place, uint32_t head) const {
     if (p_.dq_sums.deterministic || p_.dense.given) return static_cast<int32_t>(p_.schedule.tiles - 1 - place.rank);
-    return __ldg(p_.plan.key_order +
-                 static_cast<int64_t>(cuda::mask_index(p_.plan, place.batch, head)) * p_.schedule.tiles + place.rank);
+    const int32_t block =
+        __ldg(p_.plan.key_order +
+              static_cast<int64_t>(cuda::mask_index(p_.plan, place.batch, head)) * (p_.schedule.tiles / kOfBlock) +
+              place.rank / kOfBlock);
+    return block * kOfBlock + static_cast<int32_t>(place.rank % kOfBlock);
   }
 
   /// The live tiles of the work tile under one query head.
   __device__ __forceinline__ void run_head(uint32_t head) {
     tile_.query.head = head;
     const int64_t column =
-        static_cast<int64_t>(cuda::mask_index(p_.plan, tile_.query.batch, head)) * p_.schedule.tiles + tile_.key_tile;
+        static_cast<int64_t>(cuda::mask_index(p_.plan, tile_.query.batch, head)) * (p_.schedule.tiles / kOfBlock) +
+        tile_.key_tile / kOfBlock;
     for (int32_t first = 0; first < p_.plan.words_per_key; first += 32)
       run_words(column * p_.plan.words_per_key, first);
   }
@@ -100,10 +110,10 @@ class Producer {
 
   /// Announces something without rows; the stage's buffers take part, so that all of its barriers keep step.
   __device__ __forceinline__ void announce() {
-    ptx::wait(shared_.dout_empty[ring_.stage()], ring_.phase() ^ 1);
+    ptx::wait(shared_.dout_empty[dout_ring().stage()], dout_ring().phase() ^ 1);
     write_tile();
     if (ptx::is_leader()) {
-      ptx::arrive(shared_.dout_full[ring_.stage()]);
+      ptx::arrive(shared_.dout_full[dout_ring().stage()]);
       ptx::arrive(shared_.q_full[ring_.stage()]);
     }
     ring_.advance();
@@ -125,9 +135,11 @@ class Producer {
     tile_.query.row_tile = row_tile;
     tile_.query.index = (tile_.query.batch * p_.heads_q + tile_.query.head) * p_.row_tiles + row_tile;
     if (partial) tile_.flags |= Tile::kPartial;
-    // Store warps change the words of tiles that are not alone; any value read of those will do.
-    if (ptx::is_leader() && __ldcg(p_.dq_sums.progress + tile_.query.index) == Progress::kAlone)
-      tile_.flags |= Tile::kAlone;
+    if constexpr (kOfBlock == 1) {
+      // Store warps change the words of tiles that are not alone; any value read of those will do.
+      if (ptx::is_leader() && __ldcg(p_.dq_sums.progress + tile_.query.index) == Progress::kAlone)
+        tile_.flags |= Tile::kAlone;
+    }
     write_tile();
     const uint32_t stage = ring_.stage();
     const ptx::BoxOrigin at{row_tile * Traits::kRows, 0, static_cast<int32_t>(tile_.query.head),
@@ -135,18 +147,22 @@ class Producer {
     const int64_t row = static_cast<int64_t>(tile_.query.index) * Traits::kRows;
     if (ptx::is_leader()) {
       ptx::arrive_expect(shared_.q_full[stage], Traits::kQBytes + Traits::kBiasBytes);
-      ptx::tma_load(shared_.q[stage], p_.q, shared_.q_full[stage], at);
+      Blocks::template load<Traits::kQkColumns / 64, Traits::kRows>(shared_.q[stage], p_.q, shared_.q_full[stage], at);
       ptx::bulk_load(shared_.biases[stage], p_.biases + row, Traits::kBiasBytes, shared_.q_full[stage]);
     }
     delay<Role::kProducer>();
-    ptx::wait(shared_.dout_empty[stage], ring_.phase() ^ 1);
+    const uint32_t dout_stage = dout_ring().stage();
+    ptx::wait(shared_.dout_empty[dout_stage], dout_ring().phase() ^ 1);
     const bool first = tile_.flags & Tile::kFirst;
     if (ptx::is_leader())
-      ptx::arrive_expect(shared_.dout_full[stage], Traits::kDoutBytes + (first ? Traits::kVBytes : 0));
+      ptx::arrive_expect(shared_.dout_full[dout_stage], Traits::kDoutBytes + (first ? Traits::kVBytes : 0));
     if (first) load_keys();
-    if (ptx::is_leader()) ptx::tma_load(shared_.dout[stage], p_.dout, shared_.dout_full[stage], at);
+    if (ptx::is_leader())
+      Blocks::template load<Traits::kVColumns / 64, Traits::kRows>(shared_.dout[dout_stage], p_.dout,
+                                                                   shared_.dout_full[dout_stage], at);
     tile_.flags = 0;
-    ++executed_;
+    // The key tiles of a block have the same tiles, and count as one.
+    if (tile_.key_tile % kOfBlock == 0) ++executed_;
     ring_.advance();
   }
 
@@ -161,8 +177,9 @@ class Producer {
     kv_phase_ ^= 1;
     if (!ptx::is_leader()) return;
     ptx::arrive_expect(shared_.k_full, Traits::kKBytes);
-    ptx::tma_load(shared_.k, p_.k, shared_.k_full, at);
-    ptx::tma_load(shared_.v, p_.v, shared_.dout_full[ring_.stage()], at);
+    Blocks::template load<Traits::kQkColumns / 64, Traits::kKeys>(shared_.k, p_.k, shared_.k_full, at);
+    Blocks::template load<Traits::kVColumns / 64, Traits::kKeys>(shared_.v, p_.v,
+                                                                 shared_.dout_full[dout_ring().stage()], at);
   }
 
   const Params& p_;

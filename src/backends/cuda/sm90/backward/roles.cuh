@@ -1,12 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <type_traits>
+
 #include "backends/cuda/sm90/backward/consumer.cuh"
 #include "backends/cuda/sm90/backward/dq_accumulator.cuh"
 #include "backends/cuda/sm90/backward/mask_builder.cuh"
 #include "backends/cuda/sm90/backward/producer.cuh"
+#include "backends/cuda/sm90/backward/wide_accumulator.cuh"
+#include "backends/cuda/sm90/backward/wide_consumer.cuh"
+#include "backends/cuda/sm90/backward/wide_traits.cuh"
 
 namespace flashmask::sm90::bwd {
+
+/// The configuration of a row of kBackwardTiles.
+template <typename Element, int kHeadDim, int kHeadDimV, int kConsumers, bool kSplit = false>
+using TraitsOf = std::conditional_t<find_tile(kBackwardTiles, kHeadDim, kHeadDimV, kConsumers).wide,
+                                    WideTraits<Element, kHeadDim, kHeadDimV, kConsumers, kSplit>,
+                                    BackwardTraits<Element, kHeadDim, kHeadDimV, kConsumers, kSplit>>;
+
+/// The roles in which the kernels differ.
+template <typename Traits>
+struct Roles {
+  using DqAccumulator = bwd::DqAccumulator<Traits>;
+  using Consumer = bwd::Consumer<Traits>;
+};
+template <typename Traits>
+  requires Traits::kWide
+struct Roles<Traits> {
+  using DqAccumulator = WideAccumulator<Traits>;
+  using Consumer = WideConsumer<Traits>;
+};
 
 template <typename Traits>
 __device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
@@ -21,6 +45,29 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
     ptx::barrier_init(shared.dq_full[i], Traits::kAlternate ? 128 : Traits::kConsumerWarps);
   }
   ptx::barrier_init(shared.dq_empty, 1);
+  ptx::barrier_init(shared.k_full, 1);
+  ptx::barrier_init(shared.kv_empty, Traits::kConsumerWarps);
+  ptx::fence_barrier_init();
+}
+
+template <typename Traits>
+  requires Traits::kWide
+__device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
+  for (int i = 0; i < Traits::kStages; ++i) {
+    ptx::barrier_init(shared.tile_full[i], 1);
+    ptx::barrier_init(shared.mask_full[i], 32);
+    ptx::barrier_init(shared.scores_full[i], 128 * Traits::kConsumers);
+    ptx::barrier_init(shared.q_full[i], 1);
+    ptx::barrier_init(shared.q_empty[i], Traits::kConsumerWarps + 3);  // the mask warp and both store warps, too
+  }
+  for (int i = 0; i < Traits::kDoutStages; ++i) {
+    ptx::barrier_init(shared.dout_full[i], 1);
+    ptx::barrier_init(shared.dout_empty[i], Traits::kConsumerWarps);
+  }
+  for (int i = 0; i < Traits::kConsumers; ++i) {
+    ptx::barrier_init(shared.dq_full[i], 4);
+    ptx::barrier_init(shared.dq_empty[i], 1);
+  }
   ptx::barrier_init(shared.k_full, 1);
   ptx::barrier_init(shared.kv_empty, Traits::kConsumerWarps);
   ptx::fence_barrier_init();

@@ -21,22 +21,38 @@ struct L2GroupSize {
   uint32_t* result;           ///< null: none is chosen
 };
 
+/// The columns of a tensor's rows: a call may have fewer than the kernels' tiles. Of those, each block of 64 begins
+/// with `width` of the tensor's.
+struct Columns {
+  int32_t count, width;
+
+#if defined(__CUDACC__)
+  /// Which of the tensor's columns a tile's column is, one after which seven more follow; `count` or more: none.
+  __device__ __forceinline__ int32_t of_tile(int32_t column) const {
+    return column % 64 < width ? column / 64 * width + column % 64 : count;
+  }
+#endif
+};
+
 struct RowParams {
   Rows out, dout, lse, dlse;
+  int32_t head_dim_v;  ///< columns of out and dout
+  Columns dq_columns;
   RowBias* biases;
   DqSums dq_sums;
   PlanBits plan;
-  bool dense;      ///< every key tile contributes to every query tile
+  bool dense;      ///< every key block contributes to every query tile
   uint32_t* next;  ///< Schedule::next
   L2GroupSize l2_group;
   int32_t seqlen_q;
-  uint32_t row_tiles, key_tiles, heads;
+  uint32_t row_tiles, key_blocks, heads;  ///< key_blocks: the plan's
   float softmax_scale, score_scale;
 };
 
 /// For the pass that adds up the parts of dk and dv: see BackwardParams.
 struct KeyParams {
   Rows dk, dv;
+  Columns dk_columns, dv_columns;
   const float* parts;
   uint32_t heads_kv, splits, key_tiles;
   int32_t seqlen_k;

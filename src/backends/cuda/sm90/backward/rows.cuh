@@ -3,6 +3,7 @@
 
 // What runs before and after the kernel over the key tiles.
 
+#include <bit>
 #include <cstdint>
 
 #include "backends/cuda/attention/plan_bits.cuh"
@@ -31,10 +32,10 @@ struct RowTilePlace {
   }
 };
 
-/// A tile's rows as the block's threads share them: 16 bytes each.
+/// A tile's rows as the block's threads share them: 16 bytes each. The last threads of a row may have none.
 template <int kRows, int kDim>
 struct RowShare {
-  static constexpr int kThreadsPerRow = kDim / 8, kRowsPerPass = kRowThreads / kThreadsPerRow;
+  static constexpr int kThreadsPerRow = std::bit_ceil(kDim / 8u), kRowsPerPass = kRowThreads / kThreadsPerRow;
   static constexpr int kPasses = kRows / kRowsPerPass;
   __device__ static int row(int pass) { return pass * kRowsPerPass + static_cast<int>(threadIdx.x) / kThreadsPerRow; }
   __device__ static int column() { return static_cast<int>(threadIdx.x) % kThreadsPerRow * 8; }
@@ -64,9 +65,10 @@ struct RowValues {
 /// How many key tiles contribute to the block's part of dq. All lanes of a warp call it.
 template <typename Traits>
 __device__ __forceinline__ uint32_t count_parts(const RowParams& p, const RowTilePlace& place) {
-  if (p.dense) return p.key_tiles;
+  if (p.dense) return p.key_blocks * Traits::kKeyTilesOfBlock;
   const uint32_t mask = cuda::mask_index(p.plan, static_cast<uint32_t>(place.batch), static_cast<uint32_t>(place.head));
-  return cuda::live_key_tiles<Traits::kGranules>(p.plan, mask, place.first_row / Traits::kRows, p.key_tiles);
+  return Traits::kKeyTilesOfBlock *
+         cuda::live_key_tiles<Traits::kGranules>(p.plan, mask, place.first_row / Traits::kRows, p.key_blocks);
 }
 
 template <typename Traits>
@@ -75,7 +77,7 @@ __device__ __forceinline__ void clear_dq(const RowParams& p, const RowTilePlace&
 #pragma unroll 1
   for (int pass = 0; pass < Share::kPasses; ++pass) {
     const int32_t row = place.first_row + Share::row(pass);
-    if (row >= p.seqlen_q) continue;
+    if (row >= p.seqlen_q || Share::column() >= p.dq_columns.count) continue;
     auto* to = p.dq_sums.out.template at<typename Traits::Element>(place.batch, row, place.head) + Share::column();
     *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
   }
@@ -104,7 +106,7 @@ __device__ __forceinline__ void preprocess(const RowParams& p) {
   for (int pass = 0; pass < Share::kPasses; ++pass) {
     const int32_t row = place.first_row + Share::row(pass);
     uint4 out{}, dout{};
-    if (row < p.seqlen_q) {
+    if (row < p.seqlen_q && Share::column() < p.head_dim_v) {
       out = *reinterpret_cast<const uint4*>(p.out.template at<Element>(place.batch, row, place.head) + Share::column());
       dout =
           *reinterpret_cast<const uint4*>(p.dout.template at<Element>(place.batch, row, place.head) + Share::column());
@@ -119,9 +121,9 @@ __device__ __forceinline__ void preprocess(const RowParams& p) {
   if (own < Traits::kRows) {
     p.biases[place.index * Traits::kRows + own] = row_bias(values.lse, products[own] - values.dlse, p.score_scale);
   }
-  if (own == 0) p.dq_sums.progress[place.index] = parts;
+  if (own < Traits::kDqPieces) p.dq_sums.progress[place.index * Traits::kDqPieces + own] = parts;
   if (own == 0 && blockIdx.x == 0) *p.next = 0;
-  if (blockIdx.x == 0 && p.l2_group.result) choose_l2_group(p.l2_group, p.plan, p.key_tiles);
+  if (blockIdx.x == 0 && p.l2_group.result) choose_l2_group(p.l2_group, p.plan, p.key_blocks);
   if (parts == 0) clear_dq<Traits>(p, place);
 }
 
@@ -131,11 +133,11 @@ struct GradientTile {
   using Share = RowShare<kRows, kDim>;
   __align__(16) Element element[kRows][kDim + 8];  // padded against bank conflicts
 
-  /// Element number threadIdx.x of the 16 x 64 fragments at (row, column), times `scale`. Zeros become positive, as in
-  /// a dq that the consumers store themselves.
+  /// A warp's fragments, eight columns of 16 rows at (row, column), times `scale`. Zeros become positive, as in a dq
+  /// that the consumers store themselves.
   __device__ void write(int row, int column, const float4& values, float scale) {
-    const int lane = threadIdx.x % 32, e = threadIdx.x / 32;
-    Element* to = &element[row + lane / 4][column + 8 * e + 2 * (lane % 4)];
+    const int lane = threadIdx.x % 32;
+    Element* to = &element[row + lane / 4][column + 2 * (lane % 4)];
     *reinterpret_cast<uint32_t*>(to) =
         ptx::pack<Element>(__fmaf_rn(values.x, scale, 0.f), __fmaf_rn(values.y, scale, 0.f));
     *reinterpret_cast<uint32_t*>(to + 8 * (kDim + 8)) =
@@ -143,13 +145,35 @@ struct GradientTile {
   }
 
   /// The rows before `end`, to (batch, row, head) of a tensor.
-  __device__ void store(const Rows& to, int64_t batch, int32_t first_row, int32_t end, int64_t head) const {
+  __device__ void store(const Rows& to, const Columns& columns, int64_t batch, int32_t first_row, int32_t end,
+                        int64_t head) const {
+    const int32_t column = Share::column() < kDim ? columns.of_tile(Share::column()) : columns.count;
+    if (column >= columns.count) return;
 #pragma unroll
     for (int pass = 0; pass < Share::kPasses; ++pass) {
       const int32_t row = first_row + Share::row(pass);
       if (row >= end) continue;
-      *reinterpret_cast<uint4*>(to.template at<Element>(batch, row, head) + Share::column()) =
+      *reinterpret_cast<uint4*>(to.template at<Element>(batch, row, head) + column) =
           *reinterpret_cast<const uint4*>(&element[Share::row(pass)][Share::column()]);
+    }
+  }
+};
+
+/// Fragments of 16 rows and 8 columns, 32 float4 each, follow each other in slabs of 16 rows and kColumns columns; a
+/// block takes as many at a step as it has warps. The slab of the calling warp's, and its first column there.
+template <int kColumns>
+struct FragmentPlace {
+  int slab, column;
+
+  __device__ __forceinline__ explicit FragmentPlace(int step) {
+    constexpr int kAtOnce = kRowThreads / 32, kOfSlab = kColumns / 8;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    if constexpr (kOfSlab % kAtOnce == 0) {
+      slab = step / (kOfSlab / kAtOnce);
+      column = 8 * (step % (kOfSlab / kAtOnce) * kAtOnce + warp);
+    } else {
+      slab = (step * kAtOnce + warp) / kOfSlab;
+      column = 8 * ((step * kAtOnce + warp) % kOfSlab);
     }
   }
 };
@@ -163,47 +187,66 @@ __device__ __forceinline__ void convert_dq(const RowParams& p) {
   const auto place = RowTilePlace::of_block<Traits>(p);
   const DqSums& dq = p.dq_sums;
   cudaGridDependencySynchronize();
-  if (!(dq.progress[place.index] & Progress::kStored)) return;
+  if (!(dq.progress[place.index * Traits::kDqPieces] & Progress::kStored)) return;
   const auto* sums = reinterpret_cast<const float4*>(dq.sums + place.index * Blocks::kTileFloats) + threadIdx.x;
-  float4 part[Blocks::kWarps];
+  constexpr int kSteps = Blocks::kTileFloats / (4 * kRowThreads);
+  float4 part[kSteps];
 #pragma unroll
-  for (int warp = 0; warp < Blocks::kWarps; ++warp) part[warp] = sums[warp * (Blocks::kWarpFloats / 4)];
+  for (int step = 0; step < kSteps; ++step) part[step] = sums[step * kRowThreads];
 #pragma unroll
-  for (int columns = 0; columns < Blocks::kColumnBlocks; ++columns) {
-#pragma unroll
-    for (int warp = 0; warp < Blocks::kWarpsOfColumns; ++warp)
-      tile.write(warp * 16, columns * 64, part[columns * Blocks::kWarpsOfColumns + warp], p.softmax_scale);
+  for (int step = 0; step < kSteps; ++step) {
+    const FragmentPlace<Blocks::kBlockColumns> fragment(step);
+    tile.write(fragment.slab % Blocks::kWarpsOfColumns * 16,
+               fragment.slab / Blocks::kWarpsOfColumns * Blocks::kBlockColumns + fragment.column, part[step],
+               p.softmax_scale);
   }
   __syncthreads();
-  tile.store(dq.out, place.batch, place.first_row, p.seqlen_q, place.head);
+  tile.store(dq.out, p.dq_columns, place.batch, place.first_row, p.seqlen_q, place.head);
+}
+
+/// A key tile's dk or dv, the sum of its parts times `scale`, whose first lies at `parts` and the next `of_split`
+/// floats further on.
+template <typename Traits, int kDim>
+__device__ __forceinline__ void reduce_keys(const KeyParams& p, const float* parts, int64_t of_split, float scale,
+                                            const Rows& to, const Columns& columns, uint32_t key_tile,
+                                            uint32_t kv_head_index) {
+  __shared__ GradientTile<typename Traits::Element, Traits::kKeys, kDim> tile;
+  const auto* own = reinterpret_cast<const float4*>(parts) + threadIdx.x;
+#pragma unroll 2
+  for (int step = 0; step < Traits::kKeys * kDim / (4 * kRowThreads); ++step) {
+    float4 sum{};
+    for (uint32_t split = 0; split < p.splits; ++split) {
+      const float4 part = own[split * (of_split / 4) + step * kRowThreads];
+      sum = {sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
+    }
+    const FragmentPlace<kDim> fragment(step);
+    tile.write(fragment.slab * 16, fragment.column, sum, scale);
+  }
+  __syncthreads();
+  tile.store(to, columns, kv_head_index / p.heads_kv, static_cast<int32_t>(key_tile) * Traits::kKeys, p.seqlen_k,
+             kv_head_index % p.heads_kv);
 }
 
 /// dk = softmax_scale * the sum of its parts, and dv without the factor, where a key head's query heads are split;
 /// always in the same order. A block does one of the two of a key tile.
 template <typename Traits>
 __device__ __forceinline__ void reduce_dkv(const KeyParams& p) {
-  static_assert(Traits::kQkDim == Traits::kVDim, "the parts of dk and dv have one size");
-  using Part = KeyFragments<Traits::kQkDim>;
-  __shared__ GradientTile<typename Traits::Element, Traits::kKeys, Traits::kQkDim> tile;
-  const bool is_dv = blockIdx.x % 2;
+  constexpr int kDkFloats = KeyFragments<Traits::kKeys, Traits::kQkDim>::kTileFloats,
+                kDvFloats = KeyFragments<Traits::kKeys, Traits::kVDim>::kTileFloats;
   const uint32_t key_tile = blockIdx.x / 2 % p.key_tiles, kv_head_index = blockIdx.x / 2 / p.key_tiles;
-  const int64_t of_split = int64_t{2} * p.key_tiles * (Part::kTileFloats / 4);
-  const auto* parts = reinterpret_cast<const float4*>(p.parts) + kv_head_index * p.splits * of_split +
-                      (key_tile * 2 + is_dv) * static_cast<int64_t>(Part::kTileFloats / 4) + threadIdx.x;
+  const int64_t of_tile = kDkFloats + kDvFloats, of_split = of_tile * p.key_tiles;
+  const float* parts = p.parts + kv_head_index * p.splits * of_split + key_tile * of_tile;
+  const bool is_dv = blockIdx.x % 2;
+  const Rows& to = is_dv ? p.dv : p.dk;
+  const Columns& columns = is_dv ? p.dv_columns : p.dk_columns;
+  const float scale = is_dv ? 1.f : p.softmax_scale;
+  parts += is_dv ? kDkFloats : 0;
   cudaGridDependencySynchronize();
-#pragma unroll 2
-  for (int block = 0; block < Part::kTileFloats / Part::kBlockFloats; ++block) {
-    float4 sum{};
-    for (uint32_t split = 0; split < p.splits; ++split) {
-      const float4 part = parts[split * of_split + block * (Part::kBlockFloats / 4)];
-      sum = {sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
-    }
-    constexpr int kBlocks = Traits::kQkDim / 64;
-    tile.write(block / kBlocks * 16, block % kBlocks * 64, sum, is_dv ? 1.f : p.softmax_scale);
+  if (Traits::kQkDim == Traits::kVDim || !is_dv) {
+    reduce_keys<Traits, Traits::kQkDim>(p, parts, of_split, scale, to, columns, key_tile, kv_head_index);
+  } else {
+    reduce_keys<Traits, Traits::kVDim>(p, parts, of_split, scale, to, columns, key_tile, kv_head_index);
   }
-  __syncthreads();
-  tile.store(is_dv ? p.dv : p.dk, kv_head_index / p.heads_kv, static_cast<int32_t>(key_tile) * Traits::kKeys,
-             p.seqlen_k, kv_head_index % p.heads_kv);
 }
 
 }  // namespace flashmask::sm90::bwd

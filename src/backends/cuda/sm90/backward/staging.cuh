@@ -7,6 +7,7 @@
 #include "backends/cuda/ptx/tensor_core.cuh"
 #include "backends/cuda/ptx/tma.cuh"
 #include "backends/cuda/sm90/backward/params.h"
+#include "backends/cuda/sm90/backward/staging_tile.cuh"
 #include "backends/cuda/sm90/backward/traits.cuh"
 
 namespace flashmask::sm90::bwd {
@@ -24,7 +25,8 @@ class Staging {
   using ValueGradients = typename Traits::ValueGradients;
   /// How many 64 x 64 blocks of a tile's dq the warpgroup computes, and what a thread holds of them.
   static constexpr int kOwnBlocks = Traits::kAlternate ? Blocks::kBlocks : Blocks::kBlocks / Traits::kConsumers;
-  using Block = cuda::Accumulators<64, 64>;
+  using Block = cuda::Accumulators<64, Blocks::kBlockColumns>;
+  static_assert(Blocks::kTileFloats <= Traits::kConsumerWarps * Traits::kStagingFloats);
   using OwnDq = Block[kOwnBlocks];
 
   __device__ __forceinline__ Staging(const Params& p, Shared& shared, uint32_t warpgroup)
@@ -47,7 +49,8 @@ class Staging {
       store_dq_rows(dq, shared_.tile[stage].query);
     } else {
 #pragma unroll
-      for (int block = 0; block < kOwnBlocks; ++block) write_fragments(dq[block], shared_.staging[tile_of(block)]);
+      for (int block = 0; block < kOwnBlocks; ++block)
+        SlabTile::template write_fragments<kDqFragments>(dq[block], tile_of(block));
       if constexpr (Traits::kAlternate) {
         ptx::arrive(shared_.dq_full[stage]);  // all lanes, as the other warpgroup writes there next
       } else {
@@ -60,8 +63,8 @@ class Staging {
   __device__ __forceinline__ void store_dkv(const KeyGradients& dk, const ValueGradients& dv, int32_t key,
                                             int32_t group, int32_t batch, uint32_t phase) const {
     if constexpr (Traits::kSplit) {
-      constexpr int kDkFloats = KeyFragments<Traits::kQkDim>::kTileFloats,
-                    kDvFloats = KeyFragments<Traits::kVDim>::kTileFloats;
+      constexpr int kDkFloats = KeyFragments<Traits::kKeys, Traits::kQkDim>::kTileFloats,
+                    kDvFloats = KeyFragments<Traits::kKeys, Traits::kVDim>::kTileFloats;
       float* parts = p_.key_parts + ((static_cast<int64_t>(batch) * p_.head_groups + group) * p_.schedule.tiles +
                                      key / Traits::kKeys) *
                                         (kDkFloats + kDvFloats);
@@ -75,12 +78,16 @@ class Staging {
   }
 
  private:
-  using Swizzle = ptx::Swizzle128;
+  using SlabTile = bwd::SlabTile<Element>;
+  static constexpr int kDqFragments = Blocks::kBlockColumns / 8;
 
   __device__ __forceinline__ float* own_tile() const { return shared_.staging[warpgroup_ * 4 + warp_]; }
-  /// The staging tile of the warp's 16 rows of one of the warpgroup's blocks of dq.
-  __device__ __forceinline__ int tile_of(int block) const {
+  /// The number of the warp's 16 rows of one of the warpgroup's blocks of dq, and the staging tile that they have.
+  __device__ __forceinline__ int warp_of(int block) const {
     return (Traits::kAlternate ? block : warpgroup_ * kOwnBlocks + block) * 4 + static_cast<int>(warp_);
+  }
+  __device__ __forceinline__ float* tile_of(int block) const {
+    return shared_.staging[0] + warp_of(block) * Blocks::kWarpFloats;
   }
   /// Waits until all staging tiles may be overwritten.
   __device__ __forceinline__ void wait(uint32_t phase) const {
@@ -90,23 +97,16 @@ class Staging {
     __syncwarp();
   }
 
-  /// Puts 16 x 64 values in a staging tile as the warp's lanes hold them.
-  __device__ __forceinline__ static void write_fragments(const float* values, float* tile) {
-    auto* to = reinterpret_cast<float4*>(tile) + ptx::lane();
-#pragma unroll
-    for (int e = 0; e < 8; ++e) to[e * 32] = {values[4 * e], values[4 * e + 1], values[4 * e + 2], values[4 * e + 3]};
-    ptx::fence_async_proxy();
-  }
-
   template <int kDim>
   __device__ __forceinline__ void store_part(const cuda::Accumulators<64, kDim>& gradients, float* part,
                                              uint32_t phase) const {
-    using Part = KeyFragments<kDim>;
-    float* to = part + (warpgroup_ * 4 + static_cast<int>(warp_)) * Part::kWarpFloats;
+    using Part = KeyFragments<Traits::kKeys, kDim>;
+    float* to = part + (warpgroup_ * 4 + static_cast<int>(warp_)) * Part::kSlabFloats;
 #pragma unroll
-    for (int block = 0; block < kDim / 64; ++block) {
+    for (int block = 0; block < kDim / Part::kBlockColumns; ++block) {
       wait(phase);
-      write_fragments(gradients + 32 * block, own_tile());
+      SlabTile::template write_fragments<Part::kBlockColumns / 8>(gradients + Part::kBlockColumns / 2 * block,
+                                                                  own_tile());
       __syncwarp();
       delay<Role::kStore>();
       if (!ptx::is_leader()) continue;
@@ -119,12 +119,13 @@ class Staging {
     const auto tile = QueryTile::from_leader(of_leader);
 #pragma unroll
     for (int block = 0; block < kOwnBlocks; ++block) {
-      const int n = tile_of(block);
-      write_rows(dq[block], p_.softmax_scale, shared_.staging[n]);
-      store_tile(p_.dq,
-                 {tile.row_tile * Traits::kRows + Blocks::row(n), Blocks::column_block(n),
-                  static_cast<int32_t>(tile.head), static_cast<int32_t>(tile.batch)},
-                 p_.seqlen_q, shared_.staging[n]);
+      const int n = warp_of(block);
+      SlabTile::write_rows(dq[block], p_.softmax_scale, tile_of(block));
+      SlabTile::template store<Traits::kOneCopy, Blocks::kBlockColumns>(
+          p_.dq,
+          {tile.row_tile * Traits::kRows + Blocks::row(n), Blocks::column_block(n), static_cast<int32_t>(tile.head),
+           static_cast<int32_t>(tile.batch)},
+          p_.seqlen_q, tile_of(block));
     }
   }
 
@@ -133,38 +134,8 @@ class Staging {
   __device__ __forceinline__ void store_keys(const CUtensorMap& map, const float (&gradients)[kValues], float factor,
                                              const ptx::BoxOrigin& at, uint32_t phase) const {
     wait(phase);
-    write_rows(gradients, factor, own_tile());
-    store_tile(map, at, p_.seqlen_k, own_tile());
-  }
-
-  /// Puts 16 rows of gradients in a staging tile as TMA stores them. Zeros become positive, as in sums of several
-  /// tiles.
-  template <int kValues>
-  __device__ __forceinline__ void write_rows(const float (&gradients)[kValues], float factor, float* tile) const {
-    const uint32_t row = ptx::lane() % 16, to = ptx::shared_address(tile) + row * Swizzle::kRow;
-#pragma unroll
-    for (int step = 0; step < kValues / 8; ++step) {
-      const uint32_t chunk = step % 4 * 2 + ptx::lane() / 16;
-      uint32_t words[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float* pair = gradients + 8 * step + 2 * i;
-        words[i] = ptx::pack<Element>(__fmaf_rn(pair[0], factor, 0.f), __fmaf_rn(pair[1], factor, 0.f));
-      }
-      ptx::stmatrix_x4(to + step / 4 * Swizzle::block(16) + Swizzle::chunk(row, chunk), words[0], words[1], words[2],
-                       words[3]);
-    }
-    ptx::fence_async_proxy();
-    __syncwarp();
-  }
-
-  /// Stores a staging tile if it begins before `end`.
-  __device__ __forceinline__ void store_tile(const CUtensorMap& map, const ptx::BoxOrigin& at, int32_t end,
-                                             const float* tile) const {
-    delay<Role::kStore>();
-    if (!ptx::is_leader()) return;
-    if (at.row < end) ptx::tma_store(map, tile, at);
-    ptx::bulk_commit();
+    SlabTile::write_rows(gradients, factor, own_tile());
+    SlabTile::template store<Traits::kOneCopy, 2 * kValues>(map, at, p_.seqlen_k, own_tile());
   }
 
   const Params& p_;

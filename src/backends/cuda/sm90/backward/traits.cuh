@@ -29,6 +29,10 @@ enum NamedBarrier : int {
   kStagingBarrier = 3  ///< the work tile's last dq has left the staging tiles
 };
 
+/// Columns in whole blocks of 64, as shared memory holds them.
+template <int kColumns>
+inline constexpr int kWholeBlocks = (kColumns + 63) / 64 * 64;
+
 /// One configuration of the backward kernel: an element type, a row of kBackwardTiles, whether a work tile has but some
 /// of its key head's query heads, so that its dk and dv are parts, and the policies.
 template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_, bool kSplit_ = false,
@@ -39,17 +43,28 @@ struct BackwardTraits {
   using Score = typename Policies::Score;
   using KvSource = typename Policies::KvSource;
   static constexpr BackwardTile kTile = find_tile(kBackwardTiles, kHeadDim_, kHeadDimV_, kConsumers_);
-  static_assert(kHeadDim_ % 64 == 0 && kHeadDimV_ % 64 == 0, "Q, K, V and dO are read in blocks of 64 columns");
-  static_assert(kConsumers_ == 2 && kTile.rows * kHeadDim_ == 64 * 128,
-                "the consumers divide a tile's dQ into two blocks of 64 x 64");
+  static constexpr bool kWide = false;
+  static_assert(!kTile.wide);
+  static_assert(kHeadDim_ % 32 == 0 && kHeadDimV_ % 32 == 0 && kHeadDim_ <= 128 && kHeadDimV_ <= 128);
+  static_assert(kConsumers_ == 2 && (kTile.alternate || kTile.rows * kHeadDim_ == 64 * 128),
+                "unless they alternate, the consumers divide a tile's dQ into two blocks of 64 x 64");
   static_assert(registers_fit(kTile.helper_registers, kTile.consumer_registers, kTile.consumers));
   static constexpr int kQkDim = kHeadDim_, kVDim = kHeadDimV_;
+  /// Columns of Q, K and dq, and of V and dO, in shared memory: whole blocks, of which TMA fills the rest with zeros.
+  static constexpr int kQkColumns = kWholeBlocks<kQkDim>, kVColumns = kWholeBlocks<kVDim>;
+  static constexpr bool kOneCopy = kTile.one_copy;
   static constexpr int kConsumers = kConsumers_;
   static constexpr bool kSplit = kSplit_;
   static constexpr int kRows = kTile.rows;
   static constexpr int kKeys = kTile.keys();
   static constexpr int kGranules = kRows / 64;
-  static constexpr int kStages = kTile.stages;
+  static constexpr bool kOwnKeys = true;    ///< the consumers divide a tile's keys
+  static constexpr int kScoreRows = kRows;  ///< rows that a consumer has scores of
+  static constexpr int kStages = kTile.stages, kDoutStages = kTile.dout_stages;
+  static_assert(kDoutStages == kStages);
+  static constexpr int kEndings = kStages;    ///< announcements of the end: one for each store warp
+  static constexpr int kKeyTilesOfBlock = 1;  ///< key tiles that a key block of the plan is divided into
+  static constexpr int kDqPieces = 1;         ///< of a tile's dq that are added up for themselves
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kConsumerWarps = 4 * kConsumers;
   static constexpr bool kAlternate = kTile.alternate;
@@ -58,11 +73,12 @@ struct BackwardTraits {
   static constexpr int kEarlyScores = kRows / 4;
   static constexpr int kHelperRegisters = kTile.helper_registers, kConsumerRegisters = kTile.consumer_registers;
 
-  static constexpr uint32_t kQBytes = kRows * kQkDim * sizeof(Element);
-  static constexpr uint32_t kDoutBytes = kRows * kVDim * sizeof(Element);
-  static constexpr uint32_t kKBytes = kKeys * kQkDim * sizeof(Element);
-  static constexpr uint32_t kVBytes = kKeys * kVDim * sizeof(Element);
+  static constexpr uint32_t kQBytes = kRows * kQkColumns * sizeof(Element);
+  static constexpr uint32_t kDoutBytes = kRows * kVColumns * sizeof(Element);
+  static constexpr uint32_t kKBytes = kKeys * kQkColumns * sizeof(Element);
+  static constexpr uint32_t kVBytes = kKeys * kVColumns * sizeof(Element);
   static constexpr uint32_t kBiasBytes = kRows * sizeof(RowBias);
+  static constexpr int kStagingFloats = 16 * 64;  ///< 16 rows of two blocks of 64 columns, in 16 bits
 
   /// What a consumer thread holds of its warpgroup's 64 keys: S and dP, with the tile's rows as columns, and dK and dV.
   using Scores = cuda::Accumulators<64, kRows>;
@@ -72,15 +88,18 @@ struct BackwardTraits {
   using PackedScores = cuda::PackedFragments<kRows>;
 };
 
-/// A tile's dq, kRows x kDim, as it lies in the consumers' warps, in the staging tiles and in the sums: blocks of 64 x
-/// 64, those of the same columns one after the other. A block's four warps' 16 x 64 follow each other; in them, lane
-/// l's float4 number e is at e * 32 + l: rows l / 4 and l / 4 + 8, columns 8e + 2(l % 4) + {0, 1}.
+/// A tile's dq, kRows x kDim, as it lies in the consumers' warps, in the staging tiles and in the sums: blocks of 64
+/// rows and 64 columns, or of all columns where those are no multiple of 64; those of the same columns one after the
+/// other. A block's four warps' 16 rows follow each other; in them, lane l's float4 number e is at e * 32 + l: rows l /
+/// 4 and l / 4 + 8, columns 8e + 2(l % 4) + {0, 1}.
 template <int kRows, int kDim>
 struct DqBlocks {
-  static constexpr int kRowBlocks = kRows / 64, kColumnBlocks = kDim / 64, kBlocks = kRowBlocks * kColumnBlocks;
+  static constexpr int kBlockColumns = kDim % 64 == 0 ? 64 : kDim;
+  static constexpr int kRowBlocks = kRows / 64, kColumnBlocks = kDim / kBlockColumns,
+                       kBlocks = kRowBlocks * kColumnBlocks;
   static constexpr int kWarpsOfColumns = 4 * kRowBlocks;  ///< with the same columns: 16 rows each
-  static constexpr int kWarpFloats = 16 * 64, kWarps = 4 * kBlocks, kTileFloats = kWarpFloats * kWarps;
-  /// The first row, and the block of 64 columns, of a warp's 16 x 64.
+  static constexpr int kWarpFloats = 16 * kBlockColumns, kWarps = 4 * kBlocks, kTileFloats = kWarpFloats * kWarps;
+  /// The first row, and the block of columns, of a warp's 16 rows.
   __device__ __forceinline__ static int row(int warp) {
     return kColumnBlocks == 1 ? warp * 16 : warp % kWarpsOfColumns * 16;
   }
@@ -89,11 +108,12 @@ struct DqBlocks {
   }
 };
 
-/// A part of a key tile's dk or dv, 128 keys x kDim, 64 keys of each consumer: a warp's 16 keys follow those of the
-/// warp before, and in them its blocks of 64 columns, each as in DqBlocks.
-template <int kDim>
+/// A part of a key tile's dk or dv, kKeys x kDim: each 16 keys follow the 16 before, with all their columns as in
+/// DqBlocks. They are stored in blocks of columns.
+template <int kKeys, int kDim>
 struct KeyFragments {
-  static constexpr int kBlockFloats = 16 * 64, kWarpFloats = 16 * kDim, kWarps = 8, kTileFloats = kWarpFloats * kWarps;
+  static constexpr int kBlockColumns = kDim % 64 == 0 ? 64 : 32;
+  static constexpr int kBlockFloats = 16 * kBlockColumns, kSlabFloats = 16 * kDim, kTileFloats = kKeys * kDim;
 };
 
 /// A query tile of (batch entry, query head).
@@ -153,15 +173,16 @@ struct ColumnBounds {
 template <typename Traits>
 struct SharedStorage {
   using Element = typename Traits::Element;
-  alignas(1024) Element k[Traits::kKeys * Traits::kQkDim];
-  alignas(1024) Element v[Traits::kKeys * Traits::kVDim];
-  alignas(1024) Element q[Traits::kStages][Traits::kRows * Traits::kQkDim];
-  alignas(1024) Element dout[Traits::kStages][Traits::kRows * Traits::kVDim];
+  alignas(1024) Element k[Traits::kKeys * Traits::kQkColumns];
+  alignas(1024) Element v[Traits::kKeys * Traits::kVColumns];
+  alignas(1024) Element q[Traits::kStages][Traits::kRows * Traits::kQkColumns];
+  alignas(1024) Element dout[Traits::kStages][Traits::kRows * Traits::kVColumns];
   /// dS, [rows, keys] as rows of 64 keys of each warpgroup; twice, so that one barrier of the consumers a tile is
   /// enough.
   alignas(1024) Element ds[2][Traits::kRows * Traits::kKeys];
-  /// Staging tiles, one of each consumer warp, for a tile's dq and a work tile's dk and dv on their way out.
-  alignas(1024) float staging[Traits::kConsumerWarps][DqBlocks<Traits::kRows, Traits::kQkDim>::kWarpFloats];
+  /// Staging tiles, one of each consumer warp, for a work tile's dk and dv on their way out; and for a tile's dq, which
+  /// has them to itself meanwhile.
+  alignas(1024) float staging[Traits::kConsumerWarps][Traits::kStagingFloats];
   alignas(128) RowBias biases[Traits::kStages][Traits::kRows];
   ColumnBits<Traits::kRows> mask_bits[Traits::kStages][Traits::kKeys];
   ColumnBounds<Traits::kKeys> bounds;  ///< of the current work tile; the mask warp's own

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstddef>
 #include <string>
 
 #include "backends/cuda/attention/mask_params.h"
-#include "backends/launch.h"
 #include "backends/problem.h"
-#include "common/message.h"
 
 namespace flashmask::sm90 {
 
@@ -21,18 +18,6 @@ inline constexpr DataType kDataTypes[] = {DataType::kBFloat16, DataType::kFloat1
 
 /// What the ids of the kernels begin with.
 inline constexpr const char* kArch = "sm90";
-
-/// Why the call is not taken, of whose head dims no row of a table of tile_config.h is.
-template <typename Tile, std::size_t kCount>
-Refusal head_dims_refusal(const Problem& p, const Tile (&tiles)[kCount]) {
-  std::string known;
-  for (const Tile& tile : tiles) {
-    const std::string dims = message(tile.head_dim, " / ", tile.head_dim_v);
-    if (known.find(dims) == std::string::npos) known += (known.empty() ? "" : ", ") + dims;
-  }
-  return {message("head_dim ", p.head_dim, " with head_dim_v ", p.head_dim_v, " is not taken by the ",
-                  p.is_backward ? "backward" : "forward", "; it takes (head_dim / head_dim_v) ", known)};
-}
 
 /// Why the kernels cannot count the rows or keys of the call in 32 bits; empty if they can.
 std::string lengths_refusal(const Problem& p);

@@ -56,11 +56,13 @@ std::string tensor_maps_refusal(const Problem& p) {
   return "";
 }
 
-CUtensorMap tensor_map(const TensorView& t, int box_rows, int box_blocks, const char* argument) {
-  const cuuint64_t sizes[5] = {kBlockColumns, static_cast<cuuint64_t>(t.shape[1]),
-                               static_cast<cuuint64_t>(t.shape[3] / kBlockColumns), static_cast<cuuint64_t>(t.shape[2]),
+CUtensorMap tensor_map(const TensorView& t, const ColumnBlocks& blocks, int box_rows, int box_blocks,
+                       const char* argument) {
+  const cuuint64_t sizes[5] = {static_cast<cuuint64_t>(blocks.width), static_cast<cuuint64_t>(t.shape[1]),
+                               static_cast<cuuint64_t>(blocks.count), static_cast<cuuint64_t>(t.shape[2]),
                                static_cast<cuuint64_t>(t.shape[0])};
-  const cuuint64_t strides[4] = {byte_stride(t, 1), kBlockColumns * kBytes, byte_stride(t, 2), byte_stride(t, 0)};
+  const cuuint64_t block_stride = static_cast<cuuint64_t>(blocks.count > 1 ? blocks.width : kBlockColumns) * kBytes;
+  const cuuint64_t strides[4] = {byte_stride(t, 1), block_stride, byte_stride(t, 2), byte_stride(t, 0)};
   const cuuint32_t box[5] = {kBlockColumns, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(box_blocks), 1,
                              1};
   const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
@@ -73,9 +75,14 @@ CUtensorMap tensor_map(const TensorView& t, int box_rows, int box_blocks, const 
   if (result != CUDA_SUCCESS) {
     throw Error(ErrorCode::kInternal,
                 message("CUDA: no tensor map of ", argument, ", ", describe(t), ", in boxes of ", box_rows,
-                        " rows and ", box_blocks, " blocks of 64 columns: ", cuda::driver_error(result)));
+                        " rows and ", box_blocks, " blocks of 64 columns, ", blocks.count, " times ", blocks.width,
+                        " of the tensor: ", cuda::driver_error(result)));
   }
   return map;
+}
+
+CUtensorMap tensor_map(const TensorView& t, int box_rows, int box_blocks, const char* argument) {
+  return tensor_map(t, {kBlockColumns, t.shape[3] / kBlockColumns}, box_rows, box_blocks, argument);
 }
 
 }  // namespace flashmask::sm90

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "backends/cuda/sm90/common/head_dims.h"
 #include "backends/problem.h"
 
 namespace flashmask::sm90 {
@@ -17,10 +18,13 @@ std::string tensor_map_refusal(const char* argument, const TensorView& t);
 /// The same of all tensors of a call that its kernels read or write by TMA.
 std::string tensor_maps_refusal(const Problem& p);
 
-/// The TMA map of `t` [batch, seqlen, heads, dim], 16-bit, dim a multiple of 64, no size 0:
-///   dimensions {64, seqlen, dim / 64, heads, batch}, box {64, box_rows, box_blocks, 1, 1},
-/// that is, blocks of 64 columns, 128-byte swizzle, out-of-range rows read as zero and are not written. `argument` is
-/// what error messages call the tensor.
+/// The TMA map of `t` [batch, seqlen, heads, dim], 16-bit, no size 0, whose columns lie in `blocks`:
+///   dimensions {blocks.width, seqlen, blocks.count, heads, batch}, box {64, box_rows, box_blocks, 1, 1},
+/// that is, blocks of 64 columns, 128-byte swizzle; rows, columns and blocks that the tensor has not are read as zero
+/// and not written. `argument` is what error messages call the tensor.
+CUtensorMap tensor_map(const TensorView& t, const ColumnBlocks& blocks, int box_rows, int box_blocks,
+                       const char* argument = "tensor");
+/// The same, dim being a multiple of 64.
 CUtensorMap tensor_map(const TensorView& t, int box_rows, int box_blocks, const char* argument = "tensor");
 
 }  // namespace flashmask::sm90

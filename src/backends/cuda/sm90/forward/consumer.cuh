@@ -30,6 +30,7 @@ class Consumer {
   __device__ __forceinline__ void run() {
     if (Traits::kOverlapFrom > 0 && warpgroup_ + 1 == Traits::kConsumers) pass_turn();
     while (true) {
+      if constexpr (Traits::kQBuffers == 1) release_stored_rows();
       delay<Role::kConsumer>();
       ptx::wait(shared_.q_full[q_ring_.stage()], q_ring_.phase());
       read_work_tile();
@@ -70,17 +71,37 @@ class Consumer {
   __device__ __forceinline__ bool next_tile(Tile& tile) {
     const uint32_t stage = kv_ring_.stage();
     delay<Role::kConsumer>();
-    ptx::wait(shared_.k_full[stage], kv_ring_.phase());
+    ptx::wait(shared_.k_full[stage][0], kv_ring_.phase());
     tile.code = ptx::from_leader(shared_.tile[stage].code);
     return tile.is_live(warpgroup_);
   }
-  /// Waits for V although it is not read here: an arrival on its buffer must not overtake its load.
+  /// Waits for all parts although they are not read here: an arrival on a buffer must not overtake its load.
   __device__ __forceinline__ void skip_tile() {
-    const uint32_t stage = kv_ring_.stage();
-    ptx::arrive_once(shared_.k_empty[stage]);
-    ptx::wait(shared_.v_full[stage], kv_ring_.phase());
-    ptx::arrive_once(shared_.v_empty[stage]);
+    ptx::arrive_once(shared_.k_empty[kv_ring_.stage()][0]);
+#pragma unroll
+    for (int part = 1; part < Traits::kKParts; ++part) {
+      ptx::wait(shared_.k_full[kv_ring_.stage()][part], kv_ring_.phase());
+      ptx::arrive_once(shared_.k_empty[kv_ring_.stage()][part]);
+    }
+    wait_for_values(kv_ring_.count);
+    give_values_back(kv_ring_.count);
     kv_ring_.advance();
+  }
+
+  __device__ __forceinline__ void wait_for_values(uint32_t tile, int part) {
+    const auto ring = ring_of_values<Traits>(tile, part);
+    ptx::wait(shared_.v_full[ring.stage()], ring.phase());
+  }
+  __device__ __forceinline__ void give_values_back(uint32_t tile, int part) {
+    ptx::arrive_once(shared_.v_empty[ring_of_values<Traits>(tile, part).stage()]);
+  }
+  __device__ __forceinline__ void wait_for_values(uint32_t tile) {
+#pragma unroll
+    for (int part = 0; part < Traits::kVParts; ++part) wait_for_values(tile, part);
+  }
+  __device__ __forceinline__ void give_values_back(uint32_t tile) {
+#pragma unroll
+    for (int part = 0; part < Traits::kVParts; ++part) give_values_back(tile, part);
   }
 
   /// kOverlapped: with a tile's product PV under the next tile's softmax, for small head dims, where the exponentials
@@ -110,15 +131,14 @@ class Consumer {
   }
 
   __device__ __forceinline__ void run_tile(const Tile& tile, Outputs& o, cuda::RowState& rows) {
-    const uint32_t stage = kv_ring_.stage();
     Scores s;
-    issue_scores(s, stage);
-    release_stored_rows();
+    issue_scores(s);
+    release_rows_under_products();
     const cuda::SlabBits visible = take_mask(tile);
-    ptx::wgmma_wait<0>();
+    finish_scores();
     take_scores(s, tile, visible);
     delay<Role::kConsumer>();
-    ptx::wait(shared_.v_full[stage], kv_ring_.phase());
+    wait_for_values(kv_ring_.count, 0);
     float factor[2];
     const cuda::Raised raised = rows.raise_row_max(s, p_.scale_log2, p_.score_of_bit, factor);
     if (raised.rescale) cuda::RowState::rescale(o, factor);
@@ -127,12 +147,17 @@ class Consumer {
     for (int half = 0; half < 2; ++half) {
       rows.exponentiate(s, half, p_.scale_log2);
       cuda::RowState::pack<Element>(s, half, p[half]);
-      issue_output(o, p[half], stage, half);
+      if (Traits::kVParts == 2 && half == 1) wait_for_values(kv_ring_.count, 1);
+      issue_output(o, p[half], kv_ring_.count, half);
     }
     if (raised.row_max) rows.refresh_limits(p_.score_of_bit);
+    if constexpr (Traits::kVParts == 2) {
+      ptx::wgmma_wait<1>();
+      give_values_back(kv_ring_.count, 0);
+    }
     ptx::wgmma_wait<0>();
     ptx::pin(o);
-    ptx::arrive_once(shared_.v_empty[stage]);
+    give_values_back(kv_ring_.count, Traits::kVParts - 1);
     kv_ring_.advance();
   }
 
@@ -149,9 +174,9 @@ class Consumer {
     float factor[2];
     Probabilities p;
     take_turn();
-    issue_scores(s, kv_ring_.stage());
+    issue_scores(s);
     pass_turn();
-    release_stored_rows();
+    release_rows_under_products();
     const cuda::SlabBits first_visible = take_mask(tile);
     ptx::wgmma_wait<0>();
     take_scores(s, tile, first_visible);
@@ -161,12 +186,12 @@ class Consumer {
     if (first_raised.row_max) rows.refresh_limits(p_.score_of_bit);
     kv_ring_.advance();
     while (kv_ring_.count != end && next_tile(tile)) {
-      const ptx::RingPosition<Traits::kStages> before{kv_ring_.count - 1};
+      const uint32_t before = kv_ring_.count - 1;
       take_turn();
-      issue_scores(s, kv_ring_.stage());
+      issue_scores(s);
       delay<Role::kConsumer>();
-      ptx::wait(shared_.v_full[before.stage()], before.phase());
-      issue_output(o, p, before.stage());
+      wait_for_values(before);
+      issue_output(o, p, before);
       pass_turn();
       const cuda::SlabBits visible = take_mask(tile);
       ptx::wgmma_wait<1>();
@@ -176,20 +201,20 @@ class Consumer {
       rows.exponentiate(s, 1, p_.scale_log2);
       ptx::wgmma_wait<0>();
       ptx::pin(o);
-      ptx::arrive_once(shared_.v_empty[before.stage()]);
+      give_values_back(before);
       if (raised.rescale) cuda::RowState::rescale(o, factor);
       if (raised.row_max) rows.refresh_limits(p_.score_of_bit);
       cuda::RowState::pack<Element>(s, 0, p[0]);
       cuda::RowState::pack<Element>(s, 1, p[1]);
       kv_ring_.advance();
     }
-    const ptx::RingPosition<Traits::kStages> last{kv_ring_.count - 1};
+    const uint32_t last = kv_ring_.count - 1;
     delay<Role::kConsumer>();
-    ptx::wait(shared_.v_full[last.stage()], last.phase());
-    issue_output(o, p, last.stage());
+    wait_for_values(last);
+    issue_output(o, p, last);
     ptx::wgmma_wait<0>();
     ptx::pin(o);
-    ptx::arrive_once(shared_.v_empty[last.stage()]);
+    give_values_back(last);
   }
 
   __device__ __forceinline__ void exponentiate_and_pack(Scores& s, Probabilities& p, cuda::RowState& rows) {
@@ -203,7 +228,7 @@ class Consumer {
   /// Makes scores of the finished product QK^T and gives K back.
   __device__ __forceinline__ void take_scores(Scores& s, const Tile& tile, const cuda::SlabBits& visible) {
     ptx::pin(s);
-    ptx::arrive_once(shared_.k_empty[kv_ring_.stage()]);
+    ptx::arrive_once(shared_.k_empty[kv_ring_.stage()][Traits::kKParts - 1]);
     const Score score_of(p_, work_.batch, work_.head);
 #pragma unroll
     for (int i = 0; i < kScores; ++i) s[i] = score_of.transform(s[i]);
@@ -231,58 +256,83 @@ class Consumer {
     return visible;
   }
 
-  /// S = Q K^T of this warpgroup's 64 rows and the stage's keys.
-  __device__ __forceinline__ void issue_scores(Scores& s, uint32_t stage) {
-    const ptx::MatrixDescriptor q(ptx::shared_address(shared_.q[q_ring_.stage()]) + warpgroup_ * 64 * Swizzle::kRow);
-    const ptx::MatrixDescriptor k(ptx::shared_address(shared_.k[stage]));
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < Traits::kQkDim / 16; ++step) {
-      ptx::wgmma_ss<Element, Traits::kKeys, ptx::Major::kInner, ptx::Major::kInner>(
-          s, q.at(Swizzle::step_along_row(step, Traits::kRows)), k.at(Swizzle::step_along_row(step, Traits::kKeys)),
-          step > 0);
-    }
-    ptx::wgmma_commit();
+  /// Where no number of a buffer makes the address a uniform register's, the compiler would take vector registers.
+  __device__ __forceinline__ static uint32_t operand_at(const Element* operand) {
+    const uint32_t address = ptx::shared_address(operand);
+    return Traits::kStages == 1 ? ptx::uniform(address) : address;
   }
 
-  /// O += P V for one half of the stage's keys.
-  __device__ __forceinline__ void issue_output(Outputs& o, const HalfProbabilities& p, uint32_t stage, int half) {
+  /// S = Q K^T of this warpgroup's 64 rows and the tile's keys, in as many groups as K has parts.
+  __device__ __forceinline__ void issue_scores(Scores& s) {
+    const uint32_t stage = kv_ring_.stage();
+    const ptx::MatrixDescriptor q(operand_at(shared_.q[q_ring_.stage()]) + warpgroup_ * 64 * Swizzle::kRow);
+    const ptx::MatrixDescriptor k(operand_at(shared_.k[stage]));
+    constexpr int kSteps = Traits::kQkDim / 16 / Traits::kKParts;  // of a part, of which the first has been waited for
+#pragma unroll
+    for (int part = 0; part < Traits::kKParts; ++part) {
+      if (part > 0) ptx::wait(shared_.k_full[stage][part], kv_ring_.phase());
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int step = part * kSteps; step < (part + 1) * kSteps; ++step) {
+        ptx::wgmma_ss<Element, Traits::kKeys, ptx::Major::kInner, ptx::Major::kInner>(
+            s, q.at(Swizzle::step_along_row(step, Traits::kRows)), k.at(Swizzle::step_along_row(step, Traits::kKeys)),
+            step > 0);
+      }
+      ptx::wgmma_commit();
+    }
+  }
+  /// Waits for S, and gives back all parts of K but the last.
+  __device__ __forceinline__ void finish_scores() {
+    if constexpr (Traits::kKParts == 2) {
+      ptx::wgmma_wait<1>();
+      ptx::arrive_once(shared_.k_empty[kv_ring_.stage()][0]);
+    }
+    ptx::wgmma_wait<0>();
+  }
+
+  /// O += P V for one half of the tile's keys.
+  __device__ __forceinline__ void issue_output(Outputs& o, const HalfProbabilities& p, uint32_t tile, int half) {
     ptx::wgmma_fence();
-    multiply_values(o, p, stage, half);
+    multiply_values(o, p, tile, half);
     ptx::wgmma_commit();
   }
   /// O += P V.
-  __device__ __forceinline__ void issue_output(Outputs& o, const Probabilities& p, uint32_t stage) {
+  __device__ __forceinline__ void issue_output(Outputs& o, const Probabilities& p, uint32_t tile) {
     ptx::wgmma_fence();
-    multiply_values(o, p[0], stage, 0);
-    multiply_values(o, p[1], stage, 1);
+    multiply_values(o, p[0], tile, 0);
+    multiply_values(o, p[1], tile, 1);
     ptx::wgmma_commit();
   }
-  __device__ __forceinline__ void multiply_values(Outputs& o, const HalfProbabilities& p, uint32_t stage, int half) {
+  __device__ __forceinline__ void multiply_values(Outputs& o, const HalfProbabilities& p, uint32_t tile, int half) {
     constexpr int kSteps = Traits::kKeys / 2 / 16;
-    const ptx::MatrixDescriptor v(ptx::shared_address(shared_.v[stage]), Swizzle::block(Traits::kKeys));
+    const int part = Traits::kVParts == 1 ? 0 : half, first_step = Traits::kVParts == 1 ? half * kSteps : 0;
+    const uint32_t slot = ring_of_values<Traits>(tile, part).stage();
+    const ptx::MatrixDescriptor v(ptx::shared_address(shared_.v[slot]), Swizzle::block(Traits::kKeysOfVPart));
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       ptx::wgmma_rs<Element, Traits::kVDim, ptx::Major::kOuter>(
-          o, p[step], v.at((half * kSteps + step) * Swizzle::kStepDownRows), true);
+          o, p[step], v.at((first_step + step) * Swizzle::kStepDownRows), true);
     }
   }
 
   __device__ __forceinline__ void finish_work_tile(Outputs& o, cuda::RowState& rows) {
-    release_stored_rows();
+    release_rows_under_products();
     const int32_t row = work_.row + slab_row();
     rows.finish(o);
     Traits::Epilogue::template store<Traits>(p_, shared_, q_ring_, warpgroup_, work_, row, o, rows);
     rows_leaving_ = true;
   }
 
-  /// Gives the producer the buffer that the last work tile's rows left through, once they have. This wait is put off to
-  /// where products are under way.
+  /// With two buffers of Q this wait is put off to where products are under way.
+  __device__ __forceinline__ void release_rows_under_products() {
+    if constexpr (Traits::kQBuffers > 1) release_stored_rows();
+  }
+  /// Gives the producer the buffer that the last work tile's rows left through, once they have.
   __device__ __forceinline__ void release_stored_rows() {
     if (!rows_leaving_) return;
     if (ptx::is_leader()) {
       ptx::bulk_wait_read();
-      ptx::arrive(shared_.q_empty[q_ring_.stage() ^ 1]);
+      ptx::arrive(shared_.q_empty[Traits::kQBuffers > 1 ? q_ring_.stage() ^ 1 : 0]);
     }
     rows_leaving_ = false;
   }
@@ -292,7 +342,7 @@ class Consumer {
   const int warpgroup_;
   WorkTile work_{};            ///< in uniform registers
   bool rows_leaving_ = false;  ///< the last work tile's, through the other buffer of Q
-  ptx::RingPosition<2> q_ring_;
+  ptx::RingPosition<Traits::kQBuffers> q_ring_;
   ptx::RingPosition<Traits::kStages> kv_ring_;
 };
 

@@ -34,8 +34,8 @@ __device__ __forceinline__ void store_lse(const ForwardParams& p, int32_t slab_f
 struct FinalRows {
   template <typename Traits>
   __device__ __forceinline__ static void store(const typename Traits::Params& p, SharedStorage<Traits>& shared,
-                                               const ptx::RingPosition<2>& q_ring, int warpgroup, const WorkTile& work,
-                                               int32_t row, const typename Traits::Outputs& o,
+                                               const ptx::RingPosition<Traits::kQBuffers>& q_ring, int warpgroup,
+                                               const WorkTile& work, int32_t row, const typename Traits::Outputs& o,
                                                const cuda::RowState& rows) {
     store_lse(p, row, work, rows);
     // Other warps of the warpgroup may still have products that read Q under way.
@@ -46,8 +46,8 @@ struct FinalRows {
       constexpr int kColumns = ptx::Swizzle128::kColumns;
       const typename Traits::Element* from = shared.q[q_ring.stage()] + slab_row() * kColumns;
 #pragma unroll
-      for (int block = 0; block < Traits::kVDim / kColumns; ++block) {
-        ptx::tma_store(p.out, from + block * Traits::kRows * kColumns, {row, block, work.head, work.batch});
+      for (int block = 0; block < Traits::kVBlocks; ++block) {
+        Traits::Blocks::store(p.out, from + block * Traits::kRows * kColumns, {row, block, work.head, work.batch});
       }
     }
     if (ptx::is_leader()) ptx::bulk_commit();

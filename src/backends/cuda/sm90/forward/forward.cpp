@@ -15,6 +15,7 @@
 #include "backends/cuda/common/error.h"
 #include "backends/cuda/common/kernel_info.h"
 #include "backends/cuda/common/launch_chain.h"
+#include "backends/cuda/sm90/common/head_dims.h"
 #include "backends/cuda/sm90/common/host.h"
 #include "backends/cuda/sm90/common/tensor_map.h"
 #include "backends/cuda/sm90/forward/instance.h"
@@ -52,12 +53,14 @@ static_assert(std::ranges::is_sorted(kForwardTiles, {}, [](const ForwardTile& ti
   return std::tuple(tile.head_dim, tile.head_dim_v, tile.consumers);
 }));
 
-/// The tallest tile of which the call has enough to fill the device twice, otherwise the shortest; null if there is
-/// none of the call's head dims.
+/// Of the least tiles that hold the call's head dims the tallest of which it has enough to fill the device twice,
+/// otherwise the shortest; null if none holds them.
 const ForwardInstance* choose_instance(const Problem& p) {
+  const ForwardTile* least = least_tile(kForwardTiles, p.head_dim, p.head_dim_v);
+  if (!least) return nullptr;
   const ForwardInstance* chosen = nullptr;
   for (const ForwardInstance& i : instances(p.dtype)) {
-    if (i.tile.head_dim != p.head_dim || i.tile.head_dim_v != p.head_dim_v) continue;
+    if (i.tile.head_dim != least->head_dim || i.tile.head_dim_v != least->head_dim_v) continue;
     if (!chosen || count_work_tiles(p, i.tile.consumers) >= 2 * multiprocessors(p)) chosen = &i;
   }
   return chosen;
@@ -74,9 +77,10 @@ struct ForwardCall {
   TileShape tile() const { return {instance->tile.rows(), instance->tile.keys}; }
   /// Of the counter of work tiles, which a call with a CTA for each does without.
   int64_t workspace_bytes() const { return work_tiles > ctas ? 16 : 0; }
-  void explain(const Problem&, Explanation& e) const {
+  void explain(const Problem& p, Explanation& e) const {
     e.arch = kArch;
     e.instance = instance->id;
+    e.padding_share = padding_share(instance->tile, p.head_dim, p.head_dim_v);
     if (work_tiles > 0) e.kernels.push_back(e.instance);
   }
   void run(const Problem& p, std::byte* workspace, unsigned long long* executed) const;
@@ -112,13 +116,16 @@ int64_t heads_per_l2_group(const Problem& p) {
 
 ForwardParams make_params(const Problem& p, const ForwardCall& call, uint32_t* counter, unsigned long long* executed) {
   const ForwardTile& tile = call.instance->tile;
-  const int rows = tile.rows(), qk_blocks = tile.head_dim / 64, v_blocks = tile.head_dim_v / 64;
+  const int rows = tile.rows(), qk_blocks = tile.one_copy ? tile.head_dim / 64 : 1,
+            v_blocks = tile.one_copy ? tile.head_dim_v / 64 : 1;
+  const ColumnBlocks of_qk = blocks_of_rows(tile, p.head_dim, tile.head_dim),
+                     of_v = blocks_of_rows(tile, p.head_dim_v, tile.head_dim_v);
   ForwardParams params{};
-  params.q = tensor_map(p.q, rows, qk_blocks, "q");
+  params.q = tensor_map(p.q, of_qk, rows, qk_blocks, "q");
   // Without keys nothing is loaded, but the maps have to be valid.
-  params.k = tensor_map(p.seqlen_k > 0 ? p.k : p.q, tile.keys, qk_blocks, "k");
-  params.v = tensor_map(p.seqlen_k > 0 ? p.v : p.q, tile.keys, v_blocks, "v");
-  params.out = tensor_map(p.out, 16, 1, "out");
+  params.k = tensor_map(p.seqlen_k > 0 ? p.k : p.q, of_qk, tile.keys, qk_blocks, "k");
+  params.v = tensor_map(p.seqlen_k > 0 ? p.v : p.out, of_v, tile.keys / tile.v_parts, v_blocks, "v");
+  params.out = tensor_map(p.out, of_v, 16, 1, "out");
   params.lse = static_cast<float*>(p.lse.data);
   params.lse_batch_stride = p.lse.stride[0];
   params.lse_head_stride = p.lse.stride[1];

@@ -65,9 +65,9 @@ class MaskBuilder {
     kv_ring_.count = ptx::uniform(kv_ring_.count);
     const uint32_t stage = kv_ring_.stage();
     delay<Role::kMask>();
-    ptx::wait(shared_.k_full[stage], kv_ring_.phase());
+    ptx::wait(shared_.k_full[stage][0], kv_ring_.phase());
     const Tile tile{ptx::from_leader(shared_.tile[stage].code)};
-    ptx::arrive_once(shared_.k_empty[stage]);
+    ptx::arrive_once(shared_.k_empty[stage][0]);
     if (tile.is_partial(warpgroup_)) build(tile.key_block() * Traits::kKeys, tile.number(warpgroup_));
   }
 
@@ -171,7 +171,7 @@ class MaskBuilder {
   const Params& p_;
   Shared& shared_;
   const int warpgroup_;
-  ptx::RingPosition<2> q_ring_;
+  ptx::RingPosition<Traits::kQBuffers> q_ring_;
   ptx::RingPosition<Traits::kStages> kv_ring_;
 };
 

@@ -34,6 +34,7 @@ class Producer {
   }
 
  private:
+  using Blocks = typename Traits::Blocks;
   using Walk = cuda::RowTileWalk<Traits::kConsumers, Tile::kBits, PlanBits>;
 
   /// Called early, so that the counter's answer is there when this work tile is done. Valid in lane 0.
@@ -48,10 +49,11 @@ class Producer {
     const auto kv_head = static_cast<int32_t>(place.head / p_.query_heads_per_kv_head);
     const auto produce = [&](int32_t key_block, uint32_t live, uint32_t full) {
       load_tile(key_block, classes_of(key_block, live, full), kv_head, batch);
+      announce_late();
     };
     if (p_.element_mask == ElementMask::kDense) {
       const auto row = static_cast<int32_t>(place.rank) * Traits::kRows;
-      announce({row, head, batch, p_.key_blocks}, p_.dense.place.offset(place.batch, place.head));
+      announce_early({row, head, batch, p_.key_blocks}, p_.dense.place.offset(place.batch, place.head));
       constexpr uint32_t kAllLive = Tile::kFirstBits & ((1u << Tile::kBits * Traits::kConsumers) - 1);
       for (int32_t key_block = 0; key_block < p_.key_blocks; ++key_block) produce(key_block, kAllLive, 0);
       return;
@@ -65,12 +67,27 @@ class Producer {
       walk.load(word);
       tiles += walk.count();
     }
-    announce({row_tile * Traits::kRows, head, batch, tiles}, p_.mask.place.offset(place.batch, place.head));
+    announce_early({row_tile * Traits::kRows, head, batch, tiles}, p_.mask.place.offset(place.batch, place.head));
     // The words of the first 32 x 32 key blocks are still at hand.
     for (int32_t word = 0; word < p_.plan.words_per_row; word += 32) {
       if (word > 0) walk.load(word);
       walk.for_each(word, produce);
     }
+  }
+
+  /// A work tile is announced before its tiles. With one buffer of Q the announcement waits for the output of the work
+  /// tile before, and so it comes after the first tile's K and V, which need not wait.
+  __device__ __forceinline__ void announce_early(const WorkTile& work, int64_t mask_offset) {
+    if (Traits::kQBuffers > 1 || work.tiles == 0) {
+      announce(work, mask_offset);
+    } else {
+      late_ = {work, mask_offset, true};
+    }
+  }
+  __device__ __forceinline__ void announce_late() {
+    if (Traits::kQBuffers > 1 || !late_.waits) return;
+    announce(late_.work, late_.mask_offset);
+    late_.waits = false;
   }
 
   /// Announces a work tile to the other roles, and loads its rows of Q if they will be read.
@@ -83,7 +100,8 @@ class Producer {
       shared_.mask_offset[slot] = mask_offset;
       if (work.tiles > 0) {
         ptx::arrive_expect(shared_.q_full[slot], Traits::kQBytes);
-        ptx::tma_load(shared_.q[slot], p_.q, shared_.q_full[slot], {work.row, 0, work.head, work.batch});
+        Blocks::template load<Traits::kQkBlocks, Traits::kRows>(shared_.q[slot], p_.q, shared_.q_full[slot],
+                                                                {work.row, 0, work.head, work.batch});
         executed_ += work.tiles;
       } else {
         ptx::arrive(shared_.q_full[slot]);
@@ -103,27 +121,45 @@ class Producer {
 
   __device__ __forceinline__ void load_tile(int32_t key_block, uint32_t classes, int32_t kv_head, int32_t batch) {
     const uint32_t stage = kv_ring_.stage();
-    const ptx::BoxOrigin at{KvSource::template row<Traits::kKeys>(key_block), 0, kv_head,
-                            KvSource::entry(p_, key_block, batch)};
-    delay<Role::kProducer>();
-    ptx::wait(shared_.k_empty[stage], kv_ring_.phase() ^ 1);
-    if (ptx::is_leader()) {
-      shared_.tile[stage] = Tile::make(key_block, classes);
-      ptx::arrive_expect(shared_.k_full[stage], Traits::kKBytes);
-      ptx::tma_load(shared_.k[stage], p_.k, shared_.k_full[stage], at);
+    const int32_t row = KvSource::template row<Traits::kKeys>(key_block), entry = KvSource::entry(p_, key_block, batch);
+#pragma unroll
+    for (int part = 0; part < Traits::kKParts; ++part) {
+      delay<Role::kProducer>();
+      ptx::wait(shared_.k_empty[stage][part], kv_ring_.phase() ^ 1);
+      if (ptx::is_leader()) {
+        if (part == 0) shared_.tile[stage] = Tile::make(key_block, classes);
+        ptx::arrive_expect(shared_.k_full[stage][part], Traits::kKPartBytes);
+        constexpr int kBlocks = Traits::kBlocksOfKPart;
+        Blocks::template load<kBlocks, Traits::kKeys>(shared_.k[stage] + part * kBlocks * Traits::kKeys * 64, p_.k,
+                                                      shared_.k_full[stage][part],
+                                                      {row, part * kBlocks, kv_head, entry});
+      }
     }
-    delay<Role::kProducer>();
-    ptx::wait(shared_.v_empty[stage], kv_ring_.phase() ^ 1);
-    if (ptx::is_leader()) {
-      ptx::arrive_expect(shared_.v_full[stage], Traits::kVBytes);
-      ptx::tma_load(shared_.v[stage], p_.v, shared_.v_full[stage], at);
+#pragma unroll
+    for (int part = 0; part < Traits::kVParts; ++part) {
+      const auto ring = ring_of_values<Traits>(kv_ring_.count, part);
+      delay<Role::kProducer>();
+      ptx::wait(shared_.v_empty[ring.stage()], ring.phase() ^ 1);
+      if (ptx::is_leader()) {
+        ptx::arrive_expect(shared_.v_full[ring.stage()], Traits::kVPartBytes);
+        constexpr int kKeys = Traits::kKeysOfVPart;
+        Blocks::template load<Traits::kVBlocks, kKeys>(shared_.v[ring.stage()], p_.v, shared_.v_full[ring.stage()],
+                                                       {row + part * kKeys, 0, kv_head, entry});
+      }
     }
     kv_ring_.advance();
   }
 
+  struct LateAnnouncement {
+    WorkTile work;
+    int64_t mask_offset;
+    bool waits;
+  };
+
   const Params& p_;
   Shared& shared_;
-  ptx::RingPosition<2> q_ring_;
+  LateAnnouncement late_{};
+  ptx::RingPosition<Traits::kQBuffers> q_ring_;
   ptx::RingPosition<Traits::kStages> kv_ring_;
   uint32_t executed_ = 0;
   uint32_t numbers_ = 0;  ///< of the warpgroups' next partial granules, modulo 4, where classes have them

@@ -6,7 +6,9 @@
 #include "backends/cuda/attention/element_mask.cuh"
 #include "backends/cuda/attention/fragments.cuh"
 #include "backends/cuda/attention/score.cuh"
+#include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/swizzle.cuh"
+#include "backends/cuda/ptx/tma.cuh"
 #include "backends/cuda/sm90/common/kv_source.cuh"
 #include "backends/cuda/sm90/forward/params.h"
 #include "backends/cuda/sm90/tile_config.h"
@@ -41,16 +43,23 @@ struct ForwardTraits {
   using Epilogue = typename Policies::Epilogue;
   using KvSource = typename Policies::KvSource;
   static constexpr ForwardTile kTile = find_tile(kForwardTiles, kHeadDim_, kHeadDimV_, kConsumers_);
-  static_assert(kHeadDim_ % 64 == 0 && kHeadDimV_ % 64 == 0, "Q, K and V are read in blocks of 64 columns");
+  static_assert(kHeadDim_ % 16 == 0 && kHeadDimV_ % 16 == 0, "a product's step, and a store's, has 16 columns");
+  static_assert(!kTile.one_copy || (kHeadDim_ % 64 == 0 && kHeadDimV_ % 64 == 0), "a copy fills blocks of 64 columns");
   static_assert(kHeadDimV_ <= kHeadDim_, "the output leaves through Q's buffer");
   static_assert(kTile.keys == 128, "a tile's keys are a granule's");
   static_assert(kTile.consumers <= 3, "a tile's code has the classes of three granules");
+  static_assert(kTile.q_buffers == 1 || kTile.q_buffers == 2);
+  static_assert(kTile.k_parts == 1 || (kTile.k_parts == 2 && kTile.overlap_from == 0), "another product is under way");
+  static_assert(kTile.v_parts == 1 || kTile.v_parts == 2, "P V runs by the halves of a tile's keys");
+  static_assert(kTile.v_slots >= kTile.v_parts, "a tile of V has to fit");
   static_assert(registers_fit(kTile.producer_registers, kTile.consumer_registers, kTile.consumers));
   static constexpr int kQkDim = kHeadDim_, kVDim = kHeadDimV_;
   static constexpr int kConsumers = kConsumers_;
   static constexpr int kRows = kTile.rows();
   static constexpr int kKeys = kTile.keys;
-  static constexpr int kStages = kTile.stages;
+  static constexpr int kQBuffers = kTile.q_buffers;
+  static constexpr int kStages = kTile.k_tiles, kKParts = kTile.k_parts;
+  static constexpr int kVSlots = kTile.v_slots, kVParts = kTile.v_parts;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kConsumerWarps = 4 * kConsumers;
   static constexpr int kProducerRegisters = kTile.producer_registers;
@@ -60,9 +69,16 @@ struct ForwardTraits {
   static constexpr int kMaskRows = kTile.mask_rows;
   static constexpr int kMaskParts = 64 / kMaskRows;
 
-  static constexpr uint32_t kQBytes = kRows * kQkDim * sizeof(Element);
-  static constexpr uint32_t kKBytes = kKeys * kQkDim * sizeof(Element);
-  static constexpr uint32_t kVBytes = kKeys * kVDim * sizeof(Element);
+  /// In shared memory rows lie in whole blocks of 64 columns.
+  static constexpr int kQkBlocks = (kQkDim + 63) / 64, kVBlocks = (kVDim + 63) / 64;
+  static constexpr int kBlocksOfKPart = kQkBlocks / kKParts, kKeysOfVPart = kKeys / kVParts;
+  static_assert(kQkBlocks % kKParts == 0);
+  using Blocks = ptx::Blocks<kTile.one_copy>;
+
+  static constexpr uint32_t kBlockRowBytes = 64 * sizeof(Element);
+  static constexpr uint32_t kQBytes = kRows * kQkBlocks * kBlockRowBytes;
+  static constexpr uint32_t kKPartBytes = kKeys * kBlocksOfKPart * kBlockRowBytes;
+  static constexpr uint32_t kVPartBytes = kKeysOfVPart * kVBlocks * kBlockRowBytes;
 
   /// What a consumer thread holds of its warpgroup's 64 rows: S, which becomes P, and O.
   using Scores = cuda::Accumulators<64, kKeys>;
@@ -97,21 +113,28 @@ struct Tile {
 template <typename Traits>
 struct SharedStorage {
   using Element = typename Traits::Element;
-  // Q is double-buffered: the next work tile's rows load while this one's are in use, and the output leaves through the
-  // rows' own buffer.
-  alignas(1024) Element q[2][Traits::kRows * Traits::kQkDim];
-  alignas(1024) Element k[Traits::kStages][Traits::kKeys * Traits::kQkDim];
-  alignas(1024) Element v[Traits::kStages][Traits::kKeys * Traits::kVDim];
-  uint64_t q_full[2], q_empty[2];
-  uint64_t k_full[Traits::kStages], k_empty[Traits::kStages];
-  uint64_t v_full[Traits::kStages], v_empty[Traits::kStages];
+  // Where there is room Q is double-buffered: the next work tile's rows load while this one's are in use, and the
+  // output leaves through the rows' own buffer.
+  alignas(1024) Element q[Traits::kQBuffers][Traits::kRows * Traits::kQkBlocks * 64];
+  alignas(1024) Element k[Traits::kStages][Traits::kKeys * Traits::kQkBlocks * 64];
+  alignas(1024) Element v[Traits::kVSlots][Traits::kKeysOfVPart * Traits::kVBlocks * 64];
+  uint64_t q_full[Traits::kQBuffers], q_empty[Traits::kQBuffers];
+  uint64_t k_full[Traits::kStages][Traits::kKParts], k_empty[Traits::kStages][Traits::kKParts];
+  uint64_t v_full[Traits::kVSlots], v_empty[Traits::kVSlots];
   /// Of each warpgroup's buffers for mask bits, for the parts of a granule that go through one.
   uint64_t mask_full[Traits::kConsumers][Traits::kMaskSlots][Traits::kMaskParts];
   uint64_t mask_empty[Traits::kConsumers][Traits::kMaskSlots][Traits::kMaskParts];
   cuda::MaskBits<Traits::kMaskRows> mask_bits[Traits::kConsumers][Traits::kMaskSlots];
-  WorkTile work[2];
-  int64_t mask_offset[2];  ///< of the work tiles' masks: elements of the column vectors, bytes of a dense mask
+  WorkTile work[Traits::kQBuffers];
+  int64_t mask_offset[Traits::kQBuffers];  ///< of the work tiles' masks: elements of the column vectors, bytes of a
+                                           ///< dense mask
   Tile tile[Traits::kStages];
 };
+
+/// Where a part of V of a tile lies, the tile being the producer's `tile`-th.
+template <typename Traits>
+__device__ __forceinline__ ptx::RingPosition<Traits::kVSlots> ring_of_values(uint32_t tile, int part) {
+  return {tile * Traits::kVParts + part};
+}
 
 }  // namespace flashmask::sm90

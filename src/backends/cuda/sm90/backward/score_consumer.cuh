@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "backends/cuda/common/delay.cuh"
+#include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/registers.cuh"
+#include "backends/cuda/ptx/tensor_core.cuh"
+#include "backends/cuda/ptx/wgmma.cuh"
+#include "backends/cuda/sm90/backward/params.h"
+#include "backends/cuda/sm90/backward/row_bias.cuh"
+#include "backends/cuda/sm90/backward/traits.cuh"
+
+namespace flashmask::sm90::bwd {
+
+/// What all consumers do alike, one warpgroup of them: they follow the announced tiles, and of those compute the scores
+/// of their 64 keys and Traits::kScoreRows rows, key-major, P = exp2(S scale log2(e)) and dS = P dP.
+/// What leaves goes through an Outgoing.
+template <typename Traits, typename Outgoing>
+class ScoreConsumer {
+ public:
+  using Shared = SharedStorage<Traits>;
+  using Element = typename Traits::Element;
+  using Params = typename Traits::Params;
+
+  __device__ __forceinline__ ScoreConsumer(const Params& p, Shared& shared, uint32_t warpgroup)
+      : p_(p),
+        shared_(shared),
+        warpgroup_(warpgroup),
+        staging_(p, shared, warpgroup),
+        base_(ptx::shared_address(&shared) >> 4),
+        warp_(ptx::uniform(threadIdx.x / 32 % 4)) {}
+
+ protected:
+  using Scores = typename Traits::Scores;
+  using PackedScores = typename Traits::PackedScores;
+  using Score = typename Traits::Score;
+  using Swizzle = ptx::Swizzle128;
+  static constexpr int kScores = sizeof(Scores) / sizeof(float);
+  /// A matrix in shared memory as an operand: see ptx::MatrixDescriptor. The variable part is added last and in units
+  /// of 16 bytes, so that it takes one instruction on the way to a tile's first product.
+  struct Operand {
+    uint32_t low;
+    __device__ __forceinline__ uint64_t at(uint32_t bytes) const {
+      return ptx::MatrixDescriptor(0, 0).at(0) | (low + (bytes >> 4));
+    }
+  };
+  __device__ __forceinline__ Operand operand(uint32_t offset, uint32_t leading_bytes = 16, uint32_t index = 0,
+                                             uint32_t bytes = 0) const {
+    return {base_ + ((offset >> 4) | leading_bytes >> 4 << 16) + index * (bytes >> 4)};
+  }
+
+  /// Bits of phases_: the parity that the next wait is for. One register for all of them.
+  enum Phase : uint32_t { kWorkTile, kDq, kMask };  // and one for each stage after kMask
+  __device__ __forceinline__ uint32_t take_phase(uint32_t which) {
+    const uint32_t phase = phases_ >> which & 1;
+    phases_ ^= 1u << which;
+    return phase;
+  }
+
+  /// The parity of dq_empty's phase that ends when the staging tiles are free.
+  __device__ __forceinline__ uint32_t dq_phase() const { return ~phases_ >> kDq & 1; }
+
+  /// Waits for the next tile and returns its flags, which every lane reads for itself: that is faster than to pass them
+  /// on. The slot is not overwritten before all of them have arrived at scores_full.
+  __device__ __forceinline__ uint32_t next_tile() {
+    delay<Role::kConsumer>();
+    ptx::wait(shared_.q_full[ring_.stage()], ring_.phase());
+    return shared_.tile[ring_.stage()].flags;
+  }
+
+  /// The warpgroup's keys and rows of the tile: each has all rows of its own keys, or its own rows of all keys.
+  __device__ __forceinline__ uint32_t first_key() const { return Traits::kOwnKeys ? warpgroup_ * 64 : 0; }
+  __device__ __forceinline__ uint32_t first_row() const {
+    return Traits::kOwnKeys ? 0 : warpgroup_ * Traits::kScoreRows;
+  }
+
+  /// The warpgroup's keys of K or V, at `keys`, times its rows, whose operand is `b`, with their bias. A score that is
+  /// more than the product gets its bias later.
+  template <Bias kBias, int kDim>
+  __device__ __forceinline__ void issue_scores(Scores& s, uint32_t keys, Operand b) const {
+    constexpr bool kBiased = kBias == Bias::kGradient || Score::kFoldsLse;
+    const Operand a = operand(keys + first_key() * Swizzle::kRow);
+    uint32_t biases = (base_ << 4) + offsetof(Shared, biases) + ring_.stage() * Traits::kBiasBytes;
+    if constexpr (!Traits::kOwnKeys) biases += warpgroup_ * Traits::kScoreRows * sizeof(RowBias);
+    const BiasStep<kBias, Traits::kScoreRows> bias(biases);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kDim / 16; ++step) {
+      ptx::wgmma_ss<Element, Traits::kScoreRows, ptx::Major::kInner, ptx::Major::kInner>(
+          s, a.at(Swizzle::step_along_row(step, Traits::kKeys)), b.at(Swizzle::step_along_row(step, Traits::kRows)),
+          step > 0);
+    }
+    if constexpr (kBiased) bias.issue(s);
+    ptx::wgmma_commit();
+  }
+
+  /// Turns the products K Q^T into scores with the rows' bias, and multiplies dP by their derivatives.
+  __device__ __forceinline__ void take_scores(Scores& s, Scores& dp) const {
+    const QueryTile& query = shared_.tile[ring_.stage()].query;
+    const Score score(p_, query.batch, query.head);
+    const RowBias* biases = shared_.biases[ring_.stage()] + first_row() + 2 * (ptx::lane() % 4);
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      const float transformed = score.transform(s[i]);
+      dp[i] *= score.gradient(transformed);
+      s[i] = transformed + score_bias(biases[i / 4 * 8 + i % 2]);
+    }
+  }
+
+  /// P = exp2(S scale log2(e)), 0 where hidden. The early exponentials stand in both branches, where the compiler has
+  /// to leave them, beside dP's product; the others it mixes with what follows that.
+  __device__ __forceinline__ void take_probabilities(Scores& s, bool partial) {
+    constexpr int kEarly = Traits::kEarlyScores;
+#pragma unroll
+    for (float& score : s) score *= p_.scale_log2;
+    if (partial) {
+      hide(s);
+      exponentiate<0, kEarly>(s);
+    } else {
+      exponentiate<0, kEarly>(s);
+    }
+    exponentiate<kEarly, kScores>(s);
+  }
+  template <int kBegin, int kEnd>
+  __device__ __forceinline__ static void exponentiate(Scores& s) {
+#pragma unroll
+    for (int i = kBegin; i < kEnd; ++i) s[i] = ptx::exp2_approx(s[i]);
+  }
+
+  /// Makes the scores of hidden elements -inf: a thread's are of two keys.
+  __device__ __forceinline__ void hide(Scores& s) {
+    delay<Role::kConsumer>();
+    ptx::wait(shared_.mask_full[ring_.stage()], take_phase(kMask + ring_.stage()));
+    const uint32_t key = first_key() + warp_ * 16 + ptx::lane() / 4, shift = 8 * (ptx::lane() % 4);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const ColumnBits<Traits::kRows> bits = shared_.mask_bits[ring_.stage()][key + 8 * half];
+#pragma unroll
+      for (int word = 0; word < Traits::kScoreRows / 32; ++word) {
+        uint32_t visible;
+        if constexpr (Traits::kOwnKeys) {
+          visible = bits.word[word] >> shift;
+        } else {
+          visible = bits.word[warpgroup_] >> shift;
+        }
+#pragma unroll
+        for (int n = 0; n < 8; ++n) ptx::hide_unless(visible & 1u << n, s[16 * word + n / 2 * 4 + 2 * half + n % 2]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ static void pack(const Scores& s, PackedScores& packed) {
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) packed[i / 4][i % 4] = ptx::pack<Element>(s[2 * i], s[2 * i + 1]);
+  }
+
+  /// dS = P dP.
+  __device__ __forceinline__ static void take_score_gradients(const Scores& p, const Scores& dp, PackedScores& ds) {
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i)
+      ds[i / 4][i % 4] = ptx::pack<Element>(p[2 * i] * dp[2 * i], p[2 * i + 1] * dp[2 * i + 1]);
+  }
+
+  /// Waits for the other warpgroup. An mbarrier would wake the warps later.
+  template <NamedBarrier kFirstBarrier>
+  __device__ __forceinline__ void sync_consumers() const {
+    static_assert(Traits::kConsumers == 2);
+    ptx::named_barrier_arrive(kFirstBarrier + warpgroup_, 256);
+    ptx::named_barrier_sync(kFirstBarrier + 1 - warpgroup_, 256);
+  }
+
+  /// Puts P or dS in shared memory, query-major, from `to` on.
+  __device__ __forceinline__ void write(const PackedScores& scores, uint32_t to) const {
+    const uint32_t row = ptx::lane() % 8 + ptx::lane() / 16 * 8, chunk = warp_ * 2 + ptx::lane() / 8 % 2;
+    to += row * Swizzle::kRow;
+#pragma unroll
+    for (int step = 0; step < Traits::kScoreRows / 16; ++step) {
+      ptx::stmatrix_x4_transposed(to + step * Swizzle::kStepDownRows + Swizzle::chunk(row, chunk), scores[step][0],
+                                  scores[step][1], scores[step][2], scores[step][3]);
+    }
+  }
+
+  const Params& p_;
+  Shared& shared_;
+  const uint32_t warpgroup_;
+  const Outgoing staging_;
+  const uint32_t base_;  ///< of shared memory, in units of 16 bytes
+  const uint32_t warp_;  ///< of the warpgroup
+  ptx::RingPosition<Traits::kStages> ring_;
+  uint32_t phases_ = 0;
+};
+
+}  // namespace flashmask::sm90::bwd

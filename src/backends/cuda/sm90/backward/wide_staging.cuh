@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "backends/cuda/common/delay.cuh"
+#include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/registers.cuh"
+#include "backends/cuda/ptx/tma.cuh"
+#include "backends/cuda/sm90/backward/params.h"
+#include "backends/cuda/sm90/backward/staging_tile.cuh"
+#include "backends/cuda/sm90/backward/wide_traits.cuh"
+
+namespace flashmask::sm90::bwd {
+
+/// A wide kernel's consumer's staging tile, as one of its warps sees it: the warp's slab of it is its own.
+template <typename Traits>
+class WideStaging {
+ public:
+  using Shared = SharedStorage<Traits>;
+  using Element = typename Traits::Element;
+  using Params = typename Traits::Params;
+
+  __device__ __forceinline__ WideStaging(const Params& p, Shared& shared, uint32_t warpgroup)
+      : p_(p), shared_(shared), warpgroup_(warpgroup), warp_(ptx::uniform(threadIdx.x / 32 % 4)) {}
+
+  /// Waits until what this warp has stored is in memory.
+  __device__ __forceinline__ static void wait_stored() {
+    if (ptx::is_leader()) ptx::bulk_wait();
+  }
+
+  /// Hands a block of dq to the store warp.
+  __device__ __forceinline__ void store_dq(const cuda::Accumulators<64, 64>& dq, uint32_t phase) const {
+    wait(phase);
+    SlabTile::template write_fragments<8>(dq, slab());
+    ptx::arrive_once(shared_.dq_full[warpgroup_]);
+  }
+
+  /// Stores the warp's 16 keys of dk or dv, blocks of 64 columns from block number `first` on: as rows times `factor`
+  /// or, in fp32, as the work tile's part `part` of them.
+  template <int kDim, int kValues>
+  __device__ __forceinline__ void store_keys(const CUtensorMap& map, const float (&gradients)[kValues], float factor,
+                                             const ptx::BoxOrigin& at, float* part, uint32_t phase) const {
+    if constexpr (Traits::kSplit) {
+      store_part<kDim>(gradients, at.block, part, phase);
+    } else {
+      wait(phase);
+      SlabTile::write_rows(gradients, factor, slab());
+      SlabTile::template store<false, 2 * kValues>(map, at, p_.seqlen_k, slab());
+    }
+  }
+
+ private:
+  using SlabTile = bwd::SlabTile<Element>;
+
+  __device__ __forceinline__ float* slab() const {
+    return shared_.staging[warpgroup_] + static_cast<int>(warp_) * Traits::kStagingFloats;
+  }
+  /// Waits until the slab may be overwritten.
+  __device__ __forceinline__ void wait(uint32_t phase) const {
+    if (ptx::is_leader()) ptx::bulk_wait_read();
+    delay<Role::kConsumer>();
+    ptx::wait(shared_.dq_empty[warpgroup_], phase);
+    __syncwarp();
+  }
+
+  template <int kDim, int kValues>
+  __device__ __forceinline__ void store_part(const float (&gradients)[kValues], int first, float* part,
+                                             uint32_t phase) const {
+    using Part = KeyFragments<Traits::kKeys, kDim>;
+    float* to = part + static_cast<int>(warp_) * Part::kSlabFloats + first * Part::kBlockFloats;
+#pragma unroll
+    for (int block = 0; block < kValues / 32; ++block) {
+      wait(phase);
+      SlabTile::template write_fragments<8>(gradients + 32 * block, slab());
+      __syncwarp();
+      delay<Role::kStore>();
+      if (!ptx::is_leader()) continue;
+      ptx::bulk_store(to + block * Part::kBlockFloats, slab(), Part::kBlockFloats * sizeof(float));
+      ptx::bulk_commit();
+    }
+  }
+
+  const Params& p_;
+  Shared& shared_;
+  const uint32_t warpgroup_;
+  const uint32_t warp_;  ///< of the warpgroup
+};
+
+}  // namespace flashmask::sm90::bwd

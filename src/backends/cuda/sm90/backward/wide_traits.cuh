@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "backends/cuda/sm90/backward/traits.cuh"
+
+namespace flashmask::sm90::bwd {
+
+/// As BackwardTraits, of a wide row of kBackwardTiles: both consumers have the same 64 keys, half of a plan's block. Of
+/// a tile's scores each has 32 rows; of dk, dv and dq it has some blocks of 64 columns.
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_, bool kSplit_ = false,
+          typename Policies = BackwardPolicies<>>
+struct WideTraits {
+  using Element = Element_;
+  using Params = typename Policies::Params;
+  using Score = typename Policies::Score;
+  using KvSource = typename Policies::KvSource;
+  static constexpr BackwardTile kTile = find_tile(kBackwardTiles, kHeadDim_, kHeadDimV_, kConsumers_);
+  static constexpr bool kWide = true;
+  static_assert(kTile.wide && !kTile.alternate && !kTile.one_code && !kTile.one_copy);
+  static_assert(kHeadDim_ % 64 == 0 && kHeadDimV_ % 64 == 0, "the consumers divide columns by blocks of 64");
+  static_assert(kHeadDim_ >= 128 && kHeadDim_ <= 256 && kHeadDimV_ >= 128 && kHeadDimV_ <= 256,
+                "each has one or two blocks of a matrix");
+  static_assert(kConsumers_ == 2 && kTile.rows == 64);
+  static_assert(registers_fit(kTile.helper_registers, kTile.consumer_registers, kTile.consumers));
+  static constexpr int kQkDim = kHeadDim_, kVDim = kHeadDimV_;
+  static constexpr int kQkColumns = kQkDim, kVColumns = kVDim;
+  static constexpr bool kOneCopy = false, kOneCode = false, kSplit = kSplit_;
+  static constexpr int kConsumers = kConsumers_;
+  static constexpr int kRows = kTile.rows;
+  static constexpr int kKeys = kTile.keys();
+  static constexpr int kGranules = 1;
+  static constexpr bool kOwnKeys = false;
+  static constexpr int kScoreRows = kRows / kConsumers;
+  static constexpr int kStages = kTile.stages, kDoutStages = kTile.dout_stages;
+  static constexpr int kEndings = 1;  ///< each role follows all stages
+  static constexpr int kKeyTilesOfBlock = 2;
+  static constexpr int kDqPieces = kConsumers;  ///< the columns of each consumer
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kConsumerWarps = 4 * kConsumers;
+  static constexpr int kEarlyScores = kScoreRows / 4;
+  static constexpr int kHelperRegisters = kTile.helper_registers, kConsumerRegisters = kTile.consumer_registers;
+
+  static constexpr uint32_t kQBytes = kRows * kQkDim * sizeof(Element);
+  static constexpr uint32_t kDoutBytes = kRows * kVDim * sizeof(Element);
+  static constexpr uint32_t kKBytes = kKeys * kQkDim * sizeof(Element);
+  static constexpr uint32_t kVBytes = kKeys * kVDim * sizeof(Element);
+  static constexpr uint32_t kBiasBytes = kRows * sizeof(RowBias);
+  static constexpr uint32_t kScoreBytes = kRows * kKeys * sizeof(Element);
+  static constexpr int kStagingFloats = 16 * 64;
+
+  using Scores = cuda::Accumulators<64, kScoreRows>;
+  using PackedScores = cuda::PackedFragments<kScoreRows>;
+};
+
+/// Of a matrix of kColumns columns the blocks of 64 that a consumer has. Where they are odd in number, the first one
+/// has more of dv and dq, the second one more of dk.
+template <int kColumns, uint32_t kWarpgroup, bool kFirstHasMore>
+struct ColumnShare {
+  static constexpr int kBlocks = kColumns / 64, kOfFirst = kFirstHasMore ? (kBlocks + 1) / 2 : kBlocks / 2;
+  static constexpr int kBegin = kWarpgroup == 0 ? 0 : kOfFirst,
+                       kCount = kWarpgroup == 0 ? kOfFirst : kBlocks - kOfFirst;
+};
+template <typename Traits, uint32_t kWarpgroup>
+using DvShare = ColumnShare<Traits::kVDim, kWarpgroup, true>;
+template <typename Traits, uint32_t kWarpgroup>
+using DkShare = ColumnShare<Traits::kQkDim, kWarpgroup, false>;
+template <typename Traits, uint32_t kWarpgroup>
+using DqShare = ColumnShare<Traits::kQkDim, kWarpgroup, true>;
+
+template <typename Traits>
+  requires Traits::kWide
+struct SharedStorage<Traits> {
+  using Element = typename Traits::Element;
+  alignas(1024) Element k[Traits::kKeys * Traits::kQkDim];
+  alignas(1024) Element v[Traits::kKeys * Traits::kVDim];
+  alignas(1024) Element q[Traits::kStages][Traits::kRows * Traits::kQkDim];
+  alignas(1024) Element dout[Traits::kDoutStages][Traits::kRows * Traits::kVDim];
+  /// P and dS, [rows, keys]. Each has the stages of what it is multiplied with, so that it is not overwritten before
+  /// both consumers have released that.
+  alignas(1024) Element p[Traits::kDoutStages][Traits::kRows * Traits::kKeys];
+  alignas(1024) Element ds[Traits::kStages][Traits::kRows * Traits::kKeys];
+  /// For each consumer a block of its dq, or of each of its warps 16 rows of dk or dv, on their way out.
+  alignas(1024) float staging[Traits::kConsumers][4 * Traits::kStagingFloats];
+  alignas(128) RowBias biases[Traits::kStages][Traits::kRows];
+  ColumnBits<Traits::kRows> mask_bits[Traits::kStages][Traits::kKeys];
+  ColumnBounds<Traits::kKeys> bounds;  ///< of the current work tile; the mask warp's own
+  Tile tile[Traits::kStages];
+  uint64_t tile_full[Traits::kStages], mask_full[Traits::kStages];
+  uint64_t scores_full[Traits::kStages];  ///< P and dS are written, and all consumer lanes have read the announcement
+  uint64_t q_full[Traits::kStages], q_empty[Traits::kStages];
+  uint64_t dout_full[Traits::kDoutStages], dout_empty[Traits::kDoutStages];  ///< with the first tile, V too
+  uint64_t dq_full[Traits::kConsumers], dq_empty[Traits::kConsumers];
+  uint64_t k_full, kv_empty;
+};
+
+}  // namespace flashmask::sm90::bwd
