@@ -173,7 +173,8 @@ def checks(rows, op="fwd"):
         if len(present) > 1:
             found += v3_checks(rows, head_dim, present, each, mean, f"d={head_dim} all")
     for r in rows:
-        if r["cudnn"] and CUDNN_BARS[op] and r["seqlen"] in CUDNN_SEQLENS and r["mask"] in ("full", "causal"):
+        barred = r["head_dim"] in CUDNN_BARS[op] and r["seqlen"] in CUDNN_SEQLENS and r["mask"] in ("full", "causal")
+        if r["cudnn"] and barred:
             found.append(
                 check(
                     f"d={r['head_dim']} S={r['seqlen']} {r['mask']}: over cuDNN",

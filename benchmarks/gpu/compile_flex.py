@@ -28,9 +28,10 @@ def compile_cell(cell):
     from paper_gpu import FlexPeer, to_device
 
     label = f"{cell.op} {cell.label}"
+    dim, dim_v = cell.head_dim, cell.head_dim_v
     inputs = [
-        torch.randn((cell.batch, heads, cell.seqlen, cell.head_dim), dtype=torch.bfloat16, device="cuda")
-        for heads in (cell.heads, cell.heads_kv, cell.heads_kv, cell.heads)
+        torch.randn((cell.batch, heads, cell.seqlen, width), dtype=torch.bfloat16, device="cuda")
+        for heads, width in ((cell.heads, dim), (cell.heads_kv, dim), (cell.heads_kv, dim_v), (cell.heads, dim_v))
     ]
     mask_mod = flex_mask(cell.mask, cell.seqlen, to_device)
     try:
@@ -64,7 +65,12 @@ def cells_of(arguments):
         for seqlen, head_dim, op in shapes
         for cell in paper.cells_of(
             argparse.Namespace(
-                op=op, head_dim=head_dim, seqlen=seqlen, masks=arguments.masks, heads_kv=arguments.heads_kv
+                op=op,
+                head_dim=head_dim,
+                head_dim_v=head_dim,
+                seqlen=seqlen,
+                masks=arguments.masks,
+                heads_kv=arguments.heads_kv,
             )
         )
     ]

@@ -25,7 +25,8 @@ CONTENDERS = {
 }
 ON_REQUEST = ("fa2",)
 NO_PEERS = ("ours", "plan", "matmul")
-PRODUCTS = {"fwd": 2, "bwd": 5}  # of matrices, each 2 B H S^2 d over what is visible
+# Of matrices, each 2 B H S^2 d over what is visible: how many have head_dim for d, and how many head_dim_v.
+PRODUCTS = {"fwd": (1, 1), "bwd": (3, 2)}
 # Current models: 32 query heads for 8 key heads at head dim 128, 64 for 8 at 64.
 GROUPED_HEADS_KV = 8
 GROUPED_MASKS = ("full", "causal", "causal_document", "document", "shared_question")
@@ -34,13 +35,16 @@ GROUPED_MASKS = ("full", "causal", "causal_document", "document", "shared_questi
 class Cell:
     """One mask at one shape, and what of it needs no GPU."""
 
-    def __init__(self, mask, seqlen, head_dim, op="fwd", heads_kv=None, tokens=TOKENS, hidden=HIDDEN):
+    def __init__(self, mask, seqlen, head_dim, op="fwd", heads_kv=None, tokens=TOKENS, hidden=HIDDEN, head_dim_v=None):
         self.op, self.mask, self.seqlen, self.head_dim = op, mask, seqlen, head_dim
+        self.head_dim_v = head_dim_v or head_dim
         self.batch, self.heads = tokens // seqlen, hidden // head_dim
         self.heads_kv = heads_kv or self.heads
         self.indices, self.causal = paper_masks.paper_mask(mask, seqlen)
         self.live = tile_count.live_share(self.indices, self.causal, seqlen)
-        self.flop = 2 * PRODUCTS[op] * self.batch * self.heads * seqlen * seqlen * head_dim * self.live
+        of_qk, of_v = PRODUCTS[op]
+        columns = of_qk * self.head_dim + of_v * self.head_dim_v
+        self.flop = 2 * columns * self.batch * self.heads * seqlen * seqlen * self.live
 
     @property
     def group(self):
@@ -50,12 +54,13 @@ class Cell:
     @property
     def label(self):
         grouped = f" {self.heads}/{self.heads_kv} heads" if self.group > 1 else ""
-        return f"d={self.head_dim} S={self.seqlen}{grouped} {self.mask}"
+        dims = f"{self.head_dim}/{self.head_dim_v}" if self.head_dim_v != self.head_dim else self.head_dim
+        return f"d={dims} S={self.seqlen}{grouped} {self.mask}"
 
     def case(self):
         """What the receipt's case says of the cell before anything was measured."""
         sizes = self.head_dim, self.seqlen, self.batch, self.heads, self.heads_kv
-        return {"arch": "sm90", **case_of(self.op, *sizes, self.mask), "live": self.live}
+        return {"arch": "sm90", **case_of(self.op, *sizes, self.mask, head_dim_v=self.head_dim_v), "live": self.live}
 
     def weight(self):
         """About how long it takes, for progress: seconds of compilation and the work."""
@@ -171,9 +176,10 @@ def measured(cell, make, arguments):
 def cells_of(arguments):
     """Those asked for; by default every mask with as many key heads as query heads, then some with grouped ones."""
     heads = HIDDEN // arguments.head_dim
-    heads_kv = arguments.heads_kv or ((heads,) if arguments.masks else (heads, GROUPED_HEADS_KV))
+    grouped = () if arguments.masks or heads % GROUPED_HEADS_KV else (GROUPED_HEADS_KV,)
+    heads_kv = arguments.heads_kv or (heads, *grouped)
     return [
-        Cell(mask, arguments.seqlen, arguments.head_dim, arguments.op, n)
+        Cell(mask, arguments.seqlen, arguments.head_dim, arguments.op, n, head_dim_v=arguments.head_dim_v)
         for n in heads_kv
         for mask in arguments.masks or (paper_masks.NAMES if n == heads else GROUPED_MASKS)
     ]
@@ -225,6 +231,7 @@ def numbers(text):
 def add_arguments(parser):
     parser.add_argument("--op", choices=tuple(CONTENDERS), default="fwd", help="the forward or the backward pass")
     parser.add_argument("--head-dim", type=int, default=128, help="one that the library has kernels of")
+    parser.add_argument("--head-dim-v", type=int, help="default: as --head-dim")
     parser.add_argument(
         "--seqlen", type=int, default=8192, help="8192, 32768 or 131072; any multiple of 128 that divides 131072"
     )
@@ -258,4 +265,5 @@ def check_arguments(arguments):
     if wrong := [n for n in arguments.heads_kv or [] if n < 1 or heads % n]:
         sys.exit(f"--heads-kv has {wrong[0]}; it must divide the query heads, {heads}")
     arguments.contenders = [n for n in known if n in {"ours", "plan", *asked}]
-    arguments.what = f"{arguments.op}-d{arguments.head_dim}-dv{arguments.head_dim}-{arguments.seqlen // 1024}k"
+    arguments.head_dim_v = arguments.head_dim_v or arguments.head_dim
+    arguments.what = f"{arguments.op}-d{arguments.head_dim}-dv{arguments.head_dim_v}-{arguments.seqlen // 1024}k"

@@ -126,8 +126,8 @@ class GpuCell:
         self.cell, self.arguments = cell, arguments
         self.seed = zlib.crc32(f"{cell.mask} {cell.seqlen} {cell.head_dim} {cell.heads_kv}".encode())
         torch.manual_seed(self.seed)
-        heads = cell.heads, cell.heads_kv, cell.heads_kv
-        shapes = [(cell.batch, cell.seqlen, n, cell.head_dim) for n in heads]
+        widths = (cell.heads, cell.head_dim), (cell.heads_kv, cell.head_dim), (cell.heads_kv, cell.head_dim_v)
+        shapes = [(cell.batch, cell.seqlen, *width) for width in widths]
         self.q, self.k, self.v = (torch.randn(shape, dtype=torch.bfloat16, device="cuda") for shape in shapes)
         self.mask = device_mask(cell.indices, cell.causal, cell.seqlen)
         self.plan = Plan(self.mask)

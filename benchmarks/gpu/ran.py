@@ -8,13 +8,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import receipts  # noqa: E402
 
 
-def case_of(op, head_dim, seqlen, batch, heads, heads_kv=None, mask="full", dtype="bfloat16"):
+def case_of(op, head_dim, seqlen, batch, heads, heads_kv=None, mask="full", dtype="bfloat16", head_dim_v=None):
     """A case as receipts have it, as far as it decides which kernels run."""
     return {
         "op": op,
         "mask": mask,
         "head_dim": head_dim,
-        "head_dim_v": head_dim,
+        "head_dim_v": head_dim_v or head_dim,
         "seqlen": seqlen,
         "batch": batch,
         "heads": heads,

@@ -58,6 +58,16 @@ def test_by_default_all_masks_and_five_with_grouped_heads(dry_run, head_dim, hea
     ]
 
 
+def test_head_dims_of_their_own_for_q_and_v(dry_run):
+    """21 heads of 192 are no multiple of 8 key heads: none are grouped."""
+    made = dry_run("--head-dim", "192", "--head-dim-v", "128", "--op", "bwd")
+    assert made["what"] == "bwd-d192-dv128-8k" and made["tests"] == {"passed": 12, "failed": 0}
+    assert {(c["head_dim"], c["head_dim_v"], c["heads"], c["heads_kv"]) for c in made["cases"]} == {(192, 128, 21, 21)}
+    of_both = paper.Cell("full", 8192, 192, "bwd", head_dim_v=128)
+    assert of_both.flop == 2 * (3 * 192 + 2 * 128) * of_both.batch * 21 * 8192**2
+    assert "d=192/128 " in of_both.label
+
+
 @pytest.mark.parametrize(
     "words, expected",
     [
@@ -118,7 +128,9 @@ def test_flex_is_compiled_for_the_cells_that_are_measured():
     import compile_flex
 
     arguments = compile_flex.parse_arguments(["--op", "fwd", "--head-dims", "64", "--seqlens", "8192"])
-    measured = paper.cells_of(argparse.Namespace(op="fwd", head_dim=64, seqlen=8192, masks=None, heads_kv=None))
+    measured = paper.cells_of(
+        argparse.Namespace(op="fwd", head_dim=64, head_dim_v=64, seqlen=8192, masks=None, heads_kv=None)
+    )
     assert [cell.label for cell in compile_flex.cells_of(arguments)] == [cell.label for cell in measured]
 
 
