@@ -142,7 +142,8 @@ struct KernelInfo {
   int threads = 0, shared_bytes = 0;  ///< of a block: threads, and the dynamic shared memory that it is launched with
 };
 /// Every GPU kernel in this build, whatever this machine can run; empty in a build without CUDA. The one list of what
-/// is supported: a backend takes the element types and head dims that it has kernels of.
+/// is supported: a backend takes the element types that it has kernels of, and head dims up to those of a kernel
+/// (multiples of 8, see Explanation::padding_share).
 FLASHMASK_API std::vector<KernelInfo> kernels();
 /// {"kernels": [{"id", "arch", "symbol", "op", "dtype", "head_dim", "head_dim_v", "tile": {"rows", "keys"}, "threads",
 /// "shared_bytes"}, ...]}; dtype is null where there is none.

@@ -208,7 +208,8 @@ def _alternatives(call):
     if call.q.dtype not in ("bfloat16", "float16"):
         yield "cast query, key and value to bfloat16", lambda c: c.map(lambda x: replace(x, dtype="bfloat16"))
     longest = max(call.q.shape[3], call.v.shape[3])
-    for dim in _head_dims():
+    # The kernels take multiples of 8 between their own, too.
+    for dim in sorted({-(-longest // 8) * 8, *_head_dims()}):
         if dim >= longest and {call.q.shape[3], call.v.shape[3]} != {dim}:
             yield (
                 f"pad head_dim with zeros to {dim}, "

@@ -137,7 +137,6 @@ def test_rows_that_see_nothing(rng):
     assert all(jnp.isfinite(x).all() for x in (dq, dk, dv))
 
 
-@pytest.mark.skipif(ON_GPU, reason="the GPU's kernels have one head dim for all")
 def test_values_of_another_head_dim(rng):
     q, k, v = inputs(rng, head_dim=32)
     out = dot_product_attention(q, k, v[..., :24], is_causal=True)

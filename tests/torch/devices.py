@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device that the tests run on, FLASHMASK_TEST_DEVICE (cpu), and what its backend takes.
 
-On CUDA that is bfloat16 and float16, head dims 64 and 128, the same for v. What is about host memory runs there too.
+On CUDA that is bfloat16 and float16, and tests of any head dim take 64. What is about host memory runs there too.
 """
 
 import os
@@ -26,7 +26,7 @@ def cpu_only(reason):
 
 
 def head_dims(*dims):
-    """Head dims that the device takes: `dims` on the CPU, 64 for each of them on CUDA."""
+    """`dims` on the CPU, 64 for each of them on CUDA, which both directions take."""
     return tuple(64 for _ in dims) if ON_CUDA else dims
 
 
