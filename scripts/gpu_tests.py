@@ -30,16 +30,16 @@ import ran  # noqa: E402
 import receipts  # noqa: E402
 
 TAIL = 3000
-# The last one measures the host's time, and runs alone.
+# Those of BESIDE take longest and begin first; the last one measures the host's time, and runs alone.
 STEPS = (
+    "torch",
+    "jax",
     "programs",
     "forward",
     "backward",
     "refused",
     "verify",
     "pytest",
-    "torch",
-    "jax",
     "stress",
     "sanitize",
     "overhead",
@@ -485,14 +485,14 @@ def parse_arguments():
 
 def run_steps(session, arguments, carry):
     steps = {
+        "torch": lambda: run_torch(session, carry, arguments.pytest_words if arguments.only else []),
+        "jax": lambda: run_jax(session, carry, arguments.pytest_words if arguments.only else []),
         "programs": lambda: run_programs(session, carry),
         "forward": lambda: run_cases(session, carry, "forward"),
         "backward": lambda: run_cases(session, carry, "backward"),
         "refused": lambda: run_refused(session, carry),
         "verify": lambda: run_verify(session, carry, arguments.cases, arguments.covering),
         "pytest": lambda: run_pytest(session, "pytest", arguments.pytest_words, 120),
-        "torch": lambda: run_torch(session, carry, arguments.pytest_words if arguments.only else []),
-        "jax": lambda: run_jax(session, carry, arguments.pytest_words if arguments.only else []),
         "stress": lambda: run_stress(session, carry, arguments.stress_library, arguments.stress_links),
         "sanitize": lambda: run_sanitizers(session, carry, arguments.sanitize_seconds),
         "overhead": lambda: run_overhead(session, carry),
