@@ -81,7 +81,7 @@ def test_large_shapes(seqlen_q, seqlen_k, dim):
 @dims
 def test_more_than_two_to_the_31_elements(dim):
     """Rows and keys near both ends of tensors whose offsets do not fit 32 bits, under a narrow window."""
-    heads, seqlen, left, size = 16384 // dim, 140000, 127, 600
+    heads, seqlen, left, size = 16 * -(-1024 // dim), 140000, 127, 600
     assert heads * seqlen * dim > 2**31
     case = Case(seqlen, seqlen, heads=heads, heads_kv=heads // 16, dim=dim, causal=True, window=(left, -1))
     generator = torch.Generator(device=DEVICE).manual_seed(0)

@@ -5,6 +5,8 @@ Needs FLASHMASK_TEST_DEVICE=cuda. Streams, graphs and several devices: test_cuda
 test_cuda_masks.py.
 """
 
+import time
+
 import pytest
 import torch
 from cuda_checks import BACKWARD, FORWARD, GROUPED_BACKWARD, PLAN, assert_runs, bounds_of, profiled
@@ -135,14 +137,19 @@ def test_layouts_give_the_same_bits():
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_calls_leave_no_memory_behind(requires_grad):
     inputs, bounds = [x.requires_grad_(requires_grad) for x in tensors()], bounds_of()
+
+    def allocated():
+        time.sleep(0.1)  # autograd's thread lets go of the last node after the call has returned
+        return torch.cuda.memory_allocated(DEVICE)
+
     before = None
     for _ in range(20):
         out = flashmask_attention(*inputs, bounds, causal=True)
         if requires_grad:
             torch.autograd.grad(out.sum(), inputs)
         del out
-        before = torch.cuda.memory_allocated(DEVICE) if before is None else before
-    assert torch.cuda.memory_allocated(DEVICE) == before
+        before = allocated() if before is None else before
+    assert allocated() == before
 
 
 @pytest.fixture
@@ -194,7 +201,7 @@ def test_few_ctas_give_the_same_bits():
             lambda q, k, v: (q, k, torch.nn.functional.pad(v, (1, 7))[..., 1:65]),
             "v's address is not a multiple of 16 bytes",
         ),
-        (lambda q, k, v: (q, k, torch.cat((v, v), 3)), "head_dim 64 with head_dim_v 128 is not taken"),
+        (lambda q, k, v: (q, k, v[..., :36].contiguous()), "head_dim 64 with head_dim_v 36 is not taken"),
     ],
 )
 def test_strides_and_dims_that_are_not_taken(change, text):

@@ -101,12 +101,14 @@ constexpr Tile find_tile(const Tile (&table)[kCount], int head_dim, int head_dim
   return table[row];
 }
 
-/// Whether the registers of `helpers` and `consumers` warpgroups fit a multiprocessor, in the steps in which they are
-/// handed out.
+/// Whether the registers of one warpgroup of helpers and of `consumers` others fit those that a block of them begins
+/// with, in the steps in which they are handed out. More are not there to exchange: a warpgroup would wait for them
+/// without end.
 constexpr bool registers_fit(int helper_registers, int consumer_registers, int consumers) {
   const bool steps =
       helper_registers % 8 == 0 && consumer_registers % 8 == 0 && helper_registers >= 24 && consumer_registers <= 240;
-  return steps && kThreadsOfWarpgroup * (helper_registers + consumers * consumer_registers) <= kRegistersOfBlock;
+  const int warpgroups = consumers + 1, at_first = kRegistersOfBlock / (kThreadsOfWarpgroup * warpgroups) / 8 * 8;
+  return steps && helper_registers + consumers * consumer_registers <= warpgroups * at_first;
 }
 
 }  // namespace flashmask::sm90
