@@ -112,7 +112,7 @@ class GpuBackwardCell(GpuCell):
         if self.cell.mask in fa3.MASKS:
             forward = fa3.Forward(self.cell.mask, self.q, self.k, self.v)
             forward()
-            call = fa3.Backward(self.cell.mask, forward, self.q, self.k, self.dout, self.peer_gradients())
+            call = fa3.Backward(self.cell.mask, forward, self.q, self.k, self.v, self.dout, self.peer_gradients())
             return self.of_peer("fa3", call)
 
     def add_flex(self):

@@ -238,6 +238,26 @@ def test_what_is_no_library_of_this_torch_is_left_out(tmp_path, monkeypatch):
         fa3.load()
 
 
+@pytest.mark.parametrize(
+    "mask, dims, text",
+    [
+        ("full", (96, 96), "no head dims 96 and 96"),
+        ("causal", (128, 64), "no head dims 128 and 64"),
+        ("document", (192, 128), "no packed sequences of head dims 192 and 128"),
+        ("full", (192, 128), "does not load it"),  # which it would take
+    ],
+)
+def test_head_dims_that_fa3_was_not_built_for_are_left_out(tmp_path, monkeypatch, mask, dims, text):
+    torch = pytest.importorskip("torch")
+    from peers import fa3
+
+    monkeypatch.setenv("FLASHMASK_PEERS", str(tmp_path))
+    (tmp_path / "libfa3.so").write_bytes(b"no library")
+    q, k, v = (torch.zeros(1, 128, 2, d) for d in (dims[0], *dims))
+    with pytest.raises(peers.LeftOut, match=text):
+        fa3.Forward(mask, q, k, v)
+
+
 # --- Cycles -----------------------------------------------------------------------------------------
 
 NCU_CSV = """==PROF== Connected

@@ -15,7 +15,9 @@ from peers import LeftOut, library
 
 # Mask: (causal, whether its documents are packed sequences)
 MASKS = {"full": (False, False), "causal": (True, False), "document": (False, True), "causal_document": (True, True)}
-HEAD_DIMS = (64, 128)
+# (head_dim, head_dim_v) of this build, and those of which it takes packed sequences too
+HEAD_DIMS = {(64, 64), (128, 128), (192, 128), (256, 256)}
+PACKED_HEAD_DIMS = {(64, 64), (128, 128)}
 
 
 @functools.cache
@@ -36,16 +38,17 @@ def packed(lengths, batch):
 class Call:
     """How a mask is said: `sequences` are the operators' arguments for it."""
 
-    def __init__(self, mask, q, k):
+    def __init__(self, mask, q, k, v):
         batch, seqlen, heads, head_dim = q.shape
         if mask not in MASKS:
             raise LeftOut("it takes no such mask")
         if k.shape[2] != heads:
             raise LeftOut("this build has no grouped heads")
-        if head_dim not in HEAD_DIMS:
-            raise LeftOut(f"this build has no head dim {head_dim} for all of its masks")
-        self.ops = load()
         causal, self.varlen = MASKS[mask]
+        if (head_dim, v.shape[3]) not in (PACKED_HEAD_DIMS if self.varlen else HEAD_DIMS):
+            what = "packed sequences of " if self.varlen else ""
+            raise LeftOut(f"this build has no {what}head dims {head_dim} and {v.shape[3]}")
+        self.ops = load()
         self.sequences = {"softmax_scale": head_dim**-0.5, "is_causal": causal}
         if self.varlen:
             edges, longest = packed(paper_masks.document_lengths(np.random.default_rng(0), seqlen), batch)
@@ -64,8 +67,8 @@ class Call:
 
 class Forward(Call):
     def __init__(self, mask, q, k, v):
-        super().__init__(mask, q, k)
-        self.shape, self.inputs = q.shape, [self.as_taken(x) for x in (q, k, v)]
+        super().__init__(mask, q, k, v)
+        self.shape, self.inputs = (*q.shape[:3], v.shape[3]), [self.as_taken(x) for x in (q, k, v)]
 
     def __call__(self):
         self.out, self.lse, *_ = self.ops.fwd(*self.inputs, num_splits=1, **self.sequences)
@@ -77,8 +80,8 @@ class Forward(Call):
 class Backward(Call):
     """The gradients of a Forward that has run, written to `gradients`."""
 
-    def __init__(self, mask, forward, q, k, dout, gradients):
-        super().__init__(mask, q, k)
+    def __init__(self, mask, forward, q, k, v, dout, gradients):
+        super().__init__(mask, q, k, v)
         self.gradients = gradients
         self.tensors = (self.as_taken(dout), *forward.inputs, forward.out, forward.lse, *map(self.as_taken, gradients))
 
