@@ -20,7 +20,7 @@ quartile, third quartile]. Rounds themselves are not kept.
 A receipt is judged by machine code, cell by cell (`judge`): a cell whose kernels have other hashes in the library, or
 for which the library would run other kernels, is stale and says nothing about it. Hashes of another toolkit's library
 cannot be compared. A cell has two measurements, of the plan and of attention with a ready plan; where only the
-planner's kernels have changed, the plan alone is measured again (`benchmarks/replan.py`).
+planner's kernels have changed, only the plan is measured again (`benchmarks/replan.py`).
 """
 
 import contextlib

@@ -49,8 +49,8 @@ def replan(folder):
         changed = sum(new is not old for new, old in zip(cases, held["cases"]))
         if changed:
             receipts.write({**held, "cases": cases}, Path(folder) / name)
-            slower = max(new["plan_ms"] / old["plan_ms"] for new, old in zip(cases, held["cases"]))
-            yield f"{name}: {changed} plans, the time at most {slower:.2f} of what it was"
+            most = max(new["plan_ms"] / old["plan_ms"] for new, old in zip(cases, held["cases"]))
+            yield f"{name}: {changed} plans, their time at most {most:.2f} of what it was"
 
 
 def main(words=None):

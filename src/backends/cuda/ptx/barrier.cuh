@@ -74,8 +74,8 @@ __device__ __forceinline__ void decrease_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-/// Position in a ring of `kStages` buffers: one register instead of two. If kStages is no power of two, it holds until
-/// the count wraps around, after hours.
+/// Position in a ring of `kStages` buffers: one register instead of two. Unless kStages is a power of two, it is wrong
+/// once the count wraps around: 2^32 buffers in one launch, of at least 64 keys each, take more than an hour.
 template <int kStages>
 struct RingPosition {
   uint32_t count = 0;
