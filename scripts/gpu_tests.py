@@ -30,22 +30,17 @@ import ran  # noqa: E402
 import receipts  # noqa: E402
 
 TAIL = 3000
-# Those of BESIDE take longest and begin first; the last one measures the host's time, and runs alone.
-STEPS = (
-    "torch",
-    "jax",
-    "programs",
-    "forward",
-    "backward",
-    "refused",
-    "verify",
-    "pytest",
-    "stress",
-    "sanitize",
-    "overhead",
+# Lanes run beside each other, as most of their time is the host's; the steps of one follow each other.
+LANES = (
+    ("torch",),
+    ("jax",),
+    ("stress", "sanitize"),
+    ("programs", "forward", "backward", "refused", "verify", "pytest"),
 )
-# Each runs beside the steps up to the last one, as most of their time is the host's.
-BESIDE = ("torch", "jax")
+ALONE = "overhead"  # measures the host's time, after the lanes
+STEPS = (*(step for lane in LANES for step in lane), ALONE)
+# Processes that share the files of tests/torch.
+TORCH_SHARES = 3
 CASES = {direction: f"gpu_{direction}_cases" for direction in ("forward", "backward")}
 REFUSED = "gpu_refused_calls"
 # Tool: options of the cases. Memory that the program fills is no longer uninitialised.
@@ -265,7 +260,7 @@ def run_verify(session, carry, cases, no_limit):
     if not program:
         return session.leave_out("verify", "there is no flashmask command")
     command = [program, "verify", "--backend", "cuda"]
-    covering = session.run("verify --covering", [*command, "--covering"], 540 if no_limit else 60)
+    covering = session.run("verify --covering", [*command, "--covering"], 540 if no_limit else 120)
     late = covering and covering["status"] == 124 and not no_limit
     if late:
         session.leave_out("verify --covering", f"stopped after {covering['seconds']:.0f} s")
@@ -276,8 +271,8 @@ def run_verify(session, carry, cases, no_limit):
             session.add(result, *word_counts(result))
 
 
-def run_pytest(session, name, words, seconds, environment=None, folder="tests/gpu"):
-    junit = ROOT / "build" / f"{name.replace(': ', '-')}.xml"
+def run_pytest(session, name, words, seconds, environment=None, files=("tests/gpu",)):
+    junit = ROOT / "build" / f"{re.sub(r'[^a-z0-9]+', '-', name)}.xml"
     junit.parent.mkdir(exist_ok=True)
     junit.unlink(missing_ok=True)
     command = [
@@ -289,7 +284,7 @@ def run_pytest(session, name, words, seconds, environment=None, folder="tests/gp
         "no:cacheprovider",
         f"--junitxml={junit}",
         "--durations=5",
-        folder,
+        *files,
         *words,
     ]
     result = session.run(name, command, seconds, environment)
@@ -319,7 +314,12 @@ def run_torch(session, carry, words):
         return session.leave_out(
             "torch", f"there is no {TORCH_LIBRARIES['FLASHMASK_TORCH_LIBRARY']} (FLASHMASK_TORCH_LIBRARY names one)"
         )
-    run_pytest(session, "torch", words, 240, {**found, "FLASHMASK_TEST_DEVICE": "cuda"}, "tests/torch")
+    files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "torch").glob("test_*.py"))
+    environment = {**found, "FLASHMASK_TEST_DEVICE": "cuda"}
+    at_once(
+        lambda n=n: run_pytest(session, f"torch {n + 1}", words, 240, environment, files[n::TORCH_SHARES])
+        for n in range(TORCH_SHARES)
+    )
 
 
 def run_jax(session, carry, words):
@@ -329,7 +329,7 @@ def run_jax(session, carry, words):
         return session.leave_out("jax", f"there is no {JAX_LIBRARY} (FLASHMASK_JAX_LIBRARY names one)")
     # The other steps need some of the GPU's memory, too.
     environment = {"FLASHMASK_JAX_LIBRARY": str(library), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    run_pytest(session, "jax", words, 200, environment, "tests/jax")
+    run_pytest(session, "jax", words, 200, environment, ["tests/jax"])
 
 
 def run_overhead(session, carry):
@@ -476,7 +476,7 @@ def parse_arguments():
         default=True,
         help="the cases under compute-sanitizer, if it is found",
     )
-    parser.add_argument("--sanitize-seconds", type=float, default=60, help="for each of its tools")
+    parser.add_argument("--sanitize-seconds", type=float, default=90, help="for each of its tools")
     parser.add_argument("--seconds", type=float, default=290, help="for everything")
     parser.add_argument("--only", choices=STEPS, action="append", help="may be repeated")
     parser.add_argument("pytest_words", nargs="*", help="for pytest, after --")
@@ -492,29 +492,27 @@ def run_steps(session, arguments, carry):
         "backward": lambda: run_cases(session, carry, "backward"),
         "refused": lambda: run_refused(session, carry),
         "verify": lambda: run_verify(session, carry, arguments.cases, arguments.covering),
-        "pytest": lambda: run_pytest(session, "pytest", arguments.pytest_words, 120),
+        "pytest": lambda: run_pytest(session, "pytest", arguments.pytest_words, 240),
         "stress": lambda: run_stress(session, carry, arguments.stress_library, arguments.stress_links),
         "sanitize": lambda: run_sanitizers(session, carry, arguments.sanitize_seconds),
         "overhead": lambda: run_overhead(session, carry),
     }
-    running = []
-    with ThreadPoolExecutor(max_workers=len(BESIDE)) as pool:
-        for name, step in steps.items():
-            if name not in (arguments.only or STEPS) or (name == "sanitize" and not arguments.sanitize):
-                continue
-            if name in BESIDE:
-                running.append(pool.submit(step))
-                continue
-            if name == STEPS[-1]:
-                wait_for(running)
-            step()
-        wait_for(running)
+    chosen = {name for name in arguments.only or STEPS if name != "sanitize" or arguments.sanitize}
+
+    def run_lane(lane):
+        for name in lane:
+            if name in chosen:
+                steps[name]()
+
+    at_once(lambda lane=lane: run_lane(lane) for lane in LANES)
+    run_lane([ALONE])
 
 
-def wait_for(running):
-    """The end of what runs beside, and its exception if it had one."""
-    while running:
-        running.pop().result()
+def at_once(calls):
+    """Makes the calls, each on a thread of its own; ends with the last, and with its exception if one had any."""
+    with ThreadPoolExecutor() as pool:
+        for future in [pool.submit(call) for call in calls]:
+            future.result()
 
 
 def main():

@@ -57,33 +57,37 @@ def replace_steps(monkeypatch, events, torch):
     monkeypatch.setattr(gpu_tests, "run_torch", run_torch)
 
 
-def test_the_package_s_tests_run_beside_the_steps_before_the_host_s_time(monkeypatch, session):
-    events, sanitized, others = [], threading.Event(), threading.Event()
-    replace_steps(monkeypatch, events, lambda: sanitized.wait(10))
-    monkeypatch.setattr(gpu_tests, "run_jax", lambda *_: (others.wait(10), events.append("jax ended")))
-    monkeypatch.setattr(gpu_tests, "run_stress", lambda *_: (events.append("stress"), others.set()))
+def test_lanes_run_beside_each_other_and_the_host_s_time_is_taken_alone(monkeypatch, session):
+    events, all_begun = [], threading.Barrier(len(gpu_tests.LANES), timeout=10)
+    replace_steps(monkeypatch, events, all_begun.wait)
 
-    def run_sanitizers(*_):
-        while "jax ended" not in events:  # which waits for neither the PyTorch package's tests nor this step
-            time.sleep(0.01)
-        events.append("sanitize")
-        sanitized.set()
+    def first_of_a_lane(name):
+        def step(*_, **__):
+            all_begun.wait()
+            events.append(name)
 
-    monkeypatch.setattr(gpu_tests, "run_sanitizers", run_sanitizers)
+        return step
+
+    for name in ("jax", "stress", "programs"):
+        monkeypatch.setattr(gpu_tests, RUNS[name], first_of_a_lane(name))
     run(session)
-    assert events == [
-        "programs",
-        "forward",
-        "backward",
-        "refused",
-        "verify",
-        "pytest",
-        "stress",
-        "jax ended",
-        "sanitize",
-        "torch ended",
-        "overhead",
-    ]
+    assert events[-1] == "overhead" and "torch ended" in events
+    for lane in (["stress", "sanitize"], ["programs", "forward", "backward", "refused", "verify", "pytest"]):
+        assert [name for name in events if name in lane] == lane
+
+
+def test_every_file_of_the_package_s_tests_is_in_one_share(monkeypatch, session, tmp_path):
+    files, begun = [], threading.Barrier(gpu_tests.TORCH_SHARES, timeout=10)
+
+    def run_pytest(_, name, words, seconds, environment, share):
+        begun.wait()
+        files.extend(share)
+
+    monkeypatch.setattr(gpu_tests, "run_pytest", run_pytest)
+    (tmp_path / gpu_tests.TORCH_LIBRARIES["FLASHMASK_TORCH_LIBRARY"]).touch()
+    gpu_tests.run_torch(session, tmp_path, [])
+    there = [str(path.relative_to(gpu_tests.ROOT)) for path in gpu_tests.ROOT.glob("tests/torch/test_*.py")]
+    assert sorted(files) == sorted(there)
 
 
 def test_a_step_that_breaks_beside_the_others_is_not_lost(monkeypatch, session):
