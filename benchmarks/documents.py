@@ -143,6 +143,23 @@ def standing_table(cases, op):
     return markdown_table([head[n] for n in used], [[row[n] for n in used] for row in rows])
 
 
+def builds_text(cases):
+    """Which lengths of a direction and head dim ran other code of a kernel than others did; empty if none."""
+    lengths = {}
+    for case in cases:
+        for name, text in case["kernel_hashes"].items():
+            if not receipts.is_of_plan(name):
+                lengths.setdefault(name, {}).setdefault(text, set()).add(case["seqlen"])
+    kernels = {}
+    for name, of_build in lengths.items():
+        if len(of_build) > 1:
+            groups = sorted(sorted(found) for found in of_build.values())
+            apart = " apart from ".join(listed([short_length(n) for n in group]) for group in groups)
+            kernels.setdefault(apart, []).append(f"`{name}`")
+    said = "; ".join(f"{listed(sorted(names))}: {apart}" for apart, names in sorted(kernels.items()))
+    return f"Lengths that ran different builds of a kernel: {said}." if said else ""
+
+
 def means_table(cases):
     """Geometric means over FlashMask V3, of both directions and of both together."""
     means = {}
@@ -166,20 +183,36 @@ def measured_hashes(cases):
     return found
 
 
-def counts(cell, held, measured):
-    """Whether a cell of data/peers.json was measured next to the attention kernels that the receipts are of."""
-    width = f".d{cell['head_dim']}."
-    of_cell = {name: text for name, text in held["kernel_hashes"].items() if width in name}
+def counts(cell, op, held, cases):
+    """Whether a direction of a cell of data/peers.json was measured next to the attention kernels that the receipts are
+    of: those of its length, else all of its head dim."""
+    of_op = [case for case in cases if (case["op"], case["head_dim"]) == (op, cell["head_dim"])]
+    measured = measured_hashes([case for case in of_op if case["seqlen"] == cell["seqlen"]] or of_op)
+    kernels = f".{op}.bf16.d{cell['head_dim']}."
+    of_cell = {name: text for name, text in held["kernel_hashes"].items() if kernels in name}
     return all(measured.get(name, {text}) == {text} for name, text in of_cell.items())
+
+
+def with_what_counts(cell, held, cases):
+    """A cell of data/peers.json without the directions that do not count; None if neither does."""
+    of_op = [counts(cell, op, held, cases) for op in ("fwd", "bwd")]
+    if all(of_op):
+        return {**cell, "marked": False}
+    pairs = {
+        peer: [ratio if counted else None for ratio, counted in zip(pair, of_op)]
+        for peer, pair in cell["over_ours"].items()
+    }
+    pairs = {peer: pair for peer, pair in pairs.items() if any(pair)}
+    kept = {name: value for name, value in cell.items() if name != "best_of_both"}
+    return {**kept, "over_ours": pairs, "marked": False} if pairs else None
 
 
 def peer_tables(cases):
     """(data/peers.json, its tables with the cells that count)."""
-    held, measured = json.loads(beside.FILE.read_text()), measured_hashes(cases)
-    tables = [
-        {**t, "cells": [{**c, "marked": False} for c in t["cells"] if counts(c, held, measured)]}
-        for t in held["tables"]
-    ]
+    held, tables = json.loads(beside.FILE.read_text()), []
+    for table in held["tables"]:
+        cells = [with_what_counts(cell, held, cases) for cell in table["cells"]]
+        tables.append({**table, "cells": [cell for cell in cells if cell]})
     return held, [table for table in tables if table["cells"]]
 
 
@@ -285,6 +318,8 @@ def overview(cases):
     for op in ("fwd", "bwd"):
         lines += [f"{IN_WORDS[op]}: geometric mean over the masks that the other kernel ran, and single cells.", ""]
         lines += [*standing_table(cases, op), ""]
+        if said := builds_text([case for case in cases if case["op"] == op]):
+            lines += paragraph(said)
     lines += ["Geometric means over FlashMask V3, of each direction and of both together:", "", *means_table(cases), ""]
     return lines
 

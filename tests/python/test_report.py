@@ -161,14 +161,30 @@ def test_readmes_part_says_where_ours_is_not_first(file, documented):
 
 
 def test_peers_without_a_receipt_count_next_to_the_receipts_kernels_alone(file, documented):
-    """The kernels of the receipts are others at head dim 128, and say nothing of head dim 64."""
+    """The backward's kernels of the receipts are others at head dim 128; the forward's and those of 64 are not."""
     hashes = {**fake_kernels.hashes(file)["kernels"], BWD: "old"}
     page, _ = documented(*slices(file), kernel_hashes=hashes)
     assert "| d = 64, 8K | causal | 0.94 / 1.02 | 1.47 |" in page
-    assert "| d = 128, 8K | causal | 0.94 / 1.02 | 1.47 |" not in page
+    assert "| d = 128, 8K | causal | 0.94 |  |" in page
+    neither, _ = documented(*slices(file), kernel_hashes={**hashes, FWD: "old"})
+    assert not any(line.startswith("| d = 128, 8K | causal | 0.94") for line in neither)
     other_planner = {**fake_kernels.hashes(file)["kernels"], "sm90.plan.rank": "old"}
     page, _ = documented(*slices(file), kernel_hashes=other_planner)  # of which their times hardly depend
     assert "| d = 128, 8K | causal | 0.94 / 1.02 | 1.47 |" in page
+
+
+def test_a_length_counts_by_its_own_receipts_and_the_page_says_that_builds_differ(file, documented):
+    """At 32K the receipts are still of the kernels that were measured without one, at 8K no more."""
+    long = invented.slice_of(file, "bwd", 128, 32768)
+    hashes = {**fake_kernels.hashes(file)["kernels"], BWD: "old"}
+    for case in long["cases"]:
+        case["kernel_hashes"][BWD] = "old"
+    cell = {"head_dim": 128, "mask": "full", "over_ours": {"fa3": [1.5, 0.91]}}
+    cells = [{**cell, "seqlen": seqlen} for seqlen in (8192, 32768)]
+    tables = [{"title": "T", "about": "A.", "cells": cells}]
+    page, _ = documented(*slices(file), long, kernel_hashes=hashes, tables=tables)
+    assert "| d = 128, 8K | full | 1.50 |" in page and "| d = 128, 32K | full | 1.50 / 0.91 |" in page
+    assert f"Lengths that ran different builds of a kernel: `{BWD}`: 8K apart from 32K." in page
 
 
 def test_varlen_kernels_are_called_so_for_packed_documents(file, documented):

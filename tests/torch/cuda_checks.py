@@ -4,6 +4,7 @@
 import torch
 from devices import DEVICE
 from test_attention import S
+from test_attention import tensors as tensors_of_any_dims
 from torch.autograd import DeviceType
 
 FORWARD = ["_fwd_"]
@@ -11,6 +12,11 @@ BACKWARD = ["_preprocess", "_bwd_", "_convert_dq"]
 # Of grouped heads, as tensors() has them, with so little work that items share a key head's query heads.
 GROUPED_BACKWARD = [*BACKWARD, "_reduce_dkv"]
 PLAN = ["plan_classify", "plan_transpose", "plan_rank"]
+
+
+def tensors(**shape):
+    """Random q, k and v of one head dim, for what the head dims do not matter to."""
+    return tensors_of_any_dims(head_dim=64, head_dim_v=64, **shape)
 
 
 def profiled(call):

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device that the tests run on, FLASHMASK_TEST_DEVICE (cpu), and what its backend takes.
 
-On CUDA that is bfloat16 and float16, and tests of any head dim take 64. What is about host memory runs there too.
+On CUDA that is bfloat16 and float16, and head dims that are multiples of 8. What is about host memory runs there too.
 """
 
 import os
 
 import pytest
 import torch
+from harness import kernels
 
 DEVICE = torch.device(os.environ.get("FLASHMASK_TEST_DEVICE", "cpu"))
 ON_CUDA = DEVICE.type == "cuda"
@@ -26,8 +27,13 @@ def cpu_only(reason):
 
 
 def head_dims(*dims):
-    """`dims` on the CPU, 64 for each of them on CUDA, which both directions take."""
-    return tuple(64 for _ in dims) if ON_CUDA else dims
+    """`dims` on the CPU, the next multiples of 8 on CUDA."""
+    return tuple(-(-dim // 8) * 8 for dim in dims) if ON_CUDA else dims
+
+
+def pairs_of_head_dims(*on_the_cpu):
+    """(head_dim, head_dim_v) of all kernels on CUDA, `on_the_cpu` elsewhere."""
+    return kernels.head_dims(kernels.default_library(), "bwd") if ON_CUDA else on_the_cpu
 
 
 def put(*tensors, dtype=None):

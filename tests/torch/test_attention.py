@@ -8,7 +8,7 @@ import flashmask
 import pytest
 import torch
 from dense_reference import assert_close, attention
-from devices import DEVICE, DTYPE, ON_CUDA, cpu_only, head_dims, put, tolerance_of
+from devices import DEVICE, DTYPE, ON_CUDA, cpu_only, head_dims, pairs_of_head_dims, put, tolerance_of
 from flashmask import flashmask_attention, masks, ops
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -18,9 +18,8 @@ OTHER_BACKEND = "reference" if ON_CUDA else "cuda"  # takes no tensors of this d
 
 
 def tensors(dtype=None, batch=2, seqlen_q=S, seqlen_k=S, heads_q=4, heads_kv=2, head_dim=16, head_dim_v=8):
-    """Random q, k and v on the device; on CUDA with head dim 64, if it is not 128."""
-    if head_dim != 128:
-        head_dim, head_dim_v = head_dims(head_dim, head_dim_v)
+    """Random q, k and v on the device, of head dims that it takes."""
+    head_dim, head_dim_v = head_dims(head_dim, head_dim_v)
     shapes = (
         (batch, seqlen_q, heads_q, head_dim),
         (batch, seqlen_k, heads_kv, head_dim),
@@ -78,12 +77,12 @@ FAMILIES = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16 if ON_CUDA else torch.float32])
-@pytest.mark.parametrize("head_dim", [64, 128] if ON_CUDA else [16])
-def test_families(family, dtype, head_dim):
+@pytest.mark.parametrize("head_dim, head_dim_v", pairs_of_head_dims((16, 8)))
+def test_families(family, dtype, head_dim, head_dim_v):
     mask = FAMILIES[family]().to(DEVICE)
     lengths = {"seqlen_q": mask.seqlen_q, "seqlen_k": mask.seqlen_k}
     compare(
-        tensors(dtype, **lengths, head_dim=head_dim, head_dim_v=128 if head_dim == 128 else 8),
+        tensors(dtype, **lengths, head_dim=head_dim, head_dim_v=head_dim_v),
         mask.to_dense(),
         lambda q, k, v: flashmask_attention(q, k, v, mask, return_softmax_lse=True),
     )

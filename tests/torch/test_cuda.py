@@ -5,15 +5,16 @@ Needs FLASHMASK_TEST_DEVICE=cuda. Streams, graphs and several devices: test_cuda
 test_cuda_masks.py.
 """
 
+import threading
 import time
 
 import pytest
 import torch
-from cuda_checks import BACKWARD, FORWARD, GROUPED_BACKWARD, PLAN, assert_runs, bounds_of, profiled
+from cuda_checks import BACKWARD, FORWARD, GROUPED_BACKWARD, PLAN, assert_runs, bounds_of, profiled, tensors
 from devices import DEVICE, cuda_only
 from flashmask import UnsupportedError, flashmask_attention, masks, ops
 from flashmask.mask import Mask
-from test_attention import S, tensors
+from test_attention import S
 
 pytestmark = cuda_only
 
@@ -207,6 +208,17 @@ def test_few_ctas_give_the_same_bits():
 def test_strides_and_dims_that_are_not_taken(change, text):
     with pytest.raises(UnsupportedError, match=text):
         flashmask_attention(*change(*tensors()))
+
+
+def test_a_call_is_the_first_of_a_thread():
+    """A new thread has no CUDA context until the first call that makes one, which may be this."""
+    q, k, v = tensors()
+    want, got = flashmask_attention(q, k, v, causal=True), []
+    torch.empty_like(want), torch.empty_like(want)  # torch's allocator has the memory, and asks CUDA for none
+    thread = threading.Thread(target=lambda: got.append(flashmask_attention(q, k, v, causal=True)))
+    thread.start()
+    thread.join()
+    assert torch.equal(got[0], want)
 
 
 def test_gradients_change_nothing_about_the_forward():

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "backends/cuda/common/driver.h"
 #include "backends/cuda/common/error.h"
 #include "common/message.h"
 
@@ -56,6 +57,13 @@ DeviceList read_devices() {
   return list;
 }
 
+/// Whether the thread has a context. A new one has a device, but its context only from the first call of the runtime on
+/// that needs one, which cudaSetDevice is since CUDA 12; functions of the driver, as that of tensor maps, make none.
+bool has_context() {
+  CUcontext context = nullptr;
+  return driver().get_current_context(&context) == CUDA_SUCCESS && context;
+}
+
 }  // namespace
 
 const DeviceList& device_list() {
@@ -77,9 +85,9 @@ std::string version_text(int version) { return message(version / 1000, ".", vers
 
 DeviceGuard::DeviceGuard(int32_t index) {
   check(cudaGetDevice(&previous_), "cudaGetDevice");
-  if (previous_ == index) return;
+  if (previous_ == index && has_context()) return;
   check(cudaSetDevice(index), "cudaSetDevice");
-  changed_ = true;
+  changed_ = previous_ != index;
 }
 
 DeviceGuard::~DeviceGuard() {

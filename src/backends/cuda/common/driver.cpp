@@ -27,6 +27,7 @@ Driver fetch_all() {
   Driver functions;
   fetch(functions.tensor_map_encode_tiled, "cuTensorMapEncodeTiled", 12000);
   fetch(functions.get_error_string, "cuGetErrorString", 6000);
+  fetch(functions.get_current_context, "cuCtxGetCurrent", 4000);
   return functions;
 }
 

@@ -10,6 +10,7 @@ namespace flashmask::cuda {
 struct Driver {
   decltype(&::cuTensorMapEncodeTiled) tensor_map_encode_tiled = nullptr;
   decltype(&::cuGetErrorString) get_error_string = nullptr;
+  decltype(&::cuCtxGetCurrent) get_current_context = nullptr;
 };
 
 /// Throws Error naming the function that the driver does not have.
