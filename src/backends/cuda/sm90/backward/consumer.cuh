@@ -77,6 +77,11 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
           flags = run_tile(flags, dk, dv);
         }
       } while (!(flags & (Tile::kFirst | Tile::kEnd)));
+      if constexpr (kHalves<Traits>) {
+        ptx::wgmma_wait<0>();
+        ptx::pin(dk);
+        release_previous_q();
+      }
       ptx::arrive_once(shared_.kv_empty);
     }
     if constexpr (Traits::kAlternate) {
@@ -130,13 +135,17 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
     return next_tile();
   }
 
-  /// Returns the flags of the next tile.
+  /// The same by halves; but dK is left to the next tile, whose S follows it without a gap, or to the end of the work
+  /// tile, and Q with it.
   __device__ __forceinline__ uint32_t run_tile_by_halves(uint32_t flags, KeyGradients& dk, ValueGradients& dv) {
     const uint32_t stage = ring_.stage();
     Scores s;
     HalfScores dp;
     issue_scores<Bias::kScore, Traits::kQkDim>(s, offsetof(Shared, k),
                                                operand(offsetof(Shared, q), 16, stage, Traits::kQBytes));
+    ptx::wgmma_wait<1>();
+    ptx::pin(dk);
+    if (!(flags & Tile::kFirst)) release_previous_q();
     delay<Role::kConsumer>();
     ptx::wait(shared_.dout_full[0], dout_ring().phase());
     issue_score_gradients<0>(dp);
@@ -163,12 +172,13 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
     pin(dq);
     ptx::arrive_once(shared_.halves.ds_empty);
     staging_.store_dq(dq, flags, stage, dq_phase());
-    ptx::wgmma_wait<0>();
-    ptx::pin(dk);
     if (!(flags & Tile::kAlone)) phases_ ^= 1u << kDq;
-    ptx::arrive_once(shared_.q_empty[stage]);
     ring_.advance();
     return next_tile();
+  }
+
+  __device__ __forceinline__ void release_previous_q() const {
+    ptx::arrive_once(shared_.q_empty[(ring_.count - 1) % Traits::kStages]);
   }
 
   /// dP of a half of the rows.
@@ -212,7 +222,6 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
   __device__ __forceinline__ void issue_dk_from_shared(KeyGradients& dk) const {
     const Operand a = operand(offsetof(Shared, ds) + warpgroup_ * Swizzle::block(Traits::kRows)),
                   b = operand(offsetof(Shared, q), Swizzle::block(Traits::kRows), ring_.stage(), Traits::kQBytes);
-    ptx::pin(dk);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Traits::kRows / 16; ++step) {
