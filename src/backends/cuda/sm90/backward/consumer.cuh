@@ -49,6 +49,9 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
   static constexpr int kHalfRows = Traits::kRows / 2;
   using HalfScores = cuda::Accumulators<64, kHalfRows>;
   using PackedHalf = cuda::PackedFragments<kHalfRows>;
+  /// Of the steps of dK those that keep the tensor cores busy while the warpgroups wait for each other's dS, and dQ's
+  /// registers for dV. Under the others dq is stored.
+  static constexpr int kEarlySteps = 1;
   static constexpr uint32_t kScoreBytes = Traits::kRows * Traits::kKeys * sizeof(Element);
 
   __device__ __forceinline__ ptx::RingPosition<Traits::kDoutStages> dout_ring() const { return {ring_.count}; }
@@ -159,15 +162,16 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
     take_half<1>(s, dp, flags, second);
     issue_dv<1>(dv, second);
     ptx::fence_async_proxy();
+    issue_dk<0, kEarlySteps>(dk);
     ptx::arrive(shared_.scores_full[stage]);
     delay<Role::kConsumer>();
     this->template sync_consumers<kScoresBarrier>();
-    ptx::wgmma_wait<0>();
+    ptx::wgmma_wait<1>();
     ptx::pin(dv);
     ptx::arrive_once(shared_.dout_empty[0]);
     OwnDq dq;
     issue_dq(dq);
-    issue_dk_from_shared(dk);
+    issue_dk<kEarlySteps, Traits::kRows / 16>(dk);
     ptx::wgmma_wait<1>();
     pin(dq);
     ptx::arrive_once(shared_.halves.ds_empty);
@@ -218,13 +222,15 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
         dv, p, operand(offsetof(Shared, dout) + kHalf * Swizzle::block(kHalfRows), Swizzle::block(Traits::kRows)));
   }
 
-  /// dK += dS Q, dS from shared memory.
-  __device__ __forceinline__ void issue_dk_from_shared(KeyGradients& dk) const {
+  /// dK += dS Q, steps kBegin to kEnd, dS from shared memory: each warp reads what it has written itself, that of its
+  /// 16 keys.
+  template <int kBegin, int kEnd>
+  __device__ __forceinline__ void issue_dk(KeyGradients& dk) const {
     const Operand a = operand(offsetof(Shared, ds) + warpgroup_ * Swizzle::block(Traits::kRows)),
                   b = operand(offsetof(Shared, q), Swizzle::block(Traits::kRows), ring_.stage(), Traits::kQBytes);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < Traits::kRows / 16; ++step) {
+    for (int step = kBegin; step < kEnd; ++step) {
       ptx::wgmma_ss<Element, Traits::kQkDim, ptx::Major::kOuter, ptx::Major::kOuter>(
           dk, a.at(step * Swizzle::kStepDownRows), b.at(step * Swizzle::kStepDownRows), true);
     }
