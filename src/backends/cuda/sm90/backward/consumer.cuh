@@ -49,9 +49,6 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
   static constexpr int kHalfRows = Traits::kRows / 2;
   using HalfScores = cuda::Accumulators<64, kHalfRows>;
   using PackedHalf = cuda::PackedFragments<kHalfRows>;
-  /// Of the steps of dK those that keep the tensor cores busy while the warpgroups wait for each other's dS, and dQ's
-  /// registers for dV. Under the others dq is stored.
-  static constexpr int kEarlySteps = 1;
   static constexpr uint32_t kScoreBytes = Traits::kRows * Traits::kKeys * sizeof(Element);
 
   __device__ __forceinline__ ptx::RingPosition<Traits::kDoutStages> dout_ring() const { return {ring_.count}; }
@@ -80,11 +77,6 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
           flags = run_tile(flags, dk, dv);
         }
       } while (!(flags & (Tile::kFirst | Tile::kEnd)));
-      if constexpr (kHalves<Traits>) {
-        ptx::wgmma_wait<0>();
-        ptx::pin(dk);
-        release_previous_q();
-      }
       ptx::arrive_once(shared_.kv_empty);
     }
     if constexpr (Traits::kAlternate) {
@@ -138,17 +130,13 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
     return next_tile();
   }
 
-  /// The same by halves; but dK is left to the next tile, whose S follows it without a gap, or to the end of the work
-  /// tile, and Q with it.
+  /// Returns the flags of the next tile.
   __device__ __forceinline__ uint32_t run_tile_by_halves(uint32_t flags, KeyGradients& dk, ValueGradients& dv) {
     const uint32_t stage = ring_.stage();
     Scores s;
     HalfScores dp;
     issue_scores<Bias::kScore, Traits::kQkDim>(s, offsetof(Shared, k),
                                                operand(offsetof(Shared, q), 16, stage, Traits::kQBytes));
-    ptx::wgmma_wait<1>();
-    ptx::pin(dk);
-    if (!(flags & Tile::kFirst)) release_previous_q();
     delay<Role::kConsumer>();
     ptx::wait(shared_.dout_full[0], dout_ring().phase());
     issue_score_gradients<0>(dp);
@@ -162,27 +150,25 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
     take_half<1>(s, dp, flags, second);
     issue_dv<1>(dv, second);
     ptx::fence_async_proxy();
-    issue_dk<0, kEarlySteps>(dk);
     ptx::arrive(shared_.scores_full[stage]);
     delay<Role::kConsumer>();
     this->template sync_consumers<kScoresBarrier>();
-    ptx::wgmma_wait<1>();
+    ptx::wgmma_wait<0>();
     ptx::pin(dv);
     ptx::arrive_once(shared_.dout_empty[0]);
     OwnDq dq;
     issue_dq(dq);
-    issue_dk<kEarlySteps, Traits::kRows / 16>(dk);
+    issue_dk_from_shared(dk);
     ptx::wgmma_wait<1>();
     pin(dq);
     ptx::arrive_once(shared_.halves.ds_empty);
     staging_.store_dq(dq, flags, stage, dq_phase());
+    ptx::wgmma_wait<0>();
+    ptx::pin(dk);
     if (!(flags & Tile::kAlone)) phases_ ^= 1u << kDq;
+    ptx::arrive_once(shared_.q_empty[stage]);
     ring_.advance();
     return next_tile();
-  }
-
-  __device__ __forceinline__ void release_previous_q() const {
-    ptx::arrive_once(shared_.q_empty[(ring_.count - 1) % Traits::kStages]);
   }
 
   /// dP of a half of the rows.
@@ -222,15 +208,14 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
         dv, p, operand(offsetof(Shared, dout) + kHalf * Swizzle::block(kHalfRows), Swizzle::block(Traits::kRows)));
   }
 
-  /// dK += dS Q, steps kBegin to kEnd, dS from shared memory: each warp reads what it has written itself, that of its
-  /// 16 keys.
-  template <int kBegin, int kEnd>
-  __device__ __forceinline__ void issue_dk(KeyGradients& dk) const {
+  /// dK += dS Q, dS from shared memory.
+  __device__ __forceinline__ void issue_dk_from_shared(KeyGradients& dk) const {
     const Operand a = operand(offsetof(Shared, ds) + warpgroup_ * Swizzle::block(Traits::kRows)),
                   b = operand(offsetof(Shared, q), Swizzle::block(Traits::kRows), ring_.stage(), Traits::kQBytes);
+    ptx::pin(dk);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int step = kBegin; step < kEnd; ++step) {
+    for (int step = 0; step < Traits::kRows / 16; ++step) {
       ptx::wgmma_ss<Element, Traits::kQkDim, ptx::Major::kOuter, ptx::Major::kOuter>(
           dk, a.at(step * Swizzle::kStepDownRows), b.at(step * Swizzle::kStepDownRows), true);
     }
