@@ -17,6 +17,13 @@ using Accumulators = float[kRows * kColumns / kThreads];
 template <int kColumns>
 using PackedFragments = uint32_t[kColumns / 16][4];
 
+/// kCount of a thread's accumulators from kFirst on.
+template <int kFirst, int kCount, typename T, int kAll>
+__device__ __forceinline__ auto part_of(T (&all)[kAll]) -> T (&)[kCount] {
+  static_assert(kFirst + kCount <= kAll);
+  return reinterpret_cast<T(&)[kCount]>(all[kFirst]);
+}
+
 /// A warp's 16 rows of such a matrix.
 struct Slab {
   static constexpr int kRows = 16;
