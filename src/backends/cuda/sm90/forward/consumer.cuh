@@ -30,7 +30,6 @@ class Consumer {
   __device__ __forceinline__ void run() {
     if (Traits::kOverlapFrom > 0 && warpgroup_ + 1 == Traits::kConsumers) pass_turn();
     while (true) {
-      if constexpr (Traits::kQBuffers == 1) release_stored_rows();
       delay<Role::kConsumer>();
       ptx::wait(shared_.q_full[q_ring_.stage()], q_ring_.phase());
       read_work_tile();
@@ -78,6 +77,7 @@ class Consumer {
   /// Waits for all parts although they are not read here: an arrival on a buffer must not overtake its load.
   __device__ __forceinline__ void skip_tile() {
     ptx::arrive_once(shared_.k_empty[kv_ring_.stage()][0]);
+    release_rows_after_last_tile();
 #pragma unroll
     for (int part = 1; part < Traits::kKParts; ++part) {
       ptx::wait(shared_.k_full[kv_ring_.stage()][part], kv_ring_.phase());
@@ -111,11 +111,13 @@ class Consumer {
     Outputs o = {};
     cuda::RowState rows;
     rows.reset();
-    for (const uint32_t end = kv_ring_.count + work_.tiles; kv_ring_.count != end;) {
+    end_ = kv_ring_.count + work_.tiles;
+    if (!Traits::kOutputThroughQ && work_.tiles == 0) ptx::arrive_once(shared_.q_empty[0]);
+    while (kv_ring_.count != end_) {
       Tile tile;
       if (next_tile(tile)) {
         if constexpr (kOverlapped) {
-          run_streak(tile, end, o, rows);
+          run_streak(tile, o, rows);
         } else {
           run_tile(tile, o, rows);
         }
@@ -133,7 +135,7 @@ class Consumer {
   __device__ __forceinline__ void run_tile(const Tile& tile, Outputs& o, cuda::RowState& rows) {
     Scores s;
     issue_scores(s);
-    release_rows_under_products();
+    release_stored_rows();
     const cuda::SlabBits visible = take_mask(tile);
     finish_scores();
     take_scores(s, tile, visible);
@@ -168,7 +170,7 @@ class Consumer {
     ptx::named_barrier_arrive(kTurnBarrier + (warpgroup_ + 1 == Traits::kConsumers ? 0 : warpgroup_ + 1), 256);
   }
 
-  __device__ __forceinline__ void run_streak(Tile tile, uint32_t end, Outputs& o, cuda::RowState& rows) {
+  __device__ __forceinline__ void run_streak(Tile tile, Outputs& o, cuda::RowState& rows) {
     kv_ring_.count = ptx::uniform(kv_ring_.count);
     Scores s;
     float factor[2];
@@ -176,7 +178,7 @@ class Consumer {
     take_turn();
     issue_scores(s);
     pass_turn();
-    release_rows_under_products();
+    release_stored_rows();
     const cuda::SlabBits first_visible = take_mask(tile);
     ptx::wgmma_wait<0>();
     take_scores(s, tile, first_visible);
@@ -185,7 +187,7 @@ class Consumer {
     exponentiate_and_pack(s, p, rows);
     if (first_raised.row_max) rows.refresh_limits(p_.score_of_bit);
     kv_ring_.advance();
-    while (kv_ring_.count != end && next_tile(tile)) {
+    while (kv_ring_.count != end_ && next_tile(tile)) {
       const uint32_t before = kv_ring_.count - 1;
       take_turn();
       issue_scores(s);
@@ -225,10 +227,11 @@ class Consumer {
     }
   }
 
-  /// Makes scores of the finished product QK^T and gives K back.
+  /// Makes scores of the finished product QK^T and gives K back, and after the last one Q.
   __device__ __forceinline__ void take_scores(Scores& s, const Tile& tile, const cuda::SlabBits& visible) {
     ptx::pin(s);
     ptx::arrive_once(shared_.k_empty[kv_ring_.stage()][Traits::kKParts - 1]);
+    release_rows_after_last_tile();
     const Score score_of(p_, work_.batch, work_.head);
 #pragma unroll
     for (int i = 0; i < kScores; ++i) s[i] = score_of.transform(s[i]);
@@ -316,31 +319,33 @@ class Consumer {
   }
 
   __device__ __forceinline__ void finish_work_tile(Outputs& o, cuda::RowState& rows) {
-    release_rows_under_products();
+    release_stored_rows();
     const int32_t row = work_.row + slab_row();
     rows.finish(o);
     Traits::Epilogue::template store<Traits>(p_, shared_, q_ring_, warpgroup_, work_, row, o, rows);
     rows_leaving_ = true;
   }
 
-  /// With two buffers of Q this wait is put off to where products are under way.
-  __device__ __forceinline__ void release_rows_under_products() {
-    if constexpr (Traits::kQBuffers > 1) release_stored_rows();
-  }
-  /// Gives the producer the buffer that the last work tile's rows left through, once they have.
+  /// Gives the producer the buffer that the last work tile's rows left through, once they have. This wait is put off to
+  /// where products are under way.
   __device__ __forceinline__ void release_stored_rows() {
-    if (!rows_leaving_) return;
+    if (!Traits::kOutputThroughQ || !rows_leaving_) return;
     if (ptx::is_leader()) {
       ptx::bulk_wait_read();
-      ptx::arrive(shared_.q_empty[Traits::kQBuffers > 1 ? q_ring_.stage() ^ 1 : 0]);
+      ptx::arrive(shared_.q_empty[q_ring_.stage() ^ 1]);
     }
     rows_leaving_ = false;
+  }
+  /// Gives Q back as soon as this warp has no more products that read it, where the output does not leave through it.
+  __device__ __forceinline__ void release_rows_after_last_tile() {
+    if (!Traits::kOutputThroughQ && kv_ring_.count + 1 == end_) ptx::arrive_once(shared_.q_empty[0]);
   }
 
   const Params& p_;
   Shared& shared_;
   const int warpgroup_;
   WorkTile work_{};            ///< in uniform registers
+  uint32_t end_ = 0;           ///< of the work tile's tiles, in the count of kv_ring_
   bool rows_leaving_ = false;  ///< the last work tile's, through the other buffer of Q
   ptx::RingPosition<Traits::kQBuffers> q_ring_;
   ptx::RingPosition<Traits::kStages> kv_ring_;

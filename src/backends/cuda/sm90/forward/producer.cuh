@@ -49,7 +49,6 @@ class Producer {
     const auto kv_head = static_cast<int32_t>(place.head / p_.query_heads_per_kv_head);
     const auto produce = [&](int32_t key_block, uint32_t live, uint32_t full) {
       load_tile(key_block, classes_of(key_block, live, full), kv_head, batch);
-      announce_late();
     };
     if (p_.element_mask == ElementMask::kDense) {
       const auto row = static_cast<int32_t>(place.rank) * Traits::kRows;
@@ -75,8 +74,8 @@ class Producer {
     }
   }
 
-  /// A work tile is announced before its tiles. With one buffer of Q the announcement waits for the output of the work
-  /// tile before, and so it comes after the first tile's K and V, which need not wait.
+  /// A work tile is announced before its tiles. With one buffer of Q the announcement waits until all warps have
+  /// finished QK^T of the work tile before, and so it comes after the first part of K, which may be there earlier.
   __device__ __forceinline__ void announce_early(const WorkTile& work, int64_t mask_offset) {
     if (Traits::kQBuffers > 1 || work.tiles == 0) {
       announce(work, mask_offset);
@@ -134,6 +133,7 @@ class Producer {
                                                       shared_.k_full[stage][part],
                                                       {row, part * kBlocks, kv_head, entry});
       }
+      if (part == 0) announce_late();
     }
 #pragma unroll
     for (int part = 0; part < Traits::kVParts; ++part) {

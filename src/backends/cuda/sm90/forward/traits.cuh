@@ -45,7 +45,6 @@ struct ForwardTraits {
   static constexpr ForwardTile kTile = find_tile(kForwardTiles, kHeadDim_, kHeadDimV_, kConsumers_);
   static_assert(kHeadDim_ % 16 == 0 && kHeadDimV_ % 16 == 0, "a product's step, and a store's, has 16 columns");
   static_assert(!kTile.one_copy || (kHeadDim_ % 64 == 0 && kHeadDimV_ % 64 == 0), "a copy fills blocks of 64 columns");
-  static_assert(kHeadDimV_ <= kHeadDim_, "the output leaves through Q's buffer");
   static_assert(kTile.keys == 128, "a tile's keys are a granule's");
   static_assert(kTile.consumers <= 3, "a tile's code has the classes of three granules");
   static_assert(kTile.q_buffers == 1 || kTile.q_buffers == 2);
@@ -58,6 +57,10 @@ struct ForwardTraits {
   static constexpr int kRows = kTile.rows();
   static constexpr int kKeys = kTile.keys;
   static constexpr int kQBuffers = kTile.q_buffers;
+  /// Whether the output leaves through the buffer of Q that the work tile came in; a single one is better free for the
+  /// next work tile's rows.
+  static constexpr bool kOutputThroughQ = kQBuffers > 1;
+  static_assert(!kOutputThroughQ || kVDim <= kQkDim, "the output has to fit Q's buffer");
   static constexpr int kStages = kTile.k_tiles, kKParts = kTile.k_parts;
   static constexpr int kVSlots = kTile.v_slots, kVParts = kTile.v_parts;
   static constexpr int kThreads = 128 * (kConsumers + 1);
@@ -114,7 +117,7 @@ template <typename Traits>
 struct SharedStorage {
   using Element = typename Traits::Element;
   // Where there is room Q is double-buffered: the next work tile's rows load while this one's are in use, and the
-  // output leaves through the rows' own buffer.
+  // output leaves through the rows' own buffer (kOutputThroughQ).
   alignas(1024) Element q[Traits::kQBuffers][Traits::kRows * Traits::kQkBlocks * 64];
   alignas(1024) Element k[Traits::kStages][Traits::kKeys * Traits::kQkBlocks * 64];
   alignas(1024) Element v[Traits::kVSlots][Traits::kKeysOfVPart * Traits::kVBlocks * 64];
