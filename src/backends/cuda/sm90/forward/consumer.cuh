@@ -28,7 +28,7 @@ class Consumer {
       : p_(p), shared_(shared), warpgroup_(static_cast<int>(ptx::uniform(threadIdx.x / 128)) - 1) {}
 
   __device__ __forceinline__ void run() {
-    if (Traits::kOverlapFrom > 0 && warpgroup_ + 1 == Traits::kConsumers) pass_turn();
+    if (Traits::kTurns && warpgroup_ + 1 == Traits::kConsumers) pass_turn();
     while (true) {
       delay<Role::kConsumer>();
       ptx::wait(shared_.q_full[q_ring_.stage()], q_ring_.phase());
@@ -58,6 +58,8 @@ class Consumer {
   using Probabilities = HalfProbabilities[2];
   using Swizzle = ptx::Swizzle128;
   static constexpr int kScores = sizeof(Scores) / sizeof(float);
+  /// Where long rows overlap, short ones go without turns.
+  static constexpr bool kTurnsInEveryRow = Traits::kTurns && Traits::kOverlapFrom == 0;
 
   /// One lane reads what the producer wrote, the one that later gives the slot back.
   __device__ __forceinline__ void read_work_tile() {
@@ -122,7 +124,7 @@ class Consumer {
           run_tile(tile, o, rows);
         }
       } else {
-        if constexpr (kOverlapped) {
+        if constexpr (kOverlapped || kTurnsInEveryRow) {
           take_turn();
           pass_turn();
         }
@@ -134,7 +136,9 @@ class Consumer {
 
   __device__ __forceinline__ void run_tile(const Tile& tile, Outputs& o, cuda::RowState& rows) {
     Scores s;
+    if constexpr (kTurnsInEveryRow) take_turn();
     issue_scores(s);
+    if constexpr (kTurnsInEveryRow) pass_turn();
     release_stored_rows();
     const cuda::SlabBits visible = take_mask(tile);
     finish_scores();
@@ -165,8 +169,11 @@ class Consumer {
 
   /// The warpgroups issue their products in turn, one tile each, so that they do not drift into doing the same thing at
   /// the same time.
-  __device__ __forceinline__ void take_turn() const { ptx::named_barrier_sync(kTurnBarrier + warpgroup_, 256); }
+  __device__ __forceinline__ void take_turn() const {
+    if constexpr (Traits::kTurns) ptx::named_barrier_sync(kTurnBarrier + warpgroup_, 256);
+  }
   __device__ __forceinline__ void pass_turn() const {
+    if constexpr (!Traits::kTurns) return;
     ptx::named_barrier_arrive(kTurnBarrier + (warpgroup_ + 1 == Traits::kConsumers ? 0 : warpgroup_ + 1), 256);
   }
 
@@ -285,12 +292,13 @@ class Consumer {
     }
   }
   /// Waits for S, and gives back all parts of K but the last.
+  template <int kPart = 0>
   __device__ __forceinline__ void finish_scores() {
-    if constexpr (Traits::kKParts == 2) {
-      ptx::wgmma_wait<1>();
-      ptx::arrive_once(shared_.k_empty[kv_ring_.stage()][0]);
+    ptx::wgmma_wait<Traits::kKParts - 1 - kPart>();
+    if constexpr (kPart + 1 < Traits::kKParts) {
+      ptx::arrive_once(shared_.k_empty[kv_ring_.stage()][kPart]);
+      finish_scores<kPart + 1>();
     }
-    ptx::wgmma_wait<0>();
   }
 
   /// O += P V for one half of the tile's keys.

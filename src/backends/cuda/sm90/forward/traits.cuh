@@ -48,7 +48,7 @@ struct ForwardTraits {
   static_assert(kTile.keys == 128, "a tile's keys are a granule's");
   static_assert(kTile.consumers <= 3, "a tile's code has the classes of three granules");
   static_assert(kTile.q_buffers == 1 || kTile.q_buffers == 2);
-  static_assert(kTile.k_parts == 1 || (kTile.k_parts == 2 && kTile.overlap_from == 0), "another product is under way");
+  static_assert(kTile.k_parts == 1 || kTile.overlap_from == 0, "another product is under way");
   static_assert(kTile.v_parts == 1 || kTile.v_parts == 2, "P V runs by the halves of a tile's keys");
   static_assert(kTile.v_slots >= kTile.v_parts, "a tile of V has to fit");
   static_assert(registers_fit(kTile.producer_registers, kTile.consumer_registers, kTile.consumers));
@@ -68,6 +68,7 @@ struct ForwardTraits {
   static constexpr int kProducerRegisters = kTile.producer_registers;
   static constexpr int kConsumerRegisters = kTile.consumer_registers;
   static constexpr int kOverlapFrom = kTile.overlap_from;
+  static constexpr bool kTurns = kTile.turns;
   static constexpr int kMaskSlots = kTile.mask_slots;
   static constexpr int kMaskRows = kTile.mask_rows;
   static constexpr int kMaskParts = 64 / kMaskRows;
