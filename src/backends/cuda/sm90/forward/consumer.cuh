@@ -198,19 +198,21 @@ class Consumer {
       const uint32_t before = kv_ring_.count - 1;
       take_turn();
       issue_scores(s);
-      delay<Role::kConsumer>();
-      wait_for_values(before);
       issue_output(o, p, before);
       pass_turn();
       const cuda::SlabBits visible = take_mask(tile);
-      ptx::wgmma_wait<1>();
+      ptx::wgmma_wait<Traits::kVParts>();
       take_scores(s, tile, visible);
       const cuda::Raised raised = rows.raise_row_max(s, p_.scale_log2, p_.score_of_bit, factor);
       rows.exponentiate(s, 0, p_.scale_log2);
+      if constexpr (Traits::kVParts == 2) {
+        ptx::wgmma_wait<1>();
+        give_values_back(before, 0);
+      }
       rows.exponentiate(s, 1, p_.scale_log2);
       ptx::wgmma_wait<0>();
       ptx::pin(o);
-      give_values_back(before);
+      give_values_back(before, Traits::kVParts - 1);
       if (raised.rescale) cuda::RowState::rescale(o, factor);
       if (raised.row_max) rows.refresh_limits(p_.score_of_bit);
       cuda::RowState::pack<Element>(s, 0, p[0]);
@@ -218,8 +220,6 @@ class Consumer {
       kv_ring_.advance();
     }
     const uint32_t last = kv_ring_.count - 1;
-    delay<Role::kConsumer>();
-    wait_for_values(last);
     issue_output(o, p, last);
     ptx::wgmma_wait<0>();
     ptx::pin(o);
@@ -307,12 +307,22 @@ class Consumer {
     multiply_values(o, p, tile, half);
     ptx::wgmma_commit();
   }
-  /// O += P V.
+  /// O += P V, when V is there, in as many groups as V has parts.
   __device__ __forceinline__ void issue_output(Outputs& o, const Probabilities& p, uint32_t tile) {
-    ptx::wgmma_fence();
-    multiply_values(o, p[0], tile, 0);
-    multiply_values(o, p[1], tile, 1);
-    ptx::wgmma_commit();
+    delay<Role::kConsumer>();
+    if constexpr (Traits::kVParts == 2) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        wait_for_values(tile, half);
+        issue_output(o, p[half], tile, half);
+      }
+    } else {
+      wait_for_values(tile);
+      ptx::wgmma_fence();
+      multiply_values(o, p[0], tile, 0);
+      multiply_values(o, p[1], tile, 1);
+      ptx::wgmma_commit();
+    }
   }
   __device__ __forceinline__ void multiply_values(Outputs& o, const HalfProbabilities& p, uint32_t tile, int half) {
     constexpr int kSteps = Traits::kKeys / 2 / 16;
