@@ -18,7 +18,7 @@ struct ForwardTile {
   int head_dim, head_dim_v;
   int consumers;  ///< consumer warpgroups, each with 64 query rows of the tile
   int keys;
-  int q_buffers;  ///< tiles of Q in flight; with one, the next work tile's rows wait until this one's output has left
+  int q_buffers;  ///< tiles of Q in flight; with one, the next work tile's rows wait for this one's last QK^T
   /// Tiles of K in flight, and in how many parts, each of some columns, a tile comes and goes.
   int k_tiles, k_parts;
   /// Parts of V in flight, each of some keys, and how many make a tile.
