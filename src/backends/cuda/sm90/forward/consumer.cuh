@@ -205,23 +205,16 @@ class Consumer {
       take_scores(s, tile, visible);
       const cuda::Raised raised = rows.raise_row_max(s, p_.scale_log2, p_.score_of_bit, factor);
       rows.exponentiate(s, 0, p_.scale_log2);
-      rows.exponentiate(s, 1, p_.scale_log2);
-      if constexpr (Traits::kKeepsOverlap) {
-        ptx::pin(s);
-        // What ends a block of instructions: within one the compiler moves the wait before the exponentials.
-        if (raised.row_max) rows.refresh_limits(p_.score_of_bit);
-      }
       if constexpr (Traits::kVParts == 2) {
         ptx::wgmma_wait<1>();
         give_values_back(before, 0);
       }
+      rows.exponentiate(s, 1, p_.scale_log2);
       ptx::wgmma_wait<0>();
       ptx::pin(o);
       give_values_back(before, Traits::kVParts - 1);
       if (raised.rescale) cuda::RowState::rescale(o, factor);
-      if constexpr (!Traits::kKeepsOverlap) {
-        if (raised.row_max) rows.refresh_limits(p_.score_of_bit);
-      }
+      if (raised.row_max) rows.refresh_limits(p_.score_of_bit);
       cuda::RowState::pack<Element>(s, 0, p[0]);
       cuda::RowState::pack<Element>(s, 1, p[1]);
       kv_ring_.advance();

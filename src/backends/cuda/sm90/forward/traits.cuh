@@ -69,9 +69,6 @@ struct ForwardTraits {
   static constexpr int kConsumerRegisters = kTile.consumer_registers;
   static constexpr int kOverlapFrom = kTile.overlap_from;
   static constexpr bool kTurns = kTile.turns;
-  /// Whether the exponentials that are to run under P V are kept from being scheduled after the wait for it, where the
-  /// compiler puts them. Not yet at d = 64, whose kernels it changes.
-  static constexpr bool kKeepsOverlap = kOverlapFrom > 0 && kQkDim > 64;
   /// Whether K of a tile is loaded before V of the one before. With P V under the next softmax a slot of V is free
   /// later than one of K, and K, which is needed first, would wait for it.
   static constexpr bool kKeysAhead = kOverlapFrom > 0 && kVSlots < 2 * kVParts;
