@@ -79,9 +79,9 @@ inline constexpr ForwardTile kForwardTiles[] = {
     ForwardTile{128, 128, 2, 128, 2, 2, 1, 2, 1, 40, 232, 0, false, 1, 32, true},
     ForwardTile{128, 128, 3, 128, 2, 2, 1, 2, 1, 32, 160, 0, false, 1, 32, true},
     ForwardTile{192, 128, 2, 128, 1, 2, 1, 2, 1, 40, 232, 5, true, 2, 64, false},
-    ForwardTile{192, 128, 3, 128, 1, 2, 1, 3, 2, 32, 160, 0, false, 2, 64, false},
-    ForwardTile{192, 192, 2, 128, 1, 2, 1, 3, 2, 40, 232, 0, false, 2, 64, false},
-    ForwardTile{256, 256, 2, 128, 1, 1, 2, 3, 2, 40, 232, 0, false, 1, 32, false},
+    ForwardTile{192, 128, 3, 128, 1, 2, 1, 3, 2, 32, 160, 0, true, 2, 64, false},
+    ForwardTile{192, 192, 2, 128, 1, 2, 1, 3, 2, 40, 232, 5, true, 2, 64, false},
+    ForwardTile{256, 256, 2, 128, 1, 1, 2, 3, 2, 40, 232, 0, true, 1, 32, false},
 };
 
 inline constexpr BackwardTile kBackwardTiles[] = {
