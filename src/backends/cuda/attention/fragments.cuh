@@ -41,4 +41,19 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
+/// Transposes four words of each lane of a quad: word i of lane c becomes word c of lane i. `lane` is the caller's.
+__device__ __forceinline__ void transpose_in_quad(uint32_t lane, uint32_t (&words)[4]) {
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2) {
+    const bool upper = lane & bit;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & bit) continue;
+      const uint32_t other = __shfl_xor_sync(0xffffffff, upper ? words[i] : words[i + bit], bit);
+      words[i] = upper ? other : words[i];
+      words[i + bit] = upper ? words[i + bit] : other;
+    }
+  }
+}
+
 }  // namespace flashmask::cuda

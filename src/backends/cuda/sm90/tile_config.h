@@ -18,7 +18,7 @@ struct ForwardTile {
   int head_dim, head_dim_v;
   int consumers;  ///< consumer warpgroups, each with 64 query rows of the tile
   int keys;
-  int q_buffers;  ///< tiles of Q in flight; with one, the next work tile's rows wait until this one's output has left
+  int q_buffers;  ///< tiles of Q in flight; with one, the next work tile's rows wait for this one's last QK^T
   /// Tiles of K in flight, and in how many parts, each of some columns, a tile comes and goes.
   int k_tiles, k_parts;
   /// Parts of V in flight, each of some keys, and how many make a tile.
@@ -27,6 +27,9 @@ struct ForwardTile {
   /// Rows of at least this many tiles run with P V under the next tile's softmax; 0: none does. It pays where the
   /// exponentials take as long as the products, and not in short rows.
   int overlap_from;
+  /// Whether the warpgroups issue their products in turn, one tile each, so that one's softmax runs under the others'
+  /// products: in the rows that overlap, or where none does in all.
+  bool turns;
   /// Buffers for mask bits of each warpgroup, and the rows of a granule that one takes: where shared memory is full,
   /// the halves of a granule go through one small buffer in turn.
   int mask_slots, mask_rows;
@@ -76,17 +79,17 @@ struct BackwardTile {
 // Three warpgroups do more work per byte of K and V; two make smaller work tiles, which short problems need to fill the
 // device. Of one head dim the shortest tile comes first.
 inline constexpr ForwardTile kForwardTiles[] = {
-    // d, d_v, WGs       keys  Q  K     V     registers  overlap  mask slots, rows  one copy
-    ForwardTile{64, 64, 2, 128, 2, 4, 1, 4, 1, 40, 232, 5, 2, 64, true},
-    ForwardTile{64, 64, 3, 128, 2, 4, 1, 4, 1, 32, 160, 5, 2, 64, true},
-    ForwardTile{96, 96, 2, 128, 2, 2, 1, 2, 1, 40, 232, 0, 1, 32, false},
-    ForwardTile{96, 96, 3, 128, 2, 2, 1, 2, 1, 32, 160, 0, 1, 32, false},
-    ForwardTile{128, 128, 2, 128, 2, 2, 1, 2, 1, 40, 232, 0, 1, 32, true},
-    ForwardTile{128, 128, 3, 128, 2, 2, 1, 2, 1, 32, 160, 0, 1, 32, true},
-    ForwardTile{192, 128, 2, 128, 1, 2, 1, 2, 1, 40, 232, 5, 2, 64, false},
-    ForwardTile{192, 128, 3, 128, 1, 2, 1, 3, 2, 32, 160, 0, 2, 64, false},
-    ForwardTile{192, 192, 2, 128, 1, 2, 1, 3, 2, 40, 232, 0, 2, 64, false},
-    ForwardTile{256, 256, 2, 128, 1, 1, 2, 3, 2, 40, 232, 0, 1, 32, false},
+    // d, d_v, WGs       keys  Q  K     V     registers  overlap, turns  mask slots, rows  one copy
+    ForwardTile{64, 64, 2, 128, 2, 4, 1, 4, 1, 40, 232, 5, true, 2, 64, true},
+    ForwardTile{64, 64, 3, 128, 2, 4, 1, 4, 1, 32, 160, 5, true, 2, 64, true},
+    ForwardTile{96, 96, 2, 128, 2, 2, 1, 2, 1, 40, 232, 0, false, 1, 32, false},
+    ForwardTile{96, 96, 3, 128, 2, 2, 1, 2, 1, 32, 160, 0, false, 1, 32, false},
+    ForwardTile{128, 128, 2, 128, 2, 2, 1, 2, 1, 40, 232, 0, false, 1, 32, true},
+    ForwardTile{128, 128, 3, 128, 2, 2, 1, 2, 1, 32, 160, 0, false, 1, 32, true},
+    ForwardTile{192, 128, 2, 128, 1, 2, 1, 2, 1, 40, 232, 5, true, 2, 64, false},
+    ForwardTile{192, 128, 3, 128, 1, 2, 1, 3, 2, 32, 160, 0, true, 2, 64, false},
+    ForwardTile{192, 192, 2, 128, 1, 2, 1, 3, 2, 40, 232, 5, true, 2, 64, false},
+    ForwardTile{256, 256, 2, 128, 1, 1, 2, 3, 2, 40, 232, 0, true, 1, 32, false},
 };
 
 inline constexpr BackwardTile kBackwardTiles[] = {
