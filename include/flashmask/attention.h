@@ -31,12 +31,15 @@ struct Dropout {
   const uint64_t* state = nullptr;
 };
 
-/// What a call asks for beyond the softmax of masked scores; by default nothing. No backend implements any of it yet: a
-/// call that asks for it is refused (kUnsupported) with the feature's name.
+/// What a call asks for beyond the softmax of masked scores; by default nothing. The cpu and reference backends
+/// implement softcap and sinks; what a backend does not implement it refuses (kUnsupported) with the feature's name.
 struct Features {
-  /// Scores become softcap * tanh(score / softcap), after softmax_scale and before the mask; 0: as they are.
+  /// Scores become softcap * tanh(score / softcap), after softmax_scale and before the mask (Gemma 2,
+  /// arXiv:2408.00118); 0: as they are. At least 0, finite.
   double softcap = 0;
-  /// float32 [heads_q]: the score of one more key, whose value is zero, that every row sees. Undefined: none.
+  /// [heads_q], float32 or q's dtype: the score of one more key, whose value is zero, that every row sees (gpt-oss,
+  /// arXiv:2508.10925). It is neither scaled nor capped. lse includes it: a row that sees nothing else has out = 0 and
+  /// lse = sink. Undefined, or -inf: none.
   TensorView sink{};
   Dropout dropout{};
 };
@@ -91,16 +94,16 @@ struct AttentionInputs {
 };
 
 /// out [batch, seqlen_q, heads_q, head_dim_v] in q's dtype; lse [batch, heads_q, seqlen_q], natural log,
-/// float32 (float64 for float64): log(sum_j exp(softmax_scale * q_i.k_j)) over the visible keys j. Rows that
-/// see nothing get out = 0 and lse = -inf. Every element of both is written.
+/// float32 (float64 for float64): log(sum_j exp(softmax_scale * q_i.k_j)) over the visible keys j, and the sink. Rows
+/// that see nothing get out = 0 and lse = -inf, or the sink. Every element of both is written.
 struct ForwardArgs : AttentionInputs {
   TensorView out, lse;
 };
 
 /// Gradients of a forward call with the same inputs: `out` and `lse` are what it returned; dout has out's
 /// shape and dtype and any strides (expanded ones too); dlse, optional, has lse's shape and dtype; dq, dk,
-/// dv have the shapes and dtype of q, k, v; dsink has the shape and dtype of Features::sink, without which it is
-/// absent. Every element of them is written.
+/// dv have the shapes and dtype of q, k, v; dsink, optional, has the shape and dtype of Features::sink, without which
+/// it is absent, and the same bits in every run. Every element of them is written.
 struct BackwardArgs : AttentionInputs {
   TensorView out, lse, dout;
   TensorView dlse{};

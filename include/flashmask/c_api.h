@@ -98,9 +98,9 @@ typedef struct fm_executed_tiles {
 /* Returns `bytes` bytes on the call's device, of any alignment, or NULL if there are none. Throws nothing. */
 typedef void* (*fm_allocate)(void* context, size_t bytes);
 
-/* What a call may ask for beyond its tensors. softcap, dropout_p, sink, block_table, partial_out and
- * dropout_state are not implemented yet: a value other than zero is FM_UNSUPPORTED, with a message that names the
- * field. */
+/* What a call may ask for beyond its tensors. The cpu and reference backends implement softcap and sink; dropout_p,
+ * block_table and partial_out no backend yet. A value other than zero of what a backend does not implement is
+ * FM_UNSUPPORTED, with a message that names the field. */
 typedef struct fm_options {
   uint32_t struct_size;
   uint32_t flags; /* FM_DETERMINISTIC, FM_HAS_SCALE */
@@ -113,7 +113,8 @@ typedef struct fm_options {
   double softcap;        /* scores become softcap * tanh(score / softcap), before the mask; 0: as they are */
   double dropout_p;      /* share of the attention weights that are set to zero, in [0, 1); needs dropout_state */
   uint64_t reserved[2];  /* 0 */
-  fm_tensor sink;        /* float32 [heads_q]: the score of one more key, whose value is zero, that every row sees */
+  fm_tensor sink;        /* float32 or q's dtype, [heads_q]: the score of one more key, whose value is zero, that every
+                            row sees; see Features in attention.h */
   fm_tensor block_table; /* paged k and v */
   uint32_t partial_out;  /* fp32 partial outputs */
   int32_t max_ctas; /* CTAs of a CUDA call's attention kernel at a time; 0: one for each multiprocessor; see Options in
@@ -153,7 +154,7 @@ typedef struct fm_backward_args {
   const void* plan;
   size_t plan_bytes;
   fm_tensor dense_mask;
-  fm_tensor dsink; /* absent without options->sink */
+  fm_tensor dsink; /* of options->sink's shape and dtype; absent: not wanted, as it has to be without that */
 } fm_backward_args;
 
 /* FM_ABI_VERSION the library was built with. */

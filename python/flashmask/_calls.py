@@ -24,13 +24,16 @@ def forward(front, q, k, v, mask, **options):
 
 
 def backward(front, dout, dlse, q, k, v, out, lse, mask, **options):
-    """(dq, dk, dv). dlse: None if no gradient reaches lse."""
-    gradients = [front.empty(x.shape, front.array(x).dtype, x) for x in (q, k, v)]
-    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, **dict(zip(("dq", "dk", "dv"), gradients))}
+    """(dq, dk, dv), and dsink if the options have a sink. dlse: None if no gradient reaches lse."""
+    inputs = {"dq": q, "dk": k, "dv": v}
+    if options.get("sink") is not None:
+        inputs["dsink"] = options["sink"]
+    gradients = {name: front.empty(x.shape, front.array(x).dtype, x) for name, x in inputs.items()}
+    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, **gradients}
     if dlse is not None:
         arrays["dlse"] = dlse
     _run(front, "fm_backward", capi.BackwardArgs, arrays, mask, options)
-    return tuple(gradients)
+    return tuple(gradients.values())
 
 
 def mask_of(front, mask):
@@ -73,6 +76,10 @@ def mask_parameters(vectors, numbers):
 
 
 def _run(front, name, kind, arrays, mask, options):
+    """`options` as capi.options takes them, but `sink` is an array or None."""
+    sink = options.pop("sink", None)
+    if sink is not None:
+        options["sink"] = front.array(sink).described("sink")
     args = capi.make(kind, **{name: front.array(x).described(name) for name, x in arrays.items()})
     if mask is not None:
         args.mask = C.pointer(mask_of(front, mask))

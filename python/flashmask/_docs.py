@@ -30,9 +30,16 @@ key has hidden rows of its own.""",
 block_mask: bool, uint8 or int32 [batch or 1, 1 or heads_kv or heads_q, ceil(seqlen_q / 128), ceil(seqlen_k / 128)],
     0 hides the block.""",
     "softmax_scale": "softmax_scale: default 1 / sqrt(head_dim).",
+    "softcap": """\
+softcap: scores, scaled, become softcap * tanh(score / softcap) before the mask is applied, as in Gemma 2
+    (arXiv:2408.00118); 0: as they are.""",
+    "sink": """\
+sink: [heads_q], float32 or the dtype of the queries: of each head the score of one more key, whose value is 0 and which
+    every row sees, as in gpt-oss (arXiv:2508.10925). It is not scaled or capped. lse includes it: a row that sees no
+    key gets 0, and lse = sink.""",
     "layout": """\
 layout: "bshd" as above, or "bhsd": the arrays and the result are [batch, heads, seqlen, head_dim].""",
-    "hidden_rows": "A row that sees no key gets 0, and lse -inf.",
+    "hidden_rows": "A row that sees no key gets 0, and lse -inf (with a sink, the sink).",
     "raises": """\
 Raises TypeError or ValueError if an argument is wrong, and UnsupportedError if no backend takes the call.""",
     "explain": """\

@@ -59,14 +59,17 @@ class Call:
     threads: int = 0
     device: int = 0
     stream: int | None = None
+    softcap: float = 0.0
+    sink: Array | None = None
 
     def map(self, function):
         """The call with function(x) in place of q, k and v."""
         return replace(self, q=function(self.q), k=function(self.k), v=function(self.v))
 
     def options(self):
-        names = "softmax_scale", "deterministic", "backend", "max_ctas", "threads", "device", "stream"
-        return capi.options(**{name: getattr(self, name) for name in names})
+        names = "softmax_scale", "deterministic", "backend", "max_ctas", "threads", "device", "stream", "softcap"
+        sink = {} if self.sink is None else {"sink": self.sink.described("sink")}
+        return capi.options(**{name: getattr(self, name) for name in names}, **sink)
 
     def arguments(self, kind, **fields):
         """fm_forward_args or fm_backward_args. Outputs are described, not allocated: nothing writes them."""
@@ -127,7 +130,7 @@ def _lines(described):
         return
     yield from _taken("forward", _explanation(described, capi.ForwardArgs))
     if not call.needs_gradient:
-        yield "backward  not needed: neither query nor key nor value requires a gradient"
+        yield "backward  not needed: no tensor requires a gradient"
     elif backward := refusal(call, capi.BackwardArgs):
         yield from _refused("backward", call, capi.BackwardArgs, backward)
     else:

@@ -51,8 +51,11 @@ def flashmask_attention(
     max_ctas: on CUDA, the most CTAs of the attention kernel that run at a time, forward and backward, so that the other
         multiprocessors are left to other streams, as those of communication; 0: one for each multiprocessor. It never
         changes a bit of out, lse and deterministic gradients. The CPU takes no notice of it.
-    dropout, softcap, sink, q_pos, k_pos: not implemented; anything but 0, 0, None, None and None raises
-        UnsupportedError.
+    {softcap}
+    {sink}
+        Differentiable, as query, key and value are.
+    dropout, q_pos, k_pos: not implemented; anything but 0, None and None raises UnsupportedError. Nor does CUDA
+        implement softcap and sink.
 
     Returns out, in query's dtype and layout, [batch, seqlen_q, heads_q, head_dim_v]; with return_softmax_lse (out,
     lse), lse [batch, heads_q, seqlen_q] natural logarithm, float32 (float64 for float64). Both are
@@ -62,18 +65,20 @@ def flashmask_attention(
 
     {raises}
     """
+    features = ()
     if dropout != 0 or softcap != 0 or sink is not None or q_pos is not None or k_pos is not None:
-        refuse_features(dropout, softcap, sink, q_pos, k_pos)
+        features = read_features(dropout, softcap, sink, q_pos, k_pos)
     mask = call_mask(query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout)
-    out, lse = ops.checked_attention(query, key, value, mask, softmax_scale, layout, deterministic, backend, max_ctas)
+    out, lse = ops.checked_attention(
+        query, key, value, mask, softmax_scale, layout, deterministic, backend, max_ctas, features
+    )
     return (out, lse) if return_softmax_lse else out
 
 
-def refuse_features(dropout, softcap, sink, q_pos, k_pos):
-    """UnsupportedError naming the first feature that is asked for."""
-    _arguments.refuse_unsupported(
-        dropout=(dropout, 0), softcap=(softcap, 0), sink=(sink, None), q_pos=(q_pos, None), k_pos=(k_pos, None)
-    )
+def read_features(dropout, softcap, sink, q_pos, k_pos):
+    """Features as ops.features_of has them; UnsupportedError naming the first that is not implemented."""
+    _arguments.refuse_unsupported(dropout=(dropout, 0), q_pos=(q_pos, None), k_pos=(k_pos, None))
+    return ops.features_of(softcap, sink)
 
 
 def call_mask(query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout):

@@ -5,7 +5,7 @@ import torch
 
 from . import _explain, capi, ops
 from ._docs import composed
-from .attention import call_mask, refuse_features
+from .attention import call_mask, read_features
 
 __all__ = ["explain"]
 
@@ -40,7 +40,7 @@ def explain(
     """
 
     def prepare():
-        refuse_features(dropout, softcap, sink, q_pos, k_pos)
+        features = read_features(dropout, softcap, sink, q_pos, k_pos)
         mask = call_mask(query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout)
         if mask.device not in (None, query.device):
             raise ValueError(
@@ -55,8 +55,10 @@ def explain(
             if is_deterministic is None
             else is_deterministic,
             softmax_scale=scale,
-            needs_gradient=any(x.requires_grad for x in tensors),
+            needs_gradient=any(x.requires_grad for x in (*tensors, *(x for x in (sink,) if x is not None))),
             max_ctas=ctas,
+            softcap=features[-1] if features else 0.0,
+            sink=None if sink is None else _described(sink),
             **_place(query.device),
         )
         fm_mask, plan = capi.mask_of(mask, lambda name, x: _described(x).described(name)), mask.plan(query.device)

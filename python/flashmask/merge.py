@@ -8,11 +8,11 @@ from . import _arguments
 __all__ = ["merge_attention"]
 
 
-def merge_attention(outs, lses, *, layout="bshd"):
+def merge_attention(outs, lses, *, layout="bshd", sink=None):
     """Merges attention of the same queries over disjoint sets of keys into attention over all of them.
 
     With w_p = exp(lse_p - lse) and lse = log(sum over p of exp(lse_p)), the merged output is the sum of w_p * out_p:
-    exact, up to the rounding of the parts. Differentiable in all outs and lses.
+    exact, up to the rounding of the parts. Differentiable in all outs and lses, and in the sink.
 
     Args:
         outs: sequence of [batch, seqlen_q, heads, head_dim_v] (layout "bhsd": [batch, heads, seqlen_q, head_dim_v]);
@@ -20,10 +20,12 @@ def merge_attention(outs, lses, *, layout="bshd"):
         lses: as many, [batch, heads, seqlen_q] in either layout, or [heads, total_q]: natural log, -inf where a row saw
             no key.
         layout: "bshd" or "bhsd", of the outs.
+        sink: [heads], as in flashmask_attention: the score of one more key, whose value is 0. The parts are made
+            without it, or each would count it once.
 
     Returns:
         (out, lse), in the dtypes and shapes of the parts; sums are taken in lse's dtype. A row that no part has a key
-        for has out 0 and lse -inf.
+        for has out 0 and lse -inf (with a sink, the sink).
 
     Raises:
         ValueError: no parts, not as many outs as lses, or shapes or devices that do not go together.
@@ -31,6 +33,8 @@ def merge_attention(outs, lses, *, layout="bshd"):
     """
     outs, lses = _arguments.sequence("outs", outs), _arguments.sequence("lses", lses)
     _check_parts(outs, lses, layout)
+    if sink is not None:  # a part whose out is 0
+        lses = [*lses, _sink_of_rows(sink, lses[0])]
     weights, lse = _softmax(torch.stack(lses))
     if layout == "bshd":
         weights = weights.transpose(-1, -2)
@@ -50,6 +54,14 @@ def _softmax(lses):
     empty = total == 0
     total = torch.where(empty, 1, total)
     return exponentials / total, torch.where(empty, -torch.inf, top + torch.log(total))
+
+
+def _sink_of_rows(sink, lse):
+    _arguments.check_tensors("[heads]", sink=sink)
+    _arguments.check_one_device(lses=lse, sink=sink)
+    if sink.shape[0] != lse.shape[-2]:
+        raise ValueError(f"sink has {sink.shape[0]} entries; it must have one for each of the {lse.shape[-2]} heads")
+    return sink.to(lse.dtype)[:, None].expand(lse.shape)
 
 
 def _check_parts(outs, lses, layout):

@@ -113,6 +113,8 @@ def attention(
     layout="bshd",
     backend="auto",
     threads=0,
+    softcap=0.0,
+    sink=None,
 ):
     """Softmax attention in which each key is hidden from up to two runs of query rows: (out, lse).
 
@@ -127,6 +129,8 @@ def attention(
     {layout}
     backend: "auto", "cpu" or "reference" (slow).
     threads: at most so many; 0: OpenMP's default. The result does not depend on it.
+    {softcap}
+    {sink}
 
     Returns out, in q's dtype and layout, [batch, seqlen_q, heads_q, head_dim_v], and lse [batch, heads_q, seqlen_q],
     natural logarithm, float32 (float64 for float64).
@@ -136,7 +140,7 @@ def attention(
     """
     q, k, v = _bshd(layout, q=q, k=k, v=v)
     call_mask = _mask(mask, q, k, causal, window_size, q_offset, block_mask)
-    out, lse = _calls.forward(_Numpy, q, k, v, call_mask, **_options(softmax_scale, backend, threads))
+    out, lse = _calls.forward(_Numpy, q, k, v, call_mask, **_options(softmax_scale, backend, threads, softcap, sink))
     return _in_layout(layout, out), lse
 
 
@@ -159,8 +163,12 @@ def attention_backward(
     layout="bshd",
     backend="auto",
     threads=0,
+    softcap=0.0,
+    sink=None,
 ):
     """The gradients of attention(): (dq, dk, dv), in the shapes, dtypes and memory layouts of q, k and v.
+
+    With a sink (dq, dk, dv, dsink).
 
     dout: the gradient of out, which it has the shape and dtype of. dlse: that of lse, or None. All other arguments are
     those of the forward call, and out and lse what it returned. The same bits in every run.
@@ -169,11 +177,11 @@ def attention_backward(
     """
     dout, q, k, v, out = _bshd(layout, dout=dout, q=q, k=k, v=v, out=out)
     call_mask = _mask(mask, q, k, causal, window_size, q_offset, block_mask)
-    options = _options(softmax_scale, backend, threads)
+    options = _options(softmax_scale, backend, threads, softcap, sink)
     lse = _array("lse", lse)
     dlse = None if dlse is None else _array("dlse", dlse)
     gradients = _calls.backward(_Numpy, dout, dlse, q, k, v, out, lse, call_mask, **options)
-    return tuple(_in_layout(layout, x) for x in gradients)
+    return *(_in_layout(layout, x) for x in gradients[:3]), *gradients[3:]
 
 
 @composed
@@ -191,6 +199,8 @@ def explain(
     layout="bshd",
     backend="auto",
     threads=0,
+    softcap=0.0,
+    sink=None,
 ):
     """
     {explain}
@@ -199,7 +209,8 @@ def explain(
     def prepare():
         arrays = _bshd(layout, q=q, k=k, v=v)
         call_mask = _mask(mask, *arrays[:2], causal, window_size, q_offset, block_mask)
-        options = _options(softmax_scale, backend, threads)
+        options = _options(softmax_scale, backend, threads, softcap, sink)
+        options["sink"] = None if sink is None else _Numpy.array(options["sink"])
         call = _explain.Call(*map(_Numpy.array, arrays), deterministic=True, needs_gradient=True, **options)
         fm_mask = _calls.mask_of(_Numpy, call_mask)
         return _explain.Described(call, call_mask, fm_mask, _explain.host_tiles(fm_mask))
@@ -268,13 +279,15 @@ def _numbers(name, value):
         raise ValueError(f"{name} must be integers, nested lists of one length: {error}") from None
 
 
-def _options(softmax_scale, backend, threads):
+def _options(softmax_scale, backend, threads, softcap, sink):
     if not isinstance(backend, str):
         raise TypeError(f"backend is {_values.given(backend)}; it must be a string, as 'auto'")
     return {
         "softmax_scale": None if softmax_scale is None else _values.number("softmax_scale", softmax_scale),
         "backend": backend,
         "threads": _values.integer("threads", threads, 0, 2**31 - 1),
+        "softcap": _values.number("softcap", softcap),
+        "sink": None if sink is None else _array("sink", sink),
     }
 
 

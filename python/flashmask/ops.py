@@ -34,6 +34,7 @@ _MOST_CTAS = 2**31 - 1
 # Where an operator's options end and its features begin: sink, q_pos, k_pos, dropout_state, and then the numbers
 # dropout_p and softcap. Those that have their default may be left out, from the last one on.
 _SINK, _DROPOUT_P = 8, 12
+_NO_FEATURES = (None, None, None, None, 0.0, 0.0)
 
 _NO_FUNCTIONAL_DERIVATIVE = (
     "torch.func cannot differentiate flashmask attention; torch.autograd.grad and backward() can"
@@ -57,13 +58,26 @@ def plan(mask, device=None):
     return call(_ops.plan, bounds, block_mask, mask.seqlen_q, mask.seqlen_k, *band, torch.device(device or "cpu"))
 
 
-def attention(q, k, v, mask=None, *, softmax_scale=None, layout="bshd", deterministic=None, backend="auto", max_ctas=0):
-    """Masked attention: (out, lse), both differentiable with respect to q, k and v.
+def attention(
+    q,
+    k,
+    v,
+    mask=None,
+    *,
+    softmax_scale=None,
+    layout="bshd",
+    deterministic=None,
+    backend="auto",
+    max_ctas=0,
+    softcap=0.0,
+    sink=None,
+):
+    """Masked attention: (out, lse), both differentiable with respect to q, k, v and the sink.
 
     mask: a Mask, or None: every row sees every key. softmax_scale: default 1 / sqrt(head_dim). layout "bhsd": q, k and
     v are [batch, heads, seqlen, head_dim], and so is out; all are views. deterministic: gradients with the same bits in
     every run; None follows torch.use_deterministic_algorithms. backend: "auto", "cpu", "cuda" or "reference" (slow, the
-    only one for float64). max_ctas: as in flashmask_attention.
+    only one for float64). max_ctas, softcap, sink: as in flashmask_attention.
 
     Under torch.autocast q, k and v are cast to its dtype. Raises ValueError if an argument is wrong, and
     UnsupportedError if no backend takes the call.
@@ -71,11 +85,23 @@ def attention(q, k, v, mask=None, *, softmax_scale=None, layout="bshd", determin
     check_dimensions(q, k, v, layout)
     if mask is not None:
         check_lengths(mask, q, k, layout)
-    return checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend, max_ctas)
+    features = features_of(softcap, sink)
+    return checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend, max_ctas, features)
 
 
-def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend, max_ctas):
-    """attention() of tensors with 4 dimensions and a mask of their lengths.
+def features_of(softcap, sink):
+    """The features of a call as checked_attention takes them: as the operators' last arguments have them.
+
+    TypeError or ValueError if one is wrong, as far as Python says so.
+    """
+    if sink is not None:
+        _arguments.check_dense("sink", sink, "[heads_q]")
+    features = (sink, None, None, None, 0.0, _arguments.number("softcap", softcap))
+    return () if sink is None and features == _NO_FEATURES else features
+
+
+def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend, max_ctas, features=()):
+    """attention() of tensors with 4 dimensions, a mask of their lengths, and features as features_of has them.
 
     This is what every call pays for: see benchmarks/torch_overhead.py.
     """
@@ -96,8 +122,8 @@ def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backe
         plan_ = mask.plan(q.device) if is_compiling else mask._plan_in_eager_mode(q.device)
         left, right = mask.window or (-1, -1)
         options = (softmax_scale, mask.causal, mask.q_offset, left, right, deterministic, backend)
-    if max_ctas != 0:
-        options = (*options, max_ctas)
+    if max_ctas != 0 or features:
+        options = (*options, max_ctas, *features)
     # The kernel itself saves a way through the dispatcher; a graph and torch.func need the operator.
     if is_compiling:
         out, lse = _ops.forward(q, k, v, bounds, block_mask, plan_, *options)
@@ -271,6 +297,8 @@ def _plan_vmap(info, in_dims, bounds, block_mask, *others):
 @torch.library.register_vmap("flashmask::forward")
 def _forward_vmap(info, in_dims, q, k, v, bounds, block_mask, plan_, *options):
     """One call in which the mapped dimension is part of the batch."""
+    if any(dim is not None for dim in in_dims[6:]):
+        raise UnsupportedError("vmap over a sink is not implemented; over q, k, v and the mask it is")
     size = info.batch_size
     q, k, v = (_folded(x, dim, size) for x, dim in zip((q, k, v), in_dims))
     masks = []
@@ -346,11 +374,12 @@ def _forward(q, k, v, bounds, block_mask, plan_, *options):
 
     torch.library.register_autograd would make the same, but reads the schema in every call: 0.1 ms.
     """
+    sink = options[_SINK] if len(options) > _SINK else None
     if forward_ad._current_level >= 0:
-        _refuse_tangents(q, k, v)
+        _refuse_tangents(q, k, v, *(() if sink is None else (sink,)))
     requires_grad = q.requires_grad or k.requires_grad or v.requires_grad
-    if not requires_grad and len(options) > _SINK and options[_SINK] is not None:
-        requires_grad = options[_SINK].requires_grad
+    if not requires_grad and sink is not None:
+        requires_grad = sink.requires_grad
     if requires_grad and _is_grad_enabled():
         if _is_transformed():
             raise UnsupportedError(_NO_FUNCTIONAL_DERIVATIVE)
@@ -364,7 +393,8 @@ def _forward(q, k, v, bounds, block_mask, plan_, *options):
 
 def _transformed(q, k, v, *others):
     """A call within torch.func's transforms. What vmap maps may require gradients, which only the dispatcher sees."""
-    if (q.requires_grad or k.requires_grad or v.requires_grad) and _is_grad_enabled():
+    tensors = (x for x in (q, k, v, *others) if isinstance(x, torch.Tensor))
+    if _is_grad_enabled() and any(x.requires_grad for x in tensors):
         raise UnsupportedError(_NO_FUNCTIONAL_DERIVATIVE)
     return _ops.forward(q, k, v, *others)
 

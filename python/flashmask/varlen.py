@@ -31,8 +31,9 @@ def flashmask_varlen_func(
     block_table=None,
     backend="auto",
     max_ctas=0,
+    sink=None,
 ):
-    """Attention within each document of a packed batch. Differentiable in q, k and v, and through lse.
+    """Attention within each document of a packed batch. Differentiable in q, k, v and sink, and through lse.
 
     Args:
         q: (total_q, heads_q, head_dim); k: (total_k, heads_kv, head_dim); v: (total_k, heads_kv, head_dim_v). heads_q
@@ -50,25 +51,22 @@ def flashmask_varlen_func(
         deterministic: True: the same gradient bits in every run. None follows
             torch.are_deterministic_algorithms_enabled().
         return_softmax_lse, return_attn_probs: either one returns lse too. Probabilities are never made.
-        dropout_p, softcap, alibi_slopes, block_table: only 0, 0, None and None.
-        backend, max_ctas: as in flashmask_attention.
+        dropout_p, alibi_slopes, block_table: only 0, None and None.
+        softcap, sink, backend, max_ctas: as in flashmask_attention.
 
     Returns:
         out (total_q, heads_q, head_dim_v), or (out, lse) with lse (heads_q, total_q): natural log, float32 (float64 for
-        float64 inputs). A row that sees no key has out 0 and lse -inf.
+        float64 inputs). A row that sees no key has out 0 and lse -inf (with a sink, the sink).
 
     Raises:
-        UnsupportedError: dropout, softcap, alibi_slopes or block_table is given.
+        UnsupportedError: dropout, alibi_slopes or block_table is given.
         ValueError, TypeError: an argument is wrong.
 
     Each call makes its mask and its plan anew. To share them among the layers of a model, make the mask once with
     varlen_mask and call flashmask_attention(q[None], k[None], v[None], mask).
     """
     _arguments.refuse_unsupported(
-        dropout_p=(dropout_p, 0),
-        softcap=(softcap, 0),
-        alibi_slopes=(alibi_slopes, None),
-        block_table=(block_table, None),
+        dropout_p=(dropout_p, 0), alibi_slopes=(alibi_slopes, None), block_table=(block_table, None)
     )
     _arguments.check_tensors("(total tokens, heads, head_dim)", q=q, k=k, v=v)
     cu_q, cu_k = _cu_seqlens_of_both(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0], q.device)
@@ -84,6 +82,8 @@ def flashmask_varlen_func(
         return_softmax_lse=True,
         backend=backend,
         max_ctas=max_ctas,
+        softcap=softcap,
+        sink=sink,
     )
     return (out[0], lse[0]) if return_softmax_lse or return_attn_probs else out[0]
 

@@ -182,16 +182,19 @@ void check_options(const Options& options) {
     throw_invalid("dropout_p is ", features.dropout.p, "; it must be at least 0 and less than 1");
 }
 
+/// float32, or the tensors' own.
 void check_sink(const Problem& p, bool with_data) {
-  if (p.features.sink.defined())
-    check_tensor("sink", p.features.sink, {{p.heads_q}, "heads_q", DataType::kFloat32, false, false}, p.device,
-                 with_data);
+  const TensorView& sink = p.features.sink;
+  if (!sink.defined()) return;
+  const DataType dtype = sink.dtype == p.dtype ? p.dtype : DataType::kFloat32;
+  check_tensor("sink", sink, {{p.heads_q}, "heads_q", dtype, false, false}, p.device, with_data);
 }
 
 void check_dsink(const Problem& p, bool with_data) {
   if (!p.dsink.defined()) return;
   if (!p.features.sink.defined()) throw_invalid("dsink is ", describe(p.dsink), "; it must be absent without sink");
-  check_tensor("dsink", p.dsink, {{p.heads_q}, "sink's shape", DataType::kFloat32, false, true}, p.device, with_data);
+  check_tensor("dsink", p.dsink, {{p.heads_q}, "sink's shape and dtype", p.features.sink.dtype, false, true}, p.device,
+               with_data);
 }
 
 Problem begin(const AttentionInputs& args, const MaskView* mask, const Options& options, bool with_data) {
@@ -292,18 +295,17 @@ std::vector<std::string> names(const Features& features) {
   std::vector<std::string> asked;
   if (features.softcap != 0) asked.emplace_back("softcap");
   if (features.sink.defined()) asked.emplace_back("sink");
-  if (features.dropout.p != 0 || features.dropout.state) asked.emplace_back("dropout");
+  if (features.dropout.p != 0) asked.emplace_back("dropout");
   return asked;
 }
 
-std::string unimplemented(const Features& features) {
-  const Dropout& dropout = features.dropout;
-  if (features.softcap != 0)
-    return message("softcap is ", features.softcap, "; it must be 0: softcap is not implemented");
-  if (features.sink.defined())
-    return message("sink is ", describe(features.sink), "; it must be absent: sinks are not implemented");
-  if (dropout.p != 0) return message("dropout_p is ", dropout.p, "; it must be 0: dropout is not implemented");
-  if (dropout.state) return "dropout_state is given; it must be null: dropout is not implemented";
+std::string features_refusal(const Features& asked, const FeatureSet& has) {
+  if (asked.softcap != 0 && !has.softcap)
+    return message("softcap is ", asked.softcap, "; it must be 0: this backend does not implement softcap");
+  if (asked.sink.defined() && !has.sink)
+    return message("sink is ", describe(asked.sink), "; it must be absent: this backend does not implement sinks");
+  if (asked.dropout.p != 0 && !has.dropout)
+    return message("dropout_p is ", asked.dropout.p, "; it must be 0: this backend does not implement dropout");
   return {};
 }
 

@@ -42,7 +42,9 @@ struct Problem {
   int64_t kv_head(int64_t h) const { return broadcast_index(h, heads_q, heads_kv); }
   int64_t group_size() const { return heads_q / heads_kv; }
   /// Whether no output has an element.
-  bool is_empty() const { return batch == 0 || (seqlen_q == 0 && (!is_backward || seqlen_k == 0)); }
+  bool is_empty() const {
+    return !dsink.defined() && (batch == 0 || (seqlen_q == 0 && (!is_backward || seqlen_k == 0)));
+  }
 };
 
 /// First element of (b, s, h) in a tensor [batch, seqlen, heads, dim].
@@ -71,7 +73,12 @@ Problem check(const BackwardArgs& args, const MaskView* mask, const Options& opt
 /// Throws unless the plan, which is there, is of the problem's mask, as far as can be said without waiting.
 void check_plan(const Problem& problem);
 
-/// Why no backend takes a call with these features: the first one asked for, by name; empty if there is none.
-std::string unimplemented(const Features& features);
+/// Which of the Features a backend, or a set of its kernels, implements.
+struct FeatureSet {
+  bool softcap = false, sink = false, dropout = false;
+};
+/// Why a backend that `has` these does not take a call that asks for those: the first that is missing, by name; empty
+/// if none is.
+std::string features_refusal(const Features& asked, const FeatureSet& has);
 
 }  // namespace flashmask

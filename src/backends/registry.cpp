@@ -49,7 +49,6 @@ bool lacks_device(const Backend& backend, const Problem& problem) {
 
 /// What `backend` says to the call; one that is slow takes it only `by_name`.
 Prepared answer_of(const Backend& backend, bool by_name, const Problem& problem) {
-  if (std::string why = unimplemented(problem.features); !why.empty()) return Refusal{std::move(why)};
   Prepared answer = backend.prepare(problem);
   const bool passed_over = !by_name && !backend.automatic() && std::holds_alternative<Launch>(answer);
   return passed_over ? Refusal{"only runs when it is asked for by name (it is slow)"} : std::move(answer);

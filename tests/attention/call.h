@@ -49,6 +49,7 @@ class Call {
 
   Sizes sizes;
   std::vector<Real> q, k, v, dout, dlse, out, lse, dq, dk, dv;
+  std::vector<Real> sink, dsink;  ///< [heads_q]; no sinks where empty
   bool with_dlse = false;
   std::optional<Mask> mask;
   PlanView plan;
@@ -72,15 +73,24 @@ class Call {
     args.dq = view(dq, {s.batch, s.seqlen_q, s.heads_q, s.head_dim});
     args.dk = view(dk, {s.batch, s.seqlen_k, s.heads_kv, s.head_dim});
     args.dv = view(dv, {s.batch, s.seqlen_k, s.heads_kv, s.head_dim_v});
+    if (!dsink.empty()) args.dsink = view(dsink, {s.heads_q});
     return args;
+  }
+  /// Every head gets a sink of its own, with a gradient.
+  void add_sink(uint64_t seed = 1) {
+    Random random(seed);
+    for (int64_t h = 0; h < sizes.heads_q; ++h) sink.push_back(static_cast<Real>(4 * random.real() - 1));
+    dsink.assign(sink.size(), std::numeric_limits<Real>::quiet_NaN());
   }
   void forward() {
     options.executed_tiles = &executed;
+    set_sink();
     std::vector<std::byte> workspace(forward_workspace(forward_args(), options), std::byte{0xff});
     flashmask::forward(forward_args(), workspace, options);
   }
   void backward() {
     options.executed_tiles = &executed;
+    set_sink();
     std::vector<std::byte> workspace(backward_workspace(backward_args(), options), std::byte{0xff});
     flashmask::backward(backward_args(), workspace, options);
   }
@@ -102,7 +112,10 @@ class Call {
     other.dense = visible;
     other.dense_batch = visible_batch;
     other.dense_heads = visible_heads;
+    other.sink = copy(sink);
+    other.dsink = copy(dsink);
     other.options.softmax_scale = options.softmax_scale;
+    other.options.features = options.features;
     other.options.backend = "reference";
     return other;
   }
@@ -113,6 +126,9 @@ class Call {
   }
 
  private:
+  void set_sink() {
+    if (!sink.empty()) options.features.sink = view(sink, {sizes.heads_q});
+  }
   template <typename Args>
   void fill(Args& args) const {
     const Sizes& s = sizes;

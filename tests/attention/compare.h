@@ -24,7 +24,8 @@ bool same_bits(const Call<Real>& a, const Call<Real>& b) {
   const auto same = [](const auto& x, const auto& y) {
     return x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), x.size() * sizeof(x[0])) == 0);
   };
-  return same(a.out, b.out) && same(a.lse, b.lse) && same(a.dq, b.dq) && same(a.dk, b.dk) && same(a.dv, b.dv);
+  return same(a.out, b.out) && same(a.lse, b.lse) && same(a.dq, b.dq) && same(a.dk, b.dk) && same(a.dv, b.dv) &&
+         same(a.dsink, b.dsink);
 }
 
 inline void expect_matches_oracle(const Call<float>& call, const std::vector<uint8_t>& visible, int64_t batch = 1,
@@ -34,7 +35,8 @@ inline void expect_matches_oracle(const Call<float>& call, const std::vector<uin
   for (const auto& [name, got, want] : {std::tuple{"out", &call.out, &oracle.out},
                                         {"dq", &call.dq, &oracle.dq},
                                         {"dk", &call.dk, &oracle.dk},
-                                        {"dv", &call.dv, &oracle.dv}}) {
+                                        {"dv", &call.dv, &oracle.dv},
+                                        {"dsink", &call.dsink, &oracle.dsink}}) {
     EXPECT_LE(max_error(*got, *want), 1e-5 * max_value(*want)) << name;
   }
   EXPECT_LE(max_error(call.lse, oracle.lse), 1e-3);

@@ -36,17 +36,26 @@ void expect_gradient(Call<double>& call, std::vector<double>& input, const std::
   }
 }
 
-void check(const Mask& mask, const Sizes& sizes, bool with_dlse, std::optional<double> scale = std::nullopt) {
+struct Asked {
+  double softcap = 0;
+  bool sink = false;
+};
+
+void check(const Mask& mask, const Sizes& sizes, bool with_dlse, std::optional<double> scale = std::nullopt,
+           const Asked& asked = {}) {
   Call<double> call(sizes, 7);
+  call.options.features.softcap = asked.softcap;
+  if (asked.sink) call.add_sink();
   call.mask = mask;
   call.with_dlse = with_dlse;
   call.options.backend = "reference";
   call.options.softmax_scale = scale;
   call.run();
-  const auto dq = call.dq, dk = call.dk, dv = call.dv;
+  const auto dq = call.dq, dk = call.dk, dv = call.dv, dsink = call.dsink;
   expect_gradient(call, call.q, dq, "dq");
   expect_gradient(call, call.k, dk, "dk");
   expect_gradient(call, call.v, dv, "dv");
+  expect_gradient(call, call.sink, dsink, "dsink");
 }
 
 TEST(Gradient, OfEveryFamilyByFiniteDifferences) {
@@ -64,6 +73,19 @@ TEST(Gradient, WithRowsThatSeeNothingUnequalLengthsAndNegativeScale) {
       .batch = 2, .seqlen_q = 8, .seqlen_k = 5, .heads_q = 2, .heads_kv = 2, .head_dim = 3, .head_dim_v = 4};
   check(masks::causal(8, 5), sizes, true);
   check(masks::causal(8, 5, 0), sizes, true, -0.7);
+}
+
+TEST(Gradient, WithFeatures) {
+  const Sizes sizes{
+      .batch = 2, .seqlen_q = 8, .seqlen_k = 7, .heads_q = 4, .heads_kv = 2, .head_dim = 3, .head_dim_v = 4};
+  for (const double softcap : {0.0, 0.3, 2.0, 50.0}) {
+    for (const bool sink : {false, true}) {
+      SCOPED_TRACE(testing::Message() << "softcap " << softcap << ", sink " << sink);
+      // Rows that see nothing, and their lse.
+      check(masks::causal(8, 7, -2), sizes, true, std::nullopt, {softcap, sink});
+      check(masks::sliding_window(8, 7, 2), sizes, false, 1.7, {softcap, sink});
+    }
+  }
 }
 
 }  // namespace

@@ -106,6 +106,34 @@ TEST_P(BrokenResults, OneWrongElementOfOut) {
   expect_found(c, broken_forward(change), "out: batch entry 1, head 3, row 57, column 11");
 }
 
+TEST_P(BrokenResults, TheGradientOfASink) {
+  for (const SinkKind kind : {SinkKind::kFloat32, SinkKind::kOwn}) {
+    Case with = c;
+    with.features = {.sink = kind, .softcap = 20};
+    const Verdict verdict = run_case(with, {.backend = tested_backend()});
+    EXPECT_TRUE(verdict.passed()) << verdict.failures.front();
+    EXPECT_EQ(verdict.figures.count("dsink"), 1u);
+    const auto change = [](const BackwardArgs& args, auto, auto&) {
+      const double unit = args.dsink.dtype == DataType::kBFloat16 ? 0.02 : 0.002;
+      set(args.dsink, 2, get(args.dsink, 2) * (1 + unit));
+    };
+    expect_found(with, broken_backward(change), "dsink: batch entry 0, head 2");
+    // A sink, or a cap, that the backend forgets.
+    RunOptions without{.backend = tested_backend()};
+    without.implementation.forward = [](const ForwardArgs& args, std::span<std::byte> workspace, Options call) {
+      call.features.sink = {};
+      flashmask::forward(args, workspace, call);
+    };
+    expect_found(with, without, "lse");
+    without.implementation.forward = [](const ForwardArgs& args, std::span<std::byte> workspace, Options call) {
+      call.features.softcap = 0;
+      flashmask::forward(args, workspace, call);
+    };
+    with.softmax_scale = 1.5;
+    expect_found(with, without, "out");
+  }
+}
+
 TEST_P(BrokenResults, OneWrongElementOfAGradient) {
   const auto change = [this](TensorView BackwardArgs::* gradient) {
     return broken_backward([=, this](const BackwardArgs& args, auto, auto&) {

@@ -35,12 +35,27 @@ TEST(Verify, EndsWithWhatPassed) {
   EXPECT_EQ(lines.back(), "12 passed, 0 failed");
 }
 
-/// One that a backend takes has to be asked for by cases, too.
 TEST(Verify, NamesTheFeaturesThatNoCaseAsksFor) {
-  const std::vector<std::string> names{"softcap", "sink", "dropout"};
+  const std::vector<std::string> names{"dropout"};
   EXPECT_EQ(json_of(on_backend({"verify", "--cases", "2", "--json"}))["refused_features"], names);
-  expect_contains(output_of(on_backend({"verify", "--cases", "2"})),
-                  "features that the backend refuses: softcap, sink, dropout\n");
+  expect_contains(output_of(on_backend({"verify", "--cases", "2"})), "features that the backend refuses: dropout\n");
+}
+
+/// All others are drawn, and refused ones are not.
+TEST(Verify, AsksForTheFeaturesThatABackendTakes) {
+  for (const bool covering : {false, true}) {
+    const std::vector<std::string> which =
+        covering ? std::vector<std::string>{"--covering"} : std::vector<std::string>{"--cases", "200"};
+    const auto cases = [&](std::string backend) {
+      std::vector<std::string> arguments{"verify", "--list", "--backend", backend};
+      arguments.insert(arguments.end(), which.begin(), which.end());
+      return output_of(arguments);
+    };
+    for (const char* word : {" sink=float32", " sink=own", " softcap="}) {
+      expect_contains(cases(tested_backend()), word);
+      EXPECT_EQ(cases("cuda").find(word), std::string::npos);  // which has none yet
+    }
+  }
 }
 
 TEST(Verify, SaysTheSameAsJson) {

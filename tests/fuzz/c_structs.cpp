@@ -152,6 +152,11 @@ void draw_options(ByteReader& bytes, Drawn& drawn) {
   if (kind & 1) o.flags |= FM_DETERMINISTIC;
   if (kind & 2) o.flags |= FM_HAS_SCALE, o.softmax_scale = bytes.byte() / 64.0 - 1;
   drawn.null_options = kind % 16 == 8 && drawn.args.q.dtype != FM_FLOAT64;
+  if (kind & 16 && !drawn.null_options) {
+    lay_out(o.sink, FM_FLOAT32, {drawn.args.q.shape[2]});
+    drawn.args.dsink = o.sink;
+  }
+  if (kind & 32) o.softcap = 2.5;
   drawn.count = kind & 4;
   drawn.backend = drawn.args.q.dtype == FM_FLOAT64 ? 3 : kind / 64;
 }

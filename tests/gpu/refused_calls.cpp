@@ -271,6 +271,17 @@ void on_device_alone(std::vector<Refusal>& refusals) {
   const std::vector<Refusal> more{
       {"float32", [](Bench&, Call& c) { for_all_tensors(c, [](TensorView& t) { t.dtype = DataType::kFloat32; }); },
        kUnsupported, "float32", Where::kOnDevice},
+      {"softcap", [](Bench&, Call& c) { c.options.features.softcap = 30; }, kUnsupported, "softcap is 30",
+       Where::kOnDevice},
+      {"sinks",
+       [](Bench&, Call& c) {
+         TensorView& sink = c.options.features.sink = c.args.lse;
+         sink.rank = 1;
+         sink.shape[0] = kHeads;
+       },
+       kUnsupported, "sink is float32 [4]", Where::kOnDevice},
+      {"dropout", [](Bench&, Call& c) { c.options.features.dropout.p = 0.1; }, kUnsupported, "dropout_p is 0.1",
+       Where::kOnDevice},
       {"an expanded q", [](Bench&, Call& c) { c.args.q.stride[0] = 0; }, kUnsupported, "q", Where::kOnDevice},
       {"the CPU's backend", [](Bench&, Call& c) { c.options.backend = "reference"; }, kUnsupported, "reference",
        Where::kOnDevice},
@@ -396,8 +407,9 @@ void refuse_c_calls(Counts& counts) {
       {"options of 70000 bytes", [](fm_forward_args&, fm_options& o) { o.struct_size = 70000; }, FM_INVALID_ARGUMENT,
        "struct_size"},
       {"an unknown flag", [](fm_forward_args&, fm_options& o) { o.flags = 1u << 31; }, FM_UNSUPPORTED, "flags"},
-      {"softcap", [](fm_forward_args&, fm_options& o) { o.softcap = 30; }, FM_UNSUPPORTED, "softcap"},
-      {"dropout", [](fm_forward_args&, fm_options& o) { o.dropout_p = 0.1; }, FM_UNSUPPORTED, "dropout_p"},
+      {"a softcap below 0", [](fm_forward_args&, fm_options& o) { o.softcap = -1; }, FM_INVALID_ARGUMENT, "softcap"},
+      {"dropout of everything", [](fm_forward_args&, fm_options& o) { o.dropout_p = 1; }, FM_INVALID_ARGUMENT,
+       "dropout_p"},
       {"device -1", [](fm_forward_args&, fm_options& o) { o.device = -1; }, FM_INVALID_ARGUMENT, "device"},
       {"a dtype of 99", [](fm_forward_args& a, fm_options&) { a.q.dtype = 99; }, FM_INVALID_ARGUMENT, "q"},
       {"a negative dtype", [](fm_forward_args& a, fm_options&) { a.lse.dtype = -3; }, FM_INVALID_ARGUMENT, "lse"},

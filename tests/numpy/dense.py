@@ -4,39 +4,45 @@
 import numpy as np
 
 
-def attention(q, k, v, visible, scale=None):
-    """(out, lse, probabilities) of BSHD tensors; visible and probabilities are [batch, heads, rows, keys]."""
+def attention(q, k, v, visible, scale=None, softcap=0.0, sink=None):
+    """(out, lse, probabilities, slopes) of BSHD tensors; visible, probabilities and the slopes of the softcap are
+    [batch, heads, rows, keys]."""
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     group = q.shape[2] // k.shape[2]
     k, v = (np.repeat(x, group, axis=2) for x in (k, v))
     visible = np.repeat(visible, q.shape[2] // visible.shape[1], axis=1)
     scores = np.einsum("bihd,bjhd->bhij", q, k) * (q.shape[3] ** -0.5 if scale is None else scale)
-    scores = np.where(visible, scores, -np.inf)
+    slopes = np.cosh(scores / softcap) ** -2 if softcap else np.ones_like(scores)
+    scores = np.where(visible, softcap * np.tanh(scores / softcap) if softcap else scores, -np.inf)
+    sink = np.full(q.shape[2], -np.inf) if sink is None else sink.astype(np.float64)
     highest = np.maximum(scores.max(-1, keepdims=True, initial=-np.inf), -1e300)
+    highest = np.maximum(highest, sink[:, None, None])
     weights = np.exp(scores - highest)
-    total = weights.sum(-1, keepdims=True)
+    total = weights.sum(-1, keepdims=True) + np.exp(sink[:, None, None] - highest)
     with np.errstate(divide="ignore"):
         lse = (np.log(total) + highest)[..., 0]
     p = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
-    return np.einsum("bhij,bjhd->bihd", p, v), lse, p
+    return np.einsum("bhij,bjhd->bihd", p, v), lse, p, slopes
 
 
-def gradients(dout, q, k, v, visible, dlse=None, scale=None):
-    """(dq, dk, dv)."""
-    _, _, p = attention(q, k, v, visible, scale)
+def gradients(dout, q, k, v, visible, dlse=None, scale=None, softcap=0.0, sink=None):
+    """(dq, dk, dv), and with a sink dsink."""
+    _, lse, p, slopes = attention(q, k, v, visible, scale, softcap, sink)
     dout, q, k, v = (x.astype(np.float64) for x in (dout, q, k, v))
     group, scale = q.shape[2] // k.shape[2], q.shape[3] ** -0.5 if scale is None else scale
     wide_k, wide_v = (np.repeat(x, group, axis=2) for x in (k, v))
     dp = np.einsum("bihd,bjhd->bhij", dout, wide_v)
-    ds = (
-        p * (dp - (p * dp).sum(-1, keepdims=True) + (0 if dlse is None else dlse.astype(np.float64)[..., None])) * scale
-    )
+    delta = (p * dp).sum(-1, keepdims=True) - (0 if dlse is None else dlse.astype(np.float64)[..., None])
+    ds = p * (dp - delta) * slopes * scale
 
     def of_keys(x):
         return x.reshape(*k.shape[:3], group, x.shape[3]).sum(3)
 
     dq = np.einsum("bhij,bjhd->bihd", ds, wide_k)
-    return dq, of_keys(np.einsum("bhij,bihd->bjhd", ds, q)), of_keys(np.einsum("bhij,bihd->bjhd", p, dout))
+    found = dq, of_keys(np.einsum("bhij,bihd->bjhd", ds, q)), of_keys(np.einsum("bhij,bihd->bjhd", p, dout))
+    if sink is None:
+        return found
+    return *found, -(np.exp(sink.astype(np.float64)[:, None] - lse) * delta[..., 0]).sum((0, 2))
 
 
 def visible(mask, block=128):

@@ -32,26 +32,31 @@ def draw(rng, seqlen_q, seqlen_k, dtype="float32", batch=2, heads=(4, 2), dims=(
     return [rng.standard_normal((batch, *shape)).astype(dtype_named(dtype)) for shape in shapes]
 
 
-def assert_close(got, want, dtype):
+def assert_close(got, want, dtype, tolerance=None):
     assert got.dtype.name == dtype and got.shape == want.shape
     finite = np.isfinite(want)
     assert np.array_equal(got[~finite].astype(np.float64), want[~finite])
     error = np.abs(got[finite].astype(np.float64) - want[finite]).max(initial=0)
-    assert error <= TOLERANCES[dtype] * np.abs(want[finite]).max(initial=1e-30), error
+    assert error <= (tolerance or TOLERANCES[dtype]) * np.abs(want[finite]).max(initial=1e-30), error
 
 
 def check(dout, q, k, v, mask, dlse=None, **options):
     """attention and attention_backward against dense attention."""
     dtype = q.dtype.name
     scale = options.get("softmax_scale")
+    features = {name: options[name] for name in ("softcap", "sink") if name in options}
     visible = np.ones((1, 1, q.shape[1], k.shape[1]), bool) if mask is None else dense.visible(mask)
     out, lse = fm.attention(q, k, v, mask, **options)
-    want_out, want_lse, _ = dense.attention(q, k, v, visible, scale)
+    want_out, want_lse, *_ = dense.attention(q, k, v, visible, scale, **features)
     assert_close(out, want_out, dtype)
     assert_close(lse, want_lse, "float64" if dtype == "float64" else "float32")
     got = fm.attention_backward(dout, q, k, v, out, lse, mask, dlse=dlse, **options)
-    for gradient, want in zip(got, dense.gradients(dout, q, k, v, visible, dlse, scale)):
-        assert_close(gradient, want, dtype)
+    wanted = dense.gradients(dout, q, k, v, visible, dlse, scale, **features)
+    for x, gradient, want in zip(
+        (q, k, v, *([features["sink"]] if "sink" in features else [])), got, wanted, strict=True
+    ):
+        # A sink's gradient is made of out, which has been rounded to the tensors' dtype.
+        assert_close(gradient, want, x.dtype.name, max(TOLERANCES[dtype], TOLERANCES[x.dtype.name]))
 
 
 @pytest.mark.parametrize(
@@ -79,6 +84,22 @@ def test_without_a_mask_and_with_options(rng):
     check(*draw(rng, 70, 30), fm.Mask(70, 30, causal=True), backend="reference")  # the first 40 rows see nothing
     check(*draw(rng, 0, 5), None)
     check(*draw(rng, 5, 0), None)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+def test_features(rng, dtype):
+    """With rows that see nothing but the sink."""
+    backend = "reference" if dtype == "float64" else "cpu"
+    mask = fm.Mask(90, 70, causal=True, window=(20, 0), q_offset=-10)
+    dlse = rng.standard_normal((2, 4, 90)).astype("float64" if dtype == "float64" else "float32")
+    sink = rng.standard_normal(4).astype("float32")
+    for features in (
+        {"softcap": 1.5},
+        {"sink": sink},
+        {"sink": sink.astype(dtype_named(dtype)), "softcap": 20},
+        {"sink": np.repeat(sink, 2)[::2]},
+    ):
+        check(*draw(rng, 90, 70, dtype), mask, dlse, backend=backend, **features)
 
 
 def test_gradient_of_lse(rng):
@@ -138,6 +159,10 @@ def test_layouts_agree_and_gradients_have_the_memory_of_their_tensors(rng):
         ({"backend": "tpu"}, ValueError, "tpu"),
         ({"threads": -1}, ValueError, "threads is -1"),
         ({"softmax_scale": "1"}, TypeError, "softmax_scale"),
+        ({"softcap": -2.0}, ValueError, "softcap is -2"),
+        ({"softcap": None}, TypeError, "softcap is None"),
+        ({"sink": [0.0, 0.0]}, TypeError, "sink is .*; it must be a numpy array"),
+        ({"sink": np.zeros(3, np.float32)}, ValueError, r"sink is float32 \[3\]; it must be float32 \[2\]"),
         ({"window_size": (-2, 0)}, ValueError, "window_size"),
         ({"mask": np.zeros((1, 1, 8, 1), np.int32)}, ValueError, "causal is false"),
         ({"mask": np.ones((8, 8), bool)}, TypeError, "not a dense mask"),

@@ -331,14 +331,11 @@ def test_null_pointers_and_reserved_options():
     assert lib.fm_plan_bytes(C.byref(capi.mask(8, 8)), None) == capi.INVALID_ARGUMENT
     one = np.zeros(1, np.float32)
     for field, value in (
-        ("softcap", 30.0),
         ("dropout_p", 0.1),
         ("reserved", (C.c_uint64 * 2)(0, 3)),
-        ("sink", one),
         ("block_table", one),
         ("partial_out", 1),
         ("kernels", b"sm90"),  # the CPU has none
-        ("dropout_state", (C.c_uint64 * 2)(7, 0)),
     ):
         status, message = forward_error(options=capi.make(capi.Options, **{field: value}))
         assert status == capi.UNSUPPORTED and field in message, message
@@ -356,7 +353,7 @@ def test_structs_of_older_and_newer_callers():
     status, message = forward_error(options=newer)
     assert status == capi.UNSUPPORTED and "does not know" in message
 
-    older = capi.make(capi.Options, softcap=30.0)
+    older = capi.make(capi.Options, softcap=-1.0)
     older.struct_size = capi.Options.softcap.offset  # the caller has no softcap: what follows is not read
     assert forward_error(options=older)[0] == capi.OK
 
@@ -366,7 +363,6 @@ def test_structs_of_older_and_newer_callers():
     [
         (capi.Options, "allocate_context", 1 << 12),
         (capi.Options, "kernels", b"sm90"),
-        (capi.Options, "dropout_state", (C.c_uint64 * 2)()),
         (capi.Mask, "q_pos", np.zeros((1, 8), np.int32)),
         (capi.Mask, "k_pos", np.zeros((1, 8), np.int32)),
         (capi.BackwardArgs, "dsink", np.zeros(1, np.float32)),

@@ -7,20 +7,30 @@ from devices import tolerance_of
 NAMES = ("out", "lse", "dq", "dk", "dv")
 
 
-def attention(q, k, v, visible, scale=None):
+def attention(q, k, v, visible, scale=None, *, softcap=0.0, sink=None):
     """Returns (out, lse).
 
     q [..., heads_q, rows, d], k and v [..., heads_kv, keys, d], visible bool on any device, that broadcasts to the
-    scores.
+    scores; sink [heads_q].
     """
     q, k, v = q.double(), *(x.double().repeat_interleave(q.shape[-3] // k.shape[-3], -3) for x in (k, v))
     scores = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = softcap * torch.tanh(scores / softcap) if softcap else scores
     visible = visible.to(q.device).expand(scores.shape)
     seen = visible.any(-1)
-    scores = scores.masked_fill(~visible, -torch.inf).masked_fill(~seen[..., None], 0)
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if sink is not None:
+        return _with_sink(scores, v, sink.double()[:, None, None])
+    scores = scores.masked_fill(~seen[..., None], 0)
     lse = torch.logsumexp(scores, -1) if scores.shape[-1] else scores.sum(-1)
     p = torch.exp(scores - lse[..., None]).masked_fill(~visible, 0)
     return p @ v, lse.masked_fill(~seen, -torch.inf)
+
+
+def _with_sink(scores, v, sink):
+    """As the models that have sinks write it: one more column, which is dropped after the softmax."""
+    scores = torch.cat((scores, sink.expand(*scores.shape[:-1], 1)), -1)
+    return torch.softmax(scores, -1)[..., :-1] @ v, torch.logsumexp(scores, -1)
 
 
 def assert_close(got, want, name="", tolerance=1e-5):

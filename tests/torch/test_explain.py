@@ -124,8 +124,9 @@ def test_nothing_is_near():
     "arguments,why",
     [
         ({"dropout": 0.1}, "dropout is 0.1"),
-        ({"softcap": 30.0}, "softcap is 30.0"),
-        ({"sink": torch.zeros(4)}, "sink is a tensor"),
+        ({"softcap": -30.0}, "softcap is -30"),
+        ({"sink": torch.zeros(3)}, "sink is "),
+        ({"sink": 4}, "sink is 4 (int)"),
         ({"q_pos": torch.zeros(1, 4)}, "q_pos is a tensor"),
         ({"k_pos": torch.zeros(1, 4)}, "k_pos is a tensor"),
         ({"max_ctas": -1}, "max_ctas is -1"),

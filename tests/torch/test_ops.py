@@ -73,7 +73,7 @@ def test_opcheck_of_backward(mask):
     )
 
 
-# --- Features, which no backend implements ------------------------------------------------------------
+# --- Features -----------------------------------------------------------------------------------------
 
 
 def feature(name, heads=4, rows=70, keys=90):
@@ -93,7 +93,7 @@ FEATURES = ("sink", "q_pos", "k_pos", "dropout_state", "dropout_p", "softcap")
 PLAIN = (None, None, None, None, False, None, -1, -1, False, "auto")
 
 
-@pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize("name", FEATURES if ON_CUDA else ("q_pos", "k_pos", "dropout_p"))
 def test_features_are_refused_by_name(name):
     """By the operators, whatever Python would say before."""
     q, k, v = inputs()
@@ -102,7 +102,7 @@ def test_features_are_refused_by_name(name):
         (operators.forward, (q, k, v, *PLAIN)),
         (operators.backward, (torch.randn_like(out), None, q, k, v, out, lse, *PLAIN)),
     ):
-        with pytest.raises(RuntimeError, match=f"UnsupportedError: .*{name} .*not implemented"):
+        with pytest.raises(RuntimeError, match=f"UnsupportedError: .*{name} .*not implement"):
             call(*arguments, **{name: feature(name)})
     if name in ("q_pos", "k_pos"):
         with pytest.raises(RuntimeError, match=f"UnsupportedError: mask->{name} is int32 .*not implemented"):

@@ -196,7 +196,6 @@ def test_grouped_heads_over_tiles():
     "argument,name",
     [
         ({"dropout_p": 0.1}, "dropout_p"),
-        ({"softcap": 30.0}, "softcap"),
         ({"alibi_slopes": torch.ones(2, device=DEVICE)}, "alibi_slopes"),
         ({"block_table": torch.zeros(1, 1, dtype=torch.int32, device=DEVICE)}, "block_table"),
     ],

@@ -53,7 +53,9 @@ std::vector<verify::Case> random_cases(const VerifyArguments& arguments) {
   std::vector<std::string> families = family_list(arguments.families);
   if (arguments.families == "all") families.emplace_back(verify::kNoMask);
   std::vector<verify::Case> cases;
-  for (int64_t n = 0; n < arguments.cases; ++n) cases.push_back(verify::random_case(arguments.seed, n, families));
+  const std::vector<std::string> refused = verify::refused_features(arguments.backend);
+  for (int64_t n = 0; n < arguments.cases; ++n)
+    cases.push_back(verify::random_case(arguments.seed, n, families, refused));
   return cases;
 }
 
@@ -63,7 +65,9 @@ verify::CoveringValues covering_values(const VerifyArguments& arguments) {
   for (const std::string& word : arguments.layouts) only.layouts.push_back(verify::parse_layout(word, "--layouts"));
   only.head_dims = arguments.head_dims;
   // What a backend never takes would only be counted as skipped.
-  return only == verify::CoveringValues{} && arguments.backend == "cuda" ? verify::cuda_values() : only;
+  if (only == verify::CoveringValues{} && arguments.backend == "cuda") return verify::cuda_values();
+  only.features = verify::covering_features(arguments.backend);
+  return only;
 }
 
 std::vector<verify::Case> covering_cases(const VerifyArguments& arguments) {
@@ -155,8 +159,9 @@ void run_verify(const VerifyArguments& arguments, const Global& global) {
   if (global.json) {
     print_json(to_json(tally, arguments));
   } else {
-    fmt::print("features that the backend refuses: {}\n{}",
-               fmt::join(verify::refused_features(arguments.backend), ", "), verify::summary(tally));
+    const std::vector<std::string> refused = verify::refused_features(arguments.backend);
+    if (!refused.empty()) fmt::print("features that the backend refuses: {}\n", fmt::join(refused, ", "));
+    fmt::print("{}", verify::summary(tally));
   }
   if (!tally.succeeded()) throw Exit{kFailure};
 }

@@ -10,6 +10,7 @@
 ///   16-bit types: 2 x the error of the plain implementation (plain.h) on the same values + 1e-5. dq and dk may keep to
 ///     that against the oracle, or against the exact gradients for the rounded out that the backward is handed;
 ///   float32: 1e-5 x the largest value of the oracle's;
+///   dsink: 1e-5 x a sum of the size that its terms usually have, in every type (tools/verify/check.cpp);
 ///   lse: 1e-3 x max(1, |lse|) for 16-bit types, 1e-5 x that for float32, and -inf exactly where the oracle has it.
 /// docs/decisions/gradient-accuracy.md says why.
 namespace flashmask::numerics {
@@ -22,6 +23,11 @@ constexpr double plain_limit(double plain_error) { return kPlainFactor * plain_e
 
 /// What an error may be in float32, of the oracle's largest absolute value.
 constexpr double float32_limit(double largest) { return kFloat32Relative * largest; }
+
+/// Half a unit in the last place, of a value between 1 and 2 in this dtype.
+constexpr double half_unit(DataType dtype) {
+  return dtype == DataType::kBFloat16 ? 0x1p-8 : dtype == DataType::kFloat16 ? 0x1p-11 : 0x1p-24;
+}
 
 /// What an error of lse may be, in lse_unit()s.
 constexpr double lse_limit(DataType dtype) { return dtype == DataType::kFloat32 ? 1e-5 : 1e-3; }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "numerics/oracle.h"
 
-#include "flashmask/attention.h"
-
 namespace flashmask::numerics {
 
 Results::Results(const Sizes& s)
@@ -12,7 +10,7 @@ Results::Results(const Sizes& s)
       dk(s.batch, s.heads_kv, s.seqlen_k, s.head_dim),
       dv(s.batch, s.heads_kv, s.seqlen_k, s.head_dim_v) {}
 
-Results run_oracle(HeadInputs& in, const TensorView& visible, double softmax_scale) {
+Results run_oracle(HeadInputs& in, const TensorView& visible, double softmax_scale, const Features& features) {
   Results results(Sizes{.batch = in.q.batch,
                         .heads_q = in.q.heads,
                         .heads_kv = in.k.heads,
@@ -22,12 +20,18 @@ Results run_oracle(HeadInputs& in, const TensorView& visible, double softmax_sca
                         .head_dim_v = in.v.columns});
   AttentionInputs inputs{.q = in.q.as_tensor(), .k = in.k.as_tensor(), .v = in.v.as_tensor()};
   inputs.dense_mask = visible;
-  const Options options{.softmax_scale = softmax_scale, .backend = "reference"};
+  Options options{.softmax_scale = softmax_scale, .features = features, .backend = "reference"};
+  options.features.sink = {};
+  if (!in.sink.values.empty()) {
+    results.dsink = in.sink;
+    options.features.sink = in.sink.as_vector();
+  }
   forward({inputs, results.out.as_tensor(), results.lse.as_lse()}, {}, options);
 
   const TensorView dlse = in.dlse.values.empty() ? TensorView{} : in.dlse.as_lse();
   backward({inputs, results.out.as_tensor(), results.lse.as_lse(), in.dout.as_tensor(), dlse, results.dq.as_tensor(),
-            results.dk.as_tensor(), results.dv.as_tensor()},
+            results.dk.as_tensor(), results.dv.as_tensor(),
+            results.dsink.values.empty() ? TensorView{} : results.dsink.as_vector()},
            {}, options);
   return results;
 }

@@ -3,13 +3,16 @@
 
 #include <cstdint>
 
+#include "flashmask/attention.h"
 #include "numerics/tensor.h"
 
 namespace flashmask::numerics {
 
-/// What the calls of an attention read, as numbers. `dlse` may be empty.
+/// What the calls of an attention read, as numbers. `dlse` may be empty, and so may `sink`, which has one number for
+/// each query head.
 struct HeadInputs {
   HeadArray q, k, v, dout, dlse;
+  HeadArray sink{};
 };
 
 struct Sizes {
@@ -20,11 +23,12 @@ struct Sizes {
 struct Results {
   explicit Results(const Sizes& sizes);
   HeadArray out, lse, dq, dk, dv;  ///< lse has one column
+  HeadArray dsink{};               ///< one number for each query head; empty without sinks
   bool forward_only = false;       ///< no gradients: nothing took the backward
 };
 
 /// The oracle: the reference backend in float64, with its own out and lse in the backward. `visible` is a dense mask
-/// [batch or 1, heads, rows, keys].
-Results run_oracle(HeadInputs& inputs, const TensorView& visible, double softmax_scale);
+/// [batch or 1, heads, rows, keys]. Of `features` the sink is that of the inputs.
+Results run_oracle(HeadInputs& inputs, const TensorView& visible, double softmax_scale, const Features& features = {});
 
 }  // namespace flashmask::numerics

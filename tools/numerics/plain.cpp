@@ -37,6 +37,7 @@ class PlainHead {
         queries_(queries),
         visible_(visible),
         probability_(size(c.seqlen_k)),
+        slope_(size(c.seqlen_k), static_cast<float>(c.scale)),
         gradient_(size(c.seqlen_k)) {}
 
   void run() {
@@ -60,19 +61,30 @@ class PlainHead {
     round_all(c_.dtype, result);
   }
 
+  /// Scales the scores in probability_, and caps them; slope_ becomes their derivative by q . k.
+  void score_row() {
+    const auto scale = static_cast<float>(c_.scale), softcap = static_cast<float>(c_.softcap);
+    for (float& score : probability_) score *= scale;
+    for (int64_t j = 0; softcap != 0 && j < c_.seqlen_k; ++j) {
+      const float x = probability_[size(j)] / softcap, cosh = std::cosh(x);
+      probability_[size(j)] = softcap * std::tanh(x);
+      slope_[size(j)] = scale / (cosh * cosh);
+    }
+  }
+
   /// probability_ = P of row i; false if the row sees nothing.
   bool softmax_row(int64_t i) {
     multiply_row(queries_.q.data() + i * c_.head_dim, keys_.k_transposed, c_.head_dim, probability_);
-    const auto scale = static_cast<float>(c_.scale);
-    float largest = -std::numeric_limits<float>::infinity();
+    score_row();
+    float largest = queries_.sink;
     for (int64_t j = 0; j < c_.seqlen_k; ++j) {
-      if (visible(i, j)) largest = std::max(largest, probability_[size(j)] * scale);
+      if (visible(i, j)) largest = std::max(largest, probability_[size(j)]);
     }
     if (std::isinf(largest)) return false;
-    float sum = 0;
+    float sum = std::exp(queries_.sink - largest);
     for (int64_t j = 0; j < c_.seqlen_k; ++j) {
       float& p = probability_[size(j)];
-      p = visible(i, j) ? std::exp(p * scale - largest) : 0.0f;
+      p = visible(i, j) ? std::exp(p - largest) : 0.0f;
       sum += p;
     }
     queries_.lse[size(i)] = largest + std::log(sum);
@@ -99,27 +111,26 @@ class PlainHead {
   }
 
   void backward_row(int64_t i) {
-    const auto scale = static_cast<float>(c_.scale);
     const float* q = queries_.q.data() + i * c_.head_dim;
     const float* dout = queries_.dout.data() + i * c_.head_dim_v;
     for (int64_t j = 0; j < c_.seqlen_k; ++j) {
       if (!visible(i, j)) continue;
       add_scaled(probability_[size(j)], dout, keys_.dv.data() + j * c_.head_dim_v, c_.head_dim_v);
-      add_scaled(scale * gradient_[size(j)], keys_.k.data() + j * c_.head_dim, queries_.dq.data() + i * c_.head_dim,
-                 c_.head_dim);
-      add_scaled(scale * gradient_[size(j)], q, keys_.dk.data() + j * c_.head_dim, c_.head_dim);
+      const float dscore = slope_[size(j)] * gradient_[size(j)];
+      add_scaled(dscore, keys_.k.data() + j * c_.head_dim, queries_.dq.data() + i * c_.head_dim, c_.head_dim);
+      add_scaled(dscore, q, keys_.dk.data() + j * c_.head_dim, c_.head_dim);
     }
   }
 
   /// What comes to dq and dk from the row's mean error: every dS is off by P times that.
   void inherit_row(int64_t i) {
-    const float error = -static_cast<float>(c_.scale) * queries_.mean_error[size(i)];
+    const float error = -queries_.mean_error[size(i)];
     const float* q = queries_.q.data() + i * c_.head_dim;
     for (int64_t j = 0; j < c_.seqlen_k && error != 0; ++j) {
       if (!visible(i, j)) continue;
-      add_scaled(probability_[size(j)] * error, keys_.k.data() + j * c_.head_dim,
-                 queries_.inherited_dq.data() + i * c_.head_dim, c_.head_dim);
-      add_scaled(probability_[size(j)] * error, q, keys_.inherited_dk.data() + j * c_.head_dim, c_.head_dim);
+      const float dscore = slope_[size(j)] * error * probability_[size(j)];
+      add_scaled(dscore, keys_.k.data() + j * c_.head_dim, queries_.inherited_dq.data() + i * c_.head_dim, c_.head_dim);
+      add_scaled(dscore, q, keys_.inherited_dk.data() + j * c_.head_dim, c_.head_dim);
     }
   }
 
@@ -127,7 +138,7 @@ class PlainHead {
   KeyHead& keys_;
   QueryHead& queries_;
   const uint8_t* visible_;
-  Floats probability_, gradient_;
+  Floats probability_, slope_, gradient_;
 };
 
 /// dout . (given - exact) of each row.

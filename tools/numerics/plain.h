@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -10,7 +11,7 @@
 /// What a plain program computes in a 16-bit type, one head at a time and one row of scores at a time, nothing tiled,
 /// nothing skipped: S = q k^T accumulated in fp32 and rounded to the type, softmax in fp32, P rounded, products
 /// accumulated in fp32, results rounded; in the backward dP and dS = P (dP - mean of dP under P) are rounded too. Its
-/// errors are the measure of the accuracy rule.
+/// errors are the measure of the accuracy rule. Scores are capped, and the sink's joins them, in fp32.
 ///
 /// That program has P at hand; a backward that is handed out takes the mean from out . dout, and out has been rounded
 /// to the type before it gets it. What that adds to the exact dq and dk is `inherited`: they plus it are the exact
@@ -23,6 +24,7 @@ struct PlainCall {
   DataType dtype = DataType::kBFloat16;
   int64_t seqlen_q = 0, seqlen_k = 0, head_dim = 0, head_dim_v = 0;
   double scale = 1;
+  double softcap = 0;
 };
 
 /// One key head and what its query heads add up in it, in fp32: not yet rounded.
@@ -37,6 +39,7 @@ struct QueryHead {
   QueryHead(const PlainCall& call, std::span<const double> q_values, std::span<const double> dout_values,
             std::span<const double> dlse_values, std::span<const double> given_out, std::span<const double> exact_out);
   Floats q, dout, dlse, mean_error, out, lse, dq, inherited_dq;
+  float sink = -std::numeric_limits<float>::infinity();  ///< of this head; by default none
 };
 
 /// Forward and backward of one query head; `visible` is [seqlen_q, seqlen_k]. Results are added up in both heads.

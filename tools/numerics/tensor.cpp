@@ -41,6 +41,8 @@ TensorView HeadArray::as_tensor() {
 
 TensorView HeadArray::as_lse() { return view_of(*this, {batch, heads, rows}, {heads * rows, rows, 1}); }
 
+TensorView HeadArray::as_vector() { return view_of(*this, {heads}, {1}); }
+
 PoisonedBytes::PoisonedBytes(std::size_t size, std::size_t offset)
     : size_(size), offset_(offset), storage_(size + offset + 2 * kGuard, kPoison) {}
 
@@ -76,6 +78,8 @@ Tensor Tensor::lse(DataType dtype, Layout layout, int64_t batch, int64_t heads, 
   return {dtype, {batch, heads, seqlen}, {entry, row, 1}, batch * entry};
 }
 
+Tensor Tensor::vector(DataType dtype, int64_t heads) { return {dtype, {heads}, {1}, heads}; }
+
 Tensor Tensor::expanded(DataType dtype, int64_t batch, int64_t seqlen, int64_t heads, int64_t dim) {
   return {dtype, {batch, seqlen, heads, dim}, {0, 0, 0, 0}, 1};
 }
@@ -84,6 +88,10 @@ template <typename F>
 void Tensor::for_each_offset(F&& f) const {
   const auto& n = view_.shape;
   const auto& s = view_.stride;
+  if (view_.rank == 1) {
+    for (int64_t h = 0; h < n[0]; ++h) f(h * s[0]);
+    return;
+  }
   if (view_.rank == 3) {
     for (int64_t b = 0; b < n[0]; ++b) {
       for (int64_t h = 0; h < n[1]; ++h) {
@@ -122,7 +130,9 @@ void Tensor::fill(const std::function<double()>& draw) {
 
 HeadArray Tensor::values() const {
   const auto& n = view_.shape;
-  HeadArray array = view_.rank == 3 ? HeadArray(n[0], n[1], n[2], 1) : HeadArray(n[0], n[2], n[1], n[3]);
+  HeadArray array = view_.rank == 1   ? HeadArray(1, n[0], 1, 1)
+                    : view_.rank == 3 ? HeadArray(n[0], n[1], n[2], 1)
+                                      : HeadArray(n[0], n[2], n[1], n[3]);
   std::size_t at = 0;
   for_each_offset([&](int64_t offset) { array.values[at++] = load(view_.dtype, view_.data, offset); });
   return array;

@@ -42,6 +42,8 @@ struct HeadArray {
   TensorView as_tensor();
   /// As a float64 tensor [batch, heads, rows]; columns must be 1.
   TensorView as_lse();
+  /// As a float64 tensor [heads]; batch, rows and columns must be 1.
+  TensorView as_vector();
 };
 
 /// Allocates on boundaries of 64 bytes.
@@ -93,6 +95,8 @@ class Tensor {
   static Tensor attention(DataType dtype, Layout layout, int64_t batch, int64_t seqlen, int64_t heads, int64_t dim);
   /// [batch, heads, seqlen]
   static Tensor lse(DataType dtype, Layout layout, int64_t batch, int64_t heads, int64_t seqlen);
+  /// [heads]
+  static Tensor vector(DataType dtype, int64_t heads);
   /// [batch, seqlen, heads, dim], one number seen everywhere.
   static Tensor expanded(DataType dtype, int64_t batch, int64_t seqlen, int64_t heads, int64_t dim);
 

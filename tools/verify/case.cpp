@@ -33,6 +33,8 @@ constexpr Words<Layout, 4> kLayout{
 constexpr Words<bool, 2> kYesNo{{{false, "no"}, {true, "yes"}}};
 constexpr Words<bool, 2> kMaskBatch{{{false, "1"}, {true, "batch"}}};
 constexpr Words<bool, 2> kDout{{{false, "normal"}, {true, "expanded"}}};
+constexpr Words<SinkKind, 3> kSink{
+    {{SinkKind::kNone, "none"}, {SinkKind::kFloat32, "float32"}, {SinkKind::kOwn, "own"}}};
 constexpr Words<DataType, 3> kDtype{
     {{DataType::kFloat32, "float32"}, {DataType::kBFloat16, "bfloat16"}, {DataType::kFloat16, "float16"}}};
 
@@ -75,7 +77,7 @@ Window parse_window(std::string_view key, std::string_view text) {
   return {integer(key, text.substr(0, comma), -1, kMaxSeqlen), integer(key, text.substr(comma + 1), -1, kMaxSeqlen)};
 }
 
-double parse_scale(std::string_view key, std::string_view text) {
+double finite(std::string_view key, std::string_view text) {
   const auto value = number<double>(key, text);
   if (!std::isfinite(value)) fail("{} is '{}'; it must be finite", key, text);
   return value;
@@ -118,8 +120,11 @@ const std::map<std::string_view, Setter>& setters() {
       {"layout", word_setter(&Case::layout, kLayout)},
       {"dout", word_setter(&Case::expanded_dout, kDout)},
       {"dlse", word_setter(&Case::dlse, kYesNo)},
-      {"scale",
-       [](Case& c, std::string_view key, std::string_view value) { c.softmax_scale = parse_scale(key, value); }},
+      {"scale", [](Case& c, std::string_view key, std::string_view value) { c.softmax_scale = finite(key, value); }},
+      {"sink",
+       [](Case& c, std::string_view key, std::string_view value) { c.features.sink = value_of(kSink, key, value); }},
+      {"softcap",
+       [](Case& c, std::string_view key, std::string_view value) { c.features.softcap = finite(key, value); }},
       {"plan", word_setter(&Case::ready_plan, kYesNo)},
   };
   return table;
@@ -151,6 +156,8 @@ std::string describe(const Case& c) {
   if (c.window) line += fmt::format(" window={},{}", c.window->left, c.window->right);
   if (c.q_offset) line += fmt::format(" q_offset={}", *c.q_offset);
   if (c.softmax_scale) line += fmt::format(" scale={}", *c.softmax_scale);  // shortest text that reads back the same
+  if (c.features.sink != SinkKind::kNone) line += fmt::format(" sink={}", word(kSink, c.features.sink));
+  if (c.features.softcap != 0) line += fmt::format(" softcap={}", c.features.softcap);
   return line;
 }
 

@@ -31,6 +31,16 @@ struct Window {
   bool operator==(const Window&) const = default;
 };
 
+/// The dtype of the sinks, if there are any.
+enum class SinkKind { kNone, kFloat32, kOwn };
+
+/// The features that a case asks for, as Features in attention.h has them.
+struct CaseFeatures {
+  SinkKind sink = SinkKind::kNone;
+  double softcap = 0;
+  bool operator==(const CaseFeatures&) const = default;
+};
+
 /// The family of a case whose call is given no mask at all.
 inline constexpr std::string_view kNoMask = "none";
 
@@ -61,6 +71,7 @@ struct Case {
   std::optional<double> softmax_scale{};
   /// The call is given a ready plan (otherwise it makes its own).
   bool ready_plan = false;
+  CaseFeatures features{};
 
   bool operator==(const Case&) const = default;
 
@@ -69,6 +80,7 @@ struct Case {
     return mask_heads == MaskHeads::kOne ? 1 : mask_heads == MaskHeads::kKv ? heads_kv : heads_q;
   }
   double scale() const;
+  DataType sink_dtype() const { return features.sink == SinkKind::kOwn ? dtype : DataType::kFloat32; }
   numerics::Sizes sizes() const { return {batch, heads_q, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v}; }
   bool has_mask() const { return family != kNoMask || block_mask != BlockMask::kNone || window; }
   /// Multiply-adds of the forward's two products over the whole score matrix: what the case costs to check.

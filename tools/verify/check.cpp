@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <span>
 #include <string_view>
 
@@ -129,6 +130,45 @@ class AccuracyCheck {
     check_zeros("dq", got_.dq, sight_.keys_of_row, "row");
     check_zeros("dk", got_.dk, sight_.rows_of_key, "key");
     check_zeros("dv", got_.dv, sight_.rows_of_key, "key");
+    if (problem_.sink) check_dsink();
+  }
+
+  /// dsink is the sum of a term for each row, -exp(sink - lse) (dout . out - dlse). In float32 it may be off from the
+  /// oracle's by 1e-5 of such a sum's usual size: that of terms of these magnitudes with random signs. A 16-bit type's
+  /// out has been rounded before the backward gets it; there dsink has to be what follows from the out and lse that it
+  /// was handed, as near. Both then by the rounding to the sink's dtype.
+  void check_dsink() {
+    HeadArray usual = got_.dsink, want = got_.dsink;
+    const HeadArray sink = problem_.sink->values(),
+                    dlse = problem_.dlse ? problem_.dlse->values() : HeadArray(c_.batch, c_.heads_q, c_.seqlen_q, 1);
+    for (int64_t h = 0; h < c_.heads_q; ++h) {
+      double sum = 0, squares = 0;
+      for (int64_t b = 0; b < c_.batch; ++b) {
+        for (int64_t i = 0; i < c_.seqlen_q; ++i) {
+          const auto at = static_cast<std::size_t>(i);
+          const auto row = [&](const HeadArray& array) {
+            return array.head(b, h).subspan(at * static_cast<std::size_t>(c_.head_dim_v),
+                                            static_cast<std::size_t>(c_.head_dim_v));
+          };
+          const double p = std::exp(sink.head(0, h)[0] - got_.lse.head(b, h)[at]), of_lse = dlse.head(b, h)[at];
+          const auto out = row(got_.out), dout = row(dout_);
+          sum -= p * (std::inner_product(out.begin(), out.end(), dout.begin(), 0.0) - of_lse);
+          const double size = largest_row_norm(out, c_.head_dim_v) * largest_row_norm(dout, c_.head_dim_v) /
+                                  std::sqrt(static_cast<double>(c_.head_dim_v)) +
+                              std::fabs(of_lse);
+          squares += p * size * p * size;
+        }
+      }
+      usual.head(0, h)[0] = std::sqrt(squares);
+      want.head(0, h)[0] = is_float32() ? oracle_.dsink.head(0, h)[0] : sum;
+    }
+    const auto limit = [&](int64_t, int64_t h) {
+      const double rounding = numerics::half_unit(c_.sink_dtype()) * std::fabs(want.head(0, h)[0]);
+      return Limit{numerics::float32_limit(usual.head(0, h)[0]) + rounding,
+                   fmt::format("{} x the usual size of such a sum, {:.3g}, and rounding", kFloat32Relative,
+                               usual.head(0, h)[0])};
+    };
+    check_heads("dsink", got_.dsink, want, nullptr, limit, verdict_);
   }
 
   bool is_float32() const { return c_.dtype == DataType::kFloat32; }
@@ -327,6 +367,7 @@ Results results_of(const Outputs& outputs, const Case& c) {
   results.dq = outputs.dq.values();
   results.dk = outputs.dk.values();
   results.dv = outputs.dv.values();
+  if (outputs.dsink) results.dsink = outputs.dsink->values();
   return results;
 }
 
@@ -342,15 +383,17 @@ void check_identical(const Results& masked, const Results& other, std::string_vi
   check_same("dq", masked.dq, other.dq, other_name, verdict);
   check_same("dk", masked.dk, other.dk, other_name, verdict);
   check_same("dv", masked.dv, other.dv, other_name, verdict);
+  check_same("dsink", masked.dsink, other.dsink, other_name, verdict);
 }
 
 void check_gaps(const Outputs& outputs, std::string_view which_run, Verdict& verdict) {
-  for (const auto& [name, tensor] : {std::pair<std::string_view, const Tensor&>{"out", outputs.out},
-                                     {"lse", outputs.lse},
-                                     {"dq", outputs.dq},
-                                     {"dk", outputs.dk},
-                                     {"dv", outputs.dv}}) {
-    if (!tensor.gaps_intact())
+  for (const auto& [name, tensor] : {std::pair<std::string_view, const Tensor*>{"out", &outputs.out},
+                                     {"lse", &outputs.lse},
+                                     {"dq", &outputs.dq},
+                                     {"dk", &outputs.dk},
+                                     {"dv", &outputs.dv},
+                                     {"dsink", outputs.dsink ? &*outputs.dsink : nullptr}}) {
+    if (tensor && !tensor->gaps_intact())
       verdict.failures.push_back(fmt::format("{}: the {} wrote outside of the tensor's elements", name, which_run));
   }
 }

@@ -14,6 +14,7 @@
 #include "flashmask/attention.h"
 #include "flashmask/families.h"
 #include "flashmask/status.h"
+#include "verify/features.h"
 #include "verify/random.h"
 
 namespace flashmask::verify {
@@ -60,6 +61,12 @@ constexpr std::array<std::pair<int64_t, int64_t>, 17> kHeadDims{{{8, 16},
                                                                  {224, 72},
                                                                  {256, 128}}};
 
+const std::vector<CaseFeatures>& all_features() {
+  static const std::vector<CaseFeatures> all{
+      {}, {.sink = SinkKind::kFloat32}, {.softcap = 20}, {.sink = SinkKind::kOwn, .softcap = 50}};
+  return all;
+}
+
 enum Dimension : std::size_t {
   kBatch,
   kLength,
@@ -76,6 +83,7 @@ enum Dimension : std::size_t {
   kDout,
   kScale,
   kPlan,
+  kFeatures,
   kDimensions
 };
 
@@ -98,8 +106,10 @@ struct Values {
   std::vector<std::pair<int64_t, int64_t>> head_dims;
   std::vector<DataType> dtypes;
   std::vector<Layout> layouts;
+  std::vector<CaseFeatures> features;
 
-  explicit Values(const CoveringValues& only) : dtypes(only.dtypes), layouts(only.layouts) {
+  explicit Values(const CoveringValues& only)
+      : dtypes(only.dtypes), layouts(only.layouts), features(only.features.empty() ? all_features() : only.features) {
     for (const int64_t dim : only.head_dims) require_known(dim);
     const auto taken = [&](int64_t dim) {
       return only.head_dims.empty() ||
@@ -123,6 +133,7 @@ struct Values {
     counts[kMaskHeads] = counts[kBlockMask] = 3;
     counts[kDtype] = static_cast<int>(dtypes.size());
     counts[kLayout] = static_cast<int>(layouts.size());
+    counts[kFeatures] = static_cast<int>(features.size());
     return counts;
   }
 };
@@ -146,6 +157,7 @@ Case to_case(const Row& row, uint64_t seed, const Values& values) {
   c.expanded_dout = at(kDout) != 0;
   if (at(kScale)) c.softmax_scale = 0.7 / std::sqrt(static_cast<double>(c.head_dim));
   c.ready_plan = at(kPlan) != 0;
+  c.features = values.features[at(kFeatures)];
   return c;
 }
 
@@ -210,12 +222,14 @@ class Pairs {
   }
   int gain(const Row& row) const {
     int pairs = 0;
-    for (std::size_t d = 0; d < kDimensions; ++d) pairs += gain(row, d, row[d]);
+    for (std::size_t d = 0; d < kDimensions; ++d) pairs += row[d] == kUnset ? 0 : gain(row, d, row[d]);
     return pairs / 2;
   }
   void close(const Row& row) {
     for (std::size_t d = 0; d < kDimensions; ++d) {
-      for (std::size_t e = d + 1; e < kDimensions; ++e) open_[index(d, row[d], e, row[e])] = false;
+      for (std::size_t e = d + 1; e < kDimensions; ++e) {
+        if (row[d] != kUnset && row[e] != kUnset) open_[index(d, row[d], e, row[e])] = false;
+      }
     }
   }
 
@@ -248,8 +262,8 @@ class CoveringList {
  private:
   Pairs all_pairs(bool again) {
     Pairs pairs(counts_);
-    for (std::size_t d = 0; d < kDimensions; ++d) {
-      for (std::size_t e = d + 1; e < kDimensions; ++e) {
+    for (std::size_t d = 0; d < dimensions_; ++d) {
+      for (std::size_t e = d + 1; e < dimensions_; ++e) {
         for (int v = 0; v < counts_[d]; ++v) {
           for (int w = 0; w < counts_[e]; ++w) {
             if (again && !worth_repeating(pair_row({d, v, e, w}))) continue;
@@ -290,7 +304,7 @@ class CoveringList {
   Row fill(const Pairs::Pair& pair, const Pairs& pairs) {
     Row row = pair_row(pair);
     const int64_t budget = std::max(kBudget, least_cost(row, values_));
-    std::array<std::size_t, kDimensions> order;
+    std::vector<std::size_t> order(dimensions_);
     std::iota(order.begin(), order.end(), std::size_t{0});
     shuffle(random_, order);
     for (const std::size_t d : order) {
@@ -317,6 +331,8 @@ class CoveringList {
 
   const Values values_;
   const std::array<int, kDimensions> counts_ = values_.counts();
+  /// Without features the list is what it was before there were any.
+  const std::size_t dimensions_ = counts_[kFeatures] > 1 ? kDimensions : kFeatures;
   Random random_{kSeed};
   std::vector<Row> rows_;
 };
@@ -324,7 +340,8 @@ class CoveringList {
 }  // namespace
 
 CoveringValues cuda_values() {
-  CoveringValues values{.layouts = {Layout::kBshd, Layout::kBhsd, Layout::kAligned}};
+  CoveringValues values{.layouts = {Layout::kBshd, Layout::kBhsd, Layout::kAligned},
+                        .features = covering_features("cuda")};
   int64_t widest = 0;
   for (const KernelInfo& kernel : kernels()) {
     if (kernel.op == "plan") continue;
@@ -337,6 +354,14 @@ CoveringValues cuda_values() {
     if (dim <= widest && dim % 8 == 0) values.head_dims.push_back(dim);
   }
   return values;
+}
+
+std::vector<CaseFeatures> covering_features(const std::string& backend) {
+  std::vector<CaseFeatures> taken = all_features();
+  std::erase_if(taken, [refused = refused_features(backend)](const CaseFeatures& features) {
+    return asks_for_any(features, refused);
+  });
+  return taken;
 }
 
 std::vector<Case> covering_cases(const CoveringValues& values) { return CoveringList(values).make(); }

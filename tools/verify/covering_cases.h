@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "verify/case.h"
@@ -13,11 +14,15 @@ struct CoveringValues {
   std::vector<DataType> dtypes{};
   std::vector<int64_t> head_dims{};  ///< head_dim and head_dim_v
   std::vector<Layout> layouts{};
+  std::vector<CaseFeatures> features{};
   bool operator==(const CoveringValues&) const = default;
 };
 
 /// What the cuda backend takes.
 CoveringValues cuda_values();
+
+/// Those combinations of features in the list of which a backend refuses none.
+std::vector<CaseFeatures> covering_features(const std::string& backend);
 
 /// The fixed list of cases that every backend is checked on: at least 1,500, the same in every run. Every
 /// two values of different dimensions (batch, lengths, heads, head dim, family, mask heads and batch, block

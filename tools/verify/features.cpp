@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "verify/features.h"
 
+#include <algorithm>
+
 #include "flashmask/attention.h"
 #include "verify/device_case.h"
 
@@ -35,6 +37,11 @@ std::vector<std::string> refused_features(const std::string& backend) {
       refused.insert(refused.end(), explanation.features.begin(), explanation.features.end());
   }
   return refused;
+}
+
+bool asks_for_any(const CaseFeatures& features, const std::vector<std::string>& names) {
+  const auto is_named = [&](const char* name) { return std::find(names.begin(), names.end(), name) != names.end(); };
+  return (features.sink != SinkKind::kNone && is_named("sink")) || (features.softcap != 0 && is_named("softcap"));
 }
 
 }  // namespace flashmask::verify

@@ -4,10 +4,15 @@
 #include <string>
 #include <vector>
 
+#include "verify/case.h"
+
 namespace flashmask::verify {
 
-/// Names of the features (Features in attention.h) that a backend refuses, found out by asking it. No case asks for a
-/// feature yet: when a backend takes one, cases have to, too.
+/// Names of the features (Features in attention.h) that a backend refuses, found out by asking it: no case is to ask
+/// for one of these.
 std::vector<std::string> refused_features(const std::string& backend);
+
+/// Whether a case asks for one of them.
+bool asks_for_any(const CaseFeatures& features, const std::vector<std::string>& names);
 
 }  // namespace flashmask::verify

@@ -10,11 +10,15 @@ const uint8_t* visible_matrix(const Case& c, const DenseMask& dense, int64_t b, 
 
 Results run_oracle(const Problem& problem, const DenseMask& dense) {
   const Case& c = problem.c;
-  numerics::HeadInputs inputs{problem.q.values(), problem.k.values(), problem.v.values(), problem.dout.values(),
-                              problem.dlse ? problem.dlse->values() : HeadArray()};
+  numerics::HeadInputs inputs{problem.q.values(),
+                              problem.k.values(),
+                              problem.v.values(),
+                              problem.dout.values(),
+                              problem.dlse ? problem.dlse->values() : HeadArray(),
+                              problem.sink ? problem.sink->values() : HeadArray()};
   const TensorView visible = TensorView::contiguous(dense.visible.data(), DataType::kUInt8,
                                                     {dense.batch, dense.heads, c.seqlen_q, c.seqlen_k});
-  return numerics::run_oracle(inputs, visible, c.scale());
+  return numerics::run_oracle(inputs, visible, c.scale(), problem.features());
 }
 
 }  // namespace flashmask::verify

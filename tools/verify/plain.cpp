@@ -34,6 +34,7 @@ class PlainRun {
         v_(problem.v.values()),
         dout_(problem.dout.values()),
         dlse_(problem.dlse ? problem.dlse->values() : HeadArray()),
+        sink_(problem.sink ? problem.sink->values() : HeadArray()),
         plain_(c_) {}
 
   Plain run() {
@@ -57,6 +58,7 @@ class PlainRun {
     QueryHead queries(call_, q_.head(b, h), dout_.head(b, h),
                       dlse_.heads > 0 ? dlse_.head(b, h) : std::span<const double>{}, given_out_.head(b, h),
                       exact_out_.head(b, h));
+    if (sink_.heads > 0) queries.sink = static_cast<float>(sink_.head(0, h)[0]);
     run_plain_head(call_, keys, queries, visible_matrix(c_, dense_, b, h));
     keep(c_.dtype, queries.out, plain_.results.out.head(b, h));
     keep(c_.dtype, queries.dq, plain_.results.dq.head(b, h));
@@ -64,10 +66,11 @@ class PlainRun {
   }
 
   const Case& c_;
-  const PlainCall call_{c_.dtype, c_.seqlen_q, c_.seqlen_k, c_.head_dim, c_.head_dim_v, c_.scale()};
+  const PlainCall call_{c_.dtype,      c_.seqlen_q, c_.seqlen_k,        c_.head_dim,
+                        c_.head_dim_v, c_.scale(),  c_.features.softcap};
   const DenseMask& dense_;
   const HeadArray &given_out_, &exact_out_;
-  const HeadArray q_, k_, v_, dout_, dlse_;
+  const HeadArray q_, k_, v_, dout_, dlse_, sink_;
   Plain plain_;
 };
 

@@ -41,6 +41,7 @@ Problem::Problem(const Case& of)
       v(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_k, c.heads_kv, c.head_dim_v)),
       dout(make_dout(c)) {
   if (c.dlse) dlse = make_lse(c);
+  if (c.features.sink != SinkKind::kNone) sink = Tensor::vector(c.sink_dtype(), c.heads_q);
   Random random(mix(c.seed, kTensorStream));
   const auto normal = [&] { return random.normal(); };
   q.fill(normal);
@@ -48,6 +49,7 @@ Problem::Problem(const Case& of)
   v.fill(normal);
   dout.fill(normal);
   if (dlse) dlse->fill(normal);
+  if (sink) sink->fill(normal);
 }
 
 Outputs::Outputs(const Case& c)
@@ -55,7 +57,9 @@ Outputs::Outputs(const Case& c)
       lse(make_lse(c)),
       dq(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_q, c.heads_q, c.head_dim)),
       dk(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_k, c.heads_kv, c.head_dim)),
-      dv(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_k, c.heads_kv, c.head_dim_v)) {}
+      dv(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_k, c.heads_kv, c.head_dim_v)) {
+  if (c.features.sink != SinkKind::kNone) dsink = Tensor::vector(c.sink_dtype(), c.heads_q);
+}
 
 ForwardArgs forward_args(const AttentionInputs& inputs, const Outputs& outputs) {
   return {inputs, outputs.out.view(), outputs.lse.view()};
@@ -69,7 +73,8 @@ BackwardArgs backward_args(const AttentionInputs& inputs, const Problem& problem
           problem.dlse ? problem.dlse->view() : TensorView{},
           outputs.dq.view(),
           outputs.dk.view(),
-          outputs.dv.view()};
+          outputs.dv.view(),
+          outputs.dsink ? outputs.dsink->view() : TensorView{}};
 }
 
 }  // namespace flashmask::verify

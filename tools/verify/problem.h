@@ -15,7 +15,11 @@ struct Problem {
 
   Case c;
   Tensor q, k, v, dout;
-  std::optional<Tensor> dlse;
+  std::optional<Tensor> dlse, sink;
+
+  /// What the case asks for; the sink is `sink_there`, where the call's tensors are.
+  Features features(const TensorView& sink_there) const { return {.softcap = c.features.softcap, .sink = sink_there}; }
+  Features features() const { return features(sink ? sink->view() : TensorView{}); }
 };
 
 /// The tensors that a case's calls write; poisoned at first.
@@ -23,6 +27,7 @@ struct Outputs {
   explicit Outputs(const Case& c);
 
   Tensor out, lse, dq, dk, dv;
+  std::optional<Tensor> dsink;
 };
 
 /// The arguments of calls on `inputs` (q, k, v and a mask) that write `outputs`.

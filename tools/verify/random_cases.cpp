@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "flashmask/status.h"
+#include "verify/features.h"
 #include "verify/random.h"
 
 namespace flashmask::verify {
@@ -86,9 +87,18 @@ void draw_options(Random& random, Case& c) {
   if (chance(random, 25)) c.softmax_scale = (0.4 + random.real()) / std::sqrt(static_cast<double>(c.head_dim));
 }
 
+void draw_features(Random& random, const std::vector<std::string>& refused, Case& c) {
+  const auto draw = [&](const CaseFeatures& one, auto CaseFeatures::* feature) {
+    if (!asks_for_any(one, refused)) c.features.*feature = one.*feature;
+  };
+  if (chance(random, 25)) draw({.sink = random.flip() ? SinkKind::kFloat32 : SinkKind::kOwn}, &CaseFeatures::sink);
+  if (chance(random, 20)) draw({.softcap = 5 + 45 * random.real()}, &CaseFeatures::softcap);
+}
+
 }  // namespace
 
-Case random_case(uint64_t seed, int64_t index, std::span<const std::string> families) {
+Case random_case(uint64_t seed, int64_t index, std::span<const std::string> families,
+                 const std::vector<std::string>& refused) {
   if (families.empty()) throw Error(ErrorCode::kInvalidArgument, "no mask families to draw cases from");
   Random random(mix(seed, static_cast<uint64_t>(index)));
   Case c;
@@ -98,6 +108,7 @@ Case random_case(uint64_t seed, int64_t index, std::span<const std::string> fami
   shrink(c);
   draw_mask(random, c);
   draw_options(random, c);
+  draw_features(random, refused, c);
   return c;
 }
 

@@ -35,21 +35,26 @@ class DeviceTensors {
         dk_(outputs.dk),
         dv_(outputs.dv) {
     if (problem.dlse) dlse_.emplace(*problem.dlse);
+    if (problem.sink) sink_.emplace(*problem.sink);
+    if (outputs.dsink) dsink_.emplace(*outputs.dsink);
   }
 
   ForwardArgs forward_args(AttentionInputs inputs) const {
     return {with_tensors(std::move(inputs)), out_.view(), lse_.view()};
   }
   BackwardArgs backward_args(AttentionInputs inputs) const {
-    return {with_tensors(std::move(inputs)),      out_.view(), lse_.view(), dout_.view(),
-            dlse_ ? dlse_->view() : TensorView{}, dq_.view(),  dk_.view(),  dv_.view()};
+    return {with_tensors(std::move(inputs)),       out_.view(), lse_.view(), dout_.view(),
+            dlse_ ? dlse_->view() : TensorView{},  dq_.view(),  dk_.view(),  dv_.view(),
+            dsink_ ? dsink_->view() : TensorView{}};
   }
+  TensorView sink() const { return sink_ ? sink_->view() : TensorView{}; }
   void copy_to(Outputs& outputs) const {
     out_.copy_to(outputs.out);
     lse_.copy_to(outputs.lse);
     dq_.copy_to(outputs.dq);
     dk_.copy_to(outputs.dk);
     dv_.copy_to(outputs.dv);
+    if (dsink_) dsink_->copy_to(*outputs.dsink);
   }
 
  private:
@@ -61,7 +66,7 @@ class DeviceTensors {
   }
 
   DeviceTensor q_, k_, v_, dout_, out_, lse_, dq_, dk_, dv_;
-  std::optional<DeviceTensor> dlse_;
+  std::optional<DeviceTensor> dlse_, sink_, dsink_;
 };
 
 /// One case on the backend under test.
@@ -101,9 +106,10 @@ class CaseRun {
     return inputs;
   }
 
-  Options call_options(bool dense_mode, ExecutedTiles& executed) const {
+  Options call_options(bool dense_mode, ExecutedTiles& executed, const Features& features) const {
     Options call{.softmax_scale = c_.softmax_scale,
                  .deterministic = true,
+                 .features = features,
                  .backend = options_.backend,
                  .executed_tiles = &executed};
     call.threads = dense_mode ? 1 : options_.threads;
@@ -114,7 +120,7 @@ class CaseRun {
   Results run_once(bool dense_mode, std::string_view which) {
     Outputs outputs(c_);
     ExecutedTiles executed;
-    const Options call = call_options(dense_mode, executed);
+    const Options call = call_options(dense_mode, executed, problem_.features());
     const ForwardArgs to_run = forward_args(inputs(dense_mode), outputs);
     with_workspace(forward_workspace(to_run, call), which,
                    [&](std::span<std::byte> workspace) { options_.implementation.forward(to_run, workspace, call); });
@@ -130,7 +136,8 @@ class CaseRun {
   bool taken() {
     const DeviceTensors tensors(problem_, Outputs(c_));
     ExecutedTiles executed;
-    const Explanation explanation = explain(tensors.forward_args(AttentionInputs{}), call_options(false, executed));
+    const Explanation explanation = explain(tensors.forward_args(AttentionInputs{}),
+                                            call_options(false, executed, problem_.features(tensors.sink())));
     if (!explanation.backend.empty()) return true;
     for (const std::string& line : explanation.rejected)
       verdict_.skipped += (verdict_.skipped.empty() ? "" : "; ") + line;
@@ -156,7 +163,7 @@ class CaseRun {
       inputs.mask = mask->mask();
     }
     ExecutedTiles executed;
-    const Options call = call_options(dense_mode, executed);
+    const Options call = call_options(dense_mode, executed, problem_.features(tensors.sink()));
     const ForwardArgs to_run = tensors.forward_args(inputs);
     with_device_workspace(forward_workspace(to_run, call), which, [&](std::span<std::byte> workspace) {
       options_.implementation.forward(to_run, workspace, call);

@@ -33,7 +33,7 @@ void load_lse(const Problem& p, int64_t b, int64_t h, int64_t row0, int64_t rows
 
 struct BackwardScratch {
   Scratch parts;
-  Rows k_rows, q, dout, scores, dprobs;
+  Rows k_rows, q, dout, scores, dprobs, slopes;
   float *k, *v, *dk, *dv, *lse, *ones;
   ElementMask* mask;
 
@@ -45,6 +45,7 @@ struct BackwardScratch {
     dout = {parts.take(kTileKeys * padded(p.head_dim_v)), padded(p.head_dim_v)};
     scores = {parts.take(kTileRows * padded(kTileKeys)), padded(kTileKeys)};
     dprobs = {parts.take(kTileRows * padded(kTileKeys)), padded(kTileKeys)};
+    slopes = {parts.take(p.features.softcap != 0 ? kTileRows * kWidth : 0), kWidth};
     k = parts.take(kTileKeys * p.head_dim);
     v = parts.take(kTileKeys * p.head_dim_v);
     dk = parts.take(kTileKeys * p.head_dim);
@@ -94,6 +95,15 @@ void probabilities_of_keys(const float* lse, const float* delta, int64_t rows, R
   }
 }
 
+/// A panel times another, element by element.
+void multiply_elements(int64_t rows, Rows factors, Rows panel) {
+  for (int64_t i = 0; i < rows; ++i, factors.at += factors.stride, panel.at += panel.stride) {
+    for (int64_t at = 0; at < kWidth; at += kLanes) {
+      hn::Store(hn::Mul(hn::Load(kFloats, panel.at + at), hn::Load(kFloats, factors.at + at)), kFloats, panel.at + at);
+    }
+  }
+}
+
 /// One panel of keys against one row tile: FlashMask's algorithm 2, lines 12 to 28, without dq.
 void backward_panel(const Problem& p, const BackwardScratch& s, const float* delta, int64_t key0, int64_t rows,
                     bool full) {
@@ -101,8 +111,11 @@ void backward_panel(const Problem& p, const BackwardScratch& s, const float* del
   multiply<Order::kRows>(rows, s.q, {s.k + key0 * p.head_dim, kWidth}, p.head_dim, false, scores);
   multiply<Order::kRows>(rows, s.dout, {s.v + key0 * p.head_dim_v, kWidth}, p.head_dim_v, false, dprobs);
   const KeyLanes lanes{*s.mask, key0};
+  const bool has_softcap = p.features.softcap != 0;
+  if (has_softcap) cap_scores(static_cast<float>(p.features.softcap), rows, scores, s.slopes);
   if (!full) hide(lanes, rows, -kInf, scores);
   probabilities_of_keys(s.lse, delta, rows, scores, dprobs);
+  if (has_softcap) multiply_elements(rows, s.slopes, dprobs);
   // Hidden again: 0 times a non-finite dP must not get through.
   if (!full) hide(lanes, rows, 0.0f, dprobs);
   multiply<Order::kColumns>(p.head_dim_v, s.dout, scores, rows, true, {s.dv + key0 * p.head_dim_v, kWidth});

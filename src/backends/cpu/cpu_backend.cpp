@@ -2,9 +2,14 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
 
 #include "backends/backend.h"
 #include "backends/cpu/tile_kernels.h"
+#include "backends/features.h"
 #include "common/arithmetic.h"
 #include "common/message.h"
 
@@ -106,6 +111,20 @@ void forward(const Problem& p, const Workspace& workspace) {
   if (p.executed_tiles) p.executed_tiles->forward += executed;
 }
 
+/// The sink's score has a gradient as every other, P (dP - delta), but its value, and so its dP, is 0. Summed in one
+/// order, so with any threads the same bits.
+double dsink_of(const Problem& p, const cpu::BackwardRows& shared, int64_t h) {
+  const double sink = sink_of(p, h);
+  double sum = 0;
+  for (int64_t b = 0; b < p.batch && sink != -std::numeric_limits<double>::infinity(); ++b) {
+    for (int64_t i = 0; i < p.seqlen_q; ++i) {
+      const double lse = load_element(p.lse, lse_offset(p.lse, b, h, i));
+      sum -= std::exp(sink - lse) * shared.delta_of(p, b, h, i / cpu::kTileRows)[i % cpu::kTileRows];
+    }
+  }
+  return sum;
+}
+
 void backward(const Problem& p, const Workspace& workspace) {
   const cpu::BackwardRows rows = workspace.rows();
   const int64_t row_tiles = ceil_div(p.seqlen_q, cpu::kTileRows), key_tiles = ceil_div(p.seqlen_k, cpu::kTileKeys);
@@ -120,6 +139,12 @@ void backward(const Problem& p, const Workspace& workspace) {
     cpu::store_dq(p, rows, b, h, r);
     return 0;
   });
+  if (p.dsink.defined()) {
+    for_each_item(1, p.heads_q, 1, workspace, [&](int64_t, int64_t h, int64_t, float*) {
+      store_dsink(p, h, dsink_of(p, rows, h));
+      return 0;
+    });
+  }
   if (!p.executed_tiles) return;
   p.executed_tiles->backward_rows += executed;
   p.executed_tiles->backward_keys += executed;
@@ -140,6 +165,8 @@ class CpuBackend final : public Backend {
     if (const char* why = host_refusal(p)) return Refusal{why};
     if (p.dtype == DataType::kFloat64)
       return Refusal{"float64 is taken by backend 'reference' only; cast to float32 or ask for 'reference'"};
+    if (std::string why = features_refusal(p.features, {.softcap = true, .sink = true}); !why.empty())
+      return Refusal{std::move(why)};
     return Launch(p, CpuCall(p));
   }
 };

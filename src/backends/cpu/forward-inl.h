@@ -19,6 +19,7 @@
 #include "backends/cpu/multiply-inl.h"
 #include "backends/cpu/rows-inl.h"
 #include "backends/cpu/softmax-inl.h"
+#include "backends/features.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace flashmask::cpu::HWY_NAMESPACE {
@@ -50,6 +51,7 @@ void forward_panel(const Problem& p, const ForwardScratch& s, int64_t row0, int6
   float* sum = s.sum + row0;
   const Rows scores{s.scores, kWidth};
   multiply<Order::kRows>(keys, s.k, {s.q + row0 * p.head_dim, kWidth}, p.head_dim, false, scores);
+  if (p.features.softcap != 0) cap_scores(static_cast<float>(p.features.softcap), keys, scores, {});
   if (!full) hide(RowLanes(*s.mask, row0 % kTileRows), keys, -kInf, scores);
   const Vec factor0 = softmax_half(s.scores, keys, largest, sum);
   const Vec factor1 = softmax_half(s.scores + kLanes, keys, largest + kLanes, sum + kLanes);
@@ -59,11 +61,22 @@ void forward_panel(const Problem& p, const ForwardScratch& s, int64_t row0, int6
 
 /// lse of the rows, and s.sum becomes what their out is to be multiplied by.
 void finish_softmax(const Problem& p, const ForwardScratch& s, int64_t b, int64_t h, int64_t row0, int64_t rows) {
+  const auto sink = static_cast<float>(sink_of(p, h));
   for (int64_t i = 0; i < rows; ++i) {
-    const bool empty = s.largest[i] == -kInf;
-    static_cast<float*>(p.lse.data)[lse_offset(p.lse, b, h, row0 + i)] =
-        empty ? -kInf : s.largest[i] + std::log(s.sum[i]);
-    s.sum[i] = empty ? 0.0f : 1.0f / s.sum[i];
+    const float largest = std::max(s.largest[i], sink);
+    float& lse = static_cast<float*>(p.lse.data)[lse_offset(p.lse, b, h, row0 + i)];
+    if (largest == -kInf) {
+      lse = -kInf;
+      s.sum[i] = 0.0f;
+      continue;
+    }
+    float of_keys = 1.0f;
+    if (sink != -kInf) {
+      of_keys = std::exp(s.largest[i] - largest);
+      s.sum[i] = s.sum[i] * of_keys + std::exp(sink - largest);
+    }
+    lse = largest + std::log(s.sum[i]);
+    s.sum[i] = of_keys / s.sum[i];
   }
 }
 

@@ -4,50 +4,18 @@
 
 #include <cmath>
 #include <limits>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "backends/backend.h"
-#include "common/message.h"
-#include "flashmask/float16.h"
+#include "backends/features.h"
+#include "common/element.h"
 
 namespace flashmask {
 namespace {
 
-double load(const TensorView& t, int64_t offset) {
-  switch (t.dtype) {
-    case DataType::kFloat64:
-      return static_cast<const double*>(t.data)[offset];
-    case DataType::kFloat32:
-      return static_cast<const float*>(t.data)[offset];
-    case DataType::kBFloat16:
-      return bfloat16_to_float(static_cast<const uint16_t*>(t.data)[offset]);
-    case DataType::kFloat16:
-      return float16_to_float(static_cast<const uint16_t*>(t.data)[offset]);
-    default:
-      break;
-  }
-  throw Error(ErrorCode::kInternal, "the reference met a dtype that the checks should have refused");
-}
-
-void store(const TensorView& t, int64_t offset, double value) {
-  switch (t.dtype) {
-    case DataType::kFloat64:
-      static_cast<double*>(t.data)[offset] = value;
-      return;
-    case DataType::kFloat32:
-      static_cast<float*>(t.data)[offset] = static_cast<float>(value);
-      return;
-    case DataType::kBFloat16:
-      static_cast<uint16_t*>(t.data)[offset] = float_to_bfloat16(static_cast<float>(value));
-      return;
-    case DataType::kFloat16:
-      static_cast<uint16_t*>(t.data)[offset] = float_to_float16(static_cast<float>(value));
-      return;
-    default:
-      break;
-  }
-  throw Error(ErrorCode::kInternal, "the reference met a dtype that the checks should have refused");
-}
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 int64_t element(const TensorView& t, int64_t b, int64_t s, int64_t h, int64_t c) {
   return b * t.stride[0] + s * t.stride[1] + h * t.stride[2] + c * t.stride[3];
@@ -58,7 +26,7 @@ std::vector<double> load_head(const TensorView& t, int64_t b, int64_t h) {
   std::vector<double> head;
   head.reserve(static_cast<std::size_t>(t.shape[1] * t.shape[3]));
   for (int64_t s = 0; s < t.shape[1]; ++s) {
-    for (int64_t c = 0; c < t.shape[3]; ++c) head.push_back(load(t, element(t, b, s, h, c)));
+    for (int64_t c = 0; c < t.shape[3]; ++c) head.push_back(load_element(t, element(t, b, s, h, c)));
   }
   return head;
 }
@@ -66,7 +34,7 @@ std::vector<double> load_head(const TensorView& t, int64_t b, int64_t h) {
 void store_head(const TensorView& t, int64_t b, int64_t h, const std::vector<double>& head) {
   std::size_t at = 0;
   for (int64_t s = 0; s < t.shape[1]; ++s) {
-    for (int64_t c = 0; c < t.shape[3]; ++c) store(t, element(t, b, s, h, c), head[at++]);
+    for (int64_t c = 0; c < t.shape[3]; ++c) store_element(t, element(t, b, s, h, c), head[at++]);
   }
 }
 
@@ -97,23 +65,37 @@ std::vector<uint8_t> visible_matrix(const Problem& p, int64_t b, int64_t h) {
   return visible;
 }
 
+/// A score as the softmax sees it, and its derivative by q . k.
+struct Score {
+  double value, slope;
+};
+Score score_of(const Problem& p, const double* q, const double* k) {
+  const double scaled = p.softmax_scale * dot(q, k, p.head_dim), softcap = p.features.softcap;
+  if (softcap == 0) return {scaled, p.softmax_scale};
+  const double cosh = std::cosh(scaled / softcap);
+  return {softcap * std::tanh(scaled / softcap), p.softmax_scale / (cosh * cosh)};
+}
+
 void forward(const Problem& p) {
   for (int64_t b = 0; b < p.batch; ++b) {
     for (int64_t h = 0; h < p.heads_q; ++h) {
       const std::vector<double> q = load_head(p.q, b, h), k = load_head(p.k, b, p.kv_head(h)),
                                 v = load_head(p.v, b, p.kv_head(h));
       const std::vector<uint8_t> visible = visible_matrix(p, b, h);
+      const double sink = sink_of(p, h);
+      const bool has_sink = sink != -kInfinity;
       std::vector<double> out(static_cast<std::size_t>(p.seqlen_q * p.head_dim_v), 0.0),
           score(static_cast<std::size_t>(p.seqlen_k));
       for (int64_t i = 0; i < p.seqlen_q; ++i) {
-        double largest = -std::numeric_limits<double>::infinity(), sum = 0;
-        bool sees = false;
+        double largest = sink, sum = 0;
+        bool sees = has_sink;
         for (int64_t j = 0; j < p.seqlen_k; ++j) {
           if (!visible[i * p.seqlen_k + j]) continue;
           sees = true;
-          score[j] = p.softmax_scale * dot(&q[i * p.head_dim], &k[j * p.head_dim], p.head_dim);
+          score[j] = score_of(p, &q[i * p.head_dim], &k[j * p.head_dim]).value;
           largest = std::fmax(largest, score[j]);
         }
+        if (has_sink) sum += std::exp(sink - largest);
         for (int64_t j = 0; j < p.seqlen_k; ++j) {
           if (visible[i * p.seqlen_k + j]) sum += std::exp(score[j] - largest);
         }
@@ -121,8 +103,7 @@ void forward(const Problem& p) {
           if (visible[i * p.seqlen_k + j])
             add_scaled(std::exp(score[j] - largest) / sum, &v[j * p.head_dim_v], &out[i * p.head_dim_v], p.head_dim_v);
         }
-        store(p.lse, lse_offset(p.lse, b, h, i),
-              sees ? largest + std::log(sum) : -std::numeric_limits<double>::infinity());
+        store_element(p.lse, lse_offset(p.lse, b, h, i), sees ? largest + std::log(sum) : -kInfinity);
       }
       store_head(p.out, b, h, out);
     }
@@ -130,6 +111,7 @@ void forward(const Problem& p) {
 }
 
 void backward(const Problem& p) {
+  std::vector<double> dsink(static_cast<std::size_t>(p.heads_q), 0.0);
   for (int64_t b = 0; b < p.batch; ++b) {
     for (int64_t hk = 0; hk < p.heads_kv; ++hk) {
       const std::vector<double> k = load_head(p.k, b, hk), v = load_head(p.v, b, hk);
@@ -137,19 +119,22 @@ void backward(const Problem& p) {
       for (int64_t h = hk * p.group_size(); h < (hk + 1) * p.group_size(); ++h) {
         const std::vector<double> q = load_head(p.q, b, h), out = load_head(p.out, b, h),
                                   dout = load_head(p.dout, b, h);
+        const double sink = sink_of(p, h);
         const std::vector<uint8_t> visible = visible_matrix(p, b, h);
         std::vector<double> dq(q.size(), 0.0);
         for (int64_t i = 0; i < p.seqlen_q; ++i) {
-          const double lse = load(p.lse, lse_offset(p.lse, b, h, i));
-          const double dlse = p.dlse.defined() ? load(p.dlse, lse_offset(p.dlse, b, h, i)) : 0.0;
+          const double lse = load_element(p.lse, lse_offset(p.lse, b, h, i));
+          const double dlse = p.dlse.defined() ? load_element(p.dlse, lse_offset(p.dlse, b, h, i)) : 0.0;
           const double* dout_row = &dout[i * p.head_dim_v];
           // d out / d score subtracts the row's mean of dP under P; d lse / d score adds P itself.
           const double delta = dot(&out[i * p.head_dim_v], dout_row, p.head_dim_v) - dlse;
+          // The sink's score has a gradient as every other, but its value, and so its dP, is 0.
+          if (sink != -kInfinity) dsink[static_cast<std::size_t>(h)] -= std::exp(sink - lse) * delta;
           for (int64_t j = 0; j < p.seqlen_k; ++j) {
             if (!visible[i * p.seqlen_k + j]) continue;
-            const double prob =
-                std::exp(p.softmax_scale * dot(&q[i * p.head_dim], &k[j * p.head_dim], p.head_dim) - lse);
-            const double dscore = p.softmax_scale * prob * (dot(dout_row, &v[j * p.head_dim_v], p.head_dim_v) - delta);
+            const Score score = score_of(p, &q[i * p.head_dim], &k[j * p.head_dim]);
+            const double prob = std::exp(score.value - lse);
+            const double dscore = score.slope * prob * (dot(dout_row, &v[j * p.head_dim_v], p.head_dim_v) - delta);
             add_scaled(prob, dout_row, &dv[j * p.head_dim_v], p.head_dim_v);
             add_scaled(dscore, &k[j * p.head_dim], &dq[i * p.head_dim], p.head_dim);
             add_scaled(dscore, &q[i * p.head_dim], &dk[j * p.head_dim], p.head_dim);
@@ -161,6 +146,7 @@ void backward(const Problem& p) {
       store_head(p.dv, b, hk, dv);
     }
   }
+  for (int64_t h = 0; h < p.heads_q; ++h) store_dsink(p, h, dsink[static_cast<std::size_t>(h)]);
 }
 
 struct ReferenceCall {
@@ -180,6 +166,8 @@ class ReferenceBackend final : public Backend {
   bool automatic() const override { return false; }
   Prepared prepare(const Problem& p) const override {
     if (const char* why = host_refusal(p)) return Refusal{why};
+    if (std::string why = features_refusal(p.features, {.softcap = true, .sink = true}); !why.empty())
+      return Refusal{std::move(why)};
     return Launch(p, ReferenceCall());
   }
 };

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call asks for beyond the softmax of masked scores, against a dense float64 attention, through every front."""
+
+import dense_reference
+import flashmask
+import pytest
+import torch
+from dense_reference import assert_close
+from devices import ON_CUDA, tolerance_of
+from flashmask import flashmask_attention, masks
+
+pytestmark = pytest.mark.skipif(ON_CUDA, reason="the CUDA kernels have no features")
+
+S, HEADS = 150, 4
+FEATURES = {
+    "sink": lambda dtype: {"sink": torch.randn(HEADS)},
+    "sink of the tensors' dtype": lambda dtype: {"sink": torch.randn(HEADS).to(dtype)},
+    "softcap": lambda dtype: {"softcap": 2.0},
+    "softcap and sink": lambda dtype: {"softcap": 20.0, "sink": torch.randn(HEADS)},
+}
+every_feature = pytest.mark.parametrize("feature", FEATURES)
+
+
+def tensors(dtype=torch.float32, batch=2, seqlen=S):
+    shapes = ((batch, seqlen, HEADS, 16), (batch, seqlen, 2, 16), (batch, seqlen, 2, 8))
+    return [torch.randn(shape, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+def mask_with_blind_rows():
+    """Rows from 120 on are padding and see nothing."""
+    return masks.padding(S, S, [100, 120], query_lengths=[100, 120])
+
+
+def results(function, leaves, dout, dlse):
+    """out, lse, and the gradients that reach the leaves."""
+    leaves = [x.detach().clone().requires_grad_() for x in leaves]
+    out, lse = function(*leaves)
+    return (out, lse, *torch.autograd.grad(dense_reference.loss_of(out, lse, dout, dlse), leaves))
+
+
+def compare(call, want, leaves, tolerance=None):
+    """Two functions of q, k, v and perhaps a sink: (out, lse) BSHD, and gradients through both."""
+    q, _, v = leaves[:3]
+    dout = torch.randn(*q.shape[:3], v.shape[3], dtype=torch.float64)
+    dlse = torch.randn(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float64)
+    got = results(call, leaves, dout, dlse)
+    exact = results(want, [x.double() for x in leaves], dout, dlse)
+    for name, x, y in zip(("out", "lse", "dq", "dk", "dv", "dsink"), got, exact):
+        assert_close(x, y, name, tolerance or tolerance_of(name, q.dtype))
+    return got
+
+
+def dense(visible, softcap=0.0):
+    def function(q, k, v, sink=None):
+        out, lse = dense_reference.attention(
+            *(x.transpose(1, 2) for x in (q, k, v)), visible, softcap=softcap, sink=sink
+        )
+        return out.transpose(1, 2), lse
+
+    return function
+
+
+def split(features):
+    """(the sink in a list, if there is one; the rest)."""
+    rest = dict(features)
+    sink = rest.pop("sink", None)
+    return ([] if sink is None else [sink]), rest
+
+
+@every_feature
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mask", [lambda: masks.causal(S), mask_with_blind_rows])
+def test_against_a_dense_attention(feature, dtype, mask):
+    sink, rest = split(FEATURES[feature](dtype))
+    mask = mask()
+
+    def call(q, k, v, sink=None):
+        return flashmask_attention(q, k, v, mask, sink=sink, return_softmax_lse=True, **rest)
+
+    got = compare(call, dense(mask.to_dense(), **rest), [*tensors(dtype), *sink])
+    assert not sink or got[-1].dtype == sink[0].dtype
+
+
+def test_a_row_that_sees_nothing_has_the_sink_for_lse():
+    sink = torch.randn(HEADS)
+    out, lse = flashmask_attention(*tensors(), mask_with_blind_rows(), sink=sink, return_softmax_lse=True)
+    assert not out[1, 120:].any() and torch.equal(lse[1, :, 120:], sink[:, None].expand(HEADS, S - 120))
+
+
+@every_feature
+def test_gradcheck(feature):
+    """In float64, by the reference backend."""
+    sink, rest = split(FEATURES[feature](torch.float64))
+    leaves = [x.requires_grad_() for x in (*tensors(torch.float64, 1, 5), *(x.double() for x in sink))]
+
+    def call(q, k, v, sink=None):
+        return flashmask_attention(
+            q, k, v, causal=True, sink=sink, backend="reference", return_softmax_lse=True, **rest
+        )
+
+    assert torch.autograd.gradcheck(call, leaves)
+
+
+@every_feature
+def test_opcheck(feature):
+    sink, rest = split(FEATURES[feature](torch.float32))
+    options = {"sink": sink[0].requires_grad_()} if sink else {}
+    options |= rest
+    q, k, v = (x.requires_grad_() for x in tensors(seqlen=70))
+    plain = (None, None, None, None, True, None, -1, -1, True, "auto")
+    torch.library.opcheck(torch.ops.flashmask.forward.default, (q, k, v, *plain), options)
+    with torch.no_grad():
+        out, lse = torch.ops.flashmask.forward(q, k, v, *plain, **options)
+        arguments = (torch.randn_like(out), None, q, k, v, out, lse, *plain)
+        torch.library.opcheck(torch.ops.flashmask.backward.default, arguments, options)
+
+
+@every_feature
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled(feature, dynamic):
+    sink, rest = split(FEATURES[feature](torch.float32))
+
+    def call(q, k, v, sink=None):
+        return flashmask_attention(q, k, v, causal=True, sink=sink, return_softmax_lse=True, **rest)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(call, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    leaves = [*tensors(), *sink]
+    dout, dlse = torch.randn(2, S, HEADS, 8), torch.randn(2, HEADS, S)
+    torch.manual_seed(3)
+    got = results(compiled, leaves, dout, dlse)
+    torch.manual_seed(3)
+    assert all(torch.equal(a, b) for a, b in zip(got, results(call, leaves, dout, dlse), strict=True))
+
+
+@every_feature
+def test_layouts_autocast_and_the_operators_front(feature):
+    sink, rest = split(FEATURES[feature](torch.float32))
+    features = {"sink": sink[0], **rest} if sink else rest
+    q, k, v = tensors()
+    out = flashmask_attention(q, k, v, causal=True, **features)
+    bhsd = flashmask_attention(*(x.transpose(1, 2) for x in (q, k, v)), causal=True, layout="bhsd", **features)
+    assert torch.equal(bhsd.transpose(1, 2), out)
+    by_operator, _ = flashmask.ops.attention(q, k, v, masks.causal(S), **features)
+    assert torch.equal(by_operator, out)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = flashmask_attention(q, k, v, causal=True, **features)
+    low = [x.bfloat16() for x in (q, k, v)]
+    assert torch.equal(cast, flashmask_attention(*low, causal=True, **features))
+
+
+@every_feature
+def test_varlen(feature):
+    sink, rest = split(FEATURES[feature](torch.float32))
+    features = {"sink": sink[0], **rest} if sink else rest
+    q, k, v = (x[0] for x in tensors(batch=1))
+    out, lse = flashmask.flashmask_varlen_func(
+        q, k, v, [0, 60, 60, S], [0, 60, 60, S], causal=True, return_softmax_lse=True, **features
+    )
+    for begin, end in ((0, 60), (60, S)):
+        part = [x[None, begin:end] for x in (q, k, v)]
+        own, own_lse = flashmask_attention(*part, causal=True, return_softmax_lse=True, **features)
+        assert_close(out[begin:end], own[0])
+        assert_close(lse[:, begin:end], own_lse[0])
+
+
+def test_explain_names_them_and_who_takes_them():
+    q, k, v = tensors()
+    text = flashmask.explain(q, k, v, softcap=30.0, sink=torch.zeros(HEADS, requires_grad=True))
+    for part in ("forward   backend: cpu", "backward  backend: cpu", "with softcap", "with sink"):
+        assert part in text
+    assert "backward  not needed" in flashmask.explain(q, k, v, softcap=30.0)
+    text = flashmask.explain(*(x.double() for x in (q, k, v)), softcap=30.0)
+    assert "float64 is taken by backend 'reference' only" in text
+
+
+def test_a_sink_alone_has_a_gradient():
+    q, k, v = tensors()
+    sink = torch.randn(HEADS, requires_grad=True)
+    (alone,) = torch.autograd.grad(flashmask_attention(q, k, v, sink=sink).sum(), sink)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    *_, beside = torch.autograd.grad(flashmask_attention(*leaves, sink=sink).sum(), (*leaves, sink))
+    assert torch.equal(alone, beside) and alone.abs().min() > 0
+
+
+def test_vmap_takes_a_shared_sink_only():
+    q, k, v = (torch.stack((x, 2 * x)) for x in tensors())
+    sink = torch.randn(HEADS)
+    call = lambda q, k, v, sink: flashmask_attention(q, k, v, sink=sink, softcap=3.0)
+    got = torch.func.vmap(call, in_dims=(0, 0, 0, None))(q, k, v, sink)
+    assert torch.equal(got[1], call(q[1], k[1], v[1], sink))
+    with pytest.raises(NotImplementedError, match="vmap over a sink"):
+        torch.func.vmap(call)(q, k, v, torch.stack((sink, sink)))
+
+
+def test_derivatives_that_are_not_there():
+    q, k, v = tensors()
+    sink = torch.randn(HEADS)
+    call = lambda sink: flashmask_attention(q, k, v, sink=sink).sum()
+    with pytest.raises(flashmask.UnsupportedError, match="torch.func cannot differentiate"):
+        torch.func.grad(call)(sink)
+    with pytest.raises(flashmask.UnsupportedError, match="forward mode"):
+        with torch.autograd.forward_ad.dual_level():
+            call(torch.autograd.forward_ad.make_dual(sink, sink))
+
+
+# --- merge_attention ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_parts_are_merged_with_one_sink(layout):
+    """Parts over some of the keys without the sink, and then the sink once, are the whole with it."""
+    mask = masks.padding(S, S, [100, S], query_lengths=[120, S])
+
+    def parts(q, k, v, sink):
+        visible = mask.to_dense()
+        made = []
+        for a, b in ((0, 40), (40, S)):
+            part = flashmask.masks.from_dense(visible[..., a:b])
+            out, lse = flashmask_attention(q, k[:, a:b], v[:, a:b], part, return_softmax_lse=True)
+            made.append((out.transpose(1, 2) if layout == "bhsd" else out, lse))
+        out, lse = flashmask.merge_attention(*zip(*made), layout=layout, sink=sink)
+        return (out.transpose(1, 2) if layout == "bhsd" else out), lse
+
+    compare(parts, dense(mask.to_dense()), [*tensors(), torch.randn(HEADS)])
+
+
+def test_sinks_that_do_not_fit_the_parts():
+    out, lse = torch.zeros(1, 4, 2, 8), torch.zeros(1, 2, 4)
+    for sink, error, text in (
+        (torch.zeros(3), ValueError, "sink has 3 entries; it must have one for each of the 2 heads"),
+        (torch.zeros(2, 1), ValueError, r"sink has shape \[2, 1\]"),
+        (torch.zeros(2, device="meta"), ValueError, "sink is on meta"),
+        ([0.0, 0.0], TypeError, "sink is"),
+    ):
+        with pytest.raises(error, match=text):
+            flashmask.merge_attention([out], [lse], sink=sink)
+
+
+# --- The models that have them ------------------------------------------------------------------------------
+
+
+class Module(torch.nn.Module):
+    """What transformers' eager attention reads of its module."""
+
+    num_key_value_groups, head_dim = 2, 16
+
+    def __init__(self):
+        super().__init__()
+        self.sinks = torch.nn.Parameter(torch.randn(HEADS))
+
+
+@pytest.mark.parametrize("model, options", [("gpt_oss", {}), ("gemma2", {"softcap": 5.0})])
+def test_as_transformers_models_write_it(model, options):
+    module = Module()
+    modeling = pytest.importorskip(f"transformers.models.{model}.modeling_{model}")
+    leaves = [x.transpose(1, 2).requires_grad_() for x in tensors()]
+    mask = masks.causal_document(seqlens=[60, S - 60])
+    hidden = torch.zeros(1, 1, S, S).masked_fill(~mask.to_dense(), -torch.inf)
+    theirs, _ = modeling.eager_attention_forward(module, *leaves, hidden, scaling=0.3, **options)
+    sink = module.sinks if model == "gpt_oss" else None
+    ours = flashmask_attention(*leaves, mask, softmax_scale=0.3, layout="bhsd", sink=sink, **options).transpose(1, 2)
+    if sink is not None:
+        leaves.append(sink)
+    dout = torch.randn_like(ours)
+    results = [(x, *torch.autograd.grad(x, leaves, dout)) for x in (ours, theirs)]
+    for name, got, want in zip(("out", "dq", "dk", "dv", "dsink"), *results):
+        assert_close(got, want, name)
