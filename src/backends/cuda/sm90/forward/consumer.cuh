@@ -205,11 +205,11 @@ class Consumer {
       take_scores(s, tile, visible);
       const cuda::Raised raised = rows.raise_row_max(s, p_.scale_log2, p_.score_of_bit, factor);
       rows.exponentiate(s, 0, p_.scale_log2);
+      rows.exponentiate(s, 1, p_.scale_log2);
       if constexpr (Traits::kVParts == 2) {
         ptx::wgmma_wait<1>();
         give_values_back(before, 0);
       }
-      rows.exponentiate(s, 1, p_.scale_log2);
       ptx::wgmma_wait<0>();
       ptx::pin(o);
       give_values_back(before, Traits::kVParts - 1);
