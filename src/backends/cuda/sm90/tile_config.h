@@ -61,8 +61,6 @@ struct BackwardTile {
   /// Products of a tile that are as long or wide as head_dim, and as head_dim_v.
   static constexpr int kProductsOfQk = 3, kProductsOfV = 2;
   constexpr int keys() const { return wide ? 64 : 64 * consumers; }
-  /// Parts of a tile's dq that are added up for themselves.
-  constexpr int dq_pieces() const { return wide ? consumers : 1; }
 };
 
 // Three warpgroups do more work per byte of K and V; two make smaller work tiles, which short problems need to fill the

@@ -7,9 +7,9 @@
 #include "backends/cuda/sm90/backward/dq_accumulator.cuh"
 #include "backends/cuda/sm90/backward/mask_builder.cuh"
 #include "backends/cuda/sm90/backward/producer.cuh"
-#include "backends/cuda/sm90/backward/wide_accumulator.cuh"
 #include "backends/cuda/sm90/backward/wide_consumer.cuh"
 #include "backends/cuda/sm90/backward/wide_traits.cuh"
+#include "backends/cuda/sm90/backward/wide_turns.cuh"
 
 namespace flashmask::sm90::bwd {
 
@@ -28,7 +28,7 @@ struct Roles {
 template <typename Traits>
   requires Traits::kWide
 struct Roles<Traits> {
-  using DqAccumulator = WideAccumulator<Traits>;
+  using DqAccumulator = TurnWarp<Traits>;
   using Consumer = WideConsumer<Traits>;
 };
 
@@ -58,15 +58,13 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
     ptx::barrier_init(shared.mask_full[i], 32);
     ptx::barrier_init(shared.scores_full[i], 128 * Traits::kConsumers);
     ptx::barrier_init(shared.q_full[i], 1);
-    ptx::barrier_init(shared.q_empty[i], Traits::kConsumerWarps + 3);  // the mask warp and both store warps, too
+    ptx::barrier_init(shared.q_empty[i], Traits::kConsumerWarps + 2);  // the mask warp and the stage's turn warp, too
+    ptx::barrier_init(shared.turn[i], 1);
+    ptx::barrier_init(shared.dq_added[i], Traits::kConsumerWarps);
   }
   for (int i = 0; i < Traits::kDoutStages; ++i) {
     ptx::barrier_init(shared.dout_full[i], 1);
     ptx::barrier_init(shared.dout_empty[i], Traits::kConsumerWarps);
-  }
-  for (int i = 0; i < Traits::kConsumers; ++i) {
-    ptx::barrier_init(shared.dq_full[i], 4);
-    ptx::barrier_init(shared.dq_empty[i], 1);
   }
   ptx::barrier_init(shared.k_full, 1);
   ptx::barrier_init(shared.kv_empty, Traits::kConsumerWarps);

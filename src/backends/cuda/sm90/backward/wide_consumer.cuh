@@ -15,7 +15,7 @@ namespace flashmask::sm90::bwd {
 /// One of a wide kernel's two consumers. Per tile it computes P and dS of 32 rows, puts them in shared memory, and
 /// takes from there those of all 64 rows for its own columns of
 ///   dQ = dS K, dV += P^T dout, dK += dS^T Q,
-/// of which the last two stay in registers. The blocks of dQ leave under the products after them.
+/// of which the last two stay in registers. dQ leaves under them.
 template <typename Traits, uint32_t kWarpgroup>
 class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
  public:
@@ -27,21 +27,23 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
 
   __device__ __forceinline__ void run() {
     for (uint32_t flags = next_tile(); !(flags & Tile::kEnd);) flags = run_work_tile(flags);
+    // The end is announced to each stage, and there may be but one of dout.
+    ptx::arrive_once(shared_.dout_empty[dout_ring().stage()]);
     staging_.wait_stored();
   }
 
  private:
   using Base = ScoreConsumer<Traits, WideStaging<Traits>>;
-  using Base::dq_phase, Base::issue_scores, Base::kDq, Base::kWorkTile, Base::next_tile, Base::operand, Base::p_,
-      Base::phases_, Base::ring_, Base::shared_, Base::staging_, Base::take_phase, Base::warp_;
+  using Base::issue_scores, Base::kMask, Base::kWorkTile, Base::next_tile, Base::operand, Base::p_, Base::phases_,
+      Base::ring_, Base::shared_, Base::staging_, Base::take_phase, Base::warp_;
   using typename Base::Operand, typename Base::PackedScores, typename Base::Scores, typename Base::Swizzle;
   using Dq = DqShare<Traits, kWarpgroup>;
   using Dk = DkShare<Traits, kWarpgroup>;
   using Dv = DvShare<Traits, kWarpgroup>;
   using KeyGradients = cuda::Accumulators<64, 64 * Dk::kCount>;
   using ValueGradients = cuda::Accumulators<64, 64 * Dv::kCount>;
-  using DqBlock = cuda::Accumulators<64, 64>;
-  static_assert(Dq::kCount == 1 || Dq::kCount == 2);
+  using QueryGradients = cuda::Accumulators<64, 64 * Dq::kCount>;
+  static constexpr uint32_t kTurn = kMask + Traits::kStages;  ///< of phases_, as kMask
   static constexpr uint32_t kRowBlock = Swizzle::block(Traits::kRows), kKeyBlock = Swizzle::block(Traits::kKeys);
 
   __device__ __forceinline__ ptx::RingPosition<Traits::kDoutStages> dout_ring() const { return {ring_.count}; }
@@ -78,23 +80,18 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
     write_scores(flags, stage, dout_stage);
     this->template sync_consumers<kScoresBarrier>();
     const Operand ds = operand(offsetof(Shared, ds), 16, stage, Traits::kScoreBytes);
-    DqBlock dq;
-    issue_dq(dq, ds, Dq::kBegin);
+    QueryGradients dq;
+    issue_dq(dq, ds);
     issue_gradients(
         dv, operand(offsetof(Shared, p), 16, dout_stage, Traits::kScoreBytes),
         operand(offsetof(Shared, dout) + Dv::kBegin * kRowBlock, kRowBlock, dout_stage, Traits::kDoutBytes));
-    ptx::wgmma_wait<1>();
-    store_dq(dq);
-    DqBlock second;
-    if constexpr (Dq::kCount == 2) issue_dq(second, ds, Dq::kBegin + 1);
     issue_gradients(dk, ds, operand(offsetof(Shared, q) + Dk::kBegin * kRowBlock, kRowBlock, stage, Traits::kQBytes));
-    ptx::wgmma_wait<Dq::kCount>();
+    const uint32_t query_tile = ptx::from_leader(shared_.tile[stage].query.index);
+    ptx::wgmma_wait<2>();
+    add_dq(dq, query_tile);
+    ptx::wgmma_wait<1>();
     ptx::pin(dv);
     ptx::arrive_once(shared_.dout_empty[dout_stage]);
-    if constexpr (Dq::kCount == 2) {
-      ptx::wgmma_wait<1>();
-      store_dq(second);
-    }
     ptx::wgmma_wait<0>();
     ptx::pin(dk);
     ptx::arrive_once(shared_.q_empty[stage]);
@@ -132,21 +129,25 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
     delay<Role::kConsumer>();
   }
 
-  /// A block of 64 columns of dQ = dS K.
-  __device__ __forceinline__ void issue_dq(DqBlock& dq, Operand ds, int block) const {
-    const Operand b = operand(offsetof(Shared, k) + block * kKeyBlock);
+  /// The consumer's columns of dQ = dS K.
+  __device__ __forceinline__ void issue_dq(QueryGradients& dq, Operand ds) const {
+    const Operand b = operand(offsetof(Shared, k) + Dq::kBegin * kKeyBlock, kKeyBlock);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Traits::kKeys / 16; ++step) {
-      ptx::wgmma_ss<Element, 64, ptx::Major::kInner, ptx::Major::kOuter>(dq, ds.at(step * Swizzle::kStepAlongRow),
-                                                                         b.at(step * Swizzle::kStepDownRows), step > 0);
+      ptx::wgmma_ss<Element, 64 * Dq::kCount, ptx::Major::kInner, ptx::Major::kOuter>(
+          dq, ds.at(step * Swizzle::kStepAlongRow), b.at(step * Swizzle::kStepDownRows), step > 0);
     }
     ptx::wgmma_commit();
   }
-  __device__ __forceinline__ void store_dq(DqBlock& dq) {
+  /// Adds them to their sums, in deterministic mode when it is the key tile's turn.
+  __device__ __forceinline__ void add_dq(QueryGradients& dq, uint32_t query_tile) {
+    const uint32_t stage = ring_.stage();
     ptx::pin(dq);
-    staging_.store_dq(dq, dq_phase());
-    phases_ ^= 1u << kDq;
+    delay<Role::kConsumer>();
+    if (p_.dq_sums.deterministic) ptx::wait(shared_.turn[stage], take_phase(kTurn + stage));
+    staging_.add_dq(dq, Dq::kBegin, query_tile);
+    if (p_.dq_sums.deterministic) ptx::arrive_once(shared_.dq_added[stage]);
   }
 
   /// Columns of dK or dV += the transposed `scores` times the rows of `b`.
@@ -170,10 +171,8 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
         p_.key_parts + ((static_cast<int64_t>(batch) * p_.head_groups + group) * p_.schedule.tiles + key_tile) *
                            (kDkFloats + kDvFloats);
     const int32_t key = key_tile * Traits::kKeys + static_cast<int32_t>(warp_ * 16);
-    staging_.template store_keys<Traits::kVDim>(p_.dv, dv, 1, {key, Dv::kBegin, group, batch}, parts + kDkFloats,
-                                                dq_phase());
-    staging_.template store_keys<Traits::kQkDim>(p_.dk, dk, p_.softmax_scale, {key, Dk::kBegin, group, batch}, parts,
-                                                 dq_phase());
+    staging_.template store_keys<Traits::kVDim>(p_.dv, dv, 1, {key, Dv::kBegin, group, batch}, parts + kDkFloats);
+    staging_.template store_keys<Traits::kQkDim>(p_.dk, dk, p_.softmax_scale, {key, Dk::kBegin, group, batch}, parts);
   }
 };
 

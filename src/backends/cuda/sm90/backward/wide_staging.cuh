@@ -2,7 +2,7 @@
 #pragma once
 
 #include "backends/cuda/common/delay.cuh"
-#include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/reduction.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/ptx/tma.cuh"
 #include "backends/cuda/sm90/backward/params.h"
@@ -11,7 +11,7 @@
 
 namespace flashmask::sm90::bwd {
 
-/// A wide kernel's consumer's staging tile, as one of its warps sees it: the warp's slab of it is its own.
+/// What a wide kernel's consumer warp puts in global memory: dq from registers, dk and dv through its staging tile.
 template <typename Traits>
 class WideStaging {
  public:
@@ -27,22 +27,25 @@ class WideStaging {
     if (ptx::is_leader()) ptx::bulk_wait();
   }
 
-  /// Hands a block of dq to the store warp.
-  __device__ __forceinline__ void store_dq(const cuda::Accumulators<64, 64>& dq, uint32_t phase) const {
-    wait(phase);
-    SlabTile::template write_fragments<8>(dq, slab());
-    ptx::arrive_once(shared_.dq_full[warpgroup_]);
+  /// Adds blocks of 64 columns of dq, from block number `first` on, to the sums of query tile `index`.
+  template <int kValues>
+  __device__ __forceinline__ void add_dq(const float (&dq)[kValues], int first, uint32_t index) const {
+    static_assert(Blocks::kBlockColumns == 64 && Blocks::kRowBlocks == 1);
+    float* to = p_.dq_sums.sums + static_cast<int64_t>(index) * Blocks::kTileFloats +
+                (first * 4 + static_cast<int>(warp_)) * Blocks::kWarpFloats + 4 * ptx::lane();
+#pragma unroll
+    for (int i = 0; i < kValues; i += 4) ptx::add_four(to + i / 32 * (4 * Blocks::kWarpFloats) + i % 32 * 32, dq + i);
   }
 
   /// Stores the warp's 16 keys of dk or dv, blocks of 64 columns from block number `first` on: as rows times `factor`
   /// or, in fp32, as the work tile's part `part` of them.
   template <int kDim, int kValues>
   __device__ __forceinline__ void store_keys(const CUtensorMap& map, const float (&gradients)[kValues], float factor,
-                                             const ptx::BoxOrigin& at, float* part, uint32_t phase) const {
+                                             const ptx::BoxOrigin& at, float* part) const {
     if constexpr (Traits::kSplit) {
-      store_part<kDim>(gradients, at.block, part, phase);
+      store_part<kDim>(gradients, at.block, part);
     } else {
-      wait(phase);
+      wait_slab();
       SlabTile::write_rows(gradients, factor, slab());
       SlabTile::template store<false, 2 * kValues>(map, at, p_.seqlen_k, slab());
     }
@@ -50,26 +53,24 @@ class WideStaging {
 
  private:
   using SlabTile = bwd::SlabTile<Element>;
+  using Blocks = DqBlocks<Traits::kRows, Traits::kQkDim>;
 
   __device__ __forceinline__ float* slab() const {
     return shared_.staging[warpgroup_] + static_cast<int>(warp_) * Traits::kStagingFloats;
   }
   /// Waits until the slab may be overwritten.
-  __device__ __forceinline__ void wait(uint32_t phase) const {
+  __device__ __forceinline__ static void wait_slab() {
     if (ptx::is_leader()) ptx::bulk_wait_read();
-    delay<Role::kConsumer>();
-    ptx::wait(shared_.dq_empty[warpgroup_], phase);
     __syncwarp();
   }
 
   template <int kDim, int kValues>
-  __device__ __forceinline__ void store_part(const float (&gradients)[kValues], int first, float* part,
-                                             uint32_t phase) const {
+  __device__ __forceinline__ void store_part(const float (&gradients)[kValues], int first, float* part) const {
     using Part = KeyFragments<Traits::kKeys, kDim>;
     float* to = part + static_cast<int>(warp_) * Part::kSlabFloats + first * Part::kBlockFloats;
 #pragma unroll
     for (int block = 0; block < kValues / 32; ++block) {
-      wait(phase);
+      wait_slab();
       SlabTile::template write_fragments<8>(gradients + 32 * block, slab());
       __syncwarp();
       delay<Role::kStore>();

@@ -32,9 +32,9 @@ struct WideTraits {
   static constexpr bool kOwnKeys = false;
   static constexpr int kScoreRows = kRows / kConsumers;
   static constexpr int kStages = kTile.stages, kDoutStages = kTile.dout_stages;
-  static constexpr int kEndings = 1;  ///< each role follows all stages
+  static constexpr int kEndings = kStages;
   static constexpr int kKeyTilesOfBlock = 2;
-  static constexpr int kDqPieces = kConsumers;  ///< the columns of each consumer
+  static constexpr int kDqPieces = 1;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kConsumerWarps = 4 * kConsumers;
   static constexpr int kEarlyScores = kScoreRows / 4;
@@ -79,7 +79,7 @@ struct SharedStorage<Traits> {
   /// both consumers have released that.
   alignas(1024) Element p[Traits::kDoutStages][Traits::kRows * Traits::kKeys];
   alignas(1024) Element ds[Traits::kStages][Traits::kRows * Traits::kKeys];
-  /// For each consumer a block of its dq, or of each of its warps 16 rows of dk or dv, on their way out.
+  /// Of each consumer warp 16 rows of dk or dv, on their way out.
   alignas(1024) float staging[Traits::kConsumers][4 * Traits::kStagingFloats];
   alignas(128) RowBias biases[Traits::kStages][Traits::kRows];
   ColumnBits<Traits::kRows> mask_bits[Traits::kStages][Traits::kKeys];
@@ -89,7 +89,7 @@ struct SharedStorage<Traits> {
   uint64_t scores_full[Traits::kStages];  ///< P and dS are written, and all consumer lanes have read the announcement
   uint64_t q_full[Traits::kStages], q_empty[Traits::kStages];
   uint64_t dout_full[Traits::kDoutStages], dout_empty[Traits::kDoutStages];  ///< with the first tile, V too
-  uint64_t dq_full[Traits::kConsumers], dq_empty[Traits::kConsumers];
+  uint64_t turn[Traits::kStages], dq_added[Traits::kStages];                 ///< deterministic mode's
   uint64_t k_full, kv_empty;
 };
 
