@@ -86,7 +86,7 @@ inline constexpr BackwardTile kBackwardTiles[] = {
     BackwardTile{128, 128, 2, 64, 2, 40, 232, false, false, true, false, 2},
     BackwardTile{192, 128, 2, 64, 2, 40, 232, false, false, false, true, 2},
     BackwardTile{192, 192, 2, 64, 2, 40, 232, false, false, false, true, 2},
-    BackwardTile{256, 256, 2, 64, 2, 40, 232, false, false, false, true, 1},
+    BackwardTile{256, 256, 2, 64, 2, 24, 240, false, false, false, true, 1},
 };
 
 /// The row of a table. A combination that has none does not compile: the search for it ends past the table, which is no

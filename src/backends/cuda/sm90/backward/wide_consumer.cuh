@@ -12,10 +12,11 @@
 
 namespace flashmask::sm90::bwd {
 
-/// One of a wide kernel's two consumers. Per tile it computes P and dS of 32 rows, puts them in shared memory, and
-/// takes from there those of all 64 rows for its own columns of
-///   dQ = dS K, dV += P^T dout, dK += dS^T Q,
-/// of which the last two stay in registers. dQ leaves under them.
+/// One of a wide kernel's two consumers. Per tile it computes P and dS of 32 rows, and puts them in shared memory for
+/// the other one. Its own columns of
+///   dQ = dS K, dV += P^T dout, dK += dS^T Q
+/// are sums over the rows of both; dV and dK, which stay in registers, take its own rows from registers, too. dV's run
+/// before the other consumer's are there, and dQ leaves under the products after it.
 template <typename Traits, uint32_t kWarpgroup>
 class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
  public:
@@ -44,6 +45,8 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
   using ValueGradients = cuda::Accumulators<64, 64 * Dv::kCount>;
   using QueryGradients = cuda::Accumulators<64, 64 * Dq::kCount>;
   static constexpr uint32_t kTurn = kMask + Traits::kStages;  ///< of phases_, as kMask
+  static constexpr uint32_t kOwnRows = kWarpgroup * Swizzle::block(Traits::kScoreRows),
+                            kOtherRows = (1 - kWarpgroup) * Swizzle::block(Traits::kScoreRows);
   static constexpr uint32_t kRowBlock = Swizzle::block(Traits::kRows), kKeyBlock = Swizzle::block(Traits::kKeys);
 
   __device__ __forceinline__ ptx::RingPosition<Traits::kDoutStages> dout_ring() const { return {ring_.count}; }
@@ -77,19 +80,34 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
   /// Returns the flags of the next tile.
   __device__ __forceinline__ uint32_t run_tile(uint32_t flags, KeyGradients& dk, ValueGradients& dv) {
     const uint32_t stage = ring_.stage(), dout_stage = dout_ring().stage();
-    write_scores(flags, stage, dout_stage);
+    const Operand q = operand(offsetof(Shared, q) + Dk::kBegin * kRowBlock, kRowBlock, stage, Traits::kQBytes),
+                  dout = operand(offsetof(Shared, dout) + Dv::kBegin * kRowBlock, kRowBlock, dout_stage,
+                                 Traits::kDoutBytes),
+                  p = operand(offsetof(Shared, p), 16, dout_stage, Traits::kScoreBytes),
+                  ds = operand(offsetof(Shared, ds), 16, stage, Traits::kScoreBytes);
+    PackedScores own_p, own_ds;
+    Scores s, dp;
+    issue_products(s, dp, stage, dout_stage);
+    take_probabilities(s, dp, flags, dout_stage, own_p);
+    ptx::pin(dv);
+    issue_own(dv, own_p, dout);
+    ptx::wgmma_wait<1>();
+    take_score_gradients(s, dp, stage, own_ds);
     this->template sync_consumers<kScoresBarrier>();
-    const Operand ds = operand(offsetof(Shared, ds), 16, stage, Traits::kScoreBytes);
     QueryGradients dq;
     issue_dq(dq, ds);
-    issue_gradients(
-        dv, operand(offsetof(Shared, p), 16, dout_stage, Traits::kScoreBytes),
-        operand(offsetof(Shared, dout) + Dv::kBegin * kRowBlock, kRowBlock, dout_stage, Traits::kDoutBytes));
-    issue_gradients(dk, ds, operand(offsetof(Shared, q) + Dk::kBegin * kRowBlock, kRowBlock, stage, Traits::kQBytes));
+    issue_rows<kOtherRows>(dv, p, dout);
+    ptx::pin(dk);
+    if constexpr (Traits::kOwnDs) {
+      issue_own(dk, own_ds, q);
+    } else {
+      issue_rows<kOwnRows>(dk, ds, q);
+    }
+    issue_rows<kOtherRows>(dk, ds, q);
     const uint32_t query_tile = ptx::from_leader(shared_.tile[stage].query.index);
-    ptx::wgmma_wait<2>();
+    ptx::wgmma_wait<3>();
     add_dq(dq, query_tile);
-    ptx::wgmma_wait<1>();
+    ptx::wgmma_wait<2>();
     ptx::pin(dv);
     ptx::arrive_once(shared_.dout_empty[dout_stage]);
     ptx::wgmma_wait<0>();
@@ -99,16 +117,19 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
     return next_tile();
   }
 
-  /// Computes P and dS of the consumer's rows, and puts them in shared memory.
-  __device__ __forceinline__ void write_scores(uint32_t flags, uint32_t stage, uint32_t dout_stage) {
-    constexpr uint32_t kFirstRow = kWarpgroup * Swizzle::block(Traits::kScoreRows);
-    Scores s, dp;
+  /// S and dP of the consumer's rows.
+  __device__ __forceinline__ void issue_products(Scores& s, Scores& dp, uint32_t stage, uint32_t dout_stage) const {
     issue_scores<Bias::kScore, Traits::kQkDim>(s, offsetof(Shared, k),
-                                               operand(offsetof(Shared, q) + kFirstRow, 16, stage, Traits::kQBytes));
+                                               operand(offsetof(Shared, q) + kOwnRows, 16, stage, Traits::kQBytes));
     delay<Role::kConsumer>();
     ptx::wait(shared_.dout_full[dout_stage], dout_ring().phase());
     issue_scores<Bias::kGradient, Traits::kVDim>(
-        dp, offsetof(Shared, v), operand(offsetof(Shared, dout) + kFirstRow, 16, dout_stage, Traits::kDoutBytes));
+        dp, offsetof(Shared, v), operand(offsetof(Shared, dout) + kOwnRows, 16, dout_stage, Traits::kDoutBytes));
+  }
+
+  /// Once S is there, turns it into P, and puts that in shared memory.
+  __device__ __forceinline__ void take_probabilities(Scores& s, Scores& dp, uint32_t flags, uint32_t dout_stage,
+                                                     PackedScores& packed) {
     ptx::wgmma_wait<1>();
     ptx::pin(s);
     if constexpr (!Traits::Score::kFoldsLse) {
@@ -116,14 +137,17 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
       ptx::pin(dp);
       this->take_scores(s, dp);
     }
-    this->take_probabilities(s, flags & Tile::kPartial);
-    PackedScores packed;
+    Base::take_probabilities(s, flags & Tile::kPartial);
     this->pack(s, packed);
-    this->write(packed, ptx::shared_address(shared_.p[dout_stage]) + kFirstRow);
-    ptx::wgmma_wait<0>();
+    this->write(packed, ptx::shared_address(shared_.p[dout_stage]) + kOwnRows);
+  }
+
+  /// The same of dS = P dP.
+  __device__ __forceinline__ void take_score_gradients(const Scores& p, Scores& dp, uint32_t stage,
+                                                       PackedScores& packed) {
     ptx::pin(dp);
-    this->take_score_gradients(s, dp, packed);
-    this->write(packed, ptx::shared_address(shared_.ds[stage]) + kFirstRow);
+    Base::take_score_gradients(p, dp, packed);
+    this->write(packed, ptx::shared_address(shared_.ds[stage]) + kOwnRows);
     ptx::fence_async_proxy();
     ptx::arrive(shared_.scores_full[stage]);
     delay<Role::kConsumer>();
@@ -150,15 +174,26 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
     if (p_.dq_sums.deterministic) ptx::arrive_once(shared_.dq_added[stage]);
   }
 
-  /// Columns of dK or dV += the transposed `scores` times the rows of `b`.
+  /// Columns of dK or dV += the consumer's `scores` times its rows of `b`.
   template <int kValues>
-  __device__ __forceinline__ static void issue_gradients(float (&gradients)[kValues], Operand scores, Operand b) {
-    ptx::pin(gradients);
+  __device__ __forceinline__ static void issue_own(float (&gradients)[kValues], const PackedScores& scores, Operand b) {
     ptx::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < Traits::kRows / 16; ++step) {
-      ptx::wgmma_ss<Element, 2 * kValues, ptx::Major::kOuter, ptx::Major::kOuter>(
-          gradients, scores.at(step * Swizzle::kStepDownRows), b.at(step * Swizzle::kStepDownRows), true);
+    for (int step = 0; step < Traits::kScoreRows / 16; ++step) {
+      ptx::wgmma_rs<Element, 2 * kValues, ptx::Major::kOuter>(gradients, scores[step],
+                                                              b.at(kOwnRows + step * Swizzle::kStepDownRows), true);
+    }
+    ptx::wgmma_commit();
+  }
+  /// The same of the consumer's or the other one's from shared memory, transposed.
+  template <uint32_t kFrom, int kValues>
+  __device__ __forceinline__ static void issue_rows(float (&gradients)[kValues], Operand scores, Operand b) {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Traits::kScoreRows / 16; ++step) {
+      const uint32_t rows = kFrom + step * Swizzle::kStepDownRows;
+      ptx::wgmma_ss<Element, 2 * kValues, ptx::Major::kOuter, ptx::Major::kOuter>(gradients, scores.at(rows),
+                                                                                  b.at(rows), true);
     }
     ptx::wgmma_commit();
   }
