@@ -85,7 +85,7 @@ inline constexpr BackwardTile kBackwardTiles[] = {
     BackwardTile{96, 96, 2, 64, 2, 40, 232, true, true, false, false, 2},
     BackwardTile{128, 128, 2, 64, 2, 40, 232, false, false, true, false, 2},
     BackwardTile{192, 128, 2, 64, 2, 40, 232, false, false, false, true, 2},
-    BackwardTile{192, 192, 2, 64, 2, 40, 232, false, false, false, true, 2},
+    BackwardTile{192, 192, 2, 64, 2, 24, 240, false, false, false, true, 2},
     BackwardTile{256, 256, 2, 64, 2, 24, 240, false, false, false, true, 1},
 };
 

@@ -44,6 +44,9 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
   using KeyGradients = cuda::Accumulators<64, 64 * Dk::kCount>;
   using ValueGradients = cuda::Accumulators<64, 64 * Dv::kCount>;
   using QueryGradients = cuda::Accumulators<64, 64 * Dq::kCount>;
+  /// Of dP's product, those that have V in registers: as many as there are registers for beside dQ.
+  static constexpr int kValueSteps = !Traits::kSparesRegisters ? 0 : Dq::kCount == 2 ? 8 : Traits::kVDim / 16;
+  using Values = uint32_t[kValueSteps + 1][4];
   static constexpr uint32_t kTurn = kMask + Traits::kStages;  ///< of phases_, as kMask
   static constexpr uint32_t kOwnRows = kWarpgroup * Swizzle::block(Traits::kScoreRows),
                             kOtherRows = (1 - kWarpgroup) * Swizzle::block(Traits::kScoreRows);
@@ -59,6 +62,7 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
                batch = static_cast<int32_t>(ptx::from_leader(tile.query.batch));
     KeyGradients dk = {};
     ValueGradients dv = {};
+    Values v = {};
     if (flags & Tile::kNothing) {
       ptx::arrive(shared_.scores_full[ring_.stage()]);
       ptx::wait(shared_.dout_full[dout_ring().stage()], dout_ring().phase());
@@ -69,7 +73,7 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
     } else {
       ptx::wait(shared_.k_full, take_phase(kWorkTile));
       do {
-        flags = run_tile(flags, dk, dv);
+        flags = run_tile(flags, v, dk, dv);
       } while (!(flags & (Tile::kFirst | Tile::kEnd)));
       ptx::arrive_once(shared_.kv_empty);
     }
@@ -78,7 +82,7 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
   }
 
   /// Returns the flags of the next tile.
-  __device__ __forceinline__ uint32_t run_tile(uint32_t flags, KeyGradients& dk, ValueGradients& dv) {
+  __device__ __forceinline__ uint32_t run_tile(uint32_t flags, Values& v, KeyGradients& dk, ValueGradients& dv) {
     const uint32_t stage = ring_.stage(), dout_stage = dout_ring().stage();
     const Operand q = operand(offsetof(Shared, q) + Dk::kBegin * kRowBlock, kRowBlock, stage, Traits::kQBytes),
                   dout = operand(offsetof(Shared, dout) + Dv::kBegin * kRowBlock, kRowBlock, dout_stage,
@@ -87,7 +91,7 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
                   ds = operand(offsetof(Shared, ds), 16, stage, Traits::kScoreBytes);
     PackedScores own_p, own_ds;
     Scores s, dp;
-    issue_products(s, dp, stage, dout_stage);
+    issue_products(s, dp, flags, v, stage, dout_stage);
     take_probabilities(s, dp, flags, dout_stage, own_p);
     ptx::pin(dv);
     issue_own(dv, own_p, dout);
@@ -98,7 +102,7 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
     issue_dq(dq, ds);
     issue_rows<kOtherRows>(dv, p, dout);
     ptx::pin(dk);
-    if constexpr (Traits::kOwnDs) {
+    if constexpr (Traits::kSparesRegisters) {
       issue_own(dk, own_ds, q);
     } else {
       issue_rows<kOwnRows>(dk, ds, q);
@@ -118,13 +122,44 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
   }
 
   /// S and dP of the consumer's rows.
-  __device__ __forceinline__ void issue_products(Scores& s, Scores& dp, uint32_t stage, uint32_t dout_stage) const {
+  __device__ __forceinline__ void issue_products(Scores& s, Scores& dp, uint32_t flags, Values& v, uint32_t stage,
+                                                 uint32_t dout_stage) const {
     issue_scores<Bias::kScore, Traits::kQkDim>(s, offsetof(Shared, k),
                                                operand(offsetof(Shared, q) + kOwnRows, 16, stage, Traits::kQBytes));
     delay<Role::kConsumer>();
     ptx::wait(shared_.dout_full[dout_stage], dout_ring().phase());
-    issue_scores<Bias::kGradient, Traits::kVDim>(
-        dp, offsetof(Shared, v), operand(offsetof(Shared, dout) + kOwnRows, 16, dout_stage, Traits::kDoutBytes));
+    const Operand dout = operand(offsetof(Shared, dout) + kOwnRows, 16, dout_stage, Traits::kDoutBytes);
+    if (kValueSteps > 0 && flags & Tile::kFirst) read_values(v);
+    issue_score_gradients(dp, v, dout);
+  }
+
+  /// Reads the warp's 16 keys of V.
+  __device__ __forceinline__ void read_values(Values& v) const {
+    const uint32_t row = warp_ * 16 + ptx::lane() % 16, from = ptx::shared_address(shared_.v) + row * Swizzle::kRow;
+#pragma unroll
+    for (int step = 0; step < kValueSteps; ++step) {
+      const uint32_t chunk = step % Swizzle::kStepsInBlock * 2 + ptx::lane() / 16;
+      ptx::ldmatrix_x4(from + step / Swizzle::kStepsInBlock * kKeyBlock + Swizzle::chunk(row, chunk), v[step]);
+    }
+  }
+  /// As issue_scores, with some of V from registers.
+  __device__ __forceinline__ void issue_score_gradients(Scores& dp, const Values& v, Operand dout) const {
+    const BiasStep<Bias::kGradient, Traits::kScoreRows> bias(
+        ptx::shared_address(shared_.biases[ring_.stage()] + this->first_row()));
+    const Operand a = operand(offsetof(Shared, v));
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Traits::kVDim / 16; ++step) {
+      const uint64_t b = dout.at(Swizzle::step_along_row(step, Traits::kRows));
+      if (step < kValueSteps) {
+        ptx::wgmma_rs<Element, Traits::kScoreRows, ptx::Major::kInner>(dp, v[step], b, step > 0);
+      } else {
+        ptx::wgmma_ss<Element, Traits::kScoreRows, ptx::Major::kInner, ptx::Major::kInner>(
+            dp, a.at(Swizzle::step_along_row(step, Traits::kKeys)), b, step > 0);
+      }
+    }
+    bias.issue(dp);
+    ptx::wgmma_commit();
   }
 
   /// Once S is there, turns it into P, and puts that in shared memory.

@@ -38,8 +38,8 @@ struct WideTraits {
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kConsumerWarps = 4 * kConsumers;
   static constexpr int kEarlyScores = kScoreRows / 4;
-  /// Whether registers are left to keep a consumer's own dS for dK.
-  static constexpr bool kOwnDs = kHeadDim_ + kHeadDimV_ <= 384;
+  /// Whether registers are left for operands that shared memory holds, too: some of V, and a consumer's own dS.
+  static constexpr bool kSparesRegisters = kHeadDim_ + kHeadDimV_ <= 384;
   static constexpr int kHelperRegisters = kTile.helper_registers, kConsumerRegisters = kTile.consumer_registers;
 
   static constexpr uint32_t kQBytes = kRows * kQkDim * sizeof(Element);
