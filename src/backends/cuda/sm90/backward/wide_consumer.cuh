@@ -16,7 +16,8 @@ namespace flashmask::sm90::bwd {
 /// the other one. Its own columns of
 ///   dQ = dS K, dV += P^T dout, dK += dS^T Q
 /// are sums over the rows of both; dV and dK, which stay in registers, take its own rows from registers, too. dV's run
-/// before the other consumer's are there, and dQ leaves under the products after it.
+/// before the other consumer's are there, and dQ leaves under the products after it,
+/// half of it in the next tile.
 template <typename Traits, uint32_t kWarpgroup>
 class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
  public:
@@ -44,6 +45,12 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
   using KeyGradients = cuda::Accumulators<64, 64 * Dk::kCount>;
   using ValueGradients = cuda::Accumulators<64, 64 * Dv::kCount>;
   using QueryGradients = cuda::Accumulators<64, 64 * Dq::kCount>;
+  /// The half of a tile's dQ that has not been added to its sums.
+  static constexpr int kHalfDq = 16 * Dq::kCount;
+  struct LateDq {
+    float values[kHalfDq];
+    uint32_t query_tile;
+  };
   /// Of dP's product, those that have V in registers: as many as there are registers for beside dQ.
   static constexpr int kValueSteps = !Traits::kSparesRegisters ? 0 : Dq::kCount == 2 ? 8 : Traits::kVDim / 16;
   using Values = uint32_t[kValueSteps + 1][4];
@@ -63,6 +70,7 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
     KeyGradients dk = {};
     ValueGradients dv = {};
     Values v = {};
+    LateDq late = {};
     if (flags & Tile::kNothing) {
       ptx::arrive(shared_.scores_full[ring_.stage()]);
       ptx::wait(shared_.dout_full[dout_ring().stage()], dout_ring().phase());
@@ -73,8 +81,9 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
     } else {
       ptx::wait(shared_.k_full, take_phase(kWorkTile));
       do {
-        flags = run_tile(flags, v, dk, dv);
+        flags = run_tile(flags, v, late, dk, dv);
       } while (!(flags & (Tile::kFirst | Tile::kEnd)));
+      add_late(late);
       ptx::arrive_once(shared_.kv_empty);
     }
     store_dkv(dk, dv, key_tile, group, batch);
@@ -82,7 +91,8 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
   }
 
   /// Returns the flags of the next tile.
-  __device__ __forceinline__ uint32_t run_tile(uint32_t flags, Values& v, KeyGradients& dk, ValueGradients& dv) {
+  __device__ __forceinline__ uint32_t run_tile(uint32_t flags, Values& v, LateDq& late, KeyGradients& dk,
+                                               ValueGradients& dv) {
     const uint32_t stage = ring_.stage(), dout_stage = dout_ring().stage();
     const Operand q = operand(offsetof(Shared, q) + Dk::kBegin * kRowBlock, kRowBlock, stage, Traits::kQBytes),
                   dout = operand(offsetof(Shared, dout) + Dv::kBegin * kRowBlock, kRowBlock, dout_stage,
@@ -92,6 +102,7 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
     PackedScores own_p, own_ds;
     Scores s, dp;
     issue_products(s, dp, flags, v, stage, dout_stage);
+    if (!(flags & Tile::kFirst)) add_late(late);
     take_probabilities(s, dp, flags, dout_stage, own_p);
     ptx::pin(dv);
     issue_own(dv, own_p, dout);
@@ -108,9 +119,9 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
       issue_rows<kOwnRows>(dk, ds, q);
     }
     issue_rows<kOtherRows>(dk, ds, q);
-    const uint32_t query_tile = ptx::from_leader(shared_.tile[stage].query.index);
+    late.query_tile = ptx::from_leader(shared_.tile[stage].query.index);
     ptx::wgmma_wait<3>();
-    add_dq(dq, query_tile);
+    add_dq(dq, late);
     ptx::wgmma_wait<2>();
     ptx::pin(dv);
     ptx::arrive_once(shared_.dout_empty[dout_stage]);
@@ -199,14 +210,23 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
     }
     ptx::wgmma_commit();
   }
-  /// Adds them to their sums, in deterministic mode when it is the key tile's turn.
-  __device__ __forceinline__ void add_dq(QueryGradients& dq, uint32_t query_tile) {
+  /// Adds half of them to their sums; in deterministic mode, when it is the key tile's turn, all.
+  __device__ __forceinline__ void add_dq(QueryGradients& dq, LateDq& late) {
     const uint32_t stage = ring_.stage();
     ptx::pin(dq);
+    ptx::copy(dq + kHalfDq, late.values);
     delay<Role::kConsumer>();
     if (p_.dq_sums.deterministic) ptx::wait(shared_.turn[stage], take_phase(kTurn + stage));
-    staging_.add_dq(dq, Dq::kBegin, query_tile);
-    if (p_.dq_sums.deterministic) ptx::arrive_once(shared_.dq_added[stage]);
+    staging_.template add_dq<0, kHalfDq>(dq, Dq::kBegin, late.query_tile);
+    if (!p_.dq_sums.deterministic) return;
+    add_other_half(late);
+    ptx::arrive_once(shared_.dq_added[stage]);
+  }
+  __device__ __forceinline__ void add_late(const LateDq& dq) const {
+    if (!p_.dq_sums.deterministic) add_other_half(dq);
+  }
+  __device__ __forceinline__ void add_other_half(const LateDq& dq) const {
+    staging_.template add_dq<kHalfDq, kHalfDq>(dq.values, Dq::kBegin, dq.query_tile);
   }
 
   /// Columns of dK or dV += the consumer's `scores` times its rows of `b`.

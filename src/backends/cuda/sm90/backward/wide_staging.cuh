@@ -27,14 +27,16 @@ class WideStaging {
     if (ptx::is_leader()) ptx::bulk_wait();
   }
 
-  /// Adds blocks of 64 columns of dq, from block number `first` on, to the sums of query tile `index`.
-  template <int kValues>
-  __device__ __forceinline__ void add_dq(const float (&dq)[kValues], int first, uint32_t index) const {
+  /// Adds `dq` to the sums of query tile `index`: kCount values of the thread from number kBegin on, of blocks of 64
+  /// columns from number `first` on.
+  template <int kBegin, int kCount>
+  __device__ __forceinline__ void add_dq(const float* dq, int first, uint32_t index) const {
     static_assert(Blocks::kBlockColumns == 64 && Blocks::kRowBlocks == 1);
     float* to = p_.dq_sums.sums + static_cast<int64_t>(index) * Blocks::kTileFloats +
                 (first * 4 + static_cast<int>(warp_)) * Blocks::kWarpFloats + 4 * ptx::lane();
 #pragma unroll
-    for (int i = 0; i < kValues; i += 4) ptx::add_four(to + i / 32 * (4 * Blocks::kWarpFloats) + i % 32 * 32, dq + i);
+    for (int i = kBegin; i < kBegin + kCount; i += 4)
+      ptx::add_four(to + i / 32 * (4 * Blocks::kWarpFloats) + i % 32 * 32, dq + (i - kBegin));
   }
 
   /// Stores the warp's 16 keys of dk or dv, blocks of 64 columns from block number `first` on: as rows times `factor`
