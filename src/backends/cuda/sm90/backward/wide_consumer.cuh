@@ -15,9 +15,9 @@ namespace flashmask::sm90::bwd {
 /// One of a wide kernel's two consumers. Per tile it computes P and dS of 32 rows, and puts them in shared memory for
 /// the other one. Its own columns of
 ///   dQ = dS K, dV += P^T dout, dK += dS^T Q
-/// are sums over the rows of both; dV and dK, which stay in registers, take its own rows from registers, too. dV's run
-/// before the other consumer's are there, and dQ leaves under the products after it,
-/// half of it in the next tile.
+/// are sums over the rows of both; dV and dK, which stay in registers, take its own rows from registers, too. There are
+/// always products under way: dV's of its own rows until the other consumer's are there, and S of the next tile behind
+/// dK. dQ leaves under the products after it, half of it in the next tile.
 template <typename Traits, uint32_t kWarpgroup>
 class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
  public:
@@ -52,7 +52,7 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
     uint32_t query_tile;
   };
   /// Of dP's product, those that have V in registers: as many as there are registers for beside dQ.
-  static constexpr int kValueSteps = !Traits::kSparesRegisters ? 0 : Dq::kCount == 2 ? 8 : Traits::kVDim / 16;
+  static constexpr int kValueSteps = !Traits::kSparesRegisters ? 0 : Dq::kCount == 2 ? 6 : Traits::kVDim / 16;
   using Values = uint32_t[kValueSteps + 1][4];
   static constexpr uint32_t kTurn = kMask + Traits::kStages;  ///< of phases_, as kMask
   static constexpr uint32_t kOwnRows = kWarpgroup * Swizzle::block(Traits::kScoreRows),
@@ -80,18 +80,24 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
       flags = next_tile();
     } else {
       ptx::wait(shared_.k_full, take_phase(kWorkTile));
-      do {
-        flags = run_tile(flags, v, late, dk, dv);
-      } while (!(flags & (Tile::kFirst | Tile::kEnd)));
-      add_late(late);
+      Scores s;
+      issue_s(s);
+      while (true) {
+        flags = run_tile(flags, s, v, late, dk, dv);
+        if (flags & (Tile::kFirst | Tile::kEnd)) break;
+        issue_s(s);
+        finish_dk<1>(dk);
+      }
+      finish_dk<0>(dk);
       ptx::arrive_once(shared_.kv_empty);
+      add_late(late);
     }
     store_dkv(dk, dv, key_tile, group, batch);
     return flags;
   }
 
-  /// Returns the flags of the next tile.
-  __device__ __forceinline__ uint32_t run_tile(uint32_t flags, Values& v, LateDq& late, KeyGradients& dk,
+  /// Runs a tile whose S is under way, until only its dK is. Returns the flags of the next tile.
+  __device__ __forceinline__ uint32_t run_tile(uint32_t flags, Scores& s, Values& v, LateDq& late, KeyGradients& dk,
                                                ValueGradients& dv) {
     const uint32_t stage = ring_.stage(), dout_stage = dout_ring().stage();
     const Operand q = operand(offsetof(Shared, q) + Dk::kBegin * kRowBlock, kRowBlock, stage, Traits::kQBytes),
@@ -100,8 +106,11 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
                   p = operand(offsetof(Shared, p), 16, dout_stage, Traits::kScoreBytes),
                   ds = operand(offsetof(Shared, ds), 16, stage, Traits::kScoreBytes);
     PackedScores own_p, own_ds;
-    Scores s, dp;
-    issue_products(s, dp, flags, v, stage, dout_stage);
+    Scores dp;
+    delay<Role::kConsumer>();
+    ptx::wait(shared_.dout_full[dout_stage], dout_ring().phase());
+    if (kValueSteps > 0 && flags & Tile::kFirst) read_values(v);
+    issue_dp(dp, v, dout_stage);
     if (!(flags & Tile::kFirst)) add_late(late);
     take_probabilities(s, dp, flags, dout_stage, own_p);
     ptx::pin(dv);
@@ -125,23 +134,24 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
     ptx::wgmma_wait<2>();
     ptx::pin(dv);
     ptx::arrive_once(shared_.dout_empty[dout_stage]);
-    ptx::wgmma_wait<0>();
-    ptx::pin(dk);
-    ptx::arrive_once(shared_.q_empty[stage]);
     ring_.advance();
     return next_tile();
   }
 
-  /// S and dP of the consumer's rows.
-  __device__ __forceinline__ void issue_products(Scores& s, Scores& dp, uint32_t flags, Values& v, uint32_t stage,
-                                                 uint32_t dout_stage) const {
-    issue_scores<Bias::kScore, Traits::kQkDim>(s, offsetof(Shared, k),
-                                               operand(offsetof(Shared, q) + kOwnRows, 16, stage, Traits::kQBytes));
-    delay<Role::kConsumer>();
-    ptx::wait(shared_.dout_full[dout_stage], dout_ring().phase());
-    const Operand dout = operand(offsetof(Shared, dout) + kOwnRows, 16, dout_stage, Traits::kDoutBytes);
-    if (kValueSteps > 0 && flags & Tile::kFirst) read_values(v);
-    issue_score_gradients(dp, v, dout);
+  /// Releases the rows of the tile before the current one, once its dK is done.
+  template <int kPending>
+  __device__ __forceinline__ void finish_dk(KeyGradients& dk) const {
+    static_assert(Traits::kStages > 1, "the current tile is there before the rows of the one before are released");
+    ptx::wgmma_wait<kPending>();
+    ptx::pin(dk);
+    ptx::arrive_once(shared_.q_empty[(ring_.count - 1) % Traits::kStages]);
+    __syncwarp();  // lets ptxas see that warps go round the loop whole, and keep addresses in uniform registers
+  }
+
+  /// S of the consumer's rows of the current tile.
+  __device__ __forceinline__ void issue_s(Scores& s) const {
+    issue_scores<Bias::kScore, Traits::kQkDim>(
+        s, offsetof(Shared, k), operand(offsetof(Shared, q) + kOwnRows, 16, ring_.stage(), Traits::kQBytes));
   }
 
   /// Reads the warp's 16 keys of V.
@@ -153,11 +163,12 @@ class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
       ptx::ldmatrix_x4(from + step / Swizzle::kStepsInBlock * kKeyBlock + Swizzle::chunk(row, chunk), v[step]);
     }
   }
-  /// As issue_scores, with some of V from registers.
-  __device__ __forceinline__ void issue_score_gradients(Scores& dp, const Values& v, Operand dout) const {
+  /// dP of the consumer's rows: as issue_scores, with some of V from registers.
+  __device__ __forceinline__ void issue_dp(Scores& dp, const Values& v, uint32_t dout_stage) const {
     const BiasStep<Bias::kGradient, Traits::kScoreRows> bias(
         ptx::shared_address(shared_.biases[ring_.stage()] + this->first_row()));
-    const Operand a = operand(offsetof(Shared, v));
+    const Operand a = operand(offsetof(Shared, v)),
+                  dout = operand(offsetof(Shared, dout) + kOwnRows, 16, dout_stage, Traits::kDoutBytes);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Traits::kVDim / 16; ++step) {
