@@ -57,10 +57,15 @@ struct BackwardTile {
   /// not fit a warpgroup's registers.
   bool wide;
   int dout_stages;
+  /// Of a wide tile, whether the consumers add dq to its sums from registers, or by way of staging tiles and store
+  /// warps. The one needs registers, for half of a dq until the next tile, the other time of shared memory.
+  bool dq_from_registers;
 
   /// Products of a tile that are as long or wide as head_dim, and as head_dim_v.
   static constexpr int kProductsOfQk = 3, kProductsOfV = 2;
   constexpr int keys() const { return wide ? 64 : 64 * consumers; }
+  /// Parts of a tile's dq that are added up for themselves.
+  constexpr int dq_pieces() const { return wide && !dq_from_registers ? consumers : 1; }
 };
 
 // Three warpgroups do more work per byte of K and V; two make smaller work tiles, which short problems need to fill the
@@ -80,13 +85,13 @@ inline constexpr ForwardTile kForwardTiles[] = {
 };
 
 inline constexpr BackwardTile kBackwardTiles[] = {
-    // d, d_v, WGs        rows  stages  registers  alternate  one code  one copy  wide  dO's stages
-    BackwardTile{64, 64, 2, 128, 2, 40, 232, true, true, true, false, 2},
-    BackwardTile{96, 96, 2, 64, 2, 40, 232, true, true, false, false, 2},
-    BackwardTile{128, 128, 2, 64, 2, 40, 232, false, false, true, false, 2},
-    BackwardTile{192, 128, 2, 64, 2, 40, 232, false, false, false, true, 2},
-    BackwardTile{192, 192, 2, 64, 2, 24, 240, false, false, false, true, 2},
-    BackwardTile{256, 256, 2, 64, 2, 24, 240, false, false, false, true, 1},
+    // d, d_v, WGs        rows  stages  registers  alternate  one code  one copy  wide  dO's stages  dq from registers
+    BackwardTile{64, 64, 2, 128, 2, 40, 232, true, true, true, false, 2, false},
+    BackwardTile{96, 96, 2, 64, 2, 40, 232, true, true, false, false, 2, false},
+    BackwardTile{128, 128, 2, 64, 2, 40, 232, false, false, true, false, 2, false},
+    BackwardTile{192, 128, 2, 64, 2, 40, 232, false, false, false, true, 2, false},
+    BackwardTile{192, 192, 2, 64, 2, 24, 240, false, false, false, true, 2, true},
+    BackwardTile{256, 256, 2, 64, 2, 40, 232, false, false, false, true, 1, false},
 };
 
 /// The row of a table. A combination that has none does not compile: the search for it ends past the table, which is no

@@ -93,7 +93,7 @@ struct Layout {
     biases = add(rows * static_cast<int64_t>(sizeof(RowBias)));
     sums = add(rows * tile.head_dim * 4);
     if (splits > 1) key_parts = add(tiles.all_keys * splits * tile.keys() * (tile.head_dim + tile.head_dim_v) * 4);
-    progress = add(tiles.all_rows * 4);
+    progress = add(tiles.all_rows * tile.dq_pieces() * 4);
     next = add(4);
     l2_group = add(4);
   }

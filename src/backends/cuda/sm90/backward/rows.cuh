@@ -83,10 +83,10 @@ __device__ __forceinline__ void clear_dq(const RowParams& p, const RowTilePlace&
   }
 }
 
-/// A query tile's word of Progress before any of its `parts`: the wide kernel's sums begin as zeros.
+/// A query tile's word of Progress before any of its `parts`: sums that consumers add to begin as zeros.
 template <typename Traits>
 __device__ __forceinline__ uint32_t progress_before(uint32_t parts) {
-  return Traits::kWide && parts != 0 ? parts | Progress::kStored : parts;
+  return Traits::kDqFromRegisters && parts != 0 ? parts | Progress::kStored : parts;
 }
 
 template <typename Traits>
@@ -139,7 +139,7 @@ __device__ __forceinline__ void preprocess(const RowParams& p) {
     p.dq_sums.progress[place.index * Traits::kDqPieces + own] = progress_before<Traits>(parts);
   if (own == 0 && blockIdx.x == 0) *p.next = 0;
   if (blockIdx.x == 0 && p.l2_group.result) choose_l2_group(p.l2_group, p.plan, p.key_blocks);
-  if constexpr (Traits::kWide) {
+  if constexpr (Traits::kDqFromRegisters) {
     if (parts) clear_sums<Traits>(p, place);
   }
   if (parts == 0) clear_dq<Traits>(p, place);

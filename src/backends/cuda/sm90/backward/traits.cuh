@@ -44,7 +44,7 @@ struct BackwardTraits {
   using KvSource = typename Policies::KvSource;
   static constexpr BackwardTile kTile = find_tile(kBackwardTiles, kHeadDim_, kHeadDimV_, kConsumers_);
   static constexpr bool kWide = false;
-  static_assert(!kTile.wide);
+  static_assert(!kTile.wide && !kTile.dq_from_registers);
   static_assert(kHeadDim_ % 32 == 0 && kHeadDimV_ % 32 == 0 && kHeadDim_ <= 128 && kHeadDimV_ <= 128);
   static_assert(kConsumers_ == 2 && (kTile.alternate || kTile.rows * kHeadDim_ == 64 * 128),
                 "unless they alternate, the consumers divide a tile's dQ into two blocks of 64 x 64");
@@ -64,7 +64,8 @@ struct BackwardTraits {
   static_assert(kDoutStages == kStages);
   static constexpr int kEndings = kStages;    ///< announcements of the end: one for each store warp
   static constexpr int kKeyTilesOfBlock = 1;  ///< key tiles that a key block of the plan is divided into
-  static constexpr int kDqPieces = 1;         ///< of a tile's dq that are added up for themselves
+  static constexpr int kDqPieces = kTile.dq_pieces();
+  static constexpr bool kDqFromRegisters = false;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kConsumerWarps = 4 * kConsumers;
   static constexpr bool kAlternate = kTile.alternate;

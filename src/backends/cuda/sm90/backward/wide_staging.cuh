@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backends/cuda/common/delay.cuh"
+#include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/reduction.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/ptx/tma.cuh"
@@ -11,7 +12,8 @@
 
 namespace flashmask::sm90::bwd {
 
-/// What a wide kernel's consumer warp puts in global memory: dq from registers, dk and dv through its staging tile.
+/// What a wide kernel's consumer warp puts in global memory: dk and dv through its staging tile, of which the warp's
+/// slab is its own; dq by way of that and the store warp, or from registers.
 template <typename Traits>
 class WideStaging {
  public:
@@ -27,10 +29,21 @@ class WideStaging {
     if (ptx::is_leader()) ptx::bulk_wait();
   }
 
+  /// Hands a block of dq to the store warp.
+  __device__ __forceinline__ void store_dq(const cuda::Accumulators<64, 64>& dq, uint32_t phase) const
+    requires(!Traits::kDqFromRegisters)
+  {
+    wait(phase);
+    SlabTile::template write_fragments<8>(dq, slab());
+    ptx::arrive_once(shared_.dq.full[warpgroup_]);
+  }
+
   /// Adds `dq` to the sums of query tile `index`: kCount values of the thread from number kBegin on, of blocks of 64
   /// columns from number `first` on.
   template <int kBegin, int kCount>
-  __device__ __forceinline__ void add_dq(const float* dq, int first, uint32_t index) const {
+  __device__ __forceinline__ void add_dq(const float* dq, int first, uint32_t index) const
+    requires Traits::kDqFromRegisters
+  {
     static_assert(Blocks::kBlockColumns == 64 && Blocks::kRowBlocks == 1);
     float* to = p_.dq_sums.sums + static_cast<int64_t>(index) * Blocks::kTileFloats +
                 (first * 4 + static_cast<int>(warp_)) * Blocks::kWarpFloats + 4 * ptx::lane();
@@ -43,11 +56,11 @@ class WideStaging {
   /// or, in fp32, as the work tile's part `part` of them.
   template <int kDim, int kValues>
   __device__ __forceinline__ void store_keys(const CUtensorMap& map, const float (&gradients)[kValues], float factor,
-                                             const ptx::BoxOrigin& at, float* part) const {
+                                             const ptx::BoxOrigin& at, float* part, uint32_t phase) const {
     if constexpr (Traits::kSplit) {
-      store_part<kDim>(gradients, at.block, part);
+      store_part<kDim>(gradients, at.block, part, phase);
     } else {
-      wait_slab();
+      wait(phase);
       SlabTile::write_rows(gradients, factor, slab());
       SlabTile::template store<false, 2 * kValues>(map, at, p_.seqlen_k, slab());
     }
@@ -60,19 +73,24 @@ class WideStaging {
   __device__ __forceinline__ float* slab() const {
     return shared_.staging[warpgroup_] + static_cast<int>(warp_) * Traits::kStagingFloats;
   }
-  /// Waits until the slab may be overwritten.
-  __device__ __forceinline__ static void wait_slab() {
+  /// Waits until the slab may be overwritten: what this warp has stored itself has left it, and dq as of `phase`.
+  __device__ __forceinline__ void wait([[maybe_unused]] uint32_t phase) const {
     if (ptx::is_leader()) ptx::bulk_wait_read();
+    if constexpr (!Traits::kDqFromRegisters) {
+      delay<Role::kConsumer>();
+      ptx::wait(shared_.dq.empty[warpgroup_], phase);
+    }
     __syncwarp();
   }
 
   template <int kDim, int kValues>
-  __device__ __forceinline__ void store_part(const float (&gradients)[kValues], int first, float* part) const {
+  __device__ __forceinline__ void store_part(const float (&gradients)[kValues], int first, float* part,
+                                             uint32_t phase) const {
     using Part = KeyFragments<Traits::kKeys, kDim>;
     float* to = part + static_cast<int>(warp_) * Part::kSlabFloats + first * Part::kBlockFloats;
 #pragma unroll
     for (int block = 0; block < kValues / 32; ++block) {
-      wait_slab();
+      wait(phase);
       SlabTile::template write_fragments<8>(gradients + 32 * block, slab());
       __syncwarp();
       delay<Role::kStore>();

@@ -6,9 +6,9 @@
 
 namespace flashmask::sm90::bwd {
 
-/// What a wide kernel has in place of a store warp, as its consumers add dq to the sums themselves: in deterministic
-/// mode it waits for a tile's turn in their stead, from the moment the tile is announced, and passes the turn on when
-/// they have added. Each stage has one.
+/// What a wide kernel has in place of a store warp where its consumers add dq from registers: in deterministic mode it
+/// waits for a tile's turn in their stead, from the moment the tile is announced, and passes the turn on when they have
+/// added. Each stage has one.
 template <typename Traits>
 class TurnWarp : DqAccumulator<Traits> {
  public:
@@ -42,8 +42,8 @@ class TurnWarp : DqAccumulator<Traits> {
   __device__ __forceinline__ void take_turn(uint32_t query_tile, uint32_t turn, uint32_t added_phase) const {
     uint32_t* progress = p_.dq_sums.progress + query_tile;
     Base::wait_for_turn(progress, turn);
-    ptx::arrive(shared_.turn[stage_]);
-    ptx::wait(shared_.dq_added[stage_], added_phase);
+    ptx::arrive(shared_.dq.turn[stage_]);
+    ptx::wait(shared_.dq.added[stage_], added_phase);
     ptx::add_release(progress, ~0u);
   }
 };
