@@ -47,6 +47,14 @@ __device__ __forceinline__ void pin(float (&d)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+/// A copy of accumulators. Products in flight do not keep it from being read: of what a product has written ptxas does
+/// not believe that across a loop's iterations, and waits for all of them.
+template <int N>
+__device__ __forceinline__ void copy(const float* d, float (&to)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("mov.b32 %0, %1;" : "=f"(to[i]) : "f"(d[i]));
+}
+
 /// x = -inf if `visible` is 0: PTX ISA, "mov" under a predicate, in place. A selection by the compiler moves
 /// accumulators about.
 __device__ __forceinline__ void hide_unless(uint32_t visible, float& x) {

@@ -63,12 +63,15 @@ struct BackwardTile {
   /// Whether dP comes in two halves of a tile's rows, one after the other, and dS goes to shared memory alone: where
   /// the registers have no room for more beside dk and dv.
   bool halves;
+  /// Of a wide tile, whether the consumers add dq to its sums from registers, or by way of staging tiles and store
+  /// warps. The one needs registers, for half of a dq until the next tile, the other time of shared memory.
+  bool dq_from_registers;
 
   /// Products of a tile that are as long or wide as head_dim, and as head_dim_v.
   static constexpr int kProductsOfQk = 3, kProductsOfV = 2;
   constexpr int keys() const { return wide ? 64 : 64 * consumers; }
   /// Parts of a tile's dq that are added up for themselves.
-  constexpr int dq_pieces() const { return wide ? consumers : 1; }
+  constexpr int dq_pieces() const { return wide && !dq_from_registers ? consumers : 1; }
   /// Columns of a block of dq, as it leaves a warpgroup: 64, or all that the warpgroup computes.
   constexpr int dq_columns() const {
     const int own = wide || alternate ? head_dim : head_dim / consumers;
@@ -93,13 +96,14 @@ inline constexpr ForwardTile kForwardTiles[] = {
 };
 
 inline constexpr BackwardTile kBackwardTiles[] = {
-    // d, d_v, WGs        rows  stages  registers  alternate  one code  one copy  wide  dO's stages  halves
-    BackwardTile{64, 64, 2, 128, 2, 40, 232, true, true, true, false, 2, false},
-    BackwardTile{96, 96, 2, 64, 2, 40, 232, true, true, false, false, 2, false},
-    BackwardTile{128, 128, 2, 64, 2, 40, 232, false, false, true, false, 2, false},
-    BackwardTile{192, 128, 2, 64, 2, 24, 240, false, false, false, false, 1, true},
-    BackwardTile{192, 192, 2, 64, 2, 40, 232, false, false, false, true, 2, false},
-    BackwardTile{256, 256, 2, 64, 2, 40, 232, false, false, false, true, 1, false},
+    // d, d_v, WGs        rows  stages  registers  alternate  one code  one copy  wide  dO's stages  halves  dq from
+    // registers
+    BackwardTile{64, 64, 2, 128, 2, 40, 232, true, true, true, false, 2, false, false},
+    BackwardTile{96, 96, 2, 64, 2, 40, 232, true, true, false, false, 2, false, false},
+    BackwardTile{128, 128, 2, 64, 2, 40, 232, false, false, true, false, 2, false, false},
+    BackwardTile{192, 128, 2, 64, 2, 24, 240, false, false, false, false, 1, true, false},
+    BackwardTile{192, 192, 2, 64, 2, 24, 240, false, false, false, true, 2, false, true},
+    BackwardTile{256, 256, 2, 64, 2, 40, 232, false, false, false, true, 1, false, false},
 };
 
 /// The row of a table. A combination that has none does not compile: the search for it ends past the table, which is no

@@ -37,7 +37,7 @@ struct Rows {
 
 /// The state of a query tile's sums, one word.
 struct Progress {
-  static constexpr uint32_t kStored = 1u << 30;      ///< the first part lies in memory: others may be added to it
+  static constexpr uint32_t kStored = 1u << 30;      ///< the first part, or zeros, lies in memory: others may be added
   static constexpr uint32_t kClaimed = 1u << 31;     ///< a store warp has claimed the first part and stores it
   static constexpr uint32_t kPending = kStored - 1;  ///< how many key tiles have yet to contribute
   static constexpr uint32_t kAlone = 1;              ///< the word of a query tile that only one key tile sees

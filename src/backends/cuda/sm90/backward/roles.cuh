@@ -10,6 +10,7 @@
 #include "backends/cuda/sm90/backward/wide_accumulator.cuh"
 #include "backends/cuda/sm90/backward/wide_consumer.cuh"
 #include "backends/cuda/sm90/backward/wide_traits.cuh"
+#include "backends/cuda/sm90/backward/wide_turns.cuh"
 
 namespace flashmask::sm90::bwd {
 
@@ -28,7 +29,7 @@ struct Roles {
 template <typename Traits>
   requires Traits::kWide
 struct Roles<Traits> {
-  using DqAccumulator = WideAccumulator<Traits>;
+  using DqAccumulator = std::conditional_t<Traits::kDqFromRegisters, TurnWarp<Traits>, WideAccumulator<Traits>>;
   using Consumer = WideConsumer<Traits>;
 };
 
@@ -59,20 +60,28 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
 template <typename Traits>
   requires Traits::kWide
 __device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
+  // The mask warp, and the stage's turn warp or both store warps.
+  constexpr int kFollowers = Traits::kDqFromRegisters ? 2 : 3;
   for (int i = 0; i < Traits::kStages; ++i) {
     ptx::barrier_init(shared.tile_full[i], 1);
     ptx::barrier_init(shared.mask_full[i], 32);
     ptx::barrier_init(shared.scores_full[i], 128 * Traits::kConsumers);
     ptx::barrier_init(shared.q_full[i], 1);
-    ptx::barrier_init(shared.q_empty[i], Traits::kConsumerWarps + 3);  // the mask warp and both store warps, too
+    ptx::barrier_init(shared.q_empty[i], Traits::kConsumerWarps + kFollowers);
+    if constexpr (Traits::kDqFromRegisters) {
+      ptx::barrier_init(shared.dq.turn[i], 1);
+      ptx::barrier_init(shared.dq.added[i], Traits::kConsumerWarps);
+    }
   }
   for (int i = 0; i < Traits::kDoutStages; ++i) {
     ptx::barrier_init(shared.dout_full[i], 1);
     ptx::barrier_init(shared.dout_empty[i], Traits::kConsumerWarps);
   }
-  for (int i = 0; i < Traits::kConsumers; ++i) {
-    ptx::barrier_init(shared.dq_full[i], 4);
-    ptx::barrier_init(shared.dq_empty[i], 1);
+  if constexpr (!Traits::kDqFromRegisters) {
+    for (int i = 0; i < Traits::kConsumers; ++i) {
+      ptx::barrier_init(shared.dq.full[i], 4);
+      ptx::barrier_init(shared.dq.empty[i], 1);
+    }
   }
   ptx::barrier_init(shared.k_full, 1);
   ptx::barrier_init(shared.kv_empty, Traits::kConsumerWarps);

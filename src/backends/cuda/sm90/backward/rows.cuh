@@ -83,6 +83,20 @@ __device__ __forceinline__ void clear_dq(const RowParams& p, const RowTilePlace&
   }
 }
 
+/// A query tile's word of Progress before any of its `parts`: sums that consumers add to begin as zeros.
+template <typename Traits>
+__device__ __forceinline__ uint32_t progress_before(uint32_t parts) {
+  return Traits::kDqFromRegisters && parts != 0 ? parts | Progress::kStored : parts;
+}
+
+template <typename Traits>
+__device__ __forceinline__ void clear_sums(const RowParams& p, const RowTilePlace& place) {
+  constexpr int kFloats = Traits::kRows * Traits::kQkDim;
+  auto* sums = reinterpret_cast<float4*>(p.dq_sums.sums + place.index * kFloats) + threadIdx.x;
+#pragma unroll
+  for (int at = 0; at < kFloats / 4; at += kRowThreads) sums[at] = {};
+}
+
 /// Fills the rows' biases and the state of dq's sums, zeroes dq where no key tile contributes, clears the counter of
 /// work tiles, and chooses the size of an L2 group.
 template <typename Traits>
@@ -121,9 +135,13 @@ __device__ __forceinline__ void preprocess(const RowParams& p) {
   if (own < Traits::kRows) {
     p.biases[place.index * Traits::kRows + own] = row_bias(values.lse, products[own] - values.dlse, p.score_scale);
   }
-  if (own < Traits::kDqPieces) p.dq_sums.progress[place.index * Traits::kDqPieces + own] = parts;
+  if (own < Traits::kDqPieces)
+    p.dq_sums.progress[place.index * Traits::kDqPieces + own] = progress_before<Traits>(parts);
   if (own == 0 && blockIdx.x == 0) *p.next = 0;
   if (blockIdx.x == 0 && p.l2_group.result) choose_l2_group(p.l2_group, p.plan, p.key_blocks);
+  if constexpr (Traits::kDqFromRegisters) {
+    if (parts) clear_sums<Traits>(p, place);
+  }
   if (parts == 0) clear_dq<Traits>(p, place);
 }
 

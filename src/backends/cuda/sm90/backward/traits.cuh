@@ -46,7 +46,7 @@ struct BackwardTraits {
   using KvSource = typename Policies::KvSource;
   static constexpr BackwardTile kTile = find_tile(kBackwardTiles, kHeadDim_, kHeadDimV_, kConsumers_);
   static constexpr bool kWide = false;
-  static_assert(!kTile.wide);
+  static_assert(!kTile.wide && !kTile.dq_from_registers);
   static_assert(kHeadDim_ % 32 == 0 && kHeadDimV_ % 32 == 0);
   static_assert(kHeadDim_ + kHeadDimV_ <= (kTile.halves ? 320 : 256), "dk and dv of 64 keys have to leave registers");
   static_assert(kConsumers_ == 2 && (kTile.alternate || (kTile.rows == 64 && kHeadDim_ % 64 == 0)),
@@ -70,7 +70,8 @@ struct BackwardTraits {
   static constexpr int kDsStages = kTile.halves ? 1 : 2;
   static constexpr int kEndings = kStages;    ///< announcements of the end: one for each store warp
   static constexpr int kKeyTilesOfBlock = 1;  ///< key tiles that a key block of the plan is divided into
-  static constexpr int kDqPieces = 1;         ///< of a tile's dq that are added up for themselves
+  static constexpr int kDqPieces = kTile.dq_pieces();
+  static constexpr bool kDqFromRegisters = false;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kConsumerWarps = 4 * kConsumers;
   static constexpr bool kAlternate = kTile.alternate;

@@ -58,12 +58,12 @@ class WideAccumulator : DqAccumulator<Traits> {
     for (int block = begin; block < end; ++block) {
       if (block > begin) wait_for_block();
       Base::template write<kBlockFloats>(to + block * kBlockFloats, shared_.staging[warpgroup_],
-                                         shared_.dq_empty[warpgroup_], first);
+                                         shared_.dq.empty[warpgroup_], first);
     }
     if (first || deterministic) Base::publish(progress, first);
   }
   __device__ __forceinline__ void wait_for_block() {
-    ptx::wait(shared_.dq_full[warpgroup_], block_phase_);
+    ptx::wait(shared_.dq.full[warpgroup_], block_phase_);
     block_phase_ ^= 1;
   }
 

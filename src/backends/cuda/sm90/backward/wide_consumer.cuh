@@ -1,183 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "backends/cuda/common/delay.cuh"
-#include "backends/cuda/ptx/barrier.cuh"
-#include "backends/cuda/ptx/registers.cuh"
-#include "backends/cuda/ptx/wgmma.cuh"
-#include "backends/cuda/sm90/backward/params.h"
-#include "backends/cuda/sm90/backward/score_consumer.cuh"
-#include "backends/cuda/sm90/backward/wide_staging.cuh"
-#include "backends/cuda/sm90/backward/wide_traits.cuh"
+#include <type_traits>
+
+#include "backends/cuda/sm90/backward/wide_register_half.cuh"
+#include "backends/cuda/sm90/backward/wide_staging_half.cuh"
 
 namespace flashmask::sm90::bwd {
 
-/// One of a wide kernel's two consumers. Per tile it computes P and dS of 32 rows, puts them in shared memory, and
-/// takes from there those of all 64 rows for its own columns of
-///   dQ = dS K, dV += P^T dout, dK += dS^T Q,
-/// of which the last two stay in registers. The blocks of dQ leave under the products after them.
-template <typename Traits, uint32_t kWarpgroup>
-class WideHalf : ScoreConsumer<Traits, WideStaging<Traits>> {
- public:
-  using Shared = SharedStorage<Traits>;
-  using Element = typename Traits::Element;
-  using Params = typename Traits::Params;
-
-  __device__ __forceinline__ WideHalf(const Params& p, Shared& shared) : Base(p, shared, kWarpgroup) {}
-
-  __device__ __forceinline__ void run() {
-    for (uint32_t flags = next_tile(); !(flags & Tile::kEnd);) flags = run_work_tile(flags);
-    staging_.wait_stored();
-  }
-
- private:
-  using Base = ScoreConsumer<Traits, WideStaging<Traits>>;
-  using Base::dq_phase, Base::issue_scores, Base::kDq, Base::kWorkTile, Base::next_tile, Base::operand, Base::p_,
-      Base::phases_, Base::ring_, Base::shared_, Base::staging_, Base::take_phase, Base::warp_;
-  using typename Base::Operand, typename Base::PackedScores, typename Base::Scores, typename Base::Swizzle;
-  using Dq = DqShare<Traits, kWarpgroup>;
-  using Dk = DkShare<Traits, kWarpgroup>;
-  using Dv = DvShare<Traits, kWarpgroup>;
-  using KeyGradients = cuda::Accumulators<64, 64 * Dk::kCount>;
-  using ValueGradients = cuda::Accumulators<64, 64 * Dv::kCount>;
-  using DqBlock = cuda::Accumulators<64, 64>;
-  static_assert(Dq::kCount == 1 || Dq::kCount == 2);
-  static constexpr uint32_t kRowBlock = Swizzle::block(Traits::kRows), kKeyBlock = Swizzle::block(Traits::kKeys);
-
-  __device__ __forceinline__ ptx::RingPosition<Traits::kDoutStages> dout_ring() const { return {ring_.count}; }
-
-  /// Runs the tiles of the work tile that the current one begins. Returns the flags of the tile after them.
-  __device__ __forceinline__ uint32_t run_work_tile(uint32_t flags) {
-    const Tile& tile = shared_.tile[ring_.stage()];
-    const int32_t key_tile = ptx::from_leader(tile.key_tile);
-    const auto group = static_cast<int32_t>(ptx::from_leader(tile.head_group)),
-               batch = static_cast<int32_t>(ptx::from_leader(tile.query.batch));
-    KeyGradients dk = {};
-    ValueGradients dv = {};
-    if (flags & Tile::kNothing) {
-      ptx::arrive(shared_.scores_full[ring_.stage()]);
-      ptx::wait(shared_.dout_full[dout_ring().stage()], dout_ring().phase());
-      ptx::arrive_once(shared_.dout_empty[dout_ring().stage()]);
-      ptx::arrive_once(shared_.q_empty[ring_.stage()]);
-      ring_.advance();
-      flags = next_tile();
-    } else {
-      ptx::wait(shared_.k_full, take_phase(kWorkTile));
-      do {
-        flags = run_tile(flags, dk, dv);
-      } while (!(flags & (Tile::kFirst | Tile::kEnd)));
-      ptx::arrive_once(shared_.kv_empty);
-    }
-    store_dkv(dk, dv, key_tile, group, batch);
-    return flags;
-  }
-
-  /// Returns the flags of the next tile.
-  __device__ __forceinline__ uint32_t run_tile(uint32_t flags, KeyGradients& dk, ValueGradients& dv) {
-    const uint32_t stage = ring_.stage(), dout_stage = dout_ring().stage();
-    write_scores(flags, stage, dout_stage);
-    this->template sync_consumers<kScoresBarrier>();
-    const Operand ds = operand(offsetof(Shared, ds), 16, stage, Traits::kScoreBytes);
-    DqBlock dq;
-    issue_dq(dq, ds, Dq::kBegin);
-    issue_gradients(
-        dv, operand(offsetof(Shared, p), 16, dout_stage, Traits::kScoreBytes),
-        operand(offsetof(Shared, dout) + Dv::kBegin * kRowBlock, kRowBlock, dout_stage, Traits::kDoutBytes));
-    ptx::wgmma_wait<1>();
-    store_dq(dq);
-    DqBlock second;
-    if constexpr (Dq::kCount == 2) issue_dq(second, ds, Dq::kBegin + 1);
-    issue_gradients(dk, ds, operand(offsetof(Shared, q) + Dk::kBegin * kRowBlock, kRowBlock, stage, Traits::kQBytes));
-    ptx::wgmma_wait<Dq::kCount>();
-    ptx::pin(dv);
-    ptx::arrive_once(shared_.dout_empty[dout_stage]);
-    if constexpr (Dq::kCount == 2) {
-      ptx::wgmma_wait<1>();
-      store_dq(second);
-    }
-    ptx::wgmma_wait<0>();
-    ptx::pin(dk);
-    ptx::arrive_once(shared_.q_empty[stage]);
-    ring_.advance();
-    return next_tile();
-  }
-
-  /// Computes P and dS of the consumer's rows, and puts them in shared memory.
-  __device__ __forceinline__ void write_scores(uint32_t flags, uint32_t stage, uint32_t dout_stage) {
-    constexpr uint32_t kFirstRow = kWarpgroup * Swizzle::block(Traits::kScoreRows);
-    Scores s, dp;
-    issue_scores<Bias::kScore, Traits::kQkDim>(s, offsetof(Shared, k),
-                                               operand(offsetof(Shared, q) + kFirstRow, 16, stage, Traits::kQBytes));
-    delay<Role::kConsumer>();
-    ptx::wait(shared_.dout_full[dout_stage], dout_ring().phase());
-    issue_scores<Bias::kGradient, Traits::kVDim>(
-        dp, offsetof(Shared, v), operand(offsetof(Shared, dout) + kFirstRow, 16, dout_stage, Traits::kDoutBytes));
-    ptx::wgmma_wait<1>();
-    ptx::pin(s);
-    if constexpr (!Traits::Score::kFoldsLse) {
-      ptx::wgmma_wait<0>();
-      ptx::pin(dp);
-      this->take_scores(s, dp);
-    }
-    this->take_probabilities(s, flags & Tile::kPartial);
-    PackedScores packed;
-    this->pack(s, packed);
-    this->write(packed, ptx::shared_address(shared_.p[dout_stage]) + kFirstRow);
-    ptx::wgmma_wait<0>();
-    ptx::pin(dp);
-    this->take_score_gradients(s, dp, packed);
-    this->write(packed, ptx::shared_address(shared_.ds[stage]) + kFirstRow);
-    ptx::fence_async_proxy();
-    ptx::arrive(shared_.scores_full[stage]);
-    delay<Role::kConsumer>();
-  }
-
-  /// A block of 64 columns of dQ = dS K.
-  __device__ __forceinline__ void issue_dq(DqBlock& dq, Operand ds, int block) const {
-    const Operand b = operand(offsetof(Shared, k) + block * kKeyBlock);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < Traits::kKeys / 16; ++step) {
-      ptx::wgmma_ss<Element, 64, ptx::Major::kInner, ptx::Major::kOuter>(dq, ds.at(step * Swizzle::kStepAlongRow),
-                                                                         b.at(step * Swizzle::kStepDownRows), step > 0);
-    }
-    ptx::wgmma_commit();
-  }
-  __device__ __forceinline__ void store_dq(DqBlock& dq) {
-    ptx::pin(dq);
-    staging_.store_dq(dq, dq_phase());
-    phases_ ^= 1u << kDq;
-  }
-
-  /// Columns of dK or dV += the transposed `scores` times the rows of `b`.
-  template <int kValues>
-  __device__ __forceinline__ static void issue_gradients(float (&gradients)[kValues], Operand scores, Operand b) {
-    ptx::pin(gradients);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < Traits::kRows / 16; ++step) {
-      ptx::wgmma_ss<Element, 2 * kValues, ptx::Major::kOuter, ptx::Major::kOuter>(
-          gradients, scores.at(step * Swizzle::kStepDownRows), b.at(step * Swizzle::kStepDownRows), true);
-    }
-    ptx::wgmma_commit();
-  }
-
-  __device__ __forceinline__ void store_dkv(const KeyGradients& dk, const ValueGradients& dv, int32_t key_tile,
-                                            int32_t group, int32_t batch) const {
-    constexpr int kDkFloats = KeyFragments<Traits::kKeys, Traits::kQkDim>::kTileFloats,
-                  kDvFloats = KeyFragments<Traits::kKeys, Traits::kVDim>::kTileFloats;
-    float* parts =
-        p_.key_parts + ((static_cast<int64_t>(batch) * p_.head_groups + group) * p_.schedule.tiles + key_tile) *
-                           (kDkFloats + kDvFloats);
-    const int32_t key = key_tile * Traits::kKeys + static_cast<int32_t>(warp_ * 16);
-    staging_.template store_keys<Traits::kVDim>(p_.dv, dv, 1, {key, Dv::kBegin, group, batch}, parts + kDkFloats,
-                                                dq_phase());
-    staging_.template store_keys<Traits::kQkDim>(p_.dk, dk, p_.softmax_scale, {key, Dk::kBegin, group, batch}, parts,
-                                                 dq_phase());
-  }
-};
-
-/// A consumer, by a number that has to be a constant.
+/// A wide kernel's consumer, by a number that has to be a constant.
 template <typename Traits>
 class WideConsumer {
  public:
@@ -188,13 +19,17 @@ class WideConsumer {
 
   __device__ __forceinline__ void run() {
     if (warpgroup_ == 0) {
-      WideHalf<Traits, 0>(p_, shared_).run();
+      Half<0>(p_, shared_).run();
     } else {
-      WideHalf<Traits, 1>(p_, shared_).run();
+      Half<1>(p_, shared_).run();
     }
   }
 
  private:
+  template <uint32_t kWarpgroup>
+  using Half =
+      std::conditional_t<Traits::kDqFromRegisters, RegisterHalf<Traits, kWarpgroup>, StagingHalf<Traits, kWarpgroup>>;
+
   const Params& p_;
   Shared& shared_;
   const uint32_t warpgroup_;

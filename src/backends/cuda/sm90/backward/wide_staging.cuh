@@ -3,6 +3,7 @@
 
 #include "backends/cuda/common/delay.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/reduction.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/ptx/tma.cuh"
 #include "backends/cuda/sm90/backward/params.h"
@@ -11,7 +12,8 @@
 
 namespace flashmask::sm90::bwd {
 
-/// A wide kernel's consumer's staging tile, as one of its warps sees it: the warp's slab of it is its own.
+/// What a wide kernel's consumer warp puts in global memory: dk and dv through its staging tile, of which the warp's
+/// slab is its own; dq by way of that and the store warp, or from registers.
 template <typename Traits>
 class WideStaging {
  public:
@@ -28,10 +30,26 @@ class WideStaging {
   }
 
   /// Hands a block of dq to the store warp.
-  __device__ __forceinline__ void store_dq(const cuda::Accumulators<64, 64>& dq, uint32_t phase) const {
+  __device__ __forceinline__ void store_dq(const cuda::Accumulators<64, 64>& dq, uint32_t phase) const
+    requires(!Traits::kDqFromRegisters)
+  {
     wait(phase);
     SlabTile::template write_fragments<8>(dq, slab());
-    ptx::arrive_once(shared_.dq_full[warpgroup_]);
+    ptx::arrive_once(shared_.dq.full[warpgroup_]);
+  }
+
+  /// Adds `dq` to the sums of query tile `index`: kCount values of the thread from number kBegin on, of blocks of 64
+  /// columns from number `first` on.
+  template <int kBegin, int kCount>
+  __device__ __forceinline__ void add_dq(const float* dq, int first, uint32_t index) const
+    requires Traits::kDqFromRegisters
+  {
+    static_assert(Blocks::kBlockColumns == 64 && Blocks::kRowBlocks == 1);
+    float* to = p_.dq_sums.sums + static_cast<int64_t>(index) * Blocks::kTileFloats +
+                (first * 4 + static_cast<int>(warp_)) * Blocks::kWarpFloats + 4 * ptx::lane();
+#pragma unroll
+    for (int i = kBegin; i < kBegin + kCount; i += 4)
+      ptx::add_four(to + i / 32 * (4 * Blocks::kWarpFloats) + i % 32 * 32, dq + (i - kBegin));
   }
 
   /// Stores the warp's 16 keys of dk or dv, blocks of 64 columns from block number `first` on: as rows times `factor`
@@ -50,15 +68,18 @@ class WideStaging {
 
  private:
   using SlabTile = bwd::SlabTile<Element>;
+  using Blocks = DqBlocks<Traits::kRows, Traits::kQkDim>;
 
   __device__ __forceinline__ float* slab() const {
     return shared_.staging[warpgroup_] + static_cast<int>(warp_) * Traits::kStagingFloats;
   }
-  /// Waits until the slab may be overwritten.
-  __device__ __forceinline__ void wait(uint32_t phase) const {
+  /// Waits until the slab may be overwritten: what this warp has stored itself has left it, and dq as of `phase`.
+  __device__ __forceinline__ void wait([[maybe_unused]] uint32_t phase) const {
     if (ptx::is_leader()) ptx::bulk_wait_read();
-    delay<Role::kConsumer>();
-    ptx::wait(shared_.dq_empty[warpgroup_], phase);
+    if constexpr (!Traits::kDqFromRegisters) {
+      delay<Role::kConsumer>();
+      ptx::wait(shared_.dq.empty[warpgroup_], phase);
+    }
     __syncwarp();
   }
 

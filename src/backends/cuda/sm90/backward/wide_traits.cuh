@@ -1,9 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <type_traits>
+
 #include "backends/cuda/sm90/backward/traits.cuh"
 
 namespace flashmask::sm90::bwd {
+
+/// For dq through staging tiles, one of each consumer: a block is there, and has left.
+template <int kConsumers>
+struct StagingBarriers {
+  uint64_t full[kConsumers], empty[kConsumers];
+};
+/// For dq from registers, in deterministic mode: that of a stage's tile may be added, and has been.
+template <int kStages>
+struct TurnBarriers {
+  uint64_t turn[kStages], added[kStages];
+};
 
 /// As BackwardTraits, of a wide row of kBackwardTiles: both consumers have the same 64 keys, half of a plan's block. Of
 /// a tile's scores each has 32 rows; of dk, dv and dq it has some blocks of 64 columns.
@@ -32,9 +45,13 @@ struct WideTraits {
   static constexpr bool kOwnKeys = false;
   static constexpr int kScoreRows = kRows / kConsumers;
   static constexpr int kStages = kTile.stages, kDoutStages = kTile.dout_stages;
-  static constexpr int kEndings = 1;  ///< each role follows all stages
+  static constexpr bool kDqFromRegisters = kTile.dq_from_registers;
+  static_assert(!kDqFromRegisters || kHeadDim_ + kHeadDimV_ <= 384,
+                "operands in registers leave room for half of a dq");
+  /// A turn warp belongs to a stage, a store warp follows all of them.
+  static constexpr int kEndings = kDqFromRegisters ? kStages : 1;
   static constexpr int kKeyTilesOfBlock = 2;
-  static constexpr int kDqPieces = kConsumers;  ///< the columns of each consumer
+  static constexpr int kDqPieces = kTile.dq_pieces();  ///< the columns of each consumer, or all
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kConsumerWarps = 4 * kConsumers;
   static constexpr int kEarlyScores = kScoreRows / 4;
@@ -50,6 +67,7 @@ struct WideTraits {
 
   using Scores = cuda::Accumulators<64, kScoreRows>;
   using PackedScores = cuda::PackedFragments<kScoreRows>;
+  using DqBarriers = std::conditional_t<kDqFromRegisters, TurnBarriers<kStages>, StagingBarriers<kConsumers>>;
 };
 
 /// Of a matrix of kColumns columns the blocks of 64 that a consumer has. Where they are odd in number, the first one
@@ -79,7 +97,7 @@ struct SharedStorage<Traits> {
   /// both consumers have released that.
   alignas(1024) Element p[Traits::kDoutStages][Traits::kRows * Traits::kKeys];
   alignas(1024) Element ds[Traits::kStages][Traits::kRows * Traits::kKeys];
-  /// For each consumer a block of its dq, or of each of its warps 16 rows of dk or dv, on their way out.
+  /// Of each consumer warp 16 rows of dk or dv or, unless dq leaves from registers, of a block of dq, on their way out.
   alignas(1024) float staging[Traits::kConsumers][4 * Traits::kStagingFloats];
   alignas(128) RowBias biases[Traits::kStages][Traits::kRows];
   ColumnBits<Traits::kRows> mask_bits[Traits::kStages][Traits::kKeys];
@@ -89,7 +107,7 @@ struct SharedStorage<Traits> {
   uint64_t scores_full[Traits::kStages];  ///< P and dS are written, and all consumer lanes have read the announcement
   uint64_t q_full[Traits::kStages], q_empty[Traits::kStages];
   uint64_t dout_full[Traits::kDoutStages], dout_empty[Traits::kDoutStages];  ///< with the first tile, V too
-  uint64_t dq_full[Traits::kConsumers], dq_empty[Traits::kConsumers];
+  typename Traits::DqBarriers dq;
   uint64_t k_full, kv_empty;
 };
 

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "backends/cuda/common/delay.cuh"
+#include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/registers.cuh"
+#include "backends/cuda/ptx/wgmma.cuh"
+#include "backends/cuda/sm90/backward/params.h"
+#include "backends/cuda/sm90/backward/score_consumer.cuh"
+#include "backends/cuda/sm90/backward/wide_staging.cuh"
+#include "backends/cuda/sm90/backward/wide_traits.cuh"
+
+namespace flashmask::sm90::bwd {
+
+/// What a wide kernel's two consumers do whichever way dq leaves them. Per tile each computes P and dS of 32 rows, puts
+/// them in shared memory, and takes from there those of all 64 rows for its own columns of
+///   dQ = dS K, dV += P^T dout, dK += dS^T Q,
+/// of which the last two stay in registers.
+/// Half derives from it, and has
+///   Values, LateDq: what it keeps in registers from tile to tile of a work tile, beside dk and dv: of V, and of dQ,
+///   run_tile(flags, Values&, LateDq&, dk, dv): returns the flags of the next tile,
+///   add_late(LateDq): after a work tile's last.
+template <typename Half, typename Traits, uint32_t kWarpgroup>
+class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
+ public:
+  using Shared = SharedStorage<Traits>;
+  using Element = typename Traits::Element;
+  using Params = typename Traits::Params;
+
+  __device__ __forceinline__ WideHalf(const Params& p, Shared& shared) : Base(p, shared, kWarpgroup) {}
+
+  __device__ __forceinline__ void run() {
+    for (uint32_t flags = next_tile(); !(flags & Tile::kEnd);) flags = run_work_tile(flags);
+    // Where the end is announced to each stage, there may be but one of dout.
+    if constexpr (Traits::kEndings > 1) ptx::arrive_once(shared_.dout_empty[dout_ring().stage()]);
+    staging_.wait_stored();
+  }
+
+ protected:
+  using Base = ScoreConsumer<Traits, WideStaging<Traits>>;
+  using Base::dq_phase, Base::issue_scores, Base::kWorkTile, Base::next_tile, Base::operand, Base::p_, Base::ring_,
+      Base::shared_, Base::staging_, Base::take_phase, Base::warp_;
+  using typename Base::Operand, typename Base::PackedScores, typename Base::Scores, typename Base::Swizzle;
+  using Dq = DqShare<Traits, kWarpgroup>;
+  using Dk = DkShare<Traits, kWarpgroup>;
+  using Dv = DvShare<Traits, kWarpgroup>;
+  using KeyGradients = cuda::Accumulators<64, 64 * Dk::kCount>;
+  using ValueGradients = cuda::Accumulators<64, 64 * Dv::kCount>;
+  static constexpr uint32_t kOwnRows = kWarpgroup * Swizzle::block(Traits::kScoreRows),
+                            kOtherRows = (1 - kWarpgroup) * Swizzle::block(Traits::kScoreRows);
+  static constexpr uint32_t kRowBlock = Swizzle::block(Traits::kRows), kKeyBlock = Swizzle::block(Traits::kKeys);
+
+  __device__ __forceinline__ ptx::RingPosition<Traits::kDoutStages> dout_ring() const { return {ring_.count}; }
+
+  /// P and dS of the current tile, and the consumer's columns of its Q and dout: what dQ, dV and dK are made from.
+  __device__ __forceinline__ Operand p() const {
+    return operand(offsetof(Shared, p), 16, dout_ring().stage(), Traits::kScoreBytes);
+  }
+  __device__ __forceinline__ Operand ds() const {
+    return operand(offsetof(Shared, ds), 16, ring_.stage(), Traits::kScoreBytes);
+  }
+  __device__ __forceinline__ Operand q_columns() const {
+    return operand(offsetof(Shared, q) + Dk::kBegin * kRowBlock, kRowBlock, ring_.stage(), Traits::kQBytes);
+  }
+  __device__ __forceinline__ Operand dout_columns() const {
+    return operand(offsetof(Shared, dout) + Dv::kBegin * kRowBlock, kRowBlock, dout_ring().stage(), Traits::kDoutBytes);
+  }
+  /// The consumer's rows of dout: what dP is made from.
+  __device__ __forceinline__ Operand dout_rows() const {
+    return operand(offsetof(Shared, dout) + kOwnRows, 16, dout_ring().stage(), Traits::kDoutBytes);
+  }
+
+  /// S of the consumer's rows. Returns when dout is there, too.
+  __device__ __forceinline__ void issue_s(Scores& s) const {
+    issue_scores<Bias::kScore, Traits::kQkDim>(
+        s, offsetof(Shared, k), operand(offsetof(Shared, q) + kOwnRows, 16, ring_.stage(), Traits::kQBytes));
+    delay<Role::kConsumer>();
+    ptx::wait(shared_.dout_full[dout_ring().stage()], dout_ring().phase());
+  }
+
+  /// Once S is there, turns it into P, and puts that in shared memory.
+  __device__ __forceinline__ void take_probabilities(Scores& s, Scores& dp, uint32_t flags, PackedScores& packed) {
+    ptx::wgmma_wait<1>();
+    ptx::pin(s);
+    if constexpr (!Traits::Score::kFoldsLse) {
+      ptx::wgmma_wait<0>();
+      ptx::pin(dp);
+      this->take_scores(s, dp);
+    }
+    Base::take_probabilities(s, flags & Tile::kPartial);
+    this->pack(s, packed);
+    this->write(packed, ptx::shared_address(shared_.p[dout_ring().stage()]) + kOwnRows);
+  }
+
+  /// The same of dS = P dP, which the caller has waited for. Returns when the other consumer's is there, too.
+  __device__ __forceinline__ void take_score_gradients(const Scores& p, Scores& dp, PackedScores& packed) {
+    ptx::pin(dp);
+    Base::take_score_gradients(p, dp, packed);
+    this->write(packed, ptx::shared_address(shared_.ds[ring_.stage()]) + kOwnRows);
+    ptx::fence_async_proxy();
+    ptx::arrive(shared_.scores_full[ring_.stage()]);
+    delay<Role::kConsumer>();
+    this->template sync_consumers<kScoresBarrier>();
+  }
+
+  /// Columns of dQ = dS K, those of `k`.
+  template <int kValues>
+  __device__ __forceinline__ static void issue_dq(float (&dq)[kValues], Operand ds, Operand k) {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Traits::kKeys / 16; ++step) {
+      ptx::wgmma_ss<Element, 2 * kValues, ptx::Major::kInner, ptx::Major::kOuter>(
+          dq, ds.at(step * Swizzle::kStepAlongRow), k.at(step * Swizzle::kStepDownRows), step > 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Columns of dK or dV += the transposed `scores` times the rows of `b`: kRows of them from `kFrom` on.
+  template <uint32_t kFrom, int kRows, int kValues>
+  __device__ __forceinline__ static void issue_rows(float (&gradients)[kValues], Operand scores, Operand b) {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kRows / 16; ++step) {
+      const uint32_t rows = kFrom + step * Swizzle::kStepDownRows;
+      ptx::wgmma_ss<Element, 2 * kValues, ptx::Major::kOuter, ptx::Major::kOuter>(gradients, scores.at(rows),
+                                                                                  b.at(rows), true);
+    }
+    ptx::wgmma_commit();
+  }
+
+ private:
+  /// Runs the tiles of the work tile that the current one begins. Returns the flags of the tile after them.
+  __device__ __forceinline__ uint32_t run_work_tile(uint32_t flags) {
+    Half& half = static_cast<Half&>(*this);
+    const Tile& tile = shared_.tile[ring_.stage()];
+    const int32_t key_tile = ptx::from_leader(tile.key_tile);
+    const auto group = static_cast<int32_t>(ptx::from_leader(tile.head_group)),
+               batch = static_cast<int32_t>(ptx::from_leader(tile.query.batch));
+    KeyGradients dk = {};
+    ValueGradients dv = {};
+    typename Half::Values v = {};
+    typename Half::LateDq late = {};
+    if (flags & Tile::kNothing) {
+      ptx::arrive(shared_.scores_full[ring_.stage()]);
+      ptx::wait(shared_.dout_full[dout_ring().stage()], dout_ring().phase());
+      ptx::arrive_once(shared_.dout_empty[dout_ring().stage()]);
+      ptx::arrive_once(shared_.q_empty[ring_.stage()]);
+      ring_.advance();
+      flags = next_tile();
+    } else {
+      ptx::wait(shared_.k_full, take_phase(kWorkTile));
+      do {
+        flags = half.run_tile(flags, v, late, dk, dv);
+      } while (!(flags & (Tile::kFirst | Tile::kEnd)));
+      half.add_late(late);
+      ptx::arrive_once(shared_.kv_empty);
+    }
+    store_dkv(dk, dv, key_tile, group, batch);
+    return flags;
+  }
+
+  __device__ __forceinline__ void store_dkv(const KeyGradients& dk, const ValueGradients& dv, int32_t key_tile,
+                                            int32_t group, int32_t batch) const {
+    constexpr int kDkFloats = KeyFragments<Traits::kKeys, Traits::kQkDim>::kTileFloats,
+                  kDvFloats = KeyFragments<Traits::kKeys, Traits::kVDim>::kTileFloats;
+    float* parts =
+        p_.key_parts + ((static_cast<int64_t>(batch) * p_.head_groups + group) * p_.schedule.tiles + key_tile) *
+                           (kDkFloats + kDvFloats);
+    const int32_t key = key_tile * Traits::kKeys + static_cast<int32_t>(warp_ * 16);
+    staging_.template store_keys<Traits::kVDim>(p_.dv, dv, 1, {key, Dv::kBegin, group, batch}, parts + kDkFloats,
+                                                dq_phase());
+    staging_.template store_keys<Traits::kQkDim>(p_.dk, dk, p_.softmax_scale, {key, Dk::kBegin, group, batch}, parts,
+                                                 dq_phase());
+  }
+};
+
+}  // namespace flashmask::sm90::bwd
