@@ -68,7 +68,7 @@ class WideStaging {
 
  private:
   using SlabTile = bwd::SlabTile<Element>;
-  using Blocks = DqBlocks<Traits::kRows, Traits::kQkDim>;
+  using Blocks = DqBlocks<Traits>;
 
   __device__ __forceinline__ float* slab() const {
     return shared_.staging[warpgroup_] + static_cast<int>(warp_) * Traits::kStagingFloats;
