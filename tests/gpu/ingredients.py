@@ -74,3 +74,19 @@ def adversarial(kind, case):
     elif kind == "very negative":
         q, k = unit * (1 + 0.01 * q), -unit * 2000 * (1 + 0.01 * k)
     return tuple(x.to(case.dtype).contiguous() for x in (q, k, v))
+
+
+def assert_neither_waits_nor_allocates(run):
+    """run() returns while the stream is busy, and leaves the device as much free memory as there was, one time of three
+    at least: programs beside this one allocate, too."""
+    changes = []
+    while 0 not in changes and len(changes) < 3:
+        torch.cuda.synchronize()
+        free = torch.cuda.mem_get_info()[0]
+        torch.cuda._sleep(int(2e9))  # about a second
+        run()
+        event = torch.cuda.current_stream().record_event()
+        assert not event.query(), "the call waited for the stream"
+        torch.cuda.synchronize()
+        changes.append(torch.cuda.mem_get_info()[0] - free)
+    assert 0 in changes, f"the call changed how much device memory is free: by {changes} bytes"

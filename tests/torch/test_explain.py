@@ -125,7 +125,7 @@ def test_nothing_is_near():
     [
         ({"dropout": 0.1}, "dropout is 0.1"),
         ({"softcap": -30.0}, "softcap is -30"),
-        ({"sink": torch.zeros(3)}, "sink is "),
+        ({"sink": torch.zeros(3, device=DEVICE)}, "sink is "),
         ({"sink": 4}, "sink is 4 (int)"),
         ({"q_pos": torch.zeros(1, 4)}, "q_pos is a tensor"),
         ({"k_pos": torch.zeros(1, 4)}, "k_pos is a tensor"),
