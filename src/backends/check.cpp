@@ -13,6 +13,8 @@ namespace flashmask {
 namespace {
 
 constexpr int64_t kMaxHeadDim = 256;
+/// So that it and its inverse are ordinary numbers in float32, far beyond what anybody caps scores at.
+constexpr double kLeastSoftcap = 1e-18, kMostSoftcap = 1e18;
 
 struct Requirement {
   std::initializer_list<int64_t> shape;
@@ -177,8 +179,10 @@ void check_options(const Options& options) {
   if (options.softmax_scale && !std::isfinite(*options.softmax_scale))
     throw_invalid("softmax_scale is ", *options.softmax_scale, "; it must be finite");
   const Features& features = options.features;
-  if (!std::isfinite(features.softcap) || features.softcap < 0)
-    throw_invalid("softcap is ", features.softcap, "; it must be 0 (none) or a positive number");
+  const bool is_cap = features.softcap >= kLeastSoftcap && features.softcap <= kMostSoftcap;
+  if (features.softcap != 0 && !is_cap)
+    throw_invalid("softcap is ", features.softcap, "; it must be 0 (none) or between ", kLeastSoftcap, " and ",
+                  kMostSoftcap);
   check_dropout(features.dropout);
 }
 

@@ -213,7 +213,7 @@ TEST(Features, TheSinksGradientOfEmptyCalls) {
 /// Capped scores differ from the exact ones by no more than float32 does, for caps from far below the scores to far
 /// above: one row and one key give lse = the score.
 TEST(Features, SoftcapIsExactForSmallAndLargeScores) {
-  for (const double softcap : {1e-3, 0.7, 30.0, 1e6}) {
+  for (const double softcap : {1e-18, 1e-3, 0.7, 30.0, 1e6, 1e18}) {
     for (const double scale : {1e-6, 0.01, 0.5, 3.0, 40.0, 1e4}) {
       Call<float> call({.seqlen_q = 64, .seqlen_k = 1, .head_dim = 1, .head_dim_v = 1});
       call.options.features.softcap = softcap;
