@@ -17,7 +17,7 @@ import verdict
 from receipts import short_length
 from shapes import IN_WORDS, OPS, by_shape, chart_name, heads_text, is_grouped
 from topics import PICTURES, cpu_section, figures_of, measurements, tests
-from words import listed, markdown_table, ms_text, paragraph, percent, range_text, size_text, speed_text
+from words import dims_text, listed, markdown_table, ms_text, paragraph, percent, range_text, size_text, speed_text
 
 ROOT = Path(__file__).resolve().parent.parent
 SECTIONS = (
@@ -217,12 +217,13 @@ def peer_tables(cases):
 
 
 def from_receipts(cases):
-    """{(mask, grouped, op, peer, head_dim, seqlen): their time over ours}."""
+    """{(mask, grouped, op, peer, (head_dim, head_dim_v), seqlen): their time over ours}."""
     found = {}
     for case in cases:
         row = verdict.row_of(case)
         at = (row["mask"], row["grouped"], row["op"])
-        found |= {(*at, peer, row["head_dim"], row["seqlen"]): row[key] for key, peer in COLUMNS.items() if row[key]}
+        size = (row["head_dim"], row["head_dim_v"]), row["seqlen"]
+        found |= {(*at, peer, *size): row[key] for key, peer in COLUMNS.items() if row[key]}
     return found
 
 
@@ -233,29 +234,29 @@ def from_data(tables):
         for peer, pair in cell["over_ours"].items():
             for op, ratio in zip(("fwd", "bwd"), pair):
                 if ratio and peer in NAMES:
-                    at = (cell["mask"], "heads_kv" in cell, op, peer, cell["head_dim"], cell["seqlen"])
-                    found[at] = ratio
+                    dims = (cell["head_dim"], cell["head_dim"])
+                    found[cell["mask"], "heads_kv" in cell, op, peer, dims, cell["seqlen"]] = ratio
     return found
 
 
 def ahead(cases):
-    """{(mask, grouped, op): {peer: {(head_dim, seqlen): ratio}}} where another kernel takes clearly less time. Of a
+    """{(mask, grouped, op): {peer: {(dims, seqlen): ratio}}} where another kernel takes clearly less time. Of a
     cell that was measured twice, in receipts and in data/peers.json, the ratio less favourable to ours."""
     ratios, found = from_data(peer_tables(cases)[1]), {}
     for at, ratio in from_receipts(cases).items():
         ratios[at] = min(ratio, ratios.get(at, ratio))
-    for (*of_mask, peer, head_dim, seqlen), ratio in sorted(ratios.items(), key=str):
+    for (*of_mask, peer, dims, seqlen), ratio in sorted(ratios.items(), key=str):
         if ratio <= beside.CLEARLY:
-            found.setdefault(tuple(of_mask), {}).setdefault(peer, {})[head_dim, seqlen] = ratio
+            found.setdefault(tuple(of_mask), {}).setdefault(peer, {})[dims, seqlen] = ratio
     return found
 
 
 def places_text(places):
-    """(head_dim, seqlen) of one mask and direction, in words."""
+    """(dims, seqlen) of one mask and direction, in words."""
     lengths = {}
-    for head_dim, seqlen in sorted(places, key=lambda at: (-at[0], at[1])):
-        lengths.setdefault(head_dim, []).append(short_length(seqlen))
-    return "; ".join(f"d = {head_dim}, {listed(found)}" for head_dim, found in lengths.items())
+    for (head_dim, head_dim_v), seqlen in sorted(places, key=lambda at: (-at[0][0], -at[0][1], at[1])):
+        lengths.setdefault(dims_text(head_dim, head_dim_v), []).append(short_length(seqlen))
+    return "; ".join(f"{dims}, {listed(found)}" for dims, found in lengths.items())
 
 
 def ahead_table(cases):
@@ -344,11 +345,12 @@ def not_first(cases):
 
 
 def slower_cells(cases):
-    """[(grouped, deterministic mode's time over the fast one's, mask, head_dim, seqlen)] of the backward."""
+    """[(grouped, deterministic mode's time over the fast one's, mask, head_dim, seqlen, head_dim_v)] of the
+    backward."""
     rows = [row for row in map(verdict.row_of, cases) if row["op"] == "bwd" and row["deterministic"]]
-    found = {(r["grouped"], r["mask"], r["head_dim"], r["seqlen"]): r["deterministic"] for r in rows}
+    found = {(r["grouped"], r["mask"], r["head_dim"], r["seqlen"], r["head_dim_v"]): r["deterministic"] for r in rows}
     for cell in (cell for table in peer_tables(cases)[1] for cell in table["cells"]):
-        at = ("heads_kv" in cell, cell["mask"], cell["head_dim"], cell["seqlen"])
+        at = ("heads_kv" in cell, cell["mask"], cell["head_dim"], cell["seqlen"], cell["head_dim"])
         if "deterministic" in cell["over_ours"]:
             found[at] = max(cell["over_ours"]["deterministic"][1], found.get(at, 0))
     return [(grouped, ratio, *at) for (grouped, *at), ratio in found.items()]
@@ -372,7 +374,10 @@ def direction(cases, op):
     for alike in by_shape([case for case in cases if case["op"] == op]):
         first = alike[0]
         grouped = f", {heads_text(first)}" * is_grouped(first)
-        lines += [f"### {IN_WORDS[op]}, {size_text(first['head_dim'], first['seqlen'])}{grouped}", ""]
+        lines += [
+            f"### {IN_WORDS[op]}, {size_text(first['head_dim'], first['seqlen'], first['head_dim_v'])}{grouped}",
+            "",
+        ]
         lines += [f"![{IN_WORDS[op]} by mask]({PICTURES}/gpu-{chart_name(first)}.svg)", "", *slice_table(alike), ""]
     return lines
 
@@ -380,7 +385,8 @@ def direction(cases, op):
 def both_directions(cases):
     totals = by_shape([case for case in verdict.with_totals(cases) if case["op"] == "total"])
     links = [
-        f"[{size_text(c['head_dim'], c['seqlen'])}{', grouped' * is_grouped(c)}]({PICTURES}/gpu-{chart_name(c)}.svg)"
+        f"[{size_text(c['head_dim'], c['seqlen'], c['head_dim_v'])}{', grouped' * is_grouped(c)}]"
+        f"({PICTURES}/gpu-{chart_name(c)}.svg)"
         for c, *_ in totals
     ]
     return paragraph(f"Forward and backward together, as pictures: {', '.join(links)}.") if links else []

@@ -122,7 +122,7 @@ def row_of(case):
     case = with_v3(case)
     tflops = case["ours_tflops"] * case["ours_ms"] / (case["ours_ms"] + case["plan_ms"])
     return {
-        **{name: case[name] for name in ("op", "head_dim", "seqlen", "mask", "live")},
+        **{name: case[name] for name in ("op", "head_dim", "head_dim_v", "seqlen", "mask", "live")},
         "grouped": case["heads"] != case["heads_kv"],
         "tflops": tflops,
         "v3": ratio_to(case, V3),

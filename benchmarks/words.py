@@ -38,5 +38,9 @@ def range_text(values):
     return low if low == high else f"{low} to {high}"
 
 
-def size_text(head_dim, seqlen):
-    return f"d = {head_dim}, {short_length(seqlen)}"
+def dims_text(head_dim, head_dim_v):
+    return f"d = {head_dim}" if head_dim == head_dim_v else f"d = {head_dim} / {head_dim_v}"
+
+
+def size_text(head_dim, seqlen, head_dim_v=None):
+    return f"{dims_text(head_dim, head_dim_v or head_dim)}, {short_length(seqlen)}"

@@ -30,17 +30,21 @@ def measure(words, semaphore):
         turn.give()
 
 
-FORMS = "op:head_dim:seqlen, :mask+mask behind it, :kvN for N key heads behind that or in its place"
+FORMS = (
+    "op:head_dim:seqlen (head_dim/head_dim_v), :mask+mask behind it, :kvN for N key heads behind that or in its place"
+)
 
 
 def slice_of(text):
-    """What bench.py takes for fwd:128:8192, bwd:64:32768:full+causal, fwd:128:8192:kv8 or fwd:128:8192:causal:kv8."""
+    """What bench.py takes for fwd:128:8192, bwd:192/128:8192:full+causal, fwd:64:8192:kv8 or fwd:64:8192:causal:kv8."""
     parts = text.split(":")
     heads_kv = ["--heads-kv", parts.pop()[2:]] if re.fullmatch(r"kv\d+", parts[-1]) else []
     if len(parts) not in (3, 4):
         raise argparse.ArgumentTypeError(f"'{text}' is not {FORMS}")
+    parts[1], _, head_dim_v = parts[1].partition("/")
     words = zip(("--op", "--head-dim", "--seqlen", "--masks"), (part.replace("+", ",") for part in parts))
-    return ["paper", *(word for pair in words for word in pair), *heads_kv]
+    of_v = ["--head-dim-v", head_dim_v] if head_dim_v else []
+    return ["paper", *(word for pair in words for word in pair), *of_v, *heads_kv]
 
 
 def slices_of(text):

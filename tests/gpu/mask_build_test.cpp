@@ -279,6 +279,38 @@ TEST(MaskBuildOnDevice, UnfitValuesRaiseTheFlag) {
   }
 }
 
+TEST(MaskBuildOnDevice, TreesThatDoNotFitRaiseTheFlag) {
+  FLASHMASK_NEEDS_GPU();
+  for (const int64_t nodes : {40, 1100, 140000}) {
+    // The subtree of node 1 ends at node 20 at the latest; what is misplaced comes last.
+    FamilyVector parents{"parents", std::vector<int64_t>(static_cast<std::size_t>(nodes), 0), 1, 1, nodes};
+    std::fill(parents.values.begin() + 2, parents.values.begin() + 20, 1);
+    parents.values[0] = -1;
+    for (const auto& [last, expected] : {std::pair<int64_t, int32_t>{0, 0},
+                                         {-1, 0},
+                                         {1, 1},
+                                         {nodes - 1, 1},
+                                         {-2, 1},
+                                         {INT64_MIN, 1},
+                                         {INT64_MAX, 1}}) {
+      parents.values.back() = last;
+      const DeviceVector<int64_t> memory(parents.values);
+      const DeviceVector<int32_t> unfit({5}), bounds(std::vector<int32_t>(static_cast<std::size_t>(nodes)));
+      fm_mask_parameter items[2] = {{"parents", parents.tensor(memory.data(), FM_INT64), 0},
+                                    {"unfit_out", FamilyVector{"", {}, 1, 1, 1}.tensor(unfit.data(), FM_INT32), 0}};
+      const fm_mask_parameters parameters{sizeof(parameters), 2, items};
+      Scratch scratch;
+      const fm_options options = options_on(nullptr, scratch);
+      fm_mask mask{};
+      mask.struct_size = sizeof(mask);
+      ASSERT_EQ(fm_mask_shape("prefix_tree", &parameters, &mask, &options), FM_OK) << fm_last_error();
+      mask.bounds.data = bounds.data();
+      ASSERT_EQ(fm_mask_build("prefix_tree", &parameters, &mask, &options), FM_OK) << fm_last_error();
+      EXPECT_EQ(unfit.to_host()[0], expected) << nodes << " nodes, the last below " << last;
+    }
+  }
+}
+
 /// Microseconds of a captured build, the median of 51 replays from an idle stream.
 double replayed(const FamilyCase& c) {
   cudaStream_t stream;

@@ -27,18 +27,18 @@ __host__ __device__ int swizzled(int row, int column) {
 
 constexpr int kInner = 64;
 
-/// C = A B, A [64, 64], B [64, n], one warpgroup. Operands are laid out by plain stores, so that only the product's
-/// reading of them is under test.
-template <typename T, int N, bool kFromRegisters, Major kA, Major kB>
+/// C = A B, A [64, 64], B [64, n], one warpgroup; in shared memory B has kFirst columns before these. Operands are laid
+/// out by plain stores, so that only the product's reading of them is under test.
+template <typename T, int N, bool kFromRegisters, Major kA, Major kB, int kFirst>
 __global__ void product(const T* a, const T* b, float* c) {
   __shared__ alignas(1024) T a_tile[64 * kInner];
-  __shared__ alignas(1024) T b_tile[(N + 63) / 64 * 64 * kInner];
+  __shared__ alignas(1024) T b_tile[(kFirst + N + 63) / 64 * 64 * kInner];
   for (int i = threadIdx.x; i < 64 * kInner; i += blockDim.x) {
     const int m = i / kInner, k = i % kInner;
     a_tile[kA == Major::kInner ? swizzled(m, k) : swizzled(k, m)] = a[i];
   }
   for (int i = threadIdx.x; i < kInner * N; i += blockDim.x) {
-    const int k = i / N, n = i % N;
+    const int k = i / N, n = kFirst + i % N;
     b_tile[kB == Major::kInner ? swizzled(n, k) : n / 64 * kInner * 64 + swizzled(k, n % 64)] = b[i];
   }
   ptx::fence_async_proxy();
@@ -52,7 +52,8 @@ __global__ void product(const T* a, const T* b, float* c) {
       fragments[step][word] = ptx::pack<T>(float(a[row * kInner + k]), float(a[row * kInner + k + 1]));
     }
   }
-  const uint32_t a_at = ptx::shared_address(a_tile), b_at = ptx::shared_address(b_tile);
+  static_assert(kFirst == 0 || kB == Major::kOuter);
+  const uint32_t a_at = ptx::shared_address(a_tile), b_at = ptx::shared_address(b_tile + kFirst);
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kInner / 16; ++step) {
@@ -83,12 +84,12 @@ std::vector<T> random_values(int n, unsigned seed) {
   return values;
 }
 
-template <typename T, int N, bool kFromRegisters, Major kA, Major kB>
+template <typename T, int N, bool kFromRegisters, Major kA, Major kB, int kFirst = 0>
 void expect_product(unsigned seed) {
   const auto a = random_values<T>(64 * kInner, seed), b = random_values<T>(kInner * N, seed + 1);
   test::DeviceVector<T> device_a(a), device_b(b);
   test::DeviceVector<float> device_c(std::vector<float>(64 * N, NAN));
-  product<T, N, kFromRegisters, kA, kB><<<1, 128>>>(device_a.data(), device_b.data(), device_c.data());
+  product<T, N, kFromRegisters, kA, kB, kFirst><<<1, 128>>>(device_a.data(), device_b.data(), device_c.data());
   const std::vector<float> c = device_c.to_host();
   double error = 0, norm = 0;
   for (int m = 0; m < 64; ++m) {
@@ -129,6 +130,11 @@ TEST_F(Ptx, WgmmaOfOtherWidths) {
   expect_products<__half, 96>(6);
   expect_products<__nv_bfloat16, 192>(7);
   expect_products<__nv_bfloat16, 256>(8);
+}
+/// Across the inner dimension a product may begin in the middle of a block, if it ends with it.
+TEST_F(Ptx, WgmmaOfTheSecondHalfOfABlock) {
+  expect_product<__nv_bfloat16, 32, false, Major::kInner, Major::kOuter, 32>(11);
+  expect_product<__half, 32, false, Major::kInner, Major::kOuter, 32>(12);
 }
 TEST_F(Ptx, WgmmaF16) {
   expect_products<__half, 64>(3);

@@ -18,16 +18,26 @@ namespace {
 
 constexpr int kKeys = 64;
 
-/// scores [kKeys, kRows] = `before` + the rows' biases, by one warpgroup.
-template <Bias kBias, int kRows>
+/// scores [kKeys, kRows] = `before` + the rows' biases, by one warpgroup, with ones from registers or from shared
+/// memory.
+template <Bias kBias, int kRows, bool kSharedOnes>
 __global__ void add_biases(const float* lse, const float* delta, float scale, float before, float* scores) {
   __shared__ alignas(128) RowBias biases[kRows];
+  __shared__ ScoreOnes ones;
+  if (threadIdx.x == 0) ones.fill();
   for (int row = threadIdx.x; row < kRows; row += blockDim.x) biases[row] = row_bias(lse[row], delta[row], scale);
   ptx::fence_async_proxy();
   __syncthreads();
   float own[kRows / 2];
   for (float& score : own) score = before;
-  const BiasStep<kBias, kRows> step(ptx::shared_address(biases));
+  ptx::pin(own);
+  const auto step = [&] {
+    if constexpr (kSharedOnes) {
+      return SharedBiasStep<kRows>(ptx::shared_address(biases), ptx::shared_address(&ones));
+    } else {
+      return BiasStep<kBias, kRows>(ptx::shared_address(biases));
+    }
+  }();
   ptx::wgmma_fence();
   step.issue(own);
   ptx::wgmma_commit();
@@ -52,10 +62,11 @@ struct Rows {
   }
 
   /// [kKeys, kRows].
-  template <Bias kBias>
+  template <Bias kBias, bool kSharedOnes = false>
   std::vector<float> scores(float scale, float before) const {
     test::DeviceVector<float> device_lse(lse), device_delta(delta), scores(std::vector<float>(kKeys * kRows, NAN));
-    add_biases<kBias, kRows><<<1, 128>>>(device_lse.data(), device_delta.data(), scale, before, scores.data());
+    add_biases<kBias, kRows, kSharedOnes>
+        <<<1, 128>>>(device_lse.data(), device_delta.data(), scale, before, scores.data());
     return scores.to_host();
   }
 };
@@ -65,10 +76,10 @@ class RowBiases : public ::testing::Test {
   void SetUp() override { FLASHMASK_NEEDS_GPU(); }
 };
 
-template <Bias kBias, int kRows>
+template <Bias kBias, int kRows, bool kSharedOnes = false>
 void expect_sums(unsigned seed, float scale, float before) {
   const Rows<kRows> rows(seed);
-  const std::vector<float> scores = rows.template scores<kBias>(scale, before);
+  const std::vector<float> scores = rows.template scores<kBias, kSharedOnes>(scale, before);
   for (int n = 0; n < kKeys * kRows; ++n) {
     const int row = n % kRows;
     const double bias = kBias == Bias::kScore ? -double(rows.lse[row]) / scale : -double(rows.delta[row]);
@@ -82,6 +93,8 @@ TEST_F(RowBiases, AreAddedToEveryKeysScores) {
     for (const float before : {0.f, 50.f, -3.f}) {
       expect_sums<Bias::kScore, 64>(1, scale, before);
       expect_sums<Bias::kScore, 128>(2, scale, before);
+      expect_sums<Bias::kScore, 64, true>(5, scale, before);
+      expect_sums<Bias::kGradient, 32>(6, scale, before);
       expect_sums<Bias::kGradient, 64>(3, scale, before);
       expect_sums<Bias::kGradient, 128>(4, scale, before);
     }
@@ -95,6 +108,7 @@ TEST_F(RowBiases, OfARowThatSeesNothingMakeItsProbabilitiesZeroAndItsDeltaNothin
     rows.lse[kRow] = -INFINITY;
     rows.delta[kRow] = NAN;
     const std::vector<float> s = rows.scores<Bias::kScore>(scale, 100), dp = rows.scores<Bias::kGradient>(scale, 100);
+    EXPECT_EQ((rows.scores<Bias::kScore, true>(scale, 100)), s);
     for (int key = 0; key < kKeys; ++key) {
       const int n = key * 64 + kRow;
       EXPECT_EQ(std::exp2(s[n] * scale), 0) << s[n];

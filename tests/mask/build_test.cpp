@@ -2,7 +2,9 @@
 // fm_mask_build: forms of parameters, what it refuses, and that the order of a step's entries does not matter.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "common/message.h"
@@ -236,6 +238,20 @@ class AnyOrder {
         f.store(leads_[l], n, values[static_cast<std::size_t>(n)], sums[static_cast<std::size_t>(n)]);
     }
   }
+  template <typename F>
+  void minima(int64_t count, const F& f) {
+    for (int64_t l = 0; l < leads_.count(); ++l) {
+      std::map<std::pair<int, int64_t>, int32_t> least;
+      for (int64_t n = count; n-- > 0;) {
+        const int32_t value = f.value(leads_[l], n);
+        for (const int power : {2, 1}) {
+          const auto own = least.try_emplace({power, n >> (power * build::Minima::kRunBits)}, value).first;
+          own->second = std::min(own->second, value);
+        }
+      }
+      for (const auto& [of, value] : least) f.store(leads_[l], of.first, of.second, value);
+    }
+  }
 
  private:
   build::Leads leads_;
@@ -278,9 +294,46 @@ TEST(MaskBuild, StepsInAnyOrder) {
 }
 
 TEST(MaskBuild, LongTreesInAnyOrder) {
-  // With 32 in a run, these have one to four levels.
-  for (const int64_t nodes : {1, 31, 32, 33, 1024, 1025, 33000}) {
+  // With 32 in a run: one run at the top, several, and two levels more.
+  for (const int64_t nodes : {1, 31, 32, 33, 1024, 1025, 33000, 140000}) {
     for (const FamilyCase& c : long_trees(nodes)) ASSERT_NO_FATAL_FAILURE(expect_same_in_any_order(c)) << nodes;
+  }
+}
+
+/// Whether the steps in any order raise the flag for a tree.
+bool is_unfit_in_any_order(const std::vector<int64_t>& parents) {
+  const auto count = static_cast<int64_t>(parents.size());
+  int32_t unfit = 7;
+  std::vector<int32_t> until(parents.size());
+  build::Arguments a = build::read_arguments(
+      "prefix_tree",
+      std::vector<build::Parameter>{
+          {.name = "parents", .vector = TensorView::contiguous(parents.data(), DataType::kInt64, {count})}},
+      {});
+  a.unfit = &unfit;
+  AnyOrder run({1, 1});
+  build::build(run, a, build::Output{.lts = until.data()});
+  EXPECT_TRUE(unfit == 0 || unfit == 1) << unfit;
+  return unfit != 0;
+}
+
+TEST(MaskBuild, ATreeWithoutNodesFits) { EXPECT_FALSE(is_unfit_in_any_order({})); }
+
+TEST(MaskBuild, LongTreesThatDoNotFit) {
+  for (const int64_t nodes : {40, 1100, 140000}) {
+    std::vector<int64_t> parents(static_cast<std::size_t>(nodes), 1);  // the root's second child has most others
+    parents[0] = -1, parents[1] = 0;
+    EXPECT_FALSE(is_unfit_in_any_order(parents)) << nodes;
+    parents[20] = 0;  // the subtree ends, and yet others follow
+    EXPECT_TRUE(is_unfit_in_any_order(parents)) << nodes;
+    std::fill(parents.begin() + 20, parents.end(), 0);
+    EXPECT_FALSE(is_unfit_in_any_order(parents)) << nodes;
+    for (const int64_t wrong : {nodes - 1, int64_t{-2}, INT64_MIN, INT64_MAX, int64_t{1} << 32}) {
+      parents.back() = wrong;
+      EXPECT_TRUE(is_unfit_in_any_order(parents)) << nodes << ", " << wrong;
+    }
+    parents.back() = 1;
+    EXPECT_TRUE(is_unfit_in_any_order(parents)) << nodes;
   }
 }
 
@@ -303,6 +356,7 @@ TEST(MaskBuild, TreesInDepthFirstOrderAlone) {
     p.add("parents", vector_of(parents));
     const Built b = built("prefix_tree", p);
     EXPECT_EQ(b.status, in_order ? FM_OK : FM_INVALID_ARGUMENT) << repetition << b.error;
+    EXPECT_EQ(is_unfit_in_any_order(parents), !in_order) << repetition;
     fitting += in_order;
   }
   EXPECT_GT(fitting, 500);

@@ -119,6 +119,8 @@ def test_slices_with_grouped_heads(capsys):
         ["paper", "--op", "fwd", "--head-dim", "128", "--seqlen", "8192", "--heads-kv", "8"],
         ["paper", "--op", "bwd", "--head-dim", "64", "--seqlen", "8192", "--masks", "full,causal", "--heads-kv", "8"],
     ]
+    (of_two_dims,) = slices.slices_of("bwd:192/128:8192:full")
+    assert of_two_dims[3:5] == ["--head-dim", "192"] and of_two_dims[-2:] == ["--head-dim-v", "128"]
     with pytest.raises(SystemExit):
         slices.parse_arguments(["--slices", "fwd:kv8"])
     assert "'fwd:kv8' is not op:head_dim:seqlen" in capsys.readouterr().err

@@ -119,6 +119,8 @@ class FamilyCases {
         if (left-- == 0) left = random_.integer(0, 9), id = random_.integer(0, 1) ? -1 : used_++;
         return id;
       }));
+      if (random_.integer(0, 2)) documents(c);
+      std::erase_if(c.numbers, [](const auto& given) { return given.first == "seqlen"; });
     } else if (family == "eagle3_ttt") {
       number("steps", random_.integer(1, 4));
       documents(c);

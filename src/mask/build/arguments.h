@@ -69,6 +69,10 @@ struct Shape {
 /// How the segments of a sequence are given.
 enum class Form { kNone /* one of all tokens */, kCuSeqlens, kSeqlens, kDocIds, kPositionIds };
 
+/// Whether the tokens' numbers give them, and how these go up within a segment.
+constexpr bool are_of_tokens(Form form) { return form == Form::kDocIds || form == Form::kPositionIds; }
+constexpr int64_t step_of(Form form) { return form == Form::kPositionIds ? 1 : 0; }
+
 struct GivenSegments {
   Form form = Form::kNone;
   std::string_view name;

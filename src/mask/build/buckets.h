@@ -7,17 +7,19 @@ namespace flashmask::build {
 
 /// Where the last runs of rows in a bucket end and begin, each 1 more than the row and the later ones first; 0: there
 /// is none.
-struct LastRuns {
+struct Bucket {
   /// Rows of a column that fits are hidden in two gaps between runs at most. The fourth run tells that there are more.
   static constexpr int kRuns = 4;
-  int32_t last[kRuns], first[kRuns];  ///< the last and the first row of each
+  int32_t owner;                          ///< a row in the bucket, likewise
+  int32_t last[kRuns], first[kRuns - 1];  ///< the last and the first row of each
 
   /// Keeps `row` if it is among the largest. Where many threads do so at once, each place holds in the end the largest
   /// of what came by, and passes everything else on.
-  FLASHMASK_COLUMN static void keep(int32_t (&places)[kRuns], int64_t row) {
+  template <int kPlaces>
+  FLASHMASK_COLUMN static void keep(int32_t (&places)[kPlaces], int64_t row) {
     int32_t value = static_cast<int32_t>(row + 1);
-    if (value <= places[kRuns - 1]) return;
-    for (int n = 0; n < kRuns && value > 0; ++n) {
+    if (value <= places[kPlaces - 1]) return;
+    for (int n = 0; n < kPlaces && value > 0; ++n) {
       const int32_t was = raise(&places[n], value);
       value = was < value ? was : value;
     }
@@ -27,28 +29,27 @@ struct LastRuns {
 /// The buckets of rows, hashed, and the last runs of each.
 struct BucketTable {
   Integers buckets;  ///< of the rows
-  int32_t* memory;  ///< words(rows) zeros for each lead: runs of each row's bucket, if it owns one; no runs; owners + 1
+  int64_t most;      ///< how many different ones there are at most
+  Bucket* memory;    ///< size(most) zeros for each lead; the last stays a bucket without rows
 
-  static constexpr int64_t kWordsOfRuns = sizeof(LastRuns) / sizeof(int32_t);
-  FLASHMASK_COLUMN static int64_t places(int64_t rows) { return rows + rows / 2 + 1; }
-  FLASHMASK_COLUMN static int64_t words(int64_t rows) { return (rows + 1) * kWordsOfRuns + places(rows); }
+  static constexpr int64_t size(int64_t most) { return places(most) + 1; }
 
-  /// The runs of the bucket, whose owner `row` becomes if it has none; no runs if it has none and `row` is negative.
-  FLASHMASK_COLUMN LastRuns* find(const Lead& lead, int64_t bucket, int64_t row = -1) const {
-    const int64_t rows = buckets.count, count = places(rows);
-    LastRuns* const runs = reinterpret_cast<LastRuns*>(memory + lead.index * words(rows));
-    int32_t* const owners = reinterpret_cast<int32_t*>(runs + rows + 1);
-    // There are fewer rows than places, so that the search ends.
+  /// The bucket, whose owner `row` becomes if it has none; one without rows if it has none and `row` is negative.
+  FLASHMASK_COLUMN Bucket* find(const Lead& lead, int64_t bucket, int64_t row = -1) const {
+    const int64_t count = places(most);
+    Bucket* const all = memory + lead.index * (count + 1);
+    // There are fewer buckets than places, so that the search ends.
     for (int64_t place = place_of(bucket, count);; place = place + 1 < count ? place + 1 : 0) {
-      int32_t owner = owners[place];
-      if (owner == 0 && row < 0) return runs + rows;
-      if (owner == 0) owner = claim(&owners[place], static_cast<int32_t>(row + 1));
+      int32_t owner = all[place].owner;
+      if (owner == 0 && row < 0) return all + count;
+      if (owner == 0) owner = claim(&all[place].owner, static_cast<int32_t>(row + 1));
       if (owner == 0) owner = static_cast<int32_t>(row + 1);
-      if (buckets(lead, owner - 1) == bucket) return runs + (owner - 1);
+      if (buckets(lead, owner - 1) == bucket) return all + place;
     }
   }
 
  private:
+  FLASHMASK_COLUMN static constexpr int64_t places(int64_t most) { return most + most / 2 + 1; }
   FLASHMASK_COLUMN static int64_t place_of(int64_t bucket, int64_t count) {
     // The upper half of a product by an odd number depends on every bit below; the first step mixes the upper ones in.
     const uint64_t x = static_cast<uint64_t>(bucket);

@@ -9,11 +9,15 @@
 //   run.each(count, f)          f(lead, n) for each lead and n < count
 //   run.scan(count, f)          f.prepare(lead, n) likewise, and after all of them f.store(lead, n, value, sum):
 //                               f.value(lead, n), which may be asked for more than once, and the sum of those up to it
+//   run.minima(count, f)        f.store(lead, power, n, least) for powers 1 and 2: the least f.value(lead, k), an int32
+//                               asked for once, of the entries k < count of which the n-th Minima::kRun^power consist
+// A run that does the steps in order needs no minima.
 
 #include <type_traits>
 
 #include "mask/build/arguments.h"
 #include "mask/build/columns.h"
+#include "mask/build/on_host.h"
 
 namespace flashmask::build {
 
@@ -41,37 +45,43 @@ struct EndsOfLengths {
   }
 };
 
-/// Ends of segments from the tokens at which they begin, then the sequence's end. Begins(lead, token) is asked for
-/// every token but the first.
-template <typename Begins>
-struct EndsOfRuns {
-  Begins begins;
-  int64_t seqlen;
-  int32_t* ends;
-  FLASHMASK_COLUMN void prepare(const Lead& lead, int64_t n) const {
-    ends[lead.index * seqlen + n] = static_cast<int32_t>(seqlen);
-  }
-  FLASHMASK_COLUMN int64_t value(const Lead& lead, int64_t n) const { return n > 0 && begins(lead, n); }
-  FLASHMASK_COLUMN void store(const Lead& lead, int64_t n, int64_t is_begin, int64_t segment) const {
-    if (is_begin) ends[lead.index * seqlen + segment - 1] = static_cast<int32_t>(n);
-  }
-};
-
-struct BeginsOfTokens {
+/// Runs of tokens whose numbers go up by `step`.
+struct RunsOfTokens {
   Integers tokens;
-  int64_t step;  ///< from one token of a document to the next
-  FLASHMASK_COLUMN bool operator()(const Lead& lead, int64_t n) const {
+  int64_t step;
+  int32_t* ends;   ///< of each run, then the sequence's end
+  int32_t* index;  ///< the run of each token
+  /// Of any token but the first.
+  FLASHMASK_COLUMN bool begins(const Lead& lead, int64_t n) const {
     // Wraps where a sum would overflow; positions are never that far apart.
     return static_cast<uint64_t>(tokens(lead, n)) - static_cast<uint64_t>(tokens(lead, n - 1)) !=
            static_cast<uint64_t>(step);
   }
 };
 
-struct BeginsOfBlocks {
-  Segments documents;
-  Integers block_ids;
-  FLASHMASK_COLUMN bool operator()(const Lead& lead, int64_t n) const {
-    return block_ids(lead, n) != block_ids(lead, n - 1) || documents.place(lead, n).begin == n;
+/// Finds runs of one or two kinds, which 32 bits of a sum each count.
+template <int kinds>
+struct FindRuns {
+  RunsOfTokens of[kinds];
+  int64_t seqlen;
+  FLASHMASK_COLUMN void prepare(const Lead& lead, int64_t n) const {
+    FLASHMASK_UNROLL
+    for (int k = 0; k < kinds; ++k) of[k].ends[lead.index * seqlen + n] = static_cast<int32_t>(seqlen);
+  }
+  FLASHMASK_COLUMN int64_t value(const Lead& lead, int64_t n) const {
+    int64_t begins = 0;
+    FLASHMASK_UNROLL
+    for (int k = 0; k < kinds; ++k) begins |= static_cast<int64_t>(n > 0 && of[k].begins(lead, n)) << (32 * k);
+    return begins;
+  }
+  FLASHMASK_COLUMN void store(const Lead& lead, int64_t n, int64_t begins, int64_t sum) const {
+    const int64_t first = lead.index * seqlen;
+    FLASHMASK_UNROLL
+    for (int k = 0; k < kinds; ++k) {
+      const auto run = static_cast<int32_t>(sum >> (32 * k));
+      of[k].index[first + n] = run;
+      if (begins >> (32 * k) & 1) of[k].ends[first + run - 1] = static_cast<int32_t>(n);
+    }
   }
 };
 
@@ -91,80 +101,47 @@ struct GroupsOfSegments {
   }
 };
 
-/// The smallest of each run of values.
-struct Smallest {
-  Integers values;
-  int32_t* out;
-  int64_t out_count;
-  FLASHMASK_COLUMN void operator()(const Lead& lead, int64_t n) const {
-    const int64_t least = with_run(values, lead, n, [](const auto& value) {
-      auto found = value(0);
-      FLASHMASK_UNROLL
-      for (int k = 1; k < kRun; ++k) found = value(k) < found ? value(k) : found;
-      return static_cast<int64_t>(found);
-    });
-    out[lead.index * out_count + n] = static_cast<int32_t>(larger(smaller(least, INT32_MAX), INT32_MIN));
-  }
-};
-
-/// In depth-first order a node's subtree ends before the first later node whose parent is an earlier one than the node.
-/// It is searched with the smallest parents of ever longer runs.
-struct LastDescendant {
-  static constexpr int kLevels = 7;  // 32 to the 7th is more than there are nodes
-  Integers parents[kLevels];         ///< [0] the parents, [n + 1] the smallest of each run of [n]
-  int levels;
-  int32_t* out;
-  FLASHMASK_COLUMN void operator()(const Lead& lead, int64_t node) const {
-    out[lead.index * parents[0].count + node] = static_cast<int32_t>(next_outside(lead, node) - 1);
-  }
-
- private:
-  FLASHMASK_COLUMN int64_t next_outside(const Lead& lead, int64_t node) const {
-    int64_t from = node + 1;
-    for (int level = 0; level < levels && from < parents[level].count;) {
-      const int64_t found = first_below(parents[level], lead, from, node);
-      if (found >= 0 && level == 0) return found;
-      from = found >= 0 ? found * kRun : from / kRun + 1;
-      level += found >= 0 ? -1 : 1;
-    }
-    return parents[0].count;
-  }
-  /// The first entry less than `node` from `from` to the end of its run; -1: there is none.
-  FLASHMASK_COLUMN static int64_t first_below(const Integers& x, const Lead& lead, int64_t from, int64_t node) {
-    const int64_t run = from / kRun;
-    const int skipped = static_cast<int>(from - run * kRun);
-    return with_run(x, lead, run, [&](const auto& entry) {
-      int first = kRun;
-      FLASHMASK_UNROLL
-      for (int k = kRun - 1; k >= 0; --k) {
-        if (entry(k) < static_cast<decltype(entry(k))>(node) && k >= skipped) first = k;
-      }
-      return first < kRun ? run * kRun + first : int64_t{-1};
-    });
-  }
-};
-
-/// The same from the last node to the first: after a node's last child comes what follows the node.
-struct LastDescendantBackward {
+/// The parents of a tree's nodes, from the least of which the next node outside of a subtree is found.
+struct NoteMinima {
+  Minima minima;
   Integers parents;
-  int32_t* out;
-  FLASHMASK_COLUMN void operator()(const Lead& lead, int64_t after) const {
-    const int64_t node = parents.count - 1 - after;
-    int32_t* const last = out + lead.index * parents.count;
-    int64_t next = node + 1;
-    while (next < parents.count && parents(lead, next) >= node) next = last[next] + 1;
-    last[node] = static_cast<int32_t>(next - 1);
+  int level;       ///< the parents are level 0, from which two more follow, and so on
+  int32_t* unfit;  ///< becomes 0; may be null
+  FLASHMASK_COLUMN int32_t value(const Lead& lead, int64_t n) const {
+    int32_t* const own = minima.entries_of(lead, level);
+    if (level == 0) own[n] = static_cast<int32_t>(larger(smaller(parents(lead, n), INT32_MAX), INT32_MIN));
+    if (unfit && lead.index == 0 && n == 0) *unfit = 0;
+    return own[n];
+  }
+  FLASHMASK_COLUMN void store(const Lead& lead, int power, int64_t n, int32_t least) const {
+    minima.entries_of(lead, level + power)[n] = least;
   }
 };
 
-/// Raises `unfit` where nodes do not come in depth-first order.
+/// Raises `unfit` where nodes do not come in depth-first order: a parent's subtree ends after all of its children.
 struct CheckTree {
-  Integers parents, last_descendant;
+  Integers parents;
+  Minima minima;
   int32_t* unfit;
   FLASHMASK_COLUMN void operator()(const Lead& lead, int64_t n) const {
     const int64_t parent = parents(lead, n);
-    const bool in_order = parent == -1 || (parent >= 0 && parent < n && last_descendant(lead, parent) >= n);
-    if (!in_order) *unfit = 1;
+    const bool is_root = parent == -1, is_earlier = parent >= 0 && parent < n;
+    if (is_root || (is_earlier && minima.first_below(lead, static_cast<int32_t>(parent), parent + 1, n) == n)) return;
+    *unfit = 1;
+  }
+};
+
+/// Two steps that do not depend on each other.
+template <typename F, typename G>
+struct Both {
+  F f;
+  int64_t count;  ///< of f's entries; g's come after them
+  G g;
+  FLASHMASK_COLUMN void operator()(const Lead& lead, int64_t n) const {
+    if (n < count)
+      f(lead, n);
+    else
+      g(lead, n - count);
   }
 };
 
@@ -177,9 +154,9 @@ struct NoteRuns {
     const bool is_first = row == 0 || buckets(lead, row - 1) != bucket;
     const bool is_last = after == 0 || buckets(lead, row + 1) != bucket;
     if (!is_first && !is_last) return;
-    LastRuns* const runs = table.find(lead, bucket, row);
-    if (is_last) LastRuns::keep(runs->last, row);
-    if (is_first) LastRuns::keep(runs->first, row);
+    Bucket* const runs = table.find(lead, bucket, row);
+    if (is_last) Bucket::keep(runs->last, row);
+    if (is_first) Bucket::keep(runs->first, row);
   }
 };
 
@@ -262,12 +239,34 @@ struct WriteConcatenated {
 
 // --- Families -------------------------------------------------------------------------------------
 
-/// The segments that begin at token 0 and where `begins` says so.
-template <typename Run, typename Begins>
-Segments runs(Run& run, const Begins& begins, int64_t seqlen) {
-  int32_t* ends = run.template array<int32_t>(seqlen);
-  run.scan(seqlen, EndsOfRuns<Begins>{begins, seqlen, ends});
-  return Segments(integers_of(ends, run.leads(), seqlen), seqlen - 1);
+template <typename Run>
+Integers ends_of_runs_in_order(Run& run, const Integers& entries, int64_t step) {
+  int32_t* const ends = run.template array<int32_t>(entries.count);
+  run.each(1, EndsOfRunsInOrder{entries, step, ends});
+  return integers_of(ends, run.leads(), entries.count);
+}
+
+/// Those whose ends a scan is to find.
+template <typename Run>
+RunsOfTokens runs_to_find(Run& run, const Integers& tokens, int64_t step) {
+  return {tokens, step, run.template array<int32_t>(tokens.count), run.template array<int32_t>(tokens.count)};
+}
+
+inline Segments segments_of(const RunsOfTokens& found, const Leads& leads) {
+  const int64_t seqlen = found.tokens.count;
+  return Segments(integers_of(found.ends, leads, seqlen), seqlen - 1, found.index);
+}
+
+/// The runs of tokens whose numbers go up by `step`.
+template <typename Run>
+Segments runs(Run& run, const Integers& tokens, int64_t step) {
+  if constexpr (Run::kInOrder) {
+    return Segments(ends_of_runs_in_order(run, tokens, step), tokens.count - 1);
+  } else {
+    const RunsOfTokens own = runs_to_find(run, tokens, step);
+    run.scan(tokens.count, FindRuns<1>{{own}, tokens.count});
+    return segments_of(own, run.leads());
+  }
 }
 
 template <typename Run>
@@ -276,20 +275,15 @@ Segments segments(Run& run, const GivenSegments& given, int64_t seqlen) {
   switch (given.form) {
     case Form::kNone:  // one of all tokens
       return Segments({.count = 1, .constant = seqlen});
-    case Form::kCuSeqlens: {
-      Integers ends = given.values;
-      const int64_t bytes = static_cast<int64_t>(element_size(ends.dtype));
-      ends.data = static_cast<const char*>(ends.data) + ends.stride * bytes;
-      ends.count -= 1;
-      return Segments(ends);
-    }
+    case Form::kCuSeqlens:
+      return Segments(given.values.from(1));
     case Form::kSeqlens: {
       int64_t* ends = run.template array<int64_t>(given.values.count);
       run.scan(given.values.count, EndsOfLengths{given.values, ends});
       return Segments(integers_of(ends, leads, given.values.count));
     }
     default:
-      return runs(run, BeginsOfTokens{given.values, given.form == Form::kPositionIds ? 1 : 0}, seqlen);
+      return runs(run, given.values, step_of(given.form));
   }
 }
 
@@ -303,37 +297,63 @@ SharedQuestion shared_question(Run& run, const Arguments& a) {
           integers_of(group_end, run.leads(), all.count())};
 }
 
+/// The parents' minima; the first step also clears the flag of a tree that does not fit.
 template <typename Run>
-Integers last_descendants(Run& run, const Integers& parents) {
-  if constexpr (Run::kInOrder) {
-    int32_t* const last = run.template array<int32_t>(parents.count);
-    run.each(parents.count, LastDescendantBackward{parents, last});
-    return integers_of(last, run.leads(), parents.count);
-  }
-  LastDescendant step{.parents = {parents}, .levels = 1, .out = run.template array<int32_t>(parents.count)};
-  for (; step.parents[step.levels - 1].count > kRun; ++step.levels) {
-    const Integers& below = step.parents[step.levels - 1];
-    const int64_t count = (below.count + kRun - 1) / kRun;
-    int32_t* smallest = run.template array<int32_t>(count);
-    run.each(count, Smallest{below, smallest, count});
-    step.parents[step.levels] = integers_of(smallest, run.leads(), count);
-  }
-  run.each(parents.count, step);
-  return integers_of(step.out, run.leads(), parents.count);
+Minima minima(Run& run, const Integers& parents, int32_t* unfit) {
+  Minima all(parents.count);
+  all.memory = run.template array<int32_t>(all.words);
+  for (int level = 0; level + 1 < all.levels; level += 2)
+    run.minima(all.count_of(level), NoteMinima{all, parents, level, level == 0 ? unfit : nullptr});
+  return all;
+}
+
+/// f(family) for the tree, of which next(lead, node) is the first node after a node's subtree.
+template <typename Run, typename Next, typename F>
+void with_tree(Run& run, const Arguments& a, const Next& next, const F& f) {
+  if (a.documents.values.data)
+    f(PrefixTree<Next>{segments(run, a.documents, a.seqlen), next});
+  else  // all lengths are 1
+    f(TokenTree<Next>{a.parents.count, next});
 }
 
 template <typename Run>
-PrefixTree prefix_tree(Run& run, const Arguments& a) {
-  const Integers last = last_descendants(run, a.parents);
-  if (a.unfit) run.each(a.parents.count, CheckTree{a.parents, last, a.unfit});
-  return {segments(run, a.documents, a.seqlen), last};
+void prefix_tree(Run& run, const Arguments& a, const Writer& write) {
+  const int64_t nodes = a.parents.count, columns = a.shape.seqlen_k;
+  if constexpr (Run::kInOrder) {
+    int32_t* const first_child = run.template zeros<int32_t>(nodes + 1);
+    int32_t* const next = run.template array<int32_t>(nodes + 1);
+    run.each(1, NextOutsideInOrder{a.parents, first_child, next, a.unfit});
+    with_tree(run, a, integers_of(next, run.leads(), nodes + 1).from(1), [&](const auto& family) {
+      run.each(columns, WriteColumns<std::decay_t<decltype(family)>>{family, write});
+    });
+  } else {
+    const Minima parents = minima(run, a.parents, a.unfit);
+    with_tree(run, a, NextOutside{parents}, [&](const auto& family) {
+      const WriteColumns<std::decay_t<decltype(family)>> step{family, write};
+      if (a.unfit)
+        run.each(columns + nodes,
+                 Both<std::decay_t<decltype(step)>, CheckTree>{step, columns, {a.parents, parents, a.unfit}});
+      else
+        run.each(columns, step);
+    });
+  }
 }
 
 template <typename Run>
 HashSparse hash_sparse(Run& run, const Arguments& a) {
   const int64_t rows = a.shape.seqlen_q;
-  const BucketTable table{a.query_buckets, run.template zeros<int32_t>(BucketTable::words(rows))};
-  run.each(rows, NoteRuns{table});
+  BucketTable table{a.query_buckets, rows, nullptr};
+  if constexpr (Run::kInOrder) {
+    const Integers ends = ends_of_runs_in_order(run, a.query_buckets, 0);
+    int64_t most = 0;
+    for (int64_t n = 0; n < run.leads().count(); ++n) most = larger(most, count_runs(ends, run.leads()[n]));
+    table.most = larger(most, 64);  // few buckets do not collide then
+    table.memory = run.template zeros<Bucket>(BucketTable::size(table.most));
+    run.each(1, NoteRunsInOrder{table, ends});
+  } else {
+    table.memory = run.template zeros<Bucket>(BucketTable::size(rows));
+    run.each(rows, NoteRuns{table});
+  }
   return {rows, a.shape.seqlen_k, a.shape.band == Band::causal(), a.key_buckets, table, a.unfit};
 }
 
@@ -345,8 +365,16 @@ Blocks blocks(Run& run, const Arguments& a) {
 
 template <typename Run>
 CausalWithBlocks causal_with_blocks(Run& run, const Arguments& a, int64_t reach) {
+  if constexpr (!Run::kInOrder) {
+    if (are_of_tokens(a.documents.form)) {  // both in one scan
+      const RunsOfTokens documents = runs_to_find(run, a.documents.values, step_of(a.documents.form));
+      const RunsOfTokens blocks = runs_to_find(run, a.block_ids, 0);
+      run.scan(a.seqlen, FindRuns<2>{{documents, blocks}, a.seqlen});
+      return {segments_of(documents, run.leads()), segments_of(blocks, run.leads()), a.block_ids, reach};
+    }
+  }
   const Segments documents = segments(run, a.documents, a.seqlen);
-  return {documents, runs(run, BeginsOfBlocks{documents, a.block_ids}, a.seqlen), a.block_ids, reach};
+  return {documents, runs(run, a.block_ids, 0), a.block_ids, reach};
 }
 
 template <typename Run>
@@ -373,7 +401,8 @@ void build(Run& run, const Arguments& a, const Output& output) {
   };
   const auto documents = [&] { return segments(run, a.documents, a.seqlen); };
   const int64_t reach = a.window == -1 ? kFarthest : smaller(a.window, kFarthest);
-  if (a.unfit) run.each(1, ClearFlag{a.unfit});
+  const bool is_cleared_later = !Run::kInOrder && a.kind == Kind::kPrefixTree && a.parents.count > 0;
+  if (a.unfit && !is_cleared_later) run.each(1, ClearFlag{a.unfit});
   switch (a.kind) {
     case Kind::kFull:
     case Kind::kCausal:
@@ -398,9 +427,15 @@ void build(Run& run, const Arguments& a, const Output& output) {
     case Kind::kEviction:
       return columns(Eviction{a.evicted_at});
     case Kind::kHashSparse:
-      return columns(hash_sparse(run, a));
+      if constexpr (Run::kInOrder) {
+        const HashSparse family = hash_sparse(run, a);
+        return columns(HashSparseInOrder{
+            family, run.template zeros<HashSparseInOrder::Known>(BucketTable::size(family.rows.most))});
+      } else {
+        return columns(hash_sparse(run, a));
+      }
     case Kind::kPrefixTree:
-      return columns(prefix_tree(run, a));
+      return prefix_tree(run, a, write);
     case Kind::kPrefixTreeFromIntervals:
       return columns(PrefixTreeFromIntervals{a.tin, a.tout, {}});
     case Kind::kPadding:

@@ -85,7 +85,7 @@ void throw_first_misfit(HostRun& run, const Arguments& a) {
   } else if (a.kind == Kind::kHashSparse) {
     const HashSparse family = hash_sparse(run, a);
     run.each(a.shape.seqlen_k, [&](const Lead& lead, int64_t j) {
-      if (family.hidden(lead, j).intervals > 2)
+      if (family.hidden(family.bucket_of(lead, family.key_buckets(lead, j)), family.first_row(j)).intervals > 2)
         throw_misfit("the hash-sparse mask", leads, lead, j, hidden_runs(family, lead, j),
                      "sort the queries by bucket, so that the rows of each are contiguous");
     });

@@ -5,6 +5,7 @@
 // builders.h and model_masks.h; here is how it fits two intervals. Runs on the host and on devices.
 
 #include "mask/build/buckets.h"
+#include "mask/build/minima.h"
 #include "mask/build/segments.h"
 
 namespace flashmask::build {
@@ -102,13 +103,40 @@ struct Eviction {
   FLASHMASK_COLUMN Column operator()(const Lead& lead, int64_t j) const { return {.lts = evicted_at(lead, j)}; }
 };
 
+/// A tree whose nodes are tokens. Next(lead, node) is the first node after a node's subtree.
+template <typename Next>
+struct TokenTree {
+  int64_t nodes;
+  Next next;
+  FLASHMASK_COLUMN Column operator()(const Lead& lead, int64_t j) const {
+    return {.lts = j < nodes ? next(lead, j) : nodes};
+  }
+};
+
+template <typename Next>
 struct PrefixTree {
   Segments nodes;
-  Integers last_descendant;  ///< of each node
+  Next next;
   FLASHMASK_COLUMN Column operator()(const Lead& lead, int64_t j) const {
     const Place node = nodes.place(lead, j);
     if (node.index >= nodes.count()) return {.lts = node.end};
-    return {.lts = nodes.end_of_first(lead, last_descendant(lead, node.index) + 1)};
+    // Neighbouring tokens mostly share a node.
+    if (lead.index != found.lead || node.index != found.node)
+      found = {lead.index, node.index, nodes.end_of_first(lead, next(lead, node.index))};
+    return {.lts = found.end};
+  }
+
+  struct Found {
+    int64_t lead = -1, node = 0, end = 0;
+  };
+  mutable Found found{};
+};
+
+/// In depth-first order a node's subtree ends before the first later node whose parent is an earlier one than the node.
+struct NextOutside {
+  Minima parents;
+  FLASHMASK_COLUMN int64_t operator()(const Lead& lead, int64_t node) const {
+    return parents.first_below(lead, static_cast<int32_t>(node), node + 1, parents.count);
   }
 };
 
@@ -171,13 +199,14 @@ struct BlockCausal {
 };
 
 struct CausalWithBlocks {
-  Segments documents, runs;  ///< runs of equal ids within a document
+  Segments documents, runs;  ///< runs of equal ids, which may go on in the next document
   Integers block_ids;
   int64_t reach;
   FLASHMASK_COLUMN Column operator()(const Lead& lead, int64_t j) const {
     const bool inside = block_ids(lead, j) >= 0;
-    const Place run = inside ? runs.place(lead, j) : Place{0, j, j + 1};
-    return seen_by(run.begin, smaller(larger(run.end, j + reach), documents.place(lead, j).end));
+    const Place document = documents.place(lead, j), run = inside ? runs.place(lead, j) : Place{0, j, j + 1};
+    const int64_t begin = inside ? larger(run.begin, document.begin) : j;
+    return seen_by(begin, smaller(larger(run.end, j + reach), document.end));
   }
 };
 
@@ -262,13 +291,12 @@ struct HashSparse {
     Column column;
     int64_t intervals;  ///< how many it would take, if no more than two
   };
-  FLASHMASK_COLUMN Hidden hidden(const Lead& lead, int64_t j) const {
-    const LastRuns& runs = runs_of(lead, key_buckets(lead, j));
-    const int64_t first = first_row(j);
+  /// From the first row on, of a key in the bucket.
+  FLASHMASK_COLUMN Hidden hidden(const Bucket& runs, int64_t first) const {
     int count = 0;  // of the runs that reach the first row
-    for (int n = 0; n < LastRuns::kRuns; ++n) count += runs.last[n] > first;
-    const int64_t begin = larger(runs.first[count > 0 ? count - 1 : 0] - 1, first), last = runs.last[0];
-    const int64_t seen = count > 0 ? begin : seqlen_q, end = count > 0 ? last : seqlen_q;
+    for (int n = 0; n < Bucket::kRuns; ++n) count += runs.last[n] > first;
+    const int64_t begin = runs.first[smaller(larger(count, 1), Bucket::kRuns - 1) - 1] - 1, last = runs.last[0];
+    const int64_t seen = count > 0 ? larger(begin, first) : seqlen_q, end = count > 0 ? last : seqlen_q;
     // If it fits, no more than two of these are not empty: those before the first run, between two, after the last.
     Hidden its{{.lts = 0, .lte = 0, .uts = end, .ute = seqlen_q}, 0};
     const auto hide = [&its](int64_t from, int64_t to) {
@@ -282,7 +310,7 @@ struct HashSparse {
     return its;
   }
   FLASHMASK_COLUMN Column operator()(const Lead& lead, int64_t j) const {
-    const Hidden it = hidden(lead, j);
+    const Hidden it = hidden(bucket_of(lead, key_buckets(lead, j)), first_row(j));
     if (it.intervals > 2 && unfit) *unfit = 1;
     return it.column;
   }
@@ -290,11 +318,11 @@ struct HashSparse {
   /// Neighbouring keys often share a bucket.
   struct Found {
     int64_t lead = -1, key = 0;
-    const LastRuns* runs = nullptr;
+    const Bucket* bucket = nullptr;
   };
-  FLASHMASK_COLUMN const LastRuns& runs_of(const Lead& lead, int64_t key) const {
+  FLASHMASK_COLUMN const Bucket& bucket_of(const Lead& lead, int64_t key) const {
     if (lead.index != found.lead || key != found.key) found = {lead.index, key, rows.find(lead, key)};
-    return *found.runs;
+    return *found.bucket;
   }
   mutable Found found{};
 };

@@ -76,13 +76,12 @@ class SeenIds {
 void check_ids(const GivenSegments& given, const Leads& leads) {
   each_lead(leads, [&](const Lead& lead) {
     SeenIds seen;
-    for (int64_t n = 0; n < given.values.count; ++n) {
+    each_run(given.values, lead, 0, [&](int64_t n, int64_t) {
       const int64_t id = given.values(lead, n);
-      if (n > 0 && id == given.values(lead, n - 1)) continue;
       if (!seen.insert(id))
         throw_invalid("document id ", id, " comes back at ", given.name, at(leads, lead, n),
                       "; the tokens of a document must be contiguous");
-    }
+    });
   });
 }
 
@@ -140,16 +139,13 @@ struct Lengths {
 
 std::vector<int64_t> lengths_of_tokens(const GivenSegments& given, const Lead& lead) {
   std::vector<int64_t> lengths;
-  const BeginsOfTokens begins{given.values, given.form == Form::kPositionIds ? 1 : 0};
-  for (int64_t n = 0; n < given.values.count; ++n) {
-    if (n == 0 || begins(lead, n)) lengths.push_back(0);
-    ++lengths.back();
-  }
+  each_run(given.values, lead, step_of(given.form),
+           [&lengths](int64_t begin, int64_t end) { lengths.push_back(end - begin); });
   return lengths;
 }
 
 void check_prefix(const Arguments& a, const Leads& leads) {
-  const bool of_tokens = a.documents.form == Form::kDocIds || a.documents.form == Form::kPositionIds;
+  const bool of_tokens = are_of_tokens(a.documents.form);
   each_lead(leads, [&](const Lead& lead) {
     const std::vector<int64_t> found = of_tokens ? lengths_of_tokens(a.documents, lead) : std::vector<int64_t>{};
     const int64_t documents = of_tokens ? static_cast<int64_t>(found.size()) : a.prefix.count;
@@ -238,7 +234,7 @@ void check_intervals(const Arguments& a, const Leads& leads) {
 std::vector<int64_t> ends_of_documents(const GivenSegments& given, const Lead& lead) {
   std::vector<int64_t> ends;
   const auto add = [&ends](int64_t length) { ends.push_back((ends.empty() ? 0 : ends.back()) + length); };
-  if (given.form == Form::kDocIds || given.form == Form::kPositionIds) {
+  if (are_of_tokens(given.form)) {
     for (const int64_t length : lengths_of_tokens(given, lead)) add(length);
   } else if (given.form != Form::kNone) {
     const int64_t count = given.values.count - (given.form == Form::kCuSeqlens ? 1 : 0);
@@ -252,19 +248,16 @@ void check_block_ids(const Arguments& a, const Leads& leads) {
     const std::vector<int64_t> ends = ends_of_documents(a.documents, lead);
     auto end = ends.begin();
     SeenIds seen;
-    int64_t before = -1;
-    for (int64_t n = 0; n < a.block_ids.count; ++n) {
-      for (; end != ends.end() && *end <= n; ++end) {  // ids may be used again in another document
-        seen.clear();
-        before = -1;
+    each_run(a.block_ids, lead, 0, [&](int64_t begin, int64_t run_end) {
+      const int64_t id = a.block_ids(lead, begin);
+      for (int64_t n = begin; n < run_end; n = end != ends.end() ? std::min(*end, run_end) : run_end) {
+        for (; end != ends.end() && *end <= n; ++end) seen.clear();  // ids may be used again in another document
+        if (id >= 0 && !seen.insert(id))
+          throw_invalid("block id ", id, " comes back at block_ids", at(leads, lead, n),
+                        "; the tokens of a block must be contiguous, as a block in parts may need more than two row "
+                        "intervals per key column (from_dense takes it if it does not)");
       }
-      const int64_t id = a.block_ids(lead, n);
-      if (id >= 0 && id != before && !seen.insert(id))
-        throw_invalid("block id ", id, " comes back at block_ids", at(leads, lead, n),
-                      "; the tokens of a block must be contiguous, as a block in parts may need more than two row "
-                      "intervals per key column (from_dense takes it if it does not)");
-      before = id;
-    }
+    });
   });
 }
 
@@ -292,7 +285,7 @@ void check_tokens(std::string_view name, int64_t tokens) {
 }
 
 int64_t tokens_of(const GivenSegments& given, std::optional<int64_t> seqlen, const Leads& leads, Device device) {
-  if (given.form == Form::kDocIds || given.form == Form::kPositionIds) {
+  if (are_of_tokens(given.form)) {
     check_tokens(given.name, given.values.count);
     if (seqlen && *seqlen != given.values.count)
       throw_invalid("seqlen is ", *seqlen, ", but ", given.name, " has ", given.values.count,

@@ -45,6 +45,13 @@ struct Integers {
   int64_t batch_stride = 0, head_stride = 0, stride = 1;
   int64_t constant = 0;
 
+  /// Those from the n-th on.
+  Integers from(int64_t n) const {
+    Integers rest = *this;
+    if (data) rest.data = static_cast<const char*>(data) + n * stride * static_cast<int64_t>(element_size(dtype));
+    rest.count -= n;
+    return rest;
+  }
   FLASHMASK_COLUMN int64_t operator()(const Lead& lead, int64_t n) const {
     if (!data) return constant;
     const int64_t at = lead.batch * batch_stride + lead.head * head_stride + n * stride;
@@ -58,22 +65,6 @@ struct Integers {
     }
   }
 };
-
-inline constexpr int kRun = 32;
-
-/// f(entry) for the run of kRun entries, int32 or int64, from n * kRun on; entry(k) with k < kRun, beyond the last that
-/// one again. The type is asked for once and nothing depends on an entry, so that all can be loaded together.
-template <typename F>
-FLASHMASK_COLUMN int64_t with_run(const Integers& x, const Lead& lead, int64_t n, const F& f) {
-  const int64_t at = lead.batch * x.batch_stride + lead.head * x.head_stride + n * kRun * x.stride;
-  const int64_t left = x.count - n * kRun;
-  const int last = static_cast<int>(left < kRun ? left : kRun) - 1;
-  const auto of = [&](const auto* entries) {
-    return f([&](int k) { return entries[(k < last ? k : last) * x.stride]; });
-  };
-  return x.dtype == DataType::kInt32 ? of(static_cast<const int32_t*>(x.data) + at)
-                                     : of(static_cast<const int64_t*>(x.data) + at);
-}
 
 /// Writes `value` where 0 is; what was there. Entries of a step may do so at the same time, as they may raise a number.
 FLASHMASK_COLUMN int32_t claim(int32_t* at, int32_t value) {

@@ -14,8 +14,10 @@ struct Place {
 class Segments {
  public:
   /// ends: where each ends, ascending. last_token: of segments that were found among the tokens, the sequence's last
-  /// token, as `ends` has then more entries than there are segments; otherwise -1.
-  explicit Segments(const Integers& ends, int64_t last_token = -1) : ends_(ends), last_token_(last_token) {}
+  /// token, as `ends` has then more entries than there are segments; otherwise -1. index: the segment of each of these
+  /// tokens, [leads, last_token + 1], if it is known.
+  explicit Segments(const Integers& ends, int64_t last_token = -1, const int32_t* index = nullptr)
+      : ends_(ends), last_token_(last_token), index_(index) {}
 
   FLASHMASK_COLUMN int64_t count() const { return ends_.count; }
   /// Where the first n segments end.
@@ -27,7 +29,10 @@ class Segments {
     const bool same_lead = lead.index == lead_;
     if (same_lead && token >= last_.begin && token < last_.end) return last_;
     int64_t n = same_lead && token >= last_.end ? last_.index + 1 : 0;
-    if (n >= count() || ends_(lead, n) <= token) n = upper_bound(ends_, lead, n, count(), token);
+    if (index_)
+      n = index_of(lead, token);
+    else if (n >= count() || ends_(lead, n) <= token)
+      n = upper_bound(ends_, lead, n, count(), token);
     n = n < count() ? n : count();
     last_ = {n, end_of_first(lead, n), end_of_first(lead, n < count() ? n + 1 : n)};
     lead_ = lead.index;
@@ -36,15 +41,21 @@ class Segments {
   FLASHMASK_COLUMN int64_t last_begin(const Lead& lead) const {
     if (last_token_ < 0) return count() > 0 ? end_of_first(lead, count() - 1) : 0;
     if (lead.index != lead_of_last_begin_) {
-      last_begin_ = end_of_first(lead, upper_bound(ends_, lead, 0, count(), last_token_));
+      last_begin_ =
+          end_of_first(lead, index_ ? index_of(lead, last_token_) : upper_bound(ends_, lead, 0, count(), last_token_));
       lead_of_last_begin_ = lead.index;
     }
     return last_begin_;
   }
 
  private:
+  FLASHMASK_COLUMN int64_t index_of(const Lead& lead, int64_t token) const {
+    return index_[lead.index * (last_token_ + 1) + token];
+  }
+
   Integers ends_;
   int64_t last_token_;
+  const int32_t* index_;
   mutable int64_t lead_ = -1, lead_of_last_begin_ = -1, last_begin_ = 0;
   mutable Place last_;
 };

@@ -17,6 +17,13 @@ using Accumulators = float[kRows * kColumns / kThreads];
 template <int kColumns>
 using PackedFragments = uint32_t[kColumns / 16][4];
 
+/// kCount of a thread's accumulators from kFirst on.
+template <int kFirst, int kCount, typename T, int kAll>
+__device__ __forceinline__ auto part_of(T (&all)[kAll]) -> T (&)[kCount] {
+  static_assert(kFirst + kCount <= kAll);
+  return reinterpret_cast<T(&)[kCount]>(all[kFirst]);
+}
+
 /// A warp's 16 rows of such a matrix.
 struct Slab {
   static constexpr int kRows = 16;
@@ -32,6 +39,21 @@ __device__ __forceinline__ float quad_max(float x) {
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(0xffffffff, x, 1);
   return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+/// Transposes four words of each lane of a quad: word i of lane c becomes word c of lane i. `lane` is the caller's.
+__device__ __forceinline__ void transpose_in_quad(uint32_t lane, uint32_t (&words)[4]) {
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2) {
+    const bool upper = lane & bit;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & bit) continue;
+      const uint32_t other = __shfl_xor_sync(0xffffffff, upper ? words[i] : words[i + bit], bit);
+      words[i] = upper ? other : words[i];
+      words[i + bit] = upper ? words[i + bit] : other;
+    }
+  }
 }
 
 }  // namespace flashmask::cuda

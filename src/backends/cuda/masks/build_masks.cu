@@ -56,6 +56,12 @@ class DeviceRun {
     if (sums) launch(masks::sums<F>, blocks, f, leads_, parts, sums);
     launch(masks::scan<F>, blocks, f, leads_, parts, static_cast<const int64_t*>(sums));
   }
+  template <typename F>
+  void minima(int64_t count, const F& f) {
+    if (!chain_ || count == 0) return;
+    const auto tiles = static_cast<uint32_t>(ceil_div(count, masks::kTile));
+    launch(masks::minima<F>, leads_.count() * tiles, f, leads_, count, tiles);
+  }
 
  private:
   /// About as many as a device runs side by side: more entries than that are shared out among fewer threads.

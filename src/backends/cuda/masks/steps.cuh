@@ -6,7 +6,7 @@
 
 #include <cub/block/block_scan.cuh>
 
-#include "mask/build/integers.h"
+#include "mask/build/minima.h"
 
 namespace flashmask::cuda::masks {
 
@@ -118,6 +118,31 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     }
     before += total;
   }
+}
+
+/// A block for each tile of a lead. A run lies in eight neighbouring threads, a tile is a run of runs.
+template <typename F>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    minima(const __grid_constant__ F f, build::Leads leads, int64_t count, uint32_t tiles) {
+  constexpr int kRun = build::Minima::kRun, kWarp = 32;
+  static_assert(kTile == kRun * kRun && kWarp % (kRun / kScanItems) == 0);
+  __shared__ int32_t least_of_warp[kThreads / kWarp];
+  begin_step();
+  const build::Lead lead = leads[blockIdx.x / tiles];
+  const int64_t tile = blockIdx.x % tiles, first = tile * kTile + threadIdx.x * kScanItems;
+  int32_t least = INT32_MAX;
+#pragma unroll
+  for (int n = 0; n < kScanItems; ++n) least = min(least, first + n < count ? f.value(lead, first + n) : INT32_MAX);
+#pragma unroll
+  for (int lanes = 1; lanes < kWarp; lanes *= 2) {
+    if (lanes == kRun / kScanItems && threadIdx.x % lanes == 0 && first < count) f.store(lead, 1, first / kRun, least);
+    least = min(least, __shfl_xor_sync(~0u, least, lanes));
+  }
+  if (threadIdx.x % kWarp == 0) least_of_warp[threadIdx.x / kWarp] = least;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  for (const int32_t other : least_of_warp) least = min(least, other);
+  f.store(lead, 2, tile, least);
 }
 
 }  // namespace flashmask::cuda::masks

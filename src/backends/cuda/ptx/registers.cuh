@@ -12,6 +12,12 @@ namespace flashmask::ptx {
 /// The calling thread's place in its warp, and whether it acts for the warp where one lane has to.
 __device__ __forceinline__ uint32_t lane() { return threadIdx.x % 32; }
 __device__ __forceinline__ bool is_leader() { return lane() == 0; }
+/// PTX ISA, "%laneid": the same place, read where it is needed and not kept in a register until then.
+__device__ __forceinline__ uint32_t lane_anew() {
+  uint32_t lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
 
 /// PTX ISA, "redux.sync": `x`, which is the same in all lanes. The result sits in a uniform register, so what is
 /// computed from it (addresses, descriptors, loop counts) takes no vector registers and no vector instructions.

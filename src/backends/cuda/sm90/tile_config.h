@@ -18,7 +18,7 @@ struct ForwardTile {
   int head_dim, head_dim_v;
   int consumers;  ///< consumer warpgroups, each with 64 query rows of the tile
   int keys;
-  int q_buffers;  ///< tiles of Q in flight; with one, the next work tile's rows wait until this one's output has left
+  int q_buffers;  ///< tiles of Q in flight; with one, the next work tile's rows wait for this one's last QK^T
   /// Tiles of K in flight, and in how many parts, each of some columns, a tile comes and goes.
   int k_tiles, k_parts;
   /// Parts of V in flight, each of some keys, and how many make a tile.
@@ -27,6 +27,9 @@ struct ForwardTile {
   /// Rows of at least this many tiles run with P V under the next tile's softmax; 0: none does. It pays where the
   /// exponentials take as long as the products, and not in short rows.
   int overlap_from;
+  /// Whether the warpgroups issue their products in turn, one tile each, so that one's softmax runs under the others'
+  /// products: in the rows that overlap, or where none does in all.
+  bool turns;
   /// Buffers for mask bits of each warpgroup, and the rows of a granule that one takes: where shared memory is full,
   /// the halves of a granule go through one small buffer in turn.
   int mask_slots, mask_rows;
@@ -57,38 +60,46 @@ struct BackwardTile {
   /// not fit a warpgroup's registers.
   bool wide;
   int dout_stages;
+  /// Whether dP comes in two halves of a tile's rows, one after the other, and dS goes to shared memory alone: where
+  /// the registers have no room for more beside dk and dv.
+  bool halves;
 
   /// Products of a tile that are as long or wide as head_dim, and as head_dim_v.
   static constexpr int kProductsOfQk = 3, kProductsOfV = 2;
   constexpr int keys() const { return wide ? 64 : 64 * consumers; }
   /// Parts of a tile's dq that are added up for themselves.
   constexpr int dq_pieces() const { return wide ? consumers : 1; }
+  /// Columns of a block of dq, as it leaves a warpgroup: 64, or all that the warpgroup computes.
+  constexpr int dq_columns() const {
+    const int own = wide || alternate ? head_dim : head_dim / consumers;
+    return own % 64 == 0 || wide ? 64 : own;
+  }
 };
 
 // Three warpgroups do more work per byte of K and V; two make smaller work tiles, which short problems need to fill the
 // device. Of one head dim the shortest tile comes first.
 inline constexpr ForwardTile kForwardTiles[] = {
-    // d, d_v, WGs       keys  Q  K     V     registers  overlap  mask slots, rows  one copy
-    ForwardTile{64, 64, 2, 128, 2, 4, 1, 4, 1, 40, 232, 5, 2, 64, true},
-    ForwardTile{64, 64, 3, 128, 2, 4, 1, 4, 1, 32, 160, 5, 2, 64, true},
-    ForwardTile{96, 96, 2, 128, 2, 2, 1, 2, 1, 40, 232, 0, 1, 32, false},
-    ForwardTile{96, 96, 3, 128, 2, 2, 1, 2, 1, 32, 160, 0, 1, 32, false},
-    ForwardTile{128, 128, 2, 128, 2, 2, 1, 2, 1, 40, 232, 0, 1, 32, true},
-    ForwardTile{128, 128, 3, 128, 2, 2, 1, 2, 1, 32, 160, 0, 1, 32, true},
-    ForwardTile{192, 128, 2, 128, 1, 2, 1, 2, 1, 40, 232, 5, 2, 64, false},
-    ForwardTile{192, 128, 3, 128, 1, 2, 1, 3, 2, 32, 160, 0, 2, 64, false},
-    ForwardTile{192, 192, 2, 128, 1, 2, 1, 3, 2, 40, 232, 0, 2, 64, false},
-    ForwardTile{256, 256, 2, 128, 1, 1, 2, 3, 2, 40, 232, 0, 1, 32, false},
+    // d, d_v, WGs       keys  Q  K     V     registers  overlap, turns  mask slots, rows  one copy
+    ForwardTile{64, 64, 2, 128, 2, 4, 1, 4, 1, 40, 232, 5, true, 2, 64, true},
+    ForwardTile{64, 64, 3, 128, 2, 4, 1, 4, 1, 32, 160, 5, true, 2, 64, true},
+    ForwardTile{96, 96, 2, 128, 2, 2, 1, 2, 1, 40, 232, 0, false, 1, 32, false},
+    ForwardTile{96, 96, 3, 128, 2, 2, 1, 2, 1, 32, 160, 0, false, 1, 32, false},
+    ForwardTile{128, 128, 2, 128, 2, 2, 1, 2, 1, 40, 232, 0, false, 1, 32, true},
+    ForwardTile{128, 128, 3, 128, 2, 2, 1, 2, 1, 32, 160, 0, false, 1, 32, true},
+    ForwardTile{192, 128, 2, 128, 1, 2, 1, 2, 1, 40, 232, 5, true, 2, 64, false},
+    ForwardTile{192, 128, 3, 128, 1, 2, 1, 3, 2, 32, 160, 0, true, 2, 64, false},
+    ForwardTile{192, 192, 2, 128, 1, 2, 1, 3, 2, 40, 232, 5, true, 2, 64, false},
+    ForwardTile{256, 256, 2, 128, 1, 1, 2, 3, 2, 40, 232, 0, true, 1, 32, false},
 };
 
 inline constexpr BackwardTile kBackwardTiles[] = {
-    // d, d_v, WGs        rows  stages  registers  alternate  one code  one copy  wide  dO's stages
-    BackwardTile{64, 64, 2, 128, 2, 40, 232, true, true, true, false, 2},
-    BackwardTile{96, 96, 2, 64, 2, 40, 232, true, true, false, false, 2},
-    BackwardTile{128, 128, 2, 64, 2, 40, 232, false, false, true, false, 2},
-    BackwardTile{192, 128, 2, 64, 2, 40, 232, false, false, false, true, 2},
-    BackwardTile{192, 192, 2, 64, 2, 40, 232, false, false, false, true, 2},
-    BackwardTile{256, 256, 2, 64, 2, 40, 232, false, false, false, true, 1},
+    // d, d_v, WGs        rows  stages  registers  alternate  one code  one copy  wide  dO's stages  halves
+    BackwardTile{64, 64, 2, 128, 2, 40, 232, true, true, true, false, 2, false},
+    BackwardTile{96, 96, 2, 64, 2, 40, 232, true, true, false, false, 2, false},
+    BackwardTile{128, 128, 2, 64, 2, 40, 232, false, false, true, false, 2, false},
+    BackwardTile{192, 128, 2, 64, 2, 24, 240, false, false, false, false, 1, true},
+    BackwardTile{192, 192, 2, 64, 2, 40, 232, false, false, false, true, 2, false},
+    BackwardTile{256, 256, 2, 64, 2, 40, 232, false, false, false, true, 1, false},
 };
 
 /// The row of a table. A combination that has none does not compile: the search for it ends past the table, which is no

@@ -16,7 +16,8 @@ namespace flashmask::sm90::bwd {
 /// key-major,
 ///   S = K Q^T - lse / scale, dP = V dout^T - delta, P = exp2(S scale log2(e)), dS = P dP, dV += P dout, dK += dS Q,
 /// and, query-major, dQ = dS K from dS of both warpgroups in shared memory: half of it, or all of it in every other
-/// tile. All of this is inlined, so that a constant warpgroup number makes operands' addresses constants.
+/// tile. Where kHalves, dP comes in two halves of the rows, and dK, too, reads dS from shared memory.
+/// All of this is inlined, so that a constant warpgroup number makes operands' addresses constants.
 template <typename Traits>
 class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
  public:
@@ -29,20 +30,28 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
 
   __device__ __forceinline__ void run() {
     for (uint32_t flags = next_tile(); !(flags & Tile::kEnd);) flags = run_work_tile(flags);
+    // The end is announced again, and that waits for the buffer that this announcement had.
+    if constexpr (Traits::kDoutStages < Traits::kEndings) ptx::arrive_once(shared_.dout_empty[dout_ring().stage()]);
     staging_.wait_stored();
   }
 
  private:
   using Outgoing = Staging<Traits>;
   using Base = ScoreConsumer<Traits, Outgoing>;
-  using Base::dq_phase, Base::issue_scores, Base::kDq, Base::kWorkTile, Base::next_tile, Base::operand, Base::p_,
-      Base::phases_, Base::ring_, Base::shared_, Base::staging_, Base::take_phase, Base::warpgroup_;
+  using Base::dq_phase, Base::issue_scores, Base::kDq, Base::kDs, Base::kWorkTile, Base::next_tile, Base::operand,
+      Base::p_, Base::phases_, Base::ring_, Base::shared_, Base::staging_, Base::take_phase, Base::warpgroup_;
   using typename Base::Operand, typename Base::PackedScores, typename Base::Scores, typename Base::Swizzle;
   using KeyGradients = typename Traits::KeyGradients;
   using ValueGradients = typename Traits::ValueGradients;
   using Blocks = typename Outgoing::Blocks;
   using OwnDq = typename Outgoing::OwnDq;
+  /// Where dP comes in two halves of the rows.
+  static constexpr int kHalfRows = Traits::kRows / 2;
+  using HalfScores = cuda::Accumulators<64, kHalfRows>;
+  using PackedHalf = cuda::PackedFragments<kHalfRows>;
   static constexpr uint32_t kScoreBytes = Traits::kRows * Traits::kKeys * sizeof(Element);
+
+  __device__ __forceinline__ ptx::RingPosition<Traits::kDoutStages> dout_ring() const { return {ring_.count}; }
 
   /// Runs the tiles of the work tile that the current one begins. Returns the flags of the tile after them.
   __device__ __forceinline__ uint32_t run_work_tile(uint32_t flags) {
@@ -54,15 +63,19 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
     ValueGradients dv = {};
     if (flags & Tile::kNothing) {
       ptx::arrive(shared_.scores_full[ring_.stage()]);
-      ptx::wait(shared_.dout_full[ring_.stage()], ring_.phase());
-      ptx::arrive_once(shared_.dout_empty[ring_.stage()]);
+      ptx::wait(shared_.dout_full[dout_ring().stage()], dout_ring().phase());
+      ptx::arrive_once(shared_.dout_empty[dout_ring().stage()]);
       ptx::arrive_once(shared_.q_empty[ring_.stage()]);
       ring_.advance();
       flags = next_tile();
     } else {
       ptx::wait(shared_.k_full, take_phase(kWorkTile));
       do {
-        flags = run_tile(flags, dk, dv);
+        if constexpr (kHalves<Traits>) {
+          flags = run_tile_by_halves(flags, dk, dv);
+        } else {
+          flags = run_tile(flags, dk, dv);
+        }
       } while (!(flags & (Tile::kFirst | Tile::kEnd)));
       ptx::arrive_once(shared_.kv_empty);
     }
@@ -117,6 +130,98 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
     return next_tile();
   }
 
+  /// Returns the flags of the next tile.
+  __device__ __forceinline__ uint32_t run_tile_by_halves(uint32_t flags, KeyGradients& dk, ValueGradients& dv) {
+    const uint32_t stage = ring_.stage();
+    Scores s;
+    HalfScores dp;
+    issue_scores<Bias::kScore, Traits::kQkDim>(s, offsetof(Shared, k),
+                                               operand(offsetof(Shared, q), 16, stage, Traits::kQBytes));
+    delay<Role::kConsumer>();
+    ptx::wait(shared_.dout_full[0], dout_ring().phase());
+    issue_score_gradients<0>(dp);
+    ptx::wgmma_wait<1>();
+    ptx::pin(s);
+    ptx::pin(dv);
+    PackedHalf first, second;
+    take_half<0>(s, dp, flags, first);
+    issue_score_gradients<1>(dp);
+    issue_dv<0>(dv, first);
+    take_half<1>(s, dp, flags, second);
+    issue_dv<1>(dv, second);
+    ptx::fence_async_proxy();
+    ptx::arrive(shared_.scores_full[stage]);
+    delay<Role::kConsumer>();
+    this->template sync_consumers<kScoresBarrier>();
+    ptx::wgmma_wait<0>();
+    ptx::pin(dv);
+    ptx::arrive_once(shared_.dout_empty[0]);
+    OwnDq dq;
+    issue_dq(dq);
+    issue_dk_from_shared(dk);
+    ptx::wgmma_wait<1>();
+    pin(dq);
+    ptx::arrive_once(shared_.halves.ds_empty);
+    staging_.store_dq(dq, flags, stage, dq_phase());
+    ptx::wgmma_wait<0>();
+    ptx::pin(dk);
+    if (!(flags & Tile::kAlone)) phases_ ^= 1u << kDq;
+    ptx::arrive_once(shared_.q_empty[stage]);
+    ring_.advance();
+    return next_tile();
+  }
+
+  /// dP of a half of the rows.
+  template <int kHalf>
+  __device__ __forceinline__ void issue_score_gradients(HalfScores& dp) const {
+    issue_scores<Bias::kGradient, Traits::kVDim>(dp, offsetof(Shared, v),
+                                                 operand(offsetof(Shared, dout) + kHalf * Swizzle::block(kHalfRows)),
+                                                 kHalf * kHalfRows);
+  }
+
+  /// P of a half of the rows, and dS, which goes to shared memory.
+  template <int kHalf>
+  __device__ __forceinline__ void take_half(Scores& of_all, HalfScores& dp, uint32_t flags, PackedHalf& p) {
+    constexpr int kFirst = kHalf * kHalfRows, kPending = kHalf == 0 ? 0 : 1;  // dV's first half comes after dP's second
+    HalfScores& s = cuda::part_of<kFirst / 2, kHalfRows / 2>(of_all);
+    if constexpr (!Traits::Score::kFoldsLse) {
+      ptx::wgmma_wait<kPending>();
+      ptx::pin(dp);
+      this->template take_scores<kFirst>(s, dp);
+    }
+    ptx::pin(s);
+    this->template take_probabilities<kFirst>(s, flags & Tile::kPartial);
+    this->pack(s, p);
+    ptx::wgmma_wait<kPending>();
+    ptx::pin(dp);
+    PackedHalf ds;
+    this->take_score_gradients(s, dp, ds);
+    if constexpr (kHalf == 0) ptx::wait(shared_.halves.ds_empty, take_phase(kDs) ^ 1);
+    this->write(
+        ds, ptx::shared_address(shared_.ds[0]) + warpgroup_ * Swizzle::block(Traits::kRows) + Swizzle::block(kFirst));
+  }
+
+  /// dV += 64 keys of P times the rows of dout, of a half of the rows.
+  template <int kHalf>
+  __device__ __forceinline__ void issue_dv(ValueGradients& dv, const PackedHalf& p) const {
+    issue_gradients<Traits::kVDim>(
+        dv, p, operand(offsetof(Shared, dout) + kHalf * Swizzle::block(kHalfRows), Swizzle::block(Traits::kRows)));
+  }
+
+  /// dK += dS Q, dS from shared memory.
+  __device__ __forceinline__ void issue_dk_from_shared(KeyGradients& dk) const {
+    const Operand a = operand(offsetof(Shared, ds) + warpgroup_ * Swizzle::block(Traits::kRows)),
+                  b = operand(offsetof(Shared, q), Swizzle::block(Traits::kRows), ring_.stage(), Traits::kQBytes);
+    ptx::pin(dk);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Traits::kRows / 16; ++step) {
+      ptx::wgmma_ss<Element, Traits::kQkDim, ptx::Major::kOuter, ptx::Major::kOuter>(
+          dk, a.at(step * Swizzle::kStepDownRows), b.at(step * Swizzle::kStepDownRows), true);
+    }
+    ptx::wgmma_commit();
+  }
+
   /// Half of dQ, once dS of both warpgroups is there, and dK; dq is stored beside dK's product.
   __device__ __forceinline__ void finish_tile_together(uint32_t flags, KeyGradients& dk, ValueGradients& dv,
                                                        const PackedScores& ds) {
@@ -159,12 +264,12 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
   }
 
   /// dK or dV += 64 keys of `scores` times the rows of `b`.
-  template <int kDim>
+  template <int kDim, int kSteps>
   __device__ __forceinline__ static void issue_gradients(cuda::Accumulators<64, kDim>& gradients,
-                                                         const PackedScores& scores, Operand b) {
+                                                         const uint32_t (&scores)[kSteps][4], Operand b) {
     ptx::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < Traits::kRows / 16; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       ptx::wgmma_rs<Element, kDim, ptx::Major::kOuter>(gradients, scores[step], b.at(step * Swizzle::kStepDownRows),
                                                        true);
     }
@@ -180,6 +285,14 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
   /// This warpgroup's blocks of dQ = dS K, see DqBlocks.
   __device__ __forceinline__ void issue_dq(OwnDq& dq) const {
     constexpr uint32_t kColumnBlock = Swizzle::block(Traits::kKeys);  // of K
+    if constexpr (kHalves<Traits>) {
+      if (warpgroup_ == 0) {
+        issue_dq_columns<0>(dq[0]);
+      } else {
+        issue_dq_columns<Blocks::kBlockColumns>(dq[0]);
+      }
+      return;
+    }
     const uint32_t first = Traits::kAlternate ? 0 : warpgroup_ * Outgoing::kOwnBlocks;
     const Operand a = operand(offsetof(Shared, ds), 16, ring_.stage(), kScoreBytes);
     const Operand b = operand(offsetof(Shared, k) + first / Blocks::kRowBlocks * kColumnBlock, kColumnBlock);
@@ -194,6 +307,26 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
             dq[block], a.at(rows + Swizzle::step_along_row(step, Traits::kRows)),
             b.at(columns + step * Swizzle::kStepDownRows), step > 0);
       }
+    }
+    ptx::wgmma_commit();
+  }
+  /// A block of dQ from column kFirst on. Products begin with a block of K, or end with one.
+  template <int kFirst>
+  __device__ __forceinline__ void issue_dq_columns(typename Outgoing::Block& dq) const {
+    constexpr uint32_t kColumnBlock = Swizzle::block(Traits::kKeys);  // of K
+    constexpr int kRest = (64 - kFirst % 64) % 64, kWhole = Blocks::kBlockColumns - kRest;
+    const Operand a = operand(offsetof(Shared, ds)),
+                  b = operand(offsetof(Shared, k) + (kFirst + kRest) / 64 * kColumnBlock, kColumnBlock),
+                  b_of_rest = operand(offsetof(Shared, k) + kFirst / 64 * kColumnBlock + kFirst % 64 * sizeof(Element));
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Traits::kKeys / 16; ++step) {
+      const uint64_t ds = a.at(Swizzle::step_along_row(step, Traits::kRows));
+      if constexpr (kRest > 0)
+        ptx::wgmma_ss<Element, kRest, ptx::Major::kInner, ptx::Major::kOuter>(
+            cuda::part_of<0, kRest / 2>(dq), ds, b_of_rest.at(step * Swizzle::kStepDownRows), step > 0);
+      ptx::wgmma_ss<Element, kWhole, ptx::Major::kInner, ptx::Major::kOuter>(
+          cuda::part_of<kRest / 2, kWhole / 2>(dq), ds, b.at(step * Swizzle::kStepDownRows), step > 0);
     }
     ptx::wgmma_commit();
   }

@@ -18,7 +18,7 @@ class DqAccumulator {
  public:
   using Shared = SharedStorage<Traits>;
   using Params = typename Traits::Params;
-  using Blocks = DqBlocks<Traits::kRows, Traits::kQkDim>;
+  using Blocks = DqBlocks<Traits>;
   __device__ __forceinline__ DqAccumulator(const Params& p, Shared& shared, uint32_t stage)
       : p_(p), shared_(shared), stage_(stage) {}
 

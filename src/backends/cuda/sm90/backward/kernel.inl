@@ -7,7 +7,8 @@
 //
 // Warpgroup 0: warp 0 is the producer, warp 1 the mask warp, warps 2 and 3 the store warps, one for each stage; the
 // other two warpgroups consume. The contract between them, by barrier: mbarriers of SharedStorage, one for each stage
-// except k_full, kv_empty and dq_empty, but the last two are named barriers.
+// except k_full, kv_empty, dq_empty and ds_empty, but the last two are named barriers. Where dP comes in halves dO has
+// one stage.
 //
 // clang-format off
 //   barrier      arrivals in a phase                         waiting               what its phase says
@@ -24,6 +25,7 @@
 //   dq_full      each consumer warp 1; where kAlternate the  stage's store warp    the tile's dq is in the staging tiles
 //                128 threads of the warpgroup that has dQ
 //   dq_empty     the store warp that stores dq 1             consumers             staging tiles may be overwritten
+//   ds_empty     each consumer warp 1, if dS has one stage   consumers             dS may be overwritten: dQ done
 //   k_full       producer 1, and the bytes of K              consumers             K of a new work tile there
 //   kv_empty     each consumer warp 1                        producer              K and V may be overwritten
 //   kScores..    128 threads of the other warpgroup          a warpgroup's 128     dS of both warpgroups there
@@ -32,9 +34,10 @@
 //
 // Phases: barriers of stages are waited for with RingPosition::phase(), `empty` ones and scores_full with its
 // complement. But mask_full counts a stage's partial tiles, dq_full its tiles that are not alone, dq_empty those of all
-// stages, k_full and kv_empty the work tiles that have tiles; each role keeps their parities itself (the
-// consumers in phases_). A tile of kNothing takes part in all barriers of its stage but those of masks and dq. kEnd is
-// announced once for each stage, as each has a store warp of its own.
+// stages, ds_empty all tiles, k_full and kv_empty the work tiles that have tiles; each role keeps their parities itself
+// (the consumers in phases_). A tile of kNothing takes part in all barriers of its stage but those of masks, dS and dq.
+// kEnd is announced once for each stage, as each has a store warp of its own; the consumers take note of the first, and
+// where dO has one stage they release it, for which the second waits.
 
 extern "C" __global__ void __launch_bounds__(FLASHMASK_TRAITS::kThreads, 1)
     FLASHMASK_ENTRY(const __grid_constant__ FLASHMASK_TRAITS::Params p) {

@@ -38,7 +38,8 @@ class MaskBuilder {
   using Bits = ColumnBits<Traits::kRows>;
   static constexpr int kWords = Traits::kRows / 32;
   /// Columns of a lane at a time: all, or as many as its registers hold.
-  static constexpr int kAtOnce = 8 / kWords < Traits::kKeys / 32 ? 8 / kWords : Traits::kKeys / 32;
+  static constexpr int kMost = (kHalves<Traits> ? 4 : 8) / kWords;
+  static constexpr int kAtOnce = kMost < Traits::kKeys / 32 ? kMost : Traits::kKeys / 32;
   __device__ __forceinline__ MaskBuilder(const Params& p, Shared& shared) : p_(p), shared_(shared) {}
 
   __device__ __forceinline__ void run() {

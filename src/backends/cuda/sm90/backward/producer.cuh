@@ -45,7 +45,9 @@ class Producer {
 
   __device__ __forceinline__ cuda::Schedule schedule() const {
     cuda::Schedule schedule = p_.schedule;
-    if (p_.heads_per_l2_group) schedule.heads_per_l2_group = __ldg(p_.heads_per_l2_group);
+    const uint32_t* chosen = p_.heads_per_l2_group;
+    // An acquiring load is repeated, where registers are scarce, and not kept in one.
+    if (chosen) schedule.heads_per_l2_group = kHalves<Traits> ? ptx::load_acquire(chosen) : __ldg(chosen);
     return schedule;
   }
 
@@ -75,16 +77,19 @@ class Producer {
   /// The live tiles of the work tile under one query head.
   __device__ __forceinline__ void run_head(uint32_t head) {
     tile_.query.head = head;
-    const int64_t column =
-        static_cast<int64_t>(cuda::mask_index(p_.plan, tile_.query.batch, head)) * (p_.schedule.tiles / kOfBlock) +
-        tile_.key_tile / kOfBlock;
-    for (int32_t first = 0; first < p_.plan.words_per_key; first += 32)
-      run_words(column * p_.plan.words_per_key, first);
+    if constexpr (kHalves<Traits>) {
+      for (int32_t first = 0; first < p_.plan.words_per_key; first += 32) run_words_anew(first);
+    } else {
+      const int64_t column =
+          static_cast<int64_t>(cuda::mask_index(p_.plan, tile_.query.batch, head)) * (p_.schedule.tiles / kOfBlock) +
+          tile_.key_tile / kOfBlock;
+      for (int32_t first = 0; first < p_.plan.words_per_key; first += 32)
+        run_words(column * p_.plan.words_per_key, first);
+    }
   }
 
   /// 32 words of the key tile's bits, one for each lane. Under a dense mask all tiles are live, and none is full.
   __device__ __forceinline__ void run_words(int64_t column, int32_t first) {
-    constexpr uint32_t kGranuleBits = (1u << Traits::kGranules) - 1;
     const int32_t own = first + static_cast<int32_t>(threadIdx.x % 32);
     uint32_t own_live = 0, own_full = 0;
     if (p_.dense.given) {
@@ -96,11 +101,39 @@ class Producer {
     for (uint32_t words = __ballot_sync(0xffffffff, own_live != 0); words; words &= words - 1) {
       const int lane = __ffs(words) - 1;
       const uint32_t full = __shfl_sync(0xffffffff, own_full, lane);
-      for (uint32_t live = __shfl_sync(0xffffffff, own_live, lane); live;) {
-        const int bit = (__ffs(live) - 1) / Traits::kGranules * Traits::kGranules;
-        live &= ~(kGranuleBits << bit);
-        load_tile(((first + lane) * 32 + bit) / Traits::kGranules, (full >> bit & kGranuleBits) != kGranuleBits);
-      }
+      load_tiles(first + lane, __shfl_sync(0xffffffff, own_live, lane), full);
+    }
+  }
+  /// The same where registers are scarce: a word is read again where a lane would have to keep it.
+  __device__ __forceinline__ void run_words_anew(int32_t first) {
+    const uint32_t own_live = bits_anew(first + static_cast<int32_t>(ptx::lane_anew())).live;
+    for (uint32_t words = __ballot_sync(0xffffffff, own_live != 0); words; words &= words - 1) {
+      const int32_t word = first + __ffs(words) - 1;
+      const TileBits bits = bits_anew(word);
+      load_tiles(word, bits.live, bits.full);
+    }
+  }
+  struct TileBits {
+    uint32_t live = 0, full = 0;
+  };
+  __device__ __forceinline__ TileBits bits_anew(int32_t word) const {
+    if (p_.dense.given) return {low_bits(p_.row_tiles * Traits::kGranules - word * 32), 0};
+    if (word >= p_.plan.words_per_key) return {};
+    // What is divided here is not kept either.
+    const uint32_t mask = cuda::mask_index(p_.plan, ptx::opaque(tile_.query.batch), ptx::opaque(tile_.query.head)),
+                   block = ptx::opaque(static_cast<uint32_t>(tile_.key_tile)) / kOfBlock;
+    const int64_t column = static_cast<int64_t>(mask) * (p_.schedule.tiles / kOfBlock) + block,
+                  at = column * p_.plan.words_per_key + word;
+    return {__ldg(p_.plan.key_live + at), __ldg(p_.plan.key_full + at)};
+  }
+
+  /// The live tiles of word number `word`.
+  __device__ __forceinline__ void load_tiles(int32_t word, uint32_t live, uint32_t full) {
+    constexpr uint32_t kGranuleBits = (1u << Traits::kGranules) - 1;
+    while (live) {
+      const int bit = (__ffs(live) - 1) / Traits::kGranules * Traits::kGranules;
+      live &= ~(kGranuleBits << bit);
+      load_tile((word * 32 + bit) / Traits::kGranules, (full >> bit & kGranuleBits) != kGranuleBits);
     }
   }
   /// A word whose lowest `count` bits are set: none if that is negative, all from 32 on.

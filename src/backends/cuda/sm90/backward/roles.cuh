@@ -40,11 +40,17 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
     ptx::barrier_init(shared.scores_full[i], 128 * Traits::kConsumers);
     ptx::barrier_init(shared.q_full[i], 1);
     ptx::barrier_init(shared.q_empty[i], Traits::kConsumerWarps + 2);  // the mask warp and the stage's store warp, too
-    ptx::barrier_init(shared.dout_full[i], 1);
-    ptx::barrier_init(shared.dout_empty[i], Traits::kConsumerWarps);
+    if (i < Traits::kDoutStages) {
+      ptx::barrier_init(shared.dout_full[i], 1);
+      ptx::barrier_init(shared.dout_empty[i], Traits::kConsumerWarps);
+    }
     ptx::barrier_init(shared.dq_full[i], Traits::kAlternate ? 128 : Traits::kConsumerWarps);
   }
   ptx::barrier_init(shared.dq_empty, 1);
+  if constexpr (kHalves<Traits>) {
+    ptx::barrier_init(shared.halves.ds_empty, Traits::kConsumerWarps);
+    shared.halves.ones.fill();  // the fence that makes barriers known to the copy engine does this to tensor cores
+  }
   ptx::barrier_init(shared.k_full, 1);
   ptx::barrier_init(shared.kv_empty, Traits::kConsumerWarps);
   ptx::fence_barrier_init();

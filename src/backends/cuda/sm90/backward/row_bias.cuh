@@ -46,6 +46,10 @@ __device__ __forceinline__ float score_bias(const RowBias& bias) {
          __uint_as_float(bias.pair[1] << 16);
 }
 
+/// How an operand of rows' biases lies in shared memory. Without a swizzle: groups of 8 rows of 16 bytes, 128 bytes
+/// apart; the next 8 columns at the same place.
+inline constexpr uint64_t kBiasGroups = uint64_t{128 >> 4} << 32;
+
 /// Adds the biases of the rows, in shared memory at `biases`, to `scores`, 64 keys x kRows, as one step of their
 /// product: ones in the columns of the bias, from registers, times the rows' eight bfloat16. The step's other eight
 /// columns are zeros times the same eight.
@@ -65,14 +69,39 @@ class BiasStep {
   }
 
   __device__ __forceinline__ void issue(float (&scores)[kRows / 2]) const {
-    // Without a swizzle: groups of 8 rows of 16 bytes, 128 bytes apart; the next 8 columns at the same place.
-    constexpr uint64_t kGroups = uint64_t{128 >> 4} << 32;
-    ptx::wgmma_rs<__nv_bfloat16, kRows, ptx::Major::kInner>(scores, ones_, kGroups | biases_, true);
+    ptx::wgmma_rs<__nv_bfloat16, kRows, ptx::Major::kInner>(scores, ones_, kBiasGroups | biases_, true);
   }
 
  private:
   uint32_t ones_[4];
   uint32_t biases_;
+};
+
+/// Ones in the columns of the score bias of eight rows, and zeros in the eight columns after them: an operand whose
+/// other rows are the same.
+struct alignas(128) ScoreOnes {
+  uint4 row[2][8];
+
+  __device__ __forceinline__ void fill() {
+    for (uint4& ones : row[0]) ones = {0x3f803f80, 0x3f80, 0, 0};  // 1 in bfloat16
+    for (uint4& zeros : row[1]) zeros = {0, 0, 0, 0};
+  }
+};
+
+/// As BiasStep of scores, with the ones in shared memory instead of registers.
+template <int kRows>
+class SharedBiasStep {
+ public:
+  __device__ __forceinline__ SharedBiasStep(uint32_t biases, uint32_t ones) : ones_(ones >> 4), biases_(biases >> 4) {}
+
+  __device__ __forceinline__ void issue(float (&scores)[kRows / 2]) const {
+    constexpr uint64_t kNextColumns = uint64_t{sizeof(ScoreOnes::row[0]) >> 4} << 16;
+    ptx::wgmma_ss<__nv_bfloat16, kRows, ptx::Major::kInner, ptx::Major::kInner>(scores, kNextColumns | ones_,
+                                                                                kBiasGroups | biases_, true);
+  }
+
+ private:
+  uint32_t ones_, biases_;
 };
 
 }  // namespace flashmask::sm90::bwd

@@ -182,7 +182,7 @@ struct FragmentPlace {
 /// preprocess has zeroed the rest.
 template <typename Traits>
 __device__ __forceinline__ void convert_dq(const RowParams& p) {
-  using Blocks = DqBlocks<Traits::kRows, Traits::kQkDim>;
+  using Blocks = DqBlocks<Traits>;
   __shared__ GradientTile<typename Traits::Element, Traits::kRows, Traits::kQkDim> tile;
   const auto place = RowTilePlace::of_block<Traits>(p);
   const DqSums& dq = p.dq_sums;
@@ -204,27 +204,36 @@ __device__ __forceinline__ void convert_dq(const RowParams& p) {
   tile.store(dq.out, p.dq_columns, place.batch, place.first_row, p.seqlen_q, place.head);
 }
 
+/// Keys of which a block has all columns of dk and dv in shared memory at once, 48 KB of it.
+template <typename Traits>
+inline constexpr int kReducedKeys = Traits::kQkDim + Traits::kVDim <= 256 ? Traits::kKeys : 64;
+
 /// A key tile's dk or dv, the sum of its parts times `scale`, whose first lies at `parts` and the next `of_split`
 /// floats further on.
 template <typename Traits, int kDim>
 __device__ __forceinline__ void reduce_keys(const KeyParams& p, const float* parts, int64_t of_split, float scale,
                                             const Rows& to, const Columns& columns, uint32_t key_tile,
                                             uint32_t kv_head_index) {
-  __shared__ GradientTile<typename Traits::Element, Traits::kKeys, kDim> tile;
+  constexpr int kKeys = kReducedKeys<Traits>;
+  __shared__ GradientTile<typename Traits::Element, kKeys, kDim> tile;
   const auto* own = reinterpret_cast<const float4*>(parts) + threadIdx.x;
+#pragma unroll 1
+  for (int first = 0; first < Traits::kKeys; first += kKeys) {
 #pragma unroll 2
-  for (int step = 0; step < Traits::kKeys * kDim / (4 * kRowThreads); ++step) {
-    float4 sum{};
-    for (uint32_t split = 0; split < p.splits; ++split) {
-      const float4 part = own[split * (of_split / 4) + step * kRowThreads];
-      sum = {sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
+    for (int step = 0; step < kKeys * kDim / (4 * kRowThreads); ++step) {
+      float4 sum{};
+      for (uint32_t split = 0; split < p.splits; ++split) {
+        const float4 part = own[split * (of_split / 4) + first * (kDim / 4) + step * kRowThreads];
+        sum = {sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
+      }
+      const FragmentPlace<kDim> fragment(step);
+      tile.write(fragment.slab * 16, fragment.column, sum, scale);
     }
-    const FragmentPlace<kDim> fragment(step);
-    tile.write(fragment.slab * 16, fragment.column, sum, scale);
+    __syncthreads();
+    tile.store(to, columns, kv_head_index / p.heads_kv, static_cast<int32_t>(key_tile) * Traits::kKeys + first,
+               p.seqlen_k, kv_head_index % p.heads_kv);
+    if constexpr (kKeys < Traits::kKeys) __syncthreads();
   }
-  __syncthreads();
-  tile.store(to, columns, kv_head_index / p.heads_kv, static_cast<int32_t>(key_tile) * Traits::kKeys, p.seqlen_k,
-             kv_head_index % p.heads_kv);
 }
 
 /// dk = softmax_scale * the sum of its parts, and dv without the factor, where a key head's query heads are split;

@@ -35,7 +35,6 @@ class ScoreConsumer {
   using PackedScores = typename Traits::PackedScores;
   using Score = typename Traits::Score;
   using Swizzle = ptx::Swizzle128;
-  static constexpr int kScores = sizeof(Scores) / sizeof(float);
   /// A matrix in shared memory as an operand: see ptx::MatrixDescriptor. The variable part is added last and in units
   /// of 16 bytes, so that it takes one instruction on the way to a tile's first product.
   struct Operand {
@@ -50,7 +49,7 @@ class ScoreConsumer {
   }
 
   /// Bits of phases_: the parity that the next wait is for. One register for all of them.
-  enum Phase : uint32_t { kWorkTile, kDq, kMask };  // and one for each stage after kMask
+  enum Phase : uint32_t { kWorkTile, kDq, kMask, kDs = 31 };  // and one for each stage after kMask
   __device__ __forceinline__ uint32_t take_phase(uint32_t which) {
     const uint32_t phase = phases_ >> which & 1;
     phases_ ^= 1u << which;
@@ -74,19 +73,21 @@ class ScoreConsumer {
     return Traits::kOwnKeys ? 0 : warpgroup_ * Traits::kScoreRows;
   }
 
-  /// The warpgroup's keys of K or V, at `keys`, times its rows, whose operand is `b`, with their bias. A score that is
-  /// more than the product gets its bias later.
-  template <Bias kBias, int kDim>
-  __device__ __forceinline__ void issue_scores(Scores& s, uint32_t keys, Operand b) const {
+  /// The warpgroup's keys of K or V, at `keys`, times its rows, or some of them from `first` on, whose operand is `b`,
+  /// with their bias. A score that is more than the product gets its bias later.
+  template <Bias kBias, int kDim, int kValues>
+  __device__ __forceinline__ void issue_scores(float (&s)[kValues], uint32_t keys, Operand b,
+                                               uint32_t first = 0) const {
     constexpr bool kBiased = kBias == Bias::kGradient || Score::kFoldsLse;
     const Operand a = operand(keys + first_key() * Swizzle::kRow);
     uint32_t biases = (base_ << 4) + offsetof(Shared, biases) + ring_.stage() * Traits::kBiasBytes;
     if constexpr (!Traits::kOwnKeys) biases += warpgroup_ * Traits::kScoreRows * sizeof(RowBias);
-    const BiasStep<kBias, Traits::kScoreRows> bias(biases);
+    biases += first * static_cast<uint32_t>(sizeof(RowBias));
+    const auto bias = bias_step<kBias, 2 * kValues>(biases);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step) {
-      ptx::wgmma_ss<Element, Traits::kScoreRows, ptx::Major::kInner, ptx::Major::kInner>(
+      ptx::wgmma_ss<Element, 2 * kValues, ptx::Major::kInner, ptx::Major::kInner>(
           s, a.at(Swizzle::step_along_row(step, Traits::kKeys)), b.at(Swizzle::step_along_row(step, Traits::kRows)),
           step > 0);
     }
@@ -94,13 +95,27 @@ class ScoreConsumer {
     ptx::wgmma_commit();
   }
 
+  // Scores and dP below are those of the warpgroup's rows, or of some of them from row kFirst on.
+
+  /// How the rows' biases at `biases` are added. Where registers are scarce, the ones for those of two products at a
+  /// time do not fit them.
+  template <Bias kBias, int kRows>
+  __device__ __forceinline__ auto bias_step(uint32_t biases) const {
+    if constexpr (kHalves<Traits> && kBias == Bias::kScore) {
+      return SharedBiasStep<kRows>(biases, (base_ << 4) + static_cast<uint32_t>(offsetof(Shared, halves.ones)));
+    } else {
+      return BiasStep<kBias, kRows>(biases);
+    }
+  }
+
   /// Turns the products K Q^T into scores with the rows' bias, and multiplies dP by their derivatives.
-  __device__ __forceinline__ void take_scores(Scores& s, Scores& dp) const {
+  template <int kFirst = 0, int kValues>
+  __device__ __forceinline__ void take_scores(float (&s)[kValues], float (&dp)[kValues]) const {
     const QueryTile& query = shared_.tile[ring_.stage()].query;
     const Score score(p_, query.batch, query.head);
-    const RowBias* biases = shared_.biases[ring_.stage()] + first_row() + 2 * (ptx::lane() % 4);
+    const RowBias* biases = shared_.biases[ring_.stage()] + first_row() + kFirst + 2 * (ptx::lane() % 4);
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) {
+    for (int i = 0; i < kValues; ++i) {
       const float transformed = score.transform(s[i]);
       dp[i] *= score.gradient(transformed);
       s[i] = transformed + score_bias(biases[i / 4 * 8 + i % 2]);
@@ -109,37 +124,40 @@ class ScoreConsumer {
 
   /// P = exp2(S scale log2(e)), 0 where hidden. The early exponentials stand in both branches, where the compiler has
   /// to leave them, beside dP's product; the others it mixes with what follows that.
-  __device__ __forceinline__ void take_probabilities(Scores& s, bool partial) {
+  template <int kFirst = 0, int kValues>
+  __device__ __forceinline__ void take_probabilities(float (&s)[kValues], bool partial) {
     constexpr int kEarly = Traits::kEarlyScores;
 #pragma unroll
     for (float& score : s) score *= p_.scale_log2;
     if (partial) {
-      hide(s);
+      hide<kFirst>(s);
       exponentiate<0, kEarly>(s);
     } else {
       exponentiate<0, kEarly>(s);
     }
-    exponentiate<kEarly, kScores>(s);
+    exponentiate<kEarly, kValues>(s);
   }
-  template <int kBegin, int kEnd>
-  __device__ __forceinline__ static void exponentiate(Scores& s) {
+  template <int kBegin, int kEnd, int kValues>
+  __device__ __forceinline__ static void exponentiate(float (&s)[kValues]) {
 #pragma unroll
     for (int i = kBegin; i < kEnd; ++i) s[i] = ptx::exp2_approx(s[i]);
   }
 
   /// Makes the scores of hidden elements -inf: a thread's are of two keys.
-  __device__ __forceinline__ void hide(Scores& s) {
+  template <int kFirst, int kValues>
+  __device__ __forceinline__ void hide(float (&s)[kValues]) {
     delay<Role::kConsumer>();
-    ptx::wait(shared_.mask_full[ring_.stage()], take_phase(kMask + ring_.stage()));
-    const uint32_t key = first_key() + warp_ * 16 + ptx::lane() / 4, shift = 8 * (ptx::lane() % 4);
+    if constexpr (kFirst == 0) ptx::wait(shared_.mask_full[ring_.stage()], take_phase(kMask + ring_.stage()));
+    const uint32_t lane = lane_anew<Traits>();
+    const uint32_t key = first_key() + warp_ * 16 + lane / 4, shift = 8 * (lane % 4);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const ColumnBits<Traits::kRows> bits = shared_.mask_bits[ring_.stage()][key + 8 * half];
 #pragma unroll
-      for (int word = 0; word < Traits::kScoreRows / 32; ++word) {
+      for (int word = 0; word < kValues / 16; ++word) {
         uint32_t visible;
         if constexpr (Traits::kOwnKeys) {
-          visible = bits.word[word] >> shift;
+          visible = bits.word[kFirst / 32 + word] >> shift;
         } else {
           visible = bits.word[warpgroup_] >> shift;
         }
@@ -149,15 +167,18 @@ class ScoreConsumer {
     }
   }
 
-  __device__ __forceinline__ static void pack(const Scores& s, PackedScores& packed) {
+  template <int kValues>
+  __device__ __forceinline__ static void pack(const float (&s)[kValues], uint32_t (&packed)[kValues / 8][4]) {
 #pragma unroll
-    for (int i = 0; i < kScores / 2; ++i) packed[i / 4][i % 4] = ptx::pack<Element>(s[2 * i], s[2 * i + 1]);
+    for (int i = 0; i < kValues / 2; ++i) packed[i / 4][i % 4] = ptx::pack<Element>(s[2 * i], s[2 * i + 1]);
   }
 
   /// dS = P dP.
-  __device__ __forceinline__ static void take_score_gradients(const Scores& p, const Scores& dp, PackedScores& ds) {
+  template <int kValues>
+  __device__ __forceinline__ static void take_score_gradients(const float (&p)[kValues], const float (&dp)[kValues],
+                                                              uint32_t (&ds)[kValues / 8][4]) {
 #pragma unroll
-    for (int i = 0; i < kScores / 2; ++i)
+    for (int i = 0; i < kValues / 2; ++i)
       ds[i / 4][i % 4] = ptx::pack<Element>(p[2 * i] * dp[2 * i], p[2 * i + 1] * dp[2 * i + 1]);
   }
 
@@ -170,11 +191,12 @@ class ScoreConsumer {
   }
 
   /// Puts P or dS in shared memory, query-major, from `to` on.
-  __device__ __forceinline__ void write(const PackedScores& scores, uint32_t to) const {
+  template <int kSteps>
+  __device__ __forceinline__ void write(const uint32_t (&scores)[kSteps][4], uint32_t to) const {
     const uint32_t row = ptx::lane() % 8 + ptx::lane() / 16 * 8, chunk = warp_ * 2 + ptx::lane() / 8 % 2;
     to += row * Swizzle::kRow;
 #pragma unroll
-    for (int step = 0; step < Traits::kScoreRows / 16; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       ptx::stmatrix_x4_transposed(to + step * Swizzle::kStepDownRows + Swizzle::chunk(row, chunk), scores[step][0],
                                   scores[step][1], scores[step][2], scores[step][3]);
     }

@@ -20,10 +20,10 @@ class Staging {
   using Shared = SharedStorage<Traits>;
   using Element = typename Traits::Element;
   using Params = typename Traits::Params;
-  using Blocks = DqBlocks<Traits::kRows, Traits::kQkDim>;
+  using Blocks = DqBlocks<Traits>;
   using KeyGradients = typename Traits::KeyGradients;
   using ValueGradients = typename Traits::ValueGradients;
-  /// How many 64 x 64 blocks of a tile's dq the warpgroup computes, and what a thread holds of them.
+  /// How many blocks of a tile's dq the warpgroup computes, and what a thread holds of them.
   static constexpr int kOwnBlocks = Traits::kAlternate ? Blocks::kBlocks : Blocks::kBlocks / Traits::kConsumers;
   using Block = cuda::Accumulators<64, Blocks::kBlockColumns>;
   static_assert(Blocks::kTileFloats <= Traits::kConsumerWarps * Traits::kStagingFloats);
@@ -120,6 +120,10 @@ class Staging {
 #pragma unroll
     for (int block = 0; block < kOwnBlocks; ++block) {
       const int n = warp_of(block);
+      if constexpr (Blocks::kColumnBlocks > 1 && Blocks::kBlockColumns % 64 != 0) {
+        store_overlapping(dq[block], tile, n, tile_of(block));
+        continue;
+      }
       SlabTile::write_rows(dq[block], p_.softmax_scale, tile_of(block));
       SlabTile::template store<Traits::kOneCopy, Blocks::kBlockColumns>(
           p_.dq,
@@ -129,12 +133,29 @@ class Staging {
     }
   }
 
+  /// Warp number n's rows of a block between 64 and 128 columns, as two boxes of 64 that have some columns in common.
+  __device__ __forceinline__ void store_overlapping(const Block& dq, const QueryTile& tile, int n, float* to) const {
+    constexpr int kSecond = Blocks::kBlockColumns - 64;
+    const ptx::BoxOrigin at{tile.row_tile * Traits::kRows + Blocks::row(n), 0, static_cast<int32_t>(tile.head),
+                            static_cast<int32_t>(tile.batch)};
+    const int column = Blocks::column_block(n) * Blocks::kBlockColumns;
+    SlabTile::write_rows(cuda::part_of<0, 32>(dq), p_.softmax_scale, to, lane_anew<Traits>());
+    SlabTile::write_rows(cuda::part_of<kSecond / 2, 32>(dq), p_.softmax_scale, to + 16 * 64 / 2, lane_anew<Traits>());
+    delay<Role::kStore>();
+    if (!ptx::is_leader()) return;
+    if (at.row < p_.seqlen_q) {
+      ptx::tma_store(p_.dq, to, at, column);
+      ptx::tma_store(p_.dq, to + 16 * 64 / 2, at, column + kSecond);
+    }
+    ptx::bulk_commit();
+  }
+
   /// 16 keys by each warp.
   template <int kValues>
   __device__ __forceinline__ void store_keys(const CUtensorMap& map, const float (&gradients)[kValues], float factor,
                                              const ptx::BoxOrigin& at, uint32_t phase) const {
     wait(phase);
-    SlabTile::write_rows(gradients, factor, own_tile());
+    SlabTile::write_rows(gradients, factor, own_tile(), lane_anew<Traits>());
     SlabTile::template store<Traits::kOneCopy, 2 * kValues>(map, at, p_.seqlen_k, own_tile());
   }
 

@@ -25,11 +25,12 @@ class SlabTile {
   /// Puts 16 rows of gradients in a staging tile as TMA stores them. Zeros become positive, as in sums of several
   /// tiles.
   template <int kValues>
-  __device__ __forceinline__ static void write_rows(const float (&gradients)[kValues], float factor, float* tile) {
-    const uint32_t row = ptx::lane() % 16, to = ptx::shared_address(tile) + row * Swizzle::kRow;
+  __device__ __forceinline__ static void write_rows(const float (&gradients)[kValues], float factor, float* tile,
+                                                    uint32_t lane = ptx::lane()) {
+    const uint32_t row = lane % 16, to = ptx::shared_address(tile) + row * Swizzle::kRow;
 #pragma unroll
     for (int step = 0; step < kValues / 8; ++step) {
-      const uint32_t chunk = step % 4 * 2 + ptx::lane() / 16;
+      const uint32_t chunk = step % 4 * 2 + lane / 16;
       uint32_t words[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {

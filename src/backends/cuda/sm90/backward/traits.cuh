@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "backends/cuda/attention/fragments.cuh"
 #include "backends/cuda/attention/score.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/ptx/swizzle.cuh"
 #include "backends/cuda/sm90/backward/params.h"
+#include "backends/cuda/sm90/backward/row_bias.cuh"
 #include "backends/cuda/sm90/common/kv_source.cuh"
 #include "backends/cuda/sm90/tile_config.h"
 
@@ -45,9 +47,12 @@ struct BackwardTraits {
   static constexpr BackwardTile kTile = find_tile(kBackwardTiles, kHeadDim_, kHeadDimV_, kConsumers_);
   static constexpr bool kWide = false;
   static_assert(!kTile.wide);
-  static_assert(kHeadDim_ % 32 == 0 && kHeadDimV_ % 32 == 0 && kHeadDim_ <= 128 && kHeadDimV_ <= 128);
-  static_assert(kConsumers_ == 2 && (kTile.alternate || kTile.rows * kHeadDim_ == 64 * 128),
-                "unless they alternate, the consumers divide a tile's dQ into two blocks of 64 x 64");
+  static_assert(kHeadDim_ % 32 == 0 && kHeadDimV_ % 32 == 0);
+  static_assert(kHeadDim_ + kHeadDimV_ <= (kTile.halves ? 320 : 256), "dk and dv of 64 keys have to leave registers");
+  static_assert(kConsumers_ == 2 && (kTile.alternate || (kTile.rows == 64 && kHeadDim_ % 64 == 0)),
+                "unless they alternate, the consumers divide the columns of a tile's dQ into two blocks of 64 rows");
+  static_assert(!kTile.halves || (kTile.rows == 64 && !kTile.alternate && !kTile.one_code),
+                "two halves of 32 rows each; the consumers differ in how they compute dQ");
   static_assert(registers_fit(kTile.helper_registers, kTile.consumer_registers, kTile.consumers));
   static constexpr int kQkDim = kHeadDim_, kVDim = kHeadDimV_;
   /// Columns of Q, K and dq, and of V and dO, in shared memory: whole blocks, of which TMA fills the rest with zeros.
@@ -61,7 +66,8 @@ struct BackwardTraits {
   static constexpr bool kOwnKeys = true;    ///< the consumers divide a tile's keys
   static constexpr int kScoreRows = kRows;  ///< rows that a consumer has scores of
   static constexpr int kStages = kTile.stages, kDoutStages = kTile.dout_stages;
-  static_assert(kDoutStages == kStages);
+  static_assert(kDoutStages == (kTile.halves ? 1 : kStages));
+  static constexpr int kDsStages = kTile.halves ? 1 : 2;
   static constexpr int kEndings = kStages;    ///< announcements of the end: one for each store warp
   static constexpr int kKeyTilesOfBlock = 1;  ///< key tiles that a key block of the plan is divided into
   static constexpr int kDqPieces = 1;         ///< of a tile's dq that are added up for themselves
@@ -70,7 +76,7 @@ struct BackwardTraits {
   static constexpr bool kAlternate = kTile.alternate;
   static constexpr bool kOneCode = kTile.one_code;
   /// Of a thread's scores, those whose exponentials come before dP is waited for.
-  static constexpr int kEarlyScores = kRows / 4;
+  static constexpr int kEarlyScores = kTile.halves ? kRows / 8 : kRows / 4;
   static constexpr int kHelperRegisters = kTile.helper_registers, kConsumerRegisters = kTile.consumer_registers;
 
   static constexpr uint32_t kQBytes = kRows * kQkColumns * sizeof(Element);
@@ -78,7 +84,7 @@ struct BackwardTraits {
   static constexpr uint32_t kKBytes = kKeys * kQkColumns * sizeof(Element);
   static constexpr uint32_t kVBytes = kKeys * kVColumns * sizeof(Element);
   static constexpr uint32_t kBiasBytes = kRows * sizeof(RowBias);
-  static constexpr int kStagingFloats = 16 * 64;  ///< 16 rows of two blocks of 64 columns, in 16 bits
+  static constexpr int kStagingFloats = 16 * kQkColumns / 2 > 16 * 64 ? 16 * kQkColumns / 2 : 16 * 64;
 
   /// What a consumer thread holds of its warpgroup's 64 keys: S and dP, with the tile's rows as columns, and dK and dV.
   using Scores = cuda::Accumulators<64, kRows>;
@@ -88,14 +94,23 @@ struct BackwardTraits {
   using PackedScores = cuda::PackedFragments<kRows>;
 };
 
-/// A tile's dq, kRows x kDim, as it lies in the consumers' warps, in the staging tiles and in the sums: blocks of 64
-/// rows and 64 columns, or of all columns where those are no multiple of 64; those of the same columns one after the
-/// other. A block's four warps' 16 rows follow each other; in them, lane l's float4 number e is at e * 32 + l: rows l /
-/// 4 and l / 4 + 8, columns 8e + 2(l % 4) + {0, 1}.
-template <int kRows, int kDim>
+/// Whether dP comes in halves, and registers are scarce.
+template <typename Traits>
+inline constexpr bool kHalves = Traits::kTile.halves;
+
+/// The lane, for what few tiles need: where registers are scarce, what follows from it is not kept in them.
+template <typename Traits>
+__device__ __forceinline__ uint32_t lane_anew() {
+  return kHalves<Traits> ? ptx::lane_anew() : ptx::lane();
+}
+
+/// A tile's dq as it lies in the consumers' warps, in the staging tiles and in the sums: blocks of 64 rows and
+/// kBlockColumns columns, those of the same columns one after the other. A block's four warps' 16 rows follow each
+/// other; in them, lane l's float4 number e is at e * 32 + l: rows l / 4 and l / 4 + 8, columns 8e + 2(l % 4) + {0, 1}.
+template <typename Traits>
 struct DqBlocks {
-  static constexpr int kBlockColumns = kDim % 64 == 0 ? 64 : kDim;
-  static constexpr int kRowBlocks = kRows / 64, kColumnBlocks = kDim / kBlockColumns,
+  static constexpr int kBlockColumns = Traits::kTile.dq_columns();
+  static constexpr int kRowBlocks = Traits::kRows / 64, kColumnBlocks = Traits::kQkDim / kBlockColumns,
                        kBlocks = kRowBlocks * kColumnBlocks;
   static constexpr int kWarpsOfColumns = 4 * kRowBlocks;  ///< with the same columns: 16 rows each
   static constexpr int kWarpFloats = 16 * kBlockColumns, kWarps = 4 * kBlocks, kTileFloats = kWarpFloats * kWarps;
@@ -170,16 +185,23 @@ struct ColumnBounds {
   int32_t begin[2][kKeys], end[2][kKeys];
 };
 
+/// What else there is where dP comes in halves: dS has one stage, and ones for the scores' biases take no registers.
+struct HalvesStorage {
+  ScoreOnes ones;
+  uint64_t ds_empty;
+};
+struct NoStorage {};
+
 template <typename Traits>
 struct SharedStorage {
   using Element = typename Traits::Element;
   alignas(1024) Element k[Traits::kKeys * Traits::kQkColumns];
   alignas(1024) Element v[Traits::kKeys * Traits::kVColumns];
   alignas(1024) Element q[Traits::kStages][Traits::kRows * Traits::kQkColumns];
-  alignas(1024) Element dout[Traits::kStages][Traits::kRows * Traits::kVColumns];
+  alignas(1024) Element dout[Traits::kDoutStages][Traits::kRows * Traits::kVColumns];
   /// dS, [rows, keys] as rows of 64 keys of each warpgroup; twice, so that one barrier of the consumers a tile is
-  /// enough.
-  alignas(1024) Element ds[2][Traits::kRows * Traits::kKeys];
+  /// enough, or, where there is no room for that, once.
+  alignas(1024) Element ds[Traits::kDsStages][Traits::kRows * Traits::kKeys];
   /// Staging tiles, one of each consumer warp, for a work tile's dk and dv on their way out; and for a tile's dq, which
   /// has them to itself meanwhile.
   alignas(1024) float staging[Traits::kConsumerWarps][Traits::kStagingFloats];
@@ -190,9 +212,10 @@ struct SharedStorage {
   uint64_t tile_full[Traits::kStages], mask_full[Traits::kStages];
   uint64_t scores_full[Traits::kStages];  ///< dS is written, and all consumer lanes have read the announcement
   uint64_t q_full[Traits::kStages], q_empty[Traits::kStages];
-  uint64_t dout_full[Traits::kStages], dout_empty[Traits::kStages];  ///< with the first tile of a work tile, V too
+  uint64_t dout_full[Traits::kDoutStages], dout_empty[Traits::kDoutStages];  ///< with the first tile, V too
   uint64_t dq_full[Traits::kStages], dq_empty;
   uint64_t k_full, kv_empty;
+  [[no_unique_address]] std::conditional_t<kHalves<Traits>, HalvesStorage, NoStorage> halves;
 };
 
 }  // namespace flashmask::sm90::bwd

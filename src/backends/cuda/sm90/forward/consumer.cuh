@@ -28,9 +28,8 @@ class Consumer {
       : p_(p), shared_(shared), warpgroup_(static_cast<int>(ptx::uniform(threadIdx.x / 128)) - 1) {}
 
   __device__ __forceinline__ void run() {
-    if (Traits::kOverlapFrom > 0 && warpgroup_ + 1 == Traits::kConsumers) pass_turn();
+    if (Traits::kTurns && warpgroup_ + 1 == Traits::kConsumers) pass_turn();
     while (true) {
-      if constexpr (Traits::kQBuffers == 1) release_stored_rows();
       delay<Role::kConsumer>();
       ptx::wait(shared_.q_full[q_ring_.stage()], q_ring_.phase());
       read_work_tile();
@@ -59,6 +58,8 @@ class Consumer {
   using Probabilities = HalfProbabilities[2];
   using Swizzle = ptx::Swizzle128;
   static constexpr int kScores = sizeof(Scores) / sizeof(float);
+  /// Where long rows overlap, short ones go without turns.
+  static constexpr bool kTurnsInEveryRow = Traits::kTurns && Traits::kOverlapFrom == 0;
 
   /// One lane reads what the producer wrote, the one that later gives the slot back.
   __device__ __forceinline__ void read_work_tile() {
@@ -78,6 +79,7 @@ class Consumer {
   /// Waits for all parts although they are not read here: an arrival on a buffer must not overtake its load.
   __device__ __forceinline__ void skip_tile() {
     ptx::arrive_once(shared_.k_empty[kv_ring_.stage()][0]);
+    release_rows_after_last_tile();
 #pragma unroll
     for (int part = 1; part < Traits::kKParts; ++part) {
       ptx::wait(shared_.k_full[kv_ring_.stage()][part], kv_ring_.phase());
@@ -111,16 +113,18 @@ class Consumer {
     Outputs o = {};
     cuda::RowState rows;
     rows.reset();
-    for (const uint32_t end = kv_ring_.count + work_.tiles; kv_ring_.count != end;) {
+    end_ = kv_ring_.count + work_.tiles;
+    if (!Traits::kOutputThroughQ && work_.tiles == 0) ptx::arrive_once(shared_.q_empty[0]);
+    while (kv_ring_.count != end_) {
       Tile tile;
       if (next_tile(tile)) {
         if constexpr (kOverlapped) {
-          run_streak(tile, end, o, rows);
+          run_streak(tile, o, rows);
         } else {
           run_tile(tile, o, rows);
         }
       } else {
-        if constexpr (kOverlapped) {
+        if constexpr (kOverlapped || kTurnsInEveryRow) {
           take_turn();
           pass_turn();
         }
@@ -132,8 +136,10 @@ class Consumer {
 
   __device__ __forceinline__ void run_tile(const Tile& tile, Outputs& o, cuda::RowState& rows) {
     Scores s;
+    if constexpr (kTurnsInEveryRow) take_turn();
     issue_scores(s);
-    release_rows_under_products();
+    if constexpr (kTurnsInEveryRow) pass_turn();
+    release_stored_rows();
     const cuda::SlabBits visible = take_mask(tile);
     finish_scores();
     take_scores(s, tile, visible);
@@ -163,12 +169,15 @@ class Consumer {
 
   /// The warpgroups issue their products in turn, one tile each, so that they do not drift into doing the same thing at
   /// the same time.
-  __device__ __forceinline__ void take_turn() const { ptx::named_barrier_sync(kTurnBarrier + warpgroup_, 256); }
+  __device__ __forceinline__ void take_turn() const {
+    if constexpr (Traits::kTurns) ptx::named_barrier_sync(kTurnBarrier + warpgroup_, 256);
+  }
   __device__ __forceinline__ void pass_turn() const {
+    if constexpr (!Traits::kTurns) return;
     ptx::named_barrier_arrive(kTurnBarrier + (warpgroup_ + 1 == Traits::kConsumers ? 0 : warpgroup_ + 1), 256);
   }
 
-  __device__ __forceinline__ void run_streak(Tile tile, uint32_t end, Outputs& o, cuda::RowState& rows) {
+  __device__ __forceinline__ void run_streak(Tile tile, Outputs& o, cuda::RowState& rows) {
     kv_ring_.count = ptx::uniform(kv_ring_.count);
     Scores s;
     float factor[2];
@@ -176,7 +185,7 @@ class Consumer {
     take_turn();
     issue_scores(s);
     pass_turn();
-    release_rows_under_products();
+    release_stored_rows();
     const cuda::SlabBits first_visible = take_mask(tile);
     ptx::wgmma_wait<0>();
     take_scores(s, tile, first_visible);
@@ -185,23 +194,25 @@ class Consumer {
     exponentiate_and_pack(s, p, rows);
     if (first_raised.row_max) rows.refresh_limits(p_.score_of_bit);
     kv_ring_.advance();
-    while (kv_ring_.count != end && next_tile(tile)) {
+    while (kv_ring_.count != end_ && next_tile(tile)) {
       const uint32_t before = kv_ring_.count - 1;
       take_turn();
       issue_scores(s);
-      delay<Role::kConsumer>();
-      wait_for_values(before);
       issue_output(o, p, before);
       pass_turn();
       const cuda::SlabBits visible = take_mask(tile);
-      ptx::wgmma_wait<1>();
+      ptx::wgmma_wait<Traits::kVParts>();
       take_scores(s, tile, visible);
       const cuda::Raised raised = rows.raise_row_max(s, p_.scale_log2, p_.score_of_bit, factor);
       rows.exponentiate(s, 0, p_.scale_log2);
       rows.exponentiate(s, 1, p_.scale_log2);
+      if constexpr (Traits::kVParts == 2) {
+        ptx::wgmma_wait<1>();
+        give_values_back(before, 0);
+      }
       ptx::wgmma_wait<0>();
       ptx::pin(o);
-      give_values_back(before);
+      give_values_back(before, Traits::kVParts - 1);
       if (raised.rescale) cuda::RowState::rescale(o, factor);
       if (raised.row_max) rows.refresh_limits(p_.score_of_bit);
       cuda::RowState::pack<Element>(s, 0, p[0]);
@@ -209,8 +220,6 @@ class Consumer {
       kv_ring_.advance();
     }
     const uint32_t last = kv_ring_.count - 1;
-    delay<Role::kConsumer>();
-    wait_for_values(last);
     issue_output(o, p, last);
     ptx::wgmma_wait<0>();
     ptx::pin(o);
@@ -225,10 +234,11 @@ class Consumer {
     }
   }
 
-  /// Makes scores of the finished product QK^T and gives K back.
+  /// Makes scores of the finished product QK^T and gives K back, and after the last one Q.
   __device__ __forceinline__ void take_scores(Scores& s, const Tile& tile, const cuda::SlabBits& visible) {
     ptx::pin(s);
     ptx::arrive_once(shared_.k_empty[kv_ring_.stage()][Traits::kKParts - 1]);
+    release_rows_after_last_tile();
     const Score score_of(p_, work_.batch, work_.head);
 #pragma unroll
     for (int i = 0; i < kScores; ++i) s[i] = score_of.transform(s[i]);
@@ -282,12 +292,13 @@ class Consumer {
     }
   }
   /// Waits for S, and gives back all parts of K but the last.
+  template <int kPart = 0>
   __device__ __forceinline__ void finish_scores() {
-    if constexpr (Traits::kKParts == 2) {
-      ptx::wgmma_wait<1>();
-      ptx::arrive_once(shared_.k_empty[kv_ring_.stage()][0]);
+    ptx::wgmma_wait<Traits::kKParts - 1 - kPart>();
+    if constexpr (kPart + 1 < Traits::kKParts) {
+      ptx::arrive_once(shared_.k_empty[kv_ring_.stage()][kPart]);
+      finish_scores<kPart + 1>();
     }
-    ptx::wgmma_wait<0>();
   }
 
   /// O += P V for one half of the tile's keys.
@@ -296,12 +307,22 @@ class Consumer {
     multiply_values(o, p, tile, half);
     ptx::wgmma_commit();
   }
-  /// O += P V.
+  /// O += P V, when V is there, in as many groups as V has parts.
   __device__ __forceinline__ void issue_output(Outputs& o, const Probabilities& p, uint32_t tile) {
-    ptx::wgmma_fence();
-    multiply_values(o, p[0], tile, 0);
-    multiply_values(o, p[1], tile, 1);
-    ptx::wgmma_commit();
+    delay<Role::kConsumer>();
+    if constexpr (Traits::kVParts == 2) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        wait_for_values(tile, half);
+        issue_output(o, p[half], tile, half);
+      }
+    } else {
+      wait_for_values(tile);
+      ptx::wgmma_fence();
+      multiply_values(o, p[0], tile, 0);
+      multiply_values(o, p[1], tile, 1);
+      ptx::wgmma_commit();
+    }
   }
   __device__ __forceinline__ void multiply_values(Outputs& o, const HalfProbabilities& p, uint32_t tile, int half) {
     constexpr int kSteps = Traits::kKeys / 2 / 16;
@@ -316,31 +337,33 @@ class Consumer {
   }
 
   __device__ __forceinline__ void finish_work_tile(Outputs& o, cuda::RowState& rows) {
-    release_rows_under_products();
+    release_stored_rows();
     const int32_t row = work_.row + slab_row();
     rows.finish(o);
     Traits::Epilogue::template store<Traits>(p_, shared_, q_ring_, warpgroup_, work_, row, o, rows);
     rows_leaving_ = true;
   }
 
-  /// With two buffers of Q this wait is put off to where products are under way.
-  __device__ __forceinline__ void release_rows_under_products() {
-    if constexpr (Traits::kQBuffers > 1) release_stored_rows();
-  }
-  /// Gives the producer the buffer that the last work tile's rows left through, once they have.
+  /// Gives the producer the buffer that the last work tile's rows left through, once they have. This wait is put off to
+  /// where products are under way.
   __device__ __forceinline__ void release_stored_rows() {
-    if (!rows_leaving_) return;
+    if (!Traits::kOutputThroughQ || !rows_leaving_) return;
     if (ptx::is_leader()) {
       ptx::bulk_wait_read();
-      ptx::arrive(shared_.q_empty[Traits::kQBuffers > 1 ? q_ring_.stage() ^ 1 : 0]);
+      ptx::arrive(shared_.q_empty[q_ring_.stage() ^ 1]);
     }
     rows_leaving_ = false;
+  }
+  /// Gives Q back as soon as this warp has no more products that read it, where the output does not leave through it.
+  __device__ __forceinline__ void release_rows_after_last_tile() {
+    if (!Traits::kOutputThroughQ && kv_ring_.count + 1 == end_) ptx::arrive_once(shared_.q_empty[0]);
   }
 
   const Params& p_;
   Shared& shared_;
   const int warpgroup_;
   WorkTile work_{};            ///< in uniform registers
+  uint32_t end_ = 0;           ///< of the work tile's tiles, in the count of kv_ring_
   bool rows_leaving_ = false;  ///< the last work tile's, through the other buffer of Q
   ptx::RingPosition<Traits::kQBuffers> q_ring_;
   ptx::RingPosition<Traits::kStages> kv_ring_;

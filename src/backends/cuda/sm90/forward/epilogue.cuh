@@ -28,9 +28,9 @@ __device__ __forceinline__ void store_lse(const ForwardParams& p, int32_t slab_f
 }
 
 /// The policy Epilogue stores a work tile's results: of every consumer warp its 16 rows of O from `row` on, normalised,
-/// and their lse. It may use the warp's own part of Q's buffer at `q_ring`, which is given back to the producer once
-/// the bulk stores that the warp's leader has committed have read it. This one stores final rows, O in the tensors'
-/// type.
+/// and their lse. Where Q has two buffers (kOutputThroughQ), it may use the warp's own part of the one at `q_ring`,
+/// which is given back to the producer once the bulk stores that the warp's leader has committed have read it; a single
+/// one has been given back before. This one stores final rows, O in the tensors' type.
 struct FinalRows {
   template <typename Traits>
   __device__ __forceinline__ static void store(const typename Traits::Params& p, SharedStorage<Traits>& shared,
@@ -38,6 +38,20 @@ struct FinalRows {
                                                const WorkTile& work, int32_t row, const typename Traits::Outputs& o,
                                                const cuda::RowState& rows) {
     store_lse(p, row, work, rows);
+    if constexpr (Traits::kOutputThroughQ) {
+      store_through_q<Traits>(p, shared, q_ring, warpgroup, work, row, o);
+    } else {
+      store_from_registers<Traits>(p, work, row, o);
+    }
+  }
+
+ private:
+  template <typename Traits>
+  __device__ __forceinline__ static void store_through_q(const typename Traits::Params& p,
+                                                         SharedStorage<Traits>& shared,
+                                                         const ptx::RingPosition<Traits::kQBuffers>& q_ring,
+                                                         int warpgroup, const WorkTile& work, int32_t row,
+                                                         const typename Traits::Outputs& o) {
     // Other warps of the warpgroup may still have products that read Q under way.
     ptx::named_barrier_sync(kWarpgroupBarrier + warpgroup, 128);
     write_rows<Traits>(ptx::shared_address(shared.q[q_ring.stage()]) + slab_row() * ptx::Swizzle128::kRow, o);
@@ -53,7 +67,41 @@ struct FinalRows {
     if (ptx::is_leader()) ptx::bulk_commit();
   }
 
- private:
+  /// A quad holds 16 bytes of a row at a time. Its lanes exchange four such chunks, so that each of them has one, and
+  /// the quad stores 64 bytes of a row, whole sectors.
+  template <typename Traits>
+  __device__ __forceinline__ static void store_from_registers(const typename Traits::Params& p, const WorkTile& work,
+                                                              int32_t row, const typename Traits::Outputs& o) {
+    using Element = typename Traits::Element;
+    constexpr int kChunk = 8, kColumns = 4 * kChunk;
+    static_assert(Traits::kVDim % kColumns == 0);
+    delay<Role::kStore>();
+    const TensorRows& out = p.out_rows;
+    // Of an opaque number nothing is kept in registers while products are under way.
+    const uint32_t lane = ptx::opaque(ptx::lane());
+    const int32_t first_column = kChunk * static_cast<int32_t>(lane % 4);
+    Element* const origin =
+        static_cast<Element*>(out.data) + work.batch * out.batch_stride + work.head * out.head_stride + first_column;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t own = row + static_cast<int32_t>(lane / 4) + 8 * half;
+      // None of a row past the last.
+      const int32_t columns = own < p.seqlen_q ? out.columns - first_column : 0;
+      Element* const to = origin + own * out.row_stride;
+#pragma unroll
+      for (int column = 0; column < Traits::kVDim; column += kColumns) {
+        uint32_t words[4];
+#pragma unroll
+        for (int chunk = 0; chunk < 4; ++chunk) {
+          const float* pair = o + (column + kChunk * chunk) / 2 + 2 * half;
+          words[chunk] = ptx::pack<Element>(pair[0], pair[1]);
+        }
+        cuda::transpose_in_quad(lane, words);
+        if (column < columns) *reinterpret_cast<uint4*>(to + column) = {words[0], words[1], words[2], words[3]};
+      }
+    }
+  }
+
   /// Puts the warp's rows at `slab` as TMA stores them.
   template <typename Traits>
   __device__ __forceinline__ static void write_rows(uint32_t slab, const typename Traits::Outputs& o) {

@@ -126,6 +126,7 @@ ForwardParams make_params(const Problem& p, const ForwardCall& call, uint32_t* c
   params.k = tensor_map(p.seqlen_k > 0 ? p.k : p.q, of_qk, tile.keys, qk_blocks, "k");
   params.v = tensor_map(p.seqlen_k > 0 ? p.v : p.out, of_v, tile.keys / tile.v_parts, v_blocks, "v");
   params.out = tensor_map(p.out, of_v, 16, 1, "out");
+  params.out_rows = {p.out.data, p.out.stride[0], p.out.stride[2], p.out.stride[1], static_cast<int32_t>(p.head_dim_v)};
   params.lse = static_cast<float*>(p.lse.data);
   params.lse_batch_stride = p.lse.stride[0];
   params.lse_head_stride = p.lse.stride[1];

@@ -28,6 +28,13 @@ enum class ElementMask : int32_t {
   kDense,    ///< baseline mode: a dense matrix, and no band
 };
 
+/// The rows of a tensor [batch, seqlen, heads, columns], for stores from registers. Strides are in elements.
+struct TensorRows {
+  void* data;
+  int64_t batch_stride, head_stride, row_stride;
+  int32_t columns;
+};
+
 struct ForwardParams {
   CUtensorMap q, k, v, out;
   float* lse;
@@ -43,6 +50,7 @@ struct ForwardParams {
   cuda::DenseMask dense;
   cuda::Schedule schedule;       ///< of query heads' row tiles, the longest first; null next: every CTA has one
   unsigned long long* executed;  ///< counter of executed tiles; may be null
+  TensorRows out_rows;           ///< what the map `out` is of
 };
 
 }  // namespace flashmask::sm90

@@ -27,6 +27,7 @@ class Producer {
       const uint32_t n = next;
       next = claim_next();
       run_work_tile(n);
+      load_late_values();
       next = __shfl_sync(0xffffffff, next, 0);
     }
     announce({0, 0, 0, WorkTile::kEnd}, 0);
@@ -49,7 +50,6 @@ class Producer {
     const auto kv_head = static_cast<int32_t>(place.head / p_.query_heads_per_kv_head);
     const auto produce = [&](int32_t key_block, uint32_t live, uint32_t full) {
       load_tile(key_block, classes_of(key_block, live, full), kv_head, batch);
-      announce_late();
     };
     if (p_.element_mask == ElementMask::kDense) {
       const auto row = static_cast<int32_t>(place.rank) * Traits::kRows;
@@ -75,8 +75,8 @@ class Producer {
     }
   }
 
-  /// A work tile is announced before its tiles. With one buffer of Q the announcement waits for the output of the work
-  /// tile before, and so it comes after the first tile's K and V, which need not wait.
+  /// A work tile is announced before its tiles. With one buffer of Q the announcement waits until all warps have
+  /// finished QK^T of the work tile before, and so it comes after the first part of K, which may be there earlier.
   __device__ __forceinline__ void announce_early(const WorkTile& work, int64_t mask_offset) {
     if (Traits::kQBuffers > 1 || work.tiles == 0) {
       announce(work, mask_offset);
@@ -119,6 +119,12 @@ class Producer {
     return classes;
   }
 
+  /// V of a tile: the tile's number, and where in the tensor map it is.
+  struct Values {
+    uint32_t tile;
+    int32_t row, kv_head, entry;
+  };
+
   __device__ __forceinline__ void load_tile(int32_t key_block, uint32_t classes, int32_t kv_head, int32_t batch) {
     const uint32_t stage = kv_ring_.stage();
     const int32_t row = KvSource::template row<Traits::kKeys>(key_block), entry = KvSource::entry(p_, key_block, batch);
@@ -134,20 +140,38 @@ class Producer {
                                                       shared_.k_full[stage][part],
                                                       {row, part * kBlocks, kv_head, entry});
       }
+      if (part == 0) announce_late();
     }
+    const Values values{kv_ring_.count, row, kv_head, entry};
+    if constexpr (Traits::kKeysAhead) {
+      load_late_values();
+      late_values_ = values;
+      values_are_late_ = true;
+    } else {
+      load(values);
+    }
+    kv_ring_.advance();
+  }
+
+  __device__ __forceinline__ void load(const Values& values) {
 #pragma unroll
     for (int part = 0; part < Traits::kVParts; ++part) {
-      const auto ring = ring_of_values<Traits>(kv_ring_.count, part);
+      const auto ring = ring_of_values<Traits>(values.tile, part);
       delay<Role::kProducer>();
       ptx::wait(shared_.v_empty[ring.stage()], ring.phase() ^ 1);
       if (ptx::is_leader()) {
         ptx::arrive_expect(shared_.v_full[ring.stage()], Traits::kVPartBytes);
         constexpr int kKeys = Traits::kKeysOfVPart;
         Blocks::template load<Traits::kVBlocks, kKeys>(shared_.v[ring.stage()], p_.v, shared_.v_full[ring.stage()],
-                                                       {row + part * kKeys, 0, kv_head, entry});
+                                                       {values.row + part * kKeys, 0, values.kv_head, values.entry});
       }
     }
-    kv_ring_.advance();
+  }
+  /// V of the tile before, where K comes ahead.
+  __device__ __forceinline__ void load_late_values() {
+    if (!Traits::kKeysAhead || !values_are_late_) return;
+    load(late_values_);
+    values_are_late_ = false;
   }
 
   struct LateAnnouncement {
@@ -159,6 +183,8 @@ class Producer {
   const Params& p_;
   Shared& shared_;
   LateAnnouncement late_{};
+  Values late_values_{};
+  bool values_are_late_ = false;
   ptx::RingPosition<Traits::kQBuffers> q_ring_;
   ptx::RingPosition<Traits::kStages> kv_ring_;
   uint32_t executed_ = 0;

@@ -45,11 +45,10 @@ struct ForwardTraits {
   static constexpr ForwardTile kTile = find_tile(kForwardTiles, kHeadDim_, kHeadDimV_, kConsumers_);
   static_assert(kHeadDim_ % 16 == 0 && kHeadDimV_ % 16 == 0, "a product's step, and a store's, has 16 columns");
   static_assert(!kTile.one_copy || (kHeadDim_ % 64 == 0 && kHeadDimV_ % 64 == 0), "a copy fills blocks of 64 columns");
-  static_assert(kHeadDimV_ <= kHeadDim_, "the output leaves through Q's buffer");
   static_assert(kTile.keys == 128, "a tile's keys are a granule's");
   static_assert(kTile.consumers <= 3, "a tile's code has the classes of three granules");
   static_assert(kTile.q_buffers == 1 || kTile.q_buffers == 2);
-  static_assert(kTile.k_parts == 1 || (kTile.k_parts == 2 && kTile.overlap_from == 0), "another product is under way");
+  static_assert(kTile.k_parts == 1 || kTile.overlap_from == 0, "another product is under way");
   static_assert(kTile.v_parts == 1 || kTile.v_parts == 2, "P V runs by the halves of a tile's keys");
   static_assert(kTile.v_slots >= kTile.v_parts, "a tile of V has to fit");
   static_assert(registers_fit(kTile.producer_registers, kTile.consumer_registers, kTile.consumers));
@@ -58,6 +57,10 @@ struct ForwardTraits {
   static constexpr int kRows = kTile.rows();
   static constexpr int kKeys = kTile.keys;
   static constexpr int kQBuffers = kTile.q_buffers;
+  /// Whether the output leaves through the buffer of Q that the work tile came in; a single one is better free for the
+  /// next work tile's rows.
+  static constexpr bool kOutputThroughQ = kQBuffers > 1;
+  static_assert(!kOutputThroughQ || kVDim <= kQkDim, "the output has to fit Q's buffer");
   static constexpr int kStages = kTile.k_tiles, kKParts = kTile.k_parts;
   static constexpr int kVSlots = kTile.v_slots, kVParts = kTile.v_parts;
   static constexpr int kThreads = 128 * (kConsumers + 1);
@@ -65,6 +68,11 @@ struct ForwardTraits {
   static constexpr int kProducerRegisters = kTile.producer_registers;
   static constexpr int kConsumerRegisters = kTile.consumer_registers;
   static constexpr int kOverlapFrom = kTile.overlap_from;
+  static constexpr bool kTurns = kTile.turns;
+  /// Whether K of a tile is loaded before V of the one before. With P V under the next softmax a slot of V is free
+  /// later than one of K, and K, which is needed first, would wait for it.
+  static constexpr bool kKeysAhead = kOverlapFrom > 0 && kVSlots < 2 * kVParts;
+  static_assert(!kKeysAhead || kStages > 1, "K of two tiles has to fit");
   static constexpr int kMaskSlots = kTile.mask_slots;
   static constexpr int kMaskRows = kTile.mask_rows;
   static constexpr int kMaskParts = 64 / kMaskRows;
@@ -114,7 +122,7 @@ template <typename Traits>
 struct SharedStorage {
   using Element = typename Traits::Element;
   // Where there is room Q is double-buffered: the next work tile's rows load while this one's are in use, and the
-  // output leaves through the rows' own buffer.
+  // output leaves through the rows' own buffer (kOutputThroughQ).
   alignas(1024) Element q[Traits::kQBuffers][Traits::kRows * Traits::kQkBlocks * 64];
   alignas(1024) Element k[Traits::kStages][Traits::kKeys * Traits::kQkBlocks * 64];
   alignas(1024) Element v[Traits::kVSlots][Traits::kKeysOfVPart * Traits::kVBlocks * 64];
