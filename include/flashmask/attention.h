@@ -23,19 +23,27 @@ struct ExecutedTiles {
   int64_t backward_keys = 0;  ///< by the pass over key blocks (dk, dv)
 };
 
-/// Attention weights set to zero at random, the others scaled by 1 / (1 - p).
+/// Attention weights set to zero at random, the others scaled by 1 / (1 - p). lse is that of all weights.
+///
+/// Which are kept depends on the state, the batch entry, the query head, the row and the key alone, whatever the
+/// backend, the tiles and the mask: Philox4x32-10 (Salmon et al., SC 2011) gives each weight 16 bits, so p is rounded
+/// to a multiple of 2^-16, at most 65535 / 65536. docs/features.md says which bits.
 struct Dropout {
   double p = 0;  ///< the share set to zero, in [0, 1)
-  /// {seed, offset} of the random numbers, on the call's device, where they are read while the work runs: a CUDA graph
-  /// draws new ones in each replay. A backward takes its forward's. Null without dropout.
+  /// {seed, offset} of the random numbers, 8-byte aligned, on the call's device, where they are read while the work
+  /// runs: a CUDA graph draws new ones in each replay. A backward takes its forward's. Needed if p > 0, not read
+  /// otherwise.
   const uint64_t* state = nullptr;
 };
+/// Writes which weights a call with this dropout keeps: kept is bool or uint8 [batch, heads_q, seqlen_q, seqlen_k] in
+/// host memory, of any strides, 1 = kept. The state is read there, too.
+FLASHMASK_API void dropout_mask(const Dropout& dropout, const TensorView& kept);
 
 /// What a call asks for beyond the softmax of masked scores; by default nothing. The cpu and reference backends
-/// implement softcap and sinks; what a backend does not implement it refuses (kUnsupported) with the feature's name.
+/// implement all of it; what a backend does not implement it refuses (kUnsupported) with the feature's name.
 struct Features {
   /// Scores become softcap * tanh(score / softcap), after softmax_scale and before the mask (Gemma 2,
-  /// arXiv:2408.00118); 0: as they are. At least 0, finite.
+  /// arXiv:2408.00118); 0: as they are. Otherwise between 1e-18 and 1e18.
   double softcap = 0;
   /// [heads_q], float32 or q's dtype: the score of one more key, whose value is zero, that every row sees (gpt-oss,
   /// arXiv:2508.10925). It is neither scaled nor capped. lse includes it: a row that sees nothing else has out = 0 and

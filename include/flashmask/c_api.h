@@ -98,7 +98,7 @@ typedef struct fm_executed_tiles {
 /* Returns `bytes` bytes on the call's device, of any alignment, or NULL if there are none. Throws nothing. */
 typedef void* (*fm_allocate)(void* context, size_t bytes);
 
-/* What a call may ask for beyond its tensors. The cpu and reference backends implement softcap and sink; dropout_p,
+/* What a call may ask for beyond its tensors. The cpu and reference backends implement softcap, sink and dropout;
  * block_table and partial_out no backend yet. A value other than zero of what a backend does not implement is
  * FM_UNSUPPORTED, with a message that names the field. */
 typedef struct fm_options {
@@ -126,7 +126,7 @@ typedef struct fm_options {
   const char* kernels;    /* a set of kernels by name, "sm90"; NULL or "auto": the first that run on the
                              device, or FLASHMASK_KERNELS; see Options in attention.h */
   /* {seed, offset} of dropout's random numbers, 8-byte aligned, on `device`, where they are read while the work runs: a
-   * CUDA graph draws new ones in each replay. A backward takes its forward's. */
+   * CUDA graph draws new ones in each replay. A backward takes its forward's. Not read if dropout_p is 0. */
   const uint64_t* dropout_state;
 } fm_options;
 
@@ -267,6 +267,11 @@ FLASHMASK_API fm_status fm_forward(const fm_forward_args* args, void* workspace,
 FLASHMASK_API fm_status fm_backward_workspace(const fm_backward_args* args, const fm_options* options, size_t* bytes);
 FLASHMASK_API fm_status fm_backward(const fm_backward_args* args, void* workspace, size_t workspace_bytes,
                                     const fm_options* options);
+
+/* Writes which attention weights a call with this dropout keeps, 1 = kept: Dropout in attention.h. kept: bool or uint8
+ * [batch, heads_q, seqlen_q, seqlen_k] in host memory, any strides. `state` is fm_options::dropout_state, in host
+ * memory, too; it may be NULL if dropout_p is 0. */
+FLASHMASK_API fm_status fm_dropout_mask(double dropout_p, const uint64_t* state, const fm_tensor* kept);
 
 /* Which backend and configuration the call would take, and why, as text: up to `capacity` bytes with the
  * terminating zero are written to `text`, and *length (if not NULL) is the full length without it. */

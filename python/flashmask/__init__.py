@@ -17,6 +17,7 @@ _MODULES = {
     "flashmask_varlen_func": "varlen",
     "scaled_dot_product_attention": "sdpa",
     "merge_attention": "merge",
+    "dropout_mask": "dropout",
     "explain": "explain",
     "Mask": "mask",
     "UnsupportedError": "errors",

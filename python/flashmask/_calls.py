@@ -36,6 +36,19 @@ def backward(front, dout, dlse, q, k, v, out, lse, mask, **options):
     return tuple(gradients.values())
 
 
+def dropout_mask(front, state, p, shape):
+    """bool of `shape` [batch, heads, seqlen_q, seqlen_k] in host memory. state: int64 or uint64 [2] there."""
+    kept = front.empty_on_host(shape, "bool")
+    described = front.array(kept).described("kept")
+    capi.check(capi.load().fm_dropout_mask(p, front.array(state).pointer, C.byref(described)))
+    return kept
+
+
+def dropout_state(front, state):
+    """fm_options' pointer to it."""
+    return C.cast(front.array(state).pointer, C.POINTER(C.c_uint64))
+
+
 def mask_of(front, mask):
     """fm_mask of a mask, whose arrays have to stay."""
     return capi.mask_of(mask, lambda name, x: front.array(x).described(name))
@@ -76,10 +89,12 @@ def mask_parameters(vectors, numbers):
 
 
 def _run(front, name, kind, arrays, mask, options):
-    """`options` as capi.options takes them, but `sink` is an array or None."""
-    sink = options.pop("sink", None)
+    """`options` as capi.options takes them, but `sink` and `dropout_state` are arrays or None."""
+    sink, state = options.pop("sink", None), options.pop("dropout_state", None)
     if sink is not None:
         options["sink"] = front.array(sink).described("sink")
+    if state is not None:
+        options["dropout_state"] = dropout_state(front, state)
     args = capi.make(kind, **{name: front.array(x).described(name) for name, x in arrays.items()})
     if mask is not None:
         args.mask = C.pointer(mask_of(front, mask))

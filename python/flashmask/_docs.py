@@ -33,6 +33,17 @@ block_mask: bool, uint8 or int32 [batch or 1, 1 or heads_kv or heads_q, ceil(seq
     "softcap": """\
 softcap: scores, scaled, become softcap * tanh(score / softcap) before the mask is applied, as in Gemma 2
     (arXiv:2408.00118); 0: as they are.""",
+    "dropout": """\
+dropout: the share of the attention weights that are set to zero at random, in [0, 1); the others are scaled by
+    1 / (1 - dropout). Rounded to 16 bits. lse is that of all weights.""",
+    "dropout_mask": """\
+Which attention weights a call with this dropout keeps: bool [batch, heads, seqlen_q, seqlen_k], True = kept.
+
+state: the dropout_state of the call, a seed and an offset. p: its dropout. heads: those of the queries. It depends on
+nothing else: not on the backend, tiles, threads, mask or lengths. What is kept is scaled by 65536 / (65536 - t), where
+t is p * 65536, rounded.
+
+Raises TypeError or ValueError if an argument is wrong.""",
     "sink": """\
 sink: [heads_q], float32 or the dtype of the queries: of each head the score of one more key, whose value is 0 and which
     every row sees, as in gpt-oss (arXiv:2508.10925). It is not scaled or capped. lse includes it: a row that sees no

@@ -60,6 +60,7 @@ class Call:
     device: int = 0
     stream: int | None = None
     softcap: float = 0.0
+    dropout_p: float = 0.0
     sink: Array | None = None
 
     def map(self, function):
@@ -67,9 +68,11 @@ class Call:
         return replace(self, q=function(self.q), k=function(self.k), v=function(self.v))
 
     def options(self):
-        names = "softmax_scale", "deterministic", "backend", "max_ctas", "threads", "device", "stream", "softcap"
-        sink = {} if self.sink is None else {"sink": self.sink.described("sink")}
-        return capi.options(**{name: getattr(self, name) for name in names}, **sink)
+        names = "softmax_scale", "deterministic", "backend", "max_ctas", "threads", "device", "stream"
+        features = {"softcap": self.softcap, "dropout_p": self.dropout_p}
+        if self.sink is not None:
+            features["sink"] = self.sink.described("sink")
+        return capi.options(**{name: getattr(self, name) for name in names}, **features)
 
     def arguments(self, kind, **fields):
         """fm_forward_args or fm_backward_args. Outputs are described, not allocated: nothing writes them."""

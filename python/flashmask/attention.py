@@ -28,6 +28,7 @@ def flashmask_attention(
     sink=None,
     q_pos=None,
     k_pos=None,
+    dropout_state=None,
 ):
     """Softmax attention in which each key is hidden from up to two runs of query rows.
 
@@ -54,8 +55,11 @@ def flashmask_attention(
     {softcap}
     {sink}
         Differentiable, as query, key and value are.
-    dropout, q_pos, k_pos: not implemented; anything but 0, None and None raises UnsupportedError. Nor does CUDA
-        implement softcap and sink.
+    {dropout}
+    dropout_state: int64 [2] on query's device, a seed and an offset, which say what is dropped (dropout_mask); None:
+        drawn from torch's default generator there. The backward drops the same.
+    q_pos, k_pos: not implemented; anything but None raises UnsupportedError. Nor does CUDA implement softcap, sink and
+        dropout.
 
     Returns out, in query's dtype and layout, [batch, seqlen_q, heads_q, head_dim_v]; with return_softmax_lse (out,
     lse), lse [batch, heads_q, seqlen_q] natural logarithm, float32 (float64 for float64). Both are
@@ -67,7 +71,7 @@ def flashmask_attention(
     """
     features = ()
     if dropout != 0 or softcap != 0 or sink is not None or q_pos is not None or k_pos is not None:
-        features = read_features(dropout, softcap, sink, q_pos, k_pos)
+        features = read_features(query, dropout, dropout_state, softcap, sink, q_pos, k_pos)
     mask = call_mask(query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout)
     out, lse = ops.checked_attention(
         query, key, value, mask, softmax_scale, layout, deterministic, backend, max_ctas, features
@@ -75,10 +79,11 @@ def flashmask_attention(
     return (out, lse) if return_softmax_lse else out
 
 
-def read_features(dropout, softcap, sink, q_pos, k_pos):
+def read_features(query, dropout, dropout_state, softcap, sink, q_pos, k_pos):
     """Features as ops.features_of has them; UnsupportedError naming the first that is not implemented."""
-    _arguments.refuse_unsupported(dropout=(dropout, 0), q_pos=(q_pos, None), k_pos=(k_pos, None))
-    return ops.features_of(softcap, sink)
+    _arguments.refuse_unsupported(q_pos=(q_pos, None), k_pos=(k_pos, None))
+    _arguments.check_dense("query", query)
+    return ops.features_of(softcap, sink, dropout, dropout_state, query.device)
 
 
 def call_mask(query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout):

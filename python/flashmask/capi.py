@@ -181,6 +181,7 @@ _ARGUMENTS = {
     "fm_forward": [_POINTER, _POINTER, _SIZE, _POINTER],
     "fm_backward_workspace": [_POINTER, _POINTER, _POINTER],
     "fm_backward": [_POINTER, _POINTER, _SIZE, _POINTER],
+    "fm_dropout_mask": [C.c_double, _POINTER, _POINTER],
     "fm_explain": [_POINTER, _POINTER, *_TEXT],
     "fm_explain_backward": [_POINTER, _POINTER, *_TEXT],
     "fm_explain_json": [_POINTER, C.c_int, _POINTER, _POINTER, *_TEXT],

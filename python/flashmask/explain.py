@@ -32,6 +32,7 @@ def explain(
     sink=None,
     q_pos=None,
     k_pos=None,
+    dropout_state=None,
 ):
     """
     {explain}
@@ -40,7 +41,8 @@ def explain(
     """
 
     def prepare():
-        features = read_features(dropout, softcap, sink, q_pos, k_pos)
+        state = torch.zeros(2, dtype=torch.int64) if dropout_state is None else dropout_state  # none is drawn
+        features = read_features(query, dropout, state, softcap, sink, q_pos, k_pos)
         mask = call_mask(query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout)
         if mask.device not in (None, query.device):
             raise ValueError(
@@ -58,6 +60,7 @@ def explain(
             needs_gradient=any(x.requires_grad for x in (*tensors, *(x for x in (sink,) if x is not None))),
             max_ctas=ctas,
             softcap=features[-1] if features else 0.0,
+            dropout_p=features[-2] if features else 0.0,
             sink=None if sink is None else _described(sink),
             **_place(query.device),
         )

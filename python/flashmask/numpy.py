@@ -28,6 +28,7 @@ __all__ = [
     "UnsupportedError",
     "attention",
     "attention_backward",
+    "dropout_mask",
     "explain",
     "masks",
 ]
@@ -115,6 +116,8 @@ def attention(
     threads=0,
     softcap=0.0,
     sink=None,
+    dropout=0.0,
+    dropout_state=None,
 ):
     """Softmax attention in which each key is hidden from up to two runs of query rows: (out, lse).
 
@@ -131,6 +134,9 @@ def attention(
     threads: at most so many; 0: OpenMP's default. The result does not depend on it.
     {softcap}
     {sink}
+    {dropout}
+    dropout_state: int64 or uint64 [2], a seed and an offset, which say what is dropped (dropout_mask); the backward
+        takes the same. Needed for dropout.
 
     Returns out, in q's dtype and layout, [batch, seqlen_q, heads_q, head_dim_v], and lse [batch, heads_q, seqlen_q],
     natural logarithm, float32 (float64 for float64).
@@ -140,7 +146,9 @@ def attention(
     """
     q, k, v = _bshd(layout, q=q, k=k, v=v)
     call_mask = _mask(mask, q, k, causal, window_size, q_offset, block_mask)
-    out, lse = _calls.forward(_Numpy, q, k, v, call_mask, **_options(softmax_scale, backend, threads, softcap, sink))
+    out, lse = _calls.forward(
+        _Numpy, q, k, v, call_mask, **_options(softmax_scale, backend, threads, softcap, sink, dropout, dropout_state)
+    )
     return _in_layout(layout, out), lse
 
 
@@ -165,6 +173,8 @@ def attention_backward(
     threads=0,
     softcap=0.0,
     sink=None,
+    dropout=0.0,
+    dropout_state=None,
 ):
     """The gradients of attention(): (dq, dk, dv), in the shapes, dtypes and memory layouts of q, k and v.
 
@@ -177,7 +187,7 @@ def attention_backward(
     """
     dout, q, k, v, out = _bshd(layout, dout=dout, q=q, k=k, v=v, out=out)
     call_mask = _mask(mask, q, k, causal, window_size, q_offset, block_mask)
-    options = _options(softmax_scale, backend, threads, softcap, sink)
+    options = _options(softmax_scale, backend, threads, softcap, sink, dropout, dropout_state)
     lse = _array("lse", lse)
     dlse = None if dlse is None else _array("dlse", dlse)
     gradients = _calls.backward(_Numpy, dout, dlse, q, k, v, out, lse, call_mask, **options)
@@ -201,6 +211,8 @@ def explain(
     threads=0,
     softcap=0.0,
     sink=None,
+    dropout=0.0,
+    dropout_state=None,
 ):
     """
     {explain}
@@ -209,13 +221,24 @@ def explain(
     def prepare():
         arrays = _bshd(layout, q=q, k=k, v=v)
         call_mask = _mask(mask, *arrays[:2], causal, window_size, q_offset, block_mask)
-        options = _options(softmax_scale, backend, threads, softcap, sink)
+        options = _options(softmax_scale, backend, threads, softcap, sink, dropout, dropout_state)
         options["sink"] = None if sink is None else _Numpy.array(options["sink"])
+        del options["dropout_state"]
         call = _explain.Call(*map(_Numpy.array, arrays), deterministic=True, needs_gradient=True, **options)
         fm_mask = _calls.mask_of(_Numpy, call_mask)
         return _explain.Described(call, call_mask, fm_mask, _explain.host_tiles(fm_mask))
 
     return _explain.explain(prepare)
+
+
+@composed
+def dropout_mask(state, p, batch, heads, seqlen_q, seqlen_k):
+    """
+    {dropout_mask}
+    """
+    lengths = {"batch": batch, "heads": heads, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
+    shape = tuple(_values.length(name, x) for name, x in lengths.items())
+    return _calls.dropout_mask(_Numpy, _state(state), _values.number("p", p), shape)
 
 
 class _Numpy:
@@ -279,16 +302,27 @@ def _numbers(name, value):
         raise ValueError(f"{name} must be integers, nested lists of one length: {error}") from None
 
 
-def _options(softmax_scale, backend, threads, softcap, sink):
+def _options(softmax_scale, backend, threads, softcap, sink, dropout, dropout_state):
     if not isinstance(backend, str):
         raise TypeError(f"backend is {_values.given(backend)}; it must be a string, as 'auto'")
+    p = _values.number("dropout", dropout)
+    if p > 0 and dropout_state is None:
+        raise ValueError(f"dropout is {p} without dropout_state; it must be given, int64 or uint64 [2]")
     return {
         "softmax_scale": None if softmax_scale is None else _values.number("softmax_scale", softmax_scale),
         "backend": backend,
         "threads": _values.integer("threads", threads, 0, 2**31 - 1),
         "softcap": _values.number("softcap", softcap),
         "sink": None if sink is None else _array("sink", sink),
+        "dropout_p": p,
+        "dropout_state": None if dropout_state is None else _state(dropout_state),
     }
+
+
+def _state(x):
+    if _array("dropout_state", x).shape != (2,) or x.dtype not in (np.int64, np.uint64):
+        raise ValueError(f"dropout_state is {_values.given(x)}; it must be int64 or uint64 [2], a seed and an offset")
+    return np.ascontiguousarray(x).view(np.int64)
 
 
 def _array(name, x):

@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 
 from . import _arguments, _library, capi
 from ._values import LAYOUTS
+from .dropout import check_state, draw_state
 from .errors import UnrepresentableMaskError, UnsupportedError
 
 _library.load()
@@ -34,7 +35,6 @@ _MOST_CTAS = 2**31 - 1
 # Where an operator's options end and its features begin: sink, q_pos, k_pos, dropout_state, and then the numbers
 # dropout_p and softcap. Those that have their default may be left out, from the last one on.
 _SINK, _DROPOUT_P = 8, 12
-_NO_FEATURES = (None, None, None, None, 0.0, 0.0)
 
 _NO_FUNCTIONAL_DERIVATIVE = (
     "torch.func cannot differentiate flashmask attention; torch.autograd.grad and backward() can"
@@ -71,13 +71,15 @@ def attention(
     max_ctas=0,
     softcap=0.0,
     sink=None,
+    dropout=0.0,
+    dropout_state=None,
 ):
     """Masked attention: (out, lse), both differentiable with respect to q, k, v and the sink.
 
     mask: a Mask, or None: every row sees every key. softmax_scale: default 1 / sqrt(head_dim). layout "bhsd": q, k and
     v are [batch, heads, seqlen, head_dim], and so is out; all are views. deterministic: gradients with the same bits in
     every run; None follows torch.use_deterministic_algorithms. backend: "auto", "cpu", "cuda" or "reference" (slow, the
-    only one for float64). max_ctas, softcap, sink: as in flashmask_attention.
+    only one for float64). max_ctas, softcap, sink, dropout, dropout_state: as in flashmask_attention.
 
     Under torch.autocast q, k and v are cast to its dtype. Raises ValueError if an argument is wrong, and
     UnsupportedError if no backend takes the call.
@@ -85,19 +87,25 @@ def attention(
     check_dimensions(q, k, v, layout)
     if mask is not None:
         check_lengths(mask, q, k, layout)
-    features = features_of(softcap, sink)
+    features = features_of(softcap, sink, dropout, dropout_state, q.device)
     return checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend, max_ctas, features)
 
 
-def features_of(softcap, sink):
+def features_of(softcap, sink, dropout, dropout_state, device):
     """The features of a call as checked_attention takes them: as the operators' last arguments have them.
 
-    TypeError or ValueError if one is wrong, as far as Python says so.
+    A state that is not given is drawn, on `device`. TypeError or ValueError if one is wrong, as far as Python says so.
     """
     if sink is not None:
         _arguments.check_dense("sink", sink, "[heads_q]")
-    features = (sink, None, None, None, 0.0, _arguments.number("softcap", softcap))
-    return () if sink is None and features == _NO_FEATURES else features
+    if dropout_state is not None:
+        check_state(dropout_state)
+    p, cap = _arguments.number("dropout", dropout), _arguments.number("softcap", softcap)
+    if p == 0:
+        dropout_state = None
+    elif dropout_state is None:
+        dropout_state = draw_state(device)
+    return () if sink is None and p == 0 and cap == 0 else (sink, None, None, dropout_state, p, cap)
 
 
 def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend, max_ctas, features=()):
@@ -299,6 +307,8 @@ def _forward_vmap(info, in_dims, q, k, v, bounds, block_mask, plan_, *options):
     """One call in which the mapped dimension is part of the batch."""
     if any(dim is not None for dim in in_dims[6:]):
         raise UnsupportedError("vmap over a sink is not implemented; over q, k, v and the mask it is")
+    if len(options) > _DROPOUT_P and options[_DROPOUT_P] != 0:
+        raise UnsupportedError("vmap of dropout is not implemented: the mapped dimension is part of the batch")
     size = info.batch_size
     q, k, v = (_folded(x, dim, size) for x, dim in zip((q, k, v), in_dims))
     masks = []

@@ -25,7 +25,8 @@ def scaled_dot_product_attention(
             to [batch, heads_q, seqlen_q, seqlen_k]. One of size 1 in seqlen_q's place, as for padding, costs next to
             nothing. Any other is read on the host and turned into a Mask at each call, which torch.compile cannot
             trace: make the Mask once where the time matters.
-        dropout_p: only 0.
+        dropout_p: the share of the attention weights that are set to zero, in training or not, as torch has it; drawn
+            from torch's default generator, other ones than torch's. Not on CUDA.
         is_causal: row i sees keys 0 .. i, aligned at the top left. Not together with attn_mask.
         scale: default 1 / sqrt(head_dim).
         enable_gqa: must be set if heads_kv differs from heads_q, which it has to divide.
@@ -35,11 +36,9 @@ def scaled_dot_product_attention(
 
     Raises:
         UnrepresentableMaskError: a bool mask with a column that needs more than two intervals, which it names.
-        UnsupportedError: dropout, or a mask of numbers that are added to the scores.
+        UnsupportedError: dropout on CUDA, or a mask of numbers that are added to the scores.
         ValueError, TypeError: an argument is wrong.
     """
-    if dropout_p != 0:
-        _arguments.refuse_unsupported(dropout_p=(dropout_p, 0))
     ops.check_dimensions(query, key, value, "bhsd")
     is_causal, enable_gqa = _arguments.flag("is_causal", is_causal), _arguments.flag("enable_gqa", enable_gqa)
     if query.shape[1] != key.shape[1] and not enable_gqa:
@@ -61,6 +60,7 @@ def scaled_dot_product_attention(
         q_offset=0 if is_causal else None,
         softmax_scale=scale,
         layout="bhsd",
+        dropout=_arguments.number("dropout_p", dropout_p),
         **mask,
     )
 

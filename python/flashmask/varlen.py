@@ -32,6 +32,7 @@ def flashmask_varlen_func(
     backend="auto",
     max_ctas=0,
     sink=None,
+    dropout_state=None,
 ):
     """Attention within each document of a packed batch. Differentiable in q, k, v and sink, and through lse.
 
@@ -51,23 +52,22 @@ def flashmask_varlen_func(
         deterministic: True: the same gradient bits in every run. None follows
             torch.are_deterministic_algorithms_enabled().
         return_softmax_lse, return_attn_probs: either one returns lse too. Probabilities are never made.
-        dropout_p, alibi_slopes, block_table: only 0, None and None.
-        softcap, sink, backend, max_ctas: as in flashmask_attention.
+        alibi_slopes, block_table: only None.
+        dropout_p: dropout in flashmask_attention, whose rows and keys are those of the packed batch.
+        softcap, sink, dropout_state, backend, max_ctas: as in flashmask_attention.
 
     Returns:
         out (total_q, heads_q, head_dim_v), or (out, lse) with lse (heads_q, total_q): natural log, float32 (float64 for
         float64 inputs). A row that sees no key has out 0 and lse -inf (with a sink, the sink).
 
     Raises:
-        UnsupportedError: dropout, alibi_slopes or block_table is given.
+        UnsupportedError: alibi_slopes or block_table is given, or no backend takes the call.
         ValueError, TypeError: an argument is wrong.
 
     Each call makes its mask and its plan anew. To share them among the layers of a model, make the mask once with
     varlen_mask and call flashmask_attention(q[None], k[None], v[None], mask).
     """
-    _arguments.refuse_unsupported(
-        dropout_p=(dropout_p, 0), alibi_slopes=(alibi_slopes, None), block_table=(block_table, None)
-    )
+    _arguments.refuse_unsupported(alibi_slopes=(alibi_slopes, None), block_table=(block_table, None))
     _arguments.check_tensors("(total tokens, heads, head_dim)", q=q, k=k, v=v)
     cu_q, cu_k = _cu_seqlens_of_both(cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0], q.device)
     _arguments.check_one_device(q=q, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
@@ -84,6 +84,8 @@ def flashmask_varlen_func(
         max_ctas=max_ctas,
         softcap=softcap,
         sink=sink,
+        dropout=_arguments.number("dropout_p", dropout_p),
+        dropout_state=dropout_state,
     )
     return (out[0], lse[0]) if return_softmax_lse or return_attn_probs else out[0]
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
+#include <cstdint>
 #include <initializer_list>
 
 #include "backends/problem.h"
@@ -12,6 +13,8 @@ namespace flashmask {
 namespace {
 
 constexpr int64_t kMaxHeadDim = 256;
+/// So that it and its inverse are ordinary numbers in float32, far beyond what anybody caps scores at.
+constexpr double kLeastSoftcap = 1e-18, kMostSoftcap = 1e18;
 
 struct Requirement {
   std::initializer_list<int64_t> shape;
@@ -176,10 +179,11 @@ void check_options(const Options& options) {
   if (options.softmax_scale && !std::isfinite(*options.softmax_scale))
     throw_invalid("softmax_scale is ", *options.softmax_scale, "; it must be finite");
   const Features& features = options.features;
-  if (!std::isfinite(features.softcap) || features.softcap < 0)
-    throw_invalid("softcap is ", features.softcap, "; it must be 0 (none) or a positive number");
-  if (!(features.dropout.p >= 0 && features.dropout.p < 1))
-    throw_invalid("dropout_p is ", features.dropout.p, "; it must be at least 0 and less than 1");
+  const bool is_cap = features.softcap >= kLeastSoftcap && features.softcap <= kMostSoftcap;
+  if (features.softcap != 0 && !is_cap)
+    throw_invalid("softcap is ", features.softcap, "; it must be 0 (none) or between ", kLeastSoftcap, " and ",
+                  kMostSoftcap);
+  check_dropout(features.dropout);
 }
 
 /// float32, or the tensors' own.
@@ -224,6 +228,7 @@ Problem begin(const AttentionInputs& args, const MaskView* mask, const Options& 
   check_inputs(p, with_data);
   p.softmax_scale = options.softmax_scale.value_or(1 / std::sqrt(static_cast<double>(p.head_dim)));
   check_sink(p, with_data);
+  if (with_data) check_dropout_state(p.features.dropout);
   p.mask = mask ? *mask : view_of({.seqlen_q = p.seqlen_q, .seqlen_k = p.seqlen_k}, Of::kShapes);
   check_mask(p);
   if (p.dense.defined()) check_dense(p, with_data);
@@ -233,6 +238,18 @@ Problem begin(const AttentionInputs& args, const MaskView* mask, const Options& 
 }
 
 }  // namespace
+
+void check_dropout(const Dropout& dropout) {
+  if (!(dropout.p >= 0 && dropout.p < 1))
+    throw_invalid("dropout_p is ", dropout.p, "; it must be at least 0 and less than 1");
+}
+
+void check_dropout_state(const Dropout& dropout) {
+  if (dropout.p > 0 && !dropout.state)
+    throw_invalid("dropout_state is null; with dropout_p ", dropout.p, " it must be a seed and an offset");
+  if (reinterpret_cast<std::uintptr_t>(dropout.state) % alignof(uint64_t) != 0)
+    throw_invalid("dropout_state is not aligned to ", alignof(uint64_t), " bytes");
+}
 
 void check_plan(const Problem& p) {
   const PlanLayout& plan = p.plan.layout();

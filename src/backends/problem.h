@@ -70,6 +70,10 @@ inline const uint8_t* dense_matrix(const Problem& p, int64_t b, int64_t h) {
 Problem check(const ForwardArgs& args, const MaskView* mask, const Options& options, bool with_data);
 Problem check(const BackwardArgs& args, const MaskView* mask, const Options& options, bool with_data);
 
+/// Throws unless p is in [0, 1), and unless the state is there if it is needed.
+void check_dropout(const Dropout& dropout);
+void check_dropout_state(const Dropout& dropout);
+
 /// Throws unless the plan, which is there, is of the problem's mask, as far as can be said without waiting.
 void check_plan(const Problem& problem);
 

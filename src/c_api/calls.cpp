@@ -86,6 +86,10 @@ fm_status fm_backward_workspace(const fm_backward_args* args, const fm_options* 
   return guarded([&] { required(bytes, "bytes") = workspace_of(args, options); });
 }
 
+fm_status fm_dropout_mask(double dropout_p, const uint64_t* state, const fm_tensor* kept) {
+  return guarded([&] { dropout_mask({.p = dropout_p, .state = state}, tensor(required(kept, "kept"), "kept", {})); });
+}
+
 fm_status fm_backward(const fm_backward_args* args, void* workspace, size_t workspace_bytes,
                       const fm_options* options) {
   return guarded([&] { run(args, memory(workspace, workspace_bytes, "workspace"), options); });

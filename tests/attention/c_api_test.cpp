@@ -3,6 +3,7 @@
 // What the C interface reads, and when: shapes before contents, and of those no more than a function needs.
 
 #include "flashmask/c_api.h"
+#include "flashmask/attention.h"
 
 #include <gtest/gtest.h>
 
@@ -83,6 +84,21 @@ void expect_refused_everywhere(const fm_mask& mask, const std::string& part) {
   expect_refused(fm_backward_workspace(&backward, nullptr, &bytes), part);
   expect_refused(fm_backward(&backward, workspace.data(), workspace.size() * 8, nullptr), part);
   expect_refused(fm_explain(&forward, nullptr, text, sizeof(text), nullptr), part);
+}
+
+TEST(CInterface, TheMaskOfADropout) {
+  const uint64_t state[2] = {7, uint64_t{1} << 63};
+  std::vector<uint8_t> kept(2 * 3 * 20 * 30), want(kept.size());
+  const fm_tensor there = tensor(FM_BOOL, {2, 3, 20, 30}, kept.data());
+  ASSERT_EQ(fm_dropout_mask(0.4, state, &there), FM_OK) << fm_last_error();
+  flashmask::dropout_mask({.p = 0.4, .state = state},
+                          flashmask::TensorView::contiguous(want.data(), flashmask::DataType::kBool, {2, 3, 20, 30}));
+  EXPECT_EQ(kept, want);
+  ASSERT_EQ(fm_dropout_mask(0, nullptr, &there), FM_OK) << fm_last_error();
+  EXPECT_EQ(kept, std::vector<uint8_t>(kept.size(), 1));
+  expect_refused(fm_dropout_mask(0.4, nullptr, &there), "dropout_state is null");
+  expect_refused(fm_dropout_mask(1, state, &there), "dropout_p is 1");
+  expect_refused(fm_dropout_mask(0.4, state, nullptr), "kept is NULL");
 }
 
 TEST(CInterface, ABlockMaskOfAnotherShapeIsRefusedUnread) {

@@ -39,6 +39,7 @@ void expect_gradient(Call<double>& call, std::vector<double>& input, const std::
 struct Asked {
   double softcap = 0;
   bool sink = false;
+  double dropout = 0;
 };
 
 void check(const Mask& mask, const Sizes& sizes, bool with_dlse, std::optional<double> scale = std::nullopt,
@@ -46,6 +47,8 @@ void check(const Mask& mask, const Sizes& sizes, bool with_dlse, std::optional<d
   Call<double> call(sizes, 7);
   call.options.features.softcap = asked.softcap;
   if (asked.sink) call.add_sink();
+  constexpr uint64_t kState[2] = {3, 4};
+  call.options.features.dropout = {.p = asked.dropout, .state = kState};
   call.mask = mask;
   call.with_dlse = with_dlse;
   call.options.backend = "reference";
@@ -80,10 +83,12 @@ TEST(Gradient, WithFeatures) {
       .batch = 2, .seqlen_q = 8, .seqlen_k = 7, .heads_q = 4, .heads_kv = 2, .head_dim = 3, .head_dim_v = 4};
   for (const double softcap : {0.0, 0.3, 2.0, 50.0}) {
     for (const bool sink : {false, true}) {
-      SCOPED_TRACE(testing::Message() << "softcap " << softcap << ", sink " << sink);
-      // Rows that see nothing, and their lse.
-      check(masks::causal(8, 7, -2), sizes, true, std::nullopt, {softcap, sink});
-      check(masks::sliding_window(8, 7, 2), sizes, false, 1.7, {softcap, sink});
+      for (const double dropout : {0.0, 0.4}) {
+        SCOPED_TRACE(testing::Message() << "softcap " << softcap << ", sink " << sink << ", dropout " << dropout);
+        // Rows that see nothing, and their lse.
+        check(masks::causal(8, 7, -2), sizes, true, std::nullopt, {softcap, sink, dropout});
+        check(masks::sliding_window(8, 7, 2), sizes, false, 1.7, {softcap, sink, dropout});
+      }
     }
   }
 }

@@ -17,7 +17,7 @@ namespace {
 
 struct Shape {
   Sizes sizes;
-  bool deterministic = false, with_plan = false;
+  bool deterministic = false, with_plan = false, with_features = false;
 };
 
 Call<float> run(const Shape& shape, const Mask& mask, int threads) {
@@ -29,6 +29,12 @@ Call<float> run(const Shape& shape, const Mask& mask, int threads) {
   call.options.deterministic = shape.deterministic;
   const Plan plan(mask);
   if (shape.with_plan) call.plan = plan.view();
+  if (shape.with_features) {
+    static constexpr uint64_t kState[2] = {1, 2};
+    call.add_sink();
+    call.options.features.softcap = 3;
+    call.options.features.dropout = {.p = 0.2, .state = kState};
+  }
   call.run();
   call.plan = {};
   return call;
@@ -39,7 +45,9 @@ void expect_same(const Call<float>& one, const Call<float>& other) {
                                    {"lse", &one.lse, &other.lse},
                                    {"dq", &one.dq, &other.dq},
                                    {"dk", &one.dk, &other.dk},
-                                   {"dv", &one.dv, &other.dv}}) {
+                                   {"dv", &one.dv, &other.dv},
+                                   {"dsink", &one.dsink, &other.dsink}}) {
+    if (a->empty()) continue;
     EXPECT_EQ(std::memcmp(a->data(), b->data(), a->size() * sizeof(float)), 0) << name;
   }
   EXPECT_EQ(one.executed.forward, other.executed.forward);
@@ -79,6 +87,13 @@ TEST(Threads, TurnsAtDqInTheWorkspace) {
       {.sizes = {.seqlen_q = 300, .seqlen_k = 900, .heads_q = 1, .heads_kv = 1, .head_dim = 8, .head_dim_v = 16},
        .deterministic = true,
        .with_plan = true});
+}
+
+TEST(Threads, WithFeatures) {
+  expect_same_with_any_threads(
+      {.sizes =
+           {.batch = 2, .seqlen_q = 200, .seqlen_k = 300, .heads_q = 4, .heads_kv = 2, .head_dim = 8, .head_dim_v = 16},
+       .with_features = true});
 }
 
 TEST(Threads, MoreThreadsThanRowTilesWaitForOneTurn) {

@@ -131,6 +131,16 @@ TEST_P(BrokenResults, TheGradientOfASink) {
     };
     with.softmax_scale = 1.5;
     expect_found(with, without, "out");
+    // A backward that drops others than its forward.
+    with.features = {.dropout = 0.3};
+    EXPECT_TRUE(run_case(with, {.backend = tested_backend()}).passed());
+    RunOptions other{.backend = tested_backend()};
+    other.implementation.backward = [](const BackwardArgs& args, std::span<std::byte> workspace, Options call) {
+      const uint64_t state[2] = {call.features.dropout.state[0], call.features.dropout.state[1] + 1};
+      call.features.dropout.state = state;
+      flashmask::backward(args, workspace, call);
+    };
+    expect_found(with, other, "dv");
   }
 }
 

@@ -42,9 +42,9 @@ TEST(CaseText, WhatIsLeftOutHasItsDefault) {
 }
 
 TEST(CaseText, NamesWhatItDoesNotUnderstand) {
-  for (const char* line :
-       {"batch", "batch=", "batch=3x", "batch=-1", "colour=3", "layout=sideways", "window=3", "window=3,-2",
-        "scale=nan", "softcap=inf", "sink=yes", "heads_q=3 heads_kv=2", "seed=-1", "seqlen_q=99999999999"}) {
+  for (const char* line : {"batch", "batch=", "batch=3x", "batch=-1", "colour=3", "layout=sideways", "window=3",
+                           "window=3,-2", "scale=nan", "softcap=inf", "sink=yes", "dropout=half",
+                           "heads_q=3 heads_kv=2", "seed=-1", "seqlen_q=99999999999"}) {
     EXPECT_THROW(parse_case(line), Error) << line;
   }
 }

@@ -143,6 +143,8 @@ void draw_mask(ByteReader& bytes, Drawn& drawn, std::array<int64_t, 2> batches, 
            m.seqlen_k});
 }
 
+constexpr uint64_t kDropoutState[2] = {1, 2};
+
 void draw_options(ByteReader& bytes, Drawn& drawn) {
   fm_options& o = drawn.options;
   o.struct_size = sizeof(o);
@@ -157,6 +159,7 @@ void draw_options(ByteReader& bytes, Drawn& drawn) {
     drawn.args.dsink = o.sink;
   }
   if (kind & 32) o.softcap = 2.5;
+  if (kind & 8 && !drawn.null_options) o.dropout_p = 0.3, o.dropout_state = kDropoutState;
   drawn.count = kind & 4;
   drawn.backend = drawn.args.q.dtype == FM_FLOAT64 ? 3 : kind / 64;
 }
@@ -258,7 +261,6 @@ void change_mask(ByteReader& bytes, Drawn& drawn) {
 void change_options(ByteReader& bytes, Drawn& drawn) {
   fm_options& o = drawn.options;
   const uint8_t field = bytes.byte() % 16;
-  static const uint64_t dropout_state[2] = {};
   constexpr int64_t kDevices[] = {1, -1, 2, INT32_MAX, INT32_MIN};
   switch (field) {
     case 0:
@@ -299,7 +301,7 @@ void change_options(ByteReader& bytes, Drawn& drawn) {
       break;
     }
     case 11:
-      o.dropout_state = dropout_state;
+      o.dropout_state = o.dropout_state ? nullptr : kDropoutState;
       break;
     case 12:
       o.allocate = [](void*, std::size_t) -> void* { return nullptr; };
@@ -378,6 +380,7 @@ class Calls {
 
   void run() {
     of_mask();
+    of_dropout();
     of_attention();
   }
 
@@ -441,6 +444,15 @@ class Calls {
     to_dense(shapes == FM_OK);
     from_dense();
     if (shapes == FM_OK && mask_readable_) inspect();
+  }
+
+  void of_dropout() {
+    const fm_tensor& v = drawn_.visible;
+    double elements = 1;  // which overlap, perhaps
+    for (int d = 0; d < 4; ++d) elements *= static_cast<double>(std::max<int64_t>(v.shape[d], 1));
+    if (!drawn_.readable(v) || elements > 65536) return;
+    expect_taken(judged(
+        fm_dropout_mask(drawn_.options.dropout_p, drawn_.options.dropout_state, memory_.copy(v, sizeof(fm_tensor)))));
   }
 
   void build_plan(bool shapes_fit) {

@@ -280,8 +280,11 @@ void on_device_alone(std::vector<Refusal>& refusals) {
          sink.shape[0] = kHeads;
        },
        kUnsupported, "sink is float32 [4]", Where::kOnDevice},
-      {"dropout", [](Bench&, Call& c) { c.options.features.dropout.p = 0.1; }, kUnsupported, "dropout_p is 0.1",
-       Where::kOnDevice},
+      {"dropout",
+       [](Bench&, Call& c) {
+         c.options.features.dropout = {.p = 0.1, .state = static_cast<const uint64_t*>(c.args.q.data)};
+       },
+       kUnsupported, "dropout_p is 0.1", Where::kOnDevice},
       {"an expanded q", [](Bench&, Call& c) { c.args.q.stride[0] = 0; }, kUnsupported, "q", Where::kOnDevice},
       {"the CPU's backend", [](Bench&, Call& c) { c.options.backend = "reference"; }, kUnsupported, "reference",
        Where::kOnDevice},

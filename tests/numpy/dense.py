@@ -4,9 +4,9 @@
 import numpy as np
 
 
-def attention(q, k, v, visible, scale=None, softcap=0.0, sink=None):
-    """(out, lse, probabilities, slopes) of BSHD tensors; visible, probabilities and the slopes of the softcap are
-    [batch, heads, rows, keys]."""
+def attention(q, k, v, visible, scale=None, softcap=0.0, sink=None, kept=1.0):
+    """(out, lse, probabilities, slopes) of BSHD tensors; visible, probabilities, the slopes of the softcap and what
+    dropout multiplies the probabilities by, `kept`, are [batch, heads, rows, keys]."""
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     group = q.shape[2] // k.shape[2]
     k, v = (np.repeat(x, group, axis=2) for x in (k, v))
@@ -22,16 +22,16 @@ def attention(q, k, v, visible, scale=None, softcap=0.0, sink=None):
     with np.errstate(divide="ignore"):
         lse = (np.log(total) + highest)[..., 0]
     p = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
-    return np.einsum("bhij,bjhd->bihd", p, v), lse, p, slopes
+    return np.einsum("bhij,bjhd->bihd", p * kept, v), lse, p, slopes
 
 
-def gradients(dout, q, k, v, visible, dlse=None, scale=None, softcap=0.0, sink=None):
+def gradients(dout, q, k, v, visible, dlse=None, scale=None, softcap=0.0, sink=None, kept=1.0):
     """(dq, dk, dv), and with a sink dsink."""
     _, lse, p, slopes = attention(q, k, v, visible, scale, softcap, sink)
     dout, q, k, v = (x.astype(np.float64) for x in (dout, q, k, v))
     group, scale = q.shape[2] // k.shape[2], q.shape[3] ** -0.5 if scale is None else scale
     wide_k, wide_v = (np.repeat(x, group, axis=2) for x in (k, v))
-    dp = np.einsum("bihd,bjhd->bhij", dout, wide_v)
+    dp = np.einsum("bihd,bjhd->bhij", dout, wide_v) * kept
     delta = (p * dp).sum(-1, keepdims=True) - (0 if dlse is None else dlse.astype(np.float64)[..., None])
     ds = p * (dp - delta) * slopes * scale
 
@@ -39,7 +39,7 @@ def gradients(dout, q, k, v, visible, dlse=None, scale=None, softcap=0.0, sink=N
         return x.reshape(*k.shape[:3], group, x.shape[3]).sum(3)
 
     dq = np.einsum("bhij,bjhd->bihd", ds, wide_k)
-    found = dq, of_keys(np.einsum("bhij,bihd->bjhd", ds, q)), of_keys(np.einsum("bhij,bihd->bjhd", p, dout))
+    found = dq, of_keys(np.einsum("bhij,bihd->bjhd", ds, q)), of_keys(np.einsum("bhij,bihd->bjhd", p * kept, dout))
     if sink is None:
         return found
     return *found, -(np.exp(sink.astype(np.float64)[:, None] - lse) * delta[..., 0]).sum((0, 2))

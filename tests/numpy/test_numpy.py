@@ -45,6 +45,9 @@ def check(dout, q, k, v, mask, dlse=None, **options):
     dtype = q.dtype.name
     scale = options.get("softmax_scale")
     features = {name: options[name] for name in ("softcap", "sink") if name in options}
+    if p := options.get("dropout"):
+        kept = fm.dropout_mask(options["dropout_state"], p, q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+        features["kept"] = kept * (65536 / (65536 - round(p * 65536)))
     visible = np.ones((1, 1, q.shape[1], k.shape[1]), bool) if mask is None else dense.visible(mask)
     out, lse = fm.attention(q, k, v, mask, **options)
     want_out, want_lse, *_ = dense.attention(q, k, v, visible, scale, **features)
@@ -98,6 +101,8 @@ def test_features(rng, dtype):
         {"sink": sink},
         {"sink": sink.astype(dtype_named(dtype)), "softcap": 20},
         {"sink": np.repeat(sink, 2)[::2]},
+        {"dropout": 0.2, "dropout_state": np.array([3, -4])},
+        {"dropout": 0.5, "dropout_state": np.array([3, 0, 2**64 - 4, 0], np.uint64)[::2], "sink": sink, "softcap": 9.0},
     ):
         check(*draw(rng, 90, 70, dtype), mask, dlse, backend=backend, **features)
 
@@ -160,6 +165,11 @@ def test_layouts_agree_and_gradients_have_the_memory_of_their_tensors(rng):
         ({"threads": -1}, ValueError, "threads is -1"),
         ({"softmax_scale": "1"}, TypeError, "softmax_scale"),
         ({"softcap": -2.0}, ValueError, "softcap is -2"),
+        ({"dropout": 1.0, "dropout_state": np.zeros(2, np.int64)}, ValueError, "dropout_p is 1"),
+        ({"dropout": 0.1}, ValueError, "dropout is 0.1 without dropout_state"),
+        ({"dropout": 0.1, "dropout_state": np.zeros(2)}, ValueError, r"it must be int64 or uint64 \[2\]"),
+        ({"dropout": 0.1, "dropout_state": np.zeros(3, np.int64)}, ValueError, r"it must be int64 or uint64 \[2\]"),
+        ({"dropout": 0.1, "dropout_state": [1, 2]}, TypeError, "dropout_state is .*; it must be a numpy array"),
         ({"softcap": None}, TypeError, "softcap is None"),
         ({"sink": [0.0, 0.0]}, TypeError, "sink is .*; it must be a numpy array"),
         ({"sink": np.zeros(3, np.float32)}, ValueError, r"sink is float32 \[3\]; it must be float32 \[2\]"),

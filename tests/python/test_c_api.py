@@ -331,7 +331,6 @@ def test_null_pointers_and_reserved_options():
     assert lib.fm_plan_bytes(C.byref(capi.mask(8, 8)), None) == capi.INVALID_ARGUMENT
     one = np.zeros(1, np.float32)
     for field, value in (
-        ("dropout_p", 0.1),
         ("reserved", (C.c_uint64 * 2)(0, 3)),
         ("block_table", one),
         ("partial_out", 1),

@@ -7,11 +7,11 @@ from devices import tolerance_of
 NAMES = ("out", "lse", "dq", "dk", "dv")
 
 
-def attention(q, k, v, visible, scale=None, *, softcap=0.0, sink=None):
+def attention(q, k, v, visible, scale=None, *, softcap=0.0, sink=None, weights=None):
     """Returns (out, lse).
 
     q [..., heads_q, rows, d], k and v [..., heads_kv, keys, d], visible bool on any device, that broadcasts to the
-    scores; sink [heads_q].
+    scores; sink [heads_q]; weights: what the probabilities are multiplied by after the softmax.
     """
     q, k, v = q.double(), *(x.double().repeat_interleave(q.shape[-3] // k.shape[-3], -3) for x in (k, v))
     scores = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
@@ -20,17 +20,18 @@ def attention(q, k, v, visible, scale=None, *, softcap=0.0, sink=None):
     seen = visible.any(-1)
     scores = scores.masked_fill(~visible, -torch.inf)
     if sink is not None:
-        return _with_sink(scores, v, sink.double()[:, None, None])
+        return _with_sink(scores, v, sink.double()[:, None, None], weights)
     scores = scores.masked_fill(~seen[..., None], 0)
     lse = torch.logsumexp(scores, -1) if scores.shape[-1] else scores.sum(-1)
     p = torch.exp(scores - lse[..., None]).masked_fill(~visible, 0)
-    return p @ v, lse.masked_fill(~seen, -torch.inf)
+    return (p if weights is None else p * weights) @ v, lse.masked_fill(~seen, -torch.inf)
 
 
-def _with_sink(scores, v, sink):
+def _with_sink(scores, v, sink, weights):
     """As the models that have sinks write it: one more column, which is dropped after the softmax."""
     scores = torch.cat((scores, sink.expand(*scores.shape[:-1], 1)), -1)
-    return torch.softmax(scores, -1)[..., :-1] @ v, torch.logsumexp(scores, -1)
+    p = torch.softmax(scores, -1)[..., :-1]
+    return (p if weights is None else p * weights) @ v, torch.logsumexp(scores, -1)
 
 
 def assert_close(got, want, name="", tolerance=1e-5):

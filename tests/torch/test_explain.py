@@ -123,7 +123,7 @@ def test_nothing_is_near():
 @pytest.mark.parametrize(
     "arguments,why",
     [
-        ({"dropout": 0.1}, "dropout is 0.1"),
+        ({"dropout": 1.5}, "dropout_p is 1.5"),
         ({"softcap": -30.0}, "softcap is -30"),
         ({"sink": torch.zeros(3, device=DEVICE)}, "sink is "),
         ({"sink": 4}, "sink is 4 (int)"),

@@ -5,6 +5,7 @@ import dense_reference
 import flashmask
 import pytest
 import torch
+import torch.utils.checkpoint
 from dense_reference import assert_close
 from devices import ON_CUDA, tolerance_of
 from flashmask import flashmask_attention, masks
@@ -16,7 +17,13 @@ FEATURES = {
     "sink": lambda dtype: {"sink": torch.randn(HEADS)},
     "sink of the tensors' dtype": lambda dtype: {"sink": torch.randn(HEADS).to(dtype)},
     "softcap": lambda dtype: {"softcap": 2.0},
-    "softcap and sink": lambda dtype: {"softcap": 20.0, "sink": torch.randn(HEADS)},
+    "dropout": lambda dtype: {"dropout": 0.3, "dropout_state": torch.tensor([5, -6])},
+    "all": lambda dtype: {
+        "softcap": 20.0,
+        "sink": torch.randn(HEADS),
+        "dropout": 0.1,
+        "dropout_state": torch.tensor([2**62, 3]),
+    },
 }
 every_feature = pytest.mark.parametrize("feature", FEATURES)
 
@@ -50,10 +57,16 @@ def compare(call, want, leaves, tolerance=None):
     return got
 
 
-def dense(visible, softcap=0.0):
+def kept_weights(state, p, batch, rows, keys):
+    """What dropout multiplies each weight by."""
+    return flashmask.dropout_mask(state, p, batch, HEADS, rows, keys) * (65536 / (65536 - round(p * 65536)))
+
+
+def dense(visible, softcap=0.0, dropout=0.0, dropout_state=None):
     def function(q, k, v, sink=None):
+        weights = kept_weights(dropout_state, dropout, len(q), q.shape[1], k.shape[1]) if dropout else None
         out, lse = dense_reference.attention(
-            *(x.transpose(1, 2) for x in (q, k, v)), visible, softcap=softcap, sink=sink
+            *(x.transpose(1, 2) for x in (q, k, v)), visible, softcap=softcap, sink=sink, weights=weights
         )
         return out.transpose(1, 2), lse
 
@@ -104,6 +117,7 @@ def test_gradcheck(feature):
 @every_feature
 def test_opcheck(feature):
     sink, rest = split(FEATURES[feature](torch.float32))
+    rest["dropout_p"] = rest.pop("dropout", 0.0)  # as the operators call it
     options = {"sink": sink[0].requires_grad_()} if sink else {}
     options |= rest
     q, k, v = (x.requires_grad_() for x in tensors(seqlen=70))
@@ -151,23 +165,36 @@ def test_layouts_autocast_and_the_operators_front(feature):
 
 @every_feature
 def test_varlen(feature):
+    rename = {"dropout": "dropout_p"}
     sink, rest = split(FEATURES[feature](torch.float32))
     features = {"sink": sink[0], **rest} if sink else rest
     q, k, v = (x[0] for x in tensors(batch=1))
     out, lse = flashmask.flashmask_varlen_func(
-        q, k, v, [0, 60, 60, S], [0, 60, 60, S], causal=True, return_softmax_lse=True, **features
+        q,
+        k,
+        v,
+        [0, 60, 60, S],
+        [0, 60, 60, S],
+        causal=True,
+        return_softmax_lse=True,
+        **{rename.get(name, name): x for name, x in features.items()},
     )
+    packed = flashmask_attention(q[None], k[None], v[None], masks.causal_document(seqlens=[60, 0, S - 60]), **features)
+    assert torch.equal(out, packed[0])
     for begin, end in ((0, 60), (60, S)):
         part = [x[None, begin:end] for x in (q, k, v)]
         own, own_lse = flashmask_attention(*part, causal=True, return_softmax_lse=True, **features)
-        assert_close(out[begin:end], own[0])
+        if "dropout" not in rest:  # which goes by the rows and keys of the packed batch
+            assert_close(out[begin:end], own[0])
         assert_close(lse[:, begin:end], own_lse[0])
 
 
 def test_explain_names_them_and_who_takes_them():
     q, k, v = tensors()
-    text = flashmask.explain(q, k, v, softcap=30.0, sink=torch.zeros(HEADS, requires_grad=True))
-    for part in ("forward   backend: cpu", "backward  backend: cpu", "with softcap", "with sink"):
+    before = torch.get_rng_state()
+    text = flashmask.explain(q, k, v, softcap=30.0, sink=torch.zeros(HEADS, requires_grad=True), dropout=0.1)
+    assert torch.equal(torch.get_rng_state(), before)
+    for part in ("forward   backend: cpu", "backward  backend: cpu", "with softcap", "with sink", "with dropout"):
         assert part in text
     assert "backward  not needed" in flashmask.explain(q, k, v, softcap=30.0)
     text = flashmask.explain(*(x.double() for x in (q, k, v)), softcap=30.0)
@@ -202,6 +229,113 @@ def test_derivatives_that_are_not_there():
     with pytest.raises(flashmask.UnsupportedError, match="forward mode"):
         with torch.autograd.forward_ad.dual_level():
             call(torch.autograd.forward_ad.make_dual(sink, sink))
+
+
+# --- Dropout ------------------------------------------------------------------------------------------------
+
+
+def test_a_state_is_drawn_from_the_default_generator():
+    q, k, v = tensors()
+    torch.manual_seed(7)
+    first, second = (flashmask_attention(q, k, v, dropout=0.5) for _ in range(2))
+    assert not torch.equal(first, second)
+    torch.manual_seed(7)
+    state = torch.randint(2**63 - 1, (2,))
+    assert torch.equal(flashmask_attention(q, k, v, dropout=0.5, dropout_state=state), first)
+    assert torch.equal(flashmask_attention(q, k, v, dropout=0.5), second)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_drawn_state_is_the_backwards_too(compiled):
+    """Gradients of a call that drew are those of the pattern that it drew."""
+    call = lambda q, k, v: flashmask_attention(q, k, v, causal=True, dropout=0.4, return_softmax_lse=True)
+    if compiled:
+        torch._dynamo.reset()
+        call = torch.compile(call, fullgraph=True, backend="aot_eager")
+    torch.manual_seed(11)
+    state = torch.randint(2**63 - 1, (2,))
+    torch.manual_seed(11)
+    q, k, v = tensors()
+    dout, dlse = torch.randn(2, S, HEADS, 8), torch.zeros(2, HEADS, S)
+    torch.manual_seed(11)
+    got = results(call, (q, k, v), dout, dlse)
+    want = dense(masks.causal(S).to_dense(), dropout=0.4, dropout_state=state)
+    for name, x, y in zip(("out", "lse", "dq", "dk", "dv"), got, results(want, (q, k, v), dout, dlse)):
+        assert_close(x, y, name)
+
+
+def test_checkpoints_draw_the_same_again():
+    def call(q, k, v):
+        return flashmask_attention(q, k, v, causal=True, dropout=0.4)
+
+    gradients = []
+    for wrapped in (call, lambda *x: torch.utils.checkpoint.checkpoint(call, *x, use_reentrant=False)):
+        torch.manual_seed(5)
+        leaves = [x.requires_grad_() for x in tensors()]
+        gradients.append(torch.autograd.grad(wrapped(*leaves).square().sum(), leaves))
+    assert all(torch.equal(a, b) for a, b in zip(*gradients))
+
+
+def test_the_mask_of_a_state():
+    state = torch.tensor([123, 456])
+    kept = flashmask.dropout_mask(state, 0.25, 2, 3, 70, 50)
+    assert kept.dtype == torch.bool and kept.shape == (2, 3, 70, 50)
+    assert torch.equal(flashmask.dropout_mask(state, 0.25, 1, 2, 33, 17), kept[:1, :2, :33, :17])
+    assert not torch.equal(flashmask.dropout_mask(state + 1, 0.25, 2, 3, 70, 50), kept)
+    assert 0.7 < kept.double().mean() < 0.8
+    assert flashmask.dropout_mask(state, 0.0, 1, 1, 4, 4).all()
+    for change, error, text in (
+        ({"state": [1, 2]}, TypeError, "dropout_state is"),
+        ({"state": torch.zeros(2)}, ValueError, r"it must be int64 \[2\]"),
+        ({"state": torch.zeros(3, dtype=torch.int64)}, ValueError, r"it must be int64 \[2\]"),
+        ({"p": 1.0}, ValueError, "dropout_p is 1; it must be at least 0 and less than 1"),
+        ({"p": None}, TypeError, "p is None"),
+        ({"heads": -1}, ValueError, "heads is -1"),
+    ):
+        given = {"state": state, "p": 0.1, "batch": 1, "heads": 1, "seqlen_q": 2, "seqlen_k": 2, **change}
+        with pytest.raises(error, match=text):
+            flashmask.dropout_mask(**given)
+
+
+def test_as_torch_has_it():
+    """Through the front of scaled_dot_product_attention: in training or not, and unbiased."""
+    q, k, v = (x.transpose(1, 2) for x in tensors(seqlen=20))
+    call = lambda p: flashmask.scaled_dot_product_attention(q, k, v, dropout_p=p, enable_gqa=True)
+    torch.manual_seed(0)
+    many = torch.stack([call(0.2) for _ in range(2000)])
+    deviation = (many.mean(0) - call(0.0)).abs() / (many.std(0) / 2000**0.5)
+    assert deviation.max() < 5
+
+
+def test_a_share_of_nothing_draws_nothing():
+    q, k, v = tensors()
+    before = torch.get_rng_state()
+    assert torch.equal(flashmask_attention(q, k, v, dropout=0.0), flashmask_attention(q, k, v))
+    given = flashmask_attention(q, k, v, dropout=0.0, dropout_state=torch.tensor([1, 2]))
+    assert torch.equal(given, flashmask_attention(q, k, v)) and torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    "arguments, error, text",
+    [
+        ({"dropout": 1.0}, ValueError, "dropout_p is 1; it must be at least 0 and less than 1"),
+        ({"dropout": -0.1}, ValueError, "dropout_p is -0.1"),
+        ({"dropout": "0.1"}, TypeError, "dropout is '0.1'"),
+        ({"dropout": 0.1, "dropout_state": torch.zeros(2)}, ValueError, r"dropout_state is .*int64 \[2\]"),
+        ({"dropout": 0.1, "dropout_state": 3}, TypeError, "dropout_state is 3"),
+        ({"dropout": 0.1, "dropout_state": torch.zeros(2, dtype=torch.int64, device="meta")}, ValueError, "meta"),
+    ],
+)
+def test_what_dropout_refuses(arguments, error, text):
+    with pytest.raises(error, match=text):
+        flashmask_attention(*tensors(), **arguments)
+
+
+def test_vmap_refuses_dropout():
+    q, k, v = (torch.stack((x, x)) for x in tensors())
+    call = lambda q, k, v: flashmask_attention(q, k, v, dropout=0.1, dropout_state=torch.tensor([1, 2]))
+    with pytest.raises(NotImplementedError, match="vmap of dropout"):
+        torch.func.vmap(call)(q, k, v)
 
 
 # --- merge_attention ----------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ FEATURES = ("sink", "q_pos", "k_pos", "dropout_state", "dropout_p", "softcap")
 PLAIN = (None, None, None, None, False, None, -1, -1, False, "auto")
 
 
-@pytest.mark.parametrize("name", FEATURES if ON_CUDA else ("q_pos", "k_pos", "dropout_p"))
+@pytest.mark.parametrize("name", [x for x in FEATURES if x != "dropout_state"] if ON_CUDA else ("q_pos", "k_pos"))
 def test_features_are_refused_by_name(name):
     """By the operators, whatever Python would say before."""
     q, k, v = inputs()
@@ -103,7 +103,8 @@ def test_features_are_refused_by_name(name):
         (operators.backward, (torch.randn_like(out), None, q, k, v, out, lse, *PLAIN)),
     ):
         with pytest.raises(RuntimeError, match=f"UnsupportedError: .*{name} .*not implement"):
-            call(*arguments, **{name: feature(name)})
+            state = {"dropout_state": feature("dropout_state")} if name == "dropout_p" else {}
+            call(*arguments, **state, **{name: feature(name)})
     if name in ("q_pos", "k_pos"):
         with pytest.raises(RuntimeError, match=f"UnsupportedError: mask->{name} is int32 .*not implemented"):
             operators.plan(None, None, 70, 90, False, None, -1, -1, DEVICE, **{name: feature(name)})
@@ -115,6 +116,11 @@ def test_features_are_refused_by_name(name):
 def test_a_dropout_state_is_a_seed_and_an_offset(state):
     with pytest.raises(ValueError, match=r"dropout_state must be int64 \[2\]"):
         operators.forward(*inputs(), *PLAIN, dropout_p=0.1, dropout_state=state.to(DEVICE))
+
+
+def test_dropout_needs_a_state():
+    with pytest.raises(ValueError, match="dropout_state is null; with dropout_p 0.1 it must be a seed and an offset"):
+        operators.forward(*inputs(), *PLAIN, dropout_p=0.1)
 
 
 @pytest.mark.parametrize("name", FEATURES)

@@ -195,7 +195,6 @@ def test_grouped_heads_over_tiles():
 @pytest.mark.parametrize(
     "argument,name",
     [
-        ({"dropout_p": 0.1}, "dropout_p"),
         ({"alibi_slopes": torch.ones(2, device=DEVICE)}, "alibi_slopes"),
         ({"block_table": torch.zeros(1, 1, dtype=torch.int32, device=DEVICE)}, "block_table"),
     ],

@@ -37,6 +37,7 @@ class PlainHead {
         queries_(queries),
         visible_(visible),
         probability_(size(c.seqlen_k)),
+        weight_(size(c.seqlen_k)),
         slope_(size(c.seqlen_k), static_cast<float>(c.scale)),
         gradient_(size(c.seqlen_k)) {}
 
@@ -53,6 +54,11 @@ class PlainHead {
  private:
   static std::size_t size(int64_t n) { return static_cast<std::size_t>(n); }
   bool visible(int64_t i, int64_t j) const { return visible_[i * c_.seqlen_k + j] != 0; }
+  /// Of an element of P: where it is kept the scale.
+  float dropout_factor(int64_t i, int64_t j) const {
+    if (!queries_.kept) return 1;
+    return queries_.kept[i * c_.seqlen_k + j] ? static_cast<float>(c_.dropout_scale) : 0.0f;
+  }
 
   /// row x matrix, accumulated in fp32 and rounded to the type; `matrix` is [inner, seqlen_k].
   void multiply_row(const float* row, const Floats& matrix, int64_t inner, Floats& result) {
@@ -72,7 +78,7 @@ class PlainHead {
     }
   }
 
-  /// probability_ = P of row i; false if the row sees nothing.
+  /// probability_ = P of row i, and weight_ what dropout makes of it; false if the row sees nothing.
   bool softmax_row(int64_t i) {
     multiply_row(queries_.q.data() + i * c_.head_dim, keys_.k_transposed, c_.head_dim, probability_);
     score_row();
@@ -88,20 +94,25 @@ class PlainHead {
       sum += p;
     }
     queries_.lse[size(i)] = largest + std::log(sum);
-    for (float& p : probability_) p = round_to(c_.dtype, p / sum);
+    for (int64_t j = 0; j < c_.seqlen_k; ++j) {
+      const float p = probability_[size(j)] / sum;
+      probability_[size(j)] = round_to(c_.dtype, p);
+      weight_[size(j)] = round_to(c_.dtype, p * dropout_factor(i, j));
+    }
     return true;
   }
 
   void forward_row(int64_t i) {
     float* out = queries_.out.data() + i * c_.head_dim_v;
     for (int64_t j = 0; j < c_.seqlen_k; ++j) {
-      if (visible(i, j)) add_scaled(probability_[size(j)], keys_.v.data() + j * c_.head_dim_v, out, c_.head_dim_v);
+      if (visible(i, j)) add_scaled(weight_[size(j)], keys_.v.data() + j * c_.head_dim_v, out, c_.head_dim_v);
     }
   }
 
   /// gradient_ = dS of row i.
   void score_gradient_row(int64_t i) {
     multiply_row(queries_.dout.data() + i * c_.head_dim_v, keys_.v_transposed, c_.head_dim_v, gradient_);
+    for (int64_t j = 0; j < c_.seqlen_k; ++j) gradient_[size(j)] *= dropout_factor(i, j);
     float mean = 0;
     for (int64_t j = 0; j < c_.seqlen_k; ++j) mean += probability_[size(j)] * gradient_[size(j)];
     const float dlse = queries_.dlse.empty() ? 0.0f : queries_.dlse[size(i)];
@@ -115,7 +126,7 @@ class PlainHead {
     const float* dout = queries_.dout.data() + i * c_.head_dim_v;
     for (int64_t j = 0; j < c_.seqlen_k; ++j) {
       if (!visible(i, j)) continue;
-      add_scaled(probability_[size(j)], dout, keys_.dv.data() + j * c_.head_dim_v, c_.head_dim_v);
+      add_scaled(weight_[size(j)], dout, keys_.dv.data() + j * c_.head_dim_v, c_.head_dim_v);
       const float dscore = slope_[size(j)] * gradient_[size(j)];
       add_scaled(dscore, keys_.k.data() + j * c_.head_dim, queries_.dq.data() + i * c_.head_dim, c_.head_dim);
       add_scaled(dscore, q, keys_.dk.data() + j * c_.head_dim, c_.head_dim);
@@ -138,7 +149,7 @@ class PlainHead {
   KeyHead& keys_;
   QueryHead& queries_;
   const uint8_t* visible_;
-  Floats probability_, slope_, gradient_;
+  Floats probability_, weight_, slope_, gradient_;
 };
 
 /// dout . (given - exact) of each row.

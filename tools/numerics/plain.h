@@ -11,7 +11,8 @@
 /// What a plain program computes in a 16-bit type, one head at a time and one row of scores at a time, nothing tiled,
 /// nothing skipped: S = q k^T accumulated in fp32 and rounded to the type, softmax in fp32, P rounded, products
 /// accumulated in fp32, results rounded; in the backward dP and dS = P (dP - mean of dP under P) are rounded too. Its
-/// errors are the measure of the accuracy rule. Scores are capped, and the sink's joins them, in fp32.
+/// errors are the measure of the accuracy rule. Scores are capped, the sink's joins them, and weights are dropped and
+/// scaled in fp32.
 ///
 /// That program has P at hand; a backward that is handed out takes the mean from out . dout, and out has been rounded
 /// to the type before it gets it. What that adds to the exact dq and dk is `inherited`: they plus it are the exact
@@ -25,6 +26,7 @@ struct PlainCall {
   int64_t seqlen_q = 0, seqlen_k = 0, head_dim = 0, head_dim_v = 0;
   double scale = 1;
   double softcap = 0;
+  double dropout_scale = 1;
 };
 
 /// One key head and what its query heads add up in it, in fp32: not yet rounded.
@@ -40,6 +42,7 @@ struct QueryHead {
             std::span<const double> dlse_values, std::span<const double> given_out, std::span<const double> exact_out);
   Floats q, dout, dlse, mean_error, out, lse, dq, inherited_dq;
   float sink = -std::numeric_limits<float>::infinity();  ///< of this head; by default none
+  const uint8_t* kept = nullptr;                         ///< by dropout, [seqlen_q, seqlen_k]; null: all
 };
 
 /// Forward and backward of one query head; `visible` is [seqlen_q, seqlen_k]. Results are added up in both heads.

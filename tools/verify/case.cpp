@@ -125,6 +125,8 @@ const std::map<std::string_view, Setter>& setters() {
        [](Case& c, std::string_view key, std::string_view value) { c.features.sink = value_of(kSink, key, value); }},
       {"softcap",
        [](Case& c, std::string_view key, std::string_view value) { c.features.softcap = finite(key, value); }},
+      {"dropout",
+       [](Case& c, std::string_view key, std::string_view value) { c.features.dropout = finite(key, value); }},
       {"plan", word_setter(&Case::ready_plan, kYesNo)},
   };
   return table;
@@ -145,6 +147,8 @@ void set(Case& c, std::string_view word) {
 
 double Case::scale() const { return softmax_scale.value_or(1 / std::sqrt(static_cast<double>(head_dim))); }
 
+double dropout_scale(double p) { return 65536 / (65536 - std::min(std::round(p * 65536), 65535.0)); }
+
 std::string describe(const Case& c) {
   std::string line = fmt::format(
       "family={} seed={} batch={} seqlen_q={} seqlen_k={} heads_q={} heads_kv={} head_dim={} head_dim_v={} dtype={} "
@@ -158,6 +162,7 @@ std::string describe(const Case& c) {
   if (c.softmax_scale) line += fmt::format(" scale={}", *c.softmax_scale);  // shortest text that reads back the same
   if (c.features.sink != SinkKind::kNone) line += fmt::format(" sink={}", word(kSink, c.features.sink));
   if (c.features.softcap != 0) line += fmt::format(" softcap={}", c.features.softcap);
+  if (c.features.dropout != 0) line += fmt::format(" dropout={}", c.features.dropout);
   return line;
 }
 

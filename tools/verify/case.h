@@ -38,6 +38,7 @@ enum class SinkKind { kNone, kFloat32, kOwn };
 struct CaseFeatures {
   SinkKind sink = SinkKind::kNone;
   double softcap = 0;
+  double dropout = 0;
   bool operator==(const CaseFeatures&) const = default;
 };
 
@@ -93,6 +94,9 @@ std::string describe(const Case& c);
 /// Reads a line that `describe` wrote; what the line leaves out has its default. Throws Error naming a word
 /// that it does not understand.
 Case parse_case(std::string_view line);
+
+/// What a dropout of this share multiplies kept weights by.
+double dropout_scale(double p);
 
 /// "float32", "bfloat16" or "float16"; throws naming `argument` and the accepted ones.
 DataType parse_dtype(std::string_view text, std::string_view argument = "dtype");

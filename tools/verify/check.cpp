@@ -248,7 +248,8 @@ class AccuracyCheck {
     const int32_t rows = largest_count(sight_.rows_of_key, b * c_.heads_kv + kv, c_.seqlen_k);
     const double factor =
         of_queries ? largest_magnitude(k_.head(b, kv)) : q_largest * std::sqrt(static_cast<double>(std::max(rows, 1)));
-    const double terms = std::fabs(c_.scale()) * dout_norm * largest_row_norm(v_.head(b, kv), c_.head_dim_v) * factor;
+    const double terms = std::fabs(c_.scale()) * dropout_scale(c_.features.dropout) * dout_norm *
+                         largest_row_norm(v_.head(b, kv), c_.head_dim_v) * factor;
     const double usual = terms / std::sqrt(static_cast<double>(c_.head_dim_v * keys));
     constexpr double kFarBelow = 0.05, kHalfUnit = 0x1p-24;
     if (largest_magnitude(oracle.head(b, h)) > kFarBelow * usual) return {};

@@ -62,8 +62,12 @@ constexpr std::array<std::pair<int64_t, int64_t>, 17> kHeadDims{{{8, 16},
                                                                  {256, 128}}};
 
 const std::vector<CaseFeatures>& all_features() {
-  static const std::vector<CaseFeatures> all{
-      {}, {.sink = SinkKind::kFloat32}, {.softcap = 20}, {.sink = SinkKind::kOwn, .softcap = 50}};
+  static const std::vector<CaseFeatures> all{{},
+                                             {.sink = SinkKind::kFloat32},
+                                             {.softcap = 20},
+                                             {.sink = SinkKind::kOwn, .softcap = 50},
+                                             {.dropout = 0.1},
+                                             {.sink = SinkKind::kFloat32, .softcap = 30, .dropout = 0.5}};
   return all;
 }
 

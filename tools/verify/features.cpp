@@ -41,7 +41,8 @@ std::vector<std::string> refused_features(const std::string& backend) {
 
 bool asks_for_any(const CaseFeatures& features, const std::vector<std::string>& names) {
   const auto is_named = [&](const char* name) { return std::find(names.begin(), names.end(), name) != names.end(); };
-  return (features.sink != SinkKind::kNone && is_named("sink")) || (features.softcap != 0 && is_named("softcap"));
+  return (features.sink != SinkKind::kNone && is_named("sink")) || (features.softcap != 0 && is_named("softcap")) ||
+         (features.dropout != 0 && is_named("dropout"));
 }
 
 }  // namespace flashmask::verify

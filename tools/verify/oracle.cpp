@@ -8,6 +8,15 @@ const uint8_t* visible_matrix(const Case& c, const DenseMask& dense, int64_t b, 
   return dense.visible.data() + (mask_batch * dense.heads + mask_head) * c.seqlen_q * c.seqlen_k;
 }
 
+std::vector<uint8_t> kept_matrix(const Problem& problem) {
+  const Case& c = problem.c;
+  if (c.features.dropout == 0) return {};
+  std::vector<uint8_t> kept(static_cast<std::size_t>(c.batch * c.heads_q * c.seqlen_q * c.seqlen_k));
+  dropout_mask(problem.features().dropout,
+               TensorView::contiguous(kept.data(), DataType::kUInt8, {c.batch, c.heads_q, c.seqlen_q, c.seqlen_k}));
+  return kept;
+}
+
 Results run_oracle(const Problem& problem, const DenseMask& dense) {
   const Case& c = problem.c;
   numerics::HeadInputs inputs{problem.q.values(),

@@ -25,6 +25,9 @@ struct Plain {
 /// `given_out` is what the backward under test was handed, `exact_out` the oracle's.
 Plain run_plain(const Problem& problem, const DenseMask& dense, const HeadArray& given_out, const HeadArray& exact_out);
 
+/// Which weights the case's dropout keeps, [batch, heads_q, seqlen_q, seqlen_k]; empty without.
+std::vector<uint8_t> kept_matrix(const Problem& problem);
+
 /// The dense matrix of batch entry b and query head h.
 const uint8_t* visible_matrix(const Case& c, const DenseMask& dense, int64_t b, int64_t h);
 

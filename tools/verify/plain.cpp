@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "verify/oracle.h"
 
@@ -35,6 +36,7 @@ class PlainRun {
         dout_(problem.dout.values()),
         dlse_(problem.dlse ? problem.dlse->values() : HeadArray()),
         sink_(problem.sink ? problem.sink->values() : HeadArray()),
+        kept_(kept_matrix(problem)),
         plain_(c_) {}
 
   Plain run() {
@@ -59,6 +61,7 @@ class PlainRun {
                       dlse_.heads > 0 ? dlse_.head(b, h) : std::span<const double>{}, given_out_.head(b, h),
                       exact_out_.head(b, h));
     if (sink_.heads > 0) queries.sink = static_cast<float>(sink_.head(0, h)[0]);
+    if (!kept_.empty()) queries.kept = kept_.data() + (b * c_.heads_q + h) * c_.seqlen_q * c_.seqlen_k;
     run_plain_head(call_, keys, queries, visible_matrix(c_, dense_, b, h));
     keep(c_.dtype, queries.out, plain_.results.out.head(b, h));
     keep(c_.dtype, queries.dq, plain_.results.dq.head(b, h));
@@ -66,11 +69,12 @@ class PlainRun {
   }
 
   const Case& c_;
-  const PlainCall call_{c_.dtype,      c_.seqlen_q, c_.seqlen_k,        c_.head_dim,
-                        c_.head_dim_v, c_.scale(),  c_.features.softcap};
+  const PlainCall call_{c_.dtype,      c_.seqlen_q, c_.seqlen_k,         c_.head_dim,
+                        c_.head_dim_v, c_.scale(),  c_.features.softcap, dropout_scale(c_.features.dropout)};
   const DenseMask& dense_;
   const HeadArray &given_out_, &exact_out_;
   const HeadArray q_, k_, v_, dout_, dlse_, sink_;
+  const std::vector<uint8_t> kept_;
   Plain plain_;
 };
 

@@ -39,7 +39,8 @@ Problem::Problem(const Case& of)
       q(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_q, c.heads_q, c.head_dim)),
       k(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_k, c.heads_kv, c.head_dim)),
       v(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_k, c.heads_kv, c.head_dim_v)),
-      dout(make_dout(c)) {
+      dout(make_dout(c)),
+      dropout_state{mix(c.seed, kDropoutStream), mix(c.seed, kDropoutStream + 1)} {
   if (c.dlse) dlse = make_lse(c);
   if (c.features.sink != SinkKind::kNone) sink = Tensor::vector(c.sink_dtype(), c.heads_q);
   Random random(mix(c.seed, kTensorStream));

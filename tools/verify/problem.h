@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <optional>
 
 #include "flashmask/attention.h"
@@ -16,10 +18,15 @@ struct Problem {
   Case c;
   Tensor q, k, v, dout;
   std::optional<Tensor> dlse, sink;
+  std::array<uint64_t, 2> dropout_state;
 
-  /// What the case asks for; the sink is `sink_there`, where the call's tensors are.
-  Features features(const TensorView& sink_there) const { return {.softcap = c.features.softcap, .sink = sink_there}; }
-  Features features() const { return features(sink ? sink->view() : TensorView{}); }
+  /// What the case asks for; the sink and the state are those given, which are where the call's tensors are.
+  Features features(const TensorView& sink_there, const uint64_t* state_there) const {
+    return {.softcap = c.features.softcap,
+            .sink = sink_there,
+            .dropout = {.p = c.features.dropout, .state = c.features.dropout > 0 ? state_there : nullptr}};
+  }
+  Features features() const { return features(sink ? sink->view() : TensorView{}, dropout_state.data()); }
 };
 
 /// The tensors that a case's calls write; poisoned at first.

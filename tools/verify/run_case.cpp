@@ -33,10 +33,13 @@ class DeviceTensors {
         lse_(outputs.lse),
         dq_(outputs.dq),
         dk_(outputs.dk),
-        dv_(outputs.dv) {
+        dv_(outputs.dv),
+        dropout_state_(std::as_bytes(std::span(problem.dropout_state))) {
     if (problem.dlse) dlse_.emplace(*problem.dlse);
     if (problem.sink) sink_.emplace(*problem.sink);
     if (outputs.dsink) dsink_.emplace(*outputs.dsink);
+    features_ = problem.features(sink_ ? sink_->view() : TensorView{},
+                                 reinterpret_cast<const uint64_t*>(dropout_state_.bytes().data()));
   }
 
   ForwardArgs forward_args(AttentionInputs inputs) const {
@@ -47,7 +50,7 @@ class DeviceTensors {
             dlse_ ? dlse_->view() : TensorView{},  dq_.view(),  dk_.view(),  dv_.view(),
             dsink_ ? dsink_->view() : TensorView{}};
   }
-  TensorView sink() const { return sink_ ? sink_->view() : TensorView{}; }
+  const Features& features() const { return features_; }
   void copy_to(Outputs& outputs) const {
     out_.copy_to(outputs.out);
     lse_.copy_to(outputs.lse);
@@ -67,6 +70,8 @@ class DeviceTensors {
 
   DeviceTensor q_, k_, v_, dout_, out_, lse_, dq_, dk_, dv_;
   std::optional<DeviceTensor> dlse_, sink_, dsink_;
+  DeviceMemory dropout_state_;
+  Features features_;
 };
 
 /// One case on the backend under test.
@@ -136,8 +141,8 @@ class CaseRun {
   bool taken() {
     const DeviceTensors tensors(problem_, Outputs(c_));
     ExecutedTiles executed;
-    const Explanation explanation = explain(tensors.forward_args(AttentionInputs{}),
-                                            call_options(false, executed, problem_.features(tensors.sink())));
+    const Explanation explanation =
+        explain(tensors.forward_args(AttentionInputs{}), call_options(false, executed, tensors.features()));
     if (!explanation.backend.empty()) return true;
     for (const std::string& line : explanation.rejected)
       verdict_.skipped += (verdict_.skipped.empty() ? "" : "; ") + line;
@@ -163,7 +168,7 @@ class CaseRun {
       inputs.mask = mask->mask();
     }
     ExecutedTiles executed;
-    const Options call = call_options(dense_mode, executed, problem_.features(tensors.sink()));
+    const Options call = call_options(dense_mode, executed, tensors.features());
     const ForwardArgs to_run = tensors.forward_args(inputs);
     with_device_workspace(forward_workspace(to_run, call), which, [&](std::span<std::byte> workspace) {
       options_.implementation.forward(to_run, workspace, call);

@@ -34,8 +34,8 @@ void load_lse(const Problem& p, int64_t b, int64_t h, int64_t row0, int64_t rows
 struct BackwardScratch {
   Scratch parts;
   Rows k_rows, q, dout, scores, dprobs, slopes;
-  float *k, *v, *dk, *dv, *lse, *ones;
-  ElementMask* mask;
+  float *k, *v, *dk, *dv, *lse, *factors;
+  ElementMask *mask, *kept;
 
   BackwardScratch(const Problem& p, float* scratch) : parts(scratch) {
     const int64_t stride_k = padded(round_up(p.head_dim, kWidth));
@@ -51,8 +51,10 @@ struct BackwardScratch {
     dk = parts.take(kTileKeys * p.head_dim);
     dv = parts.take(kTileKeys * p.head_dim_v);
     lse = parts.take(kTileRows);
-    ones = parts.take(kTileKeys);
+    factors = parts.take(kTileKeys);
     mask = reinterpret_cast<ElementMask*>(parts.take(sizeof(ElementMask) / sizeof(float)));
+    const bool has_dropout = p.features.dropout.p != 0;
+    kept = has_dropout ? reinterpret_cast<ElementMask*>(parts.take(sizeof(ElementMask) / sizeof(float))) : mask;
   }
 };
 
@@ -106,11 +108,12 @@ void multiply_elements(int64_t rows, Rows factors, Rows panel) {
 
 /// One panel of keys against one row tile: FlashMask's algorithm 2, lines 12 to 28, without dq.
 void backward_panel(const Problem& p, const BackwardScratch& s, const float* delta, int64_t key0, int64_t rows,
-                    bool full) {
+                    bool full, bool drops) {
   const Rows scores = s.scores.columns_from(key0), dprobs = s.dprobs.columns_from(key0);
   multiply<Order::kRows>(rows, s.q, {s.k + key0 * p.head_dim, kWidth}, p.head_dim, false, scores);
   multiply<Order::kRows>(rows, s.dout, {s.v + key0 * p.head_dim_v, kWidth}, p.head_dim_v, false, dprobs);
-  const KeyLanes lanes{*s.mask, key0};
+  const KeyLanes lanes{*s.mask, key0}, kept{*s.kept, key0};
+  if (drops) hide(kept, rows, 0.0f, dprobs);
   const bool has_softcap = p.features.softcap != 0;
   if (has_softcap) cap_scores(static_cast<float>(p.features.softcap), rows, scores, s.slopes);
   if (!full) hide(lanes, rows, -kInf, scores);
@@ -118,6 +121,7 @@ void backward_panel(const Problem& p, const BackwardScratch& s, const float* del
   if (has_softcap) multiply_elements(rows, s.slopes, dprobs);
   // Hidden again: 0 times a non-finite dP must not get through.
   if (!full) hide(lanes, rows, 0.0f, dprobs);
+  if (drops) hide(kept, rows, 0.0f, scores);
   multiply<Order::kColumns>(p.head_dim_v, s.dout, scores, rows, true, {s.dv + key0 * p.head_dim_v, kWidth});
   multiply<Order::kColumns>(p.head_dim, s.q, dprobs, rows, true, {s.dk + key0 * p.head_dim, kWidth});
 }
@@ -141,7 +145,9 @@ int64_t backward_keys(const Problem& p, const BackwardRows& shared, int64_t b, i
   std::fill(s.k_rows.at, s.k_rows.at + kTileKeys * s.k_rows.stride, 0.0f);  // the columns past the last are read
   load_rows(p.k, b, key0, keys, hk, 1.0f, s.k_rows);
   make_panels(s.k_rows, keys, kTileKeys, p.head_dim, s.k);
-  load_rows(p.v, b, key0, keys, hk, 1.0f, s.dout);
+  // Scaled as out has been, so that dP - delta still is exactly 0 where a row sees a single key; dv is at the end.
+  const auto dropout_scale = static_cast<float>(DropoutSource(p, b, hk).scale());
+  load_rows(p.v, b, key0, keys, hk, dropout_scale, s.dout);
   make_panels(s.dout, keys, kTileKeys, p.head_dim_v, s.v);
   std::fill(s.dk, s.dk + kTileKeys * p.head_dim, 0.0f);
   std::fill(s.dv, s.dv + kTileKeys * p.head_dim_v, 0.0f);
@@ -149,22 +155,25 @@ int64_t backward_keys(const Problem& p, const BackwardRows& shared, int64_t b, i
   int64_t executed = 0;
   for (int64_t h = hk * p.group_size(); h < (hk + 1) * p.group_size(); ++h) {
     const MaskSource source(p, b, h);
+    const DropoutSource dropout(p, b, h);
     source.for_each_row_tile(c, [&](int64_t r, bool full) {
       const int64_t row0 = r * kTileRows, rows = std::min(kTileRows, p.seqlen_q - row0);
       load_rows(p.q, b, row0, rows, h, static_cast<float>(p.softmax_scale), s.q);
       load_rows(p.dout, b, row0, rows, h, 1.0f, s.dout);
       load_lse(p, b, h, row0, rows, s.lse);
       if (!full) source.load(r, c, *s.mask);
+      if (dropout.drops()) load_kept(dropout, r, c, *s.kept);
       for (int64_t key = 0; key < keys; key += kWidth)
-        backward_panel(p, s, shared.delta_of(p, b, h, r), key, rows, full);
+        backward_panel(p, s, shared.delta_of(p, b, h, r), key, rows, full, dropout.drops());
       add_to_dq(p, s, {shared.dq_of(p, b, h, r), BackwardRows::dq_stride(p)},
                 std::atomic_ref<int32_t>(*shared.turn_of(p, b, h, r)), rows, keys, c, source.next_key_tile(r, c + 1));
       ++executed;
     });
   }
-  std::fill(s.ones, s.ones + kTileKeys, 1.0f);
-  store_panels(s.dk, keys, p.head_dim, s.ones, p.dk, b, key0, hk);
-  store_panels(s.dv, keys, p.head_dim_v, s.ones, p.dv, b, key0, hk);
+  std::fill(s.factors, s.factors + kTileKeys, 1.0f);
+  store_panels(s.dk, keys, p.head_dim, s.factors, p.dk, b, key0, hk);
+  std::fill(s.factors, s.factors + kTileKeys, dropout_scale);
+  store_panels(s.dv, keys, p.head_dim_v, s.factors, p.dv, b, key0, hk);
   return executed;
 }
 

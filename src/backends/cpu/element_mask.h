@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "backends/cpu/tile_kernels.h"
+#include "backends/features.h"
 #include "backends/problem.h"
 #include "mask/rules.h"
 
@@ -46,6 +47,30 @@ struct alignas(64) ElementMask {
     const TileBounds bounds{columns, static_cast<int32_t>(key0), static_cast<int32_t>(keys)};
     rules::visible_windows<kTileKeys>(columns, bounds, bounds.key0, at, static_cast<int32_t>(row0), rows);
     for (uint32_t (&words)[kTileKeys] : rows) std::fill(words + keys, words + kTileKeys, 0u);
+  }
+
+  /// Not what is visible but what `source` keeps, of a whole tile.
+  void load(const DropoutSource& source, int64_t row0, int64_t key0) {
+    std::fill(&rows[0][0], &rows[0][0] + sizeof(rows) / sizeof(uint32_t), 0u);
+    constexpr int kDraws = kTileKeys / 4;  // of two rows
+    const uint32_t first_key = dropout::draw_of_key(static_cast<uint32_t>(key0)), threshold = source.threshold();
+    for (int64_t i = 0; i < kTileRows; ++i) {
+      if (i / 8 % 2 != 0) continue;  // drawn with the row eight before it
+      uint32_t words[4][kDraws];
+      for (int n = 0; n < kDraws; ++n) {
+        const dropout::Words draw =
+            source.draw(dropout::draw_of_row(static_cast<uint32_t>(row0 + i)), first_key + static_cast<uint32_t>(n));
+        for (int w = 0; w < 4; ++w) words[w][n] = draw.word[w];
+      }
+      for (int w = 0; w < 4; ++w) {
+        const int64_t row = i + w / 2 * 8;
+        for (int n = 0; n < kDraws; ++n) {
+          uint32_t* const pair = &rows[row / 32][n / 4 * 16 + w % 2 * 8 + n % 4 * 2];
+          pair[0] |= static_cast<uint32_t>((words[w][n] & 0xffff) >= threshold) << row % 32;
+          pair[1] |= static_cast<uint32_t>(words[w][n] >> 16 >= threshold) << row % 32;
+        }
+      }
+    }
   }
 
   /// From a dense matrix, whose keys are contiguous.

@@ -28,7 +28,7 @@ struct ForwardScratch {
   Scratch parts;
   Rows k, v;
   float *q, *scores, *out, *largest, *sum;
-  ElementMask* mask;
+  ElementMask *mask, *kept;
 
   ForwardScratch(const Problem& p, float* scratch) : parts(scratch) {
     constexpr int64_t kRows = kRowTilesAtOnce * kTileRows;
@@ -40,12 +40,14 @@ struct ForwardScratch {
     largest = parts.take(kRows);
     sum = parts.take(kRows);
     mask = reinterpret_cast<ElementMask*>(parts.take(sizeof(ElementMask) / sizeof(float)));
+    const bool has_dropout = p.features.dropout.p != 0;
+    kept = has_dropout ? reinterpret_cast<ElementMask*>(parts.take(sizeof(ElementMask) / sizeof(float))) : mask;
   }
 };
 
 /// One panel of rows, whose first is row0 of those at once, against one key tile: FlashMask's algorithm 1, lines 9
 /// to 27.
-void forward_panel(const Problem& p, const ForwardScratch& s, int64_t row0, int64_t keys, bool full) {
+void forward_panel(const Problem& p, const ForwardScratch& s, int64_t row0, int64_t keys, bool full, bool drops) {
   float* out = s.out + row0 * p.head_dim_v;
   float* largest = s.largest + row0;
   float* sum = s.sum + row0;
@@ -56,11 +58,13 @@ void forward_panel(const Problem& p, const ForwardScratch& s, int64_t row0, int6
   const Vec factor0 = softmax_half(s.scores, keys, largest, sum);
   const Vec factor1 = softmax_half(s.scores + kLanes, keys, largest + kLanes, sum + kLanes);
   rescale(factor0, factor1, p.head_dim_v, out);
+  if (drops) hide(RowLanes(*s.kept, row0 % kTileRows), keys, 0.0f, scores);
   multiply<Order::kColumns>(p.head_dim_v, s.v, scores, keys, true, {out, kWidth});
 }
 
 /// lse of the rows, and s.sum becomes what their out is to be multiplied by.
-void finish_softmax(const Problem& p, const ForwardScratch& s, int64_t b, int64_t h, int64_t row0, int64_t rows) {
+void finish_softmax(const Problem& p, const ForwardScratch& s, int64_t b, int64_t h, int64_t row0, int64_t rows,
+                    float dropout_scale) {
   const auto sink = static_cast<float>(sink_of(p, h));
   for (int64_t i = 0; i < rows; ++i) {
     const float largest = std::max(s.largest[i], sink);
@@ -76,7 +80,7 @@ void finish_softmax(const Problem& p, const ForwardScratch& s, int64_t b, int64_
       s.sum[i] = s.sum[i] * of_keys + std::exp(sink - largest);
     }
     lse = largest + std::log(s.sum[i]);
-    s.sum[i] = of_keys / s.sum[i];
+    s.sum[i] = of_keys * dropout_scale / s.sum[i];
   }
 }
 
@@ -95,6 +99,7 @@ int64_t forward_rows(const Problem& p, int64_t b, int64_t h, int64_t first, int6
 
   int64_t executed = 0;
   const MaskSource source(p, b, h);
+  const DropoutSource dropout(p, b, h);
   const auto keys_of = [&](int64_t c) { return std::min(kTileKeys, p.seqlen_k - c * kTileKeys); };
   const auto load_keys = [&](int64_t c) {
     load_rows(p.k, b, c * kTileKeys, keys_of(c), p.kv_head(h), 1.0f, s.k);
@@ -102,12 +107,13 @@ int64_t forward_rows(const Problem& p, int64_t b, int64_t h, int64_t first, int6
   };
   source.for_each_key_tile(first, last, load_keys, [&](int64_t r, int64_t c, bool full) {
     if (!full) source.load(r, c, *s.mask);
+    if (dropout.drops()) load_kept(dropout, r, c, *s.kept);
     const int64_t begin = (r - first) * kTileRows, end = std::min(begin + kTileRows, rows);
-    for (int64_t row = begin; row < end; row += kWidth) forward_panel(p, s, row, keys_of(c), full);
+    for (int64_t row = begin; row < end; row += kWidth) forward_panel(p, s, row, keys_of(c), full, dropout.drops());
     ++executed;
   });
 
-  finish_softmax(p, s, b, h, row0, rows);
+  finish_softmax(p, s, b, h, row0, rows, static_cast<float>(dropout.scale()));
   store_panels(s.out, rows, p.head_dim_v, s.sum, p.out, b, row0, h);
   return executed;
 }

@@ -94,6 +94,11 @@ class MaskSource {
   rules::Columns columns_{};
 };
 
+/// What dropout keeps of a tile; flattened as MaskSource::load is.
+HWY_FLATTEN void load_kept(const DropoutSource& dropout, int64_t r, int64_t c, ElementMask& kept) {
+  kept.load(dropout, r * kTileRows, c * kTileKeys);
+}
+
 /// The two masks of a panel whose lanes are rows row0.. of a tile, for one key.
 struct RowLanes {
   hn::Vec<Words> bit0, bit1;

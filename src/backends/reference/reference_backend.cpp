@@ -84,6 +84,7 @@ void forward(const Problem& p) {
       const std::vector<uint8_t> visible = visible_matrix(p, b, h);
       const double sink = sink_of(p, h);
       const bool has_sink = sink != -kInfinity;
+      const DropoutSource dropout(p, b, h);
       std::vector<double> out(static_cast<std::size_t>(p.seqlen_q * p.head_dim_v), 0.0),
           score(static_cast<std::size_t>(p.seqlen_k));
       for (int64_t i = 0; i < p.seqlen_q; ++i) {
@@ -100,8 +101,9 @@ void forward(const Problem& p) {
           if (visible[i * p.seqlen_k + j]) sum += std::exp(score[j] - largest);
         }
         for (int64_t j = 0; j < p.seqlen_k; ++j) {
-          if (visible[i * p.seqlen_k + j])
-            add_scaled(std::exp(score[j] - largest) / sum, &v[j * p.head_dim_v], &out[i * p.head_dim_v], p.head_dim_v);
+          if (visible[i * p.seqlen_k + j] && dropout.keeps(i, j))
+            add_scaled(dropout.scale() * std::exp(score[j] - largest) / sum, &v[j * p.head_dim_v],
+                       &out[i * p.head_dim_v], p.head_dim_v);
         }
         store_element(p.lse, lse_offset(p.lse, b, h, i), sees ? largest + std::log(sum) : -kInfinity);
       }
@@ -120,6 +122,7 @@ void backward(const Problem& p) {
         const std::vector<double> q = load_head(p.q, b, h), out = load_head(p.out, b, h),
                                   dout = load_head(p.dout, b, h);
         const double sink = sink_of(p, h);
+        const DropoutSource dropout(p, b, h);
         const std::vector<uint8_t> visible = visible_matrix(p, b, h);
         std::vector<double> dq(q.size(), 0.0);
         for (int64_t i = 0; i < p.seqlen_q; ++i) {
@@ -134,8 +137,10 @@ void backward(const Problem& p) {
             if (!visible[i * p.seqlen_k + j]) continue;
             const Score score = score_of(p, &q[i * p.head_dim], &k[j * p.head_dim]);
             const double prob = std::exp(score.value - lse);
-            const double dscore = score.slope * prob * (dot(dout_row, &v[j * p.head_dim_v], p.head_dim_v) - delta);
-            add_scaled(prob, dout_row, &dv[j * p.head_dim_v], p.head_dim_v);
+            const double factor = dropout.keeps(i, j) ? dropout.scale() : 0;  // of the weight of v
+            const double dprob = factor * dot(dout_row, &v[j * p.head_dim_v], p.head_dim_v);
+            const double dscore = score.slope * prob * (dprob - delta);
+            add_scaled(factor * prob, dout_row, &dv[j * p.head_dim_v], p.head_dim_v);
             add_scaled(dscore, &k[j * p.head_dim], &dq[i * p.head_dim], p.head_dim);
             add_scaled(dscore, &q[i * p.head_dim], &dk[j * p.head_dim], p.head_dim);
           }
@@ -166,7 +171,7 @@ class ReferenceBackend final : public Backend {
   bool automatic() const override { return false; }
   Prepared prepare(const Problem& p) const override {
     if (const char* why = host_refusal(p)) return Refusal{why};
-    if (std::string why = features_refusal(p.features, {.softcap = true, .sink = true}); !why.empty())
+    if (std::string why = features_refusal(p.features, {.softcap = true, .sink = true, .dropout = true}); !why.empty())
       return Refusal{std::move(why)};
     return Launch(p, ReferenceCall());
   }

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""dropout_mask: which attention weights a call with dropout keeps; and the states that calls draw."""
+
+import torch
+
+from . import _arguments, _calls, _explain
+from ._docs import composed
+
+__all__ = ["dropout_mask"]
+
+_ANY = 2**63 - 1
+
+
+@composed
+def dropout_mask(state, p, batch, heads, seqlen_q, seqlen_k):
+    """
+    {dropout_mask}
+
+    The result is on state's device, int64 [2]; if that is a GPU, this waits for it.
+    """
+    check_state(state)
+    shape = tuple(
+        _arguments.length(name, x)
+        for name, x in (("batch", batch), ("heads", heads), ("seqlen_q", seqlen_q), ("seqlen_k", seqlen_k))
+    )
+    kept = _calls.dropout_mask(_Torch, state.detach().cpu().contiguous(), _arguments.number("p", p), shape)
+    return kept.to(state.device)
+
+
+def check_state(state):
+    """TypeError or ValueError unless it is what torch takes for a state."""
+    _arguments.check_dense("dropout_state", state, "int64 [2]")
+    if state.dtype != torch.int64 or tuple(state.shape) != (2,):
+        raise ValueError(f"dropout_state is {_arguments.given(state)}; it must be int64 [2], a seed and an offset")
+
+
+def draw_state(device):
+    """A seed and an offset from torch's default generator of the device."""
+    return torch.randint(_ANY, (2,), dtype=torch.int64, device=device)
+
+
+class _Torch:
+    """What _calls asks of a front."""
+
+    @staticmethod
+    def empty_on_host(shape, dtype):
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+
+    @staticmethod
+    def array(x):
+        return _explain.Array(tuple(x.shape), str(x.dtype), "cpu", x.stride(), x.data_ptr())

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Which attention weights dropout sets to zero: a function of the state, the batch entry, the query head, the row and
+// the key alone, written once for all backends. Plain integer arithmetic, which compiles as CUDA device code. A change
+// here changes what a state means.
+
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define FLASHMASK_DROPOUT __host__ __device__ inline
+#else
+#define FLASHMASK_DROPOUT inline
+#endif
+
+namespace flashmask::dropout {
+
+struct Key {
+  uint32_t low, high;
+};
+
+struct Words {
+  uint32_t word[4];
+};
+
+/// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+FLASHMASK_DROPOUT Words philox(Words counter, Key key) {
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t even = uint64_t{0xD2511F53} * counter.word[0], odd = uint64_t{0xCD9E8D57} * counter.word[2];
+    counter = {{static_cast<uint32_t>(odd >> 32) ^ counter.word[1] ^ key.low, static_cast<uint32_t>(odd),
+                static_cast<uint32_t>(even >> 32) ^ counter.word[3] ^ key.high, static_cast<uint32_t>(even)}};
+    key = {key.low + 0x9E3779B9, key.high + 0xBB67AE85};
+  }
+  return counter;
+}
+
+/// The key of a call's draws. Philox under the seed makes it of the offset, so that no sum of a seed and an offset
+/// stands for another.
+FLASHMASK_DROPOUT Key key_of(uint64_t seed, uint64_t offset) {
+  const Words words = philox({{static_cast<uint32_t>(offset), static_cast<uint32_t>(offset >> 32), 0, 0}},
+                             {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+  return {words.word[0], words.word[1]};
+}
+
+/// One draw has 16 bits for each of eight elements: rows r and r + 8 by keys k, k + 1, k + 8 and k + 9, where r % 16 <
+/// 8, k % 16 < 8 and k is even. In tensor cores' fragments of S all eight are one lane's; in those of S^T four are, and
+/// the other four its neighbour's. These are the numbers of the draws that have a row or a key.
+FLASHMASK_DROPOUT uint32_t draw_of_row(uint32_t row) { return row / 16 * 8 + row % 8; }
+FLASHMASK_DROPOUT uint32_t draw_of_key(uint32_t key) { return key / 16 * 4 + key % 8 / 2; }
+
+/// The draw of those numbers, in a batch entry and a query head.
+FLASHMASK_DROPOUT Words draw(Key key, uint32_t batch, uint32_t head, uint32_t of_row, uint32_t of_key) {
+  return philox({{of_key, of_row, head, batch}}, key);
+}
+
+/// Where the bits of an element are in its draw: the word, and its low half for even keys.
+FLASHMASK_DROPOUT uint32_t word_of(uint32_t row, uint32_t key) { return row / 8 % 2 * 2 + key / 8 % 2; }
+FLASHMASK_DROPOUT uint32_t bits_of(const Words& words, uint32_t row, uint32_t key) {
+  return words.word[word_of(row, key)] >> (key % 2 * 16) & 0xffff;
+}
+
+/// p rounded to 16 bits, at most 65535 / 65536: an element is kept if its bits are at least this.
+FLASHMASK_DROPOUT uint32_t threshold_of(double p) {
+  const auto rounded = static_cast<uint32_t>(p * 65536 + 0.5);
+  return rounded < 65535 ? rounded : 65535;
+}
+/// What kept weights are multiplied by.
+FLASHMASK_DROPOUT double scale_of(uint32_t threshold) { return 65536.0 / (65536 - threshold); }
+
+}  // namespace flashmask::dropout

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// Never run: that it compiles shows that dropout.h is device code.
+#include "common/dropout.h"
+
+namespace dropout = flashmask::dropout;
+
+__global__ void use_every_function(const uint64_t* state, double p, uint32_t row, uint32_t key, bool* kept,
+                                   double* scale) {
+  const dropout::Words words = dropout::draw(dropout::key_of(state[0], state[1]), blockIdx.y, blockIdx.x,
+                                             dropout::draw_of_row(row), dropout::draw_of_key(key));
+  const uint32_t threshold = dropout::threshold_of(p);
+  *kept = dropout::bits_of(words, row, key) >= threshold;
+  *scale = dropout::scale_of(threshold);
+}
