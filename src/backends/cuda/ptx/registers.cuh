@@ -47,8 +47,8 @@ __device__ __forceinline__ void pin(float (&d)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-/// A copy of accumulators. Products in flight do not keep it from being read: of what a product has written ptxas does
-/// not believe that across a loop's iterations, and waits for all of them.
+/// A copy of accumulators that can be read while other products are in flight: across a loop's iterations ptxas cannot
+/// tell that a product has finished with the registers that it wrote, and would wait for all of them.
 template <int N>
 __device__ __forceinline__ void copy(const float* d, float (&to)[N]) {
 #pragma unroll
