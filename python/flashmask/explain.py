@@ -3,7 +3,7 @@
 
 import torch
 
-from . import _explain, capi, ops
+from . import _arguments, _explain, capi, ops
 from ._docs import composed
 from .attention import call_mask, read_features
 
@@ -48,6 +48,7 @@ def explain(
             raise ValueError(
                 f"the mask is on {mask.device} and query on {query.device}; move it: mask.to(query.device)"
             )
+        _arguments.check_one_device(query=query, sink=sink, dropout_state=dropout_state)
         scale, is_deterministic, ctas = ops.read_options(softmax_scale, deterministic, backend, max_ctas)
         tensors = [x.transpose(1, 2) if layout == "bhsd" else x for x in ops.autocast(query, key, value)]
         call = _explain.Call(

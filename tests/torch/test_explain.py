@@ -127,6 +127,11 @@ def test_nothing_is_near():
         ({"softcap": -30.0}, "softcap is -30"),
         ({"sink": torch.zeros(3, device=DEVICE)}, "sink is "),
         ({"sink": 4}, "sink is 4 (int)"),
+        ({"sink": torch.zeros(4, device="meta")}, "sink is on meta"),
+        (
+            {"dropout": 0.1, "dropout_state": torch.zeros(2, dtype=torch.int64, device="meta")},
+            "dropout_state is on meta",
+        ),
         ({"q_pos": torch.zeros(1, 4)}, "q_pos is a tensor"),
         ({"k_pos": torch.zeros(1, 4)}, "k_pos is a tensor"),
         ({"max_ctas": -1}, "max_ctas is -1"),
