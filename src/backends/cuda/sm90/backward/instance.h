@@ -22,10 +22,27 @@ struct BackwardInstance {
   int shared_bytes;        ///< of `kernel` and `split`
 };
 
+/// The compiled kernels of features of a row of kFeaturedBackwardTiles and an element type. They have threads and shared
+/// memory as the row's plain kernel, whose convert_dq and reduce_dkv follow them.
+struct FeaturedInstance {
+  /// __global__ void (FeaturedBackwardParams)
+  struct Kernels {
+    const void* kernel;
+    const void* split;  ///< as BackwardInstance's
+  };
+  const char* id;          ///< which the kernels' ids begin with
+  const void* preprocess;  ///< as BackwardInstance's
+  Kernels softcap, dropout, both;
+  const void* dsink;  ///< __global__ void (SinkGradientParams), also after plain kernels: a block of kRowThreads a head
+};
+
 inline constexpr int kRowThreads = 256;
 
 /// Defined by the translation unit that the build makes for each row and element type (instance.cu.in).
 template <DataType dtype, int head_dim, int head_dim_v, int consumers>
 BackwardInstance backward_instance();
+
+template <DataType dtype, int head_dim, int head_dim_v, int consumers>
+FeaturedInstance featured_instance();
 
 }  // namespace flashmask::sm90::bwd

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/attention/features.h"
 #include "backends/cuda/attention/mask_params.h"
 #include "backends/cuda/attention/schedule.h"
 
@@ -79,6 +80,13 @@ struct BackwardParams {
   cuda::Schedule schedule;
   const uint32_t* heads_per_l2_group;  ///< in place of the schedule's, if not null: see L2GroupSize
   unsigned long long* executed;        ///< counter of executed tiles; may be null
+};
+
+/// Of the kernels of softcap and dropout.
+struct FeaturedBackwardParams : BackwardParams {
+  cuda::FeatureParams features;
+  float cap_exponent;  ///< 2 log2(e) softmax_scale / softcap: 2^ it times a product is the square of e^x of the tanh
+  float cap_log2;      ///< softcap * log2(e)
 };
 
 }  // namespace flashmask::sm90::bwd

@@ -39,11 +39,26 @@ __device__ __forceinline__ RowBias row_bias(float lse, float delta, float scale)
            ptx::pack<T>(dp.part[1], dp.part[2]), 0}};
 }
 
-/// A row's score bias, -lse / scale.
-__device__ __forceinline__ float score_bias(const RowBias& bias) {
+/// A row's gradient bias, -delta.
+__device__ __forceinline__ float gradient_bias(const RowBias& bias) {
   constexpr uint32_t kHigh = 0xffff0000;
-  return __uint_as_float(bias.pair[0] << 16) + __uint_as_float(bias.pair[0] & kHigh) +
-         __uint_as_float(bias.pair[1] << 16);
+  return __uint_as_float(bias.pair[1] & kHigh) + __uint_as_float(bias.pair[2] << 16) +
+         __uint_as_float(bias.pair[2] & kHigh);
+}
+
+/// What a featured kernel adds to a row's scores and to its dP, as floats: -lse log2(e), to scores in units of P's
+/// exponent, and -delta.
+struct RowTerms {
+  float score, gradient;
+};
+__device__ __forceinline__ RowBias row_terms(float lse, float delta) {
+  constexpr float kLog2E = 1.44269504f;
+  const bool sees = lse != -INFINITY;
+  return {{__float_as_uint(sees ? -lse * kLog2E : -INFINITY), __float_as_uint(sees ? -delta : 0.f), 0, 0}};
+}
+__device__ __forceinline__ RowTerms terms_of(const RowBias& row) {
+  const auto words = *reinterpret_cast<const uint2*>(row.pair);
+  return {__uint_as_float(words.x), __uint_as_float(words.y)};
 }
 
 /// How an operand of rows' biases lies in shared memory. Without a swizzle: groups of 8 rows of 16 bytes, 128 bytes
@@ -75,6 +90,12 @@ class BiasStep {
  private:
   uint32_t ones_[4];
   uint32_t biases_;
+};
+
+/// Where the biases are no step of a product.
+template <int kRows>
+struct NoBiasStep {
+  __device__ __forceinline__ void issue(float (&)[kRows / 2]) const {}
 };
 
 /// Ones in the columns of the score bias of eight rows, and zeros in the eight columns after them: an operand whose

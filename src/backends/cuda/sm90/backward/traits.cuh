@@ -5,7 +5,6 @@
 #include <type_traits>
 
 #include "backends/cuda/attention/fragments.cuh"
-#include "backends/cuda/attention/score.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/ptx/swizzle.cuh"
 #include "backends/cuda/sm90/backward/params.h"
@@ -16,13 +15,21 @@
 namespace flashmask::sm90::bwd {
 
 /// Where features enter the backward kernel: by default it has none. Params_ is BackwardParams, or derived from it
-/// where a policy needs more; Score_ see ProductScore, KvSource_ see TensorMapKv.
-template <typename Params_ = BackwardParams, typename Score_ = cuda::ProductScore, typename KvSource_ = TensorMapKv>
+/// where more is needed; KvSource_ see TensorMapKv.
+template <typename Params_ = BackwardParams, typename KvSource_ = TensorMapKv>
 struct BackwardPolicies {
   using Params = Params_;
-  using Score = Score_;
   using KvSource = KvSource_;
+  static constexpr bool kCaps = false, kDrops = false;
 };
+
+/// Of a featured kernel: whether it caps scores, and drops weights.
+template <bool kCaps_, bool kDrops_>
+struct FeaturedPolicies : BackwardPolicies<FeaturedBackwardParams> {
+  static constexpr bool kCaps = kCaps_, kDrops = kDrops_;
+};
+template <typename Traits>
+inline constexpr bool kFeatured = Traits::kCaps || Traits::kDrops;
 
 /// Named barriers of both consumer warpgroups, one for each of them to wait at: compute-sanitizer does not take a
 /// barrier that is reached from two places.
@@ -42,10 +49,10 @@ template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_, boo
 struct BackwardTraits {
   using Element = Element_;
   using Params = typename Policies::Params;
-  using Score = typename Policies::Score;
   using KvSource = typename Policies::KvSource;
   static constexpr BackwardTile kTile = find_tile(kBackwardTiles, kHeadDim_, kHeadDimV_, kConsumers_);
   static constexpr bool kWide = false;
+  static constexpr bool kCaps = Policies::kCaps, kDrops = Policies::kDrops;
   static_assert(!kTile.wide && !kTile.dq_from_registers);
   static_assert(kHeadDim_ % 32 == 0 && kHeadDimV_ % 32 == 0);
   static_assert(kHeadDim_ + kHeadDimV_ <= (kTile.halves ? 320 : 256), "dk and dv of 64 keys have to leave registers");
