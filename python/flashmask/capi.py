@@ -200,13 +200,15 @@ def load():
 
 
 def open_library():
-    """As load(), but looks anew: a process may have several libraries."""
+    """As load(), but looks anew: a process may have several libraries. An older one may lack some of the functions."""
     library = C.CDLL(str(library_path("FLASHMASK_LIBRARY", "libflashmask.so")))
     library.fm_abi_version.restype = C.c_uint32
-    library.fm_last_error_column.restype = C.c_int64
     library.fm_version.restype = library.fm_last_error.restype = C.c_char_p
     for name, types in _ARGUMENTS.items():
-        getattr(library, name).argtypes = types
+        if hasattr(library, name):
+            getattr(library, name).argtypes = types
+    if hasattr(library, "fm_last_error_column"):
+        library.fm_last_error_column.restype = C.c_int64
     return library
 
 
