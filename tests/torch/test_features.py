@@ -100,6 +100,48 @@ def test_a_row_that_sees_nothing_has_the_sink_for_lse():
     assert not out[1, 120:].any() and torch.equal(lse[1, :, 120:], sink[:, None].expand(HEADS, S - 120))
 
 
+def test_paddles_arguments_of_dropout():
+    q, k, v = tensors()
+    torch.manual_seed(3)
+    out, state = flashmask_attention(q, k, v, dropout=0.3, return_seed_offset=True)
+    torch.manual_seed(3)
+    assert torch.equal(flashmask_attention(q, k, v, dropout=0.3), out)
+    for name in ("fixed_seed_offset", "dropout_state"):
+        again, lse, same = flashmask_attention(
+            q, k, v, dropout=0.3, return_softmax_lse=True, return_seed_offset=True, **{name: state}
+        )
+        assert torch.equal(again, out) and lse.shape == (2, HEADS, S) and torch.equal(same, state)
+    plain = flashmask_attention(q, k, v)
+    assert torch.equal(flashmask_attention(q, k, v, dropout=0.3, training=False), plain)
+    assert not torch.equal(plain, out)
+    compiled = torch.compile(flashmask_attention, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q, k, v, dropout=0.3, fixed_seed_offset=state), out)
+    traced, drawn = compiled(q, k, v, dropout=0.3, return_seed_offset=True)
+    assert torch.equal(flashmask_attention(q, k, v, dropout=0.3, fixed_seed_offset=drawn), traced)
+
+
+@pytest.mark.parametrize(
+    "arguments, error, says",
+    [
+        ({"rng_name": "local_seed"}, flashmask.UnsupportedError, "rng_name is 'local_seed'"),
+        ({"fixed_seed_offset": torch.zeros(3, dtype=torch.int64)}, ValueError, "fixed_seed_offset is a tensor"),
+        ({"fixed_seed_offset": [1, 2]}, TypeError, r"fixed_seed_offset is \[1, 2\]"),
+        ({"training": None}, TypeError, "training is None"),
+        ({"return_seed_offset": "yes"}, TypeError, "return_seed_offset is 'yes'"),
+        (
+            dict.fromkeys(("fixed_seed_offset", "dropout_state"), torch.tensor([1, 2])),
+            ValueError,
+            "beside dropout_state",
+        ),
+    ],
+)
+def test_wrong_arguments_of_paddles_are_named(arguments, error, says):
+    with pytest.raises(error, match=says):
+        flashmask_attention(*tensors(), dropout=0.5, **arguments)
+    if "return_seed_offset" not in arguments:
+        assert flashmask.explain(*tensors(), dropout=0.5, **arguments).startswith("refused")
+
+
 @every_feature
 def test_gradcheck(feature):
     """In float64, by the reference backend."""
