@@ -13,7 +13,7 @@ from typing import NamedTuple
 try:
     import paddle
 except ImportError as error:
-    raise ImportError("flashmask.paddle needs PaddlePaddle 3.0 or later: pip install paddlepaddle") from error
+    raise ImportError("flashmask.paddle needs PaddlePaddle 3.3 or later: pip install paddlepaddle") from error
 
 from . import _calls, _explain, _values, capi
 from ._docs import composed
