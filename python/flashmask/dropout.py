@@ -18,12 +18,12 @@ def dropout_mask(state, p, batch, heads, seqlen_q, seqlen_k):
 
     The result is on state's device, int64 [2]; if that is a GPU, this waits for it.
     """
-    check_state(state)
+    check_state(state, "state")
     shape = tuple(
         _arguments.length(name, x)
         for name, x in (("batch", batch), ("heads", heads), ("seqlen_q", seqlen_q), ("seqlen_k", seqlen_k))
     )
-    kept = _calls.dropout_mask(_Torch, state.detach().cpu().contiguous(), _arguments.number("p", p), shape)
+    kept = _calls.dropout_mask(_Torch, state.detach().cpu().contiguous(), _arguments.share("p", p), shape)
     return kept.to(state.device)
 
 

@@ -234,7 +234,7 @@ def _call(
                 f"{label} is on {x.place} and query on {query.place}; all tensors of a call must be on one device"
             )
     scale = None if softmax_scale is None else _values.number("softmax_scale", softmax_scale)
-    p = _values.number("dropout", dropout) if _values.flag("training", training) else 0.0
+    p = _values.share("dropout", dropout) if _values.flag("training", training) else 0.0
     return _Call(mask, {"softmax_scale": scale, "deterministic": _is_deterministic(query), "dropout_p": p})
 
 
@@ -392,4 +392,4 @@ def dropout_mask(state, p, batch, heads, seqlen_q, seqlen_k):
     """
     lengths = {"batch": batch, "heads": heads, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
     shape = tuple(_values.length(name, x) for name, x in lengths.items())
-    return _calls.dropout_mask(_Paddle, _checked_state("state", state).cpu(), _values.number("p", p), shape)
+    return _calls.dropout_mask(_Paddle, _checked_state("state", state).cpu(), _values.share("p", p), shape)

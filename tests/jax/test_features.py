@@ -290,7 +290,7 @@ def test_shards_with_keys_of_their_own(rng):
         (
             {"dropout_rate": 1.0, "dropout_rng": STATE},
             ValueError,
-            "dropout_p is 1; it must be at least 0 and less than 1",
+            "dropout_rate is 1.0; it must be at least 0 and less than 1",
         ),
         ({"dropout_rate": "0.1"}, TypeError, "dropout_rate is '0.1'"),
         ({"dropout_rate": 0.1, "dropout_rng": 3}, TypeError, "dropout_rng is 3"),

@@ -327,10 +327,10 @@ def test_the_mask_of_a_state():
     assert 0.7 < kept.double().mean() < 0.8
     assert flashmask.dropout_mask(state, 0.0, 1, 1, 4, 4).all()
     for change, error, text in (
-        ({"state": [1, 2]}, TypeError, "dropout_state is"),
+        ({"state": [1, 2]}, TypeError, "state is"),
         ({"state": torch.zeros(2)}, ValueError, r"it must be int64 \[2\]"),
         ({"state": torch.zeros(3, dtype=torch.int64)}, ValueError, r"it must be int64 \[2\]"),
-        ({"p": 1.0}, ValueError, "dropout_p is 1; it must be at least 0 and less than 1"),
+        ({"p": 1.0}, ValueError, "p is 1.0; it must be at least 0 and less than 1"),
         ({"p": None}, TypeError, "p is None"),
         ({"heads": -1}, ValueError, "heads is -1"),
     ):
@@ -360,8 +360,8 @@ def test_a_share_of_nothing_draws_nothing():
 @pytest.mark.parametrize(
     "arguments, error, text",
     [
-        ({"dropout": 1.0}, ValueError, "dropout_p is 1; it must be at least 0 and less than 1"),
-        ({"dropout": -0.1}, ValueError, "dropout_p is -0.1"),
+        ({"dropout": 1.0}, ValueError, "dropout is 1.0; it must be at least 0 and less than 1"),
+        ({"dropout": -0.1}, ValueError, "dropout is -0.1"),
         ({"dropout": "0.1"}, TypeError, "dropout is '0.1'"),
         ({"dropout": 0.1, "dropout_state": torch.zeros(2)}, ValueError, r"dropout_state is .*int64 \[2\]"),
         ({"dropout": 0.1, "dropout_state": 3}, TypeError, "dropout_state is 3"),

@@ -143,7 +143,7 @@ def _options(scale, deterministic, backend, softcap, dropout_rate):
         deterministic=_values.flag("deterministic", deterministic),
         backend=backend,
         softcap=0.0 if softcap is None else float(_values.number("softcap", softcap)),
-        dropout_p=float(_values.number("dropout_rate", dropout_rate)),
+        dropout_p=float(_values.share("dropout_rate", dropout_rate)),
     )
 
 

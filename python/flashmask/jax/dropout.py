@@ -20,7 +20,7 @@ def dropout_mask(state, p, batch, heads, seqlen_q, seqlen_k):
     """
     lengths = {"batch": batch, "heads": heads, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
     shape = tuple(_values.length(name, x) for name, x in lengths.items())
-    p = float(_values.number("p", p))
+    p = float(_values.share("p", p))
     write = lambda state: _calls.dropout_mask(_Host, np.ascontiguousarray(state), p, shape)
     return jax.pure_callback(write, jax.ShapeDtypeStruct(shape, jnp.bool_), state_of(state), vmap_method="sequential")
 
