@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dense_reference import ON_GPU, TOLERANCES, assert_close, inputs
+from dense_reference import DTYPE, ON_GPU, SAME, TOLERANCES, assert_close, inputs
 from flashmask.jax import Mask, dot_product_attention, dropout_mask, explain, masks
 
 try:
@@ -75,7 +75,7 @@ FEATURES = {
 }
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16] + ([] if ON_GPU else [jnp.float32]))
 @pytest.mark.parametrize("name", FEATURES)
 @pytest.mark.parametrize("mask", [lambda: masks.causal_document(seqlens=[60, 90]), BLIND], ids=["documents", "blind"])
 def test_against_dense_attention(rng, mask, name, dtype):
@@ -102,6 +102,7 @@ def test_a_sink_is_a_key_of_jax_nn(rng):
     sink = jnp.asarray(rng.standard_normal(HEADS), jnp.float32)
 
     def with_one_more_key(q, k, v, sink):
+        q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
         k, v = (jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (k, v))
         bias = jnp.where(jnp.arange(S + 1) == S, sink[None, :, None, None], 0)
         sees = jnp.tril(jnp.ones((S, S + 1), bool)).at[:, S].set(True)
@@ -116,7 +117,7 @@ def test_a_sink_is_a_key_of_jax_nn(rng):
         for function in (ours, with_one_more_key)
     )
     for x, y in zip((ours(q, k, v, sink), *got), (with_one_more_key(q, k, v, sink), *want)):
-        assert_close(x, y, 1e-5)
+        assert_close(x, y, TOLERANCES[jnp.dtype(DTYPE).name])
 
 
 def test_a_sink_of_the_arrays_dtype(rng):
@@ -166,14 +167,14 @@ def dropping(q, k, v, sink=None, state=STATE):
     out, residual = dot_product_attention(
         q, k, v, is_causal=True, sink=sink, dropout_rate=0.4, dropout_rng=state, return_residual=True
     )
-    return jnp.sin(3 * out).sum() + jnp.cos(residual).sum()
+    return jnp.sin(3 * out.astype(jnp.float32)).sum() + jnp.cos(residual.astype(jnp.float32)).sum()
 
 
 def test_checkpoint_drops_the_same(rng):
     arrays = (*inputs(rng), jnp.ones(HEADS))
     of = lambda function: jax.jit(jax.grad(function, argnums=(0, 1, 2, 3)))(*arrays)
     for x, y in zip(of(jax.checkpoint(dropping)), of(dropping)):
-        assert_close(x, y, 1e-6)
+        assert_close(x, y, SAME)
 
 
 # --- vmap -------------------------------------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ def test_checkpoint_drops_the_same(rng):
 
 def assert_same(got, want):
     for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert_close(x, y, 1e-6)
+        assert_close(x, y, SAME)
 
 
 def each(function, count):
@@ -210,7 +211,12 @@ def test_vmap_with_one_key_drops_different_weights_in_each_entry(many):
     inside = jax.grad(lambda *x: jax.vmap(dropping)(*x).sum(), argnums=(0, 1, 2))(*many)
     outside = jax.vmap(jax.grad(dropping, argnums=(0, 1, 2)))(*many)
     assert_same(outside, inside)
-    direction = [jnp.ones_like(x) for x in many]  # the gradient is that of the values that the forward returns
+
+
+@pytest.mark.skipif(ON_GPU, reason="differences of values need float32")
+def test_gradients_under_vmap_are_those_of_the_values_that_the_forward_returns(many):
+    inside = jax.grad(lambda *x: jax.vmap(dropping)(*x).sum(), argnums=(0, 1, 2))(*many)
+    direction = [jnp.ones_like(x) for x in many]
     step = 1e-2
     of = lambda sign: jax.vmap(dropping)(*(x + sign * step * dx for x, dx in zip(many, direction)))
     slope = (of(1) - of(-1)) / (2 * step)
@@ -238,46 +244,48 @@ def test_several_gradients_of_one_forward(rng):
 
 def test_vmap_over_a_sink_and_past_it(many):
     sinks = jnp.arange(3.0 * HEADS).reshape(3, HEADS) / 10
-    function = lambda q, k, v, sink: jnp.sin(dot_product_attention(q, k, v, sink=sink)).sum()
+    function = lambda q, k, v, sink: jnp.sin(dot_product_attention(q, k, v, sink=sink).astype(jnp.float32)).sum()
     value = jax.value_and_grad(function, argnums=(0, 1, 2, 3))
     for sink, axis in ((sinks, 0), (sinks[1], None)):
         want = each(lambda n: value(*(x[n] for x in many), sink if axis is None else sink[n]), 3)
         assert_same(jax.jit(jax.vmap(value, in_axes=(0, 0, 0, axis)))(*many, sink), want)
     total = jax.grad(lambda sink: jax.vmap(function, in_axes=(0, 0, 0, None))(*many, sink).sum())(sinks[1])
-    assert_close(total, want[1][3].sum(0), 1e-5)
+    assert_close(total, want[1][3].sum(0), max(SAME, 1e-5))
 
 
 # --- shard_map --------------------------------------------------------------------------------------------------------
 
 
 def test_shard_map_over_heads_and_over_the_batch(rng):
-    arrays = [np.asarray(x) for x in inputs(rng)]
+    arrays = [np.asarray(x) for x in inputs(rng, dtype=jnp.float32)]
     sink = np.linspace(-1, 1, HEADS, dtype=np.float32)
     attend = lambda q, k, v, sink: dot_product_attention(q, k, v, is_causal=True, sink=sink, softcap=5.0)
     mesh, heads, batch = Mesh(jax.devices("cpu")[:2], ("x",)), PartitionSpec(None, None, "x"), PartitionSpec("x")
     loss = lambda function: jax.jit(jax.grad(lambda *x: jnp.sin(3 * function(*x)).sum(), argnums=(0, 1, 2, 3)))(
         *arrays, sink
     )
-    want = loss(attend)
-    for specs, of_sink in ((heads, PartitionSpec("x")), (batch, PartitionSpec())):
-        sharded = shard_map(attend, mesh=mesh, in_specs=(specs, specs, specs, of_sink), out_specs=specs)
-        for x, y in zip(loss(sharded), want):
-            assert_close(x, y, 1e-5)
+    with jax.default_device(jax.devices("cpu")[0]):
+        want = loss(attend)
+        for specs, of_sink in ((heads, PartitionSpec("x")), (batch, PartitionSpec())):
+            sharded = shard_map(attend, mesh=mesh, in_specs=(specs, specs, specs, of_sink), out_specs=specs)
+            for x, y in zip(loss(sharded), want):
+                assert_close(x, y, 1e-5)
 
 
 def test_shards_with_keys_of_their_own(rng):
-    arrays = [np.asarray(x) for x in inputs(rng)]
+    arrays = [np.asarray(x) for x in inputs(rng, dtype=jnp.float32)]
     mesh, batch = Mesh(jax.devices("cpu")[:2], ("x",)), PartitionSpec("x")
 
     def attend(q, k, v):
         key = jax.random.fold_in(jax.random.key(0), jax.lax.axis_index("x"))
         return dot_product_attention(q, k, v, dropout_rate=0.5, dropout_rng=key)
 
-    got = jax.jit(shard_map(attend, mesh=mesh, in_specs=(batch,) * 3, out_specs=batch))(*arrays)
-    for n in range(2):
-        key = jax.random.fold_in(jax.random.key(0), n)
-        one = dot_product_attention(*(x[n : n + 1] for x in arrays), dropout_rate=0.5, dropout_rng=key)
-        assert_close(got[n : n + 1], one, 1e-6)
+    with jax.default_device(jax.devices("cpu")[0]):
+        got = jax.jit(shard_map(attend, mesh=mesh, in_specs=(batch,) * 3, out_specs=batch))(*arrays)
+        for n in range(2):
+            key = jax.random.fold_in(jax.random.key(0), n)
+            one = dot_product_attention(*(x[n : n + 1] for x in arrays), dropout_rate=0.5, dropout_rng=key)
+            assert_close(got[n : n + 1], one, 1e-6)
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------
