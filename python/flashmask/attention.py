@@ -3,6 +3,7 @@
 
 from . import _arguments, ops
 from ._docs import composed
+from .dropout import read_as_paddle
 from .mask import as_mask
 
 
@@ -29,6 +30,10 @@ def flashmask_attention(
     q_pos=None,
     k_pos=None,
     dropout_state=None,
+    fixed_seed_offset=None,
+    rng_name="",
+    training=True,
+    return_seed_offset=False,
 ):
     """Softmax attention in which each key is hidden from up to two runs of query rows.
 
@@ -58,6 +63,9 @@ def flashmask_attention(
     {dropout}
     dropout_state: int64 [2] on query's device, a seed and an offset, which say what is dropped (dropout_mask); None:
         drawn from torch's default generator there. The backward drops the same.
+    fixed_seed_offset, training, return_seed_offset, rng_name: Paddle's arguments. The first is another name of
+        dropout_state, training=False is dropout=0, and return_seed_offset returns the state, drawn or given, last.
+        Torch has no generators by name: a rng_name raises UnsupportedError.
     q_pos, k_pos: not implemented; anything but None raises UnsupportedError. Nor does CUDA implement softcap, sink and
         dropout.
 
@@ -69,6 +77,9 @@ def flashmask_attention(
 
     {raises}
     """
+    if fixed_seed_offset is not None or rng_name != "" or training is not True or return_seed_offset:
+        given = dropout_state, fixed_seed_offset, rng_name, training, return_seed_offset
+        dropout, dropout_state = read_as_paddle(query, dropout, *given)
     features = ()
     if dropout != 0 or softcap != 0 or sink is not None or q_pos is not None or k_pos is not None:
         features = read_features(query, dropout, dropout_state, softcap, sink, q_pos, k_pos)
@@ -76,6 +87,8 @@ def flashmask_attention(
     out, lse = ops.checked_attention(
         query, key, value, mask, softmax_scale, layout, deterministic, backend, max_ctas, features
     )
+    if return_seed_offset:
+        return (out, lse, dropout_state) if return_softmax_lse else (out, dropout_state)
     return (out, lse) if return_softmax_lse else out
 
 

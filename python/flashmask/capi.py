@@ -191,16 +191,24 @@ _ARGUMENTS = {
 
 @functools.cache
 def load():
-    """The library, with the types of its functions: FLASHMASK_LIBRARY, or libflashmask.so beside the package.
+    """The library, with the types of its functions: FLASHMASK_LIBRARY, or libflashmask.so beside the package, as it is
+    at the first call.
 
     Raises ImportError if there is none.
     """
+    return open_library()
+
+
+def open_library():
+    """As load(), but looks anew: a process may have several libraries. An older one may lack some of the functions."""
     library = C.CDLL(str(library_path("FLASHMASK_LIBRARY", "libflashmask.so")))
     library.fm_abi_version.restype = C.c_uint32
-    library.fm_last_error_column.restype = C.c_int64
     library.fm_version.restype = library.fm_last_error.restype = C.c_char_p
     for name, types in _ARGUMENTS.items():
-        getattr(library, name).argtypes = types
+        if hasattr(library, name):
+            getattr(library, name).argtypes = types
+    if hasattr(library, "fm_last_error_column"):
+        library.fm_last_error_column.restype = C.c_int64
     return library
 
 

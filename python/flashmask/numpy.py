@@ -238,7 +238,7 @@ def dropout_mask(state, p, batch, heads, seqlen_q, seqlen_k):
     """
     lengths = {"batch": batch, "heads": heads, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
     shape = tuple(_values.length(name, x) for name, x in lengths.items())
-    return _calls.dropout_mask(_Numpy, _state(state), _values.number("p", p), shape)
+    return _calls.dropout_mask(_Numpy, _state(state), _values.share("p", p), shape)
 
 
 class _Numpy:
@@ -305,7 +305,7 @@ def _numbers(name, value):
 def _options(softmax_scale, backend, threads, softcap, sink, dropout, dropout_state):
     if not isinstance(backend, str):
         raise TypeError(f"backend is {_values.given(backend)}; it must be a string, as 'auto'")
-    p = _values.number("dropout", dropout)
+    p = _values.share("dropout", dropout)
     if p > 0 and dropout_state is None:
         raise ValueError(f"dropout is {p} without dropout_state; it must be given, int64 or uint64 [2]")
     return {

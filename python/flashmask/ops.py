@@ -100,7 +100,7 @@ def features_of(softcap, sink, dropout, dropout_state, device):
         _arguments.check_dense("sink", sink, "[heads_q]")
     if dropout_state is not None:
         check_state(dropout_state)
-    p, cap = _arguments.number("dropout", dropout), _arguments.number("softcap", softcap)
+    p, cap = _arguments.share("dropout", dropout), _arguments.number("softcap", softcap)
     if p == 0:
         dropout_state = None
     elif dropout_state is None:

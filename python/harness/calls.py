@@ -14,7 +14,7 @@ from flashmask import capi
 
 ROOT = Path(__file__).resolve().parents[2]
 
-lib = capi.load()
+lib = capi.open_library()
 
 
 class CallError(RuntimeError):

@@ -39,7 +39,7 @@ MaskTensors read_tensors(const fm_mask* from, Device device) {
                          .block_mask = tensor(m.block_mask, "mask->block_mask", device)};
   const TensorView& bounds = mask.indices;
   if (bounds.rank == 4 && bounds.shape[2] != m.seqlen_k)
-    throw_invalid("mask->bounds is ", describe(bounds), "; its third dimension must be mask->seqlen_k, ", m.seqlen_k);
+    throw_invalid("startend_row_indices is ", describe(bounds), "; its third dimension must be seqlen_k, ", m.seqlen_k);
   return mask;
 }
 

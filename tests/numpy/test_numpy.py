@@ -165,7 +165,11 @@ def test_layouts_agree_and_gradients_have_the_memory_of_their_tensors(rng):
         ({"threads": -1}, ValueError, "threads is -1"),
         ({"softmax_scale": "1"}, TypeError, "softmax_scale"),
         ({"softcap": -2.0}, ValueError, "softcap is -2"),
-        ({"dropout": 1.0, "dropout_state": np.zeros(2, np.int64)}, ValueError, "dropout_p is 1"),
+        (
+            {"dropout": 1.0, "dropout_state": np.zeros(2, np.int64)},
+            ValueError,
+            "dropout is 1.0; it must be at least 0 and less than 1",
+        ),
         ({"dropout": 0.1}, ValueError, "dropout is 0.1 without dropout_state"),
         ({"dropout": 0.1, "dropout_state": np.zeros(2)}, ValueError, r"it must be int64 or uint64 \[2\]"),
         ({"dropout": 0.1, "dropout_state": np.zeros(3, np.int64)}, ValueError, r"it must be int64 or uint64 \[2\]"),

@@ -187,6 +187,23 @@ struct WriteColumns {
   FLASHMASK_COLUMN void operator()(const Lead& lead, int64_t j) const { write(lead, j, family(lead, j)); }
 };
 
+/// The columns of causal_with_blocks, a stretch of tokens of one document and one run of ids after the other.
+struct WriteCausalWithBlocksInOrder {
+  CausalWithBlocks family;
+  Writer write;
+  void operator()(const Lead& lead, int64_t) const {
+    const int64_t tokens = write.seqlen_k;
+    for (int64_t begin = 0, end; begin < tokens; begin = end) {
+      const Place document = family.documents.place(lead, begin), run = family.runs.place(lead, begin);
+      end = document.end > begin ? smaller(run.end, document.end) : run.end;  // there may be tokens past the last one
+      if (family.block_ids(lead, begin) >= 0)
+        for (int64_t j = begin; j < end; ++j) write(lead, j, family.column(document, run, true, j));
+      else
+        for (int64_t j = begin; j < end; ++j) write(lead, j, family.column(document, family.alone(j), false, j));
+    }
+  }
+};
+
 /// Both columns of a token in the order of block diffusion in which each block's noisy copy and then its clean one lie.
 /// What is hidden comes last.
 struct WriteInterleaved {
@@ -447,7 +464,10 @@ void build(Run& run, const Arguments& a, const Output& output) {
       return columns(BlockCausal{of, blocks(run, a), reach});
     }
     case Kind::kCausalWithBlocks:
-      return columns(causal_with_blocks(run, a, reach));
+      if constexpr (Run::kInOrder)
+        return run.each(1, WriteCausalWithBlocksInOrder{causal_with_blocks(run, a, reach), write});
+      else
+        return columns(causal_with_blocks(run, a, reach));
     case Kind::kBlockDiffusion:
       return block_diffusion(run, a, write);
     case Kind::kEagle3Ttt:
