@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from flashmask import capi
 
+from harness.features import NONE
+
 ROOT = Path(__file__).resolve().parents[2]
 
 lib = capi.open_library()
@@ -117,7 +119,7 @@ class Plan:
 class Call:
     """A call with its outputs and workspace: made once, run often."""
 
-    def _prepare(self, struct, fields, mask, plan, dense, scale, deterministic, count, max_ctas):
+    def _prepare(self, struct, fields, mask, plan, dense, scale, deterministic, count, max_ctas, features):
         """Fills the structs and allocates what the library asks for."""
         if mask is not None and dense is None:
             fields["mask"] = C.pointer(mask.struct)
@@ -130,6 +132,11 @@ class Call:
         self.options = device_options(self.device, flags=capi.DETERMINISTIC if deterministic else 0, max_ctas=max_ctas)
         if scale is not None:
             self.options.flags, self.options.softmax_scale = self.options.flags | capi.HAS_SCALE, scale
+        self.options.softcap, self.options.dropout_p = features.softcap, features.dropout
+        if features.sink is not None:
+            self.options.sink = tensor(features.sink)
+        if features.state is not None:
+            self.options.dropout_state = C.cast(features.state.data_ptr(), C.POINTER(C.c_uint64))
         if count:
             self.counter = capi.ExecutedTiles()
             self.options.executed_tiles = C.pointer(self.counter)
@@ -161,16 +168,32 @@ class Forward(Call):
 
     q [batch, seqlen_q, heads_q, d], k and v [batch, seqlen_k, heads_kv, d], any strides that the library takes.
     mask None: everything is visible. plan None: the call makes its own. dense: bool matrix in place of the mask.
+    features: harness.features.Features.
     """
 
     _workspace, _function = lib.fm_forward_workspace, lib.fm_forward
 
-    def __init__(self, q, k, v, mask=None, *, plan=None, dense=None, scale=None, out=None, count=False, max_ctas=0):
+    def __init__(
+        self,
+        q,
+        k,
+        v,
+        mask=None,
+        *,
+        plan=None,
+        dense=None,
+        scale=None,
+        out=None,
+        count=False,
+        max_ctas=0,
+        features=NONE,
+    ):
         self.inputs = (q, k, v, mask, plan, dense)
+        self.features = features
         self.out = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device) if out is None else out
         self.lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
         fields = {"q": q, "k": k, "v": v, "out": self.out, "lse": self.lse}
-        self._prepare(capi.ForwardArgs, fields, mask, plan, dense, scale, False, count, max_ctas)
+        self._prepare(capi.ForwardArgs, fields, mask, plan, dense, scale, False, count, max_ctas, features)
 
     def outputs(self):
         return self.out, self.lse
@@ -187,10 +210,10 @@ class Forward(Call):
 
 
 class Backward(Call):
-    """The gradients of one forward call (a Forward that has run).
+    """The gradients of one forward call (a Forward that has run), with its features.
 
     dout [batch, seqlen_q, heads_q, d], dlse [batch, heads_q, seqlen_q] or None. plan and dense as in Forward. `like`:
-    makes dq, dk and dv from q, k and v; default contiguous.
+    makes dq, dk and dv from q, k and v; default contiguous. dsink: None without a sink.
     """
 
     _workspace, _function = lib.fm_backward_workspace, lib.fm_backward
@@ -216,12 +239,17 @@ class Backward(Call):
         fields.update(dq=self.dq, dk=self.dk, dv=self.dv)
         if dlse is not None:
             fields["dlse"] = dlse
-        self._prepare(capi.BackwardArgs, fields, mask, plan, dense, scale, deterministic, count, max_ctas)
+        features = forward.features
+        self.dsink = None if features.sink is None else torch.empty_like(features.sink)
+        if self.dsink is not None:
+            fields["dsink"] = self.dsink
+        self._prepare(capi.BackwardArgs, fields, mask, plan, dense, scale, deterministic, count, max_ctas, features)
 
     def gradients(self):
         return self.dq, self.dk, self.dv
 
-    outputs = gradients
+    def outputs(self):
+        return self.gradients() if self.dsink is None else (*self.gradients(), self.dsink)
 
     def executed_tiles(self):
         """Tiles that one run executes for dq and for dk and dv; waits for it."""

@@ -43,4 +43,42 @@ FLASHMASK_DROPOUT DroppedBits dropped_of_slab(dropout::Key key, uint32_t thresho
   return dropped;
 }
 
+/// Which weights of a lane's fragment of a transposed slab, 16 keys x kRows rows, are dropped: bit i % 32 of word i / 32
+/// is that of its value i, key g + 8 (i / 2 % 2), row 8 (i / 4) + 2c + i % 2.
+template <int kRows>
+struct DroppedOfKeys {
+  static constexpr int kRowsOfWord = kRows < 64 ? kRows : 64, kWords = kRows / kRowsOfWord;
+  static_assert(kRows % kRowsOfWord == 0 && kRowsOfWord % 16 == 0);
+  uint32_t word[kWords];
+};
+
+// Of the eight elements of a draw, rows r and r + 8 by two keys of an even and an odd g and those 8 further on, two lanes
+// have four each: lane ^ 4 is the other. Each makes the draws of half of the rows 2c + {0, 1}, the lane of even keys the
+// even ones, and gives the other the bits of its keys.
+
+/// The bits of a lane's draws of kRows rows and 16 keys, from (first_row, first_key) on, multiples of 16: bit
+/// 8n + 4y + 2x + z is that of row first_row + 16n + 8y + 2c + g % 2, key first_key + 8x + g - g % 2 + z.
+template <int kRows>
+FLASHMASK_DROPOUT uint32_t dropped_of_draws(dropout::Key key, uint32_t threshold, uint32_t batch, uint32_t head,
+                                            uint32_t first_row, uint32_t first_key, uint32_t lane) {
+  static_assert(kRows % 16 == 0 && kRows <= 64, "they have one word");
+  const uint32_t of_row = dropout::draw_of_row(first_row + lane % 4 * 2 + lane / 4 % 2),
+                 of_key = dropout::draw_of_key(first_key + lane / 4);
+  uint32_t dropped = 0;
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1
+#endif
+  for (int n = kRows / 16 - 1; n >= 0; --n) {
+    const dropout::Words words = dropout::draw(key, batch, head, of_row + 8 * static_cast<uint32_t>(n), of_key);
+    for (int w = 3; w >= 0; --w) dropped = push_dropped(dropped, words.word[w], threshold);
+  }
+  return dropped;
+}
+/// A word of DroppedOfKeys, of the bits of a lane's draws and of those of lane ^ 4.
+FLASHMASK_DROPOUT uint32_t join_dropped(uint32_t own, uint32_t neighbours, uint32_t lane) {
+  constexpr uint32_t kOfEvenKeys = 0x55555555, kOfOddKeys = 0xaaaaaaaa;
+  return lane / 4 % 2 == 0 ? (own & kOfEvenKeys) | (neighbours & kOfEvenKeys) << 1
+                           : (own & kOfOddKeys) | (neighbours & kOfOddKeys) >> 1;
+}
+
 }  // namespace flashmask::cuda

@@ -63,13 +63,6 @@ __device__ __forceinline__ void hide_unless(uint32_t visible, float& x) {
                : "r"(visible));
 }
 
-/// The same of 0.
-__device__ __forceinline__ void zero_unless(uint32_t kept, float& x) {
-  asm volatile("{.reg .pred dropped; setp.eq.u32 dropped, %1, 0; @dropped mov.b32 %0, 0f00000000;}"
-               : "+f"(x)
-               : "r"(kept));
-}
-
 /// PTX ISA, "cvt": two fp32 values to one register of two 16-bit ones, `low` in the low half.
 template <typename T>
 __device__ __forceinline__ uint32_t pack(float low, float high) {
@@ -98,13 +91,6 @@ __device__ __forceinline__ float inverse_approx(float x) {
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-/// PTX ISA, "rcp": 1 / x, approximate, 0 for an infinite x.
-__device__ __forceinline__ float reciprocal_approx(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 

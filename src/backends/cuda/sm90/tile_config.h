@@ -108,16 +108,6 @@ inline constexpr BackwardTile kBackwardTiles[] = {
     BackwardTile{256, 256, 2, 64, 2, 40, 232, false, false, false, true, 1, false, false},
 };
 
-/// The rows of kBackwardTiles that have kernels of features. 192 / 128 has no registers left for them: such calls run in
-/// the next row that holds them.
-struct FeaturedBackwardTile {
-  int head_dim, head_dim_v, consumers;
-};
-inline constexpr FeaturedBackwardTile kFeaturedBackwardTiles[] = {
-    FeaturedBackwardTile{64, 64, 2},   FeaturedBackwardTile{96, 96, 2},   FeaturedBackwardTile{128, 128, 2},
-    FeaturedBackwardTile{192, 192, 2}, FeaturedBackwardTile{256, 256, 2},
-};
-
 /// The row of a table. A combination that has none does not compile: the search for it ends past the table, which is no
 /// constant expression.
 template <typename Tile, std::size_t kCount>
@@ -127,6 +117,21 @@ constexpr Tile find_tile(const Tile (&table)[kCount], int head_dim, int head_dim
     ++row;
   return table[row];
 }
+
+/// The rows of kBackwardTiles that have kernels of softcap and dropout. 192 / 128 has no registers left for them: such
+/// calls run in the least of the others that holds them.
+struct FeaturedBackwardTile : BackwardTile {
+  constexpr FeaturedBackwardTile(int qk, int v, int warpgroups)
+      : BackwardTile(find_tile(kBackwardTiles, qk, v, warpgroups)) {}
+};
+inline constexpr FeaturedBackwardTile kFeaturedBackwardTiles[] = {
+    // d, d_v, WGs
+    FeaturedBackwardTile{64, 64, 2},
+    FeaturedBackwardTile{96, 96, 2},
+    FeaturedBackwardTile{128, 128, 2},
+    FeaturedBackwardTile{192, 192, 2},
+    FeaturedBackwardTile{256, 256, 2},
+};
 
 /// Whether the registers of one warpgroup of helpers and of `consumers` others fit those that a block of them begins
 /// with, in the steps in which they are handed out. More are not there to exchange: a warpgroup would wait for them

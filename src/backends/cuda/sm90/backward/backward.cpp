@@ -35,27 +35,39 @@ constexpr int64_t kL2GroupBytes = int64_t{16} << 20;
 constexpr int64_t kSparseHeads = 16, kTilesPerTurn = 4;
 constexpr int64_t kMostWorkTiles = int64_t{1} << 30;
 
-template <DataType dtype, std::size_t... row>
+template <DataType dtype, bool featured, const auto& tiles, std::size_t... row>
 auto instances_of(std::index_sequence<row...>) {
-  constexpr auto& tiles = kBackwardTiles;
-  return std::array{backward_instance<dtype, tiles[row].head_dim, tiles[row].head_dim_v, tiles[row].consumers>()...};
+  return std::array{
+      backward_instance<dtype, tiles[row].head_dim, tiles[row].head_dim_v, tiles[row].consumers, featured>()...};
 }
 
-/// The instances of an element type, a row of kBackwardTiles each; none if there are no kernels of it.
-std::span<const BackwardInstance> instances(DataType dtype) {
-  constexpr auto rows = std::make_index_sequence<std::size(kBackwardTiles)>();
-  static const auto bf16 = instances_of<DataType::kBFloat16>(rows), f16 = instances_of<DataType::kFloat16>(rows);
+/// The instances of an element type, a row of `tiles` each; none if there are no kernels of it.
+template <bool featured, const auto& tiles>
+std::span<const BackwardInstance> instances_of(DataType dtype) {
+  constexpr auto rows = std::make_index_sequence<std::size(tiles)>();
+  static const auto bf16 = instances_of<DataType::kBFloat16, featured, tiles>(rows),
+                    f16 = instances_of<DataType::kFloat16, featured, tiles>(rows);
   if (dtype == DataType::kBFloat16) return bf16;
   if (dtype == DataType::kFloat16) return f16;
   return {};
 }
+std::span<const BackwardInstance> instances(DataType dtype, bool featured) {
+  return featured ? instances_of<true, kFeaturedBackwardTiles>(dtype) : instances_of<false, kBackwardTiles>(dtype);
+}
+
+/// Whether the call needs the kernels of features. A sink needs none: its weight is in lse.
+bool runs_featured(const Problem& p) { return p.features.softcap != 0 || p.features.dropout.p != 0; }
 
 /// Of the least tile that holds the call's head dims; null if none does.
+template <const auto& tiles>
+const BackwardInstance* find_instance(const Problem& p, std::span<const BackwardInstance> of_tiles) {
+  const auto* least = least_tile(tiles, p.head_dim, p.head_dim_v);
+  return least && !of_tiles.empty() ? &of_tiles[static_cast<std::size_t>(least - tiles)] : nullptr;
+}
 const BackwardInstance* find_instance(const Problem& p) {
-  const BackwardTile* least = least_tile(kBackwardTiles, p.head_dim, p.head_dim_v);
-  if (!least) return nullptr;
-  const std::span<const BackwardInstance> of_dtype = instances(p.dtype);
-  return of_dtype.empty() ? nullptr : &of_dtype[static_cast<std::size_t>(least - kBackwardTiles)];
+  const bool featured = runs_featured(p);
+  const std::span<const BackwardInstance> of_dtype = instances(p.dtype, featured);
+  return featured ? find_instance<kFeaturedBackwardTiles>(p, of_dtype) : find_instance<kBackwardTiles>(p, of_dtype);
 }
 
 std::string id_of_preprocess(const BackwardInstance& i) { return message(i.id, ".preprocess"); }
@@ -231,6 +243,19 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
           .score_scale = score_scale(p)};
 }
 
+SinkGradientParams make_sink_params(const Problem& p, const BackwardCall& call, std::byte* workspace) {
+  return {.sink = feature_params(p).sink,
+          .dsink = p.dsink.data,
+          .dsink_stride = p.dsink.stride[0],
+          .lse = rows_of_vector(p.lse),
+          .biases = at<RowBias>(workspace, call.layout.biases),
+          .are_terms = runs_featured(p),
+          .rows_of_head = call.tiles.rows * call.instance->tile.rows,
+          .batch = p.batch,
+          .seqlen_q = static_cast<int32_t>(p.seqlen_q),
+          .heads = static_cast<uint32_t>(p.heads_q)};
+}
+
 KeyParams make_key_params(const Problem& p, const BackwardCall& call, std::byte* workspace) {
   return {.dk = rows_of(p.dk),
           .dv = rows_of(p.dv),
@@ -244,15 +269,15 @@ KeyParams make_key_params(const Problem& p, const BackwardCall& call, std::byte*
           .softmax_scale = static_cast<float>(p.softmax_scale)};
 }
 
-BackwardParams make_params(const Problem& p, const BackwardCall& call, const RowParams& rows, float* key_parts,
-                           unsigned long long* executed) {
+FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, const RowParams& rows, float* key_parts,
+                                   unsigned long long* executed) {
   const BackwardTile& tile = call.instance->tile;
   const ColumnBlocks of_qk = blocks_of_rows(tile, p.head_dim, tile.head_dim),
                      of_v = blocks_of_rows(tile, p.head_dim_v, tile.head_dim_v);
   const int qk_box = tile.one_copy ? tile.head_dim / 64 : 1, v_box = tile.one_copy ? tile.head_dim_v / 64 : 1;
   const int64_t head_groups = p.heads_kv * call.splits;
   constexpr float kLog2E = 1.44269504f;
-  BackwardParams params{};
+  FeaturedBackwardParams params{};
   // Without rows nothing of them is loaded, but the maps have to be valid.
   params.q = tensor_map(p.seqlen_q > 0 ? p.q : p.k, of_qk, tile.rows, qk_box, "q");
   params.dout = tensor_map(p.seqlen_q > 0 ? p.dout : p.v, of_v, tile.rows, v_box, "dout");
@@ -272,7 +297,9 @@ BackwardParams make_params(const Problem& p, const BackwardCall& call, const Row
   params.splits = static_cast<uint32_t>(call.splits);
   params.key_parts = key_parts;
   params.softmax_scale = rows.softmax_scale;
-  params.scale_log2 = rows.score_scale * kLog2E;
+  params.features = feature_params(p);
+  const float softcap = params.features.softcap.softcap;
+  params.scale_log2 = (softcap != 0 ? softcap : rows.score_scale) * kLog2E;
   params.plan = rows.plan;
   params.mask = mask_columns(p);
   params.dense = dense_mask(p);
@@ -294,6 +321,7 @@ void BackwardCall::explain(const Problem& p, Explanation& e) const {
   if (work_tiles > 0) e.kernels.push_back(e.instance);
   if (converts() && tiles.all_rows > 0) e.kernels.push_back(id_of_convert_dq(*instance));
   if (is_split()) e.kernels.push_back(id_of_reduce_dkv(*instance));
+  if (p.dsink.defined()) e.kernels.push_back(sink_instance(p.dtype).id);
 }
 
 void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long long* executed) const {
@@ -309,17 +337,24 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
   if (work_tiles > 0) {
     const void* kernel = is_split() ? instance->split : instance->kernel;
     allow_shared_memory(kernel, instance->shared_bytes, p.device.index);
-    BackwardParams params = make_params(p, *this, rows, at<float>(workspace, layout.key_parts), executed);
+    // The plain kernels read the first part of it.
+    FeaturedBackwardParams params = make_params(p, *this, rows, at<float>(workspace, layout.key_parts), executed);
     void* arguments[] = {&params};
     chain.launch("launch of the backward kernel", kernel, ctas, instance->threads, instance->shared_bytes, arguments);
   }
   if (converts())
     chain.launch("launch of the backward's conversion", instance->convert_dq, blocks, kRowThreads, 0, row_arguments);
-  if (!is_split()) return;
-  KeyParams keys = make_key_params(p, *this, workspace);
-  void* key_arguments[] = {&keys};
-  chain.launch("launch of the backward's sum over query heads", instance->reduce_dkv, 2 * tiles.all_keys, kRowThreads,
-               0, key_arguments);
+  if (is_split()) {
+    KeyParams keys = make_key_params(p, *this, workspace);
+    void* arguments[] = {&keys};
+    chain.launch("launch of the backward's sum over query heads", instance->reduce_dkv, 2 * tiles.all_keys,
+                 kRowThreads, 0, arguments);
+  }
+  if (p.dsink.defined()) {
+    SinkGradientParams sink = make_sink_params(p, *this, workspace);
+    void* arguments[] = {&sink};
+    chain.launch("launch of the sink's gradient", sink_instance(p.dtype).kernel, p.heads_q, kRowThreads, 0, arguments);
+  }
 }
 
 /// Why the kernels cannot count the call's tiles in 32 bits; empty if they can.
@@ -337,13 +372,33 @@ std::string counts_refusal(const Problem& p, const BackwardTile& tile, const Til
   return "";
 }
 
+void add_kernels(const BackwardInstance& i, std::vector<KernelInfo>& all) {
+  const auto add = [&](std::string id, TileShape tile, int threads, int shared_bytes) {
+    all.push_back(cuda::named({.id = std::move(id),
+                               .op = "bwd",
+                               .dtype = i.dtype,
+                               .head_dim = i.tile.head_dim,
+                               .head_dim_v = i.tile.head_dim_v,
+                               .tile = tile,
+                               .threads = threads,
+                               .shared_bytes = shared_bytes}));
+  };
+  const TileShape tile{i.tile.rows, kGranuleKeys}, rows{tile.rows, 0}, keys{0, tile.keys};
+  add(id_of_preprocess(i), rows, kRowThreads, 0);
+  add(i.id, tile, i.threads, i.shared_bytes);
+  add(id_of_split(i), tile, i.threads, i.shared_bytes);
+  add(id_of_convert_dq(i), rows, kRowThreads, 0);
+  add(id_of_reduce_dkv(i), keys, kRowThreads, 0);
+}
+
 }  // namespace
 }  // namespace bwd
 
 Prepared prepare_backward(const Problem& p) {
   using namespace bwd;
   const BackwardInstance* instance = find_instance(p);
-  if (!instance) return head_dims_refusal(p, kBackwardTiles);
+  if (!instance)
+    return runs_featured(p) ? head_dims_refusal(p, kFeaturedBackwardTiles) : head_dims_refusal(p, kBackwardTiles);
   if (std::string why = lengths_refusal(p); !why.empty()) return Refusal{std::move(why)};
   if (std::string why = counts_refusal(p, instance->tile, TileCounts(p, instance->tile)); !why.empty())
     return Refusal{std::move(why)};
@@ -354,24 +409,11 @@ std::vector<KernelInfo> backward_kernels() {
   using namespace bwd;
   std::vector<KernelInfo> all;
   for (const DataType dtype : kDataTypes) {
-    for (const BackwardInstance& i : instances(dtype)) {
-      const auto add = [&](std::string id, TileShape tile, int threads, int shared_bytes) {
-        all.push_back(cuda::named({.id = std::move(id),
-                                   .op = "bwd",
-                                   .dtype = dtype,
-                                   .head_dim = i.tile.head_dim,
-                                   .head_dim_v = i.tile.head_dim_v,
-                                   .tile = tile,
-                                   .threads = threads,
-                                   .shared_bytes = shared_bytes}));
-      };
-      const TileShape tile{i.tile.rows, kGranuleKeys}, rows{tile.rows, 0}, keys{0, tile.keys};
-      add(id_of_preprocess(i), rows, kRowThreads, 0);
-      add(i.id, tile, i.threads, i.shared_bytes);
-      add(id_of_split(i), tile, i.threads, i.shared_bytes);
-      add(id_of_convert_dq(i), rows, kRowThreads, 0);
-      add(id_of_reduce_dkv(i), keys, kRowThreads, 0);
+    for (const bool featured : {false, true}) {
+      for (const BackwardInstance& i : instances(dtype, featured)) add_kernels(i, all);
     }
+    all.push_back(cuda::named(
+        {.id = sink_instance(dtype).id, .op = "bwd", .dtype = dtype, .tile = {}, .threads = kRowThreads}));
   }
   return all;
 }

@@ -93,12 +93,12 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
     issue_scores<Bias::kGradient, Traits::kVDim>(dp, offsetof(Shared, v),
                                                  operand(offsetof(Shared, dout), 16, stage, Traits::kDoutBytes));
     PackedScores p, ds;
-    if constexpr (kFeatured<Traits>) {
-      const auto keep = this->draw_keep();
+    if constexpr (kTermsLast<Traits>) {
+      const auto dropped = this->draw_dropped();
       ptx::wgmma_wait<0>();
       ptx::pin(s);
       ptx::pin(dp);
-      this->take_features(s, dp, flags & Tile::kPartial, keep, p, ds);
+      this->take_scores(s, dp, flags & Tile::kPartial, dropped, p, ds);
     } else {
       ptx::wgmma_wait<1>();
       ptx::pin(s);

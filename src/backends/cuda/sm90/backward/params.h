@@ -71,7 +71,7 @@ struct BackwardParams {
   uint32_t heads_q, head_groups, query_heads_per_group, splits;
   float* key_parts;  ///< with splits: dk, dv of every work tile, [batch, head_groups, key_tiles, 2], see KeyFragments
   float softmax_scale;
-  float scale_log2;  ///< softmax_scale * log2(e), not 0: see score_scale
+  float scale_log2;  ///< log2(e) * softmax_scale, not 0, see score_scale, or with a softcap that
   PlanBits plan;
   cuda::MaskColumns mask;
   cuda::DenseMask dense;
@@ -82,11 +82,9 @@ struct BackwardParams {
   unsigned long long* executed;        ///< counter of executed tiles; may be null
 };
 
-/// Of the kernels of softcap and dropout.
+/// Of the kernels of features.
 struct FeaturedBackwardParams : BackwardParams {
   cuda::FeatureParams features;
-  float cap_exponent;  ///< 2 log2(e) softmax_scale / softcap: 2^ it times a product is the square of e^x of the tanh
-  float cap_log2;      ///< softcap * log2(e)
 };
 
 }  // namespace flashmask::sm90::bwd

@@ -46,8 +46,8 @@ __device__ __forceinline__ float gradient_bias(const RowBias& bias) {
          __uint_as_float(bias.pair[2] & kHigh);
 }
 
-/// What a featured kernel adds to a row's scores and to its dP, as floats: -lse log2(e), to scores in units of P's
-/// exponent, and -delta.
+/// What a row's biases are where kTermsLast: floats, -lse log2(e), added to scores in units of P's exponent, and
+/// -delta.
 struct RowTerms {
   float score, gradient;
 };
@@ -93,9 +93,9 @@ class BiasStep {
 };
 
 /// Where the biases are no step of a product.
-template <int kRows>
 struct NoBiasStep {
-  __device__ __forceinline__ void issue(float (&)[kRows / 2]) const {}
+  template <int kValues>
+  __device__ __forceinline__ void issue(float (&)[kValues]) const {}
 };
 
 /// Ones in the columns of the score bias of eight rows, and zeros in the eight columns after them: an operand whose

@@ -135,7 +135,7 @@ __device__ __forceinline__ void preprocess(const RowParams& p) {
   if (own < Traits::kRows) {
     const float delta = products[own] - values.dlse;
     p.biases[place.index * Traits::kRows + own] =
-        kFeatured<Traits> ? row_terms(values.lse, delta) : row_bias(values.lse, delta, p.score_scale);
+        kTermsLast<Traits> ? row_terms(values.lse, delta) : row_bias(values.lse, delta, p.score_scale);
   }
   if (own < Traits::kDqPieces)
     p.dq_sums.progress[place.index * Traits::kDqPieces + own] = progress_before<Traits>(parts);

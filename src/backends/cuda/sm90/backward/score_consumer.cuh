@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <type_traits>
-
 #include "backends/cuda/common/delay.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/ptx/tensor_core.cuh"
 #include "backends/cuda/ptx/wgmma.cuh"
-#include "backends/cuda/sm90/backward/features.cuh"
-#include "backends/cuda/sm90/backward/keep_bits.cuh"
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/row_bias.cuh"
 #include "backends/cuda/sm90/backward/traits.cuh"
@@ -33,12 +29,13 @@ class ScoreConsumer {
         staging_(p, shared, warpgroup),
         base_(ptx::shared_address(&shared) >> 4),
         warp_(ptx::uniform(threadIdx.x / 32 % 4)),
-        dropout_key_(p) {}
+        weights_(p) {}
 
  protected:
   using Scores = typename Traits::Scores;
   using PackedScores = typename Traits::PackedScores;
-  using Keep = std::conditional_t<Traits::kDrops, KeepBits<Traits::kScoreRows>, NoKeepBits>;
+  using Score = typename Traits::Score;
+  using Weights = typename Traits::Weights;
   using Swizzle = ptx::Swizzle128;
   /// A matrix in shared memory as an operand: see ptx::MatrixDescriptor. The variable part is added last and in units
   /// of 16 bytes, so that it takes one instruction on the way to a tile's first product.
@@ -97,7 +94,7 @@ class ScoreConsumer {
   }
 
   /// The warpgroup's keys of K or V, at `keys`, times its rows, or some of them from `first` on, whose operand is `b`,
-  /// with their bias, except in a featured kernel.
+  /// with their bias, unless kTermsLast.
   template <Bias kBias, int kDim, int kValues>
   __device__ __forceinline__ void issue_scores(float (&s)[kValues], uint32_t keys, Operand b,
                                                uint32_t first = 0) const {
@@ -123,8 +120,8 @@ class ScoreConsumer {
   /// time do not fit them.
   template <Bias kBias, int kRows>
   __device__ __forceinline__ auto bias_step(uint32_t biases) const {
-    if constexpr (kFeatured<Traits>) {
-      return NoBiasStep<kRows>();
+    if constexpr (kTermsLast<Traits>) {
+      return NoBiasStep();
     } else if constexpr (kHalves<Traits> && kBias == Bias::kScore) {
       return SharedBiasStep<kRows>(biases, (base_ << 4) + static_cast<uint32_t>(offsetof(Shared, halves.ones)));
     } else {
@@ -132,59 +129,64 @@ class ScoreConsumer {
     }
   }
 
-  /// What a featured kernel has in place of the steps below and of the biases' products, once S and dP are there: turns
-  /// them into P as dV takes it, of the weights that dropout keeps, and into dS.
-  template <int kValues>
-  __device__ __forceinline__ void take_features(float (&s)[kValues], float (&dp)[kValues], bool partial,
-                                                const Keep& keep, uint32_t (&p)[kValues / 8][4],
-                                                uint32_t (&ds)[kValues / 8][4]) {
-    if constexpr (Traits::kDrops) keep.drop(dp);
-    using ScoreOf = std::conditional_t<Traits::kCaps, CappedScore, ScaledScore>;
-    add_terms(s, dp, ScoreOf{p_});
+  /// Draws which weights of the current tile are dropped.
+  __device__ __forceinline__ auto draw_dropped() const {
+    if constexpr (Weights::kMayDrop) {
+      cuda::DroppedOfKeys<Traits::kScoreRows> dropped{};
+      if (!weights_.drops()) return dropped;
+      const Tile& tile = shared_.tile[ring_.stage()];
+      return weights_.template draw_of_keys<Traits::kScoreRows>(
+          tile.query.batch, tile.query.head, static_cast<uint32_t>(tile.query.row_tile) * Traits::kRows + first_row(),
+          static_cast<uint32_t>(tile.key_tile) * Traits::kKeys + first_key() + warp_ * 16);
+    } else {
+      return cuda::NoneDropped();
+    }
+  }
+
+  /// Where kTermsLast, what comes in place of the steps below, once S and dP are there: P as dV takes it, without what
+  /// is dropped, and dS.
+  template <int kValues, typename Dropped>
+  __device__ __forceinline__ void take_scores(float (&s)[kValues], float (&dp)[kValues], bool partial,
+                                              const Dropped& dropped, uint32_t (&p)[kValues / 8][4],
+                                              uint32_t (&ds)[kValues / 8][4]) {
+    leave_out_dropped(dropped, dp);
+    const RowBias* rows = shared_.biases[ring_.stage()] + first_row() + 2 * (lane_anew<Traits>() % 4);
+    add_terms<&RowTerms::gradient>(rows, dp, scale_of_kept());
+    const QueryTile& query = shared_.tile[ring_.stage()].query;
+    Score(p_, query.batch, query.head).differentiate(s, dp);
+    add_terms<&RowTerms::score>(rows, s, p_.scale_log2);
     if (partial) hide<0>(s);
     exponentiate<0, kValues>(s);
     take_score_gradients(s, dp, ds);
-    if constexpr (Traits::kDrops) keep.drop(s);
+    leave_out_dropped(dropped, s);
     pack(s, p);
   }
-
-  /// The rows' terms; and scores in units of P's exponent, with the derivatives times dP.
-  template <int kValues, typename ScoreOf>
-  __device__ __forceinline__ void add_terms(float (&s)[kValues], float (&dp)[kValues], const ScoreOf& score_of) const {
-    const RowBias* rows = shared_.biases[ring_.stage()] + first_row() + 2 * (ptx::lane() % 4);
-    const float scale = Traits::kDrops ? p_.features.dropout.scale : 1.f;
+  /// `x` times `factor`, and the rows' terms.
+  template <float RowTerms::*kTerm, int kValues>
+  __device__ __forceinline__ void add_terms(const RowBias* rows, float (&x)[kValues], float factor) const {
 #pragma unroll
-    for (int row = 0; row < kValues / 2; ++row) {
-      const RowTerms terms = terms_of(rows[row / 2 * 8 + row % 2]);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int i = row / 2 * 4 + 2 * half + row % 2;
-        dp[i] = __fmaf_rn(dp[i], scale, terms.gradient);
-        score_of.take(s[i], dp[i], terms.score);
-      }
+    for (int i = 0; i < kValues; ++i) x[i] = __fmaf_rn(x[i], factor, terms_of(rows[i / 4 * 8 + i % 2]).*kTerm);
+  }
+  template <typename Dropped, int kValues>
+  __device__ __forceinline__ void leave_out_dropped(const Dropped& dropped, float (&x)[kValues]) const {
+    if constexpr (Weights::kMayDrop) {
+      if (weights_.drops()) cuda::leave_out(dropped, x);
     }
   }
-
-  /// Draws which of the current tile's scores dropout keeps.
-  __device__ __forceinline__ Keep draw_keep() const {
-    Keep keep{};
-    if constexpr (Traits::kDrops) {
-      const Tile& tile = shared_.tile[ring_.stage()];
-      // Opaque, as otherwise what Philox makes of the key would be kept in registers from tile to tile.
-      const dropout::Key key = {ptx::opaque(dropout_key_.key.low), ptx::opaque(dropout_key_.key.high)};
-      keep.draw(key, p_.features.dropout.threshold, tile.query.batch, tile.query.head,
-                static_cast<uint32_t>(tile.query.row_tile) * Traits::kRows + first_row(),
-                static_cast<uint32_t>(tile.key_tile) * Traits::kKeys + first_key() + warp_ * 16);
+  __device__ __forceinline__ float scale_of_kept() const {
+    if constexpr (Weights::kMayDrop) {
+      return weights_.scale();
+    } else {
+      return 1;
     }
-    return keep;
   }
 
   /// Multiplies dv by what kept weights are multiplied by.
   template <int kValues>
   __device__ __forceinline__ void scale_kept(float (&dv)[kValues]) const {
-    if constexpr (Traits::kDrops) {
+    if constexpr (Weights::kMayDrop) {
 #pragma unroll
-      for (float& value : dv) value *= p_.features.dropout.scale;
+      for (float& value : dv) value *= weights_.scale();
     }
   }
 
@@ -276,7 +278,7 @@ class ScoreConsumer {
   const uint32_t warp_;  ///< of the warpgroup
   ptx::RingPosition<Traits::kStages> ring_;
   uint32_t phases_ = 0;
-  [[no_unique_address]] const std::conditional_t<Traits::kDrops, DropoutKey, NoDropoutKey> dropout_key_;
+  [[no_unique_address]] const Weights weights_;
 };
 
 }  // namespace flashmask::sm90::bwd

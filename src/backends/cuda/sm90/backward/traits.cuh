@@ -5,6 +5,8 @@
 #include <type_traits>
 
 #include "backends/cuda/attention/fragments.cuh"
+#include "backends/cuda/attention/score.cuh"
+#include "backends/cuda/attention/weights.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/ptx/swizzle.cuh"
 #include "backends/cuda/sm90/backward/params.h"
@@ -15,21 +17,26 @@
 namespace flashmask::sm90::bwd {
 
 /// Where features enter the backward kernel: by default it has none. Params_ is BackwardParams, or derived from it
-/// where more is needed; KvSource_ see TensorMapKv.
-template <typename Params_ = BackwardParams, typename KvSource_ = TensorMapKv>
+/// where a policy needs more; Score_ see ProductScore, Weights_ see AllWeights, KvSource_ see TensorMapKv.
+template <typename Params_ = BackwardParams, typename Score_ = cuda::ProductScore, typename Weights_ = cuda::AllWeights,
+          typename KvSource_ = TensorMapKv>
 struct BackwardPolicies {
   using Params = Params_;
+  using Score = Score_;
+  using Weights = Weights_;
   using KvSource = KvSource_;
-  static constexpr bool kCaps = false, kDrops = false;
 };
 
-/// Of a featured kernel: whether it caps scores, and drops weights.
-template <bool kCaps_, bool kDrops_>
-struct FeaturedPolicies : BackwardPolicies<FeaturedBackwardParams> {
-  static constexpr bool kCaps = kCaps_, kDrops = kDrops_;
-};
+/// Those of softcap and dropout, for calls that ask for them; without, for others.
+template <bool kFeatured>
+using PoliciesOf =
+    std::conditional_t<kFeatured, BackwardPolicies<FeaturedBackwardParams, cuda::SoftcapScore, cuda::KeptWeights>,
+                       BackwardPolicies<>>;
+
+/// Whether S and dP are the products alone, and what is made of them, RowTerms and all, comes after both: where scores
+/// are more than the products, or weights are dropped.
 template <typename Traits>
-inline constexpr bool kFeatured = Traits::kCaps || Traits::kDrops;
+inline constexpr bool kTermsLast = !Traits::Score::kFoldsLse;
 
 /// Named barriers of both consumer warpgroups, one for each of them to wait at: compute-sanitizer does not take a
 /// barrier that is reached from two places.
@@ -49,11 +56,13 @@ template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_, boo
 struct BackwardTraits {
   using Element = Element_;
   using Params = typename Policies::Params;
+  using Score = typename Policies::Score;
+  using Weights = typename Policies::Weights;
   using KvSource = typename Policies::KvSource;
   static constexpr BackwardTile kTile = find_tile(kBackwardTiles, kHeadDim_, kHeadDimV_, kConsumers_);
   static constexpr bool kWide = false;
-  static constexpr bool kCaps = Policies::kCaps, kDrops = Policies::kDrops;
   static_assert(!kTile.wide && !kTile.dq_from_registers);
+  static_assert(Score::kFoldsLse || !kTile.halves, "there would be no registers for it");
   static_assert(kHeadDim_ % 32 == 0 && kHeadDimV_ % 32 == 0);
   static_assert(kHeadDim_ + kHeadDimV_ <= (kTile.halves ? 320 : 256), "dk and dv of 64 keys have to leave registers");
   static_assert(kConsumers_ == 2 && (kTile.alternate || (kTile.rows == 64 && kHeadDim_ % 64 == 0)),
@@ -109,7 +118,7 @@ inline constexpr bool kHalves = Traits::kTile.halves;
 /// The lane, for what few tiles need: where registers are scarce, what follows from it is not kept in them.
 template <typename Traits>
 __device__ __forceinline__ uint32_t lane_anew() {
-  return kHalves<Traits> ? ptx::lane_anew() : ptx::lane();
+  return kHalves<Traits> || kTermsLast<Traits> ? ptx::lane_anew() : ptx::lane();
 }
 
 /// A tile's dq as it lies in the consumers' warps, in the staging tiles and in the sums: blocks of 64 rows and

@@ -39,8 +39,7 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
   using Base = ScoreConsumer<Traits, WideStaging<Traits>>;
   using Base::dout_ring, Base::dq_phase, Base::issue_scores, Base::kWorkTile, Base::next_tile, Base::operand, Base::p_,
       Base::ring_, Base::shared_, Base::staging_, Base::take_phase, Base::warp_;
-  using typename Base::Keep, typename Base::Operand, typename Base::PackedScores, typename Base::Scores,
-      typename Base::Swizzle;
+  using typename Base::Operand, typename Base::PackedScores, typename Base::Scores, typename Base::Swizzle;
   using Dq = DqShare<Traits, kWarpgroup>;
   using Dk = DkShare<Traits, kWarpgroup>;
   using Dv = DvShare<Traits, kWarpgroup>;
@@ -76,15 +75,16 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
     ptx::wait(shared_.dout_full[dout_ring().stage()], dout_ring().phase());
   }
 
-  /// Once S is there, turns it into P, and puts that in shared memory. A featured kernel waits for dP, too, and makes dS
-  /// of it.
-  __device__ __forceinline__ void take_probabilities(Scores& s, Scores& dp, uint32_t flags, const Keep& keep,
+  /// Once S is there, turns it into P, and puts that in shared memory. Where kTermsLast it waits for dP, too, and makes
+  /// dS of it.
+  template <typename Dropped>
+  __device__ __forceinline__ void take_probabilities(Scores& s, Scores& dp, uint32_t flags, const Dropped& dropped,
                                                      PackedScores& p, PackedScores& ds) {
-    if constexpr (kFeatured<Traits>) {
+    if constexpr (kTermsLast<Traits>) {
       ptx::wgmma_wait<0>();
       ptx::pin(s);
       ptx::pin(dp);
-      this->take_features(s, dp, flags & Tile::kPartial, keep, p, ds);
+      this->take_scores(s, dp, flags & Tile::kPartial, dropped, p, ds);
     } else {
       ptx::wgmma_wait<1>();
       ptx::pin(s);
@@ -96,7 +96,7 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
 
   /// The same of dS = P dP, which the caller has waited for. Returns when the other consumer's is there, too.
   __device__ __forceinline__ void take_score_gradients(const Scores& p, Scores& dp, PackedScores& ds) {
-    if constexpr (!kFeatured<Traits>) {
+    if constexpr (!kTermsLast<Traits>) {
       ptx::pin(dp);
       Base::take_score_gradients(p, dp, ds);
     }

@@ -40,12 +40,12 @@ class RegisterHalf : public WideHalf<RegisterHalf<Traits, kWarpgroup>, Traits, k
     const Operand q = this->q_columns(), dout = this->dout_columns(), p = this->p(), ds = this->ds();
     PackedScores own_p, own_ds;
     Scores s, dp;
-    const auto keep = this->draw_keep();  // beside S there would be no registers for it
+    const auto dropped = this->draw_dropped();  // beside S there would be no registers for it
     this->issue_s(s);
     if (flags & Tile::kFirst) read_values(v);
     issue_dp(dp, v);
     if (!(flags & Tile::kFirst)) add_late(late);
-    this->take_probabilities(s, dp, flags, keep, own_p, own_ds);
+    this->take_probabilities(s, dp, flags, dropped, own_p, own_ds);
     ptx::pin(dv);
     this->template issue_rows<kOwnRows>(dv, own_p, dout);
     ptx::wgmma_wait<1>();

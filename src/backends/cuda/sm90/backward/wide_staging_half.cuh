@@ -55,10 +55,10 @@ class StagingHalf : public WideHalf<StagingHalf<Traits, kWarpgroup>, Traits, kWa
   __device__ __forceinline__ void write_scores(uint32_t flags) {
     Scores s, dp;
     PackedScores p, ds;
-    const auto keep = this->draw_keep();
+    const auto dropped = this->draw_dropped();
     this->issue_s(s);
     this->template issue_scores<Bias::kGradient, Traits::kVDim>(dp, offsetof(Shared, v), this->dout_rows());
-    this->take_probabilities(s, dp, flags, keep, p, ds);
+    this->take_probabilities(s, dp, flags, dropped, p, ds);
     ptx::wgmma_wait<0>();
     this->take_score_gradients(s, dp, ds);
   }

@@ -25,10 +25,11 @@ template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_, boo
 struct WideTraits {
   using Element = Element_;
   using Params = typename Policies::Params;
+  using Score = typename Policies::Score;
+  using Weights = typename Policies::Weights;
   using KvSource = typename Policies::KvSource;
   static constexpr BackwardTile kTile = find_tile(kBackwardTiles, kHeadDim_, kHeadDimV_, kConsumers_);
   static constexpr bool kWide = true;
-  static constexpr bool kCaps = Policies::kCaps, kDrops = Policies::kDrops;
   static_assert(kTile.wide && !kTile.alternate && !kTile.one_code && !kTile.one_copy);
   static_assert(kHeadDim_ % 64 == 0 && kHeadDimV_ % 64 == 0, "the consumers divide columns by blocks of 64");
   static_assert(kHeadDim_ >= 128 && kHeadDim_ <= 256 && kHeadDimV_ >= 128 && kHeadDimV_ <= 256,
