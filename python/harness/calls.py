@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from flashmask import capi
+from harness.features import NONE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,6 +58,15 @@ def device_options(device, **fields):
         return fill(capi.Options, **fields)
     index = device.index if device.index is not None else torch.cuda.current_device()
     return fill(capi.Options, device=1 + index, stream=stream_of(device), **fields)
+
+
+def ask_for(options, features):
+    """Fills in fm_options; the tensors of `features` have to live as long as `options`."""
+    options.softcap, options.dropout_p = features.softcap, features.dropout
+    if features.sink is not None:
+        options.sink = tensor(features.sink)
+    if features.state is not None:
+        options.dropout_state = C.cast(features.state.data_ptr(), C.POINTER(C.c_uint64))
 
 
 class Mask:
@@ -117,7 +127,7 @@ class Plan:
 class Call:
     """A call with its outputs and workspace: made once, run often."""
 
-    def _prepare(self, struct, fields, mask, plan, dense, scale, deterministic, count, max_ctas):
+    def _prepare(self, struct, fields, mask, plan, dense, scale, deterministic, count, max_ctas, features=NONE):
         """Fills the structs and allocates what the library asks for."""
         if mask is not None and dense is None:
             fields["mask"] = C.pointer(mask.struct)
@@ -130,6 +140,7 @@ class Call:
         self.options = device_options(self.device, flags=capi.DETERMINISTIC if deterministic else 0, max_ctas=max_ctas)
         if scale is not None:
             self.options.flags, self.options.softmax_scale = self.options.flags | capi.HAS_SCALE, scale
+        ask_for(self.options, features)
         if count:
             self.counter = capi.ExecutedTiles()
             self.options.executed_tiles = C.pointer(self.counter)
@@ -161,16 +172,31 @@ class Forward(Call):
 
     q [batch, seqlen_q, heads_q, d], k and v [batch, seqlen_k, heads_kv, d], any strides that the library takes.
     mask None: everything is visible. plan None: the call makes its own. dense: bool matrix in place of the mask.
+    features: harness.features.
     """
 
     _workspace, _function = lib.fm_forward_workspace, lib.fm_forward
 
-    def __init__(self, q, k, v, mask=None, *, plan=None, dense=None, scale=None, out=None, count=False, max_ctas=0):
-        self.inputs = (q, k, v, mask, plan, dense)
+    def __init__(
+        self,
+        q,
+        k,
+        v,
+        mask=None,
+        *,
+        plan=None,
+        dense=None,
+        scale=None,
+        out=None,
+        count=False,
+        max_ctas=0,
+        features=NONE,
+    ):
+        self.inputs, self.features = (q, k, v, mask, plan, dense), features
         self.out = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device) if out is None else out
         self.lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
         fields = {"q": q, "k": k, "v": v, "out": self.out, "lse": self.lse}
-        self._prepare(capi.ForwardArgs, fields, mask, plan, dense, scale, False, count, max_ctas)
+        self._prepare(capi.ForwardArgs, fields, mask, plan, dense, scale, False, count, max_ctas, features)
 
     def outputs(self):
         return self.out, self.lse
@@ -234,9 +260,14 @@ class Backward(Call):
         return tile_rows(self, True)
 
 
-def tile_rows(call, is_backward):
+def explained(call, is_backward):
+    """What fm_explain_json says of a call."""
     status, text = capi.text_of(
         lib.fm_explain_json, C.byref(call.args), C.c_int(is_backward), C.byref(call.options), None
     )
     check(status)
-    return json.loads(text)["tile"]["rows"]
+    return json.loads(text)
+
+
+def tile_rows(call, is_backward):
+    return explained(call, is_backward)["tile"]["rows"]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from harness import oracle
 from harness.calls import Backward, Forward, Mask, Plan
+from harness.features import NONE, Features
 
 DEVICE = torch.device(os.environ.get("FLASHMASK_TEST_DEVICE", "cuda"))
 BLOCK = 128
@@ -37,12 +38,13 @@ class Case:
     seed: int = 0
     inputs: tuple = field(default=None, repr=False)
     dim_v: int = None  # as dim
+    features: Features = field(default_factory=lambda: NONE)
 
     def __post_init__(self):
         self.dim_v = self.dim if self.dim_v is None else self.dim_v
 
     def __str__(self):
-        names = "batch seqlen_q seqlen_k heads heads_kv dim dim_v dtype causal window q_offset scale layout seed"
+        names = "batch seqlen_q seqlen_k heads heads_kv dim dim_v dtype causal window q_offset scale layout seed features"
         words = {n: getattr(self, n) for n in names.split()}
         shapes = {n: tuple(x.shape) for n in ("bounds", "block_mask") if (x := getattr(self, n)) is not None}
         return ", ".join(f"{n} {v}" for n, v in {**words, **shapes}.items())
@@ -167,7 +169,7 @@ def output_like(q, v, layout):
 def call(case, mask, **more):
     q, k, v = case.tensors()
     more.setdefault("out", output_like(q, v, case.layout))
-    return Forward(q, k, v, mask, scale=case.scale, **more).poison()
+    return Forward(q, k, v, mask, scale=case.scale, features=case.features, **more).poison()
 
 
 def check(case, dense=True):
@@ -176,7 +178,8 @@ def check(case, dense=True):
     mask = case.mask()
     plan = Plan(mask)
     ours = call(case, mask, plan=plan).run()
-    wrong = list(oracle.complaints(oracle.errors(q, k, v, ours.out, ours.lse, case.visible, case.scale)))
+    found = oracle.errors(q, k, v, ours.out, ours.lse, case.visible, case.scale, features=case.features)
+    wrong = list(oracle.complaints(found))
     assert not wrong, f"{'; '.join(wrong)}; {case}"
     assert_same(ours, call(case, mask, plan=plan).run(), "run again", case)
     assert_same(ours, call(case, mask).run(), "with a plan made in the call", case)

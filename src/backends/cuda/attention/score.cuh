@@ -35,10 +35,13 @@ class SoftcapScore {
 
   template <int kScores>
   __device__ __forceinline__ void transform(float (&s)[kScores]) const {
-    if (softcap_.given()) tanh_of(s, softcap_.factor);
+    if (softcap_.given() && softcap_.softcap <= kMostOfShortTanh) tanh_of(s, softcap_.factor);
+    if (softcap_.softcap > kMostOfShortTanh) tanh_near_zero_of(s, softcap_.factor);
   }
 
  private:
+  /// The softcap times the absolute error of tanh_of is the score's. Up to here that is below 1e-4.
+  static constexpr float kMostOfShortTanh = 256;
   const SoftcapParams& softcap_;
 };
 

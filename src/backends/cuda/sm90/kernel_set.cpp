@@ -24,7 +24,9 @@ std::vector<KernelInfo> kernels() {
 }
 
 Prepared prepare(const Problem& p) {
-  if (std::string why = features_refusal(p.features, {}); !why.empty()) return Refusal{std::move(why)};
+  constexpr FeatureSet kOfForward{.softcap = true, .sink = true, .dropout = true}, kOfBackward{};
+  if (std::string why = features_refusal(p.features, p.is_backward ? kOfBackward : kOfForward); !why.empty())
+    return Refusal{std::move(why)};
   if (std::ranges::find(kDataTypes, p.dtype) == std::end(kDataTypes))
     return Refusal{message(name(p.dtype), " tensors are not taken; cast to bfloat16 or float16")};
   Prepared prepared = p.is_backward ? prepare_backward(p) : prepare_forward(p);

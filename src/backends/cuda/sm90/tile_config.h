@@ -40,7 +40,10 @@ struct ForwardTile {
   static constexpr int kProductsOfQk = 1, kProductsOfV = 1;
   constexpr int rows() const { return 64 * consumers; }
   /// Whether its kernel of features takes dropout, whose bits have no registers beside three warpgroups' scores.
-  constexpr bool drops() const { return consumers < 3 && head_dim_v < 256; }
+  constexpr bool drops() const { return consumers < 3; }
+  /// Whether it draws those bits half a tile at a time, when a half's scores have become weights: before, S, O and a
+  /// draw do not fit the registers.
+  constexpr bool draws_late() const { return head_dim_v >= 256; }
 };
 
 struct BackwardTile {
