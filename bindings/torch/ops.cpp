@@ -202,7 +202,10 @@ int64_t size_of(const Tensor& tensor, int64_t dimension, const char* argument) {
 Tensor plan(const OptionalTensor& bounds, const OptionalTensor& block_mask, int64_t seqlen_q, int64_t seqlen_k,
             bool causal, std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right,
             const torch::stable::Device& device, const OptionalTensor& q_pos, const OptionalTensor& k_pos) {
-  const Place place = bounds ? place_of(*bounds) : block_mask ? place_of(*block_mask) : place_of(device);
+  const Place place = bounds       ? place_of(*bounds)
+                      : block_mask ? place_of(*block_mask)
+                      : q_pos      ? place_of(*q_pos)
+                                   : place_of(device);
   const Call call(place, bounds ? "startend_row_indices" : "the call");
   const fm_mask mask =
       MaskArguments{bounds, block_mask, causal, q_offset, window_left, window_right, q_pos, k_pos}.read(call, seqlen_q,

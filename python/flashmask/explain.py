@@ -42,8 +42,10 @@ def explain(
 
     def prepare():
         state = torch.zeros(2, dtype=torch.int64) if dropout_state is None else dropout_state  # none is drawn
-        features = read_features(query, dropout, state, softcap, sink, q_pos, k_pos)
-        mask = call_mask(query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout)
+        features = read_features(query, dropout, state, softcap, sink)
+        mask = call_mask(
+            query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout, q_pos, k_pos
+        )
         if mask.device not in (None, query.device):
             raise ValueError(
                 f"the mask is on {mask.device} and query on {query.device}; move it: mask.to(query.device)"

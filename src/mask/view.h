@@ -32,12 +32,12 @@ inline Diagonals absolute_diagonals(const Band& band, int64_t q_offset) {
 /// Where the vectors number `own` (of bounds_batch * bounds_heads) begin, counted in columns.
 FLASHMASK_RULE int64_t first_column(const MaskView& view, int64_t own) { return own * view.seqlen_k; }
 
-/// The vectors number `own`, with the band.
+/// The vectors number `own`, with the band unless that is over positions.
 FLASHMASK_RULE rules::Columns own_columns(const MaskView& view, int64_t own) {
   const int64_t at = first_column(view, own) * view.bounds_stride;
   return {static_cast<int32_t>(view.seqlen_q),
-          view.diagonal_lo,
-          view.diagonal_hi,
+          view.has_positions ? INT32_MIN : view.diagonal_lo,
+          view.has_positions ? INT32_MAX : view.diagonal_hi,
           view.lts ? view.lts + at : nullptr,
           view.lte ? view.lte + at : nullptr,
           view.uts ? view.uts + at : nullptr,
@@ -57,6 +57,19 @@ inline rules::Columns columns(const MaskView& view, int64_t b, int64_t h) {
                                broadcast_index(h, view.heads(), view.bounds_heads));
 }
 
+/// Whether there is a band and it compares positions.
+inline bool compares_positions(const MaskView& view) {
+  return view.has_positions && (view.diagonal_lo != INT32_MIN || view.diagonal_hi != INT32_MAX);
+}
+
+/// The band over positions of mask batch entry `b`; one without positions if the mask has none.
+inline rules::PositionBand position_band(const MaskView& view, int64_t b) {
+  if (!compares_positions(view)) return {};
+  return {view.diagonal_lo, view.diagonal_hi,
+          view.q_pos + broadcast_index(b, view.batch(), view.q_pos_batch) * view.seqlen_q,
+          view.k_pos + broadcast_index(b, view.batch(), view.k_pos_batch) * view.seqlen_k};
+}
+
 /// The block mask of that batch entry and head, or null.
 inline const uint8_t* block_mask(const MaskView& view, int64_t b, int64_t h) {
   if (!view.block_mask) return nullptr;
@@ -67,6 +80,8 @@ inline const uint8_t* block_mask(const MaskView& view, int64_t b, int64_t h) {
 /// Whether row `i` of that batch entry and head sees key `j`.
 inline bool is_visible(const MaskView& view, int64_t b, int64_t h, int64_t i, int64_t j) {
   if (!rules::is_visible(columns(view, b, h), static_cast<int32_t>(i), static_cast<int32_t>(j))) return false;
+  const rules::PositionBand band = position_band(view, b);
+  if (band.q_pos && !rules::in_band(band, band.q_pos[i], band.k_pos[j])) return false;
   const uint8_t* keep = block_mask(view, b, h);
   const int64_t key_blocks = (view.seqlen_k + kBlockMaskSize - 1) / kBlockMaskSize;
   return !keep || keep[i / kBlockMaskSize * key_blocks + j / kBlockMaskSize] != 0;

@@ -75,6 +75,8 @@ std::vector<KernelInfo> plan_kernels() {
 void launch_plan(const MaskView& mask, std::byte* buffer, cudaStream_t stream) {
   if (has_contents(mask) && mask.device.kind != Device::Kind::kCuda)
     throw_invalid("the mask's vectors are in host memory; a plan made on a CUDA device needs them there");
+  if (compares_positions(mask))
+    throw_unsupported("the mask has q_pos and k_pos; a plan made on a CUDA device needs one without");
   const PlanLayout layout(mask.seqlen_q, mask.seqlen_k, mask.batch(), mask.heads());
   const Grids grids(layout);
   const plan::Params params{mask,
