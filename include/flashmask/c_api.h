@@ -200,8 +200,10 @@ typedef struct fm_mask_parameters {
  * fm_mask_shape sets all of *out but its struct_size, with bounds.data NULL. Values are read only in host memory, and
  * only where the mask's lengths follow from them. fm_mask_build takes *out as fm_mask_shape has left it, with
  * bounds.data set to memory for int32 [batch, heads, seqlen_k, n], contiguous, on the same device, and fills it. A
- * family that is only a band has no bounds. On a CUDA device the work is put on options->stream, and its scratch, if it
- * takes any, comes from options->allocate; the call does not wait. */
+ * family that is only a band has no bounds. One with positions (a tree with a window) has them in q_pos and k_pos,
+ * which are the same, so that both get one data pointer, to memory for int32 [batch, seqlen_k]. On a CUDA device the
+ * work is put on options->stream, and its scratch, if it takes any, comes from options->allocate; the call does not
+ * wait. */
 FLASHMASK_API fm_status fm_mask_shape(const char* family, const fm_mask_parameters* parameters, fm_mask* out,
                                       const fm_options* options);
 FLASHMASK_API fm_status fm_mask_build(const char* family, const fm_mask_parameters* parameters, fm_mask* out,

@@ -92,6 +92,10 @@ struct MaskView {
   int64_t block_batch = 1;
   int64_t block_heads = 1;
   const uint8_t* block_mask = nullptr;
+  /// Hash of the contents, wherever they lie (bounds_stride does not matter); a Plan carries the hash of the
+  /// mask it was made for. 0 where the contents have not been read: those on a device are not, on the host.
+  uint64_t content_hash = 0;
+  Device device{};
   /// Whether the band compares positions, [q_pos_batch, seqlen_q] and [k_pos_batch, seqlen_k]: the diagonals above are
   /// then its edges themselves. Never in a mask without elements.
   bool has_positions = false;
@@ -99,10 +103,6 @@ struct MaskView {
   int64_t k_pos_batch = 1;
   const int32_t* q_pos = nullptr;
   const int32_t* k_pos = nullptr;
-  /// Hash of the contents, wherever they lie (bounds_stride does not matter); a Plan carries the hash of the
-  /// mask it was made for. 0 where the contents have not been read: those on a device are not, on the host.
-  uint64_t content_hash = 0;
-  Device device{};
 
   /// Batch and head count of the mask as a whole: those of the vectors, the block mask and the positions together.
   int64_t batch() const {

@@ -21,10 +21,10 @@ _SAMPLE = 1 << 19  # row blocks of all keys that a sample of a block mask looks 
 def diagonals(mask):
     """(lo, hi): row i sees key j only if lo <= j - i <= hi; None is unbounded. With positions, those of j and i."""
     offset = mask.seqlen_k - mask.seqlen_q if mask.q_offset is None else mask.q_offset
+    left, right = mask.window or (-1, -1)
     if mask.q_pos is not None:
         offset = 0
         left, right = (-1 if side >= _FARTHEST else side for side in (left, right))
-    left, right = mask.window or (-1, -1)
     lo = None if left == -1 else offset - left
     # A window's right side is never negative, so causal is the tighter one.
     hi = offset if mask.causal else None if right == -1 else offset + right

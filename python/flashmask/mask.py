@@ -84,12 +84,12 @@ class Mask:
     @property
     def batch(self):
         """Batch entries of the mask: 1 (for all of the call's), or as many as the call has."""
-        return max((x.shape[0] for x in self._tensors()), default=1)
+        return max([x.shape[0] for x in self._tensors()], default=1)
 
     @property
     def heads(self):
         """Heads of the mask: 1 (for all of the call's), heads_kv or heads_q; the larger if its tensors have both."""
-        return max((x.shape[1] for x in (self.bounds, self.block_mask) if x is not None), default=1)
+        return max([x.shape[1] for x in (self.bounds, self.block_mask) if x is not None], default=1)
 
     @property
     def device(self):

@@ -29,15 +29,21 @@ inline Diagonals absolute_diagonals(const Band& band, int64_t q_offset) {
   return diagonals;
 }
 
-/// Where the vectors number `own` (of bounds_batch * bounds_heads) begin, counted in columns.
-FLASHMASK_RULE int64_t first_column(const MaskView& view, int64_t own) { return own * view.seqlen_k; }
+// The views here are MaskViews or, on a device, what is passed on of them.
 
-/// The vectors number `own`, with the band unless that is over positions.
-FLASHMASK_RULE rules::Columns own_columns(const MaskView& view, int64_t own) {
+/// Where the vectors number `own` (of bounds_batch * bounds_heads) begin, counted in columns.
+template <typename View>
+FLASHMASK_RULE int64_t first_column(const View& view, int64_t own) {
+  return own * view.seqlen_k;
+}
+
+/// The vectors number `own`, with the diagonals of the view.
+template <typename View>
+FLASHMASK_RULE rules::Columns own_columns(const View& view, int64_t own) {
   const int64_t at = first_column(view, own) * view.bounds_stride;
   return {static_cast<int32_t>(view.seqlen_q),
-          view.has_positions ? INT32_MIN : view.diagonal_lo,
-          view.has_positions ? INT32_MAX : view.diagonal_hi,
+          view.diagonal_lo,
+          view.diagonal_hi,
           view.lts ? view.lts + at : nullptr,
           view.lte ? view.lte + at : nullptr,
           view.uts ? view.uts + at : nullptr,
@@ -46,15 +52,19 @@ FLASHMASK_RULE rules::Columns own_columns(const MaskView& view, int64_t own) {
 }
 
 /// Where block mask number `own` (of block_batch * block_heads) begins.
-FLASHMASK_RULE int64_t first_block(const MaskView& view, int64_t own) {
+template <typename View>
+FLASHMASK_RULE int64_t first_block(const View& view, int64_t own) {
   return own * ((view.seqlen_q + kBlockMaskSize - 1) / kBlockMaskSize) *
          ((view.seqlen_k + kBlockMaskSize - 1) / kBlockMaskSize);
 }
 
-/// The vectors of mask batch entry `b` and mask head `h` (of view.batch() and view.heads()).
+/// The vectors of mask batch entry `b` and mask head `h` (of view.batch() and view.heads()), with the band unless that
+/// is over positions.
 inline rules::Columns columns(const MaskView& view, int64_t b, int64_t h) {
-  return own_columns(view, broadcast_index(b, view.batch(), view.bounds_batch) * view.bounds_heads +
-                               broadcast_index(h, view.heads(), view.bounds_heads));
+  rules::Columns own = own_columns(view, broadcast_index(b, view.batch(), view.bounds_batch) * view.bounds_heads +
+                                             broadcast_index(h, view.heads(), view.bounds_heads));
+  if (view.has_positions) own.diagonal_lo = INT32_MIN, own.diagonal_hi = INT32_MAX;
+  return own;
 }
 
 /// Whether there is a band and it compares positions.

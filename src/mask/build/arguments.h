@@ -56,7 +56,8 @@ struct Shape {
   Band band{};
   bool causal = false;  ///< the band is causal, and the vectors are LTS or LTS, LTE
   std::optional<int64_t> q_offset{};
-  uint32_t vectors = 0;  ///< those that say something; 0: the mask is a band
+  uint32_t vectors = 0;        ///< those that say something; 0: the mask is a band
+  bool has_positions = false;  ///< of rows and keys, which are the same, [batch, seqlen_k]; the band compares them
 
   /// How many numbers a column takes in FlashMask's forms: 0, 1, 2 or 4.
   int64_t numbers() const {
@@ -106,6 +107,7 @@ void check_contents(const Arguments& arguments);
 struct Output {
   int32_t *lts = nullptr, *lte = nullptr, *uts = nullptr, *ute = nullptr;
   int64_t stride = 1;
+  int32_t* positions = nullptr;  ///< contiguous [batch, seqlen_k], where the shape has them
 };
 
 /// Builds the vectors in host memory, from contents that are checked. Throws kUnrepresentable, naming the first column
