@@ -69,11 +69,11 @@ fm_mask described(const build::Shape& shape) {
   return mask;
 }
 
-build::Output output_of(const build::Shape& shape, int32_t* first, int32_t* positions) {
+build::VectorOutput vectors_of(const build::Shape& shape, int32_t* first) {
   const int64_t count = shape.numbers();
-  if (count == 4) return {first, first + 1, first + 2, first + 3, count, positions};
-  if (shape.causal) return {first, count == 2 ? first + 1 : nullptr, nullptr, nullptr, count, positions};
-  return {first, nullptr, nullptr, first + 1, count, positions};
+  if (count == 4) return {first, first + 1, first + 2, first + 3, count};
+  if (shape.causal) return {first, count == 2 ? first + 1 : nullptr, nullptr, nullptr, count};
+  return {first, nullptr, nullptr, first + 1, count};
 }
 
 /// Throws unless the tensor is the wanted one, with data if that has elements.
@@ -123,8 +123,8 @@ fm_status fm_mask_build(const char* family, const fm_mask_parameters* parameters
                     message("options->allocate gave no memory for a scratch of ", bytes, " bytes"));
       return static_cast<std::byte*>(memory);
     };
-    const build::Output output =
-        output_of(shape, static_cast<int32_t*>(mask.bounds.data), static_cast<int32_t*>(mask.q_pos.data));
+    const build::Output output{vectors_of(shape, static_cast<int32_t*>(mask.bounds.data)),
+                               static_cast<int32_t*>(mask.q_pos.data)};
     build_vectors(arguments, output, allocate, call.options.stream);
   });
 }

@@ -222,6 +222,24 @@ FLASHMASK_RULE bool in_band(const PositionBand& band, int32_t q_pos, int32_t k_p
   return first_position(band, q_pos) <= k_pos && k_pos <= last_position(band, q_pos);
 }
 
+/// The positions of the keys that a row sees, both ends inclusive; none if first > last.
+struct SeenPositions {
+  int32_t first, last;
+};
+
+/// As in_band says, in 32 bits, for kernels that have few registers.
+FLASHMASK_RULE SeenPositions seen_positions(const PositionBand& band, int32_t q_pos) {
+  const auto sum = [q_pos](int32_t edge) {
+    return static_cast<int32_t>(static_cast<uint32_t>(q_pos) + static_cast<uint32_t>(edge));
+  };
+  SeenPositions seen{sum(band.lo), sum(band.hi)};
+  const bool below = band.lo < 0 && seen.first > q_pos, above = band.hi > 0 && seen.last < q_pos;
+  const bool none = (band.lo > 0 && seen.first < q_pos) || (band.hi < 0 && seen.last > q_pos);
+  if (below || band.lo == INT32_MIN) seen.first = INT32_MIN;
+  if (above || band.hi == INT32_MAX) seen.last = INT32_MAX;
+  return none ? SeenPositions{INT32_MAX, INT32_MIN} : seen;
+}
+
 /// The least and the greatest of some positions.
 struct PositionRange {
   int32_t least = INT32_MAX, greatest = INT32_MIN;

@@ -278,7 +278,7 @@ void expect_same_in_any_order(const FamilyCase& c) {
   std::vector<int32_t> want(5 * count, -1), got(5 * count, -2);
   const auto output = [count](std::vector<int32_t>& all) {
     int32_t* const first = all.data();
-    return build::Output{first, first + count, first + 2 * count, first + 3 * count, 1, first + 4 * count};
+    return build::Output{{first, first + count, first + 2 * count, first + 3 * count}, first + 4 * count};
   };
   if (!a.shape.has_positions) std::fill(want.end() - static_cast<int64_t>(count), want.end(), -2);
   build::build_on_host(a, output(want));
@@ -359,7 +359,7 @@ bool is_unfit_in_any_order(const std::vector<int64_t>& parents) {
       {});
   a.unfit = &unfit;
   AnyOrder run({1, 1});
-  build::build(run, a, build::Output{.lts = until.data()});
+  build::build(run, a, build::Output{.vectors = {.lts = until.data()}});
   EXPECT_TRUE(unfit == 0 || unfit == 1) << unfit;
   return unfit != 0;
 }

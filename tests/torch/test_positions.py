@@ -10,12 +10,11 @@ from devices import DEVICE, ON_CUDA, tolerance_of
 from flashmask import Mask, flashmask_attention, masks, ops
 from flashmask import explain as explain_call
 
-pytestmark = pytest.mark.skipif(ON_CUDA, reason="the CUDA kernels have no positions")
-
 ROWS, KEYS, HEADS = 150, 170, 4
+DTYPES = [torch.bfloat16, torch.float16] if ON_CUDA else [torch.float32, torch.bfloat16]
 
 
-def tensors(dtype=torch.float32, batch=2):
+def tensors(dtype=DTYPES[0], batch=2):
     shapes = ((batch, ROWS, HEADS, 16), (batch, KEYS, 2, 16), (batch, KEYS, 2, 8))
     return [torch.randn(shape, dtype=torch.float64).to(dtype).to(DEVICE) for shape in shapes]
 
@@ -60,7 +59,7 @@ def compare(call, seen, leaves):
 
 
 @pytest.mark.parametrize("band", BANDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("batches", [(1, 1), (2, 2), (1, 2)])
 def test_against_a_dense_attention(band, dtype, batches):
     q_pos, k_pos = positions(batches[0], ROWS), positions(batches[1], KEYS, 1)
@@ -84,6 +83,7 @@ def test_intervals_and_blocks_go_on_counting_rows_and_keys():
     assert torch.equal(Mask(ROWS, KEYS, bounds=bounds, **{k: given[k] for k in list(given)[1:]}).to_dense(), seen)
 
 
+@pytest.mark.skipif(ON_CUDA, reason="float64 is the reference backend's")
 def test_gradcheck():
     q, k, v = (x[:, :9].requires_grad_() for x in tensors(torch.float64, 1))
     q_pos, k_pos = positions(1, 9), positions(1, 9, 1)
@@ -115,7 +115,7 @@ def test_compiled(dynamic):
 @pytest.mark.parametrize("mask", [lambda: positions(2, 5), lambda: positions(1, 5)])
 def test_vmap(mask):
     q_pos, k_pos = mask(), mask()
-    q, k, v = (torch.randn(3, 2, 5, 2, 8, device=DEVICE) for _ in range(3))
+    q, k, v = (torch.randn(3, 2, 5, 2, 8, device=DEVICE, dtype=DTYPES[0]) for _ in range(3))
     call = lambda *x: flashmask_attention(*x, causal=True, q_pos=q_pos, k_pos=k_pos)  # noqa: E731
     got = torch.vmap(call)(q, k, v)
     for n in range(3):
@@ -158,13 +158,13 @@ def path_of(node):
 
 @pytest.mark.parametrize("window", [1, 7, 50, 10**6])
 def test_paths_of_a_tree_see_what_they_see_alone(window):
-    mask = masks.prefix_tree(PARENTS, LENGTHS, window=window)
+    mask = masks.prefix_tree(PARENTS, LENGTHS, window=window, device=DEVICE)
     q, k, v = (x[:, :ROWS] for x in tensors())
     out = flashmask_attention(q, k, v, mask)
     for leaf in (1, 3, 4):
         path = path_of(leaf).to(DEVICE)
         alone = flashmask_attention(q[:, path], k[:, path], v[:, path], causal=True, window_size=(window - 1, 0))
-        assert torch.allclose(out[:, path], alone, atol=1e-5)
+        assert_close(out[:, path], alone, "out", tolerance_of("out", DTYPES[0]))
         assert torch.equal(mask.q_pos[0, path].cpu(), torch.arange(len(path), dtype=torch.int32))
 
 

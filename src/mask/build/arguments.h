@@ -104,9 +104,14 @@ Arguments read_arguments(std::string_view family, std::span<const Parameter> par
 void check_contents(const Arguments& arguments);
 
 /// Where the vectors go: null ones are not written. `stride` elements lie between neighbouring columns.
-struct Output {
+struct VectorOutput {
   int32_t *lts = nullptr, *lte = nullptr, *uts = nullptr, *ute = nullptr;
   int64_t stride = 1;
+};
+
+/// Where all of a mask goes.
+struct Output {
+  VectorOutput vectors{};
   int32_t* positions = nullptr;  ///< contiguous [batch, seqlen_k], where the shape has them
 };
 

@@ -169,7 +169,7 @@ struct ClearFlag {
 
 /// Writes columns, clamped to the rows.
 struct Writer {
-  Output out;
+  VectorOutput out;
   int64_t seqlen_q, seqlen_k;
   FLASHMASK_COLUMN void operator()(const Lead& lead, int64_t j, const Column& column) const {
     const int64_t at = (lead.index * seqlen_k + j) * out.stride;
@@ -182,7 +182,7 @@ struct Writer {
 
 /// Of a tree's columns, whose LTS are written: hides the rows before each key, and counts the keys by where they end.
 struct CountEnds {
-  Output out;
+  VectorOutput out;
   int64_t seqlen;
   int32_t* ends;  ///< [seqlen + 1] for each lead
   FLASHMASK_COLUMN void operator()(const Lead& lead, int64_t j) const {
@@ -419,8 +419,8 @@ void block_diffusion(Run& run, const Arguments& a, const Writer& write) {
 
 /// All columns of a mask of the arguments.
 template <typename Run>
-void build_columns(Run& run, const Arguments& a, const Output& output) {
-  const Writer write{output, a.shape.seqlen_q, a.shape.seqlen_k};
+void build_columns(Run& run, const Arguments& a, const VectorOutput& vectors) {
+  const Writer write{vectors, a.shape.seqlen_q, a.shape.seqlen_k};
   const auto columns = [&](const auto& family) {
     run.each(a.shape.seqlen_k, WriteColumns<std::decay_t<decltype(family)>>{family, write});
   };
@@ -487,14 +487,15 @@ template <typename Run>
 void positions_of_tree(Run& run, const Arguments& a, const Output& output) {
   const int64_t seqlen = a.shape.seqlen_k;
   int32_t* const ends = run.template zeros<int32_t>(seqlen + 1);
-  run.each(seqlen, CountEnds{output, seqlen, ends});
+  run.each(seqlen, CountEnds{output.vectors, seqlen, ends});
   run.scan(seqlen, PositionsOfTree{ends, seqlen, output.positions});
 }
 
 /// All columns of a mask of the arguments, and its positions if it has any.
 template <typename Run>
 void build(Run& run, const Arguments& a, const Output& output) {
-  build_columns(run, a, output);
+  build_columns(run, a, output.vectors);
   if (a.shape.has_positions) positions_of_tree(run, a, output);
 }
+
 }  // namespace flashmask::build

@@ -131,10 +131,9 @@ Mask build_mask(std::string_view family, const std::vector<Parameter>& parameter
     entries.resize(static_cast<std::size_t>(shape.batch * shape.heads * shape.seqlen_k));
     return entries.data();
   };
-  const Output output{
-      vector(kLts, parts.lts), vector(kLte, parts.lte), vector(kUts, parts.uts), vector(kUte, parts.ute), 1,
-      parts.q_pos.data()};
-  build_on_host(a, output);
+  const VectorOutput vectors{vector(kLts, parts.lts), vector(kLte, parts.lte), vector(kUts, parts.uts),
+                             vector(kUte, parts.ute)};
+  build_on_host(a, {vectors, parts.q_pos.data()});
   parts.k_pos = parts.q_pos;
   return Mask(std::move(parts));
 }

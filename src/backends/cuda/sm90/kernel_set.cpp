@@ -25,8 +25,6 @@ std::vector<KernelInfo> kernels() {
 
 Prepared prepare(const Problem& p) {
   if (std::string why = features_refusal(p.features, {}); !why.empty()) return Refusal{std::move(why)};
-  if (compares_positions(p.mask))
-    return Refusal{"the mask has q_pos and k_pos; they must be absent: this backend does not implement positions"};
   if (std::ranges::find(kDataTypes, p.dtype) == std::end(kDataTypes))
     return Refusal{message(name(p.dtype), " tensors are not taken; cast to bfloat16 or float16")};
   Prepared prepared = p.is_backward ? prepare_backward(p) : prepare_forward(p);
