@@ -59,7 +59,7 @@ def flashmask_attention(
     dropout_state: int64 [2] on query's device, a seed and an offset, which say what is dropped (dropout_mask); None:
         drawn from torch's default generator there. The backward drops the same.
     {positions}
-        CUDA implements none of softcap, sink, dropout and positions yet.
+        CUDA implements none of softcap, sink and dropout yet.
 
     Returns out, in query's dtype and layout, [batch, seqlen_q, heads_q, head_dim_v]; with return_softmax_lse (out,
     lse), lse [batch, heads_q, seqlen_q] natural logarithm, float32 (float64 for float64). Both are
