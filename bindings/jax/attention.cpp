@@ -13,13 +13,13 @@ namespace {
 /// What a call says beside its arrays, as fm_mask and fm_options have it.
 struct Attributes {
   int64_t mask_flags, q_offset, window_left, window_right;
-  bool has_bounds, has_block_mask;
+  bool has_bounds, has_block_mask, has_sink, has_dropout_state;
   int64_t flags;
-  double softmax_scale;
+  double softmax_scale, softcap, dropout_p;
   std::string_view backend;
 };
 
-/// The arrays of a call in their order, of which its mask's may be missing.
+/// The arrays of a call in their order, of which its mask's and its features' may be missing.
 class Arrays {
  public:
   explicit Arrays(ffi::RemainingArgs arguments) : arguments_(arguments) {}
@@ -49,6 +49,15 @@ fm_mask mask_of(const Attributes& attributes, const fm_tensor& q, const fm_tenso
   return mask;
 }
 
+struct Features {
+  fm_tensor sink, dropout_state;
+};
+
+Features features_of(const Attributes& attributes, Arrays& arrays) {
+  const fm_tensor sink = arrays.next(attributes.has_sink);
+  return {sink, arrays.next(attributes.has_dropout_state)};
+}
+
 /// Where a call runs, and its workspace: on the host memory that lasts as long as the call, on CUDA a buffer of XLA's,
 /// so that a command buffer, which runs the work again later, holds on to it.
 struct Place {
@@ -64,13 +73,17 @@ struct Place {
 
 template <typename Args>
 ffi::Error run(fm_status (*function)(const Args*, void*, size_t, const fm_options*), const Args& args,
-               const Attributes& attributes, const Place& place) {
+               const Attributes& attributes, const Features& features, const Place& place) {
   const std::string backend(attributes.backend);
   HostMemory memory;
   fm_options options{};
   options.struct_size = sizeof(options);
   options.flags = static_cast<uint32_t>(attributes.flags);
   options.softmax_scale = attributes.softmax_scale;
+  options.softcap = attributes.softcap;
+  options.sink = features.sink;
+  options.dropout_p = attributes.dropout_p;
+  options.dropout_state = static_cast<const uint64_t*>(features.dropout_state.data);
   options.backend = backend.c_str();
   options.device = place.device;
   options.stream = place.stream;
@@ -81,7 +94,7 @@ ffi::Error run(fm_status (*function)(const Args*, void*, size_t, const fm_option
   return error_of(function(&args, place.workspace, place.workspace_bytes, &options));
 }
 
-/// Arguments: q, k, v, and what there is of bounds and block_mask.
+/// Arguments: q, k, v, and what there is of bounds, block_mask, sink and dropout_state.
 ffi::Error forward(const Place& place, const Attributes& attributes, ffi::RemainingArgs arguments,
                    const ffi::AnyBuffer& out, const ffi::AnyBuffer& lse) {
   Arrays arrays(arguments);
@@ -91,15 +104,21 @@ ffi::Error forward(const Place& place, const Attributes& attributes, ffi::Remain
   args.k = arrays.next();
   args.v = arrays.next();
   const fm_mask mask = mask_of(attributes, args.q, args.k, arrays);
+  const Features features = features_of(attributes, arrays);
   args.mask = &mask;
   args.out = tensor_of(out);
   args.lse = tensor_of(lse);
-  return run(fm_forward, args, attributes, place);
+  return run(fm_forward, args, attributes, features, place);
 }
 
-/// Arguments: q, k, v, out, lse, dout, dlse, and what there is of bounds and block_mask.
+/// What a backward writes; dsink only where there is a sink.
+struct Gradients {
+  fm_tensor dq, dk, dv, dsink;
+};
+
+/// Arguments: q, k, v, out, lse, dout, dlse, and what there is of bounds, block_mask, sink and dropout_state.
 ffi::Error backward(const Place& place, const Attributes& attributes, ffi::RemainingArgs arguments,
-                    const ffi::AnyBuffer& dq, const ffi::AnyBuffer& dk, const ffi::AnyBuffer& dv) {
+                    const Gradients& gradients) {
   Arrays arrays(arguments);
   fm_backward_args args{};
   args.struct_size = sizeof(args);
@@ -111,11 +130,13 @@ ffi::Error backward(const Place& place, const Attributes& attributes, ffi::Remai
   args.dout = arrays.next();
   args.dlse = arrays.next();
   const fm_mask mask = mask_of(attributes, args.q, args.k, arrays);
+  const Features features = features_of(attributes, arrays);
   args.mask = &mask;
-  args.dq = tensor_of(dq);
-  args.dk = tensor_of(dk);
-  args.dv = tensor_of(dv);
-  return run(fm_backward, args, attributes, place);
+  args.dq = gradients.dq;
+  args.dk = gradients.dk;
+  args.dv = gradients.dv;
+  args.dsink = gradients.dsink;
+  return run(fm_backward, args, attributes, features, place);
 }
 
 using Result = ffi::Result<ffi::AnyBuffer>;
@@ -129,13 +150,26 @@ ffi::Error forward_cuda(int32_t ordinal, void* stream, Attributes attributes, ff
   return forward(Place::cuda(ordinal, stream, *workspace), attributes, arguments, *out, *lse);
 }
 
-ffi::Error backward_cpu(Attributes attributes, ffi::RemainingArgs arguments, Result dq, Result dk, Result dv) {
-  return backward({}, attributes, arguments, *dq, *dk, *dv);
+/// `rest` begins with dsink, if there is one.
+Gradients gradients_of(const Attributes& attributes, Result dq, Result dk, Result dv, const ffi::RemainingRets& rest) {
+  Gradients gradients{tensor_of(*dq), tensor_of(*dk), tensor_of(*dv), {}};
+  if (!attributes.has_sink) return gradients;
+  if (auto dsink = rest.get<ffi::AnyBuffer>(0)) gradients.dsink = tensor_of(**dsink);
+  return gradients;
 }
 
+ffi::Error backward_cpu(Attributes attributes, ffi::RemainingArgs arguments, Result dq, Result dk, Result dv,
+                        ffi::RemainingRets rest) {
+  return backward({}, attributes, arguments, gradients_of(attributes, dq, dk, dv, rest));
+}
+
+/// The last result is the workspace.
 ffi::Error backward_cuda(int32_t ordinal, void* stream, Attributes attributes, ffi::RemainingArgs arguments, Result dq,
-                         Result dk, Result dv, Result workspace) {
-  return backward(Place::cuda(ordinal, stream, *workspace), attributes, arguments, *dq, *dk, *dv);
+                         Result dk, Result dv, ffi::RemainingRets rest) {
+  auto workspace = rest.get<ffi::AnyBuffer>(rest.size() - 1);
+  if (!workspace) return ffi::Error::Internal("the backward has no workspace among its results");
+  return backward(Place::cuda(ordinal, stream, **workspace), attributes, arguments,
+                  gradients_of(attributes, dq, dk, dv, rest));
 }
 
 auto on_host() { return ffi::Ffi::Bind().Attrs<Attributes>().RemainingArgs(); }
@@ -153,19 +187,22 @@ auto on_cuda() {
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(Attributes, ffi::StructMember<int64_t>("mask_flags"),
                                       ffi::StructMember<int64_t>("q_offset"), ffi::StructMember<int64_t>("window_left"),
                                       ffi::StructMember<int64_t>("window_right"), ffi::StructMember<bool>("has_bounds"),
-                                      ffi::StructMember<bool>("has_block_mask"), ffi::StructMember<int64_t>("flags"),
-                                      ffi::StructMember<double>("softmax_scale"),
+                                      ffi::StructMember<bool>("has_block_mask"), ffi::StructMember<bool>("has_sink"),
+                                      ffi::StructMember<bool>("has_dropout_state"), ffi::StructMember<int64_t>("flags"),
+                                      ffi::StructMember<double>("softmax_scale"), ffi::StructMember<double>("softcap"),
+                                      ffi::StructMember<double>("dropout_p"),
                                       ffi::StructMember<std::string_view>("backend"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(flashmask_forward_cpu, forward_cpu,
                               on_host().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(flashmask_backward_cpu, backward_cpu,
-                              on_host().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    flashmask_backward_cpu, backward_cpu,
+    on_host().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().RemainingRets());
 // What these put on the stream is the same work on the same buffers each time it runs, as command buffers need it.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(flashmask_forward_cuda, forward_cuda,
                               on_cuda().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>(),
                               {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     flashmask_backward_cuda, backward_cuda,
-    on_cuda().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>(),
+    on_cuda().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().RemainingRets(),
     {ffi::Traits::kCmdBufferCompatible});

@@ -8,9 +8,20 @@ on a device holds.
 
 import torch
 
-from ._values import choice, flag, given, integer, length, number, refuse_unsupported, sequence, window
+from ._values import choice, flag, given, integer, length, number, refuse_unsupported, sequence, share, window
 
-__all__ = ["choice", "flag", "given", "integer", "length", "number", "refuse_unsupported", "sequence", "window"]
+__all__ = [
+    "choice",
+    "flag",
+    "given",
+    "integer",
+    "length",
+    "number",
+    "refuse_unsupported",
+    "sequence",
+    "share",
+    "window",
+]
 
 # --- Tensors ------------------------------------------------------------------------------------------
 

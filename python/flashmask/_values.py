@@ -95,6 +95,14 @@ def number(name, value):
     return float(value)
 
 
+def share(name, value):
+    """A number that is at least 0 and less than 1."""
+    value = number(name, value)
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} is {value}; it must be at least 0 and less than 1")
+    return value
+
+
 def flag(name, value):
     """True or False, for which 1 and 0 and numpy's stand, too."""
     if value is True or value is False:

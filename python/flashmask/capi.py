@@ -191,16 +191,24 @@ _ARGUMENTS = {
 
 @functools.cache
 def load():
-    """The library, with the types of its functions: FLASHMASK_LIBRARY, or libflashmask.so beside the package.
+    """The library, with the types of its functions: FLASHMASK_LIBRARY, or libflashmask.so beside the package, as it is
+    at the first call.
 
     Raises ImportError if there is none.
     """
+    return open_library()
+
+
+def open_library():
+    """As load(), but looks anew: a process may have several libraries. An older one may lack some of the functions."""
     library = C.CDLL(str(library_path("FLASHMASK_LIBRARY", "libflashmask.so")))
     library.fm_abi_version.restype = C.c_uint32
-    library.fm_last_error_column.restype = C.c_int64
     library.fm_version.restype = library.fm_last_error.restype = C.c_char_p
     for name, types in _ARGUMENTS.items():
-        getattr(library, name).argtypes = types
+        if hasattr(library, name):
+            getattr(library, name).argtypes = types
+    if hasattr(library, "fm_last_error_column"):
+        library.fm_last_error_column.restype = C.c_int64
     return library
 
 
@@ -278,6 +286,7 @@ def mask_of(mask, describe):
     )
     left, right = mask.window or (-1, -1)
     tensors = {"bounds": ("startend_row_indices", mask.bounds), "block_mask": ("block_mask", mask.block_mask)}
+    tensors |= {name: (name, getattr(mask, name, None)) for name in ("q_pos", "k_pos")}  # which some fronts lack
     return make(
         Mask,
         flags=flags,

@@ -18,25 +18,39 @@ def dropout_mask(state, p, batch, heads, seqlen_q, seqlen_k):
 
     The result is on state's device, int64 [2]; if that is a GPU, this waits for it.
     """
-    check_state(state)
+    check_state(state, "state")
     shape = tuple(
         _arguments.length(name, x)
         for name, x in (("batch", batch), ("heads", heads), ("seqlen_q", seqlen_q), ("seqlen_k", seqlen_k))
     )
-    kept = _calls.dropout_mask(_Torch, state.detach().cpu().contiguous(), _arguments.number("p", p), shape)
+    kept = _calls.dropout_mask(_Torch, state.detach().cpu().contiguous(), _arguments.share("p", p), shape)
     return kept.to(state.device)
 
 
-def check_state(state):
+def check_state(state, name="dropout_state"):
     """TypeError or ValueError unless it is what torch takes for a state."""
-    _arguments.check_dense("dropout_state", state, "int64 [2]")
+    _arguments.check_dense(name, state, "int64 [2]")
     if state.dtype != torch.int64 or tuple(state.shape) != (2,):
-        raise ValueError(f"dropout_state is {_arguments.given(state)}; it must be int64 [2], a seed and an offset")
+        raise ValueError(f"{name} is {_arguments.given(state)}; it must be int64 [2], a seed and an offset")
 
 
 def draw_state(device):
     """A seed and an offset from torch's default generator of the device."""
     return torch.randint(_ANY, (2,), dtype=torch.int64, device=device)
+
+
+def read_as_paddle(query, dropout, dropout_state, fixed_seed_offset, rng_name, training, return_seed_offset):
+    """(dropout, dropout_state) that a call with Paddle's arguments means; a state that is returned is there."""
+    _arguments.refuse_unsupported(rng_name=(rng_name, ""))
+    if fixed_seed_offset is not None:
+        if dropout_state is not None:
+            raise ValueError("fixed_seed_offset is given beside dropout_state, which is the same; leave one out")
+        check_state(fixed_seed_offset, "fixed_seed_offset")
+        dropout_state = fixed_seed_offset
+    if _arguments.flag("return_seed_offset", return_seed_offset) and dropout_state is None:
+        _arguments.check_dense("query", query)
+        dropout_state = draw_state(query.device)
+    return dropout if _arguments.flag("training", training) else 0.0, dropout_state
 
 
 class _Torch:

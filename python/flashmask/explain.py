@@ -6,6 +6,7 @@ import torch
 from . import _arguments, _explain, capi, ops
 from ._docs import composed
 from .attention import call_mask, read_features
+from .dropout import read_as_paddle
 
 __all__ = ["explain"]
 
@@ -33,6 +34,10 @@ def explain(
     q_pos=None,
     k_pos=None,
     dropout_state=None,
+    fixed_seed_offset=None,
+    rng_name="",
+    training=True,
+    return_seed_offset=False,
 ):
     """
     {explain}
@@ -41,14 +46,17 @@ def explain(
     """
 
     def prepare():
-        state = torch.zeros(2, dtype=torch.int64) if dropout_state is None else dropout_state  # none is drawn
-        features = read_features(query, dropout, state, softcap, sink, q_pos, k_pos)
-        mask = call_mask(query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout)
+        p, given = read_as_paddle(query, dropout, dropout_state, fixed_seed_offset, rng_name, training, False)
+        state = torch.zeros(2, dtype=torch.int64) if given is None else given  # none is drawn
+        features = read_features(query, p, state, softcap, sink)
+        mask = call_mask(
+            query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout, q_pos, k_pos
+        )
         if mask.device not in (None, query.device):
             raise ValueError(
                 f"the mask is on {mask.device} and query on {query.device}; move it: mask.to(query.device)"
             )
-        _arguments.check_one_device(query=query, sink=sink, dropout_state=dropout_state)
+        _arguments.check_one_device(query=query, sink=sink, dropout_state=given)
         scale, is_deterministic, ctas = ops.read_options(softmax_scale, deterministic, backend, max_ctas)
         tensors = [x.transpose(1, 2) if layout == "bhsd" else x for x in ops.autocast(query, key, value)]
         call = _explain.Call(

@@ -7,20 +7,28 @@
 Tested on CPU tensors. CUDA tensors take the same path (their device, their current stream), but no test has run there.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 try:
     import paddle
 except ImportError as error:
-    raise ImportError("flashmask.paddle needs PaddlePaddle 3.0 or later: pip install paddlepaddle") from error
+    raise ImportError("flashmask.paddle needs PaddlePaddle 3.3 or later: pip install paddlepaddle") from error
 
 from . import _calls, _explain, _values, capi
 from ._docs import composed
 from ._families import Builders
 from .errors import UnrepresentableMaskError, UnsupportedError
 
-__all__ = ["MaskArguments", "UnrepresentableMaskError", "UnsupportedError", "explain", "flashmask_attention", "masks"]
+__all__ = [
+    "MaskArguments",
+    "UnrepresentableMaskError",
+    "UnsupportedError",
+    "dropout_mask",
+    "explain",
+    "flashmask_attention",
+    "masks",
+]
 
 
 @composed
@@ -55,13 +63,17 @@ def flashmask_attention(
         The lengths must be equal, as they must be for Paddle's function.
     {block_mask}
     {softmax_scale}
-    dropout: not implemented: anything but 0 raises UnsupportedError, unless training is False, which ignores it.
-    return_seed_offset, fixed_seed_offset, rng_name: they belong to dropout; anything but the default raises
-        UnsupportedError, as does a name.
+    {dropout}
+    training: False is dropout=0.
+    fixed_seed_offset: int64 [2], a seed and an offset, which say what is dropped (dropout_mask), in host memory or
+        where query is; the backward drops the same. None: drawn from Paddle's generator of query's device.
+    rng_name: draws them from the generator that Paddle knows by this name (set_random_seed_generator) instead.
+    name: anything but None raises UnsupportedError.
 
-    Returns out, in query's dtype, [batch, seqlen_q, heads_q, head_dim_v]; with return_softmax_lse the list [out, lse],
-    lse float32 [batch, heads_q, seqlen_q], natural logarithm. Gradients flow through both, once, and have the same bits
-    in every run on the CPU, on CUDA under FLAGS_cudnn_deterministic.
+    Returns out, in query's dtype, [batch, seqlen_q, heads_q, head_dim_v]. With return_softmax_lse, return_seed_offset
+    or both, a list of out and what was asked for: lse float32 [batch, heads_q, seqlen_q], natural logarithm, and the
+    seed and offset, int64 [2], where query is. Gradients flow through out and lse, once, and have the same bits in
+    every run on the CPU, on CUDA under FLAGS_cudnn_deterministic.
     {hidden_rows}
 
     What Paddle's kernels cannot do is taken as well: float32, a head_dim other than 128 with block_mask, block_mask
@@ -71,11 +83,15 @@ def flashmask_attention(
     What the backward raises, as after a change in place of a tensor that it needs, Paddle passes on as the text of an
     OSError. paddle.grad has to ask for the gradients of all of query, key and value that are not constant.
     """
-    refused = (dropout, return_seed_offset, fixed_seed_offset, rng_name, training, name)
-    call = _call(query, key, value, startend_row_indices, causal, window_size, softmax_scale, block_mask, *refused)
+    band = causal, window_size
+    call = _call(query, key, value, startend_row_indices, *band, softmax_scale, block_mask, dropout, training, name)
+    draw = _seed_offset(query, fixed_seed_offset, rng_name)
     with_lse = _values.flag("return_softmax_lse", return_softmax_lse)
-    out, lse = _Attention.apply(query, key, value, call)
-    return [out, lse] if with_lse else out
+    with_state = _values.flag("return_seed_offset", return_seed_offset)
+    state = draw() if with_state or call.drops else None
+    out, lse = _Attention.apply(query, key, value, replace(call, dropout_state=state if call.drops else None))
+    results = [out, *([lse] if with_lse else []), *([state] if with_state else [])]
+    return results if len(results) > 1 else out
 
 
 @composed
@@ -102,8 +118,9 @@ def explain(
     """
 
     def prepare():
-        refused = (dropout, return_seed_offset, fixed_seed_offset, rng_name, training, name)
-        call = _call(query, key, value, startend_row_indices, causal, window_size, softmax_scale, block_mask, *refused)
+        band = causal, window_size
+        call = _call(query, key, value, startend_row_indices, *band, softmax_scale, block_mask, dropout, training, name)
+        _seed_offset(query, fixed_seed_offset, rng_name)
         described = _explain.Call(
             *map(_Paddle.array, (query, key, value)),
             backend="auto",
@@ -142,7 +159,15 @@ class _Call:
     """What a call says beside query, key and value."""
 
     mask: _Mask
-    options: dict  # softmax_scale and deterministic
+    options: dict  # softmax_scale, deterministic and dropout_p
+    dropout_state: paddle.Tensor | None = None
+
+    @property
+    def drops(self):
+        return self.options["dropout_p"] != 0
+
+    def tensors(self):
+        return self.mask.tensors() + [x for x in (self.dropout_state,) if x is not None]
 
 
 class _Attention(paddle.autograd.PyLayer):
@@ -150,10 +175,11 @@ class _Attention(paddle.autograd.PyLayer):
 
     @staticmethod
     def forward(ctx, query, key, value, call):
-        out, lse = _calls.forward(_Paddle, query, key, value, call.mask, **call.options)
+        options = {**call.options, "dropout_state": call.dropout_state}
+        out, lse = _calls.forward(_Paddle, query, key, value, call.mask, **options)
         saved = query, key, value, out, lse
         ctx.save_for_backward(*saved)
-        ctx.call, ctx.versions = call, _versions(*saved, *call.mask.tensors())
+        ctx.call, ctx.versions = call, _versions(*saved, *call.tensors())
         ctx.is_constant = [x.stop_gradient for x in (query, key, value)]
         ctx.set_materialize_grads(False)
         return out, lse
@@ -165,14 +191,15 @@ class _Attention(paddle.autograd.PyLayer):
                 "create_graph is True; second derivatives of flashmask attention are not implemented"
             )
         saved = ctx.saved_tensor()
-        mask, options = ctx.call.mask, ctx.call.options
-        if ctx.versions != _versions(*saved, *mask.tensors()):
+        call = ctx.call
+        if ctx.versions != _versions(*saved, *call.tensors()):
             raise RuntimeError(
-                "a tensor of flashmask_attention (query, key, value, out, lse, startend_row_indices or block_mask) was "
-                "changed in place before the backward, which needs it as it was"
+                "a tensor of flashmask_attention (query, key, value, out, lse, startend_row_indices, block_mask or "
+                "fixed_seed_offset) was changed in place before the backward, which needs it as it was"
             )
         dout = paddle.zeros_like(saved[3]) if dout is None else dout
-        gradients = _calls.backward(_Paddle, dout, dlse, *saved, mask, **options)
+        options = {**call.options, "dropout_state": call.dropout_state}
+        gradients = _calls.backward(_Paddle, dout, dlse, *saved, call.mask, **options)
         return tuple(None if constant else x for x, constant in zip(gradients, ctx.is_constant))
 
 
@@ -182,31 +209,12 @@ def _versions(*tensors):
 
 
 def _call(
-    query,
-    key,
-    value,
-    startend_row_indices,
-    causal,
-    window_size,
-    softmax_scale,
-    block_mask,
-    dropout,
-    return_seed_offset,
-    fixed_seed_offset,
-    rng_name,
-    training,
-    name,
+    query, key, value, startend_row_indices, causal, window_size, softmax_scale, block_mask, dropout, training, name
 ):
     """The _Call that the arguments mean, or the exception of the first one that is wrong or not implemented."""
     if not paddle.in_dynamic_mode():
         raise UnsupportedError("Paddle is in static mode; flashmask_attention runs in dynamic mode alone")
-    _values.refuse_unsupported(
-        dropout=(dropout if _values.flag("training", training) else 0, 0),
-        return_seed_offset=(return_seed_offset, False),
-        fixed_seed_offset=(fixed_seed_offset, None),
-        rng_name=(rng_name, ""),
-        name=(name, None),
-    )
+    _values.refuse_unsupported(name=(name, None))
     for label, x in (("query", query), ("key", key), ("value", value)):
         if _tensor(label, x).ndim != 4:
             raise ValueError(f"{label} has shape {list(x.shape)}; it must have 4 dimensions, {_values.LAYOUTS['bshd']}")
@@ -226,7 +234,38 @@ def _call(
                 f"{label} is on {x.place} and query on {query.place}; all tensors of a call must be on one device"
             )
     scale = None if softmax_scale is None else _values.number("softmax_scale", softmax_scale)
-    return _Call(mask, {"softmax_scale": scale, "deterministic": _is_deterministic(query)})
+    p = _values.share("dropout", dropout) if _values.flag("training", training) else 0.0
+    return _Call(mask, {"softmax_scale": scale, "deterministic": _is_deterministic(query), "dropout_p": p})
+
+
+def _seed_offset(query, fixed_seed_offset, rng_name):
+    """A function that gives a call's state of dropout, where query is; until it is called nothing is drawn."""
+    if not isinstance(rng_name, str):
+        raise TypeError(f"rng_name is {_values.given(rng_name)}; it must be a string")
+    if fixed_seed_offset is not None:
+        state = _checked_state("fixed_seed_offset", fixed_seed_offset)
+        if not state.place.is_cpu_place() and str(state.place) != str(query.place):
+            raise ValueError(
+                f"fixed_seed_offset is on {state.place} and query on {query.place}; it must be there or in host memory"
+            )
+        return lambda: state.to(query.place)
+    if rng_name == "":
+        return lambda: paddle.empty([2], dtype="int64", device=query.place).random_()
+    try:
+        generator = paddle.base.core.get_random_seed_generator(rng_name)
+    except RuntimeError:
+        raise ValueError(
+            f"rng_name is {rng_name!r}; Paddle has no generator of that name. set_random_seed_generator of "
+            "paddle.base.core makes one; fleet's tracker of states needs no rng_name within its rng_state(name)"
+        ) from None
+    return lambda: paddle.to_tensor([generator.random() >> 1 for _ in range(2)], dtype="int64", place=query.place)
+
+
+def _checked_state(name, x):
+    """Contiguous."""
+    if _tensor(name, x).dtype != paddle.int64 or x.shape != [2]:
+        raise ValueError(f"{name} is {_values.given(x)}; it must be int64 [2], a seed and an offset")
+    return x.contiguous()
 
 
 def _tensor(name, x):
@@ -339,3 +378,18 @@ def _numbers(name, value, device):
 
 # The mask families, as flashmask.masks has them for torch, in host memory; each returns MaskArguments.
 masks = Builders(_Paddle)
+
+
+# --- Dropout ------------------------------------------------------------------------------------------
+
+
+@composed
+def dropout_mask(state, p, batch, heads, seqlen_q, seqlen_k):
+    """
+    {dropout_mask}
+
+    The result is in host memory. state: fixed_seed_offset of the call, or what it returned with return_seed_offset.
+    """
+    lengths = {"batch": batch, "heads": heads, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
+    shape = tuple(_values.length(name, x) for name, x in lengths.items())
+    return _calls.dropout_mask(_Paddle, _checked_state("state", state).cpu(), _values.share("p", p), shape)

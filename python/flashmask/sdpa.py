@@ -60,7 +60,7 @@ def scaled_dot_product_attention(
         q_offset=0 if is_causal else None,
         softmax_scale=scale,
         layout="bhsd",
-        dropout=_arguments.number("dropout_p", dropout_p),
+        dropout=_arguments.share("dropout_p", dropout_p),
         **mask,
     )
 

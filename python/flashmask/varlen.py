@@ -84,7 +84,7 @@ def flashmask_varlen_func(
         max_ctas=max_ctas,
         softcap=softcap,
         sink=sink,
-        dropout=_arguments.number("dropout_p", dropout_p),
+        dropout=_arguments.share("dropout_p", dropout_p),
         dropout_state=dropout_state,
     )
     return (out[0], lse[0]) if return_softmax_lse or return_attn_probs else out[0]

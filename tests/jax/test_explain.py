@@ -35,7 +35,7 @@ def test_one_that_is_refused():
 @pytest.mark.parametrize(
     "arguments, says",
     [
-        ({"softcap": 30.0}, "softcap is 30.0"),
+        ({"bias": 30.0}, "bias is 30.0"),
         ({"backend": 3}, "backend is 3"),
         ({"is_causal": True, "mask": masks.full(300)}, "is_causal is given beside a Mask"),
         ({"key": jnp.zeros((2, 300, 2, 32))}, "k is float32 [2, 300, 2, 32]"),

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dense_reference import DTYPE, ON_GPU, TOLERANCES, assert_close, inputs
+from dense_reference import DTYPE, SAME, TOLERANCES, assert_close, inputs
 from flashmask.jax import Mask, dot_product_attention
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -32,9 +32,6 @@ def loss(q, k, v, mask=None):
 
 
 gradients_of = jax.grad(loss, argnums=(0, 1, 2))
-
-
-SAME = TOLERANCES["bfloat16"] if ON_GPU else 1e-6  # on a GPU the sums of a gradient may be in another order
 
 
 def assert_same(got, want, tolerance=SAME):

@@ -4,8 +4,11 @@
 import paddle
 
 
-def attention(q, k, v, visible, scale=None):
-    """(out, lse) in float64, differentiable; q, k and v are BSHD, visible bool [batch, heads, rows, keys]."""
+def attention(q, k, v, visible, scale=None, kept=1):
+    """(out, lse) in float64, differentiable; q, k and v are BSHD, visible bool [batch, heads, rows, keys].
+
+    kept: what dropout multiplies each weight by.
+    """
     heads = q.shape[2]
     q, k, v = (x.astype("float64").transpose([0, 2, 1, 3]) for x in (q, k, v))
     k, v = (_repeated(x, heads // x.shape[1], 1) for x in (k, v))
@@ -16,7 +19,7 @@ def attention(q, k, v, visible, scale=None):
     p = paddle.where(sees, paddle.nn.functional.softmax(scores, -1), paddle.zeros_like(scores))
     lse = paddle.logsumexp(scores, -1)
     lse = paddle.where(sees[..., 0], lse, paddle.full_like(lse, -float("inf")))
-    return paddle.matmul(p, v).transpose([0, 2, 1, 3]), lse
+    return paddle.matmul(p * kept, v).transpose([0, 2, 1, 3]), lse
 
 
 def visible(seqlen_q, seqlen_k, indices=None, causal=False, window=None, block_mask=None):

@@ -12,6 +12,7 @@ import paddle
 import pytest
 from flashmask import _calls
 from flashmask.paddle import flashmask_attention
+from paddle.distributed.fleet.layers.mpu.random import get_rng_state_tracker
 from paddle.distributed.fleet.utils import recompute
 
 # Largest error of out and of the gradients, relative to the largest element.
@@ -45,12 +46,12 @@ def assert_close(got, want, dtype):
     assert error <= TOLERANCES[dtype] * np.abs(want[finite]).max(initial=1e-30), error
 
 
-def check(tensors, visible, *mask, scale=None, **arguments):
+def check(tensors, visible, *mask, scale=None, kept=1, **arguments):
     """Out, lse and the gradients of both, under a weight for each element."""
     dtype = str(tensors[0].dtype).removeprefix("paddle.")
     given = {**arguments} if scale is None else {**arguments, "softmax_scale": scale}
     out, lse = flashmask_attention(*tensors, *mask, return_softmax_lse=True, **given)
-    want_out, want_lse = dense.attention(*tensors, visible, scale)
+    want_out, want_lse = dense.attention(*tensors, visible, scale, kept)
     assert_close(out, want_out, dtype)
     assert_close(lse, want_lse, "float32")
     dout, dlse = paddle.randn(out.shape).astype(dtype), paddle.randn(lse.shape)
@@ -140,6 +141,109 @@ def test_what_is_returned():
         assert flashmask_attention(*tensors).stop_gradient
 
 
+# --- Dropout ------------------------------------------------------------------------------------------
+
+
+def state_of(seed, offset):
+    return paddle.to_tensor([seed, offset], dtype="int64")
+
+
+def kept_of(state, p, *shape):
+    """What dropout multiplies the weights by, float64."""
+    return fm.dropout_mask(state, p, *shape).astype("float64") * (65536 / (65536 - round(p * 65536)))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("p", [0.125, 0.7])
+def test_dropout(dtype, p):
+    state, mask = state_of(2**62 + 7, 12), indices(150, 150, 1)
+    seen = dense.visible(150, 150, mask, True)
+    given = {"causal": True, "dropout": p, "fixed_seed_offset": state}
+    check(draw(dtype=dtype), seen, mask, kept=kept_of(state, p, 2, 4, 150, 150), **given)
+
+
+def test_dropout_mask_is_that_of_numpys_front():
+    of_numpy = pytest.importorskip("flashmask.numpy").dropout_mask(np.array([5, 6]), 0.3, 2, 3, 40, 50)
+    assert np.array_equal(fm.dropout_mask(state_of(5, 6), 0.3, 2, 3, 40, 50).numpy(), of_numpy)
+    assert 0.6 < of_numpy.mean() < 0.8
+
+
+def test_the_state_is_drawn_from_paddles_generator():
+    tensors, p = draw(), 0.4
+    paddle.seed(3)
+    first, state = flashmask_attention(*tensors, dropout=p, return_seed_offset=True)
+    second, other = flashmask_attention(*tensors, dropout=p, return_seed_offset=True)
+    assert state.dtype == paddle.int64 and state.shape == [2] and state.stop_gradient
+    assert not np.array_equal(state.numpy(), other.numpy()) and not np.array_equal(first.numpy(), second.numpy())
+    paddle.seed(3)
+    again = flashmask_attention(*tensors, dropout=p)
+    assert np.array_equal(again.numpy(), first.numpy())
+    fixed = flashmask_attention(*tensors, dropout=p, fixed_seed_offset=other)
+    assert np.array_equal(fixed.numpy(), second.numpy())
+    want, _ = dense.attention(*tensors, dense.visible(150, 150), kept=kept_of(state, p, 2, 4, 150, 150))
+    assert_close(first, want, "float32")
+
+
+def test_a_generator_by_name():
+    tensors, core = draw(), paddle.base.core
+    core.set_random_seed_generator("of flashmask's test", 7)
+    twin = core.Generator()
+    twin.manual_seed(7)
+    for _ in range(2):
+        _, state = flashmask_attention(*tensors, rng_name="of flashmask's test", dropout=0.1, return_seed_offset=True)
+        assert state.tolist() == [twin.random() >> 1, twin.random() >> 1]
+
+
+def test_a_state_of_fleets_tracker():
+    tensors, tracker = draw(), get_rng_state_tracker()
+    tracker.add("of flashmask's test", 11)
+    states = []
+    for _ in range(2):
+        with tracker.rng_state("of flashmask's test"):
+            states.append(flashmask_attention(*tensors, dropout=0.1, return_seed_offset=True)[1].tolist())
+    paddle.seed(11)
+    assert states == [paddle.empty([2], dtype="int64").random_().tolist() for _ in range(2)]
+
+
+def test_what_is_returned_with_a_state():
+    tensors, state = draw(), state_of(3, 4)
+    out, lse, got = flashmask_attention(
+        *tensors, dropout=0.2, return_softmax_lse=True, return_seed_offset=True, fixed_seed_offset=state
+    )
+    assert out.shape == [2, 150, 4, 16] and lse.shape == [2, 4, 150] and got.tolist() == [3, 4]
+    for arguments in ({}, {"dropout": 0.5, "training": False}):
+        plain, drawn = flashmask_attention(*tensors, return_seed_offset=True, **arguments)
+        assert np.array_equal(plain.numpy(), flashmask_attention(*tensors).numpy()) and drawn.shape == [2]
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_without_dropout_nothing_is_drawn(draws):
+    tensors = draw()
+
+    def next_number(*calls):
+        paddle.seed(3)
+        for call in calls:
+            call()
+        return float(paddle.rand([1]))
+
+    calls = (
+        lambda: flashmask_attention(*tensors, dropout=0.5 if draws else 0.0),
+        lambda: fm.explain(*tensors, dropout=0.5),
+    )
+    assert (next_number(*calls) != next_number()) == draws
+
+
+def test_recomputing_drops_the_same():
+    tensors = draw()
+    attend = lambda *x: flashmask_attention(*x, causal=True, dropout=0.5)  # noqa: E731
+    paddle.seed(1)
+    want = paddle.grad(attend(*tensors).sum(), tensors)
+    paddle.seed(1)
+    recompute(attend, *tensors).sum().backward()
+    for x, gradient in zip(tensors, want):
+        assert np.array_equal(x.grad.numpy(), gradient.numpy())
+
+
 # --- Memory and autograd ------------------------------------------------------------------------------
 
 
@@ -194,11 +298,15 @@ def test_recomputing_gives_the_same_gradients():
         assert np.array_equal(x.grad.numpy(), gradient.numpy())
 
 
-@pytest.mark.parametrize("changed", ["query", "startend_row_indices", "block_mask"])
+@pytest.mark.parametrize("changed", ["query", "startend_row_indices", "block_mask", "fixed_seed_offset"])
 def test_a_change_in_place_is_noticed(changed):
     q, k, v = (x * 1 for x in draw())
-    given = {"startend_row_indices": indices(150, 150, 1), "block_mask": paddle.ones([1, 1, 2, 2], dtype="int32")}
-    out = flashmask_attention(q, k, v, **given, causal=True)
+    given = {
+        "startend_row_indices": indices(150, 150, 1),
+        "block_mask": paddle.ones([1, 1, 2, 2], dtype="int32"),
+        "fixed_seed_offset": state_of(1, 2),
+    }
+    out = flashmask_attention(q, k, v, **given, causal=True, dropout=0.5)
     with paddle.no_grad():
         {"query": q, **given}[changed].fill_(1)
     with pytest.raises(OSError, match="RuntimeError: a tensor .* was changed in place before the backward"):
@@ -217,10 +325,6 @@ def test_second_derivatives_are_refused():
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"dropout": 0.1}, r"dropout is 0.1 \(float\); it must be 0"),
-        ({"return_seed_offset": True}, "return_seed_offset is True"),
-        ({"fixed_seed_offset": paddle.zeros([2], dtype="int64")}, "fixed_seed_offset is "),
-        ({"rng_name": "global_seed"}, "rng_name is 'global_seed'"),
         ({"name": "attention"}, "name is 'attention'"),
         ({"query": paddle.zeros([1, 8, 2, 8], "float64"), "key": paddle.zeros([1, 8, 2, 8], "float64"),
           "value": paddle.zeros([1, 8, 2, 8], "float64")}, "float64"),
@@ -231,12 +335,6 @@ def test_what_is_not_implemented_is_named(change, words):
     with pytest.raises(fm.UnsupportedError, match=words):
         flashmask_attention(**given)
     assert "refused" in fm.explain(**given)
-
-
-def test_dropout_of_inference_is_ignored():
-    tensors = draw()
-    out = flashmask_attention(*tensors, dropout=0.5, training=False)
-    assert np.array_equal(out.numpy(), flashmask_attention(*tensors).numpy())
 
 
 def zeros(*shape, dtype="int32"):
@@ -255,7 +353,7 @@ def zeros(*shape, dtype="int32"):
         ({"startend_row_indices": zeros(1, 1, 8, 1, dtype="int64"), "causal": True}, ValueError, "indices is int64"),
         ({"startend_row_indices": zeros(1, 1, 8, 1)}, ValueError, "1 vectors? and causal is false"),
         ({"startend_row_indices": zeros(1, 1, 8, 4), "causal": True}, ValueError, "4 vectors and causal is true"),
-        ({"startend_row_indices": zeros(1, 1, 7, 2)}, ValueError, "third dimension must be"),
+        ({"startend_row_indices": zeros(1, 1, 7, 2)}, ValueError, "indices is int32 .* must be seqlen_k, 8"),
         ({"startend_row_indices": zeros(3, 1, 8, 2)}, ValueError, "3"),
         ({"startend_row_indices": zeros(1, 3, 8, 2)}, ValueError, "3"),
         ({"block_mask": zeros(1, 1, 2, 1)}, ValueError, r"block_mask is int32 \[1, 1, 2, 1\]"),
@@ -267,6 +365,14 @@ def zeros(*shape, dtype="int32"):
         ({"softmax_scale": "1"}, TypeError, "softmax_scale"),
         ({"causal": 2}, TypeError, "causal is 2"),
         ({"training": None}, TypeError, "training is None"),
+        ({"dropout": 1}, ValueError, "dropout is 1.0; it must be at least 0 and less than 1"),
+        ({"dropout": "0.1"}, TypeError, "dropout is '0.1'"),
+        ({"return_seed_offset": None}, TypeError, "return_seed_offset is None"),
+        ({"fixed_seed_offset": (1, 2)}, TypeError, r"fixed_seed_offset is \(1, 2\) .* be a paddle.Tensor"),
+        ({"fixed_seed_offset": zeros(2)}, ValueError, r"fixed_seed_offset is .*int32 \[2\]; it must be int64 \[2\]"),
+        ({"fixed_seed_offset": zeros(3, dtype="int64")}, ValueError, r"fixed_seed_offset is .*int64 \[3\]"),
+        ({"rng_name": None}, TypeError, "rng_name is None"),
+        ({"rng_name": "nobody"}, ValueError, "rng_name is 'nobody'; Paddle has no generator of that name"),
         ({"return_softmax_lse": "yes"}, TypeError, "return_softmax_lse is 'yes'"),
     ],
 )  # fmt: skip

@@ -6,6 +6,7 @@ import argparse
 import ctypes as C
 import functools
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -289,6 +290,14 @@ def test_what_nsight_compute_counted_is_read_call_by_call():
         "dram_written": 1010499584,
     }
     assert cycles.calls_of(cycles.counted("==ERROR== ERR_NVGPUCTRPERM")) == []
+
+
+def test_each_library_of_a_comparison_is_loaded(tmp_path, monkeypatch):
+    library = os.environ["FLASHMASK_LIBRARY"]
+    other = shutil.copy(library, tmp_path / "other.so")
+    monkeypatch.setenv("FLASHMASK_LIBRARY", library)
+    handles = [cycles.library_calls(str(path)).lib._handle for path in (library, other, library)]
+    assert handles[0] == handles[2] != handles[1]
 
 
 def test_ncu_leaves_the_clock_alone():

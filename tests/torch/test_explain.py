@@ -97,6 +97,7 @@ def test_padding_is_proposed(monkeypatch):
         "" if call.q.dtype == "bfloat16" and call.q.shape[3] == call.v.shape[3] == 128 else "not taken"
     )
     monkeypatch.setattr(_explain, "refusal", taken)
+    monkeypatch.setattr(_explain, "_head_dims", lambda: [64, 128])  # also where the library is built without CUDA
     text = flashmask.explain(*make(dim=80, dtype=torch.float32, dim_v=40))
     assert text.endswith(
         "nearest   cast query, key and value to bfloat16; pad head_dim with zeros to 128, "
@@ -123,7 +124,7 @@ def test_nothing_is_near():
 @pytest.mark.parametrize(
     "arguments,why",
     [
-        ({"dropout": 1.5}, "dropout_p is 1.5"),
+        ({"dropout": 1.5}, "dropout is 1.5"),
         ({"softcap": -30.0}, "softcap is -30"),
         ({"sink": torch.zeros(3, device=DEVICE)}, "sink is "),
         ({"sink": 4}, "sink is 4 (int)"),
@@ -132,8 +133,8 @@ def test_nothing_is_near():
             {"dropout": 0.1, "dropout_state": torch.zeros(2, dtype=torch.int64, device="meta")},
             "dropout_state is on meta",
         ),
-        ({"q_pos": torch.zeros(1, 4)}, "q_pos is a tensor"),
-        ({"k_pos": torch.zeros(1, 4)}, "k_pos is a tensor"),
+        ({"k_pos": torch.zeros(1, 4)}, "q_pos is None and k_pos is given"),
+        ({"q_pos": torch.zeros(1, 4), "k_pos": torch.zeros(1, 4)}, "q_pos is torch.float32 [1, 4]"),
         ({"max_ctas": -1}, "max_ctas is -1"),
         ({"layout": "sbhd"}, "layout"),
         ({"window_size": (-2, 0)}, "window_size"),

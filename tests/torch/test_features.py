@@ -100,6 +100,48 @@ def test_a_row_that_sees_nothing_has_the_sink_for_lse():
     assert not out[1, 120:].any() and torch.equal(lse[1, :, 120:], sink[:, None].expand(HEADS, S - 120))
 
 
+def test_paddles_arguments_of_dropout():
+    q, k, v = tensors()
+    torch.manual_seed(3)
+    out, state = flashmask_attention(q, k, v, dropout=0.3, return_seed_offset=True)
+    torch.manual_seed(3)
+    assert torch.equal(flashmask_attention(q, k, v, dropout=0.3), out)
+    for name in ("fixed_seed_offset", "dropout_state"):
+        again, lse, same = flashmask_attention(
+            q, k, v, dropout=0.3, return_softmax_lse=True, return_seed_offset=True, **{name: state}
+        )
+        assert torch.equal(again, out) and lse.shape == (2, HEADS, S) and torch.equal(same, state)
+    plain = flashmask_attention(q, k, v)
+    assert torch.equal(flashmask_attention(q, k, v, dropout=0.3, training=False), plain)
+    assert not torch.equal(plain, out)
+    compiled = torch.compile(flashmask_attention, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q, k, v, dropout=0.3, fixed_seed_offset=state), out)
+    traced, drawn = compiled(q, k, v, dropout=0.3, return_seed_offset=True)
+    assert torch.equal(flashmask_attention(q, k, v, dropout=0.3, fixed_seed_offset=drawn), traced)
+
+
+@pytest.mark.parametrize(
+    "arguments, error, says",
+    [
+        ({"rng_name": "local_seed"}, flashmask.UnsupportedError, "rng_name is 'local_seed'"),
+        ({"fixed_seed_offset": torch.zeros(3, dtype=torch.int64)}, ValueError, "fixed_seed_offset is a tensor"),
+        ({"fixed_seed_offset": [1, 2]}, TypeError, r"fixed_seed_offset is \[1, 2\]"),
+        ({"training": None}, TypeError, "training is None"),
+        ({"return_seed_offset": "yes"}, TypeError, "return_seed_offset is 'yes'"),
+        (
+            dict.fromkeys(("fixed_seed_offset", "dropout_state"), torch.tensor([1, 2])),
+            ValueError,
+            "beside dropout_state",
+        ),
+    ],
+)
+def test_wrong_arguments_of_paddles_are_named(arguments, error, says):
+    with pytest.raises(error, match=says):
+        flashmask_attention(*tensors(), dropout=0.5, **arguments)
+    if "return_seed_offset" not in arguments:
+        assert flashmask.explain(*tensors(), dropout=0.5, **arguments).startswith("refused")
+
+
 @every_feature
 def test_gradcheck(feature):
     """In float64, by the reference backend."""
@@ -285,10 +327,10 @@ def test_the_mask_of_a_state():
     assert 0.7 < kept.double().mean() < 0.8
     assert flashmask.dropout_mask(state, 0.0, 1, 1, 4, 4).all()
     for change, error, text in (
-        ({"state": [1, 2]}, TypeError, "dropout_state is"),
+        ({"state": [1, 2]}, TypeError, "state is"),
         ({"state": torch.zeros(2)}, ValueError, r"it must be int64 \[2\]"),
         ({"state": torch.zeros(3, dtype=torch.int64)}, ValueError, r"it must be int64 \[2\]"),
-        ({"p": 1.0}, ValueError, "dropout_p is 1; it must be at least 0 and less than 1"),
+        ({"p": 1.0}, ValueError, "p is 1.0; it must be at least 0 and less than 1"),
         ({"p": None}, TypeError, "p is None"),
         ({"heads": -1}, ValueError, "heads is -1"),
     ):
@@ -318,8 +360,8 @@ def test_a_share_of_nothing_draws_nothing():
 @pytest.mark.parametrize(
     "arguments, error, text",
     [
-        ({"dropout": 1.0}, ValueError, "dropout_p is 1; it must be at least 0 and less than 1"),
-        ({"dropout": -0.1}, ValueError, "dropout_p is -0.1"),
+        ({"dropout": 1.0}, ValueError, "dropout is 1.0; it must be at least 0 and less than 1"),
+        ({"dropout": -0.1}, ValueError, "dropout is -0.1"),
         ({"dropout": "0.1"}, TypeError, "dropout is '0.1'"),
         ({"dropout": 0.1, "dropout_state": torch.zeros(2)}, ValueError, r"dropout_state is .*int64 \[2\]"),
         ({"dropout": 0.1, "dropout_state": 3}, TypeError, "dropout_state is 3"),

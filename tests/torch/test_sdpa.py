@@ -158,7 +158,7 @@ def test_refusals():
     call = flashmask.scaled_dot_product_attention
     for arguments, error, match in (
         ({"attn_mask": torch.zeros(40, 40, device=DEVICE)}, flashmask.UnsupportedError, "torch.float32"),
-        ({"dropout_p": 1.0}, ValueError, "dropout_p is 1"),
+        ({"dropout_p": 1.0}, ValueError, "dropout_p is 1.0"),
         (
             {"attn_mask": torch.ones(40, 40, dtype=torch.bool, device=DEVICE), "is_causal": True},
             ValueError,

@@ -15,7 +15,16 @@ except ImportError as error:
 from ..errors import UnrepresentableMaskError, UnsupportedError
 from ._building import masks
 from .attention import dot_product_attention
+from .dropout import dropout_mask
 from .explain import explain
 from .mask import Mask
 
-__all__ = ["Mask", "UnrepresentableMaskError", "UnsupportedError", "dot_product_attention", "explain", "masks"]
+__all__ = [
+    "Mask",
+    "UnrepresentableMaskError",
+    "UnsupportedError",
+    "dot_product_attention",
+    "dropout_mask",
+    "explain",
+    "masks",
+]

@@ -4,10 +4,13 @@
 import jax.numpy as jnp
 
 from .. import _values
-from ._call import Options, attention
+from .._docs import composed
+from ._call import Features, Options, attention
+from .dropout import state_of
 from .mask import Mask
 
 
+@composed
 def dot_product_attention(
     query,
     key,
@@ -23,6 +26,8 @@ def dot_product_attention(
     bias=None,
     softcap=0.0,
     sink=None,
+    dropout_rate=0.0,
+    dropout_rng=None,
     deterministic=True,
     backend="auto",
 ):
@@ -39,18 +44,27 @@ def dot_product_attention(
     query_seq_lengths, key_value_seq_lengths: integers [batch]: rows and keys from there on are padding.
     local_window_size: (left, right) or an int for both: row i sees i - left <= j <= i + right.
     return_residual: also returns the logarithm of the sum of exponentials of each row's scores.
-    bias, softcap, sink: not implemented; anything but None, 0 (or None) and None raises UnsupportedError.
+    bias: not implemented; anything but None raises UnsupportedError.
+    {softcap}
+        None is 0.
+    {sink}
+        Differentiable, as query, key and value are.
+    dropout_rate: the share of the attention weights that are set to zero at random, a number in [0, 1); the others are
+        scaled by 1 / (1 - dropout_rate). Rounded to 16 bits. The residual is that of all weights.
+    dropout_rng: a key of jax.random; or a state, a seed and an offset as the other fronts take it: uint32 [2, 2], the
+        low half of each first, or int64 or uint64 [2]. It says what is dropped (dropout_mask), the same each time it is
+        given. Needed for dropout, and not read without.
     deterministic: gradients with the same bits in every run. False may be faster on a GPU.
     backend: "auto", "cpu", "cuda" or "reference" (slow).
 
     Returns out, in query's shape and dtype, but head_dim_v; with return_residual (out, residual), residual [batch,
-    seqlen_q, heads_q], natural logarithm, in query's dtype. Both are differentiable with respect to query, key and
-    value, in reverse mode and once. A row that sees no key gets 0, and residual -inf.
+    seqlen_q, heads_q], natural logarithm, in query's dtype. Both are differentiable with respect to query, key,
+    value and sink, in reverse mode and once. A row that sees no key gets 0, and residual -inf (with a sink, the sink).
 
-    Raises TypeError or ValueError if an argument is wrong, and UnsupportedError if no backend takes the call. On a
-    machine with a GPU, what only the GPU refuses is an error of JAX when the program runs.
+    {raises}
+    On a machine with a GPU, what only the GPU refuses is an error of JAX when the program runs.
     """
-    options, (q, k, v), mask = read_call(
+    options, (q, k, v), mask, features = read_call(
         query,
         key,
         value,
@@ -63,10 +77,12 @@ def dot_product_attention(
         bias,
         softcap,
         sink,
+        dropout_rate,
+        dropout_rng,
         deterministic,
         backend,
     )
-    out, lse = attention(options, q, k, v, mask)
+    out, lse = attention(options, q, k, v, mask, features)
     residual = lse.swapaxes(1, 2).astype(out.dtype)
     if jnp.ndim(query) == 3:
         out, residual = out[0], residual[0]
@@ -86,12 +102,13 @@ def read_call(
     bias,
     softcap,
     sink,
+    dropout_rate,
+    dropout_rng,
     deterministic,
     backend,
 ):
-    """(options, (q, k, v), mask) that the arguments of dot_product_attention mean; raises what it would."""
-    softcap = 0 if softcap is None else softcap
-    _values.refuse_unsupported(bias=(bias, None), softcap=(softcap, 0), sink=(sink, None))
+    """(options, (q, k, v), mask, features) that the arguments of dot_product_attention mean; raises what it would."""
+    _values.refuse_unsupported(bias=(bias, None))
     given = (_array("query", query), _array("key", key), _array("value", value))
     q, k, v = (x if x.ndim == 4 else x[None] for x in given)
     if mask is None:
@@ -104,7 +121,8 @@ def read_call(
             local_window_size=local_window_size,
         )
         _check_mask(mask, q, k)
-    return _options(scale, deterministic, backend), (q, k, v), mask
+    options = _options(scale, deterministic, backend, softcap, dropout_rate)
+    return options, (q, k, v), mask, _features(sink, options.dropout_p, dropout_rng)
 
 
 def _array(name, x):
@@ -117,11 +135,25 @@ def _array(name, x):
     return x
 
 
-def _options(scale, deterministic, backend):
+def _options(scale, deterministic, backend, softcap, dropout_rate):
     if not isinstance(backend, str):
         raise TypeError(f"backend is {_values.given(backend)}; it must be a string, as 'auto'")
-    scale = None if scale is None else float(_values.number("scale", scale))
-    return Options(scale, _values.flag("deterministic", deterministic), backend)
+    return Options(
+        softmax_scale=None if scale is None else float(_values.number("scale", scale)),
+        deterministic=_values.flag("deterministic", deterministic),
+        backend=backend,
+        softcap=0.0 if softcap is None else float(_values.number("softcap", softcap)),
+        dropout_p=float(_values.share("dropout_rate", dropout_rate)),
+    )
+
+
+def _features(sink, dropout_p, dropout_rng):
+    if dropout_p != 0 and dropout_rng is None:
+        raise ValueError(f"dropout_rate is {dropout_p} and dropout_rng is missing; it must be a key of jax.random")
+    return Features(
+        sink=None if sink is None else jnp.asarray(sink),
+        dropout_state=None if dropout_p == 0 else state_of(dropout_rng),
+    )
 
 
 # --- The mask of a call -----------------------------------------------------------------------------------------------

@@ -23,11 +23,15 @@ def explain(query, key, value, mask=None, **arguments):
     del given.arguments["return_residual"]  # decides nothing
 
     def prepare():
-        options, arrays, call_mask = read_call(**given.arguments)
-        if any(isinstance(x, jax.core.Tracer) for x in (*arrays, call_mask.bounds, call_mask.block_mask)):
+        options, arrays, call_mask, features = read_call(**given.arguments)
+        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((arrays, call_mask, features))):
             raise TypeError("an array is traced; explain takes arrays whose contents are there")
         call = _explain.Call(
-            *map(_described, arrays), needs_gradient=True, device=_device(arrays[0]), **options._asdict()
+            *map(_described, arrays),
+            needs_gradient=True,
+            device=_device(arrays[0]),
+            sink=None if features.sink is None else _described(features.sink),
+            **options._asdict(),
         )
         host = jax.tree.map(np.asarray, call_mask)
         tiles = _explain.host_tiles(capi.mask_of(host, lambda name, x: capi.tensor(x)))

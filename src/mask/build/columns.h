@@ -204,10 +204,15 @@ struct CausalWithBlocks {
   int64_t reach;
   FLASHMASK_COLUMN Column operator()(const Lead& lead, int64_t j) const {
     const bool inside = block_ids(lead, j) >= 0;
-    const Place document = documents.place(lead, j), run = inside ? runs.place(lead, j) : Place{0, j, j + 1};
+    const Place document = documents.place(lead, j), run = inside ? runs.place(lead, j) : alone(j);
+    return column(document, run, inside, j);
+  }
+  /// inside: whether the token is in a block, the run of ids as far as it is in the document; otherwise it is alone.
+  FLASHMASK_COLUMN Column column(const Place& document, const Place& run, bool inside, int64_t j) const {
     const int64_t begin = inside ? larger(run.begin, document.begin) : j;
     return seen_by(begin, smaller(larger(run.end, j + reach), document.end));
   }
+  FLASHMASK_COLUMN static Place alone(int64_t j) { return {0, j, j + 1}; }
 };
 
 /// A token's block in the text of a block diffusion. All are empty and beyond the last for a token that is hidden.

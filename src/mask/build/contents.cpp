@@ -233,12 +233,11 @@ void check_intervals(const Arguments& a, const Leads& leads) {
 /// Where the documents end.
 std::vector<int64_t> ends_of_documents(const GivenSegments& given, const Lead& lead) {
   std::vector<int64_t> ends;
-  const auto add = [&ends](int64_t length) { ends.push_back((ends.empty() ? 0 : ends.back()) + length); };
   if (are_of_tokens(given.form)) {
-    for (const int64_t length : lengths_of_tokens(given, lead)) add(length);
+    each_run(given.values, lead, step_of(given.form), [&ends](int64_t, int64_t end) { ends.push_back(end); });
   } else if (given.form != Form::kNone) {
     const int64_t count = given.values.count - (given.form == Form::kCuSeqlens ? 1 : 0);
-    for (int64_t n = 0; n < count; ++n) add(Lengths{given}(lead, n));
+    for (int64_t n = 0, end = 0; n < count; ++n) ends.push_back(end += Lengths{given}(lead, n));
   }
   return ends;
 }

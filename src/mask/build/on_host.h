@@ -29,15 +29,27 @@ inline void each_run(const Integers& x, const Lead& lead, int64_t step, const F&
     const auto breaks = [&](int64_t n) {
       return (static_cast<uint64_t>(entry(n)) - static_cast<uint64_t>(entry(n - 1))) ^ static_cast<uint64_t>(step);
     };
-    for (int64_t begin = 0, end; begin < x.count; begin = end) {
-      end = begin + 1;
-      for (uint64_t any = 0; end + kAtOnce <= x.count; end += kAtOnce) {
-        for (int k = 0; k < kAtOnce; ++k) any |= breaks(end + k);
-        if (any) break;
-      }
-      while (end < x.count && !breaks(end)) ++end;
+    int64_t begin = 0, n = 1;
+    const auto end_at = [&](int64_t end) {
       f(begin, end);
+      begin = end;
+    };
+    for (; n + kAtOnce <= x.count; n += kAtOnce) {
+      uint64_t any = 0;
+      for (int k = 0; k < kAtOnce; ++k) any |= breaks(n + k);
+      if (!any) continue;
+      // Without branches: where runs end is not to be foreseen.
+      int64_t ends[kAtOnce];
+      int count = 0;
+      for (int k = 0; k < kAtOnce; ++k) {
+        ends[count] = n + k;
+        count += breaks(n + k) != 0;
+      }
+      for (int k = 0; k < count; ++k) end_at(ends[k]);
     }
+    for (; n < x.count; ++n)
+      if (breaks(n)) end_at(n);
+    if (x.count > 0) end_at(x.count);
   });
 }
 

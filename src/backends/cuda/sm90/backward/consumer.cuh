@@ -30,16 +30,16 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
 
   __device__ __forceinline__ void run() {
     for (uint32_t flags = next_tile(); !(flags & Tile::kEnd);) flags = run_work_tile(flags);
-    // The end is announced again, and that waits for the buffer that this announcement had.
-    if constexpr (Traits::kDoutStages < Traits::kEndings) ptx::arrive_once(shared_.dout_empty[dout_ring().stage()]);
+    this->pass_end();
     staging_.wait_stored();
   }
 
  private:
   using Outgoing = Staging<Traits>;
   using Base = ScoreConsumer<Traits, Outgoing>;
-  using Base::dq_phase, Base::issue_scores, Base::kDq, Base::kDs, Base::kWorkTile, Base::next_tile, Base::operand,
-      Base::p_, Base::phases_, Base::ring_, Base::shared_, Base::staging_, Base::take_phase, Base::warpgroup_;
+  using Base::dout_ring, Base::dq_phase, Base::issue_scores, Base::kDq, Base::kDs, Base::kWorkTile, Base::next_tile,
+      Base::operand, Base::p_, Base::phases_, Base::ring_, Base::shared_, Base::staging_, Base::take_phase,
+      Base::warpgroup_;
   using typename Base::Operand, typename Base::PackedScores, typename Base::Scores, typename Base::Swizzle;
   using KeyGradients = typename Traits::KeyGradients;
   using ValueGradients = typename Traits::ValueGradients;
@@ -51,8 +51,6 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
   using PackedHalf = cuda::PackedFragments<kHalfRows>;
   static constexpr uint32_t kScoreBytes = Traits::kRows * Traits::kKeys * sizeof(Element);
 
-  __device__ __forceinline__ ptx::RingPosition<Traits::kDoutStages> dout_ring() const { return {ring_.count}; }
-
   /// Runs the tiles of the work tile that the current one begins. Returns the flags of the tile after them.
   __device__ __forceinline__ uint32_t run_work_tile(uint32_t flags) {
     const Tile& tile = shared_.tile[ring_.stage()];
@@ -62,12 +60,7 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
     KeyGradients dk = {};
     ValueGradients dv = {};
     if (flags & Tile::kNothing) {
-      ptx::arrive(shared_.scores_full[ring_.stage()]);
-      ptx::wait(shared_.dout_full[dout_ring().stage()], dout_ring().phase());
-      ptx::arrive_once(shared_.dout_empty[dout_ring().stage()]);
-      ptx::arrive_once(shared_.q_empty[ring_.stage()]);
-      ring_.advance();
-      flags = next_tile();
+      flags = this->pass_nothing();
     } else {
       ptx::wait(shared_.k_full, take_phase(kWorkTile));
       do {

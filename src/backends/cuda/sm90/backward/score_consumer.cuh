@@ -66,6 +66,24 @@ class ScoreConsumer {
     ptx::wait(shared_.q_full[ring_.stage()], ring_.phase());
     return shared_.tile[ring_.stage()].flags;
   }
+  __device__ __forceinline__ ptx::RingPosition<Traits::kDoutStages> dout_ring() const { return {ring_.count}; }
+
+  /// Passes a tile of kNothing, and returns the flags of the next one.
+  __device__ __forceinline__ uint32_t pass_nothing() {
+    ptx::arrive(shared_.scores_full[ring_.stage()]);
+    ptx::wait(shared_.dout_full[dout_ring().stage()], dout_ring().phase());
+    ptx::arrive_once(shared_.dout_empty[dout_ring().stage()]);
+    ptx::arrive_once(shared_.q_empty[ring_.stage()]);
+    ring_.advance();
+    return next_tile();
+  }
+  /// Where the end is announced more often than dout has stages, an announcement waits for the buffer of the first.
+  __device__ __forceinline__ void pass_end() const {
+    if constexpr (Traits::kDoutStages < Traits::kEndings) {
+      ptx::wait(shared_.dout_full[dout_ring().stage()], dout_ring().phase());
+      ptx::arrive_once(shared_.dout_empty[dout_ring().stage()]);
+    }
+  }
 
   /// The warpgroup's keys and rows of the tile: each has all rows of its own keys, or its own rows of all keys.
   __device__ __forceinline__ uint32_t first_key() const { return Traits::kOwnKeys ? warpgroup_ * 64 : 0; }

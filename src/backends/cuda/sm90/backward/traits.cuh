@@ -187,6 +187,7 @@ struct ColumnBounds {
 };
 
 /// What else there is where dP comes in halves: dS has one stage, and ones for the scores' biases take no registers.
+/// Of the ones' 64 rows, a product's operand, memory has eight; as sanitizers count all of them, others follow.
 struct HalvesStorage {
   ScoreOnes ones;
   uint64_t ds_empty;
@@ -206,6 +207,7 @@ struct SharedStorage {
   /// Staging tiles, one of each consumer warp, for a work tile's dk and dv on their way out; and for a tile's dq, which
   /// has them to itself meanwhile.
   alignas(1024) float staging[Traits::kConsumerWarps][Traits::kStagingFloats];
+  [[no_unique_address]] std::conditional_t<kHalves<Traits>, HalvesStorage, NoStorage> halves;
   alignas(128) RowBias biases[Traits::kStages][Traits::kRows];
   ColumnBits<Traits::kRows> mask_bits[Traits::kStages][Traits::kKeys];
   ColumnBounds<Traits::kKeys> bounds;  ///< of the current work tile; the mask warp's own
@@ -216,7 +218,6 @@ struct SharedStorage {
   uint64_t dout_full[Traits::kDoutStages], dout_empty[Traits::kDoutStages];  ///< with the first tile, V too
   uint64_t dq_full[Traits::kStages], dq_empty;
   uint64_t k_full, kv_empty;
-  [[no_unique_address]] std::conditional_t<kHalves<Traits>, HalvesStorage, NoStorage> halves;
 };
 
 }  // namespace flashmask::sm90::bwd

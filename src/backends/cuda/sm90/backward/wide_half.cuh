@@ -31,15 +31,14 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
 
   __device__ __forceinline__ void run() {
     for (uint32_t flags = next_tile(); !(flags & Tile::kEnd);) flags = run_work_tile(flags);
-    // Where the end is announced to each stage, there may be but one of dout.
-    if constexpr (Traits::kEndings > 1) ptx::arrive_once(shared_.dout_empty[dout_ring().stage()]);
+    this->pass_end();
     staging_.wait_stored();
   }
 
  protected:
   using Base = ScoreConsumer<Traits, WideStaging<Traits>>;
-  using Base::dq_phase, Base::issue_scores, Base::kWorkTile, Base::next_tile, Base::operand, Base::p_, Base::ring_,
-      Base::shared_, Base::staging_, Base::take_phase, Base::warp_;
+  using Base::dout_ring, Base::dq_phase, Base::issue_scores, Base::kWorkTile, Base::next_tile, Base::operand, Base::p_,
+      Base::ring_, Base::shared_, Base::staging_, Base::take_phase, Base::warp_;
   using typename Base::Operand, typename Base::PackedScores, typename Base::Scores, typename Base::Swizzle;
   using Dq = DqShare<Traits, kWarpgroup>;
   using Dk = DkShare<Traits, kWarpgroup>;
@@ -49,8 +48,6 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
   static constexpr uint32_t kOwnRows = kWarpgroup * Swizzle::block(Traits::kScoreRows),
                             kOtherRows = (1 - kWarpgroup) * Swizzle::block(Traits::kScoreRows);
   static constexpr uint32_t kRowBlock = Swizzle::block(Traits::kRows), kKeyBlock = Swizzle::block(Traits::kKeys);
-
-  __device__ __forceinline__ ptx::RingPosition<Traits::kDoutStages> dout_ring() const { return {ring_.count}; }
 
   /// P and dS of the current tile, and the consumer's columns of its Q and dout: what dQ, dV and dK are made from.
   __device__ __forceinline__ Operand p() const {
@@ -127,6 +124,18 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
     }
     ptx::wgmma_commit();
   }
+  /// The same with `scores` from registers, those of as many rows.
+  template <uint32_t kFrom, int kSteps, int kValues>
+  __device__ __forceinline__ static void issue_rows(float (&gradients)[kValues], const uint32_t (&scores)[kSteps][4],
+                                                    Operand b) {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      ptx::wgmma_rs<Element, 2 * kValues, ptx::Major::kOuter>(gradients, scores[step],
+                                                              b.at(kFrom + step * Swizzle::kStepDownRows), true);
+    }
+    ptx::wgmma_commit();
+  }
 
  private:
   /// Runs the tiles of the work tile that the current one begins. Returns the flags of the tile after them.
@@ -141,12 +150,7 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
     typename Half::Values v = {};
     typename Half::LateDq late = {};
     if (flags & Tile::kNothing) {
-      ptx::arrive(shared_.scores_full[ring_.stage()]);
-      ptx::wait(shared_.dout_full[dout_ring().stage()], dout_ring().phase());
-      ptx::arrive_once(shared_.dout_empty[dout_ring().stage()]);
-      ptx::arrive_once(shared_.q_empty[ring_.stage()]);
-      ring_.advance();
-      flags = next_tile();
+      flags = this->pass_nothing();
     } else {
       ptx::wait(shared_.k_full, take_phase(kWorkTile));
       do {

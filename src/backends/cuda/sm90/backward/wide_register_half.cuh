@@ -46,14 +46,14 @@ class RegisterHalf : public WideHalf<RegisterHalf<Traits, kWarpgroup>, Traits, k
     if (!(flags & Tile::kFirst)) add_late(late);
     this->take_probabilities(s, dp, flags, own_p);
     ptx::pin(dv);
-    issue_own(dv, own_p, dout);
+    this->template issue_rows<kOwnRows>(dv, own_p, dout);
     ptx::wgmma_wait<1>();
     this->take_score_gradients(s, dp, own_ds);
     QueryGradients dq;
     this->issue_dq(dq, ds, operand(offsetof(Shared, k) + Dq::kBegin * kKeyBlock, kKeyBlock));
     this->template issue_rows<kOtherRows, Traits::kScoreRows>(dv, p, dout);
     ptx::pin(dk);
-    issue_own(dk, own_ds, q);
+    this->template issue_rows<kOwnRows>(dk, own_ds, q);
     this->template issue_rows<kOtherRows, Traits::kScoreRows>(dk, ds, q);
     late.query_tile = ptx::from_leader(shared_.tile[stage].query.index);
     ptx::wgmma_wait<3>();
@@ -98,18 +98,6 @@ class RegisterHalf : public WideHalf<RegisterHalf<Traits, kWarpgroup>, Traits, k
       }
     }
     bias.issue(dp);
-    ptx::wgmma_commit();
-  }
-
-  /// Columns of dK or dV += the consumer's own `scores` times its rows of `b`.
-  template <int kValues>
-  __device__ __forceinline__ static void issue_own(float (&gradients)[kValues], const PackedScores& scores, Operand b) {
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < Traits::kScoreRows / 16; ++step) {
-      ptx::wgmma_rs<Element, 2 * kValues, ptx::Major::kOuter>(gradients, scores[step],
-                                                              b.at(kOwnRows + step * Swizzle::kStepDownRows), true);
-    }
     ptx::wgmma_commit();
   }
 

@@ -53,7 +53,8 @@ DenseMask dense_mask(const Problem& p) {
 }
 
 bool asks_for_features(const Problem& p) {
-  return p.features.softcap != 0 || p.features.sink.defined() || p.features.dropout.p != 0;
+  return p.features.softcap != 0 || p.features.sink.defined() || p.features.dropout.p != 0 ||
+         compares_positions(p.mask);
 }
 
 cuda::FeatureParams feature_params(const Problem& p) {
@@ -69,6 +70,9 @@ cuda::FeatureParams feature_params(const Problem& p) {
     params.sink = {asked.sink.data, asked.sink.stride[0], asked.sink.dtype == DataType::kFloat32};
   const uint32_t threshold = dropout::threshold_of(asked.dropout.p);
   params.dropout = {threshold, static_cast<float>(dropout::scale_of(threshold)), asked.dropout.state};
+  const MaskView& mask = p.mask;
+  params.positions = {position_band(mask, 0), mask.q_pos_batch > 1 ? mask.seqlen_q : 0,
+                      mask.k_pos_batch > 1 ? mask.seqlen_k : 0};
   return params;
 }
 
