@@ -61,11 +61,21 @@ def device_options(device, **fields):
     return fill(capi.Options, device=1 + index, stream=stream_of(device), **fields)
 
 
+def ask_for(options, features):
+    """Fills in fm_options; the tensors of `features` have to live as long as `options`."""
+    options.softcap, options.dropout_p = features.softcap, features.dropout
+    if features.sink is not None:
+        options.sink = tensor(features.sink)
+    if features.state is not None:
+        options.dropout_state = C.cast(features.state.data_ptr(), C.POINTER(C.c_uint64))
+
+
 class Mask:
     """A mask with its vectors in device memory.
 
     bounds int32 [batch or 1, heads, seqlen_k, n] contiguous; window (left, right) with -1 unbounded; block_mask bool,
-    uint8 or int32 [batch or 1, heads, ceil(seqlen_q / 128), ceil(seqlen_k / 128)].
+    uint8 or int32 [batch or 1, heads, ceil(seqlen_q / 128), ceil(seqlen_k / 128)]; q_pos, k_pos int32 [batch or 1,
+    seqlen].
     """
 
     def __init__(
@@ -78,10 +88,13 @@ class Mask:
         window=None,
         q_offset=None,
         block_mask=None,
+        q_pos=None,
+        k_pos=None,
         device="cuda",
     ):
         self.device = torch.device(device)
-        self.tensors = {name: x for name, x in (("bounds", bounds), ("block_mask", block_mask)) if x is not None}
+        given = {"bounds": bounds, "block_mask": block_mask, "q_pos": q_pos, "k_pos": k_pos}
+        self.tensors = {name: x for name, x in given.items() if x is not None}
         fields = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "flags": capi.CAUSAL if causal else 0, **self.tensors}
         if q_offset is not None:
             fields.update(flags=fields["flags"] | capi.HAS_Q_OFFSET, q_offset=q_offset)
@@ -119,7 +132,7 @@ class Plan:
 class Call:
     """A call with its outputs and workspace: made once, run often."""
 
-    def _prepare(self, struct, fields, mask, plan, dense, scale, deterministic, count, max_ctas, features):
+    def _prepare(self, struct, fields, mask, plan, dense, scale, deterministic, count, max_ctas, features=NONE):
         """Fills the structs and allocates what the library asks for."""
         if mask is not None and dense is None:
             fields["mask"] = C.pointer(mask.struct)
@@ -132,11 +145,7 @@ class Call:
         self.options = device_options(self.device, flags=capi.DETERMINISTIC if deterministic else 0, max_ctas=max_ctas)
         if scale is not None:
             self.options.flags, self.options.softmax_scale = self.options.flags | capi.HAS_SCALE, scale
-        self.options.softcap, self.options.dropout_p = features.softcap, features.dropout
-        if features.sink is not None:
-            self.options.sink = tensor(features.sink)
-        if features.state is not None:
-            self.options.dropout_state = C.cast(features.state.data_ptr(), C.POINTER(C.c_uint64))
+        ask_for(self.options, features)
         if count:
             self.counter = capi.ExecutedTiles()
             self.options.executed_tiles = C.pointer(self.counter)
@@ -168,28 +177,15 @@ class Forward(Call):
 
     q [batch, seqlen_q, heads_q, d], k and v [batch, seqlen_k, heads_kv, d], any strides that the library takes.
     mask None: everything is visible. plan None: the call makes its own. dense: bool matrix in place of the mask.
-    features: harness.features.Features.
+    features: harness.features.
     """
 
     _workspace, _function = lib.fm_forward_workspace, lib.fm_forward
 
     def __init__(
-        self,
-        q,
-        k,
-        v,
-        mask=None,
-        *,
-        plan=None,
-        dense=None,
-        scale=None,
-        out=None,
-        count=False,
-        max_ctas=0,
-        features=NONE,
+        self, q, k, v, mask=None, *, plan=None, dense=None, scale=None, out=None, count=False, max_ctas=0, features=NONE
     ):
-        self.inputs = (q, k, v, mask, plan, dense)
-        self.features = features
+        self.inputs, self.features = (q, k, v, mask, plan, dense), features
         self.out = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device) if out is None else out
         self.lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
         fields = {"q": q, "k": k, "v": v, "out": self.out, "lse": self.lse}
@@ -262,9 +258,14 @@ class Backward(Call):
         return tile_rows(self, True)
 
 
-def tile_rows(call, is_backward):
+def explained(call, is_backward):
+    """What fm_explain_json says of a call."""
     status, text = capi.text_of(
         lib.fm_explain_json, C.byref(call.args), C.c_int(is_backward), C.byref(call.options), None
     )
     check(status)
-    return json.loads(text)["tile"]["rows"]
+    return json.loads(text)
+
+
+def tile_rows(call, is_backward):
+    return explained(call, is_backward)["tile"]["rows"]

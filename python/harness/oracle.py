@@ -25,7 +25,7 @@ def heads_first(x, heads):
 
 
 def softmax(scores, visible, features=NONE):
-    """(probabilities, lse) of capped scores with hidden ones at -inf; rows that see nothing: 0, and -inf or the sink."""
+    """(probabilities, lse) of capped scores, hidden ones at -inf; rows that see nothing: 0, and -inf or the sink."""
     sink = features.sink_column(scores)
     scores = scores.masked_fill(~visible, float("-inf"))
     lse = torch.logsumexp(torch.cat((scores, sink.expand(*scores.shape[:-1], 1)), -1), -1)

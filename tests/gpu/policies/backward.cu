@@ -11,7 +11,8 @@ namespace sm90::bwd {
 template <typename Policies>
 using Traits = BackwardTraits<__nv_bfloat16, 64, 64, 2, /*kSplit_=*/false, Policies>;
 using HeadFactorTraits = Traits<BackwardPolicies<test::HeadFactorBackwardParams, test::HeadFactor>>;
-using PageTableTraits = Traits<BackwardPolicies<test::PageTableBackwardParams, cuda::ProductScore, cuda::AllWeights, test::PageTable>>;
+using PageTableTraits =
+    Traits<BackwardPolicies<test::PageTableBackwardParams, cuda::ProductScore, cuda::AllWeights, test::PageTable>>;
 
 extern "C" __global__ void __launch_bounds__(kRowThreads, 4)
     flashmask_test_head_factor_preprocess(const __grid_constant__ RowParams p) {
@@ -57,8 +58,8 @@ BackwardKernel kernel_of(void (*preprocess)(sm90::bwd::RowParams), void (*entry)
 
 BackwardKernels backward_kernels() {
   using namespace sm90::bwd;
-  return {.head_factor = kernel_of<HeadFactorTraits>(flashmask_test_head_factor_preprocess,
-                                                     flashmask_test_head_factor_backward),
+  return {.head_factor =
+              kernel_of<HeadFactorTraits>(flashmask_test_head_factor_preprocess, flashmask_test_head_factor_backward),
           .page_table =
               kernel_of<PageTableTraits>(flashmask_test_page_table_preprocess, flashmask_test_page_table_backward),
           .convert_dq = address(flashmask_test_convert_dq),

@@ -43,8 +43,8 @@ FLASHMASK_DROPOUT DroppedBits dropped_of_slab(dropout::Key key, uint32_t thresho
   return dropped;
 }
 
-/// Which weights of a lane's fragment of a transposed slab, 16 keys x kRows rows, are dropped: bit i % 32 of word i / 32
-/// is that of its value i, key g + 8 (i / 2 % 2), row 8 (i / 4) + 2c + i % 2.
+/// Which weights of a lane's fragment of a transposed slab, 16 keys x kRows rows, are dropped: bit i % 32 of word i /
+/// 32 is that of its value i, key g + 8 (i / 2 % 2), row 8 (i / 4) + 2c + i % 2.
 template <int kRows>
 struct DroppedOfKeys {
   static constexpr int kRowsOfWord = kRows < 64 ? kRows : 64, kWords = kRows / kRowsOfWord;
@@ -52,9 +52,9 @@ struct DroppedOfKeys {
   uint32_t word[kWords];
 };
 
-// Of the eight elements of a draw, rows r and r + 8 by two keys of an even and an odd g and those 8 further on, two lanes
-// have four each: lane ^ 4 is the other. Each makes the draws of half of the rows 2c + {0, 1}, the lane of even keys the
-// even ones, and gives the other the bits of its keys.
+// Of the eight elements of a draw, rows r and r + 8 by two keys of an even and an odd g and those 8 further on, two
+// lanes have four each: lane ^ 4 is the other. Each makes the draws of half of the rows 2c + {0, 1}, the lane of even
+// keys the even ones, and gives the other the bits of its keys.
 
 /// The bits of a lane's draws of kRows rows and 16 keys, from (first_row, first_key) on, multiples of 16: bit
 /// 8n + 4y + 2x + z is that of row first_row + 16n + 8y + 2c + g % 2, key first_key + 8x + g - g % 2 + z.

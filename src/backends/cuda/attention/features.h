@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "common/dropout.h"
+#include "mask/rules.h"
 
 #if defined(__CUDACC__)
 #include <cuda_bf16.h>
@@ -57,11 +58,22 @@ struct DropoutParams {
 #endif
 };
 
+/// The band over positions of rows and keys, see rules::PositionBand.
+struct PositionParams {
+  rules::PositionBand first;   ///< of batch entry 0; without positions: none
+  int64_t q_stride, k_stride;  ///< between batch entries of the call
+
+#if defined(__CUDACC__)
+  __device__ __forceinline__ bool given() const { return first.q_pos != nullptr; }
+#endif
+};
+
 /// What the kernels of features read of a call's. Whether it asks for one is the same for all threads.
 struct FeatureParams {
   SoftcapParams softcap;
   SinkParams sink;
   DropoutParams dropout;
+  PositionParams positions;
 };
 
 }  // namespace flashmask::cuda

@@ -35,14 +35,22 @@ class SoftcapScore {
 
   template <int kScores>
   __device__ __forceinline__ void transform(float (&s)[kScores]) const {
-    if (softcap_.given()) tanh_of(s, softcap_.factor);
+    if (softcap_.given() && softcap_.softcap <= kMostOfShortTanh) tanh_of(s, softcap_.factor);
+    if (softcap_.softcap > kMostOfShortTanh) tanh_near_zero_of(s, softcap_.factor);
   }
   template <int kScores>
   __device__ __forceinline__ void differentiate(float (&s)[kScores], float (&gradients)[kScores]) const {
-    if (softcap_.given()) tanh_of(s, softcap_.factor, gradients);
+    if (!softcap_.given()) return;
+    if (softcap_.softcap <= kMostOfShortTanh) {
+      tanh_and_slope_of(s, softcap_.factor, gradients);
+    } else {
+      tanh_and_slope_near_zero_of(s, softcap_.factor, gradients);
+    }
   }
 
  private:
+  /// The softcap times the absolute error of tanh_of is the score's. Up to here that is below 1e-4.
+  static constexpr float kMostOfShortTanh = 256;
   const SoftcapParams& softcap_;
 };
 

@@ -117,7 +117,9 @@ struct RowState {
       const float unit = ptx::exp2_approx(of_scores - none),
                   all = quad_sum(sum[half]) * unit + ptx::exp2_approx(of_sink - none);
       factor[half] = is_empty(half) ? 0.f : unit * weight_scale / all;
-      lse[half] = (of_sink > of_scores ? sink : of_scores * kLn2) + log2f(all) * kLn2;
+      // Without a sink the bits are those of lse().
+      lse[half] =
+          of_sink > of_scores ? sink + log2f(all) * kLn2 : __fmaf_rn(row_max[half], scale_log2, log2f(all)) * kLn2;
     }
 #pragma unroll
     for (int i = 0; i < kOutputs; ++i) o[i] *= factor[i / 2 % 2];

@@ -82,17 +82,16 @@ __device__ __forceinline__ void leave_out(const DroppedBits& dropped, int half_o
   }
 }
 
-/// Zeros for the values of a fragment of a transposed slab whose weights are dropped.
-template <int kRows>
-__device__ __forceinline__ void leave_out(const DroppedOfKeys<kRows>& dropped, float (&x)[kRows / 2]) {
+/// Zeros for those of a fragment's values, of a transposed slab, whose weights are dropped: `x` is kValues of them,
+/// from kFirst on.
+template <int kFirst, int kRows, int kValues>
+__device__ __forceinline__ void leave_out(const DroppedOfKeys<kRows>& dropped, float (&x)[kValues]) {
   constexpr int kOfWord = DroppedOfKeys<kRows>::kRowsOfWord / 2;
+  static_assert(kFirst % kOfWord + kValues <= kOfWord, "they have one word");
+  // Opaque, as otherwise the bits, one by one, would be kept in registers for the next call.
+  const uint32_t bits = ptx::opaque(dropped.word[kFirst / kOfWord]);
 #pragma unroll
-  for (int word = 0; word < DroppedOfKeys<kRows>::kWords; ++word) {
-    // Opaque, as otherwise the bits, one by one, would be kept in registers for the next call.
-    const uint32_t bits = ptx::opaque(dropped.word[word]);
-#pragma unroll
-    for (int bit = 0; bit < kOfWord; ++bit) ptx::zero_if(bits & 1u << bit, x[kOfWord * word + bit]);
-  }
+  for (int i = 0; i < kValues; ++i) ptx::zero_if(bits & 1u << (kFirst % kOfWord + i), x[i]);
 }
 
 }  // namespace flashmask::cuda

@@ -56,7 +56,9 @@ std::span<const BackwardInstance> instances(DataType dtype, bool featured) {
 }
 
 /// Whether the call needs the kernels of features. A sink needs none: its weight is in lse.
-bool runs_featured(const Problem& p) { return p.features.softcap != 0 || p.features.dropout.p != 0; }
+bool runs_featured(const Problem& p) {
+  return p.features.softcap != 0 || p.features.dropout.p != 0 || compares_positions(p.mask);
+}
 
 /// Of the least tile that holds the call's head dims; null if none does.
 template <const auto& tiles>
@@ -135,6 +137,7 @@ struct BackwardCall {
 
   /// Items share a key head's query heads: their parts of dk and dv are added up last.
   bool is_split() const { return work_tiles > tiles.all_keys; }
+  const void* kernel() const { return is_split() ? instance->split : instance->kernel; }
   /// A single key tile gives dq itself.
   bool converts() const { return tiles.keys > 1; }
 
@@ -335,20 +338,19 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
     cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the work tile counter");
   chain.launch("launch of the backward's preprocessing", instance->preprocess, blocks, kRowThreads, 0, row_arguments);
   if (work_tiles > 0) {
-    const void* kernel = is_split() ? instance->split : instance->kernel;
-    allow_shared_memory(kernel, instance->shared_bytes, p.device.index);
+    allow_shared_memory(kernel(), instance->shared_bytes, p.device.index);
     // The plain kernels read the first part of it.
     FeaturedBackwardParams params = make_params(p, *this, rows, at<float>(workspace, layout.key_parts), executed);
     void* arguments[] = {&params};
-    chain.launch("launch of the backward kernel", kernel, ctas, instance->threads, instance->shared_bytes, arguments);
+    chain.launch("launch of the backward kernel", kernel(), ctas, instance->threads, instance->shared_bytes, arguments);
   }
   if (converts())
     chain.launch("launch of the backward's conversion", instance->convert_dq, blocks, kRowThreads, 0, row_arguments);
   if (is_split()) {
     KeyParams keys = make_key_params(p, *this, workspace);
     void* arguments[] = {&keys};
-    chain.launch("launch of the backward's sum over query heads", instance->reduce_dkv, 2 * tiles.all_keys,
-                 kRowThreads, 0, arguments);
+    chain.launch("launch of the backward's sum over query heads", instance->reduce_dkv, 2 * tiles.all_keys, kRowThreads,
+                 0, arguments);
   }
   if (p.dsink.defined()) {
     SinkGradientParams sink = make_sink_params(p, *this, workspace);
@@ -412,8 +414,8 @@ std::vector<KernelInfo> backward_kernels() {
     for (const bool featured : {false, true}) {
       for (const BackwardInstance& i : instances(dtype, featured)) add_kernels(i, all);
     }
-    all.push_back(cuda::named(
-        {.id = sink_instance(dtype).id, .op = "bwd", .dtype = dtype, .tile = {}, .threads = kRowThreads}));
+    all.push_back(
+        cuda::named({.id = sink_instance(dtype).id, .op = "bwd", .dtype = dtype, .tile = {}, .threads = kRowThreads}));
   }
   return all;
 }

@@ -33,7 +33,7 @@ __device__ __forceinline__ void sum_sink_gradient(const SinkGradientParams& p) {
 #pragma unroll 4
     for (int32_t row = static_cast<int32_t>(threadIdx.x); row < p.seqlen_q; row += kRowThreads) {
       const float lse = *p.lse.template at<float>(batch, row, head);
-      const float minus_delta = p.are_terms ? terms_of(biases[row]).gradient : gradient_bias(biases[row]);
+      const float minus_delta = p.are_terms ? term_of<Bias::kGradient>(biases[row]) : gradient_bias(biases[row]);
       if (lse != -INFINITY) sum += static_cast<double>(expf(sink - lse)) * static_cast<double>(minus_delta);
     }
   }

@@ -19,7 +19,7 @@ struct BackwardInstance {
   const void* convert_dq;  ///< __global__ void (RowParams), as preprocess
   const void* reduce_dkv;  ///< __global__ void (KeyParams): after `split`, two blocks of kRowThreads for every key tile
   int threads;             ///< of `kernel` and `split`
-  int shared_bytes;        ///< of `kernel` and `split`
+  int shared_bytes;        ///< the same
 };
 
 inline constexpr int kRowThreads = 256;

@@ -82,7 +82,7 @@ struct BackwardParams {
   unsigned long long* executed;        ///< counter of executed tiles; may be null
 };
 
-/// Of the kernels of features.
+/// Of the kernels of features, positions among them.
 struct FeaturedBackwardParams : BackwardParams {
   cuda::FeatureParams features;
 };

@@ -46,19 +46,17 @@ __device__ __forceinline__ float gradient_bias(const RowBias& bias) {
          __uint_as_float(bias.pair[2] & kHigh);
 }
 
-/// What a row's biases are where kTermsLast: floats, -lse log2(e), added to scores in units of P's exponent, and
+/// What a row's biases are where kTermsLast: two floats, -lse log2(e), added to scores in units of P's exponent, and
 /// -delta.
-struct RowTerms {
-  float score, gradient;
-};
 __device__ __forceinline__ RowBias row_terms(float lse, float delta) {
   constexpr float kLog2E = 1.44269504f;
   const bool sees = lse != -INFINITY;
   return {{__float_as_uint(sees ? -lse * kLog2E : -INFINITY), __float_as_uint(sees ? -delta : 0.f), 0, 0}};
 }
-__device__ __forceinline__ RowTerms terms_of(const RowBias& row) {
-  const auto words = *reinterpret_cast<const uint2*>(row.pair);
-  return {__uint_as_float(words.x), __uint_as_float(words.y)};
+/// One of them alone, as registers would not hold both from one use to the other.
+template <Bias kTerm>
+__device__ __forceinline__ float term_of(const RowBias& row) {
+  return __uint_as_float(row.pair[static_cast<uint32_t>(kTerm)]);
 }
 
 /// How an operand of rows' biases lies in shared memory. Without a swizzle: groups of 8 rows of 16 bytes, 128 bytes

@@ -149,28 +149,44 @@ class ScoreConsumer {
   __device__ __forceinline__ void take_scores(float (&s)[kValues], float (&dp)[kValues], bool partial,
                                               const Dropped& dropped, uint32_t (&p)[kValues / 8][4],
                                               uint32_t (&ds)[kValues / 8][4]) {
-    leave_out_dropped(dropped, dp);
-    const RowBias* rows = shared_.biases[ring_.stage()] + first_row() + 2 * (lane_anew<Traits>() % 4);
-    add_terms<&RowTerms::gradient>(rows, dp, scale_of_kept());
     const QueryTile& query = shared_.tile[ring_.stage()].query;
-    Score(p_, query.batch, query.head).differentiate(s, dp);
-    add_terms<&RowTerms::score>(rows, s, p_.scale_log2);
-    if (partial) hide<0>(s);
+    take_parts<0>(Score(p_, query.batch, query.head), s, dp, partial, dropped, p, ds);
+  }
+  /// A part of the rows after the other, so that registers do for what each needs meanwhile.
+  template <int kFirst, int kValues, typename Dropped>
+  __device__ __forceinline__ void take_parts(const Score& score, float (&s)[kValues], float (&dp)[kValues],
+                                             bool partial, const Dropped& dropped, uint32_t (&p)[kValues / 8][4],
+                                             uint32_t (&ds)[kValues / 8][4]) {
+    constexpr int kPart = 16;
+    take_part<kFirst>(score, cuda::part_of<kFirst, kPart>(s), cuda::part_of<kFirst, kPart>(dp), partial, dropped,
+                      cuda::part_of<kFirst / 8, kPart / 8>(p), cuda::part_of<kFirst / 8, kPart / 8>(ds));
+    if constexpr (kFirst + kPart < kValues) take_parts<kFirst + kPart>(score, s, dp, partial, dropped, p, ds);
+  }
+  template <int kFirst, int kValues, typename Dropped>
+  __device__ __forceinline__ void take_part(const Score& score, float (&s)[kValues], float (&dp)[kValues], bool partial,
+                                            const Dropped& dropped, uint32_t (&p)[kValues / 8][4],
+                                            uint32_t (&ds)[kValues / 8][4]) {
+    leave_out_dropped<kFirst>(dropped, dp);
+    const RowBias* rows = shared_.biases[ring_.stage()] + first_row() + 2 * (kFirst + lane_anew<Traits>() % 4);
+    add_terms<Bias::kGradient>(rows, dp, scale_of_kept());
+    score.differentiate(s, dp);
+    add_terms<Bias::kScore>(rows, s, p_.scale_log2);
+    if (partial) hide<2 * kFirst>(s);
     exponentiate<0, kValues>(s);
     take_score_gradients(s, dp, ds);
-    leave_out_dropped(dropped, s);
+    leave_out_dropped<kFirst>(dropped, s);
     pack(s, p);
   }
   /// `x` times `factor`, and the rows' terms.
-  template <float RowTerms::*kTerm, int kValues>
+  template <Bias kTerm, int kValues>
   __device__ __forceinline__ void add_terms(const RowBias* rows, float (&x)[kValues], float factor) const {
 #pragma unroll
-    for (int i = 0; i < kValues; ++i) x[i] = __fmaf_rn(x[i], factor, terms_of(rows[i / 4 * 8 + i % 2]).*kTerm);
+    for (int i = 0; i < kValues; ++i) x[i] = __fmaf_rn(x[i], factor, term_of<kTerm>(rows[i / 4 * 8 + i % 2]));
   }
-  template <typename Dropped, int kValues>
+  template <int kFirst, typename Dropped, int kValues>
   __device__ __forceinline__ void leave_out_dropped(const Dropped& dropped, float (&x)[kValues]) const {
     if constexpr (Weights::kMayDrop) {
-      if (weights_.drops()) cuda::leave_out(dropped, x);
+      if (weights_.drops()) cuda::leave_out<kFirst>(dropped, x);
     }
   }
   __device__ __forceinline__ float scale_of_kept() const {

@@ -33,7 +33,7 @@ using PoliciesOf =
     std::conditional_t<kFeatured, BackwardPolicies<FeaturedBackwardParams, cuda::SoftcapScore, cuda::KeptWeights>,
                        BackwardPolicies<>>;
 
-/// Whether S and dP are the products alone, and what is made of them, RowTerms and all, comes after both: where scores
+/// Whether S and dP are the products alone, and what is made of them, row_terms and all, comes after both: where scores
 /// are more than the products, or weights are dropped.
 template <typename Traits>
 inline constexpr bool kTermsLast = !Traits::Score::kFoldsLse;

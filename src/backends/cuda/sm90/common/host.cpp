@@ -53,18 +53,27 @@ DenseMask dense_mask(const Problem& p) {
 }
 
 bool asks_for_features(const Problem& p) {
-  return p.features.softcap != 0 || p.features.sink.defined() || p.features.dropout.p != 0;
+  return p.features.softcap != 0 || p.features.sink.defined() || p.features.dropout.p != 0 ||
+         compares_positions(p.mask);
 }
 
 cuda::FeatureParams feature_params(const Problem& p) {
   const Features& asked = p.features;
   cuda::FeatureParams params{};
-  if (asked.softcap != 0)
-    params.softcap = {static_cast<float>(asked.softcap), static_cast<float>(p.softmax_scale / asked.softcap)};
+  if (asked.softcap != 0) {
+    // A factor of infinity would make a NaN of a product of 0; this one, too, caps every product that is not as good as
+    // 0.
+    constexpr double kMostFactor = 1e37;
+    const double factor = std::clamp(p.softmax_scale / asked.softcap, -kMostFactor, kMostFactor);
+    params.softcap = {static_cast<float>(asked.softcap), static_cast<float>(factor)};
+  }
   if (asked.sink.defined())
     params.sink = {asked.sink.data, asked.sink.stride[0], asked.sink.dtype == DataType::kFloat32};
   const uint32_t threshold = dropout::threshold_of(asked.dropout.p);
   params.dropout = {threshold, static_cast<float>(dropout::scale_of(threshold)), asked.dropout.state};
+  const MaskView& mask = p.mask;
+  params.positions = {position_band(mask, 0), mask.q_pos_batch > 1 ? mask.seqlen_q : 0,
+                      mask.k_pos_batch > 1 ? mask.seqlen_k : 0};
   return params;
 }
 

@@ -101,7 +101,8 @@ void set_mask(const Problem& p, const ForwardInstance& instance, ForwardParams& 
     params.element_mask = ElementMask::kDense;
     return;
   }
-  params.element_mask = mask.lts || mask.lte || mask.uts || mask.ute ? ElementMask::kColumns : ElementMask::kBand;
+  const bool has_vectors = mask.lts || mask.lte || mask.uts || mask.ute;
+  params.element_mask = has_vectors || compares_positions(mask) ? ElementMask::kColumns : ElementMask::kBand;
   const PlanLayout& layout = p.plan.layout();
   const std::byte* base = p.plan.data();
   params.plan.row_live = reinterpret_cast<const uint32_t*>(base + layout.row_live_bits);

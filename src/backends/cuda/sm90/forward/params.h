@@ -25,7 +25,7 @@ struct PlanBits {
 /// What says which elements of a partial granule are visible.
 enum class ElementMask : int32_t {
   kBand,     ///< the band alone
-  kColumns,  ///< the band and the column vectors
+  kColumns,  ///< the band and the column vectors, and positions where a kernel has them
   kDense,    ///< baseline mode: a dense matrix, and no band
 };
 

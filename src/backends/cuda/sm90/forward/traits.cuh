@@ -84,6 +84,7 @@ struct ForwardTraits {
   static constexpr int kConsumerRegisters = kTile.consumer_registers;
   static constexpr int kOverlapFrom = kTile.overlap_from;
   static constexpr bool kTurns = kTile.turns;
+  static constexpr bool kDrawsLate = kTile.draws_late();
   /// Whether K of a tile is loaded before V of the one before. With P V under the next softmax a slot of V is free
   /// later than one of K, and K, which is needed first, would wait for it.
   static constexpr bool kKeysAhead = kOverlapFrom > 0 && kVSlots < 2 * kVParts;
