@@ -90,7 +90,7 @@ def test_the_sink_of_rows_that_see_nothing(dtype, dim, dim_v):
 def test_sinks_out_of_reach(dim):
     """-inf is none and has the gradient 0; one far above all scores takes all the weight."""
     sinks = torch.tensor([float("-inf"), -1e4, 1e4, 3e38], device=DEVICE)
-    case = Case(300, 300, heads=4, dim=dim, causal=True, features=Features(sink=sinks))
+    case = Case(300, 300, heads=4, heads_kv=4, dim=dim, causal=True, features=Features(sink=sinks))
     _, _, dlse, ours = gradients_of(case)
     _, _, _, plain = gradients_of(dataclasses.replace(case, features=Features()))
     for head in (0, 1):

@@ -127,11 +127,16 @@ struct FeaturedBackwardTile : BackwardTile {
   constexpr FeaturedBackwardTile(int qk, int v, int warpgroups)
       : BackwardTile(find_tile(kBackwardTiles, qk, v, warpgroups)) {}
 };
+// clang-format off: the build reads a row from each line
 inline constexpr FeaturedBackwardTile kFeaturedBackwardTiles[] = {
     // d, d_v, WGs
-    FeaturedBackwardTile{64, 64, 2},   FeaturedBackwardTile{96, 96, 2},   FeaturedBackwardTile{128, 128, 2},
-    FeaturedBackwardTile{192, 192, 2}, FeaturedBackwardTile{256, 256, 2},
+    FeaturedBackwardTile{64, 64, 2},
+    FeaturedBackwardTile{96, 96, 2},
+    FeaturedBackwardTile{128, 128, 2},
+    FeaturedBackwardTile{192, 192, 2},
+    FeaturedBackwardTile{256, 256, 2},
 };
+// clang-format on
 
 /// Whether the registers of one warpgroup of helpers and of `consumers` others fit those that a block of them begins
 /// with, in the steps in which they are handed out. More are not there to exchange: a warpgroup would wait for them

@@ -56,9 +56,7 @@ std::span<const BackwardInstance> instances(DataType dtype, bool featured) {
 }
 
 /// Whether the call needs the kernels of features. A sink needs none: its weight is in lse.
-bool runs_featured(const Problem& p) {
-  return p.features.softcap != 0 || p.features.dropout.p != 0 || compares_positions(p.mask);
-}
+bool runs_featured(const Problem& p) { return p.features.softcap != 0 || p.features.dropout.p != 0; }
 
 /// Of the least tile that holds the call's head dims; null if none does.
 template <const auto& tiles>
@@ -73,7 +71,8 @@ const BackwardInstance* find_instance(const Problem& p) {
 }
 
 std::string id_of_preprocess(const BackwardInstance& i) { return message(i.id, ".preprocess"); }
-std::string id_of_split(const BackwardInstance& i) { return message(i.id, ".split"); }
+std::string id_of_positions(const BackwardInstance& i) { return message(i.id, ".positions"); }
+constexpr const char* kSplitSuffix = ".split";
 std::string id_of_convert_dq(const BackwardInstance& i) { return message(i.id, ".convert_dq"); }
 std::string id_of_reduce_dkv(const BackwardInstance& i) { return message(i.id, ".reduce_dkv"); }
 
@@ -137,7 +136,12 @@ struct BackwardCall {
 
   /// Items share a key head's query heads: their parts of dk and dv are added up last.
   bool is_split() const { return work_tiles > tiles.all_keys; }
-  const void* kernel() const { return is_split() ? instance->split : instance->kernel; }
+  /// It runs a kernel with a band over positions beside the plain one.
+  bool over_positions(const Problem& p) const { return instance->positions && compares_positions(p.mask); }
+  const void* kernel_of(const Problem& p) const {
+    if (over_positions(p)) return is_split() ? instance->positions_split : instance->positions;
+    return is_split() ? instance->split : instance->kernel;
+  }
   /// A single key tile gives dq itself.
   bool converts() const { return tiles.keys > 1; }
 
@@ -318,7 +322,8 @@ FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, c
 
 void BackwardCall::explain(const Problem& p, Explanation& e) const {
   e.arch = kArch;
-  e.instance = is_split() ? id_of_split(*instance) : instance->id;
+  e.instance = over_positions(p) ? id_of_positions(*instance) : instance->id;
+  if (is_split()) e.instance = message(e.instance, kSplitSuffix);
   e.padding_share = padding_share(instance->tile, p.head_dim, p.head_dim_v);
   if (tiles.all_rows > 0) e.kernels.push_back(id_of_preprocess(*instance));
   if (work_tiles > 0) e.kernels.push_back(e.instance);
@@ -338,11 +343,12 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
     cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the work tile counter");
   chain.launch("launch of the backward's preprocessing", instance->preprocess, blocks, kRowThreads, 0, row_arguments);
   if (work_tiles > 0) {
-    allow_shared_memory(kernel(), instance->shared_bytes, p.device.index);
+    const void* kernel = kernel_of(p);
+    allow_shared_memory(kernel, instance->shared_bytes, p.device.index);
     // The plain kernels read the first part of it.
     FeaturedBackwardParams params = make_params(p, *this, rows, at<float>(workspace, layout.key_parts), executed);
     void* arguments[] = {&params};
-    chain.launch("launch of the backward kernel", kernel(), ctas, instance->threads, instance->shared_bytes, arguments);
+    chain.launch("launch of the backward kernel", kernel, ctas, instance->threads, instance->shared_bytes, arguments);
   }
   if (converts())
     chain.launch("launch of the backward's conversion", instance->convert_dq, blocks, kRowThreads, 0, row_arguments);
@@ -387,8 +393,11 @@ void add_kernels(const BackwardInstance& i, std::vector<KernelInfo>& all) {
   };
   const TileShape tile{i.tile.rows, kGranuleKeys}, rows{tile.rows, 0}, keys{0, tile.keys};
   add(id_of_preprocess(i), rows, kRowThreads, 0);
-  add(i.id, tile, i.threads, i.shared_bytes);
-  add(id_of_split(i), tile, i.threads, i.shared_bytes);
+  for (const std::string& id : {std::string(i.id), id_of_positions(i)}) {
+    if (id != i.id && !i.positions) continue;
+    add(id, tile, i.threads, i.shared_bytes);
+    add(message(id, kSplitSuffix), tile, i.threads, i.shared_bytes);
+  }
   add(id_of_convert_dq(i), rows, kRowThreads, 0);
   add(id_of_reduce_dkv(i), keys, kRowThreads, 0);
 }
@@ -414,8 +423,8 @@ std::vector<KernelInfo> backward_kernels() {
     for (const bool featured : {false, true}) {
       for (const BackwardInstance& i : instances(dtype, featured)) add_kernels(i, all);
     }
-    all.push_back(
-        cuda::named({.id = sink_instance(dtype).id, .op = "bwd", .dtype = dtype, .tile = {}, .threads = kRowThreads}));
+    all.push_back(cuda::named(
+        {.id = sink_instance(dtype).id, .op = "bwd", .dtype = dtype, .tile = {0, 0}, .threads = kRowThreads}));
   }
   return all;
 }

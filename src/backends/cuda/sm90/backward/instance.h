@@ -16,9 +16,12 @@ struct BackwardInstance {
   const void* preprocess;  ///< __global__ void (RowParams): a block of kRowThreads for every query tile
   const void* kernel;      ///< __global__ void (BackwardParams), or of (FeaturedBackwardParams)
   const void* split;       ///< the same, whose work tiles have a part of their key head's query heads
-  const void* convert_dq;  ///< __global__ void (RowParams), as preprocess
+  const void* positions;   ///< __global__ void (FeaturedBackwardParams): `kernel` with a band over positions, which has
+                           ///< its bits; null for the kernels of features, which have such bands themselves
+  const void* positions_split;  ///< the same of `split`
+  const void* convert_dq;       ///< __global__ void (RowParams), as preprocess
   const void* reduce_dkv;  ///< __global__ void (KeyParams): after `split`, two blocks of kRowThreads for every key tile
-  int threads;             ///< of `kernel` and `split`
+  int threads;             ///< of all kernels above but `preprocess`
   int shared_bytes;        ///< the same
 };
 
