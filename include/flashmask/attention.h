@@ -39,8 +39,8 @@ struct Dropout {
 /// host memory, of any strides, 1 = kept. The state is read there, too.
 FLASHMASK_API void dropout_mask(const Dropout& dropout, const TensorView& kept);
 
-/// What a call asks for beyond the softmax of masked scores; by default nothing. The cpu and reference backends
-/// implement all of it; what a backend does not implement it refuses (kUnsupported) with the feature's name.
+/// What a call asks for beyond the softmax of masked scores; by default nothing. What a set of kernels does not
+/// implement is refused (kUnsupported) with the feature's name.
 struct Features {
   /// Scores become softcap * tanh(score / softcap), after softmax_scale and before the mask (Gemma 2,
   /// arXiv:2408.00118); 0: as they are. Otherwise between 1e-18 and 1e18.
