@@ -38,6 +38,11 @@ def tensors(dtype=DTYPE, batch=2, seqlen=S):
     return [torch.randn(shape, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
+def tensors_on(device):
+    with torch.device(device):
+        return tensors()
+
+
 def mask_with_blind_rows():
     """Rows from 120 on are padding and see nothing."""
     return masks.padding(S, S, [100, 120], query_lengths=[100, 120])
@@ -361,6 +366,14 @@ def test_as_torch_has_it():
     assert deviation.max() < 5
 
 
+def test_a_default_device_is_not_where_the_host_writes():
+    state = torch.tensor([1, 2])
+    want = flashmask.dropout_mask(state, 0.5, 1, 2, 30, 40)
+    with torch.device("meta"):
+        assert torch.equal(flashmask.dropout_mask(state, 0.5, 1, 2, 30, 40), want)
+        assert "with dropout" in flashmask.explain(*tensors_on(state.device), dropout=0.5)
+
+
 def test_a_share_of_nothing_draws_nothing():
     q, k, v = tensors()
     before = torch.get_rng_state()
@@ -453,4 +466,4 @@ def test_as_transformers_models_write_it(model, options):
     dout = torch.randn_like(ours)
     results = [(x, *torch.autograd.grad(x, leaves, dout)) for x in (ours, theirs)]
     for name, got, want in zip(("out", "dq", "dk", "dv", "dsink"), *results):
-        assert_close(got, want, name)
+        assert_close(got, want, name, tolerance_of(name, DTYPE) * (2 if ON_CUDA else 1))  # theirs is rounded, too
