@@ -141,9 +141,10 @@ FLASHMASK_API std::vector<BackendInfo> backends();
 /// A compiled GPU kernel.
 struct KernelInfo {
   /// What it is for, "sm90.fwd.bf16.d128.dv128.c3": architecture, direction, element type, head_dim, head_dim_v,
-  /// consumer warpgroups; ".features" follows where calls with softcap or dropout, and forwards with a sink, run it;
-  /// helpers of a backward have its id and a word more, a sink's gradient is "sm90.bwd.bf16.dsink", a plan's are
-  /// "sm90.plan.classify" and so on. It stays what it is when code is renamed or moved.
+  /// consumer warpgroups; ".light" follows where calls with sinks (forward) or positions run it, ".features" where
+  /// those with softcap or dropout do; helpers of a backward have its id and a word more, a sink's gradient is
+  /// "sm90.bwd.bf16.dsink", a plan's are "sm90.plan.classify" and so on. It stays what it is when code is renamed or
+  /// moved.
   std::string id{};
   std::string arch{};                 ///< what it was compiled for, "sm90"
   std::string symbol{};               ///< its entry in the library's device code

@@ -197,13 +197,7 @@ def gradient_errors_of(q, k, v, dout, dlse, out, calls, visible, scale=None, fea
         totals.add(block, "exact", exact)
         totals.add(block, "given", gradients(*of_rows, out[:, :, block], **asked))
         totals.add_plain(gradients_plain(*of_rows, **asked), exact)
-    return totals.errors() if not features.dropout else [over_all_heads(errors) for errors in totals.errors()]
-
-
-def over_all_heads(errors):
-    """The plain implementation's errors as those of the tensor: dropout leaves few large elements to a head, and one
-    head's largest error is the rounding of one or two numbers (docs/decisions/gradient-accuracy.md)."""
-    return {name: (ours, plain.amax().expand_as(plain)) for name, (ours, plain) in errors.items()}
+    return totals.errors()
 
 
 class Totals:
@@ -220,6 +214,7 @@ class Totals:
             for name in ("exact", "given")
         }
         self.plain_dq = torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
+        self.largest_dq = torch.zeros_like(self.plain_dq)
         self.keys = {
             name: [torch.zeros(shape, dtype=torch.float64, device=q.device) for shape in key_shapes]
             for name in ("exact", "given", "plain")
@@ -231,6 +226,8 @@ class Totals:
             torch.maximum(worst, largest(ours[0][:, :, block] - expected[0]))
             for worst, ours in zip(self.dq[name], self.calls)
         ]
+        if name == "exact":
+            self.largest_dq = torch.maximum(self.largest_dq, largest(expected[0]))
         self.add_keys(name, expected)
 
     def add_plain(self, plain, exact):
@@ -251,7 +248,16 @@ class Totals:
             exact, given, plain = (self.keys[which][n] for which in ("exact", "given", "plain"))
             found = torch.minimum(largest(ours[n + 1] - exact), largest(ours[n + 1] - given))
             errors[name] = found, largest(plain.to(self.dtype).double() - exact)
-        return errors
+        sizes = {"dq": self.largest_dq, "dk": largest(self.keys["exact"][0]), "dv": largest(self.keys["exact"][1])}
+        return {name: (ours, self.measure(plain, sizes[name])) for name, (ours, plain) in errors.items()}
+
+    def measure(self, plain, size):
+        """The plain error of all heads of the call, at least half a unit in the last place of the largest number
+        (docs/decisions/gradient-accuracy.md)."""
+        if not size.numel():
+            return plain
+        rounding = torch.finfo(self.dtype).eps / 2 * torch.exp2(torch.floor(torch.log2(size.amax())))
+        return torch.maximum(plain.amax(), rounding).expand_as(plain)
 
 
 def largest(error):

@@ -43,7 +43,7 @@ struct Instance {
 
 /// Kernels of an instance beside its plain one, whose cases are their own or the plain one's.
 inline bool is_variant(std::string_view id) {
-  return id.ends_with(".split") || id.ends_with(".positions") || id.ends_with(".features");
+  return id.ends_with(".split") || id.ends_with(".light") || id.ends_with(".features");
 }
 
 /// Those that the library has; `op` as KernelInfo has it.

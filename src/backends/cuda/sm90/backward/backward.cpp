@@ -55,9 +55,6 @@ std::span<const BackwardInstance> instances(DataType dtype, bool featured) {
   return featured ? instances_of<true, kFeaturedBackwardTiles>(dtype) : instances_of<false, kBackwardTiles>(dtype);
 }
 
-/// Whether the call needs the kernels of features. A sink needs none: its weight is in lse.
-bool runs_featured(const Problem& p) { return p.features.softcap != 0 || p.features.dropout.p != 0; }
-
 /// Of the least tile that holds the call's head dims; null if none does.
 template <const auto& tiles>
 const BackwardInstance* find_instance(const Problem& p, std::span<const BackwardInstance> of_tiles) {
@@ -65,13 +62,13 @@ const BackwardInstance* find_instance(const Problem& p, std::span<const Backward
   return least && !of_tiles.empty() ? &of_tiles[static_cast<std::size_t>(least - tiles)] : nullptr;
 }
 const BackwardInstance* find_instance(const Problem& p) {
-  const bool featured = runs_featured(p);
+  const bool featured = asks_for_features(p);
   const std::span<const BackwardInstance> of_dtype = instances(p.dtype, featured);
   return featured ? find_instance<kFeaturedBackwardTiles>(p, of_dtype) : find_instance<kBackwardTiles>(p, of_dtype);
 }
 
 std::string id_of_preprocess(const BackwardInstance& i) { return message(i.id, ".preprocess"); }
-std::string id_of_positions(const BackwardInstance& i) { return message(i.id, ".positions"); }
+std::string id_of_light(const BackwardInstance& i) { return message(i.id, ".light"); }
 constexpr const char* kSplitSuffix = ".split";
 std::string id_of_convert_dq(const BackwardInstance& i) { return message(i.id, ".convert_dq"); }
 std::string id_of_reduce_dkv(const BackwardInstance& i) { return message(i.id, ".reduce_dkv"); }
@@ -136,10 +133,10 @@ struct BackwardCall {
 
   /// Items share a key head's query heads: their parts of dk and dv are added up last.
   bool is_split() const { return work_tiles > tiles.all_keys; }
-  /// It runs a kernel with a band over positions beside the plain one.
-  bool over_positions(const Problem& p) const { return instance->positions && compares_positions(p.mask); }
+  /// A sink needs none of its own: its weight is in lse.
+  bool is_light(const Problem& p) const { return instance->light && compares_positions(p.mask); }
   const void* kernel_of(const Problem& p) const {
-    if (over_positions(p)) return is_split() ? instance->positions_split : instance->positions;
+    if (is_light(p)) return is_split() ? instance->light_split : instance->light;
     return is_split() ? instance->split : instance->kernel;
   }
   /// A single key tile gives dq itself.
@@ -256,7 +253,7 @@ SinkGradientParams make_sink_params(const Problem& p, const BackwardCall& call, 
           .dsink_stride = p.dsink.stride[0],
           .lse = rows_of_vector(p.lse),
           .biases = at<RowBias>(workspace, call.layout.biases),
-          .are_terms = runs_featured(p),
+          .are_terms = asks_for_features(p),
           .rows_of_head = call.tiles.rows * call.instance->tile.rows,
           .batch = p.batch,
           .seqlen_q = static_cast<int32_t>(p.seqlen_q),
@@ -322,7 +319,7 @@ FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, c
 
 void BackwardCall::explain(const Problem& p, Explanation& e) const {
   e.arch = kArch;
-  e.instance = over_positions(p) ? id_of_positions(*instance) : instance->id;
+  e.instance = is_light(p) ? id_of_light(*instance) : instance->id;
   if (is_split()) e.instance = message(e.instance, kSplitSuffix);
   e.padding_share = padding_share(instance->tile, p.head_dim, p.head_dim_v);
   if (tiles.all_rows > 0) e.kernels.push_back(id_of_preprocess(*instance));
@@ -393,8 +390,8 @@ void add_kernels(const BackwardInstance& i, std::vector<KernelInfo>& all) {
   };
   const TileShape tile{i.tile.rows, kGranuleKeys}, rows{tile.rows, 0}, keys{0, tile.keys};
   add(id_of_preprocess(i), rows, kRowThreads, 0);
-  for (const std::string& id : {std::string(i.id), id_of_positions(i)}) {
-    if (id != i.id && !i.positions) continue;
+  for (const std::string& id : {std::string(i.id), id_of_light(i)}) {
+    if (id != i.id && !i.light) continue;
     add(id, tile, i.threads, i.shared_bytes);
     add(message(id, kSplitSuffix), tile, i.threads, i.shared_bytes);
   }
@@ -409,7 +406,7 @@ Prepared prepare_backward(const Problem& p) {
   using namespace bwd;
   const BackwardInstance* instance = find_instance(p);
   if (!instance)
-    return runs_featured(p) ? head_dims_refusal(p, kFeaturedBackwardTiles) : head_dims_refusal(p, kBackwardTiles);
+    return asks_for_features(p) ? head_dims_refusal(p, kFeaturedBackwardTiles) : head_dims_refusal(p, kBackwardTiles);
   if (std::string why = lengths_refusal(p); !why.empty()) return Refusal{std::move(why)};
   if (std::string why = counts_refusal(p, instance->tile, TileCounts(p, instance->tile)); !why.empty())
     return Refusal{std::move(why)};

@@ -13,13 +13,13 @@ struct BackwardInstance {
   const char* id;  ///< of `kernel`, see KernelInfo; the others' ids begin with it
   DataType dtype;
   BackwardTile tile;
-  const void* preprocess;  ///< __global__ void (RowParams): a block of kRowThreads for every query tile
-  const void* kernel;      ///< __global__ void (BackwardParams), or of (FeaturedBackwardParams)
-  const void* split;       ///< the same, whose work tiles have a part of their key head's query heads
-  const void* positions;   ///< __global__ void (FeaturedBackwardParams): `kernel` with a band over positions, which has
-                           ///< its bits; null for the kernels of features, which have such bands themselves
-  const void* positions_split;  ///< the same of `split`
-  const void* convert_dq;       ///< __global__ void (RowParams), as preprocess
+  const void* preprocess;   ///< __global__ void (RowParams): a block of kRowThreads for every query tile
+  const void* kernel;       ///< __global__ void (BackwardParams), or of (FeaturedBackwardParams)
+  const void* split;        ///< the same, whose work tiles have a part of their key head's query heads
+  const void* light;        ///< __global__ void (FeaturedBackwardParams): `kernel` with a band over positions and the
+                            ///< same bits; null for the kernels of features, which have such bands themselves
+  const void* light_split;  ///< the same of `split`
+  const void* convert_dq;   ///< __global__ void (RowParams), as preprocess
   const void* reduce_dkv;  ///< __global__ void (KeyParams): after `split`, two blocks of kRowThreads for every key tile
   int threads;             ///< of all kernels above but `preprocess`
   int shared_bytes;        ///< the same

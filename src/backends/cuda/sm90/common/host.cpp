@@ -52,10 +52,8 @@ DenseMask dense_mask(const Problem& p) {
           .key_stride = p.dense.stride[3]};
 }
 
-bool asks_for_features(const Problem& p) {
-  return p.features.softcap != 0 || p.features.sink.defined() || p.features.dropout.p != 0 ||
-         compares_positions(p.mask);
-}
+bool asks_for_features(const Problem& p) { return p.features.softcap != 0 || p.features.dropout.p != 0; }
+bool asks_for_light_features(const Problem& p) { return p.features.sink.defined() || compares_positions(p.mask); }
 
 cuda::FeatureParams feature_params(const Problem& p) {
   const Features& asked = p.features;

@@ -33,7 +33,9 @@ struct ForwardPolicies {
   using KvSource = KvSource_;
 };
 
-/// Those of softcap, sinks and, where a tile takes it, dropout, for calls that ask for them.
+/// Those of sinks and positions alone.
+using LightPolicies = ForwardPolicies<FeaturedForwardParams, cuda::ProductScore, cuda::AllWeights, FeaturedRows>;
+/// Those of all features, dropout where a tile takes it.
 template <bool kDrops>
 using FeaturedPolicies = ForwardPolicies<FeaturedForwardParams, cuda::SoftcapScore,
                                          std::conditional_t<kDrops, cuda::KeptWeights, cuda::AllWeights>, FeaturedRows>;
