@@ -66,8 +66,8 @@ def test_softcaps_of_every_size(softcap, dtype, dim):
         lse = call(dataclasses.replace(case, scale=scale), case.mask()).run().lse.double()
         scores = scale * (q.double() * k.double()).sum(-1).transpose(1, 2)
         want = softcap * torch.tanh(scores / softcap)
-        # The hardware's tanh, or that of large softcaps; beside it what float32 products lose: some units of the last place
-        # of their terms.
+        # The hardware's tanh, or that of large softcaps; beside it what float32 products lose, some units of the last
+        # place of their terms.
         of_tanh = 2**-10.9 if softcap <= 256 else 1e-5
         terms = abs(scale) * (q.double() * k.double()).abs().sum(-1).transpose(1, 2)
         allowed = of_tanh * want.abs() + 2**-20 * terms
@@ -234,7 +234,7 @@ def test_a_graph_reads_sinks_and_states_when_it_is_replayed(own_plan):
 @pytest.mark.cuda
 @all_dims
 def test_explain_names_the_kernel(dim, dim_v):
-    """Softcap and dropout have kernels of their own, dropout one of two consumer warpgroups; sinks alone have another."""
+    """Softcap and dropout have kernels of their own, dropout one of two consumer warpgroups, and so have sinks alone."""
     shape = {"seqlen_q": 4096, "seqlen_k": 4096, "batch": 4, "heads": 16, "dim": dim, "dim_v": dim_v}
     for feature in FEATURES:
         case = featured(feature, **shape)
