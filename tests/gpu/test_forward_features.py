@@ -234,7 +234,7 @@ def test_a_graph_reads_sinks_and_states_when_it_is_replayed(own_plan):
 @pytest.mark.cuda
 @all_dims
 def test_explain_names_the_kernel(dim, dim_v):
-    """Softcap and dropout have kernels of their own, dropout one of two consumer warpgroups, and so have sinks alone."""
+    """Softcap and dropout have kernels of their own, dropout one of two consumer warpgroups; so have sinks alone."""
     shape = {"seqlen_q": 4096, "seqlen_k": 4096, "batch": 4, "heads": 16, "dim": dim, "dim_v": dim_v}
     for feature in FEATURES:
         case = featured(feature, **shape)
