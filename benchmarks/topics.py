@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from receipts import short_length
-from words import markdown_table, paragraph, percent, size_text
+from words import listed, markdown_table, paragraph, percent, size_text
 
 CPU = Path(__file__).resolve().parent / "data" / "cpu.json"
 PICTURES = "img"
@@ -51,6 +51,26 @@ def mask_cost(topics):
         *markdown_table(["mask", *(f"d = {dim}" for dim in dims)], rows),
         "",
     ]
+
+
+def features_cost(topics):
+    found = figures_of(topics, "features")
+    if not found:
+        return []
+    held = found["features"]
+    at = {(c["head_dim"], c["head_dim_v"], c["feature"], c["op"], c["mask"]): c["over_plain"] for c in held["cells"]}
+    masks, ops = (list(dict.fromkeys(c[name] for c in held["cells"])) for name in ("mask", "op"))
+    rows = [
+        [size, feature, *(" / ".join(f"{at[(d, dv, feature, op, mask)]:.2f}" for mask in masks) for op in ops)]
+        for d, dv, feature in dict.fromkeys((c["head_dim"], c["head_dim_v"], c["feature"]) for c in held["cells"])
+        for size in [str(d) if d == dv else f"{d} / {dv}"]
+    ]
+    said = (
+        f"Time of calls with them over the plain call's, {short_length(held['seqlen'])}, bfloat16, "
+        f"{listed(masks)}; softcap {held['softcap']:g}, dropout {held['dropout']:g}."
+    )
+    head = ["d", "asked for", *(op.replace("fwd", "forward").replace("bwd", "backward") for op in ops)]
+    return ["### Sinks, softcap and dropout", "", *paragraph(said), *markdown_table(head, rows), ""]
 
 
 def planning(topics):
@@ -140,7 +160,7 @@ def first_call(topics):
 
 
 def measurements(topics):
-    parts = (sparsity, mask_cost, planning, building, small, host_time, first_call)
+    parts = (sparsity, mask_cost, features_cost, planning, building, small, host_time, first_call)
     memory = ["### Memory of a mask", "", f"![Memory of one mask]({PICTURES}/gpu-mask-memory.svg)", ""]
     return ["## Other measurements", "", *(line for part in parts for line in part(topics)), *memory]
 

@@ -26,6 +26,13 @@ HEAD = """
 #include <cuda_device_runtime_api.h>
 """
 ELEMENTS = {"bf16": "kBFloat16", "f16": "kFloat16"}
+# Direction, rows of tile_config.h, and whether the kernels are those of features.
+INSTANCES = [
+    ("forward", "ForwardTile", "false"),
+    ("forward", "ForwardTile", "true"),
+    ("backward", "BackwardTile", "false"),
+    ("backward", "FeaturedBackwardTile", "true"),
+]
 
 
 def strings(values):
@@ -80,9 +87,9 @@ def main():
     failed = False
     hopper = SOURCES / "src/backends/cuda/sm90"
     table = (hopper / "tile_config.h").read_text()
-    for direction in ("forward", "backward"):
+    for direction, row, featured in INSTANCES:
         template = (hopper / direction / "instance.cu.in").read_text()
-        rows = re.findall(rf"^ *{direction.title()}Tile{{(\d+), (\d+), (\d+),", table, re.MULTILINE)
+        rows = re.findall(rf"^ *{row}{{(\d+), (\d+), (\d+)[,}}]", table, re.MULTILINE)
         for (head_dim, head_dim_v, consumers), (element, dtype) in itertools.product(rows, ELEMENTS.items()):
             values = {
                 "dtype": dtype,
@@ -90,6 +97,7 @@ def main():
                 "head_dim": head_dim,
                 "head_dim_v": head_dim_v,
                 "consumers": consumers,
+                "featured": featured,
                 "name": "kernel",
                 "id": "kernel",
             }
@@ -97,8 +105,9 @@ def main():
             compiled, log = compile_unit(nvrtc, wheels, unit)
             spills = max((int(stores) for stores in re.findall(r"(\d+) bytes spill stores", log)), default=0)
             failed |= not compiled
+            what = direction + (" with features" if featured == "true" else "")
             print(
-                f"NVRTC {major.value}.{minor.value}: {direction} {element} {head_dim} / {head_dim_v} {consumers}:",
+                f"NVRTC {major.value}.{minor.value}: {what} {element} {head_dim} / {head_dim_v} {consumers}:",
                 f"compiled, spills {spills} bytes" if compiled else "error\n" + log,
                 flush=True,
             )

@@ -11,6 +11,7 @@ paper     twelve masks, five of them with grouped heads too, against FlashMask V
           the first four
 sparsity  latency against sparsity at 32K
 small     wall time of 1,000 calls on a small problem; with --op bwd of forward and backward
+features  what sinks, softcap and dropout cost, forward and backward
 maskcost  the element mask's price: all tiles partial against all tiles full
 plan      the planner's time
 masks     the time of building a mask's vectors, family by family
@@ -34,6 +35,7 @@ COMMANDS = {
     "paper": "paper",
     "sparsity": "sparsity",
     "small": "small",
+    "features": "features",
     "maskcost": "maskcost",
     "plan": "plan_time",
     "masks": "masks_time",
@@ -41,7 +43,7 @@ COMMANDS = {
     "cycles": "cycles",
 }
 OF_THEIR_OWN = ("paper", "cycles")  # commands that say what their options are
-ROUNDS = {"sparsity": 3, "small": 7, "maskcost": 9, "plan": 7, "masks": 7, "first": 5}
+ROUNDS = {"sparsity": 3, "small": 7, "features": 5, "maskcost": 9, "plan": 7, "masks": 7, "first": 5}
 BOTH_DIRECTIONS = {"small": "bwd: the forward and its backward"}
 
 

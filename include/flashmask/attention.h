@@ -39,8 +39,8 @@ struct Dropout {
 /// host memory, of any strides, 1 = kept. The state is read there, too.
 FLASHMASK_API void dropout_mask(const Dropout& dropout, const TensorView& kept);
 
-/// What a call asks for beyond the softmax of masked scores; by default nothing. The cpu and reference backends
-/// implement all of it; what a backend does not implement it refuses (kUnsupported) with the feature's name.
+/// What a call asks for beyond the softmax of masked scores; by default nothing. What a set of kernels does not
+/// implement is refused (kUnsupported) with the feature's name.
 struct Features {
   /// Scores become softcap * tanh(score / softcap), after softmax_scale and before the mask (Gemma 2,
   /// arXiv:2408.00118); 0: as they are. Otherwise between 1e-18 and 1e18.
@@ -141,15 +141,16 @@ FLASHMASK_API std::vector<BackendInfo> backends();
 /// A compiled GPU kernel.
 struct KernelInfo {
   /// What it is for, "sm90.fwd.bf16.d128.dv128.c3": architecture, direction, element type, head_dim, head_dim_v,
-  /// consumer warpgroups; ".features" follows where calls with a sink, softcap or dropout run it; helpers of a backward
-  /// have its id and a word more, those of a plan are "sm90.plan.classify"
-  /// and so on. It stays what it is when code is renamed or moved.
+  /// consumer warpgroups; ".light" follows where calls with sinks (forward) or positions run it, ".features" where
+  /// those with softcap or dropout do; helpers of a backward have its id and a word more, a sink's gradient is
+  /// "sm90.bwd.bf16.dsink", a plan's are "sm90.plan.classify" and so on. It stays what it is when code is renamed or
+  /// moved.
   std::string id{};
   std::string arch{};                 ///< what it was compiled for, "sm90"
   std::string symbol{};               ///< its entry in the library's device code
   std::string op{};                   ///< "fwd", "bwd" or "plan"
   DataType dtype = DataType::kNone;   ///< of q, k and v; kNone: of none or any
-  int head_dim = 0, head_dim_v = 0;   ///< 0 in a kernel of a plan
+  int head_dim = 0, head_dim_v = 0;   ///< 0 in a kernel of a plan or of a sink's gradient
   TileShape tile{0, 0};               ///< query rows and keys at a time; 0: not in tiles of them
   int threads = 0, shared_bytes = 0;  ///< of a block: threads, and the dynamic shared memory that it is launched with
 };

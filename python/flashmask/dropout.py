@@ -58,7 +58,7 @@ class _Torch:
 
     @staticmethod
     def empty_on_host(shape, dtype):
-        return torch.empty(shape, dtype=getattr(torch, dtype))
+        return torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
 
     @staticmethod
     def array(x):

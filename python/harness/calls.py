@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from flashmask import capi
 
+from harness.features import NONE
+
 ROOT = Path(__file__).resolve().parents[2]
 
 lib = capi.open_library()
@@ -57,6 +59,15 @@ def device_options(device, **fields):
         return fill(capi.Options, **fields)
     index = device.index if device.index is not None else torch.cuda.current_device()
     return fill(capi.Options, device=1 + index, stream=stream_of(device), **fields)
+
+
+def ask_for(options, features):
+    """Fills in fm_options; the tensors of `features` have to live as long as `options`."""
+    options.softcap, options.dropout_p = features.softcap, features.dropout
+    if features.sink is not None:
+        options.sink = tensor(features.sink)
+    if features.state is not None:
+        options.dropout_state = C.cast(features.state.data_ptr(), C.POINTER(C.c_uint64))
 
 
 class Mask:
@@ -121,7 +132,7 @@ class Plan:
 class Call:
     """A call with its outputs and workspace: made once, run often."""
 
-    def _prepare(self, struct, fields, mask, plan, dense, scale, deterministic, count, max_ctas):
+    def _prepare(self, struct, fields, mask, plan, dense, scale, deterministic, count, max_ctas, features=NONE):
         """Fills the structs and allocates what the library asks for."""
         if mask is not None and dense is None:
             fields["mask"] = C.pointer(mask.struct)
@@ -134,6 +145,7 @@ class Call:
         self.options = device_options(self.device, flags=capi.DETERMINISTIC if deterministic else 0, max_ctas=max_ctas)
         if scale is not None:
             self.options.flags, self.options.softmax_scale = self.options.flags | capi.HAS_SCALE, scale
+        ask_for(self.options, features)
         if count:
             self.counter = capi.ExecutedTiles()
             self.options.executed_tiles = C.pointer(self.counter)
@@ -165,16 +177,19 @@ class Forward(Call):
 
     q [batch, seqlen_q, heads_q, d], k and v [batch, seqlen_k, heads_kv, d], any strides that the library takes.
     mask None: everything is visible. plan None: the call makes its own. dense: bool matrix in place of the mask.
+    features: harness.features.
     """
 
     _workspace, _function = lib.fm_forward_workspace, lib.fm_forward
 
-    def __init__(self, q, k, v, mask=None, *, plan=None, dense=None, scale=None, out=None, count=False, max_ctas=0):
-        self.inputs = (q, k, v, mask, plan, dense)
+    def __init__(
+        self, q, k, v, mask=None, *, plan=None, dense=None, scale=None, out=None, count=False, max_ctas=0, features=NONE
+    ):
+        self.inputs, self.features = (q, k, v, mask, plan, dense), features
         self.out = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device) if out is None else out
         self.lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
         fields = {"q": q, "k": k, "v": v, "out": self.out, "lse": self.lse}
-        self._prepare(capi.ForwardArgs, fields, mask, plan, dense, scale, False, count, max_ctas)
+        self._prepare(capi.ForwardArgs, fields, mask, plan, dense, scale, False, count, max_ctas, features)
 
     def outputs(self):
         return self.out, self.lse
@@ -191,10 +206,10 @@ class Forward(Call):
 
 
 class Backward(Call):
-    """The gradients of one forward call (a Forward that has run).
+    """The gradients of one forward call (a Forward that has run), with its features.
 
     dout [batch, seqlen_q, heads_q, d], dlse [batch, heads_q, seqlen_q] or None. plan and dense as in Forward. `like`:
-    makes dq, dk and dv from q, k and v; default contiguous.
+    makes dq, dk and dv from q, k and v; default contiguous. dsink: None without a sink.
     """
 
     _workspace, _function = lib.fm_backward_workspace, lib.fm_backward
@@ -220,12 +235,17 @@ class Backward(Call):
         fields.update(dq=self.dq, dk=self.dk, dv=self.dv)
         if dlse is not None:
             fields["dlse"] = dlse
-        self._prepare(capi.BackwardArgs, fields, mask, plan, dense, scale, deterministic, count, max_ctas)
+        features = forward.features
+        self.dsink = None if features.sink is None else torch.empty_like(features.sink)
+        if self.dsink is not None:
+            fields["dsink"] = self.dsink
+        self._prepare(capi.BackwardArgs, fields, mask, plan, dense, scale, deterministic, count, max_ctas, features)
 
     def gradients(self):
         return self.dq, self.dk, self.dv
 
-    outputs = gradients
+    def outputs(self):
+        return self.gradients() if self.dsink is None else (*self.gradients(), self.dsink)
 
     def executed_tiles(self):
         """Tiles that one run executes for dq and for dk and dv; waits for it."""
@@ -238,9 +258,14 @@ class Backward(Call):
         return tile_rows(self, True)
 
 
-def tile_rows(call, is_backward):
+def explained(call, is_backward):
+    """What fm_explain_json says of a call."""
     status, text = capi.text_of(
         lib.fm_explain_json, C.byref(call.args), C.c_int(is_backward), C.byref(call.options), None
     )
     check(status)
-    return json.loads(text)["tile"]["rows"]
+    return json.loads(text)
+
+
+def tile_rows(call, is_backward):
+    return explained(call, is_backward)["tile"]["rows"]

@@ -70,7 +70,8 @@ def table_of(library):
 def head_dims(library, op):
     """[(head_dim, head_dim_v)] that a library has attention kernels of for an op, "fwd" or "bwd", in order; none of a
     build without CUDA."""
-    return sorted({(info["head_dim"], info["head_dim_v"]) for info in table_of(library) if info["op"] == op})
+    found = {(info["head_dim"], info["head_dim_v"]) for info in table_of(library) if info["op"] == op}
+    return sorted(found - {(0, 0)})  # of kernels for any
 
 
 def dtypes(library):

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Masked attention in float64 on the GPU, a block of rows at a time, and the plain 16-bit implementation beside it.
 
-`visible(rows)` gives a bool tensor that broadcasts to [batch, heads, len(rows), seqlen_k].
+`visible(rows)` gives a bool tensor that broadcasts to [batch, heads, len(rows), seqlen_k]. `features` see
+harness.features; `factors` what dropout multiplies the weights by.
 """
 
 import torch
+
+from harness.features import NONE
 
 FINITE_SLACK = 1e-5
 
@@ -21,29 +24,41 @@ def heads_first(x, heads):
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
-def softmax(scores, visible):
-    """(probabilities, lse) of scores with hidden ones at -inf; rows that see nothing: 0 and -inf."""
+def softmax(scores, visible, features=NONE):
+    """(probabilities, lse) of capped scores, hidden ones at -inf; rows that see nothing: 0, and -inf or the sink."""
+    sink = features.sink_column(scores)
     scores = scores.masked_fill(~visible, float("-inf"))
-    lse = torch.logsumexp(scores, -1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], float("-inf"))
+    lse = torch.logsumexp(torch.cat((scores, sink.expand(*scores.shape[:-1], 1)), -1), -1)
     shift = torch.where(torch.isfinite(lse), lse, torch.zeros_like(lse))
     return torch.exp(scores - shift[..., None]), lse
 
 
-def attend(q, k, v, visible, scale):
+def attend(q, k, v, visible, scale, features, factors):
     """(out, lse) in float64. q [batch, heads, rows, d]."""
-    probabilities, lse = softmax((q.double() @ k.double().transpose(-1, -2)) * scale, visible)
-    return probabilities @ v.double(), lse
+    scores = features.capped((q.double() @ k.double().transpose(-1, -2)) * scale)
+    probabilities, lse = softmax(scores, visible, features)
+    return (probabilities * factors) @ v.double(), lse
 
 
-def attend_plain(q, k, v, visible, scale):
-    """out in q's type: scores rounded to the type, scaled, softmax in float32, probabilities rounded, out rounded."""
-    scores = (q @ k.transpose(-1, -2)).float() * scale
+def softmax_plain(scores, visible, features):
+    """The probabilities in float32, of capped scores."""
+    sink = features.sink_column(scores)
     scores = scores.masked_fill(~visible, float("-inf"))
-    largest = scores.amax(-1, keepdim=True) if scores.shape[-1] else scores.new_zeros((*scores.shape[:-1], 1))
-    weights = torch.exp(scores - torch.where(torch.isfinite(largest), largest, torch.zeros_like(largest)))
-    total = weights.sum(-1, keepdim=True)
-    probabilities = torch.where(total > 0, weights / total, torch.zeros_like(weights))
-    return probabilities.to(q.dtype) @ v
+    largest = torch.cat((scores, sink.expand(*scores.shape[:-1], 1)), -1).amax(-1, keepdim=True)
+    largest = torch.where(torch.isfinite(largest), largest, torch.zeros_like(largest))
+    weights = torch.exp(scores - largest)
+    total = weights.sum(-1, keepdim=True) + torch.exp(sink - largest)
+    return torch.where(total > 0, weights / total, torch.zeros_like(weights))
+
+
+def attend_plain(q, k, v, visible, scale, features, factors):
+    """out in q's type: scores rounded to the type, scaled, softmax in float32, probabilities rounded, out rounded."""
+    scores = features.capped((q @ k.transpose(-1, -2)).float() * scale)
+    return (softmax_plain(scores, visible, features) * factors.float()).to(q.dtype) @ v
+
+
+def rows_of(factors, block):
+    return factors[:, :, block] if factors.shape[2] > 1 else factors
 
 
 def row_blocks(rows, heads_by_keys, elements=1 << 28):
@@ -52,29 +67,31 @@ def row_blocks(rows, heads_by_keys, elements=1 << 28):
     return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
 
 
-def errors(q, k, v, out, lse, visible, scale=None, rows=None):
+def errors(q, k, v, out, lse, visible, scale=None, rows=None, features=NONE):
     """Compares a call's results with float64 over `rows` (default all).
 
     Returns {out: largest error [batch, heads],
              plain: the plain implementation's,
              lse: largest of |error| / max(1, |lse|),
-             empty: whether rows that see nothing have out 0 and lse -inf,
+             empty: whether rows that see nothing have out 0 and lse -inf or the sink,
              finite: whether nothing else is NaN or infinite}.
     """
     exact_products()
     heads = q.shape[2]
     scale = q.shape[3] ** -0.5 if scale is None else scale
     rows = torch.arange(q.shape[1], device=q.device) if rows is None else rows
+    factors = features.factors(q.shape[0], heads, q.shape[1], k.shape[1]).to(q.device)
     q, k, v, out = q.transpose(1, 2), heads_first(k, heads), heads_first(v, heads), out.transpose(1, 2)
     worst = {name: torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device) for name in ("out", "plain", "lse")}
     good = torch.ones(2, dtype=torch.bool, device=q.device)
     for block in row_blocks(rows, q.shape[0] * heads * max(1, k.shape[2])):
         seen = visible(block)
-        want, want_lse = attend(q[:, :, block], k, v, seen, scale)
-        plain = attend_plain(q[:, :, block], k, v, seen, scale)
+        of_rows = q[:, :, block], k, v, seen, scale, features, rows_of(factors, block)
+        want, want_lse = attend(*of_rows)
+        plain = attend_plain(*of_rows)
         got, got_lse = out[:, :, block].double(), lse[:, :, block].double()
-        blind = torch.isinf(want_lse)
-        good[0] &= ((got == 0).all(-1) & (got_lse == float("-inf")))[blind].all()
+        blind = (~seen.any(-1)).expand_as(want_lse)
+        good[0] &= ((got == 0).all(-1) & (got_lse == want_lse))[blind].all()
         good[1] &= torch.isfinite(got).all() & torch.isfinite(got_lse[~blind]).all()
         off = ((got_lse - want_lse).abs() / want_lse.abs().clamp(min=1)).masked_fill(blind, 0)
         for name, error in (
@@ -91,7 +108,7 @@ def complaints(found):
     if not found["finite"]:
         yield "NaN or infinity where a number belongs"
     if not found["empty"]:
-        yield "rows that see nothing are not out 0 and lse -inf"
+        yield "rows that see nothing are not out 0 and lse -inf, or the sink"
     allowed = 2 * found["plain"] + FINITE_SLACK
     if not bool((found["out"] <= allowed).all()):
         at = (found["out"] / allowed).flatten().nan_to_num(nan=float("inf")).argmax()
@@ -110,25 +127,39 @@ def score_gradients(probabilities, dp, dlse, delta=None):
     return probabilities * (dp - (mean - dlse)[..., None])
 
 
-def gradients(q, k, v, dout, dlse, visible, scale, given_out=None):
+def gradients(q, k, v, dout, dlse, visible, scale, given_out=None, features=NONE, factors=None):
     """(dq, dk, dv) in float64, for the out that was handed over if one is given."""
     q, k, v, dout, dlse = (x.double() for x in (q, k, v, dout, dlse))
-    probabilities, _ = softmax((q @ k.transpose(-1, -2)) * scale, visible)
+    factors = 1.0 if factors is None else factors
+    scores = (q @ k.transpose(-1, -2)) * scale
+    probabilities, _ = softmax(features.capped(scores), visible, features)
     delta = None if given_out is None else (dout * given_out.double()).sum(-1)
-    ds = score_gradients(probabilities, dout @ v.transpose(-1, -2), dlse, delta) * scale
-    return ds @ k, ds.transpose(-1, -2) @ q, probabilities.transpose(-1, -2) @ dout
+    ds = score_gradients(probabilities, (dout @ v.transpose(-1, -2)) * factors, dlse, delta)
+    ds = ds * features.slope(scores) * scale
+    return ds @ k, ds.transpose(-1, -2) @ q, (probabilities * factors).transpose(-1, -2) @ dout
 
 
-def gradients_plain(q, k, v, dout, dlse, visible, scale):
+def gradients_plain(q, k, v, dout, dlse, visible, scale, features, factors):
     """The same with scores, probabilities, dP and dS rounded to q's type and sums in float32, like the results."""
-    scores = ((q @ k.transpose(-1, -2)).float() * scale).masked_fill(~visible, float("-inf"))
-    largest = scores.amax(-1, keepdim=True) if scores.shape[-1] else scores.new_zeros((*scores.shape[:-1], 1))
-    weights = torch.exp(scores - torch.where(torch.isfinite(largest), largest, torch.zeros_like(largest)))
-    total = weights.sum(-1, keepdim=True)
-    probabilities = torch.where(total > 0, weights / total, torch.zeros_like(weights)).to(q.dtype).float()
-    ds = score_gradients(probabilities, (dout @ v.transpose(-1, -2)).float(), dlse.float()).to(q.dtype)
+    factors = factors.float()
+    scores = (q @ k.transpose(-1, -2)).float() * scale
+    exact = softmax_plain(features.capped(scores), visible, features)
+    probabilities, weights = (x.to(q.dtype).float() for x in (exact, exact * factors))
+    dp = (dout @ v.transpose(-1, -2)).float() * factors
+    ds = (score_gradients(probabilities, dp, dlse.float()) * features.slope(scores)).to(q.dtype)
     ds, q, k, dout = (x.float() for x in (ds, q, k, dout))
-    return ds @ k * scale, ds.transpose(-1, -2) @ q * scale, probabilities.transpose(-1, -2) @ dout
+    return ds @ k * scale, ds.transpose(-1, -2) @ q * scale, weights.transpose(-1, -2) @ dout
+
+
+def sink_gradient(sink, out, lse, dout, dlse):
+    """(dsink, the sum of its terms' sizes) in float64 [heads], of the out and lse that were handed over; dlse may be
+    None."""
+    out, dout = (x.transpose(1, 2).double() for x in (out, dout))
+    weight = torch.exp(sink.double()[:, None] - lse.double())
+    delta, size = (dout * out).sum(-1), dout.norm(dim=-1) * out.norm(dim=-1)
+    if dlse is not None:
+        delta, size = delta - dlse.double(), size + dlse.double().abs()
+    return -(weight * delta).sum((0, 2)), (weight * size).sum((0, 2))
 
 
 def of_key_heads(x, heads_kv):
@@ -136,22 +167,23 @@ def of_key_heads(x, heads_kv):
     return x.unflatten(1, (heads_kv, -1)).sum(2)
 
 
-def gradient_errors(q, k, v, dout, dlse, out, found, visible, scale=None):
+def gradient_errors(q, k, v, dout, dlse, out, found, visible, scale=None, features=NONE):
     """Compares (dq, dk, dv) with float64: with the exact gradients, and with those for the rounded `out` handed over.
 
     Returns for each of them (largest error of ours, the smaller of the two; of the plain implementation), [batch, its
     heads]. docs/decisions/gradient-accuracy.md says why. `visible` as above; dlse may be None.
     """
-    return gradient_errors_of(q, k, v, dout, dlse, out, [found], visible, scale)[0]
+    return gradient_errors_of(q, k, v, dout, dlse, out, [found], visible, scale, features)[0]
 
 
-def gradient_errors_of(q, k, v, dout, dlse, out, calls, visible, scale=None):
+def gradient_errors_of(q, k, v, dout, dlse, out, calls, visible, scale=None, features=NONE):
     """The same of several calls' (dq, dk, dv), for float64 once."""
     exact_products()
     torch.backends.cuda.matmul.allow_tf32 = False
     heads, heads_kv = q.shape[2], k.shape[2]
     scale = q.shape[3] ** -0.5 if scale is None else scale
     dlse = torch.zeros((q.shape[0], heads, q.shape[1]), device=q.device) if dlse is None else dlse
+    factors = features.factors(q.shape[0], heads, q.shape[1], k.shape[1]).to(q.device)
     q, dout, out = (x.transpose(1, 2) for x in (q, dout, out))
     k, v = heads_first(k, heads), heads_first(v, heads)
     shapes = [(x.shape[0], heads_kv, *x.shape[2:]) for x in (k, v)]
@@ -160,10 +192,11 @@ def gradient_errors_of(q, k, v, dout, dlse, out, calls, visible, scale=None):
         torch.arange(q.shape[2], device=q.device), q.shape[0] * heads * max(1, k.shape[2]), 1 << 26
     ):
         of_rows = q[:, :, block], k, v, dout[:, :, block], dlse[:, :, block], visible(block), scale
-        exact = gradients(*of_rows)
+        asked = {"features": features, "factors": rows_of(factors, block)}
+        exact = gradients(*of_rows, **asked)
         totals.add(block, "exact", exact)
-        totals.add(block, "given", gradients(*of_rows, out[:, :, block]))
-        totals.add_plain(gradients_plain(*of_rows), exact)
+        totals.add(block, "given", gradients(*of_rows, out[:, :, block], **asked))
+        totals.add_plain(gradients_plain(*of_rows, **asked), exact)
     return totals.errors()
 
 
@@ -181,6 +214,7 @@ class Totals:
             for name in ("exact", "given")
         }
         self.plain_dq = torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
+        self.largest_dq = torch.zeros_like(self.plain_dq)
         self.keys = {
             name: [torch.zeros(shape, dtype=torch.float64, device=q.device) for shape in key_shapes]
             for name in ("exact", "given", "plain")
@@ -192,6 +226,8 @@ class Totals:
             torch.maximum(worst, largest(ours[0][:, :, block] - expected[0]))
             for worst, ours in zip(self.dq[name], self.calls)
         ]
+        if name == "exact":
+            self.largest_dq = torch.maximum(self.largest_dq, largest(expected[0]))
         self.add_keys(name, expected)
 
     def add_plain(self, plain, exact):
@@ -212,7 +248,16 @@ class Totals:
             exact, given, plain = (self.keys[which][n] for which in ("exact", "given", "plain"))
             found = torch.minimum(largest(ours[n + 1] - exact), largest(ours[n + 1] - given))
             errors[name] = found, largest(plain.to(self.dtype).double() - exact)
-        return errors
+        sizes = {"dq": self.largest_dq, "dk": largest(self.keys["exact"][0]), "dv": largest(self.keys["exact"][1])}
+        return {name: (ours, self.measure(plain, sizes[name])) for name, (ours, plain) in errors.items()}
+
+    def measure(self, plain, size):
+        """The plain error of all heads of the call, at least half a unit in the last place of the largest number
+        (docs/decisions/gradient-accuracy.md)."""
+        if not size.numel():
+            return plain
+        rounding = torch.finfo(self.dtype).eps / 2 * torch.exp2(torch.floor(torch.log2(size.amax())))
+        return torch.maximum(plain.amax(), rounding).expand_as(plain)
 
 
 def largest(error):

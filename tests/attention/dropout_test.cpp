@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "attention/compare.h"
+#include "backends/cuda/attention/dropout.cuh"
 #include "common/dropout.h"
 #include "flashmask/builders.h"
 #include "flashmask/families.h"
@@ -50,6 +51,55 @@ uint32_t documented_bits(const State& state, uint64_t batch, uint64_t head, uint
       dropout::philox({{low(k), low(r), low(head), low(batch)}}, {of_offset.word[0], of_offset.word[1]});
   const uint32_t word = words.word[2 * (row >> 3 & 1) + (key >> 3 & 1)];
   return key & 1 ? word >> 16 : word & 0xffff;
+}
+
+/// What tensor cores' fragments hold of it, for all lanes of a warp; and for a transposed slab what two lanes make of
+/// each other's draws.
+class Fragments : public ::testing::Test {
+ protected:
+  static constexpr uint32_t kBatch = 3, kHead = 5, kRow = 64, kKey = 208, kThreshold = 20000;
+  static constexpr State kState{0x123456789abcdef0, 77};
+  static constexpr uint32_t kLanes = 32;
+
+  static bool is_dropped(uint32_t row, uint32_t key) {
+    return documented_bits(kState, kBatch, kHead, row, key) < kThreshold;
+  }
+  template <int kKeys>
+  static void expect_slab() {
+    for (uint32_t lane = 0; lane < kLanes; ++lane) {
+      const auto dropped = cuda::dropped_of_slab<kKeys>(key(), kThreshold, kBatch, kHead, kRow, kKey, lane);
+      for (uint32_t i = 0; i < kKeys / 2; ++i) {
+        const uint32_t row = kRow + lane / 4 + i / 2 % 2 * 8, column = kKey + i / 4 * 8 + lane % 4 * 2 + i % 2;
+        EXPECT_EQ(dropped.row[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1, is_dropped(row, column)) << lane << " " << i;
+      }
+    }
+  }
+  template <int kRows>
+  static void expect_transposed() {
+    const auto draws = [](uint32_t lane) {
+      return cuda::dropped_of_draws<kRows>(key(), kThreshold, kBatch, kHead, kRow, kKey, lane);
+    };
+    for (uint32_t lane = 0; lane < kLanes; ++lane) {
+      const uint32_t word = cuda::join_dropped(draws(lane), draws(lane ^ 4), lane);
+      for (uint32_t i = 0; i < kRows / 2; ++i) {
+        const uint32_t row = kRow + i / 4 * 8 + lane % 4 * 2 + i % 2, column = kKey + lane / 4 + i / 2 % 2 * 8;
+        EXPECT_EQ(word >> i & 1, is_dropped(row, column)) << lane << " " << i;
+      }
+    }
+  }
+
+ private:
+  static dropout::Key key() { return dropout::key_of(kState[0], kState[1]); }
+};
+
+TEST_F(Fragments, OfSlabsHaveTheDocumentedBits) {
+  expect_slab<128>();
+  expect_slab<64>();
+}
+
+TEST_F(Fragments, OfTransposedSlabsHaveTheDocumentedBits) {
+  expect_transposed<64>();
+  expect_transposed<32>();
 }
 
 double share_kept(double p) { return 1 - std::round(p * 65536) / 65536; }

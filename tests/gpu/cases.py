@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from harness import oracle
 from harness.calls import Backward, Forward, Mask, Plan
+from harness.features import NONE, Features
 
 DEVICE = torch.device(os.environ.get("FLASHMASK_TEST_DEVICE", "cuda"))
 BLOCK = 128
@@ -39,6 +40,7 @@ class Case:
     seed: int = 0
     inputs: tuple = field(default=None, repr=False)
     dim_v: int = None  # as dim
+    features: Features = field(default_factory=lambda: NONE)
     q_pos: torch.Tensor = None
     k_pos: torch.Tensor = None
 
@@ -46,7 +48,9 @@ class Case:
         self.dim_v = self.dim if self.dim_v is None else self.dim_v
 
     def __str__(self):
-        names = "batch seqlen_q seqlen_k heads heads_kv dim dim_v dtype causal window q_offset scale layout seed"
+        names = (
+            "batch seqlen_q seqlen_k heads heads_kv dim dim_v dtype causal window q_offset scale layout seed features"
+        )
         words = {n: getattr(self, n) for n in names.split()}
         tensors = ("bounds", "block_mask", "q_pos", "k_pos")
         shapes = {n: tuple(x.shape) for n in tensors if (x := getattr(self, n)) is not None}
@@ -206,7 +210,7 @@ def output_like(q, v, layout):
 def call(case, mask, **more):
     q, k, v = case.tensors()
     more.setdefault("out", output_like(q, v, case.layout))
-    return Forward(q, k, v, mask, scale=case.scale, **more).poison()
+    return Forward(q, k, v, mask, scale=case.scale, features=case.features, **more).poison()
 
 
 def check(case, dense=True):
@@ -215,7 +219,8 @@ def check(case, dense=True):
     mask = case.mask()
     plan = Plan(mask)
     ours = call(case, mask, plan=plan).run()
-    wrong = list(oracle.complaints(oracle.errors(q, k, v, ours.out, ours.lse, case.visible, case.scale)))
+    found = oracle.errors(q, k, v, ours.out, ours.lse, case.visible, case.scale, features=case.features)
+    wrong = list(oracle.complaints(found))
     assert not wrong, f"{'; '.join(wrong)}; {case}"
     assert_same(ours, call(case, mask, plan=plan).run(), "run again", case)
     assert_same(ours, call(case, mask).run(), "with a plan made in the call", case)
@@ -279,8 +284,10 @@ def call_backward(case, forward, dout, dlse, **more):
     return Backward(forward, dout, dlse, scale=case.scale, **more).poison()
 
 
-def assert_same_gradients(a, b, what, case, names=("dq", "dk", "dv")):
+def assert_same_gradients(a, b, what, case, names=("dq", "dk", "dv", "dsink")):
     for name in names:
+        if name == "dsink" and a.dsink is None:
+            continue
         assert same_bits(getattr(a, name), getattr(b, name)), f"{what}: {name} has other bits; {case}"
 
 
@@ -296,10 +303,10 @@ def check_backward(case, with_dlse=True, dense=True):
     fast = call_backward(case, forward, dout, dlse, plan=plan).run()
     check_gradients(case, forward, dout, dlse, fast)
     again = call_backward(case, forward, dout, dlse).run()
-    assert_same_gradients(fast, again, "run again, with a plan made in the call", case, ("dk", "dv"))
+    assert_same_gradients(fast, again, "run again, with a plan made in the call", case, ("dk", "dv", "dsink"))
     ours = call_backward(case, forward, dout, dlse, plan=plan, deterministic=True).run()
     check_gradients(case, forward, dout, dlse, ours)
-    assert_same_gradients(fast, ours, "deterministic", case, ("dk", "dv"))
+    assert_same_gradients(fast, ours, "deterministic", case, ("dk", "dv", "dsink"))
     again = call_backward(case, forward, dout, dlse, deterministic=True).run()
     assert_same_gradients(ours, again, "deterministic run again, with a plan made in the call", case)
     check_backward_tiles(case, forward, dout, dlse, plan)
@@ -310,10 +317,22 @@ def check_backward(case, with_dlse=True, dense=True):
 
 def check_gradients(case, forward, dout, dlse, ours):
     q, k, v = case.tensors()
-    errors = oracle.gradient_errors(q, k, v, dout, dlse, forward.out, ours.gradients(), case.visible, case.scale)
+    errors = oracle.gradient_errors(
+        q, k, v, dout, dlse, forward.out, ours.gradients(), case.visible, case.scale, case.features
+    )
     wrong = list(oracle.gradient_complaints(errors))
     assert not wrong, f"{'; '.join(wrong)}; {case}"
+    if ours.dsink is not None:
+        check_sink_gradient(case, forward, dout, dlse, ours.dsink)
     check_zeros(case, ours)
+
+
+def check_sink_gradient(case, forward, dout, dlse, dsink):
+    """docs/features.md says how far it may be off."""
+    want, size = oracle.sink_gradient(case.features.sink, forward.out, forward.lse, dout, dlse)
+    rounding = want.abs() * torch.finfo(dsink.dtype).eps
+    error = (dsink.double() - want).abs()
+    assert bool((error <= 1e-5 * size + rounding).all()), f"dsink is off by {error / size} of its terms; {case}"
 
 
 def check_zeros(case, ours, chunk=4096):
@@ -344,7 +363,7 @@ def check_dense_backward(case, forward, dout, dlse, ours):
     tiles = case.batch * case.heads * -(-case.seqlen_q // baseline.tile_rows()) * -(-case.seqlen_k // BLOCK)
     executed = baseline.executed_tiles()
     assert executed == (tiles, tiles), f"the dense-mask run executed {executed} of {tiles} tiles; {case}"
-    for name in ("dq", "dk", "dv"):
+    for name in ("dq", "dk", "dv") if ours.dsink is None else ("dq", "dk", "dv", "dsink"):
         assert torch.equal(getattr(ours, name), getattr(baseline, name)), (
             f"{name} of the dense-mask run differs; {case}"
         )

@@ -41,11 +41,16 @@ struct Instance {
   int64_t head_dim_v;
 };
 
+/// Kernels of an instance beside its plain one, whose cases are their own or the plain one's.
+inline bool is_variant(std::string_view id) {
+  return id.ends_with(".split") || id.ends_with(".light") || id.ends_with(".features");
+}
+
 /// Those that the library has; `op` as KernelInfo has it.
 inline std::vector<Instance> instances(std::string_view op) {
   std::vector<Instance> found;
   for (const KernelInfo& kernel : kernels()) {
-    const bool attention = kernel.tile.rows > 0 && kernel.tile.keys > 0 && !kernel.id.ends_with(".split");
+    const bool attention = kernel.tile.rows > 0 && kernel.tile.keys > 0 && !is_variant(kernel.id);
     if (kernel.op != op || !attention) continue;
     const char* element = kernel.dtype == DataType::kBFloat16 ? "bf16" : "f16";
     found.push_back({kernel.dtype, element, kernel.head_dim, kernel.threads / 128 - 1, kernel.head_dim_v});

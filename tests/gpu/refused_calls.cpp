@@ -271,20 +271,6 @@ void on_device_alone(std::vector<Refusal>& refusals) {
   const std::vector<Refusal> more{
       {"float32", [](Bench&, Call& c) { for_all_tensors(c, [](TensorView& t) { t.dtype = DataType::kFloat32; }); },
        kUnsupported, "float32", Where::kOnDevice},
-      {"softcap", [](Bench&, Call& c) { c.options.features.softcap = 30; }, kUnsupported, "softcap is 30",
-       Where::kOnDevice},
-      {"sinks",
-       [](Bench&, Call& c) {
-         TensorView& sink = c.options.features.sink = c.args.lse;
-         sink.rank = 1;
-         sink.shape[0] = kHeads;
-       },
-       kUnsupported, "sink is float32 [4]", Where::kOnDevice},
-      {"dropout",
-       [](Bench&, Call& c) {
-         c.options.features.dropout = {.p = 0.1, .state = static_cast<const uint64_t*>(c.args.q.data)};
-       },
-       kUnsupported, "dropout_p is 0.1", Where::kOnDevice},
       {"an expanded q", [](Bench&, Call& c) { c.args.q.stride[0] = 0; }, kUnsupported, "q", Where::kOnDevice},
       {"the CPU's backend", [](Bench&, Call& c) { c.options.backend = "reference"; }, kUnsupported, "reference",
        Where::kOnDevice},

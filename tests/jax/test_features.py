@@ -14,8 +14,6 @@ except ImportError:  # before JAX 0.6
     from jax.experimental.shard_map import shard_map
 from jax.sharding import Mesh, PartitionSpec
 
-pytestmark = pytest.mark.skipif(ON_GPU, reason="the CUDA kernels have no features")
-
 S, HEADS = 150, 4
 STATE = np.array([[5, 6], [7, 8]], np.uint32)
 

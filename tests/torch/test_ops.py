@@ -93,21 +93,6 @@ FEATURES = ("sink", "q_pos", "k_pos", "dropout_state", "dropout_p", "softcap")
 PLAIN = (None, None, None, None, False, None, -1, -1, False, "auto")
 
 
-@pytest.mark.skipif(not ON_CUDA, reason="the CPU implements all features")
-@pytest.mark.parametrize("name", ("sink", "dropout_p", "softcap"))
-def test_features_are_refused_by_name(name):
-    """By the operators, whatever Python would say before."""
-    q, k, v = inputs()
-    out, lse = attend(q, k, v)
-    for call, arguments in (
-        (operators.forward, (q, k, v, *PLAIN)),
-        (operators.backward, (torch.randn_like(out), None, q, k, v, out, lse, *PLAIN)),
-    ):
-        with pytest.raises(RuntimeError, match=f"UnsupportedError: .*{name} .*not implement"):
-            state = {"dropout_state": feature("dropout_state")} if name == "dropout_p" else {}
-            call(*arguments, **state, **{name: feature(name)})
-
-
 @pytest.mark.parametrize("name, other", [("q_pos", "k_pos"), ("k_pos", "q_pos")])
 def test_positions_come_together(name, other):
     """Also where Python does not look."""

@@ -8,7 +8,8 @@
 
 /// The accuracy rule: how far a result may be from the oracle's.
 ///   16-bit types: 2 x the error of the plain implementation (plain.h) on the same values + 1e-5. dq and dk may keep to
-///     that against the oracle, or against the exact gradients for the rounded out that the backward is handed;
+///     that against the oracle, or against the exact gradients for the rounded out that the backward is handed; for
+///     gradients that error is at least half a unit in the last place of the largest number;
 ///   float32: 1e-5 x the largest value of the oracle's;
 ///   dsink: 1e-5 x a sum of the size that its terms usually have, in every type (tools/verify/check.cpp);
 ///   lse: 1e-3 x max(1, |lse|) for 16-bit types, 1e-5 x that for float32, and -inf exactly where the oracle has it.
@@ -27,6 +28,11 @@ constexpr double float32_limit(double largest) { return kFloat32Relative * large
 /// Half a unit in the last place, of a value between 1 and 2 in this dtype.
 constexpr double half_unit(DataType dtype) {
   return dtype == DataType::kBFloat16 ? 0x1p-8 : dtype == DataType::kFloat16 ? 0x1p-11 : 0x1p-24;
+}
+
+/// Half a unit in the last place of `value`: the most that rounding takes from a number of its size.
+inline double rounding(DataType dtype, double value) {
+  return value == 0 ? 0 : std::ldexp(half_unit(dtype), std::ilogb(value));
 }
 
 /// What an error of lse may be, in lse_unit()s.

@@ -183,7 +183,7 @@ class AccuracyCheck {
   /// dv.
   void check_value(std::string_view name, const HeadArray& got, const HeadArray& oracle, const HeadArray& plain) {
     const auto limit = [&](int64_t b, int64_t h) {
-      return is_float32() ? largest_limit(oracle, b, h) : call_limit(oracle, plain);
+      return is_float32() ? largest_limit(oracle, b, h) : gradient_limit(oracle, plain);
     };
     check_heads(name, got, oracle, nullptr, limit, verdict_);
   }
@@ -201,7 +201,7 @@ class AccuracyCheck {
     HeadArray for_given_out = oracle;
     for (std::size_t n = 0; n < inherited.values.size(); ++n) for_given_out.values[n] += inherited.values[n];
     check_heads(
-        name, got, oracle, &for_given_out, [&](int64_t, int64_t) { return call_limit(oracle, plain); }, verdict_);
+        name, got, oracle, &for_given_out, [&](int64_t, int64_t) { return gradient_limit(oracle, plain); }, verdict_);
   }
 
   /// The limit of `out`. In a head of a few rows the plain implementation's error is a matter of luck (one row at
@@ -215,6 +215,17 @@ class AccuracyCheck {
     const double error = largest_error(plain.values, oracle.values).value;
     return {numerics::plain_limit(error),
             fmt::format("{} x the plain implementation's {:.3g} in all heads + {}", kPlainFactor, error, kPlainFloor)};
+  }
+
+  /// The same of a gradient. Its largest number is one of few, and the plain implementation's rounding of it, which may
+  /// be none, is no measure of what rounding takes.
+  Limit gradient_limit(const HeadArray& oracle, const HeadArray& plain) const {
+    const Limit of_plain = call_limit(oracle, plain);
+    const double rounding = numerics::rounding(c_.dtype, largest_magnitude(oracle.values)),
+                 of_rounding = numerics::plain_limit(rounding);
+    if (of_plain.value >= of_rounding) return of_plain;
+    return {of_rounding, fmt::format("{} x half a unit in the last place of the largest, {:.3g}, + {}", kPlainFactor,
+                                     rounding, kPlainFloor)};
   }
 
   /// By its error in this head.

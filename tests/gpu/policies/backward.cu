@@ -11,12 +11,17 @@ namespace sm90::bwd {
 template <typename Policies>
 using Traits = BackwardTraits<__nv_bfloat16, 64, 64, 2, /*kSplit_=*/false, Policies>;
 using HeadFactorTraits = Traits<BackwardPolicies<test::HeadFactorBackwardParams, test::HeadFactor>>;
-using PageTableTraits = Traits<BackwardPolicies<test::PageTableBackwardParams, cuda::ProductScore, test::PageTable>>;
+using PageTableTraits =
+    Traits<BackwardPolicies<test::PageTableBackwardParams, cuda::ProductScore, cuda::AllWeights, test::PageTable>>;
 
-// Whatever the policies are, the rows are prepared and converted in one way.
 extern "C" __global__ void __launch_bounds__(kRowThreads, 4)
-    flashmask_test_preprocess(const __grid_constant__ RowParams p) {
+    flashmask_test_head_factor_preprocess(const __grid_constant__ RowParams p) {
   preprocess<HeadFactorTraits>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(kRowThreads, 4)
+    flashmask_test_page_table_preprocess(const __grid_constant__ RowParams p) {
+  preprocess<PageTableTraits>(p);
 }
 
 #define FLASHMASK_ENTRY flashmask_test_head_factor_backward
@@ -27,6 +32,7 @@ extern "C" __global__ void __launch_bounds__(kRowThreads, 4)
 #define FLASHMASK_TRAITS PageTableTraits
 #include "backends/cuda/sm90/backward/kernel.inl"
 
+// Whatever the policies are, the rows are converted in one way.
 extern "C" __global__ void __launch_bounds__(kRowThreads)
     flashmask_test_convert_dq(const __grid_constant__ RowParams p) {
   convert_dq<HeadFactorTraits>(p);
@@ -43,19 +49,21 @@ const void* address(Function* kernel) {
 }
 
 template <typename Traits>
-Kernel kernel_of(void (*entry)(typename Traits::Params)) {
-  return {address(entry), Traits::kThreads, static_cast<int>(sizeof(sm90::bwd::SharedStorage<Traits>)), Traits::kRows,
-          Traits::kKeys};
+BackwardKernel kernel_of(void (*preprocess)(sm90::bwd::RowParams), void (*entry)(typename Traits::Params)) {
+  constexpr auto kSharedBytes = static_cast<int>(sizeof(sm90::bwd::SharedStorage<Traits>));
+  return {{address(entry), Traits::kThreads, kSharedBytes, Traits::kRows, Traits::kKeys}, address(preprocess)};
 }
 
 }  // namespace
 
 BackwardKernels backward_kernels() {
-  return {.preprocess = address(sm90::bwd::flashmask_test_preprocess),
-          .head_factor = kernel_of<sm90::bwd::HeadFactorTraits>(sm90::bwd::flashmask_test_head_factor_backward),
-          .page_table = kernel_of<sm90::bwd::PageTableTraits>(sm90::bwd::flashmask_test_page_table_backward),
-          .convert_dq = address(sm90::bwd::flashmask_test_convert_dq),
-          .row_threads = sm90::bwd::kRowThreads};
+  using namespace sm90::bwd;
+  return {.head_factor =
+              kernel_of<HeadFactorTraits>(flashmask_test_head_factor_preprocess, flashmask_test_head_factor_backward),
+          .page_table =
+              kernel_of<PageTableTraits>(flashmask_test_page_table_preprocess, flashmask_test_page_table_backward),
+          .convert_dq = address(flashmask_test_convert_dq),
+          .row_threads = kRowThreads};
 }
 
 }  // namespace test

@@ -110,7 +110,7 @@ class Backward {
 
   /// `adjust` changes the parameters last.
   template <typename Params, typename Adjust>
-  Gradients run(const Kernel& kernel, const Tensor& with_q, Params& params, Adjust adjust) {
+  Gradients run(const BackwardKernel& kernel, const Tensor& with_q, Params& params, Adjust adjust) {
     const BackwardKernels kernels = backward_kernels();
     const int64_t row_tiles = ceil_div(kSeqlenQ, kernel.rows), tiles = kBatch * kHeads * row_tiles;
     const auto rows_of_tiles = static_cast<std::size_t>(tiles * kernel.rows);
@@ -132,7 +132,7 @@ class Backward {
     params.dk = sm90::tensor_map(dk.view, 16, 1);
     params.dv = sm90::tensor_map(dv.view, 16, 1);
     adjust(params);
-    launch_on_rows(kernels.preprocess, tiles, kernels.row_threads, rows);
+    launch_on_rows(kernel.preprocess, tiles, kernels.row_threads, rows);
     launch(kernel, kCtas, &params);
     launch_on_rows(kernels.convert_dq, tiles, kernels.row_threads, rows);
     check(cudaDeviceSynchronize());

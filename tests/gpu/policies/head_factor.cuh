@@ -19,8 +19,11 @@ struct HeadFactor {
 #pragma unroll
     for (float& score : s) score *= factor;
   }
-  __device__ __forceinline__ float transform(float qk) const { return factor * qk; }
-  __device__ __forceinline__ float gradient(float) const { return factor; }
+  template <int kScores>
+  __device__ __forceinline__ void differentiate(float (&s)[kScores], float (&gradients)[kScores]) const {
+    transform(s);
+    transform(gradients);
+  }
 };
 
 }  // namespace flashmask::test

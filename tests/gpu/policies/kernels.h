@@ -45,12 +45,14 @@ Kernel partial_rows_kernel();  ///< of PartialRowsParams
 Kernel head_factor_kernel();   ///< of HeadFactorParams
 Kernel page_table_kernel();    ///< of PageTableParams
 
-struct BackwardKernels {
+struct BackwardKernel : Kernel {
   const void* preprocess;  ///< of RowParams
-  Kernel head_factor;      ///< of HeadFactorBackwardParams
-  Kernel page_table;       ///< of PageTableBackwardParams
-  const void* convert_dq;  ///< of RowParams
-  int row_threads;         ///< of preprocess and convert_dq
+};
+struct BackwardKernels {
+  BackwardKernel head_factor;  ///< of HeadFactorBackwardParams
+  BackwardKernel page_table;   ///< of PageTableBackwardParams
+  const void* convert_dq;      ///< of RowParams
+  int row_threads;             ///< of the kernels of RowParams
 };
 BackwardKernels backward_kernels();
 

@@ -9,11 +9,22 @@
 
 namespace flashmask::cuda {
 
-/// Shifts a bit for each of the two elements that have a word of a draw into `bits`: 1 where it is dropped. The even
-/// key's is then bit 0, the odd key's bit 1. A difference of 16-bit numbers has its sign, a borrow, in bit 31.
-FLASHMASK_DROPOUT uint32_t push_dropped(uint32_t bits, uint32_t word, uint32_t threshold) {
-  bits = bits << 1 | ((word >> 16) - threshold) >> 31;
-  return bits << 1 | ((word & 0xffff) - threshold) >> 31;
+/// 2 * bits + 1 if the high half of `number` is at least `threshold`, which is not 0, else 2 * bits. As the carry of a
+/// sum it is two instructions.
+FLASHMASK_DROPOUT uint32_t push_if_kept(uint32_t bits, uint32_t number, uint32_t threshold) {
+#if defined(__CUDA_ARCH__)
+  asm("{.reg .u32 sum; add.cc.u32 sum, %1, %2; addc.u32 %0, %0, %0;}"
+      : "+r"(bits)
+      : "r"(number), "r"(-(threshold << 16)));
+  return bits;
+#else
+  return 2 * bits + (number >= threshold << 16);
+#endif
+}
+/// Shifts a bit for each of the two elements that have a word of a draw into `bits`: 1 where it is kept. The even key's
+/// is then bit 0, the odd key's bit 1.
+FLASHMASK_DROPOUT uint32_t push_kept(uint32_t bits, uint32_t word, uint32_t threshold) {
+  return push_if_kept(push_if_kept(bits, word, threshold), word << 16, threshold);
 }
 
 /// Which weights of a lane's fragment of a slab, 16 rows x at most 128 keys, are dropped: bit 2j + e of word `half` is
@@ -26,21 +37,68 @@ struct DroppedBits {
 template <int kKeys>
 FLASHMASK_DROPOUT DroppedBits dropped_of_slab(dropout::Key key, uint32_t threshold, uint32_t batch, uint32_t head,
                                               uint32_t first_row, uint32_t first_key, uint32_t lane) {
-  static_assert(kKeys % 16 == 0 && kKeys <= 128, "a lane's bits of a row have one word");
+  static_assert(kKeys % 32 == 0 && kKeys <= 128, "a lane's bits of a row have one word");
   const uint32_t of_row = dropout::draw_of_row(first_row + lane / 4),
                  of_key = dropout::draw_of_key(first_key + lane % 4 * 2);
-  DroppedBits dropped{};
+  uint32_t kept[2] = {};
 #if defined(__CUDA_ARCH__)  // The others do not know the pragma.
 #pragma unroll 1
 #endif
-  for (int n = kKeys / 16 - 1; n >= 0; --n) {
-    const dropout::Words words = dropout::draw(key, batch, head, of_row, of_key + 4 * static_cast<uint32_t>(n));
-    for (int half = 0; half < 2; ++half) {
-      dropped.row[half] = push_dropped(dropped.row[half], words.word[2 * half + 1], threshold);
-      dropped.row[half] = push_dropped(dropped.row[half], words.word[2 * half], threshold);
+  for (int n = kKeys / 16 - 2; n >= 0; n -= 2) {
+    // Two draws at a time, as each waits for its round before.
+    const uint32_t at = of_key + 4 * static_cast<uint32_t>(n);
+    const dropout::Words words[2] = {dropout::draw(key, batch, head, of_row, at),
+                                     dropout::draw(key, batch, head, of_row, at + 4)};
+    for (int draw = 1; draw >= 0; --draw) {
+      for (int half = 0; half < 2; ++half) {
+        kept[half] = push_kept(kept[half], words[draw].word[2 * half + 1], threshold);
+        kept[half] = push_kept(kept[half], words[draw].word[2 * half], threshold);
+      }
     }
   }
-  return dropped;
+  return {{~kept[0], ~kept[1]}};
+}
+
+/// Which weights of a lane's fragment of a transposed slab, 16 keys x kRows rows, are dropped: bit i % 32 of word i /
+/// 32 is that of its value i, key g + 8 (i / 2 % 2), row 8 (i / 4) + 2c + i % 2.
+template <int kRows>
+struct DroppedOfKeys {
+  static constexpr int kRowsOfWord = kRows < 64 ? kRows : 64, kWords = kRows / kRowsOfWord;
+  static_assert(kRows % kRowsOfWord == 0 && kRowsOfWord % 16 == 0);
+  uint32_t word[kWords];
+};
+
+// Of the eight elements of a draw, rows r and r + 8 by two keys of an even and an odd g and those 8 further on, two
+// lanes have four each: lane ^ 4 is the other. Each makes the draws of half of the rows 2c + {0, 1}, the lane of even
+// keys the even ones, and gives the other the bits of its keys.
+
+/// The bits of a lane's draws of kRows rows and 16 keys, from (first_row, first_key) on, multiples of 16: bit
+/// 8n + 4y + 2x + z is that of row first_row + 16n + 8y + 2c + g % 2, key first_key + 8x + g - g % 2 + z.
+template <int kRows>
+FLASHMASK_DROPOUT uint32_t dropped_of_draws(dropout::Key key, uint32_t threshold, uint32_t batch, uint32_t head,
+                                            uint32_t first_row, uint32_t first_key, uint32_t lane) {
+  static_assert(kRows % 32 == 0 && kRows <= 64, "they have one word");
+  const uint32_t of_row = dropout::draw_of_row(first_row + lane % 4 * 2 + lane / 4 % 2),
+                 of_key = dropout::draw_of_key(first_key + lane / 4);
+  uint32_t kept = 0;
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1
+#endif
+  for (int n = kRows / 16 - 2; n >= 0; n -= 2) {
+    const uint32_t at = of_row + 8 * static_cast<uint32_t>(n);
+    const dropout::Words words[2] = {dropout::draw(key, batch, head, at, of_key),
+                                     dropout::draw(key, batch, head, at + 8, of_key)};
+    for (int draw = 1; draw >= 0; --draw) {
+      for (int w = 3; w >= 0; --w) kept = push_kept(kept, words[draw].word[w], threshold);
+    }
+  }
+  return ~kept;
+}
+/// A word of DroppedOfKeys, of the bits of a lane's draws and of those of lane ^ 4.
+FLASHMASK_DROPOUT uint32_t join_dropped(uint32_t own, uint32_t neighbours, uint32_t lane) {
+  constexpr uint32_t kOfEvenKeys = 0x55555555, kOfOddKeys = 0xaaaaaaaa;
+  return lane / 4 % 2 == 0 ? (own & kOfEvenKeys) | (neighbours & kOfEvenKeys) << 1
+                           : (own & kOfOddKeys) | (neighbours & kOfOddKeys) >> 1;
 }
 
 }  // namespace flashmask::cuda

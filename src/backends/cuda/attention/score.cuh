@@ -13,8 +13,8 @@ namespace flashmask::cuda {
 ///   kFoldsLse: whether the backward may start S at -lse / softmax_scale, by a step of its product. It may only if the
 ///     score is the product, as the sum is formed before the score is;
 ///   transform(s): makes scores of a fragment of products;
-///   transform(qk): the score;
-///   gradient(score): the derivative of the score by the product, at that score.
+///   differentiate(s, gradients): the same, and multiplies the gradients by the scores' derivatives by the products; of
+///     the backward, where it is not kFoldsLse.
 struct ProductScore {
   static constexpr bool kFoldsLse = true;
 
@@ -23,22 +23,34 @@ struct ProductScore {
 
   template <int kScores>
   __device__ __forceinline__ void transform(float (&)[kScores]) const {}
-  __device__ __forceinline__ float transform(float qk) const { return qk; }
-  __device__ __forceinline__ float gradient(float) const { return 1; }
 };
 
 /// The tanh of a softcap, if the call has one; otherwise the product.
 class SoftcapScore {
  public:
+  static constexpr bool kFoldsLse = false;
+
   template <typename Params>
   __device__ __forceinline__ SoftcapScore(const Params& p, uint32_t, uint32_t) : softcap_(p.features.softcap) {}
 
   template <int kScores>
   __device__ __forceinline__ void transform(float (&s)[kScores]) const {
-    if (softcap_.given()) tanh_of(s, softcap_.factor);
+    if (softcap_.given() && softcap_.softcap <= kMostOfShortTanh) tanh_of(s, softcap_.factor);
+    if (softcap_.softcap > kMostOfShortTanh) tanh_near_zero_of(s, softcap_.factor);
+  }
+  template <int kScores>
+  __device__ __forceinline__ void differentiate(float (&s)[kScores], float (&gradients)[kScores]) const {
+    if (!softcap_.given()) return;
+    if (softcap_.softcap <= kMostOfShortTanh) {
+      tanh_and_slope_of(s, softcap_.factor, gradients);
+    } else {
+      tanh_and_slope_near_zero_of(s, softcap_.factor, gradients);
+    }
   }
 
  private:
+  /// The softcap times the absolute error of tanh_of is the score's. Up to here that is below 1e-4.
+  static constexpr float kMostOfShortTanh = 256;
   const SoftcapParams& softcap_;
 };
 

@@ -108,12 +108,13 @@ struct RowState {
   template <int kOutputs>
   __device__ __forceinline__ void finish(float (&o)[kOutputs], float sink, float weight_scale, float scale_log2,
                                          float (&lse)[2]) const {
-    constexpr float kLog2E = 1.44269504088896341f;
+    constexpr float kLog2E = 1.44269504088896341f, kMost = 3e38f;  // no infinity, of which differences would be NaN
     float factor[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float of_scores = is_empty(half) ? -INFINITY : row_max[half] * scale_log2, of_sink = sink * kLog2E,
-                  most = fmaxf(of_scores, of_sink), none = most == -INFINITY ? 0.f : most;
+      const float of_scores = is_empty(half) ? -INFINITY : row_max[half] * scale_log2,
+                  of_sink = ptx::min_or_nan(sink * kLog2E, kMost), most = fmaxf(of_scores, of_sink),
+                  none = most == -INFINITY ? 0.f : most;
       const float unit = ptx::exp2_approx(of_scores - none),
                   all = quad_sum(sum[half]) * unit + ptx::exp2_approx(of_sink - none);
       factor[half] = is_empty(half) ? 0.f : unit * weight_scale / all;

@@ -87,6 +87,20 @@ __device__ __forceinline__ float inverse_approx(float x) {
   return y;
 }
 
+/// PTX ISA, "tanh": approximate, relative error 2^-11.
+__device__ __forceinline__ float tanh_approx(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// PTX ISA, "min": the smaller, or NaN if one of them is.
+__device__ __forceinline__ float min_or_nan(float a, float b) {
+  float least;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+  return least;
+}
+
 /// PTX ISA, "ex2": 2^x, approximate, 0 for -inf.
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;

@@ -24,7 +24,8 @@ std::vector<KernelInfo> kernels() {
 }
 
 Prepared prepare(const Problem& p) {
-  if (std::string why = features_refusal(p.features, {}); !why.empty()) return Refusal{std::move(why)};
+  constexpr FeatureSet kTaken{.softcap = true, .sink = true, .dropout = true};
+  if (std::string why = features_refusal(p.features, kTaken); !why.empty()) return Refusal{std::move(why)};
   if (std::ranges::find(kDataTypes, p.dtype) == std::end(kDataTypes))
     return Refusal{message(name(p.dtype), " tensors are not taken; cast to bfloat16 or float16")};
   Prepared prepared = p.is_backward ? prepare_backward(p) : prepare_forward(p);

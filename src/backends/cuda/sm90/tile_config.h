@@ -40,7 +40,10 @@ struct ForwardTile {
   static constexpr int kProductsOfQk = 1, kProductsOfV = 1;
   constexpr int rows() const { return 64 * consumers; }
   /// Whether its kernel of features takes dropout, whose bits have no registers beside three warpgroups' scores.
-  constexpr bool drops() const { return consumers < 3 && head_dim_v < 256; }
+  constexpr bool drops() const { return consumers < 3; }
+  /// Whether it draws those bits half a tile at a time, when a half's scores have become weights: before, S, O and a
+  /// draw do not fit the registers.
+  constexpr bool draws_late() const { return head_dim_v >= 256; }
 };
 
 struct BackwardTile {
@@ -117,6 +120,23 @@ constexpr Tile find_tile(const Tile (&table)[kCount], int head_dim, int head_dim
     ++row;
   return table[row];
 }
+
+/// The rows of kBackwardTiles that have kernels of softcap and dropout. 192 / 128 has no registers left for them: such
+/// calls run in the least of the others that holds them.
+struct FeaturedBackwardTile : BackwardTile {
+  constexpr FeaturedBackwardTile(int qk, int v, int warpgroups)
+      : BackwardTile(find_tile(kBackwardTiles, qk, v, warpgroups)) {}
+};
+// clang-format off: the build reads a row from each line
+inline constexpr FeaturedBackwardTile kFeaturedBackwardTiles[] = {
+    // d, d_v, WGs
+    FeaturedBackwardTile{64, 64, 2},
+    FeaturedBackwardTile{96, 96, 2},
+    FeaturedBackwardTile{128, 128, 2},
+    FeaturedBackwardTile{192, 192, 2},
+    FeaturedBackwardTile{256, 256, 2},
+};
+// clang-format on
 
 /// Whether the registers of one warpgroup of helpers and of `consumers` others fit those that a block of them begins
 /// with, in the steps in which they are handed out. More are not there to exchange: a warpgroup would wait for them

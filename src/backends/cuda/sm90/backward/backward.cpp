@@ -35,33 +35,41 @@ constexpr int64_t kL2GroupBytes = int64_t{16} << 20;
 constexpr int64_t kSparseHeads = 16, kTilesPerTurn = 4;
 constexpr int64_t kMostWorkTiles = int64_t{1} << 30;
 
-template <DataType dtype, std::size_t... row>
+template <DataType dtype, bool featured, const auto& tiles, std::size_t... row>
 auto instances_of(std::index_sequence<row...>) {
-  constexpr auto& tiles = kBackwardTiles;
-  return std::array{backward_instance<dtype, tiles[row].head_dim, tiles[row].head_dim_v, tiles[row].consumers>()...};
+  return std::array{
+      backward_instance<dtype, tiles[row].head_dim, tiles[row].head_dim_v, tiles[row].consumers, featured>()...};
 }
 
-/// The instances of an element type, a row of kBackwardTiles each; none if there are no kernels of it.
-std::span<const BackwardInstance> instances(DataType dtype) {
-  constexpr auto rows = std::make_index_sequence<std::size(kBackwardTiles)>();
-  static const auto bf16 = instances_of<DataType::kBFloat16>(rows), f16 = instances_of<DataType::kFloat16>(rows);
+/// The instances of an element type, a row of `tiles` each; none if there are no kernels of it.
+template <bool featured, const auto& tiles>
+std::span<const BackwardInstance> instances_of(DataType dtype) {
+  constexpr auto rows = std::make_index_sequence<std::size(tiles)>();
+  static const auto bf16 = instances_of<DataType::kBFloat16, featured, tiles>(rows),
+                    f16 = instances_of<DataType::kFloat16, featured, tiles>(rows);
   if (dtype == DataType::kBFloat16) return bf16;
   if (dtype == DataType::kFloat16) return f16;
   return {};
 }
+std::span<const BackwardInstance> instances(DataType dtype, bool featured) {
+  return featured ? instances_of<true, kFeaturedBackwardTiles>(dtype) : instances_of<false, kBackwardTiles>(dtype);
+}
 
 /// Of the least tile that holds the call's head dims; null if none does.
+template <const auto& tiles>
+const BackwardInstance* find_instance(const Problem& p, std::span<const BackwardInstance> of_tiles) {
+  const auto* least = least_tile(tiles, p.head_dim, p.head_dim_v);
+  return least && !of_tiles.empty() ? &of_tiles[static_cast<std::size_t>(least - tiles)] : nullptr;
+}
 const BackwardInstance* find_instance(const Problem& p) {
-  const BackwardTile* least = least_tile(kBackwardTiles, p.head_dim, p.head_dim_v);
-  if (!least) return nullptr;
-  const std::span<const BackwardInstance> of_dtype = instances(p.dtype);
-  return of_dtype.empty() ? nullptr : &of_dtype[static_cast<std::size_t>(least - kBackwardTiles)];
+  const bool featured = asks_for_features(p);
+  const std::span<const BackwardInstance> of_dtype = instances(p.dtype, featured);
+  return featured ? find_instance<kFeaturedBackwardTiles>(p, of_dtype) : find_instance<kBackwardTiles>(p, of_dtype);
 }
 
 std::string id_of_preprocess(const BackwardInstance& i) { return message(i.id, ".preprocess"); }
-std::string id_of_split(const BackwardInstance& i) { return message(i.id, ".split"); }
-std::string id_of_positions(const BackwardInstance& i) { return message(i.id, ".positions"); }
-std::string id_of_positions_split(const BackwardInstance& i) { return message(i.id, ".positions.split"); }
+std::string id_of_light(const BackwardInstance& i) { return message(i.id, ".light"); }
+constexpr const char* kSplitSuffix = ".split";
 std::string id_of_convert_dq(const BackwardInstance& i) { return message(i.id, ".convert_dq"); }
 std::string id_of_reduce_dkv(const BackwardInstance& i) { return message(i.id, ".reduce_dkv"); }
 
@@ -125,8 +133,10 @@ struct BackwardCall {
 
   /// Items share a key head's query heads: their parts of dk and dv are added up last.
   bool is_split() const { return work_tiles > tiles.all_keys; }
+  /// A sink needs none of its own: its weight is in lse.
+  bool is_light(const Problem& p) const { return instance->light && compares_positions(p.mask); }
   const void* kernel_of(const Problem& p) const {
-    if (compares_positions(p.mask)) return is_split() ? instance->positions_split : instance->positions;
+    if (is_light(p)) return is_split() ? instance->light_split : instance->light;
     return is_split() ? instance->split : instance->kernel;
   }
   /// A single key tile gives dq itself.
@@ -237,6 +247,19 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
           .score_scale = score_scale(p)};
 }
 
+SinkGradientParams make_sink_params(const Problem& p, const BackwardCall& call, std::byte* workspace) {
+  return {.sink = feature_params(p).sink,
+          .dsink = p.dsink.data,
+          .dsink_stride = p.dsink.stride[0],
+          .lse = rows_of_vector(p.lse),
+          .biases = at<RowBias>(workspace, call.layout.biases),
+          .are_terms = asks_for_features(p),
+          .rows_of_head = call.tiles.rows * call.instance->tile.rows,
+          .batch = p.batch,
+          .seqlen_q = static_cast<int32_t>(p.seqlen_q),
+          .heads = static_cast<uint32_t>(p.heads_q)};
+}
+
 KeyParams make_key_params(const Problem& p, const BackwardCall& call, std::byte* workspace) {
   return {.dk = rows_of(p.dk),
           .dv = rows_of(p.dv),
@@ -278,7 +301,9 @@ FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, c
   params.splits = static_cast<uint32_t>(call.splits);
   params.key_parts = key_parts;
   params.softmax_scale = rows.softmax_scale;
-  params.scale_log2 = rows.score_scale * kLog2E;
+  params.features = feature_params(p);
+  const float softcap = params.features.softcap.softcap;
+  params.scale_log2 = (softcap != 0 ? softcap : rows.score_scale) * kLog2E;
   params.plan = rows.plan;
   params.mask = mask_columns(p);
   params.dense = dense_mask(p);
@@ -289,20 +314,19 @@ FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, c
                      .next = rows.next};
   params.heads_per_l2_group = rows.l2_group.result;
   params.executed = executed;
-  params.features = feature_params(p);
   return params;
 }
 
 void BackwardCall::explain(const Problem& p, Explanation& e) const {
   e.arch = kArch;
-  e.instance = compares_positions(p.mask) ? is_split() ? id_of_positions_split(*instance) : id_of_positions(*instance)
-               : is_split() ? id_of_split(*instance)
-                                          : instance->id;
+  e.instance = is_light(p) ? id_of_light(*instance) : instance->id;
+  if (is_split()) e.instance = message(e.instance, kSplitSuffix);
   e.padding_share = padding_share(instance->tile, p.head_dim, p.head_dim_v);
   if (tiles.all_rows > 0) e.kernels.push_back(id_of_preprocess(*instance));
   if (work_tiles > 0) e.kernels.push_back(e.instance);
   if (converts() && tiles.all_rows > 0) e.kernels.push_back(id_of_convert_dq(*instance));
   if (is_split()) e.kernels.push_back(id_of_reduce_dkv(*instance));
+  if (p.dsink.defined()) e.kernels.push_back(sink_instance(p.dtype).id);
 }
 
 void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long long* executed) const {
@@ -325,11 +349,17 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
   }
   if (converts())
     chain.launch("launch of the backward's conversion", instance->convert_dq, blocks, kRowThreads, 0, row_arguments);
-  if (!is_split()) return;
-  KeyParams keys = make_key_params(p, *this, workspace);
-  void* key_arguments[] = {&keys};
-  chain.launch("launch of the backward's sum over query heads", instance->reduce_dkv, 2 * tiles.all_keys, kRowThreads,
-               0, key_arguments);
+  if (is_split()) {
+    KeyParams keys = make_key_params(p, *this, workspace);
+    void* arguments[] = {&keys};
+    chain.launch("launch of the backward's sum over query heads", instance->reduce_dkv, 2 * tiles.all_keys, kRowThreads,
+                 0, arguments);
+  }
+  if (p.dsink.defined()) {
+    SinkGradientParams sink = make_sink_params(p, *this, workspace);
+    void* arguments[] = {&sink};
+    chain.launch("launch of the sink's gradient", sink_instance(p.dtype).kernel, p.heads_q, kRowThreads, 0, arguments);
+  }
 }
 
 /// Why the kernels cannot count the call's tiles in 32 bits; empty if they can.
@@ -347,13 +377,36 @@ std::string counts_refusal(const Problem& p, const BackwardTile& tile, const Til
   return "";
 }
 
+void add_kernels(const BackwardInstance& i, std::vector<KernelInfo>& all) {
+  const auto add = [&](std::string id, TileShape tile, int threads, int shared_bytes) {
+    all.push_back(cuda::named({.id = std::move(id),
+                               .op = "bwd",
+                               .dtype = i.dtype,
+                               .head_dim = i.tile.head_dim,
+                               .head_dim_v = i.tile.head_dim_v,
+                               .tile = tile,
+                               .threads = threads,
+                               .shared_bytes = shared_bytes}));
+  };
+  const TileShape tile{i.tile.rows, kGranuleKeys}, rows{tile.rows, 0}, keys{0, tile.keys};
+  add(id_of_preprocess(i), rows, kRowThreads, 0);
+  for (const std::string& id : {std::string(i.id), id_of_light(i)}) {
+    if (id != i.id && !i.light) continue;
+    add(id, tile, i.threads, i.shared_bytes);
+    add(message(id, kSplitSuffix), tile, i.threads, i.shared_bytes);
+  }
+  add(id_of_convert_dq(i), rows, kRowThreads, 0);
+  add(id_of_reduce_dkv(i), keys, kRowThreads, 0);
+}
+
 }  // namespace
 }  // namespace bwd
 
 Prepared prepare_backward(const Problem& p) {
   using namespace bwd;
   const BackwardInstance* instance = find_instance(p);
-  if (!instance) return head_dims_refusal(p, kBackwardTiles);
+  if (!instance)
+    return asks_for_features(p) ? head_dims_refusal(p, kFeaturedBackwardTiles) : head_dims_refusal(p, kBackwardTiles);
   if (std::string why = lengths_refusal(p); !why.empty()) return Refusal{std::move(why)};
   if (std::string why = counts_refusal(p, instance->tile, TileCounts(p, instance->tile)); !why.empty())
     return Refusal{std::move(why)};
@@ -364,26 +417,11 @@ std::vector<KernelInfo> backward_kernels() {
   using namespace bwd;
   std::vector<KernelInfo> all;
   for (const DataType dtype : kDataTypes) {
-    for (const BackwardInstance& i : instances(dtype)) {
-      const auto add = [&](std::string id, TileShape tile, int threads, int shared_bytes) {
-        all.push_back(cuda::named({.id = std::move(id),
-                                   .op = "bwd",
-                                   .dtype = dtype,
-                                   .head_dim = i.tile.head_dim,
-                                   .head_dim_v = i.tile.head_dim_v,
-                                   .tile = tile,
-                                   .threads = threads,
-                                   .shared_bytes = shared_bytes}));
-      };
-      const TileShape tile{i.tile.rows, kGranuleKeys}, rows{tile.rows, 0}, keys{0, tile.keys};
-      add(id_of_preprocess(i), rows, kRowThreads, 0);
-      add(i.id, tile, i.threads, i.shared_bytes);
-      add(id_of_split(i), tile, i.threads, i.shared_bytes);
-      add(id_of_positions(i), tile, i.threads, i.shared_bytes);
-      add(id_of_positions_split(i), tile, i.threads, i.shared_bytes);
-      add(id_of_convert_dq(i), rows, kRowThreads, 0);
-      add(id_of_reduce_dkv(i), keys, kRowThreads, 0);
+    for (const bool featured : {false, true}) {
+      for (const BackwardInstance& i : instances(dtype, featured)) add_kernels(i, all);
     }
+    all.push_back(cuda::named(
+        {.id = sink_instance(dtype).id, .op = "bwd", .dtype = dtype, .tile = {0, 0}, .threads = kRowThreads}));
   }
   return all;
 }

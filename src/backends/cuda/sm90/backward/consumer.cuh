@@ -77,6 +77,7 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
       staging_.wait_store_read();
       this->template sync_consumers<kStagingBarrier>();
     }
+    this->scale_kept(dv);
     staging_.store_dkv(dk, dv, key, group, batch, dq_phase());
     return flags;
   }
@@ -91,20 +92,22 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
     ptx::wait(shared_.dout_full[stage], ring_.phase());
     issue_scores<Bias::kGradient, Traits::kVDim>(dp, offsetof(Shared, v),
                                                  operand(offsetof(Shared, dout), 16, stage, Traits::kDoutBytes));
-    ptx::wgmma_wait<1>();
-    ptx::pin(s);
-    if constexpr (!Traits::Score::kFoldsLse) {
-      // There are no registers for the derivatives, so they are multiplied into dP at once.
+    PackedScores p, ds;
+    if constexpr (kTermsLast<Traits>) {
+      const auto dropped = this->draw_dropped();
+      ptx::wgmma_wait<0>();
+      ptx::pin(s);
+      ptx::pin(dp);
+      this->take_scores(s, dp, flags & Tile::kPartial, dropped, p, ds);
+    } else {
+      ptx::wgmma_wait<1>();
+      ptx::pin(s);
+      this->take_probabilities(s, flags & Tile::kPartial);
+      this->pack(s, p);
       ptx::wgmma_wait<0>();
       ptx::pin(dp);
-      this->take_scores(s, dp);
+      this->take_score_gradients(s, dp, ds);
     }
-    this->take_probabilities(s, flags & Tile::kPartial);
-    PackedScores p, ds;
-    this->pack(s, p);
-    ptx::wgmma_wait<0>();
-    ptx::pin(dp);
-    this->take_score_gradients(s, dp, ds);
     this->write(ds, ptx::shared_address(shared_.ds[stage]) + warpgroup_ * Swizzle::block(Traits::kRows));
     ptx::pin(dv);
     issue_gradients<Traits::kVDim>(
@@ -177,11 +180,6 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
   __device__ __forceinline__ void take_half(Scores& of_all, HalfScores& dp, uint32_t flags, PackedHalf& p) {
     constexpr int kFirst = kHalf * kHalfRows, kPending = kHalf == 0 ? 0 : 1;  // dV's first half comes after dP's second
     HalfScores& s = cuda::part_of<kFirst / 2, kHalfRows / 2>(of_all);
-    if constexpr (!Traits::Score::kFoldsLse) {
-      ptx::wgmma_wait<kPending>();
-      ptx::pin(dp);
-      this->template take_scores<kFirst>(s, dp);
-    }
     ptx::pin(s);
     this->template take_probabilities<kFirst>(s, flags & Tile::kPartial);
     this->pack(s, p);

@@ -71,7 +71,7 @@ struct BackwardParams {
   uint32_t heads_q, head_groups, query_heads_per_group, splits;
   float* key_parts;  ///< with splits: dk, dv of every work tile, [batch, head_groups, key_tiles, 2], see KeyFragments
   float softmax_scale;
-  float scale_log2;  ///< softmax_scale * log2(e), not 0: see score_scale
+  float scale_log2;  ///< log2(e) * softmax_scale, not 0, see score_scale, or with a softcap that
   PlanBits plan;
   cuda::MaskColumns mask;
   cuda::DenseMask dense;
@@ -82,7 +82,7 @@ struct BackwardParams {
   unsigned long long* executed;        ///< counter of executed tiles; may be null
 };
 
-/// Of the kernels that have more to read: of those whose masks have positions.
+/// Of the kernels of features, positions among them.
 struct FeaturedBackwardParams : BackwardParams {
   cuda::FeatureParams features;
 };

@@ -39,11 +39,24 @@ __device__ __forceinline__ RowBias row_bias(float lse, float delta, float scale)
            ptx::pack<T>(dp.part[1], dp.part[2]), 0}};
 }
 
-/// A row's score bias, -lse / scale.
-__device__ __forceinline__ float score_bias(const RowBias& bias) {
+/// A row's gradient bias, -delta.
+__device__ __forceinline__ float gradient_bias(const RowBias& bias) {
   constexpr uint32_t kHigh = 0xffff0000;
-  return __uint_as_float(bias.pair[0] << 16) + __uint_as_float(bias.pair[0] & kHigh) +
-         __uint_as_float(bias.pair[1] << 16);
+  return __uint_as_float(bias.pair[1] & kHigh) + __uint_as_float(bias.pair[2] << 16) +
+         __uint_as_float(bias.pair[2] & kHigh);
+}
+
+/// What a row's biases are where kTermsLast: two floats, -lse log2(e), added to scores in units of P's exponent, and
+/// -delta.
+__device__ __forceinline__ RowBias row_terms(float lse, float delta) {
+  constexpr float kLog2E = 1.44269504f;
+  const bool sees = lse != -INFINITY;
+  return {{__float_as_uint(sees ? -lse * kLog2E : -INFINITY), __float_as_uint(sees ? -delta : 0.f), 0, 0}};
+}
+/// One of them alone, as registers would not hold both from one use to the other.
+template <Bias kTerm>
+__device__ __forceinline__ float term_of(const RowBias& row) {
+  return __uint_as_float(row.pair[static_cast<uint32_t>(kTerm)]);
 }
 
 /// How an operand of rows' biases lies in shared memory. Without a swizzle: groups of 8 rows of 16 bytes, 128 bytes
@@ -75,6 +88,12 @@ class BiasStep {
  private:
   uint32_t ones_[4];
   uint32_t biases_;
+};
+
+/// Where the biases are no step of a product.
+struct NoBiasStep {
+  template <int kValues>
+  __device__ __forceinline__ void issue(float (&)[kValues]) const {}
 };
 
 /// Ones in the columns of the score bias of eight rows, and zeros in the eight columns after them: an operand whose

@@ -59,4 +59,18 @@ struct KeyParams {
   float softmax_scale;
 };
 
+/// For the pass that computes a sink's gradient.
+struct SinkGradientParams {
+  cuda::SinkParams sink;
+  void* dsink;  ///< [heads], of sink's dtype
+  int64_t dsink_stride;
+  Rows lse;
+  const RowBias* biases;  ///< as preprocess has written them
+  bool are_terms;         ///< whether they are row_terms
+  int64_t rows_of_head;   ///< biases of a (batch entry, query head)
+  int64_t batch;
+  int32_t seqlen_q;
+  uint32_t heads;
+};
+
 }  // namespace flashmask::sm90::bwd

@@ -133,7 +133,9 @@ __device__ __forceinline__ void preprocess(const RowParams& p) {
   }
   __syncthreads();
   if (own < Traits::kRows) {
-    p.biases[place.index * Traits::kRows + own] = row_bias(values.lse, products[own] - values.dlse, p.score_scale);
+    const float delta = products[own] - values.dlse;
+    p.biases[place.index * Traits::kRows + own] =
+        kTermsLast<Traits> ? row_terms(values.lse, delta) : row_bias(values.lse, delta, p.score_scale);
   }
   if (own < Traits::kDqPieces)
     p.dq_sums.progress[place.index * Traits::kDqPieces + own] = progress_before<Traits>(parts);

@@ -28,12 +28,14 @@ class ScoreConsumer {
         warpgroup_(warpgroup),
         staging_(p, shared, warpgroup),
         base_(ptx::shared_address(&shared) >> 4),
-        warp_(ptx::uniform(threadIdx.x / 32 % 4)) {}
+        warp_(ptx::uniform(threadIdx.x / 32 % 4)),
+        weights_(p) {}
 
  protected:
   using Scores = typename Traits::Scores;
   using PackedScores = typename Traits::PackedScores;
   using Score = typename Traits::Score;
+  using Weights = typename Traits::Weights;
   using Swizzle = ptx::Swizzle128;
   /// A matrix in shared memory as an operand: see ptx::MatrixDescriptor. The variable part is added last and in units
   /// of 16 bytes, so that it takes one instruction on the way to a tile's first product.
@@ -92,11 +94,10 @@ class ScoreConsumer {
   }
 
   /// The warpgroup's keys of K or V, at `keys`, times its rows, or some of them from `first` on, whose operand is `b`,
-  /// with their bias. A score that is more than the product gets its bias later.
+  /// with their bias, unless kTermsLast.
   template <Bias kBias, int kDim, int kValues>
   __device__ __forceinline__ void issue_scores(float (&s)[kValues], uint32_t keys, Operand b,
                                                uint32_t first = 0) const {
-    constexpr bool kBiased = kBias == Bias::kGradient || Score::kFoldsLse;
     const Operand a = operand(keys + first_key() * Swizzle::kRow);
     uint32_t biases = (base_ << 4) + offsetof(Shared, biases) + ring_.stage() * Traits::kBiasBytes;
     if constexpr (!Traits::kOwnKeys) biases += warpgroup_ * Traits::kScoreRows * sizeof(RowBias);
@@ -109,7 +110,7 @@ class ScoreConsumer {
           s, a.at(Swizzle::step_along_row(step, Traits::kKeys)), b.at(Swizzle::step_along_row(step, Traits::kRows)),
           step > 0);
     }
-    if constexpr (kBiased) bias.issue(s);
+    bias.issue(s);
     ptx::wgmma_commit();
   }
 
@@ -119,24 +120,89 @@ class ScoreConsumer {
   /// time do not fit them.
   template <Bias kBias, int kRows>
   __device__ __forceinline__ auto bias_step(uint32_t biases) const {
-    if constexpr (kHalves<Traits> && kBias == Bias::kScore) {
+    if constexpr (kTermsLast<Traits>) {
+      return NoBiasStep();
+    } else if constexpr (kHalves<Traits> && kBias == Bias::kScore) {
       return SharedBiasStep<kRows>(biases, (base_ << 4) + static_cast<uint32_t>(offsetof(Shared, halves.ones)));
     } else {
       return BiasStep<kBias, kRows>(biases);
     }
   }
 
-  /// Turns the products K Q^T into scores with the rows' bias, and multiplies dP by their derivatives.
-  template <int kFirst = 0, int kValues>
-  __device__ __forceinline__ void take_scores(float (&s)[kValues], float (&dp)[kValues]) const {
+  /// Draws which weights of the current tile are dropped.
+  __device__ __forceinline__ auto draw_dropped() const {
+    if constexpr (Weights::kMayDrop) {
+      cuda::DroppedOfKeys<Traits::kScoreRows> dropped{};
+      if (!weights_.drops()) return dropped;
+      const Tile& tile = shared_.tile[ring_.stage()];
+      return weights_.template draw_of_keys<Traits::kScoreRows>(
+          tile.query.batch, tile.query.head, static_cast<uint32_t>(tile.query.row_tile) * Traits::kRows + first_row(),
+          static_cast<uint32_t>(tile.key_tile) * Traits::kKeys + first_key() + warp_ * 16);
+    } else {
+      return cuda::NoneDropped();
+    }
+  }
+
+  /// Where kTermsLast, what comes in place of the steps below, once S and dP are there: P as dV takes it, without what
+  /// is dropped, and dS.
+  template <int kValues, typename Dropped>
+  __device__ __forceinline__ void take_scores(float (&s)[kValues], float (&dp)[kValues], bool partial,
+                                              const Dropped& dropped, uint32_t (&p)[kValues / 8][4],
+                                              uint32_t (&ds)[kValues / 8][4]) {
     const QueryTile& query = shared_.tile[ring_.stage()].query;
-    const Score score(p_, query.batch, query.head);
-    const RowBias* biases = shared_.biases[ring_.stage()] + first_row() + kFirst + 2 * (ptx::lane() % 4);
+    take_parts<0>(Score(p_, query.batch, query.head), s, dp, partial, dropped, p, ds);
+  }
+  /// A part of the rows after the other, so that registers do for what each needs meanwhile.
+  template <int kFirst, int kValues, typename Dropped>
+  __device__ __forceinline__ void take_parts(const Score& score, float (&s)[kValues], float (&dp)[kValues],
+                                             bool partial, const Dropped& dropped, uint32_t (&p)[kValues / 8][4],
+                                             uint32_t (&ds)[kValues / 8][4]) {
+    constexpr int kPart = 16;
+    take_part<kFirst>(score, cuda::part_of<kFirst, kPart>(s), cuda::part_of<kFirst, kPart>(dp), partial, dropped,
+                      cuda::part_of<kFirst / 8, kPart / 8>(p), cuda::part_of<kFirst / 8, kPart / 8>(ds));
+    if constexpr (kFirst + kPart < kValues) take_parts<kFirst + kPart>(score, s, dp, partial, dropped, p, ds);
+  }
+  template <int kFirst, int kValues, typename Dropped>
+  __device__ __forceinline__ void take_part(const Score& score, float (&s)[kValues], float (&dp)[kValues], bool partial,
+                                            const Dropped& dropped, uint32_t (&p)[kValues / 8][4],
+                                            uint32_t (&ds)[kValues / 8][4]) {
+    leave_out_dropped<kFirst>(dropped, dp);
+    const RowBias* rows = shared_.biases[ring_.stage()] + first_row() + 2 * (kFirst + lane_anew<Traits>() % 4);
+    add_terms<Bias::kGradient>(rows, dp, scale_of_kept());
+    score.differentiate(s, dp);
+    add_terms<Bias::kScore>(rows, s, p_.scale_log2);
+    if (partial) hide<2 * kFirst>(s);
+    exponentiate<0, kValues>(s);
+    take_score_gradients(s, dp, ds);
+    leave_out_dropped<kFirst>(dropped, s);
+    pack(s, p);
+  }
+  /// `x` times `factor`, and the rows' terms.
+  template <Bias kTerm, int kValues>
+  __device__ __forceinline__ void add_terms(const RowBias* rows, float (&x)[kValues], float factor) const {
 #pragma unroll
-    for (int i = 0; i < kValues; ++i) {
-      const float transformed = score.transform(s[i]);
-      dp[i] *= score.gradient(transformed);
-      s[i] = transformed + score_bias(biases[i / 4 * 8 + i % 2]);
+    for (int i = 0; i < kValues; ++i) x[i] = __fmaf_rn(x[i], factor, term_of<kTerm>(rows[i / 4 * 8 + i % 2]));
+  }
+  template <int kFirst, typename Dropped, int kValues>
+  __device__ __forceinline__ void leave_out_dropped(const Dropped& dropped, float (&x)[kValues]) const {
+    if constexpr (Weights::kMayDrop) {
+      if (weights_.drops()) cuda::leave_out<kFirst>(dropped, x);
+    }
+  }
+  __device__ __forceinline__ float scale_of_kept() const {
+    if constexpr (Weights::kMayDrop) {
+      return weights_.scale();
+    } else {
+      return 1;
+    }
+  }
+
+  /// Multiplies dv by what kept weights are multiplied by.
+  template <int kValues>
+  __device__ __forceinline__ void scale_kept(float (&dv)[kValues]) const {
+    if constexpr (Weights::kMayDrop) {
+#pragma unroll
+      for (float& value : dv) value *= weights_.scale();
     }
   }
 
@@ -228,6 +294,7 @@ class ScoreConsumer {
   const uint32_t warp_;  ///< of the warpgroup
   ptx::RingPosition<Traits::kStages> ring_;
   uint32_t phases_ = 0;
+  [[no_unique_address]] const Weights weights_;
 };
 
 }  // namespace flashmask::sm90::bwd

@@ -6,6 +6,7 @@
 
 #include "backends/cuda/attention/fragments.cuh"
 #include "backends/cuda/attention/score.cuh"
+#include "backends/cuda/attention/weights.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/ptx/swizzle.cuh"
 #include "backends/cuda/sm90/backward/params.h"
@@ -16,13 +17,26 @@
 namespace flashmask::sm90::bwd {
 
 /// Where features enter the backward kernel: by default it has none. Params_ is BackwardParams, or derived from it
-/// where a policy needs more; Score_ see ProductScore, KvSource_ see TensorMapKv.
-template <typename Params_ = BackwardParams, typename Score_ = cuda::ProductScore, typename KvSource_ = TensorMapKv>
+/// where a policy needs more; Score_ see ProductScore, Weights_ see AllWeights, KvSource_ see TensorMapKv.
+template <typename Params_ = BackwardParams, typename Score_ = cuda::ProductScore, typename Weights_ = cuda::AllWeights,
+          typename KvSource_ = TensorMapKv>
 struct BackwardPolicies {
   using Params = Params_;
   using Score = Score_;
+  using Weights = Weights_;
   using KvSource = KvSource_;
 };
+
+/// Those of softcap and dropout, for calls that ask for them; without, for others.
+template <bool kFeatured>
+using PoliciesOf =
+    std::conditional_t<kFeatured, BackwardPolicies<FeaturedBackwardParams, cuda::SoftcapScore, cuda::KeptWeights>,
+                       BackwardPolicies<>>;
+
+/// Whether S and dP are the products alone, and what is made of them, row_terms and all, comes after both: where scores
+/// are more than the products, or weights are dropped.
+template <typename Traits>
+inline constexpr bool kTermsLast = !Traits::Score::kFoldsLse;
 
 /// Named barriers of both consumer warpgroups, one for each of them to wait at: compute-sanitizer does not take a
 /// barrier that is reached from two places.
@@ -43,10 +57,12 @@ struct BackwardTraits {
   using Element = Element_;
   using Params = typename Policies::Params;
   using Score = typename Policies::Score;
+  using Weights = typename Policies::Weights;
   using KvSource = typename Policies::KvSource;
   static constexpr BackwardTile kTile = find_tile(kBackwardTiles, kHeadDim_, kHeadDimV_, kConsumers_);
   static constexpr bool kWide = false;
   static_assert(!kTile.wide && !kTile.dq_from_registers);
+  static_assert(Score::kFoldsLse || !kTile.halves, "there would be no registers for it");
   static_assert(kHeadDim_ % 32 == 0 && kHeadDimV_ % 32 == 0);
   static_assert(kHeadDim_ + kHeadDimV_ <= (kTile.halves ? 320 : 256), "dk and dv of 64 keys have to leave registers");
   static_assert(kConsumers_ == 2 && (kTile.alternate || (kTile.rows == 64 && kHeadDim_ % 64 == 0)),
@@ -102,7 +118,7 @@ inline constexpr bool kHalves = Traits::kTile.halves;
 /// The lane, for what few tiles need: where registers are scarce, what follows from it is not kept in them.
 template <typename Traits>
 __device__ __forceinline__ uint32_t lane_anew() {
-  return kHalves<Traits> ? ptx::lane_anew() : ptx::lane();
+  return kHalves<Traits> || kTermsLast<Traits> ? ptx::lane_anew() : ptx::lane();
 }
 
 /// A tile's dq as it lies in the consumers' warps, in the staging tiles and in the sums: blocks of 64 rows and

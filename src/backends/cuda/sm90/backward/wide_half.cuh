@@ -75,25 +75,32 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
     ptx::wait(shared_.dout_full[dout_ring().stage()], dout_ring().phase());
   }
 
-  /// Once S is there, turns it into P, and puts that in shared memory.
-  __device__ __forceinline__ void take_probabilities(Scores& s, Scores& dp, uint32_t flags, PackedScores& packed) {
-    ptx::wgmma_wait<1>();
-    ptx::pin(s);
-    if constexpr (!Traits::Score::kFoldsLse) {
+  /// Once S is there, turns it into P, and puts that in shared memory. Where kTermsLast it waits for dP, too, and makes
+  /// dS of it.
+  template <typename Dropped>
+  __device__ __forceinline__ void take_probabilities(Scores& s, Scores& dp, uint32_t flags, const Dropped& dropped,
+                                                     PackedScores& p, PackedScores& ds) {
+    if constexpr (kTermsLast<Traits>) {
       ptx::wgmma_wait<0>();
+      ptx::pin(s);
       ptx::pin(dp);
-      this->take_scores(s, dp);
+      this->take_scores(s, dp, flags & Tile::kPartial, dropped, p, ds);
+    } else {
+      ptx::wgmma_wait<1>();
+      ptx::pin(s);
+      Base::take_probabilities(s, flags & Tile::kPartial);
+      this->pack(s, p);
     }
-    Base::take_probabilities(s, flags & Tile::kPartial);
-    this->pack(s, packed);
-    this->write(packed, ptx::shared_address(shared_.p[dout_ring().stage()]) + kOwnRows);
+    this->write(p, ptx::shared_address(shared_.p[dout_ring().stage()]) + kOwnRows);
   }
 
   /// The same of dS = P dP, which the caller has waited for. Returns when the other consumer's is there, too.
-  __device__ __forceinline__ void take_score_gradients(const Scores& p, Scores& dp, PackedScores& packed) {
-    ptx::pin(dp);
-    Base::take_score_gradients(p, dp, packed);
-    this->write(packed, ptx::shared_address(shared_.ds[ring_.stage()]) + kOwnRows);
+  __device__ __forceinline__ void take_score_gradients(const Scores& p, Scores& dp, PackedScores& ds) {
+    if constexpr (!kTermsLast<Traits>) {
+      ptx::pin(dp);
+      Base::take_score_gradients(p, dp, ds);
+    }
+    this->write(ds, ptx::shared_address(shared_.ds[ring_.stage()]) + kOwnRows);
     ptx::fence_async_proxy();
     ptx::arrive(shared_.scores_full[ring_.stage()]);
     delay<Role::kConsumer>();
@@ -159,6 +166,7 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
       half.add_late(late);
       ptx::arrive_once(shared_.kv_empty);
     }
+    this->scale_kept(dv);
     store_dkv(dk, dv, key_tile, group, batch);
     return flags;
   }

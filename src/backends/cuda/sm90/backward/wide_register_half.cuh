@@ -40,11 +40,12 @@ class RegisterHalf : public WideHalf<RegisterHalf<Traits, kWarpgroup>, Traits, k
     const Operand q = this->q_columns(), dout = this->dout_columns(), p = this->p(), ds = this->ds();
     PackedScores own_p, own_ds;
     Scores s, dp;
+    const auto dropped = this->draw_dropped();  // beside S there would be no registers for it
     this->issue_s(s);
     if (flags & Tile::kFirst) read_values(v);
     issue_dp(dp, v);
     if (!(flags & Tile::kFirst)) add_late(late);
-    this->take_probabilities(s, dp, flags, own_p);
+    this->take_probabilities(s, dp, flags, dropped, own_p, own_ds);
     ptx::pin(dv);
     this->template issue_rows<kOwnRows>(dv, own_p, dout);
     ptx::wgmma_wait<1>();
@@ -83,7 +84,7 @@ class RegisterHalf : public WideHalf<RegisterHalf<Traits, kWarpgroup>, Traits, k
   }
   /// dP of the consumer's rows: as issue_scores, with some of V from registers.
   __device__ __forceinline__ void issue_dp(Scores& dp, const Values& v) const {
-    const BiasStep<Bias::kGradient, Traits::kScoreRows> bias(
+    const auto bias = this->template bias_step<Bias::kGradient, Traits::kScoreRows>(
         ptx::shared_address(shared_.biases[ring_.stage()] + this->first_row()));
     const Operand a = operand(offsetof(Shared, v)), dout = this->dout_rows();
     ptx::wgmma_fence();

@@ -54,12 +54,13 @@ class StagingHalf : public WideHalf<StagingHalf<Traits, kWarpgroup>, Traits, kWa
   /// Computes P and dS of the consumer's rows, and puts them in shared memory.
   __device__ __forceinline__ void write_scores(uint32_t flags) {
     Scores s, dp;
-    PackedScores packed;
+    PackedScores p, ds;
+    const auto dropped = this->draw_dropped();
     this->issue_s(s);
     this->template issue_scores<Bias::kGradient, Traits::kVDim>(dp, offsetof(Shared, v), this->dout_rows());
-    this->take_probabilities(s, dp, flags, packed);
+    this->take_probabilities(s, dp, flags, dropped, p, ds);
     ptx::wgmma_wait<0>();
-    this->take_score_gradients(s, dp, packed);
+    this->take_score_gradients(s, dp, ds);
   }
 
   __device__ __forceinline__ void issue_dq_block(DqBlock& dq, Operand ds, int block) const {

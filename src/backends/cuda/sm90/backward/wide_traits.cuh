@@ -26,6 +26,7 @@ struct WideTraits {
   using Element = Element_;
   using Params = typename Policies::Params;
   using Score = typename Policies::Score;
+  using Weights = typename Policies::Weights;
   using KvSource = typename Policies::KvSource;
   static constexpr BackwardTile kTile = find_tile(kBackwardTiles, kHeadDim_, kHeadDimV_, kConsumers_);
   static constexpr bool kWide = true;

@@ -52,16 +52,19 @@ DenseMask dense_mask(const Problem& p) {
           .key_stride = p.dense.stride[3]};
 }
 
-bool asks_for_features(const Problem& p) {
-  return p.features.softcap != 0 || p.features.sink.defined() || p.features.dropout.p != 0 ||
-         compares_positions(p.mask);
-}
+bool asks_for_features(const Problem& p) { return p.features.softcap != 0 || p.features.dropout.p != 0; }
+bool asks_for_light_features(const Problem& p) { return p.features.sink.defined() || compares_positions(p.mask); }
 
 cuda::FeatureParams feature_params(const Problem& p) {
   const Features& asked = p.features;
   cuda::FeatureParams params{};
-  if (asked.softcap != 0)
-    params.softcap = {static_cast<float>(asked.softcap), static_cast<float>(p.softmax_scale / asked.softcap)};
+  if (asked.softcap != 0) {
+    // A factor of infinity would make a NaN of a product of 0; this one, too, caps every product that is not as good as
+    // 0.
+    constexpr double kMostFactor = 1e37;
+    const double factor = std::clamp(p.softmax_scale / asked.softcap, -kMostFactor, kMostFactor);
+    params.softcap = {static_cast<float>(asked.softcap), static_cast<float>(factor)};
+  }
   if (asked.sink.defined())
     params.sink = {asked.sink.data, asked.sink.stride[0], asked.sink.dtype == DataType::kFloat32};
   const uint32_t threshold = dropout::threshold_of(asked.dropout.p);

@@ -33,8 +33,11 @@ int64_t most_ctas(const Problem& p);
 MaskColumns mask_columns(const Problem& p);
 DenseMask dense_mask(const Problem& p);
 
-/// Whether the call needs the kernels of features.
+/// Whether a call asks for what changes a kernel's tile loop: softcap, dropout.
 bool asks_for_features(const Problem& p);
+/// Whether it asks for what leaves that loop as it is: a sink, which joins a row at its end, and positions, which the
+/// warps read that make masks.
+bool asks_for_light_features(const Problem& p);
 /// What those read of its features.
 cuda::FeatureParams feature_params(const Problem& p);
 

@@ -250,21 +250,38 @@ class Consumer {
     }
   }
 
-  /// Which weights of the tile P V leaves out. Drawn while QK^T is under way.
+  /// In place of a tile's draws, where pack makes them.
+  struct Undrawn {
+    int32_t first_key;
+  };
+
+  /// Which weights of the tile P V leaves out, for pack. Drawn while QK^T is under way, if registers allow it.
   template <bool kDrops>
   __device__ __forceinline__ auto draw_dropped(const Tile& tile) const {
-    if constexpr (kDrops) {
-      return weights_.template draw<Traits::kKeys>(work_.batch, work_.head, work_.row + slab_row(),
-                                                   tile.key_block() * Traits::kKeys);
-    } else {
+    if constexpr (!kDrops) {
       return cuda::NoneDropped{};
+    } else if constexpr (Traits::kDrawsLate) {
+      return Undrawn{tile.key_block() * Traits::kKeys};
+    } else {
+      return draw<Traits::kKeys>(tile.key_block() * Traits::kKeys);
     }
   }
+  /// The draws of this warp's rows and kKeys keys from first_key on.
+  template <int kKeys>
+  __device__ __forceinline__ cuda::DroppedBits draw(int32_t first_key) const {
+    return weights_.template draw<kKeys>(work_.batch, work_.head, work_.row + slab_row(), first_key);
+  }
+
   /// The weights of one half of the tile's keys that P V takes, as its operand.
   template <typename Dropped>
-  __device__ __forceinline__ static void pack(const Scores& s, int half, const Dropped& dropped, Probabilities& p) {
+  __device__ __forceinline__ void pack(const Scores& s, int half, const Dropped& dropped, Probabilities& p) const {
     cuda::RowState::pack<Element>(s, half, p[half]);
-    leave_out(dropped, half, p[half]);
+    if constexpr (std::is_same_v<Dropped, Undrawn>) {
+      constexpr int kKeys = Traits::kKeys / 2;
+      cuda::leave_out(draw<kKeys>(dropped.first_key + half * kKeys), 0, p[half]);
+    } else {
+      cuda::leave_out(dropped, half, p[half]);
+    }
   }
 
   /// Makes scores of the finished product QK^T and gives K back, and after the last one Q.

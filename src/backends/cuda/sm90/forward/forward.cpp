@@ -73,6 +73,8 @@ const ForwardInstance* choose_instance(const Problem& p) {
   return chosen;
 }
 
+std::string id_of_light(const ForwardInstance& i) { return message(i.id, ".light"); }
+
 /// A forward pass, configured.
 struct ForwardCall {
   const ForwardInstance* instance;
@@ -81,12 +83,13 @@ struct ForwardCall {
   ForwardCall(const Problem& p, const ForwardInstance& of)
       : instance(&of), work_tiles(count_work_tiles(p, of.tile.consumers)), ctas(std::min(work_tiles, most_ctas(p))) {}
 
+  bool is_light(const Problem& p) const { return instance->light && asks_for_light_features(p); }
   TileShape tile() const { return {instance->tile.rows(), instance->tile.keys}; }
   /// Of the counter of work tiles, which a call with a CTA for each does without.
   int64_t workspace_bytes() const { return work_tiles > ctas ? 16 : 0; }
   void explain(const Problem& p, Explanation& e) const {
     e.arch = kArch;
-    e.instance = instance->id;
+    e.instance = is_light(p) ? id_of_light(*instance) : instance->id;
     e.padding_share = padding_share(instance->tile, p.head_dim, p.head_dim_v);
     if (work_tiles > 0) e.kernels.push_back(e.instance);
   }
@@ -177,11 +180,11 @@ void ForwardCall::run(const Problem& p, std::byte* workspace, unsigned long long
   }
   // The plain kernels read the first part of it.
   FeaturedForwardParams params = make_params(p, *this, counter, executed);
-  allow_shared_memory(instance->kernel, instance->shared_bytes, p.device.index);
+  const void* kernel = is_light(p) ? instance->light : instance->kernel;
+  allow_shared_memory(kernel, instance->shared_bytes, p.device.index);
   void* arguments[] = {&params};
   cuda::LaunchChain(stream, cuda::LaunchChain::kOverlapPrevious)
-      .launch("launch of the forward kernel", instance->kernel, ctas, instance->threads, instance->shared_bytes,
-              arguments);
+      .launch("launch of the forward kernel", kernel, ctas, instance->threads, instance->shared_bytes, arguments);
 }
 
 }  // namespace
@@ -201,14 +204,17 @@ std::vector<KernelInfo> forward_kernels() {
   for (const DataType dtype : kDataTypes) {
     for (const bool featured : {false, true}) {
       for (const ForwardInstance& i : instances(dtype, featured)) {
-        all.push_back(cuda::named({.id = i.id,
-                                   .op = "fwd",
-                                   .dtype = dtype,
-                                   .head_dim = i.tile.head_dim,
-                                   .head_dim_v = i.tile.head_dim_v,
-                                   .tile = {i.tile.rows(), i.tile.keys},
-                                   .threads = i.threads,
-                                   .shared_bytes = i.shared_bytes}));
+        for (const std::string& id : {std::string(i.id), id_of_light(i)}) {
+          if (id != i.id && !i.light) continue;
+          all.push_back(cuda::named({.id = id,
+                                     .op = "fwd",
+                                     .dtype = dtype,
+                                     .head_dim = i.tile.head_dim,
+                                     .head_dim_v = i.tile.head_dim_v,
+                                     .tile = {i.tile.rows(), i.tile.keys},
+                                     .threads = i.threads,
+                                     .shared_bytes = i.shared_bytes}));
+        }
       }
     }
   }

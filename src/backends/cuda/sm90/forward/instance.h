@@ -14,6 +14,8 @@ struct ForwardInstance {
   DataType dtype;
   ForwardTile tile;
   const void* kernel;  ///< __global__ void (ForwardParams), or of (FeaturedForwardParams)
+  const void* light;  ///< __global__ void (FeaturedForwardParams): `kernel` with a sink and a band over positions; null
+                      ///< for the kernels of features, which have them themselves
   int threads;
   int shared_bytes;
 };

@@ -33,7 +33,9 @@ struct ForwardPolicies {
   using KvSource = KvSource_;
 };
 
-/// Those of softcap, sinks and, where a tile takes it, dropout, for calls that ask for them.
+/// Those of sinks and positions alone.
+using LightPolicies = ForwardPolicies<FeaturedForwardParams, cuda::ProductScore, cuda::AllWeights, FeaturedRows>;
+/// Those of all features, dropout where a tile takes it.
 template <bool kDrops>
 using FeaturedPolicies = ForwardPolicies<FeaturedForwardParams, cuda::SoftcapScore,
                                          std::conditional_t<kDrops, cuda::KeptWeights, cuda::AllWeights>, FeaturedRows>;
@@ -84,6 +86,7 @@ struct ForwardTraits {
   static constexpr int kConsumerRegisters = kTile.consumer_registers;
   static constexpr int kOverlapFrom = kTile.overlap_from;
   static constexpr bool kTurns = kTile.turns;
+  static constexpr bool kDrawsLate = kTile.draws_late();
   /// Whether K of a tile is loaded before V of the one before. With P V under the next softmax a slot of V is free
   /// later than one of K, and K, which is needed first, would wait for it.
   static constexpr bool kKeysAhead = kOverlapFrom > 0 && kVSlots < 2 * kVParts;

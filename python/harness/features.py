@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call asks for beside its mask (docs/features.md), and what that does to an attention in torch."""
+
+import ctypes as C
+from dataclasses import dataclass
+
+import torch
+from flashmask import capi
+
+
+@dataclass
+class Features:
+    """Tensors are on the calls' device. sink [heads], float32 or the tensors' dtype; softcap, 0 is none; dropout, the
+    share of weights that are dropped, with its state, int64 [2]."""
+
+    sink: torch.Tensor = None
+    softcap: float = 0.0
+    dropout: float = 0.0
+    state: torch.Tensor = None
+
+    def __str__(self):
+        return f"sink {None if self.sink is None else self.sink.dtype}, softcap {self.softcap}, dropout {self.dropout}"
+
+    def capped(self, scores):
+        return self.softcap * torch.tanh(scores / self.softcap) if self.softcap else scores
+
+    def slope(self, scores):
+        """The derivative of capped()."""
+        return torch.cosh(scores / self.softcap).reciprocal().square() if self.softcap else torch.ones_like(scores)
+
+    def sink_column(self, scores):
+        """The sink's score in each row [batch, heads, rows, 1] of these, in their dtype; -inf without one."""
+        if self.sink is None:
+            return scores.new_full((1, 1, 1, 1), float("-inf"))
+        return self.sink.to(scores.dtype)[None, :, None, None]
+
+    def factors(self, batch, heads, seqlen_q, seqlen_k):
+        """What dropout multiplies the weights by, float64 [batch, heads, seqlen_q, seqlen_k] or, without it, 1."""
+        if not self.dropout:
+            return torch.ones((1, 1, 1, 1), dtype=torch.float64)
+        kept = torch.empty((batch, heads, seqlen_q, seqlen_k), dtype=torch.bool)
+        state, described = self.state.cpu(), capi.Tensor()
+        described.data, described.dtype, described.ndim = kept.data_ptr(), capi.dtype_of(kept.dtype), kept.ndim
+        described.shape[:4], described.stride[:4] = kept.shape, kept.stride()
+        capi.check(capi.open_library().fm_dropout_mask(self.dropout, state.data_ptr(), C.byref(described)))
+        share_kept = 1 - round(self.dropout * 65536) / 65536
+        return kept.to(self.state.device).double() / share_kept
+
+
+NONE = Features()
