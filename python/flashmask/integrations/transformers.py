@@ -21,6 +21,7 @@ from . import _mask_functions
 
 # Without "flash", which transformers takes for the flash-attn package.
 NAME = "column_mask"
+_names = set()  # that attention was registered by
 
 
 def register(name=NAME):
@@ -38,10 +39,61 @@ def register(name=NAME):
             f"name is {name!r}; it must be a string without 'flash', which transformers takes for flash-attn, "
             "and without '|', '/' and ':'"
         )
+    _names.add(name)
     _mask_functions.make_traceable()
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, attention_mask)
     return name
+
+
+def share_prefixes(model):
+    """Makes a model run on the prefix tree in its inputs: see collators.SharedPrefixCollator. Returns the model.
+
+    The layers of a call with `shared_prefixes=` get the tree's tokens in place of input_ids, and what comes out of them
+    is put where the sequences' tokens are. So heads, losses and trainers see the batch as it is, and only prefixes
+    are not repeated. A call without it is as before. To be used on a reference model, too.
+
+    Its attention must be registered here. UnsupportedError in a call for layers of windows or chunks that are shorter
+    than the sequences, as such a window in a tree is no interval.
+    """
+    layers = model.get_base_model() if hasattr(model, "get_base_model") else model
+    layers = layers.base_model
+    layers.register_forward_pre_hook(_to_tree, with_kwargs=True)
+    layers.register_forward_hook(_from_tree, with_kwargs=True)
+    return model
+
+
+def _to_tree(layers, arguments, inputs):
+    tree = inputs.get("shared_prefixes")
+    if tree is None:
+        return None
+    if layers.config._attn_implementation not in _names:
+        raise ValueError(
+            f"the model's attn_implementation is {layers.config._attn_implementation!r}; shared prefixes need "
+            f"one of {sorted(_names)}, from flashmask.integrations.transformers.register()"
+        )
+    _check_reach(layers.config, tree["places"].shape[1])
+    if len(arguments) > 1 or inputs.get("inputs_embeds") is not None or inputs.get("past_key_values") is not None:
+        raise UnsupportedError("shared_prefixes takes input_ids alone, without inputs_embeds and past_key_values")
+    replaced = {name: tree[name] for name in ("input_ids", "position_ids", "mask")}
+    return (), {**inputs, **replaced, "attention_mask": None, "use_cache": False}
+
+
+def _check_reach(config, tokens):
+    config = config.get_text_config()
+    for name in ("sliding_window", "attention_chunk_size"):
+        reach = getattr(config, name, None)
+        if reach is not None and reach < tokens and getattr(config, "use_sliding_window", True):
+            raise UnsupportedError(
+                f"shared prefixes in layers with {name} {reach} are not implemented for sequences of {tokens} tokens"
+            )
+
+
+def _from_tree(layers, arguments, inputs, output):
+    tree = inputs.get("shared_prefixes")
+    if tree is not None:
+        output.last_hidden_state = output.last_hidden_state[0, tree["places"]]
+    return output
 
 
 # --- The mask interface ---------------------------------------------------------------------------
