@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+import transformers
 from flashmask import Mask, UnsupportedError, masks
 from flashmask.integrations import transformers as integration
 from small_models import ENCODERS, MODELS
@@ -194,6 +195,24 @@ def test_refusals(attention):
 def test_names(name):
     with pytest.raises(ValueError, match="it must be a string without 'flash'"):
         integration.register(name)
+
+
+def test_a_second_call_and_another_name(attention):
+    assert integration.register() == attention == integration.NAME
+    model, ids = model_of("llama"), tokens()
+    check(model, integration.register("columns"), ids)
+
+
+def test_tower_without_a_mask(attention):
+    """Vision models make none: everything is seen."""
+    sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
+    model = transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**sizes, image_size=64, patch_size=8)).eval()
+    pixels = torch.randn(2, 3, 64, 64)
+    outputs = []
+    for implementation in (attention, "eager"):
+        model.set_attn_implementation(implementation)
+        outputs.append(model(pixels).last_hidden_state)
+    assert_close(*outputs, "hidden states")
 
 
 def test_dropout_arrives(attention):

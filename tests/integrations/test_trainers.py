@@ -20,11 +20,11 @@ STEPS = 3
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    words = Tokenizer(models.WordLevel({f"w{n}": n for n in range(256)}, unk_token="w3"))
+    special = dict(pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>")
+    vocabulary = [*special.values(), *(f"w{n}" for n in range(4, 256))]
+    words = Tokenizer(models.WordLevel({word: n for n, word in enumerate(vocabulary)}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="w0", bos_token="w1", eos_token="w2", unk_token="w3"
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=words, **special)
 
 
 @pytest.fixture

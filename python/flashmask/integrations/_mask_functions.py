@@ -69,6 +69,7 @@ def _parts(function):
     return _FACTORIES[factory], tuple(arguments)
 
 
+@functools.cache  # once
 def make_traceable():
     """torch.compile cannot read a closure: in its traces the factories note their arguments on what they return."""
     for factory, name in _FACTORIES.items():
