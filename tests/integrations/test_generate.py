@@ -5,6 +5,8 @@ import pytest
 import torch
 from small_models import MODELS, WINDOW
 from test_models import assert_close, tokens
+from torch._dynamo.utils import counters
+from transformers import CompileConfig
 
 STEPS = 20  # so that windows and chunks end within
 
@@ -20,7 +22,7 @@ def test_generate(name, cache, attention):
     assert_close(torch.stack(ours.logits), torch.stack(theirs.logits), "logits")
 
 
-def generate(model, implementation, prompts, shown, cache):
+def generate(model, implementation, prompts, shown, cache, **options):
     model.set_attn_implementation(implementation)
     return model.generate(
         prompts,
@@ -31,7 +33,24 @@ def generate(model, implementation, prompts, shown, cache):
         cache_implementation=cache,
         output_logits=True,
         return_dict_in_generate=True,
+        **options,
     )
+
+
+@pytest.mark.parametrize(("name", "graphs"), [("llama", 1), pytest.param("gemma2", 2, marks=pytest.mark.long)])
+def test_compiled_steps(name, graphs, attention):
+    """As on a GPU, where a static cache has the steps compiled; cached windows compile twice in any attention."""
+    model, prompts = MODELS[name]().eval(), tokens(2, WINDOW - 4)
+    shown = torch.ones_like(prompts)
+    shown[1, :9] = 0
+    torch._dynamo.reset()
+    counters.clear()
+    config = CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
+    config._compile_all_devices = True
+    ours = generate(model, attention, prompts, shown, "static", compile_config=config)
+    assert counters["stats"]["unique_graphs"] == graphs
+    theirs = generate(model, "eager", prompts, shown, "dynamic")
+    assert_close(torch.stack(ours.logits), torch.stack(theirs.logits), "logits")
 
 
 @pytest.mark.parametrize("implementation", ["ours", "eager"])

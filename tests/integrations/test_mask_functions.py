@@ -41,6 +41,10 @@ FUNCTIONS = {
     "blocks within a window": utils.and_masks(
         utils.or_masks(utils.causal_mask_function, blocks()), utils.sliding_window_overlay(7)
     ),
+    "prefix": utils.or_masks(
+        utils.causal_mask_function,
+        utils.blockwise_overlay(torch.where(torch.arange(ROWS) < torch.tensor([[13], [0]]), 0, -1)),
+    ),
     "blocks alone": utils.and_masks(blocks(), utils.bidirectional_mask_function),
 }
 SQUARE = {
@@ -91,9 +95,8 @@ def test_function_of_packed_documents(name, is_padded):
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_offset_on_the_device(name, size, monkeypatch):
-    """As a static cache says it: what is not read on the host goes into the intervals."""
-    monkeypatch.setattr(_mask_functions._arguments, "is_readable", lambda x: False)
+def test_offset_in_a_tensor(name, size):
+    """As a static cache says it: it goes into the intervals, and is not read on the host."""
     check(FUNCTIONS[name], size, padding(size[1] + size[3]), q_offset=torch.tensor(size[2]))
 
 

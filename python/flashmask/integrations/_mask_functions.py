@@ -16,7 +16,6 @@ from typing import NamedTuple
 import torch
 from transformers import masking_utils
 
-from .. import _arguments
 from ..errors import UnrepresentableMaskError, UnsupportedError
 from ..mask import Mask
 
@@ -253,11 +252,9 @@ def mask_of(function, batch, q_length, kv_length, q_offset, kv_offset, padding, 
 
 def _mask_of_rule(rule, key, q_length, kv_length, q_offset, kv_offset):
     if isinstance(q_offset, torch.Tensor):
-        if not _arguments.is_readable(q_offset):
-            # What is only known on the device goes into the intervals.
-            begin, end = _ends(rule._replace(nowhere=None), key)
-            return _interval_mask(rule._replace(begin=begin, end=end), False, None, q_length, kv_length, q_offset, None)
-        q_offset = int(q_offset)
+        # A static cache's: its value goes into the intervals, so that a compiled step fits every place.
+        begin, end = _ends(rule._replace(nowhere=None), key)
+        return _interval_mask(rule._replace(begin=begin, end=end), False, None, q_length, kv_length, q_offset, None)
     causal = rule.first == 0
     window = None
     if rule.last is not None or rule.first not in (None, 0):
