@@ -37,20 +37,22 @@ def generate(model, implementation, prompts, shown, cache, **options):
     )
 
 
-@pytest.mark.parametrize(("name", "graphs"), [("llama", 1), pytest.param("gemma2", 2, marks=pytest.mark.long)])
-def test_compiled_steps(name, graphs, attention):
-    """As on a GPU, where a static cache has the steps compiled; cached windows compile twice in any attention."""
+@pytest.mark.parametrize("name", ["llama", pytest.param("gemma2", marks=pytest.mark.long)])
+def test_compiled_steps(name, attention):
+    """As on a GPU, where a static cache has the steps compiled: no more often than with eager attention."""
     model, prompts = MODELS[name]().eval(), tokens(2, WINDOW - 4)
     shown = torch.ones_like(prompts)
     shown[1, :9] = 0
-    torch._dynamo.reset()
-    counters.clear()
     config = CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
     config._compile_all_devices = True
-    ours = generate(model, attention, prompts, shown, "static", compile_config=config)
-    assert counters["stats"]["unique_graphs"] == graphs
-    theirs = generate(model, "eager", prompts, shown, "dynamic")
-    assert_close(torch.stack(ours.logits), torch.stack(theirs.logits), "logits")
+    results, graphs = [], []
+    for implementation in (attention, "eager"):
+        torch._dynamo.reset()
+        counters.clear()
+        results.append(generate(model, implementation, prompts, shown, "static", compile_config=config))
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[0] == graphs[1] and (graphs[0] == 1 or name != "llama")
+    assert_close(torch.stack(results[0].logits), torch.stack(results[1].logits), "logits")
 
 
 @pytest.mark.parametrize("implementation", ["ours", "eager"])
