@@ -48,6 +48,19 @@ def by_ends(lengths):
     return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "use_cache": False}
 
 
+def by_both(lengths):
+    return {**by_positions(lengths), **by_ends(lengths)}
+
+
+def test_positions_are_checked_in_the_graph(attention):
+    model = model_of("gpt_oss")
+    model.set_attn_implementation(attention)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled(tokens(1), position_ids=torch.arange(LENGTH)[None], use_cache=False)
+    with pytest.raises(RuntimeError, match="position_ids begin anew"):
+        compiled(tokens(1), **by_positions([30, 98]))
+
+
 def by_mask(lengths):
     return {"mask": masks.causal_document(seqlens=lengths), "use_cache": False}
 
@@ -64,7 +77,7 @@ QUICK = ("llama", "gpt_oss")
     ],
 )
 def test_documents(name, attention):
-    check(name, attention, by_positions, "aot_eager")
+    check(name, attention, by_both if name == "gpt_oss" else by_positions, "aot_eager")
 
 
 @pytest.mark.long
@@ -87,7 +100,7 @@ def test_forms(inputs_of, attention):
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
 def test_inductor(name, attention):
-    check(name, attention, by_positions, "inductor")
+    check(name, attention, by_both if name == "gpt_oss" else by_positions, "inductor")
 
 
 @pytest.mark.parametrize(("name", "kinds"), [("llama", 1), ("gemma2", 2)])

@@ -79,12 +79,26 @@ def test_padding(name, attention):
     check(model, attention, ids, shown, attention_mask=shown, **extra(name, ids))
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in (*ENCODERS, "gemma3")])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in (*ENCODERS, "gemma3", "gpt_oss")])
 def test_packed_documents(name, attention):
     model, ids = model_of(name), tokens()
     lengths = ([40, 1, 87], [64, 64])
     positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
     check(model, attention, ids, position_ids=positions, use_cache=False)
+
+
+def test_documents_that_the_model_does_not_keep_apart(attention):
+    """gpt-oss makes its masks without positions, and a model with a cache does not look for documents."""
+    positions = torch.cat([torch.arange(40), torch.arange(LENGTH - 40)])[None]
+    for name in ("gpt_oss", "llama"):
+        model, ids = model_of(name), tokens(1)
+        with pytest.raises(UnsupportedError, match="position_ids begin anew.*cu_seq_lens_q"):
+            results(model, attention, ids, 1, position_ids=positions)
+        ends = torch.tensor([0, 40, LENGTH], dtype=torch.int32)
+        logits, _ = results(model, attention, ids, 1, position_ids=positions, cu_seq_lens_q=ends, cu_seq_lens_k=ends)
+        for document, part in zip(ids.split([40, LENGTH - 40], 1), logits.split([40, LENGTH - 40], 1)):
+            assert_close(part, results(model, "eager", document, 1)[0], "logits")
+        results(model, attention, ids, 1, position_ids=torch.arange(LENGTH)[None] + 7)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])

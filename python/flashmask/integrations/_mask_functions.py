@@ -14,6 +14,7 @@ import warnings
 from typing import NamedTuple
 
 import torch
+import transformers
 from transformers import masking_utils
 
 from ..errors import UnrepresentableMaskError, UnsupportedError
@@ -25,19 +26,23 @@ _CHUNK = 1 << 24  # elements looked at together
 
 # --- Parts of a function --------------------------------------------------------------------------
 
-_FACTORIES = {
-    getattr(masking_utils, name): name
-    for name in (
-        "and_masks",
-        "or_masks",
-        "sliding_window_overlay",
-        "sliding_window_bidirectional_overlay",
-        "chunked_overlay",
-        "blockwise_overlay",
-        "packed_sequence_mask_function",
-        "remap_positions_for_packed_sequence",
-    )
-}
+_NAMES = (
+    "and_masks",
+    "or_masks",
+    "sliding_window_overlay",
+    "sliding_window_bidirectional_overlay",
+    "chunked_overlay",
+    "blockwise_overlay",
+    "packed_sequence_mask_function",
+    "remap_positions_for_packed_sequence",
+)
+for _name in _NAMES:
+    if not hasattr(masking_utils, _name):
+        raise ImportError(
+            f"flashmask.integrations is written for transformers 5.23, and {transformers.__version__} has no "
+            f"transformers.masking_utils.{_name}"
+        )
+_FACTORIES = {getattr(masking_utils, name): name for name in _NAMES}
 # The code of what a factory returns is a constant of the factory's own code.
 _MADE_BY = {
     constant: factory
@@ -149,6 +154,17 @@ def _rules_of_all(functions, key, is_remapped):
         else:
             rules.append(_rows(function, key, is_remapped))
     return rules
+
+
+def separates_documents(function):
+    """Whether a part of a mask function keeps packed documents apart, or might."""
+    try:
+        name, arguments = _parts(function)
+    except _NotUnderstood:
+        return function not in (masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function)
+    if name in ("and_masks", "or_masks"):
+        return any(separates_documents(part) for part in arguments)
+    return name == "packed_sequence_mask_function"
 
 
 def _name_of(function):

@@ -96,6 +96,8 @@ def _from_tree(layers, arguments, inputs, output):
     return output
 
 
+_IS_ONE_DOCUMENT = "_is_one_document"
+
 # --- The mask interface ---------------------------------------------------------------------------
 
 
@@ -122,9 +124,12 @@ def attention_mask(
         return attention_mask
     if mask_function is None:
         mask_function = _mask_functions.masking_utils.causal_mask_function
-    return _mask_functions.mask_of(
+    mask = _mask_functions.mask_of(
         mask_function, batch_size, q_length, kv_length, q_offset, kv_offset, attention_mask, use_vmap, device
     )
+    if attention_mask is None and not _mask_functions.separates_documents(mask_function):
+        object.__setattr__(mask, _IS_ONE_DOCUMENT, True)  # so that positions which say otherwise are noticed
+    return mask
 
 
 # --- The attention interface ----------------------------------------------------------------------
@@ -148,6 +153,7 @@ def attention(
     mask=None,
     cu_seq_lens_q=None,
     cu_seq_lens_k=None,
+    position_ids=None,
     output_attentions=False,
     **others,
 ):
@@ -166,7 +172,10 @@ def attention(
         mask = _of_layer(mask, module)
     else:
         mask = _made_by_model(attention_mask, module, lengths, is_causal, sliding_window)
-        mask = _within_documents(mask, cu_seq_lens_q, cu_seq_lens_k)
+        if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
+            mask = _within_documents(mask, cu_seq_lens_q, cu_seq_lens_k)
+        elif position_ids is not None and getattr(module, "layer_idx", 0) in (0, None):  # all layers have them
+            _check_positions(position_ids, mask)
     out = flashmask_attention(
         query,
         key,
@@ -215,11 +224,28 @@ def _made_by_model(given, module, lengths, is_causal, sliding_window):
 
 
 def _within_documents(mask, cu_seq_lens_q, cu_seq_lens_k):
-    if cu_seq_lens_q is None and cu_seq_lens_k is None:
-        return mask
     if cu_seq_lens_q is None or cu_seq_lens_k is None or cu_seq_lens_q.shape != cu_seq_lens_k.shape:
         raise ValueError("cu_seq_lens_q and cu_seq_lens_k must be given together, of one length")
     return _once(cu_seq_lens_q, mask, lambda: _mask_functions.within_documents(mask, cu_seq_lens_q))
+
+
+def _check_positions(position_ids, mask):
+    """Raises if packed documents, which positions that begin anew are, would see each other.
+
+    On a device, and in a trace, it is an assertion in its work.
+    """
+    packed = position_ids.ndim == 2 and position_ids.shape[1] == mask.seqlen_q == mask.seqlen_k
+    if not packed or not getattr(mask, _IS_ONE_DOCUMENT, False):
+        return
+    message = (
+        "position_ids begin anew, as those of packed documents, but the model's mask does not keep them apart: "
+        "pass cu_seq_lens_q and cu_seq_lens_k, or mask=; or use_cache=False, if the model made a cache"
+    )
+    follow = (position_ids.diff(dim=1) == 1).all()
+    if not _arguments.is_readable(position_ids):
+        torch._assert_async(follow, message)
+    elif not follow:
+        raise UnsupportedError(message)
 
 
 # --- Dense masks given by the caller --------------------------------------------------------------
