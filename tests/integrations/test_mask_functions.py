@@ -139,6 +139,21 @@ def test_blocks_in_parts_are_looked_at(monkeypatch):
         check(utils.or_masks(utils.causal_mask_function, utils.blockwise_overlay(ids)), SIZES[0], None)
 
 
+def test_documents_in_parts_are_looked_at(monkeypatch):
+    """Whose ids come back, or whose positions are others than those of their tokens."""
+    ids = torch.zeros(BATCH, ROWS, dtype=torch.int64)
+    ids[:, 10:25] = 1
+    positions = torch.arange(ROWS).flip(0).expand(BATCH, -1)
+    causal = utils.causal_mask_function
+    for function in (
+        utils.and_masks(causal, utils.packed_sequence_mask_function(ids)),
+        utils.packed_sequence_compatibility_function(causal, positions, ids.clamp(max=0)),
+    ):
+        monkeypatch.setattr(_mask_functions, "_said", set())
+        with pytest.warns(UserWarning, match="and_mask"):
+            check(function, SIZES[0], None)
+
+
 def test_what_does_not_fit_is_named():
     with pytest.raises(
         UnrepresentableMaskError, match=r"has more than two hidden intervals in column 1 \(batch entry 0"

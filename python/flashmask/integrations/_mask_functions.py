@@ -124,7 +124,7 @@ def _rows(function, key, is_remapped=False):
     if name == "or_masks":
         rules = [_rows(part, key, is_remapped) for part in arguments]
         return functools.reduce(functools.partial(_either, key), rules)
-    if name == "sliding_window_overlay":
+    if name == "sliding_window_overlay" and arguments[0] > 0:
         return _Rows(last=arguments[0])
     if name == "sliding_window_bidirectional_overlay":
         return _Rows(first=-arguments[0], last=arguments[0] + 1)
@@ -133,21 +133,23 @@ def _rows(function, key, is_remapped=False):
         begin = key - (key - padding[:, None]) % size
         return _Rows(begin=begin, end=begin + size)
     if name == "packed_sequence_mask_function" and not is_remapped:
+        _check_contiguous(arguments[0] - arguments[0].min(), "document")
         return _runs(arguments[0], key)
     if name == "blockwise_overlay" and not is_remapped:
-        _check_contiguous(arguments[0])
+        _check_contiguous(arguments[0], "block")
         return _runs(arguments[0], key)._replace(nowhere=_at(arguments[0], key) < 0)
     raise _NotUnderstood
 
 
 def _rules_of_all(functions, key, is_remapped):
     """The rules of what and_masks combines."""
-    has_documents = any(_name_of(function) == "packed_sequence_mask_function" for function in functions)
+    documents = [_parts(x)[1][0] for x in functions if _name_of(x) == "packed_sequence_mask_function"]
     rules = []
     for function in functions:
-        if has_documents and _name_of(function) == "remap_positions_for_packed_sequence":
+        if documents and _name_of(function) == "remap_positions_for_packed_sequence":
             # Within a document, which is all that is left of this rule, positions are as far apart as the tokens.
             function, positions = _parts(function)[1]
+            _check((positions.diff(dim=1) == 1) | (documents[0].diff(dim=1) != 0), "positions within a document")
             rule = _rows(function, positions, True)
             begin, end = (None if x is None else x + (key - positions) for x in (rule.begin, rule.end))
             rules.append(rule._replace(begin=begin, end=end))
@@ -230,12 +232,16 @@ def _at(values, key):
     return values[:, key[0]]
 
 
-def _check_contiguous(ids):
+def _check_contiguous(ids, what):
     """Each id that is not negative must be one run, or the rows of a key were not contiguous."""
-    fits = _changes(ids.sort(1).values).sum() == _changes(ids).sum()
+    _check(_changes(ids.sort(1).values).sum() == _changes(ids).sum(), f"the tokens of a {what}")
+
+
+def _check(fits, what):
+    """Raises _NotUnderstood; in a trace, where nothing can be read, an assertion becomes part of the work."""
     if torch.compiler.is_compiling():
-        torch._assert_async(fits, "a block of the model's mask is not contiguous")
-    elif not fits:
+        torch._assert_async(fits.all(), f"{what} in the model's mask do not follow each other")
+    elif not fits.all():
         raise _NotUnderstood
 
 
