@@ -4,6 +4,8 @@
 import pytest
 import torch
 from flashmask import masks
+from flashmask.integrations.collators import prefix_tree
+from flashmask.integrations.transformers import share_prefixes
 from peft import LoraConfig, get_peft_model
 from small_models import MODELS
 from test_models import assert_close, check, model_of, results, tokens
@@ -32,3 +34,11 @@ def test_lora(name, attention):
     if name == "llama":
         theirs = dict(position_ids=positions, use_cache=False)
         check(model, attention, ids, theirs=theirs, mask=mask, position_ids=positions, use_cache=False)
+
+
+def test_lora_on_a_prefix_tree(attention):
+    adapter = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
+    model = share_prefixes(get_peft_model(MODELS["llama"](attn_implementation=attention), adapter)).eval()
+    ids = tokens(4, 50)
+    ids[:, :30] = ids[0, :30]
+    assert_close(model(ids, shared_prefixes=prefix_tree(ids)).logits, model(ids).logits, "logits")
