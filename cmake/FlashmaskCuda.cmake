@@ -60,8 +60,9 @@ macro(flashmask_enable_cuda)
   endif()
 endmacro()
 
-# Adds a translation unit FOLDER/instance.cu.in for each row ROW{head_dim, head_dim_v, consumers, ...} of tile_config.h beside FOLDER and
-# each element type. ID is what the ids of its kernels begin with: sm90.fwd.
+# flashmask_kernel_instances(TARGET FOLDER ROW ID FEATURED...): adds a translation unit FOLDER/instance.cu.in for each row
+# ROW{head_dim, head_dim_v, consumers, ...} of tile_config.h beside FOLDER, each element type, and each FEATURED: false for the plain
+# kernels, true for those of features. ID is what the ids of the kernels begin with: sm90.fwd.
 function(flashmask_kernel_instances target folder row_type id_begin)
   get_filename_component(table ${folder}/../tile_config.h ABSOLUTE)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
@@ -77,11 +78,16 @@ function(flashmask_kernel_instances target folder row_type id_begin)
     set(head_dim_v ${CMAKE_MATCH_2})
     set(consumers ${CMAKE_MATCH_3})
     foreach(element dtype IN ZIP_LISTS FLASHMASK_ELEMENTS FLASHMASK_DTYPES)
-      set(id "${id_begin}.${element}.d${head_dim}.dv${head_dim_v}.c${consumers}")
-      string(REPLACE "." "_" name "flashmask.${id}")
-      set(file ${CMAKE_CURRENT_BINARY_DIR}/${folder}/${name}.cu)
-      configure_file(${folder}/instance.cu.in ${file} @ONLY)
-      target_sources(${target} PRIVATE ${file})
+      foreach(featured IN LISTS ARGN)
+        set(id "${id_begin}.${element}.d${head_dim}.dv${head_dim_v}.c${consumers}")
+        if(featured)
+          string(APPEND id ".features")
+        endif()
+        string(REPLACE "." "_" name "flashmask.${id}")
+        set(file ${CMAKE_CURRENT_BINARY_DIR}/${folder}/${name}.cu)
+        configure_file(${folder}/instance.cu.in ${file} @ONLY)
+        target_sources(${target} PRIVATE ${file})
+      endforeach()
     endforeach()
   endforeach()
 endfunction()

@@ -202,7 +202,10 @@ int64_t size_of(const Tensor& tensor, int64_t dimension, const char* argument) {
 Tensor plan(const OptionalTensor& bounds, const OptionalTensor& block_mask, int64_t seqlen_q, int64_t seqlen_k,
             bool causal, std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right,
             const torch::stable::Device& device, const OptionalTensor& q_pos, const OptionalTensor& k_pos) {
-  const Place place = bounds ? place_of(*bounds) : block_mask ? place_of(*block_mask) : place_of(device);
+  const Place place = bounds       ? place_of(*bounds)
+                      : block_mask ? place_of(*block_mask)
+                      : q_pos      ? place_of(*q_pos)
+                                   : place_of(device);
   const Call call(place, bounds ? "startend_row_indices" : "the call");
   const fm_mask mask =
       MaskArguments{bounds, block_mask, causal, q_offset, window_left, window_right, q_pos, k_pos}.read(call, seqlen_q,
@@ -388,10 +391,10 @@ class FamilyParameters {
   std::vector<fm_mask_parameter> items_;
 };
 
-std::tuple<Tensor, Tensor, Tensor> build_mask(const std::string& family, const std::vector<Tensor>& vectors,
-                                              const std::string& names, const std::vector<int64_t>& numbers,
-                                              const std::vector<int64_t>& /*shape: for traces*/, bool checked,
-                                              const torch::stable::Device& device) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> build_mask(const std::string& family, const std::vector<Tensor>& vectors,
+                                                      const std::string& names, const std::vector<int64_t>& numbers,
+                                                      const std::vector<int64_t>& /*shape: for traces*/, bool checked,
+                                                      const torch::stable::Device& device) {
   const Place place = vectors.empty() ? place_of(device) : place_of(vectors[0]);
   const Call call(place, vectors.empty() ? "the call" : "the first of them");
   FamilyParameters parameters(vectors, names, numbers, call);
@@ -410,12 +413,16 @@ std::tuple<Tensor, Tensor, Tensor> build_mask(const std::string& family, const s
   if (has_order) parameters.add_output("order_out", order, FM_INT64, call);
   if (has_flag) parameters.add_output("unfit_out", unfit, FM_INT32, call);
   mask.bounds.data = bounds.data_ptr();
+  const bool has_positions = mask.q_pos.dtype != FM_NONE;
+  const Tensor positions =
+      empty<2>("positions", {sizes[0], has_positions ? sizes[2] : 0}, aoti_torch_dtype_int32(), place);
+  if (has_positions) mask.q_pos.data = mask.k_pos.data = positions.data_ptr();
   given = parameters.read();
   const auto build = [&](const fm_mask_parameters* all, void*, size_t, const fm_options* with) {
     return fm_mask_build(family.c_str(), all, &mask, with);
   };
   run(build, "the mask's scratch", given, options, place);
-  return {bounds, order, unfit};
+  return {bounds, order, unfit, positions};
 }
 
 }  // namespace

@@ -23,11 +23,12 @@ constexpr const char* kBackward =
 
 /// names: of the vectors and then of the numbers, between commas. shape: keys and numbers per key of the bounds, for
 /// torch's traces; keys -1 where only the vectors' contents say it. order: empty but for block_diffusion. unfit: one
-/// number that is 1 if contents on a device do not fit; empty unless `checked`, and in host memory.
+/// number that is 1 if contents on a device do not fit; empty unless `checked`, and in host memory. positions: of rows
+/// and of keys, [batch, keys]; empty but for trees with a window.
 constexpr const char* kBuildMask =
     "build_mask(str family, Tensor[] vectors, str names, SymInt[] numbers, SymInt[] shape, bool checked, Device "
     "device) "
-    "-> (Tensor bounds, Tensor order, Tensor unfit)";
+    "-> (Tensor bounds, Tensor order, Tensor unfit, Tensor positions)";
 
 #undef FLASHMASK_OPTIONS
 

@@ -141,7 +141,8 @@ FLASHMASK_API std::vector<BackendInfo> backends();
 /// A compiled GPU kernel.
 struct KernelInfo {
   /// What it is for, "sm90.fwd.bf16.d128.dv128.c3": architecture, direction, element type, head_dim, head_dim_v,
-  /// consumer warpgroups; helpers of a backward have its id and a word more, those of a plan are "sm90.plan.classify"
+  /// consumer warpgroups; ".features" follows where calls with a sink, softcap or dropout run it; helpers of a backward
+  /// have its id and a word more, those of a plan are "sm90.plan.classify"
   /// and so on. It stays what it is when code is renamed or moved.
   std::string id{};
   std::string arch{};                 ///< what it was compiled for, "sm90"

@@ -105,11 +105,17 @@ FLASHMASK_API Mask random_eviction(int64_t seqlen, uint64_t seed);
 /// it. Nodes come in depth-first order: parents[n] < n is the parent, -1 a root; node n holds lengths[n]
 /// consecutive tokens (empty: one token each). Several trees are several roots. An order that is not
 /// depth-first is an error naming the node.
-FLASHMASK_API Mask prefix_tree(std::span<const int64_t> parents, std::span<const int64_t> lengths = {});
+///
+/// window: of these keys a row sees the last so many, its own included: those less than `window` positions before it,
+/// where a token's position is how many tokens there are before it from the root of its tree down to it. -1: all. The
+/// mask then has these positions, and every path from a root sees what it would see in a sequence of its own.
+FLASHMASK_API Mask prefix_tree(std::span<const int64_t> parents, std::span<const int64_t> lengths = {},
+                               int64_t window = -1);
 
 /// The same from depth-first intervals: node n's own tokens begin at tin[n] and its subtree ends before
 /// tout[n]. Intervals must nest; an error names the first node whose interval does not.
-FLASHMASK_API Mask prefix_tree_from_intervals(std::span<const int64_t> tin, std::span<const int64_t> tout);
+FLASHMASK_API Mask prefix_tree_from_intervals(std::span<const int64_t> tin, std::span<const int64_t> tout,
+                                              int64_t window = -1);
 
 /// One mask per batch entry: keys at key_lengths[b] and beyond are hidden, and, if query_lengths is given,
 /// rows at query_lengths[b] and beyond see nothing.

@@ -71,9 +71,11 @@ typedef enum fm_flags {
  * or int32 [batch or 1, 1 or heads_kv or heads_q, ceil(seqlen_q / 128), ceil(seqlen_k / 128)], nonzero = keep. q_offset
  * is within [-2^40, 2^40]. Both tensors are on options->device of the call. On a CUDA device they must be contiguous,
  * the block mask bool or uint8; they are read there while the work runs, never on the host.
- * q_pos, k_pos: int32 [batch or 1, seqlen_q] and [batch or 1, seqlen_k], the positions p of rows and those of keys that
- * FM_CAUSAL and FM_HAS_WINDOW compare, in place of i + q_offset and j. Not implemented yet: a tensor is FM_UNSUPPORTED.
- */
+ * q_pos, k_pos: both absent, or int32 [batch or 1, seqlen_q] and [batch or 1, seqlen_k], the positions p of rows and
+ * those of keys that FM_CAUSAL and FM_HAS_WINDOW compare, in place of i + q_offset and j: any numbers in any order. A
+ * side of the window of 2^31 - 1 or more is unbounded then; FM_HAS_Q_OFFSET must not be set. bounds and block_mask go
+ * on counting rows and keys. Without FM_CAUSAL and FM_HAS_WINDOW they have no effect. Where they are and how they lie
+ * there: as the other tensors. */
 typedef struct fm_mask {
   uint32_t struct_size;
   uint32_t flags;
@@ -198,8 +200,10 @@ typedef struct fm_mask_parameters {
  * fm_mask_shape sets all of *out but its struct_size, with bounds.data NULL. Values are read only in host memory, and
  * only where the mask's lengths follow from them. fm_mask_build takes *out as fm_mask_shape has left it, with
  * bounds.data set to memory for int32 [batch, heads, seqlen_k, n], contiguous, on the same device, and fills it. A
- * family that is only a band has no bounds. On a CUDA device the work is put on options->stream, and its scratch, if it
- * takes any, comes from options->allocate; the call does not wait. */
+ * family that is only a band has no bounds. One with positions (a tree with a window) has them in q_pos and k_pos,
+ * which are the same, so that both get one data pointer, to memory for int32 [batch, seqlen_k]. On a CUDA device the
+ * work is put on options->stream, and its scratch, if it takes any, comes from options->allocate; the call does not
+ * wait. */
 FLASHMASK_API fm_status fm_mask_shape(const char* family, const fm_mask_parameters* parameters, fm_mask* out,
                                       const fm_options* options);
 FLASHMASK_API fm_status fm_mask_build(const char* family, const fm_mask_parameters* parameters, fm_mask* out,

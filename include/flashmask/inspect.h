@@ -9,7 +9,8 @@
 
 namespace flashmask {
 
-/// Sums over all batch entries and heads of the mask, all of them exact.
+/// Sums over all batch entries and heads of the mask, all of them exact. The classes of tiles are those of
+/// classify_tiles: over positions, those that are executed.
 struct MaskStatistics {
   int64_t elements = 0;
   int64_t visible = 0;
@@ -23,7 +24,8 @@ struct MaskStatistics {
   double live_share() const { return tiles ? static_cast<double>(live_tiles()) / static_cast<double>(tiles) : 0; }
 };
 
-/// In time linear in the lengths and the number of tiles, for each batch entry and head of the mask.
+/// In time linear in the lengths and the number of tiles, for each batch entry and head of the mask. Over positions it
+/// also looks at every element of the granules (64 rows by one key) that the band divides.
 FLASHMASK_API MaskStatistics statistics(const Mask& mask, TileShape tile = {});
 
 /// FLOPs of attention over `share` of the score matrix, the paper's convention (section 5.4): two products

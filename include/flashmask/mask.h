@@ -45,7 +45,8 @@ struct MaskParts {
   int64_t seqlen_q = 0;
   int64_t seqlen_k = 0;
   Band band{};
-  /// Row i stands at key position i + q_offset; absent: seqlen_k - seqlen_q (bottom-right). Within [-2^40, 2^40].
+  /// Row i stands at key position i + q_offset; absent: seqlen_k - seqlen_q (bottom-right). Within [-2^40, 2^40]. Must
+  /// be absent with positions.
   std::optional<int64_t> q_offset{};
   /// Batch and head count of the vectors below; 1 is broadcast over the call's.
   int64_t batch = 1;
@@ -62,9 +63,11 @@ struct MaskParts {
   std::vector<uint8_t> block_mask{};
   /// Batch count of the positions below; 1 is broadcast.
   int64_t position_batch = 1;
-  /// Each empty or [position_batch, seqlen_q] and [position_batch, seqlen_k]: the positions of rows and keys that the
-  /// band compares, in place of i + q_offset and j. Not implemented yet: Mask throws kUnsupported unless both are
-  /// empty.
+  /// Both empty, or [position_batch, seqlen_q] and [position_batch, seqlen_k]: the positions of rows and keys that the
+  /// band compares, in place of i + q_offset and j: row i sees key j only if lo <= k_pos[j] - q_pos[i] <= hi. Any
+  /// numbers in any order; the row intervals and the block mask go on counting rows and keys. An edge of the band 2^31
+  /// - 1 or more away is unbounded; lo must not be above that, nor hi below its negative. Without a band they have no
+  /// effect.
   std::vector<int32_t> q_pos{}, k_pos{};
 };
 
@@ -93,9 +96,20 @@ struct MaskView {
   /// mask it was made for. 0 where the contents have not been read: those on a device are not, on the host.
   uint64_t content_hash = 0;
   Device device{};
+  /// Whether the band compares positions, [q_pos_batch, seqlen_q] and [k_pos_batch, seqlen_k]: the diagonals above are
+  /// then its edges themselves. Never in a mask without elements.
+  bool has_positions = false;
+  int64_t q_pos_batch = 1;
+  int64_t k_pos_batch = 1;
+  const int32_t* q_pos = nullptr;
+  const int32_t* k_pos = nullptr;
 
-  /// Batch and head count of the mask as a whole: those of the vectors and the block mask together.
-  int64_t batch() const { return bounds_batch > block_batch ? bounds_batch : block_batch; }
+  /// Batch and head count of the mask as a whole: those of the vectors, the block mask and the positions together.
+  int64_t batch() const {
+    const int64_t of_intervals = bounds_batch > block_batch ? bounds_batch : block_batch;
+    const int64_t of_positions = q_pos_batch > k_pos_batch ? q_pos_batch : k_pos_batch;
+    return of_intervals > of_positions ? of_intervals : of_positions;
+  }
   int64_t heads() const { return bounds_heads > block_heads ? bounds_heads : block_heads; }
 };
 
@@ -109,13 +123,13 @@ class Mask;
 FLASHMASK_API Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q,
                                              std::optional<int64_t> q_offset);
 
-/// An immutable attention mask in O(seqlen_k) memory: an optional diagonal band, at most two half-open
-/// intervals of hidden query rows per key column, and an optional block mask; an element is visible if
-/// none of them hides it. Copies share the data and may be used from any thread.
+/// An immutable attention mask in O(seqlen_k) memory: an optional diagonal band, over indices or over positions of rows
+/// and keys, at most two half-open intervals of hidden query rows per key column, and an optional block mask; an
+/// element is visible if none of them hides it. Copies share the data and may be used from any thread.
 ///
-/// A mask whose vectors or block mask are on a CUDA device (from_startend_row_indices, with_block_mask)
-/// borrows the caller's memory, which has to stay as long as any call uses the mask, and never reads it on the
-/// host. Whatever has to read it there (the spans, visible, validate, to_dense, statistics, drawing,
+/// A mask whose vectors, block mask or positions are on a CUDA device (from_startend_row_indices, with_block_mask,
+/// with_positions) borrows the caller's memory, which has to stay as long as any call uses the mask, and never reads it
+/// on the host. Whatever has to read it there (the spans, visible, validate, to_dense, statistics, drawing,
 /// conversions, composition) throws kInvalidArgument naming the device.
 class FLASHMASK_API Mask {
  public:
@@ -129,26 +143,32 @@ class FLASHMASK_API Mask {
   int64_t heads() const;
   /// Without the edges that no element can be beyond.
   const Band& band() const;
+  /// 0 in a mask with positions, which has none.
   int64_t q_offset() const;
   /// 0, 1 or 2: how many row intervals per column are stored.
   int num_intervals() const;
   bool has_block_mask() const;
+  bool has_positions() const;
   /// The stored vectors, empty where absent; see MaskParts. Valid as long as this Mask or a copy lives.
   std::span<const int32_t> lts() const;
   std::span<const int32_t> lte() const;
   std::span<const int32_t> uts() const;
   std::span<const int32_t> ute() const;
   std::span<const uint8_t> block_mask() const;
+  /// [view().q_pos_batch, seqlen_q] and [view().k_pos_batch, seqlen_k].
+  std::span<const int32_t> q_pos() const;
+  std::span<const int32_t> k_pos() const;
   const MaskView& view() const;
-  /// Where the vectors and the block mask are; the CPU if there are none (such a mask fits every device).
+  /// Where the vectors, the block mask and the positions are; the CPU if there are none (such a mask fits every
+  /// device).
   Device device() const;
-  /// Bytes held by the vectors and the block mask; borrowed memory does not count.
+  /// Bytes held by the vectors, the block mask and the positions; borrowed memory does not count.
   int64_t memory_bytes() const;
 
   /// Whether query row `i` sees key `j` under mask batch `b` and mask head `h`.
   bool visible(int64_t b, int64_t h, int64_t i, int64_t j) const;
 
-  /// The same mask with row i standing at key position i + q_offset.
+  /// The same mask with row i standing at key position i + q_offset. Throws if the mask has positions.
   Mask with_q_offset(int64_t q_offset) const;
   /// The same mask with this band in place of its own.
   Mask with_band(const Band& band) const;
@@ -163,6 +183,16 @@ class FLASHMASK_API Mask {
     return with_block_tensor(keep);
   }
 
+  /// The same mask with these positions of rows and keys in place of q_offset or of its own; see MaskParts. Two empty
+  /// vectors remove them, and the band is then that of the default q_offset.
+  Mask with_positions(std::vector<int32_t> q_pos, std::vector<int32_t> k_pos, int64_t batch = 1) const;
+  /// int32 [batch or 1, seqlen_q] and [batch or 1, seqlen_k]: copied from host memory (any strides), or borrowed on a
+  /// CUDA device (contiguous), which then must be the one that the mask's other contents are on, if it has any.
+  template <std::same_as<TensorView> Tensor>
+  Mask with_positions(const Tensor& q_pos, const Tensor& k_pos) const {
+    return with_position_tensors(q_pos, k_pos);
+  }
+
   /// Values that are legal but odd (outside [0, seqlen_q], start > end), at most `limit` of them.
   std::vector<Finding> validate(int64_t limit = 16) const;
 
@@ -171,9 +201,11 @@ class FLASHMASK_API Mask {
                                         std::optional<int64_t> q_offset);
   struct Data;
   struct BlockMask;
+  struct Positions;
   /// A mask without a block mask, whose vectors are those of `vectors`, borrowed.
   Mask(const MaskView& vectors, const Band& band, std::optional<int64_t> q_offset);
   Mask with_block_tensor(const TensorView& keep) const;
+  Mask with_position_tensors(const TensorView& q_pos, const TensorView& k_pos) const;
   Mask with_block(std::shared_ptr<const BlockMask> block) const;
 
   std::shared_ptr<const Data> data_;
@@ -197,7 +229,7 @@ FLASHMASK_API Mask from_startend_row_indices(const TensorView& indices, bool cau
 
 /// The smallest of the four vector forms that says exactly what `mask` says. Throws kUnrepresentable,
 /// naming the first column that fits none; the block mask is a separate argument of FlashMask's call, so
-/// a mask that has one is refused too.
+/// a mask that has one is refused too. A band over positions becomes intervals, where it fits.
 FLASHMASK_API StartEndRowIndices to_startend_row_indices(const Mask& mask);
 
 /// The mask of a dense matrix `visible` (bool or uint8, [seqlen_q, seqlen_k] or [batch, heads, seqlen_q,
@@ -210,6 +242,8 @@ FLASHMASK_API Mask from_dense(const TensorView& visible);
 FLASHMASK_API std::vector<uint8_t> to_dense(const Mask& mask);
 
 // --- Composition ----------------------------------------------------------------------------------
+
+// Of the masks that are put together one band over positions remains one; what others hide by theirs becomes intervals.
 
 /// Visible where both are. Same lengths; batches and heads broadcast. Exact, or kUnrepresentable.
 FLASHMASK_API Mask intersect(const Mask& a, const Mask& b);

@@ -7,6 +7,7 @@ from . import _arguments, ops
 from .mask import Mask
 
 integers, flags = _arguments.integers, _arguments.flags
+has_positions = True
 
 _operator = torch.ops.flashmask.build_mask
 # Dimensions that are a vector's own, if not one: before them come batch and heads.
@@ -30,11 +31,12 @@ def build(family, form, vectors, numbers, device=None):
         device,
     )
     # Without tensors there is nothing that says `meta` to the dispatcher.
-    bounds, order, unfit = ops.call(_build_fake if device.type == "meta" else _operator, *arguments)
+    bounds, order, unfit, positions = ops.call(_build_fake if device.type == "meta" else _operator, *arguments)
     if unfit.shape[0]:
         torch._assert_async((unfit == 0).all(), form.misfit)
     keys = bounds.shape[2]
-    return Mask(form.rows_of(keys), keys, bounds=bounds, causal=form.causal, window=form.window), order
+    places = {"q_pos": positions, "k_pos": positions} if form.has_positions else {}
+    return Mask(form.rows_of(keys), keys, bounds=bounds, causal=form.causal, window=form.window, **places), order
 
 
 def _keys(form, vectors):
@@ -65,7 +67,13 @@ def _build_fake(family, vectors, names, numbers, shape, checked, device):
         torch.empty((batch, heads, keys, count), dtype=torch.int32, device=device),
         torch.empty((batch, heads, keys if has_order else 0), dtype=torch.int64, device=device),
         torch.empty(int(has_flag), dtype=torch.int32, device=device),
+        torch.empty((batch, keys if has_positions_of(family, names) else 0), dtype=torch.int32, device=device),
     )
+
+
+def has_positions_of(family, names):
+    """Whether the mask of these parameters has positions: that of a tree with a window, which is named only then."""
+    return family.startswith("prefix_tree") and "window" in names.split(",")
 
 
 @torch.library.register_vmap("flashmask::build_mask")
@@ -76,4 +84,4 @@ def _build_vmap(info, in_dims, family, vectors, *others):
         _operator(family, [pick(x, dim, n) for x, dim in zip(vectors, in_dims[1])], *others)
         for n in range(info.batch_size)
     ]
-    return tuple(map(torch.stack, zip(*built))), (0, 0, 0)
+    return tuple(map(torch.stack, zip(*built))), (0, 0, 0, 0)

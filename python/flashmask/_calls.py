@@ -54,8 +54,11 @@ def mask_of(front, mask):
     return capi.mask_of(mask, lambda name, x: front.array(x).described(name))
 
 
-def build_mask(front, family, vectors, numbers, has_order):
-    """(bounds, order) of the mask of a family in host memory; order is None if there is none."""
+def build_mask(front, family, vectors, numbers, has_order, has_positions=False):
+    """(bounds, order) of the mask of a family in host memory, and with positions (bounds, order, positions).
+
+    order is None if there is none. Positions are those of rows and of keys.
+    """
     empty = front.empty_on_host
     given = {name: front.array(x).described(name) for name, x in vectors.items()}
     fm_mask = capi.make(capi.Mask)
@@ -66,8 +69,11 @@ def build_mask(front, family, vectors, numbers, has_order):
     if has_order:
         parameters = mask_parameters({**given, "order_out": front.array(order).described("order_out")}, numbers)
     fm_mask.bounds.data = front.array(bounds).pointer
+    positions = empty(tuple(fm_mask.q_pos.shape[:2]), "int32") if has_positions else None
+    if has_positions:
+        fm_mask.q_pos.data = fm_mask.k_pos.data = front.array(positions).pointer
     capi.check(capi.load().fm_mask_build(family.encode(), C.byref(parameters), C.byref(fm_mask), None))
-    return bounds, order
+    return (bounds, order, positions) if has_positions else (bounds, order)
 
 
 def to_startend(front, mask):

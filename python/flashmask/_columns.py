@@ -14,13 +14,17 @@ import torch
 from . import capi
 
 TILE = 128
+_FARTHEST = (1 << 31) - 1  # a side of a window over positions that is open, as the library has it
 _SAMPLE = 1 << 19  # row blocks of all keys that a sample of a block mask looks at
 
 
 def diagonals(mask):
-    """(lo, hi): row i sees key j only if lo <= j - i <= hi; None is unbounded."""
+    """(lo, hi): row i sees key j only if lo <= j - i <= hi; None is unbounded. With positions, those of j and i."""
     offset = mask.seqlen_k - mask.seqlen_q if mask.q_offset is None else mask.q_offset
     left, right = mask.window or (-1, -1)
+    if mask.q_pos is not None:
+        offset = 0
+        left, right = (-1 if side >= _FARTHEST else side for side in (left, right))
     lo = None if left == -1 else offset - left
     # A window's right side is never negative, so causal is the tighter one.
     hi = offset if mask.causal else None if right == -1 else offset + right
@@ -50,10 +54,13 @@ def visible_rows(mask, begin, end):
     keys = torch.arange(mask.seqlen_k, device=mask.device)
     lo, hi = diagonals(mask)
     visible = torch.ones((mask.batch, mask.heads, end - begin, mask.seqlen_k), dtype=torch.bool, device=mask.device)
+    from_, at = rows, keys
+    if mask.q_pos is not None:
+        from_, at = mask.q_pos.long()[:, None, begin:end, None], mask.k_pos.long()[:, None, None, :]
     if lo is not None:
-        visible = visible & (keys - lo >= rows)  # compared in the order that makes no dense matrix of integers
+        visible = visible & (at - lo >= from_)  # compared in the order that makes no dense matrix of integers
     if hi is not None:
-        visible = visible & (keys - hi <= rows)
+        visible = visible & (at - hi <= from_)
     for first, last in intervals(mask):
         outside = torch.zeros((), dtype=torch.bool, device=mask.device)
         if first is not None:
@@ -156,7 +163,10 @@ def _one(mask, batch, head):
             raise IndexError(f"{name} is {at}; the mask has {count}")
     at = lambda x: (min(batch, x.shape[0] - 1), head * x.shape[1] // mask.heads)  # noqa: E731
     pick = lambda x: None if x is None else x[at(x)][None, None]  # noqa: E731
-    return mask.replace(bounds=pick(mask.bounds), block_mask=pick(mask.block_mask)).cpu()
+    own = lambda x: None if x is None else x[min(batch, x.shape[0] - 1)][None]  # noqa: E731
+    return mask.replace(
+        bounds=pick(mask.bounds), block_mask=pick(mask.block_mask), q_pos=own(mask.q_pos), k_pos=own(mask.k_pos)
+    ).cpu()
 
 
 def _cells(mask, side, most_keys=0, batch=0, head=0):
@@ -279,12 +289,17 @@ def _mask_mod(mask, heads):
         # FlexAttention broadcasts a batch or heads of 1 to those of the call, which b and h then are.
         return x[(b if x.shape[0] > 1 else b * 0, h // (heads // x.shape[1]) if x.shape[1] > 1 else h * 0, *at)]
 
+    def pick_position(x, b, at):
+        return x[(b if x.shape[0] > 1 else b * 0, at)].long()
+
     def mask_mod(b, h, q, k):
-        visible = q >= 0
+        visible, from_, at = q >= 0, q, k
+        if mask.q_pos is not None:
+            from_, at = pick_position(mask.q_pos, b, q), pick_position(mask.k_pos, b, k)
         if lo is not None:
-            visible = visible & (k - q >= lo)
+            visible = visible & (at - from_ >= lo)
         if hi is not None:
-            visible = visible & (k - q <= hi)
+            visible = visible & (at - from_ <= hi)
         for first, last in pairs:
             outside = q < 0
             if first is not None:

@@ -29,6 +29,11 @@ key has hidden rows of its own.""",
     "block_mask": """\
 block_mask: bool, uint8 or int32 [batch or 1, 1 or heads_kv or heads_q, ceil(seqlen_q / 128), ceil(seqlen_k / 128)],
     0 hides the block.""",
+    "positions": """\
+q_pos, k_pos: int32 [batch or 1, seqlen_q] and [batch or 1, seqlen_k], both or neither: positions that causal and the
+    window compare in place of i + q_offset and j. Row i sees key j if k_pos[j] <= q_pos[i], and if q_pos[i] - left <=
+    k_pos[j] <= q_pos[i] + right; a side of 2^31 - 1 or more is open. Any numbers in any order. Row intervals and the
+    block mask go on counting rows and keys; without causal and a window they have no effect.""",
     "softmax_scale": "softmax_scale: default 1 / sqrt(head_dim).",
     "softcap": """\
 softcap: scores, scaled, become softcap * tanh(score / softcap) before the mask is applied, as in Gemma 2

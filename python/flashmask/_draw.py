@@ -42,6 +42,8 @@ def description(mask):
         parts.append(f"{mask.bounds.shape[-1]} bound{'s' if mask.bounds.shape[-1] > 1 else ''} per key")
     if mask.block_mask is not None:
         parts.append("block mask")
+    if mask.q_pos is not None:
+        parts.append("positions")
     if mask.device is not None:
         parts.append(str(mask.device))
     return ", ".join(parts)
@@ -57,7 +59,7 @@ def _is_readable(mask):
 
 
 def text(mask):
-    if not all(x is None or isinstance(x, torch.Tensor) for x in (mask.bounds, mask.block_mask)):
+    if not all(isinstance(x, torch.Tensor) for x in mask._tensors()):
         # Leaves that a tree_map put there.
         return f"Mask({mask.seqlen_q} x {mask.seqlen_k}, bounds={mask.bounds!r}, block_mask={mask.block_mask!r})"
     head = f"Mask({description(mask)})"

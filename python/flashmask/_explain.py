@@ -158,7 +158,10 @@ def describe(mask):
         parts.append(f"{_VECTORS[mask.causal, vectors]} of each key, batch {batch}, heads {heads}")
     if mask.block_mask is not None:
         parts.append(f"block mask {list(mask.block_mask.shape)}")
-    if mask.causal or mask.window is not None:
+    q_pos = getattr(mask, "q_pos", None)  # which some fronts lack
+    if q_pos is not None:
+        parts.append(f"q_pos {list(q_pos.shape)} and k_pos {list(mask.k_pos.shape)} in place of rows and keys")
+    elif mask.causal or mask.window is not None:
         parts.append(f"row 0 at key {mask.seqlen_k - mask.seqlen_q if mask.q_offset is None else mask.q_offset}")
     return "; ".join(parts) or "none: every row sees every key"
 

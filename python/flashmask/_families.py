@@ -8,6 +8,7 @@ trace has to know of the mask is said: its lengths, as far as they are known, an
 from typing import NamedTuple
 
 from . import _values
+from .errors import UnsupportedError
 
 _BUCKETS_MISFIT = (
     "the hash-sparse mask does not fit two row intervals per key column; "
@@ -25,7 +26,7 @@ class Form(NamedTuple):
 
     vectors: how many numbers `bounds` holds for each key; 0: the mask is a band, which needs no building. keys: None
     where only the contents of arrays say it; there are `copies` of them for each row, unless `rows` is given. misfit:
-    what is wrong if contents on a device make no such mask.
+    what is wrong if contents on a device make no such mask. has_positions: of rows and keys, which are the same.
     """
 
     vectors: int
@@ -36,6 +37,7 @@ class Form(NamedTuple):
     window: tuple | None = None
     q_offset: int | None = None
     misfit: str | None = None
+    has_positions: bool = False
 
     def rows_of(self, keys):
         """The query rows of a mask of so many keys."""
@@ -119,6 +121,7 @@ class Builders:
                                           None
     flags(name, value, device)            the same of bools
     build(family, form, vectors, numbers, device)  (mask, order) by fm_mask_build; device: as given or the first array's
+    has_positions                         optional: whether its masks have positions
     """
 
     def __init__(self, front):
@@ -263,7 +266,7 @@ class Builders:
 
     # --- Trees ----------------------------------------------------------------------------------------
 
-    def prefix_tree(self, parents, lengths=None, *, seqlen=None, device=None):
+    def prefix_tree(self, parents, lengths=None, *, window=-1, seqlen=None, device=None):
         """A packed prefix tree or forest: row i sees key j if j <= i and j's node is i's node or an ancestor of it.
 
         parents: [..., nodes] in depth-first order: parents[n] < n is the parent, -1 a root; several trees are several
@@ -271,26 +274,40 @@ class Builders:
         conversation that branches at some turn is a tree whose nodes are turns, a prompt with several answers a root
         with leaves. To fill up rows of a batch, add roots of length 0.
 
+        window: an int of at least 1; of these keys a row sees the last so many, its own included, counted along its
+        path from the root, as in the sliding-window layers of a model. The mask then has positions. -1: all keys.
         seqlen: as for documents. An order that is not depth-first is a ValueError naming the node; on a device, an
         asynchronous assertion.
         """
-        given = self._given(device)
+        given, form = self._given_tree(device, window)
         nodes = given.vector("parents", parents, "[..., nodes]").shape[-1]
         if lengths is not None:
             given.vector("lengths", lengths, "[..., nodes]")
         given.set_tokens(seqlen, nodes if lengths is None else _length_of(lengths, True))
-        return given.build("prefix_tree", 1, causal=True, misfit=_TREE_MISFIT)[0]
+        return given.build("prefix_tree", **form, misfit=_TREE_MISFIT)[0]
 
-    def prefix_tree_from_intervals(self, tin, tout, *, seqlen=None, device=None):
+    def prefix_tree_from_intervals(self, tin, tout, *, window=-1, seqlen=None, device=None):
         """The same from depth-first intervals: node n's own tokens begin at tin[n] and its subtree ends before tout[n].
 
         tin, tout: [..., nodes]. Intervals must nest, and a node's own tokens come before its children.
         """
-        given = self._given(device)
+        given, form = self._given_tree(device, window)
         given.vector("tin", tin, "[..., nodes]")
         given.vector("tout", tout, "[..., nodes]")
         given.set_tokens(seqlen, _length_of(tout, False))
-        return given.build("prefix_tree_from_intervals", 1, causal=True)[0]
+        return given.build("prefix_tree_from_intervals", **form)[0]
+
+    def _given_tree(self, device, window):
+        """Arguments for a tree, and the form of its mask: causal, or with a window over positions."""
+        window = _count("window", window)
+        if window == -1:
+            return self._given(device), {"vectors": 1, "causal": True}
+        if not getattr(self._front, "has_positions", False):
+            raise UnsupportedError(
+                f"window is {window}; it must be -1 (all keys): the masks of this package have no positions, "
+                "which a window of a tree needs"
+            )
+        return self._given(device, window=window), {"vectors": 2, "window": (window - 1, -1), "has_positions": True}
 
     # --- Batches --------------------------------------------------------------------------------------
 

@@ -66,8 +66,8 @@ def flashmask_attention(
     fixed_seed_offset, training, return_seed_offset, rng_name: Paddle's arguments. The first is another name of
         dropout_state, training=False is dropout=0, and return_seed_offset returns the state, drawn or given, last.
         Torch has no generators by name: a rng_name raises UnsupportedError.
-    q_pos, k_pos: not implemented; anything but None raises UnsupportedError. Nor does CUDA implement softcap, sink and
-        dropout.
+    {positions}
+        CUDA implements none of softcap, sink and dropout yet.
 
     Returns out, in query's dtype and layout, [batch, seqlen_q, heads_q, head_dim_v]; with return_softmax_lse (out,
     lse), lse [batch, heads_q, seqlen_q] natural logarithm, float32 (float64 for float64). Both are
@@ -81,9 +81,11 @@ def flashmask_attention(
         given = dropout_state, fixed_seed_offset, rng_name, training, return_seed_offset
         dropout, dropout_state = read_as_paddle(query, dropout, *given)
     features = ()
-    if dropout != 0 or softcap != 0 or sink is not None or q_pos is not None or k_pos is not None:
-        features = read_features(query, dropout, dropout_state, softcap, sink, q_pos, k_pos)
-    mask = call_mask(query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout)
+    if dropout != 0 or softcap != 0 or sink is not None:
+        features = read_features(query, dropout, dropout_state, softcap, sink)
+    mask = call_mask(
+        query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout, q_pos, k_pos
+    )
     out, lse = ops.checked_attention(
         query, key, value, mask, softmax_scale, layout, deterministic, backend, max_ctas, features
     )
@@ -92,17 +94,17 @@ def flashmask_attention(
     return (out, lse) if return_softmax_lse else out
 
 
-def read_features(query, dropout, dropout_state, softcap, sink, q_pos, k_pos):
-    """Features as ops.features_of has them; UnsupportedError naming the first that is not implemented."""
-    _arguments.refuse_unsupported(q_pos=(q_pos, None), k_pos=(k_pos, None))
+def read_features(query, dropout, dropout_state, softcap, sink):
+    """Features as ops.features_of has them."""
     _arguments.check_dense("query", query)
     return ops.features_of(softcap, sink, dropout, dropout_state, query.device)
 
 
-def call_mask(query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout):
+def call_mask(
+    query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout, q_pos=None, k_pos=None
+):
     """The Mask of a call of flashmask_attention; raises what the call would, as far as arguments and shapes decide."""
     ops.check_dimensions(query, key, value, layout)
     length = 1 if layout == "bshd" else 2
-    return as_mask(
-        startend_row_indices, query.shape[length], key.shape[length], causal, window_size, q_offset, block_mask
-    )
+    lengths = query.shape[length], key.shape[length]
+    return as_mask(startend_row_indices, *lengths, causal, window_size, q_offset, block_mask, q_pos, k_pos)

@@ -286,6 +286,7 @@ def mask_of(mask, describe):
     )
     left, right = mask.window or (-1, -1)
     tensors = {"bounds": ("startend_row_indices", mask.bounds), "block_mask": ("block_mask", mask.block_mask)}
+    tensors |= {name: (name, getattr(mask, name, None)) for name in ("q_pos", "k_pos")}  # which some fronts lack
     return make(
         Mask,
         flags=flags,

@@ -48,8 +48,10 @@ def explain(
     def prepare():
         p, given = read_as_paddle(query, dropout, dropout_state, fixed_seed_offset, rng_name, training, False)
         state = torch.zeros(2, dtype=torch.int64) if given is None else given  # none is drawn
-        features = read_features(query, p, state, softcap, sink, q_pos, k_pos)
-        mask = call_mask(query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout)
+        features = read_features(query, p, state, softcap, sink)
+        mask = call_mask(
+            query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout, q_pos, k_pos
+        )
         if mask.device not in (None, query.device):
             raise ValueError(
                 f"the mask is on {mask.device} and query on {query.device}; move it: mask.to(query.device)"

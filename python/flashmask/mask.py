@@ -11,7 +11,8 @@ from ._docs import composed
 
 BLOCK = 128  # rows and keys of one block of a block mask
 # The constructor's arguments.
-_FIELDS = ("seqlen_q", "seqlen_k", "bounds", "causal", "window", "q_offset", "block_mask")
+_FIELDS = ("seqlen_q", "seqlen_k", "bounds", "causal", "window", "q_offset", "block_mask", "q_pos", "k_pos")
+_TENSORS = ("bounds", "block_mask", "q_pos", "k_pos")
 
 _FORMS = """accepted are
   causal=True    [batch, heads, seqlen_k, 1]  LTS
@@ -27,8 +28,7 @@ class Mask:
     """
     {mask}
 
-    `q_pos` and `k_pos`, positions of rows and keys that causal and window compare in place of i + q_offset and j, are
-    not implemented: anything but None raises UnsupportedError.
+    {positions}
 
     Tensors that have to be converted or made contiguous are copied, others are borrowed: they must not change in place
     once plan() was called, and later calls notice if they did.
@@ -49,8 +49,6 @@ class Mask:
         q_pos=None,
         k_pos=None,
     ):
-        if q_pos is not None or k_pos is not None:
-            _arguments.refuse_unsupported(q_pos=(q_pos, None), k_pos=(k_pos, None))
         seqlen_q, seqlen_k = _arguments.length("seqlen_q", seqlen_q), _arguments.length("seqlen_k", seqlen_k)
         causal = _arguments.flag("causal", causal)
         set_field = object.__setattr__
@@ -63,9 +61,12 @@ class Mask:
         set_field(
             self, "block_mask", None if block_mask is None else _checked_block_mask(block_mask, seqlen_q, seqlen_k)
         )
+        q_pos, k_pos = _checked_positions(q_pos, k_pos, self)
+        set_field(self, "q_pos", q_pos)
+        set_field(self, "k_pos", k_pos)
         set_field(self, "_plans", {})
-        if self.bounds is not None and self.block_mask is not None:
-            _check_together(self.bounds, self.block_mask)
+        if len(self._tensors()) > 1:
+            _check_together(self)
 
     def __setattr__(self, name, value):
         raise AttributeError(f"a Mask does not change; make another one: mask.replace({name}=...)")
@@ -83,12 +84,12 @@ class Mask:
     @property
     def batch(self):
         """Batch entries of the mask: 1 (for all of the call's), or as many as the call has."""
-        return _wider(self.bounds, self.block_mask, 0)
+        return max([x.shape[0] for x in self._tensors()], default=1)
 
     @property
     def heads(self):
         """Heads of the mask: 1 (for all of the call's), heads_kv or heads_q; the larger if its tensors have both."""
-        return _wider(self.bounds, self.block_mask, 1)
+        return max([x.shape[1] for x in (self.bounds, self.block_mask) if x is not None], default=1)
 
     @property
     def shape(self):
@@ -107,7 +108,12 @@ class Mask:
         return tensors[0].device if tensors else None
 
     def _tensors(self):
-        return [x for x in (self.bounds, self.block_mask) if x is not None]
+        return [x for x in (self.bounds, self.block_mask, self.q_pos, self.k_pos) if x is not None]
+
+    def _with_tensors(self, change):
+        """The same mask with change(x) in place of each tensor x; this one if none is another then."""
+        changed = {name: change(x) for name in _TENSORS if (x := getattr(self, name)) is not None}
+        return self if all(x is getattr(self, name) for name, x in changed.items()) else self.replace(**changed)
 
     def replace(self, **changes):
         """The same mask with some of the constructor's arguments replaced."""
@@ -119,20 +125,14 @@ class Mask:
 
     def to(self, device, non_blocking=False):
         """The same mask with its tensors on `device`; this one if they are there already."""
-        moved = [x if x is None else x.to(device, non_blocking=non_blocking) for x in (self.bounds, self.block_mask)]
-        if moved[0] is self.bounds and moved[1] is self.block_mask:
-            return self
-        return self.replace(bounds=moved[0], block_mask=moved[1])
+        return self._with_tensors(lambda x: x.to(device, non_blocking=non_blocking))
 
     def pin_memory(self):
         """The same mask with its tensors in pinned host memory, from where to(device, non_blocking=True) does not wait.
 
         A DataLoader with pin_memory=True calls it.
         """
-        if not self._tensors():
-            return self
-        pinned = [x if x is None else x.pin_memory() for x in (self.bounds, self.block_mask)]
-        return self.replace(bounds=pinned[0], block_mask=pinned[1])
+        return self._with_tensors(lambda x: x.pin_memory())
 
     def contiguous(self):
         """This mask: its tensors are contiguous."""
@@ -244,8 +244,8 @@ class Mask:
     def stats(self):
         """MaskStats: visible elements, and how many tiles of 128 x 128 are full, partial and empty.
 
-        Exact, over all batch entries and heads. Time is linear in the lengths and the number of tiles. On a GPU it
-        waits for the result.
+        Exact, over all batch entries and heads; with positions, tiles that are judged by minima and maxima of these are
+        what they are run as. Time is linear in the lengths and the number of tiles. On a GPU it waits for the result.
         """
         return _columns.statistics(self)
 
@@ -266,18 +266,19 @@ class Mask:
         return _draw.text(self)
 
 
-def as_mask(value, seqlen_q, seqlen_k, causal=False, window_size=None, q_offset=None, block_mask=None):
+def as_mask(
+    value, seqlen_q, seqlen_k, causal=False, window_size=None, q_offset=None, block_mask=None, q_pos=None, k_pos=None
+):
     """The Mask that the arguments of an attention call mean.
 
-    value: None, a Mask, or a tensor as FlashMask's startend_row_indices (see Mask.bounds). A Mask brings its own band
-    and block mask, so the other arguments must be left out with it. Raises TypeError or ValueError naming the argument
-    and what is accepted.
+    value: None, a Mask, or a tensor as FlashMask's startend_row_indices (see Mask.bounds). A Mask brings its own band,
+    block mask and positions, so the other arguments must be left out with it. Raises TypeError or ValueError naming the
+    argument and what is accepted.
     """
     if isinstance(value, Mask):
-        if causal or window_size is not None or q_offset is not None or block_mask is not None:
-            _values.refuse_beside_mask(
-                causal=causal or None, window_size=window_size, q_offset=q_offset, block_mask=block_mask
-            )
+        others = {"window_size": window_size, "q_offset": q_offset, "block_mask": block_mask}
+        if causal or any(x is not None for x in (*others.values(), q_pos, k_pos)):
+            _values.refuse_beside_mask(causal=causal or None, **others, q_pos=q_pos, k_pos=k_pos)
         if value.seqlen_q != seqlen_q or value.seqlen_k != seqlen_k:
             raise ValueError(
                 f"the mask is for {value.seqlen_q} query rows and {value.seqlen_k} keys; "
@@ -290,7 +291,15 @@ def as_mask(value, seqlen_q, seqlen_k, causal=False, window_size=None, q_offset=
         )
     window = _arguments.window("window_size", window_size)
     return Mask(
-        seqlen_q, seqlen_k, bounds=value, causal=causal, window=window, q_offset=q_offset, block_mask=block_mask
+        seqlen_q,
+        seqlen_k,
+        bounds=value,
+        causal=causal,
+        window=window,
+        q_offset=q_offset,
+        block_mask=block_mask,
+        q_pos=q_pos,
+        k_pos=k_pos,
     )
 
 
@@ -340,28 +349,50 @@ def _checked_block_mask(block_mask, seqlen_q, seqlen_k):
     return (block_mask != 0 if block_mask.dtype == torch.int32 else block_mask).contiguous()
 
 
-def _check_together(bounds, block_mask):
-    if bounds.device != block_mask.device:
-        raise ValueError(
-            f"the bounds are on {bounds.device} and the block mask is on {block_mask.device}; "
-            "they must be on one device"
-        )
-    batches, heads = ((bounds.shape[d], block_mask.shape[d]) for d in range(2))
-    if batches[0] != batches[1] and 1 not in batches:
-        raise ValueError(
-            f"batch of the bounds is {batches[0]} and of the block mask {batches[1]}; "
-            "they must be equal, or one of them 1"
-        )
+def _checked_positions(q_pos, k_pos, mask):
+    """Both as int32 and contiguous, or neither."""
+    if q_pos is None and k_pos is None:
+        return None, None
+    checked = []
+    for name, x, other, length in (("q_pos", q_pos, "k_pos", mask.seqlen_q), ("k_pos", k_pos, "q_pos", mask.seqlen_k)):
+        if x is None:
+            raise ValueError(f"{name} is None and {other} is given; positions of rows and of keys come together")
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}; it must be a tensor")
+        if x.dtype != torch.int32:
+            raise TypeError(f"{name} is {x.dtype} {list(x.shape)}; it must be int32 [batch or 1, {length}]")
+        if x.ndim != 2 or x.shape[0] < 1 or x.shape[1] != length:
+            raise ValueError(f"{name} is {list(x.shape)}; it must be int32 [batch or 1, {length}]")
+        checked.append(x.contiguous())
+    if mask.q_offset is not None:
+        raise ValueError(f"q_offset is {mask.q_offset}; it must be None with q_pos and k_pos, which take its place")
+    return checked
+
+
+_WORDS = {"bounds": "the bounds", "block_mask": "the block mask", "q_pos": "q_pos", "k_pos": "k_pos"}
+
+
+def _check_together(mask):
+    tensors = [(words, x) for name, words in _WORDS.items() if (x := getattr(mask, name)) is not None]
+    for n, (name, x) in enumerate(tensors):
+        for other, y in tensors[:n]:
+            if x.device != y.device:
+                raise ValueError(
+                    f"{other} {'are' if other == 'the bounds' else 'is'} on {y.device} and {name} is on {x.device}; "
+                    "they must be on one device"
+                )
+            if x.shape[0] != y.shape[0] and 1 not in (x.shape[0], y.shape[0]):
+                raise ValueError(
+                    f"batch of {other} is {y.shape[0]} and of {name} {x.shape[0]}; they must be equal, or one of them 1"
+                )
+    if mask.bounds is None or mask.block_mask is None:
+        return
+    heads = mask.bounds.shape[1], mask.block_mask.shape[1]
     if max(heads) % min(heads):
         raise ValueError(
             f"heads of the bounds is {heads[0]} and of the block mask {heads[1]}; "
             "each must be 1, heads_kv or heads_q, so one divides the other"
         )
-
-
-def _wider(bounds, block_mask, dim):
-    sizes = [x.shape[dim] for x in (bounds, block_mask) if x is not None]
-    return max(sizes, default=1)
 
 
 # --- Pytree: the tensors are the leaves -----------------------------------------------------------
@@ -374,7 +405,7 @@ _taken_apart = weakref.WeakValueDictionary()
 
 def _flatten(mask):
     tensors = mask._tensors()
-    present = (mask.bounds is not None, mask.block_mask is not None)
+    present = tuple(getattr(mask, name) is not None for name in _TENSORS)
     context = (mask.seqlen_q, mask.seqlen_k, mask.causal, mask.window, mask.q_offset, present)
     if not torch.compiler.is_compiling():
         _taken_apart[_identity(tensors, context)] = mask
@@ -383,7 +414,7 @@ def _flatten(mask):
 
 def _flatten_with_keys(mask):
     tensors, context = _flatten(mask)
-    names = [name for name, here in zip(("bounds", "block_mask"), context[-1]) if here]
+    names = [name for name, here in zip(_TENSORS, context[-1]) if here]
     return [(pytree.GetAttrKey(name), x) for name, x in zip(names, tensors)], context
 
 
@@ -394,8 +425,8 @@ def _unflatten(tensors, context):
     mask = object.__new__(Mask)
     for name, value in zip(("seqlen_q", "seqlen_k", "causal", "window", "q_offset"), values):
         object.__setattr__(mask, name, value)
-    object.__setattr__(mask, "bounds", next(leaves) if present[0] else None)
-    object.__setattr__(mask, "block_mask", next(leaves) if present[1] else None)
+    for name, here in zip(_TENSORS, present):
+        object.__setattr__(mask, name, next(leaves) if here else None)
     object.__setattr__(mask, "_plans", {} if torch.compiler.is_compiling() else _plans_of_the_same(mask, context))
     return mask
 
@@ -410,7 +441,9 @@ def _plans_of_the_same(mask, context):
     Identities alone could be those of others by now.
     """
     same = _taken_apart.get(_identity(mask._tensors(), context))
-    return same._plans if same is not None and same.bounds is mask.bounds and same.block_mask is mask.block_mask else {}
+    if same is None or any(getattr(same, name) is not getattr(mask, name) for name in _TENSORS):
+        return {}
+    return same._plans
 
 
 torch.serialization.add_safe_globals([Mask])  # so that torch.load(weights_only=True) takes one

@@ -40,7 +40,9 @@ class Mask:
     """
     {mask}
 
-    bounds of int32 are borrowed, others converted; a block mask is borrowed.
+    {positions}
+
+    bounds and positions of int32 are borrowed, other bounds converted; a block mask is borrowed.
 
     Raises TypeError or ValueError if an argument is wrong.
     """
@@ -53,6 +55,8 @@ class Mask:
     window: tuple | None = None
     q_offset: int | None = None
     block_mask: np.ndarray | None = None
+    q_pos: np.ndarray | None = None
+    k_pos: np.ndarray | None = None
 
     def __post_init__(self):
         checked = {
@@ -67,6 +71,9 @@ class Mask:
             checked["bounds"] = _int32("startend_row_indices", self.bounds, checked["seqlen_q"])
         if self.block_mask is not None:
             checked["block_mask"] = np.asarray(self.block_mask)
+        for name in ("q_pos", "k_pos"):
+            if (positions := getattr(self, name)) is not None:
+                checked[name] = np.asarray(positions)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         capi.check(capi.load().fm_plan_bytes(C.byref(_calls.mask_of(_Numpy, self)), C.byref(C.c_size_t())))
@@ -74,15 +81,15 @@ class Mask:
     @property
     def batch(self):
         """Batch entries of the mask: 1 (for all of the call's), or as many as the call has."""
-        return self._wider(0)
+        return self._wider(0, "bounds", "block_mask", "q_pos", "k_pos")
 
     @property
     def heads(self):
         """Heads of the mask: 1 (for all of the call's), heads_kv or heads_q; the larger if its arrays have both."""
-        return self._wider(1)
+        return self._wider(1, "bounds", "block_mask")
 
-    def _wider(self, dim):
-        return max((x.shape[dim] for x in (self.bounds, self.block_mask) if x is not None), default=1)
+    def _wider(self, dim, *names):
+        return max((x.shape[dim] for name in names if (x := getattr(self, name)) is not None), default=1)
 
     def replace(self, **changes):
         """The same mask with some of the constructor's arguments replaced."""
@@ -116,6 +123,8 @@ def attention(
     threads=0,
     softcap=0.0,
     sink=None,
+    q_pos=None,
+    k_pos=None,
     dropout=0.0,
     dropout_state=None,
 ):
@@ -127,7 +136,7 @@ def attention(
 
     mask: a flashmask.numpy.Mask, which says everything about the mask; or startend_row_indices as Mask.bounds; or None:
         no key has hidden rows of its own.
-    causal, window_size, q_offset, block_mask: as in Mask (window_size is its window), without one.
+    causal, window_size, q_offset, block_mask, q_pos, k_pos: as in Mask (window_size is its window), without one.
     {softmax_scale}
     {layout}
     backend: "auto", "cpu" or "reference" (slow).
@@ -145,7 +154,7 @@ def attention(
     {raises}
     """
     q, k, v = _bshd(layout, q=q, k=k, v=v)
-    call_mask = _mask(mask, q, k, causal, window_size, q_offset, block_mask)
+    call_mask = _mask(mask, q, k, causal, window_size, q_offset, block_mask, q_pos, k_pos)
     out, lse = _calls.forward(
         _Numpy, q, k, v, call_mask, **_options(softmax_scale, backend, threads, softcap, sink, dropout, dropout_state)
     )
@@ -173,6 +182,8 @@ def attention_backward(
     threads=0,
     softcap=0.0,
     sink=None,
+    q_pos=None,
+    k_pos=None,
     dropout=0.0,
     dropout_state=None,
 ):
@@ -186,7 +197,7 @@ def attention_backward(
     {raises}
     """
     dout, q, k, v, out = _bshd(layout, dout=dout, q=q, k=k, v=v, out=out)
-    call_mask = _mask(mask, q, k, causal, window_size, q_offset, block_mask)
+    call_mask = _mask(mask, q, k, causal, window_size, q_offset, block_mask, q_pos, k_pos)
     options = _options(softmax_scale, backend, threads, softcap, sink, dropout, dropout_state)
     lse = _array("lse", lse)
     dlse = None if dlse is None else _array("dlse", dlse)
@@ -211,6 +222,8 @@ def explain(
     threads=0,
     softcap=0.0,
     sink=None,
+    q_pos=None,
+    k_pos=None,
     dropout=0.0,
     dropout_state=None,
 ):
@@ -220,7 +233,7 @@ def explain(
 
     def prepare():
         arrays = _bshd(layout, q=q, k=k, v=v)
-        call_mask = _mask(mask, *arrays[:2], causal, window_size, q_offset, block_mask)
+        call_mask = _mask(mask, *arrays[:2], causal, window_size, q_offset, block_mask, q_pos, k_pos)
         options = _options(softmax_scale, backend, threads, softcap, sink, dropout, dropout_state)
         options["sink"] = None if sink is None else _Numpy.array(options["sink"])
         del options["dropout_state"]
@@ -243,6 +256,8 @@ def dropout_mask(state, p, batch, heads, seqlen_q, seqlen_k):
 
 class _Numpy:
     """What _calls and the builders of masks ask of a front."""
+
+    has_positions = True
 
     @staticmethod
     def empty(shape, dtype, like):
@@ -286,9 +301,11 @@ class _Numpy:
     def build(family, form, vectors, numbers, device=None):
         if form.vectors == 0:
             return Mask(form.rows, form.keys, causal=form.causal, window=form.window, q_offset=form.q_offset), None
-        bounds, order = _calls.build_mask(_Numpy, family, vectors, numbers, family == "block_diffusion")
+        built = _calls.build_mask(_Numpy, family, vectors, numbers, family == "block_diffusion", form.has_positions)
+        bounds, order, *positions = built
         keys = bounds.shape[2]
-        return Mask(form.rows_of(keys), keys, bounds=bounds, causal=form.causal, window=form.window), order
+        places = dict.fromkeys(("q_pos", "k_pos"), *positions)
+        return Mask(form.rows_of(keys), keys, bounds=bounds, causal=form.causal, window=form.window, **places), order
 
 
 # The mask families, as flashmask.masks has them for torch.
@@ -344,13 +361,14 @@ def _in_layout(layout, x):
     return x.swapaxes(1, 2) if layout == "bhsd" else x
 
 
-def _mask(mask, q, k, causal, window_size, q_offset, block_mask):
+def _mask(mask, q, k, causal, window_size, q_offset, block_mask, q_pos, k_pos):
     """The Mask that the arguments mean."""
     if not isinstance(mask, Mask):
         window = _values.window("window_size", window_size)
-        band = {"causal": causal, "window": window, "q_offset": q_offset}
+        band = {"causal": causal, "window": window, "q_offset": q_offset, "q_pos": q_pos, "k_pos": k_pos}
         return Mask(q.shape[1], k.shape[1], bounds=mask, block_mask=block_mask, **band)
-    _values.refuse_beside_mask(causal=causal or None, window_size=window_size, q_offset=q_offset, block_mask=block_mask)
+    others = {"window_size": window_size, "q_offset": q_offset, "block_mask": block_mask}
+    _values.refuse_beside_mask(causal=causal or None, **others, q_pos=q_pos, k_pos=k_pos)
     if (mask.seqlen_q, mask.seqlen_k) != (q.shape[1], k.shape[1]):
         raise ValueError(
             f"the mask is for {mask.seqlen_q} query rows and {mask.seqlen_k} keys; "

@@ -35,6 +35,8 @@ _MOST_CTAS = 2**31 - 1
 # Where an operator's options end and its features begin: sink, q_pos, k_pos, dropout_state, and then the numbers
 # dropout_p and softcap. Those that have their default may be left out, from the last one on.
 _SINK, _DROPOUT_P = 8, 12
+_POSITIONS = _SINK + 1, _SINK + 2
+_NO_FEATURES = (None, None, None, None, 0.0, 0.0)
 
 _NO_FUNCTIONAL_DERIVATIVE = (
     "torch.func cannot differentiate flashmask attention; torch.autograd.grad and backward() can"
@@ -55,7 +57,9 @@ def plan(mask, device=None):
     mask. Traceable; it never waits for the device. Mask.plan keeps one.
     """
     bounds, block_mask, *band = mask_arguments(mask)
-    return call(_ops.plan, bounds, block_mask, mask.seqlen_q, mask.seqlen_k, *band, torch.device(device or "cpu"))
+    positions = () if mask.q_pos is None else (mask.q_pos, mask.k_pos)
+    place = torch.device(device or "cpu")
+    return call(_ops.plan, bounds, block_mask, mask.seqlen_q, mask.seqlen_k, *band, place, *positions)
 
 
 def attention(
@@ -130,6 +134,9 @@ def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backe
         plan_ = mask.plan(q.device) if is_compiling else mask._plan_in_eager_mode(q.device)
         left, right = mask.window or (-1, -1)
         options = (softmax_scale, mask.causal, mask.q_offset, left, right, deterministic, backend)
+        if mask.q_pos is not None:
+            sink, _, _, *others = features or _NO_FEATURES
+            features = (sink, mask.q_pos, mask.k_pos, *others)
     if max_ctas != 0 or features:
         options = (*options, max_ctas, *features)
     # The kernel itself saves a way through the dispatcher; a graph and torch.func need the operator.
@@ -244,9 +251,10 @@ def _plan_fake(
     bounds, block_mask, seqlen_q, seqlen_k, causal, q_offset, window_left, window_right, device, q_pos=None, k_pos=None
 ):
     _arguments.check_one_device(startend_row_indices=bounds, block_mask=block_mask, q_pos=q_pos, k_pos=k_pos)
-    device = next((x.device for x in (bounds, block_mask) if x is not None), device)
+    device = next((x.device for x in (bounds, block_mask, q_pos) if x is not None), device)
     tensors = [x for x in (bounds, block_mask) if x is not None and x.shape[2] != 0]  # without columns they say nothing
-    batch = max((x.shape[0] for x in tensors), default=1)
+    positions = [x for x in (q_pos, k_pos) if x is not None and seqlen_q != 0 and seqlen_k != 0]
+    batch = max((x.shape[0] for x in (*tensors, *positions)), default=1)
     heads = max((x.shape[1] for x in tensors), default=1)
     return torch.empty(plan_bytes(seqlen_q, seqlen_k, batch * heads), dtype=torch.uint8, device=device)
 
@@ -293,12 +301,10 @@ def _empty_like(x):
 
 
 @torch.library.register_vmap("flashmask::plan")
-def _plan_vmap(info, in_dims, bounds, block_mask, *others):
+def _plan_vmap(info, in_dims, *arguments):
     """The plan of each of the mapped masks."""
     pick = lambda x, dim, n: x if dim is None else x.select(dim, n)  # noqa: E731
-    plans = [
-        _ops.plan(pick(bounds, in_dims[0], n), pick(block_mask, in_dims[1], n), *others) for n in range(info.batch_size)
-    ]
+    plans = [_ops.plan(*(pick(x, dim, n) for x, dim in zip(arguments, in_dims))) for n in range(info.batch_size)]
     return torch.stack(plans), 0
 
 
@@ -306,7 +312,9 @@ def _plan_vmap(info, in_dims, bounds, block_mask, *others):
 def _forward_vmap(info, in_dims, q, k, v, bounds, block_mask, plan_, *options):
     """One call in which the mapped dimension is part of the batch."""
     if any(dim is not None for dim in in_dims[6:]):
-        raise UnsupportedError("vmap over a sink is not implemented; over q, k, v and the mask it is")
+        raise UnsupportedError(
+            "vmap over a sink or positions is not implemented; over q, k, v, row intervals and a block mask it is"
+        )
     if len(options) > _DROPOUT_P and options[_DROPOUT_P] != 0:
         raise UnsupportedError("vmap of dropout is not implemented: the mapped dimension is part of the batch")
     size = info.batch_size
@@ -316,6 +324,10 @@ def _forward_vmap(info, in_dims, q, k, v, bounds, block_mask, plan_, *options):
         is_shared = x is None or dim is None and x.shape[0] == 1
         plan_ = plan_ if is_shared else None  # it was made for fewer masks
         masks.append(x if is_shared else _folded(x, dim, size, q.shape[0] // size).contiguous())
+    for at in _POSITIONS:
+        if len(options) > at and options[at] is not None and options[at].shape[0] != 1:
+            plan_ = None
+            options = (*options[:at], _folded(options[at], None, size, q.shape[0] // size), *options[at + 1 :])
     out, lse = _ops.forward(q, k, v, *masks, plan_, *options)
     return tuple(x.view(size, x.shape[0] // size, *x.shape[1:]) for x in (out, lse)), (0, 0)
 

@@ -63,7 +63,8 @@ class Mask:
     """A mask with its vectors in device memory.
 
     bounds int32 [batch or 1, heads, seqlen_k, n] contiguous; window (left, right) with -1 unbounded; block_mask bool,
-    uint8 or int32 [batch or 1, heads, ceil(seqlen_q / 128), ceil(seqlen_k / 128)].
+    uint8 or int32 [batch or 1, heads, ceil(seqlen_q / 128), ceil(seqlen_k / 128)]; q_pos, k_pos int32 [batch or 1,
+    seqlen].
     """
 
     def __init__(
@@ -76,10 +77,13 @@ class Mask:
         window=None,
         q_offset=None,
         block_mask=None,
+        q_pos=None,
+        k_pos=None,
         device="cuda",
     ):
         self.device = torch.device(device)
-        self.tensors = {name: x for name, x in (("bounds", bounds), ("block_mask", block_mask)) if x is not None}
+        given = {"bounds": bounds, "block_mask": block_mask, "q_pos": q_pos, "k_pos": k_pos}
+        self.tensors = {name: x for name, x in given.items() if x is not None}
         fields = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "flags": capi.CAUSAL if causal else 0, **self.tensors}
         if q_offset is not None:
             fields.update(flags=fields["flags"] | capi.HAS_Q_OFFSET, q_offset=q_offset)

@@ -145,8 +145,10 @@ void check_mask(const Problem& p) {
     throw_invalid("mask has lengths (", view.seqlen_q, ", ", view.seqlen_k, "); those of q and k are (", p.seqlen_q,
                   ", ", p.seqlen_k, ")");
   }
-  for (const auto& [what, n] :
-       {std::pair{"mask's vectors have", view.bounds_batch}, {"mask's block mask has", view.block_batch}}) {
+  for (const auto& [what, n] : {std::pair{"mask's vectors have", view.bounds_batch},
+                                {"mask's block mask has", view.block_batch},
+                                {"mask's q_pos has", view.q_pos_batch},
+                                {"mask's k_pos has", view.k_pos_batch}}) {
     if (!is_one_of(n, {1, p.batch}))
       throw_invalid(what, " ", n, " batch entries; it must be 1 or q's batch, ", p.batch);
   }

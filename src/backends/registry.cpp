@@ -167,6 +167,7 @@ void Call::run(std::span<std::byte> workspace) {
 Explanation explain_problem(const Problem& problem, std::string_view backend) {
   Explanation result;
   result.features = names(problem.features);
+  if (compares_positions(problem.mask)) result.features.emplace_back("positions");
   Choice choice = choose(problem, backend, Reasons::kAll);
   result.rejected = std::move(choice.rejected);
   if (!choice.launch) return result;

@@ -38,7 +38,17 @@ fm_tensor bounds_of(const build::Shape& shape, void* data) {
   return t;
 }
 
-/// All of a mask but its vectors' data.
+/// Positions of rows and keys, which are the same.
+fm_tensor positions_of(const build::Shape& shape, void* data) {
+  if (!shape.has_positions) return {};
+  return {.data = data,
+          .dtype = FM_INT32,
+          .ndim = 2,
+          .shape = {shape.batch, shape.seqlen_k},
+          .stride = {std::max<int64_t>(shape.seqlen_k, 1), 1}};
+}
+
+/// All of a mask but its tensors' data.
 fm_mask described(const build::Shape& shape) {
   fm_mask mask{};
   mask.seqlen_q = shape.seqlen_q;
@@ -55,19 +65,26 @@ fm_mask described(const build::Shape& shape) {
     mask.q_offset = *shape.q_offset;
   }
   mask.bounds = bounds_of(shape, nullptr);
+  mask.q_pos = mask.k_pos = positions_of(shape, nullptr);
   return mask;
 }
 
-build::Output output_of(const build::Shape& shape, int32_t* first) {
+build::VectorOutput vectors_of(const build::Shape& shape, int32_t* first) {
   const int64_t count = shape.numbers();
   if (count == 4) return {first, first + 1, first + 2, first + 3, count};
   if (shape.causal) return {first, count == 2 ? first + 1 : nullptr, nullptr, nullptr, count};
   return {first, nullptr, nullptr, first + 1, count};
 }
 
-bool is_as_described(const fm_tensor& bounds, const build::Shape& shape) {
-  const fm_tensor wanted = bounds_of(shape, bounds.data);
-  return std::memcmp(&bounds, &wanted, sizeof(bounds)) == 0;
+/// Throws unless the tensor is the wanted one, with data if that has elements.
+void check_room(const char* argument, const fm_tensor& given, const fm_tensor& wanted) {
+  fm_tensor without_data = given;
+  without_data.data = nullptr;
+  if (std::memcmp(&without_data, &wanted, sizeof(wanted)) != 0)
+    throw_invalid(argument, " is ", describe(tensor(given, argument)), "; it must be ",
+                  describe(tensor(wanted, argument)), ", contiguous, as fm_mask_shape says");
+  if (wanted.dtype != FM_NONE && tensor(wanted, argument).num_elements() > 0 && !given.data)
+    throw_invalid(argument, " has no data: its pointer is null");
 }
 
 }  // namespace
@@ -77,6 +94,9 @@ fm_status fm_mask_shape(const char* family, const fm_mask_parameters* parameters
   return guarded([&] {
     fm_mask mask = described(read_family(family, parameters, CallOptions(options).device).shape);
     mask.struct_size = read_struct(out, "out").struct_size;
+    if (mask.k_pos.dtype != FM_NONE && mask.struct_size < sizeof(fm_mask))
+      throw_invalid("out->struct_size is ", mask.struct_size,
+                    "; the mask has positions, so it must reach beyond k_pos");
     write_struct(mask, out);
   });
 }
@@ -88,11 +108,11 @@ fm_status fm_mask_build(const char* family, const fm_mask_parameters* parameters
     const build::Arguments arguments = read_family(family, parameters, call.device);
     const build::Shape& shape = arguments.shape;
     const fm_mask mask = read_struct(out, "out");
-    if (!is_as_described(mask.bounds, shape))
-      throw_invalid("out->bounds is ", describe(tensor(mask.bounds, "out->bounds")), "; it must be ",
-                    describe(tensor(bounds_of(shape, nullptr), "out->bounds")), ", contiguous, as fm_mask_shape says");
-    const bool is_empty = shape.batch * shape.heads * shape.seqlen_k * shape.numbers() == 0;
-    if (!is_empty && !mask.bounds.data) throw_invalid("out->bounds has no data: its pointer is null");
+    check_room("out->bounds", mask.bounds, bounds_of(shape, nullptr));
+    check_room("out->q_pos", mask.q_pos, positions_of(shape, nullptr));
+    check_room("out->k_pos", mask.k_pos, positions_of(shape, nullptr));
+    if (mask.q_pos.data != mask.k_pos.data)
+      throw_invalid("out->q_pos and out->k_pos have other data; the positions are the same, written once");
     const auto allocate = [&](std::size_t bytes) {
       if (!call.allocate)
         throw_invalid("options->allocate is NULL; building ", family, " on a device needs ", bytes,
@@ -103,6 +123,8 @@ fm_status fm_mask_build(const char* family, const fm_mask_parameters* parameters
                     message("options->allocate gave no memory for a scratch of ", bytes, " bytes"));
       return static_cast<std::byte*>(memory);
     };
-    build_vectors(arguments, output_of(shape, static_cast<int32_t*>(mask.bounds.data)), allocate, call.options.stream);
+    const build::Output output{vectors_of(shape, static_cast<int32_t*>(mask.bounds.data)),
+                               static_cast<int32_t*>(mask.q_pos.data)};
+    build_vectors(arguments, output, allocate, call.options.stream);
   });
 }

@@ -20,23 +20,18 @@ Band read_band(const fm_mask& m) {
   return band;
 }
 
-void check_no_positions(const TensorView& positions, const char* argument) {
-  if (positions.defined())
-    throw_unsupported(argument, " is ", describe(positions), "; it must be absent: positions are not implemented");
-}
-
 MaskTensors read_tensors(const fm_mask* from, Device device) {
   const auto m = read_struct(from, "mask");
   check_flags(m.flags, FM_CAUSAL | FM_HAS_Q_OFFSET | FM_HAS_WINDOW, "mask");
-  check_no_positions(tensor(m.q_pos, "mask->q_pos", device), "mask->q_pos");
-  check_no_positions(tensor(m.k_pos, "mask->k_pos", device), "mask->k_pos");
   const MaskTensors mask{.seqlen_q = m.seqlen_q,
                          .seqlen_k = m.seqlen_k,
                          .band = read_band(m),
                          .q_offset = m.flags & FM_HAS_Q_OFFSET ? std::optional(m.q_offset) : std::nullopt,
                          .causal = (m.flags & FM_CAUSAL) != 0,
                          .indices = tensor(m.bounds, "mask->bounds", device),
-                         .block_mask = tensor(m.block_mask, "mask->block_mask", device)};
+                         .block_mask = tensor(m.block_mask, "mask->block_mask", device),
+                         .q_pos = tensor(m.q_pos, "mask->q_pos", device),
+                         .k_pos = tensor(m.k_pos, "mask->k_pos", device)};
   const TensorView& bounds = mask.indices;
   if (bounds.rank == 4 && bounds.shape[2] != m.seqlen_k)
     throw_invalid("startend_row_indices is ", describe(bounds), "; its third dimension must be seqlen_k, ", m.seqlen_k);
@@ -110,8 +105,9 @@ Mask CallMask::copy() const {
   const Mask vectors = t.indices.defined()
                            ? from_startend_row_indices(t.indices, t.causal, t.seqlen_q, t.q_offset)
                            : Mask({.seqlen_q = t.seqlen_q, .seqlen_k = t.seqlen_k, .q_offset = t.q_offset});
-  const Mask with_band = vectors.with_band(t.band);
-  return t.block_mask.defined() ? with_band.with_block_mask(t.block_mask) : with_band;
+  Mask mask = vectors.with_band(t.band);
+  if (t.block_mask.defined()) mask = mask.with_block_mask(t.block_mask);
+  return t.q_pos.defined() ? mask.with_positions(t.q_pos, t.k_pos) : mask;
 }
 
 CallOptions::CallOptions(const fm_options* from) {

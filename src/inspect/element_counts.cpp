@@ -8,6 +8,7 @@
 #include "common/arithmetic.h"
 #include "common/message.h"
 #include "mask/host_only.h"
+#include "mask/position_rows.h"
 #include "mask/rules.h"
 #include "mask/tile_classifier.h"
 #include "mask/view.h"
@@ -24,14 +25,45 @@ std::vector<std::size_t> parts_around(const Partition& finer, const Partition& c
 }
 
 /// Takes away the rows that a key is hidden from.
-void take_hidden_rows(const rules::Columns& columns, int64_t key, RowCounter& counter) {
-  rules::Interval hidden[4];
-  const int n = rules::merge(rules::hidden_rows(columns, static_cast<int32_t>(key)), hidden);
-  for (int k = 0; k < n; ++k) {
-    counter.add_from(hidden[k].begin, -1);
-    counter.add_from(hidden[k].end, 1);
+class HiddenRowTaker {
+ public:
+  HiddenRowTaker(const MaskView& mask, int64_t batch, int64_t head)
+      : columns_(columns(mask, batch, head)),
+        has_positions_(compares_positions(mask)),
+        positions_(position_band(mask, batch), mask.seqlen_q) {}
+
+  void take(int64_t key, RowCounter& counter) {
+    rules::Interval hidden[4];
+    const int n = rules::merge(rules::hidden_rows(columns_, static_cast<int32_t>(key)), hidden);
+    if (has_positions_) return take_both({hidden, static_cast<std::size_t>(n)}, key, counter);
+    for (int k = 0; k < n; ++k) take(hidden[k], counter);
   }
-}
+
+ private:
+  static void take(rules::Interval rows, RowCounter& counter) {
+    counter.add_from(rows.begin, -1);
+    counter.add_from(rows.end, 1);
+  }
+  /// The union of the intervals and what the positions hide, both ascending.
+  void take_both(std::span<const rules::Interval> intervals, int64_t key, RowCounter& counter) {
+    both_.clear();
+    positions_.add_hidden(key, both_);
+    const auto middle = both_.insert(both_.end(), intervals.begin(), intervals.end());
+    std::inplace_merge(both_.begin(), middle, both_.end(),
+                       [](const rules::Interval& a, const rules::Interval& b) { return a.begin < b.begin; });
+    int32_t taken = 0;  // all rows before are visible or have been taken
+    for (const rules::Interval& rows : both_) {
+      const int32_t begin = std::max(rows.begin, taken);
+      if (begin < rows.end) take(rules::Interval{begin, rows.end}, counter);
+      taken = std::max(taken, rows.end);
+    }
+  }
+
+  rules::Columns columns_;
+  bool has_positions_;
+  PositionRows positions_;
+  std::vector<rules::Interval> both_;
+};
 
 /// The keys that are counted, ascending.
 class CountedKeys {
@@ -116,6 +148,22 @@ void count_columns(const MaskView& mask, int64_t batch, int64_t head, TileShape 
                           });
 }
 
+/// The same of a band over positions, put together from the parts that it is judged by.
+void classify_positions(const MaskView& view, int64_t batch, int64_t head, TileShape tile,
+                        const std::function<void(const TileColumn&)>& f) {
+  const TileGrid grid = classify_tiles(view, batch, head, tile);
+  std::vector<uint64_t> live(static_cast<std::size_t>(ceil_div(grid.row_tiles, 64))), full(live.size());
+  for (int64_t c = 0; c < grid.key_tiles; ++c) {
+    std::fill(live.begin(), live.end(), 0);
+    std::fill(full.begin(), full.end(), 0);
+    for (int64_t r = 0; r < grid.row_tiles; ++r) {
+      set_bit(live, static_cast<std::size_t>(r), grid.at(r, c) != TileClass::kEmpty);
+      set_bit(full, static_cast<std::size_t>(r), grid.at(r, c) == TileClass::kFull);
+    }
+    f({c, live, full});
+  }
+}
+
 }  // namespace
 
 Partition::Partition(int64_t length, int64_t step, int64_t other_step)
@@ -172,14 +220,14 @@ void for_each_visible_column(const MaskView& mask, const Cells& cells,
   const Partition row_parts(mask.seqlen_q, cells.row_step, block), key_parts(mask.seqlen_k, cells.key_step, block);
   const std::vector<std::size_t> row_cell = parts_around(row_parts, row_cells),
                                  row_block = parts_around(row_parts, Partition(mask.seqlen_q, kBlockMaskSize));
-  const rules::Columns column = columns(mask, cells.batch, cells.head);
+  HiddenRowTaker hidden(mask, cells.batch, cells.head);
   const CountedKeys keys(mask.seqlen_k, cells.most_keys);
   RowCounter counter(row_parts);
   std::vector<int64_t> visible(static_cast<std::size_t>(row_cells.parts()));
   int64_t in_cell = 0;
   for (int64_t p = 0, next = 0; p < key_parts.parts(); ++p) {
     const int64_t first = next;
-    for (; next < keys.count() && keys[next] < key_parts.end(p); ++next) take_hidden_rows(column, keys[next], counter);
+    for (; next < keys.count() && keys[next] < key_parts.end(p); ++next) hidden.take(keys[next], counter);
     if (next > first) {
       counter.add_from(0, next - first);
       const std::span<const int64_t> seen = counter.take();
@@ -201,7 +249,9 @@ void for_each_visible_column(const MaskView& mask, const Cells& cells,
 void for_each_tile_column(const MaskView& mask, int64_t batch, int64_t head, TileShape tile,
                           const std::function<void(const TileColumn&)>& f) {
   require_host(mask, "the count of tiles");
-  if (mask.block_mask) {
+  if (compares_positions(mask)) {
+    classify_positions(mask, batch, head, tile, f);
+  } else if (mask.block_mask) {
     count_columns(mask, batch, head, tile, f);
   } else {
     classify_columns(mask, batch, head, tile, f);

@@ -173,14 +173,14 @@ Mask random_eviction(int64_t seqlen, uint64_t seed) {
   return eviction(evicted_at);
 }
 
-Mask prefix_tree(std::span<const int64_t> parents, std::span<const int64_t> lengths) {
-  std::vector<Parameter> parameters{of("parents", parents)};
+Mask prefix_tree(std::span<const int64_t> parents, std::span<const int64_t> lengths, int64_t window) {
+  std::vector<Parameter> parameters{of("parents", parents), of("window", window)};
   if (!lengths.empty()) parameters.push_back(of("lengths", lengths));
   return build_mask("prefix_tree", parameters);
 }
 
-Mask prefix_tree_from_intervals(std::span<const int64_t> tin, std::span<const int64_t> tout) {
-  return build_mask("prefix_tree_from_intervals", {of("tin", tin), of("tout", tout)});
+Mask prefix_tree_from_intervals(std::span<const int64_t> tin, std::span<const int64_t> tout, int64_t window) {
+  return build_mask("prefix_tree_from_intervals", {of("tin", tin), of("tout", tout), of("window", window)});
 }
 
 Mask padding(int64_t seqlen_q, int64_t seqlen_k, std::span<const int64_t> key_lengths,

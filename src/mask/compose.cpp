@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "common/arithmetic.h"
@@ -68,7 +69,7 @@ std::span<const Interval> broadcast_column(const HiddenColumns& columns, int64_t
   return columns[(own_b * columns.heads() + own_h) * columns.seqlen_k() + j];
 }
 
-/// The band that hides what either hides, around a's q_offset.
+/// The band that hides what either hides, around a's q_offset; or over the positions that both have.
 Band intersect_bands(const Mask& a, const Mask& b) {
   const int64_t shift = b.q_offset() - a.q_offset();
   Band band = a.band();
@@ -76,6 +77,33 @@ Band intersect_bands(const Mask& a, const Mask& b) {
   if (b.band().hi) band.hi = std::min(band.hi.value_or(INT64_MAX), *b.band().hi + shift);
   return band;
 }
+
+/// Positions of rows and keys, both [batch, ...]; empty if there are none.
+struct Positions {
+  int64_t batch = 1;
+  std::vector<int32_t> q, k;
+
+  bool operator==(const Positions&) const = default;
+  Mask put_on(const Mask& mask) && { return mask.with_positions(std::move(q), std::move(k), batch); }
+};
+
+/// Those of rows [row_begin, row_end) and keys [key_begin, key_end), for each of `batch` entries, or as many as the
+/// mask has for its own.
+Positions positions_of(const Mask& mask, int64_t row_begin, int64_t row_end, int64_t key_begin, int64_t key_end,
+                       int64_t batch = 0) {
+  const MaskView& view = mask.view();
+  Positions part{.batch = batch ? batch : std::max(view.q_pos_batch, view.k_pos_batch), .q = {}, .k = {}};
+  if (!view.has_positions) return part;
+  for (int64_t b = 0; b < part.batch; ++b) {
+    const int32_t* q = view.q_pos + broadcast_index(b, part.batch, view.q_pos_batch) * view.seqlen_q;
+    const int32_t* k = view.k_pos + broadcast_index(b, part.batch, view.k_pos_batch) * view.seqlen_k;
+    part.q.insert(part.q.end(), q + row_begin, q + row_end);
+    part.k.insert(part.k.end(), k + key_begin, k + key_end);
+  }
+  return part;
+}
+
+Positions positions_of(const Mask& mask) { return positions_of(mask, 0, mask.seqlen_q(), 0, mask.seqlen_k()); }
 
 void check_range(const char* what, int64_t begin, int64_t end, int64_t seqlen) {
   if (begin < 0 || begin > end || end > seqlen)
@@ -97,14 +125,8 @@ void check_block_ends(std::span<const Mask> pieces, int64_t seqlen_q, int64_t se
   }
 }
 
-}  // namespace
-
-Mask intersect(const Mask& a, const Mask& b) {
-  if (a.seqlen_q() != b.seqlen_q() || a.seqlen_k() != b.seqlen_k()) {
-    throw_invalid("the masks have lengths (", a.seqlen_q(), ", ", a.seqlen_k(), ") and (", b.seqlen_q(), ", ",
-                  b.seqlen_k(), "); they must be equal");
-  }
-  const int64_t batch = broadcast_batch(a.batch(), b.batch()), heads = broadcast_heads(a.heads(), b.heads());
+/// The columns of what either mask hides by itself.
+HiddenColumns hidden_by_either(const Mask& a, const Mask& b, int64_t batch, int64_t heads) {
   const HiddenColumns of_a = HiddenColumns::of(a), of_b = HiddenColumns::of(b);
   HiddenColumns both(a.seqlen_q(), a.seqlen_k(), batch, heads);
   std::vector<Interval> hidden;
@@ -118,19 +140,67 @@ Mask intersect(const Mask& a, const Mask& b) {
       }
     }
   }
+  return both;
+}
+
+/// The intervals and the band, around a's q_offset, of an intersection.
+MaskParts intersect_columns(const Mask& a, const Mask& b, int64_t batch, int64_t heads) {
+  const HiddenColumns both = hidden_by_either(a, b, batch, heads);
   // The band the two have together comes first: it is what the caller wrote.
   std::vector<Band> candidates{intersect_bands(a, b)};
   for (const Band& band : both.tightest_bands(a.q_offset())) candidates.push_back(band);
-  MaskParts parts = fit_two_intervals(both, candidates, a.q_offset(), "the intersection");
-  if (a.has_block_mask() || b.has_block_mask()) {
-    BlockGrid grid(batch, heads, a.seqlen_q(), a.seqlen_k());
-    grid.clear(a, 0, 0, 0, 0);
-    grid.clear(b, 0, 0, 0, 0);
-    parts.block_batch = batch;
-    parts.block_heads = heads;
-    parts.block_mask = std::move(grid.keep);
+  return fit_two_intervals(both, candidates, a.q_offset(), "the intersection");
+}
+
+/// The same where `kept` has positions, over which the result's band is; that of the other, too, if it has the same.
+Mask intersect_positions(const Mask& kept, const Mask& other, int64_t batch, int64_t heads) {
+  Positions positions = positions_of(kept);
+  const bool same = other.has_positions() && positions == positions_of(other);
+  const HiddenColumns both =
+      hidden_by_either(kept.with_band(Band::none()), same ? other.with_band(Band::none()) : other, batch, heads);
+  const std::array candidates{Band::none()};
+  const Mask mask{fit_two_intervals(both, candidates, 0, "the intersection beside the band over positions")};
+  return std::move(positions).put_on(mask).with_band(same ? intersect_bands(kept, other) : kept.band());
+}
+
+/// Whether a band over the positions of all pieces is that of each.
+bool share_band_over_positions(std::span<const Mask> pieces) {
+  return !pieces.empty() && std::ranges::all_of(pieces, [&](const Mask& piece) {
+    return piece.has_positions() && piece.band() == pieces.front().band();
+  });
+}
+
+Positions concatenate_positions(std::span<const Mask> pieces) {
+  Positions packed;
+  for (const Mask& piece : pieces) packed.batch = std::max(packed.batch, positions_of(piece).batch);
+  for (int64_t b = 0; b < packed.batch; ++b) {
+    for (const Mask& piece : pieces) {
+      const int64_t rows = piece.seqlen_q(), keys = piece.seqlen_k();
+      const Positions own = positions_of(piece, 0, rows, 0, keys, packed.batch);
+      packed.q.insert(packed.q.end(), own.q.begin() + b * rows, own.q.begin() + (b + 1) * rows);
+      packed.k.insert(packed.k.end(), own.k.begin() + b * keys, own.k.begin() + (b + 1) * keys);
+    }
   }
-  return Mask(std::move(parts));
+  return packed;
+}
+
+}  // namespace
+
+Mask intersect(const Mask& a, const Mask& b) {
+  if (a.seqlen_q() != b.seqlen_q() || a.seqlen_k() != b.seqlen_k()) {
+    throw_invalid("the masks have lengths (", a.seqlen_q(), ", ", a.seqlen_k(), ") and (", b.seqlen_q(), ", ",
+                  b.seqlen_k(), "); they must be equal");
+  }
+  const int64_t batch = broadcast_batch(a.batch(), b.batch()), heads = broadcast_heads(a.heads(), b.heads());
+  const bool keeps_a = compares_positions(a.view()) || (a.has_positions() && !compares_positions(b.view()));
+  const Mask mask = keeps_a             ? intersect_positions(a, b, batch, heads)
+                    : b.has_positions() ? intersect_positions(b, a, batch, heads)
+                                        : Mask(intersect_columns(a, b, batch, heads));
+  if (!a.has_block_mask() && !b.has_block_mask()) return mask;
+  BlockGrid grid(batch, heads, a.seqlen_q(), a.seqlen_k());
+  grid.clear(a, 0, 0, 0, 0);
+  grid.clear(b, 0, 0, 0, 0);
+  return mask.with_block_mask(std::move(grid.keep), batch, heads);
 }
 
 Mask concatenate(std::span<const Mask> pieces) {
@@ -150,9 +220,11 @@ Mask concatenate(std::span<const Mask> pieces) {
       throw_invalid("the pieces add up to more than ", kMaxSeqlen, " rows or keys");
   }
   if (blocks) check_block_ends(pieces, seqlen_q, seqlen_k);
+  const bool has_positions = share_band_over_positions(pieces);
   std::vector<HiddenColumns> own;
   own.reserve(pieces.size());
-  for (const Mask& piece : pieces) own.push_back(HiddenColumns::of(piece));
+  for (const Mask& piece : pieces)
+    own.push_back(HiddenColumns::of(has_positions ? piece.with_band(Band::none()) : piece));
   HiddenColumns packed(seqlen_q, seqlen_k, batch, heads);
   std::vector<Interval> hidden;
   for (int64_t n = 0; n < batch; ++n) {
@@ -171,7 +243,8 @@ Mask concatenate(std::span<const Mask> pieces) {
     }
   }
   const int64_t q_offset = seqlen_k - seqlen_q;
-  MaskParts parts = fit_two_intervals(packed, packed.tightest_bands(q_offset), q_offset, "the concatenation");
+  const std::vector<Band> bands = has_positions ? std::vector{Band::none()} : packed.tightest_bands(q_offset);
+  MaskParts parts = fit_two_intervals(packed, bands, q_offset, "the concatenation");
   if (blocks) {
     BlockGrid grid(batch, heads, seqlen_q, seqlen_k);
     int64_t row_at = 0, key_at = 0;
@@ -184,7 +257,8 @@ Mask concatenate(std::span<const Mask> pieces) {
     parts.block_heads = heads;
     parts.block_mask = std::move(grid.keep);
   }
-  return Mask(std::move(parts));
+  const Mask mask(std::move(parts));
+  return has_positions ? concatenate_positions(pieces).put_on(mask).with_band(pieces.front().band()) : mask;
 }
 
 Mask crop(const Mask& mask, int64_t row_begin, int64_t row_end, int64_t key_begin, int64_t key_end) {
@@ -229,7 +303,7 @@ Mask crop(const Mask& mask, int64_t row_begin, int64_t row_end, int64_t key_begi
     parts.block_heads = grid.heads;
     parts.block_mask = std::move(grid.keep);
   }
-  return Mask(std::move(parts));
+  return positions_of(mask, row_begin, row_end, key_begin, key_end).put_on(Mask(std::move(parts)));
 }
 
 }  // namespace flashmask

@@ -12,7 +12,7 @@
 namespace flashmask::content_hash {
 
 /// Where a value is stored.
-enum class Source : uint64_t { kLts, kLte, kUts, kUte, kBlockMask };
+enum class Source : uint64_t { kLts, kLte, kUts, kUte, kBlockMask, kQPos, kKPos };
 
 /// 2^64 divided by the golden ratio: multiples of it stay far apart.
 inline constexpr uint64_t kGolden = 0x9e3779b97f4a7c15u;
@@ -25,8 +25,8 @@ FLASHMASK_RULE uint64_t scramble(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/// What the value at `position` of a vector or of the block mask adds: positions count the elements in the
-/// order [batch, heads, ...] of their own shape, however they are strided.
+/// What the value at `position` of a vector, of the block mask or of the positions adds: positions count the elements
+/// in the order [batch, heads, ...] of their own shape, however they are strided.
 FLASHMASK_RULE uint64_t element(Source source, int64_t position, uint32_t value) {
   return scramble((static_cast<uint64_t>(position) * 8 + static_cast<uint64_t>(source) + 1) * kGolden + value);
 }
@@ -42,6 +42,9 @@ inline uint64_t frame(const MaskView& view) {
                                view.bounds_batch, view.bounds_heads, view.block_batch, view.block_heads}) {
     hash = scramble(hash * kGolden + static_cast<uint64_t>(number));
   }
+  if (!view.q_pos) return hash;
+  for (const int64_t number : {view.q_pos_batch, view.k_pos_batch})
+    hash = scramble(hash * kGolden + static_cast<uint64_t>(number));
   return hash;
 }
 

@@ -213,11 +213,13 @@ std::vector<uint8_t> to_dense(const Mask& mask) {
     for (int64_t h = 0; h < view.heads(); ++h, matrix += view.seqlen_q * view.seqlen_k) {
       const rules::Columns column = columns(view, b, h);
       const uint8_t* keep = block_mask(view, b, h);
+      const rules::PositionBand band = position_band(view, b);
       for (int64_t j = 0; j < view.seqlen_k; ++j) {
         const rules::HiddenRows hidden = rules::hidden_rows(column, static_cast<int32_t>(j));
         for (int64_t i = 0; i < view.seqlen_q; ++i) {
           const bool kept = !keep || keep[(i / kBlockMaskSize) * key_blocks + j / kBlockMaskSize] != 0;
-          matrix[i * view.seqlen_k + j] = kept && rules::is_visible(hidden, static_cast<int32_t>(i));
+          const bool near = !band.q_pos || rules::in_band(band, band.q_pos[i], band.k_pos[j]);
+          matrix[i * view.seqlen_k + j] = kept && near && rules::is_visible(hidden, static_cast<int32_t>(i));
         }
       }
     }

@@ -6,6 +6,7 @@
 
 #include "common/message.h"
 #include "mask/host_only.h"
+#include "mask/position_rows.h"
 #include "mask/view.h"
 
 namespace flashmask {
@@ -116,9 +117,11 @@ HiddenColumns HiddenColumns::of(const Mask& mask) {
   for (int64_t b = 0; b < view.batch(); ++b) {
     for (int64_t h = 0; h < view.heads(); ++h) {
       const rules::Columns column = columns(view, b, h);
+      const PositionRows positions(position_band(view, b), view.seqlen_q);
       for (int64_t j = 0; j < view.seqlen_k; ++j) {
         const rules::HiddenRows rows = rules::hidden_rows(column, static_cast<int32_t>(j));
         hidden.assign(std::begin(rows.interval), std::end(rows.interval));
+        positions.add_hidden(j, hidden);
         result.append(hidden);
       }
     }

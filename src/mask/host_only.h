@@ -15,7 +15,7 @@ inline std::string describe(const Device& device) {
 
 /// Whether a mask has contents at all, or only a band, which goes anywhere.
 inline bool has_contents(const MaskView& view) {
-  return view.lts || view.lte || view.uts || view.ute || view.block_mask;
+  return view.lts || view.lte || view.uts || view.ute || view.block_mask || view.q_pos;
 }
 
 /// Throws kInvalidArgument, naming the device, if the mask's vectors are not in host memory, where `reader`

@@ -2,6 +2,7 @@
 #include "flashmask/mask.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "common/arithmetic.h"
@@ -44,14 +45,6 @@ void check_size(const char* argument, std::size_t got, std::optional<int64_t> ex
   }
 }
 
-void check_no_positions(const MaskParts& parts) {
-  for (auto [argument, positions] : {std::pair{"q_pos", &parts.q_pos}, {"k_pos", &parts.k_pos}}) {
-    if (!positions->empty())
-      throw_unsupported(argument, " has ", positions->size(),
-                        " elements; it must be empty: positions are not implemented");
-  }
-}
-
 const int32_t* data_or_null(const std::vector<int32_t>& v) { return v.empty() ? nullptr : v.data(); }
 
 }  // namespace
@@ -90,30 +83,92 @@ struct Mask::BlockMask {
   }
 };
 
+/// Of a mask without elements and of one without positions there are none, in one batch entry.
+struct Mask::Positions {
+  int64_t q_batch = 1, k_batch = 1;
+  std::vector<int32_t> q, k;
+  uint64_t hash = 0;
+  /// On a device: the caller's, in place of those above.
+  const int32_t *borrowed_q = nullptr, *borrowed_k = nullptr;
+  Device device{};
+
+  bool given() const { return borrowed_q || !q.empty(); }
+
+  static std::shared_ptr<const Positions> make(int64_t seqlen_q, int64_t seqlen_k, int64_t batch,
+                                               std::vector<int32_t> q, std::vector<int32_t> k) {
+    check_count("position_batch", batch);
+    if (q.empty() && k.empty()) return std::make_shared<Positions>();
+    for (const auto& [argument, vector, seqlen, shape] :
+         {std::tuple{"q_pos", &q, seqlen_q, "[position_batch, seqlen_q]"},
+          {"k_pos", &k, seqlen_k, "[position_batch, seqlen_k]"}}) {
+      if (vector->empty() && seqlen > 0)
+        throw_invalid(argument, " is absent and ", vector == &q ? "k_pos" : "q_pos",
+                      " is given; positions of rows and of keys come together");
+      check_size(argument, vector->size(), checked_product(batch, seqlen), shape);
+    }
+    return copied(batch, batch, std::move(q), std::move(k));
+  }
+  static std::shared_ptr<const Positions> copied(int64_t q_batch, int64_t k_batch, std::vector<int32_t> q,
+                                                 std::vector<int32_t> k) {
+    auto positions = std::make_shared<Positions>();
+    if (q.empty() || k.empty()) return positions;
+    using enum content_hash::Source;
+    positions->hash = hash_of_elements(kQPos, q) + hash_of_elements(kKPos, k);
+    positions->q_batch = q_batch;
+    positions->k_batch = k_batch;
+    positions->q = std::move(q);
+    positions->k = std::move(k);
+    return positions;
+  }
+  /// The caller's, on a device.
+  static std::shared_ptr<const Positions> borrow(const MaskView& view) {
+    auto positions = std::make_shared<Positions>();
+    positions->q_batch = view.q_pos_batch;
+    positions->k_batch = view.k_pos_batch;
+    positions->borrowed_q = view.q_pos;
+    positions->borrowed_k = view.k_pos;
+    positions->device = view.device;
+    return positions;
+  }
+};
+
 struct Mask::Data {
   int64_t seqlen_q = 0, seqlen_k = 0;
   Band band;
   int64_t q_offset = 0;
   std::shared_ptr<const Bounds> bounds;
   std::shared_ptr<const BlockMask> block;
+  std::shared_ptr<const Positions> positions = std::make_shared<Positions>();
   MaskView view;
 
-  /// Checks q_offset and fills `view` from the rest.
+  /// Checks q_offset and where everything lies, and fills `view` from the rest.
   void finish() {
     view = {};
     view.seqlen_q = seqlen_q;
     view.seqlen_k = seqlen_k;
-    set_band(view, band, q_offset);
     view.bounds_batch = bounds->batch;
     view.bounds_heads = bounds->heads;
     view.block_batch = block->batch;
     view.block_heads = block->heads;
+    set_positions();
+    set_band(view, band, q_offset);
     check_broadcast(view);
     set_vectors();
     view.block_mask = block->borrowed ? block->borrowed : block->keep.empty() ? nullptr : block->keep.data();
     if (block->borrowed) view.device = block->device;
+    if (positions->borrowed_q) view.device = positions->device;
     if (view.device.kind == Device::Kind::kCpu)
-      view.content_hash = content_hash::finish(content_hash::frame(view), bounds->hash + block->hash);
+      view.content_hash = content_hash::finish(content_hash::frame(view), bounds->hash + block->hash + positions->hash);
+  }
+
+  /// In place of q_offset or of other positions.
+  void set(std::shared_ptr<const Positions> other) {
+    if (other->given()) {
+      q_offset = 0;
+    } else if (positions->given()) {
+      q_offset = seqlen_k - seqlen_q;
+    }
+    positions = std::move(other);
   }
 
   /// The mask with other data.
@@ -124,6 +179,16 @@ struct Mask::Data {
     data->finish();
     mask.data_ = std::move(data);
     return mask;
+  }
+
+  void check_device_of_positions() const;
+
+  void set_positions() {
+    view.has_positions = positions->given();
+    view.q_pos_batch = positions->q_batch;
+    view.k_pos_batch = positions->k_batch;
+    view.q_pos = positions->borrowed_q ? positions->borrowed_q : data_or_null(positions->q);
+    view.k_pos = positions->borrowed_k ? positions->borrowed_k : data_or_null(positions->k);
   }
 
   void set_vectors() {
@@ -163,18 +228,33 @@ std::vector<uint8_t> read_block_mask(const TensorView& t) {
   return keep;
 }
 
-/// The kernels read both, so both must be where the call is.
-void check_same_device(const Bounds& bounds, bool has_blocks, const Device& of_blocks) {
-  const bool vectors =
-      bounds.borrowed || !bounds.lts.empty() || !bounds.lte.empty() || !bounds.uts.empty() || !bounds.ute.empty();
-  const Device of_vectors = bounds.borrowed ? bounds.borrowed->device : Device{};
-  if (vectors && has_blocks && of_vectors != of_blocks) {
-    throw_invalid("the mask's vectors are on ", describe(of_vectors), " and its block mask on ", describe(of_blocks),
-                  "; copy one of them to where the other is");
+bool has_vectors(const MaskView& view) { return view.lts || view.lte || view.uts || view.ute; }
+
+/// The kernels read all contents, so all must be where the call is: `added` ("block mask") beside what `view` has.
+void check_same_device(const MaskView& view, const char* added, const Device& of_added) {
+  if (!has_contents(view) || view.device == of_added) return;
+  const char* const has = has_vectors(view) ? "vectors are" : view.block_mask ? "block mask is" : "positions are";
+  throw_invalid("the mask's ", has, " on ", describe(view.device), " and its ", added, " on ", describe(of_added),
+                "; copy one of them to where the other is");
+}
+
+/// The elements of positions [batch, seqlen] in host memory.
+std::vector<int32_t> read_positions(const char* argument, const TensorView& t) {
+  std::vector<int32_t> positions = room_for<int32_t>(argument, t.num_elements());
+  for (int64_t b = 0; b < t.shape[0]; ++b) {
+    for (int64_t n = 0; n < t.shape[1]; ++n)
+      positions.push_back(static_cast<const int32_t*>(t.data)[b * t.stride[0] + n * t.stride[1]]);
   }
+  return positions;
 }
 
 }  // namespace
+
+void Mask::Data::check_device_of_positions() const {
+  MaskView others = view;
+  others.q_pos = nullptr;
+  if (positions->given()) check_same_device(others, "positions", positions->device);
+}
 
 Band Band::window(int64_t left, int64_t right) {
   if (left < -1) throw_invalid("window left is ", left, "; it must be -1 (unbounded) or at least 0");
@@ -186,7 +266,6 @@ Band Band::window(int64_t left, int64_t right) {
 }
 
 Mask::Mask(MaskParts parts) {
-  check_no_positions(parts);
   check_seqlen("seqlen_q", parts.seqlen_q);
   check_seqlen("seqlen_k", parts.seqlen_k);
   check_count("batch", parts.batch);
@@ -216,6 +295,11 @@ Mask::Mask(MaskParts parts) {
   data->block = BlockMask::make(parts.seqlen_q, parts.seqlen_k, parts.block_batch, parts.block_heads,
                                 std::move(parts.block_mask));
   data->bounds = std::move(bounds);
+  const bool positions = !parts.q_pos.empty() || !parts.k_pos.empty();
+  if (positions && parts.q_offset)
+    throw_invalid("q_offset is ", *parts.q_offset, "; it must be absent with q_pos and k_pos, which take its place");
+  data->set(Positions::make(parts.seqlen_q, parts.seqlen_k, parts.position_batch, std::move(parts.q_pos),
+                            std::move(parts.k_pos)));
   data->finish();
   data_ = std::move(data);
 }
@@ -247,6 +331,7 @@ int Mask::num_intervals() const {
   return (v.lts || v.lte ? 1 : 0) + (v.uts || v.ute ? 1 : 0);
 }
 bool Mask::has_block_mask() const { return data_->view.block_mask != nullptr; }
+bool Mask::has_positions() const { return data_->view.has_positions; }
 std::span<const int32_t> Mask::lts() const {
   require_host(data_->view, "Mask::lts");
   return data_->bounds->lts;
@@ -267,12 +352,22 @@ std::span<const uint8_t> Mask::block_mask() const {
   require_host(data_->view, "Mask::block_mask");
   return data_->block->keep;
 }
+std::span<const int32_t> Mask::q_pos() const {
+  require_host(data_->view, "Mask::q_pos");
+  return data_->positions->q;
+}
+std::span<const int32_t> Mask::k_pos() const {
+  require_host(data_->view, "Mask::k_pos");
+  return data_->positions->k;
+}
 const MaskView& Mask::view() const { return data_->view; }
 Device Mask::device() const { return data_->view.device; }
 
 int64_t Mask::memory_bytes() const {
   const Bounds& b = *data_->bounds;
-  return static_cast<int64_t>((b.lts.size() + b.lte.size() + b.uts.size() + b.ute.size()) * sizeof(int32_t) +
+  const Positions& p = *data_->positions;
+  return static_cast<int64_t>((b.lts.size() + b.lte.size() + b.uts.size() + b.ute.size() + p.q.size() + p.k.size()) *
+                                  sizeof(int32_t) +
                               data_->block->keep.size());
 }
 
@@ -287,6 +382,8 @@ bool Mask::visible(int64_t b, int64_t h, int64_t i, int64_t j) const {
 }
 
 Mask Mask::with_q_offset(int64_t q_offset) const {
+  if (has_positions())
+    throw_invalid("q_offset is ", q_offset, "; the mask has positions, which take its place: remove or change these");
   return Data::changed(*this, [&](Data& data) { data.q_offset = q_offset; });
 }
 
@@ -308,8 +405,33 @@ Mask Mask::with_block_tensor(const TensorView& keep) const {
 
 Mask Mask::with_block(std::shared_ptr<const BlockMask> block) const {
   return Data::changed(*this, [&](Data& data) {
+    MaskView others = data.view;
+    others.block_mask = nullptr;
+    if (block->borrowed || !block->keep.empty()) check_same_device(others, "block mask", block->device);
     data.block = std::move(block);
-    check_same_device(*data.bounds, data.block->borrowed || !data.block->keep.empty(), data.block->device);
+  });
+}
+
+Mask Mask::with_positions(std::vector<int32_t> q_pos, std::vector<int32_t> k_pos, int64_t batch) const {
+  return Data::changed(*this, [&](Data& data) {
+    data.set(Positions::make(seqlen_q(), seqlen_k(), batch, std::move(q_pos), std::move(k_pos)));
+    data.check_device_of_positions();
+  });
+}
+
+Mask Mask::with_position_tensors(const TensorView& q_pos, const TensorView& k_pos) const {
+  const MaskView view = view_of({.seqlen_q = seqlen_q(), .seqlen_k = seqlen_k(), .q_pos = q_pos, .k_pos = k_pos},
+                                q_pos.device.kind == Device::Kind::kCpu ? Of::kShapes : Of::kContents);
+  return Data::changed(*this, [&](Data& data) {
+    if (q_pos.device.kind != Device::Kind::kCpu) {
+      data.set(view.q_pos ? Positions::borrow(view) : std::make_shared<Positions>());
+    } else {
+      check_data("q_pos", q_pos);
+      check_data("k_pos", k_pos);
+      data.set(Positions::copied(q_pos.shape[0], k_pos.shape[0], read_positions("q_pos", q_pos),
+                                 read_positions("k_pos", k_pos)));
+    }
+    data.check_device_of_positions();
   });
 }
 

@@ -2,6 +2,8 @@
 #include "mask/mask_tensors.h"
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 #include "common/arithmetic.h"
 #include "common/message.h"
@@ -31,6 +33,17 @@ Band reachable(Band band) {
   if (band.hi && *band.hi >= kBeyond) band.hi.reset();
   if (band.lo) band.lo = std::min(*band.lo, kBeyond);
   if (band.hi) band.hi = std::max(*band.hi, -kBeyond);
+  return band;
+}
+
+/// The same band with edges that positions, which differ by less than 2^32, can be compared with in 32 bits.
+Band comparable(Band band) {
+  if (band.lo && *band.lo > INT32_MAX)
+    throw_invalid("the band's lower edge is ", *band.lo, "; with positions it must be at most ", INT32_MAX);
+  if (band.hi && *band.hi < -INT32_MAX)
+    throw_invalid("the band's upper edge is ", *band.hi, "; with positions it must be at least ", -INT32_MAX);
+  if (band.lo && *band.lo <= -INT32_MAX) band.lo.reset();
+  if (band.hi && *band.hi >= INT32_MAX) band.hi.reset();
   return band;
 }
 
@@ -90,6 +103,28 @@ bool add_block_mask(MaskView& view, const MaskTensors& mask, Of of) {
   return true;
 }
 
+/// Whether there are positions of elements.
+bool add_positions(MaskView& view, const MaskTensors& mask, Of of) {
+  check_positions(mask);
+  if (!mask.q_pos.defined()) return false;
+  for (const auto& [argument, t] :
+       {std::pair<const char*, const TensorView&>{"q_pos", mask.q_pos}, {"k_pos", mask.k_pos}}) {
+    if (of == Of::kContents) check_data(argument, t);
+    if (t.device.kind != Device::Kind::kCpu && !is_contiguous(t))
+      throw_invalid(argument, " is on ", describe(t.device), " and not contiguous; it is borrowed, so it must be");
+  }
+  if (view.seqlen_q == 0 || view.seqlen_k == 0) return false;
+  view.has_positions = true;
+  view.q_pos_batch = mask.q_pos.shape[0];
+  view.k_pos_batch = mask.k_pos.shape[0];
+  if (of == Of::kContents) {
+    view.q_pos = static_cast<const int32_t*>(mask.q_pos.data);
+    view.k_pos = static_cast<const int32_t*>(mask.k_pos.data);
+    view.device = mask.q_pos.device;
+  }
+  return true;
+}
+
 }  // namespace
 
 MaskView view_of(const MaskTensors& mask, Of of) {
@@ -97,15 +132,19 @@ MaskView view_of(const MaskTensors& mask, Of of) {
   const bool has_vectors = add_indices(view, mask, of);
   check_seqlen("seqlen_q", mask.seqlen_q);
   check_seqlen("seqlen_k", mask.seqlen_k);
+  const bool has_positions = add_positions(view, mask, of);
   Band band = mask.band;
-  set_band(view, band, mask.q_offset.value_or(mask.seqlen_k - mask.seqlen_q));
+  set_band(view, band, has_positions ? 0 : mask.q_offset.value_or(mask.seqlen_k - mask.seqlen_q));
   const bool has_blocks = add_block_mask(view, mask, of);
-  if (!has_vectors && !has_blocks) view.content_hash = content_hash::finish(content_hash::frame(view), 0);
+  check_broadcast(view);
+  if (!has_vectors && !has_blocks && !has_positions)
+    view.content_hash = content_hash::finish(content_hash::frame(view), 0);
   return view;
 }
 
 bool can_be_borrowed(const MaskTensors& mask) {
-  return is_contiguous(mask.indices) && is_contiguous(mask.block_mask) && mask.block_mask.dtype != DataType::kInt32;
+  return is_contiguous(mask.indices) && is_contiguous(mask.block_mask) && mask.block_mask.dtype != DataType::kInt32 &&
+         is_contiguous(mask.q_pos) && is_contiguous(mask.k_pos);
 }
 
 std::array<const int32_t* MaskView::*, 4> vector_order(bool causal, int64_t vectors) {
@@ -151,6 +190,25 @@ void check_block_mask(const TensorView& keep, int64_t seqlen_q, int64_t seqlen_k
     throw_invalid("block_mask is on ", describe(keep.device), " and not contiguous; it is borrowed, so it must be");
 }
 
+void check_positions(const MaskTensors& mask) {
+  if (!mask.q_pos.defined() && !mask.k_pos.defined()) return;
+  for (const auto& [argument, t, other, seqlen, shape] :
+       {std::tuple<const char*, const TensorView&, const char*, int64_t, const char*>{
+            "q_pos", mask.q_pos, "k_pos", mask.seqlen_q, "[batch or 1, seqlen_q]"},
+        {"k_pos", mask.k_pos, "q_pos", mask.seqlen_k, "[batch or 1, seqlen_k]"}}) {
+    if (!t.defined())
+      throw_invalid(argument, " is absent and ", other, " is given; positions of rows and of keys come together");
+    if (t.dtype != DataType::kInt32 || t.rank != 2 || t.shape[0] < 1 || t.shape[1] != seqlen)
+      throw_invalid(argument, " is ", describe(t), "; it must be int32 ", shape, ", with ", seqlen, " positions");
+    check_extent(argument, t);
+  }
+  if (mask.q_pos.device != mask.k_pos.device)
+    throw_invalid("q_pos is on ", describe(mask.q_pos.device), " and k_pos on ", describe(mask.k_pos.device),
+                  "; copy one of them to where the other is");
+  if (mask.q_offset)
+    throw_invalid("q_offset is ", *mask.q_offset, "; it must be absent with q_pos and k_pos, which take its place");
+}
+
 void check_seqlen(const char* argument, int64_t seqlen) {
   if (seqlen < 0 || seqlen > kMaxSeqlen)
     throw_invalid(argument, " is ", seqlen, "; it must be between 0 and ", kMaxSeqlen);
@@ -159,17 +217,23 @@ void check_seqlen(const char* argument, int64_t seqlen) {
 void set_band(MaskView& view, Band& band, int64_t q_offset) {
   if (q_offset < -kFarthest || q_offset > kFarthest)
     throw_invalid("q_offset is ", q_offset, "; it must be between -2^40 and 2^40");
-  band = reachable(band);
+  band = view.has_positions ? comparable(band) : reachable(band);
   const Diagonals diagonals = absolute_diagonals(band, q_offset);
   view.diagonal_lo = diagonals.lo;
   view.diagonal_hi = diagonals.hi;
 }
 
 void check_broadcast(const MaskView& view) {
-  const int64_t batches[] = {view.bounds_batch, view.block_batch};
-  if (batches[0] != batches[1] && batches[0] != 1 && batches[1] != 1) {
-    throw_invalid("the mask's vectors have ", view.bounds_batch, " batch entries and its block mask ", view.block_batch,
-                  "; they must be equal, or one of them 1");
+  const std::tuple<const char*, const char*, int64_t> batches[] = {{"vectors", " have ", view.bounds_batch},
+                                                                   {"block mask", " has ", view.block_batch},
+                                                                   {"q_pos", " has ", view.q_pos_batch},
+                                                                   {"k_pos", " has ", view.k_pos_batch}};
+  for (const auto& [a, has, of_a] : batches) {
+    for (const auto& [b, unused, of_b] : batches) {
+      if (of_a != of_b && of_a != 1 && of_b != 1)
+        throw_invalid("the mask's ", a, has, of_a, " batch entries and its ", b, " ", of_b,
+                      "; they must be equal, or one of them 1");
+    }
   }
   const auto [fewer, more] = std::minmax(view.bounds_heads, view.block_heads);
   if (more % fewer != 0) {

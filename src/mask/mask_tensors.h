@@ -17,6 +17,7 @@ struct MaskTensors {
   bool causal = false;                ///< how the vectors of `indices` are meant
   TensorView indices{};               ///< as from_startend_row_indices takes them; undefined: none
   TensorView block_mask{};            ///< as Mask::with_block_mask takes it; undefined: none
+  TensorView q_pos{}, k_pos{};        ///< as Mask::with_positions takes them; undefined: none
 };
 
 /// What of the tensors a view is of: their shapes alone, whose data may be null, or their contents where they lie,
@@ -44,11 +45,15 @@ void check_block_mask(const TensorView& keep, int64_t seqlen_q, int64_t seqlen_k
 
 void check_seqlen(const char* argument, int64_t seqlen);
 
-/// Sets the view's diagonals. Throws unless q_offset is within [-2^40, 2^40]. Edges of the band that no element can be
-/// beyond go.
+/// Throws unless these are positions of a mask of such lengths, both or neither, and without a q_offset; data is not
+/// looked at.
+void check_positions(const MaskTensors& mask);
+
+/// Sets the view's diagonals. Throws unless q_offset is within [-2^40, 2^40], or with positions unless the band's edges
+/// can be compared with them. Edges of the band that no element can be beyond go.
 void set_band(MaskView& view, Band& band, int64_t q_offset);
 
-/// Vectors or a block mask serve one batch entry or all, and one head or several.
+/// Vectors, a block mask or positions serve one batch entry or all, and the former one head or several.
 void check_broadcast(const MaskView& view);
 
 }  // namespace flashmask

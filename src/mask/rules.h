@@ -2,7 +2,7 @@
 #pragma once
 
 // The two rules of the library, written once for host, device and drawing:
-//   which rows of a column are hidden (and so whether an element is visible), and
+//   which rows of a column are hidden, by indices or positions (and so whether an element is visible), and
 //   what class a tile is.
 // Everything here is plain arithmetic on int32 rows and keys and compiles as CUDA device code.
 
@@ -197,6 +197,70 @@ FLASHMASK_RULE int merge(const HiddenRows& hidden, Interval (&out)[4]) {
   }
   return n;
 }
+
+// --- The band over positions ----------------------------------------------------------------------
+
+/// One batch entry's band over positions: row i sees key j only if lo <= k_pos[j] - q_pos[i] <= hi; INT32_MIN and
+/// INT32_MAX are unbounded. Without positions it lets every row see every key. The Columns that it goes with have no
+/// band of their own.
+struct PositionBand {
+  int32_t lo = INT32_MIN, hi = INT32_MAX;
+  const int32_t* q_pos = nullptr;
+  const int32_t* k_pos = nullptr;
+};
+
+/// The first and the last position of a key that a row at `q_pos` sees, beyond int32 where the band is unbounded.
+FLASHMASK_RULE int64_t first_position(const PositionBand& band, int32_t q_pos) {
+  return band.lo == INT32_MIN ? INT64_MIN : static_cast<int64_t>(q_pos) + band.lo;
+}
+FLASHMASK_RULE int64_t last_position(const PositionBand& band, int32_t q_pos) {
+  return band.hi == INT32_MAX ? INT64_MAX : static_cast<int64_t>(q_pos) + band.hi;
+}
+
+/// Whether a row at `q_pos` sees a key at `k_pos`.
+FLASHMASK_RULE bool in_band(const PositionBand& band, int32_t q_pos, int32_t k_pos) {
+  return first_position(band, q_pos) <= k_pos && k_pos <= last_position(band, q_pos);
+}
+
+/// The positions of the keys that a row sees, both ends inclusive; none if first > last.
+struct SeenPositions {
+  int32_t first, last;
+};
+
+/// As in_band says, in 32 bits, for kernels that have few registers.
+FLASHMASK_RULE SeenPositions seen_positions(const PositionBand& band, int32_t q_pos) {
+  const auto sum = [q_pos](int32_t edge) {
+    return static_cast<int32_t>(static_cast<uint32_t>(q_pos) + static_cast<uint32_t>(edge));
+  };
+  SeenPositions seen{sum(band.lo), sum(band.hi)};
+  const bool below = band.lo < 0 && seen.first > q_pos, above = band.hi > 0 && seen.last < q_pos;
+  const bool none = (band.lo > 0 && seen.first < q_pos) || (band.hi < 0 && seen.last > q_pos);
+  if (below || band.lo == INT32_MIN) seen.first = INT32_MIN;
+  if (above || band.hi == INT32_MAX) seen.last = INT32_MAX;
+  return none ? SeenPositions{INT32_MAX, INT32_MIN} : seen;
+}
+
+/// The least and the greatest of some positions.
+struct PositionRange {
+  int32_t least = INT32_MAX, greatest = INT32_MIN;
+};
+
+FLASHMASK_RULE PositionRange with(PositionRange range, int32_t position) {
+  return {position < range.least ? position : range.least, position > range.greatest ? position : range.greatest};
+}
+
+/// Whether some row of a tile may see some key of it. A tile of which that is said, and not that all do, may be
+/// anything; the others are what is said of them.
+FLASHMASK_RULE bool some_in_band(const PositionBand& band, PositionRange rows, PositionRange keys) {
+  return first_position(band, rows.least) <= keys.greatest && keys.least <= last_position(band, rows.greatest);
+}
+
+/// Whether every row of a tile sees every key of it.
+FLASHMASK_RULE bool all_in_band(const PositionBand& band, PositionRange rows, PositionRange keys) {
+  return first_position(band, rows.greatest) <= keys.least && keys.greatest <= last_position(band, rows.least);
+}
+
+// --- Classes of tiles -----------------------------------------------------------------------------
 
 // A tile of rows is empty if every one of its columns is hidden from all of its rows, full if no column is
 // hidden from any. With a column's hidden rows merged, both are counted by adding +1 at the first and -1

@@ -7,11 +7,28 @@
 
 #include "common/arithmetic.h"
 #include "common/message.h"
+#include "flashmask/plan.h"
 #include "flashmask/tiles.h"
 #include "mask/host_only.h"
 #include "mask/view.h"
 
 namespace flashmask {
+namespace {
+
+/// What tiles are classified in and then put together from. Under a block mask these lie within one block. By positions
+/// they are granules of the plan, where that is possible, so that a tile is classified as it is executed.
+TileShape classified_part(const MaskView& view, TileShape tile) {
+  if (compares_positions(view)) {
+    const auto part = [](int64_t side, int64_t granule, int64_t seqlen) {
+      return side >= seqlen ? granule : std::gcd(side, granule);  // what is beyond the end does not matter
+    };
+    return {part(tile.rows, kGranuleRows, view.seqlen_q), part(tile.keys, kGranuleKeys, view.seqlen_k)};
+  }
+  if (view.block_mask) return {std::gcd(tile.rows, kBlockMaskSize), std::gcd(tile.keys, kBlockMaskSize)};
+  return tile;
+}
+
+}  // namespace
 
 TileClassifier::TileClassifier(int64_t seqlen_q, int64_t tile_rows)
     : seqlen_q_(static_cast<int32_t>(seqlen_q)),
@@ -30,6 +47,27 @@ void TileClassifier::add(std::vector<int32_t>& events, rules::Interval tiles) {
   if (static_cast<std::size_t>(tiles.end) == events.size()) return;
   --events[static_cast<std::size_t>(tiles.end)];
   dirty_[static_cast<std::size_t>(tiles.end / 64)] = 1;
+}
+
+void TileClassifier::set_positions(const rules::PositionBand& band) {
+  band_ = band;
+  if (!band.q_pos) return;
+  row_positions_.assign(static_cast<std::size_t>(tiles_), {});
+  for (int32_t i = 0; i < seqlen_q_; ++i) {
+    rules::PositionRange& range = row_positions_[static_cast<std::size_t>(i / tile_rows_)];
+    range = rules::with(range, band.q_pos[i]);
+  }
+}
+
+void TileClassifier::judge_positions(int64_t key_begin, int64_t key_end, std::span<uint64_t> live,
+                                     std::span<uint64_t> full) const {
+  rules::PositionRange keys;
+  for (int64_t j = key_begin; j < key_end; ++j) keys = rules::with(keys, band_.k_pos[j]);
+  for (std::size_t r = 0; r < row_positions_.size(); ++r) {
+    const uint64_t bit = uint64_t{1} << (r % 64);
+    if (!rules::some_in_band(band_, row_positions_[r], keys)) live[r / 64] &= ~bit;
+    if (!rules::all_in_band(band_, row_positions_[r], keys)) full[r / 64] &= ~bit;
+  }
 }
 
 void TileClassifier::classify(const rules::Columns& columns, int64_t key_begin, int64_t key_end,
@@ -62,10 +100,14 @@ void TileClassifier::classify(const rules::Columns& columns, int64_t key_begin, 
     live[w] = live_word & existing;
     full[w] = full_word & existing;
   }
+  if (band_.q_pos) judge_positions(key_begin, key_end, live, full);
 }
 
 TileGrid classify_tiles(const Mask& mask, int64_t batch, int64_t head, TileShape shape) {
-  const MaskView& view = mask.view();
+  return classify_tiles(mask.view(), batch, head, shape);
+}
+
+TileGrid classify_tiles(const MaskView& view, int64_t batch, int64_t head, TileShape shape) {
   require_host(view, "classify_tiles");
   if (shape.rows < 1 || shape.keys < 1)
     throw_invalid("tile is ", shape.rows, "x", shape.keys, "; both sides must be at least 1");
@@ -78,15 +120,14 @@ TileGrid classify_tiles(const Mask& mask, int64_t batch, int64_t head, TileShape
                 .key_tiles = ceil_div(view.seqlen_k, shape.keys),
                 .classes = {}};
   if (grid.row_tiles == 0 || grid.key_tiles == 0) return grid;
-  // Under a block mask, parts that lie within one block are classified and put together.
   const uint8_t* keep = block_mask(view, batch, head);
-  const TileShape part =
-      keep ? TileShape{std::gcd(shape.rows, kBlockMaskSize), std::gcd(shape.keys, kBlockMaskSize)} : shape;
+  const TileShape part = classified_part(view, shape);
   const int64_t part_rows = ceil_div(view.seqlen_q, part.rows), part_keys = ceil_div(view.seqlen_k, part.keys);
   const int64_t key_blocks = ceil_div(view.seqlen_k, kBlockMaskSize);
   const auto cells = static_cast<std::size_t>(grid.row_tiles * grid.key_tiles);
   std::vector<uint8_t> any(cells, 0), all(cells, 1);
   TileClassifier classifier(view.seqlen_q, part.rows);
+  classifier.set_positions(position_band(view, batch));
   std::vector<uint64_t> live(static_cast<std::size_t>(classifier.words())), full(live.size());
   const rules::Columns column = columns(view, batch, head);
   for (int64_t c = 0; c < part_keys; ++c) {

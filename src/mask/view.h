@@ -29,11 +29,17 @@ inline Diagonals absolute_diagonals(const Band& band, int64_t q_offset) {
   return diagonals;
 }
 
-/// Where the vectors number `own` (of bounds_batch * bounds_heads) begin, counted in columns.
-FLASHMASK_RULE int64_t first_column(const MaskView& view, int64_t own) { return own * view.seqlen_k; }
+// The views here are MaskViews or, on a device, what is passed on of them.
 
-/// The vectors number `own`, with the band.
-FLASHMASK_RULE rules::Columns own_columns(const MaskView& view, int64_t own) {
+/// Where the vectors number `own` (of bounds_batch * bounds_heads) begin, counted in columns.
+template <typename View>
+FLASHMASK_RULE int64_t first_column(const View& view, int64_t own) {
+  return own * view.seqlen_k;
+}
+
+/// The vectors number `own`, with the diagonals of the view.
+template <typename View>
+FLASHMASK_RULE rules::Columns own_columns(const View& view, int64_t own) {
   const int64_t at = first_column(view, own) * view.bounds_stride;
   return {static_cast<int32_t>(view.seqlen_q),
           view.diagonal_lo,
@@ -46,15 +52,32 @@ FLASHMASK_RULE rules::Columns own_columns(const MaskView& view, int64_t own) {
 }
 
 /// Where block mask number `own` (of block_batch * block_heads) begins.
-FLASHMASK_RULE int64_t first_block(const MaskView& view, int64_t own) {
+template <typename View>
+FLASHMASK_RULE int64_t first_block(const View& view, int64_t own) {
   return own * ((view.seqlen_q + kBlockMaskSize - 1) / kBlockMaskSize) *
          ((view.seqlen_k + kBlockMaskSize - 1) / kBlockMaskSize);
 }
 
-/// The vectors of mask batch entry `b` and mask head `h` (of view.batch() and view.heads()).
+/// The vectors of mask batch entry `b` and mask head `h` (of view.batch() and view.heads()), with the band unless that
+/// is over positions.
 inline rules::Columns columns(const MaskView& view, int64_t b, int64_t h) {
-  return own_columns(view, broadcast_index(b, view.batch(), view.bounds_batch) * view.bounds_heads +
-                               broadcast_index(h, view.heads(), view.bounds_heads));
+  rules::Columns own = own_columns(view, broadcast_index(b, view.batch(), view.bounds_batch) * view.bounds_heads +
+                                             broadcast_index(h, view.heads(), view.bounds_heads));
+  if (view.has_positions) own.diagonal_lo = INT32_MIN, own.diagonal_hi = INT32_MAX;
+  return own;
+}
+
+/// Whether there is a band and it compares positions.
+inline bool compares_positions(const MaskView& view) {
+  return view.has_positions && (view.diagonal_lo != INT32_MIN || view.diagonal_hi != INT32_MAX);
+}
+
+/// The band over positions of mask batch entry `b`; one without positions if the mask has none.
+inline rules::PositionBand position_band(const MaskView& view, int64_t b) {
+  if (!compares_positions(view)) return {};
+  return {view.diagonal_lo, view.diagonal_hi,
+          view.q_pos + broadcast_index(b, view.batch(), view.q_pos_batch) * view.seqlen_q,
+          view.k_pos + broadcast_index(b, view.batch(), view.k_pos_batch) * view.seqlen_k};
 }
 
 /// The block mask of that batch entry and head, or null.
@@ -67,6 +90,8 @@ inline const uint8_t* block_mask(const MaskView& view, int64_t b, int64_t h) {
 /// Whether row `i` of that batch entry and head sees key `j`.
 inline bool is_visible(const MaskView& view, int64_t b, int64_t h, int64_t i, int64_t j) {
   if (!rules::is_visible(columns(view, b, h), static_cast<int32_t>(i), static_cast<int32_t>(j))) return false;
+  const rules::PositionBand band = position_band(view, b);
+  if (band.q_pos && !rules::in_band(band, band.q_pos[i], band.k_pos[j])) return false;
   const uint8_t* keep = block_mask(view, b, h);
   const int64_t key_blocks = (view.seqlen_k + kBlockMaskSize - 1) / kBlockMaskSize;
   return !keep || keep[i / kBlockMaskSize * key_blocks + j / kBlockMaskSize] != 0;

@@ -224,6 +224,7 @@ void build_plan(const MaskView& mask, std::span<std::byte> buffer) {
   for (int64_t m = 0; m < layout.batch * layout.heads; ++m) {
     const int64_t b = m / layout.heads, h = m % layout.heads;
     const rules::Columns column = columns(mask, b, h);
+    classifier.set_positions(position_band(mask, b));
     const uint8_t* keep = block_mask(mask, b, h);
     uint64_t* key_live = at<uint64_t>(buffer, layout.key_live_bits) + m * layout.key_blocks * layout.words_per_key;
     uint64_t* key_full = at<uint64_t>(buffer, layout.key_full_bits) + m * layout.key_blocks * layout.words_per_key;

@@ -144,6 +144,20 @@ TEST_P(BrokenResults, TheGradientOfASink) {
   }
 }
 
+TEST_P(BrokenResults, PositionsThatAreForgotten) {
+  Case with = c;
+  with.features.positions = Positions::kEach;
+  ASSERT_TRUE(run_case(with, {.backend = tested_backend()}).passed());
+  RunOptions without{.backend = tested_backend()};
+  without.implementation.forward = [](const ForwardArgs& args, std::span<std::byte> workspace, const Options& call) {
+    ForwardArgs other = args;
+    if (other.mask) other.mask = other.mask->with_positions(std::vector<int32_t>{}, {});
+    other.plan = {};
+    flashmask::forward(other, workspace, call);
+  };
+  expect_found(with, without, "out");
+}
+
 TEST_P(BrokenResults, OneWrongElementOfAGradient) {
   const auto change = [this](TensorView BackwardArgs::* gradient) {
     return broken_backward([=, this](const BackwardArgs& args, auto, auto&) {

@@ -43,8 +43,8 @@ TEST(CaseText, WhatIsLeftOutHasItsDefault) {
 
 TEST(CaseText, NamesWhatItDoesNotUnderstand) {
   for (const char* line : {"batch", "batch=", "batch=3x", "batch=-1", "colour=3", "layout=sideways", "window=3",
-                           "window=3,-2", "scale=nan", "softcap=inf", "sink=yes", "dropout=half",
-                           "heads_q=3 heads_kv=2", "seed=-1", "seqlen_q=99999999999"}) {
+                           "window=3,-2", "scale=nan", "softcap=inf", "sink=yes", "dropout=half", "positions=yes",
+                           "q_offset=1 positions=each", "heads_q=3 heads_kv=2", "seed=-1", "seqlen_q=99999999999"}) {
     EXPECT_THROW(parse_case(line), Error) << line;
   }
 }
@@ -62,6 +62,23 @@ TEST(CaseMask, HasTheLengthsAndCountsOfTheCase) {
       EXPECT_TRUE(mask.heads() == 1 || mask.heads() == c.mask_head_count());
       EXPECT_TRUE(mask.batch() == 1 || mask.batch() == c.mask_batch_count());
       EXPECT_EQ(make_mask(c).view().content_hash, mask.view().content_hash);
+    }
+  }
+}
+
+TEST(CaseMask, ABandComparesThePositions) {
+  for (const char* family : {"causal", "document", "sliding_window"}) {
+    SCOPED_TRACE(family);
+    Case c = small_case(family);
+    const Mask without = make_mask(c);
+    for (const Positions positions : {Positions::kShared, Positions::kEach}) {
+      c.features.positions = positions;
+      const Mask with = make_mask(c);
+      EXPECT_TRUE(with.has_positions());
+      EXPECT_EQ(with.batch(), positions == Positions::kEach ? c.batch : 1);
+      EXPECT_NE(with.band(), Band::none());
+      EXPECT_TRUE(without.band() == Band::none() || with.band() == without.band());
+      EXPECT_NE(to_dense(with), to_dense(without)) << "positions say nothing";
     }
   }
 }

@@ -22,8 +22,8 @@ namespace {
 using verify::Case;
 using verify::DenseMask;
 
-/// Only a few draws are not told by a family's parameters, and a case's q_offset moves the band but not the
-/// intervals: there the second rule reads the raw vectors.
+/// Only a few draws are not told by a family's parameters, and a case's q_offset and its positions move the band but
+/// not the intervals: there the second rule reads the raw vectors.
 DenseMask dense_from_vectors(const Case& c) {
   const Mask mask = verify::make_mask(c);
   MaskParts parts = parts_of(mask);
@@ -72,7 +72,7 @@ DenseMask dense_from_definition(const Case& c) {
 DenseMask independent_dense(const Case& c) {
   const bool told = static_cast<bool>(family_definition(c.family, verify::draw_parameters(c, 0, 0)));
   const bool empty = c.seqlen_q == 0 || c.seqlen_k == 0;
-  return told && !c.q_offset && !empty ? dense_from_definition(c) : dense_from_vectors(c);
+  return told && !c.q_offset && !c.has_positions() && !empty ? dense_from_definition(c) : dense_from_vectors(c);
 }
 
 /// The dimensions of the list whose values must meet in pairs.

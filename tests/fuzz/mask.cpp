@@ -153,7 +153,7 @@ void check_corners(const Mask& mask, const MaskParts& parts) {
   for (const int64_t i : {int64_t{0}, parts.seqlen_q / 2, parts.seqlen_q - 1}) {
     for (const int64_t j : {int64_t{0}, parts.seqlen_k / 2, parts.seqlen_k - 1}) {
       if (i >= 0 && i < parts.seqlen_q && j >= 0 && j < parts.seqlen_k)
-        require(mask.visible(0, 0, i, j) == test::sees(parts, 0, 0, i, j), "a corner is as the rule says");
+        require(mask.visible(0, 0, i, j) == test::sees(parts, 0, 0, 0, i, j), "a corner is as the rule says");
     }
   }
 }

@@ -34,6 +34,7 @@ constexpr Family kFamilies[] = {
     {"prefix_lm_causal", {"seqlen", "prefix"}},
     {"hash_sparse", {"query_buckets", "key_buckets", "causal"}},
     {"prefix_tree", {"parents", "lengths"}},
+    {"prefix_tree", {"parents", "window"}},
     {"prefix_tree", {"parents"}},
     {"prefix_tree_from_intervals", {"tin", "tout"}},
     {"padding", {"seqlen_q", "seqlen_k", "key_lengths", "query_lengths"}},
@@ -76,10 +77,16 @@ class Call {
       require(mask.bounds.shape[d] >= 0, "no size is negative");
       if (__builtin_mul_overflow(count, mask.bounds.shape[d], &count) || count > kMost) return;
     }
-    std::vector<int32_t> bounds(static_cast<std::size_t>(count), -1);
+    std::vector<int32_t> bounds(static_cast<std::size_t>(count), -1), positions;
     mask.bounds.data = bounds.data();
+    if (mask.q_pos.dtype != FM_NONE) {
+      require(mask.q_pos.shape[0] * mask.q_pos.shape[1] <= count, "positions are no more than the bounds");
+      positions.assign(static_cast<std::size_t>(mask.q_pos.shape[0] * mask.q_pos.shape[1]), -1);
+      mask.q_pos.data = mask.k_pos.data = positions.data();
+    }
     if (!judged(fm_mask_build(family_, &parameters_, &mask, nullptr))) return;
     for (const int32_t bound : bounds) require(bound >= 0 && bound <= mask.seqlen_q, "a bound is a row");
+    for (const int32_t at : positions) require(at >= 0 && at < mask.seqlen_k, "a position is that of some token");
   }
 
  private:

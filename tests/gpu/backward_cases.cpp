@@ -210,7 +210,9 @@ class Problem {
   Expected expected;
 
  private:
-  bool visible(int64_t head, int64_t i, int64_t j) const { return sees(mask, head * mask.heads / c.heads(), 0, i, j); }
+  bool visible(int64_t head, int64_t i, int64_t j) const {
+    return sees(mask, head * mask.heads / c.heads(), 0, 0, i, j);
+  }
 
   /// One row's out and lse, and what it adds to the gradients.
   void run_row(Random& random, int64_t head, int64_t i) {

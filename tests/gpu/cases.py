@@ -14,11 +14,13 @@ from harness.calls import Backward, Forward, Mask, Plan
 
 DEVICE = torch.device(os.environ.get("FLASHMASK_TEST_DEVICE", "cuda"))
 BLOCK = 128
+GRANULE_ROWS = 64  # of the plan, which are 64 x 128
 
 
 @dataclass
 class Case:
-    """bounds int32 [1 or batch, mask heads, seqlen_k, n]; block_mask [.., blocks of rows, blocks of keys]."""
+    """bounds int32 [1 or batch, mask heads, seqlen_k, n]; block_mask [.., blocks of rows, blocks of keys]; q_pos, k_pos
+    int32 [1 or batch, seqlen]."""
 
     seqlen_q: int
     seqlen_k: int
@@ -37,6 +39,8 @@ class Case:
     seed: int = 0
     inputs: tuple = field(default=None, repr=False)
     dim_v: int = None  # as dim
+    q_pos: torch.Tensor = None
+    k_pos: torch.Tensor = None
 
     def __post_init__(self):
         self.dim_v = self.dim if self.dim_v is None else self.dim_v
@@ -44,7 +48,8 @@ class Case:
     def __str__(self):
         names = "batch seqlen_q seqlen_k heads heads_kv dim dim_v dtype causal window q_offset scale layout seed"
         words = {n: getattr(self, n) for n in names.split()}
-        shapes = {n: tuple(x.shape) for n in ("bounds", "block_mask") if (x := getattr(self, n)) is not None}
+        tensors = ("bounds", "block_mask", "q_pos", "k_pos")
+        shapes = {n: tuple(x.shape) for n in tensors if (x := getattr(self, n)) is not None}
         return ", ".join(f"{n} {v}" for n, v in {**words, **shapes}.items())
 
     def mask(self):
@@ -56,6 +61,8 @@ class Case:
             window=self.window,
             q_offset=self.q_offset,
             block_mask=self.block_mask,
+            q_pos=self.q_pos,
+            k_pos=self.k_pos,
             device=DEVICE,
         )
 
@@ -70,19 +77,24 @@ class Case:
         """[.., mask heads, ..] -> mask heads 1 or heads."""
         return x if x.shape[1] in (1, self.heads) else x.repeat_interleave(self.heads // x.shape[1], dim=1)
 
-    def visible(self, rows):
+    def edges(self):
+        """The least and the greatest position of a key less that of a row that sees it; None is unbounded."""
+        left, right = self.window or (-1, -1)
+        return (-left if left >= 0 else None), (0 if self.causal else right if right >= 0 else None)
+
+    def visible(self, rows, with_band=True):
         """bool [1 or batch, 1 or heads, len(rows), seqlen_k]"""
         i, j = rows[:, None], torch.arange(self.seqlen_k, device=rows.device)[None, :]
-        position = i + (self.seqlen_k - self.seqlen_q if self.q_offset is None else self.q_offset)
+        if self.q_pos is None:
+            distance = j - (i + (self.seqlen_k - self.seqlen_q if self.q_offset is None else self.q_offset))
+        else:
+            distance = self.k_pos.long()[:, None, None, :] - self.q_pos.long()[:, None, rows, None]
         seen = torch.ones((1, 1, len(rows), self.seqlen_k), dtype=torch.bool, device=rows.device)
-        if self.causal:
-            seen = seen & (j <= position)
-        if self.window is not None:
-            left, right = self.window
-            if left >= 0:
-                seen = seen & (position - left <= j)
-            if right >= 0:
-                seen = seen & (j <= position + right)
+        lo, hi = self.edges() if with_band else (None, None)
+        if lo is not None:
+            seen = seen & (distance >= lo)
+        if hi is not None:
+            seen = seen & (distance <= hi)
         if self.bounds is not None:
             seen = seen & ~self.per_query_head(hidden_by(self.bounds, self.causal, i))
         if self.block_mask is not None:
@@ -138,17 +150,44 @@ def assert_same(a, b, what, case):
 
 
 def live_tiles(case, rows_of_tile, chunk=4096):
-    """Tiles of rows_of_tile x 128 with a visible element, over batch entries and query heads."""
+    """Tiles of rows_of_tile x 128 that have to be run, over batch entries and query heads: those with a visible
+    element, and over positions those with granules that minima and maxima of these do not rule out."""
     total, step = 0, max(1, chunk // rows_of_tile) * rows_of_tile
     for begin in range(0, case.seqlen_q, step):
-        seen = case.visible(case.rows()[begin : begin + step])
-        lead, (rows, keys) = seen.shape[:2], seen.shape[2:]
-        seen = torch.nn.functional.pad(seen, (0, -keys % BLOCK, 0, -rows % rows_of_tile))
-        tiles = (
-            seen.view(*lead, seen.shape[2] // rows_of_tile, rows_of_tile, seen.shape[3] // BLOCK, BLOCK).any(5).any(3)
-        )
-        total += int(tiles.sum()) * (case.batch // lead[0]) * (case.heads // lead[1])
+        rows = case.rows()[begin : begin + step]
+        granules = any_of(case.visible(rows, with_band=case.q_pos is None), GRANULE_ROWS)
+        if case.q_pos is not None:
+            granules = granules & some_in_band(case, rows)
+        granules = torch.nn.functional.pad(granules, (0, 0, 0, -granules.shape[2] % (rows_of_tile // GRANULE_ROWS)))
+        tiles = granules.unflatten(2, (-1, rows_of_tile // GRANULE_ROWS)).any(3)
+        total += int(tiles.sum()) * (case.batch // tiles.shape[0]) * (case.heads // tiles.shape[1])
     return total
+
+
+def any_of(seen, rows_of_tile):
+    """Which tiles of rows_of_tile x 128 have a visible element."""
+    seen = torch.nn.functional.pad(seen, (0, -seen.shape[3] % BLOCK, 0, -seen.shape[2] % rows_of_tile))
+    return seen.unflatten(3, (-1, BLOCK)).any(4).unflatten(2, (-1, rows_of_tile)).any(3)
+
+
+def greatest_of(positions, size):
+    """The greatest of each `size` positions: [batch, parts]."""
+    padded = torch.nn.functional.pad(positions, (0, -positions.shape[1] % size), value=-(1 << 40))
+    return padded.unflatten(1, (-1, size)).amax(2)
+
+
+def some_in_band(case, rows):
+    """Which granules of these rows have positions that the band may let see each other: [1 or batch, 1, rows, keys]."""
+    lo, hi = case.edges()
+    of_rows, of_keys = case.q_pos[:, rows].long(), case.k_pos.long()
+    row_least, row_greatest = -greatest_of(-of_rows, GRANULE_ROWS), greatest_of(of_rows, GRANULE_ROWS)
+    least, greatest = -greatest_of(-of_keys, BLOCK), greatest_of(of_keys, BLOCK)
+    seen = torch.ones((1, 1, 1), dtype=torch.bool, device=rows.device)
+    if lo is not None:
+        seen = seen & (greatest[:, None, :] - row_least[:, :, None] >= lo)
+    if hi is not None:
+        seen = seen & (least[:, None, :] - row_greatest[:, :, None] <= hi)
+    return seen[:, None]
 
 
 def output_like(q, v, layout):

@@ -70,7 +70,12 @@ class DeviceBytes {
 class DeviceMask {
  public:
   explicit DeviceMask(const Mask& mask, int64_t gap = 0)
-      : view_(mask.view()), stride_(gap), vectors_(interleaved(mask)), blocks_(bytes_of(mask.block_mask())) {
+      : view_(mask.view()),
+        stride_(gap),
+        vectors_(interleaved(mask)),
+        blocks_(copy_of(mask.block_mask())),
+        q_pos_(copy_of(mask.q_pos())),
+        k_pos_(copy_of(mask.k_pos())) {
     const auto* base = reinterpret_cast<const int32_t*>(vectors_.data());
     int64_t n = 0;
     for (const int32_t** vector : {&view_.lts, &view_.lte, &view_.uts, &view_.ute}) {
@@ -78,6 +83,8 @@ class DeviceMask {
     }
     if (n > 0) view_.bounds_stride = stride_;
     if (view_.block_mask) view_.block_mask = reinterpret_cast<const uint8_t*>(blocks_.data());
+    if (view_.q_pos) view_.q_pos = reinterpret_cast<const int32_t*>(q_pos_.data());
+    if (view_.k_pos) view_.k_pos = reinterpret_cast<const int32_t*>(k_pos_.data());
     view_.content_hash = 0;
     view_.device = {Device::Kind::kCuda, 0};
   }
@@ -87,6 +94,8 @@ class DeviceMask {
   void assign(const Mask& mask) {
     stride_ -= static_cast<int64_t>(present(mask).size());
     vectors_.copy_from(interleaved(mask));
+    q_pos_.copy_from(copy_of(mask.q_pos()));
+    k_pos_.copy_from(copy_of(mask.k_pos()));
   }
 
  private:
@@ -97,7 +106,10 @@ class DeviceMask {
     }
     return vectors;
   }
-  static std::vector<uint8_t> bytes_of(std::span<const uint8_t> bytes) { return {bytes.begin(), bytes.end()}; }
+  template <typename T>
+  static std::vector<T> copy_of(std::span<const T> values) {
+    return {values.begin(), values.end()};
+  }
 
   /// Counts the vectors into stride_.
   std::vector<int32_t> interleaved(const Mask& mask) {
@@ -113,7 +125,7 @@ class DeviceMask {
 
   MaskView view_;
   int64_t stride_;
-  DeviceBytes vectors_, blocks_;
+  DeviceBytes vectors_, blocks_, q_pos_, k_pos_;
 };
 
 }  // namespace flashmask::test

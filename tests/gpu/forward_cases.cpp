@@ -209,7 +209,7 @@ class Oracle {
   bool visible(int64_t b, int64_t head, int64_t i, int64_t j) const {
     const MaskParts& mask = inputs_.mask;
     const int64_t bounds = (mask.batch == 1 ? 0 : b) * mask.heads + head * mask.heads / c_.heads;
-    return sees(mask, bounds, 0, i, j);
+    return sees(mask, bounds, 0, 0, i, j);
   }
 
   Expected compute(int64_t b, int64_t head) const {

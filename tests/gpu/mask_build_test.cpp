@@ -86,14 +86,24 @@ fm_mask shape_of(const std::string& family, Given& given, const fm_options* opti
 }
 
 std::size_t numbers_in(const fm_tensor& t) {
-  return static_cast<std::size_t>(t.shape[0] * t.shape[1] * t.shape[2] * t.shape[3]);
+  int64_t numbers = t.dtype == FM_NONE ? 0 : 1;
+  for (int d = 0; d < t.ndim; ++d) numbers *= t.shape[d];
+  return static_cast<std::size_t>(numbers);
+}
+
+/// Of all that is built: the vectors and, after them, positions.
+std::size_t numbers_in(const fm_mask& mask) { return numbers_in(mask.bounds) + numbers_in(mask.q_pos); }
+
+void set_memory(fm_mask& mask, int32_t* memory) {
+  mask.bounds.data = memory;
+  if (mask.q_pos.dtype != FM_NONE) mask.q_pos.data = mask.k_pos.data = memory + numbers_in(mask.bounds);
 }
 
 std::vector<int32_t> on_host(const FamilyCase& c) {
   Given given(c, false, true);
   fm_mask mask = shape_of(c.family, given, nullptr);
-  std::vector<int32_t> bounds(numbers_in(mask.bounds), kPoison);
-  mask.bounds.data = bounds.data();
+  std::vector<int32_t> bounds(numbers_in(mask), kPoison);
+  set_memory(mask, bounds.data());
   EXPECT_EQ(fm_mask_build(c.family.c_str(), given.get(), &mask, nullptr), FM_OK) << c.family << ": " << fm_last_error();
   return bounds;
 }
@@ -105,8 +115,8 @@ std::vector<int32_t> on_device(const FamilyCase& c, bool is_wide) {
   Scratch scratch;
   const fm_options options = options_on(nullptr, scratch);
   fm_mask mask = shape_of(c.family, given, &options);
-  const DeviceVector<int32_t> bounds(std::vector<int32_t>(numbers_in(mask.bounds) + kGuard, kPoison));
-  mask.bounds.data = bounds.data();
+  const DeviceVector<int32_t> bounds(std::vector<int32_t>(numbers_in(mask) + kGuard, kPoison));
+  set_memory(mask, bounds.data());
   EXPECT_EQ(fm_mask_build(c.family.c_str(), given.get(), &mask, &options), FM_OK)
       << c.family << ": " << fm_last_error();
   std::vector<int32_t> all = bounds.to_host();
@@ -233,8 +243,8 @@ TEST(MaskBuildOnDevice, ScratchOfAnyAlignment) {
     fm_options options = options_on(nullptr, scratch);
     options.allocate = Unaligned::allocate;
     fm_mask mask = shape_of(c.family, given, &options);
-    const DeviceVector<int32_t> bounds(std::vector<int32_t>(numbers_in(mask.bounds), kPoison));
-    mask.bounds.data = bounds.data();
+    const DeviceVector<int32_t> bounds(std::vector<int32_t>(numbers_in(mask), kPoison));
+    set_memory(mask, bounds.data());
     ASSERT_EQ(fm_mask_build(family, given.get(), &mask, &options), FM_OK) << fm_last_error();
     EXPECT_TRUE(bounds.to_host() == on_host(c)) << family;
   }
@@ -273,7 +283,7 @@ TEST(MaskBuildOnDevice, UnfitValuesRaiseTheFlag) {
     fm_mask mask{};
     mask.struct_size = sizeof(mask);
     ASSERT_EQ(fm_mask_shape("hash_sparse", &parameters, &mask, &options), FM_OK) << fm_last_error();
-    mask.bounds.data = bounds.data();
+    set_memory(mask, bounds.data());
     ASSERT_EQ(fm_mask_build("hash_sparse", &parameters, &mask, &options), FM_OK) << fm_last_error();
     EXPECT_EQ(unfit.to_host()[0], expected);
   }
@@ -304,7 +314,7 @@ TEST(MaskBuildOnDevice, TreesThatDoNotFitRaiseTheFlag) {
       fm_mask mask{};
       mask.struct_size = sizeof(mask);
       ASSERT_EQ(fm_mask_shape("prefix_tree", &parameters, &mask, &options), FM_OK) << fm_last_error();
-      mask.bounds.data = bounds.data();
+      set_memory(mask, bounds.data());
       ASSERT_EQ(fm_mask_build("prefix_tree", &parameters, &mask, &options), FM_OK) << fm_last_error();
       EXPECT_EQ(unfit.to_host()[0], expected) << nodes << " nodes, the last below " << last;
     }
@@ -319,8 +329,8 @@ double replayed(const FamilyCase& c) {
   Scratch scratch;
   const fm_options options = options_on(stream, scratch);
   fm_mask mask = shape_of(c.family, given, &options);
-  const DeviceVector<int32_t> bounds(std::vector<int32_t>(numbers_in(mask.bounds), kPoison));
-  mask.bounds.data = bounds.data();
+  const DeviceVector<int32_t> bounds(std::vector<int32_t>(numbers_in(mask), kPoison));
+  set_memory(mask, bounds.data());
   // The scratch of a first call serves the captured one.
   EXPECT_EQ(fm_mask_build(c.family.c_str(), given.get(), &mask, &options), FM_OK) << fm_last_error();
   check(cudaStreamSynchronize(stream));

@@ -124,6 +124,66 @@ TEST_F(PlanOnDevice, BlockMasks) {
   }
 }
 
+TEST_F(PlanOnDevice, Positions) {
+  Random random(9);
+  for (int64_t n = 0; n < scaled(400); ++n) {
+    const int64_t longest = n % 10 == 0 ? 9000 : 900, batch = random.integer(1, 3);
+    MaskParts parts = random_parts(random, random_kind(random), random.integer(1, longest), random.integer(1, longest),
+                                   random.flip() ? 1 : batch, random.integer(1, 3));
+    draw_positions(random, random.flip() ? 1 : batch, parts);
+    if (random.integer(0, 3) == 0) draw_block_mask(random, random.flip() ? 1 : batch, parts.heads * 2, parts);
+    if (random.integer(0, 5) == 0) parts.band = Band::none();  // then they count for the hash alone
+    const Mask mask(parts);
+    expect_plan(mask, "case " + std::to_string(n) + ", " + shape(mask), random.integer(0, 1));
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(PlanOnDevice, PositionsOfLongMasks) {
+  Random random(10);
+  const std::pair<int64_t, int64_t> shapes[] = {{131072, 131072}, {131071, 70001}, {1048576, 100}, {100, 1048576}};
+  for (const auto& [rows, keys] : shapes) {
+    for (int n = 0; n < 4; ++n) {
+      MaskParts parts = random_parts(random, ColumnKind::kFourBounds, rows, keys);
+      draw_positions(random, 1, parts);
+      parts.band = random.flip() ? Band::causal() : Band::window(4000, 100);
+      const Mask mask(parts);
+      expect_plan(mask, shape(mask));
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_F(PlanOnDevice, PositionsInACudaGraphWithNewContents) {
+  Random random(11);
+  MaskParts parts = random_parts(random, ColumnKind::kDocuments, 5000, 6000);
+  parts.band = Band::window(700, 0);
+  draw_positions(random, 1, parts);
+  DeviceMask on_device{Mask(parts)};
+  DeviceBytes buffer(Plan(Mask(parts)).buffer().size());
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t replay;
+  require(cudaStreamCreate(&stream), "cudaStreamCreate");
+  require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+  cuda::launch_plan(on_device.view(), buffer.data(), stream);
+  require(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+  require(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
+  for (int n = 0; n < 5; ++n) {
+    for (auto* positions : {&parts.q_pos, &parts.k_pos}) {
+      for (int32_t& position : *positions) position = static_cast<int32_t>(random.integer(0, 6000));
+    }
+    const Mask mask(parts);
+    on_device.assign(mask);
+    require(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
+    require(cudaStreamSynchronize(stream), "the plan's kernels");
+    expect_bytes(buffer.read(), Plan(mask), {}, "replay " + std::to_string(n));
+  }
+  cudaGraphExecDestroy(replay);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
 TEST_F(PlanOnDevice, EveryFamily) {
   for (const Family& family : families()) {
     for (const int64_t seqlen : {1, 129, 700, 8192, 20000}) {

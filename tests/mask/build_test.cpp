@@ -275,10 +275,12 @@ void expect_same_in_any_order(const FamilyCase& c) {
   const build::Arguments a = build::read_arguments(c.family, parameters, {});
   build::check_contents(a);
   const auto count = static_cast<std::size_t>(a.shape.batch * a.shape.heads * a.shape.seqlen_k);
-  std::vector<int32_t> want(4 * count, -1), got(4 * count, -2);
+  std::vector<int32_t> want(5 * count, -1), got(5 * count, -2);
   const auto output = [count](std::vector<int32_t>& all) {
-    return build::Output{all.data(), all.data() + count, all.data() + 2 * count, all.data() + 3 * count, 1};
+    int32_t* const first = all.data();
+    return build::Output{{first, first + count, first + 2 * count, first + 3 * count}, first + 4 * count};
   };
+  if (!a.shape.has_positions) std::fill(want.end() - static_cast<int64_t>(count), want.end(), -2);
   build::build_on_host(a, output(want));
   AnyOrder run({a.shape.batch, a.shape.heads});
   build::build(run, a, output(got));
@@ -291,6 +293,51 @@ TEST(MaskBuild, StepsInAnyOrder) {
     for (int repetition = 0; repetition < 40; ++repetition)
       ASSERT_NO_FATAL_FAILURE(expect_same_in_any_order(cases.next(family)));
   }
+}
+
+TEST(MaskBuild, PositionsOfATreeWithAWindow) {
+  const std::vector<int64_t> parents{-1, 0, 0, -1}, lengths{2, 3, 1, 2};
+  Parameters p;
+  p.add("parents", vector_of(parents));
+  p.add("lengths", vector_of(lengths));
+  p.add("window", 3);
+  fm_mask mask{};
+  mask.struct_size = sizeof(mask);
+  ASSERT_EQ(fm_mask_shape("prefix_tree", p.get(), &mask, nullptr), FM_OK) << fm_last_error();
+  EXPECT_EQ(mask.flags, FM_HAS_WINDOW);
+  EXPECT_EQ(mask.window_left, 2);
+  EXPECT_EQ(mask.window_right, -1);
+  ASSERT_EQ(mask.bounds.shape[3], 2);
+  for (const fm_tensor& t : {mask.q_pos, mask.k_pos}) {
+    ASSERT_EQ(t.ndim, 2);
+    EXPECT_EQ(t.shape[0], 1);
+    EXPECT_EQ(t.shape[1], 8);
+  }
+  std::vector<int32_t> bounds(16), positions(8, -7);
+  mask.bounds.data = bounds.data();
+  EXPECT_EQ(fm_mask_build("prefix_tree", p.get(), &mask, nullptr), FM_INVALID_ARGUMENT);
+  EXPECT_STREQ(fm_last_error(), "out->q_pos has no data: its pointer is null");
+  mask.q_pos.data = positions.data();
+  mask.k_pos.data = bounds.data();
+  EXPECT_EQ(fm_mask_build("prefix_tree", p.get(), &mask, nullptr), FM_INVALID_ARGUMENT);
+  mask.k_pos.data = positions.data();
+  ASSERT_EQ(fm_mask_build("prefix_tree", p.get(), &mask, nullptr), FM_OK) << fm_last_error();
+  EXPECT_EQ(positions, (std::vector<int32_t>{0, 1, 2, 3, 4, 2, 0, 1}));
+  EXPECT_EQ(bounds, (std::vector<int32_t>{6, 0, 6, 1, 5, 2, 5, 3, 5, 4, 6, 5, 8, 6, 8, 7}));
+}
+
+TEST(MaskBuild, AWindowOfATreeIsThatOfAllHeads) {
+  const std::vector<int64_t> parents{-1, 0, -1, 0};
+  for (const int64_t window : {0, -2}) {
+    Parameters p;
+    p.add("parents", vector_of(parents));
+    p.add("window", window);
+    expect_refused("prefix_tree", p, message("window is ", window, "; it must be at least 1, or -1"));
+  }
+  Parameters p;
+  p.add("parents", tensor(FM_INT64, {1, 2, 2}, parents.data()));
+  p.add("window", 3);
+  expect_refused("prefix_tree", p, "the tree has 2 heads");
 }
 
 TEST(MaskBuild, LongTreesInAnyOrder) {
@@ -312,7 +359,7 @@ bool is_unfit_in_any_order(const std::vector<int64_t>& parents) {
       {});
   a.unfit = &unfit;
   AnyOrder run({1, 1});
-  build::build(run, a, build::Output{.lts = until.data()});
+  build::build(run, a, build::Output{.vectors = {.lts = until.data()}});
   EXPECT_TRUE(unfit == 0 || unfit == 1) << unfit;
   return unfit != 0;
 }

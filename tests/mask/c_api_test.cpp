@@ -322,5 +322,54 @@ TEST(MasksInC, CellsThatCannotBeCounted) {
   EXPECT_EQ(fm_mask_count_cells(&mask, &cells), FM_OK) << "elements may be absent";
 }
 
+TEST(MasksInC, Positions) {
+  const std::vector<int32_t> rows{5, 7, 6, 0, 1, 2}, keys{5, 6, 7, 8};
+  auto mask = make<fm_mask>();
+  mask.flags = FM_CAUSAL | FM_HAS_WINDOW;
+  mask.seqlen_q = 3;
+  mask.seqlen_k = 4;
+  mask.window_left = 1;
+  mask.window_right = -1;
+  mask.q_pos = tensor(FM_INT32, {2, 3}, rows.data());
+  mask.k_pos = tensor(FM_INT32, {1, 4}, keys.data());
+  EXPECT_EQ(dense_of(mask, 2, 1), (std::vector<uint8_t>{1, 0, 0, 0, 0, 1, 1, 0, 1, 1, 0, 0,     // rows at 5, 7 and 6
+                                                        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}));  // at 0, 1 and 2
+  auto sums = make<fm_statistics>();
+  ASSERT_EQ(fm_mask_statistics(&mask, &sums), FM_OK) << fm_last_error();
+  EXPECT_EQ(sums.visible, 5);
+  EXPECT_EQ(sums.tiles, 2);
+  EXPECT_EQ(sums.partial_tiles, 1);
+  std::vector<int64_t> visible(12);
+  auto cells = make<fm_cells>();
+  cells.row_step = cells.key_step = 1;
+  cells.visible = visible.data();
+  cells.count = 12;
+  ASSERT_EQ(fm_mask_count_cells(&mask, &cells), FM_OK) << fm_last_error();
+  EXPECT_EQ(visible, (std::vector<int64_t>{1, 0, 0, 0, 0, 1, 1, 0, 1, 1, 0, 0}));
+  std::size_t bytes = 0, bytes_of_one = 0;
+  ASSERT_EQ(fm_plan_bytes(&mask, &bytes), FM_OK);
+  mask.q_pos = tensor(FM_INT32, {1, 3}, rows.data());
+  ASSERT_EQ(fm_plan_bytes(&mask, &bytes_of_one), FM_OK);
+  EXPECT_GT(bytes, bytes_of_one) << "a plan for each batch entry";
+}
+
+TEST(MasksInC, PositionsThatAreRefused) {
+  const std::vector<int32_t> numbers(8);
+  std::size_t bytes = 0;
+  const auto refused = [&](auto&& change, const std::string& part) {
+    auto mask = make<fm_mask>();
+    mask.seqlen_q = mask.seqlen_k = 4;
+    mask.q_pos = mask.k_pos = tensor(FM_INT32, {1, 4}, numbers.data());
+    change(mask);
+    expect_refused(fm_plan_bytes(&mask, &bytes), FM_INVALID_ARGUMENT, part);
+  };
+  refused([](fm_mask& m) { m.k_pos = {}; }, "k_pos is absent and q_pos is given");
+  refused([](fm_mask& m) { m.q_pos = {}; }, "q_pos is absent and k_pos is given");
+  refused([](fm_mask& m) { m.q_pos.dtype = FM_INT64; }, "q_pos is int64 [1, 4]");
+  refused([](fm_mask& m) { m.k_pos.shape[1] = 3; }, "with 4 positions");
+  refused([](fm_mask& m) { m.flags = FM_HAS_Q_OFFSET; }, "q_offset is 0; it must be absent");
+  refused([](fm_mask& m) { m.q_pos.shape[0] = 2, m.k_pos.shape[0] = 3; }, "its k_pos 3");
+}
+
 }  // namespace
 }  // namespace flashmask::test

@@ -47,12 +47,59 @@ TEST(MaskErrors, VectorSizes) {
                  {"lts has 1 elements", "needs 1099511627776"});
 }
 
-TEST(MaskErrors, PositionsAreNotImplemented) {
-  for (const auto& [parts, argument] :
-       {std::pair{MaskParts{.seqlen_q = 2, .seqlen_k = 3, .q_pos = {5, 6}}, "q_pos has 2 elements"},
-        {MaskParts{.seqlen_q = 2, .seqlen_k = 3, .k_pos = {4, 5, 6}}, "k_pos has 3 elements"}})
-    expect_error(ErrorCode::kUnsupported, {argument, "must be empty: positions are not implemented"},
-                 [&] { Mask mask(parts); });
+TEST(MaskErrors, PositionsOfRowsAndKeysComeTogether) {
+  expect_refused({.seqlen_q = 2, .seqlen_k = 3, .q_pos = {5, 6}}, {"k_pos is absent and q_pos is given"});
+  expect_refused({.seqlen_q = 2, .seqlen_k = 3, .k_pos = {4, 5, 6}}, {"q_pos is absent and k_pos is given"});
+  expect_refused({.seqlen_q = 2, .seqlen_k = 3, .q_pos = {5}, .k_pos = {4, 5, 6}},
+                 {"q_pos has 1 elements", "[position_batch, seqlen_q] needs 2"});
+  expect_refused({.seqlen_q = 2, .seqlen_k = 1, .position_batch = 2, .q_pos = {5, 6, 7, 8}, .k_pos = {4}},
+                 {"k_pos has 1 elements", "[position_batch, seqlen_k] needs 2"});
+  expect_refused({.seqlen_q = 1, .seqlen_k = 1, .position_batch = 0, .q_pos = {1}, .k_pos = {1}},
+                 {"position_batch is 0", "at least 1"});
+  expect_refused({.seqlen_q = 1,
+                  .seqlen_k = 1,
+                  .batch = 2,
+                  .lts = {1, 1},
+                  .position_batch = 3,
+                  .q_pos = {1, 2, 3},
+                  .k_pos = {1, 2, 3}},
+                 {"vectors have 2 batch entries", "q_pos 3", "or one of them 1"});
+}
+
+TEST(MaskErrors, PositionsTakeThePlaceOfAnOffset) {
+  const MaskParts parts{.seqlen_q = 1, .seqlen_k = 1, .q_offset = 0, .q_pos = {1}, .k_pos = {1}};
+  expect_refused(parts, {"q_offset is 0", "must be absent with q_pos and k_pos"});
+  const Mask mask({.seqlen_q = 1, .seqlen_k = 1, .q_pos = {1}, .k_pos = {1}});
+  expect_invalid({"q_offset is 3", "the mask has positions"}, [&] { mask.with_q_offset(3); });
+}
+
+TEST(MaskErrors, EdgesThatPositionsCannotReach) {
+  const Mask mask({.seqlen_q = 1, .seqlen_k = 1, .q_pos = {1}, .k_pos = {1}});
+  expect_invalid({"lower edge is 2147483648", "at most 2147483647"},
+                 [&] { mask.with_band({.lo = int64_t{1} << 31, .hi = std::nullopt}); });
+  expect_invalid({"upper edge is -2147483648", "at least -2147483647"},
+                 [&] { mask.with_band({.lo = std::nullopt, .hi = -(int64_t{1} << 31)}); });
+}
+
+TEST(MaskErrors, PositionTensors) {
+  const std::vector<int32_t> numbers(12);
+  const Mask mask({.seqlen_q = 2, .seqlen_k = 3});
+  const auto of = [&](DataType dtype, std::initializer_list<int64_t> shape) {
+    return TensorView::contiguous(numbers.data(), dtype, shape);
+  };
+  const TensorView q = of(DataType::kInt32, {1, 2}), k = of(DataType::kInt32, {1, 3});
+  expect_invalid({"q_pos is int64 [1, 2]", "int32 [batch or 1, seqlen_q], with 2 positions"},
+                 [&] { mask.with_positions(of(DataType::kInt64, {1, 2}), k); });
+  expect_invalid({"k_pos is int32 [3]", "int32 [batch or 1, seqlen_k], with 3 positions"},
+                 [&] { mask.with_positions(q, of(DataType::kInt32, {3})); });
+  expect_invalid({"k_pos is int32 [1, 4]", "with 3 positions"},
+                 [&] { mask.with_positions(q, of(DataType::kInt32, {1, 4})); });
+  expect_invalid({"k_pos is absent and q_pos is given"}, [&] { mask.with_positions(q, TensorView{}); });
+  expect_invalid({"q_pos has 2 batch entries", "k_pos 3"},
+                 [&] { mask.with_positions(of(DataType::kInt32, {2, 2}), of(DataType::kInt32, {3, 3})); });
+  TensorView elsewhere = k;
+  elsewhere.device = {Device::Kind::kCuda, 0};
+  expect_invalid({"q_pos is on", "k_pos on CUDA device 0"}, [&] { mask.with_positions(q, elsewhere); });
 }
 
 TEST(MaskErrors, BlockMaskSize) {

@@ -48,6 +48,48 @@ TEST(Builders, PrefixTree) {
   });
 }
 
+/// Of each token, how many tokens there are before it on its path.
+Numbers depths(const Numbers& parents, const Numbers& lengths) {
+  Numbers end(parents.size()), depth;
+  for (std::size_t n = 0; n < parents.size(); ++n) {
+    const int64_t begin = parents[n] < 0 ? 0 : end[static_cast<std::size_t>(parents[n])];
+    end[n] = begin + lengths[n];
+    for (int64_t at = begin; at < end[n]; ++at) depth.push_back(at);
+  }
+  return depth;
+}
+
+TEST(Builders, PrefixTreeWithAWindow) {
+  at_all_sizes([](Random& random, int64_t size) {
+    const Numbers parents = random_tree(random, random.integer(0, 12));
+    Numbers lengths;
+    for (std::size_t n = 0; n < parents.size(); ++n)
+      lengths.push_back(random.integer(0, 2) == 0 ? 0 : random.integer(0, size / 6 + 2));
+    const Numbers owner = owners(lengths), depth = depths(parents, lengths);
+    const auto total = static_cast<int64_t>(owner.size());
+    const int64_t window = random.integer(1, size + 1);
+    expect_predicate(
+        masks::prefix_tree(parents, lengths, window), total, total, "prefix_tree", [&](int64_t i, int64_t j) {
+          const auto row = static_cast<std::size_t>(i), key = static_cast<std::size_t>(j);
+          return j <= i && is_self_or_ancestor(parents, owner[key], owner[row]) && depth[row] - depth[key] < window;
+        });
+  });
+}
+
+TEST(Builders, PathsOfATreeSeeWhatTheySeeAlone) {
+  // A window of 3 over a root of 4 tokens and two answers: row 6, the second answer's first, sees 2 tokens of the root.
+  const Mask tree = masks::prefix_tree(Numbers{-1, 0, 0}, Numbers{4, 2, 2}, 3);
+  const Mask alone = masks::sliding_window(6, 6, 2, 0);
+  for (const int64_t skipped : {0, 2}) {
+    const auto token = [skipped](int64_t at) { return at < 4 ? at : at + skipped; };
+    for (int64_t i = 0; i < 6; ++i) {
+      for (int64_t j = 0; j < 6; ++j) EXPECT_EQ(tree.visible(0, 0, token(i), token(j)), alone.visible(0, 0, i, j));
+    }
+  }
+  const auto positions = tree.q_pos();
+  EXPECT_EQ(std::vector<int32_t>(positions.begin(), positions.end()), (std::vector<int32_t>{0, 1, 2, 3, 4, 5, 4, 5}));
+}
+
 TEST(Builders, PrefixTreeFromIntervals) {
   at_all_sizes([](Random& random, int64_t size) {
     const Numbers parents = random_tree(random, random.integer(0, 12));
@@ -69,6 +111,9 @@ TEST(Builders, PrefixTreeFromIntervals) {
                        return j <= i && is_self_or_ancestor(parents, owner[static_cast<std::size_t>(j)],
                                                             owner[static_cast<std::size_t>(i)]);
                      });
+    const Mask windowed = masks::prefix_tree_from_intervals(tin, tout, 4),
+               tree = masks::prefix_tree(parents, lengths, 4);
+    EXPECT_EQ(windowed.view().content_hash, tree.view().content_hash);
   });
 }
 

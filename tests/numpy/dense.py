@@ -49,11 +49,15 @@ def visible(mask, block=128):
     """The rule of Mask, once more: bool [batch, heads, rows, keys]."""
     i, j = np.mgrid[: mask.seqlen_q, : mask.seqlen_k]
     p = i + (mask.seqlen_k - mask.seqlen_q if mask.q_offset is None else mask.q_offset)
+    at = j
+    if mask.q_pos is not None:
+        p = mask.q_pos.astype(np.int64)[:, None, :, None]
+        at = mask.k_pos.astype(np.int64)[:, None, None, :]
     left, right = mask.window or (-1, -1)
     seen = np.ones((1, 1, mask.seqlen_q, mask.seqlen_k), bool)
-    seen &= (j <= p) | (not mask.causal)
-    seen &= (left == -1) | (j >= p - left)
-    seen &= (right == -1) | (j <= p + right)
+    seen = seen & ((at <= p) | (not mask.causal))
+    seen = seen & ((left == -1) | (at >= p - left))
+    seen = seen & ((right == -1) | (at <= p + right))
     if mask.bounds is not None:
         seen = seen & ~_hidden(np.moveaxis(mask.bounds, -1, 0)[..., None, :], i, mask.causal)
     if mask.block_mask is not None:

@@ -48,6 +48,12 @@ def test_batch_entries_and_heads_are_leading_dimensions():
         (masks.attention_sink_window(2, 5, seqlens=[57]), (KEY <= ROW) & ((ROW - KEY < 5) | (KEY < 2))),
         (masks.block_causal(8, seqlen=57), KEY // 8 <= ROW // 8),
         (masks.prefix_tree([-1, 0, 0], [17, 20, 20]), (KEY <= ROW) & ((KEY < 17) | ((KEY < 37) == (ROW < 37)))),
+        (
+            masks.prefix_tree([-1, 0, 0], [17, 20, 20], window=9),
+            (KEY <= ROW)
+            & ((KEY < 17) | ((KEY < 37) == (ROW < 37)))
+            & (ROW - 20 * (ROW >= 37) - KEY + 20 * (KEY >= 37) < 9),
+        ),
         (masks.shared_question([(17, [20, 20])]), (KEY <= ROW) & ((KEY < 17) | ((KEY < 37) == (ROW < 37)))),
         (masks.hash_sparse([0] * 57, [0, 1, 0] * 19, True), (KEY <= ROW) & (KEY % 3 != 1)),
     ],

@@ -107,6 +107,41 @@ def test_features(rng, dtype):
         check(*draw(rng, 90, 70, dtype), mask, dlse, backend=backend, **features)
 
 
+@pytest.mark.parametrize("batches", [(1, 1), (1, 2), (2, 2)])
+def test_positions(rng, batches):
+    q_pos, k_pos = (rng.integers(-9, 60, shape).astype(np.int32) for shape in zip(batches, (90, 70)))
+    bounds = rng.integers(0, 90, (1, 2, 70, 2))
+    mask = fm.Mask(90, 70, bounds=bounds, window=(20, 3), q_pos=q_pos, k_pos=k_pos)
+    assert mask.batch == max(batches) and mask.heads == 2
+    assert np.array_equal(mask.to_dense(), np.broadcast_to(dense.visible(mask), (max(batches), 2, 90, 70)))
+    check(*draw(rng, 90, 70), mask)
+    given = {"window_size": (20, 3), "q_pos": q_pos, "k_pos": k_pos}
+    dout, q, k, v = draw(rng, 90, 70)
+    out, lse = fm.attention(q, k, v, mask)
+    assert np.array_equal(fm.attention(q, k, v, bounds, **given)[0], out)
+    for x, y in zip(
+        fm.attention_backward(dout, q, k, v, out, lse, bounds, **given),
+        fm.attention_backward(dout, q, k, v, out, lse, mask),
+        strict=True,
+    ):
+        assert np.array_equal(x, y)
+    assert "positions" in fm.explain(q, k, v, bounds, **given)
+
+
+def test_positions_that_do_not_fit(rng):
+    _, q, k, v = draw(rng, 90, 70)
+    q_pos, k_pos = np.zeros((1, 90), np.int32), np.zeros((1, 70), np.int32)
+    for given, text in (
+        ({"q_pos": q_pos}, "k_pos is absent and q_pos is given"),
+        ({"q_pos": q_pos, "k_pos": k_pos.astype(np.int64)}, "k_pos is int64"),
+        ({"q_pos": q_pos, "k_pos": q_pos}, r"k_pos is int32 \[1, 90\]"),
+        ({"q_pos": q_pos, "k_pos": k_pos, "q_offset": 3}, "q_offset is 3"),
+        ({"mask": fm.Mask(90, 70), "q_pos": q_pos, "k_pos": k_pos}, "q_pos"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            fm.attention(q, k, v, **given)
+
+
 def test_gradient_of_lse(rng):
     dlse = rng.standard_normal((2, 4, 90)).astype(np.float32)
     check(*draw(rng, 90, 90), fm.Mask(90, 90, causal=True), dlse=dlse)

@@ -58,6 +58,29 @@ TEST(Rules, ClampRowOnDiagonal) {
   }
 }
 
+TEST(Rules, PositionsThatARowSees) {
+  const std::vector<int32_t> ends{INT32_MIN, INT32_MIN + 1, INT32_MIN + 2, -70000,        -2,       -1, 0, 1,
+                                  2,         70000,         INT32_MAX - 2, INT32_MAX - 1, INT32_MAX};
+  const auto difference = [](int32_t k_pos, int32_t q_pos) { return int64_t{k_pos} - q_pos; };
+  for (const int32_t lo : ends) {
+    for (const int32_t hi : ends) {
+      // As a mask has them: edges that are not unbounded are within reach of a difference in 32 bits.
+      if (lo == INT32_MIN + 1 || hi == INT32_MIN) continue;
+      const rules::PositionBand band{lo, hi};
+      for (const int32_t q_pos : ends) {
+        const rules::SeenPositions seen = rules::seen_positions(band, q_pos);
+        for (const int32_t k_pos : ends) {
+          const bool expected = (lo == INT32_MIN || difference(k_pos, q_pos) >= lo) &&
+                                (hi == INT32_MAX || difference(k_pos, q_pos) <= hi);
+          ASSERT_EQ(rules::in_band(band, q_pos, k_pos), expected) << lo << " " << hi << " " << q_pos << " " << k_pos;
+          ASSERT_EQ(seen.first <= k_pos && k_pos <= seen.last, expected)
+              << lo << " " << hi << " " << q_pos << " " << k_pos;
+        }
+      }
+    }
+  }
+}
+
 TEST(Rules, BandsAtTheEndsOfInt32) {
   // Against 64-bit arithmetic: row i of column j is hidden if j - i is outside of [lo, hi].
   constexpr int32_t kMin = INT32_MIN, kMax = INT32_MAX;

@@ -93,8 +93,10 @@ class FamilyCases {
       const int64_t nodes = c.vectors[0].count;
       c.vectors.push_back(drawn("lengths", nodes, [this] { return random_.integer(0, 3); }));
       number("seqlen", 3 * nodes);
+      if (heads_ == 1) number("window", window);
     } else if (family == "prefix_tree_from_intervals") {
       intervals(c);
+      number("window", window);
     } else if (family == "padding") {
       const int64_t rows = random_.integer(0, longest_);
       number("seqlen_q", rows);

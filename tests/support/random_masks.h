@@ -3,6 +3,7 @@
 
 // Seeded random masks of every kind that the contract allows, odd values included.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -123,6 +124,50 @@ inline void draw_block_mask(Random& random, int64_t batch, int64_t heads, MaskPa
   const int64_t blocks = ((parts.seqlen_q + 127) / 128) * ((parts.seqlen_k + 127) / 128);
   for (int64_t n = 0; n < batch * heads * blocks; ++n)
     parts.block_mask.push_back(static_cast<uint8_t>(random.integer(0, 3) == 0 ? 0 : random.integer(1, 255)));
+}
+
+/// What the positions of a random mask look like.
+enum class PositionKind {
+  kTree,      ///< runs that go up by one, each from where it leaves an earlier one
+  kShuffled,  ///< in no order
+  kFew,       ///< many rows and keys at the same position
+  kExtreme,   ///< as far apart as int32 allows
+};
+
+/// Positions for each of `batch` entries, in place of q_offset.
+inline void draw_positions(Random& random, int64_t batch, MaskParts& parts) {
+  const auto kind = static_cast<PositionKind>(random.integer(0, 3));
+  const int64_t reach = std::max<int64_t>(std::max(parts.seqlen_q, parts.seqlen_k), 1);
+  const auto draw = [&](int64_t seqlen, std::vector<int32_t>& positions) {
+    int64_t next = 0;
+    for (int64_t n = 0; n < batch * seqlen; ++n) {
+      switch (kind) {
+        case PositionKind::kTree:
+          if (random.integer(0, 39) == 0) next = random.integer(0, next);
+          positions.push_back(static_cast<int32_t>(next++));
+          break;
+        case PositionKind::kShuffled:
+          positions.push_back(static_cast<int32_t>(random.integer(-reach, reach)));
+          break;
+        case PositionKind::kFew:
+          positions.push_back(static_cast<int32_t>(random.integer(0, 3)));
+          break;
+        case PositionKind::kExtreme:
+          positions.push_back(random.flip()   ? INT32_MAX - static_cast<int32_t>(random.integer(0, 2))
+                              : random.flip() ? INT32_MIN + static_cast<int32_t>(random.integer(0, 2))
+                                              : static_cast<int32_t>(random.integer(-2, 2)));
+          break;
+      }
+    }
+  };
+  parts.q_offset.reset();
+  parts.position_batch = batch;
+  draw(parts.seqlen_q, parts.q_pos);
+  draw(parts.seqlen_k, parts.k_pos);
+  if (kind == PositionKind::kExtreme && random.flip()) {
+    const int64_t edge = INT32_MAX - 2 + random.integer(0, 1);
+    parts.band = random.flip() ? Band{.lo = -edge, .hi = std::nullopt} : Band{.lo = std::nullopt, .hi = edge};
+  }
 }
 
 /// A mask of this kind with a random band and, now and then, its own q_offset.

@@ -4,7 +4,6 @@
 import copy
 import pickle
 
-import flashmask
 import pytest
 import torch
 from flashmask import Mask, masks
@@ -141,17 +140,38 @@ def test_a_saved_mask_is_loaded_as_data_alone(tmp_path, calls):
         assert again.plan("cpu") is not mask.plan("cpu")
 
 
-def test_positions_are_refused_by_name(tmp_path):
+def test_positions_are_checked(tmp_path):
     """By the constructor, which replace() and a file go through."""
-    for name in ("q_pos", "k_pos"):
-        positions, text = torch.zeros(1, 5, dtype=torch.int32), f"{name} is a tensor, .* it must be None"
-        with pytest.raises(flashmask.UnsupportedError, match=text):
-            Mask(5, 5, **{name: positions})
-        with pytest.raises(flashmask.UnsupportedError, match=text):
-            masks.causal(5).replace(**{name: positions})
-        with pytest.raises(flashmask.UnsupportedError, match=text):
-            object.__new__(Mask).__setstate__({**masks.causal(5).__getstate__(), name: positions})
-        assert torch.equal(Mask(5, 5, **{name: None}).to_dense(), masks.full(5).to_dense())
+    good = torch.zeros(1, 5, dtype=torch.int32)
+    for given, error, text in (
+        ({"q_pos": good}, ValueError, "k_pos is None and q_pos is given"),
+        ({"k_pos": good}, ValueError, "q_pos is None and k_pos is given"),
+        ({"q_pos": [[0] * 5], "k_pos": good}, TypeError, "q_pos is a list; it must be a tensor"),
+        ({"q_pos": good, "k_pos": good.long()}, TypeError, r"k_pos is torch.int64 \[1, 5\]; it must be int32 \[batch"),
+        ({"q_pos": good[0], "k_pos": good}, ValueError, r"q_pos is \[5\]; it must be int32 \[batch or 1, 5\]"),
+        ({"q_pos": good, "k_pos": good[:, :4]}, ValueError, r"k_pos is \[1, 4\]"),
+        ({"q_pos": good.expand(2, 5), "k_pos": good.expand(3, 5)}, ValueError, "batch of q_pos is 2 and of k_pos 3"),
+        ({"q_pos": good, "k_pos": good.to("meta")}, ValueError, "q_pos is on cpu and k_pos is on meta"),
+        ({"q_pos": good, "k_pos": good, "q_offset": 0}, ValueError, "q_offset is 0; it must be None with q_pos"),
+    ):
+        with pytest.raises(error, match=text):
+            Mask(5, 5, **given)
+        with pytest.raises(error, match=text):
+            masks.causal(5).replace(**given)
+        with pytest.raises(error, match=text):
+            object.__new__(Mask).__setstate__({**masks.causal(5).__getstate__(), **given})
+    file, mask = tmp_path / "mask.pt", Mask(5, 5, causal=True, q_pos=good, k_pos=good)
+    torch.save(mask, file)
+    assert torch.equal(torch.load(file, weights_only=True).q_pos, good) and mask.to_dense().all()
+
+
+def test_positions_of_a_plan_do_not_change(calls):
+    positions = torch.zeros(1, 5, dtype=torch.int32)
+    mask = Mask(5, 5, causal=True, q_pos=positions, k_pos=positions.clone())
+    mask.plan("cpu")
+    positions += 1
+    with pytest.raises(RuntimeError, match="changed in place"):
+        mask.plan("cpu")
 
 
 def test_what_a_file_says_is_checked(tmp_path):

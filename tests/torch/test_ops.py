@@ -93,7 +93,8 @@ FEATURES = ("sink", "q_pos", "k_pos", "dropout_state", "dropout_p", "softcap")
 PLAIN = (None, None, None, None, False, None, -1, -1, False, "auto")
 
 
-@pytest.mark.parametrize("name", [x for x in FEATURES if x != "dropout_state"] if ON_CUDA else ("q_pos", "k_pos"))
+@pytest.mark.skipif(not ON_CUDA, reason="the CPU implements all features")
+@pytest.mark.parametrize("name", ("sink", "dropout_p", "softcap"))
 def test_features_are_refused_by_name(name):
     """By the operators, whatever Python would say before."""
     q, k, v = inputs()
@@ -105,9 +106,20 @@ def test_features_are_refused_by_name(name):
         with pytest.raises(RuntimeError, match=f"UnsupportedError: .*{name} .*not implement"):
             state = {"dropout_state": feature("dropout_state")} if name == "dropout_p" else {}
             call(*arguments, **state, **{name: feature(name)})
-    if name in ("q_pos", "k_pos"):
-        with pytest.raises(RuntimeError, match=f"UnsupportedError: mask->{name} is int32 .*not implemented"):
-            operators.plan(None, None, 70, 90, False, None, -1, -1, DEVICE, **{name: feature(name)})
+
+
+@pytest.mark.parametrize("name, other", [("q_pos", "k_pos"), ("k_pos", "q_pos")])
+def test_positions_come_together(name, other):
+    """Also where Python does not look."""
+    q, k, v = inputs()
+    out, lse = attend(q, k, v)
+    for call, arguments in (
+        (operators.forward, (q, k, v, *PLAIN)),
+        (operators.backward, (torch.randn_like(out), None, q, k, v, out, lse, *PLAIN)),
+        (operators.plan, (None, None, 70, 90, False, None, -1, -1, DEVICE)),
+    ):
+        with pytest.raises(ValueError, match=f"{other} is absent and {name} is given"):
+            call(*arguments, **{name: feature(name)})
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ constexpr Words<bool, 2> kMaskBatch{{{false, "1"}, {true, "batch"}}};
 constexpr Words<bool, 2> kDout{{{false, "normal"}, {true, "expanded"}}};
 constexpr Words<SinkKind, 3> kSink{
     {{SinkKind::kNone, "none"}, {SinkKind::kFloat32, "float32"}, {SinkKind::kOwn, "own"}}};
+constexpr Words<Positions, 3> kPositions{
+    {{Positions::kNone, "none"}, {Positions::kShared, "shared"}, {Positions::kEach, "each"}}};
 constexpr Words<DataType, 3> kDtype{
     {{DataType::kFloat32, "float32"}, {DataType::kBFloat16, "bfloat16"}, {DataType::kFloat16, "float16"}}};
 
@@ -127,6 +129,8 @@ const std::map<std::string_view, Setter>& setters() {
        [](Case& c, std::string_view key, std::string_view value) { c.features.softcap = finite(key, value); }},
       {"dropout",
        [](Case& c, std::string_view key, std::string_view value) { c.features.dropout = finite(key, value); }},
+      {"positions", [](Case& c, std::string_view key,
+                       std::string_view value) { c.features.positions = value_of(kPositions, key, value); }},
       {"plan", word_setter(&Case::ready_plan, kYesNo)},
   };
   return table;
@@ -163,6 +167,7 @@ std::string describe(const Case& c) {
   if (c.features.sink != SinkKind::kNone) line += fmt::format(" sink={}", word(kSink, c.features.sink));
   if (c.features.softcap != 0) line += fmt::format(" softcap={}", c.features.softcap);
   if (c.features.dropout != 0) line += fmt::format(" dropout={}", c.features.dropout);
+  if (c.has_positions()) line += fmt::format(" positions={}", word(kPositions, c.features.positions));
   return line;
 }
 
@@ -176,6 +181,8 @@ Case parse_case(std::string_view line) {
   }
   if (c.heads_q % c.heads_kv != 0)
     fail("heads_q is {} and heads_kv {}; heads_q must be a multiple of heads_kv", c.heads_q, c.heads_kv);
+  if (c.q_offset && c.has_positions())
+    fail("q_offset is {} and the case has positions, which take its place; leave one of them out", *c.q_offset);
   return c;
 }
 

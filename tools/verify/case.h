@@ -34,11 +34,15 @@ struct Window {
 /// The dtype of the sinks, if there are any.
 enum class SinkKind { kNone, kFloat32, kOwn };
 
-/// The features that a case asks for, as Features in attention.h has them.
+/// Whether the mask has positions of rows and keys: none, the same for all batch entries, or their own.
+enum class Positions { kNone, kShared, kEach };
+
+/// The features that a case asks for, as Features in attention.h and MaskParts have them.
 struct CaseFeatures {
   SinkKind sink = SinkKind::kNone;
   double softcap = 0;
   double dropout = 0;
+  Positions positions = Positions::kNone;
   bool operator==(const CaseFeatures&) const = default;
 };
 
@@ -83,7 +87,8 @@ struct Case {
   double scale() const;
   DataType sink_dtype() const { return features.sink == SinkKind::kOwn ? dtype : DataType::kFloat32; }
   numerics::Sizes sizes() const { return {batch, heads_q, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v}; }
-  bool has_mask() const { return family != kNoMask || block_mask != BlockMask::kNone || window; }
+  bool has_positions() const { return features.positions != Positions::kNone; }
+  bool has_mask() const { return family != kNoMask || block_mask != BlockMask::kNone || window || has_positions(); }
   /// Multiply-adds of the forward's two products over the whole score matrix: what the case costs to check.
   int64_t cost() const { return batch * heads_q * seqlen_q * seqlen_k * (head_dim + head_dim_v); }
 };

@@ -288,6 +288,11 @@ Band intersect_bands(const Band& a, const Band& b) {
   return band;
 }
 
+Mask with_positions(const Mask& mask, DrawnPositions positions) {
+  const Mask with = mask.band() == Band::none() ? mask.with_band(Band::causal()) : mask;
+  return with.with_positions(std::move(positions.q_pos), std::move(positions.k_pos), positions.batch);
+}
+
 int64_t block_count(int64_t seqlen) { return (seqlen + kBlockMaskSize - 1) / kBlockMaskSize; }
 
 }  // namespace
@@ -315,6 +320,26 @@ BlockGrid draw_block_mask(const Case& c) {
   return grid;
 }
 
+DrawnPositions draw_positions(const Case& c) {
+  DrawnPositions drawn;
+  if (!c.has_positions()) return drawn;
+  if (c.features.positions == Positions::kEach) drawn.batch = std::max<int64_t>(c.batch, 1);
+  Random random(mix(c.seed, kPositionStream));
+  const int64_t length = square_length(c);
+  const bool in_order = random.integer(0, 3) != 0;
+  for (int64_t b = 0; b < drawn.batch; ++b) {
+    std::vector<int32_t> square;
+    int64_t next = 0;
+    for (int64_t n = 0; n < length; ++n) {
+      if (random.integer(0, 63) == 0) next = random.integer(0, next);  // the next branch
+      square.push_back(static_cast<int32_t>(in_order ? next++ : random.integer(-length, length)));
+    }
+    drawn.q_pos.insert(drawn.q_pos.end(), square.end() - c.seqlen_q, square.end());
+    drawn.k_pos.insert(drawn.k_pos.end(), square.begin(), square.begin() + c.seqlen_k);
+  }
+  return drawn;
+}
+
 Mask make_mask(const Case& c) {
   const int64_t batch = std::max<int64_t>(c.mask_batch_count(), 1), heads = c.mask_head_count();
   std::vector<Mask> draws;
@@ -324,6 +349,7 @@ Mask make_mask(const Case& c) {
   Mask mask = draws.size() == 1 ? draws.front() : stack(draws, batch, heads);
   if (c.q_offset) mask = mask.with_q_offset(*c.q_offset);
   if (c.window) mask = mask.with_band(intersect_bands(mask.band(), Band::window(c.window->left, c.window->right)));
+  if (c.has_positions()) mask = with_positions(mask, draw_positions(c));
   BlockGrid grid = draw_block_mask(c);
   return grid.keep.empty() ? mask : mask.with_block_mask(std::move(grid.keep), grid.batch, grid.heads);
 }

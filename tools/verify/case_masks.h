@@ -38,8 +38,17 @@ struct BlockGrid {
 };
 BlockGrid draw_block_mask(const Case& c);
 
+/// The case's positions, [batch, seqlen_q] and [batch, seqlen_k]: those of a packed tree, or in no order. Empty without
+/// any.
+struct DrawnPositions {
+  int64_t batch = 1;
+  std::vector<int32_t> q_pos, k_pos;
+};
+DrawnPositions draw_positions(const Case& c);
+
 /// The mask that the call is given: one draw of the family for each mask batch entry and head, cropped to
-/// the case's lengths and stacked, with its q_offset, the window intersected and the block mask laid over it.
+/// the case's lengths and stacked, with its q_offset, the window intersected and the block mask laid over it. Its
+/// positions are what the band compares; a mask without a band is causal by them.
 Mask make_mask(const Case& c);
 
 /// What `mask` shows, to be compared against.

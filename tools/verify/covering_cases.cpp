@@ -67,7 +67,9 @@ const std::vector<CaseFeatures>& all_features() {
                                              {.softcap = 20},
                                              {.sink = SinkKind::kOwn, .softcap = 50},
                                              {.dropout = 0.1},
-                                             {.sink = SinkKind::kFloat32, .softcap = 30, .dropout = 0.5}};
+                                             {.sink = SinkKind::kFloat32, .softcap = 30, .dropout = 0.5},
+                                             {.positions = Positions::kShared},
+                                             {.softcap = 40, .positions = Positions::kEach}};
   return all;
 }
 

@@ -40,9 +40,13 @@ Form form_of(const Mask& mask) {
   return {false, {lts, lte, uts, ute}};
 }
 
+std::optional<int64_t> q_offset_of(const Mask& mask) {
+  return mask.has_positions() ? std::nullopt : std::optional(mask.q_offset());
+}
+
 Mask without_contents(const Mask& mask) {
   return Mask(
-      {.seqlen_q = mask.seqlen_q(), .seqlen_k = mask.seqlen_k(), .band = mask.band(), .q_offset = mask.q_offset()});
+      {.seqlen_q = mask.seqlen_q(), .seqlen_k = mask.seqlen_k(), .band = mask.band(), .q_offset = q_offset_of(mask)});
 }
 
 TensorView on_device(const DeviceMemory& memory, DataType dtype, std::initializer_list<int64_t> shape) {
@@ -69,7 +73,13 @@ DeviceMask::DeviceMask(const Mask& host) : mask_(without_contents(host)) {
     const auto vectors = static_cast<int64_t>(form.vectors.size());
     const TensorView indices =
         on_device(*indices_, DataType::kInt32, {view.bounds_batch, view.bounds_heads, view.seqlen_k, vectors});
-    mask_ = from_startend_row_indices(indices, form.causal, view.seqlen_q, host.q_offset()).with_band(host.band());
+    mask_ = from_startend_row_indices(indices, form.causal, view.seqlen_q, q_offset_of(host)).with_band(host.band());
+  }
+  if (host.has_positions()) {
+    q_pos_.emplace(std::as_bytes(host.q_pos()));
+    k_pos_.emplace(std::as_bytes(host.k_pos()));
+    mask_ = mask_.with_positions(on_device(*q_pos_, DataType::kInt32, {view.q_pos_batch, view.seqlen_q}),
+                                 on_device(*k_pos_, DataType::kInt32, {view.k_pos_batch, view.seqlen_k}));
   }
   if (!host.has_block_mask()) return;
   const std::span<const uint8_t> keep = host.block_mask();

@@ -27,14 +27,14 @@ class DeviceTensor {
 };
 
 /// A mask whose contents are on the device, with its memory: the startend_row_indices of the smallest form that has the
-/// vectors, interleaved as FlashMask has them, and the block mask.
+/// vectors, interleaved as FlashMask has them, the block mask and the positions.
 class DeviceMask {
  public:
   explicit DeviceMask(const Mask& host);
   const Mask& mask() const { return mask_; }
 
  private:
-  std::optional<DeviceMemory> indices_, blocks_;
+  std::optional<DeviceMemory> indices_, blocks_, q_pos_, k_pos_;
   Mask mask_;
 };
 

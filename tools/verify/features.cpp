@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "flashmask/attention.h"
+#include "flashmask/builders.h"
 #include "verify/device_case.h"
 
 namespace flashmask::verify {
@@ -23,26 +24,37 @@ ForwardArgs plain_call(const Device& device) {
   return args;
 }
 
+ForwardArgs call_with_positions(ForwardArgs args, const Device& device) {
+  static int32_t position;
+  TensorView positions = TensorView::contiguous(&position, DataType::kInt32, {1, 1});
+  positions.device = device;
+  args.mask = masks::causal(1, 1).with_positions(positions, positions);
+  return args;
+}
+
 }  // namespace
 
 std::vector<std::string> refused_features(const std::string& backend) {
   const Device device = backend == "cuda" ? kDevice : Device{};
   const ForwardArgs args = plain_call(device);
   std::vector<std::string> refused;
-  for (const Features& asked :
-       {Features{.softcap = 30}, Features{.sink = undefined_memory(DataType::kFloat32, {1}, device)},
-        Features{.dropout = {.p = 0.1}}}) {
-    const Explanation explanation = explain(args, Options{.features = asked, .backend = backend});
+  const auto ask = [&](const ForwardArgs& of, const Features& asked) {
+    const Explanation explanation = explain(of, Options{.features = asked, .backend = backend});
     if (explanation.backend.empty())
       refused.insert(refused.end(), explanation.features.begin(), explanation.features.end());
-  }
+  };
+  ask(args, {.softcap = 30});
+  ask(args, {.sink = undefined_memory(DataType::kFloat32, {1}, device)});
+  ask(args, {.dropout = {.p = 0.1}});
+  ask(call_with_positions(args, device), {});
   return refused;
 }
 
 bool asks_for_any(const CaseFeatures& features, const std::vector<std::string>& names) {
   const auto is_named = [&](const char* name) { return std::find(names.begin(), names.end(), name) != names.end(); };
   return (features.sink != SinkKind::kNone && is_named("sink")) || (features.softcap != 0 && is_named("softcap")) ||
-         (features.dropout != 0 && is_named("dropout"));
+         (features.dropout != 0 && is_named("dropout")) ||
+         (features.positions != Positions::kNone && is_named("positions"));
 }
 
 }  // namespace flashmask::verify

@@ -8,7 +8,7 @@
 
 namespace flashmask::verify {
 
-/// Names of the features (Features in attention.h) that a backend refuses, found out by asking it: no case is to ask
+/// Names of the features (CaseFeatures) that a backend refuses, found out by asking it: no case is to ask
 /// for one of these.
 std::vector<std::string> refused_features(const std::string& backend);
 

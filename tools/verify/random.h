@@ -40,6 +40,7 @@ constexpr uint64_t mix(uint64_t seed, uint64_t value) {
 }
 
 /// What the draws of one case are for: each has a stream of its own.
-inline constexpr uint64_t kMaskStream = 1, kBandStream = 2, kBlockStream = 3, kTensorStream = 4, kDropoutStream = 5;
+inline constexpr uint64_t kMaskStream = 1, kBandStream = 2, kBlockStream = 3, kTensorStream = 4, kDropoutStream = 5,
+                          kPositionStream = 7;
 
 }  // namespace flashmask::verify

@@ -94,6 +94,8 @@ void draw_features(Random& random, const std::vector<std::string>& refused, Case
   if (chance(random, 25)) draw({.sink = random.flip() ? SinkKind::kFloat32 : SinkKind::kOwn}, &CaseFeatures::sink);
   if (chance(random, 20)) draw({.softcap = 5 + 45 * random.real()}, &CaseFeatures::softcap);
   if (chance(random, 20)) draw({.dropout = 0.9 * random.real()}, &CaseFeatures::dropout);
+  if (!c.q_offset && chance(random, 25))
+    draw({.positions = random.flip() ? Positions::kShared : Positions::kEach}, &CaseFeatures::positions);
 }
 
 }  // namespace

@@ -49,6 +49,15 @@ struct alignas(64) ElementMask {
     for (uint32_t (&words)[kTileKeys] : rows) std::fill(words + keys, words + kTileKeys, 0u);
   }
 
+  /// Hides what a band over positions hides, whose rows and keys are those of the tile.
+  void hide(const rules::PositionBand& band, int64_t row_count, int64_t keys) {
+    for (int64_t i = 0; i < row_count; ++i) {
+      uint32_t* words = rows[i / 32];
+      for (int64_t j = 0; j < keys; ++j)
+        words[j] &= ~(uint32_t{!rules::in_band(band, band.q_pos[i], band.k_pos[j])} << (i % 32));
+    }
+  }
+
   /// Not what is visible but what `source` keeps, of a whole tile.
   void load(const DropoutSource& source, int64_t row0, int64_t key0) {
     std::fill(&rows[0][0], &rows[0][0] + sizeof(rows) / sizeof(uint32_t), 0u);

@@ -30,6 +30,7 @@ class MaskSource {
       dense_ = dense_matrix(p, b, h);
     } else {
       columns_ = flashmask::columns(p.mask, m_ / p.mask.heads(), m_ % p.mask.heads());
+      positions_ = position_band(p.mask, m_ / p.mask.heads());
     }
   }
 
@@ -42,6 +43,10 @@ class MaskSource {
                 keys);
     } else {
       mask.load(columns_, row0, key0, keys);
+      if (positions_.q_pos) {
+        mask.hide({positions_.lo, positions_.hi, positions_.q_pos + row0, positions_.k_pos + key0},
+                  std::min(kTileRows, p_.seqlen_q - row0), keys);
+      }
     }
   }
 
@@ -92,6 +97,7 @@ class MaskSource {
   int64_t m_;
   const uint8_t* dense_ = nullptr;
   rules::Columns columns_{};
+  rules::PositionBand positions_{};
 };
 
 /// What dropout keeps of a tile; flattened as MaskSource::load is.

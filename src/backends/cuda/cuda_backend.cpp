@@ -46,7 +46,7 @@ BackendInfo CudaBackend::info() const {
 }
 
 std::vector<KernelInfo> CudaBackend::kernels() const {
-  std::vector<KernelInfo> all = cuda::plan_kernels();
+  std::vector<KernelInfo> all = cuda::plan_kernels(/*has_positions=*/true);
   for (const cuda::KernelSet* set : cuda::kernel_sets()) {
     const std::vector<KernelInfo> own = set->kernels();
     all.insert(all.end(), own.begin(), own.end());

@@ -288,6 +288,24 @@ void read_dflash(Reader& r, Arguments& a) {
 }
 
 /// What a family is given, and the vectors it writes; a square mask of a.seqlen unless the lengths are set.
+/// The tree that has been read, causal or with a window over its positions.
+void read_window_of_tree(Reader& r, Arguments& a) {
+  Shape& shape = a.shape;
+  r.window();
+  if (a.window == -1) {
+    shape.band = Band::causal();
+    shape.causal = true;
+    shape.vectors = kLts;
+    return;
+  }
+  if (shape.heads > 1)
+    throw_invalid("window is ", a.window, " and the tree has ", shape.heads,
+                  " heads; positions are those of all heads, so with a window it must have 1");
+  shape.band = Band::window(a.window - 1, -1);
+  shape.vectors = kLts | kUte;
+  shape.has_positions = true;
+}
+
 void read_family(Reader& r, Arguments& a) {
   Shape& shape = a.shape;
   const auto causal = [&](uint32_t vectors) {
@@ -356,10 +374,10 @@ void read_family(Reader& r, Arguments& a) {
       return;
     case Kind::kPrefixTree:
       read_tree(r, a);
-      return causal(kLts);
+      return read_window_of_tree(r, a);
     case Kind::kPrefixTreeFromIntervals:
       read_intervals(r, a);
-      return causal(kLts);
+      return read_window_of_tree(r, a);
     case Kind::kPadding:
       shape.seqlen_q = r.length("seqlen_q");
       shape.seqlen_k = r.length("seqlen_k");

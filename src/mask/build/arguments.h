@@ -56,7 +56,8 @@ struct Shape {
   Band band{};
   bool causal = false;  ///< the band is causal, and the vectors are LTS or LTS, LTE
   std::optional<int64_t> q_offset{};
-  uint32_t vectors = 0;  ///< those that say something; 0: the mask is a band
+  uint32_t vectors = 0;        ///< those that say something; 0: the mask is a band
+  bool has_positions = false;  ///< of rows and keys, which are the same, [batch, seqlen_k]; the band compares them
 
   /// How many numbers a column takes in FlashMask's forms: 0, 1, 2 or 4.
   int64_t numbers() const {
@@ -103,9 +104,15 @@ Arguments read_arguments(std::string_view family, std::span<const Parameter> par
 void check_contents(const Arguments& arguments);
 
 /// Where the vectors go: null ones are not written. `stride` elements lie between neighbouring columns.
-struct Output {
+struct VectorOutput {
   int32_t *lts = nullptr, *lte = nullptr, *uts = nullptr, *ute = nullptr;
   int64_t stride = 1;
+};
+
+/// Where all of a mask goes.
+struct Output {
+  VectorOutput vectors{};
+  int32_t* positions = nullptr;  ///< contiguous [batch, seqlen_k], where the shape has them
 };
 
 /// Builds the vectors in host memory, from contents that are checked. Throws kUnrepresentable, naming the first column

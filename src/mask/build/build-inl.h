@@ -169,7 +169,7 @@ struct ClearFlag {
 
 /// Writes columns, clamped to the rows.
 struct Writer {
-  Output out;
+  VectorOutput out;
   int64_t seqlen_q, seqlen_k;
   FLASHMASK_COLUMN void operator()(const Lead& lead, int64_t j, const Column& column) const {
     const int64_t at = (lead.index * seqlen_k + j) * out.stride;
@@ -177,6 +177,31 @@ struct Writer {
     if (out.lte) out.lte[at] = row_of(column.lte, seqlen_q);
     if (out.uts) out.uts[at] = row_of(column.uts, seqlen_q);
     if (out.ute) out.ute[at] = row_of(column.ute, seqlen_q);
+  }
+};
+
+/// Of a tree's columns, whose LTS are written: hides the rows before each key, and counts the keys by where they end.
+struct CountEnds {
+  VectorOutput out;
+  int64_t seqlen;
+  int32_t* ends;  ///< [seqlen + 1] for each lead
+  FLASHMASK_COLUMN void operator()(const Lead& lead, int64_t j) const {
+    const int64_t at = (lead.index * seqlen + j) * out.stride;
+    out.ute[at] = static_cast<int32_t>(j);
+    add_one(ends + lead.index * (seqlen + 1) + out.lts[at]);
+  }
+};
+
+/// Positions of a tree's tokens: of the tokens before one it sees those that have not ended, so they count how far it
+/// is from the beginning of its tree.
+struct PositionsOfTree {
+  const int32_t* ends;
+  int64_t seqlen;
+  int32_t* positions;
+  FLASHMASK_COLUMN void prepare(const Lead&, int64_t) const {}
+  FLASHMASK_COLUMN int64_t value(const Lead& lead, int64_t n) const { return ends[lead.index * (seqlen + 1) + n]; }
+  FLASHMASK_COLUMN void store(const Lead& lead, int64_t n, int64_t, int64_t ended) const {
+    positions[lead.index * seqlen + n] = static_cast<int32_t>(n - ended);
   }
 };
 
@@ -411,8 +436,8 @@ void block_diffusion(Run& run, const Arguments& a, const Writer& write) {
 
 /// All columns of a mask of the arguments.
 template <typename Run>
-void build(Run& run, const Arguments& a, const Output& output) {
-  const Writer write{output, a.shape.seqlen_q, a.shape.seqlen_k};
+void build_columns(Run& run, const Arguments& a, const VectorOutput& vectors) {
+  const Writer write{vectors, a.shape.seqlen_q, a.shape.seqlen_k};
   const auto columns = [&](const auto& family) {
     run.each(a.shape.seqlen_k, WriteColumns<std::decay_t<decltype(family)>>{family, write});
   };
@@ -475,6 +500,22 @@ void build(Run& run, const Arguments& a, const Output& output) {
     case Kind::kDflash:
       return columns(Dflash{documents(), a.anchors, a.seqlen, a.block, {}, {}});
   }
+}
+
+/// After a tree's columns: its positions.
+template <typename Run>
+void positions_of_tree(Run& run, const Arguments& a, const Output& output) {
+  const int64_t seqlen = a.shape.seqlen_k;
+  int32_t* const ends = run.template zeros<int32_t>(seqlen + 1);
+  run.each(seqlen, CountEnds{output.vectors, seqlen, ends});
+  run.scan(seqlen, PositionsOfTree{ends, seqlen, output.positions});
+}
+
+/// All columns of a mask of the arguments, and its positions if it has any.
+template <typename Run>
+void build(Run& run, const Arguments& a, const Output& output) {
+  build_columns(run, a, output.vectors);
+  if (a.shape.has_positions) positions_of_tree(run, a, output);
 }
 
 }  // namespace flashmask::build

@@ -122,14 +122,19 @@ Mask build_mask(std::string_view family, const std::vector<Parameter>& parameter
                   .q_offset = shape.q_offset,
                   .batch = shape.batch,
                   .heads = shape.heads};
+  if (shape.has_positions) {
+    parts.position_batch = shape.batch;
+    parts.q_pos.resize(static_cast<std::size_t>(shape.batch * shape.seqlen_k));
+  }
   const auto vector = [&](uint32_t which, std::vector<int32_t>& entries) -> int32_t* {
     if (!(shape.vectors & which)) return nullptr;
     entries.resize(static_cast<std::size_t>(shape.batch * shape.heads * shape.seqlen_k));
     return entries.data();
   };
-  const Output output{vector(kLts, parts.lts), vector(kLte, parts.lte), vector(kUts, parts.uts),
-                      vector(kUte, parts.ute)};
-  build_on_host(a, output);
+  const VectorOutput vectors{vector(kLts, parts.lts), vector(kLte, parts.lte), vector(kUts, parts.uts),
+                             vector(kUte, parts.ute)};
+  build_on_host(a, {vectors, parts.q_pos.data()});
+  parts.k_pos = parts.q_pos;
   return Mask(std::move(parts));
 }
 

@@ -20,6 +20,15 @@
 
 namespace flashmask::build {
 
+/// Of entries that may be done at the same time.
+FLASHMASK_COLUMN void add_one(int32_t* to) {
+#if defined(__CUDA_ARCH__)
+  atomicAdd(to, 1);
+#else
+  ++*to;
+#endif
+}
+
 /// A batch entry and head of the mask that is built.
 struct Lead {
   int64_t index = 0;  ///< batch * heads + head

@@ -13,9 +13,9 @@ struct PartialRows {
   template <typename Traits>
   __device__ __forceinline__ static void store(const PartialRowsParams& p, sm90::SharedStorage<Traits>&,
                                                const ptx::RingPosition<2>&, int, const sm90::WorkTile& work,
-                                               int32_t row, const typename Traits::Outputs& o,
-                                               const cuda::RowState& rows) {
-    sm90::store_lse(p, row, work, rows);
+                                               int32_t row, typename Traits::Outputs& o, cuda::RowState& rows) {
+    rows.finish(o);
+    sm90::store_lse(p, row, work, [&](int half) { return rows.lse(half, p.scale_log2); });
     const int64_t first = (static_cast<int64_t>(work.batch) * p.heads_q + work.head) * p.seqlen_q;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -30,7 +30,8 @@ struct PartialRows {
 };
 
 template <typename Params, typename Score, typename Epilogue, typename KvSource>
-using Traits = sm90::ForwardTraits<__nv_bfloat16, 64, 64, 2, sm90::ForwardPolicies<Params, Score, Epilogue, KvSource>>;
+using Traits = sm90::ForwardTraits<__nv_bfloat16, 64, 64, 2,
+                                   sm90::ForwardPolicies<Params, Score, cuda::AllWeights, Epilogue, KvSource>>;
 using PartialRowsTraits = Traits<PartialRowsParams, cuda::ProductScore, PartialRows, sm90::TensorMapKv>;
 using HeadFactorTraits = Traits<HeadFactorParams, HeadFactor, sm90::FinalRows, sm90::TensorMapKv>;
 using PageTableTraits = Traits<PageTableParams, cuda::ProductScore, sm90::FinalRows, PageTable>;

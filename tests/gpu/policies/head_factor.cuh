@@ -14,6 +14,11 @@ struct HeadFactor {
   __device__ __forceinline__ HeadFactor(const Params& p, uint32_t /*batch*/, uint32_t head)
       : factor(__ldg(p.factors + head)) {}
 
+  template <int kScores>
+  __device__ __forceinline__ void transform(float (&s)[kScores]) const {
+#pragma unroll
+    for (float& score : s) score *= factor;
+  }
   __device__ __forceinline__ float transform(float qk) const { return factor * qk; }
   __device__ __forceinline__ float gradient(float) const { return factor; }
 };

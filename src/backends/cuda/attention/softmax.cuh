@@ -22,6 +22,7 @@ struct Raised {
 /// not matter at which tiles the warp looked at it again.
 struct RowState {
   static constexpr int kSlackLog2 = 8;
+  static constexpr float kLn2 = 0.693147180559945309f;
   float row_max[2];  ///< in units of the scores; -inf until the row has seen a key
   float sum[2];      ///< this thread's part
   float limit[2];    ///< scores up to here leave row_max as it is
@@ -102,9 +103,30 @@ struct RowState {
     for (int i = 0; i < kOutputs; ++i) o[i] *= inverse[i / 2 % 2];
   }
 
+  /// The same, and lse, with one more column, of score `sink` and without a value: -inf is none. Weights that O has
+  /// are multiplied by `weight_scale`. Terms are relative to the larger of row_max and the sink, so neither overflows.
+  template <int kOutputs>
+  __device__ __forceinline__ void finish(float (&o)[kOutputs], float sink, float weight_scale, float scale_log2,
+                                         float (&lse)[2]) const {
+    constexpr float kLog2E = 1.44269504088896341f;
+    float factor[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float of_scores = is_empty(half) ? -INFINITY : row_max[half] * scale_log2, of_sink = sink * kLog2E,
+                  most = fmaxf(of_scores, of_sink), none = most == -INFINITY ? 0.f : most;
+      const float unit = ptx::exp2_approx(of_scores - none),
+                  all = quad_sum(sum[half]) * unit + ptx::exp2_approx(of_sink - none);
+      factor[half] = is_empty(half) ? 0.f : unit * weight_scale / all;
+      // Without a sink the bits are those of lse().
+      lse[half] =
+          of_sink > of_scores ? sink + log2f(all) * kLn2 : __fmaf_rn(row_max[half], scale_log2, log2f(all)) * kLn2;
+    }
+#pragma unroll
+    for (int i = 0; i < kOutputs; ++i) o[i] *= factor[i / 2 % 2];
+  }
+
   /// Natural log of the sum of exponentials; after `finish`.
   __device__ __forceinline__ float lse(int half, float scale_log2) const {
-    constexpr float kLn2 = 0.693147180559945309f;
     return is_empty(half) ? -INFINITY : (row_max[half] * scale_log2 + log2f(sum[half])) * kLn2;
   }
 

@@ -7,6 +7,7 @@
 #include "backends/cuda/common/launch_chain.h"
 #include "backends/cuda/plan/classify.cuh"
 #include "backends/cuda/plan/params.cuh"
+#include "backends/cuda/plan/positions.cuh"
 #include "backends/cuda/plan/rank.cuh"
 #include "backends/cuda/plan/transpose.cuh"
 #include "common/arithmetic.h"
@@ -20,6 +21,12 @@ using PlanParams = flashmask::cuda::plan::Params;
 extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kClassifyThreads)
     flashmask_sm90_plan_classify(const __grid_constant__ PlanParams p) {
   flashmask::cuda::plan::classify(p);
+}
+
+extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kPositionThreads)
+    flashmask_sm90_plan_positions(const __grid_constant__ PlanParams p,
+                                  const __grid_constant__ flashmask::cuda::plan::PositionBand band) {
+  flashmask::cuda::plan::positions(p, band);
 }
 
 extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kTransposeThreads)
@@ -64,12 +71,38 @@ plan::Sharing sharing(const PlanLayout& all, int64_t own_batch, int64_t own_head
           static_cast<int32_t>(broadcast_group(all.heads, own_heads)), static_cast<int32_t>(own_heads)};
 }
 
+plan::PlanMask plan_mask(const MaskView& mask) {
+  const Diagonals open;
+  return {mask.seqlen_q,
+          mask.seqlen_k,
+          mask.has_positions ? open.lo : mask.diagonal_lo,
+          mask.has_positions ? open.hi : mask.diagonal_hi,
+          mask.bounds_batch,
+          mask.bounds_heads,
+          mask.lts,
+          mask.lte,
+          mask.uts,
+          mask.ute,
+          mask.bounds_stride,
+          mask.block_batch,
+          mask.block_heads,
+          mask.block_mask,
+          mask.q_pos,
+          mask.k_pos};
+}
+
 }  // namespace
 
-std::vector<KernelInfo> plan_kernels() {
-  return {named({.id = "sm90.plan.classify", .op = "plan", .threads = plan::kClassifyThreads}),
-          named({.id = "sm90.plan.transpose", .op = "plan", .threads = plan::kTransposeThreads}),
-          named({.id = "sm90.plan.rank", .op = "plan", .threads = plan::kRankThreads})};
+std::vector<KernelInfo> plan_kernels(bool has_positions) {
+  std::vector<KernelInfo> all;
+  const auto add = [&all](const char* id, int threads) {
+    all.push_back(named({.id = id, .op = "plan", .threads = threads}));
+  };
+  add("sm90.plan.classify", plan::kClassifyThreads);
+  if (has_positions) add("sm90.plan.positions", plan::kPositionThreads);
+  add("sm90.plan.transpose", plan::kTransposeThreads);
+  add("sm90.plan.rank", plan::kRankThreads);
+  return all;
 }
 
 void launch_plan(const MaskView& mask, std::byte* buffer, cudaStream_t stream) {
@@ -77,7 +110,7 @@ void launch_plan(const MaskView& mask, std::byte* buffer, cudaStream_t stream) {
     throw_invalid("the mask's vectors are in host memory; a plan made on a CUDA device needs them there");
   const PlanLayout layout(mask.seqlen_q, mask.seqlen_k, mask.batch(), mask.heads());
   const Grids grids(layout);
-  const plan::Params params{mask,
+  const plan::Params params{plan_mask(mask),
                             layout,
                             plan_header(layout, content_hash::frame(mask)),
                             buffer,
@@ -89,6 +122,13 @@ void launch_plan(const MaskView& mask, std::byte* buffer, cudaStream_t stream) {
   LaunchChain chain(stream);
   chain.launch("launch of the plan's classification", flashmask_sm90_plan_classify, grids.classify,
                plan::kClassifyThreads, params);
+  if (mask.has_positions) {
+    const plan::PositionBand band{mask.diagonal_lo, mask.diagonal_hi,
+                                  static_cast<int32_t>(broadcast_group(layout.batch, mask.q_pos_batch)),
+                                  static_cast<int32_t>(broadcast_group(layout.batch, mask.k_pos_batch))};
+    chain.launch("launch of the plan's positions", flashmask_sm90_plan_positions, grids.classify,
+                 plan::kPositionThreads, params, band);
+  }
   chain.launch("launch of the plan's transpose", flashmask_sm90_plan_transpose, grids.transpose,
                plan::kTransposeThreads, params, static_cast<int32_t>(grids.bands), static_cast<int32_t>(grids.slices));
   chain.launch("launch of the plan's orders", flashmask_sm90_plan_rank, grids.rank, plan::kRankThreads, params,

@@ -21,7 +21,7 @@ namespace flashmask::cuda {
 /// blocks (about batch * heads * seqlen_q * seqlen_k = 2^57), kInternal if CUDA refuses a launch.
 void launch_plan(const MaskView& mask, std::byte* buffer, cudaStream_t stream);
 
-/// The kernels that launch_plan enqueues, in order.
-std::vector<KernelInfo> plan_kernels();
+/// The kernels that launch_plan enqueues, in order; one of them only for masks with positions.
+std::vector<KernelInfo> plan_kernels(bool has_positions);
 
 }  // namespace flashmask::cuda

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "flashmask/mask.h"
 #include "flashmask/plan.h"
 #include "mask/view.h"
 #include "plan/plan_header.h"
@@ -19,10 +18,32 @@ struct Sharing {
   int32_t batch_group, head_group, heads;
 };
 
+/// What the kernels read of a mask, as MaskView has it, but that a band over positions is none here.
+struct PlanMask {
+  int64_t seqlen_q, seqlen_k;
+  int32_t diagonal_lo, diagonal_hi;
+  int64_t bounds_batch, bounds_heads;
+  const int32_t* lts;
+  const int32_t* lte;
+  const int32_t* uts;
+  const int32_t* ute;
+  int64_t bounds_stride;
+  int64_t block_batch, block_heads;
+  const uint8_t* block_mask;
+  const int32_t* q_pos;
+  const int32_t* k_pos;
+};
+
+/// The band over positions, and how many neighbours of the masks' batch share positions of rows, and of keys.
+struct PositionBand {
+  int32_t lo, hi;  ///< as rules::PositionBand's
+  int32_t q_group, k_group;
+};
+
 /// What every kernel of the planner gets. Granules and key blocks are counted in int32 (there are at most 2^25),
 /// elements of a part of the buffer in int64.
 struct Params {
-  MaskView mask;
+  PlanMask mask;
   PlanLayout layout;
   PlanHeader header;  ///< its hash is the mask's frame; the device adds the contents
   std::byte* buffer;

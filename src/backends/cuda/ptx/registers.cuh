@@ -75,6 +75,18 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   return packed;
 }
 
+/// x = 0 if `dropped` is not 0, in place, as hide_unless.
+__device__ __forceinline__ void zero_if(uint32_t dropped, float& x) {
+  asm volatile("{.reg .pred zero; setp.ne.u32 zero, %1, 0; @zero mov.b32 %0, 0f00000000;}" : "+f"(x) : "r"(dropped));
+}
+
+/// PTX ISA, "rcp": 1 / x, approximate.
+__device__ __forceinline__ float inverse_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /// PTX ISA, "ex2": 2^x, approximate, 0 for -inf.
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;

@@ -39,6 +39,8 @@ struct ForwardTile {
   /// Products of a tile that are as long or wide as head_dim, and as head_dim_v.
   static constexpr int kProductsOfQk = 1, kProductsOfV = 1;
   constexpr int rows() const { return 64 * consumers; }
+  /// Whether its kernel of features takes dropout, whose bits have no registers beside three warpgroups' scores.
+  constexpr bool drops() const { return consumers < 3 && head_dim_v < 256; }
 };
 
 struct BackwardTile {

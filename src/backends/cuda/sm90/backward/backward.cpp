@@ -60,6 +60,8 @@ const BackwardInstance* find_instance(const Problem& p) {
 
 std::string id_of_preprocess(const BackwardInstance& i) { return message(i.id, ".preprocess"); }
 std::string id_of_split(const BackwardInstance& i) { return message(i.id, ".split"); }
+std::string id_of_positions(const BackwardInstance& i) { return message(i.id, ".positions"); }
+std::string id_of_positions_split(const BackwardInstance& i) { return message(i.id, ".positions.split"); }
 std::string id_of_convert_dq(const BackwardInstance& i) { return message(i.id, ".convert_dq"); }
 std::string id_of_reduce_dkv(const BackwardInstance& i) { return message(i.id, ".reduce_dkv"); }
 
@@ -123,6 +125,10 @@ struct BackwardCall {
 
   /// Items share a key head's query heads: their parts of dk and dv are added up last.
   bool is_split() const { return work_tiles > tiles.all_keys; }
+  const void* kernel_of(const Problem& p) const {
+    if (compares_positions(p.mask)) return is_split() ? instance->positions_split : instance->positions;
+    return is_split() ? instance->split : instance->kernel;
+  }
   /// A single key tile gives dq itself.
   bool converts() const { return tiles.keys > 1; }
 
@@ -244,15 +250,15 @@ KeyParams make_key_params(const Problem& p, const BackwardCall& call, std::byte*
           .softmax_scale = static_cast<float>(p.softmax_scale)};
 }
 
-BackwardParams make_params(const Problem& p, const BackwardCall& call, const RowParams& rows, float* key_parts,
-                           unsigned long long* executed) {
+FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, const RowParams& rows, float* key_parts,
+                                   unsigned long long* executed) {
   const BackwardTile& tile = call.instance->tile;
   const ColumnBlocks of_qk = blocks_of_rows(tile, p.head_dim, tile.head_dim),
                      of_v = blocks_of_rows(tile, p.head_dim_v, tile.head_dim_v);
   const int qk_box = tile.one_copy ? tile.head_dim / 64 : 1, v_box = tile.one_copy ? tile.head_dim_v / 64 : 1;
   const int64_t head_groups = p.heads_kv * call.splits;
   constexpr float kLog2E = 1.44269504f;
-  BackwardParams params{};
+  FeaturedBackwardParams params{};
   // Without rows nothing of them is loaded, but the maps have to be valid.
   params.q = tensor_map(p.seqlen_q > 0 ? p.q : p.k, of_qk, tile.rows, qk_box, "q");
   params.dout = tensor_map(p.seqlen_q > 0 ? p.dout : p.v, of_v, tile.rows, v_box, "dout");
@@ -283,12 +289,15 @@ BackwardParams make_params(const Problem& p, const BackwardCall& call, const Row
                      .next = rows.next};
   params.heads_per_l2_group = rows.l2_group.result;
   params.executed = executed;
+  params.features = feature_params(p);
   return params;
 }
 
 void BackwardCall::explain(const Problem& p, Explanation& e) const {
   e.arch = kArch;
-  e.instance = is_split() ? id_of_split(*instance) : instance->id;
+  e.instance = compares_positions(p.mask) ? is_split() ? id_of_positions_split(*instance) : id_of_positions(*instance)
+               : is_split() ? id_of_split(*instance)
+                                          : instance->id;
   e.padding_share = padding_share(instance->tile, p.head_dim, p.head_dim_v);
   if (tiles.all_rows > 0) e.kernels.push_back(id_of_preprocess(*instance));
   if (work_tiles > 0) e.kernels.push_back(e.instance);
@@ -307,9 +316,10 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
     cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the work tile counter");
   chain.launch("launch of the backward's preprocessing", instance->preprocess, blocks, kRowThreads, 0, row_arguments);
   if (work_tiles > 0) {
-    const void* kernel = is_split() ? instance->split : instance->kernel;
+    const void* kernel = kernel_of(p);
     allow_shared_memory(kernel, instance->shared_bytes, p.device.index);
-    BackwardParams params = make_params(p, *this, rows, at<float>(workspace, layout.key_parts), executed);
+    // The plain kernels read the first part of it.
+    FeaturedBackwardParams params = make_params(p, *this, rows, at<float>(workspace, layout.key_parts), executed);
     void* arguments[] = {&params};
     chain.launch("launch of the backward kernel", kernel, ctas, instance->threads, instance->shared_bytes, arguments);
   }
@@ -369,6 +379,8 @@ std::vector<KernelInfo> backward_kernels() {
       add(id_of_preprocess(i), rows, kRowThreads, 0);
       add(i.id, tile, i.threads, i.shared_bytes);
       add(id_of_split(i), tile, i.threads, i.shared_bytes);
+      add(id_of_positions(i), tile, i.threads, i.shared_bytes);
+      add(id_of_positions_split(i), tile, i.threads, i.shared_bytes);
       add(id_of_convert_dq(i), rows, kRowThreads, 0);
       add(id_of_reduce_dkv(i), keys, kRowThreads, 0);
     }

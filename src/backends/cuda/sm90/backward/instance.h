@@ -16,10 +16,12 @@ struct BackwardInstance {
   const void* preprocess;  ///< __global__ void (RowParams): a block of kRowThreads for every query tile
   const void* kernel;      ///< __global__ void (BackwardParams)
   const void* split;       ///< the same, whose work tiles have a part of their key head's query heads
+  const void* positions;   ///< __global__ void (FeaturedBackwardParams): `kernel` with a band over positions
+  const void* positions_split;
   const void* convert_dq;  ///< __global__ void (RowParams), as preprocess
   const void* reduce_dkv;  ///< __global__ void (KeyParams): after `split`, two blocks of kRowThreads for every key tile
-  int threads;             ///< of `kernel` and `split`
-  int shared_bytes;        ///< of `kernel` and `split`
+  int threads;             ///< of `kernel`, `split` and those with positions
+  int shared_bytes;        ///< the same
 };
 
 inline constexpr int kRowThreads = 256;

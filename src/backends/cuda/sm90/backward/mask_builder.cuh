@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backends/cuda/attention/element_mask.cuh"
+#include "backends/cuda/attention/positions.cuh"
 #include "backends/cuda/common/delay.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/registers.cuh"
@@ -76,6 +77,9 @@ class MaskBuilder {
         by_columns(row, first_key, key);
       }
     }
+    if constexpr (cuda::kHasPositions<Params>) {
+      if (p_.features.positions.given()) by_positions(row, first_key);
+    }
   }
   /// Hands the bits of a column to the consumers; columns past the last are hidden.
   __device__ __forceinline__ void write(int32_t first_key, int32_t key, const uint32_t (&visible)[kWords]) {
@@ -128,6 +132,31 @@ class MaskBuilder {
 #pragma unroll
       for (int word = 0; word < kWords; ++word) visible[word] = bits[word][n];
       write(first_key, key + 32 * n, visible);
+    }
+  }
+
+  /// Hides what the band over positions hides, of the columns that the lane has written. After they all are written, as
+  /// there are no registers for both.
+  __device__ __forceinline__ void by_positions(int32_t row, int32_t first_key) {
+    const cuda::PositionParams& positions = p_.features.positions;
+    const uint32_t batch = ptx::from_leader(tile().query.batch);
+    const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+#pragma unroll 1
+    for (int32_t key = lane; key < Traits::kKeys; key += 32 * kAtOnce) {
+      int32_t at[kAtOnce], position[kAtOnce];
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) at[n] = min(key + 32 * n, p_.seqlen_k - 1 - first_key);
+      cuda::read_positions(positions, batch, first_key, at, position);
+#pragma unroll 1
+      for (int word = 0; word < kWords; ++word) {
+        uint32_t seen[kAtOnce];
+#pragma unroll
+        for (int n = 0; n < kAtOnce; ++n) seen[n] = ~0u;
+        cuda::hide_by_positions(cuda::seen_by_lane(positions, batch, row + 32 * word, p_.seqlen_q), position, seen);
+#pragma unroll
+        for (int n = 0; n < kAtOnce; ++n)
+          shared_.mask_bits[ring_.stage()][key + 32 * n].word[word] &= Bits::by_lanes(seen[n]);
+      }
     }
   }
 

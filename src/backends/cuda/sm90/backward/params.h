@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/attention/features.h"
 #include "backends/cuda/attention/mask_params.h"
 #include "backends/cuda/attention/schedule.h"
 
@@ -79,6 +80,11 @@ struct BackwardParams {
   cuda::Schedule schedule;
   const uint32_t* heads_per_l2_group;  ///< in place of the schedule's, if not null: see L2GroupSize
   unsigned long long* executed;        ///< counter of executed tiles; may be null
+};
+
+/// Of the kernels that have more to read: of those whose masks have positions.
+struct FeaturedBackwardParams : BackwardParams {
+  cuda::FeatureParams features;
 };
 
 }  // namespace flashmask::sm90::bwd

@@ -15,10 +15,11 @@
 namespace flashmask::sm90::bwd {
 
 /// The configuration of a row of kBackwardTiles.
-template <typename Element, int kHeadDim, int kHeadDimV, int kConsumers, bool kSplit = false>
+template <typename Element, int kHeadDim, int kHeadDimV, int kConsumers, bool kSplit = false,
+          typename Policies = BackwardPolicies<>>
 using TraitsOf = std::conditional_t<find_tile(kBackwardTiles, kHeadDim, kHeadDimV, kConsumers).wide,
-                                    WideTraits<Element, kHeadDim, kHeadDimV, kConsumers, kSplit>,
-                                    BackwardTraits<Element, kHeadDim, kHeadDimV, kConsumers, kSplit>>;
+                                    WideTraits<Element, kHeadDim, kHeadDimV, kConsumers, kSplit, Policies>,
+                                    BackwardTraits<Element, kHeadDim, kHeadDimV, kConsumers, kSplit, Policies>>;
 
 /// The roles in which the kernels differ.
 template <typename Traits>

@@ -52,6 +52,26 @@ DenseMask dense_mask(const Problem& p) {
           .key_stride = p.dense.stride[3]};
 }
 
+bool asks_for_features(const Problem& p) {
+  return p.features.softcap != 0 || p.features.sink.defined() || p.features.dropout.p != 0 ||
+         compares_positions(p.mask);
+}
+
+cuda::FeatureParams feature_params(const Problem& p) {
+  const Features& asked = p.features;
+  cuda::FeatureParams params{};
+  if (asked.softcap != 0)
+    params.softcap = {static_cast<float>(asked.softcap), static_cast<float>(p.softmax_scale / asked.softcap)};
+  if (asked.sink.defined())
+    params.sink = {asked.sink.data, asked.sink.stride[0], asked.sink.dtype == DataType::kFloat32};
+  const uint32_t threshold = dropout::threshold_of(asked.dropout.p);
+  params.dropout = {threshold, static_cast<float>(dropout::scale_of(threshold)), asked.dropout.state};
+  const MaskView& mask = p.mask;
+  params.positions = {position_band(mask, 0), mask.q_pos_batch > 1 ? mask.seqlen_q : 0,
+                      mask.k_pos_batch > 1 ? mask.seqlen_k : 0};
+  return params;
+}
+
 void allow_shared_memory(const void* kernel, int bytes, int32_t device) {
   static std::mutex mutex;
   static std::vector<std::pair<const void*, int32_t>> allowed;

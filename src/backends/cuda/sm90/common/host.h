@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "backends/cuda/attention/features.h"
 #include "backends/cuda/attention/mask_params.h"
 #include "backends/problem.h"
 
@@ -31,6 +32,11 @@ int64_t most_ctas(const Problem& p);
 /// What the kernels read of the call's mask, and of its dense mask if it has one.
 MaskColumns mask_columns(const Problem& p);
 DenseMask dense_mask(const Problem& p);
+
+/// Whether the call needs the kernels of features.
+bool asks_for_features(const Problem& p);
+/// What those read of its features.
+cuda::FeatureParams feature_params(const Problem& p);
 
 /// Lets a kernel have its dynamic shared memory; asks CUDA once per kernel and device.
 void allow_shared_memory(const void* kernel, int bytes, int32_t device);

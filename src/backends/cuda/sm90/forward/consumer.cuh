@@ -25,7 +25,7 @@ class Consumer {
   using Element = typename Traits::Element;
 
   __device__ __forceinline__ Consumer(const Params& p, Shared& shared)
-      : p_(p), shared_(shared), warpgroup_(static_cast<int>(ptx::uniform(threadIdx.x / 128)) - 1) {}
+      : p_(p), shared_(shared), warpgroup_(static_cast<int>(ptx::uniform(threadIdx.x / 128)) - 1), weights_(p) {}
 
   __device__ __forceinline__ void run() {
     if (Traits::kTurns && warpgroup_ + 1 == Traits::kConsumers) pass_turn();
@@ -52,6 +52,7 @@ class Consumer {
 
  private:
   using Score = typename Traits::Score;
+  using Weights = typename Traits::Weights;
   using Scores = typename Traits::Scores;
   using Outputs = typename Traits::Outputs;
   using HalfProbabilities = typename Traits::HalfProbabilities;
@@ -110,6 +111,14 @@ class Consumer {
   /// take as long as the products. Tiles that this warpgroup skips cut the work tile into streaks.
   template <bool kOverlapped>
   __device__ __forceinline__ void run_work_tile() {
+    if constexpr (Weights::kMayDrop) {
+      if (weights_.drops()) return run_work_tile<kOverlapped, true>();
+    }
+    run_work_tile<kOverlapped, false>();
+  }
+
+  template <bool kOverlapped, bool kDrops>
+  __device__ __forceinline__ void run_work_tile() {
     Outputs o = {};
     cuda::RowState rows;
     rows.reset();
@@ -119,9 +128,9 @@ class Consumer {
       Tile tile;
       if (next_tile(tile)) {
         if constexpr (kOverlapped) {
-          run_streak(tile, o, rows);
+          run_streak<kDrops>(tile, o, rows);
         } else {
-          run_tile(tile, o, rows);
+          run_tile<kDrops>(tile, o, rows);
         }
       } else {
         if constexpr (kOverlapped || kTurnsInEveryRow) {
@@ -134,6 +143,7 @@ class Consumer {
     finish_work_tile(o, rows);
   }
 
+  template <bool kDrops>
   __device__ __forceinline__ void run_tile(const Tile& tile, Outputs& o, cuda::RowState& rows) {
     Scores s;
     if constexpr (kTurnsInEveryRow) take_turn();
@@ -141,6 +151,7 @@ class Consumer {
     if constexpr (kTurnsInEveryRow) pass_turn();
     release_stored_rows();
     const cuda::SlabBits visible = take_mask(tile);
+    const auto dropped = draw_dropped<kDrops>(tile);
     finish_scores();
     take_scores(s, tile, visible);
     delay<Role::kConsumer>();
@@ -152,7 +163,7 @@ class Consumer {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       rows.exponentiate(s, half, p_.scale_log2);
-      cuda::RowState::pack<Element>(s, half, p[half]);
+      pack(s, half, dropped, p);
       if (Traits::kVParts == 2 && half == 1) wait_for_values(kv_ring_.count, 1);
       issue_output(o, p[half], kv_ring_.count, half);
     }
@@ -177,6 +188,7 @@ class Consumer {
     ptx::named_barrier_arrive(kTurnBarrier + (warpgroup_ + 1 == Traits::kConsumers ? 0 : warpgroup_ + 1), 256);
   }
 
+  template <bool kDrops>
   __device__ __forceinline__ void run_streak(Tile tile, Outputs& o, cuda::RowState& rows) {
     kv_ring_.count = ptx::uniform(kv_ring_.count);
     Scores s;
@@ -187,11 +199,12 @@ class Consumer {
     pass_turn();
     release_stored_rows();
     const cuda::SlabBits first_visible = take_mask(tile);
+    const auto first_dropped = draw_dropped<kDrops>(tile);
     ptx::wgmma_wait<0>();
     take_scores(s, tile, first_visible);
     const cuda::Raised first_raised = rows.raise_row_max(s, p_.scale_log2, p_.score_of_bit, factor);
     if (first_raised.rescale) cuda::RowState::rescale(o, factor);
-    exponentiate_and_pack(s, p, rows);
+    exponentiate_and_pack(s, first_dropped, p, rows);
     if (first_raised.row_max) rows.refresh_limits(p_.score_of_bit);
     kv_ring_.advance();
     while (kv_ring_.count != end_ && next_tile(tile)) {
@@ -201,6 +214,7 @@ class Consumer {
       issue_output(o, p, before);
       pass_turn();
       const cuda::SlabBits visible = take_mask(tile);
+      const auto dropped = draw_dropped<kDrops>(tile);
       ptx::wgmma_wait<Traits::kVParts>();
       take_scores(s, tile, visible);
       const cuda::Raised raised = rows.raise_row_max(s, p_.scale_log2, p_.score_of_bit, factor);
@@ -215,8 +229,8 @@ class Consumer {
       give_values_back(before, Traits::kVParts - 1);
       if (raised.rescale) cuda::RowState::rescale(o, factor);
       if (raised.row_max) rows.refresh_limits(p_.score_of_bit);
-      cuda::RowState::pack<Element>(s, 0, p[0]);
-      cuda::RowState::pack<Element>(s, 1, p[1]);
+      pack(s, 0, dropped, p);
+      pack(s, 1, dropped, p);
       kv_ring_.advance();
     }
     const uint32_t last = kv_ring_.count - 1;
@@ -226,12 +240,31 @@ class Consumer {
     give_values_back(last);
   }
 
-  __device__ __forceinline__ void exponentiate_and_pack(Scores& s, Probabilities& p, cuda::RowState& rows) {
+  template <typename Dropped>
+  __device__ __forceinline__ void exponentiate_and_pack(Scores& s, const Dropped& dropped, Probabilities& p,
+                                                        cuda::RowState& rows) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       rows.exponentiate(s, half, p_.scale_log2);
-      cuda::RowState::pack<Element>(s, half, p[half]);
+      pack(s, half, dropped, p);
     }
+  }
+
+  /// Which weights of the tile P V leaves out. Drawn while QK^T is under way.
+  template <bool kDrops>
+  __device__ __forceinline__ auto draw_dropped(const Tile& tile) const {
+    if constexpr (kDrops) {
+      return weights_.template draw<Traits::kKeys>(work_.batch, work_.head, work_.row + slab_row(),
+                                                   tile.key_block() * Traits::kKeys);
+    } else {
+      return cuda::NoneDropped{};
+    }
+  }
+  /// The weights of one half of the tile's keys that P V takes, as its operand.
+  template <typename Dropped>
+  __device__ __forceinline__ static void pack(const Scores& s, int half, const Dropped& dropped, Probabilities& p) {
+    cuda::RowState::pack<Element>(s, half, p[half]);
+    leave_out(dropped, half, p[half]);
   }
 
   /// Makes scores of the finished product QK^T and gives K back, and after the last one Q.
@@ -239,9 +272,7 @@ class Consumer {
     ptx::pin(s);
     ptx::arrive_once(shared_.k_empty[kv_ring_.stage()][Traits::kKParts - 1]);
     release_rows_after_last_tile();
-    const Score score_of(p_, work_.batch, work_.head);
-#pragma unroll
-    for (int i = 0; i < kScores; ++i) s[i] = score_of.transform(s[i]);
+    Score(p_, work_.batch, work_.head).transform(s);
     if (p_.negate) {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) s[i] = -s[i];
@@ -339,7 +370,6 @@ class Consumer {
   __device__ __forceinline__ void finish_work_tile(Outputs& o, cuda::RowState& rows) {
     release_stored_rows();
     const int32_t row = work_.row + slab_row();
-    rows.finish(o);
     Traits::Epilogue::template store<Traits>(p_, shared_, q_ring_, warpgroup_, work_, row, o, rows);
     rows_leaving_ = true;
   }
@@ -367,6 +397,7 @@ class Consumer {
   bool rows_leaving_ = false;  ///< the last work tile's, through the other buffer of Q
   ptx::RingPosition<Traits::kQBuffers> q_ring_;
   ptx::RingPosition<Traits::kStages> kv_ring_;
+  const Weights weights_;
 };
 
 }  // namespace flashmask::sm90

@@ -15,29 +15,40 @@ namespace flashmask::sm90 {
 /// A consumer warp's first row in the tile.
 __device__ __forceinline__ int slab_row() { return cuda::Slab::kRows * (static_cast<int>(threadIdx.x / 32) - 4); }
 
-/// Stores the lse of a warp's 16 rows from slab_first_row on.
+/// Stores the lse of a warp's 16 rows from slab_first_row on; lse(half) is that of rows g + 8 half.
+template <typename Lse>
 __device__ __forceinline__ void store_lse(const ForwardParams& p, int32_t slab_first_row, const WorkTile& work,
-                                          const cuda::RowState& rows) {
+                                          const Lse& lse) {
   if (cuda::Slab::column_pair() != 0) return;
   const int64_t head = work.batch * p.lse_batch_stride + work.head * p.lse_head_stride;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int32_t row = slab_first_row + cuda::Slab::row_in_eight() + 8 * half;
-    if (row < p.seqlen_q) p.lse[head + row * p.lse_row_stride] = rows.lse(half, p.scale_log2);
+    if (row < p.seqlen_q) p.lse[head + row * p.lse_row_stride] = lse(half);
   }
 }
 
-/// The policy Epilogue stores a work tile's results: of every consumer warp its 16 rows of O from `row` on, normalised,
-/// and their lse. Where Q has two buffers (kOutputThroughQ), it may use the warp's own part of the one at `q_ring`,
+/// The policy Epilogue normalises and stores a work tile's results: of every consumer warp its 16 rows of O from `row`
+/// on, and their lse. Where Q has two buffers (kOutputThroughQ), it may use the warp's own part of the one at `q_ring`,
 /// which is given back to the producer once the bulk stores that the warp's leader has committed have read it; a single
 /// one has been given back before. This one stores final rows, O in the tensors' type.
 struct FinalRows {
   template <typename Traits>
   __device__ __forceinline__ static void store(const typename Traits::Params& p, SharedStorage<Traits>& shared,
                                                const ptx::RingPosition<Traits::kQBuffers>& q_ring, int warpgroup,
-                                               const WorkTile& work, int32_t row, const typename Traits::Outputs& o,
-                                               const cuda::RowState& rows) {
-    store_lse(p, row, work, rows);
+                                               const WorkTile& work, int32_t row, typename Traits::Outputs& o,
+                                               cuda::RowState& rows) {
+    rows.finish(o);
+    store_lse(p, row, work, [&](int half) { return rows.lse(half, p.scale_log2); });
+    store_rows<Traits>(p, shared, q_ring, warpgroup, work, row, o);
+  }
+
+ protected:
+  template <typename Traits>
+  __device__ __forceinline__ static void store_rows(const typename Traits::Params& p, SharedStorage<Traits>& shared,
+                                                    const ptx::RingPosition<Traits::kQBuffers>& q_ring, int warpgroup,
+                                                    const WorkTile& work, int32_t row,
+                                                    const typename Traits::Outputs& o) {
     if constexpr (Traits::kOutputThroughQ) {
       store_through_q<Traits>(p, shared, q_ring, warpgroup, work, row, o);
     } else {
@@ -118,6 +129,21 @@ struct FinalRows {
     }
     ptx::fence_async_proxy();
     __syncwarp();
+  }
+};
+
+/// The rows of a call's features: of the sink, and of dropout, whose scale they get.
+struct FeaturedRows : FinalRows {
+  template <typename Traits>
+  __device__ __forceinline__ static void store(const typename Traits::Params& p, SharedStorage<Traits>& shared,
+                                               const ptx::RingPosition<Traits::kQBuffers>& q_ring, int warpgroup,
+                                               const WorkTile& work, int32_t row, typename Traits::Outputs& o,
+                                               cuda::RowState& rows) {
+    const float sink = p.features.sink.template of_head<typename Traits::Element>(work.head);
+    float lse[2];
+    rows.finish(o, sink, p.features.dropout.scale, p.scale_log2, lse);
+    store_lse(p, row, work, [&](int half) { return lse[half]; });
+    store_rows<Traits>(p, shared, q_ring, warpgroup, work, row, o);
   }
 };
 

@@ -30,19 +30,25 @@ namespace {
 constexpr int64_t kL2GroupBytes = int64_t{32} << 20;
 constexpr int64_t kMostWorkTiles = int64_t{1} << 30;
 
-template <DataType dtype, std::size_t... row>
+template <DataType dtype, bool featured, std::size_t... row>
 auto instances_of(std::index_sequence<row...>) {
   constexpr auto& tiles = kForwardTiles;
-  return std::array{forward_instance<dtype, tiles[row].head_dim, tiles[row].head_dim_v, tiles[row].consumers>()...};
+  return std::array{
+      forward_instance<dtype, tiles[row].head_dim, tiles[row].head_dim_v, tiles[row].consumers, featured>()...};
 }
 
 /// The instances of an element type, a row of kForwardTiles each; none if there are no kernels of it.
-std::span<const ForwardInstance> instances(DataType dtype) {
+template <bool featured>
+std::span<const ForwardInstance> instances_of(DataType dtype) {
   constexpr auto rows = std::make_index_sequence<std::size(kForwardTiles)>();
-  static const auto bf16 = instances_of<DataType::kBFloat16>(rows), f16 = instances_of<DataType::kFloat16>(rows);
+  static const auto bf16 = instances_of<DataType::kBFloat16, featured>(rows),
+                    f16 = instances_of<DataType::kFloat16, featured>(rows);
   if (dtype == DataType::kBFloat16) return bf16;
   if (dtype == DataType::kFloat16) return f16;
   return {};
+}
+std::span<const ForwardInstance> instances(DataType dtype, bool featured) {
+  return featured ? instances_of<true>(dtype) : instances_of<false>(dtype);
 }
 
 int64_t count_work_tiles(const Problem& p, int consumers) {
@@ -53,14 +59,15 @@ static_assert(std::ranges::is_sorted(kForwardTiles, {}, [](const ForwardTile& ti
   return std::tuple(tile.head_dim, tile.head_dim_v, tile.consumers);
 }));
 
-/// Of the least tiles that hold the call's head dims the tallest of which it has enough to fill the device twice,
-/// otherwise the shortest; null if none holds them.
+/// Of the least tiles that hold the call's head dims, and take its dropout, the tallest of which it has enough to fill
+/// the device twice, otherwise the shortest; null if none holds them.
 const ForwardInstance* choose_instance(const Problem& p) {
   const ForwardTile* least = least_tile(kForwardTiles, p.head_dim, p.head_dim_v);
   if (!least) return nullptr;
   const ForwardInstance* chosen = nullptr;
-  for (const ForwardInstance& i : instances(p.dtype)) {
+  for (const ForwardInstance& i : instances(p.dtype, asks_for_features(p))) {
     if (i.tile.head_dim != least->head_dim || i.tile.head_dim_v != least->head_dim_v) continue;
+    if (p.features.dropout.p != 0 && !i.tile.drops()) continue;
     if (!chosen || count_work_tiles(p, i.tile.consumers) >= 2 * multiprocessors(p)) chosen = &i;
   }
   return chosen;
@@ -94,7 +101,8 @@ void set_mask(const Problem& p, const ForwardInstance& instance, ForwardParams& 
     params.element_mask = ElementMask::kDense;
     return;
   }
-  params.element_mask = mask.lts || mask.lte || mask.uts || mask.ute ? ElementMask::kColumns : ElementMask::kBand;
+  const bool has_vectors = mask.lts || mask.lte || mask.uts || mask.ute;
+  params.element_mask = has_vectors || compares_positions(mask) ? ElementMask::kColumns : ElementMask::kBand;
   const PlanLayout& layout = p.plan.layout();
   const std::byte* base = p.plan.data();
   params.plan.row_live = reinterpret_cast<const uint32_t*>(base + layout.row_live_bits);
@@ -107,6 +115,17 @@ void set_mask(const Problem& p, const ForwardInstance& instance, ForwardParams& 
   params.plan.sharing = sharing(p, mask.batch(), mask.heads());
 }
 
+void set_scale(const Problem& p, ForwardParams& params) {
+  // The factor of a softcap has the scale, with its sign.
+  const bool capped = p.features.softcap != 0;
+  // A scale of 0 must not turn a hidden -inf into NaN; this one is as good as 0 for every finite score.
+  constexpr double kLog2E = 1.4426950408889634, kSmallest = 1e-30;
+  const double scale = capped ? p.features.softcap : std::abs(p.softmax_scale);
+  params.scale_log2 = static_cast<float>(std::max(scale * kLog2E, kSmallest));
+  params.score_of_bit = 1 / params.scale_log2;
+  params.negate = !capped && p.softmax_scale < 0;
+}
+
 /// Whole groups of query heads, so that the heads that share keys and values run together.
 int64_t heads_per_l2_group(const Problem& p) {
   const int64_t bytes = p.seqlen_k * (p.head_dim + p.head_dim_v) * static_cast<int64_t>(element_size(p.dtype));
@@ -114,13 +133,14 @@ int64_t heads_per_l2_group(const Problem& p) {
   return std::min(kv_heads, p.batch * p.heads_kv) * p.group_size();
 }
 
-ForwardParams make_params(const Problem& p, const ForwardCall& call, uint32_t* counter, unsigned long long* executed) {
+FeaturedForwardParams make_params(const Problem& p, const ForwardCall& call, uint32_t* counter,
+                                  unsigned long long* executed) {
   const ForwardTile& tile = call.instance->tile;
   const int rows = tile.rows(), qk_blocks = tile.one_copy ? tile.head_dim / 64 : 1,
             v_blocks = tile.one_copy ? tile.head_dim_v / 64 : 1;
   const ColumnBlocks of_qk = blocks_of_rows(tile, p.head_dim, tile.head_dim),
                      of_v = blocks_of_rows(tile, p.head_dim_v, tile.head_dim_v);
-  ForwardParams params{};
+  FeaturedForwardParams params{};
   params.q = tensor_map(p.q, of_qk, rows, qk_blocks, "q");
   // Without keys nothing is loaded, but the maps have to be valid.
   params.k = tensor_map(p.seqlen_k > 0 ? p.k : p.q, of_qk, tile.keys, qk_blocks, "k");
@@ -136,11 +156,8 @@ ForwardParams make_params(const Problem& p, const ForwardCall& call, uint32_t* c
   params.heads_q = static_cast<uint32_t>(p.heads_q);
   params.query_heads_per_kv_head = static_cast<uint32_t>(p.group_size());
   params.key_blocks = static_cast<int32_t>(ceil_div(p.seqlen_k, tile.keys));
-  // A scale of 0 must not turn a hidden -inf into NaN; this one is as good as 0 for every finite score.
-  constexpr double kLog2E = 1.4426950408889634, kSmallest = 1e-30;
-  params.scale_log2 = static_cast<float>(std::max(std::abs(p.softmax_scale) * kLog2E, kSmallest));
-  params.score_of_bit = 1 / params.scale_log2;
-  params.negate = p.softmax_scale < 0;
+  set_scale(p, params);
+  params.features = feature_params(p);
   set_mask(p, *call.instance, params);
   params.schedule.work_tiles = static_cast<uint32_t>(call.work_tiles);
   params.schedule.heads = static_cast<uint32_t>(p.batch * p.heads_q);
@@ -158,7 +175,8 @@ void ForwardCall::run(const Problem& p, std::byte* workspace, unsigned long long
     counter = reinterpret_cast<uint32_t*>(workspace);
     cuda::check(cudaMemsetAsync(counter, 0, sizeof(*counter), stream), "cudaMemsetAsync of the work tile counter");
   }
-  ForwardParams params = make_params(p, *this, counter, executed);
+  // The plain kernels read the first part of it.
+  FeaturedForwardParams params = make_params(p, *this, counter, executed);
   allow_shared_memory(instance->kernel, instance->shared_bytes, p.device.index);
   void* arguments[] = {&params};
   cuda::LaunchChain(stream, cuda::LaunchChain::kOverlapPrevious)
@@ -181,15 +199,17 @@ Prepared prepare_forward(const Problem& p) {
 std::vector<KernelInfo> forward_kernels() {
   std::vector<KernelInfo> all;
   for (const DataType dtype : kDataTypes) {
-    for (const ForwardInstance& i : instances(dtype)) {
-      all.push_back(cuda::named({.id = i.id,
-                                 .op = "fwd",
-                                 .dtype = dtype,
-                                 .head_dim = i.tile.head_dim,
-                                 .head_dim_v = i.tile.head_dim_v,
-                                 .tile = {i.tile.rows(), i.tile.keys},
-                                 .threads = i.threads,
-                                 .shared_bytes = i.shared_bytes}));
+    for (const bool featured : {false, true}) {
+      for (const ForwardInstance& i : instances(dtype, featured)) {
+        all.push_back(cuda::named({.id = i.id,
+                                   .op = "fwd",
+                                   .dtype = dtype,
+                                   .head_dim = i.tile.head_dim,
+                                   .head_dim_v = i.tile.head_dim_v,
+                                   .tile = {i.tile.rows(), i.tile.keys},
+                                   .threads = i.threads,
+                                   .shared_bytes = i.shared_bytes}));
+      }
     }
   }
   return all;

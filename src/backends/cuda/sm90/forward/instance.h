@@ -8,18 +8,19 @@
 
 namespace flashmask::sm90 {
 
-/// The compiled forward kernel of a row of kForwardTiles and an element type.
+/// A compiled forward kernel of a row of kForwardTiles and an element type.
 struct ForwardInstance {
   const char* id;  ///< of the kernel, see KernelInfo
   DataType dtype;
   ForwardTile tile;
-  const void* kernel;  ///< __global__ void (ForwardParams)
+  const void* kernel;  ///< __global__ void (ForwardParams), or of (FeaturedForwardParams)
   int threads;
   int shared_bytes;
 };
 
-/// Defined by the translation unit that the build makes for each row and element type (instance.cu.in).
-template <DataType dtype, int head_dim, int head_dim_v, int consumers>
+/// Defined by the translation unit that the build makes for each row, element type, and with and without features
+/// (instance.cu.in).
+template <DataType dtype, int head_dim, int head_dim_v, int consumers, bool featured>
 ForwardInstance forward_instance();
 
 }  // namespace flashmask::sm90

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backends/cuda/attention/element_mask.cuh"
+#include "backends/cuda/attention/positions.cuh"
 #include "backends/cuda/common/delay.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/registers.cuh"
@@ -123,13 +124,26 @@ class MaskBuilder {
     }
   }
 
-  /// From the mask's vectors: a lane computes all rows of four columns, then the lanes exchange rows and columns.
+  /// From the mask's vectors and positions: a lane computes all rows of four columns, then the lanes exchange rows and
+  /// columns.
   __device__ __forceinline__ void visible_by_columns(int32_t row, int32_t first_key, uint32_t (&bits)[2][4]) const {
     const auto key = static_cast<int32_t>(cuda::mask_key(lane_number(), 0));
     const int32_t last = p_.seqlen_k - 1 - first_key;
     const int32_t at[4] = {min(key, last), min(key + 2, last), min(key + 4, last), min(key + 6, last)};
     const LaneBounds bounds{p_.mask.first, shared_.mask_offset[q_ring_.stage()], first_key, at};
     rules::visible_windows<Traits::kKeys>(p_.mask.first, bounds, first_key, at, row, bits);
+    if constexpr (cuda::kHasPositions<Params>) {
+      const cuda::PositionParams& positions = p_.features.positions;
+      if (positions.given()) {
+        int32_t position[4];
+        cuda::read_positions(positions, work().batch, first_key, at, position);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const auto own_row = cuda::seen_by_lane(positions, work().batch, row + 32 * half, p_.seqlen_q);
+          cuda::hide_by_positions(own_row, position, bits[half]);
+        }
+      }
+    }
     hide_beyond(p_.seqlen_k - static_cast<int32_t>(ptx::opaque(first_key)), bits);
     const uint32_t lane = lane_number();
     cuda::transpose_between_lanes(lane, bits[0]);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/attention/features.h"
 #include "backends/cuda/attention/mask_params.h"
 #include "backends/cuda/attention/schedule.h"
 
@@ -24,7 +25,7 @@ struct PlanBits {
 /// What says which elements of a partial granule are visible.
 enum class ElementMask : int32_t {
   kBand,     ///< the band alone
-  kColumns,  ///< the band and the column vectors
+  kColumns,  ///< the band and the column vectors, and positions where a kernel has them
   kDense,    ///< baseline mode: a dense matrix, and no band
 };
 
@@ -51,6 +52,11 @@ struct ForwardParams {
   cuda::Schedule schedule;       ///< of query heads' row tiles, the longest first; null next: every CTA has one
   unsigned long long* executed;  ///< counter of executed tiles; may be null
   TensorRows out_rows;           ///< what the map `out` is of
+};
+
+/// Of the kernels of features. With a softcap `scale_log2` is softcap * log2(e): scores are what it multiplies.
+struct FeaturedForwardParams : ForwardParams {
+  cuda::FeatureParams features;
 };
 
 }  // namespace flashmask::sm90

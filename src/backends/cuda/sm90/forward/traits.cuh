@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "backends/cuda/attention/element_mask.cuh"
 #include "backends/cuda/attention/fragments.cuh"
 #include "backends/cuda/attention/score.cuh"
+#include "backends/cuda/attention/weights.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/swizzle.cuh"
 #include "backends/cuda/ptx/tma.cuh"
@@ -16,17 +18,29 @@
 namespace flashmask::sm90 {
 
 struct FinalRows;
+struct FeaturedRows;
 
 /// Where features enter the forward kernel: by default it has none. Params_ is ForwardParams, or derived from it where
-/// a policy needs more; Score_ see ProductScore, Epilogue_ see FinalRows, KvSource_ see TensorMapKv.
-template <typename Params_ = ForwardParams, typename Score_ = cuda::ProductScore, typename Epilogue_ = FinalRows,
-          typename KvSource_ = TensorMapKv>
+/// a policy needs more; Score_ see ProductScore, Weights_ see AllWeights, Epilogue_ see FinalRows, KvSource_ see
+/// TensorMapKv.
+template <typename Params_ = ForwardParams, typename Score_ = cuda::ProductScore, typename Weights_ = cuda::AllWeights,
+          typename Epilogue_ = FinalRows, typename KvSource_ = TensorMapKv>
 struct ForwardPolicies {
   using Params = Params_;
   using Score = Score_;
+  using Weights = Weights_;
   using Epilogue = Epilogue_;
   using KvSource = KvSource_;
 };
+
+/// Those of softcap, sinks and, where a tile takes it, dropout, for calls that ask for them.
+template <bool kDrops>
+using FeaturedPolicies = ForwardPolicies<FeaturedForwardParams, cuda::SoftcapScore,
+                                         std::conditional_t<kDrops, cuda::KeptWeights, cuda::AllWeights>, FeaturedRows>;
+template <int kHeadDim, int kHeadDimV, int kConsumers, bool kFeatured>
+using PoliciesOf =
+    std::conditional_t<kFeatured, FeaturedPolicies<find_tile(kForwardTiles, kHeadDim, kHeadDimV, kConsumers).drops()>,
+                       ForwardPolicies<>>;
 
 /// Named barriers, each one of as many as there are consumer warpgroups.
 enum NamedBarrier : int {
@@ -40,6 +54,7 @@ struct ForwardTraits {
   using Element = Element_;
   using Params = typename Policies::Params;
   using Score = typename Policies::Score;
+  using Weights = typename Policies::Weights;
   using Epilogue = typename Policies::Epilogue;
   using KvSource = typename Policies::KvSource;
   static constexpr ForwardTile kTile = find_tile(kForwardTiles, kHeadDim_, kHeadDimV_, kConsumers_);

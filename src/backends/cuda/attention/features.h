@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "common/dropout.h"
+#include "mask/rules.h"
+
+#if defined(__CUDACC__)
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#endif
+
+namespace flashmask::cuda {
+
+/// Softcap: a score is softcap * tanh(factor * q.k). Kernels take the tanh for the score and `softcap` for its unit, in
+/// place of softmax_scale.
+struct SoftcapParams {
+  float softcap;  ///< 0: none
+  float factor;   ///< softmax_scale / softcap, of the scale's sign
+
+#if defined(__CUDACC__)
+  __device__ __forceinline__ bool given() const { return softcap != 0; }
+#endif
+};
+
+/// Sinks: the score, softmax_scale not applied, of one more column for each query head.
+struct SinkParams {
+  const void* scores;  ///< null: none
+  int64_t stride;      ///< in elements
+  bool is_float;       ///< else of the tensors' type
+
+#if defined(__CUDACC__)
+  /// Of a query head; -inf, as good as none, without sinks.
+  template <typename Element>
+  __device__ __forceinline__ float of_head(int64_t head) const {
+    if (!scores) return -INFINITY;
+    if (is_float) return static_cast<const float*>(scores)[head * stride];
+    return static_cast<float>(static_cast<const Element*>(scores)[head * stride]);
+  }
+#endif
+};
+
+/// Dropout, see common/dropout.h.
+struct DropoutParams {
+  uint32_t threshold;     ///< 0: none
+  float scale;            ///< of kept weights
+  const uint64_t* state;  ///< seed and offset, in device memory; read while the work runs
+
+#if defined(__CUDACC__)
+  __device__ __forceinline__ bool given() const { return threshold != 0; }
+  /// Reads the state, if there is dropout.
+  __device__ __forceinline__ dropout::Key key() const {
+    return given() ? dropout::key_of(__ldg(reinterpret_cast<const unsigned long long*>(state)),
+                                     __ldg(reinterpret_cast<const unsigned long long*>(state) + 1))
+                   : dropout::Key{};
+  }
+#endif
+};
+
+/// The band over positions of rows and keys, see rules::PositionBand.
+struct PositionParams {
+  rules::PositionBand first;   ///< of batch entry 0; without positions: none
+  int64_t q_stride, k_stride;  ///< between batch entries of the call
+
+#if defined(__CUDACC__)
+  __device__ __forceinline__ bool given() const { return first.q_pos != nullptr; }
+#endif
+};
+
+/// What the kernels of features read of a call's. Whether it asks for one is the same for all threads.
+struct FeatureParams {
+  SoftcapParams softcap;
+  SinkParams sink;
+  DropoutParams dropout;
+  PositionParams positions;
+};
+
+}  // namespace flashmask::cuda
