@@ -92,6 +92,16 @@ class Mask:
         return max([x.shape[1] for x in (self.bounds, self.block_mask) if x is not None], default=1)
 
     @property
+    def shape(self):
+        """That of to_dense(): batch, heads, seqlen_q, seqlen_k."""
+        return torch.Size((self.batch, self.heads, self.seqlen_q, self.seqlen_k))
+
+    @property
+    def ndim(self):
+        """4, as of to_dense()."""
+        return 4
+
+    @property
     def device(self):
         """Where the tensors are; None without any: such a mask fits every device."""
         tensors = self._tensors()
@@ -123,6 +133,10 @@ class Mask:
         A DataLoader with pin_memory=True calls it.
         """
         return self._with_tensors(lambda x: x.pin_memory())
+
+    def contiguous(self):
+        """This mask: its tensors are contiguous."""
+        return self
 
     def cpu(self):
         """The same mask with its tensors in host memory."""

@@ -27,6 +27,7 @@ def test_to_dense_is_the_rule(seed):
     mask = draw_mask(rng, longest=17)
     dense = mask.to_dense()
     assert dense.dtype == torch.bool and tuple(dense.shape) == (mask.batch, mask.heads, mask.seqlen_q, mask.seqlen_k)
+    assert mask.shape == dense.shape and mask.ndim == dense.ndim and mask.contiguous() is mask
     want = [
         visible(mask, b, h, i, j)
         for b in range(mask.batch)

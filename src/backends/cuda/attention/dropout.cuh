@@ -7,16 +7,17 @@
 
 #include "common/dropout.h"
 
+#if defined(__CUDACC__)
+#include "backends/cuda/ptx/registers.cuh"
+#endif
+
 namespace flashmask::cuda {
 
 /// 2 * bits + 1 if the high half of `number` is at least `threshold`, which is not 0, else 2 * bits. As the carry of a
 /// sum it is two instructions.
 FLASHMASK_DROPOUT uint32_t push_if_kept(uint32_t bits, uint32_t number, uint32_t threshold) {
 #if defined(__CUDA_ARCH__)
-  asm("{.reg .u32 sum; add.cc.u32 sum, %1, %2; addc.u32 %0, %0, %0;}"
-      : "+r"(bits)
-      : "r"(number), "r"(-(threshold << 16)));
-  return bits;
+  return ptx::double_plus_carry(bits, number, -(threshold << 16));
 #else
   return 2 * bits + (number >= threshold << 16);
 #endif

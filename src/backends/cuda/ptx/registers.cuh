@@ -94,6 +94,12 @@ __device__ __forceinline__ float tanh_approx(float x) {
   return y;
 }
 
+/// PTX ISA, "add.cc", "addc": 2 * x, plus 1 if a + b has a carry.
+__device__ __forceinline__ uint32_t double_plus_carry(uint32_t x, uint32_t a, uint32_t b) {
+  asm("{.reg .u32 sum; add.cc.u32 sum, %1, %2; addc.u32 %0, %0, %0;}" : "+r"(x) : "r"(a), "r"(b));
+  return x;
+}
+
 /// PTX ISA, "min": the smaller, or NaN if one of them is.
 __device__ __forceinline__ float min_or_nan(float a, float b) {
   float least;

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of Hugging Face models by name:
+
+    from flashmask.integrations.transformers import register
+
+    model = AutoModelForCausalLM.from_pretrained(..., attn_implementation=register())
+
+Needs transformers (written for version 5). What a model's mask says (padding, packed documents, windows, chunks, image
+blocks, caches) becomes a flashmask.Mask once per forward and kind of layer, and the layers share its plan.
+"""
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from .. import _arguments
+from ..attention import flashmask_attention
+from ..errors import UnsupportedError
+from ..mask import Mask
+from . import _mask_functions
+
+# Without "flash", which transformers takes for the flash-attn package.
+NAME = "column_mask"
+_names = set()  # that attention was registered by
+
+
+def register(name=NAME):
+    """Registers attention and its masks with transformers; returns the name, for `attn_implementation=`.
+
+    name: as which; it must not contain "flash", by which transformers knows the flash-attn package. A second call does
+    nothing more.
+
+    The models' calls then take `mask=` too: a flashmask.Mask for all layers, or a dict of one for each kind of layer
+    (`config.layer_types`). It is the whole mask: what the model would have made of padding, positions and its windows
+    is not used.
+    """
+    if not isinstance(name, str) or not name or "flash" in name or any(c in name for c in "|/:"):
+        raise ValueError(
+            f"name is {name!r}; it must be a string without 'flash', which transformers takes for flash-attn, "
+            "and without '|', '/' and ':'"
+        )
+    _names.add(name)
+    _mask_functions.make_traceable()
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, attention_mask)
+    return name
+
+
+def share_prefixes(model):
+    """Makes a model run on the prefix tree in its inputs: see collators.SharedPrefixCollator. Returns the model.
+
+    The layers of a call with `shared_prefixes=` get the tree's tokens in place of input_ids, and what comes out of them
+    is put where the sequences' tokens are. So heads, losses and trainers see the batch as it is, and only prefixes
+    are not repeated. A call without it is as before. To be used on a reference model, too.
+
+    Its attention must be registered here. UnsupportedError in a call for layers of windows or chunks that are shorter
+    than the sequences, as such a window in a tree is no interval.
+    """
+    layers = model.get_base_model() if hasattr(model, "get_base_model") else model
+    layers = layers.base_model
+    layers.register_forward_pre_hook(_to_tree, with_kwargs=True)
+    layers.register_forward_hook(_from_tree, with_kwargs=True)
+    return model
+
+
+def _to_tree(layers, arguments, inputs):
+    tree = inputs.get("shared_prefixes")
+    if tree is None:
+        return None
+    if layers.config._attn_implementation not in _names:
+        raise ValueError(
+            f"the model's attn_implementation is {layers.config._attn_implementation!r}; shared prefixes need "
+            f"one of {sorted(_names)}, from flashmask.integrations.transformers.register()"
+        )
+    _check_reach(layers.config, tree["places"].shape[1])
+    if len(arguments) > 1 or inputs.get("inputs_embeds") is not None or inputs.get("past_key_values") is not None:
+        raise UnsupportedError("shared_prefixes takes input_ids alone, without inputs_embeds and past_key_values")
+    replaced = {name: tree[name] for name in ("input_ids", "position_ids", "mask")}
+    return (), {**inputs, **replaced, "attention_mask": None, "use_cache": False}
+
+
+def _check_reach(config, tokens):
+    config = config.get_text_config()
+    for name in ("sliding_window", "attention_chunk_size"):
+        reach = getattr(config, name, None)
+        if reach is not None and reach < tokens and getattr(config, "use_sliding_window", True):
+            raise UnsupportedError(
+                f"shared prefixes in layers with {name} {reach} are not implemented for sequences of {tokens} tokens"
+            )
+
+
+def _from_tree(layers, arguments, inputs, output):
+    tree = inputs.get("shared_prefixes")
+    if tree is not None:
+        output.last_hidden_state = output.last_hidden_state[0, tree["places"]]
+    return output
+
+
+_IS_ONE_DOCUMENT = "_is_one_document"
+
+# --- The mask interface ---------------------------------------------------------------------------
+
+
+def attention_mask(
+    batch_size,
+    q_length,
+    kv_length,
+    q_offset=0,
+    kv_offset=0,
+    mask_function=None,
+    attention_mask=None,
+    use_vmap=False,
+    device="cpu",
+    **others,
+):
+    """The flashmask.Mask of what transformers' mask interfaces are given: sizes, a mask function and padding.
+
+    Functions made by transformers' own factories are read and cost O(kv_length). Others are looked at in all their
+    elements, a few rows at a time, up to a number of elements, with a warning that says how long it took;
+    UnrepresentableMaskError if a column needs more than two intervals, UnsupportedError beyond that number or if
+    torch.compile traces. The other arguments are hints for other implementations.
+    """
+    if isinstance(attention_mask, Mask):  # given by the caller, or made before a compiled step of generate()
+        return attention_mask
+    if mask_function is None:
+        mask_function = _mask_functions.masking_utils.causal_mask_function
+    mask = _mask_functions.mask_of(
+        mask_function, batch_size, q_length, kv_length, q_offset, kv_offset, attention_mask, use_vmap, device
+    )
+    if attention_mask is None and not _mask_functions.separates_documents(mask_function):
+        object.__setattr__(mask, _IS_ONE_DOCUMENT, True)  # so that positions which say otherwise are noticed
+    return mask
+
+
+# --- The attention interface ----------------------------------------------------------------------
+
+# What would change the result, and is not implemented.
+_REFUSED = ("position_bias", "head_mask", "cache", "indices", "block_indices", "sinks", "block_mask", "score_mod")
+
+
+def attention(
+    module,
+    query,
+    key,
+    value,
+    attention_mask,
+    scaling=None,
+    dropout=0.0,
+    is_causal=None,
+    softcap=None,
+    s_aux=None,
+    sliding_window=None,
+    mask=None,
+    cu_seq_lens_q=None,
+    cu_seq_lens_k=None,
+    position_ids=None,
+    output_attentions=False,
+    **others,
+):
+    """Attention as transformers' models call it: query, key and value [batch, heads, seqlen, head_dim].
+
+    Returns (out [batch, seqlen_q, heads_q, head_dim_v], None). mask: see register(). s_aux: gpt-oss' sinks.
+    UnsupportedError for what would change the result and is not implemented.
+    """
+    for name in _REFUSED:
+        if others.get(name) is not None:
+            raise UnsupportedError(f"{name} is not implemented by this attention; attn_implementation='eager' takes it")
+    if output_attentions:
+        raise UnsupportedError("output_attentions=True is not implemented: no attention weights are stored")
+    lengths = query.shape[2], key.shape[2]
+    if mask is not None:
+        mask = _of_layer(mask, module)
+    else:
+        mask = _made_by_model(attention_mask, module, lengths, is_causal, sliding_window)
+        if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
+            mask = _within_documents(mask, cu_seq_lens_q, cu_seq_lens_k)
+        elif position_ids is not None and getattr(module, "layer_idx", 0) in (0, None):  # all layers have them
+            _check_positions(position_ids, mask)
+    out = flashmask_attention(
+        query,
+        key,
+        value,
+        mask,
+        softmax_scale=scaling,
+        layout="bhsd",
+        dropout=dropout,
+        softcap=0.0 if softcap is None else softcap,
+        sink=s_aux,
+    )
+    return out.transpose(1, 2), None
+
+
+def _of_layer(mask, module):
+    """The caller's mask for a layer."""
+    if isinstance(mask, dict):
+        kind = module.config.layer_types[module.layer_idx]
+        if kind not in mask:
+            raise ValueError(f"mask has no entry {kind!r}, the kind of layer {module.layer_idx}; it has {list(mask)}")
+        mask = mask[kind]
+    if not isinstance(mask, Mask):
+        raise TypeError(
+            f"mask is {_arguments.given(mask)}; it must be a flashmask.Mask, or a dict of them by kind of layer"
+        )
+    return mask
+
+
+def _made_by_model(given, module, lengths, is_causal, sliding_window):
+    """The mask of what the model hands to a layer."""
+    if isinstance(given, Mask):
+        return given
+    if isinstance(given, torch.Tensor):
+        return _of_tensor(given, lengths)
+    if given is not None:
+        raise TypeError(f"attention_mask is {_arguments.given(given)}; it must be a flashmask.Mask, a tensor or None")
+    # Models whose layers all see everything, or everything before, make none.
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    rows, keys = lengths
+    if is_causal and rows not in (1, keys) or sliding_window is not None:
+        raise UnsupportedError(
+            f"the model made no mask for {rows} query rows and {keys} keys, is_causal={is_causal}, "
+            f"sliding_window={sliding_window}; give one as mask="
+        )
+    return Mask(rows, keys, causal=is_causal and rows > 1)
+
+
+def _within_documents(mask, cu_seq_lens_q, cu_seq_lens_k):
+    if cu_seq_lens_q is None or cu_seq_lens_k is None or cu_seq_lens_q.shape != cu_seq_lens_k.shape:
+        raise ValueError("cu_seq_lens_q and cu_seq_lens_k must be given together, of one length")
+    return _once(cu_seq_lens_q, mask, lambda: _mask_functions.within_documents(mask, cu_seq_lens_q))
+
+
+def _check_positions(position_ids, mask):
+    """Raises if packed documents, which positions that begin anew are, would see each other.
+
+    On a device, and in a trace, it is an assertion in its work.
+    """
+    packed = position_ids.ndim == 2 and position_ids.shape[1] == mask.seqlen_q == mask.seqlen_k
+    if not packed or not getattr(mask, _IS_ONE_DOCUMENT, False):
+        return
+    message = (
+        "position_ids begin anew, as those of packed documents, but the model's mask does not keep them apart: "
+        "pass cu_seq_lens_q and cu_seq_lens_k, or mask=; or use_cache=False, if the model made a cache"
+    )
+    follow = (position_ids.diff(dim=1) == 1).all()
+    if not _arguments.is_readable(position_ids):
+        torch._assert_async(follow, message)
+    elif not follow:
+        raise UnsupportedError(message)
+
+
+# --- Dense masks given by the caller --------------------------------------------------------------
+
+
+def _of_tensor(given, lengths):
+    """The mask of a caller's tensor, which transformers hands on as it is."""
+    rows, keys = lengths
+    if given.ndim != 4 or given.shape[2] not in (1, rows) or given.shape[3] < keys:
+        raise ValueError(
+            f"attention_mask has shape {list(given.shape)}; it must be [batch or 1, heads or 1, {rows}, {keys}]"
+        )
+    if torch.compiler.is_compiling():
+        raise UnsupportedError("a dense attention_mask cannot be converted in a trace; give a flashmask.Mask as mask=")
+    return _once(given, lengths, lambda: _converted(given, rows, keys))
+
+
+def _converted(given, rows, keys):
+    if (elements := given.shape[0] * given.shape[1] * rows * keys) > _mask_functions.MOST_ELEMENTS:
+        raise UnsupportedError(
+            f"the dense attention_mask has {elements} elements, more than {_mask_functions.MOST_ELEMENTS}, up to "
+            "which they are looked at; give a flashmask.Mask as mask="
+        )
+    given = given[..., :keys].expand(-1, -1, rows, -1)
+
+    def visible(begin, end):
+        part = given[:, :, begin:end]
+        if part.dtype == torch.bool:
+            return part
+        hidden = part <= torch.finfo(part.dtype).min if part.dtype.is_floating_point else None
+        if hidden is None or not (hidden | (part == 0)).all():
+            raise UnsupportedError(
+                f"attention_mask is {given.dtype} with other elements than 0 and {part.dtype}'s lowest number; a bias "
+                "of the scores is not implemented"
+            )
+        return ~hidden
+
+    return _mask_functions.mask_of_rows(visible, rows, keys, "attention_mask")
+
+
+_made = WeakIdKeyDictionary()  # by tensor: how often it had changed, and what was made of it
+
+
+def _once(tensor, of, make):
+    """make(), or what it made for another layer from the same tensor, unchanged since, and the same `of`."""
+    if torch.compiler.is_compiling() or tensor.is_inference():  # which counts no changes
+        return make()
+    version, made = _made.get(tensor, (None, None))
+    if version != tensor._version:
+        version, made = _made[tensor] = (tensor._version, {})
+    if of not in made:
+        made[of] = make()
+    return made[of]
