@@ -73,6 +73,21 @@ def features_cost(topics):
     return ["### Sinks, softcap and dropout", "", *paragraph(said), *markdown_table(head, rows), ""]
 
 
+def padding(topics):
+    found = figures_of(topics, "padding")
+    if not found:
+        return []
+    held = found["padding"]
+    at = {(c["head_dim"], c["instance"], c["op"], c["mask"]): c["over_instance"] for c in held["cells"]}
+    columns = list(dict.fromkeys((c["op"], c["mask"]) for c in held["cells"]))
+    rows = [
+        [f"{dim} in {of}", *(f"{at[(dim, of, *column)]:.2f}" for column in columns)]
+        for dim, of in dict.fromkeys((c["head_dim"], c["instance"]) for c in held["cells"])
+    ]
+    said = f"Time of head dims between two instances over that of the larger one, {short_length(held['seqlen'])}."
+    return ["### Head dims by padding", "", said, "", *markdown_table(["d", *map(" ".join, columns)], rows), ""]
+
+
 def planning(topics):
     found = figures_of(topics, "plan")
     if not found:
@@ -160,7 +175,7 @@ def first_call(topics):
 
 
 def measurements(topics):
-    parts = (sparsity, mask_cost, features_cost, planning, building, small, host_time, first_call)
+    parts = (sparsity, mask_cost, features_cost, padding, planning, building, small, host_time, first_call)
     memory = ["### Memory of a mask", "", f"![Memory of one mask]({PICTURES}/gpu-mask-memory.svg)", ""]
     return ["## Other measurements", "", *(line for part in parts for line in part(topics)), *memory]
 

@@ -11,6 +11,7 @@ paper     twelve masks, five of them with grouped heads too, against FlashMask V
           the first four
 sparsity  latency against sparsity at 32K
 small     wall time of 1,000 calls on a small problem; with --op bwd of forward and backward
+padding   what head dims between two instances cost
 features  what sinks, softcap and dropout cost, forward and backward
 maskcost  the element mask's price: all tiles partial against all tiles full
 plan      the planner's time
@@ -36,6 +37,7 @@ COMMANDS = {
     "sparsity": "sparsity",
     "small": "small",
     "features": "features",
+    "padding": "padding",
     "maskcost": "maskcost",
     "plan": "plan_time",
     "masks": "masks_time",
@@ -43,7 +45,7 @@ COMMANDS = {
     "cycles": "cycles",
 }
 OF_THEIR_OWN = ("paper", "cycles")  # commands that say what their options are
-ROUNDS = {"sparsity": 3, "small": 7, "features": 5, "maskcost": 9, "plan": 7, "masks": 7, "first": 5}
+ROUNDS = {"sparsity": 3, "small": 7, "features": 5, "padding": 7, "maskcost": 9, "plan": 7, "masks": 7, "first": 5}
 BOTH_DIRECTIONS = {"small": "bwd: the forward and its backward"}
 
 
