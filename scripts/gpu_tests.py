@@ -10,6 +10,7 @@ leaves a receipt with the tests passed and failed.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import re
@@ -271,6 +272,11 @@ def run_verify(session, carry, cases, no_limit):
             session.add(result, *word_counts(result))
 
 
+def at_once_words(processes):
+    """What has pytest run so many tests at once, where pytest-xdist is installed."""
+    return ["-n", str(processes)] if importlib.util.find_spec("xdist") else []
+
+
 def run_pytest(session, name, words, seconds, environment=None, files=("tests/gpu",)):
     junit = ROOT / "build" / f"{re.sub(r'[^a-z0-9]+', '-', name)}.xml"
     junit.parent.mkdir(exist_ok=True)
@@ -329,7 +335,7 @@ def run_jax(session, carry, words):
         return session.leave_out("jax", f"there is no {JAX_LIBRARY} (FLASHMASK_JAX_LIBRARY names one)")
     # The other steps need some of the GPU's memory, too.
     environment = {"FLASHMASK_JAX_LIBRARY": str(library), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    run_pytest(session, "jax", words, 200, environment, ["tests/jax"])
+    run_pytest(session, "jax", [*at_once_words(3), *words], 200, environment, ["tests/jax"])
 
 
 def run_overhead(session, carry):
@@ -492,7 +498,7 @@ def run_steps(session, arguments, carry):
         "backward": lambda: run_cases(session, carry, "backward"),
         "refused": lambda: run_refused(session, carry),
         "verify": lambda: run_verify(session, carry, arguments.cases, arguments.covering),
-        "pytest": lambda: run_pytest(session, "pytest", arguments.pytest_words, 240),
+        "pytest": lambda: run_pytest(session, "pytest", [*at_once_words(6), *arguments.pytest_words], 240),
         "stress": lambda: run_stress(session, carry, arguments.stress_library, arguments.stress_links),
         "sanitize": lambda: run_sanitizers(session, carry, arguments.sanitize_seconds),
         "overhead": lambda: run_overhead(session, carry),
