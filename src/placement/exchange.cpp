@@ -3,17 +3,16 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
+#include <utility>
 
 #include "common/arithmetic.h"
-#include "flashmask/plan.h"
 
 namespace flashmask::placement {
 namespace {
 
 /// Chunks of a rank that the search begins with.
 constexpr int64_t kFirstChunks = 4;
-/// Most exchanges of a search, and pairs looked at in one: they bound its time, and are not reached by common masks.
+/// Most exchanges of a search, a bound of its time that common masks do not reach.
 constexpr int64_t kMostExchanges = 4096;
 /// Gains of load below this share of a mean load are none.
 constexpr double kLeastGain = 1e-9;
@@ -58,20 +57,19 @@ void set_weights(std::span<const Visibility> masks, int64_t ranks, Chunks& c) {
 
 void set_seen(std::span<const Visibility> masks, Chunks& c) {
   c.entries = 0;
-  for (const Visibility& mask : masks) c.entries += mask.runs.size();
+  for (const Visibility& mask : masks) c.entries += mask.entries.size();
   c.words = static_cast<Index>(ceil_div(static_cast<int64_t>(c.count()), 64));
   c.sees.assign(c.count() * c.row_words(), 0);
   std::vector<Index> chunk_of;
   for (Index x = 0; x < c.count(); ++x) chunk_of.insert(chunk_of.end(), static_cast<Index>(c.chunk[x].size()), x);
   Index entry = 0;
   for (const Visibility& mask : masks) {
-    for (const std::vector<LiveRun>& runs : mask.runs) {
-      for (const LiveRun& run : runs) {
-        const int64_t key = run.key_block * kGranuleKeys / mask.unit;
-        const int64_t last_key = std::min(((run.key_block + 1) * kGranuleKeys - 1) / mask.unit, mask.units - 1);
-        const Index rows_end = chunk_of[static_cast<Index>(run.end - 1)];
-        for (Index k = chunk_of[static_cast<Index>(key)]; k <= chunk_of[static_cast<Index>(last_key)]; ++k) {
-          for (Index x = chunk_of[static_cast<Index>(run.begin)]; x <= rows_end; ++x)
+    for (const SeenKeys& keys : mask.entries) {
+      for (const KeyGroup& group : keys.groups) {
+        const Index k = chunk_of[static_cast<Index>(group.unit)];
+        for (const UnitRange& range : keys.seeing(group)) {
+          const Index last = chunk_of[static_cast<Index>(range.end - 1)];
+          for (Index x = chunk_of[static_cast<Index>(range.begin)]; x <= last; ++x)
             c.sees[x * c.row_words() + entry * c.words + k / 64] |= uint64_t{1} << (k % 64);
         }
       }
@@ -125,7 +123,7 @@ class Search {
   /// Levels loads: from the heaviest rank to any other, at the fewest keys for the load.
   void balance() {
     for (int64_t n = 0; n < kMostExchanges && !balanced(); ++n) {
-      if (!apply(best_for(heaviest_rank(), true))) return;
+      if (!apply(best_for(heaviest_rank(), true), true)) return;
     }
   }
 
@@ -138,7 +136,7 @@ class Search {
         if (!done[r] && (most == ranks_ || received(r) > received(most))) most = r;
       }
       if (most == ranks_) return;
-      if (apply(best_for(most, false))) {
+      if (apply(best_for(most, false), false)) {
         std::fill(done.begin(), done.end(), false);
       } else {
         done[most] = true;
@@ -277,16 +275,24 @@ class Search {
     return static_cast<double>(-cost);
   }
 
-  bool apply(const Exchange& e) {
+  /// Does it, unless it turns out not to gain what it was done for: its cost was estimated.
+  bool apply(const Exchange& e, bool levels) {
     if (!e.found) return false;
     const int32_t a = c_.owner[e.x], b = c_.owner[e.y];
-    const int64_t before = received(static_cast<Index>(a)) + received(static_cast<Index>(b));
-    const double load = std::max(load_of(static_cast<Index>(a)), load_of(static_cast<Index>(b)));
+    const auto both = [&](auto f) { return std::pair(f(static_cast<Index>(a)), f(static_cast<Index>(b))); };
+    const auto load = [&] {
+      const auto [of_a, of_b] = both([this](Index r) { return load_of(r); });
+      return std::max(of_a, of_b);
+    };
+    const auto keys = [&] {
+      const auto [of_a, of_b] = both([this](Index r) { return received(r); });
+      return of_a + of_b;
+    };
+    const double load_before = load();
+    const int64_t keys_before = keys();
     swap(e, a, b);
-    const int64_t now = received(static_cast<Index>(a)) + received(static_cast<Index>(b));
-    const double load_now = std::max(load_of(static_cast<Index>(a)), load_of(static_cast<Index>(b)));
-    if (load_now < load - kLeastGain || now < before) return true;
-    swap(e, b, a);  // the estimate was too good
+    if (levels ? load() < load_before - kLeastGain : keys() < keys_before) return true;
+    swap(e, b, a);
     return false;
   }
 

@@ -64,7 +64,7 @@ Placement made(std::span<const MaskView> masks, const Seen& seen, std::vector<in
   Placement result{.seqlen = masks[0].seqlen_q, .ranks = ranks, .unit = seen[0].unit, .owner = std::move(owner)};
   for (std::size_t m = 0; m < masks.size(); ++m) {
     const std::vector<int64_t> tiles = tiles_of_ranks(seen[m], result.owner, ranks);
-    const std::vector<int64_t> keys = placement::received_keys(masks[m], seen[m], result.owner, ranks);
+    const std::vector<int64_t> keys = placement::received_keys(seen[m], result.owner, ranks);
     result.live_tiles.insert(result.live_tiles.end(), tiles.begin(), tiles.end());
     result.received.insert(result.received.end(), keys.begin(), keys.end());
   }

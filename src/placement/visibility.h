@@ -9,23 +9,38 @@
 
 namespace flashmask::placement {
 
-/// Row units [begin, end) that have a live tile with the keys of one key block.
-struct LiveRun {
-  int64_t key_block;
+/// Row units [begin, end).
+struct UnitRange {
   int32_t begin, end;
+  bool operator==(const UnitRange&) const = default;
 };
 
-/// What placing looks at of one mask: live tiles of `unit` rows x 128 keys.
+/// Neighbouring keys of one unit that rows of the same units see, in some head.
+struct KeyGroup {
+  int64_t unit, keys;
+  std::size_t first_range, ranges;  ///< of SeenKeys::ranges; those of different heads may overlap
+};
+
+/// Which units see the keys of one batch entry.
+struct SeenKeys {
+  std::vector<KeyGroup> groups;
+  std::vector<UnitRange> ranges;
+  std::span<const UnitRange> seeing(const KeyGroup& group) const {
+    return std::span(ranges).subspan(group.first_range, group.ranges);
+  }
+};
+
+/// What placing looks at of a mask.
 struct Visibility {
   int64_t unit = 128, units = 0;
-  std::vector<int64_t> tiles;              ///< [units]: live tiles of each unit, over batch entries and heads
-  std::vector<std::vector<LiveRun>> runs;  ///< of each batch entry, over heads; those of several heads may overlap
+  std::vector<int64_t> tiles;     ///< [units]: Placement::live_tiles of each unit
+  std::vector<SeenKeys> entries;  ///< of each batch entry
 };
 
+/// `unit` is placement_unit's, a power of two.
 Visibility visibility(const MaskView& mask, int64_t unit);
 
 /// For each rank the keys of others that its rows see, summed over batch entries: Placement::received.
-std::vector<int64_t> received_keys(const MaskView& mask, const Visibility& seen, std::span<const int32_t> owner,
-                                   int64_t ranks);
+std::vector<int64_t> received_keys(const Visibility& seen, std::span<const int32_t> owner, int64_t ranks);
 
 }  // namespace flashmask::placement

@@ -101,7 +101,7 @@ class Placement:
         return int(self._owner[row // self.unit])
 
     def shard(self, x, rank, dim=1):
-        """The rows of `rank` of a tensor of the whole sequence, which has it in dimension `dim`: ids, labels, positions,
+        """The rows of `rank` of a tensor with the whole sequence in dimension `dim`: ids, labels, positions,
         hidden states. A copy, and differentiable.
         """
         dim = _dimension(x, dim)
