@@ -12,8 +12,9 @@ namespace {
 
 /// Chunks of a rank that the search begins with.
 constexpr int64_t kFirstChunks = 4;
-/// Most exchanges of a search, a bound of its time that common masks do not reach.
-constexpr int64_t kMostExchanges = 4096;
+/// Words that a search may look at, over all its sizes of chunks: a bound of its time, about a second, which only
+/// hundreds of ranks reach.
+constexpr int64_t kMostWork = int64_t{1} << 30;
 /// Gains of load below this share of a mean load are none.
 constexpr double kLeastGain = 1e-9;
 
@@ -104,8 +105,8 @@ struct Exchange {
 class Search {
  public:
   Search(std::span<const Visibility> masks, std::span<const int32_t> owner, int64_t chunk_units, int64_t ranks,
-         double load_slack)
-      : ranks_(static_cast<Index>(ranks)), limit_(1 + load_slack) {
+         double load_slack, int64_t work)
+      : ranks_(static_cast<Index>(ranks)), limit_(1 + load_slack), work_(work) {
     c_.chunk = cut(owner, chunk_units);
     for (const Chunk& chunk : c_.chunk) c_.owner.push_back(owner[static_cast<Index>(chunk.begin)]);
     set_weights(masks, ranks, c_);
@@ -118,11 +119,13 @@ class Search {
     for (Index x = 0; x < c_.count(); ++x) put(x, c_.owner[x]);
   }
 
+  int64_t work_left() const { return work_; }
+
   bool balanced() const { return heaviest_load() <= limit_; }
 
   /// Levels loads: from the heaviest rank to any other, at the fewest keys for the load.
   void balance() {
-    for (int64_t n = 0; n < kMostExchanges && !balanced(); ++n) {
+    while (work_ > 0 && !balanced()) {
       if (!apply(best_for(heaviest_rank(), true), true)) return;
     }
   }
@@ -130,7 +133,7 @@ class Search {
   /// Saves keys that the rank with most of them receives, within the slack.
   void save_keys() {
     std::vector<bool> done(ranks_, false);
-    for (int64_t n = 0; n < kMostExchanges; ++n) {
+    while (work_ > 0) {
       Index most = ranks_;
       for (Index r = 0; r < ranks_; ++r) {
         if (!done[r] && (most == ranks_ || received(r) > received(most))) most = r;
@@ -234,7 +237,7 @@ class Search {
   /// The best exchange of a chunk of `rank`: the most load for the keys that it costs, or the most keys within the
   /// slack. What an exchange costs is taken to be what its four parts cost; that both chunks may see the same keys is
   /// not looked at. Of equal ones the first.
-  Exchange best_for(Index rank, bool levels) const {
+  Exchange best_for(Index rank, bool levels) {
     std::vector<Index> own;
     std::vector<int64_t> saved;
     for (Index x = 0; x < c_.count(); ++x) {
@@ -242,6 +245,7 @@ class Search {
       own.push_back(x);
       saved.push_back(saved_without(x, rank));
     }
+    work_ -= static_cast<int64_t>((own.size() * ranks_ + 2 * c_.count()) * c_.row_words());
     std::vector<int64_t> added(own.size() * ranks_);  // by each chunk of `rank` to each other rank
     for (Index n = 0; n < own.size(); ++n) {
       for (Index b = 0; b < ranks_; ++b) added[n * ranks_ + b] = b == rank ? 0 : added_with(own[n], b);
@@ -304,6 +308,7 @@ class Search {
 
   Index ranks_;
   double limit_;
+  int64_t work_;
   Chunks c_;
   std::vector<double> load_;                // [ranks, masks], in mean loads
   std::vector<int32_t> times_;              // [ranks, entries, words * 64]
@@ -316,12 +321,13 @@ std::vector<int32_t> exchange(std::span<const Visibility> masks, std::vector<int
                               double load_slack) {
   const auto units = static_cast<int64_t>(owner.size());
   int64_t chunk_units = std::max<int64_t>(1, units / (ranks * kFirstChunks));
-  for (;;) {
-    Search search(masks, owner, chunk_units, ranks, load_slack);
+  for (int64_t work = kMostWork;;) {
+    Search search(masks, owner, chunk_units, ranks, load_slack, work);
     search.balance();
     search.save_keys();
     owner = search.owner_of_units();
-    if (search.balanced() || chunk_units == 1) return owner;
+    work = search.work_left();
+    if (search.balanced() || chunk_units == 1 || work <= 0) return owner;
     chunk_units = std::max<int64_t>(1, chunk_units / 2);
   }
 }
