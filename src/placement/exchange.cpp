@@ -14,9 +14,12 @@ namespace {
 constexpr int64_t kFirstChunks = 4;
 /// Words that a search may look at, over all its sizes of chunks: a bound of its time, about a second, which only
 /// hundreds of ranks reach.
-constexpr int64_t kMostWork = int64_t{1} << 30;
+constexpr int64_t kMostWork = int64_t{1} << 28;
 /// Gains of load below this share of a mean load are none.
 constexpr double kLeastGain = 1e-9;
+
+/// Ranks that one exchanges with, those with the least load.
+constexpr std::size_t kMostPartners = 32;
 
 using Index = std::size_t;
 
@@ -117,6 +120,7 @@ class Search {
     once_ = any_;
     own_ = any_;
     for (Index x = 0; x < c_.count(); ++x) put(x, c_.owner[x]);
+    for (Index r = 0; r < ranks_; ++r) received_.push_back(count_received(r));
   }
 
   int64_t work_left() const { return work_; }
@@ -188,7 +192,8 @@ class Search {
       own_[rank * c_.row_words() + e * c_.words + x / 64] ^= uint64_t{1} << (x % 64);
   }
 
-  int64_t received(Index rank) const {
+  int64_t received(Index rank) const { return received_[rank]; }
+  int64_t count_received(Index rank) const {
     int64_t count = 0;
     for (Index w = rank * c_.row_words(); w < (rank + 1) * c_.row_words(); ++w)
       count += std::popcount(any_[w] & ~own_[w]);
@@ -245,16 +250,18 @@ class Search {
       own.push_back(x);
       saved.push_back(saved_without(x, rank));
     }
-    work_ -= static_cast<int64_t>((own.size() * ranks_ + 2 * c_.count()) * c_.row_words());
-    std::vector<int64_t> added(own.size() * ranks_);  // by each chunk of `rank` to each other rank
+    const std::vector<bool> partner = partners(rank);
+    std::vector<int64_t> added(own.size() * ranks_);  // by each chunk of `rank` to each partner
     for (Index n = 0; n < own.size(); ++n) {
-      for (Index b = 0; b < ranks_; ++b) added[n * ranks_ + b] = b == rank ? 0 : added_with(own[n], b);
+      for (Index b = 0; b < ranks_; ++b) added[n * ranks_ + b] = partner[b] ? added_with(own[n], b) : 0;
     }
+    work_ -= static_cast<int64_t>(own.size() * std::min(ranks_, kMostPartners) * c_.row_words() + c_.count());
     Exchange best;
     for (Index y = 0; y < c_.count(); ++y) {
       const auto b = static_cast<Index>(c_.owner[y]);
-      if (b == rank) continue;
+      if (!partner[b]) continue;
       const int64_t cost_y = added_with(y, rank) - saved_without(y, b);
+      work_ -= static_cast<int64_t>(2 * c_.row_words());
       for (Index n = 0; n < own.size(); ++n) {
         const Index x = own[n];
         if (c_.chunk[x].size() != c_.chunk[y].size()) continue;
@@ -265,6 +272,19 @@ class Search {
       }
     }
     return best;
+  }
+
+  /// The ranks that `rank` may exchange with.
+  std::vector<bool> partners(Index rank) const {
+    std::vector<std::pair<double, Index>> others;
+    for (Index b = 0; b < ranks_; ++b) {
+      if (b != rank) others.emplace_back(load_of(b), b);
+    }
+    const Index count = std::min(others.size(), kMostPartners);
+    std::partial_sort(others.begin(), others.begin() + static_cast<std::ptrdiff_t>(count), others.end());
+    std::vector<bool> result(ranks_, false);
+    for (Index n = 0; n < count; ++n) result[others[n].second] = true;
+    return result;
   }
 
   /// Load taken off the heaviest rank, down to the limit, for each key chunk that it costs.
@@ -303,6 +323,7 @@ class Search {
   void swap(const Exchange& e, int32_t a, int32_t b) {
     take(e.x, a), take(e.y, b);
     put(e.x, b), put(e.y, a);
+    for (const int32_t rank : {a, b}) received_[static_cast<Index>(rank)] = count_received(static_cast<Index>(rank));
     c_.owner[e.x] = b, c_.owner[e.y] = a;
   }
 
@@ -311,6 +332,7 @@ class Search {
   int64_t work_;
   Chunks c_;
   std::vector<double> load_;                // [ranks, masks], in mean loads
+  std::vector<int64_t> received_;           // [ranks], in key chunks
   std::vector<int32_t> times_;              // [ranks, entries, words * 64]
   std::vector<uint64_t> any_, once_, own_;  // [ranks, entries, words]
 };
