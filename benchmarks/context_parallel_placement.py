@@ -84,7 +84,8 @@ def main():
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(
-        "| tokens | mask | ranks | load: contiguous | zigzag | balanced | received: contiguous | zigzag | balanced | ms |"
+        "| tokens | mask | ranks | load: contiguous | zigzag | balanced "
+        "| received: contiguous | zigzag | balanced | ms |"
     )
     print("| --- " * 10 + "|")
     missed = []
