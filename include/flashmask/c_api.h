@@ -262,6 +262,30 @@ typedef struct fm_cells {
  * are. */
 FLASHMASK_API fm_status fm_mask_count_cells(const fm_mask* mask, const fm_cells* cells);
 
+typedef enum fm_scheme {
+  FM_CONTIGUOUS = 0, /* one run of rows for each rank */
+  FM_ZIGZAG = 1,     /* two pieces, one from the beginning and one from the end */
+  FM_BALANCED = 2    /* loads within load_slack of the mean, and few keys to receive */
+} fm_scheme;
+
+/* Which rank holds which rows: Placement in placement.h. Beyond load_slack, unit and units are written, and the arrays.
+ */
+typedef struct fm_placement {
+  uint32_t struct_size;
+  uint32_t scheme; /* fm_scheme */
+  int64_t ranks;
+  double load_slack;   /* share of the mean load by which the largest may exceed it; 0: 0.02 */
+  int64_t unit;        /* rows of a unit */
+  int64_t units;       /* ceil(seqlen / unit) */
+  int32_t* owner;      /* [units]: the rank of each unit */
+  int64_t owner_count; /* room in owner; max(ceil(seqlen / 128), 4 * ranks) is always enough */
+  int64_t* live_tiles; /* [count, ranks] */
+  int64_t* received;   /* [count, ranks], in keys */
+} fm_placement;
+
+/* Hands out the rows of `count` masks of one sequence, which are in host memory; place in placement.h. */
+FLASHMASK_API fm_status fm_place(const fm_mask* const* masks, int64_t count, fm_placement* placement);
+
 /* `options` may be NULL. On a CUDA device calls put their work on options->stream and return, but for executed_tiles,
  * which wait for it. Workspaces need no initialisation and no alignment. What the workspace functions say follows from
  * shapes and options: they read neither the tensors nor the mask's, whose data may be NULL. */

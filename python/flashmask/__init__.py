@@ -23,7 +23,7 @@ _MODULES = {
     "UnsupportedError": "errors",
     "UnrepresentableMaskError": "errors",
 }
-_SUBMODULES = ("errors", "masks", "ops")
+_SUBMODULES = ("context_parallel", "errors", "masks", "ops")
 __all__ = [*_MODULES, *_SUBMODULES]
 
 

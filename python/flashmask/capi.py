@@ -144,6 +144,21 @@ class Cells(C.Structure):
     ]
 
 
+class Placement(C.Structure):
+    _fields_ = [
+        ("struct_size", C.c_uint32),
+        ("scheme", C.c_uint32),
+        ("ranks", C.c_int64),
+        ("load_slack", C.c_double),
+        ("unit", C.c_int64),
+        ("units", C.c_int64),
+        ("owner", C.c_void_p),
+        ("owner_count", C.c_int64),
+        ("live_tiles", C.c_void_p),
+        ("received", C.c_void_p),
+    ]
+
+
 class GpuModel(C.Structure):
     _fields_ = [
         ("struct_size", C.c_uint32),
@@ -177,6 +192,7 @@ _ARGUMENTS = {
     "fm_mask_to_startend": [_POINTER, _POINTER],
     "fm_mask_statistics": [_POINTER, _POINTER],
     "fm_mask_count_cells": [_POINTER, _POINTER],
+    "fm_place": [_POINTER, C.c_int64, _POINTER],
     "fm_forward_workspace": [_POINTER, _POINTER, _POINTER],
     "fm_forward": [_POINTER, _POINTER, _SIZE, _POINTER],
     "fm_backward_workspace": [_POINTER, _POINTER, _POINTER],

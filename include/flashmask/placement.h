@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Context parallelism: which rank (process, GPU) holds and computes which rows of a sequence.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "flashmask/export.h"
+#include "flashmask/mask.h"
+
+namespace flashmask {
+
+enum class PlacementScheme : uint8_t {
+  kContiguous = 0,  ///< one run of rows for each rank
+  kZigzag = 1,      ///< two runs: rank r has the r-th from the beginning and the r-th from the end
+  kBalanced = 2,    ///< as many rows for each rank, loads within `load_slack`, and few keys to receive
+};
+
+/// Rows [begin, end) of the sequence.
+struct RowSegment {
+  int64_t begin = 0, end = 0;
+  bool operator==(const RowSegment&) const = default;
+};
+
+/// Rows are handed out in units, so that a unit of 128 rows keeps its row tile of the plan, and ranks differ by one
+/// unit at most. A rank's rows, and the keys that lie with them, keep their order.
+struct FLASHMASK_API Placement {
+  int64_t seqlen = 0, ranks = 1;
+  int64_t unit = 128;            ///< rows of a unit, see placement_unit
+  std::vector<int32_t> owner{};  ///< [ceil(seqlen / unit)]: the rank of each unit
+  /// [masks, ranks]: live tiles of `unit` rows x min(unit, 128) keys, summed over batch entries and heads of the mask.
+  std::vector<int64_t> live_tiles{};
+  /// [masks, ranks]: the keys of other ranks that some row of the rank sees in some head, summed over the mask's batch
+  /// entries. No exchange of keys and values can do with less. Of a mask with a block mask or a band over positions:
+  /// the keys of the live tiles, which may be more.
+  std::vector<int64_t> received{};
+
+  /// A rank's rows in ascending order, neighbouring units as one.
+  std::vector<RowSegment> segments(int64_t rank) const;
+};
+
+/// Rows of a unit: 128; fewer for short sequences, so that each rank may have two units, unless a block mask needs
+/// blocks to stay whole; more, so that there are at most 16384 of them.
+FLASHMASK_API int64_t placement_unit(int64_t seqlen, int64_t ranks, bool has_block_mask);
+
+/// Hands out the rows of a sequence. All masks are those of one sequence, of layers of different kinds, in host memory,
+/// with as many keys as rows; each is balanced by itself, because ranks wait for each other in each layer. Depends on
+/// nothing but its arguments, so every rank computes the same without asking another. In time nearly linear in seqlen.
+///
+/// kBalanced begins with whole runs of rows (both other schemes) cut into chunks, exchanges chunks of one size between
+/// ranks, those first that cost the fewest keys for the load that they move, and cuts chunks in two until the largest
+/// load is within 1 + `load_slack` of the mean or chunks are units; then it exchanges what saves keys within that
+/// slack.
+///
+/// Throws if there are no masks, lengths differ, a mask is not in host memory, `ranks` is not within [1, 65536], or
+/// `load_slack` not within [0, 1].
+FLASHMASK_API Placement place(std::span<const MaskView> masks, int64_t ranks,
+                              PlacementScheme scheme = PlacementScheme::kBalanced, double load_slack = 0.02);
+
+}  // namespace flashmask

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rank holds and computes which rows of a sequence."""
+
+import ctypes as C
+import functools
+import hashlib
+
+import torch
+import torch.distributed as dist
+
+from .. import _arguments, _columns, _values, capi
+from ..mask import Mask
+from . import cost
+
+SCHEMES = ("contiguous", "zigzag", "balanced")
+_UNIT = 128
+
+
+def place(mask, world_size, *, scheme="balanced", heads=None, head_dim=None):
+    """Hands out the rows of a sequence to `world_size` ranks: a Placement.
+
+    mask: a Mask with as many keys as rows, or a list of them, those of the layers of a model that differ; one placement
+        serves all, and each is balanced by itself. Masks on a GPU are copied to host memory, which waits for them.
+    scheme: "contiguous" gives each rank one run of rows; "zigzag" two, one from the beginning and one from the end, in
+        equal parts of a causal mask; "balanced" looks at the masks: as many rows for each rank, the largest load (live
+        tiles) within 2 % of the mean, and few keys that have to travel. It keeps documents together where it can.
+    heads: (heads_q, heads_kv), or a number for both; head_dim: the size of a head. What the placement says of bytes and
+        times needs both, the placement itself neither.
+
+    The same arguments give the same placement on every rank, without communication. Raises TypeError or ValueError
+    naming the argument.
+    """
+    masks = _checked_masks(mask)
+    world_size = _values.integer("world_size", world_size, 1, 65536)
+    _values.choice("scheme", scheme, SCHEMES)
+    heads = _checked_heads(heads)
+    if head_dim is not None:
+        head_dim = _values.integer("head_dim", head_dim, 1)
+    seqlen = masks[0].seqlen_q
+    room = max(-(-seqlen // _UNIT), 4 * world_size)
+    owner = torch.zeros(room, dtype=torch.int32, device="cpu")
+    tiles, received = torch.zeros(2, len(masks), world_size, dtype=torch.int64, device="cpu")
+    on_host = [m.cpu() for m in masks]
+    structs = [_columns._mask_struct(m) for m in on_host]
+    placed = capi.make(
+        capi.Placement,
+        scheme=SCHEMES.index(scheme),
+        ranks=world_size,
+        owner=owner.data_ptr(),
+        owner_count=room,
+        live_tiles=tiles.data_ptr(),
+        received=received.data_ptr(),
+    )
+    pointers = (C.POINTER(capi.Mask) * len(structs))(*map(C.pointer, structs))
+    capi.check(capi.load().fm_place(pointers, len(structs), C.byref(placed)))
+    return Placement(masks, world_size, scheme, heads, head_dim, placed.unit, owner[: placed.units], tiles, received)
+
+
+class Placement:
+    """Which rank holds which rows; place() makes one. Immutable; the same on every rank.
+
+    masks: those it was made for. seqlen, world_size, scheme, heads and head_dim: as given.
+    unit: rows come in runs of this many, 128 (fewer in short sequences), that begin at multiples of it.
+    """
+
+    def __init__(self, masks, world_size, scheme, heads, head_dim, unit, owner, live_tiles, received):
+        self.masks = masks
+        self.seqlen = masks[0].seqlen_q
+        self.world_size, self.scheme = world_size, scheme
+        self.heads, self.head_dim = heads, head_dim
+        self.unit = unit
+        self._owner = owner
+        self._live_tiles, self._received = live_tiles.tolist(), received.tolist()
+        self._segments = _segments(owner, unit, self.seqlen, world_size)
+
+    # --- Rows -------------------------------------------------------------------------------------
+
+    def segments(self, rank):
+        """The rows of a rank: [(begin, end), ...], ascending, end exclusive. Its local rows are these in this order."""
+        return list(self._segments[self._rank(rank)])
+
+    def rows(self, rank):
+        """How many rows a rank has: as many units for each rank, or one more; the last unit may be shorter."""
+        return sum(end - begin for begin, end in self.segments(rank))
+
+    @functools.cached_property
+    def most_rows(self):
+        return max(self.rows(rank) for rank in range(self.world_size))
+
+    def index(self, rank, device=None):
+        """int64 [rows(rank)]: the row of the sequence that each local row is.
+
+        The position ids of rotary embeddings where a token's position is its place in the sequence.
+        """
+        parts = [torch.arange(begin, end, device=device) for begin, end in self.segments(rank)]
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=device)
+
+    def owner(self, row):
+        """The rank that holds a row."""
+        row = _values.integer("row", row, 0, self.seqlen - 1)
+        return int(self._owner[row // self.unit])
+
+    def shard(self, x, rank, dim=1):
+        """The rows of `rank` of a tensor with the whole sequence in dimension `dim`: ids, labels, positions,
+        hidden states. A copy, and differentiable.
+        """
+        dim = _dimension(x, dim)
+        if x.shape[dim] != self.seqlen:
+            raise ValueError(f"x is {list(x.shape)}; its dimension {dim} must be the sequence, {self.seqlen}")
+        parts = [x.narrow(dim, begin, end - begin) for begin, end in self.segments(rank)]
+        return torch.cat(parts, dim) if parts else x.narrow(dim, 0, 0).clone()
+
+    def unshard(self, x, group=None, dim=1):
+        """The whole sequence on every rank, from each rank's rows in dimension `dim` of x.
+
+        group: the process group, of world_size ranks that hold the rows of rank 0, 1, ... in its order; None: the
+        default one. All ranks call it. Differentiable: the gradient is that of the sum of what all ranks make of it.
+        """
+        dim = _dimension(x, dim)
+        size, rank = dist.get_world_size(group), dist.get_rank(group)
+        if size != self.world_size:
+            raise ValueError(f"group has {size} ranks; the placement was made for {self.world_size}")
+        if x.shape[dim] != self.rows(rank):
+            raise ValueError(f"x is {list(x.shape)}; its dimension {dim} must be rank {rank}'s {self.rows(rank)} rows")
+        return _Unshard.apply(x, self, group, rank, dim)
+
+    def join(self, shards, dim=1):
+        """The whole sequence from the shards of all ranks, a list in their order."""
+        if len(shards) != self.world_size:
+            raise ValueError(f"shards has {len(shards)} tensors; there are {self.world_size} ranks")
+        dim = _dimension(shards[0], dim)
+        pieces = []
+        for rank, shard in enumerate(shards):
+            at = 0
+            for begin, end in self._segments[rank]:
+                pieces.append((begin, shard.narrow(dim, at, end - begin)))
+                at += end - begin
+        pieces.sort(key=lambda piece: piece[0])
+        return torch.cat([piece for _, piece in pieces], dim) if pieces else shards[0].clone()
+
+    # --- What it is judged by ---------------------------------------------------------------------
+
+    def loads(self, index=0):
+        """Live tiles of each rank under mask `index`: `unit` rows x min(unit, 128) keys, over its batch and heads."""
+        return list(self._live_tiles[self._index(index)])
+
+    def imbalance(self, index=0):
+        """The largest load over the mean; 1 if there is nothing to do."""
+        loads = self.loads(index)
+        return max(loads) * len(loads) / sum(loads) if any(loads) else 1.0
+
+    def received_rows(self, index=0):
+        """For each rank the keys of other ranks that its rows see under mask `index`, summed over the mask's batch.
+
+        The least that any exchange of keys and values needs. An upper bound of it under a block mask or a band over
+        positions.
+        """
+        return list(self._received[self._index(index)])
+
+    def received_bytes(self, index=0, itemsize=2):
+        """The same in bytes of k and v, forward. itemsize: bytes of an element. Needs heads and head_dim."""
+        row = 2 * self._shape()[1] * self.head_dim * itemsize
+        return [rows * row for rows in self.received_rows(index)]
+
+    def costs(self, index=0, machine=None):
+        """{"gather": Cost, "all_to_all": Cost}: what a model of the machine (cost.Machine) says of both ways to compute
+        the attention; the second is missing where heads do not divide. Needs heads and head_dim.
+        """
+        heads_q, heads_kv = self._shape()
+        return cost.costs(
+            tiles=self.loads(index),
+            tile_elements=self.unit * min(self.unit, _UNIT),
+            received=self.received_rows(index),
+            rows=self.most_rows * self.masks[self._index(index)].batch,
+            mask_heads=self.masks[index].heads,
+            heads=(heads_q, heads_kv),
+            head_dim=self.head_dim,
+            machine=machine or cost.Machine(),
+        )
+
+    def explain(self, index=0, machine=None):
+        """In words: loads and bytes of each rank, and what the cost model makes of gathering keys and values and of an
+        all-to-all over heads, and which it chooses. Without heads and head_dim it stops at rows.
+        """
+        lines = [str(self)] if index == 0 else [self._table(index)]
+        if self.heads is None or self.head_dim is None:
+            lines.append("bytes and times need heads and head_dim: place(..., heads=(heads_q, heads_kv), head_dim=d)")
+        else:
+            lines.append(cost.described(self.costs(index, machine), machine or cost.Machine(), self.world_size))
+        return "\n".join(lines)
+
+    @functools.cached_property
+    def digest(self):
+        """A short string that differs if the rows of any rank do; equal on all ranks of a correct program."""
+        text = f"{self.seqlen} {self.world_size} {self.unit} {self._owner.tolist()}"
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def __repr__(self):
+        return self._table(0)
+
+    def _table(self, index):
+        title = f"{self.scheme} placement of {self.seqlen} rows on {self.world_size} ranks"
+        if len(self.masks) > 1:
+            title += f", mask {index} of {len(self.masks)}"
+        mean = sum(self.loads(index)) / self.world_size
+        lines = [f"{title}: largest load {self.imbalance(index):.3f} of the mean", _HEADER]
+        for rank, (load, received) in enumerate(zip(self.loads(index), self.received_rows(index))):
+            share = load / mean if mean else 1.0
+            lines.append(
+                f"{rank:>4} {self.rows(rank):>8} {load:>11} {share:>6.3f} {received:>10}  {_short(self.segments(rank))}"
+            )
+        return "\n".join(lines)
+
+    # --- Arguments --------------------------------------------------------------------------------
+
+    def _rank(self, rank):
+        return _values.integer("rank", rank, 0, self.world_size - 1)
+
+    def _index(self, index):
+        return _values.integer("index", index, 0, len(self.masks) - 1)
+
+    def _shape(self):
+        if self.heads is None or self.head_dim is None:
+            raise ValueError("heads or head_dim is None; place(..., heads=(heads_q, heads_kv), head_dim=d) says them")
+        return self.heads
+
+
+_HEADER = "rank     rows  live tiles   load   received  segments"
+_MOST_SHOWN = 4
+
+
+def _short(segments):
+    words = [f"[{begin}, {end})" for begin, end in segments[:_MOST_SHOWN]]
+    more = len(segments) - len(words)
+    return " ".join(words) + (f" and {more} more" if more else "")
+
+
+def _segments(owner, unit, seqlen, world_size):
+    ranks, lengths = torch.unique_consecutive(owner, return_counts=True)
+    segments = [[] for _ in range(world_size)]
+    begin = 0
+    for rank, length in zip(ranks.tolist(), lengths.tolist()):
+        end = begin + length * unit
+        segments[rank].append((begin, min(end, seqlen)))
+        begin = end
+    return segments
+
+
+def _checked_masks(mask):
+    masks = tuple(mask) if isinstance(mask, (list, tuple)) else (mask,)
+    if not masks:
+        raise ValueError("mask is an empty list; it must be a Mask, or a list of at least one")
+    for m in masks:
+        if not isinstance(m, Mask):
+            raise TypeError(f"mask is {_values.given(m)}; it must be a flashmask.Mask, or a list of them")
+    return masks
+
+
+def _checked_heads(heads):
+    if heads is None:
+        return None
+    pair = tuple(heads) if isinstance(heads, (list, tuple)) else (heads, heads)
+    if len(pair) != 2:
+        raise ValueError(f"heads is {_values.given(heads)}; it must be (heads_q, heads_kv), or one number for both")
+    heads_q, heads_kv = (_values.integer(name, n, 1) for name, n in zip(("heads_q", "heads_kv"), pair))
+    if heads_q % heads_kv:
+        raise ValueError(f"heads is {(heads_q, heads_kv)}; heads_kv must divide heads_q")
+    return heads_q, heads_kv
+
+
+def _dimension(x, dim):
+    _arguments.check_dense("x", x)
+    dim = _values.integer("dim", dim, -x.ndim, x.ndim - 1)
+    return dim % x.ndim if x.ndim else 0
+
+
+class _Unshard(torch.autograd.Function):
+    """Gathers shards of different lengths, padded to the longest: collectives take one shape."""
+
+    @staticmethod
+    def forward(ctx, x, placement, group, rank, dim):
+        ctx.placement, ctx.group, ctx.rank, ctx.dim = placement, group, rank, dim
+        shape = list(x.shape)
+        shape[dim] = placement.most_rows
+        padded = x.new_zeros(shape)
+        padded.narrow(dim, 0, x.shape[dim]).copy_(x)
+        gathered = [torch.empty_like(padded) for _ in range(placement.world_size)]
+        dist.all_gather(gathered, padded, group=group)
+        return placement.join([g.narrow(dim, 0, placement.rows(r)) for r, g in enumerate(gathered)], dim)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(gradient, group=ctx.group)
+        return ctx.placement.shard(gradient, ctx.rank, ctx.dim), None, None, None, None
