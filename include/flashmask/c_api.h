@@ -100,8 +100,8 @@ typedef struct fm_executed_tiles {
 /* Returns `bytes` bytes on the call's device, of any alignment, or NULL if there are none. Throws nothing. */
 typedef void* (*fm_allocate)(void* context, size_t bytes);
 
-/* What a call may ask for beyond its tensors. The cpu and reference backends implement softcap, sink and dropout;
- * block_table and partial_out no backend yet. A value other than zero of what a backend does not implement is
+/* What a call may ask for beyond its tensors. The cpu and reference backends implement softcap, sink,
+ * dropout and partial_out; block_table no backend yet. A value other than zero of what a backend does not implement is
  * FM_UNSUPPORTED, with a message that names the field. */
 typedef struct fm_options {
   uint32_t struct_size;
@@ -118,7 +118,8 @@ typedef struct fm_options {
   fm_tensor sink;        /* float32 or q's dtype, [heads_q]: the score of one more key, whose value is zero, that every
                             row sees; see Features in attention.h */
   fm_tensor block_table; /* paged k and v */
-  uint32_t partial_out;  /* fp32 partial outputs */
+  uint32_t partial_out;  /* 1: out, dq, dk and dv are float32 (float64 for float64), for the caller to add up; see
+                            Features in attention.h */
   int32_t max_ctas; /* CTAs of a CUDA call's attention kernel at a time; 0: one for each multiprocessor; see Options in
                        attention.h */
   /* Gives the call its workspace, which has to stay until the work is done, in place of `workspace`, which must then be

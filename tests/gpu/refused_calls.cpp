@@ -273,6 +273,12 @@ void on_device_alone(std::vector<Refusal>& refusals) {
        kUnsupported, "float32", Where::kOnDevice},
       {"softcap", [](Bench&, Call& c) { c.options.features.softcap = 30; }, kUnsupported, "softcap is 30",
        Where::kOnDevice},
+      {"partial results",
+       [](Bench&, Call& c) {
+         c.options.features.partial_out = true;
+         c.args.out.dtype = DataType::kFloat32;
+       },
+       kUnsupported, "partial_out", Where::kOnDevice},
       {"sinks",
        [](Bench&, Call& c) {
          TensorView& sink = c.options.features.sink = c.args.lse;
