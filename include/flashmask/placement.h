@@ -14,7 +14,7 @@ namespace flashmask {
 
 enum class PlacementScheme : uint8_t {
   kContiguous = 0,  ///< one run of rows for each rank
-  kZigzag = 1,      ///< 2 * ranks pieces; rank r holds piece r and, counted from the end, piece r again
+  kZigzag = 1,      ///< two runs: rank r has the r-th from the beginning and the r-th from the end
   kBalanced = 2,    ///< as many rows for each rank, loads within `load_slack`, and few keys to receive
 };
 
@@ -24,7 +24,7 @@ struct FLASHMASK_API Placement {
   int64_t seqlen = 0, ranks = 1;
   int64_t unit = 128;            ///< rows of a unit, see placement_unit
   std::vector<int32_t> owner{};  ///< [ceil(seqlen / unit)]: the rank of each unit
-  /// [masks, ranks]: live tiles of `unit` rows x 128 keys, summed over batch entries and heads of the mask.
+  /// [masks, ranks]: live tiles of `unit` rows x min(unit, 128) keys, summed over batch entries and heads of the mask.
   std::vector<int64_t> live_tiles{};
   /// [masks, ranks]: the keys of other ranks that some row of the rank sees in some head, summed over the mask's batch
   /// entries. No exchange of keys and values can do with less. Of a mask with a block mask or a band over positions:

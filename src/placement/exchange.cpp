@@ -12,10 +12,14 @@ namespace {
 
 /// Chunks of a rank that the search begins with.
 constexpr int64_t kFirstChunks = 4;
-/// Most exchanges of a search, a bound of its time that common masks do not reach.
-constexpr int64_t kMostExchanges = 4096;
+/// Words that a search may look at, over all its sizes of chunks: a bound of its time, about a second, which only
+/// hundreds of ranks reach.
+constexpr int64_t kMostWork = int64_t{1} << 28;
 /// Gains of load below this share of a mean load are none.
 constexpr double kLeastGain = 1e-9;
+
+/// Ranks that one exchanges with, those with the least load.
+constexpr std::size_t kMostPartners = 32;
 
 using Index = std::size_t;
 
@@ -104,8 +108,8 @@ struct Exchange {
 class Search {
  public:
   Search(std::span<const Visibility> masks, std::span<const int32_t> owner, int64_t chunk_units, int64_t ranks,
-         double load_slack)
-      : ranks_(static_cast<Index>(ranks)), limit_(1 + load_slack) {
+         double load_slack, int64_t work)
+      : ranks_(static_cast<Index>(ranks)), limit_(1 + load_slack), work_(work) {
     c_.chunk = cut(owner, chunk_units);
     for (const Chunk& chunk : c_.chunk) c_.owner.push_back(owner[static_cast<Index>(chunk.begin)]);
     set_weights(masks, ranks, c_);
@@ -116,13 +120,16 @@ class Search {
     once_ = any_;
     own_ = any_;
     for (Index x = 0; x < c_.count(); ++x) put(x, c_.owner[x]);
+    for (Index r = 0; r < ranks_; ++r) received_.push_back(count_received(r));
   }
+
+  int64_t work_left() const { return work_; }
 
   bool balanced() const { return heaviest_load() <= limit_; }
 
   /// Levels loads: from the heaviest rank to any other, at the fewest keys for the load.
   void balance() {
-    for (int64_t n = 0; n < kMostExchanges && !balanced(); ++n) {
+    while (work_ > 0 && !balanced()) {
       if (!apply(best_for(heaviest_rank(), true), true)) return;
     }
   }
@@ -130,7 +137,7 @@ class Search {
   /// Saves keys that the rank with most of them receives, within the slack.
   void save_keys() {
     std::vector<bool> done(ranks_, false);
-    for (int64_t n = 0; n < kMostExchanges; ++n) {
+    while (work_ > 0) {
       Index most = ranks_;
       for (Index r = 0; r < ranks_; ++r) {
         if (!done[r] && (most == ranks_ || received(r) > received(most))) most = r;
@@ -185,7 +192,8 @@ class Search {
       own_[rank * c_.row_words() + e * c_.words + x / 64] ^= uint64_t{1} << (x % 64);
   }
 
-  int64_t received(Index rank) const {
+  int64_t received(Index rank) const { return received_[rank]; }
+  int64_t count_received(Index rank) const {
     int64_t count = 0;
     for (Index w = rank * c_.row_words(); w < (rank + 1) * c_.row_words(); ++w)
       count += std::popcount(any_[w] & ~own_[w]);
@@ -234,7 +242,7 @@ class Search {
   /// The best exchange of a chunk of `rank`: the most load for the keys that it costs, or the most keys within the
   /// slack. What an exchange costs is taken to be what its four parts cost; that both chunks may see the same keys is
   /// not looked at. Of equal ones the first.
-  Exchange best_for(Index rank, bool levels) const {
+  Exchange best_for(Index rank, bool levels) {
     std::vector<Index> own;
     std::vector<int64_t> saved;
     for (Index x = 0; x < c_.count(); ++x) {
@@ -242,15 +250,18 @@ class Search {
       own.push_back(x);
       saved.push_back(saved_without(x, rank));
     }
-    std::vector<int64_t> added(own.size() * ranks_);  // by each chunk of `rank` to each other rank
+    const std::vector<bool> partner = partners(rank);
+    std::vector<int64_t> added(own.size() * ranks_);  // by each chunk of `rank` to each partner
     for (Index n = 0; n < own.size(); ++n) {
-      for (Index b = 0; b < ranks_; ++b) added[n * ranks_ + b] = b == rank ? 0 : added_with(own[n], b);
+      for (Index b = 0; b < ranks_; ++b) added[n * ranks_ + b] = partner[b] ? added_with(own[n], b) : 0;
     }
+    work_ -= static_cast<int64_t>(own.size() * std::min(ranks_, kMostPartners) * c_.row_words() + c_.count());
     Exchange best;
     for (Index y = 0; y < c_.count(); ++y) {
       const auto b = static_cast<Index>(c_.owner[y]);
-      if (b == rank) continue;
+      if (!partner[b]) continue;
       const int64_t cost_y = added_with(y, rank) - saved_without(y, b);
+      work_ -= static_cast<int64_t>(2 * c_.row_words());
       for (Index n = 0; n < own.size(); ++n) {
         const Index x = own[n];
         if (c_.chunk[x].size() != c_.chunk[y].size()) continue;
@@ -261,6 +272,19 @@ class Search {
       }
     }
     return best;
+  }
+
+  /// The ranks that `rank` may exchange with.
+  std::vector<bool> partners(Index rank) const {
+    std::vector<std::pair<double, Index>> others;
+    for (Index b = 0; b < ranks_; ++b) {
+      if (b != rank) others.emplace_back(load_of(b), b);
+    }
+    const Index count = std::min(others.size(), kMostPartners);
+    std::partial_sort(others.begin(), others.begin() + static_cast<std::ptrdiff_t>(count), others.end());
+    std::vector<bool> result(ranks_, false);
+    for (Index n = 0; n < count; ++n) result[others[n].second] = true;
+    return result;
   }
 
   /// Load taken off the heaviest rank, down to the limit, for each key chunk that it costs.
@@ -299,13 +323,16 @@ class Search {
   void swap(const Exchange& e, int32_t a, int32_t b) {
     take(e.x, a), take(e.y, b);
     put(e.x, b), put(e.y, a);
+    for (const int32_t rank : {a, b}) received_[static_cast<Index>(rank)] = count_received(static_cast<Index>(rank));
     c_.owner[e.x] = b, c_.owner[e.y] = a;
   }
 
   Index ranks_;
   double limit_;
+  int64_t work_;
   Chunks c_;
   std::vector<double> load_;                // [ranks, masks], in mean loads
+  std::vector<int64_t> received_;           // [ranks], in key chunks
   std::vector<int32_t> times_;              // [ranks, entries, words * 64]
   std::vector<uint64_t> any_, once_, own_;  // [ranks, entries, words]
 };
@@ -316,12 +343,13 @@ std::vector<int32_t> exchange(std::span<const Visibility> masks, std::vector<int
                               double load_slack) {
   const auto units = static_cast<int64_t>(owner.size());
   int64_t chunk_units = std::max<int64_t>(1, units / (ranks * kFirstChunks));
-  for (;;) {
-    Search search(masks, owner, chunk_units, ranks, load_slack);
+  for (int64_t work = kMostWork;;) {
+    Search search(masks, owner, chunk_units, ranks, load_slack, work);
     search.balance();
     search.save_keys();
     owner = search.owner_of_units();
-    if (search.balanced() || chunk_units == 1) return owner;
+    work = search.work_left();
+    if (search.balanced() || chunk_units == 1 || work <= 0) return owner;
     chunk_units = std::max<int64_t>(1, chunk_units / 2);
   }
 }

@@ -31,23 +31,28 @@ void check(std::span<const MaskView> masks, int64_t ranks, double load_slack) {
   }
 }
 
-/// Pieces of nearly equal size, piece p for rank rank_of(p).
-template <typename F>
-std::vector<int32_t> in_pieces(int64_t units, int64_t pieces, F&& rank_of) {
-  std::vector<int32_t> owner(static_cast<std::size_t>(units));
-  for (int64_t p = 0; p < pieces; ++p) {
-    std::fill(owner.begin() + units * p / pieces, owner.begin() + units * (p + 1) / pieces,
-              static_cast<int32_t>(rank_of(p)));
-  }
-  return owner;
+/// Units of a rank; those of two ranks differ by one at most.
+int64_t units_of(int64_t rank, int64_t units, int64_t ranks) {
+  return units * (rank + 1) / ranks - units * rank / ranks;
 }
 
 std::vector<int32_t> contiguous(int64_t units, int64_t ranks) {
-  return in_pieces(units, ranks, [](int64_t p) { return p; });
+  std::vector<int32_t> owner;
+  for (int64_t r = 0; r < ranks; ++r)
+    owner.insert(owner.end(), static_cast<std::size_t>(units_of(r, units, ranks)), static_cast<int32_t>(r));
+  return owner;
 }
 
+/// The first half of each rank's units from the beginning on, the second from the end.
 std::vector<int32_t> zigzag(int64_t units, int64_t ranks) {
-  return in_pieces(units, 2 * ranks, [ranks](int64_t p) { return std::min(p, 2 * ranks - 1 - p); });
+  std::vector<int32_t> first, second;
+  for (int64_t r = 0; r < ranks; ++r) {
+    const auto all = static_cast<std::size_t>(units_of(r, units, ranks));
+    first.insert(first.end(), all - all / 2, static_cast<int32_t>(r));
+    second.insert(second.end(), all / 2, static_cast<int32_t>(r));
+  }
+  first.insert(first.end(), second.rbegin(), second.rend());
+  return first;
 }
 
 using Seen = std::vector<placement::Visibility>;

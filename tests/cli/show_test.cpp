@@ -36,6 +36,22 @@ TEST(Show, TakesParametersAsWordsAndAsOptions) {
   EXPECT_NE(output_of({"show", "sliding_window", "--seqlen", "20", "left=2", "right=1"}), words);
 }
 
+TEST(Show, SaysWhichRankComputesWhat) {
+  const std::vector<std::string> arguments{"show", "causal", "--seqlen", "1024", "--ranks", "2"};
+  const auto with = [&](const char* scheme) {
+    json shown = json_of({"show", "causal", "--seqlen", "1024", "--ranks", "2", "--scheme", scheme, "--json"});
+    return shown["placement"];
+  };
+  const json contiguous = with("contiguous"), zigzag = with("zigzag");
+  EXPECT_EQ(contiguous["ranks"][1]["segments"], json::parse("[[512, 1024]]"));
+  EXPECT_EQ(contiguous["ranks"][0]["live_tiles"], 10);  // of 8 x 8 tiles, those on and below the diagonal
+  EXPECT_EQ(contiguous["ranks"][1]["live_tiles"], 26);
+  EXPECT_EQ(contiguous["ranks"][1]["received_keys"], 512);
+  EXPECT_EQ(zigzag["ranks"][0]["segments"], json::parse("[[0, 256], [768, 1024]]"));
+  EXPECT_EQ(zigzag["largest_load"], 1.0);
+  expect_contains(output_of(arguments), "2 ranks: largest load 1.000 of the mean");
+}
+
 TEST(Show, DrawsWhatIsNotGivenFromTheSeed) {
   const auto drawing = [](const char* seed) {
     return output_of({"show", "document", "--seqlen", "40", "--seed", seed});

@@ -20,6 +20,7 @@
 #include "flashmask/draw.h"
 #include "flashmask/families.h"
 #include "flashmask/inspect.h"
+#include "flashmask/placement.h"
 #include "flashmask/plan.h"
 #include "flashmask/status.h"
 #include "io/file.h"
@@ -27,6 +28,7 @@
 #include "show/families_json.h"
 #include "show/page.h"
 #include "show/png.h"
+#include "show/ranks.h"
 
 namespace flashmask::cli {
 namespace {
@@ -48,6 +50,8 @@ struct ShowArguments {
   int64_t head = 0;
   std::string svg, png, html;  ///< files to write; empty: none
   int64_t text_cells = 0;
+  int64_t ranks = 0;  ///< 0: no placement
+  std::string scheme = "balanced";
   bool list = false;
   bool has_family_options = false;  ///< --seqlen or --seed were given
 };
@@ -107,7 +111,18 @@ struct Shown {
   DrawOptions draw;
   MaskStatistics statistics;
   MaskVectors vectors;
+  std::optional<Placement> placement;
 };
+
+constexpr const char* kSchemes[] = {"contiguous", "zigzag", "balanced"};
+
+std::optional<Placement> placement_of(const Mask& mask, const ShowArguments& arguments) {
+  if (arguments.ranks == 0) return std::nullopt;
+  if (!arguments.png.empty() || !arguments.html.empty())
+    fail("--ranks is drawn by --out alone; leave out --png and --html");
+  const auto scheme = std::find(std::begin(kSchemes), std::end(kSchemes), arguments.scheme) - std::begin(kSchemes);
+  return place({&mask.view(), 1}, arguments.ranks, static_cast<PlacementScheme>(scheme));
+}
 
 int64_t plan_bytes(const Mask& mask) {
   return PlanLayout(mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads()).bytes;
@@ -126,7 +141,8 @@ Shown make_shown(const ShowArguments& arguments) {
                    .head = arguments.head,
                    .tile = parse_tile(arguments.tile),
                    .max_cells = arguments.text_cells};
-  return {mask, draw, statistics(mask, draw.tile), mask_vectors(mask, arguments.batch, arguments.head)};
+  return {mask, draw, statistics(mask, draw.tile), mask_vectors(mask, arguments.batch, arguments.head),
+          placement_of(mask, arguments)};
 }
 
 /// A file that was asked for.
@@ -147,12 +163,15 @@ std::string draw_page(const ShowArguments& arguments, const Mask& mask, const Dr
                           .seed = arguments.seed});
 }
 
-std::vector<Output> outputs(const ShowArguments& arguments) {
+std::vector<Output> outputs(const Shown& shown, const ShowArguments& arguments) {
   const auto page = [&arguments](const Mask& mask, const DrawOptions& draw) {
     return draw_page(arguments, mask, draw);
   };
+  const auto svg = [&shown](const Mask& mask, const DrawOptions& draw) {
+    return shown.placement ? show::draw_ranks(mask, *shown.placement, draw) : draw_svg(mask, draw);
+  };
   const auto png = [](const Mask& mask, const DrawOptions& draw) { return show::to_png(draw_pixels(mask, draw)); };
-  std::vector<Output> files{{"--out", "svg", arguments.svg, draw_svg},
+  std::vector<Output> files{{"--out", "svg", arguments.svg, svg},
                             {"--png", "png", arguments.png, png},
                             {"--html", "html", arguments.html, page}};
   std::erase_if(files, [](const Output& file) { return file.path.empty(); });
@@ -199,6 +218,7 @@ void print_text(const Shown& shown) {
   fmt::print("{}\n", draw_text(shown.mask, shown.draw));
   print_vectors(shown.vectors);
   print_statistics(shown);
+  if (shown.placement) fmt::print("\n{}", show::ranks_text(*shown.placement));
 }
 
 // --- JSON -----------------------------------------------------------------------------------------
@@ -249,7 +269,8 @@ Json to_json(const Shown& shown, const ShowArguments& arguments) {
             {"flops", {{"head_dim", kFlopsHeadDim}, {"forward", flops.forward}, {"backward", flops.backward}}},
             {"drawing", draw_text(mask, shown.draw)}};
   json["mask"] = mask.seqlen_k() <= kMostJsonColumns ? Json(io::to_json(mask)) : Json(nullptr);  // `show` reads it back
-  for (const Output& output : outputs(arguments)) json[output.kind] = output.path;
+  if (shown.placement) json["placement"] = show::ranks_json(*shown.placement);
+  for (const Output& output : outputs(shown, arguments)) json[output.kind] = output.path;
   return json;
 }
 
@@ -284,7 +305,7 @@ void check_kind(const Output& file) {
 
 /// Draws all before it writes any: what goes wrong with one file leaves none behind.
 void write_files(const Shown& shown, const ShowArguments& arguments) {
-  const std::vector<Output> files = outputs(arguments);
+  const std::vector<Output> files = outputs(shown, arguments);
   check_distinct(files);
   DrawOptions draw = shown.draw;
   draw.max_cells = 0;  // --text-cells is for the text
@@ -313,7 +334,7 @@ void run_show(const ShowArguments& arguments, const Global& global) {
     print_json(to_json(shown, arguments));
   } else {
     print_text(shown);
-    for (const Output& output : outputs(arguments)) fmt::print("wrote {}\n", output.path);
+    for (const Output& output : outputs(shown, arguments)) fmt::print("wrote {}\n", output.path);
   }
 }
 
@@ -374,6 +395,14 @@ void add_show_command(CLI::App& app, const Global& global) {
       ->add_option("--text-cells", arguments->text_cells,
                    "Longest side of the text drawing in cells, 0 for the default of 64; longer masks are downsampled")
       ->check(between(0, 100'000))
+      ->capture_default_str();
+  command
+      ->add_option("--ranks", arguments->ranks,
+                   "Place the rows on so many ranks (GPUs), and show which computes what; --out then draws that")
+      ->type_name("N")
+      ->check(between(1, 65'536));
+  command->add_option("--scheme", arguments->scheme, "How to place them: contiguous, zigzag or balanced")
+      ->check(CLI::IsMember(std::vector<std::string>(std::begin(kSchemes), std::end(kSchemes))))
       ->capture_default_str();
   command->add_flag("--list", arguments->list, "List all families, what they show, and their parameters");
   command->callback([=, &global] {

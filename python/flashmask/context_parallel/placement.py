@@ -80,7 +80,7 @@ class Placement:
         return list(self._segments[self._rank(rank)])
 
     def rows(self, rank):
-        """How many rows a rank has; ranks differ by at most `unit`."""
+        """How many rows a rank has: as many units for each rank, or one more; the last unit may be shorter."""
         return sum(end - begin for begin, end in self.segments(rank))
 
     @functools.cached_property
@@ -147,7 +147,7 @@ class Placement:
     # --- What it is judged by ---------------------------------------------------------------------
 
     def loads(self, index=0):
-        """Live tiles of each rank under mask `index`: `unit` rows x 128 keys, over its batch entries and heads."""
+        """Live tiles of each rank under mask `index`: `unit` rows x min(unit, 128) keys, over its batch and heads."""
         return list(self._live_tiles[self._index(index)])
 
     def imbalance(self, index=0):
@@ -175,7 +175,7 @@ class Placement:
         heads_q, heads_kv = self._shape()
         return cost.costs(
             tiles=self.loads(index),
-            tile_elements=self.unit * _UNIT,
+            tile_elements=self.unit * min(self.unit, _UNIT),
             received=self.received_rows(index),
             rows=self.most_rows * self.masks[self._index(index)].batch,
             mask_heads=self.masks[index].heads,

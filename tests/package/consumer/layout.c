@@ -144,3 +144,15 @@ AT(fm_cells, visible, 48);
 AT(fm_cells, elements, 56);
 AT(fm_cells, count, 64);
 ENDS_WITH(fm_cells, count);
+
+AT(fm_placement, struct_size, 0);
+AT(fm_placement, scheme, 4);
+AT(fm_placement, ranks, 8);
+AT(fm_placement, load_slack, 16);
+AT(fm_placement, unit, 24);
+AT(fm_placement, units, 32);
+AT(fm_placement, owner, 40);
+AT(fm_placement, owner_count, 48);
+AT(fm_placement, live_tiles, 56);
+AT(fm_placement, received, 64);
+ENDS_WITH(fm_placement, received);
