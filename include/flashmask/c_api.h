@@ -227,6 +227,22 @@ FLASHMASK_API fm_status fm_mask_from_dense(const fm_tensor* visible, fm_mask* ou
  * mask->bounds, or 1. */
 FLASHMASK_API fm_status fm_mask_to_startend(const fm_mask* mask, fm_mask* out);
 
+/* Rows and keys of a mask, each one segment after another. */
+typedef struct fm_segments {
+  uint32_t struct_size;
+  uint32_t reserved;
+  const int64_t* rows; /* [row_count, 2]: begin and end of each; they ascend */
+  int64_t row_count;
+  const int64_t* keys; /* [key_count, 2], in any order */
+  int64_t key_count;
+} fm_segments;
+
+/* gather in mask.h: the mask of these rows and keys, exactly. Beside the room for vectors, whose batch and heads are
+ * those of mask->bounds (or 1), `out` brings room for the block mask if `mask` has one, uint8 of its batch and heads,
+ * and for q_pos and k_pos if `mask` has a band, int32 of its positions' batch (or 1); all contiguous. What the result
+ * does not have becomes absent. FM_UNSUPPORTED, naming the segment, if one cuts a block of a block mask. */
+FLASHMASK_API fm_status fm_mask_gather(const fm_mask* mask, const fm_segments* segments, fm_mask* out);
+
 /* Sums over all batch entries and heads of a mask, all of them exact. */
 typedef struct fm_statistics {
   uint32_t struct_size;

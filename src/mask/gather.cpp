@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstddef>
+#include <cstdlib>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -139,25 +140,20 @@ bool lay(std::vector<int32_t> Pair::* side, const std::vector<int32_t>& edge, in
   return false;
 }
 
-/// The band of a mask without positions over the indices of its rows and keys. No distance of two reaches the limit.
-Band band_over_indices(const MaskView& view) {
-  constexpr int64_t kFarthest = INT32_MAX - 1;
-  Band band;
-  if (view.diagonal_lo != INT32_MIN) band.lo = std::min<int64_t>(view.diagonal_lo, kFarthest);
-  if (view.diagonal_hi != INT32_MAX) band.hi = std::max<int64_t>(view.diagonal_hi, -kFarthest);
-  return band;
-}
-
 /// The positions that the band compares, of the gathered rows and keys.
 void put_positions(const Mask& mask, std::span<const RowSegment> rows, std::span<const RowSegment> keys,
                    MaskParts& parts) {
+  constexpr int64_t kFarthest = int64_t{1} << 30;  // so that positions are int32
   const MaskView& view = mask.view();
+  if (std::abs(mask.q_offset()) > kFarthest || view.seqlen_q > kFarthest)
+    throw_unsupported("q_offset is ", mask.q_offset(), " and seqlen_q ", view.seqlen_q,
+                      "; where the band becomes one over positions both are within 2^30 of 0");
   parts.position_batch = view.has_positions ? std::max(view.q_pos_batch, view.k_pos_batch) : 1;
   for (int64_t b = 0; b < parts.position_batch; ++b) {
     const int64_t q = broadcast_index(b, parts.position_batch, view.q_pos_batch) * view.seqlen_q;
     const int64_t k = broadcast_index(b, parts.position_batch, view.k_pos_batch) * view.seqlen_k;
     for_each_index(rows, [&](int64_t i) {
-      parts.q_pos.push_back(view.has_positions ? view.q_pos[q + i] : static_cast<int32_t>(i));
+      parts.q_pos.push_back(view.has_positions ? view.q_pos[q + i] : static_cast<int32_t>(i + mask.q_offset()));
     });
     for_each_index(keys, [&](int64_t j) {
       parts.k_pos.push_back(view.has_positions ? view.k_pos[k + j] : static_cast<int32_t>(j));
@@ -219,11 +215,9 @@ Mask gather(const Mask& mask, std::span<const RowSegment> rows, std::span<const 
     if (!lay(&Pair::begin, edges.begin, vectors, pairs) || !lay(&Pair::end, edges.end, vectors, pairs)) {
       first = before[0], second = before[1];
       over_positions = true;
-      parts.band = band_over_indices(view);
     }
-  } else {
-    parts.band = mask.band();
   }
+  if (over_positions) parts.band = mask.band();
   parts.lts = std::move(first.begin), parts.lte = std::move(first.end);
   parts.uts = std::move(second.begin), parts.ute = std::move(second.end);
   if (over_positions) put_positions(mask, row_runs, key_runs, parts);
