@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over several processes, through gloo on the CPU. What each runs: context_parallel_ranks.py."""
+"""Attention over several processes, through gloo on the CPU. What each runs: ranks.py."""
 
 import os
 import pathlib
 import subprocess
 import sys
 
-import context_parallel_ranks
 import pytest
+import ranks
 import torch
-from devices import ON_CUDA
 from flashmask import Mask, context_parallel
 
-pytestmark = pytest.mark.skipif(ON_CUDA, reason="runs on the CPU")
-WORLDS = [2, 3, *((4, 8) if os.environ.get("FLASHMASK_TEST_LONG") else ())]
-SCRIPT = pathlib.Path(__file__).with_name("context_parallel_ranks.py")
+WORLDS = [1, 2, 3, *((4, 8) if os.environ.get("FLASHMASK_TEST_LONG") else ())]
+SCRIPT = pathlib.Path(__file__).with_name("ranks.py")
 _folders = {}
 
 
@@ -23,23 +21,23 @@ def results(world, tmp_path_factory):
     if world not in _folders:
         folder = _folders[world] = tmp_path_factory.mktemp(f"ranks{world}")
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        ranks = [
+        processes = [
             subprocess.Popen([sys.executable, SCRIPT, str(rank), str(world), folder], env=environment)
             for rank in range(world)
         ]
         try:
-            for process in ranks:
+            for process in processes:
                 if process.wait(timeout=300):
                     break
         finally:
-            for process in ranks:
+            for process in processes:
                 process.kill()
                 process.wait()
     return _folders[world]
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("name", context_parallel_ranks.TESTS)
+@pytest.mark.parametrize("name", ranks.TESTS)
 def test_processes(name, world, tmp_path_factory):
     folder = results(world, tmp_path_factory)
     errors = {}
@@ -52,10 +50,10 @@ def test_processes(name, world, tmp_path_factory):
 
 @pytest.mark.parametrize("scheme", ["contiguous", "zigzag", "balanced"])
 @pytest.mark.parametrize("world", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("name", context_parallel_ranks.families())
+@pytest.mark.parametrize("name", ranks.families())
 def test_every_visible_element_is_computed_once(name, world, scheme):
     """Also that what a rank waits for is what another sends, in the same order."""
-    mask = context_parallel_ranks.families()[name]
+    mask = ranks.families()[name]
     placement = context_parallel.place(mask, world, scheme=scheme)
     locals_ = [placement.mask(rank) for rank in range(world)]
     total = 0
