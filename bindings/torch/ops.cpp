@@ -164,6 +164,7 @@ struct OptionArguments {
   const OptionalTensor& sink;
   const OptionalTensor& dropout_state;
   double dropout_p, softcap;
+  bool partial_out;
 
   fm_options read(const Call& call, const Place& place) const {
     fm_options options = options_for(place);
@@ -178,9 +179,16 @@ struct OptionArguments {
     options.dropout_state = dropout_state_of(dropout_state, call);
     options.dropout_p = dropout_p;
     options.softcap = softcap;
+    options.partial_out = partial_out;
     return options;
   }
 };
+
+/// Of lse, and of what a call with partial_out leaves to be added up.
+int32_t partial_dtype(const Tensor& q) {
+  const int32_t dtype = torch_dtype(q);
+  return dtype == aoti_torch_dtype_float64() ? dtype : aoti_torch_dtype_float32();
+}
 
 void set_plan(const OptionalTensor& plan, const Call& call, const void*& data, size_t& bytes) {
   if (!plan) return;
@@ -271,7 +279,8 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
                                    int64_t window_left, int64_t window_right, bool deterministic,
                                    const std::string& backend, int64_t max_ctas, const OptionalTensor& sink,
                                    const OptionalTensor& q_pos, const OptionalTensor& k_pos,
-                                   const OptionalTensor& dropout_state, double dropout_p, double softcap) {
+                                   const OptionalTensor& dropout_state, double dropout_p, double softcap,
+                                   bool partial_out) {
   const Place place = place_of(q);
   const Call call(place, "query");
   const int64_t batch = size_of(q, 0, "query"), seqlen_q = size_of(q, 1, "query"), heads = size_of(q, 2, "query");
@@ -286,14 +295,14 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
                                                                                                         seqlen_k);
   args.mask = &mask;
   set_plan(plan_buffer, call, args.plan, args.plan_bytes);
-  const Tensor out = empty<4>("out", {batch, seqlen_q, heads, head_dim_v}, torch_dtype(q), place);
-  const int32_t lse_dtype = args.q.dtype == FM_FLOAT64 ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32();
-  const Tensor lse = empty<3>("lse", {batch, heads, seqlen_q}, lse_dtype, place);
+  const Tensor out =
+      empty<4>("out", {batch, seqlen_q, heads, head_dim_v}, partial_out ? partial_dtype(q) : torch_dtype(q), place);
+  const Tensor lse = empty<3>("lse", {batch, heads, seqlen_q}, partial_dtype(q), place);
   args.out = call(out, "out");
   args.lse = call(lse, "lse");
 
-  const OptionArguments options{softmax_scale, deterministic, backend,   max_ctas,
-                                sink,          dropout_state, dropout_p, softcap};
+  const OptionArguments options{softmax_scale, deterministic, backend, max_ctas,   sink,
+                                dropout_state, dropout_p,     softcap, partial_out};
   run_forward(args, options.read(call, place), place);
   return {out, lse};
 }
@@ -323,7 +332,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     const OptionalTensor& plan_buffer, std::optional<double> softmax_scale, bool causal,
     std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right, bool deterministic,
     const std::string& backend, int64_t max_ctas, const OptionalTensor& sink, const OptionalTensor& q_pos,
-    const OptionalTensor& k_pos, const OptionalTensor& dropout_state, double dropout_p, double softcap) {
+    const OptionalTensor& k_pos, const OptionalTensor& dropout_state, double dropout_p, double softcap,
+    bool partial_out) {
   const Place place = place_of(q);
   const Call call(place, "query");
   const Tensor dout = readable(given_dout, call, place);
@@ -341,16 +351,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
           call, size_of(q, 1, "query"), size_of(k, 1, "key"));
   args.mask = &mask;
   set_plan(plan_buffer, call, args.plan, args.plan_bytes);
-  const Tensor dq = empty_like("dq", q, place), dk = empty_like("dk", k, place), dv = empty_like("dv", v, place);
+  const int32_t dtype = partial_out ? partial_dtype(q) : torch_dtype(q);
+  const Tensor dq = empty_like("dq", q, dtype, place), dk = empty_like("dk", k, dtype, place),
+               dv = empty_like("dv", v, dtype, place);
   args.dq = call(dq, "dq");
   args.dk = call(dk, "dk");
   args.dv = call(dv, "dv");
-  const Tensor dsink =
-      sink ? empty_like("dsink", *sink, place) : empty<1>("dsink", {0}, aoti_torch_dtype_float32(), place);
+  const Tensor dsink = sink ? empty_like("dsink", *sink, torch_dtype(*sink), place)
+                            : empty<1>("dsink", {0}, aoti_torch_dtype_float32(), place);
   if (sink) args.dsink = call(dsink, "dsink");
 
-  const OptionArguments options{softmax_scale, deterministic, backend,   max_ctas,
-                                sink,          dropout_state, dropout_p, softcap};
+  const OptionArguments options{softmax_scale, deterministic, backend, max_ctas,   sink,
+                                dropout_state, dropout_p,     softcap, partial_out};
   run_backward(args, options.read(call, place), place);
   return {dq, dk, dv, dsink};
 }

@@ -152,13 +152,13 @@ Tensor empty(const char* name, const int64_t* shape, size_t rank, int32_t dtype,
   return empty_in_order(name, shape, rank, in_place(), dtype, place);
 }
 
-Tensor empty_like(const char* name, const Tensor& tensor, const Place& place) {
+Tensor empty_like(const char* name, const Tensor& tensor, int32_t dtype, const Place& place) {
   const auto sizes = tensor.sizes(), strides = tensor.strides();
   check_rank(sizes.size());
   Order order = in_place();
   const auto outer = static_cast<std::ptrdiff_t>(std::max<size_t>(sizes.size(), 1)) - 1;
   std::stable_sort(order.begin(), order.begin() + outer, [&](size_t a, size_t b) { return strides[a] > strides[b]; });
-  return empty_in_order(name, sizes.data(), sizes.size(), order, torch_dtype(tensor), place);
+  return empty_in_order(name, sizes.data(), sizes.size(), order, dtype, place);
 }
 
 Tensor copy_of(const char* name, const Tensor& tensor, const Place& place) {

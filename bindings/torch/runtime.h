@@ -57,7 +57,8 @@ torch::stable::Tensor empty(const char* name, const std::array<int64_t, kRank>& 
 }
 /// The same with `tensor`'s shape and dtype, dense, its dimensions in memory in the order of `tensor`'s strides, but
 /// the last one innermost: what is like a transposed view is one.
-torch::stable::Tensor empty_like(const char* name, const torch::stable::Tensor& tensor, const Place& place);
+torch::stable::Tensor empty_like(const char* name, const torch::stable::Tensor& tensor, int32_t dtype,
+                                 const Place& place);
 /// A contiguous copy, in memory of its own.
 torch::stable::Tensor copy_of(const char* name, const torch::stable::Tensor& tensor, const Place& place);
 /// `bytes` bytes of memory from torch's allocator.

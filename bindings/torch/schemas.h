@@ -9,7 +9,8 @@ namespace schemas {
 #define FLASHMASK_OPTIONS                                                                                              \
   "float? softmax_scale, bool causal, SymInt? q_offset, SymInt window_left, SymInt window_right, bool deterministic, " \
   "str backend, int max_ctas=0, Tensor? sink=None, Tensor? q_pos=None, Tensor? k_pos=None, "                           \
-  "Tensor? dropout_state=None, float dropout_p=0., float softcap=0."
+  "Tensor? dropout_state=None, float dropout_p=0., float softcap=0., "                                                 \
+  "bool partial_out=False"
 
 constexpr const char* kPlan =
     "plan(Tensor? bounds, Tensor? block_mask, SymInt seqlen_q, SymInt seqlen_k, bool causal, SymInt? q_offset, SymInt "

@@ -50,8 +50,12 @@ struct Features {
   /// lse = sink. Undefined, or -inf: none.
   TensorView sink{};
   Dropout dropout{};
+  /// Results are parts of sums that the caller goes on adding up (attention over disjoint sets of keys): out and, in a
+  /// backward, dq, dk and dv are float32 (float64 for float64) whatever q's dtype, and not rounded in between. A
+  /// backward's out is float32, too: that of all keys together, as its lse is. dout keeps q's dtype.
+  bool partial_out = false;
 };
-/// Names of the features asked for: "softcap", "sink", "dropout".
+/// Names of the features asked for: "softcap", "sink", "dropout", "partial_out".
 FLASHMASK_API std::vector<std::string> names(const Features& features);
 
 /// How a call is to be run. Everything has a default.
@@ -101,9 +105,9 @@ struct AttentionInputs {
   TensorView dense_mask{};
 };
 
-/// out [batch, seqlen_q, heads_q, head_dim_v] in q's dtype; lse [batch, heads_q, seqlen_q], natural log,
-/// float32 (float64 for float64): log(sum_j exp(softmax_scale * q_i.k_j)) over the visible keys j, and the sink. Rows
-/// that see nothing get out = 0 and lse = -inf, or the sink. Every element of both is written.
+/// out [batch, seqlen_q, heads_q, head_dim_v] in q's dtype (float32 with partial_out); lse [batch, heads_q, seqlen_q],
+/// natural log, float32 (float64 for float64): log(sum_j exp(softmax_scale * q_i.k_j)) over the visible keys j, and the
+/// sink. Rows that see nothing get out = 0 and lse = -inf, or the sink. Every element of both is written.
 struct ForwardArgs : AttentionInputs {
   TensorView out, lse;
 };

@@ -100,8 +100,8 @@ typedef struct fm_executed_tiles {
 /* Returns `bytes` bytes on the call's device, of any alignment, or NULL if there are none. Throws nothing. */
 typedef void* (*fm_allocate)(void* context, size_t bytes);
 
-/* What a call may ask for beyond its tensors. The cpu and reference backends implement softcap, sink and dropout;
- * block_table and partial_out no backend yet. A value other than zero of what a backend does not implement is
+/* What a call may ask for beyond its tensors. The cpu and reference backends implement softcap, sink,
+ * dropout and partial_out; block_table no backend yet. A value other than zero of what a backend does not implement is
  * FM_UNSUPPORTED, with a message that names the field. */
 typedef struct fm_options {
   uint32_t struct_size;
@@ -118,7 +118,8 @@ typedef struct fm_options {
   fm_tensor sink;        /* float32 or q's dtype, [heads_q]: the score of one more key, whose value is zero, that every
                             row sees; see Features in attention.h */
   fm_tensor block_table; /* paged k and v */
-  uint32_t partial_out;  /* fp32 partial outputs */
+  uint32_t partial_out;  /* 1: out, dq, dk and dv are float32 (float64 for float64), for the caller to add up; see
+                            Features in attention.h */
   int32_t max_ctas; /* CTAs of a CUDA call's attention kernel at a time; 0: one for each multiprocessor; see Options in
                        attention.h */
   /* Gives the call its workspace, which has to stay until the work is done, in place of `workspace`, which must then be
@@ -225,6 +226,22 @@ FLASHMASK_API fm_status fm_mask_from_dense(const fm_tensor* visible, fm_mask* ou
  * FM_UNREPRESENTABLE if none does; FM_UNSUPPORTED for a mask with a block mask. batch and heads are those of
  * mask->bounds, or 1. */
 FLASHMASK_API fm_status fm_mask_to_startend(const fm_mask* mask, fm_mask* out);
+
+/* Rows and keys of a mask, each one segment after another. */
+typedef struct fm_segments {
+  uint32_t struct_size;
+  uint32_t reserved;
+  const int64_t* rows; /* [row_count, 2]: begin and end of each; they ascend */
+  int64_t row_count;
+  const int64_t* keys; /* [key_count, 2], in any order */
+  int64_t key_count;
+} fm_segments;
+
+/* gather in mask.h: the mask of these rows and keys, exactly. Beside the room for vectors, whose batch and heads are
+ * those of mask->bounds (or 1), `out` brings room for the block mask if `mask` has one, uint8 of its batch and heads,
+ * and for q_pos and k_pos if `mask` has a band, int32 of its positions' batch (or 1); all contiguous. What the result
+ * does not have becomes absent. FM_UNSUPPORTED, naming the segment, if one cuts a block of a block mask. */
+FLASHMASK_API fm_status fm_mask_gather(const fm_mask* mask, const fm_segments* segments, fm_mask* out);
 
 /* Sums over all batch entries and heads of a mask, all of them exact. */
 typedef struct fm_statistics {

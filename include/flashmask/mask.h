@@ -256,4 +256,19 @@ FLASHMASK_API Mask concatenate(std::span<const Mask> pieces);
 /// ranges must begin at multiples of 128.
 FLASHMASK_API Mask crop(const Mask& mask, int64_t row_begin, int64_t row_end, int64_t key_begin, int64_t key_end);
 
+/// Rows (or keys) [begin, end) of a sequence.
+struct RowSegment {
+  int64_t begin = 0, end = 0;
+  bool operator==(const RowSegment&) const = default;
+};
+
+/// The rows of `rows` and the keys of `keys`, each one segment after another: what a process sees that holds these rows
+/// of a longer sequence. Always exact. Rows ascend and do not overlap; keys come in any order.
+///
+/// A bound becomes the number of gathered rows before it. A band stays one where rows and keys are one run each. Over
+/// several it becomes row intervals, if the columns have room for them; otherwise a band over positions, those of the
+/// rows and keys in `mask`. With a block mask segments begin at multiples of 128, and all but the last of the rows and
+/// of the keys end there, or kUnsupported.
+FLASHMASK_API Mask gather(const Mask& mask, std::span<const RowSegment> rows, std::span<const RowSegment> keys);
+
 }  // namespace flashmask

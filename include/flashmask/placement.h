@@ -18,12 +18,6 @@ enum class PlacementScheme : uint8_t {
   kBalanced = 2,    ///< as many rows for each rank, loads within `load_slack`, and few keys to receive
 };
 
-/// Rows [begin, end) of the sequence.
-struct RowSegment {
-  int64_t begin = 0, end = 0;
-  bool operator==(const RowSegment&) const = default;
-};
-
 /// Rows are handed out in units, so that a unit of 128 rows keeps its row tile of the plan, and ranks differ by one
 /// unit at most. A rank's rows, and the keys that lie with them, keep their order.
 struct FLASHMASK_API Placement {

@@ -6,7 +6,7 @@ import weakref
 import torch
 from torch.utils import _pytree as pytree
 
-from . import _arguments, _columns, _draw, _values
+from . import _arguments, _columns, _draw, _gather, _values
 from ._docs import composed
 
 BLOCK = 128  # rows and keys of one block of a block mask
@@ -122,6 +122,18 @@ class Mask:
     def _fields(self):
         """The constructor's arguments."""
         return {name: getattr(self, name) for name in _FIELDS}
+
+    def gather(self, rows, keys=None):
+        """The mask of some rows and keys, each one segment after another: of a process that holds a part of a sequence.
+
+        rows: [(begin, end), ...], ascending; keys: the same in any order, or None: all. Always exact, and traceable.
+
+        A bound becomes the number of gathered rows before it. A band stays one where rows and keys are one run each.
+        Over several it becomes row intervals, if the columns have room for them; otherwise a band over positions.
+        Raises ValueError naming the segment, and UnsupportedError if the mask has a block mask and a segment does not
+        begin at a multiple of 128, or ends elsewhere and is not the last.
+        """
+        return _gather.gather(self, rows, keys)
 
     def to(self, device, non_blocking=False):
         """The same mask with its tensors on `device`; this one if they are there already."""

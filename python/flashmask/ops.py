@@ -32,9 +32,9 @@ _is_deterministic, _is_grad_enabled = torch.are_deterministic_algorithms_enabled
 _is_transformed = torch._C._are_functorch_transforms_active
 
 _MOST_CTAS = 2**31 - 1
-# Where an operator's options end and its features begin: sink, q_pos, k_pos, dropout_state, and then the numbers
-# dropout_p and softcap. Those that have their default may be left out, from the last one on.
-_SINK, _DROPOUT_P = 8, 12
+# Where an operator's options end and its features begin: sink, q_pos, k_pos, dropout_state, and then the values
+# dropout_p, softcap and partial_out. Those that have their default may be left out, from the last one on.
+_SINK, _DROPOUT_P, _PARTIAL_OUT = 8, 12, 14
 _POSITIONS = _SINK + 1, _SINK + 2
 _NO_FEATURES = (None, None, None, None, 0.0, 0.0)
 
@@ -77,6 +77,7 @@ def attention(
     sink=None,
     dropout=0.0,
     dropout_state=None,
+    partial_out=False,
 ):
     """Masked attention: (out, lse), both differentiable with respect to q, k, v and the sink.
 
@@ -84,6 +85,8 @@ def attention(
     v are [batch, heads, seqlen, head_dim], and so is out; all are views. deterministic: gradients with the same bits in
     every run; None follows torch.use_deterministic_algorithms. backend: "auto", "cpu", "cuda" or "reference" (slow, the
     only one for float64). max_ctas, softcap, sink, dropout, dropout_state: as in flashmask_attention.
+    partial_out: out is float32 (float64 for float64) whatever q's dtype, to be merged with that over other keys
+    (merge_attention); out's gradient is rounded to q's dtype. The CPU implements it, CUDA refuses it.
 
     Under torch.autocast q, k and v are cast to its dtype. Raises ValueError if an argument is wrong, and
     UnsupportedError if no backend takes the call.
@@ -92,7 +95,20 @@ def attention(
     if mask is not None:
         check_lengths(mask, q, k, layout)
     features = features_of(softcap, sink, dropout, dropout_state, q.device)
+    if _arguments.flag("partial_out", partial_out):
+        features = (*(features or _NO_FEATURES), True)
     return checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend, max_ctas, features)
+
+
+def partial_backward(dout, dlse, q, k, v, out, lse, mask, softmax_scale, deterministic, backend, max_ctas):
+    """(dq, dk, dv) in lse's dtype: what the keys k, v add to the gradients of an attention over more keys.
+
+    out, lse: that attention's, out in lse's dtype. dlse may be None. mask: a Mask of q's rows and these keys.
+    """
+    bounds, block_mask, *band = mask_arguments(mask)
+    options = (softmax_scale, *band, deterministic, backend, max_ctas, None, mask.q_pos, mask.k_pos, None, 0.0, 0.0)
+    inputs = (dout, dlse, q, k, v, out, lse, bounds, block_mask, mask.plan(q.device))
+    return _backward(*inputs, *options, True)[:3]
 
 
 def features_of(softcap, sink, dropout, dropout_state, device):
@@ -266,7 +282,9 @@ def _forward_fake(q, k, v, bounds, block_mask, plan_, *options):
     )
     batch, seqlen_q, heads, _ = q.shape
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return q.new_empty((batch, seqlen_q, heads, v.shape[3])), q.new_empty((batch, heads, seqlen_q), dtype=lse_dtype)
+    out_dtype = lse_dtype if _is_partial(options) else q.dtype
+    out = q.new_empty((batch, seqlen_q, heads, v.shape[3]), dtype=out_dtype)
+    return out, q.new_empty((batch, heads, seqlen_q), dtype=lse_dtype)
 
 
 @torch.library.register_fake("flashmask::backward")
@@ -286,7 +304,12 @@ def _backward_fake(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, *op
     )
     sink = options[_SINK] if len(options) > _SINK else None
     dsink = q.new_empty(0, dtype=torch.float32) if sink is None else _empty_like(sink)
-    return *(_empty_like(x) for x in (q, k, v)), dsink
+    dtype = lse.dtype if _is_partial(options) else q.dtype
+    return *(_empty_like(x, dtype) for x in (q, k, v)), dsink
+
+
+def _is_partial(options):
+    return len(options) > _PARTIAL_OUT and options[_PARTIAL_OUT]
 
 
 def _tensors_of(options):
@@ -294,10 +317,10 @@ def _tensors_of(options):
     return dict(zip(("sink", "q_pos", "k_pos", "dropout_state"), options[_SINK:_DROPOUT_P]))
 
 
-def _empty_like(x):
+def _empty_like(x, dtype=None):
     """A dense tensor, its dimensions in memory in the order of x's strides, but the last one innermost."""
     outer = sorted(range(x.ndim - 1), key=x.stride, reverse=True)
-    return torch.empty_permuted(x.shape, (*outer, x.ndim - 1), dtype=x.dtype, device=x.device)
+    return torch.empty_permuted(x.shape, (*outer, x.ndim - 1), dtype=dtype or x.dtype, device=x.device)
 
 
 @torch.library.register_vmap("flashmask::plan")
@@ -364,6 +387,8 @@ class _Attention(torch.autograd.Function):
             if dlse is None:
                 return (None,) * (5 + len(features))
             dout = torch.zeros_like(saved[3])
+        if dout.dtype != saved[0].dtype:  # of a partial out
+            dout = dout.to(saved[0].dtype)
         if not features:
             dq, dk, dv, _ = _backward(dout, dlse, *saved, *ctx.options)
             return dq, dk, dv, None, None

@@ -92,6 +92,9 @@ void read_sizes(Problem& p) {
 
 DataType lse_dtype(const Problem& p) { return p.dtype == DataType::kFloat64 ? DataType::kFloat64 : DataType::kFloat32; }
 
+/// Of out and of the gradients of q, k and v.
+DataType result_dtype(const Problem& p) { return p.features.partial_out ? lse_dtype(p) : p.dtype; }
+
 void check_inputs(Problem& p, bool with_data) {
   read_sizes(p);
   const Requirement q{
@@ -112,10 +115,13 @@ void check_inputs(Problem& p, bool with_data) {
 }
 
 void check_out_and_lse(const Problem& p, bool with_data, bool output) {
-  check_tensor(
-      "out", p.out,
-      {{p.batch, p.seqlen_q, p.heads_q, p.head_dim_v}, "batch, seqlen_q, heads_q, head_dim_v", p.dtype, true, output},
-      p.device, with_data);
+  check_tensor("out", p.out,
+               {{p.batch, p.seqlen_q, p.heads_q, p.head_dim_v},
+                "batch, seqlen_q, heads_q, head_dim_v",
+                result_dtype(p),
+                true,
+                output},
+               p.device, with_data);
   check_tensor("lse", p.lse,
                {{p.batch, p.heads_q, p.seqlen_q}, "batch, heads_q, seqlen_q", lse_dtype(p), false, output}, p.device,
                with_data);
@@ -300,11 +306,11 @@ Problem check(const BackwardArgs& args, const MaskView* mask, const Options& opt
   if (p.dlse.defined())
     check_tensor("dlse", p.dlse, {{p.batch, p.heads_q, p.seqlen_q}, "lse's shape", lse_dtype(p), false, false},
                  p.device, with_data);
-  check_tensor("dq", p.dq, {{p.batch, p.seqlen_q, p.heads_q, p.head_dim}, "q's shape", p.dtype, true, true}, p.device,
-               with_data);
-  check_tensor("dk", p.dk, {{p.batch, p.seqlen_k, p.heads_kv, p.head_dim}, "k's shape", p.dtype, true, true}, p.device,
-               with_data);
-  check_tensor("dv", p.dv, {{p.batch, p.seqlen_k, p.heads_kv, p.head_dim_v}, "v's shape", p.dtype, true, true},
+  check_tensor("dq", p.dq, {{p.batch, p.seqlen_q, p.heads_q, p.head_dim}, "q's shape", result_dtype(p), true, true},
+               p.device, with_data);
+  check_tensor("dk", p.dk, {{p.batch, p.seqlen_k, p.heads_kv, p.head_dim}, "k's shape", result_dtype(p), true, true},
+               p.device, with_data);
+  check_tensor("dv", p.dv, {{p.batch, p.seqlen_k, p.heads_kv, p.head_dim_v}, "v's shape", result_dtype(p), true, true},
                p.device, with_data);
   check_dsink(p, with_data);
   return p;
@@ -315,6 +321,7 @@ std::vector<std::string> names(const Features& features) {
   if (features.softcap != 0) asked.emplace_back("softcap");
   if (features.sink.defined()) asked.emplace_back("sink");
   if (features.dropout.p != 0) asked.emplace_back("dropout");
+  if (features.partial_out) asked.emplace_back("partial_out");
   return asked;
 }
 
@@ -325,6 +332,8 @@ std::string features_refusal(const Features& asked, const FeatureSet& has) {
     return message("sink is ", describe(asked.sink), "; it must be absent: this backend does not implement sinks");
   if (asked.dropout.p != 0 && !has.dropout)
     return message("dropout_p is ", asked.dropout.p, "; it must be 0: this backend does not implement dropout");
+  if (asked.partial_out && !has.partial_out)
+    return "partial_out is set; it must be absent: this backend does not implement partial results";
   return {};
 }
 

@@ -79,7 +79,7 @@ void check_plan(const Problem& problem);
 
 /// Which of the Features a backend, or a set of its kernels, implements.
 struct FeatureSet {
-  bool softcap = false, sink = false, dropout = false;
+  bool softcap = false, sink = false, dropout = false, partial_out = false;
 };
 /// Why a backend that `has` these does not take a call that asks for those: the first that is missing, by name; empty
 /// if none is.

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <initializer_list>
 #include <span>
 #include <tuple>
 #include <vector>
@@ -58,13 +59,17 @@ class MaskOut {
     check_data("out->bounds", room);
   }
 
-  void write(const VectorForm& form) {
+  /// rest: of which the other tensors are taken.
+  void write(const VectorForm& form, const fm_mask& rest = {}) {
     const fm_tensor room = mask_.bounds;
     const StartEndRowIndices& indices = form.indices;
     fm_mask mask{};
     mask.struct_size = mask_.struct_size;
     mask.seqlen_q = form.seqlen_q;
     mask.seqlen_k = indices.seqlen_k;
+    mask.block_mask = rest.block_mask;
+    mask.q_pos = rest.q_pos;
+    mask.k_pos = rest.k_pos;
     if (indices.causal) mask.flags |= FM_CAUSAL;
     if (form.q_offset) mask.flags |= FM_HAS_Q_OFFSET, mask.q_offset = *form.q_offset;
     if (form.window) {
@@ -99,6 +104,84 @@ void write_startend(const fm_mask* from, fm_mask* out) {
   const MaskView& shapes = of.view();
   MaskOut room(out, shapes.bounds_batch, shapes.bounds_heads, shapes.seqlen_k);
   room.write({.seqlen_q = shapes.seqlen_q, .indices = to_startend_row_indices(of.copy())});
+}
+
+std::vector<RowSegment> read_segments(const int64_t* pairs, int64_t count, const char* argument) {
+  if (count < 0) throw_invalid(argument, " are ", count, "; there must be 0 or more");
+  if (count > 0) required(pairs, argument);
+  std::vector<RowSegment> segments;
+  for (int64_t n = 0; n < count; ++n) segments.push_back({pairs[2 * n], pairs[2 * n + 1]});
+  return segments;
+}
+
+/// Lays `values` into the room that `to` brings and makes it a tensor of `shape`; absent if there are none.
+template <typename Value>
+void write_values(std::span<const Value> values, DataType dtype, std::initializer_list<int64_t> shape, fm_tensor& to,
+                  const char* argument) {
+  const TensorView room = tensor(to, argument), wanted = TensorView::contiguous(nullptr, dtype, shape);
+  to = {};
+  if (values.empty()) return;
+  if (room.defined()) check_extent(argument, room);
+  if (room.dtype != dtype || room.rank != wanted.rank || room.shape != wanted.shape || room.stride != wanted.stride)
+    throw_invalid(argument, " is ", describe(room), "; it must be contiguous, ", describe(wanted));
+  check_data(argument, room);
+  std::copy(values.begin(), values.end(), static_cast<Value*>(room.data));
+  to.data = room.data;
+  to.dtype = static_cast<int32_t>(dtype);
+  to.ndim = room.rank;
+  std::copy_n(room.shape.begin(), room.rank, to.shape);
+  std::copy_n(room.stride.begin(), room.rank, to.stride);
+}
+
+/// The intervals of a mask as the vectors of an fm_mask without FM_CAUSAL.
+VectorForm vector_form_of(const Mask& mask) {
+  const MaskView& view = mask.view();
+  const auto rows = static_cast<int32_t>(view.seqlen_q);
+  VectorForm form{.seqlen_q = view.seqlen_q};
+  form.indices = {
+      .batch = view.bounds_batch, .heads = view.bounds_heads, .seqlen_k = view.seqlen_k, .vectors = 0, .values = {}};
+  if (const Band& band = mask.band(); !band.unbounded()) {
+    if (band.lo.value_or(0) > 0 || band.hi.value_or(0) < 0)
+      throw_unsupported("the band does not see a row's own position, which an fm_mask cannot say");
+    form.window = {band.lo ? -*band.lo : -1, band.hi.value_or(-1)};
+    if (!view.has_positions) form.q_offset = mask.q_offset();
+  }
+  if (mask.num_intervals() == 0) return form;
+  const auto lts = mask.lts(), lte = mask.lte(), uts = mask.uts(), ute = mask.ute();
+  const bool is_pair = lte.empty() && uts.empty(), has_first = !lts.empty() || !lte.empty(),
+             has_second = !uts.empty() || !ute.empty();
+  form.indices.vectors = is_pair ? 2 : 4;
+  const auto at = [](std::span<const int32_t> vector, std::size_t n, int32_t otherwise) {
+    return vector.empty() ? otherwise : vector[n];
+  };
+  for (std::size_t n = 0; n < static_cast<std::size_t>(view.bounds_batch * view.bounds_heads * view.seqlen_k); ++n) {
+    std::vector<int32_t>& values = form.indices.values;
+    values.push_back(at(lts, n, has_first ? 0 : rows));
+    if (!is_pair) {
+      values.push_back(at(lte, n, rows));
+      values.push_back(at(uts, n, has_second ? 0 : rows));
+    }
+    values.push_back(at(ute, n, has_second ? rows : 0));
+  }
+  return form;
+}
+
+void write_gathered(const fm_mask* from, const fm_segments* given, fm_mask* out) {
+  const auto segments = read_struct(given, "segments");
+  if (segments.reserved) throw_unsupported("segments->reserved is ", segments.reserved, "; it must be zero");
+  const Mask mask =
+      gather(CallMask(from, {}).copy(), read_segments(segments.rows, segments.row_count, "segments->rows"),
+             read_segments(segments.keys, segments.key_count, "segments->keys"));
+  const MaskView& view = mask.view();
+  MaskOut room(out, view.bounds_batch, view.bounds_heads, view.seqlen_k);
+  fm_mask rest = read_struct(out, "out");
+  write_values(mask.block_mask(), DataType::kUInt8,
+               {view.block_batch, view.block_heads, ceil_div(view.seqlen_q, kBlockMaskSize),
+                ceil_div(view.seqlen_k, kBlockMaskSize)},
+               rest.block_mask, "out->block_mask");
+  write_values(mask.q_pos(), DataType::kInt32, {view.q_pos_batch, view.seqlen_q}, rest.q_pos, "out->q_pos");
+  write_values(mask.k_pos(), DataType::kInt32, {view.k_pos_batch, view.seqlen_k}, rest.k_pos, "out->k_pos");
+  room.write(vector_form_of(mask), rest);
 }
 
 void write_statistics(const fm_mask* from, fm_statistics* to) {
@@ -162,6 +245,10 @@ fm_status fm_mask_from_dense(const fm_tensor* visible, fm_mask* out) {
 
 fm_status fm_mask_to_startend(const fm_mask* mask, fm_mask* out) {
   return guarded([&] { write_startend(mask, out); });
+}
+
+fm_status fm_mask_gather(const fm_mask* mask, const fm_segments* segments, fm_mask* out) {
+  return guarded([&] { write_gathered(mask, segments, out); });
 }
 
 fm_status fm_mask_statistics(const fm_mask* mask, fm_statistics* out) {

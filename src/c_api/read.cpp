@@ -40,9 +40,8 @@ MaskTensors read_tensors(const fm_mask* from, Device device) {
 
 /// Refuses what only the C interface has a field for yet; features are for check() to judge.
 void check_unimplemented(const fm_options& o) {
-  for (const auto& [field, is_set] : {std::pair{"reserved", o.reserved[0] || o.reserved[1]},
-                                      {"block_table", o.block_table.dtype != FM_NONE},
-                                      {"partial_out", o.partial_out != 0}}) {
+  for (const auto& [field, is_set] :
+       {std::pair{"reserved", o.reserved[0] || o.reserved[1]}, {"block_table", o.block_table.dtype != FM_NONE}}) {
     if (is_set) throw_unsupported("options->", field, " is set; it must be zero: it is not implemented");
   }
 }
@@ -129,9 +128,11 @@ CallOptions::CallOptions(const fm_options* from) {
   if (o.device < 0)
     throw_invalid("options->device is ", o.device, "; it must be FM_DEVICE_CPU (0) or 1 + the index of a CUDA device");
   if (o.device > 0) device = {Device::Kind::kCuda, o.device - 1};
+  if (o.partial_out > 1) throw_unsupported("options->partial_out is ", o.partial_out, "; it must be 0 or 1");
   options.features = {.softcap = o.softcap,
                       .sink = tensor(o.sink, "sink", device),
-                      .dropout = {.p = o.dropout_p, .state = o.dropout_state}};
+                      .dropout = {.p = o.dropout_p, .state = o.dropout_state},
+                      .partial_out = o.partial_out != 0};
 }
 
 const Options& CallOptions::with_counter() {

@@ -208,6 +208,7 @@ TEST_F(CallErrors, FeaturesAreExplained) {
       {"softcap", {.softcap = 30}},
       {"sink", {.sink = Call<float>::view(logits, {4})}},
       {"dropout", {.dropout = {.p = 0.1}}},
+      {"partial_out", {.partial_out = true}},
   };
   for (const auto& [name, features] : asked) {
     SCOPED_TRACE(name);

@@ -7,12 +7,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <string>
+#include <vector>
 
 #include "attention/compare.h"
 #include "common/element.h"
 #include "flashmask/builders.h"
 #include "flashmask/families.h"
+#include "support/expect_error.h"
 
 namespace flashmask::test {
 namespace {
@@ -46,6 +49,35 @@ Call<float> call_with(const Asked& asked, uint64_t seed = 1) {
   call.options.features.dropout = {.p = asked.dropout, .state = kState};
   if (asked.sink) call.add_sink(seed);
   return call;
+}
+
+/// A call whose out or dq has not the dtype that partial_out means is refused, and the dtype of q is no obstacle.
+TEST(Features, PartialResultsAreFloat32) {
+  const Call<float> call(kSizes);
+  std::vector<uint16_t> halves(call.q.size() + call.k.size(), 0x3f80);
+  ForwardArgs args = call.forward_args();
+  for (TensorView* t : {&args.q, &args.k, &args.v}) t->data = halves.data(), t->dtype = DataType::kBFloat16;
+  for (const char* backend : {"cpu", "reference"}) {
+    Options options{.features = {.partial_out = true}, .backend = backend};
+    std::vector<std::byte> workspace(forward_workspace(args, options));
+    forward(args, workspace, options);
+    for (const float x : call.out) ASSERT_EQ(x, 1.0f) << "the mean of ones";
+    options.features.partial_out = false;
+    expect_invalid({"out is float32", "must be bfloat16"}, [&] { forward_workspace(args, options); });
+    options.features.partial_out = true;
+    ForwardArgs halved = args;
+    halved.out.dtype = DataType::kBFloat16;
+    expect_invalid({"out is bfloat16", "must be float32"}, [&] { forward_workspace(halved, options); });
+  }
+}
+
+/// Where tensors are float32 (or float64) already it changes no bit.
+TEST(Features, PartialResultsOfFloat32AreTheResults) {
+  Call<float> plain(kSizes), partial(kSizes);
+  partial.options.features.partial_out = true;
+  for (Call<float>* call : {&plain, &partial}) call->mask = mask_with_blind_rows(), call->run();
+  for (const auto of : {&Call<float>::out, &Call<float>::lse, &Call<float>::dq, &Call<float>::dk, &Call<float>::dv})
+    EXPECT_EQ(std::memcmp((plain.*of).data(), (partial.*of).data(), (plain.*of).size() * sizeof(float)), 0);
 }
 
 TEST(Features, OfTheCpuMatchTheOracle) {

@@ -271,6 +271,12 @@ void on_device_alone(std::vector<Refusal>& refusals) {
   const std::vector<Refusal> more{
       {"float32", [](Bench&, Call& c) { for_all_tensors(c, [](TensorView& t) { t.dtype = DataType::kFloat32; }); },
        kUnsupported, "float32", Where::kOnDevice},
+      {"partial results",
+       [](Bench&, Call& c) {
+         c.options.features.partial_out = true;
+         c.args.out.dtype = DataType::kFloat32;
+       },
+       kUnsupported, "partial_out", Where::kOnDevice},
       {"an expanded q", [](Bench&, Call& c) { c.args.q.stride[0] = 0; }, kUnsupported, "q", Where::kOnDevice},
       {"the CPU's backend", [](Bench&, Call& c) { c.options.backend = "reference"; }, kUnsupported, "reference",
        Where::kOnDevice},

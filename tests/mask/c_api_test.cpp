@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The C interface's functions of masks: dense matrices, startend_row_indices, statistics and cells.
+// The C interface's functions of masks: dense matrices, startend_row_indices, segments, statistics and cells.
 
 #include "flashmask/c_api.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <vector>
 
+#include "flashmask/builders.h"
 #include "flashmask/inspect.h"
 #include "support/brute_force.h"
 #include "support/c_tensor.h"
@@ -79,6 +81,58 @@ bool fits(const std::vector<uint8_t>& dense, const MaskParts& shape) {
     EXPECT_EQ(error.code(), ErrorCode::kUnrepresentable);
     return false;
   }
+}
+
+/// fm_mask_gather says what gather says, with positions and block masks where it has them.
+TEST(MasksInC, RowsAndKeysBySegments) {
+  Random random(9);
+  int64_t with_positions = 0;
+  for (int64_t n = 0; n < scaled(300); ++n) {
+    const int64_t seqlen = random.integer(1, 12) * (n % 3 == 0 ? 64 : 4);
+    MaskParts parts = random_parts(random, ColumnKind::kTwoRuns, seqlen, seqlen, random.integer(1, 2), 1);
+    parts.band = Band::none();
+    CMask from{Mask(parts)};
+    const int64_t left = random.integer(0, seqlen);
+    parts.band = Band::window(left, 0);
+    parts.q_offset = 0;
+    from.mask.flags |= FM_HAS_WINDOW | FM_HAS_Q_OFFSET;
+    from.mask.window_left = left;
+    if (n % 3 == 0) {
+      draw_block_mask(random, 1, 1, parts);
+      from.set_block_mask(parts);
+    }
+    // Without the second quarter; the first's end is a multiple of 128 where there is a block mask.
+    const int64_t cut = n % 3 == 0 ? std::min<int64_t>(128, seqlen) : seqlen / 4, next = std::min(2 * cut, seqlen);
+    const int64_t pairs[] = {0, cut, next, seqlen};
+    auto segments = make<fm_segments>();
+    segments.rows = segments.keys = pairs;
+    segments.row_count = segments.key_count = 2;
+    const std::vector<RowSegment> runs{{0, cut}, {next, seqlen}};
+    const Mask expected = gather(Mask(parts), runs, runs);
+    const int64_t length = cut + seqlen - next;
+    CMask out(from.indices.batch, from.indices.heads, length);
+    std::vector<int32_t> q_pos(static_cast<std::size_t>(length)), k_pos = q_pos;
+    std::vector<uint8_t> blocks(expected.block_mask().size());
+    out.mask.q_pos = tensor(FM_INT32, {1, length}, q_pos.data());
+    out.mask.k_pos = tensor(FM_INT32, {1, length}, k_pos.data());
+    out.mask.block_mask = tensor(FM_UINT8, {1, 1, (length + 127) / 128, (length + 127) / 128}, blocks.data());
+    ASSERT_EQ(fm_mask_gather(&from.mask, &segments, &out.mask), FM_OK) << n << ": " << fm_last_error();
+    EXPECT_EQ(out.mask.q_pos.dtype, out.mask.k_pos.dtype);
+    EXPECT_EQ(out.mask.block_mask.dtype != FM_NONE, expected.has_block_mask());
+    with_positions += out.mask.q_pos.dtype != FM_NONE;
+    ASSERT_EQ(dense_of(out.mask, expected.batch(), expected.heads()), to_dense(expected)) << n;
+  }
+  EXPECT_GT(with_positions, 0);
+  const CMask from{masks::causal(8, 8)};
+  CMask out(1, 1, 4);
+  const int64_t wrong[] = {0, 2, 1, 3};
+  auto segments = make<fm_segments>();
+  segments.rows = segments.keys = wrong;
+  segments.row_count = 2;
+  expect_refused(fm_mask_gather(&from.mask, &segments, &out.mask), FM_INVALID_ARGUMENT, "row segment [1, 3)");
+  segments.keys = nullptr;
+  segments.key_count = 1;
+  expect_refused(fm_mask_gather(&from.mask, &segments, &out.mask), FM_INVALID_ARGUMENT, "segments->keys");
 }
 
 TEST(MasksInC, ADenseMatrixAndBack) {

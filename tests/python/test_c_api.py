@@ -333,7 +333,7 @@ def test_null_pointers_and_reserved_options():
     for field, value in (
         ("reserved", (C.c_uint64 * 2)(0, 3)),
         ("block_table", one),
-        ("partial_out", 1),
+        ("partial_out", 2),
         ("kernels", b"sm90"),  # the CPU has none
     ):
         status, message = forward_error(options=capi.make(capi.Options, **{field: value}))

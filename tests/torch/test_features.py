@@ -8,7 +8,7 @@ import torch
 import torch.utils.checkpoint
 from dense_reference import assert_close
 from devices import DEVICE, DTYPE, ON_CUDA, cpu_only, tolerance_of
-from flashmask import flashmask_attention, masks
+from flashmask import flashmask_attention, masks, merge_attention, ops
 
 S, HEADS = 150, 4
 DTYPES = [torch.bfloat16, torch.float16] + ([] if ON_CUDA else [torch.float32])
@@ -467,3 +467,62 @@ def test_as_transformers_models_write_it(model, options):
     results = [(x, *torch.autograd.grad(x, leaves, dout)) for x in (ours, theirs)]
     for name, got, want in zip(("out", "dq", "dk", "dv", "dsink"), *results):
         assert_close(got, want, name, tolerance_of(name, DTYPE) * (2 if ON_CUDA else 1))  # theirs is rounded, too
+
+
+# --- Partial results --------------------------------------------------------------------------------
+
+
+host_alone = cpu_only("partial results")
+
+
+def parts_of(q, k, v, dout, mask, **options):
+    """out, lse, and dq, dk and dv, unrounded."""
+    out, lse = ops.attention(q, k, v, mask, partial_out=True, **options)
+    gradients = ops.partial_backward(
+        dout, None, q, k, v, out, lse, mask, None, False, options.get("backend", "auto"), 0
+    )
+    return out, lse, *gradients
+
+
+@host_alone
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_partial_results_are_those_of_float32(dtype, backend):
+    """The bits of a call with the same values in float32, whose rounding is the ordinary result."""
+    q, k, v = tensors(dtype)
+    dout = torch.randn(2, S, HEADS, 8).to(dtype)
+    mask = mask_with_blind_rows()
+    got = parts_of(q, k, v, dout, mask, backend=backend)
+    want = parts_of(*(x.float() for x in (q, k, v, dout)), mask, backend=backend)
+    assert all(x.dtype == torch.float32 and torch.equal(x, y) for x, y in zip(got, want))
+    assert torch.equal(got[0].to(dtype), ops.attention(q, k, v, mask, backend=backend)[0])
+
+
+@host_alone
+def test_partial_results_over_disjoint_keys_add_up():
+    q, k, v = tensors(torch.bfloat16)
+    dout, mask = torch.randn(2, S, HEADS, 8).bfloat16(), masks.causal_document(seqlens=[60, 90])
+    want = parts_of(q, k, v, dout, mask)
+    halves = [(0, 70), (70, S)]
+    pieces = [(k[:, a:b], v[:, a:b], mask.gather([(0, S)], [(a, b)])) for a, b in halves]
+    out, lse = merge_attention(*zip(*(ops.attention(q, *piece, partial_out=True) for piece in pieces)))
+    torch.testing.assert_close((out, lse), want[:2], atol=2e-6, rtol=1e-5)
+    parts = [
+        ops.partial_backward(dout, None, q, *piece[:2], out, lse, piece[2], None, False, "cpu", 0) for piece in pieces
+    ]
+    gradients = sum(x[0] for x in parts), *(torch.cat(x, 1) for x in list(zip(*parts))[1:])
+    torch.testing.assert_close(gradients, want[2:], atol=2e-5, rtol=1e-4)
+
+
+@host_alone
+def test_partial_results_are_differentiable_and_trace():
+    q, k, v = (x.requires_grad_() for x in tensors(torch.bfloat16))
+
+    def call(q, k, v):
+        out, lse = ops.attention(q, k, v, masks.causal(S), partial_out=True)
+        assert out.dtype == torch.float32
+        return out.sum() + lse.sum()
+
+    want = torch.autograd.grad(call(q, k, v), (q, k, v))
+    got = torch.autograd.grad(torch.compile(call, fullgraph=True, backend="aot_eager")(q, k, v), (q, k, v))
+    assert all(x.dtype == torch.bfloat16 and torch.equal(x, y) for x, y in zip(got, want))

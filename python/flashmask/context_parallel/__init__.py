@@ -8,7 +8,9 @@
 docs/context-parallel.md.
 """
 
+from .attention import attention
 from .cost import Cost, Machine
+from .local_mask import LocalMask, local_mask
 from .placement import Placement, place
 
-__all__ = ["Cost", "Machine", "Placement", "place"]
+__all__ = ["Cost", "LocalMask", "Machine", "Placement", "attention", "local_mask", "place"]

@@ -138,6 +138,12 @@ class Placement:
         pieces.sort(key=lambda piece: piece[0])
         return torch.cat([piece for _, piece in pieces], dim) if pieces else shards[0].clone()
 
+    def mask(self, rank, index=0):
+        """The LocalMask of `rank` under mask `index`: what the rank computes, and who sends what. See local_mask."""
+        from .local_mask import local_mask
+
+        return local_mask(self, self._rank(rank), self._index(index))
+
     # --- What it is judged by ---------------------------------------------------------------------
 
     def loads(self, index=0):

@@ -32,7 +32,7 @@ struct BackwardRows {
   }
   /// Products write whole panels of columns.
   static bool sums_in_dq(const Problem& p) {
-    return p.dtype == DataType::kFloat32 && p.head_dim % kMaxWidth == 0 && p.dq.stride[3] == 1;
+    return p.dq.dtype == DataType::kFloat32 && p.head_dim % kMaxWidth == 0 && p.dq.stride[3] == 1;
   }
   static int64_t dq_stride(const Problem& p) {
     return sums_in_dq(p) ? p.dq.stride[1] : round_up(p.head_dim, kMaxWidth);

@@ -133,6 +133,14 @@ AT(fm_statistics, full_tiles, 48);
 AT(fm_statistics, partial_tiles, 56);
 ENDS_WITH(fm_statistics, partial_tiles);
 
+AT(fm_segments, struct_size, 0);
+AT(fm_segments, reserved, 4);
+AT(fm_segments, rows, 8);
+AT(fm_segments, row_count, 16);
+AT(fm_segments, keys, 24);
+AT(fm_segments, key_count, 32);
+ENDS_WITH(fm_segments, key_count);
+
 AT(fm_cells, struct_size, 0);
 AT(fm_cells, reserved, 4);
 AT(fm_cells, batch, 8);

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows and keys of a Mask by segments, where its tensors are.
+
+The same as the C++ interface's gather, in torch's operators: they trace, and nothing waits for a device.
+"""
+
+import torch
+
+from . import _arguments, _columns
+
+BLOCK = 128
+_NO_OTHERS = {"block_mask": None, "q_pos": None, "k_pos": None}
+_FARTHEST = 1 << 30  # so that positions are int32
+
+
+def gather(mask, rows, keys):
+    """Mask.gather. rows, keys: [(begin, end), ...]; keys None: all."""
+    rows = _segments("rows", rows, mask.seqlen_q, ascending=True)
+    keys = [(0, mask.seqlen_k)] if keys is None else _segments("keys", keys, mask.seqlen_k)
+    if mask.block_mask is not None:
+        _check_blocks("rows", rows)
+        _check_blocks("keys", keys)
+    changes = {"seqlen_q": _length(rows), "seqlen_k": _length(keys), "block_mask": _blocks(mask, rows, keys)}
+    bounds = gather_bounds(mask, rows, keys)
+    if mask.q_pos is not None:
+        positions = {"q_pos": take(mask.q_pos, rows, 1), "k_pos": take(mask.k_pos, keys, 1)}
+        return mask.replace(bounds=bounds, **positions, **changes)
+    if len(rows) <= 1 and len(keys) <= 1:
+        return mask.replace(bounds=bounds, q_offset=_offset(mask) + _begin(rows) - _begin(keys), **changes)
+    pairs = hidden_rows(mask, rows, keys, bounds)
+    if len(pairs) <= 2:
+        bounds = _joined(pairs, changes["seqlen_q"])
+        return mask.replace(bounds=bounds, causal=False, window=None, q_offset=None, **changes)
+    if abs(_offset(mask)) > _FARTHEST:
+        raise ValueError(
+            f"q_offset is {_offset(mask)}; where the band becomes one over positions it is within 2^30 of 0"
+        )
+    q_pos, k_pos = (_indices(x, mask.device, torch.int32)[None] for x in (rows, keys))
+    return mask.replace(bounds=bounds, q_offset=None, q_pos=q_pos + _offset(mask), k_pos=k_pos, **changes)
+
+
+def _segments(name, segments, seqlen, ascending=False):
+    """Those that have something, neighbours as one."""
+    runs, last = [], 0
+    for n, segment in enumerate(_arguments.sequence(name, segments)):
+        begin, end = (_arguments.integer(f"{name}[{n}]", x) for x in _arguments.sequence(f"{name}[{n}]", segment))
+        if not 0 <= begin <= end <= seqlen:
+            raise ValueError(f"{name}[{n}] is ({begin}, {end}); segments are (begin, end) within [0, {seqlen})")
+        if ascending and begin < last:
+            raise ValueError(
+                f"{name}[{n}] is ({begin}, {end}) and the one before it ends at {last}; {name} must ascend"
+            )
+        last = end
+        if begin == end:
+            continue
+        if runs and runs[-1][1] == begin:
+            runs[-1] = (runs[-1][0], end)
+        else:
+            runs.append((begin, end))
+    return runs
+
+
+def _check_blocks(name, runs):
+    from .errors import UnsupportedError
+
+    for n, (begin, end) in enumerate(runs):
+        if begin % BLOCK or n + 1 < len(runs) and end % BLOCK:
+            raise UnsupportedError(
+                f"{name} have a segment ({begin}, {end}), and the mask a block mask: segments must begin at multiples "
+                f"of {BLOCK}, and all but the last end there"
+            )
+
+
+def _length(runs):
+    return sum(end - begin for begin, end in runs)
+
+
+def _begin(runs):
+    return runs[0][0] if runs else 0
+
+
+def _offset(mask):
+    return mask.seqlen_k - mask.seqlen_q if mask.q_offset is None else mask.q_offset
+
+
+def take(x, runs, dim):
+    """The runs of x in dimension dim; one of their own memory, so that x may change."""
+    parts = [x.narrow(dim, begin, end - begin) for begin, end in runs]
+    return torch.cat(parts, dim) if parts else x.narrow(dim, 0, 0).clone()
+
+
+def _indices(runs, device, dtype=torch.int64):
+    parts = [torch.arange(begin, end, dtype=dtype, device=device) for begin, end in runs]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=dtype, device=device)
+
+
+def _count(x, rows):
+    """How many of the gathered rows are before each row in x, of values in [0, seqlen_q]."""
+    total = torch.zeros_like(x)
+    for begin, end in rows:
+        total = total + (x - begin).clamp(0, end - begin)
+    return total
+
+
+def gather_bounds(mask, rows, keys):
+    return None if mask.bounds is None else _count(take(mask.bounds, keys, 2).clamp(0, mask.seqlen_q), rows)
+
+
+def _blocks(mask, rows, keys):
+    if mask.block_mask is None:
+        return None
+    keep = mask.block_mask
+    for dim, runs in ((2, rows), (3, keys)):
+        blocks = [(begin // BLOCK, -(-end // BLOCK)) for begin, end in runs]
+        keep = take(keep, blocks, dim)
+    return keep
+
+
+def hidden_rows(mask, rows, keys, bounds):
+    """The gathered intervals, as _columns.intervals has them, with those that a band over indices hides."""
+    pairs = _columns.intervals(mask.replace(bounds=bounds, seqlen_k=_length(keys), **_NO_OTHERS))
+    if mask.q_pos is not None:
+        return pairs
+    lo, hi = _columns.diagonals(mask)
+    at = _indices(keys, mask.device)
+
+    def row(x):
+        return _count(x.clamp(0, mask.seqlen_q), rows).to(torch.int32)[None, None]
+
+    if lo is not None:
+        pairs = _laid((row(at - lo + 1), None), pairs)
+    if hi is not None:
+        pairs = _laid((None, row(at - hi)), pairs)
+    return pairs
+
+
+def _laid(edge, pairs):
+    """The pairs with one more, which begins at the first row or ends at the last, or joins another such pair."""
+    (first, last) = edge
+    for n, (begin, end) in enumerate(pairs):
+        if begin is not None and end is None and first is not None:
+            return [*pairs[:n], (torch.minimum(begin, first), None), *pairs[n + 1 :]]
+        if begin is None and end is not None and last is not None:
+            return [*pairs[:n], (None, torch.maximum(end, last)), *pairs[n + 1 :]]
+    return [*pairs, edge]
+
+
+def _joined(pairs, seqlen_q):
+    """Bounds without causal: two vectors where one interval reaches to the end and the other from the beginning."""
+    if not pairs:
+        return None
+    like = torch.broadcast_tensors(*(x for pair in pairs for x in pair if x is not None))[0]
+    first, last = like.new_zeros(()), like.new_full((), seqlen_q)
+    until = [pair for pair in pairs if pair[0] is not None and pair[1] is None]
+    from_ = [pair for pair in pairs if pair[0] is None]
+    if len(until) <= 1 and len(from_) <= 1 and len(until) + len(from_) == len(pairs):
+        vectors = [until[0][0] if until else last, from_[0][1] if from_ else first]
+    else:
+        pairs = pairs + [(first, first)] * (2 - len(pairs))
+        vectors = [x for begin, end in pairs for x in (first if begin is None else begin, last if end is None else end)]
+    return torch.stack([x.expand_as(like) for x in vectors], -1)
