@@ -49,6 +49,18 @@ struct RowPlanBits {
   Sharing sharing;
 };
 
+/// The same by key blocks, for the backward.
+struct KeyPlanBits {
+  const uint32_t* key_live;
+  const uint32_t* key_full;
+  const uint32_t* row_live;
+  const int32_t* key_order;  ///< [masks, key blocks]
+  int32_t words_per_key, words_per_row;
+  int32_t row_granules;
+  uint32_t mask_heads;  ///< of the plan's masks [batch or 1, mask_heads]
+  Sharing sharing;
+};
+
 /// Baseline mode: a dense matrix, one byte an element, instead of a mask. Strides in bytes.
 struct DenseMask {
   bool given;

@@ -44,6 +44,44 @@ inline constexpr ForwardTile kForwardTiles[] = {
     ForwardTile{256, 256, 163, 128, 64, 8, 1},
 };
 
+/// A CTA's tile of the backward: `rows` query rows and `keys` keys at a time.
+struct BackwardTile {
+  int head_dim, head_dim_v;
+  int kilobytes;  ///< as of ForwardTile
+  int rows, keys;
+  int q_buffers, dout_buffers;  ///< tiles of Q, and of dO, in shared memory
+  /// Whether V lies in registers, as the operand of dP, and not in shared memory.
+  bool v_in_registers;
+
+  static constexpr int kWarps = 8;
+  /// Products of a tile that are as long or wide as head_dim, and as head_dim_v.
+  static constexpr int kProductsOfQk = 3, kProductsOfV = 2;
+  /// Rows of a tile of the plan: whole granules.
+  constexpr int plan_rows() const { return rows < 64 ? 64 : rows; }
+  // Among how many warps the columns of a product are divided: keys of S and dP, head dims of dK and dV, and of dQ. Where
+  // those have blocks of 32 columns in shared memory, two warps share a block, else four.
+  constexpr int score_warps() const { return rows == 128 || (rows == 64 && keys == 64) ? 2 : 4; }
+  constexpr int gradient_warps(int dim) const { return keys == 128 || dim % 64 != 0 ? 2 : 4; }
+  constexpr int dq_warps() const { return rows == 128 || head_dim % 64 != 0 ? 2 : 4; }
+};
+
+// More keys take fewer additions to dq, more rows fewer reads of K and V from shared memory.
+inline constexpr BackwardTile kBackwardTiles[] = {
+    // d, d_v, KB           rows keys Q dO  V in registers
+    BackwardTile{64, 64, 99, 64, 128, 2, 2, false},
+    BackwardTile{64, 64, 163, 128, 128, 2, 2, false},
+    BackwardTile{96, 96, 99, 64, 64, 2, 2, false},
+    BackwardTile{96, 96, 163, 64, 128, 2, 2, false},
+    BackwardTile{128, 128, 99, 64, 64, 2, 1, false},
+    BackwardTile{128, 128, 163, 64, 128, 2, 2, false},
+    BackwardTile{192, 128, 99, 64, 64, 1, 1, false},
+    BackwardTile{192, 128, 163, 64, 64, 2, 2, false},
+    BackwardTile{192, 192, 99, 32, 64, 2, 1, false},
+    BackwardTile{192, 192, 163, 64, 64, 2, 2, false},
+    BackwardTile{256, 256, 99, 32, 64, 2, 1, true},
+    BackwardTile{256, 256, 163, 64, 64, 1, 1, false},
+};
+
 /// The row of a table. A combination that has none does not compile: the search for it ends past the table, which is no
 /// constant expression.
 template <typename Tile, std::size_t kCount>
@@ -60,5 +98,19 @@ template <typename Tile>
 constexpr bool holds(const Tile&, long dim, long dim_of_tile) {
   return dim % 8 == 0 && dim <= dim_of_tile;
 }
+
+/// The rows of kBackwardTiles that have kernels of features; a call that asks for them runs in the least that holds it.
+struct FeaturedBackwardTile : BackwardTile {
+  constexpr FeaturedBackwardTile(int qk, int v, int kilobytes)
+      : BackwardTile(find_tile(kBackwardTiles, qk, v, kilobytes)) {}
+};
+// clang-format off: the build reads a row from each line
+inline constexpr FeaturedBackwardTile kFeaturedBackwardTiles[] = {
+    // d, d_v, KB
+    FeaturedBackwardTile{64, 64, 99},
+    FeaturedBackwardTile{128, 128, 99},
+    FeaturedBackwardTile{256, 256, 99},
+};
+// clang-format on
 
 }  // namespace flashmask::sm80
