@@ -27,16 +27,18 @@ class PieceReader {
   uint32_t row_, chunk_;
 };
 
+// Readers are made where they are used, as a lane's number read anew takes no register until then.
+//
 // The four 8 x 8 matrices of a piece come in one of two orders: down the rows first, or along a row first.
 
 template <typename Tile>
 __device__ __forceinline__ PieceReader<Tile> rows_first(uint32_t tile) {
-  const uint32_t lane = ptx::lane();
+  const uint32_t lane = ptx::lane_anew();
   return {tile, lane % 16, lane / 16};
 }
 template <typename Tile>
 __device__ __forceinline__ PieceReader<Tile> columns_first(uint32_t tile) {
-  const uint32_t lane = ptx::lane();
+  const uint32_t lane = ptx::lane_anew();
   return {tile, lane / 16 * 8 + lane % 8, lane / 8 % 2};
 }
 
