@@ -342,8 +342,6 @@ class BackwardCta {
     const Grid grid(warp_);
     const RowsOfA<ScoreTile> a(ptx::shared_address(shared_.ds) + 16 * grid.row * ScoreTile::kRowBytes);
     const ColumnsOfB<KTile> b(ptx::shared_address(shared_.k), grid.column);
-    turn().wait(batch_, key_tile_, tile, index_of(tile));
-    float* const sums = p_.dq.sums + Fragments::first(index_of(tile), warp_, ptx::lane_anew());
     // Where registers are scarce, half of the columns after the other.
     constexpr int kParts = Traits::kVInRegisters ? 2 : 1, kPieces = Grid::kPieces / kParts;
 #pragma unroll
@@ -354,6 +352,8 @@ class BackwardCta {
           [&](int piece, int step, uint32_t(&x)[4]) {
             b.read(16 * step, (part * kPieces + piece) * Grid::kColumnWarps, x);
           });
+      if (part == 0) turn().wait(batch_, key_tile_, tile, index_of(tile));
+      float* const sums = p_.dq.sums + Fragments::first(index_of(tile), warp_, ptx::lane_anew());
 #pragma unroll
       for (int slab = 0; slab < Grid::kSlabs; ++slab) {
 #pragma unroll

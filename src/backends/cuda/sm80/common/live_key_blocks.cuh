@@ -4,78 +4,55 @@
 #include <cstdint>
 
 #include "backends/cuda/attention/mask_params.h"
+#include "backends/cuda/ptx/registers.cuh"
 
 namespace flashmask::sm80 {
 
-/// A key block of 128 keys that a row tile sees; a bit for each of its row granules.
+/// A key block of 128 keys; of one that a row tile sees, bits for each of its row granules.
 struct KeyBlock {
+  static constexpr uint32_t kLive = 1, kFull = 2;
+  static constexpr int kBits = 2;
   int32_t index;
-  uint32_t live, full;
+  uint32_t classes;  ///< kBits of each granule; in uniform registers, like the index
 };
 
-/// The live key blocks of kGranules row granules of a mask, ascending, one after the other. The lanes of a warp walk
-/// together; all warps of a CTA find the same.
+/// Goes on to the next block after `block.index` of which a row of the kGranules row granules from `granule` on sees
+/// something; false if there is none. All lanes of a warp call it, and all warps of a CTA find the same. Nothing is kept
+/// between calls, as kernels have no registers for it: the bits are in the L1 cache.
 template <int kGranules>
-class LiveKeyBlocks {
- public:
-  __device__ __forceinline__ LiveKeyBlocks(const cuda::RowPlanBits& plan, uint32_t mask, int32_t granule)
-      : plan_(plan),
-        granules_(min(kGranules, plan.row_granules - granule)),
-        at_((static_cast<int64_t>(mask) * plan.row_granules + granule) * plan.words_per_row) {}
-
-  /// The next one; false after the last.
-  __device__ __forceinline__ bool next(KeyBlock& block) {
-    while (bits_ == 0) {
-      while (words_ == 0) {
-        first_word_ += 32;
-        if (first_word_ >= plan_.words_per_row) return false;
-        load();
-      }
-      take_word(__ffs(words_) - 1);
-      words_ &= words_ - 1;
-    }
-    const int bit = __ffs(bits_) - 1;
-    bits_ &= bits_ - 1;
-    block = {word_ * 32 + bit, 0, 0};
+__device__ __forceinline__ bool next_live_block(const cuda::RowPlanBits& plan, uint32_t mask, int32_t granule,
+                                                KeyBlock& block) {
+  const int64_t row = (static_cast<int64_t>(mask) * plan.row_granules + granule) * plan.words_per_row;
+  const int32_t granules = min(kGranules, plan.row_granules - granule), first = block.index + 1;
+  for (int32_t begin = first / 32; begin < plan.words_per_row; begin += 32) {
+    const int32_t word = begin + static_cast<int32_t>(ptx::lane());
+    uint32_t live[kGranules] = {}, full[kGranules] = {}, any = 0;
 #pragma unroll
     for (int g = 0; g < kGranules; ++g) {
-      block.live |= (live_[g] >> bit & 1) << g;
-      block.full |= (full_[g] >> bit & 1) << g;
+      const int64_t at = row + static_cast<int64_t>(g) * plan.words_per_row + word;
+      if (g < granules && word < plan.words_per_row) {
+        live[g] = __ldg(plan.row_live + at);
+        full[g] = __ldg(plan.row_full + at);
+      }
+      any |= live[g];
     }
+    if (word == first / 32) any &= ~0u << first % 32;
+    const uint32_t found = __ballot_sync(0xffffffff, any != 0);
+    if (found == 0) continue;
+    const int lane = __ffs(static_cast<int>(found)) - 1;
+    const uint32_t first_bits = ptx::uniform(static_cast<int>(ptx::lane()) == lane ? any : 0);
+    const int bit = __ffs(static_cast<int>(first_bits)) - 1;
+    uint32_t classes = 0;
+#pragma unroll
+    for (int g = 0; g < kGranules; ++g) {
+      const uint32_t own = (live[g] >> bit & 1) * KeyBlock::kLive | (full[g] >> bit & 1) * KeyBlock::kFull;
+      classes |= own << KeyBlock::kBits * g;
+    }
+    block.index = (begin + lane) * 32 + bit;
+    block.classes = ptx::uniform(static_cast<int>(ptx::lane()) == lane ? classes : 0);
     return true;
   }
-
- private:
-  /// The lanes get 32 words of each granule's bits.
-  __device__ __forceinline__ void load() {
-    const int32_t word = first_word_ + static_cast<int32_t>(threadIdx.x % 32);
-    uint32_t any = 0;
-#pragma unroll
-    for (int g = 0; g < kGranules; ++g) {
-      const bool inside = g < granules_ && word < plan_.words_per_row;
-      const int64_t at = at_ + static_cast<int64_t>(g) * plan_.words_per_row + word;
-      lane_live_[g] = inside ? __ldg(plan_.row_live + at) : 0;
-      lane_full_[g] = inside ? __ldg(plan_.row_full + at) : 0;
-      any |= lane_live_[g];
-    }
-    words_ = __ballot_sync(0xffffffff, any != 0);
-  }
-  __device__ __forceinline__ void take_word(int lane) {
-    word_ = first_word_ + lane;
-#pragma unroll
-    for (int g = 0; g < kGranules; ++g) {
-      live_[g] = __shfl_sync(0xffffffff, lane_live_[g], lane);
-      full_[g] = __shfl_sync(0xffffffff, lane_full_[g], lane);
-      bits_ |= live_[g];
-    }
-  }
-
-  const cuda::RowPlanBits& plan_;
-  int32_t granules_;
-  int64_t at_;
-  int32_t first_word_ = -32, word_ = 0;
-  uint32_t words_ = 0, bits_ = 0;
-  uint32_t lane_live_[kGranules] = {}, lane_full_[kGranules] = {}, live_[kGranules] = {}, full_[kGranules] = {};
-};
+  return false;
+}
 
 }  // namespace flashmask::sm80

@@ -28,6 +28,8 @@ class PieceReader {
   uint32_t row_, chunk_;
 };
 
+// Readers are made where they are used, as a lane's number read anew takes no register until then.
+//
 // The four 8 x 8 matrices of a piece come in one of two orders: down the rows first, or along a row first.
 
 template <typename Tile>

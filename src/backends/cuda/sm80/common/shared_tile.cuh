@@ -42,8 +42,7 @@ class TileLoader {
  public:
   using Element = typename Tile::Element;
   __device__ __forceinline__ TileLoader()
-      : row_(static_cast<int32_t>(threadIdx.x) / Tile::kChunksOfRow),
-        column_(static_cast<int32_t>(threadIdx.x) % Tile::kChunksOfRow * Tile::kChunkElements) {}
+      : TileLoader(static_cast<int32_t>(ptx::opaque(threadIdx.x))) {}
 
   /// `from` is the tile's first row, `tile` the tile's address; rows may be none or negative.
   __device__ __forceinline__ void load(uint32_t tile, const Element* from, int64_t row_stride, int32_t rows,
@@ -64,6 +63,10 @@ class TileLoader {
   }
 
  private:
+  /// Of an opaque number nothing is kept in registers until the next load.
+  __device__ __forceinline__ explicit TileLoader(int32_t thread)
+      : row_(thread / Tile::kChunksOfRow), column_(thread % Tile::kChunksOfRow * Tile::kChunkElements) {}
+
   static constexpr int kRowsOfPass = kThreads / Tile::kChunksOfRow;
   static_assert(kRowsOfPass % 8 == 0 && Tile::kRows % kRowsOfPass == 0, "a pass leaves the permutation as it is");
   int32_t row_, column_;

@@ -28,16 +28,13 @@ class ForwardCta {
       : p_(p),
         shared_(shared),
         warp_(static_cast<int>(ptx::uniform(threadIdx.x / 32))),
-        q_(ptx::shared_address(shared.q) + warp_ * Traits::kRowsOfWarp * QTile::kRowBytes),
-        k_(ptx::shared_address(shared.k)),
-        v_(ptx::shared_address(shared.v)),
         weights_(p) {}
 
   __device__ __forceinline__ void run() {
     for (uint32_t n = blockIdx.x; n < p_.schedule.work_tiles; n += gridDim.x) {
       run_work_tile(cuda::WorkTilePlace(p_.schedule, p_.heads_q, n));
     }
-    if (p_.executed && threadIdx.x == 0) atomicAdd(p_.executed, executed_);
+    if (p_.executed && threadIdx.x == 0) atomicAdd(p_.executed, static_cast<unsigned long long>(executed_));
   }
 
  private:
@@ -45,7 +42,6 @@ class ForwardCta {
   using QTile = typename Traits::QTile;
   using KTile = typename Traits::KTile;
   using VTile = typename Traits::VTile;
-  using Blocks = LiveKeyBlocks<Traits::kGranules>;
   using Scores = typename Traits::Scores;
   using Outputs = typename Traits::Outputs;
   static constexpr int kSlabs = Traits::kSlabs;
@@ -56,37 +52,31 @@ class ForwardCta {
     cuda::RowState state[kSlabs];
   };
 
-  /// The keys of a step: `step` of a key block.
+  /// The keys of a step, of those of a key block.
   struct Step {
-    KeyBlock block;
-    int step;
-    __device__ __forceinline__ int32_t first_key() const { return block.index * 128 + step * Traits::kKeys; }
+    int32_t first_key;
+    uint32_t classes;  ///< the block's
+    __device__ __forceinline__ int32_t block() const { return first_key / 128; }
+    __device__ __forceinline__ int in_block() const { return first_key % 128 / Traits::kKeys; }
   };
 
   __device__ __forceinline__ void run_work_tile(const cuda::WorkTilePlace& place) {
     batch_ = place.batch, head_ = place.head;
-    const bool dense = p_.element_mask == cuda::ElementMask::kDense;
-    mask_offset_ = (dense ? p_.dense.place : p_.mask.place).offset(batch_, head_);
-    const uint32_t mask = dense ? 0 : cuda::mask_index(p_.plan, batch_, head_);
-    row_ = row_tile(dense, mask, place.rank) * Traits::kRows;
-    const uint32_t kv_head = head_ / p_.query_heads_per_kv_head;
-    keys_ = p_.k.template of_head<const Element>(batch_, kv_head);
-    values_ = p_.v.template of_head<const Element>(batch_, kv_head);
-
+    mask_ = is_dense() ? 0 : cuda::mask_index(p_.plan, batch_, head_);
+    row_ = row_tile(place.rank) * Traits::kRows;
+    kv_head_ = head_ / p_.query_heads_per_kv_head;
     Rows rows;
 #pragma unroll
     for (cuda::RowState& state : rows.state) state.reset();
-    Blocks blocks(p_.plan, mask, row_ / 64);
     Step step{};
-    bool more = next_block(dense, blocks, -1, step.block);
+    bool more = next_block(-1, step);
     if (more) {
-      const Element* q = p_.q.template of_head<const Element>(batch_, head_) + row_ * p_.q.row_stride;
-      q_loader_.load(ptx::shared_address(shared_.q), q, p_.q.row_stride, p_.seqlen_q - row_, p_.q.columns);
+      load<QTile>(shared_.q, p_.q, head_, row_, p_.seqlen_q);
       load_keys(step);
     }
     while (more) {
       Step next = step;
-      more = next_step(dense, blocks, next);
+      more = next_step(next);
       run_step(step, next, more, rows);
       step = next;
     }
@@ -95,44 +85,50 @@ class ForwardCta {
   }
 
   /// Without a plan tiles come in their own order. 64 rows take half of a tile of 128, for which the plan has an order.
-  __device__ __forceinline__ int32_t row_tile(bool dense, uint32_t mask, uint32_t rank) const {
-    if (dense) return static_cast<int32_t>(rank);
+  __device__ __forceinline__ int32_t row_tile(uint32_t rank) const {
+    if (is_dense()) return static_cast<int32_t>(rank);
     constexpr uint32_t kTilesOfOrder = 128 / Traits::kRows;
-    const int64_t of_mask = static_cast<int64_t>(mask) * ((p_.schedule.tiles + kTilesOfOrder - 1) / kTilesOfOrder);
+    const int64_t of_mask = static_cast<int64_t>(mask_) * ((p_.schedule.tiles + kTilesOfOrder - 1) / kTilesOfOrder);
     const int32_t ordered = __ldg(p_.plan.row_tile_order + of_mask + rank / kTilesOfOrder);
     return ordered * static_cast<int32_t>(kTilesOfOrder) + static_cast<int32_t>(rank % kTilesOfOrder);
   }
 
-  /// The next live key block after `last`; with a dense mask each is, and partial.
-  __device__ __forceinline__ bool next_block(bool dense, Blocks& blocks, int32_t last, KeyBlock& block) {
-    if (dense) {
-      block = {last + 1, (1u << Traits::kGranules) - 1, 0};
+  __device__ __forceinline__ bool is_dense() const { return p_.element_mask == cuda::ElementMask::kDense; }
+
+  /// The first step of the next live key block; with a dense mask each is, and partial.
+  __device__ __forceinline__ bool next_block(int32_t last, Step& step) {
+    KeyBlock block{last, 0};
+    if (is_dense()) {
+      constexpr uint32_t kAllLive = (1u << KeyBlock::kBits * Traits::kGranules) / 3 * KeyBlock::kLive;
+      block = {last + 1, kAllLive};
       if (block.index >= p_.key_blocks) return false;
-    } else {
-      if (!blocks.next(block)) return false;
-      // Keys past the last are hidden: the last block is full only if it is whole.
-      if ((block.index + 1) * 128 > p_.seqlen_k) block.full = 0;
+    } else if (!next_live_block<Traits::kGranules>(p_.plan, mask_, row_ / 64, block)) {
+      return false;
     }
+    step = {block.index * 128, block.classes};
     ++executed_;
     return true;
   }
-  __device__ __forceinline__ bool next_step(bool dense, Blocks& blocks, Step& step) {
-    if (++step.step < Traits::kSteps && step.first_key() < p_.seqlen_k) return true;
-    step.step = 0;
-    return next_block(dense, blocks, step.block.index, step.block);
+  __device__ __forceinline__ bool next_step(Step& step) {
+    step.first_key += Traits::kKeys;
+    if (step.in_block() != 0 && step.first_key < p_.seqlen_k) return true;
+    return next_block((step.first_key - 1) / 128, step);
   }
 
-  __device__ __forceinline__ void load_keys(const Step& step) const {
-    const int32_t first = step.first_key();
-    k_loader_.load(ptx::shared_address(shared_.k), keys_ + first * p_.k.row_stride, p_.k.row_stride,
-                   p_.seqlen_k - first, p_.k.columns);
+  /// Rows of a tensor, from `first` on, as a group of copies.
+  template <typename Tile>
+  __device__ __forceinline__ void load(const unsigned char* tile, const cuda::TensorRows& tensor, uint32_t head,
+                                       int32_t first, int32_t seqlen) const {
+    const Element* from = tensor.template of_head<const Element>(batch_, head) + first * tensor.row_stride;
+    TileLoader<Tile, Traits::kThreads>().load(ptx::shared_address(tile), from, tensor.row_stride, seqlen - first,
+                                              tensor.columns);
     ptx::cp_async_commit();
   }
+  __device__ __forceinline__ void load_keys(const Step& step) const {
+    load<KTile>(shared_.k, p_.k, kv_head_, step.first_key, p_.seqlen_k);
+  }
   __device__ __forceinline__ void load_values(const Step& step) const {
-    const int32_t first = step.first_key();
-    v_loader_.load(ptx::shared_address(shared_.v), values_ + first * p_.v.row_stride, p_.v.row_stride,
-                   p_.seqlen_k - first, p_.v.columns);
-    ptx::cp_async_commit();
+    load<VTile>(shared_.v, p_.v, kv_head_, step.first_key, p_.seqlen_k);
   }
   /// What every thread has loaded is there, and every warp has come here.
   __device__ __forceinline__ static void wait_for_loads() {
@@ -141,54 +137,59 @@ class ForwardCta {
   }
 
   __device__ __forceinline__ void run_step(const Step& step, const Step& next, bool more, Rows& rows) {
-    const uint32_t granule = 1u << warp_ * Traits::kRowsOfWarp / 64;
-    const bool live = step.block.live & granule, partial = !(step.block.full & granule);
+    const uint32_t own = step.classes >> KeyBlock::kBits * (warp_ * Traits::kRowsOfWarp / 64);
+    // Keys past the last are hidden: the last block is full only if it is whole.
+    const bool live = own & KeyBlock::kLive,
+               partial = !(own & KeyBlock::kFull) || (step.block() + 1) * 128 > p_.seqlen_k;
     wait_for_loads();
     load_values(step);
     Scores s[kSlabs] = {};
-    cuda::SlabBits visible[kSlabs];
     if (live) {
-      if (partial) make_mask(step, visible);
+      if (partial && step.in_block() == 0) make_mask(step.block());
       multiply_keys(s);
     }
     wait_for_loads();
     if (more) load_keys(next);
     if (live) {
-      take_scores(s, partial, visible);
+      take_scores(step, s, partial);
       add_values(step, s, rows);
     }
   }
 
-  /// The warp's bits of the step's keys, by way of shared memory, where each lane finds those of its rows.
-  __device__ __forceinline__ void make_mask(const Step& step, cuda::SlabBits (&visible)[kSlabs]) {
+  /// The first of the rows that the warp's mask bits are of: 32, in which its own lie.
+  __device__ __forceinline__ int mask_row() const {
     constexpr int kRows = ElementBits<Params>::kRows;
-    const int32_t first = warp_ * Traits::kRowsOfWarp / kRows * kRows;
-    auto& buffer = shared_.mask_bits[warp_];
-    if (step.step == 0) {
-      uint32_t bits[4];
-      ElementBits<Params>(p_, mask_offset_, batch_, row_ + first, step.block.index * 128).compute(bits);
-      __syncwarp();  // All lanes have read the block before.
-      *reinterpret_cast<uint4*>(buffer.row[ptx::lane()]) = {bits[0], bits[1], bits[2], bits[3]};
-      __syncwarp();
-    }
-#pragma unroll
-    for (int slab = 0; slab < kSlabs; ++slab) {
-      visible[slab] = buffer.slab(warp_ * Traits::kRowsOfWarp - first + slab * cuda::Slab::kRows);
-      for (uint32_t& word : visible[slab].row) word >>= step.step * (Traits::kKeys / 4);
-    }
+    return warp_ * Traits::kRowsOfWarp / kRows * kRows;
+  }
+  /// The mask bits of a key block go to shared memory, where each lane finds those of its rows.
+  __device__ __forceinline__ void make_mask(int32_t block) {
+    const int64_t offset = (is_dense() ? p_.dense.place : p_.mask.place).offset(batch_, head_);
+    uint32_t bits[4];
+    ElementBits<Params>(p_, offset, batch_, row_ + mask_row(), block * 128).compute(bits);
+    __syncwarp();  // All lanes have read those before.
+    *reinterpret_cast<uint4*>(shared_.mask_bits[warp_].row[ptx::lane()]) = {bits[0], bits[1], bits[2], bits[3]};
+    __syncwarp();
+  }
+  __device__ __forceinline__ cuda::SlabBits visible(const Step& step, int slab) const {
+    const int row = warp_ * Traits::kRowsOfWarp - mask_row() + slab * cuda::Slab::kRows;
+    cuda::SlabBits bits = shared_.mask_bits[warp_].slab(row);
+    for (uint32_t& word : bits.row) word >>= step.in_block() * (Traits::kKeys / 4);
+    return bits;
   }
 
   /// S = Q K^T.
   __device__ __forceinline__ void multiply_keys(Scores (&s)[kSlabs]) const {
+    const RowsOfA<QTile> rows(ptx::shared_address(shared_.q) + warp_ * Traits::kRowsOfWarp * QTile::kRowBytes);
+    const RowsOfB<KTile> keys(ptx::shared_address(shared_.k));
 #pragma unroll
     for (int step = 0; step < Traits::kQkDim / 16; ++step) {
       uint32_t q[kSlabs][4];
 #pragma unroll
-      for (int slab = 0; slab < kSlabs; ++slab) q_.read(slab * cuda::Slab::kRows, step, q[slab]);
+      for (int slab = 0; slab < kSlabs; ++slab) rows.read(slab * cuda::Slab::kRows, step, q[slab]);
 #pragma unroll
       for (int piece = 0; piece < Traits::kKeys / 16; ++piece) {
         uint32_t k[4];
-        k_.read(16 * piece, step, k);
+        keys.read(16 * piece, step, k);
 #pragma unroll
         for (int slab = 0; slab < kSlabs; ++slab) multiply<Element>(s[slab], piece, q[slab], k);
       }
@@ -196,8 +197,7 @@ class ForwardCta {
   }
 
   /// Makes scores of the product.
-  __device__ __forceinline__ void take_scores(Scores (&s)[kSlabs], bool partial,
-                                              const cuda::SlabBits (&visible)[kSlabs]) const {
+  __device__ __forceinline__ void take_scores(const Step& step, Scores (&s)[kSlabs], bool partial) const {
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
       typename Traits::Score(p_, batch_, head_).transform(s[slab]);
@@ -205,50 +205,58 @@ class ForwardCta {
 #pragma unroll
         for (float& score : s[slab]) score = -score;
       }
-      if (partial) visible[slab].hide(s[slab]);
+      if (partial) visible(step, slab).hide(s[slab]);
     }
   }
 
-  /// Softmax, and O += P V.
+  /// Softmax, and O += P V, by halves of the step's keys.
   __device__ __forceinline__ void add_values(const Step& step, Scores (&s)[kSlabs], Rows& rows) const {
-    typename Traits::HalfProbabilities p[kSlabs][2];
+    cuda::Raised raised[kSlabs];
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
-      cuda::RowState& state = rows.state[slab];
       float factor[2];
-      const cuda::Raised raised = state.raise_row_max(s[slab], p_.scale_log2, p_.score_of_bit, factor);
-      if (raised.rescale) cuda::RowState::rescale(rows.o[slab], factor);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        state.exponentiate(s[slab], half, p_.scale_log2);
-        cuda::RowState::pack<Element>(s[slab], half, p[slab][half]);
-      }
-      if (raised.row_max) state.refresh_limits(p_.score_of_bit);
-      leave_out_dropped(step, slab, p[slab]);
+      raised[slab] = rows.state[slab].raise_row_max(s[slab], p_.scale_log2, p_.score_of_bit, factor);
+      if (raised[slab].rescale) cuda::RowState::rescale(rows.o[slab], factor);
     }
 #pragma unroll
-    for (int piece = 0; piece < Traits::kKeys / 16; ++piece) {
+    for (int half = 0; half < 2; ++half) {
+      typename Traits::HalfProbabilities p[kSlabs];
+#pragma unroll
+      for (int slab = 0; slab < kSlabs; ++slab) {
+        rows.state[slab].exponentiate(s[slab], half, p_.scale_log2);
+        cuda::RowState::pack<Element>(s[slab], half, p[slab]);
+        leave_out_dropped(step, slab, half, p[slab]);
+      }
+      multiply_values(p, half, rows.o);
+    }
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      if (raised[slab].row_max) rows.state[slab].refresh_limits(p_.score_of_bit);
+    }
+  }
+
+  __device__ __forceinline__ void multiply_values(const typename Traits::HalfProbabilities (&p)[kSlabs], int half,
+                                                  Outputs (&o)[kSlabs]) const {
+    const ColumnsOfB<VTile> values(ptx::shared_address(shared_.v));
+#pragma unroll
+    for (int piece = 0; piece < Traits::kKeys / 32; ++piece) {
 #pragma unroll
       for (int columns = 0; columns < Traits::kVDim / 16; ++columns) {
         uint32_t v[4];
-        v_.read(16 * piece, columns, v);
+        values.read(half * Traits::kKeys / 2 + 16 * piece, columns, v);
 #pragma unroll
-        for (int slab = 0; slab < kSlabs; ++slab) {
-          constexpr int kPiecesOfHalf = Traits::kKeys / 32;
-          multiply<Element>(rows.o[slab], columns, p[slab][piece / kPiecesOfHalf][piece % kPiecesOfHalf], v);
-        }
+        for (int slab = 0; slab < kSlabs; ++slab) multiply<Element>(o[slab], columns, p[slab][piece], v);
       }
     }
   }
 
-  __device__ __forceinline__ void leave_out_dropped(const Step& step, int slab,
-                                                    typename Traits::HalfProbabilities (&p)[2]) const {
+  __device__ __forceinline__ void leave_out_dropped(const Step& step, int slab, int half,
+                                                    typename Traits::HalfProbabilities& p) const {
     if constexpr (Traits::Weights::kMayDrop) {
       if (!weights_.drops()) return;
-      const cuda::DroppedBits dropped =
-          weights_.template draw<Traits::kKeys>(batch_, head_, slab_row(slab), step.first_key());
-#pragma unroll
-      for (int half = 0; half < 2; ++half) cuda::leave_out(dropped, half, p[half]);
+      constexpr int kHalf = Traits::kKeys / 2;
+      cuda::leave_out(
+          weights_.template draw<kHalf>(batch_, head_, slab_row(slab), step.first_key + half * kHalf), 0, p);
     }
   }
 
@@ -289,20 +297,11 @@ class ForwardCta {
   const Params& p_;
   Shared& shared_;
   const int warp_;
-  const RowsOfA<QTile> q_;
-  const RowsOfB<KTile> k_;
-  const ColumnsOfB<VTile> v_;
-  const TileLoader<QTile, Traits::kThreads> q_loader_;
-  const TileLoader<KTile, Traits::kThreads> k_loader_;
-  const TileLoader<VTile, Traits::kThreads> v_loader_;
   const typename Traits::Weights weights_;
   // Of the work tile.
-  uint32_t batch_ = 0, head_ = 0;
+  uint32_t batch_ = 0, head_ = 0, kv_head_ = 0, mask_ = 0;
   int32_t row_ = 0;
-  int64_t mask_offset_ = 0;
-  const Element* keys_ = nullptr;
-  const Element* values_ = nullptr;
-  unsigned long long executed_ = 0;
+  uint32_t executed_ = 0;
 };
 
 }  // namespace flashmask::sm80
