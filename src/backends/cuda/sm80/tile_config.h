@@ -50,8 +50,7 @@ struct BackwardTile {
   int kilobytes;  ///< as of ForwardTile
   int rows, keys;
   int q_buffers, dout_buffers;  ///< tiles of Q, and of dO, in shared memory
-  /// Whether V lies in registers, as the operand of dP, and not in shared memory.
-  bool v_in_registers;
+  int v_register_columns;  ///< columns of V that lie in registers, as the operand of dP, and not in shared memory
 
   static constexpr int kWarps = 8;
   /// Products of a tile that are as long or wide as head_dim, and as head_dim_v.
@@ -67,19 +66,19 @@ struct BackwardTile {
 
 // More keys take fewer additions to dq, more rows fewer reads of K and V from shared memory.
 inline constexpr BackwardTile kBackwardTiles[] = {
-    // d, d_v, KB           rows keys Q dO  V in registers
-    BackwardTile{64, 64, 99, 64, 128, 2, 2, false},
-    BackwardTile{64, 64, 163, 128, 128, 2, 2, false},
-    BackwardTile{96, 96, 99, 64, 64, 2, 2, false},
-    BackwardTile{96, 96, 163, 64, 128, 2, 2, false},
-    BackwardTile{128, 128, 99, 64, 64, 2, 1, false},
-    BackwardTile{128, 128, 163, 64, 128, 2, 2, false},
-    BackwardTile{192, 128, 99, 64, 64, 1, 1, false},
-    BackwardTile{192, 128, 163, 64, 64, 2, 2, false},
-    BackwardTile{192, 192, 99, 32, 64, 2, 1, false},
-    BackwardTile{192, 192, 163, 64, 64, 2, 2, false},
-    BackwardTile{256, 256, 99, 32, 64, 2, 1, true},
-    BackwardTile{256, 256, 163, 64, 64, 1, 1, false},
+    // d, d_v, KB           rows keys Q dO  columns of V in registers
+    BackwardTile{64, 64, 99, 64, 128, 2, 2, 0},
+    BackwardTile{64, 64, 163, 128, 128, 2, 2, 0},
+    BackwardTile{96, 96, 99, 64, 64, 2, 2, 0},
+    BackwardTile{96, 96, 163, 64, 128, 2, 2, 0},
+    BackwardTile{128, 128, 99, 64, 64, 2, 1, 0},
+    BackwardTile{128, 128, 163, 64, 128, 2, 2, 0},
+    BackwardTile{192, 128, 99, 64, 64, 1, 1, 0},
+    BackwardTile{192, 128, 163, 64, 64, 2, 2, 0},
+    BackwardTile{192, 192, 99, 32, 64, 2, 1, 0},
+    BackwardTile{192, 192, 163, 64, 64, 2, 2, 0},
+    BackwardTile{256, 256, 99, 32, 64, 2, 1, 192},
+    BackwardTile{256, 256, 163, 64, 64, 1, 1, 0},
 };
 
 /// The row of a table. A combination that has none does not compile: the search for it ends past the table, which is no

@@ -42,6 +42,7 @@ class BackwardCta {
   using DoutTile = typename Traits::DoutTile;
   using KTile = typename Traits::KTile;
   using VTile = typename Traits::VTile;
+  using SharedVTile = typename Traits::SharedVTile;
   using ScoreTile = typename Traits::ScoreTile;
   using ScoreGrid = typename Traits::ScoreGrid;
   using Scores = typename ScoreGrid::Fragments;
@@ -50,10 +51,10 @@ class BackwardCta {
   using Mask = WarpMask<Params, 16 * ScoreGrid::kSlabs, 16 * ScoreGrid::kPieces>;
   static constexpr int kThreads = Traits::kThreads;
 
-  /// The operand B of dP where it stays in registers.
-  struct NoValues {};
-  using Values =
-      std::conditional_t<Traits::kVInRegisters, uint32_t[Traits::kVDim / 16][ScoreGrid::kPieces][4], NoValues>;
+  /// Of V, the operand of dP, the first columns, where they lie in registers.
+  static constexpr int kValueSteps = Traits::kVRegisterColumns / 16;
+  static constexpr bool kVInRegisters = kValueSteps > 0;
+  using Values = uint32_t[kVInRegisters ? kValueSteps : 1][ScoreGrid::kPieces][4];
 
   /// A work tile is claimed when the one before is done: one that waits for its turn waits for some that were claimed
   /// earlier, and the earliest one never waits.
@@ -86,13 +87,10 @@ class BackwardCta {
   }
 
   __device__ __forceinline__ void run_row_tiles(const LiveRowTiles<Traits>& row_tiles, RowTile tile, Dk& dk, Dv& dv) {
-    load_keys<KTile>(p_.k, shared_.k);
-    [[maybe_unused]] Values values;
-    if constexpr (Traits::kVInRegisters) {
-      read_values(values);
-    } else {
-      load_keys<VTile>(p_.v, shared_.v);
-    }
+    load_keys<KTile>(p_.k, 0, shared_.k);
+    load_keys<SharedVTile>(p_.v, Traits::kVRegisterColumns, shared_.v);
+    Values values;
+    if constexpr (kVInRegisters) read_values(values);
     load_q(tile, 0);
     load_dout(tile, 0);
     ptx::cp_async_commit();
@@ -147,12 +145,13 @@ class BackwardCta {
       atomicAdd(p_.executed, 1ull);
   }
 
+  /// Columns from `first_column` on.
   template <typename Tile>
-  __device__ __forceinline__ void load_keys(const cuda::TensorRows& from, unsigned char* to) const {
+  __device__ __forceinline__ void load_keys(const cuda::TensorRows& from, int first_column, unsigned char* to) const {
     const int32_t first = key_tile_ * Traits::kKeys;
     const Element* rows = from.template of_head<const Element>(batch_, kv_head_) + first * from.row_stride;
-    TileLoader<Tile, kThreads>().load(ptx::shared_address(to), rows, from.row_stride, p_.seqlen_k - first,
-                                      from.columns);
+    TileLoader<Tile, kThreads>().load(ptx::shared_address(to), rows + first_column, from.row_stride,
+                                      p_.seqlen_k - first, from.columns - first_column);
   }
   template <typename Tile>
   __device__ __forceinline__ void load_rows(const cuda::TensorRows& from, const RowTile& tile,
@@ -177,19 +176,20 @@ class BackwardCta {
     return (static_cast<int64_t>(batch_) * p_.heads_q + tile.head) * p_.row_tiles + tile.index;
   }
 
-  /// V by way of the buffers of Q and dO, before those are needed.
+  /// V's first columns, by way of the buffers of Q and dO before those are needed.
   __device__ __forceinline__ void read_values(Values& values) const {
-    static_assert(!Traits::kVInRegisters || offsetof(Shared, terms) - offsetof(Shared, q) >= VTile::kBytes);
-    load_keys<VTile>(p_.v, shared_.q[0]);
+    using Tile = SharedTile<Element, Traits::kKeys, Traits::kVRegisterColumns>;
+    static_assert(offsetof(Shared, p) - offsetof(Shared, q) >= Tile::kBytes);
+    load_keys<Tile>(p_.v, 0, shared_.q[0]);
     ptx::cp_async_commit();
     wait_for_loads();
-    const RowsOfB<VTile> v(ptx::shared_address(shared_.q) + warp_key() * VTile::kRowBytes);
+    const RowsOfB<Tile> v(ptx::shared_address(shared_.q) + warp_key() * Tile::kRowBytes);
 #pragma unroll
-    for (int step = 0; step < Traits::kVDim / 16; ++step) {
+    for (int step = 0; step < kValueSteps; ++step) {
 #pragma unroll
       for (int piece = 0; piece < ScoreGrid::kPieces; ++piece) v.read(16 * piece, step, values[step][piece]);
     }
-    __syncthreads();
+    __syncthreads();  // All have read them.
   }
 
   /// The first of the warp's rows and keys of the tile, of S and dP.
@@ -210,17 +210,14 @@ class BackwardCta {
         s, [&](int slab, int step, uint32_t(&a)[4]) { q.read(16 * slab, step, a); },
         [&](int piece, int step, uint32_t(&b)[4]) { k.read(16 * piece, step, b); });
     const RowsOfA<DoutTile> dout(ptx::shared_address(shared_.dout[dout_stage()]) + warp_row() * DoutTile::kRowBytes);
-    const auto read_dout = [&](int slab, int step, uint32_t(&a)[4]) { dout.read(16 * slab, step, a); };
-    if constexpr (Traits::kVInRegisters) {
-      multiply_steps<Element, Traits::kVDim / 16>(dp, read_dout, [&](int piece, int step, uint32_t(&b)[4]) {
+    const RowsOfB<SharedVTile> v(ptx::shared_address(shared_.v) + warp_key() * SharedVTile::kRowBytes);
+    multiply_steps<Element, Traits::kVDim / 16>(
+        dp, [&](int slab, int step, uint32_t(&a)[4]) { dout.read(16 * slab, step, a); },
+        [&](int piece, int step, uint32_t(&b)[4]) {
+          if (step >= kValueSteps) return v.read(16 * piece, step - kValueSteps, b);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) b[i] = values[step][piece][i];
-      });
-    } else {
-      const RowsOfB<VTile> v(ptx::shared_address(shared_.v) + warp_key() * VTile::kRowBytes);
-      multiply_steps<Element, Traits::kVDim / 16>(
-          dp, read_dout, [&](int piece, int step, uint32_t(&b)[4]) { v.read(16 * piece, step, b); });
-    }
+          for (int i = 0; i < 4; ++i) b[i] = values[step][piece][i];
+        });
     take_products(tile, dropped, s, dp);
     if (tile.partial) mask.hide(s);
     write_scores(dropped, s, dp);
@@ -343,8 +340,8 @@ class BackwardCta {
     const RowsOfA<ScoreTile> a(ptx::shared_address(shared_.ds) + 16 * grid.row * ScoreTile::kRowBytes);
     const ColumnsOfB<KTile> b(ptx::shared_address(shared_.k), grid.column);
     // Where registers are scarce, half of the columns after the other.
-    constexpr int kParts = Traits::kVInRegisters ? 2 : 1, kPieces = Grid::kPieces / kParts;
-#pragma unroll
+    constexpr int kParts = kVInRegisters ? 2 : 1, kPieces = Grid::kPieces / kParts;
+#pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
       float dq[Grid::kSlabs][8 * kPieces] = {};
       multiply_steps<Element, Traits::kKeys / 16>(
@@ -365,17 +362,17 @@ class BackwardCta {
 
   /// dK and dV leave through the buffers of K and V, or, where V has none, one after the other through that of K.
   __device__ __forceinline__ void store(const Dk& dk, const Dv& dv) {
-    unsigned char* const v = Traits::kVInRegisters ? shared_.k : shared_.v;
-    static_assert(!Traits::kVInRegisters || VTile::kBytes <= KTile::kBytes);
+    unsigned char* const v = kVInRegisters ? shared_.k : shared_.v;
+    static_assert(!kVInRegisters || VTile::kBytes <= KTile::kBytes);
     write_gradients<typename Traits::DkGrid, KTile>(dk, p_.softmax_scale, shared_.k);
-    if constexpr (Traits::kVInRegisters) {
+    if constexpr (kVInRegisters) {
       __syncthreads();
       store_gradients<KTile>(shared_.k, p_.dk);
       __syncthreads();
     }
     write_gradients<typename Traits::DvGrid, VTile>(dv, scale_of_kept(), v);
     __syncthreads();
-    if constexpr (!Traits::kVInRegisters) store_gradients<KTile>(shared_.k, p_.dk);
+    if constexpr (!kVInRegisters) store_gradients<KTile>(shared_.k, p_.dk);
     store_gradients<VTile>(v, p_.dv);
   }
   template <typename Grid, typename Tile>

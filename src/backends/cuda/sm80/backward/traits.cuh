@@ -39,7 +39,7 @@ struct BackwardTraits {
   static constexpr int kWarps = BackwardTile::kWarps, kThreads = 32 * kWarps;
   static constexpr int kQBuffers = kTile.q_buffers, kDoutBuffers = kTile.dout_buffers;
   static_assert(kDoutBuffers <= kQBuffers && kQBuffers <= 2);
-  static constexpr bool kVInRegisters = kTile.v_in_registers;
+  static constexpr int kVRegisterColumns = kTile.v_register_columns;
   /// In the plan's units of 64 rows x 128 keys: granules that a tile has, or tiles that a granule or a key block has.
   static constexpr int kGranules = kTile.plan_rows() / 64, kTilesOfGranule = kTile.plan_rows() / kRows,
                        kTilesOfBlock = 128 / kKeys;
@@ -49,6 +49,7 @@ struct BackwardTraits {
   using DoutTile = SharedTile<Element, kRows, kVDim>;
   using KTile = SharedTile<Element, kKeys, kQkDim>;
   using VTile = SharedTile<Element, kKeys, kVDim>;
+  using SharedVTile = SharedTile<Element, kKeys, kVDim - kVRegisterColumns>;  ///< what of V is in shared memory
   using ScoreTile = SharedTile<Element, kRows, kKeys>;  ///< P, and dS
 
   /// S and dP: neighbouring rows and keys of a warp.
@@ -77,7 +78,7 @@ struct DqFragments {
 template <typename Traits>
 struct SharedStorage {
   alignas(128) unsigned char k[Traits::KTile::kBytes];
-  alignas(128) unsigned char v[Traits::kVInRegisters ? 1 : Traits::VTile::kBytes];
+  alignas(128) unsigned char v[Traits::SharedVTile::kBytes];
   alignas(128) unsigned char q[Traits::kQBuffers][Traits::QTile::kBytes];
   alignas(128) unsigned char dout[Traits::kDoutBuffers][Traits::DoutTile::kBytes];
   alignas(128) unsigned char p[Traits::ScoreTile::kBytes];
