@@ -48,7 +48,7 @@ __device__ __forceinline__ bool next_live_block(const cuda::RowPlanBits& plan, u
       const uint32_t own = (live[g] >> bit & 1) * KeyBlock::kLive | (full[g] >> bit & 1) * KeyBlock::kFull;
       classes |= own << KeyBlock::kBits * g;
     }
-    block.index = (begin + lane) * 32 + bit;
+    block.index = static_cast<int32_t>(ptx::uniform(static_cast<uint32_t>((begin + lane) * 32 + bit)));
     block.classes = ptx::uniform(static_cast<int>(ptx::lane()) == lane ? classes : 0);
     return true;
   }

@@ -31,10 +31,9 @@ class ForwardCta {
         weights_(p) {}
 
   __device__ __forceinline__ void run() {
-    for (uint32_t n = blockIdx.x; n < p_.schedule.work_tiles; n += gridDim.x) {
+    for (uint32_t n = ptx::uniform(blockIdx.x); n < p_.schedule.work_tiles; n += gridDim.x) {
       run_work_tile(cuda::WorkTilePlace(p_.schedule, p_.heads_q, n));
     }
-    if (p_.executed && threadIdx.x == 0) atomicAdd(p_.executed, static_cast<unsigned long long>(executed_));
   }
 
  private:
@@ -61,10 +60,10 @@ class ForwardCta {
   };
 
   __device__ __forceinline__ void run_work_tile(const cuda::WorkTilePlace& place) {
-    batch_ = place.batch, head_ = place.head;
-    mask_ = is_dense() ? 0 : cuda::mask_index(p_.plan, batch_, head_);
-    row_ = row_tile(place.rank) * Traits::kRows;
-    kv_head_ = head_ / p_.query_heads_per_kv_head;
+    batch_ = ptx::uniform(place.batch), head_ = ptx::uniform(place.head);
+    mask_ = is_dense() ? 0 : ptx::uniform(cuda::mask_index(p_.plan, batch_, head_));
+    row_ = static_cast<int32_t>(ptx::uniform(static_cast<uint32_t>(row_tile(place.rank) * Traits::kRows)));
+    kv_head_ = ptx::uniform(head_ / p_.query_heads_per_kv_head);
     Rows rows;
 #pragma unroll
     for (cuda::RowState& state : rows.state) state.reset();
@@ -74,12 +73,7 @@ class ForwardCta {
       load<QTile>(shared_.q, p_.q, head_, row_, p_.seqlen_q);
       load_keys(step);
     }
-    while (more) {
-      Step next = step;
-      more = next_step(next);
-      run_step(step, next, more, rows);
-      step = next;
-    }
+    while (more) more = run_step(step, rows);
     store(rows);
     __syncthreads();  // All have finished reading before the next work tile's rows, keys and values come.
   }
@@ -106,7 +100,7 @@ class ForwardCta {
       return false;
     }
     step = {block.index * 128, block.classes};
-    ++executed_;
+    if (p_.executed && threadIdx.x == 0) atomicAdd(p_.executed, 1ull);
     return true;
   }
   __device__ __forceinline__ bool next_step(Step& step) {
@@ -136,7 +130,8 @@ class ForwardCta {
     __syncthreads();
   }
 
-  __device__ __forceinline__ void run_step(const Step& step, const Step& next, bool more, Rows& rows) {
+  /// Leaves the next step in `step`; false if there is none.
+  __device__ __forceinline__ bool run_step(Step& step, Rows& rows) {
     const uint32_t own = step.classes >> KeyBlock::kBits * (warp_ * Traits::kRowsOfWarp / 64);
     // Keys past the last are hidden: the last block is full only if it is whole.
     const bool live = own & KeyBlock::kLive,
@@ -148,31 +143,34 @@ class ForwardCta {
       if (partial && step.in_block() == 0) make_mask(step.block());
       multiply_keys(s);
     }
+    Step next = step;
+    const bool more = next_step(next);
     wait_for_loads();
     if (more) load_keys(next);
     if (live) {
       take_scores(step, s, partial);
       add_values(step, s, rows);
     }
+    step = next;
+    return more;
   }
 
-  /// The first of the rows that the warp's mask bits are of: 32, in which its own lie.
-  __device__ __forceinline__ int mask_row() const {
-    constexpr int kRows = ElementBits<Params>::kRows;
-    return warp_ * Traits::kRowsOfWarp / kRows * kRows;
-  }
-  /// The mask bits of a key block go to shared memory, where each lane finds those of its rows.
+  /// The mask bits of a key block go to shared memory, where each lane finds those of its rows. They are computed for 32
+  /// rows, of which a warp's own may be half.
   __device__ __forceinline__ void make_mask(int32_t block) {
+    using Bits = ElementBits<Params>;
+    const int own = warp_ * Traits::kRowsOfWarp, first = own / Bits::kRows * Bits::kRows;
     const int64_t offset = (is_dense() ? p_.dense.place : p_.mask.place).offset(batch_, head_);
     uint32_t bits[4];
-    ElementBits<Params>(p_, offset, batch_, row_ + mask_row(), block * 128).compute(bits);
+    Bits(p_, offset, batch_, row_ + first, block * Bits::kKeys).compute(bits);
+    const uint32_t row = ptx::lane() - static_cast<uint32_t>(own - first);
     __syncwarp();  // All lanes have read those before.
-    *reinterpret_cast<uint4*>(shared_.mask_bits[warp_].row[ptx::lane()]) = {bits[0], bits[1], bits[2], bits[3]};
+    if (row < Traits::kRowsOfWarp)
+      *reinterpret_cast<uint4*>(shared_.mask_bits[warp_].row[row]) = {bits[0], bits[1], bits[2], bits[3]};
     __syncwarp();
   }
   __device__ __forceinline__ cuda::SlabBits visible(const Step& step, int slab) const {
-    const int row = warp_ * Traits::kRowsOfWarp - mask_row() + slab * cuda::Slab::kRows;
-    cuda::SlabBits bits = shared_.mask_bits[warp_].slab(row);
+    cuda::SlabBits bits = shared_.mask_bits[warp_].slab(slab * cuda::Slab::kRows);
     for (uint32_t& word : bits.row) word >>= step.in_block() * (Traits::kKeys / 4);
     return bits;
   }
@@ -181,7 +179,7 @@ class ForwardCta {
   __device__ __forceinline__ void multiply_keys(Scores (&s)[kSlabs]) const {
     const RowsOfA<QTile> rows(ptx::shared_address(shared_.q) + warp_ * Traits::kRowsOfWarp * QTile::kRowBytes);
     const RowsOfB<KTile> keys(ptx::shared_address(shared_.k));
-#pragma unroll
+#pragma unroll 4  // more, and ptxas spills
     for (int step = 0; step < Traits::kQkDim / 16; ++step) {
       uint32_t q[kSlabs][4];
 #pragma unroll
@@ -209,43 +207,39 @@ class ForwardCta {
     }
   }
 
-  /// Softmax, and O += P V, by halves of the step's keys.
+  /// Softmax, and O += P V.
   __device__ __forceinline__ void add_values(const Step& step, Scores (&s)[kSlabs], Rows& rows) const {
-    cuda::Raised raised[kSlabs];
+    typename Traits::HalfProbabilities p[kSlabs][2];
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
+      cuda::RowState& state = rows.state[slab];
       float factor[2];
-      raised[slab] = rows.state[slab].raise_row_max(s[slab], p_.scale_log2, p_.score_of_bit, factor);
-      if (raised[slab].rescale) cuda::RowState::rescale(rows.o[slab], factor);
-    }
+      const cuda::Raised raised = state.raise_row_max(s[slab], p_.scale_log2, p_.score_of_bit, factor);
+      if (raised.rescale) cuda::RowState::rescale(rows.o[slab], factor);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      typename Traits::HalfProbabilities p[kSlabs];
-#pragma unroll
-      for (int slab = 0; slab < kSlabs; ++slab) {
-        rows.state[slab].exponentiate(s[slab], half, p_.scale_log2);
-        cuda::RowState::pack<Element>(s[slab], half, p[slab]);
-        leave_out_dropped(step, slab, half, p[slab]);
+      for (int half = 0; half < 2; ++half) {
+        state.exponentiate(s[slab], half, p_.scale_log2);
+        cuda::RowState::pack<Element>(s[slab], half, p[slab][half]);
+        leave_out_dropped(step, slab, half, p[slab][half]);
       }
-      multiply_values(p, half, rows.o);
+      if (raised.row_max) state.refresh_limits(p_.score_of_bit);
     }
-#pragma unroll
-    for (int slab = 0; slab < kSlabs; ++slab) {
-      if (raised[slab].row_max) rows.state[slab].refresh_limits(p_.score_of_bit);
-    }
+    multiply_values(p, rows.o);
   }
 
-  __device__ __forceinline__ void multiply_values(const typename Traits::HalfProbabilities (&p)[kSlabs], int half,
+  __device__ __forceinline__ void multiply_values(const typename Traits::HalfProbabilities (&p)[kSlabs][2],
                                                   Outputs (&o)[kSlabs]) const {
+    constexpr int kPiecesOfHalf = Traits::kKeys / 32;
     const ColumnsOfB<VTile> values(ptx::shared_address(shared_.v));
 #pragma unroll
-    for (int piece = 0; piece < Traits::kKeys / 32; ++piece) {
+    for (int piece = 0; piece < Traits::kKeys / 16; ++piece) {
 #pragma unroll
       for (int columns = 0; columns < Traits::kVDim / 16; ++columns) {
         uint32_t v[4];
-        values.read(half * Traits::kKeys / 2 + 16 * piece, columns, v);
+        values.read(16 * piece, columns, v);
 #pragma unroll
-        for (int slab = 0; slab < kSlabs; ++slab) multiply<Element>(o[slab], columns, p[slab][piece], v);
+        for (int slab = 0; slab < kSlabs; ++slab)
+          multiply<Element>(o[slab], columns, p[slab][piece / kPiecesOfHalf][piece % kPiecesOfHalf], v);
       }
     }
   }
@@ -301,7 +295,6 @@ class ForwardCta {
   // Of the work tile.
   uint32_t batch_ = 0, head_ = 0, kv_head_ = 0, mask_ = 0;
   int32_t row_ = 0;
-  uint32_t executed_ = 0;
 };
 
 }  // namespace flashmask::sm80

@@ -48,7 +48,7 @@ struct SharedStorage {
   alignas(128) unsigned char q[Traits::QTile::kBytes];
   alignas(128) unsigned char k[Traits::KTile::kBytes];
   alignas(128) unsigned char v[Traits::VTile::kBytes];
-  cuda::MaskBits<ElementBits<typename Traits::Params>::kRows> mask_bits[Traits::kWarps];
+  cuda::MaskBits<Traits::kRowsOfWarp> mask_bits[Traits::kWarps];
 };
 
 }  // namespace flashmask::sm80
