@@ -73,6 +73,20 @@ RowPlanBits row_plan_bits(const Problem& p, int tile_rows) {
           .sharing = sharing(p, p.mask.batch(), p.mask.heads())};
 }
 
+KeyPlanBits key_plan_bits(const Problem& p) {
+  const PlanLayout& layout = p.plan.layout();
+  const std::byte* base = p.plan.data();
+  return {.key_live = reinterpret_cast<const uint32_t*>(base + layout.key_live_bits),
+          .key_full = reinterpret_cast<const uint32_t*>(base + layout.key_full_bits),
+          .row_live = reinterpret_cast<const uint32_t*>(base + layout.row_live_bits),
+          .key_order = reinterpret_cast<const int32_t*>(base + layout.key_order),
+          .words_per_key = static_cast<int32_t>(2 * layout.words_per_key),
+          .words_per_row = static_cast<int32_t>(2 * layout.words_per_row),
+          .row_granules = static_cast<int32_t>(layout.row_granules),
+          .mask_heads = static_cast<uint32_t>(p.mask.heads()),
+          .sharing = sharing(p, p.mask.batch(), p.mask.heads())};
+}
+
 TensorRows tensor_rows(const TensorView& t) {
   return {t.data, t.stride[0], t.stride[2], t.stride[1], static_cast<int32_t>(t.shape[3])};
 }

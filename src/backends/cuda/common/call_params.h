@@ -37,6 +37,9 @@ ElementMask element_mask(const Problem& p);
 /// pairs, in that of 128.
 RowPlanBits row_plan_bits(const Problem& p, int tile_rows);
 
+/// What the backward's kernels read of its plan.
+KeyPlanBits key_plan_bits(const Problem& p);
+
 /// A tensor [batch, seqlen, heads, columns].
 TensorRows tensor_rows(const TensorView& tensor);
 

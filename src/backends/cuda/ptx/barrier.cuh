@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "backends/cuda/ptx/acquire_release.cuh"
 #include "backends/cuda/ptx/address.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 
@@ -52,6 +51,17 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
 /// PTX ISA, "bar.arrive".
 __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// PTX ISA, "ld.acquire" at device scope: what the thread that wrote the value had done before is visible afterwards.
+__device__ __forceinline__ uint32_t load_acquire(const uint32_t* global) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(global) : "memory");
+  return value;
+}
+/// PTX ISA, "red.release" at device scope: a thread that acquires the sum sees what this thread did before.
+__device__ __forceinline__ void add_release(uint32_t* global, uint32_t value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(global), "r"(value) : "memory");
 }
 
 /// PTX ISA, "setmaxnreg": every warp of the warpgroup executes it; needs __launch_bounds__(threads, 1).

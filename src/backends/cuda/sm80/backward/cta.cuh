@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "backends/cuda/ptx/acquire_release.cuh"
 #include "backends/cuda/ptx/address.cuh"
 #include "backends/cuda/ptx/cp_async.cuh"
 #include "backends/cuda/sm80/backward/live_row_tiles.cuh"

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "backends/cuda/attention/plan_bits.cuh"
-#include "backends/cuda/ptx/acquire_release.cuh"
+#include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/sm80/backward/live_row_tiles.cuh"
 #include "backends/cuda/sm80/backward/params.h"
 

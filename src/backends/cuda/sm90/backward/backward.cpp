@@ -172,19 +172,7 @@ PlanBits bits_of_dense_mask(const BackwardCall& call) {
 }
 
 PlanBits plan_bits(const Problem& p, const BackwardCall& call) {
-  if (p.dense.defined()) return bits_of_dense_mask(call);
-  const PlanLayout& layout = p.plan.layout();
-  const std::byte* base = p.plan.data();
-  const MaskView& mask = p.mask;
-  return {.key_live = reinterpret_cast<const uint32_t*>(base + layout.key_live_bits),
-          .key_full = reinterpret_cast<const uint32_t*>(base + layout.key_full_bits),
-          .row_live = reinterpret_cast<const uint32_t*>(base + layout.row_live_bits),
-          .key_order = reinterpret_cast<const int32_t*>(base + layout.key_order),
-          .words_per_key = static_cast<int32_t>(2 * layout.words_per_key),
-          .words_per_row = static_cast<int32_t>(2 * layout.words_per_row),
-          .row_granules = static_cast<int32_t>(layout.row_granules),
-          .mask_heads = static_cast<uint32_t>(mask.heads()),
-          .sharing = cuda::sharing(p, mask.batch(), mask.heads())};
+  return p.dense.defined() ? bits_of_dense_mask(call) : cuda::key_plan_bits(p);
 }
 
 /// What the query heads of a head group read (q, dout) and add up (dq).
