@@ -100,8 +100,8 @@ constexpr bool holds(const Tile&, long dim, long dim_of_tile) {
 
 /// The rows of kBackwardTiles that have kernels of features; a call that asks for them runs in the least that holds it.
 struct FeaturedBackwardTile : BackwardTile {
-  constexpr FeaturedBackwardTile(int qk, int v, int kilobytes)
-      : BackwardTile(find_tile(kBackwardTiles, qk, v, kilobytes)) {}
+  constexpr FeaturedBackwardTile(int qk, int v, int memory)
+      : BackwardTile(find_tile(kBackwardTiles, qk, v, memory)) {}
 };
 // clang-format off: the build reads a row from each line
 inline constexpr FeaturedBackwardTile kFeaturedBackwardTiles[] = {

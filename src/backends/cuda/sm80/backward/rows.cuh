@@ -118,7 +118,7 @@ __device__ __forceinline__ void convert_dq(const RowParams& p) {
   using Grid = typename Traits::DqGrid;
   using Fragments = DqFragments<Traits>;
   static_assert(cuda::kRowThreads == Traits::kThreads);
-  __shared__ alignas(128) unsigned char tile[Tile::kBytes];
+  __shared__ __align__(128) unsigned char tile[Tile::kBytes];
   const RowTilePlace place(p);
   if (!(p.dq_sums.state[place.index] & TurnState::kSummed)) return;
   const auto warp = static_cast<int>(threadIdx.x) / 32;
