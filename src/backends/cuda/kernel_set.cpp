@@ -6,8 +6,13 @@
 #include <string_view>
 
 #include "backends/cuda/common/device.h"
-#include "backends/cuda/sm90/kernel_set.h"
 #include "common/message.h"
+#if defined(FLASHMASK_HAS_SM80)
+#include "backends/cuda/sm80/kernel_set.h"
+#endif
+#if defined(FLASHMASK_HAS_SM90)
+#include "backends/cuda/sm90/kernel_set.h"
+#endif
 
 namespace flashmask::cuda {
 namespace {
@@ -65,7 +70,13 @@ std::string gpu_refusal(const Problem& p) {
 
 std::span<const KernelSet* const> kernel_sets() {
   static constexpr std::array kSets{
+#if defined(FLASHMASK_HAS_SM90)
       &sm90::kKernelSet,
+#endif
+#if defined(FLASHMASK_HAS_SM80)
+      &sm80::kKernelSet,
+      &sm80::kSmallKernelSet,
+#endif
   };
   return kSets;
 }

@@ -3,7 +3,7 @@
 
 namespace flashmask::cuda {
 
-/// The CTA's dynamic shared memory.
+/// The dynamic shared memory of the calling thread's block, aligned to 1024 bytes.
 __device__ __forceinline__ unsigned char* dynamic_shared_memory() {
   extern __shared__ __align__(1024) unsigned char memory[];
   return memory;
