@@ -34,6 +34,7 @@ constinit const cuda::KernelSet kKernelSet{
     .name = kArch,
     .needs = "8.0, 8.7 or 9.0 to 11.0",
     .runs_on = is_large,
+    .only_by_name = true,
     .kernels = forward_kernels,
     .prepare = [](const Problem& p) { return prepare(p, kLargeKilobytes); },
 };
@@ -41,6 +42,7 @@ constinit const cuda::KernelSet kSmallKernelSet{
     .name = "sm86",
     .needs = "8.0 or later",
     .runs_on = [](int major, int) { return major >= 8; },
+    .only_by_name = true,
     .kernels = [] { return std::vector<KernelInfo>(); },
     .prepare = [](const Problem& p) { return prepare(p, kSmallKilobytes); },
 };
