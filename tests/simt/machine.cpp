@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "simt/shared_accesses.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
 #endif
@@ -192,6 +194,7 @@ class Block {
         thread_(thread),
         of_kernel_(of_kernel),
         threads_(static_cast<std::size_t>(grid.threads)),
+        accesses_(shared_bytes_, grid.threads / kLanes),
         live_(grid.threads) {
     if (shared_bytes_ > 0) std::memset(shared_, kPoison, shared_bytes_);
     for (std::size_t n = 0; n < threads_.size(); ++n) {
@@ -257,6 +260,11 @@ class Block {
       fail(what, place, "more than " + std::to_string(threads) + " threads at barrier " + std::to_string(id));
     Thread& t = *current_thread;
     t.barrier = id;
+    accesses_.arrive(id, warp_of(t));
+    // The last to come lets all go on.
+    if (waits) t.state = State::kBarrier;
+    t.what = what;
+    t.place = place;
     if (release_if_complete(id) || !waits) return;
     yield(t, State::kBarrier, what, place);
   }
@@ -267,10 +275,22 @@ class Block {
   std::size_t shared_bytes() const { return shared_bytes_; }
   Counts& counts() { return counts_; }
 
+  void begin_copy(unsigned char* to, Place place) {
+    const std::string wrong = accesses_.begin_write(offset(to), static_cast<int>(current_thread->index.x));
+    if (!wrong.empty()) fail("cp.async", place, wrong);
+  }
+  void end_copy(unsigned char* to) { accesses_.end_write(offset(to), static_cast<int>(current_thread->index.x)); }
+  void read(const char* what, const unsigned char* from, Place place) {
+    const std::string wrong = accesses_.read(offset(from), static_cast<int>(current_thread->index.x));
+    if (!wrong.empty()) fail(what, place, wrong);
+  }
+
   /// Of a thread, for messages.
   std::string name_of(const Thread& t) const { return "thread " + std::to_string(t.index.x) + " of " + name(); }
 
  private:
+  std::size_t offset(const unsigned char* p) const { return static_cast<std::size_t>(p - shared_); }
+  static int warp_of(const Thread& t) { return static_cast<int>(t.index.x) / kLanes; }
   std::string name() const { return "block " + std::to_string(blockIdx.x); }
 
   void body(Thread& t) {
@@ -380,7 +400,10 @@ class Block {
       t.state = State::kReady;
     }
     ++counts_.collectives;
-    if (!first.complete) return;
+    if (!first.complete) {
+      if (first.lanes == kWholeWarp) accesses_.sync_lanes(static_cast<int>(warp));
+      return;
+    }
     current_thread = &first;
     first.complete(operands);
   }
@@ -403,7 +426,9 @@ class Block {
       if (t.place.line() != first_of_warp->place.line() || t.place.file_name() != first_of_warp->place.file_name())
         fail_at(t, "but " + name_of(*first_of_warp) + " at " + describe(first_of_warp->place));
       t.state = State::kReady;
+      accesses_.leave(id, warp_of(t));
     }
+    accesses_.clear(id);
   }
 
   /// The n-th copies of a warp's lanes between two of its collectives are one instruction.
@@ -458,6 +483,7 @@ class Block {
   void (*const thread_)(const void*);
   const void* const of_kernel_;
   std::vector<Thread> threads_;
+  SharedAccesses accesses_;
   int live_;
   std::array<Barrier, kBarriers> barriers_{};
   std::exception_ptr failure_;
@@ -549,10 +575,17 @@ unsigned char* shared_row(const char* what, uint32_t address, Place place) {
   return current_block->shared() + (address - kWindow);
 }
 
+unsigned char* matrix_row(const char* what, uint32_t address, Place place) {
+  unsigned char* const row = shared_row(what, address, place);
+  current_block->read(what, row, place);
+  return row;
+}
+
 void copy_async(uint32_t shared, const void* global, bool inside, Place place) {
   unsigned char* const to = shared_row("cp.async", shared, place);
   if (inside && reinterpret_cast<std::uintptr_t>(global) % kCopyBytes != 0)
     fail("cp.async", place, "the global address is not aligned to 16 bytes");
+  current_block->begin_copy(to, place);
   std::memset(to, kPoison, kCopyBytes);
   current_thread->copies.push_back({to, inside ? global : nullptr});
   current_thread->copied_to.push_back(shared);
@@ -570,7 +603,10 @@ void wait_for_copies(std::size_t pending) {
   const auto landed_groups = static_cast<std::ptrdiff_t>(t.groups.size() - pending);
   std::size_t landed = 0;
   for (auto group = t.groups.begin(); group != t.groups.begin() + landed_groups; ++group) landed += *group;
-  for (std::size_t n = 0; n < landed; ++n) land(t.copies[n]);
+  for (std::size_t n = 0; n < landed; ++n) {
+    land(t.copies[n]);
+    current_block->end_copy(t.copies[n].to);
+  }
   t.copies.erase(t.copies.begin(), t.copies.begin() + static_cast<std::ptrdiff_t>(landed));
   t.groups.erase(t.groups.begin(), t.groups.begin() + landed_groups);
   t.committed -= landed;

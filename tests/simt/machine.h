@@ -74,9 +74,10 @@ void pause(const char* what, Place place);
 unsigned char* shared_memory();
 /// Where `p`, in or at the end of dynamic shared memory, is in the shared window; 0 is nowhere.
 uint32_t shared_address(const void* p, Place place);
-/// Where ldmatrix is to read or cp.async to write 16 bytes: throws unless all of them are in dynamic shared memory, and
-/// aligned.
+/// 16 bytes at an address in the shared window: throws unless all are in dynamic shared memory, and aligned.
 unsigned char* shared_row(const char* what, uint32_t address, Place place);
+/// Those that the calling lane has a matrix load read: throws also if a copy to them is not known to have come.
+unsigned char* matrix_row(const char* what, uint32_t address, Place place);
 
 /// cp.async, its commit and its wait. The bytes are poison from the issue until the issuing thread waits for the group.
 void copy_async(uint32_t shared, const void* global, bool inside, Place place);

@@ -338,6 +338,36 @@ TEST(Complaints, OfCopiesAndLoads) {
   EXPECT_SAYS(complaint(load_askew, 32, 512), "(ldmatrix): address");
 }
 
+/// Warp 0 copies, warp 1 loads; or each loads what it copied.
+template <bool meets, bool meets_again, bool own>
+void copy_and_load(const Word* in) {
+  const uint32_t base = ptx::shared_address(cuda::dynamic_shared_memory()), lane = ptx::lane(), warp = threadIdx.x / 32;
+  for (int n = 0; n < 2; ++n) {
+    if (own || warp == 0) {
+      ptx::cp_async_16(base + 512 * warp + 16 * lane, in, true);
+      ptx::cp_async_commit();
+      ptx::cp_async_wait<0>();
+    }
+    if constexpr (meets && own) __syncwarp();
+    if constexpr (meets && !own) __syncthreads();
+    uint32_t r[4];
+    if (own || warp == 1) ptx::ldmatrix_x4(base + 512 * (own ? warp : 0) + 16 * (31 - lane), r);
+    if constexpr (meets_again && own) __syncwarp();
+    if constexpr (meets_again && !own) __syncthreads();
+  }
+}
+
+TEST(Complaints, OfMissingBarriersUnderAnySeed) {
+  alignas(16) const Word in[4] = {};
+  with_seeds([&] {
+    EXPECT_EQ(complaint(copy_and_load<true, true, false>, 64, 1024, &in[0]), "");
+    EXPECT_SAYS(complaint(copy_and_load<false, true, false>, 64, 1024, &in[0]), "no barrier is between");
+    EXPECT_SAYS(complaint(copy_and_load<true, false, false>, 64, 1024, &in[0]), "no barrier is between");
+    EXPECT_EQ(complaint(copy_and_load<true, true, true>, 64, 1024, &in[0]), "");
+    EXPECT_NE(complaint(copy_and_load<false, true, true>, 64, 1024, &in[0]), "");
+  });
+}
+
 void diverge() {
   if (threadIdx.x == 7) {
     __syncwarp();

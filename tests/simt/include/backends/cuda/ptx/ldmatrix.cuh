@@ -41,7 +41,7 @@ void load_matrices(simt::Operands lanes) {
 
 template <bool transposed>
 void load(const char* what, uint32_t address, uint32_t (&r)[4], simt::Place place) {
-  MatrixLoad own{address, simt::shared_row(what, address, place), r};
+  MatrixLoad own{address, simt::matrix_row(what, address, place), r};
   simt::meet(what, simt::kWholeWarp, place, &own, load_matrices<transposed>);
 }
 
