@@ -63,6 +63,7 @@ class ForwardCta {
     batch_ = ptx::uniform(place.batch), head_ = ptx::uniform(place.head);
     mask_ = is_dense() ? 0 : ptx::uniform(cuda::mask_index(p_.plan, batch_, head_));
     row_ = static_cast<int32_t>(ptx::uniform(static_cast<uint32_t>(row_tile(place.rank) * Traits::kRows)));
+    if (row_ >= p_.seqlen_q) return;
     kv_head_ = ptx::uniform(head_ / p_.query_heads_per_kv_head);
     Rows rows;
 #pragma unroll

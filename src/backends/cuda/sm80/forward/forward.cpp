@@ -51,6 +51,13 @@ const ForwardInstance* choose_instance(const Problem& p, int kilobytes) {
   return chosen;
 }
 
+/// Tiles of a head: of 64 rows all that the plan's tiles of 128 have, in whose order they come, though the last one may
+/// lie past the end.
+int64_t tiles_of_head(const Problem& p, const ForwardTile& tile) {
+  const int64_t rows_of_order = std::max(tile.rows, 128);
+  return ceil_div(p.seqlen_q, rows_of_order) * (rows_of_order / tile.rows);
+}
+
 /// A forward pass, configured.
 struct ForwardCall {
   const ForwardInstance* instance;
@@ -58,7 +65,7 @@ struct ForwardCall {
 
   ForwardCall(const Problem& p, const ForwardInstance& of)
       : instance(&of),
-        work_tiles(p.batch * p.heads_q * ceil_div(p.seqlen_q, int64_t{of.tile.rows})),
+        work_tiles(p.batch * p.heads_q * tiles_of_head(p, of.tile)),
         ctas(p.max_ctas > 0 ? std::min<int64_t>(p.max_ctas, work_tiles) : work_tiles) {}
 
   static bool is_featured(const Problem& p) {
@@ -102,7 +109,7 @@ FeaturedForwardParams make_params(const Problem& p, const ForwardCall& call, uns
   params.schedule = {.work_tiles = static_cast<uint32_t>(call.work_tiles),
                      .heads = static_cast<uint32_t>(p.batch * p.heads_q),
                      .heads_per_l2_group = static_cast<uint32_t>(cuda::heads_per_l2_group(p, kL2GroupBytes)),
-                     .tiles = static_cast<uint32_t>(ceil_div(p.seqlen_q, int64_t{tile.rows})),
+                     .tiles = static_cast<uint32_t>(tiles_of_head(p, tile)),
                      .next = nullptr};
   params.executed = executed;
   params.features = cuda::feature_params(p);
