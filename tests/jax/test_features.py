@@ -240,6 +240,22 @@ def test_several_gradients_of_one_forward(rng):
     assert_same(jax.vmap(back)(douts), each(lambda n: back(douts[n]), 3))
 
 
+@pytest.mark.parametrize("sink", [None, 0.5], ids=["folded", "one by one"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_plans_of_backwards_that_map_the_mask_in_another_way_than_the_forward(rng, batch, sink):
+    """On the CPU a plan of other masks is an error; then a backward makes its own."""
+    arrays = [jnp.stack(x) for x in zip(*(inputs(rng, batch=2) for _ in range(3)))]
+    mask = Mask(S, S, causal=True, bounds=jnp.asarray([[60], [100]])[:batch, None, :, None].repeat(S, 2))
+    sink = None if sink is None else jnp.full(HEADS, sink)
+    attend = lambda q, k, v: dot_product_attention(q, k, v, mask, sink=sink)
+    loss = lambda *x: jnp.sin(attend(*x).astype(jnp.float32)).sum()
+    gradients = jax.grad(loss, argnums=(0, 1, 2))
+    assert_same(jax.vmap(gradients)(*arrays), each(lambda n: gradients(*(x[n] for x in arrays)), 3))
+    out, back = jax.vjp(attend, *(x[0] for x in arrays))
+    douts = jnp.stack([jnp.ones_like(out), out, -out])
+    assert_same(jax.vmap(back)(douts), each(lambda n: back(douts[n]), 3))
+
+
 def test_vmap_over_a_sink_and_past_it(many):
     sinks = jnp.arange(3.0 * HEADS).reshape(3, HEADS) / 10
     function = lambda q, k, v, sink: jnp.sin(dot_product_attention(q, k, v, sink=sink).astype(jnp.float32)).sum()

@@ -82,11 +82,12 @@ def dot_product_attention(
         deterministic,
         backend,
     )
+    with_residual = _values.flag("return_residual", return_residual)
     out, lse = attention(options, q, k, v, mask, features)
-    residual = lse.swapaxes(1, 2).astype(out.dtype)
-    if jnp.ndim(query) == 3:
-        out, residual = out[0], residual[0]
-    return (out, residual) if _values.flag("return_residual", return_residual) else out
+    given_form = lambda x: x[0] if jnp.ndim(query) == 3 else x
+    if not with_residual:
+        return given_form(out)
+    return given_form(out), given_form(lse.swapaxes(1, 2).astype(out.dtype))
 
 
 def read_call(
