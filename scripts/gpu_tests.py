@@ -229,12 +229,12 @@ def run_programs(session, carry):
             session.add(result, *gtest_counts(result))
 
 
-def run_cases(session, carry, direction, name="", words=(), environment=None):
+def run_cases(session, carry, direction, name="", words=(), environment=None, seconds=60):
     name = f"{name}{direction} cases"
     program = find_program(carry, CASES[direction])
     if not program:
         return session.leave_out(name, f"there is no {CASES[direction]}")
-    if result := session.run(name, [program, *words], 60, environment):
+    if result := session.run(name, [program, *words], seconds, environment):
         report_covered(session, result, *word_counts(result))
 
 
@@ -414,7 +414,7 @@ def run_stress(session, carry, library, links):
     path = os.pathsep.join(p for p in (str(links), os.environ.get("LD_LIBRARY_PATH")) if p)
     environment = {"LD_LIBRARY_PATH": path, "FLASHMASK_LIBRARY": str(library)}
     for direction in CASES:
-        run_cases(session, carry, direction, "stress: ", ["--repeat", "3"], environment)
+        run_cases(session, carry, direction, "stress: ", ["--repeat", "3"], environment, 120)
     until = {**with_plugins(), "FLASHMASK_PYTEST_SECONDS": "45"}
     run_pytest(session, "stress: pytest", ["-k", STRESS_TESTS, "-p", "pytest_bounded"], 60, {**environment, **until})
 
