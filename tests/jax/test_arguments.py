@@ -64,7 +64,7 @@ def test_values(rng, arguments, error, says):
             TypeError,
             "mask is a numpy.ndarray, bool .*; it must be a flashmask.jax.Mask",
         ),
-        (Mask(S, S + 1), {}, ValueError, "the mask is for 40 query rows and 41 keys; query and key have 40 and 40"),
+        (Mask(S, S + 1), {}, ValueError, "the mask is for 40 query rows and 41 keys; the call has 40 and 40"),
         (A_MASK, {"is_causal": True}, ValueError, "is_causal is given beside a Mask"),
         (A_MASK, {"local_window_size": 3}, ValueError, "local_window_size is given beside a Mask"),
         (A_MASK, {"query_seq_lengths": [1, 2]}, ValueError, "query_seq_lengths is given beside a Mask"),
