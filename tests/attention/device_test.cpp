@@ -57,6 +57,7 @@ TEST_F(WithoutDevice, AutoNamesTheReasons) {
   expect_error(ErrorCode::kNoDevice, {cuda_info().detail}, [] { forward(device_call(), {}); });
   const Explanation why = explain(device_call());
   EXPECT_TRUE(why.backend.empty());
+  ASSERT_FALSE(why.rejected.empty());
   EXPECT_EQ(why.rejected.front(), "cuda: " + cuda_info().detail);
 }
 
@@ -89,6 +90,7 @@ TEST(Cuda, AGpuThatIsNotThereCanBeAskedAbout) {
   const Explanation ampere =
       explain(device_call(), {}, GpuModel{.compute_major = 8, .compute_minor = 0, .multiprocessors = 108});
   EXPECT_TRUE(ampere.backend.empty());
+  ASSERT_FALSE(ampere.rejected.empty());
   EXPECT_NE(ampere.rejected.front().find("has compute capability 8.0; the kernels need 9.0"), std::string::npos)
       << ampere.rejected.front();
 }
