@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""use_front.py FRONT: what check_wheel runs where the wheel is unpacked, with a Python that may have the front's package.
+"""use_front.py FRONT: what check_wheel runs where the wheel is unpacked, with a Python that may have what FRONT needs.
 
 A call and its gradient through the wheel's own libraries; documents of one token see themselves alone.
 """
