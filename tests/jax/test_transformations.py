@@ -2,6 +2,7 @@
 """dot_product_attention under jit, grad, vmap, shard_map, scan, donation and checkpoint."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -108,6 +109,20 @@ def test_donated_arrays(rng):
     given = jnp.array(q)
     assert_same(jax.jit(dot_product_attention, donate_argnums=0)(given, k, v, mask), want, 0)
     assert given.is_deleted()
+
+
+def test_a_program_is_nothing_but_the_calls(rng):
+    """No copy, no transposed lse, no zeros for a gradient that is not asked for."""
+
+    def with_gradients(q, k, v, dout):
+        out, back = jax.vjp(lambda *x: dot_product_attention(*x, is_causal=True), q, k, v)
+        return out, back(dout)
+
+    (q, k, v) = inputs(rng)
+    program = jax.jit(with_gradients).lower(q, k, v, q).compile().as_text()
+    operations = re.findall(r"^ *(?:ROOT )?%\S+ = .*? ([a-z-]+)\(", program, re.MULTILINE)
+    assert operations.count("custom-call") == 2
+    assert not {"copy", "transpose", "broadcast", "fusion"} & set(operations), program
 
 
 # --- grad -----------------------------------------------------------------------------------------------------------
