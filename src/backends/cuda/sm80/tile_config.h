@@ -98,7 +98,7 @@ constexpr bool holds(const Tile&, long dim, long dim_of_tile) {
   return dim % 8 == 0 && dim <= dim_of_tile;
 }
 
-/// The rows of kBackwardTiles that have kernels of features; a call that asks for them runs in the least that holds it.
+/// The rows of kBackwardTiles that have kernels of softcap and dropout; a call that asks for those runs in the least that holds it.
 struct FeaturedBackwardTile : BackwardTile {
   constexpr FeaturedBackwardTile(int qk, int v, int memory)
       : BackwardTile(find_tile(kBackwardTiles, qk, v, memory)) {}

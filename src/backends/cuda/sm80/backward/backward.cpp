@@ -46,12 +46,9 @@ std::span<const BackwardInstance> instances(DataType dtype, bool featured) {
   return featured ? instances_of<true, kFeaturedBackwardTiles>(dtype) : instances_of<false, kBackwardTiles>(dtype);
 }
 
-/// A sink asks for none: its weight is in lse.
-bool is_featured(const Problem& p) { return cuda::asks_for_features(p) || compares_positions(p.mask); }
-
 /// Of the least tiles that hold the call's head dims, the largest that fits; null if none holds them.
 const BackwardInstance* choose_instance(const Problem& p, int kilobytes) {
-  const bool featured = is_featured(p);
+  const bool featured = cuda::asks_for_features(p);
   const BackwardTile* least = featured ? cuda::least_tile(kFeaturedBackwardTiles, p.head_dim, p.head_dim_v)
                                        : cuda::least_tile(kBackwardTiles, p.head_dim, p.head_dim_v);
   if (!least) return nullptr;
@@ -177,10 +174,10 @@ SinkGradientParams make_sink_params(const Problem& p, const BackwardCall& call, 
           .heads = static_cast<uint32_t>(p.heads_q)};
 }
 
-FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, std::byte* workspace,
+BackwardParams make_params(const Problem& p, const BackwardCall& call, std::byte* workspace,
                                    unsigned long long* executed) {
   constexpr double kLog2E = 1.4426950408889634;
-  FeaturedBackwardParams params{};
+  BackwardParams params{};
   params.q = cuda::tensor_rows(p.q);
   params.k = cuda::tensor_rows(p.k);
   params.v = cuda::tensor_rows(p.v);
@@ -229,22 +226,15 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
                           const auto& arguments) {
     cuda::LaunchChain(stream).launch(what, kernel, blocks, threads, shared_bytes, arguments);
   };
-  const auto launch_over_keys = [&](auto kernel, const auto& arguments) {
-    cuda::allow_shared_memory(reinterpret_cast<const void*>(kernel), instance->shared_bytes, p.device.index);
-    launch("launch of the backward kernel", kernel, ctas, instance->threads, instance->shared_bytes, arguments);
-  };
   const RowParams rows = make_row_params(p, *this, workspace);
   // Without rows there is no block to clear the counter.
   if (tiles.all_rows == 0)
     cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the work tile counter");
   launch("launch of the backward's preprocessing", instance->preprocess, tiles.all_rows, cuda::kRowThreads, 0, rows);
   if (tiles.work_tiles > 0) {
-    const FeaturedBackwardParams params = make_params(p, *this, workspace, executed);
-    if (instance->featured) {
-      launch_over_keys(instance->featured, params);
-    } else {
-      launch_over_keys(instance->plain, static_cast<const BackwardParams&>(params));
-    }
+    cuda::allow_shared_memory(reinterpret_cast<const void*>(instance->kernel), instance->shared_bytes, p.device.index);
+    launch("launch of the backward kernel", instance->kernel, ctas, instance->threads, instance->shared_bytes,
+           make_params(p, *this, workspace, executed));
     launch("launch of the backward's conversion", instance->convert_dq, tiles.all_rows, cuda::kRowThreads, 0, rows);
   }
   if (p.dsink.defined())
@@ -293,7 +283,7 @@ Prepared prepare_backward(const Problem& p, int kilobytes) {
   using namespace bwd;
   const BackwardInstance* instance = choose_instance(p, kilobytes);
   if (!instance)
-    return is_featured(p) ? cuda::head_dims_refusal(p, kFeaturedBackwardTiles)
+    return cuda::asks_for_features(p) ? cuda::head_dims_refusal(p, kFeaturedBackwardTiles)
                           : cuda::head_dims_refusal(p, kBackwardTiles);
   if (std::string why = cuda::lengths_refusal(p); !why.empty()) return Refusal{std::move(why)};
   if (std::string why = counts_refusal(p, instance->tile); !why.empty()) return Refusal{std::move(why)};

@@ -24,9 +24,8 @@ namespace flashmask::sm80::bwd {
 template <typename Traits>
 class BackwardCta {
  public:
-  using Params = typename Traits::Params;
   using Shared = SharedStorage<Traits>;
-  __device__ __forceinline__ BackwardCta(const Params& p, Shared& shared)
+  __device__ __forceinline__ BackwardCta(const BackwardParams& p, Shared& shared)
       : p_(p), shared_(shared), warp_(static_cast<int>(ptx::uniform(threadIdx.x / 32))), weights_(p) {}
 
   __device__ __forceinline__ void run() {
@@ -47,7 +46,7 @@ class BackwardCta {
   using Scores = typename ScoreGrid::Fragments;
   using Dk = typename Traits::DkGrid::Fragments;
   using Dv = typename Traits::DvGrid::Fragments;
-  using Mask = WarpMask<Params, 16 * ScoreGrid::kSlabs, 16 * ScoreGrid::kPieces>;
+  using Mask = WarpMask<16 * ScoreGrid::kSlabs, 16 * ScoreGrid::kPieces>;
   static constexpr int kThreads = Traits::kThreads;
 
   /// Of V, the operand of dP, the first columns, where they lie in registers.
@@ -386,7 +385,7 @@ class BackwardCta {
     store_tile<Tile, kThreads>(from, rows, to.row_stride, p_.seqlen_k - first, to.columns);
   }
 
-  const Params& p_;
+  const BackwardParams& p_;
   Shared& shared_;
   const int warp_;
   [[no_unique_address]] const typename Traits::Weights weights_;

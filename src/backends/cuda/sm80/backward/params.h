@@ -44,11 +44,7 @@ struct BackwardParams {
   /// Of key heads' key tiles: those with most work first, or, in deterministic mode, from the last to the first.
   cuda::Schedule schedule;
   unsigned long long* executed;  ///< counter of executed tiles, of the plan's rows and keys; may be null
-};
-
-/// Of the kernels of features, positions among them.
-struct FeaturedBackwardParams : BackwardParams {
-  cuda::FeatureParams features;
+  cuda::FeatureParams features;  ///< of which all kernels read positions
 };
 
 /// Of the kernels before and after, a block for each row tile.
