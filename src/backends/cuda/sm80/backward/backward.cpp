@@ -63,8 +63,8 @@ const BackwardInstance* choose_instance(const Problem& p, int kilobytes) {
 std::string id_of_preprocess(const BackwardInstance& i) { return message(i.id, ".preprocess"); }
 std::string id_of_convert_dq(const BackwardInstance& i) { return message(i.id, ".convert_dq"); }
 
-/// How many tiles a call has, of a head and in all; key_blocks: what the plan has of a head. Work tiles are all that key
-/// blocks have, though the last one may have fewer.
+/// How many tiles a call has, of a head and in all; key_blocks: what the plan has of a head. Work tiles are all that
+/// key blocks have, though the last one may have fewer.
 struct TileCounts {
   int64_t rows, key_blocks, keys, all_rows, work_tiles;
 
@@ -175,7 +175,7 @@ SinkGradientParams make_sink_params(const Problem& p, const BackwardCall& call, 
 }
 
 BackwardParams make_params(const Problem& p, const BackwardCall& call, std::byte* workspace,
-                                   unsigned long long* executed) {
+                           unsigned long long* executed) {
   constexpr double kLog2E = 1.4426950408889634;
   BackwardParams params{};
   params.q = cuda::tensor_rows(p.q);
@@ -194,8 +194,7 @@ BackwardParams make_params(const Problem& p, const BackwardCall& call, std::byte
   params.heads_kv = static_cast<uint32_t>(p.heads_kv);
   params.query_heads_per_kv_head = static_cast<uint32_t>(p.group_size());
   params.softmax_scale = static_cast<float>(p.softmax_scale);
-  params.scale_log2 =
-      static_cast<float>((p.features.softcap != 0 ? p.features.softcap : p.softmax_scale) * kLog2E);
+  params.scale_log2 = static_cast<float>((p.features.softcap != 0 ? p.features.softcap : p.softmax_scale) * kLog2E);
   params.plan = plan_bits(p);
   params.mask = cuda::mask_columns(p);
   params.dense = cuda::dense_mask(p);
@@ -221,7 +220,8 @@ void BackwardCall::explain(const Problem& p, Explanation& e) const {
 
 void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long long* executed) const {
   const cudaStream_t stream = cuda::stream_of(p);
-  // A chain for each kernel: none begins before the one before has ended, which only code for later devices can wait for.
+  // A chain for each kernel: none begins before the one before has ended, which only code for later devices can wait
+  // for.
   const auto launch = [&](const char* what, auto kernel, int64_t blocks, int threads, int shared_bytes,
                           const auto& arguments) {
     cuda::LaunchChain(stream).launch(what, kernel, blocks, threads, shared_bytes, arguments);
@@ -284,7 +284,7 @@ Prepared prepare_backward(const Problem& p, int kilobytes) {
   const BackwardInstance* instance = choose_instance(p, kilobytes);
   if (!instance)
     return cuda::asks_for_features(p) ? cuda::head_dims_refusal(p, kFeaturedBackwardTiles)
-                          : cuda::head_dims_refusal(p, kBackwardTiles);
+                                      : cuda::head_dims_refusal(p, kBackwardTiles);
   if (std::string why = cuda::lengths_refusal(p); !why.empty()) return Refusal{std::move(why)};
   if (std::string why = counts_refusal(p, instance->tile); !why.empty()) return Refusal{std::move(why)};
   return Launch(p, cuda::DeviceCall<BackwardCall>{BackwardCall(p, *instance)});

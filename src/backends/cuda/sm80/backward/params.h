@@ -10,14 +10,14 @@
 
 namespace flashmask::sm80::bwd {
 
-/// What is added to a query row's scores, in units of the exponent of 2, and to its dP. A row that sees nothing, or past
-/// the end, has -inf, which makes its probabilities 0, and 0.
+/// What is added to a query row's scores, in units of the exponent of 2, and to its dP. A row that sees nothing, or
+/// past the end, has -inf, which makes its probabilities 0, and 0.
 struct alignas(8) RowTerms {
   float minus_lse, minus_delta;
 };
 
-/// dq's fp32 sums: of every row tile of (batch entry, query head) the warps' fragments one after the other, so that each
-/// addition of a warp is to 128 bytes in a row, see DqFragments.
+/// dq's fp32 sums: of every row tile of (batch entry, query head) the warps' fragments one after the other, so that
+/// each addition of a warp is to 128 bytes in a row, see DqFragments.
 struct DqSums {
   float* sums;
   uint32_t* state;     ///< of each row tile, see TurnState
