@@ -23,9 +23,9 @@ using verify::Case;
 using verify::DenseMask;
 
 /// Multiply-adds of a case's products that every run has time for.
-constexpr int64_t kMostCost = int64_t{1} << 24;
+constexpr int64_t kMostCost = int64_t{1} << 23;
 /// Of the cases below that, every n-th is run.
-constexpr std::size_t kEvery = 6;
+constexpr std::size_t kEvery = 4;
 
 DenseMask dense_of_rule(const Case& c) {
   const Mask mask = verify::make_mask(c);

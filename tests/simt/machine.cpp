@@ -9,7 +9,6 @@
 #include <boost/context/protected_fixedsize_stack.hpp>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <exception>
 #include <memory>
 #include <new>
@@ -161,8 +160,7 @@ std::string describe(Place place) {
 int64_t conflicts_of_phase(const uint32_t* addresses) {
   std::array<int, 8> rows{};
   for (int n = 0; n < 8; ++n) {
-    if (std::find(addresses, addresses + n, addresses[n]) == addresses + n)
-      ++rows[addresses[n] / kCopyBytes % 8];
+    if (std::find(addresses, addresses + n, addresses[n]) == addresses + n) ++rows[addresses[n] / kCopyBytes % 8];
   }
   return std::max(*std::max_element(rows.begin(), rows.end()) - 1, 0);
 }
@@ -233,7 +231,8 @@ class Block {
       bool progress = step(*warp);
       for (int turn = 1; turn < turns && progress && is_ready(*warp); ++turn) progress = step(*warp);
       idle_turns = progress ? 0 : idle_turns + 1;
-      if (idle_turns > kPatience) throw Error("threads wait for memory that nobody writes in " + name() + ": " + waiting());
+      if (idle_turns > kPatience)
+        throw Error("threads wait for memory that nobody writes in " + name() + ": " + waiting());
     }
   }
 
@@ -252,8 +251,9 @@ class Block {
     if (threads % kLanes != 0) fail(what, place, std::to_string(threads) + " threads are not whole warps");
     Barrier& b = barriers_[static_cast<std::size_t>(id)];
     if (b.arrived > 0 && b.expected != threads)
-      fail(what, place, "barrier " + std::to_string(id) + " for " + std::to_string(threads) +
-                            " threads, at which others wait for " + std::to_string(b.expected));
+      fail(what, place,
+           "barrier " + std::to_string(id) + " for " + std::to_string(threads) + " threads, at which others wait for " +
+               std::to_string(b.expected));
     b.expected = threads;
     ++b.arrived;
     if (threads > 0 && b.arrived > threads)

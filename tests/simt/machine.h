@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A machine that runs CUDA kernels, compiled by the host's compiler, on the host. The threads of a block are fibers, which
-// run until they meet others: at a collective of their warp, or at a barrier of their block. What it catches and what not:
-// docs/decisions/cuda-on-the-host.md.
+// A machine that runs CUDA kernels, compiled by the host's compiler, on the host. The threads of a block are fibers,
+// which run until they meet others: at a collective of their warp, or at a barrier of their block. What it catches and
+// what not: docs/decisions/cuda-on-the-host.md.
 
 #include <cstddef>
 #include <cstdint>
@@ -64,7 +64,8 @@ void meet(const char* what, uint32_t lanes, Place place, void* operand, void (*c
 
 inline constexpr uint32_t kWholeWarp = 0xffffffff;
 
-/// Barrier `id` among `threads` threads; all of the block that have not ended, for 0. Without `waits` the thread goes on.
+/// Barrier `id` among `threads` threads; all of the block that have not ended, for 0. Without `waits` the thread goes
+/// on.
 void barrier(const char* what, int id, int threads, bool waits, Place place);
 
 /// Lets others run: for a thread that waits for memory.

@@ -238,7 +238,8 @@ void load_rows() {
 }
 
 TEST(Matrices, CountConflicts) {
-  const simt::Counts plain = simt::launch(load_rows<0>, 1, 32, 1024), swizzled = simt::launch(load_rows<1>, 1, 32, 1024);
+  const simt::Counts plain = simt::launch(load_rows<0>, 1, 32, 1024),
+                     swizzled = simt::launch(load_rows<1>, 1, 32, 1024);
   EXPECT_EQ(plain.matrix_loads, 1);
   EXPECT_EQ(plain.matrix_load_conflicts, 4 * 7);
   EXPECT_EQ(swizzled.matrix_load_conflicts, 0);
@@ -418,20 +419,18 @@ TEST(Complaints, OfThreadsThatDoNotMeet) {
 }
 
 /// Warp 0 gives numbers to warp 1 through one word, in turns at two named barriers.
-template <bool waits_until_read>
 void hand_over(Word* out) {
   auto* word = reinterpret_cast<Word*>(cuda::dynamic_shared_memory());
   for (Word n = 0; n < 10; ++n) {
     if (threadIdx.x < 32) {
-      if (waits_until_read && n > 0) ptx::named_barrier_sync(2, 64);
+      if (n > 0) ptx::named_barrier_sync(2, 64);
       if (threadIdx.x == 0) *word = n;
       __syncwarp();
       ptx::named_barrier_arrive(1, 64);
-      if (!waits_until_read) __syncwarp();
     } else {
       ptx::named_barrier_sync(1, 64);
       if (threadIdx.x == 32) out[n] = *word;
-      if (waits_until_read && n < 9) ptx::named_barrier_arrive(2, 64);
+      if (n < 9) ptx::named_barrier_arrive(2, 64);
     }
   }
 }
@@ -439,7 +438,7 @@ void hand_over(Word* out) {
 TEST(Machine, HasNamedBarriers) {
   with_seeds([&] {
     std::vector<Word> out(10);
-    simt::launch(hand_over<true>, 1, 64, 4, out.data());
+    simt::launch(hand_over, 1, 64, 4, out.data());
     for (Word n = 0; n < 10; ++n) EXPECT_EQ(out[n], n);
   });
 }

@@ -39,6 +39,12 @@ const EmulatedDevice& device_at(int index) {
   return kDevices.at(static_cast<std::size_t>(only >= 0 ? only : index));
 }
 
+/// As few as a test likes, so that blocks take several work tiles.
+int multiprocessors_of(const EmulatedDevice& d) {
+  const char* text = std::getenv("FLASHMASK_SIMT_MULTIPROCESSORS");
+  return text && *text ? std::atoi(text) : d.multiprocessors;
+}
+
 constinit thread_local int current_device = 0;
 
 /// Dynamic shared memory that kernels may have.
@@ -145,7 +151,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int index) 
       *value = d.minor;
       return cudaSuccess;
     case cudaDevAttrMultiProcessorCount:
-      *value = d.multiprocessors;
+      *value = multiprocessors_of(d);
       return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
       *value = d.shared_bytes_of_block;
@@ -199,7 +205,20 @@ cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t
   std::memset(to, value, bytes);
   return cudaSuccess;
 }
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  *stream = nullptr;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+
+// There are no graphs.
+cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) { return cudaErrorNotSupported; }
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t*) { return cudaErrorNotSupported; }
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t*, cudaGraph_t, unsigned long long) { return cudaErrorNotSupported; }
+cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) { return cudaErrorNotSupported; }
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return cudaErrorNotSupported; }
+cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaErrorNotSupported; }
 
 }  // extern "C"

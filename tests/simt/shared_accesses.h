@@ -9,8 +9,8 @@
 namespace simt {
 
 /// What ldmatrix has read and cp.async written of a block's shared memory, 16 bytes at a time, and which of these
-/// accesses barriers have ordered. Warps have vector clocks: clock[v] of warp w is how far of what warp v did w has been
-/// told by barriers. All functions that judge return what is wrong, or "".
+/// accesses barriers have ordered. Warps have vector clocks: clock[v] of warp w is how far of what warp v did w has
+/// been told by barriers. All functions that judge return what is wrong, or "".
 class SharedAccesses {
  public:
   SharedAccesses(std::size_t bytes, int warps);
