@@ -58,12 +58,18 @@ def _loss(out, lse, dout):
     return (out * dout).sum() + torch.where(lse == -torch.inf, 0, lse).sum()
 
 
-def shared(placement, rank, mask_index, q, k, v, dout, local=None):
+def shared(placement, rank, mask_index, q, k, v, dout, way="auto"):
     """The same of this rank's rows."""
-    local = placement.mask(rank, mask_index) if local is None else local
+    local = placement.mask(rank, mask_index)
     leaves = [placement.shard(x, rank).requires_grad_() for x in (q, k, v)]
-    out, lse = context_parallel.attention(*leaves, local, return_lse=True)
+    out, lse = context_parallel.attention(*leaves, local, return_lse=True, way=way)
     return (out, lse, *torch.autograd.grad(_loss(out, lse, placement.shard(dout, rank)), leaves))
+
+
+def ways(heads_q, heads_kv, world):
+    """Those that these heads allow."""
+    divide = heads_q % world == 0 and (heads_kv % world == 0 or world % heads_kv == 0)
+    return ("gather", "overlap", "all_to_all") if divide else ("gather", "overlap")
 
 
 def check(name, got, want, placement, rank, tolerance):
@@ -78,15 +84,18 @@ def check(name, got, want, placement, rank, tolerance):
 
 
 def test_families(rank, world):
-    """Forward and gradients are those of one process, twice with the same bits."""
+    """Forward and gradients are those of one process, twice with the same bits, in each way."""
     for number, (name, mask) in enumerate(families().items()):
         scheme = ("balanced", "zigzag", "contiguous")[number % 3]
         placement = context_parallel.place(mask, world, scheme=scheme)
-        inputs = tensors(mask)
-        got = shared(placement, rank, 0, *inputs)
-        check(name, got, whole(mask, *inputs), placement, rank, 2e-5)
-        again = shared(placement, rank, 0, *inputs)
-        assert all(torch.equal(x, y) for x, y in zip(got, again)), name
+        heads = (4, 2) if world in (1, 2, 4) else (2 * world, 2)  # and 3 ranks cannot share 2 key heads
+        inputs = tensors(mask, heads=heads)
+        want = whole(mask, *inputs)
+        for way in ways(*heads, world):
+            got = shared(placement, rank, 0, *inputs, way=way)
+            check(f"{name}, {way}", got, want, placement, rank, 2e-5)
+            again = shared(placement, rank, 0, *inputs, way=way)
+            assert all(torch.equal(x, y) for x, y in zip(got, again)), (name, way)
 
 
 def test_lengths_and_heads(rank, world):
@@ -95,17 +104,21 @@ def test_lengths_and_heads(rank, world):
             mask = Mask(n, n, causal=True)
             placement = context_parallel.place(mask, world, scheme=scheme)
             inputs = tensors(mask, heads=heads, dims=(16, 24), batch=1)
-            got = shared(placement, rank, 0, *inputs)
-            check(f"{n} {scheme}", got, whole(mask, *inputs), placement, rank, 2e-5)
+            want = whole(mask, *inputs)
+            for way in ("auto", *ways(*heads, world)):
+                got = shared(placement, rank, 0, *inputs, way=way)
+                check(f"{n} {scheme} {way}", got, want, placement, rank, 2e-5)
 
 
 def test_half(rank, world):
     """Parts are not rounded in between: the errors are those of one process' rounding."""
     mask = masks.causal_document(seqlens=[200, 313])
     placement = context_parallel.place(mask, world)
-    inputs = tensors(mask, torch.bfloat16)
-    got = shared(placement, rank, 0, *inputs)
-    check("bfloat16", got, whole(mask, *inputs), placement, rank, 1e-2)
+    inputs = tensors(mask, torch.bfloat16, heads=(2 * world, world))
+    want = whole(mask, *inputs)
+    for way in ways(2 * world, world, world):
+        got = shared(placement, rank, 0, *inputs, way=way)
+        check(f"bfloat16 {way}", got, want, placement, rank, 1e-2)
 
 
 def test_several_masks(rank, world):
@@ -134,12 +147,13 @@ def test_no_part_is_used_before_it_arrives(rank, world):
     q, k, v, dout = tensors(mask)
     dout = torch.where(torch.arange(300)[None, :, None, None] >= placement.segments(world - 1)[0][0], dout, 0)
     leaves = [placement.shard(x, rank).requires_grad_() for x in (q, k, v)]
-    out = context_parallel.attention(*leaves, placement.mask(rank))
-    got = torch.autograd.grad((out * placement.shard(dout, rank)).sum(), leaves)
     full = [x.clone().requires_grad_() for x in (q, k, v)]
     want = torch.autograd.grad((ops.attention(*full, mask)[0] * dout).sum(), full)
-    for x, y in zip(got, want):
-        assert (x - placement.shard(y, rank)).abs().max() < 2e-5
+    for way in ways(q.shape[2], k.shape[2], world):
+        out = context_parallel.attention(*leaves, placement.mask(rank), way=way)
+        got = torch.autograd.grad((out * placement.shard(dout, rank)).sum(), leaves)
+        for x, y in zip(got, want):
+            assert (x - placement.shard(y, rank)).abs().max() < 2e-5, way
 
 
 def test_checkpointing(rank, world):
@@ -147,17 +161,19 @@ def test_checkpointing(rank, world):
     mask = masks.causal_document(seqlens=[150, 251])
     placement = context_parallel.place(mask, world)
     local = placement.mask(rank)
-    shards = [placement.shard(x, rank) for x in tensors(mask)]
+    heads = (2 * world, world)
+    shards = [placement.shard(x, rank) for x in tensors(mask, heads=heads)]
 
-    def gradients(wrap):
+    def gradients(way, wrap):
         leaves = [x.clone().requires_grad_() for x in shards[:3]]
-        out = wrap(lambda q, k, v: context_parallel.attention(q * 2, k, v, local), *leaves)
+        out = wrap(lambda q, k, v: context_parallel.attention(q * 2, k, v, local, way=way), *leaves)
         return torch.autograd.grad((out * shards[3]).sum(), leaves)
 
-    want = gradients(lambda call, *leaves: call(*leaves))
-    got = gradients(lambda call, *leaves: checkpoint(call, *leaves, use_reentrant=False))
-    compiled = gradients(lambda call, *leaves: torch.compile(call, backend="eager")(*leaves))
-    assert all(torch.equal(x, y) and torch.equal(x, z) for x, y, z in zip(want, got, compiled))
+    for way in ways(*heads, world):
+        want = gradients(way, lambda call, *leaves: call(*leaves))
+        got = gradients(way, lambda call, *leaves: checkpoint(call, *leaves, use_reentrant=False))
+        compiled = gradients(way, lambda call, *leaves: torch.compile(call, backend="eager")(*leaves))
+        assert all(torch.equal(x, y) and torch.equal(x, z) for x, y, z in zip(want, got, compiled)), way
 
 
 def test_layouts(rank, world):

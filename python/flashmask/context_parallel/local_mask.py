@@ -2,14 +2,15 @@
 """What one rank computes of a mask, and which keys travel between ranks for it."""
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from .. import _columns, _gather, _values
 from ..mask import BLOCK, Mask
+from . import cost
 
-PIECES = 4  # in which keys travel, so that tiles of one run while the next is on its way
+PIECES = cost.PIECES
 _SPARE = 20  # of so many keys of a peer one may travel that no row sees, so that runs are longer
 _MOST_RUNS = 256  # of a peer's keys; more are joined, however many keys are between them
 
@@ -19,11 +20,13 @@ class Piece:
     """Keys that arrive together.
 
     mask: of the local rows and these keys, those of each peer after another. receives: ((peer, keys), ...) in this
-    order. sends: ((peer, local segments), ...): what leaves in the meantime for the same piece of others.
+    order. received_at: where the keys of each are among those of LocalMask.gathered, (begin, end). sends: ((peer,
+    local segments), ...): what leaves in the meantime for the same piece of others.
     """
 
     mask: Mask
     receives: tuple
+    received_at: tuple
     sends: tuple
 
 
@@ -31,15 +34,25 @@ class Piece:
 class LocalMask:
     """The part of a mask that one rank computes: its rows and all keys that one of them sees.
 
-    own: the Mask of its rows and its own keys. pieces: Pieces of keys of other ranks. digest: of the whole mask and
-    the placement; ranks that agree have the same.
+    own: the Mask of its rows and its own keys. pieces: Pieces of keys of other ranks. gathered: the Mask of its rows and
+    all of these keys, its own at own_keys, (begin, end). whole: the Mask of the sequence. placement, index: what it was
+    made of. digest: of the whole mask and the placement; ranks that agree have the same.
     """
 
     rank: int
-    world_size: int
+    placement: object = field(repr=False)
+    index: int
     own: Mask
     pieces: tuple
+    gathered: Mask
+    own_keys: tuple
+    whole: Mask
     digest: str
+    _made: dict = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def world_size(self):
+        return self.placement.world_size
 
     @property
     def rows(self):
@@ -52,8 +65,43 @@ class LocalMask:
 
     def to(self, device, non_blocking=False):
         """The same with its masks on `device`."""
-        pieces = tuple(replace(piece, mask=piece.mask.to(device, non_blocking)) for piece in self.pieces)
-        return replace(self, own=self.own.to(device, non_blocking), pieces=pieces)
+
+        def there(mask):
+            return mask.to(device, non_blocking)
+
+        pieces = tuple(replace(piece, mask=there(piece.mask)) for piece in self.pieces)
+        masks = {name: there(getattr(self, name)) for name in ("own", "gathered", "whole")}
+        return replace(self, pieces=pieces, _made={}, **masks)
+
+    def way(self, heads, head_dim):
+        """How the cost model would compute attention of (heads_q, heads_kv) heads: "gather", "overlap" or
+        "all_to_all"."""
+        return self._once(("way", heads, head_dim), lambda: self.placement.way(self.index, heads, head_dim))
+
+    # --- For an all-to-all over heads -------------------------------------------------------------
+
+    def rows_of_ranks(self):
+        return self._once("rows", lambda: [self.placement.rows(rank) for rank in range(self.world_size)])
+
+    def by_ranks(self, device):
+        """int64 [seqlen]: the rows of rank 0, then those of rank 1, and so on."""
+        ranks = range(self.world_size)
+        return self._once(
+            ("by ranks", device), lambda: torch.cat([self.placement.index(rank) for rank in ranks]).to(device)
+        )
+
+    def in_order(self, device):
+        """Where each row of the sequence is in by_ranks."""
+        return self._once(("in order", device), lambda: self.by_ranks(device).argsort())
+
+    def of_heads(self, q, kv, heads):
+        """The whole Mask for the query heads q and the key heads kv, (begin, end), of heads = (heads_q, heads_kv)."""
+        return self._once(("heads", q, kv), lambda: _of_heads(self.whole, {heads[1]: kv, heads[0]: q}))
+
+    def _once(self, key, make):
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
 
 def local_mask(placement, rank, index=0, *, pieces=PIECES):
@@ -86,15 +134,52 @@ def local_mask(placement, rank, index=0, *, pieces=PIECES):
             if part:
                 local = [_local(segment, segments[rank]) for segment in part]
                 sent.setdefault(_piece(peer, rank, n, world, pieces), []).append((peer, tuple(local)))
-    made = []
-    for n in sorted(received.keys() | sent.keys()):
-        # A block that the sequence's end cuts has to come last.
-        arriving = sorted(received.get(n, []), key=lambda item: item[1][-1][1] == mask.seqlen_k)
-        part = mask.gather(segments[rank], [segment for _, part in arriving for segment in part])
-        made.append(Piece(part, tuple((peer, _length(part)) for peer, part in arriving), tuple(sent.get(n, []))))
-    own = mask.gather(segments[rank], segments[rank])
-    local = LocalMask(rank, world, own, tuple(made), _digest(mask, segments, pieces))
+    # A block that the sequence's end cuts has to come last, in each piece and in all.
+    every = sorted(received.keys() | sent.keys())
+    arriving = {n: sorted(received.get(n, []), key=lambda item: _is_last(item[1], mask)) for n in every}
+    parts = [(None, segments[rank])] + [((n, peer), part) for n in every for peer, part in arriving[n]]
+    parts.sort(key=lambda item: _is_last(item[1], mask))
+    places, at = {}, 0
+    for name, part in parts:
+        places[name] = at, at + _length(part)
+        at += _length(part)
+    made = [
+        Piece(
+            mask=mask.gather(segments[rank], [segment for _, part in arriving[n] for segment in part]),
+            receives=tuple((peer, _length(part)) for peer, part in arriving[n]),
+            received_at=tuple(places[n, peer] for peer, _ in arriving[n]),
+            sends=tuple(sent.get(n, [])),
+        )
+        for n in every
+    ]
+    local = LocalMask(
+        rank=rank,
+        placement=placement,
+        index=index,
+        own=mask.gather(segments[rank], segments[rank]),
+        pieces=tuple(made),
+        gathered=mask.gather(segments[rank], [segment for _, part in parts for segment in part]),
+        own_keys=places[None],
+        whole=mask,
+        digest=_digest(mask, segments, pieces),
+    )
     return local if whole.device is None else local.to(whole.device)
+
+
+def _is_last(segments, mask):
+    return bool(segments) and segments[-1][1] == mask.seqlen_k
+
+
+def _of_heads(mask, ranges):
+    """ranges: {number of heads: (begin, end)}."""
+
+    def part(x):
+        if x is None or x.shape[1] == 1:
+            return x
+        begin, end = ranges[x.shape[1]]
+        return x[:, begin:end].contiguous()
+
+    return mask.replace(bounds=part(mask.bounds), block_mask=part(mask.block_mask))
 
 
 def _seen(mask, rows):

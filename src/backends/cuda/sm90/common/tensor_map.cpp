@@ -33,9 +33,10 @@ std::string tensor_map_refusal(const char* argument, const TensorView& t) {
   for (int d = 0; d < last; ++d) {
     if (t.shape[d] <= 1) continue;
     if (t.stride[d] == 0) return message(argument, " is expanded (stride 0) in dimension ", d, "; make it contiguous");
-    if (t.stride[d] % (kAlignment / kBytes) != 0)
-      return message(argument, " has stride ", t.stride[d], " in dimension ", d,
-                     "; it must be a multiple of 8 (rows aligned to 16 bytes)");
+    const int64_t step = kAlignment / static_cast<int64_t>(element_size(t.dtype));
+    if (t.stride[d] % step != 0)
+      return message(argument, " has stride ", t.stride[d], " in dimension ", d, "; it must be a multiple of ", step,
+                     " (rows aligned to 16 bytes)");
     if (t.stride[d] >= kMostBytes / kBytes)
       return message(argument, " has stride ", t.stride[d], " in dimension ", d,
                      "; it must be below 2^39 (2^40 bytes)");
