@@ -36,6 +36,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE / "gpu"), str(HERE.parent / "python")]
 import context_parallel_contenders as contenders  # noqa: E402
+import ran  # noqa: E402
 import receipts  # noqa: E402
 import timing  # noqa: E402
 import torch  # noqa: E402
@@ -187,7 +188,7 @@ def measure_cell(cell, arguments, rank, device, link):
     heads, d = (cell["heads"], cell["heads_kv"]), HEAD_DIM[arguments.device]
     placement = place(mask, arguments.ranks, heads=heads, head_dim=d)
     dtype = torch.bfloat16 if arguments.device == "cuda" else torch.float32
-    shape = cell["batch"], cell["seqlen"]
+    shape = mask.batch, cell["seqlen"]
     tensors = [torch.randn(*shape, h, d, dtype=dtype, device=device) for h in (heads[0], *heads[1:] * 2, heads[0])]
     local, found = contenders.layers(mask, placement, rank, tensors, arguments.peers)
     del tensors
@@ -197,8 +198,8 @@ def measure_cell(cell, arguments, rank, device, link):
         **cell,
         "head_dim": d,
         "auto": local.way(heads, d),
-        "received_keys": int(slowest([local.received_keys * cell["batch"]], device)[0]),
-        "least_received_keys": received * (cell["batch"] // mask.batch),
+        "received_keys": int(slowest([local.received_keys], device)[0]),
+        "least_received_keys": received,
         "errors": errors(layers, placement, rank, device),
         "times": measure(layers, arguments.rounds, device),
         "missing": {name: why for name, why in found.items() if isinstance(why, str)},
@@ -323,12 +324,28 @@ def begin_receipt(arguments, words, link):
     held = {"ranks": arguments.ranks, "link_gb_s": round(link / 1e9, 2), "cells": kept}
     receipt["figures"]["context_parallel"] = held
     if on_gpu:
-        library = receipts.library_of(os.environ["FLASHMASK_LIBRARY"])
-        of_shape = f".bf16.d{HEAD_DIM['cuda']}.dv{HEAD_DIM['cuda']}."
-        ran = {i: h for i, h in library.hashes.items() if of_shape in i and ".features" not in i}
-        ran.update((i, h) for i, h in library.hashes.items() if receipts.is_of_plan(i))
-        receipt.update(toolkit=library.toolkit, kernel_hashes=dict(sorted(ran.items())))
+        library = ran.here()
+        of_shapes = library.of_all(shapes_of_run(arguments.ranks))
+        # A rank's rows of a mask may have a band over positions.
+        hashes = {i: h for i, h in sorted(library.hashes.items()) if i.replace(".light", "") in of_shapes}
+        receipt.update(toolkit=library.toolkit, kernel_hashes=hashes)
     return receipt
+
+
+def shapes_of_run(ranks):
+    """Cases as receipts have them: one GPU's, those of a rank's rows, and of a rank's heads."""
+    for cell in cells("cuda"):
+        for rows, share in ((1, 1), (ranks, 1), (1, ranks)):
+            heads = cell["heads"] // share, max(cell["heads_kv"] // share, 1)
+            for op, partial in (
+                ("fwd", None),
+                ("bwd", None),
+                ("fwd", "float32"),
+                ("bwd", "float32"),
+                ("bwd", "rounded"),
+            ):
+                case = ran.case_of(op, HEAD_DIM["cuda"], cell["seqlen"] // rows, cell["batch"], *heads)
+                yield case if partial is None else {**case, "partial": partial}
 
 
 def path_of(arguments):

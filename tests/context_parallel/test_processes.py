@@ -61,17 +61,19 @@ def test_every_visible_element_is_computed_once(name, world, scheme):
     total = 0
     for rank, local in enumerate(locals_):
         assert local.digest == locals_[0].digest
-        total += local.own.to_dense().sum() + sum(piece.mask.to_dense().sum() for piece in local.pieces)
+        of_rank = local.own.to_dense().sum() + sum(piece.mask.to_dense().sum() for piece in local.pieces)
+        assert of_rank == local.gathered.to_dense().sum()
+        total += of_rank
         for peer in range(world):
-            waits = [n for piece in local.pieces for p, n in piece.receives if p == peer]
+            waits = [(entry, n) for piece in local.pieces for p, entry, n in piece.receives if p == peer]
             sends = [
-                sum(end - begin for begin, end in segments)
+                (entry, sum(end - begin for begin, end in segments))
                 for piece in locals_[peer].pieces
-                for p, segments in piece.sends
+                for p, entry, segments in piece.sends
                 if p == rank
             ]
             assert waits == sends
-        if mask.block_mask is None and mask.q_pos is None and mask.batch == 1:  # of which the least is known
+        if mask.block_mask is None and mask.q_pos is None:  # of which the least is known
             assert local.received_keys <= 1.05 * placement.received_rows()[rank]
     assert total == mask.to_dense().sum()
 

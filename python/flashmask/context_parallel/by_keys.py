@@ -29,10 +29,8 @@ class Gather(torch.autograd.Function):
         dq, *dkv = _backward(dout, dlse, q, whole_k, whole_v, local.gathered, out, lse, options)
         begin, end = local.own_keys
         dk, dv = (x[:, begin:end] for x in dkv)
-        arrived = [piece.received_at for piece in local.pieces]
         returns = [
-            _return_gradients([(x[:, a:b] for x in dkv) for a, b in at], k, v, piece, group, lse.dtype)
-            for piece, at in zip(local.pieces, arrived)
+            _return_gradients(dkv, piece.gathered_places, k, v, piece, group, lse.dtype) for piece in local.pieces
         ]
         _add_returned(dk, dv, local, returns)
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None
@@ -41,12 +39,12 @@ class Gather(torch.autograd.Function):
 class Overlap(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, local, group, options):
-        exchanges = [_send_keys(k, v, piece, group) for piece in local.pieces]
+        arrivals = [_exchange_piece(k, v, piece, group) for piece in local.pieces]
         parts = [ops.attention(q, k, v, local.own, partial_out=True, **_named(options))]
-        for piece, exchange in zip(local.pieces, exchanges):
-            received = exchange.wait()
+        for piece, arrival in zip(local.pieces, arrivals):
+            received = arrival.wait()
             if received:
-                parts.append(ops.attention(q, *_keys_of(received, k), piece.mask, partial_out=True, **_named(options)))
+                parts.append(ops.attention(q, *received, piece.mask, partial_out=True, **_named(options)))
         # The same in every run, as the order of the parts is.
         out, lse = parts[0] if len(parts) == 1 else merge.merge_attention(*zip(*parts))
         return _save(ctx, q, k, v, out, lse, local, group, options)
@@ -57,17 +55,15 @@ class Overlap(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         local, group, options = ctx.call
         dout = _dout(dout, out, q)
-        exchanges = [_send_keys(k, v, piece, group) for piece in local.pieces]
+        arrivals = [_exchange_piece(k, v, piece, group) for piece in local.pieces]
         dq, dk, dv = _backward(dout, dlse, q, k, v, local.own, out, lse, options)
         returns = []
-        for piece, exchange in zip(local.pieces, exchanges):
-            received, parts = exchange.wait(), []
+        for piece, arrival in zip(local.pieces, arrivals):
+            received, dkv = arrival.wait(), None
             if received:
-                more, *dkv = _backward(dout, dlse, q, *_keys_of(received, k), piece.mask, out, lse, options)
+                more, *dkv = _backward(dout, dlse, q, *received, piece.mask, out, lse, options)
                 dq += more
-                counts = [keys for _, keys in piece.receives]
-                parts = list(zip(*(x.split(counts, 1) for x in dkv)))
-            returns.append(_return_gradients(parts, k, v, piece, group, lse.dtype))
+            returns.append(_return_gradients(dkv, piece.places, k, v, piece, group, lse.dtype))
         _add_returned(dk, dv, local, returns)
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None
 
@@ -109,68 +105,85 @@ def _apart(kv, k):
     return kv[..., : k.shape[3]], kv[..., k.shape[3] :]
 
 
-def _send_keys(k, v, piece, group):
-    incoming = [(peer, _room_for(keys, k, v)) for peer, keys in piece.receives]
-    return Exchange(_outgoing_keys(k, v, piece), incoming, group)
+def _of(x, entry):
+    """One batch entry, or, for None, all."""
+    return x if entry is None else x[entry : entry + 1]
 
 
-def _outgoing_keys(k, v, piece):
-    return [(peer, _beside(*(_gather.take(x, s, 1) for x in (k, v)))) for peer, s in piece.sends]
+class _Arrival:
+    """k and v of `seqlen_k` keys, [batch, seqlen_k, ...], of which messages fill the places of some."""
+
+    def __init__(self, k, v, seqlen_k, pieces, places, group):
+        """places: of the messages of each piece."""
+        self.k, self.whole, self.copies = k, None, []
+        outgoing = [
+            (peer, _beside(*(_gather.take(_of(x, entry), segments, 1) for x in (k, v))))
+            for piece in pieces
+            for peer, entry, segments in piece.sends
+        ]
+        receives = [(*what, at) for piece, of in zip(pieces, places) for what, at in zip(piece.receives, of)]
+        if receives:
+            shape = k.shape[0], seqlen_k, k.shape[2], k.shape[3] + v.shape[3]
+            # Keys that fill up an entry that has fewer than others are seen by no row, but are numbers.
+            padded = any(entry is not None for _, entry, *_ in receives)
+            self.whole = k.new_zeros(shape) if padded else k.new_empty(shape)
+        incoming = []
+        for peer, entry, _, (begin, end) in receives:
+            place = _of(self.whole, entry)[:, begin:end]
+            message = place if place.is_contiguous() else torch.empty_like(place, memory_format=torch.contiguous_format)
+            incoming.append((peer, message))
+            if message is not place:
+                self.copies.append((place, message))
+        self.exchange = Exchange(outgoing, incoming, group)
+
+    def wait(self):
+        """(k, v), views of what is there; () if nothing has arrived."""
+        self.exchange.wait()
+        for place, message in self.copies:
+            place.copy_(message)
+        return () if self.whole is None else _apart(self.whole, self.k)
 
 
-def _room_for(keys, k, v, dtype=None):
-    return k.new_empty((k.shape[0], keys, k.shape[2], k.shape[3] + v.shape[3]), dtype=dtype)
-
-
-def _keys_of(received, k):
-    """k and v of the keys of a piece; views of what arrived."""
-    return _apart(received[0] if len(received) == 1 else torch.cat(received, 1), k)
+def _exchange_piece(k, v, piece, group):
+    return _Arrival(k, v, piece.mask.seqlen_k, [piece], [piece.places], group)
 
 
 def _all_keys(k, v, local, group):
     """k and v of the rank's own keys and all that travel to it, in the order of local.gathered."""
     if not local.pieces:
         return k, v
-    whole = _room_for(local.gathered.seqlen_k, k, v) if local.received_keys else None
-    outgoing, incoming, places = [], [], []
-    for piece in local.pieces:
-        outgoing += _outgoing_keys(k, v, piece)
-        for (peer, keys), (begin, end) in zip(piece.receives, piece.received_at):
-            place = whole[:, begin:end]
-            places.append(place)
-            # A message fills one run of memory.
-            incoming.append((peer, place if place.is_contiguous() else _room_for(keys, k, v)))
-    exchange = Exchange(outgoing, incoming, group)
-    if whole is None:
-        exchange.wait()
-        return k, v
-    begin, end = local.own_keys
-    for own, x in zip(_apart(whole[:, begin:end], k), (k, v)):
-        own.copy_(x)
-    for place, received in zip(places, exchange.wait()):
-        if received is not place:
-            place.copy_(received)
-    return _apart(whole, k)
+    places = [piece.gathered_places for piece in local.pieces]
+    arrival = _Arrival(k, v, local.gathered.seqlen_k, local.pieces, places, group)
+    if arrival.whole is not None:
+        begin, end = local.own_keys
+        for own, x in zip(_apart(arrival.whole[:, begin:end], k), (k, v)):
+            own.copy_(x)
+    return arrival.wait() or (k, v)
 
 
-def _return_gradients(parts, k, v, piece, group, dtype):
+def _return_gradients(dkv, places, k, v, piece, group, dtype):
     """The other way round: gradients of the keys that arrived leave, those of the keys that were sent arrive.
 
-    parts: dk and dv of the keys of each peer of piece.receives.
+    dkv: dk and dv of the keys among which those of the piece are at `places`.
     """
-    outgoing = [(peer, _beside(*part)) for (peer, _), part in zip(piece.receives, parts)]
-    incoming = [
-        (peer, _room_for(sum(end - begin for begin, end in segments), k, v, dtype)) for peer, segments in piece.sends
+    outgoing = [
+        (peer, _beside(*(_of(x, entry)[:, begin:end] for x in dkv)))
+        for (peer, entry, _), (begin, end) in zip(piece.receives, places)
     ]
+    incoming = []
+    for peer, entry, segments in piece.sends:
+        keys = sum(end - begin for begin, end in segments)
+        shape = _of(k, entry).shape[0], keys, k.shape[2], k.shape[3] + v.shape[3]
+        incoming.append((peer, k.new_empty(shape, dtype=dtype)))
     return Exchange(outgoing, incoming, group)
 
 
 def _add_returned(dk, dv, local, returns):
-    """Adds the gradients of keys that were sent to the rank's own, in the order of pieces and peers."""
+    """Adds the gradients of keys that were sent to the rank's own, in the order of pieces and messages."""
     for piece, exchange in zip(local.pieces, returns):
-        for (_, segments), part in zip(piece.sends, exchange.wait()):
+        for (_, entry, segments), part in zip(piece.sends, exchange.wait()):
             at = 0
             for begin, end in segments:
                 for own, returned in zip((dk, dv), _apart(part[:, at : at + end - begin], dk)):
-                    own[:, begin:end] += returned
+                    _of(own, entry)[:, begin:end] += returned
                 at += end - begin

@@ -19,14 +19,16 @@ _MOST_RUNS = 256  # of a peer's keys; more are joined, however many keys are bet
 class Piece:
     """Keys that arrive together.
 
-    mask: of the local rows and these keys, those of each peer after another. receives: ((peer, keys), ...) in this
-    order. received_at: where the keys of each are among those of LocalMask.gathered, (begin, end). sends: ((peer,
-    local segments), ...): what leaves in the meantime for the same piece of others.
+    mask: of the local rows and these keys. receives: ((peer, entry, keys), ...), a message each; entry: the batch entry
+    whose keys they are, or None, for all. places, gathered_places: where they are among the piece's keys, and among
+    those of LocalMask.gathered, (begin, end). sends: ((peer, entry, local segments), ...): what leaves in the meantime
+    for the same piece of others.
     """
 
     mask: Mask
     receives: tuple
-    received_at: tuple
+    places: tuple
+    gathered_places: tuple
     sends: tuple
 
 
@@ -34,9 +36,9 @@ class Piece:
 class LocalMask:
     """The part of a mask that one rank computes: its rows and all keys that one of them sees.
 
-    own: the Mask of its rows and its own keys. pieces: Pieces of keys of other ranks. gathered: the Mask of its rows and
-    all of these keys, its own at own_keys, (begin, end). whole: the Mask of the sequence. placement, index: what it was
-    made of. digest: of the whole mask and the placement; ranks that agree have the same.
+    own: the Mask of its rows and its own keys. pieces: Pieces of keys of other ranks. gathered: the Mask of its rows
+    and all of these keys, its own at own_keys, (begin, end). whole: the Mask of the sequence. placement, index: what it
+    was made of. digest: of the whole mask and the placement; ranks that agree have the same.
     """
 
     rank: int
@@ -60,8 +62,9 @@ class LocalMask:
 
     @property
     def received_keys(self):
-        """Keys of other ranks that arrive, each once in a forward and once in a backward."""
-        return sum(keys for piece in self.pieces for _, keys in piece.receives)
+        """Keys of other ranks that arrive, once in a forward and once in a backward, summed over the mask's batch."""
+        entries = self.whole.batch
+        return sum(keys * (entries if e is None else 1) for piece in self.pieces for _, e, keys in piece.receives)
 
     def to(self, device, non_blocking=False):
         """The same with its masks on `device`."""
@@ -117,53 +120,71 @@ def local_mask(placement, rank, index=0, *, pieces=PIECES):
     whole = placement.masks[index]
     mask = whole.cpu()
     segments = [list(placement.segments(r)) for r in range(world)]
-    seen = [_seen(mask, rows) for rows in segments]
+    entries = _entries(mask)
+    of_entries = [mask if e is None else mask.replace(bounds=mask.bounds[e : e + 1]) for e in entries]
+    seen = [[_seen(one, rows) for rows in segments] for one in of_entries]
 
     def keys(receiver, sender):
-        """Segments of `sender`'s keys that `receiver` sees, one list for each piece that they arrive in."""
-        return _parts(_runs(seen[receiver], segments[sender], mask), _shares(world, pieces), mask)
+        """((piece, entry), segments) of the sender's keys that the receiver sees."""
+        for e, of_entry in zip(entries, seen):
+            runs = _runs(of_entry[receiver], segments[sender], mask)
+            for n, part in enumerate(_parts(runs, _shares(world, pieces), mask)):
+                if part:
+                    yield (_piece(receiver, sender, n, world, pieces), e), part
 
     received, sent = {}, {}
     for peer in range(world):
         if peer == rank:
             continue
-        for n, part in enumerate(keys(rank, peer)):
-            if part:
-                received.setdefault(_piece(rank, peer, n, world, pieces), []).append((peer, part))
-        for n, part in enumerate(keys(peer, rank)):
-            if part:
-                local = [_local(segment, segments[rank]) for segment in part]
-                sent.setdefault(_piece(peer, rank, n, world, pieces), []).append((peer, tuple(local)))
-    # A block that the sequence's end cuts has to come last, in each piece and in all.
+        for (n, e), part in keys(rank, peer):
+            received.setdefault(n, []).append((peer, e, part))
+        for (n, e), part in keys(peer, rank):
+            local = tuple(_local(segment, segments[rank]) for segment in part)
+            sent.setdefault(n, []).append((peer, e, local))
     every = sorted(received.keys() | sent.keys())
-    arriving = {n: sorted(received.get(n, []), key=lambda item: _is_last(item[1], mask)) for n in every}
-    parts = [(None, segments[rank])] + [((n, peer), part) for n in every for peer, part in arriving[n]]
-    parts.sort(key=lambda item: _is_last(item[1], mask))
-    places, at = {}, 0
-    for name, part in parts:
-        places[name] = at, at + _length(part)
-        at += _length(part)
-    made = [
-        Piece(
-            mask=mask.gather(segments[rank], [segment for _, part in arriving[n] for segment in part]),
-            receives=tuple((peer, _length(part)) for peer, part in arriving[n]),
-            received_at=tuple(places[n, peer] for peer, _ in arriving[n]),
-            sends=tuple(sent.get(n, [])),
-        )
-        for n in every
-    ]
+    own = [(None, segments[rank])] if entries == [None] else [(e, segments[rank]) for e in entries]
+    arriving = {n: received.get(n, []) for n in every}
+    gathered, places = _laid_out(mask, segments[rank], own + [part[1:] for n in every for part in arriving[n]])
+    own_keys, at = places[0], len(own)
+    made = []
+    for n in every:
+        part, own_places = _laid_out(mask, segments[rank], [part[1:] for part in arriving[n]])
+        receives = tuple((peer, e, _length(segments)) for peer, e, segments in arriving[n])
+        made.append(Piece(part, receives, own_places, places[at : at + len(receives)], tuple(sent.get(n, []))))
+        at += len(receives)
     local = LocalMask(
         rank=rank,
         placement=placement,
         index=index,
         own=mask.gather(segments[rank], segments[rank]),
         pieces=tuple(made),
-        gathered=mask.gather(segments[rank], [segment for _, part in parts for segment in part]),
-        own_keys=places[None],
+        gathered=gathered,
+        own_keys=own_keys,
         whole=mask,
         digest=_digest(mask, segments, pieces),
     )
     return local if whole.device is None else local.to(whole.device)
+
+
+def _entries(mask):
+    """The batch entries whose keys travel by themselves, as others see others; [None]: those of all together."""
+    alone = mask.bounds is not None and mask.bounds.shape[0] > 1 and mask.block_mask is None and mask.q_pos is None
+    return list(range(mask.bounds.shape[0])) if alone else [None]
+
+
+def _laid_out(mask, rows, parts):
+    """The Mask of these rows and parts [(entry, segments)] of keys, and where each part is, (begin, end)."""
+    # A block that the sequence's end cuts has to come last.
+    order = sorted(range(len(parts)), key=lambda n: mask.block_mask is not None and _is_last(parts[n][1], mask))
+    keys, lengths, places = {e: [] for e in _entries(mask)}, {}, [None] * len(parts)
+    for n in order:
+        e, segments = parts[n]
+        begin = lengths.get(e, 0)
+        lengths[e] = begin + _length(segments)
+        places[n] = begin, lengths[e]
+        keys[e] += segments
+    laid = mask.gather(rows, keys[None]) if None in keys else _gather.gather_each(mask, rows, list(keys.values()))
+    return laid, tuple(places)
 
 
 def _is_last(segments, mask):
