@@ -52,7 +52,7 @@ LEAST_SPEEDUP = {32768: 1.8, 131072: 1.9}  # of 64/8, on two GPUs
 MOST_FIXED = {"forward": 0.15, "backward": 0.3}  # ms
 MOST_RECEIVED, MOST_OFF = 1.1, 0.1
 MOST_ERROR = {"cuda": 2e-2, "cpu": 1e-4}  # of the largest value; bfloat16, float32
-STEP_MS = 200  # that a contender runs in a round
+STEP_MS = {"cuda": 200, "cpu": 20}  # that a contender runs in a round
 UNFINISHED = 3  # exit status
 
 
@@ -137,7 +137,7 @@ def measure(layers, rounds, device):
     repeats = {}
     for name, layer in layers.items():
         run(layer, 1, device)
-        repeats[name] = max(1, min(20, round(STEP_MS / sum(run(layer, 1, device)[:2]))))
+        repeats[name] = max(1, min(20, round(STEP_MS[device.type] / sum(run(layer, 1, device)[:2]))))
     samples, shuffle = {name: [] for name in layers}, random.Random(0)
     for _ in range(rounds):
         for name in shuffle.sample(list(layers), len(layers)):
