@@ -7,7 +7,7 @@ the next piece is on its way; partial results are merged in float32.
 
 import torch
 
-from .. import _gather, merge, ops
+from .. import merge, ops
 from .messages import Exchange
 
 
@@ -80,7 +80,7 @@ def _save(ctx, q, k, v, out, lse, local, group, options):
     ctx.save_for_backward(q, k, v, out, lse)
     ctx.call = local, group, options
     ctx.set_materialize_grads(False)
-    return out.to(q.dtype, copy=True), lse.clone()
+    return out.to(q.dtype), lse
 
 
 def _dout(dout, out, q):
@@ -101,6 +101,18 @@ def _beside(k, v):
     return torch.cat([k, v], -1)
 
 
+def _packed(k, v, segments):
+    """The same of the keys in these segments, copied once."""
+    keys = sum(end - begin for begin, end in segments)
+    message = k.new_empty((k.shape[0], keys, k.shape[2], k.shape[3] + v.shape[3]))
+    for x, part in zip((k, v), _apart(message, k)):
+        at = 0
+        for begin, end in segments:
+            part[:, at : at + end - begin].copy_(x[:, begin:end])
+            at += end - begin
+    return message
+
+
 def _apart(kv, k):
     return kv[..., : k.shape[3]], kv[..., k.shape[3] :]
 
@@ -117,7 +129,7 @@ class _Arrival:
         """places: of the messages of each piece."""
         self.k, self.whole, self.copies = k, None, []
         outgoing = [
-            (peer, _beside(*(_gather.take(_of(x, entry), segments, 1) for x in (k, v))))
+            (peer, _packed(_of(k, entry), _of(v, entry), segments))
             for piece in pieces
             for peer, entry, segments in piece.sends
         ]
