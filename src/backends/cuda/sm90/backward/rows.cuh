@@ -3,11 +3,11 @@
 
 // What runs before and after the kernel over the key tiles.
 
-#include <bit>
 #include <cstdint>
 #include <type_traits>
 
 #include "backends/cuda/attention/plan_bits.cuh"
+#include "backends/cuda/attention/row_products.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/sm90/backward/instance.h"
 #include "backends/cuda/sm90/backward/l2_group.cuh"
@@ -33,14 +33,7 @@ struct RowTilePlace {
   }
 };
 
-/// A tile's rows as the block's threads share them: 16 bytes each. The last threads of a row may have none.
-template <int kRows, int kDim>
-struct RowShare {
-  static constexpr int kThreadsPerRow = std::bit_ceil(kDim / 8u), kRowsPerPass = kRowThreads / kThreadsPerRow;
-  static constexpr int kPasses = kRows / kRowsPerPass;
-  __device__ static int row(int pass) { return pass * kRowsPerPass + static_cast<int>(threadIdx.x) / kThreadsPerRow; }
-  __device__ static int column() { return static_cast<int>(threadIdx.x) % kThreadsPerRow * 8; }
-};
+using cuda::RowShare;
 
 /// Eight neighbours of a row.
 template <typename T>
