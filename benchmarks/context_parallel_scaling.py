@@ -20,6 +20,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "context-parallel-scaling.md"
 HEADS, HEAD_DIM = (64, 8), 128
 RANKS = (4, 8, 16, 64, 256, 1024)
 SEQLENS = tuple(2**n for n in (15, 17, 19, 20, 22, 24))
+MARKS = {"gather": "", "overlap": "°", "all_to_all": "*"}
 LEAST_ROWS = 1024  # of a rank: below it a layer is too short to share
 KINDS = {
     "causal": "one causal sequence",
@@ -71,7 +72,7 @@ def table(kind, machine):
                 words.append("")
                 continue
             efficiency, way, seconds, _ = cell(mask, ranks, machine)
-            words.append(f"{100 * efficiency:.0f} %, {1e3 * seconds:.3g} ms{'*' if way == 'all_to_all' else ''}")
+            words.append(f"{100 * efficiency:.0f} %, {1e3 * seconds:.3g} ms{MARKS[way]}")
         lines.append(f"| {tokens(seqlen)} | {' | '.join(words)} |")
     return lines
 
@@ -83,10 +84,11 @@ def assumptions(machine):
         "link": "bytes/s that a GPU takes in inside of a node",
         "network": "bytes/s that a GPU takes in from other nodes (400 Gb/s)",
         "gpus_per_node": "GPUs of a node",
+        "memory": "bytes/s of a GPU's own memory",
         "latency": "seconds of a piece that travels",
         "fixed_forward": "seconds of a call beyond kernels and bytes, forward",
         "fixed_backward": "the same, backward",
-        "pieces": "pieces in which keys travel",
+        "pieces": "pieces in which keys travel, where they overlap with tiles",
     }
     return [f"| `{f.name}` | {getattr(machine, f.name):g} | {words[f.name]} |" for f in dataclasses.fields(machine)]
 
@@ -102,8 +104,9 @@ def page(machine):
         "",
         "A cell is the predicted efficiency (one GPU's time over all GPUs' time together) and the time of one layer,",
         f"forward and backward, batch 1, {HEADS[0]} query and {HEADS[1]} key heads of {HEAD_DIM}. A star marks the",
-        "all-to-all over heads where the model prefers it; elsewhere keys and values are gathered. Empty cells have",
-        f"less than {LEAST_ROWS:,} rows for each GPU.",
+        "all-to-all over heads where the model prefers it, a ring keys and values that travel under tiles; elsewhere",
+        "they are gathered first ([the ways](context-parallel.md#attention)). Empty cells have less than",
+        f"{LEAST_ROWS:,} rows for each GPU.",
         "",
         "## Assumptions",
         "",
@@ -113,9 +116,10 @@ def page(machine):
         "",
         "- The rates are assumed, the same for every mask and length; the link's rate was measured between H200s of",
         "  one host, the network's is nominal. Links do not disturb each other or the kernels.",
-        "- Gathering overlaps with tiles of a rank's own keys; the last piece's share of the tiles runs after it.",
-        "- Backward, keys and values travel again, and dk and dv in fp32 the other way. An all-to-all overlaps with",
-        "  nothing.",
+        "- Where keys and values overlap with tiles, the last piece's share of the tiles runs after it, and partial",
+        "  results, in fp32 for every query head, move through memory until they are merged. The other ways overlap",
+        "  with nothing.",
+        "- Backward, keys and values travel again, and dk and dv in fp32 the other way.",
         "- In a group of several nodes all bytes are spread evenly over the ranks, also where a placement has",
         "  neighbours in one node: windows and documents are better than predicted there.",
         "- Beyond 2M tokens rows are handed out in units of more than 128, and live tiles are as tall, which counts a",

@@ -71,11 +71,11 @@ macro(flashmask_enable_cuda)
   endif()
 endmacro()
 
-# flashmask_kernel_instances(TARGET FOLDER ROW ID COLUMN FEATURED...): adds a translation unit FOLDER/instance.cu.in for each row
-# ROW{head_dim, head_dim_v, COLUMN, ...} of tile_config.h beside FOLDER, each element type, and each FEATURED: false for the plain
-# kernels, true for those of features. ID is what the ids of the kernels begin with: sm90.fwd. The third column is named in them by
-# its first letter. FLASHMASK_ARCHITECTURES_VALUE, if it is set, has the architectures of rows whose third column is VALUE, as
-# options of nvcc. FLASHMASK_INSTANCES gets the files.
+# flashmask_kernel_instances(TARGET FOLDER ROW ID COLUMN VARIANT...): adds a translation unit for each row ROW{head_dim, head_dim_v,
+# COLUMN, ...} of tile_config.h beside FOLDER, each element type, and each VARIANT: the plain kernels and those of `features`
+# (FOLDER/instance.cu.in), or those of `partial` results (FOLDER/partial.cu.in). ID is what the ids of the kernels begin with: sm90.fwd.
+# The third column is named in them by its first letter. FLASHMASK_ARCHITECTURES_VALUE, if it is set, has the architectures of rows whose
+# third column is VALUE, as options of nvcc. FLASHMASK_INSTANCES gets the files.
 function(flashmask_kernel_instances target folder row_type id_begin column)
   get_filename_component(table ${folder}/../tile_config.h ABSOLUTE)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
@@ -97,14 +97,21 @@ function(flashmask_kernel_instances target folder row_type id_begin column)
     set(head_dim_v ${CMAKE_MATCH_2})
     set(${column} ${CMAKE_MATCH_3})
     foreach(element dtype IN ZIP_LISTS FLASHMASK_ELEMENTS FLASHMASK_DTYPES)
-      foreach(featured IN LISTS ARGN)
+      foreach(variant IN LISTS ARGN)
         set(id "${id_begin}.${element}.d${head_dim}.dv${head_dim_v}.${letter}${${column}}")
-        if(featured)
-          string(APPEND id ".features")
+        set(template instance)
+        set(featured false)
+        if(NOT variant STREQUAL "plain")
+          string(APPEND id ".${variant}")
+        endif()
+        if(variant STREQUAL "features")
+          set(featured true)
+        elseif(variant STREQUAL "partial")
+          set(template partial)
         endif()
         string(REPLACE "." "_" name "flashmask.${id}")
         set(file ${CMAKE_CURRENT_BINARY_DIR}/${set_and_direction}/${name}.cu)
-        configure_file(${folder}/instance.cu.in ${file} @ONLY)
+        configure_file(${folder}/${template}.cu.in ${file} @ONLY)
         target_sources(${target} PRIVATE ${file})
         list(APPEND files ${file})
         if(FLASHMASK_ARCHITECTURES_${${column}})

@@ -352,8 +352,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   args.mask = &mask;
   set_plan(plan_buffer, call, args.plan, args.plan_bytes);
   const int32_t dtype = partial_out ? partial_dtype(q) : torch_dtype(q);
-  const Tensor dq = empty_like("dq", q, dtype, place), dk = empty_like("dk", k, dtype, place),
-               dv = empty_like("dv", v, dtype, place);
+  const Tensor dq = empty_like("dq", q, partial_out ? torch_dtype(out) : dtype, place),
+               dk = empty_like("dk", k, dtype, place), dv = empty_like("dv", v, dtype, place);
   args.dq = call(dq, "dq");
   args.dk = call(dk, "dk");
   args.dv = call(dv, "dv");

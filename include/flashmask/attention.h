@@ -52,7 +52,8 @@ struct Features {
   Dropout dropout{};
   /// Results are parts of sums that the caller goes on adding up (attention over disjoint sets of keys): out and, in a
   /// backward, dq, dk and dv are float32 (float64 for float64) whatever q's dtype, and not rounded in between. A
-  /// backward's out is float32, too: that of all keys together, as its lse is. dout keeps q's dtype.
+  /// backward's out is that of all keys together, as its lse is, in float32 or, like dq then, in q's dtype. dout keeps
+  /// q's dtype.
   bool partial_out = false;
 };
 /// Names of the features asked for: "softcap", "sink", "dropout", "partial_out".
@@ -114,7 +115,7 @@ struct ForwardArgs : AttentionInputs {
 };
 
 /// Gradients of a forward call with the same inputs: `out` and `lse` are what it returned; dout has out's
-/// shape and dtype and any strides (expanded ones too); dlse, optional, has lse's shape and dtype; dq, dk,
+/// shape, q's dtype and any strides (expanded ones too); dlse, optional, has lse's shape and dtype; dq, dk,
 /// dv have the shapes and dtype of q, k, v; dsink, optional, has the shape and dtype of Features::sink, without which
 /// it is absent, and the same bits in every run. Every element of them is written.
 struct BackwardArgs : AttentionInputs {

@@ -31,12 +31,36 @@ def gather(mask, rows, keys):
     if len(pairs) <= 2:
         bounds = _joined(pairs, changes["seqlen_q"])
         return mask.replace(bounds=bounds, causal=False, window=None, q_offset=None, **changes)
-    if abs(_offset(mask)) > _FARTHEST:
-        raise ValueError(
-            f"q_offset is {_offset(mask)}; where the band becomes one over positions it is within 2^30 of 0"
-        )
+    _check_offset(mask)
     q_pos, k_pos = (_indices(x, mask.device, torch.int32)[None] for x in (rows, keys))
     return mask.replace(bounds=bounds, q_offset=None, q_pos=q_pos + _offset(mask), k_pos=k_pos, **changes)
+
+
+def gather_each(mask, rows, keys):
+    """As gather, of a mask without blocks and positions whose bounds have batch entries: keys[e], of entry e.
+
+    Entries with fewer keys than others end in keys that no row sees.
+    """
+    rows = _segments("rows", rows, mask.seqlen_q, ascending=True)
+    seqlen_q, seqlen_k = _length(rows), max(_length(segments) for segments in keys)
+    bounds, k_pos, causal = [], [], mask.causal
+    for entry, segments in enumerate(keys):
+        one, segments = mask.replace(bounds=mask.bounds[entry : entry + 1]), _segments("keys", segments, mask.seqlen_k)
+        own = gather_bounds(one, rows, segments)
+        pairs = hidden_rows(one, rows, segments, own)
+        if len(pairs) <= 2:  # alike for all entries
+            own, causal = _joined(pairs, seqlen_q), False
+        room = seqlen_k - own.shape[2]
+        hidden = own.new_tensor([0, seqlen_q, 0, 0][: own.shape[3]]).expand(1, own.shape[1], room, own.shape[3])
+        bounds.append(torch.cat([own, hidden], 2))
+        at = _indices(segments, mask.device, torch.int32)
+        k_pos.append(torch.nn.functional.pad(at, (0, room)))
+    changes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "bounds": torch.cat(bounds), "q_offset": None}
+    if len(pairs) <= 2:
+        return mask.replace(causal=causal, window=None, **changes)
+    _check_offset(mask)
+    q_pos = _indices(rows, mask.device, torch.int32)[None] + _offset(mask)
+    return mask.replace(q_pos=q_pos, k_pos=torch.stack(k_pos), **changes)
 
 
 def _segments(name, segments, seqlen, ascending=False):
@@ -73,6 +97,13 @@ def _check_blocks(name, runs):
 
 def _length(runs):
     return sum(end - begin for begin, end in runs)
+
+
+def _check_offset(mask):
+    if abs(_offset(mask)) > _FARTHEST:
+        raise ValueError(
+            f"q_offset is {_offset(mask)}; where the band becomes one over positions it is within 2^30 of 0"
+        )
 
 
 def _begin(runs):

@@ -86,7 +86,7 @@ def attention(
     every run; None follows torch.use_deterministic_algorithms. backend: "auto", "cpu", "cuda" or "reference" (slow, the
     only one for float64). max_ctas, softcap, sink, dropout, dropout_state: as in flashmask_attention.
     partial_out: out is float32 (float64 for float64) whatever q's dtype, to be merged with that over other keys
-    (merge_attention); out's gradient is rounded to q's dtype. The CPU implements it, CUDA refuses it.
+    (merge_attention); out's gradient is rounded to q's dtype. CUDA refuses it together with softcap or dropout.
 
     Under torch.autocast q, k and v are cast to its dtype. Raises ValueError if an argument is wrong, and
     UnsupportedError if no backend takes the call.
@@ -100,15 +100,24 @@ def attention(
     return checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend, max_ctas, features)
 
 
-def partial_backward(dout, dlse, q, k, v, out, lse, mask, softmax_scale, deterministic, backend, max_ctas):
-    """(dq, dk, dv) in lse's dtype: what the keys k, v add to the gradients of an attention over more keys.
-
-    out, lse: that attention's, out in lse's dtype. dlse may be None. mask: a Mask of q's rows and these keys.
-    """
+def backward(
+    dout, dlse, q, k, v, out, lse, mask, softmax_scale, deterministic, backend, max_ctas, *, partial_out=False
+):
+    """(dq, dk, dv) of attention()'s results; with partial_out as partial_backward. dlse may be None."""
     bounds, block_mask, *band = mask_arguments(mask)
     options = (softmax_scale, *band, deterministic, backend, max_ctas, None, mask.q_pos, mask.k_pos, None, 0.0, 0.0)
     inputs = (dout, dlse, q, k, v, out, lse, bounds, block_mask, mask.plan(q.device))
-    return _backward(*inputs, *options, True)[:3]
+    return _backward(*inputs, *options, partial_out)[:3]
+
+
+def partial_backward(dout, dlse, q, k, v, out, lse, mask, softmax_scale, deterministic, backend, max_ctas):
+    """(dq, dk, dv): what the keys k, v add to the gradients of an attention over more keys; dk and dv in lse's dtype.
+
+    out, lse: that attention's, out in lse's dtype or in q's; dq has the same. dlse may be None. mask: a Mask of q's
+    rows and these keys.
+    """
+    options = softmax_scale, deterministic, backend, max_ctas
+    return backward(dout, dlse, q, k, v, out, lse, mask, *options, partial_out=True)
 
 
 def features_of(softcap, sink, dropout, dropout_state, device):
@@ -301,7 +310,7 @@ def _backward_fake(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, *op
     sink = options[_SINK] if len(options) > _SINK else None
     dsink = q.new_empty(0, dtype=torch.float32) if sink is None else _empty_like(sink)
     dtype = lse.dtype if _is_partial(options) else q.dtype
-    return *(_empty_like(x, dtype) for x in (q, k, v)), dsink
+    return _empty_like(q, out.dtype), *(_empty_like(x, dtype) for x in (k, v)), dsink
 
 
 def _is_partial(options):

@@ -63,7 +63,7 @@ def device_options(device, **fields):
 
 def ask_for(options, features):
     """Fills in fm_options; the tensors of `features` have to live as long as `options`."""
-    options.softcap, options.dropout_p = features.softcap, features.dropout
+    options.softcap, options.dropout_p, options.partial_out = features.softcap, features.dropout, features.partial
     if features.sink is not None:
         options.sink = tensor(features.sink)
     if features.state is not None:
@@ -186,7 +186,8 @@ class Forward(Call):
         self, q, k, v, mask=None, *, plan=None, dense=None, scale=None, out=None, count=False, max_ctas=0, features=NONE
     ):
         self.inputs, self.features = (q, k, v, mask, plan, dense), features
-        self.out = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device) if out is None else out
+        dtype = features.result_dtype(q.dtype)
+        self.out = torch.empty((*q.shape[:3], v.shape[3]), dtype=dtype, device=q.device) if out is None else out
         self.lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
         fields = {"q": q, "k": k, "v": v, "out": self.out, "lse": self.lse}
         self._prepare(capi.ForwardArgs, fields, mask, plan, dense, scale, False, count, max_ctas, features)
@@ -229,13 +230,15 @@ class Backward(Call):
         like=torch.empty_like,
     ):
         q, k, v, mask, *_ = forward.inputs
-        self.inputs = (forward, dout, dlse, plan, dense)
+        self.inputs, features = (forward, dout, dlse, plan, dense), forward.features
         self.dq, self.dk, self.dv = (like(x) for x in (q, k, v))
+        if features.partial:  # dq may have out's dtype, whichever that is
+            self.dq = self.dq.to(forward.out.dtype)
+            self.dk, self.dv = self.dk.float(), self.dv.float()
         fields = {"q": q, "k": k, "v": v, "out": forward.out, "lse": forward.lse, "dout": dout}
         fields.update(dq=self.dq, dk=self.dk, dv=self.dv)
         if dlse is not None:
             fields["dlse"] = dlse
-        features = forward.features
         self.dsink = None if features.sink is None else torch.empty_like(features.sink)
         if self.dsink is not None:
             fields["dsink"] = self.dsink

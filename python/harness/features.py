@@ -11,15 +11,21 @@ from flashmask import capi
 @dataclass
 class Features:
     """Tensors are on the calls' device. sink [heads], float32 or the tensors' dtype; softcap, 0 is none; dropout, the
-    share of weights that are dropped, with its state, int64 [2]."""
+    share of weights that are dropped, with its state, int64 [2]. partial: results are float32, whatever the inputs."""
 
     sink: torch.Tensor = None
     softcap: float = 0.0
     dropout: float = 0.0
     state: torch.Tensor = None
+    partial: bool = False
 
     def __str__(self):
-        return f"sink {None if self.sink is None else self.sink.dtype}, softcap {self.softcap}, dropout {self.dropout}"
+        sink = None if self.sink is None else self.sink.dtype
+        return f"sink {sink}, softcap {self.softcap}, dropout {self.dropout}, partial {self.partial}"
+
+    def result_dtype(self, dtype):
+        """Of out and gradients of tensors of this dtype."""
+        return torch.float32 if self.partial else dtype
 
     def capped(self, scores):
         return self.softcap * torch.tanh(scores / self.softcap) if self.softcap else scores

@@ -82,8 +82,9 @@ def dtypes(library):
 def kernels_of(library, case, arch="sm90", multiprocessors=132, deterministic=False):
     """Ids of the kernels that a library runs for a receipt's case on a GPU of `arch`, those of the plan first.
 
-    `case` has op ("fwd" or "bwd"), dtype, batch, seqlen, heads, heads_kv, head_dim, head_dim_v. ValueError if it takes
-    no such call.
+    `case` has op ("fwd" or "bwd"), dtype, batch, seqlen, heads, heads_kv, head_dim, head_dim_v, and may have partial:
+    "float32", partial results, or "rounded", those whose out and dq are of the case's dtype (backward). ValueError if
+    it takes no such call.
     """
     explanation = explain(library, case, arch, multiprocessors, deterministic)
     if explanation["backend"] != "cuda":
@@ -97,6 +98,7 @@ def explain(library, case, arch="sm90", multiprocessors=132, deterministic=False
     # Hopper's are not named, which libraries of before there were others would not understand.
     named = {} if arch == "sm90" else {"kernels": arch.encode()}
     flags = capi.DETERMINISTIC if deterministic else 0
+    named["partial_out"] = "partial" in case
     options = capi.make(capi.Options, device=capi.cuda_device(), flags=flags, backend=b"cuda", **named)
     number = int(arch.removeprefix("sm"))
     gpu = capi.make(
@@ -118,15 +120,20 @@ def _arguments(case):
     """fm_forward_args or fm_backward_args of a case: contiguous tensors that lie nowhere, and a causal mask."""
     batch, seqlen, heads, heads_kv = (case[n] for n in ("batch", "seqlen", "heads", "heads_kv"))
 
-    def tensor(heads, dim):
-        return capi.device_tensor(NOWHERE, capi.DTYPES[case["dtype"]], (batch, seqlen, heads, dim))
+    def tensor(heads, dim, dtype=case["dtype"]):
+        return capi.device_tensor(NOWHERE, capi.DTYPES[dtype], (batch, seqlen, heads, dim))
 
     q, k, v = tensor(heads, case["head_dim"]), tensor(heads_kv, case["head_dim"]), tensor(heads_kv, case["head_dim_v"])
-    out, lse = tensor(heads, case["head_dim_v"]), capi.device_tensor(NOWHERE, capi.FLOAT32, (batch, heads, seqlen))
+    dout, lse = tensor(heads, case["head_dim_v"]), capi.device_tensor(NOWHERE, capi.FLOAT32, (batch, heads, seqlen))
+    of_rows = "float32" if case.get("partial") == "float32" else case["dtype"]
+    of_keys = "float32" if "partial" in case else case["dtype"]
+    out = tensor(heads, case["head_dim_v"], of_rows)
     mask = capi.mask(seqlen, seqlen, flags=capi.CAUSAL)
     fields = dict(q=q, k=k, v=v, out=out, lse=lse, mask=C.pointer(mask))
     if case["op"] == "bwd":
-        return capi.make(capi.BackwardArgs, **fields, dout=out, dq=q, dk=k, dv=v)
+        dq = tensor(heads, case["head_dim"], of_rows)
+        dk, dv = tensor(heads_kv, case["head_dim"], of_keys), tensor(heads_kv, case["head_dim_v"], of_keys)
+        return capi.make(capi.BackwardArgs, **fields, dout=dout, dq=dq, dk=dk, dv=dv)
     return capi.make(capi.ForwardArgs, **fields)
 
 

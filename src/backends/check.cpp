@@ -94,6 +94,8 @@ DataType lse_dtype(const Problem& p) { return p.dtype == DataType::kFloat64 ? Da
 
 /// Of out and of the gradients of q, k and v.
 DataType result_dtype(const Problem& p) { return p.features.partial_out ? lse_dtype(p) : p.dtype; }
+/// Of a backward's out and dq, which may be rounded where dk and dv are not.
+DataType row_dtype(const Problem& p) { return p.out.dtype == p.dtype ? p.dtype : result_dtype(p); }
 
 void check_inputs(Problem& p, bool with_data) {
   read_sizes(p);
@@ -118,7 +120,7 @@ void check_out_and_lse(const Problem& p, bool with_data, bool output) {
   check_tensor("out", p.out,
                {{p.batch, p.seqlen_q, p.heads_q, p.head_dim_v},
                 "batch, seqlen_q, heads_q, head_dim_v",
-                result_dtype(p),
+                output ? result_dtype(p) : row_dtype(p),
                 true,
                 output},
                p.device, with_data);
@@ -306,7 +308,7 @@ Problem check(const BackwardArgs& args, const MaskView* mask, const Options& opt
   if (p.dlse.defined())
     check_tensor("dlse", p.dlse, {{p.batch, p.heads_q, p.seqlen_q}, "lse's shape", lse_dtype(p), false, false},
                  p.device, with_data);
-  check_tensor("dq", p.dq, {{p.batch, p.seqlen_q, p.heads_q, p.head_dim}, "q's shape", result_dtype(p), true, true},
+  check_tensor("dq", p.dq, {{p.batch, p.seqlen_q, p.heads_q, p.head_dim}, "q's shape", row_dtype(p), true, true},
                p.device, with_data);
   check_tensor("dk", p.dk, {{p.batch, p.seqlen_k, p.heads_kv, p.head_dim}, "k's shape", result_dtype(p), true, true},
                p.device, with_data);

@@ -50,7 +50,7 @@ TEST(Verify, AsksForTheFeaturesThatABackendTakes) {
       arguments.insert(arguments.end(), which.begin(), which.end());
       return output_of(arguments);
     };
-    for (const char* word : {" sink=float32", " sink=own", " softcap=", " dropout="}) {
+    for (const char* word : {" sink=float32", " sink=own", " softcap=", " dropout=", " partial="}) {
       expect_contains(cases(tested_backend()), word);
       EXPECT_EQ(cases("cuda").find(word), std::string::npos);  // which has none yet
     }

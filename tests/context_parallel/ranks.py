@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each process of test_processes.py runs; it says what went wrong in a file."""
 
+import datetime
 import os
 import sys
+import time
 import traceback
 
 import torch
 import torch.distributed as dist
 from flashmask import Mask, context_parallel, masks, ops
 from torch.utils.checkpoint import checkpoint
+
+ON_GPU = os.environ.get("FLASHMASK_TEST_DEVICE") == "cuda"
 
 
 def families():
@@ -40,34 +44,53 @@ def families():
     }
 
 
-def tensors(mask, dtype=torch.float32, heads=(4, 2), dims=(32, 16), batch=2):
+def device():
+    return torch.device("cuda", torch.cuda.current_device()) if ON_GPU else torch.device("cpu")
+
+
+def tensors(mask, dtype=None, heads=(4, 2), dims=(32, 16), batch=2):
     generator = torch.Generator().manual_seed(mask.seqlen_q)
+    dtype = dtype or (torch.bfloat16 if ON_GPU else torch.float32)
     (heads_q, heads_kv), (d, dv) = heads, dims
     shapes = ((heads_q, d), (heads_kv, d), (heads_kv, dv), (heads_q, dv))
-    return [torch.randn(batch, mask.seqlen_q, *s, generator=generator).to(dtype) for s in shapes]
+    return [torch.randn(batch, mask.seqlen_q, *s, generator=generator).to(device(), dtype) for s in shapes]
 
 
 def whole(mask, q, k, v, dout):
     """out, lse and gradients on one process."""
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    out, lse = ops.attention(*leaves, mask)
+    out, lse = ops.attention(*leaves, mask.to(q.device))
     return (out, lse, *torch.autograd.grad(_loss(out, lse, dout), leaves))
+
+
+def attention(q, k, v, local, **options):
+    """The call under test: the same bits in every run, on a GPU too."""
+    return context_parallel.attention(q, k, v, local.to(q.device), deterministic=True, **options)
 
 
 def _loss(out, lse, dout):
     return (out * dout).sum() + torch.where(lse == -torch.inf, 0, lse).sum()
 
 
-def shared(placement, rank, mask_index, q, k, v, dout, local=None):
+def shared(placement, rank, mask_index, q, k, v, dout, way="auto"):
     """The same of this rank's rows."""
-    local = placement.mask(rank, mask_index) if local is None else local
+    local = placement.mask(rank, mask_index)
     leaves = [placement.shard(x, rank).requires_grad_() for x in (q, k, v)]
-    out, lse = context_parallel.attention(*leaves, local, return_lse=True)
+    out, lse = attention(*leaves, local, return_lse=True, way=way)
     return (out, lse, *torch.autograd.grad(_loss(out, lse, placement.shard(dout, rank)), leaves))
 
 
+def ways(heads_q, heads_kv, world):
+    """Those that these heads allow."""
+    divide = heads_q % world == 0 and (heads_kv % world == 0 or world % heads_kv == 0)
+    return ("gather", "overlap", "all_to_all") if divide else ("gather", "overlap")
+
+
 def check(name, got, want, placement, rank, tolerance):
+    tolerance = max(tolerance, 2e-2) if ON_GPU else tolerance
     for what, x, y in zip(("out", "lse", "dq", "dk", "dv"), got, want):
+        if x is None:
+            continue
         y = placement.shard(y, rank, 2 if what == "lse" else 1)
         assert x.shape == y.shape and x.dtype == y.dtype, (name, what, x.shape, y.shape)
         if x.numel() == 0:
@@ -78,15 +101,18 @@ def check(name, got, want, placement, rank, tolerance):
 
 
 def test_families(rank, world):
-    """Forward and gradients are those of one process, twice with the same bits."""
+    """Forward and gradients are those of one process, twice with the same bits, in each way."""
     for number, (name, mask) in enumerate(families().items()):
         scheme = ("balanced", "zigzag", "contiguous")[number % 3]
         placement = context_parallel.place(mask, world, scheme=scheme)
-        inputs = tensors(mask)
-        got = shared(placement, rank, 0, *inputs)
-        check(name, got, whole(mask, *inputs), placement, rank, 2e-5)
-        again = shared(placement, rank, 0, *inputs)
-        assert all(torch.equal(x, y) for x, y in zip(got, again)), name
+        heads = (4, 2) if world in (1, 2, 4) else (2 * world, 2)  # and 3 ranks cannot share 2 key heads
+        inputs = tensors(mask, heads=heads)
+        want = whole(mask, *inputs)
+        for way in ways(*heads, world):
+            got = shared(placement, rank, 0, *inputs, way=way)
+            check(f"{name}, {way}", got, want, placement, rank, 2e-5)
+            again = shared(placement, rank, 0, *inputs, way=way)
+            assert all(torch.equal(x, y) for x, y in zip(got, again)), (name, way)
 
 
 def test_lengths_and_heads(rank, world):
@@ -95,17 +121,21 @@ def test_lengths_and_heads(rank, world):
             mask = Mask(n, n, causal=True)
             placement = context_parallel.place(mask, world, scheme=scheme)
             inputs = tensors(mask, heads=heads, dims=(16, 24), batch=1)
-            got = shared(placement, rank, 0, *inputs)
-            check(f"{n} {scheme}", got, whole(mask, *inputs), placement, rank, 2e-5)
+            want = whole(mask, *inputs)
+            for way in ("auto", *ways(*heads, world)):
+                got = shared(placement, rank, 0, *inputs, way=way)
+                check(f"{n} {scheme} {way}", got, want, placement, rank, 2e-5)
 
 
 def test_half(rank, world):
     """Parts are not rounded in between: the errors are those of one process' rounding."""
     mask = masks.causal_document(seqlens=[200, 313])
     placement = context_parallel.place(mask, world)
-    inputs = tensors(mask, torch.bfloat16)
-    got = shared(placement, rank, 0, *inputs)
-    check("bfloat16", got, whole(mask, *inputs), placement, rank, 1e-2)
+    inputs = tensors(mask, torch.bfloat16, heads=(2 * world, world))
+    want = whole(mask, *inputs)
+    for way in ways(2 * world, world, world):
+        got = shared(placement, rank, 0, *inputs, way=way)
+        check(f"bfloat16 {way}", got, want, placement, rank, 1e-2)
 
 
 def test_several_masks(rank, world):
@@ -132,14 +162,15 @@ def test_no_part_is_used_before_it_arrives(rank, world):
     mask = Mask(300, 300)
     placement = context_parallel.place(mask, world, scheme="contiguous")
     q, k, v, dout = tensors(mask)
-    dout = torch.where(torch.arange(300)[None, :, None, None] >= placement.segments(world - 1)[0][0], dout, 0)
+    rows = torch.arange(300, device=dout.device)[None, :, None, None]
+    dout = torch.where(rows >= placement.segments(world - 1)[0][0], dout, 0)
     leaves = [placement.shard(x, rank).requires_grad_() for x in (q, k, v)]
-    out = context_parallel.attention(*leaves, placement.mask(rank))
-    got = torch.autograd.grad((out * placement.shard(dout, rank)).sum(), leaves)
     full = [x.clone().requires_grad_() for x in (q, k, v)]
     want = torch.autograd.grad((ops.attention(*full, mask)[0] * dout).sum(), full)
-    for x, y in zip(got, want):
-        assert (x - placement.shard(y, rank)).abs().max() < 2e-5
+    for way in ways(q.shape[2], k.shape[2], world):
+        out = attention(*leaves, placement.mask(rank), way=way)
+        got = torch.autograd.grad((out * placement.shard(dout, rank)).sum(), leaves)
+        check(way, (None, None, *got), (None, None, *want), placement, rank, 2e-5)
 
 
 def test_checkpointing(rank, world):
@@ -147,17 +178,19 @@ def test_checkpointing(rank, world):
     mask = masks.causal_document(seqlens=[150, 251])
     placement = context_parallel.place(mask, world)
     local = placement.mask(rank)
-    shards = [placement.shard(x, rank) for x in tensors(mask)]
+    heads = (2 * world, world)
+    shards = [placement.shard(x, rank) for x in tensors(mask, heads=heads)]
 
-    def gradients(wrap):
+    def gradients(way, wrap):
         leaves = [x.clone().requires_grad_() for x in shards[:3]]
-        out = wrap(lambda q, k, v: context_parallel.attention(q * 2, k, v, local), *leaves)
+        out = wrap(lambda q, k, v: attention(q * 2, k, v, local, way=way), *leaves)
         return torch.autograd.grad((out * shards[3]).sum(), leaves)
 
-    want = gradients(lambda call, *leaves: call(*leaves))
-    got = gradients(lambda call, *leaves: checkpoint(call, *leaves, use_reentrant=False))
-    compiled = gradients(lambda call, *leaves: torch.compile(call, backend="eager")(*leaves))
-    assert all(torch.equal(x, y) and torch.equal(x, z) for x, y, z in zip(want, got, compiled))
+    for way in ways(*heads, world):
+        want = gradients(way, lambda call, *leaves: call(*leaves))
+        got = gradients(way, lambda call, *leaves: checkpoint(call, *leaves, use_reentrant=False))
+        compiled = gradients(way, lambda call, *leaves: torch.compile(call, backend="eager")(*leaves))
+        assert all(torch.equal(x, y) and torch.equal(x, z) for x, y, z in zip(want, got, compiled)), way
 
 
 def test_layouts(rank, world):
@@ -166,10 +199,10 @@ def test_layouts(rank, world):
     placement = context_parallel.place(mask, world)
     local = placement.mask(rank)
     q, k, v, dout = (placement.shard(x, rank) for x in tensors(mask))
-    want = context_parallel.attention(q, k, v, local)
+    want = attention(q, k, v, local)
     q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
     v.requires_grad_()
-    got = context_parallel.attention(q, k, v, local)
+    got = attention(q, k, v, local)
     assert torch.equal(got, want)
     (dv,) = torch.autograd.grad((got * dout).sum(), [v])
     assert dv.shape == v.shape and dv.isfinite().all()
@@ -188,15 +221,69 @@ def test_disagreements(rank, world):
     masks_ = [Mask(300, 300, causal=True), Mask(300, 300)]
     mine = context_parallel.place(masks_[rank == 1], world, scheme="contiguous")
     q, k, v, _ = (mine.shard(x, rank) for x in tensors(masks_[0]))
-    text = message_of(lambda: context_parallel.attention(q, k, v, mine.mask(rank), check=True))
+    text = message_of(lambda: attention(q, k, v, mine.mask(rank), check=True))
     assert "the mask or the placement of ranks [1] " in text, text
     same = context_parallel.place(masks_[0], world, scheme="contiguous").mask(rank)
     q, k, v = (x[:1] if rank == 1 else x for x in (q, k, v))
-    text = message_of(lambda: context_parallel.attention(q, k, v, same, check=True))
+    text = message_of(lambda: attention(q, k, v, same, check=True))
     assert "shapes of q, k and v of ranks [1]" in text and "(1, " in text, text
     other = context_parallel.place(masks_[0], world).mask((rank + 1) % world)
-    text = message_of(lambda: context_parallel.attention(q, k, v, other))
+    text = message_of(lambda: attention(q, k, v, other))
     assert f"this is rank {rank}" in text, text
+
+
+class Model(torch.nn.Module):
+    """Two layers whose masks differ, as of a model of global and windowed layers; attend(layer, q, k, v)."""
+
+    def __init__(self, width=32, heads=(4, 2), words=50):
+        super().__init__()
+        torch.manual_seed(5)
+        self.heads, self.width = heads, width
+        self.embedding = torch.nn.Embedding(words, width)
+        self.inner = torch.nn.ModuleList(torch.nn.Linear(width, 16 * (heads[0] + 2 * heads[1])) for _ in range(2))
+        self.outer = torch.nn.ModuleList(torch.nn.Linear(16 * heads[0], width) for _ in range(2))
+        self.head = torch.nn.Linear(width, words)
+
+    def forward(self, ids, positions, attend):
+        x = self.embedding(ids) + torch.sin(positions[..., None] / 10)
+        for layer in range(2):
+            x = x + checkpoint(self.layer, layer, x, attend, use_reentrant=False)
+        return self.head(x)
+
+    def layer(self, layer, x, attend):
+        q, k, v = self.inner[layer](x).unflatten(-1, (-1, 16)).split([self.heads[0], self.heads[1], self.heads[1]], 2)
+        return self.outer[layer](attend(layer, q, k, v).flatten(2))
+
+    def train(self, ids, labels, positions, attend, tokens):
+        """The loss's share of these rows, and its gradients."""
+        logits = torch.compile(self, backend="eager")(ids, positions, attend)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / tokens
+        return loss.detach(), torch.autograd.grad(loss, list(self.parameters()))
+
+
+def test_training(rank, world):
+    """Loss and gradients are the undivided sequence's: ids, labels and positions taken apart, layers of two masks that
+    differ between batch entries, checkpointed and compiled."""
+    if ON_GPU:  # float32
+        return
+    documents = [masks.causal_document(seqlens=lengths) for lengths in ([150, 20, 131], [60, 100, 141])]
+    bounds = torch.cat([m.bounds for m in documents])
+    both = [documents[0].replace(bounds=bounds), documents[0].replace(bounds=bounds, window=(40, -1))]
+    generator = torch.Generator().manual_seed(8)
+    tokens = torch.randint(0, 50, (2, 301), generator=generator)
+    labels, positions = torch.roll(tokens, -1, dims=1), torch.arange(301).expand(2, -1)
+    model = Model()
+    want = model.train(tokens, labels, positions, lambda n, q, k, v: ops.attention(q, k, v, both[n])[0], tokens.numel())
+
+    placement = context_parallel.place(both, world)
+    locals_ = [placement.mask(rank, n) for n in range(2)]
+    shards = [placement.shard(x, rank) for x in (tokens, labels, positions)]
+    for way in ways(4, 2, world):
+        loss, gradients = model.train(*shards, lambda n, *qkv: attention(*qkv, locals_[n], way=way), tokens.numel())
+        for x in (loss, *gradients):
+            dist.all_reduce(x)
+        torch.testing.assert_close(loss, want[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(gradients, want[1], atol=1e-5, rtol=1e-4)
 
 
 TESTS = {name: value for name, value in globals().items() if name.startswith("test_")}
@@ -204,7 +291,10 @@ TESTS = {name: value for name, value in globals().items() if name.startswith("te
 
 def run(rank, world, folder):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    if ON_GPU:
+        torch.cuda.set_device(rank)
+    backend = "nccl" if ON_GPU else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=world)
     for name, test in TESTS.items():
         error = ""
         try:
@@ -219,5 +309,30 @@ def run(rank, world, folder):
     dist.destroy_process_group()
 
 
+def run_without_the_other(rank, folder, other):
+    """Rank 0 of two calls attention, and the other one ends first, or does something else. What rank 0 is told."""
+    limit = datetime.timedelta(seconds=4)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=limit)
+    dist.barrier()
+    if rank == 1:
+        if other == "late":
+            time.sleep(20)
+        os._exit(0)
+    mask = Mask(300, 300)
+    placement = context_parallel.place(mask, 2)
+    shards = [placement.shard(x, rank) for x in tensors(mask)[:3]]
+    told = "nothing"
+    try:
+        attention(*shards, placement.mask(rank), way="gather")
+    except RuntimeError as error:
+        told = str(error)
+    with open(os.path.join(folder, "told"), "w") as file:
+        file.write(told)
+    os._exit(0)
+
+
 if __name__ == "__main__":
-    run(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    if len(sys.argv) == 4:
+        run(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    else:
+        run_without_the_other(int(sys.argv[1]), *sys.argv[3:])

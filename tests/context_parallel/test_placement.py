@@ -119,7 +119,11 @@ def test_join_undoes_shard(name, dim):
 def test_explain_names_loads_and_the_chosen_way():
     placement = place(masks.causal_document(seqlens=[30000, 2768]), 4, heads=(64, 8), head_dim=128)
     text = placement.explain()
-    assert "<- chosen" in text and "all_to_all" in text and f"{placement.loads()[3]}" in text
+    assert (
+        "<- chosen" in text
+        and all(way in text for way in ("gather", "overlap", "all_to_all"))
+        and f"{placement.loads()[3]}" in text
+    )
     assert "not possible" in place(masks.causal(4096, 4096), 3, heads=(64, 8), head_dim=128).explain()
     assert "needs" not in text and "need heads" in place(masks.causal(4096, 4096), 2).explain()
 
@@ -128,6 +132,10 @@ def test_the_model_prefers_what_moves_less():
     # A window moves a few keys of eight heads; a full mask with few heads moves what an all-to-all moves many times.
     window = place(masks.sliding_window(131072, 131072, left=1023), 8, heads=(64, 8), head_dim=128).costs()
     assert window["gather"].total < window["all_to_all"].total
+    # What is merged costs more than links inside of a node, and less than slow ones.
+    causal = place(masks.causal(131072, 131072), 8, heads=(64, 8), head_dim=128)
+    assert causal.costs()["gather"].total < causal.costs()["overlap"].total
+    assert causal.way(machine=Machine(link=10e9)) == "overlap"
     slow = Machine(link=1e9)
     full = place(Mask(16384, 16384), 8, heads=(8, 8), head_dim=128).costs(machine=slow)
     assert full["all_to_all"].total < full["gather"].total

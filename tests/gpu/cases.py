@@ -194,22 +194,20 @@ def some_in_band(case, rows):
     return seen[:, None]
 
 
-def output_like(q, v, layout):
+def output_like(q, v, layout, dtype):
     """An output in q's layout; None lets the call make a contiguous one."""
     if layout == "bhsd":
-        return torch.empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3]), dtype=q.dtype, device=q.device).transpose(
-            1, 2
-        )
+        shape = q.shape[0], q.shape[2], q.shape[1], v.shape[3]
+        return torch.empty(shape, dtype=dtype, device=q.device).transpose(1, 2)
     if layout == "padded":
-        return torch.empty((*q.shape[:2], q.shape[2] + 1, v.shape[3] + 8), dtype=q.dtype, device=q.device)[
-            :, :, : q.shape[2], : v.shape[3]
-        ]
+        shape = *q.shape[:2], q.shape[2] + 1, v.shape[3] + 8
+        return torch.empty(shape, dtype=dtype, device=q.device)[:, :, : q.shape[2], : v.shape[3]]
     return None
 
 
 def call(case, mask, **more):
     q, k, v = case.tensors()
-    more.setdefault("out", output_like(q, v, case.layout))
+    more.setdefault("out", output_like(q, v, case.layout, case.features.result_dtype(q.dtype)))
     return Forward(q, k, v, mask, scale=case.scale, features=case.features, **more).poison()
 
 

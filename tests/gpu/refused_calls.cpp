@@ -271,10 +271,11 @@ void on_device_alone(std::vector<Refusal>& refusals) {
   const std::vector<Refusal> more{
       {"float32", [](Bench&, Call& c) { for_all_tensors(c, [](TensorView& t) { t.dtype = DataType::kFloat32; }); },
        kUnsupported, "float32", Where::kOnDevice},
-      {"partial results",
+      {"partial results with softcap",
        [](Bench&, Call& c) {
          c.options.features.partial_out = true;
-         c.args.out.dtype = DataType::kFloat32;
+         c.options.features.softcap = 30;
+         for (TensorView* t : {&c.args.out, &c.args.dq, &c.args.dk, &c.args.dv}) t->dtype = DataType::kFloat32;
        },
        kUnsupported, "partial_out", Where::kOnDevice},
       {"an expanded q", [](Bench&, Call& c) { c.args.q.stride[0] = 0; }, kUnsupported, "q", Where::kOnDevice},

@@ -127,6 +127,12 @@ def test_a_file_without_kernels_is_named(tmp_path):
 # --- Which kernels a call runs -----------------------------------------------------------------------
 
 
+PARTIAL = [
+    f"sm90.bwd.bf16.d128.dv128.c2{part}"
+    for part in (".partial.preprocess", ".split", ".partial.convert_dq", ".partial.reduce_dkv")
+]
+
+
 @needs_kernels
 @pytest.mark.parametrize(
     "case, expected",
@@ -137,6 +143,16 @@ def test_a_file_without_kernels_is_named(tmp_path):
         (
             {**SMALL, "op": "bwd"},
             [f"sm90.bwd.bf16.d128.dv128.c2{part}" for part in (".preprocess", ".split", ".reduce_dkv")],
+        ),
+        ({**CASE, "partial": "float32"}, ["sm90.fwd.bf16.d128.dv128.c3.partial"]),
+        ({**CASE, "op": "bwd", "partial": "float32"}, PARTIAL),
+        ({**SMALL, "op": "bwd", "partial": "float32"}, PARTIAL),  # of one key tile, too
+        (
+            {**CASE, "op": "bwd", "partial": "rounded"},
+            [
+                f"sm90.bwd.bf16.d128.dv128.c2{part}"
+                for part in (".preprocess", ".split", ".convert_dq", ".partial.reduce_dkv")
+            ],
         ),
     ],
 )

@@ -514,6 +514,21 @@ def test_partial_results_over_disjoint_keys_add_up():
     torch.testing.assert_close(gradients, want[2:], atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_keys_alone_may_be_partial(dtype):
+    """With out in the tensors' dtype so is dq: the ordinary one, whose dk and dv these round to."""
+    q, k, v = tensors(dtype)
+    dout, mask = torch.randn(2, S, HEADS, 8).to(q.device, dtype), mask_with_blind_rows()
+    out, lse = ops.attention(q, k, v, mask)
+    call = dout, None, q, k, v, out, lse, mask, None, True, "auto", 0
+    want, got = ops.backward(*call), ops.partial_backward(*call)
+    assert [x.dtype for x in got] == [dtype, torch.float32, torch.float32]
+    assert all(torch.equal(x.to(dtype), y) for x, y in zip(got, want))
+    other = torch.float16 if dtype == torch.bfloat16 else torch.bfloat16
+    with pytest.raises(ValueError, match=f"out is {other}.*must be float32".replace("torch.", "")):
+        ops.partial_backward(*call[:5], out.to(other), *call[6:])
+
+
 @host_alone
 def test_partial_results_are_differentiable_and_trace():
     q, k, v = (x.requires_grad_() for x in tensors(torch.bfloat16))

@@ -131,6 +131,8 @@ const std::map<std::string_view, Setter>& setters() {
        [](Case& c, std::string_view key, std::string_view value) { c.features.dropout = finite(key, value); }},
       {"positions", [](Case& c, std::string_view key,
                        std::string_view value) { c.features.positions = value_of(kPositions, key, value); }},
+      {"partial", [](Case& c, std::string_view key,
+                     std::string_view value) { c.features.partial = value_of(kYesNo, key, value); }},
       {"plan", word_setter(&Case::ready_plan, kYesNo)},
   };
   return table;
@@ -168,6 +170,7 @@ std::string describe(const Case& c) {
   if (c.features.softcap != 0) line += fmt::format(" softcap={}", c.features.softcap);
   if (c.features.dropout != 0) line += fmt::format(" dropout={}", c.features.dropout);
   if (c.has_positions()) line += fmt::format(" positions={}", word(kPositions, c.features.positions));
+  if (c.features.partial) line += fmt::format(" partial={}", word(kYesNo, true));
   return line;
 }
 

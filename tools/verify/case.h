@@ -43,6 +43,7 @@ struct CaseFeatures {
   double softcap = 0;
   double dropout = 0;
   Positions positions = Positions::kNone;
+  bool partial = false;  ///< partial_out
   bool operator==(const CaseFeatures&) const = default;
 };
 
@@ -85,6 +86,8 @@ struct Case {
     return mask_heads == MaskHeads::kOne ? 1 : mask_heads == MaskHeads::kKv ? heads_kv : heads_q;
   }
   double scale() const;
+  /// Of out and the gradients.
+  DataType result_dtype() const { return features.partial ? DataType::kFloat32 : dtype; }
   DataType sink_dtype() const { return features.sink == SinkKind::kOwn ? dtype : DataType::kFloat32; }
   numerics::Sizes sizes() const { return {batch, heads_q, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v}; }
   bool has_positions() const { return features.positions != Positions::kNone; }

@@ -69,7 +69,9 @@ const std::vector<CaseFeatures>& all_features() {
                                              {.dropout = 0.1},
                                              {.sink = SinkKind::kFloat32, .softcap = 30, .dropout = 0.5},
                                              {.positions = Positions::kShared},
-                                             {.softcap = 40, .positions = Positions::kEach}};
+                                             {.softcap = 40, .positions = Positions::kEach},
+                                             {.partial = true},
+                                             {.sink = SinkKind::kOwn, .positions = Positions::kEach, .partial = true}};
   return all;
 }
 

@@ -46,6 +46,9 @@ std::vector<std::string> refused_features(const std::string& backend) {
   ask(args, {.softcap = 30});
   ask(args, {.sink = undefined_memory(DataType::kFloat32, {1}, device)});
   ask(args, {.dropout = {.p = 0.1}});
+  ForwardArgs partial = args;
+  partial.out.dtype = DataType::kFloat32;
+  ask(partial, {.partial_out = true});
   ask(call_with_positions(args, device), {});
   return refused;
 }
@@ -54,7 +57,8 @@ bool asks_for_any(const CaseFeatures& features, const std::vector<std::string>& 
   const auto is_named = [&](const char* name) { return std::find(names.begin(), names.end(), name) != names.end(); };
   return (features.sink != SinkKind::kNone && is_named("sink")) || (features.softcap != 0 && is_named("softcap")) ||
          (features.dropout != 0 && is_named("dropout")) ||
-         (features.positions != Positions::kNone && is_named("positions"));
+         (features.positions != Positions::kNone && is_named("positions")) ||
+         (features.partial && is_named("partial_out"));
 }
 
 }  // namespace flashmask::verify

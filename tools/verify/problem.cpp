@@ -54,11 +54,11 @@ Problem::Problem(const Case& of)
 }
 
 Outputs::Outputs(const Case& c)
-    : out(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_q, c.heads_q, c.head_dim_v)),
+    : out(Tensor::attention(c.result_dtype(), c.layout, c.batch, c.seqlen_q, c.heads_q, c.head_dim_v)),
       lse(make_lse(c)),
-      dq(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_q, c.heads_q, c.head_dim)),
-      dk(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_k, c.heads_kv, c.head_dim)),
-      dv(Tensor::attention(c.dtype, c.layout, c.batch, c.seqlen_k, c.heads_kv, c.head_dim_v)) {
+      dq(Tensor::attention(c.result_dtype(), c.layout, c.batch, c.seqlen_q, c.heads_q, c.head_dim)),
+      dk(Tensor::attention(c.result_dtype(), c.layout, c.batch, c.seqlen_k, c.heads_kv, c.head_dim)),
+      dv(Tensor::attention(c.result_dtype(), c.layout, c.batch, c.seqlen_k, c.heads_kv, c.head_dim_v)) {
   if (c.features.sink != SinkKind::kNone) dsink = Tensor::vector(c.sink_dtype(), c.heads_q);
 }
 

@@ -24,7 +24,8 @@ struct Problem {
   Features features(const TensorView& sink_there, const uint64_t* state_there) const {
     return {.softcap = c.features.softcap,
             .sink = sink_there,
-            .dropout = {.p = c.features.dropout, .state = c.features.dropout > 0 ? state_there : nullptr}};
+            .dropout = {.p = c.features.dropout, .state = c.features.dropout > 0 ? state_there : nullptr},
+            .partial_out = c.features.partial};
   }
   Features features() const { return features(sink ? sink->view() : TensorView{}, dropout_state.data()); }
 };

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of the time of one attention layer over several GPUs, to choose between gathering keys and an all-to-all.
+"""A model of the time of one attention layer over several GPUs, to choose between the ways to compute it.
 
-gather: each rank computes its own rows, and keys and values that they see travel, while tiles of its own keys run. The
-time is that of the busiest rank: its tiles, or its bytes and the last piece's tiles, whichever takes longer.
+gather: each rank computes its own rows, in one call when the keys and values that they see have arrived. The time is
+that of the busiest rank: its bytes, and then its tiles.
+overlap: the same, but keys and values travel while tiles of its own keys run, and each part has partial results, which
+are merged: the tiles, or the bytes and the last piece's tiles, whichever takes longer, and the merge. It pays where
+links are slow: a partial result of a row, in fp32 for every query head, is more bytes than a key and its value.
 all_to_all: q, k and v change from rows of all heads to all rows of some heads, and back after the attention (Ulysses,
 arXiv:2309.14509). Every rank computes the whole mask for its heads, so tiles are balanced, but nothing overlaps.
 
@@ -12,8 +15,13 @@ over the network.
 
 from dataclasses import dataclass
 
+PIECES = 4  # in which keys travel, so that tiles of one run while the next is on its way
+
 _BYTES = 2  # of an element of q, k and v
 _PARTIAL = 4  # of one of dk and dv, which are added in fp32
+# Of an element of out, and of dq, what a part's result moves through a GPU's memory until it is merged: it is written,
+# weighted and added in fp32.
+_MERGED_OUT, _MERGED_DQ = 24, 16
 
 
 @dataclass(frozen=True)
@@ -28,10 +36,11 @@ class Machine:
     link: float = 370e9  # bytes/s that a GPU takes in, inside of a node
     network: float = 45e9  # bytes/s that a GPU takes in from other nodes (400 Gb/s)
     gpus_per_node: int = 8
+    memory: float = 4e12  # bytes/s of a GPU's own memory
     latency: float = 12e-6  # seconds of a collective or a piece
     fixed_forward: float = 100e-6  # seconds of a call beyond kernels and bytes
     fixed_backward: float = 200e-6
-    pieces: int = 4  # in which keys travel
+    pieces: int = PIECES  # in which keys travel, where they overlap with tiles
 
     def bandwidth(self, ranks):
         """Bytes/s that a rank takes in from the others of a group."""
@@ -58,15 +67,17 @@ class Cost:
 
 
 def costs(*, tiles, tile_elements, received, rows, mask_heads, heads, head_dim, machine):
-    """{"gather": Cost} and, where heads divide by the ranks, "all_to_all".
+    """{"gather": Cost, "overlap": Cost} and, where heads divide by the ranks, "all_to_all".
 
     tiles, received: of each rank, as Placement says them. tile_elements: rows x keys of a tile. rows: the most rows of
     a rank, over its batch entries. A mask head stands for heads_q / mask_heads heads.
     """
     ranks, (heads_q, heads_kv) = len(tiles), heads
     flops_of_tile = 4 * tile_elements * head_dim * heads_q / mask_heads
-    result = {"gather": _gather(max(tiles) * flops_of_tile, max(received), heads_kv, head_dim, ranks, machine)}
-    if heads_q % ranks == 0 and (heads_kv % ranks == 0 or ranks % heads_kv == 0):
+    flops = max(tiles) * flops_of_tile
+    by_keys = _by_keys(flops, max(received), rows, heads, head_dim, ranks, machine)
+    result = dict(zip(("gather", "overlap"), by_keys))
+    if divide(heads_q, heads_kv, ranks):
         result["all_to_all"] = _all_to_all(sum(tiles) / ranks * flops_of_tile, rows, heads, head_dim, ranks, machine)
     return result
 
@@ -90,25 +101,45 @@ def chosen(costs):
     return min(costs, key=lambda name: costs[name].total)
 
 
-def _gather(flops, keys, heads_kv, head_dim, ranks, machine):
+def divide(heads_q, heads_kv, ranks):
+    """Whether ranks can share the heads out: as many query heads each, with whole heads of k and v for them."""
+    return heads_q % ranks == 0 and (heads_kv % ranks == 0 or ranks % heads_kv == 0)
+
+
+def _by_keys(flops, keys, rows, heads, head_dim, ranks, machine):
+    """The Costs of gather and overlap."""
     forward, backward = _compute(flops, machine)
+    heads_q, heads_kv = heads
     elements = keys * heads_kv * 2 * head_dim
-    kv = _exchange(elements * _BYTES, ranks, machine)
-    dkv = _exchange(elements * _PARTIAL, ranks, machine)
 
-    def overlapped(compute, exchange):
+    def cost(pieces, of_forward, of_backward):
+        """of_*: the seconds of tiles and of what travels to those of both."""
+        kv, dkv = (_exchange(elements * size, ranks, machine, pieces) for size in (_BYTES, _PARTIAL))
+        times = of_forward(forward, kv), of_backward(backward, kv, dkv)
+        return Cost(
+            machine.fixed_forward + times[0], machine.fixed_backward + times[1], forward, backward, kv, kv + dkv
+        )
+
+    def overlapped(compute, exchange, merged):
+        if not exchange:
+            return compute
         # The last piece's share of the tiles runs when all has arrived.
-        return max(compute, exchange + compute / (machine.pieces + 1)) if exchange else compute
+        parts = machine.pieces + 1
+        return max(compute, exchange + compute / parts) + parts * rows * heads_q * head_dim * merged / machine.memory
 
-    # k and v arrive again, and partial dk and dv leave for their owners in the other direction.
-    both = max(kv, dkv)
-    return Cost(
-        machine.fixed_forward + overlapped(forward, kv),
-        machine.fixed_backward + overlapped(backward, both),
-        forward,
-        backward,
-        kv,
-        both,
+    def overlapped_backward(compute, kv, dkv):
+        # k and v arrive again, and partial dk and dv leave for their owners in the other direction.
+        return overlapped(compute, max(kv, dkv), _MERGED_DQ)
+
+    # Own keys and values are copied beside those that arrive, and their gradients come in fp32.
+    copied = 2 * rows * heads_kv * 2 * head_dim / machine.memory if keys else 0.0
+    return (
+        cost(
+            1,
+            lambda compute, kv: compute + kv + _BYTES * copied,
+            lambda compute, kv, dkv: compute + kv + dkv + (_BYTES + _PARTIAL) * copied,
+        ),
+        cost(machine.pieces, lambda compute, kv: overlapped(compute, kv, _MERGED_OUT), overlapped_backward),
     )
 
 
@@ -135,8 +166,8 @@ def _compute(flops, machine):
     return flops / machine.forward_flops, 2.5 * flops / machine.backward_flops
 
 
-def _exchange(size, ranks, machine):
-    return size / machine.bandwidth(ranks) + machine.latency * machine.pieces if size else 0.0
+def _exchange(size, ranks, machine, pieces=1):
+    return size / machine.bandwidth(ranks) + machine.latency * pieces if size else 0.0
 
 
 def described(costs, machine, ranks):

@@ -2,14 +2,15 @@
 """What one rank computes of a mask, and which keys travel between ranks for it."""
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from .. import _columns, _gather, _values
 from ..mask import BLOCK, Mask
+from . import cost
 
-PIECES = 4  # in which keys travel, so that tiles of one run while the next is on its way
+PIECES = cost.PIECES
 _SPARE = 20  # of so many keys of a peer one may travel that no row sees, so that runs are longer
 _MOST_RUNS = 256  # of a peer's keys; more are joined, however many keys are between them
 
@@ -18,12 +19,16 @@ _MOST_RUNS = 256  # of a peer's keys; more are joined, however many keys are bet
 class Piece:
     """Keys that arrive together.
 
-    mask: of the local rows and these keys, those of each peer after another. receives: ((peer, keys), ...) in this
-    order. sends: ((peer, local segments), ...): what leaves in the meantime for the same piece of others.
+    mask: of the local rows and these keys. receives: ((peer, entry, keys), ...), a message each; entry: the batch entry
+    whose keys they are, or None, for all. places, gathered_places: where they are among the piece's keys, and among
+    those of LocalMask.gathered, (begin, end). sends: ((peer, entry, local segments), ...): what leaves in the meantime
+    for the same piece of others.
     """
 
     mask: Mask
     receives: tuple
+    places: tuple
+    gathered_places: tuple
     sends: tuple
 
 
@@ -31,15 +36,25 @@ class Piece:
 class LocalMask:
     """The part of a mask that one rank computes: its rows and all keys that one of them sees.
 
-    own: the Mask of its rows and its own keys. pieces: Pieces of keys of other ranks. digest: of the whole mask and
-    the placement; ranks that agree have the same.
+    own: the Mask of its rows and its own keys. pieces: Pieces of keys of other ranks. gathered: the Mask of its rows
+    and all of these keys, its own at own_keys, (begin, end). whole: the Mask of the sequence. placement, index: what it
+    was made of. digest: of the whole mask and the placement; ranks that agree have the same.
     """
 
     rank: int
-    world_size: int
+    placement: object = field(repr=False)
+    index: int
     own: Mask
     pieces: tuple
+    gathered: Mask
+    own_keys: tuple
+    whole: Mask
     digest: str
+    _made: dict = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def world_size(self):
+        return self.placement.world_size
 
     @property
     def rows(self):
@@ -47,13 +62,49 @@ class LocalMask:
 
     @property
     def received_keys(self):
-        """Keys of other ranks that arrive, each once in a forward and once in a backward."""
-        return sum(keys for piece in self.pieces for _, keys in piece.receives)
+        """Keys of other ranks that arrive, once in a forward and once in a backward, summed over the mask's batch."""
+        entries = self.whole.batch
+        return sum(keys * (entries if e is None else 1) for piece in self.pieces for _, e, keys in piece.receives)
 
     def to(self, device, non_blocking=False):
         """The same with its masks on `device`."""
-        pieces = tuple(replace(piece, mask=piece.mask.to(device, non_blocking)) for piece in self.pieces)
-        return replace(self, own=self.own.to(device, non_blocking), pieces=pieces)
+
+        def there(mask):
+            return mask.to(device, non_blocking)
+
+        pieces = tuple(replace(piece, mask=there(piece.mask)) for piece in self.pieces)
+        masks = {name: there(getattr(self, name)) for name in ("own", "gathered", "whole")}
+        return replace(self, pieces=pieces, _made={}, **masks)
+
+    def way(self, heads, head_dim):
+        """How the cost model would compute attention of (heads_q, heads_kv) heads: "gather", "overlap" or
+        "all_to_all"."""
+        return self._once(("way", heads, head_dim), lambda: self.placement.way(self.index, heads, head_dim))
+
+    # --- For an all-to-all over heads -------------------------------------------------------------
+
+    def rows_of_ranks(self):
+        return self._once("rows", lambda: [self.placement.rows(rank) for rank in range(self.world_size)])
+
+    def by_ranks(self, device):
+        """int64 [seqlen]: the rows of rank 0, then those of rank 1, and so on."""
+        ranks = range(self.world_size)
+        return self._once(
+            ("by ranks", device), lambda: torch.cat([self.placement.index(rank) for rank in ranks]).to(device)
+        )
+
+    def in_order(self, device):
+        """Where each row of the sequence is in by_ranks."""
+        return self._once(("in order", device), lambda: self.by_ranks(device).argsort())
+
+    def of_heads(self, q, kv, heads):
+        """The whole Mask for the query heads q and the key heads kv, (begin, end), of heads = (heads_q, heads_kv)."""
+        return self._once(("heads", q, kv), lambda: _of_heads(self.whole, {heads[1]: kv, heads[0]: q}))
+
+    def _once(self, key, make):
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
 
 def local_mask(placement, rank, index=0, *, pieces=PIECES):
@@ -69,32 +120,87 @@ def local_mask(placement, rank, index=0, *, pieces=PIECES):
     whole = placement.masks[index]
     mask = whole.cpu()
     segments = [list(placement.segments(r)) for r in range(world)]
-    seen = [_seen(mask, rows) for rows in segments]
+    entries = _entries(mask)
+    of_entries = [mask if e is None else mask.replace(bounds=mask.bounds[e : e + 1]) for e in entries]
+    seen = [[_seen(one, rows) for rows in segments] for one in of_entries]
 
     def keys(receiver, sender):
-        """Segments of `sender`'s keys that `receiver` sees, one list for each piece that they arrive in."""
-        return _parts(_runs(seen[receiver], segments[sender], mask), _shares(world, pieces), mask)
+        """((piece, entry), segments) of the sender's keys that the receiver sees."""
+        for e, of_entry in zip(entries, seen):
+            runs = _runs(of_entry[receiver], segments[sender], mask)
+            for n, part in enumerate(_parts(runs, _shares(world, pieces), mask)):
+                if part:
+                    yield (_piece(receiver, sender, n, world, pieces), e), part
 
     received, sent = {}, {}
     for peer in range(world):
         if peer == rank:
             continue
-        for n, part in enumerate(keys(rank, peer)):
-            if part:
-                received.setdefault(_piece(rank, peer, n, world, pieces), []).append((peer, part))
-        for n, part in enumerate(keys(peer, rank)):
-            if part:
-                local = [_local(segment, segments[rank]) for segment in part]
-                sent.setdefault(_piece(peer, rank, n, world, pieces), []).append((peer, tuple(local)))
+        for (n, e), part in keys(rank, peer):
+            received.setdefault(n, []).append((peer, e, part))
+        for (n, e), part in keys(peer, rank):
+            local = tuple(_local(segment, segments[rank]) for segment in part)
+            sent.setdefault(n, []).append((peer, e, local))
+    every = sorted(received.keys() | sent.keys())
+    own = [(None, segments[rank])] if entries == [None] else [(e, segments[rank]) for e in entries]
+    arriving = {n: received.get(n, []) for n in every}
+    gathered, places = _laid_out(mask, segments[rank], own + [part[1:] for n in every for part in arriving[n]])
+    own_keys, at = places[0], len(own)
     made = []
-    for n in sorted(received.keys() | sent.keys()):
-        # A block that the sequence's end cuts has to come last.
-        arriving = sorted(received.get(n, []), key=lambda item: item[1][-1][1] == mask.seqlen_k)
-        part = mask.gather(segments[rank], [segment for _, part in arriving for segment in part])
-        made.append(Piece(part, tuple((peer, _length(part)) for peer, part in arriving), tuple(sent.get(n, []))))
-    own = mask.gather(segments[rank], segments[rank])
-    local = LocalMask(rank, world, own, tuple(made), _digest(mask, segments, pieces))
+    for n in every:
+        part, own_places = _laid_out(mask, segments[rank], [part[1:] for part in arriving[n]])
+        receives = tuple((peer, e, _length(segments)) for peer, e, segments in arriving[n])
+        made.append(Piece(part, receives, own_places, places[at : at + len(receives)], tuple(sent.get(n, []))))
+        at += len(receives)
+    local = LocalMask(
+        rank=rank,
+        placement=placement,
+        index=index,
+        own=mask.gather(segments[rank], segments[rank]),
+        pieces=tuple(made),
+        gathered=gathered,
+        own_keys=own_keys,
+        whole=mask,
+        digest=_digest(mask, segments, pieces),
+    )
     return local if whole.device is None else local.to(whole.device)
+
+
+def _entries(mask):
+    """The batch entries whose keys travel by themselves, as others see others; [None]: those of all together."""
+    alone = mask.bounds is not None and mask.bounds.shape[0] > 1 and mask.block_mask is None and mask.q_pos is None
+    return list(range(mask.bounds.shape[0])) if alone else [None]
+
+
+def _laid_out(mask, rows, parts):
+    """The Mask of these rows and parts [(entry, segments)] of keys, and where each part is, (begin, end)."""
+    # A block that the sequence's end cuts has to come last.
+    order = sorted(range(len(parts)), key=lambda n: mask.block_mask is not None and _is_last(parts[n][1], mask))
+    keys, lengths, places = {e: [] for e in _entries(mask)}, {}, [None] * len(parts)
+    for n in order:
+        e, segments = parts[n]
+        begin = lengths.get(e, 0)
+        lengths[e] = begin + _length(segments)
+        places[n] = begin, lengths[e]
+        keys[e] += segments
+    laid = mask.gather(rows, keys[None]) if None in keys else _gather.gather_each(mask, rows, list(keys.values()))
+    return laid, tuple(places)
+
+
+def _is_last(segments, mask):
+    return bool(segments) and segments[-1][1] == mask.seqlen_k
+
+
+def _of_heads(mask, ranges):
+    """ranges: {number of heads: (begin, end)}."""
+
+    def part(x):
+        if x is None or x.shape[1] == 1:
+            return x
+        begin, end = ranges[x.shape[1]]
+        return x[:, begin:end].contiguous()
+
+    return mask.replace(bounds=part(mask.bounds), block_mask=part(mask.block_mask))
 
 
 def _seen(mask, rows):

@@ -169,24 +169,33 @@ class Placement:
         return [rows * row for rows in self.received_rows(index)]
 
     def costs(self, index=0, machine=None):
-        """{"gather": Cost, "all_to_all": Cost}: what a model of the machine (cost.Machine) says of both ways to compute
-        the attention; the second is missing where heads do not divide. Needs heads and head_dim.
+        """{"gather": Cost, "overlap": Cost, "all_to_all": Cost}: what a model of the machine (cost.Machine) says of the
+        ways to compute the attention; the last is missing where heads do not divide. Needs heads and head_dim.
         """
-        heads_q, heads_kv = self._shape()
+        return self._costs(index, self._shape(), self.head_dim, machine)
+
+    def way(self, index=0, heads=None, head_dim=None, machine=None):
+        """The name of the fastest of costs(), of these heads, (heads_q, heads_kv), or the placement's own."""
+        heads = self._shape() if heads is None else heads
+        return cost.chosen(self._costs(index, heads, head_dim or self.head_dim, machine))
+
+    def _costs(self, index, heads, head_dim, machine):
+        mask = self.masks[self._index(index)]
         return cost.costs(
             tiles=self.loads(index),
             tile_elements=self.unit * min(self.unit, _UNIT),
             received=self.received_rows(index),
-            rows=self.most_rows * self.masks[self._index(index)].batch,
-            mask_heads=self.masks[index].heads,
-            heads=(heads_q, heads_kv),
-            head_dim=self.head_dim,
+            rows=self.most_rows * mask.batch,
+            mask_heads=mask.heads,
+            heads=heads,
+            head_dim=head_dim,
             machine=machine or cost.Machine(),
         )
 
     def explain(self, index=0, machine=None):
-        """In words: loads and bytes of each rank, and what the cost model makes of gathering keys and values and of an
-        all-to-all over heads, and which it chooses. Without heads and head_dim it stops at rows.
+        """In words: loads and bytes of each rank, and what the cost model makes of gathering keys and values, first or
+        under the tiles, and of an all-to-all over heads, and which it chooses. Without heads and head_dim it stops at
+        rows.
         """
         lines = [str(self)] if index == 0 else [self._table(index)]
         if self.heads is None or self.head_dim is None:

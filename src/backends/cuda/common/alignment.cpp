@@ -10,16 +10,17 @@
 namespace flashmask::cuda {
 
 std::string alignment_refusal(const char* argument, const TensorView& t) {
-  constexpr int64_t kAlignment = 16, kBytes = 2;  // of an element
+  constexpr int64_t kAlignment = 16;
+  const int64_t step = kAlignment / static_cast<int64_t>(element_size(t.dtype));
   if (reinterpret_cast<std::uintptr_t>(t.data) % kAlignment != 0)
     return message(argument, "'s address is not a multiple of 16 bytes; rows must be aligned to 16 bytes");
   const int last = t.rank - 1;
   if (t.shape[last] > 1 && t.stride[last] != 1)
     return message(argument, " has stride ", t.stride[last], " in its last dimension; make it contiguous");
   for (int d = 0; d < last; ++d) {
-    if (t.shape[d] > 1 && t.stride[d] % (kAlignment / kBytes) != 0)
-      return message(argument, " has stride ", t.stride[d], " in dimension ", d,
-                     "; it must be a multiple of 8 (rows aligned to 16 bytes)");
+    if (t.shape[d] > 1 && t.stride[d] % step != 0)
+      return message(argument, " has stride ", t.stride[d], " in dimension ", d, "; it must be a multiple of ", step,
+                     " (rows aligned to 16 bytes)");
   }
   return "";
 }

@@ -55,6 +55,22 @@ std::span<const BackwardInstance> instances(DataType dtype, bool featured) {
   return featured ? instances_of<true, kFeaturedBackwardTiles>(dtype) : instances_of<false, kBackwardTiles>(dtype);
 }
 
+template <DataType dtype, std::size_t... row>
+auto partial_instances_of(std::index_sequence<row...>) {
+  constexpr auto& tiles = kBackwardTiles;
+  return std::array{
+      partial_backward_instance<dtype, tiles[row].head_dim, tiles[row].head_dim_v, tiles[row].consumers>()...};
+}
+/// As instances, without features.
+std::span<const PartialInstance> partial_instances(DataType dtype) {
+  constexpr auto rows = std::make_index_sequence<std::size(kBackwardTiles)>();
+  static const auto bf16 = partial_instances_of<DataType::kBFloat16>(rows),
+                    f16 = partial_instances_of<DataType::kFloat16>(rows);
+  if (dtype == DataType::kBFloat16) return bf16;
+  if (dtype == DataType::kFloat16) return f16;
+  return {};
+}
+
 /// Of the least tile that holds the call's head dims; null if none does.
 template <const auto& tiles>
 const BackwardInstance* find_instance(const Problem& p, std::span<const BackwardInstance> of_tiles) {
@@ -67,11 +83,9 @@ const BackwardInstance* find_instance(const Problem& p) {
   return featured ? find_instance<kFeaturedBackwardTiles>(p, of_dtype) : find_instance<kBackwardTiles>(p, of_dtype);
 }
 
-std::string id_of_preprocess(const BackwardInstance& i) { return message(i.id, ".preprocess"); }
 std::string id_of_light(const BackwardInstance& i) { return message(i.id, ".light"); }
-constexpr const char* kSplitSuffix = ".split";
-std::string id_of_convert_dq(const BackwardInstance& i) { return message(i.id, ".convert_dq"); }
-std::string id_of_reduce_dkv(const BackwardInstance& i) { return message(i.id, ".reduce_dkv"); }
+constexpr const char *kSplitSuffix = ".split", *kPreprocessSuffix = ".preprocess", *kConvertDqSuffix = ".convert_dq",
+                     *kReduceDkvSuffix = ".reduce_dkv";
 
 /// How many tiles a call has, of a head and in all; key_blocks: what the plan has of a head.
 struct TileCounts {
@@ -98,11 +112,11 @@ int64_t count_splits(const Problem& p, int64_t all_key_tiles) {
 struct Layout {
   int64_t biases = 0, sums = 0, key_parts = 0, progress = 0, next = 0, l2_group = 0, bytes = 0;
 
-  Layout(const BackwardTile& tile, const TileCounts& tiles, int64_t splits) {
+  Layout(const BackwardTile& tile, const TileCounts& tiles, int64_t splits, bool has_key_parts) {
     const int64_t rows = tiles.all_rows * tile.rows;
     biases = add(rows * static_cast<int64_t>(sizeof(RowBias)));
     sums = add(rows * tile.head_dim * 4);
-    if (splits > 1) key_parts = add(tiles.all_keys * splits * tile.keys() * (tile.head_dim + tile.head_dim_v) * 4);
+    if (has_key_parts) key_parts = add(tiles.all_keys * splits * tile.keys() * (tile.head_dim + tile.head_dim_v) * 4);
     progress = add(tiles.all_rows * tile.dq_pieces() * 4);
     next = add(4);
     l2_group = add(4);
@@ -116,31 +130,51 @@ struct Layout {
   }
 };
 
+/// The row of kBackwardTiles that a tile is.
+std::size_t row_of(const BackwardTile& tile) {
+  const auto same = [&](const BackwardTile& row) {
+    return row.head_dim == tile.head_dim && row.head_dim_v == tile.head_dim_v;
+  };
+  return static_cast<std::size_t>(std::ranges::find_if(kBackwardTiles, same) - std::begin(kBackwardTiles));
+}
+
 /// A backward, configured.
 struct BackwardCall {
   const BackwardInstance* instance;
+  const PartialInstance* partial;  ///< null: dk and dv are of the tensors' type
   TileCounts tiles;
   int64_t splits, work_tiles, ctas;
   Layout layout;
 
   BackwardCall(const Problem& p, const BackwardInstance& of)
       : instance(&of),
+        partial(p.features.partial_out ? &partial_instances(p.dtype)[row_of(of.tile)] : nullptr),
         tiles(p, of.tile),
         splits(count_splits(p, tiles.all_keys)),
         work_tiles(tiles.all_keys * splits),
         ctas(std::min(work_tiles, cuda::most_ctas(p))),
-        layout(of.tile, tiles, splits) {}
+        layout(of.tile, tiles, splits, has_key_parts()) {}
 
-  /// Items share a key head's query heads: their parts of dk and dv are added up last.
-  bool is_split() const { return work_tiles > tiles.all_keys; }
+  /// Work tiles leave parts of dk and dv, in fp32, that are added up last: those that share a key head's query heads;
+  /// and where dk and dv are to be in fp32, be there one part of each.
+  bool has_key_parts() const { return work_tiles > 0 && (partial || splits > 1); }
+  /// out and dq are in fp32, too.
+  static bool has_float_rows(const Problem& p) { return p.dq.dtype == DataType::kFloat32; }
   /// A sink needs none of its own: its weight is in lse.
   bool is_light(const Problem& p) const { return instance->light && compares_positions(p.mask); }
   const void* kernel_of(const Problem& p) const {
-    if (is_light(p)) return is_split() ? instance->light_split : instance->light;
-    return is_split() ? instance->split : instance->kernel;
+    if (is_light(p)) return has_key_parts() ? instance->light_split : instance->light;
+    return has_key_parts() ? instance->split : instance->kernel;
   }
-  /// A single key tile gives dq itself.
-  bool converts() const { return tiles.keys > 1; }
+  const void* preprocess_of(const Problem& p) const {
+    return has_float_rows(p) ? partial->preprocess : instance->preprocess;
+  }
+  const void* convert_dq_of(const Problem& p) const {
+    return has_float_rows(p) ? partial->convert_dq : instance->convert_dq;
+  }
+  const void* reduce_dkv() const { return partial ? partial->reduce_dkv : instance->reduce_dkv; }
+  /// A single key tile gives dq itself, in the tensors' type.
+  bool converts(const Problem& p) const { return tiles.keys > 1 || (tiles.keys == 1 && has_float_rows(p)); }
 
   TileShape tile() const { return {instance->tile.rows, kGranuleKeys}; }
   int64_t workspace_bytes() const { return layout.bytes; }
@@ -151,12 +185,6 @@ struct BackwardCall {
 template <typename T>
 T* at(std::byte* workspace, int64_t offset) {
   return reinterpret_cast<T*>(workspace + offset);
-}
-
-/// Where the columns of rows of `dim` lie in the instance's tiles.
-Columns columns_of(const BackwardCall& call, int64_t dim, int64_t dim_of_tile) {
-  const ColumnBlocks blocks = blocks_of_rows(call.instance->tile, dim, dim_of_tile);
-  return {static_cast<int32_t>(dim), static_cast<int32_t>(std::min<int64_t>(blocks.width, 64))};
 }
 
 Rows rows_of(const TensorView& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2]}; }
@@ -217,7 +245,7 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
           .lse = rows_of_vector(p.lse),
           .dlse = p.dlse.defined() ? rows_of_vector(p.dlse) : Rows{},
           .head_dim_v = static_cast<int32_t>(p.head_dim_v),
-          .dq_columns = columns_of(call, p.head_dim, call.instance->tile.head_dim),
+          .dq_columns = columns_of(call.instance->tile, p.head_dim, call.instance->tile.head_dim),
           .biases = at<RowBias>(workspace, layout.biases),
           .dq_sums = {.out = rows_of(p.dq),
                       .sums = at<float>(workspace, layout.sums),
@@ -251,8 +279,8 @@ SinkGradientParams make_sink_params(const Problem& p, const BackwardCall& call, 
 KeyParams make_key_params(const Problem& p, const BackwardCall& call, std::byte* workspace) {
   return {.dk = rows_of(p.dk),
           .dv = rows_of(p.dv),
-          .dk_columns = columns_of(call, p.head_dim, call.instance->tile.head_dim),
-          .dv_columns = columns_of(call, p.head_dim_v, call.instance->tile.head_dim_v),
+          .dk_columns = columns_of(call.instance->tile, p.head_dim, call.instance->tile.head_dim),
+          .dv_columns = columns_of(call.instance->tile, p.head_dim_v, call.instance->tile.head_dim_v),
           .parts = at<float>(workspace, call.layout.key_parts),
           .heads_kv = static_cast<uint32_t>(p.heads_kv),
           .splits = static_cast<uint32_t>(call.splits),
@@ -273,11 +301,13 @@ FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, c
   // Without rows nothing of them is loaded, but the maps have to be valid.
   params.q = tensor_map(p.seqlen_q > 0 ? p.q : p.k, of_qk, tile.rows, qk_box, "q");
   params.dout = tensor_map(p.seqlen_q > 0 ? p.dout : p.v, of_v, tile.rows, v_box, "dout");
-  params.dq = tensor_map(p.seqlen_q > 0 ? p.dq : p.dk, of_qk, 16, 1, "dq");
   params.k = tensor_map(p.k, of_qk, tile.keys(), qk_box, "k");
   params.v = tensor_map(p.v, of_v, tile.keys(), v_box, "v");
-  params.dk = tensor_map(p.dk, of_qk, 16, qk_box, "dk");
-  params.dv = tensor_map(p.dv, of_v, 16, v_box, "dv");
+  if (!call.has_float_rows(p)) params.dq = tensor_map(p.seqlen_q > 0 ? p.dq : p.q, of_qk, 16, 1, "dq");
+  if (!call.partial) {
+    params.dk = tensor_map(p.dk, of_qk, 16, qk_box, "dk");
+    params.dv = tensor_map(p.dv, of_v, 16, v_box, "dv");
+  }
   params.biases = rows.biases;
   params.dq_sums = rows.dq_sums;
   params.seqlen_q = static_cast<int32_t>(p.seqlen_q);
@@ -308,12 +338,13 @@ FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, c
 void BackwardCall::explain(const Problem& p, Explanation& e) const {
   e.arch = kArch;
   e.instance = is_light(p) ? id_of_light(*instance) : instance->id;
-  if (is_split()) e.instance = message(e.instance, kSplitSuffix);
+  if (has_key_parts()) e.instance = message(e.instance, kSplitSuffix);
   e.padding_share = padding_share(instance->tile, p.head_dim, p.head_dim_v);
-  if (tiles.all_rows > 0) e.kernels.push_back(id_of_preprocess(*instance));
+  const char* const of_rows = has_float_rows(p) ? partial->id : instance->id;
+  if (tiles.all_rows > 0) e.kernels.push_back(message(of_rows, kPreprocessSuffix));
   if (work_tiles > 0) e.kernels.push_back(e.instance);
-  if (converts() && tiles.all_rows > 0) e.kernels.push_back(id_of_convert_dq(*instance));
-  if (is_split()) e.kernels.push_back(id_of_reduce_dkv(*instance));
+  if (converts(p) && tiles.all_rows > 0) e.kernels.push_back(message(of_rows, kConvertDqSuffix));
+  if (has_key_parts()) e.kernels.push_back(message(partial ? partial->id : instance->id, kReduceDkvSuffix));
   if (p.dsink.defined()) e.kernels.push_back(sink_instance(p.dtype).id);
 }
 
@@ -326,7 +357,7 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
   // Without rows there is no block to clear the counter.
   if (blocks == 0)
     cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the work tile counter");
-  chain.launch("launch of the backward's preprocessing", instance->preprocess, blocks, kRowThreads, 0, row_arguments);
+  chain.launch("launch of the backward's preprocessing", preprocess_of(p), blocks, kRowThreads, 0, row_arguments);
   if (work_tiles > 0) {
     const void* kernel = kernel_of(p);
     cuda::allow_shared_memory(kernel, instance->shared_bytes, p.device.index);
@@ -335,13 +366,13 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
     void* arguments[] = {&params};
     chain.launch("launch of the backward kernel", kernel, ctas, instance->threads, instance->shared_bytes, arguments);
   }
-  if (converts())
-    chain.launch("launch of the backward's conversion", instance->convert_dq, blocks, kRowThreads, 0, row_arguments);
-  if (is_split()) {
+  if (converts(p))
+    chain.launch("launch of the backward's conversion", convert_dq_of(p), blocks, kRowThreads, 0, row_arguments);
+  if (has_key_parts()) {
     KeyParams keys = make_key_params(p, *this, workspace);
     void* arguments[] = {&keys};
-    chain.launch("launch of the backward's sum over query heads", instance->reduce_dkv, 2 * tiles.all_keys, kRowThreads,
-                 0, arguments);
+    chain.launch("launch of the backward's sum over query heads", reduce_dkv(), 2 * tiles.all_keys, kRowThreads, 0,
+                 arguments);
   }
   if (p.dsink.defined()) {
     SinkGradientParams sink = make_sink_params(p, *this, workspace);
@@ -365,7 +396,7 @@ std::string counts_refusal(const Problem& p, const BackwardTile& tile, const Til
   return "";
 }
 
-void add_kernels(const BackwardInstance& i, std::vector<KernelInfo>& all) {
+void add_kernels(const BackwardInstance& i, const PartialInstance* partial, std::vector<KernelInfo>& all) {
   const auto add = [&](std::string id, TileShape tile, int threads, int shared_bytes) {
     all.push_back(cuda::named({.id = std::move(id),
                                .op = "bwd",
@@ -377,14 +408,18 @@ void add_kernels(const BackwardInstance& i, std::vector<KernelInfo>& all) {
                                .shared_bytes = shared_bytes}));
   };
   const TileShape tile{i.tile.rows, kGranuleKeys}, rows{tile.rows, 0}, keys{0, tile.keys};
-  add(id_of_preprocess(i), rows, kRowThreads, 0);
+  const auto add_rows_and_keys = [&](const char* id) {
+    add(message(id, kPreprocessSuffix), rows, kRowThreads, 0);
+    add(message(id, kConvertDqSuffix), rows, kRowThreads, 0);
+    add(message(id, kReduceDkvSuffix), keys, kRowThreads, 0);
+  };
+  add_rows_and_keys(i.id);
+  if (partial) add_rows_and_keys(partial->id);
   for (const std::string& id : {std::string(i.id), id_of_light(i)}) {
     if (id != i.id && !i.light) continue;
     add(id, tile, i.threads, i.shared_bytes);
     add(message(id, kSplitSuffix), tile, i.threads, i.shared_bytes);
   }
-  add(id_of_convert_dq(i), rows, kRowThreads, 0);
-  add(id_of_reduce_dkv(i), keys, kRowThreads, 0);
 }
 
 }  // namespace
@@ -406,7 +441,8 @@ std::vector<KernelInfo> backward_kernels() {
   std::vector<KernelInfo> all;
   for (const DataType dtype : cuda::kDataTypes) {
     for (const bool featured : {false, true}) {
-      for (const BackwardInstance& i : instances(dtype, featured)) add_kernels(i, all);
+      for (const BackwardInstance& i : instances(dtype, featured))
+        add_kernels(i, featured ? nullptr : &partial_instances(dtype)[row_of(i.tile)], all);
     }
     all.push_back(cuda::named(
         {.id = sink_instance(dtype).id, .op = "bwd", .dtype = dtype, .tile = {0, 0}, .threads = kRowThreads}));

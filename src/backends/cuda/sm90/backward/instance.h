@@ -26,12 +26,24 @@ struct BackwardInstance {
   int shared_bytes;        ///< the same
 };
 
+/// The compiled kernels of partial results of a row of kBackwardTiles and an element type: they run before and after
+/// BackwardInstance::split, which leaves dk and dv in fp32 whatever the tensors' type is.
+struct PartialInstance {
+  const char* id;          ///< what the kernels' ids begin with
+  const void* preprocess;  ///< as BackwardInstance's, of out and dq in fp32
+  const void* convert_dq;  ///< as BackwardInstance's, to dq in fp32
+  const void* reduce_dkv;  ///< as BackwardInstance's, to dk and dv in fp32
+};
+
 using cuda::kRowThreads;
 
 /// Defined by the translation unit that the build makes for each row and element type, without features and with
 /// (instance.cu.in).
 template <DataType dtype, int head_dim, int head_dim_v, int consumers, bool featured>
 BackwardInstance backward_instance();
+/// The same of partial results (partial.cu.in).
+template <DataType dtype, int head_dim, int head_dim_v, int consumers>
+PartialInstance partial_backward_instance();
 
 /// The kernel that computes a sink's gradient after those of an element type.
 struct SinkInstance {

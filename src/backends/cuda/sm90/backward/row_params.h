@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backends/cuda/sm90/backward/params.h"
+#include "backends/cuda/sm90/common/columns.h"
 
 namespace flashmask::sm90::bwd {
 
@@ -19,19 +20,6 @@ struct L2GroupSize {
   float tiles_per_turn;       ///< tiles that the device gets done while one is handed from a key tile to the next
   uint32_t dense, most;       ///< for masks that are mostly live, and at least; at most for others
   uint32_t* result;           ///< null: none is chosen
-};
-
-/// The columns of a tensor's rows: a call may have fewer than the kernels' tiles. Of those, each block of 64 begins
-/// with `width` of the tensor's.
-struct Columns {
-  int32_t count, width;
-
-#if defined(__CUDACC__)
-  /// Which of the tensor's columns a tile's column is, one after which seven more follow; `count` or more: none.
-  __device__ __forceinline__ int32_t of_tile(int32_t column) const {
-    return column % 64 < width ? column / 64 * width + column % 64 : count;
-  }
-#endif
 };
 
 struct RowParams {

@@ -4,6 +4,7 @@
 // What runs before and after the kernel over the key tiles.
 
 #include <cstdint>
+#include <type_traits>
 
 #include "backends/cuda/attention/plan_bits.cuh"
 #include "backends/cuda/attention/row_products.cuh"
@@ -32,7 +33,25 @@ struct RowTilePlace {
   }
 };
 
-using cuda::dot, cuda::RowShare;
+using cuda::RowShare;
+
+/// Eight neighbours of a row.
+template <typename T>
+struct Eight {
+  uint4 words[sizeof(T) / 2];
+
+  __device__ __forceinline__ static Eight load(const T* from) { return *reinterpret_cast<const Eight*>(from); }
+  __device__ __forceinline__ void store(T* to) const { *reinterpret_cast<Eight*>(to) = *this; }
+  __device__ __forceinline__ const T* values() const { return reinterpret_cast<const T*>(words); }
+};
+
+template <typename A, typename B>
+__device__ __forceinline__ float dot(const Eight<A>& a, const Eight<B>& b) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum += static_cast<float>(a.values()[i]) * static_cast<float>(b.values()[i]);
+  return sum;
+}
 
 /// A row's lse and its gradient.
 struct RowValues {
@@ -54,22 +73,28 @@ __device__ __forceinline__ uint32_t count_parts(const RowParams& p, const RowTil
          cuda::live_key_tiles<Traits::kGranules>(p.plan, mask, place.first_row / Traits::kRows, p.key_blocks);
 }
 
-template <typename Traits>
+template <typename Traits, typename Result>
 __device__ __forceinline__ void clear_dq(const RowParams& p, const RowTilePlace& place) {
   using Share = RowShare<Traits::kRows, Traits::kQkDim>;
 #pragma unroll 1
   for (int pass = 0; pass < Share::kPasses; ++pass) {
     const int32_t row = place.first_row + Share::row(pass);
     if (row >= p.seqlen_q || Share::column() >= p.dq_columns.count) continue;
-    auto* to = p.dq_sums.out.template at<typename Traits::Element>(place.batch, row, place.head) + Share::column();
-    *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
+    Eight<Result>{}.store(p.dq_sums.out.template at<Result>(place.batch, row, place.head) + Share::column());
   }
 }
 
-/// A query tile's word of Progress before any of its `parts`: sums that consumers add to begin as zeros.
-template <typename Traits>
+/// Whether a query tile's sums begin as zeros, and all of its `parts` are added: those that consumers add themselves;
+/// and a single one where dq is in fp32, as the consumers would store that in the tensors' type.
+template <typename Traits, typename Result>
+__device__ __forceinline__ bool begins_as_zeros(uint32_t parts) {
+  if constexpr (Traits::kDqFromRegisters) return parts != 0;
+  return std::is_same_v<Result, float> && parts == Progress::kAlone;
+}
+/// A query tile's word of Progress before any of its `parts`.
+template <typename Traits, typename Result>
 __device__ __forceinline__ uint32_t progress_before(uint32_t parts) {
-  return Traits::kDqFromRegisters && parts != 0 ? parts | Progress::kStored : parts;
+  return begins_as_zeros<Traits, Result>(parts) ? parts | Progress::kStored : parts;
 }
 
 template <typename Traits>
@@ -81,8 +106,8 @@ __device__ __forceinline__ void clear_sums(const RowParams& p, const RowTilePlac
 }
 
 /// Fills the rows' biases and the state of dq's sums, zeroes dq where no key tile contributes, clears the counter of
-/// work tiles, and chooses the size of an L2 group.
-template <typename Traits>
+/// work tiles, and chooses the size of an L2 group. out and dq are of type Result.
+template <typename Traits, typename Result = typename Traits::Element>
 __device__ __forceinline__ void preprocess(const RowParams& p) {
   using Share = RowShare<Traits::kRows, Traits::kVDim>;
   using Element = typename Traits::Element;
@@ -102,13 +127,13 @@ __device__ __forceinline__ void preprocess(const RowParams& p) {
 #pragma unroll 2
   for (int pass = 0; pass < Share::kPasses; ++pass) {
     const int32_t row = place.first_row + Share::row(pass);
-    uint4 out{}, dout{};
+    Eight<Result> out{};
+    Eight<Element> dout{};
     if (row < p.seqlen_q && Share::column() < p.head_dim_v) {
-      out = *reinterpret_cast<const uint4*>(p.out.template at<Element>(place.batch, row, place.head) + Share::column());
-      dout =
-          *reinterpret_cast<const uint4*>(p.dout.template at<Element>(place.batch, row, place.head) + Share::column());
+      out = out.load(p.out.template at<Result>(place.batch, row, place.head) + Share::column());
+      dout = dout.load(p.dout.template at<Element>(place.batch, row, place.head) + Share::column());
     }
-    float product = dot<Element>(out, dout);
+    float product = dot(out, dout);
 #pragma unroll
     for (int distance = Share::kThreadsPerRow / 2; distance > 0; distance /= 2)
       product += __shfl_xor_sync(0xffffffff, product, distance);
@@ -121,13 +146,11 @@ __device__ __forceinline__ void preprocess(const RowParams& p) {
         kTermsLast<Traits> ? row_terms(values.lse, delta) : row_bias(values.lse, delta, p.score_scale);
   }
   if (own < Traits::kDqPieces)
-    p.dq_sums.progress[place.index * Traits::kDqPieces + own] = progress_before<Traits>(parts);
+    p.dq_sums.progress[place.index * Traits::kDqPieces + own] = progress_before<Traits, Result>(parts);
   if (own == 0 && blockIdx.x == 0) *p.next = 0;
   if (blockIdx.x == 0 && p.l2_group.result) choose_l2_group(p.l2_group, p.plan, p.key_blocks);
-  if constexpr (Traits::kDqFromRegisters) {
-    if (parts) clear_sums<Traits>(p, place);
-  }
-  if (parts == 0) clear_dq<Traits>(p, place);
+  if (begins_as_zeros<Traits, Result>(parts)) clear_sums<Traits>(p, place);
+  if (parts == 0) clear_dq<Traits, Result>(p, place);
 }
 
 /// A tile of gradients on its way from fragments to rows, through shared memory.
@@ -162,6 +185,32 @@ struct GradientTile {
   }
 };
 
+/// A tile of gradients in fp32, which go from fragments to rows without a detour: a quad has 32 bytes of a row, whole
+/// sectors.
+struct FloatTile {
+  const Rows& to;
+  const Columns& columns;
+  int64_t batch;
+  int32_t first_row, end;
+  int64_t head;
+
+  /// As GradientTile's; what lies before `end` is stored.
+  __device__ void write(int row, int column, const float4& values, float scale) const {
+    const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32, own = first_row + row + lane / 4;
+    const int32_t of_tensor = columns.of_tile(column);
+    if (of_tensor >= columns.count) return;
+    store_pair(own, of_tensor + 2 * (lane % 4), values.x, values.y, scale);
+    store_pair(own + 8, of_tensor + 2 * (lane % 4), values.z, values.w, scale);
+  }
+
+ private:
+  __device__ void store_pair(int32_t row, int32_t column, float first, float second, float scale) const {
+    if (row >= end) return;
+    *reinterpret_cast<float2*>(to.template at<float>(batch, row, head) + column) = {__fmaf_rn(first, scale, 0.f),
+                                                                                    __fmaf_rn(second, scale, 0.f)};
+  }
+};
+
 /// Fragments of 16 rows and 8 columns, 32 float4 each, follow each other in slabs of 16 rows and kColumns columns; a
 /// block takes as many at a step as it has warps. The slab of the calling warp's, and its first column there.
 template <int kColumns>
@@ -182,11 +231,10 @@ struct FragmentPlace {
 };
 
 /// dq = softmax_scale * sums, where several key tiles contribute. The consumers have stored that of a single one, and
-/// preprocess has zeroed the rest.
-template <typename Traits>
+/// preprocess has zeroed the rest. dq is of type Result; in fp32 that of a single one, too, comes from sums.
+template <typename Traits, typename Result = typename Traits::Element>
 __device__ __forceinline__ void convert_dq(const RowParams& p) {
   using Blocks = DqBlocks<Traits>;
-  __shared__ GradientTile<typename Traits::Element, Traits::kRows, Traits::kQkDim> tile;
   const auto place = RowTilePlace::of_block<Traits>(p);
   const DqSums& dq = p.dq_sums;
   cudaGridDependencySynchronize();
@@ -196,15 +244,24 @@ __device__ __forceinline__ void convert_dq(const RowParams& p) {
   float4 part[kSteps];
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) part[step] = sums[step * kRowThreads];
+  const auto write_to = [&](auto& tile) {
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const FragmentPlace<Blocks::kBlockColumns> fragment(step);
-    tile.write(fragment.slab % Blocks::kWarpsOfColumns * 16,
-               fragment.slab / Blocks::kWarpsOfColumns * Blocks::kBlockColumns + fragment.column, part[step],
-               p.softmax_scale);
+    for (int step = 0; step < kSteps; ++step) {
+      const FragmentPlace<Blocks::kBlockColumns> fragment(step);
+      tile.write(fragment.slab % Blocks::kWarpsOfColumns * 16,
+                 fragment.slab / Blocks::kWarpsOfColumns * Blocks::kBlockColumns + fragment.column, part[step],
+                 p.softmax_scale);
+    }
+  };
+  if constexpr (std::is_same_v<Result, float>) {
+    const FloatTile tile{dq.out, p.dq_columns, place.batch, place.first_row, p.seqlen_q, place.head};
+    write_to(tile);
+  } else {
+    __shared__ GradientTile<Result, Traits::kRows, Traits::kQkDim> tile;
+    write_to(tile);
+    __syncthreads();
+    tile.store(dq.out, p.dq_columns, place.batch, place.first_row, p.seqlen_q, place.head);
   }
-  __syncthreads();
-  tile.store(dq.out, p.dq_columns, place.batch, place.first_row, p.seqlen_q, place.head);
 }
 
 /// Keys of which a block has all columns of dk and dv in shared memory at once, 48 KB of it.
@@ -213,35 +270,48 @@ inline constexpr int kReducedKeys = Traits::kQkDim + Traits::kVDim <= 256 ? Trai
 
 /// A key tile's dk or dv, the sum of its parts times `scale`, whose first lies at `parts` and the next `of_split`
 /// floats further on.
-template <typename Traits, int kDim>
+template <typename Traits, typename Result, int kDim>
 __device__ __forceinline__ void reduce_keys(const KeyParams& p, const float* parts, int64_t of_split, float scale,
                                             const Rows& to, const Columns& columns, uint32_t key_tile,
                                             uint32_t kv_head_index) {
   constexpr int kKeys = kReducedKeys<Traits>;
-  __shared__ GradientTile<typename Traits::Element, kKeys, kDim> tile;
   const auto* own = reinterpret_cast<const float4*>(parts) + threadIdx.x;
 #pragma unroll 1
   for (int first = 0; first < Traits::kKeys; first += kKeys) {
+    const auto write_to = [&](auto& tile) {
 #pragma unroll 2
-    for (int step = 0; step < kKeys * kDim / (4 * kRowThreads); ++step) {
-      float4 sum{};
-      for (uint32_t split = 0; split < p.splits; ++split) {
-        const float4 part = own[split * (of_split / 4) + first * (kDim / 4) + step * kRowThreads];
-        sum = {sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
+      for (int step = 0; step < kKeys * kDim / (4 * kRowThreads); ++step) {
+        float4 sum{};
+        for (uint32_t split = 0; split < p.splits; ++split) {
+          const float4 part = own[split * (of_split / 4) + first * (kDim / 4) + step * kRowThreads];
+          sum = {sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
+        }
+        const FragmentPlace<kDim> fragment(step);
+        tile.write(fragment.slab * 16, fragment.column, sum, scale);
       }
-      const FragmentPlace<kDim> fragment(step);
-      tile.write(fragment.slab * 16, fragment.column, sum, scale);
+    };
+    if constexpr (std::is_same_v<Result, float>) {
+      const FloatTile tile{to,
+                           columns,
+                           kv_head_index / p.heads_kv,
+                           static_cast<int32_t>(key_tile) * Traits::kKeys + first,
+                           p.seqlen_k,
+                           kv_head_index % p.heads_kv};
+      write_to(tile);
+    } else {
+      __shared__ GradientTile<Result, kKeys, kDim> tile;
+      write_to(tile);
+      __syncthreads();
+      tile.store(to, columns, kv_head_index / p.heads_kv, static_cast<int32_t>(key_tile) * Traits::kKeys + first,
+                 p.seqlen_k, kv_head_index % p.heads_kv);
+      if constexpr (kKeys < Traits::kKeys) __syncthreads();
     }
-    __syncthreads();
-    tile.store(to, columns, kv_head_index / p.heads_kv, static_cast<int32_t>(key_tile) * Traits::kKeys + first,
-               p.seqlen_k, kv_head_index % p.heads_kv);
-    if constexpr (kKeys < Traits::kKeys) __syncthreads();
   }
 }
 
-/// dk = softmax_scale * the sum of its parts, and dv without the factor, where a key head's query heads are split;
-/// always in the same order. A block does one of the two of a key tile.
-template <typename Traits>
+/// dk = softmax_scale * the sum of its parts, and dv without the factor, where a key head's query heads are split, or
+/// where they are to be of type float; always in the same order. A block does one of the two of a key tile.
+template <typename Traits, typename Result = typename Traits::Element>
 __device__ __forceinline__ void reduce_dkv(const KeyParams& p) {
   constexpr int kDkFloats = KeyFragments<Traits::kKeys, Traits::kQkDim>::kTileFloats,
                 kDvFloats = KeyFragments<Traits::kKeys, Traits::kVDim>::kTileFloats;
@@ -255,9 +325,9 @@ __device__ __forceinline__ void reduce_dkv(const KeyParams& p) {
   parts += is_dv ? kDkFloats : 0;
   cudaGridDependencySynchronize();
   if (Traits::kQkDim == Traits::kVDim || !is_dv) {
-    reduce_keys<Traits, Traits::kQkDim>(p, parts, of_split, scale, to, columns, key_tile, kv_head_index);
+    reduce_keys<Traits, Result, Traits::kQkDim>(p, parts, of_split, scale, to, columns, key_tile, kv_head_index);
   } else {
-    reduce_keys<Traits, Traits::kVDim>(p, parts, of_split, scale, to, columns, key_tile, kv_head_index);
+    reduce_keys<Traits, Result, Traits::kVDim>(p, parts, of_split, scale, to, columns, key_tile, kv_head_index);
   }
 }
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "backends/cuda/common/head_dims.h"
+#include "backends/cuda/sm90/common/columns.h"
 
 namespace flashmask::sm90 {
 
@@ -36,6 +38,13 @@ constexpr ColumnBlocks blocks_to_the_end(int64_t dim) { return {dim, 1}; }
 template <typename Tile>
 constexpr ColumnBlocks blocks_of_rows(const Tile& tile, int64_t dim, int64_t dim_of_tile) {
   return tile.one_copy ? equal_blocks(dim, dim_of_tile) : blocks_to_the_end(dim);
+}
+
+/// Where the columns of rows of `dim` lie in the buffers of `tile` that take rows of `dim_of_tile`.
+template <typename Tile>
+constexpr Columns columns_of(const Tile& tile, int64_t dim, int64_t dim_of_tile) {
+  const ColumnBlocks blocks = blocks_of_rows(tile, dim, dim_of_tile);
+  return {static_cast<int32_t>(dim), static_cast<int32_t>(std::min<int64_t>(blocks.width, 64))};
 }
 
 /// Whether the kernels of `tile` take rows of `dim` where it has `dim_of_tile`.

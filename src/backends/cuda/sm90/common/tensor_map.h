@@ -10,9 +10,9 @@
 
 namespace flashmask::sm90 {
 
-/// Why TMA cannot read or write a tensor [batch, seqlen, heads, dim] of a 16-bit type, naming `argument`; empty
-/// if it can. Rows must be contiguous and lie on 16-byte boundaries (the pointer, and the stride of every dimension of
-/// more than one element); strides must be below 2^40 bytes and, where the size is above 1, not 0.
+/// Why TMA cannot read or write a tensor [batch, seqlen, heads, dim] of a 16-bit type, or a kernel one of fp32, naming
+/// `argument`; empty if it can. Rows must be contiguous and lie on 16-byte boundaries (the pointer, and the stride of
+/// every dimension of more than one element); strides must be below 2^40 bytes and, where the size is above 1, not 0.
 std::string tensor_map_refusal(const char* argument, const TensorView& t);
 
 /// The same of all tensors of a call that its kernels read or write by TMA.

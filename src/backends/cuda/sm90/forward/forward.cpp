@@ -46,8 +46,28 @@ std::span<const ForwardInstance> instances_of(DataType dtype) {
   if (dtype == DataType::kFloat16) return f16;
   return {};
 }
-std::span<const ForwardInstance> instances(DataType dtype, bool featured) {
-  return featured ? instances_of<true>(dtype) : instances_of<false>(dtype);
+template <DataType dtype, std::size_t... row>
+auto partial_instances_of(std::index_sequence<row...>) {
+  constexpr auto& tiles = kForwardTiles;
+  return std::array{
+      partial_forward_instance<dtype, tiles[row].head_dim, tiles[row].head_dim_v, tiles[row].consumers>()...};
+}
+
+/// Of an element type, in the order of kForwardTiles.
+enum class Variant { kPlain, kFeatured, kPartial };
+std::span<const ForwardInstance> instances(DataType dtype, Variant variant) {
+  constexpr auto rows = std::make_index_sequence<std::size(kForwardTiles)>();
+  static const auto bf16 = partial_instances_of<DataType::kBFloat16>(rows),
+                    f16 = partial_instances_of<DataType::kFloat16>(rows);
+  if (variant == Variant::kFeatured) return instances_of<true>(dtype);
+  if (variant == Variant::kPlain) return instances_of<false>(dtype);
+  if (dtype == DataType::kBFloat16) return bf16;
+  if (dtype == DataType::kFloat16) return f16;
+  return {};
+}
+Variant variant_of(const Problem& p) {
+  if (p.features.partial_out) return Variant::kPartial;
+  return cuda::asks_for_features(p) ? Variant::kFeatured : Variant::kPlain;
 }
 
 int64_t count_work_tiles(const Problem& p, int consumers) {
@@ -64,7 +84,7 @@ const ForwardInstance* choose_instance(const Problem& p) {
   const ForwardTile* least = least_tile(kForwardTiles, p.head_dim, p.head_dim_v);
   if (!least) return nullptr;
   const ForwardInstance* chosen = nullptr;
-  for (const ForwardInstance& i : instances(p.dtype, cuda::asks_for_features(p))) {
+  for (const ForwardInstance& i : instances(p.dtype, variant_of(p))) {
     if (i.tile.head_dim != least->head_dim || i.tile.head_dim_v != least->head_dim_v) continue;
     if (p.features.dropout.p != 0 && !i.tile.drops()) continue;
     if (!chosen || count_work_tiles(p, i.tile.consumers) >= 2 * cuda::multiprocessors(p)) chosen = &i;
@@ -109,19 +129,20 @@ void set_scale(const Problem& p, ForwardParams& params) {
   params.negate = scale.negate;
 }
 
-FeaturedForwardParams make_params(const Problem& p, const ForwardCall& call, uint32_t* counter,
-                                  unsigned long long* executed) {
+PartialForwardParams make_params(const Problem& p, const ForwardCall& call, uint32_t* counter,
+                                 unsigned long long* executed) {
   const ForwardTile& tile = call.instance->tile;
   const int rows = tile.rows(), qk_blocks = tile.one_copy ? tile.head_dim / 64 : 1,
             v_blocks = tile.one_copy ? tile.head_dim_v / 64 : 1;
   const ColumnBlocks of_qk = blocks_of_rows(tile, p.head_dim, tile.head_dim),
                      of_v = blocks_of_rows(tile, p.head_dim_v, tile.head_dim_v);
-  FeaturedForwardParams params{};
+  PartialForwardParams params{};
   params.q = tensor_map(p.q, of_qk, rows, qk_blocks, "q");
   // Without keys nothing is loaded, but the maps have to be valid.
   params.k = tensor_map(p.seqlen_k > 0 ? p.k : p.q, of_qk, tile.keys, qk_blocks, "k");
-  params.v = tensor_map(p.seqlen_k > 0 ? p.v : p.out, of_v, tile.keys / tile.v_parts, v_blocks, "v");
-  params.out = tensor_map(p.out, of_v, 16, 1, "out");
+  params.v = p.seqlen_k > 0 ? tensor_map(p.v, of_v, tile.keys / tile.v_parts, v_blocks, "v") : params.k;
+  params.out = p.features.partial_out ? params.q : tensor_map(p.out, of_v, 16, 1, "out");
+  params.out_columns = columns_of(tile, p.head_dim_v, tile.head_dim_v);
   params.out_rows = cuda::tensor_rows(p.out);
   params.lse = static_cast<float*>(p.lse.data);
   params.lse_batch_stride = p.lse.stride[0];
@@ -151,8 +172,8 @@ void ForwardCall::run(const Problem& p, std::byte* workspace, unsigned long long
     counter = reinterpret_cast<uint32_t*>(workspace);
     cuda::check(cudaMemsetAsync(counter, 0, sizeof(*counter), stream), "cudaMemsetAsync of the work tile counter");
   }
-  // The plain kernels read the first part of it.
-  FeaturedForwardParams params = make_params(p, *this, counter, executed);
+  // Kernels without partial results, or without features, read the first part of it.
+  PartialForwardParams params = make_params(p, *this, counter, executed);
   const void* kernel = is_light(p) ? instance->light : instance->kernel;
   cuda::allow_shared_memory(kernel, instance->shared_bytes, p.device.index);
   void* arguments[] = {&params};
@@ -175,8 +196,8 @@ Prepared prepare_forward(const Problem& p) {
 std::vector<KernelInfo> forward_kernels() {
   std::vector<KernelInfo> all;
   for (const DataType dtype : cuda::kDataTypes) {
-    for (const bool featured : {false, true}) {
-      for (const ForwardInstance& i : instances(dtype, featured)) {
+    for (const Variant variant : {Variant::kPlain, Variant::kFeatured, Variant::kPartial}) {
+      for (const ForwardInstance& i : instances(dtype, variant)) {
         for (const std::string& id : {std::string(i.id), id_of_light(i)}) {
           if (id != i.id && !i.light) continue;
           all.push_back(cuda::named({.id = id,

@@ -13,9 +13,9 @@ struct ForwardInstance {
   const char* id;  ///< of the kernel, see KernelInfo
   DataType dtype;
   ForwardTile tile;
-  const void* kernel;  ///< __global__ void (ForwardParams), or of (FeaturedForwardParams)
+  const void* kernel;  ///< __global__ void (ForwardParams), of (FeaturedForwardParams) or of (PartialForwardParams)
   const void* light;  ///< __global__ void (FeaturedForwardParams): `kernel` with a sink and a band over positions; null
-                      ///< for the kernels of features, which have them themselves
+                      ///< for the kernels of features and of partial results, which have them themselves
   int threads;
   int shared_bytes;
 };
@@ -24,5 +24,8 @@ struct ForwardInstance {
 /// (instance.cu.in).
 template <DataType dtype, int head_dim, int head_dim_v, int consumers, bool featured>
 ForwardInstance forward_instance();
+/// The same of partial results (partial.cu.in): rows in fp32, with a sink and a band over positions.
+template <DataType dtype, int head_dim, int head_dim_v, int consumers>
+ForwardInstance partial_forward_instance();
 
 }  // namespace flashmask::sm90

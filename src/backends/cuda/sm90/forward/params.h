@@ -9,6 +9,7 @@
 #include "backends/cuda/attention/mask_params.h"
 #include "backends/cuda/attention/schedule.h"
 #include "backends/cuda/attention/tensor_rows.h"
+#include "backends/cuda/sm90/common/columns.h"
 
 namespace flashmask::sm90 {
 
@@ -36,6 +37,11 @@ struct ForwardParams {
 /// Of the kernels of features. With a softcap `scale_log2` is softcap * log2(e): scores are what it multiplies.
 struct FeaturedForwardParams : ForwardParams {
   cuda::FeatureParams features;
+};
+
+/// Of the kernels of partial results. `out_rows` is of float, and the map `out` of any tensor: nothing is stored by it.
+struct PartialForwardParams : FeaturedForwardParams {
+  Columns out_columns;
 };
 
 }  // namespace flashmask::sm90

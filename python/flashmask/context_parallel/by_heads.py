@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of all rows and some heads on each rank: an all-to-all over heads before it and one after it.
+
+Ulysses, arXiv:2309.14509. Where there are more ranks than heads of k and v, several have the same.
+"""
+
+import torch
+
+from .. import ops
+from .by_keys import _named
+from .messages import all_to_all
+
+
+class AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, local, group, options):
+        heads = Heads(q.shape[2], k.shape[2], local)
+        q, k, v = heads.to_heads([q, k, v], group)
+        mask = local.of_heads(heads.q, heads.kv, heads.heads)
+        out, lse = ops.attention(q, k, v, mask, **_named(options))
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.call = heads, mask, group, options
+        ctx.set_materialize_grads(False)
+        (of_rows,), (lse_of_rows,) = heads.to_rows([out], group), heads.to_rows([_columns(lse)], group)
+        return of_rows, lse_of_rows.squeeze(3).transpose(1, 2).contiguous()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dout, dlse):
+        q, k, v, out, lse = ctx.saved_tensors
+        heads, mask, group, options = ctx.call
+        # Others wait for what this rank has, be it nothing.
+        rows = out.shape[0], heads.local.rows, heads.heads[0]
+        dout = out.new_zeros((*rows, out.shape[3])) if dout is None else dout
+        dlse = lse.new_zeros((*rows, 1)) if dlse is None else _columns(dlse)
+        (dout,), (dlse,) = heads.to_heads([dout], group), heads.to_heads([dlse], group)
+        dlse = dlse.squeeze(3).transpose(1, 2)
+        several = heads.copies > 1  # whose gradients have yet to be added up
+        dq, dk, dv = ops.backward(dout, dlse, q, k, v, out, lse, mask, *options, partial_out=several)
+        if not several:
+            return *heads.to_rows([dq, dk, dv], group), None, None, None
+        (dq,), dkv = heads.to_rows([dq], group), heads.to_rows([dk, dv], group)
+        dk, dv = (heads.sum_of_copies(x).to(q.dtype) for x in dkv)
+        return dq, dk, dv, None, None, None
+
+
+def _columns(lse):
+    """lse [batch, heads, rows] as a tensor [batch, rows, heads, 1]."""
+    return lse.transpose(1, 2).unsqueeze(3)
+
+
+class Heads:
+    """Which heads a rank has, and the ways there and back.
+
+    heads: (heads_q, heads_kv); q, kv: the rank's own, (begin, end); copies: how many ranks have each head of k and v.
+    """
+
+    def __init__(self, heads_q, heads_kv, local):
+        self.local, self.heads = local, (heads_q, heads_kv)
+        world, rank = local.world_size, local.rank
+        self.copies = max(world // heads_kv, 1)
+        self.q, self.kv = _share(heads_q, world, rank, 1), _share(heads_kv, world, rank, self.copies)
+
+    def to_heads(self, tensors, group):
+        """Tensors [batch, own rows, all heads, size] to [batch, all rows, own heads, size], rows in the sequence's
+        order."""
+        world, rows = self.local.world_size, self.local.rows_of_ranks()
+        of_ranks = []
+        for rank in range(world):
+            own = []
+            for x in tensors:
+                begin, end = _share(x.shape[2], world, rank, max(world // x.shape[2], 1))
+                own.append(x[:, :, begin:end].transpose(0, 1).flatten(2))
+            of_ranks.append(torch.cat(own, 2))
+        sizes = [x.shape[3] for x in tensors]
+        received = all_to_all(torch.cat(of_ranks), [rows[self.local.rank]] * world, rows, group)
+        ordered = received.index_select(0, self.local.in_order(received.device))
+        widths = [_count(x.shape[2], world) * x.shape[3] for x in tensors]
+        return [x.unflatten(2, (-1, size)).transpose(0, 1) for x, size in zip(ordered.split(widths, 2), sizes)]
+
+    def to_rows(self, tensors, group):
+        """Tensors [batch, all rows, own heads, size] to [batch, own rows, heads of all ranks, size]."""
+        world, rows = self.local.world_size, self.local.rows_of_ranks()
+        flat = torch.cat([x.transpose(0, 1).flatten(2) for x in tensors], 2)
+        sent = flat.index_select(0, self.local.by_ranks(flat.device))
+        own = rows[self.local.rank]
+        received = all_to_all(sent, rows, [own] * world, group).unflatten(0, (world, own))
+        widths, results = [x.shape[2] * x.shape[3] for x in tensors], []
+        for part, x in zip(received.split(widths, 3), tensors):
+            of_ranks = part.unflatten(3, (x.shape[2], x.shape[3])).permute(2, 1, 0, 3, 4)
+            results.append(of_ranks.flatten(2, 3))
+        return results
+
+    def sum_of_copies(self, x):
+        """[batch, rows, heads of all ranks, size] to [batch, rows, heads, size], always in the same order."""
+        return x.unflatten(2, (self.heads[1], self.copies)).sum(3)
+
+
+def _count(heads, world):
+    return max(heads // world, 1)
+
+
+def _share(heads, world, rank, copies):
+    """The heads of a rank, (begin, end)."""
+    count = _count(heads, world)
+    begin = rank // copies * count
+    return begin, begin + count
