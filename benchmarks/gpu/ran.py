@@ -40,7 +40,9 @@ class Kernels(receipts.Library):
         return {i: found for case in cases for i, found in self.of(case, modes).items()}
 
     def of_plan(self):
-        return {i: found for i, found in sorted(self.hashes.items()) if receipts.is_of_plan(i)}
+        """Those that plan the masks that are measured, which have no positions."""
+        planners = {i: found for i, found in sorted(self.hashes.items()) if receipts.is_of_plan(i)}
+        return {i: found for i, found in planners.items() if not i.endswith(".positions")}
 
     def of_masks(self):
         return {i: found for i, found in sorted(self.hashes.items()) if i.endswith(".masks")}
