@@ -153,10 +153,23 @@ class Throughput:
         for task in TASKS:
             if got := over(32 * K, task, "nothing"):
                 found.append(check(f"{task} at 32K: ours over a step without attention", 1 / got, 1.22, most=True))
+        if apart := first_losses_apart(results, self.key_of):
+            found.append(check("first losses under all attentions: the furthest from ours, as a share", *apart, most=True))
         return found
 
     def key_of(self, result):
         return tuple(result[name] for name in self.key)
+
+
+LOSSES_APART = 0.02  # of ours: bfloat16, through all layers
+
+
+def first_losses_apart(results, key_of):
+    """(the largest share by which a first loss differs from ours, the bar); None if there is nothing to compare."""
+    first = {key_of(r): r["first_loss"] for r in results if "first_loss" in r}
+    pairs = [(loss, first.get((*at, "ours"))) for (*at, name), loss in first.items() if name not in ("ours", "nothing")]
+    shares = [abs(loss - ours) / ours for loss, ours in pairs if ours]
+    return (max(shares), LOSSES_APART) if shares else None
 
 
 class Memory:
@@ -211,10 +224,9 @@ class Losses:
     def checks(self, results):
         found, checks = {(r["task"], r["contender"], r["deterministic"]): r for r in results if "losses" in r}, []
         for task in TASKS:
-            runs = [found.get((task, *run)) for run in self.runs]
-            if not all(runs):
+            ours, dense = (found.get((task, name, True)) for name in ("ours", "dense"))
+            if ours is None or dense is None:
                 continue
-            ours, dense = runs[:2]
             same = sum(a == b for a, b in zip(ours["losses"], dense["losses"])) / len(dense["losses"])
             checks.append(check(f"{task}: steps with the same loss, bit for bit, as the dense mode's", same, 1))
             weights = float(ours["weights"] == dense["weights"])

@@ -75,7 +75,7 @@ class Trainer:
     """
 
     def __init__(self, task, model, contender):
-        self.task, self.contender, self.layers = task, contender, model.model
+        self.task, self.contender, self.model, self.layers = task, contender, model, model.model
         self.vocabulary, self.reference, self.score = model.lm_head, None, None
         trained = model
         if task == "lora":
@@ -89,8 +89,7 @@ class Trainer:
             self.score = torch.nn.Linear(weight.shape[1], 1, bias=False, device=weight.device, dtype=weight.dtype)
         self.parameters = [x for x in trained.parameters() if x.requires_grad]
         self.parameters += [] if self.score is None else [self.score.weight]
-        is_cuda = self.parameters[0].is_cuda
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=RATES[task], weight_decay=0.0, fused=is_cuda)
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=RATES[task], weight_decay=0.0, fused=True)
 
     def step(self, batch, after_forward=lambda: None):
         """The loss before the step; the host waits for nothing. after_forward: called between the passes."""

@@ -9,6 +9,7 @@ with JSON for each result as soon as it is there. It can be run by hand:
 
 import gc
 import hashlib
+import importlib.metadata
 import json
 import statistics
 import sys
@@ -280,11 +281,9 @@ def sparsity(job, device):
 
 def environment(job, device):
     """What a receipt's header says, and the kernels of the cases of `job`."""
-    import transformers
-
+    more = {"transformers": importlib.metadata.version("transformers"), "kernel_hashes": {}}
     if not device.is_cuda:
-        found = {"device": "CPU", "driver": "none", "toolkit": "none", "torch": torch.__version__}
-        emit({**found, "transformers": transformers.__version__, "kernel_hashes": {}})
+        emit({"device": "CPU", "driver": "none", "toolkit": "none", "torch": torch.__version__, **more})
         return
     import ran
     import timing
@@ -292,8 +291,7 @@ def environment(job, device):
     library = ran.here()
     cases = [ran.case_of(*case) for case in job["cases"]]
     hashes = library.of_all(cases, modes=(False, True))
-    header = timing.environment() | {"toolkit": library.toolkit, "transformers": transformers.__version__}
-    emit({**header, "kernel_hashes": hashes})
+    emit({**timing.environment(), **more, "toolkit": library.toolkit, "kernel_hashes": hashes})
 
 
 FIGURES = {f.__name__: f for f in (throughput, memory, losses, sparsity, environment)}
