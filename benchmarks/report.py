@@ -5,9 +5,9 @@
     python benchmarks/report.py --docs
     python benchmarks/report.py [--library build/release/src/libflashmask.so] [--html out/gpu.html] [--svg out]
 
---docs writes docs/performance.md, docs/end-to-end.md, the figures of README and other pages, and docs/img/gpu-*.svg from
-all receipts (documents.py). The HTML page has only what the library's kernels measured, cell by cell (receipts.judge), and, marked,
-what kernels of another toolkit did; it says how much else there is.
+--docs writes docs/performance.md, docs/end-to-end.md, the figures of README and other pages, and docs/img/gpu-*.svg
+from all receipts (documents.py). The HTML page has only what the library's kernels measured, cell by cell
+(receipts.judge), and, marked, what kernels of another toolkit did; it says how much else there is.
 """
 
 import argparse

@@ -109,7 +109,7 @@ class Throughput:
 
     def jobs(self, settings):
         found = [self.job(settings, *cell, name, group) for cell, name, group in self.cells(settings)]
-        return sorted(found, key=lambda job: CONTENDERS.index(job.words["contender"]) in (2, 4))  # the targets first
+        return sorted(found, key=lambda job: job.words["contender"] in ("varlen", "dense"))  # those with bars first
 
     def cells(self, settings):
         """((model, seqlen), contender, tasks) of each process."""
@@ -154,7 +154,9 @@ class Throughput:
             if got := over(32 * K, task, "nothing"):
                 found.append(check(f"{task} at 32K: ours over a step without attention", 1 / got, 1.22, most=True))
         if apart := first_losses_apart(results, self.key_of):
-            found.append(check("first losses under all attentions: the furthest from ours, as a share", *apart, most=True))
+            found.append(
+                check("first losses under all attentions: the furthest from ours, as a share", *apart, most=True)
+            )
         return found
 
     def key_of(self, result):
@@ -194,7 +196,9 @@ class Memory:
         """Ours goes at least as far as every other attention, FlexAttention and packed sequences within a sixteenth."""
         found = {r["contender"]: r["longest"] for r in results if r.get("longest")}
         return [
-            check(f"longest length: ours over {name}'s", found["ours"] / found[name], 1 if name in QUADRATIC else 15 / 16)
+            check(
+                f"longest length: ours over {name}'s", found["ours"] / found[name], 1 if name in QUADRATIC else 15 / 16
+            )
             for name in self.contenders
             if name in found and name not in ("ours", "nothing") and "ours" in found
         ]

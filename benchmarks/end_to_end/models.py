@@ -14,9 +14,8 @@ import copy
 import torch
 import torch.nn.functional as F
 import transformers
-from torch.utils.checkpoint import checkpoint
-
 from end_to_end.contenders import CONTENDERS
+from torch.utils.checkpoint import checkpoint
 
 _LLAMA_3 = {
     "rope_theta": 500000.0,

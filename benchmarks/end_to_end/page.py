@@ -6,19 +6,9 @@ What has no receipt yet is said to be not measured.
 
 import charts
 import verdict
-from words import listed, markdown_table, ms_text, paragraph, percent, speed_text
-
 from end_to_end import tables
-from end_to_end.figures import (
-    CONTENDERS,
-    FIGURES,
-    QUADRATIC,
-    TASKS,
-    bins,
-    problems,
-    short_length,
-    topic,
-)
+from end_to_end.figures import CONTENDERS, FIGURES, QUADRATIC, TASKS, bins, problems, short_length, topic
+from words import listed, markdown_table, ms_text, paragraph, percent, speed_text
 
 PAGE = "docs/end-to-end.md"
 NAMES = {
@@ -58,6 +48,10 @@ def held(topics, name):
     if wrong := problems(name, receipt["figures"]):
         raise ValueError(f"{receipt['what']}: {'; '.join(wrong[:5])}")
     return receipt["figures"]["results"], receipt
+
+
+def checks_of(topics, name):
+    return topics[topic(name)]["figures"]["checks"] if topic(name) in topics else []
 
 
 def where(receipt):
@@ -144,7 +138,7 @@ def throughput(topics):
         "",
         *table_by_contender(cells, names, lambda r: f"{r['tokens_per_second'] / 1e3:.1f}"),
         "",
-        "A step's time over ours. *No attention* is what the rest of the step takes, so its share is the most there is:",
+        "A step's time over ours; *no attention* is what the rest of the step takes:",
         "",
         *markdown_table(["", "sparsity", *(NAMES[name] for name in others)], ratios),
         "",
@@ -206,7 +200,9 @@ def stem(task):
 
 
 def drawn_tasks(cells):
-    return [task for task in TASKS if any(at[1] == task and "step_ms" in r for at, f in cells.items() for r in f.values())]
+    return [
+        task for task in TASKS if any(at[1] == task and "step_ms" in r for at, f in cells.items() for r in f.values())
+    ]
 
 
 def throughput_chart(cells, task, receipt):
@@ -235,7 +231,7 @@ def memory(topics):
     lines = ["## Memory and the longest sequence", "", *paragraph(ABOUT_MEMORY)]
     found = {r["contender"]: r for r in results if "lengths" in r}
     if not found:
-        return lines + not_measured("memory")
+        return [*lines, *not_measured("memory"), *paper_split()]
     names = [name for name in CONTENDERS if name in found]
     return [
         *lines,
@@ -249,6 +245,7 @@ def memory(topics):
         ),
         "",
         *(split_table(found["ours"]) if "ours" in found else []),
+        *paper_split(),
     ]
 
 
@@ -282,8 +279,23 @@ def split_table(result):
         ]
         for x in fitting(result)
     ]
-    head = ["tokens", "weights and optimiser", "gradients", "kept by the forward", "above it at the peak", "peak", "mask"]
+    head = [
+        "tokens",
+        "weights and optimiser",
+        "gradients",
+        "kept by the forward",
+        "above it at the peak",
+        "peak",
+        "mask",
+    ]
     return ["Ours, GiB:", "", *markdown_table(head, rows), ""]
+
+
+def paper_split():
+    """The paper's table 2."""
+    rows = [list(row.values()) for row in tables.claims()["memory_7b"]]
+    head = ["tokens, K", "weights and optimiser", "activations", "peak of one layer", "sum", "FlashMask"]
+    return ["The paper's table 2: one of 32 GPUs that train the 7B model, GB:", "", *markdown_table(head, rows), ""]
 
 
 def fitting(result):
@@ -480,7 +492,7 @@ def claims(cases, topics):
     longest = {r["contender"]: r["longest"] for r in held(topics, "memory")[0] if r.get("longest")}
     ours = short_length(longest["ours"]) if "ours" in longest else ""
     matrix = max((longest[name] for name in QUADRATIC if name in longest), default=None)
-    matched = [c for c in topics.get(topic("losses"), {"figures": {"checks": []}})["figures"]["checks"] if "bit" in c["name"]]
+    matched = [c for c in checks_of(topics, "losses") if "bit" in c["name"]]
     same = f"{sum(c['passed'] for c in matched)} of {len(matched)} comparisons" if matched else ""
     spans = kernel_spans(cases)
     rows = [
@@ -521,7 +533,7 @@ def bars(topics):
     rows = [
         [c["name"], f"{c['got']:.3f}", f"{'at most' if c.get('most') else 'at least'} {c['bar']:.4g}", verdict_of(c)]
         for name in FIGURES
-        for c in topics.get(topic(name), {"figures": {"checks": []}})["figures"]["checks"]
+        for c in checks_of(topics, name)
     ]
     lines = ["## What was to be reached", ""]
     return [*lines, *markdown_table(["", "reached", "asked", ""], rows), ""] if rows else []

@@ -61,6 +61,10 @@ def words_of(slices):
     )
 
 
+def count(slices):
+    return sum(len(masks) for *_, masks in slices)
+
+
 def measure(seconds, fresh):
     """Measures what is missing until the time is over; 0 if nothing is left, 3 if something is, 1 if a cell failed."""
     folders = (receipts.output_folder(), receipts.RESULTS)
@@ -69,7 +73,7 @@ def measure(seconds, fresh):
     if not slices:
         print("PASS  tables: every cell is there")
         return 0
-    print(f"tables: {sum(len(masks) for *_, masks in slices)} cells in {len(slices)} slices", file=sys.stderr, flush=True)
+    print(f"tables: {count(slices)} cells in {len(slices)} slices", file=sys.stderr, flush=True)
     command = [sys.executable, ROOT / "benchmarks" / "gpu" / "slices.py", "--slices", words_of(slices), "--jobs", "2"]
     with subprocess.Popen(command, start_new_session=True) as process:
         try:
@@ -78,7 +82,7 @@ def measure(seconds, fresh):
             os.killpg(process.pid, signal.SIGKILL)
             status = 0
     left = missing(folders, receipts.library_of())
-    print(f"----  {sum(len(masks) for *_, masks in left)} cells are left: the same command goes on" if left else "PASS")
+    print(f"----  {count(left)} cells are left: the same command goes on" if left else "PASS  tables")
     return 1 if status else 3 if left else 0
 
 

@@ -133,15 +133,17 @@ def as_bias(mask):
     return torch.where(mask.to_dense(), 0.0, torch.finfo(torch.float32).min)
 
 
+@pytest.mark.parametrize("argument", ["mask", "attention_mask"])
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt_oss"])
-def test_mask_of_the_caller_wins(name, attention):
+def test_mask_of_the_caller_wins(name, argument, attention):
     """Over padding, positions and windows."""
     model, ids, mask = model_of(name), tokens(), tree()
     bias = as_bias(mask)
     positions = torch.cat([torch.arange(90), torch.arange(40, 78)])[None]
     theirs = {"full_attention": bias, "sliding_attention": bias} if name == "gpt_oss" else bias
     theirs = dict(attention_mask=theirs, position_ids=positions, use_cache=False)
-    check(model, attention, ids, theirs=theirs, mask=mask, position_ids=positions, use_cache=False)
+    inputs = {argument: mask, "position_ids": positions, "use_cache": False}
+    check(model, attention, ids, theirs=theirs, **inputs)
 
 
 def test_masks_by_kind_of_layer(attention):
