@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of the documents, from receipts and benchmarks/data: docs/performance.md and docs/end-to-end.md as a whole,
-and what other pages hold between `<!-- figures: NAME -->` and `<!-- end of figures -->`.
+"""The figures of the documents, from receipts and benchmarks/data: docs/performance.md and docs/end-to-end.md as a
+whole, and what other pages hold between `<!-- figures: NAME -->` and `<!-- end of figures -->`.
 
 Every ratio of GPU kernels is speed, their time over ours with our plan's time counted as ours, unless a column says
 otherwise. A kernel that is missing from a run has an empty cell or no column.

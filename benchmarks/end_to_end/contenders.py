@@ -58,12 +58,14 @@ class Flex:
 
         is_cuda = torch.device(device).type == "cuda"
         self.attention, self.ids = _registered(_flex_attention), None
-        _flex_attention.call = torch.compile(flex_attention) if is_cuda else flex_attention
+        if is_cuda:
+            torch._dynamo.config.recompile_limit = 64  # a kernel for each length; beyond the limit it is not compiled
+        _flex_attention.call = torch.compile(flex_attention, dynamic=False) if is_cuda else flex_attention
         self.create = functools.partial(create_block_mask, device=device, _compile=is_cuda)
 
     def mask(self, batch):
         # Written into the same tensors, so that the function of the mask stays one, and its kernels compiled.
-        if self.ids is None:
+        if self.ids is None or self.ids[0].shape != batch.document.shape:
             self.ids = batch.document.clone(), batch.answer.clone()
             self.function = _flex_document(*self.ids) if is_causal_document(batch) else _flex_question(*self.ids)
         for mine, new in zip(self.ids, (batch.document, batch.answer)):

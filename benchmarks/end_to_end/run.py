@@ -67,8 +67,6 @@ def environment_of(words):
     """Of a worker."""
     more = {"TORCHINDUCTOR_CACHE_DIR": str(CACHE), "TRITON_CACHE_DIR": str(CACHE / "triton")}
     more |= {"HF_HUB_OFFLINE": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "PYTHONUNBUFFERED": "1"}
-    if words["device"] == "cuda":
-        more["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     return {**os.environ, **more}
 
 
@@ -167,9 +165,8 @@ def keep(receipt, figure):
 class Clock:
     """What is left of the time, and how far the work is."""
 
-    def __init__(self, seconds, jobs):
-        self.begin = time.monotonic()
-        self.end = self.begin + seconds
+    def __init__(self, begin, seconds, jobs):
+        self.begin, self.end = begin, begin + seconds
         self.total, self.done = sum(job.seconds for job in jobs) or 1, 0.0
 
     def left(self):
@@ -234,9 +231,10 @@ def run_job(job, figure, receipt, clock):
 
 
 def measure(figure, arguments, command):
+    begin = time.monotonic()
     receipt = receipt_of(figure, arguments, command)
     jobs = list(todo(figure, arguments, receipt))
-    clock, left = Clock(arguments.seconds, jobs), 0
+    clock, left = Clock(begin, arguments.seconds, jobs), 0
     clock.say(f"{figure.name}: {len(jobs)} processes, about {sum(job.seconds for job in jobs):.0f} s")
     for job in jobs:
         if job.seconds > clock.left():

@@ -164,24 +164,24 @@ def memory(job, device):
     if why := refusal(job["contender"], task, device.name):
         emit({**result, "refused": why})
         return
-    trainer = Trainer(task, *build(job, device))
-    trial(job, trainer, job["seqlen"], device)  # the optimiser's state is made
-    tried = []
+    trainer, tried = Trainer(task, *build(job, device)), []
 
     def fits(seqlen):
         begin = time.monotonic()
         try:
-            tried.append({"seqlen": seqlen, "fits": True, **trial(job, trainer, seqlen, device)})
+            found = {"seqlen": seqlen, "fits": True, **trial(job, trainer, seqlen, device)}
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            tried.append({"seqlen": seqlen, "fits": False})
+            found = {"seqlen": seqlen, "fits": False}
         trainer.optimizer.zero_grad()
         device.release()
-        tried[-1]["seconds"] = time.monotonic() - begin
+        tried.append({**found, "seconds": time.monotonic() - begin})
         print(f"{job['contender']}: {tried[-1]}", file=sys.stderr, flush=True)
-        return tried[-1]["fits"]
+        return found["fits"]
 
+    fits(job["seqlen"])  # makes the optimiser's state, which every other length then has
+    tried.clear()
     low, high, why = longest(fits, job["seqlen"], job["longest"], job["seconds"], job["granule"])
     emit({**result, "longest": low, "shortest_failed": high, "ended": why, "lengths": tried})
 

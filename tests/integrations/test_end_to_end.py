@@ -249,15 +249,28 @@ def test_the_command_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     assert len(again) == 2 and again[-1]["task"] == first["task"] and "failed" not in again[-1]
     assert again[0]["step_ms"] == 7.0  # kept
 
+    path.write_text(json.dumps(receipt))
+    assert run.main([*words, "--seconds", "5"]) == run.LEFT_TO_DO
+    said = capsys.readouterr()
+    assert "1 processes are left" in said.out and len(json.loads(path.read_text())["figures"]["results"]) == 1
+
     path.write_text(json.dumps({**receipt, "torch": "1.0"}))
     with pytest.raises(SystemExit, match=r"end-to-end-throughput.json is of another torch \(1.0; here"):
         run.main(words)
+
+
+def test_only_memory_that_runs_out_is_a_result():
+    assert worker.is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8 GiB"))
+    assert worker.is_out_of_memory(RuntimeError("flashmask: the device is out of memory"))
+    assert not worker.is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
 
 
 def test_a_process_that_fails_says_why():
     taken = []
     why, last = run.results_of(job_of("throughput") | {"model": "huge"}, 60, taken.append)
     assert "KeyError: 'huge'" in why and last is None and not taken
+    why, _ = run.results_of(job_of("throughput"), 0.3, taken.append)
+    assert why == "stopped after 0 s" and not taken
 
 
 @pytest.mark.parametrize(
