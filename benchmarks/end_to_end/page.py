@@ -285,7 +285,7 @@ def split_table(result):
         "weights and optimiser",
         "gradients",
         "kept by the forward",
-        "above it at the peak",
+        "above both at the peak",
         "peak",
         "mask",
     ]
@@ -361,7 +361,11 @@ def losses(topics):
         "",
         *markdown_table(head, rows),
         "",
-        "![Losses of each task, over each other](img/gpu-end-to-end-losses.svg)",
+        *(
+            f"![Losses, over each other: {listed([IN_WORDS[task] for task in tasks if task in runs])}](img/gpu-{name}.svg)"
+            for name, tasks in LOSS_PICTURES.items()
+            if any(task in runs for task in tasks)
+        ),
         "",
     ]
 
@@ -383,12 +387,19 @@ def runs_of(results):
     return found
 
 
-def losses_chart(results, receipt):
-    runs = runs_of(results)
-    used = {key for of_task in runs.values() for key in of_task}
-    series = [s for s in LOSS_SERIES if s[0] in used]
-    panels = [(IN_WORDS[task], of_task) for task, of_task in runs.items()]
-    return charts.line_panels("Losses with and without skipping", where(receipt), panels, series, "step", "loss")
+# Pictures, each with an axis for losses of one size.
+LOSS_PICTURES = {"end-to-end-losses": ("sft", "lora"), "end-to-end-preferences": ("dpo", "rm")}
+
+
+def losses_charts(results, receipt):
+    """{file stem: SVG}"""
+    runs, made = runs_of(results), {}
+    for name, tasks in LOSS_PICTURES.items():
+        if panels := [(IN_WORDS[task], runs[task]) for task in tasks if task in runs]:
+            series = [s for s in LOSS_SERIES if any(s[0] in of_task for _, of_task in panels)]
+            title = "Losses with and without skipping"
+            made[name] = charts.line_panels(title, where(receipt), panels, series, "step", "loss")
+    return made
 
 
 # --- Sparsity ----------------------------------------------------------------------------------------
@@ -580,11 +591,9 @@ def drawings(topics):
     results, receipt = held(topics, "throughput")
     cells = cells_of(results)
     made |= {stem(task): throughput_chart(cells, task, receipt) for task in drawn_tasks(cells)}
-    for name, draw, field in (
-        ("memory", memory_chart, "lengths"),
-        ("losses", losses_chart, "losses"),
-        ("sparsity", sparsity_chart, "points"),
-    ):
+    results, receipt = held(topics, "losses")
+    made |= losses_charts(results, receipt)
+    for name, draw, field in (("memory", memory_chart, "lengths"), ("sparsity", sparsity_chart, "points")):
         results, receipt = held(topics, name)
         if any(field in r for r in results):
             made[f"end-to-end-{name}"] = draw(results, receipt)

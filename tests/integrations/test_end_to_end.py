@@ -217,7 +217,8 @@ def test_figures_of_a_tiny_model_make_receipts_and_a_page(capsys):
     for n, x in enumerate(ours["lengths"]):
         x["peak_bytes"] = 2**30 * (n + 1)
     drawn = page.drawings(topics)
-    assert set(drawn) == {f"end-to-end-{name}" for name in ("sft", "lora", "memory", "losses", "sparsity")}
+    names = ("sft", "lora", "memory", "losses", "preferences", "sparsity")
+    assert set(drawn) == {f"end-to-end-{name}" for name in names}
     shown = set(re.findall(r"img/gpu-([\w-]+)\.svg", page.page([], topics, "COMMAND")))
     assert shown == set(drawn)
     for svg in drawn.values():
