@@ -361,11 +361,7 @@ def losses(topics):
         "",
         *markdown_table(head, rows),
         "",
-        *(
-            f"![Losses, over each other: {listed([IN_WORDS[task] for task in tasks if task in runs])}](img/gpu-{name}.svg)"
-            for name, tasks in LOSS_PICTURES.items()
-            if any(task in runs for task in tasks)
-        ),
+        *(f"![Losses: {listed(shown)}](img/gpu-{name}.svg)" for name, shown in loss_pictures(runs)),
         "",
     ]
 
@@ -389,6 +385,12 @@ def runs_of(results):
 
 # Pictures, each with an axis for losses of one size.
 LOSS_PICTURES = {"end-to-end-losses": ("sft", "lora"), "end-to-end-preferences": ("dpo", "rm")}
+
+
+def loss_pictures(runs):
+    """[(file stem, tasks in words)] of those that there are."""
+    found = [(name, [IN_WORDS[task] for task in tasks if task in runs]) for name, tasks in LOSS_PICTURES.items()]
+    return [(name, tasks) for name, tasks in found if tasks]
 
 
 def losses_charts(results, receipt):

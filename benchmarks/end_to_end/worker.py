@@ -27,7 +27,8 @@ WARM_UP_SHARE = 0.03  # of the steps whose losses are compared (the paper's A.3)
 
 
 def emit(result):
-    print(f"@{json.dumps(result)}", flush=True)
+    """Prints a result. A number that is not finite ends the process: no receipt takes one."""
+    print(f"@{json.dumps(result, allow_nan=False)}", flush=True)
 
 
 class Device:
