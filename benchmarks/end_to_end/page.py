@@ -67,8 +67,8 @@ def not_measured(name):
 
 def size_text(count):
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.3g} {unit}"
+        if count < 1000 or unit == "GiB":
+            return f"{count:.3g} {unit}" if count < 1000 else f"{count:.0f} {unit}"
         count /= 1024
     return ""
 
@@ -261,7 +261,7 @@ def longest_row(result):
     longest = result["longest"]
     failed = result["shortest_failed"]
     at = next((x for x in result["lengths"] if x["seqlen"] == longest and x["fits"]), None)
-    untried = {"time": "not tried: too slow", "limit": "not tried"}.get(result["ended"], "")
+    untried = {"time": "not tried: too slow", "limit": "not tried"}.get(result["ended"], "another error")
     return [
         "none" if longest is None else f"{short_length(longest)}",
         untried if failed is None else short_length(failed),

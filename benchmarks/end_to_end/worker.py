@@ -105,9 +105,8 @@ def throughput(job, device):
         try:
             result |= trained(job, task, model, contender, device)
         except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            result["out_of_memory"] = True
+            failure = {"failed": f"{type(error).__name__}: {error}"[:2000]}
+            result |= {"out_of_memory": True} if is_out_of_memory(error) else failure
         device.release()
         emit(result)
         contender = type(contender)(device.name)  # which keeps no mask of the task
@@ -183,7 +182,11 @@ def memory(job, device):
 
     fits(job["seqlen"])  # makes the optimiser's state, which every other length then has
     tried.clear()
-    low, high, why = longest(fits, job["seqlen"], job["longest"], job["seconds"], job["granule"])
+    try:
+        low, high, why = longest(fits, job["seqlen"], job["longest"], job["seconds"], job["granule"])
+    except RuntimeError as error:  # of another kind than memory; what was found before it counts
+        low, high = max((x["seqlen"] for x in tried if x["fits"]), default=None), None
+        why = f"error: {str(error).splitlines()[0][:300]}"
     emit({**result, "longest": low, "shortest_failed": high, "ended": why, "lengths": tried})
 
 

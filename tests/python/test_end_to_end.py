@@ -228,6 +228,14 @@ def test_the_page_has_what_was_measured():
         ElementTree.fromstring(svg)
 
 
+@pytest.mark.parametrize(
+    "count, text",
+    [(5, "5 B"), (2048, "2 KiB"), (1023 * 1024, "0.999 MiB"), (3 << 29, "1.5 GiB"), (1 << 40, "1024 GiB")],
+)
+def test_sizes(count, text):
+    assert page.size_text(count) == text
+
+
 def test_results_that_are_wrong_make_no_page():
     topics = topics_of(throughput=[cell("ours")])
     del topics["end-to-end-throughput"]["figures"]["results"][0]["mask_ms"]
