@@ -127,7 +127,7 @@ class Throughput:
         words = {"figure": self.name, "model": model, "contender": contender, "seqlen": seqlen, "tasks": list(tasks)}
         words |= {"sequences": settings.sequences, "seconds": settings.seconds}
         keys = tuple((model, seqlen, task, contender) for task in tasks)
-        begin = {"8b": 30, "3b": 22}.get(model, 15) + 25 * (contender == "flex")
+        begin = {"8b": 30, "3b": 22}.get(model, 10 + 2 * len(tasks)) + 25 * (contender == "flex")
         longer = 2.5 if contender in QUADRATIC and seqlen >= 32 * K else 1.3
         return Job(words, keys, begin + longer * settings.seconds * len(tasks))
 

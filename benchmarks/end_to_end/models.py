@@ -70,7 +70,7 @@ def make(shape, device, attention, seed=0):
 class Trainer:
     """A model in training for one task, under one contender's attention.
 
-    The weights of `model` change; for lora adapters are put into it, which stay.
+    The weights of `model` change; for lora adapters are put into it, which stay: every task has a new one.
     """
 
     def __init__(self, task, model, contender):

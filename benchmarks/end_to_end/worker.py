@@ -94,32 +94,29 @@ def bytes_of(contender, mask):
 def throughput(job, device):
     from end_to_end.contenders import refusal
 
-    model = contender = None
-    for task in sorted(job["tasks"], key="lora".__eq__):  # whose adapters stay in the model
+    for task in job["tasks"]:
         result = {name: job[name] for name in ("model", "seqlen", "contender")} | {"task": task}
         if why := refusal(job["contender"], task, device.name):
             emit({**result, "refused": why})
             continue
-        if model is None:
-            model, contender = build(job, device)
         try:
-            result |= trained(job, task, model, contender, device)
+            result |= trained(job, task, device)
         except RuntimeError as error:
             failure = {"failed": f"{type(error).__name__}: {error}"[:2000]}
             result |= {"out_of_memory": True} if is_out_of_memory(error) else failure
         device.release()
         emit(result)
-        contender = type(contender)(device.name)  # which keeps no mask of the task
 
 
-def trained(job, task, model, contender, device):
-    """What training steps of a task take, and what was trained on."""
+def trained(job, task, device):
+    """What training steps of a task take, and what was trained on: a new model, the same for every contender."""
     from end_to_end.models import Trainer
 
     found = recipe.chosen(task, job["seqlen"], job["sequences"])
     batches = batches_of(job, device, [layout for _, layout in found])
     device.release()
     device.forget_peak()
+    model, contender = build(job, device)
     trainer = Trainer(task, model, contender)
     first, loss = device.seconds(lambda: trainer.step(batches[0]))
     trainer.step(batches[1])

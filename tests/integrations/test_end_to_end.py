@@ -201,7 +201,8 @@ def test_figures_of_a_tiny_model_make_receipts_and_a_page(capsys):
         receipt = receipt_of(name, of_figure)
         assert not figures.problems(name, receipt["figures"])
         assert all(c["passed"] for c in receipt["figures"]["checks"])
-    assert [r["task"] for r in found["throughput"]] == ["sft", "lora"] * 3  # adapters last
+    assert [r["task"] for r in found["throughput"]] == ["lora", "sft"] * 3
+    assert len({round(r["first_loss"], 4) for r in found["throughput"] if "first_loss" in r}) == 1  # one model for all
     assert ["refused" in r for r in found["throughput"]] == [False] * 4 + [True] * 2
     (ours, refused) = found["memory"]
     assert ours["longest"] == 256 and ours["ended"] == "limit" and "CUDA alone" in refused["refused"]
@@ -245,7 +246,7 @@ def test_the_command_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     receipt["figures"]["results"][1]["step_ms"] = 7.0
     path.write_text(json.dumps(receipt))
     assert run.main(words) == 0
-    assert "1 processes, about 8 s" in capsys.readouterr().err  # half of them
+    assert "1 processes, about 7 s" in capsys.readouterr().err  # half of them
     again = json.loads(path.read_text())["figures"]["results"]
     assert len(again) == 2 and again[-1]["task"] == first["task"] and "failed" not in again[-1]
     assert again[0]["step_ms"] == 7.0  # kept
