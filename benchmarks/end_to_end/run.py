@@ -112,7 +112,7 @@ def surroundings(figure, settings):
     if figure.name == "sparsity":
         head_dim, heads = settings.sparsity_head_dim, settings.sparsity_heads
         cases += [(op, head_dim, settings.sparsity_seqlen, 1, heads) for op in ("fwd", "bwd")]
-    why, found = results_of({"figure": "environment", "device": settings.device, "cases": cases}, 120)
+    why, found = results_of({"figure": "environment", "device": settings.device, "cases": cases}, 300)
     return found or sys.exit(f"the environment is not known: {why}")
 
 
@@ -198,13 +198,13 @@ def told(result):
     return ", ".join(show(result[name]) for name, show in parts.items() if result.get(name) is not None)
 
 
-def todo(figure, arguments, receipt):
+def todo(figure, settings, receipt, only=""):
     """The jobs that are left, without the tasks that are there."""
-    have = {figure.key_of(r) for r in receipt["figures"]["results"]}
-    for job in figure.jobs(arguments.settings):
+    have = {figure.key_of(r) for r in receipt["figures"]["results"] if "failed" not in r}
+    for job in figure.jobs(settings):
         missing = [(task, key) for task, key in zip(job.words["tasks"], job.keys) if key not in have]
-        if missing and arguments.only in job.label:
-            words = {**job.words, "tasks": [task for task, _ in missing], "device": arguments.settings.device}
+        if missing and only in job.label:
+            words = {**job.words, "tasks": [task for task, _ in missing], "device": settings.device}
             share = len(missing) / len(job.keys)
             yield figures.Job(words, tuple(key for _, key in missing), job.seconds * share)
 
@@ -231,20 +231,17 @@ def run_job(job, figure, receipt, clock):
 
 
 def measure(figure, arguments, command):
-    begin = time.monotonic()
+    begin, settings = time.monotonic(), arguments.settings
     receipt = receipt_of(figure, arguments, command)
-    jobs = list(todo(figure, arguments, receipt))
-    clock, left = Clock(begin, arguments.seconds, jobs), 0
+    jobs = list(todo(figure, settings, receipt, arguments.only))
+    clock = Clock(begin, arguments.seconds, jobs)
     clock.say(f"{figure.name}: {len(jobs)} processes, about {sum(job.seconds for job in jobs):.0f} s")
     for job in jobs:
-        if job.seconds > clock.left():
-            left += 1
-            continue
-        run_job(job, figure, receipt, clock)
-    left = left or len(list(todo(figure, arguments, receipt)))
-    receipt["complete"] = not left and not arguments.only
+        if job.seconds <= clock.left():
+            run_job(job, figure, receipt, clock)
+    receipt["complete"] = not list(todo(figure, settings, receipt))
     keep(receipt, figure)
-    return summary(receipt, left)
+    return summary(receipt, len(list(todo(figure, settings, receipt, arguments.only))))
 
 
 def summary(receipt, left):
