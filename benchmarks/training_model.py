@@ -106,16 +106,14 @@ def skipping(deterministic):
 
 
 def dense(batch):
-    """The same kernels under the mask as a matrix of bytes: every tile is computed and masked element by element.
-
-    Deterministic.
-    """
+    """The same kernels under the mask as a matrix of bytes: every tile is computed and masked element by element."""
     visible = batch.mask.to_dense()
     return lambda q, k, v: DenseAttention.apply(q, k, v, visible)
 
 
 class DenseAttention(torch.autograd.Function):
-    """The dense-mask mode, which only the C interface has, as python/harness/calls.py calls it."""
+    """The dense-mask mode, which only the C interface has, as python/harness/calls.py calls it. Its gradients are
+    deterministic under torch.use_deterministic_algorithms."""
 
     @staticmethod
     def forward(ctx, q, k, v, visible):

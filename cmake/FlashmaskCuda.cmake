@@ -41,7 +41,16 @@ else()
   set(FLASHMASK_CUDA_FOUND OFF)
 endif()
 
-# Sets what enable_language(CUDA) reads. The kernels use instructions of Hopper alone, hence 90a.
+# Which kernel sets are built, for what GPUs: sm90 for Hopper, sm80 for Ampere and, as PTX, for everything later.
+set(FLASHMASK_KERNELS sm90 sm80 CACHE STRING "Kernel sets to build: sm90, sm80, or both")
+foreach(name IN LISTS FLASHMASK_KERNELS)
+  if(NOT name MATCHES "^sm(80|90)$")
+    message(FATAL_ERROR "FLASHMASK_KERNELS has '${name}'; it takes sm90 and sm80")
+  endif()
+endforeach()
+
+# Sets what enable_language(CUDA) reads: the architectures of what serves every kernel set. Those of sm90 use instructions of Hopper
+# alone, hence 90a.
 macro(flashmask_enable_cuda)
   if(NOT FLASHMASK_NVCC)
     message(FATAL_ERROR "FLASHMASK_CUDA is on and no CUDA compiler was found; put nvcc on the path, set CMAKE_CUDA_COMPILER, or install "
@@ -56,43 +65,55 @@ macro(flashmask_enable_cuda)
   endif()
   set(CMAKE_CUDA_COMPILER ${FLASHMASK_NVCC})
   if(NOT CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 90a-real)
+    set(CMAKE_CUDA_ARCHITECTURES ${FLASHMASK_KERNELS})
+    list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "^sm90$" 90a-real)
+    list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "^sm80$" 80)
   endif()
 endmacro()
 
-# flashmask_kernel_instances(TARGET FOLDER ROW ID FEATURED...): adds a translation unit FOLDER/instance.cu.in for each row
-# ROW{head_dim, head_dim_v, consumers, ...} of tile_config.h beside FOLDER, each element type, and each FEATURED: false for the plain
-# kernels, true for those of features. ID is what the ids of the kernels begin with: sm90.fwd.
-function(flashmask_kernel_instances target folder row_type id_begin)
+# flashmask_kernel_instances(TARGET FOLDER ROW ID COLUMN FEATURED...): adds a translation unit FOLDER/instance.cu.in for each row
+# ROW{head_dim, head_dim_v, COLUMN, ...} of tile_config.h beside FOLDER, each element type, and each FEATURED: false for the plain
+# kernels, true for those of features. ID is what the ids of the kernels begin with: sm90.fwd. The third column is named in them by
+# its first letter. FLASHMASK_ARCHITECTURES_VALUE, if it is set, has the architectures of rows whose third column is VALUE, as
+# options of nvcc. FLASHMASK_INSTANCES gets the files.
+function(flashmask_kernel_instances target folder row_type id_begin column)
   get_filename_component(table ${folder}/../tile_config.h ABSOLUTE)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
   file(STRINGS ${table} rows REGEX "^ *${row_type}{")
   if(NOT rows)
     message(FATAL_ERROR "${table} has no row that begins with ${row_type}{")
   endif()
+  string(SUBSTRING ${column} 0 1 letter)
+  string(REGEX MATCH "[^/]+/[^/]+$" set_and_direction ${folder})
+  set(files "")
   foreach(row IN LISTS rows)
     if(row MATCHES "}.*${row_type}{")
       message(FATAL_ERROR "${table}: '${row}' has more than one row")
     endif()
     if(NOT row MATCHES "${row_type}{([0-9]+), ([0-9]+), ([0-9]+)[,}]")
-      message(FATAL_ERROR "${table}: '${row}' does not begin with head_dim, head_dim_v, consumers")
+      message(FATAL_ERROR "${table}: '${row}' does not begin with head_dim, head_dim_v, ${column}")
     endif()
     set(head_dim ${CMAKE_MATCH_1})
     set(head_dim_v ${CMAKE_MATCH_2})
-    set(consumers ${CMAKE_MATCH_3})
+    set(${column} ${CMAKE_MATCH_3})
     foreach(element dtype IN ZIP_LISTS FLASHMASK_ELEMENTS FLASHMASK_DTYPES)
       foreach(featured IN LISTS ARGN)
-        set(id "${id_begin}.${element}.d${head_dim}.dv${head_dim_v}.c${consumers}")
+        set(id "${id_begin}.${element}.d${head_dim}.dv${head_dim_v}.${letter}${${column}}")
         if(featured)
           string(APPEND id ".features")
         endif()
         string(REPLACE "." "_" name "flashmask.${id}")
-        set(file ${CMAKE_CURRENT_BINARY_DIR}/${folder}/${name}.cu)
+        set(file ${CMAKE_CURRENT_BINARY_DIR}/${set_and_direction}/${name}.cu)
         configure_file(${folder}/instance.cu.in ${file} @ONLY)
         target_sources(${target} PRIVATE ${file})
+        list(APPEND files ${file})
+        if(FLASHMASK_ARCHITECTURES_${${column}})
+          set_source_files_properties(${file} PROPERTIES COMPILE_OPTIONS "${FLASHMASK_ARCHITECTURES_${${column}}}")
+        endif()
       endforeach()
     endforeach()
   endforeach()
+  set(FLASHMASK_INSTANCES "${files}" PARENT_SCOPE)
 endfunction()
 # The element types of the kernels, as their sources and as the API call them.
 set(FLASHMASK_ELEMENTS bf16 f16)

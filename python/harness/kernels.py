@@ -94,9 +94,10 @@ def kernels_of(library, case, arch="sm90", multiprocessors=132, deterministic=Fa
 def explain(library, case, arch="sm90", multiprocessors=132, deterministic=False):
     """What fm_explain_json says of a receipt's case."""
     handle, backward = _load(library), case["op"] == "bwd"
-    options = capi.make(
-        capi.Options, device=capi.cuda_device(), flags=capi.DETERMINISTIC if deterministic else 0, backend=b"cuda"
-    )
+    # Hopper's are not named, which libraries of before there were others would not understand.
+    named = {} if arch == "sm90" else {"kernels": arch.encode()}
+    flags = capi.DETERMINISTIC if deterministic else 0
+    options = capi.make(capi.Options, device=capi.cuda_device(), flags=flags, backend=b"cuda", **named)
     number = int(arch.removeprefix("sm"))
     gpu = capi.make(
         capi.GpuModel, compute_major=number // 10, compute_minor=number % 10, multiprocessors=multiprocessors

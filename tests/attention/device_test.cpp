@@ -89,8 +89,12 @@ TEST(Cuda, AGpuThatIsNotThereCanBeAskedAbout) {
   const Explanation ampere =
       explain(device_call(), {}, GpuModel{.compute_major = 8, .compute_minor = 0, .multiprocessors = 108});
   EXPECT_TRUE(ampere.backend.empty());
-  EXPECT_NE(ampere.rejected.front().find("has compute capability 8.0; the kernels need 9.0"), std::string::npos)
+  EXPECT_NE(ampere.rejected.front().find("none for compute capability 8.0"), std::string::npos)
       << ampere.rejected.front();
+  const Explanation volta = explain(device_call(), {}, GpuModel{.compute_major = 7, .multiprocessors = 80});
+  EXPECT_TRUE(volta.backend.empty());
+  EXPECT_NE(volta.rejected.front().find("has compute capability 7.0; the kernels need 9.0"), std::string::npos)
+      << volta.rejected.front();
 }
 
 TEST(Cuda, FeaturesHaveKernelsOfTheirOwn) {
@@ -120,6 +124,13 @@ TEST(Cuda, KernelsAreAskedForByName) {
   const Explanation ampere =
       explain(device_call(), options, GpuModel{.compute_major = 8, .compute_minor = 0, .multiprocessors = 108});
   EXPECT_TRUE(ampere.backend.empty());
+  options.kernels = "sm80";
+  const GpuModel a100{.compute_major = 8, .compute_minor = 0, .multiprocessors = 108}, rtx3090{8, 6, 82};
+  EXPECT_EQ(explain(device_call(), options, a100).arch, "sm80");
+  EXPECT_EQ(explain(device_call(), options, GpuModel{}).arch, "sm80");
+  EXPECT_TRUE(explain(device_call(), options, rtx3090).backend.empty());
+  options.kernels = "sm86";
+  EXPECT_EQ(explain(device_call(), options, rtx3090).arch, "sm80");
   options.kernels = "sm10";
   expect_invalid({"kernels 'sm10'", "Options::kernels", "known: auto, sm90"},
                  [&] { explain(device_call(), options, GpuModel{}); });

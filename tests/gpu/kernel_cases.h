@@ -39,6 +39,7 @@ struct Instance {
   int64_t head_dim;
   int consumers;  ///< consumer warpgroups
   int64_t head_dim_v;
+  bool operator==(const Instance&) const = default;
 };
 
 /// Kernels of an instance beside its plain one, whose cases are their own or the plain one's.
@@ -46,14 +47,24 @@ inline bool is_variant(std::string_view id) {
   return id.ends_with(".split") || id.ends_with(".light") || id.ends_with(".features");
 }
 
-/// Those that the library has; `op` as KernelInfo has it.
+/// Whether the calls run Hopper's kernels. The others' tiles, which FLASHMASK_KERNELS names, are two warpgroups of
+/// Hopper's high at most, and of a pair of head dims the device has one.
+inline bool runs_hopper_kernels() {
+  const char* named = std::getenv("FLASHMASK_KERNELS");
+  return !named || std::string_view(named) == "sm90" || std::string_view(named) == "auto";
+}
+
+/// Those of the kernels that run; `op` as KernelInfo has it.
 inline std::vector<Instance> instances(std::string_view op) {
+  const bool hopper = runs_hopper_kernels();
   std::vector<Instance> found;
   for (const KernelInfo& kernel : kernels()) {
     const bool attention = kernel.tile.rows > 0 && kernel.tile.keys > 0 && !is_variant(kernel.id);
-    if (kernel.op != op || !attention) continue;
+    if (kernel.op != op || !attention || (kernel.arch == "sm90") != hopper) continue;
     const char* element = kernel.dtype == DataType::kBFloat16 ? "bf16" : "f16";
-    found.push_back({kernel.dtype, element, kernel.head_dim, kernel.threads / 128 - 1, kernel.head_dim_v});
+    const Instance instance{kernel.dtype, element, kernel.head_dim, hopper ? kernel.threads / 128 - 1 : 2,
+                            kernel.head_dim_v};
+    if (found.empty() || found.back() != instance) found.push_back(instance);
   }
   return found;
 }

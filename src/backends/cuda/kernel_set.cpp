@@ -6,8 +6,13 @@
 #include <string_view>
 
 #include "backends/cuda/common/device.h"
-#include "backends/cuda/sm90/kernel_set.h"
 #include "common/message.h"
+#if defined(FLASHMASK_HAS_SM80)
+#include "backends/cuda/sm80/kernel_set.h"
+#endif
+#if defined(FLASHMASK_HAS_SM90)
+#include "backends/cuda/sm90/kernel_set.h"
+#endif
 
 namespace flashmask::cuda {
 namespace {
@@ -18,12 +23,12 @@ struct Capability {
   int major, minor;
 };
 
-/// "auto", and the names of the sets that `fits` holds for.
+/// The names of the sets that `fits` holds for.
 template <typename Fits>
-std::string accepted_names(Fits&& fits) {
-  std::string names = "auto";
+std::string names_of(Fits&& fits) {
+  std::string names;
   for (const KernelSet* set : kernel_sets()) {
-    if (fits(*set)) names += message(", ", set->name);
+    if (fits(*set)) names += message(names.empty() ? "" : ", ", set->name);
   }
   return names;
 }
@@ -33,12 +38,13 @@ const KernelSet& find_set(std::string_view wanted, const char* source) {
     if (set->name == wanted) return *set;
   }
   throw_invalid("kernels '", wanted, "' (", source,
-                ") is not known; known: ", accepted_names([](const KernelSet&) { return true; }));
+                ") is not known; known: auto, ", names_of([](const KernelSet&) { return true; }));
 }
 
-const KernelSet* first_on(Capability gpu) {
+/// The first set that runs on a GPU, of all or of those for "auto".
+const KernelSet* first_on(Capability gpu, bool for_auto) {
   for (const KernelSet* set : kernel_sets()) {
-    if (set->runs_on(gpu.major, gpu.minor)) return set;
+    if (set->runs_on(gpu.major, gpu.minor) && !(for_auto && set->only_by_name)) return set;
   }
   return nullptr;
 }
@@ -50,7 +56,7 @@ Capability capability_of(const Problem& p) {
 }
 
 std::string capability_refusal(Capability gpu) {
-  if (first_on(gpu)) return "";
+  if (first_on(gpu, /*for_auto=*/false)) return "";
   return message("has compute capability ", gpu.major, ".", gpu.minor, "; the kernels need ", needed_capabilities());
 }
 
@@ -65,7 +71,13 @@ std::string gpu_refusal(const Problem& p) {
 
 std::span<const KernelSet* const> kernel_sets() {
   static constexpr std::array kSets{
+#if defined(FLASHMASK_HAS_SM90)
       &sm90::kKernelSet,
+#endif
+#if defined(FLASHMASK_HAS_SM80)
+      &sm80::kKernelSet,
+      &sm80::kSmallKernelSet,
+#endif
   };
   return kSets;
 }
@@ -81,11 +93,15 @@ std::variant<Refusal, const KernelSet*> kernel_set_for(const Problem& p) {
   const KernelSet* const asked_for = wanted == "auto" ? nullptr : &find_set(wanted, source);
   if (std::string why = gpu_refusal(p); !why.empty()) return Refusal{why};
   const Capability gpu = capability_of(p);
-  if (!asked_for) return first_on(gpu);
-  if (asked_for->runs_on(gpu.major, gpu.minor)) return asked_for;
   const auto fits = [gpu](const KernelSet& set) { return set.runs_on(gpu.major, gpu.minor); };
-  return Refusal{message("kernels '", wanted, "' (", source, ") need compute capability ", asked_for->needs,
-                         ", the device has ", gpu.major, ".", gpu.minor, "; it takes ", accepted_names(fits))};
+  if (asked_for && fits(*asked_for)) return asked_for;
+  if (asked_for)
+    return Refusal{message("kernels '", wanted, "' (", source, ") need compute capability ", asked_for->needs,
+                           ", the device has ", gpu.major, ".", gpu.minor, "; it takes auto, ", names_of(fits))};
+  if (const KernelSet* set = first_on(gpu, /*for_auto=*/true)) return set;
+  return Refusal{message("kernels 'auto' has none for compute capability ", gpu.major, ".", gpu.minor,
+                         ": those for it have not been tested on a GPU and run only by name; it takes ",
+                         names_of(fits))};
 }
 
 std::string device_refusal(int32_t index) {

@@ -14,9 +14,11 @@ namespace flashmask::cuda {
 
 /// The attention kernels that are compiled for an architecture.
 struct KernelSet {
-  const char* name;   ///< "sm90": KernelInfo::arch of its kernels, and what Options::kernels asks for
+  const char* name;   ///< "sm90": what Options::kernels asks for, and KernelInfo::arch of its kernels
   const char* needs;  ///< the compute capabilities it runs on, for messages: "9.0 (Hopper)"
   bool (*runs_on)(int major, int minor);
+  /// Whether "auto" passes it over: its kernels have not been tested on a GPU.
+  bool only_by_name;
   /// Every kernel of it in this build.
   std::vector<KernelInfo> (*kernels)();
   /// The call configured, or why the kernels do not take it, on a device that they run on.
@@ -26,7 +28,8 @@ struct KernelSet {
 /// The kernel sets in this build, the preferred first. An architecture is a line of this list.
 std::span<const KernelSet* const> kernel_sets();
 
-/// The kernel set of a call on a CUDA device: the one asked for, or the first that its device (or Problem::gpu) runs.
+/// The kernel set of a call on a CUDA device: the one asked for, or the first for "auto" that its device (or
+/// Problem::gpu) runs.
 /// Throws kInvalidArgument if there is none of the name asked for.
 std::variant<Refusal, const KernelSet*> kernel_set_for(const Problem& problem);
 

@@ -82,8 +82,10 @@ struct IntervalVectors {
   const int32_t* begin;
   const int32_t* end;
 
-  __device__ __forceinline__ IntervalVectors(const rules::Columns& mask, int interval)
-      : mask(mask), begin(interval == 0 ? mask.lts : mask.uts), end(interval == 0 ? mask.lte : mask.ute) {}
+  __device__ __forceinline__ IntervalVectors(const rules::Columns& columns, int interval)
+      : mask(columns),
+        begin(interval == 0 ? columns.lts : columns.uts),
+        end(interval == 0 ? columns.lte : columns.ute) {}
 
   __device__ __forceinline__ bool given() const { return begin || end; }
 

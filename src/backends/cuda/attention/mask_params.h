@@ -31,6 +31,36 @@ struct MaskColumns {
   PerHead place;
 };
 
+/// What says which elements of a partial granule are visible, in the forward.
+enum class ElementMask : int32_t {
+  kBand,     ///< the band alone
+  kColumns,  ///< the band and the column vectors, and positions where a kernel has them
+  kDense,    ///< baseline mode: a dense matrix, and no band
+};
+
+/// The plan of all masks of a call by rows, in device memory; see PlanLayout. Bits are read as 32-bit words.
+struct RowPlanBits {
+  const uint32_t* row_live;
+  const uint32_t* row_full;
+  const int32_t* row_tile_order;  ///< [masks, row_tiles], for the kernel's tile height
+  int32_t words_per_row;
+  int32_t row_granules;
+  uint32_t mask_heads;  ///< of the plan's masks [batch or 1, mask_heads]
+  Sharing sharing;
+};
+
+/// The same by key blocks, for the backward.
+struct KeyPlanBits {
+  const uint32_t* key_live;
+  const uint32_t* key_full;
+  const uint32_t* row_live;
+  const int32_t* key_order;  ///< [masks, key blocks]
+  int32_t words_per_key, words_per_row;
+  int32_t row_granules;
+  uint32_t mask_heads;  ///< of the plan's masks [batch or 1, mask_heads]
+  Sharing sharing;
+};
+
 /// Baseline mode: a dense matrix, one byte an element, instead of a mask. Strides in bytes.
 struct DenseMask {
   bool given;

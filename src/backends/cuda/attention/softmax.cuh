@@ -128,7 +128,7 @@ struct RowState {
 
   /// Natural log of the sum of exponentials; after `finish`.
   __device__ __forceinline__ float lse(int half, float scale_log2) const {
-    return is_empty(half) ? -INFINITY : (row_max[half] * scale_log2 + log2f(sum[half])) * kLn2;
+    return is_empty(half) ? -INFINITY : __fmaf_rn(row_max[half], scale_log2, log2f(sum[half])) * kLn2;
   }
 
  private:

@@ -19,14 +19,20 @@ class LaunchChain {
     int device = 0, major = 0;
     check(cudaGetDevice(&device), "cudaGetDevice");
     check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-    overlaps_ = major >= 9;
+    // The code for 9.0 waits for the kernel before; PTX, which later devices run, is of before there was such a wait.
+    overlaps_ = major == 9;
   }
 
   /// No blocks, no launch.
   template <typename... Args>
   void launch(const char* what, void (*kernel)(Args...), int64_t blocks, int threads, Args... args) {
+    launch(what, kernel, blocks, threads, 0, args...);
+  }
+  /// The same with dynamic shared memory.
+  template <typename... Args>
+  void launch(const char* what, void (*kernel)(Args...), int64_t blocks, int threads, int shared_bytes, Args... args) {
     void* arguments[] = {&args...};
-    launch(what, reinterpret_cast<const void*>(kernel), blocks, threads, 0, arguments);
+    launch(what, reinterpret_cast<const void*>(kernel), blocks, threads, shared_bytes, arguments);
   }
   /// The same of a kernel of any type, with dynamic shared memory.
   void launch(const char* what, const void* kernel, int64_t blocks, int threads, int shared_bytes, void** arguments) {

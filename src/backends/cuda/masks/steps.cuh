@@ -6,6 +6,7 @@
 
 #include <cub/block/block_scan.cuh>
 
+#include "backends/cuda/common/launch_overlap.cuh"
 #include "mask/build/minima.h"
 
 namespace flashmask::cuda::masks {
@@ -17,8 +18,8 @@ inline constexpr int64_t kTile = kThreads * kScanItems;
 
 /// Everything on the stream before is done and visible after it.
 __device__ inline void begin_step() {
-  cudaTriggerProgrammaticLaunchCompletion();
-  cudaGridDependencySynchronize();
+  allow_next();
+  wait_for_previous();
 }
 
 __global__ void __launch_bounds__(kThreads, kBlocks) clear(int4* words, int64_t count) {

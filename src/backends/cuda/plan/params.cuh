@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backends/cuda/common/launch_overlap.cuh"
 #include "flashmask/plan.h"
 #include "mask/view.h"
 #include "plan/plan_header.h"
@@ -68,21 +69,6 @@ __device__ inline Own own_of(const Params& p, int32_t m, const Sharing& sharing)
   const int32_t b = m / p.heads, h = m % p.heads;
   const int32_t own_b = b / sharing.batch_group, own_h = h / sharing.head_group;
   return {own_b * sharing.heads + own_h, b == own_b * sharing.batch_group && h == own_h * sharing.head_group};
-}
-
-/// Lets the next kernel of the stream be launched while this one runs; it waits in wait_for_previous().
-__device__ inline void allow_next() {
-#if __CUDA_ARCH__ >= 900
-  cudaTriggerProgrammaticLaunchCompletion();
-#endif
-}
-
-/// Waits until the kernel before is done and what it wrote is visible. Every block of every kernel but the first
-/// calls it, so that a kernel that is done implies that all before it are.
-__device__ inline void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();
-#endif
 }
 
 }  // namespace flashmask::cuda::plan

@@ -7,10 +7,11 @@
 #include <span>
 #include <utility>
 
+#include "backends/cuda/common/call_params.h"
 #include "backends/cuda/sm90/backward/backward.h"
-#include "backends/cuda/sm90/common/host.h"
 #include "backends/cuda/sm90/common/tensor_map.h"
 #include "backends/cuda/sm90/forward/forward.h"
+#include "backends/cuda/sm90/tile_config.h"
 #include "common/message.h"
 
 namespace flashmask::sm90 {
@@ -26,7 +27,7 @@ std::vector<KernelInfo> kernels() {
 Prepared prepare(const Problem& p) {
   constexpr FeatureSet kTaken{.softcap = true, .sink = true, .dropout = true};
   if (std::string why = features_refusal(p.features, kTaken); !why.empty()) return Refusal{std::move(why)};
-  if (std::ranges::find(kDataTypes, p.dtype) == std::end(kDataTypes))
+  if (std::ranges::find(cuda::kDataTypes, p.dtype) == std::end(cuda::kDataTypes))
     return Refusal{message(name(p.dtype), " tensors are not taken; cast to bfloat16 or float16")};
   Prepared prepared = p.is_backward ? prepare_backward(p) : prepare_forward(p);
   if (std::holds_alternative<Refusal>(prepared)) return prepared;
@@ -41,6 +42,7 @@ constinit const cuda::KernelSet kKernelSet{
     .name = kArch,
     .needs = "9.0 (Hopper)",
     .runs_on = [](int major, int minor) { return major == 9 && minor == 0; },
+    .only_by_name = false,
     .kernels = kernels,
     .prepare = prepare,
 };

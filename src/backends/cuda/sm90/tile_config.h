@@ -6,6 +6,9 @@
 
 namespace flashmask::sm90 {
 
+/// What the ids of the kernels begin with.
+inline constexpr const char* kArch = "sm90";
+
 // The tiles of Hopper's kernels: a row for each combination of head dims that there are kernels for, and, in the
 // forward, of consumer warpgroups. The build makes kernels of each row for each element type, dispatch looks here, what
 // has no row is refused, and what the library says it supports is read from here. CMake reads the rows, too: each

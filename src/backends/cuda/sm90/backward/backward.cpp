@@ -18,7 +18,7 @@
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/row_params.h"
 #include "backends/cuda/sm90/common/head_dims.h"
-#include "backends/cuda/sm90/common/host.h"
+#include "backends/cuda/common/call_params.h"
 #include "backends/cuda/sm90/common/tensor_map.h"
 #include "common/arithmetic.h"
 #include "common/message.h"
@@ -62,7 +62,7 @@ const BackwardInstance* find_instance(const Problem& p, std::span<const Backward
   return least && !of_tiles.empty() ? &of_tiles[static_cast<std::size_t>(least - tiles)] : nullptr;
 }
 const BackwardInstance* find_instance(const Problem& p) {
-  const bool featured = asks_for_features(p);
+  const bool featured = cuda::asks_for_features(p);
   const std::span<const BackwardInstance> of_dtype = instances(p.dtype, featured);
   return featured ? find_instance<kFeaturedBackwardTiles>(p, of_dtype) : find_instance<kBackwardTiles>(p, of_dtype);
 }
@@ -88,7 +88,7 @@ struct TileCounts {
 /// How many work tiles share a key head's query heads in a key tile: as few as give each multiprocessor one. Of the
 /// device and the shapes alone, so that neither the workspace nor the bits depend on more.
 int64_t count_splits(const Problem& p, int64_t all_key_tiles) {
-  const int64_t sms = multiprocessors(p), group = p.group_size();
+  const int64_t sms = cuda::multiprocessors(p), group = p.group_size();
   int64_t n = 1;
   while (n < group && (group % n != 0 || all_key_tiles * n < sms)) ++n;
   return n;
@@ -128,7 +128,7 @@ struct BackwardCall {
         tiles(p, of.tile),
         splits(count_splits(p, tiles.all_keys)),
         work_tiles(tiles.all_keys * splits),
-        ctas(std::min(work_tiles, most_ctas(p))),
+        ctas(std::min(work_tiles, cuda::most_ctas(p))),
         layout(of.tile, tiles, splits) {}
 
   /// Items share a key head's query heads: their parts of dk and dv are added up last.
@@ -172,19 +172,7 @@ PlanBits bits_of_dense_mask(const BackwardCall& call) {
 }
 
 PlanBits plan_bits(const Problem& p, const BackwardCall& call) {
-  if (p.dense.defined()) return bits_of_dense_mask(call);
-  const PlanLayout& layout = p.plan.layout();
-  const std::byte* base = p.plan.data();
-  const MaskView& mask = p.mask;
-  return {.key_live = reinterpret_cast<const uint32_t*>(base + layout.key_live_bits),
-          .key_full = reinterpret_cast<const uint32_t*>(base + layout.key_full_bits),
-          .row_live = reinterpret_cast<const uint32_t*>(base + layout.row_live_bits),
-          .key_order = reinterpret_cast<const int32_t*>(base + layout.key_order),
-          .words_per_key = static_cast<int32_t>(2 * layout.words_per_key),
-          .words_per_row = static_cast<int32_t>(2 * layout.words_per_row),
-          .row_granules = static_cast<int32_t>(layout.row_granules),
-          .mask_heads = static_cast<uint32_t>(mask.heads()),
-          .sharing = sharing(p, mask.batch(), mask.heads())};
+  return p.dense.defined() ? bits_of_dense_mask(call) : cuda::key_plan_bits(p);
 }
 
 /// What the query heads of a head group read (q, dout) and add up (dq).
@@ -208,7 +196,7 @@ L2GroupSize l2_group_size(const Problem& p, const BackwardCall& call, std::byte*
           .row_counts = reinterpret_cast<const int32_t*>(p.plan.data() + plan.row_counts),
           .granules = static_cast<float>(plan.row_granules * plan.key_blocks),
           .granules_per_tile = static_cast<float>(call.instance->tile.rows / kGranuleRows),
-          .tiles_per_turn = static_cast<float>(kTilesPerTurn * multiprocessors(p)),
+          .tiles_per_turn = static_cast<float>(kTilesPerTurn * cuda::multiprocessors(p)),
           .dense = static_cast<uint32_t>(dense),
           .most = static_cast<uint32_t>(std::min(all, kSparseHeads)),
           .result = at<uint32_t>(workspace, call.layout.l2_group)};
@@ -248,12 +236,12 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
 }
 
 SinkGradientParams make_sink_params(const Problem& p, const BackwardCall& call, std::byte* workspace) {
-  return {.sink = feature_params(p).sink,
+  return {.sink = cuda::feature_params(p).sink,
           .dsink = p.dsink.data,
           .dsink_stride = p.dsink.stride[0],
           .lse = rows_of_vector(p.lse),
           .biases = at<RowBias>(workspace, call.layout.biases),
-          .are_terms = asks_for_features(p),
+          .are_terms = cuda::asks_for_features(p),
           .rows_of_head = call.tiles.rows * call.instance->tile.rows,
           .batch = p.batch,
           .seqlen_q = static_cast<int32_t>(p.seqlen_q),
@@ -301,12 +289,12 @@ FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, c
   params.splits = static_cast<uint32_t>(call.splits);
   params.key_parts = key_parts;
   params.softmax_scale = rows.softmax_scale;
-  params.features = feature_params(p);
+  params.features = cuda::feature_params(p);
   const float softcap = params.features.softcap.softcap;
   params.scale_log2 = (softcap != 0 ? softcap : rows.score_scale) * kLog2E;
   params.plan = rows.plan;
-  params.mask = mask_columns(p);
-  params.dense = dense_mask(p);
+  params.mask = cuda::mask_columns(p);
+  params.dense = cuda::dense_mask(p);
   params.schedule = {.work_tiles = static_cast<uint32_t>(call.work_tiles),
                      .heads = static_cast<uint32_t>(p.batch * head_groups),
                      .heads_per_l2_group = static_cast<uint32_t>(heads_per_l2_group(p, call.splits)),
@@ -341,7 +329,7 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
   chain.launch("launch of the backward's preprocessing", instance->preprocess, blocks, kRowThreads, 0, row_arguments);
   if (work_tiles > 0) {
     const void* kernel = kernel_of(p);
-    allow_shared_memory(kernel, instance->shared_bytes, p.device.index);
+    cuda::allow_shared_memory(kernel, instance->shared_bytes, p.device.index);
     // The plain kernels read the first part of it.
     FeaturedBackwardParams params = make_params(p, *this, rows, at<float>(workspace, layout.key_parts), executed);
     void* arguments[] = {&params};
@@ -406,8 +394,8 @@ Prepared prepare_backward(const Problem& p) {
   using namespace bwd;
   const BackwardInstance* instance = find_instance(p);
   if (!instance)
-    return asks_for_features(p) ? head_dims_refusal(p, kFeaturedBackwardTiles) : head_dims_refusal(p, kBackwardTiles);
-  if (std::string why = lengths_refusal(p); !why.empty()) return Refusal{std::move(why)};
+    return cuda::asks_for_features(p) ? head_dims_refusal(p, kFeaturedBackwardTiles) : head_dims_refusal(p, kBackwardTiles);
+  if (std::string why = cuda::lengths_refusal(p); !why.empty()) return Refusal{std::move(why)};
   if (std::string why = counts_refusal(p, instance->tile, TileCounts(p, instance->tile)); !why.empty())
     return Refusal{std::move(why)};
   return Launch(p, cuda::DeviceCall<BackwardCall>{BackwardCall(p, *instance)});
@@ -416,7 +404,7 @@ Prepared prepare_backward(const Problem& p) {
 std::vector<KernelInfo> backward_kernels() {
   using namespace bwd;
   std::vector<KernelInfo> all;
-  for (const DataType dtype : kDataTypes) {
+  for (const DataType dtype : cuda::kDataTypes) {
     for (const bool featured : {false, true}) {
       for (const BackwardInstance& i : instances(dtype, featured)) add_kernels(i, all);
     }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/attention/row_threads.h"
 #include "backends/cuda/sm90/tile_config.h"
 #include "flashmask/tensor.h"
 
@@ -25,7 +26,7 @@ struct BackwardInstance {
   int shared_bytes;        ///< the same
 };
 
-inline constexpr int kRowThreads = 256;
+using cuda::kRowThreads;
 
 /// Defined by the translation unit that the build makes for each row and element type, without features and with
 /// (instance.cu.in).

@@ -11,17 +11,7 @@
 
 namespace flashmask::sm90::bwd {
 
-/// The plan of all masks of a call, in device memory; see PlanLayout. Bits are read as 32-bit words.
-struct PlanBits {
-  const uint32_t* key_live;
-  const uint32_t* key_full;
-  const uint32_t* row_live;
-  const int32_t* key_order;  ///< [masks, key_tiles]
-  int32_t words_per_key, words_per_row;
-  int32_t row_granules;
-  uint32_t mask_heads;  ///< of the plan's masks [batch or 1, mask_heads]
-  cuda::Sharing sharing;
-};
+using PlanBits = cuda::KeyPlanBits;
 
 /// Something that has a place for every (batch entry, row, head). Strides in elements.
 struct Rows {

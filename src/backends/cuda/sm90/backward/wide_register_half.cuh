@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "backends/cuda/ptx/ldmatrix.cuh"
 #include "backends/cuda/sm90/backward/wide_half.cuh"
 
 namespace flashmask::sm90::bwd {

@@ -2,9 +2,8 @@
 #include "backends/cuda/sm90/common/tensor_map.h"
 
 #include <cstdint>
-#include <iterator>
-#include <span>
 
+#include "backends/cuda/common/call_params.h"
 #include "backends/cuda/common/driver.h"
 #include "common/message.h"
 
@@ -14,7 +13,6 @@ namespace {
 constexpr int64_t kBytes = 2;          // of an element
 constexpr int64_t kBlockColumns = 64;  // 128 bytes: the span of the swizzle
 constexpr int64_t kMostBytes = int64_t{1} << 40;
-constexpr int64_t kAlignment = 16;
 
 /// A dimension of one element is never stepped along, so its stride only has to be legal.
 cuuint64_t byte_stride(const TensorView& t, int dimension) {
@@ -25,17 +23,10 @@ cuuint64_t byte_stride(const TensorView& t, int dimension) {
 }  // namespace
 
 std::string tensor_map_refusal(const char* argument, const TensorView& t) {
-  if (reinterpret_cast<std::uintptr_t>(t.data) % kAlignment != 0)
-    return message(argument, "'s address is not a multiple of 16 bytes; rows must be aligned to 16 bytes");
-  const int last = t.rank - 1;
-  if (t.shape[last] > 1 && t.stride[last] != 1)
-    return message(argument, " has stride ", t.stride[last], " in its last dimension; make it contiguous");
-  for (int d = 0; d < last; ++d) {
+  if (std::string why = cuda::alignment_refusal(argument, t); !why.empty()) return why;
+  for (int d = 0; d < t.rank - 1; ++d) {
     if (t.shape[d] <= 1) continue;
     if (t.stride[d] == 0) return message(argument, " is expanded (stride 0) in dimension ", d, "; make it contiguous");
-    if (t.stride[d] % (kAlignment / kBytes) != 0)
-      return message(argument, " has stride ", t.stride[d], " in dimension ", d,
-                     "; it must be a multiple of 8 (rows aligned to 16 bytes)");
     if (t.stride[d] >= kMostBytes / kBytes)
       return message(argument, " has stride ", t.stride[d], " in dimension ", d,
                      "; it must be below 2^39 (2^40 bytes)");
@@ -43,18 +34,7 @@ std::string tensor_map_refusal(const char* argument, const TensorView& t) {
   return "";
 }
 
-std::string tensor_maps_refusal(const Problem& p) {
-  struct Argument {
-    const char* name;
-    const TensorView& tensor;
-  };
-  const Argument arguments[] = {{"q", p.q},       {"k", p.k},   {"v", p.v},   {"out", p.out},
-                                {"dout", p.dout}, {"dq", p.dq}, {"dk", p.dk}, {"dv", p.dv}};
-  for (const Argument& argument : std::span(arguments).first(p.is_backward ? std::size(arguments) : 4)) {
-    if (std::string why = tensor_map_refusal(argument.name, argument.tensor); !why.empty()) return why;
-  }
-  return "";
-}
+std::string tensor_maps_refusal(const Problem& p) { return cuda::first_refusal(p, tensor_map_refusal); }
 
 CUtensorMap tensor_map(const TensorView& t, const ColumnBlocks& blocks, int box_rows, int box_blocks,
                        const char* argument) {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <iterator>
 #include <span>
 #include <tuple>
@@ -16,7 +15,7 @@
 #include "backends/cuda/common/kernel_info.h"
 #include "backends/cuda/common/launch_chain.h"
 #include "backends/cuda/sm90/common/head_dims.h"
-#include "backends/cuda/sm90/common/host.h"
+#include "backends/cuda/common/call_params.h"
 #include "backends/cuda/sm90/common/tensor_map.h"
 #include "backends/cuda/sm90/forward/instance.h"
 #include "backends/cuda/sm90/forward/params.h"
@@ -65,10 +64,10 @@ const ForwardInstance* choose_instance(const Problem& p) {
   const ForwardTile* least = least_tile(kForwardTiles, p.head_dim, p.head_dim_v);
   if (!least) return nullptr;
   const ForwardInstance* chosen = nullptr;
-  for (const ForwardInstance& i : instances(p.dtype, asks_for_features(p))) {
+  for (const ForwardInstance& i : instances(p.dtype, cuda::asks_for_features(p))) {
     if (i.tile.head_dim != least->head_dim || i.tile.head_dim_v != least->head_dim_v) continue;
     if (p.features.dropout.p != 0 && !i.tile.drops()) continue;
-    if (!chosen || count_work_tiles(p, i.tile.consumers) >= 2 * multiprocessors(p)) chosen = &i;
+    if (!chosen || count_work_tiles(p, i.tile.consumers) >= 2 * cuda::multiprocessors(p)) chosen = &i;
   }
   return chosen;
 }
@@ -81,9 +80,9 @@ struct ForwardCall {
   int64_t work_tiles, ctas;
 
   ForwardCall(const Problem& p, const ForwardInstance& of)
-      : instance(&of), work_tiles(count_work_tiles(p, of.tile.consumers)), ctas(std::min(work_tiles, most_ctas(p))) {}
+      : instance(&of), work_tiles(count_work_tiles(p, of.tile.consumers)), ctas(std::min(work_tiles, cuda::most_ctas(p))) {}
 
-  bool is_light(const Problem& p) const { return instance->light && asks_for_light_features(p); }
+  bool is_light(const Problem& p) const { return instance->light && cuda::asks_for_light_features(p); }
   TileShape tile() const { return {instance->tile.rows(), instance->tile.keys}; }
   /// Of the counter of work tiles, which a call with a CTA for each does without.
   int64_t workspace_bytes() const { return work_tiles > ctas ? 16 : 0; }
@@ -97,43 +96,17 @@ struct ForwardCall {
 };
 
 void set_mask(const Problem& p, const ForwardInstance& instance, ForwardParams& params) {
-  const MaskView& mask = p.mask;
-  params.mask = mask_columns(p);
-  params.dense = dense_mask(p);
-  if (params.dense.given) {
-    params.element_mask = ElementMask::kDense;
-    return;
-  }
-  const bool has_vectors = mask.lts || mask.lte || mask.uts || mask.ute;
-  params.element_mask = has_vectors || compares_positions(mask) ? ElementMask::kColumns : ElementMask::kBand;
-  const PlanLayout& layout = p.plan.layout();
-  const std::byte* base = p.plan.data();
-  params.plan.row_live = reinterpret_cast<const uint32_t*>(base + layout.row_live_bits);
-  params.plan.row_full = reinterpret_cast<const uint32_t*>(base + layout.row_full_bits);
-  params.plan.row_tile_order = reinterpret_cast<const int32_t*>(
-      base + (instance.tile.consumers == 3 ? layout.row_tile_order_192 : layout.row_tile_order_128));
-  params.plan.words_per_row = static_cast<int32_t>(2 * layout.words_per_row);
-  params.plan.row_granules = static_cast<int32_t>(layout.row_granules);
-  params.plan.mask_heads = static_cast<uint32_t>(mask.heads());
-  params.plan.sharing = sharing(p, mask.batch(), mask.heads());
+  params.mask = cuda::mask_columns(p);
+  params.dense = cuda::dense_mask(p);
+  params.element_mask = cuda::element_mask(p);
+  if (!params.dense.given) params.plan = cuda::row_plan_bits(p, instance.tile.rows());
 }
 
 void set_scale(const Problem& p, ForwardParams& params) {
-  // The factor of a softcap has the scale, with its sign.
-  const bool capped = p.features.softcap != 0;
-  // A scale of 0 must not turn a hidden -inf into NaN; this one is as good as 0 for every finite score.
-  constexpr double kLog2E = 1.4426950408889634, kSmallest = 1e-30;
-  const double scale = capped ? p.features.softcap : std::abs(p.softmax_scale);
-  params.scale_log2 = static_cast<float>(std::max(scale * kLog2E, kSmallest));
-  params.score_of_bit = 1 / params.scale_log2;
-  params.negate = !capped && p.softmax_scale < 0;
-}
-
-/// Whole groups of query heads, so that the heads that share keys and values run together.
-int64_t heads_per_l2_group(const Problem& p) {
-  const int64_t bytes = p.seqlen_k * (p.head_dim + p.head_dim_v) * static_cast<int64_t>(element_size(p.dtype));
-  const int64_t kv_heads = std::max<int64_t>(1, kL2GroupBytes / std::max<int64_t>(1, bytes));
-  return std::min(kv_heads, p.batch * p.heads_kv) * p.group_size();
+  const cuda::ScoreScale scale = cuda::score_scale(p);
+  params.scale_log2 = scale.log2;
+  params.score_of_bit = 1 / scale.log2;
+  params.negate = scale.negate;
 }
 
 FeaturedForwardParams make_params(const Problem& p, const ForwardCall& call, uint32_t* counter,
@@ -149,7 +122,7 @@ FeaturedForwardParams make_params(const Problem& p, const ForwardCall& call, uin
   params.k = tensor_map(p.seqlen_k > 0 ? p.k : p.q, of_qk, tile.keys, qk_blocks, "k");
   params.v = tensor_map(p.seqlen_k > 0 ? p.v : p.out, of_v, tile.keys / tile.v_parts, v_blocks, "v");
   params.out = tensor_map(p.out, of_v, 16, 1, "out");
-  params.out_rows = {p.out.data, p.out.stride[0], p.out.stride[2], p.out.stride[1], static_cast<int32_t>(p.head_dim_v)};
+  params.out_rows = cuda::tensor_rows(p.out);
   params.lse = static_cast<float*>(p.lse.data);
   params.lse_batch_stride = p.lse.stride[0];
   params.lse_head_stride = p.lse.stride[1];
@@ -160,11 +133,11 @@ FeaturedForwardParams make_params(const Problem& p, const ForwardCall& call, uin
   params.query_heads_per_kv_head = static_cast<uint32_t>(p.group_size());
   params.key_blocks = static_cast<int32_t>(ceil_div(p.seqlen_k, tile.keys));
   set_scale(p, params);
-  params.features = feature_params(p);
+  params.features = cuda::feature_params(p);
   set_mask(p, *call.instance, params);
   params.schedule.work_tiles = static_cast<uint32_t>(call.work_tiles);
   params.schedule.heads = static_cast<uint32_t>(p.batch * p.heads_q);
-  params.schedule.heads_per_l2_group = static_cast<uint32_t>(heads_per_l2_group(p));
+  params.schedule.heads_per_l2_group = static_cast<uint32_t>(cuda::heads_per_l2_group(p, kL2GroupBytes));
   params.schedule.tiles = static_cast<uint32_t>(ceil_div(p.seqlen_q, rows));
   params.schedule.next = counter;
   params.executed = executed;
@@ -181,7 +154,7 @@ void ForwardCall::run(const Problem& p, std::byte* workspace, unsigned long long
   // The plain kernels read the first part of it.
   FeaturedForwardParams params = make_params(p, *this, counter, executed);
   const void* kernel = is_light(p) ? instance->light : instance->kernel;
-  allow_shared_memory(kernel, instance->shared_bytes, p.device.index);
+  cuda::allow_shared_memory(kernel, instance->shared_bytes, p.device.index);
   void* arguments[] = {&params};
   cuda::LaunchChain(stream, cuda::LaunchChain::kOverlapPrevious)
       .launch("launch of the forward kernel", kernel, ctas, instance->threads, instance->shared_bytes, arguments);
@@ -192,7 +165,7 @@ void ForwardCall::run(const Problem& p, std::byte* workspace, unsigned long long
 Prepared prepare_forward(const Problem& p) {
   const ForwardInstance* instance = choose_instance(p);
   if (!instance) return head_dims_refusal(p, kForwardTiles);
-  if (std::string why = lengths_refusal(p); !why.empty()) return Refusal{std::move(why)};
+  if (std::string why = cuda::lengths_refusal(p); !why.empty()) return Refusal{std::move(why)};
   if (p.batch * p.heads_q > kMostWorkTiles || count_work_tiles(p, 2) > kMostWorkTiles)
     return Refusal{message("batch * heads_q * seqlen_q / 128 is ", count_work_tiles(p, 2), "; it must be at most ",
                            kMostWorkTiles)};
@@ -201,7 +174,7 @@ Prepared prepare_forward(const Problem& p) {
 
 std::vector<KernelInfo> forward_kernels() {
   std::vector<KernelInfo> all;
-  for (const DataType dtype : kDataTypes) {
+  for (const DataType dtype : cuda::kDataTypes) {
     for (const bool featured : {false, true}) {
       for (const ForwardInstance& i : instances(dtype, featured)) {
         for (const std::string& id : {std::string(i.id), id_of_light(i)}) {

@@ -8,33 +8,12 @@
 #include "backends/cuda/attention/features.h"
 #include "backends/cuda/attention/mask_params.h"
 #include "backends/cuda/attention/schedule.h"
+#include "backends/cuda/attention/tensor_rows.h"
 
 namespace flashmask::sm90 {
 
-/// The plan of all masks of a call, in device memory; see PlanLayout. Bits are read as 32-bit words.
-struct PlanBits {
-  const uint32_t* row_live;
-  const uint32_t* row_full;
-  const int32_t* row_tile_order;  ///< [masks, row_tiles], for the kernel's tile height
-  int32_t words_per_row;
-  int32_t row_granules;
-  uint32_t mask_heads;  ///< of the plan's masks [batch or 1, mask_heads]
-  cuda::Sharing sharing;
-};
-
-/// What says which elements of a partial granule are visible.
-enum class ElementMask : int32_t {
-  kBand,     ///< the band alone
-  kColumns,  ///< the band and the column vectors, and positions where a kernel has them
-  kDense,    ///< baseline mode: a dense matrix, and no band
-};
-
-/// The rows of a tensor [batch, seqlen, heads, columns], for stores from registers. Strides are in elements.
-struct TensorRows {
-  void* data;
-  int64_t batch_stride, head_stride, row_stride;
-  int32_t columns;
-};
+using cuda::ElementMask, cuda::TensorRows;
+using PlanBits = cuda::RowPlanBits;
 
 struct ForwardParams {
   CUtensorMap q, k, v, out;

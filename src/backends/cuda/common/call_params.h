@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "backends/cuda/attention/features.h"
+#include "backends/cuda/attention/mask_params.h"
+#include "backends/cuda/attention/tensor_rows.h"
+#include "backends/problem.h"
+
+namespace flashmask::cuda {
+
+// What the host side of every architecture's kernels makes of a call.
+
+/// Something of [batch or 1, heads, ...] for the call's batch entries and query heads.
+Sharing sharing(const Problem& p, int64_t batch, int64_t heads);
+
+/// The element types that there are kernels of.
+inline constexpr DataType kDataTypes[] = {DataType::kBFloat16, DataType::kFloat16};
+
+/// Why the kernels cannot count the rows or keys of the call in 32 bits; empty if they can.
+std::string lengths_refusal(const Problem& p);
+
+/// Why a tensor's rows cannot be loaded and stored 16 bytes at a time; empty if they can.
+std::string alignment_refusal(const char* argument, const TensorView& tensor);
+/// The first refusal(argument, tensor) that is not empty, of the call's tensors [batch, seqlen, heads, head_dim].
+std::string first_refusal(const Problem& p, std::string (*refusal)(const char* argument, const TensorView& tensor));
+
+/// Multiprocessors of the call's device.
+int64_t multiprocessors(const Problem& p);
+
+/// How many CTAs of a persistent kernel the call may have.
+int64_t most_ctas(const Problem& p);
+
+/// What the kernels read of the call's mask, and of its dense mask if it has one.
+MaskColumns mask_columns(const Problem& p);
+DenseMask dense_mask(const Problem& p);
+
+/// What says which elements of the call's partial granules are visible, in the forward.
+ElementMask element_mask(const Problem& p);
+/// What the forward's kernels read of its plan. Tiles of `tile_rows` come in an order of their own; those of 64 rows by
+/// pairs, in that of 128.
+RowPlanBits row_plan_bits(const Problem& p, int tile_rows);
+
+/// What the backward's kernels read of its plan.
+KeyPlanBits key_plan_bits(const Problem& p);
+
+/// A tensor [batch, seqlen, heads, columns].
+TensorRows tensor_rows(const TensorView& tensor);
+
+/// What the forward's kernels multiply scores by.
+struct ScoreScale {
+  float log2;   ///< |softmax_scale|, or the softcap, in units of the exponent of 2; at least a tiny number
+  bool negate;  ///< softmax_scale < 0, and no softcap: scores change sign first
+};
+ScoreScale score_scale(const Problem& p);
+
+/// How many query heads, in whole groups that share keys and values, run together so that those stay in `l2_bytes` of the L2 cache.
+int64_t heads_per_l2_group(const Problem& p, int64_t l2_bytes);
+
+/// Whether a call asks for what changes a kernel's tile loop: softcap, dropout.
+bool asks_for_features(const Problem& p);
+/// Whether it asks for what leaves that loop as it is: a sink, which joins a row at its end, and positions, which the
+/// warps read that make masks.
+bool asks_for_light_features(const Problem& p);
+/// What those read of its features.
+FeatureParams feature_params(const Problem& p);
+
+/// Lets a kernel have its dynamic shared memory; asks CUDA once per kernel and device.
+void allow_shared_memory(const void* kernel, int bytes, int32_t device);
+
+}  // namespace flashmask::cuda

@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/cuda/sm80/backward/backward.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <span>
+#include <utility>
+
+#include "backends/cuda/common/call_params.h"
+#include "backends/cuda/common/device_call.h"
+#include "backends/cuda/common/error.h"
+#include "backends/cuda/common/head_dims.h"
+#include "backends/cuda/common/kernel_info.h"
+#include "backends/cuda/common/launch_chain.h"
+#include "backends/cuda/sm80/backward/instance.h"
+#include "backends/cuda/sm80/backward/params.h"
+#include "common/arithmetic.h"
+#include "common/message.h"
+
+namespace flashmask::sm80 {
+namespace bwd {
+namespace {
+
+/// What the heads of an L2 group read and add up for their rows should stay in this much of the L2 cache.
+constexpr int64_t kL2GroupBytes = int64_t{16} << 20;
+constexpr int64_t kMostWorkTiles = int64_t{1} << 30;
+
+template <DataType dtype, bool featured, const auto& tiles, std::size_t... row>
+auto instances_of(std::index_sequence<row...>) {
+  return std::array{
+      backward_instance<dtype, tiles[row].head_dim, tiles[row].head_dim_v, tiles[row].kilobytes, featured>()...};
+}
+
+/// The instances of an element type of kDataTypes, a row of `tiles` each.
+template <bool featured, const auto& tiles>
+std::span<const BackwardInstance> instances_of(DataType dtype) {
+  constexpr auto rows = std::make_index_sequence<std::size(tiles)>();
+  static const auto bf16 = instances_of<DataType::kBFloat16, featured, tiles>(rows),
+                    f16 = instances_of<DataType::kFloat16, featured, tiles>(rows);
+  return dtype == DataType::kBFloat16 ? bf16 : f16;
+}
+std::span<const BackwardInstance> instances(DataType dtype, bool featured) {
+  return featured ? instances_of<true, kFeaturedBackwardTiles>(dtype) : instances_of<false, kBackwardTiles>(dtype);
+}
+
+/// A sink asks for none: its weight is in lse.
+bool is_featured(const Problem& p) { return cuda::asks_for_features(p) || compares_positions(p.mask); }
+
+/// Of the least tiles that hold the call's head dims, the largest that fits; null if none holds them.
+const BackwardInstance* choose_instance(const Problem& p, int kilobytes) {
+  const bool featured = is_featured(p);
+  const BackwardTile* least = featured ? cuda::least_tile(kFeaturedBackwardTiles, p.head_dim, p.head_dim_v)
+                                       : cuda::least_tile(kBackwardTiles, p.head_dim, p.head_dim_v);
+  if (!least) return nullptr;
+  const BackwardInstance* chosen = nullptr;
+  for (const BackwardInstance& i : instances(p.dtype, featured)) {
+    if (i.tile.head_dim != least->head_dim || i.tile.head_dim_v != least->head_dim_v) continue;
+    if (i.tile.kilobytes <= kilobytes && (!chosen || i.tile.kilobytes > chosen->tile.kilobytes)) chosen = &i;
+  }
+  return chosen;
+}
+
+std::string id_of_preprocess(const BackwardInstance& i) { return message(i.id, ".preprocess"); }
+std::string id_of_convert_dq(const BackwardInstance& i) { return message(i.id, ".convert_dq"); }
+
+/// How many tiles a call has, of a head and in all; key_blocks: what the plan has of a head. Work tiles are all that key
+/// blocks have, though the last one may have fewer.
+struct TileCounts {
+  int64_t rows, key_blocks, keys, all_rows, work_tiles;
+
+  TileCounts(const Problem& p, const BackwardTile& tile)
+      : rows(ceil_div(p.seqlen_q, int64_t{tile.rows})),
+        key_blocks(ceil_div(p.seqlen_k, kGranuleKeys)),
+        keys(ceil_div(p.seqlen_k, int64_t{tile.keys})),
+        all_rows(p.batch * p.heads_q * rows),
+        work_tiles(p.batch * p.heads_kv * tiles_of_head(tile)) {}
+  /// Work tiles of a key head.
+  int64_t tiles_of_head(const BackwardTile& tile) const { return key_blocks * (kGranuleKeys / tile.keys); }
+};
+
+/// Where everything lies in the workspace.
+struct Layout {
+  int64_t terms = 0, sums = 0, state = 0, next = 0, bytes = 0;
+
+  Layout(const BackwardTile& tile, const TileCounts& tiles) {
+    const int64_t rows = tiles.all_rows * tile.rows;
+    terms = add(rows * static_cast<int64_t>(sizeof(RowTerms)));
+    sums = add(rows * tile.head_dim * static_cast<int64_t>(sizeof(float)));
+    state = add(tiles.all_rows * static_cast<int64_t>(sizeof(uint32_t)));
+    next = add(static_cast<int64_t>(sizeof(uint32_t)));
+  }
+
+ private:
+  int64_t add(int64_t size) {
+    const int64_t at = bytes;
+    bytes += round_up(size, kWorkspaceAlignment);
+    return at;
+  }
+};
+
+/// A backward, configured.
+struct BackwardCall {
+  const BackwardInstance* instance;
+  TileCounts tiles;
+  int64_t ctas;
+  Layout layout;
+
+  BackwardCall(const Problem& p, const BackwardInstance& of)
+      : instance(&of),
+        tiles(p, of.tile),
+        ctas(std::min(tiles.work_tiles, cuda::most_ctas(p))),
+        layout(of.tile, tiles) {}
+
+  TileShape tile() const { return {instance->tile.plan_rows(), kGranuleKeys}; }
+  int64_t workspace_bytes() const { return layout.bytes; }
+  void explain(const Problem& p, Explanation& e) const;
+  void run(const Problem& p, std::byte* workspace, unsigned long long* executed) const;
+};
+
+template <typename T>
+T* at(std::byte* workspace, int64_t offset) {
+  return reinterpret_cast<T*>(workspace + offset);
+}
+
+/// Of lse or dlse, [batch, heads, rows].
+cuda::TensorRows rows_of_vector(const TensorView& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2], 1}; }
+
+/// A dense mask has no plan.
+cuda::KeyPlanBits plan_bits(const Problem& p) {
+  return p.dense.defined() ? cuda::KeyPlanBits{} : cuda::key_plan_bits(p);
+}
+
+/// Key heads of batch entries that run together, so that what their query heads read (q, dout) and add up (dq) stays at
+/// hand.
+int64_t heads_per_l2_group(const Problem& p) {
+  const auto element = static_cast<int64_t>(element_size(p.dtype));
+  const int64_t of_row = (p.head_dim + p.head_dim_v) * element + p.head_dim * static_cast<int64_t>(sizeof(float)),
+                of_head = std::max<int64_t>(1, p.group_size() * p.seqlen_q * of_row);
+  return std::clamp<int64_t>(kL2GroupBytes / of_head, 1, std::max<int64_t>(1, p.batch * p.heads_kv));
+}
+
+DqSums dq_sums(const Problem& p, const Layout& layout, std::byte* workspace) {
+  return {at<float>(workspace, layout.sums), at<uint32_t>(workspace, layout.state), p.deterministic};
+}
+
+RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte* workspace) {
+  return {.out = cuda::tensor_rows(p.out),
+          .dout = cuda::tensor_rows(p.dout),
+          .lse = rows_of_vector(p.lse),
+          .dlse = p.dlse.defined() ? rows_of_vector(p.dlse) : cuda::TensorRows{},
+          .dq = cuda::tensor_rows(p.dq),
+          .terms = at<RowTerms>(workspace, call.layout.terms),
+          .dq_sums = dq_sums(p, call.layout, workspace),
+          .plan = plan_bits(p),
+          .dense = p.dense.defined(),
+          .next = at<uint32_t>(workspace, call.layout.next),
+          .seqlen_q = static_cast<int32_t>(p.seqlen_q),
+          .row_tiles = static_cast<uint32_t>(call.tiles.rows),
+          .key_blocks = static_cast<uint32_t>(call.tiles.key_blocks),
+          .key_tiles = static_cast<uint32_t>(call.tiles.keys),
+          .heads = static_cast<uint32_t>(p.heads_q),
+          .softmax_scale = static_cast<float>(p.softmax_scale)};
+}
+
+SinkGradientParams make_sink_params(const Problem& p, const BackwardCall& call, std::byte* workspace) {
+  return {.sink = cuda::feature_params(p).sink,
+          .dsink = p.dsink.data,
+          .dsink_stride = p.dsink.stride[0],
+          .lse = rows_of_vector(p.lse),
+          .terms = at<RowTerms>(workspace, call.layout.terms),
+          .rows_of_head = call.tiles.rows * call.instance->tile.rows,
+          .batch = p.batch,
+          .seqlen_q = static_cast<int32_t>(p.seqlen_q),
+          .heads = static_cast<uint32_t>(p.heads_q)};
+}
+
+FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, std::byte* workspace,
+                                   unsigned long long* executed) {
+  constexpr double kLog2E = 1.4426950408889634;
+  FeaturedBackwardParams params{};
+  params.q = cuda::tensor_rows(p.q);
+  params.k = cuda::tensor_rows(p.k);
+  params.v = cuda::tensor_rows(p.v);
+  params.dout = cuda::tensor_rows(p.dout);
+  params.dk = cuda::tensor_rows(p.dk);
+  params.dv = cuda::tensor_rows(p.dv);
+  params.terms = at<RowTerms>(workspace, call.layout.terms);
+  params.dq = dq_sums(p, call.layout, workspace);
+  params.seqlen_q = static_cast<int32_t>(p.seqlen_q);
+  params.seqlen_k = static_cast<int32_t>(p.seqlen_k);
+  params.row_tiles = static_cast<int32_t>(call.tiles.rows);
+  params.key_blocks = static_cast<int32_t>(call.tiles.key_blocks);
+  params.heads_q = static_cast<uint32_t>(p.heads_q);
+  params.heads_kv = static_cast<uint32_t>(p.heads_kv);
+  params.query_heads_per_kv_head = static_cast<uint32_t>(p.group_size());
+  params.softmax_scale = static_cast<float>(p.softmax_scale);
+  params.scale_log2 =
+      static_cast<float>((p.features.softcap != 0 ? p.features.softcap : p.softmax_scale) * kLog2E);
+  params.plan = plan_bits(p);
+  params.mask = cuda::mask_columns(p);
+  params.dense = cuda::dense_mask(p);
+  params.schedule = {.work_tiles = static_cast<uint32_t>(call.tiles.work_tiles),
+                     .heads = static_cast<uint32_t>(p.batch * p.heads_kv),
+                     .heads_per_l2_group = static_cast<uint32_t>(heads_per_l2_group(p)),
+                     .tiles = static_cast<uint32_t>(call.tiles.tiles_of_head(call.instance->tile)),
+                     .next = at<uint32_t>(workspace, call.layout.next)};
+  params.executed = executed;
+  params.features = cuda::feature_params(p);
+  return params;
+}
+
+void BackwardCall::explain(const Problem& p, Explanation& e) const {
+  e.arch = kArch;
+  e.instance = instance->id;
+  e.padding_share = cuda::padding_share(instance->tile, p.head_dim, p.head_dim_v);
+  if (tiles.all_rows > 0) e.kernels.push_back(id_of_preprocess(*instance));
+  if (tiles.work_tiles > 0) e.kernels.push_back(e.instance);
+  if (tiles.work_tiles > 0 && tiles.all_rows > 0) e.kernels.push_back(id_of_convert_dq(*instance));
+  if (p.dsink.defined()) e.kernels.push_back(sink_instance(p.dtype).id);
+}
+
+void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long long* executed) const {
+  const cudaStream_t stream = cuda::stream_of(p);
+  // A chain for each kernel: none begins before the one before has ended, which only code for later devices can wait for.
+  const auto launch = [&](const char* what, auto kernel, int64_t blocks, int threads, int shared_bytes,
+                          const auto& arguments) {
+    cuda::LaunchChain(stream).launch(what, kernel, blocks, threads, shared_bytes, arguments);
+  };
+  const auto launch_over_keys = [&](auto kernel, const auto& arguments) {
+    cuda::allow_shared_memory(reinterpret_cast<const void*>(kernel), instance->shared_bytes, p.device.index);
+    launch("launch of the backward kernel", kernel, ctas, instance->threads, instance->shared_bytes, arguments);
+  };
+  const RowParams rows = make_row_params(p, *this, workspace);
+  // Without rows there is no block to clear the counter.
+  if (tiles.all_rows == 0)
+    cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the work tile counter");
+  launch("launch of the backward's preprocessing", instance->preprocess, tiles.all_rows, cuda::kRowThreads, 0, rows);
+  if (tiles.work_tiles > 0) {
+    const FeaturedBackwardParams params = make_params(p, *this, workspace, executed);
+    if (instance->featured) {
+      launch_over_keys(instance->featured, params);
+    } else {
+      launch_over_keys(instance->plain, static_cast<const BackwardParams&>(params));
+    }
+    launch("launch of the backward's conversion", instance->convert_dq, tiles.all_rows, cuda::kRowThreads, 0, rows);
+  }
+  if (p.dsink.defined())
+    launch("launch of the sink's gradient", sink_instance(p.dtype).kernel, p.heads_q, cuda::kRowThreads, 0,
+           make_sink_params(p, *this, workspace));
+}
+
+/// Why the kernels cannot count the call's tiles in 32 bits; empty if they can.
+std::string counts_refusal(const Problem& p, const BackwardTile& tile) {
+  const TileCounts tiles(p, tile);
+  struct Count {
+    const char* what;
+    int tile;
+    int64_t tiles;
+  };
+  for (const Count& c : {Count{"batch * heads_q * seqlen_q / ", tile.rows, tiles.all_rows},
+                         Count{"batch * heads_kv * seqlen_k / ", tile.keys, tiles.work_tiles},
+                         Count{"batch * heads_q / ", 1, p.batch * p.heads_q}}) {
+    if (c.tiles > kMostWorkTiles)
+      return message(c.what, c.tile, " is about ", c.tiles, "; the backward takes at most ", kMostWorkTiles);
+  }
+  return "";
+}
+
+void add_kernels(const BackwardInstance& i, std::vector<KernelInfo>& all) {
+  const auto add = [&](std::string id, TileShape tile, int threads, int shared_bytes) {
+    all.push_back(cuda::named({.id = std::move(id),
+                               .op = "bwd",
+                               .dtype = i.dtype,
+                               .head_dim = i.tile.head_dim,
+                               .head_dim_v = i.tile.head_dim_v,
+                               .tile = tile,
+                               .threads = threads,
+                               .shared_bytes = shared_bytes}));
+  };
+  const TileShape rows{i.tile.rows, 0};
+  add(id_of_preprocess(i), rows, cuda::kRowThreads, 0);
+  add(i.id, {i.tile.plan_rows(), kGranuleKeys}, i.threads, i.shared_bytes);
+  add(id_of_convert_dq(i), rows, cuda::kRowThreads, 0);
+}
+
+}  // namespace
+}  // namespace bwd
+
+Prepared prepare_backward(const Problem& p, int kilobytes) {
+  using namespace bwd;
+  const BackwardInstance* instance = choose_instance(p, kilobytes);
+  if (!instance)
+    return is_featured(p) ? cuda::head_dims_refusal(p, kFeaturedBackwardTiles)
+                          : cuda::head_dims_refusal(p, kBackwardTiles);
+  if (std::string why = cuda::lengths_refusal(p); !why.empty()) return Refusal{std::move(why)};
+  if (std::string why = counts_refusal(p, instance->tile); !why.empty()) return Refusal{std::move(why)};
+  return Launch(p, cuda::DeviceCall<BackwardCall>{BackwardCall(p, *instance)});
+}
+
+std::vector<KernelInfo> backward_kernels() {
+  using namespace bwd;
+  std::vector<KernelInfo> all;
+  for (const DataType dtype : cuda::kDataTypes) {
+    for (const bool featured : {false, true}) {
+      for (const BackwardInstance& i : instances(dtype, featured)) add_kernels(i, all);
+    }
+    all.push_back(cuda::named(
+        {.id = sink_instance(dtype).id, .op = "bwd", .dtype = dtype, .tile = {0, 0}, .threads = cuda::kRowThreads}));
+  }
+  return all;
+}
+
+}  // namespace flashmask::sm80

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "backends/cuda/attention/row_threads.h"
+#include "backends/cuda/sm80/backward/params.h"
+#include "backends/cuda/sm80/tile_config.h"
+#include "flashmask/tensor.h"
+
+namespace flashmask::sm80::bwd {
+
+/// The compiled backward kernels, without features or with, of a row of kBackwardTiles and an element type.
+struct BackwardInstance {
+  const char* id;  ///< of the kernel over key tiles, see KernelInfo; the others' ids begin with it
+  DataType dtype;
+  BackwardTile tile;
+  void (*preprocess)(RowParams);  ///< a block of cuda::kRowThreads for each row tile
+  void (*plain)(BackwardParams);  ///< null for an instance with features
+  void (*featured)(FeaturedBackwardParams);
+  void (*convert_dq)(RowParams);  ///< as preprocess
+  int threads, shared_bytes;      ///< of the kernel over key tiles
+};
+
+/// Defined by the translation unit that the build makes for each row and element type, without features and with
+/// (instance.cu.in).
+template <DataType dtype, int head_dim, int head_dim_v, int kilobytes, bool featured>
+BackwardInstance backward_instance();
+
+/// The kernel that computes a sink's gradient after those of an element type.
+struct SinkInstance {
+  const char* id;
+  void (*kernel)(SinkGradientParams);  ///< a block of cuda::kRowThreads for each query head
+};
+SinkInstance sink_instance(DataType dtype);
+
+}  // namespace flashmask::sm80::bwd

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/attention/features.h"
+#include "backends/cuda/attention/mask_params.h"
+#include "backends/cuda/attention/schedule.h"
+#include "backends/cuda/attention/tensor_rows.h"
+
+namespace flashmask::sm80::bwd {
+
+/// What is added to a query row's scores, in units of the exponent of 2, and to its dP. A row that sees nothing, or past
+/// the end, has -inf, which makes its probabilities 0, and 0.
+struct alignas(8) RowTerms {
+  float minus_lse, minus_delta;
+};
+
+/// dq's fp32 sums: of every row tile of (batch entry, query head) the warps' fragments one after the other, so that each
+/// addition of a warp is to 128 bytes in a row, see DqFragments.
+struct DqSums {
+  float* sums;
+  uint32_t* state;     ///< of each row tile, see TurnState
+  bool deterministic;  ///< key tiles add from the last to the first
+};
+
+/// The state of a row tile's sums, one word.
+struct TurnState {
+  static constexpr uint32_t kSummed = 1u << 30;      ///< some key tile contributes: there are sums
+  static constexpr uint32_t kPending = kSummed - 1;  ///< how many key tiles have yet to add, in deterministic mode
+};
+
+struct BackwardParams {
+  cuda::TensorRows q, k, v, dout, dk, dv;
+  const RowTerms* terms;  ///< [batch * heads_q, row_tiles * tile rows]
+  DqSums dq;
+  int32_t seqlen_q, seqlen_k, row_tiles, key_blocks;  ///< key_blocks: the plan's
+  uint32_t heads_q, heads_kv, query_heads_per_kv_head;
+  float softmax_scale;
+  float scale_log2;  ///< log2(e) * softmax_scale, or, with a softcap, that
+  cuda::KeyPlanBits plan;
+  cuda::MaskColumns mask;
+  cuda::DenseMask dense;
+  /// Of key heads' key tiles: those with most work first, or, in deterministic mode, from the last to the first.
+  cuda::Schedule schedule;
+  unsigned long long* executed;  ///< counter of executed tiles, of the plan's rows and keys; may be null
+};
+
+/// Of the kernels of features, positions among them.
+struct FeaturedBackwardParams : BackwardParams {
+  cuda::FeatureParams features;
+};
+
+/// Of the kernels before and after, a block for each row tile.
+struct RowParams {
+  cuda::TensorRows out, dout, lse, dlse, dq;  ///< dlse's data may be null; lse and dlse have one column
+  RowTerms* terms;
+  DqSums dq_sums;
+  cuda::KeyPlanBits plan;
+  bool dense;      ///< every key block contributes to every row tile
+  uint32_t* next;  ///< Schedule::next
+  int32_t seqlen_q;
+  uint32_t row_tiles, key_blocks, key_tiles, heads;  ///< key_blocks: the plan's
+  float softmax_scale;
+};
+
+/// Of the kernel that computes a sink's gradient, a block for each query head.
+struct SinkGradientParams {
+  cuda::SinkParams sink;
+  void* dsink;  ///< [heads], of sink's dtype
+  int64_t dsink_stride;
+  cuda::TensorRows lse;
+  const RowTerms* terms;  ///< as preprocess has written them
+  int64_t rows_of_head;   ///< terms of a (batch entry, query head)
+  int64_t batch;
+  int32_t seqlen_q;
+  uint32_t heads;
+};
+
+}  // namespace flashmask::sm80::bwd

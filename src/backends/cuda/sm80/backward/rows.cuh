@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What runs before and after the kernel over the key tiles: a block for each row tile.
+
+#include <cstdint>
+
+#include "backends/cuda/attention/plan_bits.cuh"
+#include "backends/cuda/attention/row_products.cuh"
+#include "backends/cuda/sm80/backward/params.h"
+#include "backends/cuda/sm80/backward/store_tile.cuh"
+#include "backends/cuda/sm80/backward/traits.cuh"
+
+namespace flashmask::sm80::bwd {
+
+/// The block's row tile; neighbouring blocks have neighbouring heads, whose rows are mostly adjacent in memory.
+struct RowTilePlace {
+  uint32_t batch, head;
+  int32_t tile;
+  int64_t index;  ///< in [batch, heads_q, row_tiles]
+
+  __device__ explicit RowTilePlace(const RowParams& p)
+      : batch(blockIdx.x / p.heads / p.row_tiles),
+        head(blockIdx.x % p.heads),
+        tile(static_cast<int32_t>(blockIdx.x / p.heads % p.row_tiles)),
+        index((static_cast<int64_t>(batch) * p.heads + head) * p.row_tiles + tile) {}
+
+  /// Row `row` of a tensor.
+  template <typename T>
+  __device__ T* row_of(const cuda::TensorRows& tensor, int32_t row) const {
+    return tensor.template of_head<T>(batch, head) + row * tensor.row_stride;
+  }
+};
+
+/// How many key tiles contribute to the block's part of dq. All lanes of a warp call it.
+template <typename Traits>
+__device__ __forceinline__ uint32_t count_parts(const RowParams& p, const RowTilePlace& place) {
+  constexpr uint32_t kOfBlock = Traits::kTilesOfBlock;
+  if (p.dense) return p.key_tiles;
+  if (p.key_blocks == 0) return 0;
+  const uint32_t mask = cuda::mask_index(p.plan, place.batch, place.head);
+  const int32_t tile = place.tile / Traits::kTilesOfGranule;
+  const uint32_t before = cuda::live_key_tiles<Traits::kGranules>(p.plan, mask, tile, p.key_blocks - 1),
+                 all = cuda::live_key_tiles<Traits::kGranules>(p.plan, mask, tile, p.key_blocks);
+  // The last key block may have fewer key tiles.
+  return kOfBlock * before + (all - before) * (p.key_tiles - kOfBlock * (p.key_blocks - 1));
+}
+
+/// Row products dout . out of the block's tile, for all threads after a barrier.
+template <typename Traits>
+__device__ __forceinline__ void multiply_rows(const RowParams& p, const RowTilePlace& place,
+                                              float (&products)[Traits::kRows]) {
+  using Share = cuda::RowShare<Traits::kRows, Traits::kVDim>;
+  using Element = typename Traits::Element;
+#pragma unroll 2
+  for (int pass = 0; pass < Share::kPasses; ++pass) {
+    const int32_t row = place.tile * Traits::kRows + Share::row(pass);
+    uint4 out{}, dout{};
+    if (row < p.seqlen_q && Share::column() < p.out.columns) {
+      out = *reinterpret_cast<const uint4*>(place.row_of<Element>(p.out, row) + Share::column());
+      dout = *reinterpret_cast<const uint4*>(place.row_of<Element>(p.dout, row) + Share::column());
+    }
+    float product = cuda::dot<Element>(out, dout);
+#pragma unroll
+    for (int distance = Share::kThreadsPerRow / 2; distance > 0; distance /= 2)
+      product += __shfl_xor_sync(0xffffffff, product, distance);
+    if (Share::column() == 0) products[Share::row(pass)] = product;
+  }
+}
+
+/// The terms of a row of which dout . out is `product`.
+__device__ __forceinline__ RowTerms terms_of_row(const RowParams& p, const RowTilePlace& place, int32_t row,
+                                                 float product) {
+  constexpr float kLog2E = 1.44269504f;
+  const float lse = row < p.seqlen_q ? *place.row_of<float>(p.lse, row) : -INFINITY;
+  if (lse == -INFINITY) return {-INFINITY, 0};
+  const float dlse = p.dlse.data ? *place.row_of<float>(p.dlse, row) : 0;
+  return {-lse * kLog2E, dlse - product};
+}
+
+/// Fills in the rows' terms and the state of dq's sums, clears those, or dq where no key tile contributes, and the
+/// counter of work tiles.
+template <typename Traits>
+__device__ __forceinline__ void preprocess(const RowParams& p) {
+  __shared__ float products[Traits::kRows];
+  __shared__ uint32_t parts;
+  const RowTilePlace place(p);
+  const auto own = static_cast<int32_t>(threadIdx.x);
+  if (own < 32) {
+    const uint32_t count = count_parts<Traits>(p, place);
+    if (own == 0) parts = count;
+  }
+  multiply_rows<Traits>(p, place, products);
+  __syncthreads();
+  if (own < Traits::kRows)
+    p.terms[place.index * Traits::kRows + own] =
+        terms_of_row(p, place, place.tile * Traits::kRows + own, products[own]);
+  if (own == 0) p.dq_sums.state[place.index] = parts != 0 ? parts | TurnState::kSummed : 0;
+  if (own == 0 && blockIdx.x == 0) *p.next = 0;
+  if (parts != 0) {
+    constexpr int kFloats = DqFragments<Traits>::kOfTile;
+    auto* sums = reinterpret_cast<float4*>(p.dq_sums.sums + place.index * kFloats);
+    for (int at = own; at < kFloats / 4; at += cuda::kRowThreads) sums[at] = {};
+    return;
+  }
+  using Share = cuda::RowShare<Traits::kRows, Traits::kQkDim>;
+  for (int pass = 0; pass < Share::kPasses; ++pass) {
+    const int32_t row = place.tile * Traits::kRows + Share::row(pass);
+    if (row >= p.seqlen_q || Share::column() >= p.dq.columns) continue;
+    *reinterpret_cast<uint4*>(place.row_of<typename Traits::Element>(p.dq, row) + Share::column()) = {};
+  }
+}
+
+/// dq = softmax_scale * sums, where key tiles contribute. Each warp reads the fragments that its counterparts have added.
+template <typename Traits>
+__device__ __forceinline__ void convert_dq(const RowParams& p) {
+  using Tile = typename Traits::QTile;
+  using Grid = typename Traits::DqGrid;
+  using Fragments = DqFragments<Traits>;
+  static_assert(cuda::kRowThreads == Traits::kThreads);
+  __shared__ __align__(128) unsigned char tile[Tile::kBytes];
+  const RowTilePlace place(p);
+  if (!(p.dq_sums.state[place.index] & TurnState::kSummed)) return;
+  const auto warp = static_cast<int>(threadIdx.x) / 32;
+  const float* const sums = p.dq_sums.sums + Fragments::first(place.index, warp, threadIdx.x % 32);
+  typename Grid::Fragments dq;
+#pragma unroll
+  for (int slab = 0; slab < Grid::kSlabs; ++slab) {
+#pragma unroll
+    for (int n = 0; n < 8 * Grid::kPieces; ++n) dq[slab][n] = sums[slab * Fragments::kOfSlab + n * 32];
+  }
+  write_fragments<Grid, Tile>(dq, p.softmax_scale, tile, warp);
+  __syncthreads();
+  const int32_t first = place.tile * Traits::kRows;
+  store_tile<Tile, Traits::kThreads>(tile, place.row_of<typename Traits::Element>(p.dq, first), p.dq.row_stride,
+                                     p.seqlen_q - first, p.dq.columns);
+}
+
+}  // namespace flashmask::sm80::bwd

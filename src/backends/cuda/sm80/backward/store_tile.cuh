@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/sm80/common/operands.cuh"
+#include "backends/cuda/sm80/common/shared_tile.cuh"
+
+namespace flashmask::sm80::bwd {
+
+/// Writes a matrix of gradients, times `factor`, to a tile in shared memory. Of a warp's fragments, neighbouring slabs
+/// and pieces are as far apart as the grid has warps.
+template <typename Grid, typename Tile>
+__device__ __forceinline__ void write_fragments(const typename Grid::Fragments& gradients, float factor,
+                                                unsigned char* tile, int warp) {
+  const Grid grid(warp);
+  const PieceWriter<Tile> writer(tile + 16 * grid.row * Tile::kRowBytes, grid.column);
+#pragma unroll
+  for (int slab = 0; slab < Grid::kSlabs; ++slab) {
+#pragma unroll
+    for (int piece = 0; piece < Grid::kPieces; ++piece)
+      writer.write(16 * Grid::kRowWarps * slab, piece * Grid::kColumnWarps, gradients[slab] + 8 * piece, factor);
+  }
+}
+
+/// Stores a tile's rows before `rows` and columns before `columns` to a tensor, at whose first one of these rows `to` is.
+/// All kThreads threads of the CTA store 16 bytes at a time.
+template <typename Tile, int kThreads>
+__device__ __forceinline__ void store_tile(const unsigned char* tile, typename Tile::Element* to, int64_t row_stride,
+                                           int32_t rows, int32_t columns) {
+  constexpr int kChunks = Tile::kColumns / Tile::kChunkElements;
+#pragma unroll 1
+  for (int n = static_cast<int>(threadIdx.x); n < Tile::kRows * kChunks; n += kThreads) {
+    const int row = n / kChunks, chunk = n % kChunks;
+    if (row >= rows || chunk * Tile::kChunkElements >= columns) continue;
+    const uint32_t from = chunk / Tile::kChunksOfRow * Tile::kBlockBytes + Tile::place(row, chunk % Tile::kChunksOfRow);
+    *reinterpret_cast<uint4*>(to + row * row_stride + chunk * Tile::kChunkElements) =
+        *reinterpret_cast<const uint4*>(tile + from);
+  }
+}
+
+}  // namespace flashmask::sm80::bwd

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/attention/plan_bits.cuh"
+#include "backends/cuda/attention/softmax.cuh"
+#include "backends/cuda/attention/store_rows.cuh"
+#include "backends/cuda/ptx/address.cuh"
+#include "backends/cuda/ptx/cp_async.cuh"
+#include "backends/cuda/sm80/common/live_key_blocks.cuh"
+#include "backends/cuda/sm80/common/operands.cuh"
+#include "backends/cuda/sm80/forward/traits.cuh"
+
+namespace flashmask::sm80 {
+
+/// A CTA of the forward kernel. All warps load Q, K and V together, and each computes its own rows.
+///
+/// K and V have one buffer each, so that several CTAs fit a multiprocessor: V of a step arrives under its Q K^T, K of
+/// the next under its softmax and P V. Two barriers a step say that what was loaded is there for all, and that all have
+/// finished reading what is overwritten next.
+template <typename Traits>
+class ForwardCta {
+ public:
+  using Params = typename Traits::Params;
+  using Shared = SharedStorage<Traits>;
+  __device__ __forceinline__ ForwardCta(const Params& p, Shared& shared)
+      : p_(p),
+        shared_(shared),
+        warp_(static_cast<int>(ptx::uniform(threadIdx.x / 32))),
+        weights_(p) {}
+
+  __device__ __forceinline__ void run() {
+    for (uint32_t n = ptx::uniform(blockIdx.x); n < p_.schedule.work_tiles; n += gridDim.x) {
+      run_work_tile(cuda::WorkTilePlace(p_.schedule, p_.heads_q, n));
+    }
+  }
+
+ private:
+  using Element = typename Traits::Element;
+  using QTile = typename Traits::QTile;
+  using KTile = typename Traits::KTile;
+  using VTile = typename Traits::VTile;
+  using Scores = typename Traits::Scores;
+  using Outputs = typename Traits::Outputs;
+  static constexpr int kSlabs = Traits::kSlabs;
+
+  /// What a work tile's rows are, and what they have seen so far.
+  struct Rows {
+    Outputs o[kSlabs] = {};
+    cuda::RowState state[kSlabs];
+  };
+
+  /// The keys of a step, of those of a key block.
+  struct Step {
+    int32_t first_key;
+    uint32_t classes;  ///< the block's
+    __device__ __forceinline__ int32_t block() const { return first_key / 128; }
+    __device__ __forceinline__ int in_block() const { return first_key % 128 / Traits::kKeys; }
+  };
+
+  __device__ __forceinline__ void run_work_tile(const cuda::WorkTilePlace& place) {
+    batch_ = ptx::uniform(place.batch), head_ = ptx::uniform(place.head);
+    mask_ = is_dense() ? 0 : ptx::uniform(cuda::mask_index(p_.plan, batch_, head_));
+    row_ = static_cast<int32_t>(ptx::uniform(static_cast<uint32_t>(row_tile(place.rank) * Traits::kRows)));
+    if (row_ >= p_.seqlen_q) return;
+    kv_head_ = ptx::uniform(head_ / p_.query_heads_per_kv_head);
+    Rows rows;
+#pragma unroll
+    for (cuda::RowState& state : rows.state) state.reset();
+    Step step{};
+    bool more = next_block(-1, step);
+    if (more) {
+      load<QTile>(shared_.q, p_.q, head_, row_, p_.seqlen_q);
+      load_keys(step);
+    }
+    while (more) more = run_step(step, rows);
+    store(rows);
+    __syncthreads();  // All have finished reading before the next work tile's rows, keys and values come.
+  }
+
+  /// Without a plan tiles come in their own order. 64 rows take half of a tile of 128, for which the plan has an order.
+  __device__ __forceinline__ int32_t row_tile(uint32_t rank) const {
+    if (is_dense()) return static_cast<int32_t>(rank);
+    constexpr uint32_t kTilesOfOrder = 128 / Traits::kRows;
+    const int64_t of_mask = static_cast<int64_t>(mask_) * ((p_.schedule.tiles + kTilesOfOrder - 1) / kTilesOfOrder);
+    const int32_t ordered = __ldg(p_.plan.row_tile_order + of_mask + rank / kTilesOfOrder);
+    return ordered * static_cast<int32_t>(kTilesOfOrder) + static_cast<int32_t>(rank % kTilesOfOrder);
+  }
+
+  __device__ __forceinline__ bool is_dense() const { return p_.element_mask == cuda::ElementMask::kDense; }
+
+  /// The first step of the next live key block; with a dense mask each is, and partial.
+  __device__ __forceinline__ bool next_block(int32_t last, Step& step) {
+    KeyBlock block{last, 0};
+    if (is_dense()) {
+      constexpr uint32_t kAllLive = (1u << KeyBlock::kBits * Traits::kGranules) / 3 * KeyBlock::kLive;
+      block = {last + 1, kAllLive};
+      if (block.index >= p_.key_blocks) return false;
+    } else if (!next_live_block<Traits::kGranules>(p_.plan, mask_, row_ / 64, block)) {
+      return false;
+    }
+    step = {block.index * 128, block.classes};
+    if (p_.executed && threadIdx.x == 0) atomicAdd(p_.executed, 1ull);
+    return true;
+  }
+  __device__ __forceinline__ bool next_step(Step& step) {
+    step.first_key += Traits::kKeys;
+    if (step.in_block() != 0 && step.first_key < p_.seqlen_k) return true;
+    return next_block((step.first_key - 1) / 128, step);
+  }
+
+  /// Rows of a tensor, from `first` on, as a group of copies.
+  template <typename Tile>
+  __device__ __forceinline__ void load(const unsigned char* tile, const cuda::TensorRows& tensor, uint32_t head,
+                                       int32_t first, int32_t seqlen) const {
+    const Element* from = tensor.template of_head<const Element>(batch_, head) + first * tensor.row_stride;
+    TileLoader<Tile, Traits::kThreads>().load(ptx::shared_address(tile), from, tensor.row_stride, seqlen - first,
+                                              tensor.columns);
+    ptx::cp_async_commit();
+  }
+  __device__ __forceinline__ void load_keys(const Step& step) const {
+    load<KTile>(shared_.k, p_.k, kv_head_, step.first_key, p_.seqlen_k);
+  }
+  __device__ __forceinline__ void load_values(const Step& step) const {
+    load<VTile>(shared_.v, p_.v, kv_head_, step.first_key, p_.seqlen_k);
+  }
+  /// What every thread has loaded is there, and every warp has come here.
+  __device__ __forceinline__ static void wait_for_loads() {
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+  }
+
+  /// Leaves the next step in `step`; false if there is none.
+  __device__ __forceinline__ bool run_step(Step& step, Rows& rows) {
+    const uint32_t own = step.classes >> KeyBlock::kBits * (warp_ * Traits::kRowsOfWarp / 64);
+    // Keys past the last are hidden: the last block is full only if it is whole.
+    const bool live = own & KeyBlock::kLive,
+               partial = !(own & KeyBlock::kFull) || (step.block() + 1) * 128 > p_.seqlen_k;
+    wait_for_loads();
+    load_values(step);
+    Scores s[kSlabs] = {};
+    if (live) {
+      if (partial && step.in_block() == 0) make_mask(step.block());
+      multiply_keys(s);
+    }
+    Step next = step;
+    const bool more = next_step(next);
+    wait_for_loads();
+    if (more) load_keys(next);
+    if (live) {
+      take_scores(step, s, partial);
+      add_values(step, s, rows);
+    }
+    step = next;
+    return more;
+  }
+
+  /// The mask bits of a key block go to shared memory, where each lane finds those of its rows. They are computed for 32
+  /// rows, of which a warp's own may be half.
+  __device__ __forceinline__ void make_mask(int32_t block) {
+    using Bits = ElementBits<Params>;
+    const int own = warp_ * Traits::kRowsOfWarp, first = own / Bits::kRows * Bits::kRows;
+    const int64_t offset = (is_dense() ? p_.dense.place : p_.mask.place).offset(batch_, head_);
+    uint32_t bits[4];
+    Bits(p_, offset, batch_, row_ + first, block * Bits::kKeys).compute(bits);
+    const uint32_t row = ptx::lane() - static_cast<uint32_t>(own - first);
+    __syncwarp();  // All lanes have read those before.
+    if (row < Traits::kRowsOfWarp)
+      *reinterpret_cast<uint4*>(shared_.mask_bits[warp_].row[row]) = {bits[0], bits[1], bits[2], bits[3]};
+    __syncwarp();
+  }
+  __device__ __forceinline__ cuda::SlabBits visible(const Step& step, int slab) const {
+    cuda::SlabBits bits = shared_.mask_bits[warp_].slab(slab * cuda::Slab::kRows);
+    for (uint32_t& word : bits.row) word >>= step.in_block() * (Traits::kKeys / 4);
+    return bits;
+  }
+
+  /// S = Q K^T.
+  __device__ __forceinline__ void multiply_keys(Scores (&s)[kSlabs]) const {
+    const RowsOfA<QTile> rows(ptx::shared_address(shared_.q) + warp_ * Traits::kRowsOfWarp * QTile::kRowBytes);
+    const RowsOfB<KTile> keys(ptx::shared_address(shared_.k));
+#pragma unroll 4  // more, and ptxas spills
+    for (int step = 0; step < Traits::kQkDim / 16; ++step) {
+      uint32_t q[kSlabs][4];
+#pragma unroll
+      for (int slab = 0; slab < kSlabs; ++slab) rows.read(slab * cuda::Slab::kRows, step, q[slab]);
+#pragma unroll
+      for (int piece = 0; piece < Traits::kKeys / 16; ++piece) {
+        uint32_t k[4];
+        keys.read(16 * piece, step, k);
+#pragma unroll
+        for (int slab = 0; slab < kSlabs; ++slab) multiply<Element>(s[slab], piece, q[slab], k);
+      }
+    }
+  }
+
+  /// Makes scores of the product.
+  __device__ __forceinline__ void take_scores(const Step& step, Scores (&s)[kSlabs], bool partial) const {
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      typename Traits::Score(p_, batch_, head_).transform(s[slab]);
+      if (p_.negate) {
+#pragma unroll
+        for (float& score : s[slab]) score = -score;
+      }
+      if (partial) visible(step, slab).hide(s[slab]);
+    }
+  }
+
+  /// Softmax, and O += P V.
+  __device__ __forceinline__ void add_values(const Step& step, Scores (&s)[kSlabs], Rows& rows) const {
+    typename Traits::HalfProbabilities p[kSlabs][2];
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      cuda::RowState& state = rows.state[slab];
+      float factor[2];
+      const cuda::Raised raised = state.raise_row_max(s[slab], p_.scale_log2, p_.score_of_bit, factor);
+      if (raised.rescale) cuda::RowState::rescale(rows.o[slab], factor);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        state.exponentiate(s[slab], half, p_.scale_log2);
+        cuda::RowState::pack<Element>(s[slab], half, p[slab][half]);
+        leave_out_dropped(step, slab, half, p[slab][half]);
+      }
+      if (raised.row_max) state.refresh_limits(p_.score_of_bit);
+    }
+    multiply_values(p, rows.o);
+  }
+
+  __device__ __forceinline__ void multiply_values(const typename Traits::HalfProbabilities (&p)[kSlabs][2],
+                                                  Outputs (&o)[kSlabs]) const {
+    constexpr int kPiecesOfHalf = Traits::kKeys / 32;
+    const ColumnsOfB<VTile> values(ptx::shared_address(shared_.v));
+#pragma unroll
+    for (int piece = 0; piece < Traits::kKeys / 16; ++piece) {
+#pragma unroll
+      for (int columns = 0; columns < Traits::kVDim / 16; ++columns) {
+        uint32_t v[4];
+        values.read(16 * piece, columns, v);
+#pragma unroll
+        for (int slab = 0; slab < kSlabs; ++slab)
+          multiply<Element>(o[slab], columns, p[slab][piece / kPiecesOfHalf][piece % kPiecesOfHalf], v);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void leave_out_dropped(const Step& step, int slab, int half,
+                                                    typename Traits::HalfProbabilities& p) const {
+    if constexpr (Traits::Weights::kMayDrop) {
+      if (!weights_.drops()) return;
+      constexpr int kHalf = Traits::kKeys / 2;
+      cuda::leave_out(
+          weights_.template draw<kHalf>(batch_, head_, slab_row(slab), step.first_key + half * kHalf), 0, p);
+    }
+  }
+
+  __device__ __forceinline__ int32_t slab_row(int slab) const {
+    return row_ + warp_ * Traits::kRowsOfWarp + slab * cuda::Slab::kRows;
+  }
+
+  __device__ __forceinline__ void store(Rows& rows) const {
+    Element* out = p_.out.template of_head<Element>(batch_, head_);
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      float lse[2];
+      finish(rows.state[slab], rows.o[slab], lse);
+      store_lse(slab_row(slab), lse);
+      cuda::store_slab(rows.o[slab], out, p_.out.row_stride, slab_row(slab), p_.seqlen_q, p_.out.columns);
+    }
+  }
+  __device__ __forceinline__ void finish(cuda::RowState& state, Outputs& o, float (&lse)[2]) const {
+    if constexpr (Traits::kFeatured) {
+      const float sink = p_.features.sink.template of_head<Element>(head_);
+      state.finish(o, sink, p_.features.dropout.scale, p_.scale_log2, lse);
+    } else {
+      state.finish(o);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) lse[half] = state.lse(half, p_.scale_log2);
+    }
+  }
+  __device__ __forceinline__ void store_lse(int32_t first_row, const float (&lse)[2]) const {
+    if (cuda::Slab::column_pair() != 0) return;
+    float* const to = p_.lse + batch_ * p_.lse_batch_stride + head_ * p_.lse_head_stride;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t row = first_row + cuda::Slab::row_in_eight() + 8 * half;
+      if (row < p_.seqlen_q) to[row * p_.lse_row_stride] = lse[half];
+    }
+  }
+
+  const Params& p_;
+  Shared& shared_;
+  const int warp_;
+  const typename Traits::Weights weights_;
+  // Of the work tile.
+  uint32_t batch_ = 0, head_ = 0, kv_head_ = 0, mask_ = 0;
+  int32_t row_ = 0;
+};
+
+}  // namespace flashmask::sm80

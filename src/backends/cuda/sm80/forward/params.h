@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/attention/features.h"
+#include "backends/cuda/attention/mask_params.h"
+#include "backends/cuda/attention/schedule.h"
+#include "backends/cuda/attention/tensor_rows.h"
+
+namespace flashmask::sm80 {
+
+struct ForwardParams {
+  cuda::TensorRows q, k, v, out;
+  float* lse;
+  int64_t lse_batch_stride, lse_head_stride, lse_row_stride;
+  int32_t seqlen_q, seqlen_k, key_blocks;
+  uint32_t heads_q, query_heads_per_kv_head;
+  float scale_log2;    ///< |softmax_scale| * log2(e), at least a tiny number
+  float score_of_bit;  ///< 1 / scale_log2: scores this far apart have probabilities that differ by a factor of 2
+  bool negate;         ///< softmax_scale < 0: scores change sign first
+  cuda::RowPlanBits plan;
+  cuda::ElementMask element_mask;
+  cuda::MaskColumns mask;
+  cuda::DenseMask dense;
+  cuda::Schedule schedule;       ///< of query heads' row tiles, the longest first; CTA n has the n-th of every gridDim.x
+  unsigned long long* executed;  ///< counter of executed tiles of a CTA's rows x 128 keys; may be null
+};
+
+/// Of the kernels of features. With a softcap `scale_log2` is softcap * log2(e): scores are what it multiplies.
+struct FeaturedForwardParams : ForwardParams {
+  cuda::FeatureParams features;
+};
+
+}  // namespace flashmask::sm80

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "backends/cuda/attention/element_mask.cuh"
+#include "backends/cuda/attention/fragments.cuh"
+#include "backends/cuda/attention/score.cuh"
+#include "backends/cuda/attention/weights.cuh"
+#include "backends/cuda/sm80/common/element_bits.cuh"
+#include "backends/cuda/sm80/common/shared_tile.cuh"
+#include "backends/cuda/sm80/forward/params.h"
+#include "backends/cuda/sm80/tile_config.h"
+
+namespace flashmask::sm80 {
+
+/// One configuration of the forward kernel: an element type, a row of kForwardTiles, and whether it has the features.
+template <typename Element_, int kHeadDim, int kHeadDimV, int kKilobytes, bool kFeatured_>
+struct ForwardTraits {
+  using Element = Element_;
+  static constexpr bool kFeatured = kFeatured_;
+  using Params = std::conditional_t<kFeatured, FeaturedForwardParams, ForwardParams>;
+  using Score = std::conditional_t<kFeatured, cuda::SoftcapScore, cuda::ProductScore>;
+  using Weights = std::conditional_t<kFeatured, cuda::KeptWeights, cuda::AllWeights>;
+  static constexpr ForwardTile kTile = find_tile(kForwardTiles, kHeadDim, kHeadDimV, kKilobytes);
+  static constexpr int kQkDim = kHeadDim, kVDim = kHeadDimV;
+  static constexpr int kRows = kTile.rows, kKeys = kTile.keys, kWarps = kTile.warps, kThreads = 32 * kWarps;
+  static constexpr int kGranules = kRows / 64, kSteps = 128 / kKeys;  ///< of a tile, in the plan's units
+  static_assert(kRows % 64 == 0 && 128 % kKeys == 0 && kKeys % 32 == 0);
+  static constexpr int kRowsOfWarp = kTile.rows_of_warp(), kSlabs = kRowsOfWarp / cuda::Slab::kRows;
+  static_assert(kRowsOfWarp == 16 || kRowsOfWarp == 32, "a warp's rows have one set of mask bits");
+  static_assert(kVDim % 32 == 0, "a quad stores 32 columns at a time");
+
+  using QTile = SharedTile<Element, kRows, kQkDim>;
+  using KTile = SharedTile<Element, kKeys, kQkDim>;
+  using VTile = SharedTile<Element, kKeys, kVDim>;
+
+  /// What a thread holds of a slab, 16 of its warp's rows: S, which becomes P, and O.
+  using Scores = cuda::Accumulators<16, kKeys>;
+  using Outputs = cuda::Accumulators<16, kVDim>;
+  /// P of one half of a step's keys, as an operand.
+  using HalfProbabilities = cuda::PackedFragments<kKeys / 2>;
+};
+
+template <typename Traits>
+struct SharedStorage {
+  alignas(128) unsigned char q[Traits::QTile::kBytes];
+  alignas(128) unsigned char k[Traits::KTile::kBytes];
+  alignas(128) unsigned char v[Traits::VTile::kBytes];
+  cuda::MaskBits<Traits::kRowsOfWarp> mask_bits[Traits::kWarps];
+};
+
+}  // namespace flashmask::sm80

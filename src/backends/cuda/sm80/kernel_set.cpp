@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/cuda/sm80/kernel_set.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "backends/cuda/common/call_params.h"
+#include "backends/cuda/sm80/backward/backward.h"
+#include "backends/cuda/sm80/forward/forward.h"
+#include "backends/cuda/sm80/tile_config.h"
+#include "common/message.h"
+
+namespace flashmask::sm80 {
+namespace {
+
+std::vector<KernelInfo> kernels() {
+  std::vector<KernelInfo> all = forward_kernels();
+  const std::vector<KernelInfo> backward = backward_kernels();
+  all.insert(all.end(), backward.begin(), backward.end());
+  return all;
+}
+
+Prepared prepare(const Problem& p, int kilobytes) {
+  constexpr FeatureSet kTaken{.softcap = true, .sink = true, .dropout = true};
+  if (std::string why = features_refusal(p.features, kTaken); !why.empty()) return Refusal{std::move(why)};
+  if (std::ranges::find(cuda::kDataTypes, p.dtype) == std::end(cuda::kDataTypes))
+    return Refusal{message(name(p.dtype), " tensors are not taken; cast to bfloat16 or float16")};
+  Prepared prepared = p.is_backward ? prepare_backward(p, kilobytes) : prepare_forward(p, kilobytes);
+  if (std::holds_alternative<Refusal>(prepared)) return prepared;
+  if (std::string why = cuda::first_refusal(p, cuda::alignment_refusal); !why.empty()) return Refusal{std::move(why)};
+  return prepared;
+}
+
+/// Whether a block may have kLargeKilobytes of shared memory.
+bool is_large(int major, int minor) { return (major == 8 && (minor == 0 || minor == 7)) || (9 <= major && major < 12); }
+
+}  // namespace
+
+constinit const cuda::KernelSet kKernelSet{
+    .name = kArch,
+    .needs = "8.0, 8.7 or 9.0 to 11.0",
+    .runs_on = is_large,
+    .only_by_name = true,
+    .kernels = kernels,
+    .prepare = [](const Problem& p) { return prepare(p, kLargeKilobytes); },
+};
+constinit const cuda::KernelSet kSmallKernelSet{
+    .name = "sm86",
+    .needs = "8.0 or later",
+    .runs_on = [](int major, int) { return major >= 8; },
+    .only_by_name = true,
+    .kernels = [] { return std::vector<KernelInfo>(); },
+    .prepare = [](const Problem& p) { return prepare(p, kSmallKilobytes); },
+};
+
+}  // namespace flashmask::sm80

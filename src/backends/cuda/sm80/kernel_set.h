@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "backends/cuda/kernel_set.h"
+
+namespace flashmask::sm80 {
+
+/// Those of mma.sync: for Ampere, Ada and, by PTX, every later architecture. The second has their smaller tiles alone,
+/// for devices with less shared memory.
+extern const cuda::KernelSet kKernelSet, kSmallKernelSet;
+
+}  // namespace flashmask::sm80

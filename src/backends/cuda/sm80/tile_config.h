@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+
+namespace flashmask::sm80 {
+
+/// What the ids of the kernels begin with.
+inline constexpr const char* kArch = "sm80";
+
+// The tiles of the kernels of mma.sync: a row for each combination of head dims that there are kernels for, and of the
+// shared memory that a block may have. The build makes kernels of each row for each element type; dispatch, refusals and
+// what the library says it supports are read from here. CMake reads the rows, too: each begins with ForwardTile{ or
+// BackwardTile{, head_dim, head_dim_v, kilobytes.
+
+/// The kilobytes of shared memory that a block may have: on compute capability 8.0 and 8.7, and on 8.6, 8.9 and 12.0.
+inline constexpr int kLargeKilobytes = 163, kSmallKilobytes = 99;
+
+/// A CTA's tile of the forward. Keys come 128 at a time, as the plan has them, in steps of `keys`, for which there is
+/// one buffer of K and one of V.
+struct ForwardTile {
+  int head_dim, head_dim_v;
+  int kilobytes;  ///< of shared memory that a block needs at most: one of the two above
+  int rows, keys, warps;
+  int ctas;  ///< of a multiprocessor, for which the registers of a thread are limited
+
+  /// Products of a tile that are as long or wide as head_dim, and as head_dim_v.
+  static constexpr int kProductsOfQk = 1, kProductsOfV = 1;
+  constexpr int rows_of_warp() const { return rows / warps; }
+};
+
+// Each warp reads all of K and V from shared memory. With 32 rows it does so for two products at a time, where O and S
+// of so many rows fit the registers. Rows of 99 kilobytes run everywhere; of one pair of head dims the largest that the
+// device takes is chosen.
+inline constexpr ForwardTile kForwardTiles[] = {
+    // d, d_v, KB          rows keys warps CTAs
+    ForwardTile{64, 64, 99, 128, 128, 4, 2},
+    ForwardTile{96, 96, 99, 128, 64, 4, 2},
+    ForwardTile{128, 128, 99, 64, 64, 4, 2},
+    ForwardTile{128, 128, 163, 128, 64, 4, 2},
+    ForwardTile{192, 128, 99, 128, 64, 8, 1},
+    ForwardTile{192, 192, 99, 128, 64, 8, 1},
+    ForwardTile{256, 256, 99, 64, 64, 4, 1},
+    ForwardTile{256, 256, 163, 128, 64, 8, 1},
+};
+
+/// A CTA's tile of the backward: `rows` query rows and `keys` keys at a time.
+struct BackwardTile {
+  int head_dim, head_dim_v;
+  int kilobytes;  ///< as of ForwardTile
+  int rows, keys;
+  int q_buffers, dout_buffers;  ///< tiles of Q, and of dO, in shared memory
+  int v_register_columns;  ///< columns of V that lie in registers, as the operand of dP, and not in shared memory
+
+  static constexpr int kWarps = 8;
+  /// Products of a tile that are as long or wide as head_dim, and as head_dim_v.
+  static constexpr int kProductsOfQk = 3, kProductsOfV = 2;
+  /// Rows of a tile of the plan: whole granules.
+  constexpr int plan_rows() const { return rows < 64 ? 64 : rows; }
+  // Among how many warps the columns of a product are divided: keys of S and dP, head dims of dK and dV, and of dQ. Where
+  // those have blocks of 32 columns in shared memory, two warps share a block, else four.
+  constexpr int score_warps() const { return rows == 128 || (rows == 64 && keys == 64) ? 2 : 4; }
+  constexpr int gradient_warps(int dim) const { return keys == 128 || dim % 64 != 0 ? 2 : 4; }
+  constexpr int dq_warps() const { return rows == 128 || head_dim % 64 != 0 ? 2 : 4; }
+};
+
+// More keys take fewer additions to dq, more rows fewer reads of K and V from shared memory.
+inline constexpr BackwardTile kBackwardTiles[] = {
+    // d, d_v, KB           rows keys Q dO  columns of V in registers
+    BackwardTile{64, 64, 99, 64, 128, 2, 2, 0},
+    BackwardTile{64, 64, 163, 128, 128, 2, 2, 0},
+    BackwardTile{96, 96, 99, 64, 64, 2, 2, 0},
+    BackwardTile{96, 96, 163, 64, 128, 2, 2, 0},
+    BackwardTile{128, 128, 99, 64, 64, 2, 1, 0},
+    BackwardTile{128, 128, 163, 64, 128, 2, 2, 0},
+    BackwardTile{192, 128, 99, 64, 64, 1, 1, 0},
+    BackwardTile{192, 128, 163, 64, 64, 2, 2, 0},
+    BackwardTile{192, 192, 99, 32, 64, 2, 1, 0},
+    BackwardTile{192, 192, 163, 64, 64, 2, 2, 0},
+    BackwardTile{256, 256, 99, 32, 64, 2, 1, 192},
+    BackwardTile{256, 256, 163, 64, 64, 1, 1, 0},
+};
+
+/// The row of a table. A combination that has none does not compile: the search for it ends past the table, which is no
+/// constant expression.
+template <typename Tile, std::size_t kCount>
+constexpr Tile find_tile(const Tile (&table)[kCount], int head_dim, int head_dim_v, int kilobytes) {
+  std::size_t row = 0;
+  while (table[row].head_dim != head_dim || table[row].head_dim_v != head_dim_v || table[row].kilobytes != kilobytes)
+    ++row;
+  return table[row];
+}
+
+/// Whether the kernels of a tile take rows of `dim` where it has `dim_of_tile`: what a tile has more is zeros in shared
+/// memory.
+template <typename Tile>
+constexpr bool holds(const Tile&, long dim, long dim_of_tile) {
+  return dim % 8 == 0 && dim <= dim_of_tile;
+}
+
+/// The rows of kBackwardTiles that have kernels of features; a call that asks for them runs in the least that holds it.
+struct FeaturedBackwardTile : BackwardTile {
+  constexpr FeaturedBackwardTile(int qk, int v, int memory)
+      : BackwardTile(find_tile(kBackwardTiles, qk, v, memory)) {}
+};
+// clang-format off: the build reads a row from each line
+inline constexpr FeaturedBackwardTile kFeaturedBackwardTiles[] = {
+    // d, d_v, KB
+    FeaturedBackwardTile{64, 64, 99},
+    FeaturedBackwardTile{128, 128, 99},
+    FeaturedBackwardTile{256, 256, 99},
+};
+// clang-format on
+
+}  // namespace flashmask::sm80
