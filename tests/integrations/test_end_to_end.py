@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """benchmarks/end_to_end at its smallest, on the CPU: the recipe, the losses of every attention, processes and receipts.
 
-What needs no torch is tested in tests/python/test_end_to_end.py, what needs a GPU in tests/torch/test_cuda_training.py.
+What needs no torch is tested in tests/python/test_end_to_end_page.py, what needs a GPU in
+tests/torch/test_cuda_training.py.
 """
 
 import json

@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 from cuda_checks import profiled
-from devices import DEVICE, cuda_only
+from devices import DEVICE, ON_CUDA
 
+if not ON_CUDA:
+    pytest.skip("needs a CUDA device: FLASHMASK_TEST_DEVICE=cuda", allow_module_level=True)
 pytest.importorskip("transformers")
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "gpu")]
 from end_to_end import contenders, models, recipe  # noqa: E402
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at cuBLAS' first call
-pytestmark = cuda_only
 # FlexAttention's kernels take minutes to compile; run.py compares the losses that it measures.
 QUICK = [name for name in contenders.CONTENDERS if name != "flex"]
 LENGTH = 2048
