@@ -15,6 +15,15 @@ def figures_of(topics, name):
     return topics[name]["figures"] if name in topics else None
 
 
+def suites(topics):
+    """The receipts of `scripts/gpu-check tests`, that of all steps first."""
+    return sorted(name for name in topics if name.split("-")[0] == "tests")
+
+
+def of_suites(topics, figure):
+    return [f[figure] for name in suites(topics) if (f := figures_of(topics, name)).get(figure)]
+
+
 def sparsity(topics):
     found = figures_of(topics, "sparsity")
     if not found:
@@ -141,10 +150,7 @@ def small_table(cells):
 
 
 def host_time(topics):
-    found = [
-        figures_of(topics, name).get("torch_overhead") for name in ("tests", "tests-torch-overhead") if name in topics
-    ]
-    found = [measured for measured in found if measured]
+    found = of_suites(topics, "torch_overhead")
     if not found:
         return []
     times = [measured["microseconds"] for measured in found]
@@ -157,6 +163,30 @@ def host_time(topics):
             f"{us_text(forward)} of the host, forward and backward {us_text(both)}. In a CUDA graph the host does "
             "nothing for them."
         ),
+    ]
+
+
+def jax_speed(topics):
+    found = next(iter(of_suites(topics, "jax_speed")), None)
+    if not found:
+        return []
+    said = {"forward": "forward", "with_gradient": "forward + backward"}
+    head = ["tokens", "mask", "", "ours, us", "jax.nn, us", "jax.nn's over ours", "with `deterministic=False`"]
+    rows = [
+        [row["seqlen"], row["mask"], said[row["direction"]], f"{row['flashmask_us']:.0f}", f"{row['jax_nn_us']:.0f}"]
+        + [f"{row[name]:.2f}" if name in row else "" for name in ("ratio", "fast_ratio")]
+        for row in found["rows"]
+    ]
+    return [
+        "### JAX",
+        "",
+        *paragraph(
+            "Times of `flashmask.jax.dot_product_attention` and of jax.nn's with cuDNN, both jitted, JAX "
+            f"{found['jax']}, {found['heads']} heads, head dim {found['head_dim']} (`benchmarks/jax_overhead.py`). The "
+            "shortest shape, of one head, shows what a call costs the host."
+        ),
+        *markdown_table(head, rows),
+        "",
     ]
 
 
@@ -175,7 +205,7 @@ def first_call(topics):
 
 
 def measurements(topics):
-    parts = (sparsity, mask_cost, features_cost, padding, planning, building, small, host_time, first_call)
+    parts = (sparsity, mask_cost, features_cost, padding, planning, building, small, host_time, jax_speed, first_call)
     memory = ["### Memory of a mask", "", f"![Memory of one mask]({PICTURES}/gpu-mask-memory.svg)", ""]
     return ["## Other measurements", "", *(line for part in parts for line in part(topics)), *memory]
 
@@ -184,8 +214,7 @@ def tests(topics):
     """What `scripts/gpu-check tests` counted."""
     rows = [
         [part["name"], part["passed"], part["failed"], part.get("skipped") or "", topics[name]["date"]]
-        for name in ("tests", "tests-torch-overhead")
-        if name in topics
+        for name in suites(topics)
         for part in figures_of(topics, name)["parts"]
     ]
     said = "`scripts/gpu-check tests`; a part that runs into its time limit counts as failed."

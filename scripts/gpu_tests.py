@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """What `scripts/gpu-check tests` runs: test programs, the cases of the forward and of the backward kernels, calls that
-are refused, `flashmask verify`, pytest tests/gpu, the PyTorch and the JAX package on the GPU and what a call of the
-first costs the host, the cases and tests/gpu again on a library with delays, and the cases and the refused calls under
-compute-sanitizer, if a probe shows that it works on this machine.
+are refused, `flashmask verify`, pytest tests/gpu, the PyTorch and the JAX package on the GPU, what a call of the first
+costs the host and of the second beside jax.nn's, the cases and tests/gpu again on a library with delays, and the cases
+and the refused calls under compute-sanitizer, if a probe shows that it works on this machine.
 
 What was not built or not found is left out and named. All of it ends within --seconds. Prints a short summary last and
 leaves a receipt with the tests passed and failed.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import re
@@ -38,10 +37,10 @@ LANES = (
     ("stress", "sanitize"),
     ("programs", "forward", "backward", "refused", "verify", "pytest"),
 )
-ALONE = "overhead"  # measures the host's time, after the lanes
-STEPS = (*(step for lane in LANES for step in lane), ALONE)
-# Processes that share the files of tests/torch.
-TORCH_SHARES = 3
+ALONE = ("overhead", "jax_speed")  # measure time, after the lanes
+STEPS = (*(step for lane in LANES for step in lane), *ALONE)
+# Processes that share the files of tests/torch, and the tests of tests/jax and tests/gpu.
+TORCH_SHARES, JAX_SHARES, GPU_SHARES = 3, 3, 4
 CASES = {direction: f"gpu_{direction}_cases" for direction in ("forward", "backward")}
 REFUSED = "gpu_refused_calls"
 # Tool: options of the cases. Memory that the program fills is no longer uninitialised.
@@ -230,12 +229,12 @@ def run_programs(session, carry):
             session.add(result, *gtest_counts(result))
 
 
-def run_cases(session, carry, direction, name="", words=(), environment=None):
+def run_cases(session, carry, direction, name="", words=(), environment=None, seconds=60):
     name = f"{name}{direction} cases"
     program = find_program(carry, CASES[direction])
     if not program:
         return session.leave_out(name, f"there is no {CASES[direction]}")
-    if result := session.run(name, [program, *words], 60, environment):
+    if result := session.run(name, [program, *words], seconds, environment):
         report_covered(session, result, *word_counts(result))
 
 
@@ -272,11 +271,6 @@ def run_verify(session, carry, cases, no_limit):
             session.add(result, *word_counts(result))
 
 
-def at_once_words(processes):
-    """What has pytest run so many tests at once, where pytest-xdist is installed."""
-    return ["-n", str(processes)] if importlib.util.find_spec("xdist") else []
-
-
 def run_pytest(session, name, words, seconds, environment=None, files=("tests/gpu",)):
     junit = ROOT / "build" / f"{re.sub(r'[^a-z0-9]+', '-', name)}.xml"
     junit.parent.mkdir(exist_ok=True)
@@ -305,6 +299,22 @@ def run_pytest(session, name, words, seconds, environment=None, files=("tests/gp
     print(result["output"][-TAIL // 2 :], flush=True)
 
 
+def run_pytest_in_shares(session, name, shares, words, seconds, environment=None, files=("tests/gpu",)):
+    """The tests in processes beside each other."""
+    words = ["-p", "pytest_share", *words]
+
+    def run_share(n):
+        own = {**(environment or {}), **with_plugins(), "FLASHMASK_PYTEST_SHARE": f"{n}/{shares}"}
+        run_pytest(session, f"{name} {n}", words, seconds, own, files)
+
+    at_once(lambda n=n: run_share(n) for n in range(1, shares + 1))
+
+
+def with_plugins():
+    """The environment in which pytest finds the plugins beside this file."""
+    return {"PYTHONPATH": os.pathsep.join([str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")])}
+
+
 def torch_libraries(carry):
     """{variable: path} of the libraries of TORCH_LIBRARIES that the environment names or the folder has."""
     named = {
@@ -328,14 +338,25 @@ def run_torch(session, carry, words):
     )
 
 
+def jax_environment(session, carry, name):
+    """What the JAX package needs to find its library; None, and the step `name` left out, if there is none."""
+    library = Path(os.environ.get("FLASHMASK_JAX_LIBRARY") or carry / JAX_LIBRARY).resolve()
+    if library.exists():
+        return {"FLASHMASK_JAX_LIBRARY": str(library)}
+    return session.leave_out(name, f"there is no {JAX_LIBRARY} (FLASHMASK_JAX_LIBRARY names one)")
+
+
 def run_jax(session, carry, words):
     """The JAX package's tests where JAX takes the GPU by itself."""
-    library = Path(os.environ.get("FLASHMASK_JAX_LIBRARY") or carry / JAX_LIBRARY).resolve()
-    if not library.exists():
-        return session.leave_out("jax", f"there is no {JAX_LIBRARY} (FLASHMASK_JAX_LIBRARY names one)")
-    # The other steps need some of the GPU's memory, too.
-    environment = {"FLASHMASK_JAX_LIBRARY": str(library), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    run_pytest(session, "jax", [*at_once_words(3), *words], 200, environment, ["tests/jax"])
+    if not (found := jax_environment(session, carry, "jax")):
+        return
+    environment = {
+        **found,
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # the other steps need some of the GPU's memory, too
+        # Compiling is most of what the tests do, and most of that is choosing kernels for products of the references.
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip(),
+    }
+    run_pytest_in_shares(session, "jax", JAX_SHARES, words, 240, environment, ["tests/jax"])
 
 
 def run_overhead(session, carry):
@@ -365,6 +386,25 @@ def add_overhead(session, result):
         print(f"   {name}: {ratio:.3f} of the old version's", flush=True)
 
 
+def run_jax_speed(session, carry):
+    """The JAX package's calls beside jax.nn's, on the GPU and on the host; each ratio of speed has its bar there."""
+    if not (found := jax_environment(session, carry, "jax: speed")):
+        return
+    if result := session.run("jax: speed", [sys.executable, "benchmarks/jax_overhead.py", "--json"], 180, found):
+        add_jax_speed(session, result)
+
+
+def add_jax_speed(session, result):
+    """Counts each ratio of speed as a test. They go into the receipt."""
+    lines = [line for line in result["output"].splitlines() if line.startswith("{")]
+    if not lines:
+        return session.add(result, 0, 1)
+    session.figures["jax_speed"] = figures = json.loads(lines[-1])
+    ratios = [row["ratio"] for row in figures["rows"] if row["what"] == "speed"]
+    passed = sum(ratio >= figures["bar"] for ratio in ratios)
+    session.add(result, passed, len(ratios) - passed)
+
+
 def run_stress(session, carry, library, links):
     """The kernels' cases, each run a few times for the same bits, and tests of tests/gpu on kernels with delays."""
     if not library:
@@ -374,11 +414,8 @@ def run_stress(session, carry, library, links):
     path = os.pathsep.join(p for p in (str(links), os.environ.get("LD_LIBRARY_PATH")) if p)
     environment = {"LD_LIBRARY_PATH": path, "FLASHMASK_LIBRARY": str(library)}
     for direction in CASES:
-        run_cases(session, carry, direction, "stress: ", ["--repeat", "3"], environment)
-    until = {
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]),
-        "FLASHMASK_PYTEST_SECONDS": "45",
-    }
+        run_cases(session, carry, direction, "stress: ", ["--repeat", "3"], environment, 120)
+    until = {**with_plugins(), "FLASHMASK_PYTEST_SECONDS": "45"}
     run_pytest(session, "stress: pytest", ["-k", STRESS_TESTS, "-p", "pytest_bounded"], 60, {**environment, **until})
 
 
@@ -498,10 +535,11 @@ def run_steps(session, arguments, carry):
         "backward": lambda: run_cases(session, carry, "backward"),
         "refused": lambda: run_refused(session, carry),
         "verify": lambda: run_verify(session, carry, arguments.cases, arguments.covering),
-        "pytest": lambda: run_pytest(session, "pytest", [*at_once_words(6), *arguments.pytest_words], 240),
+        "pytest": lambda: run_pytest_in_shares(session, "pytest", GPU_SHARES, arguments.pytest_words, 240),
         "stress": lambda: run_stress(session, carry, arguments.stress_library, arguments.stress_links),
         "sanitize": lambda: run_sanitizers(session, carry, arguments.sanitize_seconds),
         "overhead": lambda: run_overhead(session, carry),
+        "jax_speed": lambda: run_jax_speed(session, carry),
     }
     chosen = {name for name in arguments.only or STEPS if name != "sanitize" or arguments.sanitize}
 
@@ -511,7 +549,7 @@ def run_steps(session, arguments, carry):
                 steps[name]()
 
     at_once(lambda lane=lane: run_lane(lane) for lane in LANES)
-    run_lane([ALONE])
+    run_lane(ALONE)
 
 
 def at_once(calls):

@@ -13,13 +13,13 @@ namespace {
 /// What a call says beside its arrays, as fm_mask and fm_options have it.
 struct Attributes {
   int64_t mask_flags, q_offset, window_left, window_right;
-  bool has_bounds, has_block_mask, has_sink, has_dropout_state;
+  bool has_bounds, has_block_mask, has_sink, has_dropout_state, has_plan, has_dlse;
   int64_t flags;
   double softmax_scale, softcap, dropout_p;
   std::string_view backend;
 };
 
-/// The arrays of a call in their order, of which its mask's and its features' may be missing.
+/// The arrays of a call in their order, of which some may be missing, as its attributes say.
 class Arrays {
  public:
   explicit Arrays(ffi::RemainingArgs arguments) : arguments_(arguments) {}
@@ -65,10 +65,6 @@ struct Place {
   void* stream = nullptr;
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
-
-  static Place cuda(int32_t ordinal, void* stream, const ffi::AnyBuffer& workspace) {
-    return {1 + ordinal, stream, workspace.untyped_data(), workspace.size_bytes()};
-  }
 };
 
 template <typename Args>
@@ -94,9 +90,19 @@ ffi::Error run(fm_status (*function)(const Args*, void*, size_t, const fm_option
   return error_of(function(&args, place.workspace, place.workspace_bytes, &options));
 }
 
-/// Arguments: q, k, v, and what there is of bounds, block_mask, sink and dropout_state.
+/// The plan of a call's mask, for the backward of this call to read as well.
+ffi::Error build_plan(const fm_mask& mask, const ffi::AnyBuffer& plan, const Place& place) {
+  fm_options options{};
+  options.struct_size = sizeof(options);
+  options.device = place.device;
+  options.stream = place.stream;
+  return error_of(fm_plan_build(&mask, plan.untyped_data(), plan.size_bytes(), &options));
+}
+
+/// Arguments: q, k, v, and what there is of bounds, block_mask, sink and dropout_state. `rest` begins with the plan, if
+/// the call is to leave one.
 ffi::Error forward(const Place& place, const Attributes& attributes, ffi::RemainingArgs arguments,
-                   const ffi::AnyBuffer& out, const ffi::AnyBuffer& lse) {
+                   const ffi::AnyBuffer& out, const ffi::AnyBuffer& lse, const ffi::RemainingRets& rest) {
   Arrays arrays(arguments);
   fm_forward_args args{};
   args.struct_size = sizeof(args);
@@ -108,6 +114,13 @@ ffi::Error forward(const Place& place, const Attributes& attributes, ffi::Remain
   args.mask = &mask;
   args.out = tensor_of(out);
   args.lse = tensor_of(lse);
+  if (attributes.has_plan) {
+    auto plan = rest.get<ffi::AnyBuffer>(0);
+    if (!plan) return plan.error();
+    if (ffi::Error error = build_plan(mask, **plan, place); error.failure()) return error;
+    args.plan = (*plan)->untyped_data();
+    args.plan_bytes = (*plan)->size_bytes();
+  }
   return run(fm_forward, args, attributes, features, place);
 }
 
@@ -116,7 +129,8 @@ struct Gradients {
   fm_tensor dq, dk, dv, dsink;
 };
 
-/// Arguments: q, k, v, out, lse, dout, dlse, and what there is of bounds, block_mask, sink and dropout_state.
+/// Arguments: q, k, v, out, lse, dout, and what there is of dlse, bounds, block_mask, sink, dropout_state and the
+/// forward's plan.
 ffi::Error backward(const Place& place, const Attributes& attributes, ffi::RemainingArgs arguments,
                     const Gradients& gradients) {
   Arrays arrays(arguments);
@@ -128,10 +142,13 @@ ffi::Error backward(const Place& place, const Attributes& attributes, ffi::Remai
   args.out = arrays.next();
   args.lse = arrays.next();
   args.dout = arrays.next();
-  args.dlse = arrays.next();
+  args.dlse = arrays.next(attributes.has_dlse);
   const fm_mask mask = mask_of(attributes, args.q, args.k, arrays);
   const Features features = features_of(attributes, arrays);
+  const fm_tensor plan = arrays.next(attributes.has_plan);
   args.mask = &mask;
+  args.plan = plan.data;
+  args.plan_bytes = static_cast<size_t>(plan.shape[0]);
   args.dq = gradients.dq;
   args.dk = gradients.dk;
   args.dv = gradients.dv;
@@ -141,13 +158,23 @@ ffi::Error backward(const Place& place, const Attributes& attributes, ffi::Remai
 
 using Result = ffi::Result<ffi::AnyBuffer>;
 
-ffi::Error forward_cpu(Attributes attributes, ffi::RemainingArgs arguments, Result out, Result lse) {
-  return forward({}, attributes, arguments, *out, *lse);
+/// On CUDA, where the last result is the workspace.
+ffi::ErrorOr<Place> place_on_cuda(int32_t ordinal, void* stream, const ffi::RemainingRets& results) {
+  if (results.size() == 0) return ffi::Unexpected(ffi::Error::Internal("the call has no workspace"));
+  auto workspace = results.get<ffi::AnyBuffer>(results.size() - 1);
+  if (!workspace) return ffi::Unexpected(workspace.error());
+  return Place{1 + ordinal, stream, (*workspace)->untyped_data(), (*workspace)->size_bytes()};
+}
+
+ffi::Error forward_cpu(Attributes attributes, ffi::RemainingArgs arguments, Result out, Result lse,
+                       ffi::RemainingRets rest) {
+  return forward({}, attributes, arguments, *out, *lse, rest);
 }
 
 ffi::Error forward_cuda(int32_t ordinal, void* stream, Attributes attributes, ffi::RemainingArgs arguments, Result out,
-                        Result lse, Result workspace) {
-  return forward(Place::cuda(ordinal, stream, *workspace), attributes, arguments, *out, *lse);
+                        Result lse, ffi::RemainingRets rest) {
+  const auto place = place_on_cuda(ordinal, stream, rest);
+  return place ? forward(*place, attributes, arguments, *out, *lse, rest) : place.error();
 }
 
 /// `rest` begins with dsink, if there is one.
@@ -163,13 +190,10 @@ ffi::Error backward_cpu(Attributes attributes, ffi::RemainingArgs arguments, Res
   return backward({}, attributes, arguments, gradients_of(attributes, dq, dk, dv, rest));
 }
 
-/// The last result is the workspace.
 ffi::Error backward_cuda(int32_t ordinal, void* stream, Attributes attributes, ffi::RemainingArgs arguments, Result dq,
                          Result dk, Result dv, ffi::RemainingRets rest) {
-  auto workspace = rest.get<ffi::AnyBuffer>(rest.size() - 1);
-  if (!workspace) return ffi::Error::Internal("the backward has no workspace among its results");
-  return backward(Place::cuda(ordinal, stream, **workspace), attributes, arguments,
-                  gradients_of(attributes, dq, dk, dv, rest));
+  const auto place = place_on_cuda(ordinal, stream, rest);
+  return place ? backward(*place, attributes, arguments, gradients_of(attributes, dq, dk, dv, rest)) : place.error();
 }
 
 auto on_host() { return ffi::Ffi::Bind().Attrs<Attributes>().RemainingArgs(); }
@@ -188,19 +212,20 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(Attributes, ffi::StructMember<int64_t>("ma
                                       ffi::StructMember<int64_t>("q_offset"), ffi::StructMember<int64_t>("window_left"),
                                       ffi::StructMember<int64_t>("window_right"), ffi::StructMember<bool>("has_bounds"),
                                       ffi::StructMember<bool>("has_block_mask"), ffi::StructMember<bool>("has_sink"),
-                                      ffi::StructMember<bool>("has_dropout_state"), ffi::StructMember<int64_t>("flags"),
+                                      ffi::StructMember<bool>("has_dropout_state"), ffi::StructMember<bool>("has_plan"),
+                                      ffi::StructMember<bool>("has_dlse"), ffi::StructMember<int64_t>("flags"),
                                       ffi::StructMember<double>("softmax_scale"), ffi::StructMember<double>("softcap"),
                                       ffi::StructMember<double>("dropout_p"),
                                       ffi::StructMember<std::string_view>("backend"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(flashmask_forward_cpu, forward_cpu,
-                              on_host().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
+                              on_host().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().RemainingRets());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     flashmask_backward_cpu, backward_cpu,
     on_host().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().RemainingRets());
 // What these put on the stream is the same work on the same buffers each time it runs, as command buffers need it.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(flashmask_forward_cuda, forward_cuda,
-                              on_cuda().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>(),
+                              on_cuda().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().RemainingRets(),
                               {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     flashmask_backward_cuda, backward_cuda,

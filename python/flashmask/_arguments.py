@@ -8,6 +8,7 @@ on a device holds.
 
 import torch
 
+from . import _values
 from ._values import choice, flag, given, integer, length, number, refuse_unsupported, sequence, share, window
 
 __all__ = [
@@ -35,10 +36,8 @@ def integers(name, values, device=None, shape=None):
         values = _tensor_of(name, values, device)
     elif values.is_nested:
         raise TypeError(f"{name} is a nested tensor; it must be integers, in lists or a tensor of one length")
-    if values.dtype == torch.bool or values.dtype.is_floating_point or values.dtype.is_complex:
-        raise TypeError(f"{name} is {values.dtype}; it must be integers")
-    if shape is not None and values.ndim < 1:
-        raise ValueError(f"{name} is a single number; it must be {shape}")
+    is_right = not (values.dtype == torch.bool or values.dtype.is_floating_point or values.dtype.is_complex)
+    _values.check_vector(name, values, is_right, shape=shape)
     return values if values.dtype in (torch.int32, torch.int64) else values.to(torch.int64)
 
 
@@ -46,9 +45,10 @@ def _tensor_of(name, values, device):
     try:
         # Asked for integers, torch would cut fractions off.
         made = torch.tensor(values, device=device)
-    except (TypeError, ValueError, RuntimeError) as error:
-        kind = ValueError if isinstance(error, ValueError) else TypeError
-        raise kind(f"{name} must be integers, nested lists of one length: {error}") from None
+    except ValueError as error:
+        raise _values.ragged(name, error) from None
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(*_values.ragged(name, error).args) from None
     return made if made.numel() else made.to(torch.int64)
 
 
@@ -56,8 +56,7 @@ def flags(name, values, device=None):
     """A bool tensor, from a tensor or lists of bools, or of integers as C has them."""
     if not isinstance(values, torch.Tensor):
         values = _tensor_of(name, values, device)
-    if values.dtype.is_floating_point or values.dtype.is_complex:
-        raise TypeError(f"{name} is {values.dtype}; it must be bools")
+    _values.check_vector(name, values, not (values.dtype.is_floating_point or values.dtype.is_complex), "bools")
     return values.to(device, torch.bool)
 
 
@@ -65,8 +64,8 @@ def check_tensors(shape, **tensors):
     """Raises unless each is a dense tensor, of the dimensions that `shape` names (None: any), all on one device."""
     for name, x in tensors.items():
         check_dense(name, x, shape)
-        if shape is not None and x.ndim != (dimensions := shape.count(",") + 1):
-            raise ValueError(f"{name} has shape {list(x.shape)}; it must have {dimensions} dimensions, {shape}")
+        if shape is not None:
+            _values.check_dimensions(name, x.shape, shape)
     check_one_device(**tensors)
 
 
@@ -85,9 +84,7 @@ def check_one_device(**tensors):
     there = [(name, x.device) for name, x in tensors.items() if x is not None]
     for name, device in there:
         if device != there[0][1]:
-            raise ValueError(
-                f"{name} is on {device} and {there[0][0]} on {there[0][1]}; all tensors of a call must be on one device"
-            )
+            raise _values.elsewhere(name, device, *there[0])
 
 
 # --- What host tensors hold ---------------------------------------------------------------------------

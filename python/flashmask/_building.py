@@ -3,7 +3,7 @@
 
 import torch
 
-from . import _arguments, ops
+from . import _arguments, _values, ops
 from .mask import Mask
 
 integers, flags = _arguments.integers, _arguments.flags
@@ -45,10 +45,7 @@ def _keys(form, vectors):
         return form.keys
     for name, x in vectors.items():
         if not _arguments.is_readable(x):
-            raise ValueError(
-                f"seqlen is missing; {name} is not read on the host (it is on {x.device}, or the code is being "
-                "compiled), so the length of the sequence must be given"
-            )
+            raise _values.missing_seqlen(name, f"it is on {x.device}, or the code is being compiled")
     return -1
 
 

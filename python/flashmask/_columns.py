@@ -43,34 +43,47 @@ def intervals(mask):
     return [vectors] if mask.causal else [(vectors[0], None), (None, vectors[1])]
 
 
-def _per_head(x, heads):
-    """A mask's tensor [batch, heads or fewer, ...] with an entry for each of the mask's heads, or with 1 for all."""
-    return x if x is None or x.shape[1] in (1, heads) else x.repeat_interleave(heads // x.shape[1], 1)
-
-
 def visible_rows(mask, begin, end):
     """Rows [begin, end) as a bool tensor [batch, heads, end - begin, seqlen_k]."""
-    rows = torch.arange(begin, end, device=mask.device)[:, None]
-    keys = torch.arange(mask.seqlen_k, device=mask.device)
+
+    def places(dimension, first, last):
+        return torch.arange(first, last, device=mask.device).view([-1 if d == dimension else 1 for d in range(4)])
+
+    every = places(0, 0, mask.batch), places(1, 0, mask.heads), places(2, begin, end), places(3, 0, mask.seqlen_k)
+    return predicate(mask, mask.heads)(*every).expand(mask.batch, mask.heads, -1, -1)
+
+
+def predicate(mask, heads):
+    """Whether row q of batch entry b and head h, of `heads`, sees key k: a function of b, h, q, k that broadcasts."""
     lo, hi = diagonals(mask)
-    visible = torch.ones((mask.batch, mask.heads, end - begin, mask.seqlen_k), dtype=torch.bool, device=mask.device)
-    from_, at = rows, keys
-    if mask.q_pos is not None:
-        from_, at = mask.q_pos.long()[:, None, begin:end, None], mask.k_pos.long()[:, None, None, :]
-    if lo is not None:
-        visible = visible & (at - lo >= from_)  # compared in the order that makes no dense matrix of integers
-    if hi is not None:
-        visible = visible & (at - hi <= from_)
-    for first, last in intervals(mask):
-        outside = torch.zeros((), dtype=torch.bool, device=mask.device)
-        if first is not None:
-            outside = outside | (rows < _per_head(first, mask.heads)[..., None, :])
-        if last is not None:
-            outside = outside | (rows >= _per_head(last, mask.heads)[..., None, :])
-        visible = visible & outside
-    if mask.block_mask is not None:
-        visible = visible & _per_head(mask.block_mask, mask.heads)[:, :, rows // TILE, keys // TILE].bool()
-    return visible
+    pairs = intervals(mask)
+    keep = mask.block_mask
+
+    def pick(x, b, h, *at):
+        # Whatever a batch or heads of 1 is broadcast to, b and h are numbers in that.
+        return x[(b if x.shape[0] > 1 else b * 0, h // (heads // x.shape[1]) if x.shape[1] > 1 else h * 0, *at)]
+
+    def pick_position(x, b, at):
+        return x[(b if x.shape[0] > 1 else b * 0, at)].long()
+
+    def is_visible(b, h, q, k):
+        visible, from_, at = (q >= 0) & (k >= 0), q, k
+        if mask.q_pos is not None:
+            from_, at = pick_position(mask.q_pos, b, q), pick_position(mask.k_pos, b, k)
+        if lo is not None:
+            visible = visible & (at - lo >= from_)  # compared in the order that makes no dense matrix of integers
+        if hi is not None:
+            visible = visible & (at - hi <= from_)
+        for first, last in pairs:
+            outside = q < 0
+            if first is not None:
+                outside = outside | (q < pick(first, b, h, k))
+            if last is not None:
+                outside = outside | (q >= pick(last, b, h, k))
+            visible = visible & outside
+        return visible if keep is None else visible & (pick(keep, b, h, q // TILE, k // TILE) != 0)
+
+    return is_visible
 
 
 # --- Counts -----------------------------------------------------------------------------------------
@@ -269,7 +282,7 @@ def to_block_mask(mask, batch, heads):
         *_ordered_blocks(partial),
         *_ordered_blocks(full),
         BLOCK_SIZE=(TILE, TILE),
-        mask_mod=_mask_mod(mask, heads),
+        mask_mod=predicate(mask, heads),
         seq_lengths=(mask.seqlen_q, mask.seqlen_k),
     )
 
@@ -277,36 +290,3 @@ def to_block_mask(mask, batch, heads):
 def _ordered_blocks(blocks):
     """How many blocks each row has, and their indices first."""
     return blocks.sum(-1, dtype=torch.int32), blocks.int().argsort(dim=-1, descending=True, stable=True).int()
-
-
-def _mask_mod(mask, heads):
-    """The predicate of a mask as FlexAttention calls it."""
-    lo, hi = diagonals(mask)
-    pairs = intervals(mask)
-    keep = mask.block_mask
-
-    def pick(x, b, h, *at):
-        # FlexAttention broadcasts a batch or heads of 1 to those of the call, which b and h then are.
-        return x[(b if x.shape[0] > 1 else b * 0, h // (heads // x.shape[1]) if x.shape[1] > 1 else h * 0, *at)]
-
-    def pick_position(x, b, at):
-        return x[(b if x.shape[0] > 1 else b * 0, at)].long()
-
-    def mask_mod(b, h, q, k):
-        visible, from_, at = q >= 0, q, k
-        if mask.q_pos is not None:
-            from_, at = pick_position(mask.q_pos, b, q), pick_position(mask.k_pos, b, k)
-        if lo is not None:
-            visible = visible & (at - from_ >= lo)
-        if hi is not None:
-            visible = visible & (at - from_ <= hi)
-        for first, last in pairs:
-            outside = q < 0
-            if first is not None:
-                outside = outside | (q < pick(first, b, h, k))
-            if last is not None:
-                outside = outside | (q >= pick(last, b, h, k))
-            visible = visible & outside
-        return visible if keep is None else visible & (pick(keep, b, h, q // TILE, k // TILE) != 0)
-
-    return mask_mod

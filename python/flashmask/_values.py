@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of arguments that are single values, whatever library the arrays of the call are of.
+"""Readers of arguments that are single values, whatever library the arrays of the call are of, and what all fronts say
+of arguments that are arrays.
 
-Each takes an argument's name and what was given, and returns it in the one form that the rest works with, or raises a
-TypeError or ValueError that names the argument, what was got and what is accepted.
+A reader takes an argument's name and what was given, and returns it in the one form that the rest works with, or raises
+a TypeError or ValueError that names the argument, what was got and what is accepted.
 """
 
 import operator
@@ -48,6 +49,74 @@ def refuse_beside_mask(**arguments):
                 f"{name} is given beside a Mask, which says that itself; "
                 "leave it out, or put it into the mask: mask.replace(...)"
             )
+
+
+def check_mask_lengths(mask, seqlen_q, seqlen_k):
+    """ValueError unless a Mask is for the lengths of the call."""
+    if mask.seqlen_q != seqlen_q or mask.seqlen_k != seqlen_k:
+        raise ValueError(
+            f"the mask is for {mask.seqlen_q} query rows and {mask.seqlen_k} keys; "
+            f"the call has {seqlen_q} and {seqlen_k}"
+        )
+
+
+def not_a_mask(name, value):
+    """The TypeError of what a front of torch's tensors takes for no mask."""
+    return TypeError(f"{name} is a {type(value).__name__}; it must be a flashmask.Mask, a tensor or None")
+
+
+def does_not_change(name=None):
+    """The AttributeError of a Mask whose attribute is set, or deleted."""
+    advice = f"; make another one: mask.replace({name}=...)" if name else ""
+    return AttributeError(f"a Mask does not change{advice}")
+
+
+def no_second_derivatives():
+    return UnsupportedError(
+        "second derivatives of flashmask attention are not implemented; backward without create_graph=True"
+    )
+
+
+# --- Arrays, which a front describes ------------------------------------------------------------------
+
+
+def check_dimensions(name, shape, wanted):
+    """ValueError unless there are the dimensions that `wanted` names."""
+    if len(shape) != (dimensions := wanted.count(",") + 1):
+        raise ValueError(f"{name} has shape {list(shape)}; it must have {dimensions} dimensions, {wanted}")
+
+
+def check_vector(name, x, is_right, kind="integers", shape=None):
+    """TypeError unless its elements are of the kind; ValueError if it is a number where `shape` says what is needed."""
+    if not is_right:
+        raise TypeError(f"{name} is {x.dtype}; it must be {kind}")
+    if shape is not None and x.ndim < 1:
+        raise ValueError(f"{name} is a single number; it must be {shape}")
+
+
+def check_state(name, x, is_right, dtypes="int64"):
+    """ValueError unless it is a state of dropout."""
+    if not is_right:
+        raise ValueError(f"{name} is {given(x)}; it must be {dtypes} [2], a seed and an offset")
+
+
+def elsewhere(name, place, other, others_place):
+    """The ValueError of tensors in two places."""
+    return ValueError(
+        f"{name} is on {place} and {other} on {others_place}; all tensors of a call must be on one device"
+    )
+
+
+def ragged(name, error):
+    """The ValueError of lists that are no array."""
+    return ValueError(f"{name} must be integers, nested lists of one length: {error}")
+
+
+def missing_seqlen(name, why):
+    """The ValueError of a mask whose length follows from values that are not read."""
+    return ValueError(
+        f"seqlen is missing; {name} is not read on the host ({why}), so the length of the sequence must be given"
+    )
 
 
 # --- Single values ------------------------------------------------------------------------------------
@@ -120,11 +189,25 @@ def choice(name, value, accepted):
     return value
 
 
+def string(name, value):
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {given(value)}; it must be a string, as 'auto'")
+    return value
+
+
 def sequence(name, values):
     """A list of whatever can be iterated over."""
     if not hasattr(values, "__iter__"):
         raise TypeError(f"{name} is {given(values)}; it must be a list or tuple")
     return list(values)
+
+
+def pair(name, value):
+    """(left, right), which one value is both of."""
+    sides = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+    if len(sides) != 2:
+        raise ValueError(f"{name} has {len(sides)} entries; it must be an int or (left, right)")
+    return sides
 
 
 def window(name, value):
@@ -134,10 +217,7 @@ def window(name, value):
     """
     if value is None:
         return None
-    pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
-    if len(pair) != 2:
-        raise ValueError(f"{name} has {len(pair)} entries; it must be an int or (left, right)")
-    left, right = (_window_side(name, value, side) for side in pair)
+    left, right = (_window_side(name, value, side) for side in pair(name, value))
     return None if left == -1 and right == -1 else (left, right)
 
 

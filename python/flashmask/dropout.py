@@ -3,7 +3,7 @@
 
 import torch
 
-from . import _arguments, _calls, _explain
+from . import _arguments, _calls, _explain, _values
 from ._docs import composed
 
 __all__ = ["dropout_mask"]
@@ -30,8 +30,7 @@ def dropout_mask(state, p, batch, heads, seqlen_q, seqlen_k):
 def check_state(state, name="dropout_state"):
     """TypeError or ValueError unless it is what torch takes for a state."""
     _arguments.check_dense(name, state, "int64 [2]")
-    if state.dtype != torch.int64 or tuple(state.shape) != (2,):
-        raise ValueError(f"{name} is {_arguments.given(state)}; it must be int64 [2], a seed and an offset")
+    _values.check_state(name, state, state.dtype == torch.int64 and tuple(state.shape) == (2,))
 
 
 def draw_state(device):

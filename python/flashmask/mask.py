@@ -69,10 +69,10 @@ class Mask:
             _check_together(self)
 
     def __setattr__(self, name, value):
-        raise AttributeError(f"a Mask does not change; make another one: mask.replace({name}=...)")
+        raise _values.does_not_change(name)
 
     def __delattr__(self, name):
-        raise AttributeError("a Mask does not change")
+        raise _values.does_not_change()
 
     def __getstate__(self):
         return self._fields()  # without plans: a copy's tensors count their changes anew
@@ -291,16 +291,10 @@ def as_mask(
         others = {"window_size": window_size, "q_offset": q_offset, "block_mask": block_mask}
         if causal or any(x is not None for x in (*others.values(), q_pos, k_pos)):
             _values.refuse_beside_mask(causal=causal or None, **others, q_pos=q_pos, k_pos=k_pos)
-        if value.seqlen_q != seqlen_q or value.seqlen_k != seqlen_k:
-            raise ValueError(
-                f"the mask is for {value.seqlen_q} query rows and {value.seqlen_k} keys; "
-                f"the call has {seqlen_q} and {seqlen_k}"
-            )
+        _values.check_mask_lengths(value, seqlen_q, seqlen_k)
         return value
     if value is not None and not isinstance(value, torch.Tensor):
-        raise TypeError(
-            f"startend_row_indices is a {type(value).__name__}; it must be a flashmask.Mask, a tensor or None"
-        )
+        raise _values.not_a_mask("startend_row_indices", value)
     window = _arguments.window("window_size", window_size)
     return Mask(
         seqlen_q,

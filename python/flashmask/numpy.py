@@ -284,17 +284,13 @@ class _Numpy:
         if device not in (None, "cpu"):
             raise ValueError(f"device is {device!r}; numpy's arrays are in host memory")
         values = _numbers(name, value)
-        if values.size and values.dtype.kind not in "iu":
-            raise TypeError(f"{name} is {values.dtype}; it must be integers")
-        if shape is not None and values.ndim < 1:
-            raise ValueError(f"{name} is a single number; it must be {shape}")
+        _values.check_vector(name, values, not values.size or values.dtype.kind in "iu", shape=shape)
         return values.astype(np.int64, copy=False)
 
     @classmethod
     def flags(cls, name, value, device):
         values = _numbers(name, value)
-        if values.size and values.dtype.kind not in "iub":
-            raise TypeError(f"{name} is {values.dtype}; it must be bools")
+        _values.check_vector(name, values, not values.size or values.dtype.kind in "iub", "bools")
         return cls.integers(name, (values != 0).astype(np.int32), device)
 
     @staticmethod
@@ -316,18 +312,16 @@ def _numbers(name, value):
     try:
         return np.asarray(value)
     except ValueError as error:
-        raise ValueError(f"{name} must be integers, nested lists of one length: {error}") from None
+        raise _values.ragged(name, error) from None
 
 
 def _options(softmax_scale, backend, threads, softcap, sink, dropout, dropout_state):
-    if not isinstance(backend, str):
-        raise TypeError(f"backend is {_values.given(backend)}; it must be a string, as 'auto'")
     p = _values.share("dropout", dropout)
     if p > 0 and dropout_state is None:
         raise ValueError(f"dropout is {p} without dropout_state; it must be given, int64 or uint64 [2]")
     return {
         "softmax_scale": None if softmax_scale is None else _values.number("softmax_scale", softmax_scale),
-        "backend": backend,
+        "backend": _values.string("backend", backend),
         "threads": _values.integer("threads", threads, 0, 2**31 - 1),
         "softcap": _values.number("softcap", softcap),
         "sink": None if sink is None else _array("sink", sink),
@@ -337,8 +331,8 @@ def _options(softmax_scale, backend, threads, softcap, sink, dropout, dropout_st
 
 
 def _state(x):
-    if _array("dropout_state", x).shape != (2,) or x.dtype not in (np.int64, np.uint64):
-        raise ValueError(f"dropout_state is {_values.given(x)}; it must be int64 or uint64 [2], a seed and an offset")
+    is_right = _array("dropout_state", x).shape == (2,) and x.dtype in (np.int64, np.uint64)
+    _values.check_state("dropout_state", x, is_right, "int64 or uint64")
     return np.ascontiguousarray(x).view(np.int64)
 
 
@@ -352,8 +346,7 @@ def _bshd(layout, **arrays):
     """The arrays as BSHD views."""
     shape = _values.LAYOUTS[_values.choice("layout", layout, _values.LAYOUTS)]
     for name, x in arrays.items():
-        if _array(name, x).ndim != 4:
-            raise ValueError(f"{name} has shape {list(x.shape)}; it must have 4 dimensions, {shape}")
+        _values.check_dimensions(name, _array(name, x).shape, shape)
     return [_in_layout(layout, x) for x in arrays.values()]
 
 
@@ -369,11 +362,7 @@ def _mask(mask, q, k, causal, window_size, q_offset, block_mask, q_pos, k_pos):
         return Mask(q.shape[1], k.shape[1], bounds=mask, block_mask=block_mask, **band)
     others = {"window_size": window_size, "q_offset": q_offset, "block_mask": block_mask}
     _values.refuse_beside_mask(causal=causal or None, **others, q_pos=q_pos, k_pos=k_pos)
-    if (mask.seqlen_q, mask.seqlen_k) != (q.shape[1], k.shape[1]):
-        raise ValueError(
-            f"the mask is for {mask.seqlen_q} query rows and {mask.seqlen_k} keys; "
-            f"q and k have {q.shape[1]} and {k.shape[1]}"
-        )
+    _values.check_mask_lengths(mask, q.shape[1], k.shape[1])
     return mask
 
 

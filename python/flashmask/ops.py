@@ -16,7 +16,7 @@ import torch
 from torch._C import _AutoDispatchBelowAutograd
 from torch.autograd import forward_ad
 
-from . import _arguments, _library, capi
+from . import _arguments, _library, _values, capi
 from ._values import LAYOUTS
 from .dropout import check_state, draw_state
 from .errors import UnrepresentableMaskError, UnsupportedError
@@ -178,8 +178,8 @@ def read_options(softmax_scale, deterministic, backend, max_ctas):
         softmax_scale = _arguments.number("softmax_scale", softmax_scale)
     if deterministic is not None:
         deterministic = _arguments.flag("deterministic", deterministic)
-    if not isinstance(backend, str):
-        raise TypeError(f"backend is {_arguments.given(backend)}; it must be a string, as 'auto'")
+    if type(backend) is not str:
+        _values.string("backend", backend)
     return softmax_scale, deterministic, _arguments.integer("max_ctas", max_ctas, 0, _MOST_CTAS)
 
 
@@ -209,11 +209,7 @@ def check_dimensions(q, k, v, layout):
 def check_lengths(mask, q, k, layout):
     """ValueError if a mask is not for the lengths of q and k."""
     length = 1 if layout == "bshd" else 2
-    if mask.seqlen_q != q.shape[length] or mask.seqlen_k != k.shape[length]:
-        raise ValueError(
-            f"the mask is for {mask.seqlen_q} query rows and {mask.seqlen_k} keys; "
-            f"query and key have {q.shape[length]} and {k.shape[length]}"
-        )
+    _values.check_mask_lengths(mask, q.shape[length], k.shape[length])
 
 
 def autocast(*tensors):
@@ -456,9 +452,7 @@ def _refuse_tangents(*tensors):
 
 
 def _no_second_derivative(ctx, *grads):
-    raise UnsupportedError(
-        "second derivatives of flashmask attention are not implemented; backward without create_graph=True"
-    )
+    raise _values.no_second_derivatives()
 
 
 _autograd = torch.library.Library("flashmask", "IMPL")

@@ -187,9 +187,7 @@ class _Attention(paddle.autograd.PyLayer):
     @staticmethod
     def backward(ctx, dout, dlse):
         if paddle.is_grad_enabled():
-            raise UnsupportedError(
-                "create_graph is True; second derivatives of flashmask attention are not implemented"
-            )
+            raise _values.no_second_derivatives()
         saved = ctx.saved_tensor()
         call = ctx.call
         if ctx.versions != _versions(*saved, *call.tensors()):
@@ -216,8 +214,7 @@ def _call(
         raise UnsupportedError("Paddle is in static mode; flashmask_attention runs in dynamic mode alone")
     _values.refuse_unsupported(name=(name, None))
     for label, x in (("query", query), ("key", key), ("value", value)):
-        if _tensor(label, x).ndim != 4:
-            raise ValueError(f"{label} has shape {list(x.shape)}; it must have 4 dimensions, {_values.LAYOUTS['bshd']}")
+        _values.check_dimensions(label, _tensor(label, x).shape, _values.LAYOUTS["bshd"])
     mask = _Mask(
         query.shape[1],
         key.shape[1],
@@ -230,9 +227,7 @@ def _call(
     tensors = {"key": key, "value": value, "startend_row_indices": startend_row_indices, "block_mask": block_mask}
     for label, x in tensors.items():
         if x is not None and str(x.place) != str(query.place):
-            raise ValueError(
-                f"{label} is on {x.place} and query on {query.place}; all tensors of a call must be on one device"
-            )
+            raise _values.elsewhere(label, x.place, "query", query.place)
     scale = None if softmax_scale is None else _values.number("softmax_scale", softmax_scale)
     p = _values.share("dropout", dropout) if _values.flag("training", training) else 0.0
     return _Call(mask, {"softmax_scale": scale, "deterministic": _is_deterministic(query), "dropout_p": p})
@@ -263,8 +258,7 @@ def _seed_offset(query, fixed_seed_offset, rng_name):
 
 def _checked_state(name, x):
     """Contiguous."""
-    if _tensor(name, x).dtype != paddle.int64 or x.shape != [2]:
-        raise ValueError(f"{name} is {_values.given(x)}; it must be int64 [2], a seed and an offset")
+    _values.check_state(name, x, _tensor(name, x).dtype == paddle.int64 and x.shape == [2])
     return x.contiguous()
 
 
@@ -341,17 +335,13 @@ class _Paddle:
     @staticmethod
     def integers(name, value, device, shape=None):
         values = _numbers(name, value, device)
-        if values.dtype not in (paddle.int64, paddle.int32):
-            raise TypeError(f"{name} is {values.dtype}; it must be integers")
-        if shape is not None and values.ndim < 1:
-            raise ValueError(f"{name} is a single number; it must be {shape}")
+        _values.check_vector(name, values, values.dtype in (paddle.int64, paddle.int32), shape=shape)
         return values
 
     @staticmethod
     def flags(name, value, device):
         values = _numbers(name, value, device)
-        if values.dtype not in (paddle.bool, paddle.int64, paddle.int32):
-            raise TypeError(f"{name} is {values.dtype}; it must be bools")
+        _values.check_vector(name, values, values.dtype in (paddle.bool, paddle.int64, paddle.int32), "bools")
         return values.astype("int32")
 
     @staticmethod
@@ -372,7 +362,7 @@ def _numbers(name, value, device):
     try:
         values = value.cpu() if isinstance(value, paddle.Tensor) else paddle.to_tensor(value, place="cpu")
     except ValueError as error:
-        raise ValueError(f"{name} must be integers, nested lists of one length: {error}") from None
+        raise _values.ragged(name, error) from None
     return values if values.size else values.astype("int64")
 
 

@@ -3,7 +3,7 @@
 
 import torch
 
-from . import _arguments, masks, ops
+from . import _arguments, _values, masks, ops
 from .attention import flashmask_attention
 from .errors import UnsupportedError
 from .mask import Mask
@@ -77,7 +77,7 @@ def _as_mask(attn_mask, query, key):
             "Numbers that are added to the scores are not supported; if there are only 0 and -inf, pass attn_mask == 0"
         )
     if attn_mask.device != query.device:
-        raise ValueError(f"attn_mask is on {attn_mask.device} and query on {query.device}; they must be on one device")
+        raise _values.elsewhere("attn_mask", attn_mask.device, "query", query.device)
     full = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     visible = attn_mask[(None,) * (4 - attn_mask.dim())] if attn_mask.dim() < 4 else attn_mask
     if visible.dim() != 4 or any(size not in (1, whole) for size, whole in zip(visible.shape, full)):

@@ -57,6 +57,7 @@ TEST_F(WithoutDevice, AutoNamesTheReasons) {
   expect_error(ErrorCode::kNoDevice, {cuda_info().detail}, [] { forward(device_call(), {}); });
   const Explanation why = explain(device_call());
   EXPECT_TRUE(why.backend.empty());
+  ASSERT_FALSE(why.rejected.empty());
   EXPECT_EQ(why.rejected.front(), "cuda: " + cuda_info().detail);
 }
 
@@ -89,10 +90,12 @@ TEST(Cuda, AGpuThatIsNotThereCanBeAskedAbout) {
   const Explanation ampere =
       explain(device_call(), {}, GpuModel{.compute_major = 8, .compute_minor = 0, .multiprocessors = 108});
   EXPECT_TRUE(ampere.backend.empty());
+  ASSERT_FALSE(ampere.rejected.empty());
   EXPECT_NE(ampere.rejected.front().find("none for compute capability 8.0"), std::string::npos)
       << ampere.rejected.front();
   const Explanation volta = explain(device_call(), {}, GpuModel{.compute_major = 7, .multiprocessors = 80});
   EXPECT_TRUE(volta.backend.empty());
+  ASSERT_FALSE(volta.rejected.empty());
   EXPECT_NE(volta.rejected.front().find("has compute capability 7.0; the kernels need 9.0"), std::string::npos)
       << volta.rejected.front();
 }

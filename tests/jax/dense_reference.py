@@ -72,8 +72,8 @@ def compare(rng, function, arrays, visible, scale=None):
     """function(q, k, v) -> (out, residual) with dense attention, and the gradients for random gradients of both."""
     batch, heads_q, heads_kv = *arrays[0].shape[:3:2], arrays[1].shape[2]
     heads = heads_q // heads_kv if visible.shape[1] == heads_kv else 1
-    visible = jnp.broadcast_to(
-        jnp.repeat(visible, heads, 1), (batch, heads_q, arrays[0].shape[1], arrays[1].shape[1])
+    visible = np.broadcast_to(
+        np.repeat(visible, heads, 1), (batch, heads_q, arrays[0].shape[1], arrays[1].shape[1])
     )  # of one shape, so that the reference is compiled once
     douts = random_douts(rng, arrays)
     scale = arrays[0].shape[3] ** -0.5 if scale is None else scale
@@ -84,6 +84,11 @@ def assert_all_close(got, want):
     """Of what results() returns."""
     for name, x, y in zip(NAMES, got, want):
         assert_close(x, y, TOLERANCES[got[0].dtype.name], name)
+
+
+def stacked(trees):
+    """The trees as one of numpy's arrays with a dimension more. jnp.stack would compile a program for each shape."""
+    return jax.tree.map(lambda *x: np.stack([np.asarray(one) for one in x]), *trees)
 
 
 def assert_close(got, want, tolerance, name=""):

@@ -96,7 +96,7 @@ def test_arguments_of_jax_nn(rng, name):
     arrays = inputs(rng, seqlen_q=T, seqlen_k=S)
     # Rows for which jax.nn takes the mean of all values, as they see nothing: those beyond the last key's window.
     residual = dot_product_attention(*arrays, **arguments, return_residual=True)[1]
-    sees = jnp.isfinite(residual)[..., None]
+    sees = np.isfinite(residual)[..., None]
     assert sees.mean() > 0.3
     douts = random_douts(rng, arrays)
     got, want = (
@@ -120,21 +120,21 @@ def test_residual_of_jax_nn(rng):
 
 
 def test_without_a_batch(rng):
-    q, k, v = (x[0] for x in inputs(rng))
+    q, k, v = (np.asarray(x)[0] for x in inputs(rng))
     out, residual = dot_product_attention(q, k, v, is_causal=True, return_residual=True)
     batched = dot_product_attention(q[None], k[None], v[None], is_causal=True, return_residual=True)
     assert out.shape == q.shape and residual.shape == q.shape[:-1]
-    assert jnp.array_equal(out, batched[0][0]) and jnp.array_equal(residual, batched[1][0])
+    assert all(np.array_equal(x, np.asarray(y)[0]) for x, y in zip((out, residual), batched))
 
 
 def test_rows_that_see_nothing(rng):
     arrays = inputs(rng)
     mask = Mask(150, 150, causal=True, bounds=jnp.full((1, 1, 150, 1), 100))  # no key is seen from row 100 on
     function = lambda *x: dot_product_attention(*x, mask, return_residual=True)
-    out, residual, dq, dk, dv = results(function, arrays, [jnp.ones(()), jnp.ones(())])
-    assert not out[:, 100:].any() and (residual[:, 100:] == -jnp.inf).all() and jnp.isfinite(residual[:, :100]).all()
+    out, residual, dq, dk, dv = map(np.asarray, results(function, arrays, [1.0, 1.0]))
+    assert not out[:, 100:].any() and (residual[:, 100:] == -np.inf).all() and np.isfinite(residual[:, :100]).all()
     assert not dq[:, 100:].any() and not dk[:, 100:].any() and not dv[:, 100:].any()
-    assert all(jnp.isfinite(x).all() for x in (dq, dk, dv))
+    assert all(np.isfinite(x).all() for x in (dq, dk, dv))
 
 
 def test_values_of_another_head_dim(rng):
@@ -164,16 +164,15 @@ def test_gradients_have_the_same_bits_in_every_run(rng):
     )
     first = gradients(*arrays)
     for _ in range(3):
-        assert all(jnp.array_equal(x, y) for x, y in zip(first, gradients(*arrays)))
+        assert all(map(np.array_equal, first, gradients(*arrays)))
 
 
 @pytest.mark.parametrize("lengths", [(0, 5), (5, 0), (1, 1)])
 def test_short_and_empty(rng, lengths):
     q, k, v = inputs(rng, seqlen_q=lengths[0], seqlen_k=lengths[1])
-    out, residual, *gradients = results(
-        lambda *x: dot_product_attention(*x, return_residual=True), (q, k, v), [jnp.ones(()), jnp.ones(())]
-    )
+    function = lambda *x: dot_product_attention(*x, return_residual=True)
+    out, residual, *gradients = map(np.asarray, results(function, (q, k, v), [1.0, 1.0]))
     assert out.shape == q.shape and out.dtype == DTYPE
-    assert all(jnp.isfinite(x).all() for x in (out, *gradients))
+    assert all(np.isfinite(x).all() for x in (out, *gradients))
     if lengths == (5, 0):
-        assert not out.any() and (residual == -jnp.inf).all()
+        assert not out.any() and (residual == -np.inf).all()

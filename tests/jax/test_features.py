@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Softcap, sinks and dropout against dense attention written out, and under JAX's transformations."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dense_reference import DTYPE, ON_GPU, SAME, TOLERANCES, assert_close, inputs
+from dense_reference import DTYPE, ON_GPU, SAME, TOLERANCES, assert_close, inputs, stacked
 from flashmask.jax import Mask, dot_product_attention, dropout_mask, explain, masks
 
 try:
@@ -58,10 +60,28 @@ def attend(mask, **arguments):
     return lambda q, k, v, sink: dot_product_attention(q, k, v, mask, sink=sink, return_residual=True, **arguments)
 
 
-def gradients(function, arrays, douts):
-    """Of the arrays that are there."""
-    there = tuple(n for n, x in enumerate(arrays) if x is not None)
-    return jax.grad(lambda *x: weighted(function(*x), douts), argnums=there)(*arrays)
+def with_gradients(function, arrays, douts):
+    """(out, residual) of the arrays, of which the sink may be None, and the gradients of those that are there."""
+
+    def loss(arrays):
+        results = function(*arrays)
+        return weighted(results, douts), results
+
+    gradients, results = jax.grad(loss, has_aux=True)(arrays)
+    return *results, *(x for x in gradients if x is not None)
+
+
+# Jitted here, so that masks and keys that differ in their values compile nothing.
+
+
+@functools.partial(jax.jit, static_argnames=("softcap", "dropout_rate"))
+def ours(arrays, mask, douts, **arguments):
+    return with_gradients(attend(mask, **arguments), arrays, douts)
+
+
+@functools.partial(jax.jit, static_argnames="softcap")
+def wanted(arrays, visible, douts, softcap, kept):
+    return with_gradients(lambda *x: dense(*x, visible, softcap, kept), arrays, douts)
 
 
 BLIND = lambda: Mask(S, S, causal=True, bounds=jnp.full((1, 1, S, 1), 120))  # rows from 120 on see nothing
@@ -85,10 +105,8 @@ def test_against_dense_attention(rng, mask, name, dtype):
         kept = kept_of(features["dropout_rng"], p)
     arrays = (*inputs(rng, dtype=dtype), sink)
     douts = douts_of(rng, arrays[0])
-    want_function = lambda *x: dense(*x, mask.to_dense(), features.get("softcap", 0.0), kept)
-    got, want = attend(mask, **features)(*arrays), want_function(*arrays)
-    got += gradients(attend(mask, **features), arrays, douts)
-    want += gradients(want_function, arrays, douts)
+    got = ours(arrays, mask, douts, **features)
+    want = wanted(arrays, mask.to_dense(), douts, features.get("softcap", 0.0), kept)
     for x, y, label in zip(got, want, ("out", "residual", "dq", "dk", "dv", "dsink"), strict=False):
         assert_close(x, y, TOLERANCES[jnp.dtype(dtype).name], label)
     assert len(got) == len(want) == (5 if sink is None else 6)
@@ -108,13 +126,13 @@ def test_a_sink_is_a_key_of_jax_nn(rng):
             q, k, v, bias=jnp.broadcast_to(bias, (2, HEADS, S, S + 1)), mask=sees[None, None]
         )
 
-    ours = lambda q, k, v, sink: dot_product_attention(q, k, v, is_causal=True, sink=sink)
-    dout = douts_of(rng, q)[0]
+    with_a_sink = lambda q, k, v, sink: dot_product_attention(q, k, v, is_causal=True, sink=sink)
+    douts = douts_of(rng, q)[0], jnp.zeros(())
     got, want = (
-        jax.grad(lambda *x: (function(*x) * dout).sum(), argnums=(0, 1, 2, 3))(q, k, v, sink)
-        for function in (ours, with_one_more_key)
+        jax.jit(functools.partial(with_gradients, lambda *x: (function(*x), jnp.zeros(()))))((q, k, v, sink), douts)
+        for function in (with_a_sink, with_one_more_key)
     )
-    for x, y in zip((ours(q, k, v, sink), *got), (with_one_more_key(q, k, v, sink), *want)):
+    for x, y in zip(got, want):
         assert_close(x, y, TOLERANCES[jnp.dtype(DTYPE).name])
 
 
@@ -184,17 +202,17 @@ def assert_same(got, want):
 
 
 def each(function, count):
-    return jax.tree.map(lambda *x: jnp.stack(x), *(function(n) for n in range(count)))
+    return stacked([function(n) for n in range(count)])
 
 
 @pytest.fixture
 def many(rng):
-    return [jnp.stack(x) for x in zip(*(inputs(rng, batch=1) for _ in range(3)))]
+    return stacked([inputs(rng, batch=1) for _ in range(3)])
 
 
 def test_vmap_over_keys(many):
     states = np.arange(12, dtype=np.uint32).reshape(3, 2, 2)
-    value = lambda q, k, v, state: jax.value_and_grad(dropping, argnums=(0, 1, 2))(q, k, v, None, state)
+    value = jax.jit(lambda q, k, v, state: jax.value_and_grad(dropping, argnums=(0, 1, 2))(q, k, v, None, state))
     want = each(lambda n: value(*(x[n] for x in many), states[n]), 3)
     assert_same(jax.jit(jax.vmap(value))(*many, states), want)
 
@@ -206,19 +224,18 @@ def test_vmap_with_one_key_drops_different_weights_in_each_entry(many):
     outs = np.asarray(jax.vmap(drop)(*same))
     for a, b in ((0, 1), (0, 2), (1, 2)):
         assert not np.array_equal(outs[a], outs[b])
-    inside = jax.grad(lambda *x: jax.vmap(dropping)(*x).sum(), argnums=(0, 1, 2))(*many)
-    outside = jax.vmap(jax.grad(dropping, argnums=(0, 1, 2)))(*many)
-    assert_same(outside, inside)
+    inside = jax.grad(lambda *x: jax.vmap(dropping)(*x).sum(), argnums=(0, 1, 2))
+    outside = jax.vmap(jax.grad(dropping, argnums=(0, 1, 2)))
+    assert_same(jax.jit(outside)(*many), jax.jit(inside)(*many))
 
 
 @pytest.mark.skipif(ON_GPU, reason="differences of values need float32")
 def test_gradients_under_vmap_are_those_of_the_values_that_the_forward_returns(many):
-    inside = jax.grad(lambda *x: jax.vmap(dropping)(*x).sum(), argnums=(0, 1, 2))(*many)
-    direction = [jnp.ones_like(x) for x in many]
-    step = 1e-2
-    of = lambda sign: jax.vmap(dropping)(*(x + sign * step * dx for x, dx in zip(many, direction)))
-    slope = (of(1) - of(-1)) / (2 * step)
-    want = sum((g * dx).reshape(3, -1).sum(1) for g, dx in zip(inside, direction))
+    values = jax.jit(jax.vmap(dropping))
+    inside = jax.jit(jax.grad(lambda *x: values(*x).sum(), argnums=(0, 1, 2)))(*many)
+    step = np.float32(1e-2)  # along ones
+    slope = np.asarray(values(*(x + step for x in many)) - values(*(x - step for x in many))) / (2 * step)
+    want = sum(np.asarray(g).reshape(3, -1).sum(1) for g in inside)
     assert_close(slope, want, 2e-2)
 
 
@@ -240,14 +257,30 @@ def test_several_gradients_of_one_forward(rng):
     assert_same(jax.vmap(back)(douts), each(lambda n: back(douts[n]), 3))
 
 
+@pytest.mark.parametrize("sink", [None, 0.5], ids=["folded", "one by one"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_plans_of_backwards_that_map_the_mask_in_another_way_than_the_forward(rng, batch, sink):
+    """On the CPU a plan of other masks is an error; then a backward makes its own."""
+    arrays = stacked([inputs(rng, batch=2) for _ in range(3)])
+    mask = Mask(S, S, causal=True, bounds=jnp.asarray([[60], [100]])[:batch, None, :, None].repeat(S, 2))
+    sink = None if sink is None else jnp.full(HEADS, sink)
+    attend = lambda q, k, v: dot_product_attention(q, k, v, mask, sink=sink)
+    loss = lambda *x: jnp.sin(attend(*x).astype(jnp.float32)).sum()
+    gradients = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
+    assert_same(jax.vmap(gradients)(*arrays), each(lambda n: gradients(*(x[n] for x in arrays)), 3))
+    out, back = jax.vjp(attend, *(x[0] for x in arrays))
+    douts = jnp.stack([jnp.ones_like(out), out, -out])
+    assert_same(jax.vmap(back)(douts), each(lambda n: back(douts[n]), 3))
+
+
 def test_vmap_over_a_sink_and_past_it(many):
-    sinks = jnp.arange(3.0 * HEADS).reshape(3, HEADS) / 10
+    sinks = np.arange(3 * HEADS, dtype=np.float32).reshape(3, HEADS) / 10
     function = lambda q, k, v, sink: jnp.sin(dot_product_attention(q, k, v, sink=sink).astype(jnp.float32)).sum()
-    value = jax.value_and_grad(function, argnums=(0, 1, 2, 3))
+    value = jax.jit(jax.value_and_grad(function, argnums=(0, 1, 2, 3)))
     for sink, axis in ((sinks, 0), (sinks[1], None)):
         want = each(lambda n: value(*(x[n] for x in many), sink if axis is None else sink[n]), 3)
         assert_same(jax.jit(jax.vmap(value, in_axes=(0, 0, 0, axis)))(*many, sink), want)
-    total = jax.grad(lambda sink: jax.vmap(function, in_axes=(0, 0, 0, None))(*many, sink).sum())(sinks[1])
+    total = jax.jit(jax.grad(lambda sink: jax.vmap(function, in_axes=(0, 0, 0, None))(*many, sink).sum()))(sinks[1])
     assert_close(total, want[1][3].sum(0), max(SAME, 1e-5))
 
 

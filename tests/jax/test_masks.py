@@ -42,7 +42,7 @@ CALLS = {
 
 def same(got, want):
     assert jax.tree.structure(got) == jax.tree.structure(want)
-    assert all(jnp.array_equal(x, y) for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want)))
+    assert all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want)))
 
 
 def test_every_family_is_called():
@@ -57,7 +57,7 @@ def test_lists_arrays_and_traces_make_the_same(family):
     same(build(**arrays), made)
     same(jax.jit(lambda arrays: build(**arrays))(arrays), made)
     mask = made[0] if isinstance(made, tuple) else made
-    assert 0 < mask.to_dense().mean() < 1 or family == "full"
+    assert 0 < np.asarray(mask.to_dense()).mean() < 1 or family == "full"
 
 
 def test_the_mask_of_documents():
@@ -72,7 +72,7 @@ def test_a_batch_and_heads():
     assert mask.bounds.shape == (2, 1, 100, 1)
     same(jax.tree.map(lambda x: x[1:], mask), masks.causal_document(doc_ids=ids[1:]))
     each = jax.vmap(lambda ids: masks.causal_document(doc_ids=ids))(ids)
-    assert jnp.array_equal(each.bounds[:, 0], mask.bounds)
+    assert np.array_equal(each.bounds[:, 0], mask.bounds)
 
 
 def test_the_order_of_block_diffusion():

@@ -2,12 +2,13 @@
 """dot_product_attention under jit, grad, vmap, shard_map, scan, donation and checkpoint."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dense_reference import DTYPE, SAME, TOLERANCES, assert_close, inputs
+from dense_reference import DTYPE, SAME, TOLERANCES, assert_close, inputs, stacked
 from flashmask.jax import Mask, dot_product_attention
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -31,7 +32,7 @@ def loss(q, k, v, mask=None):
     return jnp.sin(3 * out.astype(jnp.float32)).sum() + jnp.cos(residual.astype(jnp.float32)).sum()
 
 
-gradients_of = jax.grad(loss, argnums=(0, 1, 2))
+gradients_of = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
 
 
 def assert_same(got, want, tolerance=SAME):
@@ -110,6 +111,20 @@ def test_donated_arrays(rng):
     assert given.is_deleted()
 
 
+def test_a_program_is_nothing_but_the_calls(rng):
+    """No copy, no transposed lse, no zeros for a gradient that is not asked for."""
+
+    def with_gradients(q, k, v, dout):
+        out, back = jax.vjp(lambda *x: dot_product_attention(*x, is_causal=True), q, k, v)
+        return out, back(dout)
+
+    (q, k, v) = inputs(rng)
+    program = jax.jit(with_gradients).lower(q, k, v, q).compile().as_text()
+    operations = re.findall(r"^ *(?:ROOT )?%\S+ = .*? ([a-z-]+)\(", program, re.MULTILINE)
+    assert operations.count("custom-call") == 2
+    assert not {"copy", "transpose", "broadcast", "fusion"} & set(operations), program
+
+
 # --- grad -----------------------------------------------------------------------------------------------------------
 
 
@@ -147,17 +162,12 @@ def test_derivatives_that_are_not_there(rng):
 # --- vmap -----------------------------------------------------------------------------------------------------------
 
 
-def stacked(rng, count, **shape):
-    return [jnp.stack(x) for x in zip(*(inputs(rng, **shape) for _ in range(count)))]
+def many_inputs(rng, count, **shape):
+    return stacked([inputs(rng, **shape) for _ in range(count)])
 
 
 def one_by_one(function, arrays, masks):
-    each = [function(*(x[n] for x in arrays), mask) for n, mask in enumerate(masks)]
-    return jax.tree.map(lambda *x: jnp.stack(x), *each)
-
-
-def stack(masks):
-    return jax.tree.map(lambda *x: jnp.stack(x), *masks)
+    return stacked([function(*(x[n] for x in arrays), mask) for n, mask in enumerate(masks)])
 
 
 MASKS_TO_MAP = {
@@ -170,8 +180,8 @@ MASKS_TO_MAP = {
 @pytest.mark.parametrize("name", MASKS_TO_MAP)
 @pytest.mark.parametrize("function", [dot_product_attention, gradients_of], ids=["forward", "gradients"])
 def test_vmap(rng, function, name):
-    masks, arrays = MASKS_TO_MAP[name](), stacked(rng, 3)
-    mask, axis = (masks[0], None) if name == "one for all" else (stack(masks), 0)
+    masks, arrays = MASKS_TO_MAP[name](), many_inputs(rng, 3)
+    mask, axis = (masks[0], None) if name == "one for all" else (stacked(masks), 0)
     mapped = jax.vmap(function, in_axes=(0, 0, 0, axis))
     assert_same(jax.jit(mapped)(*arrays, mask), one_by_one(function, arrays, masks))
     shapes = {shape for _, shape in calls_in(jax.make_jaxpr(mapped)(*arrays, mask).jaxpr)}
@@ -180,18 +190,18 @@ def test_vmap(rng, function, name):
 
 def test_vmap_of_one_argument(rng):
     (q, k, v), mask = inputs(rng), documents([30, S], batch=2)
-    queries = jnp.stack([q, 2 * q, -q], 2)
-    got = jax.vmap(gradients_of, in_axes=(2, None, None, None))(queries, k, v, mask)
-    assert_same(got, one_by_one(gradients_of, [jnp.stack(x) for x in ([q, 2 * q, -q], [k] * 3, [v] * 3)], [mask] * 3))
+    queries = stacked([q, 2 * q, -q])
+    got = jax.vmap(gradients_of, in_axes=(2, None, None, None))(np.moveaxis(queries, 0, 2), k, v, mask)
+    assert_same(got, one_by_one(gradients_of, [queries, stacked([k] * 3), stacked([v] * 3)], [mask] * 3))
 
 
 def test_gradient_of_a_vmap_within_a_vmap(rng):
-    arrays = [x.reshape(2, 3, *x.shape[1:]) for x in stacked(rng, 6, batch=1)]
+    arrays = [x.reshape(2, 3, *x.shape[1:]) for x in many_inputs(rng, 6, batch=1)]
     mask = documents([30, S])
     twice = jax.vmap(jax.vmap(loss, in_axes=(0, 0, 0, None)), in_axes=(0, 0, 0, None))
     total = lambda *x: twice(*x).sum()
     want = one_by_one(gradients_of, [x.reshape(6, *x.shape[2:]) for x in arrays], [mask] * 6)
-    got = jax.grad(total, argnums=(0, 1, 2))(*arrays, mask)
+    got = jax.jit(jax.grad(total, argnums=(0, 1, 2)))(*arrays, mask)
     assert_same([x.reshape(6, *x.shape[2:]) for x in got], want)
 
 

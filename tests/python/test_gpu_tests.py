@@ -2,6 +2,7 @@
 """scripts/gpu_tests.py: which steps run beside each other, and that nothing of what they find is lost."""
 
 import argparse
+import json
 import sys
 import threading
 import time
@@ -16,12 +17,13 @@ RUNS = {
     "programs": "run_programs",
     "refused": "run_refused",
     "verify": "run_verify",
-    "pytest": "run_pytest",
+    "pytest": "run_pytest_in_shares",
     "torch": "run_torch",
     "jax": "run_jax",
     "stress": "run_stress",
     "sanitize": "run_sanitizers",
     "overhead": "run_overhead",
+    "jax_speed": "run_jax_speed",
 }
 
 
@@ -71,7 +73,7 @@ def test_lanes_run_beside_each_other_and_the_host_s_time_is_taken_alone(monkeypa
     for name in ("jax", "stress", "programs"):
         monkeypatch.setattr(gpu_tests, RUNS[name], first_of_a_lane(name))
     run(session)
-    assert events[-1] == "overhead" and "torch ended" in events
+    assert events[-2:] == ["overhead", "jax_speed"] and "torch ended" in events
     for lane in (["stress", "sanitize"], ["programs", "forward", "backward", "refused", "verify", "pytest"]):
         assert [name for name in events if name in lane] == lane
 
@@ -88,6 +90,20 @@ def test_every_file_of_the_package_s_tests_is_in_one_share(monkeypatch, session,
     gpu_tests.run_torch(session, tmp_path, [])
     there = [str(path.relative_to(gpu_tests.ROOT)) for path in gpu_tests.ROOT.glob("tests/torch/test_*.py")]
     assert sorted(files) == sorted(there)
+
+
+def test_every_test_is_in_one_share(monkeypatch, session, tmp_path):
+    """Also with fewer tests than shares, and after -k."""
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n@pytest.mark.parametrize('n', range(11))\ndef test_it(n): pass\ndef test_other(): pass\n"
+    )
+    run = lambda *words: gpu_tests.run_pytest_in_shares(session, "it", 5, words, 60, files=[tmp_path / "test_it.py"])
+    run()
+    parts = session.figures["parts"]
+    assert sorted(part["name"] for part in parts) == [f"it {n}" for n in range(1, 6)]
+    assert sorted(part["passed"] for part in parts) == [2, 2, 2, 3, 3]
+    run("-k", "other")
+    assert session.receipt["tests"] == {"passed": 13, "failed": 0}
 
 
 def test_a_step_that_breaks_beside_the_others_is_not_lost(monkeypatch, session):
@@ -133,11 +149,22 @@ def test_what_is_missing_is_named(session, monkeypatch, tmp_path):
     monkeypatch.delenv("FLASHMASK_JAX_LIBRARY", raising=False)
     gpu_tests.run_overhead(session, tmp_path)
     gpu_tests.run_jax(session, tmp_path, [])
+    gpu_tests.run_jax_speed(session, tmp_path)
     assert session.figures["left_out"] == [
         "torch: there is no libflashmask_torch.so (FLASHMASK_TORCH_LIBRARY names one)",
         "torch: overhead: there is no libflashmask_torch.so (FLASHMASK_TORCH_LIBRARY names one)",
         "jax: there is no libflashmask_jax.so (FLASHMASK_JAX_LIBRARY names one)",
+        "jax: speed: there is no libflashmask_jax.so (FLASHMASK_JAX_LIBRARY names one)",
     ]
+
+
+def test_ratios_of_speed_are_judged_one_by_one_and_kept(session):
+    rows = [{"what": "host", "ratio": 0.5}, {"what": "speed", "ratio": 1.0}, {"what": "speed", "ratio": 0.98}]
+    result = {"name": "a", "command": "b", "seconds": 1, "status": 1, "output": "a warning\n"}
+    gpu_tests.add_jax_speed(session, result | {"output": json.dumps({"bar": 1.0, "rows": rows})})
+    assert session.receipt["tests"] == {"passed": 1, "failed": 1} and session.figures["jax_speed"]["rows"] == rows
+    gpu_tests.add_jax_speed(session, result)
+    assert session.receipt["tests"] == {"passed": 1, "failed": 2}
 
 
 # --- Sanitizers -------------------------------------------------------------------------------------

@@ -134,6 +134,17 @@ def test_a_page_of_no_receipts_is_a_page(documented):
     assert part[0].startswith("Speed over other kernels")
 
 
+def test_the_page_has_what_a_part_of_the_suite_found(file, documented):
+    row = {"what": "speed", "seqlen": 8192, "mask": "full", "flashmask_us": 812.34, "jax_nn_us": 850, "ratio": 1.046}
+    rows = [{**row, "direction": "forward"}, {**row, "direction": "with_gradient", "fast_ratio": 1.101}]
+    speed = {"jax": "0.11.2", "heads": 16, "head_dim": 128, "rows": rows}
+    parts = [{"name": "jax: speed", "passed": 2, "failed": 0}]
+    page, _ = documented(invented.topic(file, "tests-jax_speed", [], jax_speed=speed, parts=parts))
+    assert "| 8192 | full | forward | 812 | 850 | 1.05 |  |" in page
+    assert "| 8192 | full | forward + backward | 812 | 850 | 1.05 | 1.10 |" in page
+    assert any(line.startswith("| jax: speed | 2 | 0 |") for line in page)
+
+
 def test_peers_of_the_run_itself_have_columns_and_of_two_measurements_the_worse_counts(file, documented):
     own, grouped = invented.slice_of(file), invented.case(file, "full", heads_kv=8, flashmask_v3=0.9)
     for case in own["cases"]:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The builds of masks on a CUDA device use CUB, which the emulation has not.
+// What the library has on a CUDA device and the emulation has not: the builds of masks there, which use CUB.
 
 #include "backends/cuda/masks/build_masks.h"
 #include "common/message.h"

@@ -13,7 +13,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from .. import _arguments
+from .. import _arguments, _values
 from ..attention import flashmask_attention
 from ..errors import UnsupportedError
 from ..mask import Mask
@@ -211,7 +211,7 @@ def _made_by_model(given, module, lengths, is_causal, sliding_window):
     if isinstance(given, torch.Tensor):
         return _of_tensor(given, lengths)
     if given is not None:
-        raise TypeError(f"attention_mask is {_arguments.given(given)}; it must be a flashmask.Mask, a tensor or None")
+        raise _values.not_a_mask("attention_mask", given)
     # Models whose layers all see everything, or everything before, make none.
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     rows, keys = lengths

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import _calls, _explain, capi
+from .. import _calls, _explain, _values, capi
 from .._families import Builders
 from . import _library
 from ._call import varying_alike
@@ -34,10 +34,8 @@ class _Jax:
     @staticmethod
     def integers(name, value, device=None, shape=None):
         array = _array(name, value)
-        if array.size and not jnp.issubdtype(array.dtype, jnp.integer):
-            raise TypeError(f"{name} is {array.dtype}; it must be integers")
-        if shape is not None and array.ndim < 1:
-            raise ValueError(f"{name} is a single number; it must be {shape}")
+        is_right = not array.size or jnp.issubdtype(array.dtype, jnp.integer)
+        _values.check_vector(name, array, is_right, shape=shape)
         if isinstance(array, np.ndarray):
             return np.ascontiguousarray(array, np.int64)
         return array if array.dtype.name in ("int32", "int64") else array.astype(jnp.int32)
@@ -45,8 +43,8 @@ class _Jax:
     @classmethod
     def flags(cls, name, value, device=None):
         array = _array(name, value)
-        if array.size and not jnp.issubdtype(array.dtype, jnp.integer) and array.dtype != bool:
-            raise TypeError(f"{name} is {array.dtype}; it must be bools")
+        is_right = not array.size or jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool
+        _values.check_vector(name, array, is_right, "bools")
         return cls.integers(name, (array != 0).astype(np.int32))
 
     @classmethod
@@ -78,16 +76,13 @@ def _array(name, value):
     try:
         return np.asarray(value)
     except ValueError as error:
-        raise ValueError(f"{name} must be integers, nested lists of one length: {error}") from None
+        raise _values.ragged(name, error) from None
 
 
 def _check_length(form, vectors):
     for name, x in vectors.items():
         if form.keys is None and not isinstance(x, np.ndarray):
-            raise ValueError(
-                f"seqlen is missing; {name} is not read on the host (it is an array of JAX), "
-                "so the length of the sequence must be given"
-            )
+            raise _values.missing_seqlen(name, "it is an array of JAX")
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), inline=True)

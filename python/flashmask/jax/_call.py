@@ -17,9 +17,11 @@ from jax.custom_batching import custom_vmap
 from .. import capi
 from . import _library
 
-# The arrays in the structs of the C interface, arguments before results; dsink is there if a sink is.
-_FORWARD = capi.ForwardArgs, ("q", "k", "v", "out", "lse")
-_BACKWARD = capi.BackwardArgs, ("q", "k", "v", "out", "lse", "dout", "dlse", "dq", "dk", "dv", "dsink")
+# Structs of the C interface, and the arrays in them: arguments, of which dlse may be None, and results, of which the
+# last may not be there: the backward's plan is the forward's, and without a sink there is no dsink.
+_FORWARD = capi.ForwardArgs, ("q", "k", "v"), ("out", "lse", "plan")
+_BACKWARD = capi.BackwardArgs, ("q", "k", "v", "out", "lse", "dout", "dlse"), ("dq", "dk", "dv", "dsink")
+_SOMEWHERE = 256  # an aligned address that is not read
 
 
 class Options(NamedTuple):
@@ -51,34 +53,52 @@ def attention(options, q, k, v, mask, features):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(options, q, k, v, mask, features):
-    return _with_folded_batch(_forward, options)((q, k, v), mask, features)
+    return _with_folded_batch(_forward, options)((q, k, v), mask, features, None)
 
 
-def _attention_forward(options, q, k, v, mask, features):
-    out, lse = _attention(options, q, k, v, mask, features)
-    return (out, lse), ((q, k, v, out, lse), mask, features)
+def _attention_forward(options, *given):
+    q, k, v, mask, features = jax.tree.map(lambda primal: primal.value, given)
+    out, lse, plan = _with_folded_batch(_forward_with_plan, options)((q, k, v), mask, features, None)
+    return (out, lse), ((q, k, v, out, lse), mask, features, plan)
 
 
 def _attention_backward(options, saved, gradients):
-    arrays, mask, features = saved
-    made = _with_folded_batch(_backward, options)((*arrays, *gradients), mask, features)
+    arrays, mask, features, plan = saved
+    dout, dlse = gradients
+    dout = jnp.zeros(dout.shape, dout.dtype) if _is_zero(dout) else dout
+    arrays = (*arrays, dout, None if _is_zero(dlse) else dlse)
+    made = _with_folded_batch(_backward, options)(arrays, mask, features, plan)
     return *made[:3], None, Features(sink=None if features.sink is None else made[3])
 
 
-_attention.defvjp(_attention_forward, _attention_backward)
+def _is_zero(gradient):
+    """Whether nothing depends on the result; then there is no array."""
+    return isinstance(gradient, jax.custom_derivatives.SymbolicZero)
 
 
-def _forward(options, arrays, mask, features):
+_attention.defvjp(_attention_forward, _attention_backward, symbolic_zeros=True)
+
+
+def _forward(options, arrays, mask, features, _):
+    return _call("forward", options, arrays, mask, features, None, _results(arrays))
+
+
+def _forward_with_plan(options, arrays, mask, features, _):
+    """(out, lse, plan): what the mask hides, as the kernels read it, for the backward too."""
+    plan = _shape((_library.plan_bytes(capi.mask_of(mask, _tensor)),), jnp.uint8)
+    return _call("forward", options, arrays, mask, features, None, (*_results(arrays), plan))
+
+
+def _results(arrays):
     q, _, v = arrays
     batch, seqlen_q, heads, _ = q.shape
     lse_dtype = jnp.float64 if q.dtype == jnp.float64 else jnp.float32
-    results = _shape((batch, seqlen_q, heads, v.shape[3]), q.dtype), _shape((batch, heads, seqlen_q), lse_dtype)
-    return _call("forward", options, arrays, mask, features, results)
+    return _shape((batch, seqlen_q, heads, v.shape[3]), q.dtype), _shape((batch, heads, seqlen_q), lse_dtype)
 
 
-def _backward(options, arrays, mask, features):
+def _backward(options, arrays, mask, features, plan):
     inputs = arrays[:3] if features.sink is None else (*arrays[:3], features.sink)
-    return _call("backward", options, arrays, mask, features, tuple(_shape(x.shape, x.dtype) for x in inputs))
+    return _call("backward", options, arrays, mask, features, plan, tuple(_shape(x.shape, x.dtype) for x in inputs))
 
 
 def _shape(shape, dtype):
@@ -88,29 +108,28 @@ def _shape(shape, dtype):
 # --- One call ---------------------------------------------------------------------------------------------------------
 
 
-def _call(operation, options, arrays, mask, features, results):
+def _call(operation, options, arrays, mask, features, plan, results):
     """The operation's results, on whichever platform the program comes to run."""
+    given = arrays, mask, features, plan
     calls = {
         platform: functools.partial(_call_on, platform, operation, options, results, workspace_bytes)
-        for platform, workspace_bytes in _workspaces(operation, options, arrays, mask, features, results).items()
+        for platform, workspace_bytes in _workspaces(operation, options, given, results).items()
     }
-    if len(calls) == 1:
-        made = next(iter(calls.values()))(arrays, mask, features)
-    else:
-        made = jax.lax.platform_dependent(arrays, mask, features, **calls)
-    return varying_alike(*made, *arrays)[: len(made)]
+    made = next(iter(calls.values()))(*given) if len(calls) == 1 else jax.lax.platform_dependent(*given, **calls)
+    return varying_alike(*made, *arrays[:3])[: len(made)]
 
 
-def _call_on(platform, operation, options, results, workspace_bytes, arrays, mask, features):
+def _call_on(platform, operation, options, results, workspace_bytes, *given):
     # On CUDA the workspace is a result that nobody reads: so XLA plans its memory with that of all others.
-    workspace = (_shape((workspace_bytes,), jnp.uint8),) if platform == "cuda" else ()
+    workspace = (_shape((max(workspace_bytes, 1),), jnp.uint8),) if platform == "cuda" else ()
     function = jax.ffi.ffi_call(f"flashmask_{operation}", (*results, *workspace))
-    given = (*arrays, *jax.tree.leaves((mask, features)))
-    return tuple(function(*given, **_attributes(options, mask, features)))[: len(results)]
+    attributes = _attributes(operation, options, given, results)
+    return tuple(function(*jax.tree.leaves(given), **attributes))[: len(results)]
 
 
-def _attributes(options, mask, features):
+def _attributes(operation, options, given, results):
     """What bindings/jax/attention.cpp takes beside the arrays, from the structs that this says it in."""
+    arrays, mask, features, plan = given
     of_mask, of_call = capi.mask_of(mask, _tensor), capi.options(**options._asdict())
     return dict(
         mask_flags=of_mask.flags,
@@ -121,6 +140,8 @@ def _attributes(options, mask, features):
         has_block_mask=mask.block_mask is not None,
         has_sink=features.sink is not None,
         has_dropout_state=features.dropout_state is not None,
+        has_plan=plan is not None if operation == "backward" else len(results) == 3,
+        has_dlse=operation == "backward" and arrays[6] is not None,
         flags=of_call.flags,
         softmax_scale=of_call.softmax_scale,
         softcap=of_call.softcap,
@@ -129,7 +150,7 @@ def _attributes(options, mask, features):
     )
 
 
-def _workspaces(operation, options, arrays, mask, features, results):
+def _workspaces(operation, options, given, results):
     """The bytes of workspace by platform. Raises what is wrong with a call that no platform takes.
 
     One that only some take is traced for all of them, and the others raise when they come to run it.
@@ -137,7 +158,7 @@ def _workspaces(operation, options, arrays, mask, features, results):
     needs, errors = {}, []
     for platform in _library.platforms():
         try:
-            needs[platform] = _workspace_bytes(operation, options, arrays, mask, features, results, platform)
+            needs[platform] = _workspace_bytes(operation, options, given, results, platform)
         except (ValueError, NotImplementedError, RuntimeError) as error:
             needs[platform] = 0
             errors.append(error)
@@ -146,14 +167,20 @@ def _workspaces(operation, options, arrays, mask, features, results):
     return needs
 
 
-def _workspace_bytes(operation, options, arrays, mask, features, results, platform):
-    struct, names = _FORWARD if operation == "forward" else _BACKWARD
-    tensors = {name: _tensor(name, x) for name, x in zip(names, (*arrays, *results))}
+def _workspace_bytes(operation, options, given, results, platform):
+    arrays, mask, features, plan = given
+    struct, arguments, of_results = _FORWARD if operation == "forward" else _BACKWARD
+    named = {**dict(zip(arguments, arrays)), **dict(zip(of_results, results))}
+    plan = named.pop("plan", plan)
+    tensors = {name: _tensor(name, x) for name, x in named.items() if x is not None}
     of_mask = capi.mask_of(mask, _tensor)
+    args = capi.make(struct, **tensors, mask=C.pointer(of_mask))
+    if plan is not None and platform == "cuda":  # on the CPU it would be read, and the size is not needed
+        args.plan, args.plan_bytes = _SOMEWHERE, plan.shape[0]
     of_call = capi.options(**options._asdict(), device=capi.cuda_device() if platform == "cuda" else 0)
     if features.sink is not None:
         of_call.sink = _tensor("sink", features.sink)
-    return _library.workspace_bytes(operation, capi.make(struct, **tensors, mask=C.pointer(of_mask)), of_call)
+    return _library.workspace_bytes(operation, args, of_call)
 
 
 def _tensor(name, x):
@@ -169,43 +196,56 @@ def _tensor(name, x):
 
 
 def _with_folded_batch(function, options):
-    """function(options, ...) of arrays, a mask and features, with a rule for vmap.
+    """function(options, ...) of arrays, a mask, features and a plan, with a rule for vmap.
 
     It makes one call, the mapped dimension in the batch, unless the features differ from entry to entry.
     """
     mapped = custom_vmap(functools.partial(function, options))
 
     @mapped.def_vmap
-    def rule(size, is_mapped, arrays, mask, features):
-        # A sink has a gradient for each entry, and a state says what is dropped of a batch as the call counts it.
-        has_own_sink = features.sink is not None and (is_mapped[2].sink or function is _backward)
-        if has_own_sink or features.dropout_state is not None:
-            return _one_by_one(mapped, size, is_mapped, arrays, mask, features)
-        batch = arrays[0].shape[1 if is_mapped[0][0] else 0]
-        arrays = tuple(_folded(x, here, size, batch) for x, here in zip(arrays, is_mapped[0]))
+    def rule(size, is_mapped, arrays, mask, features, plan):
+        arrays_mapped, mask_mapped, features_mapped, plan_mapped = is_mapped
         # A mask of one entry for all stays one.
-        fold = lambda x, here: x if not here and x.shape[0] == 1 else _folded(x, here, size, batch)
-        mask = jax.tree.map(fold, mask, is_mapped[1])
-        results = mapped(arrays, mask, features)
-        return tuple(x.reshape(size, batch, *x.shape[1:]) for x in results), (True,) * len(results)
+        is_folded = lambda x, here: here or x.shape[0] != 1
+        masks_are_one = not any(jax.tree.leaves(jax.tree.map(is_folded, mask, mask_mapped)))
+        # A sink has a gradient for each entry, and a state says what is dropped of a batch as the call counts it.
+        has_own_sink = features.sink is not None and (features_mapped.sink or function is _backward)
+        one_by_one = has_own_sink or features.dropout_state is not None
+        # If a forward's out is not mapped, this is its backward for several gradients.
+        has_forward = function is not _backward or arrays_mapped[3]
+        # A plan is of the masks that its forward had. A backward that has others makes its own.
+        if not (plan_mapped or masks_are_one or has_forward != one_by_one):
+            plan = plan_mapped = None
+        if one_by_one:
+            is_mapped = arrays_mapped, mask_mapped, features_mapped, plan_mapped
+            return _one_by_one(mapped, size, has_forward, is_mapped, arrays, mask, features, plan)
+        batch = arrays[0].shape[1 if arrays_mapped[0] else 0]
+        fold = lambda x, here: _folded(x, here, size, batch)
+        arrays = jax.tree.map(fold, arrays, arrays_mapped)
+        mask = jax.tree.map(lambda x, here: fold(x, here) if is_folded(x, here) else x, mask, mask_mapped)
+        results = mapped(arrays, mask, features, plan)
+        has_batch = [not (function is _forward_with_plan and x is results[-1]) for x in results]
+        unfold = lambda x: x.reshape(size, batch, *x.shape[1:])
+        return tuple(unfold(x) if has else x for x, has in zip(results, has_batch)), tuple(has_batch)
 
     return mapped
 
 
-def _one_by_one(mapped, size, is_mapped, *given):
-    """A call for each entry. Those that share a state get states of their own, with the entry folded into the seed."""
+def _one_by_one(mapped, size, has_forward, is_mapped, *given):
+    """A call for each entry. Those that share a state get states of their own, with the entry folded into the seed.
+
+    has_forward: each has a forward of its own. Gradients of one forward share what that dropped.
+    """
     leaves, structure = jax.tree.flatten(given)
     flags = jax.tree.leaves(is_mapped)
-    arrays_mapped, _, features_mapped = is_mapped
-    # In a backward of one forward for several gradients, out is the same for all, and so is what it dropped.
-    is_new = len(arrays_mapped) == 3 or arrays_mapped[3]
+    features_mapped = is_mapped[2]
 
     def call(entry):
         n, own = entry[0], iter(entry[1])
-        arrays, mask, features = structure.unflatten([next(own) if flag else x for x, flag in zip(leaves, flags)])
-        if features.dropout_state is not None and is_new and not features_mapped.dropout_state:
+        arrays, mask, features, plan = structure.unflatten([next(own) if flag else x for x, flag in zip(leaves, flags)])
+        if features.dropout_state is not None and has_forward and not features_mapped.dropout_state:
             features = features._replace(dropout_state=_state_of_entry(features.dropout_state, n))
-        return mapped(arrays, mask, features)
+        return mapped(arrays, mask, features, plan)
 
     entries = jnp.arange(size, dtype=jnp.uint32), [x for x, flag in zip(leaves, flags) if flag]
     results = jax.lax.map(call, entries)

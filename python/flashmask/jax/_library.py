@@ -43,3 +43,10 @@ def workspace_bytes(operation, args, options):
     size = C.c_size_t()
     capi.check(getattr(load(), f"fm_{operation}_workspace")(C.byref(args), C.byref(options), C.byref(size)))
     return size.value
+
+
+def plan_bytes(mask):
+    """Of the plan of an fm_mask, from its shapes alone."""
+    size = C.c_size_t()
+    capi.check(load().fm_plan_bytes(C.byref(mask), C.byref(size)))
+    return size.value

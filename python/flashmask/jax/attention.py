@@ -82,11 +82,12 @@ def dot_product_attention(
         deterministic,
         backend,
     )
+    with_residual = _values.flag("return_residual", return_residual)
     out, lse = attention(options, q, k, v, mask, features)
-    residual = lse.swapaxes(1, 2).astype(out.dtype)
-    if jnp.ndim(query) == 3:
-        out, residual = out[0], residual[0]
-    return (out, residual) if _values.flag("return_residual", return_residual) else out
+    given_form = lambda x: x[0] if jnp.ndim(query) == 3 else x
+    if not with_residual:
+        return given_form(out)
+    return given_form(out), given_form(lse.swapaxes(1, 2).astype(out.dtype))
 
 
 def read_call(
@@ -136,12 +137,10 @@ def _array(name, x):
 
 
 def _options(scale, deterministic, backend, softcap, dropout_rate):
-    if not isinstance(backend, str):
-        raise TypeError(f"backend is {_values.given(backend)}; it must be a string, as 'auto'")
     return Options(
         softmax_scale=None if scale is None else float(_values.number("scale", scale)),
         deterministic=_values.flag("deterministic", deterministic),
-        backend=backend,
+        backend=_values.string("backend", backend),
         softcap=0.0 if softcap is None else float(_values.number("softcap", softcap)),
         dropout_p=float(_values.share("dropout_rate", dropout_rate)),
     )
@@ -190,9 +189,7 @@ def _lengths(name, lengths, batch, most):
 
 
 def _window(sizes):
-    pair = tuple(sizes) if isinstance(sizes, (tuple, list)) else (sizes, sizes)
-    if len(pair) != 2:
-        raise ValueError(f"local_window_size has {len(pair)} entries; it must be an int or (left, right)")
+    pair = _values.pair("local_window_size", sizes)
     return tuple(_values.integer("local_window_size", side, 0) for side in pair)
 
 
@@ -202,8 +199,4 @@ def _check_mask(mask, q, k):
             f"mask is {_values.given(mask)}; it must be a flashmask.jax.Mask or None. "
             "Dense masks are not taken; flashmask.jax.masks says the same in O(seqlen_k) memory"
         )
-    if (mask.seqlen_q, mask.seqlen_k) != (q.shape[1], k.shape[1]):
-        raise ValueError(
-            f"the mask is for {mask.seqlen_q} query rows and {mask.seqlen_k} keys; "
-            f"query and key have {q.shape[1]} and {k.shape[1]}"
-        )
+    _values.check_mask_lengths(mask, q.shape[1], k.shape[1])

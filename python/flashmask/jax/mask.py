@@ -46,10 +46,10 @@ class Mask:
             object.__setattr__(self, name, value)
 
     def __setattr__(self, name, value):
-        raise AttributeError(f"a Mask does not change; make another one: mask.replace({name}=...)")
+        raise _values.does_not_change(name)
 
     def __delattr__(self, name):
-        raise AttributeError("a Mask does not change")
+        raise _values.does_not_change()
 
     def replace(self, **changes):
         """The same mask with some of the constructor's arguments replaced."""

@@ -21,8 +21,8 @@ __device__ __forceinline__ double sum_of_block(double value) {
 }
 
 /// The gradient of a query head's sink z, which a block computes: -sum over batch entries and rows of
-/// exp(z - lse) (dout . out - dlse). lse_of(batch, row) reads the one, minus_delta_of(batch)(row) the last factor, negated.
-/// A row with lse = -inf adds nothing. Params: a kernel's, with sink, dsink, dsink_stride, batch and seqlen_q.
+/// exp(z - lse) (dout . out - dlse). lse_of(batch, row) reads the one, minus_delta_of(batch)(row) the last factor,
+/// negated. A row with lse = -inf adds nothing. Params: a kernel's, with sink, dsink, dsink_stride, batch and seqlen_q.
 template <typename Element, typename Params, typename Lse, typename MinusDelta>
 __device__ __forceinline__ void sum_sink_gradient(const Params& p, uint32_t head, const Lse& lse_of,
                                                   const MinusDelta& minus_delta_of) {

@@ -5,10 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <iterator>
 #include <mutex>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -27,34 +24,6 @@ std::string lengths_refusal(const Problem& p) {
   constexpr int64_t kLongest = int64_t{1} << 30;
   for (const auto& [argument, n] : {std::pair{"seqlen_q", p.seqlen_q}, {"seqlen_k", p.seqlen_k}}) {
     if (n > kLongest) return message(argument, " is ", n, "; it must be at most ", kLongest);
-  }
-  return "";
-}
-
-std::string alignment_refusal(const char* argument, const TensorView& t) {
-  constexpr int64_t kAlignment = 16, kBytes = 2;  // of an element
-  if (reinterpret_cast<std::uintptr_t>(t.data) % kAlignment != 0)
-    return message(argument, "'s address is not a multiple of 16 bytes; rows must be aligned to 16 bytes");
-  const int last = t.rank - 1;
-  if (t.shape[last] > 1 && t.stride[last] != 1)
-    return message(argument, " has stride ", t.stride[last], " in its last dimension; make it contiguous");
-  for (int d = 0; d < last; ++d) {
-    if (t.shape[d] > 1 && t.stride[d] % (kAlignment / kBytes) != 0)
-      return message(argument, " has stride ", t.stride[d], " in dimension ", d,
-                     "; it must be a multiple of 8 (rows aligned to 16 bytes)");
-  }
-  return "";
-}
-
-std::string first_refusal(const Problem& p, std::string (*refusal)(const char*, const TensorView&)) {
-  struct Argument {
-    const char* name;
-    const TensorView& tensor;
-  };
-  const Argument arguments[] = {{"q", p.q},       {"k", p.k},   {"v", p.v},   {"out", p.out},
-                                {"dout", p.dout}, {"dq", p.dq}, {"dk", p.dk}, {"dv", p.dv}};
-  for (const Argument& argument : std::span(arguments).first(p.is_backward ? std::size(arguments) : 4)) {
-    if (std::string why = refusal(argument.name, argument.tensor); !why.empty()) return why;
   }
   return "";
 }

@@ -21,11 +21,6 @@ inline constexpr DataType kDataTypes[] = {DataType::kBFloat16, DataType::kFloat1
 /// Why the kernels cannot count the rows or keys of the call in 32 bits; empty if they can.
 std::string lengths_refusal(const Problem& p);
 
-/// Why a tensor's rows cannot be loaded and stored 16 bytes at a time; empty if they can.
-std::string alignment_refusal(const char* argument, const TensorView& tensor);
-/// The first refusal(argument, tensor) that is not empty, of the call's tensors [batch, seqlen, heads, head_dim].
-std::string first_refusal(const Problem& p, std::string (*refusal)(const char* argument, const TensorView& tensor));
-
 /// Multiprocessors of the call's device.
 int64_t multiprocessors(const Problem& p);
 

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <utility>
 
+#include "backends/cuda/common/alignment.h"
 #include "backends/cuda/common/call_params.h"
 #include "backends/cuda/sm80/backward/backward.h"
 #include "backends/cuda/sm80/forward/forward.h"

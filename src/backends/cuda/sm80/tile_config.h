@@ -9,8 +9,8 @@ namespace flashmask::sm80 {
 inline constexpr const char* kArch = "sm80";
 
 // The tiles of the kernels of mma.sync: a row for each combination of head dims that there are kernels for, and of the
-// shared memory that a block may have. The build makes kernels of each row for each element type; dispatch, refusals and
-// what the library says it supports are read from here. CMake reads the rows, too: each begins with ForwardTile{ or
+// shared memory that a block may have. The build makes kernels of each row for each element type; dispatch, refusals
+// and what the library says it supports are read from here. CMake reads the rows, too: each begins with ForwardTile{ or
 // BackwardTile{, head_dim, head_dim_v, kilobytes.
 
 /// The kilobytes of shared memory that a block may have: on compute capability 8.0 and 8.7, and on 8.6, 8.9 and 12.0.
@@ -32,6 +32,7 @@ struct ForwardTile {
 // Each warp reads all of K and V from shared memory. With 32 rows it does so for two products at a time, where O and S
 // of so many rows fit the registers. Rows of 99 kilobytes run everywhere; of one pair of head dims the largest that the
 // device takes is chosen.
+// clang-format off: the build reads a row from each line
 inline constexpr ForwardTile kForwardTiles[] = {
     // d, d_v, KB          rows keys warps CTAs
     ForwardTile{64, 64, 99, 128, 128, 4, 2},
@@ -43,6 +44,7 @@ inline constexpr ForwardTile kForwardTiles[] = {
     ForwardTile{256, 256, 99, 64, 64, 4, 1},
     ForwardTile{256, 256, 163, 128, 64, 8, 1},
 };
+// clang-format on
 
 /// A CTA's tile of the backward: `rows` query rows and `keys` keys at a time.
 struct BackwardTile {
@@ -50,21 +52,22 @@ struct BackwardTile {
   int kilobytes;  ///< as of ForwardTile
   int rows, keys;
   int q_buffers, dout_buffers;  ///< tiles of Q, and of dO, in shared memory
-  int v_register_columns;  ///< columns of V that lie in registers, as the operand of dP, and not in shared memory
+  int v_register_columns;       ///< columns of V that lie in registers, as the operand of dP, and not in shared memory
 
   static constexpr int kWarps = 8;
   /// Products of a tile that are as long or wide as head_dim, and as head_dim_v.
   static constexpr int kProductsOfQk = 3, kProductsOfV = 2;
   /// Rows of a tile of the plan: whole granules.
   constexpr int plan_rows() const { return rows < 64 ? 64 : rows; }
-  // Among how many warps the columns of a product are divided: keys of S and dP, head dims of dK and dV, and of dQ. Where
-  // those have blocks of 32 columns in shared memory, two warps share a block, else four.
+  // Among how many warps the columns of a product are divided: keys of S and dP, head dims of dK and dV, and of dQ.
+  // Where those have blocks of 32 columns in shared memory, two warps share a block, else four.
   constexpr int score_warps() const { return rows == 128 || (rows == 64 && keys == 64) ? 2 : 4; }
   constexpr int gradient_warps(int dim) const { return keys == 128 || dim % 64 != 0 ? 2 : 4; }
   constexpr int dq_warps() const { return rows == 128 || head_dim % 64 != 0 ? 2 : 4; }
 };
 
 // More keys take fewer additions to dq, more rows fewer reads of K and V from shared memory.
+// clang-format off: the build reads a row from each line
 inline constexpr BackwardTile kBackwardTiles[] = {
     // d, d_v, KB           rows keys Q dO  columns of V in registers
     BackwardTile{64, 64, 99, 64, 128, 2, 2, 0},
@@ -80,6 +83,7 @@ inline constexpr BackwardTile kBackwardTiles[] = {
     BackwardTile{256, 256, 99, 32, 64, 2, 1, 192},
     BackwardTile{256, 256, 163, 64, 64, 1, 1, 0},
 };
+// clang-format on
 
 /// The row of a table. A combination that has none does not compile: the search for it ends past the table, which is no
 /// constant expression.
@@ -98,10 +102,10 @@ constexpr bool holds(const Tile&, long dim, long dim_of_tile) {
   return dim % 8 == 0 && dim <= dim_of_tile;
 }
 
-/// The rows of kBackwardTiles that have kernels of features; a call that asks for them runs in the least that holds it.
+/// The rows of kBackwardTiles that have kernels of softcap and dropout; a call that asks for those runs in the least
+/// that holds it.
 struct FeaturedBackwardTile : BackwardTile {
-  constexpr FeaturedBackwardTile(int qk, int v, int memory)
-      : BackwardTile(find_tile(kBackwardTiles, qk, v, memory)) {}
+  constexpr FeaturedBackwardTile(int qk, int v, int memory) : BackwardTile(find_tile(kBackwardTiles, qk, v, memory)) {}
 };
 // clang-format off: the build reads a row from each line
 inline constexpr FeaturedBackwardTile kFeaturedBackwardTiles[] = {

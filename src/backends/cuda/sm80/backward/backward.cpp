@@ -46,12 +46,9 @@ std::span<const BackwardInstance> instances(DataType dtype, bool featured) {
   return featured ? instances_of<true, kFeaturedBackwardTiles>(dtype) : instances_of<false, kBackwardTiles>(dtype);
 }
 
-/// A sink asks for none: its weight is in lse.
-bool is_featured(const Problem& p) { return cuda::asks_for_features(p) || compares_positions(p.mask); }
-
 /// Of the least tiles that hold the call's head dims, the largest that fits; null if none holds them.
 const BackwardInstance* choose_instance(const Problem& p, int kilobytes) {
-  const bool featured = is_featured(p);
+  const bool featured = cuda::asks_for_features(p);
   const BackwardTile* least = featured ? cuda::least_tile(kFeaturedBackwardTiles, p.head_dim, p.head_dim_v)
                                        : cuda::least_tile(kBackwardTiles, p.head_dim, p.head_dim_v);
   if (!least) return nullptr;
@@ -66,8 +63,8 @@ const BackwardInstance* choose_instance(const Problem& p, int kilobytes) {
 std::string id_of_preprocess(const BackwardInstance& i) { return message(i.id, ".preprocess"); }
 std::string id_of_convert_dq(const BackwardInstance& i) { return message(i.id, ".convert_dq"); }
 
-/// How many tiles a call has, of a head and in all; key_blocks: what the plan has of a head. Work tiles are all that key
-/// blocks have, though the last one may have fewer.
+/// How many tiles a call has, of a head and in all; key_blocks: what the plan has of a head. Work tiles are all that
+/// key blocks have, though the last one may have fewer.
 struct TileCounts {
   int64_t rows, key_blocks, keys, all_rows, work_tiles;
 
@@ -177,10 +174,10 @@ SinkGradientParams make_sink_params(const Problem& p, const BackwardCall& call, 
           .heads = static_cast<uint32_t>(p.heads_q)};
 }
 
-FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, std::byte* workspace,
-                                   unsigned long long* executed) {
+BackwardParams make_params(const Problem& p, const BackwardCall& call, std::byte* workspace,
+                           unsigned long long* executed) {
   constexpr double kLog2E = 1.4426950408889634;
-  FeaturedBackwardParams params{};
+  BackwardParams params{};
   params.q = cuda::tensor_rows(p.q);
   params.k = cuda::tensor_rows(p.k);
   params.v = cuda::tensor_rows(p.v);
@@ -197,8 +194,7 @@ FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, s
   params.heads_kv = static_cast<uint32_t>(p.heads_kv);
   params.query_heads_per_kv_head = static_cast<uint32_t>(p.group_size());
   params.softmax_scale = static_cast<float>(p.softmax_scale);
-  params.scale_log2 =
-      static_cast<float>((p.features.softcap != 0 ? p.features.softcap : p.softmax_scale) * kLog2E);
+  params.scale_log2 = static_cast<float>((p.features.softcap != 0 ? p.features.softcap : p.softmax_scale) * kLog2E);
   params.plan = plan_bits(p);
   params.mask = cuda::mask_columns(p);
   params.dense = cuda::dense_mask(p);
@@ -224,14 +220,11 @@ void BackwardCall::explain(const Problem& p, Explanation& e) const {
 
 void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long long* executed) const {
   const cudaStream_t stream = cuda::stream_of(p);
-  // A chain for each kernel: none begins before the one before has ended, which only code for later devices can wait for.
+  // A chain for each kernel: none begins before the one before has ended, which only code for later devices can wait
+  // for.
   const auto launch = [&](const char* what, auto kernel, int64_t blocks, int threads, int shared_bytes,
                           const auto& arguments) {
     cuda::LaunchChain(stream).launch(what, kernel, blocks, threads, shared_bytes, arguments);
-  };
-  const auto launch_over_keys = [&](auto kernel, const auto& arguments) {
-    cuda::allow_shared_memory(reinterpret_cast<const void*>(kernel), instance->shared_bytes, p.device.index);
-    launch("launch of the backward kernel", kernel, ctas, instance->threads, instance->shared_bytes, arguments);
   };
   const RowParams rows = make_row_params(p, *this, workspace);
   // Without rows there is no block to clear the counter.
@@ -239,12 +232,9 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
     cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the work tile counter");
   launch("launch of the backward's preprocessing", instance->preprocess, tiles.all_rows, cuda::kRowThreads, 0, rows);
   if (tiles.work_tiles > 0) {
-    const FeaturedBackwardParams params = make_params(p, *this, workspace, executed);
-    if (instance->featured) {
-      launch_over_keys(instance->featured, params);
-    } else {
-      launch_over_keys(instance->plain, static_cast<const BackwardParams&>(params));
-    }
+    cuda::allow_shared_memory(reinterpret_cast<const void*>(instance->kernel), instance->shared_bytes, p.device.index);
+    launch("launch of the backward kernel", instance->kernel, ctas, instance->threads, instance->shared_bytes,
+           make_params(p, *this, workspace, executed));
     launch("launch of the backward's conversion", instance->convert_dq, tiles.all_rows, cuda::kRowThreads, 0, rows);
   }
   if (p.dsink.defined())
@@ -293,8 +283,8 @@ Prepared prepare_backward(const Problem& p, int kilobytes) {
   using namespace bwd;
   const BackwardInstance* instance = choose_instance(p, kilobytes);
   if (!instance)
-    return is_featured(p) ? cuda::head_dims_refusal(p, kFeaturedBackwardTiles)
-                          : cuda::head_dims_refusal(p, kBackwardTiles);
+    return cuda::asks_for_features(p) ? cuda::head_dims_refusal(p, kFeaturedBackwardTiles)
+                                      : cuda::head_dims_refusal(p, kBackwardTiles);
   if (std::string why = cuda::lengths_refusal(p); !why.empty()) return Refusal{std::move(why)};
   if (std::string why = counts_refusal(p, instance->tile); !why.empty()) return Refusal{std::move(why)};
   return Launch(p, cuda::DeviceCall<BackwardCall>{BackwardCall(p, *instance)});

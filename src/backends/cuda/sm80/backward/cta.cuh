@@ -24,9 +24,8 @@ namespace flashmask::sm80::bwd {
 template <typename Traits>
 class BackwardCta {
  public:
-  using Params = typename Traits::Params;
   using Shared = SharedStorage<Traits>;
-  __device__ __forceinline__ BackwardCta(const Params& p, Shared& shared)
+  __device__ __forceinline__ BackwardCta(const BackwardParams& p, Shared& shared)
       : p_(p), shared_(shared), warp_(static_cast<int>(ptx::uniform(threadIdx.x / 32))), weights_(p) {}
 
   __device__ __forceinline__ void run() {
@@ -47,7 +46,7 @@ class BackwardCta {
   using Scores = typename ScoreGrid::Fragments;
   using Dk = typename Traits::DkGrid::Fragments;
   using Dv = typename Traits::DvGrid::Fragments;
-  using Mask = WarpMask<Params, 16 * ScoreGrid::kSlabs, 16 * ScoreGrid::kPieces>;
+  using Mask = WarpMask<16 * ScoreGrid::kSlabs, 16 * ScoreGrid::kPieces>;
   static constexpr int kThreads = Traits::kThreads;
 
   /// Of V, the operand of dP, the first columns, where they lie in registers.
@@ -206,13 +205,13 @@ class BackwardCta {
     const RowsOfA<QTile> q(ptx::shared_address(shared_.q[stage_]) + warp_row() * QTile::kRowBytes);
     const RowsOfB<KTile> k(ptx::shared_address(shared_.k) + warp_key() * KTile::kRowBytes);
     multiply_steps<Element, Traits::kQkDim / 16>(
-        s, [&](int slab, int step, uint32_t(&a)[4]) { q.read(16 * slab, step, a); },
-        [&](int piece, int step, uint32_t(&b)[4]) { k.read(16 * piece, step, b); });
+        s, [&](int slab, int step, uint32_t (&a)[4]) { q.read(16 * slab, step, a); },
+        [&](int piece, int step, uint32_t (&b)[4]) { k.read(16 * piece, step, b); });
     const RowsOfA<DoutTile> dout(ptx::shared_address(shared_.dout[dout_stage()]) + warp_row() * DoutTile::kRowBytes);
     const RowsOfB<SharedVTile> v(ptx::shared_address(shared_.v) + warp_key() * SharedVTile::kRowBytes);
     multiply_steps<Element, Traits::kVDim / 16>(
-        dp, [&](int slab, int step, uint32_t(&a)[4]) { dout.read(16 * slab, step, a); },
-        [&](int piece, int step, uint32_t(&b)[4]) {
+        dp, [&](int slab, int step, uint32_t (&a)[4]) { dout.read(16 * slab, step, a); },
+        [&](int piece, int step, uint32_t (&b)[4]) {
           if (step >= kValueSteps) return v.read(16 * piece, step - kValueSteps, b);
 #pragma unroll
           for (int i = 0; i < 4; ++i) b[i] = values[step][piece][i];
@@ -326,8 +325,8 @@ class BackwardCta {
     const ColumnsOfA<ScoreTile> a(ptx::shared_address(scores), grid.row);
     const ColumnsOfB<Tile> b(ptx::shared_address(rows), grid.column);
     multiply_steps<Element, Traits::kRows / 16>(
-        gradients, [&](int slab, int step, uint32_t(&x)[4]) { a.read(16 * step, slab * Grid::kRowWarps, x); },
-        [&](int piece, int step, uint32_t(&x)[4]) { b.read(16 * step, piece * Grid::kColumnWarps, x); });
+        gradients, [&](int slab, int step, uint32_t (&x)[4]) { a.read(16 * step, slab * Grid::kRowWarps, x); },
+        [&](int piece, int step, uint32_t (&x)[4]) { b.read(16 * step, piece * Grid::kColumnWarps, x); });
   }
 
   /// Adds dQ = dS K to its sums.
@@ -344,8 +343,8 @@ class BackwardCta {
     for (int part = 0; part < kParts; ++part) {
       float dq[Grid::kSlabs][8 * kPieces] = {};
       multiply_steps<Element, Traits::kKeys / 16>(
-          dq, [&](int slab, int step, uint32_t(&x)[4]) { a.read(16 * Grid::kRowWarps * slab, step, x); },
-          [&](int piece, int step, uint32_t(&x)[4]) {
+          dq, [&](int slab, int step, uint32_t (&x)[4]) { a.read(16 * Grid::kRowWarps * slab, step, x); },
+          [&](int piece, int step, uint32_t (&x)[4]) {
             b.read(16 * step, (part * kPieces + piece) * Grid::kColumnWarps, x);
           });
       if (part == 0) turn().wait(batch_, key_tile_, tile, index_of(tile));
@@ -386,7 +385,7 @@ class BackwardCta {
     store_tile<Tile, kThreads>(from, rows, to.row_stride, p_.seqlen_k - first, to.columns);
   }
 
-  const Params& p_;
+  const BackwardParams& p_;
   Shared& shared_;
   const int warp_;
   [[no_unique_address]] const typename Traits::Weights weights_;

@@ -10,8 +10,7 @@ template <typename Element>
 __device__ __forceinline__ void sum_sink_gradient(const SinkGradientParams& p) {
   const uint32_t head = blockIdx.x;
   cuda::sum_sink_gradient<Element>(
-      p, head,
-      [&](int64_t batch, int32_t row) { return p.lse.of_head<float>(batch, head)[row * p.lse.row_stride]; },
+      p, head, [&](int64_t batch, int32_t row) { return p.lse.of_head<float>(batch, head)[row * p.lse.row_stride]; },
       [&](int64_t batch) {
         const RowTerms* terms = p.terms + (batch * p.heads + head) * p.rows_of_head;
         return [terms](int32_t row) { return terms[row].minus_delta; };

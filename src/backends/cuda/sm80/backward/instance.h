@@ -14,8 +14,7 @@ struct BackwardInstance {
   DataType dtype;
   BackwardTile tile;
   void (*preprocess)(RowParams);  ///< a block of cuda::kRowThreads for each row tile
-  void (*plain)(BackwardParams);  ///< null for an instance with features
-  void (*featured)(FeaturedBackwardParams);
+  void (*kernel)(BackwardParams);
   void (*convert_dq)(RowParams);  ///< as preprocess
   int threads, shared_bytes;      ///< of the kernel over key tiles
 };

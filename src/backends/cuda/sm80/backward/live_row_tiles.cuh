@@ -62,7 +62,8 @@ class LiveRowTiles {
       const int bit = (__ffs(__shfl_sync(0xffffffff, bits, lane)) - 1) / kGranules * kGranules;
       tile.index = ((word + lane) * 32 + bit) / kGranules * kParts;
       // Keys past the last are hidden.
-      tile.partial = (__ldg(full + word + lane) >> bit & kBits) != kBits || (key_tile_ + 1) * Traits::kKeys > p_.seqlen_k;
+      tile.partial =
+          (__ldg(full + word + lane) >> bit & kBits) != kBits || (key_tile_ + 1) * Traits::kKeys > p_.seqlen_k;
       return true;
     }
     return false;

@@ -10,14 +10,14 @@
 
 namespace flashmask::sm80::bwd {
 
-/// What is added to a query row's scores, in units of the exponent of 2, and to its dP. A row that sees nothing, or past
-/// the end, has -inf, which makes its probabilities 0, and 0.
+/// What is added to a query row's scores, in units of the exponent of 2, and to its dP. A row that sees nothing, or
+/// past the end, has -inf, which makes its probabilities 0, and 0.
 struct alignas(8) RowTerms {
   float minus_lse, minus_delta;
 };
 
-/// dq's fp32 sums: of every row tile of (batch entry, query head) the warps' fragments one after the other, so that each
-/// addition of a warp is to 128 bytes in a row, see DqFragments.
+/// dq's fp32 sums: of every row tile of (batch entry, query head) the warps' fragments one after the other, so that
+/// each addition of a warp is to 128 bytes in a row, see DqFragments.
 struct DqSums {
   float* sums;
   uint32_t* state;     ///< of each row tile, see TurnState
@@ -44,11 +44,7 @@ struct BackwardParams {
   /// Of key heads' key tiles: those with most work first, or, in deterministic mode, from the last to the first.
   cuda::Schedule schedule;
   unsigned long long* executed;  ///< counter of executed tiles, of the plan's rows and keys; may be null
-};
-
-/// Of the kernels of features, positions among them.
-struct FeaturedBackwardParams : BackwardParams {
-  cuda::FeatureParams features;
+  cuda::FeatureParams features;  ///< of which all kernels read positions
 };
 
 /// Of the kernels before and after, a block for each row tile.

@@ -111,7 +111,8 @@ __device__ __forceinline__ void preprocess(const RowParams& p) {
   }
 }
 
-/// dq = softmax_scale * sums, where key tiles contribute. Each warp reads the fragments that its counterparts have added.
+/// dq = softmax_scale * sums, where key tiles contribute. Each warp reads the fragments that its counterparts have
+/// added.
 template <typename Traits>
 __device__ __forceinline__ void convert_dq(const RowParams& p) {
   using Tile = typename Traits::QTile;

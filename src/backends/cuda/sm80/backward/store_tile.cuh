@@ -23,8 +23,8 @@ __device__ __forceinline__ void write_fragments(const typename Grid::Fragments& 
   }
 }
 
-/// Stores a tile's rows before `rows` and columns before `columns` to a tensor, at whose first one of these rows `to` is.
-/// All kThreads threads of the CTA store 16 bytes at a time.
+/// Stores a tile's rows before `rows` and columns before `columns` to a tensor, at whose first one of these rows `to`
+/// is. All kThreads threads of the CTA store 16 bytes at a time.
 template <typename Tile, int kThreads>
 __device__ __forceinline__ void store_tile(const unsigned char* tile, typename Tile::Element* to, int64_t row_stride,
                                            int32_t rows, int32_t columns) {

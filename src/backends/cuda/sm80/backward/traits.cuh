@@ -12,8 +12,8 @@
 
 namespace flashmask::sm80::bwd {
 
-/// How the warps of a CTA divide a product of kRows x kColumns: kRowWarps by kColumnWarps of them. A warp has slabs of 16
-/// rows and pieces of 16 columns.
+/// How the warps of a CTA divide a product of kRows x kColumns: kRowWarps by kColumnWarps of them. A warp has slabs of
+/// 16 rows and pieces of 16 columns.
 template <int kWarps, int kRows, int kColumns, int kColumnWarps_>
 struct WarpGrid {
   static constexpr int kColumnWarps = kColumnWarps_, kRowWarps = kWarps / kColumnWarps;
@@ -30,7 +30,6 @@ struct WarpGrid {
 template <typename Element_, int kHeadDim, int kHeadDimV, int kKilobytes, bool kFeatured>
 struct BackwardTraits {
   using Element = Element_;
-  using Params = std::conditional_t<kFeatured, FeaturedBackwardParams, BackwardParams>;
   using Score = std::conditional_t<kFeatured, cuda::SoftcapScore, cuda::ProductScore>;
   using Weights = std::conditional_t<kFeatured, cuda::KeptWeights, cuda::AllWeights>;
   static constexpr BackwardTile kTile = find_tile(kBackwardTiles, kHeadDim, kHeadDimV, kKilobytes);
@@ -50,7 +49,7 @@ struct BackwardTraits {
   using KTile = SharedTile<Element, kKeys, kQkDim>;
   using VTile = SharedTile<Element, kKeys, kVDim>;
   using SharedVTile = SharedTile<Element, kKeys, kVDim - kVRegisterColumns>;  ///< what of V is in shared memory
-  using ScoreTile = SharedTile<Element, kRows, kKeys>;  ///< P, and dS
+  using ScoreTile = SharedTile<Element, kRows, kKeys>;                        ///< P, and dS
 
   /// S and dP: neighbouring rows and keys of a warp.
   using ScoreGrid = WarpGrid<kWarps, kRows, kKeys, kTile.score_warps()>;

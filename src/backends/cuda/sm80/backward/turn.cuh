@@ -20,9 +20,9 @@ __device__ __forceinline__ uint32_t contributing_key_tiles(const Params& p, uint
          (blocks * kOfBlock - key_tiles);
 }
 
-/// A CTA's turns at dq's sums in deterministic mode, in which key tiles add from the last to the first. All threads call
-/// the functions, and the first one acts. `taken` is in shared memory: the state of the row tile whose turn the CTA has,
-/// or null; a barrier lies between a call of wait() and one of pass().
+/// A CTA's turns at dq's sums in deterministic mode, in which key tiles add from the last to the first. All threads
+/// call the functions, and the first one acts. `taken` is in shared memory: the state of the row tile whose turn the
+/// CTA has, or null; a barrier lies between a call of wait() and one of pass().
 template <typename Traits>
 struct Turn {
   const BackwardParams& p;

@@ -13,7 +13,7 @@ namespace flashmask::sm80::bwd {
 
 /// Which elements of a warp's kRows x kKeys scores are visible. A lane computes the rows of one key in 32, and gets the
 /// bits of its fragments' keys from the lanes that have them.
-template <typename Params, int kRows, int kKeys>
+template <int kRows, int kKeys>
 class WarpMask {
  public:
   static_assert(kRows <= 32 && (kKeys == 16 || kKeys % 32 == 0));
@@ -21,7 +21,7 @@ class WarpMask {
 
   /// The warp's scores begin at row `row`, and at key `key` of the kTileKeys of a tile that begins at first_key.
   template <int kTileKeys>
-  __device__ __forceinline__ void compute(const Params& p, uint32_t batch, uint32_t head, int32_t row,
+  __device__ __forceinline__ void compute(const BackwardParams& p, uint32_t batch, uint32_t head, int32_t row,
                                           int32_t first_key, int32_t key) {
     int32_t own[kWords], at[kWords];
 #pragma unroll
@@ -58,7 +58,7 @@ class WarpMask {
 
  private:
   template <int kTileKeys>
-  __device__ __forceinline__ void by_columns(const Params& p, int64_t offset, uint32_t batch, int32_t row,
+  __device__ __forceinline__ void by_columns(const BackwardParams& p, int64_t offset, uint32_t batch, int32_t row,
                                              int32_t first_key, const int32_t (&at)[kWords]) {
     const rules::Columns& mask = p.mask.first;
     const auto bounds = [&](int interval, int32_t (&begin)[kWords], int32_t (&end)[kWords]) {
@@ -74,19 +74,17 @@ class WarpMask {
     };
     uint32_t bits[1][kWords];
     rules::visible_windows<kTileKeys>(mask, bounds, first_key, at, row, bits);
-    if constexpr (cuda::kHasPositions<Params>) {
-      const cuda::PositionParams& positions = p.features.positions;
-      if (positions.given()) {
-        int32_t position[kWords];
-        cuda::read_positions(positions, batch, first_key, at, position);
-        cuda::hide_by_positions(cuda::seen_by_lane(positions, batch, row, p.seqlen_q), position, bits[0]);
-      }
+    const cuda::PositionParams& positions = p.features.positions;
+    if (positions.given()) {
+      int32_t position[kWords];
+      cuda::read_positions(positions, batch, first_key, at, position);
+      cuda::hide_by_positions(cuda::seen_by_lane(positions, batch, row, p.seqlen_q), position, bits[0]);
     }
 #pragma unroll
     for (int n = 0; n < kWords; ++n) word_[n] = bits[0][n];
   }
 
-  __device__ __forceinline__ void by_matrix(const Params& p, int64_t offset, int32_t row, int32_t first_key,
+  __device__ __forceinline__ void by_matrix(const BackwardParams& p, int64_t offset, int32_t row, int32_t first_key,
                                             const int32_t (&at)[kWords]) {
     const int32_t rows = min(kRows, p.seqlen_q - row);
 #pragma unroll

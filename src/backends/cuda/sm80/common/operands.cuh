@@ -10,8 +10,8 @@
 namespace flashmask::sm80 {
 
 /// Where a lane reads 16 x 16 pieces of a tile in shared memory: piece (row, step) begins at that row, a multiple of 8,
-/// and column 16 * step, or, of a reader that begins at another step, 16 * (its first step + step): the first one is less
-/// than a number of which every step is a multiple, a power of two and at most a block's.
+/// and column 16 * step, or, of a reader that begins at another step, 16 * (its first step + step): the first one is
+/// less than a number of which every step is a multiple, a power of two and at most a block's.
 template <typename Tile>
 class PieceReader {
  public:
@@ -125,8 +125,8 @@ class PieceWriter {
 template <typename Element, int kValues>
 __device__ __forceinline__ void multiply(float (&d)[kValues], int piece, const uint32_t (&a)[4],
                                          const uint32_t (&b)[4]) {
-  ptx::mma<Element>(reinterpret_cast<float(&)[4]>(d[8 * piece]), a, b[0], b[1]);
-  ptx::mma<Element>(reinterpret_cast<float(&)[4]>(d[8 * piece + 4]), a, b[2], b[3]);
+  ptx::mma<Element>(reinterpret_cast<float (&)[4]>(d[8 * piece]), a, b[0], b[1]);
+  ptx::mma<Element>(reinterpret_cast<float (&)[4]>(d[8 * piece + 4]), a, b[2], b[3]);
 }
 
 /// D += A * B for the warp's kSlabs times 16 rows and its columns, over kSteps steps of 16: read_a(slab, step, a) and

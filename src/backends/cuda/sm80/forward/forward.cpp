@@ -68,9 +68,7 @@ struct ForwardCall {
         work_tiles(p.batch * p.heads_q * tiles_of_head(p, of.tile)),
         ctas(p.max_ctas > 0 ? std::min<int64_t>(p.max_ctas, work_tiles) : work_tiles) {}
 
-  static bool is_featured(const Problem& p) {
-    return cuda::asks_for_features(p) || cuda::asks_for_light_features(p);
-  }
+  static bool is_featured(const Problem& p) { return cuda::asks_for_features(p) || cuda::asks_for_light_features(p); }
   TileShape tile() const { return {instance->tile.rows, 128}; }
   int64_t workspace_bytes() const { return 0; }
   void explain(const Problem& p, Explanation& e) const {
@@ -121,8 +119,7 @@ void ForwardCall::run(const Problem& p, std::byte*, unsigned long long* executed
   cuda::LaunchChain chain(cuda::stream_of(p));
   const auto launch = [&](auto kernel, const auto& arguments) {
     cuda::allow_shared_memory(reinterpret_cast<const void*>(kernel), instance->shared_bytes, p.device.index);
-    chain.launch("launch of the forward kernel", kernel, ctas, instance->threads, instance->shared_bytes,
-                 arguments);
+    chain.launch("launch of the forward kernel", kernel, ctas, instance->threads, instance->shared_bytes, arguments);
   };
   if (is_featured(p)) {
     launch(instance->featured, params);

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "backends/cuda/common/call_params.h"
+#include "backends/cuda/common/alignment.h"
 #include "backends/cuda/common/driver.h"
 #include "common/message.h"
 

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Attention on an emulated device, by the kernel set that FLASHMASK_KERNELS names: the covering list, under matrices of
+// the second rule; the same bits whatever turns threads take; no bank conflicts.
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "simt/runtime.h"
+#include "support/extent.h"
+#include "support/independent_rule.h"
+#include "verify/case_masks.h"
+#include "verify/covering_cases.h"
+#include "verify/run_case.h"
+
+namespace flashmask::test {
+namespace {
+
+using verify::Case;
+using verify::DenseMask;
+
+/// Multiply-adds of a case's products that every run has time for.
+constexpr int64_t kMostCost = int64_t{1} << 24;
+/// Of the cases below that, every n-th is run.
+constexpr std::size_t kEvery = 6;
+
+DenseMask dense_of_rule(const Case& c) {
+  const Mask mask = verify::make_mask(c);
+  MaskParts parts = parts_of(mask);
+  if (c.q_offset) parts.q_offset = c.q_offset;
+  return {mask.batch(), mask.heads(), dense_by_rule(parts)};
+}
+
+const verify::RunOptions& options() {
+  static const verify::RunOptions on_device{.backend = "cuda", .dense = dense_of_rule};
+  return on_device;
+}
+
+std::string failures_of(const Case& c, const verify::Verdict& verdict) {
+  std::string text = "case " + describe(c);
+  for (const std::string& failure : verdict.failures) text += "\n  " + failure;
+  return text;
+}
+
+TEST(OnTheHost, CoveringList) {
+  std::vector<Case> cases;
+  std::size_t cheap = 0;
+  for (const Case& c : verify::covering_cases(verify::cuda_values())) {
+    if (test_long() || (c.cost() <= kMostCost && cheap++ % (kEvery * static_cast<std::size_t>(stride())) == 0))
+      cases.push_back(c);
+  }
+  std::size_t skipped = 0, forward_only = 0;
+  verify::run_cases(cases, options(), 0, [&](std::size_t index, const verify::Verdict& verdict) {
+    skipped += !verdict.skipped.empty();
+    forward_only += verdict.forward_only;
+    if (!verdict.passed()) ADD_FAILURE() << failures_of(cases[index], verdict);
+  });
+  std::printf("%zu cases, %zu of them skipped, %zu forward only\n", cases.size(), skipped, forward_only);
+  EXPECT_LE(skipped, cases.size() / 10) << "too little is checked";
+}
+
+/// A mask with empty, full and partial tiles and ragged ends.
+Case some_case(int64_t head_dim, int64_t head_dim_v, DataType dtype) {
+  Case c;
+  c.family = "causal_document";
+  c.seed = 7;
+  c.seqlen_q = c.seqlen_k = 391;
+  c.heads_q = 2;
+  c.heads_kv = 1;
+  c.head_dim = head_dim;
+  c.head_dim_v = head_dim_v;
+  c.dtype = dtype;
+  return c;
+}
+
+struct HeadDims {
+  int64_t head_dim, head_dim_v;
+};
+constexpr HeadDims kHeadDims[] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};
+
+TEST(OnTheHost, InWhateverTurns) {
+  for (const HeadDims dims : kHeadDims) {
+    const Case c = some_case(dims.head_dim, dims.head_dim_v, DataType::kBFloat16);
+    for (uint64_t seed = 1; seed <= 3; ++seed) {
+      simt::set_seed(seed);
+      const verify::Verdict verdict = run_case(c, options());
+      EXPECT_EQ(verdict.skipped, "");
+      EXPECT_TRUE(verdict.passed()) << "seed " << seed << ", " << failures_of(c, verdict);
+    }
+  }
+  simt::set_seed(0);
+}
+
+TEST(OnTheHost, WithoutBankConflicts) {
+  for (const HeadDims dims : kHeadDims) {
+    simt::take_launches();
+    const Case c = some_case(dims.head_dim, dims.head_dim_v, DataType::kFloat16);
+    EXPECT_TRUE(run_case(c, options()).passed());
+    int64_t loads = 0;
+    for (const simt::LaunchRecord& launch : simt::take_launches()) {
+      loads += launch.counts.matrix_loads;
+      EXPECT_EQ(launch.counts.matrix_load_conflicts, 0) << launch.what << ", head dim " << dims.head_dim;
+      EXPECT_EQ(launch.counts.copy_conflicts, 0) << launch.what << ", head dim " << dims.head_dim;
+    }
+    EXPECT_GT(loads, 0);
+  }
+}
+
+}  // namespace
+}  // namespace flashmask::test
