@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of the documents, from receipts and benchmarks/data: docs/performance.md as a whole, and what other pages
-hold between `<!-- figures: NAME -->` and `<!-- end of figures -->`.
+"""The figures of the documents, from receipts and benchmarks/data: docs/performance.md and docs/end-to-end.md as a
+whole, and what other pages hold between `<!-- figures: NAME -->` and `<!-- end of figures -->`.
 
 Every ratio of GPU kernels is speed, their time over ours with our plan's time counted as ours, unless a column says
 otherwise. A kernel that is missing from a run has an empty cell or no column.
@@ -14,6 +14,7 @@ from pathlib import Path
 import beside
 import receipts
 import verdict
+from end_to_end import page
 from receipts import short_length
 from shapes import IN_WORDS, OPS, by_shape, chart_name, heads_text, is_grouped
 from topics import PICTURES, cpu_section, figures_of, measurements, tests
@@ -490,4 +491,5 @@ def pages(found):
     """{path: text} of all pages with figures, as they have to be with {file name: receipt}."""
     cases, topics = of_receipts(found)
     marked = {name: with_figures((ROOT / name).read_text(encoding="utf-8"), cases, topics) for name in PAGES}
-    return {PAGE: performance(cases, topics), **marked}
+    whole = {PAGE: performance(cases, topics), page.PAGE: page.page(cases, topics, COMMAND)}
+    return {**whole, **marked}

@@ -5,9 +5,9 @@
     python benchmarks/report.py --docs
     python benchmarks/report.py [--library build/release/src/libflashmask.so] [--html out/gpu.html] [--svg out]
 
---docs writes docs/performance.md, the figures of README and other pages, and docs/img/gpu-*.svg from all receipts
-(documents.py). The HTML page has only what the library's kernels measured, cell by cell (receipts.judge), and, marked,
-what kernels of another toolkit did; it says how much else there is.
+--docs writes docs/performance.md, docs/end-to-end.md, the figures of README and other pages, and docs/img/gpu-*.svg
+from all receipts (documents.py). The HTML page has only what the library's kernels measured, cell by cell
+(receipts.judge), and, marked, what kernels of another toolkit did; it says how much else there is.
 """
 
 import argparse
@@ -23,6 +23,7 @@ import charts  # noqa: E402
 import documents  # noqa: E402
 import receipts  # noqa: E402
 import verdict  # noqa: E402
+from end_to_end import page as page_end_to_end  # noqa: E402
 from receipts import short_length  # noqa: E402
 from shapes import IN_WORDS, by_shape, chart_name, heads_text, shape_text  # noqa: E402
 
@@ -304,9 +305,9 @@ def parse_arguments(words):
     return parser.parse_args(words)
 
 
-def write_svg(folder, cases, figures):
+def write_svg(folder, drawn):
     folder.mkdir(parents=True, exist_ok=True)
-    for name, svg in drawings(cases, figures).items():
+    for name, svg in drawn.items():
         (folder / f"gpu-{name}.svg").write_text(svg)
         print(folder / f"gpu-{name}.svg")
 
@@ -320,7 +321,7 @@ def write_page(arguments):
     arguments.html.write_text(page(cases, figures, hidden, library))
     print(f"{arguments.html}: {len(cases)} cells")
     if arguments.svg:
-        write_svg(arguments.svg, cases, figures)
+        write_svg(arguments.svg, drawings(cases, figures))
     for why in hidden:
         print(f"not shown: {why}", file=sys.stderr)
 
@@ -341,8 +342,13 @@ def write_documents(found):
     for name, text in documents.pages(found).items():
         (documents.ROOT / name).write_text(text, encoding="utf-8")
         print(name)
+    write_svg(documents.ROOT / "docs" / documents.PICTURES, drawings_of_documents(found))
+
+
+def drawings_of_documents(found):
+    """{file stem: SVG} of all pictures in docs/img that are drawn from {file name: receipt}."""
     cases, topics = documents.of_receipts(found)
-    write_svg(documents.ROOT / "docs" / documents.PICTURES, cases, figures_in(topics))
+    return {**drawings(cases, figures_in(topics)), **page_end_to_end.drawings(topics)}
 
 
 def figures_in(topics):

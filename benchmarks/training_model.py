@@ -106,16 +106,14 @@ def skipping(deterministic):
 
 
 def dense(batch):
-    """The same kernels under the mask as a matrix of bytes: every tile is computed and masked element by element.
-
-    Deterministic.
-    """
+    """The same kernels under the mask as a matrix of bytes: every tile is computed and masked element by element."""
     visible = batch.mask.to_dense()
     return lambda q, k, v: DenseAttention.apply(q, k, v, visible)
 
 
 class DenseAttention(torch.autograd.Function):
-    """The dense-mask mode, which only the C interface has, as python/harness/calls.py calls it."""
+    """The dense-mask mode, which only the C interface has, as python/harness/calls.py calls it. Its gradients are
+    deterministic under torch.use_deterministic_algorithms."""
 
     @staticmethod
     def forward(ctx, q, k, v, visible):
@@ -133,4 +131,5 @@ class DenseAttention(torch.autograd.Function):
 
         q, k, v, visible, out, lse = ctx.saved_tensors
         forward = SimpleNamespace(inputs=(q, k, v, None), out=out, lse=lse, features=NONE)
-        return *Backward(forward, dout.contiguous(), dense=visible, deterministic=True).run().gradients(), None
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        return *Backward(forward, dout.contiguous(), dense=visible, deterministic=deterministic).run().gradients(), None

@@ -65,6 +65,10 @@ def by_mask(lengths):
     return {"mask": masks.causal_document(seqlens=lengths), "use_cache": False}
 
 
+def by_attention_mask(lengths):
+    return {"attention_mask": masks.causal_document(seqlens=lengths), "use_cache": False}
+
+
 QUICK = ("llama", "gpt_oss")
 
 
@@ -92,7 +96,7 @@ def test_images(attention):
     check("gemma3", attention, by_padding, "aot_eager")
 
 
-@pytest.mark.parametrize("inputs_of", [by_padding, by_ends, by_mask])
+@pytest.mark.parametrize("inputs_of", [by_padding, by_ends, by_mask, by_attention_mask])
 def test_forms(inputs_of, attention):
     check("llama", attention, inputs_of, "aot_eager")
 

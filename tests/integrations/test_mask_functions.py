@@ -29,6 +29,12 @@ def packed(function, lengths=((3, 20, 1, 16), (40,))):
     return utils.packed_sequence_compatibility_function(function, positions, ids)
 
 
+def apart(function, lengths=((3, 20, 1, 16), (40,))):
+    """Documents as transformers 5.17 keeps them apart, without positions of their own."""
+    ids = torch.stack([torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in lengths])
+    return utils.and_masks(function, utils.packed_sequence_mask_function(ids))
+
+
 FUNCTIONS = {
     "causal": utils.causal_mask_function,
     "window": WINDOW,
@@ -48,6 +54,9 @@ FUNCTIONS = {
     "blocks alone": utils.and_masks(blocks(), utils.bidirectional_mask_function),
 }
 SQUARE = {
+    "documents by ids": apart(utils.causal_mask_function),
+    "documents by ids, window": apart(WINDOW),
+    "documents by ids, chunks": apart(CHUNKS),
     "documents": packed(utils.causal_mask_function),
     "documents, window": packed(WINDOW),
     "documents, chunks": packed(CHUNKS),

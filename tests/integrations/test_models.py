@@ -129,19 +129,43 @@ def tree():
     return masks.shared_question([(40, [50, 38])])
 
 
+LOOKS_INTO_IT = ("llama4",)  # as if it were a tensor
+
+
 def as_bias(mask):
     return torch.where(mask.to_dense(), 0.0, torch.finfo(torch.float32).min)
 
 
+@pytest.mark.parametrize("argument", ["mask", "attention_mask"])
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt_oss"])
-def test_mask_of_the_caller_wins(name, attention):
+def test_mask_of_the_caller_wins(name, argument, attention):
     """Over padding, positions and windows."""
     model, ids, mask = model_of(name), tokens(), tree()
     bias = as_bias(mask)
     positions = torch.cat([torch.arange(90), torch.arange(40, 78)])[None]
     theirs = {"full_attention": bias, "sliding_attention": bias} if name == "gpt_oss" else bias
     theirs = dict(attention_mask=theirs, position_ids=positions, use_cache=False)
-    check(model, attention, ids, theirs=theirs, mask=mask, position_ids=positions, use_cache=False)
+    inputs = {argument: mask, "position_ids": positions, "use_cache": False}
+    check(model, attention, ids, theirs=theirs, **inputs)
+
+
+@pytest.mark.parametrize("argument", ["mask", "attention_mask"])
+@pytest.mark.parametrize("name", MODELS)
+def test_mask_of_the_caller_reaches_every_layer(name, argument, attention, monkeypatch):
+    """As attention_mask where the model hands it on; where it looks into it, the call fails."""
+    model, ids, mask, seen = model_of(name), tokens(1), tree(), []
+    original = integration.flashmask_attention
+    monkeypatch.setattr(
+        integration,
+        "flashmask_attention",
+        lambda q, k, v, given, **others: (seen.append(given is mask), original(q, k, v, given, **others))[1],
+    )
+    if name in LOOKS_INTO_IT and argument == "attention_mask":
+        with pytest.raises(AttributeError, match="'Mask' object"):
+            results(model, attention, ids, 1, attention_mask=mask, **extra(name, ids))
+    else:
+        results(model, attention, ids, 1, **{argument: mask}, **extra(name, ids))
+        assert seen == [True, True]
 
 
 def test_masks_by_kind_of_layer(attention):

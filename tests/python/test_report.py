@@ -30,6 +30,7 @@ import receipts  # noqa: E402
 import report  # noqa: E402
 import samples  # noqa: E402
 import verdict  # noqa: E402
+from end_to_end import page as end_to_end_page  # noqa: E402
 
 FWD, BWD = "sm90.fwd.bf16.d128.dv128.c3", "sm90.bwd.bf16.d128.dv128.c2"
 FRESH_COMMAND = f"run `{documents.COMMAND}`"
@@ -45,7 +46,7 @@ def file(tmp_path, monkeypatch):
 # --- The committed documents -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", [documents.PAGE, *documents.PAGES])
+@pytest.mark.parametrize("page", [documents.PAGE, end_to_end_page.PAGE, *documents.PAGES])
 def test_pages_have_the_receipts_figures(page):
     written = documents.pages(receipts.load_folder())[page]
     assert (ROOT / page).read_text(encoding="utf-8") == written, FRESH_COMMAND
@@ -61,8 +62,7 @@ def test_pages_have_their_marked_parts():
 
 
 def test_pictures_are_the_reports():
-    cases, topics = documents.of_receipts(receipts.load_folder())
-    drawn = {f"gpu-{name}.svg": svg for name, svg in report.drawings(cases, report.figures_in(topics)).items()}
+    drawn = {f"gpu-{name}.svg": svg for name, svg in report.drawings_of_documents(receipts.load_folder()).items()}
     kept = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "img").glob("gpu-*.svg")}
     assert len(kept) > 10 and kept == drawn, FRESH_COMMAND
 

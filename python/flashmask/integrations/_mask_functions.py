@@ -34,15 +34,16 @@ _NAMES = (
     "chunked_overlay",
     "blockwise_overlay",
     "packed_sequence_mask_function",
-    "remap_positions_for_packed_sequence",
 )
+_LATER_NAMES = ("remap_positions_for_packed_sequence",)  # which 5.17 does without
 for _name in _NAMES:
     if not hasattr(masking_utils, _name):
         raise ImportError(
-            f"flashmask.integrations is written for transformers 5.23, and {transformers.__version__} has no "
-            f"transformers.masking_utils.{_name}"
+            "flashmask.integrations is written for transformers 5.17 to 5.23, and "
+            f"{transformers.__version__} has no transformers.masking_utils.{_name}"
         )
-_FACTORIES = {getattr(masking_utils, name): name for name in _NAMES}
+_FACTORIES = {getattr(masking_utils, name, None): name for name in (*_NAMES, *_LATER_NAMES)}
+_FACTORIES.pop(None, None)
 # The code of what a factory returns is a constant of the factory's own code.
 _MADE_BY = {
     constant: factory
