@@ -82,7 +82,8 @@ struct Options {
   std::string backend = "auto";
   /// Kernels of a CUDA call by the architecture they are written for, as KernelInfo::arch names it, or "auto": the
   /// first that run on the device. "sm80" has to be named, as its kernels have not been tested on a GPU yet; "sm86" are
-  /// those of its tiles that need at most 99 KiB of shared memory. "auto" obeys the environment variable FLASHMASK_KERNELS. The CPU takes "auto" alone.
+  /// those of its tiles that need at most 99 KiB of shared memory. "auto" obeys the environment variable
+  /// FLASHMASK_KERNELS. The CPU takes "auto" alone.
   std::string kernels = "auto";
   /// Debug: where to add up the executed tiles; null counts nothing. Not null on a CUDA device, the call waits for
   /// the stream, to read the count.
@@ -147,10 +148,10 @@ FLASHMASK_API std::vector<BackendInfo> backends();
 /// A compiled GPU kernel.
 struct KernelInfo {
   /// What it is for, "sm90.fwd.bf16.d128.dv128.c3": architecture, direction, element type, head_dim, head_dim_v,
-  /// consumer warpgroups, or kilobytes of shared memory, "sm80.fwd.bf16.d128.dv128.k163"; ".light" follows where calls with sinks (forward) or positions run it, ".features" where
-  /// those with softcap or dropout do; helpers of a backward have its id and a word more, a sink's gradient is
-  /// "sm90.bwd.bf16.dsink", a plan's are "sm90.plan.classify" and so on. It stays what it is when code is renamed or
-  /// moved.
+  /// consumer warpgroups, or kilobytes of shared memory, "sm80.fwd.bf16.d128.dv128.k163"; ".light" follows where calls
+  /// with sinks (forward) or positions run it, ".features" where those with softcap or dropout do; helpers of a
+  /// backward have its id and a word more, a sink's gradient is "sm90.bwd.bf16.dsink", a plan's are
+  /// "sm90.plan.classify" and so on. It stays what it is when code is renamed or moved.
   std::string id{};
   std::string arch{};                 ///< what it was compiled for, "sm90"
   std::string symbol{};               ///< its entry in the library's device code

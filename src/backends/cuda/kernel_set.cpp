@@ -37,8 +37,8 @@ const KernelSet& find_set(std::string_view wanted, const char* source) {
   for (const KernelSet* set : kernel_sets()) {
     if (set->name == wanted) return *set;
   }
-  throw_invalid("kernels '", wanted, "' (", source,
-                ") is not known; known: auto, ", names_of([](const KernelSet&) { return true; }));
+  throw_invalid("kernels '", wanted, "' (", source, ") is not known; known: auto, ",
+                names_of([](const KernelSet&) { return true; }));
 }
 
 /// The first set that runs on a GPU, of all or of those for "auto".

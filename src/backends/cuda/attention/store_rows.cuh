@@ -8,9 +8,9 @@
 
 namespace flashmask::cuda {
 
-/// Stores a warp's slab of kColumns columns in the tensors' type: `origin` is the tensor's row 0, `row` the slab's first
-/// row. Nothing of rows past `rows` and columns past `columns`. A quad holds 16 bytes of a row at a time. Its lanes
-/// exchange four such chunks, so that each of them has one, and the quad stores 64 bytes of a row, whole sectors.
+/// Stores a warp's slab of kColumns columns in the tensors' type: `origin` is the tensor's row 0, `row` the slab's
+/// first row. Nothing of rows past `rows` and columns past `columns`. A quad holds 16 bytes of a row at a time. Its
+/// lanes exchange four such chunks, so that each of them has one, and the quad stores 64 bytes of a row, whole sectors.
 template <typename Element, int kValues>
 __device__ __forceinline__ void store_slab(const float (&o)[kValues], Element* origin, int64_t row_stride, int32_t row,
                                            int32_t rows, int32_t columns) {

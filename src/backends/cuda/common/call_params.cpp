@@ -136,7 +136,7 @@ void allow_shared_memory(const void* kernel, int bytes, int32_t device) {
   const std::pair key(kernel, device);
   if (std::find(allowed.begin(), allowed.end(), key) != allowed.end()) return;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-              "cudaFuncSetAttribute of a kernel");
+        "cudaFuncSetAttribute of a kernel");
   allowed.push_back(key);
 }
 

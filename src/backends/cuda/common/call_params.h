@@ -50,7 +50,8 @@ struct ScoreScale {
 };
 ScoreScale score_scale(const Problem& p);
 
-/// How many query heads, in whole groups that share keys and values, run together so that those stay in `l2_bytes` of the L2 cache.
+/// How many query heads, in whole groups that share keys and values, run together so that those stay in `l2_bytes` of
+/// the L2 cache.
 int64_t heads_per_l2_group(const Problem& p, int64_t l2_bytes);
 
 /// Whether a call asks for what changes a kernel's tile loop: softcap, dropout.

@@ -9,8 +9,8 @@
 
 namespace flashmask::ptx {
 
-/// PTX ISA, "mma": m16n8k16, D += A * B in fp32, by a warp. With (g, c) = (lane / 4, lane % 4), d[2h + e] is row g + 8h,
-/// column 2c + e; a[h + 2i] has row g + 8h, and b[i] column g, of elements 8i + 2c and 8i + 2c + 1 along the inner
+/// PTX ISA, "mma": m16n8k16, D += A * B in fp32, by a warp. With (g, c) = (lane / 4, lane % 4), d[2h + e] is row g +
+/// 8h, column 2c + e; a[h + 2i] has row g + 8h, and b[i] column g, of elements 8i + 2c and 8i + 2c + 1 along the inner
 /// dimension.
 template <typename T>
 __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {

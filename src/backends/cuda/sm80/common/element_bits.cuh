@@ -53,7 +53,9 @@ class ElementBits {
     const auto bounds = [&](int interval, int32_t (&begin)[4], int32_t (&end)[4]) {
       const cuda::IntervalVectors vectors(p_.mask.first, interval);
       if (!vectors.given()) return false;
-      const auto place = [&](int c) { return offset_ + static_cast<int64_t>(first_key_ + at[c]) * p_.mask.first.stride; };
+      const auto place = [&](int c) {
+        return offset_ + static_cast<int64_t>(first_key_ + at[c]) * p_.mask.first.stride;
+      };
 #pragma unroll
       for (int c = 0; c < 4; ++c) begin[c] = vectors.begin_at([&] { return place(c); });
 #pragma unroll

@@ -8,9 +8,9 @@
 
 namespace flashmask::sm80 {
 
-/// How kRows rows of kColumns 16-bit elements lie in shared memory: block after block of 64 columns, or of 32 where they
-/// are no multiple of 64; in a block row after row, in a row chunks of 16 bytes. Chunks are permuted by rows, so that
-/// the same chunk of eight neighbouring rows, which an instruction reads at a time, lies in all banks.
+/// How kRows rows of kColumns 16-bit elements lie in shared memory: block after block of 64 columns, or of 32 where
+/// they are no multiple of 64; in a block row after row, in a row chunks of 16 bytes. Chunks are permuted by rows, so
+/// that the same chunk of eight neighbouring rows, which an instruction reads at a time, lies in all banks.
 template <typename Element_, int kRows_, int kColumns_>
 struct SharedTile {
   using Element = Element_;
@@ -35,14 +35,13 @@ struct SharedTile {
   static constexpr int kStepsOfBlock = kBlockColumns / 16;
 };
 
-/// Fills a tile with rows of a tensor: all kThreads threads of the CTA copy, each the same chunk of some rows. Rows past
-/// `rows` and columns past `columns` become zeros. The copies join the threads' next group.
+/// Fills a tile with rows of a tensor: all kThreads threads of the CTA copy, each the same chunk of some rows. Rows
+/// past `rows` and columns past `columns` become zeros. The copies join the threads' next group.
 template <typename Tile, int kThreads>
 class TileLoader {
  public:
   using Element = typename Tile::Element;
-  __device__ __forceinline__ TileLoader()
-      : TileLoader(static_cast<int32_t>(ptx::opaque(threadIdx.x))) {}
+  __device__ __forceinline__ TileLoader() : TileLoader(static_cast<int32_t>(ptx::opaque(threadIdx.x))) {}
 
   /// `from` is the tile's first row, `tile` the tile's address; rows may be none or negative.
   __device__ __forceinline__ void load(uint32_t tile, const Element* from, int64_t row_stride, int32_t rows,

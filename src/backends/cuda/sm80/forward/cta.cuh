@@ -25,10 +25,7 @@ class ForwardCta {
   using Params = typename Traits::Params;
   using Shared = SharedStorage<Traits>;
   __device__ __forceinline__ ForwardCta(const Params& p, Shared& shared)
-      : p_(p),
-        shared_(shared),
-        warp_(static_cast<int>(ptx::uniform(threadIdx.x / 32))),
-        weights_(p) {}
+      : p_(p), shared_(shared), warp_(static_cast<int>(ptx::uniform(threadIdx.x / 32))), weights_(p) {}
 
   __device__ __forceinline__ void run() {
     for (uint32_t n = ptx::uniform(blockIdx.x); n < p_.schedule.work_tiles; n += gridDim.x) {
@@ -156,8 +153,8 @@ class ForwardCta {
     return more;
   }
 
-  /// The mask bits of a key block go to shared memory, where each lane finds those of its rows. They are computed for 32
-  /// rows, of which a warp's own may be half.
+  /// The mask bits of a key block go to shared memory, where each lane finds those of its rows. They are computed for
+  /// 32 rows, of which a warp's own may be half.
   __device__ __forceinline__ void make_mask(int32_t block) {
     using Bits = ElementBits<Params>;
     const int own = warp_ * Traits::kRowsOfWarp, first = own / Bits::kRows * Bits::kRows;
@@ -250,8 +247,8 @@ class ForwardCta {
     if constexpr (Traits::Weights::kMayDrop) {
       if (!weights_.drops()) return;
       constexpr int kHalf = Traits::kKeys / 2;
-      cuda::leave_out(
-          weights_.template draw<kHalf>(batch_, head_, slab_row(slab), step.first_key + half * kHalf), 0, p);
+      cuda::leave_out(weights_.template draw<kHalf>(batch_, head_, slab_row(slab), step.first_key + half * kHalf), 0,
+                      p);
     }
   }
 

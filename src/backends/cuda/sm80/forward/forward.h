@@ -8,8 +8,8 @@
 
 namespace flashmask::sm80 {
 
-/// The forward pass of a call of the element types cuda::kDataTypes in tiles of at most `kilobytes` of shared memory, or
-/// why the kernels do not take it; says nothing of how rows are aligned.
+/// The forward pass of a call of the element types cuda::kDataTypes in tiles of at most `kilobytes` of shared memory,
+/// or why the kernels do not take it; says nothing of how rows are aligned.
 Prepared prepare_forward(const Problem& p, int kilobytes);
 
 /// Every forward kernel in this build.

@@ -10,6 +10,7 @@
 #include <span>
 #include <utility>
 
+#include "backends/cuda/common/call_params.h"
 #include "backends/cuda/common/device_call.h"
 #include "backends/cuda/common/error.h"
 #include "backends/cuda/common/kernel_info.h"
@@ -18,7 +19,6 @@
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/row_params.h"
 #include "backends/cuda/sm90/common/head_dims.h"
-#include "backends/cuda/common/call_params.h"
 #include "backends/cuda/sm90/common/tensor_map.h"
 #include "common/arithmetic.h"
 #include "common/message.h"
@@ -429,7 +429,8 @@ Prepared prepare_backward(const Problem& p) {
   using namespace bwd;
   const BackwardInstance* instance = find_instance(p);
   if (!instance)
-    return cuda::asks_for_features(p) ? head_dims_refusal(p, kFeaturedBackwardTiles) : head_dims_refusal(p, kBackwardTiles);
+    return cuda::asks_for_features(p) ? head_dims_refusal(p, kFeaturedBackwardTiles)
+                                      : head_dims_refusal(p, kBackwardTiles);
   if (std::string why = cuda::lengths_refusal(p); !why.empty()) return Refusal{std::move(why)};
   if (std::string why = counts_refusal(p, instance->tile, TileCounts(p, instance->tile)); !why.empty())
     return Refusal{std::move(why)};

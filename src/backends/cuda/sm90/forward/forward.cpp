@@ -10,12 +10,12 @@
 #include <tuple>
 #include <utility>
 
+#include "backends/cuda/common/call_params.h"
 #include "backends/cuda/common/device_call.h"
 #include "backends/cuda/common/error.h"
 #include "backends/cuda/common/kernel_info.h"
 #include "backends/cuda/common/launch_chain.h"
 #include "backends/cuda/sm90/common/head_dims.h"
-#include "backends/cuda/common/call_params.h"
 #include "backends/cuda/sm90/common/tensor_map.h"
 #include "backends/cuda/sm90/forward/instance.h"
 #include "backends/cuda/sm90/forward/params.h"
@@ -100,7 +100,9 @@ struct ForwardCall {
   int64_t work_tiles, ctas;
 
   ForwardCall(const Problem& p, const ForwardInstance& of)
-      : instance(&of), work_tiles(count_work_tiles(p, of.tile.consumers)), ctas(std::min(work_tiles, cuda::most_ctas(p))) {}
+      : instance(&of),
+        work_tiles(count_work_tiles(p, of.tile.consumers)),
+        ctas(std::min(work_tiles, cuda::most_ctas(p))) {}
 
   bool is_light(const Problem& p) const { return instance->light && cuda::asks_for_light_features(p); }
   TileShape tile() const { return {instance->tile.rows(), instance->tile.keys}; }
