@@ -31,6 +31,7 @@ SECTIONS = (
     "Tests on a GPU",
     "On the CPU",
 )
+MMA_SYNC = "Kernels of mma.sync"  # a section where they measured something
 PAGE = "docs/performance.md"
 COMMAND = "python benchmarks/report.py --docs"
 MARKED = re.compile(r"(<!-- figures: (\w+) .*?-->\n).*?(<!-- end of figures -->)", re.S)
@@ -42,8 +43,12 @@ NAMES = {  # of peers
     "fa4": "FlashAttention-4",
     "fa4_block_sparse": "FlashAttention-4 (mask_mod)",
     "cudnn": "cuDNN",
+    "fa2": "FlashAttention-2",
+    "sdpa": "SDPA with a dense mask",
 }
-COLUMNS = {"flex": "flex", "v3": "flashmask_v3", "fa3": "fa3", "cudnn": "cudnn"}  # of verdict's rows
+# Of verdict's rows.
+COLUMNS = {"flex": "flex", "v3": "flashmask_v3", "fa3": "fa3", "fa2": "fa2", "cudnn": "cudnn", "sdpa": "sdpa"}
+OURS_OTHERWISE = {"deterministic": "deterministic over fast", receipts.SMALL: "tiles of 99 KiB over those of 163"}
 PACKED = ("document", "causal_document")  # masks for which FlashAttention runs as packed sequences
 DIRECTIONS = {"fwd": "forward", "bwd": "backward", "total": "both"}
 
@@ -80,21 +85,25 @@ def of_receipts(found):
     return cases, {receipt["what"]: receipt for receipt in found.values() if not receipt["cases"]}
 
 
+def hopper(cases):
+    return [case for case in cases if case["arch"] == receipts.HOPPER]
+
+
 def slice_table(cases):
     """The masks of one shape."""
     rows = [verdict.row_of(case) for case in cases]
     peers = [key for key in COLUMNS if any(row[key] for row in rows)]
-    slower = any(row["deterministic"] for row in rows)
-    deterministic = ["deterministic over fast"] * slower
-    head = ["mask", "live tiles", "ms", "TFLOP/s", *(f"over {NAMES[COLUMNS[key]]}" for key in peers), *deterministic]
+    otherwise = [key for key in OURS_OTHERWISE if any(row[key] for row in rows)]
+    head = ["mask", "live tiles", "ms", "TFLOP/s", *(f"over {NAMES[COLUMNS[key]]}" for key in peers)]
+    head += [OURS_OTHERWISE[key] for key in otherwise]
     lines = []
     for case, row in zip(cases, rows):
-        of_fast = [f"{row['deterministic']:.2f}" if row["deterministic"] else ""] * slower
+        of_ours = [f"{row[key]:.2f}" if row[key] else "" for key in otherwise]
         ratios = [speed_text(row[key]) for key in peers]
         lines.append([row["mask"], percent(row["live"]), ms_text(case["ours_ms"]), f"{row['tflops']:.0f}", *ratios])
-        lines[-1] += of_fast
+        lines[-1] += of_ours
     means = [speed_text(verdict.mean_of(rows, key)) if sum(bool(r[key]) for r in rows) > 2 else "" for key in peers]
-    mean = ["geometric mean", "", "", f"{verdict.mean_of(rows, 'tflops'):.0f}", *means, *[""] * slower]
+    mean = ["geometric mean", "", "", f"{verdict.mean_of(rows, 'tflops'):.0f}", *means, *[""] * len(otherwise)]
     return markdown_table(head, [*lines, mean] if len(rows) > 2 else lines)
 
 
@@ -291,8 +300,8 @@ def ahead_list(cases):
 # --- docs/performance.md -----------------------------------------------------------------------------
 
 
-def heading(cases):
-    links = " · ".join(f"[{name}](#{name.lower().replace(' ', '-')})" for name in SECTIONS)
+def heading(cases, sections):
+    links = " · ".join(f"[{name}](#{re.sub('[^a-z -]', '', name.lower()).replace(' ', '-')})" for name in sections)
     return [
         f"<!-- Written by `{COMMAND}`: edits here are lost. -->",
         "# Performance",
@@ -371,15 +380,32 @@ def slower_text(cases):
 
 
 def direction(cases, op):
-    lines = [f"## {IN_WORDS[op]}", ""]
+    return [f"## {IN_WORDS[op]}", "", *shapes(cases, op)]
+
+
+def shapes(cases, op, kernels=""):
+    """A picture and a table of each shape."""
+    lines = []
     for alike in by_shape([case for case in cases if case["op"] == op]):
         first = alike[0]
         grouped = f", {heads_text(first)}" * is_grouped(first)
-        lines += [
-            f"### {IN_WORDS[op]}, {size_text(first['head_dim'], first['seqlen'], first['head_dim_v'])}{grouped}",
-            "",
-        ]
+        size = size_text(first["head_dim"], first["seqlen"], first["head_dim_v"])
+        lines += [f"### {kernels}{IN_WORDS[op]}, {size}{grouped}", ""]
         lines += [f"![{IN_WORDS[op]} by mask]({PICTURES}/gpu-{chart_name(first)}.svg)", "", *slice_table(alike), ""]
+    return lines
+
+
+def mma_sync(cases):
+    """What the kernels of mma.sync measured, if anything."""
+    if not cases:
+        return []
+    lines = [f"## {MMA_SYNC}", "", f"[The kernels](kernels/sm80.md). Cells: {runs_text(cases)}.", ""]
+    for arch in sorted({case["arch"] for case in cases}):
+        own = [case for case in cases if case["arch"] == arch]
+        for op in ("fwd", "bwd"):
+            found = verdict.check_lines(verdict.checks(verdict.rows_of(own, op), op))
+            lines += [f"Bars, {DIRECTIONS[op]}:", "", "```", *found, "```", ""] if found else []
+            lines += shapes(own, op, f"{arch}, ")
     return lines
 
 
@@ -409,8 +435,10 @@ def peer_section(cases):
 
 def performance(cases, topics):
     """docs/performance.md."""
+    others = [case for case in cases if case["arch"] != receipts.HOPPER]
+    cases = hopper(cases)
     lines = [
-        *heading(cases),
+        *heading(cases, [*SECTIONS, *[MMA_SYNC] * bool(others)]),
         *overview(cases),
         *not_first(cases),
         *direction(cases, "fwd"),
@@ -420,6 +448,7 @@ def performance(cases, topics):
         *measurements(topics),
         *tests(topics),
         *cpu_section(),
+        *mma_sync(others),
     ]
     return "\n".join(lines) + "\n"
 
@@ -429,6 +458,7 @@ def performance(cases, topics):
 
 def summary(cases, topics):
     """README's table: 8K, both head dims and directions."""
+    cases = hopper(cases)
     sides = [(d, op, plain(cases, op).get((d, 8192), [])) for d in (128, 64) for op in ("fwd", "bwd")]
     sides = [side for side in sides if side[2]]
     rows = []
@@ -491,5 +521,5 @@ def pages(found):
     """{path: text} of all pages with figures, as they have to be with {file name: receipt}."""
     cases, topics = of_receipts(found)
     marked = {name: with_figures((ROOT / name).read_text(encoding="utf-8"), cases, topics) for name in PAGES}
-    whole = {PAGE: performance(cases, topics), page.PAGE: page.page(cases, topics, COMMAND)}
+    whole = {PAGE: performance(cases, topics), page.PAGE: page.page(hopper(cases), topics, COMMAND)}
     return {**whole, **marked}

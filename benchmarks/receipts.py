@@ -2,20 +2,23 @@
 """Receipts: what GPU runs leave behind in benchmarks/results.
 
 `<op>-d<head_dim>-dv<head_dim_v>-<seqlen>.json` holds the measured cells of the paper's benchmark, `<topic>.json` what
-any other measurement found, or the tests. Schema 2:
+any other measurement found, or the tests; of another kernel set than Hopper's, `...-sm80.json`. Schema 2:
 
     schema, kind ("gpu"), what (the file's stem), date, device, multiprocessors, driver, toolkit (nvcc's full build
     string), torch, command, tests {passed, failed}, figures (of a topic), kernel_hashes {id: hash} (of a topic: all
     kernels it ran), cases (of the benchmark)
 
-    a case: op ("fwd", "bwd"), arch ("sm90"), mask, head_dim, head_dim_v, seqlen, batch, heads, heads_kv, dtype, live,
-    plan_ms, ours_ms, ours_tflops, kernel_hashes {id: hash} (of every kernel it ran, the plan's too), peers {name: {ms,
-    ratio, ...}}, run (only where another run than the header's measured it: what a header says of it), plan_run (only
-    where yet another run measured plan_ms)
+    a case: op ("fwd", "bwd"), arch (the kernel set: "sm90", "sm80", "sm86"), mask, head_dim, head_dim_v, seqlen,
+    batch, heads, heads_kv, dtype, live, plan_ms, ours_ms, ours_tflops, kernel_hashes {id: hash} (of every kernel it
+    ran, the plan's too), peers {name: {ms, ratio, ...}}, run (only where another run than the header's measured it:
+    what a header says of it), plan_run (only where yet another run measured plan_ms)
 
 Times are medians over rounds in which the contenders took turns; `ratio` is the median of a peer's time over ours in
 the same round, ours without the plan. Beside a median X stands X_spread, the middle half of the rounds: [first
 quartile, third quartile]. Rounds themselves are not kept.
+
+Kernels of mma.sync are known by their code for 8.0, whichever of it, code for 8.6 and PTX the device ran: one build
+makes all three of one source.
 
 A receipt is judged by machine code, cell by cell (`judge`): a cell whose kernels have other hashes in the library, or
 for which the library would run other kernels, is stale and says nothing about it. Hashes of another toolkit's library
@@ -37,6 +40,8 @@ sys.path.insert(0, str(ROOT / "python"))  # for the harness
 RESULTS = ROOT / "benchmarks" / "results"
 SCHEMA = 2
 MULTIPROCESSORS = 132  # of an H100 SXM or H200
+HOPPER = "sm90"  # the kernel set that names of files leave out
+SMALL = "sm86"  # the tiles of at most 99 KiB, a peer of those of 163 KiB in cells of sm80
 # What a case's `run` has of the header of the run that measured it.
 RUN_TEXTS = ("date", "device", "driver", "toolkit", "torch", "command")
 RUN = (*RUN_TEXTS, "multiprocessors")
@@ -89,9 +94,15 @@ def short_length(seqlen):
     return f"{seqlen // 1024}K" if seqlen % 1024 == 0 else str(seqlen)
 
 
+def of_set(what, arch):
+    """The name of a receipt of a kernel set."""
+    return what if arch == HOPPER else f"{what}-{arch}"
+
+
 def stem_of(case):
     """Of the file that a case is in."""
-    return f"{case['op']}-d{case['head_dim']}-dv{case['head_dim_v']}-{short_length(case['seqlen']).lower()}"
+    sizes = f"d{case['head_dim']}-dv{case['head_dim_v']}-{short_length(case['seqlen']).lower()}"
+    return of_set(f"{case['op']}-{sizes}", case.get("arch", HOPPER))
 
 
 def output_folder():
@@ -291,10 +302,12 @@ class Library:
         self.toolkit, self.hashes = found["toolkit"], found["kernels"]
 
     def kernels_of(self, case, multiprocessors=MULTIPROCESSORS):
-        """Ids of the kernels that a case runs: its plan's, its own, and the deterministic mode's if that was a peer.
-        ValueError if the library takes no such call."""
-        modes = (False, True) if "deterministic" in case.get("peers", {}) else (False,)
-        return self.in_modes(case, modes, multiprocessors)
+        """Ids of the kernels that a case runs: its plan's, its own, and those of the deterministic mode and of the
+        small tiles if they were peers. ValueError if the library takes no such call."""
+        peers = case.get("peers", {})
+        modes = (False, True) if "deterministic" in peers else (False,)
+        found = self.in_modes(case, modes, multiprocessors)
+        return found | self.in_modes({**case, "arch": SMALL}, (False,), multiprocessors) if SMALL in peers else found
 
     def in_modes(self, case, modes, multiprocessors):
         """Ids of the kernels that a case runs in some modes, True for the deterministic one."""
@@ -304,7 +317,7 @@ class Library:
             for name in self.ids(
                 self.path,
                 case,
-                arch=case.get("arch", "sm90"),
+                arch=case.get("arch", HOPPER),
                 multiprocessors=multiprocessors,
                 deterministic=deterministic,
             )
@@ -360,4 +373,5 @@ def judge(found, library):
 def label_of(case):
     """A cell in words."""
     grouped = f" {case['heads']}/{case['heads_kv']} heads" if case["heads"] != case["heads_kv"] else ""
-    return f"{case['op']} d={case['head_dim']} {short_length(case['seqlen'])}{grouped} {case['mask']}"
+    of_set = "" if case["arch"] == HOPPER else f"{case['arch']} "
+    return f"{of_set}{case['op']} d={case['head_dim']} {short_length(case['seqlen'])}{grouped} {case['mask']}"

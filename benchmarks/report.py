@@ -28,14 +28,17 @@ from receipts import short_length  # noqa: E402
 from shapes import IN_WORDS, by_shape, chart_name, heads_text, shape_text  # noqa: E402
 
 OURS, FLEX, CUDNN, V3, FA3, DENSE = "#2f6fde", "#d9822b", "#3f9c6b", "#8a63c9", "#c2527a", "#9aa5b1"
+FA2, SDPA = FA3, DENSE  # which never stand beside each other
 SERIES = [
     ("ours", "flashmask (plan included)", OURS, "box"),
     ("deterministic", "flashmask, deterministic", OURS, "hollow"),
     (verdict.V3, "FlashMask V3", V3, "box"),
     ("fa3", "FlashAttention-3", FA3, "box"),
+    ("fa2", "FlashAttention-2", FA2, "box"),
     ("flex", "FlexAttention", FLEX, "box"),
     ("cudnn", "cuDNN", CUDNN, "box"),
     ("dense", "flashmask, dense mask", DENSE, "box"),
+    ("sdpa", "SDPA, dense mask", SDPA, "box"),
 ]
 KINDS = [
     ("causal_document", "causal document", OURS),
@@ -77,7 +80,8 @@ def speed_chart(cases):
     groups = [(marked_mask(case), tflops_of(case)) for case in cases]
     series = [s for s in SERIES if any(values[s[0]] for _, values in groups)]
     from_file = any("from" in verdict.with_v3(case)["peers"].get(verdict.V3, {}) for case in cases)
-    title = f"{IN_WORDS[first['op']]}, head dim {first['head_dim']}, {short_length(first['seqlen'])} tokens"
+    kernels = "" if first["arch"] == receipts.HOPPER else f"{first['arch']}: "
+    title = f"{kernels}{IN_WORDS[first['op']]}, head dim {first['head_dim']}, {short_length(first['seqlen'])} tokens"
     subtitle = (
         f"TFLOP/s over the tiles that are visible; batch {first['batch']}, {heads_text(first)}, "
         f"{first['dtype']}; {first['run']['device']}"
@@ -174,14 +178,18 @@ COLUMNS = {
     "flex": "over FlexAttention",
     "v3": "over FlashMask V3",
     "fa3": "over FlashAttention-3",
+    "fa2": "over FlashAttention-2",
     "cudnn": "over cuDNN",
+    "sdpa": "over SDPA, dense mask",
     "deterministic": "time, deterministic",
+    receipts.SMALL: "time, 99 KiB tiles",
 }
 
 
 def table(cases):
     rows = [verdict.row_of(case) for case in cases]
-    columns = [key for key in COLUMNS if key not in ("fa3", "deterministic") or any(r[key] for r in rows)]
+    always = verdict.ALWAYS if rows[0]["arch"] == receipts.HOPPER else ()
+    columns = [key for key in COLUMNS if key in always or any(r[key] for r in rows)]
     head = cells(["mask", "live", "TFLOP/s", *(COLUMNS[key] for key in columns)], "th")
     names = [marked_mask(case).replace("_", " ") for case in cases]
     body = [
@@ -205,7 +213,7 @@ def bars(cases):
 def check_list(found):
     lines = [
         f'<tr><td class="name {"good" if c["passed"] else "bad"}">{"pass" if c["passed"] else "fail"}</td>'
-        f'<td class="name">{escape(c["name"])}</td><td>{c["got"]:.3f}</td><td>{c["bar"]:.2f}</td>'
+        f'<td class="name">{escape(c["name"])}</td><td>{c["got"]:.3f}</td><td>{verdict.bar_text(c)}</td>'
         f'<td class="name">{escape(c["detail"])}</td></tr>'
         for c in found
     ]

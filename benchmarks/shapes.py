@@ -2,7 +2,7 @@
 """Cases that differ in their masks alone, in the order in which pages show them, and what they are called."""
 
 import paper_masks
-from receipts import short_length
+from receipts import HOPPER, of_set, short_length
 
 OPS = {"fwd": "Forward", "bwd": "Backward", "total": "Total"}
 IN_WORDS = {**OPS, "total": "Forward and backward"}
@@ -14,11 +14,18 @@ def is_grouped(case):
 
 
 def by_shape(cases):
-    """Lists of cases of one shape: the forward first, then the largest head dim, then heads that are not grouped. The
-    masks are in the paper's order, whichever run measured them."""
+    """Lists of cases of one kernel set and shape: Hopper's kernels first, then the forward, then the largest head dim,
+    then heads that are not grouped. The masks are in the paper's order, whichever run measured them."""
 
     def place(case):
-        first = list(OPS).index(case["op"]), -case["head_dim"], -case["head_dim_v"], is_grouped(case)
+        first = (
+            case["arch"] != HOPPER,
+            case["arch"],
+            list(OPS).index(case["op"]),
+            -case["head_dim"],
+            -case["head_dim_v"],
+            is_grouped(case),
+        )
         return *first, case["seqlen"], *(case[name] for name in SHAPE)
 
     shapes = {}
@@ -30,7 +37,8 @@ def by_shape(cases):
 def chart_name(case):
     values = f"-dv{case['head_dim_v']}" if case["head_dim_v"] != case["head_dim"] else ""
     grouped = f"-kv{case['heads_kv']}" if is_grouped(case) else ""
-    return f"{OPS[case['op']].lower()}-d{case['head_dim']}{values}-{short_length(case['seqlen']).lower()}{grouped}"
+    sizes = f"d{case['head_dim']}{values}-{short_length(case['seqlen']).lower()}{grouped}"
+    return of_set(f"{OPS[case['op']].lower()}-{sizes}", case["arch"])
 
 
 def heads_text(case):
@@ -41,4 +49,6 @@ def heads_text(case):
 def shape_text(case):
     values = f", of values {case['head_dim_v']}" if case["head_dim_v"] != case["head_dim"] else ""
     grouped = f", {heads_text(case)}" if is_grouped(case) else ""
-    return f"{IN_WORDS[case['op']]}, head dim {case['head_dim']}{values}, {short_length(case['seqlen'])}{grouped}"
+    kernels = "" if case["arch"] == HOPPER else f"{case['arch']}: "
+    sizes = f"head dim {case['head_dim']}{values}, {short_length(case['seqlen'])}{grouped}"
+    return f"{kernels}{IN_WORDS[case['op']]}, {sizes}"

@@ -256,7 +256,8 @@ def train(arguments, words):
     receipt["kind"] = "gpu" if on_gpu else "cpu"
     if on_gpu:
         library = ran.here()
-        receipt.update(toolkit=library.toolkit, kernel_hashes=kernel_hashes(arguments, library))
+        what = receipts.of_set(receipt["what"], library.arch)
+        receipt.update(what=what, toolkit=library.toolkit, kernel_hashes=kernel_hashes(arguments, library))
     receipt["figures"] = {"settings": {name: getattr(arguments, name) for name in SETTINGS}, "tasks": {}}
     path = receipts.path_of(receipt, None if on_gpu else arguments.folder)
     progress = timing.Progress([arguments.steps * len(ATTENTIONS)] * len(arguments.tasks))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measured cases, forward, backward or both together, against the bars: FlashMask V3 and cuDNN.
+"""Measured cases, forward, backward or both together, against the bars: of Hopper's kernels FlashMask V3 and cuDNN, of
+those of mma.sync FlashAttention-2, the visible share of their own time, FlexAttention and SDPA with a dense mask.
 
 Every ratio counts our plan's own time as ours and is speed: their time over our time. FlashMask V3's is the case's own
 where it was a peer of the run; otherwise it comes from data/flashmask_v3.json, where it was measured next to the very
@@ -24,8 +25,17 @@ V3_BARS = {
 # op, head_dim: ours over cuDNN, for full and causal at these lengths
 CUDNN_BARS = {"fwd": {128: 1.05, 64: 1.10}, "bwd": {128: 1.09, 64: 1.18}, "total": {}}
 CUDNN_SEQLENS = (8192, 32768)
+MMA_SYNC_SEQLENS, MMA_SYNC_MASK_DIMS = (8192, 32768), (64, 128)
+FA2_BARS = (0.95, 1.0)  # each cell, geometric mean; full and causal of every head dim
+# A mask's time over its visible share of the full mask's, at most, in cells with at least so much visible.
+SHARE_BAR, LEAST_LIVE = 1.2, 0.1
+# Geometric means over the masks. FlexAttention runs on Hopper by wgmma, which is faster than mma.sync there.
+MASK_BARS = {"flex": 0.75, "sdpa": 3.0}
+SMALL_BAR = 0.85  # tiles of 99 KiB over those of 163 KiB
+DETERMINISTIC_BAR = 1.06  # the deterministic backward's time over the fast one's, at most
 # Of ours, or not of the whole call: nothing that both directions together could be compared with.
 OF_ONE_DIRECTION = ("deterministic", "dense", "plain")
+OURS_OTHERWISE = ("deterministic", receipts.SMALL)  # told by their time over ours, without a plan
 
 
 @functools.cache
@@ -122,12 +132,13 @@ def row_of(case):
     case = with_v3(case)
     tflops = case["ours_tflops"] * case["ours_ms"] / (case["ours_ms"] + case["plan_ms"])
     return {
-        **{name: case[name] for name in ("op", "head_dim", "head_dim_v", "seqlen", "mask", "live")},
+        **{name: case[name] for name in ("op", "arch", "head_dim", "head_dim_v", "seqlen", "mask", "live")},
         "grouped": case["heads"] != case["heads_kv"],
+        "ms": case["ours_ms"] + case["plan_ms"],
         "tflops": tflops,
         "v3": ratio_to(case, V3),
-        **{name: ratio_to(case, name) for name in ("flex", "fa3", "cudnn")},
-        "deterministic": case["peers"].get("deterministic", {}).get("ratio"),
+        **{name: ratio_to(case, name) for name in ("flex", "fa3", "cudnn", "fa2", "sdpa")},
+        **{name: case["peers"].get(name, {}).get("ratio") for name in OURS_OTHERWISE},
     }
 
 
@@ -137,6 +148,14 @@ def rows_of(cases, op="fwd"):
 
 def check(name, got, bar, detail=""):
     return {"name": name, "got": got, "bar": bar, "passed": got >= bar, "detail": detail}
+
+
+def check_at_most(name, got, bar, detail=""):
+    return {**check(name, got, bar, detail), "passed": got <= bar, "at_most": True}
+
+
+def place(row):
+    return f"d={row['head_dim']} S={row['seqlen']} {row['mask']}"
 
 
 def v3_checks(rows, head_dim, seqlens, each, mean, label):
@@ -163,9 +182,91 @@ def v3_checks(rows, head_dim, seqlens, each, mean, label):
 
 
 def checks(rows, op="fwd"):
-    """The bars of `op`, which all rows are of, as far as they reach: for each (head_dim, seqlen), and over the lengths
-    of a head_dim. They are of heads that are not grouped."""
-    found, rows = [], [r for r in rows if not r["grouped"]]
+    """The bars of `op`, which all rows are of, as far as they reach. They are of heads that are not grouped."""
+    of_set = {}
+    for row in rows:
+        if not row["grouped"]:
+            of_set.setdefault(row["arch"], []).append(row)
+    return [
+        found
+        for arch, own in of_set.items()
+        for found in (hopper_checks(own, op) if arch == receipts.HOPPER else mma_sync_checks(own, arch))
+    ]
+
+
+def mma_sync_checks(rows, label):
+    """The bars of the kernels of mma.sync, over all rows of one direction."""
+    rows = [r for r in rows if r["seqlen"] in MMA_SYNC_SEQLENS and r["op"] != "total"]
+    masks = [r for r in rows if r["head_dim"] in MMA_SYNC_MASK_DIMS]
+    return [
+        *fa2_checks(rows, label),
+        *share_checks(masks, label),
+        *(
+            check(
+                f"{label}: geometric mean over {COLUMNS[peer][1:]}", mean_of(masks, peer), bar, worst_text(masks, peer)
+            )
+            for peer, bar in MASK_BARS.items()
+            if any(r[peer] for r in masks)
+        ),
+        *otherwise_checks(rows, label),
+    ]
+
+
+def fa2_checks(rows, label):
+    rows = [r for r in rows if r["mask"] in ("full", "causal") and r["fa2"]]
+    if not rows:
+        return []
+    each, mean = FA2_BARS
+    return [
+        check(f"{label}: every cell over FA2", min(r["fa2"] for r in rows), each, worst_text(rows, "fa2")),
+        check(f"{label}: geometric mean over FA2", mean_of(rows, "fa2"), mean, f"{len(rows)} cells"),
+    ]
+
+
+def share_checks(rows, label):
+    """Of masks whose full mask was measured, too."""
+
+    def shape(row):
+        return row["head_dim"], row["head_dim_v"], row["seqlen"]
+
+    full_ms = {shape(r): r["ms"] for r in rows if r["mask"] == "full"}
+    found = [
+        (r["ms"] / (r["live"] * full_ms[shape(r)]), place(r))
+        for r in rows
+        if r["mask"] != "full" and r["live"] >= LEAST_LIVE and shape(r) in full_ms
+    ]
+    if not found:
+        return []
+    worst, where = max(found)
+    detail = f"worst {where}, {len(found)} cells"
+    return [check_at_most(f"{label}: time over the visible share of the full mask's", worst, SHARE_BAR, detail)]
+
+
+def otherwise_checks(rows, label):
+    """Of ours in other ways: the small tiles, and the deterministic mode."""
+    found = []
+    small, slow = [r for r in rows if r[receipts.SMALL]], [r for r in rows if r["deterministic"]]
+    if small:
+        worst = max(small, key=lambda r: r[receipts.SMALL])
+        detail = f"worst {place(worst)}, {len(small)} cells"
+        found.append(check(f"{label}: every cell, 99 KiB over 163 KiB", 1 / worst[receipts.SMALL], SMALL_BAR, detail))
+    if slow:
+        worst = max(slow, key=lambda r: r["deterministic"])
+        detail = f"worst {place(worst)}, {len(slow)} cells"
+        found.append(
+            check_at_most(f"{label}: deterministic, every cell", worst["deterministic"], DETERMINISTIC_BAR, detail)
+        )
+    return found
+
+
+def worst_text(rows, key):
+    rows = [r for r in rows if r[key]]
+    return f"worst {place(min(rows, key=lambda r: r[key]))}, {len(rows)} cells"
+
+
+def hopper_checks(rows, op):
+    """For each (head_dim, seqlen), and over the lengths of a head_dim."""
+    found = []
     for head_dim, (seqlens, each, mean) in V3_BARS[op].items():
         present = sorted({r["seqlen"] for r in rows if r["head_dim"] == head_dim} & set(seqlens))
         for seqlen in present:
@@ -194,15 +295,26 @@ def mean_of(rows, key):
     return geomean(values) if (values := [r[key] for r in rows if r[key]]) else None
 
 
-COLUMNS = {"flex": "/Flex", "v3": "/V3", "fa3": "/FA3", "cudnn": "/cuDNN", "deterministic": "det"}
+COLUMNS = {
+    "flex": "/Flex",
+    "v3": "/V3",
+    "fa3": "/FA3",
+    "fa2": "/FA2",
+    "cudnn": "/cuDNN",
+    "sdpa": "/SDPA",
+    "deterministic": "det",
+    receipts.SMALL: "99 KiB",
+}
+ALWAYS = ("flex", "v3", "cudnn")  # columns of Hopper's table
 
 
 def table(rows):
     """The short table: one line a cell, then geometric means. Every column but TFLOP/s is a speed ratio.
 
-    det: deterministic mode's time over the fast one's, where it was measured.
+    det: deterministic mode's time over the fast one's, where it was measured; 99 KiB: that of the small tiles.
     """
-    columns = [key for key in COLUMNS if key not in ("fa3", "deterministic") or any(r[key] for r in rows)]
+    always = ALWAYS if all(r["arch"] == receipts.HOPPER for r in rows) else ()
+    columns = [key for key in COLUMNS if key in always or any(r[key] for r in rows)]
     heads = " ".join(f"{COLUMNS[key]:>6}" for key in columns)
     lines = [f"{'d':>4} {'S':>6} {'mask':22} {'live':>5} {'TFLOP/s':>8} {heads}"]
     for r in rows:
@@ -210,14 +322,20 @@ def table(rows):
         lines.append(f"{r['head_dim']:4} {r['seqlen']:6} {r['mask']:22} {r['live']:5.3f} {r['tflops']:8.1f} {ratios}")
     for head_dim, seqlen in sorted({(r["head_dim"], r["seqlen"]) for r in rows}):
         cells = [r for r in rows if (r["head_dim"], r["seqlen"]) == (head_dim, seqlen)]
-        means = " ".join(cell_text(mean_of(cells, key)) for key in columns if key in ("flex", "v3"))
+        means = " ".join(
+            cell_text(mean_of(cells, key)) if key in ("flex", "v3", "sdpa") else " " * 6 for key in columns
+        )
         tflops = cell_text(mean_of(cells, "tflops"), "8.1f")
-        lines.append(f"{head_dim:4} {seqlen:6} {'geometric mean':22} {'':5} {tflops} {means}")
+        lines.append(f"{head_dim:4} {seqlen:6} {'geometric mean':22} {'':5} {tflops} {means}".rstrip())
     return lines
+
+
+def bar_text(check):
+    return f"{'at most ' if check.get('at_most') else ''}{check['bar']:.2f}"
 
 
 def check_lines(found):
     return [
-        f"{'PASS' if c['passed'] else 'FAIL'}  {c['name']}: {c['got']:.3f} (bar {c['bar']:.2f}) {c['detail']}".rstrip()
+        f"{'PASS' if c['passed'] else 'FAIL'}  {c['name']}: {c['got']:.3f} (bar {bar_text(c)}) {c['detail']}".rstrip()
         for c in found
     ]

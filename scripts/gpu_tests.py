@@ -566,7 +566,9 @@ def main():
     library = ran.here()
     command = shown(["scripts/gpu-check", "tests", *sys.argv[1:]])
     what = "-".join(["tests", *(arguments.only or [])])
-    receipt = receipts.new(what, timing.environment() | {"toolkit": library.toolkit}, command)
+    receipt = receipts.new(
+        receipts.of_set(what, library.arch), timing.environment() | {"toolkit": library.toolkit}, command
+    )
     receipt["kernel_hashes"] = library.hashes
     path = receipts.path_of(receipt)
     session = Session(receipt, arguments.seconds)

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measurements on a GPU, forward unless said otherwise, each with a receipt in benchmarks/results (or in $OUT).
 
-FLASHMASK_LIBRARY names the library.
+FLASHMASK_LIBRARY names the library, FLASHMASK_KERNELS the kernel set (sm90, sm80, sm86; default: the device's).
 
     FLASHMASK_LIBRARY=build/gpu/src/libflashmask.so python benchmarks/gpu/bench.py paper --head-dim 128 --seqlen 8192
 
 paper     twelve masks, five of them with grouped heads too, against FlashMask V3, FlashAttention-3, FlexAttention,
           cuDNN, a dense mask and materialised attention. With --op bwd the backward, fast and deterministic, against
-          the first four
+          the first four. The kernels of mma.sync against FlashAttention-2, FlexAttention and SDPA with a dense mask
 sparsity  latency against sparsity at 32K
 small     wall time of 1,000 calls on a small problem; with --op bwd of forward and backward
 padding   what head dims between two instances cost
@@ -94,15 +94,15 @@ def surroundings(dry_run):
 def main(words=None):
     arguments = parse(words)
     module = importlib.import_module(COMMANDS[arguments.command])
-    if hasattr(module, "check_arguments"):
-        module.check_arguments(arguments)
     if arguments.dry_run and not os.environ.get("OUT"):
         sys.exit("a dry run writes invented figures: set OUT to a folder outside of the repository")
     if arguments.dry_run and arguments.command != "paper":
         sys.exit("only `paper` has a dry run")
     environment, arguments.kernels, card_state, progress_type = surroundings(arguments.dry_run)
+    if hasattr(module, "check_arguments"):
+        module.check_arguments(arguments)
     command = shlex.join(["benchmarks/gpu/bench.py", *(words or sys.argv[1:])])
-    receipt = receipts.new(arguments.what, environment, command)
+    receipt = receipts.new(receipts.of_set(arguments.what, arguments.kernels.arch), environment, command)
     if hasattr(module, "kernel_hashes"):
         receipt["kernel_hashes"] = module.kernel_hashes(arguments)
     receipt["dry_run"] = arguments.dry_run

@@ -69,6 +69,7 @@ def cells_of(arguments):
                 head_dim=head_dim,
                 head_dim_v=head_dim,
                 seqlen=seqlen,
+                tokens=paper.TOKENS,
                 masks=arguments.masks,
                 heads_kv=arguments.heads_kv,
             )

@@ -14,6 +14,7 @@ import paper_masks
 import tile_count
 import verdict
 from ran import case_of
+from receipts import HOPPER, SMALL
 from samples import middle, ratio_figures, spread, time_figures
 
 TOKENS, HIDDEN = 128 * 1024, 4096
@@ -23,7 +24,12 @@ CONTENDERS = {
     "fwd": ("ours", "plan", *OTHERS, "dense", "plain", "matmul"),
     "bwd": ("ours", "plan", "deterministic", *OTHERS, "matmul"),
 }
-ON_REQUEST = ("fa2",)
+# Of the kernels of mma.sync: other kernels of it, FlexAttention, and where both fit the device their own small tiles.
+MMA_SYNC_CONTENDERS = {
+    "fwd": ("ours", "plan", "fa2", "flex", "sdpa", "matmul"),
+    "bwd": ("ours", "plan", "deterministic", "fa2", "flex", "sdpa", "matmul"),
+}
+ON_REQUEST = ("fa2", "sdpa", SMALL)
 NO_PEERS = ("ours", "plan", "matmul")
 # Of matrices, each 2 B H S^2 d over what is visible: how many have head_dim for d, and how many head_dim_v.
 PRODUCTS = {"fwd": (1, 1), "bwd": (3, 2)}
@@ -60,7 +66,7 @@ class Cell:
     def case(self):
         """What the receipt's case says of the cell before anything was measured."""
         sizes = self.head_dim, self.seqlen, self.batch, self.heads, self.heads_kv
-        return {"arch": "sm90", **case_of(self.op, *sizes, self.mask, head_dim_v=self.head_dim_v), "live": self.live}
+        return {**case_of(self.op, *sizes, self.mask, head_dim_v=self.head_dim_v), "live": self.live}
 
     def weight(self):
         """About how long it takes, for progress: seconds of compilation and the work."""
@@ -84,14 +90,14 @@ def case_of_samples(cell, samples, record, error, left_out, kernels):
     {contender: why}."""
     times = {f"{name}_ms": middle(samples[name]) for name in ("plan", "ours")}
     spreads = {f"{name}_ms_spread": spread(samples[name]) for name in ("plan", "ours")}
-    modes = (False, True) if "deterministic" in samples else (False,)
     peers = {name: peer_figures(samples, name, record) for name in samples if name not in NO_PEERS}
+    case = {"arch": kernels.arch, **cell.case()}
     found = {
-        **cell.case(),
+        **case,
         **times,
         **spreads,
         "ours_tflops": cell.tflops(times["ours_ms"]),
-        "kernel_hashes": kernels.of(cell.case(), modes),
+        "kernel_hashes": kernels.of_cell({**case, "peers": peers}),
         "error": error,
         "peers": peers,
         "left_out": left_out,
@@ -109,6 +115,8 @@ class DryCell:
         "flashmask_v3": 1.15,
         "fa3": 1.02,
         "fa2": 1.9,
+        "sdpa": 4.0,
+        SMALL: 1.1,
         "flex": 1.6,
         "cudnn": 1.1,
         "dense": 5.0,
@@ -178,8 +186,9 @@ def cells_of(arguments):
     heads = HIDDEN // arguments.head_dim
     grouped = () if arguments.masks or heads % GROUPED_HEADS_KV else (GROUPED_HEADS_KV,)
     heads_kv = arguments.heads_kv or (heads, *grouped)
+    sizes = arguments.seqlen, arguments.head_dim, arguments.op
     return [
-        Cell(mask, arguments.seqlen, arguments.head_dim, arguments.op, n, head_dim_v=arguments.head_dim_v)
+        Cell(mask, *sizes, n, arguments.tokens, head_dim_v=arguments.head_dim_v)
         for n in heads_kv
         for mask in arguments.masks or (paper_masks.NAMES if n == heads else GROUPED_MASKS)
     ]
@@ -235,6 +244,9 @@ def add_arguments(parser):
     parser.add_argument(
         "--seqlen", type=int, default=8192, help="8192, 32768 or 131072; any multiple of 128 that divides 131072"
     )
+    parser.add_argument(
+        "--tokens", type=int, default=TOKENS, help="of a case, batch times seqlen; default: %(default)s"
+    )
     parser.add_argument("--masks", type=names, help="comma-separated; default: all")
     parser.add_argument(
         "--heads-kv",
@@ -248,19 +260,28 @@ def add_arguments(parser):
         type=names,
         help="comma-separated; ours and plan always run; default: "
         + "; ".join(f"{op} {','.join(found)}" for op, found in CONTENDERS.items())
-        + f"; on request: {','.join(ON_REQUEST)}",
+        + f"; of the kernels of mma.sync fwd {','.join(MMA_SYNC_CONTENDERS['fwd'])}, and {SMALL} beside sm80; "
+        + f"on request: {','.join(ON_REQUEST)}",
     )
     parser.add_argument("--target-ms", type=float, default=30.0, help="what one measurement should take")
 
 
+def default_contenders(op, arch):
+    if arch == HOPPER:
+        return CONTENDERS[op]
+    return (*MMA_SYNC_CONTENDERS[op], *[SMALL] * (arch == "sm80"))
+
+
 def check_arguments(arguments):
+    """`arguments` with its kernels."""
     known = (*CONTENDERS[arguments.op], *ON_REQUEST)
-    asked = CONTENDERS[arguments.op] if arguments.contenders is None else arguments.contenders
+    default = default_contenders(arguments.op, arguments.kernels.arch)
+    asked = default if arguments.contenders is None else arguments.contenders
     for given, accepted in ((arguments.masks or [], paper_masks.NAMES), (asked, known)):
         if unknown := sorted(set(given) - set(accepted)):
             sys.exit(f"unknown: {', '.join(unknown)}; known: {', '.join(accepted)}")
-    if arguments.seqlen % 128 or TOKENS % arguments.seqlen:
-        sys.exit(f"--seqlen is {arguments.seqlen}; it must be a multiple of 128 that divides {TOKENS}")
+    if arguments.seqlen % 128 or arguments.tokens % arguments.seqlen:
+        sys.exit(f"--seqlen is {arguments.seqlen}; it must be a multiple of 128 that divides {arguments.tokens}")
     heads = HIDDEN // arguments.head_dim
     if wrong := [n for n in arguments.heads_kv or [] if n < 1 or heads % n]:
         sys.exit(f"--heads-kv has {wrong[0]}; it must divide the query heads, {heads}")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One cell of the paper's benchmark, backward, on the GPU: the forward cell's gradients, checked against float64."""
 
+import receipts
 import torch
 import torch._functorch.config
 import turn
@@ -121,13 +122,18 @@ class GpuBackwardCell(GpuCell):
         return Contender(call)
 
     def add_sdpa(self, backend):
-        if self.cell.mask in ("full", "causal"):
+        if mask := self.sdpa_mask(backend):
             inputs, dout = self.peer_tensors()
-            call = TorchBackward(sdpa_call(backend, *inputs, self.cell.causal)(), inputs, dout)
+            call = TorchBackward(sdpa_call(backend, *inputs, **mask)(), inputs, dout)
             with refusals_of(backend, self.cell.group > 1):
                 result = call()
             self.agrees(backend, [x.transpose(1, 2) for x in result])
             return Contender(call)
+
+    def add_small(self):
+        call = Backward(self.ours, self.dout, plan=self.plan, kernels=receipts.SMALL).run()
+        self.agrees(receipts.SMALL, call.gradients())
+        return Contender(call.launch)
 
     def our_results(self):
         return dict(zip(NAMES, self.fast.gradients(), strict=True))

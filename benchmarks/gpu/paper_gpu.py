@@ -8,6 +8,7 @@ import zlib
 from statistics import median
 
 import matmul
+import receipts
 import torch
 import turn
 from flex_masks import flex_mask
@@ -22,6 +23,7 @@ PLANS_IN_GRAPH = 10
 AGREEMENT = 0.02  # of the norm
 PLAIN_HEADS = 4  # of one batch element: what materialised attention fits in memory
 PLAIN_SEQLEN = 8192
+DENSE_SEQLEN = 32768  # beyond it a dense matrix takes gibibytes
 
 
 def to_device(array):
@@ -52,11 +54,14 @@ class FlexPeer:
             return create_block_mask(mask_mod, None, None, seqlen, seqlen, device="cuda", _compile=True)
 
         self.compiled = torch.compile(flex_attention)
-        with turn.given_up():
-            if mask_mod is not None:
-                self.block_mask = build()
-            turn.give()
-            self.result = self()
+        try:
+            with turn.given_up():
+                if mask_mod is not None:
+                    self.block_mask = build()
+                turn.give()
+                self.result = self()
+        except torch._dynamo.exc.TorchDynamoException as error:  # its tiles need not fit every device
+            raise LeftOut(f"torch.compile of FlexAttention: {str(error).splitlines()[0][:200]}") from error
         if mask_mod is not None:
             self.record["block_mask_ms"] = median(synchronised_seconds(build)[0] for _ in range(3)) * 1e3
 
@@ -65,7 +70,11 @@ class FlexPeer:
         return self.compiled(*self.inputs, block_mask=self.block_mask, enable_gqa=q.shape[1] != k.shape[1])
 
 
-SDPA_BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION}
+SDPA_BACKENDS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "fa2": SDPBackend.FLASH_ATTENTION,
+    "sdpa": SDPBackend.EFFICIENT_ATTENTION,  # the only one but cuDNN's that takes a dense mask
+}
 NO_KERNEL = ("No available kernel", "No viable backend")  # how PyTorch says it
 
 
@@ -81,13 +90,14 @@ def refusals_of(backend, grouped):
         raise LeftOut(f"PyTorch's {backend} backend does not take it: {str(error).splitlines()[0][:200]}") from error
 
 
-def sdpa_call(backend, q, k, v, causal):
-    """PyTorch's scaled_dot_product_attention by one of its backends; LeftOut if that one does not take it."""
+def sdpa_call(backend, q, k, v, **mask):
+    """PyTorch's scaled_dot_product_attention by one of its backends; LeftOut if that one does not take it. `mask`: its
+    is_causal or attn_mask."""
     grouped = q.shape[1] != k.shape[1]
 
     def call():
         with sdpa_kernel(SDPA_BACKENDS[backend]):
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=grouped, **mask)
 
     with refusals_of(backend, grouped):
         call()
@@ -185,6 +195,8 @@ class GpuCell:
             "flex": self.add_flex,
             "cudnn": lambda: self.add_sdpa("cudnn"),
             "fa2": lambda: self.add_sdpa("fa2"),
+            "sdpa": lambda: self.add_sdpa("sdpa"),
+            receipts.SMALL: self.add_small,
             "dense": self.add_dense,
             "plain": self.add_plain,
             "matmul": self.add_matmul,
@@ -197,8 +209,8 @@ class GpuCell:
             try:
                 if found := add():
                     contenders[name] = found
-            except LeftOut as why:
-                self.left_out[name] = str(why)
+            except (LeftOut, torch.OutOfMemoryError) as why:
+                self.left_out[name] = str(why).split("\n")[0][:300]
 
     def of_peer(self, name, call):
         """A peer that writes [batch, seqlen, heads, d] as ours does. It runs twice: what a call leaves may be wrong for
@@ -225,14 +237,27 @@ class GpuCell:
         return Contender(peer)
 
     def add_sdpa(self, backend):
-        if self.cell.mask in ("full", "causal"):
-            call = sdpa_call(backend, *self.heads_first(), self.cell.causal)
+        if mask := self.sdpa_mask(backend):
+            call = sdpa_call(backend, *self.heads_first(), **mask)
             self.agrees(backend, [call().transpose(1, 2)])
             return Contender(call)
 
+    def sdpa_mask(self, backend):
+        """The mask as a backend of PyTorch's has it; None where it does not take part."""
+        if backend == "sdpa":
+            few = self.cell.group == 1 and self.cell.seqlen <= DENSE_SEQLEN
+            return {"attn_mask": dense_matrix(self.visible, self.cell.seqlen)} if few else None
+        return {"is_causal": self.cell.causal} if self.cell.mask in ("full", "causal") else None
+
+    def add_small(self):
+        out = torch.empty_like(self.ours.out)
+        call = Forward(self.q, self.k, self.v, self.mask, plan=self.plan, out=out, kernels=receipts.SMALL).run()
+        self.agrees(receipts.SMALL, [call.out])
+        return Contender(call.launch)
+
     def add_dense(self):
         # Its time does not depend on the mask, nor on how the heads are grouped.
-        if self.cell.group > 1 or self.cell.seqlen > 32768 and self.cell.mask != "causal_document":
+        if self.cell.group > 1 or self.cell.seqlen > DENSE_SEQLEN and self.cell.mask != "causal_document":
             return None
         dense = dense_matrix(self.visible, self.cell.seqlen)
         call = Forward(self.q, self.k, self.v, dense=dense, out=torch.empty_like(self.ours.out)).run()

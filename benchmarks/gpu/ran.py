@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which of the library's kernels a run used, as receipts name them: {id: hash of its machine code}."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -24,17 +25,23 @@ def case_of(op, head_dim, seqlen, batch, heads, heads_kv=None, mask="full", dtyp
 
 
 class Kernels(receipts.Library):
-    """The kernels of the library that is measured, $FLASHMASK_LIBRARY. Their hashes are read once."""
+    """The kernels of the library that is measured, $FLASHMASK_LIBRARY. Their hashes are read once. `arch`: the kernel
+    set that calls run."""
 
-    def __init__(self, multiprocessors=receipts.MULTIPROCESSORS):
-        from harness import kernels
-
-        super().__init__(kernels.default_library() or sys.exit("there is no library: FLASHMASK_LIBRARY names one"))
-        self.multiprocessors = multiprocessors
+    def __init__(self, multiprocessors=receipts.MULTIPROCESSORS, arch=receipts.HOPPER):
+        super().__init__(library_path())
+        self.multiprocessors, self.arch = multiprocessors, arch
 
     def of(self, case, modes=(False,)):
         """Of a case in the modes that ran: deterministic or not."""
-        return {i: self.hashes[i] for i in sorted(self.in_modes(case, modes, self.multiprocessors))}
+        return self.hashes_of(self.in_modes({**case, "arch": self.arch}, modes, self.multiprocessors))
+
+    def of_cell(self, case):
+        """Of a case and of those of its peers that are ours."""
+        return self.hashes_of(self.kernels_of(case, self.multiprocessors))
+
+    def hashes_of(self, ids):
+        return {i: self.hashes[i] for i in sorted(ids)}
 
     def of_all(self, cases, modes=(False,)):
         return {i: found for case in cases for i, found in self.of(case, modes).items()}
@@ -52,14 +59,22 @@ class DryKernels(Kernels):
     """Invented, like the times of a dry run."""
 
     def __init__(self):
-        self.toolkit = "none"
+        self.toolkit, self.arch = "none", os.environ.get("FLASHMASK_KERNELS") or receipts.HOPPER
 
-    def of(self, case, modes=(False,)):
-        return {f"sm90.{case['op']}.bf16.d{case['head_dim']}.dv{case['head_dim_v']}": "0" * 16}
+    def of_cell(self, case):
+        return {f"{self.arch}.{case['op']}.bf16.d{case['head_dim']}.dv{case['head_dim_v']}": "0" * 16}
+
+
+def library_path():
+    from harness import kernels
+
+    return kernels.default_library() or sys.exit("there is no library: FLASHMASK_LIBRARY names one")
 
 
 def here():
     """Those of the library on the first CUDA device."""
     import torch
+    from harness import kernels
 
-    return Kernels(torch.cuda.get_device_properties(0).multi_processor_count)
+    device = torch.cuda.get_device_properties(0)
+    return Kernels(device.multi_processor_count, kernels.set_in_use(library_path(), (device.major, device.minor)))

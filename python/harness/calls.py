@@ -132,7 +132,9 @@ class Plan:
 class Call:
     """A call with its outputs and workspace: made once, run often."""
 
-    def _prepare(self, struct, fields, mask, plan, dense, scale, deterministic, count, max_ctas, features=NONE):
+    def _prepare(
+        self, struct, fields, mask, plan, dense, scale, deterministic, count, max_ctas, features=NONE, kernels=None
+    ):
         """Fills the structs and allocates what the library asks for."""
         if mask is not None and dense is None:
             fields["mask"] = C.pointer(mask.struct)
@@ -143,6 +145,8 @@ class Call:
         self.device = fields["q"].device
         self.args = fill(struct, **fields)
         self.options = device_options(self.device, flags=capi.DETERMINISTIC if deterministic else 0, max_ctas=max_ctas)
+        if kernels is not None:
+            self.options.kernels = kernels.encode()
         if scale is not None:
             self.options.flags, self.options.softmax_scale = self.options.flags | capi.HAS_SCALE, scale
         ask_for(self.options, features)
@@ -177,20 +181,33 @@ class Forward(Call):
 
     q [batch, seqlen_q, heads_q, d], k and v [batch, seqlen_k, heads_kv, d], any strides that the library takes.
     mask None: everything is visible. plan None: the call makes its own. dense: bool matrix in place of the mask.
-    features: harness.features.
+    features: harness.features. kernels: the kernel set, by default the device's or $FLASHMASK_KERNELS.
     """
 
     _workspace, _function = lib.fm_forward_workspace, lib.fm_forward
 
     def __init__(
-        self, q, k, v, mask=None, *, plan=None, dense=None, scale=None, out=None, count=False, max_ctas=0, features=NONE
+        self,
+        q,
+        k,
+        v,
+        mask=None,
+        *,
+        plan=None,
+        dense=None,
+        scale=None,
+        out=None,
+        count=False,
+        max_ctas=0,
+        features=NONE,
+        kernels=None,
     ):
         self.inputs, self.features = (q, k, v, mask, plan, dense), features
         dtype = features.result_dtype(q.dtype)
         self.out = torch.empty((*q.shape[:3], v.shape[3]), dtype=dtype, device=q.device) if out is None else out
         self.lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
         fields = {"q": q, "k": k, "v": v, "out": self.out, "lse": self.lse}
-        self._prepare(capi.ForwardArgs, fields, mask, plan, dense, scale, False, count, max_ctas, features)
+        self._prepare(capi.ForwardArgs, fields, mask, plan, dense, scale, False, count, max_ctas, features, kernels)
 
     def outputs(self):
         return self.out, self.lse
@@ -209,8 +226,8 @@ class Forward(Call):
 class Backward(Call):
     """The gradients of one forward call (a Forward that has run), with its features.
 
-    dout [batch, seqlen_q, heads_q, d], dlse [batch, heads_q, seqlen_q] or None. plan and dense as in Forward. `like`:
-    makes dq, dk and dv from q, k and v; default contiguous. dsink: None without a sink.
+    dout [batch, seqlen_q, heads_q, d], dlse [batch, heads_q, seqlen_q] or None. plan, dense and kernels as in Forward.
+    `like`: makes dq, dk and dv from q, k and v; default contiguous. dsink: None without a sink.
     """
 
     _workspace, _function = lib.fm_backward_workspace, lib.fm_backward
@@ -228,6 +245,7 @@ class Backward(Call):
         count=False,
         max_ctas=0,
         like=torch.empty_like,
+        kernels=None,
     ):
         q, k, v, mask, *_ = forward.inputs
         self.inputs, features = (forward, dout, dlse, plan, dense), forward.features
@@ -242,7 +260,9 @@ class Backward(Call):
         self.dsink = None if features.sink is None else torch.empty_like(features.sink)
         if self.dsink is not None:
             fields["dsink"] = self.dsink
-        self._prepare(capi.BackwardArgs, fields, mask, plan, dense, scale, deterministic, count, max_ctas, features)
+        self._prepare(
+            capi.BackwardArgs, fields, mask, plan, dense, scale, deterministic, count, max_ctas, features, kernels
+        )
 
     def gradients(self):
         return self.dq, self.dk, self.dv

@@ -17,6 +17,8 @@ from . import cubin
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = ("build/gpu-carry/libflashmask.so", "build/gpu/src/libflashmask.so", "build/release/src/libflashmask.so")
+SETS = ("sm90", "sm80", "sm86")  # of kernels, in the order in which "auto" takes them
+SET_VARIABLE = "FLASHMASK_KERNELS"
 NOWHERE = 1 << 12  # the address of tensors that are described and never read
 
 
@@ -80,7 +82,8 @@ def dtypes(library):
 
 
 def kernels_of(library, case, arch="sm90", multiprocessors=132, deterministic=False):
-    """Ids of the kernels that a library runs for a receipt's case on a GPU of `arch`, those of the plan first.
+    """Ids of the kernels that a library runs for a receipt's case, those of the plan first. `arch`: the kernel set, of
+    SETS, on a GPU that it is meant for.
 
     `case` has op ("fwd" or "bwd"), dtype, batch, seqlen, heads, heads_kv, head_dim, head_dim_v, and may have partial:
     "float32", partial results, or "rounded", those whose out and dq are of the case's dtype (backward). ValueError if
@@ -92,21 +95,49 @@ def kernels_of(library, case, arch="sm90", multiprocessors=132, deterministic=Fa
     return explanation["kernels"]
 
 
-def explain(library, case, arch="sm90", multiprocessors=132, deterministic=False):
-    """What fm_explain_json says of a receipt's case."""
+def sets_on(library, capability):
+    """Those of SETS that a library has and a GPU of a compute capability, (8, 6), takes."""
+    case = dict(op="fwd", dtype="bfloat16", batch=1, seqlen=128, heads=1, heads_kv=1, head_dim=64, head_dim_v=64)
+
+    def is_taken(name):
+        try:
+            return explain(library, case, name, capability=capability)["backend"] == "cuda"
+        except ValueError:  # the library does not know it
+            return False
+
+    return [name for name in SETS if is_taken(name)]
+
+
+def set_in_use(library, capability):
+    """The kernel set of calls that name none, on a GPU of a compute capability: $FLASHMASK_KERNELS, or the first that
+    the GPU takes."""
+    named = os.environ.get(SET_VARIABLE) or "auto"
+    if named != "auto":
+        return named
+    taken = sets_on(library, capability)
+    if not taken:
+        raise ValueError(f"{library} has no kernels for compute capability {capability[0]}.{capability[1]}")
+    return taken[0]
+
+
+def explain(library, case, arch="sm90", multiprocessors=132, deterministic=False, capability=None):
+    """What fm_explain_json says of a receipt's case. `capability`: the GPU's; default: the one `arch` is named for."""
     handle, backward = _load(library), case["op"] == "bwd"
-    # Hopper's are not named, which libraries of before there were others would not understand.
-    named = {} if arch == "sm90" else {"kernels": arch.encode()}
+    # Libraries of before there were others would not understand a name.
+    named = {"kernels": arch.encode()} if arch != "sm90" or _has_others(library) else {}
     flags = capi.DETERMINISTIC if deterministic else 0
     named["partial_out"] = "partial" in case
     options = capi.make(capi.Options, device=capi.cuda_device(), flags=flags, backend=b"cuda", **named)
-    number = int(arch.removeprefix("sm"))
-    gpu = capi.make(
-        capi.GpuModel, compute_major=number // 10, compute_minor=number % 10, multiprocessors=multiprocessors
-    )
+    major, minor = capability or divmod(int(arch.removeprefix("sm")), 10)
+    gpu = capi.make(capi.GpuModel, compute_major=major, compute_minor=minor, multiprocessors=multiprocessors)
     return json.loads(
         _text(handle.fm_explain_json, C.byref(_arguments(case)), C.c_int(backward), C.byref(options), C.byref(gpu))
     )
+
+
+def _has_others(library):
+    """Whether a library has kernels besides Hopper's."""
+    return any(info["arch"] != "sm90" for info in table_of(library))
 
 
 def case_text(case):

@@ -2,6 +2,7 @@
 """In place of python/harness/kernels.py in tests: a library is a JSON file {"toolkit", "kernels": {id: hash}, "split":
 its backward is split, "refused": [head dims whose backward it does not run]}."""
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ def hashes(library):
 
 
 def kernels_of(library, case, arch="sm90", multiprocessors=132, deterministic=False):
+    """As of the library; the kernels of every set are named for it."""
     name = f"{arch}.{case['op']}.bf16.d{case['head_dim']}.dv{case['head_dim_v']}"
     if case["op"] == "fwd":
         return [*PLAN, f"{name}.c3"]
@@ -48,10 +50,10 @@ def default_library():
 def library_file(path, toolkit="Build cuda_13.0", **changes):
     """A library of made-up kernels, `changes` among its fields."""
     names = list(PLAN)
-    for dim in (64, 128):
-        names.append(f"sm90.fwd.bf16.d{dim}.dv{dim}.c3")
+    for dim, arch in itertools.product((64, 128), ("sm90", "sm80", "sm86")):
+        names.append(f"{arch}.fwd.bf16.d{dim}.dv{dim}.c3")
         names += [
-            f"sm90.bwd.bf16.d{dim}.dv{dim}.c2{part}"
+            f"{arch}.bwd.bf16.d{dim}.dv{dim}.c2{part}"
             for part in ("", ".split", ".preprocess", ".convert_dq", ".reduce_dkv")
         ]
     path.write_text(

@@ -19,14 +19,14 @@ def peer(ms, ours, plan):
     return {"ms": ms, "ms_spread": [0.9 * ms, 1.1 * ms], "rounds": 7, "ratio": ms / ours}
 
 
-def case(library, mask="full", op="fwd", head_dim=128, seqlen=8192, heads_kv=None, **peers):
+def case(library, mask="full", op="fwd", head_dim=128, seqlen=8192, heads_kv=None, arch="sm90", **peers):
     """A case whose kernels have the library's hashes; `peers`: their time over ours."""
     heads, live = 4096 // head_dim, 0.5
     flop = (4 if op == "fwd" else 10) * 131072 * 4096 * seqlen * live
     ours = flop / 6e11
     made = {
         "op": op,
-        "arch": "sm90",
+        "arch": arch,
         "mask": mask,
         "head_dim": head_dim,
         "head_dim_v": head_dim,
@@ -42,7 +42,7 @@ def case(library, mask="full", op="fwd", head_dim=128, seqlen=8192, heads_kv=Non
         "peers": {name: peer(over * ours, ours, 0.01 * ours) for name, over in peers.items()},
     }
     hashes = fake_kernels.hashes(library)["kernels"]
-    return {**made, "kernel_hashes": {name: hashes[name] for name in fake_kernels.kernels_of(library, made)}}
+    return {**made, "kernel_hashes": {name: hashes[name] for name in fake_kernels.kernels_of(library, made, arch)}}
 
 
 def receipt(what, cases=(), **changes):
@@ -73,6 +73,21 @@ def slice_of(library, op="fwd", head_dim=128, seqlen=8192, masks=MASKS, **change
 
     cases = [case(library, mask, op, head_dim, seqlen, **peers_of(mask)) for mask in masks]
     return receipt(f"{op}-d{head_dim}-dv{head_dim}-{seqlen // 1024}k", cases, **changes)
+
+
+def mma_sync_slice(library, op="fwd", masks=MASKS, **peers):
+    """The receipt of a slice of sm80. Half of each mask is visible, and takes half of the full mask's time; `peers`:
+    their time over ours."""
+    over = {"fa2": 1.05, "flex": 0.8, "sdpa": 4.0, "sm86": 1.1, **({"deterministic": 1.05} if op == "bwd" else {})}
+    over.update(peers)
+
+    def made(mask):
+        of_some = {} if mask in ("full", "causal") else {"fa2": None}
+        found = case(library, mask, op, arch="sm80", **{n: r for n, r in {**over, **of_some}.items() if r})
+        times = {n: 2 * found[n] for n in ("ours_ms", "plan_ms")}
+        return {**found, **times, "live": 1.0} if mask == "full" else found
+
+    return receipt(f"{op}-d128-dv128-8k-sm80", [made(mask) for mask in masks])
 
 
 def topic(library, what, names, **figures):

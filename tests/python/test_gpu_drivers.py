@@ -115,6 +115,22 @@ def test_a_case_says_which_contender_was_left_out(dry_run, capsys):
     assert "----  fa3: invented" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("arch, small", [("sm80", {"sm86"}), ("sm86", set())])
+def test_another_kernel_set_has_receipts_and_contenders_of_its_own(dry_run, tmp_path, monkeypatch, arch, small):
+    of_hopper = dry_run("--masks", "causal")["what"]
+    monkeypatch.setenv("FLASHMASK_KERNELS", arch)
+    made = dry_run("--masks", "causal,document", "--tokens", "32768")
+    causal, document = made["cases"]
+    assert (made["what"], causal["arch"], causal["batch"]) == (f"{of_hopper}-{arch}", arch, 4)
+    assert {path.stem for path in tmp_path.glob("*.json")} == {of_hopper, made["what"]}
+    assert causal["kernel_hashes"] == {f"{arch}.fwd.bf16.d128.dv128": "0" * 16}
+    assert set(causal["peers"]) == {"fa2", "flex", "sdpa"} | small
+    assert set(document["peers"]) == {"flex", "sdpa"} | small
+    backward = dry_run("--op", "bwd", "--masks", "full")["cases"][0]
+    assert set(backward["peers"]) == {"deterministic", "fa2", "flex", "sdpa"} | small
+    assert set(dry_run("--masks", "full", "--contenders", "flex")["cases"][-1]["peers"]) == {"flex"}
+
+
 def test_slices_with_grouped_heads(capsys):
     assert slices.slices_of("fwd:128:8192:kv8,bwd:64:8192:full+causal:kv8") == [
         ["paper", "--op", "fwd", "--head-dim", "128", "--seqlen", "8192", "--heads-kv", "8"],
@@ -132,7 +148,9 @@ def test_flex_is_compiled_for_the_cells_that_are_measured():
 
     arguments = compile_flex.parse_arguments(["--op", "fwd", "--head-dims", "64", "--seqlens", "8192"])
     measured = paper.cells_of(
-        argparse.Namespace(op="fwd", head_dim=64, head_dim_v=64, seqlen=8192, masks=None, heads_kv=None)
+        argparse.Namespace(
+            op="fwd", head_dim=64, head_dim_v=64, seqlen=8192, tokens=paper.TOKENS, masks=None, heads_kv=None
+        )
     )
     assert [cell.label for cell in compile_flex.cells_of(arguments)] == [cell.label for cell in measured]
 
@@ -156,6 +174,8 @@ HASHES = {
     "sm90.bwd.bf16.d128.dv128.c2": "b1",
     "sm90.bwd.bf16.d128.dv128.c2.ordered": "b2",
     "sm90.plan.classify": "p1",
+    "sm80.fwd.bf16.d128.dv128.c3": "s1",
+    "sm86.fwd.bf16.d128.dv128.c3": "s2",
 }
 
 
@@ -208,12 +228,21 @@ def test_a_measured_case_has_the_hashes_of_both_modes(library):
     assert ids() == fast
 
 
+def test_a_case_of_another_set_has_its_kernels_and_those_of_the_small_tiles(library):
+    kernels, cell = ran.Kernels(132, "sm80"), paper.Cell("full", 8192, 128)
+    assert kernels.of(cell.case()) == {"sm90.plan.classify": "p1", "sm80.fwd.bf16.d128.dv128.c3": "s1"}
+    times = {name: [1.0, 2.0] for name in ("ours", "plan", "sm86")}
+    case = paper.case_of_samples(cell, times, {}, {}, {}, kernels)
+    assert case["kernel_hashes"] == {**kernels.of(cell.case()), "sm86.fwd.bf16.d128.dv128.c3": "s2"}
+    assert set(kernels.kernels_of(case)) == set(case["kernel_hashes"])  # as it is judged
+
+
 def test_topics_name_the_kernels_they_run(library):
     """Those whose modules load without a library: the others say it in the same words."""
     import first
 
     arguments = argparse.Namespace(kernels=ran.Kernels(), op=["fwd"])
-    expected = {name: text for name, text in HASHES.items() if ".fwd." in name or "plan" in name}
+    expected = {name: text for name, text in HASHES.items() if name.startswith(("sm90.fwd.", "sm90.plan."))}
     assert first.kernel_hashes(arguments) == expected
     assert len(cycles.cases(["fwd"])) == 20 and len(cycles.cases()) == 40
 

@@ -179,8 +179,40 @@ def test_what_is_not_taken_is_named(change, why):
 
 @needs_kernels
 def test_another_architecture_is_named():
-    with pytest.raises(ValueError, match="compute capability 8.0"):
-        kernels.kernels_of(LIBRARY, CASE, arch="sm80")
+    found = kernels.explain(LIBRARY, CASE, "sm90", capability=(8, 0))
+    assert found["backend"] != "cuda" and any("has 8.0" in why or "8.0;" in why for why in found["rejected"])
+
+
+@needs_kernels
+def test_a_gpu_takes_the_sets_that_are_meant_for_it(monkeypatch):
+    built = {info["arch"] for info in kernels.table_of(LIBRARY) if info["op"] != "plan"}
+    taken = {(9, 0): kernels.SETS, (8, 0): ("sm80", "sm86"), (8, 9): ("sm86",), (12, 0): ("sm86",), (7, 5): ()}
+    for capability, names in taken.items():
+        expected = [name for name in names if name in built or (name == "sm86" and "sm80" in built)]
+        assert kernels.sets_on(LIBRARY, capability) == expected
+    if built == {"sm80", "sm90"}:
+        monkeypatch.setenv("FLASHMASK_KERNELS", "sm86")  # which is about calls that name none
+        assert kernels.kernels_of(LIBRARY, CASE)[-1] == "sm90.fwd.bf16.d128.dv128.c3"
+        of_set = [kernels.kernels_of(LIBRARY, CASE, arch)[-1] for arch in ("sm80", "sm86")]
+        assert of_set == ["sm80.fwd.bf16.d128.dv128.k163", "sm80.fwd.bf16.d128.dv128.k99"]
+
+
+def test_the_set_in_use_is_the_one_that_is_named_or_the_first(monkeypatch):
+    def explain(library, case, arch, capability):
+        if arch == "sm90":
+            raise ValueError("not built")
+        return {"backend": "cuda" if arch == "sm86" or capability == (8, 0) else "cpu"}
+
+    monkeypatch.setattr(kernels, "explain", explain)
+    monkeypatch.delenv("FLASHMASK_KERNELS", raising=False)
+    assert kernels.set_in_use("l.so", (8, 0)) == "sm80" and kernels.set_in_use("l.so", (8, 6)) == "sm86"
+    monkeypatch.setenv("FLASHMASK_KERNELS", "sm90")
+    assert kernels.set_in_use("l.so", (9, 0)) == "sm90"
+    monkeypatch.setenv("FLASHMASK_KERNELS", "auto")
+    assert kernels.set_in_use("l.so", (8, 0)) == "sm80"
+    monkeypatch.setattr(kernels, "explain", lambda *_, **__: {"backend": "cpu"})
+    with pytest.raises(ValueError, match="no kernels for compute capability 7.5"):
+        kernels.set_in_use("l.so", (7, 5))
 
 
 # --- What changes a hash, and what does not -----------------------------------------------------------

@@ -366,6 +366,47 @@ def test_bars(file, v3, cudnn, passed):
     assert verdict.checks(verdict.rows_of([*made["cases"], grouped])) == found
 
 
+BARS_OF_MMA_SYNC = [0.95, 1.0, 1.2, 0.75, 3.0, 0.85]  # FA2's two, the visible share, FlexAttention, SDPA, small tiles
+
+
+@pytest.mark.parametrize(
+    "op, peers, missed",
+    [
+        ("fwd", {}, []),
+        ("bwd", {}, []),
+        ("fwd", {"fa2": 0.98}, [1.0]),
+        ("fwd", {"fa2": 0.93}, [0.95, 1.0]),
+        ("fwd", {"flex": 0.7, "sdpa": 2.9}, [0.75, 3.0]),
+        ("bwd", {"sm86": 1.2, "deterministic": 1.07}, [0.85, 1.06]),
+    ],
+)
+def test_bars_of_the_kernels_of_mma_sync(file, op, peers, missed):
+    made = invented.mma_sync_slice(
+        file, op, **{n: r * 1.01 if r < 1 or n in ("fa2", "sdpa") else r for n, r in peers.items()}
+    )
+    found = verdict.checks(verdict.rows_of(made["cases"], op), op)
+    assert [c["bar"] for c in found] == BARS_OF_MMA_SYNC + [1.06] * (op == "bwd")
+    assert [c["bar"] for c in found if not c["passed"]] == missed
+    assert all(c["name"].startswith("sm80: ") for c in found)
+    hopper = invented.slice_of(file, op)["cases"]
+    both = verdict.checks(verdict.rows_of([*hopper, *made["cases"]], op), op)
+    assert both == verdict.checks(verdict.rows_of(hopper, op), op) + found
+
+
+def test_a_mask_may_take_its_visible_share_and_a_fifth(file):
+    made = invented.mma_sync_slice(file, masks=["full", "document", "qk_sparse"])
+    slow, thin = made["cases"][1:]
+    slow["ours_ms"] *= 1.3
+    thin.update(live=0.05)  # too little to be judged
+    (found,) = (c for c in verdict.checks(verdict.rows_of(made["cases"])) if c["bar"] == verdict.SHARE_BAR)
+    assert not found["passed"] and found["got"] == pytest.approx(1.31 / 1.01)
+    assert "worst d=128 S=8192 document, 1 cells" in found["detail"]
+    assert "(bar at most 1.20)" in verdict.check_lines([found])[0]
+    slow["ours_ms"] /= 1.3
+    assert all(c["passed"] for c in verdict.checks(verdict.rows_of(made["cases"])) if c["bar"] == verdict.SHARE_BAR)
+    assert verdict.table(verdict.rows_of(made["cases"]))[0].split()[-5:] == ["/Flex", "/FA2", "/SDPA", "99", "KiB"]
+
+
 def test_v3_is_the_cells_own_or_measured_next_to_its_kernels(file, tmp_path, monkeypatch):
     ratios = {"v3_over_ours": 1.2, "v3_over_ours_backward": 1.1}
     monkeypatch.setattr(verdict, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, **ratios))

@@ -128,6 +128,22 @@ def test_the_page_has_a_table_of_every_slice(file, documented):
     assert "| d = 64, 8K | 1.58x |  |  | 1.09x / 1.09x |" in page
 
 
+def test_other_kernel_sets_have_a_section_and_stay_out_of_hoppers(file, documented):
+    hopper, part = documented(*slices(file))
+    made = [*slices(file), *(invented.mma_sync_slice(file, op) for op in ("fwd", "bwd"))]
+    page, same = documented(*made)
+    begin = page.index("## Kernels of mma.sync")
+    assert same == part and "· [Kernels of mma.sync](#kernels-of-mmasync)" in " ".join(page)
+    first = page.index("## Overview")
+    assert page[first:begin] == hopper[hopper.index("## Overview") :]
+    own = "\n".join(page[begin:])
+    assert "### sm80, Forward, d = 128, 8K" in own and "gpu-backward-d128-8k-sm80.svg" in own
+    assert "over FlashAttention-2 | over SDPA with a dense mask | deterministic over fast | tiles of 99 KiB" in own
+    assert "PASS  sm80: every cell over FA2: 1.040 (bar 0.95)" in own
+    drawn = report.drawings_of_documents({f"{r['what']}.json": r for r in made})
+    assert {"forward-d128-8k", "forward-d128-8k-sm80", "total-d128-8k-sm80"} <= set(drawn)
+
+
 def test_a_page_of_no_receipts_is_a_page(documented):
     page, part = documented()
     assert "## Where ours is not first" in page and "## On the CPU" in page
