@@ -80,15 +80,15 @@ class Clock:
 class Session:
     """The run, and the receipt that grows with it."""
 
-    def __init__(self, receipt, seconds):
-        self.receipt, self.clock = receipt, Clock(seconds)
+    def __init__(self, receipt, seconds, patience=1):
+        self.receipt, self.clock, self.patience = receipt, Clock(seconds), patience
         self.figures = receipt["figures"]
         self.lock = threading.Lock()
         self.figures["parts"], self.figures["left_out"] = [], []
 
     def run(self, name, command, seconds, environment=None):
         """The result of a program, stopped when it or everything has had its time; None if there is none left."""
-        seconds = min(seconds, self.clock.left())
+        seconds = min(seconds * self.patience, self.clock.left())
         if seconds < 1:
             return self.leave_out(name, "no time was left", failed=True)
         return run(name, command, seconds, environment)
@@ -521,6 +521,7 @@ def parse_arguments():
     )
     parser.add_argument("--sanitize-seconds", type=float, default=90, help="for each of its tools")
     parser.add_argument("--seconds", type=float, default=290, help="for everything")
+    parser.add_argument("--patience", type=float, default=1, help="times the limit of each part, for slower GPUs")
     parser.add_argument("--only", choices=STEPS, action="append", help="may be repeated")
     parser.add_argument("pytest_words", nargs="*", help="for pytest, after --")
     return parser.parse_args()
@@ -571,7 +572,7 @@ def main():
     )
     receipt["kernel_hashes"] = library.hashes
     path = receipts.path_of(receipt)
-    session = Session(receipt, arguments.seconds)
+    session = Session(receipt, arguments.seconds, arguments.patience)
     run_steps(session, arguments, arguments.carry if arguments.carry.is_absolute() else ROOT / arguments.carry)
     receipt["complete"] = True
     receipts.write(receipt, path)

@@ -75,7 +75,7 @@ def slice_of(library, op="fwd", head_dim=128, seqlen=8192, masks=MASKS, **change
     return receipt(f"{op}-d{head_dim}-dv{head_dim}-{seqlen // 1024}k", cases, **changes)
 
 
-def mma_sync_slice(library, op="fwd", masks=MASKS, **peers):
+def mma_sync_slice(library, op="fwd", masks=MASKS, device="NVIDIA H200", **peers):
     """The receipt of a slice of sm80. Half of each mask is visible, and takes half of the full mask's time; `peers`:
     their time over ours."""
     over = {"fa2": 1.05, "flex": 0.8, "sdpa": 4.0, "sm86": 1.1, **({"deterministic": 1.05} if op == "bwd" else {})}
@@ -87,7 +87,7 @@ def mma_sync_slice(library, op="fwd", masks=MASKS, **peers):
         times = {n: 2 * found[n] for n in ("ours_ms", "plan_ms")}
         return {**found, **times, "live": 1.0} if mask == "full" else found
 
-    return receipt(f"{op}-d128-dv128-8k-sm80", [made(mask) for mask in masks])
+    return receipt(f"{op}-d128-dv128-8k-sm80", [made(mask) for mask in masks], device=device)
 
 
 def topic(library, what, names, **figures):
