@@ -178,9 +178,9 @@ def summary(receipt, path):
         print("\n".join(sm80_model.compared(path.parent)))
     failed, missed = (sum(step["state"] == state for step in steps) for state in (FAILED, MISSED))
     counts = f"{tests['passed']} tests and cells passed, {tests['failed']} failed"
-    print(
-        f"{'FAIL' if failed else 'PASS'}  {receipt['device']}: {counts}; {failed} of {len(steps)} steps failed, {missed} below a bar; receipts in {path.parent}"
-    )
+    of_steps = f"{failed} of {len(steps)} steps failed, {missed} below a bar"
+    verdict_word = "FAIL" if failed else "PASS"
+    print(f"{verdict_word}  {receipt['device']}: {counts}; {of_steps}; receipts in {path.parent}")
     return 1 if failed else 0
 
 
