@@ -66,6 +66,11 @@ def test_a_missed_bar_is_no_failure_and_a_lost_receipt_is(tmp_path):
     assert gpu_all.outcome(step._replace(name="tests"), 1, tmp_path, 0)["state"] == gpu_all.FAILED
 
 
+def test_a_receipt_without_cells_does_not_hide_the_summary(tmp_path):
+    invented.put(tmp_path, invented.receipt("fwd-d64-dv64-8k-sm80"))
+    assert gpu_all.model_lines(tmp_path)[0].startswith("not compared with the model: ")
+
+
 def test_sets_that_a_device_does_not_take_are_refused(run):
     with pytest.raises(SystemExit, match="--kernels has sm90; NVIDIA A100-SXM4-80GB takes sm80, sm86"):
         run("--kernels", "sm90")

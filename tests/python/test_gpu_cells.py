@@ -317,6 +317,14 @@ def test_a_backend_of_pytorch_agrees_or_is_left_out(on_the_cpu, op):
     assert cell.left_out["cudnn"].startswith("PyTorch's cudnn backend does not take it: No viable backend")
 
 
+@pytest.mark.parametrize("op", ["fwd", "bwd"])
+def test_sdpa_has_the_mask_as_a_dense_matrix_and_no_grouped_heads(on_the_cpu, monkeypatch, op):
+    monkeypatch.setitem(paper_gpu.SDPA_BACKENDS, "sdpa", paper_gpu.SDPBackend.MATH)  # the one that CPUs have
+    asked = ("ours", "plan", "sdpa")
+    assert "sdpa" in measured(op, "document", contenders=asked, verify=False)[2]  # where it agrees with ours
+    assert "sdpa" not in measured(op, "causal", heads_kv=2, contenders=asked, verify=False)[2]
+
+
 def test_a_refusal_is_one_of_grouped_heads_or_of_all_kernels():
     with pytest.raises(peers.LeftOut, match="cudnn backend does not take it: no plan for this graph"):
         with paper_gpu.refusals_of("cudnn", True):
