@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Thin fronts: each target is the commands one would type.
+# Each target is the commands that one would type.
 
 PYTHON := $(CURDIR)/build/venv/bin/python
 FLASHMASK := build/release/bin/flashmask
