@@ -176,7 +176,7 @@ class FLASHMASK_API Mask {
   /// empty vector removes it.
   Mask with_block_mask(std::vector<uint8_t> keep, int64_t batch = 1, int64_t heads = 1) const;
   /// `keep` [batch, heads, ceil(seqlen_q/128), ceil(seqlen_k/128)]: copied from host memory (bool, uint8 or
-  /// int32, any strides), or borrowed on a CUDA device (bool or uint8, contiguous), which then must be the one
+  /// int32, any strides), or borrowed on a CUDA device (bool or uint8, contiguous), which must then be the one
   /// that the vectors are on, if there are any.
   template <std::same_as<TensorView> Tensor>  // not viable for {}, which is an empty vector
   Mask with_block_mask(const Tensor& keep) const {
