@@ -108,7 +108,8 @@ def test_pages_name_the_head_dims_that_there_are_kernels_for():
     *most, last = sorted({head_dim for head_dim, *_ in tiles_of("sm90", "Forward")})
     words = f"head_dim {', '.join(map(str, most))} or {last}"
     for page in ("README.md", "docs/python/README.md"):
-        assert words in (ROOT / page).read_text(encoding="utf-8"), f"{page} does not say {words}"
+        text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+        assert words in text, f"{page} does not say {words}"
 
 
 def test_the_pages_of_the_kernels_have_their_tiles():
