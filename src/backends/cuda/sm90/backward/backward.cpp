@@ -71,7 +71,7 @@ std::span<const PartialInstance> partial_instances(DataType dtype) {
   return {};
 }
 
-/// Of the least tile that holds the call's head dims; null if none does.
+/// The instance of the smallest tile that holds the call's head dims; null if none does.
 template <const auto& tiles>
 const BackwardInstance* find_instance(const Problem& p, std::span<const BackwardInstance> of_tiles) {
   const auto* least = least_tile(tiles, p.head_dim, p.head_dim_v);
@@ -99,8 +99,8 @@ struct TileCounts {
         all_keys(p.batch * p.heads_kv * keys) {}
 };
 
-/// How many work tiles share a key head's query heads in a key tile: as few as give each multiprocessor one. Of the
-/// device and the shapes alone, so that neither the workspace nor the bits depend on more.
+/// How many work tiles share a key head's query heads in a key tile: as few as give each multiprocessor one. Follows
+/// from the device and the shapes alone, and so do the workspace and the bits.
 int64_t count_splits(const Problem& p, int64_t all_key_tiles) {
   const int64_t sms = cuda::multiprocessors(p), group = p.group_size();
   int64_t n = 1;

@@ -78,8 +78,8 @@ static_assert(std::ranges::is_sorted(kForwardTiles, {}, [](const ForwardTile& ti
   return std::tuple(tile.head_dim, tile.head_dim_v, tile.consumers);
 }));
 
-/// Of the least tiles that hold the call's head dims, and take its dropout, the tallest of which it has enough to fill
-/// the device twice, otherwise the shortest; null if none holds them.
+/// Of the smallest tiles that hold the call's head dims and take its dropout, the tallest that makes enough work tiles
+/// to fill the device twice, otherwise the shortest; null if there is none.
 const ForwardInstance* choose_instance(const Problem& p) {
   const ForwardTile* least = least_tile(kForwardTiles, p.head_dim, p.head_dim_v);
   if (!least) return nullptr;
@@ -106,7 +106,7 @@ struct ForwardCall {
 
   bool is_light(const Problem& p) const { return instance->light && cuda::asks_for_light_features(p); }
   TileShape tile() const { return {instance->tile.rows(), instance->tile.keys}; }
-  /// Of the counter of work tiles, which a call with a CTA for each does without.
+  /// Holds the counter of work tiles; a call with a CTA for each needs none.
   int64_t workspace_bytes() const { return work_tiles > ctas ? 16 : 0; }
   void explain(const Problem& p, Explanation& e) const {
     e.arch = kArch;
