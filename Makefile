@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Thin fronts: each target is the commands one would type.
+# Each target is the commands that one would type.
 
 PYTHON := $(CURDIR)/build/venv/bin/python
 FLASHMASK := build/release/bin/flashmask
@@ -42,7 +42,7 @@ test:
 # What is set here holds for what it is made of.
 test-long: export FLASHMASK_TEST_LONG = 1
 test-long: export FLASHMASK_TEST_SCALE = 100
-test-long: export FLASHMASK_FUZZ_SECONDS ?= 300
+test-long: export FLASHMASK_FUZZ_SECONDS ?= 360
 test-long: test fuzz
 
 test-asan:

@@ -15,8 +15,8 @@
 
 namespace flashmask {
 
-/// How many tiles a call really executed, summed over batch entries and query heads. Tile: one granule of
-/// the plan on the cpu backend, Explanation::tile on the cuda backend, whose backward is one pass that counts as both.
+/// How many tiles a call executed, summed over batch entries and query heads. A tile is a granule of the plan on the
+/// cpu backend, and Explanation::tile on the cuda backend, whose backward is one pass that counts as both.
 struct ExecutedTiles {
   int64_t forward = 0;
   int64_t backward_rows = 0;  ///< by the pass over query rows (dq)
@@ -25,8 +25,8 @@ struct ExecutedTiles {
 
 /// Attention weights set to zero at random, the others scaled by 1 / (1 - p). lse is that of all weights.
 ///
-/// Which are kept depends on the state, the batch entry, the query head, the row and the key alone, whatever the
-/// backend, the tiles and the mask: Philox4x32-10 (Salmon et al., SC 2011) gives each weight 16 bits, so p is rounded
+/// Which are kept depends on the state, the batch entry, the query head, the row and the key alone, not on the
+/// backend, the tiles or the mask: Philox4x32-10 (Salmon et al., SC 2011) gives each weight 16 bits, so p is rounded
 /// to a multiple of 2^-16, at most 65535 / 65536. docs/features.md says which bits.
 struct Dropout {
   double p = 0;  ///< the share set to zero, in [0, 1)
@@ -70,9 +70,9 @@ struct Options {
   /// result does not depend on it.
   int threads = 0;
   /// CTAs of a CUDA call's attention kernel that run at a time: at most this many, so that the other multiprocessors
-  /// are left to work of other streams (communication, say); 0 is as many as the device has multiprocessors. Passes
-  /// over single rows before and after the kernel are not counted. Forward and deterministic backward give the same
-  /// bits with any number. The CPU takes no notice of it.
+  /// are left to work of other streams (communication, say); 0 is as many as the device has multiprocessors. Kernels
+  /// over single rows that run before and after it do not count. Forward and deterministic backward give the same
+  /// bits with any number. Ignored on the CPU.
   int max_ctas = 0;
   Features features{};
   /// cudaStream_t of a CUDA call; must be null on the CPU.
@@ -85,8 +85,8 @@ struct Options {
   /// those of its tiles that need at most 99 KiB of shared memory. "auto" obeys the environment variable
   /// FLASHMASK_KERNELS. The CPU takes "auto" alone.
   std::string kernels = "auto";
-  /// Debug: where to add up the executed tiles; null counts nothing. Not null on a CUDA device, the call waits for
-  /// the stream, to read the count.
+  /// Debug: where to add up the executed tiles; null counts nothing. To read the count, a call on a CUDA device waits
+  /// for the stream.
   ExecutedTiles* executed_tiles = nullptr;
 };
 

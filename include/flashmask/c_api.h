@@ -97,12 +97,12 @@ typedef struct fm_executed_tiles {
   int64_t backward_keys;
 } fm_executed_tiles;
 
-/* Returns `bytes` bytes on the call's device, of any alignment, or NULL if there are none. Throws nothing. */
+/* Returns `bytes` bytes on the call's device, of any alignment, or NULL if it has none to give. Throws nothing. */
 typedef void* (*fm_allocate)(void* context, size_t bytes);
 
-/* What a call may ask for beyond its tensors. The cpu and reference backends implement softcap, sink,
- * dropout and partial_out; block_table no backend yet. A value other than zero of what a backend does not implement is
- * FM_UNSUPPORTED, with a message that names the field. */
+/* What a call may ask for beyond its tensors. Every backend implements softcap, sink, dropout and partial_out, though
+ * a set of GPU kernels may lack some of them; none implements block_table. A value other than zero of what the backend
+ * does not implement is FM_UNSUPPORTED, with a message that names the field. */
 typedef struct fm_options {
   uint32_t struct_size;
   uint32_t flags; /* FM_DETERMINISTIC, FM_HAS_SCALE */
@@ -211,7 +211,7 @@ FLASHMASK_API fm_status fm_mask_build(const char* family, const fm_mask_paramete
                                       const fm_options* options);
 
 /* The functions of masks that follow read and write host memory. Where one writes a mask to `out`, the caller sets
- * out->struct_size and out->bounds, which has to be contiguous int32 [batch, heads, seqlen_k, 4] and is the room for
+ * out->struct_size and out->bounds, which has to be contiguous int32 [batch, heads, seqlen_k, 4] and is the space for
  * the vectors. All other fields are written; bounds.shape[3] becomes the number of vectors, which then lie contiguously
  * from bounds.data on, and bounds is absent if there are none. */
 
@@ -237,8 +237,8 @@ typedef struct fm_segments {
   int64_t key_count;
 } fm_segments;
 
-/* gather in mask.h: the mask of these rows and keys, exactly. Beside the room for vectors, whose batch and heads are
- * those of mask->bounds (or 1), `out` brings room for the block mask if `mask` has one, uint8 of its batch and heads,
+/* gather in mask.h: the mask of these rows and keys, exactly. Beside the space for vectors, whose batch and heads are
+ * those of mask->bounds (or 1), `out` brings space for the block mask if `mask` has one, uint8 of its batch and heads,
  * and for q_pos and k_pos if `mask` has a band, int32 of its positions' batch (or 1); all contiguous. What the result
  * does not have becomes absent. FM_UNSUPPORTED, naming the segment, if one cuts a block of a block mask. */
 FLASHMASK_API fm_status fm_mask_gather(const fm_mask* mask, const fm_segments* segments, fm_mask* out);
@@ -271,7 +271,7 @@ typedef struct fm_cells {
                         0: all */
   int64_t* visible;  /* [ceil(seqlen_q / row_step), ceil(seqlen_k / key_step)], contiguous */
   int64_t* elements; /* of the keys that are counted; the same shape, or NULL */
-  int64_t count;     /* numbers that there is room for in each; at least the cells */
+  int64_t count;     /* capacity of each, in numbers; at least the cells */
 } fm_cells;
 
 /* Writes how many elements of each cell are visible, and how many there are. Time is linear in the rows and keys, the
@@ -295,7 +295,7 @@ typedef struct fm_placement {
   int64_t unit;        /* rows of a unit */
   int64_t units;       /* ceil(seqlen / unit) */
   int32_t* owner;      /* [units]: the rank of each unit */
-  int64_t owner_count; /* room in owner; max(ceil(seqlen / 128), 4 * ranks) is always enough */
+  int64_t owner_count; /* capacity of owner; max(ceil(seqlen / 128), 4 * ranks) is always enough */
   int64_t* live_tiles; /* [count, ranks] */
   int64_t* received;   /* [count, ranks], in keys */
 } fm_placement;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Everything of the C++ interface.
+// The whole C++ interface, except draw.h, which is a library of its own.
 #include "flashmask/attention.h"
 #include "flashmask/builders.h"
 #include "flashmask/families.h"
@@ -9,6 +9,7 @@
 #include "flashmask/inspect.h"
 #include "flashmask/mask.h"
 #include "flashmask/model_masks.h"
+#include "flashmask/placement.h"
 #include "flashmask/plan.h"
 #include "flashmask/status.h"
 #include "flashmask/tensor.h"

@@ -141,7 +141,7 @@ class FLASHMASK_API Mask {
   /// Mask batch and mask heads: each 1 or what the call must have.
   int64_t batch() const;
   int64_t heads() const;
-  /// Without the edges that no element can be beyond.
+  /// Edges that no element can be beyond are absent.
   const Band& band() const;
   /// 0 in a mask with positions, which has none.
   int64_t q_offset() const;
@@ -176,7 +176,7 @@ class FLASHMASK_API Mask {
   /// empty vector removes it.
   Mask with_block_mask(std::vector<uint8_t> keep, int64_t batch = 1, int64_t heads = 1) const;
   /// `keep` [batch, heads, ceil(seqlen_q/128), ceil(seqlen_k/128)]: copied from host memory (bool, uint8 or
-  /// int32, any strides), or borrowed on a CUDA device (bool or uint8, contiguous), which then must be the one
+  /// int32, any strides), or borrowed on a CUDA device (bool or uint8, contiguous), which must then be the one
   /// that the vectors are on, if there are any.
   template <std::same_as<TensorView> Tensor>  // not viable for {}, which is an empty vector
   Mask with_block_mask(const Tensor& keep) const {
@@ -243,7 +243,7 @@ FLASHMASK_API std::vector<uint8_t> to_dense(const Mask& mask);
 
 // --- Composition ----------------------------------------------------------------------------------
 
-// Of the masks that are put together one band over positions remains one; what others hide by theirs becomes intervals.
+// The result keeps one band over positions; what other masks hide by theirs becomes intervals.
 
 /// Visible where both are. Same lengths; batches and heads broadcast. Exact, or kUnrepresentable.
 FLASHMASK_API Mask intersect(const Mask& a, const Mask& b);

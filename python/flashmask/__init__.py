@@ -6,7 +6,7 @@
     out = flashmask.flashmask_attention(q, k, v, mask)
 
 Importing this package loads nothing; the first use of a name below loads torch and the operators, and touches no GPU.
-Other fronts are modules of their own and need no torch: flashmask.jax, flashmask.paddle, flashmask.numpy, and
+Other frontends are modules of their own and need no torch: flashmask.jax, flashmask.paddle, flashmask.numpy, and
 flashmask.capi, the C interface through ctypes.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""forward, backward and builders of masks through the C interface, for the fronts that call it through ctypes.
+"""forward, backward and builders of masks through the C interface, for the frontends that call it through ctypes.
 
-A front is a class with four functions: empty(shape, dtype, like), a new array of that dtype's name where `like` is;
+A frontend is a class with four functions: empty(shape, dtype, like), a new array of that dtype's name where `like` is;
 empty_on_host(shape, dtype); array(x), its _explain.Array; and place(x), what fm_options says of where x is. q, k and v
 are BSHD views;
 `mask` is any object with the attributes of Mask, or None. The library checks what it is given, so nothing here does.
@@ -13,75 +13,75 @@ import math
 from . import capi
 
 
-def forward(front, q, k, v, mask, **options):
+def forward(frontend, q, k, v, mask, **options):
     """(out, lse)."""
-    out = front.empty((*q.shape[:3], v.shape[3]), front.array(q).dtype, q)
-    lse_dtype = "float64" if front.array(q).dtype == "float64" else "float32"
-    lse = front.empty((q.shape[0], q.shape[2], q.shape[1]), lse_dtype, q)
+    out = frontend.empty((*q.shape[:3], v.shape[3]), frontend.array(q).dtype, q)
+    lse_dtype = "float64" if frontend.array(q).dtype == "float64" else "float32"
+    lse = frontend.empty((q.shape[0], q.shape[2], q.shape[1]), lse_dtype, q)
     arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
-    _run(front, "fm_forward", capi.ForwardArgs, arrays, mask, options)
+    _run(frontend, "fm_forward", capi.ForwardArgs, arrays, mask, options)
     return out, lse
 
 
-def backward(front, dout, dlse, q, k, v, out, lse, mask, **options):
+def backward(frontend, dout, dlse, q, k, v, out, lse, mask, **options):
     """(dq, dk, dv), and dsink if the options have a sink. dlse: None if no gradient reaches lse."""
     inputs = {"dq": q, "dk": k, "dv": v}
     if options.get("sink") is not None:
         inputs["dsink"] = options["sink"]
-    gradients = {name: front.empty(x.shape, front.array(x).dtype, x) for name, x in inputs.items()}
+    gradients = {name: frontend.empty(x.shape, frontend.array(x).dtype, x) for name, x in inputs.items()}
     arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, **gradients}
     if dlse is not None:
         arrays["dlse"] = dlse
-    _run(front, "fm_backward", capi.BackwardArgs, arrays, mask, options)
+    _run(frontend, "fm_backward", capi.BackwardArgs, arrays, mask, options)
     return tuple(gradients.values())
 
 
-def dropout_mask(front, state, p, shape):
+def dropout_mask(frontend, state, p, shape):
     """bool of `shape` [batch, heads, seqlen_q, seqlen_k] in host memory. state: int64 or uint64 [2] there."""
-    kept = front.empty_on_host(shape, "bool")
-    described = front.array(kept).described("kept")
-    capi.check(capi.load().fm_dropout_mask(p, front.array(state).pointer, C.byref(described)))
+    kept = frontend.empty_on_host(shape, "bool")
+    described = frontend.array(kept).described("kept")
+    capi.check(capi.load().fm_dropout_mask(p, frontend.array(state).pointer, C.byref(described)))
     return kept
 
 
-def dropout_state(front, state):
+def dropout_state(frontend, state):
     """fm_options' pointer to it."""
-    return C.cast(front.array(state).pointer, C.POINTER(C.c_uint64))
+    return C.cast(frontend.array(state).pointer, C.POINTER(C.c_uint64))
 
 
-def mask_of(front, mask):
+def mask_of(frontend, mask):
     """fm_mask of a mask, whose arrays have to stay."""
-    return capi.mask_of(mask, lambda name, x: front.array(x).described(name))
+    return capi.mask_of(mask, lambda name, x: frontend.array(x).described(name))
 
 
-def build_mask(front, family, vectors, numbers, has_order, has_positions=False):
+def build_mask(frontend, family, vectors, numbers, has_order, has_positions=False):
     """(bounds, order) of the mask of a family in host memory, and with positions (bounds, order, positions).
 
     order is None if there is none. Positions are those of rows and of keys.
     """
-    empty = front.empty_on_host
-    given = {name: front.array(x).described(name) for name, x in vectors.items()}
+    empty = frontend.empty_on_host
+    given = {name: frontend.array(x).described(name) for name, x in vectors.items()}
     fm_mask = capi.make(capi.Mask)
     parameters = mask_parameters(given, numbers)
     capi.check(capi.load().fm_mask_shape(family.encode(), C.byref(parameters), C.byref(fm_mask), None))
     shape = tuple(fm_mask.bounds.shape[:4])
     bounds, order = empty(shape, "int32"), empty(shape[:3], "int64") if has_order else None
     if has_order:
-        parameters = mask_parameters({**given, "order_out": front.array(order).described("order_out")}, numbers)
-    fm_mask.bounds.data = front.array(bounds).pointer
+        parameters = mask_parameters({**given, "order_out": frontend.array(order).described("order_out")}, numbers)
+    fm_mask.bounds.data = frontend.array(bounds).pointer
     positions = empty(tuple(fm_mask.q_pos.shape[:2]), "int32") if has_positions else None
     if has_positions:
-        fm_mask.q_pos.data = fm_mask.k_pos.data = front.array(positions).pointer
+        fm_mask.q_pos.data = fm_mask.k_pos.data = frontend.array(positions).pointer
     capi.check(capi.load().fm_mask_build(family.encode(), C.byref(parameters), C.byref(fm_mask), None))
     return (bounds, order, positions) if has_positions else (bounds, order)
 
 
-def to_startend(front, mask):
+def to_startend(frontend, mask):
     """(startend_row_indices, causal) of a mask in host memory: the smallest of the four forms that says the same."""
-    fm_mask = mask_of(front, mask)
+    fm_mask = mask_of(frontend, mask)
     batch, heads = fm_mask.bounds.shape[:2] if fm_mask.bounds.ndim else (1, 1)
-    room = front.empty_on_host((batch, heads, mask.seqlen_k, 4), "int32")
-    out = capi.make(capi.Mask, bounds=front.array(room).described("startend_row_indices"))
+    room = frontend.empty_on_host((batch, heads, mask.seqlen_k, 4), "int32")
+    out = capi.make(capi.Mask, bounds=frontend.array(room).described("startend_row_indices"))
     capi.check(capi.load().fm_mask_to_startend(C.byref(fm_mask), C.byref(out)))
     shape = tuple(out.bounds.shape[:4])
     return room.reshape([-1])[: math.prod(shape)].reshape(shape), bool(out.flags & capi.CAUSAL)
@@ -94,18 +94,18 @@ def mask_parameters(vectors, numbers):
     return capi.make(capi.MaskParameters, count=len(items), items=(capi.MaskParameter * len(items))(*items))
 
 
-def _run(front, name, kind, arrays, mask, options):
+def _run(frontend, name, kind, arrays, mask, options):
     """`options` as capi.options takes them, but `sink` and `dropout_state` are arrays or None."""
     sink, state = options.pop("sink", None), options.pop("dropout_state", None)
     if sink is not None:
-        options["sink"] = front.array(sink).described("sink")
+        options["sink"] = frontend.array(sink).described("sink")
     if state is not None:
-        options["dropout_state"] = dropout_state(front, state)
-    args = capi.make(kind, **{name: front.array(x).described(name) for name, x in arrays.items()})
+        options["dropout_state"] = dropout_state(frontend, state)
+    args = capi.make(kind, **{name: frontend.array(x).described(name) for name, x in arrays.items()})
     if mask is not None:
-        args.mask = C.pointer(mask_of(front, mask))
-    call_options = capi.options(**options, **front.place(arrays["q"]))
+        args.mask = C.pointer(mask_of(frontend, mask))
+    call_options = capi.options(**options, **frontend.place(arrays["q"]))
     library, size = capi.load(), C.c_size_t()
     capi.check(getattr(library, name + "_workspace")(C.byref(args), C.byref(call_options), C.byref(size)))
-    workspace = front.empty((size.value,), "uint8", arrays["q"])
-    capi.check(getattr(library, name)(C.byref(args), front.array(workspace).pointer, size, C.byref(call_options)))
+    workspace = frontend.empty((size.value,), "uint8", arrays["q"])
+    capi.check(getattr(library, name)(C.byref(args), frontend.array(workspace).pointer, size, C.byref(call_options)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the docstrings of all fronts say in the same words."""
+"""What the docstrings of all frontends say in the same words."""
 
 import re
 import textwrap

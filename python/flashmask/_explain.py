@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What explain says, in every front: the words, and the search for the nearest call that some backend takes.
+"""What explain says, in every frontend: the words, and the search for the nearest call that some backend takes.
 
-A front describes its arrays (Array), its call (Call) and its mask (Described). Nothing here knows what library the
+A frontend describes its arrays (Array), its call (Call) and its mask (Described). Nothing here knows what library the
 arrays are of.
 """
 
@@ -158,7 +158,7 @@ def describe(mask):
         parts.append(f"{_VECTORS[mask.causal, vectors]} of each key, batch {batch}, heads {heads}")
     if mask.block_mask is not None:
         parts.append(f"block mask {list(mask.block_mask.shape)}")
-    q_pos = getattr(mask, "q_pos", None)  # which some fronts lack
+    q_pos = getattr(mask, "q_pos", None)  # which some frontends lack
     if q_pos is not None:
         parts.append(f"q_pos {list(q_pos.shape)} and k_pos {list(mask.k_pos.shape)} in place of rows and keys")
     elif mask.causal or mask.window is not None:

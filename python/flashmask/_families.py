@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mask families in Python, once for all fronts: what each is given, and the form of its mask.
+"""The mask families in Python, once for all frontends: what each is given, and the form of its mask.
 
 The C library checks what is given and builds (fm_mask_build). Here arguments get the names it knows them by, and what a
 trace has to know of the mask is said: its lengths, as far as they are known, and its form.
@@ -45,19 +45,19 @@ class Form(NamedTuple):
 
 
 class _Given:
-    """A family's arguments as they are collected: vectors are the front's arrays, `numbers` ints."""
+    """A family's arguments as they are collected: vectors are the frontend's arrays, `numbers` ints."""
 
-    def __init__(self, front, device, **numbers):
-        self.front, self.device, self.vectors = front, device, {}
+    def __init__(self, frontend, device, **numbers):
+        self.frontend, self.device, self.vectors = frontend, device, {}
         self.numbers = numbers
         self.tokens = None  # of the documents, where they are known without a look at an array
 
     def vector(self, name, value, shape="[..., n]"):
         """Later lists go to where the first array is."""
-        return self._add(name, self.front.integers(name, value, self.device, shape))
+        return self._add(name, self.frontend.integers(name, value, self.device, shape))
 
     def flags(self, name, value):
-        return self._add(name, self.front.flags(name, value, self.device))
+        return self._add(name, self.frontend.flags(name, value, self.device))
 
     def _add(self, name, array):
         self.vectors[name] = array
@@ -99,7 +99,7 @@ class _Given:
     def build(self, family, vectors, **form):
         """(mask, order): `order` is what block_diffusion has beside its mask."""
         form.setdefault("keys", self.tokens)
-        return self.front.build(family, Form(vectors, **form), self.vectors, self.numbers, self.device)
+        return self.frontend.build(family, Form(vectors, **form), self.vectors, self.numbers, self.device)
 
 
 def _length_of(values, are_lengths):
@@ -114,21 +114,21 @@ def _length_of(values, are_lengths):
 
 
 class Builders:
-    """The builders of a front, which is an object with
+    """The builders of a frontend, which is an object with
 
-    integers(name, value, device, shape)  the front's integer array of a number, lists or an array, on `device` if it is
-                                          no array of the front's; shape: what it must be if a number will not do, or
-                                          None
+    integers(name, value, device, shape)  the frontend's integer array of a number, lists or an array, on `device` if it
+                                          is no array of the frontend's; shape: what it must be if a number will not do,
+                                          or None
     flags(name, value, device)            the same of bools
     build(family, form, vectors, numbers, device)  (mask, order) by fm_mask_build; device: as given or the first array's
     has_positions                         optional: whether its masks have positions
     """
 
-    def __init__(self, front):
-        self._front = front
+    def __init__(self, frontend):
+        self._frontend = frontend
 
     def _given(self, device=None, **numbers):
-        return _Given(self._front, device, **numbers)
+        return _Given(self._frontend, device, **numbers)
 
     # --- Masks that are only a band -------------------------------------------------------------------
 
@@ -302,7 +302,7 @@ class Builders:
         window = _count("window", window)
         if window == -1:
             return self._given(device), {"vectors": 1, "causal": True}
-        if not getattr(self._front, "has_positions", False):
+        if not getattr(self._frontend, "has_positions", False):
             raise UnsupportedError(
                 f"window is {window}; it must be -1 (all keys): the masks of this package have no positions, "
                 "which a window of a tree needs"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of arguments that are single values, whatever library the arrays of the call are of, and what all fronts say
-of arguments that are arrays.
+"""Readers of arguments that are single values, whatever library the arrays of the call are of, and what all frontends
+say of arguments that are arrays.
 
 A reader takes an argument's name and what was given, and returns it in the one form that the rest works with, or raises
 a TypeError or ValueError that names the argument, what was got and what is accepted.
@@ -61,7 +61,7 @@ def check_mask_lengths(mask, seqlen_q, seqlen_k):
 
 
 def not_a_mask(name, value):
-    """The TypeError of what a front of torch's tensors takes for no mask."""
+    """The TypeError of what a frontend of torch's tensors takes for no mask."""
     return TypeError(f"{name} is a {type(value).__name__}; it must be a flashmask.Mask, a tensor or None")
 
 
@@ -77,7 +77,7 @@ def no_second_derivatives():
     )
 
 
-# --- Arrays, which a front describes ------------------------------------------------------------------
+# --- Arrays, which a frontend describes ------------------------------------------------------------------
 
 
 def check_dimensions(name, shape, wanted):

@@ -55,8 +55,8 @@ def flashmask_attention(
     {layout}
     backend: "auto", "cpu", "cuda" or "reference".
     max_ctas: on CUDA, the most CTAs of the attention kernel that run at a time, forward and backward, so that the other
-        multiprocessors are left to other streams, as those of communication; 0: one for each multiprocessor. It never
-        changes a bit of out, lse and deterministic gradients. The CPU takes no notice of it.
+        multiprocessors are left to other streams, for communication, say; 0: one for each multiprocessor. It never
+        changes a bit of out, lse and deterministic gradients. Ignored on the CPU.
     {softcap}
     {sink}
         Differentiable, as query, key and value are.
@@ -67,7 +67,6 @@ def flashmask_attention(
         dropout_state, training=False is dropout=0, and return_seed_offset returns the state, drawn or given, last.
         Torch has no generators by name: a rng_name raises UnsupportedError.
     {positions}
-        CUDA implements none of softcap, sink and dropout yet.
 
     Returns out, in query's dtype and layout, [batch, seqlen_q, heads_q, head_dim_v]; with return_softmax_lse (out,
     lse), lse [batch, heads_q, seqlen_q] natural logarithm, float32 (float64 for float64). Both are

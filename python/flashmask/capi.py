@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The C interface of c_api.h as ctypes sees it: the library, its structs, and numpy arrays as fm_tensor.
 
-Every front that calls the library through ctypes does so from here; nothing here needs a package that is not Python's.
+Frontends that call the library through ctypes do so from here. It needs Python's standard library alone.
 """
 
 import ctypes as C
@@ -294,7 +294,7 @@ def mask(seqlen_q, seqlen_k, **fields):
 
 
 def mask_of(mask, describe):
-    """fm_mask of the Mask of any front; describe(name, x) is fm_tensor of its tensors, which have to stay."""
+    """fm_mask of the Mask of any frontend; describe(name, x) is fm_tensor of its tensors, which have to stay."""
     flags = (
         (CAUSAL if mask.causal else 0)
         | (0 if mask.q_offset is None else HAS_Q_OFFSET)
@@ -302,7 +302,7 @@ def mask_of(mask, describe):
     )
     left, right = mask.window or (-1, -1)
     tensors = {"bounds": ("startend_row_indices", mask.bounds), "block_mask": ("block_mask", mask.block_mask)}
-    tensors |= {name: (name, getattr(mask, name, None)) for name in ("q_pos", "k_pos")}  # which some fronts lack
+    tensors |= {name: (name, getattr(mask, name, None)) for name in ("q_pos", "k_pos")}  # which some frontends lack
     return make(
         Mask,
         flags=flags,

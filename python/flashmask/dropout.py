@@ -53,7 +53,7 @@ def read_as_paddle(query, dropout, dropout_state, fixed_seed_offset, rng_name, t
 
 
 class _Torch:
-    """What _calls asks of a front."""
+    """What _calls asks of a frontend."""
 
     @staticmethod
     def empty_on_host(shape, dtype):

@@ -255,7 +255,7 @@ def dropout_mask(state, p, batch, heads, seqlen_q, seqlen_k):
 
 
 class _Numpy:
-    """What _calls and the builders of masks ask of a front."""
+    """What _calls and the builders of masks ask of a frontend."""
 
     has_positions = True
 

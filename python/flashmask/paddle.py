@@ -307,7 +307,7 @@ class MaskArguments(NamedTuple):
 
 
 class _Paddle:
-    """What _calls and the builders of masks ask of a front."""
+    """What _calls and the builders of masks ask of a frontend."""
 
     @staticmethod
     def empty(shape, dtype, like):

@@ -26,7 +26,7 @@ def scaled_dot_product_attention(
             nothing. Any other is read on the host and turned into a Mask at each call, which torch.compile cannot
             trace: make the Mask once where the time matters.
         dropout_p: the share of the attention weights that are set to zero, in training or not, as torch has it; drawn
-            from torch's default generator, other ones than torch's. Not on CUDA.
+            from torch's default generator, though not the ones that torch's own function drops.
         is_causal: row i sees keys 0 .. i, aligned at the top left. Not together with attn_mask.
         scale: default 1 / sqrt(head_dim).
         enable_gqa: must be set if heads_kv differs from heads_q, which it has to divide.
@@ -36,7 +36,7 @@ def scaled_dot_product_attention(
 
     Raises:
         UnrepresentableMaskError: a bool mask with a column that needs more than two intervals, which it names.
-        UnsupportedError: dropout on CUDA, or a mask of numbers that are added to the scores.
+        UnsupportedError: a mask of numbers that are added to the scores, or no backend takes the call.
         ValueError, TypeError: an argument is wrong.
     """
     ops.check_dimensions(query, key, value, "bhsd")

@@ -8,6 +8,7 @@ call. Tensors are on a CUDA device, or all in host memory for the CPU backend.
 import ctypes as C
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from flashmask import capi
@@ -43,11 +44,7 @@ def tensor(x):
 
 def fill(struct, **fields):
     """`struct`() with struct_size and these fields; torch tensors become fm_tensor."""
-    s = struct()
-    s.struct_size = C.sizeof(struct)
-    for name, value in fields.items():
-        setattr(s, name, tensor(value) if isinstance(value, torch.Tensor) else value)
-    return s
+    return capi.make(struct, **{name: tensor(x) if isinstance(x, torch.Tensor) else x for name, x in fields.items()})
 
 
 def stream_of(device):
@@ -93,14 +90,18 @@ class Mask:
         device="cuda",
     ):
         self.device = torch.device(device)
-        given = {"bounds": bounds, "block_mask": block_mask, "q_pos": q_pos, "k_pos": k_pos}
-        self.tensors = {name: x for name, x in given.items() if x is not None}
-        fields = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "flags": capi.CAUSAL if causal else 0, **self.tensors}
-        if q_offset is not None:
-            fields.update(flags=fields["flags"] | capi.HAS_Q_OFFSET, q_offset=q_offset)
-        if window is not None:
-            fields.update(flags=fields["flags"] | capi.HAS_WINDOW, window_left=window[0], window_right=window[1])
-        self.struct = fill(capi.Mask, **fields)
+        self.given = SimpleNamespace(
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            bounds=bounds,
+            causal=causal,
+            window=window,
+            q_offset=q_offset,
+            block_mask=block_mask,
+            q_pos=q_pos,
+            k_pos=k_pos,
+        )
+        self.struct = capi.mask_of(self.given, lambda _, x: tensor(x))
 
     def plan_bytes(self):
         size = C.c_size_t()

@@ -4,6 +4,7 @@
 FLASHMASK_COMMAND names the command, FLASHMASK_LIBRARY the library, CXX the compiler.
 """
 
+import json
 import os
 import re
 import shlex
@@ -89,12 +90,46 @@ def test_the_index_has_every_page():
     assert pages - linked == {index}
 
 
+def tiles_of(kernel_set, direction):
+    """The rows of a table of tile_config.h, as their numbers and flags."""
+    table = (ROOT / "src" / "backends" / "cuda" / kernel_set / "tile_config.h").read_text(encoding="utf-8")
+    rows = re.findall(rf"^ *{direction}Tile\{{(\d.*)\}}", table, re.M)
+    return [[json.loads(value) for value in row.split(", ")] for row in rows]
+
+
+def rows_of(page, first_cell):
+    """The cells of the table rows of a page of docs/kernels that begin with such a cell."""
+    text = (ROOT / "docs" / "kernels" / page).read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip(" |").split("|")] for line in text.splitlines() if "|" in line]
+    return [row for row in rows if re.fullmatch(first_cell, row[0])]
+
+
 def test_pages_name_the_head_dims_that_there_are_kernels_for():
-    table = (ROOT / "src" / "backends" / "cuda" / "sm90" / "tile_config.h").read_text(encoding="utf-8")
-    *most, last = sorted({int(dim) for dim in re.findall(r"^ *ForwardTile\{(\d+), ", table, re.M)})
+    *most, last = sorted({head_dim for head_dim, *_ in tiles_of("sm90", "Forward")})
     words = f"head_dim {', '.join(map(str, most))} or {last}"
     for page in ("README.md", "docs/python/README.md"):
-        assert words in (ROOT / page).read_text(encoding="utf-8"), f"{page} does not say {words}"
+        text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+        assert words in text, f"{page} does not say {words}"
+
+
+def test_the_pages_of_the_kernels_have_their_tiles():
+    """Of forward.md all rows, of backward-wide.md the head dims of the wide ones, of sm80.md the backward's rows."""
+    of_forward = [
+        (f"{head_dim} / {head_dim_v}", f"{64 * warpgroups} x {keys}, {warpgroups}")
+        for head_dim, head_dim_v, warpgroups, keys, *_ in tiles_of("sm90", "Forward")
+    ]
+    shown = [(row[0], tile) for row in rows_of("forward.md", r"\d+ / \d+") for tile in row[1].split("; ")]
+    assert sorted(shown) == sorted(of_forward)
+
+    wide = {f"{tile[0]} / {tile[1]}" for tile in tiles_of("sm90", "Backward") if tile[10]}
+    assert {row[0] for row in rows_of("backward-wide.md", r"\d+ / \d+")} == wide
+
+    of_sm80 = {}
+    for head_dim, head_dim_v, kilobytes, rows, keys, *_ in tiles_of("sm80", "Backward"):
+        pair = f"{head_dim}" if head_dim == head_dim_v else f"{head_dim} / {head_dim_v}"
+        of_sm80.setdefault(pair, {})[kilobytes] = f"{rows} x {keys}"
+    shown = rows_of("sm80.md", r"\d+( / \d+)?")
+    assert {row[0]: {163: row[1].split(",")[0], 99: row[3].split(",")[0]} for row in shown} == of_sm80
 
 
 def test_the_pictures_of_the_architecture_are_the_scripts():

@@ -2,8 +2,8 @@
 // Every instantiation of the backward kernels on small problems through the public interface, against float64 on the
 // host: a program of its own, to be run under a memory or race checker or with a library that has delays in it.
 //
-// One mask gets more items than there are multiprocessors, and with them the kernel whose items have all query heads of
-// a key head; the others get the one that shares them out. Its heads repeat a few patterns of values and bounds, so
+// One mask gets more work tiles than there are multiprocessors, and so the kernel whose work tiles have all query heads
+// of a key head; the others get the one that shares them out. Its heads repeat a few patterns of values and bounds, so
 // that every element is checked while float64 is computed once for each pattern.
 #include <algorithm>
 #include <cmath>

@@ -67,13 +67,13 @@ std::string describe(const Case& c, const char* mode) {
   return describe(c.instance, c.mask_name, c.batch, c.heads, kHeadsKv, kSeqlenQ, c.seqlen_k, mode);
 }
 
-/// Fewest heads for `items` row tiles of `rows` rows.
-int64_t heads_for(int64_t items, int64_t batch, int64_t rows) {
-  return round_up(ceil_div(items, batch * ceil_div(kSeqlenQ, rows)), kHeadsKv);
+/// Fewest heads for `work_tiles` row tiles of `rows` rows.
+int64_t heads_for(int64_t work_tiles, int64_t batch, int64_t rows) {
+  return round_up(ceil_div(work_tiles, batch * ceil_div(kSeqlenQ, rows)), kHeadsKv);
 }
 
-/// Three consumers from two items of 192 rows for each multiprocessor on. With two, two masks get more items than
-/// there are multiprocessors, so that blocks take several.
+/// Three consumers from two work tiles of 192 rows for each multiprocessor on. With two, two masks get more of them
+/// than there are multiprocessors, so that blocks take several.
 Case make_case(const Instance& instance, MaskKind kind, const char* name, int64_t seqlen_k, int multiprocessors) {
   const int64_t batch = kind == MaskKind::kPerHead ? 2 : 1;
   int64_t heads = 2 * kHeadsKv;

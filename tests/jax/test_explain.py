@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flashmask.jax.explain: the words of the other fronts, for JAX's arrays."""
+"""flashmask.jax.explain: the words of the other frontends, for JAX's arrays."""
 
 import jax
 import jax.numpy as jnp

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the fronts say when they raise: no words stand twice."""
+"""What the frontends say when they raise: no words stand twice."""
 
 import ast
 import collections

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call asks for beyond the softmax of masked scores, against a dense float64 attention, through every front."""
+"""Features beyond the softmax of masked scores, against a dense float64 attention, through every frontend."""
 
 import dense_reference
 import flashmask
@@ -357,7 +357,7 @@ def test_the_mask_of_a_state():
 
 
 def test_as_torch_has_it():
-    """Through the front of scaled_dot_product_attention: in training or not, and unbiased."""
+    """Through the frontend of scaled_dot_product_attention: in training or not, and unbiased."""
     q, k, v = (x.transpose(1, 2) for x in tensors(seqlen=20))
     call = lambda p: flashmask.scaled_dot_product_attention(q, k, v, dropout_p=p, enable_gqa=True)
     torch.manual_seed(0)

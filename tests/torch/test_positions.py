@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Positions of rows and keys, through every front of the package, against a dense float64 attention."""
+"""Positions of rows and keys, through every frontend of the package, against a dense float64 attention."""
 
 import dense_reference
 import flashmask

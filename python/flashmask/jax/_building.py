@@ -22,7 +22,7 @@ _CUDA = 1  # fm_options' first device: there nothing is read, so shapes alone ca
 
 
 class _Jax:
-    """What the builders ask of a front."""
+    """What the builders ask of a frontend."""
 
     empty_on_host = staticmethod(np.empty)
 

@@ -51,9 +51,9 @@ def dot_product_attention(
         Differentiable, as query, key and value are.
     dropout_rate: the share of the attention weights that are set to zero at random, a number in [0, 1); the others are
         scaled by 1 / (1 - dropout_rate). Rounded to 16 bits. The residual is that of all weights.
-    dropout_rng: a key of jax.random; or a state, a seed and an offset as the other fronts take it: uint32 [2, 2], the
-        low half of each first, or int64 or uint64 [2]. It says what is dropped (dropout_mask), the same each time it is
-        given. Needed for dropout, and not read without.
+    dropout_rng: a key of jax.random; or a state, a seed and an offset as the other frontends take it: uint32 [2, 2],
+        the low half of each first, or int64 or uint64 [2]. It says what is dropped (dropout_mask), the same each time
+        it is given. Needed for dropout, and not read without.
     deterministic: gradients with the same bits in every run. False may be faster on a GPU.
     backend: "auto", "cpu", "cuda" or "reference" (slow).
 

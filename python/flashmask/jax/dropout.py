@@ -46,7 +46,7 @@ def state_of(rng):
 
 
 class _Host:
-    """What _calls asks of a front."""
+    """What _calls asks of a frontend."""
 
     empty_on_host = staticmethod(np.empty)
 

@@ -68,7 +68,7 @@ struct PositionParams {
 #endif
 };
 
-/// What the kernels of features read of a call's. Whether it asks for one is the same for all threads.
+/// What kernels read of a call's features. Which of them it asks for is the same for all threads.
 struct FeatureParams {
   SoftcapParams softcap;
   SinkParams sink;

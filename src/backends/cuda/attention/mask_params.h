@@ -31,7 +31,7 @@ struct MaskColumns {
   PerHead place;
 };
 
-/// What says which elements of a partial granule are visible, in the forward.
+/// What the forward computes the visible elements of a partial granule from.
 enum class ElementMask : int32_t {
   kBand,     ///< the band alone
   kColumns,  ///< the band and the column vectors, and positions where a kernel has them

@@ -10,7 +10,7 @@
 
 namespace flashmask::cuda {
 
-// What the host side of every architecture's kernels makes of a call.
+// What the host side derives from a call for the kernels of every architecture.
 
 /// Something of [batch or 1, heads, ...] for the call's batch entries and query heads.
 Sharing sharing(const Problem& p, int64_t batch, int64_t heads);
@@ -31,7 +31,7 @@ int64_t most_ctas(const Problem& p);
 MaskColumns mask_columns(const Problem& p);
 DenseMask dense_mask(const Problem& p);
 
-/// What says which elements of the call's partial granules are visible, in the forward.
+/// What the forward computes the visible elements of the call's partial granules from.
 ElementMask element_mask(const Problem& p);
 /// What the forward's kernels read of its plan. Tiles of `tile_rows` come in an order of their own; those of 64 rows by
 /// pairs, in that of 128.
@@ -56,10 +56,10 @@ int64_t heads_per_l2_group(const Problem& p, int64_t l2_bytes);
 
 /// Whether a call asks for what changes a kernel's tile loop: softcap, dropout.
 bool asks_for_features(const Problem& p);
-/// Whether it asks for what leaves that loop as it is: a sink, which joins a row at its end, and positions, which the
-/// warps read that make masks.
+/// Whether it asks for features that leave that loop as it is: a sink, which joins a row at its end, or positions,
+/// which are read where element masks are made.
 bool asks_for_light_features(const Problem& p);
-/// What those read of its features.
+/// What kernels read of its features.
 FeatureParams feature_params(const Problem& p);
 
 /// Lets a kernel have its dynamic shared memory; asks CUDA once per kernel and device.

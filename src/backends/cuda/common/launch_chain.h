@@ -19,7 +19,7 @@ class LaunchChain {
     int device = 0, major = 0;
     check(cudaGetDevice(&device), "cudaGetDevice");
     check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-    // The code for 9.0 waits for the kernel before; PTX, which later devices run, is of before there was such a wait.
+    // The code for 9.0 waits for the kernel before it. The PTX that later devices run is older than that wait.
     overlaps_ = major == 9;
   }
 

@@ -72,7 +72,7 @@ struct BackwardTile {
   /// the registers have no room for more beside dk and dv.
   bool halves;
   /// Of a wide tile, whether the consumers add dq to its sums from registers, or by way of staging tiles and store
-  /// warps. The one needs registers, for half of a dq until the next tile, the other time of shared memory.
+  /// warps. The former takes registers, for half of a dq until the next tile, the latter shared memory's time.
   bool dq_from_registers;
 
   /// Products of a tile that are as long or wide as head_dim, and as head_dim_v.
@@ -88,7 +88,7 @@ struct BackwardTile {
 };
 
 // Three warpgroups do more work per byte of K and V; two make smaller work tiles, which short problems need to fill the
-// device. Of one head dim the shortest tile comes first.
+// device. The shortest tile of a pair of head dims comes first.
 inline constexpr ForwardTile kForwardTiles[] = {
     // d, d_v, WGs       keys  Q  K     V     registers  overlap, turns  mask slots, rows  one copy
     ForwardTile{64, 64, 2, 128, 2, 4, 1, 4, 1, 40, 232, 5, true, 2, 64, true},
@@ -142,8 +142,8 @@ inline constexpr FeaturedBackwardTile kFeaturedBackwardTiles[] = {
 // clang-format on
 
 /// Whether the registers of one warpgroup of helpers and of `consumers` others fit those that a block of them begins
-/// with, in the steps in which they are handed out. More are not there to exchange: a warpgroup would wait for them
-/// without end.
+/// with, in the steps in which they are handed out. There are no more to exchange: a warpgroup would wait for them
+/// forever.
 constexpr bool registers_fit(int helper_registers, int consumer_registers, int consumers) {
   const bool steps =
       helper_registers % 8 == 0 && consumer_registers % 8 == 0 && helper_registers >= 24 && consumer_registers <= 240;

@@ -41,15 +41,13 @@ auto instances_of(std::index_sequence<row...>) {
       backward_instance<dtype, tiles[row].head_dim, tiles[row].head_dim_v, tiles[row].consumers, featured>()...};
 }
 
-/// The instances of an element type, a row of `tiles` each; none if there are no kernels of it.
+/// The instances of an element type of kDataTypes, a row of `tiles` each.
 template <bool featured, const auto& tiles>
 std::span<const BackwardInstance> instances_of(DataType dtype) {
   constexpr auto rows = std::make_index_sequence<std::size(tiles)>();
   static const auto bf16 = instances_of<DataType::kBFloat16, featured, tiles>(rows),
                     f16 = instances_of<DataType::kFloat16, featured, tiles>(rows);
-  if (dtype == DataType::kBFloat16) return bf16;
-  if (dtype == DataType::kFloat16) return f16;
-  return {};
+  return dtype == DataType::kBFloat16 ? bf16 : f16;
 }
 std::span<const BackwardInstance> instances(DataType dtype, bool featured) {
   return featured ? instances_of<true, kFeaturedBackwardTiles>(dtype) : instances_of<false, kBackwardTiles>(dtype);
@@ -66,16 +64,14 @@ std::span<const PartialInstance> partial_instances(DataType dtype) {
   constexpr auto rows = std::make_index_sequence<std::size(kBackwardTiles)>();
   static const auto bf16 = partial_instances_of<DataType::kBFloat16>(rows),
                     f16 = partial_instances_of<DataType::kFloat16>(rows);
-  if (dtype == DataType::kBFloat16) return bf16;
-  if (dtype == DataType::kFloat16) return f16;
-  return {};
+  return dtype == DataType::kBFloat16 ? bf16 : f16;
 }
 
-/// Of the least tile that holds the call's head dims; null if none does.
+/// The instance of the smallest tile that holds the call's head dims; null if none does.
 template <const auto& tiles>
 const BackwardInstance* find_instance(const Problem& p, std::span<const BackwardInstance> of_tiles) {
   const auto* least = least_tile(tiles, p.head_dim, p.head_dim_v);
-  return least && !of_tiles.empty() ? &of_tiles[static_cast<std::size_t>(least - tiles)] : nullptr;
+  return least ? &of_tiles[static_cast<std::size_t>(least - tiles)] : nullptr;
 }
 const BackwardInstance* find_instance(const Problem& p) {
   const bool featured = cuda::asks_for_features(p);
@@ -99,8 +95,8 @@ struct TileCounts {
         all_keys(p.batch * p.heads_kv * keys) {}
 };
 
-/// How many work tiles share a key head's query heads in a key tile: as few as give each multiprocessor one. Of the
-/// device and the shapes alone, so that neither the workspace nor the bits depend on more.
+/// How many work tiles share a key head's query heads in a key tile: as few as give each multiprocessor one. Follows
+/// from the device and the shapes alone, and so do the workspace and the bits.
 int64_t count_splits(const Problem& p, int64_t all_key_tiles) {
   const int64_t sms = cuda::multiprocessors(p), group = p.group_size();
   int64_t n = 1;

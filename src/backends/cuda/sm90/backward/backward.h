@@ -8,8 +8,9 @@
 
 namespace flashmask::sm90 {
 
-/// The gradients of a call of the element types kDataTypes, or why the kernels do not take it; says nothing of TMA's
-/// wishes. Every element of dq, dk and dv is written, also where there are no rows or no keys.
+/// The gradients of a call of the element types kDataTypes, or why the kernels do not take it, TMA's
+/// requirements aside (tensor_maps_refusal). Every element of dq, dk and dv is written, also where there are no rows or
+/// no keys.
 Prepared prepare_backward(const Problem& p);
 
 /// Every backward kernel in this build.

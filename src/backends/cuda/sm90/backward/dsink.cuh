@@ -8,7 +8,7 @@
 
 namespace flashmask::sm90::bwd {
 
-/// Of a query head's sink, a block.
+/// A block computes the gradient of a query head's sink.
 template <typename Element>
 __device__ __forceinline__ void sum_sink_gradient(const SinkGradientParams& p) {
   cudaGridDependencySynchronize();

@@ -3,33 +3,31 @@
 // each. Its body stands in the entry itself and not in a function that entries call: that inlines to other machine
 // code.
 //
-// A wide kernel's roles differ in what docs/kernels/backward-wide.md says. Else:
-//
 // Warpgroup 0: warp 0 is the producer, warp 1 the mask warp, warps 2 and 3 the store warps, one for each stage; the
 // other two warpgroups consume. The contract between them, by barrier: mbarriers of SharedStorage, one for each stage
 // except k_full, kv_empty, dq_empty and ds_empty, but the last two are named barriers. Where dP comes in halves dO has
 // one stage.
 //
 // clang-format off
-//   barrier      arrivals in a phase                         waiting               what its phase says
-//   tile_full    producer 1                                  mask, store warps     tile announced
-//   q_full       producer 1, and the bytes of Q and biases   consumers             tile announced, Q and biases there
-//   q_empty      each consumer warp, the mask warp and the   producer              announcement, Q and biases may be
-//                stage's store warp 1                                              overwritten
-//   dout_full    producer 1, and the bytes of dO; with the   consumers             dO there, and V of a new work tile
-//                first tile of a work tile those of V, too
-//   dout_empty   each consumer warp 1                        producer              dO may be overwritten
-//   scores_full  all 256 consumer threads                    producer, mask warp   dS written; announcement and mask bits
-//                                                                                  read by all lanes
-//   mask_full    mask warp, all 32 lanes                     consumers             bits of a partial tile there
-//   dq_full      each consumer warp 1; where kAlternate the  stage's store warp    the tile's dq is in the staging tiles
-//                128 threads of the warpgroup that has dQ
-//   dq_empty     the store warp that stores dq 1             consumers             staging tiles may be overwritten
-//   ds_empty     each consumer warp 1, if dS has one stage   consumers             dS may be overwritten: dQ done
-//   k_full       producer 1, and the bytes of K              consumers             K of a new work tile there
-//   kv_empty     each consumer warp 1                        producer              K and V may be overwritten
-//   kScores..    128 threads of the other warpgroup          a warpgroup's 128     dS of both warpgroups there
-//   kStaging..   the same, where kAlternate                  a warpgroup's 128     the other one's last dq is stored
+//   barrier      arrivals in a phase                        waiting              what its phase says
+//   tile_full    producer 1                                 mask, store warps    tile announced
+//   q_full       producer 1, and bytes of Q and biases      consumers            tile announced, Q and biases there
+//   q_empty      each consumer warp, the mask warp and      producer             announcement, Q and biases may be
+//                the stage's store warp 1                                        overwritten
+//   dout_full    producer 1, and the bytes of dO; with      consumers            dO there, and V of a new work tile
+//                a work tile's first tile those of V, too
+//   dout_empty   each consumer warp 1                       producer             dO may be overwritten
+//   scores_full  all 256 consumer threads                   producer, mask warp  dS written; announcement and mask bits
+//                                                                                read by all lanes
+//   mask_full    mask warp, all 32 lanes                    consumers            bits of a partial tile there
+//   dq_full      each consumer warp 1; where kAlternate     stage's store warp   the tile's dq is in the staging tiles
+//                the 128 threads of the warpgroup with dQ
+//   dq_empty     the store warp that stores dq 1            consumers            staging tiles may be overwritten
+//   ds_empty     each consumer warp 1, if dS has one stage  consumers            dS may be overwritten: dQ done
+//   k_full       producer 1, and the bytes of K             consumers            K of a new work tile there
+//   kv_empty     each consumer warp 1                       producer             K and V may be overwritten
+//   kScores..    128 threads of the other warpgroup         a warpgroup's 128    dS of both warpgroups there
+//   kStaging..   the same, where kAlternate                 a warpgroup's 128    the other one's last dq is stored
 // clang-format on
 //
 // Phases: barriers of stages are waited for with RingPosition::phase(), `empty` ones and scores_full with its
@@ -38,6 +36,23 @@
 // (the consumers in phases_). A tile of kNothing takes part in all barriers of its stage but those of masks, dS and dq.
 // kEnd is announced once for each stage, as each has a store warp of its own; the consumers take note of the first, and
 // where dO has one stage they release it, for which the second waits.
+//
+// A wide kernel has no dq_full, dq_empty, ds_empty and kStaging. Its warps 2 and 3 are store warps, one for each
+// consumer, or, where dq leaves from registers, turn warps, one for each stage. Its contract differs in this:
+//
+// clang-format off
+//   barrier      arrivals in a phase                     waiting              what its phase says
+//   q_empty      each consumer warp, the mask warp, and  producer             as above
+//                both store warps or the turn warp 1
+//   scores_full  all 256 consumer threads                producer, mask warp  P and dS written; as above
+//   dq.full      each warp of a consumer 1               its store warp       a block of dq is in its staging tile
+//   dq.empty     the consumer's store warp 1             the consumer         its staging tile may be overwritten
+//   dq.turn      the stage's turn warp 1                 consumers            dq of the stage's tile may be added
+//   dq.added     each consumer warp 1                    its turn warp        it has been added
+// clang-format on
+//
+// dq.full and dq.empty count blocks of dq. dq.turn and dq.added are used in deterministic mode alone, and not by a tile
+// of kNothing. Store warps belong to no stage, so with them kEnd is announced once.
 
 extern "C" __global__ void __launch_bounds__(FLASHMASK_TRAITS::kThreads, 1)
     FLASHMASK_ENTRY(const __grid_constant__ FLASHMASK_TRAITS::Params p) {

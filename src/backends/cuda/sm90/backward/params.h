@@ -13,7 +13,7 @@ namespace flashmask::sm90::bwd {
 
 using PlanBits = cuda::KeyPlanBits;
 
-/// Something that has a place for every (batch entry, row, head). Strides in elements.
+/// A tensor with a place for every (batch entry, row, head). Strides in elements.
 struct Rows {
   void* data;  ///< null: absent
   int64_t batch_stride, row_stride, head_stride;

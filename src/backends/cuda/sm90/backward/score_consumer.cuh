@@ -14,7 +14,7 @@ namespace flashmask::sm90::bwd {
 
 /// What all consumers do alike, one warpgroup of them: they follow the announced tiles, and of those compute the scores
 /// of their 64 keys and Traits::kScoreRows rows, key-major, P = exp2(S scale log2(e)) and dS = P dP.
-/// What leaves goes through an Outgoing.
+/// Results leave through an Outgoing.
 template <typename Traits, typename Outgoing>
 class ScoreConsumer {
  public:
@@ -152,7 +152,7 @@ class ScoreConsumer {
     const QueryTile& query = shared_.tile[ring_.stage()].query;
     take_parts<0>(Score(p_, query.batch, query.head), s, dp, partial, dropped, p, ds);
   }
-  /// A part of the rows after the other, so that registers do for what each needs meanwhile.
+  /// One part of the rows after the other, so that the registers suffice for what each needs in between.
   template <int kFirst, int kValues, typename Dropped>
   __device__ __forceinline__ void take_parts(const Score& score, float (&s)[kValues], float (&dp)[kValues],
                                              bool partial, const Dropped& dropped, uint32_t (&p)[kValues / 8][4],

@@ -49,8 +49,8 @@ enum NamedBarrier : int {
 template <int kColumns>
 inline constexpr int kWholeBlocks = (kColumns + 63) / 64 * 64;
 
-/// One configuration of the backward kernel: an element type, a row of kBackwardTiles, whether a work tile has but some
-/// of its key head's query heads, so that its dk and dv are parts, and the policies.
+/// One configuration of the backward kernel: an element type, a row of kBackwardTiles, whether a work tile has only
+/// some of its key head's query heads, so that its dk and dv are parts, and the policies.
 template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_, bool kSplit_ = false,
           typename Policies = BackwardPolicies<>>
 struct BackwardTraits {

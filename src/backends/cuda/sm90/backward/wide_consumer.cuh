@@ -8,7 +8,7 @@
 
 namespace flashmask::sm90::bwd {
 
-/// A wide kernel's consumer, by a number that has to be a constant.
+/// A wide kernel's consumer: one of two halves, whose code has the warpgroup's number as a constant.
 template <typename Traits>
 class WideConsumer {
  public:

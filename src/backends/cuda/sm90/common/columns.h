@@ -5,8 +5,8 @@
 
 namespace flashmask::sm90 {
 
-/// The columns of a tensor's rows: a call may have fewer than the kernels' tiles. Of those, each block of 64 begins
-/// with `width` of the tensor's.
+/// The columns of a tensor's rows, which may be fewer than a kernel's tile has: each block of 64 of the tile's columns
+/// begins with `width` of the tensor's.
 struct Columns {
   int32_t count, width;
 

@@ -11,11 +11,11 @@ namespace flashmask::sm90 {
 
 using cuda::kHeadDimStep, cuda::least_tile, cuda::padding_share, cuda::head_dims_refusal;
 
-// A call runs in the least of the tiles that hold its head dims. What a tile has more is padding, and neither moved nor
-// stored: TMA reads zeros past the end of a tensor, and writes nothing there.
+// A call runs in the smallest tile that holds its head dims. The rest of the tile is padding, which is neither loaded
+// nor stored: TMA reads zeros past the end of a tensor, and writes nothing there.
 
 /// How the columns of a row lie in shared memory, in blocks of 64: each block begins with `width` of them and goes on
-/// with zeros; `count` blocks have columns. No block does: the rows cannot be divided so.
+/// with zeros; `count` blocks have columns. 0: the rows cannot be divided so.
 struct ColumnBlocks {
   int64_t width = 0, count = 0;
 };

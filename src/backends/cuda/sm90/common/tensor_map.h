@@ -18,9 +18,9 @@ std::string tensor_map_refusal(const char* argument, const TensorView& t);
 /// The same of all tensors of a call that its kernels read or write by TMA.
 std::string tensor_maps_refusal(const Problem& p);
 
-/// The TMA map of `t` [batch, seqlen, heads, dim], 16-bit, no size 0, whose columns lie in `blocks`:
+/// The TMA map of `t` [batch, seqlen, heads, dim], 16-bit, without empty dimensions, whose columns lie in `blocks`:
 ///   dimensions {blocks.width, seqlen, blocks.count, heads, batch}, box {64, box_rows, box_blocks, 1, 1},
-/// that is, blocks of 64 columns, 128-byte swizzle; rows, columns and blocks that the tensor has not are read as zero
+/// that is, blocks of 64 columns, 128-byte swizzle; rows, columns and blocks that the tensor lacks are read as zero
 /// and not written. `argument` is what error messages call the tensor.
 CUtensorMap tensor_map(const TensorView& t, const ColumnBlocks& blocks, int box_rows, int box_blocks,
                        const char* argument = "tensor");

@@ -62,7 +62,7 @@ class Consumer {
   /// Where long rows overlap, short ones go without turns.
   static constexpr bool kTurnsInEveryRow = Traits::kTurns && Traits::kOverlapFrom == 0;
 
-  /// One lane reads what the producer wrote, the one that later gives the slot back.
+  /// One lane reads what the producer wrote, the one that later releases the slot.
   __device__ __forceinline__ void read_work_tile() {
     const WorkTile& from = shared_.work[q_ring_.stage()];
     work_ = {ptx::from_leader(from.row), ptx::from_leader(from.head), ptx::from_leader(from.batch),
@@ -284,7 +284,7 @@ class Consumer {
     }
   }
 
-  /// Makes scores of the finished product QK^T and gives K back, and after the last one Q.
+  /// Makes scores of the finished product QK^T and releases K, and after the last one Q.
   __device__ __forceinline__ void take_scores(Scores& s, const Tile& tile, const cuda::SlabBits& visible) {
     ptx::pin(s);
     ptx::arrive_once(shared_.k_empty[kv_ring_.stage()][Traits::kKParts - 1]);
@@ -339,7 +339,7 @@ class Consumer {
       ptx::wgmma_commit();
     }
   }
-  /// Waits for S, and gives back all parts of K but the last.
+  /// Waits for S, and releases all parts of K but the last.
   template <int kPart = 0>
   __device__ __forceinline__ void finish_scores() {
     ptx::wgmma_wait<Traits::kKParts - 1 - kPart>();
@@ -391,8 +391,8 @@ class Consumer {
     rows_leaving_ = true;
   }
 
-  /// Gives the producer the buffer that the last work tile's rows left through, once they have. This wait is put off to
-  /// where products are under way.
+  /// Releases the buffer that the last work tile's rows left through, once they have. Called where products are under
+  /// way, so that the wait costs nothing.
   __device__ __forceinline__ void release_stored_rows() {
     if (!Traits::kOutputThroughQ || !rows_leaving_) return;
     if (ptx::is_leader()) {
@@ -401,7 +401,7 @@ class Consumer {
     }
     rows_leaving_ = false;
   }
-  /// Gives Q back as soon as this warp has no more products that read it, where the output does not leave through it.
+  /// Releases Q as soon as this warp has no more products that read it, where the output does not leave through it.
   __device__ __forceinline__ void release_rows_after_last_tile() {
     if (!Traits::kOutputThroughQ && kv_ring_.count + 1 == end_) ptx::arrive_once(shared_.q_empty[0]);
   }

@@ -30,8 +30,8 @@ __device__ __forceinline__ void store_lse(const ForwardParams& p, int32_t slab_f
 
 /// The policy Epilogue normalises and stores a work tile's results: of every consumer warp its 16 rows of O from `row`
 /// on, and their lse. Where Q has two buffers (kOutputThroughQ), it may use the warp's own part of the one at `q_ring`,
-/// which is given back to the producer once the bulk stores that the warp's leader has committed have read it; a single
-/// one has been given back before. This one stores final rows, O in the tensors' type.
+/// which is released once the bulk stores that the warp's leader has committed have read it; a single one has been
+/// released before. This one stores final rows, O in the tensors' type.
 struct FinalRows {
   template <typename Traits>
   __device__ __forceinline__ static void store(const typename Traits::Params& p, SharedStorage<Traits>& shared,

@@ -29,42 +29,37 @@ namespace {
 constexpr int64_t kL2GroupBytes = int64_t{32} << 20;
 constexpr int64_t kMostWorkTiles = int64_t{1} << 30;
 
-template <DataType dtype, bool featured, std::size_t... row>
+enum class Variant { kPlain, kFeatured, kPartial };
+
+template <Variant variant, DataType dtype, int head_dim, int head_dim_v, int consumers>
+ForwardInstance instance_of() {
+  if constexpr (variant == Variant::kPartial) {
+    return partial_forward_instance<dtype, head_dim, head_dim_v, consumers>();
+  } else {
+    return forward_instance<dtype, head_dim, head_dim_v, consumers, variant == Variant::kFeatured>();
+  }
+}
+
+template <Variant variant, DataType dtype, std::size_t... row>
 auto instances_of(std::index_sequence<row...>) {
   constexpr auto& tiles = kForwardTiles;
-  return std::array{
-      forward_instance<dtype, tiles[row].head_dim, tiles[row].head_dim_v, tiles[row].consumers, featured>()...};
+  return std::array{instance_of<variant, dtype, tiles[row].head_dim, tiles[row].head_dim_v, tiles[row].consumers>()...};
 }
 
-/// The instances of an element type, a row of kForwardTiles each; none if there are no kernels of it.
-template <bool featured>
+template <Variant variant>
 std::span<const ForwardInstance> instances_of(DataType dtype) {
   constexpr auto rows = std::make_index_sequence<std::size(kForwardTiles)>();
-  static const auto bf16 = instances_of<DataType::kBFloat16, featured>(rows),
-                    f16 = instances_of<DataType::kFloat16, featured>(rows);
-  if (dtype == DataType::kBFloat16) return bf16;
-  if (dtype == DataType::kFloat16) return f16;
-  return {};
-}
-template <DataType dtype, std::size_t... row>
-auto partial_instances_of(std::index_sequence<row...>) {
-  constexpr auto& tiles = kForwardTiles;
-  return std::array{
-      partial_forward_instance<dtype, tiles[row].head_dim, tiles[row].head_dim_v, tiles[row].consumers>()...};
+  static const auto bf16 = instances_of<variant, DataType::kBFloat16>(rows),
+                    f16 = instances_of<variant, DataType::kFloat16>(rows);
+  return dtype == DataType::kBFloat16 ? bf16 : f16;
 }
 
-/// Of an element type, in the order of kForwardTiles.
-enum class Variant { kPlain, kFeatured, kPartial };
+/// The instances of an element type of kDataTypes, a row of kForwardTiles each.
 std::span<const ForwardInstance> instances(DataType dtype, Variant variant) {
-  constexpr auto rows = std::make_index_sequence<std::size(kForwardTiles)>();
-  static const auto bf16 = partial_instances_of<DataType::kBFloat16>(rows),
-                    f16 = partial_instances_of<DataType::kFloat16>(rows);
-  if (variant == Variant::kFeatured) return instances_of<true>(dtype);
-  if (variant == Variant::kPlain) return instances_of<false>(dtype);
-  if (dtype == DataType::kBFloat16) return bf16;
-  if (dtype == DataType::kFloat16) return f16;
-  return {};
+  if (variant == Variant::kPartial) return instances_of<Variant::kPartial>(dtype);
+  return variant == Variant::kFeatured ? instances_of<Variant::kFeatured>(dtype) : instances_of<Variant::kPlain>(dtype);
 }
+
 Variant variant_of(const Problem& p) {
   if (p.features.partial_out) return Variant::kPartial;
   return cuda::asks_for_features(p) ? Variant::kFeatured : Variant::kPlain;
@@ -78,8 +73,8 @@ static_assert(std::ranges::is_sorted(kForwardTiles, {}, [](const ForwardTile& ti
   return std::tuple(tile.head_dim, tile.head_dim_v, tile.consumers);
 }));
 
-/// Of the least tiles that hold the call's head dims, and take its dropout, the tallest of which it has enough to fill
-/// the device twice, otherwise the shortest; null if none holds them.
+/// Of the smallest tiles that hold the call's head dims and take its dropout, the tallest that makes enough work tiles
+/// to fill the device twice, otherwise the shortest; null if there is none.
 const ForwardInstance* choose_instance(const Problem& p) {
   const ForwardTile* least = least_tile(kForwardTiles, p.head_dim, p.head_dim_v);
   if (!least) return nullptr;
@@ -106,7 +101,7 @@ struct ForwardCall {
 
   bool is_light(const Problem& p) const { return instance->light && cuda::asks_for_light_features(p); }
   TileShape tile() const { return {instance->tile.rows(), instance->tile.keys}; }
-  /// Of the counter of work tiles, which a call with a CTA for each does without.
+  /// Holds the counter of work tiles; a call with a CTA for each needs none.
   int64_t workspace_bytes() const { return work_tiles > ctas ? 16 : 0; }
   void explain(const Problem& p, Explanation& e) const {
     e.arch = kArch;

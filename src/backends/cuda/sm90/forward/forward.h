@@ -8,8 +8,8 @@
 
 namespace flashmask::sm90 {
 
-/// The forward pass of a call of the element types kDataTypes, or why the kernels do not take it; says nothing of TMA's
-/// wishes.
+/// The forward pass of a call of the element types kDataTypes, or why the kernels do not take it, TMA's
+/// requirements aside (tensor_maps_refusal).
 Prepared prepare_forward(const Problem& p);
 
 /// Every forward kernel in this build.

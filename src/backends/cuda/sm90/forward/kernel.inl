@@ -7,20 +7,20 @@
 // The contract between them, by barrier: mbarriers of SharedStorage, but the last two are named barriers.
 //
 // clang-format off
-//   barrier       arrivals in a phase                        waiting           what its phase says
-//   q_full        producer 1, and the bytes of Q             consumers, masks  work tile announced; Q there if it has tiles
-//   q_empty       each consumer warp and mask warp 1         producer          announcement and Q may be overwritten: the
-//                                                                              output has left through Q's buffer, or, where
-//                                                                              it does not, the last S has been computed
-//   k_full        producer 1, and the bytes of K             consumers, masks  tile announced, K there
-//   k_empty       each consumer warp and mask warp 1         producer          announcement and K may be overwritten
-//   v_full        producer 1, and the bytes of V             consumers         V there
-//   v_empty       each consumer warp 1                       producer          V may be overwritten
-//   mask_full     mask warp, all 32 lanes                    its warpgroup     a part of a partial granule's bits there
-//   mask_empty    all lanes that read the part               mask warp         the part may be overwritten
-//   kWarpgroup..  a warpgroup's 128 threads                  the same          its products no longer read Q, through
-//                                                                              which the output leaves
-//   kTurn..       128 threads of the warpgroup before        the next 128      its turn to issue products, where kTurns
+//   barrier       arrivals in a phase                  waiting           what its phase says
+//   q_full        producer 1, and the bytes of Q       consumers, masks  work tile announced; Q there if it has tiles
+//   q_empty       each consumer warp and mask warp 1   producer          announcement and Q may be overwritten: the
+//                                                                        output has left through Q's buffer, or, where
+//                                                                        it does not, the last S has been computed
+//   k_full        producer 1, and the bytes of K       consumers, masks  tile announced, K there
+//   k_empty       each consumer warp and mask warp 1   producer          announcement and K may be overwritten
+//   v_full        producer 1, and the bytes of V       consumers         V there
+//   v_empty       each consumer warp 1                 producer          V may be overwritten
+//   mask_full     mask warp, all 32 lanes              its warpgroup     a part of a partial granule's bits there
+//   mask_empty    all lanes that read the part         mask warp         the part may be overwritten
+//   kWarpgroup..  a warpgroup's 128 threads            the same          its products no longer read Q, through
+//                                                                        which the output leaves
+//   kTurn..       128 threads of the warpgroup before  the next 128      its turn to issue products, where kTurns
 // clang-format on
 //
 // Phases: `full` barriers are waited for with RingPosition::phase(), `empty` ones with its complement, as all buffers
