@@ -98,6 +98,8 @@ template <typename Traits>
 __device__ __forceinline__ void preprocess(const RowParams& p) {
   __shared__ float products[Traits::kRows];
   __shared__ uint32_t parts;
+  // First, as ptxas spills if it comes after the rows.
+  if (blockIdx.x == 0 && p.l2_group.result) cuda::choose_l2_group(p.l2_group, p.plan, p.key_blocks);
   const RowTilePlace place(p);
   const auto own = static_cast<int32_t>(threadIdx.x);
   if (own < 32) {
@@ -115,7 +117,6 @@ __device__ __forceinline__ void preprocess(const RowParams& p) {
         terms_of_row(p, place, place.tile * Traits::kRows + own, products[own]);
   if (own == 0) p.dq_sums.state[place.index] = parts != 0 ? parts | TurnState::kSummed : 0;
   if (own == 0 && blockIdx.x == 0) *p.next = 0;
-  if (blockIdx.x == 0 && p.l2_group.result) cuda::choose_l2_group(p.l2_group, p.plan, p.key_blocks);
   if (parts != 0) {
     constexpr int kFloats = DqFragments<Traits>::kOfTile;
     auto* sums = reinterpret_cast<float4*>(p.dq_sums.sums + place.index * kFloats);
