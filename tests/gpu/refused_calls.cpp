@@ -271,13 +271,6 @@ void on_device_alone(std::vector<Refusal>& refusals) {
   const std::vector<Refusal> more{
       {"float32", [](Bench&, Call& c) { for_all_tensors(c, [](TensorView& t) { t.dtype = DataType::kFloat32; }); },
        kUnsupported, "float32", Where::kOnDevice},
-      {"partial results with softcap",
-       [](Bench&, Call& c) {
-         c.options.features.partial_out = true;
-         c.options.features.softcap = 30;
-         for (TensorView* t : {&c.args.out, &c.args.dq, &c.args.dk, &c.args.dv}) t->dtype = DataType::kFloat32;
-       },
-       kUnsupported, "partial_out", Where::kOnDevice},
       {"an expanded q", [](Bench&, Call& c) { c.args.q.stride[0] = 0; }, kUnsupported, "q", Where::kOnDevice},
       {"the CPU's backend", [](Bench&, Call& c) { c.options.backend = "reference"; }, kUnsupported, "reference",
        Where::kOnDevice},
@@ -288,6 +281,15 @@ void on_device_alone(std::vector<Refusal>& refusals) {
        },
        ErrorCode::kNoDevice, "99", Where::kOnDevice}};
   refusals.insert(refusals.end(), more.begin(), more.end());
+  if (!runs_hopper_kernels()) return;
+  refusals.push_back({"partial results with softcap",
+                      [](Bench&, Call& c) {
+                        c.options.features.partial_out = true;
+                        c.options.features.softcap = 30;
+                        for (TensorView* t : {&c.args.out, &c.args.dq, &c.args.dk, &c.args.dv})
+                          t->dtype = DataType::kFloat32;
+                      },
+                      kUnsupported, "partial_out", Where::kOnDevice});
 }
 
 std::vector<Refusal> all_refusals() {

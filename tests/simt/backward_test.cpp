@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // What `flashmask verify` does not ask of the backward of mma.sync: the same bits with any number of CTAs, and where
-// offsets take more than 32 bits.
+// offsets take more than 32 bits; partial results that are what the ordinary call rounds; whose query heads are split.
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <new>
 #include <string>
@@ -44,12 +46,12 @@ struct Sizes {
   int64_t batch, seqlen_q, seqlen_k, heads_q, heads_kv, head_dim, head_dim_v;
 };
 
-/// A bfloat16 tensor [batch, seqlen, heads, columns] whose rows lie `row_stride` elements apart.
+/// A tensor [batch, seqlen, heads, columns] whose rows lie `row_stride` elements apart.
 class Rows {
  public:
-  Rows(int64_t batch, int64_t seqlen, int64_t heads, int64_t columns, int64_t row_stride)
-      : pages_(static_cast<std::size_t>(batch * seqlen * row_stride * 2)) {
-    view = TensorView::contiguous(pages_.data(), DataType::kBFloat16, {batch, seqlen, heads, columns});
+  Rows(DataType dtype, int64_t batch, int64_t seqlen, int64_t heads, int64_t columns, int64_t row_stride)
+      : pages_(static_cast<std::size_t>(batch * seqlen * row_stride) * element_size(dtype)) {
+    view = TensorView::contiguous(pages_.data(), dtype, {batch, seqlen, heads, columns});
     view.stride = {seqlen * row_stride, row_stride, columns, 1};
     view.device = kDevice;
   }
@@ -60,15 +62,21 @@ class Rows {
     for_each([&](int64_t at) { store_element(view, at, 2 * random.real() - 1); });
   }
   void poison() {
-    for_each([&](int64_t at) { static_cast<uint16_t*>(view.data)[at] = 0xffff; });
+    for_each([&](int64_t at) { store_element(view, at, std::numeric_limits<double>::quiet_NaN()); });
   }
+  /// Leaves values that bfloat16 has.
+  void round() {
+    for_each([&](int64_t at) { store_element(view, at, bfloat16_to_float(rounded(at))); });
+  }
+  /// As bfloat16.
   std::vector<uint16_t> bits() const {
     std::vector<uint16_t> all;
-    for_each([&](int64_t at) { all.push_back(static_cast<const uint16_t*>(view.data)[at]); });
+    for_each([&](int64_t at) { all.push_back(rounded(at)); });
     return all;
   }
 
  private:
+  uint16_t rounded(int64_t at) const { return float_to_bfloat16(static_cast<float>(load_element(view, at))); }
   template <typename F>
   void for_each(const F& f) const {
     for (int64_t b = 0; b < view.shape[0]; ++b) {
@@ -81,20 +89,25 @@ class Rows {
   Pages pages_;
 };
 
-struct Gradients {
-  std::vector<uint16_t> dq, dk, dv;
-  bool operator==(const Gradients&) const = default;
+/// Results in bfloat16, to which partial ones are rounded.
+struct Results {
+  std::vector<uint16_t> out, dq, dk, dv;
+  bool operator==(const Results&) const = default;
 };
 
 /// A forward and a backward under a causal band. `far`: tensors' rows lie so far apart that offsets exceed 2^31.
-Gradients run(const Sizes& s, const Options& options, bool far = false) {
-  const auto rows = [&](int64_t seqlen, int64_t heads, int64_t columns) {
-    return std::make_unique<Rows>(s.batch, seqlen, heads, columns, far ? int64_t{1} << 24 : heads * columns);
+Results run(const Sizes& s, const Options& options, bool far = false) {
+  const auto tensor = [&](DataType dtype, int64_t seqlen, int64_t heads, int64_t columns) {
+    return std::make_unique<Rows>(dtype, s.batch, seqlen, heads, columns, far ? int64_t{1} << 24 : heads * columns);
   };
-  const auto q = rows(s.seqlen_q, s.heads_q, s.head_dim), dq = rows(s.seqlen_q, s.heads_q, s.head_dim),
-             out = rows(s.seqlen_q, s.heads_q, s.head_dim_v), dout = rows(s.seqlen_q, s.heads_q, s.head_dim_v),
-             k = rows(s.seqlen_k, s.heads_kv, s.head_dim), dk = rows(s.seqlen_k, s.heads_kv, s.head_dim),
-             v = rows(s.seqlen_k, s.heads_kv, s.head_dim_v), dv = rows(s.seqlen_k, s.heads_kv, s.head_dim_v);
+  const auto given = [&](auto... shape) { return tensor(DataType::kBFloat16, shape...); };
+  const auto result = [&](auto... shape) {
+    return tensor(options.features.partial_out ? DataType::kFloat32 : DataType::kBFloat16, shape...);
+  };
+  const auto q = given(s.seqlen_q, s.heads_q, s.head_dim), dq = result(s.seqlen_q, s.heads_q, s.head_dim),
+             out = result(s.seqlen_q, s.heads_q, s.head_dim_v), dout = given(s.seqlen_q, s.heads_q, s.head_dim_v),
+             k = given(s.seqlen_k, s.heads_kv, s.head_dim), dk = result(s.seqlen_k, s.heads_kv, s.head_dim),
+             v = given(s.seqlen_k, s.heads_kv, s.head_dim_v), dv = result(s.seqlen_k, s.heads_kv, s.head_dim_v);
   Random random(7);
   for (const auto* input : {&q, &k, &v, &dout}) (*input)->fill(random);
   for (const auto* output : {&out, &dq, &dk, &dv}) (*output)->poison();
@@ -113,9 +126,11 @@ Gradients run(const Sizes& s, const Options& options, bool far = false) {
   args.mask = mask;
   std::vector<std::byte> workspace(forward_workspace(forward_args, options), std::byte{0xff});
   forward(forward_args, workspace, options);
+  // As an ordinary backward has it.
+  out->round();
   workspace.assign(backward_workspace(args, options), std::byte{0xff});
   backward(args, workspace, options);
-  return {dq->bits(), dk->bits(), dv->bits()};
+  return {out->bits(), dq->bits(), dk->bits(), dv->bits()};
 }
 
 Options options_of(const std::string& kernels) {
@@ -126,6 +141,24 @@ Options options_of(const std::string& kernels) {
   return options;
 }
 
+/// Whether a backward adds up parts of dk and dv. Nothing is run.
+bool splits_query_heads(const Sizes& s, const Options& options) {
+  const auto tensor = [&](int64_t seqlen, int64_t heads, int64_t columns) {
+    TensorView view = TensorView::contiguous(nullptr, DataType::kBFloat16, {s.batch, seqlen, heads, columns});
+    view.device = kDevice;
+    return view;
+  };
+  BackwardArgs args;
+  args.q = args.dq = tensor(s.seqlen_q, s.heads_q, s.head_dim);
+  args.out = args.dout = tensor(s.seqlen_q, s.heads_q, s.head_dim_v);
+  args.k = args.dk = tensor(s.seqlen_k, s.heads_kv, s.head_dim);
+  args.v = args.dv = tensor(s.seqlen_k, s.heads_kv, s.head_dim_v);
+  args.lse = TensorView::contiguous(nullptr, DataType::kFloat32, {s.batch, s.heads_q, s.seqlen_q});
+  args.lse.device = kDevice;
+  return std::ranges::any_of(explain(args, options).kernels,
+                             [](const std::string& id) { return id.ends_with(".reduce_dkv"); });
+}
+
 class Backward : public testing::TestWithParam<const char*> {};
 
 /// Grouped heads, and key tiles that wait for each other.
@@ -133,7 +166,7 @@ constexpr Sizes kSmall{1, 200, 330, 4, 2, 64, 64};
 
 TEST_P(Backward, NumberOfCtasChangesNoBit) {
   Options options = options_of(GetParam());
-  const Gradients all = run(kSmall, options);
+  const Results all = run(kSmall, options);
   for (const int ctas : {1, 2, 5}) {
     options.max_ctas = ctas;
     EXPECT_EQ(run(kSmall, options), all) << ctas << " CTAs";
@@ -145,6 +178,28 @@ TEST_P(Backward, OffsetsTake64Bits) {
   const Options options = options_of(GetParam());
   for (const Sizes& s : {Sizes{1, 150, 140, 1, 1, 64, 64}, Sizes{1, 131, 135, 1, 1, 256, 72}})
     EXPECT_EQ(run(s, options, true), run(s, options)) << s.head_dim;
+}
+
+/// Without features, and with those of which Hopper has no kernels of partial results.
+TEST_P(Backward, PartialResultsAreWhatIsRounded) {
+  constexpr uint64_t kState[] = {3, 5};
+  for (const Sizes& s : {kSmall, Sizes{1, 65, 131, 2, 2, 128, 96}, Sizes{1, 70, 130, 2, 1, 256, 72}}) {
+    for (const Features& asked : {Features{}, Features{.softcap = 20, .dropout = {.p = 0.2, .state = kState}}}) {
+      Options options = options_of(GetParam());
+      options.features = asked;
+      const Results whole = run(s, options);
+      options.features.partial_out = true;
+      EXPECT_EQ(run(s, options), whole) << "head_dim " << s.head_dim << ", softcap " << asked.softcap;
+    }
+  }
+}
+
+/// Fewer key tiles than multiprocessors, and more: query heads of a group are split or not.
+TEST_P(Backward, SplitsQueryHeadsOfFewKeyTiles) {
+  const Options options = options_of(GetParam());
+  EXPECT_TRUE(splits_query_heads(kSmall, options));
+  EXPECT_FALSE(splits_query_heads({1, 200, 330, 2, 2, 64, 64}, options)) << "one query head for each key head";
+  EXPECT_FALSE(splits_query_heads({20, 200, 1280, 4, 2, 64, 64}, options)) << "enough key tiles";
 }
 
 INSTANTIATE_TEST_SUITE_P(KernelSets, Backward, testing::Values("sm80", "sm86"),

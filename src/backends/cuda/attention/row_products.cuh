@@ -17,13 +17,21 @@ struct RowShare {
   __device__ static int column() { return static_cast<int>(threadIdx.x) % kThreadsPerRow * 8; }
 };
 
-template <typename Element>
-__device__ __forceinline__ float dot(const uint4& a, const uint4& b) {
-  const auto* x = reinterpret_cast<const Element*>(&a);
-  const auto* y = reinterpret_cast<const Element*>(&b);
+/// Eight neighbours of a row.
+template <typename T>
+struct Eight {
+  uint4 words[sizeof(T) / 2];
+
+  __device__ __forceinline__ static Eight load(const T* from) { return *reinterpret_cast<const Eight*>(from); }
+  __device__ __forceinline__ void store(T* to) const { *reinterpret_cast<Eight*>(to) = *this; }
+  __device__ __forceinline__ const T* values() const { return reinterpret_cast<const T*>(words); }
+};
+
+template <typename A, typename B>
+__device__ __forceinline__ float dot(const Eight<A>& a, const Eight<B>& b) {
   float sum = 0;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) sum += static_cast<float>(x[i]) * static_cast<float>(y[i]);
+  for (int i = 0; i < 8; ++i) sum += static_cast<float>(a.values()[i]) * static_cast<float>(b.values()[i]);
   return sum;
 }
 

@@ -37,4 +37,22 @@ __device__ __forceinline__ void store_slab(const float (&o)[kValues], Element* o
   }
 }
 
+/// The same in fp32. A quad stores 32 bytes of a row at a time, a whole sector.
+template <int kValues>
+__device__ __forceinline__ void store_float_slab(const float (&o)[kValues], float* origin, int64_t row_stride,
+                                                 int32_t row, int32_t rows, int32_t columns) {
+  const auto lane = static_cast<int32_t>(ptx::lane());
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int32_t own = row + lane / 4 + 8 * half;
+    const int32_t own_columns = own < rows ? columns : 0;
+    float* const to = origin + own * row_stride + lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < kValues / 4; ++j) {
+      const float* pair = o + 4 * j + 2 * half;
+      if (8 * j < own_columns) *reinterpret_cast<float2*>(to + 8 * j) = {pair[0], pair[1]};
+    }
+  }
+}
+
 }  // namespace flashmask::cuda

@@ -13,6 +13,7 @@
 #include "backends/cuda/common/device_call.h"
 #include "backends/cuda/common/error.h"
 #include "backends/cuda/common/head_dims.h"
+#include "backends/cuda/common/head_groups.h"
 #include "backends/cuda/common/kernel_info.h"
 #include "backends/cuda/common/launch_chain.h"
 #include "backends/cuda/sm80/backward/instance.h"
@@ -24,8 +25,6 @@ namespace flashmask::sm80 {
 namespace bwd {
 namespace {
 
-/// What the heads of an L2 group read and add up for their rows should stay in this much of the L2 cache.
-constexpr int64_t kL2GroupBytes = int64_t{16} << 20;
 constexpr int64_t kMostWorkTiles = int64_t{1} << 30;
 
 template <DataType dtype, bool featured, const auto& tiles, std::size_t... row>
@@ -63,31 +62,36 @@ const BackwardInstance* choose_instance(const Problem& p, int kilobytes) {
 std::string id_of_preprocess(const BackwardInstance& i) { return message(i.id, ".preprocess"); }
 std::string id_of_convert_dq(const BackwardInstance& i) { return message(i.id, ".convert_dq"); }
 
-/// How many tiles a call has, of a head and in all; key_blocks: what the plan has of a head. Work tiles are all that
+/// How many tiles a call has, of a head and in all; key_blocks: what the plan has of a head. all_keys counts those that
 /// key blocks have, though the last one may have fewer.
 struct TileCounts {
-  int64_t rows, key_blocks, keys, all_rows, work_tiles;
+  int64_t rows, key_blocks, keys, all_rows, all_keys;
 
   TileCounts(const Problem& p, const BackwardTile& tile)
       : rows(ceil_div(p.seqlen_q, int64_t{tile.rows})),
         key_blocks(ceil_div(p.seqlen_k, kGranuleKeys)),
         keys(ceil_div(p.seqlen_k, int64_t{tile.keys})),
         all_rows(p.batch * p.heads_q * rows),
-        work_tiles(p.batch * p.heads_kv * tiles_of_head(tile)) {}
-  /// Work tiles of a key head.
+        all_keys(p.batch * p.heads_kv * tiles_of_head(tile)) {}
+  /// Key tiles of a key head, as all_keys counts them.
   int64_t tiles_of_head(const BackwardTile& tile) const { return key_blocks * (kGranuleKeys / tile.keys); }
 };
 
 /// Where everything lies in the workspace.
 struct Layout {
-  int64_t terms = 0, sums = 0, state = 0, next = 0, bytes = 0;
+  int64_t terms = 0, sums = 0, state = 0, next = 0, l2_group = 0, dk_parts = 0, dv_parts = 0, bytes = 0;
 
-  Layout(const BackwardTile& tile, const TileCounts& tiles) {
+  Layout(const Problem& p, const BackwardTile& tile, const TileCounts& tiles, int64_t splits) {
     const int64_t rows = tiles.all_rows * tile.rows;
     terms = add(rows * static_cast<int64_t>(sizeof(RowTerms)));
     sums = add(rows * tile.head_dim * static_cast<int64_t>(sizeof(float)));
     state = add(tiles.all_rows * static_cast<int64_t>(sizeof(uint32_t)));
     next = add(static_cast<int64_t>(sizeof(uint32_t)));
+    l2_group = add(static_cast<int64_t>(sizeof(uint32_t)));
+    if (splits == 1) return;
+    const int64_t keys = p.batch * p.heads_kv * splits * p.seqlen_k;
+    dk_parts = add(keys * p.head_dim * static_cast<int64_t>(sizeof(float)));
+    dv_parts = add(keys * p.head_dim_v * static_cast<int64_t>(sizeof(float)));
   }
 
  private:
@@ -102,14 +106,19 @@ struct Layout {
 struct BackwardCall {
   const BackwardInstance* instance;
   TileCounts tiles;
-  int64_t ctas;
+  int64_t splits, work_tiles, ctas;
   Layout layout;
 
   BackwardCall(const Problem& p, const BackwardInstance& of)
       : instance(&of),
         tiles(p, of.tile),
-        ctas(std::min(tiles.work_tiles, cuda::most_ctas(p))),
-        layout(of.tile, tiles) {}
+        splits(cuda::count_splits(p, tiles.all_keys)),
+        work_tiles(tiles.all_keys * splits),
+        ctas(std::min(work_tiles, cuda::most_ctas(p))),
+        layout(p, of.tile, tiles, splits) {}
+
+  /// Work tiles leave parts of dk and dv, which are added up last.
+  bool has_key_parts() const { return work_tiles > 0 && splits > 1; }
 
   TileShape tile() const { return {instance->tile.plan_rows(), kGranuleKeys}; }
   int64_t workspace_bytes() const { return layout.bytes; }
@@ -130,17 +139,12 @@ cuda::KeyPlanBits plan_bits(const Problem& p) {
   return p.dense.defined() ? cuda::KeyPlanBits{} : cuda::key_plan_bits(p);
 }
 
-/// Key heads of batch entries that run together, so that what their query heads read (q, dout) and add up (dq) stays at
-/// hand.
-int64_t heads_per_l2_group(const Problem& p) {
-  const auto element = static_cast<int64_t>(element_size(p.dtype));
-  const int64_t of_row = (p.head_dim + p.head_dim_v) * element + p.head_dim * static_cast<int64_t>(sizeof(float)),
-                of_head = std::max<int64_t>(1, p.group_size() * p.seqlen_q * of_row);
-  return std::clamp<int64_t>(kL2GroupBytes / of_head, 1, std::max<int64_t>(1, p.batch * p.heads_kv));
-}
-
 DqSums dq_sums(const Problem& p, const Layout& layout, std::byte* workspace) {
   return {at<float>(workspace, layout.sums), at<uint32_t>(workspace, layout.state), p.deterministic};
+}
+
+cuda::L2GroupSize l2_group_size(const Problem& p, const BackwardCall& call, std::byte* workspace) {
+  return cuda::l2_group_size(p, call.splits, call.instance->tile.rows, at<uint32_t>(workspace, call.layout.l2_group));
 }
 
 RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte* workspace) {
@@ -149,17 +153,36 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
           .lse = rows_of_vector(p.lse),
           .dlse = p.dlse.defined() ? rows_of_vector(p.dlse) : cuda::TensorRows{},
           .dq = cuda::tensor_rows(p.dq),
+          .float_rows = p.dq.dtype == DataType::kFloat32,
           .terms = at<RowTerms>(workspace, call.layout.terms),
           .dq_sums = dq_sums(p, call.layout, workspace),
           .plan = plan_bits(p),
           .dense = p.dense.defined(),
           .next = at<uint32_t>(workspace, call.layout.next),
+          .l2_group = l2_group_size(p, call, workspace),
           .seqlen_q = static_cast<int32_t>(p.seqlen_q),
           .row_tiles = static_cast<uint32_t>(call.tiles.rows),
           .key_blocks = static_cast<uint32_t>(call.tiles.key_blocks),
           .key_tiles = static_cast<uint32_t>(call.tiles.keys),
           .heads = static_cast<uint32_t>(p.heads_q),
           .softmax_scale = static_cast<float>(p.softmax_scale)};
+}
+
+/// Parts of dk or dv in the workspace, [batch, head groups, seqlen_k, columns].
+cuda::TensorRows parts_of(const Problem& p, const BackwardCall& call, float* first, int64_t columns) {
+  const int64_t of_head = p.seqlen_k * columns;
+  return {first, p.heads_kv * call.splits * of_head, of_head, columns, static_cast<int32_t>(columns)};
+}
+
+KeyParams make_key_params(const Problem& p, const BackwardCall& call, std::byte* workspace) {
+  return {.dk = cuda::tensor_rows(p.dk),
+          .dv = cuda::tensor_rows(p.dv),
+          .float_keys = p.features.partial_out,
+          .dk_parts = parts_of(p, call, at<float>(workspace, call.layout.dk_parts), p.head_dim),
+          .dv_parts = parts_of(p, call, at<float>(workspace, call.layout.dv_parts), p.head_dim_v),
+          .heads_kv = static_cast<uint32_t>(p.heads_kv),
+          .splits = static_cast<uint32_t>(call.splits),
+          .seqlen_k = static_cast<int32_t>(p.seqlen_k)};
 }
 
 SinkGradientParams make_sink_params(const Problem& p, const BackwardCall& call, std::byte* workspace) {
@@ -177,13 +200,16 @@ SinkGradientParams make_sink_params(const Problem& p, const BackwardCall& call, 
 BackwardParams make_params(const Problem& p, const BackwardCall& call, std::byte* workspace,
                            unsigned long long* executed) {
   constexpr double kLog2E = 1.4426950408889634;
+  const int64_t head_groups = p.heads_kv * call.splits;
+  const KeyParams keys = make_key_params(p, call, workspace);
   BackwardParams params{};
   params.q = cuda::tensor_rows(p.q);
   params.k = cuda::tensor_rows(p.k);
   params.v = cuda::tensor_rows(p.v);
   params.dout = cuda::tensor_rows(p.dout);
-  params.dk = cuda::tensor_rows(p.dk);
-  params.dv = cuda::tensor_rows(p.dv);
+  params.dk = call.has_key_parts() ? keys.dk_parts : keys.dk;
+  params.dv = call.has_key_parts() ? keys.dv_parts : keys.dv;
+  params.float_keys = call.has_key_parts() || keys.float_keys;
   params.terms = at<RowTerms>(workspace, call.layout.terms);
   params.dq = dq_sums(p, call.layout, workspace);
   params.seqlen_q = static_cast<int32_t>(p.seqlen_q);
@@ -191,18 +217,20 @@ BackwardParams make_params(const Problem& p, const BackwardCall& call, std::byte
   params.row_tiles = static_cast<int32_t>(call.tiles.rows);
   params.key_blocks = static_cast<int32_t>(call.tiles.key_blocks);
   params.heads_q = static_cast<uint32_t>(p.heads_q);
-  params.heads_kv = static_cast<uint32_t>(p.heads_kv);
-  params.query_heads_per_kv_head = static_cast<uint32_t>(p.group_size());
+  params.head_groups = static_cast<uint32_t>(head_groups);
+  params.query_heads_per_group = static_cast<uint32_t>(p.heads_q / head_groups);
+  params.splits = static_cast<uint32_t>(call.splits);
   params.softmax_scale = static_cast<float>(p.softmax_scale);
   params.scale_log2 = static_cast<float>((p.features.softcap != 0 ? p.features.softcap : p.softmax_scale) * kLog2E);
   params.plan = plan_bits(p);
   params.mask = cuda::mask_columns(p);
   params.dense = cuda::dense_mask(p);
-  params.schedule = {.work_tiles = static_cast<uint32_t>(call.tiles.work_tiles),
-                     .heads = static_cast<uint32_t>(p.batch * p.heads_kv),
-                     .heads_per_l2_group = static_cast<uint32_t>(heads_per_l2_group(p)),
+  params.schedule = {.work_tiles = static_cast<uint32_t>(call.work_tiles),
+                     .heads = static_cast<uint32_t>(p.batch * head_groups),
+                     .heads_per_l2_group = static_cast<uint32_t>(cuda::head_groups_per_l2_group(p, call.splits)),
                      .tiles = static_cast<uint32_t>(call.tiles.tiles_of_head(call.instance->tile)),
                      .next = at<uint32_t>(workspace, call.layout.next)};
+  params.heads_per_l2_group = l2_group_size(p, call, workspace).result;
   params.executed = executed;
   params.features = cuda::feature_params(p);
   return params;
@@ -213,8 +241,9 @@ void BackwardCall::explain(const Problem& p, Explanation& e) const {
   e.instance = instance->id;
   e.padding_share = cuda::padding_share(instance->tile, p.head_dim, p.head_dim_v);
   if (tiles.all_rows > 0) e.kernels.push_back(id_of_preprocess(*instance));
-  if (tiles.work_tiles > 0) e.kernels.push_back(e.instance);
-  if (tiles.work_tiles > 0 && tiles.all_rows > 0) e.kernels.push_back(id_of_convert_dq(*instance));
+  if (work_tiles > 0) e.kernels.push_back(e.instance);
+  if (work_tiles > 0 && tiles.all_rows > 0) e.kernels.push_back(id_of_convert_dq(*instance));
+  if (has_key_parts()) e.kernels.push_back(reduce_instance(p.dtype).id);
   if (p.dsink.defined()) e.kernels.push_back(sink_instance(p.dtype).id);
 }
 
@@ -231,12 +260,16 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
   if (tiles.all_rows == 0)
     cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the work tile counter");
   launch("launch of the backward's preprocessing", instance->preprocess, tiles.all_rows, cuda::kRowThreads, 0, rows);
-  if (tiles.work_tiles > 0) {
+  if (work_tiles > 0) {
     cuda::allow_shared_memory(reinterpret_cast<const void*>(instance->kernel), instance->shared_bytes, p.device.index);
     launch("launch of the backward kernel", instance->kernel, ctas, instance->threads, instance->shared_bytes,
            make_params(p, *this, workspace, executed));
     launch("launch of the backward's conversion", instance->convert_dq, tiles.all_rows, cuda::kRowThreads, 0, rows);
   }
+  if (has_key_parts())
+    launch("launch of the backward's sum over query heads", reduce_instance(p.dtype).kernel,
+           2 * p.batch * p.heads_kv * ceil_div(p.seqlen_k, int64_t{KeyParams::kReducedKeys}), cuda::kRowThreads, 0,
+           make_key_params(p, *this, workspace));
   if (p.dsink.defined())
     launch("launch of the sink's gradient", sink_instance(p.dtype).kernel, p.heads_q, cuda::kRowThreads, 0,
            make_sink_params(p, *this, workspace));
@@ -251,7 +284,8 @@ std::string counts_refusal(const Problem& p, const BackwardTile& tile) {
     int64_t tiles;
   };
   for (const Count& c : {Count{"batch * heads_q * seqlen_q / ", tile.rows, tiles.all_rows},
-                         Count{"batch * heads_kv * seqlen_k / ", tile.keys, tiles.work_tiles},
+                         Count{"batch * heads_kv * seqlen_k / ", tile.keys, tiles.all_keys},
+                         Count{"batch * heads_q * seqlen_k / ", tile.keys, tiles.all_keys * p.group_size()},
                          Count{"batch * heads_q / ", 1, p.batch * p.heads_q}}) {
     if (c.tiles > kMostWorkTiles)
       return message(c.what, c.tile, " is about ", c.tiles, "; the backward takes at most ", kMostWorkTiles);
@@ -297,8 +331,9 @@ std::vector<KernelInfo> backward_kernels() {
     for (const bool featured : {false, true}) {
       for (const BackwardInstance& i : instances(dtype, featured)) add_kernels(i, all);
     }
-    all.push_back(cuda::named(
-        {.id = sink_instance(dtype).id, .op = "bwd", .dtype = dtype, .tile = {0, 0}, .threads = cuda::kRowThreads}));
+    for (const char* id : {reduce_instance(dtype).id, sink_instance(dtype).id}) {
+      all.push_back(cuda::named({.id = id, .op = "bwd", .dtype = dtype, .tile = {0, 0}, .threads = cuda::kRowThreads}));
+    }
   }
   return all;
 }

@@ -15,7 +15,7 @@
 namespace flashmask::sm80::bwd {
 
 /// A CTA of the backward kernel. It claims key tiles, one after the other, and of each goes through the row tiles that
-/// see it, under all query heads of the key head's group:
+/// see it, under all query heads of a head group:
 ///   S = Q K^T, dP = dO V^T, P = exp2(S scale - lse), dS = P (dP - delta), dV += P^T dO, dK += dS^T Q, dQ = dS K.
 /// dK and dV stay in registers, P and dS go through shared memory, dQ is added to its sums in global memory.
 ///
@@ -31,7 +31,7 @@ class BackwardCta {
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) shared_.turn = nullptr;
     for (uint32_t n = claim(); n < p_.schedule.work_tiles; n = claim())
-      run_work_tile(cuda::WorkTilePlace(p_.schedule, p_.heads_kv, n));
+      run_work_tile(cuda::WorkTilePlace(schedule(), p_.head_groups, n));
   }
 
  private:
@@ -54,6 +54,12 @@ class BackwardCta {
   static constexpr bool kVInRegisters = kValueSteps > 0;
   using Values = uint32_t[kVInRegisters ? kValueSteps : 1][ScoreGrid::kPieces][4];
 
+  __device__ __forceinline__ cuda::Schedule schedule() const {
+    cuda::Schedule schedule = p_.schedule;
+    if (p_.heads_per_l2_group) schedule.heads_per_l2_group = __ldg(p_.heads_per_l2_group);
+    return schedule;
+  }
+
   /// A work tile is claimed when the one before is done: one that waits for its turn waits for some that were claimed
   /// earlier, and the earliest one never waits.
   __device__ __forceinline__ uint32_t claim() const {
@@ -64,11 +70,11 @@ class BackwardCta {
   }
 
   __device__ __forceinline__ void run_work_tile(const cuda::WorkTilePlace& place) {
-    batch_ = place.batch, kv_head_ = place.head, stage_ = 0;
-    const uint32_t first_head = place.head * p_.query_heads_per_kv_head;
+    batch_ = place.batch, head_group_ = place.head, stage_ = 0;
+    const uint32_t first_head = place.head * p_.query_heads_per_group;
     key_tile_ = key_tile(place.rank, first_head);
     if (key_tile_ * Traits::kKeys >= p_.seqlen_k) return;  // The last key block may have fewer.
-    const LiveRowTiles<Traits> row_tiles(p_, batch_, first_head + p_.query_heads_per_kv_head, key_tile_);
+    const LiveRowTiles<Traits> row_tiles(p_, batch_, first_head + p_.query_heads_per_group, key_tile_);
     Dk dk = {};
     Dv dv = {};
     RowTile tile{first_head, -1, false};
@@ -147,7 +153,8 @@ class BackwardCta {
   template <typename Tile>
   __device__ __forceinline__ void load_keys(const cuda::TensorRows& from, int first_column, unsigned char* to) const {
     const int32_t first = key_tile_ * Traits::kKeys;
-    const Element* rows = from.template of_head<const Element>(batch_, kv_head_) + first * from.row_stride;
+    const Element* rows =
+        from.template of_head<const Element>(batch_, head_group_ / p_.splits) + first * from.row_stride;
     TileLoader<Tile, kThreads>().load(ptx::shared_address(to), rows + first_column, from.row_stride,
                                       p_.seqlen_k - first, from.columns - first_column);
   }
@@ -358,8 +365,22 @@ class BackwardCta {
     }
   }
 
-  /// dK and dV leave through the buffers of K and V, or, where V has none, one after the other through that of K.
   __device__ __forceinline__ void store(const Dk& dk, const Dv& dv) {
+    if (p_.float_keys) {
+      store_floats<typename Traits::DkGrid>(dk, p_.softmax_scale, p_.dk);
+      store_floats<typename Traits::DvGrid>(dv, scale_of_kept(), p_.dv);
+    } else {
+      store_elements(dk, dv);
+    }
+  }
+  /// In fp32 they leave from registers.
+  template <typename Grid>
+  __device__ __forceinline__ void store_floats(const typename Grid::Fragments& gradients, float factor,
+                                               const cuda::TensorRows& to) const {
+    store_fragments<Grid>(gradients, factor, first_row<float>(to), to.row_stride, rows_of_tile(), to.columns, warp_);
+  }
+  /// In the tensors' type through the buffers of K and V, or, where V has none, one after the other through that of K.
+  __device__ __forceinline__ void store_elements(const Dk& dk, const Dv& dv) {
     unsigned char* const v = kVInRegisters ? shared_.k : shared_.v;
     static_assert(!kVInRegisters || VTile::kBytes <= KTile::kBytes);
     write_gradients<typename Traits::DkGrid, KTile>(dk, p_.softmax_scale, shared_.k);
@@ -380,17 +401,21 @@ class BackwardCta {
   }
   template <typename Tile>
   __device__ __forceinline__ void store_gradients(const unsigned char* from, const cuda::TensorRows& to) const {
-    const int32_t first = key_tile_ * Traits::kKeys;
-    Element* rows = to.template of_head<Element>(batch_, kv_head_) + first * to.row_stride;
-    store_tile<Tile, kThreads>(from, rows, to.row_stride, p_.seqlen_k - first, to.columns);
+    store_tile<Tile, kThreads>(from, first_row<Element>(to), to.row_stride, rows_of_tile(), to.columns);
   }
+  /// Of dk or dv: the key tile's first row, and how many it has from there on.
+  template <typename T>
+  __device__ __forceinline__ T* first_row(const cuda::TensorRows& to) const {
+    return to.template of_head<T>(batch_, head_group_) + key_tile_ * Traits::kKeys * to.row_stride;
+  }
+  __device__ __forceinline__ int32_t rows_of_tile() const { return p_.seqlen_k - key_tile_ * Traits::kKeys; }
 
   const BackwardParams& p_;
   Shared& shared_;
   const int warp_;
   [[no_unique_address]] const typename Traits::Weights weights_;
   // Of the work tile.
-  uint32_t batch_ = 0, kv_head_ = 0;
+  uint32_t batch_ = 0, head_group_ = 0;
   int32_t key_tile_ = 0;
   int stage_ = 0;  ///< the buffer of the current row tile
 };

@@ -24,6 +24,13 @@ struct BackwardInstance {
 template <DataType dtype, int head_dim, int head_dim_v, int kilobytes, bool featured>
 BackwardInstance backward_instance();
 
+/// The kernel that adds up the parts of dk and dv after those of an element type.
+struct ReduceInstance {
+  const char* id;
+  void (*kernel)(KeyParams);  ///< blocks of cuda::kRowThreads
+};
+ReduceInstance reduce_instance(DataType dtype);
+
 /// The kernel that computes a sink's gradient after those of an element type.
 struct SinkInstance {
   const char* id;

@@ -16,8 +16,8 @@ struct RowTile {
   bool partial;
 };
 
-/// The live row tiles of a key tile under the query heads of its group, one after the other. Each step reads the plan
-/// anew, so that nothing of it stays in registers. The lanes of a warp walk together, and all warps find the same.
+/// The live row tiles of a key tile under the query heads of a head group, one after the other. Each step reads the
+/// plan anew, so that nothing of it stays in registers. The lanes of a warp walk together, and all warps find the same.
 template <typename Traits>
 class LiveRowTiles {
  public:

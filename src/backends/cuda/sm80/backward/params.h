@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backends/cuda/attention/features.h"
+#include "backends/cuda/attention/l2_group.h"
 #include "backends/cuda/attention/mask_params.h"
 #include "backends/cuda/attention/schedule.h"
 #include "backends/cuda/attention/tensor_rows.h"
@@ -31,33 +32,52 @@ struct TurnState {
 };
 
 struct BackwardParams {
-  cuda::TensorRows q, k, v, dout, dk, dv;
-  const RowTerms* terms;  ///< [batch * heads_q, row_tiles * tile rows]
+  cuda::TensorRows q, k, v, dout;
+  cuda::TensorRows dk, dv;  ///< of a head group each, see below
+  bool float_keys;          ///< those are in fp32: partial results, or parts that are added up
+  const RowTerms* terms;    ///< [batch * heads_q, row_tiles * tile rows]
   DqSums dq;
   int32_t seqlen_q, seqlen_k, row_tiles, key_blocks;  ///< key_blocks: the plan's
-  uint32_t heads_q, heads_kv, query_heads_per_kv_head;
+  /// Query heads that one work tile goes through: all of a key head's group, or, where that leaves too few work tiles,
+  /// one of its `splits` equal parts. Head groups are numbered through the key heads; without splits they are the
+  /// key heads.
+  uint32_t heads_q, head_groups, query_heads_per_group, splits;
   float softmax_scale;
   float scale_log2;  ///< log2(e) * softmax_scale, or, with a softcap, that
   cuda::KeyPlanBits plan;
   cuda::MaskColumns mask;
   cuda::DenseMask dense;
-  /// Of key heads' key tiles: those with most work first, or, in deterministic mode, from the last to the first.
+  /// Of head groups' key tiles: those with most work first, or, in deterministic mode, from the last to the first.
   cuda::Schedule schedule;
-  unsigned long long* executed;  ///< counter of executed tiles, of the plan's rows and keys; may be null
-  cuda::FeatureParams features;  ///< of which all kernels read positions
+  const uint32_t* heads_per_l2_group;  ///< in place of the schedule's, if not null: see cuda::L2GroupSize
+  unsigned long long* executed;        ///< counter of executed tiles, of the plan's rows and keys; may be null
+  cuda::FeatureParams features;        ///< of which all kernels read positions
 };
 
 /// Of the kernels before and after, a block for each row tile.
 struct RowParams {
   cuda::TensorRows out, dout, lse, dlse, dq;  ///< dlse's data may be null; lse and dlse have one column
+  bool float_rows;                            ///< out and dq are in fp32: partial results
   RowTerms* terms;
   DqSums dq_sums;
   cuda::KeyPlanBits plan;
   bool dense;      ///< every key block contributes to every row tile
   uint32_t* next;  ///< Schedule::next
+  cuda::L2GroupSize l2_group;
   int32_t seqlen_q;
   uint32_t row_tiles, key_blocks, key_tiles, heads;  ///< key_blocks: the plan's
   float softmax_scale;
+};
+
+/// Of the kernel that adds up the parts of dk and dv, where query heads are split: a block for dk and one for dv of
+/// each kReducedKeys keys of a key head.
+struct KeyParams {
+  static constexpr int kReducedKeys = 32;
+  cuda::TensorRows dk, dv;
+  bool float_keys;                      ///< those are in fp32: partial results
+  cuda::TensorRows dk_parts, dv_parts;  ///< in fp32, of a head group each, see BackwardParams
+  uint32_t heads_kv, splits;
+  int32_t seqlen_k;
 };
 
 /// Of the kernel that computes a sink's gradient, a block for each query head.

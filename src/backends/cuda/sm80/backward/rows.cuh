@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/attention/l2_group.cuh"
 #include "backends/cuda/attention/plan_bits.cuh"
 #include "backends/cuda/attention/row_products.cuh"
 #include "backends/cuda/sm80/backward/params.h"
@@ -46,8 +47,8 @@ __device__ __forceinline__ uint32_t count_parts(const RowParams& p, const RowTil
   return kOfBlock * before + (all - before) * (p.key_tiles - kOfBlock * (p.key_blocks - 1));
 }
 
-/// Row products dout . out of the block's tile, for all threads after a barrier.
-template <typename Traits>
+/// Row products dout . out of the block's tile, for all threads after a barrier. out is of type Result.
+template <typename Traits, typename Result>
 __device__ __forceinline__ void multiply_rows(const RowParams& p, const RowTilePlace& place,
                                               float (&products)[Traits::kRows]) {
   using Share = cuda::RowShare<Traits::kRows, Traits::kVDim>;
@@ -55,12 +56,13 @@ __device__ __forceinline__ void multiply_rows(const RowParams& p, const RowTileP
 #pragma unroll 2
   for (int pass = 0; pass < Share::kPasses; ++pass) {
     const int32_t row = place.tile * Traits::kRows + Share::row(pass);
-    uint4 out{}, dout{};
+    cuda::Eight<Result> out{};
+    cuda::Eight<Element> dout{};
     if (row < p.seqlen_q && Share::column() < p.out.columns) {
-      out = *reinterpret_cast<const uint4*>(place.row_of<Element>(p.out, row) + Share::column());
-      dout = *reinterpret_cast<const uint4*>(place.row_of<Element>(p.dout, row) + Share::column());
+      out = out.load(place.row_of<Result>(p.out, row) + Share::column());
+      dout = dout.load(place.row_of<Element>(p.dout, row) + Share::column());
     }
-    float product = cuda::dot<Element>(out, dout);
+    float product = cuda::dot(out, dout);
 #pragma unroll
     for (int distance = Share::kThreadsPerRow / 2; distance > 0; distance /= 2)
       product += __shfl_xor_sync(0xffffffff, product, distance);
@@ -78,19 +80,37 @@ __device__ __forceinline__ RowTerms terms_of_row(const RowParams& p, const RowTi
   return {-lse * kLog2E, dlse - product};
 }
 
+/// Zeros for the tile's dq, which is of type Result.
+template <typename Traits, typename Result>
+__device__ __forceinline__ void clear_dq(const RowParams& p, const RowTilePlace& place) {
+  using Share = cuda::RowShare<Traits::kRows, Traits::kQkDim>;
+#pragma unroll 1
+  for (int pass = 0; pass < Share::kPasses; ++pass) {
+    const int32_t row = place.tile * Traits::kRows + Share::row(pass);
+    if (row >= p.seqlen_q || Share::column() >= p.dq.columns) continue;
+    cuda::Eight<Result>{}.store(place.row_of<Result>(p.dq, row) + Share::column());
+  }
+}
+
 /// Fills in the rows' terms and the state of dq's sums, clears those, or dq where no key tile contributes, and the
-/// counter of work tiles.
+/// counter of work tiles, and chooses the size of an L2 group.
 template <typename Traits>
 __device__ __forceinline__ void preprocess(const RowParams& p) {
   __shared__ float products[Traits::kRows];
   __shared__ uint32_t parts;
+  // First, as ptxas spills if it comes after the rows.
+  if (blockIdx.x == 0 && p.l2_group.result) cuda::choose_l2_group(p.l2_group, p.plan, p.key_blocks);
   const RowTilePlace place(p);
   const auto own = static_cast<int32_t>(threadIdx.x);
   if (own < 32) {
     const uint32_t count = count_parts<Traits>(p, place);
     if (own == 0) parts = count;
   }
-  multiply_rows<Traits>(p, place, products);
+  if (p.float_rows) {
+    multiply_rows<Traits, float>(p, place, products);
+  } else {
+    multiply_rows<Traits, typename Traits::Element>(p, place, products);
+  }
   __syncthreads();
   if (own < Traits::kRows)
     p.terms[place.index * Traits::kRows + own] =
@@ -103,11 +123,10 @@ __device__ __forceinline__ void preprocess(const RowParams& p) {
     for (int at = own; at < kFloats / 4; at += cuda::kRowThreads) sums[at] = {};
     return;
   }
-  using Share = cuda::RowShare<Traits::kRows, Traits::kQkDim>;
-  for (int pass = 0; pass < Share::kPasses; ++pass) {
-    const int32_t row = place.tile * Traits::kRows + Share::row(pass);
-    if (row >= p.seqlen_q || Share::column() >= p.dq.columns) continue;
-    *reinterpret_cast<uint4*>(place.row_of<typename Traits::Element>(p.dq, row) + Share::column()) = {};
+  if (p.float_rows) {
+    clear_dq<Traits, float>(p, place);
+  } else {
+    clear_dq<Traits, typename Traits::Element>(p, place);
   }
 }
 
@@ -130,11 +149,16 @@ __device__ __forceinline__ void convert_dq(const RowParams& p) {
 #pragma unroll
     for (int n = 0; n < 8 * Grid::kPieces; ++n) dq[slab][n] = sums[slab * Fragments::kOfSlab + n * 32];
   }
+  const int32_t first = place.tile * Traits::kRows, rows = p.seqlen_q - first;
+  if (p.float_rows) {
+    store_fragments<Grid>(dq, p.softmax_scale, place.row_of<float>(p.dq, first), p.dq.row_stride, rows, p.dq.columns,
+                          warp);
+    return;
+  }
   write_fragments<Grid, Tile>(dq, p.softmax_scale, tile, warp);
   __syncthreads();
-  const int32_t first = place.tile * Traits::kRows;
-  store_tile<Tile, Traits::kThreads>(tile, place.row_of<typename Traits::Element>(p.dq, first), p.dq.row_stride,
-                                     p.seqlen_q - first, p.dq.columns);
+  store_tile<Tile, Traits::kThreads>(tile, place.row_of<typename Traits::Element>(p.dq, first), p.dq.row_stride, rows,
+                                     p.dq.columns);
 }
 
 }  // namespace flashmask::sm80::bwd

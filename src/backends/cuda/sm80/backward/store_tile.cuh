@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/attention/store_rows.cuh"
 #include "backends/cuda/sm80/common/operands.cuh"
 #include "backends/cuda/sm80/common/shared_tile.cuh"
 
@@ -36,6 +37,27 @@ __device__ __forceinline__ void store_tile(const unsigned char* tile, typename T
     const uint32_t from = chunk / Tile::kChunksOfRow * Tile::kBlockBytes + Tile::place(row, chunk % Tile::kChunksOfRow);
     *reinterpret_cast<uint4*>(to + row * row_stride + chunk * Tile::kChunkElements) =
         *reinterpret_cast<const uint4*>(tile + from);
+  }
+}
+
+/// Stores a matrix of gradients, times `factor`, in fp32, from a warp's fragments: rows before `rows` and columns
+/// before `columns` to a tensor, at whose first one of these rows `to` is. Zeros become positive, as in
+/// write_fragments.
+template <typename Grid>
+__device__ __forceinline__ void store_fragments(const typename Grid::Fragments& gradients, float factor, float* to,
+                                                int64_t row_stride, int32_t rows, int32_t columns, int warp) {
+  const Grid grid(warp);
+#pragma unroll
+  for (int slab = 0; slab < Grid::kSlabs; ++slab) {
+#pragma unroll
+    for (int piece = 0; piece < Grid::kPieces; ++piece) {
+      float values[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) values[i] = __fmaf_rn(gradients[slab][8 * piece + i], factor, 0.f);
+      const int column = 16 * (grid.column + piece * Grid::kColumnWarps);
+      cuda::store_float_slab(values, to + column, row_stride, 16 * (grid.row + Grid::kRowWarps * slab), rows,
+                             columns - column);
+    }
   }
 }
 

@@ -257,13 +257,18 @@ class ForwardCta {
   }
 
   __device__ __forceinline__ void store(Rows& rows) const {
-    Element* out = p_.out.template of_head<Element>(batch_, head_);
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
       float lse[2];
       finish(rows.state[slab], rows.o[slab], lse);
       store_lse(slab_row(slab), lse);
-      cuda::store_slab(rows.o[slab], out, p_.out.row_stride, slab_row(slab), p_.seqlen_q, p_.out.columns);
+      if (p_.float_out) {
+        cuda::store_float_slab(rows.o[slab], p_.out.template of_head<float>(batch_, head_), p_.out.row_stride,
+                               slab_row(slab), p_.seqlen_q, p_.out.columns);
+      } else {
+        cuda::store_slab(rows.o[slab], p_.out.template of_head<Element>(batch_, head_), p_.out.row_stride,
+                         slab_row(slab), p_.seqlen_q, p_.out.columns);
+      }
     }
   }
   __device__ __forceinline__ void finish(cuda::RowState& state, Outputs& o, float (&lse)[2]) const {

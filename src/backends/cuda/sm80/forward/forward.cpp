@@ -88,6 +88,7 @@ FeaturedForwardParams make_params(const Problem& p, const ForwardCall& call, uns
   params.k = cuda::tensor_rows(p.k);
   params.v = cuda::tensor_rows(p.v);
   params.out = cuda::tensor_rows(p.out);
+  params.float_out = p.features.partial_out;
   params.lse = static_cast<float*>(p.lse.data);
   params.lse_batch_stride = p.lse.stride[0];
   params.lse_head_stride = p.lse.stride[1];

@@ -12,6 +12,7 @@ namespace flashmask::sm80 {
 
 struct ForwardParams {
   cuda::TensorRows q, k, v, out;
+  bool float_out;  ///< out is in fp32: partial results
   float* lse;
   int64_t lse_batch_stride, lse_head_stride, lse_row_stride;
   int32_t seqlen_q, seqlen_k, key_blocks;

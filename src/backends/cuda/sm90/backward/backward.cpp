@@ -13,6 +13,7 @@
 #include "backends/cuda/common/call_params.h"
 #include "backends/cuda/common/device_call.h"
 #include "backends/cuda/common/error.h"
+#include "backends/cuda/common/head_groups.h"
 #include "backends/cuda/common/kernel_info.h"
 #include "backends/cuda/common/launch_chain.h"
 #include "backends/cuda/sm90/backward/instance.h"
@@ -27,12 +28,6 @@ namespace flashmask::sm90 {
 namespace bwd {
 namespace {
 
-/// What the heads of an L2 group read and add up for their rows should stay in this much of the L2 cache.
-constexpr int64_t kL2GroupBytes = int64_t{16} << 20;
-/// Deterministic mode under a sparse mask, see L2GroupSize: the most heads, and how many tiles a multiprocessor
-/// should have for each turn of a chain (a turn takes about as long as one and a half; the rest is because turns and
-/// work do not come evenly).
-constexpr int64_t kSparseHeads = 16, kTilesPerTurn = 4;
 constexpr int64_t kMostWorkTiles = int64_t{1} << 30;
 
 template <DataType dtype, bool featured, const auto& tiles, std::size_t... row>
@@ -95,15 +90,6 @@ struct TileCounts {
         all_keys(p.batch * p.heads_kv * keys) {}
 };
 
-/// How many work tiles share a key head's query heads in a key tile: as few as give each multiprocessor one. Follows
-/// from the device and the shapes alone, and so do the workspace and the bits.
-int64_t count_splits(const Problem& p, int64_t all_key_tiles) {
-  const int64_t sms = cuda::multiprocessors(p), group = p.group_size();
-  int64_t n = 1;
-  while (n < group && (group % n != 0 || all_key_tiles * n < sms)) ++n;
-  return n;
-}
-
 /// Where everything lies in the workspace.
 struct Layout {
   int64_t biases = 0, sums = 0, key_parts = 0, progress = 0, next = 0, l2_group = 0, bytes = 0;
@@ -146,7 +132,7 @@ struct BackwardCall {
       : instance(&of),
         partial(p.features.partial_out ? &partial_instances(p.dtype)[row_of(of.tile)] : nullptr),
         tiles(p, of.tile),
-        splits(count_splits(p, tiles.all_keys)),
+        splits(cuda::count_splits(p, tiles.all_keys)),
         work_tiles(tiles.all_keys * splits),
         ctas(std::min(work_tiles, cuda::most_ctas(p))),
         layout(of.tile, tiles, splits, has_key_parts()) {}
@@ -199,33 +185,6 @@ PlanBits plan_bits(const Problem& p, const BackwardCall& call) {
   return p.dense.defined() ? bits_of_dense_mask(call) : cuda::key_plan_bits(p);
 }
 
-/// What the query heads of a head group read (q, dout) and add up (dq).
-int64_t l2_bytes_of_head_group(const Problem& p, int64_t splits) {
-  const auto element = static_cast<int64_t>(element_size(p.dtype));
-  const int64_t of_row = (p.head_dim + p.head_dim_v) * element + p.head_dim * static_cast<int64_t>(sizeof(float));
-  return std::max<int64_t>(1, p.group_size() / splits * p.seqlen_q * of_row);
-}
-
-/// Head groups of batch entries that run together, so that what they read and add up stays at hand.
-int64_t heads_per_l2_group(const Problem& p, int64_t splits) {
-  return std::clamp<int64_t>(kL2GroupBytes / l2_bytes_of_head_group(p, splits), 1, p.batch * p.heads_kv * splits);
-}
-
-/// Chosen on the device if the call is deterministic and has a plan.
-L2GroupSize l2_group_size(const Problem& p, const BackwardCall& call, std::byte* workspace) {
-  if (!p.deterministic || p.dense.defined() || p.seqlen_q == 0 || p.seqlen_k == 0) return {};
-  const PlanLayout& plan = p.plan.layout();
-  const int64_t dense = heads_per_l2_group(p, call.splits), all = p.batch * p.heads_kv * call.splits;
-  return {.key_counts = reinterpret_cast<const int32_t*>(p.plan.data() + plan.key_counts),
-          .row_counts = reinterpret_cast<const int32_t*>(p.plan.data() + plan.row_counts),
-          .granules = static_cast<float>(plan.row_granules * plan.key_blocks),
-          .granules_per_tile = static_cast<float>(call.instance->tile.rows / kGranuleRows),
-          .tiles_per_turn = static_cast<float>(kTilesPerTurn * cuda::multiprocessors(p)),
-          .dense = static_cast<uint32_t>(dense),
-          .most = static_cast<uint32_t>(std::min(all, kSparseHeads)),
-          .result = at<uint32_t>(workspace, call.layout.l2_group)};
-}
-
 /// softmax_scale as the scores take it. A row's bias is divided by it, so it is not 0: with the least that it may be,
 /// all scores are as good as 0, too.
 float score_scale(const Problem& p) {
@@ -250,7 +209,8 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
           .plan = plan_bits(p, call),
           .dense = p.dense.defined(),
           .next = at<uint32_t>(workspace, layout.next),
-          .l2_group = l2_group_size(p, call, workspace),
+          .l2_group =
+              cuda::l2_group_size(p, call.splits, call.instance->tile.rows, at<uint32_t>(workspace, layout.l2_group)),
           .seqlen_q = static_cast<int32_t>(p.seqlen_q),
           .row_tiles = static_cast<uint32_t>(call.tiles.rows),
           .key_blocks = static_cast<uint32_t>(call.tiles.key_blocks),
@@ -323,7 +283,7 @@ FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, c
   params.dense = cuda::dense_mask(p);
   params.schedule = {.work_tiles = static_cast<uint32_t>(call.work_tiles),
                      .heads = static_cast<uint32_t>(p.batch * head_groups),
-                     .heads_per_l2_group = static_cast<uint32_t>(heads_per_l2_group(p, call.splits)),
+                     .heads_per_l2_group = static_cast<uint32_t>(cuda::head_groups_per_l2_group(p, call.splits)),
                      .tiles = static_cast<uint32_t>(call.tiles.keys),
                      .next = rows.next};
   params.heads_per_l2_group = rows.l2_group.result;

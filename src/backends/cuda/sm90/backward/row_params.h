@@ -3,24 +3,11 @@
 
 #include <cstdint>
 
+#include "backends/cuda/attention/l2_group.h"
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/common/columns.h"
 
 namespace flashmask::sm90::bwd {
-
-/// What the device chooses the size of an L2 group from, in deterministic mode. Key tiles that begin with the same
-/// rows, or that many rows see, take turns, which takes longer than their work where columns are short; neighbours of
-/// other heads then fill the time. More heads than that cost L2 cache. Only the device knows which tiles of a mask are
-/// live.
-struct L2GroupSize {
-  const int32_t* key_counts;  ///< live granules of each key tile of the plan's first mask
-  const int32_t* row_counts;  ///< live key tiles of each of its query granules
-  float granules;             ///< of a mask, live or not
-  float granules_per_tile;    ///< of a query tile
-  float tiles_per_turn;       ///< tiles that the device gets done while one is handed from a key tile to the next
-  uint32_t dense, most;       ///< for masks that are mostly live, and at least; at most for others
-  uint32_t* result;           ///< null: none is chosen
-};
 
 struct RowParams {
   Rows out, dout, lse, dlse;
@@ -31,7 +18,7 @@ struct RowParams {
   PlanBits plan;
   bool dense;      ///< every key block contributes to every query tile
   uint32_t* next;  ///< Schedule::next
-  L2GroupSize l2_group;
+  cuda::L2GroupSize l2_group;
   int32_t seqlen_q;
   uint32_t row_tiles, key_blocks, heads;  ///< key_blocks: the plan's
   float softmax_scale, score_scale;

@@ -6,11 +6,11 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "backends/cuda/attention/l2_group.cuh"
 #include "backends/cuda/attention/plan_bits.cuh"
 #include "backends/cuda/attention/row_products.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/sm90/backward/instance.h"
-#include "backends/cuda/sm90/backward/l2_group.cuh"
 #include "backends/cuda/sm90/backward/row_bias.cuh"
 #include "backends/cuda/sm90/backward/row_params.h"
 #include "backends/cuda/sm90/backward/traits.cuh"
@@ -33,25 +33,8 @@ struct RowTilePlace {
   }
 };
 
+using cuda::Eight;
 using cuda::RowShare;
-
-/// Eight neighbours of a row.
-template <typename T>
-struct Eight {
-  uint4 words[sizeof(T) / 2];
-
-  __device__ __forceinline__ static Eight load(const T* from) { return *reinterpret_cast<const Eight*>(from); }
-  __device__ __forceinline__ void store(T* to) const { *reinterpret_cast<Eight*>(to) = *this; }
-  __device__ __forceinline__ const T* values() const { return reinterpret_cast<const T*>(words); }
-};
-
-template <typename A, typename B>
-__device__ __forceinline__ float dot(const Eight<A>& a, const Eight<B>& b) {
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) sum += static_cast<float>(a.values()[i]) * static_cast<float>(b.values()[i]);
-  return sum;
-}
 
 /// A row's lse and its gradient.
 struct RowValues {
@@ -148,7 +131,7 @@ __device__ __forceinline__ void preprocess(const RowParams& p) {
   if (own < Traits::kDqPieces)
     p.dq_sums.progress[place.index * Traits::kDqPieces + own] = progress_before<Traits, Result>(parts);
   if (own == 0 && blockIdx.x == 0) *p.next = 0;
-  if (blockIdx.x == 0 && p.l2_group.result) choose_l2_group(p.l2_group, p.plan, p.key_blocks);
+  if (blockIdx.x == 0 && p.l2_group.result) cuda::choose_l2_group(p.l2_group, p.plan, p.key_blocks);
   if (begins_as_zeros<Traits, Result>(parts)) clear_sums<Traits>(p, place);
   if (parts == 0) clear_dq<Traits, Result>(p, place);
 }

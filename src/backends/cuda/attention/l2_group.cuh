@@ -3,13 +3,13 @@
 
 #include <cstdint>
 
-#include "backends/cuda/sm90/backward/params.h"
-#include "backends/cuda/sm90/backward/row_params.h"
+#include "backends/cuda/attention/l2_group.h"
+#include "backends/cuda/attention/mask_params.h"
 
-namespace flashmask::sm90::bwd {
+namespace flashmask::cuda {
 
 /// The first query granule that sees a key tile of the plan's first mask; -1 if none does.
-__device__ inline int32_t first_live_granule(const PlanBits& plan, uint32_t key_tile) {
+__device__ inline int32_t first_live_granule(const KeyPlanBits& plan, uint32_t key_tile) {
   const uint32_t* live = plan.key_live + static_cast<int64_t>(key_tile) * plan.words_per_key;
   for (int32_t word = 0; word < plan.words_per_key; ++word) {
     if (const uint32_t bits = __ldg(live + word)) return word * 32 + __ffs(static_cast<int>(bits)) - 1;
@@ -24,7 +24,7 @@ struct TurnCounts {
   int32_t in_a_row;  ///< key tiles that the same granule sees, at most
 
   /// Adds the calling thread's share; all threads of the block call it, on cleared shared memory.
-  __device__ void count(const L2GroupSize& l2_group, const PlanBits& plan, uint32_t key_tiles) {
+  __device__ void count(const L2GroupSize& l2_group, const KeyPlanBits& plan, uint32_t key_tiles) {
     for (uint32_t tile = threadIdx.x; tile < key_tiles; tile += blockDim.x) {
       atomicAdd(&live, __ldg(l2_group.key_counts + tile));
       const int32_t first = first_live_granule(plan, tile);
@@ -48,7 +48,7 @@ __device__ inline uint32_t heads_in_group(const L2GroupSize& l2_group, const Tur
 }
 
 /// All threads of a block call it.
-__device__ inline void choose_l2_group(const L2GroupSize& l2_group, const PlanBits& plan, uint32_t key_tiles) {
+__device__ inline void choose_l2_group(const L2GroupSize& l2_group, const KeyPlanBits& plan, uint32_t key_tiles) {
   __shared__ TurnCounts counts;
   if (threadIdx.x == 0) counts = {};
   __syncthreads();
@@ -57,4 +57,4 @@ __device__ inline void choose_l2_group(const L2GroupSize& l2_group, const PlanBi
   if (threadIdx.x == 0) *l2_group.result = heads_in_group(l2_group, counts);
 }
 
-}  // namespace flashmask::sm90::bwd
+}  // namespace flashmask::cuda

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/cuda/common/head_groups.h"
+
+#include <algorithm>
+
+#include "backends/cuda/common/call_params.h"
+
+namespace flashmask::cuda {
+namespace {
+
+/// What the heads of an L2 group read and add up for their rows should stay in this much of the L2 cache.
+constexpr int64_t kL2GroupBytes = int64_t{16} << 20;
+/// Under a sparse mask, see L2GroupSize: the most heads, and how many tiles a multiprocessor should have for each turn
+/// of a chain (on Hopper a turn takes about as long as one and a half; the rest is because turns and work do not come
+/// evenly).
+constexpr int64_t kSparseHeads = 16, kTilesPerTurn = 4;
+
+/// What the query heads of a head group read (q, dout) and add up (dq).
+int64_t l2_bytes_of_head_group(const Problem& p, int64_t splits) {
+  const auto element = static_cast<int64_t>(element_size(p.dtype));
+  const int64_t of_row = (p.head_dim + p.head_dim_v) * element + p.head_dim * static_cast<int64_t>(sizeof(float));
+  return std::max<int64_t>(1, p.group_size() / splits * p.seqlen_q * of_row);
+}
+
+}  // namespace
+
+int64_t count_splits(const Problem& p, int64_t key_tiles) {
+  const int64_t all = multiprocessors(p), group = p.group_size();
+  int64_t n = 1;
+  while (n < group && (group % n != 0 || key_tiles * n < all)) ++n;
+  return n;
+}
+
+int64_t head_groups_per_l2_group(const Problem& p, int64_t splits) {
+  const int64_t all = std::max<int64_t>(1, p.batch * p.heads_kv * splits);
+  return std::clamp<int64_t>(kL2GroupBytes / l2_bytes_of_head_group(p, splits), 1, all);
+}
+
+L2GroupSize l2_group_size(const Problem& p, int64_t splits, int tile_rows, uint32_t* result) {
+  if (!p.deterministic || p.dense.defined() || p.seqlen_q == 0 || p.seqlen_k == 0) return {};
+  const PlanLayout& plan = p.plan.layout();
+  const int64_t all = p.batch * p.heads_kv * splits;
+  return {.key_counts = reinterpret_cast<const int32_t*>(p.plan.data() + plan.key_counts),
+          .row_counts = reinterpret_cast<const int32_t*>(p.plan.data() + plan.row_counts),
+          .granules = static_cast<float>(plan.row_granules * plan.key_blocks),
+          .granules_per_tile = static_cast<float>(tile_rows) / static_cast<float>(kGranuleRows),
+          .tiles_per_turn = static_cast<float>(kTilesPerTurn * multiprocessors(p)),
+          .dense = static_cast<uint32_t>(head_groups_per_l2_group(p, splits)),
+          .most = static_cast<uint32_t>(std::min(all, kSparseHeads)),
+          .result = result};
+}
+
+}  // namespace flashmask::cuda
