@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed synthetic documents by the FlashMask paper's recipe (arXiv:2410.01359, A.2.1), as tensors to train on.
 
-A sequence of seqlen tokens holds 1 to 10 documents of random lengths, each at least 128 tokens (reward models: 512), and
-behind them a rest of padding of at most as many; reward models have at most 3 documents up to 4K tokens and 4 up to 8K.
-A document is a question with 1 (sft, lora), 2 (dpo) or 6 (rm) answers of 10 to 20 % of the question's length each, which
-see the question and themselves. For each length 240 sequences are drawn; those that are trained on stand for all by
-their place among them in the order of sparsity. The paper calls the last document padding without saying whether it is
-among the 1 to 10: here it is not, as a sequence of one document would be nothing else.
+A sequence of seqlen tokens holds 1 to 10 documents of random lengths, each at least 128 tokens (reward models: 512),
+and behind them a rest of padding of at most as many; reward models have at most 3 documents up to 4K tokens and 4 up
+to 8K. A document is a question with 1 (sft, lora), 2 (dpo) or 6 (rm) answers of 10 to 20 % of the question's length
+each, which see the question and themselves. For each length 240 sequences are drawn; those that are trained on stand
+for all by their place among them in the order of sparsity. The paper calls the last document padding without saying
+whether it is among the 1 to 10: here it is not, as a sequence of one document would be nothing else.
 
 The text is no language, but can be learnt: a token is drawn with a probability inverse to its rank, from a part of the
 vocabulary that the questions have and another for each answer of a document.
@@ -62,7 +62,7 @@ def most_documents(task, seqlen):
 
 
 def least_tokens(task, seqlen):
-    """Of a document; in sequences that may have more documents than fit, as tests have them, shorter than the paper's."""
+    """Of a document; in sequences too short for the most documents, as tests have them, fewer than the paper's."""
     least = LEAST_TOKENS[task]
     return least if (most_documents(task, seqlen) + 1) * least <= seqlen else min(least, seqlen // 16)
 
