@@ -3,6 +3,7 @@
 
     python benchmarks/context_parallel_placement.py            # print the table
     python benchmarks/context_parallel_placement.py --check    # and fail where a bar is missed
+    python benchmarks/context_parallel_placement.py --travels  # print what travels over the least that has to
 
 Masks are those of MARCO's table: 32K tokens in a batch of two, and 128K; causal documents, documents, and prefix-LM
 documents whose prefix is a third. Document lengths are log-uniform from 256 to a quarter of the sequence. Received keys
@@ -20,6 +21,7 @@ from flashmask import masks
 from flashmask.context_parallel import place
 
 MOST_IMBALANCE = 1.03
+MOST_TRAVELS = 1.1
 MOST_MS = 5.0  # at 128K, of processor time
 RANKS = (2, 4, 8, 16)
 KINDS = ("causal_document", "document", "prefix_lm_document")
@@ -77,12 +79,30 @@ def rows(seed):
             )
 
 
+def travels(seed):
+    """Prints the largest share of any rank of the keys that travel over those that its rows see; the worst of all."""
+    worst = 0.0
+    print("| tokens | mask | ranks | keys that travel over the least |")
+    print("| --- " * 4 + "|")
+    for seqlen, _, kind, mask in cells(seed):
+        for ranks in RANKS:
+            placement = place(mask, ranks)
+            least = placement.received_rows()
+            share = max((placement.mask(r).received_keys / least[r] for r in range(ranks) if least[r]), default=1.0)
+            print(f"| {seqlen // 1024}K | {kind} | {ranks} | {share:.3f} |", flush=True)
+            worst = max(worst, share)
+    return worst
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0, help="of the document lengths")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
+    parser.add_argument("--travels", action="store_true", help="what travels alone, and 1 if it is over the bar")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.travels:
+        sys.exit(int(travels(arguments.seed) > MOST_TRAVELS))
     print(
         "| tokens | mask | ranks | load: contiguous | zigzag | balanced "
         "| received: contiguous | zigzag | balanced | ms |"

@@ -61,7 +61,9 @@ class Flex:
         if is_cuda:
             torch._dynamo.config.recompile_limit = 64  # a kernel for each length; beyond the limit it is not compiled
         _flex_attention.call = torch.compile(flex_attention, dynamic=False) if is_cuda else flex_attention
-        self.create = functools.partial(create_block_mask, device=device, _compile=is_cuda)
+        # In a graph for each length, as one of symbolic length would be another contender at the second.
+        create = torch.compile(create_block_mask, dynamic=False) if is_cuda else create_block_mask
+        self.create = functools.partial(create, device=device)
 
     def mask(self, batch):
         # Written into the same tensors, so that the function of the mask stays one, and its kernels compiled.

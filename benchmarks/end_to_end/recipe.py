@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed synthetic documents by the FlashMask paper's recipe (arXiv:2410.01359, A.2.1), as tensors to train on.
 
-A sequence of seqlen tokens holds 1 to 10 documents of random lengths and a rest of padding; reward models have at most
-3 documents up to 4K tokens and 4 up to 8K. A document is a question with 1 (sft, lora), 2 (dpo) or 6 (rm) answers of 10
-to 20 % of its length each, which see the question and themselves. For each length 240 sequences are drawn; those that
-are trained on stand for all by their place among them in the order of sparsity.
+A sequence of seqlen tokens holds 1 to 10 documents of random lengths, each at least 128 tokens (reward models: 512),
+and behind them a rest of padding of at most as many; reward models have at most 3 documents up to 4K tokens and 4 up
+to 8K. A document is a question with 1 (sft, lora), 2 (dpo) or 6 (rm) answers of 10 to 20 % of the question's length
+each, which see the question and themselves. For each length 240 sequences are drawn; those that are trained on stand
+for all by their place among them in the order of sparsity. The paper calls the last document padding without saying
+whether it is among the 1 to 10: here it is not, as a sequence of one document would be nothing else.
 
 The text is no language, but can be learnt: a token is drawn with a probability inverse to its rank, from a part of the
 vocabulary that the questions have and another for each answer of a document.
@@ -59,9 +61,15 @@ def most_documents(task, seqlen):
     return MOST_DOCUMENTS
 
 
+def least_tokens(task, seqlen):
+    """Of a document; in sequences too short for the most documents, as tests have them, fewer than the paper's."""
+    least = LEAST_TOKENS[task]
+    return least if (most_documents(task, seqlen) + 1) * least <= seqlen else min(least, seqlen // 16)
+
+
 def draw(rng, task, seqlen):
-    """A Layout. Of sequences too short for it, below 2K tokens, documents are shorter than the paper's."""
-    least = min(LEAST_TOKENS[task], seqlen // 16)
+    """A Layout."""
+    least = least_tokens(task, seqlen)
     padding = int(rng.integers(0, least + 1))
     count = int(rng.integers(1, min(most_documents(task, seqlen), (seqlen - padding) // least) + 1))
     spare = seqlen - padding - count * least
@@ -71,7 +79,11 @@ def draw(rng, task, seqlen):
 
 
 def divided(rng, length, answers):
-    """A document of `length` tokens in its question and answers."""
+    """A document of `length` tokens in its question and answers.
+
+    Among k answers one of a share s of its question's length has s / (1 + s k) of the document's, if all have as much:
+    the paper draws between the values for 10 and 20 %.
+    """
     low, high = (share * length / (1 + share * answers) for share in (0.1, 0.2))
     sizes = [max(1, int(size)) for size in rng.uniform(low, high, answers)]
     return length - sum(sizes), sizes

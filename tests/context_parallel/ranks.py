@@ -223,6 +223,12 @@ def test_disagreements(rank, world):
     q, k, v, _ = (mine.shard(x, rank) for x in tensors(masks_[0]))
     text = message_of(lambda: attention(q, k, v, mine.mask(rank), check=True))
     assert "the mask or the placement of ranks [1] " in text, text
+    before = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.INFO)  # where it is on by itself
+    try:
+        assert "ranks [1]" in message_of(lambda: attention(q, k, v, mine.mask(rank)))
+    finally:
+        dist.set_debug_level(before)
     same = context_parallel.place(masks_[0], world, scheme="contiguous").mask(rank)
     q, k, v = (x[:1] if rank == 1 else x for x in (q, k, v))
     text = message_of(lambda: attention(q, k, v, same, check=True))

@@ -9,7 +9,7 @@ import sys
 import pytest
 import ranks
 import torch
-from flashmask import Mask, context_parallel
+from flashmask import Mask, UnsupportedError, context_parallel
 
 WORLDS = [1, 2, 3, *((4, 8) if os.environ.get("FLASHMASK_TEST_LONG") else ())]
 if ranks.ON_GPU:  # over NCCL, a GPU for each process
@@ -116,6 +116,9 @@ def test_arguments():
     q = torch.zeros(1, 150, 2, 8)
     with pytest.raises(TypeError, match="local is a Mask; .*LocalMask"):
         context_parallel.attention(q, q, q, Mask(150, 150))
+    for name, value in (("dropout", 0.1), ("softcap", 30.0), ("sink", torch.zeros(2))):
+        with pytest.raises(UnsupportedError, match=f"{name} is .*does not implement it"):
+            context_parallel.attention(q, q, q, placement.mask(0), **{name: value})
 
 
 def test_wrong_ways_and_groups(tmp_path):

@@ -33,20 +33,46 @@ def batch_for(task, length=LENGTH):
 # --- The recipe -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("task", recipe.TASKS)
-@pytest.mark.parametrize("seqlen", [256, 4096, 8192, 16384])
+# What appendix A.2.1 says: answers, and the fewest tokens of a document, which are also the most of padding.
+PAPER = {"sft": (1, 128), "lora": (1, 128), "dpo": (2, 128), "rm": (6, 512)}
+PAPER_DOCUMENTS = {4096: 3, 8192: 4}  # of reward models, at most; 10 of all others
+
+
+@pytest.mark.parametrize("task", PAPER)
+@pytest.mark.parametrize("seqlen", [4096, 8192, 16384])
 def test_sequences_follow_the_recipe(task, seqlen):
-    rng, least = np.random.default_rng(0), min(recipe.LEAST_TOKENS[task], seqlen // 16)
-    counts = set()
-    for _ in range(60):
+    rng, (k, least), counts, padding, places = np.random.default_rng(0), PAPER[task], set(), [], []
+    low, high = 0.1 / (1 + 0.1 * k), 0.2 / (1 + 0.2 * k)  # of an answer's length over its document's
+    for _ in range(150):
         layout = recipe.draw(rng, task, seqlen)
         counts.add(len(layout.documents))
+        padding.append(layout.padding)
         lengths = [question + sum(answers) for question, answers in layout.documents]
-        assert sum(lengths) + layout.padding == seqlen and layout.padding <= least <= min(lengths)
-        for question, answers in layout.documents:
-            assert len(answers) == recipe.ANSWERS[task]
-            assert all(0.1 * question - 2 < answer < 0.2 * question + 2 for answer in answers) or seqlen < 4096
-    assert counts == set(range(1, recipe.most_documents(task, seqlen) + 1))
+        assert sum(lengths) + layout.padding == seqlen and min(lengths) >= least
+        for length, (question, answers) in zip(lengths, layout.documents):
+            assert len(answers) == k
+            assert all(low * length - 1 < n <= high * length and 0.09 < n / question <= 0.2 for n in answers)
+            places += [(n / length - low) / (high - low) for n in answers]
+    assert counts == set(range(1, (PAPER_DOCUMENTS.get(seqlen, 10) if task == "rm" else 10) + 1))
+    assert 0 <= min(padding) < least / 10 and least * 0.9 < max(padding) <= least
+    assert min(places) < 0.05 and max(places) > 0.95
+
+
+def test_sequences_of_the_tests_follow_it_at_their_size():
+    for task in PAPER:
+        layouts = [recipe.draw(np.random.default_rng(n), task, LENGTH) for n in range(20)]
+        assert all(recipe.batch_of(layout, VOCABULARY, 1).seqlen == LENGTH for layout in layouts)
+        assert len({len(layout.documents) for layout in layouts}) > 3 or task == "rm"
+
+
+def test_sparsity_is_the_share_of_empty_tiles():
+    """The paper's rho, of 240 sequences for each length, in ten bins."""
+    every = recipe.layouts("dpo", 2048)
+    assert len(every) == 240 == sum(count for _, _, count, _ in figures.bins([(share, 1.0) for share, _ in every]))
+    for share, layout in every[::80]:
+        dense = contenders.dense_matrix(recipe.batch_of(layout, VOCABULARY, 1))[0, 0]
+        empty = ~dense.view(16, 128, 16, 128).any(3).any(1)
+        assert share == empty.float().mean().item()
 
 
 @pytest.mark.parametrize("task", ["sft", "dpo", "rm"])

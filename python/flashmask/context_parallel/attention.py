@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 
 from .. import _values, ops
+from ..errors import UnsupportedError
 from . import cost, messages
 from .by_heads import AllToAll
 from .by_keys import Gather, Overlap
@@ -28,6 +29,9 @@ def attention(
     max_ctas=0,
     return_lse=False,
     check=None,
+    softcap=0.0,
+    sink=None,
+    dropout=0.0,
 ):
     """Masked attention of this rank's rows over all keys that they see: out, differentiable in q, k and v.
 
@@ -48,11 +52,13 @@ def attention(
         return_lse: also return lse, [batch, heads_q, rows].
         check: compare the mask, the placement, shapes and options of all ranks first. None: only where
             torch.distributed's debug level is not OFF (TORCH_DISTRIBUTED_DEBUG).
+        softcap, sink, dropout: not implemented; any but these defaults is refused.
 
     Raises:
         TypeError, ValueError: an argument is wrong, or, with check, ranks disagree; the message names them.
-        UnsupportedError: no backend takes the call.
+        UnsupportedError: no backend takes the call, or a feature is asked for that is not implemented.
     """
+    _refuse_features(softcap=softcap, sink=sink, dropout=dropout)
     if not isinstance(local, LocalMask):
         raise TypeError(f"local is a {type(local).__name__}; it must be a LocalMask, as placement.mask(rank) makes it")
     ops.check_dimensions(q, k, v, "bshd")
@@ -84,6 +90,15 @@ def _way(way, q, k, local):
 
 
 # --- Checks -----------------------------------------------------------------------------------------
+
+
+def _refuse_features(**features):
+    for name, value in features.items():
+        if value is not None and not (isinstance(value, (int, float)) and value == 0):
+            raise UnsupportedError(
+                f"{name} is {_values.given(value)}; context parallelism does not implement it (dropout would count the "
+                "rows and keys of each rank from 0)"
+            )
 
 
 def _check_group(local, group):
