@@ -79,7 +79,7 @@ struct TileCounts {
 
 /// Where everything lies in the workspace.
 struct Layout {
-  int64_t terms = 0, sums = 0, state = 0, next = 0, l2_group = 0, dk_parts = 0, dv_parts = 0, bytes = 0;
+  int64_t terms = 0, sums = 0, state = 0, next = 0, dk_parts = 0, dv_parts = 0, bytes = 0;
 
   Layout(const Problem& p, const BackwardTile& tile, const TileCounts& tiles, int64_t splits) {
     const int64_t rows = tiles.all_rows * tile.rows;
@@ -87,7 +87,6 @@ struct Layout {
     sums = add(rows * tile.head_dim * static_cast<int64_t>(sizeof(float)));
     state = add(tiles.all_rows * static_cast<int64_t>(sizeof(uint32_t)));
     next = add(static_cast<int64_t>(sizeof(uint32_t)));
-    l2_group = add(static_cast<int64_t>(sizeof(uint32_t)));
     if (splits == 1) return;
     const int64_t keys = p.batch * p.heads_kv * splits * p.seqlen_k;
     dk_parts = add(keys * p.head_dim * static_cast<int64_t>(sizeof(float)));
@@ -143,10 +142,6 @@ DqSums dq_sums(const Problem& p, const Layout& layout, std::byte* workspace) {
   return {at<float>(workspace, layout.sums), at<uint32_t>(workspace, layout.state), p.deterministic};
 }
 
-cuda::L2GroupSize l2_group_size(const Problem& p, const BackwardCall& call, std::byte* workspace) {
-  return cuda::l2_group_size(p, call.splits, call.instance->tile.rows, at<uint32_t>(workspace, call.layout.l2_group));
-}
-
 RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte* workspace) {
   return {.out = cuda::tensor_rows(p.out),
           .dout = cuda::tensor_rows(p.dout),
@@ -159,7 +154,6 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
           .plan = plan_bits(p),
           .dense = p.dense.defined(),
           .next = at<uint32_t>(workspace, call.layout.next),
-          .l2_group = l2_group_size(p, call, workspace),
           .seqlen_q = static_cast<int32_t>(p.seqlen_q),
           .row_tiles = static_cast<uint32_t>(call.tiles.rows),
           .key_blocks = static_cast<uint32_t>(call.tiles.key_blocks),
@@ -230,7 +224,6 @@ BackwardParams make_params(const Problem& p, const BackwardCall& call, std::byte
                      .heads_per_l2_group = static_cast<uint32_t>(cuda::head_groups_per_l2_group(p, call.splits)),
                      .tiles = static_cast<uint32_t>(call.tiles.tiles_of_head(call.instance->tile)),
                      .next = at<uint32_t>(workspace, call.layout.next)};
-  params.heads_per_l2_group = l2_group_size(p, call, workspace).result;
   params.executed = executed;
   params.features = cuda::feature_params(p);
   return params;

@@ -31,7 +31,7 @@ class BackwardCta {
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) shared_.turn = nullptr;
     for (uint32_t n = claim(); n < p_.schedule.work_tiles; n = claim())
-      run_work_tile(cuda::WorkTilePlace(schedule(), p_.head_groups, n));
+      run_work_tile(cuda::WorkTilePlace(p_.schedule, p_.head_groups, n));
   }
 
  private:
@@ -53,12 +53,6 @@ class BackwardCta {
   static constexpr int kValueSteps = Traits::kVRegisterColumns / 16;
   static constexpr bool kVInRegisters = kValueSteps > 0;
   using Values = uint32_t[kVInRegisters ? kValueSteps : 1][ScoreGrid::kPieces][4];
-
-  __device__ __forceinline__ cuda::Schedule schedule() const {
-    cuda::Schedule schedule = p_.schedule;
-    if (p_.heads_per_l2_group) schedule.heads_per_l2_group = __ldg(p_.heads_per_l2_group);
-    return schedule;
-  }
 
   /// A work tile is claimed when the one before is done: one that waits for its turn waits for some that were claimed
   /// earlier, and the earliest one never waits.

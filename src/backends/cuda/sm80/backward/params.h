@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "backends/cuda/attention/features.h"
-#include "backends/cuda/attention/l2_group.h"
 #include "backends/cuda/attention/mask_params.h"
 #include "backends/cuda/attention/schedule.h"
 #include "backends/cuda/attention/tensor_rows.h"
@@ -49,9 +48,8 @@ struct BackwardParams {
   cuda::DenseMask dense;
   /// Of head groups' key tiles: those with most work first, or, in deterministic mode, from the last to the first.
   cuda::Schedule schedule;
-  const uint32_t* heads_per_l2_group;  ///< in place of the schedule's, if not null: see cuda::L2GroupSize
-  unsigned long long* executed;        ///< counter of executed tiles, of the plan's rows and keys; may be null
-  cuda::FeatureParams features;        ///< of which all kernels read positions
+  unsigned long long* executed;  ///< counter of executed tiles, of the plan's rows and keys; may be null
+  cuda::FeatureParams features;  ///< of which all kernels read positions
 };
 
 /// Of the kernels before and after, a block for each row tile.
@@ -63,7 +61,6 @@ struct RowParams {
   cuda::KeyPlanBits plan;
   bool dense;      ///< every key block contributes to every row tile
   uint32_t* next;  ///< Schedule::next
-  cuda::L2GroupSize l2_group;
   int32_t seqlen_q;
   uint32_t row_tiles, key_blocks, key_tiles, heads;  ///< key_blocks: the plan's
   float softmax_scale;

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 
-#include "backends/cuda/attention/l2_group.cuh"
 #include "backends/cuda/attention/plan_bits.cuh"
 #include "backends/cuda/attention/row_products.cuh"
 #include "backends/cuda/sm80/backward/params.h"
@@ -47,8 +46,8 @@ __device__ __forceinline__ uint32_t count_parts(const RowParams& p, const RowTil
   return kOfBlock * before + (all - before) * (p.key_tiles - kOfBlock * (p.key_blocks - 1));
 }
 
-/// Row products dout . out of the block's tile, for all threads after a barrier. out is of type Result.
-template <typename Traits, typename Result>
+/// Row products dout . out of the block's tile, for all threads after a barrier.
+template <typename Traits>
 __device__ __forceinline__ void multiply_rows(const RowParams& p, const RowTilePlace& place,
                                               float (&products)[Traits::kRows]) {
   using Share = cuda::RowShare<Traits::kRows, Traits::kVDim>;
@@ -56,13 +55,13 @@ __device__ __forceinline__ void multiply_rows(const RowParams& p, const RowTileP
 #pragma unroll 2
   for (int pass = 0; pass < Share::kPasses; ++pass) {
     const int32_t row = place.tile * Traits::kRows + Share::row(pass);
-    cuda::Eight<Result> out{};
-    cuda::Eight<Element> dout{};
+    float product = 0;
     if (row < p.seqlen_q && Share::column() < p.out.columns) {
-      out = out.load(place.row_of<Result>(p.out, row) + Share::column());
-      dout = dout.load(place.row_of<Element>(p.dout, row) + Share::column());
+      const auto dout = cuda::Eight<Element>::load(place.row_of<Element>(p.dout, row) + Share::column());
+      product = p.float_rows
+                    ? cuda::dot(cuda::Eight<float>::load(place.row_of<float>(p.out, row) + Share::column()), dout)
+                    : cuda::dot(cuda::Eight<Element>::load(place.row_of<Element>(p.out, row) + Share::column()), dout);
     }
-    float product = cuda::dot(out, dout);
 #pragma unroll
     for (int distance = Share::kThreadsPerRow / 2; distance > 0; distance /= 2)
       product += __shfl_xor_sync(0xffffffff, product, distance);
@@ -93,24 +92,18 @@ __device__ __forceinline__ void clear_dq(const RowParams& p, const RowTilePlace&
 }
 
 /// Fills in the rows' terms and the state of dq's sums, clears those, or dq where no key tile contributes, and the
-/// counter of work tiles, and chooses the size of an L2 group.
+/// counter of work tiles.
 template <typename Traits>
 __device__ __forceinline__ void preprocess(const RowParams& p) {
   __shared__ float products[Traits::kRows];
   __shared__ uint32_t parts;
-  // First, as ptxas spills if it comes after the rows.
-  if (blockIdx.x == 0 && p.l2_group.result) cuda::choose_l2_group(p.l2_group, p.plan, p.key_blocks);
   const RowTilePlace place(p);
   const auto own = static_cast<int32_t>(threadIdx.x);
   if (own < 32) {
     const uint32_t count = count_parts<Traits>(p, place);
     if (own == 0) parts = count;
   }
-  if (p.float_rows) {
-    multiply_rows<Traits, float>(p, place, products);
-  } else {
-    multiply_rows<Traits, typename Traits::Element>(p, place, products);
-  }
+  multiply_rows<Traits>(p, place, products);
   __syncthreads();
   if (own < Traits::kRows)
     p.terms[place.index * Traits::kRows + own] =
