@@ -243,6 +243,14 @@ typedef struct fm_segments {
  * does not have becomes absent. FM_UNSUPPORTED, naming the segment, if one cuts a block of a block mask. */
 FLASHMASK_API fm_status fm_mask_gather(const fm_mask* mask, const fm_segments* segments, fm_mask* out);
 
+/* intersect and concatenate in mask.h. `out` brings what it brings to fm_mask_gather; each tensor's batch and heads may
+ * be any that the result's broadcast to, so the largest of the masks' own do. Space for the block mask is needed if one
+ * of the masks has one, space for q_pos and k_pos likewise. What the result does not have becomes absent.
+ * FM_UNREPRESENTABLE if a column would need more than two intervals. */
+FLASHMASK_API fm_status fm_mask_intersect(const fm_mask* a, const fm_mask* b, fm_mask* out);
+/* pieces: [count] masks, one after another. */
+FLASHMASK_API fm_status fm_mask_concatenate(const fm_mask* const* pieces, int64_t count, fm_mask* out);
+
 /* Sums over all batch entries and heads of a mask, all of them exact. */
 typedef struct fm_statistics {
   uint32_t struct_size;

@@ -117,7 +117,7 @@ class MaskStats:
 
 def statistics(mask):
     sums = capi.make(capi.Statistics)
-    _call("fm_mask_statistics", _mask_struct(mask := mask.cpu()), sums)
+    _call("fm_mask_statistics", mask_struct(mask := mask.cpu()), sums)
     return MaskStats(sums.elements, sums.visible, sums.tiles, sums.full_tiles, sums.partial_tiles)
 
 
@@ -199,7 +199,7 @@ def _cells(mask, side, most_keys=0, batch=0, head=0):
         elements=elements.data_ptr(),
         count=visible.numel(),
     )
-    _call("fm_mask_count_cells", _mask_struct(mask), cells)
+    _call("fm_mask_count_cells", mask_struct(mask), cells)
     return visible, elements
 
 
@@ -208,34 +208,26 @@ def _cells(mask, side, most_keys=0, batch=0, head=0):
 
 def to_startend(mask):
     shape = (1, 1, mask.seqlen_k) if mask.bounds is None else mask.bounds.shape[:3]
-    out = _Vectors(shape, mask.device)
-    _call("fm_mask_to_startend", _mask_struct(mask := mask.cpu()), out.struct)
+    out = Vectors(shape, mask.device)
+    _call("fm_mask_to_startend", mask_struct(mask := mask.cpu()), out.struct)
     return out.bounds(), bool(out.struct.flags & capi.CAUSAL)
 
 
 def from_dense(visible):
     """The arguments of the Mask of a bool or uint8 tensor [batch, heads, seqlen_q, seqlen_k]."""
-    out = _Vectors((visible.shape[0], visible.shape[1], visible.shape[3]), visible.device)
+    out = Vectors((visible.shape[0], visible.shape[1], visible.shape[3]), visible.device)
     visible = visible.cpu()
-    _call("fm_mask_from_dense", _tensor(visible), out.struct)
-    mask = out.struct
-    return {
-        "seqlen_q": mask.seqlen_q,
-        "seqlen_k": mask.seqlen_k,
-        "bounds": out.bounds(),
-        "causal": bool(mask.flags & capi.CAUSAL),
-        "window": (mask.window_left, mask.window_right) if mask.flags & capi.HAS_WINDOW else None,
-        "q_offset": mask.q_offset if mask.flags & capi.HAS_Q_OFFSET else None,
-    }
+    _call("fm_mask_from_dense", tensor(visible), out.struct)
+    return out.fields()
 
 
-class _Vectors:
+class Vectors:
     """A mask that the library writes, with room for its vectors. shape: batch, heads and seqlen_k."""
 
     def __init__(self, shape, device):
         self._shape, self._device = shape, device
         self._room = torch.empty((*shape, 4), dtype=torch.int32, device="cpu")
-        self.struct = capi.make(capi.Mask, bounds=_tensor(self._room))
+        self.struct = capi.make(capi.Mask, bounds=tensor(self._room))
 
     def bounds(self):
         """What was written, on the device; None without vectors."""
@@ -244,6 +236,18 @@ class _Vectors:
             return None
         written = self._room.flatten()[: self._room.numel() // 4 * vectors]
         return written.view(*self._shape, vectors).to(self._device, copy=True)
+
+    def fields(self):
+        """The arguments of the Mask that was written, without a block mask and positions."""
+        mask = self.struct
+        return {
+            "seqlen_q": mask.seqlen_q,
+            "seqlen_k": mask.seqlen_k,
+            "bounds": self.bounds(),
+            "causal": bool(mask.flags & capi.CAUSAL),
+            "window": (mask.window_left, mask.window_right) if mask.flags & capi.HAS_WINDOW else None,
+            "q_offset": mask.q_offset if mask.flags & capi.HAS_Q_OFFSET else None,
+        }
 
 
 # --- Calls of the library ---------------------------------------------------------------------------
@@ -254,12 +258,12 @@ def _call(function, *structs):
     capi.check(getattr(library, function)(*map(C.byref, structs)))
 
 
-def _mask_struct(mask):
+def mask_struct(mask):
     """Valid as long as the mask lives, which is in host memory."""
-    return capi.mask_of(mask, lambda _, x: _tensor(x))
+    return capi.mask_of(mask, lambda _, x: tensor(x))
 
 
-def _tensor(x):
+def tensor(x):
     return capi.device_tensor(x.data_ptr(), capi.dtype_of(x.dtype), tuple(x.shape), x.stride())
 
 

@@ -190,6 +190,8 @@ _ARGUMENTS = {
     "fm_mask_to_dense": [_POINTER, _POINTER],
     "fm_mask_from_dense": [_POINTER, _POINTER],
     "fm_mask_to_startend": [_POINTER, _POINTER],
+    "fm_mask_intersect": [_POINTER, _POINTER, _POINTER],
+    "fm_mask_concatenate": [_POINTER, C.c_int64, _POINTER],
     "fm_mask_statistics": [_POINTER, _POINTER],
     "fm_mask_count_cells": [_POINTER, _POINTER],
     "fm_place": [_POINTER, C.c_int64, _POINTER],

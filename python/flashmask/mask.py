@@ -107,6 +107,10 @@ class Mask:
         tensors = self._tensors()
         return tensors[0].device if tensors else None
 
+    def some_tensor(self):
+        """One of its tensors; None without any."""
+        return next(iter(self._tensors()), None)
+
     def _tensors(self):
         return [x for x in (self.bounds, self.block_mask, self.q_pos, self.k_pos) if x is not None]
 

@@ -2,7 +2,8 @@
 """Builders of masks: the families of the C++ library, from tensors on any device.
 
 i is a query row, j a key. Every builder (_families.py) is one call of an operator, which builds where its tensors are:
-it waits for no device and can be traced by torch.compile (from_dense excepted, which reads the matrix). Lists and
+it waits for no device and can be traced by torch.compile (from_dense, intersect and concatenate excepted, which read
+what they are given). Lists and
 tensors of integers are taken alike; lists go to `device`, torch's default device if it is not given. Where an argument
 is [..., n], leading dimensions are the mask's batch and heads.
 
@@ -22,6 +23,7 @@ memory, and is then their sum. If it is more, the tokens past the last document 
 import torch
 
 from . import _arguments, _building, _columns
+from ._compose import concatenate, crop, intersect
 from ._families import Builders
 from .mask import Mask
 
@@ -33,6 +35,8 @@ __all__ = [
     "causal_blockwise",
     "causal_document",
     "causal_with_blocks",
+    "concatenate",
+    "crop",
     "dflash",
     "document",
     "eagle3_ttt",
@@ -42,6 +46,7 @@ __all__ = [
     "full",
     "global_sliding_window",
     "hash_sparse",
+    "intersect",
     "padding",
     "prefix_lm_causal",
     "prefix_lm_document",

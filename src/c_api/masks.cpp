@@ -14,6 +14,7 @@
 #include "flashmask/inspect.h"
 #include "inspect/element_counts.h"
 #include "mask/vector_form.h"
+#include "mask/view.h"
 
 namespace flashmask::c_api {
 namespace {
@@ -140,11 +141,19 @@ VectorForm vector_form_of(const Mask& mask) {
   VectorForm form{.seqlen_q = view.seqlen_q};
   form.indices = {
       .batch = view.bounds_batch, .heads = view.bounds_heads, .seqlen_k = view.seqlen_k, .vectors = 0, .values = {}};
-  if (const Band& band = mask.band(); !band.unbounded()) {
-    if (band.lo.value_or(0) > 0 || band.hi.value_or(0) < 0)
-      throw_unsupported("the band does not see a row's own position, which an fm_mask cannot say");
-    form.window = {band.lo ? -*band.lo : -1, band.hi.value_or(-1)};
-    if (!view.has_positions) form.q_offset = mask.q_offset();
+  const Band& band = mask.band();
+  if (band.lo && band.hi && *band.lo > *band.hi) {  // lets nothing through, which no window says
+    form.indices.vectors = 2;
+    form.indices.values.assign(static_cast<std::size_t>(2 * view.bounds_batch * view.bounds_heads * view.seqlen_k), 0);
+    return form;
+  }
+  if (!band.unbounded()) {
+    // A window is around the row's own position: where the band does not see it, it is put on the band's edge.
+    const int64_t shift = std::min<int64_t>(band.hi.value_or(0), 0) + std::max<int64_t>(band.lo.value_or(0), 0);
+    if (shift != 0 && view.has_positions)
+      throw_unsupported("the band over positions does not see a row's own, which an fm_mask cannot say");
+    form.window = {band.lo ? shift - *band.lo : -1, band.hi ? *band.hi - shift : -1};
+    if (!view.has_positions) form.q_offset = mask.q_offset() + shift;
   }
   if (mask.num_intervals() == 0) return form;
   const auto lts = mask.lts(), lte = mask.lte(), uts = mask.uts(), ute = mask.ute();
@@ -166,22 +175,78 @@ VectorForm vector_form_of(const Mask& mask) {
   return form;
 }
 
+/// The batch or head count of room for `own`: what the room has, if that broadcasts to it.
+int64_t count_in_room(const fm_tensor& room, int dimension, int64_t own) {
+  const int64_t count = room.ndim > dimension ? room.shape[dimension] : own;
+  return count > 0 && own > 0 && count % own == 0 && count <= kMaxSeqlen ? count : own;
+}
+
+/// `values` of [own_batch, own_heads, ...] as those of [batch, heads, ...].
+template <typename Value>
+std::vector<Value> broadcast(std::span<const Value> values, int64_t own_batch, int64_t own_heads, int64_t batch,
+                             int64_t heads) {
+  if (own_batch == batch && own_heads == heads) return {values.begin(), values.end()};
+  const auto size = values.size() / static_cast<std::size_t>(own_batch * own_heads);
+  std::vector<Value> all;
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const int64_t own = broadcast_index(b, batch, own_batch) * own_heads + broadcast_index(h, heads, own_heads);
+      const auto one = values.subspan(static_cast<std::size_t>(own) * size, size);
+      all.insert(all.end(), one.begin(), one.end());
+    }
+  }
+  return all;
+}
+
+/// write_values, to as many batch entries and heads as the room has.
+template <typename Value>
+void write_broadcast(std::span<const Value> values, DataType dtype, int64_t own_batch, int64_t own_heads, int64_t rows,
+                     int64_t keys, fm_tensor& to, const char* argument) {
+  const int64_t batch = count_in_room(to, 0, own_batch), heads = count_in_room(to, 1, own_heads);
+  const std::vector<Value> all = broadcast(values, own_batch, own_heads, batch, heads);
+  write_values<Value>(all, dtype, {batch, heads, rows, keys}, to, argument);
+}
+void write_positions(std::span<const int32_t> values, int64_t own_batch, int64_t length, fm_tensor& to,
+                     const char* argument) {
+  const int64_t batch = count_in_room(to, 0, own_batch);
+  write_values<int32_t>(broadcast(values, own_batch, 1, batch, 1), DataType::kInt32, {batch, length}, to, argument);
+}
+
+void write_mask(const Mask& mask, fm_mask* out) {
+  const MaskView& view = mask.view();
+  fm_mask rest = read_struct(out, "out");
+  const int64_t batch = count_in_room(rest.bounds, 0, view.bounds_batch),
+                heads = count_in_room(rest.bounds, 1, view.bounds_heads);
+  MaskOut room(out, batch, heads, view.seqlen_k);
+  write_broadcast(mask.block_mask(), DataType::kUInt8, view.block_batch, view.block_heads,
+                  ceil_div(view.seqlen_q, kBlockMaskSize), ceil_div(view.seqlen_k, kBlockMaskSize), rest.block_mask,
+                  "out->block_mask");
+  write_positions(mask.q_pos(), view.q_pos_batch, view.seqlen_q, rest.q_pos, "out->q_pos");
+  write_positions(mask.k_pos(), view.k_pos_batch, view.seqlen_k, rest.k_pos, "out->k_pos");
+  VectorForm form = vector_form_of(mask);
+  form.indices.values = broadcast<int32_t>(form.indices.values, view.bounds_batch, view.bounds_heads, batch, heads);
+  room.write(form, rest);
+}
+
 void write_gathered(const fm_mask* from, const fm_segments* given, fm_mask* out) {
   const auto segments = read_struct(given, "segments");
   if (segments.reserved) throw_unsupported("segments->reserved is ", segments.reserved, "; it must be zero");
   const Mask mask =
       gather(CallMask(from, {}).copy(), read_segments(segments.rows, segments.row_count, "segments->rows"),
              read_segments(segments.keys, segments.key_count, "segments->keys"));
-  const MaskView& view = mask.view();
-  MaskOut room(out, view.bounds_batch, view.bounds_heads, view.seqlen_k);
-  fm_mask rest = read_struct(out, "out");
-  write_values(mask.block_mask(), DataType::kUInt8,
-               {view.block_batch, view.block_heads, ceil_div(view.seqlen_q, kBlockMaskSize),
-                ceil_div(view.seqlen_k, kBlockMaskSize)},
-               rest.block_mask, "out->block_mask");
-  write_values(mask.q_pos(), DataType::kInt32, {view.q_pos_batch, view.seqlen_q}, rest.q_pos, "out->q_pos");
-  write_values(mask.k_pos(), DataType::kInt32, {view.k_pos_batch, view.seqlen_k}, rest.k_pos, "out->k_pos");
-  room.write(vector_form_of(mask), rest);
+  write_mask(mask, out);
+}
+
+void write_intersection(const fm_mask* a, const fm_mask* b, fm_mask* out) {
+  write_mask(intersect(CallMask(&required(a, "a"), {}).copy(), CallMask(&required(b, "b"), {}).copy()), out);
+}
+
+void write_concatenation(const fm_mask* const* pieces, int64_t count, fm_mask* out) {
+  if (count < 0) throw_invalid("count is ", count, "; there must be 0 or more pieces");
+  if (count > 0) required(pieces, "pieces");
+  std::vector<Mask> all;
+  for (int64_t n = 0; n < count; ++n) all.push_back(CallMask(&required(pieces[n], "a piece"), {}).copy());
+  write_mask(concatenate(all), out);
 }
 
 void write_statistics(const fm_mask* from, fm_statistics* to) {
@@ -249,6 +314,14 @@ fm_status fm_mask_to_startend(const fm_mask* mask, fm_mask* out) {
 
 fm_status fm_mask_gather(const fm_mask* mask, const fm_segments* segments, fm_mask* out) {
   return guarded([&] { write_gathered(mask, segments, out); });
+}
+
+fm_status fm_mask_intersect(const fm_mask* a, const fm_mask* b, fm_mask* out) {
+  return guarded([&] { write_intersection(a, b, out); });
+}
+
+fm_status fm_mask_concatenate(const fm_mask* const* pieces, int64_t count, fm_mask* out) {
+  return guarded([&] { write_concatenation(pieces, count, out); });
 }
 
 fm_status fm_mask_statistics(const fm_mask* mask, fm_statistics* out) {

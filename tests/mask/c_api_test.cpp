@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The C interface's functions of masks: dense matrices, startend_row_indices, segments, statistics and cells.
+// The C interface's functions of masks: dense matrices, startend_row_indices, segments, composition, statistics and
+// cells.
 
 #include "flashmask/c_api.h"
 
@@ -133,6 +134,22 @@ TEST(MasksInC, RowsAndKeysBySegments) {
   segments.keys = nullptr;
   segments.key_count = 1;
   expect_refused(fm_mask_gather(&from.mask, &segments, &out.mask), FM_INVALID_ARGUMENT, "segments->keys");
+}
+
+TEST(MasksInC, PutTogether) {
+  const std::vector<int64_t> lengths{3, 5};
+  const Mask documents = masks::document(Documents::from_lengths(lengths)), window = masks::sliding_window(8, 8, 2);
+  const CMask a(documents), b(window);
+  CMask both(1, 1, 8);
+  ASSERT_EQ(fm_mask_intersect(&a.mask, &b.mask, &both.mask), FM_OK) << fm_last_error();
+  EXPECT_EQ(dense_of(both.mask, 1, 1), to_dense(intersect(documents, window)));
+  const fm_mask* pieces[] = {&a.mask, &b.mask, &a.mask};
+  CMask packed(1, 1, 24);
+  ASSERT_EQ(fm_mask_concatenate(pieces, 3, &packed.mask), FM_OK) << fm_last_error();
+  EXPECT_EQ(dense_of(packed.mask, 1, 1), to_dense(concatenate(std::vector{documents, window, documents})));
+  expect_refused(fm_mask_concatenate(pieces, 3, &both.mask), FM_INVALID_ARGUMENT, "[1, 1, 24, 4]");
+  expect_refused(fm_mask_concatenate(nullptr, 1, &both.mask), FM_INVALID_ARGUMENT, "pieces is NULL");
+  expect_refused(fm_mask_intersect(&a.mask, nullptr, &both.mask), FM_INVALID_ARGUMENT, "b is NULL");
 }
 
 TEST(MasksInC, ADenseMatrixAndBack) {

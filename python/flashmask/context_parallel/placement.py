@@ -41,7 +41,7 @@ def place(mask, world_size, *, scheme="balanced", heads=None, head_dim=None):
     owner = torch.zeros(room, dtype=torch.int32, device="cpu")
     tiles, received = torch.zeros(2, len(masks), world_size, dtype=torch.int64, device="cpu")
     on_host = [m.cpu() for m in masks]
-    structs = [_columns._mask_struct(m) for m in on_host]
+    structs = [_columns.mask_struct(m) for m in on_host]
     placed = capi.make(
         capi.Placement,
         scheme=SCHEMES.index(scheme),

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masks put together from others, as the C++ library does it (mask.h, Composition)."""
+
+import ctypes as C
+
+import torch
+
+from . import _arguments, _columns, capi
+from .mask import BLOCK, Mask
+
+
+def intersect(a, b):
+    """The mask of what both a and b see, of the same lengths; batch entries and heads broadcast.
+
+    A column's hidden rows are those of both, as runs; the result keeps one band, or one over positions. Exact, or
+    UnrepresentableMaskError naming the column that needs more than two intervals. Reads the masks, as from_dense does.
+    """
+    masks = _checked({"a": a, "b": b})
+    return _compose("fm_mask_intersect", masks, a.seqlen_q, a.seqlen_k, lambda structs: map(C.byref, structs))
+
+
+def concatenate(pieces):
+    """The mask of a packed sequence: rows and keys of the masks one after another, which do not see each other.
+
+    Exact, or UnrepresentableMaskError naming the column that needs more than two intervals. Pieces with a block mask
+    have to begin at multiples of 128 (UnsupportedError). Reads the masks, as from_dense does.
+    """
+    masks = _checked({f"pieces[{n}]": mask for n, mask in enumerate(_arguments.sequence("pieces", pieces))})
+    seqlen_q, seqlen_k = (sum(getattr(mask, name) for mask in masks) for name in ("seqlen_q", "seqlen_k"))
+    pointers = C.c_void_p * len(masks)
+    return _compose(
+        "fm_mask_concatenate",
+        masks,
+        seqlen_q,
+        seqlen_k,
+        lambda structs: (pointers(*map(C.addressof, structs)), len(structs)),
+    )
+
+
+def crop(mask, rows=None, keys=None):
+    """The mask of rows [begin, end) and keys [begin, end) alone; None: all. Always exact, and traceable.
+
+    As mask.gather() with one segment of each, with its errors.
+    """
+    _checked({"mask": mask})
+    rows = (0, mask.seqlen_q) if rows is None else rows
+    return mask.gather([rows], None if keys is None else [keys])
+
+
+def _checked(masks):
+    """The masks, by name, as a list."""
+    for name, mask in masks.items():
+        if not isinstance(mask, Mask):
+            raise TypeError(f"{name} is {_arguments.given(mask)}; it must be a flashmask.Mask")
+    # Masks without tensors fit every device.
+    _arguments.check_one_device(**{f"{name}'s tensors": mask.some_tensor() for name, mask in masks.items()})
+    return list(masks.values())
+
+
+def _compose(function, masks, seqlen_q, seqlen_k, arguments):
+    """The Mask that a function of the library makes of masks; arguments(structs): what it takes before `out`."""
+    device = next((mask.device for mask in masks if mask.device is not None), None)
+    batch, heads = (max((getattr(mask, name) for mask in masks), default=1) for name in ("batch", "heads"))
+    out = _columns.Vectors((batch, heads, seqlen_k), device)
+    rooms = {}
+    if any(mask.block_mask is not None for mask in masks):
+        blocks = (batch, heads, -(-seqlen_q // BLOCK), -(-seqlen_k // BLOCK))
+        rooms["block_mask"] = torch.empty(blocks, dtype=torch.uint8, device="cpu")
+    if any(mask.q_pos is not None for mask in masks):
+        for name, length in (("q_pos", seqlen_q), ("k_pos", seqlen_k)):
+            rooms[name] = torch.empty((batch, length), dtype=torch.int32, device="cpu")
+    for name, room in rooms.items():
+        setattr(out.struct, name, _columns.tensor(room))
+    on_host = [mask.cpu() for mask in masks]  # has to live until the call is over
+    structs = [_columns.mask_struct(mask) for mask in on_host]
+    capi.check(getattr(capi.load(), function)(*arguments(structs), C.byref(out.struct)))
+    written = {name: room.to(device) for name, room in rooms.items() if getattr(out.struct, name).dtype}
+    return Mask(**out.fields(), **written)
