@@ -5,10 +5,13 @@
 
 #include <gtest/gtest.h>
 
+#include <compare>
 #include <cstdio>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "backends/cuda/sm80/tile_config.h"
 #include "simt/runtime.h"
 #include "support/extent.h"
 #include "support/independent_rule.h"
@@ -78,11 +81,18 @@ Case some_case(int64_t head_dim, int64_t head_dim_v, DataType dtype) {
 
 struct HeadDims {
   int64_t head_dim, head_dim_v;
+  auto operator<=>(const HeadDims&) const = default;
 };
-constexpr HeadDims kHeadDims[] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};
+
+/// Those of the table of tiles.
+std::set<HeadDims> head_dims() {
+  std::set<HeadDims> all;
+  for (const sm80::ForwardTile& tile : sm80::kForwardTiles) all.insert({tile.head_dim, tile.head_dim_v});
+  return all;
+}
 
 TEST(OnTheHost, InWhateverTurns) {
-  for (const HeadDims dims : kHeadDims) {
+  for (const HeadDims dims : head_dims()) {
     const Case c = some_case(dims.head_dim, dims.head_dim_v, DataType::kBFloat16);
     for (uint64_t seed = 1; seed <= 3; ++seed) {
       simt::set_seed(seed);
@@ -95,7 +105,7 @@ TEST(OnTheHost, InWhateverTurns) {
 }
 
 TEST(OnTheHost, WithoutBankConflicts) {
-  for (const HeadDims dims : kHeadDims) {
+  for (const HeadDims dims : head_dims()) {
     simt::take_launches();
     const Case c = some_case(dims.head_dim, dims.head_dim_v, DataType::kFloat16);
     EXPECT_TRUE(run_case(c, options()).passed());

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <boost/context/fiber.hpp>
-#include <boost/context/protected_fixedsize_stack.hpp>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -17,11 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "simt/fiber_stacks.h"
 #include "simt/shared_accesses.h"
-
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/common_interface_defs.h>
-#endif
 
 // As CUDA C++ names them; set whenever a thread goes on.
 constinit thread_local uint3 threadIdx{}, blockIdx{};
@@ -30,13 +26,10 @@ constinit thread_local dim3 blockDim{}, gridDim{};
 namespace simt {
 namespace {
 
-namespace context = boost::context;
-
 constexpr int kLanes = 32;
 constexpr int kPoison = 0xff;  // NaN in every floating type
 /// Where dynamic shared memory begins in the shared window, and its alignment.
 constexpr std::size_t kWindow = 1024;
-constexpr std::size_t kStackBytes = 256 * 1024;
 constexpr std::size_t kCopyBytes = 16;
 constexpr int kBarriers = 16;
 /// Turns in which nothing but paused threads ran, until they are taken to wait forever.
@@ -60,58 +53,6 @@ class Random {
 
  private:
   uint64_t state_;
-};
-
-/// Stacks with a guard page, used again: making one takes longer than a block.
-class StackPool {
- public:
-  ~StackPool() {
-    for (context::stack_context& stack : free_) allocator_.deallocate(stack);
-  }
-  context::stack_context allocate() {
-    if (free_.empty()) return allocator_.allocate();
-    const context::stack_context stack = free_.back();
-    free_.pop_back();
-    return stack;
-  }
-  void deallocate(context::stack_context& stack) { free_.push_back(stack); }
-
- private:
-  context::protected_fixedsize_stack allocator_{kStackBytes};
-  std::vector<context::stack_context> free_;
-};
-
-StackPool& stacks() {
-  static thread_local StackPool pool;
-  return pool;
-}
-
-/// What Boost.Context takes and copies.
-struct StackAllocator {
-  context::stack_context* taken;
-  context::stack_context allocate() const { return *taken = stacks().allocate(); }
-  void deallocate(context::stack_context& stack) const { stacks().deallocate(stack); }
-};
-
-/// Tells the address sanitizer which stack is in use.
-class Switch {
- public:
-#if defined(__SANITIZE_ADDRESS__)
-  /// Before leaving a stack; `ends`: for good.
-  void leave(const void* bottom, std::size_t size, bool ends = false) {
-    __sanitizer_start_switch_fiber(ends ? nullptr : &fake_, bottom, size);
-  }
-  /// After coming (back) to it; says which stack was left.
-  void arrive(const void** bottom = nullptr, std::size_t* size = nullptr) {
-    __sanitizer_finish_switch_fiber(fake_, bottom, size);
-  }
-
- private:
-  void* fake_ = nullptr;
-#else
-  void leave(const void*, std::size_t, bool = false) {}
-  void arrive(const void** = nullptr, std::size_t* = nullptr) {}
-#endif
 };
 
 /// Thrown into a thread that is not to go on, so that what it owns is freed.

@@ -20,7 +20,19 @@ namespace flashmask::sm80::bwd {
 /// dK and dV stay in registers, P and dS go through shared memory, dQ is added to its sums in global memory.
 ///
 /// What is loaded for the next row tile arrives under this one's products where there are two buffers, and else under
-/// dQ's, which reads neither Q nor dO.
+/// dQ's, which reads neither Q nor dO. The barriers, each of all threads:
+///
+///   barrier              says that this is there       and that this is done, and what follows may overwrite it
+///   twice, where V lies  those columns                 reading them from where Q and dO come
+///   in registers, too
+///   before the scores    Q, dO and RowTerms, K and V   reading P and dS, and Q and dO where they have two buffers;
+///                        of a new work tile            adding dq of the row tile before, whose turn passes
+///   after the scores     P and dS                      -
+///   before dQ, where dO  -                             reading Q and dO
+///   has one buffer
+///   of a turn            the row tile's turn           - (deterministic mode, before dq is added)
+///   after the last tile  -                             reading all; adding dq of the last row tile
+///   around a claim       the claimed work tile         reading the one before
 template <typename Traits>
 class BackwardCta {
  public:

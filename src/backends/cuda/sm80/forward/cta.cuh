@@ -17,8 +17,14 @@ namespace flashmask::sm80 {
 /// A CTA of the forward kernel. All warps load Q, K and V together, and each computes its own rows.
 ///
 /// K and V have one buffer each, so that several CTAs fit a multiprocessor: V of a step arrives under its Q K^T, K of
-/// the next under its softmax and P V. Two barriers a step say that what was loaded is there for all, and that all have
-/// finished reading what is overwritten next.
+/// the next under its softmax and P V. The barriers, each of all threads:
+///
+///   barrier            says that this is there   and that this has been read, and is overwritten after it
+///   before Q K^T       K, and Q at first         V of the step before
+///   before the softmax V                         K
+///   after the last     -                         Q, K and V of the work tile
+///
+/// A warp's mask bits are its own: between writing and reading them stand its own __syncwarp.
 template <typename Traits>
 class ForwardCta {
  public:
