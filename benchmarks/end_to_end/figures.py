@@ -308,6 +308,11 @@ def topic(name):
     return f"end-to-end-{name}"
 
 
+def not_measured(name):
+    """What the page says in place of a figure."""
+    return [f"Not measured yet; `scripts/gpu-check end-to-end {name}` does.", ""]
+
+
 def problems(name, figures):
     """Everything that is wrong with a receipt's figures, as sentences."""
     figure = FIGURES[name]

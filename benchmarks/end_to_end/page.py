@@ -5,9 +5,8 @@ What has no receipt yet is said to be not measured.
 """
 
 import charts
-import verdict
-from end_to_end import tables
-from end_to_end.figures import CONTENDERS, FIGURES, QUADRATIC, TASKS, bins, problems, short_length, topic
+from end_to_end import kernel_tables, tables
+from end_to_end.figures import CONTENDERS, FIGURES, QUADRATIC, TASKS, bins, not_measured, problems, short_length, topic
 from words import listed, markdown_table, ms_text, paragraph, percent, speed_text
 
 PAGE = "docs/end-to-end.md"
@@ -59,10 +58,6 @@ def where(receipt):
         f"{receipt['date']}, {receipt['device']}, PyTorch {receipt['torch']}, transformers {receipt['transformers']}"
         + ("" if receipt["complete"] else "; not all of it is measured yet")
     )
-
-
-def not_measured(name):
-    return [f"Not measured yet; `scripts/gpu-check end-to-end {name}` does.", ""]
 
 
 def size_text(count):
@@ -454,46 +449,6 @@ def sparsity_chart(results, receipt):
     )
 
 
-# --- Tables 4 to 9 -----------------------------------------------------------------------------------
-
-
-def kernel_tables(cases):
-    """TFLOP/s of both directions, the paper's beside ours."""
-    lines = ["## Kernels: tables 4 to 9", "", *paragraph(ABOUT_TABLES)]
-    totals = [c for c in verdict.with_totals(cases) if c["op"] == "total" and c["heads"] == c["heads_kv"]]
-    for table in tables.claims()["tables"]:
-        at = table["head_dim"], table["seqlen"]
-        found = {c["mask"]: c for c in totals if (c["head_dim"], c["head_dim_v"], c["seqlen"]) == (at[0], *at)}
-        lines += [f"### Table {table['table']}: d = {at[0]}, {short_length(at[1])}", ""]
-        lines += [*table_of(table, found), ""] if found else not_measured("tables")
-    return lines
-
-
-ABOUT_TABLES = (
-    "TFLOP/s of forward and backward together, over the visible tiles; the paper's on an A100, ours on the GPU of "
-    "[the kernel benchmark](performance.md), whose cells these are. Sparsity differs a little, as each cell is one "
-    "drawn mask where the paper averages five. Ratios are speed over FlexAttention of the same row."
-)
-
-
-def table_of(table, found):
-    rows = []
-    for mask, theirs in table["total_tflops"]["flashmask"].items():
-        flex = table["total_tflops"]["flex"][mask]
-        rows.append([mask, f"{theirs:.0f}", f"{flex:.0f}", speed_text(theirs / flex), *ours_of(found.get(mask))])
-    head = ["mask", "paper: FlashMask", "FlexAttention", "ratio", "sparsity", "here: ms", "flashmask", "FlexAttention"]
-    return markdown_table([*head, "ratio"], rows)
-
-
-def ours_of(case):
-    if case is None:
-        return [""] * 5
-    row, flop = verdict.row_of(case), case["ours_tflops"] * case["ours_ms"]
-    flex = case["peers"].get("flex")
-    theirs = [f"{flop / flex['ms']:.0f}", speed_text(row["flex"])] if flex else ["", ""]
-    return [percent(1 - case["live"]), ms_text(case["ours_ms"] + case["plan_ms"]), f"{row['tflops']:.0f}", *theirs]
-
-
 # --- Claims and bars ---------------------------------------------------------------------------------
 
 
@@ -508,7 +463,7 @@ def claims(cases, topics):
     matrix = max((longest[name] for name in QUADRATIC if name in longest), default=None)
     matched = [c for c in checks_of(topics, "losses") if "bit" in c["name"]]
     same = f"{sum(c['passed'] for c in matched)} of {len(matched)} comparisons" if matched else ""
-    spans = kernel_spans(cases)
+    spans = kernel_tables.spans(cases)
     rows = [
         ["training over a dense mask", span_text(said["speedup"]), span_text(dense)],
         ["training over FlexAttention", "–", span_text(flex)],
@@ -523,19 +478,6 @@ def claims(cases, topics):
     ]
     shown = [[*row[:2], row[2] or "not measured yet"] for row in rows]
     return ["## The paper's claims", "", *markdown_table(["", "paper (A100, A800)", "here"], shown), ""]
-
-
-def kernel_spans(cases):
-    """{head_dim: speed over FlexAttention in the cells of tables 4 to 9}, both directions together."""
-    totals = [c for c in verdict.with_totals(cases) if c["op"] == "total" and c["heads"] == c["heads_kv"]]
-    return {
-        head_dim: [
-            verdict.row_of(c)["flex"]
-            for c in totals
-            if c["head_dim"] == c["head_dim_v"] == head_dim and (head_dim, c["seqlen"]) in tables.TABLES
-        ]
-        for head_dim in (128, 64)
-    }
 
 
 def span_text(values):
@@ -582,7 +524,7 @@ def page(cases, topics, command):
         *memory(topics),
         *losses(topics),
         *sparsity(topics),
-        *kernel_tables(cases),
+        *kernel_tables.section(cases),
     ]
     return "\n".join(lines).rstrip("\n") + "\n"
 
