@@ -271,9 +271,9 @@ void change(ByteReader& bytes, Drawn& drawn) {
 }  // namespace
 
 Drawn::Drawn(ByteReader& bytes) {
-  const uint8_t count = bytes.byte();
+  const int wrong = bytes.byte() % 8;
   draw_right(bytes, *this);
-  for (int n = 0; n < count % 8; ++n) change(bytes, *this);
+  for (int n = 0; n < wrong; ++n) change(bytes, *this);
 }
 
 }  // namespace flashmask::fuzz
