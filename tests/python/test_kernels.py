@@ -220,7 +220,7 @@ def test_the_set_in_use_is_the_one_that_is_named_or_the_first(monkeypatch):
 
 
 PLAN_OBJECT = "src/CMakeFiles/flashmask.dir/backends/cuda/plan/device_plan.cu.o"
-FORWARD_OBJECT = "src/backends/cuda/CMakeFiles/flashmask_sm90.dir/sm90/forward/flashmask_sm90_fwd_bf16_d64_dv64_c2.cu.o"
+FORWARD_OBJECT = "src/backends/cuda/CMakeFiles/flashmask_sm90.dir/sm90/forward/flashmask_sm90_fwd_d64_dv64_c2.cu.o"
 
 
 class Rebuilt:

@@ -28,7 +28,7 @@ using verify::DenseMask;
 /// Multiply-adds of a case's products that every run has time for.
 constexpr int64_t kMostCost = int64_t{1} << 23;
 /// Of the cases below that, every n-th is run.
-constexpr std::size_t kEvery = 4;
+constexpr std::size_t kEvery = 12;
 
 DenseMask dense_of_rule(const Case& c) {
   const Mask mask = verify::make_mask(c);
@@ -94,7 +94,7 @@ std::set<HeadDims> head_dims() {
 TEST(OnTheHost, InWhateverTurns) {
   for (const HeadDims dims : head_dims()) {
     const Case c = some_case(dims.head_dim, dims.head_dim_v, DataType::kBFloat16);
-    for (uint64_t seed = 1; seed <= 3; ++seed) {
+    for (uint64_t seed = 1; seed <= (test_long() ? 10u : 1u); ++seed) {
       simt::set_seed(seed);
       const verify::Verdict verdict = run_case(c, options());
       EXPECT_EQ(verdict.skipped, "");

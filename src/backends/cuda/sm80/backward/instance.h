@@ -19,8 +19,8 @@ struct BackwardInstance {
   int threads, shared_bytes;      ///< of the kernel over key tiles
 };
 
-/// Defined by the translation unit that the build makes for each row and element type, without features and with
-/// (instance.cu.in).
+/// Defined by what the build makes of instance.cu.in for each row and element type, without
+/// features and with.
 template <DataType dtype, int head_dim, int head_dim_v, int kilobytes, bool featured>
 BackwardInstance backward_instance();
 

@@ -17,7 +17,7 @@ struct ForwardInstance {
   int threads, shared_bytes;
 };
 
-/// Defined by the translation unit that the build makes for each row and element type (instance.cu.in).
+/// Defined by what the build makes of instance.cu.in for each row and element type.
 template <DataType dtype, int head_dim, int head_dim_v, int kilobytes>
 ForwardInstance forward_instance();
 

@@ -37,8 +37,8 @@ struct PartialInstance {
 
 using cuda::kRowThreads;
 
-/// Defined by the translation unit that the build makes for each row and element type, without features and with
-/// (instance.cu.in).
+/// Defined by what the build makes of instance.cu.in for each row and element type, without
+/// features and with.
 template <DataType dtype, int head_dim, int head_dim_v, int consumers, bool featured>
 BackwardInstance backward_instance();
 /// The same of partial results (partial.cu.in).

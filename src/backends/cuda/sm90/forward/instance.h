@@ -20,8 +20,8 @@ struct ForwardInstance {
   int shared_bytes;
 };
 
-/// Defined by the translation unit that the build makes for each row, element type, and with and without features
-/// (instance.cu.in).
+/// Defined by what the build makes of instance.cu.in for each row and element type, without
+/// features and with.
 template <DataType dtype, int head_dim, int head_dim_v, int consumers, bool featured>
 ForwardInstance forward_instance();
 /// The same of partial results (partial.cu.in): rows in fp32, with a sink and a band over positions.
