@@ -47,7 +47,8 @@ __device__ inline uint32_t heads_in_group(const L2GroupSize& l2_group, const Tur
   return max(l2_group.dense, static_cast<uint32_t>(fminf(enough, static_cast<float>(l2_group.most))));
 }
 
-/// All threads of a block call it.
+/// All threads of a block call it. Kernel: any type of the calling kernel's own, which so has its own shared memory.
+template <typename Kernel>
 __device__ inline void choose_l2_group(const L2GroupSize& l2_group, const KeyPlanBits& plan, uint32_t key_tiles) {
   __shared__ TurnCounts counts;
   if (threadIdx.x == 0) counts = {};

@@ -131,7 +131,7 @@ __device__ __forceinline__ void preprocess(const RowParams& p) {
   if (own < Traits::kDqPieces)
     p.dq_sums.progress[place.index * Traits::kDqPieces + own] = progress_before<Traits, Result>(parts);
   if (own == 0 && blockIdx.x == 0) *p.next = 0;
-  if (blockIdx.x == 0 && p.l2_group.result) cuda::choose_l2_group(p.l2_group, p.plan, p.key_blocks);
+  if (blockIdx.x == 0 && p.l2_group.result) cuda::choose_l2_group<Traits>(p.l2_group, p.plan, p.key_blocks);
   if (begins_as_zeros<Traits, Result>(parts)) clear_sums<Traits>(p, place);
   if (parts == 0) clear_dq<Traits, Result>(p, place);
 }
