@@ -5,8 +5,8 @@
 
 namespace flashmask {
 
-/// Which role waits, in a build with delays.
-enum class Role : uint32_t { kProducer = 1, kConsumer = 2, kStore = 3, kMask = 4 };
+/// Which role waits, in a build with delays. kWarp: any warp, where all do the same.
+enum class Role : uint32_t { kProducer = 1, kConsumer = 2, kStore = 3, kMask = 4, kWarp = 5 };
 
 /// Does nothing, except in a build with FLASHMASK_STRESS_DELAYS: then a random pause of up to 4 us, so that every
 /// order of events between the roles comes up and a missing barrier shows.

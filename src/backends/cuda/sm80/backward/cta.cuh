@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/common/delay.cuh"
 #include "backends/cuda/ptx/address.cuh"
 #include "backends/cuda/ptx/cp_async.cuh"
 #include "backends/cuda/sm80/backward/live_row_tiles.cuh"
@@ -69,6 +70,7 @@ class BackwardCta {
   /// A work tile is claimed when the one before is done: one that waits for its turn waits for some that were claimed
   /// earlier, and the earliest one never waits.
   __device__ __forceinline__ uint32_t claim() const {
+    delay<Role::kWarp>();
     __syncthreads();  // All have read the one before, and what its tiles were.
     if (threadIdx.x == 0) shared_.work_tile = atomicAdd(p_.schedule.next, 1u);
     __syncthreads();
@@ -110,6 +112,7 @@ class BackwardCta {
       run_row_tile(tile, next, more, values, dk, dv);
       tile = next;
     }
+    delay<Role::kWarp>();
     __syncthreads();  // All have finished with the last one.
     turn().pass();
   }
@@ -127,10 +130,12 @@ class BackwardCta {
     }
     count(tile);
     score(tile, values);
+    delay<Role::kWarp>();
     __syncthreads();  // P and dS are there.
     add_dv(dv);
     add_dk(dk);
     if constexpr (Traits::kDoutBuffers == 1) {
+      delay<Role::kWarp>();
       __syncthreads();  // All have finished reading Q and dO.
       if (more) {
         if constexpr (Traits::kQBuffers == 1) load_q(next, 0);
@@ -138,6 +143,7 @@ class BackwardCta {
         ptx::cp_async_commit();
       }
     }
+    delay<Role::kWarp>();
     add_dq(tile);
   }
 
@@ -146,6 +152,7 @@ class BackwardCta {
   /// What every thread has loaded is there, and every warp has come here.
   __device__ __forceinline__ static void wait_for_loads() {
     ptx::cp_async_wait<0>();
+    delay<Role::kWarp>();
     __syncthreads();
   }
 
@@ -200,6 +207,7 @@ class BackwardCta {
 #pragma unroll
       for (int piece = 0; piece < ScoreGrid::kPieces; ++piece) v.read(16 * piece, step, values[step][piece]);
     }
+    delay<Role::kWarp>();
     __syncthreads();  // All have read them.
   }
 

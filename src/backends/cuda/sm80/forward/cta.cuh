@@ -6,6 +6,7 @@
 #include "backends/cuda/attention/plan_bits.cuh"
 #include "backends/cuda/attention/softmax.cuh"
 #include "backends/cuda/attention/store_rows.cuh"
+#include "backends/cuda/common/delay.cuh"
 #include "backends/cuda/ptx/address.cuh"
 #include "backends/cuda/ptx/cp_async.cuh"
 #include "backends/cuda/sm80/common/live_key_blocks.cuh"
@@ -79,6 +80,7 @@ class ForwardCta {
     }
     while (more) more = run_step(step, rows);
     store(rows);
+    delay<Role::kWarp>();
     __syncthreads();  // All have finished reading before the next work tile's rows, keys and values come.
   }
 
@@ -131,6 +133,7 @@ class ForwardCta {
   /// What every thread has loaded is there, and every warp has come here.
   __device__ __forceinline__ static void wait_for_loads() {
     ptx::cp_async_wait<0>();
+    delay<Role::kWarp>();
     __syncthreads();
   }
 

@@ -259,7 +259,7 @@ FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, c
   params.dout = tensor_map(p.seqlen_q > 0 ? p.dout : p.v, of_v, tile.rows, v_box, "dout");
   params.k = tensor_map(p.k, of_qk, tile.keys(), qk_box, "k");
   params.v = tensor_map(p.v, of_v, tile.keys(), v_box, "v");
-  if (!call.has_float_rows(p)) params.dq = tensor_map(p.seqlen_q > 0 ? p.dq : p.q, of_qk, 16, 1, "dq");
+  if (!call.has_float_rows(p)) params.dq = tensor_map(p.seqlen_q > 0 ? p.dq : p.k, of_qk, 16, 1, "dq");
   if (!call.partial) {
     params.dk = tensor_map(p.dk, of_qk, 16, qk_box, "dk");
     params.dv = tensor_map(p.dv, of_v, 16, v_box, "dv");
