@@ -54,7 +54,8 @@ body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,-a
 main{max-width:1160px;margin:0 auto;padding:32px 20px 64px}h1{font-size:26px;margin:0 0 4px}\
 h2{font-size:19px;margin:36px 0 10px}p{color:var(--soft);margin:4px 0 12px;max-width:80ch}
 .wide{overflow-x:auto}svg{display:block;max-width:100%;height:auto}\
-table{border-collapse:collapse;background:var(--card);border-radius:8px;font-size:13px;font-variant-numeric:tabular-nums}
+table{border-collapse:collapse;background:var(--card);border-radius:8px;font-size:13px;\
+font-variant-numeric:tabular-nums}
 th,td{padding:5px 12px;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}\
 th{color:var(--soft);font-weight:500}.name{text-align:left}
 .good{color:var(--good)}.bad{color:var(--bad)}.notice{color:var(--bad)}

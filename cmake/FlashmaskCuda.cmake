@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 include(${CMAKE_CURRENT_LIST_DIR}/FlashmaskPython.cmake)
 
-# The nvcc of NVIDIA's Python packages (pyproject.toml names them), if the Python that builds has them. nvcc looks for its libraries in
-# lib64 and CMake for a libcudart.so without a number, neither of which they have: links in the build folder do.
+# The nvcc of NVIDIA's Python packages (pyproject.toml names them), if the Python that builds has them. nvcc looks for
+# its libraries in lib64 and CMake for a libcudart.so without a number, neither of which they have: links in the build
+# folder do.
 function(flashmask_nvcc_of_python variable toolkit)
   flashmask_python_package(wheels nvidia.cu13)
   if(NOT EXISTS ${wheels}/bin/nvcc)
@@ -23,7 +24,8 @@ function(flashmask_nvcc_of_python variable toolkit)
   set(${variable} ${toolkit}/bin/nvcc PARENT_SCOPE)
 endfunction()
 
-# FLASHMASK_CUDA_FOUND: whether there is a CUDA compiler: on the path, where NVIDIA's installers put it, or among the Python packages.
+# FLASHMASK_CUDA_FOUND: whether there is a CUDA compiler: on the path, where NVIDIA's installers put it, or among the
+# Python packages.
 set(flashmask_cuda_toolkit ${PROJECT_BINARY_DIR}/cuda-toolkit)
 if(CMAKE_CUDA_COMPILER AND NOT CMAKE_CUDA_COMPILER MATCHES "^${flashmask_cuda_toolkit}/")
   set(FLASHMASK_NVCC ${CMAKE_CUDA_COMPILER})
@@ -49,18 +51,20 @@ foreach(name IN LISTS FLASHMASK_KERNELS)
   endif()
 endforeach()
 
-# Sets what enable_language(CUDA) reads: the architectures of what serves every kernel set. Those of sm90 use instructions of Hopper
-# alone, hence 90a.
+# Sets what enable_language(CUDA) reads: the architectures of what serves every kernel set. Those of sm90 use
+# instructions of Hopper alone, hence 90a.
 macro(flashmask_enable_cuda)
   if(NOT FLASHMASK_NVCC)
-    message(FATAL_ERROR "FLASHMASK_CUDA is on and no CUDA compiler was found; put nvcc on the path, set CMAKE_CUDA_COMPILER, or install "
-      "NVIDIA's in the Python that builds (pip install -r <(scripts/build-requirements nvidia-))")
+    message(FATAL_ERROR "FLASHMASK_CUDA is on and no CUDA compiler was found; put nvcc on the path, set "
+      "CMAKE_CUDA_COMPILER, or install NVIDIA's in the Python that builds "
+      "(pip install -r <(scripts/build-requirements nvidia-))")
   endif()
   # Asked for before enable_language(CUDA), which would say no more than that an older nvcc does not compile.
   execute_process(COMMAND ${FLASHMASK_NVCC} --version OUTPUT_VARIABLE flashmask_nvcc_version)
   if(flashmask_nvcc_version MATCHES "release ([0-9]+\\.[0-9]+)")
     if(CMAKE_MATCH_1 VERSION_LESS 12.4)
-      message(FATAL_ERROR "${FLASHMASK_NVCC} is of CUDA ${CMAKE_MATCH_1}; the CUDA backend needs 12.4 or later (-DFLASHMASK_CUDA=OFF leaves it out)")
+      message(FATAL_ERROR "${FLASHMASK_NVCC} is of CUDA ${CMAKE_MATCH_1}; the CUDA backend needs 12.4 or later "
+        "(-DFLASHMASK_CUDA=OFF leaves it out)")
     endif()
   endif()
   set(CMAKE_CUDA_COMPILER ${FLASHMASK_NVCC})
@@ -72,10 +76,11 @@ macro(flashmask_enable_cuda)
 endmacro()
 
 # flashmask_kernel_instances(TARGET FOLDER ROW ID COLUMN VARIANT...): adds a translation unit for each row ROW{head_dim,
-# head_dim_v, COLUMN, ...} of tile_config.h beside FOLDER and each VARIANT, which has the kernels of both element types: the
-# plain kernels and those of `features` (FOLDER/instance.cu.in), or those of `partial` results (FOLDER/partial.cu.in). ID is
-# what the ids of the kernels begin with: sm90.fwd. The third column is named in them by its first letter.
-# FLASHMASK_ARCHITECTURES_VALUE, if it is set, has the architectures of rows whose third column is VALUE, as options of nvcc.
+# head_dim_v, COLUMN, ...} of tile_config.h beside FOLDER and each VARIANT, which has the kernels of both element types:
+# the plain kernels and those of `features` (FOLDER/instance.cu.in), or those of `partial` results
+# (FOLDER/partial.cu.in). ID is what the ids of the kernels begin with: sm90.fwd. The third column is named in them by
+# its first letter. FLASHMASK_ARCHITECTURES_VALUE, if it is set, has the architectures of rows whose third column is
+# VALUE, as options of nvcc.
 function(flashmask_kernel_instances target folder row_type id_begin column)
   get_filename_component(table ${folder}/../tile_config.h ABSOLUTE)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
@@ -129,18 +134,21 @@ endfunction()
 set(FLASHMASK_ELEMENTS bf16 f16)
 set(FLASHMASK_DTYPES kBFloat16 kFloat16)
 
-set(FLASHMASK_PTXAS_ALLOW ${PROJECT_SOURCE_DIR}/src/backends/cuda/ptxas-allow.txt CACHE FILEPATH "Spills and wgmma serialisation that do not fail the build")
+set(FLASHMASK_PTXAS_ALLOW ${PROJECT_SOURCE_DIR}/src/backends/cuda/ptxas-allow.txt
+  CACHE FILEPATH "Spills and wgmma serialisation that do not fail the build")
 mark_as_advanced(FLASHMASK_PTXAS_ALLOW)
 
-# How the .cu files of a target are compiled. Spills and wgmma serialisation that FLASHMASK_PTXAS_ALLOW does not list fail
-# the build, unless it is of CUDA before 12.8, whose ptxas spills a few registers whatever one does: there it only warns.
+# How the .cu files of a target are compiled. Spills and wgmma serialisation that FLASHMASK_PTXAS_ALLOW does not list
+# fail the build, unless it is of CUDA before 12.8, whose ptxas spills a few registers whatever one does: there it only
+# warns.
 function(flashmask_cuda_target target)
   set_target_properties(${target} PROPERTIES
     LINKER_LANGUAGE CXX
     CUDA_VISIBILITY_PRESET hidden
     CUDA_RUNTIME_LIBRARY None)
   # -std in words: CMake 3.25 knows no C++20 for nvcc.
-  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-O3;-Xptxas=-warn-spills;-Xcompiler=-Wall>")
+  target_compile_options(${target} PRIVATE
+    "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-O3;-Xptxas=-warn-spills;-Xcompiler=-Wall>")
   if(FLASHMASK_WERROR)
     target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>")
   endif()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
-# flashmask_python_package(VARIABLE PACKAGE): the folder of a package of the Python that builds, FLASHMASK_PYTHON or else the one that
-# CMake finds; empty if there is none.
+# flashmask_python_package(VARIABLE PACKAGE): the folder of a package of the Python that builds, FLASHMASK_PYTHON or
+# else the one that CMake finds; empty if there is none.
 function(flashmask_python_package variable package)
   set(python ${FLASHMASK_PYTHON})
   if(NOT python)
@@ -11,7 +11,8 @@ function(flashmask_python_package variable package)
   set(folder "")
   if(python)
     # The package is not imported: with torch that would take seconds, and a GPU machine's driver.
-    execute_process(COMMAND ${python} -c "import importlib.util; print(*importlib.util.find_spec('${package}').submodule_search_locations, sep=';')"
+    execute_process(COMMAND ${python} -c
+        "import importlib.util; print(*importlib.util.find_spec('${package}').submodule_search_locations, sep=';')"
       OUTPUT_VARIABLE folder OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   endif()
   if(folder)

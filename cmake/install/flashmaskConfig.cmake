@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# find_package(flashmask [COMPONENTS shared|static]) defines flashmask::flashmask and flashmask::draw (drawings of masks). Where both a
-# shared and a static library are installed, the component selects one; without it the variable flashmask_SHARED_LIBS does; without that the
-# shared library is used. Shared and static builds install this same file.
+# find_package(flashmask [COMPONENTS shared|static]) defines flashmask::flashmask and flashmask::draw (drawings of
+# masks). Where both a shared and a static library are installed, the component selects one; without it the variable
+# flashmask_SHARED_LIBS does; without that the shared library is used. Shared and static builds install this same file.
 set(flashmask_shared_FOUND FALSE)
 set(flashmask_static_FOUND FALSE)
 set(flashmask_draw_FOUND TRUE)

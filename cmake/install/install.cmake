@@ -34,14 +34,15 @@ endif()
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/flashmask)
 configure_file(${CMAKE_CURRENT_LIST_DIR}/flashmask-linkage.cmake.in ${generated}/flashmask-${linkage}.cmake @ONLY)
 write_basic_package_version_file(${generated}/flashmaskConfigVersion.cmake COMPATIBILITY SameMinorVersion)
-install(FILES ${CMAKE_CURRENT_LIST_DIR}/flashmaskConfig.cmake ${generated}/flashmaskConfigVersion.cmake ${generated}/flashmask-${linkage}.cmake
+install(FILES ${CMAKE_CURRENT_LIST_DIR}/flashmaskConfig.cmake ${generated}/flashmaskConfigVersion.cmake
+  ${generated}/flashmask-${linkage}.cmake
   DESTINATION ${package_dir})
 foreach(targets IN ITEMS ${linkage} draw)
   install(EXPORT flashmask-${targets}-targets NAMESPACE flashmask:: DESTINATION ${package_dir})
 endforeach()
 
-# For pkg-config: flashmask, or flashmask-static with everything that a C compiler must also link; and flashmask-draw, which precedes either
-# on the command line.
+# For pkg-config: flashmask, or flashmask-static with everything that a C compiler must also link; and flashmask-draw,
+# which precedes either on the command line.
 set(pkgconfig_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 file(RELATIVE_PATH pc_to_prefix ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
 string(REGEX REPLACE "/$" "" pc_to_prefix ${pc_to_prefix})
@@ -72,10 +73,12 @@ else()
   list(REMOVE_ITEM cxx_libs ${CMAKE_C_IMPLICIT_LINK_LIBRARIES})
   flashmask_pkgconfig(flashmask-static " (the static library)" "${static_requires}" ${static_libs} ${cxx_libs})
 endif()
-flashmask_pkgconfig(flashmask-draw ": drawings of masks, to be named before flashmask or flashmask-static" "" flashmask_draw)
+flashmask_pkgconfig(flashmask-draw ": drawings of masks, to be named before flashmask or flashmask-static" ""
+  flashmask_draw)
 
 if(PROJECT_IS_TOP_LEVEL)
   add_custom_target(uninstall
-    COMMAND ${CMAKE_COMMAND} -DMANIFEST=${PROJECT_BINARY_DIR}/install_manifest.txt -P ${CMAKE_CURRENT_LIST_DIR}/uninstall.cmake
+    COMMAND ${CMAKE_COMMAND} -DMANIFEST=${PROJECT_BINARY_DIR}/install_manifest.txt
+      -P ${CMAKE_CURRENT_LIST_DIR}/uninstall.cmake
     VERBATIM)
 endif()

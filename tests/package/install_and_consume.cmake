@@ -50,8 +50,10 @@ foreach(list IN ITEMS cflags libs draw_libs)
 endforeach()
 file(MAKE_DIRECTORY ${WORK_DIR}/pkgconfig)
 set(rpath -Wl,-rpath,${libdir})
-run(${CC} -std=c11 ${flags} ${cflags} ${CONSUMER_DIR}/main.c ${CONSUMER_DIR}/layout.c -o ${WORK_DIR}/pkgconfig/consumer_c ${libs} -lm ${rpath})
-run(${CXX} -std=c++20 ${flags} ${cflags} ${CONSUMER_DIR}/main.cpp -o ${WORK_DIR}/pkgconfig/consumer_cpp ${draw_libs} ${rpath})
+run(${CC} -std=c11 ${flags} ${cflags} ${CONSUMER_DIR}/main.c ${CONSUMER_DIR}/layout.c
+  -o ${WORK_DIR}/pkgconfig/consumer_c ${libs} -lm ${rpath})
+run(${CXX} -std=c++20 ${flags} ${cflags} ${CONSUMER_DIR}/main.cpp
+  -o ${WORK_DIR}/pkgconfig/consumer_cpp ${draw_libs} ${rpath})
 run(${WORK_DIR}/pkgconfig/consumer_c)
 run(${WORK_DIR}/pkgconfig/consumer_cpp)
 

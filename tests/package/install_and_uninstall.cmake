@@ -22,7 +22,8 @@ foreach(destdir IN ITEMS "" ${WORK_DIR}/stage)
   run(${CMAKE_COMMAND} --build ${BUILD_DIR} --target uninstall)
   expect_only(include/flashmask include/flashmask/theirs.h)
 
-  execute_process(COMMAND ${CMAKE_COMMAND} --build ${BUILD_DIR} --target uninstall RESULT_VARIABLE status OUTPUT_VARIABLE text ERROR_VARIABLE text)
+  execute_process(COMMAND ${CMAKE_COMMAND} --build ${BUILD_DIR} --target uninstall
+    RESULT_VARIABLE status OUTPUT_VARIABLE text ERROR_VARIABLE text)
   if(status EQUAL 0 OR NOT text MATCHES "nothing was installed")
     message(FATAL_ERROR "uninstalling twice: ${status}, ${text}")
   endif()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Installs a shared and a static build into one prefix, in both orders: neither replaces the other, and a program selects one.
+# Installs a shared and a static build into one prefix, in both orders: neither replaces the other, and a program
+# selects one.
 function(run)
   execute_process(COMMAND ${ARGV} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
@@ -11,8 +12,8 @@ endif()
 
 # configure(RESULT PREFIX NAME OPTION...): configures the consumer in WORK_DIR/NAME.
 function(configure result prefix name)
-  execute_process(COMMAND ${CMAKE_COMMAND} -S ${CONSUMER_DIR} -B ${WORK_DIR}/${name} -DCMAKE_PREFIX_PATH=${prefix} -DCMAKE_C_COMPILER=${CC}
-      -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_C_FLAGS=${flags} -DCMAKE_CXX_FLAGS=${flags} ${ARGN}
+  execute_process(COMMAND ${CMAKE_COMMAND} -S ${CONSUMER_DIR} -B ${WORK_DIR}/${name} -DCMAKE_PREFIX_PATH=${prefix}
+      -DCMAKE_C_COMPILER=${CC} -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_C_FLAGS=${flags} -DCMAKE_CXX_FLAGS=${flags} ${ARGN}
     RESULT_VARIABLE status OUTPUT_VARIABLE text ERROR_VARIABLE text)
   set(${result} ${status} PARENT_SCOPE)
   set(text "${text}" PARENT_SCOPE)
@@ -27,7 +28,8 @@ function(expect linkage prefix name)
   run(${CMAKE_COMMAND} --build ${WORK_DIR}/${name})
   foreach(program IN ITEMS consumer_cpp consumer_c)
     run(${WORK_DIR}/${name}/${program})
-    execute_process(COMMAND ${READELF} -dW ${WORK_DIR}/${name}/${program} OUTPUT_VARIABLE dynamic COMMAND_ERROR_IS_FATAL ANY)
+    execute_process(COMMAND ${READELF} -dW ${WORK_DIR}/${name}/${program} OUTPUT_VARIABLE dynamic
+      COMMAND_ERROR_IS_FATAL ANY)
     set(found static)
     if(dynamic MATCHES "NEEDED[^\n]*libflashmask\\.so")
       set(found shared)

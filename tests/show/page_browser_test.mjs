@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The page of every family in a browser: page_browser_test.mjs PROGRAM CHROMIUM
 //
-// One document holds all pages in frames, works their controls, and leaves what it saw in its text, which the browser prints.
+// One document holds all pages in frames, works their controls, and leaves what it saw in its text, which the browser
+// prints.
 import assert from "node:assert/strict";
 import {execFileSync} from "node:child_process";
 import {writeFileSync} from "node:fs";
@@ -14,21 +15,25 @@ import {familyNames, folder, pageOf, shownOf} from "./pages.mjs";
 const chromium = process.argv[3];
 
 /// What is changed in the page of a family; of those that are not here, the length.
-const changes = {causal: {q_offset: "9"}, sliding_window: {left: "20"}, causal_document: {lengths: "100,200"}, document: {lengths: "7,293"},
-  shared_question: {answers: "1"}, global_sliding_window: {window: "40"}, causal_blockwise: {lengths: "150,150"}, prefix_lm_causal: {prefix: "12"},
-  prefix_lm_document: {lengths: "100,200", prefix: "30,40"}, qk_sparse: {spans: "30,200"}, hash_sparse: {buckets: "3"}, random_eviction: {seed: "4"},
-  prefix_tree: {parents: "-1,0,0,2"}, padding: {key_lengths: "33"}, attention_sink_window: {sink: "60"}, block_causal: {blocks: "70"},
-  causal_with_blocks: {blocks: "40,150"}, block_diffusion: {blocks: "50"}, eagle3_ttt: {steps: "2"}, dflash: {block: "10"}};
+const changes = {causal: {q_offset: "9"}, sliding_window: {left: "20"}, causal_document: {lengths: "100,200"},
+  document: {lengths: "7,293"}, shared_question: {answers: "1"}, global_sliding_window: {window: "40"},
+  causal_blockwise: {lengths: "150,150"}, prefix_lm_causal: {prefix: "12"},
+  prefix_lm_document: {lengths: "100,200", prefix: "30,40"}, qk_sparse: {spans: "30,200"}, hash_sparse: {buckets: "3"},
+  random_eviction: {seed: "4"}, prefix_tree: {parents: "-1,0,0,2"}, padding: {key_lengths: "33"},
+  attention_sink_window: {sink: "60"}, block_causal: {blocks: "70"}, causal_with_blocks: {blocks: "40,150"},
+  block_diffusion: {blocks: "50"}, eagle3_ttt: {steps: "2"}, dflash: {block: "10"}};
 
 /// Before all else in a page: whatever goes wrong is remembered.
 const listener = `<script>
   window.problems = [];
   addEventListener("error", (event) => problems.push(event.message));
-  addEventListener("securitypolicyviolation", (event) => problems.push(event.violatedDirective + " " + event.blockedURI));
+  addEventListener("securitypolicyviolation",
+    (event) => problems.push(event.violatedDirective + " " + event.blockedURI));
   for (const kind of ["error", "warn"]) console[kind] = (...words) => problems.push(words.join(" "));
 </script>`;
 /// After all else: the page's own names, for the document around it.
-const probe = `<script>window.probe = () => ({visible: state.tiles.visible, classes: [...state.tiles.classes].join(""), order: state.order});</script>`;
+const probe = `<script>window.probe = () => ({visible: state.tiles.visible,
+  classes: [...state.tiles.classes].join(""), order: state.order});</script>`;
 
 /// Runs in the browser: works one page and says what it saw.
 function work(frame, {change, seqlen}) {
@@ -38,7 +43,8 @@ function work(frame, {change, seqlen}) {
     control.dispatchEvent(new page.Event("input", {bubbles: true}));
   };
   const look = () => ({...page.probe(), error: byId("error").hidden ? "" : byId("error").textContent,
-    pictures: ["mask", "order", "load"].map((id) => byId(id).toDataURL()), command: byId("command").textContent, title: page.document.title});
+    pictures: ["mask", "order", "load"].map((id) => byId(id).toDataURL()), command: byId("command").textContent,
+    title: page.document.title});
   const seen = {problems: page.problems, check: byId("check").textContent, before: look()};
   const parameter = (name) => page.document.querySelector(`#parameters input[name=${name}]`);
   for (const [name, value] of Object.entries(change)) input(parameter(name), value);
@@ -62,13 +68,16 @@ function work(frame, {change, seqlen}) {
 function documentOf(pages) {
   const frames = pages.map(({name, page}) => {
     const text = page.replace("<head>", `<head>${listener}`).replace("</body>", `${probe}</body>`);
-    return `<iframe id="${name}" width="1100" height="900" srcdoc="${text.replaceAll("&", "&amp;").replaceAll('"', "&quot;")}"></iframe>`;
+    const quoted = text.replaceAll("&", "&amp;").replaceAll('"', "&quot;");
+    return `<iframe id="${name}" width="1100" height="900" srcdoc="${quoted}"></iframe>`;
   });
+  const hows = Object.fromEntries(pages.map(({name, how}) => [name, how]));
   const script = `${work}
     addEventListener("load", () => {
       const seen = {};
-      for (const [name, how] of Object.entries(${JSON.stringify(Object.fromEntries(pages.map(({name, how}) => [name, how])))})) {
-        try { seen[name] = work(document.getElementById(name), how); } catch (error) { seen[name] = {failed: String(error.stack)}; }
+      for (const [name, how] of Object.entries(${JSON.stringify(hows)})) {
+        try { seen[name] = work(document.getElementById(name), how); }
+        catch (error) { seen[name] = {failed: String(error.stack)}; }
       }
       document.body.textContent = "SEEN" + btoa(JSON.stringify(seen).replace(/[^ -~]/g, "?")) + "SEEN";
     });`;
@@ -78,9 +87,10 @@ function documentOf(pages) {
 function browse(pages) {
   const file = join(folder, "all.html");
   writeFileSync(file, documentOf(pages));
-  const options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", `--user-data-dir=${join(folder, "profile")}`,
-    "--virtual-time-budget=60000", "--dump-dom", `file://${file}`];
-  const dom = execFileSync(chromium, options, {encoding: "utf8", maxBuffer: 1 << 28, stdio: ["ignore", "pipe", "ignore"], timeout: 240_000});
+  const options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+    `--user-data-dir=${join(folder, "profile")}`, "--virtual-time-budget=60000", "--dump-dom", `file://${file}`];
+  const dom = execFileSync(chromium, options,
+    {encoding: "utf8", maxBuffer: 1 << 28, stdio: ["ignore", "pipe", "ignore"], timeout: 240_000});
   const text = /SEEN([A-Za-z0-9+/=]+)SEEN/.exec(dom);
   assert.ok(text, `the browser printed no result:\n${dom.slice(0, 2000)}`);
   return JSON.parse(Buffer.from(text[1], "base64").toString());
@@ -89,7 +99,8 @@ function browse(pages) {
 const pages = familyNames().map((name) => {
   const change = changes[name] ?? {}, pairs = Object.entries(change), seqlen = pairs.length ? "300" : "200";
   const words = (length) => [name, "--seqlen", length, "--seed", "1", "--tile", "16"];
-  return {name, page: pageOf(words("300")), changed: [...words(seqlen), ...pairs.map((pair) => pair.join("="))], how: {change, seqlen}};
+  return {name, page: pageOf(words("300")), changed: [...words(seqlen), ...pairs.map((pair) => pair.join("="))],
+    how: {change, seqlen}};
 });
 
 const seen = browse(pages);
@@ -110,7 +121,8 @@ for (const {name, page, changed} of pages) {
     same(after, shownOf(pageOf(changed)), "after a change");
     assert.notEqual(after.pictures[0], before.pictures[0], "the picture changes with the mask");
     assert.equal(otherTile.visible, after.visible);
-    for (const n of [1, 2]) assert.notEqual(otherTile.pictures[n], after.pictures[n], "order and load change with the tile");
+    for (const n of [1, 2])
+      assert.notEqual(otherTile.pictures[n], after.pictures[n], "order and load change with the tile");
     assert.match(wrongTile.error, /tile is '0'/);
     assert.match(pointed, /^Row \d+ (sees|does not see) key \d+, .* tile \(\d+, \d+\) is (skipped|partial|full)\.$/);
     assert.equal(otherFamily.title, "prefix_lm_causal");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masks in the browser, here their families and in mask.js what follows from a mask; the page has both in one script. No part of it knows
-// the page. It says what the library says, number for number, the random draws included; tests/show holds the two together.
+// Masks in the browser, here their families and in mask.js what follows from a mask; the page has both in one script.
+// No part of it knows the page. It says what the library says, number for number, the random draws included; tests/show
+// holds the two together.
 "use strict";
 
 /// The library's generator, the C++ standard's mt19937_64, which is the same on every platform.
@@ -123,7 +124,8 @@ class Parameters {
   }
 }
 
-// --- Families: a mask is {rows, keys, lo, hi, lts, lte, uts, ute}: row i sees key j only if lo <= j - i <= hi; a vector may be left out.
+// --- Families: a mask is {rows, keys, lo, hi, lts, lte, uts, ute}: row i sees key j only if lo <= j - i <= hi; a
+// vector may be left out.
 
 function square(seqlen, parts) {
   return {rows: seqlen, keys: seqlen, lo: -Infinity, hi: Infinity, ...parts};
@@ -168,7 +170,8 @@ const families = {
     need(given.length <= groups.length, `answers has ${given.length} counts; there are ${groups.length} groups`);
     groups.forEach((group, g) => {
       const count = given.length ? given[g % given.length] : p.random.integer(2, 6);
-      need(count >= 0 && (!given.length || count <= group), `answers has ${count}; it must be between 0 and the group's length, ${group}`);
+      need(count >= 0 && (!given.length || count <= group),
+        `answers has ${count}; it must be between 0 and the group's length, ${group}`);
       // An answer has 10 to 20 % of the question's length.
       const shares = range(Math.min(count, group), () => 0.1 + 0.1 * p.random.real());
       const whole = shares.reduce((a, b) => a + b, 1);
@@ -180,7 +183,8 @@ const families = {
       });
       counts.push(count);
       lengths.push(question, ...answers);
-      ends.push(begin + group, ...answers.map(() => 0));  // the question is seen to the end of the group; an answer to its own
+      // The question is seen to the end of the group; an answer to its own.
+      ends.push(begin + group, ...answers.map(() => 0));
       begin += group;
     });
     if (!given.length) p.choose("answers", counts);
@@ -217,9 +221,12 @@ const families = {
   prefix_lm_document(p) {
     const lengths = p.lengths("lengths");
     let prefix = p.integers("prefix");
-    if (!prefix.length) prefix = p.choose("prefix", lengths.map((length) => Math.floor(length * (0.1 + 0.4 * p.random.real()))));
-    need(prefix.length === lengths.length, `prefix has ${prefix.length} entries; it needs one for each of the ${lengths.length} documents`);
-    need(prefix.every((own, n) => own >= 0 && own <= lengths[n]), "a prefix must be between 0 and its document's length");
+    if (!prefix.length)
+      prefix = p.choose("prefix", lengths.map((length) => Math.floor(length * (0.1 + 0.4 * p.random.real()))));
+    need(prefix.length === lengths.length,
+      `prefix has ${prefix.length} entries; it needs one for each of the ${lengths.length} documents`);
+    need(prefix.every((own, n) => own >= 0 && own <= lengths[n]),
+      "a prefix must be between 0 and its document's length");
     return square(p.seqlen, {
       lts: eachKey(lengths, (begin, end) => end),
       ute: eachKey(lengths, (begin, end, j, n) => (j < begin + prefix[n] ? begin : j)),
@@ -245,14 +252,16 @@ const families = {
     const draw = () => range(p.seqlen, () => p.random.integer(0, buckets - 1)).sort((a, b) => a - b);
     const queries = givenQueries.length ? givenQueries : p.choose("query_buckets", draw());
     const keys = givenKeys.length ? givenKeys : p.choose("key_buckets", draw());
-    need(queries.length === p.seqlen && keys.length === p.seqlen, `query_buckets and key_buckets need ${p.seqlen} entries each`);
+    need(queries.length === p.seqlen && keys.length === p.seqlen,
+      `query_buckets and key_buckets need ${p.seqlen} entries each`);
     return hashSparse(queries, keys, p.integer("causal", 1) !== 0);
   },
 
   random_eviction(p) {
     const given = p.text("seed");
     need(!given.includes(","), "seed takes one integer");
-    const random = new Random(BigInt.asUintN(64, given ? BigInt(given) : p.choose("seed", p.random.next() % (1n << 63n))));
+    const random = new Random(
+      BigInt.asUintN(64, given ? BigInt(given) : p.choose("seed", p.random.next() % (1n << 63n))));
     const lts = range(p.seqlen, () => p.seqlen), present = [];
     for (let i = 0; i < p.seqlen; ++i) {
       if (i >= Math.floor(p.seqlen / 2) && present.length) {
@@ -268,7 +277,8 @@ const families = {
 
   eviction(p) {
     const given = p.integers("evicted_at");
-    const lts = given.length ? given : p.choose("evicted_at", range(p.seqlen, (j) => p.random.integer(j + 1, p.seqlen)));
+    const lts = given.length ? given
+      : p.choose("evicted_at", range(p.seqlen, (j) => p.random.integer(j + 1, p.seqlen)));
     need(lts.length === p.seqlen, `evicted_at has ${lts.length} entries; it needs ${p.seqlen}`);
     return square(p.seqlen, {hi: 0, lts});
   },
@@ -278,33 +288,40 @@ const families = {
     if (!parents.length) parents = p.choose("parents", drawTree(p));
     let lengths = p.integers("lengths");
     const share = (n) => Math.floor((p.seqlen * n) / parents.length);
-    lengths = lengths.length ? p.lengths("lengths") : p.choose("lengths", parents.map((_, n) => share(n + 1) - share(n)));
-    need(lengths.length === parents.length, `lengths has ${lengths.length} entries; it needs one for each of the ${parents.length} nodes`);
+    lengths = lengths.length ? p.lengths("lengths")
+      : p.choose("lengths", parents.map((_, n) => share(n + 1) - share(n)));
+    need(lengths.length === parents.length,
+      `lengths has ${lengths.length} entries; it needs one for each of the ${parents.length} nodes`);
     const ends = subtreeEnds(parents, lengths);
     return square(p.seqlen, {hi: 0, lts: eachKey(lengths, (begin, end, j, n) => ends[n])});
   },
 
   padding(p) {
     const given = p.integers("key_lengths"), givenQueries = p.integers("query_lengths");
-    const keys = given.length ? given : p.choose("key_lengths", [p.random.integer(Math.floor((p.seqlen + 1) / 2), p.seqlen)]);
+    const keys = given.length ? given
+      : p.choose("key_lengths", [p.random.integer(Math.floor((p.seqlen + 1) / 2), p.seqlen)]);
     const all = given.length ? keys.map(() => p.seqlen) : keys;
     const queries = givenQueries.length ? givenQueries : p.choose("query_lengths", all);
-    need(queries.length === keys.length, `query_lengths has ${queries.length} entries and key_lengths ${keys.length}; they must be equal`);
+    need(queries.length === keys.length,
+      `query_lengths has ${queries.length} entries and key_lengths ${keys.length}; they must be equal`);
     need([...keys, ...queries].every((n) => n >= 0 && n <= p.seqlen), `a length must be between 0 and ${p.seqlen}`);
     need(p.entry < keys.length, `batch entry ${p.entry} is shown, and there are ${keys.length}, counted from 0`);
     return square(p.seqlen, {lts: range(p.seqlen, (j) => (j < keys[p.entry] ? queries[p.entry] : 0))});
   },
 
   attention_sink_window(p) {
-    const lengths = p.documents("lengths"), sink = p.integer("sink", 4), reach = windowOf(p, Math.max(Math.floor(p.seqlen / 16), 1));
+    const lengths = p.documents("lengths"), sink = p.integer("sink", 4);
+    const reach = windowOf(p, Math.max(Math.floor(p.seqlen / 16), 1));
     need(sink >= 0, `sink is ${sink}; it must be at least 0`);
-    return square(p.seqlen, {hi: 0, lts: eachKey(lengths, (begin, end, j) => (j - begin < sink ? end : Math.min(j + reach, end)))});
+    const lts = eachKey(lengths, (begin, end, j) => (j - begin < sink ? end : Math.min(j + reach, end)));
+    return square(p.seqlen, {hi: 0, lts});
   },
 
   block_causal(p) {
     const documents = p.documents("lengths"), reach = windowOf(p, -1);
     const blocks = p.blocks("blocks", documents, Math.max(Math.floor(p.seqlen / 8), 1));
-    const ends = eachKey(documents, (begin, end) => end), begins = eachKey(documents, (begin) => begin), blockBegins = [];
+    const ends = eachKey(documents, (begin, end) => end), begins = eachKey(documents, (begin) => begin);
+    const blockBegins = [];
     blocks.reduce((begin, own, n) => (blockBegins[n] = begin) + own, 0);
     return square(p.seqlen, {
       lts: eachKey(blocks, (begin, end, j, n) => Math.min(blockBegins[n + reach] ?? p.seqlen, ends[j])),
@@ -316,14 +333,16 @@ const families = {
     const seqlen = p.seqlen, documents = p.documents("lengths"), given = p.integers("blocks");
     const bounds = given.length ? given : p.choose("blocks", drawBlocks(p, documents)), reach = windowOf(p, -1);
     needSpans("blocks", bounds, seqlen);
-    const documentEnds = eachKey(documents, (begin, end) => end), begins = range(seqlen, (j) => j), ends = range(seqlen, (j) => j + 1);
+    const documentEnds = eachKey(documents, (begin, end) => end);
+    const begins = range(seqlen, (j) => j), ends = range(seqlen, (j) => j + 1);
     for (let n = 0; n < bounds.length; n += 2) {
       const [begin, end] = [bounds[n], bounds[n + 1]];
       need(begin === end || end <= documentEnds[begin], `the block from ${begin} to ${end} must lie in one document`);
       begins.fill(begin, begin, end);
       ends.fill(end, begin, end);
     }
-    return square(seqlen, {lts: ends.map((end, j) => Math.max(end, Math.min(j + reach, documentEnds[j]))), ute: begins});
+    const lts = ends.map((end, j) => Math.max(end, Math.min(j + reach, documentEnds[j])));
+    return square(seqlen, {lts, ute: begins});
   },
 
   block_diffusion(p) {
@@ -343,22 +362,27 @@ const families = {
   eagle3_ttt(p) {
     const steps = p.positive("steps", 4), text = Math.floor(p.seqlen / steps);
     const later = range(Math.max(steps - 1, 0) * text, (n) => [n % text, (n % text) + 1]);
-    return seenInSquare(p.seqlen, (steps - 1) * text, [...eachKey(p.documents("lengths", text), (begin, end, j) => [j, end]), ...later]);
+    const first = eachKey(p.documents("lengths", text), (begin, end, j) => [j, end]);
+    return seenInSquare(p.seqlen, (steps - 1) * text, [...first, ...later]);
   },
 
   dflash(p) {
-    const seqlen = p.seqlen, block = p.positive("block", Math.min(Math.max(Math.floor(seqlen / 16), 1), 16)), given = p.integers("anchors");
-    need(given.length <= Math.floor(seqlen / block), `anchors has ${given.length} entries; there is room for ${Math.floor(seqlen / block)}`);
+    const seqlen = p.seqlen, block = p.positive("block", Math.min(Math.max(Math.floor(seqlen / 16), 1), 16));
+    const given = p.integers("anchors");
+    need(given.length <= Math.floor(seqlen / block),
+      `anchors has ${given.length} entries; there is room for ${Math.floor(seqlen / block)}`);
     const blocks = given.length || Math.floor(Math.floor(seqlen / 2) / block), context = seqlen - blocks * block;
     const draw = () => range(blocks, () => p.random.integer(0, context - 1)).sort((a, b) => a - b);
     const anchors = given.length ? given : p.choose("anchors", draw());
-    need([0, ...anchors, context].every((at, n, all) => n === 0 || all[n - 1] <= at), `anchors must ascend within 0 and ${context}`);
+    need([0, ...anchors, context].every((at, n, all) => n === 0 || all[n - 1] <= at),
+      `anchors must ascend within 0 and ${context}`);
     // Blocks anchored before each position; the position after the context belongs to the last document.
     const before = new Array(context + 2).fill(0);
     for (const anchor of anchors) ++before[anchor + 1];
     for (let n = 1; n < before.length; ++n) before[n] += before[n - 1];
     const last = (end) => (end === context ? blocks : before[end]);
-    const ofContext = eachKey(p.documents("lengths", context), (begin, end, j) => [block * before[j + 1], block * last(end)]);
+    const ofContext = eachKey(p.documents("lengths", context),
+      (begin, end, j) => [block * before[j + 1], block * last(end)]);
     const ofBlocks = range(blocks * block, (n) => [n - (n % block), n - (n % block) + block]);
     return seenInSquare(seqlen, context, [...ofContext, ...ofBlocks]);
   },
@@ -390,7 +414,8 @@ function cutEach(lengths, piece) {
 
 function needSpans(name, bounds, seqlen) {
   need(bounds.length % 2 === 0, `${name} has ${bounds.length} integers; it needs begin,end pairs`);
-  need([0, ...bounds, seqlen].every((at, n, all) => n === 0 || all[n - 1] <= at), `${name} must ascend within 0 and ${seqlen}`);
+  need([0, ...bounds, seqlen].every((at, n, all) => n === 0 || all[n - 1] <= at),
+    `${name} must ascend within 0 and ${seqlen}`);
 }
 
 /// Each document in pieces of text and, every second one, a block; begins and ends in a row.
@@ -399,7 +424,8 @@ function drawBlocks(p, documents) {
   return documents.flatMap((length) => {
     let at = begin;
     begin += length;
-    return p.drawLengths(p.random.integer(3, 7), length).flatMap((piece, n) => ((at += piece), n % 2 ? [at - piece, at] : []));
+    return p.drawLengths(p.random.integer(3, 7), length)
+      .flatMap((piece, n) => ((at += piece), n % 2 ? [at - piece, at] : []));
   });
 }
 
@@ -462,5 +488,6 @@ function subtreeEnds(parents, lengths) {
 function maskFromJson(json) {
   const {lts, lte, uts, ute, band, q_offset: offset} = json;
   const edge = (value, otherwise) => (value === null ? otherwise : value + offset);
-  return {rows: json.seqlen_q, keys: json.seqlen_k, lo: edge(band.lo, -Infinity), hi: edge(band.hi, Infinity), lts, lte, uts, ute};
+  return {rows: json.seqlen_q, keys: json.seqlen_k, lo: edge(band.lo, -Infinity), hi: edge(band.hi, Infinity),
+    lts, lte, uts, ute};
 }

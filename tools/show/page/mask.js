@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What follows from a mask of families.js: which rows a key is hidden from, tile classes, order and load, the cells of a drawing.
+// What follows from a mask of families.js: which rows a key is hidden from, tile classes, order and load, the cells of
+// a drawing.
 
 // --- Which rows of a key are hidden, and what class a tile is: the method of docs/mask.md, "From a mask to tiles".
 
 const sorted = new Int32Array(8);
 
-/// Calls f(begin, end) for the runs of rows that a key is hidden from, ascending and with gaps between them. It allocates nothing: a
-/// long mask asks for every key while its reader types.
+/// Calls f(begin, end) for the runs of rows that a key is hidden from, ascending and with gaps between them. It
+/// allocates nothing: a long mask asks for every key while its reader types.
 function eachHiddenRun(mask, j, f) {
   let count = 0;
   const add = (from, to) => {
@@ -93,8 +94,8 @@ function longestFirst(counts) {
   return range(counts.length, (r) => r).sort((a, b) => counts[b].live - counts[a].live);
 }
 
-/// The load of each worker when the row tiles, each once for every head, go in this order to the first free worker: lists of
-/// {rowTile, live}.
+/// The load of each worker when the row tiles, each once for every head, go in this order to the first free worker:
+/// lists of {rowTile, live}.
 function dispatch(counts, order, heads, workers) {
   const queues = range(workers, () => []), busy = new Array(workers).fill(0);
   for (const rowTile of order) {
@@ -109,8 +110,8 @@ function dispatch(counts, order, heads, workers) {
 
 // --- Cells, for a drawing of a mask of any length.
 
-/// Elements of a cell: as few as `most` cells allow, rounded up to whole cells a tile or whole tiles a cell where that costs
-/// less than half of the cells.
+/// Elements of a cell: as few as `most` cells allow, rounded up to whole cells a tile or whole tiles a cell where that
+/// costs less than half of the cells.
 function cellStep(length, most, tile) {
   const fewest = Math.max(Math.ceil(length / most), 1);
   for (let step = fewest; step < 2 * fewest; ++step) {
@@ -119,13 +120,16 @@ function cellStep(length, most, tile) {
   return fewest;
 }
 
-/// Adds up intervals of [0, length): how many of their elements lie in each cell. One costs the same whatever its length.
+/// Adds up intervals of [0, length): how many of their elements lie in each cell. One costs the same whatever its
+/// length.
 class CellCounter {
   constructor(length, step) {
     this.length = length;
     this.step = step;
-    // Of intervals from a place to the end: elements in that place's own cell, and how many of them have all of the next cells.
-    [this.within, this.onward] = [new Int32Array(Math.ceil(length / step) + 2), new Int32Array(Math.ceil(length / step) + 2)];
+    // Of intervals from a place to the end: elements in that place's own cell, and how many of them have all of the
+    // next cells.
+    const places = Math.ceil(length / step) + 2;
+    [this.within, this.onward] = [new Int32Array(places), new Int32Array(places)];
     this.sizes = range(Math.ceil(length / step), (cell) => Math.min(step, length - cell * step));
     this.counts = new Float64Array(this.sizes.length);
   }

@@ -27,7 +27,8 @@ function parameterInputs() {
 /// A whole number from `low` to `high`; an error names the control.
 function numberIn(id, low, high) {
   const text = byId(id).value.trim(), value = Number(text);
-  need(/^\d+$/.test(text) && value >= low && value <= high, `${id} is '${text}'; it must be between ${grouped(low)} and ${grouped(high)}`);
+  need(/^\d+$/.test(text) && value >= low && value <= high,
+    `${id} is '${text}'; it must be between ${grouped(low)} and ${grouped(high)}`);
   return value;
 }
 
@@ -52,10 +53,12 @@ function readMask() {
 function compute() {
   const {mask, chosen} = readMask(), tile = readTile();
   const tileCount = Math.ceil(mask.rows / tile.rows) * Math.ceil(mask.keys / tile.keys);
-  need(tileCount <= shown.most_tiles, `there are ${grouped(tileCount)} tiles; larger tiles make at most ${grouped(shown.most_tiles)}`);
+  need(tileCount <= shown.most_tiles,
+    `there are ${grouped(tileCount)} tiles; larger tiles make at most ${grouped(shown.most_tiles)}`);
   const tiles = classify(mask, tile), counts = rowCounts(tiles), order = longestFirst(counts);
   const heads = numberIn("heads", 1, 4096), workers = numberIn("workers", 1, 1024);
-  need(heads * counts.length <= kMostItems, `${grouped(heads)} heads of ${grouped(counts.length)} row tiles are more than ${grouped(kMostItems)} items`);
+  need(heads * counts.length <= kMostItems,
+    `${grouped(heads)} heads of ${grouped(counts.length)} row tiles are more than ${grouped(kMostItems)} items`);
   return {mask, chosen, tiles, counts, order, heads, workers, cells: cellsOf(mask, tiles, kCells)};
 }
 
@@ -87,14 +90,18 @@ function share(part, whole) {
 
 /// One pixel for each cell, in the mixture of the colours of what lies in it.
 function cellImage(mask, cells) {
-  const {width, height, rowStep, keyStep} = cells, {skipped, partial_hidden: hidden, partial_visible: seen, full: all} = shown.colours;
-  const canvas = element("canvas", "", {width, height}), context = canvas.getContext("2d"), image = context.createImageData(width, height);
+  const {width, height, rowStep, keyStep} = cells;
+  const {skipped, partial_hidden: hidden, partial_visible: seen, full: all} = shown.colours;
+  const canvas = element("canvas", "", {width, height}), context = canvas.getContext("2d");
+  const image = context.createImageData(width, height);
   for (let at = 0; at < width * height; ++at) {
     const row = Math.floor(at / width) * rowStep, key = (at % width) * keyStep;
     const elements = Math.min(rowStep, mask.rows - row) * Math.min(keyStep, mask.keys - key);
-    const full = share(cells.full[at], elements), visible = share(cells.visible[at], elements), live = share(cells.live[at], elements);
+    const full = share(cells.full[at], elements), visible = share(cells.visible[at], elements);
+    const live = share(cells.live[at], elements);
     for (let c = 0; c < 3; ++c)
-      image.data[4 * at + c] = full * all[c] + (visible - full) * seen[c] + (live - visible) * hidden[c] + (1 - live) * skipped[c];
+      image.data[4 * at + c] =
+        full * all[c] + (visible - full) * seen[c] + (live - visible) * hidden[c] + (1 - live) * skipped[c];
     image.data[4 * at + 3] = 255;
   }
   context.putImageData(image, 0, 0);
@@ -107,7 +114,8 @@ let plot = {left: 64, top: 22, width: 0, height: 0};
 function drawMask({mask, tiles, cells}) {
   const canvas = byId("mask"), available = Math.min((canvas.clientWidth || 640) - plot.left - 24, 640);
   const pixels = available / Math.max(mask.rows, mask.keys, 1);
-  plot = {...plot, width: Math.max(mask.keys * pixels, available / 8), height: Math.max(mask.rows * pixels, available / 8)};
+  plot = {...plot,
+    width: Math.max(mask.keys * pixels, available / 8), height: Math.max(mask.rows * pixels, available / 8)};
   const {context} = prepare(canvas, plot.top + plot.height + 8);
   drawAxes(context, mask);
   if (!mask.rows || !mask.keys) return;
@@ -116,7 +124,8 @@ function drawMask({mask, tiles, cells}) {
   context.rect(plot.left, plot.top, plot.width, plot.height);
   context.clip();
   context.imageSmoothingEnabled = false;
-  const ofCells = [(plot.width / mask.keys) * cells.width * cells.keyStep, (plot.height / mask.rows) * cells.height * cells.rowStep];
+  const ofCells =
+    [(plot.width / mask.keys) * cells.width * cells.keyStep, (plot.height / mask.rows) * cells.height * cells.rowStep];
   context.drawImage(cellImage(mask, cells), plot.left, plot.top, ...ofCells);
   drawLines(context, mask, {rows: 1, keys: 1}, "#ffffff80");
   const narrow = Math.min((tiles.tile.keys * plot.width) / mask.keys, (tiles.tile.rows * plot.height) / mask.rows) < 20;
@@ -143,9 +152,11 @@ function drawLines(context, mask, step, colour) {
 function drawAxes(context, mask) {
   context.textBaseline = "middle";
   context.textAlign = "center";
-  for (const key of ticks(mask.keys, 8)) context.fillText(grouped(key), plot.left + (key * plot.width) / Math.max(mask.keys, 1), 10);
+  for (const key of ticks(mask.keys, 8))
+    context.fillText(grouped(key), plot.left + (key * plot.width) / Math.max(mask.keys, 1), 10);
   context.textAlign = "right";
-  for (const row of ticks(mask.rows, 8)) context.fillText(grouped(row), plot.left - 8, plot.top + (row * plot.height) / Math.max(mask.rows, 1));
+  for (const row of ticks(mask.rows, 8))
+    context.fillText(grouped(row), plot.left - 8, plot.top + (row * plot.height) / Math.max(mask.rows, 1));
 }
 
 const css = ([r, g, b]) => `rgb(${r}, ${g}, ${b})`;
@@ -157,7 +168,8 @@ function drawOrder({counts, order}) {
   const step = Math.min((width - left) / Math.max(order.length, 1), 40), unit = (height - top - bottom) / most;
   const bar = (rank, from, to, colour) => {
     context.fillStyle = css(colour);
-    context.fillRect(left + rank * step, height - bottom - to * unit, Math.max(step - (step > 4 ? 1 : 0), 0.5), (to - from) * unit);
+    context.fillRect(left + rank * step, height - bottom - to * unit,
+      Math.max(step - (step > 4 ? 1 : 0), 0.5), (to - from) * unit);
   };
   const ink = context.fillStyle;
   order.forEach((rowTile, rank) => {
@@ -179,13 +191,15 @@ function drawOrder({counts, order}) {
 /// One column for each multiprocessor, an item on top of those that it took before.
 function drawLoad(queues, most, ideal) {
   const {context, width, height} = prepare(byId("load"), 190);
-  const top = 12, bottom = 8, left = 64, step = Math.min((width - left) / queues.length, 40), unit = (height - top - bottom) / Math.max(most, 1);
+  const top = 12, bottom = 8, left = 64, step = Math.min((width - left) / queues.length, 40);
+  const unit = (height - top - bottom) / Math.max(most, 1);
   const ink = context.fillStyle, base = height - bottom;
   queues.forEach((queue, worker) => {
     let load = 0;
     queue.forEach(({live}, n) => {
       context.fillStyle = n % 2 ? "#7fa9da" : css(shown.colours.full);
-      context.fillRect(left + worker * step, base - (load + live) * unit, Math.max(step - (step > 4 ? 1 : 0), 0.5), live * unit);
+      context.fillRect(left + worker * step, base - (load + live) * unit,
+      Math.max(step - (step > 4 ? 1 : 0), 0.5), live * unit);
       load += live;
     });
   });
@@ -207,9 +221,10 @@ function showLoad({counts, order, heads, workers}) {
   const ideal = sum(queues.map(loadOf)) / workers;
   drawLoad(queues, longest, ideal);
   byId("load-text").textContent =
-    `Live tiles of each of ${grouped(workers)} multiprocessors that take the next row tile of ${grouped(heads)} heads when they are free, ` +
-    `all tiles taking the same time. The last is done after ${grouped(longest)} tiles, and on average they are busy for ` +
-    `${percent(ideal, longest)} of that time. With the row tiles in ascending order the last would be done after ${grouped(asNumbered)}.`;
+    `Live tiles of each of ${grouped(workers)} multiprocessors that take the next row tile of ${grouped(heads)} ` +
+    `heads when they are free, all tiles taking the same time. The last is done after ${grouped(longest)} tiles, and ` +
+    `on average they are busy for ${percent(ideal, longest)} of that time. With the row tiles in ascending order the ` +
+    `last would be done after ${grouped(asNumbered)}.`;
 }
 
 function showFigures({mask, tiles}) {
@@ -229,7 +244,8 @@ function showFigures({mask, tiles}) {
 
 function showLegend({cells}) {
   const {skipped, partial_hidden: hidden, partial_visible: seen, full} = shown.colours;
-  const kinds = [["skipped tile", skipped], ["partial tile: visible", seen], ["partial tile: hidden", hidden], ["full tile", full]];
+  const kinds =
+    [["skipped tile", skipped], ["partial tile: visible", seen], ["partial tile: hidden", hidden], ["full tile", full]];
   byId("legend").replaceChildren(...kinds.map(([text, colour]) => {
     const entry = element("span", "");
     const swatch = element("i", "");
@@ -238,13 +254,15 @@ function showLegend({cells}) {
     return entry;
   }));
   if (cells.rowStep * cells.keyStep > 1)
-    byId("legend").append(element("span", `one cell: ${grouped(cells.rowStep)} x ${grouped(cells.keyStep)} elements, mixing their colours`));
+    byId("legend").append(element("span",
+      `one cell: ${grouped(cells.rowStep)} x ${grouped(cells.keyStep)} elements, mixing their colours`));
 }
 
 function showOrder({counts, order, tiles}) {
   byId("order-text").textContent =
     `Rows of ${grouped(tiles.tile.rows)} x ${grouped(tiles.tile.keys)} tiles, those with most live tiles first: ` +
-    order.slice(0, 12).map((r) => `${grouped(r)} (${grouped(counts[r].live)})`).join(", ") + (order.length > 12 ? ", ..." : ".");
+    order.slice(0, 12).map((r) => `${grouped(r)} (${grouped(counts[r].live)})`).join(", ") +
+    (order.length > 12 ? ", ..." : ".");
 }
 
 /// Columns [begin, end) with the same values.
@@ -264,7 +282,8 @@ function showVectors({mask}) {
   const names = ["lts", "lte", "uts", "ute"].filter((name) => mask[name]);
   byId("band").textContent =
     `Band: ${edges.length ? edges.join(" and ") : "none"}. ` +
-    (names.length ? "Rows LTS up to LTE and UTS up to UTE do not see the key; a missing start is the first row, a missing end the last." : "No vectors.");
+    (names.length ? "Rows LTS up to LTE and UTS up to UTE do not see the key; a missing start is the first row, " +
+      "a missing end the last." : "No vectors.");
   const runs = equalRuns(names.map((name) => mask[name]), mask.keys), rows = [];
   runs.forEach((run, n) => {
     if (runs.length > kMostRuns && n >= kEdgeRuns && n < runs.length - kEdgeRuns) {
@@ -278,15 +297,18 @@ function showVectors({mask}) {
     row.append(...cells.map((text) => element(kind, text)));
     return row;
   };
-  byId("vectors").replaceChildren(...(names.length ? [line("th", ["keys", ...names.map((name) => name.toUpperCase())])] : []),
+  byId("vectors").replaceChildren(
+    ...(names.length ? [line("th", ["keys", ...names.map((name) => name.toUpperCase())])] : []),
     ...rows.map((cells) => line("td", cells)));
 }
 
 function showCommand() {
   byId("command-section").hidden = isFile();
-  const parameters = parameterInputs().filter((input) => input.value.trim()).map((input) => ` ${input.name}=${input.value.trim()}`);
+  const parameters = parameterInputs().filter((input) => input.value.trim())
+    .map((input) => ` ${input.name}=${input.value.trim()}`);
   byId("command").textContent =
-    `flashmask show ${byId("family").value}${parameters.join("")} --seqlen ${byId("seqlen").value} --seed ${byId("seed").value} --tile ${byId("tile").value}`;
+    `flashmask show ${byId("family").value}${parameters.join("")} --seqlen ${byId("seqlen").value} ` +
+    `--seed ${byId("seed").value} --tile ${byId("tile").value}`;
 }
 
 /// While the controls are as the command left them, the page must say what the command said.
@@ -338,7 +360,8 @@ function update() {
     return;
   }
   showChosen(state.chosen);
-  for (const show of [showFigures, showLegend, drawMask, showOrder, drawOrder, showLoad, showVectors, showCommand]) show(state);
+  for (const show of [showFigures, showLegend, drawMask, showOrder, drawOrder, showLoad, showVectors, showCommand])
+    show(state);
 }
 
 function point(event) {
