@@ -41,10 +41,10 @@ const KernelSet& find_set(std::string_view wanted, const char* source) {
                 names_of([](const KernelSet&) { return true; }));
 }
 
-/// The first set that runs on a GPU, of all or of those for "auto".
-const KernelSet* first_on(Capability gpu, bool for_auto) {
+/// The first set that runs on a GPU.
+const KernelSet* first_on(Capability gpu) {
   for (const KernelSet* set : kernel_sets()) {
-    if (set->runs_on(gpu.major, gpu.minor) && !(for_auto && set->only_by_name)) return set;
+    if (set->runs_on(gpu.major, gpu.minor)) return set;
   }
   return nullptr;
 }
@@ -56,7 +56,7 @@ Capability capability_of(const Problem& p) {
 }
 
 std::string capability_refusal(Capability gpu) {
-  if (first_on(gpu, /*for_auto=*/false)) return "";
+  if (first_on(gpu)) return "";
   return message("has compute capability ", gpu.major, ".", gpu.minor, "; the kernels need ", needed_capabilities());
 }
 
@@ -93,15 +93,11 @@ std::variant<Refusal, const KernelSet*> kernel_set_for(const Problem& p) {
   const KernelSet* const asked_for = wanted == "auto" ? nullptr : &find_set(wanted, source);
   if (std::string why = gpu_refusal(p); !why.empty()) return Refusal{why};
   const Capability gpu = capability_of(p);
+  if (!asked_for) return first_on(gpu);
   const auto fits = [gpu](const KernelSet& set) { return set.runs_on(gpu.major, gpu.minor); };
-  if (asked_for && fits(*asked_for)) return asked_for;
-  if (asked_for)
-    return Refusal{message("kernels '", wanted, "' (", source, ") need compute capability ", asked_for->needs,
-                           ", the device has ", gpu.major, ".", gpu.minor, "; it takes auto, ", names_of(fits))};
-  if (const KernelSet* set = first_on(gpu, /*for_auto=*/true)) return set;
-  return Refusal{message("kernels 'auto' has none for compute capability ", gpu.major, ".", gpu.minor,
-                         ": those for it have not been tested on a GPU and run only by name; it takes ",
-                         names_of(fits))};
+  if (fits(*asked_for)) return asked_for;
+  return Refusal{message("kernels '", wanted, "' (", source, ") need compute capability ", asked_for->needs,
+                         ", the device has ", gpu.major, ".", gpu.minor, "; it takes auto, ", names_of(fits))};
 }
 
 std::string device_refusal(int32_t index) {

@@ -17,8 +17,6 @@ struct KernelSet {
   const char* name;   ///< "sm90": what Options::kernels asks for, and KernelInfo::arch of its kernels
   const char* needs;  ///< the compute capabilities it runs on, for messages: "9.0 (Hopper)"
   bool (*runs_on)(int major, int minor);
-  /// Whether "auto" passes it over: its kernels have not been tested on a GPU.
-  bool only_by_name;
   /// Every kernel of it in this build.
   std::vector<KernelInfo> (*kernels)();
   /// The call configured, or why the kernels do not take it, on a device that they run on.

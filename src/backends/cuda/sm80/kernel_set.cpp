@@ -42,7 +42,6 @@ constinit const cuda::KernelSet kKernelSet{
     .name = kArch,
     .needs = "8.0, 8.7 or 9.0 to 11.0",
     .runs_on = is_large,
-    .only_by_name = true,
     .kernels = kernels,
     .prepare = [](const Problem& p) { return prepare(p, kLargeKilobytes); },
 };
@@ -50,7 +49,6 @@ constinit const cuda::KernelSet kSmallKernelSet{
     .name = "sm86",
     .needs = "8.0 or later",
     .runs_on = [](int major, int) { return major >= 8; },
-    .only_by_name = true,
     .kernels = [] { return std::vector<KernelInfo>(); },
     .prepare = [](const Problem& p) { return prepare(p, kSmallKilobytes); },
 };

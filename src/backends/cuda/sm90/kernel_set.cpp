@@ -44,7 +44,6 @@ constinit const cuda::KernelSet kKernelSet{
     .name = kArch,
     .needs = "9.0 (Hopper)",
     .runs_on = [](int major, int minor) { return major == 9 && minor == 0; },
-    .only_by_name = false,
     .kernels = kernels,
     .prepare = prepare,
 };
