@@ -30,17 +30,29 @@ import ran  # noqa: E402
 import receipts  # noqa: E402
 
 TAIL = 3000
-# Lanes run beside each other, as most of their time is the host's; the steps of one follow each other.
+# Lanes run beside each other, as most of their time is the host's; the steps of one follow each other. What may find no
+# time on a busy host comes last in its lane: programs, many of which are about the host.
 LANES = (
     ("torch",),
     ("jax",),
     ("stress", "sanitize"),
-    ("programs", "forward", "backward", "refused", "verify", "pytest"),
+    ("forward", "backward", "refused", "programs"),
+    ("verify", "pytest"),
 )
 ALONE = ("overhead", "jax_speed")  # measure time, after the lanes
 STEPS = (*(step for lane in LANES for step in lane), *ALONE)
 # Processes that share the files of tests/torch, and the tests of tests/jax and tests/gpu.
-TORCH_SHARES, JAX_SHARES, GPU_SHARES = 3, 3, 4
+TORCH_SHARES, JAX_SHARES, GPU_SHARES = 4, 3, 4
+# Seconds of the files of tests/torch that take long, roughly, beside an H100 on a host that runs all the lanes; the
+# others take about TORCH_SECONDS.
+LONG_TORCH_FILES = {
+    "test_turn.py": 130,
+    "test_compile.py": 110,
+    "test_attention.py": 80,
+    "test_cuda_training.py": 60,
+    "test_builder_arguments.py": 50,
+}
+TORCH_SECONDS = 20
 CASES = {direction: f"gpu_{direction}_cases" for direction in ("forward", "backward")}
 REFUSED = "gpu_refused_calls"
 # Tool: options of the cases. Memory that the program fills is no longer uninitialised.
@@ -211,12 +223,14 @@ def pytest_counts(junit):
 
 
 def programs(folder):
+    """Test programs, those of tests/gpu first: the others run without a GPU, too."""
     found = (
         sorted(p for p in (folder / "tests").rglob("*") if p.is_file() and os.access(p, os.X_OK))
         if (folder / "tests").is_dir()
         else []
     )
-    return [p for p in found if p.name not in (*CASES.values(), REFUSED)]
+    chosen = [p for p in found if p.name not in (*CASES.values(), REFUSED)]
+    return sorted(chosen, key=lambda p: not p.name.startswith("gpu_"))
 
 
 def find_program(folder, name):
@@ -323,6 +337,19 @@ def torch_libraries(carry):
     return {variable: str(path) for variable, path in named.items() if path.exists()}
 
 
+def torch_seconds(path):
+    return LONG_TORCH_FILES.get(Path(path).name, TORCH_SECONDS)
+
+
+def torch_shares():
+    """The files of tests/torch in TORCH_SHARES lists that take about equally long."""
+    files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "torch").glob("test_*.py"))
+    shares = [[] for _ in range(TORCH_SHARES)]
+    for path in sorted(files, key=torch_seconds, reverse=True):
+        min(shares, key=lambda share: sum(map(torch_seconds, share))).append(path)
+    return shares
+
+
 def run_torch(session, carry, words):
     """The PyTorch package's tests on CUDA tensors."""
     found = torch_libraries(carry)
@@ -330,11 +357,10 @@ def run_torch(session, carry, words):
         return session.leave_out(
             "torch", f"there is no {TORCH_LIBRARIES['FLASHMASK_TORCH_LIBRARY']} (FLASHMASK_TORCH_LIBRARY names one)"
         )
-    files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "torch").glob("test_*.py"))
     environment = {**found, "FLASHMASK_TEST_DEVICE": "cuda"}
     at_once(
-        lambda n=n: run_pytest(session, f"torch {n + 1}", words, 240, environment, files[n::TORCH_SHARES])
-        for n in range(TORCH_SHARES)
+        lambda n=n, files=files: run_pytest(session, f"torch {n}", words, 240, environment, files)
+        for n, files in enumerate(torch_shares(), 1)
     )
 
 
@@ -555,7 +581,8 @@ def run_steps(session, arguments, carry):
 
 def at_once(calls):
     """Makes the calls, each on a thread of its own; ends with the last, and with its exception if one had any."""
-    with ThreadPoolExecutor() as pool:
+    calls = list(calls)
+    with ThreadPoolExecutor(max(len(calls), 1)) as pool:
         for future in [pool.submit(call) for call in calls]:
             future.result()
 

@@ -14,6 +14,7 @@ def intersect(a, b):
 
     A column's hidden rows are those of both, as runs; the result keeps one band, or one over positions. Exact, or
     UnrepresentableMaskError naming the column that needs more than two intervals. Reads the masks, as from_dense does.
+    The result's tensors are where the masks' are, in host memory if these have none.
     """
     masks = _checked({"a": a, "b": b})
     return _compose("fm_mask_intersect", masks, a.seqlen_q, a.seqlen_k, lambda structs: map(C.byref, structs))
@@ -23,7 +24,8 @@ def concatenate(pieces):
     """The mask of a packed sequence: rows and keys of the masks one after another, which do not see each other.
 
     Exact, or UnrepresentableMaskError naming the column that needs more than two intervals. Pieces with a block mask
-    have to begin at multiples of 128 (UnsupportedError). Reads the masks, as from_dense does.
+    have to begin at multiples of 128 (UnsupportedError). Reads the masks, as from_dense does. The result's tensors are
+    where the masks' are, in host memory if these have none.
     """
     masks = _checked({f"pieces[{n}]": mask for n, mask in enumerate(_arguments.sequence("pieces", pieces))})
     seqlen_q, seqlen_k = (sum(getattr(mask, name) for mask in masks) for name in ("seqlen_q", "seqlen_k"))

@@ -228,7 +228,8 @@ class Mask:
     def to_dense(self):
         """A bool tensor [batch, heads, seqlen_q, seqlen_k], True where row i sees key j.
 
-        It is what torch's scaled_dot_product_attention takes.
+        It is what torch's scaled_dot_product_attention takes, and lies where the mask's tensors do, in host memory if
+        there are none.
         """
         return _columns.visible_rows(self, 0, self.seqlen_q)
 

@@ -1,21 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-
 #include "attention/call.h"
 #include "flashmask/builders.h"
 #include "support/expect_error.h"
+#include "support/scoped_variable.h"
 
 namespace flashmask::test {
 namespace {
 
-/// FLASHMASK_BACKEND for the length of a scope.
-class BackendVariable {
- public:
-  explicit BackendVariable(const char* value) { setenv("FLASHMASK_BACKEND", value, 1); }
-  ~BackendVariable() { unsetenv("FLASHMASK_BACKEND"); }
-};
+constexpr const char* kVariable = "FLASHMASK_BACKEND";
 
 Call<float> small_call() {
   Call<float> call({.seqlen_q = 130, .seqlen_k = 130, .heads_q = 2});
@@ -49,7 +43,7 @@ TEST(Backends, AutoTakesCpuAndTheForcedOneRuns) {
 }
 
 TEST(Backends, VariableForcesUnlessTheArgumentDoes) {
-  const BackendVariable variable("reference");
+  const ScopedVariable variable(kVariable, "reference");
   Call<float> call = small_call();
   EXPECT_EQ(explain(call.forward_args(), call.options).backend, "reference");
   EXPECT_NE(explain(call.forward_args(), call.options).reason.find("FLASHMASK_BACKEND"), std::string::npos);
@@ -66,7 +60,7 @@ TEST(Backends, UnknownNamesAreErrors) {
   call.options.backend = "gpu9";
   expect_invalid({"gpu9", "Options::backend", "cpu", "reference"}, [&] { call.forward(); });
   call.options.backend = "auto";
-  const BackendVariable variable("nonsense");
+  const ScopedVariable variable(kVariable, "nonsense");
   expect_invalid({"nonsense", "FLASHMASK_BACKEND"}, [&] { call.forward(); });
 }
 

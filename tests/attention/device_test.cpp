@@ -7,13 +7,21 @@
 #include "flashmask/attention.h"
 #include "flashmask/builders.h"
 #include "support/expect_error.h"
+#include "support/scoped_variable.h"
 
 namespace flashmask::test {
 namespace {
 
 constexpr Device kDevice{Device::Kind::kCuda, 0};
+constexpr const char* kVariable = "FLASHMASK_KERNELS";
 
 BackendInfo cuda_info() { return backends().front(); }
+
+/// Whether this build has attention kernels of an architecture.
+bool has_kernels_of(const std::string& arch) {
+  const std::vector<KernelInfo> all = kernels();
+  return std::ranges::any_of(all, [&](const KernelInfo& kernel) { return kernel.op == "fwd" && kernel.arch == arch; });
+}
 
 /// A call on tensors that lie nowhere: nothing may touch them.
 ForwardArgs device_call(DataType dtype = DataType::kBFloat16) {
@@ -77,7 +85,8 @@ TEST_F(WithoutDevice, ForcedOnCpuTensors) {
 }
 
 TEST(Cuda, AGpuThatIsNotThereCanBeAskedAbout) {
-  if (kernels().empty()) GTEST_SKIP() << "a build without CUDA";
+  if (!has_kernels_of("sm90")) GTEST_SKIP() << "a build without Hopper's kernels";
+  const ScopedVariable variable(kVariable, nullptr);  // this is about calls for which nothing names kernels
   const Explanation hopper = explain(device_call(), {}, GpuModel{});
   EXPECT_EQ(hopper.backend, "cuda");
   EXPECT_EQ(hopper.arch, "sm90");
@@ -106,19 +115,25 @@ TEST(Cuda, FeaturesHaveKernelsOfTheirOwn) {
   TensorView sink = args.lse;
   sink.rank = 1;
   sink.shape[0] = 2;
-  for (const auto& [features, ending] : {std::pair{Features{.softcap = 30}, ".features"},
-                                         {Features{.sink = sink}, ".light"},
-                                         {Features{.dropout = {.p = 0.1}}, ".features"},
-                                         {Features{.softcap = 30, .sink = sink}, ".features"}}) {
-    const Explanation taken = explain(args, {.features = features}, GpuModel{});
-    EXPECT_EQ(taken.backend, "cuda");
+  const auto expect_kernel = [&](const std::string& arch, const Features& features, const char* ending) {
+    const Explanation taken = explain(args, {.features = features, .kernels = arch}, GpuModel{});
+    EXPECT_EQ(taken.backend, "cuda") << arch;
+    EXPECT_EQ(taken.arch, arch);
     EXPECT_EQ(taken.features, names(features));
     EXPECT_TRUE(taken.instance.ends_with(ending)) << taken.instance;
+  };
+  for (const char* arch : {"sm90", "sm80"}) {
+    if (!has_kernels_of(arch)) continue;
+    expect_kernel(arch, {.softcap = 30}, ".features");
+    expect_kernel(arch, {.dropout = {.p = 0.1}}, ".features");
+    expect_kernel(arch, {.softcap = 30, .sink = sink}, ".features");
   }
+  if (has_kernels_of("sm90")) expect_kernel("sm90", {.sink = sink}, ".light");
+  if (has_kernels_of("sm80")) expect_kernel("sm80", {.sink = sink}, ".features");  // which has one kernel for all
 }
 
 TEST(Cuda, KernelsAreAskedForByName) {
-  if (kernels().empty()) GTEST_SKIP() << "a build without CUDA";
+  if (!has_kernels_of("sm90") || !has_kernels_of("sm80")) GTEST_SKIP() << "a build without both architectures' kernels";
   Options options;
   options.kernels = "sm90";
   const Explanation asked = explain(device_call(), options, GpuModel{});
@@ -138,12 +153,11 @@ TEST(Cuda, KernelsAreAskedForByName) {
   expect_invalid({"kernels 'sm10'", "Options::kernels", "known: auto, sm90"},
                  [&] { explain(device_call(), options, GpuModel{}); });
   options.kernels = "auto";
-  setenv("FLASHMASK_KERNELS", "sm11", 1);
+  const ScopedVariable variable(kVariable, "sm11");
   expect_invalid({"kernels 'sm11'", "FLASHMASK_KERNELS", "known: auto, sm90"},
                  [&] { explain(device_call(), options, GpuModel{}); });
   options.kernels = "sm90";  // which the argument decides
   EXPECT_EQ(explain(device_call(), options, GpuModel{}).arch, "sm90");
-  unsetenv("FLASHMASK_KERNELS");
 }
 
 TEST(Kernels, AreNotTheCpus) {

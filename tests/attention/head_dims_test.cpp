@@ -40,15 +40,16 @@ BackwardArgs backward_of(const Dims& dims, int64_t seqlen = 256) {
   return args;
 }
 
+/// As the kernels of an architecture would run it.
 template <typename Args>
-Explanation explained(const Args& args) {
-  return explain(args, {}, GpuModel{});
+Explanation explained(const std::string& arch, const Args& args) {
+  return explain(args, {.kernels = arch}, GpuModel{});
 }
 
 /// The head dims of the instance that runs; none if the call is refused.
 template <typename Args>
-Dims instance_of(const Args& args) {
-  std::string id = explained(args).instance;
+Dims instance_of(const std::string& arch, const Args& args) {
+  std::string id = explained(arch, args).instance;
   if (const auto split = id.find(".split"); split != std::string::npos) id.erase(split);
   for (const KernelInfo& kernel : kernels()) {
     if (kernel.id == id) return {kernel.head_dim, kernel.head_dim_v};
@@ -56,60 +57,78 @@ Dims instance_of(const Args& args) {
   return {0, 0};
 }
 
-std::vector<Dims> all_instances() {
+std::vector<Dims> instances_of(const std::string& arch) {
   std::vector<Dims> found;
   for (const KernelInfo& kernel : kernels()) {
     const Dims dims{kernel.head_dim, kernel.head_dim_v};
-    if (kernel.op == "fwd" && std::ranges::find(found, dims) == found.end()) found.push_back(dims);
+    if (kernel.op == "fwd" && kernel.arch == arch && std::ranges::find(found, dims) == found.end())
+      found.push_back(dims);
   }
   return found;
 }
 
-class HeadDims : public testing::Test {
- protected:
-  void SetUp() override {
-    if (kernels().empty()) GTEST_SKIP() << "a build without CUDA";
+/// The architectures that this build has attention kernels of; none without CUDA.
+std::vector<std::string> architectures() {
+  std::vector<std::string> found;
+  for (const KernelInfo& kernel : kernels()) {
+    if (kernel.op == "fwd" && std::ranges::find(found, kernel.arch) == found.end()) found.push_back(kernel.arch);
   }
-};
+  return found;
+}
 
-TEST_F(HeadDims, RunInTheNextLargerInstance) {
+class HeadDims : public testing::TestWithParam<std::string> {
+ protected:
+  const std::string& arch() const { return GetParam(); }
+  bool is_hopper() const { return arch() == "sm90"; }
+};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(HeadDims);
+INSTANTIATE_TEST_SUITE_P(Of, HeadDims, testing::ValuesIn(architectures()), [](const auto& one) { return one.param; });
+
+TEST_P(HeadDims, RunInTheNextLargerInstance) {
   const std::pair<Dims, Dims> expected[] = {
       {{8, 8}, {64, 64}},       {{40, 40}, {64, 64}},     {{64, 64}, {64, 64}},     {{24, 56}, {64, 64}},
       {{72, 72}, {96, 96}},     {{80, 80}, {96, 96}},     {{96, 96}, {96, 96}},     {{64, 72}, {96, 96}},
       {{64, 128}, {128, 128}},  {{8, 112}, {128, 128}},   {{128, 64}, {128, 128}},  {{112, 112}, {128, 128}},
-      {{112, 8}, {128, 128}},   {{128, 128}, {128, 128}}, {{104, 104}, {192, 128}}, {{72, 120}, {192, 128}},
-      {{136, 8}, {192, 128}},   {{192, 128}, {192, 128}}, {{160, 160}, {192, 192}}, {{96, 192}, {192, 192}},
-      {{192, 192}, {192, 192}}, {{224, 224}, {256, 256}}, {{8, 256}, {256, 256}},   {{200, 64}, {256, 256}},
-      {{256, 256}, {256, 256}},
+      {{112, 8}, {128, 128}},   {{128, 128}, {128, 128}}, {{136, 8}, {192, 128}},   {{192, 128}, {192, 128}},
+      {{160, 160}, {192, 192}}, {{96, 192}, {192, 192}},  {{192, 192}, {192, 192}}, {{224, 224}, {256, 256}},
+      {{8, 256}, {256, 256}},   {{200, 64}, {256, 256}},  {{256, 256}, {256, 256}},
   };
   for (const auto& [dims, instance] : expected)
-    EXPECT_EQ(instance_of(call_of(dims)), instance) << dims.first << " / " << dims.second;
+    EXPECT_EQ(instance_of(arch(), call_of(dims)), instance) << dims.first << " / " << dims.second;
+  for (const Dims& dims : {Dims{104, 104}, Dims{72, 120}}) {
+    const Dims instance = is_hopper() ? Dims{192, 128} : Dims{128, 128};  // no halves that TMA can step between
+    EXPECT_EQ(instance_of(arch(), call_of(dims)), instance) << dims.first << " / " << dims.second;
+  }
 }
 
 /// As the forward's, though three of its products have head_dim and two head_dim_v.
-TEST_F(HeadDims, TheBackwardRunsInAnInstanceOfTheForwards) {
+TEST_P(HeadDims, TheBackwardRunsInAnInstanceOfTheForwards) {
   for (int64_t head_dim = 8; head_dim <= 256; head_dim += 8) {
     for (int64_t head_dim_v = 8; head_dim_v <= 256; head_dim_v += 8) {
       const Dims dims{head_dim, head_dim_v};
-      EXPECT_EQ(instance_of(backward_of(dims)), instance_of(call_of(dims))) << head_dim << " / " << head_dim_v;
+      EXPECT_EQ(instance_of(arch(), backward_of(dims)), instance_of(arch(), call_of(dims)))
+          << head_dim << " / " << head_dim_v;
     }
   }
 }
 
 /// However its kernel divides them, a plan's block of keys counts as one tile.
-TEST_F(HeadDims, TilesOfTheBackwardHaveTheKeysOfThePlansBlocks) {
-  for (const Dims& dims : all_instances()) EXPECT_EQ(explained(backward_of(dims)).tile.keys, 128) << dims.first;
+TEST_P(HeadDims, TilesOfTheBackwardHaveTheKeysOfThePlansBlocks) {
+  for (const Dims& dims : instances_of(arch()))
+    EXPECT_EQ(explained(arch(), backward_of(dims)).tile.keys, 128) << dims.first;
 }
 
 /// The tile of a pair holds it, and every lesser one that would has to refuse rows that it cannot divide: an odd
-/// multiple of 8 has no two halves that TMA can step between.
-TEST_F(HeadDims, NoLesserInstanceWouldDo) {
-  const std::vector<Dims> instances = all_instances();
+/// multiple of 8 has no two halves that TMA can step between. Kernels without TMA divide none.
+TEST_P(HeadDims, NoLesserInstanceWouldDo) {
+  const std::vector<Dims> instances = instances_of(arch());
   const auto work = [](const Dims& dims) { return dims.first + dims.second; };
-  const auto indivisible = [](int64_t dim, int64_t of_tile) { return of_tile == 128 && dim > 64 && dim % 16 != 0; };
+  const auto indivisible = [this](int64_t dim, int64_t of_tile) {
+    return is_hopper() && of_tile == 128 && dim > 64 && dim % 16 != 0;
+  };
   for (int64_t head_dim = 8; head_dim <= 256; head_dim += 8) {
     for (int64_t head_dim_v = 8; head_dim_v <= 256; head_dim_v += 8) {
-      const Dims dims{head_dim, head_dim_v}, chosen = instance_of(call_of(dims));
+      const Dims dims{head_dim, head_dim_v}, chosen = instance_of(arch(), call_of(dims));
       EXPECT_TRUE(chosen.first >= head_dim && chosen.second >= head_dim_v) << head_dim << " / " << head_dim_v;
       for (const Dims& other : instances) {
         if (other.first < head_dim || other.second < head_dim_v || work(other) >= work(chosen)) continue;
@@ -120,40 +139,53 @@ TEST_F(HeadDims, NoLesserInstanceWouldDo) {
   }
 }
 
-TEST_F(HeadDims, ShareOfPadding) {
-  EXPECT_EQ(explained(call_of({64, 64})).padding_share, 0);
-  EXPECT_EQ(explained(call_of({128, 128})).padding_share, 0);
-  EXPECT_DOUBLE_EQ(explained(call_of({40, 40})).padding_share, 1 - 80. / 128);
-  EXPECT_DOUBLE_EQ(explained(call_of({64, 128})).padding_share, 0.25);
-  EXPECT_NE(explained(call_of({64, 128})).configuration.find("(25.0 % of its work is padding)"), std::string::npos);
-  EXPECT_EQ(explained(call_of({64, 64})).configuration.find("padding"), std::string::npos);
-  EXPECT_DOUBLE_EQ(explained(backward_of({40, 64})).padding_share, 1 - (3 * 40 + 2 * 64) / (5 * 64.));
+TEST_P(HeadDims, ShareOfPadding) {
+  EXPECT_EQ(explained(arch(), call_of({64, 64})).padding_share, 0);
+  EXPECT_EQ(explained(arch(), call_of({128, 128})).padding_share, 0);
+  EXPECT_DOUBLE_EQ(explained(arch(), call_of({40, 40})).padding_share, 1 - 80. / 128);
+  EXPECT_DOUBLE_EQ(explained(arch(), call_of({64, 128})).padding_share, 0.25);
+  EXPECT_NE(explained(arch(), call_of({64, 128})).configuration.find("(25.0 % of its work is padding)"),
+            std::string::npos);
+  EXPECT_EQ(explained(arch(), call_of({64, 64})).configuration.find("padding"), std::string::npos);
+  EXPECT_DOUBLE_EQ(explained(arch(), backward_of({40, 64})).padding_share, 1 - (3 * 40 + 2 * 64) / (5 * 64.));
 }
 
-TEST_F(HeadDims, LongCallsTakeTheTallTileOfTheSameDims) {
-  ForwardArgs args = call_of({40, 40}, 1 << 20);
-  EXPECT_EQ(explained(args).tile.rows, 192);
-  EXPECT_EQ(explained(call_of({40, 40})).tile.rows, 128);
+/// Hopper has two tiles of these dims, and the others one.
+TEST_P(HeadDims, LongCallsTakeTheTallTileOfTheSameDims) {
+  EXPECT_EQ(explained(arch(), call_of({40, 40}, 1 << 20)).tile.rows, is_hopper() ? 192 : 128);
+  EXPECT_EQ(explained(arch(), call_of({40, 40})).tile.rows, 128);
 }
 
-void expect_refused(const ForwardArgs& args, const std::string& why) {
-  const Explanation found = explained(args);
+void expect_refused(const std::string& arch, const ForwardArgs& args, const std::string& why) {
+  const Explanation found = explained(arch, args);
   EXPECT_TRUE(found.backend.empty()) << found.instance;
   ASSERT_FALSE(found.rejected.empty());
   EXPECT_NE(found.rejected.front().find(why), std::string::npos) << found.rejected.front();
 }
 
-TEST_F(HeadDims, OnesThatNoInstanceHoldsAreRefusedWithTheNearest) {
-  expect_refused(call_of({12, 64}),
+TEST_P(HeadDims, OnesThatNoInstanceHoldsAreRefusedWithTheNearest) {
+  expect_refused(arch(), call_of({12, 64}),
                  "head_dim 12 with head_dim_v 64 is not taken by the forward; it takes multiples of 8");
-  expect_refused(call_of({111, 64}), "the nearest is 128 / 128");
-  expect_refused(call_of({60, 60}), "the nearest is 64 / 64");
+  expect_refused(arch(), call_of({111, 64}), "the nearest is 128 / 128");
+  expect_refused(arch(), call_of({60, 60}), "the nearest is 64 / 64");
 }
 
-TEST_F(HeadDims, StridesThatTmaCannotTakeAreRefusedByName) {
+TEST_P(HeadDims, RowsThatAreNotAlignedAreRefusedByName) {
   ForwardArgs args = call_of({40, 40});
   args.k.stride[2] = 44;
-  expect_refused(args, "k has stride 44 in dimension 2; it must be a multiple of 8");
+  expect_refused(arch(), args, "k has stride 44 in dimension 2; it must be a multiple of 8");
+}
+
+TEST_P(HeadDims, StridesThatTmaCannotTakeAreRefusedByNameWhereThereIsTma) {
+  const auto expect_tma_refuses = [&](const ForwardArgs& args, const std::string& why) {
+    if (is_hopper()) return expect_refused(arch(), args, why);
+    EXPECT_EQ(explained(arch(), args).backend, "cuda") << why;
+  };
+  ForwardArgs expanded = call_of({40, 40}), far = expanded;
+  expanded.q.stride[2] = 0;
+  expect_tma_refuses(expanded, "q is expanded (stride 0) in dimension 2; make it contiguous");
+  far.v.stride[1] = int64_t{1} << 40;
+  expect_tma_refuses(far, "v has stride 1099511627776 in dimension 1; it must be below 2^39");
 }
 
 // --- How columns lie in blocks -----------------------------------------------------------------------

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -47,11 +48,21 @@ inline bool is_variant(std::string_view id) {
   return id.ends_with(".split") || id.ends_with(".light") || id.ends_with(".features");
 }
 
-/// Whether the calls run Hopper's kernels. The others' tiles, which FLASHMASK_KERNELS names, are two warpgroups of
-/// Hopper's high at most, and of a pair of head dims the device has one.
+/// Whether calls that name no kernels run Hopper's, as the library says: on the device, or on a Hopper GPU if there is
+/// none. The others' tiles are two warpgroups of Hopper's high at most, and of a pair of head dims the device has one.
 inline bool runs_hopper_kernels() {
-  const char* named = std::getenv("FLASHMASK_KERNELS");
-  return !named || std::string_view(named) == "sm90" || std::string_view(named) == "auto";
+  static const bool hopper = [] {
+    const auto tensor = [](std::initializer_list<int64_t> shape, DataType dtype) {
+      TensorView view = TensorView::contiguous(reinterpret_cast<const void*>(uintptr_t{0x1000}), dtype, shape);
+      view.device = kDevice;
+      return view;
+    };
+    ForwardArgs args;
+    args.q = args.k = args.v = args.out = tensor({1, 1, 1, 64}, DataType::kBFloat16);
+    args.lse = tensor({1, 1, 1}, DataType::kFloat32);
+    return explain(args, {}, no_device().empty() ? std::nullopt : std::optional(GpuModel{})).arch == "sm90";
+  }();
+  return hopper;
 }
 
 /// Those of the kernels that run; `op` as KernelInfo has it.

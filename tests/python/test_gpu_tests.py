@@ -70,12 +70,26 @@ def test_lanes_run_beside_each_other_and_the_host_s_time_is_taken_alone(monkeypa
 
         return step
 
-    for name in ("jax", "stress", "programs"):
+    def first_cases(_, __, direction):
+        if direction == "forward":
+            all_begun.wait()
+        events.append(direction)
+
+    for name in ("jax", "stress", "verify"):
         monkeypatch.setattr(gpu_tests, RUNS[name], first_of_a_lane(name))
+    monkeypatch.setattr(gpu_tests, "run_cases", first_cases)
     run(session)
     assert events[-2:] == ["overhead", "jax_speed"] and "torch ended" in events
-    for lane in (["stress", "sanitize"], ["programs", "forward", "backward", "refused", "verify", "pytest"]):
+    for lane in (["stress", "sanitize"], ["forward", "backward", "refused", "programs"], ["verify", "pytest"]):
         assert [name for name in events if name in lane] == lane
+
+
+def test_programs_that_no_cpu_runs_are_first(tmp_path):
+    (tmp_path / "tests").mkdir()
+    for name in ("attention_contract", "gpu_plan", "plan_rules", "gpu_allocations", gpu_tests.REFUSED):
+        (tmp_path / "tests" / name).touch(mode=0o755)
+    names = [path.name for path in gpu_tests.programs(tmp_path)]
+    assert names == ["gpu_allocations", "gpu_plan", "attention_contract", "plan_rules"]
 
 
 def test_every_file_of_the_package_s_tests_is_in_one_share(monkeypatch, session, tmp_path):
@@ -90,6 +104,13 @@ def test_every_file_of_the_package_s_tests_is_in_one_share(monkeypatch, session,
     gpu_tests.run_torch(session, tmp_path, [])
     there = [str(path.relative_to(gpu_tests.ROOT)) for path in gpu_tests.ROOT.glob("tests/torch/test_*.py")]
     assert sorted(files) == sorted(there)
+
+
+def test_shares_of_the_package_s_tests_take_about_equally_long():
+    """By the seconds that are known; and a file that is gone is not among those."""
+    seconds = [sum(map(gpu_tests.torch_seconds, share)) for share in gpu_tests.torch_shares()]
+    assert max(seconds) - min(seconds) <= gpu_tests.TORCH_SECONDS
+    assert all((gpu_tests.ROOT / "tests" / "torch" / name).exists() for name in gpu_tests.LONG_TORCH_FILES)
 
 
 def test_every_test_is_in_one_share(monkeypatch, session, tmp_path):

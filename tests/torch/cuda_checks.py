@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared by the tests on CUDA tensors."""
 
+import functools
+
 import torch
 from devices import DEVICE
+from harness import kernels
 from test_attention import S
 from test_attention import tensors as tensors_of_any_dims
 from torch.autograd import DeviceType
@@ -11,12 +14,19 @@ FORWARD = ["_fwd_"]
 BACKWARD = ["_preprocess", "_bwd_", "_convert_dq"]
 # Of grouped heads, as tensors() has them, with so little work that items share a key head's query heads.
 GROUPED_BACKWARD = [*BACKWARD, "_reduce_dkv"]
+WITHOUT_SUMS = [name for name in GROUPED_BACKWARD if name != "_convert_dq"]
 PLAN = ["plan_classify", "plan_transpose", "plan_rank"]
 
 
 def tensors(**shape):
     """Random q, k and v of one head dim, for what the head dims do not matter to."""
     return tensors_of_any_dims(head_dim=64, head_dim_v=64, **shape)
+
+
+@functools.cache
+def runs_hopper_kernels():
+    """Whether calls that name no kernels run Hopper's on DEVICE."""
+    return kernels.set_in_use(kernels.default_library(), torch.cuda.get_device_capability(DEVICE)) == "sm90"
 
 
 def profiled(call):

@@ -8,15 +8,22 @@ from flashmask import Mask, UnrepresentableMaskError, UnsupportedError, masks
 from mask_cases import draw_mask
 
 
-def check(compose, want):
-    """compose() is the mask of `want`, or there is none."""
+def dense(mask):
+    """On DEVICE. A mask without tensors is on none, and gives its matrix in host memory."""
+    return mask.to_dense().to(DEVICE)
+
+
+def check(compose, pieces, want):
+    """compose(), of `pieces`, is the mask of `want`, or there is none; its tensors are where theirs are."""
     try:
         mask = compose()
     except UnrepresentableMaskError:
         with pytest.raises(UnrepresentableMaskError):
             masks.from_dense(want)
         return 0
-    assert torch.equal(mask.to_dense().expand_as(want), want)
+    assert torch.equal(dense(mask).expand_as(want), want)
+    places = {piece.device for piece in pieces} - {None} or {torch.device("cpu")}
+    assert mask.device is None or {mask.device} == places
     return 1
 
 
@@ -31,7 +38,7 @@ def test_intersections(rng):
     fit = 0
     for _ in range(150):
         a, b = draw_pair(rng)
-        fit += check(lambda: masks.intersect(a, b), a.to_dense() & b.to_dense())  # noqa: B023
+        fit += check(lambda: masks.intersect(a, b), (a, b), dense(a) & dense(b))  # noqa: B023
     assert fit > 15
 
 
@@ -40,14 +47,15 @@ def test_concatenations(rng):
     for _ in range(100):
         pieces = [draw_mask(rng, longest=12, block_mask=False).to(DEVICE) for _ in range(rng.randint(1, 3))]
         batch, heads = (max(getattr(m, name) for m in pieces) for name in ("batch", "heads"))
-        dense = [m.to_dense().expand(batch, heads, -1, -1) for m in pieces]
+        matrices = [dense(m).expand(batch, heads, -1, -1) for m in pieces]
         want = torch.stack(
             [
-                torch.stack([torch.block_diag(*(d[b, h].int() for d in dense)) for h in range(heads)])
+                torch.stack([torch.block_diag(*(d[b, h].int() for d in matrices)) for h in range(heads)])
                 for b in range(batch)
             ]
         )
-        fit += check(lambda: masks.concatenate(pieces), want.bool().reshape(batch, heads, *want.shape[2:]))  # noqa: B023
+        want = want.bool().reshape(batch, heads, *want.shape[2:])
+        fit += check(lambda: masks.concatenate(pieces), pieces, want)  # noqa: B023
     assert fit > 10
 
 
