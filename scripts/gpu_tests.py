@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """What `scripts/gpu-check tests` runs: test programs, the cases of the forward and of the backward kernels, calls that
-are refused, `flashmask verify`, pytest tests/gpu, the PyTorch and the JAX package on the GPU, what a call of the first
-costs the host and of the second beside jax.nn's, the cases and tests/gpu again on a library with delays, and the cases
-and the refused calls under compute-sanitizer, if a probe shows that it works on this machine.
+are refused, `flashmask verify`, pytest tests/gpu, the PyTorch and the JAX package on the GPU, the cases and tests/gpu
+again on a library with delays, and the cases and the refused calls under compute-sanitizer, if a probe shows that it
+works on this machine. With `--only overhead` what a call of the PyTorch package costs the host, and with `--only
+jax_speed` the JAX package's beside jax.nn's.
 
 What was not built or not found is left out and named. All of it ends within --seconds. Prints a short summary last and
 leaves a receipt with the tests passed and failed.
@@ -39,7 +40,7 @@ LANES = (
     ("forward", "backward", "refused", "programs"),
     ("verify", "pytest"),
 )
-ALONE = ("overhead", "jax_speed")  # measure time, after the lanes
+ALONE = ("overhead", "jax_speed")  # measure time, when they are asked for by --only, after the lanes
 STEPS = (*(step for lane in LANES for step in lane), *ALONE)
 # Processes that share the files of tests/torch, and the tests of tests/jax and tests/gpu.
 TORCH_SHARES, JAX_SHARES, GPU_SHARES = 4, 3, 4
@@ -568,7 +569,8 @@ def run_steps(session, arguments, carry):
         "overhead": lambda: run_overhead(session, carry),
         "jax_speed": lambda: run_jax_speed(session, carry),
     }
-    chosen = {name for name in arguments.only or STEPS if name != "sanitize" or arguments.sanitize}
+    tests = [name for lane in LANES for name in lane]
+    chosen = {name for name in arguments.only or tests if name != "sanitize" or arguments.sanitize}
 
     def run_lane(lane):
         for name in lane:
