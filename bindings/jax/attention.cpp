@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward and backward, on the host and on CUDA.
+// Forward, backward and the plan of a mask, on the host and on CUDA.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -19,6 +19,12 @@ struct Attributes {
   std::string_view backend;
 };
 
+/// What a mask has beside its arrays, where no q and k say its lengths.
+struct PlanAttributes {
+  int64_t seqlen_q, seqlen_k, mask_flags, q_offset, window_left, window_right;
+  bool has_bounds, has_block_mask;
+};
+
 /// The arrays of a call in their order, of which some may be missing, as its attributes say.
 class Arrays {
  public:
@@ -35,12 +41,13 @@ class Arrays {
   size_t next_ = 0;
 };
 
-fm_mask mask_of(const Attributes& attributes, const fm_tensor& q, const fm_tensor& k, Arrays& arrays) {
+template <typename Of>
+fm_mask mask_of(const Of& attributes, int64_t seqlen_q, int64_t seqlen_k, Arrays& arrays) {
   fm_mask mask{};
   mask.struct_size = sizeof(mask);
   mask.flags = static_cast<uint32_t>(attributes.mask_flags);
-  mask.seqlen_q = q.shape[1];
-  mask.seqlen_k = k.shape[1];
+  mask.seqlen_q = seqlen_q;
+  mask.seqlen_k = seqlen_k;
   mask.q_offset = attributes.q_offset;
   mask.window_left = attributes.window_left;
   mask.window_right = attributes.window_right;
@@ -90,7 +97,7 @@ ffi::Error run(fm_status (*function)(const Args*, void*, size_t, const fm_option
   return error_of(function(&args, place.workspace, place.workspace_bytes, &options));
 }
 
-/// The plan of a call's mask, for the backward of this call to read as well.
+/// The plan of a mask, for calls to read.
 ffi::Error build_plan(const fm_mask& mask, const ffi::AnyBuffer& plan, const Place& place) {
   fm_options options{};
   options.struct_size = sizeof(options);
@@ -109,7 +116,7 @@ ffi::Error forward(const Place& place, const Attributes& attributes, ffi::Remain
   args.q = arrays.next();
   args.k = arrays.next();
   args.v = arrays.next();
-  const fm_mask mask = mask_of(attributes, args.q, args.k, arrays);
+  const fm_mask mask = mask_of(attributes, args.q.shape[1], args.k.shape[1], arrays);
   const Features features = features_of(attributes, arrays);
   args.mask = &mask;
   args.out = tensor_of(out);
@@ -143,7 +150,7 @@ ffi::Error backward(const Place& place, const Attributes& attributes, ffi::Remai
   args.lse = arrays.next();
   args.dout = arrays.next();
   args.dlse = arrays.next(attributes.has_dlse);
-  const fm_mask mask = mask_of(attributes, args.q, args.k, arrays);
+  const fm_mask mask = mask_of(attributes, args.q.shape[1], args.k.shape[1], arrays);
   const Features features = features_of(attributes, arrays);
   const fm_tensor plan = arrays.next(attributes.has_plan);
   args.mask = &mask;
@@ -196,14 +203,30 @@ ffi::Error backward_cuda(int32_t ordinal, void* stream, Attributes attributes, f
   return place ? backward(*place, attributes, arguments, gradients_of(attributes, dq, dk, dv, rest)) : place.error();
 }
 
-auto on_host() { return ffi::Ffi::Bind().Attrs<Attributes>().RemainingArgs(); }
+/// Arguments: what there is of bounds and block_mask.
+ffi::Error plan_of(const PlanAttributes& attributes, ffi::RemainingArgs arguments, const ffi::AnyBuffer& plan,
+                   const Place& place) {
+  Arrays arrays(arguments);
+  return build_plan(mask_of(attributes, attributes.seqlen_q, attributes.seqlen_k, arrays), plan, place);
+}
 
+ffi::Error build_plan_cpu(PlanAttributes attributes, ffi::RemainingArgs arguments, Result plan) {
+  return plan_of(attributes, arguments, *plan, {});
+}
+
+ffi::Error build_plan_cuda(int32_t ordinal, void* stream, PlanAttributes attributes, ffi::RemainingArgs arguments,
+                           Result plan) {
+  return plan_of(attributes, arguments, *plan, Place{1 + ordinal, stream});
+}
+
+template <typename Of = Attributes>
+auto on_host() {
+  return ffi::Ffi::Bind().Attrs<Of>().RemainingArgs();
+}
+
+template <typename Of = Attributes>
 auto on_cuda() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::DeviceOrdinal>()
-      .Ctx<ffi::PlatformStream<void*>>()
-      .Attrs<Attributes>()
-      .RemainingArgs();
+  return ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().Ctx<ffi::PlatformStream<void*>>().Attrs<Of>().RemainingArgs();
 }
 
 }  // namespace
@@ -217,12 +240,19 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(Attributes, ffi::StructMember<int64_t>("ma
                                       ffi::StructMember<double>("softmax_scale"), ffi::StructMember<double>("softcap"),
                                       ffi::StructMember<double>("dropout_p"),
                                       ffi::StructMember<std::string_view>("backend"));
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(PlanAttributes, ffi::StructMember<int64_t>("seqlen_q"),
+                                      ffi::StructMember<int64_t>("seqlen_k"), ffi::StructMember<int64_t>("mask_flags"),
+                                      ffi::StructMember<int64_t>("q_offset"), ffi::StructMember<int64_t>("window_left"),
+                                      ffi::StructMember<int64_t>("window_right"), ffi::StructMember<bool>("has_bounds"),
+                                      ffi::StructMember<bool>("has_block_mask"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(flashmask_forward_cpu, forward_cpu,
                               on_host().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().RemainingRets());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     flashmask_backward_cpu, backward_cpu,
     on_host().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().RemainingRets());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(flashmask_build_plan_cpu, build_plan_cpu,
+                              on_host<PlanAttributes>().Ret<ffi::AnyBuffer>());
 // What these put on the stream is the same work on the same buffers each time it runs, as command buffers need it.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(flashmask_forward_cuda, forward_cuda,
                               on_cuda().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().RemainingRets(),
@@ -231,3 +261,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(
     flashmask_backward_cuda, backward_cuda,
     on_cuda().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().RemainingRets(),
     {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(flashmask_build_plan_cuda, build_plan_cuda,
+                              on_cuda<PlanAttributes>().Ret<ffi::AnyBuffer>(), {ffi::Traits::kCmdBufferCompatible});

@@ -88,6 +88,8 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(flashmask_forward_cpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(flashmask_forward_cuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(flashmask_backward_cpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(flashmask_backward_cuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(flashmask_build_plan_cpu);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(flashmask_build_plan_cuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(flashmask_build_mask_cpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(flashmask_build_mask_cuda);
 #pragma GCC visibility pop

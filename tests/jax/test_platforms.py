@@ -5,13 +5,16 @@ The tests see two platforms also where there is no GPU. There the library refuse
 that is traced has no workspace; it is lowered all the same, and never run.
 """
 
+import ctypes as C
+import json
 import re
 
 import jax
 import jax.numpy as jnp
 import pytest
 from dense_reference import inputs
-from flashmask.jax import _library, dot_product_attention, masks
+from flashmask import capi
+from flashmask.jax import Mask, _call, _library, dot_product_attention, masks
 
 
 @pytest.fixture(autouse=True)
@@ -70,3 +73,63 @@ def test_what_no_platform_takes_is_raised_while_tracing(rng):
     q, k, v = inputs(rng)
     with pytest.raises(ValueError, match="heads"):
         jax.eval_shape(dot_product_attention, q[:, :, :3], k, v)
+
+
+# --- Workspaces -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sizes_of_an_h100(monkeypatch):
+    """The library asked about a GPU that need not be there."""
+    on_this_machine = _library.workspace_bytes
+
+    def workspace_bytes(operation, args, options):
+        if options.device == capi.DEVICE_CPU:
+            return on_this_machine(operation, args, options)
+        gpu = capi.make(capi.GpuModel, compute_major=9, compute_minor=0, multiprocessors=132)
+        asked = C.byref(args), operation == "backward", C.byref(options), C.byref(gpu)
+        status, text = capi.text_of(_library.load().fm_explain_json, *asked)
+        capi.check(status)
+        return json.loads(text)["workspace_bytes"]
+
+    monkeypatch.setattr(_library, "workspace_bytes", workspace_bytes)
+
+
+def workspaces(function, *arguments):
+    """Of the calls in the program for CUDA: (name, bytes)."""
+    text = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+    found = re.findall(r"@flashmask_(forward|backward)\(.*-> \(.*tensor<(\d+)xui8>\)", text)
+    return [(name, int(size)) for name, size in found]
+
+
+@pytest.mark.parametrize("batch, heads", [(1, 1), (2, 4)], ids=["one for each", "of each batch entry"])
+@pytest.mark.parametrize("is_rolled", [False, True], ids=["unrolled", "scan"])
+def test_workspaces_under_vmap_are_those_of_the_calls_that_are_made(rng, sizes_of_an_h100, is_rolled, batch, heads):
+    """Also where what a forward keeps for its backward leaves one traced function and enters another, as in a scan.
+
+    Some JAX trace the two of one call apart even without a scan.
+    """
+    entries, length = 3, 150
+    q, k, v = inputs(rng, head_dim=64, heads_kv=4, dtype=jnp.bfloat16)
+    bounds = jnp.full((entries, batch, heads, length, 1), 100, jnp.int32)
+
+    def layers(q, bounds):
+        mask = Mask(length, length, causal=True, bounds=bounds)
+        layer = lambda x, _: (dot_product_attention(x, k, v, mask), None)
+        out = jax.lax.scan(layer, q, None, length=2)[0] if is_rolled else layer(q, None)[0]
+        return jnp.sin(out.astype(jnp.float32)).sum()
+
+    shape = lambda x, *sizes: jax.ShapeDtypeStruct((*sizes, *x.shape[1:]), x.dtype)
+    folded = [shape(x, entries * x.shape[0]) for x in (q, k, v)]
+    lse = jax.ShapeDtypeStruct((entries * 2, 4, length), jnp.float32)
+    mask = Mask(length, length, causal=True, bounds=jnp.zeros((entries * 2, heads, length, 1), jnp.int32))
+    options = _call.Options(softmax_scale=None, deterministic=True, backend="auto")
+    given = lambda *arrays: (arrays, mask, _call.Features(), None)
+    ask = lambda operation, arrays, results: _call._workspace_bytes(operation, options, given(*arrays), results, "cuda")
+    want = [
+        ("forward", ask("forward", folded, (folded[0], lse))),
+        ("backward", ask("backward", (*folded, folded[0], lse, folded[0], None), folded)),
+    ]
+    assert all(size > 1 for _, size in want)
+    stacked = jnp.stack([q] * entries)
+    assert workspaces(jax.vmap(jax.grad(layers)), stacked, bounds) == want

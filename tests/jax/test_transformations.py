@@ -184,7 +184,8 @@ def test_vmap(rng, function, name):
     mask, axis = (masks[0], None) if name == "one for all" else (stacked(masks), 0)
     mapped = jax.vmap(function, in_axes=(0, 0, 0, axis))
     assert_same(jax.jit(mapped)(*arrays, mask), one_by_one(function, arrays, masks))
-    shapes = {shape for _, shape in calls_in(jax.make_jaxpr(mapped)(*arrays, mask).jaxpr)}
+    calls = calls_in(jax.make_jaxpr(mapped)(*arrays, mask).jaxpr)
+    shapes = {shape for name, shape in calls if name != "flashmask_build_plan"}
     assert shapes == {(6, *arrays[0].shape[2:])}
 
 
@@ -203,6 +204,39 @@ def test_gradient_of_a_vmap_within_a_vmap(rng):
     want = one_by_one(gradients_of, [x.reshape(6, *x.shape[2:]) for x in arrays], [mask] * 6)
     got = jax.jit(jax.grad(total, argnums=(0, 1, 2)))(*arrays, mask)
     assert_same([x.reshape(6, *x.shape[2:]) for x in got], want)
+
+
+def layers(q, k, v, mask):
+    """loss() of three layers, whose gradient takes what they keep out of one loop and into another."""
+    layer = lambda x, scale: (dot_product_attention(scale * x, k, v, mask), None)
+    return loss(jax.lax.scan(layer, q, jnp.asarray([0.5, 1.0, 2.0], q.dtype))[0], k, v, mask)
+
+
+@pytest.mark.parametrize("name", MASKS_TO_MAP)
+def test_vmap_of_layers_in_a_scan(rng, name):
+    masks, arrays = MASKS_TO_MAP[name](), many_inputs(rng, 3, heads_kv=4)
+    mask, axis = (masks[0], None) if name == "one for all" else (stacked(masks), 0)
+    gradients = jax.jit(jax.grad(layers, argnums=(0, 1, 2)))
+    mapped = jax.jit(jax.vmap(gradients, in_axes=(0, 0, 0, axis))).lower(*arrays, mask).compile()
+    want = one_by_one(gradients, arrays, masks)
+    assert_same(mapped(*arrays, mask), want, max(SAME, TOLERANCES[jnp.dtype(DTYPE).name]))
+    # Plans that nobody reads are not made.
+    called = re.findall(r'custom_call_target="(flashmask_\w+)"', mapped.as_text())
+    assert set(called) == {"flashmask_forward", "flashmask_backward"}
+
+
+@pytest.mark.parametrize("name", MASKS_TO_MAP)
+def test_gradients_of_a_mapped_forward_that_are_taken_one_by_one(rng, name):
+    """And all together, but by a vmap that no longer knows which masks were one for all."""
+    masks, arrays = MASKS_TO_MAP[name](), many_inputs(rng, 3)
+    mask, axis = (masks[0], None) if name == "one for all" else (stacked(masks), 0)
+    # What a vjp keeps is in the leaves of the function that it gives.
+    back_of = lambda q, k, v, mask: jax.vjp(lambda *x: dot_product_attention(*x, mask), q, k, v)[1]
+    backs = jax.vmap(back_of, in_axes=(0, 0, 0, axis))(*arrays, mask)
+    douts = jnp.cos(jnp.asarray(arrays[0]))
+    want = [back_of(*(x[n] for x in arrays), masks[n])(douts[n]) for n in range(3)]
+    assert_same([jax.tree.map(lambda x: x[n], backs)(douts[n]) for n in range(3)], want)
+    assert_same(jax.vmap(lambda back, dout: back(dout))(backs, douts), stacked(want))
 
 
 # --- shard_map ------------------------------------------------------------------------------------------------------

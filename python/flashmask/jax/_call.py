@@ -85,8 +85,19 @@ def _forward(options, arrays, mask, features, _):
 
 def _forward_with_plan(options, arrays, mask, features, _):
     """(out, lse, plan): what the mask hides, as the kernels read it, for the backward too."""
-    plan = _shape((_library.plan_bytes(capi.mask_of(mask, _tensor)),), jnp.uint8)
-    return _call("forward", options, arrays, mask, features, None, (*_results(arrays), plan))
+    return _call("forward", options, arrays, mask, features, None, (*_results(arrays), _shape_of_plan(mask)))
+
+
+def _plan(mask):
+    """The plan that _forward_with_plan would leave."""
+    leaves = jax.tree.leaves(mask)
+    lengths = dict(seqlen_q=mask.seqlen_q, seqlen_k=mask.seqlen_k)
+    function = jax.ffi.ffi_call("flashmask_build_plan", _shape_of_plan(mask), vmap_method="sequential")
+    return varying_alike(function(*leaves, **lengths, **_mask_attributes(mask)), *leaves)[0]
+
+
+def _shape_of_plan(mask):
+    return _shape((_library.plan_bytes(capi.mask_of(mask, _tensor)),), jnp.uint8)
 
 
 def _results(arrays):
@@ -130,14 +141,9 @@ def _call_on(platform, operation, options, results, workspace_bytes, *given):
 def _attributes(operation, options, given, results):
     """What bindings/jax/attention.cpp takes beside the arrays, from the structs that this says it in."""
     arrays, mask, features, plan = given
-    of_mask, of_call = capi.mask_of(mask, _tensor), capi.options(**options._asdict())
+    of_call = capi.options(**options._asdict())
     return dict(
-        mask_flags=of_mask.flags,
-        q_offset=of_mask.q_offset,
-        window_left=of_mask.window_left,
-        window_right=of_mask.window_right,
-        has_bounds=mask.bounds is not None,
-        has_block_mask=mask.block_mask is not None,
+        **_mask_attributes(mask),
         has_sink=features.sink is not None,
         has_dropout_state=features.dropout_state is not None,
         has_plan=plan is not None if operation == "backward" else len(results) == 3,
@@ -147,6 +153,18 @@ def _attributes(operation, options, given, results):
         softcap=of_call.softcap,
         dropout_p=of_call.dropout_p,
         backend=options.backend,
+    )
+
+
+def _mask_attributes(mask):
+    of_mask = capi.mask_of(mask, _tensor)
+    return dict(
+        mask_flags=of_mask.flags,
+        q_offset=of_mask.q_offset,
+        window_left=of_mask.window_left,
+        window_right=of_mask.window_right,
+        has_bounds=mask.bounds is not None,
+        has_block_mask=mask.block_mask is not None,
     )
 
 
@@ -213,22 +231,39 @@ def _with_folded_batch(function, options):
         one_by_one = has_own_sink or features.dropout_state is not None
         # If a forward's out is not mapped, this is its backward for several gradients.
         has_forward = function is not _backward or arrays_mapped[3]
-        # A plan is of the masks that its forward had. A backward that has others makes its own.
-        if not (plan_mapped or masks_are_one or has_forward != one_by_one):
-            plan = plan_mapped = None
         if one_by_one:
             is_mapped = arrays_mapped, mask_mapped, features_mapped, plan_mapped
             return _one_by_one(mapped, size, has_forward, is_mapped, arrays, mask, features, plan)
         batch = arrays[0].shape[1 if arrays_mapped[0] else 0]
         fold = lambda x, here: _folded(x, here, size, batch)
-        arrays = jax.tree.map(fold, arrays, arrays_mapped)
-        mask = jax.tree.map(lambda x, here: fold(x, here) if is_folded(x, here) else x, mask, mask_mapped)
-        results = mapped(arrays, mask, features, plan)
-        has_batch = [not (function is _forward_with_plan and x is results[-1]) for x in results]
         unfold = lambda x: x.reshape(size, batch, *x.shape[1:])
-        return tuple(unfold(x) if has else x for x, has in zip(results, has_batch)), tuple(has_batch)
+        arrays = jax.tree.map(fold, arrays, arrays_mapped)
+        masks = jax.tree.map(lambda x, here: fold(x, here) if is_folded(x, here) else x, mask, mask_mapped)
+        if function is not _forward_with_plan:
+            # The plan of a mask of one entry is that of the folded call, too.
+            is_own = masks_are_one and not plan_mapped
+            results = mapped(arrays, masks, features, plan if is_own else None)
+            return tuple(map(unfold, results)), (True,) * len(results)
+        if masks_are_one:
+            out, lse, plan = mapped(arrays, masks, features, None)
+            return (unfold(out), unfold(lse), plan), (True, True, False)
+        # vmap wants a plan of each entry, of the size that it has without vmap: a later trace holds vmap to that, and
+        # the backward of an entry may be taken by itself. The folded backward makes its own, and XLA drops these.
+        out, lse = _with_folded_batch(_forward, options)(arrays, masks, features, None)
+        plan, has_plans = _plans(mask, mask_mapped)
+        return (unfold(out), unfold(lse), plan), (True, True, has_plans)
 
     return mapped
+
+
+def _plans(mask, is_mapped):
+    """The plan of each entry's mask, or of the one that all entries share, and whether there is one for each."""
+    leaves, structure = jax.tree.flatten(mask)
+    axes = [0 if here else None for here in jax.tree.leaves(is_mapped)]
+    of_leaves = lambda *x: _plan(structure.unflatten(x))
+    if all(axis is None for axis in axes):
+        return of_leaves(*leaves), False
+    return jax.vmap(of_leaves, in_axes=axes)(*leaves), True
 
 
 def _one_by_one(mapped, size, has_forward, is_mapped, *given):

@@ -9,7 +9,7 @@ import jax
 from .. import capi
 
 PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}  # as JAX names them, and where it registers handlers
-OPERATIONS = ("forward", "backward", "build_mask")
+OPERATIONS = ("forward", "backward", "build_plan", "build_mask")
 
 
 @functools.cache
