@@ -148,8 +148,7 @@ def case_text(case):
 
 
 def _arguments(case):
-    """fm_forward_args or fm_backward_args of a case: contiguous tensors that lie nowhere, and a causal mask, or for the
-    mask "full" one that hides nothing."""
+    """fm_forward_args or fm_backward_args of a case: contiguous tensors that lie nowhere, and a causal mask."""
     batch, seqlen, heads, heads_kv = (case[n] for n in ("batch", "seqlen", "heads", "heads_kv"))
 
     def tensor(heads, dim, dtype=case["dtype"]):
@@ -160,7 +159,7 @@ def _arguments(case):
     of_rows = "float32" if case.get("partial") == "float32" else case["dtype"]
     of_keys = "float32" if "partial" in case else case["dtype"]
     out = tensor(heads, case["head_dim_v"], of_rows)
-    mask = capi.mask(seqlen, seqlen, flags=0 if case.get("mask") == "full" else capi.CAUSAL)
+    mask = capi.mask(seqlen, seqlen, flags=capi.CAUSAL)
     fields = dict(q=q, k=k, v=v, out=out, lse=lse, mask=C.pointer(mask))
     if case["op"] == "bwd":
         dq = tensor(heads, case["head_dim"], of_rows)

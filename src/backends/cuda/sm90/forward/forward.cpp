@@ -73,27 +73,8 @@ static_assert(std::ranges::is_sorted(kForwardTiles, {}, [](const ForwardTile& ti
   return std::tuple(tile.head_dim, tile.head_dim_v, tile.consumers);
 }));
 
-/// Whether every work tile takes the same time: all rows see all keys, or a dense matrix is read for them.
-bool is_even(const Problem& p) {
-  const MaskView& mask = p.mask;
-  const bool has_band = mask.diagonal_lo != INT32_MIN || mask.diagonal_hi != INT32_MAX;
-  return !has_band && !mask.block_mask && cuda::element_mask(p) != cuda::ElementMask::kColumns;
-}
-
-/// Whether a tall tile pays: there are enough to fill the device twice, and, where all take the same time, their last
-/// round does not leave so many multiprocessors idle that shorter ones end first, each row of which takes longer.
-bool pays(const Problem& p, const ForwardTile& tall, const ForwardTile& shorter) {
-  constexpr double kTimeOfShorterRows = 1.05;
-  if (count_work_tiles(p, tall.consumers) < 2 * cuda::multiprocessors(p)) return false;
-  const auto rows_in_turn = [&](const ForwardTile& tile) {
-    return ceil_div(count_work_tiles(p, tile.consumers), cuda::multiprocessors(p)) * tile.rows();
-  };
-  return !is_even(p) ||
-         static_cast<double>(rows_in_turn(tall)) <= kTimeOfShorterRows * static_cast<double>(rows_in_turn(shorter));
-}
-
-/// Of the smallest tiles that hold the call's head dims and take its dropout, the tallest that pays; null if there is
-/// none.
+/// Of the smallest tiles that hold the call's head dims and take its dropout, the tallest that makes enough work tiles
+/// to fill the device twice, otherwise the shortest; null if there is none.
 const ForwardInstance* choose_instance(const Problem& p) {
   const ForwardTile* least = least_tile(kForwardTiles, p.head_dim, p.head_dim_v);
   if (!least) return nullptr;
@@ -101,7 +82,7 @@ const ForwardInstance* choose_instance(const Problem& p) {
   for (const ForwardInstance& i : instances(p.dtype, variant_of(p))) {
     if (i.tile.head_dim != least->head_dim || i.tile.head_dim_v != least->head_dim_v) continue;
     if (p.features.dropout.p != 0 && !i.tile.drops()) continue;
-    if (!chosen || pays(p, i.tile, chosen->tile)) chosen = &i;
+    if (!chosen || count_work_tiles(p, i.tile.consumers) >= 2 * cuda::multiprocessors(p)) chosen = &i;
   }
   return chosen;
 }
