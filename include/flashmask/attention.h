@@ -81,8 +81,8 @@ struct Options {
   /// chooses the reference.
   std::string backend = "auto";
   /// Kernels of a CUDA call by the architecture they are written for, as KernelInfo::arch names it, or "auto": the
-  /// first that run on the device, of "sm90", "sm80" and "sm86", which are those of sm80's tiles that need at most 99 KiB
-  /// of shared memory. "auto" obeys the environment variable FLASHMASK_KERNELS. The CPU takes "auto" alone.
+  /// first that run on the device, of "sm90", "sm80" and "sm86", which are those of sm80's tiles that need at most 99
+  /// KiB of shared memory. "auto" obeys the environment variable FLASHMASK_KERNELS. The CPU takes "auto" alone.
   std::string kernels = "auto";
   /// Debug: where to add up the executed tiles; null counts nothing. To read the count, a call on a CUDA device waits
   /// for the stream.

@@ -96,12 +96,16 @@ TEST(Cuda, AGpuThatIsNotThereCanBeAskedAbout) {
   for (const std::string& id : hopper.kernels) {
     EXPECT_TRUE(std::any_of(all.begin(), all.end(), [&](const KernelInfo& k) { return k.id == id; })) << id;
   }
-  const Explanation ampere =
-      explain(device_call(), {}, GpuModel{.compute_major = 8, .compute_minor = 0, .multiprocessors = 108});
-  EXPECT_TRUE(ampere.backend.empty());
-  ASSERT_FALSE(ampere.rejected.empty());
-  EXPECT_NE(ampere.rejected.front().find("none for compute capability 8.0"), std::string::npos)
-      << ampere.rejected.front();
+  const GpuModel a100{.compute_major = 8, .compute_minor = 0, .multiprocessors = 108}, rtx3090{8, 6, 82};
+  if (has_kernels_of("sm80")) {
+    EXPECT_EQ(explain(device_call(), {}, a100).instance, explain(device_call(), {.kernels = "sm80"}, a100).instance);
+    EXPECT_EQ(explain(device_call(), {}, a100).arch, "sm80");
+    EXPECT_EQ(explain(device_call(), {}, rtx3090).instance,
+              explain(device_call(), {.kernels = "sm86"}, rtx3090).instance);
+    EXPECT_EQ(explain(device_call(), {}, rtx3090).arch, "sm80");
+  } else {
+    EXPECT_TRUE(explain(device_call(), {}, a100).backend.empty());
+  }
   const Explanation volta = explain(device_call(), {}, GpuModel{.compute_major = 7, .multiprocessors = 80});
   EXPECT_TRUE(volta.backend.empty());
   ASSERT_FALSE(volta.rejected.empty());
