@@ -40,8 +40,10 @@ LANES = (
     ("forward", "backward", "refused", "programs"),
     ("verify", "pytest"),
 )
-ALONE = ("overhead", "jax_speed")  # measure time, when they are asked for by --only, after the lanes
-STEPS = (*(step for lane in LANES for step in lane), *ALONE)
+AFTER = ("large",)  # the tests that take most of a GPU's memory, after the lanes
+ALONE = ("overhead", "jax_speed")  # measure time, when they are asked for by --only, after everything else
+STEPS = (*(step for lane in LANES for step in lane), *AFTER, *ALONE)
+NOT_LARGE = ("-m", "not large")
 # Processes that share the files of tests/torch, and the tests of tests/jax and tests/gpu.
 TORCH_SHARES, JAX_SHARES, GPU_SHARES = 4, 3, 4
 # Seconds of the files of tests/torch that take long, roughly, beside an H100 on a host that runs all the lanes; the
@@ -244,7 +246,7 @@ def run_programs(session, carry):
             session.add(result, *gtest_counts(result))
 
 
-def run_cases(session, carry, direction, name="", words=(), environment=None, seconds=60):
+def run_cases(session, carry, direction, name="", words=(), environment=None, seconds=120):
     name = f"{name}{direction} cases"
     program = find_program(carry, CASES[direction])
     if not program:
@@ -312,6 +314,11 @@ def run_pytest(session, name, words, seconds, environment=None, files=("tests/gp
     junit.unlink(missing_ok=True)
     session.add(result, passed, max(failed, int(result["status"] != 0)), skipped=skipped)
     print(result["output"][-TAIL // 2 :], flush=True)
+
+
+def run_large(session):
+    """What has no room for itself beside other tests."""
+    run_pytest(session, "pytest: large", ["-m", "large"], 120)
 
 
 def run_pytest_in_shares(session, name, shares, words, seconds, environment=None, files=("tests/gpu",)):
@@ -441,7 +448,7 @@ def run_stress(session, carry, library, links):
     path = os.pathsep.join(p for p in (str(links), os.environ.get("LD_LIBRARY_PATH")) if p)
     environment = {"LD_LIBRARY_PATH": path, "FLASHMASK_LIBRARY": str(library)}
     for direction in CASES:
-        run_cases(session, carry, direction, "stress: ", ["--repeat", "3"], environment, 120)
+        run_cases(session, carry, direction, "stress: ", ["--repeat", "3"], environment)
     until = {**with_plugins(), "FLASHMASK_PYTEST_SECONDS": "45"}
     run_pytest(session, "stress: pytest", ["-k", STRESS_TESTS, "-p", "pytest_bounded"], 60, {**environment, **until})
 
@@ -563,13 +570,16 @@ def run_steps(session, arguments, carry):
         "backward": lambda: run_cases(session, carry, "backward"),
         "refused": lambda: run_refused(session, carry),
         "verify": lambda: run_verify(session, carry, arguments.cases, arguments.covering),
-        "pytest": lambda: run_pytest_in_shares(session, "pytest", GPU_SHARES, arguments.pytest_words, 240),
+        "pytest": lambda: run_pytest_in_shares(
+            session, "pytest", GPU_SHARES, [*NOT_LARGE, *arguments.pytest_words], 240
+        ),
+        "large": lambda: run_large(session),
         "stress": lambda: run_stress(session, carry, arguments.stress_library, arguments.stress_links),
         "sanitize": lambda: run_sanitizers(session, carry, arguments.sanitize_seconds),
         "overhead": lambda: run_overhead(session, carry),
         "jax_speed": lambda: run_jax_speed(session, carry),
     }
-    tests = [name for lane in LANES for name in lane]
+    tests = [step for step in STEPS if step not in ALONE]
     chosen = {name for name in arguments.only or tests if name != "sanitize" or arguments.sanitize}
 
     def run_lane(lane):
@@ -578,6 +588,7 @@ def run_steps(session, arguments, carry):
                 steps[name]()
 
     at_once(lambda lane=lane: run_lane(lane) for lane in LANES)
+    run_lane(AFTER)
     run_lane(ALONE)
 
 

@@ -86,6 +86,7 @@ def test_large_shapes(seqlen_q, seqlen_k, dim):
 
 
 @pytest.mark.cuda
+@pytest.mark.large
 @dims
 def test_more_than_two_to_the_31_elements(dim):
     """Rows and keys near both ends of tensors whose offsets do not fit 32 bits, under a narrow window."""

@@ -42,6 +42,7 @@ def test_large_shapes(seqlen_q, seqlen_k, dim):
 
 
 @pytest.mark.cuda
+@pytest.mark.large
 @forward_dims
 def test_more_than_two_to_the_31_elements(dim):
     """Rows near both ends of q, whose offsets do not fit 32 bits, under a narrow window."""

@@ -20,6 +20,7 @@ RUNS = {
     "pytest": "run_pytest_in_shares",
     "torch": "run_torch",
     "jax": "run_jax",
+    "large": "run_large",
     "stress": "run_stress",
     "sanitize": "run_sanitizers",
     "overhead": "run_overhead",
@@ -79,7 +80,7 @@ def test_lanes_run_beside_each_other_and_the_host_s_time_is_taken_alone(monkeypa
         monkeypatch.setattr(gpu_tests, RUNS[name], first_of_a_lane(name))
     monkeypatch.setattr(gpu_tests, "run_cases", first_cases)
     run(session, only=gpu_tests.STEPS)
-    assert events[-2:] == ["overhead", "jax_speed"] and "torch ended" in events
+    assert events[-3:] == ["large", "overhead", "jax_speed"] and "torch ended" in events
     for lane in (["stress", "sanitize"], ["forward", "backward", "refused", "programs"], ["verify", "pytest"]):
         assert [name for name in events if name in lane] == lane
 

@@ -42,7 +42,7 @@ class BackwardCta {
       : p_(p), shared_(shared), warp_(static_cast<int>(ptx::uniform(threadIdx.x / 32))), weights_(p) {}
 
   __device__ __forceinline__ void run() {
-    if (threadIdx.x == 0) shared_.turn = nullptr;
+    if (threadIdx.x == 0) shared_.turn.taken = nullptr;
     for (uint32_t n = claim(); n < p_.schedule.work_tiles; n = claim())
       run_work_tile(cuda::WorkTilePlace(p_.schedule, p_.head_groups, n));
   }
@@ -106,21 +106,27 @@ class BackwardCta {
     load_q(tile, 0);
     load_dout(tile, 0);
     ptx::cp_async_commit();
-    for (bool more = true; more; stage_ = Traits::kQBuffers == 2 ? stage_ ^ 1 : 0) {
-      RowTile next = tile;
-      more = row_tiles.next(next);
-      run_row_tile(tile, next, more, values, dk, dv);
-      tile = next;
-    }
+    for (bool more = true; more; stage_ = Traits::kQBuffers == 2 ? stage_ ^ 1 : 0)
+      more = run_row_tile(row_tiles, tile, values, dk, dv);
     delay<Role::kWarp>();
     __syncthreads();  // All have finished with the last one.
     turn().pass();
   }
 
-  __device__ __forceinline__ void run_row_tile(const RowTile& tile, const RowTile& next, bool more,
+  /// Leaves the next row tile in `tile`; false if there is none. That one is found and asked for under the products: a
+  /// warp that waits for the plan's bits has no others beside it at a barrier.
+  __device__ __forceinline__ bool run_row_tile(const LiveRowTiles<Traits>& row_tiles, RowTile& tile,
                                                const Values& values, Dk& dk, Dv& dv) {
     wait_for_loads();
     turn().pass();
+    turn().look_up(batch_, key_tile_, tile);
+    count(tile);
+    score(tile, values);
+    delay<Role::kWarp>();
+    __syncthreads();  // P and dS are there.
+    add_dv(dv);
+    RowTile next = tile;
+    const bool more = row_tiles.next(next);
     if constexpr (Traits::kQBuffers == 2) {
       if (more) {
         load_q(next, stage_ ^ 1);
@@ -128,11 +134,6 @@ class BackwardCta {
         ptx::cp_async_commit();
       }
     }
-    count(tile);
-    score(tile, values);
-    delay<Role::kWarp>();
-    __syncthreads();  // P and dS are there.
-    add_dv(dv);
     add_dk(dk);
     if constexpr (Traits::kDoutBuffers == 1) {
       delay<Role::kWarp>();
@@ -145,6 +146,8 @@ class BackwardCta {
     }
     delay<Role::kWarp>();
     add_dq(tile);
+    tile = next;
+    return more;
   }
 
   __device__ __forceinline__ Turn<Traits> turn() const { return {p_, shared_.turn}; }
@@ -362,13 +365,14 @@ class BackwardCta {
     constexpr int kParts = kVInRegisters ? 2 : 1, kPieces = Grid::kPieces / kParts;
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
+      if (part == 0) turn().wait(index_of(tile));
       float dq[Grid::kSlabs][8 * kPieces] = {};
       multiply_steps<Element, Traits::kKeys / 16>(
           dq, [&](int slab, int step, uint32_t (&x)[4]) { a.read(16 * Grid::kRowWarps * slab, step, x); },
           [&](int piece, int step, uint32_t (&x)[4]) {
             b.read(16 * step, (part * kPieces + piece) * Grid::kColumnWarps, x);
           });
-      if (part == 0) turn().wait(batch_, key_tile_, tile, index_of(tile));
+      if (part == 0) turn().share();
       float* const sums = p_.dq.sums + Fragments::first(index_of(tile), warp_, ptx::lane_anew());
 #pragma unroll
       for (int slab = 0; slab < Grid::kSlabs; ++slab) {

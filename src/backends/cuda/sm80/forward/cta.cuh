@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "backends/cuda/attention/plan_bits.cuh"
 #include "backends/cuda/attention/softmax.cuh"
@@ -47,9 +48,11 @@ class ForwardCta {
   using VTile = typename Traits::VTile;
   using Scores = typename Traits::Scores;
   using Outputs = typename Traits::Outputs;
-  static constexpr int kSlabs = Traits::kSlabs;
+  static constexpr int kSlabs = Traits::kSlabs, kSteps = Traits::kQkDim / 16;
 
-  /// What a work tile's rows are, and what they have seen so far.
+  /// Q's fragments of the warp's rows, by steps, where they stay in registers.
+  using Queries = uint32_t[Traits::kQInRegisters ? kSteps : 1][4];
+  /// What a work tile's rows have seen so far.
   struct Rows {
     Outputs o[kSlabs] = {};
     cuda::RowState state[kSlabs];
@@ -78,7 +81,12 @@ class ForwardCta {
       load<QTile>(shared_.q, p_.q, head_, row_, p_.seqlen_q);
       load_keys(step);
     }
-    while (more) more = run_step(step, rows);
+    Queries q;
+    if (Traits::kQInRegisters && more) {
+      wait_for_loads();
+      read_rows(q);
+    }
+    while (more) more = run_step(step, q, rows);
     store(rows);
     delay<Role::kWarp>();
     __syncthreads();  // All have finished reading before the next work tile's rows, keys and values come.
@@ -138,7 +146,7 @@ class ForwardCta {
   }
 
   /// Leaves the next step in `step`; false if there is none.
-  __device__ __forceinline__ bool run_step(Step& step, Rows& rows) {
+  __device__ __forceinline__ bool run_step(Step& step, const Queries& q, Rows& rows) {
     const uint32_t own = step.classes >> KeyBlock::kBits * (warp_ * Traits::kRowsOfWarp / 64);
     // Keys past the last are hidden: the last block is full only if it is whole.
     const bool live = own & KeyBlock::kLive,
@@ -148,7 +156,7 @@ class ForwardCta {
     Scores s[kSlabs] = {};
     if (live) {
       if (partial && step.in_block() == 0) make_mask(step.block());
-      multiply_keys(s);
+      multiply_keys(q, s);
     }
     Step next = step;
     const bool more = next_step(next);
@@ -182,23 +190,31 @@ class ForwardCta {
     return bits;
   }
 
+  /// Q's fragments, where they stay in registers.
+  __device__ __forceinline__ void read_rows(Queries& q) const {
+    const RowsOfA<QTile> rows = rows_of_q();
+#pragma unroll
+    for (int step = 0; step < static_cast<int>(std::extent_v<Queries>); ++step) rows.read(0, step, q[step]);
+  }
+  __device__ __forceinline__ RowsOfA<QTile> rows_of_q() const {
+    return RowsOfA<QTile>(ptx::shared_address(shared_.q) + warp_ * Traits::kRowsOfWarp * QTile::kRowBytes);
+  }
+
   /// S = Q K^T.
-  __device__ __forceinline__ void multiply_keys(Scores (&s)[kSlabs]) const {
-    const RowsOfA<QTile> rows(ptx::shared_address(shared_.q) + warp_ * Traits::kRowsOfWarp * QTile::kRowBytes);
+  __device__ __forceinline__ void multiply_keys(const Queries& held, Scores (&s)[kSlabs]) const {
+    const RowsOfA<QTile> rows = rows_of_q();
     const RowsOfB<KTile> keys(ptx::shared_address(shared_.k));
-#pragma unroll 4  // more, and ptxas spills
-    for (int step = 0; step < Traits::kQkDim / 16; ++step) {
-      uint32_t q[kSlabs][4];
+    multiply_steps<Element, kSteps>(
+        s,
+        [&](int slab, int step, uint32_t (&q)[4]) {
+          if constexpr (Traits::kQInRegisters) {
 #pragma unroll
-      for (int slab = 0; slab < kSlabs; ++slab) rows.read(slab * cuda::Slab::kRows, step, q[slab]);
-#pragma unroll
-      for (int piece = 0; piece < Traits::kKeys / 16; ++piece) {
-        uint32_t k[4];
-        keys.read(16 * piece, step, k);
-#pragma unroll
-        for (int slab = 0; slab < kSlabs; ++slab) multiply<Element>(s[slab], piece, q[slab], k);
-      }
-    }
+            for (int i = 0; i < 4; ++i) q[i] = held[step][i];
+          } else {
+            rows.read(slab * cuda::Slab::kRows, step, q);
+          }
+        },
+        [&](int piece, int step, uint32_t (&k)[4]) { keys.read(16 * piece, step, k); });
   }
 
   /// Makes scores of the product.

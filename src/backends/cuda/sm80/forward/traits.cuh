@@ -31,6 +31,8 @@ struct ForwardTraits {
   static constexpr int kRowsOfWarp = kTile.rows_of_warp(), kSlabs = kRowsOfWarp / cuda::Slab::kRows;
   static_assert(kRowsOfWarp == 16 || kRowsOfWarp == 32, "a warp's rows have one set of mask bits");
   static_assert(kVDim % 32 == 0, "a quad stores 32 columns at a time");
+  /// Whether a warp keeps its rows of Q in registers, of which O leaves enough, and reads K and V alone in each step.
+  static constexpr bool kQInRegisters = kSlabs == 1 && kQkDim <= 192;
 
   using QTile = SharedTile<Element, kRows, kQkDim>;
   using KTile = SharedTile<Element, kKeys, kQkDim>;
