@@ -448,6 +448,7 @@ def performance(cases, topics):
         *measurements(topics),
         *tests(topics),
         *cpu_section(),
+        "",
         *mma_sync(others),
     ]
     return "\n".join(lines) + "\n"

@@ -99,6 +99,11 @@ def of_set(what, arch):
     return what if arch == HOPPER else f"{what}-{arch}"
 
 
+def set_of(name):
+    """The kernel set in a receipt's name."""
+    return next((arch for arch in ("sm80", SMALL) if name.endswith(f"-{arch}")), HOPPER)
+
+
 def stem_of(case):
     """Of the file that a case is in."""
     sizes = f"d{case['head_dim']}-dv{case['head_dim_v']}-{short_length(case['seqlen']).lower()}"

@@ -4,7 +4,7 @@
 import json
 from pathlib import Path
 
-from receipts import short_length
+from receipts import set_of, short_length
 from words import listed, markdown_table, paragraph, percent, size_text
 
 CPU = Path(__file__).resolve().parent / "data" / "cpu.json"
@@ -76,7 +76,8 @@ def features_cost(topics):
     ]
     said = (
         f"Time of calls with them over the plain call's, {short_length(held['seqlen'])}, bfloat16, "
-        f"{listed(masks)}; softcap {held['softcap']:g}, dropout {held['dropout']:g}."
+        f"{listed(masks)}; softcap {held['softcap']:g}, dropout {held['dropout']:g}; on an "
+        f"{topics['features']['device']}."
     )
     head = ["d", "asked for", *(op.replace("fwd", "forward").replace("bwd", "backward") for op in ops)]
     return ["### Sinks, softcap and dropout", "", *paragraph(said), *markdown_table(head, rows), ""]
@@ -213,12 +214,23 @@ def measurements(topics):
 def tests(topics):
     """What `scripts/gpu-check tests` counted."""
     rows = [
-        [part["name"], part["passed"], part["failed"], part.get("skipped") or "", topics[name]["date"]]
+        [
+            kernel_set,
+            part["name"],
+            part["passed"],
+            part["failed"],
+            part.get("skipped") or "",
+            run["device"],
+            run["date"],
+        ]
         for name in suites(topics)
+        for run, kernel_set in [(topics[name], set_of(name))]
         for part in figures_of(topics, name)["parts"]
     ]
-    said = "`scripts/gpu-check tests`; a part that runs into its time limit counts as failed."
-    head = ["part", "passed", "failed", "skipped", "date"]
+    said = (
+        "`scripts/gpu-check tests` on the kernels of each set; a part that runs into its time limit counts as failed."
+    )
+    head = ["kernels", "part", "passed", "failed", "skipped", "device", "date"]
     return ["## Tests on a GPU", "", said, "", *markdown_table(head, rows), ""] if rows else []
 
 

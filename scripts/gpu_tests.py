@@ -40,7 +40,7 @@ LANES = (
     ("forward", "backward", "refused", "programs"),
     ("verify", "pytest"),
 )
-AFTER = ("large",)  # the tests that take most of a GPU's memory, after the lanes
+AFTER = ("large",)  # the tests that take or measure most of a GPU's memory, after the lanes
 ALONE = ("overhead", "jax_speed")  # measure time, when they are asked for by --only, after everything else
 STEPS = (*(step for lane in LANES for step in lane), *AFTER, *ALONE)
 NOT_LARGE = ("-m", "not large")

@@ -120,6 +120,13 @@ def set_in_use(library, capability):
     return taken[0]
 
 
+def set_on(device):
+    """The kernel set of the default library's calls that name none, on a CUDA device of torch's."""
+    import torch
+
+    return set_in_use(default_library(), torch.cuda.get_device_capability(device))
+
+
 def explain(library, case, arch="sm90", multiprocessors=132, deterministic=False, capability=None):
     """What fm_explain_json says of a receipt's case. `capability`: the GPU's; default: the one `arch` is named for."""
     handle, backward = _load(library), case["op"] == "bwd"

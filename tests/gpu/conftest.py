@@ -27,4 +27,4 @@ def pytest_collection_modifyitems(items):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "cuda: cannot run on the CPU backend")
-    config.addinivalue_line("markers", "large: takes most of a GPU's memory")
+    config.addinivalue_line("markers", "large: takes most of a GPU's memory, or measures how much is free")

@@ -220,6 +220,7 @@ def test_graph_capture(dim, own_plan):
 
 
 @pytest.mark.cuda
+@pytest.mark.large
 def test_nothing_waits_or_allocates():
     """A call returns while the stream is still busy, and takes no memory from the allocator that torch uses."""
     case = Case(4096, 4096, heads=8, heads_kv=8, dim=128, causal=True)
