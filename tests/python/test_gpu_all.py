@@ -92,13 +92,36 @@ def test_the_model_reads_every_tile_and_stays_below_the_peak():
 
 
 def test_the_model_is_held_to_receipts(tmp_path):
-    assert "unchecked" in sm80_model.compared(tmp_path)[0]
+    assert "unchecked" in sm80_model.compared(tmp_path)[0] and "few" in sm80_model.refitted(tmp_path)[0]
     file = invented.library_file(tmp_path / "library")
     made = invented.mma_sync_slice(file, masks=["full", "document"], device="NVIDIA A100-SXM4-80GB")
     case = made["cases"][0]
     for off, word in ((1.05, "PASS"), (1.2, "FAIL")):
         case["ours_ms"] = sm80_model.milliseconds(sm80_model.DEVICES["A100"], case, "sm80") / off
+        case["peers"]["sm86"]["ms"] = sm80_model.milliseconds(sm80_model.DEVICES["A100"], case, "sm86") / off
         *lines, last = sm80_model.compared(invented.put(tmp_path / "r", made))
-        assert len(lines) == 1 and lines[0].endswith(f"{off:.3f}")
+        assert [line.split()[0] for line in lines] == ["sm80", "sm86"]
+        assert all(line.endswith(f"{off:.3f}") for line in lines)
         assert last.startswith(f"{word}  model: error of every cell: {off - 1:.3f} (bar at most 0.10)")
     assert sm80_model.device_of("NVIDIA A10") is sm80_model.DEVICES["A10"]
+
+
+def test_a_multiprocessor_holds_as_many_forward_tiles_as_fit():
+    def held(name, dim, kilobytes=99):
+        return sm80_model.ctas(sm80_model.DEVICES[name], sm80_model.tile_of("fwd", dim, dim, kilobytes))
+
+    assert [held(name, 128) for name in ("H100", "A100", "L4")] == [2, 2, 2]
+    assert [held(name, 64) for name in ("H100", "A100", "L4")] == [2, 2, 1]  # by shared memory, as the next
+    assert [held(name, 256) for name in ("H100", "A100", "L4")] == [2, 1, 1]
+    assert held("H100", 256, 163) == 1  # by registers
+
+
+def test_refitting_finds_the_constants_that_made_the_times():
+    made = sm80_model.Fitted(unhidden=0.4, barrier=200, dq=0.05)
+    cells = []
+    for op in ("fwd", "bwd"):
+        for dims in ((64, 64), (128, 128), (192, 128), (256, 256)):
+            case, device = sm80_model.full_case(op, *dims), sm80_model.DEVICES["H100"]
+            cells.append(sm80_model.Cell(device, case, "sm80", sm80_model.milliseconds(device, case, "sm80", made)))
+    assert sm80_model.refit(cells) == pytest.approx(made)
+    assert {round(cell.error(made), 9) for cell in cells} == {1}
