@@ -158,7 +158,7 @@ def test_the_page_has_what_a_part_of_the_suite_found(file, documented):
     page, _ = documented(invented.topic(file, "tests-jax_speed", [], jax_speed=speed, parts=parts))
     assert "| 8192 | full | forward | 812 | 850 | 1.05 |  |" in page
     assert "| 8192 | full | forward + backward | 812 | 850 | 1.05 | 1.10 |" in page
-    assert any(line.startswith("| jax: speed | 2 | 0 |") for line in page)
+    assert any(line.startswith("| sm90 | jax: speed | 2 | 0 |") for line in page)
 
 
 def test_peers_of_the_run_itself_have_columns_and_of_two_measurements_the_worse_counts(file, documented):

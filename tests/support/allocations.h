@@ -32,13 +32,14 @@ int64_t allocations_of_second(F&& f) {
 
 }  // namespace flashmask::test
 
-void* operator new(std::size_t size) {
+// Not inlined: GCC would take free() for the wrong end of what operator new began.
+[[gnu::noinline]] void* operator new(std::size_t size) {
   return flashmask::test::counted_allocation(size, __STDCPP_DEFAULT_NEW_ALIGNMENT__);
 }
-void* operator new(std::size_t size, std::align_val_t alignment) {
+[[gnu::noinline]] void* operator new(std::size_t size, std::align_val_t alignment) {
   return flashmask::test::counted_allocation(size, static_cast<std::size_t>(alignment));
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
