@@ -43,8 +43,8 @@ def merge_attention(outs, lses, *, layout="bshd", sink=None):
 
 
 def merge_into_first(outs, lses):
-    """The same of two parts or more in lse's dtype, into the first out's memory: not differentiable, without checks, and
-    each part is read once."""
+    """The same of two parts or more in lse's dtype, into the first out's memory: not differentiable, without checks,
+    and each part is read once."""
     of_parts = torch.stack(lses)
     lse = of_parts.logsumexp(0)
     weights = torch.exp(of_parts - lse.masked_fill(lse == -torch.inf, 0)).transpose(-1, -2).unsqueeze(-1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What travels between ranks: torch.distributed's all-to-all, one collective of all ranks for whatever leaves a rank."""
+"""What travels between ranks: torch.distributed's all-to-all, one collective of all ranks for all that leaves one."""
 
 import weakref
 
@@ -34,8 +34,8 @@ class Arrival:
 
 
 def send(x, rows_out, rows_in, group, into=None, wait=True):
-    """The Arrival of [sum(rows_in), ...] from x [sum(rows_out), ...], as many rows for and from each rank as these lists
-    say. into: the tensor to receive into. wait: to wait at once, which a GPU does without another stream."""
+    """The Arrival of [sum(rows_in), ...] from x [sum(rows_out), ...], as many rows for and from each rank as the lists
+    say. into: the tensor to receive into. wait: at once; otherwise what the current stream gets next may run before."""
     x = x.contiguous()
     received = x.new_empty((sum(rows_in), *x.shape[1:])) if into is None else into
     work = dist.all_to_all_single(received, x, rows_in, rows_out, group=group, async_op=not wait)
