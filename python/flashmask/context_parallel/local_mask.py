@@ -73,10 +73,11 @@ class LocalMask:
         def there(mask):
             return mask.to(device, non_blocking)
 
-        if there(self.own) is self.own and there(self.whole) is self.whole:
-            return self
-        pieces = tuple(replace(piece, mask=there(piece.mask)) for piece in self.pieces)
         masks = {name: there(getattr(self, name)) for name in ("own", "gathered", "whole")}
+        pieces = tuple(replace(piece, mask=there(piece.mask)) for piece in self.pieces)
+        are_there = all(getattr(self, name) is mask for name, mask in masks.items())
+        if are_there and all(piece.mask is old.mask for piece, old in zip(pieces, self.pieces)):
+            return self
         return replace(self, pieces=pieces, _made={}, **masks)
 
     def way(self, heads, head_dim):
