@@ -42,6 +42,19 @@ def merge_attention(outs, lses, *, layout="bshd", sink=None):
     return out.to(outs[0].dtype), lse
 
 
+def merge_into_first(outs, lses):
+    """The same of two parts or more in lse's dtype, into the first out's memory: not differentiable, without checks,
+    and each part is read once."""
+    of_parts = torch.stack(lses)
+    lse = of_parts.logsumexp(0)
+    weights = torch.exp(of_parts - lse.masked_fill(lse == -torch.inf, 0)).transpose(-1, -2).unsqueeze(-1)
+    first, *others = weights.unbind()
+    out = outs[0].mul_(first)
+    for part, weight in zip(outs[1:], others):
+        out.addcmul_(part, weight)
+    return out, lse
+
+
 def _softmax(lses):
     """Weights of the parts (dimension 0) and the log of the sum of their exponentials.
 

@@ -10,6 +10,7 @@ import traceback
 import torch
 import torch.distributed as dist
 from flashmask import Mask, context_parallel, masks, ops
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 ON_GPU = os.environ.get("FLASHMASK_TEST_DEVICE") == "cuda"
@@ -191,6 +192,52 @@ def test_checkpointing(rank, world):
         got = gradients(way, lambda call, *leaves: checkpoint(call, *leaves, use_reentrant=False))
         compiled = gradients(way, lambda call, *leaves: torch.compile(call, backend="eager")(*leaves))
         assert all(torch.equal(x, y) and torch.equal(x, z) for x, y, z in zip(want, got, compiled)), way
+
+
+class Count(TorchDispatchMode):
+    """How many of torch's operators run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
+        self.names.append(str(function))
+        return function(*arguments, **(named or {}))
+
+
+def test_calls_of_the_host(rank, world):
+    """Operators of torch, each of which costs the host microseconds: as many however many segments the keys lie in."""
+    n, heads = 256 * world, (2 * world, world)
+    hidden = torch.arange(n) // 2 % 2 == torch.arange(2)[:, None]  # every other pair of keys, others in each entry
+    bounds = torch.where(hidden, 0, n).int()
+    bounds[1, n // 8 : n // 4] = 0  # and fewer keys in one
+    most = {"gather": (20, 36), "overlap": (76, 104), "all_to_all": (48, 48)}
+    counts = {}
+    for mask in (Mask(n, n, causal=True), Mask(n, n, causal=True, bounds=bounds[:, None, :, None].contiguous())):
+        placement = context_parallel.place(mask, world, scheme="contiguous")
+        local = placement.mask(rank).to(device())
+        shards = [placement.shard(x, rank) for x in tensors(mask, heads=heads)]
+        leaves = [x.requires_grad_() for x in shards[:3]]
+        for way in ways(*heads, world):
+
+            def call(way=way, local=local, leaves=leaves):
+                return context_parallel.attention(*leaves, local, way=way, deterministic=True)
+
+            torch.autograd.grad(call(), leaves, shards[3])  # makes index tensors and plans
+            with Count() as forward:
+                out = call()
+            with Count() as backward:
+                torch.autograd.grad(out, leaves, shards[3])
+            peers = max(world - 2, 0)
+            assert len(forward.names) <= most[way][0], (way, forward.names)
+            # Each other peer's gradients of a key are added by themselves, in order.
+            assert len(backward.names) <= most[way][1] + 5 * peers, (way, backward.names)
+            counts.setdefault(way, []).append((len(forward.names), len(backward.names)))
+    segments = max((len(s) for piece in local.pieces for _, _, s in piece.sends), default=0)
+    assert world == 1 or rank == world - 1 or segments >= 16, segments
+    # What differs is that entries have unlike numbers of keys.
+    assert all(abs(a - b) <= 16 for few, many in counts.values() for a, b in zip(few, many)), counts
 
 
 def test_layouts(rank, world):

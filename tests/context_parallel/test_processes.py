@@ -61,6 +61,7 @@ def test_every_visible_element_is_computed_once(name, world, scheme):
     total = 0
     for rank, local in enumerate(locals_):
         assert local.digest == locals_[0].digest
+        assert len(local.pieces) == len(locals_[0].pieces)  # each is a collective
         of_rank = local.own.to_dense().sum() + sum(piece.mask.to_dense().sum() for piece in local.pieces)
         assert of_rank == local.gathered.to_dense().sum()
         total += of_rank

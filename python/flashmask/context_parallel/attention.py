@@ -8,7 +8,7 @@ from .. import _values, ops
 from ..errors import UnsupportedError
 from . import cost, messages
 from .by_heads import AllToAll
-from .by_keys import Gather, Overlap
+from .by_keys import Gather, Options, Overlap
 from .local_mask import LocalMask
 
 WAYS = {"gather": Gather, "overlap": Overlap, "all_to_all": AllToAll}
@@ -71,9 +71,9 @@ def attention(
         _check_agreement(q, k, v, local, group, (way, softmax_scale, deterministic, return_lse))
     ops.check_lengths(local.own, q, k, "bshd")
     q, k, v = ops.autocast(q, k, v)
-    messages.meet(group, q.device)
     function = WAYS[_way(way, q, k, local)]
-    out, lse = function.apply(q, k, v, local, group, (softmax_scale, deterministic, backend, max_ctas))
+    options = Options((softmax_scale, deterministic, backend, max_ctas), bool(return_lse))
+    out, lse = function.apply(q, k, v, local, group, options)
     return (out, lse) if return_lse else out
 
 
@@ -86,7 +86,8 @@ def _way(way, q, k, local):
             f"way is 'all_to_all'; {local.world_size} ranks cannot share {heads[0]} query and {heads[1]} key heads: "
             f"heads_q must be a multiple of the ranks, and one of heads_kv and ranks a multiple of the other"
         )
-    return way
+    # One rank has all rows and all heads, and by way of gather nothing is copied.
+    return way if local.world_size > 1 else "gather"
 
 
 # --- Checks -----------------------------------------------------------------------------------------
@@ -102,7 +103,7 @@ def _refuse_features(**features):
 
 
 def _check_group(local, group):
-    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    size, rank = messages.size_and_rank(group)
     if (size, rank) != (local.world_size, local.rank):
         raise ValueError(
             f"group has {size} ranks and this is rank {rank}; "

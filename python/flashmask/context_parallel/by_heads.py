@@ -21,7 +21,10 @@ class AllToAll(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.call = heads, mask, group, options
         ctx.set_materialize_grads(False)
-        (of_rows,), (lse_of_rows,) = heads.to_rows([out], group), heads.to_rows([_columns(lse)], group)
+        (of_rows,) = heads.to_rows([out], group)
+        if not options.return_lse:  # on every rank, or none
+            return of_rows, None
+        (lse_of_rows,) = heads.to_rows([_columns(lse)], group)
         return of_rows, lse_of_rows.squeeze(3).transpose(1, 2).contiguous()
 
     @staticmethod
@@ -32,11 +35,13 @@ class AllToAll(torch.autograd.Function):
         # Others wait for what this rank has, be it nothing.
         rows = out.shape[0], heads.local.rows, heads.heads[0]
         dout = out.new_zeros((*rows, out.shape[3])) if dout is None else dout
-        dlse = lse.new_zeros((*rows, 1)) if dlse is None else _columns(dlse)
-        (dout,), (dlse,) = heads.to_heads([dout], group), heads.to_heads([dlse], group)
-        dlse = dlse.squeeze(3).transpose(1, 2)
+        (dout,) = heads.to_heads([dout], group)
+        if options.return_lse:
+            dlse = lse.new_zeros((*rows, 1)) if dlse is None else _columns(dlse)
+            (dlse,) = heads.to_heads([dlse], group)
+            dlse = dlse.squeeze(3).transpose(1, 2)
         several = heads.copies > 1  # whose gradients have yet to be added up
-        dq, dk, dv = ops.backward(dout, dlse, q, k, v, out, lse, mask, *options, partial_out=several)
+        dq, dk, dv = ops.backward(dout, dlse, q, k, v, out, lse, mask, *options.of_kernel, partial_out=several)
         if not several:
             return *heads.to_rows([dq, dk, dv], group), None, None, None
         (dq,), dkv = heads.to_rows([dq], group), heads.to_rows([dk, dv], group)
@@ -65,29 +70,31 @@ class Heads:
         """Tensors [batch, own rows, all heads, size] to [batch, all rows, own heads, size], rows in the sequence's
         order."""
         world, rows = self.local.world_size, self.local.rows_of_ranks()
-        of_ranks = []
-        for rank in range(world):
-            own = []
-            for x in tensors:
-                begin, end = _share(x.shape[2], world, rank, max(world // x.shape[2], 1))
-                own.append(x[:, :, begin:end].transpose(0, 1).flatten(2))
-            of_ranks.append(torch.cat(own, 2))
-        sizes = [x.shape[3] for x in tensors]
-        received = all_to_all(torch.cat(of_ranks), [rows[self.local.rank]] * world, rows, group)
+        of_ranks, shapes = [], []
+        for x in tensors:
+            heads, size = x.shape[2:]
+            if heads < world:  # ranks next to each other have the same
+                x, heads = x.repeat_interleave(world // heads, 2), world
+            # [ranks, rows, batch, heads of a rank * size]
+            of_ranks.append(x.unflatten(2, (world, heads // world)).permute(2, 1, 0, 3, 4).flatten(3))
+            shapes.append((heads // world, size))
+        sent = torch.cat(of_ranks, 3) if len(of_ranks) > 1 else of_ranks[0]
+        received = all_to_all(sent.flatten(0, 1), [rows[self.local.rank]] * world, rows, group)
         ordered = received.index_select(0, self.local.in_order(received.device))
-        widths = [_count(x.shape[2], world) * x.shape[3] for x in tensors]
-        return [x.unflatten(2, (-1, size)).transpose(0, 1) for x, size in zip(ordered.split(widths, 2), sizes)]
+        parts = ordered.split([heads * size for heads, size in shapes], 2)
+        return [x.unflatten(2, shape).transpose(0, 1) for x, shape in zip(parts, shapes)]
 
     def to_rows(self, tensors, group):
         """Tensors [batch, all rows, own heads, size] to [batch, own rows, heads of all ranks, size]."""
         world, rows = self.local.world_size, self.local.rows_of_ranks()
-        flat = torch.cat([x.transpose(0, 1).flatten(2) for x in tensors], 2)
+        flat = [x.transpose(0, 1).flatten(2) for x in tensors]
+        flat = torch.cat(flat, 2) if len(flat) > 1 else flat[0]
         sent = flat.index_select(0, self.local.by_ranks(flat.device))
         own = rows[self.local.rank]
         received = all_to_all(sent, rows, [own] * world, group).unflatten(0, (world, own))
         widths, results = [x.shape[2] * x.shape[3] for x in tensors], []
         for part, x in zip(received.split(widths, 3), tensors):
-            of_ranks = part.unflatten(3, (x.shape[2], x.shape[3])).permute(2, 1, 0, 3, 4)
+            of_ranks = part.unflatten(3, x.shape[2:]).permute(2, 1, 0, 3, 4)
             results.append(of_ranks.flatten(2, 3))
         return results
 

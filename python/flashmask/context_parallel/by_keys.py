@@ -5,10 +5,19 @@ gather: one call over all keys, when they have arrived. overlap: tiles of the ra
 the next piece is on its way; partial results are merged in float32.
 """
 
+from typing import NamedTuple
+
 import torch
 
 from .. import merge, ops
-from .messages import Exchange
+from .messages import send
+
+
+class Options(NamedTuple):
+    """of_kernel: softmax_scale, deterministic, backend, max_ctas. return_lse: whether lse is wanted, on all ranks."""
+
+    of_kernel: tuple
+    return_lse: bool
 
 
 class Gather(torch.autograd.Function):
@@ -26,27 +35,28 @@ class Gather(torch.autograd.Function):
         dout = _dout(dout, out, q)
         whole_k, whole_v = _all_keys(k, v, local, group)
         # dq is rounded once, here; dk and dv have yet to be added up.
-        dq, *dkv = _backward(dout, dlse, q, whole_k, whole_v, local.gathered, out, lse, options)
-        begin, end = local.own_keys
-        dk, dv = (x[:, begin:end] for x in dkv)
-        returns = [
-            _return_gradients(dkv, piece.gathered_places, k, v, piece, group, lse.dtype) for piece in local.pieces
-        ]
-        _add_returned(dk, dv, local, returns)
+        dq, dk, dv = _backward(dout, dlse, q, whole_k, whole_v, local.gathered, out, lse, options)
+        if local.pieces:
+            routes = local.gathered_routes(k.shape[0], k.device)
+            returned = _return_gradients(dk, dv, routes.of_pieces[0], group).wait()
+            _add_returned(dk, dv, returned, routes)
+            begin, end = local.own_keys
+            dk, dv = dk.narrow(1, begin, end - begin), dv.narrow(1, begin, end - begin)
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None
 
 
 class Overlap(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, local, group, options):
-        arrivals = [_exchange_piece(k, v, piece, group) for piece in local.pieces]
+        arrivals = _send_pieces(k, v, local, group)
         parts = [ops.attention(q, k, v, local.own, partial_out=True, **_named(options))]
-        for piece, arrival in zip(local.pieces, arrivals):
-            received = arrival.wait()
-            if received:
-                parts.append(ops.attention(q, *received, piece.mask, partial_out=True, **_named(options)))
+        for piece, received in zip(local.pieces, arrivals):
+            if piece.receives:
+                parts.append(ops.attention(q, *received(), piece.mask, partial_out=True, **_named(options)))
+            else:
+                received()
         # The same in every run, as the order of the parts is.
-        out, lse = parts[0] if len(parts) == 1 else merge.merge_attention(*zip(*parts))
+        out, lse = parts[0] if len(parts) == 1 else merge.merge_into_first(*zip(*parts))
         return _save(ctx, q, k, v, out, lse, local, group, options)
 
     @staticmethod
@@ -55,16 +65,24 @@ class Overlap(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         local, group, options = ctx.call
         dout = _dout(dout, out, q)
-        arrivals = [_exchange_piece(k, v, piece, group) for piece in local.pieces]
+        arrivals = _send_pieces(k, v, local, group)
         dq, dk, dv = _backward(dout, dlse, q, k, v, local.own, out, lse, options)
-        returns = []
-        for piece, arrival in zip(local.pieces, arrivals):
-            received, dkv = arrival.wait(), None
-            if received:
-                more, *dkv = _backward(dout, dlse, q, *received, piece.mask, out, lse, options)
-                dq += more
-            returns.append(_return_gradients(dkv, piece.places, k, v, piece, group, lse.dtype))
-        _add_returned(dk, dv, local, returns)
+        if local.pieces:
+            routes = local.piece_routes(k.shape[0], k.device)
+            sizes = [sum(route.rows_out) for route in routes.of_pieces]
+            returned = lse.new_empty((sum(sizes), k.shape[2], k.shape[3] + v.shape[3]))
+            returns = []
+            for piece, route, received, into in zip(local.pieces, routes.of_pieces, arrivals, returned.split(sizes)):
+                dkv = received()
+                if piece.receives:
+                    more, *dkv = _backward(dout, dlse, q, *dkv, piece.mask, out, lse, options)
+                    dq += more
+                else:  # no rows, of the gradients' dtype
+                    dkv = [x.to(lse.dtype) for x in dkv]
+                returns.append(_return_gradients(*dkv, route, group, into, wait=False))
+            for arrival in returns:
+                arrival.wait()
+            _add_returned(dk, dv, returned, routes)
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None
 
 
@@ -72,7 +90,7 @@ class Overlap(torch.autograd.Function):
 
 
 def _named(options):
-    softmax_scale, deterministic, backend, max_ctas = options
+    softmax_scale, deterministic, backend, max_ctas = options.of_kernel
     return {"softmax_scale": softmax_scale, "deterministic": deterministic, "backend": backend, "max_ctas": max_ctas}
 
 
@@ -90,112 +108,84 @@ def _dout(dout, out, q):
 
 def _backward(dout, dlse, q, k, v, mask, out, lse, options):
     """What these keys add to dq, in out's dtype, and their dk and dv in float32, given out and lse of all keys."""
-    return ops.partial_backward(dout, dlse, q, k, v, out, lse, mask, *options)
+    return ops.partial_backward(dout, dlse, q, k, v, out, lse, mask, *options.of_kernel)
 
 
 # --- What travels -----------------------------------------------------------------------------------
 
 
-def _beside(k, v):
-    """k and v side by side, so that a key is one message's part."""
-    return torch.cat([k, v], -1)
-
-
-def _packed(k, v, segments):
-    """The same of the keys in these segments, copied once."""
-    keys = sum(end - begin for begin, end in segments)
-    message = k.new_empty((k.shape[0], keys, k.shape[2], k.shape[3] + v.shape[3]))
-    for x, part in zip((k, v), _apart(message, k)):
-        at = 0
-        for begin, end in segments:
-            part[:, at : at + end - begin].copy_(x[:, begin:end])
-            at += end - begin
-    return message
-
-
 def _apart(kv, k):
-    return kv[..., : k.shape[3]], kv[..., k.shape[3] :]
-
-
-def _of(x, entry):
-    """One batch entry, or, for None, all."""
-    return x if entry is None else x[entry : entry + 1]
-
-
-class _Arrival:
-    """k and v of `seqlen_k` keys, [batch, seqlen_k, ...], of which messages fill the places of some."""
-
-    def __init__(self, k, v, seqlen_k, pieces, places, group):
-        """places: of the messages of each piece."""
-        self.k, self.whole, self.copies = k, None, []
-        outgoing = [
-            (peer, _packed(_of(k, entry), _of(v, entry), segments))
-            for piece in pieces
-            for peer, entry, segments in piece.sends
-        ]
-        receives = [(*what, at) for piece, of in zip(pieces, places) for what, at in zip(piece.receives, of)]
-        if receives:
-            shape = k.shape[0], seqlen_k, k.shape[2], k.shape[3] + v.shape[3]
-            # Keys that fill up an entry that has fewer than others are seen by no row, but are numbers.
-            padded = any(entry is not None for _, entry, *_ in receives)
-            self.whole = k.new_zeros(shape) if padded else k.new_empty(shape)
-        incoming = []
-        for peer, entry, _, (begin, end) in receives:
-            place = _of(self.whole, entry)[:, begin:end]
-            message = place if place.is_contiguous() else torch.empty_like(place, memory_format=torch.contiguous_format)
-            incoming.append((peer, message))
-            if message is not place:
-                self.copies.append((place, message))
-        self.exchange = Exchange(outgoing, incoming, group)
-
-    def wait(self):
-        """(k, v), views of what is there; () if nothing has arrived."""
-        self.exchange.wait()
-        for place, message in self.copies:
-            place.copy_(message)
-        return () if self.whole is None else _apart(self.whole, self.k)
-
-
-def _exchange_piece(k, v, piece, group):
-    return _Arrival(k, v, piece.mask.seqlen_k, [piece], [piece.places], group)
+    return kv.split((k.shape[3], kv.shape[3] - k.shape[3]), 3)
 
 
 def _all_keys(k, v, local, group):
     """k and v of the rank's own keys and all that travel to it, in the order of local.gathered."""
     if not local.pieces:
         return k, v
-    places = [piece.gathered_places for piece in local.pieces]
-    arrival = _Arrival(k, v, local.gathered.seqlen_k, local.pieces, places, group)
-    if arrival.whole is not None:
-        begin, end = local.own_keys
-        for own, x in zip(_apart(arrival.whole[:, begin:end], k), (k, v)):
-            own.copy_(x)
-    return arrival.wait() or (k, v)
+    (route,) = local.gathered_routes(k.shape[0], k.device).of_pieces
+    whole = k.new_empty((k.shape[0], route.seqlen_k, k.shape[2], k.shape[3] + v.shape[3]))
+    begin, end = local.own_keys
+    torch.cat([k, v], 3, out=whole.narrow(1, begin, end - begin))
+    rows = whole.view(-1, *whole.shape[2:])
+    into = None if route.places is not None else rows.narrow(0, route.begin, sum(route.rows_in))
+    received = send(rows.index_select(0, route.sent), route.rows_out, route.rows_in, group, into).wait()
+    _place(received, rows, route)
+    return _apart(whole, k)
 
 
-def _return_gradients(dkv, places, k, v, piece, group, dtype):
+def _place(received, rows, route):
+    """Puts the rows that arrived where they belong, if they are not there."""
+    if route.places is not None:
+        rows.index_copy_(0, route.places, received)
+    if route.padding is not None:
+        rows.index_fill_(0, route.padding, 0)
+
+
+def _send_pieces(k, v, local, group):
+    """Sends the keys of all pieces: for each a function that waits for what the rank receives, and returns k and v."""
+    if not local.pieces:
+        return []
+    routes = local.piece_routes(k.shape[0], k.device)
+    sent = torch.cat([k, v], 3).flatten(0, 1).index_select(0, routes.sent)
+    sent = sent.split([sum(route.rows_out) for route in routes.of_pieces])
+    return [_piece_arrival(x, k, route, group) for x, route in zip(sent, routes.of_pieces)]
+
+
+def _piece_arrival(sent, k, route, group):
+    arrival = send(sent, route.rows_out, route.rows_in, group, wait=False)
+
+    def received():
+        rows = arrival.wait()
+        if route.places is not None or route.padding is not None:
+            fitting = rows.new_empty((k.shape[0] * route.seqlen_k, *rows.shape[1:]))
+            if route.places is None:
+                fitting.narrow(0, route.begin, len(rows)).copy_(rows)
+            _place(rows, fitting, route)
+            rows = fitting
+        return _apart(rows.view(k.shape[0], route.seqlen_k, *rows.shape[1:]), k)
+
+    return received
+
+
+def _return_gradients(dk, dv, route, group, into=None, wait=True):
     """The other way round: gradients of the keys that arrived leave, those of the keys that were sent arrive.
 
-    dkv: dk and dv of the keys among which those of the piece are at `places`.
+    dk, dv: of the keys among which the route's have their places.
     """
-    outgoing = [
-        (peer, _beside(*(_of(x, entry)[:, begin:end] for x in dkv)))
-        for (peer, entry, _), (begin, end) in zip(piece.receives, places)
-    ]
-    incoming = []
-    for peer, entry, segments in piece.sends:
-        keys = sum(end - begin for begin, end in segments)
-        shape = _of(k, entry).shape[0], keys, k.shape[2], k.shape[3] + v.shape[3]
-        incoming.append((peer, k.new_empty(shape, dtype=dtype)))
-    return Exchange(outgoing, incoming, group)
+    dk, dv = dk.flatten(0, 1), dv.flatten(0, 1)
+    if route.places is not None:
+        dk, dv = dk.index_select(0, route.places), dv.index_select(0, route.places)
+    else:
+        keys = sum(route.rows_in)
+        dk, dv = dk.narrow(0, route.begin, keys), dv.narrow(0, route.begin, keys)
+    return send(torch.cat([dk, dv], 2), route.rows_in, route.rows_out, group, into, wait)
 
 
-def _add_returned(dk, dv, local, returns):
-    """Adds the gradients of keys that were sent to the rank's own, in the order of pieces and messages."""
-    for piece, exchange in zip(local.pieces, returns):
-        for (_, entry, segments), part in zip(piece.sends, exchange.wait()):
-            at = 0
-            for begin, end in segments:
-                for own, returned in zip((dk, dv), _apart(part[:, at : at + end - begin], dk)):
-                    _of(own, entry)[:, begin:end] += returned
-                at += end - begin
+def _add_returned(dk, dv, returned, routes):
+    """Adds the gradients of keys that were sent to those of the source, in the order in which they were sent."""
+    sizes = dk.shape[3], dv.shape[3]
+    dk, dv = dk.view(-1, *dk.shape[2:]), dv.view(-1, *dv.shape[2:])
+    for which, rows in routes.rounds:
+        of_k, of_v = (returned if which is None else returned.index_select(0, which)).split(sizes, 2)
+        dk.index_add_(0, rows, of_k)
+        dv.index_add_(0, rows, of_v)

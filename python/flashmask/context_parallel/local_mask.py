@@ -8,7 +8,7 @@ import torch
 
 from .. import _columns, _gather, _values
 from ..mask import BLOCK, Mask
-from . import cost
+from . import cost, routes
 
 PIECES = cost.PIECES
 _SPARE = 20  # of so many keys of a peer one may travel that no row sees, so that runs are longer
@@ -19,10 +19,10 @@ _MOST_RUNS = 256  # of a peer's keys; more are joined, however many keys are bet
 class Piece:
     """Keys that arrive together.
 
-    mask: of the local rows and these keys. receives: ((peer, entry, keys), ...), a message each; entry: the batch entry
-    whose keys they are, or None, for all. places, gathered_places: where they are among the piece's keys, and among
-    those of LocalMask.gathered, (begin, end). sends: ((peer, entry, local segments), ...): what leaves in the meantime
-    for the same piece of others.
+    mask: of the local rows and these keys. receives: ((peer, entry, keys), ...), in order of peers and entries; entry:
+    the batch entry whose keys they are, or None, for all. places, gathered_places: where they are among the piece's
+    keys, and among those of LocalMask.gathered, (begin, end). sends: ((peer, entry, local segments), ...): what leaves
+    in the meantime for the same piece of others.
     """
 
     mask: Mask
@@ -36,7 +36,8 @@ class Piece:
 class LocalMask:
     """The part of a mask that one rank computes: its rows and all keys that one of them sees.
 
-    own: the Mask of its rows and its own keys. pieces: Pieces of keys of other ranks. gathered: the Mask of its rows
+    own: the Mask of its rows and its own keys. pieces: Pieces of keys of other ranks, as many on every rank, also on
+    those to which nothing travels; none if nothing does on any rank. gathered: the Mask of its rows
     and all of these keys, its own at own_keys, (begin, end). whole: the Mask of the sequence. placement, index: what it
     was made of. digest: of the whole mask and the placement; ranks that agree have the same.
     """
@@ -67,19 +68,32 @@ class LocalMask:
         return sum(keys * (entries if e is None else 1) for piece in self.pieces for _, e, keys in piece.receives)
 
     def to(self, device, non_blocking=False):
-        """The same with its masks on `device`."""
+        """The same with its masks on `device`; this one if they are there already."""
 
         def there(mask):
             return mask.to(device, non_blocking)
 
-        pieces = tuple(replace(piece, mask=there(piece.mask)) for piece in self.pieces)
         masks = {name: there(getattr(self, name)) for name in ("own", "gathered", "whole")}
+        pieces = tuple(replace(piece, mask=there(piece.mask)) for piece in self.pieces)
+        are_there = all(getattr(self, name) is mask for name, mask in masks.items())
+        if are_there and all(piece.mask is old.mask for piece, old in zip(pieces, self.pieces)):
+            return self
         return replace(self, pieces=pieces, _made={}, **masks)
 
     def way(self, heads, head_dim):
         """How the cost model would compute attention of (heads_q, heads_kv) heads: "gather", "overlap" or
         "all_to_all"."""
         return self._once(("way", heads, head_dim), lambda: self.placement.way(self.index, heads, head_dim))
+
+    # --- What travels, as tensors ------------------------------------------------------------------
+
+    def gathered_routes(self, batch, device):
+        """Routes of all keys at once, of tensors with this batch."""
+        return self._once(("gathered", batch, device), lambda: routes.of_gathered(self, batch, device))
+
+    def piece_routes(self, batch, device):
+        """Routes of the pieces."""
+        return self._once(("pieces", batch, device), lambda: routes.of_pieces(self, batch, device))
 
     # --- For an all-to-all over heads -------------------------------------------------------------
 
@@ -141,17 +155,20 @@ def local_mask(placement, rank, index=0, *, pieces=PIECES):
         for (n, e), part in keys(peer, rank):
             local = tuple(_local(segment, segments[rank]) for segment in part)
             sent.setdefault(n, []).append((peer, e, local))
-    every = sorted(received.keys() | sent.keys())
+    # All ranks take part in each piece: one message is a collective.
+    every = range(_piece_count(world, pieces)) if _travels(seen, segments) else ()
     own = [(None, segments[rank])] if entries == [None] else [(e, segments[rank]) for e in entries]
-    arriving = {n: received.get(n, []) for n in every}
-    gathered, places = _laid_out(mask, segments[rank], own + [part[1:] for n in every for part in arriving[n]])
-    own_keys, at = places[0], len(own)
+    # In the order of ranks, as they arrive if all travel at once.
+    arriving = sorted(((n, *part) for n in every for part in received.get(n, [])), key=lambda part: part[1])
+    gathered, places = _laid_out(mask, segments[rank], own + [part[2:] for part in arriving])
+    own_keys, places = places[0], places[len(own) :]
     made = []
     for n in every:
-        part, own_places = _laid_out(mask, segments[rank], [part[1:] for part in arriving[n]])
-        receives = tuple((peer, e, _length(segments)) for peer, e, segments in arriving[n])
-        made.append(Piece(part, receives, own_places, places[at : at + len(receives)], tuple(sent.get(n, []))))
-        at += len(receives)
+        parts = received.get(n, [])
+        part, own_places = _laid_out(mask, segments[rank], [part[1:] for part in parts])
+        receives = tuple((peer, e, _length(segments)) for peer, e, segments in parts)
+        gathered_places = tuple(place for place, of in zip(places, arriving) if of[0] == n)
+        made.append(Piece(part, receives, own_places, gathered_places, tuple(sent.get(n, []))))
     local = LocalMask(
         rank=rank,
         placement=placement,
@@ -289,6 +306,23 @@ def _piece(receiver, sender, part, world, pieces):
     if world - 1 >= pieces:
         return distance * pieces // (world - 1)
     return distance * _shares(world, pieces) + part
+
+
+def _piece_count(world, pieces):
+    """In how many pieces keys arrive, on every rank."""
+    return min((world - 1) * _shares(world, pieces), pieces)
+
+
+def _travels(seen, segments):
+    """Whether any rank sees a key of another. seen: of each entry, of each rank, as _seen has it."""
+    for of_ranks in seen:
+        for rank, keys in enumerate(of_ranks):
+            others = keys.clone()
+            for begin, end in segments[rank]:
+                others[begin:end] = False
+            if others.any():
+                return True
+    return False
 
 
 def _parts(runs, count, mask):

@@ -1,42 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What travels between ranks: torch.distributed's point-to-point messages and all-to-all."""
+"""What travels between ranks: torch.distributed's all-to-all, one collective of all ranks for all that leaves one."""
 
 import weakref
 
-import torch
 import torch.distributed as dist
 
-_met = weakref.WeakSet()
+_sizes = weakref.WeakKeyDictionary()
 
 
-class Exchange:
-    """Messages on their way. wait() returns when those to be received are in their tensors, or, on a GPU, will be
-    before what the current stream gets next."""
+def size_and_rank(group):
+    """(ranks of a group, this process's own); torch looks both up in several tables."""
+    group = dist.group.WORLD if group is None else group
+    if group is None:  # nothing is initialized; torch says so
+        return dist.get_world_size(), dist.get_rank()
+    found = _sizes.get(group)
+    if found is None:
+        found = _sizes[group] = dist.get_world_size(group), dist.get_rank(group)
+    return found
 
-    def __init__(self, outgoing, incoming, group):
-        """outgoing: (peer, tensor); incoming: (peer, tensor to receive into)."""
-        self._outgoing, self._incoming = outgoing, incoming  # they have to live until all is done
-        operations = [dist.P2POp(dist.isend, x, group=group, group_peer=peer) for peer, x in outgoing]
-        operations += [dist.P2POp(dist.irecv, x, group=group, group_peer=peer) for peer, x in incoming]
-        self._works = dist.batch_isend_irecv(operations) if operations else []
+
+class Arrival:
+    """Rows on their way. wait() returns them when they are there, or, on a GPU, will be before what the current stream
+    gets next."""
+
+    def __init__(self, received, sent, work):
+        self._received, self._sent, self._work = received, sent, work  # sent has to live until all is done
 
     def wait(self):
-        """What has been received, in the order of `incoming`."""
-        for work in self._works:
-            work.wait()
-        return [x for _, x in self._incoming]
+        if self._work is not None:
+            self._work.wait()
+            self._sent = self._work = None
+        return self._received
 
 
-def meet(group, device):
-    """The first call of all ranks of a group, which NCCL wants to be of them all: later ones are of some."""
-    group = dist.group.WORLD if group is None else group
-    if device.type == "cuda" and group not in _met:
-        dist.all_reduce(torch.zeros(1, device=device), group=group)
-        _met.add(group)
+def send(x, rows_out, rows_in, group, into=None, wait=True):
+    """The Arrival of [sum(rows_in), ...] from x [sum(rows_out), ...], as many rows for and from each rank as the lists
+    say. into: the tensor to receive into. wait: at once; otherwise what the current stream gets next may run before."""
+    x = x.contiguous()
+    received = x.new_empty((sum(rows_in), *x.shape[1:])) if into is None else into
+    work = dist.all_to_all_single(received, x, rows_in, rows_out, group=group, async_op=not wait)
+    return Arrival(received, x, work)
 
 
 def all_to_all(x, rows_out, rows_in, group):
-    """x [sum(rows_out), ...], as many rows for each rank as rows_out says, to [sum(rows_in), ...]."""
-    received = x.new_empty((sum(rows_in), *x.shape[1:]))
-    dist.all_to_all_single(received, x.contiguous(), rows_in, rows_out, group=group)
-    return received
+    """x [sum(rows_out), ...] to [sum(rows_in), ...]."""
+    return send(x, rows_out, rows_in, group).wait()
