@@ -69,8 +69,10 @@ fm_mask described(const build::Shape& shape) {
   return mask;
 }
 
+/// `first`: null if there are no columns.
 build::VectorOutput vectors_of(const build::Shape& shape, int32_t* first) {
   const int64_t count = shape.numbers();
+  if (!first) return {nullptr, nullptr, nullptr, nullptr, count};
   if (count == 4) return {first, first + 1, first + 2, first + 3, count};
   if (shape.causal) return {first, count == 2 ? first + 1 : nullptr, nullptr, nullptr, count};
   return {first, nullptr, nullptr, first + 1, count};

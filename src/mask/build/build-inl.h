@@ -188,7 +188,7 @@ struct CountEnds {
   FLASHMASK_COLUMN void operator()(const Lead& lead, int64_t j) const {
     const int64_t at = (lead.index * seqlen + j) * out.stride;
     out.ute[at] = static_cast<int32_t>(j);
-    add_one(ends + lead.index * (seqlen + 1) + out.lts[at]);
+    if (out.lts[at] > j) add_one(ends + lead.index * (seqlen + 1) + out.lts[at]);  // a token of no node never began
   }
 };
 
