@@ -35,7 +35,7 @@ __global__ void add_biases(const float* lse, const float* delta, float scale, fl
     if constexpr (kSharedOnes) {
       return SharedBiasStep<kRows>(ptx::shared_address(biases), ptx::shared_address(&ones));
     } else {
-      return BiasStep<kBias, kRows>(ptx::shared_address(biases));
+      return BiasStep<kRows>(ptx::shared_address(biases), bias_ones<kBias>());
     }
   }();
   ptx::wgmma_fence();

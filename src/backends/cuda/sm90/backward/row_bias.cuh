@@ -63,22 +63,25 @@ __device__ __forceinline__ float term_of(const RowBias& row) {
 /// apart; the next 8 columns at the same place.
 inline constexpr uint64_t kBiasGroups = uint64_t{128 >> 4} << 32;
 
+/// Ones in the columns of the bias, as the lane has them in an operand's first eight columns; the same in every tile.
+template <Bias kBias>
+__device__ __forceinline__ uint32_t bias_ones() {
+  constexpr uint32_t kBegin = kBias == Bias::kScore ? 0 : 3;
+  const auto one = [](uint32_t column) { return column - kBegin < 3 ? 0x3f80u : 0u; };  // 1 in bfloat16
+  const uint32_t column = 2 * (threadIdx.x % 4);                                        // the lane's first
+  return one(column) | one(column + 1) << 16;
+}
+
 /// Adds the biases of the rows, in shared memory at `biases`, to `scores`, 64 keys x kRows, as one step of their
-/// product: ones in the columns of the bias, from registers, times the rows' eight bfloat16. The step's other eight
-/// columns are zeros times the same eight.
-template <Bias kBias, int kRows>
+/// product: `ones`, from registers, times the rows' eight bfloat16. The step's other eight columns are zeros times the
+/// same eight.
+template <int kRows>
 class BiasStep {
  public:
   /// Call it before wgmma_fence.
-  __device__ __forceinline__ explicit BiasStep(uint32_t biases) {
-    constexpr uint32_t kBegin = kBias == Bias::kScore ? 0 : 3;
-    const auto one = [](uint32_t column) { return column - kBegin < 3 ? 0x3f80u : 0u; };  // 1 in bfloat16
-    const uint32_t column = 2 * (threadIdx.x % 4);                                        // the lane's first
-    ones_[0] = ones_[1] = one(column) | one(column + 1) << 16;
-    ones_[2] = ones_[3] = 0;
+  __device__ __forceinline__ BiasStep(uint32_t biases, uint32_t ones) : ones_{ones, ones, 0, 0}, biases_(biases >> 4) {
 #pragma unroll
     for (uint32_t& word : ones_) word = ptx::opaque(word);
-    biases_ = biases >> 4;
   }
 
   __device__ __forceinline__ void issue(float (&scores)[kRows / 2]) const {

@@ -29,6 +29,8 @@ class ScoreConsumer {
         staging_(p, shared, warpgroup),
         base_(ptx::shared_address(&shared) >> 4),
         warp_(ptx::uniform(threadIdx.x / 32 % 4)),
+        score_ones_(kKeepsOnes && !kHalves<Traits> ? ptx::kept(bias_ones<Bias::kScore>()) : 0),
+        gradient_ones_(kKeepsOnes ? ptx::kept(bias_ones<Bias::kGradient>()) : 0),
         weights_(p) {}
 
  protected:
@@ -37,6 +39,9 @@ class ScoreConsumer {
   using Score = typename Traits::Score;
   using Weights = typename Traits::Weights;
   using Swizzle = ptx::Swizzle128;
+  /// Whether the ones of BiasStep stay in registers, where there are enough. Left to itself, ptxas computes them in
+  /// every tile, and the tile's first product waits for them.
+  static constexpr bool kKeepsOnes = !kTermsLast<Traits> && !Traits::kTile.dq_from_registers;
   /// A matrix in shared memory as an operand: see ptx::MatrixDescriptor. The variable part is added last and in units
   /// of 16 bytes, so that it takes one instruction on the way to a tile's first product.
   struct Operand {
@@ -125,7 +130,8 @@ class ScoreConsumer {
     } else if constexpr (kHalves<Traits> && kBias == Bias::kScore) {
       return SharedBiasStep<kRows>(biases, (base_ << 4) + static_cast<uint32_t>(offsetof(Shared, halves.ones)));
     } else {
-      return BiasStep<kBias, kRows>(biases);
+      const uint32_t kept = kBias == Bias::kScore ? score_ones_ : gradient_ones_;
+      return BiasStep<kRows>(biases, kKeepsOnes ? kept : bias_ones<kBias>());
     }
   }
 
@@ -294,6 +300,7 @@ class ScoreConsumer {
   const uint32_t warp_;  ///< of the warpgroup
   ptx::RingPosition<Traits::kStages> ring_;
   uint32_t phases_ = 0;
+  const uint32_t score_ones_, gradient_ones_;  ///< see bias_ones, where kKeepsOnes
   [[no_unique_address]] const Weights weights_;
 };
 
