@@ -205,19 +205,20 @@ def measure_cell(cell, arguments, rank, device, link):
         "missing": {name: why for name, why in found.items() if isinstance(why, str)},
     }
     bytes_of_key = heads[1] * 2 * d * dtype.itemsize
+    figures["keeps_keys"] = local.keeps_keys
     figures.update(fixed_costs(figures, figures["received_keys"] * bytes_of_key, link))
     figures["predicted_ms"] = predicted(placement, figures, link)
     return figures
 
 
 def fixed_costs(figures, size, link):
-    """ms of gather that are neither kernels nor bytes. Backward keys and values come again, and gradients leave in
-    fp32: three times the bytes."""
+    """ms of gather that are neither kernels nor bytes. Backward gradients leave in fp32, twice the bytes, and keys and
+    values come again unless they are kept."""
     of, kernels = figures["times"]["gather"], figures["times"]["kernels"]
     wire = 1e3 * size / link
     return {
         f"fixed_{phase}_ms": round(of[f"{phase}_ms"] - kernels[f"{phase}_ms"] - times * wire, 4)
-        for phase, times in (("forward", 1), ("backward", 3))
+        for phase, times in (("forward", 1), ("backward", 2 if figures["keeps_keys"] else 3))
     }
 
 

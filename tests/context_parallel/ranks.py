@@ -212,7 +212,7 @@ def test_calls_of_the_host(rank, world):
     hidden = torch.arange(n) // 2 % 2 == torch.arange(2)[:, None]  # every other pair of keys, others in each entry
     bounds = torch.where(hidden, 0, n).int()
     bounds[1, n // 8 : n // 4] = 0  # and fewer keys in one
-    most = {"gather": (20, 36), "overlap": (76, 104), "all_to_all": (48, 48)}
+    most = {"gather": (28, 36), "overlap": (76, 104), "all_to_all": (48, 48)}
     counts = {}
     for mask in (Mask(n, n, causal=True), Mask(n, n, causal=True, bounds=bounds[:, None, :, None].contiguous())):
         placement = context_parallel.place(mask, world, scheme="contiguous")
@@ -231,9 +231,11 @@ def test_calls_of_the_host(rank, world):
                 torch.autograd.grad(out, leaves, shards[3])
             peers = max(world - 2, 0)
             assert len(forward.names) <= most[way][0], (way, forward.names)
+            # The keys of gather may have to travel again.
+            own = len(backward.names) - (len(forward.names) if way == "gather" and not local.keeps_keys else 0)
             # Each other peer's gradients of a key are added by themselves, in order.
-            assert len(backward.names) <= most[way][1] + 5 * peers, (way, backward.names)
-            counts.setdefault(way, []).append((len(forward.names), len(backward.names)))
+            assert own <= most[way][1] + 5 * peers, (way, backward.names)
+            counts.setdefault(way, []).append((len(forward.names), own))
     segments = max((len(s) for piece in local.pieces for _, _, s in piece.sends), default=0)
     assert world == 1 or rank == world - 1 or segments >= 16, segments
     # What differs is that entries have unlike numbers of keys.

@@ -101,6 +101,13 @@ def chosen(costs):
     return min(costs, key=lambda name: costs[name].total)
 
 
+def keeps_keys(received, rows):
+    """Whether gather keeps the keys and values that arrived until its backward, where they would have to travel again:
+    where no rank receives more than the most `rows` that one has. received: keys of each rank; both over batch entries.
+    """
+    return max(received) <= rows
+
+
 def divide(heads_q, heads_kv, ranks):
     """Whether ranks can share the heads out: as many query heads each, with whole heads of k and v for them."""
     return heads_q % ranks == 0 and (heads_kv % ranks == 0 or ranks % heads_kv == 0)
@@ -111,14 +118,17 @@ def _by_keys(flops, keys, rows, heads, head_dim, ranks, machine):
     forward, backward = _compute(flops, machine)
     heads_q, heads_kv = heads
     elements = keys * heads_kv * 2 * head_dim
+    # Beside what arrives own keys and values are copied, and their gradients come in fp32.
+    copied = 2 * rows * heads_kv * 2 * head_dim / machine.memory if keys else 0.0
 
-    def cost(pieces, of_forward, of_backward):
-        """of_*: the seconds of tiles and of what travels to those of both."""
-        kv, dkv = (_exchange(elements * size, ranks, machine, pieces) for size in (_BYTES, _PARTIAL))
-        times = of_forward(forward, kv), of_backward(backward, kv, dkv)
-        return Cost(
-            machine.fixed_forward + times[0], machine.fixed_backward + times[1], forward, backward, kv, kv + dkv
-        )
+    def exchanges(pieces):
+        """Seconds of keys and values, and of their gradients."""
+        return [_exchange(elements * size, ranks, machine, pieces) for size in (_BYTES, _PARTIAL)]
+
+    def cost(of_forward, of_backward, *exchange):
+        """of_*: seconds of tiles, exchange and copies."""
+        times = machine.fixed_forward + of_forward, machine.fixed_backward + of_backward
+        return Cost(*times, forward, backward, *exchange)
 
     def overlapped(compute, exchange, merged):
         if not exchange:
@@ -127,20 +137,14 @@ def _by_keys(flops, keys, rows, heads, head_dim, ranks, machine):
         parts = machine.pieces + 1
         return max(compute, exchange + compute / parts) + parts * rows * heads_q * head_dim * merged / machine.memory
 
-    def overlapped_backward(compute, kv, dkv):
-        # k and v arrive again, and partial dk and dv leave for their owners in the other direction.
-        return overlapped(compute, max(kv, dkv), _MERGED_DQ)
-
-    # Own keys and values are copied beside those that arrive, and their gradients come in fp32.
-    copied = 2 * rows * heads_kv * 2 * head_dim / machine.memory if keys else 0.0
-    return (
-        cost(
-            1,
-            lambda compute, kv: compute + kv + _BYTES * copied,
-            lambda compute, kv, dkv: compute + kv + dkv + (_BYTES + _PARTIAL) * copied,
-        ),
-        cost(machine.pieces, lambda compute, kv: overlapped(compute, kv, _MERGED_OUT), overlapped_backward),
-    )
+    kv, dkv = exchanges(1)
+    again = 0.0 if keeps_keys([keys], rows) else kv
+    copied_again = _PARTIAL * copied + (_BYTES * copied if again else 0.0)
+    gather = cost(forward + kv + _BYTES * copied, backward + again + dkv + copied_again, kv, again + dkv)
+    kv, dkv = exchanges(machine.pieces)
+    # k and v arrive again, and partial dk and dv leave for their owners in the other direction.
+    of_backward = overlapped(backward, max(kv, dkv), _MERGED_DQ)
+    return gather, cost(overlapped(forward, kv, _MERGED_OUT), of_backward, kv, kv + dkv)
 
 
 def _all_to_all(flops, rows, heads, head_dim, ranks, machine):

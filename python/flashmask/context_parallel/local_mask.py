@@ -67,6 +67,12 @@ class LocalMask:
         entries = self.whole.batch
         return sum(keys * (entries if e is None else 1) for piece in self.pieces for _, e, keys in piece.receives)
 
+    @property
+    def keeps_keys(self):
+        """As cost.keeps_keys; the same on all ranks."""
+        received = self.placement.received_rows(self.index)
+        return cost.keeps_keys(received, self.placement.most_rows * self.whole.batch)
+
     def to(self, device, non_blocking=False):
         """The same with its masks on `device`; this one if they are there already."""
 
