@@ -6,16 +6,20 @@ dpo        the loss of arXiv:2305.18290 on a document's two answers, with the mo
 rm         the pairwise loss of arXiv:2203.02155 over a document's answers, best first
 
 Losses are transformers' and TRL's; logits are computed only where there is a label, some tokens at a time, as fused
-losses do. All layers are checkpointed. The optimiser is AdamW on the weights as they are: bfloat16 on a GPU.
+losses do. All layers are checkpointed. The optimiser is AdamW on the weights, adapters too, as they are: bfloat16 on a
+GPU. There torch.compile fuses what is around the attention, as training frameworks have it: the inner layers, the norms
+and the rotary embedding.
 """
 
 import copy
+import functools
 
 import torch
 import torch.nn.functional as F
 import transformers
 from end_to_end.contenders import CONTENDERS
 from torch.utils.checkpoint import checkpoint
+from transformers.models.llama import modeling_llama
 
 _LLAMA_3 = {
     "rope_theta": 500000.0,
@@ -64,7 +68,22 @@ def make(shape, device, attention, seed=0):
         model.activation_checkpointing_enable({"use_reentrant": False})
     else:
         model.gradient_checkpointing_enable({"use_reentrant": False})
+    if dtype == torch.bfloat16:
+        _compile(model)
     return model.train()
+
+
+def _compile(model):
+    """Compiles what is around the attention; layers share the code."""
+    _compile_rotary_embedding()
+    for layer in model.model.layers:
+        for module in (layer.mlp, layer.input_layernorm, layer.post_attention_layernorm):
+            module.compile()
+
+
+@functools.cache
+def _compile_rotary_embedding():
+    modeling_llama.apply_rotary_pos_emb = torch.compile(modeling_llama.apply_rotary_pos_emb)
 
 
 class Trainer:
@@ -80,7 +99,7 @@ class Trainer:
         if task == "lora":
             from peft import LoraConfig, get_peft_model
 
-            trained = get_peft_model(model, LoraConfig(**LORA))
+            trained = get_peft_model(model, LoraConfig(**LORA), autocast_adapter_dtype=False)
         elif task == "dpo":
             self.reference = copy.deepcopy(model).eval().requires_grad_(False)
         elif task == "rm":
