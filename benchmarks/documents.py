@@ -505,8 +505,37 @@ def training(cases, topics):
     ]
 
 
-PARTS = {"summary": summary, "training": training}
-PAGES = ("README.md", "docs/training.md")
+def context_parallel(cases, topics):
+    """docs/context-parallel.md's table."""
+    found = figures_of(topics, "context-parallel")
+    if not found:
+        return []
+    held, run = found["context_parallel"], topics["context-parallel"]
+    rows = []
+    for cell in held["cells"]:
+        ms = {name: times["forward_ms"] + times["backward_ms"] for name, times in cell["times"].items()}
+        ours = ms[cell["auto"]]
+        over = [speed_text(ms[name] / ours) for name in ("one", "all gather")]
+        travels = cell["received_keys"] / (cell["seqlen"] * cell["batch"])
+        fixed = " / ".join(f"{cell[f'fixed_{phase}_ms']:.2f}" for phase in ("forward", "backward"))
+        off = percent(cell["predicted_ms"][cell["auto"]] / ours - 1)
+        shape = [f"{short_length(cell['seqlen'])} x {cell['batch']}", cell["mask"]]
+        shape += [f"{cell['heads']} / {cell['heads_kv']}", percent(travels)]
+        rows.append([*shape, ms_text(ms["one"]), ms_text(ours), *over, fixed, off])
+    head = ["tokens", "mask", "heads", "keys that travel", "one, ms", "both, ms", "over one", "over an all-gather"]
+    return [
+        *paragraph(
+            f"Forward and backward on {held['ranks']} GPUs, d = 128 ({run['date']}, {run['device']}; a link takes in "
+            f"{held['link_gb_s']:.0f} GB/s): time on one and on both, and speed over an all-gather of all keys that is "
+            "waited for, on the same rows. Fixed: what is neither kernels nor bytes at the link's rate, forward and "
+            "backward, in ms. Last: how far the model's time, with this run's rates, is from the measured one."
+        ),
+        *markdown_table([*head, "fixed", "predicted"], rows),
+    ]
+
+
+PARTS = {"summary": summary, "training": training, "context_parallel": context_parallel}
+PAGES = ("README.md", "docs/training.md", "docs/context-parallel.md")
 
 
 def with_figures(text, cases, topics):

@@ -225,7 +225,8 @@ def test_the_command_writes_pages_and_pictures(file, tmp_path, monkeypatch, caps
     (tmp_path / "docs").mkdir()
     mark = "<!-- figures: {} (a command) -->\nold\n<!-- end of figures -->\nkept\n"
     (tmp_path / "README.md").write_text(mark.format("summary"))
-    (tmp_path / "docs" / "training.md").write_text(mark.format("training"))
+    for name in ("training", "context_parallel"):
+        (tmp_path / "docs" / f"{name.replace('_', '-')}.md").write_text(mark.format(name))
     monkeypatch.setattr(documents, "ROOT", tmp_path)
     made = slices(file)
     made[0]["cases"][0]["kernel_hashes"][FWD] = "old"
@@ -238,6 +239,20 @@ def test_the_command_writes_pages_and_pictures(file, tmp_path, monkeypatch, caps
     printed = capsys.readouterr()
     assert "docs/performance.md" in printed.out
     assert printed.err == f"in the documents, though a cell of fwd-d128-dv128-8k.json is stale: {FWD}\n"
+
+
+def test_context_parallelism_has_a_table():
+    times = {"one": (2, 6), "gather": (1, 3.5), "all gather": (1, 4)}
+    cell = {
+        **{"seqlen": 32768, "batch": 2, "mask": "document", "heads": 64, "heads_kv": 8, "auto": "gather"},
+        **{"received_keys": 16384, "fixed_forward_ms": 0.1, "fixed_backward_ms": 0.25, "predicted_ms": {"gather": 4.2}},
+        "times": {name: dict(zip(("forward_ms", "backward_ms"), ms)) for name, ms in times.items()},
+    }
+    figures = {"context_parallel": {"ranks": 2, "link_gb_s": 290.4, "cells": [cell]}}
+    topic = {"date": "2026-01-02", "device": "A GPU", "figures": figures}
+    *_, row = documents.context_parallel([], {"context-parallel": topic})
+    assert row == "| 32K x 2 | document | 64 / 8 | 25.0 % | 8.00 | 4.50 | 1.78x | 1.11x | 0.10 / 0.25 | -6.7 % |"
+    assert documents.context_parallel([], {}) == []
 
 
 # --- The HTML page -----------------------------------------------------------------------------------
