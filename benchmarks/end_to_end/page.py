@@ -159,7 +159,8 @@ def sparsity_text(found):
 def first_steps(cells, names):
     said = (
         "Seconds of the first step of each task in its process, which does the tasks of one model and length one after "
-        "another: FlexAttention's kernels are compiled, or found in the compilers' caches on the disk."
+        "another: FlexAttention's kernels, and for every contender what is around the attention, are compiled, or "
+        "found in the compilers' caches on the disk."
     )
     cold = [place_text(*at) for at, found in cells.items() if found.get("flex", {}).get("compiler_cache") == "empty"]
     said += f" The caches were empty for {listed(cold)}." if cold else ""

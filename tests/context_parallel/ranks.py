@@ -242,6 +242,22 @@ def test_calls_of_the_host(rank, world):
     assert all(abs(a - b) <= 16 for few, many in counts.values() for a, b in zip(few, many)), counts
 
 
+def test_infinite_gradients_stay_in_their_column(rank, world):
+    """What moves and adds up gradients takes each element by itself."""
+    mask = Mask(300, 300, causal=True)
+    placement = context_parallel.place(mask, world)
+    local = placement.mask(rank).to(device())
+    q, k, v, dout = (placement.shard(x, rank) for x in tensors(mask))
+    dout[..., 1] = float("inf")
+    for way in ways(q.shape[2], k.shape[2], world):
+        leaf = v.detach().requires_grad_()
+        out = context_parallel.attention(q, k, leaf, local, way=way)
+        (dv,) = torch.autograd.grad(out, [leaf], dout)
+        others = torch.arange(dv.shape[-1], device=dv.device) != 1
+        assert dv[..., others].isfinite().all(), way
+        assert not dv[..., 1].isfinite().any(), way
+
+
 def test_layouts(rank, world):
     """Views with other strides, as of [batch, heads, rows, head_dim], and no gradient wanted of some."""
     mask = Mask(300, 300, causal=True)

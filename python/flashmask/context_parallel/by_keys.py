@@ -149,8 +149,8 @@ def _place(received, rows, route):
 
 
 def _in_units(*tensors):
-    """The same memory as numbers of 16 bytes, where all of them allow that: of tensors with holes torch moves as many
-    numbers in a second, whatever their size."""
+    """Views of 16-byte elements, if the layouts of all tensors allow them; for moving alone. torch copies strided
+    tensors at so many elements a second, whatever their size."""
 
     def allows(x):
         of_unit = torch.complex128.itemsize // x.itemsize
@@ -161,7 +161,7 @@ def _in_units(*tensors):
 
 
 def _rounded(x, dtype):
-    """x in another type, entry by entry, as each is without holes."""
+    """x converted to another dtype, one batch entry at a time: each of them is contiguous."""
     result = x.new_empty(x.shape, dtype=dtype)
     for to, entry in zip(result, x):
         to.copy_(entry)
@@ -210,15 +210,9 @@ def _return_gradients(dk, dv, route, group, into=None, wait=True):
 
 def _add_returned(dk, dv, returned, routes):
     """Adds the gradients of keys that were sent to those of the source, in the order in which they were sent."""
-    dk, dv, returned = _in_pairs(dk.view(-1, *dk.shape[2:]), dv.view(-1, *dv.shape[2:]), returned)
-    sizes = dk.shape[2], dv.shape[2]
+    sizes = dk.shape[3], dv.shape[3]
+    dk, dv = dk.view(-1, *dk.shape[2:]), dv.view(-1, *dv.shape[2:])
     for which, rows in routes.rounds:
         of_k, of_v = (returned if which is None else returned.index_select(0, which)).split(sizes, 2)
         dk.index_add_(0, rows, of_k)
         dv.index_add_(0, rows, of_v)
-
-
-def _in_pairs(*tensors):
-    """float32 tensors as complex numbers, where sizes are even: these add up as their parts do, and faster."""
-    is_even = all(x.is_contiguous() and x.shape[-1] % 2 == 0 for x in tensors)
-    return [x.view(torch.complex64) for x in tensors] if is_even else tensors

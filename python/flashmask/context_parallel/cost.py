@@ -102,8 +102,8 @@ def chosen(costs):
 
 
 def keeps_keys(received, rows):
-    """Whether gather keeps the keys and values that arrived until its backward, where they would have to travel again:
-    where no rank receives more than the most `rows` that one has. received: keys of each rank; both over batch entries.
+    """Whether gather keeps received keys and values for its backward instead of receiving them again: if no rank
+    receives more keys than `rows`, those of the largest shard. received: keys of each rank; both over batch entries.
     """
     return max(received) <= rows
 
@@ -118,7 +118,7 @@ def _by_keys(flops, keys, rows, heads, head_dim, ranks, machine):
     forward, backward = _compute(flops, machine)
     heads_q, heads_kv = heads
     elements = keys * heads_kv * 2 * head_dim
-    # Beside what arrives own keys and values are copied, and their gradients come in fp32.
+    # Own keys and values are copied next to those that arrive, and their gradients come in fp32.
     copied = 2 * rows * heads_kv * 2 * head_dim / machine.memory if keys else 0.0
 
     def exchanges(pieces):

@@ -40,7 +40,7 @@ __device__ __forceinline__ uint32_t opaque(uint32_t x) {
   return x;
 }
 
-/// The same number, kept in a register: no compiler knows what a lane is given, so that it cannot compute it anew.
+/// The same number, kept in a register: the compiler cannot recompute what a shuffle returns.
 __device__ __forceinline__ uint32_t kept(uint32_t x) { return __shfl_sync(~0u, x, static_cast<int>(lane())); }
 
 /// Keeps the compiler from reading accumulators before the wait above this line.
