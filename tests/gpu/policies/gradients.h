@@ -129,8 +129,8 @@ class Backward {
     params.dq = sm90::tensor_map(dq.view, 16, 1);
     params.k = sm90::tensor_map(k.view, kernel.keys, 1);
     params.v = sm90::tensor_map(v.view, kernel.keys, 1);
-    params.dk = sm90::tensor_map(dk.view, 16, 1);
-    params.dv = sm90::tensor_map(dv.view, 16, 1);
+    params.keys.maps.dk = sm90::tensor_map(dk.view, 16, 1);
+    params.keys.maps.dv = sm90::tensor_map(dv.view, 16, 1);
     adjust(params);
     launch_on_rows(kernel.preprocess, tiles, kernels.row_threads, rows);
     launch(kernel, kCtas, &params);

@@ -137,16 +137,17 @@ struct BackwardCall {
         ctas(std::min(work_tiles, cuda::most_ctas(p))),
         layout(of.tile, tiles, splits, has_key_parts()) {}
 
-  /// Work tiles leave parts of dk and dv, in fp32, that are added up last: those that share a key head's query heads;
-  /// and where dk and dv are to be in fp32, be there one part of each.
-  bool has_key_parts() const { return work_tiles > 0 && (partial || splits > 1); }
+  /// Work tiles that share a key head's query heads leave parts of dk and dv, in fp32, that are added up last.
+  bool has_key_parts() const { return work_tiles > 0 && splits > 1; }
+  /// Work tiles leave fp32: parts, or dk and dv themselves.
+  bool has_float_keys() const { return has_key_parts() || (work_tiles > 0 && partial); }
   /// out and dq are in fp32, too.
   static bool has_float_rows(const Problem& p) { return p.dq.dtype == DataType::kFloat32; }
   /// A sink needs none of its own: its weight is in lse.
   bool is_light(const Problem& p) const { return instance->light && compares_positions(p.mask); }
   const void* kernel_of(const Problem& p) const {
-    if (is_light(p)) return has_key_parts() ? instance->light_split : instance->light;
-    return has_key_parts() ? instance->split : instance->kernel;
+    if (is_light(p)) return has_float_keys() ? instance->light_split : instance->light;
+    return has_float_keys() ? instance->split : instance->kernel;
   }
   const void* preprocess_of(const Problem& p) const {
     return has_float_rows(p) ? partial->preprocess : instance->preprocess;
@@ -232,11 +233,16 @@ SinkGradientParams make_sink_params(const Problem& p, const BackwardCall& call, 
           .heads = static_cast<uint32_t>(p.heads_q)};
 }
 
-KeyParams make_key_params(const Problem& p, const BackwardCall& call, std::byte* workspace) {
+KeyRows key_rows(const Problem& p, const BackwardCall& call) {
+  const BackwardTile& tile = call.instance->tile;
   return {.dk = rows_of(p.dk),
           .dv = rows_of(p.dv),
-          .dk_columns = columns_of(call.instance->tile, p.head_dim, call.instance->tile.head_dim),
-          .dv_columns = columns_of(call.instance->tile, p.head_dim_v, call.instance->tile.head_dim_v),
+          .dk_columns = columns_of(tile, p.head_dim, tile.head_dim),
+          .dv_columns = columns_of(tile, p.head_dim_v, tile.head_dim_v)};
+}
+
+KeyParams make_key_params(const Problem& p, const BackwardCall& call, std::byte* workspace) {
+  return {.to = key_rows(p, call),
           .parts = at<float>(workspace, call.layout.key_parts),
           .heads_kv = static_cast<uint32_t>(p.heads_kv),
           .splits = static_cast<uint32_t>(call.splits),
@@ -245,8 +251,8 @@ KeyParams make_key_params(const Problem& p, const BackwardCall& call, std::byte*
           .softmax_scale = static_cast<float>(p.softmax_scale)};
 }
 
-FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, const RowParams& rows, float* key_parts,
-                                   unsigned long long* executed) {
+FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, const RowParams& rows,
+                                   std::byte* workspace, unsigned long long* executed) {
   const BackwardTile& tile = call.instance->tile;
   const ColumnBlocks of_qk = blocks_of_rows(tile, p.head_dim, tile.head_dim),
                      of_v = blocks_of_rows(tile, p.head_dim_v, tile.head_dim_v);
@@ -261,8 +267,8 @@ FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, c
   params.v = tensor_map(p.v, of_v, tile.keys(), v_box, "v");
   if (!call.has_float_rows(p)) params.dq = tensor_map(p.seqlen_q > 0 ? p.dq : p.k, of_qk, 16, 1, "dq");
   if (!call.partial) {
-    params.dk = tensor_map(p.dk, of_qk, 16, qk_box, "dk");
-    params.dv = tensor_map(p.dv, of_v, 16, v_box, "dv");
+    params.keys.maps.dk = tensor_map(p.dk, of_qk, 16, qk_box, "dk");
+    params.keys.maps.dv = tensor_map(p.dv, of_v, 16, v_box, "dv");
   }
   params.biases = rows.biases;
   params.dq_sums = rows.dq_sums;
@@ -273,7 +279,11 @@ FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, c
   params.head_groups = static_cast<uint32_t>(head_groups);
   params.query_heads_per_group = static_cast<uint32_t>(p.heads_q / head_groups);
   params.splits = static_cast<uint32_t>(call.splits);
-  params.key_parts = key_parts;
+  if (call.has_key_parts()) {
+    params.key_parts = at<float>(workspace, call.layout.key_parts);
+  } else if (call.partial) {
+    params.keys.rows = key_rows(p, call);
+  }
   params.softmax_scale = rows.softmax_scale;
   params.features = cuda::feature_params(p);
   const float softcap = params.features.softcap.softcap;
@@ -294,7 +304,7 @@ FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, c
 void BackwardCall::explain(const Problem& p, Explanation& e) const {
   e.arch = kArch;
   e.instance = is_light(p) ? id_of_light(*instance) : instance->id;
-  if (has_key_parts()) e.instance = message(e.instance, kSplitSuffix);
+  if (has_float_keys()) e.instance = message(e.instance, kSplitSuffix);
   e.padding_share = padding_share(instance->tile, p.head_dim, p.head_dim_v);
   const char* const of_rows = has_float_rows(p) ? partial->id : instance->id;
   if (tiles.all_rows > 0) e.kernels.push_back(message(of_rows, kPreprocessSuffix));
@@ -318,7 +328,7 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
     const void* kernel = kernel_of(p);
     cuda::allow_shared_memory(kernel, instance->shared_bytes, p.device.index);
     // The plain kernels read the first part of it.
-    FeaturedBackwardParams params = make_params(p, *this, rows, at<float>(workspace, layout.key_parts), executed);
+    FeaturedBackwardParams params = make_params(p, *this, rows, workspace, executed);
     void* arguments[] = {&params};
     chain.launch("launch of the backward kernel", kernel, ctas, instance->threads, instance->shared_bytes, arguments);
   }

@@ -72,7 +72,7 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
       } while (!(flags & (Tile::kFirst | Tile::kEnd)));
       ptx::arrive_once(shared_.kv_empty);
     }
-    if constexpr (Traits::kAlternate) {
+    if constexpr (Traits::kAlternate && !Traits::kSplit) {
       // The other warpgroup may still have to store the last tile's dq, through this one's staging tiles, too.
       staging_.wait_store_read();
       this->template sync_consumers<kStagingBarrier>();

@@ -27,7 +27,7 @@
 //   k_full       producer 1, and the bytes of K             consumers            K of a new work tile there
 //   kv_empty     each consumer warp 1                       producer             K and V may be overwritten
 //   kScores..    128 threads of the other warpgroup         a warpgroup's 128    dS of both warpgroups there
-//   kStaging..   the same, where kAlternate                 a warpgroup's 128    the other one's last dq is stored
+//   kStaging..   the same, where kAlternate and not kSplit  a warpgroup's 128    the other one's last dq is stored
 // clang-format on
 //
 // Phases: barriers of stages are waited for with RingPosition::phase(), `empty` ones and scores_full with its

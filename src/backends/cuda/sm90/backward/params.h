@@ -8,6 +8,7 @@
 #include "backends/cuda/attention/features.h"
 #include "backends/cuda/attention/mask_params.h"
 #include "backends/cuda/attention/schedule.h"
+#include "backends/cuda/sm90/common/columns.h"
 
 namespace flashmask::sm90::bwd {
 
@@ -24,6 +25,19 @@ struct Rows {
     return static_cast<T*>(data) + batch * batch_stride + row * row_stride + head * head_stride;
   }
 #endif
+};
+
+struct KeyMaps {
+  CUtensorMap dk, dv;
+};
+struct KeyRows {
+  Rows dk, dv;
+  Columns dk_columns, dv_columns;
+};
+/// Where dk and dv go: for TMA, or, for stores of fp32 from registers, as rows.
+union KeyGradientPlaces {
+  KeyMaps maps;
+  KeyRows rows;
 };
 
 /// The state of a query tile's sums, one word.
@@ -52,14 +66,16 @@ struct alignas(16) RowBias {
 };
 
 struct BackwardParams {
-  CUtensorMap q, k, v, dout, dq, dk, dv;
+  CUtensorMap q, k, v, dout, dq;
+  KeyGradientPlaces keys;
   const RowBias* biases;  ///< [batch * heads_q, row_tiles * tile rows]; past the last row as where a row sees nothing
   DqSums dq_sums;
   int32_t seqlen_q, seqlen_k, row_tiles;
   /// Query heads that one work tile runs through: all of a key head's, or, where that leaves too few work tiles, one of
   /// its `splits` equal parts. Head groups are numbered through the key heads; without splits they are the key heads.
   uint32_t heads_q, head_groups, query_heads_per_group, splits;
-  float* key_parts;  ///< with splits: dk, dv of every work tile, [batch, head_groups, key_tiles, 2], see KeyFragments
+  /// With splits: dk, dv of every work tile, [batch, head_groups, key_tiles, 2], see KeyFragments; otherwise null.
+  float* key_parts;
   float softmax_scale;
   float scale_log2;  ///< log2(e) * softmax_scale, not 0, see score_scale, or with a softcap that
   PlanBits plan;

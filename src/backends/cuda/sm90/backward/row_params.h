@@ -5,7 +5,6 @@
 
 #include "backends/cuda/attention/l2_group.h"
 #include "backends/cuda/sm90/backward/params.h"
-#include "backends/cuda/sm90/common/columns.h"
 
 namespace flashmask::sm90::bwd {
 
@@ -26,8 +25,7 @@ struct RowParams {
 
 /// For the pass that adds up the parts of dk and dv: see BackwardParams.
 struct KeyParams {
-  Rows dk, dv;
-  Columns dk_columns, dv_columns;
+  KeyRows to;
   const float* parts;
   uint32_t heads_kv, splits, key_tiles;
   int32_t seqlen_k;

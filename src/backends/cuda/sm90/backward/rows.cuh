@@ -302,8 +302,8 @@ __device__ __forceinline__ void reduce_dkv(const KeyParams& p) {
   const int64_t of_tile = kDkFloats + kDvFloats, of_split = of_tile * p.key_tiles;
   const float* parts = p.parts + kv_head_index * p.splits * of_split + key_tile * of_tile;
   const bool is_dv = blockIdx.x % 2;
-  const Rows& to = is_dv ? p.dv : p.dk;
-  const Columns& columns = is_dv ? p.dv_columns : p.dk_columns;
+  const Rows& to = is_dv ? p.to.dv : p.to.dk;
+  const Columns& columns = is_dv ? p.to.dv_columns : p.to.dk_columns;
   const float scale = is_dv ? 1.f : p.softmax_scale;
   parts += is_dv ? kDkFloats : 0;
   cudaGridDependencySynchronize();

@@ -6,6 +6,7 @@
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/ptx/tensor_core.cuh"
 #include "backends/cuda/ptx/tma.cuh"
+#include "backends/cuda/sm90/backward/float_keys.cuh"
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/staging_tile.cuh"
 #include "backends/cuda/sm90/backward/traits.cuh"
@@ -59,21 +60,17 @@ class Staging {
     }
   }
 
-  /// Stores a work tile's dk and dv or, in fp32, its part of them.
+  /// Stores a work tile's dk and dv.
   __device__ __forceinline__ void store_dkv(const KeyGradients& dk, const ValueGradients& dv, int32_t key,
                                             int32_t group, int32_t batch, uint32_t phase) const {
     if constexpr (Traits::kSplit) {
-      constexpr int kDkFloats = KeyFragments<Traits::kKeys, Traits::kQkDim>::kTileFloats,
-                    kDvFloats = KeyFragments<Traits::kKeys, Traits::kVDim>::kTileFloats;
-      float* parts = p_.key_parts + ((static_cast<int64_t>(batch) * p_.head_groups + group) * p_.schedule.tiles +
-                                     key / Traits::kKeys) *
-                                        (kDkFloats + kDvFloats);
-      store_part<Traits::kQkDim>(dk, parts, phase);
-      store_part<Traits::kVDim>(dv, parts + kDkFloats, phase);
+      const FloatKeys<Traits> keys(p_, key / Traits::kKeys, group, batch, warpgroup_ * 4 + warp_);
+      keys.store_dv(dv);
+      keys.store_dk(dk);
     } else {
       const ptx::BoxOrigin at{key + static_cast<int32_t>(warpgroup_ * 64 + warp_ * 16), 0, group, batch};
-      store_keys(p_.dv, dv, 1, at, phase);
-      store_keys(p_.dk, dk, p_.softmax_scale, at, phase);
+      store_keys(p_.keys.maps.dv, dv, 1, at, phase);
+      store_keys(p_.keys.maps.dk, dk, p_.softmax_scale, at, phase);
     }
   }
 
@@ -95,24 +92,6 @@ class Staging {
     delay<Role::kConsumer>();
     ptx::wait(shared_.dq_empty, phase);
     __syncwarp();
-  }
-
-  template <int kDim>
-  __device__ __forceinline__ void store_part(const cuda::Accumulators<64, kDim>& gradients, float* part,
-                                             uint32_t phase) const {
-    using Part = KeyFragments<Traits::kKeys, kDim>;
-    float* to = part + (warpgroup_ * 4 + static_cast<int>(warp_)) * Part::kSlabFloats;
-#pragma unroll
-    for (int block = 0; block < kDim / Part::kBlockColumns; ++block) {
-      wait(phase);
-      SlabTile::template write_fragments<Part::kBlockColumns / 8>(gradients + Part::kBlockColumns / 2 * block,
-                                                                  own_tile());
-      __syncwarp();
-      delay<Role::kStore>();
-      if (!ptx::is_leader()) continue;
-      ptx::bulk_store(to + block * Part::kBlockFloats, own_tile(), Part::kBlockFloats * sizeof(float));
-      ptx::bulk_commit();
-    }
   }
 
   __device__ __forceinline__ void store_dq_rows(const OwnDq& dq, const QueryTile& of_leader) const {

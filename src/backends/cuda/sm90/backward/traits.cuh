@@ -141,11 +141,10 @@ struct DqBlocks {
 };
 
 /// A part of a key tile's dk or dv, kKeys x kDim: each 16 keys follow the 16 before, with all their columns as in
-/// DqBlocks. They are stored in blocks of columns.
+/// DqBlocks.
 template <int kKeys, int kDim>
 struct KeyFragments {
-  static constexpr int kBlockColumns = kDim % 64 == 0 ? 64 : 32;
-  static constexpr int kBlockFloats = 16 * kBlockColumns, kSlabFloats = 16 * kDim, kTileFloats = kKeys * kDim;
+  static constexpr int kSlabFloats = 16 * kDim, kTileFloats = kKeys * kDim;
 };
 
 /// A query tile of (batch entry, query head).

@@ -5,6 +5,7 @@
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/ptx/wgmma.cuh"
+#include "backends/cuda/sm90/backward/float_keys.cuh"
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/score_consumer.cuh"
 #include "backends/cuda/sm90/backward/wide_staging.cuh"
@@ -173,16 +174,15 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
 
   __device__ __forceinline__ void store_dkv(const KeyGradients& dk, const ValueGradients& dv, int32_t key_tile,
                                             int32_t group, int32_t batch) const {
-    constexpr int kDkFloats = KeyFragments<Traits::kKeys, Traits::kQkDim>::kTileFloats,
-                  kDvFloats = KeyFragments<Traits::kKeys, Traits::kVDim>::kTileFloats;
-    float* parts =
-        p_.key_parts + ((static_cast<int64_t>(batch) * p_.head_groups + group) * p_.schedule.tiles + key_tile) *
-                           (kDkFloats + kDvFloats);
-    const int32_t key = key_tile * Traits::kKeys + static_cast<int32_t>(warp_ * 16);
-    staging_.template store_keys<Traits::kVDim>(p_.dv, dv, 1, {key, Dv::kBegin, group, batch}, parts + kDkFloats,
-                                                dq_phase());
-    staging_.template store_keys<Traits::kQkDim>(p_.dk, dk, p_.softmax_scale, {key, Dk::kBegin, group, batch}, parts,
-                                                 dq_phase());
+    if constexpr (Traits::kSplit) {
+      const FloatKeys<Traits> keys(p_, key_tile, group, batch, warp_);
+      keys.template store_dk<64 * Dk::kBegin>(dk);
+      keys.template store_dv<64 * Dv::kBegin>(dv);
+    } else {
+      const int32_t key = key_tile * Traits::kKeys + static_cast<int32_t>(warp_ * 16);
+      staging_.store_keys(p_.keys.maps.dv, dv, 1, {key, Dv::kBegin, group, batch}, dq_phase());
+      staging_.store_keys(p_.keys.maps.dk, dk, p_.softmax_scale, {key, Dk::kBegin, group, batch}, dq_phase());
+    }
   }
 };
 

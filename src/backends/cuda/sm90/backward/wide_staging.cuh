@@ -52,18 +52,13 @@ class WideStaging {
       ptx::add_four(to + i / 32 * (4 * Blocks::kWarpFloats) + i % 32 * 32, dq + (i - kBegin));
   }
 
-  /// Stores the warp's 16 keys of dk or dv, blocks of 64 columns from block number `first` on: as rows times `factor`
-  /// or, in fp32, as the work tile's part `part` of them.
-  template <int kDim, int kValues>
+  /// Stores the warp's 16 keys of dk or dv, times `factor`.
+  template <int kValues>
   __device__ __forceinline__ void store_keys(const CUtensorMap& map, const float (&gradients)[kValues], float factor,
-                                             const ptx::BoxOrigin& at, float* part, uint32_t phase) const {
-    if constexpr (Traits::kSplit) {
-      store_part<kDim>(gradients, at.block, part, phase);
-    } else {
-      wait(phase);
-      SlabTile::write_rows(gradients, factor, slab());
-      SlabTile::template store<false, 2 * kValues>(map, at, p_.seqlen_k, slab());
-    }
+                                             const ptx::BoxOrigin& at, uint32_t phase) const {
+    wait(phase);
+    SlabTile::write_rows(gradients, factor, slab());
+    SlabTile::template store<false, 2 * kValues>(map, at, p_.seqlen_k, slab());
   }
 
  private:
@@ -81,23 +76,6 @@ class WideStaging {
       ptx::wait(shared_.dq.empty[warpgroup_], phase);
     }
     __syncwarp();
-  }
-
-  template <int kDim, int kValues>
-  __device__ __forceinline__ void store_part(const float (&gradients)[kValues], int first, float* part,
-                                             uint32_t phase) const {
-    using Part = KeyFragments<Traits::kKeys, kDim>;
-    float* to = part + static_cast<int>(warp_) * Part::kSlabFloats + first * Part::kBlockFloats;
-#pragma unroll
-    for (int block = 0; block < kValues / 32; ++block) {
-      wait(phase);
-      SlabTile::template write_fragments<8>(gradients + 32 * block, slab());
-      __syncwarp();
-      delay<Role::kStore>();
-      if (!ptx::is_leader()) continue;
-      ptx::bulk_store(to + block * Part::kBlockFloats, slab(), Part::kBlockFloats * sizeof(float));
-      ptx::bulk_commit();
-    }
   }
 
   const Params& p_;
