@@ -15,7 +15,9 @@ function(flashmask_target target)
   endif()
   if(FLASHMASK_SANITIZE)
     target_compile_options(${target} PRIVATE
-      "$<${host}:-fsanitize=${FLASHMASK_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>")
+      "$<${host}:-fsanitize=${FLASHMASK_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>"
+      # Of which GCC's manual says that sanitizers make it warn wrongly.
+      "$<${host}:$<$<CXX_COMPILER_ID:GNU>:-Wno-error=maybe-uninitialized>>")
     target_link_options(${target} PRIVATE -fsanitize=${FLASHMASK_SANITIZE})
   endif()
 endfunction()
