@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The PyTorch operators flashmask::plan, forward, backward and build_mask over the C interface.
+// The PyTorch operators flashmask::plan, forward, backward, partial_backward and build_mask over the C interface.
 //
 // Written against LibTorch's stable ABI: one binary serves every torch from 2.10 on and every Python. The C interface
 // checks the arguments; here tensors become fm_tensor, outputs and workspace are allocated, and a status becomes an
@@ -326,45 +326,101 @@ Tensor readable(const Tensor& dout, const Call& call, const Place& place) {
   return place.is_cpu() || has_rows_for_cuda(call(dout, "dout")) ? dout : copy_of("a copy of dout", dout, place);
 }
 
+/// What the operators of a backward have in common: all but where its results go, and the options.
+class BackwardCall {
+ public:
+  BackwardCall(const Tensor& dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k, const Tensor& v,
+               const Tensor& out, const Tensor& lse, const MaskArguments& mask, const OptionalTensor& plan)
+      : place(place_of(q)),
+        call(place, "query"),
+        dout_(readable(dout, call, place)),
+        mask_(mask.read(call, size_of(q, 1, "query"), size_of(k, 1, "key"))) {
+    args.struct_size = sizeof(args);
+    args.q = call(q, "query");
+    args.k = call(k, "key");
+    args.v = call(v, "value");
+    args.out = call(out, "out");
+    args.lse = call(lse, "lse");
+    args.dout = call(dout_, "dout");
+    args.dlse = call(dlse, "dlse");
+    args.mask = &mask_;
+    set_plan(plan, call, args.plan, args.plan_bytes);
+  }
+  BackwardCall(const BackwardCall&) = delete;
+  BackwardCall& operator=(const BackwardCall&) = delete;
+
+  void run(const OptionArguments& options) const { run_backward(args, options.read(call, place), place); }
+
+  const Place place;
+  const Call call;
+  fm_backward_args args{};
+
+ private:
+  const Tensor dout_;
+  const fm_mask mask_;
+};
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
-    const Tensor& given_dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k, const Tensor& v,
+    const Tensor& dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k, const Tensor& v,
     const Tensor& out, const Tensor& lse, const OptionalTensor& bounds, const OptionalTensor& block_mask,
     const OptionalTensor& plan_buffer, std::optional<double> softmax_scale, bool causal,
     std::optional<int64_t> q_offset, int64_t window_left, int64_t window_right, bool deterministic,
     const std::string& backend, int64_t max_ctas, const OptionalTensor& sink, const OptionalTensor& q_pos,
     const OptionalTensor& k_pos, const OptionalTensor& dropout_state, double dropout_p, double softcap,
     bool partial_out) {
-  const Place place = place_of(q);
-  const Call call(place, "query");
-  const Tensor dout = readable(given_dout, call, place);
-  fm_backward_args args{};
-  args.struct_size = sizeof(args);
-  args.q = call(q, "query");
-  args.k = call(k, "key");
-  args.v = call(v, "value");
-  args.out = call(out, "out");
-  args.lse = call(lse, "lse");
-  args.dout = call(dout, "dout");
-  args.dlse = call(dlse, "dlse");
-  const fm_mask mask =
-      MaskArguments{bounds, block_mask, causal, q_offset, window_left, window_right, q_pos, k_pos}.read(
-          call, size_of(q, 1, "query"), size_of(k, 1, "key"));
-  args.mask = &mask;
-  set_plan(plan_buffer, call, args.plan, args.plan_bytes);
+  const MaskArguments mask{bounds, block_mask, causal, q_offset, window_left, window_right, q_pos, k_pos};
+  BackwardCall made(dout, dlse, q, k, v, out, lse, mask, plan_buffer);
+  const Place& place = made.place;
+  const Call& call = made.call;
   const int32_t dtype = partial_out ? partial_dtype(q) : torch_dtype(q);
   const Tensor dq = empty_like("dq", q, partial_out ? torch_dtype(out) : dtype, place),
                dk = empty_like("dk", k, dtype, place), dv = empty_like("dv", v, dtype, place);
-  args.dq = call(dq, "dq");
-  args.dk = call(dk, "dk");
-  args.dv = call(dv, "dv");
+  made.args.dq = call(dq, "dq");
+  made.args.dk = call(dk, "dk");
+  made.args.dv = call(dv, "dv");
   const Tensor dsink = sink ? empty_like("dsink", *sink, torch_dtype(*sink), place)
                             : empty<1>("dsink", {0}, aoti_torch_dtype_float32(), place);
-  if (sink) args.dsink = call(dsink, "dsink");
-
-  const OptionArguments options{softmax_scale, deterministic, backend, max_ctas,   sink,
-                                dropout_state, dropout_p,     softcap, partial_out};
-  run_backward(args, options.read(call, place), place);
+  if (sink) made.args.dsink = call(dsink, "dsink");
+  made.run({softmax_scale, deterministic, backend, max_ctas, sink, dropout_state, dropout_p, softcap, partial_out});
   return {dq, dk, dv, dsink};
+}
+
+/// A contiguous tensor of a shape, in what a tensor of one dimension has from element number `first` on.
+fm_tensor part_of(fm_tensor buffer, int64_t first, int64_t element_size, const Tensor& shape) {
+  buffer.data = static_cast<char*>(buffer.data) + first * element_size;
+  buffer.ndim = static_cast<int32_t>(shape.dim());
+  int64_t stride = 1;
+  for (int32_t d = buffer.ndim - 1; d >= 0; --d) {
+    buffer.shape[d] = shape.size(d);
+    buffer.stride[d] = stride;
+    stride *= shape.size(d);
+  }
+  return buffer;
+}
+
+std::tuple<Tensor, Tensor> partial_backward(const Tensor& dout, const OptionalTensor& dlse, const Tensor& q,
+                                            const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
+                                            const OptionalTensor& bounds, const OptionalTensor& block_mask,
+                                            const OptionalTensor& plan_buffer, std::optional<double> softmax_scale,
+                                            bool causal, std::optional<int64_t> q_offset, int64_t window_left,
+                                            int64_t window_right, bool deterministic, const std::string& backend,
+                                            int64_t max_ctas, const OptionalTensor& q_pos,
+                                            const OptionalTensor& k_pos) {
+  const MaskArguments mask{bounds, block_mask, causal, q_offset, window_left, window_right, q_pos, k_pos};
+  BackwardCall made(dout, dlse, q, k, v, out, lse, mask, plan_buffer);
+  const Place& place = made.place;
+  const Call& call = made.call;
+  const int32_t dtype = partial_dtype(q);
+  const Tensor dq = empty_like("dq", q, torch_dtype(out), place),
+               dkv = empty<1>("dk and dv", {k.numel() + v.numel()}, dtype, place);
+  const int64_t element_size = dtype == aoti_torch_dtype_float64() ? 8 : 4;
+  const fm_tensor buffer = call(dkv, "dk and dv");
+  made.args.dq = call(dq, "dq");
+  made.args.dk = part_of(buffer, 0, element_size, k);
+  made.args.dv = part_of(buffer, k.numel(), element_size, v);
+  const OptionalTensor none;
+  made.run({softmax_scale, deterministic, backend, max_ctas, none, none, 0, 0, true});
+  return {dq, dkv};
 }
 
 /// The parameters of a mask family as the C interface takes them.
@@ -443,6 +499,7 @@ STABLE_TORCH_LIBRARY(flashmask, m) {
   m.def(schemas::kPlan);
   m.def(schemas::kForward);
   m.def(schemas::kBackward);
+  m.def(schemas::kPartialBackward);
   m.def(schemas::kBuildMask);
 }
 
@@ -455,9 +512,11 @@ STABLE_TORCH_LIBRARY_IMPL(flashmask, CompositeExplicitAutograd, m) {
 STABLE_TORCH_LIBRARY_IMPL(flashmask, CPU, m) {
   m.impl("forward", TORCH_BOX(&forward));
   m.impl("backward", TORCH_BOX(&backward));
+  m.impl("partial_backward", TORCH_BOX(&partial_backward));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flashmask, CUDA, m) {
   m.impl("forward", TORCH_BOX(&forward));
   m.impl("backward", TORCH_BOX(&backward));
+  m.impl("partial_backward", TORCH_BOX(&partial_backward));
 }

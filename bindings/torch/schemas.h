@@ -6,11 +6,16 @@
 /// know no tensors that may be missing.
 namespace schemas {
 
-#define FLASHMASK_OPTIONS                                                                                              \
+#define FLASHMASK_PLAIN_OPTIONS                                                                                        \
   "float? softmax_scale, bool causal, SymInt? q_offset, SymInt window_left, SymInt window_right, bool deterministic, " \
-  "str backend, int max_ctas=0, Tensor? sink=None, Tensor? q_pos=None, Tensor? k_pos=None, "                           \
-  "Tensor? dropout_state=None, float dropout_p=0., float softcap=0., "                                                 \
-  "bool partial_out=False"
+  "str backend, int max_ctas=0"
+#define FLASHMASK_OPTIONS                                                                           \
+  FLASHMASK_PLAIN_OPTIONS                                                                           \
+  ", Tensor? sink=None, Tensor? q_pos=None, Tensor? k_pos=None, Tensor? dropout_state=None, float " \
+  "dropout_p=0., float softcap=0., bool partial_out=False"
+#define FLASHMASK_BACKWARD_INPUTS                                                                             \
+  "Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? bounds, Tensor? " \
+  "block_mask, Tensor? plan, "
 
 constexpr const char* kPlan =
     "plan(Tensor? bounds, Tensor? block_mask, SymInt seqlen_q, SymInt seqlen_k, bool causal, SymInt? q_offset, SymInt "
@@ -19,8 +24,10 @@ constexpr const char* kForward =
     "forward(Tensor q, Tensor k, Tensor v, Tensor? bounds, Tensor? block_mask, Tensor? plan, " FLASHMASK_OPTIONS
     ") -> (Tensor out, Tensor lse)";
 constexpr const char* kBackward =
-    "backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? bounds, Tensor? "
-    "block_mask, Tensor? plan, " FLASHMASK_OPTIONS ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)";
+    "backward(" FLASHMASK_BACKWARD_INPUTS FLASHMASK_OPTIONS ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)";
+/// dkv: dk and then dv, each contiguous, in one dimension: a context parallel backward sends both at once.
+constexpr const char* kPartialBackward = "partial_backward(" FLASHMASK_BACKWARD_INPUTS FLASHMASK_PLAIN_OPTIONS
+                                         ", Tensor? q_pos=None, Tensor? k_pos=None) -> (Tensor dq, Tensor dkv)";
 
 /// names: of the vectors and then of the numbers, between commas. shape: keys and numbers per key of the bounds, for
 /// torch's traces; keys -1 where only the vectors' contents say it. order: empty but for block_diffusion. unfit: one
@@ -31,6 +38,8 @@ constexpr const char* kBuildMask =
     "device) "
     "-> (Tensor bounds, Tensor order, Tensor unfit, Tensor positions)";
 
+#undef FLASHMASK_BACKWARD_INPUTS
 #undef FLASHMASK_OPTIONS
+#undef FLASHMASK_PLAIN_OPTIONS
 
 }  // namespace schemas

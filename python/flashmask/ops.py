@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators torch.ops.flashmask.{plan, forward, backward, build_mask}, and the functions that call them.
+"""The operators torch.ops.flashmask.{plan, forward, backward, partial_backward, build_mask}, and what calls them.
 
 The operators and their schemas come from libflashmask_torch.so (bindings/torch/ops.cpp). This module adds what torch
 needs to trace them (shapes without data) and to differentiate them.
@@ -24,7 +24,9 @@ from .errors import UnrepresentableMaskError, UnsupportedError
 _library.load()
 _ops = torch.ops.flashmask
 # What calling the operators calls.
-_forward_operator, _backward_operator = _ops.forward.default._op, _ops.backward.default._op
+_forward_operator, _backward_operator, _partial_backward_operator = (
+    operator.default._op for operator in (_ops.forward, _ops.backward, _ops.partial_backward)
+)
 
 # Looked up once: every call asks them all.
 _is_compiling, _is_autocast_enabled = torch.compiler.is_compiling, torch._C._is_any_autocast_enabled
@@ -114,10 +116,20 @@ def partial_backward(dout, dlse, q, k, v, out, lse, mask, softmax_scale, determi
     """(dq, dk, dv): what the keys k, v add to the gradients of an attention over more keys; dk and dv in lse's dtype.
 
     out, lse: that attention's, out in lse's dtype or in q's; dq has the same. dlse may be None. mask: a Mask of q's
-    rows and these keys.
+    rows and these keys. dk and dv are views of one tensor.
     """
     options = softmax_scale, deterministic, backend, max_ctas
-    return backward(dout, dlse, q, k, v, out, lse, mask, *options, partial_out=True)
+    dq, dkv = joined_partial_backward(dout, dlse, q, k, v, out, lse, mask, *options)
+    dk, dv = dkv.split((k.numel(), v.numel()))
+    return dq, dk.view(k.shape), dv.view(v.shape)
+
+
+def joined_partial_backward(dout, dlse, q, k, v, out, lse, mask, softmax_scale, deterministic, backend, max_ctas):
+    """(dq, dkv) of partial_backward(); dkv is dk and then dv, each contiguous, in one dimension."""
+    bounds, block_mask, *band = mask_arguments(mask)
+    inputs = (dout, dlse, q, k, v, out, lse, bounds, block_mask, mask.plan(q.device))
+    options = (softmax_scale, *band, deterministic, backend, max_ctas, mask.q_pos, mask.k_pos)
+    return _undifferentiable(_ops.partial_backward.default, _partial_backward_operator, *inputs, *options)
 
 
 def features_of(softcap, sink, dropout, dropout_state, device):
@@ -294,6 +306,21 @@ def _forward_fake(q, k, v, bounds, block_mask, plan_, *options):
 
 @torch.library.register_fake("flashmask::backward")
 def _backward_fake(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, *options):
+    _check_one_device(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, **_tensors_of(options))
+    sink = options[_SINK] if len(options) > _SINK else None
+    dsink = q.new_empty(0, dtype=torch.float32) if sink is None else _empty_like(sink)
+    dtype = lse.dtype if _is_partial(options) else q.dtype
+    return _empty_like(q, out.dtype), *(_empty_like(x, dtype) for x in (k, v)), dsink
+
+
+@torch.library.register_fake("flashmask::partial_backward")
+def _partial_backward_fake(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, *options):
+    positions = dict(zip(("q_pos", "k_pos"), options[_SINK:]))
+    _check_one_device(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, **positions)
+    return _empty_like(q, out.dtype), k.new_empty((k.numel() + v.numel(),), dtype=lse.dtype)
+
+
+def _check_one_device(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, **others):
     _arguments.check_one_device(
         query=q,
         key=k,
@@ -305,12 +332,8 @@ def _backward_fake(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, *op
         startend_row_indices=bounds,
         block_mask=block_mask,
         plan=plan_,
-        **_tensors_of(options),
+        **others,
     )
-    sink = options[_SINK] if len(options) > _SINK else None
-    dsink = q.new_empty(0, dtype=torch.float32) if sink is None else _empty_like(sink)
-    dtype = lse.dtype if _is_partial(options) else q.dtype
-    return _empty_like(q, out.dtype), *(_empty_like(x, dtype) for x in (k, v)), dsink
 
 
 def _is_partial(options):
@@ -407,15 +430,18 @@ def _joined(options, features):
 
 
 def _backward(*inputs):
-    """(dq, dk, dv, dsink), without the operator's autograd kernel where no second derivatives can be asked for.
+    """(dq, dk, dv, dsink)."""
+    return _undifferentiable(_ops.backward.default, _backward_operator, *inputs)
 
-    That kernel, which refuses them, costs 0.1 ms.
-    """
+
+def _undifferentiable(operator, kernel, *inputs):
+    """What an operator returns, without its autograd kernel where no second derivatives can be asked for: that kernel,
+    which refuses them, costs 0.1 ms. kernel: what calling the operator calls."""
     if _is_grad_enabled() or _is_compiling():
-        return call(_ops.backward.default, *inputs)
+        return call(operator, *inputs)
     try:
         with _AutoDispatchBelowAutograd():
-            return _backward_operator(*inputs)
+            return kernel(*inputs)
     except RuntimeError as error:
         _raise_as_meant(error)
         raise
@@ -466,4 +492,5 @@ def _no_second_derivative(ctx, *grads):
 
 _autograd = torch.library.Library("flashmask", "IMPL")
 _autograd.impl("forward", _forward, "Autograd")
-torch.library.register_autograd("flashmask::backward", _no_second_derivative)
+for _name in ("backward", "partial_backward"):
+    torch.library.register_autograd(f"flashmask::{_name}", _no_second_derivative)

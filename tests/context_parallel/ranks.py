@@ -49,7 +49,7 @@ def device():
     return torch.device("cuda", torch.cuda.current_device()) if ON_GPU else torch.device("cpu")
 
 
-def tensors(mask, dtype=None, heads=(4, 2), dims=(32, 16), batch=2):
+def tensors(mask, dtype=None, heads=(4, 2), dims=(32, 32), batch=2):
     generator = torch.Generator().manual_seed(mask.seqlen_q)
     dtype = dtype or (torch.bfloat16 if ON_GPU else torch.float32)
     (heads_q, heads_kv), (d, dv) = heads, dims
@@ -107,7 +107,7 @@ def test_families(rank, world):
         scheme = ("balanced", "zigzag", "contiguous")[number % 3]
         placement = context_parallel.place(mask, world, scheme=scheme)
         heads = (4, 2) if world in (1, 2, 4) else (2 * world, 2)  # and 3 ranks cannot share 2 key heads
-        inputs = tensors(mask, heads=heads)
+        inputs = tensors(mask, heads=heads, dims=((32, 32), (32, 16))[number // 3 % 2])
         want = whole(mask, *inputs)
         for way in ways(*heads, world):
             got = shared(placement, rank, 0, *inputs, way=way)
@@ -121,7 +121,7 @@ def test_lengths_and_heads(rank, world):
         for scheme in ("balanced", "zigzag", "contiguous"):
             mask = Mask(n, n, causal=True)
             placement = context_parallel.place(mask, world, scheme=scheme)
-            inputs = tensors(mask, heads=heads, dims=(16, 24), batch=1)
+            inputs = tensors(mask, heads=heads, dims=(16, 24) if n % 2 else (16, 16), batch=1)
             want = whole(mask, *inputs)
             for way in ("auto", *ways(*heads, world)):
                 got = shared(placement, rank, 0, *inputs, way=way)
@@ -212,12 +212,17 @@ def test_calls_of_the_host(rank, world):
     hidden = torch.arange(n) // 2 % 2 == torch.arange(2)[:, None]  # every other pair of keys, others in each entry
     bounds = torch.where(hidden, 0, n).int()
     bounds[1, n // 8 : n // 4] = 0  # and fewer keys in one
-    most = {"gather": (28, 36), "overlap": (76, 104), "all_to_all": (48, 48)}
+    causal, pairs = Mask(n, n, causal=True), Mask(n, n, causal=True, bounds=bounds[:, None, :, None].contiguous())
+    once, twice = (
+        {"gather": gather, "overlap": overlap, "all_to_all": (33, 34)}
+        for gather, overlap in (((24, 29), (53, 75)), ((39, 52), (93, 148)))
+    )
     counts = {}
-    for mask in (Mask(n, n, causal=True), Mask(n, n, causal=True, bounds=bounds[:, None, :, None].contiguous())):
+    # Heads of k and v that are not of one width travel one after the other.
+    for mask, dims, most in ((causal, (32, 32), once), (pairs, (32, 32), once), (pairs, (32, 16), twice)):
         placement = context_parallel.place(mask, world, scheme="contiguous")
         local = placement.mask(rank).to(device())
-        shards = [placement.shard(x, rank) for x in tensors(mask, heads=heads)]
+        shards = [placement.shard(x, rank) for x in tensors(mask, heads=heads, dims=dims)]
         leaves = [x.requires_grad_() for x in shards[:3]]
         for way in ways(*heads, world):
 
@@ -229,17 +234,18 @@ def test_calls_of_the_host(rank, world):
                 out = call()
             with Count() as backward:
                 torch.autograd.grad(out, leaves, shards[3])
-            peers = max(world - 2, 0)
             assert len(forward.names) <= most[way][0], (way, forward.names)
             # The keys of gather may have to travel again.
             own = len(backward.names) - (len(forward.names) if way == "gather" and not local.keeps_keys else 0)
             # Each other peer's gradients of a key are added by themselves, in order.
+            peers = max(world - 2, 0) * (1 if dims[0] == dims[1] else 2)
             assert own <= most[way][1] + 5 * peers, (way, backward.names)
-            counts.setdefault(way, []).append((len(forward.names), own))
+            counts.setdefault((way, dims), []).append((len(forward.names), own))
     segments = max((len(s) for piece in local.pieces for _, _, s in piece.sends), default=0)
     assert world == 1 or rank == world - 1 or segments >= 16, segments
     # What differs is that entries have unlike numbers of keys.
-    assert all(abs(a - b) <= 16 for few, many in counts.values() for a, b in zip(few, many)), counts
+    pairs = (of for of in counts.values() if len(of) == 2)
+    assert all(abs(a - b) <= 16 for few, many in pairs for a, b in zip(few, many)), counts
 
 
 def test_infinite_gradients_stay_in_their_column(rank, world):
@@ -248,14 +254,14 @@ def test_infinite_gradients_stay_in_their_column(rank, world):
     placement = context_parallel.place(mask, world)
     local = placement.mask(rank).to(device())
     q, k, v, dout = (placement.shard(x, rank) for x in tensors(mask))
-    dout[..., 1] = float("inf")
+    dout[..., 1] = 1e38  # of which the first keys' weights have a sum that is infinite
     for way in ways(q.shape[2], k.shape[2], world):
         leaf = v.detach().requires_grad_()
         out = context_parallel.attention(q, k, leaf, local, way=way)
         (dv,) = torch.autograd.grad(out, [leaf], dout)
         others = torch.arange(dv.shape[-1], device=dv.device) != 1
         assert dv[..., others].isfinite().all(), way
-        assert not dv[..., 1].isfinite().any(), way
+        assert placement.segments(rank)[0][0] or dv[..., 1].isinf().any(), way
 
 
 def test_layouts(rank, world):

@@ -529,6 +529,22 @@ def test_gradients_of_keys_alone_may_be_partial(dtype):
         ops.partial_backward(*call[:5], out.to(other), *call[6:])
 
 
+def test_opcheck_of_a_partial_backward():
+    """Also with head dims that differ, and positions; and what is wrong is named."""
+    q, k, v = tensors(torch.bfloat16)
+    v = torch.cat([v, v], 3)
+    dout, mask = torch.randn(2, S, HEADS, 16).to(q.device, torch.bfloat16), mask_with_blind_rows().to(q.device)
+    out, lse = ops.attention(q, k, v, mask)
+    bounds, block_mask, *band = ops.mask_arguments(mask)
+    operator = torch.ops.flashmask.partial_backward.default
+    call = dout, None, q, k, v, out, lse, bounds, block_mask, mask.plan(q.device), None, *band, True, "auto"
+    torch.library.opcheck(operator, call)
+    at = torch.arange(S, dtype=torch.int32, device=q.device)[None]
+    torch.library.opcheck(operator, (*call[:7], None, None, None, None, True, None, -1, -1, True, "auto", 0, at, at))
+    with pytest.raises(ValueError, match="v is bfloat16 .2, 149"):
+        operator(*call[:4], v[:, :-1], *call[5:])
+
+
 @host_alone
 def test_partial_results_are_differentiable_and_trace():
     q, k, v = (x.requires_grad_() for x in tensors(torch.bfloat16))

@@ -5,6 +5,7 @@ gather: one call over all keys, when they have arrived. overlap: tiles of the ra
 the next piece is on its way; partial results are merged in float32.
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -38,15 +39,8 @@ class Gather(torch.autograd.Function):
         if not local.keeps_keys:
             k, v = _all_keys(k, v, local, group)
         # dq is rounded once, here; dk and dv have yet to be added up.
-        dq, dk, dv = _backward(dout, dlse, q, k, v, local.gathered, out, lse, options)
-        if not local.pieces:
-            return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None
-        routes = local.gathered_routes(k.shape[0], k.device)
-        returned = _return_gradients(dk, dv, routes.of_pieces[0], group).wait()
-        _add_returned(dk, dv, returned, routes)
-        begin, end = local.own_keys
-        dk, dv = (_rounded(x.narrow(1, begin, end - begin), k.dtype) for x in (dk, dv))
-        return dq.to(q.dtype), dk, dv, None, None, None
+        dq, gradients = _backward(dout, dlse, q, k, v, local.gathered, out, lse, options)
+        return dq.to(q.dtype), *_own_gradients(gradients, k.dtype, local, group), None, None, None
 
 
 class Overlap(torch.autograd.Function):
@@ -70,24 +64,46 @@ class Overlap(torch.autograd.Function):
         local, group, options = ctx.call
         dout = _dout(dout, out, q)
         arrivals = _send_pieces(k, v, local, group)
-        dq, dk, dv = _backward(dout, dlse, q, k, v, local.own, out, lse, options)
+        dq, gradients = _backward(dout, dlse, q, k, v, local.own, out, lse, options)
+        returns = [_Returns(stack, local, group) for stack in gradients]
+        for n, (piece, received) in enumerate(zip(local.pieces, arrivals)):
+            keys = received()
+            if piece.receives:
+                more, of_piece = _backward(dout, dlse, q, *keys, piece.mask, out, lse, options)
+                dq += more
+            else:  # no rows, of the gradients' dtype
+                of_piece = [x.to(lse.dtype) for x in _stacked(*keys)]
+            for each, stack in zip(returns, of_piece):
+                each.send(n, stack)
+        own = [x for each in returns for x in each.own(k.dtype)]
+        return dq.to(q.dtype), *own, None, None, None
+
+
+class _Returns:
+    """The gradients of the keys of all pieces, on their way back to those of a rank's own, `stack`."""
+
+    def __init__(self, stack, local, group):
+        self._stack, self._group = stack, group
+        self._routes = local.piece_routes(stack.shape[1], len(stack), stack.device) if local.pieces else None
+        self._arrivals = []
         if local.pieces:
-            routes = local.piece_routes(k.shape[0], k.device)
-            sizes = [sum(route.rows_out) for route in routes.of_pieces]
-            returned = lse.new_empty((sum(sizes), k.shape[2], k.shape[3] + v.shape[3]))
-            returns = []
-            for piece, route, received, into in zip(local.pieces, routes.of_pieces, arrivals, returned.split(sizes)):
-                dkv = received()
-                if piece.receives:
-                    more, *dkv = _backward(dout, dlse, q, *dkv, piece.mask, out, lse, options)
-                    dq += more
-                else:  # no rows, of the gradients' dtype
-                    dkv = [x.to(lse.dtype) for x in dkv]
-                returns.append(_return_gradients(*dkv, route, group, into, wait=False))
-            for arrival in returns:
-                arrival.wait()
-            _add_returned(dk, dv, returned, routes)
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None
+            sizes = [sum(route.rows_out) for route in self._routes.of_pieces]
+            self._returned = stack.new_empty((sum(sizes), *stack.shape[3:]))
+            self._of_pieces = self._returned.split(sizes)
+
+    def send(self, n, gradients):
+        """Those of piece number n."""
+        route, into = self._routes.of_pieces[n], self._of_pieces[n]
+        self._arrivals.append(_return_gradients(gradients, route, self._group, into))
+
+    def own(self, dtype):
+        """The rank's own gradients, with all that come back."""
+        return _with_returned(self._stack, self._stack, dtype, self._routes, self._wait)
+
+    def _wait(self):
+        for arrival in self._arrivals:
+            arrival.wait()
+        return self._returned
 
 
 # --- The calls --------------------------------------------------------------------------------------
@@ -111,33 +127,47 @@ def _dout(dout, out, q):
 
 
 def _backward(dout, dlse, q, k, v, mask, out, lse, options):
-    """What these keys add to dq, in out's dtype, and their dk and dv in float32, given out and lse of all keys."""
-    return ops.partial_backward(dout, dlse, q, k, v, out, lse, mask, *options.of_kernel)
+    """What these keys add to dq, in out's dtype, and their dk and dv in float32, as _stacked has them, given out and
+    lse of all keys."""
+    dq, dkv = ops.joined_partial_backward(dout, dlse, q, k, v, out, lse, mask, *options.of_kernel)
+    if k.shape == v.shape:
+        return dq, [dkv.view(2, *k.shape)]
+    dk, dv = dkv.split((k.numel(), v.numel()))
+    return dq, [dk.view(1, *k.shape), dv.view(1, *v.shape)]
 
 
 # --- What travels -----------------------------------------------------------------------------------
 
 
-def _apart(kv, k):
-    return kv.split((k.shape[3], kv.shape[3] - k.shape[3]), 3)
+def _stacked(k, v):
+    """k and v as stacks [tensors, batch, keys, heads, head_dim], each of which travels at once."""
+    return [torch.stack((k, v))] if k.shape == v.shape else [k.unsqueeze(0), v.unsqueeze(0)]
 
 
 def _all_keys(k, v, local, group):
     """k and v of the rank's own keys and all that travel to it, in the order of local.gathered."""
     if not local.pieces:
         return k, v
-    (route,) = local.gathered_routes(k.shape[0], k.device).of_pieces
-    whole = k.new_empty((k.shape[0], route.seqlen_k, k.shape[2], k.shape[3] + v.shape[3]))
+    if k.shape == v.shape:
+        return _gathered((k, v), local, group).unbind()
+    return tuple(_gathered((x,), local, group)[0] for x in (k, v))
+
+
+def _gathered(tensors, local, group):
+    """A stack of what tensors of one shape have of these keys."""
+    first = tensors[0]
+    (route,) = local.gathered_routes(first.shape[0], len(tensors), first.device).of_pieces
+    whole = first.new_empty((len(tensors), first.shape[0], route.seqlen_k, *first.shape[2:]))
+    moved, *own = _in_units(whole, *tensors)
     begin, end = local.own_keys
-    for part, own in zip(_apart(whole.narrow(1, begin, end - begin), k), (k, v)):
-        part, own = _in_units(part, own)
-        part.copy_(own)
-    rows = whole.view(-1, *whole.shape[2:])
+    for to, x in zip(moved.narrow(2, begin, end - begin), own):
+        to.copy_(x)
+    rows = whole.flatten(0, 2)
     into = None if route.places is not None else rows.narrow(0, route.begin, sum(route.rows_in))
     received = send(rows.index_select(0, route.sent), route.rows_out, route.rows_in, group, into).wait()
     if route.places is not None or route.padding is not None:
-        _place(*_in_units(received, rows), route)
-    return _apart(whole, k)
+        _place(received.view(moved.dtype), moved.flatten(0, 2), route)
+    return whole
 
 
 def _place(received, rows, route):
@@ -151,68 +181,100 @@ def _place(received, rows, route):
 def _in_units(*tensors):
     """Views of 16-byte elements, if the layouts of all tensors allow them; for moving alone. torch copies strided
     tensors at so many elements a second, whatever their size."""
+    if any(x.data_ptr() % torch.complex128.itemsize for x in tensors):
+        return tensors
+    try:
+        return [x.view(torch.complex128) for x in tensors]
+    except RuntimeError:  # rows, or what is between them, that units do not fill
+        return tensors
 
-    def allows(x):
-        of_unit = torch.complex128.itemsize // x.itemsize
-        is_whole = all(size % of_unit == 0 for size in (x.shape[-1], *x.stride()[:-1]))
-        return is_whole and x.stride(-1) == 1 and x.data_ptr() % torch.complex128.itemsize == 0
 
-    return [x.view(torch.complex128) for x in tensors] if all(map(allows, tensors)) else tensors
+def _own_gradients(gradients, dtype, local, group):
+    """dk and dv of the rank's own keys from `gradients`, as _backward has them, of all that local.gathered has."""
+    begin, end = local.own_keys
+    own = []
+    for stack in gradients:
+        routes = wait = None
+        if local.pieces:
+            routes = local.gathered_routes(stack.shape[1], len(stack), stack.device)
+            wait = _return_gradients(stack, routes.of_pieces[0], group).wait
+        own += _with_returned(stack, stack.narrow(2, begin, end - begin), dtype, routes, wait)
+    return own
 
 
-def _rounded(x, dtype):
-    """x converted to another dtype, one batch entry at a time: each of them is contiguous."""
-    result = x.new_empty(x.shape, dtype=dtype)
-    for to, entry in zip(result, x):
+def _with_returned(stack, own, dtype, routes, wait):
+    """The tensors of `own`, a part of `stack`, with the gradients that come back, in another dtype.
+
+    wait: waits for those and returns them, in the order in which their keys were sent. What needs none of them is done
+    before.
+    """
+    result = own.new_empty(own.shape, dtype=dtype)
+    for to, entry in zip(result.flatten(0, 1), own.flatten(0, 1)):  # each of which is contiguous
         to.copy_(entry)
-    return result
+    if routes is None:
+        return result.unbind()
+    sums = stack.flatten(0, 2).index_select(0, routes.rows)
+    returned = wait()
+    if routes.rounds:
+        to, sums = _in_units(result.flatten(0, 2), _sums(sums, returned, dtype, routes.rounds))
+        to.index_copy_(0, routes.own, sums)
+    return result.unbind()
+
+
+def _sums(sums, returned, dtype, rounds):
+    """`sums` of Routes.rows, and what comes back, in another dtype."""
+    parts = (returned if which is None else returned.index_select(0, which) for which, _ in rounds)
+    if len(rounds) == 1:
+        return torch.add(sums, next(parts), out=sums.new_empty(sums.shape, dtype=dtype))
+    for (_, rows), part in zip(rounds, parts):
+        sums = sums.add_(part) if rows is None else sums.index_add_(0, rows, part)
+    return sums.to(dtype)
 
 
 def _send_pieces(k, v, local, group):
     """Sends the keys of all pieces: for each a function that waits for what the rank receives, and returns k and v."""
     if not local.pieces:
         return []
-    routes = local.piece_routes(k.shape[0], k.device)
-    sent = torch.cat([k, v], 3).flatten(0, 1).index_select(0, routes.sent)
+    of_stacks = [_send_stack(stack, local, group) for stack in _stacked(k, v)]
+
+    def received(arrivals):
+        return [x for arrival in arrivals for x in arrival()]
+
+    return [functools.partial(received, arrivals) for arrivals in zip(*of_stacks)]
+
+
+def _send_stack(stack, local, group):
+    """For each piece a function that waits for the tensors of a stack."""
+    routes = local.piece_routes(stack.shape[1], len(stack), stack.device)
+    sent = stack.flatten(0, 2).index_select(0, routes.sent)
     sent = sent.split([sum(route.rows_out) for route in routes.of_pieces])
-    return [_piece_arrival(x, k, route, group) for x, route in zip(sent, routes.of_pieces)]
+    return [_piece_arrival(x, stack, route, group) for x, route in zip(sent, routes.of_pieces)]
 
 
-def _piece_arrival(sent, k, route, group):
+def _piece_arrival(sent, stack, route, group):
     arrival = send(sent, route.rows_out, route.rows_in, group, wait=False)
 
     def received():
         rows = arrival.wait()
         if route.places is not None or route.padding is not None:
-            fitting = rows.new_empty((k.shape[0] * route.seqlen_k, *rows.shape[1:]))
+            fitting = rows.new_empty((len(stack) * stack.shape[1] * route.seqlen_k, *rows.shape[1:]))
             if route.places is None:
                 fitting.narrow(0, route.begin, len(rows)).copy_(rows)
             _place(rows, fitting, route)
             rows = fitting
-        return _apart(rows.view(k.shape[0], route.seqlen_k, *rows.shape[1:]), k)
+        return rows.view(len(stack), stack.shape[1], route.seqlen_k, *rows.shape[1:]).unbind()
 
     return received
 
 
-def _return_gradients(dk, dv, route, group, into=None, wait=True):
+def _return_gradients(stack, route, group, into=None):
     """The other way round: gradients of the keys that arrived leave, those of the keys that were sent arrive.
 
-    dk, dv: of the keys among which the route's have their places.
+    stack: of the keys among which the route's have their places.
     """
-    dk, dv = dk.flatten(0, 1), dv.flatten(0, 1)
+    rows = stack.flatten(0, 2)
     if route.places is not None:
-        dk, dv = dk.index_select(0, route.places), dv.index_select(0, route.places)
+        leaving = rows.index_select(0, route.places)
     else:
-        keys = sum(route.rows_in)
-        dk, dv = dk.narrow(0, route.begin, keys), dv.narrow(0, route.begin, keys)
-    return send(torch.cat([dk, dv], 2), route.rows_in, route.rows_out, group, into, wait)
-
-
-def _add_returned(dk, dv, returned, routes):
-    """Adds the gradients of keys that were sent to those of the source, in the order in which they were sent."""
-    sizes = dk.shape[3], dv.shape[3]
-    dk, dv = dk.view(-1, *dk.shape[2:]), dv.view(-1, *dv.shape[2:])
-    for which, rows in routes.rounds:
-        of_k, of_v = (returned if which is None else returned.index_select(0, which)).split(sizes, 2)
-        dk.index_add_(0, rows, of_k)
-        dv.index_add_(0, rows, of_v)
+        leaving = rows.narrow(0, route.begin, sum(route.rows_in))
+    return send(leaving, route.rows_in, route.rows_out, group, into, wait=False)

@@ -70,6 +70,9 @@ class LocalMask:
     @property
     def keeps_keys(self):
         """As cost.keeps_keys; the same on all ranks."""
+        return self._once("keeps keys", self._keeps_keys)
+
+    def _keeps_keys(self):
         received = self.placement.received_rows(self.index)
         return cost.keeps_keys(received, self.placement.most_rows * self.whole.batch)
 
@@ -93,13 +96,15 @@ class LocalMask:
 
     # --- What travels, as tensors ------------------------------------------------------------------
 
-    def gathered_routes(self, batch, device):
-        """Routes of all keys at once, of tensors with this batch."""
-        return self._once(("gathered", batch, device), lambda: routes.of_gathered(self, batch, device))
+    def gathered_routes(self, batch, tensors, device):
+        """Routes of all keys at once, of a stack of tensors with this batch."""
+        make = routes.of_gathered
+        return self._once(("gathered", batch, tensors, device), lambda: make(self, batch, tensors, device))
 
-    def piece_routes(self, batch, device):
+    def piece_routes(self, batch, tensors, device):
         """Routes of the pieces."""
-        return self._once(("pieces", batch, device), lambda: routes.of_pieces(self, batch, device))
+        make = routes.of_pieces
+        return self._once(("pieces", batch, tensors, device), lambda: make(self, batch, tensors, device))
 
     # --- For an all-to-all over heads -------------------------------------------------------------
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where each key that travels lies in the tensors of who sends and who receives it: index tensors, made once.
 
-A key with its batch entry is a row, of k and v side by side, in a tensor [batch * keys, heads, head_dim + head_dim_v].
-What leaves a rank, or arrives, is one tensor of rows; how many segments they lie in costs no call of torch.
+A key of a tensor with its batch entry is a row in [tensors * batch * keys, heads, head_dim]: k and v travel together
+where their heads have the same width, as two tensors of a stack, and otherwise one after the other. What leaves a rank,
+or arrives, is one tensor of rows; how many segments they lie in costs no call of torch.
 """
 
 from dataclasses import dataclass
@@ -14,9 +15,11 @@ import torch
 class Route:
     """The way of some pieces' keys. rows_out, rows_in: how many rows go to and come from each rank.
 
-    sent: int64, the rows that leave, among [batch * keys] of their source, for rank 0, 1, ... one after the other.
+    sent: int64, the rows that leave, among [tensors * batch * keys] of their source, for rank 0, 1, ... one after the
+        other.
     seqlen_k: the keys of each batch entry among which those that arrive have their places.
-    places: int64, where they go among [batch * seqlen_k]; None: to `begin` and after it, in the order of arrival.
+    places: int64, where they go among [tensors * batch * seqlen_k]; None: to `begin` and after it, in the order of
+        arrival.
     padding: int64, keys of these that nothing fills (seen by no row, but to be numbers); None: there are none.
     """
 
@@ -31,16 +34,24 @@ class Route:
 
 @dataclass(frozen=True)
 class Routes:
-    """of_pieces: the Route of each; sent: the rows of all, one after the other. rounds: how returned gradients of all
-    these rows are added up, see add_returned."""
+    """of_pieces: the Route of each; sent: the rows of all, one after the other.
+
+    Of the gradients that come back for these: rows: int64, each row of the source that has some, once; own: the same
+    rows among [tensors * batch * keys] of the rank's own. rounds: ((which of those that come back, None: all; which of
+    `rows` they are added to, None: all), ...). A row is in a round once, so that the order of a sum, that in which its
+    parts were sent, is the same in every run.
+    """
 
     of_pieces: tuple
     sent: torch.Tensor
+    rows: torch.Tensor
+    own: torch.Tensor
     rounds: tuple
 
 
-def of_gathered(local, batch, device):
+def of_gathered(local, batch, tensors, device):
     """Routes of one piece, all keys at once, into the keys of local.gathered; the source is that as well."""
+    entries = _Entries(batch, tensors)
     begin, seqlen_k = local.own_keys[0], local.gathered.seqlen_k
     places = [piece.gathered_places for piece in local.pieces]
     # What one rank sends another stays together, whatever the piece.
@@ -48,36 +59,46 @@ def of_gathered(local, batch, device):
     receives = sorted(
         ((*what, at) for piece, of in zip(local.pieces, places) for what, at in zip(piece.receives, of)), key=_peer
     )
-    own = [_rows([local.own_keys], entry, seqlen_k) for entry in range(batch)]
-    route = _route(local, sends, receives, seqlen_k, begin, seqlen_k, batch, device, own)
-    return Routes((route,), route.sent, _rounds(route.sent, device))
+    own = [_rows([local.own_keys], entry, seqlen_k) for entry in entries.of(None)]
+    route = _route(local, sends, receives, seqlen_k, begin, seqlen_k, entries, device, own)
+    return _routes([route], seqlen_k, local.own_keys, device)
 
 
-def of_pieces(local, batch, device):
+def of_pieces(local, batch, tensors, device):
     """Routes of each piece into its own keys; the source is the rank's keys."""
-    routes = []
+    routes, entries = [], _Entries(batch, tensors)
     for piece in local.pieces:
         receives = [(*what, at) for what, at in zip(piece.receives, piece.places)]
-        routes.append(_route(local, piece.sends, receives, local.rows, 0, piece.mask.seqlen_k, batch, device, []))
-    sent = torch.cat([route.sent for route in routes])
-    return Routes(tuple(routes), sent, _rounds(sent, device))
+        routes.append(_route(local, piece.sends, receives, local.rows, 0, piece.mask.seqlen_k, entries, device, []))
+    return _routes(routes, local.rows, (0, local.rows), device)
 
 
-def _route(local, sends, receives, source, shift, seqlen_k, batch, device, filled):
+class _Entries:
+    """The batch entries of a stack of tensors, those of the first tensor first."""
+
+    def __init__(self, batch, tensors):
+        self.batch, self.count = batch, batch * tensors
+
+    def of(self, entry):
+        """Those that are `entry` of their tensor; None: all."""
+        return range(self.count) if entry is None else range(entry, self.count, self.batch)
+
+
+def _route(local, sends, receives, source, shift, seqlen_k, entries, device, filled):
     """sends: (peer, entry, segments), of `source` keys, shifted; receives: (peer, entry, keys, (begin, end))."""
     rows_out, rows_in = [0] * local.world_size, [0] * local.world_size
     sent, places = [], []
     for peer, entry, segments in sends:
         shifted = [(begin + shift, end + shift) for begin, end in segments]
-        for e in range(batch) if entry is None else (entry,):
+        for e in entries.of(entry):
             sent.append(_rows(shifted, e, source))
             rows_out[peer] += len(sent[-1])
     for peer, entry, _, at in receives:
-        for e in range(batch) if entry is None else (entry,):
+        for e in entries.of(entry):
             places.append(_rows([at], e, seqlen_k))
             rows_in[peer] += len(places[-1])
     sent, places = _joined(sent), _joined(places)
-    free = torch.ones(batch * seqlen_k, dtype=torch.bool, device="cpu")
+    free = torch.ones(entries.count * seqlen_k, dtype=torch.bool, device="cpu")
     free[_joined([places, *filled])] = False
     padding = free.nonzero().flatten()
     begin = int(places[0]) if len(places) else 0
@@ -105,18 +126,28 @@ def _joined(parts):
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device="cpu")
 
 
-def _rounds(sent, device):
-    """((which of the returned rows, None for all; the rows that they belong to), ...): a row is in a round once, so
-    that the order of the sum, that in which they were sent, is the same in every run."""
-    sent = sent.cpu()
+def _routes(routes, source, own_keys, device):
+    """source: keys of each batch entry of the source; own_keys: (begin, end), the rank's own among them."""
+    sent = torch.cat([route.sent for route in routes])
+    rows, rounds = _rounds(sent.cpu())
+    begin, end = own_keys
+    own = rows // max(source, 1) * (end - begin) + rows % max(source, 1) - begin
+    rounds = tuple(tuple(None if x is None else x.to(device) for x in pair) for pair in rounds)
+    return Routes(tuple(routes), sent, rows.to(device), own.to(device), rounds)
+
+
+def _rounds(sent):
+    """Routes.rows and Routes.rounds."""
     sorted_rows, order = sent.sort(stable=True)
     _, counts = sorted_rows.unique_consecutive(return_counts=True)
     first = (counts.cumsum(0) - counts).repeat_interleave(counts)
     number = torch.empty_like(sent)
     number[order] = torch.arange(len(sent), device="cpu") - first
-    rounds = []
-    for n in range(int(counts.max()) if len(counts) else 0):
-        which = (number == n).nonzero().flatten()
-        every = len(which) == len(sent)
-        rounds.append((None if every else which.to(device), sent[which].to(device)))
-    return tuple(rounds)
+    found = [(number == n).nonzero().flatten() for n in range(int(counts.max()) if len(counts) else 0)]
+    if not found:
+        return sent, []
+    rows = sent[found[0]]  # all of them, as a round has what comes for the first, second, ... time
+    place = torch.empty(int(rows.max()) + 1, dtype=torch.int64, device="cpu")
+    place[rows] = torch.arange(len(rows), device="cpu")
+    begin = (None if len(rows) == len(sent) else found[0], None)
+    return rows, [begin, *((which, place[sent[which]]) for which in found[1:])]
