@@ -4,6 +4,7 @@
 one          the whole sequence on each process, flashmask_attention
 gather, overlap, all_to_all   flashmask.context_parallel.attention in each way that the heads allow
 kernels      what gather runs when all has arrived, forward and backward
+exchange     what else gather does: copies and messages
 all gather   all keys and values to everyone, waited for; then flashmask's kernel; a reduce-scatter of their gradients
 flex         the same in torch's own words: flex_cp_allgather and FlexAttention (CUDA only)
 """
@@ -12,7 +13,7 @@ import flashmask
 import torch
 import torch.distributed as dist
 from flashmask import context_parallel, ops
-from flashmask.context_parallel import cost
+from flashmask.context_parallel import by_keys, cost
 
 OURS = ("gather", "overlap", "all_to_all")
 PEERS = ("all gather", "flex")
@@ -54,6 +55,27 @@ class Kernels:
 
     def backward(self):
         ops.partial_backward(self.dout, None, *self.arguments, self.out, self.lse, self.mask, None, False, "auto", 0)
+
+
+class Exchange:
+    """Without a kernel of attention. That no rank waits for another's attention is what makes it comparable: two GPUs
+    run the same tiles at speeds that differ by percents, as power and heat have it."""
+
+    ahead = True  # of the device, as the host is where a kernel of attention runs meanwhile
+
+    def __init__(self, local, k, v):
+        self.local, self.k, self.v = local, k, v
+        shapes = ((x.shape[0], local.gathered.seqlen_k, *x.shape[2:]) for x in (k, v))
+        gradients = [torch.randn(shape, dtype=torch.float32, device=k.device) for shape in shapes]
+        self.gradients = [torch.stack(gradients)] if k.shape == v.shape else [x.unsqueeze(0) for x in gradients]
+
+    def forward(self):
+        self.keys = by_keys._all_keys(self.k, self.v, self.local, None)
+
+    def backward(self):
+        if not self.local.keeps_keys:
+            self.keys = by_keys._all_keys(self.k, self.v, self.local, None)
+        by_keys._own_gradients(self.gradients, self.k.dtype, self.local, None)
 
 
 class _AllGather(torch.autograd.Function):
@@ -119,7 +141,7 @@ def flex(placement, rank, device, batch):
 
 
 def layers(mask, placement, rank, tensors, peers):
-    """{name: Layer or Kernels, or why there is none}. tensors: q, k, v and dout of the whole sequence.
+    """{name: Layer, Kernels or Exchange, or why there is none}. tensors: q, k, v and dout of the whole sequence.
 
     torch hands out a causal sequence's rows as zigzag has them; all else has the placement.
     """
@@ -140,6 +162,7 @@ def layers(mask, placement, rank, tensors, peers):
 
         found[way] = Layer(call, shards, own_dout)
     found["kernels"] = Kernels(local, *shards, own_dout)
+    found["exchange"] = Exchange(local, *shards[1:])
     if "all gather" in peers:
         found["all gather"] = Layer(all_gather(placement, rank, device), shards, own_dout)
     if "flex" in peers:
