@@ -58,10 +58,10 @@ class Kernels:
 
 
 class Exchange:
-    """Without a kernel of attention. That no rank waits for another's attention is what makes it comparable: two GPUs
-    run the same tiles at speeds that differ by percents, as power and heat have it."""
+    """Without a kernel of attention. So no rank waits for another's attention: two GPUs run the same tiles at speeds
+    that differ by a few percent, with power and heat."""
 
-    ahead = True  # of the device, as the host is where a kernel of attention runs meanwhile
+    ahead = True  # the host enqueues all of it first, as it does in a step, while kernels of attention run
 
     def __init__(self, local, k, v):
         self.local, self.k, self.v = local, k, v

@@ -53,7 +53,7 @@ MOST_FIXED = {"forward": 0.15, "backward": 0.3}  # ms
 MOST_RECEIVED, MOST_OFF = 1.1, 0.1
 MOST_ERROR = {"cuda": 2e-2, "cpu": 1e-4}  # of the largest value; bfloat16, float32
 STEP_MS = {"cuda": 200, "cpu": 20}  # that a contender runs in a round
-AHEAD_CYCLES = 100_000_000  # of a GPU, while the host enqueues what it is to find there: some 50 ms
+AHEAD_CYCLES = 100_000_000  # keep a GPU busy for some 50 ms, in which the host enqueues the calls
 UNFINISHED = 3  # exit status
 
 

@@ -16,7 +16,7 @@ function(flashmask_target target)
   if(FLASHMASK_SANITIZE)
     target_compile_options(${target} PRIVATE
       "$<${host}:-fsanitize=${FLASHMASK_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>"
-      # Of which GCC's manual says that sanitizers make it warn wrongly.
+      # GCC's manual: sanitizers cause false positives of this warning.
       "$<${host}:$<$<CXX_COMPILER_ID:GNU>:-Wno-error=maybe-uninitialized>>")
     target_link_options(${target} PRIVATE -fsanitize=${FLASHMASK_SANITIZE})
   endif()

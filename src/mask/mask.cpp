@@ -398,10 +398,10 @@ Mask Mask::with_block_mask(std::vector<uint8_t> keep, int64_t batch, int64_t hea
 Mask Mask::with_block_tensor(const TensorView& keep) const {
   check_block_mask(keep, seqlen_q(), seqlen_k());
   check_data("block_mask", keep);
-  MaskView with = view();
-  with.block_batch = keep.shape[0];
-  with.block_heads = keep.shape[1];
-  check_broadcast(with);  // before it is read
+  MaskView changed = view();
+  changed.block_batch = keep.shape[0];
+  changed.block_heads = keep.shape[1];
+  check_broadcast(changed);  // before it is read
   if (keep.device.kind == Device::Kind::kCpu)
     return with_block_mask(read_block_mask(keep), keep.shape[0], keep.shape[1]);
   return with_block(BlockMask::borrow(keep));

@@ -254,7 +254,7 @@ def test_infinite_gradients_stay_in_their_column(rank, world):
     placement = context_parallel.place(mask, world)
     local = placement.mask(rank).to(device())
     q, k, v, dout = (placement.shard(x, rank) for x in tensors(mask))
-    dout[..., 1] = 1e38  # of which the first keys' weights have a sum that is infinite
+    dout[..., 1] = 1e38  # summed with the weights of the first keys it overflows
     for way in ways(q.shape[2], k.shape[2], world):
         leaf = v.detach().requires_grad_()
         out = context_parallel.attention(q, k, leaf, local, way=way)

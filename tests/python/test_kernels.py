@@ -259,7 +259,7 @@ class Rebuilt:
             .replace(f"{ROOT}/include", f"{self.folder}/include")
             .replace(target, str(built))
         )
-        # nvcc does not bear a sanitizer's library, which tests of a sanitized build load beforehand.
+        # nvcc crashes under the sanitizer's library, which tests of a sanitized build preload.
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         result = subprocess.run(shlex.split(line), cwd=self.build, env=environment, capture_output=True, text=True)
         assert result.returncode == 0, result.stdout + result.stderr

@@ -84,9 +84,9 @@ class _Returns:
 
     def __init__(self, stack, local, group):
         self._stack, self._group = stack, group
-        self._routes = local.piece_routes(stack.shape[1], len(stack), stack.device) if local.pieces else None
-        self._arrivals = []
+        self._routes, self._arrivals = None, []
         if local.pieces:
+            self._routes = local.piece_routes(stack.shape[1], len(stack), stack.device)
             sizes = [sum(route.rows_out) for route in self._routes.of_pieces]
             self._returned = stack.new_empty((sum(sizes), *stack.shape[3:]))
             self._of_pieces = self._returned.split(sizes)
@@ -185,7 +185,7 @@ def _in_units(*tensors):
         return tensors
     try:
         return [x.view(torch.complex128) for x in tensors]
-    except RuntimeError:  # rows, or what is between them, that units do not fill
+    except RuntimeError:  # units do not fill the rows, or the gaps between them
         return tensors
 
 
@@ -205,8 +205,8 @@ def _own_gradients(gradients, dtype, local, group):
 def _with_returned(stack, own, dtype, routes, wait):
     """The tensors of `own`, a part of `stack`, with the gradients that come back, in another dtype.
 
-    wait: waits for those and returns them, in the order in which their keys were sent. What needs none of them is done
-    before.
+    wait: waits for those and returns them, in the order in which their keys were sent. All that does not depend on them
+    is enqueued first.
     """
     result = own.new_empty(own.shape, dtype=dtype)
     for to, entry in zip(result.flatten(0, 1), own.flatten(0, 1)):  # each of which is contiguous

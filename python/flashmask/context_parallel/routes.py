@@ -146,7 +146,7 @@ def _rounds(sent):
     found = [(number == n).nonzero().flatten() for n in range(int(counts.max()) if len(counts) else 0)]
     if not found:
         return sent, []
-    rows = sent[found[0]]  # all of them, as a round has what comes for the first, second, ... time
+    rows = sent[found[0]]  # every row: round n has what comes back for a row the nth time
     place = torch.empty(int(rows.max()) + 1, dtype=torch.int64, device="cpu")
     place[rows] = torch.arange(len(rows), device="cpu")
     begin = (None if len(rows) == len(sent) else found[0], None)
