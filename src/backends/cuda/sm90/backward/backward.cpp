@@ -296,6 +296,8 @@ FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, c
                      .heads_per_l2_group = static_cast<uint32_t>(cuda::head_groups_per_l2_group(p, call.splits)),
                      .tiles = static_cast<uint32_t>(call.tiles.keys),
                      .next = rows.next};
+  const uint32_t last_group = std::min(params.schedule.heads, params.schedule.heads_per_l2_group);
+  params.first_sorted = params.schedule.heads - last_group;
   params.heads_per_l2_group = rows.l2_group.result;
   params.executed = executed;
   return params;

@@ -74,6 +74,10 @@ struct BackwardParams {
   /// Query heads that one work tile runs through: all of a key head's, or, where that leaves too few work tiles, one of
   /// its `splits` equal parts. Head groups are numbered through the key heads; without splits they are the key heads.
   uint32_t heads_q, head_groups, query_heads_per_group, splits;
+  /// Head index (batch entry x head group) from which key tiles come in the plan's order; those before are followed by
+  /// another L2 group, so that a long tile is not left over at their end, and come in the order of keys: tiles that run
+  /// at once share the rows of few documents.
+  uint32_t first_sorted;
   /// With splits: dk, dv of every work tile, [batch, head_groups, key_tiles, 2], see KeyFragments; otherwise null.
   float* key_parts;
   float softmax_scale;
@@ -81,8 +85,9 @@ struct BackwardParams {
   PlanBits plan;
   cuda::MaskColumns mask;
   cuda::DenseMask dense;
-  /// Of head groups' key tiles: those with most work first; in deterministic mode from the
-  /// last to the first, so that the order in which a row's gradient is summed up does not depend on the mask.
+  /// Of head groups' key tiles, in the order of keys or, from first_sorted on, those with most work first; in
+  /// deterministic mode from the last to the first, so that the order in which a row's gradient is summed up does not
+  /// depend on the mask.
   cuda::Schedule schedule;
   const uint32_t* heads_per_l2_group;  ///< in place of the schedule's, if not null: see L2GroupSize
   unsigned long long* executed;        ///< counter of executed tiles; may be null

@@ -67,6 +67,7 @@ class Producer {
 
   __device__ __forceinline__ int32_t key_tile(const cuda::WorkTilePlace& place, uint32_t head) const {
     if (p_.dq_sums.deterministic || p_.dense.given) return static_cast<int32_t>(p_.schedule.tiles - 1 - place.rank);
+    if (place.batch * p_.head_groups + place.head < p_.first_sorted) return static_cast<int32_t>(place.rank);
     const int32_t block =
         __ldg(p_.plan.key_order +
               static_cast<int64_t>(cuda::mask_index(p_.plan, place.batch, head)) * (p_.schedule.tiles / kOfBlock) +
