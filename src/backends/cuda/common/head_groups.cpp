@@ -4,12 +4,19 @@
 #include <algorithm>
 
 #include "backends/cuda/common/call_params.h"
+#include "common/arithmetic.h"
 
 namespace flashmask::cuda {
 namespace {
 
 /// What the heads of an L2 group read and add up for their rows should stay in this much of the L2 cache.
 constexpr int64_t kL2GroupBytes = int64_t{16} << 20;
+/// Work tiles that an L2 group should have for each multiprocessor: the longest of fewer outlasts the others. More head
+/// groups than fit in L2 pay for that up to these bytes.
+constexpr int64_t kLeastRounds = 2, kMostBytes = int64_t{320} << 20;
+/// Query heads are split up to this many work tiles for each multiprocessor, as one may be much longer than the others,
+/// unless parts of dk and dv cost too much: rows that a work tile should have for each of both.
+constexpr int64_t kManyRounds = 8, kRowsOfPart = 10240;
 /// Under a sparse mask, see L2GroupSize: the most heads, and how many tiles a multiprocessor should have for each turn
 /// of a chain (on Hopper a turn takes about as long as one and a half; the rest is because turns and work do not come
 /// evenly).
@@ -26,14 +33,27 @@ int64_t l2_bytes_of_head_group(const Problem& p, int64_t splits) {
 
 int64_t count_splits(const Problem& p, int64_t key_tiles) {
   const int64_t all = multiprocessors(p), group = p.group_size();
+  const auto is_enough = [&](int64_t n) {
+    const int64_t work_tiles = key_tiles * n;
+    if (work_tiles < all) return false;
+    return work_tiles >= kManyRounds * all || work_tiles * n * kRowsOfPart > group * p.seqlen_q * all;
+  };
   int64_t n = 1;
-  while (n < group && (group % n != 0 || key_tiles * n < all)) ++n;
+  while (n < group && (group % n != 0 || !is_enough(n))) ++n;
   return n;
 }
 
-int64_t head_groups_per_l2_group(const Problem& p, int64_t splits) {
+int64_t head_groups_in_l2(const Problem& p, int64_t splits) {
   const int64_t all = std::max<int64_t>(1, p.batch * p.heads_kv * splits);
   return std::clamp<int64_t>(kL2GroupBytes / l2_bytes_of_head_group(p, splits), 1, all);
+}
+
+int64_t head_groups_for_rounds(const Problem& p, int64_t splits, int64_t key_tiles) {
+  const int64_t all = std::max<int64_t>(1, p.batch * p.heads_kv * splits);
+  const int64_t enough = ceil_div(kLeastRounds * multiprocessors(p), std::max<int64_t>(1, key_tiles));
+  const int64_t most = kMostBytes / l2_bytes_of_head_group(p, splits);
+  const int64_t together = std::clamp<int64_t>(std::min(enough, most), head_groups_in_l2(p, splits), all);
+  return ceil_div(all, ceil_div(all, together));
 }
 
 L2GroupSize l2_group_size(const Problem& p, int64_t splits, int tile_rows, uint32_t* result) {
@@ -45,7 +65,7 @@ L2GroupSize l2_group_size(const Problem& p, int64_t splits, int tile_rows, uint3
           .granules = static_cast<float>(plan.row_granules * plan.key_blocks),
           .granules_per_tile = static_cast<float>(tile_rows) / static_cast<float>(kGranuleRows),
           .tiles_per_turn = static_cast<float>(kTilesPerTurn * multiprocessors(p)),
-          .dense = static_cast<uint32_t>(head_groups_per_l2_group(p, splits)),
+          .dense = static_cast<uint32_t>(head_groups_in_l2(p, splits)),
           .most = static_cast<uint32_t>(std::min(all, kSparseHeads)),
           .result = result};
 }

@@ -12,16 +12,21 @@ namespace flashmask::cuda {
 // `splits` equal parts of them.
 
 /// Into how many parts the query heads of a key head are split, of which the call has `key_tiles` tiles: as few as give
-/// each multiprocessor a work tile. Of the device and the shapes alone, so that neither the workspace nor the bits
-/// depend on more.
+/// each multiprocessor a work tile, and more where few long ones would not come evenly. Of the device and the shapes
+/// alone, so that neither the workspace nor the bits depend on more.
 int64_t count_splits(const Problem& p, int64_t key_tiles);
 
 /// Head groups of batch entries that run together, so that what they read (q, dout) and add up (dq) for their rows
 /// stays at hand.
-int64_t head_groups_per_l2_group(const Problem& p, int64_t splits);
+int64_t head_groups_in_l2(const Problem& p, int64_t splits);
 
-/// The same in deterministic mode, for the device to choose: it leaves the number in *result. Chooses none, with null
-/// in `result`, if the call is not deterministic or has no plan. `tile_rows`: of a query tile.
+/// As many, or more, in L2 groups of about one size: enough for an L2 group's longest work tile not to outlast all
+/// others. `key_tiles`: of a head group.
+int64_t head_groups_for_rounds(const Problem& p, int64_t splits, int64_t key_tiles);
+
+/// head_groups_in_l2 in deterministic mode, or more under a sparse mask, for the device to choose: it leaves the number
+/// in *result. Chooses none, with null in `result`, if the call is not deterministic or has no plan. `tile_rows`: of a
+/// query tile.
 L2GroupSize l2_group_size(const Problem& p, int64_t splits, int tile_rows, uint32_t* result);
 
 }  // namespace flashmask::cuda

@@ -221,7 +221,7 @@ BackwardParams make_params(const Problem& p, const BackwardCall& call, std::byte
   params.dense = cuda::dense_mask(p);
   params.schedule = {.work_tiles = static_cast<uint32_t>(call.work_tiles),
                      .heads = static_cast<uint32_t>(p.batch * head_groups),
-                     .heads_per_l2_group = static_cast<uint32_t>(cuda::head_groups_per_l2_group(p, call.splits)),
+                     .heads_per_l2_group = static_cast<uint32_t>(cuda::head_groups_in_l2(p, call.splits)),
                      .tiles = static_cast<uint32_t>(call.tiles.tiles_of_head(call.instance->tile)),
                      .next = at<uint32_t>(workspace, call.layout.next)};
   params.executed = executed;

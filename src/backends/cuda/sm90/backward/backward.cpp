@@ -291,13 +291,13 @@ FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, c
   params.plan = rows.plan;
   params.mask = cuda::mask_columns(p);
   params.dense = cuda::dense_mask(p);
+  const int64_t together = cuda::head_groups_for_rounds(p, call.splits, call.tiles.keys);
   params.schedule = {.work_tiles = static_cast<uint32_t>(call.work_tiles),
                      .heads = static_cast<uint32_t>(p.batch * head_groups),
-                     .heads_per_l2_group = static_cast<uint32_t>(cuda::head_groups_per_l2_group(p, call.splits)),
+                     .heads_per_l2_group = static_cast<uint32_t>(together),
                      .tiles = static_cast<uint32_t>(call.tiles.keys),
                      .next = rows.next};
-  const uint32_t last_group = std::min(params.schedule.heads, params.schedule.heads_per_l2_group);
-  params.first_sorted = params.schedule.heads - last_group;
+  params.first_sorted = params.schedule.heads - std::min(params.schedule.heads, params.schedule.heads_per_l2_group);
   params.heads_per_l2_group = rows.l2_group.result;
   params.executed = executed;
   return params;
