@@ -101,7 +101,7 @@ struct AttentionInputs {
   /// The plan of exactly this mask (Plan::view(), or PlanView::on_device), where the tensors are; undefined: the
   /// call makes one in its workspace.
   PlanView plan{};
-  /// Baseline mode: bool or uint8 [1 or batch, 1 or heads_q or heads_kv, seqlen_q, seqlen_k], nonzero =
+  /// Baseline mode: bool or uint8 [1 or batch, 1 or heads_q or heads_kv, seqlen_q, seqlen_k], of any strides, nonzero =
   /// visible, in place of `mask`. Every tile is executed as a partial one, with the same arithmetic as the
   /// masked run, so that results can be compared bit for bit.
   TensorView dense_mask{};

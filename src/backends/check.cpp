@@ -177,7 +177,7 @@ void check_dense(const Problem& p, bool with_data) {
                   " or ", p.heads_q, ", ", p.seqlen_q, ", ", p.seqlen_k, "]");
   }
   check_extent("dense_mask", t);
-  check_strides("dense_mask", t, true, false);
+  check_strides("dense_mask", t, false, false);
   if (t.device != p.device) throw_invalid("dense_mask is on ", describe(t.device), " and q on ", describe(p.device));
   if (with_data) check_data("dense_mask", t);
 }

@@ -56,6 +56,7 @@ class Call {
   /// [dense_batch, dense_heads, seqlen_q, seqlen_k]; empty: no dense mask.
   std::vector<uint8_t> dense;
   int64_t dense_batch = 1, dense_heads = 1;
+  bool dense_by_columns = false;  ///< each key's rows one after the other
   Options options;
   ExecutedTiles executed;
 
@@ -139,9 +140,11 @@ class Call {
     args.lse = view(lse, {s.batch, s.heads_q, s.seqlen_q});
     args.mask = mask;
     args.plan = plan;
-    if (!dense.empty())
+    if (!dense.empty()) {
       args.dense_mask =
           TensorView::contiguous(dense.data(), DataType::kBool, {dense_batch, dense_heads, s.seqlen_q, s.seqlen_k});
+      if (dense_by_columns) args.dense_mask.stride[2] = 1, args.dense_mask.stride[3] = s.seqlen_q;
+    }
   }
 };
 

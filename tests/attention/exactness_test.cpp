@@ -40,6 +40,20 @@ TEST(Contract, SkippingNeverChangesABit) {
   }
 }
 
+TEST(Contract, ADenseMaskMayLieByColumns) {
+  constexpr int64_t kRows = 100, kKeys = 133;
+  Call<float> by_rows({.seqlen_q = kRows, .seqlen_k = kKeys, .head_dim = 16, .head_dim_v = 16});
+  by_rows.dense = dense_of(crop(make_family("causal_document", 200, {}, 5), 80, 180, 20, 153));
+  Call<float> by_columns = by_rows;
+  by_columns.dense_by_columns = true;
+  for (int64_t i = 0; i < kRows; ++i) {
+    for (int64_t j = 0; j < kKeys; ++j) by_columns.dense[j * kRows + i] = by_rows.dense[i * kKeys + j];
+  }
+  by_rows.run();
+  by_columns.run();
+  EXPECT_TRUE(by_rows.out == by_columns.out && by_rows.dq == by_columns.dq && by_rows.dk == by_columns.dk);
+}
+
 TEST(Contract, NeighboursDoNotChangeADocument) {
   const std::vector<int64_t> lengths{50, 37, 90, 60};
   for (const bool causal : {true, false}) {

@@ -150,11 +150,24 @@ class CaseRun {
     return false;
   }
 
-  /// The same as run_once on copies in device memory.
+  /// The dense mask with each key's rows one after the other.
+  std::vector<uint8_t> columns_of_dense() const {
+    std::vector<uint8_t> columns(dense_.visible.size());
+    const auto rows = static_cast<std::size_t>(c_.seqlen_q), keys = static_cast<std::size_t>(c_.seqlen_k);
+    for (std::size_t at = 0; at < columns.size(); ++at) {
+      const std::size_t row = at / keys % rows, key = at % keys, matrix = at / keys / rows;
+      columns[(matrix * keys + key) * rows + row] = dense_.visible[at];
+    }
+    return columns;
+  }
+
+  /// The same as run_once on copies in device memory. A dense mask may have any strides: every other case's is in
+  /// columns.
   Results run_on_device(bool dense_mode, std::string_view which) {
     Outputs outputs(c_);
     const DeviceTensors tensors(problem_, outputs);
-    const DeviceMemory dense(std::as_bytes(std::span(dense_.visible)));
+    const bool by_columns = c_.seed % 2 != 0;
+    const DeviceMemory dense(std::as_bytes(std::span(by_columns ? columns_of_dense() : dense_.visible)));
     std::optional<DeviceMask> mask;
     std::optional<DevicePlan> plan;
     if (mask_) mask.emplace(*mask_);
@@ -164,6 +177,7 @@ class CaseRun {
     if (dense_mode) {
       inputs.dense_mask = TensorView::contiguous(dense.bytes().data(), DataType::kUInt8,
                                                  {dense_.batch, dense_.heads, c_.seqlen_q, c_.seqlen_k});
+      if (by_columns) inputs.dense_mask.stride[2] = 1, inputs.dense_mask.stride[3] = c_.seqlen_q;
       inputs.dense_mask.device = kDevice;
     } else if (mask) {
       inputs.mask = mask->mask();

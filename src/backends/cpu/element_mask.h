@@ -82,13 +82,13 @@ struct alignas(64) ElementMask {
     }
   }
 
-  /// From a dense matrix, whose keys are contiguous.
-  void load(const uint8_t* matrix, int64_t row_stride, int64_t row_count, int64_t keys) {
+  /// From a dense matrix.
+  void load(const uint8_t* matrix, int64_t row_stride, int64_t key_stride, int64_t row_count, int64_t keys) {
     std::fill(&rows[0][0], &rows[0][0] + sizeof(rows) / sizeof(uint32_t), 0u);
     for (int64_t i = 0; i < row_count; ++i) {
       const uint8_t* row = matrix + i * row_stride;
       uint32_t* out = rows[i / 32];
-      for (int64_t j = 0; j < keys; ++j) out[j] |= static_cast<uint32_t>(row[j] != 0) << (i % 32);
+      for (int64_t j = 0; j < keys; ++j) out[j] |= static_cast<uint32_t>(row[j * key_stride] != 0) << (i % 32);
     }
   }
 };

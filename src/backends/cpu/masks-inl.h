@@ -39,8 +39,8 @@ class MaskSource {
     const int64_t row0 = r * kTileRows, key0 = c * kTileKeys;
     const int64_t keys = std::min(kTileKeys, p_.seqlen_k - key0);
     if (dense_) {
-      mask.load(dense_ + row0 * p_.dense.stride[2] + key0, p_.dense.stride[2], std::min(kTileRows, p_.seqlen_q - row0),
-                keys);
+      const int64_t of_row = p_.dense.stride[2], of_key = p_.dense.stride[3];
+      mask.load(dense_ + row0 * of_row + key0 * of_key, of_row, of_key, std::min(kTileRows, p_.seqlen_q - row0), keys);
     } else {
       mask.load(columns_, row0, key0, keys);
       if (positions_.q_pos) {
