@@ -177,7 +177,7 @@ class Dense(Sdpa):
         self.attention = _registered(_dense_attention)
 
     def mask(self, batch):
-        """One key's rows after the other: the kernels' lanes read a row of keys, then the next, and so find it in L1."""
+        """One key's rows after the other: lanes of the kernels read a row of keys, then the next, which is in L1."""
         return super().mask(batch).mT.contiguous().mT
 
     def arguments(self, mask):

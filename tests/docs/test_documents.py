@@ -17,13 +17,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "recipes").glob("*.md"))]
-# What a reader's machine has time for and a test has not.
-# tests/conformance checks the covering list.
-SHORTER = {
-    "--cases 500": "--cases 5",
-    "bench --seqlen 8192": "bench --seqlen 512",
-    "--covering": "--covering --list",
-}
+# What a reader's machine has time for and a test has not; tests/conformance checks the covering list.
+SHORTER = {"--cases 500": "--cases 5", "bench --seqlen 8192": "bench --seqlen 512", "--covering": "--covering --list"}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 # Placeholders (capitals, dots, brackets) are no commands.
 INLINE = re.compile(r"`(flashmask [a-z]+ [^`]*)`")
