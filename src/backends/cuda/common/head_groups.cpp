@@ -14,8 +14,9 @@ constexpr int64_t kL2GroupBytes = int64_t{16} << 20;
 /// Work tiles that an L2 group should have for each multiprocessor: the longest of fewer outlasts the others. More head
 /// groups than fit in L2 pay for that up to these bytes.
 constexpr int64_t kLeastRounds = 2, kMostBytes = int64_t{320} << 20;
-/// Query heads are split up to this many work tiles for each multiprocessor, as one may be much longer than the others,
-/// unless parts of dk and dv cost too much: rows that a work tile should have for each of both.
+/// Query heads are split up to this many work tiles for each multiprocessor, as one may be much longer than the others.
+/// Each part costs dk and dv once more, so a key head has this many rows, over its query heads, for every part and work
+/// tile of a multiprocessor.
 constexpr int64_t kManyRounds = 8, kRowsOfPart = 10240;
 /// Under a sparse mask, see L2GroupSize: the most heads, and how many tiles a multiprocessor should have for each turn
 /// of a chain (on Hopper a turn takes about as long as one and a half; the rest is because turns and work do not come
