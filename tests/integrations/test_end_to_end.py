@@ -139,7 +139,10 @@ def test_losses_are_those_of_separate_sequences(task):
     assert_close(loss, want, "loss")
 
 
-@pytest.mark.parametrize("task", recipe.TASKS)
+# LoRA sees what SFT does, and reward models share prompts as DPO does.
+@pytest.mark.parametrize(
+    "task", [pytest.param(task, marks=[pytest.mark.long] * (task in ("lora", "rm"))) for task in recipe.TASKS]
+)
 def test_contenders_agree(task):
     batch, found = batch_for(task), {}
     for name in contenders.CONTENDERS:

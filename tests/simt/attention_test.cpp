@@ -28,7 +28,7 @@ using verify::DenseMask;
 /// Multiply-adds of a case's products that every run has time for.
 constexpr int64_t kMostCost = int64_t{1} << 23;
 /// Of the cases below that, every n-th is run.
-constexpr std::size_t kEvery = 12;
+constexpr std::size_t kEvery = 20;
 
 DenseMask dense_of_rule(const Case& c) {
   const Mask mask = verify::make_mask(c);
