@@ -35,9 +35,9 @@ int64_t splits(const Shape& s) { return count_splits(problem(s), s.batch * s.hea
 int64_t together(const Shape& s) { return head_groups_for_rounds(problem(s), splits(s), tiles_of_head(s)); }
 
 TEST(HeadGroups, EachMultiprocessorGetsAWorkTile) {
-  EXPECT_EQ(splits({1, 8192, 8, 1}), 4);   // 64 key tiles
-  EXPECT_EQ(splits({1, 2048, 32, 8}), 2);  // 128
-  EXPECT_EQ(splits({1, 2048, 24, 4}), 3);  // 64; of a divisor of 6 heads
+  EXPECT_EQ(splits({1, 8192, 8, 1}), 4) << "of 64 key tiles";
+  EXPECT_EQ(splits({1, 2048, 32, 8}), 2) << "of 128 key tiles";
+  EXPECT_EQ(splits({1, 2048, 24, 4}), 3) << "of 64 key tiles, which divides 6 query heads";
 }
 
 TEST(HeadGroups, FewLongWorkTilesAreSplit) {

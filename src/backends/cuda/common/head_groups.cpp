@@ -15,8 +15,8 @@ constexpr int64_t kL2GroupBytes = int64_t{16} << 20;
 /// groups than fit in L2 pay for that up to these bytes.
 constexpr int64_t kLeastRounds = 2, kMostBytes = int64_t{320} << 20;
 /// Query heads are split up to this many work tiles for each multiprocessor, as one may be much longer than the others.
-/// Each part costs dk and dv once more, so a key head has this many rows, over its query heads, for every part and work
-/// tile of a multiprocessor.
+/// Each part writes and reads dk and dv once more, so for every part and work tile of a multiprocessor a key head must
+/// have this many rows, counted under each of its query heads.
 constexpr int64_t kManyRounds = 8, kRowsOfPart = 10240;
 /// Under a sparse mask, see L2GroupSize: the most heads, and how many tiles a multiprocessor should have for each turn
 /// of a chain (on Hopper a turn takes about as long as one and a half; the rest is because turns and work do not come
