@@ -17,6 +17,7 @@
 #include <concepts>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "simt/machine.h"
@@ -115,10 +116,16 @@ inline float __saturatef(float x) { return std::fmin(std::fmax(x, 0.0F), 1.0F); 
 inline float __logf(float x) { return std::log(x); }
 inline float __log2f(float x) { return std::log2(x); }
 inline float __expf(float x) { return std::exp(x); }
-inline int __float2int_rn(float x) { return static_cast<int>(std::nearbyint(x)); }
-inline int __float2int_rd(float x) { return static_cast<int>(std::floor(x)); }
-inline int __float2int_ru(float x) { return static_cast<int>(std::ceil(x)); }
-inline int __float2int_rz(float x) { return static_cast<int>(x); }
+/// Numbers out of range become the nearest integer, NaN 0.
+inline int __float2int_rz(float x) {
+  constexpr float kEnd = 0x1p31F;
+  if (!(std::abs(x) < kEnd))
+    return x > 0 ? std::numeric_limits<int>::max() : x < 0 ? std::numeric_limits<int>::min() : 0;
+  return static_cast<int>(x);
+}
+inline int __float2int_rn(float x) { return __float2int_rz(std::nearbyint(x)); }
+inline int __float2int_rd(float x) { return __float2int_rz(std::floor(x)); }
+inline int __float2int_ru(float x) { return __float2int_rz(std::ceil(x)); }
 inline float __int2float_rn(int x) { return static_cast<float>(x); }
 
 // --- Memory. A thread goes on until it waits, so what it does to memory is atomic. ----------------
