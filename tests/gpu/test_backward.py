@@ -171,6 +171,54 @@ def test_memory_is_dq_s_sums_two_vectors_a_row_and_the_plan(deterministic):
 
 
 @dims
+def test_a_row_s_nan_is_in_its_dq_alone(dim):
+    """Sums of integers have none of their own."""
+    case = Case(300, 300, heads=4, heads_kv=2, dim=dim, causal=True)
+    forward = call(case, case.mask()).run()
+    dout, dlse = gradient_inputs(case)
+    before = call_backward(case, forward, dout, dlse, deterministic=True).run().dq.clone()
+    dout[0, 170, 1, 5] = float("nan")
+    after = call_backward(case, forward, dout, dlse, deterministic=True).run().dq
+    row = torch.zeros(after.shape[:3], dtype=torch.bool, device=DEVICE)
+    row[0, 170, 1] = True
+    assert bool(after[row].isnan().all())
+    assert same_bits(after[~row], before[~row])
+
+
+@dims
+@pytest.mark.parametrize("changed", ["k", "v"])
+def test_infinities_are_in_dq_as_in_the_fast_mode(dim, changed):
+    """Of k: every score of that key is -inf, so that only a product with its weight, 0, shows it."""
+    case = Case(300, 300, heads=2, dim=dim, causal=True)
+    q, k, v = (x.clone() for x in case.tensors())
+    q[..., 0] = -1
+    (k if changed == "k" else v)[0, 130, 1, 0] = float("inf")
+    case = dataclasses.replace(case, inputs=(q, k, v))
+    forward = call(case, case.mask()).run()
+    dout, dlse = gradient_inputs(case)
+    fast = call_backward(case, forward, dout, dlse).run().dq
+    ours = call_backward(case, forward, dout, dlse, deterministic=True).run().dq
+    lost = ~fast.isfinite().all(-1)
+    assert bool(lost.any()) and bool((~lost).any())
+    assert bool((ours.isnan().all(-1) == lost).all()) and bool(ours[~lost].isfinite().all())
+
+
+@types
+@dims
+@pytest.mark.parametrize("factor", [1e-3, 1.0, 10.0])
+def test_dq_beside_keys_of_large_values(dtype, dim, factor):
+    """A few channels, and one key, are far larger than all else: the largest numbers set the unit of dq's sums."""
+    case = Case(700, 900, batch=2, heads=4, heads_kv=2, dim=dim, dtype=dtype, causal=True)
+    q, k, v = (x.clone() for x in case.tensors())
+    k[..., 3] *= 16
+    v[..., 5] *= 16
+    k[:, 77], v[:, 77] = k[:, 77] * 8, v[:, 77] * 32
+    q[..., 3] /= 16
+    inputs = tuple((x * factor).to(dtype) for x in (q / factor, k, v))
+    check_backward(dataclasses.replace(case, inputs=inputs, scale=1 / (factor * dim**0.5)))
+
+
+@dims
 def test_nothing_to_do(dim):
     for case in (
         Case(130, 0, dim=dim),
@@ -201,7 +249,8 @@ def test_what_the_kernels_do_not_take_is_named():
 @dims
 @pytest.mark.parametrize("causal", [False, True])
 def test_documents_do_not_depend_on_their_neighbours(dtype, dim, causal):
-    """Their gradients, bit for bit, when other documents' values change."""
+    """Their gradients, bit for bit, when other documents' values change: those of keys by any factor, dq as long as the
+    largest K and V of a head, the unit of its sums, stay as they are."""
     lengths = [200, 70, 130, 400, 224]
     case = Case(1024, 1024, dim=dim, dtype=dtype, causal=causal, bounds=document_bounds(lengths, causal))
     dout, dlse = gradient_inputs(case)
@@ -210,15 +259,18 @@ def test_documents_do_not_depend_on_their_neighbours(dtype, dim, causal):
         begin, end = sum(lengths[:n]), sum(lengths[: n + 1])
         others = torch.ones(1024, dtype=torch.bool, device=DEVICE)
         others[begin:end] = False
-        changed = [x.clone() for x in (*case.tensors(), dout)]
-        for x, factor in zip(changed, (3.0, 5.0, -7.0, 2.0)):
+        drawn, reordered = [x.clone() for x in (*case.tensors(), dout)], [x.clone() for x in (*case.tensors(), dout)]
+        for x, factor in zip(drawn, (3.0, 5.0, -7.0, 2.0)):
             x[:, others] = (torch.randn_like(x[:, others]) * factor).to(dtype)
-        other = dataclasses.replace(case, inputs=tuple(changed[:3]))
-        after = call_backward(other, call(other, other.mask()).run(), changed[3], dlse, deterministic=True).run()
-        for name in ("dq", "dk", "dv"):
-            assert same_bits(getattr(before, name)[:, begin:end], getattr(after, name)[:, begin:end]), (
-                f"{name} of document {n} changed with its neighbours; {case}"
-            )
+        for x in reordered:
+            x[:, others] = -x[:, others].flip(1)
+        for changed, names in ((drawn, ("dk", "dv")), (reordered, ("dq", "dk", "dv"))):
+            other = dataclasses.replace(case, inputs=tuple(changed[:3]))
+            after = call_backward(other, call(other, other.mask()).run(), changed[3], dlse, deterministic=True).run()
+            for name in names:
+                assert same_bits(getattr(before, name)[:, begin:end], getattr(after, name)[:, begin:end]), (
+                    f"{name} of document {n} changed with its neighbours; {case}"
+                )
 
 
 @dims
@@ -250,7 +302,7 @@ def test_a_head_does_not_depend_on_the_batch(dim):
 @dims
 @pytest.mark.parametrize("kind", ["full", "causal", "documents", "causal documents", "window"])
 def test_thirty_deterministic_runs(dim, kind):
-    """More items than multiprocessors, so that turns are waited for; then fewer CTAs."""
+    """More items than multiprocessors, so that their order differs; then fewer CTAs."""
     more = {
         "full": {},
         "causal": {"causal": True},

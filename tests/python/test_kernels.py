@@ -143,6 +143,11 @@ PARTIAL = [f"sm90.bwd.bf16.d128.dv128.c2{part}" for part in (".partial.preproces
             {**SMALL, "op": "bwd"},
             [f"sm90.bwd.bf16.d128.dv128.c2{part}" for part in (".preprocess", ".split", ".reduce_dkv")],
         ),
+        (
+            {**CASE, "op": "bwd", "deterministic": True},
+            ["sm90.bwd.bf16.magnitudes"]
+            + [f"sm90.bwd.bf16.d128.dv128.c2{part}" for part in (".preprocess", ".deterministic", ".convert_dq")],
+        ),
         ({**CASE, "partial": "float32"}, ["sm90.fwd.bf16.d128.dv128.c3.partial"]),
         ({**CASE, "op": "bwd", "partial": "float32"}, PARTIAL),
         (
@@ -156,10 +161,12 @@ PARTIAL = [f"sm90.bwd.bf16.d128.dv128.c2{part}" for part in (".partial.preproces
     ],
 )
 def test_a_case_says_its_kernels(case, expected):
-    assert kernels.kernels_of(LIBRARY, case) == PLAN + expected
-    assert kernels.explain(LIBRARY, case)["instance"] == next(
-        k for k in expected if not k.endswith((".preprocess", ".convert_dq", ".reduce_dkv"))
-    )
+    case, deterministic = dict(case), case.get("deterministic", False)
+    case.pop("deterministic", None)
+    assert kernels.kernels_of(LIBRARY, case, deterministic=deterministic) == PLAN + expected
+    around = (".magnitudes", ".preprocess", ".convert_dq", ".reduce_dkv")
+    explanation = kernels.explain(LIBRARY, case, deterministic=deterministic)
+    assert explanation["instance"] == next(k for k in expected if not k.endswith(around))
 
 
 @needs_kernels

@@ -1,19 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // What `flashmask verify` does not ask of the backward of mma.sync: the same bits with any number of CTAs, and where
-// offsets take more than 32 bits; partial results that are what the ordinary call rounds; whose query heads are split.
+// offsets take more than 32 bits; partial results that are what the ordinary call rounds; whose query heads are split;
+// what is not finite, and what is very large or small, in dq's sums in fixed point, and what these are scaled by.
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <new>
 #include <string>
 #include <vector>
 
+#include "backends/cuda/common/launch_chain.h"
+#include "backends/cuda/sm80/backward/instance.h"
 #include "common/element.h"
 #include "common/random.h"
 #include "flashmask/attention.h"
@@ -95,8 +100,14 @@ struct Results {
   bool operator==(const Results&) const = default;
 };
 
+struct Inputs {
+  TensorView q, k, v, dout;
+};
+using Change = std::function<void(const Inputs&)>;
+
 /// A forward and a backward under a causal band. `far`: tensors' rows lie so far apart that offsets exceed 2^31.
-Results run(const Sizes& s, const Options& options, bool far = false) {
+/// `change` may write to the inputs.
+Results run(const Sizes& s, const Options& options, bool far = false, const Change& change = {}) {
   const auto tensor = [&](DataType dtype, int64_t seqlen, int64_t heads, int64_t columns) {
     return std::make_unique<Rows>(dtype, s.batch, seqlen, heads, columns, far ? int64_t{1} << 24 : heads * columns);
   };
@@ -110,6 +121,7 @@ Results run(const Sizes& s, const Options& options, bool far = false) {
              v = given(s.seqlen_k, s.heads_kv, s.head_dim_v), dv = result(s.seqlen_k, s.heads_kv, s.head_dim_v);
   Random random(7);
   for (const auto* input : {&q, &k, &v, &dout}) (*input)->fill(random);
+  if (change) change({q->view, k->view, v->view, dout->view});
   for (const auto* output : {&out, &dq, &dk, &dv}) (*output)->poison();
   std::vector<float> lse(static_cast<std::size_t>(s.batch * s.heads_q * s.seqlen_q));
   TensorView lse_view = TensorView::contiguous(lse.data(), DataType::kFloat32, {s.batch, s.heads_q, s.seqlen_q});
@@ -161,7 +173,7 @@ bool splits_query_heads(const Sizes& s, const Options& options) {
 
 class Backward : public testing::TestWithParam<const char*> {};
 
-/// Grouped heads, and key tiles that wait for each other.
+/// Grouped heads, and rows that several key tiles add to.
 constexpr Sizes kSmall{1, 200, 330, 4, 2, 64, 64};
 
 TEST_P(Backward, NumberOfCtasChangesNoBit) {
@@ -202,8 +214,122 @@ TEST_P(Backward, SplitsQueryHeadsOfFewKeyTiles) {
   EXPECT_FALSE(splits_query_heads({20, 200, 1280, 4, 2, 64, 64}, options)) << "enough key tiles";
 }
 
+/// Where an element of a contiguous tensor [batch, seqlen, heads, columns] of batch entry 0 lies.
+int64_t place(const TensorView& t, int64_t row, int64_t head, int64_t column) {
+  return (row * t.shape[2] + head) * t.shape[3] + column;
+}
+bool is_nan(uint16_t bits) { return std::isnan(bfloat16_to_float(bits)); }
+
+/// No integer says that something was not finite.
+TEST_P(Backward, NanOfOneRowIsInItsDqAlone) {
+  constexpr int64_t kRow = 70, kHead = 1;
+  const Options options = options_of(GetParam());
+  for (const Sizes& s : {kSmall, Sizes{1, 100, 140, 2, 2, 256, 72}}) {
+    const Results finite = run(s, options);
+    const Results ours = run(s, options, false, [](const Inputs& inputs) {
+      store_element(inputs.dout, place(inputs.dout, kRow, kHead, 5), std::numeric_limits<double>::quiet_NaN());
+    });
+    for (std::size_t at = 0; at < ours.dq.size(); ++at) {
+      const auto row = static_cast<int64_t>(at) / s.head_dim;
+      if (row == kRow * s.heads_q + kHead) {
+        ASSERT_TRUE(is_nan(ours.dq[at])) << "column " << static_cast<int64_t>(at) % s.head_dim;
+      } else {
+        ASSERT_EQ(ours.dq[at], finite.dq[at]) << "row " << row / s.heads_q << ", head " << row % s.heads_q;
+      }
+    }
+  }
+}
+
+/// The key's weight is 0, and its part of dq 0 times infinity.
+TEST_P(Backward, InfiniteKeyWithScoreOfMinusInfinityShowsInDq) {
+  constexpr int64_t kKey = 300, kKeyBlock = 256, kColumn = 3;
+  const Sizes s{1, 330, 330, 1, 1, 64, 64};
+  const Results ours = run(s, options_of(GetParam()), false, [&](const Inputs& inputs) {
+    for (int64_t row = 0; row < s.seqlen_q; ++row) store_element(inputs.q, place(inputs.q, row, 0, kColumn), 0.5);
+    store_element(inputs.k, place(inputs.k, kKey, 0, kColumn), -std::numeric_limits<double>::infinity());
+  });
+  for (int64_t row = kKey; row < s.seqlen_q; ++row) {
+    ASSERT_FALSE(is_nan(ours.out[static_cast<std::size_t>(row * s.head_dim_v)])) << "its score is -inf";
+    EXPECT_TRUE(is_nan(ours.dq[static_cast<std::size_t>(row * s.head_dim + kColumn)])) << "row " << row;
+  }
+  // Rows above it see none of the key's tile.
+  EXPECT_FALSE(std::ranges::any_of(ours.dq.begin(), ours.dq.begin() + kKeyBlock * s.head_dim, is_nan));
+}
+
+/// Squares of such gradients and values are no floats.
+TEST_P(Backward, SumsHaveTheirDigitsInAnyUnit) {
+  const Options options = options_of(GetParam());
+  const std::vector<uint16_t> wanted = run(kSmall, options).dq;
+  float most = 0;
+  for (const uint16_t bits : wanted) most = std::max(most, std::abs(bfloat16_to_float(bits)));
+  for (TensorView Inputs::* scaled : {&Inputs::dout, &Inputs::v}) {
+    for (const double unit : {0x1p-90, 0x1p70}) {
+      const Results ours = run(kSmall, options, false, [&](const Inputs& inputs) {
+        const TensorView& t = inputs.*scaled;
+        for (int64_t at = 0; at < t.shape[1] * t.shape[2] * t.shape[3]; ++at)
+          store_element(t, at, unit * load_element(t, at));
+      });
+      for (std::size_t at = 0; at < wanted.size(); ++at) {
+        const double want = bfloat16_to_float(wanted[at]);
+        ASSERT_NEAR(bfloat16_to_float(ours.dq[at]) / unit, want, std::abs(want) / 128 + most * 1e-6) << unit;
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(KernelSets, Backward, testing::Values("sm80", "sm86"),
                          [](const auto& of) { return std::string(of.param); });
+
+cuda::TensorRows rows_of(const TensorView& t) {
+  return {t.data, t.stride[0], t.stride[2], t.stride[1], static_cast<int32_t>(t.shape[3])};
+}
+
+/// What a plain loop finds: the largest finite |K_jd| and |V_j| of keys [first, end) of a key head.
+cuda::KeyMagnitudes plain_magnitudes(const TensorView& k, const TensorView& v, int64_t batch, int64_t head,
+                                     int64_t first, int64_t end) {
+  const auto value = [&](const TensorView& t, int64_t key, int64_t column) {
+    return load_element(t, batch * t.stride[0] + key * t.stride[1] + head * t.stride[2] + column);
+  };
+  double most_k = 0, most_v = 0;
+  for (int64_t key = first; key < end; ++key) {
+    double squares = 0;
+    for (int64_t column = 0; column < k.shape[3]; ++column) {
+      const double size = std::abs(value(k, key, column));
+      if (std::isfinite(size)) most_k = std::max(most_k, size);
+    }
+    for (int64_t column = 0; column < v.shape[3]; ++column) squares += std::pow(value(v, key, column), 2);
+    most_v = std::max(most_v, std::sqrt(squares));
+  }
+  return {static_cast<float>(most_k), static_cast<float>(most_v)};
+}
+
+TEST(KeyMagnitudes, AreThoseOfAPlainLoop) {
+  constexpr int64_t kBatch = 2, kKeys = 300, kHeads = 3, kBlock = cuda::KeyMagnitudeParams::kKeys, kBlocks = 2;
+  for (const auto& [columns_k, columns_v] : {std::pair{40, 72}, std::pair{256, 8}, std::pair{64, 200}}) {
+    Rows k(DataType::kBFloat16, kBatch, kKeys, kHeads, columns_k, kHeads * columns_k + 16),
+        v(DataType::kBFloat16, kBatch, kKeys, kHeads, columns_v, kHeads * columns_v + 8);
+    Random random(3);
+    k.fill(random), v.fill(random);
+    store_element(k.view, k.view.stride[1] * 7, std::numeric_limits<double>::infinity());
+    store_element(k.view, k.view.stride[1] * 280 + 5, std::numeric_limits<double>::quiet_NaN());
+    std::vector<cuda::KeyMagnitudes> ours(kBatch * kHeads * kBlocks, {-1, -1});
+    cuda::LaunchChain(nullptr).launch("magnitudes", sm80::bwd::magnitude_instance(DataType::kBFloat16).kernel,
+                                      kBatch * kHeads * kBlocks, cuda::kRowThreads, 0,
+                                      cuda::KeyMagnitudeParams{.k = rows_of(k.view),
+                                                               .v = rows_of(v.view),
+                                                               .magnitudes = ours.data(),
+                                                               .seqlen_k = kKeys,
+                                                               .blocks = kBlocks,
+                                                               .heads = kHeads});
+    for (int64_t n = 0; n < kBatch * kHeads * kBlocks; ++n) {
+      const int64_t first = n % kBlocks * kBlock;
+      const cuda::KeyMagnitudes want = plain_magnitudes(k.view, v.view, n / kBlocks / kHeads, n / kBlocks % kHeads,
+                                                        first, std::min(first + kBlock, kKeys));
+      EXPECT_EQ(ours[static_cast<std::size_t>(n)].k, want.k) << n;
+      EXPECT_NEAR(ours[static_cast<std::size_t>(n)].v, want.v, 1e-5 * want.v) << n;
+    }
+  }
+}
 
 }  // namespace
 }  // namespace flashmask

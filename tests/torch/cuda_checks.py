@@ -11,10 +11,12 @@ from test_attention import tensors as tensors_of_any_dims
 from torch.autograd import DeviceType
 
 FORWARD = ["_fwd_"]
-BACKWARD = ["_preprocess", "_bwd_", "_convert_dq"]
+FAST_BACKWARD = ["_preprocess", "_bwd_", "_convert_dq"]
+BACKWARD = ["_magnitudes", *FAST_BACKWARD]  # deterministic
 # Of grouped heads, as tensors() has them, with so little work that items share a key head's query heads.
 GROUPED_BACKWARD = [*BACKWARD, "_reduce_dkv"]
-WITHOUT_SUMS = [name for name in GROUPED_BACKWARD if name != "_convert_dq"]
+GROUPED_FAST_BACKWARD = [*FAST_BACKWARD, "_reduce_dkv"]
+WITHOUT_SUMS = [name for name in GROUPED_FAST_BACKWARD if name != "_convert_dq"]
 PLAN = ["plan_classify", "plan_transpose", "plan_rank"]
 
 

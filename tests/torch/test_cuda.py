@@ -12,8 +12,10 @@ import pytest
 import torch
 from cuda_checks import (
     BACKWARD,
+    FAST_BACKWARD,
     FORWARD,
     GROUPED_BACKWARD,
+    GROUPED_FAST_BACKWARD,
     PLAN,
     WITHOUT_SUMS,
     assert_runs,
@@ -53,23 +55,25 @@ def test_a_call_with_a_plan_is_one_kernel(layout, requires_grad):
     assert_runs(lambda: flashmask_attention(*inputs, mask, layout=name), FORWARD)
 
 
-def with_graph(inputs, mask, layout="bshd"):
+def with_graph(inputs, mask, layout="bshd", deterministic=True):
     """(leaves, out, lse) of a call whose gradients can be asked for."""
     leaves = [x.detach().requires_grad_() for x in inputs]
-    return leaves, *flashmask_attention(*leaves, mask, layout=layout, return_softmax_lse=True, deterministic=True)
+    results = flashmask_attention(*leaves, mask, layout=layout, return_softmax_lse=True, deterministic=deterministic)
+    return leaves, *results
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("use_lse", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_backward_is_three_kernels_or_four(layout, use_lse):
+def test_a_backward_is_three_kernels_or_four_and_one_more_if_deterministic(layout, use_lse, deterministic):
     """Nothing is copied or filled, and the plan is the forward's."""
     inputs, name = LAYOUTS[layout]()
-    leaves, out, lse = with_graph(inputs, Mask(S, S, bounds=bounds_of(), causal=True), name)
+    leaves, out, lse = with_graph(inputs, Mask(S, S, bounds=bounds_of(), causal=True), name, deterministic)
     outputs = (out, lse) if use_lse else (out,)
     gradients = [torch.randn_like(x) for x in outputs]
     assert_runs(
         lambda: torch.autograd.grad(outputs, leaves, gradients, retain_graph=True),
-        GROUPED_BACKWARD if inputs[0].shape != inputs[1].shape else BACKWARD,
+        (BACKWARD if deterministic else FAST_BACKWARD) + ["_reduce_dkv"] * (inputs[0].shape != inputs[1].shape),
     )
 
 
@@ -96,10 +100,10 @@ def test_a_gradient_is_copied_once_if_the_kernels_cannot_read_it(strides):
 
 
 def test_a_single_key_tile_leaves_no_sums_to_convert():
-    """On Hopper, where such a tile gives dq itself; the other kernels always add to sums."""
-    leaves, out, _ = with_graph(tensors(seqlen_k=128), Mask(S, 128, causal=True))
+    """On Hopper, where such a tile gives dq itself, unless deterministic; the other kernels always add to sums."""
+    leaves, out, _ = with_graph(tensors(seqlen_k=128), Mask(S, 128, causal=True), deterministic=False)
     dout = torch.randn_like(out)
-    expected = WITHOUT_SUMS if runs_hopper_kernels() else GROUPED_BACKWARD
+    expected = WITHOUT_SUMS if runs_hopper_kernels() else GROUPED_FAST_BACKWARD
     assert_runs(lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True), expected)
 
 
@@ -121,7 +125,7 @@ def test_a_gradient_of_lse_alone_fills_that_of_out():
     leaves, _, lse = with_graph(tensors(), Mask(S, S, bounds=bounds_of(), causal=True))
     dlse = torch.randn_like(lse)
     device, _ = profiled(lambda: torch.autograd.grad(lse, leaves, dlse, retain_graph=True))
-    assert len(device) == 5 and all(word in name for word, name in zip(GROUPED_BACKWARD, device[1:])), device
+    assert len(device) == 6 and all(word in name for word, name in zip(GROUPED_BACKWARD, device[1:])), device
 
 
 def test_many_items_are_counted_down_from_a_fill():

@@ -121,7 +121,7 @@ class Backward {
     const DeviceVector<uint32_t> progress(std::vector<uint32_t>(static_cast<std::size_t>(tiles), ~0u)), next({~0u});
     sm90::bwd::RowParams rows = row_params(row_tiles);
     rows.biases = reinterpret_cast<sm90::bwd::RowBias*>(biases.data());
-    rows.dq_sums = {.out = rows_of(dq.view), .sums = sums.data(), .progress = progress.data(), .deterministic = false};
+    rows.dq_sums = {.out = rows_of(dq.view), .sums = sums.data(), .progress = progress.data(), .fixed_point = false};
     rows.next = next.data();
     set(params, rows);
     params.q = sm90::tensor_map(q.view, kernel.rows, 1);

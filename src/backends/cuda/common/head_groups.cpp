@@ -18,10 +18,6 @@ constexpr int64_t kLeastRounds = 2, kMostBytes = int64_t{320} << 20;
 /// Each part writes and reads dk and dv once more, so for every part and work tile of a multiprocessor a key head must
 /// have this many rows, counted under each of its query heads.
 constexpr int64_t kManyRounds = 8, kRowsOfPart = 10240;
-/// Under a sparse mask, see L2GroupSize: the most heads, and how many tiles a multiprocessor should have for each turn
-/// of a chain (on Hopper a turn takes about as long as one and a half; the rest is because turns and work do not come
-/// evenly).
-constexpr int64_t kSparseHeads = 16, kTilesPerTurn = 4;
 
 /// What the query heads of a head group read (q, dout) and add up (dq).
 int64_t l2_bytes_of_head_group(const Problem& p, int64_t splits) {
@@ -55,20 +51,6 @@ int64_t head_groups_for_rounds(const Problem& p, int64_t splits, int64_t key_til
   const int64_t most = kMostBytes / l2_bytes_of_head_group(p, splits);
   const int64_t together = std::clamp<int64_t>(std::min(enough, most), head_groups_in_l2(p, splits), all);
   return ceil_div(all, ceil_div(all, together));
-}
-
-L2GroupSize l2_group_size(const Problem& p, int64_t splits, int tile_rows, uint32_t* result) {
-  if (!p.deterministic || p.dense.defined() || p.seqlen_q == 0 || p.seqlen_k == 0) return {};
-  const PlanLayout& plan = p.plan.layout();
-  const int64_t all = p.batch * p.heads_kv * splits;
-  return {.key_counts = reinterpret_cast<const int32_t*>(p.plan.data() + plan.key_counts),
-          .row_counts = reinterpret_cast<const int32_t*>(p.plan.data() + plan.row_counts),
-          .granules = static_cast<float>(plan.row_granules * plan.key_blocks),
-          .granules_per_tile = static_cast<float>(tile_rows) / static_cast<float>(kGranuleRows),
-          .tiles_per_turn = static_cast<float>(kTilesPerTurn * multiprocessors(p)),
-          .dense = static_cast<uint32_t>(head_groups_in_l2(p, splits)),
-          .most = static_cast<uint32_t>(std::min(all, kSparseHeads)),
-          .result = result};
 }
 
 }  // namespace flashmask::cuda

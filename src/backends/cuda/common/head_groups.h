@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "backends/cuda/attention/l2_group.h"
 #include "backends/problem.h"
 
 namespace flashmask::cuda {
@@ -23,10 +22,5 @@ int64_t head_groups_in_l2(const Problem& p, int64_t splits);
 /// As many, or more, in L2 groups of about one size: enough for an L2 group's longest work tile not to outlast all
 /// others. `key_tiles`: of a head group.
 int64_t head_groups_for_rounds(const Problem& p, int64_t splits, int64_t key_tiles);
-
-/// head_groups_in_l2 in deterministic mode, or more under a sparse mask, for the device to choose: it leaves the number
-/// in *result. Chooses none, with null in `result`, if the call is not deterministic or has no plan. `tile_rows`: of a
-/// query tile.
-L2GroupSize l2_group_size(const Problem& p, int64_t splits, int tile_rows, uint32_t* result);
 
 }  // namespace flashmask::cuda

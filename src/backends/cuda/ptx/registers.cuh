@@ -50,6 +50,13 @@ __device__ __forceinline__ void pin(float (&d)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+/// Zeros that stand where they are written: the compiler's own may live from loop to loop.
+template <int N>
+__device__ __forceinline__ void clear(float (&d)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("mov.b32 %0, 0;" : "=f"(d[i]));
+}
+
 /// A copy of accumulators that can be read while other products are in flight: across a loop's iterations ptxas cannot
 /// tell that a product has finished with the registers that it wrote, and would wait for all of them.
 template <int N>

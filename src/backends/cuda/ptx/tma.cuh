@@ -78,6 +78,13 @@ __device__ __forceinline__ void bulk_add(float* global, const float* shared, uin
       "r"(shared_address(shared)), "r"(bytes)
       : "memory");
 }
+/// The same of 32-bit integers, which lie in place of the floats.
+__device__ __forceinline__ void bulk_add_integers(float* global, const float* shared, uint32_t bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.s32 [%0], [%1], %2;" ::"l"(global_address(global)),
+      "r"(shared_address(shared)), "r"(bytes)
+      : "memory");
+}
 /// PTX ISA, "cp.async.bulk.commit_group".
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 /// PTX ISA, "cp.async.bulk.wait_group": until this thread's stores have been read from / have left shared memory.

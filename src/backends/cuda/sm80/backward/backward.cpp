@@ -12,6 +12,7 @@
 #include "backends/cuda/common/call_params.h"
 #include "backends/cuda/common/device_call.h"
 #include "backends/cuda/common/error.h"
+#include "backends/cuda/common/fixed_point.h"
 #include "backends/cuda/common/head_dims.h"
 #include "backends/cuda/common/head_groups.h"
 #include "backends/cuda/common/kernel_info.h"
@@ -65,12 +66,11 @@ std::string id_of_convert_dq(const BackwardInstance& i) { return message(i.id, "
 /// How many tiles a call has, of a head and in all; key_blocks: what the plan has of a head. all_keys counts those that
 /// key blocks have, though the last one may have fewer.
 struct TileCounts {
-  int64_t rows, key_blocks, keys, all_rows, all_keys;
+  int64_t rows, key_blocks, all_rows, all_keys;
 
   TileCounts(const Problem& p, const BackwardTile& tile)
       : rows(ceil_div(p.seqlen_q, int64_t{tile.rows})),
         key_blocks(ceil_div(p.seqlen_k, kGranuleKeys)),
-        keys(ceil_div(p.seqlen_k, int64_t{tile.keys})),
         all_rows(p.batch * p.heads_q * rows),
         all_keys(p.batch * p.heads_kv * tiles_of_head(tile)) {}
   /// Key tiles of a key head, as all_keys counts them.
@@ -79,14 +79,19 @@ struct TileCounts {
 
 /// Where everything lies in the workspace.
 struct Layout {
-  int64_t terms = 0, sums = 0, state = 0, next = 0, dk_parts = 0, dv_parts = 0, bytes = 0;
+  int64_t terms = 0, sums = 0, has_sums = 0, next = 0, magnitudes = 0, scales = 0, dk_parts = 0, dv_parts = 0,
+          bytes = 0;
 
   Layout(const Problem& p, const BackwardTile& tile, const TileCounts& tiles, int64_t splits) {
     const int64_t rows = tiles.all_rows * tile.rows;
     terms = add(rows * static_cast<int64_t>(sizeof(RowTerms)));
     sums = add(rows * tile.head_dim * static_cast<int64_t>(sizeof(float)));
-    state = add(tiles.all_rows * static_cast<int64_t>(sizeof(uint32_t)));
+    has_sums = add(tiles.all_rows * static_cast<int64_t>(sizeof(uint32_t)));
     next = add(static_cast<int64_t>(sizeof(uint32_t)));
+    if (const int64_t blocks = cuda::magnitude_blocks(p); blocks > 0) {
+      magnitudes = add(blocks * static_cast<int64_t>(sizeof(cuda::KeyMagnitudes)));
+      scales = add(rows * static_cast<int64_t>(sizeof(float)));
+    }
     if (splits == 1) return;
     const int64_t keys = p.batch * p.heads_kv * splits * p.seqlen_k;
     dk_parts = add(keys * p.head_dim * static_cast<int64_t>(sizeof(float)));
@@ -138,8 +143,11 @@ cuda::KeyPlanBits plan_bits(const Problem& p) {
   return p.dense.defined() ? cuda::KeyPlanBits{} : cuda::key_plan_bits(p);
 }
 
-DqSums dq_sums(const Problem& p, const Layout& layout, std::byte* workspace) {
-  return {at<float>(workspace, layout.sums), at<uint32_t>(workspace, layout.state), p.deterministic};
+DqSums dq_sums(const Problem& p, const BackwardCall& call, std::byte* workspace) {
+  return {.sums = at<float>(workspace, call.layout.sums),
+          .has_sums = at<uint32_t>(workspace, call.layout.has_sums),
+          .scales = at<float>(workspace, call.layout.scales),
+          .fixed_point = cuda::magnitude_blocks(p) > 0};
 }
 
 RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte* workspace) {
@@ -150,14 +158,14 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
           .dq = cuda::tensor_rows(p.dq),
           .float_rows = p.dq.dtype == DataType::kFloat32,
           .terms = at<RowTerms>(workspace, call.layout.terms),
-          .dq_sums = dq_sums(p, call.layout, workspace),
+          .dq_sums = dq_sums(p, call, workspace),
+          .scales = cuda::row_scale_params(p, at<cuda::KeyMagnitudes>(workspace, call.layout.magnitudes)),
           .plan = plan_bits(p),
           .dense = p.dense.defined(),
           .next = at<uint32_t>(workspace, call.layout.next),
           .seqlen_q = static_cast<int32_t>(p.seqlen_q),
           .row_tiles = static_cast<uint32_t>(call.tiles.rows),
           .key_blocks = static_cast<uint32_t>(call.tiles.key_blocks),
-          .key_tiles = static_cast<uint32_t>(call.tiles.keys),
           .heads = static_cast<uint32_t>(p.heads_q),
           .softmax_scale = static_cast<float>(p.softmax_scale)};
 }
@@ -205,7 +213,7 @@ BackwardParams make_params(const Problem& p, const BackwardCall& call, std::byte
   params.dv = call.has_key_parts() ? keys.dv_parts : keys.dv;
   params.float_keys = call.has_key_parts() || keys.float_keys;
   params.terms = at<RowTerms>(workspace, call.layout.terms);
-  params.dq = dq_sums(p, call.layout, workspace);
+  params.dq = dq_sums(p, call, workspace);
   params.seqlen_q = static_cast<int32_t>(p.seqlen_q);
   params.seqlen_k = static_cast<int32_t>(p.seqlen_k);
   params.row_tiles = static_cast<int32_t>(call.tiles.rows);
@@ -233,6 +241,7 @@ void BackwardCall::explain(const Problem& p, Explanation& e) const {
   e.arch = kArch;
   e.instance = instance->id;
   e.padding_share = cuda::padding_share(instance->tile, p.head_dim, p.head_dim_v);
+  if (cuda::magnitude_blocks(p) > 0) e.kernels.push_back(magnitude_instance(p.dtype).id);
   if (tiles.all_rows > 0) e.kernels.push_back(id_of_preprocess(*instance));
   if (work_tiles > 0) e.kernels.push_back(e.instance);
   if (work_tiles > 0 && tiles.all_rows > 0) e.kernels.push_back(id_of_convert_dq(*instance));
@@ -252,6 +261,9 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
   // Without rows there is no block to clear the counter.
   if (tiles.all_rows == 0)
     cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the work tile counter");
+  if (const int64_t of_keys = cuda::magnitude_blocks(p); of_keys > 0)
+    launch("launch of the keys' magnitudes", magnitude_instance(p.dtype).kernel, of_keys, cuda::kRowThreads, 0,
+           cuda::key_magnitude_params(p, at<cuda::KeyMagnitudes>(workspace, layout.magnitudes)));
   launch("launch of the backward's preprocessing", instance->preprocess, tiles.all_rows, cuda::kRowThreads, 0, rows);
   if (work_tiles > 0) {
     cuda::allow_shared_memory(reinterpret_cast<const void*>(instance->kernel), instance->shared_bytes, p.device.index);
@@ -324,7 +336,7 @@ std::vector<KernelInfo> backward_kernels() {
     for (const bool featured : {false, true}) {
       for (const BackwardInstance& i : instances(dtype, featured)) add_kernels(i, all);
     }
-    for (const char* id : {reduce_instance(dtype).id, sink_instance(dtype).id}) {
+    for (const char* id : {magnitude_instance(dtype).id, reduce_instance(dtype).id, sink_instance(dtype).id}) {
       all.push_back(cuda::named({.id = id, .op = "bwd", .dtype = dtype, .tile = {0, 0}, .threads = cuda::kRowThreads}));
     }
   }

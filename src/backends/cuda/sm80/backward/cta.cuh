@@ -2,14 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "backends/cuda/common/delay.cuh"
 #include "backends/cuda/ptx/address.cuh"
 #include "backends/cuda/ptx/cp_async.cuh"
 #include "backends/cuda/sm80/backward/live_row_tiles.cuh"
+#include "backends/cuda/sm80/backward/row_scales.cuh"
 #include "backends/cuda/sm80/backward/store_tile.cuh"
 #include "backends/cuda/sm80/backward/traits.cuh"
-#include "backends/cuda/sm80/backward/turn.cuh"
 #include "backends/cuda/sm80/backward/warp_mask.cuh"
 #include "backends/cuda/sm80/common/operands.cuh"
 
@@ -26,13 +27,12 @@ namespace flashmask::sm80::bwd {
 ///   barrier              says that this is there       and that this is done, and what follows may overwrite it
 ///   twice, where V lies  those columns                 reading them from where Q and dO come
 ///   in registers, too
-///   before the scores    Q, dO and RowTerms, K and V   reading P and dS, and Q and dO where they have two buffers;
-///                        of a new work tile            adding dq of the row tile before, whose turn passes
+///   before the scores    Q, dO and RowTerms, K and V   reading P and dS, and Q and dO where they have two buffers
+///                        of a new work tile
 ///   after the scores     P and dS                      -
 ///   before dQ, where dO  -                             reading Q and dO
 ///   has one buffer
-///   of a turn            the row tile's turn           - (deterministic mode, before dq is added)
-///   after the last tile  -                             reading all; adding dq of the last row tile
+///   after the last tile  -                             reading all
 ///   around a claim       the claimed work tile         reading the one before
 template <typename Traits>
 class BackwardCta {
@@ -42,7 +42,6 @@ class BackwardCta {
       : p_(p), shared_(shared), warp_(static_cast<int>(ptx::uniform(threadIdx.x / 32))), weights_(p) {}
 
   __device__ __forceinline__ void run() {
-    if (threadIdx.x == 0) shared_.turn.taken = nullptr;
     for (uint32_t n = claim(); n < p_.schedule.work_tiles; n = claim())
       run_work_tile(cuda::WorkTilePlace(p_.schedule, p_.head_groups, n));
   }
@@ -67,8 +66,7 @@ class BackwardCta {
   static constexpr bool kVInRegisters = kValueSteps > 0;
   using Values = uint32_t[kVInRegisters ? kValueSteps : 1][ScoreGrid::kPieces][4];
 
-  /// A work tile is claimed when the one before is done: one that waits for its turn waits for some that were claimed
-  /// earlier, and the earliest one never waits.
+  /// Work tiles differ in length, so each is claimed when the one before is done.
   __device__ __forceinline__ uint32_t claim() const {
     delay<Role::kWarp>();
     __syncthreads();  // All have read the one before, and what its tiles were.
@@ -92,7 +90,7 @@ class BackwardCta {
 
   __device__ __forceinline__ int32_t key_tile(uint32_t rank, uint32_t first_head) const {
     constexpr int kOfBlock = Traits::kTilesOfBlock;
-    if (p_.dq.deterministic || p_.dense.given) return static_cast<int32_t>(p_.schedule.tiles - 1 - rank);
+    if (p_.dense.given) return static_cast<int32_t>(rank);  // It has no plan, and all tiles the same work.
     const int64_t mask = cuda::mask_index(p_.plan, batch_, first_head);
     const int32_t block = __ldg(p_.plan.key_order + mask * p_.key_blocks + rank / kOfBlock);
     return block * kOfBlock + static_cast<int32_t>(rank % kOfBlock);
@@ -110,7 +108,6 @@ class BackwardCta {
       more = run_row_tile(row_tiles, tile, values, dk, dv);
     delay<Role::kWarp>();
     __syncthreads();  // All have finished with the last one.
-    turn().pass();
   }
 
   /// Leaves the next row tile in `tile`; false if there is none. That one is found and asked for under the products: a
@@ -118,8 +115,6 @@ class BackwardCta {
   __device__ __forceinline__ bool run_row_tile(const LiveRowTiles<Traits>& row_tiles, RowTile& tile,
                                                const Values& values, Dk& dk, Dv& dv) {
     wait_for_loads();
-    turn().pass();
-    turn().look_up(batch_, key_tile_, tile);
     count(tile);
     score(tile, values);
     delay<Role::kWarp>();
@@ -149,8 +144,6 @@ class BackwardCta {
     tile = next;
     return more;
   }
-
-  __device__ __forceinline__ Turn<Traits> turn() const { return {p_, shared_.turn}; }
 
   /// What every thread has loaded is there, and every warp has come here.
   __device__ __forceinline__ static void wait_for_loads() {
@@ -365,20 +358,54 @@ class BackwardCta {
     constexpr int kParts = kVInRegisters ? 2 : 1, kPieces = Grid::kPieces / kParts;
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
-      if (part == 0) turn().wait(index_of(tile));
+      // They arrive under the product.
+      float2 scales[Grid::kSlabs] = {};
+      if (p_.dq.fixed_point) read_scales(tile, scales);
       float dq[Grid::kSlabs][8 * kPieces] = {};
       multiply_steps<Element, Traits::kKeys / 16>(
           dq, [&](int slab, int step, uint32_t (&x)[4]) { a.read(16 * Grid::kRowWarps * slab, step, x); },
           [&](int piece, int step, uint32_t (&x)[4]) {
             b.read(16 * step, (part * kPieces + piece) * Grid::kColumnWarps, x);
           });
-      if (part == 0) turn().share();
-      float* const sums = p_.dq.sums + Fragments::first(index_of(tile), warp_, ptx::lane_anew());
+      float* const sums =
+          p_.dq.sums + Fragments::first(index_of(tile), warp_, ptx::lane_anew()) + part * kPieces * Fragments::kOfPiece;
+      if (p_.dq.fixed_point) {
+        add_in_fixed_point(tile, dq, scales, reinterpret_cast<int32_t*>(sums));
+      } else {
+        add_fragments(dq, sums);
+      }
+    }
+  }
+  template <int kSlabs>
+  __device__ __forceinline__ void read_scales(const RowTile& tile, float2 (&scales)[kSlabs]) const {
+    const RowScales<Traits> rows(p_.dq, index_of(tile), warp_);
 #pragma unroll
-      for (int slab = 0; slab < Grid::kSlabs; ++slab) {
+    for (int slab = 0; slab < kSlabs; ++slab) scales[slab] = rows.of_slab(slab);
+  }
+  template <int kSlabs, int kValues>
+  __device__ __forceinline__ void add_in_fixed_point(const RowTile& tile, float (&dq)[kSlabs][kValues],
+                                                     const float2 (&scales)[kSlabs], int32_t* sums) const {
+    const RowScales<Traits> rows(p_.dq, index_of(tile), warp_);
 #pragma unroll
-        for (int n = 0; n < 8 * kPieces; ++n)
-          atomicAdd(sums + slab * Fragments::kOfSlab + part * kPieces * Fragments::kOfPiece + n * 32, dq[slab][n]);
+    for (int slab = 0; slab < kSlabs; ++slab)
+      cuda::make_integers(
+          dq[slab], [&](int row) { return row == 0 ? scales[slab].x : scales[slab].y; },
+          [&](int row) { rows.mark(slab, row); });
+    add_fragments(dq, sums);
+  }
+  /// To floats, or to integers, as which `dq` then has its values.
+  template <int kSlabs, int kValues, typename Sum>
+  __device__ __forceinline__ void add_fragments(const float (&dq)[kSlabs][kValues], Sum* sums) const {
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) {
+#pragma unroll
+      for (int n = 0; n < kValues; ++n) {
+        Sum* const sum = sums + slab * DqFragments<Traits>::kOfSlab + n * 32;
+        if constexpr (std::is_same_v<Sum, float>) {
+          atomicAdd(sum, dq[slab][n]);
+        } else {
+          atomicAdd(sum, __float_as_int(dq[slab][n]));
+        }
       }
     }
   }

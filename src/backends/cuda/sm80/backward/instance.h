@@ -24,6 +24,13 @@ struct BackwardInstance {
 template <DataType dtype, int head_dim, int head_dim_v, int kilobytes, bool featured>
 BackwardInstance backward_instance();
 
+/// The kernel that measures keys before those of an element type, in deterministic mode.
+struct MagnitudeInstance {
+  const char* id;
+  void (*kernel)(cuda::KeyMagnitudeParams);  ///< a block of cuda::kRowThreads for each kKeys keys of a key head
+};
+MagnitudeInstance magnitude_instance(DataType dtype);
+
 /// The kernel that adds up the parts of dk and dv after those of an element type.
 struct ReduceInstance {
   const char* id;

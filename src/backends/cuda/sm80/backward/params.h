@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backends/cuda/attention/features.h"
+#include "backends/cuda/attention/fixed_point.h"
 #include "backends/cuda/attention/mask_params.h"
 #include "backends/cuda/attention/schedule.h"
 #include "backends/cuda/attention/tensor_rows.h"
@@ -16,18 +17,13 @@ struct alignas(8) RowTerms {
   float minus_lse, minus_delta;
 };
 
-/// dq's fp32 sums: of every row tile of (batch entry, query head) the warps' fragments one after the other, so that
-/// each addition of a warp is to 128 bytes in a row, see DqFragments.
+/// dq's sums: of every row tile of (batch entry, query head) the warps' fragments one after the other, so that each
+/// addition of a warp is to 128 bytes in a row, see DqFragments.
 struct DqSums {
-  float* sums;
-  uint32_t* state;     ///< of each row tile, see TurnState
-  bool deterministic;  ///< key tiles add from the last to the first
-};
-
-/// The state of a row tile's sums, one word.
-struct TurnState {
-  static constexpr uint32_t kSummed = 1u << 30;      ///< some key tile contributes: there are sums
-  static constexpr uint32_t kPending = kSummed - 1;  ///< how many key tiles have yet to add, in deterministic mode
+  float* sums;         ///< in fp32, or in fixed point: integers of 32 bits
+  uint32_t* has_sums;  ///< of each row tile: 1 where some key tile contributes, else 0
+  float* scales;       ///< in fixed point, of each row of each row tile, see RowScales
+  bool fixed_point;    ///< in deterministic mode: no order of additions changes an integer
 };
 
 struct BackwardParams {
@@ -46,8 +42,7 @@ struct BackwardParams {
   cuda::KeyPlanBits plan;
   cuda::MaskColumns mask;
   cuda::DenseMask dense;
-  /// Of head groups' key tiles: those with most work first, or, in deterministic mode, from the last to the first.
-  cuda::Schedule schedule;
+  cuda::Schedule schedule;       ///< of head groups' key tiles, those with most work first
   unsigned long long* executed;  ///< counter of executed tiles, of the plan's rows and keys; may be null
   cuda::FeatureParams features;  ///< of which all kernels read positions
 };
@@ -58,11 +53,12 @@ struct RowParams {
   bool float_rows;                            ///< out and dq are in fp32: partial results
   RowTerms* terms;
   DqSums dq_sums;
+  cuda::RowScaleParams scales;  ///< in fixed point
   cuda::KeyPlanBits plan;
   bool dense;      ///< every key block contributes to every row tile
   uint32_t* next;  ///< Schedule::next
   int32_t seqlen_q;
-  uint32_t row_tiles, key_blocks, key_tiles, heads;  ///< key_blocks: the plan's
+  uint32_t row_tiles, key_blocks, heads;  ///< key_blocks: the plan's
   float softmax_scale;
 };
 

@@ -5,9 +5,11 @@
 
 #include <cstdint>
 
+#include "backends/cuda/attention/fixed_point.cuh"
 #include "backends/cuda/attention/plan_bits.cuh"
 #include "backends/cuda/attention/row_products.cuh"
 #include "backends/cuda/sm80/backward/params.h"
+#include "backends/cuda/sm80/backward/row_scales.cuh"
 #include "backends/cuda/sm80/backward/store_tile.cuh"
 #include "backends/cuda/sm80/backward/traits.cuh"
 
@@ -32,40 +34,42 @@ struct RowTilePlace {
   }
 };
 
-/// How many key tiles contribute to the block's part of dq. All lanes of a warp call it.
+/// Whether key tiles contribute to the block's part of dq. All lanes of a warp call it.
 template <typename Traits>
-__device__ __forceinline__ uint32_t count_parts(const RowParams& p, const RowTilePlace& place) {
-  constexpr uint32_t kOfBlock = Traits::kTilesOfBlock;
-  if (p.dense) return p.key_tiles;
-  if (p.key_blocks == 0) return 0;
-  const uint32_t mask = cuda::mask_index(p.plan, place.batch, place.head);
-  const int32_t tile = place.tile / Traits::kTilesOfGranule;
-  const uint32_t before = cuda::live_key_tiles<Traits::kGranules>(p.plan, mask, tile, p.key_blocks - 1),
-                 all = cuda::live_key_tiles<Traits::kGranules>(p.plan, mask, tile, p.key_blocks);
-  // The last key block may have fewer key tiles.
-  return kOfBlock * before + (all - before) * (p.key_tiles - kOfBlock * (p.key_blocks - 1));
+__device__ __forceinline__ bool has_parts(const RowParams& p, const RowTilePlace& place) {
+  if (p.dense || p.key_blocks == 0) return p.key_blocks != 0;
+  return cuda::live_key_tiles<Traits::kGranules>(p.plan, cuda::mask_index(p.plan, place.batch, place.head),
+                                                 place.tile / Traits::kTilesOfGranule, p.key_blocks) != 0;
 }
 
-/// Row products dout . out of the block's tile, for all threads after a barrier.
+/// Of a row: dout . out, and, in fixed point, |dout|.
+struct RowProducts {
+  float dout_out, dout_norm;
+};
+
+/// Those of the block's tile, for all threads after a barrier.
 template <typename Traits>
 __device__ __forceinline__ void multiply_rows(const RowParams& p, const RowTilePlace& place,
-                                              float (&products)[Traits::kRows]) {
+                                              RowProducts (&products)[Traits::kRows]) {
   using Share = cuda::RowShare<Traits::kRows, Traits::kVDim>;
   using Element = typename Traits::Element;
 #pragma unroll 2
   for (int pass = 0; pass < Share::kPasses; ++pass) {
     const int32_t row = place.tile * Traits::kRows + Share::row(pass);
     float product = 0;
+    cuda::Magnitude magnitude;
     if (row < p.seqlen_q && Share::column() < p.out.columns) {
       const auto dout = cuda::Eight<Element>::load(place.row_of<Element>(p.dout, row) + Share::column());
       product = p.float_rows
                     ? cuda::dot(cuda::Eight<float>::load(place.row_of<float>(p.out, row) + Share::column()), dout)
                     : cuda::dot(cuda::Eight<Element>::load(place.row_of<Element>(p.out, row) + Share::column()), dout);
+      if (p.dq_sums.fixed_point) magnitude.take(dout);
     }
 #pragma unroll
     for (int distance = Share::kThreadsPerRow / 2; distance > 0; distance /= 2)
       product += __shfl_xor_sync(0xffffffff, product, distance);
-    if (Share::column() == 0) products[Share::row(pass)] = product;
+    if (p.dq_sums.fixed_point) magnitude.join(Share::kThreadsPerRow);
+    if (Share::column() == 0) products[Share::row(pass)] = {product, magnitude.norm()};
   }
 }
 
@@ -77,6 +81,23 @@ __device__ __forceinline__ RowTerms terms_of_row(const RowParams& p, const RowTi
   if (lse == -INFINITY) return {-INFINITY, 0};
   const float dlse = p.dlse.data ? *place.row_of<float>(p.dlse, row) : 0;
   return {-lse * kLog2E, dlse - product};
+}
+
+/// Writes the tile's rows' terms and, in fixed point, their scales, 0 where a row sees nothing.
+template <typename Traits>
+__device__ __forceinline__ void write_terms(const RowParams& p, const RowTilePlace& place,
+                                            const RowProducts (&products)[Traits::kRows]) {
+  cuda::KeyMagnitudes keys{};
+  if (p.dq_sums.fixed_point) keys = cuda::magnitudes_of_head(p.scales, place.batch, place.head);
+  const auto own = static_cast<int32_t>(threadIdx.x);
+  if (own >= Traits::kRows) return;
+  const RowProducts& of_row = products[own];
+  const RowTerms terms = terms_of_row(p, place, place.tile * Traits::kRows + own, of_row.dout_out);
+  const int64_t row = place.index * Traits::kRows + own;
+  p.terms[row] = terms;
+  if (p.dq_sums.fixed_point)
+    p.dq_sums.scales[row] =
+        terms.minus_lse == -INFINITY ? 0 : cuda::scale_of_row(p.scales, keys, of_row.dout_norm, terms.minus_delta);
 }
 
 /// Zeros for the tile's dq, which is of type Result.
@@ -91,26 +112,24 @@ __device__ __forceinline__ void clear_dq(const RowParams& p, const RowTilePlace&
   }
 }
 
-/// Fills in the rows' terms and the state of dq's sums, clears those, or dq where no key tile contributes, and the
-/// counter of work tiles.
+/// Fills in what the tile's rows have (write_terms) and whether dq has sums, clears those, or dq where no key tile
+/// contributes, and the counter of work tiles.
 template <typename Traits>
 __device__ __forceinline__ void preprocess(const RowParams& p) {
-  __shared__ float products[Traits::kRows];
-  __shared__ uint32_t parts;
+  __shared__ RowProducts products[Traits::kRows];
+  __shared__ bool has_sums;
   const RowTilePlace place(p);
   const auto own = static_cast<int32_t>(threadIdx.x);
   if (own < 32) {
-    const uint32_t count = count_parts<Traits>(p, place);
-    if (own == 0) parts = count;
+    const bool has = has_parts<Traits>(p, place);
+    if (own == 0) has_sums = has;
   }
   multiply_rows<Traits>(p, place, products);
   __syncthreads();
-  if (own < Traits::kRows)
-    p.terms[place.index * Traits::kRows + own] =
-        terms_of_row(p, place, place.tile * Traits::kRows + own, products[own]);
-  if (own == 0) p.dq_sums.state[place.index] = parts != 0 ? parts | TurnState::kSummed : 0;
+  write_terms<Traits>(p, place, products);
+  if (own == 0) p.dq_sums.has_sums[place.index] = has_sums;
   if (own == 0 && blockIdx.x == 0) *p.next = 0;
-  if (parts != 0) {
+  if (has_sums) {
     constexpr int kFloats = DqFragments<Traits>::kOfTile;
     auto* sums = reinterpret_cast<float4*>(p.dq_sums.sums + place.index * kFloats);
     for (int at = own; at < kFloats / 4; at += cuda::kRowThreads) sums[at] = {};
@@ -133,7 +152,7 @@ __device__ __forceinline__ void convert_dq(const RowParams& p) {
   static_assert(cuda::kRowThreads == Traits::kThreads);
   __shared__ __align__(128) unsigned char tile[Tile::kBytes];
   const RowTilePlace place(p);
-  if (!(p.dq_sums.state[place.index] & TurnState::kSummed)) return;
+  if (!p.dq_sums.has_sums[place.index]) return;
   const auto warp = static_cast<int>(threadIdx.x) / 32;
   const float* const sums = p.dq_sums.sums + Fragments::first(place.index, warp, threadIdx.x % 32);
   typename Grid::Fragments dq;
@@ -141,6 +160,11 @@ __device__ __forceinline__ void convert_dq(const RowParams& p) {
   for (int slab = 0; slab < Grid::kSlabs; ++slab) {
 #pragma unroll
     for (int n = 0; n < 8 * Grid::kPieces; ++n) dq[slab][n] = sums[slab * Fragments::kOfSlab + n * 32];
+  }
+  if (p.dq_sums.fixed_point) {
+    const RowScales<Traits> scales(p.dq_sums, place.index, warp);
+#pragma unroll
+    for (int slab = 0; slab < Grid::kSlabs; ++slab) scales.make_floats(slab, dq[slab]);
   }
   const int32_t first = place.tile * Traits::kRows, rows = p.seqlen_q - first;
   if (p.float_rows) {

@@ -74,12 +74,6 @@ struct DqFragments {
   }
 };
 
-/// A CTA's turn at a row tile's sums, see Turn.
-struct HeldTurn {
-  uint32_t number;  ///< of key tiles that have yet to add when it has come
-  uint32_t* taken;  ///< the row tile's state once it has; null before and after
-};
-
 template <typename Traits>
 struct SharedStorage {
   alignas(128) unsigned char k[Traits::KTile::kBytes];
@@ -89,7 +83,6 @@ struct SharedStorage {
   alignas(128) unsigned char p[Traits::ScoreTile::kBytes];
   alignas(128) unsigned char ds[Traits::ScoreTile::kBytes];
   alignas(16) RowTerms terms[Traits::kQBuffers][Traits::kRows];
-  HeldTurn turn;
   uint32_t work_tile;  ///< the one that thread 0 has claimed
 };
 

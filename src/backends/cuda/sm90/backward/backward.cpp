@@ -13,6 +13,7 @@
 #include "backends/cuda/common/call_params.h"
 #include "backends/cuda/common/device_call.h"
 #include "backends/cuda/common/error.h"
+#include "backends/cuda/common/fixed_point.h"
 #include "backends/cuda/common/head_groups.h"
 #include "backends/cuda/common/kernel_info.h"
 #include "backends/cuda/common/launch_chain.h"
@@ -75,6 +76,7 @@ const BackwardInstance* find_instance(const Problem& p) {
 }
 
 std::string id_of_light(const BackwardInstance& i) { return message(i.id, ".light"); }
+std::string id_of_deterministic(const BackwardInstance& i) { return message(i.id, ".deterministic"); }
 constexpr const char *kSplitSuffix = ".split", *kPreprocessSuffix = ".preprocess", *kConvertDqSuffix = ".convert_dq",
                      *kReduceDkvSuffix = ".reduce_dkv";
 
@@ -92,16 +94,17 @@ struct TileCounts {
 
 /// Where everything lies in the workspace.
 struct Layout {
-  int64_t biases = 0, sums = 0, key_parts = 0, progress = 0, next = 0, l2_group = 0, bytes = 0;
+  int64_t biases = 0, sums = 0, key_parts = 0, progress = 0, next = 0, magnitudes = 0, bytes = 0;
 
-  Layout(const BackwardTile& tile, const TileCounts& tiles, int64_t splits, bool has_key_parts) {
+  Layout(const BackwardTile& tile, const TileCounts& tiles, int64_t splits, bool has_key_parts,
+         int64_t magnitude_blocks) {
     const int64_t rows = tiles.all_rows * tile.rows;
     biases = add(rows * static_cast<int64_t>(sizeof(RowBias)));
     sums = add(rows * tile.head_dim * 4);
     if (has_key_parts) key_parts = add(tiles.all_keys * splits * tile.keys() * (tile.head_dim + tile.head_dim_v) * 4);
     progress = add(tiles.all_rows * tile.dq_pieces() * 4);
     next = add(4);
-    l2_group = add(4);
+    magnitudes = add(magnitude_blocks * static_cast<int64_t>(sizeof(cuda::KeyMagnitudes)));
   }
 
  private:
@@ -135,7 +138,7 @@ struct BackwardCall {
         splits(cuda::count_splits(p, tiles.all_keys)),
         work_tiles(tiles.all_keys * splits),
         ctas(std::min(work_tiles, cuda::most_ctas(p))),
-        layout(of.tile, tiles, splits, has_key_parts()) {}
+        layout(of.tile, tiles, splits, has_key_parts(), cuda::magnitude_blocks(p)) {}
 
   /// Work tiles that share a key head's query heads leave parts of dk and dv, in fp32, that are added up last.
   bool has_key_parts() const { return work_tiles > 0 && splits > 1; }
@@ -145,8 +148,12 @@ struct BackwardCall {
   static bool has_float_rows(const Problem& p) { return p.dq.dtype == DataType::kFloat32; }
   /// A sink needs none of its own: its weight is in lse.
   bool is_light(const Problem& p) const { return instance->light && compares_positions(p.mask); }
+  bool is_deterministic(const Problem& p) const {
+    return instance->deterministic && !is_light(p) && cuda::magnitude_blocks(p) > 0;
+  }
   const void* kernel_of(const Problem& p) const {
     if (is_light(p)) return has_float_keys() ? instance->light_split : instance->light;
+    if (is_deterministic(p)) return has_float_keys() ? instance->deterministic_split : instance->deterministic;
     return has_float_keys() ? instance->split : instance->kernel;
   }
   const void* preprocess_of(const Problem& p) const {
@@ -156,8 +163,10 @@ struct BackwardCall {
     return has_float_rows(p) ? partial->convert_dq : instance->convert_dq;
   }
   const void* reduce_dkv() const { return partial ? partial->reduce_dkv : instance->reduce_dkv; }
-  /// A single key tile gives dq itself, in the tensors' type.
-  bool converts(const Problem& p) const { return tiles.keys > 1 || (tiles.keys == 1 && has_float_rows(p)); }
+  /// A single key tile gives dq itself, in the tensors' type, unless that is a sum of integers.
+  bool converts(const Problem& p) const {
+    return tiles.keys > 1 || (tiles.keys == 1 && (has_float_rows(p) || cuda::magnitude_blocks(p) > 0));
+  }
 
   TileShape tile() const { return {instance->tile.rows, kGranuleKeys}; }
   int64_t workspace_bytes() const { return layout.bytes; }
@@ -206,12 +215,11 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
           .dq_sums = {.out = rows_of(p.dq),
                       .sums = at<float>(workspace, layout.sums),
                       .progress = at<uint32_t>(workspace, layout.progress),
-                      .deterministic = p.deterministic},
+                      .fixed_point = cuda::magnitude_blocks(p) > 0},
           .plan = plan_bits(p, call),
           .dense = p.dense.defined(),
           .next = at<uint32_t>(workspace, layout.next),
-          .l2_group =
-              cuda::l2_group_size(p, call.splits, call.instance->tile.rows, at<uint32_t>(workspace, layout.l2_group)),
+          .scales = cuda::row_scale_params(p, at<cuda::KeyMagnitudes>(workspace, layout.magnitudes)),
           .seqlen_q = static_cast<int32_t>(p.seqlen_q),
           .row_tiles = static_cast<uint32_t>(call.tiles.rows),
           .key_blocks = static_cast<uint32_t>(call.tiles.key_blocks),
@@ -298,17 +306,19 @@ FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, c
                      .tiles = static_cast<uint32_t>(call.tiles.keys),
                      .next = rows.next};
   params.first_sorted = params.schedule.heads - std::min(params.schedule.heads, params.schedule.heads_per_l2_group);
-  params.heads_per_l2_group = rows.l2_group.result;
   params.executed = executed;
   return params;
 }
 
 void BackwardCall::explain(const Problem& p, Explanation& e) const {
   e.arch = kArch;
-  e.instance = is_light(p) ? id_of_light(*instance) : instance->id;
+  e.instance = is_light(p)           ? id_of_light(*instance)
+               : is_deterministic(p) ? id_of_deterministic(*instance)
+                                     : instance->id;
   if (has_float_keys()) e.instance = message(e.instance, kSplitSuffix);
   e.padding_share = padding_share(instance->tile, p.head_dim, p.head_dim_v);
   const char* const of_rows = has_float_rows(p) ? partial->id : instance->id;
+  if (cuda::magnitude_blocks(p) > 0) e.kernels.push_back(magnitude_instance(p.dtype).id);
   if (tiles.all_rows > 0) e.kernels.push_back(message(of_rows, kPreprocessSuffix));
   if (work_tiles > 0) e.kernels.push_back(e.instance);
   if (converts(p) && tiles.all_rows > 0) e.kernels.push_back(message(of_rows, kConvertDqSuffix));
@@ -325,6 +335,13 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
   // Without rows there is no block to clear the counter.
   if (blocks == 0)
     cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the work tile counter");
+  if (const int64_t of_keys = cuda::magnitude_blocks(p); of_keys > 0) {
+    cuda::KeyMagnitudeParams keys =
+        cuda::key_magnitude_params(p, at<cuda::KeyMagnitudes>(workspace, layout.magnitudes));
+    void* arguments[] = {&keys};
+    chain.launch("launch of the keys' magnitudes", magnitude_instance(p.dtype).kernel, of_keys, kRowThreads, 0,
+                 arguments);
+  }
   chain.launch("launch of the backward's preprocessing", preprocess_of(p), blocks, kRowThreads, 0, row_arguments);
   if (work_tiles > 0) {
     const void* kernel = kernel_of(p);
@@ -383,8 +400,10 @@ void add_kernels(const BackwardInstance& i, const PartialInstance* partial, std:
   };
   add_rows_and_keys(i.id);
   if (partial) add_rows_and_keys(partial->id);
-  for (const std::string& id : {std::string(i.id), id_of_light(i)}) {
-    if (id != i.id && !i.light) continue;
+  std::vector<std::string> ids{i.id};
+  if (i.deterministic) ids.push_back(id_of_deterministic(i));
+  if (i.light) ids.push_back(id_of_light(i));
+  for (const std::string& id : ids) {
     add(id, tile, i.threads, i.shared_bytes);
     add(message(id, kSplitSuffix), tile, i.threads, i.shared_bytes);
   }
@@ -413,8 +432,8 @@ std::vector<KernelInfo> backward_kernels() {
       for (const BackwardInstance& i : instances(dtype, featured))
         add_kernels(i, featured ? nullptr : &partial_instances(dtype)[row_of(i.tile)], all);
     }
-    all.push_back(cuda::named(
-        {.id = sink_instance(dtype).id, .op = "bwd", .dtype = dtype, .tile = {0, 0}, .threads = kRowThreads}));
+    for (const char* id : {magnitude_instance(dtype).id, sink_instance(dtype).id})
+      all.push_back(cuda::named({.id = id, .op = "bwd", .dtype = dtype, .tile = {0, 0}, .threads = kRowThreads}));
   }
   return all;
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <type_traits>
+
 #include "backends/cuda/common/delay.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/registers.cuh"
@@ -45,6 +47,11 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
   using ValueGradients = typename Traits::ValueGradients;
   using Blocks = typename Outgoing::Blocks;
   using OwnDq = typename Outgoing::OwnDq;
+  /// The tile before's dq in deterministic mode, see store_late, where there are registers for it. Kernels of either
+  /// mode would take them from tile to tile in both.
+  static constexpr bool kLate = Traits::kDqSum == DqSum::kIntegers && !kHalves<Traits>;
+  struct NoDq {};
+  using LateDq = std::conditional_t<kLate, OwnDq, NoDq>;
   /// Where dP comes in two halves of the rows.
   static constexpr int kHalfRows = Traits::kRows / 2;
   using HalfScores = cuda::Accumulators<64, kHalfRows>;
@@ -63,14 +70,16 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
       flags = this->pass_nothing();
     } else {
       ptx::wait(shared_.k_full, take_phase(kWorkTile));
+      LateDq late;
       do {
         if constexpr (kHalves<Traits>) {
           flags = run_tile_by_halves(flags, dk, dv);
         } else {
-          flags = run_tile(flags, dk, dv);
+          flags = run_tile(flags, dk, dv, late);
         }
       } while (!(flags & (Tile::kFirst | Tile::kEnd)));
       ptx::arrive_once(shared_.kv_empty);
+      store_late(late);
     }
     if constexpr (Traits::kAlternate && !Traits::kSplit) {
       // The other warpgroup may still have to store the last tile's dq, through this one's staging tiles, too.
@@ -83,11 +92,12 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
   }
 
   /// Returns the flags of the next tile.
-  __device__ __forceinline__ uint32_t run_tile(uint32_t flags, KeyGradients& dk, ValueGradients& dv) {
+  __device__ __forceinline__ uint32_t run_tile(uint32_t flags, KeyGradients& dk, ValueGradients& dv, LateDq& late) {
     const uint32_t stage = ring_.stage();
     Scores s, dp;
     issue_scores<Bias::kScore, Traits::kQkDim>(s, offsetof(Shared, k),
                                                operand(offsetof(Shared, q), 16, stage, Traits::kQBytes));
+    if (!(flags & Tile::kFirst)) store_late(late);
     delay<Role::kConsumer>();
     ptx::wait(shared_.dout_full[stage], ring_.phase());
     issue_scores<Bias::kGradient, Traits::kVDim>(dp, offsetof(Shared, v),
@@ -95,10 +105,12 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
     PackedScores p, ds;
     if constexpr (kTermsLast<Traits>) {
       const auto dropped = this->draw_dropped();
-      ptx::wgmma_wait<0>();
+      ptx::wgmma_wait<1>();
       ptx::pin(s);
+      this->take_weights(s, flags & Tile::kPartial, dropped, p);
+      ptx::wgmma_wait<0>();
       ptx::pin(dp);
-      this->take_scores(s, dp, flags & Tile::kPartial, dropped, p, ds);
+      this->take_score_gradients(s, dp, flags & Tile::kPartial, dropped, p, ds);
     } else {
       ptx::wgmma_wait<1>();
       ptx::pin(s);
@@ -116,12 +128,12 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
     ptx::arrive(shared_.scores_full[stage]);
     delay<Role::kConsumer>();
     if constexpr (Traits::kAlternate) {
-      finish_tile_alternating(flags, dk, dv, ds);
+      finish_tile_alternating(flags, dk, dv, ds, late);
     } else {
-      finish_tile_together(flags, dk, dv, ds);
+      finish_tile_together(flags, dk, dv, ds, late);
     }
     if (!(flags & Tile::kAlone)) phases_ ^= 1u << kDq;
-    ptx::arrive_once(shared_.q_empty[stage]);
+    this->release_rows();
     ring_.advance();
     return next_tile();
   }
@@ -158,11 +170,12 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
     ptx::wgmma_wait<1>();
     pin(dq);
     ptx::arrive_once(shared_.halves.ds_empty);
-    staging_.store_dq(dq, flags, stage, dq_phase());
+    NoDq none;
+    give_dq(dq, flags, none);
     ptx::wgmma_wait<0>();
     ptx::pin(dk);
     if (!(flags & Tile::kAlone)) phases_ ^= 1u << kDq;
-    ptx::arrive_once(shared_.q_empty[stage]);
+    this->release_rows();
     ring_.advance();
     return next_tile();
   }
@@ -213,9 +226,38 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
     ptx::wgmma_commit();
   }
 
+  /// Stores a tile's dq. In deterministic mode keeps it for store_late, or hands it over as integers itself.
+  __device__ __forceinline__ void give_dq(OwnDq& dq, uint32_t flags, [[maybe_unused]] LateDq& late) const {
+    const uint32_t stage = ring_.stage();
+    if constexpr (kLate) {
+      staging_.scale_dq(dq, late, stage);
+    } else if (sums_integers<Traits>(p_)) {
+      staging_.scale_dq(dq, dq, stage);
+      staging_.store_scaled_dq(dq, stage, dq_phase());
+    } else {
+      staging_.store_dq(dq, flags, stage, dq_phase());
+    }
+  }
+  /// Otherwise registers would hold what has been handed over until there is another.
+  __device__ __forceinline__ static void forget([[maybe_unused]] LateDq& late) {
+    if constexpr (kLate) {
+#pragma unroll
+      for (auto& block : late) ptx::clear(block);
+    }
+  }
+  /// Hands over the tile before's dq as integers, if this warpgroup had one. To make them takes longer than dK's
+  /// product, but not longer than S's.
+  __device__ __forceinline__ void store_late([[maybe_unused]] LateDq& late) const {
+    if constexpr (kLate) {
+      static_assert(Traits::kStages == 2);
+      const uint32_t before = ring_.stage() ^ 1;
+      if (!Traits::kAlternate || before == warpgroup_) staging_.store_scaled_dq(late, before, dq_phase() ^ 1);
+    }
+  }
+
   /// Half of dQ, once dS of both warpgroups is there, and dK; dq is stored beside dK's product.
   __device__ __forceinline__ void finish_tile_together(uint32_t flags, KeyGradients& dk, ValueGradients& dv,
-                                                       const PackedScores& ds) {
+                                                       const PackedScores& ds, LateDq& late) {
     this->template sync_consumers<kScoresBarrier>();
     OwnDq dq;
     issue_dq(dq);
@@ -225,7 +267,7 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
     issue_dk(dk, ds);
     ptx::wgmma_wait<1>();
     pin(dq);
-    staging_.store_dq(dq, flags, ring_.stage(), dq_phase());
+    give_dq(dq, flags, late);
     ptx::wgmma_wait<0>();
     ptx::pin(dk);
   }
@@ -233,7 +275,7 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
   /// dK, and in every other tile dQ, once the other warpgroup's dS is there. That warpgroup goes on meanwhile, by no
   /// more than a tile: its next dQ needs this one's dS.
   __device__ __forceinline__ void finish_tile_alternating(uint32_t flags, KeyGradients& dk, ValueGradients& dv,
-                                                          const PackedScores& ds) {
+                                                          const PackedScores& ds, LateDq& late) {
     const bool own_tile = ring_.stage() == warpgroup_;
     if (!own_tile) {
       staging_.wait_store_read();
@@ -245,13 +287,13 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
     ptx::arrive_once(shared_.dout_empty[ring_.stage()]);
     ptx::wgmma_wait<0>();
     ptx::pin(dk);
-    if (!own_tile) return;
+    if (!own_tile) return forget(late);
     ptx::named_barrier_sync(kScoresBarrier + warpgroup_, 256);
     OwnDq dq;
     issue_dq(dq);
     ptx::wgmma_wait<0>();
     pin(dq);
-    staging_.store_dq(dq, flags, ring_.stage(), dq_phase());
+    give_dq(dq, flags, late);
   }
 
   /// dK or dV += 64 keys of `scores` times the rows of `b`.

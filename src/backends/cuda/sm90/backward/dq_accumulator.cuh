@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "backends/cuda/attention/plan_bits.cuh"
 #include "backends/cuda/common/delay.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/registers.cuh"
@@ -12,7 +11,7 @@
 namespace flashmask::sm90::bwd {
 
 /// A store warp: adds the tiles' parts of dq to their sums in global memory, the first one by storing it. Each stage
-/// has one, so that one can wait for its turn, or for its part to arrive, while the other takes the next tile.
+/// has one, so that one can wait for its part to arrive while the other takes the next tile.
 template <typename Traits>
 class DqAccumulator {
  public:
@@ -30,12 +29,10 @@ class DqAccumulator {
       const uint32_t flags = ptx::from_leader(shared_.tile[stage_].flags);
       if (flags & Tile::kEnd) break;
       const bool adds = !(flags & (Tile::kNothing | Tile::kAlone));
-      const auto tile = QueryTile::from_leader(shared_.tile[stage_].query);
-      const uint32_t turn =
-          adds && p_.dq_sums.deterministic ? turn_of(tile, ptx::from_leader(shared_.tile[stage_].key_tile)) : 0;
+      const uint32_t query_tile = ptx::from_leader(shared_.tile[stage_].query.index);
       ptx::arrive_once(shared_.q_empty[stage_]);
       if (adds) delay<Role::kStore>();
-      if (adds && ptx::is_leader()) add(tile.index, turn, parts & 1);
+      if (adds && ptx::is_leader()) add(query_tile, parts & 1);
       parts += adds;
       __syncwarp();
     }
@@ -43,42 +40,21 @@ class DqAccumulator {
   }
 
  protected:
-  /// How many key tiles are pending when it is a tile's turn: its own and those of earlier keys.
-  __device__ __forceinline__ uint32_t turn_of(const QueryTile& tile, int32_t key_tile) const {
-    const uint32_t key_tiles = static_cast<uint32_t>(key_tile) + 1;
-    if (p_.dense.given) return key_tiles;
-    constexpr uint32_t kOfBlock = Traits::kKeyTilesOfBlock;
-    // Its own block is live, and counts as many key tiles as do not come after it.
-    return kOfBlock * cuda::live_key_tiles<Traits::kGranules>(p_.plan, cuda::mask_index(p_.plan, tile.batch, tile.head),
-                                                              tile.row_tile, (key_tiles - 1) / kOfBlock + 1) -
-           (kOfBlock - 1 - (key_tiles - 1) % kOfBlock);
-  }
-
   /// Adds the consumers' part to the sums of query tile `index`.
-  __device__ __forceinline__ void add(uint32_t index, uint32_t turn, uint32_t phase) const {
+  __device__ __forceinline__ void add(uint32_t index, uint32_t phase) const {
     uint32_t* progress = p_.dq_sums.progress + index;
-    const bool deterministic = p_.dq_sums.deterministic;
-    const uint32_t seen = deterministic ? 0 : ptx::load_acquire(progress);
+    const uint32_t seen = ptx::load_acquire(progress);
     ptx::wait(shared_.dq_full[stage_], phase);
-    const bool first = deterministic ? wait_for_turn(progress, turn) : claim_first(progress, seen);
+    const bool first = claim_first(progress, seen);
     write_part(p_.dq_sums.sums + static_cast<int64_t>(index) * Blocks::kTileFloats, first);
-    if (!first && !deterministic) return;  // no other warp waits for it
-    publish(progress, first);
+    if (first) publish(progress);
   }
 
-  __device__ __forceinline__ static void publish(uint32_t* progress, bool first) {
+  /// Lets others add once the first part is in memory.
+  __device__ __forceinline__ static void publish(uint32_t* progress) {
     ptx::bulk_wait();
     ptx::fence_async_proxy_global();
-    ptx::add_release(progress, first ? Progress::kStored - 1 : ~0u);
-  }
-
-  /// Waits, and returns whether this part is the first.
-  __device__ __forceinline__ static bool wait_for_turn(const uint32_t* progress, uint32_t turn) {
-    uint32_t seen;
-    do {
-      seen = ptx::load_acquire(progress);
-    } while ((seen & Progress::kPending) != turn);
-    return !(seen & Progress::kStored);
+    ptx::add_release(progress, Progress::kStored);
   }
 
   /// Claims the first part, or waits until it is stored. Only a warp whose part has arrived may claim it: one that
@@ -94,13 +70,15 @@ class DqAccumulator {
   __device__ __forceinline__ void write_part(float* to, bool first) const {
     write<Blocks::kTileFloats>(to, shared_.staging[0], shared_.dq_empty, first);
   }
-  /// Returns when the floats have left shared memory.
+  /// Returns when the numbers have left shared memory.
   template <int kFloats>
-  __device__ __forceinline__ static void write(float* to, const float* from, uint64_t& empty, bool first) {
+  __device__ __forceinline__ void write(float* to, const float* from, uint64_t& empty, bool first) const {
     constexpr uint32_t kBytes = kFloats * sizeof(float);
     ptx::fence_async_proxy_global();
     if (first) {
       ptx::bulk_store(to, from, kBytes);
+    } else if (sums_integers<Traits>(p_)) {
+      ptx::bulk_add_integers(to, from, kBytes);
     } else {
       ptx::bulk_add(to, from, kBytes);
     }

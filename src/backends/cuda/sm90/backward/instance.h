@@ -14,11 +14,15 @@ struct BackwardInstance {
   const char* id;  ///< of `kernel`, see KernelInfo; the others' ids begin with it
   DataType dtype;
   BackwardTile tile;
-  const void* preprocess;   ///< __global__ void (RowParams): a block of kRowThreads for every query tile
-  const void* kernel;       ///< __global__ void (BackwardParams), or of (FeaturedBackwardParams)
-  const void* split;        ///< the same, whose work tiles have a part of their key head's query heads
+  const void* preprocess;           ///< __global__ void (RowParams): a block of kRowThreads for every query tile
+  const void* kernel;               ///< __global__ void (BackwardParams), or of (FeaturedBackwardParams)
+  const void* split;                ///< the same, whose work tiles have a part of their key head's query heads
+  const void* deterministic;        ///< as `kernel`, which then sums dq up in floats, in integers; null for the kernels
+                                    ///< of features, which do either
+  const void* deterministic_split;  ///< the same of `split`
   const void* light;        ///< __global__ void (FeaturedBackwardParams): `kernel` with a band over positions and the
-                            ///< same bits; null for the kernels of features, which have such bands themselves
+                            ///< same bits, in either mode; null for the kernels of features, which have such bands
+                            ///< themselves
   const void* light_split;  ///< the same of `split`
   const void* convert_dq;   ///< __global__ void (RowParams), as preprocess
   const void* reduce_dkv;  ///< __global__ void (KeyParams): after `split`, two blocks of kRowThreads for every key tile
@@ -51,5 +55,12 @@ struct SinkInstance {
   const void* kernel;  ///< __global__ void (SinkGradientParams): a block of kRowThreads for every query head
 };
 SinkInstance sink_instance(DataType dtype);
+
+/// The kernel that measures the keys before those of an element type, in deterministic mode.
+struct MagnitudeInstance {
+  const char* id;
+  const void* kernel;  ///< __global__ void (cuda::KeyMagnitudeParams): a block of kRowThreads for each kKeys keys
+};
+MagnitudeInstance magnitude_instance(DataType dtype);
 
 }  // namespace flashmask::sm90::bwd

@@ -12,8 +12,9 @@
 //   barrier      arrivals in a phase                        waiting              what its phase says
 //   tile_full    producer 1                                 mask, store warps    tile announced
 //   q_full       producer 1, and bytes of Q and biases      consumers            tile announced, Q and biases there
-//   q_empty      each consumer warp, the mask warp and      producer             announcement, Q and biases may be
-//                the stage's store warp 1                                        overwritten
+//   q_empty      each consumer warp 1, or all 32 lanes      producer             announcement, Q and biases may be
+//                (release_rows); the mask warp and the                           overwritten
+//                stage's store warp 1
 //   dout_full    producer 1, and the bytes of dO; with      consumers            dO there, and V of a new work tile
 //                a work tile's first tile those of V, too
 //   dout_empty   each consumer warp 1                       producer             dO may be overwritten
@@ -38,21 +39,18 @@
 // where dO has one stage they release it, for which the second waits.
 //
 // A wide kernel has no dq_full, dq_empty, ds_empty and kStaging. Its warps 2 and 3 are store warps, one for each
-// consumer, or, where dq leaves from registers, turn warps, one for each stage. Its contract differs in this:
+// consumer; where dq leaves from registers there are none. Its contract differs in this:
 //
 // clang-format off
 //   barrier      arrivals in a phase                     waiting              what its phase says
-//   q_empty      each consumer warp, the mask warp, and  producer             as above
-//                both store warps or the turn warp 1
+//   q_empty      consumers as above; the mask warp, and  producer             as above
+//                both store warps 1
 //   scores_full  all 256 consumer threads                producer, mask warp  P and dS written; as above
 //   dq.full      each warp of a consumer 1               its store warp       a block of dq is in its staging tile
 //   dq.empty     the consumer's store warp 1             the consumer         its staging tile may be overwritten
-//   dq.turn      the stage's turn warp 1                 consumers            dq of the stage's tile may be added
-//   dq.added     each consumer warp 1                    its turn warp        it has been added
 // clang-format on
 //
-// dq.full and dq.empty count blocks of dq. dq.turn and dq.added are used in deterministic mode alone, and not by a tile
-// of kNothing. Store warps belong to no stage, so with them kEnd is announced once.
+// dq.full and dq.empty count blocks of dq. Store warps belong to no stage, so kEnd is announced once.
 
 extern "C" __global__ void __launch_bounds__(FLASHMASK_TRAITS::kThreads, 1)
     FLASHMASK_ENTRY(const __grid_constant__ FLASHMASK_TRAITS::Params p) {

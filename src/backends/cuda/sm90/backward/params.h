@@ -40,12 +40,11 @@ union KeyGradientPlaces {
   KeyRows rows;
 };
 
-/// The state of a query tile's sums, one word.
+/// The state of a query tile's sums, one word: how many key tiles contribute, and
 struct Progress {
-  static constexpr uint32_t kStored = 1u << 30;      ///< the first part, or zeros, lies in memory: others may be added
-  static constexpr uint32_t kClaimed = 1u << 31;     ///< a store warp has claimed the first part and stores it
-  static constexpr uint32_t kPending = kStored - 1;  ///< how many key tiles have yet to contribute
-  static constexpr uint32_t kAlone = 1;              ///< the word of a query tile that only one key tile sees
+  static constexpr uint32_t kStored = 1u << 30;   ///< the first part, or zeros, lies in memory: others may be added
+  static constexpr uint32_t kClaimed = 1u << 31;  ///< a store warp has claimed the first part and stores it
+  static constexpr uint32_t kAlone = 1;           ///< the word of a query tile that only one key tile sees
 };
 
 /// dq, and the fp32 sums it is converted from where more than one key tile contributes: for every query tile of (batch
@@ -54,21 +53,24 @@ struct DqSums {
   Rows out;
   float* sums;
   uint32_t* progress;  ///< of each query tile
-  bool deterministic;  ///< deterministic mode: parts are added from the last key tile to the first
+  bool fixed_point;    ///< deterministic mode: the sums are integers, see RowBias::pair
 };
 
 /// What is added to a query row's scores: S = K Q^T - lse / scale and dP = V dout^T - delta, delta = dout . out - dlse.
-/// Eight bfloat16, of which the first three add up to -lse / scale, the next three to -delta, and two are 0. As rows of
-/// an operand they are added by the tensor cores; if every thread read them as floats for its scores, shared memory
-/// would be busy for longer.
+/// Eight bfloat16, of which the first three add up to -lse / scale, the next three to -delta. As rows of an operand
+/// they are added by the tensor cores; if every thread read them as floats for its scores, shared memory would be busy
+/// for longer. The last two, which any finite number may fill, are 0, or, where dq is summed up in integers, the row's
+/// scale: a power of two, whose bits as a float are those of a bfloat16 and a 0.
 struct alignas(16) RowBias {
+  static constexpr int kScalePair = 3;
+  static constexpr uint32_t kNotFinite = 0x3f80;  ///< with the scale: something of the row's dq was not finite
   uint32_t pair[4];
 };
 
 struct BackwardParams {
   CUtensorMap q, k, v, dout, dq;
   KeyGradientPlaces keys;
-  const RowBias* biases;  ///< [batch * heads_q, row_tiles * tile rows]; past the last row as where a row sees nothing
+  RowBias* biases;  ///< [batch * heads_q, row_tiles * tile rows]; past the last row as where a row sees nothing
   DqSums dq_sums;
   int32_t seqlen_q, seqlen_k, row_tiles;
   /// Query heads that one work tile runs through: all of a key head's, or, where that leaves too few work tiles, one of
@@ -85,12 +87,8 @@ struct BackwardParams {
   PlanBits plan;
   cuda::MaskColumns mask;
   cuda::DenseMask dense;
-  /// Of head groups' key tiles, in the order of keys or, from first_sorted on, those with most work first; in
-  /// deterministic mode from the last to the first, so that the order in which a row's gradient is summed up does not
-  /// depend on the mask.
-  cuda::Schedule schedule;
-  const uint32_t* heads_per_l2_group;  ///< in place of the schedule's, if not null: see L2GroupSize
-  unsigned long long* executed;        ///< counter of executed tiles; may be null
+  cuda::Schedule schedule;       ///< of head groups' key tiles, in the order of keys but from first_sorted on
+  unsigned long long* executed;  ///< counter of executed tiles; may be null
 };
 
 /// Of the kernels of features, positions among them.

@@ -20,8 +20,6 @@ class Producer {
   using KvSource = typename Traits::KvSource;
   __device__ __forceinline__ Producer(const Params& p, Shared& shared) : p_(p), shared_(shared) {}
 
-  /// A work tile is claimed when the one before is loaded, and no sooner: a store warp that waits for its turn then
-  /// waits for work tiles that were claimed earlier, and the earliest one never waits.
   __device__ __forceinline__ void run() {
     for (uint32_t n = claim(); n < p_.schedule.work_tiles; n = claim()) run_work_tile(n);
     tile_.flags = Tile::kEnd;
@@ -43,16 +41,8 @@ class Producer {
     return __shfl_sync(0xffffffff, n, 0);
   }
 
-  __device__ __forceinline__ cuda::Schedule schedule() const {
-    cuda::Schedule schedule = p_.schedule;
-    const uint32_t* chosen = p_.heads_per_l2_group;
-    // An acquiring load is repeated, where registers are scarce, and not kept in one.
-    if (chosen) schedule.heads_per_l2_group = kHalves<Traits> ? ptx::load_acquire(chosen) : __ldg(chosen);
-    return schedule;
-  }
-
   __device__ __forceinline__ void run_work_tile(uint32_t n) {
-    const cuda::WorkTilePlace place(schedule(), p_.head_groups, n);
+    const cuda::WorkTilePlace place(p_.schedule, p_.head_groups, n);
     const uint32_t first_head = place.head * p_.query_heads_per_group;
     tile_.query.batch = place.batch;
     tile_.head_group = place.head;
@@ -66,8 +56,8 @@ class Producer {
   }
 
   __device__ __forceinline__ int32_t key_tile(const cuda::WorkTilePlace& place, uint32_t head) const {
-    if (p_.dq_sums.deterministic || p_.dense.given) return static_cast<int32_t>(p_.schedule.tiles - 1 - place.rank);
-    if (place.batch * p_.head_groups + place.head < p_.first_sorted) return static_cast<int32_t>(place.rank);
+    if (p_.dense.given || place.batch * p_.head_groups + place.head < p_.first_sorted)
+      return static_cast<int32_t>(place.rank);
     const int32_t block =
         __ldg(p_.plan.key_order +
               static_cast<int64_t>(cuda::mask_index(p_.plan, place.batch, head)) * (p_.schedule.tiles / kOfBlock) +
@@ -171,7 +161,8 @@ class Producer {
     if (partial) tile_.flags |= Tile::kPartial;
     if constexpr (kOfBlock == 1) {
       // Store warps change the words of tiles that are not alone; any value read of those will do.
-      if (ptx::is_leader() && __ldcg(p_.dq_sums.progress + tile_.query.index) == Progress::kAlone)
+      if (ptx::is_leader() && !sums_integers<Traits>(p_) &&
+          __ldcg(p_.dq_sums.progress + tile_.query.index) == Progress::kAlone)
         tile_.flags |= Tile::kAlone;
     }
     write_tile();

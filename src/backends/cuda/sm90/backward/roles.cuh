@@ -10,7 +10,6 @@
 #include "backends/cuda/sm90/backward/wide_accumulator.cuh"
 #include "backends/cuda/sm90/backward/wide_consumer.cuh"
 #include "backends/cuda/sm90/backward/wide_traits.cuh"
-#include "backends/cuda/sm90/backward/wide_turns.cuh"
 
 namespace flashmask::sm90::bwd {
 
@@ -27,12 +26,22 @@ struct Roles {
   using DqAccumulator = bwd::DqAccumulator<Traits>;
   using Consumer = bwd::Consumer<Traits>;
 };
+/// In place of a store warp where consumers add dq from registers.
+struct NoAccumulator {
+  template <typename... Arguments>
+  __device__ explicit NoAccumulator(const Arguments&...) {}
+  __device__ void run() const {}
+};
 template <typename Traits>
   requires Traits::kWide
 struct Roles<Traits> {
-  using DqAccumulator = std::conditional_t<Traits::kDqFromRegisters, TurnWarp<Traits>, WideAccumulator<Traits>>;
+  using DqAccumulator = std::conditional_t<Traits::kDqFromRegisters, NoAccumulator, WideAccumulator<Traits>>;
   using Consumer = WideConsumer<Traits>;
 };
+
+/// Arrivals of the consumers that release a tile's rows, see release_rows.
+template <typename Traits>
+inline constexpr int kRowReleases = Traits::kConsumerWarps * (kMaySumIntegers<Traits> ? 32 : 1);
 
 template <typename Traits>
 __device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
@@ -41,7 +50,7 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
     ptx::barrier_init(shared.mask_full[i], 32);
     ptx::barrier_init(shared.scores_full[i], 128 * Traits::kConsumers);
     ptx::barrier_init(shared.q_full[i], 1);
-    ptx::barrier_init(shared.q_empty[i], Traits::kConsumerWarps + 2);  // the mask warp and the stage's store warp, too
+    ptx::barrier_init(shared.q_empty[i], kRowReleases<Traits> + 2);  // the mask warp and the stage's store warp, too
     if (i < Traits::kDoutStages) {
       ptx::barrier_init(shared.dout_full[i], 1);
       ptx::barrier_init(shared.dout_empty[i], Traits::kConsumerWarps);
@@ -61,18 +70,14 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
 template <typename Traits>
   requires Traits::kWide
 __device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
-  // The mask warp, and the stage's turn warp or both store warps.
-  constexpr int kFollowers = Traits::kDqFromRegisters ? 2 : 3;
+  // The mask warp, and both store warps.
+  constexpr int kFollowers = Traits::kDqFromRegisters ? 1 : 3;
   for (int i = 0; i < Traits::kStages; ++i) {
     ptx::barrier_init(shared.tile_full[i], 1);
     ptx::barrier_init(shared.mask_full[i], 32);
     ptx::barrier_init(shared.scores_full[i], 128 * Traits::kConsumers);
     ptx::barrier_init(shared.q_full[i], 1);
-    ptx::barrier_init(shared.q_empty[i], Traits::kConsumerWarps + kFollowers);
-    if constexpr (Traits::kDqFromRegisters) {
-      ptx::barrier_init(shared.dq.turn[i], 1);
-      ptx::barrier_init(shared.dq.added[i], Traits::kConsumerWarps);
-    }
+    ptx::barrier_init(shared.q_empty[i], kRowReleases<Traits> + kFollowers);
   }
   for (int i = 0; i < Traits::kDoutStages; ++i) {
     ptx::barrier_init(shared.dout_full[i], 1);

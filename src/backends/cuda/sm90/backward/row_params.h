@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "backends/cuda/attention/l2_group.h"
+#include "backends/cuda/attention/fixed_point.h"
 #include "backends/cuda/sm90/backward/params.h"
 
 namespace flashmask::sm90::bwd {
@@ -17,7 +17,7 @@ struct RowParams {
   PlanBits plan;
   bool dense;      ///< every key block contributes to every query tile
   uint32_t* next;  ///< Schedule::next
-  cuda::L2GroupSize l2_group;
+  cuda::RowScaleParams scales;
   int32_t seqlen_q;
   uint32_t row_tiles, key_blocks, heads;  ///< key_blocks: the plan's
   float softmax_scale, score_scale;

@@ -6,10 +6,11 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "backends/cuda/attention/l2_group.cuh"
+#include "backends/cuda/attention/fixed_point.cuh"
 #include "backends/cuda/attention/plan_bits.cuh"
 #include "backends/cuda/attention/row_products.cuh"
 #include "backends/cuda/ptx/registers.cuh"
+#include "backends/cuda/sm90/backward/fixed_dq.cuh"
 #include "backends/cuda/sm90/backward/instance.h"
 #include "backends/cuda/sm90/backward/row_bias.cuh"
 #include "backends/cuda/sm90/backward/row_params.h"
@@ -88,13 +89,13 @@ __device__ __forceinline__ void clear_sums(const RowParams& p, const RowTilePlac
   for (int at = 0; at < kFloats / 4; at += kRowThreads) sums[at] = {};
 }
 
-/// Fills the rows' biases and the state of dq's sums, zeroes dq where no key tile contributes, clears the counter of
-/// work tiles, and chooses the size of an L2 group. out and dq are of type Result.
+/// Fills the rows' biases and the state of dq's sums, zeroes dq where no key tile contributes, and clears the counter
+/// of work tiles. out and dq are of type Result.
 template <typename Traits, typename Result = typename Traits::Element>
 __device__ __forceinline__ void preprocess(const RowParams& p) {
   using Share = RowShare<Traits::kRows, Traits::kVDim>;
   using Element = typename Traits::Element;
-  __shared__ float products[Traits::kRows];
+  __shared__ float products[Traits::kRows], dout_norms[Traits::kRows];
   __shared__ uint32_t parts;
   cudaGridDependencySynchronize();
   // The next kernel may start beside the last of these blocks; it waits for all of them itself.
@@ -103,6 +104,9 @@ __device__ __forceinline__ void preprocess(const RowParams& p) {
   const int own = static_cast<int>(threadIdx.x);
   RowValues values{};
   if (own < Traits::kRows) values = RowValues::load(p, place, place.first_row + own);
+  const bool fixed_point = p.dq_sums.fixed_point;
+  const cuda::KeyMagnitudes keys =
+      fixed_point ? cuda::magnitudes_of_head(p.scales, place.batch, place.head) : cuda::KeyMagnitudes{};
   if (own >= kRowThreads - 32) {
     const uint32_t count = count_parts<Traits>(p, place);
     if (own % 32 == 0) parts = count;
@@ -121,17 +125,23 @@ __device__ __forceinline__ void preprocess(const RowParams& p) {
     for (int distance = Share::kThreadsPerRow / 2; distance > 0; distance /= 2)
       product += __shfl_xor_sync(0xffffffff, product, distance);
     if (Share::column() == 0) products[Share::row(pass)] = product;
+    if (!fixed_point) continue;
+    cuda::Magnitude magnitude;
+    magnitude.take(dout);
+    magnitude.join(Share::kThreadsPerRow);
+    if (Share::column() == 0) dout_norms[Share::row(pass)] = magnitude.norm();
   }
   __syncthreads();
   if (own < Traits::kRows) {
     const float delta = products[own] - values.dlse;
-    p.biases[place.index * Traits::kRows + own] =
-        kTermsLast<Traits> ? row_terms(values.lse, delta) : row_bias(values.lse, delta, p.score_scale);
+    RowBias bias = kTermsLast<Traits> ? row_terms(values.lse, delta) : row_bias(values.lse, delta, p.score_scale);
+    if (fixed_point)
+      bias.pair[RowBias::kScalePair] = __float_as_uint(cuda::scale_of_row(p.scales, keys, dout_norms[own], delta));
+    p.biases[place.index * Traits::kRows + own] = bias;
   }
   if (own < Traits::kDqPieces)
     p.dq_sums.progress[place.index * Traits::kDqPieces + own] = progress_before<Traits, Result>(parts);
   if (own == 0 && blockIdx.x == 0) *p.next = 0;
-  if (blockIdx.x == 0 && p.l2_group.result) cuda::choose_l2_group<Traits>(p.l2_group, p.plan, p.key_blocks);
   if (begins_as_zeros<Traits, Result>(parts)) clear_sums<Traits>(p, place);
   if (parts == 0) clear_dq<Traits, Result>(p, place);
 }
@@ -213,6 +223,17 @@ struct FragmentPlace {
   }
 };
 
+/// A thread's four sums of a fragment of dq, number `index` of its tile's. Integers that consumers have added from
+/// registers lie one behind the other for each of the four.
+template <typename Traits>
+__device__ __forceinline__ float4 load_sums(const float* sums, bool fixed_point, int index) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const float* fragment = sums + 128 * index;
+  if (Traits::kDqFromRegisters && fixed_point)
+    return {fragment[lane], fragment[32 + lane], fragment[64 + lane], fragment[96 + lane]};
+  return reinterpret_cast<const float4*>(fragment)[lane];
+}
+
 /// dq = softmax_scale * sums, where several key tiles contribute. The consumers have stored that of a single one, and
 /// preprocess has zeroed the rest. dq is of type Result; in fp32 that of a single one, too, comes from sums.
 template <typename Traits, typename Result = typename Traits::Element>
@@ -222,17 +243,20 @@ __device__ __forceinline__ void convert_dq(const RowParams& p) {
   const DqSums& dq = p.dq_sums;
   cudaGridDependencySynchronize();
   if (!(dq.progress[place.index * Traits::kDqPieces] & Progress::kStored)) return;
-  const auto* sums = reinterpret_cast<const float4*>(dq.sums + place.index * Blocks::kTileFloats) + threadIdx.x;
+  const float* sums = dq.sums + place.index * Blocks::kTileFloats;
   constexpr int kSteps = Blocks::kTileFloats / (4 * kRowThreads);
   float4 part[kSteps];
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step) part[step] = sums[step * kRowThreads];
+  for (int step = 0; step < kSteps; ++step)
+    part[step] =
+        load_sums<Traits>(sums, dq.fixed_point, step * (kRowThreads / 32) + static_cast<int>(threadIdx.x) / 32);
   const auto write_to = [&](auto& tile) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const FragmentPlace<Blocks::kBlockColumns> fragment(step);
-      tile.write(fragment.slab % Blocks::kWarpsOfColumns * 16,
-                 fragment.slab / Blocks::kWarpsOfColumns * Blocks::kBlockColumns + fragment.column, part[step],
+      const int row = fragment.slab % Blocks::kWarpsOfColumns * 16;
+      if (dq.fixed_point) part[step] = from_integers(part[step], p.biases + place.index * Traits::kRows + row);
+      tile.write(row, fragment.slab / Blocks::kWarpsOfColumns * Blocks::kBlockColumns + fragment.column, part[step],
                  p.softmax_scale);
     }
   };

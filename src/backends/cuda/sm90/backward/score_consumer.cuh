@@ -75,12 +75,21 @@ class ScoreConsumer {
   }
   __device__ __forceinline__ ptx::RingPosition<Traits::kDoutStages> dout_ring() const { return {ring_.count}; }
 
+  /// Releases the tile's Q and biases. Every lane does that where it has read biases after it arrived at scores_full.
+  __device__ __forceinline__ void release_rows() const {
+    if constexpr (kMaySumIntegers<Traits>) {
+      ptx::arrive(shared_.q_empty[ring_.stage()]);
+    } else {
+      ptx::arrive_once(shared_.q_empty[ring_.stage()]);
+    }
+  }
+
   /// Passes a tile of kNothing, and returns the flags of the next one.
   __device__ __forceinline__ uint32_t pass_nothing() {
     ptx::arrive(shared_.scores_full[ring_.stage()]);
     ptx::wait(shared_.dout_full[dout_ring().stage()], dout_ring().phase());
     ptx::arrive_once(shared_.dout_empty[dout_ring().stage()]);
-    ptx::arrive_once(shared_.q_empty[ring_.stage()]);
+    release_rows();
     ring_.advance();
     return next_tile();
   }
@@ -149,39 +158,71 @@ class ScoreConsumer {
     }
   }
 
-  /// Where kTermsLast, what comes in place of the steps below, once S and dP are there: P as dV takes it, without what
-  /// is dropped, and dS.
+  // Where kTermsLast, what comes in place of the steps below, one part of a thread's scores after the other.
+
+  /// Scores of a part: as many as there are registers for what each needs in between.
+  static constexpr int kPart = Traits::kOwnKeys && Weights::kMayDrop ? 8 : 16;
+  /// Of a thread's scores, those whose weights come under dP's product. For all of more than 16 there are no registers
+  /// beside S and dP.
+  static constexpr int kScores = Traits::kScoreRows / 2, kEarlyWeights = kScores <= 16 ? kScores : kPart == 8 ? 24 : 0;
+
+  /// Once S is there: of the early weights P as dV takes it, without what is dropped, and in place of S the factor of
+  /// dS that is not dP's, P times the derivative of the score by the product.
   template <int kValues, typename Dropped>
-  __device__ __forceinline__ void take_scores(float (&s)[kValues], float (&dp)[kValues], bool partial,
-                                              const Dropped& dropped, uint32_t (&p)[kValues / 8][4],
-                                              uint32_t (&ds)[kValues / 8][4]) {
+  __device__ __forceinline__ void take_weights(float (&s)[kValues], bool partial, const Dropped& dropped,
+                                               uint32_t (&p)[kValues / 8][4]) {
+    if constexpr (kEarlyWeights > 0) take_weights<0, kEarlyWeights>(score(), s, partial, dropped, p);
+  }
+  /// Once dP is there: dS, and P of the weights that were not early.
+  template <int kValues, typename Dropped>
+  __device__ __forceinline__ void take_score_gradients(float (&s)[kValues], float (&dp)[kValues], bool partial,
+                                                       const Dropped& dropped, uint32_t (&p)[kValues / 8][4],
+                                                       uint32_t (&ds)[kValues / 8][4]) {
+    take_score_gradients<0>(score(), s, dp, partial, dropped, p, ds);
+  }
+  __device__ __forceinline__ Score score() const {
     const QueryTile& query = shared_.tile[ring_.stage()].query;
-    take_parts<0>(Score(p_, query.batch, query.head), s, dp, partial, dropped, p, ds);
+    return Score(p_, query.batch, query.head);
   }
-  /// One part of the rows after the other, so that the registers suffice for what each needs in between.
-  template <int kFirst, int kValues, typename Dropped>
-  __device__ __forceinline__ void take_parts(const Score& score, float (&s)[kValues], float (&dp)[kValues],
-                                             bool partial, const Dropped& dropped, uint32_t (&p)[kValues / 8][4],
-                                             uint32_t (&ds)[kValues / 8][4]) {
-    constexpr int kPart = 16;
-    take_part<kFirst>(score, cuda::part_of<kFirst, kPart>(s), cuda::part_of<kFirst, kPart>(dp), partial, dropped,
-                      cuda::part_of<kFirst / 8, kPart / 8>(p), cuda::part_of<kFirst / 8, kPart / 8>(ds));
-    if constexpr (kFirst + kPart < kValues) take_parts<kFirst + kPart>(score, s, dp, partial, dropped, p, ds);
+  template <int kFirst, int kEnd, int kValues, typename Dropped>
+  __device__ __forceinline__ void take_weights(const Score& score, float (&s)[kValues], bool partial,
+                                               const Dropped& dropped, uint32_t (&p)[kValues / 8][4]) {
+    take_weights_of_part<kFirst>(score, cuda::part_of<kFirst, kPart>(s), partial, dropped,
+                                 cuda::part_of<kFirst / 8, kPart / 8>(p));
+    if constexpr (kFirst + kPart < kEnd) take_weights<kFirst + kPart, kEnd>(score, s, partial, dropped, p);
   }
-  template <int kFirst, int kValues, typename Dropped>
-  __device__ __forceinline__ void take_part(const Score& score, float (&s)[kValues], float (&dp)[kValues], bool partial,
-                                            const Dropped& dropped, uint32_t (&p)[kValues / 8][4],
-                                            uint32_t (&ds)[kValues / 8][4]) {
-    leave_out_dropped<kFirst>(dropped, dp);
-    const RowBias* rows = shared_.biases[ring_.stage()] + first_row() + 2 * (kFirst + lane_anew<Traits>() % 4);
-    add_terms<Bias::kGradient>(rows, dp, scale_of_kept());
-    score.differentiate(s, dp);
-    add_terms<Bias::kScore>(rows, s, p_.scale_log2);
+  template <int kFirst, typename Dropped>
+  __device__ __forceinline__ void take_weights_of_part(const Score& score, float (&s)[kPart], bool partial,
+                                                       const Dropped& dropped, uint32_t (&p)[kPart / 8][4]) {
+    // Each by itself: after a loop over them the compiler leaves those of a tile of 128 rows in memory.
+    float ones[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    auto& slopes = cuda::part_of<0, kPart>(ones);
+    score.differentiate(s, slopes);
+    add_terms<Bias::kScore>(terms<kFirst>(), s, p_.scale_log2);
     if (partial) hide<2 * kFirst>(s);
-    exponentiate<0, kValues>(s);
-    take_score_gradients(s, dp, ds);
+    exponentiate<0, kPart>(s);
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) slopes[i] *= s[i];
     leave_out_dropped<kFirst>(dropped, s);
     pack(s, p);
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) s[i] = slopes[i];
+  }
+  template <int kFirst, int kValues, typename Dropped>
+  __device__ __forceinline__ void take_score_gradients(const Score& score, float (&s)[kValues], float (&dp)[kValues],
+                                                       bool partial, const Dropped& dropped,
+                                                       uint32_t (&p)[kValues / 8][4], uint32_t (&ds)[kValues / 8][4]) {
+    if constexpr (kFirst >= kEarlyWeights) take_weights<kFirst, kFirst + kPart>(score, s, partial, dropped, p);
+    auto& part = cuda::part_of<kFirst, kPart>(dp);
+    leave_out_dropped<kFirst>(dropped, part);
+    add_terms<Bias::kGradient>(terms<kFirst>(), part, scale_of_kept());
+    take_score_gradients(cuda::part_of<kFirst, kPart>(s), part, cuda::part_of<kFirst / 8, kPart / 8>(ds));
+    if constexpr (kFirst + kPart < kValues) take_score_gradients<kFirst + kPart>(score, s, dp, partial, dropped, p, ds);
+  }
+  /// The rows' terms, of the thread's scores from kFirst on.
+  template <int kFirst>
+  __device__ __forceinline__ const RowBias* terms() const {
+    return shared_.biases[ring_.stage()] + first_row() + 2 * (kFirst + lane_anew<Traits>() % 4);
   }
   /// `x` times `factor`, and the rows' terms.
   template <Bias kTerm, int kValues>
@@ -233,18 +274,19 @@ class ScoreConsumer {
     for (int i = kBegin; i < kEnd; ++i) s[i] = ptx::exp2_approx(s[i]);
   }
 
-  /// Makes the scores of hidden elements -inf: a thread's are of two keys.
+  /// Makes the scores of hidden elements -inf: a thread's are of two keys, and of the warpgroup's rows from kFirst on.
   template <int kFirst, int kValues>
   __device__ __forceinline__ void hide(float (&s)[kValues]) {
     delay<Role::kConsumer>();
     if constexpr (kFirst == 0) ptx::wait(shared_.mask_full[ring_.stage()], take_phase(kMask + ring_.stage()));
     const uint32_t lane = lane_anew<Traits>();
-    const uint32_t key = first_key() + warp_ * 16 + lane / 4, shift = 8 * (lane % 4);
+    constexpr int kOfWord = kValues < 16 ? kValues : 16;
+    const uint32_t key = first_key() + warp_ * 16 + lane / 4, shift = 8 * (lane % 4) + kFirst % 32 / 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const ColumnBits<Traits::kRows> bits = shared_.mask_bits[ring_.stage()][key + 8 * half];
 #pragma unroll
-      for (int word = 0; word < kValues / 16; ++word) {
+      for (int word = 0; word < kValues / kOfWord; ++word) {
         uint32_t visible;
         if constexpr (Traits::kOwnKeys) {
           visible = bits.word[kFirst / 32 + word] >> shift;
@@ -252,7 +294,8 @@ class ScoreConsumer {
           visible = bits.word[warpgroup_] >> shift;
         }
 #pragma unroll
-        for (int n = 0; n < 8; ++n) ptx::hide_unless(visible & 1u << n, s[16 * word + n / 2 * 4 + 2 * half + n % 2]);
+        for (int n = 0; n < kOfWord / 2; ++n)
+          ptx::hide_unless(visible & 1u << n, s[16 * word + n / 2 * 4 + 2 * half + n % 2]);
       }
     }
   }

@@ -6,6 +6,7 @@
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/ptx/tensor_core.cuh"
 #include "backends/cuda/ptx/tma.cuh"
+#include "backends/cuda/sm90/backward/fixed_dq.cuh"
 #include "backends/cuda/sm90/backward/float_keys.cuh"
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/staging_tile.cuh"
@@ -49,15 +50,22 @@ class Staging {
     if (flags & Tile::kAlone) {
       store_dq_rows(dq, shared_.tile[stage].query);
     } else {
-#pragma unroll
-      for (int block = 0; block < kOwnBlocks; ++block)
-        SlabTile::template write_fragments<kDqFragments>(dq[block], tile_of(block));
-      if constexpr (Traits::kAlternate) {
-        ptx::arrive(shared_.dq_full[stage]);  // all lanes, as the other warpgroup writes there next
-      } else {
-        ptx::arrive_once(shared_.dq_full[stage]);
-      }
+      hand_over(dq, stage);
     }
+  }
+
+  /// What scale_dq makes of the stage's.
+  __device__ __forceinline__ void scale_dq(const OwnDq& dq, OwnDq& scaled, uint32_t stage) const {
+#pragma unroll
+    for (int block = 0; block < kOwnBlocks; ++block)
+      bwd::scale_dq<Traits>(p_, shared_, stage, Blocks::row(warp_of(block)), dq[block], scaled[block]);
+  }
+  /// Hands that to the store warp as integers.
+  __device__ __forceinline__ void store_scaled_dq(OwnDq& scaled, uint32_t stage, uint32_t phase) const {
+#pragma unroll
+    for (auto& block : scaled) cuda::round_parts<Traits::kAlternate>(block);
+    wait(phase);
+    hand_over(scaled, stage);
   }
 
   /// Stores a work tile's dk and dv.
@@ -77,6 +85,17 @@ class Staging {
  private:
   using SlabTile = bwd::SlabTile<Element>;
   static constexpr int kDqFragments = Blocks::kBlockColumns / 8;
+
+  __device__ __forceinline__ void hand_over(const OwnDq& dq, uint32_t stage) const {
+#pragma unroll
+    for (int block = 0; block < kOwnBlocks; ++block)
+      SlabTile::template write_fragments<kDqFragments>(dq[block], tile_of(block));
+    if constexpr (Traits::kAlternate) {
+      ptx::arrive(shared_.dq_full[stage]);  // all lanes, as the other warpgroup writes there next
+    } else {
+      ptx::arrive_once(shared_.dq_full[stage]);
+    }
+  }
 
   __device__ __forceinline__ float* own_tile() const { return shared_.staging[warpgroup_ * 4 + warp_]; }
   /// The number of the warp's 16 rows of one of the warpgroup's blocks of dq, and the staging tile that they have.

@@ -16,25 +16,41 @@
 
 namespace flashmask::sm90::bwd {
 
+/// What a kernel sums dq up in: floats, integers (deterministic mode), or either, as a call asks.
+enum class DqSum { kFloats, kIntegers, kEither };
+
 /// Where features enter the backward kernel: by default it has none. Params_ is BackwardParams, or derived from it
 /// where a policy needs more; Score_ see ProductScore, Weights_ see AllWeights, KvSource_ see TensorMapKv.
 template <typename Params_ = BackwardParams, typename Score_ = cuda::ProductScore, typename Weights_ = cuda::AllWeights,
-          typename KvSource_ = TensorMapKv>
+          typename KvSource_ = TensorMapKv, DqSum sum = DqSum::kEither>
 struct BackwardPolicies {
   using Params = Params_;
   using Score = Score_;
   using Weights = Weights_;
   using KvSource = KvSource_;
+  static constexpr DqSum kDqSum = sum;
 };
 
-/// Those of softcap and dropout, for calls that ask for them; without, for others.
+/// Those without features that sum dq up in one way. Two kernels, as ptxas arranges each by itself.
+template <DqSum sum>
+using PlainPolicies = BackwardPolicies<BackwardParams, cuda::ProductScore, cuda::AllWeights, TensorMapKv, sum>;
+
+/// Those of softcap and dropout, for calls that ask for them; without, and in fast mode, for others.
 template <bool kFeatured>
 using PoliciesOf =
     std::conditional_t<kFeatured, BackwardPolicies<FeaturedBackwardParams, cuda::SoftcapScore, cuda::KeptWeights>,
-                       BackwardPolicies<>>;
+                       PlainPolicies<DqSum::kFloats>>;
 
-/// Whether S and dP are the products alone, and what is made of them, row_terms and all, comes after both: where scores
-/// are more than the products, or weights are dropped.
+/// Whether the call sums dq up in integers, and whether this kernel might.
+template <typename Traits>
+__device__ __forceinline__ bool sums_integers(const BackwardParams& p) {
+  return Traits::kDqSum == DqSum::kEither ? p.dq_sums.fixed_point : Traits::kDqSum == DqSum::kIntegers;
+}
+template <typename Traits>
+inline constexpr bool kMaySumIntegers = Traits::kDqSum != DqSum::kFloats;
+
+/// Whether S and dP are the products alone, and row_terms are added to what is made of them: where scores are more than
+/// the products, or weights are dropped.
 template <typename Traits>
 inline constexpr bool kTermsLast = !Traits::Score::kFoldsLse;
 
@@ -59,6 +75,7 @@ struct BackwardTraits {
   using Score = typename Policies::Score;
   using Weights = typename Policies::Weights;
   using KvSource = typename Policies::KvSource;
+  static constexpr DqSum kDqSum = Policies::kDqSum;
   static constexpr BackwardTile kTile = find_tile(kBackwardTiles, kHeadDim_, kHeadDimV_, kConsumers_);
   static constexpr bool kWide = false;
   static_assert(!kTile.wide && !kTile.dq_from_registers);
@@ -164,7 +181,7 @@ struct Tile {
   enum Flag : uint32_t {
     kPartial = 1,  ///< some elements are hidden
     kFirst = 2,    ///< of its work tile
-    kAlone = 4,    ///< no other key tile contributes to the query tile's dq
+    kAlone = 4,    ///< no other key tile contributes to the query tile's dq, nor is that a sum of integers
     kNothing = 8,  ///< the work tile has no tiles
     kEnd = 16,     ///< there are no more work tiles
   };

@@ -27,12 +27,10 @@ class WideAccumulator : DqAccumulator<Traits> {
       const uint32_t flags = ptx::from_leader(shared_.tile[stage].flags);
       if (flags & Tile::kEnd) break;
       const bool adds = !(flags & Tile::kNothing);
-      const auto tile = QueryTile::from_leader(shared_.tile[stage].query);
-      const uint32_t turn =
-          adds && p_.dq_sums.deterministic ? this->turn_of(tile, ptx::from_leader(shared_.tile[stage].key_tile)) : 0;
+      const uint32_t query_tile = ptx::from_leader(shared_.tile[stage].query.index);
       ptx::arrive_once(shared_.q_empty[stage]);
       if (adds) delay<Role::kStore>();
-      if (adds && ptx::is_leader()) add(tile.index, turn);
+      if (adds && ptx::is_leader()) add(query_tile);
       __syncwarp();
       ring_.advance();
     }
@@ -47,20 +45,19 @@ class WideAccumulator : DqAccumulator<Traits> {
   static_assert(kBlockFloats == 4 * Traits::kStagingFloats);
 
   /// Adds the consumer's blocks to the sums of query tile `index`.
-  __device__ __forceinline__ void add(uint32_t index, uint32_t turn) {
+  __device__ __forceinline__ void add(uint32_t index) {
     uint32_t* progress = p_.dq_sums.progress + index * Traits::kDqPieces + warpgroup_;
-    const bool deterministic = p_.dq_sums.deterministic;
-    const uint32_t seen = deterministic ? 0 : ptx::load_acquire(progress);
+    const uint32_t seen = ptx::load_acquire(progress);
     wait_for_block();
-    const bool first = deterministic ? Base::wait_for_turn(progress, turn) : Base::claim_first(progress, seen);
+    const bool first = Base::claim_first(progress, seen);
     float* to = p_.dq_sums.sums + static_cast<int64_t>(index) * Blocks::kTileFloats;
     const int begin = warpgroup_ == 0 ? 0 : First::kCount, end = warpgroup_ == 0 ? First::kCount : First::kBlocks;
     for (int block = begin; block < end; ++block) {
       if (block > begin) wait_for_block();
-      Base::template write<kBlockFloats>(to + block * kBlockFloats, shared_.staging[warpgroup_],
+      this->template write<kBlockFloats>(to + block * kBlockFloats, shared_.staging[warpgroup_],
                                          shared_.dq.empty[warpgroup_], first);
     }
-    if (first || deterministic) Base::publish(progress, first);
+    if (first) Base::publish(progress);
   }
   __device__ __forceinline__ void wait_for_block() {
     ptx::wait(shared_.dq.full[warpgroup_], block_phase_);

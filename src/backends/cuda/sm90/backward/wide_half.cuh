@@ -76,30 +76,33 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
     ptx::wait(shared_.dout_full[dout_ring().stage()], dout_ring().phase());
   }
 
-  /// Once S is there, turns it into P, and puts that in shared memory. Where kTermsLast it waits for dP, too, and makes
-  /// dS of it.
+  /// Once S is there, turns it into P, or, where kTermsLast, into what take_score_gradients needs of it; and puts P in
+  /// shared memory.
   template <typename Dropped>
-  __device__ __forceinline__ void take_probabilities(Scores& s, Scores& dp, uint32_t flags, const Dropped& dropped,
-                                                     PackedScores& p, PackedScores& ds) {
+  __device__ __forceinline__ void take_probabilities(Scores& s, uint32_t flags, const Dropped& dropped,
+                                                     PackedScores& p) {
+    ptx::wgmma_wait<1>();
+    ptx::pin(s);
     if constexpr (kTermsLast<Traits>) {
-      ptx::wgmma_wait<0>();
-      ptx::pin(s);
-      ptx::pin(dp);
-      this->take_scores(s, dp, flags & Tile::kPartial, dropped, p, ds);
+      this->take_weights(s, flags & Tile::kPartial, dropped, p);
     } else {
-      ptx::wgmma_wait<1>();
-      ptx::pin(s);
       Base::take_probabilities(s, flags & Tile::kPartial);
       this->pack(s, p);
     }
     this->write(p, ptx::shared_address(shared_.p[dout_ring().stage()]) + kOwnRows);
   }
 
-  /// The same of dS = P dP, which the caller has waited for. Returns when the other consumer's is there, too.
-  __device__ __forceinline__ void take_score_gradients(const Scores& p, Scores& dp, PackedScores& ds) {
-    if constexpr (!kTermsLast<Traits>) {
-      ptx::pin(dp);
-      Base::take_score_gradients(p, dp, ds);
+  /// The same of dS, from what take_probabilities left in `s` and from dP, which the caller has waited for. Returns
+  /// when the other consumer's is there, too.
+  template <typename Dropped>
+  __device__ __forceinline__ void take_score_gradients(Scores& s, Scores& dp, uint32_t flags, const Dropped& dropped,
+                                                       PackedScores& p, PackedScores& ds) {
+    ptx::pin(dp);
+    if constexpr (kTermsLast<Traits>) {
+      static_assert(2 * Base::kEarlyWeights == Traits::kScoreRows, "P is in shared memory");
+      Base::take_score_gradients(s, dp, flags & Tile::kPartial, dropped, p, ds);
+    } else {
+      Base::take_score_gradients(s, dp, ds);
     }
     this->write(ds, ptx::shared_address(shared_.ds[ring_.stage()]) + kOwnRows);
     ptx::fence_async_proxy();

@@ -17,8 +17,8 @@ class RegisterHalf : public WideHalf<RegisterHalf<Traits, kWarpgroup>, Traits, k
 
  private:
   friend Base;
-  using Base::kKeyBlock, Base::kMask, Base::kOtherRows, Base::kOwnRows, Base::operand, Base::p_, Base::ring_,
-      Base::shared_, Base::staging_, Base::take_phase, Base::warp_;
+  using Base::kKeyBlock, Base::kOtherRows, Base::kOwnRows, Base::operand, Base::p_, Base::ring_, Base::shared_,
+      Base::staging_, Base::warp_;
   using typename Base::Dq, typename Base::Element, typename Base::KeyGradients, typename Base::Operand,
       typename Base::PackedScores, typename Base::Scores, typename Base::Shared, typename Base::Swizzle,
       typename Base::ValueGradients;
@@ -26,7 +26,6 @@ class RegisterHalf : public WideHalf<RegisterHalf<Traits, kWarpgroup>, Traits, k
   static constexpr int kHalfDq = 16 * Dq::kCount;  ///< half of a thread's values of dQ
   /// Of dP's product, those that have V in registers: as many as there are registers for beside dQ.
   static constexpr int kValueSteps = Dq::kCount == 2 ? 8 : Traits::kVDim / 16;
-  static constexpr uint32_t kTurn = kMask + Traits::kStages;  ///< of phases_, as kMask
   /// One step more than is read: it takes no registers, but without it ptxas arranges the rest otherwise.
   using Values = uint32_t[kValueSteps + 1][4];
   /// The half of a tile's dQ that has not been added to its sums.
@@ -46,11 +45,11 @@ class RegisterHalf : public WideHalf<RegisterHalf<Traits, kWarpgroup>, Traits, k
     if (flags & Tile::kFirst) read_values(v);
     issue_dp(dp, v);
     if (!(flags & Tile::kFirst)) add_late(late);
-    this->take_probabilities(s, dp, flags, dropped, own_p, own_ds);
+    this->take_probabilities(s, flags, dropped, own_p);
     ptx::pin(dv);
     this->template issue_rows<kOwnRows>(dv, own_p, dout);
     ptx::wgmma_wait<1>();
-    this->take_score_gradients(s, dp, own_ds);
+    this->take_score_gradients(s, dp, flags, dropped, own_p, own_ds);
     QueryGradients dq;
     this->issue_dq(dq, ds, operand(offsetof(Shared, k) + Dq::kBegin * kKeyBlock, kKeyBlock));
     this->template issue_rows<kOtherRows, Traits::kScoreRows>(dv, p, dout);
@@ -65,13 +64,14 @@ class RegisterHalf : public WideHalf<RegisterHalf<Traits, kWarpgroup>, Traits, k
     ptx::arrive_once(shared_.dout_empty[this->dout_ring().stage()]);
     ptx::wgmma_wait<0>();
     ptx::pin(dk);
-    ptx::arrive_once(shared_.q_empty[stage]);
+    this->release_rows();
     ring_.advance();
     return this->next_tile();
   }
   /// Adds the rest of the tile before's dQ.
   __device__ __forceinline__ void add_late(const LateDq& late) const {
-    if (!p_.dq_sums.deterministic) add_other_half(late);
+    if (!sums_integers<Traits>(p_))
+      staging_.template add_dq<kHalfDq, kHalfDq>(late.values, Dq::kBegin, late.query_tile);
   }
 
   /// Reads the warp's 16 keys of V.
@@ -103,20 +103,17 @@ class RegisterHalf : public WideHalf<RegisterHalf<Traits, kWarpgroup>, Traits, k
     ptx::wgmma_commit();
   }
 
-  /// Adds half of dQ to its sums and keeps the other; in deterministic mode, when it is the key tile's turn, adds all.
-  __device__ __forceinline__ void add_dq(QueryGradients& dq, LateDq& late) {
-    const uint32_t stage = ring_.stage();
+  /// Adds half of dQ to its sums and keeps the other; in deterministic mode adds all, as integers.
+  __device__ __forceinline__ void add_dq(QueryGradients& dq, LateDq& late) const {
     ptx::pin(dq);
     ptx::copy(dq + kHalfDq, late.values);
     delay<Role::kConsumer>();
-    if (p_.dq_sums.deterministic) ptx::wait(shared_.dq.turn[stage], take_phase(kTurn + stage));
-    staging_.template add_dq<0, kHalfDq>(dq, Dq::kBegin, late.query_tile);
-    if (!p_.dq_sums.deterministic) return;
-    add_other_half(late);
-    ptx::arrive_once(shared_.dq.added[stage]);
-  }
-  __device__ __forceinline__ void add_other_half(const LateDq& late) const {
-    staging_.template add_dq<kHalfDq, kHalfDq>(late.values, Dq::kBegin, late.query_tile);
+    if (sums_integers<Traits>(p_)) {
+      staging_.template add_integers<0>(cuda::part_of<0, kHalfDq>(dq), Dq::kBegin, ring_.stage());
+      staging_.template add_integers<kHalfDq>(late.values, Dq::kBegin, ring_.stage());
+    } else {
+      staging_.template add_dq<0, kHalfDq>(dq, Dq::kBegin, late.query_tile);
+    }
   }
 };
 

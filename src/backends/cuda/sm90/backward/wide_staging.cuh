@@ -6,6 +6,7 @@
 #include "backends/cuda/ptx/reduction.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/ptx/tma.cuh"
+#include "backends/cuda/sm90/backward/fixed_dq.cuh"
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/staging_tile.cuh"
 #include "backends/cuda/sm90/backward/wide_traits.cuh"
@@ -30,9 +31,10 @@ class WideStaging {
   }
 
   /// Hands a block of dq to the store warp.
-  __device__ __forceinline__ void store_dq(const cuda::Accumulators<64, 64>& dq, uint32_t phase) const
+  __device__ __forceinline__ void store_dq(cuda::Accumulators<64, 64>& dq, uint32_t stage, uint32_t phase) const
     requires(!Traits::kDqFromRegisters)
   {
+    if (sums_integers<Traits>(p_)) make_integers<Traits>(p_, shared_, stage, static_cast<int>(warp_) * 16, dq);
     wait(phase);
     SlabTile::template write_fragments<8>(dq, slab());
     ptx::arrive_once(shared_.dq.full[warpgroup_]);
@@ -45,11 +47,20 @@ class WideStaging {
     requires Traits::kDqFromRegisters
   {
     static_assert(Blocks::kBlockColumns == 64 && Blocks::kRowBlocks == 1);
-    float* to = p_.dq_sums.sums + static_cast<int64_t>(index) * Blocks::kTileFloats +
-                (first * 4 + static_cast<int>(warp_)) * Blocks::kWarpFloats + 4 * ptx::lane();
+    float* to = sums_of(first, index) + 4 * ptx::lane();
 #pragma unroll
-    for (int i = kBegin; i < kBegin + kCount; i += 4)
-      ptx::add_four(to + i / 32 * (4 * Blocks::kWarpFloats) + i % 32 * 32, dq + (i - kBegin));
+    for (int i = kBegin; i < kBegin + kCount; i += 4) ptx::add_four(to + place_of(i), dq + (i - kBegin));
+  }
+
+  /// The same in deterministic mode: makes integers of them, and adds one at a time, those of a warp side by side.
+  template <int kBegin, int kCount>
+  __device__ __forceinline__ void add_integers(float (&dq)[kCount], int first, uint32_t stage) const
+    requires Traits::kDqFromRegisters
+  {
+    make_integers<Traits>(p_, shared_, stage, static_cast<int>(warp_) * 16, dq);
+    auto* to = reinterpret_cast<int32_t*>(sums_of(first, shared_.tile[stage].query.index)) + ptx::lane_anew();
+#pragma unroll
+    for (int i = kBegin; i < kBegin + kCount; ++i) atomicAdd(to + place_of(i), __float_as_int(dq[i - kBegin]));
   }
 
   /// Stores the warp's 16 keys of dk or dv, times `factor`.
@@ -64,6 +75,16 @@ class WideStaging {
  private:
   using SlabTile = bwd::SlabTile<Element>;
   using Blocks = DqBlocks<Traits>;
+
+  /// The warp's sums of a query tile in blocks of 64 columns from number `first` on, and where those of a thread's
+  /// value number `i` lie there.
+  __device__ __forceinline__ float* sums_of(int first, uint32_t index) const {
+    return p_.dq_sums.sums + static_cast<int64_t>(index) * Blocks::kTileFloats +
+           (first * 4 + static_cast<int>(warp_)) * Blocks::kWarpFloats;
+  }
+  __device__ __forceinline__ static constexpr int place_of(int i) {
+    return i / 32 * (4 * Blocks::kWarpFloats) + i % 32 * 32;
+  }
 
   __device__ __forceinline__ float* slab() const {
     return shared_.staging[warpgroup_] + static_cast<int>(warp_) * Traits::kStagingFloats;

@@ -45,7 +45,7 @@ class StagingHalf : public WideHalf<StagingHalf<Traits, kWarpgroup>, Traits, kWa
     }
     ptx::wgmma_wait<0>();
     ptx::pin(dk);
-    ptx::arrive_once(shared_.q_empty[ring_.stage()]);
+    this->release_rows();
     ring_.advance();
     return this->next_tile();
   }
@@ -58,9 +58,9 @@ class StagingHalf : public WideHalf<StagingHalf<Traits, kWarpgroup>, Traits, kWa
     const auto dropped = this->draw_dropped();
     this->issue_s(s);
     this->template issue_scores<Bias::kGradient, Traits::kVDim>(dp, offsetof(Shared, v), this->dout_rows());
-    this->take_probabilities(s, dp, flags, dropped, p, ds);
+    this->take_probabilities(s, flags, dropped, p);
     ptx::wgmma_wait<0>();
-    this->take_score_gradients(s, dp, ds);
+    this->take_score_gradients(s, dp, flags, dropped, p, ds);
   }
 
   __device__ __forceinline__ void issue_dq_block(DqBlock& dq, Operand ds, int block) const {
@@ -68,7 +68,7 @@ class StagingHalf : public WideHalf<StagingHalf<Traits, kWarpgroup>, Traits, kWa
   }
   __device__ __forceinline__ void store_dq(DqBlock& dq) {
     ptx::pin(dq);
-    staging_.store_dq(dq, dq_phase());
+    staging_.store_dq(dq, ring_.stage(), dq_phase());
     phases_ ^= 1u << kDq;
   }
 };

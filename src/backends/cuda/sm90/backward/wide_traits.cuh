@@ -12,11 +12,6 @@ template <int kConsumers>
 struct StagingBarriers {
   uint64_t full[kConsumers], empty[kConsumers];
 };
-/// For dq from registers, in deterministic mode: that of a stage's tile may be added, and has been.
-template <int kStages>
-struct TurnBarriers {
-  uint64_t turn[kStages], added[kStages];
-};
 
 /// As BackwardTraits, of a wide row of kBackwardTiles: both consumers have the same 64 keys, half of a plan's block. Of
 /// a tile's scores each has 32 rows; of dk, dv and dq it has some blocks of 64 columns.
@@ -28,6 +23,7 @@ struct WideTraits {
   using Score = typename Policies::Score;
   using Weights = typename Policies::Weights;
   using KvSource = typename Policies::KvSource;
+  static constexpr DqSum kDqSum = Policies::kDqSum;
   static constexpr BackwardTile kTile = find_tile(kBackwardTiles, kHeadDim_, kHeadDimV_, kConsumers_);
   static constexpr bool kWide = true;
   static_assert(kTile.wide && !kTile.alternate && !kTile.one_code && !kTile.one_copy);
@@ -49,8 +45,7 @@ struct WideTraits {
   static constexpr bool kDqFromRegisters = kTile.dq_from_registers;
   static_assert(!kDqFromRegisters || kHeadDim_ + kHeadDimV_ <= 384,
                 "operands in registers leave room for half of a dq");
-  /// A turn warp belongs to a stage, a store warp follows all of them.
-  static constexpr int kEndings = kDqFromRegisters ? kStages : 1;
+  static constexpr int kEndings = 1;  ///< a store warp follows all stages
   static constexpr int kKeyTilesOfBlock = 2;
   static constexpr int kDqPieces = kTile.dq_pieces();  ///< the columns of each consumer, or all
   static constexpr int kThreads = 128 * (kConsumers + 1);
@@ -68,7 +63,7 @@ struct WideTraits {
 
   using Scores = cuda::Accumulators<64, kScoreRows>;
   using PackedScores = cuda::PackedFragments<kScoreRows>;
-  using DqBarriers = std::conditional_t<kDqFromRegisters, TurnBarriers<kStages>, StagingBarriers<kConsumers>>;
+  using DqBarriers = std::conditional_t<kDqFromRegisters, NoStorage, StagingBarriers<kConsumers>>;
 };
 
 /// Of a matrix of kColumns columns the blocks of 64 that a consumer has. Where they are odd in number, the first one
@@ -108,7 +103,7 @@ struct SharedStorage<Traits> {
   uint64_t scores_full[Traits::kStages];  ///< P and dS are written, and all consumer lanes have read the announcement
   uint64_t q_full[Traits::kStages], q_empty[Traits::kStages];
   uint64_t dout_full[Traits::kDoutStages], dout_empty[Traits::kDoutStages];  ///< with the first tile, V too
-  typename Traits::DqBarriers dq;
+  [[no_unique_address]] typename Traits::DqBarriers dq;
   uint64_t k_full, kv_empty;
 };
 

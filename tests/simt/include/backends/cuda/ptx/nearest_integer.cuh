@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// In place of the header of this name.
+
+#include "simt/device.h"
+
+namespace flashmask::ptx {
+
+inline float nearest_integer(float x) { return __int_as_float(__float2int_rn(x)); }
+inline float nearest_integer_by_adds(float x) { return nearest_integer(x); }
+
+}  // namespace flashmask::ptx
