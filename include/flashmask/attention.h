@@ -63,7 +63,9 @@ FLASHMASK_API std::vector<std::string> names(const Features& features);
 struct Options {
   /// Scores are q.k times this; default 1 / sqrt(head_dim). Any finite value.
   std::optional<double> softmax_scale{};
-  /// The same bits in every run. Forward always is; the cpu and reference backends always are.
+  /// The same bits in every run. Forward always is; the cpu and reference backends always are. On a GPU dq is then
+  /// summed up in integers: their unit follows the largest key and value of a head, and a row of dq with a NaN or an
+  /// infinity is NaN throughout (docs/decisions/dq-in-integers.md).
   bool deterministic = false;
   /// CPU threads, at most; 0 is OpenMP's default. No more are used than there are tiles of 64 rows or 128 keys to hand
   /// out, nor more than 1024 (or the machine's processors, if it has more), and the workspace is for as many. The

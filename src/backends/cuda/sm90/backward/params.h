@@ -47,8 +47,9 @@ struct Progress {
   static constexpr uint32_t kAlone = 1;           ///< the word of a query tile that only one key tile sees
 };
 
-/// dq, and the fp32 sums it is converted from where more than one key tile contributes: for every query tile of (batch
-/// entry, query head) the consumer warps' fragments one after the other (see DqBlocks), so that a tile is contiguous.
+/// dq, and the sums, of floats or integers, it is converted from where more than one key tile contributes: for every
+/// query tile of (batch entry, query head) the consumer warps' fragments one after the other (see DqBlocks), so that a
+/// tile is contiguous.
 struct DqSums {
   Rows out;
   float* sums;
