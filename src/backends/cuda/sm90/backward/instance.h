@@ -14,11 +14,11 @@ struct BackwardInstance {
   const char* id;  ///< of `kernel`, see KernelInfo; the others' ids begin with it
   DataType dtype;
   BackwardTile tile;
-  const void* preprocess;           ///< __global__ void (RowParams): a block of kRowThreads for every query tile
-  const void* kernel;               ///< __global__ void (BackwardParams), or of (FeaturedBackwardParams)
-  const void* split;                ///< the same, whose work tiles have a part of their key head's query heads
-  const void* deterministic;        ///< as `kernel`, which then sums dq up in floats, in integers; null for the kernels
-                                    ///< of features, which do either
+  const void* preprocess;     ///< __global__ void (RowParams): a block of kRowThreads for every query tile
+  const void* kernel;         ///< __global__ void (BackwardParams), or of (FeaturedBackwardParams)
+  const void* split;          ///< the same, whose work tiles have a part of their key head's query heads
+  const void* deterministic;  ///< as `kernel`, but sums dq up in integers; null for the kernels of features, which
+                              ///< do either
   const void* deterministic_split;  ///< the same of `split`
   const void* light;        ///< __global__ void (FeaturedBackwardParams): `kernel` with a band over positions and the
                             ///< same bits, in either mode; null for the kernels of features, which have such bands
