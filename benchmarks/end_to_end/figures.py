@@ -37,7 +37,7 @@ class Settings(NamedTuple):
 
     device: str = "cuda"
     sequences: int = 240
-    seconds: float = 7.0  # of the timed steps of one task
+    seconds: float = 5.0  # of the timed steps of one task
     throughput: tuple = (  # (model, seqlen, tasks), the first ones first
         ("1b", 32 * K, TASKS),
         ("1b", 16 * K, TASKS),
@@ -48,7 +48,7 @@ class Settings(NamedTuple):
     quadratic_most: int = 32 * K  # tokens up to which matrices of a mask are timed
     memory_model: str = "1b"
     memory_first: int = 4 * K
-    memory_most: int = 1024 * K
+    memory_most: int = 2048 * K
     memory_seconds: float = 150.0  # of a contender's search
     memory_granule: int = 4 * K  # and the tokens of a document
     losses_model: str = "1b"

@@ -20,6 +20,7 @@ them). --tiny: everything at its smallest, on the CPU unless --device says other
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -70,37 +71,68 @@ def environment_of(words):
     return {**os.environ, **more}
 
 
-def results_of(words, seconds, take=lambda result: None):
-    """Runs worker.py and gives each result to `take`; ('' or why it failed, the last result)."""
-    command = [sys.executable, HERE / "worker.py", json.dumps(words)]
-    last, said = None, []
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment_of(words),
-        start_new_session=True,
-    ) as process:
-        reader = threading.Thread(target=lambda: said.extend(process.stderr), daemon=True)
-        reader.start()
-        stop = threading.Timer(seconds, lambda: os.killpg(process.pid, signal.SIGKILL))
+class Worker:
+    """A process of worker.py. It imports and draws what it needs from the start, and measures when it is told to."""
+
+    def __init__(self, words):
+        command = [sys.executable, HERE / "worker.py", json.dumps({**words, "waits": True})]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment_of(words), start_new_session=True
+        )
+        self.said = []
+        self.reader = threading.Thread(target=lambda: self.said.extend(self.process.stderr), daemon=True)
+        self.reader.start()
+
+    def results(self, seconds, take=lambda result: None):
+        """Lets it measure and gives each result to `take`; ('' or why it failed, the last result)."""
+        stop, last = threading.Timer(seconds, self.kill), None
         stop.start()
         try:
-            for line in process.stdout:
+            with contextlib.suppress(BrokenPipeError):  # it has ended; what it said tells why
+                print("begin", file=self.process.stdin, flush=True)
+            for line in self.process.stdout:
                 if line.startswith("@"):
                     last = json.loads(line[1:])
                     take(last)
-            status = process.wait()
+            status = self.process.wait()
         finally:
             late = not stop.is_alive()
             stop.cancel()
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-        reader.join(5)
-    if status == 0:
-        return "", last
-    return f"stopped after {seconds:.0f} s" if late else "".join(said)[-2000:] or f"exit status {status}", last
+            self.end()
+        if status == 0:
+            return "", last
+        return f"stopped after {seconds:.0f} s" if late else "".join(self.said)[-2000:] or f"exit status {status}", last
+
+    def kill(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def end(self):
+        if self.process.poll() is None:
+            self.kill()
+            self.process.wait()
+        self.reader.join(5)
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.stdout.close()
+
+
+def workers_of(jobs, clock):
+    """(job, its Worker) of the jobs that there is time for: the next one's imports while one measures."""
+    ahead = None
+    try:
+        for job, after in zip(jobs, [*jobs[1:], None]):
+            worker, ahead = ahead, None
+            if job.seconds <= clock.left():
+                worker = worker or Worker(job.words)
+                ahead = Worker(after.words) if after else None
+                yield job, worker
+            elif worker:
+                worker.end()
+    finally:
+        if ahead:
+            ahead.end()
 
 
 def surroundings(figure, settings):
@@ -112,7 +144,7 @@ def surroundings(figure, settings):
     if figure.name == "sparsity":
         head_dim, heads = settings.sparsity_head_dim, settings.sparsity_heads
         cases += [(op, head_dim, settings.sparsity_seqlen, 1, heads) for op in ("fwd", "bwd")]
-    why, found = results_of({"figure": "environment", "device": settings.device, "cases": cases}, 300)
+    why, found = Worker({"figure": "environment", "device": settings.device, "cases": cases}).results(300)
     return found or sys.exit(f"the environment is not known: {why}")
 
 
@@ -209,7 +241,7 @@ def todo(figure, settings, receipt, only=""):
             yield figures.Job(words, tuple(key for _, key in missing), job.seconds * share)
 
 
-def run_job(job, figure, receipt, clock):
+def run_job(job, worker, figure, receipt, clock):
     """Runs a job; what it did not come to is put down as failed."""
     is_cold = "filled" if CACHE.exists() and any(CACHE.iterdir()) else "empty"
     came, base = set(), clock.done
@@ -223,7 +255,7 @@ def run_job(job, figure, receipt, clock):
         clock.done = base + job.seconds * len(came) / len(job.keys)
         clock.say(f"{' '.join(map(str, figure.key_of(result)))}: {told(result)}")
 
-    why, _ = results_of(job.words, clock.left(), take)
+    why, _ = worker.results(clock.left(), take)
     clock.done = base + job.seconds
     for key in job.keys:
         if key not in came and clock.left() > 0:
@@ -236,9 +268,8 @@ def measure(figure, arguments, command):
     jobs = list(todo(figure, settings, receipt, arguments.only))
     clock = Clock(begin, arguments.seconds, jobs)
     clock.say(f"{figure.name}: {len(jobs)} processes, about {sum(job.seconds for job in jobs):.0f} s")
-    for job in jobs:
-        if job.seconds <= clock.left():
-            run_job(job, figure, receipt, clock)
+    for job, worker in workers_of(jobs, clock):
+        run_job(job, worker, figure, receipt, clock)
     receipt["complete"] = not list(todo(figure, settings, receipt))
     keep(receipt, figure)
     return summary(receipt, len(list(todo(figure, settings, receipt, arguments.only))))

@@ -5,6 +5,8 @@ with JSON for each result as soon as it is there. It can be run by hand:
 
     python benchmarks/end_to_end/worker.py '{"figure": "throughput", "device": "cpu", "model": "tiny", "contender":
         "ours", "tasks": ["sft"], "seqlen": 256, "sequences": 20, "seconds": 1}'
+
+A job that "waits" prepares itself and begins when a line comes on standard input.
 """
 
 import gc
@@ -295,12 +297,24 @@ def environment(job, device):
     emit({**timing.environment(), **more, "toolkit": library.toolkit, "kernel_hashes": hashes})
 
 
+def prepare(job):
+    """All that takes time and no device."""
+    from end_to_end import contenders, models  # noqa: F401
+
+    for task in job.get("tasks", ()):
+        if "sequences" in job:
+            recipe.layouts(task, job["seqlen"], job["sequences"])
+
+
 FIGURES = {f.__name__: f for f in (throughput, memory, losses, sparsity, environment)}
 
 
 def main(words=None):
     (text,) = sys.argv[1:] if words is None else words
     job = json.loads(text)
+    if job.get("waits"):
+        prepare(job)
+        sys.stdin.readline()
     FIGURES[job["figure"]](job, Device(job["device"]))
 
 

@@ -5,9 +5,11 @@ What needs no torch is tested in tests/python/test_end_to_end_page.py, what need
 tests/torch/test_cuda_training.py.
 """
 
+import gc
 import json
 import re
 import sys
+import types
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -299,10 +301,29 @@ def test_only_memory_that_runs_out_is_a_result():
 
 def test_a_process_that_fails_says_why():
     taken = []
-    why, last = run.results_of(job_of("throughput") | {"model": "huge"}, 60, taken.append)
+    why, last = run.Worker(job_of("throughput") | {"model": "huge"}).results(60, taken.append)
     assert "KeyError: 'huge'" in why and last is None and not taken
-    why, _ = run.results_of(job_of("throughput"), 0.3, taken.append)
+    why, _ = run.Worker(job_of("throughput")).results(0.3, taken.append)
     assert why == "stopped after 0 s" and not taken
+    why, _ = run.Worker({"figure": "speed", "tasks": ["speed"], "seqlen": 128, "sequences": 20}).results(60)
+    assert "KeyError: 'speed'" in why  # before it was told to begin
+
+
+def test_the_next_process_starts_while_one_measures(monkeypatch):
+    started = []
+    make = run.Worker
+    monkeypatch.setattr(run, "Worker", lambda words: started.append(make(words)) or started[-1])
+    words, clock = job_of("memory", "ours"), types.SimpleNamespace(left=lambda: 9)
+    jobs = [figures.Job(words, (), seconds) for seconds in (5, 50, 5)]  # there is no time for the second
+    seen = []
+    for job, process in run.workers_of(jobs, clock):
+        seen.append((job.seconds, len(started), started.index(process)))
+        process.end()
+    assert seen == [(5, 2, 0), (5, 3, 2)]
+    next(run.workers_of(jobs, clock))  # a caller that goes no further
+    gc.collect()
+    started.pop(3).end()
+    assert len(started) == 4 and all(x.process.poll() is not None for x in started)
 
 
 @pytest.mark.parametrize(
