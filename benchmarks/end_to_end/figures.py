@@ -14,16 +14,21 @@ from gpu.samples import line_fit
 NUMBER = (int, float)
 TASKS = ("sft", "lora", "dpo", "rm")
 CONTENDERS = ("ours", "flex", "varlen", "sdpa", "dense", "vanilla", "nothing")
+TAKEN = {"varlen": ("sft", "lora")}  # by a contender that does not take all tasks
 QUADRATIC = ("sdpa", "dense", "vanilla")  # whose mask is a matrix
 K = 1024
 
 
 class Job(NamedTuple):
-    """A process: what worker.py is given, the keys of the results it makes, and about how many seconds it takes."""
+    """A process: what worker.py is given, the keys of the results it makes, and about how many seconds it takes.
+
+    Jobs with equal `beside` are compared with each other, so they run on one GPU; None: compared with none by time.
+    """
 
     words: dict
     keys: tuple
     seconds: float
+    beside: tuple | None = None
 
     @property
     def label(self):
@@ -117,7 +122,8 @@ class Throughput:
             for name in self.contenders:
                 if name in QUADRATIC and seqlen > settings.quadratic_most:
                     continue
-                taken = [task for task in tasks if name != "varlen" or task in ("sft", "lora")]
+                taken = [task for task in tasks if task in TAKEN.get(name, TASKS)]
+                taken = taken[:1] if name == "dense" else taken  # its time hardly depends on the task
                 # A process has at most 40 s of steps; those under a matrix are long.
                 each = 2 if name in QUADRATIC and seqlen >= 32 * K else len(tasks)
                 for first in range(0, len(taken), each):
@@ -127,9 +133,12 @@ class Throughput:
         words = {"figure": self.name, "model": model, "contender": contender, "seqlen": seqlen, "tasks": list(tasks)}
         words |= {"sequences": settings.sequences, "seconds": settings.seconds}
         keys = tuple((model, seqlen, task, contender) for task in tasks)
-        begin = {"8b": 30, "3b": 22}.get(model, 10 + 2 * len(tasks)) + 25 * (contender == "flex")
+        begin = {"8b": 24, "3b": 16}.get(model, 4 + 2 * len(tasks)) + 25 * (contender == "flex")
         longer = 2.5 if contender in QUADRATIC and seqlen >= 32 * K else 1.3
-        return Job(words, keys, begin + longer * settings.seconds * len(tasks))
+        steps = longer * settings.seconds * len(tasks)
+        if contender == "dense":  # which reads the matrix a byte at a time: four or five steps
+            steps = max(steps, {"3b": 148, "8b": 228}.get(model, 140) * (seqlen / (32 * K)) ** 2)
+        return Job(words, keys, begin + steps, beside=(model, seqlen, contender == "dense"))
 
     def shapes(self, settings):
         return {(model, seqlen) for model, seqlen, _ in settings.throughput}
@@ -211,17 +220,20 @@ class Losses:
     """Losses of 100 steps with and without skipping, bit for bit (figure 3)."""
 
     name, key = "losses", ("model", "seqlen", "task", "contender", "deterministic")
-    runs = (("ours", True), ("dense", True), ("ours", False), ("dense", False))
+    runs = (("ours", True), ("dense", True), ("ours", False), ("sdpa", False))
     fields = {"losses": list, "weights": str, "seconds": NUMBER}
 
     def jobs(self, settings):
         for contender, deterministic in self.runs:
             words = {"figure": self.name, "model": settings.losses_model, "contender": contender}
-            words |= {"deterministic": deterministic, "seqlen": settings.losses_seqlen, "tasks": list(TASKS)}
+            words |= {"deterministic": deterministic, "seqlen": settings.losses_seqlen}
             words |= {"steps": settings.losses_steps, "sequences": settings.sequences}
             of = (settings.losses_model, settings.losses_seqlen)
-            keys = tuple((*of, task, contender, deterministic) for task in TASKS)
-            yield Job(words, keys, 30 + 0.35 * settings.losses_steps * (4 if contender == "dense" else 2))
+            # What takes minutes a task is a process a task: several GPUs share them.
+            for tasks in [[task] for task in TASKS] if contender == "dense" else [list(TASKS)]:
+                keys = tuple((*of, task, contender, deterministic) for task in tasks)
+                each = {"dense": 1.9, "sdpa": 0.35}.get(contender, 0.22) * settings.losses_steps
+                yield Job(words | {"tasks": tasks}, keys, 15 + each * len(tasks))
 
     def shapes(self, settings):
         return {(settings.losses_model, settings.losses_seqlen)}

@@ -34,7 +34,7 @@ LOSS_SERIES = [
     ("ours True", "skipping, deterministic", COLOURS["ours"], "stroke-width:6;stroke-opacity:0.35"),
     ("dense True", "dense mode, deterministic", COLOURS["sdpa"], "stroke-dasharray:7 5"),
     ("ours False", "skipping, not deterministic", COLOURS["varlen"], "stroke-width:1"),
-    ("dense False", "dense mode, not deterministic", COLOURS["flex"], "stroke-width:1"),
+    ("sdpa False", "SDPA under a dense mask, not deterministic", COLOURS["flex"], "stroke-width:1"),
 ]
 GIB = 2**30
 
@@ -348,9 +348,9 @@ def losses(topics):
         ends = [f"{of_task[key][n]:.4f}" if key in of_task else "" for key, n in (("ours True", 0), ("ours True", -1))]
         pair = [of_task.get(key) for key in ("ours True", "dense True")]
         same = f"{sum(map(float.__eq__, *pair))} of {len(pair[1])}" if all(pair) else ""
-        others = [f"{of_task[key][-1]:.4f}" if key in of_task else "" for key in ("ours False", "dense False")]
+        others = [f"{of_task[key][-1]:.4f}" if key in of_task else "" for key in ("ours False", "sdpa False")]
         rows.append([IN_WORDS[task], *ends, same, *others])
-    head = ["", "first step", "last step", "steps with the dense mode's bits", "not deterministic", "dense likewise"]
+    head = ["", "first step", "last step", "steps with the dense mode's bits", "not deterministic", "SDPA, dense mask"]
     return [
         *lines,
         f"{where(receipt)}.",
@@ -364,8 +364,8 @@ def losses(topics):
 
 ABOUT_LOSSES = (
     "Figure 3 of the paper. 100 steps of the 1B model at 8K tokens, every step on another sequence. In deterministic "
-    "mode the losses with skipping have to be those of our dense mode bit for bit, and so the trained weights; without "
-    "it dq is added in an arbitrary order, in both."
+    "mode the losses with skipping have to be those of our dense mode bit for bit, and so the trained weights. Beside "
+    "them those without it, where dq is added in an arbitrary order, and those of PyTorch's SDPA under a dense mask."
 )
 
 

@@ -20,6 +20,7 @@ them). --tiny: everything at its smallest, on the CPU unless --device says other
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -47,6 +48,12 @@ def parse(words):
     parser.add_argument("figure", choices=[*figures.FIGURES, "tables", "list"])
     parser.add_argument("--seconds", type=float, default=570, help="for everything (570)")
     parser.add_argument("--only", default="", help="processes whose label contains this, as '1b ours' or 'sft'")
+    parser.add_argument(
+        "--gpus",
+        type=int,
+        default=1,
+        help="a process at a time on each of so many (1); what is compared by time shares one",
+    )
     parser.add_argument("--fresh", action="store_true", help="measure anew what the receipt has already")
     parser.add_argument("--tiny", action="store_true", help="at its smallest")
     parser.add_argument("--device", choices=["cuda", "cpu"], help="cuda; with --tiny cpu")
@@ -64,9 +71,11 @@ def parse(words):
 # --- Processes --------------------------------------------------------------------------------------
 
 
-def environment_of(words):
-    """Of a worker."""
-    more = {"TORCHINDUCTOR_CACHE_DIR": str(CACHE), "TRITON_CACHE_DIR": str(CACHE / "triton")}
+def environment_of(gpu):
+    """Of a worker on the GPU of this index among the visible ones."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    more = {"CUDA_VISIBLE_DEVICES": visible.split(",")[gpu] if visible else str(gpu)}
+    more |= {"TORCHINDUCTOR_CACHE_DIR": str(CACHE), "TRITON_CACHE_DIR": str(CACHE / "triton")}
     more |= {"HF_HUB_OFFLINE": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "PYTHONUNBUFFERED": "1"}
     return {**os.environ, **more}
 
@@ -74,11 +83,11 @@ def environment_of(words):
 class Worker:
     """A process of worker.py. It imports and draws what it needs from the start, and measures when it is told to."""
 
-    def __init__(self, words):
+    def __init__(self, words, gpu=0):
         command = [sys.executable, HERE / "worker.py", json.dumps({**words, "waits": True})]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment_of(words), start_new_session=True
+            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment_of(gpu), start_new_session=True
         )
         self.said = []
         self.reader = threading.Thread(target=lambda: self.said.extend(self.process.stderr), daemon=True)
@@ -118,15 +127,15 @@ class Worker:
         self.process.stdout.close()
 
 
-def workers_of(jobs, clock):
+def workers_of(jobs, clock, gpu=0):
     """(job, its Worker) of the jobs that there is time for: the next one's imports while one measures."""
     ahead = None
     try:
         for job, after in zip(jobs, [*jobs[1:], None]):
             worker, ahead = ahead, None
             if job.seconds <= clock.left():
-                worker = worker or Worker(job.words)
-                ahead = Worker(after.words) if after else None
+                worker = worker or Worker(job.words, gpu)
+                ahead = Worker(after.words, gpu) if after else None
                 yield job, worker
             elif worker:
                 worker.end()
@@ -199,15 +208,32 @@ class Clock:
 
     def __init__(self, begin, seconds, jobs):
         self.begin, self.end = begin, begin + seconds
-        self.total, self.done = sum(job.seconds for job in jobs) or 1, 0.0
+        self.total, self.done, self.guard = sum(job.seconds for job in jobs) or 1, 0.0, threading.Lock()
 
     def left(self):
         return self.end - time.monotonic()
+
+    def did(self, seconds):
+        """Counts what of the jobs' seconds is done."""
+        with self.guard:
+            self.done += seconds
 
     def say(self, text):
         spent, share = time.monotonic() - self.begin, self.done / self.total
         rest = f"{spent * (1 - share) / share:4.0f} s left" if share else "     ? left"
         print(f"[{share:4.0%} {spent:4.0f} s, {rest}] {text}", file=sys.stderr, flush=True)
+
+
+def lanes_of(jobs, count):
+    """`count` lists of jobs of about the same length, each in the order of `jobs`; what stands beside is in one."""
+    groups = {}
+    for n, job in enumerate(jobs):
+        groups.setdefault(job.beside or n, []).append((n, job))
+    lanes = [[] for _ in range(count)]
+    length = lambda lane: sum(job.seconds for _, job in lane)  # noqa: E731
+    for group in sorted(groups.values(), key=length, reverse=True):
+        min(lanes, key=length).extend(group)
+    return [[job for _, job in sorted(lane, key=lambda pair: pair[0])] for lane in lanes]
 
 
 def told(result):
@@ -238,25 +264,25 @@ def todo(figure, settings, receipt, only=""):
         if missing and only in job.label:
             words = {**job.words, "tasks": [task for task, _ in missing], "device": settings.device}
             share = len(missing) / len(job.keys)
-            yield figures.Job(words, tuple(key for _, key in missing), job.seconds * share)
+            yield job._replace(words=words, keys=tuple(key for _, key in missing), seconds=job.seconds * share)
 
 
 def run_job(job, worker, figure, receipt, clock):
     """Runs a job; what it did not come to is put down as failed."""
     is_cold = "filled" if CACHE.exists() and any(CACHE.iterdir()) else "empty"
-    came, base = set(), clock.done
+    came = set()
 
     def take(result):
         if figure.name == "throughput":
             result["compiler_cache"] = is_cold
-        receipt["figures"]["results"].append(result)
-        keep(receipt, figure)
         came.add(figure.key_of(result))
-        clock.done = base + job.seconds * len(came) / len(job.keys)
-        clock.say(f"{' '.join(map(str, figure.key_of(result)))}: {told(result)}")
+        clock.did(job.seconds / len(job.keys))
+        with clock.guard:
+            receipt["figures"]["results"].append(result)
+            keep(receipt, figure)
+            clock.say(f"{' '.join(map(str, figure.key_of(result)))}: {told(result)}")
 
     why, _ = worker.results(clock.left(), take)
-    clock.done = base + job.seconds
     for key in job.keys:
         if key not in came and clock.left() > 0:
             take({**dict(zip(figure.key, key)), "failed": why})
@@ -268,8 +294,13 @@ def measure(figure, arguments, command):
     jobs = list(todo(figure, settings, receipt, arguments.only))
     clock = Clock(begin, arguments.seconds, jobs)
     clock.say(f"{figure.name}: {len(jobs)} processes, about {sum(job.seconds for job in jobs):.0f} s")
-    for job, worker in workers_of(jobs, clock):
-        run_job(job, worker, figure, receipt, clock)
+
+    def run_lane(gpu, lane):
+        for job, worker in workers_of(lane, clock, gpu):
+            run_job(job, worker, figure, receipt, clock)
+
+    with concurrent.futures.ThreadPoolExecutor(arguments.gpus) as pool:
+        list(pool.map(run_lane, range(arguments.gpus), lanes_of(jobs, arguments.gpus)))
     receipt["complete"] = not list(todo(figure, settings, receipt))
     keep(receipt, figure)
     return summary(receipt, len(list(todo(figure, settings, receipt, arguments.only))))

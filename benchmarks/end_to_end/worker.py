@@ -25,6 +25,7 @@ from end_to_end import recipe  # noqa: E402
 from end_to_end.search import longest  # noqa: E402
 
 LEAST_STEPS, MOST_STEPS = 3, 15  # that are timed; the most are three rounds of recipe.PLACES
+LONG_STEPS = 60.0  # seconds after which fewer steps than the least will do
 WARM_UP_SHARE = 0.03  # of the steps whose losses are compared (the paper's A.3)
 
 
@@ -142,11 +143,12 @@ def trained(job, task, device):
 
 
 def timed_steps(trainer, batches, limit, device):
-    """[(batch, seconds)]: at least LEAST_STEPS, then as many as `limit` seconds take."""
-    times, begin = [], time.perf_counter()
-    while len(times) < LEAST_STEPS or len(times) < MOST_STEPS and time.perf_counter() - begin < limit:
+    """[(batch, seconds)]: at least LEAST_STEPS, unless they are long, then as many as `limit` seconds take."""
+    times, begin, spent = [], time.perf_counter(), 0.0
+    while spent < LONG_STEPS if len(times) < LEAST_STEPS else spent < limit and len(times) < MOST_STEPS:
         n = len(times) % len(batches)
         times.append((n, device.seconds(lambda n=n: trainer.step(batches[n]))[0]))
+        spent = time.perf_counter() - begin
     return times
 
 

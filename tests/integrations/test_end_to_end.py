@@ -278,13 +278,13 @@ def test_the_command_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     receipt["figures"]["results"][1]["step_ms"] = 7.0
     path.write_text(json.dumps(receipt))
     assert run.main(words) == 0
-    assert "1 processes, about 7 s" in capsys.readouterr().err  # half of them
+    assert "1 processes, about 4 s" in capsys.readouterr().err  # half of them
     again = json.loads(path.read_text())["figures"]["results"]
     assert len(again) == 2 and again[-1]["task"] == first["task"] and "failed" not in again[-1]
     assert again[0]["step_ms"] == 7.0  # kept
 
     path.write_text(json.dumps(receipt))
-    assert run.main([*words, "--seconds", "5"]) == run.LEFT_TO_DO
+    assert run.main([*words, "--seconds", "3"]) == run.LEFT_TO_DO
     said = capsys.readouterr()
     assert "1 processes are left" in said.out and len(json.loads(path.read_text())["figures"]["results"]) == 1
 
@@ -312,7 +312,7 @@ def test_a_process_that_fails_says_why():
 def test_the_next_process_starts_while_one_measures(monkeypatch):
     started = []
     make = run.Worker
-    monkeypatch.setattr(run, "Worker", lambda words: started.append(make(words)) or started[-1])
+    monkeypatch.setattr(run, "Worker", lambda *words: started.append(make(*words)) or started[-1])
     words, clock = job_of("memory", "ours"), types.SimpleNamespace(left=lambda: 9)
     jobs = [figures.Job(words, (), seconds) for seconds in (5, 50, 5)]  # there is no time for the second
     seen = []
@@ -324,6 +324,30 @@ def test_the_next_process_starts_while_one_measures(monkeypatch):
     gc.collect()
     started.pop(3).end()
     assert len(started) == 4 and all(x.process.poll() is not None for x in started)
+
+
+def test_gpus_share_the_work_and_what_is_compared_shares_a_gpu():
+    settings = figures.Settings()
+    for name, figure in figures.FIGURES.items():
+        jobs = list(figure.jobs(settings))
+        assert run.lanes_of(jobs, 1) == [jobs]
+        lanes = run.lanes_of(jobs, 3)
+        assert sorted(map(jobs.index, sum(lanes, []))) == list(range(len(jobs)))
+        assert all(lane == sorted(lane, key=jobs.index) for lane in lanes)
+        if name == "throughput":
+            places = [
+                {(job.words["model"], job.words["seqlen"]) for job in lane if not job.beside[2]} for lane in lanes
+            ]
+            assert sum(map(len, places)) == len(set.union(*places)) == len(settings.throughput)
+            lengths = [sum(job.seconds for job in lane) for lane in lanes]
+            assert max(lengths) < 1.3 * min(lengths)
+
+
+def test_each_gpu_has_its_own_processes(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    assert [run.environment_of(gpu)["CUDA_VISIBLE_DEVICES"] for gpu in (0, 1)] == ["2", "5"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert run.environment_of(1)["CUDA_VISIBLE_DEVICES"] == "1"
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_processes_are_few_and_short():
     """At most 40 of 40 s each for throughput, and no process longer than a call may be."""
     jobs = {name: list(figure.jobs(figures.Settings())) for name, figure in figures.FIGURES.items()}
     assert len(jobs["throughput"]) <= 40 and sum(job.seconds for job in jobs["throughput"]) <= 1600
-    assert all(job.seconds < 240 for of_figure in jobs.values() for job in of_figure)
+    assert all(job.seconds < 300 for of_figure in jobs.values() for job in of_figure)
     keys = [key for job in jobs["throughput"] for key in job.keys]
     assert len(set(keys)) == len(keys)
     ours = {key[:3] for key in keys if key[3] == "ours"}
