@@ -6,7 +6,20 @@ What has no receipt yet is said to be not measured.
 
 import charts
 from end_to_end import kernel_tables, tables
-from end_to_end.figures import CONTENDERS, FIGURES, QUADRATIC, TASKS, bins, not_measured, problems, short_length, topic
+from end_to_end.figures import (
+    CONTENDERS,
+    FIGURES,
+    MODEL_HEADS,
+    MODEL_LAYERS,
+    OVER_NOTHING,
+    QUADRATIC,
+    TASKS,
+    bins,
+    not_measured,
+    problems,
+    short_length,
+    topic,
+)
 from words import listed, markdown_table, ms_text, paragraph, percent, speed_text
 
 PAGE = "docs/end-to-end.md"
@@ -137,6 +150,7 @@ def throughput(topics):
         "",
         *markdown_table(["", "sparsity", *(NAMES[name] for name in others)], ratios),
         "",
+        *attention_alone(cells),
         *first_steps(cells, names),
         *masks_of_steps(cells, names),
     ]
@@ -154,6 +168,39 @@ ABOUT_THROUGHPUT = (
 def sparsity_text(found):
     shares = next((r["sparsity"] for r in found.values() if "sparsity" in r), None)
     return f"{percent(sorted(shares)[len(shares) // 2])}" if shares else ""
+
+
+ABOUT_ATTENTION = (
+    "What attention adds to a step without it, and the rate of the kernels in that time: 4 operations for each live "
+    "element and column of the head dim forward, 2.5 times as many backward; a checkpointed layer runs forward twice, "
+    "DPO's reference once more. The last column is the rate at which a step would take "
+    f"{OVER_NOTHING} times what it takes without attention: the tensor cores of an H100 or H200 have 989 TFLOP/s in "
+    "bfloat16 by their data sheets. Both steps are taken to spend the same time on the rest: where that is slower "
+    "without attention, at the limit of power, the rate comes out too high."
+)
+
+
+def attention_alone(cells):
+    """The rate of attention in our steps, and the one that the bar over a step without attention asks for."""
+    rows = []
+    for at, found in cells.items():
+        if "step_ms" in found.get("ours", {}) and "step_ms" in found.get("nothing", {}):
+            without = found["nothing"]["step_ms"]
+            added, tflop = found["ours"]["step_ms"] - without, attention_tflop(*at, found["ours"]["sparsity"])
+            rates = [1e3 * tflop / ms for ms in (added, without * (OVER_NOTHING - 1))]
+            rows.append([place_text(*at), f"{added:.0f}", f"{tflop:.1f}", *(f"{rate:.0f}" for rate in rates)])
+    if not rows:
+        return []
+    head = ["", "attention, ms", "TFLOP", "TFLOP/s", f"for {OVER_NOTHING}"]
+    return ["### Attention in a step", "", *paragraph(ABOUT_ATTENTION), *markdown_table(head, rows), ""]
+
+
+def attention_tflop(model, task, seqlen, sparsity):
+    """Of a step of the median sparsity."""
+    head_dim, heads, _ = MODEL_HEADS[model]
+    live = 1 - sorted(sparsity)[len(sparsity) // 2]
+    forwards = 3 if task == "dpo" else 2
+    return 1e-12 * MODEL_LAYERS[model] * 4 * seqlen**2 * live * head_dim * heads * (forwards + 2.5)
 
 
 def first_steps(cells, names):

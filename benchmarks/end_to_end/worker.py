@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu"), str(ROOT / "python")]
 import torch  # noqa: E402
 from end_to_end import recipe  # noqa: E402
+from end_to_end.figures import QUADRATIC  # noqa: E402
 from end_to_end.search import longest  # noqa: E402
 
 LEAST_STEPS, MOST_STEPS = 3, 15  # that are timed; the most are three rounds of recipe.PLACES
@@ -184,7 +185,8 @@ def memory(job, device):
     fits(job["seqlen"])  # makes the optimiser's state, which every other length then has
     tried.clear()
     try:
-        low, high, why = longest(fits, job["seqlen"], job["longest"], job["seconds"], job["granule"])
+        power = 2 if job["contender"] in QUADRATIC else 1
+        low, high, why = longest(fits, job["seqlen"], job["longest"], job["seconds"], job["granule"], power)
     except RuntimeError as error:  # of another kind than memory; what was found before it counts
         low, high = max((x["seqlen"] for x in tried if x["fits"]), default=None), None
         why = f"error: {str(error).splitlines()[0][:300]}"

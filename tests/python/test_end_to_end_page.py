@@ -28,7 +28,7 @@ def test_processes_are_few_and_short():
     """At most 40 of 40 s each for throughput, and no process longer than a call may be."""
     jobs = {name: list(figure.jobs(figures.Settings())) for name, figure in figures.FIGURES.items()}
     assert len(jobs["throughput"]) <= 40 and sum(job.seconds for job in jobs["throughput"]) <= 1600
-    assert all(job.seconds < 300 for of_figure in jobs.values() for job in of_figure)
+    assert all(job.seconds < 400 for of_figure in jobs.values() for job in of_figure)
     keys = [key for job in jobs["throughput"] for key in job.keys]
     assert len(set(keys)) == len(keys)
     ours = {key[:3] for key in keys if key[3] == "ours"}
@@ -63,6 +63,19 @@ def test_the_search_comes_within_a_sixteenth(limit):
 def test_the_search_ends_where_nothing_fits_and_where_time_is_over():
     assert longest(fitting(100, []), 4096, 1048576, 1e9, 1024) == (None, 4096, "found")
     assert longest(fitting(10**9, []), 4096, 1048576, -1.0, 1024) == (4096, None, "time")
+
+
+@pytest.mark.parametrize("power, reached", [(2, 2048), (1, 8192)])
+def test_the_search_tries_what_there_is_time_for(power, reached, monkeypatch):
+    """A trial at 1024 takes a second, at others as much more as the length says; there are 16 seconds in all."""
+    now = [0.0]
+    monkeypatch.setattr("end_to_end.search.time.monotonic", lambda: now[0])
+
+    def fits(length):
+        now[0] += (length / 1024) ** power
+        return True
+
+    assert longest(fits, 1024, 2**20, 16.0, 1024, power) == (reached, None, "time")
 
 
 def test_lines_and_bins():
@@ -217,6 +230,8 @@ def test_the_page_has_what_was_measured():
     assert "| 1B SFT, 32K | 46.8 | 39.5 | 10.2 | 56.5 |" in text
     assert "| 1B SFT, 32K | 84.0 % | 1.19x | 4.57x | 0.83x |" in text
     assert "| 1B SFT, 64K | 93.6 | out of memory |  |  |" in text
+    # 16 layers, 4 * 32768**2 * 0.16 * 64 * 32 * 4.5 each, in 700 - 580 ms, and in 22 % of 580 ms
+    assert "| 1B SFT, 32K | 120 | 101.3 | 844 | 794 |" in text
     assert "The caches were empty for 1B SFT, 16K." in text.replace("\n", " ")
     assert "| SDPA, dense mask | 64K | not tried: too slow | 256 KiB |" in text
     assert "| SFT | 3.0000 | 2.0000 | 2 of 2 | 2.1000 |  |" in text
