@@ -98,6 +98,26 @@ def padding(topics):
     return ["### Head dims by padding", "", said, "", *markdown_table(["d", *map(" ".join, columns)], rows), ""]
 
 
+def blocks(topics):
+    found = figures_of(topics, "blocks")
+    if not found:
+        return []
+    held = found["blocks"]
+    at = {(round(c["live"], 2), c["seqlen"], c["op"]): c["over_share"] for c in held["cells"]}
+    columns = list(dict.fromkeys((c["seqlen"], c["op"]) for c in held["cells"]))
+    rows = [
+        [percent(live), *(f"{at[(live, *column)]:.3f}" for column in columns)]
+        for live in dict.fromkeys(live for live, *_ in at)
+    ]
+    said = (
+        f"Random block masks of 128 x 128, d = {held['head_dim']}, bfloat16: time over the live share of the full "
+        f"mask's, on an {topics['blocks']['device']}."
+    )
+    names = {"fwd": "forward", "bwd": "backward"}
+    head = ["live blocks", *(f"{short_length(seqlen)} {names[op]}" for seqlen, op in columns)]
+    return ["### Block masks", "", *paragraph(said), *markdown_table(head, rows), ""]
+
+
 def planning(topics):
     found = figures_of(topics, "plan")
     if not found:
@@ -206,7 +226,8 @@ def first_call(topics):
 
 
 def measurements(topics):
-    parts = (sparsity, mask_cost, features_cost, padding, planning, building, small, host_time, jax_speed, first_call)
+    parts = (sparsity, mask_cost, blocks, features_cost, padding, planning, building)
+    parts += (small, host_time, jax_speed, first_call)
     memory = ["### Memory of a mask", "", f"![Memory of one mask]({PICTURES}/gpu-mask-memory.svg)", ""]
     return ["## Other measurements", "", *(line for part in parts for line in part(topics)), *memory]
 

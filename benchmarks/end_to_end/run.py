@@ -225,7 +225,7 @@ class Clock:
 
 
 def lanes_of(jobs, count):
-    """`count` lists of jobs of about the same length, each in the order of `jobs`; what stands beside is in one."""
+    """`count` lists of about the same length, each in the order of `jobs`. Jobs beside each other share one."""
     groups = {}
     for n, job in enumerate(jobs):
         groups.setdefault(job.beside or n, []).append((n, job))

@@ -11,6 +11,7 @@ paper     twelve masks, five of them with grouped heads too, against FlashMask V
           the first four. The kernels of mma.sync against FlashAttention-2, FlexAttention and SDPA with a dense mask
 sparsity  latency against sparsity at 32K
 small     wall time of 1,000 calls on a small problem; with --op bwd of forward and backward
+blocks    random block masks, forward and backward
 padding   what head dims between two instances cost
 features  what sinks, softcap and dropout cost, forward and backward
 maskcost  the element mask's price: all tiles partial against all tiles full
@@ -37,6 +38,7 @@ COMMANDS = {
     "sparsity": "sparsity",
     "small": "small",
     "features": "features",
+    "blocks": "blocks",
     "padding": "padding",
     "maskcost": "maskcost",
     "plan": "plan_time",
@@ -45,7 +47,8 @@ COMMANDS = {
     "cycles": "cycles",
 }
 OF_THEIR_OWN = ("paper", "cycles")  # commands that say what their options are
-ROUNDS = {"sparsity": 3, "small": 7, "features": 5, "padding": 7, "maskcost": 9, "plan": 7, "masks": 7, "first": 5}
+ROUNDS = {"sparsity": 3, "small": 7, "features": 5, "blocks": 5, "padding": 7, "maskcost": 9}
+ROUNDS |= {"plan": 7, "masks": 7, "first": 5}
 BOTH_DIRECTIONS = {"small": "bwd: the forward and its backward"}
 
 

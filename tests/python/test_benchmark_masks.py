@@ -14,6 +14,7 @@ from flashmask import _calls, capi
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu"), str(ROOT / "python")]
+import block_masks  # noqa: E402
 import flex_masks  # noqa: E402
 import mask_build  # noqa: E402
 import paper_masks  # noqa: E402
@@ -112,6 +113,16 @@ def test_tile_counts_of_random_bounds(count):
         indices = np.repeat(runs, 64, axis=0).astype(np.int32)[None, None]
         expected = tiles_of(visible_by_bounds(indices, causal, seqlen), 128, 128).any((1, 3))
         assert np.array_equal(tile_count.live_tiles(indices, causal, seqlen), expected)
+
+
+@pytest.mark.parametrize("seqlen, sparsity", [(8192, 0.1), (8192, 0.5), (32768, 0.9), (131072, 0.7)])
+def test_block_masks_have_their_share_of_live_blocks(seqlen, sparsity):
+    drawn = block_masks.draw(seqlen, sparsity)
+    assert drawn.shape == (seqlen // 128, seqlen // 128) and drawn.mean() == block_masks.live_share(seqlen, sparsity)
+    assert abs(drawn.mean() - (1 - sparsity)) < 2e-4
+    assert (drawn != block_masks.draw(seqlen, sparsity, seed=1)).any()
+    apart = drawn.mean(0) - drawn.mean()  # of the columns, which are drawn as all blocks are
+    assert abs(apart).max() < 6 * (drawn.std() / len(drawn) ** 0.5)
 
 
 @pytest.mark.parametrize("kind", sparsity_masks.KINDS)

@@ -311,6 +311,19 @@ def test_the_page_has_the_time_of_building_masks(file, documented):
     assert "### Building a mask" in page and "| eviction | 6.0 us | 0.11 ms |" in page
 
 
+def test_the_page_has_block_masks_by_their_live_share(file, documented):
+    cells = [
+        {"op": op, "seqlen": seqlen, "live": live, "over_share": 1 + seqlen / 1e6 + live / 100}
+        for seqlen in (8192, 32768)
+        for op in ("fwd", "bwd")
+        for live in (0.8999, 0.1001)
+    ]
+    made = invented.topic(file, "blocks", [FWD], blocks={"head_dim": 128, "least_live": 0.2, "cells": cells})
+    page, _ = documented(*slices(file), made)
+    assert "| live blocks | 8K forward | 8K backward | 32K forward | 32K backward |" in page
+    assert "| 90.0 % | 1.017 | 1.017 | 1.042 | 1.042 |" in page and "| 10.0 % | 1.009 | 1.009 | 1.034 | 1.034 |" in page
+
+
 def test_report_is_one_page_without_outside_resources(file, reported):
     page, drawn = reported(
         invented.slice_of(file, device="<device>"), invented.topic(file, "sparsity", [FWD], sparsity=sparsity_figures())
