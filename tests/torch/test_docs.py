@@ -17,11 +17,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from devices import cpu_only
+from devices import ON_CUDA, cpu_only
 
 ROOT = Path(__file__).resolve().parents[2]
 ELSEWHERE = {"hugging-face", "trl", "verl"}  # run by tests/integrations
-PAGES = sorted(page for page in (ROOT / "docs" / "python").glob("*.md") if page.stem not in ELSEWHERE)
+ON_A_GPU = ROOT / "docs" / "python" / "cuda-graphs.md"
+PAGES = sorted(
+    page for page in (ROOT / "docs" / "python").glob("*.md") if page.stem not in ELSEWHERE and page != ON_A_GPU
+)
 RECIPES = sorted(page for page in (ROOT / "docs" / "recipes").glob("*.md") if page.stem != "README")
 
 
@@ -37,6 +40,15 @@ def test_page(page):
     run(page, {})
     for snippet in snippets(page, "py"):
         ast.parse(snippet)
+
+
+@pytest.mark.skipif(not ON_CUDA, reason="a graph is the device's")
+def test_page_of_graphs():
+    run(ON_A_GPU, {})
+
+
+def test_page_of_graphs_is_python():
+    assert all(ast.parse(snippet) for snippet in snippets(ON_A_GPU, "python"))
 
 
 def run(page, names):
