@@ -22,7 +22,7 @@ K = 1024
 class Job(NamedTuple):
     """A process: what worker.py is given, the keys of the results it makes, and about how many seconds it takes.
 
-    Jobs with equal `beside` are compared with each other, so they run on one GPU; None: compared with none by time.
+    Jobs with the same `beside` have their times compared, so they run on one GPU; None: not compared with any.
     """
 
     words: dict

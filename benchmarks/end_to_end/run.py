@@ -52,7 +52,7 @@ def parse(words):
         "--gpus",
         type=int,
         default=1,
-        help="a process at a time on each of so many (1); what is compared by time shares one",
+        help="how many GPUs to use, with one process on each (1); contenders compared by time share a GPU",
     )
     parser.add_argument("--fresh", action="store_true", help="measure anew what the receipt has already")
     parser.add_argument("--tiny", action="store_true", help="at its smallest")

@@ -152,6 +152,17 @@ def test_a_graph_of_forward_and_backward(expanded):
         assert all(torch.equal(a, b) for a, b in zip(got, call()))
 
 
+def test_a_replayed_graph_drops_anew():
+    """The state is drawn inside the graph."""
+    inputs = tensors()
+    graph, out = captured(lambda: flashmask_attention(*inputs, causal=True, dropout=0.5))
+    seen = []
+    for _ in range(3):
+        graph.replay()
+        seen.append(out.clone())
+    assert not any(torch.equal(a, b) for a, b in zip(seen, seen[1:]))
+
+
 def test_graphed_callables():
     """torch.cuda.make_graphed_callables: forward and backward are graphs of their own, between which the plan goes."""
     inputs, bounds = [x.requires_grad_() for x in tensors()], bounds_of()
