@@ -19,6 +19,10 @@ struct HeadFactor {
 #pragma unroll
     for (float& score : s) score *= factor;
   }
+  __device__ __forceinline__ bool given() const { return true; }
+  __device__ __forceinline__ static constexpr bool is_usual() { return false; }
+  template <int kScores>
+  __device__ __forceinline__ void differentiate_usual(float (&)[kScores], float (&)[kScores]) const {}
   template <int kScores>
   __device__ __forceinline__ void differentiate(float (&s)[kScores], float (&gradients)[kScores]) const {
     transform(s);

@@ -13,8 +13,10 @@ namespace flashmask::cuda {
 ///   kFoldsLse: whether the backward may start S at -lse / softmax_scale, by a step of its product. It may only if the
 ///     score is the product, as the sum is formed before the score is;
 ///   transform(s): makes scores of a fragment of products;
-///   differentiate(s, gradients): the same, and multiplies the gradients by the scores' derivatives by the products; of
-///     the backward, where it is not kFoldsLse.
+/// and of the backward, where it is not kFoldsLse,
+///   differentiate(s, gradients): the same, and multiplies the gradients by the scores' derivatives by the products;
+///   given(): whether scores are other than products in this call;
+///   is_usual(): whether they are in the usual way, and if so differentiate_usual(s, gradients).
 struct ProductScore {
   static constexpr bool kFoldsLse = true;
 
@@ -41,11 +43,18 @@ class SoftcapScore {
   template <int kScores>
   __device__ __forceinline__ void differentiate(float (&s)[kScores], float (&gradients)[kScores]) const {
     if (!softcap_.given()) return;
-    if (softcap_.softcap <= kMostOfShortTanh) {
-      tanh_and_slope_of(s, softcap_.factor, gradients);
+    if (is_usual()) {
+      differentiate_usual(s, gradients);
     } else {
       tanh_and_slope_near_zero_of(s, softcap_.factor, gradients);
     }
+  }
+
+  __device__ __forceinline__ bool given() const { return softcap_.given(); }
+  __device__ __forceinline__ bool is_usual() const { return given() && softcap_.softcap <= kMostOfShortTanh; }
+  template <int kScores>
+  __device__ __forceinline__ void differentiate_usual(float (&s)[kScores], float (&gradients)[kScores]) const {
+    tanh_and_slope_of(s, softcap_.factor, gradients);
   }
 
  private:

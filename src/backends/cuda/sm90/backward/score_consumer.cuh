@@ -166,58 +166,103 @@ class ScoreConsumer {
   /// beside S and dP.
   static constexpr int kScores = Traits::kScoreRows / 2, kEarlyWeights = kScores <= 16 ? kScores : kPart == 8 ? 24 : 0;
 
+  /// The usual features of a tile as constants: code without branches, of which the compiler mixes one part's steps
+  /// with another's. And those of any tile.
+  template <bool kCaps, bool kDrops>
+  struct KnownFeatures {
+    static constexpr bool partial = false;
+    template <int kValues>
+    __device__ __forceinline__ static void differentiate(const Score& score, float (&s)[kValues],
+                                                         float (&slopes)[kValues]) {
+      if constexpr (kCaps) score.differentiate_usual(s, slopes);
+    }
+    __device__ __forceinline__ static bool drops(const Weights&) { return kDrops; }
+  };
+  struct AnyFeatures {
+    bool partial;
+    template <int kValues>
+    __device__ __forceinline__ static void differentiate(const Score& score, float (&s)[kValues],
+                                                         float (&slopes)[kValues]) {
+      score.differentiate(s, slopes);
+    }
+    __device__ __forceinline__ static bool drops(const Weights& weights) {
+      if constexpr (Weights::kMayDrop) {
+        return weights.drops();
+      } else {
+        return false;
+      }
+    }
+  };
+  template <typename Function>
+  __device__ __forceinline__ void by_features(bool partial, const Function& run) {
+    const QueryTile& query = shared_.tile[ring_.stage()].query;
+    const Score score(p_, query.batch, query.head);
+    const bool drops = AnyFeatures::drops(weights_);
+    if (!partial && score.is_usual() && !drops) {
+      run(KnownFeatures<true, false>(), score);
+    } else if (!partial && !score.given() && drops) {
+      run(KnownFeatures<false, true>(), score);
+    } else {
+      run(AnyFeatures{partial}, score);
+    }
+  }
+
   /// Once S is there: of the early weights P as dV takes it, without what is dropped, and in place of S the factor of
   /// dS that is not dP's, P times the derivative of the score by the product.
   template <int kValues, typename Dropped>
   __device__ __forceinline__ void take_weights(float (&s)[kValues], bool partial, const Dropped& dropped,
                                                uint32_t (&p)[kValues / 8][4]) {
-    if constexpr (kEarlyWeights > 0) take_weights<0, kEarlyWeights>(score(), s, partial, dropped, p);
+    if constexpr (kEarlyWeights > 0) {
+      by_features(partial, [&](const auto& features, const Score& score) __attribute__((always_inline)) {
+        take_weights<0, kEarlyWeights>(features, score, s, dropped, p);
+      });
+    }
   }
   /// Once dP is there: dS, and P of the weights that were not early.
   template <int kValues, typename Dropped>
   __device__ __forceinline__ void take_score_gradients(float (&s)[kValues], float (&dp)[kValues], bool partial,
                                                        const Dropped& dropped, uint32_t (&p)[kValues / 8][4],
                                                        uint32_t (&ds)[kValues / 8][4]) {
-    take_score_gradients<0>(score(), s, dp, partial, dropped, p, ds);
+    by_features(partial, [&](const auto& features, const Score& score) __attribute__((always_inline)) {
+      take_score_gradients<0>(features, score, s, dp, dropped, p, ds);
+    });
   }
-  __device__ __forceinline__ Score score() const {
-    const QueryTile& query = shared_.tile[ring_.stage()].query;
-    return Score(p_, query.batch, query.head);
-  }
-  template <int kFirst, int kEnd, int kValues, typename Dropped>
-  __device__ __forceinline__ void take_weights(const Score& score, float (&s)[kValues], bool partial,
+  template <int kFirst, int kEnd, typename Features, int kValues, typename Dropped>
+  __device__ __forceinline__ void take_weights(const Features& features, const Score& score, float (&s)[kValues],
                                                const Dropped& dropped, uint32_t (&p)[kValues / 8][4]) {
-    take_weights_of_part<kFirst>(score, cuda::part_of<kFirst, kPart>(s), partial, dropped,
+    take_weights_of_part<kFirst>(features, score, cuda::part_of<kFirst, kPart>(s), dropped,
                                  cuda::part_of<kFirst / 8, kPart / 8>(p));
-    if constexpr (kFirst + kPart < kEnd) take_weights<kFirst + kPart, kEnd>(score, s, partial, dropped, p);
+    if constexpr (kFirst + kPart < kEnd) take_weights<kFirst + kPart, kEnd>(features, score, s, dropped, p);
   }
-  template <int kFirst, typename Dropped>
-  __device__ __forceinline__ void take_weights_of_part(const Score& score, float (&s)[kPart], bool partial,
+  template <int kFirst, typename Features, typename Dropped>
+  __device__ __forceinline__ void take_weights_of_part(const Features& features, const Score& score, float (&s)[kPart],
                                                        const Dropped& dropped, uint32_t (&p)[kPart / 8][4]) {
     // Each by itself: after a loop over them the compiler leaves those of a tile of 128 rows in memory.
     float ones[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     auto& slopes = cuda::part_of<0, kPart>(ones);
-    score.differentiate(s, slopes);
+    features.differentiate(score, s, slopes);
     add_terms<Bias::kScore>(terms<kFirst>(), s, p_.scale_log2);
-    if (partial) hide<2 * kFirst>(s);
+    if (features.partial) hide<2 * kFirst>(s);
     exponentiate<0, kPart>(s);
 #pragma unroll
     for (int i = 0; i < kPart; ++i) slopes[i] *= s[i];
-    leave_out_dropped<kFirst>(dropped, s);
+    leave_out_dropped<kFirst>(features, dropped, s);
     pack(s, p);
 #pragma unroll
     for (int i = 0; i < kPart; ++i) s[i] = slopes[i];
   }
-  template <int kFirst, int kValues, typename Dropped>
-  __device__ __forceinline__ void take_score_gradients(const Score& score, float (&s)[kValues], float (&dp)[kValues],
-                                                       bool partial, const Dropped& dropped,
-                                                       uint32_t (&p)[kValues / 8][4], uint32_t (&ds)[kValues / 8][4]) {
-    if constexpr (kFirst >= kEarlyWeights) take_weights<kFirst, kFirst + kPart>(score, s, partial, dropped, p);
+  template <int kFirst, typename Features, int kValues, typename Dropped>
+  __device__ __forceinline__ void take_score_gradients(const Features& features, const Score& score,
+                                                       float (&s)[kValues], float (&dp)[kValues],
+                                                       const Dropped& dropped, uint32_t (&p)[kValues / 8][4],
+                                                       uint32_t (&ds)[kValues / 8][4]) {
+    if constexpr (kFirst >= kEarlyWeights) take_weights<kFirst, kFirst + kPart>(features, score, s, dropped, p);
     auto& part = cuda::part_of<kFirst, kPart>(dp);
-    leave_out_dropped<kFirst>(dropped, part);
+    leave_out_dropped<kFirst>(features, dropped, part);
     add_terms<Bias::kGradient>(terms<kFirst>(), part, scale_of_kept());
     take_score_gradients(cuda::part_of<kFirst, kPart>(s), part, cuda::part_of<kFirst / 8, kPart / 8>(ds));
-    if constexpr (kFirst + kPart < kValues) take_score_gradients<kFirst + kPart>(score, s, dp, partial, dropped, p, ds);
+    if constexpr (kFirst + kPart < kValues)
+      take_score_gradients<kFirst + kPart>(features, score, s, dp, dropped, p, ds);
   }
   /// The rows' terms, of the thread's scores from kFirst on.
   template <int kFirst>
@@ -230,10 +275,11 @@ class ScoreConsumer {
 #pragma unroll
     for (int i = 0; i < kValues; ++i) x[i] = __fmaf_rn(x[i], factor, term_of<kTerm>(rows[i / 4 * 8 + i % 2]));
   }
-  template <int kFirst, typename Dropped, int kValues>
-  __device__ __forceinline__ void leave_out_dropped(const Dropped& dropped, float (&x)[kValues]) const {
+  template <int kFirst, typename Features, typename Dropped, int kValues>
+  __device__ __forceinline__ void leave_out_dropped(const Features& features, const Dropped& dropped,
+                                                    float (&x)[kValues]) const {
     if constexpr (Weights::kMayDrop) {
-      if (weights_.drops()) cuda::leave_out<kFirst>(dropped, x);
+      if (features.drops(weights_)) cuda::leave_out<kFirst>(dropped, x);
     }
   }
   __device__ __forceinline__ float scale_of_kept() const {
