@@ -94,11 +94,17 @@ def rows_of(kind, path=TILES):
     return [tuple(map(int, row.split(","))) for row in found]
 
 
-def tile_of(op, head_dim, head_dim_v, kilobytes):
-    """The row that the library takes: of the least head dims that hold the call's the largest that fits."""
+def tile_of(device, op, head_dim, head_dim_v, kilobytes):
+    """The row that the library takes: of the least head dims that hold the call's the largest that fits; in the forward
+    the one of which a multiprocessor holds most warps, then most CTAs."""
     rows = rows_of({"fwd": "ForwardTile", "bwd": "BackwardTile"}[op])
     holding = [row for row in rows if row[0] >= head_dim and row[1] >= head_dim_v and row[2] <= kilobytes]
-    return min(holding, key=lambda row: (row[0], row[1], -row[2]))
+
+    def worth(row):
+        held = ctas(device, row) if op == "fwd" else 0
+        return (-row[0], -row[1], held * row[5], held, row[2])
+
+    return max(holding, key=worth)
 
 
 def product(device, fitted, m, n, k, reads):
@@ -156,7 +162,7 @@ def backward_clocks(device, fitted, tile):
 
 def milliseconds(device, case, kernels, fitted=FITTED):
     """Of a receipt's case."""
-    tile = tile_of(case["op"], case["head_dim"], case["head_dim_v"], KILOBYTES[kernels])
+    tile = tile_of(device, case["op"], case["head_dim"], case["head_dim_v"], KILOBYTES[kernels])
     clocks, rows, keys = (forward_clocks if case["op"] == "fwd" else backward_clocks)(device, fitted, tile)
     tiles = case["batch"] * case["heads"] * case["seqlen"] ** 2 * case["live"] / (rows * keys)
     busy = tiles * clocks / device.multiprocessors / device.ghz / 1e6
@@ -230,7 +236,7 @@ def cells_of(found):
             cells.append(Cell(device, case, kernels, case["ours_ms"]))
             of_case = case["op"], case["head_dim"], case["head_dim_v"]
             small = case["peers"].get(receipts.SMALL, {})
-            if "ms" in small and len({tile_of(*of_case, most) for most in KILOBYTES.values()}) == 2:
+            if "ms" in small and len({tile_of(device, *of_case, most) for most in KILOBYTES.values()}) == 2:
                 cells.append(Cell(device, case, receipts.SMALL, small["ms"]))
     return cells
 

@@ -84,6 +84,30 @@ TEST_F(WithoutDevice, ForcedOnCpuTensors) {
   EXPECT_EQ(explain(args).backend, "cpu");
 }
 
+/// Of two tiles of mma.sync's forward, that of which a multiprocessor holds most warps, then most CTAs: a Hopper has
+/// the shared memory for two of four warps at head_dim 256, an A100 for one; both have it at 192, an RTX 3090 at
+/// neither.
+TEST(Cuda, TilesOfMmaSyncFillAMultiprocessor) {
+  if (!has_kernels_of("sm80")) GTEST_SKIP() << "a build without the kernels of mma.sync";
+  const GpuModel hopper{}, a100{.compute_major = 8, .compute_minor = 0, .multiprocessors = 108}, rtx3090{8, 6, 82};
+  const auto rows = [](int64_t head_dim, const GpuModel& gpu, const std::string& set) {
+    ForwardArgs args = device_call();
+    for (TensorView* t : {&args.q, &args.k, &args.v, &args.out}) {
+      *t = TensorView::contiguous(t->data, t->dtype, {1, 256, 2, head_dim});
+      t->device = kDevice;
+    }
+    return explain(args, {.kernels = set}, gpu).tile.rows;
+  };
+  EXPECT_EQ(rows(256, hopper, "sm80"), 64);
+  EXPECT_EQ(rows(256, a100, "sm80"), 128);
+  EXPECT_EQ(rows(256, rtx3090, "sm86"), 64);
+  EXPECT_EQ(rows(192, hopper, "sm80"), 64);
+  EXPECT_EQ(rows(192, a100, "sm80"), 64);
+  EXPECT_EQ(rows(192, rtx3090, "sm86"), 128);
+  EXPECT_EQ(rows(128, hopper, "sm80"), 128);
+  EXPECT_EQ(rows(128, a100, "sm80"), 128);
+}
+
 TEST(Cuda, AGpuThatIsNotThereCanBeAskedAbout) {
   if (!has_kernels_of("sm90")) GTEST_SKIP() << "a build without Hopper's kernels";
   const ScopedVariable variable(kVariable, nullptr);  // this is about calls for which nothing names kernels

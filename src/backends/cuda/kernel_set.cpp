@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "backends/cuda/common/call_params.h"
 #include "backends/cuda/common/device.h"
 #include "common/message.h"
 #if defined(FLASHMASK_HAS_SM80)
@@ -18,10 +19,6 @@ namespace flashmask::cuda {
 namespace {
 
 constexpr const char* kVariable = "FLASHMASK_KERNELS";
-
-struct Capability {
-  int major, minor;
-};
 
 /// The names of the sets that `fits` holds for.
 template <typename Fits>
@@ -47,12 +44,6 @@ const KernelSet* first_on(Capability gpu) {
     if (set->runs_on(gpu.major, gpu.minor)) return set;
   }
   return nullptr;
-}
-
-Capability capability_of(const Problem& p) {
-  if (p.gpu) return {p.gpu->compute_major, p.gpu->compute_minor};
-  const DeviceProperties& d = device(p.device.index);
-  return {d.major, d.minor};
 }
 
 std::string capability_refusal(Capability gpu) {

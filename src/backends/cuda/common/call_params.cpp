@@ -28,6 +28,12 @@ std::string lengths_refusal(const Problem& p) {
   return "";
 }
 
+Capability capability_of(const Problem& p) {
+  if (p.gpu) return {p.gpu->compute_major, p.gpu->compute_minor};
+  const DeviceProperties& d = device(p.device.index);
+  return {d.major, d.minor};
+}
+
 int64_t multiprocessors(const Problem& p) {
   return p.gpu ? p.gpu->multiprocessors : device(p.device.index).multiprocessors;
 }

@@ -21,6 +21,12 @@ inline constexpr DataType kDataTypes[] = {DataType::kBFloat16, DataType::kFloat1
 /// Why the kernels cannot count the rows or keys of the call in 32 bits; empty if they can.
 std::string lengths_refusal(const Problem& p);
 
+/// The compute capability of the call's device, or of the one that an explanation takes in its place.
+struct Capability {
+  int major, minor;
+};
+Capability capability_of(const Problem& p);
+
 /// Multiprocessors of the call's device.
 int64_t multiprocessors(const Problem& p);
 

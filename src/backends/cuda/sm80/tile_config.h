@@ -30,8 +30,9 @@ struct ForwardTile {
 };
 
 // Each warp reads all of K and V from shared memory. With 32 rows it does so for two products at a time, where O and S
-// of so many rows fit the registers. Rows of 99 kilobytes run everywhere; of one pair of head dims the largest that the
-// device takes is chosen.
+// of so many rows fit the registers. Rows of 99 kilobytes run everywhere; of one pair of head dims the one is chosen
+// with which a multiprocessor of the device holds most warps, then most CTAs: two of four warps wait for each other
+// less than eight that share barriers.
 // clang-format off: the build reads a row from each line
 inline constexpr ForwardTile kForwardTiles[] = {
     // d, d_v, KB          rows keys warps CTAs
@@ -41,6 +42,7 @@ inline constexpr ForwardTile kForwardTiles[] = {
     ForwardTile{128, 128, 163, 128, 64, 4, 2},
     ForwardTile{192, 128, 99, 128, 64, 8, 1},
     ForwardTile{192, 192, 99, 128, 64, 8, 1},
+    ForwardTile{192, 192, 163, 64, 64, 4, 2},
     ForwardTile{256, 256, 99, 64, 64, 4, 1},
     ForwardTile{256, 256, 163, 128, 64, 8, 1},
 };

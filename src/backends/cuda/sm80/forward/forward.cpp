@@ -39,14 +39,34 @@ std::span<const ForwardInstance> instances(DataType dtype) {
   return dtype == DataType::kBFloat16 ? bf16 : f16;
 }
 
-/// Of the least tiles that hold the call's head dims, the largest that fits; null if none holds them.
+/// Kilobytes of shared memory that a multiprocessor has for its CTAs.
+int shared_kilobytes(const Problem& p) {
+  const auto [major, minor] = cuda::capability_of(p);
+  if (major == 8 && (minor == 0 || minor == 7)) return 164;
+  return 9 <= major && major < 12 ? 228 : 100;
+}
+
+/// How much work of an instance a multiprocessor with `kilobytes` of shared memory has at a time: its warps, and the
+/// CTAs that they belong to.
+std::pair<int, int> resident(const ForwardInstance& i, int kilobytes) {
+  constexpr int kRegisters = 64 * 1024, kRegistersOfThread = 256, kReservedBytes = 1024;
+  const int ctas =
+      std::min(kRegisters / (kRegistersOfThread * i.threads), kilobytes * 1024 / (i.shared_bytes + kReservedBytes));
+  return {ctas * i.tile.warps, ctas};
+}
+
+/// Of the least tiles that hold the call's head dims and fit, the one of most warps that a multiprocessor holds, then
+/// of most CTAs, then the largest; null if none holds them.
 const ForwardInstance* choose_instance(const Problem& p, int kilobytes) {
   const ForwardTile* least = cuda::least_tile(kForwardTiles, p.head_dim, p.head_dim_v);
   if (!least) return nullptr;
+  const int shared = shared_kilobytes(p);
   const ForwardInstance* chosen = nullptr;
   for (const ForwardInstance& i : instances(p.dtype)) {
     if (i.tile.head_dim != least->head_dim || i.tile.head_dim_v != least->head_dim_v) continue;
-    if (i.tile.kilobytes <= kilobytes && (!chosen || i.tile.kilobytes > chosen->tile.kilobytes)) chosen = &i;
+    if (i.tile.kilobytes > kilobytes) continue;
+    const auto worth = [&](const ForwardInstance& of) { return std::pair(resident(of, shared), of.tile.kilobytes); };
+    if (!chosen || worth(i) > worth(*chosen)) chosen = &i;
   }
   return chosen;
 }
