@@ -85,7 +85,8 @@ def test_the_model_reads_every_tile_and_stays_below_the_peak():
         for kind, op in (("ForwardTile", "fwd"), ("BackwardTile", "bwd")):
             for dim, dim_v, kilobytes, *_ in sm80_model.rows_of(kind):
                 tile = sm80_model.tile_of(device, op, dim, dim_v, kilobytes)
-                assert tile[:2] == (dim, dim_v) and (tile[2] == kilobytes or op == "fwd")
+                assert tile[:2] == (dim, dim_v) and tile[2] <= kilobytes
+                assert op == "fwd" or tile[2] == kilobytes
                 case = sm80_model.full_case(op, dim, dim_v)
                 rate = sm80_model.flop(case) / sm80_model.milliseconds(device, case, "sm86") / 1e9
                 assert 0.2 * peak < rate < peak
@@ -116,10 +117,8 @@ def test_a_multiprocessor_holds_as_many_forward_tiles_as_fit():
     assert [held(name, 64) for name in ("H100", "A100", "L4")] == [2, 2, 1]  # by shared memory, as the next
     assert [held(name, 256) for name in ("H100", "A100", "L4")] == [2, 1, 1]
     assert [held(name, 192, 163) for name in ("H100", "A100")] == [2, 2]
-    assert [held(name, 256, 163) for name in ("H100", "A100")] == [
-        2,
-        1,
-    ]  # one of eight warps, as two of four do not fit
+    # On an A100 one of eight warps, as two of four do not fit.
+    assert [held(name, 256, 163) for name in ("H100", "A100")] == [2, 1]
 
 
 def test_refitting_finds_the_constants_that_made_the_times():

@@ -8,6 +8,7 @@
 #include "backends/cuda/common/alignment.h"
 #include "backends/cuda/common/call_params.h"
 #include "backends/cuda/sm80/backward/backward.h"
+#include "backends/cuda/sm80/common/shared_memory.h"
 #include "backends/cuda/sm80/forward/forward.h"
 #include "backends/cuda/sm80/tile_config.h"
 #include "common/message.h"
@@ -34,7 +35,7 @@ Prepared prepare(const Problem& p, int kilobytes) {
 }
 
 /// Whether a block may have kLargeKilobytes of shared memory.
-bool is_large(int major, int minor) { return (major == 8 && (minor == 0 || minor == 7)) || (9 <= major && major < 12); }
+bool is_large(int major, int minor) { return multiprocessor_kilobytes(major, minor) > kLargeKilobytes; }
 
 }  // namespace
 

@@ -14,6 +14,7 @@
 #include "backends/cuda/common/head_dims.h"
 #include "backends/cuda/common/kernel_info.h"
 #include "backends/cuda/common/launch_chain.h"
+#include "backends/cuda/sm80/common/shared_memory.h"
 #include "backends/cuda/sm80/forward/instance.h"
 #include "backends/cuda/sm80/forward/params.h"
 #include "common/arithmetic.h"
@@ -39,13 +40,6 @@ std::span<const ForwardInstance> instances(DataType dtype) {
   return dtype == DataType::kBFloat16 ? bf16 : f16;
 }
 
-/// Kilobytes of shared memory that a multiprocessor has for its CTAs.
-int shared_kilobytes(const Problem& p) {
-  const auto [major, minor] = cuda::capability_of(p);
-  if (major == 8 && (minor == 0 || minor == 7)) return 164;
-  return 9 <= major && major < 12 ? 228 : 100;
-}
-
 /// How much work of an instance a multiprocessor with `kilobytes` of shared memory has at a time: its warps, and the
 /// CTAs that they belong to.
 std::pair<int, int> resident(const ForwardInstance& i, int kilobytes) {
@@ -60,7 +54,8 @@ std::pair<int, int> resident(const ForwardInstance& i, int kilobytes) {
 const ForwardInstance* choose_instance(const Problem& p, int kilobytes) {
   const ForwardTile* least = cuda::least_tile(kForwardTiles, p.head_dim, p.head_dim_v);
   if (!least) return nullptr;
-  const int shared = shared_kilobytes(p);
+  const auto [major, minor] = cuda::capability_of(p);
+  const int shared = multiprocessor_kilobytes(major, minor);
   const ForwardInstance* chosen = nullptr;
   for (const ForwardInstance& i : instances(p.dtype)) {
     if (i.tile.head_dim != least->head_dim || i.tile.head_dim_v != least->head_dim_v) continue;
