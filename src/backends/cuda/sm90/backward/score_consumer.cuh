@@ -166,8 +166,8 @@ class ScoreConsumer {
   /// beside S and dP.
   static constexpr int kScores = Traits::kScoreRows / 2, kEarlyWeights = kScores <= 16 ? kScores : kPart == 8 ? 24 : 0;
 
-  /// The usual features of a tile as constants: code without branches, of which the compiler mixes one part's steps
-  /// with another's. And those of any tile.
+  /// The features of most tiles, as constants: without branches between them, the compiler interleaves the steps of one
+  /// part with those of another.
   template <bool kCaps, bool kDrops>
   struct KnownFeatures {
     static constexpr bool partial = false;
@@ -178,6 +178,7 @@ class ScoreConsumer {
     }
     __device__ __forceinline__ static bool drops(const Weights&) { return kDrops; }
   };
+  /// The features of any tile.
   struct AnyFeatures {
     bool partial;
     template <int kValues>
@@ -193,6 +194,7 @@ class ScoreConsumer {
       }
     }
   };
+  /// Calls `run` with the current tile's features and the score policy.
   template <typename Function>
   __device__ __forceinline__ void by_features(bool partial, const Function& run) {
     const QueryTile& query = shared_.tile[ring_.stage()].query;
