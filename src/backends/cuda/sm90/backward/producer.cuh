@@ -89,10 +89,15 @@ class Producer {
       own_live = __ldg(p_.plan.key_live + column + own);
       own_full = __ldg(p_.plan.key_full + column + own);
     }
-    for (uint32_t words = __ballot_sync(0xffffffff, own_live != 0); words; words &= words - 1) {
+    uint32_t own_progress = 0, words = __ballot_sync(0xffffffff, own_live != 0);
+    if constexpr (kMayBeAlone) own_progress = progress_of_first(first, words);
+    for (; words; words &= words - 1) {
       const int lane = __ffs(words) - 1;
+      const uint32_t alone = alone_among(own_progress);
+      // A word ahead, so that no tile waits for it.
+      if constexpr (kMayBeAlone) own_progress = progress_of_first(first, words & (words - 1));
       const uint32_t full = __shfl_sync(0xffffffff, own_full, lane);
-      load_tiles(first + lane, __shfl_sync(0xffffffff, own_live, lane), full);
+      load_tiles(first + lane, __shfl_sync(0xffffffff, own_live, lane), full, alone);
     }
   }
   /// The same where registers are scarce: a word is read again where a lane would have to keep it.
@@ -100,10 +105,39 @@ class Producer {
     const uint32_t own_live = bits_anew(first + static_cast<int32_t>(ptx::lane_anew())).live;
     for (uint32_t words = __ballot_sync(0xffffffff, own_live != 0); words; words &= words - 1) {
       const int32_t word = first + __ffs(words) - 1;
+      const uint32_t alone = alone_among(progress_of_word(word));
       const TileBits bits = bits_anew(word);
-      load_tiles(word, bits.live, bits.full);
+      load_tiles(word, bits.live, bits.full, alone);
     }
   }
+
+  /// Whether there may be a tile that is alone, see Tile::kAlone.
+  static constexpr bool kMayBeAlone = kOfBlock == 1 && Traits::kDqSum != DqSum::kIntegers;
+  /// The Progress of the row tiles that a word of the plan's bits speaks of, one for each lane. Store warps change
+  /// those of tiles that are not alone; any value read of these will do.
+  __device__ __forceinline__ uint32_t progress_of_word(int32_t word) const {
+    if constexpr (kMayBeAlone) {
+      constexpr uint32_t kTiles = 32 / Traits::kGranules;
+      const uint32_t lane = ptx::lane_anew(), own = static_cast<uint32_t>(word) * kTiles + lane;
+      if (!sums_integers<Traits>(p_) && lane < kTiles && own < static_cast<uint32_t>(p_.row_tiles))
+        return __ldcg(p_.dq_sums.progress + row_tile_index(own));
+    }
+    return 0;
+  }
+  /// Likewise of the first of `words`, a bit for each word from `first` on, if there is one.
+  __device__ __forceinline__ uint32_t progress_of_first(int32_t first, uint32_t words) const {
+    return words ? progress_of_word(first + __ffs(words) - 1) : 0;
+  }
+  /// A bit for each lane whose row tile is alone.
+  __device__ __forceinline__ static uint32_t alone_among(uint32_t own_progress) {
+    if constexpr (!kMayBeAlone) return 0;
+    return __ballot_sync(0xffffffff, own_progress == Progress::kAlone);
+  }
+  /// Of the current head's rows, the tile's number in [batch, heads_q, row_tiles].
+  __device__ __forceinline__ uint32_t row_tile_index(uint32_t row_tile) const {
+    return (tile_.query.batch * p_.heads_q + tile_.query.head) * p_.row_tiles + row_tile;
+  }
+
   struct TileBits {
     uint32_t live = 0, full = 0;
   };
@@ -119,11 +153,12 @@ class Producer {
   }
 
   /// The live tiles of word number `word`.
-  __device__ __forceinline__ void load_tiles(int32_t word, uint32_t live, uint32_t full) {
+  __device__ __forceinline__ void load_tiles(int32_t word, uint32_t live, uint32_t full, uint32_t alone) {
     constexpr uint32_t kGranuleBits = (1u << Traits::kGranules) - 1;
     while (live) {
       const int bit = (__ffs(live) - 1) / Traits::kGranules * Traits::kGranules;
       live &= ~(kGranuleBits << bit);
+      if (alone >> bit / Traits::kGranules & 1) tile_.flags |= Tile::kAlone;
       load_tile((word * 32 + bit) / Traits::kGranules, (full >> bit & kGranuleBits) != kGranuleBits);
     }
   }
@@ -157,14 +192,8 @@ class Producer {
     // Keys past the last are hidden.
     partial |= (tile_.key_tile + 1) * Traits::kKeys > p_.seqlen_k;
     tile_.query.row_tile = row_tile;
-    tile_.query.index = (tile_.query.batch * p_.heads_q + tile_.query.head) * p_.row_tiles + row_tile;
+    tile_.query.index = row_tile_index(row_tile);
     if (partial) tile_.flags |= Tile::kPartial;
-    if constexpr (kOfBlock == 1) {
-      // Store warps change the words of tiles that are not alone; any value read of those will do.
-      if (ptx::is_leader() && !sums_integers<Traits>(p_) &&
-          __ldcg(p_.dq_sums.progress + tile_.query.index) == Progress::kAlone)
-        tile_.flags |= Tile::kAlone;
-    }
     write_tile();
     const uint32_t stage = ring_.stage();
     const ptx::BoxOrigin at{row_tile * Traits::kRows, 0, static_cast<int32_t>(tile_.query.head),
