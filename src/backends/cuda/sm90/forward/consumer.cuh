@@ -74,17 +74,26 @@ class Consumer {
     const uint32_t stage = kv_ring_.stage();
     delay<Role::kConsumer>();
     ptx::wait(shared_.k_full[stage][0], kv_ring_.phase());
-    tile.code = ptx::from_leader(shared_.tile[stage].code);
+    const uint32_t& code = shared_.tile[stage].code;
+    tile.code = Traits::kAllLanesRead ? code : ptx::from_leader(code);
     return tile.is_live(warpgroup_);
+  }
+  __device__ __forceinline__ void release_keys(int part) {
+    uint64_t& empty = shared_.k_empty[kv_ring_.stage()][part];
+    if constexpr (Traits::kAllLanesRead) {
+      ptx::arrive(empty);
+    } else {
+      ptx::arrive_once(empty);
+    }
   }
   /// Waits for all parts although they are not read here: an arrival on a buffer must not overtake its load.
   __device__ __forceinline__ void skip_tile() {
-    ptx::arrive_once(shared_.k_empty[kv_ring_.stage()][0]);
+    release_keys(0);
     release_rows_after_last_tile();
 #pragma unroll
     for (int part = 1; part < Traits::kKParts; ++part) {
       ptx::wait(shared_.k_full[kv_ring_.stage()][part], kv_ring_.phase());
-      ptx::arrive_once(shared_.k_empty[kv_ring_.stage()][part]);
+      release_keys(part);
     }
     wait_for_values(kv_ring_.count);
     give_values_back(kv_ring_.count);
@@ -287,7 +296,7 @@ class Consumer {
   /// Makes scores of the finished product QK^T and releases K, and after the last one Q.
   __device__ __forceinline__ void take_scores(Scores& s, const Tile& tile, const cuda::SlabBits& visible) {
     ptx::pin(s);
-    ptx::arrive_once(shared_.k_empty[kv_ring_.stage()][Traits::kKParts - 1]);
+    release_keys(Traits::kKParts - 1);
     release_rows_after_last_tile();
     Score(p_, work_.batch, work_.head).transform(s);
     if (p_.negate) {
@@ -344,7 +353,7 @@ class Consumer {
   __device__ __forceinline__ void finish_scores() {
     ptx::wgmma_wait<Traits::kKParts - 1 - kPart>();
     if constexpr (kPart + 1 < Traits::kKParts) {
-      ptx::arrive_once(shared_.k_empty[kv_ring_.stage()][kPart]);
+      release_keys(kPart);
       finish_scores<kPart + 1>();
     }
   }

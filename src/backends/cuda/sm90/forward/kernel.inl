@@ -13,7 +13,8 @@
 //                                                                        output has left through Q's buffer, or, where
 //                                                                        it does not, the last S has been computed
 //   k_full        producer 1, and the bytes of K       consumers, masks  tile announced, K there
-//   k_empty       each consumer warp and mask warp 1   producer          announcement and K may be overwritten
+//   k_empty       each consumer warp 1, or all its     producer          announcement and K may be overwritten
+//                 lanes (kAllLanesRead); mask warps 1
 //   v_full        producer 1, and the bytes of V       consumers         V there
 //   v_empty       each consumer warp 1                 producer          V may be overwritten
 //   mask_full     mask warp, all 32 lanes              its warpgroup     a part of a partial granule's bits there

@@ -21,7 +21,8 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Traits>& shared) {
     if (i < Traits::kVSlots) ptx::barrier_init(shared.v_full[i], 1);
     // Mask warps follow the first parts, which announce tiles.
     const int followers = part == 0 ? Traits::kConsumers : 0;
-    if (i < kKSlots) ptx::barrier_init(shared.k_empty[stage][part], Traits::kConsumerWarps + followers);
+    constexpr int kReaders = Traits::kConsumerWarps * (Traits::kAllLanesRead ? 32 : 1);
+    if (i < kKSlots) ptx::barrier_init(shared.k_empty[stage][part], kReaders + followers);
     if (i < Traits::kVSlots) ptx::barrier_init(shared.v_empty[i], Traits::kConsumerWarps);
   }
   for (int n = 0; n < Traits::kConsumers * Traits::kMaskSlots * Traits::kMaskParts; ++n) {

@@ -87,6 +87,10 @@ struct ForwardTraits {
   static constexpr int kOverlapFrom = kTile.overlap_from;
   static constexpr bool kTurns = kTile.turns;
   static constexpr bool kDrawsLate = kTile.draws_late();
+  /// Whether every consumer lane reads a tile's code, and arrives at k_empty for it, or one of a warp does: it takes
+  /// longer to pass on what one has read, and the tile's first product waits for it. With an epilogue of more than rows
+  /// ptxas finds no register for the former.
+  static constexpr bool kAllLanesRead = std::is_same_v<Epilogue, FinalRows>;
   /// Whether K of a tile is loaded before V of the one before. With P V under the next softmax a slot of V is free
   /// later than one of K, and K, which is needed first, would wait for it.
   static constexpr bool kKeysAhead = kOverlapFrom > 0 && kVSlots < 2 * kVParts;
