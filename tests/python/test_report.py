@@ -214,6 +214,16 @@ def test_a_length_counts_by_its_own_receipts_and_the_page_says_that_builds_diffe
     assert f"Lengths that ran different builds of a kernel: `{BWD}`: 8K apart from 32K." in page
 
 
+def test_the_page_names_the_kernels_that_an_earlier_build_alone_was_measured_beside(file, documented):
+    cell = {"head_dim": 128, "seqlen": 8192, "mask": "full", "over_ours": {"fa3": [1.0, 0.9], "fa4": [1.0, 0.9]}}
+    tables = [{"title": "T", "about": "A.", "cells": [cell]}]
+    hashes = fake_kernels.hashes(file)["kernels"]
+    said = "FlashAttention-4 were measured in earlier runs alone."
+    for changed, is_said in ((hashes, False), ({**hashes, BWD: "old"}, True)):
+        page, summary = documented(*slices(file), kernel_hashes=changed, tables=tables)
+        assert (said in "\n".join(page), said in "\n".join(summary)) == (is_said, is_said)
+
+
 def test_varlen_kernels_are_called_so_for_packed_documents(file, documented):
     cell = {"head_dim": 64, "seqlen": 32768, "mask": "document", "over_ours": {"fa3": [1.0, 0.92]}}
     page, _ = documented(*slices(file), tables=[{"title": "T", "about": "A.", "cells": [cell]}])
