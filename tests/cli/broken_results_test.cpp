@@ -144,6 +144,22 @@ TEST_P(BrokenResults, TheGradientOfASink) {
   }
 }
 
+TEST_P(BrokenResults, RowsOfOneKeyUnderDropout) {
+  // dq and dk are 0 but for the rounding of out, which delta inherits.
+  Case one_key = c;
+  one_key.family = "full";
+  one_key.seqlen_q = 512;
+  one_key.seqlen_k = 1;
+  one_key.features = {.dropout = 0.4};
+  const Verdict verdict = run_case(one_key, {.backend = tested_backend()});
+  ASSERT_TRUE(verdict.passed()) << verdict.failures.front();
+  const auto change = [this](const BackwardArgs& args, auto, auto&) {
+    const int64_t at = element(args.dq, 1, 57, 3, 11);
+    set(args.dq, at, get(args.dq, at) + error);
+  };
+  expect_found(one_key, broken_backward(change), "dq: batch entry 1, head 3");
+}
+
 TEST_P(BrokenResults, PositionsThatAreForgotten) {
   Case with = c;
   with.features.positions = Positions::kEach;

@@ -53,6 +53,22 @@ TEST(Tally, NamesEachReasonToSkipWithItsCases) {
             "1 passed, 0 failed, 4 skipped\n");
 }
 
+TEST(Tally, TakesReasonsTogetherThatDifferInNumbers) {
+  Tally tally;
+  tally.add(0, Case{}, passed(0.5));
+  for (const char* stride : {"17", "8", "170"}) {
+    const std::string reason = std::string("cuda: q has stride ") + stride + " in dimension 0";
+    tally.add(1, Case{}, skipped(reason.c_str()));
+  }
+  tally.add(4, Case{}, skipped("cuda: k has stride 17 in dimension 0"));
+  EXPECT_EQ(tally.skipped.size(), 4u);
+  EXPECT_EQ(summary(tally),
+            "largest errors, in units of what is allowed:  out 0.5\n"
+            "skipped 1: cuda: k has stride 17 in dimension 0\n"
+            "skipped 3: cuda: q has stride 17 in dimension 0, or with other numbers\n"
+            "1 passed, 0 failed, 4 skipped\n");
+}
+
 TEST(Tally, SkippingEverythingIsNoSuccess) {
   Tally tally;
   tally.add(0, Case{}, skipped("cuda: no"));

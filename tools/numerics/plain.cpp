@@ -39,7 +39,8 @@ class PlainHead {
         probability_(size(c.seqlen_k)),
         weight_(size(c.seqlen_k)),
         slope_(size(c.seqlen_k), static_cast<float>(c.scale)),
-        gradient_(size(c.seqlen_k)) {}
+        gradient_(size(c.seqlen_k)),
+        gradient_for_given_out_(size(c.seqlen_k)) {}
 
   void run() {
     for (int64_t i = 0; i < c_.seqlen_q; ++i) {
@@ -109,7 +110,7 @@ class PlainHead {
     }
   }
 
-  /// gradient_ = dS of row i.
+  /// gradient_ = dS of row i, and gradient_for_given_out_ with the mean from the out that a backward is handed.
   void score_gradient_row(int64_t i) {
     multiply_row(queries_.dout.data() + i * c_.head_dim_v, keys_.v_transposed, c_.head_dim_v, gradient_);
     for (int64_t j = 0; j < c_.seqlen_k; ++j) gradient_[size(j)] *= dropout_factor(i, j);
@@ -117,7 +118,9 @@ class PlainHead {
     for (int64_t j = 0; j < c_.seqlen_k; ++j) mean += probability_[size(j)] * gradient_[size(j)];
     const float dlse = queries_.dlse.empty() ? 0.0f : queries_.dlse[size(i)];
     for (int64_t j = 0; j < c_.seqlen_k; ++j) {
-      gradient_[size(j)] = round_to(c_.dtype, probability_[size(j)] * (gradient_[size(j)] - mean + dlse));
+      const float p = probability_[size(j)], difference = gradient_[size(j)] - mean + dlse;
+      gradient_[size(j)] = round_to(c_.dtype, p * difference);
+      gradient_for_given_out_[size(j)] = round_to(c_.dtype, p * (difference - queries_.mean_error[size(i)]));
     }
   }
 
@@ -127,9 +130,13 @@ class PlainHead {
     for (int64_t j = 0; j < c_.seqlen_k; ++j) {
       if (!visible(i, j)) continue;
       add_scaled(weight_[size(j)], dout, keys_.dv.data() + j * c_.head_dim_v, c_.head_dim_v);
-      const float dscore = slope_[size(j)] * gradient_[size(j)];
-      add_scaled(dscore, keys_.k.data() + j * c_.head_dim, queries_.dq.data() + i * c_.head_dim, c_.head_dim);
-      add_scaled(dscore, q, keys_.dk.data() + j * c_.head_dim, c_.head_dim);
+      const auto add = [&](float gradient, Floats& dq, Floats& dk) {
+        const float dscore = slope_[size(j)] * gradient;
+        add_scaled(dscore, keys_.k.data() + j * c_.head_dim, dq.data() + i * c_.head_dim, c_.head_dim);
+        add_scaled(dscore, q, dk.data() + j * c_.head_dim, c_.head_dim);
+      };
+      add(gradient_[size(j)], queries_.dq, keys_.dk);
+      add(gradient_for_given_out_[size(j)], queries_.dq_for_given_out, keys_.dk_for_given_out);
     }
   }
 
@@ -149,7 +156,7 @@ class PlainHead {
   KeyHead& keys_;
   QueryHead& queries_;
   const uint8_t* visible_;
-  Floats probability_, weight_, slope_, gradient_;
+  Floats probability_, weight_, slope_, gradient_, gradient_for_given_out_;
 };
 
 /// dout . (given - exact) of each row.
@@ -174,7 +181,8 @@ KeyHead::KeyHead(const PlainCall& call, std::span<const double> k_values, std::s
       v_transposed(transposed(v, call.seqlen_k, call.head_dim_v)),
       dk(k.size()),
       dv(v.size()),
-      inherited_dk(k.size()) {}
+      inherited_dk(k.size()),
+      dk_for_given_out(k.size()) {}
 
 QueryHead::QueryHead(const PlainCall& call, std::span<const double> q_values, std::span<const double> dout_values,
                      std::span<const double> dlse_values, std::span<const double> given_out,
@@ -186,7 +194,8 @@ QueryHead::QueryHead(const PlainCall& call, std::span<const double> q_values, st
       out(dout.size()),
       lse(static_cast<std::size_t>(call.seqlen_q), -std::numeric_limits<float>::infinity()),
       dq(q.size()),
-      inherited_dq(q.size()) {}
+      inherited_dq(q.size()),
+      dq_for_given_out(q.size()) {}
 
 void run_plain_head(const PlainCall& call, KeyHead& keys, QueryHead& queries, const uint8_t* visible) {
   PlainHead(call, keys, queries, visible).run();

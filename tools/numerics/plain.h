@@ -16,7 +16,8 @@
 ///
 /// That program has P at hand; a backward that is handed out takes the mean from out . dout, and out has been rounded
 /// to the type before it gets it. What that adds to the exact dq and dk is `inherited`: they plus it are the exact
-/// gradients for the out that was handed over.
+/// gradients for the out that was handed over. `..._for_given_out` are what the program computes with the mean from
+/// there.
 namespace flashmask::numerics {
 
 using Floats = std::vector<float>;
@@ -32,7 +33,7 @@ struct PlainCall {
 /// One key head and what its query heads add up in it, in fp32: not yet rounded.
 struct KeyHead {
   KeyHead(const PlainCall& call, std::span<const double> k_values, std::span<const double> v_values);
-  Floats k, v, k_transposed, v_transposed, dk, dv, inherited_dk;
+  Floats k, v, k_transposed, v_transposed, dk, dv, inherited_dk, dk_for_given_out;
 };
 
 /// One query head. `mean_error`: what the error of the out that a backward is handed adds to each row's mean of dP;
@@ -40,7 +41,7 @@ struct KeyHead {
 struct QueryHead {
   QueryHead(const PlainCall& call, std::span<const double> q_values, std::span<const double> dout_values,
             std::span<const double> dlse_values, std::span<const double> given_out, std::span<const double> exact_out);
-  Floats q, dout, dlse, mean_error, out, lse, dq, inherited_dq;
+  Floats q, dout, dlse, mean_error, out, lse, dq, inherited_dq, dq_for_given_out;
   float sink = -std::numeric_limits<float>::infinity();  ///< of this head; by default none
   const uint8_t* kept = nullptr;                         ///< by dropout, [seqlen_q, seqlen_k]; null: all
 };

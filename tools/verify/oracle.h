@@ -12,14 +12,17 @@ namespace flashmask::verify {
 /// numerics/oracle.h on the same (rounded) inputs, in dense-mask mode.
 Results run_oracle(const Problem& problem, const DenseMask& dense);
 
-/// numerics/plain.h on every head of a case, with what dq and dk inherit from the rounding of out.
+/// numerics/plain.h on every head of a case, with what dq and dk inherit from the rounding of out, and what it computes
+/// with that.
 struct Plain {
   explicit Plain(const Case& c)
       : results(c.sizes()),
         inherited_dq(c.batch, c.heads_q, c.seqlen_q, c.head_dim),
-        inherited_dk(c.batch, c.heads_kv, c.seqlen_k, c.head_dim) {}
+        inherited_dk(c.batch, c.heads_kv, c.seqlen_k, c.head_dim),
+        dq_for_given_out(inherited_dq),
+        dk_for_given_out(inherited_dk) {}
   Results results;  ///< lse is left zero
-  HeadArray inherited_dq, inherited_dk;
+  HeadArray inherited_dq, inherited_dk, dq_for_given_out, dk_for_given_out;
 };
 
 /// `given_out` is what the backward under test was handed, `exact_out` the oracle's.

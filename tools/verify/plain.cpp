@@ -53,6 +53,7 @@ class PlainRun {
     for (int64_t h = kv * group; h < (kv + 1) * group; ++h) run_query_head(b, h, keys);
     keep(c_.dtype, keys.dk, plain_.results.dk.head(b, kv));
     keep(c_.dtype, keys.dv, plain_.results.dv.head(b, kv));
+    keep(c_.dtype, keys.dk_for_given_out, plain_.dk_for_given_out.head(b, kv));
     std::copy(keys.inherited_dk.begin(), keys.inherited_dk.end(), plain_.inherited_dk.head(b, kv).begin());
   }
 
@@ -65,6 +66,7 @@ class PlainRun {
     run_plain_head(call_, keys, queries, visible_matrix(c_, dense_, b, h));
     keep(c_.dtype, queries.out, plain_.results.out.head(b, h));
     keep(c_.dtype, queries.dq, plain_.results.dq.head(b, h));
+    keep(c_.dtype, queries.dq_for_given_out, plain_.dq_for_given_out.head(b, h));
     std::copy(queries.inherited_dq.begin(), queries.inherited_dq.end(), plain_.inherited_dq.head(b, h).begin());
   }
 

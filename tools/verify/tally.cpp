@@ -4,8 +4,39 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 namespace flashmask::verify {
+namespace {
+
+/// A reason without its numbers.
+std::string kind_of(const std::string& reason) {
+  std::string kind;
+  for (const char c : reason) {
+    const bool is_digit = c >= '0' && c <= '9';
+    if (!is_digit) kind += c;
+    if (is_digit && (kind.empty() || kind.back() != '#')) kind += '#';
+  }
+  return kind;
+}
+
+struct Skipped {
+  std::string first;  ///< of the reasons
+  int64_t reasons = 0, cases = 0;
+};
+
+/// Reasons that differ in numbers alone, together: of strides, say, hardly two are the same.
+std::map<std::string, Skipped> by_kind(const std::map<std::string, int64_t>& skipped) {
+  std::map<std::string, Skipped> kinds;
+  for (const auto& [reason, count] : skipped) {
+    Skipped& kind = kinds[kind_of(reason)];
+    if (kind.reasons++ == 0) kind.first = reason;
+    kind.cases += count;
+  }
+  return kinds;
+}
+
+}  // namespace
 
 void Tally::add(std::size_t index, const Case& c, const Verdict& verdict) {
   if (verdict.passed() && !verdict.skipped.empty()) {
@@ -33,7 +64,10 @@ std::string summary(const Tally& tally) {
     for (const auto& [name, figure] : tally.largest) text += fmt::format("  {} {:.3g}", name, figure);
     text += "\n";
   }
-  for (const auto& [reason, count] : tally.skipped) text += fmt::format("skipped {}: {}\n", count, reason);
+  for (const auto& [kind, skipped] : by_kind(tally.skipped)) {
+    text += fmt::format("skipped {}: {}{}\n", skipped.cases, skipped.first,
+                        skipped.reasons > 1 ? ", or with other numbers" : "");
+  }
   if (tally.forward_only > 0)
     text += fmt::format("forward only: the backend took no backward of {} cases\n", tally.forward_only);
   text += fmt::format("{} passed, {} failed", tally.passed, tally.failed);

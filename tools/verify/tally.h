@@ -34,7 +34,7 @@ struct Tally {
 };
 
 /// Lines that end with "N passed, M failed" or "N passed, M failed, K skipped", before it the largest errors, and each
-/// reason to skip with the number of its cases.
+/// reason to skip with the number of its cases; of reasons that differ in numbers alone, the first.
 std::string summary(const Tally& tally);
 
 }  // namespace flashmask::verify
