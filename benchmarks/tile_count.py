@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which 128x128 tiles of a mask have a visible element, from its column bounds in linear time, in numpy.
+"""Which tiles of a mask have a visible element, from its column bounds in linear time, in numpy.
 
 Written from the meaning of the bounds alone and apart from the library, so that a benchmark's FLOP count does not
 depend on it.
@@ -44,17 +44,23 @@ def disjoint(intervals):
     return merged
 
 
-def live_tiles(indices, causal, seqlen):
-    """bool [row tiles, key tiles]; seqlen is a multiple of 128."""
-    tiles = seqlen // TILE
-    change = np.zeros((tiles, tiles + 1), np.int32)  # of the number of columns that a row tile does not see at all
-    key_tile = np.arange(seqlen) // TILE
+def live_tiles(indices, causal, seqlen, rows=TILE, keys=TILE):
+    """bool [row tiles, key tiles] of rows x keys; seqlen is a multiple of both."""
+    count, tiles = seqlen // rows, seqlen // keys
+    change = np.zeros((tiles, count + 1), np.int32)  # of the number of columns that a row tile does not see at all
+    key_tile = np.arange(seqlen) // keys
     for interval in disjoint(hidden_intervals(indices, causal, seqlen)):
-        first, end = -(-interval[:, 0] // TILE), interval[:, 1] // TILE
+        first, end = -(-interval[:, 0] // rows), interval[:, 1] // rows
         whole = first < end
         np.add.at(change, (key_tile[whole], first[whole]), 1)
         np.add.at(change, (key_tile[whole], end[whole]), -1)
-    return (np.cumsum(change, axis=1)[:, :tiles] < TILE).T
+    return (np.cumsum(change, axis=1)[:, :count] < keys).T
+
+
+def visible_elements(indices, causal, seqlen):
+    """How many elements the mask shows."""
+    hidden = np.clip(disjoint(hidden_intervals(indices, causal, seqlen)), 0, seqlen)
+    return seqlen * seqlen - int((hidden[..., 1] - hidden[..., 0]).clip(0).sum())
 
 
 def live_share(indices, causal, seqlen):

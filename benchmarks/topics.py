@@ -4,6 +4,7 @@
 import json
 from pathlib import Path
 
+import wasted_work
 from receipts import set_of, short_length
 from words import listed, markdown_table, paragraph, percent, size_text
 
@@ -60,6 +61,18 @@ def mask_cost(topics):
         *markdown_table(["mask", *(f"d = {dim}" for dim in dims)], rows),
         "",
     ]
+
+
+def wasted(_):
+    """No receipt: it follows from the masks."""
+    seqlen = 32768
+    said = (
+        f"Elements whose products a kernel computes, over those that the mask shows, {short_length(seqlen)}, by what "
+        "it passes over as a whole: 64 rows x 128 keys on Hopper (128 rows in the backward at d = 64), 128 x 128 with "
+        "mma.sync. The other two columns are no kernel's here: halves of such tiles, and tiles that begin at each "
+        "document's first row. `benchmarks/wasted_work.py` prints it for other lengths."
+    )
+    return ["### Wasted work", "", *paragraph(said), *markdown_table(*wasted_work.table(seqlen)), ""]
 
 
 def features_cost(topics):
@@ -159,6 +172,8 @@ def small_table(cells):
     names = {
         "ours": "C interface",
         "ours_in_pytorch": "PyTorch package",
+        "ours_in_graph": "the same in a CUDA graph",
+        "empty_operators": "operators that do nothing, PyTorch",
         "cudnn": "cuDNN, PyTorch",
         "flex": "FlexAttention",
     }
@@ -181,8 +196,8 @@ def host_time(topics):
         "",
         *paragraph(
             f"Beyond an operator that does nothing (`benchmarks/torch_overhead.py`), a forward with a ready plan takes "
-            f"{us_text(forward)} of the host, forward and backward {us_text(both)}. In a CUDA graph the host does "
-            "nothing for them."
+            f"{us_text(forward)} of the host, forward and backward {us_text(both)}; 15 and 40 us were asked for. In a "
+            "CUDA graph the host does nothing for them."
         ),
     ]
 
@@ -226,7 +241,7 @@ def first_call(topics):
 
 
 def measurements(topics):
-    parts = (sparsity, mask_cost, blocks, features_cost, padding, planning, building)
+    parts = (sparsity, mask_cost, blocks, wasted, features_cost, padding, planning, building)
     parts += (small, host_time, jax_speed, first_call)
     memory = ["### Memory of a mask", "", f"![Memory of one mask]({PICTURES}/gpu-mask-memory.svg)", ""]
     return ["## Other measurements", "", *(line for part in parts for line in part(topics)), *memory]
@@ -248,11 +263,12 @@ def tests(topics):
         for run, kernel_set in [(topics[name], set_of(name))]
         for part in figures_of(topics, name)["parts"]
     ]
-    said = (
-        "`scripts/gpu-check tests` on the kernels of each set; a part that runs into its time limit counts as failed."
+    said = paragraph(
+        "`scripts/gpu-check tests` on the kernels of each set; a part that runs into its time limit counts as failed. "
+        "`torch: overhead` is the bar of [a call's host time](#host-time-of-a-pytorch-call)."
     )
     head = ["kernels", "part", "passed", "failed", "skipped", "device", "date"]
-    return ["## Tests on a GPU", "", said, "", *markdown_table(head, rows), ""] if rows else []
+    return ["## Tests on a GPU", "", *said, *markdown_table(head, rows), ""] if rows else []
 
 
 # --- The CPU -----------------------------------------------------------------------------------------

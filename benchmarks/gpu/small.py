@@ -3,7 +3,9 @@
 
 With --op bwd a call is the forward and its backward. PyTorch's contenders go through its autograd; ours are the C
 interface's two calls and, where the operators are (FLASHMASK_TORCH_LIBRARY or build/gpu-carry/libflashmask_torch.so),
-the PyTorch package's, through autograd, too.
+the PyTorch package's, through autograd, too, and the same replayed from a CUDA graph. Where the operators that do
+nothing are (FLASHMASK_EMPTY_OPERATOR or build/gpu-carry/libflashmask_empty_operator.so), a torch.autograd.Function of
+them shows what PyTorch takes for any operators.
 """
 
 import contextlib
@@ -68,12 +70,44 @@ def with_gradients(forward, inputs, dout):
     return call
 
 
+def replayed(call):
+    """The call from a CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def has_library(variable, name):
+    """Whether the library is where the environment's variable says, or was carried; the variable says so then."""
+    library = os.environ.get(variable) or ROOT / "build" / "gpu-carry" / name
+    if not os.path.exists(library):
+        return False
+    os.environ[variable] = str(library)
+    return True
+
+
+def empty_call(inputs):
+    """A forward of operators that do nothing, if they are there; else None."""
+    if not has_library("FLASHMASK_EMPTY_OPERATOR", "libflashmask_empty_operator.so"):
+        return None
+    from torch_overhead import EmptyFunction
+
+    torch.ops.load_library(os.environ["FLASHMASK_EMPTY_OPERATOR"])
+    options = None, True, None, -1, -1, False, "auto"
+    return lambda: EmptyFunction.apply(*inputs, None, None, None, options)[0]
+
+
 def torch_call(mask_name, inputs):
     """The PyTorch package's forward, if its operators are there; else None."""
-    library = os.environ.get("FLASHMASK_TORCH_LIBRARY") or ROOT / "build" / "gpu-carry" / "libflashmask_torch.so"
-    if not os.path.exists(library):
+    if not has_library("FLASHMASK_TORCH_LIBRARY", "libflashmask_torch.so"):
         return None
-    os.environ["FLASHMASK_TORCH_LIBRARY"] = str(library)
     import flashmask
 
     bounds, causal = paper_masks.paper_mask(mask_name, SEQLEN)
@@ -96,6 +130,9 @@ def both_contenders_of(mask_name, head_dim):
     inputs = [x.clone().requires_grad_() for x in (q, k, v)]
     if ours := torch_call(mask_name, inputs):
         found["ours_in_pytorch"] = (with_gradients(ours, inputs, dout), plain)
+        found["ours_in_graph"] = (replayed(with_gradients(ours, inputs, dout)), plain)
+        if empty := empty_call(inputs):
+            found["empty_operators"] = (with_gradients(empty, inputs, dout), plain)
     first, of_first = (
         [x.transpose(1, 2).contiguous().requires_grad_() for x in (q, k, v)],
         dout.transpose(1, 2).contiguous(),

@@ -22,6 +22,7 @@ import plan_layout  # noqa: E402
 import samples  # noqa: E402
 import sparsity_masks  # noqa: E402
 import tile_count  # noqa: E402
+import wasted_work  # noqa: E402
 
 lib = capi.load()
 
@@ -100,6 +101,27 @@ def tiles_of(matrix, rows, keys):
     padded = np.zeros((height, width), bool)
     padded[: matrix.shape[0], : matrix.shape[1]] = matrix
     return padded.reshape(height // rows, rows, width // keys, keys)
+
+
+@pytest.mark.parametrize("name", paper_masks.NAMES)
+def test_wasted_work_counts_elements(name):
+    """Against the matrix, looked at element by element."""
+    seqlen = 1024
+    seen = visible_by_bounds(*paper_masks.paper_mask(name, seqlen), seqlen)
+    expected = [tiles_of(seen, *g).any((1, 3)).sum() * g[0] * g[1] / seen.sum() for g in wasted_work.GRANULES]
+    assert wasted_work.computed_over_visible(name, seqlen) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["document", "causal_document"])
+def test_wasted_work_of_packed_tiles(name):
+    """A matrix of each document by itself begins with a tile."""
+    seqlen = 1024
+    seen = visible_by_bounds(*paper_masks.paper_mask(name, seqlen), seqlen)
+    ends = np.cumsum(paper_masks.document_lengths(np.random.default_rng(0), seqlen))
+    documents = [seen[begin:end, begin:end] for begin, end in zip([0, *ends[:-1]], ends)]
+    assert sum(document.sum() for document in documents) == seen.sum()
+    computed = sum(tiles_of(document, 128, 128).any((1, 3)).sum() for document in documents) * 128 * 128
+    assert wasted_work.packed_over_visible(name, seqlen) == pytest.approx(computed / seen.sum())
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
