@@ -8,10 +8,11 @@ device and the tables of tiles, and, where receipts of such kernels are, how far
 What a CTA does for a tile is taken as phases that follow each other: products, each as long as the tensor cores or as
 reading its operands from shared memory, whichever is longer, and a share of the other; exponentials; writing to shared
 memory; adding dq. A second CTA on a multiprocessor hides what a barrier costs a lone one; it does not hide phases
-behind each other. Of masks only full and causal are modelled, as the visible share of tiles: neither the element mask
-of tiles on the diagonal nor the last round of CTAs. The deterministic backward is not modelled.
+behind each other. A query tile of the forward has a beginning and an end besides. Of masks only full and causal are
+modelled, as the visible share of tiles, without the element mask of those on the diagonal. The deterministic backward
+is not modelled.
 
-Three constants are fitted to receipts. --refit fits them anew, and for each pair of head dims without its cells, and
+Four constants are fitted to receipts. --refit fits them anew, and for each pair of head dims without its cells, and
 says how far off those are then.
 """
 
@@ -42,7 +43,7 @@ REGISTERS = 65536  # a thread of the forward has up to 255
 
 
 class Fitted(NamedTuple):
-    """Constants of all kernels and devices, rounded from what --refit prints."""
+    """Constants of all kernels and devices: what --refit prints, rounded so that the largest error becomes less."""
 
     # Of a product's shorter part, multiplying or reading operands, what does not run under the longer: warps that a
     # barrier has put in step read, and then multiply, at the same time.
@@ -53,9 +54,12 @@ class Fitted(NamedTuple):
     # Clocks for a byte of dq that RED.F32 adds, a sector of 32 bytes a clock: the next reads of shared memory wait
     # behind it in the same unit.
     dq: float
+    # Clocks of a lone CTA of the forward before its first step and after its last: it starts, finds its rows in the
+    # plan, waits for the first loads, and stores; and what it leaves idle in the last round.
+    query_tile: float
 
 
-FITTED = Fitted(unhidden=0.25, barrier=350, dq=1 / 32)
+FITTED = Fitted(unhidden=0.2, barrier=395, dq=1 / 31, query_tile=22000)
 
 
 class Device(NamedTuple):
@@ -125,15 +129,18 @@ def ctas(device, tile):
 
 
 def forward_clocks(device, fitted, tile):
-    """Of `keys` keys, and how many rows and keys those are for. Every warp reads all of K and V, and its rows of Q
-    unless they are in registers (`kQInRegisters`)."""
+    """Of `keys` keys, how many rows and keys those are for, and of each query tile besides.
+
+    Every warp reads all of K and V, and its rows of Q unless they are in registers (`kQInRegisters`).
+    """
     dim, dim_v, _, rows, keys, warps, _ = tile
     of_q = 0 if rows == 16 * warps and dim <= 192 else rows * dim
     products = product(device, fitted, rows, keys, dim, warps * keys * dim + of_q)
     products += product(device, fitted, rows, dim_v, keys, warps * keys * dim_v)
     written = 2 * keys * (dim + dim_v) / SHARED_BYTES
     barriers = 2 * fitted.barrier * (ctas(device, tile) == 1)
-    return products + pointwise(device, "fwd", rows * keys) + written + barriers, rows, keys
+    clocks = products + pointwise(device, "fwd", rows * keys) + written + barriers
+    return clocks, rows, keys, fitted.query_tile / ctas(device, tile)
 
 
 def backward_clocks(device, fitted, tile):
@@ -157,15 +164,18 @@ def backward_clocks(device, fitted, tile):
     # P and dS are written to shared memory, Q and dO arrive there.
     written = 2 * (2 * rows * keys + rows * (dim + dim_v)) / SHARED_BYTES
     waits = (2 + (dout_buffers == 1)) * fitted.barrier + 4 * rows * dim * fitted.dq
-    return products + pointwise(device, "bwd", rows * keys) + written + waits, rows, keys
+    return products + pointwise(device, "bwd", rows * keys) + written + waits, rows, keys, 0
 
 
 def milliseconds(device, case, kernels, fitted=FITTED):
     """Of a receipt's case."""
     tile = tile_of(device, case["op"], case["head_dim"], case["head_dim_v"], KILOBYTES[kernels])
-    clocks, rows, keys = (forward_clocks if case["op"] == "fwd" else backward_clocks)(device, fitted, tile)
+    clocks, rows, keys, of_query_tile = (forward_clocks if case["op"] == "fwd" else backward_clocks)(
+        device, fitted, tile
+    )
     tiles = case["batch"] * case["heads"] * case["seqlen"] ** 2 * case["live"] / (rows * keys)
-    busy = tiles * clocks / device.multiprocessors / device.ghz / 1e6
+    query_tiles = case["batch"] * case["heads"] * case["seqlen"] / rows
+    busy = (tiles * clocks + query_tiles * of_query_tile) / device.multiprocessors / device.ghz / 1e6
     return busy + memory_bytes(case) / device.gb_per_second / 1e6 if case["op"] == "bwd" else busy
 
 
@@ -262,8 +272,9 @@ def refit(cells):
     """The constants with the least squares of relative errors: times are linear in them."""
     import numpy as np
 
-    base = np.array([cell.error(Fitted(0, 0, 0)) for cell in cells])
-    slopes = np.array([[cell.error(Fitted(*unit)) for unit in np.eye(3)] for cell in cells]) - base[:, None]
+    count = len(Fitted._fields)
+    base = np.array([cell.error(Fitted(*np.zeros(count))) for cell in cells])
+    slopes = np.array([[cell.error(Fitted(*unit)) for unit in np.eye(count)] for cell in cells]) - base[:, None]
     return Fitted(*map(float, np.linalg.lstsq(slopes, 1 - base, rcond=None)[0]))
 
 

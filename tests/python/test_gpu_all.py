@@ -122,7 +122,7 @@ def test_a_multiprocessor_holds_as_many_forward_tiles_as_fit():
 
 
 def test_refitting_finds_the_constants_that_made_the_times():
-    made = sm80_model.Fitted(unhidden=0.4, barrier=200, dq=0.05)
+    made = sm80_model.Fitted(unhidden=0.4, barrier=200, dq=0.05, query_tile=9000)
     cells = []
     for op in ("fwd", "bwd"):
         for dims in ((64, 64), (128, 128), (192, 128), (256, 256)):
