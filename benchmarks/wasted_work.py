@@ -17,7 +17,6 @@ import paper_masks
 import tile_count
 
 GRANULES = ((64, 128), (128, 128), (64, 64))
-SEQLENS = (8192, 32768)
 
 
 def computed_over_visible(name, seqlen):
