@@ -425,6 +425,10 @@ class _Attention(torch.autograd.Function):
         return dq, dk, dv, None, None, dsink, *(None,) * len(features[1:])
 
 
+# Without what Function.apply adds for torch.func, whose calls never come this way.
+_apply_attention = super(torch.autograd.Function, _Attention).apply
+
+
 def _joined(options, features):
     return *options[:_SINK], *features, *options[_SINK:]
 
@@ -464,7 +468,7 @@ def _forward(q, k, v, bounds, block_mask, plan_, *options):
         features = options[_SINK:_DROPOUT_P]
         if features:
             options = options[:_SINK] + options[_DROPOUT_P:]
-        return _Attention.apply(q, k, v, (bounds, block_mask, plan_), options, *features)
+        return _apply_attention(q, k, v, (bounds, block_mask, plan_), options, *features)
     with _AutoDispatchBelowAutograd():
         return _forward_operator(q, k, v, bounds, block_mask, plan_, *options)
 

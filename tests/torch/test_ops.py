@@ -165,7 +165,7 @@ def test_autograd_carries_features(monkeypatch, asked):
 
 def test_a_sink_alone_may_require_a_gradient(monkeypatch):
     calls = []
-    monkeypatch.setattr(ops._Attention, "apply", lambda *arguments: calls.append(arguments) or arguments[:2])
+    monkeypatch.setattr(ops, "_apply_attention", lambda *arguments: calls.append(arguments) or arguments[:2])
     operators.forward(*inputs(), *PLAIN, sink=feature("sink").requires_grad_())
     assert len(calls) == 1
 
