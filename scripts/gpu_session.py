@@ -13,7 +13,8 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TAIL = 3000
+TAIL = 3000  # characters of an output that are printed
+KEPT = 30000  # that a receipt keeps of what failed: all failures of a long run
 
 
 class Clock:
@@ -51,7 +52,7 @@ class Session:
     def add(self, result, passed, failed, **more):
         part = {**{n: result[n] for n in ("name", "command", "seconds")}, "passed": passed, "failed": failed, **more}
         if failed:
-            part["output"] = result["output"][-TAIL:]
+            part["output"] = result["output"][-KEPT:]
         with self.lock:
             self.receipt["tests"]["passed"] += passed
             self.receipt["tests"]["failed"] += failed

@@ -164,6 +164,12 @@ def test_counts_of_threads_add_up(session):
     assert session.receipt["tests"] == {"passed": 40, "failed": 20} and len(session.figures["parts"]) == 20
 
 
+def test_failures_are_kept_with_what_follows_them(session):
+    output = "FAILED case 3\n" + "skipped 1: a reason\n" * 1000
+    session.add({"name": "verify", "command": "verify", "seconds": 1.0, "output": output}, 5, 1)
+    assert session.figures["parts"][-1]["output"].startswith("FAILED case 3")
+
+
 def test_what_is_missing_is_named(session, monkeypatch, tmp_path):
     for variable in gpu_tests.TORCH_LIBRARIES:
         monkeypatch.delenv(variable, raising=False)

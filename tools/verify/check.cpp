@@ -81,7 +81,7 @@ struct Target {
   std::function<Limit(int64_t b, int64_t h)> limit;
 };
 
-/// By how much a head's largest error is over its limit, as a ratio, and that in words.
+/// A head's largest error, its limit, and the one over the other.
 struct Excess {
   double ratio = 0;
   Error error;
@@ -213,12 +213,12 @@ class AccuracyCheck {
   /// dq (`of_queries`) and dk.
   void check_gradient(std::string_view name, bool of_queries, const HeadArray& got, const HeadArray& oracle,
                       const HeadArray& plain, const HeadArray& inherited, const HeadArray& plain_for_given_out) {
-    const auto or_of_cancelled = [&](const Limit& ordinary, int64_t b, int64_t h) {
+    const auto or_cancellation = [&](const Limit& ordinary, int64_t b, int64_t h) {
       const Limit cancelled = cancellation_limit(of_queries, oracle, b, h);
       return cancelled.value > ordinary.value ? cancelled : ordinary;
     };
     if (is_float32()) {
-      const auto limit = [&](int64_t b, int64_t h) { return or_of_cancelled(largest_limit(oracle, b, h), b, h); };
+      const auto limit = [&](int64_t b, int64_t h) { return or_cancellation(largest_limit(oracle, b, h), b, h); };
       return check_heads(name, got, {oracle, limit}, verdict_);
     }
     HeadArray exact_for_given_out = oracle;
@@ -227,7 +227,7 @@ class AccuracyCheck {
                 of_given_out = gradient_limit(exact_for_given_out, plain_for_given_out);
     const Target targets[] = {
         {oracle, [&](int64_t, int64_t) { return of_oracle; }},
-        {exact_for_given_out, [&](int64_t b, int64_t h) { return or_of_cancelled(of_given_out, b, h); }}};
+        {exact_for_given_out, [&](int64_t b, int64_t h) { return or_cancellation(of_given_out, b, h); }}};
     check_heads(name, got, targets, verdict_);
   }
 
