@@ -80,16 +80,20 @@ def features_cost(topics):
     if not found:
         return []
     held = found["features"]
-    at = {(c["head_dim"], c["head_dim_v"], c["feature"], c["op"], c["mask"]): c["over_plain"] for c in held["cells"]}
+    keys = ("head_dim", "head_dim_v", "feature", "dtype")
+    at = {(*(c[key] for key in keys), c["op"], c["mask"]): c["over_plain"] for c in held["cells"]}
     masks, ops = (list(dict.fromkeys(c[name] for c in held["cells"])) for name in ("mask", "op"))
     rows = [
-        [size, feature, *(" / ".join(f"{at[(d, dv, feature, op, mask)]:.2f}" for mask in masks) for op in ops)]
-        for d, dv, feature in dict.fromkeys((c["head_dim"], c["head_dim_v"], c["feature"]) for c in held["cells"])
-        for size in [str(d) if d == dv else f"{d} / {dv}"]
+        [
+            str(d) if d == dv else f"{d} / {dv}",
+            feature if dtype == "bfloat16" else f"{feature}, {dtype}",
+            *(" / ".join(f"{at[(d, dv, feature, dtype, op, mask)]:.2f}" for mask in masks) for op in ops),
+        ]
+        for d, dv, feature, dtype in dict.fromkeys(tuple(c[key] for key in keys) for c in held["cells"])
     ]
     said = (
-        f"Time of calls with them over the plain call's, {short_length(held['seqlen'])}, bfloat16, "
-        f"{listed(masks)}; softcap {held['softcap']:g}, dropout {held['dropout']:g}; on an "
+        f"Time of calls with them over the plain call's, {short_length(held['seqlen'])}, bfloat16 unless "
+        f"float16 is named, {listed(masks)}; softcap {held['softcap']:g}, dropout {held['dropout']:g}; on an "
         f"{topics['features']['device']}."
     )
     head = ["d", "asked for", *(op.replace("fwd", "forward").replace("bwd", "backward") for op in ops)]

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What sinks, softcap and dropout cost: calls with them over the plain one, in one run, of every kernel's head dims."""
+"""What sinks, softcap and dropout cost: calls with them over the plain one, in one run, of every kernel's head dims.
+
+In bfloat16; softcap in float16, too, whose tanh is another.
+"""
+
+from itertools import product
 
 import torch
 from harness import kernels
@@ -14,11 +19,14 @@ BARS = {("sink", "fwd"): 1.02, ("sink", "bwd"): 1.02, ("softcap", "fwd"): 1.15, 
 BAR_OF_CYCLES = 1.005  # of a sink
 BAR_OF_DROPOUT = 1.25  # forward and backward together
 BARRED_HEAD_DIM = 128
+DTYPES = (torch.bfloat16, torch.float16)
 
 
-def asked(heads):
+def asked(heads, dtype):
     sink = torch.randn(heads, device="cuda")
     state = torch.tensor([7, 0], dtype=torch.int64, device="cuda")
+    if dtype == torch.float16:
+        return {"plain": NONE, "softcap": Features(softcap=SOFTCAP)}
     return {
         "plain": NONE,
         "sink": Features(sink=sink),
@@ -38,17 +46,17 @@ def masks():
     }
 
 
-def inputs_of(dim, dim_v):
+def inputs_of(dim, dim_v, dtype):
     heads = HIDDEN // 64 if dim == 64 else max(1, HIDDEN // dim)
     shape = (TOKENS // SEQLEN, SEQLEN, heads)
-    return [torch.randn((*shape, d), dtype=torch.bfloat16, device="cuda") for d in (dim, dim, dim_v, dim_v)]
+    return [torch.randn((*shape, d), dtype=dtype, device="cuda") for d in (dim, dim, dim_v, dim_v)]
 
 
 def calls_of(mask, inputs):
     """{(feature, op): call}, forwards that have run."""
     q, k, v, dout = inputs
     plan, found = Plan(mask), {}
-    for name, features in asked(q.shape[2]).items():
+    for name, features in asked(q.shape[2], q.dtype).items():
         forward = Forward(q, k, v, mask, plan=plan, features=features).run()
         found[name, "fwd"] = forward
         found[name, "bwd"] = Backward(forward, dout, None, plan=plan)
@@ -93,20 +101,20 @@ def judge(figure):
 
 def run(arguments, receipt, save, progress_type):
     dims = kernels.head_dims(kernels.default_library(), "bwd")
-    progress, figures, in_cycles, hashes = progress_type([1] * (3 * len(dims))), [], [], {}
+    progress, figures, in_cycles, hashes = progress_type([1] * (3 * len(dims) * len(DTYPES))), [], [], {}
     marks = Marks()
-    for dim, dim_v in dims:
-        inputs = inputs_of(dim, dim_v)
+    for (dim, dim_v), dtype in product(dims, DTYPES):
+        inputs = inputs_of(dim, dim_v, dtype)
         for mask_name, mask in masks().items():
             calls = calls_of(mask, inputs)
             for (_, op), call in calls.items():
                 hashes.update({i: arguments.kernels.hashes[i] for i in explained(call, op == "bwd")["kernels"]})
-            at = {"mask": mask_name, "head_dim": dim, "head_dim_v": dim_v}
+            at = {"mask": mask_name, "head_dim": dim, "head_dim_v": dim_v, "dtype": str(dtype).removeprefix("torch.")}
             figures += [judge({**at, **figure}) for figure in measure(calls, arguments.rounds)]
-            if (dim, dim_v) == (BARRED_HEAD_DIM,) * 2:
+            if (dim, dim_v) == (BARRED_HEAD_DIM,) * 2 and ("sink", "fwd") in calls:
                 found = cycles_of_sink(calls, marks, arguments.rounds)
                 in_cycles += [judge({**at, "op": op, **figure}) for op, figure in found.items()]
-            progress.step(1, f"{mask_name} d={dim}/{dim_v}")
+            progress.step(1, f"{mask_name} d={dim}/{dim_v} {at['dtype']}")
     receipt["kernel_hashes"] = dict(sorted(hashes.items()))
     held = {"seqlen": SEQLEN, "softcap": SOFTCAP, "dropout": DROPOUT, "cells": figures, "cycles_of_sink": in_cycles}
     receipt["figures"]["features"] = held
@@ -115,7 +123,7 @@ def run(arguments, receipt, save, progress_type):
         bar = f" (bar {f['bar']:.2f})" if "bar" in f else ""
         print(
             f"{'PASS' if f['passed'] else 'FAIL'}  d={f['head_dim']:3}/{f['head_dim_v']:3} {f['mask']:16} "
-            f"{f['feature']:8} {f['op']:9} {f['ms']:.2f} ms: {f['over_plain']:.3f} of plain{bar}"
+            f"{f['dtype']:8} {f['feature']:8} {f['op']:9} {f['ms']:.2f} ms: {f['over_plain']:.3f} of plain{bar}"
         )
     for f in in_cycles:
         print(

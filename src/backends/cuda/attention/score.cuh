@@ -27,7 +27,8 @@ struct ProductScore {
   __device__ __forceinline__ void transform(float (&)[kScores]) const {}
 };
 
-/// The tanh of a softcap, if the call has one; otherwise the product.
+/// The tanh of a softcap, if the call has one; otherwise the product. Element is that of Q and K.
+template <typename Element>
 class SoftcapScore {
  public:
   static constexpr bool kFoldsLse = false;
@@ -37,7 +38,7 @@ class SoftcapScore {
 
   template <int kScores>
   __device__ __forceinline__ void transform(float (&s)[kScores]) const {
-    if (softcap_.given() && softcap_.softcap <= kMostOfShortTanh) tanh_of(s, softcap_.factor);
+    if (softcap_.given() && softcap_.softcap <= kMostOfShortTanh) tanh_of<Element>(s, softcap_.factor);
     if (softcap_.softcap > kMostOfShortTanh) tanh_near_zero_of(s, softcap_.factor);
   }
   template <int kScores>
@@ -54,7 +55,7 @@ class SoftcapScore {
   __device__ __forceinline__ bool is_usual() const { return given() && softcap_.softcap <= kMostOfShortTanh; }
   template <int kScores>
   __device__ __forceinline__ void differentiate_usual(float (&s)[kScores], float (&gradients)[kScores]) const {
-    tanh_and_slope_of(s, softcap_.factor, gradients);
+    tanh_and_slope_of<Element>(s, softcap_.factor, gradients);
   }
 
  private:

@@ -1,16 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cuda_bf16.h>
+
+#include <type_traits>
+
 #include "backends/cuda/ptx/registers.cuh"
 
 namespace flashmask::cuda {
 
-/// tanh of `factor` times some numbers, in place, by the hardware: relative error 2^-11, which a softcap of usual size
-/// leaves below what 16 bits lose of the products.
-template <int kCount>
+inline constexpr float kTwoLog2E = 2.88539008177792681f;
+
+/// tanh for a softcap of usual size. In bfloat16 the hardware's, with relative error 2^-11, is below what 16 bits lose
+/// of the products; float16 loses as little itself, and takes one with absolute error 5e-7.
+template <typename Element>
+__device__ __forceinline__ float usual_tanh(float y) {
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    return ptx::tanh_approx(y);
+  } else {
+    return 1 - 2 * ptx::inverse_approx(1 + ptx::exp2_approx(y * kTwoLog2E));
+  }
+}
+
+/// usual_tanh of `factor` times some numbers, in place.
+template <typename Element, int kCount>
 __device__ __forceinline__ void tanh_of(float (&x)[kCount], float factor) {
 #pragma unroll
-  for (float& value : x) value = ptx::tanh_approx(value * factor);
+  for (float& value : x) value = usual_tanh<Element>(value * factor);
 }
 
 /// tanh of small y, |y| < kSmall, with its digits: the power series' beginning, relative error 2e-6.
@@ -23,7 +39,6 @@ __device__ __forceinline__ float tanh_of_small(float y) {
 /// The same with relative error 2e-6, for softcaps so large that tanh_of's, which are theirs times it, would show.
 template <int kCount>
 __device__ __forceinline__ void tanh_near_zero_of(float (&x)[kCount], float factor) {
-  constexpr float kTwoLog2E = 2.88539008177792681f;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const float y = x[i] * factor, rest = ptx::inverse_approx(1 + ptx::exp2_approx(y * kTwoLog2E));
@@ -32,11 +47,11 @@ __device__ __forceinline__ void tanh_near_zero_of(float (&x)[kCount], float fact
 }
 
 /// As tanh_of, and multiplies `gradients` by the derivatives by `factor` times x.
-template <int kCount>
+template <typename Element, int kCount>
 __device__ __forceinline__ void tanh_and_slope_of(float (&x)[kCount], float factor, float (&gradients)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    x[i] = ptx::tanh_approx(x[i] * factor);
+    x[i] = usual_tanh<Element>(x[i] * factor);
     gradients[i] *= __fmaf_rn(-x[i], x[i], 1.f);
   }
 }
@@ -46,7 +61,7 @@ __device__ __forceinline__ void tanh_and_slope_of(float (&x)[kCount], float fact
 template <int kCount>
 __device__ __forceinline__ void tanh_and_slope_near_zero_of(float (&x)[kCount], float factor,
                                                             float (&gradients)[kCount]) {
-  constexpr float kTwoLog2E = 2.88539008177792681f, kMost = 60;
+  constexpr float kMost = 60;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const float y = x[i] * factor, e = ptx::exp2_approx(fminf(y * kTwoLog2E, kMost)),

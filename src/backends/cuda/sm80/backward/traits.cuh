@@ -30,7 +30,7 @@ struct WarpGrid {
 template <typename Element_, int kHeadDim, int kHeadDimV, int kKilobytes, bool kFeatured>
 struct BackwardTraits {
   using Element = Element_;
-  using Score = std::conditional_t<kFeatured, cuda::SoftcapScore, cuda::ProductScore>;
+  using Score = std::conditional_t<kFeatured, cuda::SoftcapScore<Element>, cuda::ProductScore>;
   using Weights = std::conditional_t<kFeatured, cuda::KeptWeights, cuda::AllWeights>;
   static constexpr BackwardTile kTile = find_tile(kBackwardTiles, kHeadDim, kHeadDimV, kKilobytes);
   static constexpr int kQkDim = kHeadDim, kVDim = kHeadDimV;

@@ -21,7 +21,7 @@ struct ForwardTraits {
   using Element = Element_;
   static constexpr bool kFeatured = kFeatured_;
   using Params = std::conditional_t<kFeatured, FeaturedForwardParams, ForwardParams>;
-  using Score = std::conditional_t<kFeatured, cuda::SoftcapScore, cuda::ProductScore>;
+  using Score = std::conditional_t<kFeatured, cuda::SoftcapScore<Element>, cuda::ProductScore>;
   using Weights = std::conditional_t<kFeatured, cuda::KeptWeights, cuda::AllWeights>;
   static constexpr ForwardTile kTile = find_tile(kForwardTiles, kHeadDim, kHeadDimV, kKilobytes);
   static constexpr int kQkDim = kHeadDim, kVDim = kHeadDimV;

@@ -36,9 +36,10 @@ template <DqSum sum>
 using PlainPolicies = BackwardPolicies<BackwardParams, cuda::ProductScore, cuda::AllWeights, TensorMapKv, sum>;
 
 /// Those of softcap and dropout, for calls that ask for them; without, and in fast mode, for others.
-template <bool kFeatured>
+template <typename Element, bool kFeatured>
 using PoliciesOf =
-    std::conditional_t<kFeatured, BackwardPolicies<FeaturedBackwardParams, cuda::SoftcapScore, cuda::KeptWeights>,
+    std::conditional_t<kFeatured,
+                       BackwardPolicies<FeaturedBackwardParams, cuda::SoftcapScore<Element>, cuda::KeptWeights>,
                        PlainPolicies<DqSum::kFloats>>;
 
 /// Whether the call sums dq up in integers, and whether this kernel might.

@@ -36,12 +36,13 @@ struct ForwardPolicies {
 /// Those of sinks and positions alone.
 using LightPolicies = ForwardPolicies<FeaturedForwardParams, cuda::ProductScore, cuda::AllWeights, FeaturedRows>;
 /// Those of all features, dropout where a tile takes it.
-template <bool kDrops>
-using FeaturedPolicies = ForwardPolicies<FeaturedForwardParams, cuda::SoftcapScore,
+template <typename Element, bool kDrops>
+using FeaturedPolicies = ForwardPolicies<FeaturedForwardParams, cuda::SoftcapScore<Element>,
                                          std::conditional_t<kDrops, cuda::KeptWeights, cuda::AllWeights>, FeaturedRows>;
-template <int kHeadDim, int kHeadDimV, int kConsumers, bool kFeatured>
+template <typename Element, int kHeadDim, int kHeadDimV, int kConsumers, bool kFeatured>
 using PoliciesOf =
-    std::conditional_t<kFeatured, FeaturedPolicies<find_tile(kForwardTiles, kHeadDim, kHeadDimV, kConsumers).drops()>,
+    std::conditional_t<kFeatured,
+                       FeaturedPolicies<Element, find_tile(kForwardTiles, kHeadDim, kHeadDimV, kConsumers).drops()>,
                        ForwardPolicies<>>;
 
 /// Named barriers, each one of as many as there are consumer warpgroups.
