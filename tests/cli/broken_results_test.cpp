@@ -160,6 +160,22 @@ TEST_P(BrokenResults, RowsOfOneKeyUnderDropout) {
   expect_found(one_key, broken_backward(change), "dq: batch entry 1, head 3");
 }
 
+TEST_P(BrokenResults, AHeadOfWhichFewRowsSeeKeys) {
+  Case few = c;
+  few.family = "causal";
+  few.seqlen_q = 300;
+  few.seqlen_k = 3;
+  few.q_offset = -297;
+  const RunOptions options{.backend = tested_backend()};
+  const Verdict verdict = run_case(few, options);
+  ASSERT_TRUE(verdict.passed()) << verdict.failures.front();
+  const auto change = [this](const ForwardArgs& args, auto, auto&) {
+    const int64_t at = element(args.out, 1, 299, 3, 11);
+    set(args.out, at, get(args.out, at) + error);
+  };
+  expect_found(few, broken_forward(change), "out: batch entry 1, head 3, row 299, column 11");
+}
+
 TEST_P(BrokenResults, PositionsThatAreForgotten) {
   Case with = c;
   with.features.positions = Positions::kEach;
