@@ -398,6 +398,17 @@ TEST(Contract, AnyFiniteScale) {
   }
 }
 
+TEST(Contract, EqualGradientsOfManyRowsAddUp) {
+  // As of a mean: rounding each sum on the way to dv would err in one direction.
+  constexpr int64_t kRows = 5000;
+  Call<float> call({.seqlen_q = kRows, .seqlen_k = 1});
+  std::fill(call.dout.begin(), call.dout.end(), 0.3173F);
+  call.run();
+  Call<double> oracle = call.oracle(std::vector<uint8_t>(kRows, 1));
+  oracle.run();
+  EXPECT_LE(max_error(call.dv, oracle.dv), 1e-5 * max_value(oracle.dv));
+}
+
 TEST(Contract, ScoresFarApartDoNotOverflow) {
   // Score 50 j in every row: the last visible key takes all, exactly.
   constexpr int64_t kRows = 80, kKeys = 300;

@@ -25,11 +25,7 @@ enum class Order { kRows, kColumns };  // row m, column k; row k, column m
 template <int kCount, Order kOrder>
 HWY_INLINE void multiply_rows(Rows a, Rows panel, int64_t depth, bool accumulate, Rows result) {
   Vec sum0[kCount], sum1[kCount];
-  for (int m = 0; m < kCount; ++m) {
-    const float* row = result.at + m * result.stride;  // a caller's dq has any alignment
-    sum0[m] = accumulate ? hn::LoadU(kFloats, row) : hn::Zero(kFloats);
-    sum1[m] = accumulate ? hn::LoadU(kFloats, row + kLanes) : hn::Zero(kFloats);
-  }
+  for (int m = 0; m < kCount; ++m) sum0[m] = sum1[m] = hn::Zero(kFloats);
   const float* HWY_RESTRICT broadcast = a.at;
   const float* HWY_RESTRICT row = panel.at;
   for (int64_t k = 0; k < depth; ++k, row += panel.stride) {
@@ -43,8 +39,13 @@ HWY_INLINE void multiply_rows(Rows a, Rows panel, int64_t depth, bool accumulate
     }
   }
   for (int m = 0; m < kCount; ++m) {
-    hn::StoreU(sum0[m], kFloats, result.at + m * result.stride);
-    hn::StoreU(sum1[m], kFloats, result.at + m * result.stride + kLanes);
+    float* to = result.at + m * result.stride;  // a caller's dq has any alignment
+    if (accumulate) {
+      sum0[m] = hn::Add(hn::LoadU(kFloats, to), sum0[m]);
+      sum1[m] = hn::Add(hn::LoadU(kFloats, to + kLanes), sum1[m]);
+    }
+    hn::StoreU(sum0[m], kFloats, to);
+    hn::StoreU(sum1[m], kFloats, to + kLanes);
   }
 }
 
@@ -61,7 +62,7 @@ void multiply_rest(int64_t count, Rows a, Rows panel, int64_t depth, bool accumu
 
 /// Over the kWidth columns of `panel`: row m of result = (accumulate ? itself : 0) + sum over k < depth of a(m, k) *
 /// row k of panel. The order of the sum over k is ascending and the same for every row, so a result never depends on
-/// the rows beside it.
+/// the rows beside it. What is there is added last: over many tiles, sums of tiles round off less than one sum would.
 template <Order kOrder>
 void multiply(int64_t count, Rows a, Rows panel, int64_t depth, bool accumulate, Rows result) {
   const int64_t step = kOrder == Order::kRows ? a.stride : 1;
