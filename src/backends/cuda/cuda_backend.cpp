@@ -7,7 +7,7 @@
 #include "backends/backend.h"
 #include "backends/cuda/common/device.h"
 #include "backends/cuda/common/error.h"
-#include "backends/cuda/kernel_set.h"
+#include "backends/cuda/kernel_sets.h"
 #include "backends/cuda/masks/build_masks.h"
 #include "backends/cuda/plan/device_plan.h"
 #include "common/message.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backends/cuda/kernel_set.h"
+#include "backends/cuda/kernel_sets.h"
 
 #include <array>
 #include <cstdlib>
