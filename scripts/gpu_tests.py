@@ -156,9 +156,9 @@ def run_verify(session, carry, cases, no_limit):
 
 
 def run_pytest(session, name, words, seconds, environment=None, files=("tests/gpu",)):
-    junit = ROOT / "build" / f"{re.sub(r'[^a-z0-9]+', '-', name)}.xml"
+    # Of this run alone: another, on another GPU, may have the same parts.
+    junit = ROOT / "build" / f"{re.sub(r'[^a-z0-9]+', '-', name)}-{os.getpid()}.xml"
     junit.parent.mkdir(exist_ok=True)
-    junit.unlink(missing_ok=True)
     command = [
         sys.executable,
         "-m",
