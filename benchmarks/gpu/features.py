@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What sinks, softcap and dropout cost: calls with them over the plain one, in one run, of every kernel's head dims.
 
-In bfloat16; softcap in float16, too, whose tanh is another.
+In bfloat16, and a softcap in float16 as well, whose tanh is another.
 """
 
 from itertools import product

@@ -11,15 +11,20 @@ namespace flashmask::cuda {
 
 inline constexpr float kTwoLog2E = 2.88539008177792681f;
 
-/// tanh for a softcap of usual size. In bfloat16 the hardware's, with relative error 2^-11, is below what 16 bits lose
-/// of the products; float16 loses as little itself, and takes one with relative error 4e-5: from an exponential, but
-/// near 0, where 1 - tanh would lose its digits, y.
+/// (1 - tanh y) / 2 = 1 / (1 + e^2y).
+__device__ __forceinline__ float half_of_rest(float y) {
+  return ptx::inverse_approx(1 + ptx::exp2_approx(y * kTwoLog2E));
+}
+
+/// tanh for a softcap of usual size. The relative error of the hardware's, 2^-11, is below what bfloat16 loses of the
+/// products, but not below what float16 does, which takes one of 4e-5: near 0, where 1 - 2 half_of_rest has no digits
+/// left, tanh y is y.
 template <typename Element>
 __device__ __forceinline__ float usual_tanh(float y) {
   if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
     return ptx::tanh_approx(y);
   } else {
-    const float tanh = 1 - 2 * ptx::inverse_approx(1 + ptx::exp2_approx(y * kTwoLog2E));
+    const float tanh = 1 - 2 * half_of_rest(y);
     return fabsf(y) < 0x1p-7f ? y : tanh;
   }
 }
@@ -43,7 +48,7 @@ template <int kCount>
 __device__ __forceinline__ void tanh_near_zero_of(float (&x)[kCount], float factor) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const float y = x[i] * factor, rest = ptx::inverse_approx(1 + ptx::exp2_approx(y * kTwoLog2E));
+    const float y = x[i] * factor, rest = half_of_rest(y);
     x[i] = fabsf(y) < kSmall ? tanh_of_small(y) : 1 - 2 * rest;
   }
 }
