@@ -18,7 +18,6 @@ STANDARD = "#include <cuda/std/{0}>\nnamespace std {{ using namespace ::cuda::st
 HEADERS = {name: STANDARD.format(name) for name in ("cstddef", "cstdint", "type_traits")}
 HEADERS["stdint.h"] = HEADERS["cstdint"]
 HEADERS["stdlib.h"] = ""
-HEADERS["flashmask/tensor.h"] = "namespace flashmask { enum class DataType { kBFloat16, kFloat16 }; }\n"
 
 HEAD = """
 #define CUDARTAPI

@@ -9,22 +9,10 @@
 #include <string>
 #include <string_view>
 
+#include "flashmask/data_type.h"
 #include "flashmask/export.h"
 
 namespace flashmask {
-
-/// Element types. The values are those of `fm_dtype` in c_api.h; kNone marks an absent tensor.
-enum class DataType : int32_t {
-  kNone = 0,
-  kFloat32 = 1,
-  kFloat64 = 2,
-  kBFloat16 = 3,
-  kFloat16 = 4,
-  kInt32 = 5,
-  kBool = 6,  ///< one byte, nonzero = true
-  kUInt8 = 7,
-  kInt64 = 8,  ///< of the parameters of mask builders alone
-};
 
 /// Bytes per element; 0 for kNone.
 FLASHMASK_API std::size_t element_size(DataType dtype);

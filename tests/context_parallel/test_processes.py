@@ -95,6 +95,7 @@ def test_a_missing_rank_is_an_error(other, tmp_path):
     assert told != "nothing" and ("closed" in told or "reset" in told or "imed out" in told), told
 
 
+@pytest.mark.long
 def test_a_small_measurement(tmp_path):
     """benchmarks/context_parallel_speed.py in its dry run: results as near as they have to be, and a second run that
     has nothing left to measure."""

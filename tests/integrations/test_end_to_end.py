@@ -211,6 +211,7 @@ def receipt_of(name, found):
     return {"what": figures.topic(name), "figures": held, **header}
 
 
+@pytest.mark.long
 def test_figures_of_a_tiny_model_make_receipts_and_a_page(capsys):
     found = {
         "throughput": [
@@ -258,6 +259,7 @@ def test_figures_of_a_tiny_model_make_receipts_and_a_page(capsys):
         ElementTree.fromstring(svg)
 
 
+@pytest.mark.long
 def test_the_command_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("OUT", str(tmp_path))
     settings = figures.TINY._replace(throughput=(("tiny", 128, ("sft", "dpo")),))
@@ -299,6 +301,7 @@ def test_only_memory_that_runs_out_is_a_result():
     assert not worker.is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
 
 
+@pytest.mark.long
 def test_a_process_that_fails_says_why():
     taken = []
     why, last = run.Worker(job_of("throughput") | {"model": "huge"}).results(60, taken.append)

@@ -278,6 +278,7 @@ def digests_now(symbols):
 
 
 @needs_kernels
+@pytest.mark.long
 def test_comments_names_and_places_leave_hashes_alone(tmp_path):
     copy = Rebuilt(tmp_path)
     copy.edit(
@@ -300,6 +301,7 @@ def test_comments_names_and_places_leave_hashes_alone(tmp_path):
 
 
 @needs_kernels
+@pytest.mark.long
 def test_a_changed_instruction_makes_one_kernel_stale(tmp_path):
     copy = Rebuilt(tmp_path)
     copy.edit(r"if \(count > 0\) atomicAdd", "if (count > 1) atomicAdd", "backends/cuda/plan/transpose.cuh")

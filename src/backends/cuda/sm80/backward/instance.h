@@ -4,7 +4,7 @@
 #include "backends/cuda/attention/row_threads.h"
 #include "backends/cuda/sm80/backward/params.h"
 #include "backends/cuda/sm80/tile_config.h"
-#include "flashmask/tensor.h"
+#include "flashmask/data_type.h"
 
 namespace flashmask::sm80::bwd {
 

@@ -3,7 +3,7 @@
 
 #include "backends/cuda/sm80/forward/params.h"
 #include "backends/cuda/sm80/tile_config.h"
-#include "flashmask/tensor.h"
+#include "flashmask/data_type.h"
 
 namespace flashmask::sm80 {
 

@@ -5,7 +5,7 @@
 
 #include "backends/cuda/attention/row_threads.h"
 #include "backends/cuda/sm90/tile_config.h"
-#include "flashmask/tensor.h"
+#include "flashmask/data_type.h"
 
 namespace flashmask::sm90::bwd {
 

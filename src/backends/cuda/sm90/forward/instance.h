@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "backends/cuda/sm90/tile_config.h"
-#include "flashmask/tensor.h"
+#include "flashmask/data_type.h"
 
 namespace flashmask::sm90 {
 
