@@ -21,8 +21,3 @@ function(flashmask_target target)
     target_link_options(${target} PRIVATE -fsanitize=${FLASHMASK_SANITIZE})
   endif()
 endfunction()
-
-# For code that takes longer to compile than it ever runs: options, reports, tests.
-function(flashmask_compile_quickly target)
-  target_compile_options(${target} PRIVATE "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>")
-endfunction()

@@ -15,13 +15,14 @@ from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent.parent
 STANDARD = "#include <cuda/std/{0}>\nnamespace std {{ using namespace ::cuda::std; }}\nusing namespace ::cuda::std;\n"
-HEADERS = {name: STANDARD.format(name) for name in ("cstddef", "cstdint", "type_traits")}
+HEADERS = {name: STANDARD.format(name) for name in ("bit", "cstddef", "cstdint", "type_traits")}
 HEADERS["stdint.h"] = HEADERS["cstdint"]
 HEADERS["stdlib.h"] = ""
 
 HEAD = """
 #define CUDARTAPI
 #define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fffffff)
 #include <cuda_device_runtime_api.h>
 """
 ELEMENTS = {"bf16": "kBFloat16", "f16": "kFloat16"}
