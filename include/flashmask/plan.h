@@ -10,6 +10,7 @@
 #include "flashmask/export.h"
 #include "flashmask/mask.h"
 #include "flashmask/tiles.h"
+#include "flashmask/visible_extent.h"
 
 namespace flashmask {
 
@@ -39,6 +40,9 @@ struct FLASHMASK_API PlanLayout {
   int64_t row_tile_counts_192 = 0, row_tile_order_192 = 0;  ///< int32 [batch * heads, row_tiles_192]
   int64_t scratch = 0;  ///< uint64 [batch * heads, key_blocks], for use while a plan is built; zero in a finished one
   int64_t bytes = 0;
+
+  /// VisibleExtent [batch], the last part.
+  int64_t extents() const { return bytes - batch * static_cast<int64_t>(sizeof(VisibleExtent)); }
 
   bool operator==(const PlanLayout&) const = default;
 };
@@ -79,6 +83,9 @@ class FLASHMASK_API PlanView {
   /// 2 or 3; throws otherwise.
   std::span<const int32_t> row_tile_counts(int64_t m, int64_t granules_per_tile) const;
   std::span<const int32_t> row_tile_order(int64_t m, int64_t granules_per_tile) const;
+
+  /// How far the visible elements of batch entry `b` of the mask reach.
+  VisibleExtent extent(int64_t b) const { return reinterpret_cast<const VisibleExtent*>(base_ + layout_.extents())[b]; }
 
   TileClass granule(int64_t m, int64_t r, int64_t c) const {
     const auto bit = [&](std::span<const uint64_t> words) {

@@ -242,8 +242,9 @@ def autocast(*tensors):
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
 
 
-def plan_bytes(seqlen_q, seqlen_k, masks):
-    """Bytes of a plan of `masks` masks (batch entries x heads), as the library lays it out; lengths may be symbolic."""
+def plan_bytes(seqlen_q, seqlen_k, batch, heads):
+    """Bytes of the plan of a mask, as the library lays it out; lengths may be symbolic."""
+    masks = batch * heads
 
     def blocks(length, size):
         return (length + size - 1) // size
@@ -257,8 +258,8 @@ def plan_bytes(seqlen_q, seqlen_k, masks):
     counts_and_orders = words_of_ints(rows) + 2 * (
         words_of_ints(keys) + words_of_ints(blocks(seqlen_q, 128)) + words_of_ints(blocks(seqlen_q, 192))
     )
-    scratch = masks * keys
-    return 8 * (header + bits + counts_and_orders + scratch)
+    extents, scratch = batch, masks * keys
+    return 8 * (header + bits + counts_and_orders + extents + scratch)
 
 
 def call(operator, *arguments):
@@ -289,7 +290,7 @@ def _plan_fake(
     positions = [x for x in (q_pos, k_pos) if x is not None and seqlen_q != 0 and seqlen_k != 0]
     batch = max((x.shape[0] for x in (*tensors, *positions)), default=1)
     heads = max((x.shape[1] for x in tensors), default=1)
-    return torch.empty(plan_bytes(seqlen_q, seqlen_k, batch * heads), dtype=torch.uint8, device=device)
+    return torch.empty(plan_bytes(seqlen_q, seqlen_k, batch, heads), dtype=torch.uint8, device=device)
 
 
 @torch.library.register_fake("flashmask::forward")

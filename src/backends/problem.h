@@ -39,6 +39,12 @@ struct Problem {
   int64_t mask_index(int64_t b, int64_t h) const {
     return broadcast_index(b, batch, mask.batch()) * mask.heads() + broadcast_index(h, heads_q, mask.heads());
   }
+  /// The rows and keys of batch entry b that are read; what lies past them counts as zeros (docs/mask.md). Needs the
+  /// plan in host memory. A dense mask has no plan, and all of its rows and keys are read.
+  VisibleExtent visible_extent(int64_t b) const {
+    if (dense.defined()) return {static_cast<int32_t>(seqlen_q), static_cast<int32_t>(seqlen_k)};
+    return plan.extent(broadcast_index(b, batch, mask.batch()));
+  }
   int64_t kv_head(int64_t h) const { return broadcast_index(h, heads_q, heads_kv); }
   int64_t group_size() const { return heads_q / heads_kv; }
   /// Whether no output has an element.

@@ -260,6 +260,31 @@ FLASHMASK_RULE bool all_in_band(const PositionBand& band, PositionRange rows, Po
   return first_position(band, rows.greatest) <= keys.least && keys.greatest <= last_position(band, rows.least);
 }
 
+/// The last row that sees key `key`, -1 if none does. `is_live(granule)`: whether the plan calls the key's granule of
+/// those `granule_rows` rows live, which it does where a row of it sees the key; `band` may be over positions.
+template <int granule_rows, typename IsLive>
+FLASHMASK_RULE int32_t last_visible_row(const Columns& columns, const PositionBand& band, int32_t key,
+                                        const IsLive& is_live) {
+  const HiddenRows hidden = merge(hidden_rows(columns, key));
+  int32_t end = columns.seqlen_q;
+  for (int k = 3; k >= -1; --k) {
+    // Searches the visible rows between two hidden intervals, the last ones first.
+    const Interval before = k < 0 ? Interval{0, 0} : hidden.interval[k];
+    if (k >= 0 && before.begin >= before.end) continue;
+    for (int32_t row = end - 1; row >= before.end;) {
+      if (!is_live(row / granule_rows)) {
+        row = row / granule_rows * granule_rows - 1;
+      } else if (!band.q_pos || in_band(band, band.q_pos[row], band.k_pos[key])) {
+        return row;
+      } else {
+        --row;
+      }
+    }
+    end = before.begin;
+  }
+  return -1;
+}
+
 // --- Classes of tiles -----------------------------------------------------------------------------
 
 // A tile of rows is empty if every one of its columns is hidden from all of its rows, full if no column is

@@ -72,6 +72,21 @@ void clear_blocks(const uint8_t* keep, int64_t key_blocks, int64_t key_block, in
   }
 }
 
+/// Extends `extent` by what rows see of the keys of block `c`, whose live granules are `live`.
+void extend(VisibleExtent& extent, const rules::Columns& column, const rules::PositionBand& band, int64_t seqlen_k,
+            int64_t c, std::span<const uint64_t> live) {
+  const auto is_live = [live](int32_t granule) {
+    return (live[static_cast<std::size_t>(granule / 64)] >> (granule % 64) & 1) != 0;
+  };
+  const auto first = static_cast<int32_t>(c * kGranuleKeys);
+  const auto end = static_cast<int32_t>(std::min((c + 1) * kGranuleKeys, seqlen_k));
+  for (int32_t key = first; key < end; ++key) {
+    const int32_t row = rules::last_visible_row<kGranuleRows>(column, band, key, is_live);
+    if (row < 0) continue;
+    extent = {std::max(extent.rows, row + 1), std::max(extent.keys, key + 1)};
+  }
+}
+
 void require_on_host(const PlanView& plan, const char* reader) {
   if (plan.device().kind == Device::Kind::kCpu) return;
   throw_invalid(reader, " reads the plan, which is on CUDA device ", plan.device().index,
@@ -158,6 +173,7 @@ PlanLayout::PlanLayout(int64_t seqlen_q_, int64_t seqlen_k_, int64_t batch_, int
   row_tile_counts_192 = take(*masks * row_tiles_192, 4);
   row_tile_order_192 = take(*masks * row_tiles_192, 4);
   scratch = take(*masks * key_blocks, 8);
+  take(batch, sizeof(VisibleExtent));
   bytes = end;
 }
 
@@ -221,6 +237,7 @@ void build_plan(const MaskView& mask, std::span<std::byte> buffer) {
 
   TileClassifier classifier(mask.seqlen_q, kGranuleRows);
   const auto per_key = static_cast<std::size_t>(layout.words_per_key);
+  auto* const extents = at<VisibleExtent>(buffer, layout.extents());
   for (int64_t m = 0; m < layout.batch * layout.heads; ++m) {
     const int64_t b = m / layout.heads, h = m % layout.heads;
     const rules::Columns column = columns(mask, b, h);
@@ -235,6 +252,7 @@ void build_plan(const MaskView& mask, std::span<std::byte> buffer) {
       classifier.classify(column, c * kGranuleKeys, std::min((c + 1) * kGranuleKeys, mask.seqlen_k), live, full);
       if (keep) clear_blocks(keep, layout.key_blocks, c, layout.row_granules, live, full);
       key_counts[c] = count_bits(live);
+      if (key_counts[c] > 0) extend(extents[b], column, position_band(mask, b), mask.seqlen_k, c, live);
     }
     uint64_t* row_live = at<uint64_t>(buffer, layout.row_live_bits) + m * layout.row_granules * layout.words_per_row;
     uint64_t* row_full = at<uint64_t>(buffer, layout.row_full_bits) + m * layout.row_granules * layout.words_per_row;

@@ -9,7 +9,7 @@ namespace flashmask {
 
 /// What a plan's buffer begins with, on the host and on a device.
 struct PlanHeader {
-  static constexpr uint64_t kMagic = 0x33304e414c504d46;  ///< "FMPLAN03"
+  static constexpr uint64_t kMagic = 0x34304e414c504d46;  ///< "FMPLAN04"
 
   uint64_t magic;
   int64_t seqlen_q, seqlen_k, batch, heads;

@@ -40,6 +40,7 @@ std::string part_of(const PlanLayout& l, int64_t byte) {
                                                    {l.row_tile_counts_192, "row_tile_counts_192"},
                                                    {l.row_tile_order_192, "row_tile_order_192"},
                                                    {l.scratch, "scratch"},
+                                                   {l.extents(), "extents"},
                                                    {l.bytes, "past the end"}};
   std::string name;
   for (const auto& [begin, part] : parts) {

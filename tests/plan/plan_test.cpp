@@ -89,6 +89,8 @@ void expect_plan(const Mask& mask, const std::vector<uint8_t>& dense, const std:
     if (testing::Test::HasFatalFailure()) return;
   }
   ASSERT_EQ(view.live_granules(), live) << what;
+  for (int64_t b = 0; b < mask.batch(); ++b)
+    ASSERT_EQ(view.extent(b), extent_of(dense, b, mask.heads(), mask.seqlen_q(), mask.seqlen_k())) << what;
 }
 
 /// Views of the plan at the tile shapes of kernels, against classify_tiles and counting.

@@ -54,7 +54,7 @@ std::vector<TileClass> judged_classes(const MaskParts& parts, int64_t batch, int
 
 TEST(PlanOfPositions, IsConservativeAndNoMore) {
   Random random(1);
-  int64_t empty = 0, full = 0, unneeded = 0;
+  int64_t empty = 0, full = 0, unneeded = 0, shorter = 0;
   for (int64_t n = 0; n < scaled(120); ++n) {
     MaskParts parts = random_parts(random, random_kind(random), random.integer(1, 500), random.integer(1, 700),
                                    random.integer(1, 2), random.integer(1, 2));
@@ -63,6 +63,11 @@ TEST(PlanOfPositions, IsConservativeAndNoMore) {
     const Mask mask(parts);
     const Plan plan(mask);
     const auto dense = dense_by_rule(parts);
+    for (int64_t b = 0; b < mask.batch(); ++b) {
+      const VisibleExtent extent = plan.view().extent(b);
+      ASSERT_EQ(extent, extent_of(dense, b, mask.heads(), parts.seqlen_q, parts.seqlen_k)) << n;
+      shorter += extent.rows < parts.seqlen_q && extent.keys < parts.seqlen_k;
+    }
     for (int64_t m = 0; m < mask.batch() * mask.heads(); ++m) {
       const auto expected = judged_classes(parts, mask.batch(), m, mask.heads());
       const auto exact = classes_of(matrix(dense, m, parts.seqlen_q, parts.seqlen_k), {kGranuleRows, kGranuleKeys});
@@ -80,6 +85,7 @@ TEST(PlanOfPositions, IsConservativeAndNoMore) {
   }
   EXPECT_GT(empty, 0);
   EXPECT_GT(full, 0);
+  EXPECT_GT(shorter, 0) << "no extent ends before the mask does";
   EXPECT_GT(unneeded, 0) << "no case was conservative: the test says nothing";
 }
 

@@ -39,6 +39,7 @@ __global__ void use_every_rule(rules::Columns columns, int32_t i, int32_t j, int
   const rules::PositionBand band{i, j, columns.lts, columns.lte};
   const rules::SeenPositions of_row = rules::seen_positions(band, j);
   const rules::PositionRange range = rules::with({of_row.first, of_row.last}, i);
+  out[8] = rules::last_visible_row<64>(columns, band, j, [i](int32_t granule) { return granule < i; });
   out[7] = rules::in_band(band, i, j) + rules::some_in_band(band, range, {i, j}) + rules::all_in_band(band, range, {});
   out[2] = rules::is_live(covered, stored.begin) && rules::is_full(touched + stored.end);
 }

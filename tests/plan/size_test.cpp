@@ -76,7 +76,8 @@ TEST(Size, LayoutPartsDoNotOverlap) {
                                                  {l.row_tile_order_128, masks * l.row_tiles_128 * 4},
                                                  {l.row_tile_counts_192, masks * l.row_tiles_192 * 4},
                                                  {l.row_tile_order_192, masks * l.row_tiles_192 * 4},
-                                                 {l.scratch, masks * l.key_blocks * 8}};
+                                                 {l.scratch, masks * l.key_blocks * 8},
+                                                 {l.extents(), l.batch * 8}};
     int64_t end = 48;  // the header
     for (const auto& [begin, bytes] : parts) {
       ASSERT_EQ(begin % 8, 0);

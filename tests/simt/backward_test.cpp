@@ -14,6 +14,7 @@
 #include <limits>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@
 #include "common/random.h"
 #include "flashmask/attention.h"
 #include "flashmask/builders.h"
+#include "flashmask/visible_extent.h"
 
 namespace flashmask {
 namespace {
@@ -105,9 +107,9 @@ struct Inputs {
 };
 using Change = std::function<void(const Inputs&)>;
 
-/// A forward and a backward under a causal band. `far`: tensors' rows lie so far apart that offsets exceed 2^31.
-/// `change` may write to the inputs.
-Results run(const Sizes& s, const Options& options, bool far = false, const Change& change = {}) {
+/// A forward and a backward under a mask. `far`: tensors' rows lie so far apart that offsets exceed 2^31. `change` may
+/// write to the inputs.
+Results run(const Sizes& s, const Options& options, const Mask& mask, bool far = false, const Change& change = {}) {
   const auto tensor = [&](DataType dtype, int64_t seqlen, int64_t heads, int64_t columns) {
     return std::make_unique<Rows>(dtype, s.batch, seqlen, heads, columns, far ? int64_t{1} << 24 : heads * columns);
   };
@@ -126,7 +128,6 @@ Results run(const Sizes& s, const Options& options, bool far = false, const Chan
   std::vector<float> lse(static_cast<std::size_t>(s.batch * s.heads_q * s.seqlen_q));
   TensorView lse_view = TensorView::contiguous(lse.data(), DataType::kFloat32, {s.batch, s.heads_q, s.seqlen_q});
   lse_view.device = kDevice;
-  const Mask mask = masks::causal(s.seqlen_q, s.seqlen_k);
 
   ForwardArgs forward_args;
   forward_args.q = q->view, forward_args.k = k->view, forward_args.v = v->view;
@@ -143,6 +144,11 @@ Results run(const Sizes& s, const Options& options, bool far = false, const Chan
   workspace.assign(backward_workspace(args, options), std::byte{0xff});
   backward(args, workspace, options);
   return {out->bits(), dq->bits(), dk->bits(), dv->bits()};
+}
+
+/// Under a causal band.
+Results run(const Sizes& s, const Options& options, bool far = false, const Change& change = {}) {
+  return run(s, options, masks::causal(s.seqlen_q, s.seqlen_k), far, change);
 }
 
 Options options_of(const std::string& kernels) {
@@ -256,6 +262,63 @@ TEST_P(Backward, InfiniteKeyWithScoreOfMinusInfinityShowsInDq) {
   EXPECT_FALSE(std::ranges::any_of(ours.dq.begin(), ours.dq.begin() + kKeyBlock * s.head_dim, is_nan));
 }
 
+/// A causal mask on the device, of which each batch entry has fewer rows and keys than the tensors, and the second head
+/// one row less.
+class PaddedMask {
+ public:
+  PaddedMask(const Sizes& s, const std::vector<VisibleExtent>& extents) {
+    for (const VisibleExtent& extent : extents) {
+      for (const int32_t less : {0, 1}) {
+        for (int32_t key = 0; key < s.seqlen_k; ++key) lts_.push_back(key < extent.keys ? extent.rows - less : 0);
+      }
+    }
+    TensorView view = TensorView::contiguous(lts_.data(), DataType::kInt32, {s.batch, 2, s.seqlen_k, 1});
+    view.device = kDevice;
+    mask = from_startend_row_indices(view, true, s.seqlen_q, 0);
+  }
+  std::optional<Mask> mask;
+
+ private:
+  std::vector<int32_t> lts_;
+};
+
+/// Writes `value` to what lies past the extents.
+void fill_padding(const Inputs& inputs, const std::vector<VisibleExtent>& extents, double value) {
+  const auto fill = [&](const TensorView& t, int32_t VisibleExtent::* end) {
+    const int64_t row = t.shape[2] * t.shape[3];
+    for (int64_t b = 0; b < t.shape[0]; ++b) {
+      for (int64_t at = extents[static_cast<std::size_t>(b)].*end * row; at < t.shape[1] * row; ++at)
+        store_element(t, b * t.stride[0] + at, value);
+    }
+  };
+  fill(inputs.q, &VisibleExtent::rows), fill(inputs.dout, &VisibleExtent::rows);
+  fill(inputs.k, &VisibleExtent::keys), fill(inputs.v, &VisibleExtent::keys);
+}
+
+/// In tiles of every table, with sums of dq in floats and, with the features, in integers.
+TEST_P(Backward, PaddingCountsAsZeros) {
+  constexpr uint64_t kState[] = {3, 5};
+  const std::vector<VisibleExtent> extents{{131, 131}, {70, 65}};
+  for (const auto& [head_dim, head_dim_v] : {std::pair{64, 64}, {96, 96}, {128, 128}, {192, 128}, {256, 256}}) {
+    const Sizes s{2, 150, 200, 2, 1, head_dim, head_dim_v};
+    const PaddedMask padded(s, extents);
+    for (const bool featured : {false, true}) {
+      Options options = options_of(GetParam());
+      options.deterministic = featured;
+      options.max_ctas = 1;  // one order of additions
+      if (featured) options.features = {.softcap = 20, .dropout = {.p = 0.2, .state = kState}};
+      const auto with = [&](double value) {
+        return run(s, options, *padded.mask, false,
+                   [&](const Inputs& inputs) { fill_padding(inputs, extents, value); });
+      };
+      const Results zeros = with(0);
+      EXPECT_FALSE(std::ranges::any_of(zeros.dq, is_nan)) << head_dim;
+      EXPECT_EQ(with(std::numeric_limits<double>::quiet_NaN()), zeros) << head_dim << ", featured " << featured;
+      EXPECT_EQ(with(1e30), zeros) << head_dim << ", featured " << featured;
+    }
+  }
+}
+
 /// Squares of such gradients and values are no floats.
 TEST_P(Backward, SumsHaveTheirDigitsInAnyUnit) {
   const Options options = options_of(GetParam());
@@ -315,12 +378,13 @@ TEST(KeyMagnitudes, AreThoseOfAPlainLoop) {
     std::vector<cuda::KeyMagnitudes> ours(kBatch * kHeads * kBlocks, {-1, -1});
     cuda::LaunchChain(nullptr).launch("magnitudes", sm80::bwd::magnitude_instance(DataType::kBFloat16).kernel,
                                       kBatch * kHeads * kBlocks, cuda::kRowThreads, 0,
-                                      cuda::KeyMagnitudeParams{.k = rows_of(k.view),
-                                                               .v = rows_of(v.view),
-                                                               .magnitudes = ours.data(),
-                                                               .seqlen_k = kKeys,
-                                                               .blocks = kBlocks,
-                                                               .heads = kHeads});
+                                      sm80::bwd::MagnitudeParams{{.k = rows_of(k.view),
+                                                                  .v = rows_of(v.view),
+                                                                  .magnitudes = ours.data(),
+                                                                  .seqlen_k = kKeys,
+                                                                  .blocks = kBlocks,
+                                                                  .heads = kHeads},
+                                                                 {}});
     for (int64_t n = 0; n < kBatch * kHeads * kBlocks; ++n) {
       const int64_t first = n % kBlocks * kBlock;
       const cuda::KeyMagnitudes want = plain_magnitudes(k.view, v.view, n / kBlocks / kHeads, n / kBlocks % kHeads,

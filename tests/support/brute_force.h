@@ -12,6 +12,7 @@
 
 #include "flashmask/mask.h"
 #include "flashmask/tiles.h"
+#include "flashmask/visible_extent.h"
 
 namespace flashmask::test {
 
@@ -27,6 +28,23 @@ struct Dense {
 inline Dense matrix(std::span<const uint8_t> all, int64_t index, int64_t seqlen_q, int64_t seqlen_k) {
   const auto size = static_cast<std::size_t>(seqlen_q * seqlen_k);
   return {all.subspan(static_cast<std::size_t>(index) * size, size), seqlen_q, seqlen_k};
+}
+
+/// How far the visible elements of batch entry `b` reach, of a mask of `heads` heads.
+inline VisibleExtent extent_of(std::span<const uint8_t> all, int64_t b, int64_t heads, int64_t seqlen_q,
+                               int64_t seqlen_k) {
+  VisibleExtent extent;
+  for (int64_t h = 0; h < heads; ++h) {
+    const Dense dense = matrix(all, b * heads + h, seqlen_q, seqlen_k);
+    for (int64_t i = 0; i < seqlen_q; ++i) {
+      for (int64_t j = 0; j < seqlen_k; ++j) {
+        if (!dense.at(i, j)) continue;
+        extent.rows = std::max(extent.rows, static_cast<int32_t>(i + 1));
+        extent.keys = std::max(extent.keys, static_cast<int32_t>(j + 1));
+      }
+    }
+  }
+  return extent;
 }
 
 inline TileClass class_of(const Dense& dense, TileShape shape, int64_t row_tile, int64_t key_tile) {

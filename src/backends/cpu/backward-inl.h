@@ -65,8 +65,9 @@ void prepare_backward(const Problem& p, const BackwardRows& shared, int64_t b, i
   const int64_t row0 = r * kTileRows, rows = std::min(kTileRows, p.seqlen_q - row0);
   load_rows(p.out, b, row0, rows, h, 1.0f, s.dout);
   make_panels(s.dout, rows, kTileRows, p.head_dim_v, s.v);
-  load_rows(p.dout, b, row0, rows, h, 1.0f, s.dout);
-  make_panels(s.dout, rows, kTileRows, p.head_dim_v, s.dv);
+  const int64_t visible = std::clamp(p.visible_extent(b).rows - row0, int64_t{0}, rows);
+  load_rows(p.dout, b, row0, visible, h, 1.0f, s.dout);
+  make_panels(s.dout, visible, kTileRows, p.head_dim_v, s.dv);
   for (int64_t lane = 0; lane < kTileRows; lane += kLanes) {
     const int64_t at = lane / kWidth * p.head_dim_v * kWidth + lane % kWidth;
     Vec sum = hn::Zero(kFloats);
@@ -141,7 +142,8 @@ void add_to_dq(const Problem& p, const BackwardScratch& s, Rows dq, std::atomic_
 
 int64_t backward_keys(const Problem& p, const BackwardRows& shared, int64_t b, int64_t hk, int64_t c, float* scratch) {
   const BackwardScratch s(p, scratch);
-  const int64_t key0 = c * kTileKeys, keys = std::min(kTileKeys, p.seqlen_k - key0);
+  const VisibleExtent extent = p.visible_extent(b);
+  const int64_t key0 = c * kTileKeys, keys = std::clamp(extent.keys - key0, int64_t{0}, kTileKeys);
   std::fill(s.k_rows.at, s.k_rows.at + kTileKeys * s.k_rows.stride, 0.0f);  // the columns past the last are read
   load_rows(p.k, b, key0, keys, hk, 1.0f, s.k_rows);
   make_panels(s.k_rows, keys, kTileKeys, p.head_dim, s.k);
@@ -157,7 +159,7 @@ int64_t backward_keys(const Problem& p, const BackwardRows& shared, int64_t b, i
     const MaskSource source(p, b, h);
     const DropoutSource dropout(p, b, h);
     source.for_each_row_tile(c, [&](int64_t r, bool full) {
-      const int64_t row0 = r * kTileRows, rows = std::min(kTileRows, p.seqlen_q - row0);
+      const int64_t row0 = r * kTileRows, rows = std::clamp(extent.rows - row0, int64_t{0}, kTileRows);
       load_rows(p.q, b, row0, rows, h, static_cast<float>(p.softmax_scale), s.q);
       load_rows(p.dout, b, row0, rows, h, 1.0f, s.dout);
       load_lse(p, b, h, row0, rows, s.lse);
@@ -170,10 +172,11 @@ int64_t backward_keys(const Problem& p, const BackwardRows& shared, int64_t b, i
       ++executed;
     });
   }
+  const int64_t stored = std::min(kTileKeys, p.seqlen_k - key0);
   std::fill(s.factors, s.factors + kTileKeys, 1.0f);
-  store_panels(s.dk, keys, p.head_dim, s.factors, p.dk, b, key0, hk);
+  store_panels(s.dk, stored, p.head_dim, s.factors, p.dk, b, key0, hk);
   std::fill(s.factors, s.factors + kTileKeys, dropout_scale);
-  store_panels(s.dv, keys, p.head_dim_v, s.factors, p.dv, b, key0, hk);
+  store_panels(s.dv, stored, p.head_dim_v, s.factors, p.dv, b, key0, hk);
   return executed;
 }
 

@@ -100,7 +100,8 @@ int64_t forward_rows(const Problem& p, int64_t b, int64_t h, int64_t first, int6
   int64_t executed = 0;
   const MaskSource source(p, b, h);
   const DropoutSource dropout(p, b, h);
-  const auto keys_of = [&](int64_t c) { return std::min(kTileKeys, p.seqlen_k - c * kTileKeys); };
+  const int64_t key_end = p.visible_extent(b).keys;
+  const auto keys_of = [&](int64_t c) { return std::clamp(key_end - c * kTileKeys, int64_t{0}, kTileKeys); };
   const auto load_keys = [&](int64_t c) {
     load_rows(p.k, b, c * kTileKeys, keys_of(c), p.kv_head(h), 1.0f, s.k);
     load_rows(p.v, b, c * kTileKeys, keys_of(c), p.kv_head(h), 1.0f, s.v);

@@ -2,6 +2,7 @@
 
 // The oracle: loops over a dense boolean matrix in float64, one element at a time, too simple to be wrong.
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -65,6 +66,18 @@ std::vector<uint8_t> visible_matrix(const Problem& p, int64_t b, int64_t h) {
   return visible;
 }
 
+/// One past the last row of batch entry b that sees a key under some head: dout past it counts as zero.
+int64_t visible_rows(const Problem& p, int64_t b) {
+  if (p.dense.defined()) return p.seqlen_q;
+  int64_t end = 0;
+  for (int64_t h = 0; h < p.heads_q; ++h) {
+    const std::vector<uint8_t> visible = visible_matrix(p, b, h);
+    const auto last = std::find_if(visible.rbegin(), visible.rend(), [](uint8_t sees) { return sees != 0; });
+    if (last != visible.rend()) end = std::max(end, (visible.rend() - last - 1) / p.seqlen_k + 1);
+  }
+  return end;
+}
+
 /// A score as the softmax sees it, and its derivative by q . k.
 struct Score {
   double value, slope;
@@ -115,6 +128,7 @@ void forward(const Problem& p) {
 void backward(const Problem& p) {
   std::vector<double> dsink(static_cast<std::size_t>(p.heads_q), 0.0);
   for (int64_t b = 0; b < p.batch; ++b) {
+    const int64_t row_end = visible_rows(p, b);
     for (int64_t hk = 0; hk < p.heads_kv; ++hk) {
       const std::vector<double> k = load_head(p.k, b, hk), v = load_head(p.v, b, hk);
       std::vector<double> dk(k.size(), 0.0), dv(v.size(), 0.0);
@@ -130,7 +144,7 @@ void backward(const Problem& p) {
           const double dlse = p.dlse.defined() ? load_element(p.dlse, lse_offset(p.dlse, b, h, i)) : 0.0;
           const double* dout_row = &dout[i * p.head_dim_v];
           // d out / d score subtracts the row's mean of dP under P; d lse / d score adds P itself.
-          const double delta = dot(&out[i * p.head_dim_v], dout_row, p.head_dim_v) - dlse;
+          const double delta = (i < row_end ? dot(&out[i * p.head_dim_v], dout_row, p.head_dim_v) : 0.0) - dlse;
           // The sink's score has a gradient as every other, but its value, and so its dP, is 0.
           if (sink != -kInfinity) dsink[static_cast<std::size_t>(h)] -= std::exp(sink - lse) * delta;
           for (int64_t j = 0; j < p.seqlen_k; ++j) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "flashmask/visible_extent.h"
 #include "mask/rules.h"
 
 namespace flashmask::cuda {
@@ -59,6 +60,21 @@ struct KeyPlanBits {
   int32_t row_granules;
   uint32_t mask_heads;  ///< of the plan's masks [batch or 1, mask_heads]
   Sharing sharing;
+};
+
+/// How far each batch entry's visible elements reach, from the plan: rows and keys past that count as zeros.
+struct VisibleExtents {
+  const VisibleExtent* of_batch;  ///< of the mask; null with a dense mask, whose rows and keys are all read
+  uint32_t batch_entries;         ///< of the call that share one
+
+#if defined(__CUDACC__)
+  __device__ __forceinline__ int32_t rows(uint32_t batch, int32_t seqlen_q) const {
+    return of_batch ? __ldg(&of_batch[batch / batch_entries].rows) : seqlen_q;
+  }
+  __device__ __forceinline__ int32_t keys(uint32_t batch, int32_t seqlen_k) const {
+    return of_batch ? __ldg(&of_batch[batch / batch_entries].keys) : seqlen_k;
+  }
+#endif
 };
 
 /// Baseline mode: a dense matrix, one byte an element, instead of a mask. Strides in bytes.

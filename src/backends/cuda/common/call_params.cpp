@@ -93,6 +93,12 @@ KeyPlanBits key_plan_bits(const Problem& p) {
           .sharing = sharing(p, p.mask.batch(), p.mask.heads())};
 }
 
+VisibleExtents visible_extents(const Problem& p) {
+  if (p.dense.defined()) return {nullptr, 1};
+  return {reinterpret_cast<const VisibleExtent*>(p.plan.data() + p.plan.layout().extents()),
+          sharing(p, p.mask.batch(), p.mask.heads()).batch_entries};
+}
+
 TensorRows tensor_rows(const TensorView& t) {
   return {t.data, t.stride[0], t.stride[2], t.stride[1], static_cast<int32_t>(t.shape[3])};
 }

@@ -46,6 +46,9 @@ RowPlanBits row_plan_bits(const Problem& p, int tile_rows);
 /// What the backward's kernels read of its plan.
 KeyPlanBits key_plan_bits(const Problem& p);
 
+/// The plan's extents; none with a dense mask.
+VisibleExtents visible_extents(const Problem& p);
+
 /// A tensor [batch, seqlen, heads, columns].
 TensorRows tensor_rows(const TensorView& tensor);
 

@@ -6,6 +6,7 @@
 #include "backends/cuda/common/kernel_info.h"
 #include "backends/cuda/common/launch_chain.h"
 #include "backends/cuda/plan/classify.cuh"
+#include "backends/cuda/plan/extents.cuh"
 #include "backends/cuda/plan/params.cuh"
 #include "backends/cuda/plan/positions.cuh"
 #include "backends/cuda/plan/rank.cuh"
@@ -39,12 +40,19 @@ extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kRankThreads
   flashmask::cuda::plan::rank(p, blocks_per_mask);
 }
 
+extern "C" __global__ void __launch_bounds__(flashmask::cuda::plan::kExtentThreads)
+    flashmask_sm90_plan_extents(const __grid_constant__ PlanParams p,
+                                const __grid_constant__ flashmask::cuda::plan::PositionBand band,
+                                int32_t blocks_per_mask, flashmask::VisibleExtent* extents) {
+  flashmask::cuda::plan::extents(p, band, blocks_per_mask, extents);
+}
+
 namespace flashmask::cuda {
 namespace {
 
 /// How many blocks each kernel has.
 struct Grids {
-  int64_t classify, bands, slices, transpose, rank_per_mask, rank;
+  int64_t classify, bands, slices, transpose, rank_per_mask, rank, extents_per_mask, extents;
 
   explicit Grids(const PlanLayout& layout) {
     const int64_t masks = layout.batch * layout.heads;  // fits: PlanLayout has checked larger products
@@ -55,6 +63,8 @@ struct Grids {
     rank_per_mask = 0;
     for (int n = 0; n < plan::kOrders; ++n) rank_per_mask += plan::order_of(layout, n).blocks();
     rank = masks * rank_per_mask + 1;
+    extents_per_mask = ceil_div(layout.seqlen_k, int64_t{plan::kExtentKeys});
+    extents = masks * extents_per_mask;
     for (const int64_t blocks : {masks, classify, transpose, rank}) {
       if (blocks <= INT32_MAX) continue;
       throw_unsupported(
@@ -91,6 +101,12 @@ plan::PlanMask plan_mask(const MaskView& mask) {
           mask.k_pos};
 }
 
+plan::PositionBand position_band(const MaskView& mask, const PlanLayout& layout) {
+  if (!mask.has_positions) return {};
+  return {mask.diagonal_lo, mask.diagonal_hi, static_cast<int32_t>(broadcast_group(layout.batch, mask.q_pos_batch)),
+          static_cast<int32_t>(broadcast_group(layout.batch, mask.k_pos_batch))};
+}
+
 }  // namespace
 
 std::vector<KernelInfo> plan_kernels(bool has_positions) {
@@ -102,6 +118,7 @@ std::vector<KernelInfo> plan_kernels(bool has_positions) {
   if (has_positions) add("sm90.plan.positions", plan::kPositionThreads);
   add("sm90.plan.transpose", plan::kTransposeThreads);
   add("sm90.plan.rank", plan::kRankThreads);
+  add("sm90.plan.extents", plan::kExtentThreads);
   return all;
 }
 
@@ -119,20 +136,22 @@ void launch_plan(const MaskView& mask, std::byte* buffer, cudaStream_t stream) {
                             static_cast<int32_t>(layout.key_blocks),
                             sharing(layout, mask.bounds_batch, mask.bounds_heads),
                             sharing(layout, mask.block_batch, mask.block_heads)};
+  auto* const extents = reinterpret_cast<VisibleExtent*>(buffer + layout.extents());
+  check(cudaMemsetAsync(extents, 0, static_cast<std::size_t>(layout.batch) * sizeof(VisibleExtent), stream),
+        "cudaMemsetAsync of the plan's extents");
   LaunchChain chain(stream);
   chain.launch("launch of the plan's classification", flashmask_sm90_plan_classify, grids.classify,
                plan::kClassifyThreads, params);
-  if (mask.has_positions) {
-    const plan::PositionBand band{mask.diagonal_lo, mask.diagonal_hi,
-                                  static_cast<int32_t>(broadcast_group(layout.batch, mask.q_pos_batch)),
-                                  static_cast<int32_t>(broadcast_group(layout.batch, mask.k_pos_batch))};
+  const plan::PositionBand band = position_band(mask, layout);
+  if (mask.has_positions)
     chain.launch("launch of the plan's positions", flashmask_sm90_plan_positions, grids.classify,
                  plan::kPositionThreads, params, band);
-  }
   chain.launch("launch of the plan's transpose", flashmask_sm90_plan_transpose, grids.transpose,
                plan::kTransposeThreads, params, static_cast<int32_t>(grids.bands), static_cast<int32_t>(grids.slices));
   chain.launch("launch of the plan's orders", flashmask_sm90_plan_rank, grids.rank, plan::kRankThreads, params,
                static_cast<int32_t>(grids.rank_per_mask));
+  chain.launch("launch of the plan's extents", flashmask_sm90_plan_extents, grids.extents, plan::kExtentThreads, params,
+               band, static_cast<int32_t>(grids.extents_per_mask), extents);
 }
 
 }  // namespace flashmask::cuda

@@ -161,6 +161,7 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
           .dq_sums = dq_sums(p, call, workspace),
           .scales = cuda::row_scale_params(p, at<cuda::KeyMagnitudes>(workspace, call.layout.magnitudes)),
           .plan = plan_bits(p),
+          .extents = cuda::visible_extents(p),
           .dense = p.dense.defined(),
           .next = at<uint32_t>(workspace, call.layout.next),
           .seqlen_q = static_cast<int32_t>(p.seqlen_q),
@@ -225,6 +226,7 @@ BackwardParams make_params(const Problem& p, const BackwardCall& call, std::byte
   params.softmax_scale = static_cast<float>(p.softmax_scale);
   params.scale_log2 = static_cast<float>((p.features.softcap != 0 ? p.features.softcap : p.softmax_scale) * kLog2E);
   params.plan = plan_bits(p);
+  params.extents = cuda::visible_extents(p);
   params.mask = cuda::mask_columns(p);
   params.dense = cuda::dense_mask(p);
   params.schedule = {.work_tiles = static_cast<uint32_t>(call.work_tiles),
@@ -263,7 +265,8 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
     cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the work tile counter");
   if (const int64_t of_keys = cuda::magnitude_blocks(p); of_keys > 0)
     launch("launch of the keys' magnitudes", magnitude_instance(p.dtype).kernel, of_keys, cuda::kRowThreads, 0,
-           cuda::key_magnitude_params(p, at<cuda::KeyMagnitudes>(workspace, layout.magnitudes)));
+           MagnitudeParams{cuda::key_magnitude_params(p, at<cuda::KeyMagnitudes>(workspace, layout.magnitudes)),
+                           cuda::visible_extents(p)});
   launch("launch of the backward's preprocessing", instance->preprocess, tiles.all_rows, cuda::kRowThreads, 0, rows);
   if (work_tiles > 0) {
     cuda::allow_shared_memory(reinterpret_cast<const void*>(instance->kernel), instance->shared_bytes, p.device.index);

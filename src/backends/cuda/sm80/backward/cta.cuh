@@ -70,9 +70,17 @@ class BackwardCta {
   __device__ __forceinline__ uint32_t claim() const {
     delay<Role::kWarp>();
     __syncthreads();  // All have read the one before, and what its tiles were.
-    if (threadIdx.x == 0) shared_.work_tile = atomicAdd(p_.schedule.next, 1u);
+    if (threadIdx.x == 0) {
+      const uint32_t claimed = atomicAdd(p_.schedule.next, 1u);
+      shared_.work_tile = claimed;
+      if (claimed < p_.schedule.work_tiles) shared_.extent = extent_of(claimed);
+    }
     __syncthreads();
     return ptx::uniform(shared_.work_tile);
+  }
+  __device__ __forceinline__ VisibleExtent extent_of(uint32_t work_tile) const {
+    const uint32_t batch = cuda::WorkTilePlace(p_.schedule, p_.head_groups, work_tile).batch;
+    return {p_.extents.rows(batch, p_.seqlen_q), p_.extents.keys(batch, p_.seqlen_k)};
   }
 
   __device__ __forceinline__ void run_work_tile(const cuda::WorkTilePlace& place) {
@@ -165,14 +173,14 @@ class BackwardCta {
     const Element* rows =
         from.template of_head<const Element>(batch_, head_group_ / p_.splits) + first * from.row_stride;
     TileLoader<Tile, kThreads>().load(ptx::shared_address(to), rows + first_column, from.row_stride,
-                                      p_.seqlen_k - first, from.columns - first_column);
+                                      shared_.extent.keys - first, from.columns - first_column);
   }
   template <typename Tile>
   __device__ __forceinline__ void load_rows(const cuda::TensorRows& from, const RowTile& tile,
                                             unsigned char* to) const {
     const int32_t first = tile.index * Traits::kRows;
     const Element* rows = from.template of_head<const Element>(batch_, tile.head) + first * from.row_stride;
-    TileLoader<Tile, kThreads>().load(ptx::shared_address(to), rows, from.row_stride, p_.seqlen_q - first,
+    TileLoader<Tile, kThreads>().load(ptx::shared_address(to), rows, from.row_stride, shared_.extent.rows - first,
                                       from.columns);
   }
   __device__ __forceinline__ void load_q(const RowTile& tile, int buffer) const {

@@ -27,7 +27,7 @@ BackwardInstance backward_instance();
 /// The kernel that measures keys before those of an element type, in deterministic mode.
 struct MagnitudeInstance {
   const char* id;
-  void (*kernel)(cuda::KeyMagnitudeParams);  ///< a block of cuda::kRowThreads for each kKeys keys of a key head
+  void (*kernel)(MagnitudeParams);  ///< a block of cuda::kRowThreads for each kKeys keys of a key head
 };
 MagnitudeInstance magnitude_instance(DataType dtype);
 

@@ -40,11 +40,17 @@ struct BackwardParams {
   float softmax_scale;
   float scale_log2;  ///< log2(e) * softmax_scale, or, with a softcap, that
   cuda::KeyPlanBits plan;
+  cuda::VisibleExtents extents;
   cuda::MaskColumns mask;
   cuda::DenseMask dense;
   cuda::Schedule schedule;       ///< of head groups' key tiles, those with most work first
   unsigned long long* executed;  ///< counter of executed tiles, of the plan's rows and keys; may be null
   cuda::FeatureParams features;  ///< of which all kernels read positions
+};
+
+/// Of the kernel that measures keys for sums in fixed point.
+struct MagnitudeParams : cuda::KeyMagnitudeParams {
+  cuda::VisibleExtents extents;
 };
 
 /// Of the kernels before and after, a block for each row tile.
@@ -55,6 +61,7 @@ struct RowParams {
   DqSums dq_sums;
   cuda::RowScaleParams scales;  ///< in fixed point
   cuda::KeyPlanBits plan;
+  cuda::VisibleExtents extents;
   bool dense;      ///< every key block contributes to every row tile
   uint32_t* next;  ///< Schedule::next
   int32_t seqlen_q;

@@ -42,7 +42,7 @@ __device__ __forceinline__ bool has_parts(const RowParams& p, const RowTilePlace
                                                  place.tile / Traits::kTilesOfGranule, p.key_blocks) != 0;
 }
 
-/// Of a row: dout . out, and, in fixed point, |dout|.
+/// Of a row: dout . out, and, in fixed point, |dout|; 0 past the last row that sees a key.
 struct RowProducts {
   float dout_out, dout_norm;
 };
@@ -53,12 +53,13 @@ __device__ __forceinline__ void multiply_rows(const RowParams& p, const RowTileP
                                               RowProducts (&products)[Traits::kRows]) {
   using Share = cuda::RowShare<Traits::kRows, Traits::kVDim>;
   using Element = typename Traits::Element;
+  const int32_t row_end = p.extents.rows(place.batch, p.seqlen_q);
 #pragma unroll 2
   for (int pass = 0; pass < Share::kPasses; ++pass) {
     const int32_t row = place.tile * Traits::kRows + Share::row(pass);
     float product = 0;
     cuda::Magnitude magnitude;
-    if (row < p.seqlen_q && Share::column() < p.out.columns) {
+    if (row < row_end && Share::column() < p.out.columns) {
       const auto dout = cuda::Eight<Element>::load(place.row_of<Element>(p.dout, row) + Share::column());
       product = p.float_rows
                     ? cuda::dot(cuda::Eight<float>::load(place.row_of<float>(p.out, row) + Share::column()), dout)

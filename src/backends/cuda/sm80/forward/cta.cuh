@@ -72,6 +72,8 @@ class ForwardCta {
     row_ = static_cast<int32_t>(ptx::uniform(static_cast<uint32_t>(row_tile(place.rank) * Traits::kRows)));
     if (row_ >= p_.seqlen_q) return;
     kv_head_ = ptx::uniform(head_ / p_.query_heads_per_kv_head);
+    const int32_t key_end = p_.extents.keys(batch_, p_.seqlen_k);
+    if (threadIdx.x == 0) shared_.key_end = key_end;  // Read behind the first barrier.
     Rows rows;
 #pragma unroll
     for (cuda::RowState& state : rows.state) state.reset();
@@ -79,7 +81,7 @@ class ForwardCta {
     bool more = next_block(-1, step);
     if (more) {
       load<QTile>(shared_.q, p_.q, head_, row_, p_.seqlen_q);
-      load_keys(step);
+      load_keys(step, key_end);
     }
     Queries q;
     if (Traits::kQInRegisters && more) {
@@ -123,20 +125,20 @@ class ForwardCta {
     return next_block((step.first_key - 1) / 128, step);
   }
 
-  /// Rows of a tensor, from `first` on, as a group of copies.
+  /// Rows of a tensor, from `first` to `end`, as a group of copies.
   template <typename Tile>
   __device__ __forceinline__ void load(const unsigned char* tile, const cuda::TensorRows& tensor, uint32_t head,
-                                       int32_t first, int32_t seqlen) const {
+                                       int32_t first, int32_t end) const {
     const Element* from = tensor.template of_head<const Element>(batch_, head) + first * tensor.row_stride;
-    TileLoader<Tile, Traits::kThreads>().load(ptx::shared_address(tile), from, tensor.row_stride, seqlen - first,
+    TileLoader<Tile, Traits::kThreads>().load(ptx::shared_address(tile), from, tensor.row_stride, end - first,
                                               tensor.columns);
     ptx::cp_async_commit();
   }
-  __device__ __forceinline__ void load_keys(const Step& step) const {
-    load<KTile>(shared_.k, p_.k, kv_head_, step.first_key, p_.seqlen_k);
+  __device__ __forceinline__ void load_keys(const Step& step, int32_t end) const {
+    load<KTile>(shared_.k, p_.k, kv_head_, step.first_key, end);
   }
-  __device__ __forceinline__ void load_values(const Step& step) const {
-    load<VTile>(shared_.v, p_.v, kv_head_, step.first_key, p_.seqlen_k);
+  __device__ __forceinline__ void load_values(const Step& step, int32_t end) const {
+    load<VTile>(shared_.v, p_.v, kv_head_, step.first_key, end);
   }
   /// What every thread has loaded is there, and every warp has come here.
   __device__ __forceinline__ static void wait_for_loads() {
@@ -152,7 +154,7 @@ class ForwardCta {
     const bool live = own & KeyBlock::kLive,
                partial = !(own & KeyBlock::kFull) || (step.block() + 1) * 128 > p_.seqlen_k;
     wait_for_loads();
-    load_values(step);
+    load_values(step, shared_.key_end);
     Scores s[kSlabs] = {};
     if (live) {
       if (partial && step.in_block() == 0) make_mask(step.block());
@@ -161,7 +163,7 @@ class ForwardCta {
     Step next = step;
     const bool more = next_step(next);
     wait_for_loads();
-    if (more) load_keys(next);
+    if (more) load_keys(next, shared_.key_end);
     if (live) {
       take_scores(step, s, partial);
       add_values(step, s, rows);

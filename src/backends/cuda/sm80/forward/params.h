@@ -21,6 +21,7 @@ struct ForwardParams {
   float score_of_bit;  ///< 1 / scale_log2: scores this far apart have probabilities that differ by a factor of 2
   bool negate;         ///< softmax_scale < 0: scores change sign first
   cuda::RowPlanBits plan;
+  cuda::VisibleExtents extents;
   cuda::ElementMask element_mask;
   cuda::MaskColumns mask;
   cuda::DenseMask dense;

@@ -51,6 +51,7 @@ struct SharedStorage {
   alignas(128) unsigned char k[Traits::KTile::kBytes];
   alignas(128) unsigned char v[Traits::VTile::kBytes];
   cuda::MaskBits<Traits::kRowsOfWarp> mask_bits[Traits::kWarps];
+  int32_t key_end;  ///< of the work tile's batch entry: keys from there on count as zeros; a register would spill
 };
 
 }  // namespace flashmask::sm80
