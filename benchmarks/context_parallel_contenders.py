@@ -16,7 +16,6 @@ from flashmask import context_parallel, ops
 from flashmask.context_parallel import by_keys, cost
 
 OURS = ("gather", "overlap", "all_to_all")
-PEERS = ("all gather", "flex")
 
 
 class Layer:

@@ -11,6 +11,8 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+import documents
+import receipts
 import torch
 from context_parallel_placement import document_mask
 from flashmask import masks
@@ -108,6 +110,11 @@ def page(machine):
         "they are gathered first ([the ways](context-parallel.md#attention)). Empty cells have less than",
         f"{LEAST_ROWS:,} rows for each GPU.",
         "",
+        "The model predicts rings where links are slow. Within one host, where it was measured, gathering won:",
+        "",
+        f"<!-- figures: overlap ({documents.COMMAND}) -->",
+        "<!-- end of figures -->",
+        "",
         "## Assumptions",
         "",
         "| | value | |",
@@ -138,7 +145,7 @@ def main():
     torch.set_num_threads(1)
     text = page(Machine())
     if arguments.docs:
-        PAGE.write_text(text)
+        PAGE.write_text(documents.with_figures(text, *documents.of_receipts(receipts.load_folder())))
     else:
         print(text)
 

@@ -41,6 +41,7 @@ import receipts  # noqa: E402
 import timing  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from context_parallel_bars import PEERS, both, judgements  # noqa: E402
 from context_parallel_placement import KINDS, document_mask  # noqa: E402
 from flashmask.context_parallel import Machine, place  # noqa: E402
 
@@ -48,10 +49,6 @@ LENGTHS = {"cuda": ((32768, 2), (131072, 1)), "cpu": ((1024, 2), (2048, 1))}
 HEADS = {"cuda": ((8, 1), (32, 4), (64, 8)), "cpu": ((4, 1), (4, 2))}
 HEAD_DIM = {"cuda": 128, "cpu": 16}
 LINK_BYTES = {"cuda": 256 << 20, "cpu": 1 << 20}
-LEAST_SPEEDUP = {32768: 1.8, 131072: 1.9}  # of 64/8, on two GPUs
-MOST_FIXED = {"forward": 0.15, "backward": 0.3}  # ms
-MOST_RECEIVED, MOST_OFF = 1.1, 0.1
-MOST_ERROR = {"cuda": 2e-2, "cpu": 1e-4}  # of the largest value; bfloat16, float32
 STEP_MS = {"cuda": 200, "cpu": 20}  # that a contender runs in a round
 AHEAD_CYCLES = 100_000_000  # keep a GPU busy for some 50 ms, in which the host enqueues the calls
 UNFINISHED = 3  # exit status
@@ -63,13 +60,13 @@ def parse(words):
     parser.add_argument("--ranks", type=int, default=2, help="processes, a GPU each (2)")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--minutes", type=float, default=8, help="after which no cell begins (8)")
-    parser.add_argument("--peers", default="", help=f"some of {','.join(contenders.PEERS)} (all; no flex on the CPU)")
+    parser.add_argument("--peers", default="", help=f"some of {','.join(PEERS)} (all; no flex on the CPU)")
     parser.add_argument("--fresh", action="store_true", help="measure cells again that the receipt has")
     arguments = parser.parse_args(words)
     on_gpu = arguments.device == "cuda"
-    arguments.peers = arguments.peers.split(",") if arguments.peers else contenders.PEERS[: 2 if on_gpu else 1]
-    if unknown := set(arguments.peers) - set(contenders.PEERS):
-        parser.error(f"--peers has {', '.join(sorted(unknown))}; it must be some of {', '.join(contenders.PEERS)}")
+    arguments.peers = arguments.peers.split(",") if arguments.peers else PEERS[: 2 if on_gpu else 1]
+    if unknown := set(arguments.peers) - set(PEERS):
+        parser.error(f"--peers has {', '.join(sorted(unknown))}; it must be some of {', '.join(PEERS)}")
     if on_gpu and torch.cuda.device_count() < arguments.ranks:
         parser.error(f"--ranks is {arguments.ranks}; there are {torch.cuda.device_count()} GPUs (or --device cpu)")
     return arguments
@@ -239,34 +236,7 @@ def predicted(placement, figures, link):
     return {way: round(1e3 * c.total, 4) for way, c in placement.costs(machine=machine).items()}
 
 
-# --- Judging ----------------------------------------------------------------------------------------
-
-
-def both(times):
-    return times["forward_ms"] + times["backward_ms"]
-
-
-def judgements(cell, device, ranks):
-    """[(what, figure, bar, whether it holds)]. Times are judged on GPUs alone."""
-    auto, times = cell["auto"], cell["times"]
-    worst = max(cell["errors"].values())
-    yield "error", worst, MOST_ERROR[device], worst <= MOST_ERROR[device]
-    if cell["least_received_keys"]:
-        share = cell["received_keys"] / cell["least_received_keys"]
-        yield "received", share, MOST_RECEIVED, share <= MOST_RECEIVED
-    if device != "cuda":
-        return
-    if ranks == 2 and cell["heads"] == 64:
-        speedup, bar = both(times["one"]) / both(times[auto]), LEAST_SPEEDUP[cell["seqlen"]]
-        yield "speed-up", speedup, bar, speedup >= bar
-    for phase, bar in MOST_FIXED.items():
-        yield f"fixed {phase} ms", cell[f"fixed_{phase}_ms"], bar, cell[f"fixed_{phase}_ms"] <= bar
-    for peer in contenders.PEERS:
-        if peer in times:
-            ratio = both(times[peer]) / both(times[auto])
-            yield f"{peer}, over ours", ratio, 1.0, ratio > 1
-    off = cell["predicted_ms"][auto] / both(times[auto]) - 1
-    yield "prediction off by", off, MOST_OFF, abs(off) <= MOST_OFF
+# --- Printing ---------------------------------------------------------------------------------------
 
 
 def lines(cell, device, ranks):

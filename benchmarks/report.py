@@ -5,9 +5,9 @@
     python benchmarks/report.py --docs
     python benchmarks/report.py [--library build/release/src/libflashmask.so] [--html out/gpu.html] [--svg out]
 
---docs writes docs/performance.md, docs/end-to-end.md, the figures of README and other pages, and docs/img/gpu-*.svg
-from all receipts (documents.py). The HTML page has only what the library's kernels measured, cell by cell
-(receipts.judge), and, marked, what kernels of another toolkit did; it says how much else there is.
+--docs writes docs/performance.md, docs/performance/, docs/end-to-end.md, the figures of README and other pages, and
+docs/img/gpu-*.svg from all receipts (documents.py). The HTML page has only what the library's kernels measured, cell by
+cell (receipts.judge), and, marked, what kernels of another toolkit did; it says how much else there is.
 """
 
 import argparse
@@ -21,6 +21,7 @@ sys.path.insert(0, str(HERE))
 import beside  # noqa: E402
 import charts  # noqa: E402
 import documents  # noqa: E402
+import performance  # noqa: E402
 import receipts  # noqa: E402
 import verdict  # noqa: E402
 from end_to_end import page as page_end_to_end  # noqa: E402
@@ -348,10 +349,16 @@ def warn_of_stale(found, path):
 
 
 def write_documents(found):
-    for name, text in documents.pages(found).items():
+    pages = documents.pages(found)
+    folder = documents.ROOT / performance.FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        if str(path.relative_to(documents.ROOT)) not in pages:
+            path.unlink()
+    for name, text in pages.items():
         (documents.ROOT / name).write_text(text, encoding="utf-8")
         print(name)
-    write_svg(documents.ROOT / "docs" / documents.PICTURES, drawings_of_documents(found))
+    write_svg(documents.ROOT / documents.PICTURES, drawings_of_documents(found))
 
 
 def drawings_of_documents(found):

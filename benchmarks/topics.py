@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sections of docs/performance.md: single measurements, tests on a GPU, and the CPU (benchmarks/data/cpu.json)."""
+"""Pages of docs/performance/ but for cells: single measurements, tests on a GPU, the CPU (benchmarks/data/cpu.json)."""
 
 import json
 from pathlib import Path
 
 import wasted_work
+from context_parallel_bars import both
 from receipts import set_of, short_length
-from words import listed, markdown_table, paragraph, percent, size_text
+from words import listed, markdown_table, paragraph, percent, range_text, size_text
 
 CPU = Path(__file__).resolve().parent / "data" / "cpu.json"
-PICTURES = "img"
+PICTURES = "../img"  # from docs/performance
 
 
 def figures_of(topics, name):
@@ -25,22 +26,26 @@ def of_suites(topics, figure):
     return [f[figure] for name in suites(topics) if (f := figures_of(topics, name)).get(figure)]
 
 
+def section(title, command, *lines):
+    """What a command measured, which stands below the title."""
+    return [f"## {title}", "", f"`{command}`", "", *lines, ""]
+
+
 def sparsity(topics):
     found = figures_of(topics, "sparsity")
     if not found:
         return []
     fit = found["sparsity"]["fits"]["all"]
-    return [
-        "### Time against sparsity",
-        "",
+    return section(
+        "Time against sparsity",
+        "scripts/gpu-check sparsity",
         *paragraph(
             f"Forward, {size_text(found['sparsity']['head_dim'], found['sparsity']['seqlen'])}: the times of "
             f"{fit['samples']} masks lie on a line over the share of live tiles (R² {fit['r2']:.4f}) that meets zero "
             f"work at {percent(fit['intercept_share'])} of the full mask's time."
         ),
         f"![Time against sparsity]({PICTURES}/gpu-sparsity.svg)",
-        "",
-    ]
+    )
 
 
 def mask_cost(topics):
@@ -53,14 +58,13 @@ def mask_cost(topics):
         [mask, *(f"+ {percent(c['cost'])}" for dim in dims for c in cells if (c["mask"], c["head_dim"]) == (mask, dim))]
         for mask in dict.fromkeys(cell["mask"] for cell in cells)
     ]
-    return [
-        "### Element masks",
-        "",
+    return section(
+        "Element masks",
+        "scripts/gpu-check maskcost",
         f"Forward, {short_length(found['maskcost']['seqlen'])}: every tile partial, over every tile full.",
         "",
         *markdown_table(["mask", *(f"d = {dim}" for dim in dims)], rows),
-        "",
-    ]
+    )
 
 
 def wasted(_):
@@ -70,9 +74,10 @@ def wasted(_):
         f"Elements whose products a kernel computes, over those that the mask shows, {short_length(seqlen)}, by what "
         "it passes over as a whole: 64 rows x 128 keys on Hopper (128 rows in the backward at d = 64), 128 x 128 with "
         "mma.sync. The other two columns are no kernel's here: halves of such tiles, and tiles that begin at each "
-        "document's first row. `benchmarks/wasted_work.py` prints it for other lengths."
+        "document's first row."
     )
-    return ["### Wasted work", "", *paragraph(said), *markdown_table(*wasted_work.table(seqlen)), ""]
+    command = f"python benchmarks/wasted_work.py --seqlen {seqlen}"
+    return section("Wasted work", command, *paragraph(said), *markdown_table(*wasted_work.table(seqlen)))
 
 
 def features_cost(topics):
@@ -97,7 +102,25 @@ def features_cost(topics):
         f"{topics['features']['device']}."
     )
     head = ["d", "asked for", *(op.replace("fwd", "forward").replace("bwd", "backward") for op in ops)]
-    return ["### Sinks, softcap and dropout", "", *paragraph(said), *markdown_table(head, rows), ""]
+    command = "scripts/gpu-check features"
+    return section("Sinks, softcap and dropout", command, *paragraph(said), *markdown_table(head, rows))
+
+
+def features_text(topics):
+    """What softcap and dropout cost a training step's attention at most."""
+    found = figures_of(topics, "features")
+    if not found:
+        return ""
+    cells = [c for c in found["features"]["cells"] if c["op"] == "fwd + bwd"]
+    names = {"softcap": "with a softcap", "dropout": "with dropout", "all": "with a sink and both"}
+    worst = {name: max((c["over_plain"] for c in cells if c["feature"] == name), default=None) for name in names}
+    times = [f"{worst[name]:.1f} times as long {said}" for name, said in names.items() if worst[name]]
+    if not times:
+        return ""
+    return (
+        "[Features](performance/measurements.md#sinks-softcap-and-dropout) run in kernels of their own: beside the "
+        f"plain call, forward and backward together take up to {listed(times)}."
+    )
 
 
 def padding(topics):
@@ -112,7 +135,8 @@ def padding(topics):
         for dim, of in dict.fromkeys((c["head_dim"], c["instance"]) for c in held["cells"])
     ]
     said = f"Time of head dims between two instances over that of the larger one, {short_length(held['seqlen'])}."
-    return ["### Head dims by padding", "", said, "", *markdown_table(["d", *map(" ".join, columns)], rows), ""]
+    table = markdown_table(["d", *map(" ".join, columns)], rows)
+    return section("Head dims by padding", "scripts/gpu-check padding", said, "", *table)
 
 
 def blocks(topics):
@@ -120,19 +144,46 @@ def blocks(topics):
     if not found:
         return []
     held = found["blocks"]
-    at = {(round(c["live"], 2), c["seqlen"], c["op"]): c["over_share"] for c in held["cells"]}
+    at = {(round(c["live"], 2), c["seqlen"], c["op"]): c for c in held["cells"]}
     columns = list(dict.fromkeys((c["seqlen"], c["op"]) for c in held["cells"]))
     rows = [
-        [percent(live), *(f"{at[(live, *column)]:.3f}" for column in columns)]
+        [percent(live), *(block_text(at[(live, *column)]) for column in columns)]
         for live in dict.fromkeys(live for live, *_ in at)
     ]
     said = (
         f"Random block masks of 128 x 128, d = {held['head_dim']}, bfloat16: time over the live share of the full "
-        f"mask's, on an {topics['blocks']['device']}."
+        f"mask's, on an {topics['blocks']['device']}. {blocks_bar_text(held)} {NO_BLOCK_SPARSE_PEER}"
     )
     names = {"fwd": "forward", "bwd": "backward"}
     head = ["live blocks", *(f"{short_length(seqlen)} {names[op]}" for seqlen, op in columns)]
-    return ["### Block masks", "", *paragraph(said), *markdown_table(head, rows), ""]
+    return section("Block masks", "scripts/gpu-check blocks", *paragraph(said), *markdown_table(head, rows))
+
+
+NO_BLOCK_SPARSE_PEER = (
+    "Block masks were measured beside our own full mask alone, not beside "
+    "[Block-Sparse-Attention](https://github.com/mit-han-lab/Block-Sparse-Attention)."
+)
+
+
+def block_text(cell):
+    """In bold where it misses its bar."""
+    return f"{cell['over_share']:.3f}" if cell["passed"] else f"**{cell['over_share']:.3f}**"
+
+
+def blocks_bar_text(held):
+    """Which cells have a bar, and how many hold it."""
+    cells, least = held["cells"], held["least_live"]
+    barred, rest = ([c for c in cells if (c["live"] >= least) == has_bar] for has_bar in (True, False))
+    if not barred:
+        return ""
+    held_text = f"{sum(c['passed'] for c in barred)} of {len(barred)} cells hold it, those in bold do not."
+    rest_text = (
+        f" The rest, of at most {max(c['live'] for c in rest):.2%}, have none; the receipt counts them as passed, "
+        f"and so {sum(c['passed'] for c in cells)} of {len(cells)}."
+        if rest
+        else ""
+    )
+    return f"A bar of {barred[0]['bar']:.2f} was set for live shares of at least {least:.0%}: {held_text}{rest_text}"
 
 
 def planning(topics):
@@ -147,7 +198,8 @@ def planning(topics):
         for (seqlen, batch), cells in sizes.items()
     ]
     head = ["tokens", "masks", "in a CUDA graph", "single calls from Python"]
-    return ["### The plan", "", "On the GPU, the slowest of the twelve masks.", "", *markdown_table(head, rows), ""]
+    said = "On the GPU, the slowest of the twelve masks."
+    return section("The plan", "scripts/gpu-check plan", said, "", *markdown_table(head, rows))
 
 
 def building(topics):
@@ -157,7 +209,9 @@ def building(topics):
     columns, cells = found["masks"]["columns"], found["masks"]["cells"]
     said = f"The vectors of one mask of {columns:,} columns: a replayed CUDA graph, and one core of its host."
     rows = [[f["mask"], f"{f['replay_us']:.1f} us", f"{f['host_ms']:.2f} ms"] for f in cells]
-    return ["### Building a mask", "", said, "", *markdown_table(["mask", "GPU", "host"], rows), ""]
+    return section(
+        "Building a mask", "scripts/gpu-check masks", said, "", *markdown_table(["mask", "GPU", "host"], rows)
+    )
 
 
 def small(topics):
@@ -169,7 +223,7 @@ def small(topics):
             lines += [*small_table(found["small"]["cells"]), ""]
     sizes = next((figures_of(topics, name)["small"] for name in ("small", "small-bwd") if name in topics), None)
     head = f"Batch {sizes['batch']}, {sizes['heads']} heads, {sizes['seqlen']} tokens." if sizes else ""
-    return ["### Small problems", "", head, "", *lines] if lines else []
+    return section("Small problems", "scripts/gpu-check small [--op bwd]", head, "", *lines[:-1]) if lines else []
 
 
 def small_table(cells):
@@ -194,16 +248,27 @@ def host_time(topics):
     if not found:
         return []
     times = [measured["microseconds"] for measured in found]
-    forward, both = ([t[name] for t in times] for name in ("no_grad", "with_backward"))
-    return [
-        "### Host time of a PyTorch call",
-        "",
+    forward, whole = ([t[name] for t in times] for name in ("no_grad", "with_backward"))
+    bars = next((measured["bars"] for measured in found if measured["bars"]), {})
+    asked = "; ".join(
+        bar_text(what, t, bars[name])
+        for what, name, t in (("a forward", "no_grad", forward), ("forward and backward", "with_backward", whole))
+        if name in bars
+    )
+    return section(
+        "Host time of a PyTorch call",
+        "scripts/gpu-check tests --only overhead",
         *paragraph(
             f"Beyond an operator that does nothing (`benchmarks/torch_overhead.py`), a forward with a ready plan takes "
-            f"{us_text(forward)} of the host, forward and backward {us_text(both)}; 15 and 40 us were asked for. In a "
+            f"{us_text(forward)} of the host, forward and backward {us_text(whole)}{f' ({asked})' * bool(asked)}. In a "
             "CUDA graph the host does nothing for them."
-        ),
-    ]
+        )[:-1],
+    )
+
+
+def bar_text(what, values, bar):
+    """Whether the longest of some times is within its bar."""
+    return f"{what} {'holds' if max(values) <= bar else 'misses'} its bar of {bar:.0f} us"
 
 
 def jax_speed(topics):
@@ -217,17 +282,16 @@ def jax_speed(topics):
         + [f"{row[name]:.2f}" if name in row else "" for name in ("ratio", "fast_ratio")]
         for row in found["rows"]
     ]
-    return [
-        "### JAX",
-        "",
+    return section(
+        "JAX",
+        "scripts/gpu-check tests --only jax_speed",
         *paragraph(
             "Times of `flashmask.jax.dot_product_attention` and of jax.nn's with cuDNN, both jitted, JAX "
             f"{found['jax']}, {found['heads']} heads, head dim {found['head_dim']} (`benchmarks/jax_overhead.py`). The "
             "shortest shape, of one head, shows what a call costs the host."
         ),
         *markdown_table(head, rows),
-        "",
-    ]
+    )
 
 
 def us_text(values):
@@ -241,14 +305,35 @@ def first_call(topics):
         return []
     seconds = max(cell["seconds"] for cell in found["first"])
     said = f"A fresh process has its first output {seconds:.3f} s after the inputs are there."
-    return ["### First call", "", said, ""]
+    return section("First call", "scripts/gpu-check first", said)
+
+
+def overlap_text(topics):
+    """How `way="overlap"` of context parallelism does beside gather."""
+    found = figures_of(topics, "context-parallel")
+    cells = [c["times"] for c in found["context_parallel"]["cells"]] if found else []
+    ratios = [both(t["overlap"]) / both(t["gather"]) for t in cells if "overlap" in t and "gather" in t]
+    if not ratios:
+        return ""
+    slower = sum(ratio > 1 for ratio in ratios)
+    return (
+        f'On {found["context_parallel"]["ranks"]} GPUs of one host `way="overlap"` is slower than gather in {slower} '
+        f"of {len(ratios)} cells: it takes {range_text(ratios)} times as long."
+    )
 
 
 def measurements(topics):
     parts = (sparsity, mask_cost, blocks, wasted, features_cost, padding, planning, building)
     parts += (small, host_time, jax_speed, first_call)
-    memory = ["### Memory of a mask", "", f"![Memory of one mask]({PICTURES}/gpu-mask-memory.svg)", ""]
-    return ["## Other measurements", "", *(line for part in parts for line in part(topics)), *memory]
+    drawn = f"![Memory of one mask]({PICTURES}/gpu-mask-memory.svg)"
+    memory = section("Memory of a mask", "python benchmarks/report.py --docs", *paragraph(MEMORY), drawn)
+    return [*(line for part in parts for line in part(topics)), *memory]
+
+
+MEMORY = (
+    "Computed from the formats. A mask's vectors grow with the length, its plan with the square of it, by one byte for "
+    "128 x 128 elements: 64 MiB at 1M tokens."
+)
 
 
 def tests(topics):
@@ -269,10 +354,10 @@ def tests(topics):
     ]
     said = paragraph(
         "`scripts/gpu-check tests` on the kernels of each set; a part that runs into its time limit counts as failed. "
-        "`torch: overhead` is the bar of [a call's host time](#host-time-of-a-pytorch-call)."
+        "`torch: overhead` is the bar of [a call's host time](measurements.md#host-time-of-a-pytorch-call)."
     )
     head = ["kernels", "part", "passed", "failed", "skipped", "device", "date"]
-    return ["## Tests on a GPU", "", *said, *markdown_table(head, rows), ""] if rows else []
+    return [*said, *markdown_table(head, rows), ""] if rows else []
 
 
 # --- The CPU -----------------------------------------------------------------------------------------
@@ -317,12 +402,10 @@ def cpu_section():
     held = json.loads(CPU.read_text())
     low, high = held["peak_gflops"]
     return [
-        "## On the CPU",
-        "",
         *paragraph(
             f"{held['machine'][:1].upper()}{held['machine'][1:]}; PyTorch {held['torch']}. Figures are medians of "
             "ratios within a run; only those can be compared between rows. `python benchmarks/cpu_vs_torch.py` prints "
-            "these tables; [cpu.json](../benchmarks/data/cpu.json) keeps what it printed."
+            "these tables; [cpu.json](../../benchmarks/data/cpu.json) keeps what it printed."
         ),
         f"Dense attention, {held['heads']} heads:",
         "",

@@ -15,6 +15,12 @@ def paragraph(text):
     return [*textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False), ""]
 
 
+def item(text):
+    """A point of a list."""
+    marks = {"initial_indent": "- ", "subsequent_indent": "  "}
+    return textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False, **marks)
+
+
 def ms_text(ms):
     """Three digits, or all before the point."""
     return f"{ms:.{max(0, 2 - int(math.log10(max(ms, 1))))}f}"

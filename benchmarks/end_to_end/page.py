@@ -470,7 +470,7 @@ ABOUT_SPARSITY = (
     "Figure 6 of the paper: the 240 sequences of each task at 32K, in ten bins of equal width by the share of empty "
     "128 x 128 tiles, with the time of our kernels, forward and backward (32 heads, d = 128, bfloat16). LoRA trains on "
     "SFT's. Figure 4a, the forward over masks that fill the bins evenly, is [elsewhere]"
-    "(performance.md#time-against-sparsity)."
+    "(performance/measurements.md#time-against-sparsity)."
 )
 
 
@@ -547,6 +547,59 @@ def verdict_of(checked):
     return "yes" if checked["passed"] else "**no**"
 
 
+# --- What is left out ---------------------------------------------------------------------------------
+
+FLASH_ATTENTION = "[FlashAttention](https://arxiv.org/abs/2205.14135)"
+NOT_HERE = {
+    "Llama 2 of 7B, 13B and 70B on 32 GPUs (figure 2)": (
+        "FlashMask",
+        "They need several machines and tensor, pipeline and sharded parallelism around attention. Models of 1B to 8B "
+        "on one GPU are here, with the same tasks and masks.",
+    ),
+    "losses on Tulu 2 and UltraFeedback with trained weights": (
+        "FlashMask",
+        "No data set and no trained weights are used. Losses are of random weights on drawn or packed text: they show "
+        "that skipping changes no bit, not how good a model becomes.",
+    ),
+    "tiles within the chunks of linear RNNs, TFLA": (
+        "follow-ups of FlashMask",
+        "Their gated products have no softmax, so they are another kernel. Only the masks would be the same.",
+    ),
+    "BERT-large and GPT-2, trained to a given quality": (
+        "FlashAttention",
+        "Days on eight GPUs, and data sets. Attention is exact here as there, so quality is the model's own.",
+    ),
+    "the long-range arena, Path-X and Path-256, MIMIC-III and ECtHR": (
+        "FlashAttention",
+        "They ask what a model learns from longer sequences, not how fast attention is; they need their data sets.",
+    ),
+    "Apex FMHA": (
+        "FlashAttention",
+        "It takes at most 512 tokens and is superseded by FlashAttention itself, versions 2 and 3 of which are "
+        "measured here.",
+    ),
+    "Reformer, Local Attention, Linformer, Smyrf, LSFormer, Performer; Longformer and BigBird": (
+        "FlashAttention",
+        "The first six compute something else than softmax attention, so a time beside theirs says nothing about a "
+        "kernel. Windows with global tokens, as Longformer has them, are a mask here and measured as such.",
+    ),
+    "block-sparse FlashAttention with a butterfly pattern": (
+        "FlashAttention",
+        "Any pattern of 128 x 128 blocks is a mask here, measured on random ones "
+        "([block masks](performance/measurements.md#block-masks)); no model was trained with one.",
+    ),
+}
+
+
+def not_here():
+    about = (
+        f"What the FlashMask and {FLASH_ATTENTION} papers, and what builds on them, have and this project has not "
+        "rebuilt. [What was not measured](performance.md#what-was-not-measured) of the kernels stands elsewhere."
+    )
+    rows = [[what, source, why] for what, (source, why) in NOT_HERE.items()]
+    return ["## What of the papers is not here", "", *paragraph(about), *markdown_table(["", "paper", "why"], rows)]
+
+
 # --- The page ----------------------------------------------------------------------------------------
 
 
@@ -573,6 +626,7 @@ def page(cases, topics, command):
         *losses(topics),
         *sparsity(topics),
         *kernel_tables.section(cases),
+        *not_here(),
     ]
     return "\n".join(lines).rstrip("\n") + "\n"
 

@@ -26,14 +26,15 @@ import documents  # noqa: E402
 import fake_kernels  # noqa: E402
 import invented  # noqa: E402
 import paper_masks  # noqa: E402
+import performance  # noqa: E402
 import receipts  # noqa: E402
 import report  # noqa: E402
 import samples  # noqa: E402
+import targets  # noqa: E402
 import verdict  # noqa: E402
-from end_to_end import page as end_to_end_page  # noqa: E402
 
 FWD, BWD = "sm90.fwd.bf16.d128.dv128.c3", "sm90.bwd.bf16.d128.dv128.c2"
-FRESH_COMMAND = f"run `{documents.COMMAND}`"
+FRESH_COMMAND = f"run `{performance.COMMAND}`"
 
 
 @pytest.fixture
@@ -46,10 +47,22 @@ def file(tmp_path, monkeypatch):
 # --- The committed documents -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", [documents.PAGE, end_to_end_page.PAGE, *documents.PAGES])
-def test_pages_have_the_receipts_figures(page):
-    written = documents.pages(receipts.load_folder())[page]
-    assert (ROOT / page).read_text(encoding="utf-8") == written, FRESH_COMMAND
+def test_pages_have_the_receipts_figures():
+    """Every file that the command writes, and no other in the folder that it has to itself."""
+    written = documents.pages(receipts.load_folder())
+    in_folder = {path for path in written if path.startswith(f"{performance.FOLDER}/")}
+    assert {f"{performance.FOLDER}/{path.name}" for path in (ROOT / performance.FOLDER).iterdir()} == in_folder
+    assert {performance.PAGE, performance.INDEX, *documents.PAGES} <= set(written) and len(in_folder) > 10
+    stale = [path for path, text in written.items() if (ROOT / path).read_text(encoding="utf-8") != text]
+    assert not stale, FRESH_COMMAND
+
+
+def test_the_page_of_performance_is_one_that_one_reads():
+    text = (ROOT / performance.PAGE).read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 200
+    index = (ROOT / performance.INDEX).read_text(encoding="utf-8")
+    names = {path.name for path in (ROOT / performance.FOLDER).iterdir()} - {"README.md"}
+    assert names == set(re.findall(r"\]\(([\w.-]+\.(?:md|csv))\)", index))
 
 
 def test_pages_have_their_marked_parts():
@@ -101,7 +114,7 @@ def peers_file(path, file, **changes):
 
 @pytest.fixture
 def documented(file, tmp_path, monkeypatch):
-    """docs/performance.md and README's part, of receipts and a peers.json: [lines, lines]."""
+    """All pages of performance and README's part, of receipts and a peers.json: [lines, lines]."""
     ratios = {"v3_over_ours": 1.2, "v3_over_ours_backward": 0.95}
     monkeypatch.setattr(verdict, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, **ratios))
 
@@ -109,7 +122,8 @@ def documented(file, tmp_path, monkeypatch):
         peers = peers_file(tmp_path / "peers.json", file, **changes)
         monkeypatch.setattr(beside, "FILE", peers)
         cases, topics = documents.of_receipts({f"{r['what']}.json": r for r in made})
-        return documents.performance(cases, topics).splitlines(), documents.summary(cases, topics)
+        pages = performance.pages(cases, topics)
+        return [line for text in pages.values() for line in text.splitlines()], documents.summary(cases, topics)
 
     return run
 
@@ -129,15 +143,21 @@ def test_the_page_has_a_table_of_every_slice(file, documented):
 
 
 def test_other_kernel_sets_have_a_section_and_stay_out_of_hoppers(file, documented):
-    hopper, part = documented(*slices(file))
+    _, part = documented(*slices(file))
     made = [*slices(file), *(invented.mma_sync_slice(file, op) for op in ("fwd", "bwd"))]
-    page, same = documented(*made)
-    begin = page.index("## Kernels of mma.sync")
-    assert same == part and "· [Kernels of mma.sync](#kernels-of-mmasync)" in " ".join(page)
-    first = page.index("## Overview")
-    assert page[first:begin] == hopper[hopper.index("## Overview") :]
-    own = "\n".join(page[begin:])
-    assert "### sm80, Forward, d = 128, 8K" in own and "gpu-backward-d128-8k-sm80.svg" in own
+    _, same = documented(*made)
+    cases, topics = documents.of_receipts({f"{r['what']}.json": r for r in made})
+    hopper = [case for case in cases if case["arch"] == receipts.HOPPER]
+    pages, without = performance.pages(cases, topics), performance.pages(hopper, topics)
+    assert same == part and set(pages) - set(without) == {"docs/performance/mma-sync.md"}
+    assert pages["docs/performance/d128.md"] == without["docs/performance/d128.md"]
+    own = pages["docs/performance/mma-sync.md"]
+    assert "[The kernels of mma.sync](performance/mma-sync.md)" in pages[performance.PAGE]
+    assert "forward, 0.79 of FlexAttention's and 1.04 of FlashAttention-2's" in " ".join(
+        pages[performance.PAGE].split()
+    )
+    assert "## sm80, Forward, d = 128, 8K" in own and "../img/gpu-backward-d128-8k-sm80.svg" in own
+    assert "`FLASHMASK_KERNELS=sm80 scripts/gpu-check bench --op fwd --head-dim 128 --seqlen 8192`" in own
     assert "over FlashAttention-2 | over SDPA with a dense mask | deterministic over fast | tiles of 99 KiB" in own
     assert "PASS  sm80: every cell over FA2: 1.040 (bar 0.95)" in own
     drawn = report.drawings_of_documents({f"{r['what']}.json": r for r in made})
@@ -146,7 +166,7 @@ def test_other_kernel_sets_have_a_section_and_stay_out_of_hoppers(file, document
 
 def test_a_page_of_no_receipts_is_a_page(documented):
     page, part = documented()
-    assert "## Where ours is not first" in page and "## On the CPU" in page
+    assert "## Where ours is not first" in page and "# On the CPU" in page
     assert part[0].startswith("Speed over other kernels")
 
 
@@ -172,7 +192,8 @@ def test_peers_of_the_run_itself_have_columns_and_of_two_measurements_the_worse_
     page, part = documented(own, *slices(file)[1:])
     (line,) = [line for line in page if line.startswith("| causal | 50.0 % | 14.7")][:1]
     assert line.split(" | ")[4:] == ["1.58x", "1.29x", "0.96x", "1.09x |"]
-    assert "### Forward, d = 128, 8K, 32 heads for 8 key heads" in page
+    assert "## Forward, d = 128, 8K, 32 heads for 8 key heads" in page
+    assert "`scripts/gpu-check bench --op fwd --head-dim 128 --seqlen 8192 --heads-kv 8`" in page
     assert "| causal, forward | FlashAttention-3 0.94 (d = 128, 8K; d = 64, 8K) |" in page
     assert "| full, grouped heads, forward | FlashMask V3 0.89 (d = 128, 8K) |" in page
     assert "| full, forward | FlashAttention-3 0.89 (d = 128, 8K) |" in page
@@ -182,9 +203,9 @@ def test_peers_of_the_run_itself_have_columns_and_of_two_measurements_the_worse_
 def test_readmes_part_says_where_ours_is_not_first(file, documented):
     _, part = documented(*slices(file))
     assert "| FlashMask V3 | 1.19x | 0.94x |  |  |" in part
-    assert "- Forward. FlashAttention-3: causal 0.94 (d = 128, 8K; d = 64, 8K)." in part
-    assert any(line.startswith("- Backward. FlashMask V3: causal 0.94 (d = 128, 8K), ") for line in part)
-    assert any("1.47 in the worst (causal, d = 128, 8K)" in line for line in " ".join(part).split("\n"))
+    said = " ".join(part)
+    assert "FlashAttention-3 and FlashMask V3 take 0.94 of our time in some cells ([which](docs/perf" in said
+    assert said.count("which](docs/performance.md#where-ours-is-not-first)") == 1
 
 
 def test_peers_without_a_receipt_count_next_to_the_receipts_kernels_alone(file, documented):
@@ -220,8 +241,58 @@ def test_the_page_names_the_kernels_that_an_earlier_build_alone_was_measured_bes
     hashes = fake_kernels.hashes(file)["kernels"]
     said = "FlashAttention-4 were measured in earlier runs alone."
     for changed, is_said in ((hashes, False), ({**hashes, BWD: "old"}, True)):
-        page, summary = documented(*slices(file), kernel_hashes=changed, tables=tables)
-        assert (said in "\n".join(page), said in "\n".join(summary)) == (is_said, is_said)
+        page, _ = documented(*slices(file), kernel_hashes=changed, tables=tables)
+        assert (said in "\n".join(page)) == is_said
+
+
+def test_the_page_says_which_bars_were_missed(file, documented):
+    overhead = {"microseconds": {"no_grad": 14.2, "with_backward": 46.8}, "bars": {"no_grad": 15, "with_backward": 40}}
+    made = invented.topic(file, "tests-overhead", [], torch_overhead=overhead, parts=[])
+    page, _ = documented(*slices(file), made)
+    said = " ".join(page)
+    assert "1 of 2 (host time of a PyTorch call)" in said
+    link = "[host time of a PyTorch call](performance/measurements.md#host-time-of-a-pytorch-call)"
+    assert f"| {link} | forward and backward, us | 1 of 1 | 46.8 | at most 40 |" in page
+    assert "(a forward holds its bar of 15 us; forward and backward misses its bar of 40 us)" in said
+    assert "| [Hopper's kernels](#overview) | every cell over V3 | 1 of 2 | 0.9406 | at least 1 |" in page
+
+
+def test_bars_of_one_kind_are_told_together():
+    bars = [targets.Bar("a time", 1.5, 1.2, False), targets.Bar("a time", 1.1, 1.2, True)]
+    bars += [targets.Bar("a speed", 0.9, 1.0, False), targets.Bar("a speed", 0.8, 1.1, False)]
+    rows = targets.missed_rows(bars)
+    assert rows == [
+        ["a time", "1 of 2", "1.5", "at most 1.2"],
+        ["a speed", "2 of 2", "0.8 to 0.9", "at least 1 and 1.1"],
+    ]
+    assert targets.missed_rows(bars[1:2]) == []
+
+
+def test_the_pages_say_where_flashmask_v3_was_not_measured(file, documented):
+    wide = {**invented.slice_of(file, head_dim=64), "what": "fwd-d256-dv256-8k"}
+    wide["cases"] = [
+        {**case, "head_dim": 256, "head_dim_v": 256, "heads": 16, "heads_kv": 16} for case in wide["cases"]
+    ]
+    page, _ = documented(*slices(file), wide)
+    said = " ".join(page)
+    assert "- FlashMask V3 was not measured at d = 256 and d = 64, although it has kernels of d = 256." in said
+    assert said.count("FlashMask V3 was not measured at d = 64. ") == 1
+
+
+def test_every_cell_is_a_line_of_the_csv(file, documented):
+    page, _ = documented(*slices(file), invented.slice_of(file, masks=["full"], seqlen=32768))
+    head = page.index(next(line for line in page if line.startswith("kernels,op,head_dim,")))
+    rows = [dict(zip(page[head].split(","), line.split(","), strict=True)) for line in page[head + 1 :]]
+    assert len(rows) == 4 * 12 + 1
+    first = rows[0]
+    assert [first[name] for name in ("kernels", "op", "head_dim", "seqlen", "mask")] == [
+        "sm90",
+        "fwd",
+        "128",
+        "8192",
+        "full",
+    ]
+    assert (first["over_flex"], first["over_flashmask_v3"], first["over_fa2"]) == ("1.584", "1.188", "")
 
 
 def test_varlen_kernels_are_called_so_for_packed_documents(file, documented):
@@ -232,11 +303,13 @@ def test_varlen_kernels_are_called_so_for_packed_documents(file, documented):
 
 
 def test_the_command_writes_pages_and_pictures(file, tmp_path, monkeypatch, capsys):
-    (tmp_path / "docs").mkdir()
+    stale = tmp_path / "docs" / "performance" / "d7.md"
+    stale.parent.mkdir(parents=True)
+    stale.write_text("of a head dim that is gone")
     mark = "<!-- figures: {} (a command) -->\nold\n<!-- end of figures -->\nkept\n"
     (tmp_path / "README.md").write_text(mark.format("summary"))
-    for name in ("training", "context_parallel"):
-        (tmp_path / "docs" / f"{name.replace('_', '-')}.md").write_text(mark.format(name))
+    for page, name in zip(documents.PAGES[1:], ("training", "context_parallel", "overlap"), strict=True):
+        (tmp_path / page).write_text(mark.format(name))
     monkeypatch.setattr(documents, "ROOT", tmp_path)
     made = slices(file)
     made[0]["cases"][0]["kernel_hashes"][FWD] = "old"
@@ -245,6 +318,7 @@ def test_the_command_writes_pages_and_pictures(file, tmp_path, monkeypatch, caps
     readme = (tmp_path / "README.md").read_text()
     assert "old" not in readme and readme.endswith("<!-- end of figures -->\nkept\n") and "1.58x" in readme
     assert (tmp_path / "docs" / "performance.md").read_text().startswith("<!-- Written by")
+    assert not stale.exists() and (stale.parent / "d128.md").exists()
     assert (tmp_path / "docs" / "img" / "gpu-forward-d128-8k.svg").exists()
     printed = capsys.readouterr()
     assert "docs/performance.md" in printed.out
@@ -252,17 +326,23 @@ def test_the_command_writes_pages_and_pictures(file, tmp_path, monkeypatch, caps
 
 
 def test_context_parallelism_has_a_table():
-    times = {"one": (2, 6), "gather": (1, 3.5), "all gather": (1, 4)}
+    times = {"one": (2, 6), "gather": (1, 3.5), "overlap": (3, 6), "all gather": (1, 4)}
     cell = {
         **{"seqlen": 32768, "batch": 2, "mask": "document", "heads": 64, "heads_kv": 8, "auto": "gather"},
+        **{"errors": {"gather": 0.01}, "least_received_keys": 16384},
         **{"received_keys": 16384, "fixed_forward_ms": 0.1, "fixed_backward_ms": 0.25, "predicted_ms": {"gather": 4.2}},
         "times": {name: dict(zip(("forward_ms", "backward_ms"), ms)) for name, ms in times.items()},
     }
     figures = {"context_parallel": {"ranks": 2, "link_gb_s": 290.4, "cells": [cell]}}
     topic = {"date": "2026-01-02", "device": "A GPU", "figures": figures}
-    *_, row = documents.context_parallel([], {"context-parallel": topic})
-    assert row == "| 32K x 2 | document | 64 / 8 | 25.0 % | 8.00 | 4.50 | 1.78x | 1.11x | 0.10 / 0.25 | -6.7 % |"
-    assert documents.context_parallel([], {}) == []
+    lines = documents.context_parallel([], {"context-parallel": topic})
+    row = "| 32K x 2 | document | 64 / 8 | 25.0 % | 8.00 | 4.50 | 1.78x | 1.11x | 9.00 | 0.10 / 0.25 | -6.7 % |"
+    assert row in lines
+    said = " ".join(lines[lines.index(row) + 1 :])
+    assert 'On 2 GPUs of one host `way="overlap"` is slower than gather in 1 of 1 cells' in said
+    assert "it takes 2.00 times as long" in said
+    assert "6 of 7 bars held; missed were speed-up: 1 of 1 (1.778; at least 1.8)." in said
+    assert documents.context_parallel([], {}) == documents.overlap([], {}) == []
 
 
 # --- The HTML page -----------------------------------------------------------------------------------
@@ -318,20 +398,35 @@ def test_the_page_has_the_time_of_building_masks(file, documented):
     cells = [{"mask": "eviction", "replay_us": 6.04, "host_ms": 0.114}]
     made = invented.topic(file, "masks", [FWD], masks={"columns": 131072, "cells": cells})
     page, _ = documented(*slices(file), made)
-    assert "### Building a mask" in page and "| eviction | 6.0 us | 0.11 ms |" in page
+    assert "## Building a mask" in page and "| eviction | 6.0 us | 0.11 ms |" in page
 
 
 def test_the_page_has_block_masks_by_their_live_share(file, documented):
     cells = [
-        {"op": op, "seqlen": seqlen, "live": live, "over_share": 1 + seqlen / 1e6 + live / 100}
+        {
+            "op": op,
+            "seqlen": seqlen,
+            "live": live,
+            "over_share": share,
+            "bar": 1.04,
+            "passed": share <= 1.04 or live < 0.2,
+        }
         for seqlen in (8192, 32768)
         for op in ("fwd", "bwd")
         for live in (0.8999, 0.1001)
+        for share in [1 + seqlen / 1e6 + live / 100]
     ]
     made = invented.topic(file, "blocks", [FWD], blocks={"head_dim": 128, "least_live": 0.2, "cells": cells})
     page, _ = documented(*slices(file), made)
     assert "| live blocks | 8K forward | 8K backward | 32K forward | 32K backward |" in page
-    assert "| 90.0 % | 1.017 | 1.017 | 1.042 | 1.042 |" in page and "| 10.0 % | 1.009 | 1.009 | 1.034 | 1.034 |" in page
+    assert "| 90.0 % | 1.017 | 1.017 | **1.042** | **1.042** |" in page
+    assert "| 10.0 % | 1.009 | 1.009 | 1.034 | 1.034 |" in page
+    said = " ".join(page)
+    assert "A bar of 1.04 was set for live shares of at least 20%: 2 of 4 cells hold it, those in bold do not." in said
+    assert "The rest, of at most 10.01%, have none; the receipt counts them as passed, and so 6 of 8." in said
+    assert "not beside [Block-Sparse-Attention]" in said
+    link = "[block masks](performance/measurements.md#block-masks)"
+    assert f"| {link} | time over the live share of the full mask's | 2 of 4 | 1.042 | at most 1.04 |" in page
 
 
 def test_report_is_one_page_without_outside_resources(file, reported):
