@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The snippets of docs/python and docs/recipes run.
+"""The snippets of README, docs/python and docs/recipes run.
 
 Those of a page are one program, from top to bottom; a recipe's begins with its command, for which FLASHMASK_COMMAND
 names the program, and has a model. ```python is run, ```py (what needs a package that is not installed here) is only
@@ -51,12 +51,22 @@ def test_page_of_graphs_is_python():
     assert all(ast.parse(snippet) for snippet in snippets(ON_A_GPU, "python"))
 
 
-def run(page, names):
-    """Runs the program of a page, which finds `names`."""
+def test_the_readme(capsys):
+    """Its example is for a GPU; without one it runs on the CPU."""
+    names = {}
+    run(ROOT / "README.md", names, {} if ON_CUDA else {'"cuda"': '"cpu"'})
+    torch.testing.assert_close(names["out"].float().cpu(), names["on_cpu"], atol=0.02, rtol=0.02)
+    assert names["q"].grad.isfinite().all() and "tiles" in capsys.readouterr().out
+
+
+def run(page, names, replaced=None):
+    """Runs the program of a page, which finds `names`, with other words for those of `replaced`."""
     torch.manual_seed(0)
     program = snippets(page, "python")
     assert program, f"{page} has no snippet that runs"
     for n, snippet in enumerate(program):
+        for old, new in (replaced or {}).items():
+            snippet = snippet.replace(old, new)
         exec(compile(snippet, f"{page.name}, snippet {n}", "exec"), names)
 
 
