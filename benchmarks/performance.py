@@ -129,10 +129,10 @@ def heading(cases):
         "# Performance",
         "",
         *paragraph(
-            "How fast the kernels are beside others, where they are not the fastest, and how that was measured. Each "
-            "figure is printed from a receipt of a run on a GPU in [benchmarks/results](../benchmarks/results), or "
-            "from [benchmarks/data](../benchmarks/data) where there is no receipt; "
-            f"`{COMMAND}` prints this page and the tables behind it."
+            "This page says how fast the kernels are beside others, where they are not the fastest, and how that was "
+            "measured. Each figure is printed from a receipt of a run on a GPU in "
+            "[benchmarks/results](../benchmarks/results), or, where there is no receipt, from "
+            f"[benchmarks/data](../benchmarks/data); `{COMMAND}` prints this page and the tables behind it."
         ),
         *paragraph(
             "Contents: [Overview](#overview) · [Where ours is not first](#where-ours-is-not-first) · "
@@ -191,14 +191,16 @@ def mma_sync_text(cases):
     words = []
     for op in ("fwd", "bwd"):
         rows = [row for row in verdict.rows_of(cases, op) if not row["grouped"]]
-        means = {NAMES[key]: verdict.mean_of(rows, key) for key in ("flex", "fa2")}
+        of_masks = [row for row in rows if row["head_dim"] in verdict.MMA_SYNC_MASK_DIMS]
+        means = {NAMES[key]: verdict.mean_of(of, key) for key, of in (("flex", of_masks), ("fa2", rows))}
         shares = [f"{mean:.2f} of {name}'s" for name, mean in means.items() if mean]
         words += [f"{DIRECTIONS[op]}, {listed(shares)}"] if shares else []
     if not words:
         return ""
     return (
         f"[The kernels of mma.sync](performance/{MMA_SYNC}), for GPUs from Ampere on, were measured on a Hopper GPU, "
-        "where FlexAttention compiles to faster instructions that they do without. Their speed, by geometric mean: "
+        "where FlexAttention compiles to faster instructions that they do without. Their speed, by geometric mean "
+        f"(over FlexAttention at d = {listed([str(d) for d in verdict.MMA_SYNC_MASK_DIMS])}): "
         f"{'; '.join(words)}."
     )
 
@@ -263,7 +265,9 @@ def without_v3_text(cases):
     if not dims:
         return ""
     told = f"FlashMask V3 was not measured at {listed([dims_text(*pair) for pair in dims])}"
-    known = f", although it has kernels of d = {V3_LARGEST}" * ((V3_LARGEST, V3_LARGEST) in dims)
+    largest = (V3_LARGEST, V3_LARGEST)
+    which = "that head dim" if dims == [largest] else dims_text(*largest)
+    known = f", although it has kernels of {which}" * (largest in dims)
     return f"{told}{known}."
 
 

@@ -558,8 +558,8 @@ NOT_HERE = {
     ),
     "losses on Tulu 2 and UltraFeedback with trained weights": (
         "FlashMask",
-        "No data set and no trained weights are used. Losses are of random weights on drawn or packed text: they show "
-        "that skipping changes no bit, not how good a model becomes.",
+        "The trainings here need neither data sets nor trained weights. Their losses show that skipping changes no "
+        "bit, not how good a model becomes.",
     ),
     "tiles within the chunks of linear RNNs, TFLA": (
         "follow-ups of FlashMask",
@@ -567,11 +567,16 @@ NOT_HERE = {
     ),
     "BERT-large and GPT-2, trained to a given quality": (
         "FlashAttention",
-        "Days on eight GPUs, and data sets. Attention is exact here as there, so quality is the model's own.",
+        "They take days on eight GPUs, and their data sets. Attention is exact here as there, so the quality that a "
+        "model reaches is its own.",
     ),
     "the long-range arena, Path-X and Path-256, MIMIC-III and ECtHR": (
         "FlashAttention",
         "They ask what a model learns from longer sequences, not how fast attention is; they need their data sets.",
+    ),
+    "RTX 3090 and T4": (
+        "FlashAttention",
+        "Neither was measured. A T4, of compute capability 7.5, is older than what the kernels take.",
     ),
     "Apex FMHA": (
         "FlashAttention",
@@ -581,7 +586,8 @@ NOT_HERE = {
     "Reformer, Local Attention, Linformer, Smyrf, LSFormer, Performer; Longformer and BigBird": (
         "FlashAttention",
         "The first six compute something else than softmax attention, so a time beside theirs says nothing about a "
-        "kernel. Windows with global tokens, as Longformer has them, are a mask here and measured as such.",
+        "kernel. Windows with global tokens, as Longformer has them, are a mask here and measured as such; BigBird's "
+        "random blocks go into a block mask.",
     ),
     "block-sparse FlashAttention with a butterfly pattern": (
         "FlashAttention",
@@ -593,8 +599,9 @@ NOT_HERE = {
 
 def not_here():
     about = (
-        f"What the FlashMask and {FLASH_ATTENTION} papers, and what builds on them, have and this project has not "
-        "rebuilt. [What was not measured](performance.md#what-was-not-measured) of the kernels stands elsewhere."
+        f"The FlashMask and {FLASH_ATTENTION} papers, and work that builds on them, have trainings and comparisons "
+        "that this project has not rebuilt. [Another page](performance.md#what-was-not-measured) lists what was not "
+        "measured of the kernels."
     )
     rows = [[what, source, why] for what, (source, why) in NOT_HERE.items()]
     return ["## What of the papers is not here", "", *paragraph(about), *markdown_table(["", "paper", "why"], rows)]

@@ -277,6 +277,7 @@ def test_the_pages_say_where_flashmask_v3_was_not_measured(file, documented):
     said = " ".join(page)
     assert "- FlashMask V3 was not measured at d = 256 and d = 64, although it has kernels of d = 256." in said
     assert said.count("FlashMask V3 was not measured at d = 64. ") == 1
+    assert "FlashMask V3 was not measured at d = 256, although it has kernels of that head dim." in said
 
 
 def test_every_cell_is_a_line_of_the_csv(file, documented):
