@@ -57,6 +57,13 @@ def test_pages_have_the_receipts_figures():
     assert not stale, FRESH_COMMAND
 
 
+def test_the_pages_judge_context_parallelism_as_its_receipt_was_judged():
+    _, topics = documents.of_receipts(receipts.load_folder())
+    bars = targets.of_context_parallel(topics)
+    held = sum(bar.passed for bar in bars)
+    assert topics["context-parallel"]["tests"] == {"passed": held, "failed": len(bars) - held}
+
+
 def test_the_page_of_performance_is_one_that_one_reads():
     text = (ROOT / performance.PAGE).read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 200
