@@ -9,7 +9,7 @@ from pathlib import Path
 
 import harness
 
-PLAN = ["sm90.plan.classify", "sm90.plan.rank", "sm90.plan.transpose"]
+PLAN = ["sm90.plan.classify", "sm90.plan.extents", "sm90.plan.rank", "sm90.plan.transpose"]
 
 
 def put_in_place(monkeypatch, fake=None):

@@ -34,7 +34,7 @@ CASE = {
     "head_dim_v": 128,
 }
 SMALL = {**CASE, "batch": 1, "seqlen": 128, "heads": 8, "heads_kv": 2}
-PLAN = ["sm90.plan.classify", "sm90.plan.transpose", "sm90.plan.rank"]
+PLAN = ["sm90.plan.classify", "sm90.plan.transpose", "sm90.plan.rank", "sm90.plan.extents"]
 
 
 def explain_in_host_memory(**options):

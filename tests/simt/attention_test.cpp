@@ -105,7 +105,8 @@ TEST(OnTheHost, InWhateverTurns) {
   simt::set_seed(0);
 }
 
-/// Random cases in which each rounding shows: few rows of a head see keys, and float16 under a softcap.
+/// Random cases in which each rounding shows: few rows of a head see keys, and float16 under a softcap; and one in
+/// which keys that nobody sees would change the unit of dq's sums.
 constexpr std::string_view kHardCases[] = {
     "family=padding seed=16003417368406244727 batch=2 seqlen_q=65 seqlen_k=23 heads_q=21 heads_kv=3 head_dim=16 "
     "head_dim_v=16 dtype=float16 mask_heads=q mask_batch=1 block_mask=none layout=bshd dout=expanded dlse=no plan=yes "
@@ -119,6 +120,9 @@ constexpr std::string_view kHardCases[] = {
     "family=full seed=3212741114634750480 batch=2 seqlen_q=66 seqlen_k=192 heads_q=14 heads_kv=2 head_dim=8 "
     "head_dim_v=8 dtype=float16 mask_heads=q mask_batch=batch block_mask=none layout=bshd dout=expanded dlse=yes "
     "plan=yes softcap=8.560281458837743 positions=each",
+    "family=dflash seed=3487915640764971624 batch=5 seqlen_q=64 seqlen_k=192 heads_q=1 heads_kv=1 head_dim=32 "
+    "head_dim_v=32 dtype=float16 mask_heads=1 mask_batch=1 block_mask=each layout=aligned dout=normal dlse=no plan=no "
+    "partial=yes",
 };
 
 TEST(OnTheHost, HardCases) {

@@ -17,7 +17,7 @@ BACKWARD = ["_magnitudes", *FAST_BACKWARD]  # deterministic
 GROUPED_BACKWARD = [*BACKWARD, "_reduce_dkv"]
 GROUPED_FAST_BACKWARD = [*FAST_BACKWARD, "_reduce_dkv"]
 WITHOUT_SUMS = [name for name in GROUPED_FAST_BACKWARD if name != "_convert_dq"]
-PLAN = ["plan_classify", "plan_transpose", "plan_rank"]
+PLAN = ["Memset", "plan_classify", "plan_transpose", "plan_rank", "plan_extents"]
 
 
 def tensors(**shape):

@@ -137,7 +137,7 @@ def test_many_items_are_counted_down_from_a_fill():
     assert_runs(lambda: flashmask_attention(*inputs, mask), expected)
 
 
-def test_a_plan_is_three_kernels():
+def test_a_plan_is_four_kernels():
     inputs, bounds = tensors(), bounds_of()
     assert_runs(lambda: flashmask_attention(*inputs, bounds, causal=True), PLAN + FORWARD)
     assert_runs(lambda: ops.plan(Mask(S, S, bounds=bounds, causal=True)), PLAN)

@@ -62,9 +62,9 @@ struct KeyPlanBits {
   Sharing sharing;
 };
 
-/// How far each batch entry's visible elements reach, from the plan: rows and keys past that count as zeros.
+/// How far each batch entry's visible elements reach: rows and keys past that count as zeros.
 struct VisibleExtents {
-  const VisibleExtent* of_batch;  ///< of the mask; null with a dense mask, whose rows and keys are all read
+  const VisibleExtent* of_batch;  ///< the plan's; null in a forward with a dense mask, which reads all rows and keys
   uint32_t batch_entries;         ///< of the call that share one
 
 #if defined(__CUDACC__)

@@ -79,8 +79,8 @@ struct TileCounts {
 
 /// Where everything lies in the workspace.
 struct Layout {
-  int64_t terms = 0, sums = 0, has_sums = 0, next = 0, magnitudes = 0, scales = 0, dk_parts = 0, dv_parts = 0,
-          bytes = 0;
+  int64_t terms = 0, sums = 0, has_sums = 0, next = 0, extents = 0, magnitudes = 0, scales = 0, dk_parts = 0,
+          dv_parts = 0, bytes = 0;
 
   Layout(const Problem& p, const BackwardTile& tile, const TileCounts& tiles, int64_t splits) {
     const int64_t rows = tiles.all_rows * tile.rows;
@@ -88,6 +88,7 @@ struct Layout {
     sums = add(rows * tile.head_dim * static_cast<int64_t>(sizeof(float)));
     has_sums = add(tiles.all_rows * static_cast<int64_t>(sizeof(uint32_t)));
     next = add(static_cast<int64_t>(sizeof(uint32_t)));
+    if (p.dense.defined()) extents = add(p.batch * static_cast<int64_t>(sizeof(VisibleExtent)));
     if (const int64_t blocks = cuda::magnitude_blocks(p); blocks > 0) {
       magnitudes = add(blocks * static_cast<int64_t>(sizeof(cuda::KeyMagnitudes)));
       scales = add(rows * static_cast<int64_t>(sizeof(float)));
@@ -143,6 +144,12 @@ cuda::KeyPlanBits plan_bits(const Problem& p) {
   return p.dense.defined() ? cuda::KeyPlanBits{} : cuda::key_plan_bits(p);
 }
 
+/// The plan's, or those that find_dense_extents writes.
+cuda::VisibleExtents visible_extents(const Problem& p, const BackwardCall& call, std::byte* workspace) {
+  if (!p.dense.defined()) return cuda::visible_extents(p);
+  return {at<VisibleExtent>(workspace, call.layout.extents), 1};
+}
+
 DqSums dq_sums(const Problem& p, const BackwardCall& call, std::byte* workspace) {
   return {.sums = at<float>(workspace, call.layout.sums),
           .has_sums = at<uint32_t>(workspace, call.layout.has_sums),
@@ -161,7 +168,7 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
           .dq_sums = dq_sums(p, call, workspace),
           .scales = cuda::row_scale_params(p, at<cuda::KeyMagnitudes>(workspace, call.layout.magnitudes)),
           .plan = plan_bits(p),
-          .extents = cuda::visible_extents(p),
+          .extents = visible_extents(p, call, workspace),
           .dense = p.dense.defined(),
           .next = at<uint32_t>(workspace, call.layout.next),
           .seqlen_q = static_cast<int32_t>(p.seqlen_q),
@@ -226,7 +233,7 @@ BackwardParams make_params(const Problem& p, const BackwardCall& call, std::byte
   params.softmax_scale = static_cast<float>(p.softmax_scale);
   params.scale_log2 = static_cast<float>((p.features.softcap != 0 ? p.features.softcap : p.softmax_scale) * kLog2E);
   params.plan = plan_bits(p);
-  params.extents = cuda::visible_extents(p);
+  params.extents = visible_extents(p, call, workspace);
   params.mask = cuda::mask_columns(p);
   params.dense = cuda::dense_mask(p);
   params.schedule = {.work_tiles = static_cast<uint32_t>(call.work_tiles),
@@ -239,10 +246,27 @@ BackwardParams make_params(const Problem& p, const BackwardCall& call, std::byte
   return params;
 }
 
+int64_t dense_extent_blocks(const Problem& p) { return ceil_div(p.seqlen_q, int64_t{DenseExtentParams::kRows}); }
+
+void find_dense_extents(const Problem& p, VisibleExtent* extents) {
+  const cudaStream_t stream = cuda::stream_of(p);
+  cuda::check(cudaMemsetAsync(extents, 0, static_cast<std::size_t>(p.batch) * sizeof(VisibleExtent), stream),
+              "cudaMemsetAsync of a dense mask's extents");
+  cuda::LaunchChain(stream).launch("launch of a dense mask's extents", dense_extent_instance().kernel,
+                                   p.batch * p.heads_q * dense_extent_blocks(p), cuda::kRowThreads,
+                                   DenseExtentParams{.dense = cuda::dense_mask(p),
+                                                     .extents = extents,
+                                                     .seqlen_q = static_cast<int32_t>(p.seqlen_q),
+                                                     .seqlen_k = static_cast<int32_t>(p.seqlen_k),
+                                                     .blocks = static_cast<int32_t>(dense_extent_blocks(p)),
+                                                     .heads = static_cast<uint32_t>(p.heads_q)});
+}
+
 void BackwardCall::explain(const Problem& p, Explanation& e) const {
   e.arch = kArch;
   e.instance = instance->id;
   e.padding_share = cuda::padding_share(instance->tile, p.head_dim, p.head_dim_v);
+  if (p.dense.defined()) e.kernels.push_back(dense_extent_instance().id);
   if (cuda::magnitude_blocks(p) > 0) e.kernels.push_back(magnitude_instance(p.dtype).id);
   if (tiles.all_rows > 0) e.kernels.push_back(id_of_preprocess(*instance));
   if (work_tiles > 0) e.kernels.push_back(e.instance);
@@ -263,10 +287,11 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
   // Without rows there is no block to clear the counter.
   if (tiles.all_rows == 0)
     cuda::check(cudaMemsetAsync(rows.next, 0, sizeof(*rows.next), stream), "cudaMemsetAsync of the work tile counter");
+  if (p.dense.defined()) find_dense_extents(p, at<VisibleExtent>(workspace, layout.extents));
   if (const int64_t of_keys = cuda::magnitude_blocks(p); of_keys > 0)
     launch("launch of the keys' magnitudes", magnitude_instance(p.dtype).kernel, of_keys, cuda::kRowThreads, 0,
            MagnitudeParams{cuda::key_magnitude_params(p, at<cuda::KeyMagnitudes>(workspace, layout.magnitudes)),
-                           cuda::visible_extents(p)});
+                           visible_extents(p, *this, workspace)});
   launch("launch of the backward's preprocessing", instance->preprocess, tiles.all_rows, cuda::kRowThreads, 0, rows);
   if (work_tiles > 0) {
     cuda::allow_shared_memory(reinterpret_cast<const void*>(instance->kernel), instance->shared_bytes, p.device.index);
@@ -334,7 +359,8 @@ Prepared prepare_backward(const Problem& p, int kilobytes) {
 
 std::vector<KernelInfo> backward_kernels() {
   using namespace bwd;
-  std::vector<KernelInfo> all;
+  std::vector<KernelInfo> all{
+      cuda::named({.id = dense_extent_instance().id, .op = "bwd", .tile = {0, 0}, .threads = cuda::kRowThreads})};
   for (const DataType dtype : cuda::kDataTypes) {
     for (const bool featured : {false, true}) {
       for (const BackwardInstance& i : instances(dtype, featured)) add_kernels(i, all);

@@ -31,6 +31,13 @@ struct MagnitudeInstance {
 };
 MagnitudeInstance magnitude_instance(DataType dtype);
 
+/// The kernel that finds the extents of a dense mask before them.
+struct DenseExtentInstance {
+  const char* id;
+  void (*kernel)(DenseExtentParams);  ///< blocks of cuda::kRowThreads
+};
+DenseExtentInstance dense_extent_instance();
+
 /// The kernel that adds up the parts of dk and dv after those of an element type.
 struct ReduceInstance {
   const char* id;

@@ -53,6 +53,15 @@ struct MagnitudeParams : cuda::KeyMagnitudeParams {
   cuda::VisibleExtents extents;
 };
 
+/// Of the kernel that finds the extents of a dense mask, a block for each kRows rows of a query head.
+struct DenseExtentParams {
+  static constexpr int kRows = 64;
+  cuda::DenseMask dense;
+  VisibleExtent* extents;              ///< [batch], zeroed
+  int32_t seqlen_q, seqlen_k, blocks;  ///< blocks: of a head
+  uint32_t heads;
+};
+
 /// Of the kernels before and after, a block for each row tile.
 struct RowParams {
   cuda::TensorRows out, dout, lse, dlse, dq;  ///< dlse's data may be null; lse and dlse have one column
