@@ -70,21 +70,15 @@ class BackwardCta {
   __device__ __forceinline__ uint32_t claim() const {
     delay<Role::kWarp>();
     __syncthreads();  // All have read the one before, and what its tiles were.
-    if (threadIdx.x == 0) {
-      const uint32_t claimed = atomicAdd(p_.schedule.next, 1u);
-      shared_.work_tile = claimed;
-      if (claimed < p_.schedule.work_tiles) shared_.extent = extent_of(claimed);
-    }
+    if (threadIdx.x == 0) shared_.work_tile = atomicAdd(p_.schedule.next, 1u);
     __syncthreads();
     return ptx::uniform(shared_.work_tile);
-  }
-  __device__ __forceinline__ VisibleExtent extent_of(uint32_t work_tile) const {
-    const uint32_t batch = cuda::WorkTilePlace(p_.schedule, p_.head_groups, work_tile).batch;
-    return {p_.extents.rows(batch, p_.seqlen_q), p_.extents.keys(batch, p_.seqlen_k)};
   }
 
   __device__ __forceinline__ void run_work_tile(const cuda::WorkTilePlace& place) {
     batch_ = place.batch, head_group_ = place.head, stage_ = 0;
+    const VisibleExtent extent{p_.extents.rows(batch_, p_.seqlen_q), p_.extents.keys(batch_, p_.seqlen_k)};
+    if (threadIdx.x == 0) shared_.row_end = extent.rows;  // Read behind a barrier.
     const uint32_t first_head = place.head * p_.query_heads_per_group;
     key_tile_ = key_tile(place.rank, first_head);
     if (key_tile_ * Traits::kKeys >= p_.seqlen_k) return;  // The last key block may have fewer.
@@ -92,7 +86,7 @@ class BackwardCta {
     Dk dk = {};
     Dv dv = {};
     RowTile tile{first_head, -1, false};
-    if (row_tiles.next(tile)) run_row_tiles(row_tiles, tile, dk, dv);
+    if (row_tiles.next(tile)) run_row_tiles(row_tiles, tile, extent, dk, dv);
     store(dk, dv);
   }
 
@@ -104,13 +98,14 @@ class BackwardCta {
     return block * kOfBlock + static_cast<int32_t>(rank % kOfBlock);
   }
 
-  __device__ __forceinline__ void run_row_tiles(const LiveRowTiles<Traits>& row_tiles, RowTile tile, Dk& dk, Dv& dv) {
-    load_keys<KTile>(p_.k, 0, shared_.k);
-    load_keys<SharedVTile>(p_.v, Traits::kVRegisterColumns, shared_.v);
+  __device__ __forceinline__ void run_row_tiles(const LiveRowTiles<Traits>& row_tiles, RowTile tile,
+                                                const VisibleExtent& extent, Dk& dk, Dv& dv) {
+    load_keys<KTile>(p_.k, 0, extent.keys, shared_.k);
+    load_keys<SharedVTile>(p_.v, Traits::kVRegisterColumns, extent.keys, shared_.v);
     Values values;
-    if constexpr (kVInRegisters) read_values(values);
-    load_q(tile, 0);
-    load_dout(tile, 0);
+    if constexpr (kVInRegisters) read_values(extent.keys, values);
+    load_q(tile, extent.rows, 0);
+    load_dout(tile, extent.rows, 0);
     ptx::cp_async_commit();
     for (bool more = true; more; stage_ = Traits::kQBuffers == 2 ? stage_ ^ 1 : 0)
       more = run_row_tile(row_tiles, tile, values, dk, dv);
@@ -132,8 +127,8 @@ class BackwardCta {
     const bool more = row_tiles.next(next);
     if constexpr (Traits::kQBuffers == 2) {
       if (more) {
-        load_q(next, stage_ ^ 1);
-        if constexpr (Traits::kDoutBuffers == 2) load_dout(next, stage_ ^ 1);
+        load_q(next, shared_.row_end, stage_ ^ 1);
+        if constexpr (Traits::kDoutBuffers == 2) load_dout(next, shared_.row_end, stage_ ^ 1);
         ptx::cp_async_commit();
       }
     }
@@ -142,8 +137,8 @@ class BackwardCta {
       delay<Role::kWarp>();
       __syncthreads();  // All have finished reading Q and dO.
       if (more) {
-        if constexpr (Traits::kQBuffers == 1) load_q(next, 0);
-        load_dout(next, 0);
+        if constexpr (Traits::kQBuffers == 1) load_q(next, shared_.row_end, 0);
+        load_dout(next, shared_.row_end, 0);
         ptx::cp_async_commit();
       }
     }
@@ -166,32 +161,32 @@ class BackwardCta {
       atomicAdd(p_.executed, 1ull);
   }
 
-  /// Columns from `first_column` on.
+  /// Columns from `first_column` on of the keys before `end`.
   template <typename Tile>
-  __device__ __forceinline__ void load_keys(const cuda::TensorRows& from, int first_column, unsigned char* to) const {
+  __device__ __forceinline__ void load_keys(const cuda::TensorRows& from, int first_column, int32_t end,
+                                            unsigned char* to) const {
     const int32_t first = key_tile_ * Traits::kKeys;
     const Element* rows =
         from.template of_head<const Element>(batch_, head_group_ / p_.splits) + first * from.row_stride;
-    TileLoader<Tile, kThreads>().load(ptx::shared_address(to), rows + first_column, from.row_stride,
-                                      shared_.extent.keys - first, from.columns - first_column);
+    TileLoader<Tile, kThreads>().load(ptx::shared_address(to), rows + first_column, from.row_stride, end - first,
+                                      from.columns - first_column);
   }
   template <typename Tile>
-  __device__ __forceinline__ void load_rows(const cuda::TensorRows& from, const RowTile& tile,
+  __device__ __forceinline__ void load_rows(const cuda::TensorRows& from, const RowTile& tile, int32_t end,
                                             unsigned char* to) const {
     const int32_t first = tile.index * Traits::kRows;
     const Element* rows = from.template of_head<const Element>(batch_, tile.head) + first * from.row_stride;
-    TileLoader<Tile, kThreads>().load(ptx::shared_address(to), rows, from.row_stride, shared_.extent.rows - first,
-                                      from.columns);
+    TileLoader<Tile, kThreads>().load(ptx::shared_address(to), rows, from.row_stride, end - first, from.columns);
   }
-  __device__ __forceinline__ void load_q(const RowTile& tile, int buffer) const {
-    load_rows<QTile>(p_.q, tile, shared_.q[buffer]);
+  __device__ __forceinline__ void load_q(const RowTile& tile, int32_t end, int buffer) const {
+    load_rows<QTile>(p_.q, tile, end, shared_.q[buffer]);
     constexpr int kOfThread = 16 / sizeof(RowTerms);
     if (threadIdx.x >= Traits::kRows / kOfThread) return;
     const RowTerms* terms = p_.terms + index_of(tile) * Traits::kRows + threadIdx.x * kOfThread;
     ptx::cp_async_16(ptx::shared_address(shared_.terms[buffer] + threadIdx.x * kOfThread), terms, true);
   }
-  __device__ __forceinline__ void load_dout(const RowTile& tile, int buffer) const {
-    load_rows<DoutTile>(p_.dout, tile, shared_.dout[buffer]);
+  __device__ __forceinline__ void load_dout(const RowTile& tile, int32_t end, int buffer) const {
+    load_rows<DoutTile>(p_.dout, tile, end, shared_.dout[buffer]);
   }
   /// In [batch, heads_q, row_tiles].
   __device__ __forceinline__ int64_t index_of(const RowTile& tile) const {
@@ -199,10 +194,10 @@ class BackwardCta {
   }
 
   /// V's first columns, by way of the buffers of Q and dO before those are needed.
-  __device__ __forceinline__ void read_values(Values& values) const {
+  __device__ __forceinline__ void read_values(int32_t key_end, Values& values) const {
     using Tile = SharedTile<Element, Traits::kKeys, Traits::kVRegisterColumns>;
     static_assert(offsetof(Shared, p) - offsetof(Shared, q) >= Tile::kBytes);
-    load_keys<Tile>(p_.v, 0, shared_.q[0]);
+    load_keys<Tile>(p_.v, 0, key_end, shared_.q[0]);
     ptx::cp_async_commit();
     wait_for_loads();
     const RowsOfB<Tile> v(ptx::shared_address(shared_.q) + warp_key() * Tile::kRowBytes);

@@ -83,8 +83,8 @@ struct SharedStorage {
   alignas(128) unsigned char p[Traits::ScoreTile::kBytes];
   alignas(128) unsigned char ds[Traits::ScoreTile::kBytes];
   alignas(16) RowTerms terms[Traits::kQBuffers][Traits::kRows];
-  uint32_t work_tile;    ///< the one that thread 0 has claimed
-  VisibleExtent extent;  ///< of its batch entry: rows and keys past it count as zeros
+  uint32_t work_tile;  ///< the one that thread 0 has claimed
+  int32_t row_end;     ///< of its batch entry: rows from there on count as zeros
 };
 
 }  // namespace flashmask::sm80::bwd

@@ -73,7 +73,7 @@ class ForwardCta {
     if (row_ >= p_.seqlen_q) return;
     kv_head_ = ptx::uniform(head_ / p_.query_heads_per_kv_head);
     const int32_t key_end = p_.extents.keys(batch_, p_.seqlen_k);
-    if (threadIdx.x == 0) shared_.key_end = key_end;  // Read behind the first barrier.
+    if (threadIdx.x == 0) shared_.key_end = key_end;  // Read behind a barrier.
     Rows rows;
 #pragma unroll
     for (cuda::RowState& state : rows.state) state.reset();
@@ -84,9 +84,9 @@ class ForwardCta {
       load_keys(step, key_end);
     }
     Queries q;
-    if (Traits::kQInRegisters && more) {
-      wait_for_loads();
-      read_rows(q);
+    if (more) {
+      wait_for_loads();  // Steps read shared_.key_end ahead of their own barriers.
+      if constexpr (Traits::kQInRegisters) read_rows(q);
     }
     while (more) more = run_step(step, q, rows);
     store(rows);
@@ -153,8 +153,9 @@ class ForwardCta {
     // Keys past the last are hidden: the last block is full only if it is whole.
     const bool live = own & KeyBlock::kLive,
                partial = !(own & KeyBlock::kFull) || (step.block() + 1) * 128 > p_.seqlen_k;
+    int32_t key_end = shared_.key_end;
     wait_for_loads();
-    load_values(step, shared_.key_end);
+    load_values(step, key_end);
     Scores s[kSlabs] = {};
     if (live) {
       if (partial && step.in_block() == 0) make_mask(step.block());
@@ -162,8 +163,9 @@ class ForwardCta {
     }
     Step next = step;
     const bool more = next_step(next);
+    key_end = shared_.key_end;
     wait_for_loads();
-    if (more) load_keys(next, shared_.key_end);
+    if (more) load_keys(next, key_end);
     if (live) {
       take_scores(step, s, partial);
       add_values(step, s, rows);
