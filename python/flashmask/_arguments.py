@@ -7,9 +7,10 @@ on a device holds.
 """
 
 import torch
+from torch._subclasses import FakeTensor
 
 from . import _values
-from ._values import choice, flag, given, integer, length, number, refuse_unsupported, sequence, share, window
+from ._values import choice, flag, given, integer, length, number, q_offset, refuse_unsupported, sequence, share, window
 
 __all__ = [
     "choice",
@@ -18,6 +19,7 @@ __all__ = [
     "integer",
     "length",
     "number",
+    "q_offset",
     "refuse_unsupported",
     "sequence",
     "share",
@@ -88,6 +90,13 @@ def check_one_device(**tensors):
 
 
 # --- What host tensors hold ---------------------------------------------------------------------------
+
+
+def check_holds(name, x):
+    """ValueError if a tensor has a shape and no contents: one on meta, or a fake one."""
+    if x.is_meta or isinstance(x, FakeTensor):
+        kind = "on meta" if x.is_meta else "a FakeTensor"
+        raise ValueError(f"{name} is {kind}, without contents; they are looked at here, so it must have them")
 
 
 def is_readable(tensor):

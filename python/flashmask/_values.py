@@ -11,6 +11,7 @@ import operator
 from .errors import UnsupportedError
 
 MOST_TOKENS = 2**31 - 1
+MOST_OFFSET = 2**40  # of q_offset, either way: beyond all sequences, and differences of positions fit int64
 # A window's side from here on is open: |j - i| is less than 2^31, and q_offset is at most 2^40.
 UNBOUNDED = 2**41
 LAYOUTS = {"bshd": "[batch, seqlen, heads, head_dim]", "bhsd": "[batch, heads, seqlen, head_dim]"}
@@ -153,6 +154,13 @@ def _is_array(value):
 def length(name, value):
     """A number of tokens."""
     return integer(name, value, 0, MOST_TOKENS)
+
+
+def q_offset(value):
+    """Where the first row stands among the keys, or None. The library checks an offset that is traced."""
+    if value is None or _is_symbol(value):
+        return value
+    return integer("q_offset", value, -MOST_OFFSET, MOST_OFFSET, "it must be between -2^40 and 2^40")
 
 
 def number(name, value):

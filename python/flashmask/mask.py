@@ -57,7 +57,7 @@ class Mask:
         set_field(self, "bounds", None if bounds is None else _checked_bounds(bounds, seqlen_q, seqlen_k, causal))
         set_field(self, "causal", causal)
         set_field(self, "window", _arguments.window("window", window))
-        set_field(self, "q_offset", None if q_offset is None else _arguments.integer("q_offset", q_offset))
+        set_field(self, "q_offset", _arguments.q_offset(q_offset))
         set_field(
             self, "block_mask", None if block_mask is None else _checked_block_mask(block_mask, seqlen_q, seqlen_k)
         )

@@ -88,7 +88,7 @@ def random_eviction(seqlen, seed=0, *, device=None):
 
     The same seed draws the same keys on every device. They are not those of the C++ library's generator.
     """
-    seqlen, seed = _arguments.length("seqlen", seqlen), _arguments.integer("seed", seed)
+    seqlen, seed = _arguments.length("seqlen", seqlen), _arguments.integer("seed", seed, -(2**63), 2**63 - 1)
     kept = seqlen // 2  # keys that are there at any row from the middle on
     key = torch.arange(seqlen, device=device)
     if kept == 0:

@@ -64,9 +64,8 @@ class Mask:
             "seqlen_k": _values.length("seqlen_k", self.seqlen_k),
             "causal": _values.flag("causal", self.causal),
             "window": _values.window("window", self.window),
+            "q_offset": _values.q_offset(self.q_offset),
         }
-        if self.q_offset is not None:
-            checked["q_offset"] = _values.integer("q_offset", self.q_offset)
         if self.bounds is not None:
             checked["bounds"] = _int32("startend_row_indices", self.bounds, checked["seqlen_q"])
         if self.block_mask is not None:

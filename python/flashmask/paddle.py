@@ -347,7 +347,9 @@ class _Paddle:
     @staticmethod
     def build(family, form, vectors, numbers, device=None):
         if form.vectors == 0:
-            mask, order = _Mask(form.rows, form.keys, None, form.causal, form.window, form.q_offset, None), None
+            lengths = _values.length("seqlen_q", form.rows), _values.length("seqlen_k", form.keys)
+            band = form.causal, _values.window("window", form.window), _values.q_offset(form.q_offset)
+            mask, order = _Mask(*lengths, None, *band, None), None
         else:
             bounds, order = _calls.build_mask(_Paddle, family, vectors, numbers, family == "block_diffusion")
             keys = bounds.shape[2]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flashmask.jax import Mask
+from flashmask.jax import Mask, masks
 
 T, S = 140, 200
 
@@ -84,3 +84,12 @@ def test_does_not_change():
 def test_refused(arguments, error, says):
     with pytest.raises(error, match=says):
         Mask(**{"seqlen_q": T, "seqlen_k": S, **arguments})
+
+
+@pytest.mark.parametrize("q_offset", [2**40 + 1, -(2**40) - 1, 2**63, 2**64 + 5, -(10**30)])
+def test_an_offset_beyond_all_sequences_is_refused(q_offset):
+    for make in (lambda: Mask(8, 8, causal=True, q_offset=q_offset), lambda: masks.causal(8, q_offset=q_offset)):
+        with pytest.raises(ValueError, match=rf"q_offset is {q_offset}; it must be between -2\^40 and 2\^40"):
+            make()
+    for far in (2**40, -(2**40)):
+        assert (Mask(8, 8, causal=True, q_offset=far).to_dense() == (far > 0)).all()

@@ -23,6 +23,7 @@ from flashmask.varlen import varlen_mask
 S = 20
 operators = torch.ops.flashmask
 ELSEWHERE = ["meta", "cpu"] if ON_CUDA else ["meta"]  # devices that the tests' tensors are not on
+FAR = "; it must be between -2^40 and 2^40"
 
 
 def tensors(heads=2):
@@ -216,6 +217,7 @@ BOTH = {"seqlens": [3, 2]}
         (lambda: attend(causal="yes"), TypeError, "causal is 'yes' (str); it must be True or False"),
         (lambda: attend(causal=None), TypeError, "causal is None; it must be True or False"),
         (lambda: attend(causal=True, q_offset=1.0), TypeError, "q_offset is 1.0 (float); it must be an int"),
+        (lambda: attend(causal=True, q_offset=2**63), ValueError, FAR),
         (lambda: attend(softmax_scale="1"), TypeError, "softmax_scale is '1' (str); it must be a float"),
         (
             lambda: attend(softmax_scale=torch.tensor(1.0)),
@@ -290,6 +292,8 @@ BOTH = {"seqlens": [3, 2]}
         (lambda: Mask(4, 4, causal="no"), TypeError, "causal is 'no' (str); it must be True or False"),
         (lambda: Mask(4, 4, window="ab"), TypeError, "window is 'ab' (str); it must be"),
         (lambda: Mask(4, 4, q_offset="1"), TypeError, "q_offset is '1' (str); it must be an int"),
+        (lambda: Mask(4, 4, q_offset=-(2**40) - 1), ValueError, FAR),
+        (lambda: Mask(4, 4).replace(q_offset=10**30), ValueError, FAR),
         (lambda: masks.causal(4).replace(seqlen_q=4.5), TypeError, "seqlen_q is 4.5 (float); it must be an int"),
         (lambda: masks.causal(4).to_block_mask(heads=2.0), TypeError, "heads is 2.0 (float); it must be an int"),
         (lambda: masks.causal(4).to_block_mask(batch=0), ValueError, "batch is 0; it must be at least 1"),
@@ -299,6 +303,7 @@ BOTH = {"seqlens": [3, 2]}
         (lambda: masks.causal(5.0), TypeError, "seqlen_q is 5.0 (float); it must be an int"),
         (lambda: masks.full(4, "4"), TypeError, "seqlen_k is '4' (str); it must be an int"),
         (lambda: masks.causal(4, q_offset=0.5), TypeError, "q_offset is 0.5 (float); it must be an int"),
+        (lambda: masks.causal(4, q_offset=2**64), ValueError, FAR),
         (lambda: masks.sliding_window(4, 4, "a"), TypeError, "window is ('a', 0) (tuple); it must be"),
         (lambda: masks.causal_document(**BOTH, seqlen=5.0), TypeError, "seqlen is 5.0 (float); it must be an int"),
         (
@@ -341,6 +346,7 @@ BOTH = {"seqlens": [3, 2]}
         (lambda: masks.eviction(3), ValueError, "evicted_at is a single number; it must be [..., seqlen]"),
         (lambda: masks.random_eviction(9.0), TypeError, "seqlen is 9.0 (float); it must be an int"),
         (lambda: masks.random_eviction(9, seed="a"), TypeError, "seed is 'a' (str); it must be an int"),
+        (lambda: masks.random_eviction(9, seed=2**63), ValueError, f"seed is {2**63}; it must be between"),
         (
             lambda: masks.hash_sparse(1, [1], True),
             ValueError,

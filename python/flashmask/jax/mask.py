@@ -37,7 +37,7 @@ class Mask:
             bounds=None if bounds is None else _checked_bounds(bounds, seqlen_q),
             causal=_values.flag("causal", causal),
             window=_values.window("window", window),
-            q_offset=None if q_offset is None else _values.integer("q_offset", q_offset),
+            q_offset=_values.q_offset(q_offset),
             block_mask=None if block_mask is None else _checked_block_mask(block_mask),
         )
 
