@@ -260,9 +260,9 @@ class _Numpy:
 
     @staticmethod
     def empty(shape, dtype, like):
-        if shape == like.shape and dtype == like.dtype.name:
-            return np.empty_like(like, subok=False)  # in its memory layout
-        return np.empty(shape, like.dtype if dtype == like.dtype.name else dtype)
+        if dtype == like.dtype.name:
+            dtype = like.dtype  # of a name that only ml_dtypes knows
+        return _in_memory_as(like, dtype) if shape == like.shape else np.empty(shape, dtype)
 
     @staticmethod
     def array(x):
@@ -305,6 +305,16 @@ class _Numpy:
 
 # The mask families, as flashmask.masks has them for torch.
 masks = Builders(_Numpy)
+
+
+def _in_memory_as(like, dtype):
+    """A dense array, its dimensions in memory in the order of `like`'s strides, but the last one innermost.
+
+    numpy's empty_like puts a dimension that is broadcast, whose stride is 0, within the last.
+    """
+    outer = sorted(range(like.ndim - 1), key=lambda d: like.strides[d], reverse=True)
+    order = (*outer, like.ndim - 1)
+    return np.empty([like.shape[d] for d in order], dtype).transpose(np.argsort(order))
 
 
 def _numbers(name, value):

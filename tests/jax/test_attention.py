@@ -176,3 +176,17 @@ def test_short_and_empty(rng, lengths):
     assert all(np.isfinite(x).all() for x in (out, *gradients))
     if lengths == (5, 0):
         assert not out.any() and (residual == -np.inf).all()
+
+
+@pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 1, 2)])
+def test_broadcast_inputs(rng, axes):
+    """Arrays of numpy with strides of 0."""
+
+    def widened(x):
+        return np.broadcast_to(x[tuple(slice(1) if axis in axes else slice(None) for axis in range(4))], x.shape)
+
+    arrays = [widened(np.asarray(x)) for x in inputs(rng, seqlen_q=S, seqlen_k=S, heads_kv=4)]
+    mask = Mask(S, S, causal=True, bounds=np.broadcast_to(np.int32(30), (2, 4, S, 1)))
+    loss = jax.value_and_grad(lambda *arrays: dot_product_attention(*arrays, mask=mask).sum(), argnums=(0, 1, 2))
+    got, want = loss(*arrays), loss(*map(np.ascontiguousarray, arrays))
+    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)))

@@ -170,6 +170,36 @@ def test_strides_are_read_in_place(rng):
     check(dout, q, k, v, fm.Mask(25, 50, causal=True))
 
 
+@pytest.mark.parametrize("names", ["dout", "q", "k", "v", "qkv"])
+@pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 1), (0, 1, 2)])
+def test_broadcast_inputs(rng, axes, names):
+    """Their strides are 0, and the gradients' are not."""
+    names = ("dout",) if names == "dout" else tuple(names)
+
+    def widened(x):
+        first = tuple(slice(1) if axis in axes else slice(None) for axis in range(4))
+        return np.broadcast_to(x[first], x.shape)
+
+    dout, q, k, v = draw(rng, 40, 40, heads=(4, 4))
+    given = {"dout": dout, "q": q, "k": k, "v": v}
+    given |= {name: widened(given[name]) for name in names}
+    bounds = np.broadcast_to(np.int32(30), (2, 4, 40, 1))
+    dlse = np.broadcast_to(np.float32(2), (2, 4, 40))
+    check(*given.values(), fm.Mask(40, 40, bounds=bounds, causal=True), dlse=dlse)
+    got = fm.attention(*list(given.values())[1:])
+    for x in (*got, *fm.attention_backward(given["dout"], *list(given.values())[1:], *got)):
+        assert x.flags.writeable and 0 not in x.strides and x.strides[-1] == x.itemsize
+
+
+@pytest.mark.parametrize("q_offset", [2**40 + 1, -(2**40) - 1, 2**63, 2**64 + 5, -(10**30)])
+def test_an_offset_beyond_all_sequences_is_refused(q_offset):
+    for make in (lambda: fm.Mask(8, 8, causal=True, q_offset=q_offset), lambda: fm.masks.causal(8, q_offset=q_offset)):
+        with pytest.raises(ValueError, match=rf"q_offset is {q_offset}; it must be between -2\^40 and 2\^40"):
+            make()
+    for far in (2**40, -(2**40)):
+        assert (fm.Mask(8, 8, causal=True, q_offset=far).to_dense() == (far > 0)).all()
+
+
 def test_layouts_agree_and_gradients_have_the_memory_of_their_tensors(rng):
     dout, q, k, v = draw(rng, 40, 60)
     want = fm.attention(q, k, v, causal=True)

@@ -265,6 +265,22 @@ def test_views_are_read_in_place(monkeypatch):
     assert_close(got, want.astype("float64"), "float32")
 
 
+@pytest.mark.parametrize("strides", [[0, 128, 32, 1], [5120, 0, 32, 1], [5120, 128, 0, 1], [0, 0, 0, 1]])
+def test_broadcast_inputs(strides):
+    tensors = [paddle.as_strided(paddle.randn([2 * 40 * 4 * 32]), [2, 40, 4, 32], strides) for _ in range(3)]
+    ends = paddle.as_strided(paddle.full([1], 30, dtype="int32"), [2, 4, 40, 1], [0, 0, 0, 1])
+    assert not tensors[0].is_contiguous() and not ends.is_contiguous()
+    dense_tensors = [x.contiguous() for x in tensors]
+    for x in (*tensors, *dense_tensors):
+        x.stop_gradient = False
+    visible = dense.visible(40, 40, ends.contiguous(), causal=True)
+    check(dense_tensors, visible, ends, causal=True)
+    got, want = (flashmask_attention(*x, ends, causal=True) for x in (tensors, dense_tensors))
+    assert np.array_equal(got.numpy(), want.numpy())
+    for a, b in zip(paddle.grad(got.sum(), tensors), paddle.grad(want.sum(), dense_tensors)):
+        assert np.array_equal(a.numpy(), b.numpy())
+
+
 def test_tensors_without_a_gradient():
     q, k, v = draw()
     k.stop_gradient = True
