@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from . import capi
+from . import _arguments, capi
 
 TILE = 128
 _FARTHEST = (1 << 31) - 1  # a side of a window over positions that is open, as the library has it
@@ -117,7 +117,7 @@ class MaskStats:
 
 def statistics(mask):
     sums = capi.make(capi.Statistics)
-    _call("fm_mask_statistics", mask_struct(mask := mask.cpu()), sums)
+    _call("fm_mask_statistics", mask_struct(mask := on_host(mask)), sums)
     return MaskStats(sums.elements, sums.visible, sums.tiles, sums.full_tiles, sums.partial_tiles)
 
 
@@ -177,15 +177,18 @@ def _one(mask, batch, head):
     at = lambda x: (min(batch, x.shape[0] - 1), head * x.shape[1] // mask.heads)  # noqa: E731
     pick = lambda x: None if x is None else x[at(x)][None, None]  # noqa: E731
     own = lambda x: None if x is None else x[min(batch, x.shape[0] - 1)][None]  # noqa: E731
-    return mask.replace(
+    mask = mask.replace(
         bounds=pick(mask.bounds), block_mask=pick(mask.block_mask), q_pos=own(mask.q_pos), k_pos=own(mask.k_pos)
-    ).cpu()
+    )
+    return on_host(mask)
 
 
 def _cells(mask, side, most_keys=0, batch=0, head=0):
     """Visible and all elements of cells of side x side, of a mask in host memory."""
     shape = (_tiles(mask.seqlen_q, side), _tiles(mask.seqlen_k, side))
-    visible, elements = torch.empty((2, *shape), dtype=torch.int64, device="cpu")
+    counts = torch.empty((2, *shape), dtype=torch.int64, device="cpu")
+    _arguments.check_holds("the mask", counts)
+    visible, elements = counts
     if visible.numel() == 0:  # an empty mask has no entries and heads of its own in C
         return visible, elements
     cells = capi.make(
@@ -209,12 +212,13 @@ def _cells(mask, side, most_keys=0, batch=0, head=0):
 def to_startend(mask):
     shape = (1, 1, mask.seqlen_k) if mask.bounds is None else mask.bounds.shape[:3]
     out = Vectors(shape, mask.device)
-    _call("fm_mask_to_startend", mask_struct(mask := mask.cpu()), out.struct)
+    _call("fm_mask_to_startend", mask_struct(mask := on_host(mask)), out.struct)
     return out.bounds(), bool(out.struct.flags & capi.CAUSAL)
 
 
 def from_dense(visible):
     """The arguments of the Mask of a bool or uint8 tensor [batch, heads, seqlen_q, seqlen_k]."""
+    _arguments.check_holds("visible", visible)
     out = Vectors((visible.shape[0], visible.shape[1], visible.shape[3]), visible.device)
     visible = visible.cpu()
     _call("fm_mask_from_dense", tensor(visible), out.struct)
@@ -227,6 +231,7 @@ class Vectors:
     def __init__(self, shape, device):
         self._shape, self._device = shape, device
         self._room = torch.empty((*shape, 4), dtype=torch.int32, device="cpu")
+        _arguments.check_holds("the mask", self._room)
         self.struct = capi.make(capi.Mask, bounds=tensor(self._room))
 
     def bounds(self):
@@ -248,6 +253,13 @@ class Vectors:
             "window": (mask.window_left, mask.window_right) if mask.flags & capi.HAS_WINDOW else None,
             "q_offset": mask.q_offset if mask.flags & capi.HAS_Q_OFFSET else None,
         }
+
+
+def on_host(mask):
+    """The mask in host memory; ValueError if there is nothing to read."""
+    for x in mask._tensors():
+        _arguments.check_holds("the mask", x)
+    return mask.cpu()
 
 
 # --- Calls of the library ---------------------------------------------------------------------------
@@ -276,8 +288,8 @@ def to_block_mask(mask, batch, heads):
     for name, own, call in (("batch", mask.batch, batch), ("heads", mask.heads, heads)):
         if own > call or call % own or (name == "batch" and own not in (1, call)):
             raise ValueError(f"{name} is {call}; the mask has {own}")
-    on_host, masks = mask.cpu(), [(b, h) for b in range(mask.batch) for h in range(mask.heads)]
-    counts = torch.stack([_cells(on_host, TILE, batch=b, head=h)[0] for b, h in masks])
+    host_mask, masks = on_host(mask), [(b, h) for b in range(mask.batch) for h in range(mask.heads)]
+    counts = torch.stack([_cells(host_mask, TILE, batch=b, head=h)[0] for b, h in masks])
     counts = counts.to(mask.device).unflatten(0, (mask.batch, mask.heads))
     full = counts == TILE * TILE  # a tile that the sequence's end cuts is partial to FlexAttention
     counts, full = (x.repeat_interleave(heads // mask.heads, 1).expand(batch, -1, -1, -1) for x in (counts, full))

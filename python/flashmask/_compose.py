@@ -73,7 +73,7 @@ def _compose(function, masks, seqlen_q, seqlen_k, arguments):
             rooms[name] = torch.empty((batch, length), dtype=torch.int32, device="cpu")
     for name, room in rooms.items():
         setattr(out.struct, name, _columns.tensor(room))
-    on_host = [mask.cpu() for mask in masks]  # has to live until the call is over
+    on_host = [_columns.on_host(mask) for mask in masks]  # has to live until the call is over
     structs = [_columns.mask_struct(mask) for mask in on_host]
     capi.check(getattr(capi.load(), function)(*arguments(structs), C.byref(out.struct)))
     written = {name: room.to(device) for name, room in rooms.items() if getattr(out.struct, name).dtype}

@@ -53,7 +53,8 @@ def _is_readable(mask):
     """Whether there are contents to look at: not in fake tensors, those without data, or while a graph is captured."""
     lengths = isinstance(mask.seqlen_q, int) and isinstance(mask.seqlen_k, int)
     tensors = mask._tensors()
-    real = all(type(x) in (torch.Tensor, torch.nn.Parameter) and x.device.type != "meta" for x in tensors)
+    made = torch.empty(0, device="cpu")  # fake under a FakeTensorMode
+    real = all(type(x) in (torch.Tensor, torch.nn.Parameter) and x.device.type != "meta" for x in (*tensors, made))
     capturing = any(x.is_cuda for x in tensors) and torch.cuda.is_current_stream_capturing()
     return lengths and real and not capturing and not torch.compiler.is_compiling()
 

@@ -19,6 +19,7 @@ def dropout_mask(state, p, batch, heads, seqlen_q, seqlen_k):
     The result is on state's device, int64 [2]; if that is a GPU, this waits for it.
     """
     check_state(state, "state")
+    _arguments.check_holds("state", state)
     shape = tuple(
         _arguments.length(name, x)
         for name, x in (("batch", batch), ("heads", heads), ("seqlen_q", seqlen_q), ("seqlen_k", seqlen_k))

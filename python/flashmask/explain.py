@@ -90,6 +90,7 @@ def _place(device):
     """What fm_options says of a device."""
     if device.type == "cpu":
         return {"threads": torch.get_num_threads()}
+    if device.type != "cuda":
+        raise ValueError(f"query is on {device}; it must be on the CPU or a CUDA device, where calls run")
     index = torch.cuda.current_device() if device.index is None else device.index
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
-    return {"device": capi.cuda_device(index), "stream": stream}
+    return {"device": capi.cuda_device(index), "stream": torch.cuda.current_stream(device).cuda_stream}

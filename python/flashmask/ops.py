@@ -61,7 +61,9 @@ def plan(mask, device=None):
     bounds, block_mask, *band = mask_arguments(mask)
     positions = () if mask.q_pos is None else (mask.q_pos, mask.k_pos)
     place = torch.device(device or "cpu")
-    return call(_ops.plan, bounds, block_mask, mask.seqlen_q, mask.seqlen_k, *band, place, *positions)
+    # Without tensors there is nothing that says `meta` to the dispatcher.
+    plan_ = _plan_fake if place.type == "meta" else _ops.plan
+    return call(plan_, bounds, block_mask, mask.seqlen_q, mask.seqlen_k, *band, place, *positions)
 
 
 def attention(
@@ -236,7 +238,7 @@ def check_lengths(mask, q, k, layout):
 def autocast(*tensors):
     """The tensors in autocast's dtype, if it is on for their device; float64 stays, as elsewhere in torch."""
     kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
+    if kind == "meta" or not torch.is_autocast_enabled(kind):  # which meta has none of
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)

@@ -87,6 +87,7 @@ def _as_mask(attn_mask, query, key):
         )
     if visible.shape[2] == 1:
         return _key_mask(visible[:, :, 0], *full[2:])
+    _arguments.check_holds("attn_mask", attn_mask)
     return masks.from_dense(visible.expand(*visible.shape[:3], full[3]))
 
 
