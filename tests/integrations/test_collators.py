@@ -3,6 +3,7 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from flashmask import UnsupportedError
@@ -62,6 +63,109 @@ def test_packed_labels():
         collate([{"input_ids": [1]}, {"input_ids": [1, 2], "labels": [1]}])
     with pytest.raises(ValueError, match="input_ids of example 0 is torch.float32"):
         collate([{"input_ids": [1.5]}])
+
+
+def only(examples, length=None):
+    batch = PackedCollator(length)(examples)
+    return {name: x.tolist() for name, x in batch.items() if isinstance(x, torch.Tensor)}
+
+
+@pytest.mark.parametrize("length", [None, 4, 9])
+def test_documents_without_tokens(length):
+    for empty in ([], torch.tensor([]), torch.empty(0, dtype=torch.int64), np.zeros(0, np.int32)):
+        batch = only([{"input_ids": [5, 6]}, *[{"input_ids": empty}] * 12, {"input_ids": [7, 8]}], length)
+        assert batch["labels"][0][:4] == [-100, 6, -100, 8]
+        if length is None:
+            assert batch["cu_seq_lens_q"] == [0, *[2] * 13, 4]
+        else:
+            assert batch["cu_seq_lens_q"] == [0, 2] + [4] * (length - 1)
+    assert only([{"input_ids": [], "labels": [], "completion_mask": [], "attention_mask": []}])["labels"] == [[]]
+
+
+def test_padding_of_examples_is_left_out():
+    right, left = {"input_ids": [5, 6, 7, 0, 0], "attention_mask": [1, 1, 1, 0, 0]}, {"input_ids": [0, 8, 9]}
+    batch = only([right, {**left, "attention_mask": torch.tensor([False, True, True]), "labels": [1, 2, 3]}])
+    assert batch["input_ids"] == [[5, 6, 7, 8, 9]] and batch["cu_seq_lens_q"] == [0, 3, 5]
+    assert batch["labels"] == [[-100, 6, 7, -100, 3]]
+    assert only([{**right, "attention_mask": [0] * 5}])["input_ids"] == [[]]
+
+
+def test_documents_of_an_example():
+    """As TRL's packing leaves them."""
+    batch = only([{"input_ids": [1, 2, 3, 4, 5], "seq_lengths": [2, 0, 3]}, {"input_ids": [6, 7], "seq_lengths": [2]}])
+    assert batch["cu_seq_lens_q"] == [0, 2, 2, 5, 7] and batch["position_ids"] == [[0, 1, 0, 1, 2, 0, 1]]
+    assert batch["labels"] == [[-100, 2, -100, 4, 5, -100, 7]]
+    padded = {"input_ids": [0, 1, 2, 3], "attention_mask": [0, 1, 1, 1], "seq_lengths": [1, 2]}
+    assert only([padded])["cu_seq_lens_k"] == [0, 1, 3]
+
+
+def test_what_is_trained_on_is_in_all_masks():
+    example = {"input_ids": [1, 2, 3, 4, 5], "labels": [1, -100, 3, 4, 5], "completion_mask": [0, 1, 1, 1, 1]}
+    assert only([example])["labels"] == [[-100, -100, 3, 4, 5]]
+    example["assistant_masks"] = np.array([1, 1, 0, 1, 1])
+    assert only([example])["labels"] == [[-100, -100, -100, 4, 5]]
+    assert only([{"input_ids": [1, 2, 3], "assistant_masks": [False, False, True]}])["labels"] == [[-100, -100, 3]]
+    none = dict.fromkeys(("labels", "completion_mask", "assistant_masks", "attention_mask", "seq_lengths", "text"))
+    assert only([{"input_ids": [1, 2, 3], **none}])["labels"] == [[-100, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    "change, raised, words",
+    [
+        ({"input_ids": None}, ValueError, "input_ids of example 1 is missing; it has input_ids"),
+        ({"input_ids": [[1, 2, 3]]}, ValueError, r"input_ids of example 1 is torch.int64 \[1, 3\]"),
+        ({"input_ids": [True, False, True]}, ValueError, "input_ids of example 1 is torch.bool"),
+        ({"input_ids": "abc"}, TypeError, "input_ids of example 1 is 'abc'"),
+        ({"input_ids": [1, 2**70, 3]}, TypeError, "input_ids of example 1"),
+        ({"labels": [1.0, 2.0, 3.0]}, ValueError, "labels of example 1 is torch.float32"),
+        ({"labels": 3}, ValueError, r"labels of example 1 is torch.int64 \[\]"),
+        (
+            {"completion_mask": [1, 1]},
+            ValueError,
+            r"completion_mask of example 1 has \[2\] elements; its input_ids \[3\]",
+        ),
+        ({"assistant_masks": [0, 0.5, 1]}, ValueError, "assistant_masks of example 1 has other values than 0 and 1"),
+        ({"attention_mask": [1, 1, 2]}, ValueError, "attention_mask of example 1 has other values than 0 and 1"),
+        ({"attention_mask": [1, 0, 1]}, ValueError, "attention_mask of example 1 is 0 between tokens that it shows"),
+        ({"attention_mask": [1, 1, 1, 1]}, ValueError, r"attention_mask of example 1 has \[4\] elements"),
+        ({"seq_lengths": [2, 2]}, ValueError, r"seq_lengths of example 1 is \[2, 2\]; they must .* its 3 tokens"),
+        ({"seq_lengths": [4, -1]}, ValueError, "seq_lengths of example 1"),
+        ({"seq_lengths": 3}, ValueError, "seq_lengths of example 1"),
+        ({"position_ids": [0, 1, 0]}, ValueError, "position_ids of example 1 has a number for each token"),
+        ({"token_type_ids": torch.zeros(3)}, ValueError, "token_type_ids of example 1 has a number for each token"),
+        ({"weights": (0.5, 1.0, 1.0)}, ValueError, "weights of example 1 has a number for each token"),
+        ({"special_tokens_mask": np.ones(3)}, ValueError, "special_tokens_mask of example 1 has a number for each"),
+    ],
+)
+def test_what_packing_refuses(change, raised, words):
+    with pytest.raises(raised, match=words):
+        PackedCollator()([{"input_ids": [4]}, {"input_ids": [1, 2, 3], **change}])
+
+
+def test_what_describes_an_example_is_no_number_of_its_tokens():
+    described = {"text": "abc", "length": 3, "messages": [{"role": "user"}] * 3, "names": ["a", "b", "c"]}
+    assert only([{"input_ids": [1, 2, 3], **described}])["input_ids"] == [[1, 2, 3]]
+    with pytest.raises(TypeError, match=r"example 0 is \[1, 2\] .*; it must be a dict with input_ids"):
+        PackedCollator()([[1, 2]])
+
+
+def test_packed_loss_of_every_key(attention):
+    """A batch of all that an example may have trains as one that a loop would make of its documents."""
+    model, ids = MODELS["llama"](attn_implementation=attention).eval(), torch.randint(3, 250, (20,)).tolist()
+    example = {
+        "input_ids": [*ids, 0, 0],
+        "attention_mask": [1] * 20 + [0] * 2,
+        "seq_lengths": [8, 12],
+        "labels": [-100, *ids[1:], 0, 0],
+        "completion_mask": [0] * 5 + [1] * 17,
+        "assistant_masks": [1] * 15 + [0] * 7,
+    }
+    loss = model(**PackedCollator()([example])).loss
+    documents = [ids[:8], ids[8:]]
+    trained = [[-100] * 5 + ids[5:8], [-100, *ids[9:15], *[-100] * 5]]
+    shown = padded([[1] * len(x) for x in documents], 0)
+    want = model(padded(documents, 0), labels=padded(trained, -100), attention_mask=shown).loss
+    assert_same(model, loss, want)
 
 
 # --- Prefix trees ---------------------------------------------------------------------------------
@@ -156,7 +260,23 @@ def test_tree_refusals(attention):
         prefix_tree(ids, torch.ones(2, 3, dtype=torch.bool))
     with pytest.raises(TypeError, match="collator is 3"):
         SharedPrefixCollator(3)
+    with pytest.raises(ValueError, match="attention_mask has other values than 0 and 1"):
+        prefix_tree(ids, torch.tensor([[1] * 10 + [2] * 20, [1] * 30]))
+    with pytest.raises(ValueError, match="attention_mask is 0 between tokens that it shows"):
+        prefix_tree(ids, torch.tensor([[1] * 10 + [0] + [1] * 19, [1] * 30]))
+    for batch, words in (
+        ({"attention_mask": ids}, "input_ids is missing in the collator's batch; it has attention_mask"),
+        ({"input_ids": None}, "input_ids is missing"),
+        ({"input_ids": ids, "position_ids": ids}, "position_ids is in the collator's batch"),
+        ({"input_ids": ids, "token_type_ids": ids}, "token_type_ids is in the collator's batch"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            SharedPrefixCollator(lambda _, batch=batch: dict(batch))([])
     tree = prefix_tree(ids)
+    for name in ("position_ids", "inputs_embeds", "mask", "token_type_ids"):
+        model = share_prefixes(MODELS["llama"](attn_implementation=attention))
+        with pytest.raises(UnsupportedError, match=f"it came with {name}"):
+            model(input_ids=ids, shared_prefixes=tree, **{name: ids})
     with pytest.raises(ValueError, match="the tree has 60 tokens"):
         log_probs(torch.zeros(1, 30, 7), tree, ids)
     window = share_prefixes(MODELS["mistral"](attn_implementation=attention))

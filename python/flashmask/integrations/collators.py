@@ -21,10 +21,18 @@ class PackedCollator:
 
     Returns {input_ids, labels, position_ids, cu_seq_lens_q, cu_seq_lens_k, use_cache}.
 
-    Each example is a dict with `input_ids`, a list or tensor of integers, and `labels` of the same length. Without
-    labels it may have `completion_mask`, 1 for each token that is trained on; without both all are. The first token of
-    an example is never trained on, as nothing predicts it, so the model's own loss (the mean over labels) is that of
-    the padded batch.
+    Each example is a dict with `input_ids`, a list, array or tensor of integers, which may be empty, and may have
+
+    attention_mask   1, and 0 for padding at either end, which is left out
+    seq_lengths      lengths of the documents that the example holds, as TRL's packing leaves them; the default is one
+    labels           what each token is as a label, -100 if it is not trained on; the default is input_ids
+    completion_mask  1, and 0 for tokens that are not trained on, whatever their labels; assistant_masks: the same
+
+    None is as if it were not there.
+
+    The first token of a document is never trained on, as nothing predicts it, so the model's own loss (the mean over
+    labels) is that of the padded batch. ValueError for any other key with numbers for each token, as nothing here would
+    heed it; TypeError or ValueError if a value is none of these.
 
     length: what the sequence is filled up to, so that all batches have one shape; None: as long as the examples. Tokens
     that fill it are `pad_token_id`, documents of their own and not trained on. ValueError if the examples are longer.
@@ -40,7 +48,7 @@ class PackedCollator:
         self.pad_token_id = _arguments.integer("pad_token_id", pad_token_id, 0)
 
     def __call__(self, examples):
-        documents = [_document(n, example) for n, example in enumerate(examples)]
+        documents = [document for n, example in enumerate(examples) for document in _documents(n, example)]
         seqlens = [len(ids) for ids, _ in documents]
         tokens = sum(seqlens)
         filled = _filled(self.length, tokens) - tokens
@@ -55,22 +63,103 @@ class PackedCollator:
 
     def _ends(self, seqlens):
         ends = torch.tensor([0, *seqlens]).cumsum(0)
-        missing = 0 if self.length is None else max(0, self.length + 1 - len(ends))
-        return torch.cat([ends, ends[-1:].expand(missing)]).to(torch.int32)
+        if self.length is not None:
+            ends = ends.unique()  # empty documents would need room
+            ends = torch.cat([ends, ends[-1:].expand(self.length + 1 - len(ends))])
+        return ends.to(torch.int32)
 
 
-def _document(n, example):
-    """(ids, labels) of an example, int64 tensors of one length."""
-    ids = torch.as_tensor(example["input_ids"])
-    if ids.ndim != 1 or ids.dtype.is_floating_point:
-        raise ValueError(f"input_ids of example {n} is {ids.dtype} {list(ids.shape)}; it must be integers [tokens]")
-    name = next((name for name in ("labels", "completion_mask") if name in example), None)
-    labels = ids if name is None else torch.as_tensor(example[name])
-    if labels.shape != ids.shape:
-        raise ValueError(f"{name} of example {n} has {list(labels.shape)} elements; its input_ids {list(ids.shape)}")
-    labels = ids.masked_fill(labels == 0, IGNORED) if name == "completion_mask" else labels.clone()
-    labels[:1] = IGNORED
-    return ids, labels
+_LOSS_MASKS = ("completion_mask", "assistant_masks")
+_KNOWN = ("input_ids", "labels", "attention_mask", "seq_lengths", *_LOSS_MASKS)
+
+
+def _documents(n, example):
+    """[(ids, labels), ...] of an example, int64 tensors of one length each."""
+    if not hasattr(example, "keys"):
+        raise TypeError(f"example {n} is {_arguments.given(example)}; it must be a dict with input_ids")
+    given = {name: example[name] for name in example.keys() if example[name] is not None}
+    if "input_ids" not in given:
+        raise ValueError(f"input_ids of example {n} is missing; it has {', '.join(map(str, example.keys()))}")
+    ids = _integers("input_ids", n, given["input_ids"])
+    _refuse_unknown(n, given, len(ids))
+    labels = _integers("labels", n, given.get("labels", ids), len(ids)).clone()
+    for name in _LOSS_MASKS:
+        if name in given:
+            labels[~_flags(name, n, given[name], len(ids))] = IGNORED
+    if "attention_mask" in given:
+        shown = _flags("attention_mask", n, given["attention_mask"], len(ids))
+        _check_padding(f"attention_mask of example {n}", shown)
+        ids, labels = ids[shown], labels[shown]
+    seqlens = [len(ids)]
+    if "seq_lengths" in given:
+        seqlens = _integers("seq_lengths", n, given["seq_lengths"]).tolist()
+        if min(seqlens, default=0) < 0 or sum(seqlens) != len(ids):
+            raise ValueError(
+                f"seq_lengths of example {n} is {seqlens}; they must be at least 0 and add up to its {len(ids)} tokens"
+            )
+    documents = list(zip(ids.split(seqlens), labels.split(seqlens)))
+    for _, of_document in documents:
+        of_document[:1] = IGNORED
+    return documents
+
+
+def _integers(name, n, values, tokens=None):
+    """An int64 tensor [tokens] of example n's values."""
+    try:
+        values = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name} of example {n} is {_arguments.given(values)}: {error}; it must be integers") from None
+    is_float = values.dtype.is_floating_point and values.numel() > 0  # which torch takes an empty list for
+    if values.ndim != 1 or is_float or values.dtype == torch.bool or values.dtype.is_complex:
+        raise ValueError(f"{name} of example {n} is {values.dtype} {list(values.shape)}; it must be integers [tokens]")
+    _check_count(name, n, values, tokens)
+    return values.to(torch.int64)
+
+
+def _flags(name, n, values, tokens):
+    """A bool tensor [tokens] of example n's values."""
+    try:
+        values = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name} of example {n} is {_arguments.given(values)}: {error}; it must be 0 and 1") from None
+    _check_count(name, n, values, tokens)
+    _check_flags(f"{name} of example {n}", values)
+    return values == 1
+
+
+def _check_count(name, n, values, tokens):
+    if tokens is not None and values.shape != (tokens,):
+        raise ValueError(f"{name} of example {n} has {list(values.shape)} elements; its input_ids {[tokens]}")
+
+
+def _check_flags(name, values):
+    if not ((values == 0) | (values == 1)).all():
+        raise ValueError(f"{name} has other values than 0 and 1; documents are told by seq_lengths")
+
+
+def _check_padding(name, shown):
+    """ValueError unless what is not shown [..., tokens] is at the ends."""
+    begins = torch.nn.functional.pad(shown, (1, 0))
+    if (begins.int().diff(dim=-1) == 1).sum(-1).gt(1).any():
+        raise ValueError(f"{name} is 0 between tokens that it shows; padding must be at the ends")
+
+
+def _refuse_unknown(n, given, tokens):
+    """ValueError for a key of numbers for each token that nothing here heeds."""
+    for name, value in given.items():
+        if name not in _KNOWN and tokens > 0 and _is_of_tokens(value, tokens):
+            raise ValueError(
+                f"{name} of example {n} has a number for each token, and would be ignored; leave it out of the "
+                f"examples. Known are {', '.join(_KNOWN)}"
+            )
+
+
+def _is_of_tokens(value, tokens):
+    if hasattr(value, "shape"):
+        return len(value.shape) > 0 and value.shape[0] == tokens
+    if not isinstance(value, (list, tuple)) or len(value) != tokens:
+        return False
+    return all(isinstance(x, (bool, int, float, list, tuple)) or hasattr(x, "shape") for x in value)
 
 
 def _filled(length, tokens):
@@ -86,12 +175,26 @@ def _row(parts, filled, value):
 # --- Prefix trees ---------------------------------------------------------------------------------
 
 
+# What a model's layers take beside input_ids and attention_mask, by sequences and not by their tree.
+NOT_OF_TREES = (
+    "inputs_embeds",
+    "position_ids",
+    "token_type_ids",
+    "mm_token_type_ids",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "seq_idx",
+    "pixel_values",
+)
+
+
 class SharedPrefixCollator:
     """The batch of `collator` with its sequences as a prefix tree beside it, as `shared_prefixes`: see prefix_tree().
 
     collator: of any trainer, as TRL's DataCollatorForPreference; its batch has input_ids [sequences, tokens] and, if
     they are padded, attention_mask. With transformers.share_prefixes(model) the model's layers run on the tree, and
-    everything behind them, so the loss and what a trainer reports, on the batch as it is.
+    everything behind them, so the loss and what a trainer reports, on the batch as it is. ValueError if the batch has
+    anything else for the layers, as position_ids or token_type_ids, which a tree has no place for.
     """
 
     def __init__(self, collator, length=None):
@@ -101,6 +204,11 @@ class SharedPrefixCollator:
 
     def __call__(self, examples):
         batch = self.collator(examples)
+        if batch.get("input_ids") is None:
+            raise ValueError(f"input_ids is missing in the collator's batch; it has {', '.join(batch.keys())}")
+        for name in NOT_OF_TREES:
+            if batch.get(name) is not None:
+                raise ValueError(f"{name} is in the collator's batch; a prefix tree has no place for it")
         batch["shared_prefixes"] = prefix_tree(batch["input_ids"], batch.get("attention_mask"), length=self.length)
         return batch
 
@@ -119,13 +227,18 @@ def prefix_tree(input_ids, attention_mask=None, *, length=None, pad_token_id=0):
     length: what the tree is filled up to with `pad_token_id`, so that all batches have one shape; the default is none.
     """
     input_ids = _arguments.integers("input_ids", input_ids, "cpu", "[sequences, tokens]")
-    shown = torch.ones_like(input_ids) if attention_mask is None else _arguments.flags("attention_mask", attention_mask)
-    shown = shown.bool()
+    if attention_mask is None:
+        shown = torch.ones_like(input_ids, dtype=torch.bool)
+    else:
+        if isinstance(attention_mask, torch.Tensor):
+            _check_flags("attention_mask", attention_mask)
+        shown = _arguments.flags("attention_mask", attention_mask)
     if input_ids.ndim != 2 or shown.shape != input_ids.shape:
         raise ValueError(
             f"input_ids is {list(input_ids.shape)} and attention_mask {list(shown.shape)}; "
             "both must be [sequences, tokens]"
         )
+    _check_padding("attention_mask", shown)
     sequences = [ids[here].tolist() for ids, here in zip(input_ids, shown)]
     ids, depth, ends, paths = _tree(sequences)
     places = torch.zeros_like(input_ids)

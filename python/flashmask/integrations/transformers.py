@@ -18,6 +18,7 @@ from ..attention import flashmask_attention
 from ..errors import UnsupportedError
 from ..mask import Mask
 from . import _mask_functions
+from .collators import NOT_OF_TREES
 
 # Without "flash", which transformers takes for the flash-attn package.
 NAME = "column_mask"
@@ -73,8 +74,12 @@ def _to_tree(layers, arguments, inputs):
             f"one of {sorted(_names)}, from flashmask.integrations.transformers.register()"
         )
     _check_reach(layers.config, tree["places"].shape[1])
-    if len(arguments) > 1 or inputs.get("inputs_embeds") is not None or inputs.get("past_key_values") is not None:
-        raise UnsupportedError("shared_prefixes takes input_ids alone, without inputs_embeds and past_key_values")
+    others = [name for name in (*NOT_OF_TREES, "past_key_values", "mask") if inputs.get(name) is not None]
+    if len(arguments) > 1 or others:
+        raise UnsupportedError(
+            "shared_prefixes takes input_ids and attention_mask alone, by name; it came with "
+            f"{', '.join(others) or f'{len(arguments)} arguments without names'}"
+        )
     replaced = {name: tree[name] for name in ("input_ids", "position_ids", "mask")}
     return (), {**inputs, **replaced, "attention_mask": None, "use_cache": False}
 
