@@ -159,6 +159,15 @@ def _rules_of_all(functions, key, is_remapped):
     return rules
 
 
+def shown_rows(padding, q_length, q_offset):
+    """`padding` [batch, positions] of the query rows, whose first position is q_offset; False where there is none."""
+    rows = torch.arange(q_length, device=padding.device) + q_offset
+    positions = padding.shape[1]
+    if positions == 0:
+        return padding.new_zeros(padding.shape[0], q_length)
+    return padding[:, rows.clamp(max=positions - 1)] & (rows < positions)
+
+
 def separates_documents(function):
     """Whether a part of a mask function keeps packed documents apart, or might."""
     try:
@@ -304,10 +313,11 @@ def _interval_mask(rule, causal, window, q_length, kv_length, q_offset, band_off
     return Mask(q_length, kv_length, bounds=torch.stack(vectors, -1)[:, None].to(torch.int32), **band)
 
 
-def within_documents(mask, cu_seqlens):
-    """`mask`, of one sequence in each batch entry, with what crosses the documents' ends hidden as well.
+def within_documents(mask, cu_seqlens, batch):
+    """`mask`, of a call with so many batch entries, with what crosses the documents' ends hidden as well.
 
-    cu_seqlens: [documents + 1], of one sequence. UnsupportedError if the mask has other intervals of its own.
+    cu_seqlens: [documents + 1], of all entries one after the other. UnsupportedError if the mask has other intervals of
+    its own.
     """
     if mask.bounds is not None and mask.bounds.shape[-1] != (1 if mask.causal else 2) or mask.block_mask is not None:
         raise UnsupportedError(
@@ -317,9 +327,8 @@ def within_documents(mask, cu_seqlens):
         raise UnsupportedError(
             f"cu_seq_lens with {mask.seqlen_q} query rows and {mask.seqlen_k} keys (a cache) is not implemented"
         )
-    place = torch.arange(mask.seqlen_k, device=cu_seqlens.device)
-    document = torch.searchsorted(cu_seqlens.to(place.dtype), place, right=True)
-    begin, end = run_ends(document[None])
+    place = torch.arange(batch * mask.seqlen_k, device=cu_seqlens.device).view(batch, mask.seqlen_k)
+    begin, end = run_ends(torch.searchsorted(cu_seqlens.to(place.dtype), place, right=True))
     bounds = end[..., None] if mask.causal else torch.stack([end, begin], -1)
     bounds = bounds[:, None].to(torch.int32)
     if mask.bounds is not None:

@@ -101,7 +101,8 @@ def _from_tree(layers, arguments, inputs, output):
     return output
 
 
-_IS_ONE_DOCUMENT = "_is_one_document"
+# Of a mask that keeps no documents apart: its rows that are no padding, bool [batch, rows], or None, which is all.
+_SHOWN = "_shown_rows"
 
 # --- The mask interface ---------------------------------------------------------------------------
 
@@ -132,8 +133,10 @@ def attention_mask(
     mask = _mask_functions.mask_of(
         mask_function, batch_size, q_length, kv_length, q_offset, kv_offset, attention_mask, use_vmap, device
     )
-    if attention_mask is None and not _mask_functions.separates_documents(mask_function):
-        object.__setattr__(mask, _IS_ONE_DOCUMENT, True)  # so that positions which say otherwise are noticed
+    if q_length > 1 and not _mask_functions.separates_documents(mask_function):
+        padding = attention_mask
+        shown = None if padding is None else _mask_functions.shown_rows(padding, q_length, q_offset)
+        object.__setattr__(mask, _SHOWN, shown)  # so that positions which say otherwise are noticed
     return mask
 
 
@@ -178,9 +181,9 @@ def attention(
     else:
         mask = _made_by_model(attention_mask, module, lengths, is_causal, sliding_window)
         if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
-            mask = _within_documents(mask, cu_seq_lens_q, cu_seq_lens_k)
-        elif position_ids is not None and getattr(module, "layer_idx", 0) in (0, None):  # all layers have them
-            _check_positions(position_ids, mask)
+            mask = _within_documents(mask, cu_seq_lens_q, cu_seq_lens_k, query.shape[0])
+        elif position_ids is not None:
+            _check_positions(position_ids, mask, module)
     out = flashmask_attention(
         query,
         key,
@@ -225,32 +228,93 @@ def _made_by_model(given, module, lengths, is_causal, sliding_window):
             f"the model made no mask for {rows} query rows and {keys} keys, is_causal={is_causal}, "
             f"sliding_window={sliding_window}; give one as mask="
         )
-    return Mask(rows, keys, causal=is_causal and rows > 1)
+    mask = Mask(rows, keys, causal=is_causal and rows > 1)
+    if mask.causal:
+        object.__setattr__(mask, _SHOWN, None)
+    return mask
 
 
-def _within_documents(mask, cu_seq_lens_q, cu_seq_lens_k):
-    if cu_seq_lens_q is None or cu_seq_lens_k is None or cu_seq_lens_q.shape != cu_seq_lens_k.shape:
+_within = WeakIdKeyDictionary()  # by mask: the ends it was put within, how often they had changed, and what it became
+
+
+def _within_documents(mask, cu_seq_lens_q, cu_seq_lens_k, batch):
+    """The mask within the documents; made once for all layers that share the mask, and kept as long as it lives."""
+    if cu_seq_lens_q is None or cu_seq_lens_k is None:
         raise ValueError("cu_seq_lens_q and cu_seq_lens_k must be given together, of one length")
-    return _once(cu_seq_lens_q, mask, lambda: _mask_functions.within_documents(mask, cu_seq_lens_q))
+    ends = cu_seq_lens_q, cu_seq_lens_k
+    for name, x in zip(("cu_seq_lens_q", "cu_seq_lens_k"), ends):
+        _arguments.check_dense(name, x, "[documents + 1]")
+    if torch.compiler.is_compiling() or any(x.is_inference() for x in ends):  # which counts no changes
+        _check_ends(*ends, batch, mask.seqlen_q)
+        return _mask_functions.within_documents(mask, cu_seq_lens_q, batch)
+    key = (batch, *((id(x), x._version) for x in ends))
+    if mask not in _within or _within[mask][0] != key:
+        _check_ends(*ends, batch, mask.seqlen_q)
+        made = _mask_functions.within_documents(mask, cu_seq_lens_q, batch)
+        _within[mask] = key, ends, made  # with the ends, whose ids are no others' then
+    return _within[mask][2]
 
 
-def _check_positions(position_ids, mask):
+def _check_ends(cu_seq_lens_q, cu_seq_lens_k, batch, seqlen):
+    """ValueError or TypeError unless they are the ends of documents in all batch entries, one after the other.
+
+    On a device, and in a trace, what they hold is an assertion in its work.
+    """
+    if cu_seq_lens_q.shape != cu_seq_lens_k.shape:
+        raise ValueError("cu_seq_lens_q and cu_seq_lens_k must be given together, of one length")
+    ends = _arguments.integers("cu_seq_lens_q", cu_seq_lens_q)
+    if ends.ndim != 1 or len(ends) == 0:
+        raise ValueError(
+            f"cu_seq_lens_q has shape {list(ends.shape)}; it must be [documents + 1]: 0, then the end of each document"
+        )
+    tokens = batch * seqlen
+    _arguments.check_cu_seqlens("cu_seq_lens_q", ends, tokens, f"the number of tokens, {batch} x {seqlen}")
+    if cu_seq_lens_k is not cu_seq_lens_q:
+        keys_ends = _arguments.integers("cu_seq_lens_k", cu_seq_lens_k)
+        _require((ends == keys_ends).all(), "cu_seq_lens_q and cu_seq_lens_k differ; they must be the same")
+    if batch > 1:
+        rows = torch.arange(1, batch + 1, device=ends.device) * seqlen
+        _require(
+            torch.isin(rows, ends).all(),
+            f"cu_seq_lens_q has no end at each multiple of {seqlen} up to {tokens}, where a sequence of the batch of "
+            f"{batch} ends; it must have those of all sequences, one after the other, and no document crosses them",
+        )
+
+
+def _require(fits, message, error=ValueError):
+    """Raises, or makes it an assertion in a device's or a trace's work."""
+    if not _arguments.is_readable(fits):
+        torch._assert_async(fits, message)
+    elif not fits:
+        raise error(message)
+
+
+def _check_positions(position_ids, mask, module):
     """Raises if packed documents, which positions that begin anew are, would see each other.
 
-    On a device, and in a trace, it is an assertion in its work.
+    Padding is not looked at. Positions that ascend, with gaps or without, are those of one document.
     """
-    packed = position_ids.ndim == 2 and position_ids.shape[1] == mask.seqlen_q == mask.seqlen_k
-    if not packed or not getattr(mask, _IS_ONE_DOCUMENT, False):
+    if position_ids.ndim != 2 or position_ids.shape[1] != mask.seqlen_q or not hasattr(mask, _SHOWN):
         return
-    message = (
-        "position_ids begin anew, as those of packed documents, but the model's mask does not keep them apart: "
-        "pass cu_seq_lens_q and cu_seq_lens_k, or mask=; or use_cache=False, if the model made a cache"
+    if torch.compiler.is_compiling():
+        if getattr(module, "layer_idx", 0) not in (0, None):  # all layers have them
+            return
+        shown = getattr(mask, _SHOWN)
+    else:
+        shown = mask.__dict__.pop(_SHOWN)  # once for all layers that share the mask
+    if shown is None:
+        ascends = position_ids.diff(dim=1) > 0
+    else:
+        # Compared with the last token before that is shown.
+        before = position_ids.masked_fill(~shown, torch.iinfo(position_ids.dtype).min).cummax(1).values[:, :-1]
+        ascends = ~shown[:, 1:] | (position_ids[:, 1:] > before)
+    _require(
+        ascends.all(),
+        "position_ids begin anew, as those of packed documents, but the model's mask does not keep them apart: pass "
+        "cu_seq_lens_q and cu_seq_lens_k, or mask=; or leave out attention_mask and pass use_cache=False, with which "
+        "many models look for documents in positions",
+        UnsupportedError,
     )
-    follow = (position_ids.diff(dim=1) == 1).all()
-    if not _arguments.is_readable(position_ids):
-        torch._assert_async(follow, message)
-    elif not follow:
-        raise UnsupportedError(message)
 
 
 # --- Dense masks given by the caller --------------------------------------------------------------
@@ -292,6 +356,7 @@ def _converted(given, rows, keys):
 
 
 _made = WeakIdKeyDictionary()  # by tensor: how often it had changed, and what was made of it
+_MOST_MADE = 4  # of one tensor, by lengths: the layers of a forward have one or two
 
 
 def _once(tensor, of, make):
@@ -302,5 +367,7 @@ def _once(tensor, of, make):
     if version != tensor._version:
         version, made = _made[tensor] = (tensor._version, {})
     if of not in made:
+        if len(made) == _MOST_MADE:
+            del made[next(iter(made))]  # the oldest
         made[of] = make()
     return made[of]
