@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "cli/program.h"

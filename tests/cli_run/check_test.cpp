@@ -8,6 +8,7 @@
 #include <random>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "run/attention_run.h"
 #include "run/dense_comparison.h"

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "support/cpu_time.h"
 #include "support/expect_error.h"

@@ -2,6 +2,7 @@
 #include "io/mask_json.h"
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "flashmask/builders.h"
 #include "flashmask/families.h"

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run/records.h"
 
+#include <nlohmann/json.hpp>
+
 #include "support/expect_error.h"
 #include "support/temporary_folder.h"
 

@@ -6,6 +6,7 @@
 #include "run/records.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "fuzz/check.h"

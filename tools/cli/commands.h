@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <CLI/CLI.hpp>
-
 #include "cli/command.h"
+
+namespace CLI {
+class App;
+}
 
 namespace flashmask::cli {
 

@@ -2,6 +2,7 @@
 #include "io/jsonl.h"
 
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "io/fail.h"
 #include "io/file.h"

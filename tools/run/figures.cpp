@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "draw/words.h"

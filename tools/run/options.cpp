@@ -3,15 +3,19 @@
 
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
 #include <limits>
-#include <map>
+#include <memory>
+#include <new>
 
+#include "cli/commands.h"
 #include "flashmask/attention.h"
 #include "io/fail.h"
 #include "io/file.h"
 #include "run/packing.h"
+#include "run/run_command.h"
 
 namespace flashmask::run {
 namespace {
@@ -51,8 +55,7 @@ void check_backend(const std::string& backend) {
   }
 }
 
-}  // namespace
-
+/// Declares the options of `flashmask run`, to be parsed into `options`.
 void add_options(CLI::App& command, RunOptions& options) {
   const auto set_task = [&options](const std::string& name) { options.task = task_from_name(name); };
   const auto set_dtype = [&options](const std::string& name) {
@@ -126,6 +129,8 @@ void add_options(CLI::App& command, RunOptions& options) {
       ->type_name("FILE");
 }
 
+}  // namespace
+
 void check_options(const RunOptions& options) {
   if (options.shape.heads % options.shape.kv_heads != 0) {
     io::fail(
@@ -161,3 +166,21 @@ int64_t batch_size_of(const RunOptions& options, int64_t sequences) {
 }
 
 }  // namespace flashmask::run
+
+namespace flashmask::cli {
+
+void add_run_command(CLI::App& app, const Global& global) {
+  CLI::App* command = app.add_subcommand(
+      "run", "Pack records, run masked attention on them forward and backward, check it, write a file to train from");
+  const auto options = std::make_shared<run::RunOptions>();
+  run::add_options(*command, *options);
+  command->callback([options, &global] {
+    try {
+      run::run(*options, global);
+    } catch (const std::bad_alloc&) {
+      io::fail("there is not enough memory: try a smaller --batch-size, --seqlen, --heads or --head-dim");
+    }
+  });
+}
+
+}  // namespace flashmask::cli

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
 
@@ -11,7 +10,7 @@
 
 namespace flashmask::run {
 
-/// What the command line asked for; see add_options for the meaning.
+/// What the command line asked for; see add_options in options.cpp for the meaning.
 struct RunOptions {
   std::string input;
   Task task{};
@@ -28,9 +27,6 @@ struct RunOptions {
   std::string out;
   std::string report;
 };
-
-/// Declares the options of `flashmask run`, to be parsed into `options`.
-void add_options(CLI::App& command, RunOptions& options);
 
 /// Finds out what the parser cannot: files that cannot be read or written or that are the same, heads that do
 /// not divide. Throws naming the option.

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "run/run_command.h"
+
 #include <fmt/core.h>
 
 #include <algorithm>
 #include <filesystem>
-#include <memory>
-#include <new>
+#include <nlohmann/json.hpp>
 #include <system_error>
 
-#include "cli/commands.h"
 #include "cli/progress.h"
 #include "io/fail.h"
 #include "io/file.h"
 #include "io/jsonl.h"
 #include "run/figures.h"
-#include "run/options.h"
 #include "run/report.h"
 
 namespace flashmask::run {
@@ -64,6 +63,8 @@ void write_outputs(const RunFigures& figures) {
   if (!options.report.empty()) io::write_file_atomically(options.report, report_html(figures));
 }
 
+}  // namespace
+
 void run(const RunOptions& options, const cli::Global& global) {
   check_options(options);
   const Records records = read_input(options);
@@ -88,23 +89,4 @@ void run(const RunOptions& options, const cli::Global& global) {
   throw cli::Exit{cli::kFailure};
 }
 
-}  // namespace
 }  // namespace flashmask::run
-
-namespace flashmask::cli {
-
-void add_run_command(CLI::App& app, const Global& global) {
-  CLI::App* command = app.add_subcommand(
-      "run", "Pack records, run masked attention on them forward and backward, check it, write a file to train from");
-  const auto options = std::make_shared<run::RunOptions>();
-  run::add_options(*command, *options);
-  command->callback([options, &global] {
-    try {
-      run::run(*options, global);
-    } catch (const std::bad_alloc&) {
-      io::fail("there is not enough memory: try a smaller --batch-size, --seqlen, --heads or --head-dim");
-    }
-  });
-}
-
-}  // namespace flashmask::cli

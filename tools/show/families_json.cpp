@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "show/families_json.h"
 
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "flashmask/families.h"
