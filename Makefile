@@ -4,6 +4,22 @@
 PYTHON := $(CURDIR)/build/venv/bin/python
 FLASHMASK := build/release/bin/flashmask
 
+# CUDA: whether the CUDA backend is built: on, off, or auto, where a GPU's driver is found, which is the default of what
+# runs here. What may run elsewhere has the backend where a CUDA compiler is found.
+ifneq ($(filter-out auto on off,$(CUDA)),)
+  $(error CUDA is '$(CUDA)'; it must be auto, on or off)
+endif
+demo test test-asan: override CUDA := $(or $(CUDA),auto)
+
+# Prints the one line that says what is built and why, and what is wrong.
+configure := cmake -Wno-dev --log-level=NOTICE >/dev/null --preset
+cuda_options = -DFLASHMASK_CUDA=$(or $(CUDA),COMPILER) -DFLASHMASK_PYTHON=$(PYTHON)
+define build_command
+	scripts/setup build $(CUDA)
+	$(configure) demo $(cuda_options)
+	cmake --build --preset demo
+endef
+
 .PHONY: help demo test test-long test-asan test-tsan fuzz build wheel install uninstall gallery format clean
 
 help:
@@ -23,22 +39,25 @@ help:
 	@echo "make gallery    write docs/gallery.md and draw docs/img anew"
 	@echo "make format     format all sources (clang-format, ruff)"
 	@echo "make clean      remove build/"
+	@echo
+	@echo "CUDA=auto|on|off  whether the CUDA backend is built. auto, the default of demo and tests: where a GPU's driver"
+	@echo "                  is found; build, wheel and install have it where a CUDA compiler is found"
 
 build:
-	scripts/setup build
-	cmake --preset demo -Wno-dev --log-level=WARNING
-	cmake --build --preset demo
+	$(build_command)
 
 wheel:
 	scripts/setup wheel
-	scripts/build-wheel build/wheel/venv/bin/python build/wheel dist
+	scripts/build-wheel build/wheel/venv/bin/python build/wheel dist \
+	  --config-settings=cmake.define.FLASHMASK_CUDA=$(or $(CUDA),COMPILER)
 
-demo: build
+demo:
+	$(build_command)
 	scripts/demo $(FLASHMASK)
 
 test:
-	scripts/setup test
-	cmake --preset release -Wno-dev --log-level=WARNING -DFLASHMASK_TESTS=ON -DFLASHMASK_PYTHON=$(PYTHON)
+	scripts/setup test $(CUDA)
+	$(configure) release $(cuda_options)
 	cmake --build --preset release
 	ctest --preset release
 
@@ -49,20 +68,20 @@ test-long: export FLASHMASK_FUZZ_SECONDS ?= 360
 test-long: test fuzz
 
 test-asan:
-	scripts/setup test
-	cmake --preset asan -Wno-dev --log-level=WARNING -DFLASHMASK_PYTHON=$(PYTHON)
+	scripts/setup test $(CUDA)
+	$(configure) asan $(cuda_options)
 	cmake --build --preset asan
 	FLASHMASK_TEST_SCALE=$${FLASHMASK_TEST_SCALE:-10} ctest --preset asan
 
 test-tsan:
 	scripts/setup fuzz
-	cmake --preset tsan -Wno-dev --log-level=WARNING
+	$(configure) tsan
 	cmake --build --preset tsan
 	FLASHMASK_TEST_SCALE=$${FLASHMASK_TEST_SCALE:-5} ctest --preset tsan
 
 fuzz:
 	scripts/setup fuzz
-	cmake --preset fuzz -Wno-dev --log-level=WARNING
+	$(configure) fuzz
 	cmake --build --preset fuzz
 	tests/fuzz/run build/fuzz
 

@@ -24,8 +24,8 @@ function(flashmask_nvcc_of_python variable toolkit)
   set(${variable} ${toolkit}/bin/nvcc PARENT_SCOPE)
 endfunction()
 
-# FLASHMASK_CUDA_FOUND: whether there is a CUDA compiler: on the path, where NVIDIA's installers put it, or among the
-# Python packages.
+# FLASHMASK_NVCC: the CUDA compiler, NOTFOUND if there is none: on the path, where NVIDIA's installers put it, or among
+# the Python packages.
 set(flashmask_cuda_toolkit ${PROJECT_BINARY_DIR}/cuda-toolkit)
 if(CMAKE_CUDA_COMPILER AND NOT CMAKE_CUDA_COMPILER MATCHES "^${flashmask_cuda_toolkit}/")
   set(FLASHMASK_NVCC ${CMAKE_CUDA_COMPILER})
@@ -37,11 +37,43 @@ else()
     flashmask_nvcc_of_python(FLASHMASK_NVCC ${flashmask_cuda_toolkit})
   endif()
 endif()
-if(FLASHMASK_NVCC)
-  set(FLASHMASK_CUDA_FOUND ON)
+
+# FLASHMASK_WITH_CUDA: whether the CUDA backend is built, by FLASHMASK_CUDA; FLASHMASK_CUDA_WHY: why, in words.
+set(FLASHMASK_CUDA COMPILER CACHE STRING
+  "Build the CUDA backend: ON, OFF, COMPILER (where nvcc is found), or AUTO (where a GPU's driver is found, too)")
+string(TOUPPER "${FLASHMASK_CUDA}" flashmask_asked)
+set(flashmask_with_cuda OFF)
+if(flashmask_asked MATCHES "^(ON|TRUE|YES|1)$")
+  set(flashmask_with_cuda ON)
+  set(FLASHMASK_CUDA_WHY "asked for")
+elseif(flashmask_asked MATCHES "^(OFF|FALSE|NO|0)$")
+  set(FLASHMASK_CUDA_WHY "turned off")
+elseif(flashmask_asked MATCHES "^(AUTO|COMPILER)$")
+  set(driver "")
+  if(flashmask_asked STREQUAL "AUTO")
+    execute_process(COMMAND ${PROJECT_SOURCE_DIR}/scripts/find-gpu-driver
+      OUTPUT_VARIABLE driver OUTPUT_STRIP_TRAILING_WHITESPACE)
+  endif()
+  if(flashmask_asked STREQUAL "AUTO" AND NOT driver)
+    set(FLASHMASK_CUDA_WHY "CUDA=auto and no GPU driver was found; CUDA=on builds it")
+  elseif(NOT FLASHMASK_NVCC)
+    set(FLASHMASK_CUDA_WHY "no CUDA compiler was found")
+    if(driver)
+      string(PREPEND FLASHMASK_CUDA_WHY "CUDA=auto found a GPU driver, ${driver}, but ")
+    endif()
+  elseif(driver)
+    set(flashmask_with_cuda ON)
+    set(FLASHMASK_CUDA_WHY "CUDA=auto found a GPU driver, ${driver}")
+  else()
+    set(flashmask_with_cuda ON)
+    set(FLASHMASK_CUDA_WHY "found ${FLASHMASK_NVCC}")
+  endif()
 else()
-  set(FLASHMASK_CUDA_FOUND OFF)
+  message(FATAL_ERROR "FLASHMASK_CUDA is '${FLASHMASK_CUDA}'; it must be ON, OFF, COMPILER (where nvcc is found) or "
+    "AUTO (where a GPU's driver is found, too)")
 endif()
+# Those who add this project's folder ask for it, too.
+set(FLASHMASK_WITH_CUDA ${flashmask_with_cuda} CACHE INTERNAL "Whether the CUDA backend is built")
 
 # Which kernel sets are built, for what GPUs: sm90 for Hopper, sm80 for Ampere and, as PTX, for everything later.
 set(FLASHMASK_KERNELS sm90 sm80 CACHE STRING "Kernel sets to build: sm90, sm80, or both")
@@ -55,7 +87,7 @@ endforeach()
 # instructions of Hopper alone, hence 90a.
 macro(flashmask_enable_cuda)
   if(NOT FLASHMASK_NVCC)
-    message(FATAL_ERROR "FLASHMASK_CUDA is on and no CUDA compiler was found; put nvcc on the path, set "
+    message(FATAL_ERROR "FLASHMASK_CUDA is ON and no CUDA compiler was found; put nvcc on the path, set "
       "CMAKE_CUDA_COMPILER, or install NVIDIA's in the Python that builds "
       "(pip install -r <(scripts/build-requirements nvidia-))")
   endif()

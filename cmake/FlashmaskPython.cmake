@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-# flashmask_python_package(VARIABLE PACKAGE): the folder of a package of the Python that builds, FLASHMASK_PYTHON or
-# else the one that CMake finds; empty if there is none.
+# flashmask_python_package(VARIABLE PACKAGE): the folder of a package of the Python that builds, FLASHMASK_PYTHON if it
+# exists and else the one that CMake finds; empty if there is none.
 function(flashmask_python_package variable package)
   set(python ${FLASHMASK_PYTHON})
-  if(NOT python)
+  if(NOT EXISTS "${python}")
     find_package(Python3 QUIET COMPONENTS Interpreter)
     set(python ${Python3_EXECUTABLE})
   endif()
