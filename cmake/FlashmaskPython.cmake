@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+set(FLASHMASK_PYTHON "" CACHE FILEPATH
+  "Python with NVIDIA's compiler and, for the tests, the packages of tests/*/requirements.txt")
 
 # flashmask_python_package(VARIABLE PACKAGE): the folder of a package of the Python that builds, FLASHMASK_PYTHON if it
 # exists and else the one that CMake finds; empty if there is none.
