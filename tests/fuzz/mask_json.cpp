@@ -4,6 +4,7 @@
 
 #include "io/mask_json.h"
 
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "fuzz/check.h"
