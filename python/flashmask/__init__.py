@@ -11,6 +11,9 @@ flashmask.capi, the C interface through ctypes.
 """
 
 import importlib
+import importlib.metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 _MODULES = {
     "flashmask_attention": "attention",
@@ -26,19 +29,48 @@ _MODULES = {
 _SUBMODULES = ("context_parallel", "errors", "masks", "ops")
 __all__ = [*_MODULES, *_SUBMODULES]
 
+if TYPE_CHECKING:
+    from . import context_parallel as context_parallel
+    from . import errors as errors
+    from . import masks as masks
+    from . import ops as ops
+    from .attention import flashmask_attention as flashmask_attention
+    from .dropout import dropout_mask as dropout_mask
+    from .errors import UnrepresentableMaskError as UnrepresentableMaskError
+    from .errors import UnsupportedError as UnsupportedError
+    from .explain import explain as explain
+    from .mask import Mask as Mask
+    from .merge import merge_attention as merge_attention
+    from .sdpa import scaled_dot_product_attention as scaled_dot_product_attention
+    from .varlen import flashmask_varlen_func as flashmask_varlen_func
 
-def __getattr__(name):
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __version__: str
+else:
+
+    def __getattr__(name):
+        if name != "__version__" and name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = _version() if name == "__version__" else _of_torch(name)
+        return value  # which replaces the submodule `explain` by its function
+
+
+def _version() -> str:
+    """include/flashmask/version.h's: the installed package's or, in a source tree, that of the library it uses."""
+    for installed in importlib.metadata.distributions(name="flashmask", path=[str(Path(__file__).parents[1])]):
+        return installed.version
+    from . import capi
+
+    return capi.load().fm_version().decode()
+
+
+def _of_torch(name: str) -> object:
     try:
         import torch  # noqa: F401
     except ImportError as error:
         raise ImportError(f"flashmask.{name} needs PyTorch 2.10 or later: pip install torch") from error
     module = importlib.import_module(f"{__name__}.{_MODULES.get(name, name)}")
-    value = getattr(module, name) if name in _MODULES else module
-    globals()[name] = value  # also over the submodule `explain`, whose function this is
-    return value
+    return getattr(module, name) if name in _MODULES else module
 
 
-def __dir__():
-    return sorted(__all__)
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -2,6 +2,7 @@
 """Masks put together from others, as the C++ library does it (mask.h, Composition)."""
 
 import ctypes as C
+from collections.abc import Iterable
 
 import torch
 
@@ -9,7 +10,7 @@ from . import _arguments, _columns, capi
 from .mask import BLOCK, Mask
 
 
-def intersect(a, b):
+def intersect(a: Mask, b: Mask) -> Mask:
     """The mask of what both a and b see, of the same lengths; batch entries and heads broadcast.
 
     A column's hidden rows are those of both, as runs; the result keeps one band, or one over positions. Exact, or
@@ -20,7 +21,7 @@ def intersect(a, b):
     return _compose("fm_mask_intersect", masks, a.seqlen_q, a.seqlen_k, lambda structs: map(C.byref, structs))
 
 
-def concatenate(pieces):
+def concatenate(pieces: Iterable[Mask]) -> Mask:
     """The mask of a packed sequence: rows and keys of the masks one after another, which do not see each other.
 
     Exact, or UnrepresentableMaskError naming the column that needs more than two intervals. Pieces with a block mask
@@ -39,7 +40,7 @@ def concatenate(pieces):
     )
 
 
-def crop(mask, rows=None, keys=None):
+def crop(mask: Mask, rows: tuple[int, int] | None = None, keys: tuple[int, int] | None = None) -> Mask:
     """The mask of rows [begin, end) and keys [begin, end) alone; None: all. Always exact, and traceable.
 
     As mask.gather() with one segment of each, with its errors.

@@ -3,6 +3,9 @@
 
 import re
 import textwrap
+from typing import TypeVar
+
+Documented = TypeVar("Documented")
 
 PARAGRAPHS = {
     "mask": """\
@@ -68,7 +71,7 @@ so it is a tool to look with, not a part of a training loop.""",
 }
 
 
-def composed(documented):
+def composed(documented: Documented) -> Documented:
     """A decorator: a line of the docstring that is a name in braces, `{raises}`, becomes the paragraph of that name."""
     if documented.__doc__:  # none under python -OO
         documented.__doc__ = re.sub(r"^( *)\{(\w+)\}$", _paragraph, documented.__doc__, flags=re.MULTILINE)

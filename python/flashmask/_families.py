@@ -5,9 +5,11 @@ The C library checks what is given and builds (fm_mask_build). Here arguments ge
 trace has to know of the mask is said: its lengths, as far as they are known, and its form.
 """
 
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from . import _values
+from ._types import Flags, Integers
 from .errors import UnsupportedError
 
 _BUCKETS_MISFIT = (
@@ -113,7 +115,11 @@ def _length_of(values, are_lengths):
     return max(0, sum(values)) if are_lengths else max([0, *values])
 
 
-class Builders:
+AnyMask = TypeVar("AnyMask")
+AnyArray = TypeVar("AnyArray")
+
+
+class Builders(Generic[AnyMask, AnyArray]):
     """The builders of a frontend, which is an object with
 
     integers(name, value, device, shape)  the frontend's integer array of a number, lists or an array, on `device` if it
@@ -132,16 +138,18 @@ class Builders:
 
     # --- Masks that are only a band -------------------------------------------------------------------
 
-    def full(self, seqlen_q, seqlen_k=None):
+    def full(self, seqlen_q: int, seqlen_k: int | None = None) -> AnyMask:
         """Every row sees every key. seqlen_k: default seqlen_q."""
         return self._given().build("full", 0, rows=seqlen_q, keys=seqlen_q if seqlen_k is None else seqlen_k)[0]
 
-    def causal(self, seqlen_q, seqlen_k=None, q_offset=None):
+    def causal(self, seqlen_q: int, seqlen_k: int | None = None, q_offset: int | None = None) -> AnyMask:
         """j <= i + q_offset. seqlen_k: default seqlen_q. q_offset: default seqlen_k - seqlen_q."""
         keys = seqlen_q if seqlen_k is None else seqlen_k
         return self._given().build("causal", 0, rows=seqlen_q, keys=keys, causal=True, q_offset=q_offset)[0]
 
-    def sliding_window(self, seqlen_q, seqlen_k, left, right=0, q_offset=None):
+    def sliding_window(
+        self, seqlen_q: int, seqlen_k: int, left: int | None, right: int | None = 0, q_offset: int | None = None
+    ) -> AnyMask:
         """i + q_offset - left <= j <= i + q_offset + right; -1 (None, sys.maxsize) is unbounded.
 
         A window of w keys that ends with the row itself is left = w - 1.
@@ -154,22 +162,46 @@ class Builders:
     # --- Documents ------------------------------------------------------------------------------------
 
     def causal_document(
-        self, cu_seqlens=None, *, seqlens=None, doc_ids=None, position_ids=None, seqlen=None, device=None
-    ):
+        self,
+        cu_seqlens: Integers | None = None,
+        *,
+        seqlens: Integers | None = None,
+        doc_ids: Integers | None = None,
+        position_ids: Integers | None = None,
+        seqlen: int | None = None,
+        device: object = None,
+    ) -> AnyMask:
         """Same document and j <= i: packed pretraining and fine-tuning."""
         given = self._given(device)
         given.documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen)
         return given.build("causal_document", 1, causal=True)[0]
 
-    def document(self, cu_seqlens=None, *, seqlens=None, doc_ids=None, position_ids=None, seqlen=None, device=None):
+    def document(
+        self,
+        cu_seqlens: Integers | None = None,
+        *,
+        seqlens: Integers | None = None,
+        doc_ids: Integers | None = None,
+        position_ids: Integers | None = None,
+        seqlen: int | None = None,
+        device: object = None,
+    ) -> AnyMask:
         """Same document, in both directions."""
         given = self._given(device)
         given.documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen)
         return given.build("document", 2)[0]
 
     def prefix_lm_document(
-        self, cu_seqlens=None, prefix=None, *, seqlens=None, doc_ids=None, position_ids=None, seqlen=None, device=None
-    ):
+        self,
+        cu_seqlens: Integers | None = None,
+        prefix: Integers | None = None,
+        *,
+        seqlens: Integers | None = None,
+        doc_ids: Integers | None = None,
+        position_ids: Integers | None = None,
+        seqlen: int | None = None,
+        device: object = None,
+    ) -> AnyMask:
         """Same document, and j <= i or j among its first prefix[document] tokens. prefix: [..., documents]."""
         given = self._given(device)
         given.documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen)
@@ -179,8 +211,15 @@ class Builders:
         return given.build("prefix_lm_document", 2)[0]
 
     def causal_blockwise(
-        self, cu_seqlens=None, *, seqlens=None, doc_ids=None, position_ids=None, seqlen=None, device=None
-    ):
+        self,
+        cu_seqlens: Integers | None = None,
+        *,
+        seqlens: Integers | None = None,
+        doc_ids: Integers | None = None,
+        position_ids: Integers | None = None,
+        seqlen: int | None = None,
+        device: object = None,
+    ) -> AnyMask:
         """j <= i, and j in i's own block or i in the last block: separate examples, and a test example that sees all.
 
         The blocks are given like documents; tokens past the last block belong to it.
@@ -189,7 +228,15 @@ class Builders:
         given.documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen)
         return given.build("causal_blockwise", 2, causal=True)[0]
 
-    def shared_question(self, groups=None, *, seqlens=None, is_question=None, seqlen=None, device=None):
+    def shared_question(
+        self,
+        groups: Iterable[tuple[int, Sequence[int]]] | None = None,
+        *,
+        seqlens: Integers | None = None,
+        is_question: Flags | None = None,
+        seqlen: int | None = None,
+        device: object = None,
+    ) -> AnyMask:
         """DPO and reward models: j <= i, same group, and j in the question or in i's own answer.
 
         groups: [(question, [answer, ...]), ...] in tokens. Or, as arrays, seqlens [..., segments], the lengths of all
@@ -210,7 +257,7 @@ class Builders:
 
     # --- Masks of one sequence ------------------------------------------------------------------------
 
-    def global_sliding_window(self, seqlen, global_tokens, window, *, device=None):
+    def global_sliding_window(self, seqlen: int, global_tokens: int, window: int, *, device: object = None) -> AnyMask:
         """i < global_tokens, or j < global_tokens, or |i - j| <= window.
 
         BigBird without its random part (arXiv:2007.14062).
@@ -220,7 +267,7 @@ class Builders:
         )
         return given.build("global_sliding_window", 4, keys=given.length("seqlen", seqlen))[0]
 
-    def prefix_lm_causal(self, seqlen, prefix, *, device=None):
+    def prefix_lm_causal(self, seqlen: int, prefix: int | Integers, *, device: object = None) -> AnyMask:
         """j <= i or j < prefix (T5's prefix LM, arXiv:1910.10683).
 
         prefix: an int, or an array [...] of one for each batch entry.
@@ -230,7 +277,7 @@ class Builders:
         _single(given, "prefix", prefix)
         return given.build("prefix_lm_causal", 2, keys=keys)[0]
 
-    def qk_sparse(self, seqlen, dropped, *, device=None):
+    def qk_sparse(self, seqlen: int, dropped: Integers, *, device: object = None) -> AnyMask:
         """j <= i, and a dropped span's key j is hidden from row j itself to the span's end (arXiv:2306.01160).
 
         dropped: [..., spans, 2], the begin and end of each; ascending and disjoint.
@@ -242,7 +289,7 @@ class Builders:
             given.vectors["dropped"] = spans.reshape(*spans.shape[:-1], 0, 2)
         return given.build("qk_sparse", 2, keys=keys, causal=True)[0]
 
-    def eviction(self, evicted_at, *, device=None):
+    def eviction(self, evicted_at: Integers, *, device: object = None) -> AnyMask:
         """j <= i, and key j is gone from row evicted_at[j] on (eviction from a key-value cache, NACL, ACL 2024).
 
         evicted_at: [seqlen], [batch, seqlen] or [batch, heads, seqlen].
@@ -251,7 +298,9 @@ class Builders:
         keys = given.vector("evicted_at", evicted_at, "[..., seqlen]").shape[-1]
         return given.build("eviction", 1, keys=keys, causal=True)[0]
 
-    def hash_sparse(self, query_buckets, key_buckets, causal, *, device=None):
+    def hash_sparse(
+        self, query_buckets: Integers, key_buckets: Integers, causal: bool, *, device: object = None
+    ) -> AnyMask:
         """Row i sees key j if they fell into the same bucket and, if `causal`, j <= i + seqlen_k - seqlen_q.
 
         Hashing as in Reformer. query_buckets [..., seqlen_q], key_buckets [..., seqlen_k]. Fits two intervals where the
@@ -266,7 +315,15 @@ class Builders:
 
     # --- Trees ----------------------------------------------------------------------------------------
 
-    def prefix_tree(self, parents, lengths=None, *, window=-1, seqlen=None, device=None):
+    def prefix_tree(
+        self,
+        parents: Integers,
+        lengths: Integers | None = None,
+        *,
+        window: int = -1,
+        seqlen: int | None = None,
+        device: object = None,
+    ) -> AnyMask:
         """A packed prefix tree or forest: row i sees key j if j <= i and j's node is i's node or an ancestor of it.
 
         parents: [..., nodes] in depth-first order: parents[n] < n is the parent, -1 a root; several trees are several
@@ -286,7 +343,9 @@ class Builders:
         given.set_tokens(seqlen, nodes if lengths is None else _length_of(lengths, True))
         return given.build("prefix_tree", **form, misfit=_TREE_MISFIT)[0]
 
-    def prefix_tree_from_intervals(self, tin, tout, *, window=-1, seqlen=None, device=None):
+    def prefix_tree_from_intervals(
+        self, tin: Integers, tout: Integers, *, window: int = -1, seqlen: int | None = None, device: object = None
+    ) -> AnyMask:
         """The same from depth-first intervals: node n's own tokens begin at tin[n] and its subtree ends before tout[n].
 
         tin, tout: [..., nodes]. Intervals must nest, and a node's own tokens come before its children.
@@ -311,7 +370,15 @@ class Builders:
 
     # --- Batches --------------------------------------------------------------------------------------
 
-    def padding(self, seqlen_q, seqlen_k, key_lengths, query_lengths=None, *, device=None):
+    def padding(
+        self,
+        seqlen_q: int,
+        seqlen_k: int,
+        key_lengths: Integers,
+        query_lengths: Integers | None = None,
+        *,
+        device: object = None,
+    ) -> AnyMask:
         """One mask per batch entry, of its own lengths.
 
         Keys at key_lengths[b] and beyond are hidden, and rows at query_lengths[b] and beyond see nothing.
@@ -329,8 +396,17 @@ class Builders:
     # --- Models and training methods ------------------------------------------------------------------
 
     def attention_sink_window(
-        self, sink, window, cu_seqlens=None, *, seqlens=None, doc_ids=None, position_ids=None, seqlen=None, device=None
-    ):
+        self,
+        sink: int,
+        window: int,
+        cu_seqlens: Integers | None = None,
+        *,
+        seqlens: Integers | None = None,
+        doc_ids: Integers | None = None,
+        position_ids: Integers | None = None,
+        seqlen: int | None = None,
+        device: object = None,
+    ) -> AnyMask:
         """The last `window` keys, the row's own included, and the document's first `sink` keys (arXiv:2309.17453).
 
         StreamingLLM: same document, j <= i, and i - j < window or j among the first `sink` tokens of the document.
@@ -342,16 +418,16 @@ class Builders:
 
     def block_causal(
         self,
-        blocks,
-        cu_seqlens=None,
+        blocks: int | Integers,
+        cu_seqlens: Integers | None = None,
         *,
-        window=-1,
-        seqlens=None,
-        doc_ids=None,
-        position_ids=None,
-        seqlen=None,
-        device=None,
-    ):
+        window: int = -1,
+        seqlens: Integers | None = None,
+        doc_ids: Integers | None = None,
+        position_ids: Integers | None = None,
+        seqlen: int | None = None,
+        device: object = None,
+    ) -> AnyMask:
         """Frames of a video, chunks of a stream: a token sees its whole block and the earlier ones, `window` in all.
 
         Same document, block(j) <= block(i), and block(i) - block(j) < window. blocks: an int, the length of every
@@ -364,8 +440,16 @@ class Builders:
         return given.build("block_causal", 2)[0]
 
     def causal_with_blocks(
-        self, block_ids, cu_seqlens=None, *, window=-1, seqlens=None, doc_ids=None, position_ids=None, device=None
-    ):
+        self,
+        block_ids: Integers,
+        cu_seqlens: Integers | None = None,
+        *,
+        window: int = -1,
+        seqlens: Integers | None = None,
+        doc_ids: Integers | None = None,
+        position_ids: Integers | None = None,
+        device: object = None,
+    ) -> AnyMask:
         """Images in a vision-language model's text: causal, except that a block's tokens see each other both ways.
 
         Same document, and j <= i and i - j < window, or j in i's own block (Gemma 3, arXiv:2503.19786, in its layers
@@ -384,16 +468,16 @@ class Builders:
 
     def block_diffusion(
         self,
-        blocks,
-        cu_seqlens=None,
+        blocks: int | Integers,
+        cu_seqlens: Integers | None = None,
         *,
-        order="interleaved",
-        seqlens=None,
-        doc_ids=None,
-        position_ids=None,
-        seqlen=None,
-        device=None,
-    ):
+        order: Literal["interleaved", "concatenated"] = "interleaved",
+        seqlens: Integers | None = None,
+        doc_ids: Integers | None = None,
+        position_ids: Integers | None = None,
+        seqlen: int | None = None,
+        device: object = None,
+    ) -> tuple[AnyMask, AnyArray]:
         """Training of block diffusion language models: a noisy and a clean copy of a text of `seqlen` tokens.
 
         BD3-LM (arXiv:2503.09573, appendix B.6): same document, and j clean in an earlier block than i's, or i and j of
@@ -421,8 +505,16 @@ class Builders:
         return mask, places[0, 0] if leading == 0 else places[:, 0] if leading == 1 else places
 
     def eagle3_ttt(
-        self, steps, cu_seqlens=None, *, seqlens=None, doc_ids=None, position_ids=None, seqlen=None, device=None
-    ):
+        self,
+        steps: int,
+        cu_seqlens: Integers | None = None,
+        *,
+        seqlens: Integers | None = None,
+        doc_ids: Integers | None = None,
+        position_ids: Integers | None = None,
+        seqlen: int | None = None,
+        device: object = None,
+    ) -> AnyMask:
         """The last of `steps` passes of EAGLE-3's training-time test: the draft model reads its own predictions.
 
         Each pass appends a key for every token: seqlen rows, steps * seqlen keys (arXiv:2503.01840, section 3.2).
@@ -439,16 +531,16 @@ class Builders:
 
     def dflash(
         self,
-        anchors,
-        block,
-        cu_seqlens=None,
+        anchors: Integers,
+        block: int,
+        cu_seqlens: Integers | None = None,
         *,
-        seqlens=None,
-        doc_ids=None,
-        position_ids=None,
-        seqlen=None,
-        device=None,
-    ):
+        seqlens: Integers | None = None,
+        doc_ids: Integers | None = None,
+        position_ids: Integers | None = None,
+        seqlen: int | None = None,
+        device: object = None,
+    ) -> AnyMask:
         """Training of DFlash's draft model: blocks are denoised from the context before their anchors.
 
         Rows and the last keys are the blocks', block tokens for each anchor; the first seqlen keys are the context's,

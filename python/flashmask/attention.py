@@ -1,40 +1,85 @@
 # SPDX-License-Identifier: Apache-2.0
 """flashmask_attention: attention under a column mask, with the arguments of PaddlePaddle's function of that name."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import torch
+
 from . import _arguments, ops
 from ._docs import composed
+from ._types import AttentionOptions, Backend, Layout, Startend, Window
 from .dropout import read_as_paddle
 from .mask import as_mask
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+@overload
+def flashmask_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    startend_row_indices: Startend | None = None,
+    *,
+    return_softmax_lse: Literal[False] = False,
+    return_seed_offset: Literal[False] = False,
+    **options: Unpack[AttentionOptions],
+) -> torch.Tensor: ...
+@overload
+def flashmask_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    startend_row_indices: Startend | None = None,
+    *,
+    return_softmax_lse: Literal[True],
+    return_seed_offset: Literal[False] = False,
+    **options: Unpack[AttentionOptions],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def flashmask_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    startend_row_indices: Startend | None = None,
+    *,
+    return_softmax_lse: bool = False,
+    return_seed_offset: bool = False,
+    **options: Unpack[AttentionOptions],
+) -> Any: ...
 
 
 @composed
 def flashmask_attention(
-    query,
-    key,
-    value,
-    startend_row_indices=None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    startend_row_indices: Startend | None = None,
     *,
-    causal=False,
-    window_size=None,
-    q_offset=None,
-    softmax_scale=None,
-    block_mask=None,
-    deterministic=None,
-    layout="bshd",
-    dropout=0.0,
-    return_softmax_lse=False,
-    backend="auto",
-    max_ctas=0,
-    softcap=0.0,
-    sink=None,
-    q_pos=None,
-    k_pos=None,
-    dropout_state=None,
-    fixed_seed_offset=None,
-    rng_name="",
-    training=True,
-    return_seed_offset=False,
-):
+    causal: bool = False,
+    window_size: Window = None,
+    q_offset: int | None = None,
+    softmax_scale: float | None = None,
+    block_mask: torch.Tensor | None = None,
+    deterministic: bool | None = None,
+    layout: Layout = "bshd",
+    dropout: float = 0.0,
+    return_softmax_lse: bool = False,
+    backend: Backend = "auto",
+    max_ctas: int = 0,
+    softcap: float = 0.0,
+    sink: torch.Tensor | None = None,
+    q_pos: torch.Tensor | None = None,
+    k_pos: torch.Tensor | None = None,
+    dropout_state: torch.Tensor | None = None,
+    fixed_seed_offset: torch.Tensor | None = None,
+    rng_name: str = "",
+    training: bool = True,
+    return_seed_offset: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Softmax attention in which each key is hidden from up to two runs of query rows.
 
     query [batch, seqlen_q, heads_q, head_dim], key [batch, seqlen_k, heads_kv, head_dim] and value [batch, seqlen_k,
@@ -89,19 +134,32 @@ def flashmask_attention(
         query, key, value, mask, softmax_scale, layout, deterministic, backend, max_ctas, features
     )
     if return_seed_offset:
+        assert dropout_state is not None  # read_as_paddle has drawn it
         return (out, lse, dropout_state) if return_softmax_lse else (out, dropout_state)
     return (out, lse) if return_softmax_lse else out
 
 
-def read_features(query, dropout, dropout_state, softcap, sink):
+def read_features(
+    query: torch.Tensor, dropout: float, dropout_state: torch.Tensor | None, softcap: float, sink: torch.Tensor | None
+) -> Any:
     """Features as ops.features_of has them."""
     _arguments.check_dense("query", query)
     return ops.features_of(softcap, sink, dropout, dropout_state, query.device)
 
 
 def call_mask(
-    query, key, value, startend_row_indices, causal, window_size, q_offset, block_mask, layout, q_pos=None, k_pos=None
-):
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    startend_row_indices: Startend | None,
+    causal: bool,
+    window_size: Window,
+    q_offset: int | None,
+    block_mask: torch.Tensor | None,
+    layout: Layout,
+    q_pos: torch.Tensor | None = None,
+    k_pos: torch.Tensor | None = None,
+) -> Any:
     """The Mask of a call of flashmask_attention; raises what the call would, as far as arguments and shapes decide."""
     ops.check_dimensions(query, key, value, layout)
     length = 1 if layout == "bshd" else 2

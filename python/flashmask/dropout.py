@@ -12,7 +12,7 @@ _ANY = 2**63 - 1
 
 
 @composed
-def dropout_mask(state, p, batch, heads, seqlen_q, seqlen_k):
+def dropout_mask(state: torch.Tensor, p: float, batch: int, heads: int, seqlen_q: int, seqlen_k: int) -> torch.Tensor:
     """
     {dropout_mask}
 
@@ -28,18 +28,26 @@ def dropout_mask(state, p, batch, heads, seqlen_q, seqlen_k):
     return kept.to(state.device)
 
 
-def check_state(state, name="dropout_state"):
+def check_state(state: torch.Tensor, name: str = "dropout_state") -> None:
     """TypeError or ValueError unless it is what torch takes for a state."""
     _arguments.check_dense(name, state, "int64 [2]")
     _values.check_state(name, state, state.dtype == torch.int64 and tuple(state.shape) == (2,))
 
 
-def draw_state(device):
+def draw_state(device: torch.device) -> torch.Tensor:
     """A seed and an offset from torch's default generator of the device."""
     return torch.randint(_ANY, (2,), dtype=torch.int64, device=device)
 
 
-def read_as_paddle(query, dropout, dropout_state, fixed_seed_offset, rng_name, training, return_seed_offset):
+def read_as_paddle(
+    query: torch.Tensor,
+    dropout: float,
+    dropout_state: torch.Tensor | None,
+    fixed_seed_offset: torch.Tensor | None,
+    rng_name: str,
+    training: bool,
+    return_seed_offset: bool,
+) -> tuple[float, torch.Tensor | None]:
     """(dropout, dropout_state) that a call with Paddle's arguments means; a state that is returned is there."""
     _arguments.refuse_unsupported(rng_name=(rng_name, ""))
     if fixed_seed_offset is not None:
@@ -57,9 +65,9 @@ class _Torch:
     """What _calls asks of a frontend."""
 
     @staticmethod
-    def empty_on_host(shape, dtype):
+    def empty_on_host(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         return torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
 
     @staticmethod
-    def array(x):
+    def array(x: torch.Tensor) -> _explain.Array:
         return _explain.Array(tuple(x.shape), str(x.dtype), "cpu", x.stride(), x.data_ptr())

@@ -12,6 +12,6 @@ class UnrepresentableMaskError(ValueError):
     column: the first such key column (None if it is not known).
     """
 
-    def __init__(self, message, column=None):
+    def __init__(self, message: str, column: int | None = None) -> None:
         super().__init__(message)
         self.column = column

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """explain: what a call of flashmask_attention would do, as text."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import torch
 
 from . import _arguments, _explain, capi, ops
 from ._docs import composed
+from ._types import Backend, Layout, Startend, Window
 from .attention import call_mask, read_features
 from .dropout import read_as_paddle
 
@@ -13,39 +18,39 @@ __all__ = ["explain"]
 
 @composed
 def explain(
-    query,
-    key,
-    value,
-    startend_row_indices=None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    startend_row_indices: Startend | None = None,
     *,
-    causal=False,
-    window_size=None,
-    q_offset=None,
-    softmax_scale=None,
-    block_mask=None,
-    deterministic=None,
-    layout="bshd",
-    dropout=0.0,
-    return_softmax_lse=False,
-    backend="auto",
-    max_ctas=0,
-    softcap=0.0,
-    sink=None,
-    q_pos=None,
-    k_pos=None,
-    dropout_state=None,
-    fixed_seed_offset=None,
-    rng_name="",
-    training=True,
-    return_seed_offset=False,
-):
+    causal: bool = False,
+    window_size: Window = None,
+    q_offset: int | None = None,
+    softmax_scale: float | None = None,
+    block_mask: torch.Tensor | None = None,
+    deterministic: bool | None = None,
+    layout: Layout = "bshd",
+    dropout: float = 0.0,
+    return_softmax_lse: bool = False,
+    backend: Backend = "auto",
+    max_ctas: int = 0,
+    softcap: float = 0.0,
+    sink: torch.Tensor | None = None,
+    q_pos: torch.Tensor | None = None,
+    k_pos: torch.Tensor | None = None,
+    dropout_state: torch.Tensor | None = None,
+    fixed_seed_offset: torch.Tensor | None = None,
+    rng_name: str = "",
+    training: bool = True,
+    return_seed_offset: bool = False,
+) -> str:
     """
     {explain}
 
     Makes the mask's plan, if it has none yet.
     """
 
-    def prepare():
+    def prepare() -> _explain.Described:
         p, given = read_as_paddle(query, dropout, dropout_state, fixed_seed_offset, rng_name, training, False)
         state = torch.zeros(2, dtype=torch.int64, device=query.device) if given is None else given  # none is drawn
         features = read_features(query, p, state, softcap, sink)
@@ -59,8 +64,11 @@ def explain(
         _arguments.check_one_device(query=query, sink=sink, dropout_state=given)
         scale, is_deterministic, ctas = ops.read_options(softmax_scale, deterministic, backend, max_ctas)
         tensors = [x.transpose(1, 2) if layout == "bhsd" else x for x in ops.autocast(query, key, value)]
+        q, k, v = map(_described, tensors)
         call = _explain.Call(
-            *map(_described, tensors),
+            q,
+            k,
+            v,
             backend=backend,
             deterministic=torch.are_deterministic_algorithms_enabled()
             if is_deterministic is None
@@ -81,12 +89,12 @@ def explain(
     return _explain.explain(prepare)
 
 
-def _described(x):
+def _described(x: torch.Tensor) -> _explain.Array:
     pointer = None if x.is_meta else x.data_ptr()
     return _explain.Array(tuple(x.shape), capi.dtype_name(x.dtype), str(x.device), x.stride(), pointer)
 
 
-def _place(device):
+def _place(device: torch.device) -> dict[str, Any]:
     """What fm_options says of a device."""
     if device.type == "cpu":
         return {"threads": torch.get_num_threads()}

@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mask: an attention mask in O(seqlen_k) memory, as tensors on any device."""
 
+from __future__ import annotations
+
 import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from . import _arguments, _columns, _draw, _gather, _values
 from ._docs import composed
+from ._types import Device, Window
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128  # rows and keys of one block of a block mask
 # The constructor's arguments.
@@ -36,19 +44,29 @@ class Mask:
     Raises TypeError or ValueError if the arguments disagree. The tensors' contents are not read.
     """
 
+    seqlen_q: int
+    seqlen_k: int
+    bounds: torch.Tensor | None
+    causal: bool
+    window: tuple[int, int] | None
+    q_offset: int | None
+    block_mask: torch.Tensor | None
+    q_pos: torch.Tensor | None
+    k_pos: torch.Tensor | None
+
     def __init__(
         self,
-        seqlen_q,
-        seqlen_k,
+        seqlen_q: int,
+        seqlen_k: int,
         *,
-        bounds=None,
-        causal=False,
-        window=None,
-        q_offset=None,
-        block_mask=None,
-        q_pos=None,
-        k_pos=None,
-    ):
+        bounds: torch.Tensor | None = None,
+        causal: bool = False,
+        window: Window = None,
+        q_offset: int | None = None,
+        block_mask: torch.Tensor | None = None,
+        q_pos: torch.Tensor | None = None,
+        k_pos: torch.Tensor | None = None,
+    ) -> None:
         seqlen_q, seqlen_k = _arguments.length("seqlen_q", seqlen_q), _arguments.length("seqlen_k", seqlen_k)
         causal = _arguments.flag("causal", causal)
         set_field = object.__setattr__
@@ -82,32 +100,32 @@ class Mask:
         self.__init__(**{name: value for name, value in state.items() if name != "_plans"})  # which older files have
 
     @property
-    def batch(self):
+    def batch(self) -> int:
         """Batch entries of the mask: 1 (for all of the call's), or as many as the call has."""
         return max([x.shape[0] for x in self._tensors()], default=1)
 
     @property
-    def heads(self):
+    def heads(self) -> int:
         """Heads of the mask: 1 (for all of the call's), heads_kv or heads_q; the larger if its tensors have both."""
         return max([x.shape[1] for x in (self.bounds, self.block_mask) if x is not None], default=1)
 
     @property
-    def shape(self):
+    def shape(self) -> torch.Size:
         """That of to_dense(): batch, heads, seqlen_q, seqlen_k."""
         return torch.Size((self.batch, self.heads, self.seqlen_q, self.seqlen_k))
 
     @property
-    def ndim(self):
+    def ndim(self) -> int:
         """4, as of to_dense()."""
         return 4
 
     @property
-    def device(self):
+    def device(self) -> torch.device | None:
         """Where the tensors are; None without any: such a mask fits every device."""
         tensors = self._tensors()
         return tensors[0].device if tensors else None
 
-    def some_tensor(self):
+    def some_tensor(self) -> torch.Tensor | None:
         """One of its tensors; None without any."""
         return next(iter(self._tensors()), None)
 
@@ -119,7 +137,7 @@ class Mask:
         changed = {name: change(x) for name in _TENSORS if (x := getattr(self, name)) is not None}
         return self if all(x is getattr(self, name) for name, x in changed.items()) else self.replace(**changed)
 
-    def replace(self, **changes):
+    def replace(self, **changes: Any) -> Mask:
         """The same mask with some of the constructor's arguments replaced."""
         return Mask(**{**self._fields(), **changes})
 
@@ -127,7 +145,7 @@ class Mask:
         """The constructor's arguments."""
         return {name: getattr(self, name) for name in _FIELDS}
 
-    def gather(self, rows, keys=None):
+    def gather(self, rows: Iterable[tuple[int, int]], keys: Iterable[tuple[int, int]] | None = None) -> Mask:
         """The mask of some rows and keys, each one segment after another: of a process that holds a part of a sequence.
 
         rows: [(begin, end), ...], ascending; keys: the same in any order, or None: all. Always exact, and traceable.
@@ -139,32 +157,32 @@ class Mask:
         """
         return _gather.gather(self, rows, keys)
 
-    def to(self, device, non_blocking=False):
+    def to(self, device: Device, non_blocking: bool = False) -> Mask:
         """The same mask with its tensors on `device`; this one if they are there already."""
         return self._with_tensors(lambda x: x.to(device, non_blocking=non_blocking))
 
-    def pin_memory(self):
+    def pin_memory(self) -> Mask:
         """The same mask with its tensors in pinned host memory, from where to(device, non_blocking=True) does not wait.
 
         A DataLoader with pin_memory=True calls it.
         """
         return self._with_tensors(lambda x: x.pin_memory())
 
-    def contiguous(self):
+    def contiguous(self) -> Mask:
         """This mask: its tensors are contiguous."""
         return self
 
-    def cpu(self):
+    def cpu(self) -> Mask:
         """The same mask with its tensors in host memory."""
         return self.to("cpu")
 
-    def cuda(self, device=None, non_blocking=False):
+    def cuda(self, device: Device | None = None, non_blocking: bool = False) -> Mask:
         """The same mask with its tensors on a CUDA device, the current one by default."""
         return self.to("cuda" if device is None else device, non_blocking=non_blocking)
 
     # --- The plan ---------------------------------------------------------------------------------
 
-    def plan(self, device=None):
+    def plan(self, device: Device | None = None) -> torch.Tensor:
         """The plan: a uint8 tensor that says which tiles to skip, made once and shared by all layers and directions.
 
         device: of a mask without tensors; otherwise theirs is the only one possible.
@@ -225,7 +243,7 @@ class Mask:
 
     # --- Other forms ------------------------------------------------------------------------------
 
-    def to_dense(self):
+    def to_dense(self) -> torch.Tensor:
         """A bool tensor [batch, heads, seqlen_q, seqlen_k], True where row i sees key j.
 
         It is what torch's scaled_dot_product_attention takes, and lies where the mask's tensors do, in host memory if
@@ -233,7 +251,7 @@ class Mask:
         """
         return _columns.visible_rows(self, 0, self.seqlen_q)
 
-    def to_startend(self):
+    def to_startend(self) -> tuple[torch.Tensor, bool]:
         """(startend_row_indices, causal): the smallest of FlashMask's four forms that says exactly the same.
 
         startend_row_indices is int32 [batch, heads, seqlen_k, 1, 2 or 4]. The band is folded in where the form cannot
@@ -248,7 +266,7 @@ class Mask:
             )
         return _columns.to_startend(self)
 
-    def to_block_mask(self, heads=None, batch=None):
+    def to_block_mask(self, heads: int | None = None, batch: int | None = None) -> BlockMask:
         """The same mask as torch.nn.attention.flex_attention's BlockMask, with blocks of 128 x 128, to compare with it.
 
         batch, heads: of the BlockMask; by default the mask's own. A 1 is broadcast by FlexAttention itself, to any
@@ -258,7 +276,7 @@ class Mask:
         heads = self.heads if heads is None else _arguments.integer("heads", heads, 1)
         return _columns.to_block_mask(self, batch, heads)
 
-    def stats(self):
+    def stats(self) -> _columns.MaskStats:
         """MaskStats: visible elements, and how many tiles of 128 x 128 are full, partial and empty.
 
         Exact, over all batch entries and heads; with positions, tiles that are judged by minima and maxima of these are
@@ -268,7 +286,7 @@ class Mask:
 
     # --- Pictures ---------------------------------------------------------------------------------
 
-    def plot(self, batch=0, head=0, max_cells=128):
+    def plot(self, batch: int = 0, head: int = 0, max_cells: int = 128) -> str:
         """A picture of one batch entry and head as an SVG string, at most 300 KB at any length.
 
         Tiles of 128 x 128 are grey where they are skipped, blue where they are full, and amber where they are partial:

@@ -20,11 +20,14 @@ With cu_seqlens and seqlens, `seqlen` is the length of the mask. It can be left 
 memory, and is then their sum. If it is more, the tokens past the last document see nothing and are not seen.
 """
 
+from __future__ import annotations
+
 import torch
 
 from . import _arguments, _building, _columns
 from ._compose import concatenate, crop, intersect
 from ._families import Builders
+from ._types import Device
 from .mask import Mask
 
 __all__ = [
@@ -58,7 +61,7 @@ __all__ = [
     "sliding_window",
 ]
 
-_builders = Builders(_building)
+_builders = Builders[Mask, torch.Tensor](_building)
 attention_sink_window = _builders.attention_sink_window
 block_causal = _builders.block_causal
 block_diffusion = _builders.block_diffusion
@@ -83,7 +86,7 @@ shared_question = _builders.shared_question
 sliding_window = _builders.sliding_window
 
 
-def random_eviction(seqlen, seed=0, *, device=None):
+def random_eviction(seqlen: int, seed: int = 0, *, device: Device | None = None) -> Mask:
     """A seeded `eviction`: from row seqlen // 2 on, each row evicts one more of the keys before it that are left.
 
     The same seed draws the same keys on every device. They are not those of the C++ library's generator.
@@ -103,13 +106,13 @@ def random_eviction(seqlen, seed=0, *, device=None):
     return eviction(torch.empty_like(key).scatter_(0, by_slot, evicted_at))
 
 
-def _random_bits(counter, seed):
+def _random_bits(counter: torch.Tensor, seed: int) -> torch.Tensor:
     """63 random bits for each counter: splitmix64 in wrapping int64 arithmetic, the same on every device."""
 
-    def signed(constant):
+    def signed(constant: int) -> int:
         return constant - (1 << 64) if constant >= 1 << 63 else constant
 
-    def shifted(x, by):
+    def shifted(x: torch.Tensor, by: int) -> torch.Tensor:
         return (x >> by) & ((1 << (64 - by)) - 1)
 
     x = counter * signed(0x9E3779B97F4A7C15) + signed((seed * 0xD1342543DE82EF95 + 0x9E3779B97F4A7C15) % (1 << 64))
@@ -118,7 +121,9 @@ def _random_bits(counter, seed):
     return shifted(x ^ shifted(x, 31), 1)
 
 
-def from_startend(startend_row_indices, causal=False, seqlen_q=None, q_offset=None):
+def from_startend(
+    startend_row_indices: torch.Tensor, causal: bool = False, seqlen_q: int | None = None, q_offset: int | None = None
+) -> Mask:
     """The mask of FlashMask's startend_row_indices under its `causal` flag.
 
     startend_row_indices: int32 or int64 [batch, heads, seqlen_k, n], see Mask.bounds. seqlen_q: default seqlen_k.
@@ -137,7 +142,7 @@ def from_startend(startend_row_indices, causal=False, seqlen_q=None, q_offset=No
     )
 
 
-def from_dense(visible):
+def from_dense(visible: torch.Tensor) -> Mask:
     """The mask of a dense matrix, exactly: row i sees key j where it is nonzero.
 
     bool or uint8 [seqlen_q, seqlen_k] or [batch, heads, seqlen_q, seqlen_k]. Reads the matrix, so on a GPU it waits for

@@ -1,14 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The attention over a union of key sets from the attention over each of them."""
 
+from collections.abc import Sequence
+
 import torch
 
 from . import _arguments
+from ._types import Layout
 
 __all__ = ["merge_attention"]
 
 
-def merge_attention(outs, lses, *, layout="bshd", sink=None):
+def merge_attention(
+    outs: Sequence[torch.Tensor],
+    lses: Sequence[torch.Tensor],
+    *,
+    layout: Layout = "bshd",
+    sink: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Merges attention of the same queries over disjoint sets of keys into attention over all of them.
 
     With w_p = exp(lse_p - lse) and lse = log(sum over p of exp(lse_p)), the merged output is the sum of w_p * out_p:
@@ -33,16 +42,15 @@ def merge_attention(outs, lses, *, layout="bshd", sink=None):
     """
     outs, lses = _arguments.sequence("outs", outs), _arguments.sequence("lses", lses)
     _check_parts(outs, lses, layout)
-    if sink is not None:  # a part whose out is 0
-        lses = [*lses, _sink_of_rows(sink, lses[0])]
-    weights, lse = _softmax(torch.stack(lses))
+    of_sink = [] if sink is None else [_sink_of_rows(sink, lses[0])]  # of a part whose out is 0
+    weights, lse = _softmax(torch.stack([*lses, *of_sink]))
     if layout == "bshd":
         weights = weights.transpose(-1, -2)
     out = sum(weight.unsqueeze(-1) * part for weight, part in zip(weights, outs))
     return out.to(outs[0].dtype), lse
 
 
-def merge_into_first(outs, lses):
+def merge_into_first(outs: list[torch.Tensor], lses: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """The same of two parts or more in lse's dtype, into the first out's memory: not differentiable, without checks,
     and each part is read once."""
     of_parts = torch.stack(lses)
@@ -55,7 +63,7 @@ def merge_into_first(outs, lses):
     return out, lse
 
 
-def _softmax(lses):
+def _softmax(lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights of the parts (dimension 0) and the log of the sum of their exponentials.
 
     Gradients are finite for rows that are -inf in all parts, too.
@@ -69,7 +77,7 @@ def _softmax(lses):
     return exponentials / total, torch.where(empty, -torch.inf, top + torch.log(total))
 
 
-def _sink_of_rows(sink, lse):
+def _sink_of_rows(sink: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
     _arguments.check_tensors("[heads]", sink=sink)
     _arguments.check_one_device(lses=lse, sink=sink)
     if sink.shape[0] != lse.shape[-2]:
@@ -77,7 +85,7 @@ def _sink_of_rows(sink, lse):
     return sink.to(lse.dtype)[:, None].expand(lse.shape)
 
 
-def _check_parts(outs, lses, layout):
+def _check_parts(outs: Sequence[torch.Tensor], lses: Sequence[torch.Tensor], layout: Layout) -> None:
     _arguments.choice("layout", layout, ("bshd", "bhsd"))
     if not outs or len(outs) != len(lses):
         raise ValueError(f"outs has {len(outs)} parts and lses {len(lses)}; they must have as many, and at least one")

@@ -12,8 +12,16 @@ __all__ = ["scaled_dot_product_attention"]
 
 
 def scaled_dot_product_attention(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
-):
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: Mask | torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
     """torch's scaled_dot_product_attention: its arguments, its layout, its causal alignment.
 
     Differentiable in query, key and value.
@@ -51,21 +59,21 @@ def scaled_dot_product_attention(
             "is_causal is set and attn_mask is given; only one of them is accepted "
             "(a Mask can be causal itself: masks.causal)"
         )
-    mask = {} if attn_mask is None else {"startend_row_indices": _as_mask(attn_mask, query, key)}
+    mask = None if attn_mask is None else _as_mask(attn_mask, query, key)
     return flashmask_attention(
         query,
         key,
         value,
+        mask,
         causal=is_causal,
         q_offset=0 if is_causal else None,
         softmax_scale=scale,
         layout="bhsd",
         dropout=_arguments.share("dropout_p", dropout_p),
-        **mask,
     )
 
 
-def _as_mask(attn_mask, query, key):
+def _as_mask(attn_mask: Mask | torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> Mask:
     if isinstance(attn_mask, Mask):
         return attn_mask
     if not isinstance(attn_mask, torch.Tensor):
@@ -91,7 +99,7 @@ def _as_mask(attn_mask, query, key):
     return masks.from_dense(visible.expand(*visible.shape[:3], full[3]))
 
 
-def _key_mask(visible, seqlen_q, seqlen_k):
+def _key_mask(visible: torch.Tensor, seqlen_q: int, seqlen_k: int) -> Mask:
     """The Mask of keys that all rows see or none does: hidden from row 0 on, or from seqlen_q on.
 
     The keys: [batch or 1, heads or 1, seqlen_k or 1].

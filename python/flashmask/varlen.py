@@ -1,39 +1,89 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over packed documents with flash-attn's arguments: (total, heads, head_dim) tensors and cu_seqlens."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, overload
+
 import torch
 
 from . import _arguments
+from ._types import Backend, Device, Integers, VarlenOptions, Window
 from .attention import flashmask_attention
 from .mask import Mask
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["flashmask_varlen_func", "varlen_mask"]
 
 
+@overload
 def flashmask_varlen_func(
-    q,
-    k,
-    v,
-    cu_seqlens_q,
-    cu_seqlens_k,
-    max_seqlen_q=None,
-    max_seqlen_k=None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: Integers,
+    cu_seqlens_k: Integers,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     *,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=None,
-    return_attn_probs=False,
-    return_softmax_lse=False,
-    block_table=None,
-    backend="auto",
-    max_ctas=0,
-    sink=None,
-    dropout_state=None,
-):
+    return_attn_probs: Literal[False] = False,
+    return_softmax_lse: Literal[False] = False,
+    **options: Unpack[VarlenOptions],
+) -> torch.Tensor: ...
+@overload
+def flashmask_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: Integers,
+    cu_seqlens_k: Integers,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    return_attn_probs: bool = False,
+    return_softmax_lse: Literal[True],
+    **options: Unpack[VarlenOptions],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def flashmask_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: Integers,
+    cu_seqlens_k: Integers,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    return_attn_probs: bool = False,
+    return_softmax_lse: bool = False,
+    **options: Unpack[VarlenOptions],
+) -> Any: ...
+def flashmask_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: Integers,
+    cu_seqlens_k: Integers,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool | None = None,
+    return_attn_probs: bool = False,
+    return_softmax_lse: bool = False,
+    block_table: None = None,
+    backend: Backend = "auto",
+    max_ctas: int = 0,
+    sink: torch.Tensor | None = None,
+    dropout_state: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention within each document of a packed batch. Differentiable in q, k, v and sink, and through lse.
 
     Args:
@@ -90,7 +140,16 @@ def flashmask_varlen_func(
     return (out[0], lse[0]) if return_softmax_lse or return_attn_probs else out[0]
 
 
-def varlen_mask(cu_seqlens_q, cu_seqlens_k, total_q, total_k, *, causal=False, window_size=(-1, -1), device=None):
+def varlen_mask(
+    cu_seqlens_q: Integers,
+    cu_seqlens_k: Integers,
+    total_q: int,
+    total_k: int,
+    *,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    device: Device | None = None,
+) -> Mask:
     """The Mask of packed documents whose queries and keys may differ in length.
 
     Arguments as in flashmask_varlen_func. Lists go to `device`.
@@ -112,7 +171,7 @@ def varlen_mask(cu_seqlens_q, cu_seqlens_k, total_q, total_k, *, causal=False, w
     return _mask(cu_q, cu_k, total_q, total_k, *_window(window_size, causal))
 
 
-def _mask(cu_q, cu_k, total_q, total_k, left, right):
+def _mask(cu_q: torch.Tensor, cu_k: torch.Tensor, total_q: int, total_k: int, left: int, right: int) -> Mask:
     """varlen_mask of int64 cu_seqlens and a window with causal folded in."""
     key = torch.arange(total_k, device=cu_k.device)
     # The number of documents that end at or before the key; past the last one this is an extra document without rows.
@@ -127,13 +186,15 @@ def _mask(cu_q, cu_k, total_q, total_k, left, right):
     return Mask(seqlen_q=total_q, seqlen_k=total_k, bounds=bounds[None, None])
 
 
-def _window(window_size, causal):
+def _window(window_size: Window, causal: bool) -> tuple[int, int]:
     """(left, right) with causal folded in; -1 is unbounded."""
     left, right = _arguments.window("window_size", window_size) or (-1, -1)
     return left, 0 if _arguments.flag("causal", causal) else right
 
 
-def _cu_seqlens_of_both(cu_seqlens_q, cu_seqlens_k, total_q, total_k, device):
+def _cu_seqlens_of_both(
+    cu_seqlens_q: Integers, cu_seqlens_k: Integers, total_q: int, total_k: int, device: Device | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Both as int64 (documents + 1,), contiguous; the same one where they are."""
     cu_q = _cu_seqlens("cu_seqlens_q", cu_seqlens_q, total_q, "query rows", device)
     if cu_seqlens_k is cu_seqlens_q and total_k == total_q:
@@ -147,7 +208,7 @@ def _cu_seqlens_of_both(cu_seqlens_q, cu_seqlens_k, total_q, total_k, device):
     return cu_q, cu_k
 
 
-def _cu_seqlens(name, values, total, tokens, device):
+def _cu_seqlens(name: str, values: Integers, total: int, tokens: str, device: Device | None) -> torch.Tensor:
     cu = _arguments.integers(name, values, device).to(torch.int64).contiguous()
     if cu.ndim != 1 or cu.shape[0] < 1:
         raise ValueError(

@@ -2,6 +2,7 @@
 """What check_wheel runs where the wheel is installed: the libraries are the wheel's, and attention is right."""
 
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import flashmask
@@ -32,6 +33,8 @@ else:
 # One copy of each: OpenMP's runtime, which torch has loaded before, is not loaded again.
 package = Path(flashmask.__file__).parent
 assert package.is_relative_to(sys.prefix), package
+assert (package / "py.typed").is_file()
+assert flashmask.__version__ == metadata.version("flashmask")
 lines = Path("/proc/self/maps").read_text().splitlines()
 loaded = {
     Path(line.split()[-1]) for line in lines if any(name in line for name in ("libflashmask", "libhwy", "libgomp"))
