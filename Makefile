@@ -9,7 +9,7 @@ FLASHMASK := build/release/bin/flashmask
 ifneq ($(filter-out auto on off,$(CUDA)),)
   $(error CUDA is '$(CUDA)'; it must be auto, on or off)
 endif
-demo test test-asan: override CUDA := $(or $(CUDA),auto)
+demo test test-asan lint: override CUDA := $(or $(CUDA),auto)
 
 # Prints the one line that says what is built and why, and what is wrong.
 configure := cmake -Wno-dev --log-level=NOTICE >/dev/null --preset
@@ -20,16 +20,19 @@ define build_command
 	cmake --build --preset demo
 endef
 
-.PHONY: help demo test test-long test-asan test-tsan fuzz build wheel install uninstall gallery format clean
+.PHONY: help demo test test-long test-asan test-tsan test-aarch64 fuzz lint build wheel install uninstall gallery \
+  format clean
 
 help:
 	@echo "make demo       set up, build, and run the main job on the example data"
 	@echo "make test       set up, build, and run every test"
-	@echo "make test-long  the same at full scale with the tests that are too long for every run, and the fuzz"
-	@echo "                targets for a minute each"
+	@echo "make test-long  the same at full scale with the tests that are too long for every run, the fuzz targets for a"
+	@echo "                minute each, lint and test-aarch64"
 	@echo "make test-asan  every test under the address and undefined-behaviour sanitizers, a tenth of the exhaustive sets"
 	@echo "make test-tsan  the tests of attention under the thread sanitizer (needs clang), a twentieth of the exhaustive"
 	@echo "                sets"
+	@echo "make test-aarch64  the C++ tests of masks, plans and attention for aarch64, under qemu"
+	@echo "make lint       clang-tidy over src"
 	@echo "make fuzz       fuzz the readers of files, the masks and the C structs for FLASHMASK_FUZZ_SECONDS, 60 (needs"
 	@echo "                clang)"
 	@echo "make build      library and command only"
@@ -65,7 +68,7 @@ test:
 test-long: export FLASHMASK_TEST_LONG = 1
 test-long: export FLASHMASK_TEST_SCALE = 100
 test-long: export FLASHMASK_FUZZ_SECONDS ?= 360
-test-long: test fuzz
+test-long: test fuzz lint test-aarch64
 
 test-asan:
 	scripts/setup test $(CUDA)
@@ -78,6 +81,18 @@ test-tsan:
 	$(configure) tsan
 	cmake --build --preset tsan
 	FLASHMASK_TEST_SCALE=$${FLASHMASK_TEST_SCALE:-5} ctest --preset tsan
+
+# One part in a hundred of the exhaustive sets, in long runs too: qemu takes thirty times as long as the machine.
+test-aarch64:
+	scripts/setup-aarch64
+	$(configure) aarch64
+	cmake --build --preset aarch64
+	FLASHMASK_TEST_SCALE=1 ctest --preset aarch64
+
+lint:
+	scripts/setup test $(CUDA)
+	$(configure) release $(cuda_options)
+	scripts/lint build/release
 
 fuzz:
 	scripts/setup fuzz

@@ -65,7 +65,7 @@ TEST_F(Targets, EveryInstructionSetOfThisMachine) {
       check_against_oracle(mask, sizes, /*with_features=*/true);
     }
   }
-  EXPECT_GE(checked, 2);
+  EXPECT_GE(checked, HWY_ARCH_X86 ? 2 : 1);  // NEON alone on 64-bit Arm
 }
 
 }  // namespace

@@ -95,7 +95,7 @@ int64_t for_each_item(int64_t batch, int64_t heads, int64_t tiles, const Workspa
 
 /// Row tiles in one item of the forward: fewer than could be where threads would go without work.
 int64_t row_tiles_at_once(const Problem& p, int64_t row_tiles, int threads) {
-  const int64_t for_all_threads = p.batch * p.heads_q * row_tiles / (4 * threads);
+  const int64_t for_all_threads = p.batch * p.heads_q * row_tiles / (int64_t{4} * threads);
   return std::clamp(for_all_threads, int64_t{1}, cpu::kRowTilesAtOnce);
 }
 

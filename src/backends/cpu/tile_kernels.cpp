@@ -6,6 +6,12 @@
 // dq its own columns. K, V, Q and dO are read once per tile into float32 rows padded to an odd number of cache
 // lines, which keeps strided walks from falling into the same cache sets.
 
+// The kernels keep vectors in arrays and structs, which SVE's types cannot be in, as their size is not known. NEON's
+// are as wide on the CPUs of GH200 and GB200.
+#ifndef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+#endif
+
 // The order of these matters.
 // clang-format off
 #include "backends/cpu/tile_kernels.h"
