@@ -11,8 +11,6 @@ flashmask.capi, the C interface through ctypes.
 """
 
 import importlib
-import importlib.metadata
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 _MODULES = {
@@ -50,13 +48,17 @@ else:
     def __getattr__(name):
         if name != "__version__" and name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = _version() if name == "__version__" else _of_torch(name)
-        return value  # which replaces the submodule `explain` by its function
+        value = _version() if name == "__version__" else _of_torch(name)
+        globals()[name] = value  # also over the submodule `explain`, whose function this is
+        return value
 
 
 def _version() -> str:
     """include/flashmask/version.h's: the installed package's or, in a source tree, that of the library it uses."""
-    for installed in importlib.metadata.distributions(name="flashmask", path=[str(Path(__file__).parents[1])]):
+    from importlib import metadata
+    from pathlib import Path
+
+    for installed in metadata.distributions(name="flashmask", path=[str(Path(__file__).parents[1])]):
         return installed.version
     from . import capi
 
