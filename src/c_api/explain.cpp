@@ -16,7 +16,7 @@ Explanation explain_call(const CArgs* from, const CallOptions& call, const std::
   CallArgs<CArgs> args(from, call.device);
   Problem problem = check(args.args(), args.mask(), call.options, false);
   problem.gpu = gpu;
-  const Explanation of_shapes = explain_problem(problem, call.options.backend);
+  Explanation of_shapes = explain_problem(problem, call.options.backend);
   const bool counts = of_shapes.live_tiles < 0 && call.device.kind == Device::Kind::kCpu;
   if (!counts) return of_shapes;
   problem.mask = *args.read_mask();
