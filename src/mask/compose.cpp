@@ -193,9 +193,9 @@ Mask intersect(const Mask& a, const Mask& b) {
   }
   const int64_t batch = broadcast_batch(a.batch(), b.batch()), heads = broadcast_heads(a.heads(), b.heads());
   const bool keeps_a = compares_positions(a.view()) || (a.has_positions() && !compares_positions(b.view()));
-  const Mask mask = keeps_a             ? intersect_positions(a, b, batch, heads)
-                    : b.has_positions() ? intersect_positions(b, a, batch, heads)
-                                        : Mask(intersect_columns(a, b, batch, heads));
+  Mask mask = keeps_a             ? intersect_positions(a, b, batch, heads)
+              : b.has_positions() ? intersect_positions(b, a, batch, heads)
+                                  : Mask(intersect_columns(a, b, batch, heads));
   if (!a.has_block_mask() && !b.has_block_mask()) return mask;
   BlockGrid grid(batch, heads, a.seqlen_q(), a.seqlen_k());
   grid.clear(a, 0, 0, 0, 0);

@@ -10,7 +10,7 @@ namespace flashmask::build {
 struct Minima {
   static constexpr int kRunBits = 5, kRun = 1 << kRunBits;
   /// Of the top level, whose runs are searched one after the other.
-  static constexpr int64_t kWidest = 4 * kRun;
+  static constexpr int64_t kWidest = int64_t{4} * kRun;
 
   int64_t count = 0;  ///< of the entries
   int levels = 1;
