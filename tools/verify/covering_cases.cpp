@@ -352,7 +352,7 @@ CoveringValues cuda_values() {
                         .features = covering_features("cuda")};
   int64_t widest = 0;
   for (const KernelInfo& kernel : kernels()) {
-    if (kernel.op == "plan") continue;
+    if (kernel.dtype == DataType::kNone) continue;  // of a plan, or of what a plan says of a dense mask
     if (std::find(values.dtypes.begin(), values.dtypes.end(), kernel.dtype) == values.dtypes.end())
       values.dtypes.push_back(kernel.dtype);
     if (kernel.head_dim == kernel.head_dim_v) widest = std::max<int64_t>(widest, kernel.head_dim);
