@@ -69,7 +69,7 @@ struct Outline {
 
   /// `unit_bits`: units have 2^unit_bits rows.
   Outline(const rules::HiddenRows& hidden, int32_t seqlen, int unit_bits) {
-    for (int k = 0; k < 4; ++k) {
+    for (std::size_t k = 0; k < 4; ++k) {
       const auto [begin, stop] = hidden.interval[k];
       const bool empty = begin >= stop;
       // The unit of the last visible row before the interval, and of the first after it.
