@@ -2,6 +2,7 @@
 // The check of `flashmask run` must find what is wrong: here results are spoiled in every way it looks for.
 #include "run/check.h"
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -27,11 +28,39 @@ Packed packed_answers() {
   return pack(Task::kRm, documents, kSeqlen);
 }
 
+/// Records of random letters.
+Packed packed_words() {
+  std::mt19937_64 engine(7);
+  std::vector<Document> documents;
+  for (int n = 0; n < 6; ++n) {
+    std::string text(100, ' ');
+    for (char& letter : text) letter = static_cast<char>('a' + engine() % 26);
+    documents.push_back(make_document(Task::kPretrain, {{"text", text}}));
+  }
+  return pack(Task::kPretrain, documents, kSeqlen);
+}
+
+/// One long record of a single character for the task: equal tokens have equal values, so dq and dk cancel.
+Packed packed_repetition(Task task) {
+  const std::string text(kSeqlen / 3, '-');
+  const nlohmann::json leaf{{"text", text}};
+  const nlohmann::json record{{"text", text},
+                              {"prompt", text},
+                              {"response", text},
+                              {"chosen", text},
+                              {"rejected", "-"},
+                              {"answers", {text, "-"}},
+                              {"branches", {leaf, {{"text", "-"}}}}};
+  const std::vector<Document> documents{make_document(task, record)};
+  return pack(task, documents, kSeqlen);
+}
+
 /// A run of all sequences in one call, to be spoiled and checked.
 class CheckedRun {
  public:
-  explicit CheckedRun(DataType dtype)
-      : options_(options(dtype)),
+  explicit CheckedRun(DataType dtype, Packed packed = packed_answers(), const char* backend = "reference")
+      : options_(options(dtype, backend)),
+        packed_(std::move(packed)),
         projections_(options_.shape, kSeqlen, 1),
         bench_(options_, packed_, projections_, packed_.sequences),
         outputs_(bench_.make_outputs()) {
@@ -50,17 +79,17 @@ class CheckedRun {
   Workbench& bench() { return bench_; }
 
  private:
-  static RunOptions options(DataType dtype) {
+  static RunOptions options(DataType dtype, const char* backend) {
     RunOptions options;
     options.seqlen = kSeqlen;
     options.shape = {4, 2, 16};
     options.dtype = dtype;
-    options.backend = "reference";
+    options.backend = backend;
     return options;
   }
 
   RunOptions options_;
-  Packed packed_ = packed_answers();
+  Packed packed_;
   Projections projections_;
   Workbench bench_;
   Outputs outputs_;
@@ -108,6 +137,44 @@ TEST(SampleCheck, FindsWrongValuesInEachTensor) {
     EXPECT_EQ(failed_after(dtype, [f = factor](Outputs& outputs) { scale(outputs.dq, f); }), Names{"dq"});
     EXPECT_EQ(failed_after(dtype, [f = factor](Outputs& outputs) { scale(outputs.dk, f); }), Names{"dk"});
     EXPECT_EQ(failed_after(dtype, [f = factor](Outputs& outputs) { scale(outputs.dv, f); }), Names{"dv"});
+  }
+}
+
+void add_constant(Tensor& tensor, double value) {
+  for (int64_t at = 0; at < tensor.size(); ++at) {
+    if (tensor.at(at) != 0) tensor.set(at, tensor.at(at) + value);  // padding stays 0
+  }
+}
+
+const Accuracy& accuracy_of(const CheckFigures& figures, std::string_view tensor) {
+  return *std::ranges::find(figures.accuracy, tensor, &Accuracy::tensor);
+}
+
+/// A kernel's rounding passes where the gradients cancel, and an error of 1e-4 still does not.
+TEST(SampleCheck, JudgesRepetitiveTextByWhatCancels) {
+  for (const Task task : {Task::kPretrain, Task::kSft, Task::kDpo, Task::kRm, Task::kTree}) {
+    for (const DataType dtype : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16}) {
+      SCOPED_TRACE(std::string(name(task)) + " " + std::string(name(dtype)));
+      for (const char* backend : {"reference", "auto"}) {
+        CheckedRun run(dtype, packed_repetition(task), backend);
+        EXPECT_TRUE(run.check().passed()) << backend;
+      }
+      if (dtype != DataType::kFloat32) continue;
+      for (Tensor Outputs::* gradient : {&Outputs::dq, &Outputs::dk}) {
+        CheckedRun run(dtype, packed_repetition(task));
+        add_constant(run.outputs().*gradient, 1e-4);
+        EXPECT_FALSE(accuracy_of(run.check(), gradient == &Outputs::dq ? "dq" : "dk").passed());
+      }
+    }
+  }
+}
+
+/// The sums that cancel loosen nothing where they do not.
+TEST(SampleCheck, TheLimitOfOrdinaryTextFollowsTheGradient) {
+  const CheckFigures figures = CheckedRun(DataType::kFloat32, packed_words()).check();
+  for (const char* tensor : {"dq", "dk"}) {
+    const Accuracy& accuracy = accuracy_of(figures, tensor);
+    EXPECT_EQ(accuracy.limit, 1e-5 * accuracy.max_reference) << tensor;
   }
 }
 

@@ -10,20 +10,26 @@
 ///   16-bit types: 2 x the error of the plain implementation (plain.h) on the same values + 1e-5. dq and dk may keep to
 ///     that against the oracle, or against the exact gradients for the rounded out that the backward is handed; for
 ///     gradients that error is at least half a unit in the last place of the largest number;
-///   float32: 1e-5 x the largest value of the oracle's;
+///   float32: 1e-5 x the largest value of the oracle's; of dq and dk, which are differences of two sums (P dP and
+///     P delta times K or Q) and may cancel, `flashmask run` takes 2e-6 x the largest of these if that is more;
 ///   dsink: 1e-5 x a sum of the size that its terms usually have, in every type (tools/verify/check.cpp);
 ///   lse: 1e-3 x max(1, |lse|) for 16-bit types, 1e-5 x that for float32, and -inf exactly where the oracle has it.
 /// docs/decisions/gradient-accuracy.md says why.
 namespace flashmask::numerics {
 
 inline constexpr double kPlainFactor = 2, kPlainFloor = 1e-5;
-inline constexpr double kFloat32Relative = 1e-5;
+inline constexpr double kFloat32Relative = 1e-5, kFloat32Cancelled = 2e-6;
 
 /// What an error may be in a 16-bit type, of the plain implementation's largest one.
 constexpr double plain_limit(double plain_error) { return kPlainFactor * plain_error + kPlainFloor; }
 
 /// What an error may be in float32, of the oracle's largest absolute value.
 constexpr double float32_limit(double largest) { return kFloat32Relative * largest; }
+
+/// The same of a difference of sums, of which `largest_sum` is the largest absolute value.
+constexpr double float32_limit(double largest, double largest_sum) {
+  return std::max(float32_limit(largest), kFloat32Cancelled * largest_sum);
+}
 
 /// Half a unit in the last place, of a value between 1 and 2 in this dtype.
 constexpr double half_unit(DataType dtype) {

@@ -93,6 +93,8 @@ void SampleCheck::compare(Result result, const Tensor& got, int64_t offset, cons
     const double unit = result == kLse ? numerics::lse_unit(exact) : 1.0;
     raise(accuracy.max_error, numerics::difference(value, exact) / unit);
     if (std::isfinite(exact)) raise(accuracy.max_reference, std::abs(exact));
+    if (!expected.subtracted.empty())
+      raise(accuracy.max_sum, std::max(std::abs(expected.subtracted[n]), std::abs(exact + expected.subtracted[n])));
     raise(accuracy.plain_error, numerics::difference(expected.plain[n], exact) / unit);
     if (!expected.inherited.empty())
       raise(given_out_error_[result], numerics::difference(value, exact + expected.inherited[n]));
@@ -177,7 +179,7 @@ CheckFigures SampleCheck::figures() const {
     if (dtype_ != DataType::kFloat32 && (r == kDq || r == kDk))
       accuracy.max_error = std::min(accuracy.max_error, given_out_error_[r]);
     accuracy.limit = r == kLse                      ? numerics::lse_limit(dtype_)
-                     : dtype_ == DataType::kFloat32 ? numerics::float32_limit(accuracy.max_reference)
+                     : dtype_ == DataType::kFloat32 ? numerics::float32_limit(accuracy.max_reference, accuracy.max_sum)
                                                     : numerics::plain_limit(accuracy.plain_error);
     figures.accuracy.push_back(accuracy);
   }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "numerics/oracle.h"
@@ -47,6 +48,18 @@ std::vector<double> row_of(const std::vector<T>& matrix, std::size_t n, std::siz
   return {begin, begin + static_cast<std::ptrdiff_t>(columns)};
 }
 
+std::span<const double> row_at(const HeadArray& array, int64_t head, std::size_t row) {
+  return array.head(0, head).subspan(row * index(array.columns), index(array.columns));
+}
+
+double dot(std::span<const double> a, std::span<const double> b) {
+  return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
+}
+
+void add_scaled(std::vector<double>& sum, double factor, std::span<const double> values) {
+  for (std::size_t x = 0; x < sum.size(); ++x) sum[x] += factor * values[x];
+}
+
 std::vector<double> rounded(DataType dtype, std::vector<double> values) {
   for (double& value : values) value = numerics::round_to(dtype, static_cast<float>(value));
   return values;
@@ -56,12 +69,20 @@ std::vector<double> rounded(DataType dtype, std::vector<double> values) {
 
 struct SampledAttention::Attended {
   std::vector<int64_t> keys;
+  std::vector<uint8_t> visible;  ///< [rows, keys]
   numerics::HeadInputs inputs;
   HeadArray given_out;
   double scale;
   numerics::Results exact;
   std::vector<KeyHead> plain_keys{};       ///< one, or none for float32
   std::vector<QueryHead> plain_queries{};  ///< one for each query head
+
+  /// scale P delta of a row and a key that it sees.
+  double weight_of_delta(int64_t head, std::size_t i, std::size_t j) const {
+    const double score = scale * dot(row_at(inputs.q, head, i), row_at(inputs.k, 0, j)),
+                 delta = dot(row_at(exact.out, head, i), row_at(inputs.dout, head, i));
+    return scale * std::exp(score - exact.lse.head(0, head)[i]) * delta;
+  }
 };
 
 SampledAttention::Attended SampledAttention::attend(const SequenceRule& rule, int64_t batch,
@@ -79,8 +100,9 @@ SampledAttention::Attended SampledAttention::attend(const SequenceRule& rule, in
   const TensorView mask = TensorView::contiguous(
       visible.data(), DataType::kUInt8, {1, 1, static_cast<int64_t>(rows.size()), static_cast<int64_t>(keys.size())});
   numerics::Results exact = numerics::run_oracle(in, mask, scale);
-  Attended attended{keys, std::move(in), gather(outputs_.out, batch, rows, head, heads), scale, std::move(exact)};
-  if (has_plain()) attend_plainly(visible, attended);
+  Attended attended{keys,  std::move(visible), std::move(in), gather(outputs_.out, batch, rows, head, heads),
+                    scale, std::move(exact)};
+  if (has_plain()) attend_plainly(attended.visible, attended);
   return attended;
 }
 
@@ -96,13 +118,34 @@ void SampledAttention::attend_plainly(std::span<const uint8_t> visible, Attended
   }
 }
 
+std::vector<double> SampledAttention::subtracted_from_dq(const Attended& attended) {
+  const HeadArray& keys = attended.inputs.k;
+  std::vector<double> sum(index(keys.columns));
+  for (std::size_t j = 0; j < attended.keys.size(); ++j) {
+    if (attended.visible[j]) add_scaled(sum, attended.weight_of_delta(0, 0, j), row_at(keys, 0, j));
+  }
+  return sum;
+}
+
+std::vector<double> SampledAttention::subtracted_from_dk(const Attended& attended, std::size_t n) {
+  const HeadArray& queries = attended.inputs.q;
+  std::vector<double> sum(index(queries.columns));
+  for (int64_t h = 0; h < queries.heads; ++h) {
+    for (std::size_t i = 0; i < index(queries.rows); ++i) {
+      if (attended.visible[i * attended.keys.size() + n])
+        add_scaled(sum, attended.weight_of_delta(h, i, n), row_at(queries, h, i));
+    }
+  }
+  return sum;
+}
+
 ExpectedRow SampledAttention::row(const SequenceRule& rule, const RowPlace& at) const {
   const Attended attended = attend(rule, at.batch, std::span(&at.row, 1), at.head, 1);
   const numerics::Results& exact = attended.exact;
   const auto dim = index(shape_.head_dim);
   ExpectedRow expected{{exact.out.values, exact.out.values, {}},
                        {exact.lse.values, exact.lse.values, {}},
-                       {exact.dq.values, exact.dq.values, {}}};
+                       {exact.dq.values, exact.dq.values, {}, subtracted_from_dq(attended)}};
   if (!has_plain()) return expected;
   const QueryHead& plain = attended.plain_queries[0];
   expected.out.plain = rounded(dtype_, row_of(plain.out, 0, dim));
@@ -124,7 +167,7 @@ ExpectedColumn SampledAttention::column(const SequenceRule& rule, int64_t batch,
   const auto n = index(std::ranges::lower_bound(attended.keys, key) - attended.keys.begin());
   const std::vector<double> dk = row_of(attended.exact.dk.values, n, dim),
                             dv = row_of(attended.exact.dv.values, n, dim);
-  ExpectedColumn expected{{dk, dk, {}}, {dv, dv, {}}};
+  ExpectedColumn expected{{dk, dk, {}, subtracted_from_dk(attended, n)}, {dv, dv, {}}};
   if (!has_plain()) return expected;
   const KeyHead& plain = attended.plain_keys[0];
   expected.dk.plain = rounded(dtype_, row_of(plain.dk, n, dim));

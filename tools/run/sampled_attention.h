@@ -29,6 +29,8 @@ struct Expected {
   std::vector<double> exact;      ///< the oracle's
   std::vector<double> plain;      ///< the plain implementation's; the oracle's for float32
   std::vector<double> inherited;  ///< of dq and dk: what the rounding of out adds to the exact gradient
+  /// Of dq and dk: the sum of P delta K or P delta Q that the gradient subtracts from the like sum with dP.
+  std::vector<double> subtracted{};
 };
 struct ExpectedRow {
   Expected out, lse, dq;
@@ -53,6 +55,9 @@ class SampledAttention {
   /// Query heads [head, head + heads), which share a key head, of `rows` over every key that any of them sees.
   Attended attend(const SequenceRule& rule, int64_t batch, std::span<const int64_t> rows, int64_t head,
                   int64_t heads) const;
+  /// What the gradients subtract: of query row 0 of head 0, and of key `n`, over all rows and heads.
+  static std::vector<double> subtracted_from_dq(const Attended& attended);
+  static std::vector<double> subtracted_from_dk(const Attended& attended, std::size_t n);
   void attend_plainly(std::span<const uint8_t> visible, Attended& attended) const;
   bool has_plain() const { return dtype_ != DataType::kFloat32; }
 
