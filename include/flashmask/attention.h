@@ -69,7 +69,8 @@ struct Options {
   bool deterministic = false;
   /// CPU threads, at most; 0 is OpenMP's default. No more are used than there are tiles of 64 rows or 128 keys to hand
   /// out, nor more than 1024 (or the machine's processors, if it has more), and the workspace is for as many. The
-  /// result does not depend on it.
+  /// result does not depend on it. A process that was forked off one whose calls used several has one: OpenMP's threads
+  /// do not survive a fork.
   int threads = 0;
   /// CTAs of a CUDA call's attention kernel that run at a time: at most this many, so that the other multiprocessors
   /// are left to work of other streams (communication, say); 0 is as many as the device has multiprocessors. Kernels

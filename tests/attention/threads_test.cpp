@@ -3,8 +3,11 @@
 // The cpu backend's threads. The thread sanitizer watches the same runs: CONTRIBUTING.md, `make test-tsan`.
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstring>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -123,6 +126,40 @@ TEST(Threads, OfTheCallerAtOnceOnOneMaskAndPlan) {
   Call<float> alone(sizes);
   run_twice(alone);
   for (const Call<float>& call : calls) expect_same(alone, call);
+}
+
+/// The exit status of `child` in a fork of this process, or that of a shell for the signal that ended it. A fork that
+/// hangs is ended after 20 seconds.
+int status_of_fork(const std::function<bool()>& child) {
+  const pid_t process = fork();
+  if (process == 0) {
+    alarm(20);
+    _exit(child() ? 0 : 1);
+  }
+  int status = 0;
+  EXPECT_EQ(waitpid(process, &status, 0), process);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+TEST(Threads, AForkOfAProcessThatHadSeveralHasOne) {
+  const Shape shape{.sizes = {.seqlen_q = 300, .seqlen_k = 300, .heads_q = 2, .heads_kv = 2, .head_dim = 32}};
+  const Mask mask = make_family("random_eviction", 300);
+  const Call<float> before = run(shape, mask, 2);
+  const auto same_bits = [&](int threads) {
+    const Call<float> call = run(shape, mask, threads);
+    return call.out == before.out && call.lse == before.lse && call.dq == before.dq && call.dk == before.dk &&
+           call.dv == before.dv;
+  };
+  EXPECT_EQ(status_of_fork([&] { return same_bits(0) && same_bits(2); }), 0);
+  EXPECT_EQ(status_of_fork([&] { return status_of_fork([&] { return same_bits(2); }) == 0; }), 0) << "a fork's fork";
+  const auto says_one_thread = [] {
+    for (const BackendInfo& backend : backends()) {
+      if (backend.name == "cpu") return backend.detail.ends_with(", 1 threads");
+    }
+    return false;
+  };
+  EXPECT_EQ(status_of_fork(says_one_thread), 0);
+  EXPECT_TRUE(same_bits(2));
 }
 
 }  // namespace

@@ -325,6 +325,24 @@ print(*sorted(name for name in sys.modules if name.startswith("flashmask")))
     assert not {"flashmask.ops", "flashmask.paddle", "flashmask.jax", "flashmask.mask"} & set(ran.stdout.split())
 
 
+def test_in_a_fork_of_a_process_that_has_used_it():
+    program = """
+import multiprocessing, signal
+import flashmask.numpy as fm, numpy as np
+q, k, v, dout = np.random.default_rng(0).standard_normal((4, 1, 500, 4, 64)).astype(np.float32)
+def attend(_):
+    signal.alarm(30)  # a child that hangs is killed, and its pool would wait for it forever
+    out, lse = fm.attention(q, k, v, causal=True, threads=2)
+    return out, lse, *fm.attention_backward(dout, q, k, v, out, lse, causal=True)
+here = attend(0)
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    for there in pool.map(attend, range(4)):
+        assert all(np.array_equal(a, b) for a, b in zip(here, there, strict=True))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_without_numpy_it_says_so():
     program = "import sys; sys.modules['numpy'] = None; import flashmask.capi; import flashmask.numpy"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

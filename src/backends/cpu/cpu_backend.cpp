@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <omp.h>
+#include <pthread.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -24,10 +27,25 @@ int64_t most_items(const Problem& p) {
   return p.is_backward ? std::max(of_rows, p.batch * p.heads_kv * ceil_div(p.seqlen_k, cpu::kTileKeys)) : of_rows;
 }
 
+/// Set in a process that was forked off one whose calls had several threads. A fork takes only the thread that made it
+/// along, and OpenMP's runtime would wait for the others forever.
+std::atomic<bool> threads_were_lost = false;
+
+/// Has every later fork of this process set threads_were_lost.
+void watch_forks() {
+  static const bool watched = [] {
+    if (pthread_atfork(nullptr, nullptr, [] { threads_were_lost = true; }) != 0) throw std::bad_alloc();
+    return true;
+  }();
+  static_cast<void>(watched);
+}
+
+int default_threads() { return threads_were_lost ? 1 : omp_get_max_threads(); }
+
 /// Those asked for, but none that would have nothing to do, and no more than a machine can be expected to start.
 int thread_count(const Problem& p) {
   constexpr int kMost = 1024;
-  const int wanted = p.threads > 0 ? p.threads : omp_get_max_threads();
+  const int wanted = p.threads > 0 && !threads_were_lost ? p.threads : default_threads();
   return static_cast<int>(
       std::clamp<int64_t>(most_items(p), 1, std::min(wanted, std::max(kMost, omp_get_num_procs()))));
 }
@@ -151,6 +169,7 @@ void backward(const Problem& p, const Workspace& workspace) {
 }
 
 void CpuCall::run(const Problem& p, std::byte* workspace) const {
+  if (threads > 1) watch_forks();
   const Workspace own(*this, workspace);
   p.is_backward ? backward(p, own) : forward(p, own);
 }
@@ -159,7 +178,7 @@ class CpuBackend final : public Backend {
  public:
   std::string_view name() const override { return "cpu"; }
   BackendInfo info() const override {
-    return {"cpu", true, message(cpu::simd_target(), ", ", omp_get_max_threads(), " threads")};
+    return {"cpu", true, message(cpu::simd_target(), ", ", default_threads(), " threads")};
   }
   Prepared prepare(const Problem& p) const override {
     if (const char* why = host_refusal(p)) return Refusal{why};
