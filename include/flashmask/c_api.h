@@ -7,7 +7,8 @@
  *
  * Masks, options and arguments begin with struct_size, which the caller sets to sizeof of the struct it was compiled
  * with. A library that knows more fields than the caller takes the missing ones as zero, and zero always
- * means "absent" or "default"; a caller that knows more fields than the library must leave those zero.
+ * means "absent" or "default"; a caller that knows more fields than the library must leave those zero. A size that no
+ * version's struct has is FM_INVALID_ARGUMENT: docs/abi.md.
  * Zero-initialise, set struct_size, then fill in what is needed. */
 
 #include <stddef.h>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -51,16 +52,29 @@ T& required(T* pointer, const char* argument) {
   return *pointer;
 }
 
+/// The sizes that a struct had in earlier versions. None so far: 0.1 is the first. A field that is added comes with the
+/// size that the struct had before it.
+template <typename Struct>
+inline constexpr std::array<uint32_t, 0> kEarlierSizes{};
+
+/// Whether a version has a Struct of `size` bytes or, beyond this library's, may come to have one: no struct ends in
+/// padding, so each size is a multiple of the alignment.
+template <typename Struct>
+constexpr bool is_size_of(uint32_t size) {
+  constexpr uint32_t kMost = 65536;
+  if (size <= sizeof(Struct)) return size == sizeof(Struct) || std::ranges::count(kEarlierSizes<Struct>, size) > 0;
+  return size <= kMost && size % alignof(Struct) == 0;
+}
+
 /// A caller's struct in this library's size: fields the caller does not know are zero, and fields this library
 /// does not know must be.
 template <typename Struct>
 Struct read_struct(const Struct* from, const char* argument) {
-  constexpr std::size_t kSmallest = 2 * sizeof(uint32_t);
   uint32_t size = 0;
   std::memcpy(&size, &required(from, argument), sizeof(size));
-  if (size < kSmallest || size > 65536)
-    throw_invalid(argument, "->struct_size is ", size, "; set it to sizeof the struct, which is ", sizeof(Struct),
-                  " here");
+  if (!is_size_of<Struct>(size))
+    throw_invalid(argument, "->struct_size is ", size, ", which no version's struct has; it must be ", sizeof(Struct),
+                  ", sizeof the struct");
   Struct result{};
   std::memcpy(&result, from, std::min<std::size_t>(size, sizeof(Struct)));
   const auto* bytes = reinterpret_cast<const unsigned char*>(from);

@@ -198,7 +198,7 @@ class Calls {
   void to_dense(bool shapes_fit) {
     const fm_mask& m = drawn_.mask;
     const fm_tensor& v = drawn_.visible;
-    // A mask that is cut short has other lengths. More entries or heads than a mask that may be read can have are
+    // A mask of another size may be refused for it. More entries or heads than a mask that may be read can have are
     // refused, too.
     const bool differs =
         m.struct_size == sizeof(m) && (v.shape[2] != m.seqlen_q || v.shape[3] != m.seqlen_k ||
