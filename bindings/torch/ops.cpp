@@ -44,7 +44,7 @@ void check(fm_status status, const Place& place) {
     case FM_UNSUPPORTED:
       throw std::runtime_error(std::string(kUnsupported) + fm_last_error());
     case FM_OUT_OF_MEMORY:
-      throw_out_of_memory("within the library", place, fm_last_error());
+      throw_out_of_memory(fm_last_error(), place);
     default:
       throw std::runtime_error(fm_last_error());
   }

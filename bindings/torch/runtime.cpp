@@ -46,8 +46,7 @@ void torch_check(AOTITorchError error) {
   if (error != AOTI_TORCH_SUCCESS) throw_failure(reason());
 }
 
-void throw_out_of_memory(const std::string& what, const Place& place, const std::string& why) {
-  const std::string text = what + " on " + place.name() + (why.empty() ? "" : " (" + why + ")");
+void throw_out_of_memory(const std::string& text, const Place& place) {
   if (place.is_cpu()) throw MemoryError("out of memory: " + text);
   throw std::runtime_error(kOutOfMemory + ("CUDA out of memory: " + text));
 }
@@ -125,7 +124,9 @@ bool is_out_of_memory(std::string_view why) {
     sizes += (d ? ", " : "") + std::to_string(shape[d]);
     bytes *= static_cast<size_t>(shape[d]);
   }
-  throw_out_of_memory(std::string(name) + " [" + sizes + "] needs " + std::to_string(bytes) + " bytes", place, why);
+  throw_out_of_memory(std::string(name) + " [" + sizes + "] needs " + std::to_string(bytes) + " bytes on " +
+                          place.name() + "; free memory there or pass less at once (a smaller batch, fewer tokens)",
+                      place);
 }
 
 /// An uninitialised dense tensor, its dimensions in memory as `order` has them, the innermost one last.

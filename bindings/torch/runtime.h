@@ -43,9 +43,8 @@ void* current_stream(const Place& place);
 /// dtype as torch's C interface counts it.
 int32_t torch_dtype(const torch::stable::Tensor& tensor);
 
-/// The error of memory that there is not: a MemoryError on the CPU, an error of kOutOfMemory on CUDA. `what` needed it;
-/// `why` is what torch said.
-[[noreturn]] void throw_out_of_memory(const std::string& what, const Place& place, const std::string& why = "");
+/// The error of memory that there is not: a MemoryError on the CPU, an error of kOutOfMemory on CUDA.
+[[noreturn]] void throw_out_of_memory(const std::string& text, const Place& place);
 
 /// An uninitialised contiguous tensor. Where there is no memory for it, the error says how much `name` needed, as in
 /// all that follow.

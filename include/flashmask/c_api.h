@@ -170,7 +170,8 @@ FLASHMASK_API const char* fm_last_error(void);
 /* If that call returned FM_UNREPRESENTABLE, the first key column that does not fit; otherwise -1. */
 FLASHMASK_API int64_t fm_last_error_column(void);
 
-/* Bytes of a plan's buffer: from the shapes of `mask` alone, whose contents are not read. */
+/* Bytes of a plan's buffer: from the shapes of `mask` alone, whose contents are not read. Plans of more than 2^40 bytes
+ * (kMaxPlanBytes in plan.h) are FM_INVALID_ARGUMENT here and in every call that would make one. */
 FLASHMASK_API fm_status fm_plan_bytes(const fm_mask* mask, size_t* bytes);
 /* Fills `buffer` (8-byte aligned) with the plan of the mask's contents as they are. Both are on options->device (NULL:
  * in host memory); on a CUDA device the work is put on options->stream and the call does not wait for it. */

@@ -18,10 +18,15 @@ namespace flashmask {
 inline constexpr int64_t kGranuleRows = 64;
 inline constexpr int64_t kGranuleKeys = 128;
 
+/// A plan of more bytes is refused: about that of one mask of 128 Mi rows and keys, more than any machine that could
+/// compute its attention has room for. Larger lengths are mistakes, better named than answered with a lack of memory.
+inline constexpr int64_t kMaxPlanBytes = int64_t{1} << 40;
+
 /// Where everything lies in a plan's buffer; follows from shapes alone, so that the buffer can be allocated
 /// before the mask's contents are known. Offsets are bytes from the buffer's start.
 struct FLASHMASK_API PlanLayout {
   PlanLayout() = default;
+  /// Throws kInvalidArgument for lengths outside [0, kMaxSeqlen], batch or heads below 1, or more than kMaxPlanBytes.
   PlanLayout(int64_t seqlen_q, int64_t seqlen_k, int64_t batch, int64_t heads);
 
   int64_t seqlen_q = 0, seqlen_k = 0, batch = 0, heads = 0;

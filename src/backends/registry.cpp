@@ -9,6 +9,7 @@
 #include "backends/backend.h"
 #include "backends/call.h"
 #include "common/arithmetic.h"
+#include "common/host_memory.h"
 #include "common/message.h"
 #include "plan/plan_buffer.h"
 
@@ -123,7 +124,7 @@ auto guarded(F&& f) {
   try {
     return f();
   } catch (const std::bad_alloc&) {
-    throw Error(ErrorCode::kOutOfMemory, "out of memory");
+    throw Error(ErrorCode::kOutOfMemory, kNoHostMemory);
   }
 }
 

@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 
+#include "common/host_memory.h"
 #include "common/message.h"
 #include "flashmask/attention.h"
 #include "flashmask/c_api.h"
@@ -35,7 +36,7 @@ fm_status guarded(F&& f) {
     set_last_error(error.what(), error.column());
     return static_cast<fm_status>(error.code());
   } catch (const std::bad_alloc&) {
-    set_last_error("out of memory");
+    set_last_error(kNoHostMemory);
     return FM_OUT_OF_MEMORY;
   } catch (const std::exception& error) {
     set_last_error(message("internal error: ", error.what()));

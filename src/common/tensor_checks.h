@@ -4,8 +4,6 @@
 // What holds for every tensor before anything of it is read.
 
 #include <cstdint>
-#include <exception>
-#include <vector>
 
 #include "common/arithmetic.h"
 #include "common/message.h"
@@ -45,18 +43,6 @@ inline void check_data(const char* argument, const TensorView& t) {
   const std::size_t size = element_size(t.dtype);
   if (reinterpret_cast<std::uintptr_t>(t.data) % size != 0)
     throw_invalid("the address of ", argument, " is not a multiple of ", size, " bytes");
-}
-
-/// An empty vector with room for `count` elements, or kOutOfMemory naming the argument that they are a copy of.
-template <typename T>
-std::vector<T> room_for(const char* argument, int64_t count) {
-  std::vector<T> elements;
-  try {
-    elements.reserve(static_cast<std::size_t>(count));
-  } catch (const std::exception&) {
-    throw Error(ErrorCode::kOutOfMemory, message(argument, " has ", count, " elements; there is no memory for a copy"));
-  }
-  return elements;
 }
 
 }  // namespace flashmask

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
-#include <new>
 
 #include "common/arithmetic.h"
+#include "common/host_memory.h"
 #include "common/message.h"
 #include "common/tensor_checks.h"
 #include "flashmask/mask.h"
@@ -199,14 +199,9 @@ std::vector<uint8_t> to_dense(const Mask& mask) {
   require_host(view, "to_dense");
   const auto size = checked_product(view.batch(), view.heads(), view.seqlen_q, view.seqlen_k);
   if (!size) throw_invalid("a dense matrix of this mask has more than 2^63 elements");
-  std::vector<uint8_t> dense;
-  try {
-    dense.resize(static_cast<std::size_t>(*size));
-  } catch (const std::exception&) {
-    throw Error(ErrorCode::kOutOfMemory,
-                message("a dense matrix of this mask, [", view.batch(), ", ", view.heads(), ", ", view.seqlen_q, ", ",
-                        view.seqlen_k, "], needs ", *size, " bytes, which could not be allocated"));
-  }
+  auto dense = zeros<uint8_t>(message("a dense matrix of this mask, [", view.batch(), ", ", view.heads(), ", ",
+                                      view.seqlen_q, ", ", view.seqlen_k, "],"),
+                              *size);
   const int64_t key_blocks = ceil_div(view.seqlen_k, kBlockMaskSize);
   uint8_t* matrix = dense.data();
   for (int64_t b = 0; b < view.batch(); ++b) {

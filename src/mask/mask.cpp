@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/arithmetic.h"
+#include "common/host_memory.h"
 #include "common/message.h"
 #include "common/tensor_checks.h"
 #include "mask/content_hash.h"

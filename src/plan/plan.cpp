@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "common/arithmetic.h"
+#include "common/host_memory.h"
 #include "common/message.h"
 #include "mask/tile_classifier.h"
 #include "mask/view.h"
@@ -150,9 +151,11 @@ PlanLayout::PlanLayout(int64_t seqlen_q_, int64_t seqlen_k_, int64_t batch_, int
   const auto masks = checked_product(batch, heads);
   // The largest offset is a few times this product, so checking it with room to spare checks them all.
   const auto largest = masks ? checked_product(*masks, row_granules + 64, key_blocks + 64, int64_t{16}) : std::nullopt;
-  if (!largest)
-    throw_invalid("a plan for batch ", batch, ", heads ", heads, " and lengths (", seqlen_q, ", ", seqlen_k,
-                  ") has more than 2^63 bytes");
+  const auto refuse = [&](const auto&... size) {
+    throw_invalid("a plan for seqlen_q ", seqlen_q, ", seqlen_k ", seqlen_k, ", batch ", batch, " and heads ", heads,
+                  " has ", size..., " bytes; it must have at most ", kMaxPlanBytes, " (1 TiB): pass shorter lengths");
+  };
+  if (!largest) refuse("more than 2^63");
   row_tiles_128 = ceil_div(seqlen_q, 2 * kGranuleRows);
   row_tiles_192 = ceil_div(seqlen_q, 3 * kGranuleRows);
   int64_t end = static_cast<int64_t>(sizeof(PlanHeader));
@@ -175,6 +178,7 @@ PlanLayout::PlanLayout(int64_t seqlen_q_, int64_t seqlen_k_, int64_t batch_, int
   scratch = take(*masks * key_blocks, 8);
   take(batch, sizeof(VisibleExtent));
   bytes = end;
+  if (bytes > kMaxPlanBytes) refuse(bytes);
 }
 
 PlanView::PlanView(std::span<const std::byte> buffer) {
@@ -274,7 +278,7 @@ void build_plan(const MaskView& mask, std::span<std::byte> buffer) {
 
 Plan::Plan(const MaskView& mask) {
   const PlanLayout layout = layout_of_plan(mask);
-  words_.resize(static_cast<std::size_t>(layout.bytes / 8));
+  words_ = zeros<uint64_t>("the plan", layout.bytes / 8);
   build_plan(mask, std::as_writable_bytes(std::span(words_)));
   view_ = PlanView(buffer());
 }

@@ -337,11 +337,23 @@ TEST(PlanErrors, Layout) {
   expect_invalid({"seqlen_k is 9223372036854775807"}, [] { PlanLayout(1, INT64_MAX, 1, 1); });
   expect_invalid({"batch and heads are 0 and 1", "at least 1"}, [] { PlanLayout(1, 1, 0, 1); });
   expect_invalid({"batch and heads are 2 and -1", "at least 1"}, [] { PlanLayout(1, 1, 2, -1); });
-  expect_invalid({"batch 1099511627776, heads 1099511627776", "more than 2^63 bytes"},
+  expect_invalid({"batch 1099511627776 and heads 1099511627776 has more than 2^63 bytes", "at most 1099511627776"},
                  [] { PlanLayout(1, 1, int64_t{1} << 40, int64_t{1} << 40); });
-  expect_invalid({"lengths (2147483647, 2147483647)", "more than 2^63 bytes"},
+  expect_invalid({"batch 1024 and heads 1024 has more than 2^63 bytes"},
                  [] { PlanLayout(kMaxSeqlen, kMaxSeqlen, 1 << 10, 1 << 10); });
-  EXPECT_NO_THROW(PlanLayout(kMaxSeqlen, kMaxSeqlen, 1, 1));
+}
+
+TEST(PlanErrors, MoreBytesThanAnyMachineHas) {
+  constexpr int64_t kLongest = 128 << 20;
+  expect_invalid({"seqlen_q 2147483647, seqlen_k 2147483647, batch 1 and heads 1 has 281",
+                  "at most 1099511627776 (1 TiB)", "shorter lengths"},
+                 [] { PlanLayout(kMaxSeqlen, kMaxSeqlen, 1, 1); });
+  expect_invalid({"seqlen_q 134217728, seqlen_k 134217728"}, [] { PlanLayout(kLongest, kLongest, 1, 1); });
+  expect_invalid({"batch 8192 and heads 2"}, [] { PlanLayout(kLongest / 128, kLongest / 128, 8192, 2); });
+  EXPECT_LE(PlanLayout(kLongest - (64 << 10), kLongest - (64 << 10), 1, 1).bytes, kMaxPlanBytes);
+  EXPECT_LT(PlanLayout(1, kMaxSeqlen, 1, 1).bytes, kMaxPlanBytes);
+  const Mask longest({.seqlen_q = kMaxSeqlen, .seqlen_k = kMaxSeqlen});
+  expect_invalid({"a plan for seqlen_q 2147483647"}, [&] { Plan{longest}; });
 }
 
 TEST(PlanErrors, BuildPlan) {

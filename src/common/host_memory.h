@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Allocations in host memory whose size follows from what a caller passes.
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "common/message.h"
+
+namespace flashmask {
+
+/// What kOutOfMemory says of the many small allocations, which do not say what they were for.
+inline constexpr const char* kNoHostMemory = "host memory ran out; free some or pass less at once";
+
+[[noreturn]] inline void throw_no_host_memory(const std::string& what, uint64_t bytes) {
+  throw Error(ErrorCode::kOutOfMemory, message(what, " needs ", bytes, " bytes of host memory, which could not be ",
+                                               "allocated; free some or pass less at once"));
+}
+
+/// `count` zeros, or kOutOfMemory saying what they were for.
+template <typename T>
+std::vector<T> zeros(const std::string& what, int64_t count) {
+  try {
+    return std::vector<T>(static_cast<std::size_t>(count));
+  } catch (const std::exception&) {
+    throw_no_host_memory(what, static_cast<uint64_t>(count) * sizeof(T));
+  }
+}
+
+/// An empty vector with room for a copy of `count` elements, or kOutOfMemory naming the argument that they are of.
+template <typename T>
+std::vector<T> room_for(const char* argument, int64_t count) {
+  try {
+    std::vector<T> elements;
+    elements.reserve(static_cast<std::size_t>(count));
+    return elements;
+  } catch (const std::exception&) {
+    throw_no_host_memory(message("a copy of ", argument), static_cast<uint64_t>(count) * sizeof(T));
+  }
+}
+
+}  // namespace flashmask
