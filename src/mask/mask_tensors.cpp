@@ -18,9 +18,6 @@ namespace {
 constexpr const char* kForms =
     "accepted: causal with 1 vector (LTS) or 2 (LTS, LTE); not causal with 2 (LTS, UTE) or 4 (LTS, LTE, UTS, UTE)";
 
-/// Far beyond any sequence, and small enough that sums of a few never overflow.
-constexpr int64_t kFarthest = int64_t{1} << 40;
-
 void check_count(const char* argument, int64_t count) {
   if (count < 1) throw_invalid(argument, " is ", count, "; it must be at least 1 (1 is broadcast)");
 }
@@ -28,7 +25,7 @@ void check_count(const char* argument, int64_t count) {
 /// The same band with edges that sums do not make overflow: |j - (i + q_offset)| is below 2^41 whatever the q_offset,
 /// so that an edge beyond that hides nothing, and is left out, or everything.
 Band reachable(Band band) {
-  constexpr int64_t kBeyond = 2 * kFarthest;
+  constexpr int64_t kBeyond = 2 * kMaxOffset;
   if (band.lo && *band.lo <= -kBeyond) band.lo.reset();
   if (band.hi && *band.hi >= kBeyond) band.hi.reset();
   if (band.lo) band.lo = std::min(*band.lo, kBeyond);
@@ -215,8 +212,7 @@ void check_seqlen(const char* argument, int64_t seqlen) {
 }
 
 void set_band(MaskView& view, Band& band, int64_t q_offset) {
-  if (q_offset < -kFarthest || q_offset > kFarthest)
-    throw_invalid("q_offset is ", q_offset, "; it must be between -2^40 and 2^40");
+  check_offset(q_offset);
   band = view.has_positions ? comparable(band) : reachable(band);
   const Diagonals diagonals = absolute_diagonals(band, q_offset);
   view.diagonal_lo = diagonals.lo;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "common/message.h"
 #include "flashmask/mask.h"
 
 namespace flashmask {
@@ -44,6 +45,14 @@ void check_block_mask(const TensorView& keep, int64_t seqlen_q, int64_t seqlen_k
 // --- What holds of a mask as a whole --------------------------------------------------------------
 
 void check_seqlen(const char* argument, int64_t seqlen);
+
+/// The largest q_offset: far beyond any sequence, and small enough that sums of a few never overflow.
+inline constexpr int64_t kMaxOffset = int64_t{1} << 40;
+
+inline void check_offset(int64_t q_offset) {
+  if (q_offset < -kMaxOffset || q_offset > kMaxOffset)
+    throw_invalid("q_offset is ", q_offset, "; it must be between -2^40 and 2^40");
+}
 
 /// Throws unless these are positions of a mask of such lengths, both or neither, and without a q_offset; data is not
 /// looked at.

@@ -295,6 +295,24 @@ TEST(MaskBuild, StepsInAnyOrder) {
   }
 }
 
+TEST(MaskBuild, AnOffsetThatNoMaskTakesIsRefusedWithItsShape) {
+  constexpr int64_t kFarthest = int64_t{1} << 40;
+  for (const char* family : {"causal", "sliding_window"}) {
+    for (const int64_t q_offset : {-kFarthest, kFarthest, -kFarthest - 1, kFarthest + 1, INT64_MIN, INT64_MAX}) {
+      Parameters p;
+      p.add("seqlen_q", 3);
+      p.add("q_offset", q_offset);
+      if (family == std::string("sliding_window")) p.add("left", 1);
+      fm_mask mask{};
+      mask.struct_size = sizeof(mask);
+      const bool fits = -kFarthest <= q_offset && q_offset <= kFarthest;
+      EXPECT_EQ(fm_mask_shape(family, p.get(), &mask, nullptr), fits ? FM_OK : FM_INVALID_ARGUMENT);
+      if (fits) continue;
+      EXPECT_EQ(fm_last_error(), "q_offset is " + std::to_string(q_offset) + "; it must be between -2^40 and 2^40");
+    }
+  }
+}
+
 TEST(MaskBuild, PositionsOfATreeWithAWindow) {
   const std::vector<int64_t> parents{-1, 0, 0, -1}, lengths{2, 3, 1, 2};
   Parameters p;

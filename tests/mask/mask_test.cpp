@@ -8,6 +8,8 @@
 #include <thread>
 
 #include "flashmask/builders.h"
+#include "flashmask/draw.h"
+#include "flashmask/inspect.h"
 #include "support/extent.h"
 #include "support/independent_rule.h"
 #include "support/random_masks.h"
@@ -142,6 +144,21 @@ TEST(Mask, LongestSequences) {
   const Mask column({.seqlen_q = kMaxSeqlen, .seqlen_k = 1, .band = Band::causal(), .lts = {INT32_MAX}});
   EXPECT_TRUE(column.visible(0, 0, kMaxSeqlen - 1, 0));
   EXPECT_FALSE(column.visible(0, 0, kMaxSeqlen - 2, 0));
+}
+
+TEST(Mask, LongestSequencesAtTheEndsOfTheOffset) {
+  constexpr int64_t k40 = int64_t{1} << 40;
+  const int64_t bottom_right = 2 - kMaxSeqlen;
+  for (const auto& [q_offset, visible] :
+       {std::pair<int64_t, int64_t>{-k40, 0}, {bottom_right, 3}, {0, 2 * kMaxSeqlen - 1}, {k40, 2 * kMaxSeqlen}}) {
+    SCOPED_TRACE(q_offset);
+    const Mask mask({.seqlen_q = kMaxSeqlen, .seqlen_k = 2, .band = Band::causal(), .q_offset = q_offset});
+    EXPECT_EQ(statistics(mask).visible, visible);
+    EXPECT_EQ(statistics(mask, {kMaxSeqlen, kMaxSeqlen}).visible, visible);
+    EXPECT_EQ(to_startend_row_indices(mask).seqlen_k, 2);
+  }
+  const Mask last_rows({.seqlen_q = kMaxSeqlen, .seqlen_k = 2, .band = Band::causal()});
+  EXPECT_NE(draw_text(last_rows).find("2,147,483,645"), std::string::npos);
 }
 
 TEST(Mask, InfiniteBandsAreUnbounded) {

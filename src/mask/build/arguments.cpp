@@ -9,6 +9,7 @@
 #include "common/message.h"
 #include "common/tensor_checks.h"
 #include "mask/build/contents.h"
+#include "mask/mask_tensors.h"
 
 namespace flashmask::build {
 namespace {
@@ -241,7 +242,7 @@ void read_bands(Reader& r, Arguments& a) {
   a.shape.seqlen_q = r.length("seqlen_q");
   a.shape.seqlen_k = r.optional_length("seqlen_k").value_or(a.shape.seqlen_q);
   if (a.kind == Kind::kFull) return;
-  a.shape.q_offset = r.number("q_offset");
+  if ((a.shape.q_offset = r.number("q_offset"))) check_offset(*a.shape.q_offset);
   a.shape.causal = a.kind == Kind::kCausal;
   if (a.shape.causal)
     a.shape.band = Band::causal();
