@@ -110,6 +110,7 @@ void check_index(const char* option, int64_t index, int64_t count) {
 struct Shown {
   Mask mask;
   DrawOptions draw;
+  int64_t plan_bytes;  ///< before what takes long: lengths too large for a plan are refused by it
   MaskStatistics statistics;
   MaskVectors vectors;
   std::optional<Placement> placement;
@@ -142,7 +143,11 @@ Shown make_shown(const ShowArguments& arguments) {
                    .head = arguments.head,
                    .tile = parse_tile(arguments.tile),
                    .max_cells = arguments.text_cells};
-  return {mask, draw, statistics(mask, draw.tile), mask_vectors(mask, arguments.batch, arguments.head),
+  return {mask,
+          draw,
+          plan_bytes(mask),
+          statistics(mask, draw.tile),
+          mask_vectors(mask, arguments.batch, arguments.head),
           placement_of(mask, arguments)};
 }
 
@@ -209,7 +214,7 @@ void print_statistics(const Shown& shown) {
     fmt::print("\nall {} batch entries and {} heads of the mask: {:.2f} % visible, {} of {} tiles live", mask.batch(),
                mask.heads(), 100 * s.visible_share(), s.live_tiles(), s.tiles);
   }
-  fmt::print("\nmemory: {} bytes, its plan {} bytes\n", mask.memory_bytes(), plan_bytes(mask));
+  fmt::print("\nmemory: {} bytes, its plan {} bytes\n", mask.memory_bytes(), shown.plan_bytes);
   const AttentionFlops flops = shown_flops(shown);
   fmt::print("FLOPs of a head with head dim {} over the live tiles: forward {:.4g}, backward {:.4g}\n", kFlopsHeadDim,
              flops.forward, flops.backward);
@@ -260,7 +265,7 @@ Json to_json(const Shown& shown, const ShowArguments& arguments) {
             {"mask_batch", mask.batch()},
             {"mask_heads", mask.heads()},
             {"memory_bytes", mask.memory_bytes()},
-            {"plan_bytes", plan_bytes(mask)},
+            {"plan_bytes", shown.plan_bytes},
             {"band", {{"lo", edge(mask.band().lo)}, {"hi", edge(mask.band().hi)}, {"q_offset", mask.q_offset()}}},
             {"block_mask", mask.has_block_mask()},
             {"batch", shown.draw.batch},
