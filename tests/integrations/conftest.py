@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all tests of the integrations share."""
 
+import harness.inductor_cache  # noqa: F401  before torch compiles
 import pytest
 import torch
 from flashmask.integrations.transformers import register

@@ -1,21 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all tests of the PyTorch package share. The device they run on: devices.py."""
 
-import atexit
-import os
 import random
-import shutil
 import sys
-import tempfile
 import types
 
-# Compiled code is kept by what is traced, sizes of plans included, and not by the library that was there: that of an
-# earlier build would be found again. Set before torch is imported.
-if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="flashmask-inductor-")
-    atexit.register(shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
-
 import flashmask
+import harness.inductor_cache  # noqa: F401  before torch compiles
 import pytest
 import torch
 
