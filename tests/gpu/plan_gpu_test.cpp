@@ -294,9 +294,8 @@ TEST(PlanOnDeviceErrors, HostVectors) {
 }
 
 TEST(PlanOnDeviceErrors, TooLarge) {
-  MaskView view;
-  view.seqlen_q = view.seqlen_k = kMaxSeqlen;
-  expect_error(ErrorCode::kUnsupported, {"seqlen_q 2147483647", "seqlen_k 2147483647", "2^31"},
+  MaskView view{.seqlen_q = 1, .seqlen_k = kMaxSeqlen, .bounds_batch = 129};  // 129 * 2^24 key blocks, 70 GB
+  expect_error(ErrorCode::kUnsupported, {"batch 129", "seqlen_k 2147483647", "2^31"},
                [&] { cuda::launch_plan(view, nullptr, nullptr); });
 }
 
