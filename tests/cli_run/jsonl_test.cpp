@@ -42,6 +42,7 @@ void expect_bad(const std::string& line, const std::string& reason) {
   EXPECT_EQ(result.summary.bad_lines[0].line, 2) << line;
   EXPECT_NE(result.summary.bad_lines[0].reason.find(reason), std::string::npos)
       << line << ": " << result.summary.bad_lines[0].reason;
+  EXPECT_EQ(result.summary.bad_lines[0].reason.find("json.exception"), std::string::npos);
   EXPECT_EQ(result.taken.size(), 2u) << line;
 }
 
@@ -72,7 +73,11 @@ TEST(Jsonl, EveryKindOfBadLine) {
   expect_bad("{\"n\": 1,}", "malformed JSON");
   expect_bad("{\"n\": \"a\tb\"}", "malformed JSON");     // a control character must be escaped
   expect_bad("{\"s\": \"\\ud800\"}", "malformed JSON");  // half of a surrogate pair
-  expect_bad("{\"n\": 1e999}", "malformed JSON");
+  expect_bad("{\"x\": 1e999e}", "malformed");
+  expect_bad("{\"x\": 1e999e5}", "malformed");
+  expect_bad("{\"x\": 01e999}", "malformed");
+  expect_bad("{\"x\": 1e999, \"n\": nul}", "malformed JSON at byte 22");
+  expect_bad("{\"x\": 1e999, \"n\": 1, \"n\": 2}", "the key \"n\" comes twice");
   expect_bad("[1]", "a JSON object is needed, not array");
   expect_bad("\"text\"", "a JSON object is needed, not string");
   expect_bad("7", "a JSON object is needed, not number");
@@ -82,6 +87,22 @@ TEST(Jsonl, EveryKindOfBadLine) {
   expect_bad("{\"s\": \"a\xff\"}", "invalid UTF-8 at byte 9");
   expect_bad("\xc3", "invalid UTF-8 at byte 1");
   expect_bad("{\"n\": 13}", "13 is refused");
+}
+
+TEST(Jsonl, ANumberBeyondFloat64HarmsNobodyWhoDoesNotReadIt) {
+  const std::string digits(400, '7');
+  for (const std::string& number : {std::string("1e999"), std::string("-1.5E+309"), digits, "-" + digits + ".5"}) {
+    const Result result = read(R"({"s": "\"1e999", "x": [)" + number + R"(, 2, {"y":)" + number +
+                               R"(}], "n": 3, "z": ")" + number + "\"}\n");
+    EXPECT_TRUE(result.summary.bad_lines.empty()) << io::describe_bad_lines("x", result.summary.bad_lines);
+    ASSERT_EQ(result.taken.size(), 1u);
+    const nlohmann::json& taken = result.taken.at(1);
+    EXPECT_EQ(taken["n"], 3);
+    EXPECT_EQ(taken["s"], "\"1e999");
+    EXPECT_EQ(taken["z"], number);
+    EXPECT_EQ(taken["x"][0], number[0] == '-' ? -9e307 : 9e307);
+    EXPECT_EQ(taken["x"][1], 2);
+  }
 }
 
 TEST(Jsonl, KeysMayComeTwiceInDifferentObjects) {

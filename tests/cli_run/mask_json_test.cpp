@@ -112,14 +112,16 @@ TEST(MaskJson, FilesThatHoldNoMask) {
     SCOPED_TRACE(text);
     expect_invalid(parts, [&] { read_mask(folder.write("x.json", text)); });
   };
-  refuse("", {"x.json", "is not JSON"});
-  refuse("{\"seqlen_q\":", {"x.json", "is not JSON"});
-  refuse(R"({"seqlen_q": 1e999})", {"x.json", "is not JSON"});
+  refuse("", {"x.json is not JSON: line 1, column 1: unexpected end of input"});
+  refuse("{\"seqlen_q\":", {"x.json is not JSON: line 1, column 13: unexpected end of input"});
+  refuse("{\n  \"seqlen_q\": 2,\n  oops}", {"x.json is not JSON: line 3, column 3: invalid literal"});
+  refuse(R"({"seqlen_q": 1e999})", {"x.json", "'seqlen_q' must be an integer, not 9e+307"});
   refuse(R"({"mask": null})", {"x.json", "has no mask", "4096"});
   refuse(R"({"mask": {"seqlen_q": 2}})", {"x.json", "'seqlen_k'"});
-  refuse(R"({"seqlen_q": 2, "seqlen_k": 2, "lts": [1, 2], "lts": [0, 0]})", {"x.json", "\"lts\" twice"});
-  refuse(R"({"mask": {"seqlen_q": 2, "seqlen_k": 2, "band": {"hi": 0, "hi": 1}}})", {"x.json", "\"hi\" twice"});
+  refuse(R"({"seqlen_q": 2, "seqlen_k": 2, "lts": [1, 2], "lts": [0, 0]})", {"x.json", "\"lts\" comes twice"});
+  refuse(R"({"mask": {"seqlen_q": 2, "seqlen_k": 2, "band": {"hi": 0, "hi": 1}}})", {"x.json", "\"hi\" comes twice"});
   EXPECT_EQ(read_mask(folder.write("x.json", R"({"mask": {"seqlen_q": 2, "seqlen_k": 3}})")).seqlen_k(), 3);
+  EXPECT_EQ(read_mask(folder.write("x.json", R"({"x": 1e999, "mask": {"seqlen_q": 2, "seqlen_k": 3}})")).seqlen_k(), 3);
 }
 
 }  // namespace

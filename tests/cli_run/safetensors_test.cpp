@@ -94,7 +94,7 @@ TEST(Safetensors, RefusesFilesThatAreWrong) {
   refuse(std::string("\xff\xff\0\0\0\0\0\0{}", 10), "shorter than its safetensors header");
   refuse(std::string(8, '\xff'), "shorter than its safetensors header");
   refuse(file_with("[]", 0), "not a JSON object");
-  refuse(file_with("{", 0), "not a JSON object");
+  refuse(file_with("{", 0), "is not JSON: byte 2: unexpected end of input");
   refuse(file_with(good, 3), "outside of the file");
   refuse(file_with(good, 5), "belong to no tensor");
   refuse(file_with(R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,4]}})", 4), "does not have the size");
@@ -104,7 +104,13 @@ TEST(Safetensors, RefusesFilesThatAreWrong) {
           R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}})",
           4),
       "overlap");
-  refuse(file_with(R"({"a":{"shape":[4],"data_offsets":[0,4]}})", 4), "'a'");
+  refuse(file_with(R"({"a":{"shape":[4],"data_offsets":[0,4]}})", 4),
+         "': it must be a JSON object with the key 'dtype'");
+  refuse(file_with(R"({"a":{"dtype":"U8","shape":[4]}})", 4), "with the key 'data_offsets'");
+  refuse(file_with(R"({"a":[1]})", 4), "tensor 'a' of");
+  refuse(file_with(R"({"a":{"dtype":8,"shape":[4],"data_offsets":[0,4]}})", 4), "'dtype' must be a string, not number");
+  refuse(file_with(R"({"__metadata__":{"x":1}})", 0), "'x' must be a string, not number");
+  refuse(file_with(R"({"__metadata__":[]})", 0), "must be a JSON object of strings, not array");
   refuse(file_with(R"({"a":{"dtype":"X","shape":[4],"data_offsets":[0,4]}})", 4), "'X'");
 }
 
@@ -134,7 +140,7 @@ TEST(Safetensors, NoKeyComesTwice) {
   for (const std::string& header :
        {"{" + a + "," + b + "}", std::string(R"({"a":{"dtype":"U8","shape":[2],"shape":[1],"data_offsets":[0,1]}})"),
         std::string(R"({"__metadata__":{"x":"1","x":"2"}})")}) {
-    expect_invalid({"twice"}, [&] { SafetensorsFile file(folder.write("bad", file_with(header, 1))); });
+    expect_invalid({"comes twice"}, [&] { SafetensorsFile file(folder.write("bad", file_with(header, 1))); });
   }
 }
 

@@ -6,7 +6,7 @@
 
 #include "io/fail.h"
 #include "io/file.h"
-#include "io/repeated_key.h"
+#include "io/json_text.h"
 
 namespace flashmask::io {
 namespace {
@@ -20,30 +20,18 @@ template <typename... Arguments>
 
 bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r") == std::string_view::npos; }
 
-/// The reason in a parser message, without its prefix and without the text it read last, which may be long.
-std::string reason_of(const json::parse_error& error) {
-  std::string text = error.what();
-  const std::size_t cut = text.find("; last read: '");
-  if (cut != std::string::npos) text.resize(cut);
-  const std::size_t dash = text.find(" - ");
-  return dash == std::string::npos ? text : text.substr(dash + 3);
-}
-
-/// Parses one line; JSON allows a key to come twice, but then one of the values would be lost silently.
 json parse_line(std::string_view line) {
   const std::size_t invalid = find_invalid_utf8(line);
   if (invalid != std::string_view::npos) bad_line("invalid UTF-8 at byte {}", invalid + 1);
   json object;
   try {
-    object = json::parse(line);
-  } catch (const json::parse_error& error) {
-    if (error.byte > line.size()) bad_line("truncated JSON: the line ends too early ({})", reason_of(error));
-    bad_line("malformed JSON at byte {}: {}", error.byte, reason_of(error));
-  } catch (const json::exception& error) {  // a number that is out of range
-    bad_line("malformed JSON: {}", error.what());
+    object = parse_json(line);
+  } catch (const JsonError& error) {
+    if (error.byte == 0) throw LineError(error.what());
+    if (error.byte > line.size()) bad_line("truncated JSON: the line ends too early ({})", error.what());
+    bad_line("malformed JSON at byte {}: {}", error.byte, error.what());
   }
   if (!object.is_object()) bad_line("a JSON object is needed, not {}", object.type_name());
-  if (const auto twice = repeated_key(line)) bad_line("the key {} comes twice", json(*twice).dump());
   return object;
 }
 

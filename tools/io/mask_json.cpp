@@ -13,7 +13,7 @@
 
 #include "io/fail.h"
 #include "io/file.h"
-#include "io/repeated_key.h"
+#include "io/json_text.h"
 
 namespace flashmask::io {
 namespace {
@@ -80,14 +80,12 @@ void check_not_emptied(const json& value, const char* key, bool empty, bool may_
 }
 
 json parse(const std::string& path, const std::string& text) {
-  json value;
   try {
-    value = json::parse(text);
-  } catch (const json::exception& error) {
-    fail("{} is not JSON: {}", path, error.what());
+    return parse_json(text);
+  } catch (const JsonError& error) {
+    if (error.byte == 0) fail("{}: {}", path, error.what());
+    fail("{} is not JSON: {}: {}", path, place_in(text, error.byte), error.what());
   }
-  if (const auto twice = repeated_key(text)) fail("{} has the key {} twice", path, json(*twice).dump());
-  return value;
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 
 #include "io/fail.h"
 #include "io/file.h"
-#include "io/repeated_key.h"
+#include "io/json_text.h"
 
 namespace flashmask::io {
 namespace {
@@ -53,16 +53,38 @@ std::string header_of(std::span<const SafetensorsEntry> entries, const Safetenso
 }
 
 json parse_header(const std::string& path, std::string_view text) {
-  json header = json::parse(text, nullptr, false);
+  json header;
+  try {
+    header = parse_json(text);
+  } catch (const JsonError& error) {
+    if (error.byte == 0) fail("the safetensors header of '{}': {}", path, error.what());
+    fail("the safetensors header of '{}' is not JSON: byte {}: {}", path, error.byte, error.what());
+  }
   if (!header.is_object()) fail("the safetensors header of '{}' is not a JSON object", path);
-  if (const auto twice = repeated_key(text))
-    fail("the safetensors header of '{}' has the key {} twice", path, json(*twice).dump());
   return header;
+}
+
+const json& required(const json& entry, const char* key) {
+  const auto found = entry.is_object() ? entry.find(key) : entry.end();
+  if (found == entry.end()) fail("it must be a JSON object with the key '{}'", key);
+  return *found;
+}
+
+const std::string& string_of(const json& value, std::string_view key) {
+  if (!value.is_string()) fail("'{}' must be a string, not {}", key, value.type_name());
+  return value.get_ref<const std::string&>();
+}
+
+SafetensorsMetadata metadata_of(const json& value) {
+  if (!value.is_object()) fail("it must be a JSON object of strings, not {}", value.type_name());
+  SafetensorsMetadata metadata;
+  for (const auto& [key, text] : value.items()) metadata[key] = string_of(text, key);
+  return metadata;
 }
 
 /// An array of sizes; the parser would take fractions, booleans and negative numbers for integers too.
 std::vector<int64_t> sizes_of(const json& entry, const char* key) {
-  const json& values = entry.at(key);
+  const json& values = required(entry, key);
   if (!values.is_array()) fail("'{}' must be an array of integers, not {}", key, values.type_name());
   std::vector<int64_t> sizes;
   for (const json& value : values) {
@@ -77,7 +99,7 @@ std::vector<int64_t> sizes_of(const json& entry, const char* key) {
 
 /// One tensor of a header; its data lies in `tensors`. Its messages do not name the tensor.
 SafetensorsEntry entry_of(const std::string& name, const json& value, std::span<const std::byte> tensors) {
-  SafetensorsEntry entry{name, value.at("dtype").get<std::string>(), sizes_of(value, "shape"), {}};
+  SafetensorsEntry entry{name, string_of(required(value, "dtype"), "dtype"), sizes_of(value, "shape"), {}};
   const std::vector<int64_t> range = sizes_of(value, "data_offsets");
   if (range.size() != 2)
     fail("'data_offsets' has {} elements; it must have two, the first byte and the end", range.size());
@@ -136,14 +158,12 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : contents_(read_file(
   for (const auto& [name, value] : header.items()) {
     try {
       if (name == "__metadata__") {
-        metadata_ = value.get<SafetensorsMetadata>();
+        metadata_ = metadata_of(value);
       } else {
         entries_.push_back(entry_of(name, value, tensors));
       }
-    } catch (const json::exception& error) {
-      fail("the safetensors header of '{}' is wrong at '{}': {}", path, name, error.what());
     } catch (const Error& error) {
-      fail("tensor '{}' of '{}': {}", name, path, error.what());
+      fail("{}'{}' of '{}': {}", name == "__metadata__" ? "" : "tensor ", name, path, error.what());
     }
   }
   std::stable_sort(entries_.begin(), entries_.end(), [](const auto& a, const auto& b) {
