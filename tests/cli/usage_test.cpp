@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arguments that make no sense end with status 2 and say where help is.
+#include <fmt/format.h>
+
 #include <regex>
 #include <sstream>
 
@@ -77,6 +79,42 @@ TEST(Usage, BadNumbersAreNamed) {
                                                   {"bench", "--threads", "-1"},
                                                   {"bench", "--seqlen", "18446744073709551616"}};
   for (const auto& arguments : bad) expect_failure(arguments, kWrongUsage, {arguments[arguments.size() - 2], kHelp});
+}
+
+struct Numbers {
+  std::vector<std::string> command;
+  std::vector<std::string> options;
+};
+
+/// Every option that takes a number.
+const Numbers kNumbers[] = {
+    {{"show", "causal"}, {"--seqlen", "--seed", "--batch", "--head", "--text-cells", "--ranks"}},
+    {{"verify", "--list", "--covering"}, {"--head-dims"}},
+    {{"verify", "--list"}, {"--cases", "--seed", "--threads", "--jobs"}},
+    {{"run", "--task", "pretrain", "--input", "/dev/null"},
+     {"--seqlen", "--heads", "--kv-heads", "--head-dim", "--threads", "--seed", "--limit-sequences", "--batch-size",
+      "--dense-seconds"}},
+    {{"bench"}, {"--seqlen", "--batch", "--heads", "--kv-heads", "--head-dim", "--threads", "--rounds", "--seed"}}};
+
+TEST(Usage, NoOptionTakesOneNumberForAnother) {
+  for (const Numbers& numbers : kNumbers) {
+    for (const std::string& option : numbers.options) {
+      std::vector<std::string> bad{"-1", "1180591620717411303424", "nan", "inf", "1e400", "5x"};
+      if (option != "--dense-seconds") bad.insert(bad.end(), {"010", "0x10", "1.0", "1e1", "+1"});
+      for (const std::string& value : bad) {
+        std::vector<std::string> arguments = numbers.command;
+        arguments.push_back(fmt::format("{}={}", option, value));
+        expect_failure(arguments, kWrongUsage, {option, "number from", kHelp});
+      }
+    }
+  }
+}
+
+TEST(Usage, RefusalsNameTheValueAndWhatIsAccepted) {
+  expect_failure({"show", "causal", "--ranks", "-1"}, kWrongUsage,
+                 {"--ranks", "'-1' is not a whole number from 1 to 65536"});
+  expect_failure({"run", "--task", "pretrain", "--input", "/dev/null", "--dense-seconds", "nan"}, kWrongUsage,
+                 {"--dense-seconds", "'nan' is not a number from 0 to 1000000000"});
 }
 
 TEST(Usage, OptionsThatContradictEachOther) {

@@ -168,8 +168,8 @@ TEST(VerifyErrors, ValuesOfTheCoveringListThatItDoesNotHave) {
   expect_failure(covering("--dtypes", "BF16"), kFailed, {"--dtypes", "'BF16'"});
   expect_failure(covering("--layouts", "bshd,sbhd"), kFailed, {"--layouts", "'sbhd'", "bshd, bhsd, padded, aligned"});
   expect_failure(covering("--head-dims", "64,65"), kFailed, {"head dim 65", "64, 72, 80"});
-  expect_failure(covering("--head-dims", "0"), kFailed, {"head dim 0"});
-  expect_failure(covering("--head-dims", "-64"), kFailed, {"head dim -64"});
+  expect_failure(covering("--head-dims", "0"), kWrongUsage, {"--head-dims", "'0'"});
+  expect_failure(covering("--head-dims", "-64"), kWrongUsage, {"--head-dims", "'-64'"});
   expect_failure(covering("--head-dims", "wide"), kWrongUsage, {"--head-dims", "wide"});
   expect_failure(covering("--head-dims", "64.5"), kWrongUsage, {"--head-dims", "64.5"});
 }

@@ -297,7 +297,7 @@ void add_bench_command(CLI::App& app, const Global&) {
       ->check(between(1, 10'000))
       ->capture_default_str();
   command->add_option("--seed", arguments->seed, "Of the tensors and the masks")
-      ->check(between(0, INT64_MAX))
+      ->check(any_seed())
       ->capture_default_str();
   command->add_flag("--no-backward", arguments->no_backward, "Time the forward only");
   command->add_flag("--dense", arguments->dense,

@@ -375,7 +375,7 @@ void add_show_command(CLI::App& app, const Global& global) {
       ->take_all();
   CLI::Option* seed =
       command->add_option("--seed", arguments->seed, "Of the parameters that are not given and are drawn")
-          ->check(between(0, INT64_MAX))
+          ->check(any_seed())
           ->capture_default_str();
   command->add_option("--tile", arguments->tile, "Tile to classify by: N, or ROWSxKEYS")
       ->type_name("N|RxK")

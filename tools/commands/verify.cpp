@@ -196,7 +196,7 @@ void add_verify_command(CLI::App& app, const Global& global) {
       ->check(between(1, INT64_MAX))
       ->capture_default_str();
   command->add_option("--seed", arguments->seed, "Of the random cases: the same seed gives the same cases")
-      ->check(between(0, INT64_MAX))
+      ->check(any_seed())
       ->capture_default_str();
   command
       ->add_option("--threads", arguments->threads,
@@ -216,6 +216,7 @@ void add_verify_command(CLI::App& app, const Global& global) {
       ->needs(covering);
   command->add_option("--head-dims", arguments->head_dims, "Of --covering: only these head dims")
       ->delimiter(',')
+      ->check(between(1, 256))
       ->needs(covering);
   command
       ->add_option("--layouts", arguments->layouts, "Of --covering: only these layouts (bshd, bhsd, padded, aligned)")

@@ -11,6 +11,7 @@
 #include <new>
 
 #include "cli/commands.h"
+#include "cli/options.h"
 #include "flashmask/attention.h"
 #include "io/fail.h"
 #include "io/file.h"
@@ -20,6 +21,7 @@
 namespace flashmask::run {
 namespace {
 
+constexpr int64_t kMostCount = std::numeric_limits<int64_t>::max() / 2;
 constexpr int64_t kMostSequencesPerCall = 8;
 constexpr int64_t kBytesPerCall = int64_t{1} << 30;
 constexpr int64_t kShortestSeqlen = 3;  // BEGIN, one byte, END
@@ -63,9 +65,6 @@ void add_options(CLI::App& command, RunOptions& options) {
                     : name == "float16" ? DataType::kFloat16
                                         : DataType::kFloat32;
   };
-  const auto at_least = [](int64_t least) {
-    return CLI::Range(least, std::numeric_limits<int64_t>::max() / 2, fmt::format("at least {}", least));
-  };
   const auto not_empty = CLI::Validator(
       [](const std::string& path) { return path.empty() ? std::string("a file name is needed") : std::string(); }, "");
   command.add_option("--input", options.input, "JSONL file, one record per line")
@@ -80,16 +79,16 @@ void add_options(CLI::App& command, RunOptions& options) {
       ->required()
       ->check(CLI::IsMember(task_names()));
   command.add_option("--seqlen", options.seqlen, "Tokens of a packed sequence")
-      ->check(CLI::Range(kShortestSeqlen, kMaxSeqlen))
+      ->check(cli::between(kShortestSeqlen, kMaxSeqlen))
       ->capture_default_str();
   command.add_option("--heads", options.shape.heads, "Query heads")
-      ->check(CLI::Range(int64_t{1}, int64_t{1024}))
+      ->check(cli::between(1, 1024))
       ->capture_default_str();
   command.add_option("--kv-heads", options.shape.kv_heads, "Key and value heads; must divide --heads")
-      ->check(CLI::Range(int64_t{1}, int64_t{1024}))
+      ->check(cli::between(1, 1024))
       ->capture_default_str();
   command.add_option("--head-dim", options.shape.head_dim, "Width of a head")
-      ->check(CLI::Range(int64_t{1}, int64_t{256}))
+      ->check(cli::between(1, 256))
       ->capture_default_str();
   command.add_option_function<std::string>("--dtype", set_dtype, "Type of q, k, v and the results")
       ->check(CLI::IsMember({"float32", "bfloat16", "float16"}))
@@ -97,27 +96,28 @@ void add_options(CLI::App& command, RunOptions& options) {
   command.add_option("--backend", options.backend, "auto, or a backend that `flashmask info` lists")
       ->capture_default_str();
   command.add_option("--threads", options.threads, "CPU threads; 0: as many as there are")
-      ->check(CLI::Range(0, 4096))
+      ->check(cli::between(0, 4096))
       ->capture_default_str();
   command.add_option("--seed", options.seed, "Seed of embeddings, projections, output gradient and samples")
+      ->check(cli::any_seed())
       ->capture_default_str();
   command
       .add_option("--limit-sequences", options.limit_sequences,
                   "Run attention on the first N sequences only; 0: on all. --out has all in any case")
-      ->check(at_least(0))
+      ->check(cli::between(0, kMostCount))
       ->type_name("N")
       ->capture_default_str();
   command
       .add_option("--batch-size", options.batch_size,
                   "Sequences per attention call; 0: at most 8, and about 1 GiB of tensors")
-      ->check(at_least(0))
+      ->check(cli::between(0, kMostCount))
       ->type_name("N")
       ->capture_default_str();
   command
       .add_option("--dense-seconds", options.dense_seconds,
                   "About how long the comparison with dense masks may take: it runs on as many of the first sequences "
                   "as fit, one at least; 0: none")
-      ->check(CLI::Range(0.0, 1e9))
+      ->check(cli::number_between(0.0, 1e9))
       ->type_name("S")
       ->capture_default_str();
   command.add_flag("--skip-bad", options.skip_bad, "Report bad lines and go on without them");
