@@ -3,14 +3,16 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
 #include <exception>
 #include <new>
-#include <nlohmann/json.hpp>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/json_output.h"
 #include "flashmask/version.h"
 
 namespace flashmask::cli {
@@ -72,14 +74,17 @@ std::string unexpected_words(const CLI::App& app) {
   return fmt::format("unknown option '{}'{}", *option, known);
 }
 
-int fail(std::string_view text, bool json, int status) {
-  fmt::print(stderr, "flashmask: {}\n", text);
-  if (json)
-    fmt::print("{}\n", nlohmann::json{{"error", text}}.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+// Does not throw if nothing can be written, as fmt would.
+void complain(const std::string& text) { std::fputs(("flashmask: " + text + "\n").c_str(), stderr); }
+
+int fail(const std::string& text, bool json, int status) {
+  if (std::ferror(stdout)) return status;  // which is the error, and close_stdout's to report
+  complain(text);
+  if (json) print_json({{"error", text}});
   return status;
 }
 
-int fail_usage(std::string_view text, bool json) {
+int fail_usage(const std::string& text, bool json) {
   return fail(fmt::format("{}\nRun with --help for more information.", text), json, kUsageError);
 }
 
@@ -87,6 +92,9 @@ int run(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
   const bool json = wants_json(arguments);
   CLI::App app("Masked attention whose mask is data: see masks, run, check and time them.", "flashmask");
+  app.footer(
+      "Exit status: 0 for success, 1 for wrong input, a failed check or output that cannot be written, 2 for wrong "
+      "arguments.");
   app.set_version_flag("--version", version_text(), "Print the version and exit");
   app.require_subcommand(1);
   Global global;
@@ -109,7 +117,19 @@ int run(int argc, char** argv) {
   }
 }
 
+/// The status of the whole program, whose output may have been in a buffer until now: a full disk shows here.
+int close_stdout(int status) {
+  errno = 0;
+  bool failed = std::ferror(stdout) != 0;
+  failed = std::fflush(stdout) != 0 || failed;
+  // A file system may keep its refusal until the end. A stdout that was closed from the start lost nothing.
+  if (!failed) failed = std::fclose(stdout) != 0 && errno != EBADF;
+  if (!failed) return status;
+  complain(std::string("cannot write to stdout") + (errno != 0 ? std::string(": ") + std::strerror(errno) : ""));
+  return status == kSuccess ? kFailure : status;
+}
+
 }  // namespace
 }  // namespace flashmask::cli
 
-int main(int argc, char** argv) { return flashmask::cli::run(argc, argv); }
+int main(int argc, char** argv) { return flashmask::cli::close_stdout(flashmask::cli::run(argc, argv)); }

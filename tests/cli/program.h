@@ -24,10 +24,10 @@ struct Outcome {
   std::string out, error;
 };
 
-/// Runs the flashmask program with these arguments; no shell is involved.
-inline Outcome run_program(const std::vector<std::string>& arguments) {
+/// Runs the flashmask program with these arguments; no shell is involved. Its stdout is `device` if one is given.
+inline Outcome run_program(const std::vector<std::string>& arguments, const std::string& device = "") {
   const TemporaryFolder folder;
-  const std::string out = folder / "out", error = folder / "error";
+  const std::string out = device.empty() ? folder / "out" : device, error = folder / "error";
   std::vector<char*> argv{const_cast<char*>(FLASHMASK_EXECUTABLE)};
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
@@ -41,7 +41,7 @@ inline Outcome run_program(const std::vector<std::string>& arguments) {
   if (failed != 0) throw std::runtime_error("cannot start " FLASHMASK_EXECUTABLE);
   int status = 0;
   if (waitpid(child, &status, 0) != child) throw std::runtime_error("lost the program");
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents_of(out), contents_of(error)};
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, device.empty() ? contents_of(out) : "", contents_of(error)};
 }
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }

@@ -121,5 +121,31 @@ TEST(Usage, OptionsThatContradictEachOther) {
   expect_failure({"verify", "--covering", "--case", "family=full"}, kWrongUsage, {"--case", "--covering"});
 }
 
+TEST(Usage, OutputThatCannotBeWrittenIsAFailure) {
+  const TemporaryFolder folder;
+  const std::string input = folder.write("r.jsonl", "{\"text\": \"hello\"}\n");
+  const std::vector<std::vector<std::string>> commands{
+      {"--help"},
+      {"--version"},
+      {"info"},
+      {"show", "causal"},
+      {"show", "--list"},
+      {"run", "--input", input, "--task", "pretrain", "--seqlen", "64"},
+      {"verify", "--list"},
+      {"verify", "--cases", "1", "--backend", tested_backend()},
+      {"bench", "--families", "causal", "--seqlen", "16", "--rounds", "1", "--backend", tested_backend()}};
+  for (std::vector<std::string> arguments : commands) {
+    for (const bool json : {false, true}) {
+      if (json && arguments[0].starts_with("--")) continue;
+      if (json) arguments.push_back(arguments[0] == "bench" ? "--json=-" : "--json");
+      const Outcome outcome = run_program(arguments, "/dev/full");
+      EXPECT_EQ(outcome.status, kFailed) << arguments[0];
+      EXPECT_TRUE(outcome.error.starts_with("flashmask: cannot write to stdout")) << outcome.error;
+      EXPECT_EQ(std::count(outcome.error.begin(), outcome.error.end(), '\n'), 1) << outcome.error;
+    }
+  }
+  EXPECT_EQ(run_program({"attend", "--json"}, "/dev/full").status, kWrongUsage);
+}
+
 }  // namespace
 }  // namespace flashmask::test
