@@ -100,6 +100,21 @@ TEST(Verify, TheSameSeedGivesTheSameCases) {
   EXPECT_TRUE(output_of({"verify", "--list", "--cases", "60", "--seed", "1"}).starts_with(cases("1")));
 }
 
+TEST(Verify, AListIsPrintedAsItIsMade) {
+  // The disk is full after some kilobytes; a list that is made first would not fit into any memory.
+  for (const char* form : {"--json=false", "--json"}) {
+    const Outcome outcome = run_program({"verify", "--list", "--cases", "1000000000000", form}, "/dev/full");
+    EXPECT_EQ(outcome.status, kFailed);
+    expect_contains(outcome.error, "cannot write to stdout");
+  }
+}
+
+TEST(Verify, TheListAsJsonHasTheSameLines) {
+  const std::vector<std::string> arguments{"verify", "--list", "--cases", "5"};
+  const std::vector<std::string> lines = lines_of(output_of(arguments));
+  EXPECT_EQ(json_of({"verify", "--list", "--cases", "5", "--json"}), nlohmann::json({{"cases", lines}}));
+}
+
 TEST(Verify, FamiliesLimitTheCases) {
   for (const std::string& line :
        lines_of(output_of({"verify", "--list", "--cases", "30", "--families", "document,prefix_tree"}))) {

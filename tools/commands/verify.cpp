@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -50,14 +51,13 @@ struct VerifyArguments {
   std::vector<std::string> lines;  ///< --case
 };
 
-std::vector<verify::Case> random_cases(const VerifyArguments& arguments) {
+using TakeCase = std::function<void(const verify::Case&)>;
+
+void each_random_case(const VerifyArguments& arguments, const TakeCase& take) {
   std::vector<std::string> families = family_list(arguments.families);
   if (arguments.families == "all") families.emplace_back(verify::kNoMask);
-  std::vector<verify::Case> cases;
   const std::vector<std::string> refused = verify::refused_features(arguments.backend);
-  for (int64_t n = 0; n < arguments.cases; ++n)
-    cases.push_back(verify::random_case(arguments.seed, n, families, refused));
-  return cases;
+  for (int64_t n = 0; n < arguments.cases; ++n) take(verify::random_case(arguments.seed, n, families, refused));
 }
 
 verify::CoveringValues covering_values(const VerifyArguments& arguments) {
@@ -80,11 +80,13 @@ std::vector<verify::Case> covering_cases(const VerifyArguments& arguments) {
   return cases;
 }
 
-std::vector<verify::Case> cases_of(const VerifyArguments& arguments) {
-  std::vector<verify::Case> cases;
-  for (const std::string& line : arguments.lines) cases.push_back(verify::parse_case(line));
-  if (!cases.empty()) return cases;
-  return arguments.covering ? covering_cases(arguments) : random_cases(arguments);
+/// Makes one case after the other: there may be more than memory holds.
+void each_case(const VerifyArguments& arguments, const TakeCase& take) {
+  if (arguments.lines.empty() && !arguments.covering) return each_random_case(arguments, take);
+  if (arguments.lines.empty()) {
+    for (const verify::Case& c : covering_cases(arguments)) take(c);
+  }
+  for (const std::string& line : arguments.lines) take(verify::parse_case(line));
 }
 
 void check_backend(const std::string& name) {
@@ -100,14 +102,19 @@ void check_backend(const std::string& name) {
               fmt::format("--backend is '{}', which is not known; known: {}", name, known));
 }
 
-void list_cases(const std::vector<verify::Case>& cases, bool json) {
-  if (json) {
-    Json lines = Json::array();
-    for (const verify::Case& c : cases) lines.push_back(verify::describe(c));
-    print_json({{"cases", std::move(lines)}});
-    return;
-  }
-  for (const verify::Case& c : cases) fmt::print("{}\n", verify::describe(c));
+/// Prints each case as it is made. As JSON the list looks as print_json prints it.
+void list_cases(const VerifyArguments& arguments, bool json) {
+  const char* before = "";
+  if (json) fmt::print("{{\n  \"cases\": [");
+  each_case(arguments, [&](const verify::Case& c) {
+    const std::string line = verify::describe(c);
+    if (json) {
+      fmt::print("{}\n    {}", std::exchange(before, ","), Json(line).dump());
+    } else {
+      fmt::print("{}\n", line);
+    }
+  });
+  if (json) fmt::print("{}]\n}}\n", *before ? "\n  " : "");
 }
 
 void print_failure(std::size_t index, const verify::Case& c, const verify::Verdict& verdict,
@@ -153,9 +160,10 @@ Json to_json(const verify::Tally& tally, const VerifyArguments& arguments) {
 }
 
 void run_verify(const VerifyArguments& arguments, const Global& global) {
-  const std::vector<verify::Case> cases = cases_of(arguments);
-  if (arguments.list) return list_cases(cases, global.json);
+  if (arguments.list) return list_cases(arguments, global.json);
   check_backend(arguments.backend);
+  std::vector<verify::Case> cases;
+  each_case(arguments, [&](const verify::Case& c) { cases.push_back(c); });
   const verify::Tally tally = check(cases, arguments, global.json);
   if (global.json) {
     print_json(to_json(tally, arguments));
