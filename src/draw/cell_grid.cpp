@@ -72,11 +72,11 @@ void CellGrid::count_tiles(const Mask& mask, const DrawOptions& options) {
 
 void CellGrid::add_tile_column(const TileColumn& column, RowCounter& counter) {
   const TileShape tile = statistics_.tile;
-  const auto count_rows = [&](std::span<const uint64_t> tiles, int64_t& tile_count) {
-    for_each_run(tiles, [&](int64_t begin, int64_t end) {
+  const auto count_rows = [&](std::span<const TileRun> runs, int64_t& tile_count) {
+    for (const auto& [begin, end] : runs) {
       tile_count += end - begin;
       counter.add(begin * tile.rows, end >= ceil_div(rows_.length(), tile.rows) ? rows_.length() : end * tile.rows);
-    });
+    }
     return counter.take();
   };
   int64_t live_tiles = 0, full_tiles = 0;

@@ -2,6 +2,7 @@
 #include "inspect/element_counts.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <utility>
 
@@ -111,19 +112,86 @@ class KeptBlocks {
   std::vector<uint64_t> words_, column_;
 };
 
-void set_bit(std::vector<uint64_t>& words, std::size_t bit, bool value) {
-  words[bit / 64] |= uint64_t{value} << (bit % 64);
+/// Adds tiles that come after all of `runs`.
+void append(std::vector<TileRun>& runs, int64_t begin, int64_t end) {
+  if (!runs.empty() && runs.back().end == begin) {
+    runs.back().end = end;
+  } else {
+    runs.push_back({begin, end});
+  }
 }
 
-/// The tile columns of a mask without a block mask: the library's own classification.
+/// Counts in how many intervals each row tile lies, without walking the tiles.
+class TileCounter {
+ public:
+  /// `slot` is the interval's number within its key: the key before is likely to have had the same there.
+  void add(std::size_t slot, rules::Interval tiles) {
+    if (tiles.begin >= tiles.end) return;
+    if (counted_[slot].tiles.begin != tiles.begin || counted_[slot].tiles.end != tiles.end) {
+      put_down(counted_[slot]);
+      counted_[slot] = {tiles, 0};
+    }
+    ++counted_[slot].times;
+  }
+
+  /// Sets `runs` to those of the first `tiles` tiles whose count is accepted, and starts again.
+  template <typename Accept>
+  void take(int64_t tiles, Accept&& accept, std::vector<TileRun>& runs) {
+    for (Counted& counted : counted_) put_down(std::exchange(counted, {}));
+    std::sort(changes_.begin(), changes_.end(), [](const Change& a, const Change& b) { return a.tile < b.tile; });
+    runs.clear();
+    int64_t at = 0;
+    int32_t count = 0;
+    for (const Change& change : changes_) {
+      if (change.tile > at && accept(count)) append(runs, at, change.tile);
+      at = change.tile;
+      count += change.by;
+    }
+    if (tiles > at && accept(count)) append(runs, at, tiles);
+    changes_.clear();
+  }
+
+ private:
+  struct Counted {
+    rules::Interval tiles{};
+    int32_t times = 0;
+  };
+  struct Change {
+    int32_t tile, by;
+  };
+
+  void put_down(const Counted& counted) {
+    if (counted.times == 0) return;
+    changes_.push_back({counted.tiles.begin, counted.times});
+    changes_.push_back({counted.tiles.end, -counted.times});
+  }
+
+  std::array<Counted, 4> counted_{};  ///< of each slot, what it had last
+  std::vector<Change> changes_;
+};
+
+/// The tile columns of a mask without a block mask, by the rules of the library's own classification.
 void classify_columns(const MaskView& view, int64_t batch, int64_t head, TileShape tile,
                       const std::function<void(const TileColumn&)>& f) {
-  TileClassifier classifier(view.seqlen_q, tile.rows);
-  std::vector<uint64_t> live(static_cast<std::size_t>(classifier.words())), full(live.size());
+  const auto seqlen_q = static_cast<int32_t>(view.seqlen_q);
+  const auto tile_rows = static_cast<int32_t>(std::min(tile.rows, kMaxSeqlen));
+  const int64_t row_tiles = ceil_div(view.seqlen_q, tile.rows), key_tiles = ceil_div(view.seqlen_k, tile.keys);
   const rules::Columns column = columns(view, batch, head);
-  const int64_t key_tiles = ceil_div(view.seqlen_k, tile.keys);
+  TileCounter covered, touched;
+  std::vector<TileRun> live, full;
   for (int64_t c = 0; c < key_tiles; ++c) {
-    classifier.classify(column, c * tile.keys, c + 1 < key_tiles ? (c + 1) * tile.keys : view.seqlen_k, live, full);
+    const int64_t begin = c * tile.keys, end = c + 1 < key_tiles ? begin + tile.keys : view.seqlen_k;
+    for (int64_t j = begin; j < end; ++j) {
+      rules::Interval hidden[4];
+      const int n = rules::merge(rules::hidden_rows(column, static_cast<int32_t>(j)), hidden);
+      for (int k = 0; k < n; ++k) {
+        covered.add(static_cast<std::size_t>(k), rules::covered_tiles(hidden[k], tile_rows, seqlen_q));
+        touched.add(static_cast<std::size_t>(k), rules::touched_tiles(hidden[k], tile_rows));
+      }
+    }
+    const auto keys = static_cast<int32_t>(end - begin);
+    covered.take(row_tiles, [keys](int32_t count) { return rules::is_live(count, keys); }, live);
+    touched.take(row_tiles, [](int32_t count) { return rules::is_full(count); }, full);
     f({c, live, full});
   }
 }
@@ -135,14 +203,15 @@ void count_columns(const MaskView& mask, int64_t batch, int64_t head, TileShape 
   tile = {.rows = std::min(tile.rows, std::max<int64_t>(mask.seqlen_q, 1)),
           .keys = std::min(tile.keys, std::max<int64_t>(mask.seqlen_k, 1))};
   const Partition rows(mask.seqlen_q, tile.rows), keys(mask.seqlen_k, tile.keys);
-  std::vector<uint64_t> live(static_cast<std::size_t>(ceil_div(rows.parts(), 64))), full(live.size());
+  std::vector<TileRun> live, full;
   for_each_visible_column(mask, {.batch = batch, .head = head, .row_step = tile.rows, .key_step = tile.keys},
                           [&](int64_t c, int64_t, std::span<const int64_t> visible) {
-                            std::fill(live.begin(), live.end(), 0);
-                            std::fill(full.begin(), full.end(), 0);
-                            for (std::size_t r = 0; r < visible.size(); ++r) {
-                              set_bit(live, r, visible[r] > 0);
-                              set_bit(full, r, visible[r] == rows.size(static_cast<int64_t>(r)) * keys.size(c));
+                            live.clear();
+                            full.clear();
+                            for (int64_t r = 0; r < rows.parts(); ++r) {
+                              const int64_t seen = visible[static_cast<std::size_t>(r)];
+                              if (seen > 0) append(live, r, r + 1);
+                              if (seen == rows.size(r) * keys.size(c)) append(full, r, r + 1);
                             }
                             f({c, live, full});
                           });
@@ -152,13 +221,13 @@ void count_columns(const MaskView& mask, int64_t batch, int64_t head, TileShape 
 void classify_positions(const MaskView& view, int64_t batch, int64_t head, TileShape tile,
                         const std::function<void(const TileColumn&)>& f) {
   const TileGrid grid = classify_tiles(view, batch, head, tile);
-  std::vector<uint64_t> live(static_cast<std::size_t>(ceil_div(grid.row_tiles, 64))), full(live.size());
+  std::vector<TileRun> live, full;
   for (int64_t c = 0; c < grid.key_tiles; ++c) {
-    std::fill(live.begin(), live.end(), 0);
-    std::fill(full.begin(), full.end(), 0);
+    live.clear();
+    full.clear();
     for (int64_t r = 0; r < grid.row_tiles; ++r) {
-      set_bit(live, static_cast<std::size_t>(r), grid.at(r, c) != TileClass::kEmpty);
-      set_bit(full, static_cast<std::size_t>(r), grid.at(r, c) == TileClass::kFull);
+      if (grid.at(r, c) != TileClass::kEmpty) append(live, r, r + 1);
+      if (grid.at(r, c) == TileClass::kFull) append(full, r, r + 1);
     }
     f({c, live, full});
   }

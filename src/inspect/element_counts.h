@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <bit>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -75,34 +74,21 @@ struct Cells {
 void for_each_visible_column(const MaskView& mask, const Cells& cells,
                              const std::function<void(int64_t, int64_t, std::span<const int64_t>)>& f);
 
-/// One column of tiles: bit r % 64 of word r / 64 says whether row tile r is live / full.
-struct TileColumn {
-  int64_t key_tile;
-  std::span<const uint64_t> live, full;
+/// Tiles [begin, end) of a column.
+struct TileRun {
+  int64_t begin, end;
 };
 
-/// Calls f for every column of tiles, ascending; as linear.
+/// One column of tiles: the longest runs of row tiles that are live / full, ascending. There are few of them, however
+/// many tiles there are.
+struct TileColumn {
+  int64_t key_tile;
+  std::span<const TileRun> live, full;
+};
+
+/// Calls f for every column of tiles, ascending. Linear in the keys and the runs; under a block mask or a band over
+/// positions, in the tiles.
 void for_each_tile_column(const MaskView& mask, int64_t batch, int64_t head, TileShape tile,
                           const std::function<void(const TileColumn&)>& f);
-
-/// Calls f(begin, end) for every run of set bits, ascending.
-template <typename F>
-void for_each_run(std::span<const uint64_t> words, F&& f) {
-  const auto size = static_cast<int64_t>(words.size()) * 64;
-  // The first bit from `at` on that is set (flip 0) or clear (flip ~0).
-  const auto next = [&](int64_t at, uint64_t flip) {
-    while (at < size) {
-      const uint64_t rest = (words[static_cast<std::size_t>(at / 64)] ^ flip) >> (at % 64);
-      if (rest != 0) return at + std::countr_zero(rest);
-      at = (at / 64 + 1) * 64;
-    }
-    return size;
-  };
-  for (int64_t begin = next(0, 0); begin < size;) {
-    const int64_t end = next(begin, ~uint64_t{0});
-    f(begin, end);
-    begin = next(end, 0);
-  }
-}
 
 }  // namespace flashmask

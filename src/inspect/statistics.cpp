@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <bit>
 
 #include "common/arithmetic.h"
 #include "common/message.h"
@@ -10,16 +9,16 @@
 namespace flashmask {
 namespace {
 
-int64_t count_bits(std::span<const uint64_t> words) {
+int64_t count_tiles(std::span<const TileRun> runs) {
   int64_t count = 0;
-  for (const uint64_t word : words) count += std::popcount(word);
+  for (const TileRun& run : runs) count += run.end - run.begin;
   return count;
 }
 
 void add_tiles(const TileColumn& column, MaskStatistics& sum) {
-  const int64_t full = count_bits(column.full);
+  const int64_t full = count_tiles(column.full);
   sum.full_tiles += full;
-  sum.partial_tiles += count_bits(column.live) - full;
+  sum.partial_tiles += count_tiles(column.live) - full;
 }
 
 void add_visible(const Mask& mask, int64_t batch, int64_t head, MaskStatistics& sum) {

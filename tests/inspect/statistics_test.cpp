@@ -122,6 +122,20 @@ TEST(Statistics, AMillionTokens) {
   }
 }
 
+TEST(Statistics, ManyTilesOfWhichFewDiffer) {
+  const int64_t seqlen = int64_t{1} << 22, tiles = seqlen / 8;  // 2^38 tiles
+  const Mask mask({.seqlen_q = seqlen, .seqlen_k = seqlen, .band = Band::causal()});
+  const double start = cpu_seconds();
+  const MaskStatistics s = statistics(mask, {8, 8});
+  const double seconds = cpu_seconds() - start;
+  EXPECT_EQ(s.tiles, tiles * tiles);
+  EXPECT_EQ(s.partial_tiles, tiles);
+  EXPECT_EQ(s.full_tiles, tiles * (tiles - 1) / 2);
+  if (kMeasured) {
+    EXPECT_LT(seconds, 5.0);
+  }
+}
+
 TEST(Statistics, Errors) {
   expect_invalid({"tile is 0x128", "at least 1"}, [] { statistics(masks::full(4, 4), {0, 128}); });
   expect_invalid({"tile is 128x-3", "at least 1"}, [] { statistics(masks::full(4, 4), {128, -3}); });
