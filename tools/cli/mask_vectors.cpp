@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "flashmask/status.h"
 
@@ -30,7 +31,7 @@ std::optional<StartEndRowIndices> smallest_form(const Mask& mask) {
   }
 }
 
-MaskVectors from_form(const Mask& mask, const StartEndRowIndices& indices, int64_t batch, int64_t head) {
+MaskVectors from_form(const Mask& mask, StartEndRowIndices indices, int64_t batch, int64_t head) {
   MaskVectors result{.form = "startend_row_indices",
                      .meaning = {},
                      .causal = indices.causal,
@@ -41,13 +42,10 @@ MaskVectors from_form(const Mask& mask, const StartEndRowIndices& indices, int64
                                indices.batch, indices.heads, indices.seqlen_k, indices.vectors, band);
   const int64_t m =
       broadcast(batch, mask.batch(), indices.batch) * indices.heads + broadcast(head, mask.heads(), indices.heads);
-  result.values.resize(result.names.size());
-  for (int64_t j = 0; j < indices.seqlen_k; ++j) {
-    for (std::size_t n = 0; n < result.names.size(); ++n) {
-      result.values[n].push_back(
-          indices.values[static_cast<std::size_t>((m * indices.seqlen_k + j) * indices.vectors) + n]);
-    }
-  }
+  result.stride = indices.vectors;
+  result.held = std::make_shared<const std::vector<int32_t>>(std::move(indices.values));
+  for (std::size_t n = 0; n < result.names.size() && indices.seqlen_k > 0; ++n)
+    result.vectors.push_back(result.held->data() + m * indices.seqlen_k * indices.vectors + n);
   return result;
 }
 
@@ -69,7 +67,7 @@ MaskVectors from_parts(const Mask& mask, int64_t batch, int64_t head) {
     const auto own =
         vector.subspan(static_cast<std::size_t>(m * view.seqlen_k), static_cast<std::size_t>(view.seqlen_k));
     result.names.emplace_back(name);
-    result.values.emplace_back(own.begin(), own.end());
+    result.vectors.push_back(own.data());
   }
   return result;
 }
@@ -77,26 +75,20 @@ MaskVectors from_parts(const Mask& mask, int64_t batch, int64_t head) {
 }  // namespace
 
 MaskVectors mask_vectors(const Mask& mask, int64_t batch, int64_t head) {
-  const std::optional<StartEndRowIndices> indices = smallest_form(mask);
-  return indices ? from_form(mask, *indices, batch, head) : from_parts(mask, batch, head);
+  std::optional<StartEndRowIndices> indices = smallest_form(mask);
+  return indices ? from_form(mask, *std::move(indices), batch, head) : from_parts(mask, batch, head);
 }
 
-std::vector<VectorRun> equal_runs(const MaskVectors& vectors) {
-  const auto same = [&](int64_t a, int64_t b) {
-    const auto same_value = [&](const std::vector<int32_t>& values) {
-      return values[static_cast<std::size_t>(a)] == values[static_cast<std::size_t>(b)];
-    };
-    return std::all_of(vectors.values.begin(), vectors.values.end(), same_value);
+void for_each_equal_run(const MaskVectors& vectors, const std::function<void(const VectorRun&)>& f) {
+  if (vectors.vectors.empty()) return;
+  const auto goes_on = [&](int64_t column) {
+    const auto same = [&](const int32_t* v) { return v[column * vectors.stride] == v[(column - 1) * vectors.stride]; };
+    return std::all_of(vectors.vectors.begin(), vectors.vectors.end(), same);
   };
-  std::vector<VectorRun> runs;
-  for (int64_t j = 0; j < vectors.columns && !vectors.values.empty(); ++j) {
-    if (!runs.empty() && same(runs.back().begin, j)) {
-      runs.back().end = j + 1;
-    } else {
-      runs.push_back({j, j + 1});
-    }
+  for (int64_t begin = 0, end = 0; begin < vectors.columns; begin = end) {
+    for (end = begin + 1; end < vectors.columns && goes_on(end);) ++end;
+    f({begin, end});
   }
-  return runs;
 }
 
 }  // namespace flashmask::cli

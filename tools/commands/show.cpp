@@ -18,6 +18,7 @@
 #include "cli/json_output.h"
 #include "cli/mask_vectors.h"
 #include "cli/options.h"
+#include "cli/progress.h"
 #include "flashmask/draw.h"
 #include "flashmask/families.h"
 #include "flashmask/inspect.h"
@@ -39,7 +40,7 @@ constexpr int64_t kFlopsHeadDim = 128;
 /// Up to this many columns the JSON holds every value of the vectors.
 using io::kMostJsonColumns;
 /// Up to this many runs of equal columns are printed; of more, the first and the last few.
-constexpr std::size_t kMostRuns = 16, kEdgeRuns = 6;
+constexpr int64_t kMostRuns = 16, kEdgeRuns = 6;
 
 struct ShowArguments {
   std::string source;                   ///< a family, or a file
@@ -114,6 +115,7 @@ struct Shown {
   MaskStatistics statistics;
   MaskVectors vectors;
   std::optional<Placement> placement;
+  std::string drawing;
 };
 
 constexpr const char* kSchemes[] = {"contiguous", "zigzag", "balanced"};
@@ -135,21 +137,28 @@ AttentionFlops shown_flops(const Shown& shown) {
                          shown.statistics.live_share());
 }
 
-Shown make_shown(const ShowArguments& arguments) {
-  const Mask mask = load_mask(arguments);
+/// Does all that takes time for a long mask, apart from the files.
+Shown make_shown(const ShowArguments& arguments, Progress& progress) {
+  const auto done = [&progress](auto result) {
+    progress.advance();
+    return result;
+  };
+  const Mask mask = done(load_mask(arguments));
   check_index("--batch", arguments.batch, mask.batch());
   check_index("--head", arguments.head, mask.heads());
-  DrawOptions draw{.batch = arguments.batch,
-                   .head = arguments.head,
-                   .tile = parse_tile(arguments.tile),
-                   .max_cells = arguments.text_cells};
-  return {mask,
-          draw,
-          plan_bytes(mask),
-          statistics(mask, draw.tile),
-          mask_vectors(mask, arguments.batch, arguments.head),
-          placement_of(mask, arguments)};
+  const DrawOptions draw{.batch = arguments.batch,
+                         .head = arguments.head,
+                         .tile = parse_tile(arguments.tile),
+                         .max_cells = arguments.text_cells};
+  return {.mask = mask,
+          .draw = draw,
+          .plan_bytes = plan_bytes(mask),
+          .statistics = done(statistics(mask, draw.tile)),
+          .vectors = done(mask_vectors(mask, arguments.batch, arguments.head)),
+          .placement = done(placement_of(mask, arguments)),
+          .drawing = done(draw_text(mask, draw))};
 }
+constexpr int64_t kStepsOfShown = 5;
 
 /// A file that was asked for.
 struct Output {
@@ -188,22 +197,21 @@ std::vector<Output> outputs(const Shown& shown, const ShowArguments& arguments) 
 
 void print_run(const MaskVectors& vectors, const VectorRun& run) {
   fmt::print("  columns [{}, {}):", run.begin, run.end);
-  const auto column = static_cast<std::size_t>(run.begin);
   for (std::size_t n = 0; n < vectors.names.size(); ++n)
-    fmt::print("  {} {}", vectors.names[n], vectors.values[n][column]);
+    fmt::print("  {} {}", vectors.names[n], vectors.at(n, run.begin));
   fmt::print("\n");
 }
 
 void print_vectors(const MaskVectors& vectors) {
   fmt::print("{}\n", vectors.meaning);
-  const std::vector<VectorRun> runs = equal_runs(vectors);
-  for (std::size_t n = 0; n < runs.size(); ++n) {
-    if (runs.size() > kMostRuns && n == kEdgeRuns) {
-      fmt::print("  ... ({} more)\n", runs.size() - 2 * kEdgeRuns);
-      n = runs.size() - kEdgeRuns;
-    }
-    print_run(vectors, runs[n]);
-  }
+  int64_t runs = 0, n = 0;
+  for_each_equal_run(vectors, [&](const VectorRun&) { ++runs; });
+  const int64_t left_out = runs > kMostRuns ? runs - 2 * kEdgeRuns : 0;
+  for_each_equal_run(vectors, [&](const VectorRun& run) {
+    if (left_out > 0 && n == kEdgeRuns) fmt::print("  ... ({} more)\n", left_out);
+    if (n < kEdgeRuns || n >= kEdgeRuns + left_out) print_run(vectors, run);
+    ++n;
+  });
 }
 
 /// What the drawing's legend does not say.
@@ -221,7 +229,7 @@ void print_statistics(const Shown& shown) {
 }
 
 void print_text(const Shown& shown) {
-  fmt::print("{}\n", draw_text(shown.mask, shown.draw));
+  fmt::print("{}\n", shown.drawing);
   print_vectors(shown.vectors);
   print_statistics(shown);
   if (shown.placement) fmt::print("\n{}", show::ranks_text(*shown.placement));
@@ -236,7 +244,10 @@ Json vectors_json(const MaskVectors& vectors) {
             {"complete", vectors.columns <= kMostJsonColumns}};
   Json values = Json::object();
   if (vectors.columns <= kMostJsonColumns) {
-    for (std::size_t n = 0; n < vectors.names.size(); ++n) values[vectors.names[n]] = vectors.values[n];
+    for (std::size_t n = 0; n < vectors.names.size(); ++n) {
+      Json& own = values[vectors.names[n]] = Json::array();
+      for (int64_t j = 0; j < vectors.columns; ++j) own.push_back(vectors.at(n, j));
+    }
   }
   json["names"] = vectors.names;
   json["values"] = std::move(values);
@@ -273,7 +284,7 @@ Json to_json(const Shown& shown, const ShowArguments& arguments) {
             {"vectors", vectors_json(shown.vectors)},
             {"statistics", statistics_json(shown.statistics)},
             {"flops", {{"head_dim", kFlopsHeadDim}, {"forward", flops.forward}, {"backward", flops.backward}}},
-            {"drawing", draw_text(mask, shown.draw)}};
+            {"drawing", shown.drawing}};
   json["mask"] = mask.seqlen_k() <= kMostJsonColumns ? Json(io::to_json(mask)) : Json(nullptr);  // `show` reads it back
   if (shown.placement) json["placement"] = show::ranks_json(*shown.placement);
   for (const Output& output : outputs(shown, arguments)) json[output.kind] = output.path;
@@ -310,7 +321,7 @@ void check_kind(const Output& file) {
 }
 
 /// Draws all before it writes any: what goes wrong with one file leaves none behind.
-void write_files(const Shown& shown, const ShowArguments& arguments) {
+void write_files(const Shown& shown, const ShowArguments& arguments, Progress& progress) {
   const std::vector<Output> files = outputs(shown, arguments);
   check_distinct(files);
   DrawOptions draw = shown.draw;
@@ -320,6 +331,7 @@ void write_files(const Shown& shown, const ShowArguments& arguments) {
     check_kind(file);
     io::check_writable(file.path);
     contents.push_back(file.draw(shown.mask, draw));
+    progress.advance();
   }
   for (std::size_t n = 0; n < files.size(); ++n) io::write_file_atomically(files[n].path, contents[n]);
 }
@@ -334,8 +346,11 @@ void run_show(const ShowArguments& arguments, const Global& global) {
     return;
   }
   if (arguments.source.empty()) throw CLI::RequiredError("FAMILY or FILE.json");
-  const Shown shown = make_shown(arguments);
-  write_files(shown, arguments);
+  const auto files = static_cast<int64_t>(!arguments.svg.empty() + !arguments.png.empty() + !arguments.html.empty());
+  std::optional<Progress> progress(std::in_place, "show", kStepsOfShown + files);
+  const Shown shown = make_shown(arguments, *progress);
+  write_files(shown, arguments, *progress);
+  progress.reset();
   if (global.json) {
     print_json(to_json(shown, arguments));
   } else {
