@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <dirent.h>
 #include <omp.h>
 #include <pthread.h>
 
@@ -6,7 +7,6 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
-#include <new>
 #include <string>
 #include <utility>
 
@@ -27,18 +27,28 @@ int64_t most_items(const Problem& p) {
   return p.is_backward ? std::max(of_rows, p.batch * p.heads_kv * ceil_div(p.seqlen_k, cpu::kTileKeys)) : of_rows;
 }
 
-/// Set in a process that was forked off one whose calls had several threads. A fork takes only the thread that made it
-/// along, and OpenMP's runtime would wait for the others forever.
+/// Set in a process that was forked off one with several threads. A fork takes only the thread that made it along, and
+/// OpenMP's runtime, which other libraries may have used before, would wait for its others forever.
 std::atomic<bool> threads_were_lost = false;
 
-/// Has every later fork of this process set threads_were_lost.
-void watch_forks() {
-  static const bool watched = [] {
-    if (pthread_atfork(nullptr, nullptr, [] { threads_were_lost = true; }) != 0) throw std::bad_alloc();
-    return true;
-  }();
-  static_cast<void>(watched);
+/// Whether this process has several threads, or cannot be asked.
+bool has_several_threads() {
+  DIR* const tasks = opendir("/proc/self/task");
+  if (!tasks) return true;
+  int entries = 0;
+  while (readdir(tasks)) ++entries;
+  closedir(tasks);
+  return entries > 3;  // beside "." and ".."
 }
+
+/// Watches forks from when the library is loaded.
+const int forks_are_watched = [] {
+  static bool loses_threads;  // of the fork under way: prepare and child run in the thread that forks
+  return pthread_atfork([] { loses_threads = has_several_threads(); }, nullptr,
+                        [] {
+                          if (loses_threads) threads_were_lost = true;
+                        });
+}();
 
 int default_threads() { return threads_were_lost ? 1 : omp_get_max_threads(); }
 
@@ -169,7 +179,6 @@ void backward(const Problem& p, const Workspace& workspace) {
 }
 
 void CpuCall::run(const Problem& p, std::byte* workspace) const {
-  if (threads > 1) watch_forks();
   const Workspace own(*this, workspace);
   p.is_backward ? backward(p, own) : forward(p, own);
 }
