@@ -5,7 +5,7 @@
 
 #include "flashmask/attention.h"
 #include "flashmask/builders.h"
-#include "verify/device_case.h"
+#include "numerics/device_copies.h"
 
 namespace flashmask::verify {
 namespace {
@@ -35,7 +35,7 @@ ForwardArgs call_with_positions(ForwardArgs args, const Device& device) {
 }  // namespace
 
 std::vector<std::string> refused_features(const std::string& backend) {
-  const Device device = backend == "cuda" ? kDevice : Device{};
+  const Device device = backend == "cuda" ? numerics::kDevice : Device{};
   const ForwardArgs args = plain_call(device);
   std::vector<std::string> refused;
   const auto ask = [&](const ForwardArgs& of, const Features& asked) {

@@ -15,12 +15,19 @@
 
 #include "flashmask/inspect.h"
 #include "flashmask/plan.h"
-#include "verify/device_case.h"
+#include "numerics/device_copies.h"
 #include "verify/oracle.h"
 #include "verify/problem.h"
 
 namespace flashmask::verify {
 namespace {
+
+using numerics::DeviceMask;
+using numerics::DeviceMemory;
+using numerics::DevicePlan;
+using numerics::DeviceTensor;
+using numerics::DeviceWorkspace;
+using numerics::kDevice;
 
 /// Copies of all tensors of a case on the device.
 class DeviceTensors {
@@ -171,7 +178,10 @@ class CaseRun {
     std::optional<DeviceMask> mask;
     std::optional<DevicePlan> plan;
     if (mask_) mask.emplace(*mask_);
-    if (c_.ready_plan && !dense_mode) plan.emplace(mask ? mask->mask() : make_mask(c_));
+    if (c_.ready_plan && !dense_mode) {
+      const Mask planned = mask ? mask->mask() : make_mask(c_);
+      plan.emplace(planned).build(planned);
+    }
     AttentionInputs inputs;
     if (plan) inputs.plan = plan->view();
     if (dense_mode) {

@@ -3,13 +3,14 @@
 
 #include <cstddef>
 #include <span>
-#include <vector>
 
-namespace flashmask::verify {
+namespace flashmask::numerics {
 
 /// Memory of CUDA device 0. In a build without CUDA every use throws Error.
 class DeviceMemory {
  public:
+  /// Memory that holds anything.
+  explicit DeviceMemory(std::size_t size);
   /// A copy of `from`.
   explicit DeviceMemory(std::span<const std::byte> from);
   ~DeviceMemory();
@@ -26,4 +27,7 @@ class DeviceMemory {
   std::size_t size_ = 0;
 };
 
-}  // namespace flashmask::verify
+/// Waits until everything that was put on the device is done.
+void wait_for_device();
+
+}  // namespace flashmask::numerics

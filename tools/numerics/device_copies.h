@@ -5,10 +5,10 @@
 
 #include "flashmask/mask.h"
 #include "flashmask/plan.h"
-#include "verify/case_masks.h"
-#include "verify/device_memory.h"
+#include "numerics/device_memory.h"
+#include "numerics/tensor.h"
 
-namespace flashmask::verify {
+namespace flashmask::numerics {
 
 /// Where the copies are.
 inline constexpr Device kDevice{Device::Kind::kCuda, 0};
@@ -18,6 +18,8 @@ class DeviceTensor {
  public:
   explicit DeviceTensor(const Tensor& host);
   const TensorView& view() const { return view_; }
+  /// The first `count` entries of the first dimension.
+  TensorView view(int64_t count) const;
   /// Copies everything back into the tensor it was made from.
   void copy_to(Tensor& host) const { memory_.copy_to(host.storage()); }
 
@@ -38,11 +40,13 @@ class DeviceMask {
   Mask mask_;
 };
 
-/// A plan built on the device.
+/// A plan on the device.
 class DevicePlan {
  public:
-  /// `mask` as the call computes with it.
+  /// Takes the memory for a plan of `mask`.
   explicit DevicePlan(const Mask& mask);
+  /// Builds it, of `mask` as the call computes with it, without waiting for the device.
+  void build(const Mask& mask) { build_plan(mask.view(), memory_.bytes(), kDevice); }
   const PlanView& view() const { return view_; }
 
  private:
@@ -66,4 +70,4 @@ class DeviceWorkspace {
   DeviceMemory memory_;
 };
 
-}  // namespace flashmask::verify
+}  // namespace flashmask::numerics

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "verify/device_case.h"
+#include "numerics/device_copies.h"
 
 #include <array>
 #include <vector>
 
-namespace flashmask::verify {
+namespace flashmask::numerics {
 namespace {
 
 template <typename T>
@@ -62,6 +62,12 @@ DeviceTensor::DeviceTensor(const Tensor& host) : memory_(host.storage()), view_(
   view_.device = kDevice;
 }
 
+TensorView DeviceTensor::view(int64_t count) const {
+  TensorView view = view_;
+  view.shape[0] = count;
+  return view;
+}
+
 DeviceMask::DeviceMask(const Mask& host) : mask_(without_contents(host)) {
   const MaskView& view = host.view();
   if (const Form form = form_of(host); !form.vectors.empty()) {
@@ -93,9 +99,8 @@ DevicePlan::DevicePlan(const Mask& mask)
     : memory_(std::vector<std::byte>(
           static_cast<std::size_t>(PlanLayout(mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads()).bytes),
           PoisonedBytes::kPoison)) {
-  build_plan(mask.view(), memory_.bytes(), kDevice);
   view_ = PlanView::on_device(PlanLayout(mask.seqlen_q(), mask.seqlen_k(), mask.batch(), mask.heads()), memory_.bytes(),
                               kDevice);
 }
 
-}  // namespace flashmask::verify
+}  // namespace flashmask::numerics
