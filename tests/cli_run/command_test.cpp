@@ -492,6 +492,14 @@ TEST(Run, WrongArguments) {
   refuse(2, {"--task", "sft", "--unknown"}, "--unknown");
   refuse(1, {"--task", "sft", "--heads", "3", "--kv-heads", "2"}, "--heads is 3 and --kv-heads 2");
   refuse(1, {"--task", "sft", "--backend", "quantum"}, "--backend is 'quantum'");
+  for (const BackendInfo& backend : backends()) {
+    if (backend.name != "cuda") continue;
+    if (backend.usable) {
+      refuse(1, {"--task", "sft", "--backend", "cuda", "--dtype", "float32"}, "it must be bfloat16 or float16");
+    } else {
+      refuse(1, {"--task", "sft", "--backend", "cuda"}, "--backend is cuda, not usable here: " + backend.detail);
+    }
+  }
   refuse(1, {"--task", "sft", "--seqlen", "2000000000"}, "GiB");
   refuse(1, {"--task", "sft", "--seqlen", "3"}, "more than a sequence of 3 holds");
   refuse(1, {"--task", "rm"}, "the key \"answers\" is missing");

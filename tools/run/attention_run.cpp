@@ -7,16 +7,10 @@
 #include <utility>
 
 #include "cli/progress.h"
+#include "numerics/device_copies.h"
 
 namespace flashmask::run {
 namespace {
-
-template <typename F>
-double seconds_of(F&& f) {
-  const auto start = std::chrono::steady_clock::now();
-  f();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 Tensor tensor(DataType dtype, int64_t batch, const Packed& packed, int64_t heads, const AttentionShape& shape) {
   return Tensor::attention(dtype, numerics::Layout::kBshd, batch, packed.seqlen, heads, shape.head_dim);
@@ -54,62 +48,96 @@ void Workbench::load(int64_t first, int64_t count) {
   fill_gradient(options_.seed, first, count, options_.threads, inputs_.dout);
 }
 
-AttentionInputs Workbench::call_of() const {
-  AttentionInputs call;
-  call.q = inputs_.q.view(count_);
-  call.k = inputs_.k.view(count_);
-  call.v = inputs_.v.view(count_);
-  return call;
-}
-
-Explanation Workbench::explain(const Mask& mask, const Outputs& outputs) const {
-  const Plan plan(mask);
-  ForwardArgs args{call_of(), outputs.out.view(count_), outputs.lse.view(count_)};
-  args.mask = mask;
-  args.plan = plan.view();
-  return flashmask::explain(args, library_options_);
+template <typename F>
+double Workbench::seconds_of(F&& call) const {
+  if (on_device()) {
+    call();  // the first one loads its kernels
+    numerics::wait_for_device();
+  }
+  const auto start = std::chrono::steady_clock::now();
+  call();
+  if (on_device()) numerics::wait_for_device();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 Seconds Workbench::run(const Mask& mask, Outputs& outputs) {
-  std::optional<Plan> plan;
   Seconds seconds;
-  seconds.plan = seconds_of([&] { plan.emplace(mask); });
-  AttentionInputs call = call_of();
-  call.mask = mask;
-  call.plan = plan->view();
-  seconds += run(call, outputs);
-  return seconds;
+  AttentionInputs masks;
+  std::optional<Plan> plan;
+  std::optional<numerics::DeviceMask> device_mask;
+  std::optional<numerics::DevicePlan> device_plan;
+  if (on_device()) {
+    masks.mask = device_mask.emplace(mask).mask();
+    device_plan.emplace(*masks.mask);
+    seconds.plan = seconds_of([&] { device_plan->build(*masks.mask); });
+    masks.plan = device_plan->view();
+  } else {
+    masks.mask = mask;
+    seconds.plan = seconds_of([&] { plan.emplace(mask); });
+    masks.plan = plan->view();
+  }
+  return seconds += run(masks, outputs);
 }
 
 Seconds Workbench::run_dense(std::span<const uint8_t> visible, Outputs& outputs) {
-  AttentionInputs call = call_of();
-  call.dense_mask =
-      TensorView::contiguous(visible.data(), DataType::kBool, {count_, 1, packed_.seqlen, packed_.seqlen});
-  return run(call, outputs);
+  AttentionInputs masks;
+  TensorView& dense = masks.dense_mask;
+  dense = TensorView::contiguous(visible.data(), DataType::kBool, {count_, 1, packed_.seqlen, packed_.seqlen});
+  std::optional<numerics::DeviceMemory> copy;
+  if (on_device()) {
+    dense.data = copy.emplace(std::as_bytes(visible)).bytes().data();
+    dense.device = numerics::kDevice;
+  }
+  return run(masks, outputs);
 }
 
-Seconds Workbench::run(const AttentionInputs& call, Outputs& outputs) {
+Seconds Workbench::run(const AttentionInputs& masks, Outputs& outputs) {
   for (Tensor* result : {&outputs.out, &outputs.lse, &outputs.dq, &outputs.dk, &outputs.dv}) result->poison();
-  const ForwardArgs forward_args{call, outputs.out.view(count_), outputs.lse.view(count_)};
-  BackwardArgs backward_args;
-  static_cast<AttentionInputs&>(backward_args) = call;
-  backward_args.out = forward_args.out;
-  backward_args.lse = forward_args.lse;
-  backward_args.dout = inputs_.dout.view(count_);
-  backward_args.dq = outputs.dq.view(count_);
-  backward_args.dk = outputs.dk.view(count_);
-  backward_args.dv = outputs.dv.view(count_);
+  if (on_device()) return run_on_device(masks, outputs);
+  const auto view = [&](const Tensor& tensor) { return tensor.view(count_); };
+  return run_calls(masks, {view(inputs_.q), view(inputs_.k), view(inputs_.v), view(inputs_.dout), view(outputs.out),
+                           view(outputs.lse), view(outputs.dq), view(outputs.dk), view(outputs.dv)});
+}
+
+Seconds Workbench::run_on_device(const AttentionInputs& masks, Outputs& outputs) {
+  using numerics::DeviceTensor;
+  const DeviceTensor q(inputs_.q), k(inputs_.k), v(inputs_.v), dout(inputs_.dout);
+  const DeviceTensor out(outputs.out), lse(outputs.lse), dq(outputs.dq), dk(outputs.dk), dv(outputs.dv);
+  const auto view = [&](const DeviceTensor& tensor) { return tensor.view(count_); };
+  const Seconds seconds =
+      run_calls(masks, {view(q), view(k), view(v), view(dout), view(out), view(lse), view(dq), view(dk), view(dv)});
+  out.copy_to(outputs.out);
+  lse.copy_to(outputs.lse);
+  dq.copy_to(outputs.dq);
+  dk.copy_to(outputs.dk);
+  dv.copy_to(outputs.dv);
+  return seconds;
+}
+
+Seconds Workbench::run_calls(AttentionInputs call, const Views& views) {
+  call.q = views.q;
+  call.k = views.k;
+  call.v = views.v;
+  const ForwardArgs forward_args{call, views.out, views.lse};
+  const BackwardArgs backward_args{call, views.out, views.lse, views.dout, {}, views.dq, views.dk, views.dv};
+  if (explanation_.backend.empty()) explanation_ = explain(forward_args, library_options_);
   const std::size_t bytes =
       std::max(forward_workspace(forward_args, library_options_), backward_workspace(backward_args, library_options_));
-  if (workspace_.size() < bytes) workspace_.resize(bytes);
+  std::optional<numerics::DeviceMemory> device_memory;
+  if (on_device()) {
+    device_memory.emplace(bytes);
+  } else if (workspace_.size() < bytes) {
+    workspace_.resize(bytes);
+  }
+  const std::span<std::byte> workspace = device_memory ? device_memory->bytes() : workspace_;
 
   const auto report = [&](int64_t parts) {
     if (progress) progress(parts * count_);
   };
   Seconds seconds;
-  seconds.forward = seconds_of([&] { forward(forward_args, workspace_, library_options_); });
+  seconds.forward = seconds_of([&] { forward(forward_args, workspace, library_options_); });
   report(kForwardWork);
-  seconds.backward = seconds_of([&] { backward(backward_args, workspace_, library_options_); });
+  seconds.backward = seconds_of([&] { backward(backward_args, workspace, library_options_); });
   report(kBackwardWork);
   return seconds;
 }
@@ -134,14 +162,11 @@ MaskedFigures run_masked(const RunOptions& options, const Packed& packed, const 
     const int64_t count = std::min(figures.batch_size, figures.sequences - first);
     const Mask mask = packed.mask(first, first + count);
     bench.load(first, count);
-    if (first == 0) {
-      const Explanation explanation = bench.explain(mask, outputs);
-      figures.backend = explanation.backend;
-      figures.configuration = explanation.configuration;
-    }
     figures.seconds += bench.run(mask, outputs);
     check.check(first, count, mask, bench.inputs(), outputs);
   }
+  figures.backend = bench.explanation().backend;
+  figures.configuration = bench.explanation().configuration;
   figures.check = check.figures();
   return figures;
 }

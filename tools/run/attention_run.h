@@ -30,7 +30,7 @@ struct Seconds {
   }
 };
 
-/// Tensors for up to `batch` sequences, and the calls on them.
+/// Tensors for up to `batch` sequences in host memory, and the calls on them; with backend cuda, on copies on device 0.
 class Workbench {
  public:
   Workbench(const RunOptions& options, const Packed& packed, const Projections& projections, int64_t batch);
@@ -40,21 +40,31 @@ class Workbench {
   const Inputs& inputs() const { return inputs_; }
   /// Outputs of the right shapes.
   Outputs make_outputs() const;
-  /// How a masked forward call would be done.
-  Explanation explain(const Mask& mask, const Outputs& outputs) const;
+  /// How the forward of the first call was done.
+  const Explanation& explanation() const { return explanation_; }
 
   /// Told after each call how much of the loaded sequences' work is done, in kWorkPerSequence parts each.
   std::function<void(int64_t parts)> progress;
   static constexpr int64_t kForwardWork = 2, kBackwardWork = 5, kWorkPerSequence = kForwardWork + kBackwardWork;
 
-  /// Plan, forward and backward of the loaded sequences under their masks.
+  /// Plan, forward and backward of the loaded sequences under their masks. On a device every time is that of a second
+  /// call, from an idle device until it is idle again; copies are outside of it.
   Seconds run(const Mask& mask, Outputs& outputs);
   /// Forward and backward with dense masks, a byte per element, [count, 1, seqlen, seqlen].
   Seconds run_dense(std::span<const uint8_t> visible, Outputs& outputs);
 
  private:
-  Seconds run(const AttentionInputs& call, Outputs& outputs);
-  AttentionInputs call_of() const;
+  /// The tensors of a call, in host memory or on the device.
+  struct Views {
+    TensorView q, k, v, dout, out, lse, dq, dk, dv;
+  };
+
+  bool on_device() const { return options_.backend == "cuda"; }
+  Seconds run(const AttentionInputs& masks, Outputs& outputs);
+  Seconds run_on_device(const AttentionInputs& masks, Outputs& outputs);
+  Seconds run_calls(AttentionInputs call, const Views& views);
+  template <typename F>
+  double seconds_of(F&& call) const;
 
   const RunOptions& options_;
   const Packed& packed_;
@@ -63,6 +73,7 @@ class Workbench {
   int64_t batch_, count_ = 0;
   Inputs inputs_;
   std::vector<std::byte> workspace_;
+  Explanation explanation_;
 };
 
 /// What the run with FlashMask's masks gave.

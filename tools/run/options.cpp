@@ -48,13 +48,19 @@ void check_distinct(const char* option, const std::string& path, const char* oth
     io::fail("{} and {} are the same file, '{}'", option, other_option, path);
 }
 
-void check_backend(const std::string& backend) {
-  if (backend == "auto") return;
+void check_backend(const RunOptions& options) {
+  if (options.backend == "auto") return;
   std::vector<std::string> names{"auto"};
-  for (const BackendInfo& info : backends()) names.push_back(info.name);
-  if (std::find(names.begin(), names.end(), backend) == names.end()) {
-    io::fail("--backend is '{}'; this build has {}", backend, fmt::join(names, ", "));
+  for (const BackendInfo& info : backends()) {
+    names.push_back(info.name);
+    if (info.name != options.backend) continue;
+    if (!info.usable)
+      throw Error(ErrorCode::kNoDevice, fmt::format("--backend is {}, not usable here: {}", info.name, info.detail));
+    if (info.name == "cuda" && options.dtype == DataType::kFloat32)
+      io::fail("--dtype is float32; with --backend cuda it must be bfloat16 or float16");
+    return;
   }
+  io::fail("--backend is '{}'; this build has {}", options.backend, fmt::join(names, ", "));
 }
 
 /// Declares the options of `flashmask run`, to be parsed into `options`.
@@ -90,10 +96,15 @@ void add_options(CLI::App& command, RunOptions& options) {
   command.add_option("--head-dim", options.shape.head_dim, "Width of a head")
       ->check(cli::between(1, 256))
       ->capture_default_str();
-  command.add_option_function<std::string>("--dtype", set_dtype, "Type of q, k, v and the results")
+  command
+      .add_option_function<std::string>(
+          "--dtype", set_dtype,
+          "Type of q, k, v and the results; with --backend cuda bfloat16 or float16, and bfloat16 by default")
       ->check(CLI::IsMember({"float32", "bfloat16", "float16"}))
       ->default_str("float32");
-  command.add_option("--backend", options.backend, "auto, or a backend that `flashmask info` lists")
+  command
+      .add_option("--backend", options.backend,
+                  "auto, in host memory, or a backend that `flashmask info` lists; cuda: on the first GPU")
       ->capture_default_str();
   command.add_option("--threads", options.threads, "CPU threads; 0: as many as there are")
       ->check(cli::between(0, 4096))
@@ -137,7 +148,7 @@ void check_options(const RunOptions& options) {
         "--heads is {} and --kv-heads {}; the number of heads must be a multiple of the number of key and value heads",
         options.shape.heads, options.shape.kv_heads);
   }
-  check_backend(options.backend);
+  check_backend(options);
   io::check_readable(options.input);
   check_distinct("--out", options.out, "--report", options.report);
   check_distinct("--out", options.out, "--input", options.input);
@@ -174,11 +185,16 @@ void add_run_command(CLI::App& app, const Global& global) {
       "run", "Pack records, run masked attention on them forward and backward, check it, write a file to train from");
   const auto options = std::make_shared<run::RunOptions>();
   run::add_options(*command, *options);
-  command->callback([options, &global] {
+  command->callback([options, command, &global] {
+    if (options->backend == "cuda" && command->count("--dtype") == 0) options->dtype = DataType::kBFloat16;
+    constexpr const char* kSmaller = "try a smaller --batch-size, --seqlen, --heads or --head-dim";
     try {
       run::run(*options, global);
     } catch (const std::bad_alloc&) {
-      io::fail("there is not enough memory: try a smaller --batch-size, --seqlen, --heads or --head-dim");
+      io::fail("there is not enough memory: {}", kSmaller);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kOutOfMemory) throw;
+      throw Error(error.code(), fmt::format("{}; {}", error.what(), kSmaller));
     }
   });
 }
