@@ -61,7 +61,7 @@ FLASHMASK_API std::vector<std::string> names(const Features& features);
 
 /// How a call is to be run. Everything has a default.
 struct Options {
-  /// Scores are q.k times this; default 1 / sqrt(head_dim). Any finite value.
+  /// Scores are q.k times this; default 1 / sqrt(head_dim). Finite and at least 0.
   std::optional<double> softmax_scale{};
   /// The same bits in every run. Forward always is; the cpu and reference backends always are. On a GPU dq is then
   /// summed up in integers: their unit follows the largest key and value of a head, and a row of dq with a NaN or an

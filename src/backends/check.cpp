@@ -186,8 +186,8 @@ void check_options(const Options& options) {
   if (options.threads < 0) throw_invalid("threads is ", options.threads, "; it must be 0 (the default) or more");
   if (options.max_ctas < 0)
     throw_invalid("max_ctas is ", options.max_ctas, "; it must be 0 (one for each multiprocessor) or more");
-  if (options.softmax_scale && !std::isfinite(*options.softmax_scale))
-    throw_invalid("softmax_scale is ", *options.softmax_scale, "; it must be finite");
+  if (const auto& scale = options.softmax_scale; scale && !(*scale >= 0 && std::isfinite(*scale)))
+    throw_invalid("softmax_scale is ", *scale, "; it must be finite and at least 0");
   const Features& features = options.features;
   const bool is_cap = features.softcap >= kLeastSoftcap && features.softcap <= kMostSoftcap;
   if (features.softcap != 0 && !is_cap)

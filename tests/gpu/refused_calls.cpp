@@ -247,6 +247,7 @@ void options(std::vector<Refusal>& refusals) {
       {"a scale that is no number", [](Bench&, Call& c) { c.options.softmax_scale = std::nan(""); }, kInvalid,
        "softmax_scale"},
       {"an infinite scale", [=](Bench&, Call& c) { c.options.softmax_scale = -kInfinity; }, kInvalid, "softmax_scale"},
+      {"a negative scale", [](Bench&, Call& c) { c.options.softmax_scale = -0.1; }, kInvalid, "softmax_scale"},
       {"an unknown backend", [](Bench&, Call& c) { c.options.backend = "opencl"; }, kInvalid, "opencl"},
       {"a workspace that is one byte short", [](Bench&, Call& c) { c.workspace_bytes -= 1; }, kInvalid, "workspace",
        Where::kOnDevice},

@@ -89,7 +89,7 @@ void expect_sums(unsigned seed, float scale, float before) {
 }
 
 TEST_F(RowBiases, AreAddedToEveryKeysScores) {
-  for (const float scale : {0.088388f, 1.f, -0.2f, 1e-30f}) {
+  for (const float scale : {0.088388f, 1.f, 0.2f, 1e-30f}) {
     for (const float before : {0.f, 50.f, -3.f}) {
       expect_sums<Bias::kScore, 64>(1, scale, before);
       expect_sums<Bias::kScore, 128>(2, scale, before);
@@ -103,7 +103,7 @@ TEST_F(RowBiases, AreAddedToEveryKeysScores) {
 
 TEST_F(RowBiases, OfARowThatSeesNothingMakeItsProbabilitiesZeroAndItsDeltaNothing) {
   constexpr int kRow = 37;
-  for (const float scale : {0.088388f, -0.2f, 1e-30f}) {
+  for (const float scale : {0.088388f, 0.2f, 1e-30f}) {
     Rows<64> rows(5);
     rows.lse[kRow] = -INFINITY;
     rows.delta[kRow] = NAN;

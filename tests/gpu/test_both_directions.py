@@ -51,7 +51,7 @@ def test_large_documents(check, dim):
 
 @types
 @dims
-@pytest.mark.parametrize("scale", [None, 0.3, -0.3, 0.0, 1e-4, 2.0])
+@pytest.mark.parametrize("scale", [None, 0.3, 0.0, 1e-4, 2.0])
 def test_scales(check, dtype, dim, scale):
     check(Case(260, 390, dim=dim, dtype=dtype, scale=scale, bounds=two_intervals(260, 390, 3)))
 

@@ -17,7 +17,7 @@ namespace flashmask::cuda {
 /// place of softmax_scale.
 struct SoftcapParams {
   float softcap;  ///< 0: none
-  float factor;   ///< softmax_scale / softcap, of the scale's sign
+  float factor;   ///< softmax_scale / softcap
 
 #if defined(__CUDACC__)
   __device__ __forceinline__ bool given() const { return softcap != 0; }

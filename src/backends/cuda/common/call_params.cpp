@@ -103,13 +103,11 @@ TensorRows tensor_rows(const TensorView& t) {
   return {t.data, t.stride[0], t.stride[2], t.stride[1], static_cast<int32_t>(t.shape[3])};
 }
 
-ScoreScale score_scale(const Problem& p) {
-  // The factor of a softcap has the scale, with its sign.
-  const bool capped = p.features.softcap != 0;
+float scale_log2(const Problem& p) {
   // A scale of 0 must not turn a hidden -inf into NaN; this one is as good as 0 for every finite score.
   constexpr double kLog2E = 1.4426950408889634, kSmallest = 1e-30;
-  const double scale = capped ? p.features.softcap : std::abs(p.softmax_scale);
-  return {static_cast<float>(std::max(scale * kLog2E, kSmallest)), !capped && p.softmax_scale < 0};
+  const double scale = p.features.softcap != 0 ? p.features.softcap : p.softmax_scale;
+  return static_cast<float>(std::max(scale * kLog2E, kSmallest));
 }
 
 int64_t heads_per_l2_group(const Problem& p, int64_t l2_bytes) {

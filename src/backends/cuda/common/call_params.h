@@ -52,12 +52,8 @@ VisibleExtents visible_extents(const Problem& p);
 /// A tensor [batch, seqlen, heads, columns].
 TensorRows tensor_rows(const TensorView& tensor);
 
-/// What the forward's kernels multiply scores by.
-struct ScoreScale {
-  float log2;   ///< |softmax_scale|, or the softcap, in units of the exponent of 2; at least a tiny number
-  bool negate;  ///< softmax_scale < 0, and no softcap: scores change sign first
-};
-ScoreScale score_scale(const Problem& p);
+/// Factor of the forward's scores: softmax_scale, or the softcap, in units of the exponent of 2; at least a tiny number.
+float scale_log2(const Problem& p);
 
 /// How many query heads, in whole groups that share keys and values, run together so that those stay in `l2_bytes` of
 /// the L2 cache.

@@ -226,10 +226,6 @@ class ForwardCta {
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
       typename Traits::Score(p_, batch_, head_).transform(s[slab]);
-      if (p_.negate) {
-#pragma unroll
-        for (float& score : s[slab]) score = -score;
-      }
       if (partial) visible(step, slab).hide(s[slab]);
     }
   }

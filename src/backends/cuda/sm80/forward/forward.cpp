@@ -97,7 +97,6 @@ struct ForwardCall {
 
 FeaturedForwardParams make_params(const Problem& p, const ForwardCall& call, unsigned long long* executed) {
   const ForwardTile& tile = call.instance->tile;
-  const cuda::ScoreScale scale = cuda::score_scale(p);
   FeaturedForwardParams params{};
   params.q = cuda::tensor_rows(p.q);
   params.k = cuda::tensor_rows(p.k);
@@ -113,9 +112,8 @@ FeaturedForwardParams make_params(const Problem& p, const ForwardCall& call, uns
   params.key_blocks = static_cast<int32_t>(ceil_div(p.seqlen_k, int64_t{128}));
   params.heads_q = static_cast<uint32_t>(p.heads_q);
   params.query_heads_per_kv_head = static_cast<uint32_t>(p.group_size());
-  params.scale_log2 = scale.log2;
-  params.score_of_bit = 1 / scale.log2;
-  params.negate = scale.negate;
+  params.scale_log2 = cuda::scale_log2(p);
+  params.score_of_bit = 1 / params.scale_log2;
   params.mask = cuda::mask_columns(p);
   params.dense = cuda::dense_mask(p);
   params.element_mask = cuda::element_mask(p);

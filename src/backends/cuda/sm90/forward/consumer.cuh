@@ -299,10 +299,6 @@ class Consumer {
     release_keys(Traits::kKParts - 1);
     release_rows_after_last_tile();
     Score(p_, work_.batch, work_.head).transform(s);
-    if (p_.negate) {
-#pragma unroll
-      for (int i = 0; i < kScores; ++i) s[i] = -s[i];
-    }
     if (tile.is_partial(warpgroup_)) visible.hide(s);
   }
 

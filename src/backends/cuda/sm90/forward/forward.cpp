@@ -119,13 +119,6 @@ void set_mask(const Problem& p, const ForwardInstance& instance, ForwardParams& 
   if (!params.dense.given) params.plan = cuda::row_plan_bits(p, instance.tile.rows());
 }
 
-void set_scale(const Problem& p, ForwardParams& params) {
-  const cuda::ScoreScale scale = cuda::score_scale(p);
-  params.scale_log2 = scale.log2;
-  params.score_of_bit = 1 / scale.log2;
-  params.negate = scale.negate;
-}
-
 PartialForwardParams make_params(const Problem& p, const ForwardCall& call, uint32_t* counter,
                                  unsigned long long* executed) {
   const ForwardTile& tile = call.instance->tile;
@@ -150,7 +143,8 @@ PartialForwardParams make_params(const Problem& p, const ForwardCall& call, uint
   params.heads_q = static_cast<uint32_t>(p.heads_q);
   params.query_heads_per_kv_head = static_cast<uint32_t>(p.group_size());
   params.key_blocks = static_cast<int32_t>(ceil_div(p.seqlen_k, tile.keys));
-  set_scale(p, params);
+  params.scale_log2 = cuda::scale_log2(p);
+  params.score_of_bit = 1 / params.scale_log2;
   params.features = cuda::feature_params(p);
   set_mask(p, *call.instance, params);
   params.schedule.work_tiles = static_cast<uint32_t>(call.work_tiles);

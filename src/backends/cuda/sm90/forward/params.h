@@ -22,9 +22,8 @@ struct ForwardParams {
   int64_t lse_batch_stride, lse_head_stride, lse_row_stride;
   int32_t seqlen_q, seqlen_k, key_blocks;
   uint32_t heads_q, query_heads_per_kv_head;
-  float scale_log2;    ///< |softmax_scale| * log2(e), at least a tiny number
+  float scale_log2;    ///< softmax_scale * log2(e), at least a tiny number
   float score_of_bit;  ///< 1 / scale_log2: scores this far apart have probabilities that differ by a factor of 2
-  bool negate;         ///< softmax_scale < 0: scores change sign first
   PlanBits plan;
   ElementMask element_mask;
   cuda::MaskColumns mask;
