@@ -43,7 +43,7 @@ FLASHMASK_API void dropout_mask(const Dropout& dropout, const TensorView& kept);
 /// implement is refused (kUnsupported) with the feature's name.
 struct Features {
   /// Scores become softcap * tanh(score / softcap), after softmax_scale and before the mask (Gemma 2,
-  /// arXiv:2408.00118); 0: as they are. Otherwise between 1e-18 and 1e18.
+  /// arXiv:2408.00118); 0: as they are. Otherwise between 1e-18 and 256.
   double softcap = 0;
   /// [heads_q], float32 or q's dtype: the score of one more key, whose value is zero, that every row sees (gpt-oss,
   /// arXiv:2508.10925). It is neither scaled nor capped. lse includes it: a row that sees nothing else has out = 0 and

@@ -13,8 +13,9 @@ namespace flashmask {
 namespace {
 
 constexpr int64_t kMaxHeadDim = 256;
-/// So that it and its inverse are ordinary numbers in float32, far beyond what anybody caps scores at.
-constexpr double kLeastSoftcap = 1e-18, kMostSoftcap = 1e18;
+/// Down to a softcap whose inverse is an ordinary number in float32, up to where the error of a GPU's tanh, in units of
+/// the softcap, is below 1e-4.
+constexpr double kLeastSoftcap = 1e-18, kMostSoftcap = 256;
 
 struct Requirement {
   std::initializer_list<int64_t> shape;

@@ -57,7 +57,7 @@ def test_scores_that_are_hard_on_a_softmax(feature, kind, dim):
 
 @types
 @forward_dims
-@pytest.mark.parametrize("softcap", [1e-18, 1e-3, 0.5, 30.0, 255.0, 257.0, 1e4, 1e6, 1e18])
+@pytest.mark.parametrize("softcap", [1e-18, 1e-3, 0.5, 30.0, 256.0])
 def test_softcaps_of_every_size(softcap, dtype, dim):
     """One key gives lse = its score."""
     case = Case(256, 1, heads=2, heads_kv=1, dim=dim, dtype=dtype, features=Features(softcap=softcap))
@@ -66,22 +66,12 @@ def test_softcaps_of_every_size(softcap, dtype, dim):
         lse = call(dataclasses.replace(case, scale=scale), case.mask()).run().lse.double()
         scores = scale * (q.double() * k.double()).sum(-1).transpose(1, 2)
         want = softcap * torch.tanh(scores / softcap)
-        # The hardware's tanh, float16's, or that of large softcaps; beside it what float32 products lose, some units of
-        # the last place of their terms.
-        of_tanh = 1e-5 if softcap > 256 else 4e-5 if dtype == F16 else 2**-10.9
+        # The hardware's tanh, or float16's; beside it what float32 products lose, some units of the last place of their
+        # terms.
+        of_tanh = 4e-5 if dtype == F16 else 2**-10.9
         terms = scale * (q.double() * k.double()).abs().sum(-1).transpose(1, 2)
         allowed = of_tanh * want.abs() + 2**-20 * terms
         assert bool(((lse - want).abs() <= allowed).all()), (scale, float((lse - want).abs().max()))
-
-
-@forward_dims
-def test_a_softcap_beyond_all_scores_is_none(dim):
-    case = Case(300, 300, heads=2, dim=dim, causal=True)
-    plain, capped = (
-        call(c, c.mask()).run() for c in (case, dataclasses.replace(case, features=Features(softcap=1e18)))
-    )
-    assert float((plain.lse - capped.lse).abs().max()) <= 1e-5
-    assert float((plain.out - capped.out).float().abs().max()) <= 2**-7 * float(plain.out.float().abs().max())
 
 
 # --- Rows that see nothing, and values that are no numbers ------------------------------------------------

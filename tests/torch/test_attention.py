@@ -420,7 +420,7 @@ def startend(keys, vectors):
 @pytest.mark.parametrize(
     "arguments, error, text",
     [
-        ({"softcap": -1.0}, ValueError, "softcap is -1; it must be 0 .none. or between 1e-18 and 1e.18"),
+        ({"softcap": -1.0}, ValueError, "softcap is -1; it must be 0 .none. or between 1e-18 and 256"),
         ({"softcap": "30"}, TypeError, "softcap is '30' .*; it must be a float"),
         ({"sink": [0.0] * 4}, TypeError, r"sink is \[0.0, .*; it must be a torch.Tensor \[heads_q\]"),
         ({"sink": torch.zeros(3, device=DEVICE)}, ValueError, r"sink is float32 \[3\]; it must be float32 \[4\]"),

@@ -8,21 +8,21 @@
 
 namespace flashmask::cuda {
 
-/// The policy Score says what a product q.k becomes before softmax_scale, the mask and the softmax. This one leaves it
-/// as it is. A policy is made for a head (batch entry, query head) from the kernel's parameters, and has
+/// The policy Score: what a product q.k becomes before softmax_scale, the mask and the softmax. This one leaves it as
+/// it is. A policy is made for a head (batch entry, query head) from the kernel's parameters, and has
 ///   kFoldsLse: whether the backward may start S at -lse / softmax_scale, by a step of its product. It may only if the
 ///     score is the product, as the sum is formed before the score is;
+///   is_product(): whether scores are products in this call, so that the functions below are not called;
 ///   transform(s): makes scores of a fragment of products;
-/// and of the backward, where it is not kFoldsLse,
-///   differentiate(s, gradients): the same, and multiplies the gradients by the scores' derivatives by the products;
-///   given(): whether scores are other than products in this call;
-///   is_usual(): whether they are in the usual way, and if so differentiate_usual(s, gradients).
+///   differentiate(s, gradients): makes scores likewise, and multiplies the gradients by the scores' derivatives by the
+///     products.
 struct ProductScore {
   static constexpr bool kFoldsLse = true;
 
   template <typename Params>
   __device__ __forceinline__ ProductScore(const Params&, uint32_t, uint32_t) {}
 
+  __device__ __forceinline__ static constexpr bool is_product() { return true; }
   template <int kScores>
   __device__ __forceinline__ void transform(float (&)[kScores]) const {}
 };
@@ -36,31 +36,17 @@ class SoftcapScore {
   template <typename Params>
   __device__ __forceinline__ SoftcapScore(const Params& p, uint32_t, uint32_t) : softcap_(p.features.softcap) {}
 
+  __device__ __forceinline__ bool is_product() const { return !softcap_.given(); }
   template <int kScores>
   __device__ __forceinline__ void transform(float (&s)[kScores]) const {
-    if (softcap_.given() && softcap_.softcap <= kMostOfShortTanh) tanh_of<Element>(s, softcap_.factor);
-    if (softcap_.softcap > kMostOfShortTanh) tanh_near_zero_of(s, softcap_.factor);
+    take_tanh<Element>(s, softcap_.factor);
   }
   template <int kScores>
   __device__ __forceinline__ void differentiate(float (&s)[kScores], float (&gradients)[kScores]) const {
-    if (!softcap_.given()) return;
-    if (is_usual()) {
-      differentiate_usual(s, gradients);
-    } else {
-      tanh_and_slope_near_zero_of(s, softcap_.factor, gradients);
-    }
-  }
-
-  __device__ __forceinline__ bool given() const { return softcap_.given(); }
-  __device__ __forceinline__ bool is_usual() const { return given() && softcap_.softcap <= kMostOfShortTanh; }
-  template <int kScores>
-  __device__ __forceinline__ void differentiate_usual(float (&s)[kScores], float (&gradients)[kScores]) const {
-    tanh_and_slope_of<Element>(s, softcap_.factor, gradients);
+    take_tanh_and_slope<Element>(s, softcap_.factor, gradients);
   }
 
  private:
-  /// The softcap times the absolute error of tanh_of is the score's. Up to here that is below 1e-4.
-  static constexpr float kMostOfShortTanh = 256;
   const SoftcapParams& softcap_;
 };
 

@@ -126,7 +126,7 @@ FeatureParams feature_params(const Problem& p) {
     // A factor of infinity would make a NaN of a product of 0; this one, too, caps every product that is not as good as
     // 0.
     constexpr double kMostFactor = 1e37;
-    const double factor = std::clamp(p.softmax_scale / asked.softcap, -kMostFactor, kMostFactor);
+    const double factor = std::min(p.softmax_scale / asked.softcap, kMostFactor);
     params.softcap = {static_cast<float>(asked.softcap), static_cast<float>(factor)};
   }
   if (asked.sink.defined())

@@ -52,7 +52,8 @@ VisibleExtents visible_extents(const Problem& p);
 /// A tensor [batch, seqlen, heads, columns].
 TensorRows tensor_rows(const TensorView& tensor);
 
-/// Factor of the forward's scores: softmax_scale, or the softcap, in units of the exponent of 2; at least a tiny number.
+/// Factor of the forward's scores: softmax_scale, or the softcap, in units of the exponent of 2; at least a tiny
+/// number.
 float scale_log2(const Problem& p);
 
 /// How many query heads, in whole groups that share keys and values, run together so that those stay in `l2_bytes` of

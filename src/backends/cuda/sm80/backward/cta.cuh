@@ -296,7 +296,9 @@ class BackwardCta {
 #pragma unroll
       for (int n = 0; n < 8 * ScoreGrid::kPieces; ++n)
         dp[slab][n] = __fmaf_rn(dp[slab][n], scale_of_kept(), terms[n / 2 % 2].minus_delta);
-      if constexpr (!Traits::Score::kFoldsLse) score.differentiate(s[slab], dp[slab]);
+      if constexpr (!Traits::Score::kFoldsLse) {
+        if (!score.is_product()) score.differentiate(s[slab], dp[slab]);
+      }
 #pragma unroll
       for (int n = 0; n < 8 * ScoreGrid::kPieces; ++n)
         s[slab][n] = __fmaf_rn(s[slab][n], p_.scale_log2, terms[n / 2 % 2].minus_lse);

@@ -223,9 +223,10 @@ class ForwardCta {
 
   /// Makes scores of the product.
   __device__ __forceinline__ void take_scores(const Step& step, Scores (&s)[kSlabs], bool partial) const {
+    const typename Traits::Score score(p_, batch_, head_);
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
-      typename Traits::Score(p_, batch_, head_).transform(s[slab]);
+      if (!score.is_product()) score.transform(s[slab]);
       if (partial) visible(step, slab).hide(s[slab]);
     }
   }

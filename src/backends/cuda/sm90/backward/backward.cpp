@@ -200,7 +200,7 @@ PlanBits plan_bits(const Problem& p, const BackwardCall& call) {
 float score_scale(const Problem& p) {
   constexpr float kLeast = 1e-30f;
   const auto scale = static_cast<float>(p.softmax_scale);
-  return std::abs(scale) < kLeast ? std::copysign(kLeast, scale) : scale;
+  return std::max(scale, kLeast);
 }
 
 RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte* workspace) {

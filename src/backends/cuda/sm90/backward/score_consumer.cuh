@@ -168,13 +168,13 @@ class ScoreConsumer {
 
   /// The features of most tiles, as constants: without branches between them, the compiler interleaves the steps of one
   /// part with those of another.
-  template <bool kCaps, bool kDrops>
+  template <bool kTransforms, bool kDrops>
   struct KnownFeatures {
     static constexpr bool partial = false;
     template <int kValues>
     __device__ __forceinline__ static void differentiate(const Score& score, float (&s)[kValues],
                                                          float (&slopes)[kValues]) {
-      if constexpr (kCaps) score.differentiate_usual(s, slopes);
+      if constexpr (kTransforms) score.differentiate(s, slopes);
     }
     __device__ __forceinline__ static bool drops(const Weights&) { return kDrops; }
   };
@@ -184,7 +184,7 @@ class ScoreConsumer {
     template <int kValues>
     __device__ __forceinline__ static void differentiate(const Score& score, float (&s)[kValues],
                                                          float (&slopes)[kValues]) {
-      score.differentiate(s, slopes);
+      if (!score.is_product()) score.differentiate(s, slopes);
     }
     __device__ __forceinline__ static bool drops(const Weights& weights) {
       if constexpr (Weights::kMayDrop) {
@@ -200,9 +200,9 @@ class ScoreConsumer {
     const QueryTile& query = shared_.tile[ring_.stage()].query;
     const Score score(p_, query.batch, query.head);
     const bool drops = AnyFeatures::drops(weights_);
-    if (!partial && score.is_usual() && !drops) {
+    if (!partial && !score.is_product() && !drops) {
       run(KnownFeatures<true, false>(), score);
-    } else if (!partial && !score.given() && drops) {
+    } else if (!partial && score.is_product() && drops) {
       run(KnownFeatures<false, true>(), score);
     } else {
       run(AnyFeatures{partial}, score);

@@ -298,7 +298,8 @@ class Consumer {
     ptx::pin(s);
     release_keys(Traits::kKParts - 1);
     release_rows_after_last_tile();
-    Score(p_, work_.batch, work_.head).transform(s);
+    const Score score(p_, work_.batch, work_.head);
+    if (!score.is_product()) score.transform(s);
     if (tile.is_partial(warpgroup_)) visible.hide(s);
   }
 
