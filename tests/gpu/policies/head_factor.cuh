@@ -14,19 +14,17 @@ struct HeadFactor {
   __device__ __forceinline__ HeadFactor(const Params& p, uint32_t /*batch*/, uint32_t head)
       : factor(__ldg(p.factors + head)) {}
 
-  template <int kScores>
-  __device__ __forceinline__ void transform(float (&s)[kScores]) const {
+  __device__ __forceinline__ static constexpr bool is_product() { return false; }
+  template <int kScores, typename PlaceOf>
+  __device__ __forceinline__ void transform(float (&s)[kScores], const PlaceOf&) const {
 #pragma unroll
     for (float& score : s) score *= factor;
   }
-  __device__ __forceinline__ bool given() const { return true; }
-  __device__ __forceinline__ static constexpr bool is_usual() { return false; }
-  template <int kScores>
-  __device__ __forceinline__ void differentiate_usual(float (&)[kScores], float (&)[kScores]) const {}
-  template <int kScores>
-  __device__ __forceinline__ void differentiate(float (&s)[kScores], float (&gradients)[kScores]) const {
-    transform(s);
-    transform(gradients);
+  template <int kScores, typename PlaceOf>
+  __device__ __forceinline__ void differentiate(float (&s)[kScores], float (&gradients)[kScores],
+                                                const PlaceOf& place) const {
+    transform(s, place);
+    transform(gradients, place);
   }
 };
 

@@ -29,6 +29,9 @@ struct Slab {
   static constexpr int kRows = 16;
   __device__ __forceinline__ static int row_in_eight() { return static_cast<int>(ptx::lane()) / 4; }
   __device__ __forceinline__ static int column_pair() { return static_cast<int>(threadIdx.x % 4); }
+  /// Row and column of a thread's i-th accumulator.
+  __device__ __forceinline__ static int row(int i) { return row_in_eight() + i / 2 % 2 * 8; }
+  __device__ __forceinline__ static int column(int i) { return i / 4 * 8 + 2 * column_pair() + i % 2; }
 };
 
 /// The maximum and the sum over the four lanes that share a row.

@@ -297,7 +297,12 @@ class BackwardCta {
       for (int n = 0; n < 8 * ScoreGrid::kPieces; ++n)
         dp[slab][n] = __fmaf_rn(dp[slab][n], scale_of_kept(), terms[n / 2 % 2].minus_delta);
       if constexpr (!Traits::Score::kFoldsLse) {
-        if (!score.is_product()) score.differentiate(s[slab], dp[slab]);
+        if (!score.is_product()) {
+          score.differentiate(s[slab], dp[slab], [&](int i) {
+            return cuda::Place{tile.index * Traits::kRows + warp_row() + 16 * slab + cuda::Slab::row(i),
+                               key_tile_ * Traits::kKeys + warp_key() + cuda::Slab::column(i)};
+          });
+        }
       }
 #pragma unroll
       for (int n = 0; n < 8 * ScoreGrid::kPieces; ++n)

@@ -226,7 +226,12 @@ class ForwardCta {
     const typename Traits::Score score(p_, batch_, head_);
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
-      if (!score.is_product()) score.transform(s[slab]);
+      if (!score.is_product()) {
+        score.transform(s[slab], [&](int i) {
+          return cuda::Place{row_ + warp_ * Traits::kRowsOfWarp + slab * cuda::Slab::kRows + cuda::Slab::row(i),
+                             step.first_key + cuda::Slab::column(i)};
+        });
+      }
       if (partial) visible(step, slab).hide(s[slab]);
     }
   }

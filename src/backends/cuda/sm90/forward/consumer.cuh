@@ -299,7 +299,12 @@ class Consumer {
     release_keys(Traits::kKParts - 1);
     release_rows_after_last_tile();
     const Score score(p_, work_.batch, work_.head);
-    if (!score.is_product()) score.transform(s);
+    if (!score.is_product()) {
+      score.transform(s, [&](int i) {
+        return cuda::Place{work_.row + slab_row() + cuda::Slab::row(i),
+                           tile.key_block() * Traits::kKeys + cuda::Slab::column(i)};
+      });
+    }
     if (tile.is_partial(warpgroup_)) visible.hide(s);
   }
 
