@@ -2,7 +2,7 @@
 
 // Stands in for the CUDA backend in a build without it, so that asking for it says what is the matter.
 
-#include "backends/backend.h"
+#include "call/backend.h"
 #include "common/message.h"
 
 namespace flashmask {

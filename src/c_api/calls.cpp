@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstddef>
 
-#include "backends/call.h"
 #include "c_api/call_args.h"
+#include "call/call.h"
 
 namespace flashmask::c_api {
 namespace {

@@ -4,8 +4,8 @@
 #include <optional>
 #include <string>
 
-#include "backends/call.h"
 #include "c_api/call_args.h"
+#include "call/call.h"
 
 namespace flashmask::c_api {
 namespace {

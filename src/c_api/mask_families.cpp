@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "backends/device_mask.h"
 #include "c_api/read.h"
+#include "call/build_vectors.h"
 #include "mask/build/arguments.h"
 
 using namespace flashmask;

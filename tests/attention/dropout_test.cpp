@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "attention/compare.h"
-#include "backends/cuda/attention/dropout.cuh"
+#include "backends/cuda/fragments/dropout.cuh"
 #include "common/dropout.h"
 #include "flashmask/builders.h"
 #include "flashmask/families.h"

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "backends/cuda/sm90/common/head_dims.h"
+#include "backends/cuda/sm90/common/column_blocks.h"
 #include "backends/cuda/sm90/tile_config.h"
 #include "flashmask/attention.h"
 

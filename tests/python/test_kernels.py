@@ -289,7 +289,7 @@ def test_comments_names_and_places_leave_hashes_alone(tmp_path):
     )
     copy.edit(r"\binit_barriers\b", "set_up_barriers")
     copy.edit(r"\bwrite_header\b", "put_header")
-    copy.move("backends/cuda/attention/softmax.cuh", "backends/cuda/attention/moved/online_softmax.cuh")
+    copy.move("backends/cuda/fragments/softmax.cuh", "backends/cuda/fragments/moved/online_softmax.cuh")
     with ThreadPoolExecutor() as pool:
         built = {
             symbol: digest

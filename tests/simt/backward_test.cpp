@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/cuda/common/launch_chain.h"
+#include "backends/cuda/host/launch_chain.h"
 #include "backends/cuda/sm80/backward/instance.h"
 #include "common/element.h"
 #include "common/random.h"

@@ -2,7 +2,7 @@
 
 // How the heads of a backward are grouped and split, on a GPU of 132 multiprocessors.
 
-#include "backends/cuda/common/head_groups.h"
+#include "backends/cuda/host/head_groups.h"
 
 #include <gtest/gtest.h>
 

@@ -2,7 +2,7 @@
 
 // The tanh of a softcap: its digits, also where scores are far below the softcap.
 
-#include "backends/cuda/attention/softcap.cuh"
+#include "backends/cuda/device/softcap.cuh"
 
 #include <cuda_fp16.h>
 #include <gtest/gtest.h>
@@ -26,21 +26,12 @@ double largest_error(Function tanh) {
   return largest;
 }
 
-TEST(Softcap, OfUsualSize) {
-  EXPECT_LE(largest_error(cuda::usual_tanh<__nv_bfloat16>), 0x1p-11);
-  EXPECT_LE(largest_error(cuda::usual_tanh<__half>), 4e-5);
-  EXPECT_EQ(cuda::usual_tanh<__half>(INFINITY), 1);
-  EXPECT_EQ(cuda::usual_tanh<__half>(-INFINITY), -1);
-  EXPECT_TRUE(std::isnan(cuda::usual_tanh<__half>(NAN)));
-}
-
-TEST(Softcap, FarAboveTheScores) {
-  const auto tanh = [](float y) {
-    float x[] = {y};
-    cuda::tanh_near_zero_of(x, 1.0F);
-    return x[0];
-  };
-  EXPECT_LE(largest_error(tanh), 3e-6);
+TEST(Softcap, HasTheDigitsOfAProduct) {
+  EXPECT_LE(largest_error(cuda::tanh_of_product<__nv_bfloat16>), 0x1p-11);
+  EXPECT_LE(largest_error(cuda::tanh_of_product<__half>), 4e-5);
+  EXPECT_EQ(cuda::tanh_of_product<__half>(INFINITY), 1);
+  EXPECT_EQ(cuda::tanh_of_product<__half>(-INFINITY), -1);
+  EXPECT_TRUE(std::isnan(cuda::tanh_of_product<__half>(NAN)));
 }
 
 }  // namespace

@@ -10,9 +10,9 @@
 #include <string>
 #include <utility>
 
-#include "backends/backend.h"
 #include "backends/cpu/tile_kernels.h"
-#include "backends/features.h"
+#include "call/backend.h"
+#include "call/sink_and_dropout.h"
 #include "common/arithmetic.h"
 #include "common/message.h"
 

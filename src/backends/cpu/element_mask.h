@@ -6,8 +6,8 @@
 #include <numeric>
 
 #include "backends/cpu/tile_kernels.h"
-#include "backends/features.h"
-#include "backends/problem.h"
+#include "call/problem.h"
+#include "call/sink_and_dropout.h"
 #include "mask/rules.h"
 
 namespace flashmask::cpu {

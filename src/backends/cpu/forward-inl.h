@@ -19,7 +19,7 @@
 #include "backends/cpu/multiply-inl.h"
 #include "backends/cpu/rows-inl.h"
 #include "backends/cpu/softmax-inl.h"
-#include "backends/features.h"
+#include "call/sink_and_dropout.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace flashmask::cpu::HWY_NAMESPACE {

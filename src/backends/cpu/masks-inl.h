@@ -17,7 +17,7 @@
 
 #include "backends/cpu/element_mask.h"
 #include "backends/cpu/simd-inl.h"
-#include "backends/problem.h"
+#include "call/problem.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace flashmask::cpu::HWY_NAMESPACE {

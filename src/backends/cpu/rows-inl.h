@@ -16,7 +16,7 @@
 #include <cstring>
 
 #include "backends/cpu/simd-inl.h"
-#include "backends/problem.h"
+#include "call/problem.h"
 #include "flashmask/float16.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "backends/problem.h"
+#include "call/problem.h"
 #include "common/arithmetic.h"
 
 namespace flashmask::cpu {

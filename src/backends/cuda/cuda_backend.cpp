@@ -4,12 +4,12 @@
 #include <utility>
 #include <vector>
 
-#include "backends/backend.h"
-#include "backends/cuda/common/device.h"
-#include "backends/cuda/common/error.h"
+#include "backends/cuda/host/device.h"
+#include "backends/cuda/host/error.h"
 #include "backends/cuda/kernel_sets.h"
 #include "backends/cuda/masks/build_masks.h"
 #include "backends/cuda/plan/device_plan.h"
+#include "call/backend.h"
 #include "common/message.h"
 
 namespace flashmask {

@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "backends/cuda/common/call_params.h"
-#include "backends/cuda/common/device.h"
+#include "backends/cuda/host/call_params.h"
+#include "backends/cuda/host/device.h"
 #include "common/message.h"
 #if defined(FLASHMASK_HAS_SM80)
 #include "backends/cuda/sm80/kernel_set.h"

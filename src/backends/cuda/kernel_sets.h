@@ -6,7 +6,7 @@
 #include <string>
 #include <variant>
 
-#include "backends/cuda/common/kernel_set.h"
+#include "backends/cuda/host/kernel_set.h"
 
 namespace flashmask::cuda {
 

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "backends/backend.h"
-#include "backends/features.h"
+#include "call/backend.h"
+#include "call/sink_and_dropout.h"
 #include "common/element.h"
 
 namespace flashmask {

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <vector>
 
-#include "backends/cuda/common/launch_chain.h"
+#include "backends/cuda/host/launch_chain.h"
 #include "backends/cuda/sm90/common/tensor_map.h"
 #include "common/arithmetic.h"
 #include "common/random.h"

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "backends/cuda/common/launch_chain.h"
+#include "backends/cuda/host/launch_chain.h"
 #include "backends/cuda/sm90/backward/row_params.h"
 #include "backends/cuda/sm90/common/tensor_map.h"
 #include "common/arithmetic.h"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/cuda/masks/build_masks.h"
 
-#include "backends/cuda/common/error.h"
-#include "backends/cuda/common/launch_chain.h"
+#include "backends/cuda/host/error.h"
+#include "backends/cuda/host/launch_chain.h"
 #include "backends/cuda/masks/steps.cuh"
 #include "common/arithmetic.h"
 #include "common/message.h"

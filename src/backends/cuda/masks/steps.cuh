@@ -6,7 +6,7 @@
 
 #include <cub/block/block_scan.cuh>
 
-#include "backends/cuda/common/launch_overlap.cuh"
+#include "backends/cuda/device/launch_overlap.cuh"
 #include "mask/build/minima.h"
 
 namespace flashmask::cuda::masks {

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "backends/cuda/common/kernel_info.h"
-#include "backends/cuda/common/launch_chain.h"
+#include "backends/cuda/host/kernel_info.h"
+#include "backends/cuda/host/launch_chain.h"
 #include "backends/cuda/plan/classify.cuh"
 #include "backends/cuda/plan/extents.cuh"
 #include "backends/cuda/plan/params.cuh"

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "backends/cuda/common/launch_overlap.cuh"
+#include "backends/cuda/device/launch_overlap.cuh"
 #include "flashmask/plan.h"
 #include "mask/view.h"
 #include "plan/plan_header.h"

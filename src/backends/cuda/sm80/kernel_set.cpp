@@ -5,8 +5,8 @@
 #include <iterator>
 #include <utility>
 
-#include "backends/cuda/common/alignment.h"
-#include "backends/cuda/common/call_params.h"
+#include "backends/cuda/host/alignment.h"
+#include "backends/cuda/host/call_params.h"
 #include "backends/cuda/sm80/backward/backward.h"
 #include "backends/cuda/sm80/common/shared_memory.h"
 #include "backends/cuda/sm80/forward/forward.h"

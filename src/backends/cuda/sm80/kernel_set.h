@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "backends/cuda/common/kernel_set.h"
+#include "backends/cuda/host/kernel_set.h"
 
 namespace flashmask::sm80 {
 

@@ -7,7 +7,7 @@
 #include <span>
 #include <utility>
 
-#include "backends/cuda/common/call_params.h"
+#include "backends/cuda/host/call_params.h"
 #include "backends/cuda/sm90/backward/backward.h"
 #include "backends/cuda/sm90/common/tensor_map.h"
 #include "backends/cuda/sm90/forward/forward.h"

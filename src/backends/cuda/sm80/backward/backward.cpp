@@ -9,14 +9,14 @@
 #include <span>
 #include <utility>
 
-#include "backends/cuda/common/call_params.h"
-#include "backends/cuda/common/device_call.h"
-#include "backends/cuda/common/error.h"
-#include "backends/cuda/common/fixed_point.h"
-#include "backends/cuda/common/head_dims.h"
-#include "backends/cuda/common/head_groups.h"
-#include "backends/cuda/common/kernel_info.h"
-#include "backends/cuda/common/launch_chain.h"
+#include "backends/cuda/host/call_params.h"
+#include "backends/cuda/host/device_call.h"
+#include "backends/cuda/host/dq_magnitudes.h"
+#include "backends/cuda/host/error.h"
+#include "backends/cuda/host/head_dims.h"
+#include "backends/cuda/host/head_groups.h"
+#include "backends/cuda/host/kernel_info.h"
+#include "backends/cuda/host/launch_chain.h"
 #include "backends/cuda/sm80/backward/instance.h"
 #include "backends/cuda/sm80/backward/params.h"
 #include "common/arithmetic.h"

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "backends/cuda/common/delay.cuh"
+#include "backends/cuda/device/delay.cuh"
 #include "backends/cuda/ptx/address.cuh"
 #include "backends/cuda/ptx/cp_async.cuh"
 #include "backends/cuda/sm80/backward/live_row_tiles.cuh"

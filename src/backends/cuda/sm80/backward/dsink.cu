@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of a sink's gradient, one for each element type. Names as in instance.cu.in.
-#include "backends/cuda/attention/sink_gradient.cuh"
+#include "backends/cuda/device/sink_gradient.cuh"
 #include "backends/cuda/sm80/backward/instance.h"
 
 namespace flashmask::sm80::bwd {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "backends/cuda/attention/row_threads.h"
+#include "backends/cuda/device/row_threads.h"
 #include "backends/cuda/sm80/backward/params.h"
 #include "backends/cuda/sm80/tile_config.h"
 #include "flashmask/data_type.h"

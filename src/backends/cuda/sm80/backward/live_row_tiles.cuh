@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "backends/cuda/attention/plan_bits.cuh"
+#include "backends/cuda/device/plan_bits.cuh"
 #include "backends/cuda/sm80/backward/params.h"
 #include "mask/rules.h"
 

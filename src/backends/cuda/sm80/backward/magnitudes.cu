@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels that measure keys for sums in fixed point, one for each element type. Names as in instance.cu.in.
-#include "backends/cuda/attention/fixed_point.cuh"
+#include "backends/cuda/fragments/fixed_point.cuh"
 #include "backends/cuda/sm80/backward/instance.h"
 
 namespace flashmask::sm80::bwd {

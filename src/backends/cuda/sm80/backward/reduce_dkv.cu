@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels that add up the parts of dk and dv, one for each element type. Names as in instance.cu.in.
-#include "backends/cuda/attention/row_products.cuh"
+#include "backends/cuda/device/row_products.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/sm80/backward/instance.h"
 

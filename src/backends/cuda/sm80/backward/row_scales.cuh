@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "backends/cuda/attention/fixed_point.cuh"
-#include "backends/cuda/attention/fragments.cuh"
+#include "backends/cuda/fragments/fixed_point.cuh"
+#include "backends/cuda/fragments/fragments.cuh"
 #include "backends/cuda/sm80/backward/params.h"
 
 namespace flashmask::sm80::bwd {

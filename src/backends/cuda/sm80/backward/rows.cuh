@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
-#include "backends/cuda/attention/fixed_point.cuh"
-#include "backends/cuda/attention/plan_bits.cuh"
-#include "backends/cuda/attention/row_products.cuh"
+#include "backends/cuda/device/plan_bits.cuh"
+#include "backends/cuda/device/row_products.cuh"
+#include "backends/cuda/fragments/fixed_point.cuh"
 #include "backends/cuda/sm80/backward/params.h"
 #include "backends/cuda/sm80/backward/row_scales.cuh"
 #include "backends/cuda/sm80/backward/store_tile.cuh"

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "backends/cuda/attention/store_rows.cuh"
+#include "backends/cuda/fragments/store_rows.cuh"
 #include "backends/cuda/sm80/common/operands.cuh"
 #include "backends/cuda/sm80/common/shared_tile.cuh"
 

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "backends/cuda/attention/score.cuh"
-#include "backends/cuda/attention/weights.cuh"
+#include "backends/cuda/device/score.cuh"
+#include "backends/cuda/fragments/weights.cuh"
 #include "backends/cuda/sm80/backward/params.h"
 #include "backends/cuda/sm80/common/shared_tile.cuh"
 #include "backends/cuda/sm80/tile_config.h"

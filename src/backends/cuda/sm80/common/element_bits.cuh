@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-#include "backends/cuda/attention/element_mask.cuh"
-#include "backends/cuda/attention/mask_params.h"
-#include "backends/cuda/attention/positions.cuh"
+#include "backends/cuda/device/mask_params.h"
+#include "backends/cuda/device/positions.cuh"
+#include "backends/cuda/fragments/element_mask.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 
 namespace flashmask::sm80 {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "backends/cuda/attention/mask_params.h"
+#include "backends/cuda/device/mask_params.h"
 #include "backends/cuda/ptx/registers.cuh"
 
 namespace flashmask::sm80 {

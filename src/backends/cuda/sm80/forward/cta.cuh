@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "backends/cuda/attention/plan_bits.cuh"
-#include "backends/cuda/attention/softmax.cuh"
-#include "backends/cuda/attention/store_rows.cuh"
-#include "backends/cuda/common/delay.cuh"
+#include "backends/cuda/device/delay.cuh"
+#include "backends/cuda/device/plan_bits.cuh"
+#include "backends/cuda/fragments/softmax.cuh"
+#include "backends/cuda/fragments/store_rows.cuh"
 #include "backends/cuda/ptx/address.cuh"
 #include "backends/cuda/ptx/cp_async.cuh"
 #include "backends/cuda/sm80/common/live_key_blocks.cuh"

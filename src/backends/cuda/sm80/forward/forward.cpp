@@ -9,11 +9,11 @@
 #include <span>
 #include <utility>
 
-#include "backends/cuda/common/call_params.h"
-#include "backends/cuda/common/device_call.h"
-#include "backends/cuda/common/head_dims.h"
-#include "backends/cuda/common/kernel_info.h"
-#include "backends/cuda/common/launch_chain.h"
+#include "backends/cuda/host/call_params.h"
+#include "backends/cuda/host/device_call.h"
+#include "backends/cuda/host/head_dims.h"
+#include "backends/cuda/host/kernel_info.h"
+#include "backends/cuda/host/launch_chain.h"
 #include "backends/cuda/sm80/common/shared_memory.h"
 #include "backends/cuda/sm80/forward/instance.h"
 #include "backends/cuda/sm80/forward/params.h"

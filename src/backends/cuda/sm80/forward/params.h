@@ -3,10 +3,10 @@
 
 #include <cstdint>
 
-#include "backends/cuda/attention/features.h"
-#include "backends/cuda/attention/mask_params.h"
-#include "backends/cuda/attention/schedule.h"
-#include "backends/cuda/attention/tensor_rows.h"
+#include "backends/cuda/device/feature_params.h"
+#include "backends/cuda/device/mask_params.h"
+#include "backends/cuda/device/schedule.h"
+#include "backends/cuda/device/tensor_rows.h"
 
 namespace flashmask::sm80 {
 

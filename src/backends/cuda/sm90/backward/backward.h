@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "backends/launch.h"
-#include "backends/problem.h"
+#include "call/launch.h"
+#include "call/problem.h"
 
 namespace flashmask::sm90 {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "backends/cuda/attention/sink_gradient.cuh"
+#include "backends/cuda/device/sink_gradient.cuh"
 #include "backends/cuda/sm90/backward/instance.h"
 #include "backends/cuda/sm90/backward/row_bias.cuh"
 #include "backends/cuda/sm90/backward/row_params.h"

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "backends/cuda/attention/row_threads.h"
+#include "backends/cuda/device/row_threads.h"
 #include "backends/cuda/sm90/tile_config.h"
 #include "flashmask/data_type.h"
 

@@ -3,7 +3,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "backends/cuda/attention/fixed_point.cuh"
+#include "backends/cuda/fragments/fixed_point.cuh"
 #include "backends/cuda/sm90/backward/instance.h"
 
 namespace flashmask::sm90::bwd {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "backends/cuda/attention/plan_bits.cuh"
-#include "backends/cuda/common/delay.cuh"
+#include "backends/cuda/device/delay.cuh"
+#include "backends/cuda/device/plan_bits.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/tma.cuh"
 #include "backends/cuda/sm90/backward/params.h"

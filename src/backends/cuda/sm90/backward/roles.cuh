@@ -3,13 +3,13 @@
 
 #include <type_traits>
 
-#include "backends/cuda/sm90/backward/consumer.cuh"
-#include "backends/cuda/sm90/backward/dq_accumulator.cuh"
+#include "backends/cuda/sm90/backward/columns/consumer.cuh"
+#include "backends/cuda/sm90/backward/columns/dq_accumulator.cuh"
 #include "backends/cuda/sm90/backward/mask_builder.cuh"
 #include "backends/cuda/sm90/backward/producer.cuh"
-#include "backends/cuda/sm90/backward/wide_accumulator.cuh"
-#include "backends/cuda/sm90/backward/wide_consumer.cuh"
-#include "backends/cuda/sm90/backward/wide_traits.cuh"
+#include "backends/cuda/sm90/backward/wide/accumulator.cuh"
+#include "backends/cuda/sm90/backward/wide/consumer.cuh"
+#include "backends/cuda/sm90/backward/wide/traits.cuh"
 
 namespace flashmask::sm90::bwd {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "backends/cuda/attention/fixed_point.h"
+#include "backends/cuda/device/fixed_point_params.h"
 #include "backends/cuda/sm90/backward/params.h"
 
 namespace flashmask::sm90::bwd {

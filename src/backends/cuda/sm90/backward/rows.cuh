@@ -6,11 +6,11 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "backends/cuda/attention/fixed_point.cuh"
-#include "backends/cuda/attention/plan_bits.cuh"
-#include "backends/cuda/attention/row_products.cuh"
+#include "backends/cuda/device/plan_bits.cuh"
+#include "backends/cuda/device/row_products.cuh"
+#include "backends/cuda/fragments/fixed_point.cuh"
 #include "backends/cuda/ptx/registers.cuh"
-#include "backends/cuda/sm90/backward/fixed_dq.cuh"
+#include "backends/cuda/sm90/backward/columns/fixed_dq.cuh"
 #include "backends/cuda/sm90/backward/instance.h"
 #include "backends/cuda/sm90/backward/row_bias.cuh"
 #include "backends/cuda/sm90/backward/row_params.h"

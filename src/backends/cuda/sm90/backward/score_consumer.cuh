@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "backends/cuda/common/delay.cuh"
+#include "backends/cuda/device/delay.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/ptx/tensor_core.cuh"

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "backends/cuda/attention/fragments.cuh"
-#include "backends/cuda/attention/score.cuh"
-#include "backends/cuda/attention/weights.cuh"
+#include "backends/cuda/device/score.cuh"
+#include "backends/cuda/fragments/fragments.cuh"
+#include "backends/cuda/fragments/weights.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/ptx/swizzle.cuh"
 #include "backends/cuda/sm90/backward/params.h"

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "backends/cuda/common/alignment.h"
-#include "backends/cuda/common/driver.h"
+#include "backends/cuda/host/alignment.h"
+#include "backends/cuda/host/driver.h"
 #include "common/message.h"
 
 namespace flashmask::sm90 {

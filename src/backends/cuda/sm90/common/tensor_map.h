@@ -5,8 +5,8 @@
 
 #include <string>
 
-#include "backends/cuda/sm90/common/head_dims.h"
-#include "backends/problem.h"
+#include "backends/cuda/sm90/common/column_blocks.h"
+#include "call/problem.h"
 
 namespace flashmask::sm90 {
 

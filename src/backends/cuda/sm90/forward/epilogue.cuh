@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "backends/cuda/attention/fragments.cuh"
-#include "backends/cuda/attention/softmax.cuh"
-#include "backends/cuda/common/delay.cuh"
+#include "backends/cuda/device/delay.cuh"
+#include "backends/cuda/fragments/fragments.cuh"
+#include "backends/cuda/fragments/softmax.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/ptx/tensor_core.cuh"

@@ -10,12 +10,12 @@
 #include <tuple>
 #include <utility>
 
-#include "backends/cuda/common/call_params.h"
-#include "backends/cuda/common/device_call.h"
-#include "backends/cuda/common/error.h"
-#include "backends/cuda/common/kernel_info.h"
-#include "backends/cuda/common/launch_chain.h"
-#include "backends/cuda/sm90/common/head_dims.h"
+#include "backends/cuda/host/call_params.h"
+#include "backends/cuda/host/device_call.h"
+#include "backends/cuda/host/error.h"
+#include "backends/cuda/host/kernel_info.h"
+#include "backends/cuda/host/launch_chain.h"
+#include "backends/cuda/sm90/common/column_blocks.h"
 #include "backends/cuda/sm90/common/tensor_map.h"
 #include "backends/cuda/sm90/forward/instance.h"
 #include "backends/cuda/sm90/forward/params.h"

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "backends/cuda/attention/element_mask.cuh"
-#include "backends/cuda/attention/positions.cuh"
-#include "backends/cuda/common/delay.cuh"
+#include "backends/cuda/device/delay.cuh"
+#include "backends/cuda/device/positions.cuh"
+#include "backends/cuda/fragments/element_mask.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/sm90/forward/params.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "backends/cuda/common/delay.cuh"
+#include "backends/cuda/device/delay.cuh"
 #include "backends/cuda/sm90/forward/epilogue.cuh"
 
 namespace flashmask::sm90 {

@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "backends/cuda/attention/element_mask.cuh"
-#include "backends/cuda/attention/fragments.cuh"
-#include "backends/cuda/attention/score.cuh"
-#include "backends/cuda/attention/weights.cuh"
+#include "backends/cuda/device/score.cuh"
+#include "backends/cuda/fragments/element_mask.cuh"
+#include "backends/cuda/fragments/fragments.cuh"
+#include "backends/cuda/fragments/weights.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/swizzle.cuh"
 #include "backends/cuda/ptx/tma.cuh"

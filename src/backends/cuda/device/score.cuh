@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/device/feature_params.h"
+#include "backends/cuda/device/softcap.cuh"
+
+namespace flashmask::cuda {
+
+/// Row and key of a score.
+struct Place {
+  int32_t row, key;
+};
+
+/// The policy Score: what a product q.k becomes before softmax_scale, the mask and the softmax. This one leaves it as
+/// it is. A policy is made for a head (batch entry, query head) from the kernel's parameters, and has
+///   kFoldsLse: whether the backward may start S at -lse / softmax_scale, by a step of its product. It may only if the
+///     score is the product, as the sum is formed before the score is;
+///   is_product(): whether scores are products in this call, so that the functions below are not called;
+///   transform(s, place): makes scores of a fragment of products; place(i) is the Place of the i-th;
+///   differentiate(s, gradients, place): makes scores likewise, and multiplies the gradients by the scores' derivatives
+///     by the products.
+struct ProductScore {
+  static constexpr bool kFoldsLse = true;
+
+  template <typename Params>
+  __device__ __forceinline__ ProductScore(const Params&, uint32_t, uint32_t) {}
+
+  __device__ __forceinline__ static constexpr bool is_product() { return true; }
+  template <int kScores, typename PlaceOf>
+  __device__ __forceinline__ void transform(float (&)[kScores], const PlaceOf&) const {}
+};
+
+/// The tanh of a softcap, if the call has one; otherwise the product. Element is that of Q and K.
+template <typename Element>
+class SoftcapScore {
+ public:
+  static constexpr bool kFoldsLse = false;
+
+  template <typename Params>
+  __device__ __forceinline__ SoftcapScore(const Params& p, uint32_t, uint32_t) : softcap_(p.features.softcap) {}
+
+  __device__ __forceinline__ bool is_product() const { return !softcap_.given(); }
+  template <int kScores, typename PlaceOf>
+  __device__ __forceinline__ void transform(float (&s)[kScores], const PlaceOf&) const {
+    take_tanh<Element>(s, softcap_.factor);
+  }
+  template <int kScores, typename PlaceOf>
+  __device__ __forceinline__ void differentiate(float (&s)[kScores], float (&gradients)[kScores],
+                                                const PlaceOf&) const {
+    take_tanh_and_slope<Element>(s, softcap_.factor, gradients);
+  }
+
+ private:
+  const SoftcapParams& softcap_;
+};
+
+}  // namespace flashmask::cuda

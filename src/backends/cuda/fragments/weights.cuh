@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/device/feature_params.h"
+#include "backends/cuda/fragments/dropout.cuh"
+#include "backends/cuda/ptx/registers.cuh"
+
+namespace flashmask::cuda {
+
+/// The policy Weights says which weights the product P V takes; a row's sum, and so lse, is of all. This one takes all
+/// of them. A policy is made from the kernel's parameters, and has
+///   kMayDrop: whether it ever leaves one out, and if so
+///   drops(): whether it does in this call;
+///   scale(): what the others are multiplied by, 1 without dropout;
+///   draw(batch, head, row, key): which, of a warp's slab from (row, key) on;
+///   draw_of_keys(batch, head, row, key): the same of a transposed slab.
+struct AllWeights {
+  static constexpr bool kMayDrop = false;
+
+  template <typename Params>
+  __device__ __forceinline__ explicit AllWeights(const Params&) {}
+};
+
+/// Those that dropout keeps, if the call has it. They are scaled with the row, at the end.
+class KeptWeights {
+ public:
+  static constexpr bool kMayDrop = true;
+
+  template <typename Params>
+  __device__ __forceinline__ explicit KeptWeights(const Params& p) : dropout_(p.features.dropout) {
+    const dropout::Key key = dropout_.key();
+    key_ = {ptx::uniform(key.low), ptx::uniform(key.high)};
+  }
+
+  __device__ __forceinline__ bool drops() const { return dropout_.given(); }
+  __device__ __forceinline__ float scale() const { return dropout_.scale; }
+  template <int kKeys>
+  __device__ __forceinline__ DroppedBits draw(uint32_t batch, uint32_t head, uint32_t row, uint32_t key) const {
+    return dropped_of_slab<kKeys>(key_, dropout_.threshold, batch, head, row, key, ptx::lane_anew());
+  }
+  /// The whole warp calls it.
+  template <int kRows>
+  __device__ __forceinline__ DroppedOfKeys<kRows> draw_of_keys(uint32_t batch, uint32_t head, uint32_t row,
+                                                               uint32_t key) const {
+    using Dropped = DroppedOfKeys<kRows>;
+    const uint32_t lane = ptx::lane_anew();
+    Dropped dropped;
+#pragma unroll
+    for (uint32_t i = 0; i < Dropped::kWords; ++i) {
+      const uint32_t own = dropped_of_draws<Dropped::kRowsOfWord>(key_, dropout_.threshold, batch, head,
+                                                                  row + i * Dropped::kRowsOfWord, key, lane);
+      dropped.word[i] = join_dropped(own, __shfl_xor_sync(0xffffffff, own, 4), lane);
+    }
+    return dropped;
+  }
+
+ private:
+  const DropoutParams& dropout_;
+  dropout::Key key_;
+};
+
+/// Where no weight is dropped, as DroppedBits.
+struct NoneDropped {};
+template <int kSteps>
+__device__ __forceinline__ void leave_out(const NoneDropped&, int, uint32_t (&)[kSteps][4]) {}
+
+/// Zeros for the dropped ones among the weights of one half of a tile's keys, in the layout of the product's operand.
+template <int kSteps>
+__device__ __forceinline__ void leave_out(const DroppedBits& dropped, int half_of_keys, uint32_t (&p)[kSteps][4]) {
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+#pragma unroll
+    for (int j = 0; j < 2 * kSteps; ++j) {
+      // In the order of the bits, so that the compiler turns several at a time into predicates.
+      const int bit = 2 * (half_of_keys * 2 * kSteps + j);
+      uint32_t& pair = p[j / 2][j % 2 * 2 + row];
+      if (dropped.row[row] & 1u << bit) pair &= 0xffff0000;
+      if (dropped.row[row] & 2u << bit) pair &= 0x0000ffff;
+    }
+  }
+}
+
+/// Zeros for those of a fragment's values, of a transposed slab, whose weights are dropped: `x` is kValues of them,
+/// from kFirst on.
+template <int kFirst, int kRows, int kValues>
+__device__ __forceinline__ void leave_out(const DroppedOfKeys<kRows>& dropped, float (&x)[kValues]) {
+  constexpr int kOfWord = DroppedOfKeys<kRows>::kRowsOfWord / 2;
+  static_assert(kFirst % kOfWord + kValues <= kOfWord, "they have one word");
+  // Opaque, as otherwise the bits, one by one, would be kept in registers for the next call.
+  const uint32_t bits = ptx::opaque(dropped.word[kFirst / kOfWord]);
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) ptx::zero_if(bits & 1u << (kFirst % kOfWord + i), x[i]);
+}
+
+}  // namespace flashmask::cuda

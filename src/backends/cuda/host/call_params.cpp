@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/cuda/host/call_params.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "backends/cuda/host/device.h"
+#include "backends/cuda/host/error.h"
+#include "common/message.h"
+
+namespace flashmask::cuda {
+
+Sharing sharing(const Problem& p, int64_t batch, int64_t heads) {
+  return {static_cast<uint32_t>(broadcast_group(p.batch, batch)),
+          static_cast<uint32_t>(broadcast_group(p.heads_q, heads))};
+}
+
+std::string lengths_refusal(const Problem& p) {
+  constexpr int64_t kLongest = int64_t{1} << 30;
+  for (const auto& [argument, n] : {std::pair{"seqlen_q", p.seqlen_q}, {"seqlen_k", p.seqlen_k}}) {
+    if (n > kLongest) return message(argument, " is ", n, "; it must be at most ", kLongest);
+  }
+  return "";
+}
+
+Capability capability_of(const Problem& p) {
+  if (p.gpu) return {p.gpu->compute_major, p.gpu->compute_minor};
+  const DeviceProperties& d = device(p.device.index);
+  return {d.major, d.minor};
+}
+
+int64_t multiprocessors(const Problem& p) {
+  return p.gpu ? p.gpu->multiprocessors : device(p.device.index).multiprocessors;
+}
+
+int64_t most_ctas(const Problem& p) {
+  const int64_t all = multiprocessors(p);
+  return p.max_ctas > 0 ? std::min<int64_t>(p.max_ctas, all) : all;
+}
+
+MaskColumns mask_columns(const Problem& p) {
+  const MaskView& mask = p.mask;
+  const int64_t of_head = mask.seqlen_k * mask.bounds_stride;
+  return {columns(mask, 0, 0),
+          {sharing(p, mask.bounds_batch, mask.bounds_heads), mask.bounds_heads * of_head, of_head}};
+}
+
+DenseMask dense_mask(const Problem& p) {
+  if (!p.dense.defined()) return {};
+  return {.given = true,
+          .visible = static_cast<const uint8_t*>(p.dense.data),
+          .place = {sharing(p, p.dense.shape[0], p.dense.shape[1]), p.dense.stride[0], p.dense.stride[1]},
+          .row_stride = p.dense.stride[2],
+          .key_stride = p.dense.stride[3]};
+}
+
+ElementMask element_mask(const Problem& p) {
+  if (p.dense.defined()) return ElementMask::kDense;
+  const MaskView& mask = p.mask;
+  const bool has_vectors = mask.lts || mask.lte || mask.uts || mask.ute;
+  return has_vectors || compares_positions(mask) ? ElementMask::kColumns : ElementMask::kBand;
+}
+
+RowPlanBits row_plan_bits(const Problem& p, int tile_rows) {
+  const PlanLayout& layout = p.plan.layout();
+  const std::byte* base = p.plan.data();
+  return {.row_live = reinterpret_cast<const uint32_t*>(base + layout.row_live_bits),
+          .row_full = reinterpret_cast<const uint32_t*>(base + layout.row_full_bits),
+          .row_tile_order = reinterpret_cast<const int32_t*>(
+              base + (tile_rows == 192 ? layout.row_tile_order_192 : layout.row_tile_order_128)),
+          .words_per_row = static_cast<int32_t>(2 * layout.words_per_row),
+          .row_granules = static_cast<int32_t>(layout.row_granules),
+          .mask_heads = static_cast<uint32_t>(p.mask.heads()),
+          .sharing = sharing(p, p.mask.batch(), p.mask.heads())};
+}
+
+KeyPlanBits key_plan_bits(const Problem& p) {
+  const PlanLayout& layout = p.plan.layout();
+  const std::byte* base = p.plan.data();
+  return {.key_live = reinterpret_cast<const uint32_t*>(base + layout.key_live_bits),
+          .key_full = reinterpret_cast<const uint32_t*>(base + layout.key_full_bits),
+          .row_live = reinterpret_cast<const uint32_t*>(base + layout.row_live_bits),
+          .key_order = reinterpret_cast<const int32_t*>(base + layout.key_order),
+          .words_per_key = static_cast<int32_t>(2 * layout.words_per_key),
+          .words_per_row = static_cast<int32_t>(2 * layout.words_per_row),
+          .row_granules = static_cast<int32_t>(layout.row_granules),
+          .mask_heads = static_cast<uint32_t>(p.mask.heads()),
+          .sharing = sharing(p, p.mask.batch(), p.mask.heads())};
+}
+
+VisibleExtents visible_extents(const Problem& p) {
+  if (p.dense.defined()) return {nullptr, 1};
+  return {reinterpret_cast<const VisibleExtent*>(p.plan.data() + p.plan.layout().extents()),
+          sharing(p, p.mask.batch(), p.mask.heads()).batch_entries};
+}
+
+TensorRows tensor_rows(const TensorView& t) {
+  return {t.data, t.stride[0], t.stride[2], t.stride[1], static_cast<int32_t>(t.shape[3])};
+}
+
+float scale_log2(const Problem& p) {
+  // A scale of 0 must not turn a hidden -inf into NaN; this one is as good as 0 for every finite score.
+  constexpr double kLog2E = 1.4426950408889634, kSmallest = 1e-30;
+  const double scale = p.features.softcap != 0 ? p.features.softcap : p.softmax_scale;
+  return static_cast<float>(std::max(scale * kLog2E, kSmallest));
+}
+
+int64_t heads_per_l2_group(const Problem& p, int64_t l2_bytes) {
+  const int64_t bytes = p.seqlen_k * (p.head_dim + p.head_dim_v) * static_cast<int64_t>(element_size(p.dtype));
+  const int64_t kv_heads = std::max<int64_t>(1, l2_bytes / std::max<int64_t>(1, bytes));
+  return std::min(kv_heads, p.batch * p.heads_kv) * p.group_size();
+}
+
+bool asks_for_features(const Problem& p) { return p.features.softcap != 0 || p.features.dropout.p != 0; }
+bool asks_for_light_features(const Problem& p) { return p.features.sink.defined() || compares_positions(p.mask); }
+
+FeatureParams feature_params(const Problem& p) {
+  const Features& asked = p.features;
+  FeatureParams params{};
+  if (asked.softcap != 0) {
+    // A factor of infinity would make a NaN of a product of 0; this one, too, caps every product that is not as good as
+    // 0.
+    constexpr double kMostFactor = 1e37;
+    const double factor = std::min(p.softmax_scale / asked.softcap, kMostFactor);
+    params.softcap = {static_cast<float>(asked.softcap), static_cast<float>(factor)};
+  }
+  if (asked.sink.defined())
+    params.sink = {asked.sink.data, asked.sink.stride[0], asked.sink.dtype == DataType::kFloat32};
+  const uint32_t threshold = dropout::threshold_of(asked.dropout.p);
+  params.dropout = {threshold, static_cast<float>(dropout::scale_of(threshold)), asked.dropout.state};
+  const MaskView& mask = p.mask;
+  params.positions = {position_band(mask, 0), mask.q_pos_batch > 1 ? mask.seqlen_q : 0,
+                      mask.k_pos_batch > 1 ? mask.seqlen_k : 0};
+  return params;
+}
+
+void allow_shared_memory(const void* kernel, int bytes, int32_t device) {
+  static std::mutex mutex;
+  static std::vector<std::pair<const void*, int32_t>> allowed;
+  const std::lock_guard lock(mutex);
+  const std::pair key(kernel, device);
+  if (std::find(allowed.begin(), allowed.end(), key) != allowed.end()) return;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+        "cudaFuncSetAttribute of a kernel");
+  allowed.push_back(key);
+}
+
+}  // namespace flashmask::cuda

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "backends/cuda/device/feature_params.h"
+#include "backends/cuda/device/mask_params.h"
+#include "backends/cuda/device/tensor_rows.h"
+#include "call/problem.h"
+
+namespace flashmask::cuda {
+
+// What the host side derives from a call for the kernels of every architecture.
+
+/// Something of [batch or 1, heads, ...] for the call's batch entries and query heads.
+Sharing sharing(const Problem& p, int64_t batch, int64_t heads);
+
+/// The element types that there are kernels of.
+inline constexpr DataType kDataTypes[] = {DataType::kBFloat16, DataType::kFloat16};
+
+/// Why the kernels cannot count the rows or keys of the call in 32 bits; empty if they can.
+std::string lengths_refusal(const Problem& p);
+
+/// The compute capability of the call's device, or of the one that an explanation takes in its place.
+struct Capability {
+  int major, minor;
+};
+Capability capability_of(const Problem& p);
+
+/// Multiprocessors of the call's device.
+int64_t multiprocessors(const Problem& p);
+
+/// How many CTAs of a persistent kernel the call may have.
+int64_t most_ctas(const Problem& p);
+
+/// What the kernels read of the call's mask, and of its dense mask if it has one.
+MaskColumns mask_columns(const Problem& p);
+DenseMask dense_mask(const Problem& p);
+
+/// What the forward computes the visible elements of the call's partial granules from.
+ElementMask element_mask(const Problem& p);
+/// What the forward's kernels read of its plan. Tiles of `tile_rows` come in an order of their own; those of 64 rows by
+/// pairs, in that of 128.
+RowPlanBits row_plan_bits(const Problem& p, int tile_rows);
+
+/// What the backward's kernels read of its plan.
+KeyPlanBits key_plan_bits(const Problem& p);
+
+/// The plan's extents; none with a dense mask.
+VisibleExtents visible_extents(const Problem& p);
+
+/// A tensor [batch, seqlen, heads, columns].
+TensorRows tensor_rows(const TensorView& tensor);
+
+/// Factor of the forward's scores: softmax_scale, or the softcap, in units of the exponent of 2; at least a tiny
+/// number.
+float scale_log2(const Problem& p);
+
+/// How many query heads, in whole groups that share keys and values, run together so that those stay in `l2_bytes` of
+/// the L2 cache.
+int64_t heads_per_l2_group(const Problem& p, int64_t l2_bytes);
+
+/// Whether a call asks for what changes a kernel's tile loop: softcap, dropout.
+bool asks_for_features(const Problem& p);
+/// Whether it asks for features that leave that loop as it is: a sink, which joins a row at its end, or positions,
+/// which are read where element masks are made.
+bool asks_for_light_features(const Problem& p);
+/// What kernels read of its features.
+FeatureParams feature_params(const Problem& p);
+
+/// Lets a kernel have its dynamic shared memory; asks CUDA once per kernel and device.
+void allow_shared_memory(const void* kernel, int bytes, int32_t device);
+
+}  // namespace flashmask::cuda

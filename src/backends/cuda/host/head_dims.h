@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "call/launch.h"
+#include "call/problem.h"
+#include "common/message.h"
+
+namespace flashmask::cuda {
+
+// Which tile of an architecture's table a pair of head dims runs in. The architecture says what its tiles hold:
+// holds(tile, dim, dim_of_tile), whether the kernels of `tile` take rows of `dim` where it has `dim_of_tile`.
+
+/// Head dims are multiples of this, as rows are loaded 16 bytes at a time.
+inline constexpr int64_t kHeadDimStep = 8;
+
+/// What the products of a pair of a row and a key take, in multiply-adds.
+template <typename Tile>
+constexpr int64_t work_of_pair(int64_t head_dim, int64_t head_dim_v) {
+  return Tile::kProductsOfQk * head_dim + Tile::kProductsOfV * head_dim_v;
+}
+
+/// The first tile of `tiles` of those with the least work that hold the head dims; null if none does.
+template <typename Tile, std::size_t kCount>
+constexpr const Tile* least_tile(const Tile (&tiles)[kCount], int64_t head_dim, int64_t head_dim_v) {
+  const auto work = [](const Tile& tile) { return work_of_pair<Tile>(tile.head_dim, tile.head_dim_v); };
+  const Tile* least = nullptr;
+  for (const Tile& tile : tiles) {
+    if (!holds(tile, head_dim, tile.head_dim) || !holds(tile, head_dim_v, tile.head_dim_v)) continue;
+    if (!least || work(tile) < work(*least)) least = &tile;
+  }
+  return least;
+}
+
+/// Explanation::padding_share of a call that runs in `tile`.
+template <typename Tile>
+constexpr double padding_share(const Tile& tile, int64_t head_dim, int64_t head_dim_v) {
+  return 1 - static_cast<double>(work_of_pair<Tile>(head_dim, head_dim_v)) /
+                 static_cast<double>(work_of_pair<Tile>(tile.head_dim, tile.head_dim_v));
+}
+
+/// Why a call is not taken whose head dims none of `tiles` holds, with the nearest that one does.
+template <typename Tile, std::size_t kCount>
+Refusal head_dims_refusal(const Problem& p, const Tile (&tiles)[kCount]) {
+  std::string known;
+  const Tile* nearest = nullptr;
+  const auto missing = [&](const Tile& tile) {
+    return std::max(p.head_dim - tile.head_dim, int64_t{0}) + std::max(p.head_dim_v - tile.head_dim_v, int64_t{0});
+  };
+  for (const Tile& tile : tiles) {
+    const std::string dims = message(tile.head_dim, " / ", tile.head_dim_v);
+    if (known.find(dims) == std::string::npos) known += (known.empty() ? "" : ", ") + dims;
+    if (!nearest || missing(tile) < missing(*nearest)) nearest = &tile;
+  }
+  return {message("head_dim ", p.head_dim, " with head_dim_v ", p.head_dim_v, " is not taken by the ",
+                  p.is_backward ? "backward" : "forward", "; it takes multiples of ", kHeadDimStep,
+                  " that one of (head_dim / head_dim_v) ", known, " holds; the nearest is ", nearest->head_dim, " / ",
+                  nearest->head_dim_v)};
+}
+
+}  // namespace flashmask::cuda

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "backends/cuda/fragments/fixed_point.cuh"
+#include "backends/cuda/sm90/backward/params.h"
+#include "backends/cuda/sm90/backward/traits.cuh"
+
+namespace flashmask::sm90::bwd {
+
+/// A row's scale in deterministic mode, see RowBias.
+__device__ __forceinline__ float scale_of(const RowBias& bias) {
+  return __uint_as_float(bias.pair[RowBias::kScalePair] & 0xffff0000);
+}
+
+/// In deterministic mode, of a warp's part of the stage's dq, 16 rows from row `first` of its tile on: what becomes
+/// integers by cuda::round_parts.
+template <typename Traits, int kValues>
+__device__ __forceinline__ void scale_dq(const typename Traits::Params& p, const SharedStorage<Traits>& shared,
+                                         uint32_t stage, int first, const float (&dq)[kValues],
+                                         float (&scaled)[kValues]) {
+  const int own = first + static_cast<int>(lane_anew<Traits>()) / 4;
+  cuda::scale_parts(
+      dq, scaled, [&](int row) { return scale_of(shared.biases[stage][own + 8 * row]); },
+      [&](int row) {
+        RowBias* biases = p.biases + static_cast<int64_t>(shared.tile[stage].query.index) * Traits::kRows + own;
+        atomicOr(&biases[8 * row].pair[RowBias::kScalePair], RowBias::kNotFinite);
+      });
+}
+/// Those integers, in its place.
+template <typename Traits, int kValues>
+__device__ __forceinline__ void make_integers(const typename Traits::Params& p, const SharedStorage<Traits>& shared,
+                                              uint32_t stage, int first, float (&dq)[kValues]) {
+  scale_dq<Traits>(p, shared, stage, first, dq, dq);
+  cuda::round_parts(dq);
+}
+
+/// A lane's four sums of a fragment of 16 rows, whose biases begin at `biases`, as dq before softmax_scale.
+__device__ __forceinline__ float4 from_integers(const float4& sums, const RowBias* biases) {
+  const int row = static_cast<int>(threadIdx.x) % 32 / 4;
+  const auto value = [](float sum, const RowBias& bias) {
+    const bool marked = bias.pair[RowBias::kScalePair] & RowBias::kNotFinite;
+    return marked ? NAN : cuda::from_fixed_point(sum, scale_of(bias));
+  };
+  const RowBias &first = biases[row], &second = biases[row + 8];
+  return {value(sums.x, first), value(sums.y, first), value(sums.z, second), value(sums.w, second)};
+}
+
+}  // namespace flashmask::sm90::bwd

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "backends/cuda/device/delay.cuh"
+#include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/registers.cuh"
+#include "backends/cuda/ptx/wgmma.cuh"
+#include "backends/cuda/sm90/backward/columns/float_keys.cuh"
+#include "backends/cuda/sm90/backward/params.h"
+#include "backends/cuda/sm90/backward/score_consumer.cuh"
+#include "backends/cuda/sm90/backward/wide/staging.cuh"
+#include "backends/cuda/sm90/backward/wide/traits.cuh"
+
+namespace flashmask::sm90::bwd {
+
+/// What a wide kernel's two consumers do whichever way dq leaves them. Per tile each computes P and dS of 32 rows, puts
+/// them in shared memory, and takes from there those of all 64 rows for its own columns of
+///   dQ = dS K, dV += P^T dout, dK += dS^T Q,
+/// of which the last two stay in registers.
+/// Half derives from it, and has
+///   Values, LateDq: what it keeps in registers from tile to tile of a work tile, beside dk and dv: of V, and of dQ,
+///   run_tile(flags, Values&, LateDq&, dk, dv): returns the flags of the next tile,
+///   add_late(LateDq): after a work tile's last.
+template <typename Half, typename Traits, uint32_t kWarpgroup>
+class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
+ public:
+  using Shared = SharedStorage<Traits>;
+  using Element = typename Traits::Element;
+  using Params = typename Traits::Params;
+
+  __device__ __forceinline__ WideHalf(const Params& p, Shared& shared) : Base(p, shared, kWarpgroup) {}
+
+  __device__ __forceinline__ void run() {
+    for (uint32_t flags = next_tile(); !(flags & Tile::kEnd);) flags = run_work_tile(flags);
+    this->pass_end();
+    staging_.wait_stored();
+  }
+
+ protected:
+  using Base = ScoreConsumer<Traits, WideStaging<Traits>>;
+  using Base::dout_ring, Base::dq_phase, Base::issue_scores, Base::kWorkTile, Base::next_tile, Base::operand, Base::p_,
+      Base::ring_, Base::shared_, Base::staging_, Base::take_phase, Base::warp_;
+  using typename Base::Operand, typename Base::PackedScores, typename Base::Scores, typename Base::Swizzle;
+  using Dq = DqShare<Traits, kWarpgroup>;
+  using Dk = DkShare<Traits, kWarpgroup>;
+  using Dv = DvShare<Traits, kWarpgroup>;
+  using KeyGradients = cuda::Accumulators<64, 64 * Dk::kCount>;
+  using ValueGradients = cuda::Accumulators<64, 64 * Dv::kCount>;
+  static constexpr uint32_t kOwnRows = kWarpgroup * Swizzle::block(Traits::kScoreRows),
+                            kOtherRows = (1 - kWarpgroup) * Swizzle::block(Traits::kScoreRows);
+  static constexpr uint32_t kRowBlock = Swizzle::block(Traits::kRows), kKeyBlock = Swizzle::block(Traits::kKeys);
+
+  /// P and dS of the current tile, and the consumer's columns of its Q and dout: what dQ, dV and dK are made from.
+  __device__ __forceinline__ Operand p() const {
+    return operand(offsetof(Shared, p), 16, dout_ring().stage(), Traits::kScoreBytes);
+  }
+  __device__ __forceinline__ Operand ds() const {
+    return operand(offsetof(Shared, ds), 16, ring_.stage(), Traits::kScoreBytes);
+  }
+  __device__ __forceinline__ Operand q_columns() const {
+    return operand(offsetof(Shared, q) + Dk::kBegin * kRowBlock, kRowBlock, ring_.stage(), Traits::kQBytes);
+  }
+  __device__ __forceinline__ Operand dout_columns() const {
+    return operand(offsetof(Shared, dout) + Dv::kBegin * kRowBlock, kRowBlock, dout_ring().stage(), Traits::kDoutBytes);
+  }
+  /// The consumer's rows of dout: what dP is made from.
+  __device__ __forceinline__ Operand dout_rows() const {
+    return operand(offsetof(Shared, dout) + kOwnRows, 16, dout_ring().stage(), Traits::kDoutBytes);
+  }
+
+  /// S of the consumer's rows. Returns when dout is there, too.
+  __device__ __forceinline__ void issue_s(Scores& s) const {
+    issue_scores<Bias::kScore, Traits::kQkDim>(
+        s, offsetof(Shared, k), operand(offsetof(Shared, q) + kOwnRows, 16, ring_.stage(), Traits::kQBytes));
+    delay<Role::kConsumer>();
+    ptx::wait(shared_.dout_full[dout_ring().stage()], dout_ring().phase());
+  }
+
+  /// Once S is there, turns it into P, or, where kTermsLast, into what take_score_gradients needs of it; and puts P in
+  /// shared memory.
+  template <typename Dropped>
+  __device__ __forceinline__ void take_probabilities(Scores& s, uint32_t flags, const Dropped& dropped,
+                                                     PackedScores& p) {
+    ptx::wgmma_wait<1>();
+    ptx::pin(s);
+    if constexpr (kTermsLast<Traits>) {
+      this->take_weights(s, flags & Tile::kPartial, dropped, p);
+    } else {
+      Base::take_probabilities(s, flags & Tile::kPartial);
+      this->pack(s, p);
+    }
+    this->write(p, ptx::shared_address(shared_.p[dout_ring().stage()]) + kOwnRows);
+  }
+
+  /// The same of dS, from what take_probabilities left in `s` and from dP, which the caller has waited for. Returns
+  /// when the other consumer's is there, too.
+  template <typename Dropped>
+  __device__ __forceinline__ void take_score_gradients(Scores& s, Scores& dp, uint32_t flags, const Dropped& dropped,
+                                                       PackedScores& p, PackedScores& ds) {
+    ptx::pin(dp);
+    if constexpr (kTermsLast<Traits>) {
+      static_assert(2 * Base::kEarlyWeights == Traits::kScoreRows, "P is in shared memory");
+      Base::take_score_gradients(s, dp, flags & Tile::kPartial, dropped, p, ds);
+    } else {
+      Base::take_score_gradients(s, dp, ds);
+    }
+    this->write(ds, ptx::shared_address(shared_.ds[ring_.stage()]) + kOwnRows);
+    ptx::fence_async_proxy();
+    ptx::arrive(shared_.scores_full[ring_.stage()]);
+    delay<Role::kConsumer>();
+    this->template sync_consumers<kScoresBarrier>();
+  }
+
+  /// Columns of dQ = dS K, those of `k`.
+  template <int kValues>
+  __device__ __forceinline__ static void issue_dq(float (&dq)[kValues], Operand ds, Operand k) {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Traits::kKeys / 16; ++step) {
+      ptx::wgmma_ss<Element, 2 * kValues, ptx::Major::kInner, ptx::Major::kOuter>(
+          dq, ds.at(step * Swizzle::kStepAlongRow), k.at(step * Swizzle::kStepDownRows), step > 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// Columns of dK or dV += the transposed `scores` times the rows of `b`: kRows of them from `kFrom` on.
+  template <uint32_t kFrom, int kRows, int kValues>
+  __device__ __forceinline__ static void issue_rows(float (&gradients)[kValues], Operand scores, Operand b) {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kRows / 16; ++step) {
+      const uint32_t rows = kFrom + step * Swizzle::kStepDownRows;
+      ptx::wgmma_ss<Element, 2 * kValues, ptx::Major::kOuter, ptx::Major::kOuter>(gradients, scores.at(rows),
+                                                                                  b.at(rows), true);
+    }
+    ptx::wgmma_commit();
+  }
+  /// The same with `scores` from registers, those of as many rows.
+  template <uint32_t kFrom, int kSteps, int kValues>
+  __device__ __forceinline__ static void issue_rows(float (&gradients)[kValues], const uint32_t (&scores)[kSteps][4],
+                                                    Operand b) {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      ptx::wgmma_rs<Element, 2 * kValues, ptx::Major::kOuter>(gradients, scores[step],
+                                                              b.at(kFrom + step * Swizzle::kStepDownRows), true);
+    }
+    ptx::wgmma_commit();
+  }
+
+ private:
+  /// Runs the tiles of the work tile that the current one begins. Returns the flags of the tile after them.
+  __device__ __forceinline__ uint32_t run_work_tile(uint32_t flags) {
+    Half& half = static_cast<Half&>(*this);
+    const Tile& tile = shared_.tile[ring_.stage()];
+    const int32_t key_tile = ptx::from_leader(tile.key_tile);
+    const auto group = static_cast<int32_t>(ptx::from_leader(tile.head_group)),
+               batch = static_cast<int32_t>(ptx::from_leader(tile.query.batch));
+    KeyGradients dk = {};
+    ValueGradients dv = {};
+    typename Half::Values v = {};
+    typename Half::LateDq late = {};
+    if (flags & Tile::kNothing) {
+      flags = this->pass_nothing();
+    } else {
+      ptx::wait(shared_.k_full, take_phase(kWorkTile));
+      do {
+        flags = half.run_tile(flags, v, late, dk, dv);
+      } while (!(flags & (Tile::kFirst | Tile::kEnd)));
+      half.add_late(late);
+      ptx::arrive_once(shared_.kv_empty);
+    }
+    this->scale_kept(dv);
+    store_dkv(dk, dv, key_tile, group, batch);
+    return flags;
+  }
+
+  __device__ __forceinline__ void store_dkv(const KeyGradients& dk, const ValueGradients& dv, int32_t key_tile,
+                                            int32_t group, int32_t batch) const {
+    if constexpr (Traits::kSplit) {
+      const FloatKeys<Traits> keys(p_, key_tile, group, batch, warp_);
+      keys.template store_dk<64 * Dk::kBegin>(dk);
+      keys.template store_dv<64 * Dv::kBegin>(dv);
+    } else {
+      const int32_t key = key_tile * Traits::kKeys + static_cast<int32_t>(warp_ * 16);
+      staging_.store_keys(p_.keys.maps.dv, dv, 1, {key, Dv::kBegin, group, batch}, dq_phase());
+      staging_.store_keys(p_.keys.maps.dk, dk, p_.softmax_scale, {key, Dk::kBegin, group, batch}, dq_phase());
+    }
+  }
+};
+
+}  // namespace flashmask::sm90::bwd

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "backends/cuda/ptx/ldmatrix.cuh"
+#include "backends/cuda/sm90/backward/wide/half.cuh"
+
+namespace flashmask::sm90::bwd {
+
+/// A wide kernel's consumer that adds dQ to its sums from registers, under the products after it, half of it in the
+/// next tile. As shared memory is busy for less time and registers are left, its own rows of P and dS, and of V what
+/// fits, are operands from registers, too; dV's of those rows run before the other consumer's are there.
+template <typename Traits, uint32_t kWarpgroup>
+class RegisterHalf : public WideHalf<RegisterHalf<Traits, kWarpgroup>, Traits, kWarpgroup> {
+ public:
+  using Base = WideHalf<RegisterHalf, Traits, kWarpgroup>;
+  using Base::Base;
+
+ private:
+  friend Base;
+  using Base::kKeyBlock, Base::kOtherRows, Base::kOwnRows, Base::operand, Base::p_, Base::ring_, Base::shared_,
+      Base::staging_, Base::warp_;
+  using typename Base::Dq, typename Base::Element, typename Base::KeyGradients, typename Base::Operand,
+      typename Base::PackedScores, typename Base::Scores, typename Base::Shared, typename Base::Swizzle,
+      typename Base::ValueGradients;
+  using QueryGradients = cuda::Accumulators<64, 64 * Dq::kCount>;
+  static constexpr int kHalfDq = 16 * Dq::kCount;  ///< half of a thread's values of dQ
+  /// Of dP's product, those that have V in registers: as many as there are registers for beside dQ.
+  static constexpr int kValueSteps = Dq::kCount == 2 ? 8 : Traits::kVDim / 16;
+  /// One step more than is read: it takes no registers, but without it ptxas arranges the rest otherwise.
+  using Values = uint32_t[kValueSteps + 1][4];
+  /// The half of a tile's dQ that has not been added to its sums.
+  struct LateDq {
+    float values[kHalfDq];
+    uint32_t query_tile;
+  };
+
+  __device__ __forceinline__ uint32_t run_tile(uint32_t flags, Values& v, LateDq& late, KeyGradients& dk,
+                                               ValueGradients& dv) {
+    const uint32_t stage = ring_.stage();
+    const Operand q = this->q_columns(), dout = this->dout_columns(), p = this->p(), ds = this->ds();
+    PackedScores own_p, own_ds;
+    Scores s, dp;
+    const auto dropped = this->draw_dropped();  // beside S there would be no registers for it
+    this->issue_s(s);
+    if (flags & Tile::kFirst) read_values(v);
+    issue_dp(dp, v);
+    if (!(flags & Tile::kFirst)) add_late(late);
+    this->take_probabilities(s, flags, dropped, own_p);
+    ptx::pin(dv);
+    this->template issue_rows<kOwnRows>(dv, own_p, dout);
+    ptx::wgmma_wait<1>();
+    this->take_score_gradients(s, dp, flags, dropped, own_p, own_ds);
+    QueryGradients dq;
+    this->issue_dq(dq, ds, operand(offsetof(Shared, k) + Dq::kBegin * kKeyBlock, kKeyBlock));
+    this->template issue_rows<kOtherRows, Traits::kScoreRows>(dv, p, dout);
+    ptx::pin(dk);
+    this->template issue_rows<kOwnRows>(dk, own_ds, q);
+    this->template issue_rows<kOtherRows, Traits::kScoreRows>(dk, ds, q);
+    late.query_tile = ptx::from_leader(shared_.tile[stage].query.index);
+    ptx::wgmma_wait<3>();
+    add_dq(dq, late);
+    ptx::wgmma_wait<2>();
+    ptx::pin(dv);
+    ptx::arrive_once(shared_.dout_empty[this->dout_ring().stage()]);
+    ptx::wgmma_wait<0>();
+    ptx::pin(dk);
+    this->release_rows();
+    ring_.advance();
+    return this->next_tile();
+  }
+  /// Adds the rest of the tile before's dQ.
+  __device__ __forceinline__ void add_late(const LateDq& late) const {
+    if (!sums_integers<Traits>(p_))
+      staging_.template add_dq<kHalfDq, kHalfDq>(late.values, Dq::kBegin, late.query_tile);
+  }
+
+  /// Reads the warp's 16 keys of V.
+  __device__ __forceinline__ void read_values(Values& v) const {
+    const uint32_t row = warp_ * 16 + ptx::lane() % 16, from = ptx::shared_address(shared_.v) + row * Swizzle::kRow;
+#pragma unroll
+    for (int step = 0; step < kValueSteps; ++step) {
+      const uint32_t chunk = step % Swizzle::kStepsInBlock * 2 + ptx::lane() / 16;
+      ptx::ldmatrix_x4(from + step / Swizzle::kStepsInBlock * kKeyBlock + Swizzle::chunk(row, chunk), v[step]);
+    }
+  }
+  /// dP of the consumer's rows: as issue_scores, with some of V from registers.
+  __device__ __forceinline__ void issue_dp(Scores& dp, const Values& v) const {
+    const auto bias = this->template bias_step<Bias::kGradient, Traits::kScoreRows>(
+        ptx::shared_address(shared_.biases[ring_.stage()] + this->first_row()));
+    const Operand a = operand(offsetof(Shared, v)), dout = this->dout_rows();
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Traits::kVDim / 16; ++step) {
+      const uint64_t b = dout.at(Swizzle::step_along_row(step, Traits::kRows));
+      if (step < kValueSteps) {
+        ptx::wgmma_rs<Element, Traits::kScoreRows, ptx::Major::kInner>(dp, v[step], b, step > 0);
+      } else {
+        ptx::wgmma_ss<Element, Traits::kScoreRows, ptx::Major::kInner, ptx::Major::kInner>(
+            dp, a.at(Swizzle::step_along_row(step, Traits::kKeys)), b, step > 0);
+      }
+    }
+    bias.issue(dp);
+    ptx::wgmma_commit();
+  }
+
+  /// Adds half of dQ to its sums and keeps the other; in deterministic mode adds all, as integers.
+  __device__ __forceinline__ void add_dq(QueryGradients& dq, LateDq& late) const {
+    ptx::pin(dq);
+    ptx::copy(dq + kHalfDq, late.values);
+    delay<Role::kConsumer>();
+    if (sums_integers<Traits>(p_)) {
+      staging_.template add_integers<0>(cuda::part_of<0, kHalfDq>(dq), Dq::kBegin, ring_.stage());
+      staging_.template add_integers<kHalfDq>(late.values, Dq::kBegin, ring_.stage());
+    } else {
+      staging_.template add_dq<0, kHalfDq>(dq, Dq::kBegin, late.query_tile);
+    }
+  }
+};
+
+}  // namespace flashmask::sm90::bwd

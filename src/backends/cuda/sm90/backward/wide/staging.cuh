@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "backends/cuda/device/delay.cuh"
+#include "backends/cuda/ptx/barrier.cuh"
+#include "backends/cuda/ptx/reduction.cuh"
+#include "backends/cuda/ptx/registers.cuh"
+#include "backends/cuda/ptx/tma.cuh"
+#include "backends/cuda/sm90/backward/columns/fixed_dq.cuh"
+#include "backends/cuda/sm90/backward/columns/staging_tile.cuh"
+#include "backends/cuda/sm90/backward/params.h"
+#include "backends/cuda/sm90/backward/wide/traits.cuh"
+
+namespace flashmask::sm90::bwd {
+
+/// What a wide kernel's consumer warp puts in global memory: dk and dv through its staging tile, of which the warp's
+/// slab is its own; dq by way of that and the store warp, or from registers.
+template <typename Traits>
+class WideStaging {
+ public:
+  using Shared = SharedStorage<Traits>;
+  using Element = typename Traits::Element;
+  using Params = typename Traits::Params;
+
+  __device__ __forceinline__ WideStaging(const Params& p, Shared& shared, uint32_t warpgroup)
+      : p_(p), shared_(shared), warpgroup_(warpgroup), warp_(ptx::uniform(threadIdx.x / 32 % 4)) {}
+
+  /// Waits until what this warp has stored is in memory.
+  __device__ __forceinline__ static void wait_stored() {
+    if (ptx::is_leader()) ptx::bulk_wait();
+  }
+
+  /// Hands a block of dq to the store warp.
+  __device__ __forceinline__ void store_dq(cuda::Accumulators<64, 64>& dq, uint32_t stage, uint32_t phase) const
+    requires(!Traits::kDqFromRegisters)
+  {
+    if (sums_integers<Traits>(p_)) make_integers<Traits>(p_, shared_, stage, static_cast<int>(warp_) * 16, dq);
+    wait(phase);
+    SlabTile::template write_fragments<8>(dq, slab());
+    ptx::arrive_once(shared_.dq.full[warpgroup_]);
+  }
+
+  /// Adds `dq` to the sums of query tile `index`: kCount values of the thread from number kBegin on, of blocks of 64
+  /// columns from number `first` on.
+  template <int kBegin, int kCount>
+  __device__ __forceinline__ void add_dq(const float* dq, int first, uint32_t index) const
+    requires Traits::kDqFromRegisters
+  {
+    static_assert(Blocks::kBlockColumns == 64 && Blocks::kRowBlocks == 1);
+    float* to = sums_of(first, index) + 4 * ptx::lane();
+#pragma unroll
+    for (int i = kBegin; i < kBegin + kCount; i += 4) ptx::add_four(to + place_of(i), dq + (i - kBegin));
+  }
+
+  /// The same in deterministic mode: makes integers of them, and adds one at a time, those of a warp side by side.
+  template <int kBegin, int kCount>
+  __device__ __forceinline__ void add_integers(float (&dq)[kCount], int first, uint32_t stage) const
+    requires Traits::kDqFromRegisters
+  {
+    make_integers<Traits>(p_, shared_, stage, static_cast<int>(warp_) * 16, dq);
+    auto* to = reinterpret_cast<int32_t*>(sums_of(first, shared_.tile[stage].query.index)) + ptx::lane_anew();
+#pragma unroll
+    for (int i = kBegin; i < kBegin + kCount; ++i) atomicAdd(to + place_of(i), __float_as_int(dq[i - kBegin]));
+  }
+
+  /// Stores the warp's 16 keys of dk or dv, times `factor`.
+  template <int kValues>
+  __device__ __forceinline__ void store_keys(const CUtensorMap& map, const float (&gradients)[kValues], float factor,
+                                             const ptx::BoxOrigin& at, uint32_t phase) const {
+    wait(phase);
+    SlabTile::write_rows(gradients, factor, slab());
+    SlabTile::template store<false, 2 * kValues>(map, at, p_.seqlen_k, slab());
+  }
+
+ private:
+  using SlabTile = bwd::SlabTile<Element>;
+  using Blocks = DqBlocks<Traits>;
+
+  /// The warp's sums of a query tile in blocks of 64 columns from number `first` on, and where those of a thread's
+  /// value number `i` lie there.
+  __device__ __forceinline__ float* sums_of(int first, uint32_t index) const {
+    return p_.dq_sums.sums + static_cast<int64_t>(index) * Blocks::kTileFloats +
+           (first * 4 + static_cast<int>(warp_)) * Blocks::kWarpFloats;
+  }
+  __device__ __forceinline__ static constexpr int place_of(int i) {
+    return i / 32 * (4 * Blocks::kWarpFloats) + i % 32 * 32;
+  }
+
+  __device__ __forceinline__ float* slab() const {
+    return shared_.staging[warpgroup_] + static_cast<int>(warp_) * Traits::kStagingFloats;
+  }
+  /// Waits until the slab may be overwritten: what this warp has stored itself has left it, and dq as of `phase`.
+  __device__ __forceinline__ void wait([[maybe_unused]] uint32_t phase) const {
+    if (ptx::is_leader()) ptx::bulk_wait_read();
+    if constexpr (!Traits::kDqFromRegisters) {
+      delay<Role::kConsumer>();
+      ptx::wait(shared_.dq.empty[warpgroup_], phase);
+    }
+    __syncwarp();
+  }
+
+  const Params& p_;
+  Shared& shared_;
+  const uint32_t warpgroup_;
+  const uint32_t warp_;  ///< of the warpgroup
+};
+
+}  // namespace flashmask::sm90::bwd

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Plans where the tensors are. Here and not in src/plan/, which knows no backend.
+
+#include "call/backend.h"
+#include "common/message.h"
+#include "flashmask/plan.h"
+#include "mask/host_only.h"
+#include "plan/plan_buffer.h"
+
+namespace flashmask {
+namespace {
+
+void check_mask_device(const MaskView& mask, const Device& device) {
+  if (has_contents(mask) && mask.device != device)
+    throw_invalid("the mask's vectors are on ", describe(mask.device), " and the plan is to be on ", describe(device),
+                  "; copy the vectors there and make the mask from the copy");
+}
+
+[[noreturn]] void throw_other_mask() {
+  throw_invalid(
+      "plan is not the plan of this mask as it is now: the mask's contents changed since it was built, or it is "
+      "another's; build it anew");
+}
+
+}  // namespace
+
+void build_plan(const MaskView& mask, std::span<std::byte> buffer, Device device, void* stream) {
+  check_mask_device(mask, device);
+  if (device.kind == Device::Kind::kCuda) {
+    check_plan_buffer("plan buffer", buffer, layout_of_plan(mask));
+    return cuda::build_plan(mask, buffer, device.index, stream);
+  }
+  if (stream) throw_invalid("stream must be null on the CPU");
+  build_plan(mask, buffer);
+}
+
+void validate_plan(const MaskView& mask, const PlanView& plan, std::span<std::byte> scratch, void* stream) {
+  if (!plan.defined()) throw_invalid("plan is undefined");
+  const PlanLayout layout = layout_of_plan(mask);
+  check_mask_device(mask, plan.device());
+  if (plan.layout() != layout) throw_other_mask();
+  if (plan.device().kind == Device::Kind::kCuda) {
+    check_plan_buffer("scratch", scratch, layout);
+    if (!cuda::is_plan_of(mask, plan, scratch, stream)) throw_other_mask();
+    return;
+  }
+  if (stream) throw_invalid("stream must be null on the CPU");
+  if (plan.mask_hash() != mask.content_hash) throw_other_mask();
+}
+
+}  // namespace flashmask

@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+#include <cstdint>
+#include <initializer_list>
+
+#include "call/problem.h"
+#include "common/message.h"
+#include "common/tensor_checks.h"
+#include "mask/host_only.h"
+#include "mask/mask_tensors.h"
+
+namespace flashmask {
+namespace {
+
+constexpr int64_t kMaxHeadDim = 256;
+/// Down to a softcap whose inverse is an ordinary number in float32, up to where the error of a GPU's tanh, in units of
+/// the softcap, is below 1e-4.
+constexpr double kLeastSoftcap = 1e-18, kMostSoftcap = 256;
+
+struct Requirement {
+  std::initializer_list<int64_t> shape;
+  const char* meaning;  ///< the shape in words, for messages
+  DataType dtype;
+  bool row_contiguous;  ///< last dimension must have stride 1
+  bool output;
+};
+
+void check_strides(const char* argument, const TensorView& t, bool row_contiguous, bool output) {
+  for (int d = 0; d < t.rank; ++d) {
+    if (t.stride[d] < 0)
+      throw_invalid(argument, " has stride ", t.stride[d], " in dimension ", d, "; strides must be at least 0");
+    if (output && t.stride[d] == 0 && t.shape[d] > 1 && t.num_elements() > 0)
+      throw_invalid(argument, " is an output and has stride 0 in dimension ", d, "; its elements must not overlap");
+  }
+  const int last = t.rank - 1;
+  if (row_contiguous && t.shape[last] > 1 && t.stride[last] != 1) {
+    throw_invalid(argument, " has stride ", t.stride[last], " in its last dimension; it must be contiguous (stride 1)");
+  }
+}
+
+void check_tensor(const char* argument, const TensorView& t, const Requirement& need, const Device& device,
+                  bool with_data) {
+  bool same = t.rank == static_cast<int32_t>(need.shape.size());
+  int d = 0;
+  for (const int64_t n : need.shape) same = same && t.shape[d++] == n;
+  if (!same || t.dtype != need.dtype) {
+    std::string shape;
+    for (const int64_t n : need.shape) shape += message(shape.empty() ? "" : ", ", n);
+    throw_invalid(argument, " is ", describe(t), "; it must be ", name(need.dtype), " [", shape, "] (", need.meaning,
+                  ")");
+  }
+  check_extent(argument, t);
+  check_strides(argument, t, need.row_contiguous, need.output);
+  if (t.device != device)
+    throw_invalid(argument, " and q are on different devices (", describe(t.device), " and ", describe(device),
+                  "); a call has one");
+  if (with_data) check_data(argument, t);
+}
+
+/// Reads the sizes off q, k and v; everything else is checked against them.
+void read_sizes(Problem& p) {
+  for (const auto& [argument, t] : {std::pair<const char*, const TensorView&>{"q", p.q}, {"k", p.k}, {"v", p.v}}) {
+    if (t.rank != 4)
+      throw_invalid(argument, " is ", describe(t), "; it must have 4 dimensions, [batch, seqlen, heads, head_dim]");
+    check_extent(argument, t);
+  }
+  p.dtype = p.q.dtype;
+  p.device = p.q.device;
+  p.batch = p.q.shape[0];
+  p.seqlen_q = p.q.shape[1];
+  p.heads_q = p.q.shape[2];
+  p.head_dim = p.q.shape[3];
+  p.seqlen_k = p.k.shape[1];
+  p.heads_kv = p.k.shape[2];
+  p.head_dim_v = p.v.shape[3];
+  if (p.dtype != DataType::kFloat32 && p.dtype != DataType::kFloat64 && p.dtype != DataType::kBFloat16 &&
+      p.dtype != DataType::kFloat16) {
+    throw_invalid("q is ", describe(p.q), "; accepted dtypes are float32, bfloat16, float16 and float64");
+  }
+  for (const auto& [argument, n] :
+       {std::pair{"seqlen_q (q's dimension 1)", p.seqlen_q}, {"seqlen_k (k's dimension 1)", p.seqlen_k}}) {
+    if (n > kMaxSeqlen) throw_invalid(argument, " is ", n, "; it must be at most ", kMaxSeqlen);
+  }
+  if (p.heads_kv < 1 || p.heads_q < 1 || p.heads_q % p.heads_kv != 0) {
+    throw_invalid("q has ", p.heads_q, " heads and k ", p.heads_kv,
+                  "; both must be at least 1 and q's a multiple of k's");
+  }
+  for (const auto& [argument, n] :
+       {std::pair{"head_dim (q's last dimension)", p.head_dim}, {"head_dim_v (v's last dimension)", p.head_dim_v}}) {
+    if (n < 1 || n > kMaxHeadDim) throw_unsupported(argument, " is ", n, "; it must be between 1 and ", kMaxHeadDim);
+  }
+}
+
+DataType lse_dtype(const Problem& p) { return p.dtype == DataType::kFloat64 ? DataType::kFloat64 : DataType::kFloat32; }
+
+/// Of out and of the gradients of q, k and v.
+DataType result_dtype(const Problem& p) { return p.features.partial_out ? lse_dtype(p) : p.dtype; }
+/// Of a backward's out and dq, which may be rounded where dk and dv are not.
+DataType row_dtype(const Problem& p) { return p.out.dtype == p.dtype ? p.dtype : result_dtype(p); }
+
+void check_inputs(Problem& p, bool with_data) {
+  read_sizes(p);
+  const Requirement q{
+      {p.batch, p.seqlen_q, p.heads_q, p.head_dim}, "batch, seqlen_q, heads_q, head_dim", p.dtype, true, false};
+  const Requirement k{{p.batch, p.seqlen_k, p.heads_kv, p.head_dim},
+                      "q's batch, seqlen_k, heads_kv, q's head_dim",
+                      p.dtype,
+                      true,
+                      false};
+  const Requirement v{{p.batch, p.seqlen_k, p.heads_kv, p.head_dim_v},
+                      "q's batch, k's seqlen_k, k's heads_kv, head_dim_v",
+                      p.dtype,
+                      true,
+                      false};
+  check_tensor("q", p.q, q, p.device, with_data);
+  check_tensor("k", p.k, k, p.device, with_data);
+  check_tensor("v", p.v, v, p.device, with_data);
+}
+
+void check_out_and_lse(const Problem& p, bool with_data, bool output) {
+  check_tensor("out", p.out,
+               {{p.batch, p.seqlen_q, p.heads_q, p.head_dim_v},
+                "batch, seqlen_q, heads_q, head_dim_v",
+                output ? result_dtype(p) : row_dtype(p),
+                true,
+                output},
+               p.device, with_data);
+  check_tensor("lse", p.lse,
+               {{p.batch, p.heads_q, p.seqlen_q}, "batch, heads_q, seqlen_q", lse_dtype(p), false, output}, p.device,
+               with_data);
+}
+
+bool is_one_of(int64_t n, std::initializer_list<int64_t> accepted) {
+  for (const int64_t a : accepted) {
+    if (n == a) return true;
+  }
+  return false;
+}
+
+/// A mask is never copied behind the caller's back.
+void check_mask_device(const MaskView& view, const Device& device) {
+  if (!has_contents(view) || view.device == device) return;
+  const bool to_device = device.kind == Device::Kind::kCuda;
+  throw_invalid("the mask's vectors are on ", describe(view.device), " and q on ", describe(device),
+                "; copy the vectors to ", describe(device),
+                to_device ? " and make the mask from the copy (from_startend_row_indices, with_block_mask)"
+                          : " and make the mask from the copy");
+}
+
+void check_mask(const Problem& p) {
+  const MaskView& view = p.mask;
+  check_mask_device(view, p.device);
+  if (view.seqlen_q != p.seqlen_q || view.seqlen_k != p.seqlen_k) {
+    throw_invalid("mask has lengths (", view.seqlen_q, ", ", view.seqlen_k, "); those of q and k are (", p.seqlen_q,
+                  ", ", p.seqlen_k, ")");
+  }
+  for (const auto& [what, n] : {std::pair{"mask's vectors have", view.bounds_batch},
+                                {"mask's block mask has", view.block_batch},
+                                {"mask's q_pos has", view.q_pos_batch},
+                                {"mask's k_pos has", view.k_pos_batch}}) {
+    if (!is_one_of(n, {1, p.batch}))
+      throw_invalid(what, " ", n, " batch entries; it must be 1 or q's batch, ", p.batch);
+  }
+  for (const auto& [what, n] :
+       {std::pair{"mask's vectors have", view.bounds_heads}, {"mask's block mask has", view.block_heads}}) {
+    if (!is_one_of(n, {1, p.heads_kv, p.heads_q}))
+      throw_invalid(what, " ", n, " heads; it must be 1, heads_kv (", p.heads_kv, ") or heads_q (", p.heads_q, ")");
+  }
+}
+
+void check_dense(const Problem& p, bool with_data) {
+  const TensorView& t = p.dense;
+  const bool shape = t.rank == 4 && is_one_of(t.shape[0], {1, p.batch}) &&
+                     is_one_of(t.shape[1], {1, p.heads_kv, p.heads_q}) && t.shape[2] == p.seqlen_q &&
+                     t.shape[3] == p.seqlen_k;
+  if (!shape || (t.dtype != DataType::kBool && t.dtype != DataType::kUInt8)) {
+    throw_invalid("dense_mask is ", describe(t), "; it must be bool or uint8 [1 or ", p.batch, ", 1 or ", p.heads_kv,
+                  " or ", p.heads_q, ", ", p.seqlen_q, ", ", p.seqlen_k, "]");
+  }
+  check_extent("dense_mask", t);
+  check_strides("dense_mask", t, false, false);
+  if (t.device != p.device) throw_invalid("dense_mask is on ", describe(t.device), " and q on ", describe(p.device));
+  if (with_data) check_data("dense_mask", t);
+}
+
+void check_options(const Options& options) {
+  if (options.threads < 0) throw_invalid("threads is ", options.threads, "; it must be 0 (the default) or more");
+  if (options.max_ctas < 0)
+    throw_invalid("max_ctas is ", options.max_ctas, "; it must be 0 (one for each multiprocessor) or more");
+  if (const auto& scale = options.softmax_scale; scale && !(*scale >= 0 && std::isfinite(*scale)))
+    throw_invalid("softmax_scale is ", *scale, "; it must be finite and at least 0");
+  const Features& features = options.features;
+  const bool is_cap = features.softcap >= kLeastSoftcap && features.softcap <= kMostSoftcap;
+  if (features.softcap != 0 && !is_cap)
+    throw_invalid("softcap is ", features.softcap, "; it must be 0 (none) or between ", kLeastSoftcap, " and ",
+                  kMostSoftcap);
+  check_dropout(features.dropout);
+}
+
+/// float32, or the tensors' own.
+void check_sink(const Problem& p, bool with_data) {
+  const TensorView& sink = p.features.sink;
+  if (!sink.defined()) return;
+  const DataType dtype = sink.dtype == p.dtype ? p.dtype : DataType::kFloat32;
+  check_tensor("sink", sink, {{p.heads_q}, "heads_q", dtype, false, false}, p.device, with_data);
+}
+
+void check_dsink(const Problem& p, bool with_data) {
+  if (!p.dsink.defined()) return;
+  if (!p.features.sink.defined()) throw_invalid("dsink is ", describe(p.dsink), "; it must be absent without sink");
+  check_tensor("dsink", p.dsink, {{p.heads_q}, "sink's shape and dtype", p.features.sink.dtype, false, true}, p.device,
+               with_data);
+}
+
+Problem begin(const AttentionInputs& args, const MaskView* mask, const Options& options, bool with_data) {
+  check_options(options);
+  if (args.dense_mask.defined() && mask) throw_invalid("mask and dense_mask are both given; dense_mask replaces mask");
+  Problem p{.deterministic = options.deterministic,
+            .threads = options.threads,
+            .max_ctas = options.max_ctas,
+            .features = options.features,
+            .stream = options.stream,
+            .kernels = options.kernels,
+            .executed_tiles = options.executed_tiles,
+            .q = args.q,
+            .k = args.k,
+            .v = args.v,
+            .out = {},
+            .lse = {},
+            .dout = {},
+            .dlse = {},
+            .dq = {},
+            .dk = {},
+            .dv = {},
+            .dsink = {},
+            .mask = {},
+            .plan = args.plan,
+            .dense = args.dense_mask};
+  check_inputs(p, with_data);
+  p.softmax_scale = options.softmax_scale.value_or(1 / std::sqrt(static_cast<double>(p.head_dim)));
+  check_sink(p, with_data);
+  if (with_data) check_dropout_state(p.features.dropout);
+  p.mask = mask ? *mask : view_of({.seqlen_q = p.seqlen_q, .seqlen_k = p.seqlen_k}, Of::kShapes);
+  check_mask(p);
+  if (p.dense.defined()) check_dense(p, with_data);
+  if (p.plan.defined()) check_plan(p);
+  if (p.dense.defined()) p.plan = {};
+  return p;
+}
+
+}  // namespace
+
+void check_dropout(const Dropout& dropout) {
+  if (!(dropout.p >= 0 && dropout.p < 1))
+    throw_invalid("dropout_p is ", dropout.p, "; it must be at least 0 and less than 1");
+}
+
+void check_dropout_state(const Dropout& dropout) {
+  if (dropout.p > 0 && !dropout.state)
+    throw_invalid("dropout_state is null; with dropout_p ", dropout.p, " it must be a seed and an offset");
+  if (reinterpret_cast<std::uintptr_t>(dropout.state) % alignof(uint64_t) != 0)
+    throw_invalid("dropout_state is not aligned to ", alignof(uint64_t), " bytes");
+}
+
+void check_plan(const Problem& p) {
+  const PlanLayout& plan = p.plan.layout();
+  const MaskView& view = p.mask;
+  if (p.plan.device() != p.device) {
+    throw_invalid("the plan is on ", describe(p.plan.device()), " and q on ", describe(p.device),
+                  "; build it where the tensors are (build_plan with a device, PlanView::on_device)");
+  }
+  if (plan.seqlen_q != p.seqlen_q || plan.seqlen_k != p.seqlen_k) {
+    throw_invalid("plan was made for lengths (", plan.seqlen_q, ", ", plan.seqlen_k, "); the call has (", p.seqlen_q,
+                  ", ", p.seqlen_k, ")");
+  }
+  if (p.dense.defined()) return;
+  // On a device the hash cannot be read without waiting for it; validate_plan does. A mask that was not read has none.
+  const bool read = p.device.kind == Device::Kind::kCpu && view.content_hash != 0;
+  const bool other = read && p.plan.mask_hash() != view.content_hash;
+  if (plan.batch != view.batch() || plan.heads != view.heads() || other) {
+    throw_invalid(
+        "plan was not made for this mask; build one from exactly the mask that the call "
+        "gets");
+  }
+}
+
+Problem check(const ForwardArgs& args, const MaskView* mask, const Options& options, bool with_data) {
+  Problem p = begin(args, mask, options, with_data);
+  p.out = args.out;
+  p.lse = args.lse;
+  check_out_and_lse(p, with_data, true);
+  return p;
+}
+
+Problem check(const BackwardArgs& args, const MaskView* mask, const Options& options, bool with_data) {
+  Problem p = begin(args, mask, options, with_data);
+  p.is_backward = true;
+  p.out = args.out;
+  p.lse = args.lse;
+  p.dout = args.dout;
+  p.dlse = args.dlse;
+  p.dq = args.dq;
+  p.dk = args.dk;
+  p.dv = args.dv;
+  p.dsink = args.dsink;
+  check_out_and_lse(p, with_data, false);
+  check_tensor("dout", p.dout, {{p.batch, p.seqlen_q, p.heads_q, p.head_dim_v}, "out's shape", p.dtype, false, false},
+               p.device, with_data);
+  if (p.dlse.defined())
+    check_tensor("dlse", p.dlse, {{p.batch, p.heads_q, p.seqlen_q}, "lse's shape", lse_dtype(p), false, false},
+                 p.device, with_data);
+  check_tensor("dq", p.dq, {{p.batch, p.seqlen_q, p.heads_q, p.head_dim}, "q's shape", row_dtype(p), true, true},
+               p.device, with_data);
+  check_tensor("dk", p.dk, {{p.batch, p.seqlen_k, p.heads_kv, p.head_dim}, "k's shape", result_dtype(p), true, true},
+               p.device, with_data);
+  check_tensor("dv", p.dv, {{p.batch, p.seqlen_k, p.heads_kv, p.head_dim_v}, "v's shape", result_dtype(p), true, true},
+               p.device, with_data);
+  check_dsink(p, with_data);
+  return p;
+}
+
+std::vector<std::string> names(const Features& features) {
+  std::vector<std::string> asked;
+  if (features.softcap != 0) asked.emplace_back("softcap");
+  if (features.sink.defined()) asked.emplace_back("sink");
+  if (features.dropout.p != 0) asked.emplace_back("dropout");
+  if (features.partial_out) asked.emplace_back("partial_out");
+  return asked;
+}
+
+std::string features_refusal(const Features& asked, const FeatureSet& has) {
+  if (asked.softcap != 0 && !has.softcap)
+    return message("softcap is ", asked.softcap, "; it must be 0: this backend does not implement softcap");
+  if (asked.sink.defined() && !has.sink)
+    return message("sink is ", describe(asked.sink), "; it must be absent: this backend does not implement sinks");
+  if (asked.dropout.p != 0 && !has.dropout)
+    return message("dropout_p is ", asked.dropout.p, "; it must be 0: this backend does not implement dropout");
+  if (asked.partial_out && !has.partial_out)
+    return "partial_out is set; it must be absent: this backend does not implement partial results";
+  return {};
+}
+
+}  // namespace flashmask

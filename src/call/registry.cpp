@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <array>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <optional>
+#include <utility>
+
+#include "call/backend.h"
+#include "call/call.h"
+#include "common/arithmetic.h"
+#include "common/host_memory.h"
+#include "common/message.h"
+#include "plan/plan_buffer.h"
+
+namespace flashmask {
+namespace {
+
+constexpr const char* kVariable = "FLASHMASK_BACKEND";
+
+/// The launch of the backend that takes a call.
+struct Choice {
+  const Backend* backend = nullptr;
+  std::optional<Launch> launch;
+  const char* asked_for_by = nullptr;  ///< null: the first that takes the call
+  std::vector<std::string> rejected;
+  bool no_device = false;  ///< none takes it because a device or a build is missing
+};
+
+/// Whether all backends that do not take a call are to say so, or those that hardly could are passed over.
+enum class Reasons { kNone, kAll };
+
+std::string known_names() {
+  std::string names = "auto";
+  for (const Backend* backend : backend_list()) names += message(", ", backend->name());
+  return names;
+}
+
+const Backend& find_backend(std::string_view wanted, std::string_view source) {
+  for (const Backend* backend : backend_list()) {
+    if (backend->name() == wanted) return *backend;
+  }
+  throw_invalid("backend '", wanted, "' (", source, ") is not known; known: ", known_names());
+}
+
+/// Whether what is missing is a device, not an ability.
+bool lacks_device(const Backend& backend, const Problem& problem) {
+  return problem.device.kind == backend.device_kind() && !backend.has_device(problem.device);
+}
+
+/// What `backend` says to the call; one that is slow takes it only `by_name`.
+Prepared answer_of(const Backend& backend, bool by_name, const Problem& problem) {
+  Prepared answer = backend.prepare(problem);
+  const bool passed_over = !by_name && !backend.automatic() && std::holds_alternative<Launch>(answer);
+  return passed_over ? Refusal{"only runs when it is asked for by name (it is slow)"} : std::move(answer);
+}
+
+void ask(const Backend& backend, bool by_name, const Problem& problem, Choice& choice) {
+  const Prepared answer = answer_of(backend, by_name, problem);
+  if (const auto* launch = std::get_if<Launch>(&answer)) {
+    choice.backend = &backend;
+    choice.launch = *launch;
+    return;
+  }
+  choice.rejected.push_back(message(backend.name(), ": ", std::get<Refusal>(answer).why));
+  choice.no_device |= lacks_device(backend, problem) || (by_name && !backend.info().usable);
+}
+
+/// The first backend that takes the call: the argument decides, then the environment, then the order of the list.
+Choice choose(const Problem& problem, std::string_view wanted, Reasons reasons) {
+  Choice choice;
+  const char* source = "Options::backend";
+  const char* variable = std::getenv(kVariable);
+  if (wanted == "auto" && variable && *variable) {
+    wanted = variable;
+    source = kVariable;
+  }
+  if (wanted != "auto") {
+    const Backend& forced = find_backend(wanted, source);
+    choice.asked_for_by = source;
+    ask(forced, true, problem, choice);
+    return choice;
+  }
+  for (const Backend* backend : backend_list()) {
+    if (reasons == Reasons::kNone && backend->device_kind() != problem.device.kind) continue;
+    ask(*backend, false, problem, choice);
+    if (choice.launch) break;
+  }
+  return choice;
+}
+
+[[noreturn]] void throw_rejected(const Choice& choice) {
+  std::string reasons;
+  for (const std::string& line : choice.rejected) reasons += message(reasons.empty() ? "" : "; ", line);
+  throw Error(choice.no_device ? ErrorCode::kNoDevice : ErrorCode::kUnsupported,
+              message("no backend takes this call: ", reasons));
+}
+
+/// What a call's workspace holds: the plan that it makes, then what its backend needs.
+std::size_t bytes_of_workspace(const Launch& launch, int64_t plan_bytes) {
+  const int64_t parts = plan_bytes + launch.workspace_bytes();
+  return parts == 0 ? 0 : static_cast<std::size_t>(parts + kWorkspaceAlignment);
+}
+
+std::byte* aligned(std::span<std::byte> memory) {
+  void* begin = memory.data();
+  std::size_t space = memory.size();
+  return static_cast<std::byte*>(std::align(kWorkspaceAlignment, 1, begin, space));
+}
+
+/// Makes the plan of the call's mask in `buffer`.
+PlanView make_plan(const Problem& problem, std::span<std::byte> buffer) {
+  build_plan(problem.mask, buffer, problem.device, problem.stream);
+  return problem.device.kind == Device::Kind::kCpu
+             ? PlanView(buffer)
+             : PlanView::on_device(layout_of_plan(problem.mask), buffer, problem.device);
+}
+
+const MaskView* view_of_mask(const AttentionInputs& args) { return args.mask ? &args.mask->view() : nullptr; }
+
+/// Runs f, turning a failed allocation into the library's error.
+template <typename F>
+auto guarded(F&& f) {
+  try {
+    return f();
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::kOutOfMemory, kNoHostMemory);
+  }
+}
+
+template <typename Args>
+Explanation explain_args(const Args& args, const Options& options, const std::optional<GpuModel>& gpu) {
+  Problem problem = check(args, view_of_mask(args), options, false);
+  problem.gpu = gpu;
+  return explain_problem(problem, options.backend);
+}
+
+}  // namespace
+
+Launch prepare(const Problem& problem, std::string_view wanted) {
+  const Choice choice = choose(problem, wanted, Reasons::kNone);
+  if (!choice.launch) throw_rejected(choose(problem, wanted, Reasons::kAll));
+  return *choice.launch;
+}
+
+int64_t plan_bytes(const Problem& problem, const Launch& launch) {
+  const bool makes_plan = launch.reads_plan() && problem.lacks_plan();
+  return makes_plan ? round_up(layout_of_plan(problem.mask).bytes, kWorkspaceAlignment) : 0;
+}
+
+std::size_t Call::workspace_bytes() const { return bytes_of_workspace(launch_, plan_bytes_); }
+
+void Call::set_mask(const MaskView& mask) {
+  problem_.mask = mask;
+  if (problem_.plan.defined()) check_plan(problem_);
+}
+
+void Call::run(std::span<std::byte> workspace) {
+  if (workspace.size() < workspace_bytes())
+    throw_invalid("workspace has ", workspace.size(), " bytes; this call needs ", workspace_bytes(),
+                  " (query it with the same arguments and options)");
+  if (problem_.is_empty()) return;
+  std::byte* const base = aligned(workspace);
+  if (plan_bytes_ > 0) problem_.plan = make_plan(problem_, {base, static_cast<std::size_t>(plan_bytes_)});
+  launch_.run(base + plan_bytes_);
+}
+
+Explanation explain_problem(const Problem& problem, std::string_view backend) {
+  Explanation result;
+  result.features = names(problem.features);
+  if (compares_positions(problem.mask)) result.features.emplace_back("positions");
+  Choice choice = choose(problem, backend, Reasons::kAll);
+  result.rejected = std::move(choice.rejected);
+  if (!choice.launch) return result;
+  result.backend = choice.backend->name();
+  result.reason = choice.asked_for_by ? message("asked for by ", choice.asked_for_by)
+                                      : "the first backend in the order of preference that takes the call";
+  result.tile = choice.launch->tile();
+  result.workspace_bytes = bytes_of_workspace(*choice.launch, plan_bytes(problem, *choice.launch));
+  choice.launch->explain(result);
+  const auto tiles = checked_product(problem.batch, problem.heads_q, ceil_div(problem.seqlen_q, result.tile.rows),
+                                     ceil_div(problem.seqlen_k, result.tile.keys));
+  if (!tiles) throw_invalid("the call has more than 2^63 tiles");
+  result.tiles = *tiles;
+  result.live_tiles = result.tiles;
+  if (problem.dense.defined() || problem.batch == 0) return result;
+  if (result.tiles == 0) return result;
+  result.live_tiles = -1;
+  if (problem.mask.content_hash == 0) return result;  // not read
+  std::optional<Plan> own;
+  if (!problem.plan.defined() || problem.plan.device().kind != Device::Kind::kCpu) own.emplace(problem.mask);
+  const TiledPlanView plan(own ? own->view() : problem.plan, result.tile);
+  // Every mask of the plan serves the same number of (batch entry, query head) pairs.
+  result.live_tiles =
+      plan.live_tiles() * (problem.batch / problem.mask.batch()) * (problem.heads_q / problem.mask.heads());
+  return result;
+}
+
+std::span<const Backend* const> backend_list() {
+  static const std::array list{
+      &cuda_backend(),
+#ifdef FLASHMASK_WITH_CPU
+      &cpu_backend(),
+#endif
+      &reference_backend(),
+  };
+  return list;
+}
+
+std::vector<BackendInfo> backends() {
+  std::vector<BackendInfo> infos;
+  for (const Backend* backend : backend_list()) infos.push_back(backend->info());
+  return infos;
+}
+
+std::size_t forward_workspace(const ForwardArgs& args, const Options& options) {
+  return guarded([&] { return Call(args, view_of_mask(args), options, false).workspace_bytes(); });
+}
+
+std::size_t backward_workspace(const BackwardArgs& args, const Options& options) {
+  return guarded([&] { return Call(args, view_of_mask(args), options, false).workspace_bytes(); });
+}
+
+void forward(const ForwardArgs& args, std::span<std::byte> workspace, const Options& options) {
+  guarded([&] { Call(args, view_of_mask(args), options, true).run(workspace); });
+}
+
+void backward(const BackwardArgs& args, std::span<std::byte> workspace, const Options& options) {
+  guarded([&] { Call(args, view_of_mask(args), options, true).run(workspace); });
+}
+
+Explanation explain(const ForwardArgs& args, const Options& options, const std::optional<GpuModel>& gpu) {
+  return guarded([&] { return explain_args(args, options, gpu); });
+}
+
+Explanation explain(const BackwardArgs& args, const Options& options, const std::optional<GpuModel>& gpu) {
+  return guarded([&] { return explain_args(args, options, gpu); });
+}
+
+std::vector<KernelInfo> kernels() {
+  std::vector<KernelInfo> all;
+  for (const Backend* backend : backend_list()) {
+    const std::vector<KernelInfo> own = backend->kernels();
+    all.insert(all.end(), own.begin(), own.end());
+  }
+  return all;
+}
+
+}  // namespace flashmask
