@@ -62,7 +62,7 @@ test:
 	scripts/setup test $(CUDA)
 	$(configure) release $(cuda_options)
 	cmake --build --preset release
-	ctest --preset release
+	FLASHMASK_TEST_SCALE=$${FLASHMASK_TEST_SCALE:-40} ctest --preset release
 
 # What is set here holds for what it is made of.
 test-long: export FLASHMASK_TEST_LONG = 1
