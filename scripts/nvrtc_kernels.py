@@ -26,13 +26,6 @@ HEAD = """
 #include <cuda_device_runtime_api.h>
 """
 ELEMENTS = {"bf16": "kBFloat16", "f16": "kFloat16"}
-# Direction, rows of tile_config.h, and whether the kernels are those of features.
-INSTANCES = [
-    ("forward", "ForwardTile", "false"),
-    ("forward", "ForwardTile", "true"),
-    ("backward", "BackwardTile", "false"),
-    ("backward", "FeaturedBackwardTile", "true"),
-]
 
 
 def strings(values):
@@ -87,27 +80,31 @@ def main():
     failed = False
     hopper = SOURCES / "src/backends/cuda/sm90"
     table = (hopper / "tile_config.h").read_text()
-    for direction, row, featured in INSTANCES:
+    for direction in ("forward", "backward"):
         template = (hopper / direction / "instance.cu.in").read_text()
-        rows = re.findall(rf"^ *{row}{{(\d+), (\d+), (\d+)[,}}]", table, re.MULTILINE)
-        for (head_dim, head_dim_v, consumers), (element, dtype) in itertools.product(rows, ELEMENTS.items()):
+        begin = direction.capitalize()
+        tiles = re.findall(rf"^ *{begin}Tile{{(\d+), (\d+), (\d+), (k\w+), ", table, re.MULTILINE)
+        variants = re.findall(rf'^ *{begin}Variant{{k\w+, (k\w+), "([a-z.]*)"', table, re.MULTILINE)
+        product = itertools.product(tiles, enumerate(variants), ELEMENTS.items())
+        for (head_dim, head_dim_v, consumers, features), (variant, (of_tiles, suffix)), (element, dtype) in product:
+            if of_tiles not in ("kAny", features):
+                continue
             values = {
                 "dtype": dtype,
                 "element": element,
                 "head_dim": head_dim,
                 "head_dim_v": head_dim_v,
                 "consumers": consumers,
-                "featured": featured,
+                "variant": str(variant),
                 "name": "kernel",
-                "id": "kernel",
             }
             unit = HEAD + re.sub(r"@(\w+)@", lambda match, values=values: values[match[1]], template)
             compiled, log = compile_unit(nvrtc, wheels, unit)
             spills = max((int(stores) for stores in re.findall(r"(\d+) bytes spill stores", log)), default=0)
             failed |= not compiled
-            what = direction + (" with features" if featured == "true" else "")
+            tile = f"{head_dim} / {head_dim_v} {consumers}"
             print(
-                f"NVRTC {major.value}.{minor.value}: {what} {element} {head_dim} / {head_dim_v} {consumers}:",
+                f"NVRTC {major.value}.{minor.value}: {direction}{suffix} {element} {tile}:",
                 f"compiled, spills {spills} bytes" if compiled else "error\n" + log,
                 flush=True,
             )

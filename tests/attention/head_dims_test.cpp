@@ -220,7 +220,6 @@ TEST(Tiles, HoldTheirOwnHeadDims) {
   };
   expect_held(sm90::kForwardTiles);
   expect_held(sm90::kBackwardTiles);
-  expect_held(sm90::kFeaturedBackwardTiles);
   // dQ, dK and S have head_dim, dP and dV head_dim_v.
   EXPECT_DOUBLE_EQ(sm90::padding_share(sm90::kBackwardTiles[0], 32, 64), 1 - (3 * 32 + 2 * 64) / (5 * 64.));
 }

@@ -183,5 +183,5 @@ def test_with_softcap():
     if not runs_hopper_kernels():
         check_rounding(masked("documents", features, seqlen_q=300, seqlen_k=300, heads=4))
         return
-    with pytest.raises(CallError, match="partial_out is set with softcap"):
+    with pytest.raises(CallError, match="softcap and partial_out are set together"):
         call(Case(300, 300, features=features), None)

@@ -148,7 +148,7 @@ PARTIAL = [f"sm90.bwd.bf16.d128.dv128.c2{part}" for part in (".partial.preproces
             ["sm90.bwd.bf16.magnitudes"]
             + [f"sm90.bwd.bf16.d128.dv128.c2{part}" for part in (".preprocess", ".deterministic", ".convert_dq")],
         ),
-        ({**CASE, "partial": "float32"}, ["sm90.fwd.bf16.d128.dv128.c3.partial"]),
+        ({**CASE, "partial": "float32"}, ["sm90.fwd.bf16.d128.dv128.c3.sink.pos.partial"]),
         ({**CASE, "op": "bwd", "partial": "float32"}, PARTIAL),
         (
             {**SMALL, "op": "bwd", "partial": "float32"},  # of one key tile, whose query heads are split

@@ -49,10 +49,16 @@ class SoftcapScore {
   template <int kScores, typename PlaceOf>
   __device__ __forceinline__ void differentiate(float (&s)[kScores], float (&gradients)[kScores],
                                                 const PlaceOf&) const {
-    take_tanh_and_slope<Element>(s, softcap_.factor, gradients);
+    if (softcap_.softcap <= kLargest) {
+      take_tanh_and_slope<Element>(s, softcap_.factor, gradients);
+    } else {  // Is never taken: without an alternative ptxas merges this branch with its surroundings, and spills.
+#pragma unroll
+      for (float& score : s) score *= softcap_.factor;
+    }
   }
 
  private:
+  static constexpr float kLargest = 256;  ///< that a call may have
   const SoftcapParams& softcap_;
 };
 

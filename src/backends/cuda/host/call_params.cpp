@@ -116,9 +116,6 @@ int64_t heads_per_l2_group(const Problem& p, int64_t l2_bytes) {
   return std::min(kv_heads, p.batch * p.heads_kv) * p.group_size();
 }
 
-bool asks_for_features(const Problem& p) { return p.features.softcap != 0 || p.features.dropout.p != 0; }
-bool asks_for_light_features(const Problem& p) { return p.features.sink.defined() || compares_positions(p.mask); }
-
 FeatureParams feature_params(const Problem& p) {
   const Features& asked = p.features;
   FeatureParams params{};

@@ -60,12 +60,7 @@ float scale_log2(const Problem& p);
 /// the L2 cache.
 int64_t heads_per_l2_group(const Problem& p, int64_t l2_bytes);
 
-/// Whether a call asks for what changes a kernel's tile loop: softcap, dropout.
-bool asks_for_features(const Problem& p);
-/// Whether it asks for features that leave that loop as it is: a sink, which joins a row at its end, or positions,
-/// which are read where element masks are made.
-bool asks_for_light_features(const Problem& p);
-/// What kernels read of its features.
+/// What kernels read of the call's features.
 FeatureParams feature_params(const Problem& p);
 
 /// Lets a kernel have its dynamic shared memory; asks CUDA once per kernel and device.

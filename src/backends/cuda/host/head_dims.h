@@ -24,14 +24,23 @@ constexpr int64_t work_of_pair(int64_t head_dim, int64_t head_dim_v) {
   return Tile::kProductsOfQk * head_dim + Tile::kProductsOfV * head_dim_v;
 }
 
-/// The first tile of `tiles` of those with the least work that hold the head dims; null if none does.
-template <typename Tile, std::size_t kCount>
-constexpr const Tile* least_tile(const Tile (&tiles)[kCount], int64_t head_dim, int64_t head_dim_v) {
+/// Takes every tile.
+struct AnyTile {
+  template <typename Tile>
+  constexpr bool operator()(const Tile&) const {
+    return true;
+  }
+};
+
+/// The first tile of `tiles` of those with the least work that hold the head dims and are `taken`; null if none is.
+template <typename Tile, std::size_t kCount, typename Taken = AnyTile>
+constexpr const Tile* least_tile(const Tile (&tiles)[kCount], int64_t head_dim, int64_t head_dim_v,
+                                 const Taken& taken = {}) {
   const auto work = [](const Tile& tile) { return work_of_pair<Tile>(tile.head_dim, tile.head_dim_v); };
   const Tile* least = nullptr;
   for (const Tile& tile : tiles) {
     if (!holds(tile, head_dim, tile.head_dim) || !holds(tile, head_dim_v, tile.head_dim_v)) continue;
-    if (!least || work(tile) < work(*least)) least = &tile;
+    if ((!least || work(tile) < work(*least)) && taken(tile)) least = &tile;
   }
   return least;
 }
@@ -43,18 +52,24 @@ constexpr double padding_share(const Tile& tile, int64_t head_dim, int64_t head_
                  static_cast<double>(work_of_pair<Tile>(tile.head_dim, tile.head_dim_v));
 }
 
-/// Why a call is not taken whose head dims none of `tiles` holds, with the nearest that one does.
-template <typename Tile, std::size_t kCount>
-Refusal head_dims_refusal(const Problem& p, const Tile (&tiles)[kCount]) {
+/// Why a call is not taken whose head dims none of `tiles` that are `taken` holds, with the nearest that one does.
+template <typename Tile, std::size_t kCount, typename Taken = AnyTile>
+Refusal head_dims_refusal(const Problem& p, const Tile (&tiles)[kCount], const Taken& taken = {}) {
   std::string known;
   const Tile* nearest = nullptr;
   const auto missing = [&](const Tile& tile) {
     return std::max(p.head_dim - tile.head_dim, int64_t{0}) + std::max(p.head_dim_v - tile.head_dim_v, int64_t{0});
   };
   for (const Tile& tile : tiles) {
+    if (!taken(tile)) continue;
     const std::string dims = message(tile.head_dim, " / ", tile.head_dim_v);
     if (known.find(dims) == std::string::npos) known += (known.empty() ? "" : ", ") + dims;
     if (!nearest || missing(tile) < missing(*nearest)) nearest = &tile;
+  }
+  if (!nearest) {
+    std::string asked;
+    for (const std::string& name : names(p.features)) asked += (asked.empty() ? "" : " and ") + name;
+    return {message(asked, " are set together; there are no kernels of both: leave one out")};
   }
   return {message("head_dim ", p.head_dim, " with head_dim_v ", p.head_dim_v, " is not taken by the ",
                   p.is_backward ? "backward" : "forward", "; it takes multiples of ", kHeadDimStep,

@@ -3,6 +3,8 @@
 
 #include <cstddef>
 
+#include "backends/cuda/device/variant.h"
+
 namespace flashmask::sm80 {
 
 /// What the ids of the kernels begin with.
@@ -11,7 +13,10 @@ inline constexpr const char* kArch = "sm80";
 // The tiles of the kernels of mma.sync: a row for each combination of head dims that there are kernels for, and of the
 // shared memory that a block may have. The build makes kernels of each row for each element type; dispatch, refusals
 // and what the library says it supports are read from here. CMake reads the rows, too: each begins with ForwardTile{ or
-// BackwardTile{, head_dim, head_dim_v, kilobytes.
+// BackwardTile{, head_dim, head_dim_v, kilobytes, features; and those of the variants.
+using cuda::TileFeatures, cuda::Unit, cuda::VariantRow;
+using enum TileFeatures;
+using enum Unit;
 
 /// The kilobytes of shared memory that a block may have: on compute capability 8.0 and 8.7, and on 8.6, 8.9 and 12.0.
 inline constexpr int kLargeKilobytes = 163, kSmallKilobytes = 99;
@@ -21,6 +26,7 @@ inline constexpr int kLargeKilobytes = 163, kSmallKilobytes = 99;
 struct ForwardTile {
   int head_dim, head_dim_v;
   int kilobytes;  ///< of shared memory that a block needs at most: one of the two above
+  TileFeatures features;
   int rows, keys, warps;
   int ctas;  ///< of a multiprocessor, for which the registers of a thread are limited
 
@@ -35,16 +41,16 @@ struct ForwardTile {
 // less than eight that share barriers.
 // clang-format off: the build reads a row from each line
 inline constexpr ForwardTile kForwardTiles[] = {
-    // d, d_v, KB          rows keys warps CTAs
-    ForwardTile{64, 64, 99, 128, 128, 4, 2},
-    ForwardTile{96, 96, 99, 128, 64, 4, 2},
-    ForwardTile{128, 128, 99, 64, 64, 4, 2},
-    ForwardTile{128, 128, 163, 128, 64, 4, 2},
-    ForwardTile{192, 128, 99, 128, 64, 8, 1},
-    ForwardTile{192, 192, 99, 128, 64, 8, 1},
-    ForwardTile{192, 192, 163, 64, 64, 4, 2},
-    ForwardTile{256, 256, 99, 64, 64, 4, 1},
-    ForwardTile{256, 256, 163, 128, 64, 8, 1},
+    // d, d_v, KB, features  rows keys warps CTAs
+    ForwardTile{64, 64, 99, kAll, 128, 128, 4, 2},
+    ForwardTile{96, 96, 99, kAll, 128, 64, 4, 2},
+    ForwardTile{128, 128, 99, kAll, 64, 64, 4, 2},
+    ForwardTile{128, 128, 163, kAll, 128, 64, 4, 2},
+    ForwardTile{192, 128, 99, kAll, 128, 64, 8, 1},
+    ForwardTile{192, 192, 99, kAll, 128, 64, 8, 1},
+    ForwardTile{192, 192, 163, kAll, 64, 64, 4, 2},
+    ForwardTile{256, 256, 99, kAll, 64, 64, 4, 1},
+    ForwardTile{256, 256, 163, kAll, 128, 64, 8, 1},
 };
 // clang-format on
 
@@ -52,6 +58,7 @@ inline constexpr ForwardTile kForwardTiles[] = {
 struct BackwardTile {
   int head_dim, head_dim_v;
   int kilobytes;  ///< as of ForwardTile
+  TileFeatures features;
   int rows, keys;
   int q_buffers, dout_buffers;  ///< tiles of Q, and of dO, in shared memory
   int v_register_columns;       ///< columns of V that lie in registers, as the operand of dP, and not in shared memory
@@ -68,22 +75,41 @@ struct BackwardTile {
   constexpr int dq_warps() const { return rows == 128 || head_dim % 64 != 0 ? 2 : 4; }
 };
 
-// More keys take fewer additions to dq, more rows fewer reads of K and V from shared memory.
+// More keys take fewer additions to dq, more rows fewer reads of K and V from shared memory. Calls with softcap or
+// dropout run in the least tile with kernels of them that holds their head dims.
 // clang-format off: the build reads a row from each line
 inline constexpr BackwardTile kBackwardTiles[] = {
-    // d, d_v, KB           rows keys Q dO  columns of V in registers
-    BackwardTile{64, 64, 99, 64, 128, 2, 2, 0},
-    BackwardTile{64, 64, 163, 128, 128, 2, 2, 0},
-    BackwardTile{96, 96, 99, 64, 64, 2, 2, 0},
-    BackwardTile{96, 96, 163, 64, 128, 2, 2, 0},
-    BackwardTile{128, 128, 99, 64, 64, 2, 1, 0},
-    BackwardTile{128, 128, 163, 64, 128, 2, 2, 0},
-    BackwardTile{192, 128, 99, 64, 64, 1, 1, 0},
-    BackwardTile{192, 128, 163, 64, 64, 2, 2, 0},
-    BackwardTile{192, 192, 99, 32, 64, 2, 1, 0},
-    BackwardTile{192, 192, 163, 64, 64, 2, 2, 0},
-    BackwardTile{256, 256, 99, 32, 64, 2, 1, 192},
-    BackwardTile{256, 256, 163, 64, 64, 1, 1, 0},
+    // d, d_v, KB, features  rows keys Q dO  columns of V in registers
+    BackwardTile{64, 64, 99, kAll, 64, 128, 2, 2, 0},
+    BackwardTile{64, 64, 163, kNone, 128, 128, 2, 2, 0},
+    BackwardTile{96, 96, 99, kNone, 64, 64, 2, 2, 0},
+    BackwardTile{96, 96, 163, kNone, 64, 128, 2, 2, 0},
+    BackwardTile{128, 128, 99, kAll, 64, 64, 2, 1, 0},
+    BackwardTile{128, 128, 163, kNone, 64, 128, 2, 2, 0},
+    BackwardTile{192, 128, 99, kNone, 64, 64, 1, 1, 0},
+    BackwardTile{192, 128, 163, kNone, 64, 64, 2, 2, 0},
+    BackwardTile{192, 192, 99, kNone, 32, 64, 2, 1, 0},
+    BackwardTile{192, 192, 163, kNone, 64, 64, 2, 2, 0},
+    BackwardTile{256, 256, 99, kAll, 32, 64, 2, 1, 192},
+    BackwardTile{256, 256, 163, kNone, 64, 64, 1, 1, 0},
+};
+// clang-format on
+
+using ForwardVariant = VariantRow;
+using BackwardVariant = VariantRow;
+// Partial results and deterministic mode are branches of every kernel.
+// clang-format off: the build reads a row from each line
+inline constexpr ForwardVariant kForwardVariants[] = {
+    // unit, tiles, end of the id
+    ForwardVariant{kPlain, kAny, "", {}},
+    ForwardVariant{kPlain, kAny, ".softcap.dropout.sink.pos",
+                   {.softcap = true, .dropout = true, .sink = true, .positions = true}},
+};
+// Every kernel reads positions, and a sink's weight is in lse, so none of them asks for either.
+inline constexpr BackwardVariant kBackwardVariants[] = {
+    // unit, tiles, end of the id
+    BackwardVariant{kPlain, kAny, "", {}},
+    BackwardVariant{kFeatures, kAll, ".softcap.dropout", {.softcap = true, .dropout = true}},
 };
 // clang-format on
 
@@ -103,19 +129,5 @@ template <typename Tile>
 constexpr bool holds(const Tile&, long dim, long dim_of_tile) {
   return dim % 8 == 0 && dim <= dim_of_tile;
 }
-
-/// The rows of kBackwardTiles that have kernels of softcap and dropout; a call that asks for those runs in the least
-/// that holds it.
-struct FeaturedBackwardTile : BackwardTile {
-  constexpr FeaturedBackwardTile(int qk, int v, int memory) : BackwardTile(find_tile(kBackwardTiles, qk, v, memory)) {}
-};
-// clang-format off: the build reads a row from each line
-inline constexpr FeaturedBackwardTile kFeaturedBackwardTiles[] = {
-    // d, d_v, KB
-    FeaturedBackwardTile{64, 64, 99},
-    FeaturedBackwardTile{128, 128, 99},
-    FeaturedBackwardTile{256, 256, 99},
-};
-// clang-format on
 
 }  // namespace flashmask::sm80

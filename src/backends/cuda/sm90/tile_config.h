@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backends/cuda/device/variant.h"
+
 namespace flashmask::sm90 {
 
 /// What the ids of the kernels begin with.
@@ -12,7 +14,10 @@ inline constexpr const char* kArch = "sm90";
 // The tiles of Hopper's kernels: a row for each combination of head dims that there are kernels for, and, in the
 // forward, of consumer warpgroups. The build makes kernels of each row for each element type, dispatch looks here, what
 // has no row is refused, and what the library says it supports is read from here. CMake reads the rows, too: each
-// begins with ForwardTile{ or BackwardTile{, head_dim, head_dim_v, consumers.
+// begins with ForwardTile{ or BackwardTile{, head_dim, head_dim_v, consumers, features; and those of the variants.
+using cuda::DqSum, cuda::TileFeatures, cuda::Unit, cuda::VariantRow;
+using enum TileFeatures;
+using enum Unit;
 
 /// What a multiprocessor of compute capability 9.0 has.
 inline constexpr int kSharedBytesOfBlock = 227 * 1024, kRegistersOfBlock = 64 * 1024, kThreadsOfWarpgroup = 128;
@@ -20,6 +25,7 @@ inline constexpr int kSharedBytesOfBlock = 227 * 1024, kRegistersOfBlock = 64 * 
 struct ForwardTile {
   int head_dim, head_dim_v;
   int consumers;  ///< consumer warpgroups, each with 64 query rows of the tile
+  TileFeatures features;
   int keys;
   int q_buffers;  ///< tiles of Q in flight; with one, the next work tile's rows wait for this one's last QK^T
   /// Tiles of K in flight, and in how many parts, each of some columns, a tile comes and goes.
@@ -42,8 +48,6 @@ struct ForwardTile {
   /// Products of a tile that are as long or wide as head_dim, and as head_dim_v.
   static constexpr int kProductsOfQk = 1, kProductsOfV = 1;
   constexpr int rows() const { return 64 * consumers; }
-  /// Whether its kernel of features takes dropout, whose bits have no registers beside three warpgroups' scores.
-  constexpr bool drops() const { return consumers < 3; }
   /// Whether it draws those bits half a tile at a time, when a half's scores have become weights: before, S, O and a
   /// draw do not fit the registers.
   constexpr bool draws_late() const { return head_dim_v >= 256; }
@@ -52,6 +56,7 @@ struct ForwardTile {
 struct BackwardTile {
   int head_dim, head_dim_v;
   int consumers;  ///< consumer warpgroups, each with 64 keys of the tile
+  TileFeatures features;
   int rows;
   int stages;                                ///< tiles of Q, and of dO, in flight
   int helper_registers, consumer_registers;  ///< of a thread, after the warpgroups have exchanged them
@@ -87,32 +92,62 @@ struct BackwardTile {
   }
 };
 
-// Three warpgroups do more work per byte of K and V; two make smaller work tiles, which short problems need to fill the
-// device. The shortest tile of a pair of head dims comes first.
+// Three warpgroups do more work per byte of K and V, but have no registers for dropout's bits beside their scores; two
+// make smaller work tiles, which short problems need to fill the device. The shortest tile of a pair of head dims comes
+// first.
 inline constexpr ForwardTile kForwardTiles[] = {
-    // d, d_v, WGs       keys  Q  K     V     registers  overlap, turns  mask slots, rows  one copy
-    ForwardTile{64, 64, 2, 128, 2, 4, 1, 4, 1, 40, 232, 5, true, 2, 64, true},
-    ForwardTile{64, 64, 3, 128, 2, 4, 1, 4, 1, 32, 160, 5, true, 2, 64, true},
-    ForwardTile{96, 96, 2, 128, 2, 2, 1, 2, 1, 40, 232, 0, false, 1, 32, false},
-    ForwardTile{96, 96, 3, 128, 2, 2, 1, 2, 1, 32, 160, 0, false, 1, 32, false},
-    ForwardTile{128, 128, 2, 128, 2, 2, 1, 2, 1, 40, 232, 0, false, 1, 32, true},
-    ForwardTile{128, 128, 3, 128, 2, 2, 1, 2, 1, 32, 160, 0, false, 1, 32, true},
-    ForwardTile{192, 128, 2, 128, 1, 2, 1, 2, 1, 40, 232, 5, true, 2, 64, false},
-    ForwardTile{192, 128, 3, 128, 1, 2, 1, 3, 2, 32, 160, 0, true, 2, 64, false},
-    ForwardTile{192, 192, 2, 128, 1, 2, 1, 3, 2, 40, 232, 5, true, 2, 64, false},
-    ForwardTile{256, 256, 2, 128, 1, 1, 2, 3, 2, 40, 232, 0, true, 1, 32, false},
+    // d, d_v, WGs, features  keys  Q  K     V     registers  overlap, turns  mask slots, rows  one copy
+    ForwardTile{64, 64, 2, kAll, 128, 2, 4, 1, 4, 1, 40, 232, 5, true, 2, 64, true},
+    ForwardTile{64, 64, 3, kNoDropout, 128, 2, 4, 1, 4, 1, 32, 160, 5, true, 2, 64, true},
+    ForwardTile{96, 96, 2, kAll, 128, 2, 2, 1, 2, 1, 40, 232, 0, false, 1, 32, false},
+    ForwardTile{96, 96, 3, kNoDropout, 128, 2, 2, 1, 2, 1, 32, 160, 0, false, 1, 32, false},
+    ForwardTile{128, 128, 2, kAll, 128, 2, 2, 1, 2, 1, 40, 232, 0, false, 1, 32, true},
+    ForwardTile{128, 128, 3, kNoDropout, 128, 2, 2, 1, 2, 1, 32, 160, 0, false, 1, 32, true},
+    ForwardTile{192, 128, 2, kAll, 128, 1, 2, 1, 2, 1, 40, 232, 5, true, 2, 64, false},
+    ForwardTile{192, 128, 3, kNoDropout, 128, 1, 2, 1, 3, 2, 32, 160, 0, true, 2, 64, false},
+    ForwardTile{192, 192, 2, kAll, 128, 1, 2, 1, 3, 2, 40, 232, 5, true, 2, 64, false},
+    ForwardTile{256, 256, 2, kAll, 128, 1, 1, 2, 3, 2, 40, 232, 0, true, 1, 32, false},
 };
 
+// 192 / 128 has no registers left for softcap and dropout: such calls run in the least of the others that holds them.
 inline constexpr BackwardTile kBackwardTiles[] = {
-    // d, d_v, WGs        rows  stages  registers  alternate  one code  one copy  wide  dO's stages  halves  dq from
+    // d, d_v, WGs, features  rows  stages  registers  alternate  one code  one copy  wide  dO's stages  halves  dq from
     // registers
-    BackwardTile{64, 64, 2, 128, 2, 40, 232, true, true, true, false, 2, false, false},
-    BackwardTile{96, 96, 2, 64, 2, 40, 232, true, true, false, false, 2, false, false},
-    BackwardTile{128, 128, 2, 64, 2, 40, 232, false, false, true, false, 2, false, false},
-    BackwardTile{192, 128, 2, 64, 2, 24, 240, false, false, false, false, 1, true, false},
-    BackwardTile{192, 192, 2, 64, 2, 24, 240, false, false, false, true, 2, false, true},
-    BackwardTile{256, 256, 2, 64, 2, 40, 232, false, false, false, true, 1, false, false},
+    BackwardTile{64, 64, 2, kAll, 128, 2, 40, 232, true, true, true, false, 2, false, false},
+    BackwardTile{96, 96, 2, kAll, 64, 2, 40, 232, true, true, false, false, 2, false, false},
+    BackwardTile{128, 128, 2, kAll, 64, 2, 40, 232, false, false, true, false, 2, false, false},
+    BackwardTile{192, 128, 2, kNone, 64, 2, 24, 240, false, false, false, false, 1, true, false},
+    BackwardTile{192, 192, 2, kAll, 64, 2, 24, 240, false, false, false, true, 2, false, true},
+    BackwardTile{256, 256, 2, kAll, 64, 2, 40, 232, false, false, false, true, 1, false, false},
 };
+
+using ForwardVariant = VariantRow;
+using BackwardVariant = VariantRow;
+// clang-format off: the build reads a row from each line
+inline constexpr ForwardVariant kForwardVariants[] = {
+    // unit, tiles, end of the id
+    ForwardVariant{kPlain, kAny, "", {}},
+    ForwardVariant{kPlain, kAny, ".sink.pos", {.sink = true, .positions = true}},
+    ForwardVariant{kFeatures, kAll, ".softcap.dropout.sink.pos",
+                   {.softcap = true, .dropout = true, .sink = true, .positions = true}},
+    ForwardVariant{kFeatures, kNoDropout, ".softcap.sink.pos", {.softcap = true, .sink = true, .positions = true}},
+    ForwardVariant{kPartial, kAny, ".sink.pos.partial", {.sink = true, .positions = true, .partial = true}},
+};
+// A sink's weight is in lse, so none of them asks for it.
+inline constexpr BackwardVariant kBackwardVariants[] = {
+    // unit, tiles, end of the id
+    BackwardVariant{kPlain, kAny, "", {}},
+    BackwardVariant{kPlain, kAny, ".split", {.split = true}},
+    BackwardVariant{kPlain, kAny, ".deterministic", {.sum = DqSum::kIntegers}},
+    BackwardVariant{kPlain, kAny, ".deterministic.split", {.sum = DqSum::kIntegers, .split = true}},
+    BackwardVariant{kPlain, kAny, ".pos", {.sum = DqSum::kEither, .positions = true}},
+    BackwardVariant{kPlain, kAny, ".pos.split", {.sum = DqSum::kEither, .positions = true, .split = true}},
+    BackwardVariant{kFeatures, kAll, ".softcap.dropout.pos",
+                    {.sum = DqSum::kEither, .softcap = true, .dropout = true, .positions = true}},
+    BackwardVariant{kFeatures, kAll, ".softcap.dropout.pos.split",
+                    {.sum = DqSum::kEither, .softcap = true, .dropout = true, .positions = true, .split = true}},
+};
+// clang-format on
 
 /// The row of a table. A combination that has none does not compile: the search for it ends past the table, which is no
 /// constant expression.
@@ -123,23 +158,6 @@ constexpr Tile find_tile(const Tile (&table)[kCount], int head_dim, int head_dim
     ++row;
   return table[row];
 }
-
-/// The rows of kBackwardTiles that have kernels of softcap and dropout. 192 / 128 has no registers left for them: such
-/// calls run in the least of the others that holds them.
-struct FeaturedBackwardTile : BackwardTile {
-  constexpr FeaturedBackwardTile(int qk, int v, int warpgroups)
-      : BackwardTile(find_tile(kBackwardTiles, qk, v, warpgroups)) {}
-};
-// clang-format off: the build reads a row from each line
-inline constexpr FeaturedBackwardTile kFeaturedBackwardTiles[] = {
-    // d, d_v, WGs
-    FeaturedBackwardTile{64, 64, 2},
-    FeaturedBackwardTile{96, 96, 2},
-    FeaturedBackwardTile{128, 128, 2},
-    FeaturedBackwardTile{192, 192, 2},
-    FeaturedBackwardTile{256, 256, 2},
-};
-// clang-format on
 
 /// Whether the registers of one warpgroup of helpers and of `consumers` others fit those that a block of them begins
 /// with, in the steps in which they are handed out. There are no more to exchange: a warpgroup would wait for them

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
-#include <span>
 #include <utility>
 
 #include "backends/cuda/host/call_params.h"
@@ -16,6 +15,7 @@
 #include "backends/cuda/host/head_dims.h"
 #include "backends/cuda/host/head_groups.h"
 #include "backends/cuda/host/kernel_info.h"
+#include "backends/cuda/host/kernel_table.h"
 #include "backends/cuda/host/launch_chain.h"
 #include "backends/cuda/sm80/backward/instance.h"
 #include "backends/cuda/sm80/backward/params.h"
@@ -28,40 +28,77 @@ namespace {
 
 constexpr int64_t kMostWorkTiles = int64_t{1} << 30;
 
-template <DataType dtype, bool featured, const auto& tiles, std::size_t... row>
-auto instances_of(std::index_sequence<row...>) {
-  return std::array{
-      backward_instance<dtype, tiles[row].head_dim, tiles[row].head_dim_v, tiles[row].kilobytes, featured>()...};
+using BackwardKernel = cuda::TileKernel<BackwardTile>;
+using BackwardTable = cuda::KernelTable<BackwardTile, std::size(kBackwardTiles), std::size(kBackwardVariants)>;
+
+std::string id_of(DataType dtype, const BackwardTile& tile) {
+  return cuda::id_of_tile(kArch, "bwd", dtype, tile.head_dim, tile.head_dim_v, 'k', tile.kilobytes);
 }
 
-/// The instances of an element type of kDataTypes, a row of `tiles` each.
-template <bool featured, const auto& tiles>
-std::span<const BackwardInstance> instances_of(DataType dtype) {
-  constexpr auto rows = std::make_index_sequence<std::size(tiles)>();
-  static const auto bf16 = instances_of<DataType::kBFloat16, featured, tiles>(rows),
-                    f16 = instances_of<DataType::kFloat16, featured, tiles>(rows);
+template <DataType dtype>
+BackwardTable make_table() {
+  return BackwardTable(kBackwardTiles, [](auto tile_row, auto variant_row) -> BackwardKernel {
+    constexpr BackwardTile tile = kBackwardTiles[tile_row];
+    constexpr const VariantRow& row = kBackwardVariants[variant_row];
+    if constexpr (row.is_of(tile)) {
+      return {&kBackwardTiles[tile_row], &row, message(id_of(dtype, tile), row.suffix),
+              backward_kernel<dtype, tile.head_dim, tile.head_dim_v, tile.kilobytes, variant_row>()};
+    } else {
+      return {};
+    }
+  });
+}
+
+/// The kernels over key tiles of an element type of kDataTypes.
+const BackwardTable& table_of(DataType dtype) {
+  static const BackwardTable bf16 = make_table<DataType::kBFloat16>(), f16 = make_table<DataType::kFloat16>();
   return dtype == DataType::kBFloat16 ? bf16 : f16;
 }
-std::span<const BackwardInstance> instances(DataType dtype, bool featured) {
-  return featured ? instances_of<true, kFeaturedBackwardTiles>(dtype) : instances_of<false, kBackwardTiles>(dtype);
+
+template <DataType dtype, std::size_t... row>
+std::array<RowKernels, sizeof...(row)> make_row_kernels(std::index_sequence<row...>) {
+  constexpr auto& tiles = kBackwardTiles;
+  return {row_kernels<dtype, tiles[row].head_dim, tiles[row].head_dim_v, tiles[row].kilobytes>()...};
+}
+const RowKernels& row_kernels_of(DataType dtype, const BackwardTile& tile) {
+  constexpr auto rows = std::make_index_sequence<std::size(kBackwardTiles)>();
+  static const auto bf16 = make_row_kernels<DataType::kBFloat16>(rows),
+                    f16 = make_row_kernels<DataType::kFloat16>(rows);
+  return (dtype == DataType::kBFloat16 ? bf16 : f16)[static_cast<std::size_t>(&tile - kBackwardTiles)];
+}
+std::string id_of_preprocess(DataType dtype, const BackwardTile& tile) {
+  return message(id_of(dtype, tile), ".preprocess");
+}
+std::string id_of_convert_dq(DataType dtype, const BackwardTile& tile) {
+  return message(id_of(dtype, tile), ".convert_dq");
 }
 
-/// Of the least tiles that hold the call's head dims, the largest that fits; null if none holds them.
-const BackwardInstance* choose_instance(const Problem& p, int kilobytes) {
-  const bool featured = cuda::asks_for_features(p);
-  const BackwardTile* least = featured ? cuda::least_tile(kFeaturedBackwardTiles, p.head_dim, p.head_dim_v)
-                                       : cuda::least_tile(kBackwardTiles, p.head_dim, p.head_dim_v);
+/// What the call asks of the kernel over key tiles. Every kernel reads positions, sums dq up in either way and leaves
+/// fp32 where that is asked for; a sink's weight is in lse.
+cuda::Variant asked_variant(const Problem& p) {
+  return {.softcap = p.features.softcap != 0, .dropout = p.features.dropout.p != 0};
+}
+
+/// Whether there is a kernel of a tile that takes the call.
+auto takes(const Problem& p) {
+  return [&table = table_of(p.dtype), asked = asked_variant(p)](const BackwardTile& tile) {
+    return table.find(tile, asked) != nullptr;
+  };
+}
+
+/// Picks the kernel: the least tiles that hold the head dims, and the largest of them that fits; null if there is none.
+const BackwardKernel* choose_kernel(const Problem& p, int kilobytes) {
+  const BackwardTile* least = cuda::least_tile(kBackwardTiles, p.head_dim, p.head_dim_v, takes(p));
   if (!least) return nullptr;
-  const BackwardInstance* chosen = nullptr;
-  for (const BackwardInstance& i : instances(p.dtype, featured)) {
-    if (i.tile.head_dim != least->head_dim || i.tile.head_dim_v != least->head_dim_v) continue;
-    if (i.tile.kilobytes <= kilobytes && (!chosen || i.tile.kilobytes > chosen->tile.kilobytes)) chosen = &i;
+  const cuda::Variant asked = asked_variant(p);
+  const BackwardKernel* chosen = nullptr;
+  for (const BackwardTile& tile : kBackwardTiles) {
+    if (tile.head_dim != least->head_dim || tile.head_dim_v != least->head_dim_v) continue;
+    if (tile.kilobytes > kilobytes || (chosen && tile.kilobytes <= chosen->tile->kilobytes)) continue;
+    if (const BackwardKernel* kernel = table_of(p.dtype).find(tile, asked)) chosen = kernel;
   }
   return chosen;
 }
-
-std::string id_of_preprocess(const BackwardInstance& i) { return message(i.id, ".preprocess"); }
-std::string id_of_convert_dq(const BackwardInstance& i) { return message(i.id, ".convert_dq"); }
 
 /// How many tiles a call has, of a head and in all; key_blocks: what the plan has of a head. all_keys counts those that
 /// key blocks have, though the last one may have fewer.
@@ -109,23 +146,23 @@ struct Layout {
 
 /// A backward, configured.
 struct BackwardCall {
-  const BackwardInstance* instance;
+  const BackwardKernel* kernel;
   TileCounts tiles;
   int64_t splits, work_tiles, ctas;
   Layout layout;
 
-  BackwardCall(const Problem& p, const BackwardInstance& of)
-      : instance(&of),
-        tiles(p, of.tile),
+  BackwardCall(const Problem& p, const BackwardKernel& of)
+      : kernel(&of),
+        tiles(p, *of.tile),
         splits(cuda::count_splits(p, tiles.all_keys)),
         work_tiles(tiles.all_keys * splits),
         ctas(std::min(work_tiles, cuda::most_ctas(p))),
-        layout(p, of.tile, tiles, splits) {}
+        layout(p, *of.tile, tiles, splits) {}
 
   /// Work tiles leave parts of dk and dv, which are added up last.
   bool has_key_parts() const { return work_tiles > 0 && splits > 1; }
 
-  TileShape tile() const { return {instance->tile.plan_rows(), kGranuleKeys}; }
+  TileShape tile() const { return {kernel->tile->plan_rows(), kGranuleKeys}; }
   int64_t workspace_bytes() const { return layout.bytes; }
   void explain(const Problem& p, Explanation& e) const;
   void run(const Problem& p, std::byte* workspace, unsigned long long* executed) const;
@@ -201,7 +238,7 @@ SinkGradientParams make_sink_params(const Problem& p, const BackwardCall& call, 
           .dsink_stride = p.dsink.stride[0],
           .lse = rows_of_vector(p.lse),
           .terms = at<RowTerms>(workspace, call.layout.terms),
-          .rows_of_head = call.tiles.rows * call.instance->tile.rows,
+          .rows_of_head = call.tiles.rows * call.kernel->tile->rows,
           .batch = p.batch,
           .seqlen_q = static_cast<int32_t>(p.seqlen_q),
           .heads = static_cast<uint32_t>(p.heads_q)};
@@ -239,7 +276,7 @@ BackwardParams make_params(const Problem& p, const BackwardCall& call, std::byte
   params.schedule = {.work_tiles = static_cast<uint32_t>(call.work_tiles),
                      .heads = static_cast<uint32_t>(p.batch * head_groups),
                      .heads_per_l2_group = static_cast<uint32_t>(cuda::head_groups_in_l2(p, call.splits)),
-                     .tiles = static_cast<uint32_t>(call.tiles.tiles_of_head(call.instance->tile)),
+                     .tiles = static_cast<uint32_t>(call.tiles.tiles_of_head(*call.kernel->tile)),
                      .next = at<uint32_t>(workspace, call.layout.next)};
   params.executed = executed;
   params.features = cuda::feature_params(p);
@@ -264,13 +301,13 @@ void find_dense_extents(const Problem& p, VisibleExtent* extents) {
 
 void BackwardCall::explain(const Problem& p, Explanation& e) const {
   e.arch = kArch;
-  e.instance = instance->id;
-  e.padding_share = cuda::padding_share(instance->tile, p.head_dim, p.head_dim_v);
+  e.instance = kernel->id;
+  e.padding_share = cuda::padding_share(*kernel->tile, p.head_dim, p.head_dim_v);
   if (p.dense.defined()) e.kernels.push_back(dense_extent_instance().id);
   if (cuda::magnitude_blocks(p) > 0) e.kernels.push_back(magnitude_instance(p.dtype).id);
-  if (tiles.all_rows > 0) e.kernels.push_back(id_of_preprocess(*instance));
+  if (tiles.all_rows > 0) e.kernels.push_back(id_of_preprocess(p.dtype, *kernel->tile));
   if (work_tiles > 0) e.kernels.push_back(e.instance);
-  if (work_tiles > 0 && tiles.all_rows > 0) e.kernels.push_back(id_of_convert_dq(*instance));
+  if (work_tiles > 0 && tiles.all_rows > 0) e.kernels.push_back(id_of_convert_dq(p.dtype, *kernel->tile));
   if (has_key_parts()) e.kernels.push_back(reduce_instance(p.dtype).id);
   if (p.dsink.defined()) e.kernels.push_back(sink_instance(p.dtype).id);
 }
@@ -279,9 +316,9 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
   const cudaStream_t stream = cuda::stream_of(p);
   // A chain for each kernel: none begins before the one before has ended, which only code for later devices can wait
   // for.
-  const auto launch = [&](const char* what, auto kernel, int64_t blocks, int threads, int shared_bytes,
+  const auto launch = [&](const char* what, auto entry, int64_t blocks, int threads, int shared_bytes,
                           const auto& arguments) {
-    cuda::LaunchChain(stream).launch(what, kernel, blocks, threads, shared_bytes, arguments);
+    cuda::LaunchChain(stream).launch(what, entry, blocks, threads, shared_bytes, arguments);
   };
   const RowParams rows = make_row_params(p, *this, workspace);
   // Without rows there is no block to clear the counter.
@@ -292,12 +329,14 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
     launch("launch of the keys' magnitudes", magnitude_instance(p.dtype).kernel, of_keys, cuda::kRowThreads, 0,
            MagnitudeParams{cuda::key_magnitude_params(p, at<cuda::KeyMagnitudes>(workspace, layout.magnitudes)),
                            visible_extents(p, *this, workspace)});
-  launch("launch of the backward's preprocessing", instance->preprocess, tiles.all_rows, cuda::kRowThreads, 0, rows);
+  const RowKernels& of_rows = row_kernels_of(p.dtype, *kernel->tile);
+  launch("launch of the backward's preprocessing", of_rows.preprocess, tiles.all_rows, cuda::kRowThreads, 0, rows);
   if (work_tiles > 0) {
-    cuda::allow_shared_memory(reinterpret_cast<const void*>(instance->kernel), instance->shared_bytes, p.device.index);
-    launch("launch of the backward kernel", instance->kernel, ctas, instance->threads, instance->shared_bytes,
-           make_params(p, *this, workspace, executed));
-    launch("launch of the backward's conversion", instance->convert_dq, tiles.all_rows, cuda::kRowThreads, 0, rows);
+    const auto& [entry, threads, shared_bytes] = kernel->compiled;
+    cuda::allow_shared_memory(entry, shared_bytes, p.device.index);
+    launch("launch of the backward kernel", reinterpret_cast<void (*)(BackwardParams)>(const_cast<void*>(entry)), ctas,
+           threads, shared_bytes, make_params(p, *this, workspace, executed));
+    launch("launch of the backward's conversion", of_rows.convert_dq, tiles.all_rows, cuda::kRowThreads, 0, rows);
   }
   if (has_key_parts())
     launch("launch of the backward's sum over query heads", reduce_instance(p.dtype).kernel,
@@ -326,21 +365,24 @@ std::string counts_refusal(const Problem& p, const BackwardTile& tile) {
   return "";
 }
 
-void add_kernels(const BackwardInstance& i, std::vector<KernelInfo>& all) {
-  const auto add = [&](std::string id, TileShape tile, int threads, int shared_bytes) {
+/// The kernels of a tile.
+void add_kernels(DataType dtype, const BackwardTile& tile, std::vector<KernelInfo>& all) {
+  const auto add = [&](std::string id, TileShape shape, int threads, int shared_bytes) {
     all.push_back(cuda::named({.id = std::move(id),
                                .op = "bwd",
-                               .dtype = i.dtype,
-                               .head_dim = i.tile.head_dim,
-                               .head_dim_v = i.tile.head_dim_v,
-                               .tile = tile,
+                               .dtype = dtype,
+                               .head_dim = tile.head_dim,
+                               .head_dim_v = tile.head_dim_v,
+                               .tile = shape,
                                .threads = threads,
                                .shared_bytes = shared_bytes}));
   };
-  const TileShape rows{i.tile.rows, 0};
-  add(id_of_preprocess(i), rows, cuda::kRowThreads, 0);
-  add(i.id, {i.tile.plan_rows(), kGranuleKeys}, i.threads, i.shared_bytes);
-  add(id_of_convert_dq(i), rows, cuda::kRowThreads, 0);
+  add(id_of_preprocess(dtype, tile), {tile.rows, 0}, cuda::kRowThreads, 0);
+  table_of(dtype).for_each([&](const BackwardKernel& kernel) {
+    if (kernel.tile == &tile)
+      add(kernel.id, {tile.plan_rows(), kGranuleKeys}, kernel.compiled.threads, kernel.compiled.shared_bytes);
+  });
+  add(id_of_convert_dq(dtype, tile), {tile.rows, 0}, cuda::kRowThreads, 0);
 }
 
 }  // namespace
@@ -348,13 +390,11 @@ void add_kernels(const BackwardInstance& i, std::vector<KernelInfo>& all) {
 
 Prepared prepare_backward(const Problem& p, int kilobytes) {
   using namespace bwd;
-  const BackwardInstance* instance = choose_instance(p, kilobytes);
-  if (!instance)
-    return cuda::asks_for_features(p) ? cuda::head_dims_refusal(p, kFeaturedBackwardTiles)
-                                      : cuda::head_dims_refusal(p, kBackwardTiles);
+  const BackwardKernel* kernel = choose_kernel(p, kilobytes);
+  if (!kernel) return cuda::head_dims_refusal(p, kBackwardTiles, takes(p));
   if (std::string why = cuda::lengths_refusal(p); !why.empty()) return Refusal{std::move(why)};
-  if (std::string why = counts_refusal(p, instance->tile); !why.empty()) return Refusal{std::move(why)};
-  return Launch(p, cuda::DeviceCall<BackwardCall>{BackwardCall(p, *instance)});
+  if (std::string why = counts_refusal(p, *kernel->tile); !why.empty()) return Refusal{std::move(why)};
+  return Launch(p, cuda::DeviceCall<BackwardCall>{BackwardCall(p, *kernel)});
 }
 
 std::vector<KernelInfo> backward_kernels() {
@@ -362,9 +402,7 @@ std::vector<KernelInfo> backward_kernels() {
   std::vector<KernelInfo> all{
       cuda::named({.id = dense_extent_instance().id, .op = "bwd", .tile = {0, 0}, .threads = cuda::kRowThreads})};
   for (const DataType dtype : cuda::kDataTypes) {
-    for (const bool featured : {false, true}) {
-      for (const BackwardInstance& i : instances(dtype, featured)) add_kernels(i, all);
-    }
+    for (const BackwardTile& tile : kBackwardTiles) add_kernels(dtype, tile, all);
     for (const char* id : {magnitude_instance(dtype).id, reduce_instance(dtype).id, sink_instance(dtype).id}) {
       all.push_back(cuda::named({.id = id, .op = "bwd", .dtype = dtype, .tile = {0, 0}, .threads = cuda::kRowThreads}));
     }

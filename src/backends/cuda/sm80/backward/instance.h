@@ -2,27 +2,26 @@
 #pragma once
 
 #include "backends/cuda/device/row_threads.h"
+#include "backends/cuda/device/variant.h"
 #include "backends/cuda/sm80/backward/params.h"
 #include "backends/cuda/sm80/tile_config.h"
 #include "flashmask/data_type.h"
 
 namespace flashmask::sm80::bwd {
 
-/// The compiled backward kernels, without features or with, of a row of kBackwardTiles and an element type.
-struct BackwardInstance {
-  const char* id;  ///< of the kernel over key tiles, see KernelInfo; the others' ids begin with it
-  DataType dtype;
-  BackwardTile tile;
-  void (*preprocess)(RowParams);  ///< a block of cuda::kRowThreads for each row tile
-  void (*kernel)(BackwardParams);
-  void (*convert_dq)(RowParams);  ///< as preprocess
-  int threads, shared_bytes;      ///< of the kernel over key tiles
-};
+/// The kernel over key tiles, void (*)(BackwardParams). Defined by what the build makes of instance.cu.in for each
+/// element type, row of kBackwardTiles and row of kBackwardVariants that is of it.
+template <DataType dtype, int head_dim, int head_dim_v, int kilobytes, int variant>
+cuda::CompiledKernel backward_kernel();
 
-/// Defined by what the build makes of instance.cu.in for each row and element type, without
-/// features and with.
-template <DataType dtype, int head_dim, int head_dim_v, int kilobytes, bool featured>
-BackwardInstance backward_instance();
+/// The kernels before and after it, a block of cuda::kRowThreads for each row tile. Defined by what the build makes of
+/// rows.cu.in for each element type and row of kBackwardTiles.
+struct RowKernels {
+  void (*preprocess)(RowParams) = nullptr;
+  void (*convert_dq)(RowParams) = nullptr;
+};
+template <DataType dtype, int head_dim, int head_dim_v, int kilobytes>
+RowKernels row_kernels();
 
 /// The kernel that measures keys before those of an element type, in deterministic mode.
 struct MagnitudeInstance {

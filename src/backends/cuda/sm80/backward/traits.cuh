@@ -4,8 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "backends/cuda/device/score.cuh"
-#include "backends/cuda/fragments/weights.cuh"
+#include "backends/cuda/fragments/policies.cuh"
 #include "backends/cuda/sm80/backward/params.h"
 #include "backends/cuda/sm80/common/shared_tile.cuh"
 #include "backends/cuda/sm80/tile_config.h"
@@ -26,12 +25,12 @@ struct WarpGrid {
   __device__ __forceinline__ explicit WarpGrid(int warp) : row(warp / kColumnWarps), column(warp % kColumnWarps) {}
 };
 
-/// One configuration of the backward kernel: an element type, a row of kBackwardTiles, and whether it has the features.
-template <typename Element_, int kHeadDim, int kHeadDimV, int kKilobytes, bool kFeatured>
+/// One configuration of the backward kernel: an element type, a row of kBackwardTiles, and a variant.
+template <typename Element_, int kHeadDim, int kHeadDimV, int kKilobytes, cuda::Variant variant>
 struct BackwardTraits {
   using Element = Element_;
-  using Score = std::conditional_t<kFeatured, cuda::SoftcapScore<Element>, cuda::ProductScore>;
-  using Weights = std::conditional_t<kFeatured, cuda::KeptWeights, cuda::AllWeights>;
+  using Score = cuda::ScoreOf<Element, variant>;
+  using Weights = cuda::WeightsOf<variant>;
   static constexpr BackwardTile kTile = find_tile(kBackwardTiles, kHeadDim, kHeadDimV, kKilobytes);
   static constexpr int kQkDim = kHeadDim, kVDim = kHeadDimV;
   static constexpr int kRows = kTile.rows, kKeys = kTile.keys;

@@ -4,15 +4,14 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <array>
 #include <iterator>
-#include <span>
 #include <utility>
 
 #include "backends/cuda/host/call_params.h"
 #include "backends/cuda/host/device_call.h"
 #include "backends/cuda/host/head_dims.h"
 #include "backends/cuda/host/kernel_info.h"
+#include "backends/cuda/host/kernel_table.h"
 #include "backends/cuda/host/launch_chain.h"
 #include "backends/cuda/sm80/common/shared_memory.h"
 #include "backends/cuda/sm80/forward/instance.h"
@@ -27,41 +26,62 @@ namespace {
 constexpr int64_t kL2GroupBytes = int64_t{16} << 20;
 constexpr int64_t kMostWorkTiles = int64_t{1} << 30;
 
-template <DataType dtype, std::size_t... row>
-auto instances_of(std::index_sequence<row...>) {
-  constexpr auto& tiles = kForwardTiles;
-  return std::array{forward_instance<dtype, tiles[row].head_dim, tiles[row].head_dim_v, tiles[row].kilobytes>()...};
+using ForwardKernel = cuda::TileKernel<ForwardTile>;
+using ForwardTable = cuda::KernelTable<ForwardTile, std::size(kForwardTiles), std::size(kForwardVariants)>;
+
+template <DataType dtype>
+ForwardTable make_table() {
+  return ForwardTable(kForwardTiles, [](auto tile_row, auto variant_row) -> ForwardKernel {
+    constexpr ForwardTile tile = kForwardTiles[tile_row];
+    constexpr const VariantRow& row = kForwardVariants[variant_row];
+    if constexpr (row.is_of(tile)) {
+      return {&kForwardTiles[tile_row], &row,
+              message(cuda::id_of_tile(kArch, "fwd", dtype, tile.head_dim, tile.head_dim_v, 'k', tile.kilobytes),
+                      row.suffix),
+              forward_kernel<dtype, tile.head_dim, tile.head_dim_v, tile.kilobytes, variant_row>()};
+    } else {
+      return {};
+    }
+  });
 }
 
-/// The instances of an element type of kDataTypes, a row of kForwardTiles each.
-std::span<const ForwardInstance> instances(DataType dtype) {
-  constexpr auto rows = std::make_index_sequence<std::size(kForwardTiles)>();
-  static const auto bf16 = instances_of<DataType::kBFloat16>(rows), f16 = instances_of<DataType::kFloat16>(rows);
+/// The kernels of an element type of kDataTypes.
+const ForwardTable& table_of(DataType dtype) {
+  static const ForwardTable bf16 = make_table<DataType::kBFloat16>(), f16 = make_table<DataType::kFloat16>();
   return dtype == DataType::kBFloat16 ? bf16 : f16;
 }
 
-/// How much work of an instance a multiprocessor with `kilobytes` of shared memory has at a time: its warps, and the
+/// How much work of a kernel a multiprocessor with `kilobytes` of shared memory has at a time: its warps, and the
 /// CTAs that they belong to.
-std::pair<int, int> resident(const ForwardInstance& i, int kilobytes) {
+std::pair<int, int> resident(const ForwardKernel& kernel, int kilobytes) {
   constexpr int kRegisters = 64 * 1024, kRegistersOfThread = 256, kReservedBytes = 1024;
-  const int ctas =
-      std::min(kRegisters / (kRegistersOfThread * i.threads), kilobytes * 1024 / (i.shared_bytes + kReservedBytes));
-  return {ctas * i.tile.warps, ctas};
+  const int ctas = std::min(kRegisters / (kRegistersOfThread * kernel.compiled.threads),
+                            kilobytes * 1024 / (kernel.compiled.shared_bytes + kReservedBytes));
+  return {ctas * kernel.tile->warps, ctas};
 }
 
-/// Of the least tiles that hold the call's head dims and fit, the one of most warps that a multiprocessor holds, then
-/// of most CTAs, then the largest; null if none holds them.
-const ForwardInstance* choose_instance(const Problem& p, int kilobytes) {
+/// What the call asks of a kernel; rows in fp32 are a branch of all.
+cuda::Variant asked_variant(const Problem& p) {
+  cuda::Variant asked = cuda::asked_variant(p);
+  asked.partial = false;
+  return asked;
+}
+
+/// Picks the kernel: the least tiles that hold the head dims and fit; among them the one of most warps that a
+/// multiprocessor holds, then of most CTAs, then the largest. Null if there is none.
+const ForwardKernel* choose_kernel(const Problem& p, int kilobytes) {
   const ForwardTile* least = cuda::least_tile(kForwardTiles, p.head_dim, p.head_dim_v);
   if (!least) return nullptr;
   const auto [major, minor] = cuda::capability_of(p);
   const int shared = multiprocessor_kilobytes(major, minor);
-  const ForwardInstance* chosen = nullptr;
-  for (const ForwardInstance& i : instances(p.dtype)) {
-    if (i.tile.head_dim != least->head_dim || i.tile.head_dim_v != least->head_dim_v) continue;
-    if (i.tile.kilobytes > kilobytes) continue;
-    const auto worth = [&](const ForwardInstance& of) { return std::pair(resident(of, shared), of.tile.kilobytes); };
-    if (!chosen || worth(i) > worth(*chosen)) chosen = &i;
+  const cuda::Variant asked = asked_variant(p);
+  const ForwardKernel* chosen = nullptr;
+  for (const ForwardTile& tile : kForwardTiles) {
+    if (tile.head_dim != least->head_dim || tile.head_dim_v != least->head_dim_v) continue;
+    if (tile.kilobytes > kilobytes) continue;
+    const ForwardKernel* kernel = table_of(p.dtype).find(tile, asked);
+    const auto worth = [&](const ForwardKernel& of) { return std::pair(resident(of, shared), of.tile->kilobytes); };
+    if (kernel && (!chosen || worth(*kernel) > worth(*chosen))) chosen = kernel;
   }
   return chosen;
 }
@@ -75,28 +95,27 @@ int64_t tiles_of_head(const Problem& p, const ForwardTile& tile) {
 
 /// A forward pass, configured.
 struct ForwardCall {
-  const ForwardInstance* instance;
+  const ForwardKernel* kernel;
   int64_t work_tiles, ctas;
 
-  ForwardCall(const Problem& p, const ForwardInstance& of)
-      : instance(&of),
-        work_tiles(p.batch * p.heads_q * tiles_of_head(p, of.tile)),
+  ForwardCall(const Problem& p, const ForwardKernel& of)
+      : kernel(&of),
+        work_tiles(p.batch * p.heads_q * tiles_of_head(p, *of.tile)),
         ctas(p.max_ctas > 0 ? std::min<int64_t>(p.max_ctas, work_tiles) : work_tiles) {}
 
-  static bool is_featured(const Problem& p) { return cuda::asks_for_features(p) || cuda::asks_for_light_features(p); }
-  TileShape tile() const { return {instance->tile.rows, 128}; }
+  TileShape tile() const { return {kernel->tile->rows, 128}; }
   int64_t workspace_bytes() const { return 0; }
   void explain(const Problem& p, Explanation& e) const {
     e.arch = kArch;
-    e.instance = is_featured(p) ? instance->featured_id : instance->id;
-    e.padding_share = cuda::padding_share(instance->tile, p.head_dim, p.head_dim_v);
+    e.instance = kernel->id;
+    e.padding_share = cuda::padding_share(*kernel->tile, p.head_dim, p.head_dim_v);
     if (work_tiles > 0) e.kernels.push_back(e.instance);
   }
   void run(const Problem& p, std::byte* workspace, unsigned long long* executed) const;
 };
 
 FeaturedForwardParams make_params(const Problem& p, const ForwardCall& call, unsigned long long* executed) {
-  const ForwardTile& tile = call.instance->tile;
+  const ForwardTile& tile = *call.kernel->tile;
   FeaturedForwardParams params{};
   params.q = cuda::tensor_rows(p.q);
   params.k = cuda::tensor_rows(p.k);
@@ -131,27 +150,30 @@ FeaturedForwardParams make_params(const Problem& p, const ForwardCall& call, uns
 
 void ForwardCall::run(const Problem& p, std::byte*, unsigned long long* executed) const {
   const FeaturedForwardParams params = make_params(p, *this, executed);
-  cuda::LaunchChain chain(cuda::stream_of(p));
-  const auto launch = [&](auto kernel, const auto& arguments) {
-    cuda::allow_shared_memory(reinterpret_cast<const void*>(kernel), instance->shared_bytes, p.device.index);
-    chain.launch("launch of the forward kernel", kernel, ctas, instance->threads, instance->shared_bytes, arguments);
+  const auto& [entry, threads, shared_bytes] = kernel->compiled;
+  cuda::allow_shared_memory(entry, shared_bytes, p.device.index);
+  const auto launch = [&, threads = threads, shared_bytes = shared_bytes]<typename Params>(const void* of,
+                                                                                           const Params& arguments) {
+    const auto typed = reinterpret_cast<void (*)(Params)>(const_cast<void*>(of));
+    cuda::LaunchChain(cuda::stream_of(p))
+        .launch("launch of the forward kernel", typed, ctas, threads, shared_bytes, arguments);
   };
-  if (is_featured(p)) {
-    launch(instance->featured, params);
+  if (kernel->row->variant.has_features()) {
+    launch(entry, params);
   } else {
-    launch(instance->kernel, static_cast<const ForwardParams&>(params));
+    launch(entry, static_cast<const ForwardParams&>(params));
   }
 }
 
 }  // namespace
 
 Prepared prepare_forward(const Problem& p, int kilobytes) {
-  const ForwardInstance* instance = choose_instance(p, kilobytes);
-  if (!instance) return cuda::head_dims_refusal(p, kForwardTiles);
+  const ForwardKernel* kernel = choose_kernel(p, kilobytes);
+  if (!kernel) return cuda::head_dims_refusal(p, kForwardTiles);
   if (std::string why = cuda::lengths_refusal(p); !why.empty()) return Refusal{std::move(why)};
-  const ForwardCall call(p, *instance);
+  const ForwardCall call(p, *kernel);
   if (p.batch * p.heads_q > kMostWorkTiles || call.work_tiles > kMostWorkTiles)
-    return Refusal{message("batch * heads_q * seqlen_q / ", instance->tile.rows, " is ", call.work_tiles,
+    return Refusal{message("batch * heads_q * seqlen_q / ", kernel->tile->rows, " is ", call.work_tiles,
                            "; it must be at most ", kMostWorkTiles)};
   return Launch(p, cuda::DeviceCall<ForwardCall>{call});
 }
@@ -159,18 +181,16 @@ Prepared prepare_forward(const Problem& p, int kilobytes) {
 std::vector<KernelInfo> forward_kernels() {
   std::vector<KernelInfo> all;
   for (const DataType dtype : cuda::kDataTypes) {
-    for (const ForwardInstance& i : instances(dtype)) {
-      for (const char* id : {i.id, i.featured_id}) {
-        all.push_back(cuda::named({.id = id,
-                                   .op = "fwd",
-                                   .dtype = dtype,
-                                   .head_dim = i.tile.head_dim,
-                                   .head_dim_v = i.tile.head_dim_v,
-                                   .tile = {i.tile.rows, 128},
-                                   .threads = i.threads,
-                                   .shared_bytes = i.shared_bytes}));
-      }
-    }
+    table_of(dtype).for_each([&](const ForwardKernel& kernel) {
+      all.push_back(cuda::named({.id = kernel.id,
+                                 .op = "fwd",
+                                 .dtype = dtype,
+                                 .head_dim = kernel.tile->head_dim,
+                                 .head_dim_v = kernel.tile->head_dim_v,
+                                 .tile = {kernel.tile->rows, 128},
+                                 .threads = kernel.compiled.threads,
+                                 .shared_bytes = kernel.compiled.shared_bytes}));
+    });
   }
   return all;
 }

@@ -1,24 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "backends/cuda/sm80/forward/params.h"
-#include "backends/cuda/sm80/tile_config.h"
+#include "backends/cuda/device/variant.h"
 #include "flashmask/data_type.h"
 
 namespace flashmask::sm80 {
 
-/// The compiled forward kernels of a row of kForwardTiles and an element type.
-struct ForwardInstance {
-  const char* id;           ///< of the plain kernel, see KernelInfo
-  const char* featured_id;  ///< of the kernel of features
-  ForwardTile tile;
-  void (*kernel)(ForwardParams);
-  void (*featured)(FeaturedForwardParams);
-  int threads, shared_bytes;
-};
-
-/// Defined by what the build makes of instance.cu.in for each row and element type.
-template <DataType dtype, int head_dim, int head_dim_v, int kilobytes>
-ForwardInstance forward_instance();
+/// A kernel over tiles: void (*)(ForwardParams), or, of a variant with features, of FeaturedForwardParams. Defined by
+/// what the build makes of instance.cu.in for each element type, row of kForwardTiles and row of kForwardVariants that
+/// is of it.
+template <DataType dtype, int head_dim, int head_dim_v, int kilobytes, int variant>
+cuda::CompiledKernel forward_kernel();
 
 }  // namespace flashmask::sm80

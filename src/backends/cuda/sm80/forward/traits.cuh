@@ -4,10 +4,9 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "backends/cuda/device/score.cuh"
 #include "backends/cuda/fragments/element_mask.cuh"
 #include "backends/cuda/fragments/fragments.cuh"
-#include "backends/cuda/fragments/weights.cuh"
+#include "backends/cuda/fragments/policies.cuh"
 #include "backends/cuda/sm80/common/element_bits.cuh"
 #include "backends/cuda/sm80/common/shared_tile.cuh"
 #include "backends/cuda/sm80/forward/params.h"
@@ -15,14 +14,14 @@
 
 namespace flashmask::sm80 {
 
-/// One configuration of the forward kernel: an element type, a row of kForwardTiles, and whether it has the features.
-template <typename Element_, int kHeadDim, int kHeadDimV, int kKilobytes, bool kFeatured_>
+/// One configuration of the forward kernel: an element type, a row of kForwardTiles, and a variant.
+template <typename Element_, int kHeadDim, int kHeadDimV, int kKilobytes, cuda::Variant variant>
 struct ForwardTraits {
   using Element = Element_;
-  static constexpr bool kFeatured = kFeatured_;
+  static constexpr bool kFeatured = variant.has_features();
   using Params = std::conditional_t<kFeatured, FeaturedForwardParams, ForwardParams>;
-  using Score = std::conditional_t<kFeatured, cuda::SoftcapScore<Element>, cuda::ProductScore>;
-  using Weights = std::conditional_t<kFeatured, cuda::KeptWeights, cuda::AllWeights>;
+  using Score = cuda::ScoreOf<Element, variant>;
+  using Weights = cuda::WeightsOf<variant>;
   static constexpr ForwardTile kTile = find_tile(kForwardTiles, kHeadDim, kHeadDimV, kKilobytes);
   static constexpr int kQkDim = kHeadDim, kVDim = kHeadDimV;
   static constexpr int kRows = kTile.rows, kKeys = kTile.keys, kWarps = kTile.warps, kThreads = 32 * kWarps;

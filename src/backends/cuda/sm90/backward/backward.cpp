@@ -5,9 +5,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <iterator>
-#include <span>
+#include <type_traits>
 #include <utility>
 
 #include "backends/cuda/host/call_params.h"
@@ -16,12 +15,14 @@
 #include "backends/cuda/host/error.h"
 #include "backends/cuda/host/head_groups.h"
 #include "backends/cuda/host/kernel_info.h"
+#include "backends/cuda/host/kernel_table.h"
 #include "backends/cuda/host/launch_chain.h"
 #include "backends/cuda/sm90/backward/instance.h"
 #include "backends/cuda/sm90/backward/params.h"
 #include "backends/cuda/sm90/backward/row_params.h"
 #include "backends/cuda/sm90/common/column_blocks.h"
 #include "backends/cuda/sm90/common/tensor_map.h"
+#include "backends/cuda/sm90/tile_config.h"
 #include "common/arithmetic.h"
 #include "common/message.h"
 
@@ -31,54 +32,82 @@ namespace {
 
 constexpr int64_t kMostWorkTiles = int64_t{1} << 30;
 
-template <DataType dtype, bool featured, const auto& tiles, std::size_t... row>
-auto instances_of(std::index_sequence<row...>) {
-  return std::array{
-      backward_instance<dtype, tiles[row].head_dim, tiles[row].head_dim_v, tiles[row].consumers, featured>()...};
+using BackwardKernel = cuda::TileKernel<BackwardTile>;
+using BackwardTable = cuda::KernelTable<BackwardTile, std::size(kBackwardTiles), std::size(kBackwardVariants)>;
+
+std::string id_of(DataType dtype, const BackwardTile& tile) {
+  return cuda::id_of_tile(kArch, "bwd", dtype, tile.head_dim, tile.head_dim_v, 'c', tile.consumers);
 }
 
-/// The instances of an element type of kDataTypes, a row of `tiles` each.
-template <bool featured, const auto& tiles>
-std::span<const BackwardInstance> instances_of(DataType dtype) {
-  constexpr auto rows = std::make_index_sequence<std::size(tiles)>();
-  static const auto bf16 = instances_of<DataType::kBFloat16, featured, tiles>(rows),
-                    f16 = instances_of<DataType::kFloat16, featured, tiles>(rows);
+template <DataType dtype>
+BackwardTable make_table() {
+  return BackwardTable(kBackwardTiles, [](auto tile_row, auto variant_row) -> BackwardKernel {
+    constexpr BackwardTile tile = kBackwardTiles[tile_row];
+    constexpr const VariantRow& row = kBackwardVariants[variant_row];
+    if constexpr (row.is_of(tile)) {
+      return {&kBackwardTiles[tile_row], &row, message(id_of(dtype, tile), row.suffix),
+              backward_kernel<dtype, tile.head_dim, tile.head_dim_v, tile.consumers, variant_row>()};
+    } else {
+      return {};
+    }
+  });
+}
+
+/// The kernels over tiles of an element type of kDataTypes.
+const BackwardTable& table_of(DataType dtype) {
+  static const BackwardTable bf16 = make_table<DataType::kBFloat16>(), f16 = make_table<DataType::kFloat16>();
   return dtype == DataType::kBFloat16 ? bf16 : f16;
 }
-std::span<const BackwardInstance> instances(DataType dtype, bool featured) {
-  return featured ? instances_of<true, kFeaturedBackwardTiles>(dtype) : instances_of<false, kBackwardTiles>(dtype);
-}
 
+/// The units of a tile's kernels that have kernels before and after them, and the ends of those kernels' ids.
+constexpr std::pair<Unit, const char*> kRowUnits[] = {{kPlain, ""}, {kFeatures, ".features"}, {kPartial, ".partial"}};
+
+template <DataType dtype, std::size_t row, Unit unit>
+RowKernels make_row_kernels() {
+  constexpr BackwardTile tile = kBackwardTiles[row];
+  if constexpr (unit != kFeatures || tile.features == kAll) {
+    return row_kernels<dtype, tile.head_dim, tile.head_dim_v, tile.consumers, unit>();
+  } else {
+    return {};
+  }
+}
 template <DataType dtype, std::size_t... row>
-auto partial_instances_of(std::index_sequence<row...>) {
-  constexpr auto& tiles = kBackwardTiles;
-  return std::array{
-      partial_backward_instance<dtype, tiles[row].head_dim, tiles[row].head_dim_v, tiles[row].consumers>()...};
+auto make_row_kernels(std::index_sequence<row...>) {
+  return std::array{std::array{make_row_kernels<dtype, row, kPlain>(), make_row_kernels<dtype, row, kFeatures>(),
+                               make_row_kernels<dtype, row, kPartial>()}...};
 }
-/// As instances, without features.
-std::span<const PartialInstance> partial_instances(DataType dtype) {
+
+/// The kernels before and after the ones over a tile's; null where the tile has none of the unit.
+const RowKernels& row_kernels_of(DataType dtype, const BackwardTile& tile, Unit unit) {
   constexpr auto rows = std::make_index_sequence<std::size(kBackwardTiles)>();
-  static const auto bf16 = partial_instances_of<DataType::kBFloat16>(rows),
-                    f16 = partial_instances_of<DataType::kFloat16>(rows);
-  return dtype == DataType::kBFloat16 ? bf16 : f16;
+  static const auto bf16 = make_row_kernels<DataType::kBFloat16>(rows),
+                    f16 = make_row_kernels<DataType::kFloat16>(rows);
+  return (dtype == DataType::kBFloat16
+              ? bf16
+              : f16)[static_cast<std::size_t>(&tile - kBackwardTiles)][static_cast<std::size_t>(unit)];
 }
 
-/// The instance of the smallest tile that holds the call's head dims; null if none does.
-template <const auto& tiles>
-const BackwardInstance* find_instance(const Problem& p, std::span<const BackwardInstance> of_tiles) {
-  const auto* least = least_tile(tiles, p.head_dim, p.head_dim_v);
-  return least ? &of_tiles[static_cast<std::size_t>(least - tiles)] : nullptr;
+std::string id_of_rows(DataType dtype, const BackwardTile& tile, Unit unit, const char* kernel) {
+  return message(id_of(dtype, tile), kRowUnits[static_cast<std::size_t>(unit)].second, kernel);
 }
-const BackwardInstance* find_instance(const Problem& p) {
-  const bool featured = cuda::asks_for_features(p);
-  const std::span<const BackwardInstance> of_dtype = instances(p.dtype, featured);
-  return featured ? find_instance<kFeaturedBackwardTiles>(p, of_dtype) : find_instance<kBackwardTiles>(p, of_dtype);
+constexpr const char *kPreprocess = ".preprocess", *kConvertDq = ".convert_dq", *kReduceDkv = ".reduce_dkv";
+
+/// What the call asks of the kernel over tiles. A sink's weight is in lse, and rows in fp32 are other kernels' work.
+cuda::Variant asked_variant(const Problem& p, bool has_float_keys) {
+  cuda::Variant asked = cuda::asked_variant(p);
+  asked.sink = asked.partial = false;
+  asked.split = has_float_keys;
+  return asked;
 }
 
-std::string id_of_light(const BackwardInstance& i) { return message(i.id, ".light"); }
-std::string id_of_deterministic(const BackwardInstance& i) { return message(i.id, ".deterministic"); }
-constexpr const char *kSplitSuffix = ".split", *kPreprocessSuffix = ".preprocess", *kConvertDqSuffix = ".convert_dq",
-                     *kReduceDkvSuffix = ".reduce_dkv";
+/// Whether there are kernels of a tile that take the call. The rows' kernels of partial results fold terms into scores
+/// that have to be products.
+auto takes(const Problem& p) {
+  const bool has_rows = !p.features.partial_out || (p.features.softcap == 0 && p.features.dropout.p == 0);
+  return [&table = table_of(p.dtype), asked = asked_variant(p, false), has_rows](const BackwardTile& tile) {
+    return has_rows && table.find(tile, asked) != nullptr;
+  };
+}
 
 /// How many tiles a call has, of a head and in all; key_blocks: what the plan has of a head.
 struct TileCounts {
@@ -115,60 +144,40 @@ struct Layout {
   }
 };
 
-/// The row of kBackwardTiles that a tile is.
-std::size_t row_of(const BackwardTile& tile) {
-  const auto same = [&](const BackwardTile& row) {
-    return row.head_dim == tile.head_dim && row.head_dim_v == tile.head_dim_v;
-  };
-  return static_cast<std::size_t>(std::ranges::find_if(kBackwardTiles, same) - std::begin(kBackwardTiles));
-}
-
 /// A backward, configured.
 struct BackwardCall {
-  const BackwardInstance* instance;
-  const PartialInstance* partial;  ///< null: dk and dv are of the tensors' type
+  const BackwardTile* tile_row;
   TileCounts tiles;
   int64_t splits, work_tiles, ctas;
+  bool is_partial;  ///< dk and dv are in fp32
+  const BackwardKernel* kernel;
   Layout layout;
 
-  BackwardCall(const Problem& p, const BackwardInstance& of)
-      : instance(&of),
-        partial(p.features.partial_out ? &partial_instances(p.dtype)[row_of(of.tile)] : nullptr),
-        tiles(p, of.tile),
+  BackwardCall(const Problem& p, const BackwardTile& tile)
+      : tile_row(&tile),
+        tiles(p, tile),
         splits(cuda::count_splits(p, tiles.all_keys)),
         work_tiles(tiles.all_keys * splits),
         ctas(std::min(work_tiles, cuda::most_ctas(p))),
-        layout(of.tile, tiles, splits, has_key_parts(), cuda::magnitude_blocks(p)) {}
+        is_partial(p.features.partial_out),
+        kernel(table_of(p.dtype).find(tile, asked_variant(p, has_float_keys()))),
+        layout(tile, tiles, splits, has_key_parts(), cuda::magnitude_blocks(p)) {}
 
   /// Work tiles that share a key head's query heads leave parts of dk and dv, in fp32, that are added up last.
   bool has_key_parts() const { return work_tiles > 0 && splits > 1; }
   /// Work tiles leave fp32: parts, or dk and dv themselves.
-  bool has_float_keys() const { return has_key_parts() || (work_tiles > 0 && partial); }
+  bool has_float_keys() const { return has_key_parts() || (work_tiles > 0 && is_partial); }
   /// out and dq are in fp32, too.
   static bool has_float_rows(const Problem& p) { return p.dq.dtype == DataType::kFloat32; }
-  /// A sink needs none of its own: its weight is in lse.
-  bool is_light(const Problem& p) const { return instance->light && compares_positions(p.mask); }
-  bool is_deterministic(const Problem& p) const {
-    return instance->deterministic && !is_light(p) && cuda::magnitude_blocks(p) > 0;
-  }
-  const void* kernel_of(const Problem& p) const {
-    if (is_light(p)) return has_float_keys() ? instance->light_split : instance->light;
-    if (is_deterministic(p)) return has_float_keys() ? instance->deterministic_split : instance->deterministic;
-    return has_float_keys() ? instance->split : instance->kernel;
-  }
-  const void* preprocess_of(const Problem& p) const {
-    return has_float_rows(p) ? partial->preprocess : instance->preprocess;
-  }
-  const void* convert_dq_of(const Problem& p) const {
-    return has_float_rows(p) ? partial->convert_dq : instance->convert_dq;
-  }
-  const void* reduce_dkv() const { return partial ? partial->reduce_dkv : instance->reduce_dkv; }
+  /// The units of the kernels over rows, and over the parts of dk and dv.
+  Unit unit_of_rows(const Problem& p) const { return has_float_rows(p) ? kPartial : kernel->row->unit; }
+  Unit unit_of_keys() const { return is_partial ? kPartial : kernel->row->unit; }
   /// A single key tile gives dq itself, in the tensors' type, unless that is a sum of integers.
   bool converts(const Problem& p) const {
     return tiles.keys > 1 || (tiles.keys == 1 && (has_float_rows(p) || cuda::magnitude_blocks(p) > 0));
   }
 
-  TileShape tile() const { return {instance->tile.rows, kGranuleKeys}; }
+  TileShape tile() const { return {tile_row->rows, kGranuleKeys}; }
   int64_t workspace_bytes() const { return layout.bytes; }
   void explain(const Problem& p, Explanation& e) const;
   void run(const Problem& p, std::byte* workspace, unsigned long long* executed) const;
@@ -186,7 +195,7 @@ Rows rows_of_vector(const TensorView& t) { return {t.data, t.stride[0], t.stride
 /// A dense mask has no plan: all tiles are live, and there are no bits that say so.
 PlanBits bits_of_dense_mask(const BackwardCall& call) {
   PlanBits bits{};
-  bits.words_per_key = static_cast<int32_t>(ceil_div(call.tiles.rows * call.instance->tile.rows, 64 * 32));
+  bits.words_per_key = static_cast<int32_t>(ceil_div(call.tiles.rows * call.tile_row->rows, 64 * 32));
   bits.sharing = {1, 1};
   return bits;
 }
@@ -210,7 +219,7 @@ RowParams make_row_params(const Problem& p, const BackwardCall& call, std::byte*
           .lse = rows_of_vector(p.lse),
           .dlse = p.dlse.defined() ? rows_of_vector(p.dlse) : Rows{},
           .head_dim_v = static_cast<int32_t>(p.head_dim_v),
-          .dq_columns = columns_of(call.instance->tile, p.head_dim, call.instance->tile.head_dim),
+          .dq_columns = columns_of(*call.tile_row, p.head_dim, call.tile_row->head_dim),
           .biases = at<RowBias>(workspace, layout.biases),
           .dq_sums = {.out = rows_of(p.dq),
                       .sums = at<float>(workspace, layout.sums),
@@ -234,15 +243,15 @@ SinkGradientParams make_sink_params(const Problem& p, const BackwardCall& call, 
           .dsink_stride = p.dsink.stride[0],
           .lse = rows_of_vector(p.lse),
           .biases = at<RowBias>(workspace, call.layout.biases),
-          .are_terms = cuda::asks_for_features(p),
-          .rows_of_head = call.tiles.rows * call.instance->tile.rows,
+          .are_terms = call.kernel->row->unit == kFeatures,
+          .rows_of_head = call.tiles.rows * call.tile_row->rows,
           .batch = p.batch,
           .seqlen_q = static_cast<int32_t>(p.seqlen_q),
           .heads = static_cast<uint32_t>(p.heads_q)};
 }
 
 KeyRows key_rows(const Problem& p, const BackwardCall& call) {
-  const BackwardTile& tile = call.instance->tile;
+  const BackwardTile& tile = *call.tile_row;
   return {.dk = rows_of(p.dk),
           .dv = rows_of(p.dv),
           .dk_columns = columns_of(tile, p.head_dim, tile.head_dim),
@@ -261,7 +270,7 @@ KeyParams make_key_params(const Problem& p, const BackwardCall& call, std::byte*
 
 FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, const RowParams& rows,
                                    std::byte* workspace, unsigned long long* executed) {
-  const BackwardTile& tile = call.instance->tile;
+  const BackwardTile& tile = *call.tile_row;
   const ColumnBlocks of_qk = blocks_of_rows(tile, p.head_dim, tile.head_dim),
                      of_v = blocks_of_rows(tile, p.head_dim_v, tile.head_dim_v);
   const int qk_box = tile.one_copy ? tile.head_dim / 64 : 1, v_box = tile.one_copy ? tile.head_dim_v / 64 : 1;
@@ -274,7 +283,7 @@ FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, c
   params.k = tensor_map(p.k, of_qk, tile.keys(), qk_box, "k");
   params.v = tensor_map(p.v, of_v, tile.keys(), v_box, "v");
   if (!call.has_float_rows(p)) params.dq = tensor_map(p.seqlen_q > 0 ? p.dq : p.k, of_qk, 16, 1, "dq");
-  if (!call.partial) {
+  if (!call.is_partial) {
     params.keys.maps.dk = tensor_map(p.dk, of_qk, 16, qk_box, "dk");
     params.keys.maps.dv = tensor_map(p.dv, of_v, 16, v_box, "dv");
   }
@@ -289,7 +298,7 @@ FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, c
   params.splits = static_cast<uint32_t>(call.splits);
   if (call.has_key_parts()) {
     params.key_parts = at<float>(workspace, call.layout.key_parts);
-  } else if (call.partial) {
+  } else if (call.is_partial) {
     params.keys.rows = key_rows(p, call);
   }
   params.softmax_scale = rows.softmax_scale;
@@ -312,17 +321,14 @@ FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, c
 
 void BackwardCall::explain(const Problem& p, Explanation& e) const {
   e.arch = kArch;
-  e.instance = is_light(p)           ? id_of_light(*instance)
-               : is_deterministic(p) ? id_of_deterministic(*instance)
-                                     : instance->id;
-  if (has_float_keys()) e.instance = message(e.instance, kSplitSuffix);
-  e.padding_share = padding_share(instance->tile, p.head_dim, p.head_dim_v);
-  const char* const of_rows = has_float_rows(p) ? partial->id : instance->id;
+  e.instance = kernel->id;
+  e.padding_share = padding_share(*tile_row, p.head_dim, p.head_dim_v);
+  const auto id = [&](Unit unit, const char* of) { return id_of_rows(p.dtype, *tile_row, unit, of); };
   if (cuda::magnitude_blocks(p) > 0) e.kernels.push_back(magnitude_instance(p.dtype).id);
-  if (tiles.all_rows > 0) e.kernels.push_back(message(of_rows, kPreprocessSuffix));
+  if (tiles.all_rows > 0) e.kernels.push_back(id(unit_of_rows(p), kPreprocess));
   if (work_tiles > 0) e.kernels.push_back(e.instance);
-  if (converts(p) && tiles.all_rows > 0) e.kernels.push_back(message(of_rows, kConvertDqSuffix));
-  if (has_key_parts()) e.kernels.push_back(message(partial ? partial->id : instance->id, kReduceDkvSuffix));
+  if (converts(p) && tiles.all_rows > 0) e.kernels.push_back(id(unit_of_rows(p), kConvertDq));
+  if (has_key_parts()) e.kernels.push_back(id(unit_of_keys(), kReduceDkv));
   if (p.dsink.defined()) e.kernels.push_back(sink_instance(p.dtype).id);
 }
 
@@ -342,21 +348,23 @@ void BackwardCall::run(const Problem& p, std::byte* workspace, unsigned long lon
     chain.launch("launch of the keys' magnitudes", magnitude_instance(p.dtype).kernel, of_keys, kRowThreads, 0,
                  arguments);
   }
-  chain.launch("launch of the backward's preprocessing", preprocess_of(p), blocks, kRowThreads, 0, row_arguments);
+  const RowKernels& of_rows = row_kernels_of(p.dtype, *tile_row, unit_of_rows(p));
+  chain.launch("launch of the backward's preprocessing", of_rows.preprocess, blocks, kRowThreads, 0, row_arguments);
   if (work_tiles > 0) {
-    const void* kernel = kernel_of(p);
-    cuda::allow_shared_memory(kernel, instance->shared_bytes, p.device.index);
+    const auto& [entry, threads, shared_bytes] = kernel->compiled;
+    cuda::allow_shared_memory(entry, shared_bytes, p.device.index);
     // The plain kernels read the first part of it.
     FeaturedBackwardParams params = make_params(p, *this, rows, workspace, executed);
     void* arguments[] = {&params};
-    chain.launch("launch of the backward kernel", kernel, ctas, instance->threads, instance->shared_bytes, arguments);
+    chain.launch("launch of the backward kernel", entry, ctas, threads, shared_bytes, arguments);
   }
   if (converts(p))
-    chain.launch("launch of the backward's conversion", convert_dq_of(p), blocks, kRowThreads, 0, row_arguments);
+    chain.launch("launch of the backward's conversion", of_rows.convert_dq, blocks, kRowThreads, 0, row_arguments);
   if (has_key_parts()) {
     KeyParams keys = make_key_params(p, *this, workspace);
     void* arguments[] = {&keys};
-    chain.launch("launch of the backward's sum over query heads", reduce_dkv(), 2 * tiles.all_keys, kRowThreads, 0,
+    chain.launch("launch of the backward's sum over query heads",
+                 row_kernels_of(p.dtype, *tile_row, unit_of_keys()).reduce_dkv, 2 * tiles.all_keys, kRowThreads, 0,
                  arguments);
   }
   if (p.dsink.defined()) {
@@ -381,32 +389,28 @@ std::string counts_refusal(const Problem& p, const BackwardTile& tile, const Til
   return "";
 }
 
-void add_kernels(const BackwardInstance& i, const PartialInstance* partial, std::vector<KernelInfo>& all) {
-  const auto add = [&](std::string id, TileShape tile, int threads, int shared_bytes) {
+/// The kernels of a tile.
+void add_kernels(DataType dtype, const BackwardTile& tile, std::vector<KernelInfo>& all) {
+  const auto add = [&](std::string id, TileShape shape, int threads, int shared_bytes) {
     all.push_back(cuda::named({.id = std::move(id),
                                .op = "bwd",
-                               .dtype = i.dtype,
-                               .head_dim = i.tile.head_dim,
-                               .head_dim_v = i.tile.head_dim_v,
-                               .tile = tile,
+                               .dtype = dtype,
+                               .head_dim = tile.head_dim,
+                               .head_dim_v = tile.head_dim_v,
+                               .tile = shape,
                                .threads = threads,
                                .shared_bytes = shared_bytes}));
   };
-  const TileShape tile{i.tile.rows, kGranuleKeys}, rows{tile.rows, 0}, keys{0, tile.keys};
-  const auto add_rows_and_keys = [&](const char* id) {
-    add(message(id, kPreprocessSuffix), rows, kRowThreads, 0);
-    add(message(id, kConvertDqSuffix), rows, kRowThreads, 0);
-    add(message(id, kReduceDkvSuffix), keys, kRowThreads, 0);
-  };
-  add_rows_and_keys(i.id);
-  if (partial) add_rows_and_keys(partial->id);
-  std::vector<std::string> ids{i.id};
-  if (i.deterministic) ids.push_back(id_of_deterministic(i));
-  if (i.light) ids.push_back(id_of_light(i));
-  for (const std::string& id : ids) {
-    add(id, tile, i.threads, i.shared_bytes);
-    add(message(id, kSplitSuffix), tile, i.threads, i.shared_bytes);
+  for (const auto& [unit, suffix] : kRowUnits) {
+    if (!row_kernels_of(dtype, tile, unit).preprocess) continue;
+    add(id_of_rows(dtype, tile, unit, kPreprocess), {tile.rows, 0}, kRowThreads, 0);
+    add(id_of_rows(dtype, tile, unit, kConvertDq), {tile.rows, 0}, kRowThreads, 0);
+    add(id_of_rows(dtype, tile, unit, kReduceDkv), {0, kGranuleKeys}, kRowThreads, 0);
   }
+  table_of(dtype).for_each([&](const BackwardKernel& kernel) {
+    if (kernel.tile == &tile)
+      add(kernel.id, {tile.rows, kGranuleKeys}, kernel.compiled.threads, kernel.compiled.shared_bytes);
+  });
 }
 
 }  // namespace
@@ -414,24 +418,18 @@ void add_kernels(const BackwardInstance& i, const PartialInstance* partial, std:
 
 Prepared prepare_backward(const Problem& p) {
   using namespace bwd;
-  const BackwardInstance* instance = find_instance(p);
-  if (!instance)
-    return cuda::asks_for_features(p) ? head_dims_refusal(p, kFeaturedBackwardTiles)
-                                      : head_dims_refusal(p, kBackwardTiles);
+  const BackwardTile* tile = least_tile(kBackwardTiles, p.head_dim, p.head_dim_v, takes(p));
+  if (!tile) return head_dims_refusal(p, kBackwardTiles, takes(p));
   if (std::string why = cuda::lengths_refusal(p); !why.empty()) return Refusal{std::move(why)};
-  if (std::string why = counts_refusal(p, instance->tile, TileCounts(p, instance->tile)); !why.empty())
-    return Refusal{std::move(why)};
-  return Launch(p, cuda::DeviceCall<BackwardCall>{BackwardCall(p, *instance)});
+  if (std::string why = counts_refusal(p, *tile, TileCounts(p, *tile)); !why.empty()) return Refusal{std::move(why)};
+  return Launch(p, cuda::DeviceCall<BackwardCall>{BackwardCall(p, *tile)});
 }
 
 std::vector<KernelInfo> backward_kernels() {
   using namespace bwd;
   std::vector<KernelInfo> all;
   for (const DataType dtype : cuda::kDataTypes) {
-    for (const bool featured : {false, true}) {
-      for (const BackwardInstance& i : instances(dtype, featured))
-        add_kernels(i, featured ? nullptr : &partial_instances(dtype)[row_of(i.tile)], all);
-    }
+    for (const BackwardTile& tile : kBackwardTiles) add_kernels(dtype, tile, all);
     for (const char* id : {magnitude_instance(dtype).id, sink_instance(dtype).id})
       all.push_back(cuda::named({.id = id, .op = "bwd", .dtype = dtype, .tile = {0, 0}, .threads = kRowThreads}));
   }

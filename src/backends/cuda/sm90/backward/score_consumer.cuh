@@ -200,9 +200,9 @@ class ScoreConsumer {
     const QueryTile& query = shared_.tile[ring_.stage()].query;
     const Score score(p_, query.batch, query.head);
     const bool drops = AnyFeatures::drops(weights_);
-    if (!partial && !score.is_product() && !drops) {
+    if (Weights::kMayDrop && !partial && !score.is_product() && !drops) {
       run(KnownFeatures<true, false>(), score);
-    } else if (!partial && score.is_product() && drops) {
+    } else if (Weights::kMayDrop && !partial && score.is_product() && drops) {
       run(KnownFeatures<false, true>(), score);
     } else {
       run(AnyFeatures{partial}, score);

@@ -4,9 +4,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "backends/cuda/device/score.cuh"
 #include "backends/cuda/fragments/fragments.cuh"
-#include "backends/cuda/fragments/weights.cuh"
+#include "backends/cuda/fragments/policies.cuh"
 #include "backends/cuda/ptx/registers.cuh"
 #include "backends/cuda/ptx/swizzle.cuh"
 #include "backends/cuda/sm90/backward/params.h"
@@ -15,9 +14,6 @@
 #include "backends/cuda/sm90/tile_config.h"
 
 namespace flashmask::sm90::bwd {
-
-/// What a kernel sums dq up in: floats, integers (deterministic mode), or either, as a call asks.
-enum class DqSum { kFloats, kIntegers, kEither };
 
 /// Where features enter the backward kernel: by default it has none. Params_ is BackwardParams, or derived from it
 /// where a policy needs more; Score_ see ProductScore, Weights_ see AllWeights, KvSource_ see TensorMapKv.
@@ -31,16 +27,20 @@ struct BackwardPolicies {
   static constexpr DqSum kDqSum = sum;
 };
 
-/// Those without features that sum dq up in one way. Two kernels, as ptxas arranges each by itself.
-template <DqSum sum>
-using PlainPolicies = BackwardPolicies<BackwardParams, cuda::ProductScore, cuda::AllWeights, TensorMapKv, sum>;
-
-/// Those of softcap and dropout, for calls that ask for them; without, and in fast mode, for others.
-template <typename Element, bool kFeatured>
+/// The policies of a variant. A kernel that sums dq up in one way alone is a second kernel: ptxas schedules each
+/// better.
+template <typename Element, cuda::Variant variant>
 using PoliciesOf =
-    std::conditional_t<kFeatured,
-                       BackwardPolicies<FeaturedBackwardParams, cuda::SoftcapScore<Element>, cuda::KeptWeights>,
-                       PlainPolicies<DqSum::kFloats>>;
+    BackwardPolicies<std::conditional_t<variant.has_features(), FeaturedBackwardParams, BackwardParams>,
+                     cuda::ScoreOf<Element, variant>, cuda::WeightsOf<variant>, TensorMapKv, variant.sum>;
+
+/// A variant with what the kernels before and after a unit's have to know: whether rows' terms are folded.
+constexpr cuda::Variant variant_of_unit(Unit unit) {
+  for (const VariantRow& row : kBackwardVariants) {
+    if (row.unit == unit) return row.variant;
+  }
+  return {};
+}
 
 /// Whether the call sums dq up in integers, and whether this kernel might.
 template <typename Traits>

@@ -38,7 +38,4 @@ struct PartialRows {
   }
 };
 
-/// Of partial results: with sinks and positions, and nothing that changes the loop over tiles.
-using PartialPolicies = ForwardPolicies<PartialForwardParams, cuda::ProductScore, cuda::AllWeights, PartialRows>;
-
 }  // namespace flashmask::sm90

@@ -4,10 +4,9 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "backends/cuda/device/score.cuh"
 #include "backends/cuda/fragments/element_mask.cuh"
 #include "backends/cuda/fragments/fragments.cuh"
-#include "backends/cuda/fragments/weights.cuh"
+#include "backends/cuda/fragments/policies.cuh"
 #include "backends/cuda/ptx/barrier.cuh"
 #include "backends/cuda/ptx/swizzle.cuh"
 #include "backends/cuda/ptx/tma.cuh"
@@ -18,7 +17,6 @@
 namespace flashmask::sm90 {
 
 struct FinalRows;
-struct FeaturedRows;
 
 /// Where features enter the forward kernel: by default it has none. Params_ is ForwardParams, or derived from it where
 /// a policy needs more; Score_ see ProductScore, Weights_ see AllWeights, Epilogue_ see FinalRows, KvSource_ see
@@ -32,18 +30,6 @@ struct ForwardPolicies {
   using Epilogue = Epilogue_;
   using KvSource = KvSource_;
 };
-
-/// Those of sinks and positions alone.
-using LightPolicies = ForwardPolicies<FeaturedForwardParams, cuda::ProductScore, cuda::AllWeights, FeaturedRows>;
-/// Those of all features, dropout where a tile takes it.
-template <typename Element, bool kDrops>
-using FeaturedPolicies = ForwardPolicies<FeaturedForwardParams, cuda::SoftcapScore<Element>,
-                                         std::conditional_t<kDrops, cuda::KeptWeights, cuda::AllWeights>, FeaturedRows>;
-template <typename Element, int kHeadDim, int kHeadDimV, int kConsumers, bool kFeatured>
-using PoliciesOf =
-    std::conditional_t<kFeatured,
-                       FeaturedPolicies<Element, find_tile(kForwardTiles, kHeadDim, kHeadDimV, kConsumers).drops()>,
-                       ForwardPolicies<>>;
 
 /// Named barriers, each one of as many as there are consumer warpgroups.
 enum NamedBarrier : int {

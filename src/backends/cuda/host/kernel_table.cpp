@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/cuda/host/kernel_table.h"
+
+#include "backends/cuda/host/dq_magnitudes.h"
+
+namespace flashmask::cuda {
+
+Variant asked_variant(const Problem& p) {
+  return {.sum = p.is_backward && magnitude_blocks(p) > 0 ? DqSum::kIntegers : DqSum::kFloats,
+          .softcap = p.features.softcap != 0,
+          .dropout = p.features.dropout.p != 0,
+          .sink = p.features.sink.defined(),
+          .positions = compares_positions(p.mask),
+          .partial = p.features.partial_out};
+}
+
+std::string id_of_tile(const char* arch, const char* op, DataType dtype, int head_dim, int head_dim_v, char column,
+                       int value) {
+  return message(arch, ".", op, ".", dtype == DataType::kBFloat16 ? "bf16" : "f16", ".d", head_dim, ".dv", head_dim_v,
+                 ".", column, value);
+}
+
+}  // namespace flashmask::cuda
