@@ -27,7 +27,6 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu"), str(
 import paper_masks  # noqa: E402
 import ran  # noqa: E402
 import receipts  # noqa: E402
-import sm80_model  # noqa: E402
 import verdict  # noqa: E402
 from harness import kernels  # noqa: E402
 
@@ -174,21 +173,12 @@ def summary(receipt, path):
     for step in steps:
         print(f"{step['state']:12} {step['seconds']:7.1f} s  {step['step']}")
         print("\n".join(f"    {line}" for line in verdict.check_lines(step["missed"])), end="\n" * bool(step["missed"]))
-    if not receipt["dry_run"]:
-        print("\n".join(model_lines(path.parent)))
     failed, missed = (sum(step["state"] == state for step in steps) for state in (FAILED, MISSED))
     counts = f"{tests['passed']} tests and cells passed, {tests['failed']} failed"
     of_steps = f"{failed} of {len(steps)} steps failed, {missed} below a bar"
     verdict_word = "FAIL" if failed else "PASS"
     print(f"{verdict_word}  {receipt['device']}: {counts}; {of_steps}; receipts in {path.parent}")
     return 1 if failed else 0
-
-
-def model_lines(folder):
-    try:
-        return sm80_model.compared(folder)
-    except ValueError as error:  # a receipt without a cell, as all had failed
-        return [f"not compared with the model: {error}"]
 
 
 # --- The command -------------------------------------------------------------------------------------
