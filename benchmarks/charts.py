@@ -4,6 +4,8 @@
 import math
 from html import escape
 
+# Colours of ours and of the contenders.
+OURS, FLEX, CUDNN, V3, FA3, DENSE = "#2f6fde", "#d9822b", "#3f9c6b", "#8a63c9", "#c2527a", "#9aa5b1"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 STYLE = """
 .card{fill:#ffffff}.ink{fill:#1f2933}.soft{fill:#66727f}.grid{stroke:#e3e8ed}.axis{stroke:#9aa5b1}.onbar{fill:#1f2933}

@@ -23,7 +23,7 @@ makes all three of one source.
 A receipt is judged by machine code, cell by cell (`judge`): a cell whose kernels have other hashes in the library, or
 for which the library would run other kernels, is stale and says nothing about it. Hashes of another toolkit's library
 cannot be compared. A cell has two measurements, of the plan and of attention with a ready plan; where only the
-planner's kernels have changed, only the plan is measured again (`benchmarks/replan.py`).
+planner's kernels have changed, only the plan is measured again (`benchmarks/report/replan.py`).
 """
 
 import contextlib
@@ -31,12 +31,11 @@ import datetime
 import fcntl
 import json
 import os
-import sys
 from collections import Counter, namedtuple
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "python"))  # for the harness
+from benchmarks import ROOT
+
 RESULTS = ROOT / "benchmarks" / "results"
 SCHEMA = 2
 MULTIPROCESSORS = 132  # of an H100 SXM or H200

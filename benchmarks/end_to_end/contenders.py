@@ -185,7 +185,7 @@ class Dense(Sdpa):
 
 
 def _dense_attention(module, query, key, value, attention_mask, dense=None, **others):
-    from training_model import DenseAttention  # which loads the library
+    from benchmarks.training.llama import DenseAttention
 
     return DenseAttention.apply(*(x.transpose(1, 2) for x in (query, key, value)), dense), None
 

@@ -9,7 +9,7 @@ import math
 import statistics
 from typing import NamedTuple
 
-from gpu.samples import line_fit
+from benchmarks.instruments.medians import line_fit
 
 NUMBER = (int, float)
 TASKS = ("sft", "lora", "dpo", "rm")

@@ -17,9 +17,10 @@ import functools
 import torch
 import torch.nn.functional as F
 import transformers
-from end_to_end.contenders import CONTENDERS
 from torch.utils.checkpoint import checkpoint
 from transformers.models.llama import modeling_llama
+
+from benchmarks.end_to_end.contenders import CONTENDERS
 
 _LLAMA_3 = {
     "rope_theta": 500000.0,

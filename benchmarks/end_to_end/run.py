@@ -1,13 +1,12 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Training end to end: the FlashMask paper's results (arXiv:2410.01359, section 5 and appendix A) on one GPU.
 
-    python benchmarks/end_to_end/run.py throughput   # tokens per second, first step, masks: figure 2
-    python benchmarks/end_to_end/run.py memory       # against length, and the longest length: figures 4b, 7; table 2
-    python benchmarks/end_to_end/run.py losses       # 100 steps, bit for bit: figure 3
-    python benchmarks/end_to_end/run.py sparsity     # kernel time, 240 sequences in ten bins: figure 6
-    python benchmarks/end_to_end/run.py tables       # every cell of tables 4 to 9, forward and backward
-    python benchmarks/end_to_end/run.py list         # the processes that each makes, and about how long they take
+    python -m benchmarks.end_to_end.run throughput   # tokens per second, first step, masks: figure 2
+    python -m benchmarks.end_to_end.run memory       # against length, and the longest length: figures 4b, 7; table 2
+    python -m benchmarks.end_to_end.run losses       # 100 steps, bit for bit: figure 3
+    python -m benchmarks.end_to_end.run sparsity     # kernel time, 240 sequences in ten bins: figure 6
+    python -m benchmarks.end_to_end.run tables       # every cell of tables 4 to 9, forward and backward
+    python -m benchmarks.end_to_end.run list         # the processes that each makes, and about how long they take
 
 Models of real shape with random weights are trained on packed synthetic documents (models.py, recipe.py), under one
 attention after another (contenders.py), each in a process of its own (worker.py). Every result goes into a receipt as
@@ -30,13 +29,9 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "python")]
-import receipts  # noqa: E402
-from end_to_end import figures, tables  # noqa: E402
+from benchmarks import ROOT, receipts
+from benchmarks.end_to_end import figures, paper_tables
 
 LEFT_TO_DO = 3
 MEASURED_BY = ("device", "driver", "toolkit", "torch", "transformers", "kernel_hashes")  # what a receipt is one of
@@ -84,7 +79,7 @@ class Worker:
     """A process of worker.py. It imports and draws what it needs from the start, and measures when it is told to."""
 
     def __init__(self, words, gpu=0):
-        command = [sys.executable, HERE / "worker.py", json.dumps({**words, "waits": True})]
+        command = [sys.executable, "-m", "benchmarks.end_to_end.worker", json.dumps({**words, "waits": True})]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment_of(gpu), start_new_session=True
@@ -323,8 +318,8 @@ def show_list(arguments):
         print(f"{name}: {len(jobs)} processes, about {sum(job.seconds for job in jobs):.0f} s")
         for job in jobs:
             print(f"  {job.seconds:4.0f} s  {job.label}")
-    slices = tables.missing((receipts.RESULTS,), None)
-    print(f"tables: {len(slices)} of {len(tables.SLICES)} slices without a complete receipt")
+    slices = paper_tables.missing((receipts.RESULTS,), None)
+    print(f"tables: {len(slices)} of {len(paper_tables.SLICES)} slices without a complete receipt")
     return 0
 
 
@@ -334,8 +329,8 @@ def main(words=None):
     if arguments.figure == "list":
         return show_list(arguments)
     if arguments.figure == "tables":
-        return tables.measure(arguments.seconds, arguments.fresh)
-    command = shlex.join(["benchmarks/end_to_end/run.py", *words])
+        return paper_tables.measure(arguments.seconds, arguments.fresh)
+    command = shlex.join(["python", "-m", "benchmarks.end_to_end.run", *words])
     return measure(figures.FIGURES[arguments.figure], arguments, command)
 
 

@@ -1,9 +1,8 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """One process of run.py: a contender, its model, and what is measured of them. Takes a job as JSON, prints a line "@"
 with JSON for each result as soon as it is there. It can be run by hand:
 
-    python benchmarks/end_to_end/worker.py '{"figure": "throughput", "device": "cpu", "model": "tiny", "contender":
+    python -m benchmarks.end_to_end.worker '{"figure": "throughput", "device": "cpu", "model": "tiny", "contender":
         "ours", "tasks": ["sft"], "seqlen": 256, "sequences": 20, "seconds": 1}'
 
 A job that "waits" prepares itself and begins when a line comes on standard input.
@@ -16,14 +15,12 @@ import json
 import statistics
 import sys
 import time
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu"), str(ROOT / "python")]
-import torch  # noqa: E402
-from end_to_end import recipe  # noqa: E402
-from end_to_end.figures import QUADRATIC  # noqa: E402
-from end_to_end.search import longest  # noqa: E402
+import torch
+
+from benchmarks.end_to_end import recipe
+from benchmarks.end_to_end.figures import QUADRATIC
+from benchmarks.end_to_end.longest_sequence import longest
 
 LEAST_STEPS, MOST_STEPS = 3, 15  # that are timed; the most are three rounds of recipe.PLACES
 LONG_STEPS = 60.0  # seconds after which fewer steps than the least will do
@@ -75,14 +72,14 @@ def is_out_of_memory(error):
 
 def build(job, device):
     """(model, contender) of a job."""
-    from end_to_end import contenders, models
+    from benchmarks.end_to_end import contenders, models
 
     contender = contenders.CONTENDERS[job["contender"]](device.name)
     return models.make(job["model"], device.name, contender.attention), contender
 
 
 def batches_of(job, device, layouts):
-    from end_to_end.models import SHAPES
+    from benchmarks.end_to_end.models import SHAPES
 
     vocabulary = SHAPES[job["model"]]["vocab_size"]
     return [recipe.batch_of(layout, vocabulary, seed).to(device.name) for seed, layout in enumerate(layouts)]
@@ -96,7 +93,7 @@ def bytes_of(contender, mask):
 
 
 def throughput(job, device):
-    from end_to_end.contenders import refusal
+    from benchmarks.end_to_end.contenders import refusal
 
     for task in job["tasks"]:
         result = {name: job[name] for name in ("model", "seqlen", "contender")} | {"task": task}
@@ -114,7 +111,7 @@ def throughput(job, device):
 
 def trained(job, task, device):
     """What training steps of a task take, and what was trained on: a new model, the same for every contender."""
-    from end_to_end.models import Trainer
+    from benchmarks.end_to_end.models import Trainer
 
     found = recipe.chosen(task, job["seqlen"], job["sequences"])
     batches = batches_of(job, device, [layout for _, layout in found])
@@ -158,8 +155,8 @@ def timed_steps(trainer, batches, limit, device):
 
 def memory(job, device):
     """Steps at doubling lengths as long as they fit, then between the last that did and the first that did not."""
-    from end_to_end.contenders import refusal
-    from end_to_end.models import Trainer
+    from benchmarks.end_to_end.contenders import refusal
+    from benchmarks.end_to_end.models import Trainer
 
     (task,) = job["tasks"]
     result = {name: job[name] for name in ("model", "contender")} | {"task": task}
@@ -216,7 +213,7 @@ def trial(job, trainer, seqlen, device):
 
 def losses(job, device):
     """The loss of every step of a training, and what the weights are after the last."""
-    from end_to_end.models import RATES, Trainer
+    from benchmarks.end_to_end.models import RATES, Trainer
 
     torch.use_deterministic_algorithms(job["deterministic"])
     for task in job["tasks"]:
@@ -292,18 +289,16 @@ def environment(job, device):
     if not device.is_cuda:
         emit({"device": "CPU", "driver": "none", "toolkit": "none", "torch": torch.__version__, **more})
         return
-    import ran
-    import timing
+    from benchmarks.instruments import kernels_used, timing
 
-    library = ran.here()
-    cases = [ran.case_of(*case) for case in job["cases"]]
+    library = kernels_used.here()
+    cases = [kernels_used.case_of(*case) for case in job["cases"]]
     hashes = library.of_all(cases, modes=(False, True))
     emit({**timing.environment(), **more, "toolkit": library.toolkit, "kernel_hashes": hashes})
 
 
 def prepare(job):
     """All that takes time and no device."""
-    from end_to_end import contenders, models  # noqa: F401
 
     for task in job.get("tasks", ()):
         if "sequences" in job:

@@ -97,13 +97,12 @@ def test_a_missing_rank_is_an_error(other, tmp_path):
 
 @pytest.mark.long
 def test_a_small_measurement(tmp_path):
-    """benchmarks/context_parallel_speed.py in its dry run: results as near as they have to be, and a second run that
+    """benchmarks.context_parallel.speed in its dry run: results as near as they have to be, and a second run that
     has nothing left to measure."""
     if ranks.ON_GPU:
         return
-    script = pathlib.Path(__file__).parents[2] / "benchmarks" / "context_parallel_speed.py"
     environment = {**os.environ, "OUT": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, script, "--device", "cpu", "--rounds", "1"]
+    command = [sys.executable, "-m", "benchmarks.context_parallel.speed", "--device", "cpu", "--rounds", "1"]
     for _ in range(2):
         said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
         assert said.returncode == 0, said.stdout + said.stderr

@@ -5,13 +5,8 @@ FLASHMASK_TEST_DEVICE=cpu runs them on the CPU backend instead, to test the test
 """
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "python"), str(Path(__file__).resolve().parent)]
 
 torch = pytest.importorskip("torch")
 DEVICE = os.environ.get("FLASHMASK_TEST_DEVICE", "cuda")

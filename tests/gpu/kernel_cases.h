@@ -96,7 +96,7 @@ inline std::vector<Instance> padded_instances() {
   return found;
 }
 
-/// A case's line, as scripts/gpu_tests.py reads it.
+/// A case's line, as tools/gpu/session.py reads it.
 inline std::string describe(const Instance& instance, const char* mask, int64_t batch, int64_t heads, int64_t heads_kv,
                             int64_t seqlen_q, int64_t seqlen_k, const char* mode) {
   char text[160];

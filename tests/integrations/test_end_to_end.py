@@ -8,10 +8,8 @@ tests/torch/test_cuda_training.py.
 import gc
 import json
 import re
-import sys
 import types
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,10 +18,9 @@ import torch.nn.functional as F
 from test_models import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "gpu")]
-import receipts  # noqa: E402
-from end_to_end import contenders, figures, models, page, recipe, run, worker  # noqa: E402
+from benchmarks import receipts
+from benchmarks.end_to_end import contenders, figures, models, recipe, run, worker
+from benchmarks.report import end_to_end_page
 
 LENGTH, VOCABULARY = 256, models.SHAPES["tiny"]["vocab_size"]
 
@@ -242,18 +239,18 @@ def test_figures_of_a_tiny_model_make_receipts_and_a_page(capsys):
     assert len(figures.FIGURES["losses"].checks(found["losses"])) == 6
 
     topics = {figures.topic(name): receipt_of(name, of_figure) for name, of_figure in found.items()}
-    text = page.page([], topics, "COMMAND")
+    text = end_to_end_page.page([], topics, "COMMAND")
     assert "| tiny SFT, 256 |" in text and "| SFT | 6." in text and "5 of 5" in text
     assert text.count("Not measured yet") == 6  # tables 4 to 9
     for task in ("sft", "dpo", "rm"):
-        assert page.IN_WORDS[task] + ", 20 sequences" in text
+        assert end_to_end_page.IN_WORDS[task] + ", 20 sequences" in text
     del ours["lengths"][0]["peak_bytes"], ours["lengths"][1]["peak_bytes"]  # none on a CPU
     for n, x in enumerate(ours["lengths"]):
         x["peak_bytes"] = 2**30 * (n + 1)
-    drawn = page.drawings(topics)
+    drawn = end_to_end_page.drawings(topics)
     names = ("sft", "lora", "memory", "losses", "preferences", "sparsity")
     assert set(drawn) == {f"end-to-end-{name}" for name in names}
-    shown = set(re.findall(r"img/gpu-([\w-]+)\.svg", page.page([], topics, "COMMAND")))
+    shown = set(re.findall(r"img/gpu-([\w-]+)\.svg", end_to_end_page.page([], topics, "COMMAND")))
     assert shown == set(drawn)
     for svg in drawn.values():
         ElementTree.fromstring(svg)

@@ -4,7 +4,8 @@
 import json
 
 import fake_kernels
-import paper_masks
+
+from benchmarks.masks import paper_masks
 
 HASHED = "Build cuda_13.0"
 MASKS = paper_masks.NAMES

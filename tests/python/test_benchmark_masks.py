@@ -5,24 +5,15 @@ The paper's cells, FlexAttention's rules for them, tile counts, drawn sparsities
 """
 
 import ctypes as C
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from flashmask import _calls, capi
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu"), str(ROOT / "python")]
-import block_masks  # noqa: E402
-import flex_masks  # noqa: E402
-import mask_build  # noqa: E402
-import paper_masks  # noqa: E402
-import plan_layout  # noqa: E402
-import samples  # noqa: E402
-import sparsity_masks  # noqa: E402
-import tile_count  # noqa: E402
-import wasted_work  # noqa: E402
+from benchmarks.instruments import medians
+from benchmarks.masks import block_masks, flex_masks, paper_masks, sparsity_masks, visible_tiles
+from benchmarks.measure import mask_build, wasted_work
+from benchmarks.measure.gpu import plan_layout
 
 lib = capi.load()
 
@@ -47,7 +38,7 @@ SEQLENS = (8192, 32768, 131072)
 
 @pytest.mark.parametrize("name", paper_masks.NAMES)
 def test_live_shares_of_the_cells(name):
-    shares = [tile_count.live_share(*paper_masks.paper_mask(name, seqlen), seqlen) for seqlen in SEQLENS]
+    shares = [visible_tiles.live_share(*paper_masks.paper_mask(name, seqlen), seqlen) for seqlen in SEQLENS]
     assert [round(share, 3) for share in shares] == list(LIVE[name])
 
 
@@ -55,7 +46,7 @@ def visible_by_bounds(indices, causal, seqlen):
     """From the intervals, element by element."""
     rows = np.arange(seqlen)[:, None]
     seen = np.ones((seqlen, seqlen), bool)
-    for interval in tile_count.hidden_intervals(indices, causal, seqlen):
+    for interval in visible_tiles.hidden_intervals(indices, causal, seqlen):
         seen &= ~((rows >= interval[:, 0]) & (rows < interval[:, 1]))
     return seen
 
@@ -71,7 +62,7 @@ def test_flex_rules_say_what_the_bounds_say(name, seqlen):
     assert np.array_equal(
         seen, np.ones_like(seen) if rule is None else rule(0, 0, positions[:, None], positions[None, :])
     )
-    assert np.array_equal(tile_count.live_tiles(indices, causal, seqlen), tiles_of(seen, 128, 128).any((1, 3)))
+    assert np.array_equal(visible_tiles.live_tiles(indices, causal, seqlen), tiles_of(seen, 128, 128).any((1, 3)))
     mask = capi.mask(
         seqlen, seqlen, flags=capi.CAUSAL if causal else 0, **({} if indices is None else {"bounds": indices})
     )
@@ -90,7 +81,7 @@ def test_flex_rules_at_full_length(name):
         q, k = rng.integers(0, seqlen, (2, 200_000))
         k = np.where(rng.random(k.size) < 0.5, np.clip(q + rng.integers(-200, 200, k.size), 0, seqlen - 1), k)
         seen = np.ones(k.size, bool)
-        for interval in tile_count.hidden_intervals(indices, causal, seqlen):
+        for interval in visible_tiles.hidden_intervals(indices, causal, seqlen):
             seen &= ~((q >= interval[k, 0]) & (q < interval[k, 1]))
         assert rule is None and seen.all() or np.array_equal(seen, rule(0, 0, q, k)), seqlen
 
@@ -134,7 +125,7 @@ def test_tile_counts_of_random_bounds(count):
         runs = rng.integers(0, seqlen + 1, (seqlen // 64, count)) // (64 if case % 3 else 1) * (64 if case % 3 else 1)
         indices = np.repeat(runs, 64, axis=0).astype(np.int32)[None, None]
         expected = tiles_of(visible_by_bounds(indices, causal, seqlen), 128, 128).any((1, 3))
-        assert np.array_equal(tile_count.live_tiles(indices, causal, seqlen), expected)
+        assert np.array_equal(visible_tiles.live_tiles(indices, causal, seqlen), expected)
 
 
 @pytest.mark.parametrize("seqlen, sparsity", [(8192, 0.1), (8192, 0.5), (32768, 0.9), (131072, 0.7)])
@@ -151,7 +142,7 @@ def test_block_masks_have_their_share_of_live_blocks(seqlen, sparsity):
 def test_sparsity_buckets_are_filled(kind):
     drawn = sparsity_masks.fill_buckets(kind, 32768, 2)
     per_bucket = {
-        bucket: sum(samples.bucket_of(1 - mask["live"]) == bucket for mask in drawn)
+        bucket: sum(medians.bucket_of(1 - mask["live"]) == bucket for mask in drawn)
         for bucket in sparsity_masks.reachable(kind, 0.05)
     }
     assert set(per_bucket.values()) == {2} and len(per_bucket) == (19 if kind == "document" else 9)

@@ -3,19 +3,15 @@
 
 import json
 import re
-import sys
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu"), str(ROOT / "python")]
-import documents  # noqa: E402
-import paper_masks  # noqa: E402
-import receipts  # noqa: E402
-from end_to_end import figures, page, tables  # noqa: E402
-from end_to_end.search import longest  # noqa: E402
+from benchmarks import receipts
+from benchmarks.end_to_end import figures, paper_tables
+from benchmarks.end_to_end.longest_sequence import longest
+from benchmarks.masks import paper_masks
+from benchmarks.report import documents, end_to_end_page
 
 K = 1024
 STEPS = {"ours": 700.0, "flex": 830.0, "sdpa": 3200.0, "nothing": 580.0}
@@ -69,7 +65,7 @@ def test_the_search_ends_where_nothing_fits_and_where_time_is_over():
 def test_the_search_tries_what_there_is_time_for(power, reached, monkeypatch):
     """A trial at 1024 takes a second, at others as much more as the length says; there are 16 seconds in all."""
     now = [0.0]
-    monkeypatch.setattr("end_to_end.search.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("benchmarks.end_to_end.longest_sequence.time.monotonic", lambda: now[0])
 
     def fits(length):
         now[0] += (length / 1024) ** power
@@ -215,16 +211,16 @@ next(r for r in EVERYTHING["throughput"] if r["contender"] == "flex")["compiler_
 
 
 def test_a_page_without_receipts_says_so():
-    text = page.page([], {}, "COMMAND")
+    text = end_to_end_page.page([], {}, "COMMAND")
     assert text.count("Not measured yet; `scripts/gpu-check end-to-end") == 10
     assert "What was to be reached" not in text and "img/" not in text
     assert "| training over a dense mask | 1.65x to 3.22x | not measured yet |" in text
-    assert not page.drawings({})
+    assert not end_to_end_page.drawings({})
 
 
 def test_the_page_has_what_was_measured():
     topics = topics_of(**EVERYTHING)
-    text = page.page([], topics, "COMMAND")
+    text = end_to_end_page.page([], topics, "COMMAND")
     assert "| training over a dense mask | 1.65x to 3.22x | 4.57x to 4.57x |" in text
     assert "512K; 64K (1B SFT, one GPU)" in text
     assert "| 1B SFT, 32K | 46.8 | 39.5 | 10.2 | 56.5 |" in text
@@ -237,7 +233,7 @@ def test_the_page_has_what_was_measured():
     assert "| SFT | 3.0000 | 2.0000 | 2 of 2 | 2.1000 |  |" in text
     assert "SFT, 45 sequences of 32K tokens, 32 heads, d = 128" in text
     assert "| sft at 32K: sdpa's step over ours | 4.571 | at least 4.5 | yes |" in text
-    drawn = page.drawings(topics)
+    drawn = end_to_end_page.drawings(topics)
     assert set(drawn) == set(re.findall(r"img/gpu-([\w-]+)\.svg", text))
     for svg in drawn.values():
         ElementTree.fromstring(svg)
@@ -248,21 +244,21 @@ def test_the_page_has_what_was_measured():
     [(5, "5 B"), (2048, "2 KiB"), (1023 * 1024, "0.999 MiB"), (3 << 29, "1.5 GiB"), (1 << 40, "1024 GiB")],
 )
 def test_sizes(count, text):
-    assert page.size_text(count) == text
+    assert end_to_end_page.size_text(count) == text
 
 
 def test_results_that_are_wrong_make_no_page():
     topics = topics_of(throughput=[cell("ours")])
     del topics["end-to-end-throughput"]["figures"]["results"][0]["mask_ms"]
     with pytest.raises(ValueError, match="mask_ms is None"):
-        page.page([], topics, "COMMAND")
+        end_to_end_page.page([], topics, "COMMAND")
 
 
 # --- Tables 4 to 9 ----------------------------------------------------------------------------------
 
 
 def test_the_papers_tables_are_its_claims():
-    held = tables.claims()
+    held = paper_tables.claims()
     assert [t["table"] for t in held["tables"]] == list(range(4, 10))
     for head_dim in (128, 64):
         ratios = [
@@ -284,16 +280,16 @@ def test_missing_cells_are_found(tmp_path):
     ]
     cases.append({**cases[0], "mask": "causal", "peers": {}})
     receipt = {"cases": cases}
-    assert set(tables.cells(receipt, ("fwd", 128, 8192))) == set(paper_masks.NAMES) - {"causal"}
-    found = tables.missing((tmp_path,), None)
-    assert [at[:3] for at in found] == tables.SLICES and all(masks == paper_masks.NAMES for *_, masks in found)
-    words = tables.words_of([("bwd", 64, 131072, ["full", "causal"]), ("fwd", 128, 8192, ["full"])])
+    assert set(paper_tables.cells(receipt, ("fwd", 128, 8192))) == set(paper_masks.NAMES) - {"causal"}
+    found = paper_tables.missing((tmp_path,), None)
+    assert [at[:3] for at in found] == paper_tables.SLICES and all(masks == paper_masks.NAMES for *_, masks in found)
+    words = paper_tables.words_of([("bwd", 64, 131072, ["full", "causal"]), ("fwd", 128, 8192, ["full"])])
     assert words == "bwd:64:131072:full+causal:kv64,fwd:128:8192:full:kv32"
 
 
 def test_cells_of_committed_receipts_are_on_the_page():
     cases, topics = documents.of_receipts(receipts.load_folder())
-    text = page.page(cases, topics, documents.COMMAND)
-    missing = {at[1:3] for at in tables.missing((receipts.RESULTS,), None)}
+    text = end_to_end_page.page(cases, topics, documents.COMMAND)
+    missing = {at[1:3] for at in paper_tables.missing((receipts.RESULTS,), None)}
     assert text.count("Not measured yet; `scripts/gpu-check end-to-end tables`") <= len(missing)
-    assert json.loads(tables.CLAIMS.read_text())["source"].startswith("arXiv:2410.01359")
+    assert json.loads(paper_tables.CLAIMS.read_text())["source"].startswith("arXiv:2410.01359")

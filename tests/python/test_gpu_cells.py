@@ -3,25 +3,19 @@
 and FlashAttention-3, for which functions of their interfaces in plain PyTorch stand in. Nothing is timed."""
 
 import ctypes as C
-import sys
 import types
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
+from harness.calls import Mask  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "gpu"), str(ROOT / "python")]
-import matmul  # noqa: E402
-import paper  # noqa: E402
-import paper_backward  # noqa: E402
-import paper_gpu  # noqa: E402
-import paper_masks  # noqa: E402
-import peers  # noqa: E402
-from harness.calls import Mask  # noqa: E402
-from peers import fa3, flashmask_v3  # noqa: E402
+from benchmarks import peers  # noqa: E402
+from benchmarks.instruments import matmul  # noqa: E402
+from benchmarks.masks import paper_masks  # noqa: E402
+from benchmarks.measure.gpu import backward_cell, forward_cell, paper  # noqa: E402
+from benchmarks.peers import fa3, flashmask_v3  # noqa: E402
 
 SEQLEN, TOKENS, HIDDEN, HEAD_DIM = 1024, 2048, 64, 64
 EVERY_FORM = ("document", "qk_sparse", "global_sliding_window")  # of bounds, with a causal document's one vector
@@ -187,10 +181,10 @@ def on_the_cpu(monkeypatch):
             contender.call()
         return {name: [1.0] * rounds for name in contenders}
 
-    monkeypatch.setattr(paper_gpu, "interleaved", interleaved)
-    monkeypatch.setattr(paper_gpu, "device_mask", device_mask)
-    monkeypatch.setattr(paper_gpu, "to_device", torch.from_numpy)
-    monkeypatch.setattr(paper_gpu, "graph_of", lambda call, calls: call)
+    monkeypatch.setattr(forward_cell, "interleaved", interleaved)
+    monkeypatch.setattr(forward_cell, "device_mask", device_mask)
+    monkeypatch.setattr(forward_cell, "to_device", torch.from_numpy)
+    monkeypatch.setattr(forward_cell, "graph_of", lambda call, calls: call)
     monkeypatch.setattr(matmul, "SIZE", 64)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: types.SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(flashmask_v3, "load", V3)
@@ -206,7 +200,7 @@ def measured(op, mask, heads_kv=None, contenders=EVERYWHERE, verify=True):
     """(the device cell, its error, its samples); four query heads if they are grouped, else one"""
     cell = paper.Cell(mask, SEQLEN, HEAD_DIM, op, heads_kv, tokens=TOKENS, hidden=4 * HIDDEN if heads_kv else HIDDEN)
     arguments = types.SimpleNamespace(contenders=contenders, rounds=2, target_ms=1.0)
-    made = (paper_backward.GpuBackwardCell if op == "bwd" else paper_gpu.GpuCell)(cell, arguments)
+    made = (backward_cell.GpuBackwardCell if op == "bwd" else forward_cell.GpuCell)(cell, arguments)
     return made, made.verify() if verify else None, made.samples()[0]
 
 
@@ -319,7 +313,7 @@ def test_a_backend_of_pytorch_agrees_or_is_left_out(on_the_cpu, op):
 
 @pytest.mark.parametrize("op", ["fwd", "bwd"])
 def test_sdpa_has_the_mask_as_a_dense_matrix_and_no_grouped_heads(on_the_cpu, monkeypatch, op):
-    monkeypatch.setitem(paper_gpu.SDPA_BACKENDS, "sdpa", paper_gpu.SDPBackend.MATH)  # the one that CPUs have
+    monkeypatch.setitem(forward_cell.SDPA_BACKENDS, "sdpa", forward_cell.SDPBackend.MATH)  # the one that CPUs have
     asked = ("ours", "plan", "sdpa")
     assert "sdpa" in measured(op, "document", contenders=asked, verify=False)[2]  # where it agrees with ours
     assert "sdpa" not in measured(op, "causal", heads_kv=2, contenders=asked, verify=False)[2]
@@ -327,10 +321,10 @@ def test_sdpa_has_the_mask_as_a_dense_matrix_and_no_grouped_heads(on_the_cpu, mo
 
 def test_a_refusal_is_one_of_grouped_heads_or_of_all_kernels():
     with pytest.raises(peers.LeftOut, match="cudnn backend does not take it: no plan for this graph"):
-        with paper_gpu.refusals_of("cudnn", True):
+        with forward_cell.refusals_of("cudnn", True):
             raise RuntimeError("no plan for this graph\nand more")
     with pytest.raises(RuntimeError, match="an illegal address"):
-        with paper_gpu.refusals_of("cudnn", False):
+        with forward_cell.refusals_of("cudnn", False):
             raise RuntimeError("an illegal address")
 
 

@@ -13,25 +13,13 @@ import sys
 import types
 from pathlib import Path
 
+import fake_kernels
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [
-    str(ROOT / "benchmarks"),
-    str(ROOT / "benchmarks" / "gpu"),
-    str(ROOT / "python"),
-    str(Path(__file__).resolve().parent),
-]
-import bench  # noqa: E402
-import cycles  # noqa: E402
-import fake_kernels  # noqa: E402
-import paper  # noqa: E402
-import paper_masks  # noqa: E402
-import peers  # noqa: E402
-import ran  # noqa: E402
-import samples  # noqa: E402
-import slices  # noqa: E402
-import verdict  # noqa: E402
+from benchmarks import ROOT, cell_bars, peers
+from benchmarks.instruments import kernels_used, medians
+from benchmarks.masks import paper_masks
+from benchmarks.measure.gpu import bench, cycles, paper, run_slices
 
 
 @pytest.fixture
@@ -103,7 +91,7 @@ def test_a_case_has_medians_spreads_and_its_kernels(dry_run):
     assert set(case["peers"]) == {"deterministic", "flashmask_v3", "fa3", "flex"} and case["left_out"] == {}
     v3 = case["peers"]["flashmask_v3"]
     assert (v3["ratio"], v3["rounds"]) == (pytest.approx(1.15), 3)
-    assert verdict.ratio_to(case, "flashmask_v3") == pytest.approx(1.15 / 1.01)  # the plan is ours, too
+    assert cell_bars.ratio_to(case, "flashmask_v3") == pytest.approx(1.15 / 1.01)  # the plan is ours, too
     assert case["ours_ms_spread"][0] < case["ours_ms"] < case["ours_ms_spread"][1]
     assert case["matmul"]["tflops"] == pytest.approx(700 / 1.01)  # the middle round takes 1 % longer than the first
     assert not [name for name in json.dumps(case).split('"') if "samples" in name]
@@ -132,19 +120,19 @@ def test_another_kernel_set_has_receipts_and_contenders_of_its_own(dry_run, tmp_
 
 
 def test_slices_with_grouped_heads(capsys):
-    assert slices.slices_of("fwd:128:8192:kv8,bwd:64:8192:full+causal:kv8") == [
+    assert run_slices.slices_of("fwd:128:8192:kv8,bwd:64:8192:full+causal:kv8") == [
         ["paper", "--op", "fwd", "--head-dim", "128", "--seqlen", "8192", "--heads-kv", "8"],
         ["paper", "--op", "bwd", "--head-dim", "64", "--seqlen", "8192", "--masks", "full,causal", "--heads-kv", "8"],
     ]
-    (of_two_dims,) = slices.slices_of("bwd:192/128:8192:full")
+    (of_two_dims,) = run_slices.slices_of("bwd:192/128:8192:full")
     assert of_two_dims[3:5] == ["--head-dim", "192"] and of_two_dims[-2:] == ["--head-dim-v", "128"]
     with pytest.raises(SystemExit):
-        slices.parse_arguments(["--slices", "fwd:kv8"])
+        run_slices.parse_arguments(["--slices", "fwd:kv8"])
     assert "'fwd:kv8' is not op:head_dim:seqlen" in capsys.readouterr().err
 
 
 def test_flex_is_compiled_for_the_cells_that_are_measured():
-    import compile_flex
+    from benchmarks.measure.gpu import compile_flex
 
     arguments = compile_flex.parse_arguments(["--op", "fwd", "--head-dims", "64", "--seqlens", "8192"])
     measured = paper.cells_of(
@@ -160,9 +148,9 @@ def test_flex_is_compiled_for_the_cells_that_are_measured():
 
 def test_samples_are_told_by_middle_and_middle_half():
     values = [4.0, None, 1.0, 2.0, 3.0, 5.0]
-    assert samples.time_figures(values) == {"ms": 3.0, "ms_spread": [2.0, 4.0], "rounds": 5}
-    assert samples.spread([7.0, None]) == [7.0, 7.0]
-    found = samples.ratio_figures("ratio", [2.0, 9.0, 6.0, 8.0], [1.0, None, 2.0, 2.0])
+    assert medians.time_figures(values) == {"ms": 3.0, "ms_spread": [2.0, 4.0], "rounds": 5}
+    assert medians.spread([7.0, None]) == [7.0, 7.0]
+    found = medians.ratio_figures("ratio", [2.0, 9.0, 6.0, 8.0], [1.0, None, 2.0, 2.0])
     assert found == {"ratio": 3.0, "ratio_spread": [2.5, 3.5]}  # of rounds, not of medians: 2, 3 and 4
 
 
@@ -199,11 +187,11 @@ def library(monkeypatch):
 
 
 def test_a_case_names_the_kernels_of_its_modes(library, monkeypatch):
-    kernels = ran.Kernels(132)
+    kernels = kernels_used.Kernels(132)
     case = paper.Cell("causal", 8192, 128, "bwd").case()
     assert kernels.of(case) == {"sm90.plan.classify": "p1", "sm90.bwd.bf16.d128.dv128.c2": "b1"}
     assert kernels.of(case, (False, True)) == {**kernels.of(case), "sm90.bwd.bf16.d128.dv128.c2.ordered": "b2"}
-    assert kernels.of_all([ran.case_of("fwd", d, 2048, 1, 8) for d in (64, 128)]) == {
+    assert kernels.of_all([kernels_used.case_of("fwd", d, 2048, 1, 8) for d in (64, 128)]) == {
         "sm90.plan.classify": "p1",
         "sm90.fwd.bf16.d128.dv128.c3": "a1",
         "sm90.fwd.bf16.d64.dv64.c3": "a2",
@@ -212,7 +200,7 @@ def test_a_case_names_the_kernels_of_its_modes(library, monkeypatch):
     assert library == [Path("ours.so")]  # read once
     monkeypatch.setattr(sys.modules["harness.kernels"], "default_library", lambda: None)
     with pytest.raises(SystemExit, match="there is no library"):
-        ran.Kernels()
+        kernels_used.Kernels()
 
 
 def test_a_measured_case_has_the_hashes_of_both_modes(library):
@@ -220,7 +208,7 @@ def test_a_measured_case_has_the_hashes_of_both_modes(library):
     times = {name: [1.0, 2.0] for name in ("ours", "plan", "deterministic")}
 
     def ids():
-        return set(paper.case_of_samples(cell, times, {}, {}, {}, ran.Kernels())["kernel_hashes"])
+        return set(paper.case_of_samples(cell, times, {}, {}, {}, kernels_used.Kernels())["kernel_hashes"])
 
     fast = {"sm90.plan.classify", "sm90.bwd.bf16.d128.dv128.c2"}
     assert ids() == {*fast, "sm90.bwd.bf16.d128.dv128.c2.ordered"}
@@ -229,7 +217,7 @@ def test_a_measured_case_has_the_hashes_of_both_modes(library):
 
 
 def test_a_case_of_another_set_has_its_kernels_and_those_of_the_small_tiles(library):
-    kernels, cell = ran.Kernels(132, "sm80"), paper.Cell("full", 8192, 128)
+    kernels, cell = kernels_used.Kernels(132, "sm80"), paper.Cell("full", 8192, 128)
     assert kernels.of(cell.case()) == {"sm90.plan.classify": "p1", "sm80.fwd.bf16.d128.dv128.c3": "s1"}
     times = {name: [1.0, 2.0] for name in ("ours", "plan", "sm86")}
     case = paper.case_of_samples(cell, times, {}, {}, {}, kernels)
@@ -239,11 +227,11 @@ def test_a_case_of_another_set_has_its_kernels_and_those_of_the_small_tiles(libr
 
 def test_topics_name_the_kernels_they_run(library):
     """Those whose modules load without a library: the others say it in the same words."""
-    import first
+    from benchmarks.measure.gpu import time_to_first_output
 
-    arguments = argparse.Namespace(kernels=ran.Kernels(), op=["fwd"])
+    arguments = argparse.Namespace(kernels=kernels_used.Kernels(), op=["fwd"])
     expected = {name: text for name, text in HASHES.items() if name.startswith(("sm90.fwd.", "sm90.plan."))}
-    assert first.kernel_hashes(arguments) == expected
+    assert time_to_first_output.kernel_hashes(arguments) == expected
     assert len(cycles.cases(["fwd"])) == 20 and len(cycles.cases()) == 40
 
 
@@ -262,7 +250,7 @@ def test_a_peer_is_found_where_it_lies(tmp_path, monkeypatch):
 
 def test_what_is_no_library_of_this_torch_is_left_out(tmp_path, monkeypatch):
     pytest.importorskip("torch")
-    from peers import fa3
+    from benchmarks.peers import fa3
 
     monkeypatch.setenv("FLASHMASK_PEERS", str(tmp_path))
     (tmp_path / "libfa3.so").write_bytes(b"no library")
@@ -281,7 +269,7 @@ def test_what_is_no_library_of_this_torch_is_left_out(tmp_path, monkeypatch):
 )
 def test_head_dims_that_fa3_was_not_built_for_are_left_out(tmp_path, monkeypatch, mask, dims, text):
     torch = pytest.importorskip("torch")
-    from peers import fa3
+    from benchmarks.peers import fa3
 
     monkeypatch.setenv("FLASHMASK_PEERS", str(tmp_path))
     (tmp_path / "libfa3.so").write_bytes(b"no library")
@@ -349,7 +337,7 @@ def test_the_library_runs_the_instances_that_the_cases_are_named_for():
     """Asked of the library itself, if it has kernels."""
     kernels = pytest.importorskip("harness.kernels")
     try:
-        library = ran.Kernels()
+        library = kernels_used.Kernels()
     except Exception as error:  # a build without CUDA
         pytest.skip(str(error))
     for case in cycles.cases():
@@ -440,25 +428,25 @@ def test_with_counters_they_are_read(arguments, monkeypatch, capsys):
 
 def test_the_marker_kernel_assembles(tmp_path):
     pytest.importorskip("torch")
-    import marks
+    from benchmarks.instruments import sm_clock
 
     of_python = ROOT.glob("build/venv/lib/python3*/site-packages/nvidia/cu13/bin/ptxas")
     ptxas = shutil.which("ptxas") or next(of_python, None)
     if not ptxas:
         pytest.skip("no ptxas")
-    (tmp_path / "mark.ptx").write_text(marks.PTX)
+    (tmp_path / "mark.ptx").write_text(sm_clock.PTX)
     subprocess.run([ptxas, "-arch=sm_90", tmp_path / "mark.ptx", "-o", tmp_path / "mark.cubin"], check=True)
-    assert marks.NAME == cycles.MARK
+    assert sm_clock.NAME == cycles.MARK
 
 
 def test_what_passed_is_the_median_over_multiprocessors_that_wrote_both():
     torch = pytest.importorskip("torch")
-    import marks
+    from benchmarks.instruments import sm_clock
 
     before, after = torch.tensor([100, 5000, 0, 70, 9, 0]), torch.tensor([160, 5050, 90, 0, 79, 0])
-    assert marks.passed(before, after) == 60
+    assert sm_clock.passed(before, after) == 60
     with pytest.raises(RuntimeError, match="no multiprocessor"):
-        marks.passed(torch.zeros(6, dtype=torch.int64), after)
+        sm_clock.passed(torch.zeros(6, dtype=torch.int64), after)
 
 
 class Driver:
@@ -484,10 +472,10 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch):
     torch = pytest.importorskip("torch")
-    import marks
+    from benchmarks.instruments import sm_clock
 
     made = Driver()
-    monkeypatch.setattr(marks.C, "CDLL", lambda _: made)
+    monkeypatch.setattr(sm_clock.C, "CDLL", lambda _: made)
     monkeypatch.setattr(torch, "zeros", functools.partial(lambda zeros, *a, device, **k: zeros(*a, **k), torch.zeros))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(multi_processor_count=3))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: types.SimpleNamespace(cuda_stream=0))
@@ -497,12 +485,12 @@ def driver(monkeypatch):
 
 
 def test_cycles_of_a_call_are_without_those_of_the_marks(driver):
-    import marks
+    from benchmarks.instruments import sm_clock
 
     def call():
         driver.clock += 12345
 
-    assert marks.Marks().cycles(call) == 12345 and marks.Marks().cycles(lambda: None) == 0
+    assert sm_clock.Marks().cycles(call) == 12345 and sm_clock.Marks().cycles(lambda: None) == 0
 
 
 def test_the_measuring_process_measures_in_the_order_of_the_schedule(driver, monkeypatch, capsys):

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/gpu_tests.py: which steps run beside each other, and that nothing of what they find is lost."""
+"""tools/gpu/run_tests.py: which steps run beside each other, and that nothing of what they find is lost."""
 
 import argparse
 import json
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-import gpu_tests  # noqa: E402
+from tools.gpu import run_tests
 
 RUNS = {
     "programs": "run_programs",
@@ -30,7 +28,7 @@ RUNS = {
 
 @pytest.fixture
 def session():
-    return gpu_tests.Session({"figures": {}, "tests": {"passed": 0, "failed": 0}}, 60)
+    return run_tests.Session({"figures": {}, "tests": {"passed": 0, "failed": 0}}, 60)
 
 
 def run(session, only=None, sanitize=True):
@@ -44,24 +42,24 @@ def run(session, only=None, sanitize=True):
         stress_links=None,
         sanitize_seconds=1,
     )
-    gpu_tests.run_steps(session, arguments, Path("carry"))
+    run_tests.run_steps(session, arguments, Path("carry"))
 
 
 def replace_steps(monkeypatch, events, torch):
     """Every step says when it begins; that of the PyTorch package's tests runs `torch` and says when it ends."""
     for name, function in RUNS.items():
-        monkeypatch.setattr(gpu_tests, function, lambda *_, name=name, **__: events.append(name))
-    monkeypatch.setattr(gpu_tests, "run_cases", lambda _, __, direction: events.append(direction))
+        monkeypatch.setattr(run_tests, function, lambda *_, name=name, **__: events.append(name))
+    monkeypatch.setattr(run_tests, "run_cases", lambda _, __, direction: events.append(direction))
 
     def run_torch(*_):
         torch()
         events.append("torch ended")
 
-    monkeypatch.setattr(gpu_tests, "run_torch", run_torch)
+    monkeypatch.setattr(run_tests, "run_torch", run_torch)
 
 
 def test_lanes_run_beside_each_other_and_the_host_s_time_is_taken_alone(monkeypatch, session):
-    events, all_begun = [], threading.Barrier(len(gpu_tests.LANES), timeout=10)
+    events, all_begun = [], threading.Barrier(len(run_tests.LANES), timeout=10)
     replace_steps(monkeypatch, events, all_begun.wait)
 
     def first_of_a_lane(name):
@@ -77,9 +75,9 @@ def test_lanes_run_beside_each_other_and_the_host_s_time_is_taken_alone(monkeypa
         events.append(direction)
 
     for name in ("jax", "stress", "verify"):
-        monkeypatch.setattr(gpu_tests, RUNS[name], first_of_a_lane(name))
-    monkeypatch.setattr(gpu_tests, "run_cases", first_cases)
-    run(session, only=gpu_tests.STEPS)
+        monkeypatch.setattr(run_tests, RUNS[name], first_of_a_lane(name))
+    monkeypatch.setattr(run_tests, "run_cases", first_cases)
+    run(session, only=run_tests.STEPS)
     assert events[-3:] == ["large", "overhead", "jax_speed"] and "torch ended" in events
     for lane in (["stress", "sanitize"], ["forward", "backward", "refused", "programs"], ["verify", "pytest"]):
         assert [name for name in events if name in lane] == lane
@@ -87,31 +85,31 @@ def test_lanes_run_beside_each_other_and_the_host_s_time_is_taken_alone(monkeypa
 
 def test_programs_that_no_cpu_runs_are_first(tmp_path):
     (tmp_path / "tests").mkdir()
-    for name in ("attention_contract", "gpu_plan", "plan_rules", "gpu_allocations", gpu_tests.REFUSED):
+    for name in ("attention_contract", "gpu_plan", "plan_rules", "gpu_allocations", run_tests.REFUSED):
         (tmp_path / "tests" / name).touch(mode=0o755)
-    names = [path.name for path in gpu_tests.programs(tmp_path)]
+    names = [path.name for path in run_tests.programs(tmp_path)]
     assert names == ["gpu_allocations", "gpu_plan", "attention_contract", "plan_rules"]
 
 
 def test_every_file_of_the_package_s_tests_is_in_one_share(monkeypatch, session, tmp_path):
-    files, begun = [], threading.Barrier(gpu_tests.TORCH_SHARES, timeout=10)
+    files, begun = [], threading.Barrier(run_tests.TORCH_SHARES, timeout=10)
 
     def run_pytest(_, name, words, seconds, environment, share):
         begun.wait()
         files.extend(share)
 
-    monkeypatch.setattr(gpu_tests, "run_pytest", run_pytest)
-    (tmp_path / gpu_tests.TORCH_LIBRARIES["FLASHMASK_TORCH_LIBRARY"]).touch()
-    gpu_tests.run_torch(session, tmp_path, [])
-    there = [str(path.relative_to(gpu_tests.ROOT)) for path in gpu_tests.ROOT.glob("tests/torch/test_*.py")]
+    monkeypatch.setattr(run_tests, "run_pytest", run_pytest)
+    (tmp_path / run_tests.TORCH_LIBRARIES["FLASHMASK_TORCH_LIBRARY"]).touch()
+    run_tests.run_torch(session, tmp_path, [])
+    there = [str(path.relative_to(run_tests.ROOT)) for path in run_tests.ROOT.glob("tests/torch/test_*.py")]
     assert sorted(files) == sorted(there)
 
 
 def test_shares_of_the_package_s_tests_take_about_equally_long():
     """By the seconds that are known; and a file that is gone is not among those."""
-    seconds = [sum(map(gpu_tests.torch_seconds, share)) for share in gpu_tests.torch_shares()]
-    assert max(seconds) - min(seconds) <= gpu_tests.TORCH_SECONDS
-    assert all((gpu_tests.ROOT / "tests" / "torch" / name).exists() for name in gpu_tests.LONG_TORCH_FILES)
+    seconds = [sum(map(run_tests.torch_seconds, share)) for share in run_tests.torch_shares()]
+    assert max(seconds) - min(seconds) <= run_tests.TORCH_SECONDS
+    assert all((run_tests.ROOT / "tests" / "torch" / name).exists() for name in run_tests.LONG_TORCH_FILES)
 
 
 def test_every_test_is_in_one_share(monkeypatch, session, tmp_path):
@@ -119,7 +117,7 @@ def test_every_test_is_in_one_share(monkeypatch, session, tmp_path):
     (tmp_path / "test_it.py").write_text(
         "import pytest\n@pytest.mark.parametrize('n', range(11))\ndef test_it(n): pass\ndef test_other(): pass\n"
     )
-    run = lambda *words: gpu_tests.run_pytest_in_shares(session, "it", 5, words, 60, files=[tmp_path / "test_it.py"])
+    run = lambda *words: run_tests.run_pytest_in_shares(session, "it", 5, words, 60, files=[tmp_path / "test_it.py"])
     run()
     parts = session.figures["parts"]
     assert sorted(part["name"] for part in parts) == [f"it {n}" for n in range(1, 6)]
@@ -171,13 +169,13 @@ def test_failures_are_kept_with_what_follows_them(session):
 
 
 def test_what_is_missing_is_named(session, monkeypatch, tmp_path):
-    for variable in gpu_tests.TORCH_LIBRARIES:
+    for variable in run_tests.TORCH_LIBRARIES:
         monkeypatch.delenv(variable, raising=False)
-    gpu_tests.run_torch(session, tmp_path, [])
+    run_tests.run_torch(session, tmp_path, [])
     monkeypatch.delenv("FLASHMASK_JAX_LIBRARY", raising=False)
-    gpu_tests.run_overhead(session, tmp_path)
-    gpu_tests.run_jax(session, tmp_path, [])
-    gpu_tests.run_jax_speed(session, tmp_path)
+    run_tests.run_overhead(session, tmp_path)
+    run_tests.run_jax(session, tmp_path, [])
+    run_tests.run_jax_speed(session, tmp_path)
     assert session.figures["left_out"] == [
         "torch: there is no libflashmask_torch.so (FLASHMASK_TORCH_LIBRARY names one)",
         "torch: overhead: there is no libflashmask_torch.so (FLASHMASK_TORCH_LIBRARY names one)",
@@ -189,9 +187,9 @@ def test_what_is_missing_is_named(session, monkeypatch, tmp_path):
 def test_ratios_of_speed_are_judged_one_by_one_and_kept(session):
     rows = [{"what": "host", "ratio": 0.5}, {"what": "speed", "ratio": 1.0}, {"what": "speed", "ratio": 0.98}]
     result = {"name": "a", "command": "b", "seconds": 1, "status": 1, "output": "a warning\n"}
-    gpu_tests.add_jax_speed(session, result | {"output": json.dumps({"bar": 1.0, "rows": rows})})
+    run_tests.add_jax_speed(session, result | {"output": json.dumps({"bar": 1.0, "rows": rows})})
     assert session.receipt["tests"] == {"passed": 1, "failed": 1} and session.figures["jax_speed"]["rows"] == rows
-    gpu_tests.add_jax_speed(session, result)
+    run_tests.add_jax_speed(session, result)
     assert session.receipt["tests"] == {"passed": 1, "failed": 2}
 
 
@@ -203,7 +201,7 @@ WORKS = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors"
 @pytest.fixture
 def carry(tmp_path, monkeypatch):
     """A folder with the programs, and a compute-sanitizer that writes down what it is asked and says $SAID."""
-    for name in (*gpu_tests.CASES.values(), gpu_tests.REFUSED):
+    for name in (*run_tests.CASES.values(), run_tests.REFUSED):
         (tmp_path / name).touch()
     tool = tmp_path / "compute-sanitizer"
     tool.write_text(
@@ -211,7 +209,7 @@ def carry(tmp_path, monkeypatch):
         "exit ${STATUS:-0}\n"
     )
     tool.chmod(0o755)
-    monkeypatch.setattr(gpu_tests, "find_sanitizer", lambda: str(tool))
+    monkeypatch.setattr(run_tests, "find_sanitizer", lambda: str(tool))
     return tmp_path
 
 
@@ -227,7 +225,7 @@ def asked(carry):
 
 def test_sanitizers_run_where_a_probe_shows_that_they_work(session, carry, monkeypatch):
     monkeypatch.setenv("SAID", WORKS)
-    gpu_tests.run_sanitizers(session, carry, 5)
+    run_tests.run_sanitizers(session, carry, 5)
     first, *rest = asked(carry)
     assert first == ("memcheck", "gpu_forward_cases", "--probe")
     assert ("memcheck", "gpu_forward_cases") in rest and ("racecheck", "gpu_backward_cases", "--quick") in rest
@@ -247,7 +245,7 @@ def test_sanitizers_run_where_a_probe_shows_that_they_work(session, carry, monke
 def test_a_machine_that_refuses_them_is_no_failure(session, carry, monkeypatch, said, status):
     monkeypatch.setenv("SAID", said)
     monkeypatch.setenv("STATUS", str(status))
-    gpu_tests.run_sanitizers(session, carry, 5)
+    run_tests.run_sanitizers(session, carry, 5)
     assert len(asked(carry)) == 1 and session.receipt["tests"] == {"passed": 0, "failed": 0}
     (why,) = session.figures["left_out"]
     assert why.startswith("sanitizers: compute-sanitizer does not work on this machine") and said.strip("= ") in why
@@ -255,23 +253,23 @@ def test_a_machine_that_refuses_them_is_no_failure(session, carry, monkeypatch, 
 
 def test_no_time_for_them_is_a_failure(carry, monkeypatch):
     monkeypatch.setenv("SAID", WORKS)
-    late = gpu_tests.Session({"figures": {}, "tests": {"passed": 0, "failed": 0}}, 0)
-    gpu_tests.run_sanitizers(late, carry, 5)
+    late = run_tests.Session({"figures": {}, "tests": {"passed": 0, "failed": 0}}, 0)
+    run_tests.run_sanitizers(late, carry, 5)
     assert late.receipt["tests"]["failed"] > 0 and not (carry / "asked").exists()
 
 
 def test_where_they_work_what_they_find_fails(session, carry, monkeypatch):
     monkeypatch.setenv("SAID", "========= Invalid __global__ read\n========= ERROR SUMMARY: 2 errors")
-    words = [carry / gpu_tests.REFUSED]
-    gpu_tests.sanitize_with(session, str(carry / "compute-sanitizer"), "memcheck", "refused", words, 5)
+    words = [carry / run_tests.REFUSED]
+    run_tests.sanitize_with(session, str(carry / "compute-sanitizer"), "memcheck", "refused", words, 5)
     assert session.receipt["tests"] == {"passed": 3, "failed": 2}
 
 
 def test_refused_calls_are_counted(session, tmp_path):
-    program = tmp_path / gpu_tests.REFUSED
-    gpu_tests.run_refused(session, tmp_path)
+    program = tmp_path / run_tests.REFUSED
+    run_tests.run_refused(session, tmp_path)
     assert session.figures["left_out"] == ["refused calls: there is no gpu_refused_calls"]
     program.write_text("#!/bin/sh\necho 'FAILED: no data (q): it was taken'\necho '140 passed, 1 failed'\nexit 1\n")
     program.chmod(0o755)
-    gpu_tests.run_refused(session, tmp_path)
-    assert session.receipt["tests"] == {"passed": 140, "failed": 1} and gpu_tests.programs(tmp_path) == []
+    run_tests.run_refused(session, tmp_path)
+    assert session.receipt["tests"] == {"passed": 140, "failed": 1} and run_tests.programs(tmp_path) == []

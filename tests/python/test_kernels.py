@@ -8,17 +8,15 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from flashmask import capi
+from harness import cubin, kernels
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "python"))
-from flashmask import capi  # noqa: E402
-from harness import cubin, kernels  # noqa: E402
 
 LIBRARY = kernels.default_library()
 WITH_KERNELS = LIBRARY is not None and bool(kernels.table_of(LIBRARY))

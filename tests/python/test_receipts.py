@@ -8,26 +8,15 @@ Figures here are invented and stay in temporary folders. The library they are ju
 import json
 import multiprocessing
 import os
-import sys
 import warnings
-from pathlib import Path
 
+import fake_kernels
+import invented
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [
-    str(ROOT / "benchmarks"),
-    str(ROOT / "benchmarks" / "gpu"),
-    str(ROOT / "python"),
-    str(Path(__file__).resolve().parent),
-]
-import beside  # noqa: E402
-import fake_kernels  # noqa: E402
-import invented  # noqa: E402
-import paper_masks  # noqa: E402
-import receipts  # noqa: E402
-import replan  # noqa: E402
-import verdict  # noqa: E402
+from benchmarks import cell_bars, receipts
+from benchmarks.masks import paper_masks
+from benchmarks.report import replan, unreceipted_peers
 
 COMMITTED = receipts.load_folder()
 FWD, BWD = "sm90.fwd.bf16.d128.dv128.c3", "sm90.bwd.bf16.d128.dv128.c2"
@@ -72,19 +61,19 @@ def test_committed_receipts_that_are_stale_are_named():
 
 
 def test_data_names_its_source_and_covers_the_cells():
-    for path in (verdict.V3_FILE, beside.FILE):
+    for path in (cell_bars.V3_FILE, unreceipted_peers.FILE):
         held = json.loads(path.read_text())
         assert "9985af5" in held["source"] and "H200" in held["source"] and "side by side" in held["what"]
         assert held["kernel_hashes"]
-    cells = [(c["head_dim"], c["seqlen"], c["mask"]) for c in verdict.held_beside(verdict.V3_FILE)["cells"]]
+    cells = [(c["head_dim"], c["seqlen"], c["mask"]) for c in cell_bars.held_beside(cell_bars.V3_FILE)["cells"]]
     assert len(cells) == len(set(cells)) == 55
     assert set(cells) >= {
         (d, s, m) for d, s in [(128, 8192), (128, 32768), (128, 131072), (64, 8192)] for m in paper_masks.NAMES
     }
     assert all(
         0.9 < c[name] < 2
-        for c in verdict.held_beside(verdict.V3_FILE)["cells"]
-        for name in verdict.V3_OVER_OURS.values()
+        for c in cell_bars.held_beside(cell_bars.V3_FILE)["cells"]
+        for name in cell_bars.V3_OVER_OURS.values()
     )
 
 
@@ -349,7 +338,7 @@ def with_v3(receipt, ratio, cudnn):
         case["peers"]["flashmask_v3"] = {"ms": 1.0, "ratio": ratio * with_plan}
         if "cudnn" in case["peers"]:
             case["peers"]["cudnn"]["ratio"] = cudnn * with_plan
-    return verdict.checks(verdict.rows_of(receipt["cases"]))
+    return cell_bars.checks(cell_bars.rows_of(receipt["cases"]))
 
 
 @pytest.mark.parametrize(
@@ -361,9 +350,9 @@ def test_bars(file, v3, cudnn, passed):
     assert [c["passed"] for c in found] == list(map(bool, passed))
     assert [c["bar"] for c in found] == [1.0, 1.15, 1.05, 1.05]
     assert found[0]["got"] == pytest.approx(v3) and found[1]["got"] == pytest.approx(v3)
-    assert [line[:4] for line in verdict.check_lines(found)] == [("FAIL", "PASS")[p] for p in passed]
+    assert [line[:4] for line in cell_bars.check_lines(found)] == [("FAIL", "PASS")[p] for p in passed]
     grouped = invented.case(file, "causal", heads_kv=8, flashmask_v3=0.1, cudnn=0.1)  # which has no bars
-    assert verdict.checks(verdict.rows_of([*made["cases"], grouped])) == found
+    assert cell_bars.checks(cell_bars.rows_of([*made["cases"], grouped])) == found
 
 
 BARS_OF_MMA_SYNC = [0.95, 1.0, 1.2, 0.75, 3.0, 0.85]  # FA2's two, the visible share, FlexAttention, SDPA, small tiles
@@ -384,13 +373,13 @@ def test_bars_of_the_kernels_of_mma_sync(file, op, peers, missed):
     made = invented.mma_sync_slice(
         file, op, **{n: r * 1.01 if r < 1 or n in ("fa2", "sdpa") else r for n, r in peers.items()}
     )
-    found = verdict.checks(verdict.rows_of(made["cases"], op), op)
+    found = cell_bars.checks(cell_bars.rows_of(made["cases"], op), op)
     assert [c["bar"] for c in found] == BARS_OF_MMA_SYNC + [1.06] * (op == "bwd")
     assert [c["bar"] for c in found if not c["passed"]] == missed
     assert all(c["name"].startswith("sm80: ") for c in found)
     hopper = invented.slice_of(file, op)["cases"]
-    both = verdict.checks(verdict.rows_of([*hopper, *made["cases"]], op), op)
-    assert both == verdict.checks(verdict.rows_of(hopper, op), op) + found
+    both = cell_bars.checks(cell_bars.rows_of([*hopper, *made["cases"]], op), op)
+    assert both == cell_bars.checks(cell_bars.rows_of(hopper, op), op) + found
 
 
 def test_a_mask_may_take_its_visible_share_and_a_fifth(file):
@@ -398,22 +387,24 @@ def test_a_mask_may_take_its_visible_share_and_a_fifth(file):
     slow, thin = made["cases"][1:]
     slow["ours_ms"] *= 1.3
     thin.update(live=0.05)  # too little to be judged
-    (found,) = (c for c in verdict.checks(verdict.rows_of(made["cases"])) if c["bar"] == verdict.SHARE_BAR)
+    (found,) = (c for c in cell_bars.checks(cell_bars.rows_of(made["cases"])) if c["bar"] == cell_bars.SHARE_BAR)
     assert not found["passed"] and found["got"] == pytest.approx(1.31 / 1.01)
     assert "worst d=128 S=8192 document, 1 cells" in found["detail"]
-    assert "(bar at most 1.20)" in verdict.check_lines([found])[0]
+    assert "(bar at most 1.20)" in cell_bars.check_lines([found])[0]
     slow["ours_ms"] /= 1.3
-    assert all(c["passed"] for c in verdict.checks(verdict.rows_of(made["cases"])) if c["bar"] == verdict.SHARE_BAR)
-    assert verdict.table(verdict.rows_of(made["cases"]))[0].split()[-5:] == ["/Flex", "/FA2", "/SDPA", "99", "KiB"]
+    assert all(
+        c["passed"] for c in cell_bars.checks(cell_bars.rows_of(made["cases"])) if c["bar"] == cell_bars.SHARE_BAR
+    )
+    assert cell_bars.table(cell_bars.rows_of(made["cases"]))[0].split()[-5:] == ["/Flex", "/FA2", "/SDPA", "99", "KiB"]
 
 
 def test_v3_is_the_cells_own_or_measured_next_to_its_kernels(file, tmp_path, monkeypatch):
     ratios = {"v3_over_ours": 1.2, "v3_over_ours_backward": 1.1}
-    monkeypatch.setattr(verdict, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, **ratios))
-    row = verdict.row_of(invented.case(file, "causal"))
+    monkeypatch.setattr(cell_bars, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, **ratios))
+    row = cell_bars.row_of(invented.case(file, "causal"))
     assert row["v3"] == pytest.approx(1.2 / 1.01)  # the plan counts as ours
-    assert verdict.row_of(invented.case(file, "causal", op="bwd"))["v3"] == pytest.approx(1.1 / 1.01)
-    assert verdict.row_of(invented.case(file, "causal", flashmask_v3=1.5))["v3"] == pytest.approx(1.5 / 1.01)
+    assert cell_bars.row_of(invented.case(file, "causal", op="bwd"))["v3"] == pytest.approx(1.1 / 1.01)
+    assert cell_bars.row_of(invented.case(file, "causal", flashmask_v3=1.5))["v3"] == pytest.approx(1.5 / 1.01)
     others = [
         invented.case(file, "causal", heads_kv=8),
         invented.case(file, "causal", head_dim=64),
@@ -425,32 +416,32 @@ def test_v3_is_the_cells_own_or_measured_next_to_its_kernels(file, tmp_path, mon
         {**case, "kernel_hashes": {}},
         {**case, "batch": 1},
     ]
-    assert [verdict.row_of(other)["v3"] for other in others] == [None] * 6
+    assert [cell_bars.row_of(other)["v3"] for other in others] == [None] * 6
 
 
 def test_a_missing_peer_is_a_dash(file, tmp_path, monkeypatch):
-    monkeypatch.setattr(verdict, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, head_dim=0))
+    monkeypatch.setattr(cell_bars, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, head_dim=0))
     made = [invented.case(file, mask) for mask in paper_masks.NAMES]
-    rows = verdict.rows_of(made)
-    assert rows[0]["flex"] is None and rows[0]["v3"] is None and verdict.checks(rows) == []
-    heads, line, *_ = verdict.table(rows)
+    rows = cell_bars.rows_of(made)
+    assert rows[0]["flex"] is None and rows[0]["v3"] is None and cell_bars.checks(rows) == []
+    heads, line, *_ = cell_bars.table(rows)
     assert heads.split()[-3:] == ["/Flex", "/V3", "/cuDNN"] and line.split()[-3:] == ["-"] * 3
 
 
 def test_totals_are_sums_of_times(file, tmp_path, monkeypatch):
     ratios = {"v3_over_ours": 1.2, "v3_over_ours_backward": 1.1}
-    monkeypatch.setattr(verdict, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, **ratios))
+    monkeypatch.setattr(cell_bars, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, **ratios))
     forward, backward = (invented.slice_of(file, op, masks=["causal", "document"])["cases"] for op in ("fwd", "bwd"))
-    cases = verdict.with_totals(forward + backward[:1])
-    assert len(cases) == 4 and verdict.with_totals(forward) == forward
-    assert len(verdict.with_totals([*forward, invented.case(file, "causal", "bwd", heads_kv=8)])) == 3  # other heads
+    cases = cell_bars.with_totals(forward + backward[:1])
+    assert len(cases) == 4 and cell_bars.with_totals(forward) == forward
+    assert len(cell_bars.with_totals([*forward, invented.case(file, "causal", "bwd", heads_kv=8)])) == 3  # other heads
     total = cases[3]
     assert (total["op"], total["mask"]) == ("total", "causal")
     assert set(total["peers"]) == {"flex", "cudnn", "deterministic", "flashmask_v3"}
     ours = forward[0]["ours_ms"] + backward[0]["ours_ms"]
     assert total["ours_ms"] == pytest.approx(ours) and total["plan_ms"] == forward[0]["plan_ms"]
     assert total["ours_tflops"] == pytest.approx(forward[0]["ours_tflops"])  # invented as equal
-    row = verdict.row_of(total)
+    row = cell_bars.row_of(total)
     v3 = 1.2 * forward[0]["ours_ms"] + 1.1 * backward[0]["ours_ms"]
     assert row["v3"] == pytest.approx(v3 / (ours + forward[0]["plan_ms"])) and row["deterministic"] > 1
-    assert [c["name"] for c in verdict.checks([row], "total")] == ["d=128 S=8192: geometric mean over V3"]
+    assert [c["name"] for c in cell_bars.checks([row], "total")] == ["d=128 S=8192: geometric mean over V3"]

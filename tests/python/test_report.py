@@ -7,34 +7,21 @@ Figures are invented here, but for those of the committed documents, and the lib
 
 import json
 import re
-import sys
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
+import fake_kernels
+import invented
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [
-    str(ROOT / "benchmarks"),
-    str(ROOT / "benchmarks" / "gpu"),
-    str(ROOT / "python"),
-    str(Path(__file__).resolve().parent),
-]
-import beside  # noqa: E402
-import charts  # noqa: E402
-import documents  # noqa: E402
-import fake_kernels  # noqa: E402
-import invented  # noqa: E402
-import paper_masks  # noqa: E402
-import performance  # noqa: E402
-import receipts  # noqa: E402
-import report  # noqa: E402
-import samples  # noqa: E402
-import targets  # noqa: E402
-import verdict  # noqa: E402
+from benchmarks import ROOT, cell_bars, charts, receipts
+from benchmarks.instruments import medians
+from benchmarks.masks import paper_masks
+from benchmarks.measure.gpu import sparsity_chart
+from benchmarks.report import __main__ as report
+from benchmarks.report import documents, missed_bars, performance_pages, pictures, shapes, unreceipted_peers
 
 FWD, BWD = "sm90.fwd.bf16.d128.dv128.c3", "sm90.bwd.bf16.d128.dv128.c2"
-FRESH_COMMAND = f"run `{performance.COMMAND}`"
+FRESH_COMMAND = f"run `{performance_pages.COMMAND}`"
 
 
 @pytest.fixture
@@ -50,25 +37,27 @@ def file(tmp_path, monkeypatch):
 def test_pages_have_the_receipts_figures():
     """Every file that the command writes, and no other in the folder that it has to itself."""
     written = documents.pages(receipts.load_folder())
-    in_folder = {path for path in written if path.startswith(f"{performance.FOLDER}/")}
-    assert {f"{performance.FOLDER}/{path.name}" for path in (ROOT / performance.FOLDER).iterdir()} == in_folder
-    assert {performance.PAGE, performance.INDEX, *documents.PAGES} <= set(written) and len(in_folder) > 10
+    in_folder = {path for path in written if path.startswith(f"{performance_pages.FOLDER}/")}
+    assert {
+        f"{performance_pages.FOLDER}/{path.name}" for path in (ROOT / performance_pages.FOLDER).iterdir()
+    } == in_folder
+    assert {performance_pages.PAGE, performance_pages.INDEX, *documents.PAGES} <= set(written) and len(in_folder) > 10
     stale = [path for path, text in written.items() if (ROOT / path).read_text(encoding="utf-8") != text]
     assert not stale, FRESH_COMMAND
 
 
 def test_the_pages_judge_context_parallelism_as_its_receipt_was_judged():
     _, topics = documents.of_receipts(receipts.load_folder())
-    bars = targets.of_context_parallel(topics)
+    bars = missed_bars.of_context_parallel(topics)
     held = sum(bar.passed for bar in bars)
     assert topics["context-parallel"]["tests"] == {"passed": held, "failed": len(bars) - held}
 
 
 def test_the_page_of_performance_is_one_that_one_reads():
-    text = (ROOT / performance.PAGE).read_text(encoding="utf-8")
+    text = (ROOT / performance_pages.PAGE).read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 200
-    index = (ROOT / performance.INDEX).read_text(encoding="utf-8")
-    names = {path.name for path in (ROOT / performance.FOLDER).iterdir()} - {"README.md"}
+    index = (ROOT / performance_pages.INDEX).read_text(encoding="utf-8")
+    names = {path.name for path in (ROOT / performance_pages.FOLDER).iterdir()} - {"README.md"}
     assert names == set(re.findall(r"\]\(([\w.-]+\.(?:md|csv))\)", index))
 
 
@@ -82,7 +71,7 @@ def test_pages_have_their_marked_parts():
 
 
 def test_pictures_are_the_reports():
-    drawn = {f"gpu-{name}.svg": svg for name, svg in report.drawings_of_documents(receipts.load_folder()).items()}
+    drawn = {f"gpu-{name}.svg": svg for name, svg in pictures.drawings_of_documents(receipts.load_folder()).items()}
     kept = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "img").glob("gpu-*.svg")}
     assert len(kept) > 10 and kept == drawn, FRESH_COMMAND
 
@@ -123,13 +112,13 @@ def peers_file(path, file, **changes):
 def documented(file, tmp_path, monkeypatch):
     """All pages of performance and README's part, of receipts and a peers.json: [lines, lines]."""
     ratios = {"v3_over_ours": 1.2, "v3_over_ours_backward": 0.95}
-    monkeypatch.setattr(verdict, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, **ratios))
+    monkeypatch.setattr(cell_bars, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, **ratios))
 
     def run(*made, **changes):
         peers = peers_file(tmp_path / "peers.json", file, **changes)
-        monkeypatch.setattr(beside, "FILE", peers)
+        monkeypatch.setattr(unreceipted_peers, "FILE", peers)
         cases, topics = documents.of_receipts({f"{r['what']}.json": r for r in made})
-        pages = performance.pages(cases, topics)
+        pages = performance_pages.pages(cases, topics)
         return [line for text in pages.values() for line in text.splitlines()], documents.summary(cases, topics)
 
     return run
@@ -155,19 +144,19 @@ def test_other_kernel_sets_have_a_section_and_stay_out_of_hoppers(file, document
     _, same = documented(*made)
     cases, topics = documents.of_receipts({f"{r['what']}.json": r for r in made})
     hopper = [case for case in cases if case["arch"] == receipts.HOPPER]
-    pages, without = performance.pages(cases, topics), performance.pages(hopper, topics)
+    pages, without = performance_pages.pages(cases, topics), performance_pages.pages(hopper, topics)
     assert same == part and set(pages) - set(without) == {"docs/performance/mma-sync.md"}
     assert pages["docs/performance/d128.md"] == without["docs/performance/d128.md"]
     own = pages["docs/performance/mma-sync.md"]
-    assert "[The kernels of mma.sync](performance/mma-sync.md)" in pages[performance.PAGE]
+    assert "[The kernels of mma.sync](performance/mma-sync.md)" in pages[performance_pages.PAGE]
     assert "forward, 0.79 of FlexAttention's and 1.04 of FlashAttention-2's" in " ".join(
-        pages[performance.PAGE].split()
+        pages[performance_pages.PAGE].split()
     )
     assert "## sm80, Forward, d = 128, 8K" in own and "../img/gpu-backward-d128-8k-sm80.svg" in own
     assert "`FLASHMASK_KERNELS=sm80 scripts/gpu-check bench --op fwd --head-dim 128 --seqlen 8192`" in own
     assert "over FlashAttention-2 | over SDPA with a dense mask | deterministic over fast | tiles of 99 KiB" in own
     assert "PASS  sm80: every cell over FA2: 1.040 (bar 0.95)" in own
-    drawn = report.drawings_of_documents({f"{r['what']}.json": r for r in made})
+    drawn = pictures.drawings_of_documents({f"{r['what']}.json": r for r in made})
     assert {"forward-d128-8k", "forward-d128-8k-sm80", "total-d128-8k-sm80"} <= set(drawn)
 
 
@@ -265,14 +254,14 @@ def test_the_page_says_which_bars_were_missed(file, documented):
 
 
 def test_bars_of_one_kind_are_told_together():
-    bars = [targets.Bar("a time", 1.5, 1.2, False), targets.Bar("a time", 1.1, 1.2, True)]
-    bars += [targets.Bar("a speed", 0.9, 1.0, False), targets.Bar("a speed", 0.8, 1.1, False)]
-    rows = targets.missed_rows(bars)
+    bars = [missed_bars.Bar("a time", 1.5, 1.2, False), missed_bars.Bar("a time", 1.1, 1.2, True)]
+    bars += [missed_bars.Bar("a speed", 0.9, 1.0, False), missed_bars.Bar("a speed", 0.8, 1.1, False)]
+    rows = missed_bars.missed_rows(bars)
     assert rows == [
         ["a time", "1 of 2", "1.5", "at most 1.2"],
         ["a speed", "2 of 2", "0.8 to 0.9", "at least 1 and 1.1"],
     ]
-    assert targets.missed_rows(bars[1:2]) == []
+    assert missed_bars.missed_rows(bars[1:2]) == []
 
 
 def test_the_pages_say_where_flashmask_v3_was_not_measured(file, documented):
@@ -357,8 +346,10 @@ def test_context_parallelism_has_a_table():
 
 
 def sparsity_figures():
-    points = [{"kind": kind, "live": n / 20, "ms": 5.0 * n + 1} for n in range(1, 21) for kind, *_ in report.KINDS]
-    intercept, slope, r2 = samples.line_fit([p["live"] for p in points], [p["ms"] for p in points])
+    points = [
+        {"kind": kind, "live": n / 20, "ms": 5.0 * n + 1} for n in range(1, 21) for kind, *_ in sparsity_chart.KINDS
+    ]
+    intercept, slope, r2 = medians.line_fit([p["live"] for p in points], [p["ms"] for p in points])
     assert (intercept, slope, r2) == (pytest.approx(1), pytest.approx(100), pytest.approx(1))
     fit = {
         "intercept_ms": intercept,
@@ -382,7 +373,7 @@ def sparsity_figures():
 def reported(file, tmp_path, monkeypatch):
     """What the report makes of receipts: (page, {file name: SVG})."""
     ratios = {"v3_over_ours": 1.2, "v3_over_ours_backward": 1.1}
-    monkeypatch.setattr(verdict, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, **ratios))
+    monkeypatch.setattr(cell_bars, "V3_FILE", invented.v3_file(tmp_path / "v3.json", file, **ratios))
 
     def run(*made):
         folder = invented.put(tmp_path / "r", *made)
@@ -492,7 +483,7 @@ def test_report_of_both_directions_and_grouped_heads(file, reported):
 
 def test_masks_are_shown_in_the_papers_order(file):
     cases = invented.slice_of(file)["cases"]
-    (alike,) = report.by_shape(cases[5:] + cases[:5])
+    (alike,) = shapes.by_shape(cases[5:] + cases[:5])
     assert [case["mask"] for case in alike] == paper_masks.NAMES
 
 
@@ -516,12 +507,16 @@ def test_report_names_a_malformed_receipt_and_a_library_that_cannot_judge(file, 
 
 def test_peers_without_receipts_count_by_the_librarys_kernels(file, tmp_path, monkeypatch):
     path = peers_file(tmp_path / "peers.json", file)
-    monkeypatch.setattr(beside, "counted", lambda library, counted=beside.counted: counted(library, path))
-    ((title, about, head, rows),) = beside.tables(receipts.library_of(file))
+    monkeypatch.setattr(
+        unreceipted_peers, "counted", lambda library, counted=unreceipted_peers.counted: counted(library, path)
+    )
+    ((title, about, head, rows),) = unreceipted_peers.tables(receipts.library_of(file))
     assert (title, head) == ("T", ["", "mask", "FA3", "det"])
     assert rows == [[f"d = {d}, 8K", "causal", "0.94 / 1.02", "1.47"] for d in (128, 64)]
     peers_file(path, file, kernel_hashes={**fake_kernels.hashes(file)["kernels"], BWD: "old"})
-    assert [row[0] for *_, rows in beside.tables(receipts.library_of(file)) for row in rows] == ["d = 64, 8K"]
+    assert [row[0] for *_, rows in unreceipted_peers.tables(receipts.library_of(file)) for row in rows] == [
+        "d = 64, 8K"
+    ]
 
 
 def test_a_legend_fits_in_its_chart():

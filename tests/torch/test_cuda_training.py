@@ -5,8 +5,6 @@ Needs FLASHMASK_TEST_DEVICE=cuda and transformers.
 """
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +14,7 @@ from devices import DEVICE, ON_CUDA
 if not ON_CUDA:
     pytest.skip("needs a CUDA device: FLASHMASK_TEST_DEVICE=cuda", allow_module_level=True)
 pytest.importorskip("transformers")
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "gpu")]
-from end_to_end import contenders, models, recipe  # noqa: E402
+from benchmarks.end_to_end import contenders, models, recipe
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at cuBLAS' first call
 # FlexAttention's kernels take minutes to compile; run.py compares the losses that it measures.

@@ -12,7 +12,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -74,8 +73,7 @@ def run(page, names, replaced=None):
 @pytest.mark.skipif("FLASHMASK_COMMAND" not in os.environ, reason="FLASHMASK_COMMAND is not set")
 @pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
 def test_recipe(page, tmp_path, monkeypatch):
-    sys.path.append(str(ROOT / "benchmarks"))
-    from training_model import Llama
+    from benchmarks.training.llama import Llama
 
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""benchmarks/training.py at its smallest: records, packing, two steps of each attention, receipt and chart.
+"""benchmarks.training at its smallest: records, packing, two steps of each attention, receipt and chart.
 
 FLASHMASK_COMMAND names the `flashmask` program, which packs; without it the runs are skipped.
 """
@@ -9,16 +9,12 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import pytest
 import torch
 from devices import DEVICE
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "gpu")]
-import training  # noqa: E402
-import training_data  # noqa: E402
+from benchmarks.training import packed_text, train
 
 SMALL = ["--seqlen", "1024", "--sequences", "3", "--layers", "2", "--dim", "128", "--steps", "2"]
 
@@ -30,7 +26,7 @@ def test_skipping_changes_no_bit_of_training(task, batch, tmp_path):
     words = ["--folder", tmp_path, "--tasks", task, "--device", DEVICE.type, "--batch", str(batch), *SMALL]
     environment = {**os.environ, "OUT": str(tmp_path)}
     run = subprocess.run(
-        [sys.executable, BENCHMARKS / "training.py", *words], env=environment, capture_output=True, text=True
+        [sys.executable, "-m", "benchmarks.training", *words], env=environment, capture_output=True, text=True
     )
     assert run.returncode == 0, run.stdout + run.stderr
     receipt = json.loads((tmp_path / "training.json").read_text())
@@ -42,8 +38,8 @@ def test_skipping_changes_no_bit_of_training(task, batch, tmp_path):
 
 def made_up(losses, weights, empty=0.6):
     """The checks of figures that say so; the third run is the first one's."""
-    figures = {"losses": dict(zip(training.ATTENTIONS, (*losses, losses[0]))), "tiles": {"least_empty_share": empty}}
-    return list(training.checks(figures, dict(zip(training.ATTENTIONS, [[torch.tensor(x)] for x in weights]))).values())
+    figures = {"losses": dict(zip(train.ATTENTIONS, (*losses, losses[0]))), "tiles": {"least_empty_share": empty}}
+    return list(train.checks(figures, dict(zip(train.ATTENTIONS, [[torch.tensor(x)] for x in weights]))).values())
 
 
 def test_the_comparison_notices_the_last_bit():
@@ -56,15 +52,15 @@ def test_the_comparison_notices_the_last_bit():
     assert made_up(([3.0, float("nan")], [3.0, float("nan")]), (1.0, 1.0))[0] is False
 
 
-@pytest.mark.parametrize("task", training_data.RECORDS)
+@pytest.mark.parametrize("task", packed_text.RECORDS)
 def test_records_are_real_text_and_fit(task):
-    made = list(training_data.records(task, 1024, 4))
-    assert made == list(training_data.records(task, 1024, 4))  # the same in every run
+    made = list(packed_text.records(task, 1024, 4))
+    assert made == list(packed_text.records(task, 1024, 4))  # the same in every run
     texts = [text for record in made for text in texts_of(record)]
-    assert len(texts) == training_data.RECORDS[task][0] * len(made) and all(
+    assert len(texts) == packed_text.RECORDS[task][0] * len(made) and all(
         1024 // 64 <= len(text) <= 1024 // 16 for text in texts
     )
-    everything = "".join(training_data.texts())
+    everything = "".join(packed_text.texts())
     assert all(text in everything for text in texts)
     assert 0.8 * 4096 < sum(len(text.encode()) + 2 for text in texts) <= 4096
 
@@ -87,5 +83,5 @@ def texts_of(value):
 )
 def test_wrong_words(words, text, capsys):
     with pytest.raises(SystemExit):
-        training.parse([*words, "--device", "cpu"])
+        train.parse([*words, "--device", "cpu"])
     assert text in capsys.readouterr().err

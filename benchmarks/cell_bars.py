@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measured cases, forward, backward or both together, against the bars: of Hopper's kernels FlashMask V3 and cuDNN, of
+those of mma.sync FlashAttention-2, the visible share of their own time, FlexAttention and SDPA with a dense mask.
+
+Every ratio counts our plan's own time as ours and is speed: their time over our time. FlashMask V3's is the case's own
+where it was a peer of the run; otherwise it comes from data/flashmask_v3.json, where it was measured next to the very
+kernels that the case ran, or is not known.
+"""
+
+import functools
+import json
+import math
+from pathlib import Path
+
+from benchmarks import DATA, receipts
+
+V3, V3_FILE = "flashmask_v3", DATA / "flashmask_v3.json"
+V3_OVER_OURS = {"fwd": "v3_over_ours", "bwd": "v3_over_ours_backward"}
+# op, head_dim: (seqlens, each cell, geometric mean), ours over V3; of both together only the mean has a bar
+V3_BARS = {
+    "fwd": {128: ((8192, 32768, 131072), 1.0, 1.15), 64: ((8192, 32768), 1.0, 1.20)},
+    "bwd": {128: ((8192, 32768, 131072), 1.0, 1.05), 64: ((8192, 32768), 1.0, 1.20)},
+    "total": {128: ((8192, 32768, 131072), None, 1.08), 64: ((8192, 32768), None, 1.20)},
+}
+# op, head_dim: ours over cuDNN, for full and causal at these lengths
+CUDNN_BARS = {"fwd": {128: 1.05, 64: 1.10}, "bwd": {128: 1.09, 64: 1.18}, "total": {}}
+CUDNN_SEQLENS = (8192, 32768)
+MMA_SYNC_SEQLENS, MMA_SYNC_MASK_DIMS = (8192, 32768), (64, 128)
+FA2_BARS = (0.95, 1.0)  # each cell, geometric mean; full and causal of every head dim
+# A mask's time over its visible share of the full mask's, at most, in cells with at least so much visible.
+SHARE_BAR, LEAST_LIVE = 1.2, 0.1
+# Geometric means over the masks. FlexAttention runs on Hopper by wgmma, which is faster than mma.sync there.
+MASK_BARS = {"flex": 0.75, "sdpa": 3.0}
+SMALL_BAR = 0.85  # tiles of 99 KiB over those of 163 KiB
+DETERMINISTIC_BAR = 1.06  # the deterministic backward's time over the fast one's, at most
+# Of ours, or not of the whole call: nothing that both directions together could be compared with.
+OF_ONE_DIRECTION = ("deterministic", "dense", "plain")
+OURS_OTHERWISE = ("deterministic", receipts.SMALL)  # told by their time over ours, without a plan
+
+
+@functools.cache
+def held_beside(path):
+    """A file of data/: ratios measured next to our kernels, of which it has the hashes."""
+    return json.loads(Path(path).read_text())
+
+
+def same_kernels(case, held):
+    """Whether a file of data/ was measured next to the kernels that a case ran, at the case's size."""
+    sizes = case["batch"] * case["seqlen"], case["heads"] * case["head_dim"], case["dtype"]
+    plain = case["head_dim"] == case["head_dim_v"] and case["heads"] == case["heads_kv"]
+    ran, _ = receipts.parts_of(case.get("kernel_hashes", {}))  # the plan was ready there
+    same = ran and all(held["kernel_hashes"].get(name) == case["kernel_hashes"][name] for name in ran)
+    return bool(same and plain and sizes == (held["tokens"], held["hidden"], held["dtype"]))
+
+
+def v3_over_ours(case):
+    """FlashMask V3's time over ours in a cell, from the file; None if it is not known."""
+    held = held_beside(V3_FILE)
+    cells = {(c["head_dim"], c["seqlen"], c["mask"]): c for c in held["cells"]}
+    cell = cells.get((case["head_dim"], case["seqlen"], case["mask"]))
+    return cell[V3_OVER_OURS[case["op"]]] if cell and same_kernels(case, held) else None
+
+
+def with_v3(case):
+    """The case with FlashMask V3 among its peers, if that is known."""
+    ratio = None if V3 in case["peers"] or case["op"] == "total" else v3_over_ours(case)
+    if ratio is None:
+        return case
+    figures = {"ms": ratio * case["ours_ms"], "ratio": ratio, "from": V3_FILE.name}
+    return {**case, "peers": {**case["peers"], V3: figures}}
+
+
+def geomean(values):
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def ratio_to(case, peer):
+    """Their time over ours with the plan, by the median over rounds if there is one. None if the peer was not
+    measured."""
+    figures = case["peers"].get(peer)
+    if figures is None:
+        return None
+    ratio = figures.get("ratio") or figures["ms"] / case["ours_ms"]
+    return ratio * case["ours_ms"] / (case["ours_ms"] + case["plan_ms"])
+
+
+def sum_of(*figures):
+    """A peer's of both directions."""
+    sources = [f["from"] for f in figures if "from" in f]
+    return {"ms": sum(f["ms"] for f in figures), **({"from": sources[-1]} if sources else {})}
+
+
+def total_of(forward, backward):
+    """A case of both directions of one cell, with one plan: times are the sums of the medians."""
+    forward, backward = with_v3(forward), with_v3(backward)
+    ours = forward["ours_ms"] + backward["ours_ms"]
+    flop = sum(case["ours_tflops"] * case["ours_ms"] for case in (forward, backward))
+    peers = {
+        name: sum_of(forward["peers"][name], backward["peers"][name])
+        for name in forward["peers"]
+        if name in backward["peers"] and name not in OF_ONE_DIRECTION
+    }
+    if "deterministic" in backward["peers"]:
+        ms = forward["ours_ms"] + backward["peers"]["deterministic"]["ms"]
+        peers["deterministic"] = {"ms": ms, "ratio": ms / ours}
+    marked = forward.get("marked", False) or backward.get("marked", False)
+    return {
+        **backward,
+        "op": "total",
+        "ours_ms": ours,
+        "ours_tflops": flop / ours,
+        "plan_ms": forward["plan_ms"],
+        "peers": peers,
+        "marked": marked,
+    }
+
+
+def with_totals(cases):
+    """The cases, and one more of each cell that was measured in both directions."""
+
+    def cell(case):
+        return tuple(case[name] for name in receipts.IDENTITY if name != "op" and name in case)
+
+    backward = {cell(case): case for case in cases if case["op"] == "bwd"}
+    return cases + [
+        total_of(case, backward[cell(case)]) for case in cases if case["op"] == "fwd" and cell(case) in backward
+    ]
+
+
+def row_of(case):
+    """What the table shows of a case."""
+    case = with_v3(case)
+    tflops = case["ours_tflops"] * case["ours_ms"] / (case["ours_ms"] + case["plan_ms"])
+    return {
+        **{name: case[name] for name in ("op", "arch", "head_dim", "head_dim_v", "seqlen", "mask", "live")},
+        "grouped": case["heads"] != case["heads_kv"],
+        "ms": case["ours_ms"] + case["plan_ms"],
+        "tflops": tflops,
+        "v3": ratio_to(case, V3),
+        **{name: ratio_to(case, name) for name in ("flex", "fa3", "cudnn", "fa2", "sdpa")},
+        **{name: case["peers"].get(name, {}).get("ratio") for name in OURS_OTHERWISE},
+    }
+
+
+def rows_of(cases, op="fwd"):
+    return [row_of(case) for case in cases if case["op"] == op]
+
+
+def check(name, got, bar, detail=""):
+    return {"name": name, "got": got, "bar": bar, "passed": got >= bar, "detail": detail}
+
+
+def check_at_most(name, got, bar, detail=""):
+    return {**check(name, got, bar, detail), "passed": got <= bar, "at_most": True}
+
+
+def place(row):
+    return f"d={row['head_dim']} S={row['seqlen']} {row['mask']}"
+
+
+def v3_checks(rows, head_dim, seqlens, each, mean, label):
+    cells = [r for r in rows if r["head_dim"] == head_dim and r["seqlen"] in seqlens and r["v3"]]
+    if not cells:
+        return []
+    worst = min(cells, key=lambda r: r["v3"])
+    of_each = (
+        []
+        if each is None
+        else [
+            check(
+                f"{label}: every cell over V3",
+                worst["v3"],
+                each,
+                f"worst {worst['mask']} {worst['seqlen']}, {len(cells)} cells",
+            )
+        ]
+    )
+    return [
+        *of_each,
+        check(f"{label}: geometric mean over V3", geomean([r["v3"] for r in cells]), mean, f"{len(cells)} cells"),
+    ]
+
+
+def checks(rows, op="fwd"):
+    """The bars of `op`, which all rows are of, as far as they reach. They are of heads that are not grouped."""
+    of_set = {}
+    for row in rows:
+        if not row["grouped"]:
+            of_set.setdefault(row["arch"], []).append(row)
+    return [
+        found
+        for arch, own in of_set.items()
+        for found in (hopper_checks(own, op) if arch == receipts.HOPPER else mma_sync_checks(own, arch))
+    ]
+
+
+def mma_sync_checks(rows, label):
+    """The bars of the kernels of mma.sync, over all rows of one direction."""
+    rows = [r for r in rows if r["seqlen"] in MMA_SYNC_SEQLENS and r["op"] != "total"]
+    masks = [r for r in rows if r["head_dim"] in MMA_SYNC_MASK_DIMS]
+    return [
+        *fa2_checks(rows, label),
+        *share_checks(masks, label),
+        *(
+            check(
+                f"{label}: geometric mean over {COLUMNS[peer][1:]}", mean_of(masks, peer), bar, worst_text(masks, peer)
+            )
+            for peer, bar in MASK_BARS.items()
+            if any(r[peer] for r in masks)
+        ),
+        *otherwise_checks(rows, label),
+    ]
+
+
+def fa2_checks(rows, label):
+    rows = [r for r in rows if r["mask"] in ("full", "causal") and r["fa2"]]
+    if not rows:
+        return []
+    each, mean = FA2_BARS
+    return [
+        check(f"{label}: every cell over FA2", min(r["fa2"] for r in rows), each, worst_text(rows, "fa2")),
+        check(f"{label}: geometric mean over FA2", mean_of(rows, "fa2"), mean, f"{len(rows)} cells"),
+    ]
+
+
+def share_checks(rows, label):
+    """Of masks whose full mask was measured, too."""
+
+    def shape(row):
+        return row["head_dim"], row["head_dim_v"], row["seqlen"]
+
+    full_ms = {shape(r): r["ms"] for r in rows if r["mask"] == "full"}
+    found = [
+        (r["ms"] / (r["live"] * full_ms[shape(r)]), place(r))
+        for r in rows
+        if r["mask"] != "full" and r["live"] >= LEAST_LIVE and shape(r) in full_ms
+    ]
+    if not found:
+        return []
+    worst, where = max(found)
+    detail = f"worst {where}, {len(found)} cells"
+    return [check_at_most(f"{label}: time over the visible share of the full mask's", worst, SHARE_BAR, detail)]
+
+
+def otherwise_checks(rows, label):
+    """Of ours in other ways: the small tiles, and the deterministic mode."""
+    found = []
+    small, slow = [r for r in rows if r[receipts.SMALL]], [r for r in rows if r["deterministic"]]
+    if small:
+        worst = max(small, key=lambda r: r[receipts.SMALL])
+        detail = f"worst {place(worst)}, {len(small)} cells"
+        found.append(check(f"{label}: every cell, 99 KiB over 163 KiB", 1 / worst[receipts.SMALL], SMALL_BAR, detail))
+    if slow:
+        worst = max(slow, key=lambda r: r["deterministic"])
+        detail = f"worst {place(worst)}, {len(slow)} cells"
+        found.append(
+            check_at_most(f"{label}: deterministic, every cell", worst["deterministic"], DETERMINISTIC_BAR, detail)
+        )
+    return found
+
+
+def worst_text(rows, key):
+    rows = [r for r in rows if r[key]]
+    return f"worst {place(min(rows, key=lambda r: r[key]))}, {len(rows)} cells"
+
+
+def hopper_checks(rows, op):
+    """For each (head_dim, seqlen), and over the lengths of a head_dim."""
+    found = []
+    for head_dim, (seqlens, each, mean) in V3_BARS[op].items():
+        present = sorted({r["seqlen"] for r in rows if r["head_dim"] == head_dim} & set(seqlens))
+        for seqlen in present:
+            found += v3_checks(rows, head_dim, (seqlen,), each, mean, f"d={head_dim} S={seqlen}")
+        if len(present) > 1:
+            found += v3_checks(rows, head_dim, present, each, mean, f"d={head_dim} all")
+    for r in rows:
+        barred = r["head_dim"] in CUDNN_BARS[op] and r["seqlen"] in CUDNN_SEQLENS and r["mask"] in ("full", "causal")
+        if r["cudnn"] and barred:
+            found.append(
+                check(
+                    f"d={r['head_dim']} S={r['seqlen']} {r['mask']}: over cuDNN",
+                    r["cudnn"],
+                    CUDNN_BARS[op][r["head_dim"]],
+                )
+            )
+    return found
+
+
+def cell_text(value, form="6.2f"):
+    return format(value, form) if value is not None else " " * (int(form.split(".")[0]) - 1) + "-"
+
+
+def mean_of(rows, key):
+    """Geometric mean of what the rows have of a column; None if that is nothing."""
+    return geomean(values) if (values := [r[key] for r in rows if r[key]]) else None
+
+
+COLUMNS = {
+    "flex": "/Flex",
+    "v3": "/V3",
+    "fa3": "/FA3",
+    "fa2": "/FA2",
+    "cudnn": "/cuDNN",
+    "sdpa": "/SDPA",
+    "deterministic": "det",
+    receipts.SMALL: "99 KiB",
+}
+ALWAYS = ("flex", "v3", "cudnn")  # columns of Hopper's table
+
+
+def table(rows):
+    """The short table: one line a cell, then geometric means. Every column but TFLOP/s is a speed ratio.
+
+    det: deterministic mode's time over the fast one's, where it was measured; 99 KiB: that of the small tiles.
+    """
+    always = ALWAYS if all(r["arch"] == receipts.HOPPER for r in rows) else ()
+    columns = [key for key in COLUMNS if key in always or any(r[key] for r in rows)]
+    heads = " ".join(f"{COLUMNS[key]:>6}" for key in columns)
+    lines = [f"{'d':>4} {'S':>6} {'mask':22} {'live':>5} {'TFLOP/s':>8} {heads}"]
+    for r in rows:
+        ratios = " ".join(cell_text(r[key]) for key in columns)
+        lines.append(f"{r['head_dim']:4} {r['seqlen']:6} {r['mask']:22} {r['live']:5.3f} {r['tflops']:8.1f} {ratios}")
+    for head_dim, seqlen in sorted({(r["head_dim"], r["seqlen"]) for r in rows}):
+        cells = [r for r in rows if (r["head_dim"], r["seqlen"]) == (head_dim, seqlen)]
+        means = " ".join(
+            cell_text(mean_of(cells, key)) if key in ("flex", "v3", "sdpa") else " " * 6 for key in columns
+        )
+        tflops = cell_text(mean_of(cells, "tflops"), "8.1f")
+        lines.append(f"{head_dim:4} {seqlen:6} {'geometric mean':22} {'':5} {tflops} {means}".rstrip())
+    return lines
+
+
+def bar_text(check):
+    return f"{'at most ' if check.get('at_most') else ''}{check['bar']:.2f}"
+
+
+def check_lines(found):
+    return [
+        f"{'PASS' if c['passed'] else 'FAIL'}  {c['name']}: {c['got']:.3f} (bar {bar_text(c)}) {c['detail']}".rstrip()
+        for c in found
+    ]

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose turn it is on the GPU, where several processes measure: one runs on it while others trace and compile.
+
+A process that shares nothing always has the turn. One that calls share() has it but within given_up(): what
+torch.compile makes there runs when the turn is back.
+"""
+
+import contextlib
+import functools
+
+import torch
+
+_semaphore, _has_turn = None, True
+
+
+def share(semaphore):
+    """Takes turns with the processes that share this multiprocessing semaphore of value 1. Waits for the first turn."""
+    global _semaphore, _has_turn
+    from torch._inductor.output_code import CompiledFxGraph
+
+    _semaphore, _has_turn = semaphore, False
+    CompiledFxGraph.__call__ = _in_turn(CompiledFxGraph.__call__)
+    take()
+
+
+def take():
+    global _has_turn
+    if not _has_turn:
+        _semaphore.acquire()
+        _has_turn = True
+
+
+def give():
+    """Nothing of this process runs on the GPU after it."""
+    global _has_turn
+    if _semaphore is not None and _has_turn:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        _has_turn = False
+        _semaphore.release()
+
+
+@contextlib.contextmanager
+def given_up():
+    """Nothing but what torch.compile makes may run on the GPU in the block, and something of it has to."""
+    give()
+    try:
+        yield
+        if not _has_turn:
+            raise RuntimeError(
+                "what was compiled ran without the turn: "
+                "this torch runs its graphs in another way than gpu_lock.py knows"
+            )
+    finally:
+        take()
+
+
+def _in_turn(run):
+    """What runs a graph that torch.compile made, forward or backward; it takes the turn before."""
+
+    @functools.wraps(run)
+    def take_and_run(graph, inputs):
+        take()
+        return run(graph, inputs)
+
+    return take_and_run

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other libraries' kernels as contenders, built elsewhere: measuring instruments, which never become part of this
+repository.
+
+They lie in build/peers, or where FLASHMASK_PEERS says.
+"""
+
+import os
+from pathlib import Path
+
+from benchmarks import ROOT
+
+FILES = {"flashmask_v3": "libfmv3.so", "fa3": "libfa3.so"}
+
+
+class LeftOut(Exception):
+    """Why a contender does not take part in a cell. The cell says so and is no worse for it."""
+
+
+def folder():
+    return Path(os.environ.get("FLASHMASK_PEERS") or ROOT / "build" / "peers")
+
+
+def library(name):
+    """The path of a peer's library; LeftOut if it is not there."""
+    path = folder() / FILES[name]
+    if not path.exists():
+        raise LeftOut(f"there is no {FILES[name]} in {folder()}")
+    return path

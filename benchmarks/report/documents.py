@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures of the documents, from receipts and benchmarks/data: docs/performance.md, docs/performance/ and
+docs/end-to-end.md as a whole, and what other pages hold between `<!-- figures: NAME -->` and
+`<!-- end of figures -->`.
+"""
+
+import re
+
+from benchmarks import ROOT, receipts
+from benchmarks.context_parallel.bars import both
+from benchmarks.receipts import short_length
+from benchmarks.report import end_to_end_page, missed_bars, performance_pages
+from benchmarks.report.comparison import DIRECTIONS, ahead_text, dense_text, hopper, mean_text, plain, runs_text
+from benchmarks.report.markdown import markdown_table, ms_text, paragraph, percent, speed_text
+from benchmarks.report.performance_pages import COMMAND
+from benchmarks.report.sections import figures_of, overlap_text
+from benchmarks.report.shapes import is_grouped
+
+PICTURES = "docs/img"
+WHERE_NOT = f"{performance_pages.PAGE}#where-ours-is-not-first"
+MARKED = re.compile(r"(<!-- figures: (\w+) .*?-->\n).*?(<!-- end of figures -->)", re.S)
+
+
+def of_receipts(found):
+    """(cases with the run that each is of, {topic: receipt}) of {file name: receipt}."""
+    cases = [
+        {**case, "run": receipts.run_of(receipt, case), "marked": False}
+        for receipt in found.values()
+        for case in receipt["cases"]
+    ]
+    return cases, {receipt["what"]: receipt for receipt in found.values() if not receipt["cases"]}
+
+
+# --- Parts of other pages ----------------------------------------------------------------------------
+
+
+def summary(cases, topics):
+    """README's table: 8K, both head dims and directions."""
+    cases = hopper(cases)
+    sides = [(d, op, plain(cases, op).get((d, 8192), [])) for d in (128, 64) for op in ("fwd", "bwd")]
+    sides = [side for side in sides if side[2]]
+    rows = []
+    for name, show, key in (
+        ("FlexAttention", mean_text, "flex"),
+        ("FlashMask V3", mean_text, "v3"),
+        ("FlashAttention-3, full / causal", dense_text, "fa3"),
+        ("cuDNN, full / causal", dense_text, "cudnn"),
+    ):
+        found = [show(side, key, len(side)) if show is mean_text else show(side, key) for _, _, side in sides]
+        rows += [[name, *found]] if any(found) else []
+    of_runs = [case for case in cases if case["seqlen"] == 8192 and not is_grouped(case)]
+    faster = ahead_text(cases)
+    return [
+        *paragraph(
+            f"Speed over other kernels at 8K tokens, bfloat16, geometric mean over twelve masks ({runs_text(of_runs)}):"
+        ),
+        *markdown_table(["", *(f"d = {d}, {DIRECTIONS[op]}" for d, op, _ in sides)], rows),
+        "",
+        *paragraph(f"Ours is not first everywhere: {faster} ([which]({WHERE_NOT}))." if faster else "")[:-1],
+    ]
+
+
+def training(cases, topics):
+    """docs/training.md's table."""
+    found = figures_of(topics, "training")
+    if not found:
+        return []
+    rows = []
+    for task, of_task in found["tasks"].items():
+        first, last = (of_task["losses"]["skipping"][n] for n in (0, -1))
+        least, free = of_task["tiles"]["least_empty_share"], of_task["losses"]["nondeterministic"][-1]
+        seconds = [f"{of_task['seconds'][name]:.1f} s" for name in ("skipping", "dense")]
+        rows.append([task, percent(least), f"{first:.4f}, {last:.4f}", f"{free:.4f}", *seconds])
+    head = ["", "empty tiles, in the batch with fewest", "loss, first and last step", "nondeterministic, last step"]
+    return [
+        f"{found['settings']['steps']} steps of each task, measured on {topics['training']['date']}:",
+        "",
+        *markdown_table([*head, "skipping", "dense"], rows),
+    ]
+
+
+def context_parallel(cases, topics):
+    """docs/context-parallel.md's table."""
+    found = figures_of(topics, "context-parallel")
+    if not found:
+        return []
+    held, run = found["context_parallel"], topics["context-parallel"]
+    rows = []
+    for cell in held["cells"]:
+        ms = {name: both(times) for name, times in cell["times"].items()}
+        ours = ms[cell["auto"]]
+        over = [speed_text(ms[name] / ours) for name in ("one", "all gather")]
+        travels = cell["received_keys"] / (cell["seqlen"] * cell["batch"])
+        fixed = " / ".join(f"{cell[f'fixed_{phase}_ms']:.2f}" for phase in ("forward", "backward"))
+        off = percent(cell["predicted_ms"][cell["auto"]] / ours - 1)
+        shape = [f"{short_length(cell['seqlen'])} x {cell['batch']}", cell["mask"]]
+        shape += [f"{cell['heads']} / {cell['heads_kv']}", percent(travels)]
+        overlapped = ms_text(ms["overlap"]) if "overlap" in ms else ""
+        rows.append([*shape, ms_text(ms["one"]), ms_text(ours), *over, overlapped, fixed, off])
+    head = ["tokens", "mask", "heads", "keys that travel", "one, ms", "both, ms", "over one", "over an all-gather"]
+    bars = missed_bars.of_context_parallel(topics)
+    missed = "; ".join(
+        f"{what}: {count} ({reached}; {asked})" for what, count, reached, asked in missed_bars.missed_rows(bars)
+    )
+    held_bars = f"{sum(bar.passed for bar in bars)} of {len(bars)} bars held"
+    return [
+        *paragraph(
+            f"Forward and backward on {held['ranks']} GPUs, d = 128 ({run['date']}, {run['device']}; a link takes in "
+            f"{held['link_gb_s']:.0f} GB/s): time on one and on both, and speed over an all-gather of all keys that is "
+            'waited for, on the same rows; then the time of `way="overlap"`, in ms. Fixed: what is neither kernels nor '
+            "bytes at the link's rate, forward and backward, in ms. Last: how far the model's time, with this run's "
+            "rates, is from the measured one."
+        ),
+        *markdown_table([*head, "overlap, ms", "fixed", "predicted"], rows),
+        "",
+        *paragraph(f"{overlap_text(topics)} {held_bars}{f'; missed were {missed}' * bool(missed)}.")[:-1],
+    ]
+
+
+def overlap(cases, topics):
+    """What docs/context-parallel-scaling.md says of measurements."""
+    return paragraph(overlap_text(topics))[:-1]
+
+
+PARTS = {"summary": summary, "training": training, "context_parallel": context_parallel, "overlap": overlap}
+PAGES = ("README.md", "docs/training.md", "docs/context-parallel.md", "docs/context-parallel-scaling.md")
+
+
+def with_figures(text, cases, topics):
+    """A page with its marked parts written anew."""
+
+    def part(match):
+        return match[1] + "\n".join(PARTS[match[2]](cases, topics)) + "\n" + match[3]
+
+    return MARKED.sub(part, text)
+
+
+def pages(found):
+    """{path: text} of all pages with figures, as they have to be with {file name: receipt}."""
+    cases, topics = of_receipts(found)
+    marked = {name: with_figures((ROOT / name).read_text(encoding="utf-8"), cases, topics) for name in PAGES}
+    whole = {
+        **performance_pages.pages(cases, topics),
+        end_to_end_page.PAGE: end_to_end_page.page(hopper(cases), topics, COMMAND),
+    }
+    return {**whole, **marked}
