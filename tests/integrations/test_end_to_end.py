@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """benchmarks/end_to_end at its smallest, on the CPU: the recipe, the losses of every attention, processes and receipts.
 
-What needs no torch is tested in tests/python/test_end_to_end_page.py, what needs a GPU in
+What needs no torch is tested in tests/benchmarks/test_end_to_end_page.py, what needs a GPU in
 tests/torch/test_cuda_training.py.
 """
 
