@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements, their receipts and their pages. Run from the repository root, `python -m benchmarks.report` for one,
-with python/ in PYTHONPATH."""
+"""Measurements, their receipts and their pages.
+
+Programs run from the repository root with python/ in PYTHONPATH, for example `python -m benchmarks.report`.
+"""
 
 from pathlib import Path
 

@@ -25,7 +25,7 @@ NAMES = {  # of peers
     "fa2": "FlashAttention-2",
     "sdpa": "SDPA with a dense mask",
 }
-# Of verdict's rows.
+# Columns of cell_bars.row_of, and the peers they name.
 COLUMNS = {"flex": "flex", "v3": "flashmask_v3", "fa3": "fa3", "fa2": "fa2", "cudnn": "cudnn", "sdpa": "sdpa"}
 OURS_OTHERWISE = {"deterministic": "deterministic over fast", receipts.SMALL: "tiles of 99 KiB over those of 163"}
 PACKED = ("document", "causal_document")  # masks for which FlashAttention runs as packed sequences
