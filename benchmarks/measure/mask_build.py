@@ -86,7 +86,8 @@ class Build:
 
     def __init__(self, family, vectors, numbers, device):
         import torch
-        from flashmask import _calls, capi
+        from flashmask import capi
+        from flashmask._core import ctypes_calls
         from harness import calls
 
         self.device, self.family, self.calls = torch.device(device), family.encode(), calls
@@ -95,7 +96,7 @@ class Build:
         if has_flag := self.device.type == "cuda" and family in ("hash_sparse", "prefix_tree"):
             self.unfit = torch.empty(1, dtype=torch.int32, device=device)
         outputs = {"unfit_out": calls.tensor(self.unfit)} if has_flag else {}
-        self.parameters = _calls.mask_parameters({**tensors, **outputs}, numbers)
+        self.parameters = ctypes_calls.mask_parameters({**tensors, **outputs}, numbers)
         self.mask = capi.make(capi.Mask)
         self.scratch = None
         self.allocate = C.CFUNCTYPE(C.c_void_p, C.c_void_p, C.c_size_t)(self._memory)

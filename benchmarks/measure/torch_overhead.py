@@ -38,7 +38,8 @@ import time
 from pathlib import Path
 
 import torch
-from flashmask import flashmask_attention, masks, ops
+from flashmask import flashmask_attention, masks
+from flashmask.torch import ops
 
 BARS = {"no_grad": 15.0, "with_backward": 40.0}  # microseconds
 BARS_OVER_OLD = {"no_grad": 0.94, "with_backward": 0.85}  # with --old

@@ -14,13 +14,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 _MODULES = {
-    "flashmask_attention": "attention",
-    "flashmask_varlen_func": "varlen",
-    "scaled_dot_product_attention": "sdpa",
-    "merge_attention": "merge",
-    "dropout_mask": "dropout",
-    "explain": "explain",
-    "Mask": "mask",
+    "flashmask_attention": "torch.attention",
+    "flashmask_varlen_func": "torch.varlen",
+    "scaled_dot_product_attention": "torch.sdpa",
+    "merge_attention": "torch.merge",
+    "dropout_mask": "torch.dropout",
+    "explain": "torch.explain",
+    "Mask": "torch.mask",
     "UnsupportedError": "errors",
     "UnrepresentableMaskError": "errors",
 }
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from . import errors as errors
     from . import masks as masks
     from . import ops as ops
-    from .attention import flashmask_attention as flashmask_attention
-    from .dropout import dropout_mask as dropout_mask
     from .errors import UnrepresentableMaskError as UnrepresentableMaskError
     from .errors import UnsupportedError as UnsupportedError
-    from .explain import explain as explain
-    from .mask import Mask as Mask
-    from .merge import merge_attention as merge_attention
-    from .sdpa import scaled_dot_product_attention as scaled_dot_product_attention
-    from .varlen import flashmask_varlen_func as flashmask_varlen_func
+    from .torch.attention import flashmask_attention as flashmask_attention
+    from .torch.dropout import dropout_mask as dropout_mask
+    from .torch.explain import explain as explain
+    from .torch.mask import Mask as Mask
+    from .torch.merge import merge_attention as merge_attention
+    from .torch.sdpa import scaled_dot_product_attention as scaled_dot_product_attention
+    from .torch.varlen import flashmask_varlen_func as flashmask_varlen_func
 
     __version__: str
 else:
@@ -49,7 +49,7 @@ else:
         if name != "__version__" and name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = _version() if name == "__version__" else _of_torch(name)
-        globals()[name] = value  # also over the submodule `explain`, whose function this is
+        globals()[name] = value
         return value
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builders of masks: the families of the C++ library, from tensors on any device.
 
-i is a query row, j a key. Every builder (_families.py) is one call of an operator, which builds where its tensors are:
+i is a query row, j a key. Every builder is one call of an operator, which builds where its tensors are:
 it waits for no device and can be traced by torch.compile (from_dense, intersect and concatenate excepted, which read
 what they are given). Lists and
 tensors of integers are taken alike; lists go to `device`, torch's default device if it is not given. Where an argument
@@ -24,11 +24,12 @@ from __future__ import annotations
 
 import torch
 
-from . import _arguments, _building, _columns
-from ._compose import concatenate, crop, intersect
-from ._families import Builders
-from ._types import Device
-from .mask import Mask
+from ._core import arguments
+from ._core.families import Builders
+from .torch import mask_builders, mask_forms
+from .torch.annotations import Device
+from .torch.mask import Mask
+from .torch.mask_composition import concatenate, crop, intersect
 
 __all__ = [
     "attention_sink_window",
@@ -61,7 +62,7 @@ __all__ = [
     "sliding_window",
 ]
 
-_builders = Builders[Mask, torch.Tensor](_building)
+_builders = Builders[Mask, torch.Tensor](mask_builders)
 attention_sink_window = _builders.attention_sink_window
 block_causal = _builders.block_causal
 block_diffusion = _builders.block_diffusion
@@ -91,7 +92,7 @@ def random_eviction(seqlen: int, seed: int = 0, *, device: Device | None = None)
 
     The same seed draws the same keys on every device. They are not those of the C++ library's generator.
     """
-    seqlen, seed = _arguments.length("seqlen", seqlen), _arguments.integer("seed", seed, -(2**63), 2**63 - 1)
+    seqlen, seed = arguments.length("seqlen", seqlen), arguments.integer("seed", seed, -(2**63), 2**63 - 1)
     kept = seqlen // 2  # keys that are there at any row from the middle on
     key = torch.arange(seqlen, device=device)
     if kept == 0:
@@ -130,7 +131,7 @@ def from_startend(
     q_offset: default seqlen_k - seqlen_q.
     """
     if not isinstance(startend_row_indices, torch.Tensor) or startend_row_indices.ndim != 4:
-        got = _arguments.given(startend_row_indices)
+        got = arguments.given(startend_row_indices)
         raise ValueError(f"startend_row_indices is {got}; it must be a tensor [batch, heads, seqlen_k, n]")
     seqlen_k = startend_row_indices.shape[2]
     return Mask(
@@ -153,7 +154,7 @@ def from_dense(visible: torch.Tensor) -> Mask:
     is_matrix = isinstance(visible, torch.Tensor) and visible.dtype in (torch.bool, torch.uint8)
     if not is_matrix or visible.ndim not in (2, 4):
         raise ValueError(
-            f"visible is {_arguments.given(visible)}; "
+            f"visible is {arguments.given(visible)}; "
             "it must be bool or uint8, [seqlen_q, seqlen_k] or [batch, heads, seqlen_q, seqlen_k]"
         )
-    return Mask(**_columns.from_dense(visible if visible.ndim == 4 else visible[None, None]))
+    return Mask(**mask_forms.from_dense(visible if visible.ndim == 4 else visible[None, None]))

@@ -8,7 +8,8 @@ import ctypes as C
 
 import numpy as np
 import pytest
-from flashmask import _calls, capi
+from flashmask import capi
+from flashmask._core import ctypes_calls
 
 from benchmarks.instruments import medians
 from benchmarks.masks import block_masks, flex_masks, paper_masks, sparsity_masks, visible_tiles
@@ -192,7 +193,7 @@ def test_the_time_of_every_family_with_vectors_is_measured():
     built = set()
     for family, vectors, numbers in cases.values():
         given = {name: np.ascontiguousarray(x) for name, x in vectors.items()}
-        parameters = _calls.mask_parameters({name: capi.tensor(x) for name, x in given.items()}, numbers)
+        parameters = ctypes_calls.mask_parameters({name: capi.tensor(x) for name, x in given.items()}, numbers)
         mask = capi.make(capi.Mask)
         capi.check(lib.fm_mask_shape(family.encode(), C.byref(parameters), C.byref(mask), None))
         assert mask.seqlen_k == 8192

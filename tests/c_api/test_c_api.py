@@ -6,6 +6,7 @@ import ctypes as C
 import numpy as np
 import pytest
 from flashmask import capi
+from flashmask._core import capi as core
 from flashmask.errors import UnrepresentableMaskError, UnsupportedError
 
 lib = capi.load()
@@ -85,7 +86,7 @@ def assert_matches(got, want):
 
 @pytest.mark.parametrize("named", [True, False])
 def test_a_library_that_is_not_there(named, monkeypatch, tmp_path):
-    monkeypatch.setattr(capi, "__file__", str(tmp_path / "capi.py"))
+    monkeypatch.setattr(core, "__file__", str(tmp_path / "_core" / "capi.py"))
     monkeypatch.setenv("FLASHMASK_LIBRARY", str(tmp_path / "named.so") if named else "")
     with pytest.raises(ImportError, match="(?s)named.so is not there.*FLASHMASK_LIBRARY" if named else "libflashmask"):
         capi.load.__wrapped__()

@@ -9,7 +9,8 @@ import traceback
 
 import torch
 import torch.distributed as dist
-from flashmask import Mask, context_parallel, masks, ops
+from flashmask import Mask, context_parallel, masks
+from flashmask.torch import ops
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 

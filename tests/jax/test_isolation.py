@@ -13,7 +13,7 @@ from flashmask.jax import dot_product_attention
 x = np.ones((1, 8, 1, 64), np.float16)
 dot_product_attention(x, x, x, is_causal=True).block_until_ready()
 """
-OTHERS = "'torch', 'paddle', 'flashmask.ops', 'flashmask.numpy', 'flashmask.paddle'"
+OTHERS = "'torch', 'paddle', 'flashmask.torch', 'flashmask.numpy', 'flashmask.paddle'"
 
 
 def run(program, **environment):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dense_reference import ON_GPU
-from flashmask._families import Builders
+from flashmask._core.families import Builders
 from flashmask.jax import Mask, UnrepresentableMaskError, masks
 
 IDS = [0] * 30 + [1] * 50 + [2] * 20

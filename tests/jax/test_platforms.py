@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import pytest
 from dense_reference import inputs
 from flashmask import capi
-from flashmask.jax import Mask, _call, _library, dot_product_attention, masks
+from flashmask.jax import Mask, dot_product_attention, library, masks, xla_calls
 
 
 @pytest.fixture(autouse=True)
 def two_platforms(monkeypatch):
-    found = _library.platforms()
-    monkeypatch.setattr(_library, "platforms", lambda: sorted({*found, "cpu", "cuda"}, key=found.__contains__))
+    found = library.platforms()
+    monkeypatch.setattr(library, "platforms", lambda: sorted({*found, "cpu", "cuda"}, key=found.__contains__))
     jax.clear_caches()
     yield
     jax.clear_caches()
@@ -81,21 +81,21 @@ def test_what_no_platform_takes_is_raised_while_tracing(rng):
 @pytest.fixture
 def sizes_of_an_h100(monkeypatch):
     """The library asked about a GPU that need not be there."""
-    on_this_machine = _library.workspace_bytes
+    on_this_machine = library.workspace_bytes
 
     def workspace_bytes(operation, args, options):
         if options.device == capi.DEVICE_CPU:
             return on_this_machine(operation, args, options)
         gpu = capi.make(capi.GpuModel, compute_major=9, compute_minor=0, multiprocessors=132)
         asked = C.byref(args), operation == "backward", C.byref(options), C.byref(gpu)
-        status, text = capi.text_of(_library.load().fm_explain_json, *asked)
+        status, text = capi.text_of(library.load().fm_explain_json, *asked)
         capi.check(status)
         explained = json.loads(text)
         if explained["backend"] != "cuda":
             pytest.skip("needs a library with the CUDA backend")
         return explained["workspace_bytes"]
 
-    monkeypatch.setattr(_library, "workspace_bytes", workspace_bytes)
+    monkeypatch.setattr(library, "workspace_bytes", workspace_bytes)
 
 
 def workspaces(function, *arguments):
@@ -126,9 +126,11 @@ def test_workspaces_under_vmap_are_those_of_the_calls_that_are_made(rng, sizes_o
     folded = [shape(x, entries * x.shape[0]) for x in (q, k, v)]
     lse = jax.ShapeDtypeStruct((entries * 2, 4, length), jnp.float32)
     mask = Mask(length, length, causal=True, bounds=jnp.zeros((entries * 2, heads, length, 1), jnp.int32))
-    options = _call.Options(softmax_scale=None, deterministic=True, backend="auto")
-    given = lambda *arrays: (arrays, mask, _call.Features(), None)
-    ask = lambda operation, arrays, results: _call._workspace_bytes(operation, options, given(*arrays), results, "cuda")
+    options = xla_calls.Options(softmax_scale=None, deterministic=True, backend="auto")
+    given = lambda *arrays: (arrays, mask, xla_calls.Features(), None)
+    ask = lambda operation, arrays, results: xla_calls._workspace_bytes(
+        operation, options, given(*arrays), results, "cuda"
+    )
     want = [
         ("forward", ask("forward", folded, (folded[0], lse))),
         ("backward", ask("backward", (*folded, folded[0], lse, folded[0], None), folded)),

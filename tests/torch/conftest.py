@@ -5,7 +5,7 @@ import random
 import sys
 import types
 
-import flashmask
+import flashmask.torch
 import harness.inductor_cache  # noqa: F401  before torch compiles
 import pytest
 import torch
@@ -30,8 +30,8 @@ def calls(monkeypatch):
         made.append(mask)
         return torch.tensor([len(made)], dtype=torch.uint8)
 
-    stand_in = types.ModuleType("flashmask.ops")
+    stand_in = types.ModuleType("flashmask.torch.ops")
     stand_in.plan = plan
-    monkeypatch.setitem(sys.modules, "flashmask.ops", stand_in)
-    monkeypatch.setattr(flashmask, "ops", stand_in, raising=False)
+    monkeypatch.setitem(sys.modules, "flashmask.torch.ops", stand_in)
+    monkeypatch.setattr(flashmask.torch, "ops", stand_in, raising=False)
     return made

@@ -9,7 +9,8 @@ import pytest
 import torch
 from dense_reference import assert_close, attention
 from devices import DEVICE, DTYPE, ON_CUDA, cpu_only, head_dims, pairs_of_head_dims, put, tolerance_of
-from flashmask import flashmask_attention, masks, ops
+from flashmask import flashmask_attention, masks
+from flashmask.torch import ops
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 

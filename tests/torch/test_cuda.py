@@ -25,8 +25,9 @@ from cuda_checks import (
     tensors,
 )
 from devices import DEVICE, cuda_only
-from flashmask import UnsupportedError, flashmask_attention, masks, ops
-from flashmask.mask import Mask
+from flashmask import UnsupportedError, flashmask_attention, masks
+from flashmask.torch import ops
+from flashmask.torch.mask import Mask
 from test_attention import S
 
 pytestmark = cuda_only

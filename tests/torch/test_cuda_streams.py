@@ -5,8 +5,9 @@ import pytest
 import torch
 from cuda_checks import FORWARD, assert_runs, bounds_of, tensors
 from devices import DEVICE, cuda_only
-from flashmask import flashmask_attention, masks, ops
-from flashmask.mask import Mask
+from flashmask import flashmask_attention, masks
+from flashmask.torch import ops
+from flashmask.torch.mask import Mask
 from test_attention import S
 
 pytestmark = cuda_only

@@ -6,7 +6,8 @@ import pytest
 import torch
 from dense_reference import assert_close
 from devices import DEVICE, DTYPE, ON_CUDA, cpu_only, tolerance_of
-from flashmask import _explain, capi
+from flashmask import capi
+from flashmask._core import explanation
 
 NAME = str(DTYPE).removeprefix("torch.")
 BACKEND = DEVICE.type
@@ -96,8 +97,8 @@ def test_padding_is_proposed(monkeypatch):
     taken = lambda call, struct: (
         "" if call.q.dtype == "bfloat16" and call.q.shape[3] == call.v.shape[3] == 128 else "not taken"
     )
-    monkeypatch.setattr(_explain, "refusal", taken)
-    monkeypatch.setattr(_explain, "_head_dims", lambda: [64, 128])  # also where the library is built without CUDA
+    monkeypatch.setattr(explanation, "refusal", taken)
+    monkeypatch.setattr(explanation, "_head_dims", lambda: [64, 128])  # also where the library is built without CUDA
     text = flashmask.explain(*make(dim=80, dtype=torch.float32, dim_v=40))
     assert text.endswith(
         "nearest   cast query, key and value to bfloat16; pad head_dim with zeros to 128, "
@@ -161,9 +162,9 @@ def test_wrong_tensors():
 
 @cpu_only("what is near on CUDA is the CPU")
 def test_backward_that_is_refused(monkeypatch):
-    refusal = _explain.refusal
+    refusal = explanation.refusal
     monkeypatch.setattr(
-        _explain,
+        explanation,
         "refusal",
         lambda call, struct: (
             "not yet" if struct is capi.BackwardArgs and call.backend == "auto" else refusal(call, struct)

@@ -8,7 +8,8 @@ import torch
 import torch.utils.checkpoint
 from dense_reference import assert_close
 from devices import DEVICE, DTYPE, ON_CUDA, cpu_only, tolerance_of
-from flashmask import flashmask_attention, masks, merge_attention, ops
+from flashmask import flashmask_attention, masks, merge_attention
+from flashmask.torch import ops
 
 S, HEADS = 150, 4
 DTYPES = [torch.bfloat16, torch.float16] + ([] if ON_CUDA else [torch.float32])

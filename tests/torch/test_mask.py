@@ -13,7 +13,7 @@ import subprocess
 import pytest
 import torch
 from flashmask import Mask, UnrepresentableMaskError, masks
-from flashmask.mask import as_mask
+from flashmask.torch.mask import as_mask
 from mask_cases import bounds_of, draw_mask, visible
 
 COMMAND = os.environ.get("FLASHMASK_COMMAND")
@@ -193,7 +193,7 @@ def test_heads_that_do_not_divide_each_other_are_refused():
 
 
 def test_traced_plans_of_both_heads_have_the_size_of_the_larger():
-    from flashmask import ops
+    from flashmask.torch import ops
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     for heads in ((2, 4), (4, 2), (1, 4)):

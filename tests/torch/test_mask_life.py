@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 from flashmask import Mask, masks
-from flashmask.mask import as_mask
+from flashmask.torch.mask import as_mask
 from mask_cases import bounds_of
 from torch.utils import _pytree as pytree
 

@@ -48,7 +48,7 @@ def test_stats_at_a_quarter_of_a_million():
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("side", [1, 4, 128, 512])
 def test_raster_counts_what_is_visible(seed, side):
-    from flashmask._columns import raster
+    from flashmask.torch.mask_forms import raster
 
     mask = draw_mask(random.Random(seed), longest=700)
     if mask.seqlen_q == 0 or mask.seqlen_k == 0:
@@ -136,7 +136,7 @@ def test_repr_takes_no_time(kind, tokens):
 @pytest.mark.parametrize("kind", LARGE)
 def test_a_sample_says_about_the_same_as_a_count(kind):
     """Which cells see something, and the share of what is visible."""
-    from flashmask._columns import raster, sampled_cells
+    from flashmask.torch.mask_forms import raster, sampled_cells
 
     mask = LARGE[kind](1 << 13)
     exact, (visible, elements) = raster(mask, 0, 0, 512), sampled_cells(mask, 0, 0, 512, 1531)

@@ -10,7 +10,7 @@ import flashmask
 import pytest
 import torch
 from devices import DEVICE, ON_CUDA, cpu_only, head_dims, put
-from flashmask import ops
+from flashmask.torch import ops
 from torch._subclasses import FakeTensorMode
 
 operators = torch.ops.flashmask
@@ -403,9 +403,9 @@ def test_a_missing_library_is_named():
 
 
 def test_an_old_torch_is_refused():
-    from flashmask import _library
+    from flashmask.torch import library
 
-    _library.check_torch("2.10.0")
-    _library.check_torch("3.0.0a0+git123")
+    library.check_torch("2.10.0")
+    library.check_torch("3.0.0a0+git123")
     with pytest.raises(ImportError, match="2.10 or later; this is 2.9.1"):
-        _library.check_torch("2.9.1")
+        library.check_torch("2.9.1")

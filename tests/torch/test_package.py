@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package's top level: its version, and what its annotations promise (mypy: style.types)."""
+"""The package's top level: its version, its public modules, the floors of its rooms, and what its annotations promise
+(mypy: style.types)."""
 
+import ast
+import importlib
 import inspect
 import re
 from pathlib import Path
@@ -21,6 +24,35 @@ def test_the_version_is_that_of_the_header():
 def test_other_names_are_not_there():
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         flashmask.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "name", ["capi", "context_parallel", "errors", "integrations.collators", "masks", "ops", "varlen"]
+)
+def test_public_modules(name):
+    module = importlib.import_module(f"flashmask.{name}")
+    assert all(hasattr(module, public) for public in getattr(module, "__all__", ()))
+
+
+PACKAGE = SOURCE / "python/flashmask"
+FRONTENDS = ["torch", "jax", "paddle", "numpy"]
+
+
+def imported(path):
+    """The modules of the package that a file imports, from its folder on: "_core.capi"."""
+    here = path.relative_to(PACKAGE).parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = [*here[: len(here) - node.level + 1], *(node.module or "").split(".")]
+            yield from (".".join(filter(None, [*base, alias.name])) for alias in node.names)
+
+
+@pytest.mark.parametrize("room, below", [("_core", []), *((room, ["_core"]) for room in FRONTENDS)])
+def test_rooms_import_from_floors_below(room, below):
+    files = sorted((PACKAGE / room).glob("*.py"))
+    assert files
+    for path in files:
+        assert {name.split(".")[0] for name in imported(path)} <= {room, *below}, path
 
 
 def public(space):

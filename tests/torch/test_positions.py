@@ -7,8 +7,9 @@ import pytest
 import torch
 from dense_reference import assert_close
 from devices import DEVICE, ON_CUDA, tolerance_of
-from flashmask import Mask, flashmask_attention, masks, ops
+from flashmask import Mask, flashmask_attention, masks
 from flashmask import explain as explain_call
+from flashmask.torch import ops
 
 ROWS, KEYS, HEADS = 150, 170, 4
 DTYPES = [torch.bfloat16, torch.float16] if ON_CUDA else [torch.float32, torch.bfloat16]

@@ -4,8 +4,9 @@
 import torch
 import torch.distributed as dist
 
-from .. import _values, ops
-from ..errors import UnsupportedError
+from .._core import arguments
+from .._core.errors import UnsupportedError
+from ..torch import ops
 from . import cost, messages
 from .by_heads import AllToAll
 from .by_keys import Gather, Options, Overlap
@@ -62,7 +63,7 @@ def attention(
     if not isinstance(local, LocalMask):
         raise TypeError(f"local is a {type(local).__name__}; it must be a LocalMask, as placement.mask(rank) makes it")
     ops.check_dimensions(q, k, v, "bshd")
-    _values.choice("way", way, ("auto", *WAYS))
+    arguments.choice("way", way, ("auto", *WAYS))
     softmax_scale, deterministic, max_ctas = ops.read_options(softmax_scale, deterministic, backend, max_ctas)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
@@ -97,8 +98,8 @@ def _refuse_features(**features):
     for name, value in features.items():
         if value is not None and not (isinstance(value, (int, float)) and value == 0):
             raise UnsupportedError(
-                f"{name} is {_values.given(value)}; context parallelism does not implement it (dropout would count the "
-                "rows and keys of each rank from 0)"
+                f"{name} is {arguments.given(value)}; context parallelism does not implement it (dropout would count "
+                "the rows and keys of each rank from 0)"
             )
 
 

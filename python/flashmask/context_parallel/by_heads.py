@@ -6,7 +6,7 @@ Ulysses, arXiv:2309.14509. Where there are more ranks than heads of k and v, sev
 
 import torch
 
-from .. import ops
+from ..torch import ops
 from .by_keys import _named
 from .messages import all_to_all
 

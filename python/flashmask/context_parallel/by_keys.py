@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from .. import merge, ops
+from ..torch import merge, ops
 from .messages import send
 
 

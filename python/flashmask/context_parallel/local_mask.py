@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from .. import _columns, _gather, _values
-from ..mask import BLOCK, Mask
+from .._core import arguments
+from ..torch import mask_forms, mask_gather
+from ..torch.mask import BLOCK, Mask
 from . import cost, routes
 
 PIECES = cost.PIECES
@@ -139,9 +140,9 @@ def local_mask(placement, rank, index=0, *, pieces=PIECES):
     the masks are read in host memory. Raises ValueError naming the argument.
     """
     world = placement.world_size
-    rank = _values.integer("rank", rank, 0, world - 1)
-    index = _values.integer("index", index, 0, len(placement.masks) - 1)
-    pieces = _values.integer("pieces", pieces, 1)
+    rank = arguments.integer("rank", rank, 0, world - 1)
+    index = arguments.integer("index", index, 0, len(placement.masks) - 1)
+    pieces = arguments.integer("pieces", pieces, 1)
     whole = placement.masks[index]
     mask = whole.cpu()
     segments = [list(placement.segments(r)) for r in range(world)]
@@ -211,7 +212,7 @@ def _laid_out(mask, rows, parts):
         lengths[e] = begin + _length(segments)
         places[n] = begin, lengths[e]
         keys[e] += segments
-    laid = mask.gather(rows, keys[None]) if None in keys else _gather.gather_each(mask, rows, list(keys.values()))
+    laid = mask.gather(rows, keys[None]) if None in keys else mask_gather.gather_each(mask, rows, list(keys.values()))
     return laid, tuple(places)
 
 
@@ -238,12 +239,12 @@ def _seen(mask, rows):
     that a key may be taken that only both together hide.
     """
     part, every = mask.gather(rows), [(0, mask.seqlen_k)]
-    hidden = _gather.hidden_rows(mask, rows, every, _gather.gather_bounds(mask, rows, every))
+    hidden = mask_gather.hidden_rows(mask, rows, every, mask_gather.gather_bounds(mask, rows, every))
     n = part.seqlen_q
     hidden = [(0 if begin is None else begin, n if end is None else end) for begin, end in hidden]
     seen = (_union(hidden, part) < n).flatten(0, 1).any(0)
     if mask.q_pos is not None:
-        seen &= _in_band(part, *_columns.diagonals(part))
+        seen &= _in_band(part, *mask_forms.diagonals(part))
     if part.block_mask is not None:
         kept = part.block_mask.flatten(0, 2).bool().any(0)
         seen &= kept.repeat_interleave(BLOCK)[: part.seqlen_k]

@@ -8,8 +8,9 @@ import hashlib
 import torch
 import torch.distributed as dist
 
-from .. import _arguments, _columns, _values, capi
-from ..mask import Mask
+from .._core import arguments, capi
+from ..torch import mask_forms, tensor_arguments
+from ..torch.mask import Mask
 from . import cost
 
 SCHEMES = ("contiguous", "zigzag", "balanced")
@@ -31,17 +32,17 @@ def place(mask, world_size, *, scheme="balanced", heads=None, head_dim=None):
     naming the argument.
     """
     masks = _checked_masks(mask)
-    world_size = _values.integer("world_size", world_size, 1, 65536)
-    _values.choice("scheme", scheme, SCHEMES)
+    world_size = arguments.integer("world_size", world_size, 1, 65536)
+    arguments.choice("scheme", scheme, SCHEMES)
     heads = _checked_heads(heads)
     if head_dim is not None:
-        head_dim = _values.integer("head_dim", head_dim, 1)
+        head_dim = arguments.integer("head_dim", head_dim, 1)
     seqlen = masks[0].seqlen_q
     room = max(-(-seqlen // _UNIT), 4 * world_size)
     owner = torch.zeros(room, dtype=torch.int32, device="cpu")
     tiles, received = torch.zeros(2, len(masks), world_size, dtype=torch.int64, device="cpu")
     on_host = [m.cpu() for m in masks]
-    structs = [_columns.mask_struct(m) for m in on_host]
+    structs = [mask_forms.mask_struct(m) for m in on_host]
     placed = capi.make(
         capi.Placement,
         scheme=SCHEMES.index(scheme),
@@ -97,7 +98,7 @@ class Placement:
 
     def owner(self, row):
         """The rank that holds a row."""
-        row = _values.integer("row", row, 0, self.seqlen - 1)
+        row = arguments.integer("row", row, 0, self.seqlen - 1)
         return int(self._owner[row // self.unit])
 
     def shard(self, x, rank, dim=1):
@@ -229,10 +230,10 @@ class Placement:
     # --- Arguments --------------------------------------------------------------------------------
 
     def _rank(self, rank):
-        return _values.integer("rank", rank, 0, self.world_size - 1)
+        return arguments.integer("rank", rank, 0, self.world_size - 1)
 
     def _index(self, index):
-        return _values.integer("index", index, 0, len(self.masks) - 1)
+        return arguments.integer("index", index, 0, len(self.masks) - 1)
 
     def _shape(self):
         if self.heads is None or self.head_dim is None:
@@ -267,7 +268,7 @@ def _checked_masks(mask):
         raise ValueError("mask is an empty list; it must be a Mask, or a list of at least one")
     for m in masks:
         if not isinstance(m, Mask):
-            raise TypeError(f"mask is {_values.given(m)}; it must be a flashmask.Mask, or a list of them")
+            raise TypeError(f"mask is {arguments.given(m)}; it must be a flashmask.Mask, or a list of them")
     return masks
 
 
@@ -276,16 +277,16 @@ def _checked_heads(heads):
         return None
     pair = tuple(heads) if isinstance(heads, (list, tuple)) else (heads, heads)
     if len(pair) != 2:
-        raise ValueError(f"heads is {_values.given(heads)}; it must be (heads_q, heads_kv), or one number for both")
-    heads_q, heads_kv = (_values.integer(name, n, 1) for name, n in zip(("heads_q", "heads_kv"), pair))
+        raise ValueError(f"heads is {arguments.given(heads)}; it must be (heads_q, heads_kv), or one number for both")
+    heads_q, heads_kv = (arguments.integer(name, n, 1) for name, n in zip(("heads_q", "heads_kv"), pair))
     if heads_q % heads_kv:
         raise ValueError(f"heads is {(heads_q, heads_kv)}; heads_kv must divide heads_q")
     return heads_q, heads_kv
 
 
 def _dimension(x, dim):
-    _arguments.check_dense("x", x)
-    dim = _values.integer("dim", dim, -x.ndim, x.ndim - 1)
+    tensor_arguments.check_dense("x", x)
+    dim = arguments.integer("dim", dim, -x.ndim, x.ndim - 1)
     return dim % x.ndim if x.ndim else 0
 
 

@@ -17,8 +17,8 @@ import torch
 import transformers
 from transformers import masking_utils
 
-from ..errors import UnrepresentableMaskError, UnsupportedError
-from ..mask import Mask
+from .._core.errors import UnrepresentableMaskError, UnsupportedError
+from ..torch.mask import Mask
 
 # Elements of a mask that is not understood, batch x rows x keys: half a minute of one CPU core.
 MOST_ELEMENTS = 1 << 32

@@ -11,7 +11,9 @@ All is made in host memory; a Mask moves with the batch (`to`), as DataLoader, a
 
 import torch
 
-from .. import _arguments, masks
+from .. import masks
+from .._core import arguments
+from ..torch import tensor_arguments
 
 IGNORED = -100  # the label of a token that is not trained on
 
@@ -44,8 +46,8 @@ class PackedCollator:
     """
 
     def __init__(self, length=None, pad_token_id=0):
-        self.length = None if length is None else _arguments.length("length", length)
-        self.pad_token_id = _arguments.integer("pad_token_id", pad_token_id, 0)
+        self.length = None if length is None else arguments.length("length", length)
+        self.pad_token_id = arguments.integer("pad_token_id", pad_token_id, 0)
 
     def __call__(self, examples):
         documents = [document for n, example in enumerate(examples) for document in _documents(n, example)]
@@ -76,7 +78,7 @@ _KNOWN = ("input_ids", "labels", "attention_mask", "seq_lengths", *_LOSS_MASKS)
 def _documents(n, example):
     """[(ids, labels), ...] of an example, int64 tensors of one length each."""
     if not hasattr(example, "keys"):
-        raise TypeError(f"example {n} is {_arguments.given(example)}; it must be a dict with input_ids")
+        raise TypeError(f"example {n} is {arguments.given(example)}; it must be a dict with input_ids")
     given = {name: example[name] for name in example.keys() if example[name] is not None}
     if "input_ids" not in given:
         raise ValueError(f"input_ids of example {n} is missing; it has {', '.join(map(str, example.keys()))}")
@@ -108,7 +110,7 @@ def _integers(name, n, values, tokens=None):
     try:
         values = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name} of example {n} is {_arguments.given(values)}: {error}; it must be integers") from None
+        raise TypeError(f"{name} of example {n} is {arguments.given(values)}: {error}; it must be integers") from None
     is_float = values.dtype.is_floating_point and values.numel() > 0  # which torch takes an empty list for
     if values.ndim != 1 or is_float or values.dtype == torch.bool or values.dtype.is_complex:
         raise ValueError(f"{name} of example {n} is {values.dtype} {list(values.shape)}; it must be integers [tokens]")
@@ -121,7 +123,7 @@ def _flags(name, n, values, tokens):
     try:
         values = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name} of example {n} is {_arguments.given(values)}: {error}; it must be 0 and 1") from None
+        raise TypeError(f"{name} of example {n} is {arguments.given(values)}: {error}; it must be 0 and 1") from None
     _check_count(name, n, values, tokens)
     _check_flags(f"{name} of example {n}", values)
     return values == 1
@@ -199,7 +201,7 @@ class SharedPrefixCollator:
 
     def __init__(self, collator, length=None):
         if not callable(collator):
-            raise TypeError(f"collator is {_arguments.given(collator)}; it must be a function of a list of examples")
+            raise TypeError(f"collator is {arguments.given(collator)}; it must be a function of a list of examples")
         self.collator, self.length = collator, length
 
     def __call__(self, examples):
@@ -226,13 +228,13 @@ def prefix_tree(input_ids, attention_mask=None, *, length=None, pad_token_id=0):
 
     length: what the tree is filled up to with `pad_token_id`, so that all batches have one shape; the default is none.
     """
-    input_ids = _arguments.integers("input_ids", input_ids, "cpu", "[sequences, tokens]")
+    input_ids = tensor_arguments.integers("input_ids", input_ids, "cpu", "[sequences, tokens]")
     if attention_mask is None:
         shown = torch.ones_like(input_ids, dtype=torch.bool)
     else:
         if isinstance(attention_mask, torch.Tensor):
             _check_flags("attention_mask", attention_mask)
-        shown = _arguments.flags("attention_mask", attention_mask)
+        shown = tensor_arguments.flags("attention_mask", attention_mask)
     if input_ids.ndim != 2 or shown.shape != input_ids.shape:
         raise ValueError(
             f"input_ids is {list(input_ids.shape)} and attention_mask {list(shown.shape)}; "

@@ -13,10 +13,11 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from .. import _arguments, _values
-from ..attention import flashmask_attention
-from ..errors import UnsupportedError
-from ..mask import Mask
+from .._core import arguments
+from .._core.errors import UnsupportedError
+from ..torch import tensor_arguments
+from ..torch.attention import flashmask_attention
+from ..torch.mask import Mask
 from . import _mask_functions
 from .collators import NOT_OF_TREES
 
@@ -207,7 +208,7 @@ def _of_layer(mask, module):
         mask = mask[kind]
     if not isinstance(mask, Mask):
         raise TypeError(
-            f"mask is {_arguments.given(mask)}; it must be a flashmask.Mask, or a dict of them by kind of layer"
+            f"mask is {arguments.given(mask)}; it must be a flashmask.Mask, or a dict of them by kind of layer"
         )
     return mask
 
@@ -219,7 +220,7 @@ def _made_by_model(given, module, lengths, is_causal, sliding_window):
     if isinstance(given, torch.Tensor):
         return _of_tensor(given, lengths)
     if given is not None:
-        raise _values.not_a_mask("attention_mask", given)
+        raise arguments.not_a_mask("attention_mask", given)
     # Models whose layers all see everything, or everything before, make none.
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     rows, keys = lengths
@@ -243,7 +244,7 @@ def _within_documents(mask, cu_seq_lens_q, cu_seq_lens_k, batch):
         raise ValueError("cu_seq_lens_q and cu_seq_lens_k must be given together, of one length")
     ends = cu_seq_lens_q, cu_seq_lens_k
     for name, x in zip(("cu_seq_lens_q", "cu_seq_lens_k"), ends):
-        _arguments.check_dense(name, x, "[documents + 1]")
+        tensor_arguments.check_dense(name, x, "[documents + 1]")
     if torch.compiler.is_compiling() or any(x.is_inference() for x in ends):  # which counts no changes
         _check_ends(*ends, batch, mask.seqlen_q)
         return _mask_functions.within_documents(mask, cu_seq_lens_q, batch)
@@ -262,15 +263,15 @@ def _check_ends(cu_seq_lens_q, cu_seq_lens_k, batch, seqlen):
     """
     if cu_seq_lens_q.shape != cu_seq_lens_k.shape:
         raise ValueError("cu_seq_lens_q and cu_seq_lens_k must be given together, of one length")
-    ends = _arguments.integers("cu_seq_lens_q", cu_seq_lens_q)
+    ends = tensor_arguments.integers("cu_seq_lens_q", cu_seq_lens_q)
     if ends.ndim != 1 or len(ends) == 0:
         raise ValueError(
             f"cu_seq_lens_q has shape {list(ends.shape)}; it must be [documents + 1]: 0, then the end of each document"
         )
     tokens = batch * seqlen
-    _arguments.check_cu_seqlens("cu_seq_lens_q", ends, tokens, f"the number of tokens, {batch} x {seqlen}")
+    tensor_arguments.check_cu_seqlens("cu_seq_lens_q", ends, tokens, f"the number of tokens, {batch} x {seqlen}")
     if cu_seq_lens_k is not cu_seq_lens_q:
-        keys_ends = _arguments.integers("cu_seq_lens_k", cu_seq_lens_k)
+        keys_ends = tensor_arguments.integers("cu_seq_lens_k", cu_seq_lens_k)
         _require((ends == keys_ends).all(), "cu_seq_lens_q and cu_seq_lens_k differ; they must be the same")
     if batch > 1:
         rows = torch.arange(1, batch + 1, device=ends.device) * seqlen
@@ -283,7 +284,7 @@ def _check_ends(cu_seq_lens_q, cu_seq_lens_k, batch, seqlen):
 
 def _require(fits, message, error=ValueError):
     """Raises, or makes it an assertion in a device's or a trace's work."""
-    if not _arguments.is_readable(fits):
+    if not tensor_arguments.is_readable(fits):
         torch._assert_async(fits, message)
     elif not fits:
         raise error(message)

@@ -12,12 +12,12 @@ try:
 except ImportError as error:
     raise ImportError("flashmask.jax needs JAX 0.6 or later: pip install jax") from error
 
-from ..errors import UnrepresentableMaskError, UnsupportedError
-from ._building import masks
+from .._core.errors import UnrepresentableMaskError, UnsupportedError
 from .attention import dot_product_attention
 from .dropout import dropout_mask
 from .explain import explain
 from .mask import Mask
+from .mask_builders import masks
 
 __all__ = [
     "Mask",

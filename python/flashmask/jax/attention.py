@@ -3,11 +3,11 @@
 
 import jax.numpy as jnp
 
-from .. import _values
-from .._docs import composed
-from ._call import Features, Options, attention
+from .._core import arguments
+from .._core.docstrings import composed
 from .dropout import state_of
 from .mask import Mask
+from .xla_calls import Features, Options, attention
 
 
 @composed
@@ -82,7 +82,7 @@ def dot_product_attention(
         deterministic,
         backend,
     )
-    with_residual = _values.flag("return_residual", return_residual)
+    with_residual = arguments.flag("return_residual", return_residual)
     out, lse = attention(options, q, k, v, mask, features)
     given_form = lambda x: x[0] if jnp.ndim(query) == 3 else x
     if not with_residual:
@@ -109,13 +109,13 @@ def read_call(
     backend,
 ):
     """(options, (q, k, v), mask, features) that the arguments of dot_product_attention mean; raises what it would."""
-    _values.refuse_unsupported(bias=(bias, None))
+    arguments.refuse_unsupported(bias=(bias, None))
     given = (_array("query", query), _array("key", key), _array("value", value))
     q, k, v = (x if x.ndim == 4 else x[None] for x in given)
     if mask is None:
         mask = _mask(q, k, is_causal, query_seq_lengths, key_value_seq_lengths, local_window_size)
     else:
-        _values.refuse_beside_mask(
+        arguments.refuse_beside_mask(
             is_causal=is_causal or None,
             query_seq_lengths=query_seq_lengths,
             key_value_seq_lengths=key_value_seq_lengths,
@@ -138,11 +138,11 @@ def _array(name, x):
 
 def _options(scale, deterministic, backend, softcap, dropout_rate):
     return Options(
-        softmax_scale=None if scale is None else float(_values.number("scale", scale)),
-        deterministic=_values.flag("deterministic", deterministic),
-        backend=_values.string("backend", backend),
-        softcap=0.0 if softcap is None else float(_values.number("softcap", softcap)),
-        dropout_p=float(_values.share("dropout_rate", dropout_rate)),
+        softmax_scale=None if scale is None else float(arguments.number("scale", scale)),
+        deterministic=arguments.flag("deterministic", deterministic),
+        backend=arguments.string("backend", backend),
+        softcap=0.0 if softcap is None else float(arguments.number("softcap", softcap)),
+        dropout_p=float(arguments.share("dropout_rate", dropout_rate)),
     )
 
 
@@ -161,7 +161,7 @@ def _features(sink, dropout_p, dropout_rng):
 def _mask(q, k, is_causal, query_seq_lengths, key_value_seq_lengths, local_window_size):
     """What jax.nn's arguments say, in which row i stands at key i."""
     batch, seqlen_q, seqlen_k = q.shape[0], q.shape[1], k.shape[1]
-    is_causal = _values.flag("is_causal", is_causal)
+    is_causal = arguments.flag("is_causal", is_causal)
     bounds = None
     if query_seq_lengths is not None or key_value_seq_lengths is not None:
         rows = _lengths("query_seq_lengths", query_seq_lengths, batch, seqlen_q)
@@ -189,14 +189,14 @@ def _lengths(name, lengths, batch, most):
 
 
 def _window(sizes):
-    pair = _values.pair("local_window_size", sizes)
-    return tuple(_values.integer("local_window_size", side, 0) for side in pair)
+    pair = arguments.pair("local_window_size", sizes)
+    return tuple(arguments.integer("local_window_size", side, 0) for side in pair)
 
 
 def _check_mask(mask, q, k):
     if not isinstance(mask, Mask):
         raise TypeError(
-            f"mask is {_values.given(mask)}; it must be a flashmask.jax.Mask or None. "
+            f"mask is {arguments.given(mask)}; it must be a flashmask.jax.Mask or None. "
             "Dense masks are not taken; flashmask.jax.masks says the same in O(seqlen_k) memory"
         )
-    _values.check_mask_lengths(mask, q.shape[1], k.shape[1])
+    arguments.check_mask_lengths(mask, q.shape[1], k.shape[1])

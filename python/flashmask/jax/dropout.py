@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import _calls, _explain, _values
-from .._docs import composed
+from .._core import arguments, ctypes_calls, explanation
+from .._core.docstrings import composed
 
 _STATE = (2, 2)  # a seed and an offset, the low half of each first
 
@@ -19,9 +19,9 @@ def dropout_mask(state, p, batch, heads, seqlen_q, seqlen_k):
     state: dropout_rng of the call, a key or a state. Made on the host, also within jit.
     """
     lengths = {"batch": batch, "heads": heads, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
-    shape = tuple(_values.length(name, x) for name, x in lengths.items())
-    p = float(_values.share("p", p))
-    write = lambda state: _calls.dropout_mask(_Host, np.ascontiguousarray(state), p, shape)
+    shape = tuple(arguments.length(name, x) for name, x in lengths.items())
+    p = float(arguments.share("p", p))
+    write = lambda state: ctypes_calls.dropout_mask(_Host, np.ascontiguousarray(state), p, shape)
     return jax.pure_callback(write, jax.ShapeDtypeStruct(shape, jnp.bool_), state_of(state), vmap_method="sequential")
 
 
@@ -31,7 +31,7 @@ def state_of(rng):
         return jnp.asarray(np.ascontiguousarray(rng, "<i8").view("<u4").reshape(_STATE))  # JAX would cut it to 32 bits
     given = jnp.asarray(rng) if isinstance(rng, np.ndarray) else rng
     if not isinstance(given, jax.Array):
-        raise TypeError(f"dropout_rng is {_values.given(rng)}; it must be a key of jax.random or a state")
+        raise TypeError(f"dropout_rng is {arguments.given(rng)}; it must be a key of jax.random or a state")
     if given.dtype in (jnp.int64, jnp.uint64) and given.shape == (2,):
         return jax.lax.bitcast_convert_type(given, jnp.uint32)
     if given.dtype == jnp.uint32 and given.shape == _STATE:
@@ -39,17 +39,17 @@ def state_of(rng):
     is_key = jnp.issubdtype(given.dtype, jax.dtypes.prng_key) and given.ndim == 0
     if not is_key and (given.dtype != jnp.uint32 or given.ndim != 1):
         raise ValueError(
-            f"dropout_rng is {_values.given(rng)}; it must be one key of jax.random, or a state, uint32 [2, 2] or "
+            f"dropout_rng is {arguments.given(rng)}; it must be one key of jax.random, or a state, uint32 [2, 2] or "
             "int64 or uint64 [2]"
         )
     return jax.random.bits(given, _STATE, jnp.uint32)
 
 
 class _Host:
-    """What _calls asks of a frontend."""
+    """The frontend that ctypes_calls asks for arrays."""
 
     empty_on_host = staticmethod(np.empty)
 
     @staticmethod
     def array(x):
-        return _explain.Array(x.shape, x.dtype.name, pointer=x.ctypes.data)
+        return explanation.Array(x.shape, x.dtype.name, pointer=x.ctypes.data)

@@ -6,8 +6,8 @@ import inspect
 import jax
 import numpy as np
 
-from .. import _explain, capi
-from .._docs import composed
+from .._core import capi, explanation
+from .._core.docstrings import composed
 from .attention import dot_product_attention, read_call
 
 
@@ -26,7 +26,7 @@ def explain(query, key, value, mask=None, **arguments):
         options, arrays, call_mask, features = read_call(**given.arguments)
         if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((arrays, call_mask, features))):
             raise TypeError("an array is traced; explain takes arrays whose contents are there")
-        call = _explain.Call(
+        call = explanation.Call(
             *map(_described, arrays),
             needs_gradient=True,
             device=_device(arrays[0]),
@@ -34,17 +34,17 @@ def explain(query, key, value, mask=None, **arguments):
             **options._asdict(),
         )
         host = jax.tree.map(np.asarray, call_mask)
-        tiles = _explain.host_tiles(capi.mask_of(host, lambda name, x: capi.tensor(x)))
+        tiles = explanation.host_tiles(capi.mask_of(host, lambda name, x: capi.tensor(x)))
         fm_mask = capi.mask_of(call_mask, lambda name, x: _described(x).described(name))
-        return _explain.Described(call, call_mask, fm_mask, tiles)
+        return explanation.Described(call, call_mask, fm_mask, tiles)
 
-    return _explain.explain(prepare)
+    return explanation.explain(prepare)
 
 
 def _described(x):
     device = _device(x)
     name = f"cuda:{device - capi.cuda_device()}" if device else "cpu"
-    return _explain.Array(tuple(x.shape), x.dtype.name, name, None, x.unsafe_buffer_pointer())
+    return explanation.Array(tuple(x.shape), x.dtype.name, name, None, x.unsafe_buffer_pointer())
 
 
 def _device(x):

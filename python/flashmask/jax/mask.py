@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import _values, capi
-from .._docs import composed
+from .._core import arguments, capi
+from .._core.docstrings import composed
 
 _FIELDS = ("seqlen_q", "seqlen_k", "bounds", "causal", "window", "q_offset", "block_mask")
 
@@ -30,14 +30,14 @@ class Mask:
     """
 
     def __init__(self, seqlen_q, seqlen_k, *, bounds=None, causal=False, window=None, q_offset=None, block_mask=None):
-        seqlen_q = _values.length("seqlen_q", seqlen_q)
+        seqlen_q = arguments.length("seqlen_q", seqlen_q)
         self._set(
             seqlen_q=seqlen_q,
-            seqlen_k=_values.length("seqlen_k", seqlen_k),
+            seqlen_k=arguments.length("seqlen_k", seqlen_k),
             bounds=None if bounds is None else _checked_bounds(bounds, seqlen_q),
-            causal=_values.flag("causal", causal),
-            window=_values.window("window", window),
-            q_offset=_values.q_offset(q_offset),
+            causal=arguments.flag("causal", causal),
+            window=arguments.window("window", window),
+            q_offset=arguments.q_offset(q_offset),
             block_mask=None if block_mask is None else _checked_block_mask(block_mask),
         )
 
@@ -46,10 +46,10 @@ class Mask:
             object.__setattr__(self, name, value)
 
     def __setattr__(self, name, value):
-        raise _values.does_not_change(name)
+        raise arguments.does_not_change(name)
 
     def __delattr__(self, name):
-        raise _values.does_not_change()
+        raise arguments.does_not_change()
 
     def replace(self, **changes):
         """The same mask with some of the constructor's arguments replaced."""
@@ -101,7 +101,7 @@ def _shown(value):
 def _checked_bounds(bounds, seqlen_q):
     """`bounds` as an int32 array, its values, where they need more bits, clamped first as they would be anyway."""
     if not hasattr(bounds, "dtype"):
-        raise TypeError(f"startend_row_indices is {_values.given(bounds)}; it must be an array of int32")
+        raise TypeError(f"startend_row_indices is {arguments.given(bounds)}; it must be an array of int32")
     if not jnp.issubdtype(bounds.dtype, jnp.integer) or bounds.dtype == jnp.uint8:
         raise TypeError(
             f"startend_row_indices is {bounds.dtype} {list(bounds.shape)}; "
@@ -115,5 +115,5 @@ def _checked_bounds(bounds, seqlen_q):
 def _checked_block_mask(block_mask):
     """`block_mask` as an array of bool or uint8."""
     if not hasattr(block_mask, "dtype") or block_mask.dtype not in (jnp.bool_, jnp.uint8, jnp.int32):
-        raise TypeError(f"block_mask is {_values.given(block_mask)}; it must be an array of bool, uint8 or int32")
+        raise TypeError(f"block_mask is {arguments.given(block_mask)}; it must be an array of bool, uint8 or int32")
     return jnp.asarray(block_mask != 0 if block_mask.dtype == jnp.int32 else block_mask)

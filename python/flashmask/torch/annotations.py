@@ -1,28 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the annotations of public functions are made of."""
+"""Types in the signatures of PyTorch's functions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, TypeAlias, TypedDict
+
+from .._core.annotations import Backend, Layout, Window
 
 if TYPE_CHECKING:
     import torch
 
     from .mask import Mask
 
-
-class Array(Protocol):
-    """numpy's arrays, and tensors of torch and Paddle."""
-
-    def __array__(self, *args: Any, **kwargs: Any) -> Any: ...
-
-
-Layout: TypeAlias = Literal["bshd", "bhsd"]
-Backend: TypeAlias = Literal["auto", "cpu", "cuda", "reference"]
-Window: TypeAlias = tuple[int | None, int | None] | int | None
-Integers: TypeAlias = Array | Sequence[int] | Sequence[Sequence[int]] | Sequence[Sequence[Sequence[int]]]
-Flags: TypeAlias = Array | Sequence[bool] | Sequence[Sequence[bool]]
 Device: TypeAlias = "torch.device | str | int"
 Startend: TypeAlias = "torch.Tensor | Mask"
 

@@ -9,7 +9,7 @@ import os
 
 import torch
 
-from . import capi
+from .._core import capi
 
 OLDEST_TORCH = (2, 10)
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from . import _arguments, ops
-from ._docs import composed
-from ._types import AttentionOptions, Backend, Layout, Startend, Window
+from .._core.annotations import Backend, Layout, Window
+from .._core.docstrings import composed
+from . import ops, tensor_arguments
+from .annotations import AttentionOptions, Startend
 from .dropout import read_as_paddle
 from .mask import as_mask
 
@@ -143,7 +144,7 @@ def read_features(
     query: torch.Tensor, dropout: float, dropout_state: torch.Tensor | None, softcap: float, sink: torch.Tensor | None
 ) -> Any:
     """Features as ops.features_of has them."""
-    _arguments.check_dense("query", query)
+    tensor_arguments.check_dense("query", query)
     return ops.features_of(softcap, sink, dropout, dropout_state, query.device)
 
 

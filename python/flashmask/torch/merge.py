@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 import torch
 
-from . import _arguments
-from ._types import Layout
+from .._core import arguments
+from .._core.annotations import Layout
+from . import tensor_arguments
 
 __all__ = ["merge_attention"]
 
@@ -40,7 +41,7 @@ def merge_attention(
         ValueError: no parts, not as many outs as lses, or shapes or devices that do not go together.
         TypeError: a part is no tensor.
     """
-    outs, lses = _arguments.sequence("outs", outs), _arguments.sequence("lses", lses)
+    outs, lses = arguments.sequence("outs", outs), arguments.sequence("lses", lses)
     _check_parts(outs, lses, layout)
     of_sink = [] if sink is None else [_sink_of_rows(sink, lses[0])]  # of a part whose out is 0
     weights, lse = _softmax(torch.stack([*lses, *of_sink]))
@@ -78,19 +79,19 @@ def _softmax(lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _sink_of_rows(sink: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
-    _arguments.check_tensors("[heads]", sink=sink)
-    _arguments.check_one_device(lses=lse, sink=sink)
+    tensor_arguments.check_tensors("[heads]", sink=sink)
+    tensor_arguments.check_one_device(lses=lse, sink=sink)
     if sink.shape[0] != lse.shape[-2]:
         raise ValueError(f"sink has {sink.shape[0]} entries; it must have one for each of the {lse.shape[-2]} heads")
     return sink.to(lse.dtype)[:, None].expand(lse.shape)
 
 
 def _check_parts(outs: Sequence[torch.Tensor], lses: Sequence[torch.Tensor], layout: Layout) -> None:
-    _arguments.choice("layout", layout, ("bshd", "bhsd"))
+    arguments.choice("layout", layout, ("bshd", "bhsd"))
     if not outs or len(outs) != len(lses):
         raise ValueError(f"outs has {len(outs)} parts and lses {len(lses)}; they must have as many, and at least one")
     named = {f"{name}[{p}]": x for name, parts in (("outs", outs), ("lses", lses)) for p, x in enumerate(parts)}
-    _arguments.check_tensors(None, **named)
+    tensor_arguments.check_tensors(None, **named)
     for p, (out, lse) in enumerate(zip(outs, lses)):
         rows = (*out.shape[:-3], out.shape[-2], out.shape[-3]) if layout == "bshd" else tuple(out.shape[:-1])
         if out.shape != outs[0].shape or tuple(lse.shape) != rows:

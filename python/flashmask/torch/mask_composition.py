@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import torch
 
-from . import _arguments, _columns, capi
+from .._core import arguments, capi
+from . import mask_forms, tensor_arguments
 from .mask import BLOCK, Mask
 
 
@@ -28,7 +29,7 @@ def concatenate(pieces: Iterable[Mask]) -> Mask:
     have to begin at multiples of 128 (UnsupportedError). Reads the masks, as from_dense does. The result's tensors are
     where the masks' are, in host memory if these have none.
     """
-    masks = _checked({f"pieces[{n}]": mask for n, mask in enumerate(_arguments.sequence("pieces", pieces))})
+    masks = _checked({f"pieces[{n}]": mask for n, mask in enumerate(arguments.sequence("pieces", pieces))})
     seqlen_q, seqlen_k = (sum(getattr(mask, name) for mask in masks) for name in ("seqlen_q", "seqlen_k"))
     pointers = C.c_void_p * len(masks)
     return _compose(
@@ -54,9 +55,9 @@ def _checked(masks):
     """The masks, by name, as a list."""
     for name, mask in masks.items():
         if not isinstance(mask, Mask):
-            raise TypeError(f"{name} is {_arguments.given(mask)}; it must be a flashmask.Mask")
+            raise TypeError(f"{name} is {arguments.given(mask)}; it must be a flashmask.Mask")
     # Masks without tensors fit every device.
-    _arguments.check_one_device(**{f"{name}'s tensors": mask.some_tensor() for name, mask in masks.items()})
+    tensor_arguments.check_one_device(**{f"{name}'s tensors": mask.some_tensor() for name, mask in masks.items()})
     return list(masks.values())
 
 
@@ -64,7 +65,7 @@ def _compose(function, masks, seqlen_q, seqlen_k, arguments):
     """The Mask that a function of the library makes of masks; arguments(structs): what it takes before `out`."""
     device = next((mask.device for mask in masks if mask.device is not None), None)
     batch, heads = (max((getattr(mask, name) for mask in masks), default=1) for name in ("batch", "heads"))
-    out = _columns.Vectors((batch, heads, seqlen_k), device)
+    out = mask_forms.Vectors((batch, heads, seqlen_k), device)
     rooms = {}
     if any(mask.block_mask is not None for mask in masks):
         blocks = (batch, heads, -(-seqlen_q // BLOCK), -(-seqlen_k // BLOCK))
@@ -73,9 +74,9 @@ def _compose(function, masks, seqlen_q, seqlen_k, arguments):
         for name, length in (("q_pos", seqlen_q), ("k_pos", seqlen_k)):
             rooms[name] = torch.empty((batch, length), dtype=torch.int32, device="cpu")
     for name, room in rooms.items():
-        setattr(out.struct, name, _columns.tensor(room))
-    on_host = [_columns.on_host(mask) for mask in masks]  # has to live until the call is over
-    structs = [_columns.mask_struct(mask) for mask in on_host]
+        setattr(out.struct, name, mask_forms.tensor(room))
+    on_host = [mask_forms.on_host(mask) for mask in masks]  # has to live until the call is over
+    structs = [mask_forms.mask_struct(mask) for mask in on_host]
     capi.check(getattr(capi.load(), function)(*arguments(structs), C.byref(out.struct)))
     written = {name: room.to(device) for name, room in rooms.items() if getattr(out.struct, name).dtype}
     return Mask(**out.fields(), **written)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch gives the builders of _families.py: its tensors, and flashmask::build_mask."""
+"""The frontend that families asks for torch tensors, and for masks by flashmask::build_mask."""
 
 import torch
 
-from . import _arguments, _values, ops
+from .._core import arguments
+from . import ops, tensor_arguments
 from .mask import Mask
 
-integers, flags = _arguments.integers, _arguments.flags
+integers, flags = tensor_arguments.integers, tensor_arguments.flags
 has_positions = True
 
 _operator = torch.ops.flashmask.build_mask
@@ -44,14 +45,14 @@ def _keys(form, vectors):
     if form.keys is not None:
         return form.keys
     for name, x in vectors.items():
-        if not _arguments.is_readable(x):
-            raise _values.missing_seqlen(name, f"it is on {x.device}, or the code is being compiled")
+        if not tensor_arguments.is_readable(x):
+            raise arguments.missing_seqlen(name, f"it is on {x.device}, or the code is being compiled")
     return -1
 
 
 @torch.library.register_fake("flashmask::build_mask")
 def _build_fake(family, vectors, names, numbers, shape, checked, device):
-    _arguments.check_one_device(**dict(zip(names.split(","), vectors)))
+    tensor_arguments.check_one_device(**dict(zip(names.split(","), vectors)))
     batch = heads = 1
     for name, x in zip(names.split(","), vectors):
         own = 0 if (family, name) == ("prefix_lm_causal", "prefix") else _OWN_DIMENSIONS.get(name, 1)

@@ -3,9 +3,10 @@
 
 import torch
 
-from . import _arguments, _values, masks, ops
+from .._core import arguments
+from .._core.errors import UnsupportedError
+from . import mask_forms, ops, tensor_arguments
 from .attention import flashmask_attention
-from .errors import UnsupportedError
 from .mask import Mask
 
 __all__ = ["scaled_dot_product_attention"]
@@ -48,7 +49,7 @@ def scaled_dot_product_attention(
         ValueError, TypeError: an argument is wrong.
     """
     ops.check_dimensions(query, key, value, "bhsd")
-    is_causal, enable_gqa = _arguments.flag("is_causal", is_causal), _arguments.flag("enable_gqa", enable_gqa)
+    is_causal, enable_gqa = arguments.flag("is_causal", is_causal), arguments.flag("enable_gqa", enable_gqa)
     if query.shape[1] != key.shape[1] and not enable_gqa:
         raise ValueError(
             f"query has {query.shape[1]} heads and key {key.shape[1]}; "
@@ -69,7 +70,7 @@ def scaled_dot_product_attention(
         q_offset=0 if is_causal else None,
         softmax_scale=scale,
         layout="bhsd",
-        dropout=_arguments.share("dropout_p", dropout_p),
+        dropout=arguments.share("dropout_p", dropout_p),
     )
 
 
@@ -77,15 +78,15 @@ def _as_mask(attn_mask: Mask | torch.Tensor, query: torch.Tensor, key: torch.Ten
     if isinstance(attn_mask, Mask):
         return attn_mask
     if not isinstance(attn_mask, torch.Tensor):
-        raise TypeError(f"attn_mask is {_arguments.given(attn_mask)}; it must be a Mask or a bool tensor")
-    _arguments.check_dense("attn_mask", attn_mask)
+        raise TypeError(f"attn_mask is {arguments.given(attn_mask)}; it must be a Mask or a bool tensor")
+    tensor_arguments.check_dense("attn_mask", attn_mask)
     if attn_mask.dtype != torch.bool:
         raise UnsupportedError(
             f"attn_mask is {attn_mask.dtype}; it must be bool, True = attend. "
             "Numbers that are added to the scores are not supported; if there are only 0 and -inf, pass attn_mask == 0"
         )
     if attn_mask.device != query.device:
-        raise _values.elsewhere("attn_mask", attn_mask.device, "query", query.device)
+        raise arguments.elsewhere("attn_mask", attn_mask.device, "query", query.device)
     full = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     visible = attn_mask[(None,) * (4 - attn_mask.dim())] if attn_mask.dim() < 4 else attn_mask
     if visible.dim() != 4 or any(size not in (1, whole) for size, whole in zip(visible.shape, full)):
@@ -95,8 +96,8 @@ def _as_mask(attn_mask: Mask | torch.Tensor, query: torch.Tensor, key: torch.Ten
         )
     if visible.shape[2] == 1:
         return _key_mask(visible[:, :, 0], *full[2:])
-    _arguments.check_holds("attn_mask", attn_mask)
-    return masks.from_dense(visible.expand(*visible.shape[:3], full[3]))
+    tensor_arguments.check_holds("attn_mask", attn_mask)
+    return Mask(**mask_forms.from_dense(visible.expand(*visible.shape[:3], full[3])))
 
 
 def _key_mask(visible: torch.Tensor, seqlen_q: int, seqlen_k: int) -> Mask:

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from .. import capi
-from . import _library
+from .._core import capi
+from . import library
 
 # Structs of the C interface, and the arrays in them: arguments, of which dlse may be None, and results, of which the
 # last may not be there: the backward's plan is the forward's, and without a sink there is no dsink.
@@ -97,7 +97,7 @@ def _plan(mask):
 
 
 def _shape_of_plan(mask):
-    return _shape((_library.plan_bytes(capi.mask_of(mask, _tensor)),), jnp.uint8)
+    return _shape((library.plan_bytes(capi.mask_of(mask, _tensor)),), jnp.uint8)
 
 
 def _results(arrays):
@@ -174,7 +174,7 @@ def _workspaces(operation, options, given, results):
     One that only some take is traced for all of them, and the others raise when they come to run it.
     """
     needs, errors = {}, []
-    for platform in _library.platforms():
+    for platform in library.platforms():
         try:
             needs[platform] = _workspace_bytes(operation, options, given, results, platform)
         except (ValueError, NotImplementedError, RuntimeError) as error:
@@ -198,7 +198,7 @@ def _workspace_bytes(operation, options, given, results, platform):
     of_call = capi.options(**options._asdict(), device=capi.cuda_device() if platform == "cuda" else 0)
     if features.sink is not None:
         of_call.sink = _tensor("sink", features.sink)
-    return _library.workspace_bytes(operation, args, of_call)
+    return library.workspace_bytes(operation, args, of_call)
 
 
 def _tensor(name, x):

@@ -3,7 +3,8 @@
 
 import torch
 
-from . import _arguments, _columns
+from .._core import arguments
+from . import mask_forms
 
 _TEXT_CELLS = 24
 _MOST_TILES = 1 << 22  # of which a picture gives the numbers; mask.stats() counts any number
@@ -76,18 +77,18 @@ def text(mask):
         visible == elements, 4, torch.where(visible == 0, 0, 1 + (3 * visible // elements).clamp(max=2))
     )
     lines = ["".join(_SHADES[s] for s in row) for row in shade.tolist()]
-    count = _columns.tile_count(mask) <= _TEXT_TILES and mask.batch * mask.heads * mask.seqlen_k <= _TEXT_COLUMNS
+    count = mask_forms.tile_count(mask) <= _TEXT_TILES and mask.batch * mask.heads * mask.seqlen_k <= _TEXT_COLUMNS
     is_sample = mask.seqlen_k > _TEXT_COLUMNS
     return "\n".join([head, *lines, _legend(mask, visible, elements, side, count, is_sample)])
 
 
 def _text_cells(mask, side):
     """(visible, elements) of the cells of the picture in characters; None if even a sample would take long."""
-    rows = _columns.TILE if mask.block_mask is not None else side
+    rows = mask_forms.TILE if mask.block_mask is not None else side
     if mask.seqlen_k <= _TEXT_COLUMNS and -(-mask.seqlen_q // rows) <= _TEXT_COLUMNS // 8:
-        raster = _columns.raster(mask, 0, 0, side)
+        raster = mask_forms.raster(mask, 0, 0, side)
         return raster.visible, raster.elements
-    return _columns.sampled_cells(mask, 0, 0, side, _TEXT_SAMPLE)
+    return mask_forms.sampled_cells(mask, 0, 0, side, _TEXT_SAMPLE)
 
 
 def _legend(mask, visible, elements, side, count, is_sample=False):
@@ -97,7 +98,7 @@ def _legend(mask, visible, elements, side, count, is_sample=False):
     if not count:
         parts.append("mask.stats() counts tiles")
     else:
-        tiles = _columns.tile_count(mask)
+        tiles = mask_forms.tile_count(mask)
         stats = mask.stats()
         parts.append(
             f"{tiles} tile{'s' if tiles != 1 else ''} of 128 x 128: "
@@ -109,13 +110,13 @@ def _legend(mask, visible, elements, side, count, is_sample=False):
 
 
 def svg(mask, batch, head, max_cells):
-    batch, head = _arguments.integer("batch", batch), _arguments.integer("head", head)
-    side = _cell_side(mask, _arguments.integer("max_cells", max_cells, 1, 128))
+    batch, head = arguments.integer("batch", batch), arguments.integer("head", head)
+    side = _cell_side(mask, arguments.integer("max_cells", max_cells, 1, 128))
     rows, keys = -(-mask.seqlen_q // side), -(-mask.seqlen_k // side)
     scale = 480 / max(rows, keys, 1)
     width, height = max(keys * scale, 1), max(rows * scale, 1)
-    raster = _columns.raster(mask, batch, head, side)
-    count = _columns.tile_count(mask) <= _MOST_TILES
+    raster = mask_forms.raster(mask, batch, head, side)
+    count = mask_forms.tile_count(mask) <= _MOST_TILES
     note = f"{description(mask)}. {_legend(mask, raster.visible, raster.elements, side, count)}"
     which = f" (batch {batch}, head {head})" if mask.batch > 1 or mask.heads > 1 else ""
     return (

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from . import _arguments, _columns, _draw, _gather, _values
-from ._docs import composed
-from ._types import Device, Window
+from .._core import arguments
+from .._core.annotations import Window
+from .._core.docstrings import composed
+from . import mask_forms, mask_gather, mask_pictures
+from .annotations import Device
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -67,15 +69,15 @@ class Mask:
         q_pos: torch.Tensor | None = None,
         k_pos: torch.Tensor | None = None,
     ) -> None:
-        seqlen_q, seqlen_k = _arguments.length("seqlen_q", seqlen_q), _arguments.length("seqlen_k", seqlen_k)
-        causal = _arguments.flag("causal", causal)
+        seqlen_q, seqlen_k = arguments.length("seqlen_q", seqlen_q), arguments.length("seqlen_k", seqlen_k)
+        causal = arguments.flag("causal", causal)
         set_field = object.__setattr__
         set_field(self, "seqlen_q", seqlen_q)
         set_field(self, "seqlen_k", seqlen_k)
         set_field(self, "bounds", None if bounds is None else _checked_bounds(bounds, seqlen_q, seqlen_k, causal))
         set_field(self, "causal", causal)
-        set_field(self, "window", _arguments.window("window", window))
-        set_field(self, "q_offset", _arguments.q_offset(q_offset))
+        set_field(self, "window", arguments.window("window", window))
+        set_field(self, "q_offset", arguments.q_offset(q_offset))
         set_field(
             self, "block_mask", None if block_mask is None else _checked_block_mask(block_mask, seqlen_q, seqlen_k)
         )
@@ -87,10 +89,10 @@ class Mask:
             _check_together(self)
 
     def __setattr__(self, name, value):
-        raise _values.does_not_change(name)
+        raise arguments.does_not_change(name)
 
     def __delattr__(self, name):
-        raise _values.does_not_change()
+        raise arguments.does_not_change()
 
     def __getstate__(self):
         return self._fields()  # without plans: a copy's tensors count their changes anew
@@ -155,7 +157,7 @@ class Mask:
         Raises ValueError naming the segment, and UnsupportedError if the mask has a block mask and a segment does not
         begin at a multiple of 128, or ends elsewhere and is not the last.
         """
-        return _gather.gather(self, rows, keys)
+        return mask_gather.gather(self, rows, keys)
 
     def to(self, device: Device, non_blocking: bool = False) -> Mask:
         """The same mask with its tensors on `device`; this one if they are there already."""
@@ -249,7 +251,7 @@ class Mask:
         It is what torch's scaled_dot_product_attention takes, and lies where the mask's tensors do, in host memory if
         there are none.
         """
-        return _columns.visible_rows(self, 0, self.seqlen_q)
+        return mask_forms.visible_rows(self, 0, self.seqlen_q)
 
     def to_startend(self) -> tuple[torch.Tensor, bool]:
         """(startend_row_indices, causal): the smallest of FlashMask's four forms that says exactly the same.
@@ -264,7 +266,7 @@ class Mask:
                 "startend_row_indices cannot hold a block mask: take mask.replace(block_mask=None) "
                 "and pass the block mask on its own"
             )
-        return _columns.to_startend(self)
+        return mask_forms.to_startend(self)
 
     def to_block_mask(self, heads: int | None = None, batch: int | None = None) -> BlockMask:
         """The same mask as torch.nn.attention.flex_attention's BlockMask, with blocks of 128 x 128, to compare with it.
@@ -272,17 +274,17 @@ class Mask:
         batch, heads: of the BlockMask; by default the mask's own. A 1 is broadcast by FlexAttention itself, to any
         batch and heads; for a mask of heads_kv pass heads_q, which it divides.
         """
-        batch = self.batch if batch is None else _arguments.integer("batch", batch, 1)
-        heads = self.heads if heads is None else _arguments.integer("heads", heads, 1)
-        return _columns.to_block_mask(self, batch, heads)
+        batch = self.batch if batch is None else arguments.integer("batch", batch, 1)
+        heads = self.heads if heads is None else arguments.integer("heads", heads, 1)
+        return mask_forms.to_block_mask(self, batch, heads)
 
-    def stats(self) -> _columns.MaskStats:
+    def stats(self) -> mask_forms.MaskStats:
         """MaskStats: visible elements, and how many tiles of 128 x 128 are full, partial and empty.
 
         Exact, over all batch entries and heads; with positions, tiles that are judged by minima and maxima of these are
         what they are run as. Time is linear in the lengths and the number of tiles. On a GPU it waits for the result.
         """
-        return _columns.statistics(self)
+        return mask_forms.statistics(self)
 
     # --- Pictures ---------------------------------------------------------------------------------
 
@@ -292,13 +294,13 @@ class Mask:
         Tiles of 128 x 128 are grey where they are skipped, blue where they are full, and amber where they are partial:
         the darker, the more is visible. Longer masks are downsampled; max_cells: longest side in cells, up to 128.
         """
-        return _draw.svg(self, batch, head, max_cells)
+        return mask_pictures.svg(self, batch, head, max_cells)
 
     def _repr_svg_(self):
         return self.plot()
 
     def __repr__(self):
-        return _draw.text(self)
+        return mask_pictures.text(self)
 
 
 def as_mask(
@@ -313,12 +315,12 @@ def as_mask(
     if isinstance(value, Mask):
         others = {"window_size": window_size, "q_offset": q_offset, "block_mask": block_mask}
         if causal or any(x is not None for x in (*others.values(), q_pos, k_pos)):
-            _values.refuse_beside_mask(causal=causal or None, **others, q_pos=q_pos, k_pos=k_pos)
-        _values.check_mask_lengths(value, seqlen_q, seqlen_k)
+            arguments.refuse_beside_mask(causal=causal or None, **others, q_pos=q_pos, k_pos=k_pos)
+        arguments.check_mask_lengths(value, seqlen_q, seqlen_k)
         return value
     if value is not None and not isinstance(value, torch.Tensor):
-        raise _values.not_a_mask("startend_row_indices", value)
-    window = _arguments.window("window_size", window_size)
+        raise arguments.not_a_mask("startend_row_indices", value)
+    window = arguments.window("window_size", window_size)
     return Mask(
         seqlen_q,
         seqlen_k,

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from . import _arguments, capi
+from .._core import capi
+from . import tensor_arguments
 
 TILE = 128
 _FARTHEST = (1 << 31) - 1  # a side of a window over positions that is open, as the library has it
@@ -187,7 +188,7 @@ def _cells(mask, side, most_keys=0, batch=0, head=0):
     """Visible and all elements of cells of side x side, of a mask in host memory."""
     shape = (_tiles(mask.seqlen_q, side), _tiles(mask.seqlen_k, side))
     counts = torch.empty((2, *shape), dtype=torch.int64, device="cpu")
-    _arguments.check_holds("the mask", counts)
+    tensor_arguments.check_holds("the mask", counts)
     visible, elements = counts
     if visible.numel() == 0:  # an empty mask has no entries and heads of its own in C
         return visible, elements
@@ -218,7 +219,7 @@ def to_startend(mask):
 
 def from_dense(visible):
     """The arguments of the Mask of a bool or uint8 tensor [batch, heads, seqlen_q, seqlen_k]."""
-    _arguments.check_holds("visible", visible)
+    tensor_arguments.check_holds("visible", visible)
     out = Vectors((visible.shape[0], visible.shape[1], visible.shape[3]), visible.device)
     visible = visible.cpu()
     _call("fm_mask_from_dense", tensor(visible), out.struct)
@@ -231,7 +232,7 @@ class Vectors:
     def __init__(self, shape, device):
         self._shape, self._device = shape, device
         self._room = torch.empty((*shape, 4), dtype=torch.int32, device="cpu")
-        _arguments.check_holds("the mask", self._room)
+        tensor_arguments.check_holds("the mask", self._room)
         self.struct = capi.make(capi.Mask, bounds=tensor(self._room))
 
     def bounds(self):
@@ -258,7 +259,7 @@ class Vectors:
 def on_host(mask):
     """The mask in host memory; ValueError if there is nothing to read."""
     for x in mask._tensors():
-        _arguments.check_holds("the mask", x)
+        tensor_arguments.check_holds("the mask", x)
     return mask.cpu()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of arguments: those of single values (_values.py), and of torch tensors, which are here.
+"""Readers of arguments that are torch tensors.
 
 Each takes an argument's name and what was given, and returns it in the one form that the rest works with, or raises a
 TypeError or ValueError that names the argument, what was got and what is accepted. Nothing here looks at what a tensor
@@ -9,22 +9,7 @@ on a device holds.
 import torch
 from torch._subclasses import FakeTensor
 
-from . import _values
-from ._values import choice, flag, given, integer, length, number, q_offset, refuse_unsupported, sequence, share, window
-
-__all__ = [
-    "choice",
-    "flag",
-    "given",
-    "integer",
-    "length",
-    "number",
-    "q_offset",
-    "refuse_unsupported",
-    "sequence",
-    "share",
-    "window",
-]
+from .._core import arguments
 
 # --- Tensors ------------------------------------------------------------------------------------------
 
@@ -39,7 +24,7 @@ def integers(name, values, device=None, shape=None):
     elif values.is_nested:
         raise TypeError(f"{name} is a nested tensor; it must be integers, in lists or a tensor of one length")
     is_right = not (values.dtype == torch.bool or values.dtype.is_floating_point or values.dtype.is_complex)
-    _values.check_vector(name, values, is_right, shape=shape)
+    arguments.check_vector(name, values, is_right, shape=shape)
     return values if values.dtype in (torch.int32, torch.int64) else values.to(torch.int64)
 
 
@@ -48,9 +33,9 @@ def _tensor_of(name, values, device):
         # Asked for integers, torch would cut fractions off.
         made = torch.tensor(values, device=device)
     except ValueError as error:
-        raise _values.ragged(name, error) from None
+        raise arguments.ragged(name, error) from None
     except (TypeError, RuntimeError) as error:
-        raise TypeError(*_values.ragged(name, error).args) from None
+        raise TypeError(*arguments.ragged(name, error).args) from None
     return made if made.numel() else made.to(torch.int64)
 
 
@@ -58,7 +43,7 @@ def flags(name, values, device=None):
     """A bool tensor, from a tensor or lists of bools, or of integers as C has them."""
     if not isinstance(values, torch.Tensor):
         values = _tensor_of(name, values, device)
-    _values.check_vector(name, values, not (values.dtype.is_floating_point or values.dtype.is_complex), "bools")
+    arguments.check_vector(name, values, not (values.dtype.is_floating_point or values.dtype.is_complex), "bools")
     return values.to(device, torch.bool)
 
 
@@ -67,16 +52,16 @@ def check_tensors(shape, **tensors):
     for name, x in tensors.items():
         check_dense(name, x, shape)
         if shape is not None:
-            _values.check_dimensions(name, x.shape, shape)
+            arguments.check_dimensions(name, x.shape, shape)
     check_one_device(**tensors)
 
 
 def check_dense(name, x, shape=None):
     """TypeError unless it is a tensor, and neither nested nor sparse. shape: what it should be, in words."""
     if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name} is {given(x)}; it must be a torch.Tensor{f' {shape}' if shape else ''}")
+        raise TypeError(f"{name} is {arguments.given(x)}; it must be a torch.Tensor{f' {shape}' if shape else ''}")
     if x.is_nested or x.layout is not torch.strided:
-        kind = given(x) if x.is_nested else f"{given(x)} of layout {x.layout}"
+        kind = arguments.given(x) if x.is_nested else f"{arguments.given(x)} of layout {x.layout}"
         advice = " (flashmask_varlen_func takes sequences packed one after the other)" if x.is_nested else ""
         raise TypeError(f"{name} is {kind}; it must be a dense tensor{f' {shape}' if shape else ''}{advice}")
 
@@ -86,7 +71,7 @@ def check_one_device(**tensors):
     there = [(name, x.device) for name, x in tensors.items() if x is not None]
     for name, device in there:
         if device != there[0][1]:
-            raise _values.elsewhere(name, device, *there[0])
+            raise arguments.elsewhere(name, device, *there[0])
 
 
 # --- What host tensors hold ---------------------------------------------------------------------------

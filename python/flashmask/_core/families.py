@@ -8,8 +8,8 @@ trace has to know of the mask is said: its lengths, as far as they are known, an
 from collections.abc import Iterable, Sequence
 from typing import Generic, Literal, NamedTuple, TypeVar
 
-from . import _values
-from ._types import Flags, Integers
+from . import arguments
+from .annotations import Flags, Integers
 from .errors import UnsupportedError
 
 _BUCKETS_MISFIT = (
@@ -68,7 +68,7 @@ class _Given:
         return array
 
     def length(self, name, value):
-        self.numbers[name] = _values.length(name, value)
+        self.numbers[name] = arguments.length(name, value)
         return self.numbers[name]
 
     def documents(self, cu_seqlens, seqlens, doc_ids, position_ids, seqlen):
@@ -307,7 +307,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         rows of every bucket are contiguous, as after the usual sort by bucket. If it does not fit:
         UnrepresentableMaskError naming the first column that does not; on a device, an asynchronous assertion.
         """
-        given = self._given(device, causal=int(_values.flag("causal", causal)))
+        given = self._given(device, causal=int(arguments.flag("causal", causal)))
         rows = given.vector("query_buckets", query_buckets, "[..., seqlen_q]").shape[-1]
         keys = given.vector("key_buckets", key_buckets, "[..., seqlen_k]").shape[-1]
         window = (-1, 0) if given.numbers["causal"] else None
@@ -492,7 +492,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         document of several blocks that another one (or hidden tokens) follows is an UnrepresentableMaskError; on a
         device, an asynchronous assertion.
         """
-        concatenated = _values.choice("order", order, ("interleaved", "concatenated")) == "concatenated"
+        concatenated = arguments.choice("order", order, ("interleaved", "concatenated")) == "concatenated"
         given = self._given(device, concatenated=int(concatenated))
         given.blocks(blocks, (cu_seqlens, seqlens, doc_ids, position_ids), seqlen)
         mask, places = given.build(
@@ -521,7 +521,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         j < seqlen: same document and j <= i; keys of later passes: i's own token, j % seqlen == i. steps: an int of at
         least 1, which is causal_document. seqlen alone is one document of all.
         """
-        steps = _values.integer("steps", steps, 1)
+        steps = arguments.integer("steps", steps, 1)
         given = self._given(device, steps=steps)
         given.documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen)
         tokens = given.tokens
@@ -552,7 +552,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         ones, after all others, are blocks that are not there, to fill up rows of a batch: they see nothing and are not
         seen.
         """
-        block = _values.integer("block", block, 1)
+        block = arguments.integer("block", block, 1)
         given = self._given(device, block=block)
         rows = given.vector("anchors", anchors, "[..., blocks]").shape[-1] * block
         given.documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen)
@@ -561,7 +561,7 @@ class Builders(Generic[AnyMask, AnyArray]):
 
 def _count(name, value):
     """A number of tokens or blocks, which the library checks; one that is more than any sequence has means all."""
-    return min(_values.integer(name, value, -(2**63)), _values.MOST_TOKENS)
+    return min(arguments.integer(name, value, -(2**63)), arguments.MOST_TOKENS)
 
 
 def _single(given, name, value):
@@ -580,7 +580,7 @@ def _segments_of(groups):
         pairs = [(question, list(answers)) for question, answers in groups]
     except (TypeError, ValueError):
         raise TypeError(
-            f"groups is {_values.given(groups)}; it must be [(question, [answer, ...]), ...], lengths in tokens"
+            f"groups is {arguments.given(groups)}; it must be [(question, [answer, ...]), ...], lengths in tokens"
         ) from None
     lengths = [length for question, answers in pairs for length in (question, *answers)]
     return lengths, [flag for _, answers in pairs for flag in (True, *(False for _ in answers))]

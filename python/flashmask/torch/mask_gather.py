@@ -6,7 +6,8 @@ The same as the C++ interface's gather, in torch's operators: they trace, and no
 
 import torch
 
-from . import _arguments, _columns
+from .._core import arguments
+from . import mask_forms
 
 BLOCK = 128
 _NO_OTHERS = {"block_mask": None, "q_pos": None, "k_pos": None}
@@ -66,8 +67,8 @@ def gather_each(mask, rows, keys):
 def _segments(name, segments, seqlen, ascending=False):
     """Those that have something, neighbours as one."""
     runs, last = [], 0
-    for n, segment in enumerate(_arguments.sequence(name, segments)):
-        begin, end = (_arguments.integer(f"{name}[{n}]", x) for x in _arguments.sequence(f"{name}[{n}]", segment))
+    for n, segment in enumerate(arguments.sequence(name, segments)):
+        begin, end = (arguments.integer(f"{name}[{n}]", x) for x in arguments.sequence(f"{name}[{n}]", segment))
         if not 0 <= begin <= end <= seqlen:
             raise ValueError(f"{name}[{n}] is ({begin}, {end}); segments are (begin, end) within [0, {seqlen})")
         if ascending and begin < last:
@@ -85,7 +86,7 @@ def _segments(name, segments, seqlen, ascending=False):
 
 
 def _check_blocks(name, runs):
-    from .errors import UnsupportedError
+    from .._core.errors import UnsupportedError
 
     for n, (begin, end) in enumerate(runs):
         if begin % BLOCK or n + 1 < len(runs) and end % BLOCK:
@@ -148,11 +149,11 @@ def _blocks(mask, rows, keys):
 
 
 def hidden_rows(mask, rows, keys, bounds):
-    """The gathered intervals, as _columns.intervals has them, with those that a band over indices hides."""
-    pairs = _columns.intervals(mask.replace(bounds=bounds, seqlen_k=_length(keys), **_NO_OTHERS))
+    """The gathered intervals, as mask_forms.intervals has them, with those that a band over indices hides."""
+    pairs = mask_forms.intervals(mask.replace(bounds=bounds, seqlen_k=_length(keys), **_NO_OTHERS))
     if mask.q_pos is not None:
         return pairs
-    lo, hi = _columns.diagonals(mask)
+    lo, hi = mask_forms.diagonals(mask)
     at = _indices(keys, mask.device)
 
     def row(x):

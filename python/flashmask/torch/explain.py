@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
-from . import _arguments, _explain, capi, ops
-from ._docs import composed
-from ._types import Backend, Layout, Startend, Window
+from .._core import capi, explanation
+from .._core.annotations import Backend, Layout, Window
+from .._core.docstrings import composed
+from . import ops, tensor_arguments
+from .annotations import Startend
 from .attention import call_mask, read_features
 from .dropout import read_as_paddle
 
@@ -50,7 +52,7 @@ def explain(
     Makes the mask's plan, if it has none yet.
     """
 
-    def prepare() -> _explain.Described:
+    def prepare() -> explanation.Described:
         p, given = read_as_paddle(query, dropout, dropout_state, fixed_seed_offset, rng_name, training, False)
         state = torch.zeros(2, dtype=torch.int64, device=query.device) if given is None else given  # none is drawn
         features = read_features(query, p, state, softcap, sink)
@@ -61,11 +63,11 @@ def explain(
             raise ValueError(
                 f"the mask is on {mask.device} and query on {query.device}; move it: mask.to(query.device)"
             )
-        _arguments.check_one_device(query=query, sink=sink, dropout_state=given)
+        tensor_arguments.check_one_device(query=query, sink=sink, dropout_state=given)
         scale, is_deterministic, ctas = ops.read_options(softmax_scale, deterministic, backend, max_ctas)
         tensors = [x.transpose(1, 2) if layout == "bhsd" else x for x in ops.autocast(query, key, value)]
         q, k, v = map(_described, tensors)
-        call = _explain.Call(
+        call = explanation.Call(
             q,
             k,
             v,
@@ -83,15 +85,15 @@ def explain(
         )
         fm_mask, plan = capi.mask_of(mask, lambda name, x: _described(x).described(name)), mask.plan(query.device)
         stats = mask.stats()
-        tiles = _explain.Tiles(stats.full_tiles, stats.partial_tiles, stats.empty_tiles)
-        return _explain.Described(call, mask, fm_mask, tiles, (plan.data_ptr(), plan.numel()), plan)
+        tiles = explanation.Tiles(stats.full_tiles, stats.partial_tiles, stats.empty_tiles)
+        return explanation.Described(call, mask, fm_mask, tiles, (plan.data_ptr(), plan.numel()), plan)
 
-    return _explain.explain(prepare)
+    return explanation.explain(prepare)
 
 
-def _described(x: torch.Tensor) -> _explain.Array:
+def _described(x: torch.Tensor) -> explanation.Array:
     pointer = None if x.is_meta else x.data_ptr()
-    return _explain.Array(tuple(x.shape), capi.dtype_name(x.dtype), str(x.device), x.stride(), pointer)
+    return explanation.Array(tuple(x.shape), capi.dtype_name(x.dtype), str(x.device), x.stride(), pointer)
 
 
 def _place(device: torch.device) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 
 import torch
 
-from . import _arguments, _calls, _explain, _values
-from ._docs import composed
+from .._core import arguments, ctypes_calls, explanation
+from .._core.docstrings import composed
+from . import tensor_arguments
 
 __all__ = ["dropout_mask"]
 
@@ -19,19 +20,19 @@ def dropout_mask(state: torch.Tensor, p: float, batch: int, heads: int, seqlen_q
     The result is on state's device, int64 [2]; if that is a GPU, this waits for it.
     """
     check_state(state, "state")
-    _arguments.check_holds("state", state)
+    tensor_arguments.check_holds("state", state)
     shape = tuple(
-        _arguments.length(name, x)
+        arguments.length(name, x)
         for name, x in (("batch", batch), ("heads", heads), ("seqlen_q", seqlen_q), ("seqlen_k", seqlen_k))
     )
-    kept = _calls.dropout_mask(_Torch, state.detach().cpu().contiguous(), _arguments.share("p", p), shape)
+    kept = ctypes_calls.dropout_mask(_Torch, state.detach().cpu().contiguous(), arguments.share("p", p), shape)
     return kept.to(state.device)
 
 
 def check_state(state: torch.Tensor, name: str = "dropout_state") -> None:
     """TypeError or ValueError unless it is what torch takes for a state."""
-    _arguments.check_dense(name, state, "int64 [2]")
-    _values.check_state(name, state, state.dtype == torch.int64 and tuple(state.shape) == (2,))
+    tensor_arguments.check_dense(name, state, "int64 [2]")
+    arguments.check_state(name, state, state.dtype == torch.int64 and tuple(state.shape) == (2,))
 
 
 def draw_state(device: torch.device) -> torch.Tensor:
@@ -49,25 +50,25 @@ def read_as_paddle(
     return_seed_offset: bool,
 ) -> tuple[float, torch.Tensor | None]:
     """(dropout, dropout_state) that a call with Paddle's arguments means; a state that is returned is there."""
-    _arguments.refuse_unsupported(rng_name=(rng_name, ""))
+    arguments.refuse_unsupported(rng_name=(rng_name, ""))
     if fixed_seed_offset is not None:
         if dropout_state is not None:
             raise ValueError("fixed_seed_offset is given beside dropout_state, which is the same; leave one out")
         check_state(fixed_seed_offset, "fixed_seed_offset")
         dropout_state = fixed_seed_offset
-    if _arguments.flag("return_seed_offset", return_seed_offset) and dropout_state is None:
-        _arguments.check_dense("query", query)
+    if arguments.flag("return_seed_offset", return_seed_offset) and dropout_state is None:
+        tensor_arguments.check_dense("query", query)
         dropout_state = draw_state(query.device)
-    return dropout if _arguments.flag("training", training) else 0.0, dropout_state
+    return dropout if arguments.flag("training", training) else 0.0, dropout_state
 
 
 class _Torch:
-    """What _calls asks of a frontend."""
+    """The frontend that ctypes_calls asks for arrays."""
 
     @staticmethod
     def empty_on_host(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         return torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
 
     @staticmethod
-    def array(x: torch.Tensor) -> _explain.Array:
-        return _explain.Array(tuple(x.shape), str(x.dtype), "cpu", x.stride(), x.data_ptr())
+    def array(x: torch.Tensor) -> explanation.Array:
+        return explanation.Array(tuple(x.shape), str(x.dtype), "cpu", x.stride(), x.data_ptr())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What JAX gives the builders of _families.py: its arrays, and flashmask_build_mask.
+"""The mask families, built from JAX's arrays by flashmask_build_mask.
 
 Lists and numpy's arrays are in host memory: their masks are built there, at once, and what is wrong with them raises.
 JAX's arrays, which may be traced, are read where they are when the program runs.
@@ -12,30 +12,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import _calls, _explain, _values, capi
-from .._families import Builders
-from . import _library
-from ._call import varying_alike
+from .._core import arguments, capi, ctypes_calls, explanation
+from .._core.families import Builders
+from . import library
 from .mask import Mask
+from .xla_calls import varying_alike
 
 _CUDA = 1  # fm_options' first device: there nothing is read, so shapes alone can be asked for
 
 
 class _Jax:
-    """What the builders ask of a frontend."""
+    """The frontend that families and ctypes_calls ask for arrays."""
 
     empty_on_host = staticmethod(np.empty)
 
     @staticmethod
     def array(x):
         """Of numpy's arrays, contiguous; of JAX's the form alone."""
-        return _explain.Array(x.shape, x.dtype.name, pointer=x.ctypes.data if isinstance(x, np.ndarray) else None)
+        return explanation.Array(x.shape, x.dtype.name, pointer=x.ctypes.data if isinstance(x, np.ndarray) else None)
 
     @staticmethod
     def integers(name, value, device=None, shape=None):
         array = _array(name, value)
         is_right = not array.size or jnp.issubdtype(array.dtype, jnp.integer)
-        _values.check_vector(name, array, is_right, shape=shape)
+        arguments.check_vector(name, array, is_right, shape=shape)
         if isinstance(array, np.ndarray):
             return np.ascontiguousarray(array, np.int64)
         return array if array.dtype.name in ("int32", "int64") else array.astype(jnp.int32)
@@ -44,7 +44,7 @@ class _Jax:
     def flags(cls, name, value, device=None):
         array = _array(name, value)
         is_right = not array.size or jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool
-        _values.check_vector(name, array, is_right, "bools")
+        arguments.check_vector(name, array, is_right, "bools")
         return cls.integers(name, (array != 0).astype(np.int32))
 
     @classmethod
@@ -54,7 +54,7 @@ class _Jax:
             return Mask(form.rows, form.keys, causal=form.causal, window=form.window, q_offset=form.q_offset), None
         has_order = family == "block_diffusion"
         if all(isinstance(x, np.ndarray) for x in vectors.values()):
-            made = _calls.build_mask(cls, family, vectors, numbers, has_order)
+            made = ctypes_calls.build_mask(cls, family, vectors, numbers, has_order)
             is_place = isinstance(device, (jax.Device, jax.sharding.Sharding))
             bounds, order = jax.device_put(made, device if is_place else None)
         else:
@@ -76,13 +76,13 @@ def _array(name, value):
     try:
         return np.asarray(value)
     except ValueError as error:
-        raise _values.ragged(name, error) from None
+        raise arguments.ragged(name, error) from None
 
 
 def _check_length(form, vectors):
     for name, x in vectors.items():
         if form.keys is None and not isinstance(x, np.ndarray):
-            raise _values.missing_seqlen(name, "it is an array of JAX")
+            raise arguments.missing_seqlen(name, "it is an array of JAX")
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), inline=True)
@@ -101,7 +101,7 @@ def _build(family, names, numbers, has_order, *vectors):
 def _shape(family, names, numbers, vectors):
     """That of the bounds, which follows from those of the vectors; raises what is wrong with them."""
     given = {name: _Jax.array(x).described(name) for name, x in zip(names, vectors)}
-    parameters = _calls.mask_parameters(given, dict(zip(names[len(vectors) :], numbers)))
+    parameters = ctypes_calls.mask_parameters(given, dict(zip(names[len(vectors) :], numbers)))
     mask, options = capi.make(capi.Mask), capi.make(capi.Options, device=_CUDA)
-    capi.check(_library.load().fm_mask_shape(family.encode(), C.byref(parameters), C.byref(mask), C.byref(options)))
+    capi.check(library.load().fm_mask_shape(family.encode(), C.byref(parameters), C.byref(mask), C.byref(options)))
     return tuple(mask.bounds.shape[:4])

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """forward, backward and builders of masks through the C interface, for the frontends that call it through ctypes.
 
-A frontend is a class with four functions: empty(shape, dtype, like), a new array of that dtype's name where `like` is;
-empty_on_host(shape, dtype); array(x), its _explain.Array; and place(x), what fm_options says of where x is. q, k and v
-are BSHD views;
-`mask` is any object with the attributes of Mask, or None. The library checks what it is given, so nothing here does.
+A frontend is a class with four functions: empty(shape, dtype, like) makes an array of a dtype's name where `like` is,
+empty_on_host(shape, dtype) one in host memory; array(x) describes one as explanation.Array; place(x) gives the fields
+of fm_options that say where x is. q, k and v are BSHD views; `mask` is any object with the attributes of Mask, or None.
+The library checks its arguments, so nothing here does.
 """
 
 import ctypes as C

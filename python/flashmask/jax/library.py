@@ -6,7 +6,7 @@ import functools
 
 import jax
 
-from .. import capi
+from .._core import capi
 
 PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}  # as JAX names them, and where it registers handlers
 OPERATIONS = ("forward", "backward", "build_plan", "build_mask")

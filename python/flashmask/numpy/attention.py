@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""attention and attention_backward, on numpy arrays."""
+
+from .._core import arguments, ctypes_calls
+from .._core.docstrings import composed
+from .arrays import Numpy, checked_array, in_bshd, in_layout
+from .dropout import checked_state
+from .mask import as_mask
+
+
+@composed
+def attention(
+    q,
+    k,
+    v,
+    mask=None,
+    *,
+    causal=False,
+    window_size=None,
+    q_offset=None,
+    block_mask=None,
+    softmax_scale=None,
+    layout="bshd",
+    backend="auto",
+    threads=0,
+    softcap=0.0,
+    sink=None,
+    q_pos=None,
+    k_pos=None,
+    dropout=0.0,
+    dropout_state=None,
+):
+    """Softmax attention in which each key is hidden from up to two runs of query rows: (out, lse).
+
+    q [batch, seqlen_q, heads_q, head_dim], k [batch, seqlen_k, heads_kv, head_dim] and v [batch, seqlen_k, heads_kv,
+    head_dim_v] of one dtype: float32, float16 or ml_dtypes.bfloat16; float64 with backend="reference". heads_q is a
+    multiple of heads_kv. Any strides, but the last dimension contiguous: nothing is copied.
+
+    mask: a flashmask.numpy.Mask, which says everything about the mask; or startend_row_indices as Mask.bounds; or None:
+        no key has hidden rows of its own.
+    causal, window_size, q_offset, block_mask, q_pos, k_pos: as in Mask (window_size is its window), without one.
+    {softmax_scale}
+    {layout}
+    backend: "auto", "cpu" or "reference" (slow).
+    threads: at most so many; 0: OpenMP's default. The result does not depend on it.
+    {softcap}
+    {sink}
+    {dropout}
+    dropout_state: int64 or uint64 [2], a seed and an offset, which say what is dropped (dropout_mask); the backward
+        takes the same. Needed for dropout.
+
+    Returns out, in q's dtype and layout, [batch, seqlen_q, heads_q, head_dim_v], and lse [batch, heads_q, seqlen_q],
+    natural logarithm, float32 (float64 for float64).
+    {hidden_rows}
+
+    {raises}
+    """
+    q, k, v = in_bshd(layout, q=q, k=k, v=v)
+    call_mask = as_mask(mask, q, k, causal, window_size, q_offset, block_mask, q_pos, k_pos)
+    out, lse = ctypes_calls.forward(
+        Numpy,
+        q,
+        k,
+        v,
+        call_mask,
+        **read_options(softmax_scale, backend, threads, softcap, sink, dropout, dropout_state),
+    )
+    return in_layout(layout, out), lse
+
+
+@composed
+def attention_backward(
+    dout,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    mask=None,
+    *,
+    dlse=None,
+    causal=False,
+    window_size=None,
+    q_offset=None,
+    block_mask=None,
+    softmax_scale=None,
+    layout="bshd",
+    backend="auto",
+    threads=0,
+    softcap=0.0,
+    sink=None,
+    q_pos=None,
+    k_pos=None,
+    dropout=0.0,
+    dropout_state=None,
+):
+    """The gradients of attention(): (dq, dk, dv), in the shapes, dtypes and memory layouts of q, k and v.
+
+    With a sink (dq, dk, dv, dsink).
+
+    dout: the gradient of out, which it has the shape and dtype of. dlse: that of lse, or None. All other arguments are
+    those of the forward call, and out and lse what it returned. The same bits in every run.
+
+    {raises}
+    """
+    dout, q, k, v, out = in_bshd(layout, dout=dout, q=q, k=k, v=v, out=out)
+    call_mask = as_mask(mask, q, k, causal, window_size, q_offset, block_mask, q_pos, k_pos)
+    options = read_options(softmax_scale, backend, threads, softcap, sink, dropout, dropout_state)
+    lse = checked_array("lse", lse)
+    dlse = None if dlse is None else checked_array("dlse", dlse)
+    gradients = ctypes_calls.backward(Numpy, dout, dlse, q, k, v, out, lse, call_mask, **options)
+    return *(in_layout(layout, x) for x in gradients[:3]), *gradients[3:]
+
+
+def read_options(softmax_scale, backend, threads, softcap, sink, dropout, dropout_state):
+    p = arguments.share("dropout", dropout)
+    if p > 0 and dropout_state is None:
+        raise ValueError(f"dropout is {p} without dropout_state; it must be given, int64 or uint64 [2]")
+    return {
+        "softmax_scale": None if softmax_scale is None else arguments.number("softmax_scale", softmax_scale),
+        "backend": arguments.string("backend", backend),
+        "threads": arguments.integer("threads", threads, 0, 2**31 - 1),
+        "softcap": arguments.number("softcap", softcap),
+        "sink": None if sink is None else checked_array("sink", sink),
+        "dropout_p": p,
+        "dropout_state": None if dropout_state is None else checked_state(dropout_state),
+    }

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mask: an attention mask in O(seqlen_k) memory, as numpy arrays."""
+
+import ctypes as C
+import dataclasses
+
+import numpy as np
+
+from .._core import arguments, capi, ctypes_calls, explanation
+from .._core.docstrings import composed
+from .arrays import Numpy
+
+
+@composed
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Mask:
+    """
+    {mask}
+
+    {positions}
+
+    bounds and positions of int32 are borrowed, other bounds converted; a block mask is borrowed.
+
+    Raises TypeError or ValueError if an argument is wrong.
+    """
+
+    seqlen_q: int
+    seqlen_k: int
+    _: dataclasses.KW_ONLY
+    bounds: np.ndarray | None = None
+    causal: bool = False
+    window: tuple | None = None
+    q_offset: int | None = None
+    block_mask: np.ndarray | None = None
+    q_pos: np.ndarray | None = None
+    k_pos: np.ndarray | None = None
+
+    def __post_init__(self):
+        checked = {
+            "seqlen_q": arguments.length("seqlen_q", self.seqlen_q),
+            "seqlen_k": arguments.length("seqlen_k", self.seqlen_k),
+            "causal": arguments.flag("causal", self.causal),
+            "window": arguments.window("window", self.window),
+            "q_offset": arguments.q_offset(self.q_offset),
+        }
+        if self.bounds is not None:
+            checked["bounds"] = _int32("startend_row_indices", self.bounds, checked["seqlen_q"])
+        if self.block_mask is not None:
+            checked["block_mask"] = np.asarray(self.block_mask)
+        for name in ("q_pos", "k_pos"):
+            if (positions := getattr(self, name)) is not None:
+                checked[name] = np.asarray(positions)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        capi.check(capi.load().fm_plan_bytes(C.byref(ctypes_calls.mask_of(Numpy, self)), C.byref(C.c_size_t())))
+
+    @property
+    def batch(self):
+        """Batch entries of the mask: 1 (for all of the call's), or as many as the call has."""
+        return self._wider(0, "bounds", "block_mask", "q_pos", "k_pos")
+
+    @property
+    def heads(self):
+        """Heads of the mask: 1 (for all of the call's), heads_kv or heads_q; the larger if its arrays have both."""
+        return self._wider(1, "bounds", "block_mask")
+
+    def _wider(self, dim, *names):
+        return max((x.shape[dim] for name in names if (x := getattr(self, name)) is not None), default=1)
+
+    def replace(self, **changes):
+        """The same mask with some of the constructor's arguments replaced."""
+        return dataclasses.replace(self, **changes)
+
+    def to_dense(self):
+        """A bool array [batch, heads, seqlen_q, seqlen_k], True where row i sees key j."""
+        visible = np.empty((self.batch, self.heads, self.seqlen_q, self.seqlen_k), np.bool_)
+        fm_mask = ctypes_calls.mask_of(Numpy, self)
+        capi.check(capi.load().fm_mask_to_dense(C.byref(fm_mask), C.byref(capi.tensor(visible))))
+        return visible
+
+    def __repr__(self):
+        return f"Mask({self.seqlen_q}, {self.seqlen_k}: {explanation.describe(self)})"
+
+
+def as_mask(mask, q, k, causal, window_size, q_offset, block_mask, q_pos, k_pos):
+    """The Mask that the arguments mean."""
+    if not isinstance(mask, Mask):
+        window = arguments.window("window_size", window_size)
+        band = {"causal": causal, "window": window, "q_offset": q_offset, "q_pos": q_pos, "k_pos": k_pos}
+        return Mask(q.shape[1], k.shape[1], bounds=mask, block_mask=block_mask, **band)
+    others = {"window_size": window_size, "q_offset": q_offset, "block_mask": block_mask}
+    arguments.refuse_beside_mask(causal=causal or None, **others, q_pos=q_pos, k_pos=k_pos)
+    arguments.check_mask_lengths(mask, q.shape[1], k.shape[1])
+    return mask
+
+
+def _int32(name, values, seqlen_q):
+    """`values` as int32: those that need more bits are clamped to [0, seqlen_q] first, as they would be anyway."""
+    values = np.asarray(values)
+    if values.dtype.kind not in "iu":
+        raise TypeError(f"{name} is {values.dtype} {list(values.shape)}; it must be integers, not a dense mask")
+    return values if values.dtype == np.int32 else values.clip(0, seqlen_q).astype(np.int32)

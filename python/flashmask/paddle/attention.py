@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""flashmask_attention, with the arguments and results of paddle.nn.functional's."""
+
+from dataclasses import dataclass, replace
+
+import paddle
+
+from .._core import arguments, ctypes_calls
+from .._core.docstrings import composed
+from .._core.errors import UnsupportedError
+from .dropout import read_state
+from .mask import CallMask
+from .tensors import Paddle, checked_tensor
+
+
+@composed
+def flashmask_attention(
+    query,
+    key,
+    value,
+    startend_row_indices=None,
+    *,
+    dropout=0.0,
+    causal=False,
+    window_size=None,
+    return_softmax_lse=False,
+    return_seed_offset=False,
+    fixed_seed_offset=None,
+    rng_name="",
+    training=True,
+    name=None,
+    softmax_scale=None,
+    block_mask=None,
+):
+    """paddle.nn.functional.flashmask_attention: the same arguments, defaults and results, honoured or refused.
+
+    query [batch, seqlen_q, heads_q, head_dim], key [batch, seqlen_k, heads_kv, head_dim] and value [batch, seqlen_k,
+    heads_kv, head_dim_v] on one device, of one dtype: float32, bfloat16 or float16 on the CPU, bfloat16 or float16 on
+    CUDA. heads_q is a multiple of heads_kv. Any strides, but the last dimension contiguous: nothing is copied.
+
+    startend_row_indices:
+        {startend_row_indices}
+    causal: row i sees keys j <= i + seqlen_k - seqlen_q: the last row stands at the last key.
+    window_size: (left, right) or an int for both: row i sees i - left <= j <= i + right, and with causal no later key.
+        The lengths must be equal, as they must be for Paddle's function.
+    {block_mask}
+    {softmax_scale}
+    {dropout}
+    training: False is dropout=0.
+    fixed_seed_offset: int64 [2], a seed and an offset, which say what is dropped (dropout_mask), in host memory or
+        where query is; the backward drops the same. None: drawn from Paddle's generator of query's device.
+    rng_name: draws them from the generator that Paddle knows by this name (set_random_seed_generator) instead.
+    name: anything but None raises UnsupportedError.
+
+    Returns out, in query's dtype, [batch, seqlen_q, heads_q, head_dim_v]. With return_softmax_lse, return_seed_offset
+    or both, a list of out and what was asked for: lse float32 [batch, heads_q, seqlen_q], natural logarithm, and the
+    seed and offset, int64 [2], where query is. Gradients flow through out and lse, once, and have the same bits in
+    every run on the CPU, on CUDA under FLAGS_cudnn_deterministic.
+    {hidden_rows}
+
+    What Paddle's kernels cannot do is taken as well: float32, a head_dim other than 128 with block_mask, block_mask
+    without startend_row_indices, and startend_row_indices with window_size (a key is visible if neither hides it).
+
+    {raises}
+    What the backward raises, as after a change in place of a tensor that it needs, Paddle passes on as the text of an
+    OSError. paddle.grad has to ask for the gradients of all of query, key and value that are not constant.
+    """
+    band = causal, window_size
+    call = read_call(query, key, value, startend_row_indices, *band, softmax_scale, block_mask, dropout, training, name)
+    draw = read_state(query, fixed_seed_offset, rng_name)
+    with_lse = arguments.flag("return_softmax_lse", return_softmax_lse)
+    with_state = arguments.flag("return_seed_offset", return_seed_offset)
+    state = draw() if with_state or call.drops else None
+    out, lse = _Attention.apply(query, key, value, replace(call, dropout_state=state if call.drops else None))
+    results = [out, *([lse] if with_lse else []), *([state] if with_state else [])]
+    return results if len(results) > 1 else out
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What a call says beside query, key and value."""
+
+    mask: CallMask
+    options: dict  # softmax_scale, deterministic and dropout_p
+    dropout_state: paddle.Tensor | None = None
+
+    @property
+    def drops(self):
+        return self.options["dropout_p"] != 0
+
+    def tensors(self):
+        return self.mask.tensors() + [x for x in (self.dropout_state,) if x is not None]
+
+
+class _Attention(paddle.autograd.PyLayer):
+    """(out, lse) of query, key, value and a _Call, and their gradients."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, call):
+        options = {**call.options, "dropout_state": call.dropout_state}
+        out, lse = ctypes_calls.forward(Paddle, query, key, value, call.mask, **options)
+        saved = query, key, value, out, lse
+        ctx.save_for_backward(*saved)
+        ctx.call, ctx.versions = call, _versions(*saved, *call.tensors())
+        ctx.is_constant = [x.stop_gradient for x in (query, key, value)]
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        if paddle.is_grad_enabled():
+            raise arguments.no_second_derivatives()
+        saved = ctx.saved_tensor()
+        call = ctx.call
+        if ctx.versions != _versions(*saved, *call.tensors()):
+            raise RuntimeError(
+                "a tensor of flashmask_attention (query, key, value, out, lse, startend_row_indices, block_mask or "
+                "fixed_seed_offset) was changed in place before the backward, which needs it as it was"
+            )
+        dout = paddle.zeros_like(saved[3]) if dout is None else dout
+        options = {**call.options, "dropout_state": call.dropout_state}
+        gradients = ctypes_calls.backward(Paddle, dout, dlse, *saved, call.mask, **options)
+        return tuple(None if constant else x for x, constant in zip(gradients, ctx.is_constant))
+
+
+def _versions(*tensors):
+    """How often each has changed in place."""
+    return [x.inplace_version for x in tensors]
+
+
+def read_call(
+    query, key, value, startend_row_indices, causal, window_size, softmax_scale, block_mask, dropout, training, name
+):
+    """The _Call that the arguments mean, or the exception of the first one that is wrong or not implemented."""
+    if not paddle.in_dynamic_mode():
+        raise UnsupportedError("Paddle is in static mode; flashmask_attention runs in dynamic mode alone")
+    arguments.refuse_unsupported(name=(name, None))
+    for label, x in (("query", query), ("key", key), ("value", value)):
+        arguments.check_dimensions(label, checked_tensor(label, x).shape, arguments.LAYOUTS["bshd"])
+    mask = CallMask(
+        query.shape[1],
+        key.shape[1],
+        None if startend_row_indices is None else checked_tensor("startend_row_indices", startend_row_indices),
+        arguments.flag("causal", causal),
+        _window(window_size, query.shape[1], key.shape[1]),
+        None,
+        None if block_mask is None else _block_mask(checked_tensor("block_mask", block_mask)),
+    )
+    tensors = {"key": key, "value": value, "startend_row_indices": startend_row_indices, "block_mask": block_mask}
+    for label, x in tensors.items():
+        if x is not None and str(x.place) != str(query.place):
+            raise arguments.elsewhere(label, x.place, "query", query.place)
+    scale = None if softmax_scale is None else arguments.number("softmax_scale", softmax_scale)
+    p = arguments.share("dropout", dropout) if arguments.flag("training", training) else 0.0
+    return _Call(mask, {"softmax_scale": scale, "deterministic": _is_deterministic(query), "dropout_p": p})
+
+
+def _window(window_size, seqlen_q, seqlen_k):
+    """(left, right), or None. Paddle has no word for an open side, and no alignment of unequal lengths."""
+    if window_size is None:
+        return None
+    pair = tuple(window_size) if isinstance(window_size, (tuple, list)) else (window_size, window_size)
+    for side in pair:
+        arguments.integer("window_size", side, 0)
+    if seqlen_q != seqlen_k:
+        raise ValueError(
+            f"window_size is {window_size}, and there are {seqlen_q} query rows and {seqlen_k} keys; "
+            "with a window there must be as many of both"
+        )
+    return arguments.window("window_size", pair)
+
+
+def _block_mask(block_mask):
+    """The block mask as the library reads it: on CUDA in bytes."""
+    is_int32_on_gpu = block_mask.place.is_gpu_place() and block_mask.dtype == paddle.int32
+    return block_mask != 0 if is_int32_on_gpu else block_mask
+
+
+def _is_deterministic(x):
+    if not x.place.is_gpu_place():
+        return True  # as the CPU always is
+    flag = "FLAGS_cudnn_deterministic"
+    return bool(paddle.get_flags([flag])[flag])

@@ -1,0 +1,504 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators torch.ops.flashmask.{plan, forward, backward, partial_backward, build_mask}, and what calls them.
+
+The operators and their schemas come from libflashmask_torch.so (bindings/torch/ops.cpp). This module adds what torch
+needs to trace them (shapes without data) and to differentiate them.
+
+Tensors are BSHD here: q [batch, seqlen_q, heads_q, head_dim], k [batch, seqlen_k, heads_kv, head_dim], v [batch,
+seqlen_k, heads_kv, head_dim_v] with any strides whose last is 1; nothing is copied. out is contiguous, in q's dtype;
+lse [batch, heads_q, seqlen_q], natural logarithm, float32 (float64 for float64). dq, dk and dv are dense, with their
+dimensions in memory in the order of q's, k's and v's. dout and dlse have any strides: autograd hands over what it has,
+an expanded tensor for one. Where CUDA's kernel cannot read dout (rows that are not contiguous, expanded, or off
+boundaries of 16 bytes) the backward makes one contiguous copy of it.
+"""
+
+import torch
+from torch._C import _AutoDispatchBelowAutograd
+from torch.autograd import forward_ad
+
+from .._core import arguments, capi
+from .._core.arguments import LAYOUTS
+from .._core.errors import UnrepresentableMaskError, UnsupportedError
+from . import library, tensor_arguments
+from .dropout import check_state, draw_state
+
+library.load()
+_ops = torch.ops.flashmask
+# What calling the operators calls.
+_forward_operator, _backward_operator, _partial_backward_operator = (
+    operator.default._op for operator in (_ops.forward, _ops.backward, _ops.partial_backward)
+)
+
+# Looked up once: every call asks them all.
+_is_compiling, _is_autocast_enabled = torch.compiler.is_compiling, torch._C._is_any_autocast_enabled
+_is_deterministic, _is_grad_enabled = torch.are_deterministic_algorithms_enabled, torch.is_grad_enabled
+_is_transformed = torch._C._are_functorch_transforms_active
+
+_MOST_CTAS = 2**31 - 1
+# Where an operator's options end and its features begin: sink, q_pos, k_pos, dropout_state, and then the values
+# dropout_p, softcap and partial_out. Those that have their default may be left out, from the last one on.
+_SINK, _DROPOUT_P, _PARTIAL_OUT = 8, 12, 14
+_POSITIONS = _SINK + 1, _SINK + 2
+_NO_FEATURES = (None, None, None, None, 0.0, 0.0)
+
+_NO_FUNCTIONAL_DERIVATIVE = (
+    "torch.func cannot differentiate flashmask attention; torch.autograd.grad and backward() can"
+)
+
+# How the operators begin the messages of what is more than a RuntimeError: a type does not come through torch.
+_MEANT = {
+    "UnsupportedError: ": UnsupportedError,
+    "UnrepresentableMaskError: ": lambda text: UnrepresentableMaskError(text, capi.load().fm_last_error_column()),
+    "OutOfMemoryError: ": torch.OutOfMemoryError,
+}
+
+
+def plan(mask, device=None):
+    """The plan of a Mask: uint8 [bytes], where the mask's tensors are; if it has none, on `device` (default: the CPU).
+
+    It says which tiles are empty, full or partial, and is the same for every head, layer, forward and backward of the
+    mask. Traceable; it never waits for the device. Mask.plan keeps one.
+    """
+    bounds, block_mask, *band = mask_arguments(mask)
+    positions = () if mask.q_pos is None else (mask.q_pos, mask.k_pos)
+    place = torch.device(device or "cpu")
+    # Without tensors there is nothing that says `meta` to the dispatcher.
+    plan_ = _plan_fake if place.type == "meta" else _ops.plan
+    return call(plan_, bounds, block_mask, mask.seqlen_q, mask.seqlen_k, *band, place, *positions)
+
+
+def attention(
+    q,
+    k,
+    v,
+    mask=None,
+    *,
+    softmax_scale=None,
+    layout="bshd",
+    deterministic=None,
+    backend="auto",
+    max_ctas=0,
+    softcap=0.0,
+    sink=None,
+    dropout=0.0,
+    dropout_state=None,
+    partial_out=False,
+):
+    """Masked attention: (out, lse), both differentiable with respect to q, k, v and the sink.
+
+    mask: a Mask, or None: every row sees every key. softmax_scale: default 1 / sqrt(head_dim). layout "bhsd": q, k and
+    v are [batch, heads, seqlen, head_dim], and so is out; all are views. deterministic: gradients with the same bits in
+    every run; None follows torch.use_deterministic_algorithms. backend: "auto", "cpu", "cuda" or "reference" (slow, the
+    only one for float64). max_ctas, softcap, sink, dropout, dropout_state: as in flashmask_attention.
+    partial_out: out is float32 (float64 for float64) whatever q's dtype, to be merged with that over other keys
+    (merge_attention); out's gradient is rounded to q's dtype. CUDA refuses it together with softcap or dropout.
+
+    Under torch.autocast q, k and v are cast to its dtype. Raises ValueError if an argument is wrong, and
+    UnsupportedError if no backend takes the call.
+    """
+    check_dimensions(q, k, v, layout)
+    if mask is not None:
+        check_lengths(mask, q, k, layout)
+    features = features_of(softcap, sink, dropout, dropout_state, q.device)
+    if arguments.flag("partial_out", partial_out):
+        features = (*(features or _NO_FEATURES), True)
+    return checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend, max_ctas, features)
+
+
+def backward(
+    dout, dlse, q, k, v, out, lse, mask, softmax_scale, deterministic, backend, max_ctas, *, partial_out=False
+):
+    """(dq, dk, dv) of attention()'s results; with partial_out as partial_backward. dlse may be None."""
+    bounds, block_mask, *band = mask_arguments(mask)
+    options = (softmax_scale, *band, deterministic, backend, max_ctas, None, mask.q_pos, mask.k_pos, None, 0.0, 0.0)
+    inputs = (dout, dlse, q, k, v, out, lse, bounds, block_mask, mask.plan(q.device))
+    return _backward(*inputs, *options, partial_out)[:3]
+
+
+def partial_backward(dout, dlse, q, k, v, out, lse, mask, softmax_scale, deterministic, backend, max_ctas):
+    """(dq, dk, dv): what the keys k, v add to the gradients of an attention over more keys; dk and dv in lse's dtype.
+
+    out, lse: that attention's, out in lse's dtype or in q's; dq has the same. dlse may be None. mask: a Mask of q's
+    rows and these keys. dk and dv are views of one tensor.
+    """
+    options = softmax_scale, deterministic, backend, max_ctas
+    dq, dkv = joined_partial_backward(dout, dlse, q, k, v, out, lse, mask, *options)
+    dk, dv = dkv.split((k.numel(), v.numel()))
+    return dq, dk.view(k.shape), dv.view(v.shape)
+
+
+def joined_partial_backward(dout, dlse, q, k, v, out, lse, mask, softmax_scale, deterministic, backend, max_ctas):
+    """(dq, dkv) of partial_backward(); dkv is dk and then dv, each contiguous, in one dimension."""
+    bounds, block_mask, *band = mask_arguments(mask)
+    inputs = (dout, dlse, q, k, v, out, lse, bounds, block_mask, mask.plan(q.device))
+    options = (softmax_scale, *band, deterministic, backend, max_ctas, mask.q_pos, mask.k_pos)
+    return _undifferentiable(_ops.partial_backward.default, _partial_backward_operator, *inputs, *options)
+
+
+def features_of(softcap, sink, dropout, dropout_state, device):
+    """The features of a call as checked_attention takes them: as the operators' last arguments have them.
+
+    A state that is not given is drawn, on `device`. TypeError or ValueError if one is wrong, as far as Python says so.
+    """
+    if sink is not None:
+        tensor_arguments.check_dense("sink", sink, "[heads_q]")
+    if dropout_state is not None:
+        check_state(dropout_state)
+    p, cap = arguments.share("dropout", dropout), arguments.number("softcap", softcap)
+    if p == 0:
+        dropout_state = None
+    elif dropout_state is None:
+        dropout_state = draw_state(device)
+    return () if sink is None and p == 0 and cap == 0 else (sink, None, None, dropout_state, p, cap)
+
+
+def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend, max_ctas, features=()):
+    """attention() of tensors with 4 dimensions, a mask of their lengths, and features as features_of has them.
+
+    This is what every call pays for: see benchmarks/torch_overhead.py.
+    """
+    is_compiling = _is_compiling()
+    if is_compiling or _is_autocast_enabled():
+        q, k, v = autocast(q, k, v)
+    if layout == "bhsd":
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    if softmax_scale is not None or deterministic is not None or max_ctas != 0 or not isinstance(backend, str):
+        softmax_scale, deterministic, max_ctas = read_options(softmax_scale, deterministic, backend, max_ctas)
+    if deterministic is None:
+        deterministic = _is_deterministic()
+    if mask is None:
+        bounds = block_mask = plan_ = None
+        options = (softmax_scale, False, None, -1, -1, deterministic, backend)
+    else:
+        bounds, block_mask = mask.bounds, mask.block_mask
+        plan_ = mask.plan(q.device) if is_compiling else mask._plan_in_eager_mode(q.device)
+        left, right = mask.window or (-1, -1)
+        options = (softmax_scale, mask.causal, mask.q_offset, left, right, deterministic, backend)
+        if mask.q_pos is not None:
+            sink, _, _, *others = features or _NO_FEATURES
+            features = (sink, mask.q_pos, mask.k_pos, *others)
+    if max_ctas != 0 or features:
+        options = (*options, max_ctas, *features)
+    # The kernel itself saves a way through the dispatcher; a graph and torch.func need the operator.
+    if is_compiling:
+        out, lse = _ops.forward(q, k, v, bounds, block_mask, plan_, *options)
+    else:
+        try:
+            forward = _transformed if _is_transformed() else _forward
+            out, lse = forward(q, k, v, bounds, block_mask, plan_, *options)
+        except RuntimeError as error:
+            _raise_as_meant(error)
+            tensor_arguments.check_tensors(LAYOUTS["bshd"], query=q, key=k, value=v)
+            raise
+    return (out.transpose(1, 2) if layout == "bhsd" else out), lse
+
+
+def read_options(softmax_scale, deterministic, backend, max_ctas):
+    """(softmax_scale, deterministic, max_ctas) as the operators take them; the first two may be None.
+
+    TypeError or ValueError if one of the four is wrong.
+    """
+    if softmax_scale is not None:
+        softmax_scale = arguments.number("softmax_scale", softmax_scale)
+    if deterministic is not None:
+        deterministic = arguments.flag("deterministic", deterministic)
+    if type(backend) is not str:
+        arguments.string("backend", backend)
+    return softmax_scale, deterministic, arguments.integer("max_ctas", max_ctas, 0, _MOST_CTAS)
+
+
+def mask_arguments(mask):
+    """A Mask as the operators take it: bounds, block_mask, causal, q_offset, window_left, window_right."""
+    left, right = mask.window or (-1, -1)
+    return mask.bounds, mask.block_mask, mask.causal, mask.q_offset, left, right
+
+
+def check_dimensions(q, k, v, layout):
+    """Raises unless `layout` is known and q, k and v are dense tensors of 4 dimensions on one device."""
+    if layout != "bshd" and layout != "bhsd":
+        arguments.choice("layout", layout, LAYOUTS)
+    tensor = torch.Tensor
+    are_tensors = isinstance(q, tensor) and isinstance(k, tensor) and isinstance(v, tensor)
+    if (
+        not are_tensors
+        or not q.ndim == k.ndim == v.ndim == 4
+        or not q.device == k.device == v.device
+        or q.is_nested
+        or k.is_nested
+        or v.is_nested
+    ):
+        tensor_arguments.check_tensors(LAYOUTS[layout], query=q, key=k, value=v)
+
+
+def check_lengths(mask, q, k, layout):
+    """ValueError if a mask is not for the lengths of q and k."""
+    length = 1 if layout == "bshd" else 2
+    arguments.check_mask_lengths(mask, q.shape[length], k.shape[length])
+
+
+def autocast(*tensors):
+    """The tensors in autocast's dtype, if it is on for their device; float64 stays, as elsewhere in torch."""
+    kind = tensors[0].device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):  # which meta has none of
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
+
+
+def plan_bytes(seqlen_q, seqlen_k, batch, heads):
+    """Bytes of the plan of a mask, as the library lays it out; lengths may be symbolic."""
+    masks = batch * heads
+
+    def blocks(length, size):
+        return (length + size - 1) // size
+
+    def words_of_ints(count):
+        return blocks(masks * count, 2)
+
+    rows, keys = blocks(seqlen_q, 64), blocks(seqlen_k, 128)
+    header = 6
+    bits = 2 * masks * (rows * blocks(keys, 64) + keys * blocks(rows, 64))
+    counts_and_orders = words_of_ints(rows) + 2 * (
+        words_of_ints(keys) + words_of_ints(blocks(seqlen_q, 128)) + words_of_ints(blocks(seqlen_q, 192))
+    )
+    extents, scratch = batch, masks * keys
+    return 8 * (header + bits + counts_and_orders + extents + scratch)
+
+
+def call(operator, *arguments):
+    """operator(*arguments), with the exception that is meant. In compiled code it stays a RuntimeError of that text."""
+    if torch.compiler.is_compiling():
+        return operator(*arguments)
+    try:
+        return operator(*arguments)
+    except RuntimeError as error:
+        _raise_as_meant(error)
+        raise
+
+
+def _raise_as_meant(error):
+    """The exception that a RuntimeError of an operator stands for, if it stands for another one."""
+    for prefix, meant in _MEANT.items():
+        if str(error).startswith(prefix):
+            raise meant(str(error).removeprefix(prefix)) from None
+
+
+@torch.library.register_fake("flashmask::plan")
+def _plan_fake(
+    bounds, block_mask, seqlen_q, seqlen_k, causal, q_offset, window_left, window_right, device, q_pos=None, k_pos=None
+):
+    tensor_arguments.check_one_device(startend_row_indices=bounds, block_mask=block_mask, q_pos=q_pos, k_pos=k_pos)
+    device = next((x.device for x in (bounds, block_mask, q_pos) if x is not None), device)
+    tensors = [x for x in (bounds, block_mask) if x is not None and x.shape[2] != 0]  # without columns they say nothing
+    positions = [x for x in (q_pos, k_pos) if x is not None and seqlen_q != 0 and seqlen_k != 0]
+    batch = max((x.shape[0] for x in (*tensors, *positions)), default=1)
+    heads = max((x.shape[1] for x in tensors), default=1)
+    return torch.empty(plan_bytes(seqlen_q, seqlen_k, batch, heads), dtype=torch.uint8, device=device)
+
+
+@torch.library.register_fake("flashmask::forward")
+def _forward_fake(q, k, v, bounds, block_mask, plan_, *options):
+    tensor_arguments.check_one_device(
+        query=q, key=k, value=v, startend_row_indices=bounds, block_mask=block_mask, plan=plan_, **_tensors_of(options)
+    )
+    batch, seqlen_q, heads, _ = q.shape
+    lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    out_dtype = lse_dtype if _is_partial(options) else q.dtype
+    out = q.new_empty((batch, seqlen_q, heads, v.shape[3]), dtype=out_dtype)
+    return out, q.new_empty((batch, heads, seqlen_q), dtype=lse_dtype)
+
+
+@torch.library.register_fake("flashmask::backward")
+def _backward_fake(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, *options):
+    _check_one_device(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, **_tensors_of(options))
+    sink = options[_SINK] if len(options) > _SINK else None
+    dsink = q.new_empty(0, dtype=torch.float32) if sink is None else _empty_like(sink)
+    dtype = lse.dtype if _is_partial(options) else q.dtype
+    return _empty_like(q, out.dtype), *(_empty_like(x, dtype) for x in (k, v)), dsink
+
+
+@torch.library.register_fake("flashmask::partial_backward")
+def _partial_backward_fake(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, *options):
+    positions = dict(zip(("q_pos", "k_pos"), options[_SINK:]))
+    _check_one_device(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, **positions)
+    return _empty_like(q, out.dtype), k.new_empty((k.numel() + v.numel(),), dtype=lse.dtype)
+
+
+def _check_one_device(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, **others):
+    tensor_arguments.check_one_device(
+        query=q,
+        key=k,
+        value=v,
+        out=out,
+        lse=lse,
+        dout=dout,
+        dlse=dlse,
+        startend_row_indices=bounds,
+        block_mask=block_mask,
+        plan=plan_,
+        **others,
+    )
+
+
+def _is_partial(options):
+    return len(options) > _PARTIAL_OUT and options[_PARTIAL_OUT]
+
+
+def _tensors_of(options):
+    """Those among an operator's options, as far as they are given."""
+    return dict(zip(("sink", "q_pos", "k_pos", "dropout_state"), options[_SINK:_DROPOUT_P]))
+
+
+def _empty_like(x, dtype=None):
+    """A dense tensor, its dimensions in memory in the order of x's strides, but the last one innermost."""
+    outer = sorted(range(x.ndim - 1), key=x.stride, reverse=True)
+    return torch.empty_permuted(x.shape, (*outer, x.ndim - 1), dtype=dtype or x.dtype, device=x.device)
+
+
+@torch.library.register_vmap("flashmask::plan")
+def _plan_vmap(info, in_dims, *arguments):
+    """The plan of each of the mapped masks."""
+    pick = lambda x, dim, n: x if dim is None else x.select(dim, n)  # noqa: E731
+    plans = [_ops.plan(*(pick(x, dim, n) for x, dim in zip(arguments, in_dims))) for n in range(info.batch_size)]
+    return torch.stack(plans), 0
+
+
+@torch.library.register_vmap("flashmask::forward")
+def _forward_vmap(info, in_dims, q, k, v, bounds, block_mask, plan_, *options):
+    """One call in which the mapped dimension is part of the batch."""
+    if any(dim is not None for dim in in_dims[6:]):
+        raise UnsupportedError(
+            "vmap over a sink or positions is not implemented; over q, k, v, row intervals and a block mask it is"
+        )
+    if len(options) > _DROPOUT_P and options[_DROPOUT_P] != 0:
+        raise UnsupportedError("vmap of dropout is not implemented: the mapped dimension is part of the batch")
+    size = info.batch_size
+    q, k, v = (_folded(x, dim, size) for x, dim in zip((q, k, v), in_dims))
+    masks = []
+    for x, dim in zip((bounds, block_mask), in_dims[3:5]):
+        is_shared = x is None or dim is None and x.shape[0] == 1
+        plan_ = plan_ if is_shared else None  # it was made for fewer masks
+        masks.append(x if is_shared else _folded(x, dim, size, q.shape[0] // size).contiguous())
+    for at in _POSITIONS:
+        if len(options) > at and options[at] is not None and options[at].shape[0] != 1:
+            plan_ = None
+            options = (*options[:at], _folded(options[at], None, size, q.shape[0] // size), *options[at + 1 :])
+    out, lse = _ops.forward(q, k, v, *masks, plan_, *options)
+    return tuple(x.view(size, x.shape[0] // size, *x.shape[1:]) for x in (out, lse)), (0, 0)
+
+
+def _folded(x, dim, size, batch=-1):
+    """x [batch, ...], mapped along `dim` or the same for all, as [size * batch, ...] with contiguous rows."""
+    x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+    x = x.expand(-1, batch, *x.shape[2:]).flatten(0, 1)
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+class _Attention(torch.autograd.Function):
+    """flashmask::forward with its gradient. `features` are the tensors among the options, which are without them.
+
+    What has no gradient comes as one argument, `mask`: bounds, block_mask and plan. Every argument costs host time.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, v, mask, options, *features):
+        all_options = _joined(options, features) if features else options
+        with _AutoDispatchBelowAutograd():
+            out, lse = _forward_operator(q, k, v, *mask, *all_options)
+        ctx.options = options
+        # Saved like any tensor of the graph: if a mask is changed in place before the backward, autograd says so.
+        ctx.save_for_backward(q, k, v, out, lse, *mask, *features)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        saved = ctx.saved_tensors
+        features = saved[8:]
+        if dout is None:
+            if dlse is None:
+                return (None,) * (5 + len(features))
+            dout = torch.zeros_like(saved[3])
+        if dout.dtype != saved[0].dtype:  # of a partial out
+            dout = dout.to(saved[0].dtype)
+        if not features:
+            dq, dk, dv, _ = _backward(dout, dlse, *saved, *ctx.options)
+            return dq, dk, dv, None, None
+        dq, dk, dv, dsink = _backward(dout, dlse, *saved[:8], *_joined(ctx.options, features))
+        dsink = None if features[0] is None else dsink
+        return dq, dk, dv, None, None, dsink, *(None,) * len(features[1:])
+
+
+# Without what Function.apply adds for torch.func, whose calls never come this way.
+_apply_attention = super(torch.autograd.Function, _Attention).apply
+
+
+def _joined(options, features):
+    return *options[:_SINK], *features, *options[_SINK:]
+
+
+def _backward(*inputs):
+    """(dq, dk, dv, dsink)."""
+    return _undifferentiable(_ops.backward.default, _backward_operator, *inputs)
+
+
+def _undifferentiable(operator, kernel, *inputs):
+    """What an operator returns, without its autograd kernel where no second derivatives can be asked for: that kernel,
+    which refuses them, costs 0.1 ms. kernel: what calling the operator calls."""
+    if _is_grad_enabled() or _is_compiling():
+        return call(operator, *inputs)
+    try:
+        with _AutoDispatchBelowAutograd():
+            return kernel(*inputs)
+    except RuntimeError as error:
+        _raise_as_meant(error)
+        raise
+
+
+def _forward(q, k, v, bounds, block_mask, plan_, *options):
+    """The operator's autograd kernel.
+
+    torch.library.register_autograd would make the same, but reads the schema in every call: 0.1 ms.
+    """
+    sink = options[_SINK] if len(options) > _SINK else None
+    if forward_ad._current_level >= 0:
+        _refuse_tangents(q, k, v, *(() if sink is None else (sink,)))
+    requires_grad = q.requires_grad or k.requires_grad or v.requires_grad
+    if not requires_grad and sink is not None:
+        requires_grad = sink.requires_grad
+    if requires_grad and _is_grad_enabled():
+        if _is_transformed():
+            raise UnsupportedError(_NO_FUNCTIONAL_DERIVATIVE)
+        features = options[_SINK:_DROPOUT_P]
+        if features:
+            options = options[:_SINK] + options[_DROPOUT_P:]
+        return _apply_attention(q, k, v, (bounds, block_mask, plan_), options, *features)
+    with _AutoDispatchBelowAutograd():
+        return _forward_operator(q, k, v, bounds, block_mask, plan_, *options)
+
+
+def _transformed(q, k, v, *others):
+    """A call within torch.func's transforms. What vmap maps may require gradients, which only the dispatcher sees."""
+    tensors = (x for x in (q, k, v, *others) if isinstance(x, torch.Tensor))
+    if _is_grad_enabled() and any(x.requires_grad for x in tensors):
+        raise UnsupportedError(_NO_FUNCTIONAL_DERIVATIVE)
+    return _ops.forward(q, k, v, *others)
+
+
+def _refuse_tangents(*tensors):
+    """Without this a derivative in forward mode would silently be 0."""
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise UnsupportedError(
+            "derivatives in forward mode (torch.func.jvp, forward_ad) are not implemented; "
+            "torch.autograd.grad and backward() are there"
+        )
+
+
+def _no_second_derivative(ctx, *grads):
+    raise arguments.no_second_derivatives()
+
+
+_autograd = torch.library.Library("flashmask", "IMPL")
+_autograd.impl("forward", _forward, "Autograd")
+for _name in ("backward", "partial_backward"):
+    torch.library.register_autograd(f"flashmask::{_name}", _no_second_derivative)
