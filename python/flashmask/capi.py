@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The C interface of c_api.h as ctypes sees it: the library, its structs, and numpy arrays as fm_tensor."""
 
+from ._core.call_options import Options
+from ._core.call_options import make as options
 from ._core.capi import (
     BFLOAT16,
     BOOL,
@@ -32,7 +34,6 @@ from ._core.capi import (
     Mask,
     MaskParameter,
     MaskParameters,
-    Options,
     Placement,
     Statistics,
     Tensor,
@@ -47,7 +48,6 @@ from ._core.capi import (
     mask,
     mask_of,
     open_library,
-    options,
     tensor,
     text_of,
 )

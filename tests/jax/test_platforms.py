@@ -15,6 +15,7 @@ import pytest
 from dense_reference import inputs
 from flashmask import capi
 from flashmask.jax import Mask, dot_product_attention, library, masks, xla_calls
+from flashmask.jax.attention import Options
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +127,7 @@ def test_workspaces_under_vmap_are_those_of_the_calls_that_are_made(rng, sizes_o
     folded = [shape(x, entries * x.shape[0]) for x in (q, k, v)]
     lse = jax.ShapeDtypeStruct((entries * 2, 4, length), jnp.float32)
     mask = Mask(length, length, causal=True, bounds=jnp.zeros((entries * 2, heads, length, 1), jnp.int32))
-    options = xla_calls.Options(softmax_scale=None, deterministic=True, backend="auto")
+    options = Options(softmax_scale=None, deterministic=True, backend="auto")
     given = lambda *arrays: (arrays, mask, xla_calls.Features(), None)
     ask = lambda operation, arrays, results: xla_calls._workspace_bytes(
         operation, options, given(*arrays), results, "cuda"

@@ -167,7 +167,7 @@ def test_backward_that_is_refused(monkeypatch):
         explanation,
         "refusal",
         lambda call, struct: (
-            "not yet" if struct is capi.BackwardArgs and call.backend == "auto" else refusal(call, struct)
+            "not yet" if struct is capi.BackwardArgs and call.options["backend"] == "auto" else refusal(call, struct)
         ),
     )
     q, k, v = make()

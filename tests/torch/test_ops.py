@@ -10,6 +10,7 @@ import flashmask
 import pytest
 import torch
 from devices import DEVICE, ON_CUDA, cpu_only, head_dims, put
+from flashmask._core.call_options import AttentionOptions
 from flashmask.torch import ops
 from torch._subclasses import FakeTensorMode
 
@@ -120,6 +121,13 @@ def test_dropout_needs_a_state():
         operators.forward(*inputs(), *PLAIN, dropout_p=0.1)
 
 
+def test_options_are_those_of_the_schemas():
+    for name in ("forward", "backward"):
+        schema = getattr(operators, name).default._schema.arguments[-len(AttentionOptions._fields) :]
+        assert tuple(x.name for x in schema) == AttentionOptions._fields
+        assert {x.name: x.default_value for x in schema if x.has_default_value()} == AttentionOptions._field_defaults
+
+
 @pytest.mark.parametrize("name", FEATURES)
 def test_traces_carry_features(name):
     q, k, v = inputs()
@@ -135,7 +143,7 @@ def test_traces_carry_features(name):
 @pytest.mark.parametrize("asked", [("sink",), ("sink", "softcap"), ("q_pos", "k_pos"), ("dropout_state", "dropout_p")])
 def test_autograd_carries_features(monkeypatch, asked):
     """To both operators, and the gradient of a sink back: with others in their place, that know them."""
-    calls = {"forward": operators.forward.default._op, "backward": operators.backward.default._op}
+    calls = {"forward": ops._forward_operator, "backward": ops._backward_operator}
     given, seen = {name: feature(name) for name in asked}, {}
 
     def instead(direction, tensors):

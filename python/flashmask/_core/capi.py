@@ -83,30 +83,6 @@ class ExecutedTiles(C.Structure):
     _fields_ = [("forward", C.c_int64), ("backward_rows", C.c_int64), ("backward_keys", C.c_int64)]
 
 
-class Options(C.Structure):
-    _fields_ = [
-        ("struct_size", C.c_uint32),
-        ("flags", C.c_uint32),
-        ("softmax_scale", C.c_double),
-        ("backend", C.c_char_p),
-        ("threads", C.c_int32),
-        ("device", C.c_int32),
-        ("stream", C.c_void_p),
-        ("executed_tiles", C.POINTER(ExecutedTiles)),
-        ("softcap", C.c_double),
-        ("dropout_p", C.c_double),
-        ("reserved", C.c_uint64 * 2),
-        ("sink", Tensor),
-        ("block_table", Tensor),
-        ("partial_out", C.c_uint32),
-        ("max_ctas", C.c_int32),
-        ("allocate", C.c_void_p),
-        ("allocate_context", C.c_void_p),
-        ("kernels", C.c_char_p),
-        ("dropout_state", C.POINTER(C.c_uint64)),
-    ]
-
-
 _CALL = [("mask", C.POINTER(Mask)), ("plan", C.c_void_p), ("plan_bytes", C.c_size_t), ("dense_mask", Tensor)]
 
 
@@ -314,15 +290,4 @@ def mask_of(mask, describe):
         window_left=left,
         window_right=right,
         **{field: describe(name, x) for field, (name, x) in tensors.items() if x is not None},
-    )
-
-
-def options(*, softmax_scale=None, deterministic=False, backend="auto", **fields):
-    """fm_options in Python's terms: None is the default scale, `backend` a string."""
-    return make(
-        Options,
-        flags=(DETERMINISTIC if deterministic else 0) | (0 if softmax_scale is None else HAS_SCALE),
-        softmax_scale=softmax_scale or 0.0,
-        backend=backend.encode(),
-        **fields,
     )

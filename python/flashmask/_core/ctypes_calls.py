@@ -10,7 +10,7 @@ The library checks its arguments, so nothing here does.
 import ctypes as C
 import math
 
-from . import capi
+from . import call_options, capi
 
 
 def forward(frontend, q, k, v, mask, **options):
@@ -95,7 +95,7 @@ def mask_parameters(vectors, numbers):
 
 
 def _run(frontend, name, kind, arrays, mask, options):
-    """`options` as capi.options takes them, but `sink` and `dropout_state` are arrays or None."""
+    """`options` as call_options.make takes them, but `sink` and `dropout_state` are arrays or None."""
     sink, state = options.pop("sink", None), options.pop("dropout_state", None)
     if sink is not None:
         options["sink"] = frontend.array(sink).described("sink")
@@ -104,8 +104,8 @@ def _run(frontend, name, kind, arrays, mask, options):
     args = capi.make(kind, **{name: frontend.array(x).described(name) for name, x in arrays.items()})
     if mask is not None:
         args.mask = C.pointer(mask_of(frontend, mask))
-    call_options = capi.options(**options, **frontend.place(arrays["q"]))
+    fm_options = call_options.make(**options, **frontend.place(arrays["q"]))
     library, size = capi.load(), C.c_size_t()
-    capi.check(getattr(library, name + "_workspace")(C.byref(args), C.byref(call_options), C.byref(size)))
+    capi.check(getattr(library, name + "_workspace")(C.byref(args), C.byref(fm_options), C.byref(size)))
     workspace = frontend.empty((size.value,), "uint8", arrays["q"])
-    capi.check(getattr(library, name)(C.byref(args), frontend.array(workspace).pointer, size, C.byref(call_options)))
+    capi.check(getattr(library, name)(C.byref(args), frontend.array(workspace).pointer, size, C.byref(fm_options)))

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the docstrings of all frontends say in the same words."""
+"""Paragraphs that docstrings of several frontends share."""
 
 import re
 import textwrap
 from typing import TypeVar
 
+from .call_options import OPTIONS
+
 Documented = TypeVar("Documented")
 
 PARAGRAPHS = {
+    **{option.name: option.doc for option in OPTIONS if option.doc},
     "mask": """\
 Which query row sees which key, in O(seqlen_k) memory. Immutable.
 
@@ -37,13 +40,6 @@ q_pos, k_pos: int32 [batch or 1, seqlen_q] and [batch or 1, seqlen_k], both or n
     window compare in place of i + q_offset and j. Row i sees key j if k_pos[j] <= q_pos[i], and if q_pos[i] - left <=
     k_pos[j] <= q_pos[i] + right; a side of 2^31 - 1 or more is open. Any numbers in any order. Row intervals and the
     block mask go on counting rows and keys; without causal and a window they have no effect.""",
-    "softmax_scale": "softmax_scale: default 1 / sqrt(head_dim).",
-    "softcap": """\
-softcap: scores, scaled, become softcap * tanh(score / softcap) before the mask is applied, as in Gemma 2
-    (arXiv:2408.00118); 0: as they are.""",
-    "dropout": """\
-dropout: the share of the attention weights that are set to zero at random, in [0, 1); the others are scaled by
-    1 / (1 - dropout). Rounded to 16 bits. lse is that of all weights.""",
     "dropout_mask": """\
 Which attention weights a call with this dropout keeps: bool [batch, heads, seqlen_q, seqlen_k], True = kept.
 
@@ -52,10 +48,6 @@ nothing else: not on the backend, tiles, threads, mask or lengths. What is kept 
 t is p * 65536, rounded.
 
 Raises TypeError or ValueError if an argument is wrong.""",
-    "sink": """\
-sink: [heads_q], float32 or the dtype of the queries: of each head the score of one more key, whose value is 0 and which
-    every row sees, as in gpt-oss (arXiv:2508.10925). It is not scaled or capped. lse includes it: a row that sees no
-    key gets 0, and lse = sink.""",
     "layout": """\
 layout: "bshd" as above, or "bhsd": the arrays and the result are [batch, heads, seqlen, head_dim].""",
     "hidden_rows": "A row that sees no key gets 0, and lse -inf (with a sink, the sink).",

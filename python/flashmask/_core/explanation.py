@@ -9,9 +9,9 @@ import ctypes as C
 import itertools
 import json
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from . import capi
+from . import call_options, capi
 from .errors import UnsupportedError
 
 _VECTORS = {(True, 1): "LTS", (True, 2): "LTS, LTE", (False, 2): "LTS, UTE", (False, 4): "LTS, LTE, UTS, UTE"}
@@ -46,33 +46,29 @@ class Array:
 
 @dataclass(frozen=True)
 class Call:
-    """What decides which backend takes a call. q, k and v are Arrays, BSHD; `device` and `stream` are fm_options'."""
+    """A call as far as it decides which backend takes it. q, k and v are Arrays, BSHD.
+
+    options: as call_options.make takes them, but `sink` is an Array or None.
+    """
 
     q: Array
     k: Array
     v: Array
-    backend: str
-    deterministic: bool
-    softmax_scale: float | None
     needs_gradient: bool
-    max_ctas: int = 0
-    threads: int = 0
-    device: int = 0
-    stream: int | None = None
-    softcap: float = 0.0
-    dropout_p: float = 0.0
-    sink: Array | None = None
+    options: dict[str, Any]
 
     def map(self, function):
         """The call with function(x) in place of q, k and v."""
         return replace(self, q=function(self.q), k=function(self.k), v=function(self.v))
 
-    def options(self):
-        names = "softmax_scale", "deterministic", "backend", "max_ctas", "threads", "device", "stream"
-        features = {"softcap": self.softcap, "dropout_p": self.dropout_p}
-        if self.sink is not None:
-            features["sink"] = self.sink.described("sink")
-        return capi.options(**{name: getattr(self, name) for name in names}, **features)
+    def replace_options(self, **options):
+        return replace(self, options={**self.options, **options})
+
+    def fm_options(self):
+        fields = dict(self.options)
+        if (sink := fields.pop("sink", None)) is not None:
+            fields["sink"] = sink.described("sink")
+        return call_options.make(**fields)
 
     def arguments(self, kind, **fields):
         """fm_forward_args or fm_backward_args. Outputs are described, not allocated: nothing writes them."""
@@ -138,7 +134,7 @@ def _lines(described):
         yield from _refused("backward", call, capi.BackwardArgs, backward)
     else:
         yield from _taken("backward", _explanation(described, capi.BackwardArgs))
-        if call.deterministic:
+        if call.options["deterministic"]:
             yield f"{'':9} the same bits in every run"
 
 
@@ -185,7 +181,7 @@ def _explanation(described, kind):
     explain_call = library.fm_explain if kind is capi.ForwardArgs else library.fm_explain_backward
     plan, plan_bytes = described.plan
     arguments = described.call.arguments(kind, mask=C.pointer(described.fm_mask), plan=plan, plan_bytes=plan_bytes)
-    status, text = capi.text_of(explain_call, C.byref(arguments), C.byref(described.call.options()))
+    status, text = capi.text_of(explain_call, C.byref(arguments), C.byref(described.call.fm_options()))
     capi.check(status)
     return text.splitlines()
 
@@ -198,7 +194,7 @@ def refusal(call, kind):
     """
     library, size = capi.load(), C.c_size_t()
     query = library.fm_forward_workspace if kind is capi.ForwardArgs else library.fm_backward_workspace
-    status = query(C.byref(call.arguments(kind)), C.byref(call.options()), C.byref(size))
+    status = query(C.byref(call.arguments(kind)), C.byref(call.fm_options()), C.byref(size))
     if status in (capi.UNSUPPORTED, capi.NO_DEVICE):
         return library.fm_last_error().decode()
     capi.check(status)
@@ -210,8 +206,8 @@ def refusal(call, kind):
 
 def _alternatives(call):
     """(what to do, the call after it), the smallest changes first."""
-    if call.backend != "auto":
-        yield "leave backend at 'auto'", lambda c: replace(c, backend="auto")
+    if call.options["backend"] != "auto":
+        yield "leave backend at 'auto'", lambda c: c.replace_options(backend="auto")
     if call.q.dtype == "float64":
         yield "cast query, key and value to float32", lambda c: c.map(lambda x: replace(x, dtype="float32"))
     if call.q.dtype not in ("bfloat16", "float16"):
@@ -226,9 +222,9 @@ def _alternatives(call):
                 lambda c, dim=dim: c.map(lambda x: x.padded(dim)),
             )
     yield "make query, key and value contiguous", lambda c: c.map(lambda x: replace(x, stride=None))
-    if call.device != capi.DEVICE_CPU:
-        yield "move everything to the CPU", lambda c: replace(c, device=capi.DEVICE_CPU, stream=None)
-    yield "pass backend='reference' (slow)", lambda c: replace(c, backend="reference")
+    if call.options.get("device", capi.DEVICE_CPU) != capi.DEVICE_CPU:
+        yield "move everything to the CPU", lambda c: c.replace_options(device=capi.DEVICE_CPU, stream=None)
+    yield "pass backend='reference' (slow)", lambda c: c.replace_options(backend="reference")
 
 
 def _refused(direction, call, kind, reason):

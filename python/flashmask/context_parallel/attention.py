@@ -73,7 +73,7 @@ def attention(
     ops.check_lengths(local.own, q, k, "bshd")
     q, k, v = ops.autocast(q, k, v)
     function = WAYS[_way(way, q, k, local)]
-    options = Options((softmax_scale, deterministic, backend, max_ctas), bool(return_lse))
+    options = Options(ops.KernelOptions(softmax_scale, deterministic, backend, max_ctas), bool(return_lse))
     out, lse = function.apply(q, k, v, local, group, options)
     return (out, lse) if return_lse else out
 

@@ -7,7 +7,6 @@ Ulysses, arXiv:2309.14509. Where there are more ranks than heads of k and v, sev
 import torch
 
 from ..torch import ops
-from .by_keys import _named
 from .messages import all_to_all
 
 
@@ -17,7 +16,7 @@ class AllToAll(torch.autograd.Function):
         heads = Heads(q.shape[2], k.shape[2], local)
         q, k, v = heads.to_heads([q, k, v], group)
         mask = local.of_heads(heads.q, heads.kv, heads.heads)
-        out, lse = ops.attention(q, k, v, mask, **_named(options))
+        out, lse = ops.attention(q, k, v, mask, **options.of_kernel._asdict())
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.call = heads, mask, group, options
         ctx.set_materialize_grads(False)

@@ -15,9 +15,9 @@ from .messages import send
 
 
 class Options(NamedTuple):
-    """of_kernel: softmax_scale, deterministic, backend, max_ctas. return_lse: whether lse is wanted, on all ranks."""
+    """return_lse: whether lse is wanted, on all ranks."""
 
-    of_kernel: tuple
+    of_kernel: ops.KernelOptions
     return_lse: bool
 
 
@@ -25,7 +25,7 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, local, group, options):
         whole_k, whole_v = _all_keys(k, v, local, group)
-        out, lse = ops.attention(q, whole_k, whole_v, local.gathered, **_named(options))
+        out, lse = ops.attention(q, whole_k, whole_v, local.gathered, **options.of_kernel._asdict())
         if local.keeps_keys:
             k, v = whole_k, whole_v
         return _save(ctx, q, k, v, out, lse, local, group, options)
@@ -47,10 +47,10 @@ class Overlap(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, local, group, options):
         arrivals = _send_pieces(k, v, local, group)
-        parts = [ops.attention(q, k, v, local.own, partial_out=True, **_named(options))]
+        parts = [ops.attention(q, k, v, local.own, partial_out=True, **options.of_kernel._asdict())]
         for piece, received in zip(local.pieces, arrivals):
             if piece.receives:
-                parts.append(ops.attention(q, *received(), piece.mask, partial_out=True, **_named(options)))
+                parts.append(ops.attention(q, *received(), piece.mask, partial_out=True, **options.of_kernel._asdict()))
             else:
                 received()
         # The same in every run, as the order of the parts is.
@@ -107,11 +107,6 @@ class _Returns:
 
 
 # --- The calls --------------------------------------------------------------------------------------
-
-
-def _named(options):
-    softmax_scale, deterministic, backend, max_ctas = options.of_kernel
-    return {"softmax_scale": softmax_scale, "deterministic": deterministic, "backend": backend, "max_ctas": max_ctas}
 
 
 def _save(ctx, q, k, v, out, lse, local, group, options):

@@ -18,6 +18,7 @@ import transformers
 from transformers import masking_utils
 
 from .._core.errors import UnrepresentableMaskError, UnsupportedError
+from ..torch._torch_internals import assert_async
 from ..torch.mask import Mask
 
 # Elements of a mask that is not understood, batch x rows x keys: half a minute of one CPU core.
@@ -250,7 +251,7 @@ def _check_contiguous(ids, what):
 def _check(fits, what):
     """Raises _NotUnderstood; in a trace, where nothing can be read, an assertion becomes part of the work."""
     if torch.compiler.is_compiling():
-        torch._assert_async(fits.all(), f"{what} in the model's mask do not follow each other")
+        assert_async(fits.all(), f"{what} in the model's mask do not follow each other")
     elif not fits.all():
         raise _NotUnderstood
 

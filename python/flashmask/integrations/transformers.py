@@ -16,6 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from .._core import arguments
 from .._core.errors import UnsupportedError
 from ..torch import tensor_arguments
+from ..torch._torch_internals import assert_async
 from ..torch.attention import flashmask_attention
 from ..torch.mask import Mask
 from . import _mask_functions
@@ -285,7 +286,7 @@ def _check_ends(cu_seq_lens_q, cu_seq_lens_k, batch, seqlen):
 def _require(fits, message, error=ValueError):
     """Raises, or makes it an assertion in a device's or a trace's work."""
     if not tensor_arguments.is_readable(fits):
-        torch._assert_async(fits, message)
+        assert_async(fits, message)
     elif not fits:
         raise error(message)
 

@@ -1,13 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """dot_product_attention, with the arguments and conventions of jax.nn's function of that name."""
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 
 from .._core import arguments
 from .._core.docstrings import composed
 from .dropout import state_of
 from .mask import Mask
-from .xla_calls import Features, Options, attention
+from .xla_calls import Features, attention
+
+
+class Options(NamedTuple):
+    """Options of a call that are no arrays."""
+
+    softmax_scale: float | None
+    deterministic: bool
+    backend: str
+    softcap: float = 0.0
+    dropout_p: float = 0.0
 
 
 @composed

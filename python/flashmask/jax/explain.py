@@ -1,44 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """explain: what a call of dot_product_attention would do, as text."""
 
-import inspect
+from typing import Any
 
 import jax
 import numpy as np
 
 from .._core import capi, explanation
 from .._core.docstrings import composed
+from .._core.signatures import takes_arguments_of
 from .attention import dot_product_attention, read_call
 
 
 @composed
-def explain(query, key, value, mask=None, **arguments):
+@takes_arguments_of(dot_product_attention)
+def explain(given: dict[str, Any]) -> str:
     """
     {explain}
 
     Takes the arguments of dot_product_attention. Arrays that are traced are refused: their contents are not there yet.
     """
-    given = inspect.signature(dot_product_attention).bind(query, key, value, mask, **arguments)
-    given.apply_defaults()
-    del given.arguments["return_residual"]  # decides nothing
+    return explanation.explain(lambda: _described_call(**given))
 
-    def prepare():
-        options, arrays, call_mask, features = read_call(**given.arguments)
-        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((arrays, call_mask, features))):
-            raise TypeError("an array is traced; explain takes arrays whose contents are there")
-        call = explanation.Call(
-            *map(_described, arrays),
-            needs_gradient=True,
-            device=_device(arrays[0]),
-            sink=None if features.sink is None else _described(features.sink),
-            **options._asdict(),
-        )
-        host = jax.tree.map(np.asarray, call_mask)
-        tiles = explanation.host_tiles(capi.mask_of(host, lambda name, x: capi.tensor(x)))
-        fm_mask = capi.mask_of(call_mask, lambda name, x: _described(x).described(name))
-        return explanation.Described(call, call_mask, fm_mask, tiles)
 
-    return explanation.explain(prepare)
+def _described_call(return_residual, **given):
+    options, arrays, call_mask, features = read_call(**given)
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((arrays, call_mask, features))):
+        raise TypeError("an array is traced; explain takes arrays whose contents are there")
+    sink = None if features.sink is None else _described(features.sink)
+    fields = {**options._asdict(), "device": _device(arrays[0]), "sink": sink}
+    call = explanation.Call(*map(_described, arrays), needs_gradient=True, options=fields)
+    host = jax.tree.map(np.asarray, call_mask)
+    tiles = explanation.host_tiles(capi.mask_of(host, lambda name, x: capi.tensor(x)))
+    fm_mask = capi.mask_of(call_mask, lambda name, x: _described(x).described(name))
+    return explanation.Described(call, call_mask, fm_mask, tiles)
 
 
 def _described(x):

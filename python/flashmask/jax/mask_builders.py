@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._core import arguments, capi, ctypes_calls, explanation
+from .._core import arguments, call_options, capi, ctypes_calls, explanation
 from .._core.families import Builders
 from . import library
 from .mask import Mask
@@ -102,6 +102,6 @@ def _shape(family, names, numbers, vectors):
     """That of the bounds, which follows from those of the vectors; raises what is wrong with them."""
     given = {name: _Jax.array(x).described(name) for name, x in zip(names, vectors)}
     parameters = ctypes_calls.mask_parameters(given, dict(zip(names[len(vectors) :], numbers)))
-    mask, options = capi.make(capi.Mask), capi.make(capi.Options, device=_CUDA)
+    mask, options = capi.make(capi.Mask), call_options.make(device=_CUDA)
     capi.check(library.load().fm_mask_shape(family.encode(), C.byref(parameters), C.byref(mask), C.byref(options)))
     return tuple(mask.bounds.shape[:4])

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from .._core import capi
+from .._core import call_options, capi
 from . import library
 
 # Structs of the C interface, and the arrays in them: arguments, of which dlse may be None, and results, of which the
@@ -22,16 +22,6 @@ from . import library
 _FORWARD = capi.ForwardArgs, ("q", "k", "v"), ("out", "lse", "plan")
 _BACKWARD = capi.BackwardArgs, ("q", "k", "v", "out", "lse", "dout", "dlse"), ("dq", "dk", "dv", "dsink")
 _SOMEWHERE = 256  # an aligned address that is not read
-
-
-class Options(NamedTuple):
-    """What a call says beside its arrays, its mask and its features, as capi.options takes it."""
-
-    softmax_scale: float | None
-    deterministic: bool
-    backend: str
-    softcap: float = 0.0
-    dropout_p: float = 0.0
 
 
 class Features(NamedTuple):
@@ -44,6 +34,8 @@ class Features(NamedTuple):
 @functools.partial(jax.jit, static_argnums=0, inline=True)
 def attention(options, q, k, v, mask, features):
     """(out, lse), differentiable with respect to q, k, v and the sink.
+
+    options: a NamedTuple of call_options.make's arguments: numbers, `deterministic` (here in flags) and `backend`.
 
     Raises ValueError or UnsupportedError while it is traced.
     """
@@ -141,7 +133,7 @@ def _call_on(platform, operation, options, results, workspace_bytes, *given):
 def _attributes(operation, options, given, results):
     """What bindings/jax/attention.cpp takes beside the arrays, from the structs that this says it in."""
     arrays, mask, features, plan = given
-    of_call = capi.options(**options._asdict())
+    of_call = call_options.make(**options._asdict())
     return dict(
         **_mask_attributes(mask),
         has_sink=features.sink is not None,
@@ -149,10 +141,8 @@ def _attributes(operation, options, given, results):
         has_plan=plan is not None if operation == "backward" else len(results) == 3,
         has_dlse=operation == "backward" and arrays[6] is not None,
         flags=of_call.flags,
-        softmax_scale=of_call.softmax_scale,
-        softcap=of_call.softcap,
-        dropout_p=of_call.dropout_p,
         backend=options.backend,
+        **{name: getattr(of_call, name) for name in options._fields if name not in ("deterministic", "backend")},
     )
 
 
@@ -195,7 +185,7 @@ def _workspace_bytes(operation, options, given, results, platform):
     args = capi.make(struct, **tensors, mask=C.pointer(of_mask))
     if plan is not None and platform == "cuda":  # on the CPU it would be read, and the size is not needed
         args.plan, args.plan_bytes = _SOMEWHERE, plan.shape[0]
-    of_call = capi.options(**options._asdict(), device=capi.cuda_device() if platform == "cuda" else 0)
+    of_call = call_options.make(**options._asdict(), device=capi.cuda_device() if platform == "cuda" else 0)
     if features.sink is not None:
         of_call.sink = _tensor("sink", features.sink)
     return library.workspace_bytes(operation, args, of_call)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """attention and attention_backward, on numpy arrays."""
 
-from .._core import arguments, ctypes_calls
+from .._core import arguments, call_options, ctypes_calls
 from .._core.docstrings import composed
 from .arrays import Numpy, checked_array, in_bshd, in_layout
 from .dropout import checked_state
@@ -45,7 +45,7 @@ def attention(
     threads: at most so many; 0: OpenMP's default. The result does not depend on it.
     {softcap}
     {sink}
-    {dropout}
+    {dropout_p}
     dropout_state: int64 or uint64 [2], a seed and an offset, which say what is dropped (dropout_mask); the backward
         takes the same. Needed for dropout.
 
@@ -57,14 +57,8 @@ def attention(
     """
     q, k, v = in_bshd(layout, q=q, k=k, v=v)
     call_mask = as_mask(mask, q, k, causal, window_size, q_offset, block_mask, q_pos, k_pos)
-    out, lse = ctypes_calls.forward(
-        Numpy,
-        q,
-        k,
-        v,
-        call_mask,
-        **read_options(softmax_scale, backend, threads, softcap, sink, dropout, dropout_state),
-    )
+    options = read_options(softmax_scale, backend, threads, softcap, sink, dropout, dropout_state)
+    out, lse = ctypes_calls.forward(Numpy, q, k, v, call_mask, **options)
     return in_layout(layout, out), lse
 
 
@@ -113,14 +107,12 @@ def attention_backward(
 
 
 def read_options(softmax_scale, backend, threads, softcap, sink, dropout, dropout_state):
+    """Options as ctypes_calls takes them."""
     p = arguments.share("dropout", dropout)
     if p > 0 and dropout_state is None:
         raise ValueError(f"dropout is {p} without dropout_state; it must be given, int64 or uint64 [2]")
     return {
-        "softmax_scale": None if softmax_scale is None else arguments.number("softmax_scale", softmax_scale),
-        "backend": arguments.string("backend", backend),
-        "threads": arguments.integer("threads", threads, 0, 2**31 - 1),
-        "softcap": arguments.number("softcap", softcap),
+        **call_options.read(softmax_scale=softmax_scale, backend=backend, threads=threads, softcap=softcap),
         "sink": None if sink is None else checked_array("sink", sink),
         "dropout_p": p,
         "dropout_state": None if dropout_state is None else checked_state(dropout_state),

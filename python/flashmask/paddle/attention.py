@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import paddle
 
-from .._core import arguments, ctypes_calls
+from .._core import arguments, call_options, ctypes_calls
 from .._core.docstrings import composed
 from .._core.errors import UnsupportedError
 from .dropout import read_state
@@ -45,7 +45,7 @@ def flashmask_attention(
         The lengths must be equal, as they must be for Paddle's function.
     {block_mask}
     {softmax_scale}
-    {dropout}
+    {dropout_p}
     training: False is dropout=0.
     fixed_seed_offset: int64 [2], a seed and an offset, which say what is dropped (dropout_mask), in host memory or
         where query is; the backward drops the same. None: drawn from Paddle's generator of query's device.
@@ -150,9 +150,9 @@ def read_call(
     for label, x in tensors.items():
         if x is not None and str(x.place) != str(query.place):
             raise arguments.elsewhere(label, x.place, "query", query.place)
-    scale = None if softmax_scale is None else arguments.number("softmax_scale", softmax_scale)
+    options = call_options.read(softmax_scale=softmax_scale)
     p = arguments.share("dropout", dropout) if arguments.flag("training", training) else 0.0
-    return _Call(mask, {"softmax_scale": scale, "deterministic": _is_deterministic(query), "dropout_p": p})
+    return _Call(mask, {**options, "deterministic": _is_deterministic(query), "dropout_p": p})
 
 
 def _window(window_size, seqlen_q, seqlen_k):

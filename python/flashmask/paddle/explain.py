@@ -1,53 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """explain: what a call of flashmask_attention would do, as text."""
 
+from typing import Any
+
 from .._core import ctypes_calls, explanation
 from .._core.docstrings import composed
-from .attention import read_call
+from .._core.signatures import takes_arguments_of
+from .attention import flashmask_attention, read_call
 from .dropout import read_state
 from .tensors import Paddle
 
 
 @composed
-def explain(
-    query,
-    key,
-    value,
-    startend_row_indices=None,
-    *,
-    dropout=0.0,
-    causal=False,
-    window_size=None,
-    return_softmax_lse=False,
-    return_seed_offset=False,
-    fixed_seed_offset=None,
-    rng_name="",
-    training=True,
-    name=None,
-    softmax_scale=None,
-    block_mask=None,
-):
+@takes_arguments_of(flashmask_attention)
+def explain(given: dict[str, Any]) -> str:
     """
     {explain}
     """
+    return explanation.explain(lambda: _described(**given))
 
-    def prepare():
-        band = causal, window_size
-        call = read_call(
-            query, key, value, startend_row_indices, *band, softmax_scale, block_mask, dropout, training, name
-        )
-        read_state(query, fixed_seed_offset, rng_name)
-        described = explanation.Call(
-            *map(Paddle.array, (query, key, value)),
-            backend="auto",
-            needs_gradient=not all(x.stop_gradient for x in (query, key, value)),
-            **call.options,
-            **Paddle.place(query),
-        )
-        fm_mask = ctypes_calls.mask_of(Paddle, call.mask)
-        on_host = call.mask.on_host()
-        return explanation.Described(
-            described, call.mask, fm_mask, explanation.host_tiles(ctypes_calls.mask_of(Paddle, on_host))
-        )
 
-    return explanation.explain(prepare)
+def _described(query, key, value, fixed_seed_offset, rng_name, return_softmax_lse, return_seed_offset, **others):
+    call = read_call(query, key, value, **others)
+    read_state(query, fixed_seed_offset, rng_name)
+    described = explanation.Call(
+        *map(Paddle.array, (query, key, value)),
+        needs_gradient=not all(x.stop_gradient for x in (query, key, value)),
+        options={"backend": "auto", **call.options, **Paddle.place(query)},
+    )
+    fm_mask = ctypes_calls.mask_of(Paddle, call.mask)
+    tiles = explanation.host_tiles(ctypes_calls.mask_of(Paddle, call.mask.on_host()))
+    return explanation.Described(described, call.mask, fm_mask, tiles)

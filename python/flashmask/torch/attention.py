@@ -3,19 +3,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 
 from .._core.annotations import Backend, Layout, Window
 from .._core.docstrings import composed
 from . import ops, tensor_arguments
-from .annotations import AttentionOptions, Startend
+from .annotations import Startend
 from .dropout import read_as_paddle
 from .mask import as_mask
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+class AttentionKeywords(TypedDict, total=False):
+    """Arguments by keyword of flashmask_attention that do not change what it returns."""
+
+    causal: bool
+    window_size: Window
+    q_offset: int | None
+    softmax_scale: float | None
+    block_mask: torch.Tensor | None
+    deterministic: bool | None
+    layout: Layout
+    dropout: float
+    backend: Backend
+    max_ctas: int
+    softcap: float
+    sink: torch.Tensor | None
+    q_pos: torch.Tensor | None
+    k_pos: torch.Tensor | None
+    dropout_state: torch.Tensor | None
+    fixed_seed_offset: torch.Tensor | None
+    rng_name: str
+    training: bool
 
 
 @overload
@@ -27,7 +50,7 @@ def flashmask_attention(
     *,
     return_softmax_lse: Literal[False] = False,
     return_seed_offset: Literal[False] = False,
-    **options: Unpack[AttentionOptions],
+    **options: Unpack[AttentionKeywords],
 ) -> torch.Tensor: ...
 @overload
 def flashmask_attention(
@@ -38,7 +61,7 @@ def flashmask_attention(
     *,
     return_softmax_lse: Literal[True],
     return_seed_offset: Literal[False] = False,
-    **options: Unpack[AttentionOptions],
+    **options: Unpack[AttentionKeywords],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
 def flashmask_attention(
@@ -49,7 +72,7 @@ def flashmask_attention(
     *,
     return_softmax_lse: bool = False,
     return_seed_offset: bool = False,
-    **options: Unpack[AttentionOptions],
+    **options: Unpack[AttentionKeywords],
 ) -> Any: ...
 
 
@@ -106,7 +129,7 @@ def flashmask_attention(
     {softcap}
     {sink}
         Differentiable, as query, key and value are.
-    {dropout}
+    {dropout_p}
     dropout_state: int64 [2] on query's device, a seed and an offset, which say what is dropped (dropout_mask); None:
         drawn from torch's default generator there. The backward drops the same.
     fixed_seed_offset, training, return_seed_offset, rng_name: Paddle's arguments. The first is another name of
@@ -146,6 +169,34 @@ def read_features(
     """Features as ops.features_of has them."""
     tensor_arguments.check_dense("query", query)
     return ops.features_of(softcap, sink, dropout, dropout_state, query.device)
+
+
+def options_by_name(
+    query: torch.Tensor,
+    dropout: float,
+    dropout_state: torch.Tensor | None,
+    softcap: float,
+    sink: torch.Tensor | None,
+    softmax_scale: float | None,
+    deterministic: bool | None,
+    backend: Backend,
+    max_ctas: int,
+) -> dict[str, Any]:
+    """Options that the arguments of flashmask_attention mean, as call_options names them; none is drawn."""
+    state = torch.zeros(2, dtype=torch.int64, device=query.device) if dropout_state is None else dropout_state
+    _, _, p, cap = read_features(query, dropout, state, softcap, sink) or (None, None, 0.0, 0.0)
+    scale, is_deterministic, ctas = ops.read_options(softmax_scale, deterministic, backend, max_ctas)
+    if is_deterministic is None:
+        is_deterministic = torch.are_deterministic_algorithms_enabled()
+    return {
+        "softmax_scale": scale,
+        "deterministic": is_deterministic,
+        "backend": backend,
+        "max_ctas": ctas,
+        "softcap": cap,
+        "dropout_p": p,
+        "sink": sink,
+    }
 
 
 def call_mask(

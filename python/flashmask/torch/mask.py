@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from .._core import arguments
 from .._core.annotations import Window
 from .._core.docstrings import composed
 from . import mask_forms, mask_gather, mask_pictures
+from ._torch_internals import pytree
 from .annotations import Device
 
 if TYPE_CHECKING:
@@ -478,6 +478,7 @@ def _plans_of_the_same(mask, context):
 
 
 torch.serialization.add_safe_globals([Mask])  # so that torch.load(weights_only=True) takes one
-pytree.register_pytree_node(
-    Mask, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys, serialized_type_name="flashmask.Mask"
-)
+if pytree is not None:
+    pytree.register_pytree_node(
+        Mask, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys, serialized_type_name="flashmask.Mask"
+    )

@@ -5,6 +5,7 @@ import torch
 
 from .._core import arguments
 from . import ops, tensor_arguments
+from ._torch_internals import assert_async
 from .mask import Mask
 
 integers, flags = tensor_arguments.integers, tensor_arguments.flags
@@ -34,7 +35,7 @@ def build(family, form, vectors, numbers, device=None):
     # Without tensors there is nothing that says `meta` to the dispatcher.
     bounds, order, unfit, positions = ops.call(_build_fake if device.type == "meta" else _operator, *arguments)
     if unfit.shape[0]:
-        torch._assert_async((unfit == 0).all(), form.misfit)
+        assert_async((unfit == 0).all(), form.misfit)
     keys = bounds.shape[2]
     places = {"q_pos": positions, "k_pos": positions} if form.has_positions else {}
     return Mask(form.rows_of(keys), keys, bounds=bounds, causal=form.causal, window=form.window, **places), order

@@ -12,35 +12,51 @@ an expanded tensor for one. Where CUDA's kernel cannot read dout (rows that are 
 boundaries of 16 bytes) the backward makes one contiguous copy of it.
 """
 
+from typing import NamedTuple
+
 import torch
-from torch._C import _AutoDispatchBelowAutograd
 from torch.autograd import forward_ad
 
 from .._core import arguments, capi
 from .._core.arguments import LAYOUTS
+from .._core.call_options import AttentionOptions
 from .._core.errors import UnrepresentableMaskError, UnsupportedError
 from . import library, tensor_arguments
+from ._torch_internals import (
+    apply_of,
+    are_transforms_active,
+    below_autograd,
+    is_any_autocast_enabled,
+    is_dual_level_active,
+)
 from .dropout import check_state, draw_state
 
 library.load()
 _ops = torch.ops.flashmask
-# What calling the operators calls.
 _forward_operator, _backward_operator, _partial_backward_operator = (
-    operator.default._op for operator in (_ops.forward, _ops.backward, _ops.partial_backward)
+    below_autograd(operator.default) for operator in (_ops.forward, _ops.backward, _ops.partial_backward)
 )
 
 # Looked up once: every call asks them all.
-_is_compiling, _is_autocast_enabled = torch.compiler.is_compiling, torch._C._is_any_autocast_enabled
+_is_compiling = torch.compiler.is_compiling
 _is_deterministic, _is_grad_enabled = torch.are_deterministic_algorithms_enabled, torch.is_grad_enabled
-_is_transformed = torch._C._are_functorch_transforms_active
 
 _MOST_CTAS = 2**31 - 1
-# Where an operator's options end and its features begin: sink, q_pos, k_pos, dropout_state, and then the values
-# dropout_p, softcap and partial_out. Those that have their default may be left out, from the last one on.
-_SINK, _DROPOUT_P, _PARTIAL_OUT = 8, 12, 14
-_POSITIONS = _SINK + 1, _SINK + 2
-_NO_FEATURES = (None, None, None, None, 0.0, 0.0)
+# Tensors among an operator's options. Calls take options as plain tuples, which cost less than AttentionOptions.
+_SINK, _END = AttentionOptions._fields.index("sink"), AttentionOptions._fields.index("dropout_state") + 1
+_TENSORS = AttentionOptions._fields[_SINK:_END]
 
+
+class KernelOptions(NamedTuple):
+    """Options that the calls over parts of the keys take over from the whole call."""
+
+    softmax_scale: float | None
+    deterministic: bool
+    backend: str
+    max_ctas: int
+
+
+_NO_FEATURES = None, None, 0.0, 0.0
 _NO_FUNCTIONAL_DERIVATIVE = (
     "torch.func cannot differentiate flashmask attention; torch.autograd.grad and backward() can"
 )
@@ -110,9 +126,10 @@ def backward(
 ):
     """(dq, dk, dv) of attention()'s results; with partial_out as partial_backward. dlse may be None."""
     bounds, block_mask, *band = mask_arguments(mask)
-    options = (softmax_scale, *band, deterministic, backend, max_ctas, None, mask.q_pos, mask.k_pos, None, 0.0, 0.0)
+    plain = softmax_scale, *band, deterministic, backend, max_ctas
+    options = AttentionOptions(*plain, q_pos=mask.q_pos, k_pos=mask.k_pos, partial_out=partial_out)
     inputs = (dout, dlse, q, k, v, out, lse, bounds, block_mask, mask.plan(q.device))
-    return _backward(*inputs, *options, partial_out)[:3]
+    return _backward(*inputs, *options)[:3]
 
 
 def partial_backward(dout, dlse, q, k, v, out, lse, mask, softmax_scale, deterministic, backend, max_ctas):
@@ -136,7 +153,7 @@ def joined_partial_backward(dout, dlse, q, k, v, out, lse, mask, softmax_scale, 
 
 
 def features_of(softcap, sink, dropout, dropout_state, device):
-    """The features of a call as checked_attention takes them: as the operators' last arguments have them.
+    """(sink, dropout_state, dropout_p, softcap), or () without any of them.
 
     A state that is not given is drawn, on `device`. TypeError or ValueError if one is wrong, as far as Python says so.
     """
@@ -149,16 +166,17 @@ def features_of(softcap, sink, dropout, dropout_state, device):
         dropout_state = None
     elif dropout_state is None:
         dropout_state = draw_state(device)
-    return () if sink is None and p == 0 and cap == 0 else (sink, None, None, dropout_state, p, cap)
+    return () if sink is None and p == 0 and cap == 0 else (sink, dropout_state, p, cap)
 
 
 def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backend, max_ctas, features=()):
-    """attention() of tensors with 4 dimensions, a mask of their lengths, and features as features_of has them.
+    """attention() of tensors with 4 dimensions, a mask of their lengths, and features as features_of has them, with
+    partial_out last if it is set.
 
     This is what every call pays for: see benchmarks/torch_overhead.py.
     """
     is_compiling = _is_compiling()
-    if is_compiling or _is_autocast_enabled():
+    if is_compiling or is_any_autocast_enabled():
         q, k, v = autocast(q, k, v)
     if layout == "bhsd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -167,24 +185,24 @@ def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backe
     if deterministic is None:
         deterministic = _is_deterministic()
     if mask is None:
-        bounds = block_mask = plan_ = None
+        bounds = block_mask = plan_ = q_pos = k_pos = None
         options = (softmax_scale, False, None, -1, -1, deterministic, backend)
     else:
-        bounds, block_mask = mask.bounds, mask.block_mask
+        bounds, block_mask, q_pos, k_pos = mask.bounds, mask.block_mask, mask.q_pos, mask.k_pos
         plan_ = mask.plan(q.device) if is_compiling else mask._plan_in_eager_mode(q.device)
         left, right = mask.window or (-1, -1)
         options = (softmax_scale, mask.causal, mask.q_offset, left, right, deterministic, backend)
-        if mask.q_pos is not None:
-            sink, _, _, *others = features or _NO_FEATURES
-            features = (sink, mask.q_pos, mask.k_pos, *others)
-    if max_ctas != 0 or features:
-        options = (*options, max_ctas, *features)
+    if features or q_pos is not None:
+        sink, *others = features or _NO_FEATURES
+        options = (*options, max_ctas, sink, q_pos, k_pos, *others)
+    elif max_ctas != 0:
+        options = (*options, max_ctas)
     # The kernel itself saves a way through the dispatcher; a graph and torch.func need the operator.
     if is_compiling:
         out, lse = _ops.forward(q, k, v, bounds, block_mask, plan_, *options)
     else:
         try:
-            forward = _transformed if _is_transformed() else _forward
+            forward = _transformed if are_transforms_active() else _forward
             out, lse = forward(q, k, v, bounds, block_mask, plan_, *options)
         except RuntimeError as error:
             _raise_as_meant(error)
@@ -298,28 +316,28 @@ def _plan_fake(
 
 @torch.library.register_fake("flashmask::forward")
 def _forward_fake(q, k, v, bounds, block_mask, plan_, *options):
-    tensor_arguments.check_one_device(
-        query=q, key=k, value=v, startend_row_indices=bounds, block_mask=block_mask, plan=plan_, **_tensors_of(options)
-    )
+    options = AttentionOptions(*options)
+    tensors = _tensors_of(options)
+    arguments = dict(query=q, key=k, value=v, startend_row_indices=bounds, block_mask=block_mask, plan=plan_)
+    tensor_arguments.check_one_device(**arguments, **tensors)
     batch, seqlen_q, heads, _ = q.shape
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    out_dtype = lse_dtype if _is_partial(options) else q.dtype
-    out = q.new_empty((batch, seqlen_q, heads, v.shape[3]), dtype=out_dtype)
+    out = q.new_empty((batch, seqlen_q, heads, v.shape[3]), dtype=lse_dtype if options.partial_out else q.dtype)
     return out, q.new_empty((batch, heads, seqlen_q), dtype=lse_dtype)
 
 
 @torch.library.register_fake("flashmask::backward")
 def _backward_fake(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, *options):
+    options = AttentionOptions(*options)
     _check_one_device(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, **_tensors_of(options))
-    sink = options[_SINK] if len(options) > _SINK else None
-    dsink = q.new_empty(0, dtype=torch.float32) if sink is None else _empty_like(sink)
-    dtype = lse.dtype if _is_partial(options) else q.dtype
+    dsink = q.new_empty(0, dtype=torch.float32) if options.sink is None else _empty_like(options.sink)
+    dtype = lse.dtype if options.partial_out else q.dtype
     return _empty_like(q, out.dtype), *(_empty_like(x, dtype) for x in (k, v)), dsink
 
 
 @torch.library.register_fake("flashmask::partial_backward")
 def _partial_backward_fake(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, *options):
-    positions = dict(zip(("q_pos", "k_pos"), options[_SINK:]))
+    positions = dict(zip(("q_pos", "k_pos"), options[_SINK:]))  # these tensors alone
     _check_one_device(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, **positions)
     return _empty_like(q, out.dtype), k.new_empty((k.numel() + v.numel(),), dtype=lse.dtype)
 
@@ -340,13 +358,9 @@ def _check_one_device(dout, dlse, q, k, v, out, lse, bounds, block_mask, plan_, 
     )
 
 
-def _is_partial(options):
-    return len(options) > _PARTIAL_OUT and options[_PARTIAL_OUT]
-
-
 def _tensors_of(options):
-    """Those among an operator's options, as far as they are given."""
-    return dict(zip(("sink", "q_pos", "k_pos", "dropout_state"), options[_SINK:_DROPOUT_P]))
+    """Tensors among an operator's options, by name."""
+    return {name: getattr(options, name) for name in _TENSORS}
 
 
 def _empty_like(x, dtype=None):
@@ -366,11 +380,12 @@ def _plan_vmap(info, in_dims, *arguments):
 @torch.library.register_vmap("flashmask::forward")
 def _forward_vmap(info, in_dims, q, k, v, bounds, block_mask, plan_, *options):
     """One call in which the mapped dimension is part of the batch."""
-    if any(dim is not None for dim in in_dims[6:]):
+    if any(dim is not None for dim in in_dims[len(in_dims) - len(options) :]):
         raise UnsupportedError(
             "vmap over a sink or positions is not implemented; over q, k, v, row intervals and a block mask it is"
         )
-    if len(options) > _DROPOUT_P and options[_DROPOUT_P] != 0:
+    options = AttentionOptions(*options)
+    if options.dropout_p != 0:
         raise UnsupportedError("vmap of dropout is not implemented: the mapped dimension is part of the batch")
     size = info.batch_size
     q, k, v = (_folded(x, dim, size) for x, dim in zip((q, k, v), in_dims))
@@ -379,10 +394,11 @@ def _forward_vmap(info, in_dims, q, k, v, bounds, block_mask, plan_, *options):
         is_shared = x is None or dim is None and x.shape[0] == 1
         plan_ = plan_ if is_shared else None  # it was made for fewer masks
         masks.append(x if is_shared else _folded(x, dim, size, q.shape[0] // size).contiguous())
-    for at in _POSITIONS:
-        if len(options) > at and options[at] is not None and options[at].shape[0] != 1:
+    for name in ("q_pos", "k_pos"):
+        positions = getattr(options, name)
+        if positions is not None and positions.shape[0] != 1:
             plan_ = None
-            options = (*options[:at], _folded(options[at], None, size, q.shape[0] // size), *options[at + 1 :])
+            options = options._replace(**{name: _folded(positions, None, size, q.shape[0] // size)})
     out, lse = _ops.forward(q, k, v, *masks, plan_, *options)
     return tuple(x.view(size, x.shape[0] // size, *x.shape[1:]) for x in (out, lse)), (0, 0)
 
@@ -402,9 +418,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, mask, options, *features):
-        all_options = _joined(options, features) if features else options
-        with _AutoDispatchBelowAutograd():
-            out, lse = _forward_operator(q, k, v, *mask, *all_options)
+        out, lse = _forward_operator(q, k, v, *mask, *(_joined(options, features) if features else options))
         ctx.options = options
         # Saved like any tensor of the graph: if a mask is changed in place before the backward, autograd says so.
         ctx.save_for_backward(q, k, v, out, lse, *mask, *features)
@@ -414,27 +428,26 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout, dlse):
         saved = ctx.saved_tensors
-        features = saved[8:]
+        q, _, _, out, _, _, _, _, *features = saved
         if dout is None:
             if dlse is None:
                 return (None,) * (5 + len(features))
-            dout = torch.zeros_like(saved[3])
-        if dout.dtype != saved[0].dtype:  # of a partial out
-            dout = dout.to(saved[0].dtype)
+            dout = torch.zeros_like(out)
+        if dout.dtype != q.dtype:  # of a partial out
+            dout = dout.to(q.dtype)
         if not features:
             dq, dk, dv, _ = _backward(dout, dlse, *saved, *ctx.options)
             return dq, dk, dv, None, None
-        dq, dk, dv, dsink = _backward(dout, dlse, *saved[:8], *_joined(ctx.options, features))
-        dsink = None if features[0] is None else dsink
-        return dq, dk, dv, None, None, dsink, *(None,) * len(features[1:])
+        inputs = saved[: -len(features)]
+        dq, dk, dv, dsink = _backward(dout, dlse, *inputs, *_joined(ctx.options, features))
+        return dq, dk, dv, None, None, None if features[0] is None else dsink, *(None,) * len(features[1:])
 
 
-# Without what Function.apply adds for torch.func, whose calls never come this way.
-_apply_attention = super(torch.autograd.Function, _Attention).apply
+_apply_attention = apply_of(_Attention)
 
 
-def _joined(options, features):
-    return *options[:_SINK], *features, *options[_SINK:]
+def _joined(options, tensors):
+    return *options[:_SINK], *tensors, *options[_SINK:]
 
 
 def _backward(*inputs):
@@ -442,14 +455,13 @@ def _backward(*inputs):
     return _undifferentiable(_ops.backward.default, _backward_operator, *inputs)
 
 
-def _undifferentiable(operator, kernel, *inputs):
+def _undifferentiable(operator, below, *inputs):
     """What an operator returns, without its autograd kernel where no second derivatives can be asked for: that kernel,
-    which refuses them, costs 0.1 ms. kernel: what calling the operator calls."""
+    which refuses them, costs 0.1 ms. below: the operator without it."""
     if _is_grad_enabled() or _is_compiling():
         return call(operator, *inputs)
     try:
-        with _AutoDispatchBelowAutograd():
-            return kernel(*inputs)
+        return below(*inputs)
     except RuntimeError as error:
         _raise_as_meant(error)
         raise
@@ -461,20 +473,19 @@ def _forward(q, k, v, bounds, block_mask, plan_, *options):
     torch.library.register_autograd would make the same, but reads the schema in every call: 0.1 ms.
     """
     sink = options[_SINK] if len(options) > _SINK else None
-    if forward_ad._current_level >= 0:
+    if is_dual_level_active():
         _refuse_tangents(q, k, v, *(() if sink is None else (sink,)))
     requires_grad = q.requires_grad or k.requires_grad or v.requires_grad
     if not requires_grad and sink is not None:
         requires_grad = sink.requires_grad
     if requires_grad and _is_grad_enabled():
-        if _is_transformed():
+        if are_transforms_active():
             raise UnsupportedError(_NO_FUNCTIONAL_DERIVATIVE)
-        features = options[_SINK:_DROPOUT_P]
+        features = options[_SINK:_END]
         if features:
-            options = options[:_SINK] + options[_DROPOUT_P:]
+            options = options[:_SINK] + options[_END:]
         return _apply_attention(q, k, v, (bounds, block_mask, plan_), options, *features)
-    with _AutoDispatchBelowAutograd():
-        return _forward_operator(q, k, v, bounds, block_mask, plan_, *options)
+    return _forward_operator(q, k, v, bounds, block_mask, plan_, *options)
 
 
 def _transformed(q, k, v, *others):

@@ -7,9 +7,9 @@ on a device holds.
 """
 
 import torch
-from torch._subclasses import FakeTensor
 
 from .._core import arguments
+from ._torch_internals import is_fake, is_wrapped_by_transforms
 
 # --- Tensors ------------------------------------------------------------------------------------------
 
@@ -79,7 +79,7 @@ def check_one_device(**tensors):
 
 def check_holds(name, x):
     """ValueError if a tensor has a shape and no contents: one on meta, or a fake one."""
-    if x.is_meta or isinstance(x, FakeTensor):
+    if x.is_meta or is_fake(x):
         kind = "on meta" if x.is_meta else "a FakeTensor"
         raise ValueError(f"{name} is {kind}, without contents; they are looked at here, so it must have them")
 
@@ -88,7 +88,7 @@ def is_readable(tensor):
     """Whether contents can be looked at for free: in host memory, and not while the code is traced or mapped."""
     if torch.compiler.is_compiling() or type(tensor) is not torch.Tensor or tensor.device.type != "cpu":
         return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return not is_wrapped_by_transforms(tensor)
 
 
 def check_cu_seqlens(name, values, most, what):

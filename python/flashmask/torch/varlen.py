@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 
 from .._core import arguments
 from .._core.annotations import Backend, Integers, Window
 from . import tensor_arguments
-from .annotations import Device, VarlenOptions
+from .annotations import Device
 from .attention import flashmask_attention
 from .mask import Mask
 
@@ -18,6 +18,23 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["flashmask_varlen_func", "varlen_mask"]
+
+
+class VarlenKeywords(TypedDict, total=False):
+    """Arguments by keyword of flashmask_varlen_func that do not change what it returns."""
+
+    dropout_p: float
+    softmax_scale: float | None
+    causal: bool
+    window_size: Window
+    softcap: float
+    alibi_slopes: None
+    deterministic: bool | None
+    block_table: None
+    backend: Backend
+    max_ctas: int
+    sink: torch.Tensor | None
+    dropout_state: torch.Tensor | None
 
 
 @overload
@@ -32,7 +49,7 @@ def flashmask_varlen_func(
     *,
     return_attn_probs: Literal[False] = False,
     return_softmax_lse: Literal[False] = False,
-    **options: Unpack[VarlenOptions],
+    **options: Unpack[VarlenKeywords],
 ) -> torch.Tensor: ...
 @overload
 def flashmask_varlen_func(
@@ -46,7 +63,7 @@ def flashmask_varlen_func(
     *,
     return_attn_probs: bool = False,
     return_softmax_lse: Literal[True],
-    **options: Unpack[VarlenOptions],
+    **options: Unpack[VarlenKeywords],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
 def flashmask_varlen_func(
@@ -60,7 +77,7 @@ def flashmask_varlen_func(
     *,
     return_attn_probs: bool = False,
     return_softmax_lse: bool = False,
-    **options: Unpack[VarlenOptions],
+    **options: Unpack[VarlenKeywords],
 ) -> Any: ...
 def flashmask_varlen_func(
     q: torch.Tensor,
