@@ -10,7 +10,9 @@ import flashmask.numpy as fm
 import ml_dtypes
 import numpy as np
 import pytest
+from flashmask import capi
 from flashmask._core.docstrings import PARAGRAPHS
+from flashmask.numpy.arrays import Numpy
 
 # Largest error of out and of the gradients, relative to the largest element.
 TOLERANCES = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
@@ -347,3 +349,27 @@ def test_without_numpy_it_says_so():
     program = "import sys; sys.modules['numpy'] = None; import flashmask.capi; import flashmask.numpy"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "ImportError: flashmask.numpy needs numpy: pip install numpy" in ran.stderr
+
+
+def test_a_call_asks_for_its_workspace_once(monkeypatch):
+    """In the call itself; what goes wrong in there is raised after it."""
+    sizes, empty = [], Numpy.empty
+    q = np.ones((1, 300, 2, 16), np.float32)
+
+    def counted(shape, dtype, like):
+        sizes.extend([shape] if dtype == "uint8" else [])
+        return empty(shape, dtype, like)
+
+    def failing(shape, dtype, like):
+        if dtype == "uint8":
+            raise MemoryError("no room")
+        return empty(shape, dtype, like)
+
+    monkeypatch.setattr(Numpy, "empty", counted)
+    monkeypatch.delattr(capi.load(), "fm_forward_workspace")
+    out, lse = fm.attention(q, q, q, causal=True)
+    fm.attention_backward(out, q, q, q, out, lse, causal=True)
+    assert len(sizes) == 2
+    monkeypatch.setattr(Numpy, "empty", failing)
+    with pytest.raises(MemoryError, match="no room"):
+        fm.attention(q, q, q, causal=True)

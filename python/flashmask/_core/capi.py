@@ -86,6 +86,9 @@ class ExecutedTiles(C.Structure):
 _CALL = [("mask", C.POINTER(Mask)), ("plan", C.c_void_p), ("plan_bytes", C.c_size_t), ("dense_mask", Tensor)]
 
 
+Allocate = C.CFUNCTYPE(C.c_void_p, C.c_void_p, C.c_size_t)  # fm_allocate
+
+
 class ForwardArgs(C.Structure):
     _fields_ = (
         [("struct_size", C.c_uint32), ("reserved", C.c_uint32)] + [(n, Tensor) for n in "q k v out lse".split()] + _CALL

@@ -104,8 +104,39 @@ def _run(frontend, name, kind, arrays, mask, options):
     args = capi.make(kind, **{name: frontend.array(x).described(name) for name, x in arrays.items()})
     if mask is not None:
         args.mask = C.pointer(mask_of(frontend, mask))
-    fm_options = call_options.make(**options, **frontend.place(arrays["q"]))
-    library, size = capi.load(), C.c_size_t()
-    capi.check(getattr(library, name + "_workspace")(C.byref(args), C.byref(fm_options), C.byref(size)))
-    workspace = frontend.empty((size.value,), "uint8", arrays["q"])
-    capi.check(getattr(library, name)(C.byref(args), frontend.array(workspace).pointer, size, C.byref(fm_options)))
+    request = _Request(frontend, arrays["q"])
+    context = id(request)
+    fm_options = call_options.make(
+        **options, **frontend.place(arrays["q"]), allocate=_ALLOCATE, allocate_context=context
+    )
+    _requests[context] = request
+    try:
+        status = getattr(capi.load(), name)(C.byref(args), None, 0, C.byref(fm_options))
+    finally:
+        del _requests[context]
+    if request.error is not None:
+        raise request.error
+    capi.check(status)
+
+
+class _Request:
+    """A call's request for its workspace, which it makes when it knows the size."""
+
+    def __init__(self, frontend, like):
+        self.frontend, self.like, self.memory, self.error = frontend, like, None, None
+
+
+_requests = {}  # by fm_options' allocate_context
+
+
+@capi.Allocate
+def _allocate(context, size):
+    request = _requests[context]
+    try:
+        request.memory = request.frontend.empty((size,), "uint8", request.like)
+        return request.frontend.array(request.memory).pointer
+    except Exception as error:  # which cannot pass through C
+        request.error = error
+
+
+_ALLOCATE = C.cast(_allocate, C.c_void_p)  # once: each would stay until the garbage collector runs
