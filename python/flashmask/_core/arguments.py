@@ -7,6 +7,8 @@ a TypeError or ValueError that names the argument, what was got and what is acce
 """
 
 import operator
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from .errors import UnsupportedError
 
@@ -17,7 +19,7 @@ UNBOUNDED = 2**41
 LAYOUTS = {"bshd": "[batch, seqlen, heads, head_dim]", "bhsd": "[batch, heads, seqlen, head_dim]"}
 
 
-def given(value):
+def given(value: object) -> str:
     """What was got, in a few words."""
     if getattr(value, "is_nested", False):
         return "a nested tensor"
@@ -29,20 +31,20 @@ def given(value):
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
-def _kind(array):
+def _kind(array: object) -> str:
     if hasattr(array, "is_nested"):
         return "a tensor"
     return f"a {type(array).__module__}.{type(array).__name__}"
 
 
-def refuse_unsupported(**arguments):
+def refuse_unsupported(**arguments: tuple[object, object]) -> None:
     """UnsupportedError naming the first argument that is not what is accepted of it; name=(value, accepted)."""
     for name, (value, accepted) in arguments.items():
         if value is not accepted and (value is None or accepted is None or value != accepted):
             raise UnsupportedError(f"{name} is {given(value)}; it must be {accepted!r}: it is not implemented")
 
 
-def refuse_beside_mask(**arguments):
+def refuse_beside_mask(**arguments: object) -> None:
     """ValueError naming the first argument that is not None: it came with a Mask, which says that itself."""
     for name, value in arguments.items():
         if value is not None:
@@ -52,7 +54,7 @@ def refuse_beside_mask(**arguments):
             )
 
 
-def check_mask_lengths(mask, seqlen_q, seqlen_k):
+def check_mask_lengths(mask: Any, seqlen_q: int, seqlen_k: int) -> None:
     """ValueError unless a Mask is for the lengths of the call."""
     if mask.seqlen_q != seqlen_q or mask.seqlen_k != seqlen_k:
         raise ValueError(
@@ -61,18 +63,18 @@ def check_mask_lengths(mask, seqlen_q, seqlen_k):
         )
 
 
-def not_a_mask(name, value):
+def not_a_mask(name: str, value: object) -> TypeError:
     """The TypeError of what a frontend of torch's tensors takes for no mask."""
     return TypeError(f"{name} is a {type(value).__name__}; it must be a flashmask.Mask, a tensor or None")
 
 
-def does_not_change(name=None):
+def does_not_change(name: str | None = None) -> AttributeError:
     """The AttributeError of a Mask whose attribute is set, or deleted."""
     advice = f"; make another one: mask.replace({name}=...)" if name else ""
     return AttributeError(f"a Mask does not change{advice}")
 
 
-def no_second_derivatives():
+def no_second_derivatives() -> UnsupportedError:
     return UnsupportedError(
         "second derivatives of flashmask attention are not implemented; backward without create_graph=True"
     )
@@ -81,13 +83,13 @@ def no_second_derivatives():
 # --- Arrays, which a frontend describes ------------------------------------------------------------------
 
 
-def check_dimensions(name, shape, wanted):
+def check_dimensions(name: str, shape: Sequence[int], wanted: str) -> None:
     """ValueError unless there are the dimensions that `wanted` names."""
     if len(shape) != (dimensions := wanted.count(",") + 1):
         raise ValueError(f"{name} has shape {list(shape)}; it must have {dimensions} dimensions, {wanted}")
 
 
-def check_vector(name, x, is_right, kind="integers", shape=None):
+def check_vector(name: str, x: Any, is_right: bool, kind: str = "integers", shape: str | None = None) -> None:
     """TypeError unless its elements are of the kind; ValueError if it is a number where `shape` says what is needed."""
     if not is_right:
         raise TypeError(f"{name} is {x.dtype}; it must be {kind}")
@@ -95,25 +97,25 @@ def check_vector(name, x, is_right, kind="integers", shape=None):
         raise ValueError(f"{name} is a single number; it must be {shape}")
 
 
-def check_state(name, x, is_right, dtypes="int64"):
+def check_state(name: str, x: object, is_right: bool, dtypes: str = "int64") -> None:
     """ValueError unless it is a state of dropout."""
     if not is_right:
         raise ValueError(f"{name} is {given(x)}; it must be {dtypes} [2], a seed and an offset")
 
 
-def elsewhere(name, place, other, others_place):
+def elsewhere(name: str, place: object, other: str, others_place: object) -> ValueError:
     """The ValueError of tensors in two places."""
     return ValueError(
         f"{name} is on {place} and {other} on {others_place}; all tensors of a call must be on one device"
     )
 
 
-def ragged(name, error):
+def ragged(name: str, error: Exception) -> ValueError:
     """The ValueError of lists that are no array."""
     return ValueError(f"{name} must be integers, nested lists of one length: {error}")
 
 
-def missing_seqlen(name, why):
+def missing_seqlen(name: str, why: str) -> ValueError:
     """The ValueError of a mask whose length follows from values that are not read."""
     return ValueError(
         f"seqlen is missing; {name} is not read on the host ({why}), so the length of the sequence must be given"
@@ -123,7 +125,7 @@ def missing_seqlen(name, why):
 # --- Single values ------------------------------------------------------------------------------------
 
 
-def integer(name, value, least=None, most=None, rule=None):
+def integer(name: str, value: Any, least: int | None = None, most: int | None = None, rule: str | None = None) -> int:
     """An int (numpy's, or a length that is traced) from `least` to `most`; `rule` says that in other words."""
     if type(value) is not int:
         value = _as_int(name, value)
@@ -133,7 +135,7 @@ def integer(name, value, least=None, most=None, rule=None):
     return value
 
 
-def _as_int(name, value):
+def _as_int(name: str, value: Any) -> int:
     if isinstance(value, int) and not isinstance(value, bool) or _is_symbol(value):
         return value
     if isinstance(value, bool) or _is_array(value) or not hasattr(value, "__index__"):
@@ -141,29 +143,29 @@ def _as_int(name, value):
     return operator.index(value)
 
 
-def _is_symbol(value):
+def _is_symbol(value: object) -> bool:
     """Whether it is torch's name for a number that is traced, which stays one."""
     return type(value).__name__ in ("SymInt", "SymFloat")
 
 
-def _is_array(value):
+def _is_array(value: object) -> bool:
     """Whether it is an array or tensor; numpy's scalars, which have a shape too, are numbers."""
     return hasattr(value, "shape") and not (type(value).__module__ == "numpy" and type(value).__name__ != "ndarray")
 
 
-def length(name, value):
+def length(name: str, value: Any) -> int:
     """A number of tokens."""
     return integer(name, value, 0, MOST_TOKENS)
 
 
-def q_offset(value):
+def q_offset(value: Any) -> int | None:
     """Where the first row stands among the keys, or None. The library checks an offset that is traced."""
     if value is None or _is_symbol(value):
         return value
     return integer("q_offset", value, -MOST_OFFSET, MOST_OFFSET, "it must be between -2^40 and 2^40")
 
 
-def number(name, value):
+def number(name: str, value: Any) -> float:
     """A float, from an int or a float of any library."""
     if isinstance(value, float) or _is_symbol(value):
         return value
@@ -172,7 +174,7 @@ def number(name, value):
     return float(value)
 
 
-def share(name, value):
+def share(name: str, value: Any) -> float:
     """A number that is at least 0 and less than 1."""
     value = number(name, value)
     if not 0 <= value < 1:
@@ -180,7 +182,7 @@ def share(name, value):
     return value
 
 
-def flag(name, value):
+def flag(name: str, value: Any) -> bool:
     """True or False, for which 1 and 0 and numpy's stand, too."""
     if value is True or value is False:
         return value
@@ -189,7 +191,7 @@ def flag(name, value):
     return bool(value)
 
 
-def choice(name, value, accepted):
+def choice(name: str, value: Any, accepted: Collection[str]) -> str:
     """One of some strings."""
     if not isinstance(value, str) or value not in accepted:
         kind, got = (ValueError, repr(value)) if isinstance(value, str) else (TypeError, given(value))
@@ -197,28 +199,28 @@ def choice(name, value, accepted):
     return value
 
 
-def string(name, value):
+def string(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{name} is {given(value)}; it must be a string, as 'auto'")
     return value
 
 
-def sequence(name, values):
+def sequence(name: str, values: Any) -> list[Any]:
     """A list of whatever can be iterated over."""
     if not hasattr(values, "__iter__"):
         raise TypeError(f"{name} is {given(values)}; it must be a list or tuple")
     return list(values)
 
 
-def pair(name, value):
+def pair(name: str, value: Any) -> tuple[Any, Any]:
     """(left, right), which one value is both of."""
     sides = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(sides) != 2:
         raise ValueError(f"{name} has {len(sides)} entries; it must be an int or (left, right)")
-    return sides
+    return sides[0], sides[1]
 
 
-def window(name, value):
+def window(name: str, value: Any) -> tuple[int, int] | None:
     """(left, right) of an int (both sides), a pair, or None; None if both are open.
 
     An open side is -1, None, or beyond all sequences.
@@ -229,7 +231,7 @@ def window(name, value):
     return None if left == -1 and right == -1 else (left, right)
 
 
-def _window_side(name, value, side):
+def _window_side(name: str, value: object, side: Any) -> int:
     if type(side) is not int:
         if side is None:
             return -1

@@ -7,14 +7,19 @@ Frontends that call the library through ctypes do so from here. It needs Python'
 import ctypes as C
 import functools
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from .errors import UnrepresentableMaskError, UnsupportedError
 
+np: Any
 try:
     import numpy as np
 except ImportError:  # the structs do without
     np = None
+
+AnyStruct = TypeVar("AnyStruct", bound=C.Structure)
 
 FLOAT32, FLOAT64, BFLOAT16, FLOAT16, INT32, BOOL, UINT8, INT64 = range(1, 9)
 DETERMINISTIC, CAUSAL, HAS_Q_OFFSET, HAS_WINDOW, HAS_SCALE = 1, 2, 4, 8, 16
@@ -33,12 +38,12 @@ DTYPES = {
 }
 
 
-def dtype_name(dtype):
+def dtype_name(dtype: object) -> str:
     """The name of a numpy, torch or Paddle dtype, as "float32"."""
     return str(getattr(dtype, "name", dtype)).rpartition(".")[2].lower()
 
 
-def dtype_of(dtype):
+def dtype_of(dtype: object) -> int:
     """The number of a dtype, or of its name; KeyError for one that the library does not know."""
     if not getattr(dtype, "isnative", True):
         raise KeyError(f"{dtype!r} is not in this machine's byte order")
@@ -83,7 +88,7 @@ class ExecutedTiles(C.Structure):
     _fields_ = [("forward", C.c_int64), ("backward_rows", C.c_int64), ("backward_keys", C.c_int64)]
 
 
-_CALL = [("mask", C.POINTER(Mask)), ("plan", C.c_void_p), ("plan_bytes", C.c_size_t), ("dense_mask", Tensor)]
+_CALL: list[Any] = [("mask", C.POINTER(Mask)), ("plan", C.c_void_p), ("plan_bytes", C.c_size_t), ("dense_mask", Tensor)]
 
 
 Allocate = C.CFUNCTYPE(C.c_void_p, C.c_void_p, C.c_size_t)  # fm_allocate
@@ -147,7 +152,7 @@ class GpuModel(C.Structure):
     ]
 
 
-def library_path(variable, name):
+def library_path(variable: str, name: str) -> Path:
     """The file that the environment variable names, or `name` beside the package; ImportError if it is not there."""
     path = Path(os.environ.get(variable) or Path(__file__).parents[1] / name)
     if not path.is_file():
@@ -187,7 +192,7 @@ _ARGUMENTS = {
 
 
 @functools.cache
-def load():
+def load() -> C.CDLL:
     """The library, with the types of its functions: FLASHMASK_LIBRARY, or libflashmask.so beside the package, as it is
     at the first call.
 
@@ -196,7 +201,7 @@ def load():
     return open_library()
 
 
-def open_library():
+def open_library() -> C.CDLL:
     """As load(), but looks anew: a process may have several libraries. An older one may lack some of the functions."""
     library = C.CDLL(str(library_path("FLASHMASK_LIBRARY", "libflashmask.so")))
     library.fm_abi_version.restype = C.c_uint32
@@ -210,7 +215,7 @@ def open_library():
 
 
 # What is not here is a RuntimeError.
-_RAISED = {
+_RAISED: dict[int, Callable[[str], Exception]] = {
     INVALID_ARGUMENT: ValueError,
     UNSUPPORTED: UnsupportedError,
     UNREPRESENTABLE: lambda message: UnrepresentableMaskError(message, load().fm_last_error_column()),
@@ -218,13 +223,13 @@ _RAISED = {
 }
 
 
-def check(status):
+def check(status: int) -> None:
     """Raises what the calling thread's last call failed with, if `status` says that it did."""
     if status != OK:
         raise _RAISED.get(status, RuntimeError)(load().fm_last_error().decode())
 
 
-def tensor(array):
+def tensor(array: Any) -> Tensor:
     t = Tensor()
     t.data = array.ctypes.data
     t.dtype = dtype_of(array.dtype)
@@ -235,12 +240,12 @@ def tensor(array):
     return t
 
 
-def cuda_device(index=0):
+def cuda_device(index: int = 0) -> int:
     """The value of Options.device for a CUDA device."""
     return 1 + index
 
 
-def device_tensor(pointer, dtype, shape, stride=None):
+def device_tensor(pointer: int | None, dtype: int, shape: Sequence[int], stride: Sequence[int] | None = None) -> Tensor:
     """A tensor in device memory: `dtype` is one of FLOAT32 and so on, strides count elements (None: contiguous)."""
     t = Tensor(data=pointer, dtype=dtype, ndim=len(shape))
     contiguous = 1
@@ -251,15 +256,15 @@ def device_tensor(pointer, dtype, shape, stride=None):
     return t
 
 
-def make(struct, **fields):
-    s = struct()
+def make(struct: type[AnyStruct], **fields: Any) -> AnyStruct:
+    s: Any = struct()
     s.struct_size = C.sizeof(struct)
     for name, value in fields.items():
         setattr(s, name, tensor(value) if np is not None and isinstance(value, np.ndarray) else value)
     return s
 
 
-def text_of(function, *arguments):
+def text_of(function: Callable[..., int], *arguments: Any) -> tuple[int, str]:
     """(status, text) of a function such as fm_explain, which takes a buffer last."""
     length = C.c_size_t()
     status = function(*arguments, None, 0, C.byref(length))
@@ -270,11 +275,11 @@ def text_of(function, *arguments):
     return status, buffer.value.decode()
 
 
-def mask(seqlen_q, seqlen_k, **fields):
+def mask(seqlen_q: int, seqlen_k: int, **fields: Any) -> Mask:
     return make(Mask, seqlen_q=seqlen_q, seqlen_k=seqlen_k, **fields)
 
 
-def mask_of(mask, describe):
+def mask_of(mask: Any, describe: Callable[[str, Any], Tensor]) -> Mask:
     """fm_mask of the Mask of any frontend; describe(name, x) is fm_tensor of its tensors, which have to stay."""
     flags = (
         (CAUSAL if mask.causal else 0)

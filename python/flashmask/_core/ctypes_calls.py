@@ -1,19 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """forward, backward and builders of masks through the C interface, for the frontends that call it through ctypes.
 
-A frontend is a class with four functions: empty(shape, dtype, like) makes an array of a dtype's name where `like` is,
-empty_on_host(shape, dtype) one in host memory; array(x) describes one as explanation.Array; place(x) gives the fields
-of fm_options that say where x is. q, k and v are BSHD views; `mask` is any object with the attributes of Mask, or None.
-The library checks its arguments, so nothing here does.
+q, k and v are BSHD views; `mask` is any object with the attributes of Mask, or None. The library checks its arguments,
+so nothing here does.
 """
 
 import ctypes as C
 import math
+from typing import Any, Protocol
 
-from . import call_options, capi
+from . import call_options, capi, explanation
 
 
-def forward(frontend, q, k, v, mask, **options):
+class HostFrontend(Protocol):
+    """A frontend's arrays in host memory."""
+
+    def empty_on_host(self, shape: Any, dtype: Any) -> Any:
+        """A new array of a dtype's name."""
+
+    def array(self, x: Any) -> explanation.Array:
+        """Its description."""
+
+
+class Frontend(HostFrontend, Protocol):
+    """A frontend's arrays wherever calls run."""
+
+    def empty(self, shape: Any, dtype: str, like: Any) -> Any:
+        """A new array of a dtype's name where `like` is."""
+
+    def place(self, x: Any) -> dict[str, Any]:
+        """The fields of fm_options that say where x is."""
+
+
+def forward(frontend: Frontend, q: Any, k: Any, v: Any, mask: Any, **options: Any) -> tuple[Any, Any]:
     """(out, lse)."""
     out = frontend.empty((*q.shape[:3], v.shape[3]), frontend.array(q).dtype, q)
     lse_dtype = "float64" if frontend.array(q).dtype == "float64" else "float32"
@@ -23,7 +42,9 @@ def forward(frontend, q, k, v, mask, **options):
     return out, lse
 
 
-def backward(frontend, dout, dlse, q, k, v, out, lse, mask, **options):
+def backward(
+    frontend: Frontend, dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, mask: Any, **options: Any
+) -> tuple[Any, ...]:
     """(dq, dk, dv), and dsink if the options have a sink. dlse: None if no gradient reaches lse."""
     inputs = {"dq": q, "dk": k, "dv": v}
     if options.get("sink") is not None:
@@ -36,7 +57,7 @@ def backward(frontend, dout, dlse, q, k, v, out, lse, mask, **options):
     return tuple(gradients.values())
 
 
-def dropout_mask(frontend, state, p, shape):
+def dropout_mask(frontend: HostFrontend, state: Any, p: float, shape: tuple[int, ...]) -> Any:
     """bool of `shape` [batch, heads, seqlen_q, seqlen_k] in host memory. state: int64 or uint64 [2] there."""
     kept = frontend.empty_on_host(shape, "bool")
     described = frontend.array(kept).described("kept")
@@ -44,17 +65,24 @@ def dropout_mask(frontend, state, p, shape):
     return kept
 
 
-def dropout_state(frontend, state):
+def dropout_state(frontend: HostFrontend, state: Any) -> Any:
     """fm_options' pointer to it."""
-    return C.cast(frontend.array(state).pointer, C.POINTER(C.c_uint64))
+    return C.cast(frontend.array(state).pointer or 0, C.POINTER(C.c_uint64))
 
 
-def mask_of(frontend, mask):
+def mask_of(frontend: HostFrontend, mask: Any) -> capi.Mask:
     """fm_mask of a mask, whose arrays have to stay."""
     return capi.mask_of(mask, lambda name, x: frontend.array(x).described(name))
 
 
-def build_mask(frontend, family, vectors, numbers, has_order, has_positions=False):
+def build_mask(
+    frontend: HostFrontend,
+    family: str,
+    vectors: dict[str, Any],
+    numbers: dict[str, int],
+    has_order: bool,
+    has_positions: bool = False,
+) -> tuple[Any, ...]:
     """(bounds, order) of the mask of a family in host memory, and with positions (bounds, order, positions).
 
     order is None if there is none. Positions are those of rows and of keys.
@@ -76,7 +104,7 @@ def build_mask(frontend, family, vectors, numbers, has_order, has_positions=Fals
     return (bounds, order, positions) if has_positions else (bounds, order)
 
 
-def to_startend(frontend, mask):
+def to_startend(frontend: HostFrontend, mask: Any) -> tuple[Any, bool]:
     """(startend_row_indices, causal) of a mask in host memory: the smallest of the four forms that says the same."""
     fm_mask = mask_of(frontend, mask)
     batch, heads = fm_mask.bounds.shape[:2] if fm_mask.bounds.ndim else (1, 1)
@@ -87,21 +115,23 @@ def to_startend(frontend, mask):
     return room.reshape([-1])[: math.prod(shape)].reshape(shape), bool(out.flags & capi.CAUSAL)
 
 
-def mask_parameters(vectors, numbers):
+def mask_parameters(vectors: dict[str, capi.Tensor], numbers: dict[str, int]) -> capi.MaskParameters:
     """fm_mask_parameters: vectors are fm_tensor by name, numbers ints."""
     items = [capi.MaskParameter(name=name.encode(), vector=x) for name, x in vectors.items()]
     items += [capi.MaskParameter(name=name.encode(), number=x) for name, x in numbers.items()]
     return capi.make(capi.MaskParameters, count=len(items), items=(capi.MaskParameter * len(items))(*items))
 
 
-def _run(frontend, name, kind, arrays, mask, options):
+def _run(
+    frontend: Frontend, name: str, kind: type[C.Structure], arrays: dict[str, Any], mask: Any, options: dict[str, Any]
+) -> None:
     """`options` as call_options.make takes them, but `sink` and `dropout_state` are arrays or None."""
     sink, state = options.pop("sink", None), options.pop("dropout_state", None)
     if sink is not None:
         options["sink"] = frontend.array(sink).described("sink")
     if state is not None:
         options["dropout_state"] = dropout_state(frontend, state)
-    args = capi.make(kind, **{name: frontend.array(x).described(name) for name, x in arrays.items()})
+    args: Any = capi.make(kind, **{name: frontend.array(x).described(name) for name, x in arrays.items()})
     if mask is not None:
         args.mask = C.pointer(mask_of(frontend, mask))
     request = _Request(frontend, arrays["q"])
@@ -122,21 +152,24 @@ def _run(frontend, name, kind, arrays, mask, options):
 class _Request:
     """A call's request for its workspace, which it makes when it knows the size."""
 
-    def __init__(self, frontend, like):
-        self.frontend, self.like, self.memory, self.error = frontend, like, None, None
+    def __init__(self, frontend: Frontend, like: Any) -> None:
+        self.frontend, self.like = frontend, like
+        self.memory: Any = None
+        self.error: Exception | None = None
 
 
-_requests = {}  # by fm_options' allocate_context
+_requests: dict[int, _Request] = {}  # by fm_options' allocate_context
 
 
-@capi.Allocate
-def _allocate(context, size):
+def _allocate(context: int, size: int) -> int | None:
     request = _requests[context]
     try:
         request.memory = request.frontend.empty((size,), "uint8", request.like)
         return request.frontend.array(request.memory).pointer
     except Exception as error:  # which cannot pass through C
         request.error = error
+        return None
 
 
-_ALLOCATE = C.cast(_allocate, C.c_void_p)  # once: each would stay until the garbage collector runs
+_callback = capi.Allocate(_allocate)
+_ALLOCATE = C.cast(_callback, C.c_void_p)  # once: each would stay until the garbage collector runs

@@ -70,5 +70,5 @@ def composed(documented: Documented) -> Documented:
     return documented
 
 
-def _paragraph(line):
+def _paragraph(line: re.Match[str]) -> str:
     return textwrap.indent(PARAGRAPHS[line[2]], line[1])

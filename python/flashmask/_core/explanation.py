@@ -5,16 +5,20 @@ A frontend describes its arrays (Array), its call (Call) and its mask (Described
 arrays are of.
 """
 
+from __future__ import annotations
+
 import ctypes as C
 import itertools
 import json
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from . import call_options, capi
 from .errors import UnsupportedError
 
 _VECTORS = {(True, 1): "LTS", (True, 2): "LTS, LTE", (False, 2): "LTS, UTE", (False, 4): "LTS, LTE, UTS, UTE"}
+AnyArgs = TypeVar("AnyArgs", bound=C.Structure)
 _NOWHERE = 1 << 12  # the address of memory that will not be touched
 
 
@@ -22,13 +26,13 @@ _NOWHERE = 1 << 12  # the address of memory that will not be touched
 class Array:
     """An array, or with `pointer` None its form alone. `dtype` and `device` are names, as "float32" and "cuda:0"."""
 
-    shape: tuple
+    shape: tuple[int, ...]
     dtype: str
     device: str = ""
-    stride: tuple | None = None  # None: contiguous
+    stride: tuple[int, ...] | None = None  # None: contiguous
     pointer: int | None = None
 
-    def described(self, name):
+    def described(self, name: str) -> capi.Tensor:
         """fm_tensor of the argument `name`."""
         try:
             number = capi.dtype_of(self.dtype)
@@ -40,7 +44,7 @@ class Array:
         stride = None if 0 in self.shape else self.stride  # which mean nothing of no elements
         return capi.device_tensor(self.pointer or _NOWHERE, number, self.shape, stride)
 
-    def padded(self, dim):
+    def padded(self, dim: int) -> Array:
         return replace(self, shape=(*self.shape[:3], dim), stride=None)
 
 
@@ -57,20 +61,20 @@ class Call:
     needs_gradient: bool
     options: dict[str, Any]
 
-    def map(self, function):
+    def map(self, function: Callable[[Array], Array]) -> Call:
         """The call with function(x) in place of q, k and v."""
         return replace(self, q=function(self.q), k=function(self.k), v=function(self.v))
 
-    def replace_options(self, **options):
+    def replace_options(self, **options: Any) -> Call:
         return replace(self, options={**self.options, **options})
 
-    def fm_options(self):
+    def fm_options(self) -> call_options.Options:
         fields = dict(self.options)
         if (sink := fields.pop("sink", None)) is not None:
             fields["sink"] = sink.described("sink")
         return call_options.make(**fields)
 
-    def arguments(self, kind, **fields):
+    def arguments(self, kind: type[AnyArgs], **fields: Any) -> AnyArgs:
         """fm_forward_args or fm_backward_args. Outputs are described, not allocated: nothing writes them."""
         batch, rows, heads, _ = self.q.shape
         out = Array((batch, rows, heads, self.v.shape[3]), self.q.dtype)
@@ -90,7 +94,7 @@ class Tiles(NamedTuple):
     empty: int
 
 
-def host_tiles(fm_mask):
+def host_tiles(fm_mask: capi.Mask) -> Tiles:
     """The Tiles of a mask in host memory."""
     sums = capi.make(capi.Statistics)
     capi.check(capi.load().fm_mask_statistics(C.byref(fm_mask), C.byref(sums)))
@@ -104,11 +108,11 @@ class Described(NamedTuple):
     mask: object  # with the attributes of Mask
     fm_mask: capi.Mask
     tiles: Tiles
-    plan: tuple = (None, 0)  # its address and bytes; none: the call makes one
+    plan: tuple[int | None, int] = (None, 0)  # its address and bytes; none: the call makes one
     owner: object = None  # of the plan's memory
 
 
-def explain(prepare):
+def explain(prepare: Callable[[], Described]) -> str:
     """The text of prepare()'s Described, or of what it refuses."""
     try:
         return "\n".join(_lines(prepare()))
@@ -116,7 +120,7 @@ def explain(prepare):
         return f"refused   {error}"
 
 
-def _lines(described):
+def _lines(described: Described) -> Iterator[str]:
     call = described.call
     for name, x in (("query", call.q), ("key", call.k), ("value", call.v)):
         yield f"{name:9} {list(x.shape)} {x.dtype} on {x.device}"
@@ -138,12 +142,12 @@ def _lines(described):
             yield f"{'':9} the same bits in every run"
 
 
-def _taken(direction, lines):
+def _taken(direction: str, lines: Iterable[str]) -> Iterator[str]:
     for line, name in zip(lines, itertools.chain([direction], itertools.repeat(""))):
         yield f"{name:9} {line}"
 
 
-def describe(mask):
+def describe(mask: Any) -> str:
     """The parts of a mask in words."""
     parts = ["causal"] if mask.causal else []
     if mask.window is not None:
@@ -165,7 +169,7 @@ def describe(mask):
 # --- The library's word ---------------------------------------------------------------------------
 
 
-def _head_dims():
+def _head_dims() -> list[int]:
     """Those that the library has GPU kernels of, with v as wide as k."""
     status, text = capi.text_of(capi.load().fm_kernels_json)
     capi.check(status)
@@ -175,7 +179,7 @@ def _head_dims():
     return sorted(dim for dim, dim_v in found if dim == dim_v)
 
 
-def _explanation(described, kind):
+def _explanation(described: Described, kind: type[C.Structure]) -> list[str]:
     """Lines of fm_explain or fm_explain_backward for a call that a backend takes."""
     library = capi.load()
     explain_call = library.fm_explain if kind is capi.ForwardArgs else library.fm_explain_backward
@@ -186,7 +190,7 @@ def _explanation(described, kind):
     return text.splitlines()
 
 
-def refusal(call, kind):
+def refusal(call: Call, kind: type[C.Structure]) -> str:
     """Why no backend takes a call of these shapes, or "".
 
     The mask is left out: its contents would be read, and it decides nothing here.
@@ -204,7 +208,11 @@ def refusal(call, kind):
 # --- The nearest call that some backend takes ---------------------------------------------------------
 
 
-def _alternatives(call):
+def _padded_to(dim: int) -> Callable[[Call], Call]:
+    return lambda call: call.map(lambda x: x.padded(dim))
+
+
+def _alternatives(call: Call) -> Iterator[tuple[str, Callable[[Call], Call]]]:
     """(what to do, the call after it), the smallest changes first."""
     if call.options["backend"] != "auto":
         yield "leave backend at 'auto'", lambda c: c.replace_options(backend="auto")
@@ -219,7 +227,7 @@ def _alternatives(call):
             yield (
                 f"pad head_dim with zeros to {dim}, "
                 f"pass softmax_scale={call.q.shape[3]}**-0.5 and cut the result to head_dim_v",
-                lambda c, dim=dim: c.map(lambda x: x.padded(dim)),
+                _padded_to(dim),
             )
     yield "make query, key and value contiguous", lambda c: c.map(lambda x: replace(x, stride=None))
     if call.options.get("device", capi.DEVICE_CPU) != capi.DEVICE_CPU:
@@ -227,7 +235,7 @@ def _alternatives(call):
     yield "pass backend='reference' (slow)", lambda c: c.replace_options(backend="reference")
 
 
-def _refused(direction, call, kind, reason):
+def _refused(direction: str, call: Call, kind: type[C.Structure], reason: str) -> Iterator[str]:
     yield f"{direction:9} refused: {reason}"
     shapes = call.map(lambda x: replace(x, pointer=None))
     changes = list(_alternatives(shapes))

@@ -5,8 +5,10 @@ The C library checks what is given and builds (fm_mask_build). Here arguments ge
 trace has to know of the mask is said: its lengths, as far as they are known, and its form.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from . import arguments
 from .annotations import Flags, Integers
@@ -29,6 +31,7 @@ class Form(NamedTuple):
     vectors: how many numbers `bounds` holds for each key; 0: the mask is a band, which needs no building. keys: None
     where only the contents of arrays say it; there are `copies` of them for each row, unless `rows` is given. misfit:
     what is wrong if contents on a device make no such mask. has_positions: of rows and keys, which are the same.
+    has_order: an order of tokens comes with the mask.
     """
 
     vectors: int
@@ -36,42 +39,72 @@ class Form(NamedTuple):
     rows: int | None = None
     copies: int = 1
     causal: bool = False
-    window: tuple | None = None
+    window: tuple[int | None, int | None] | None = None
     q_offset: int | None = None
     misfit: str | None = None
     has_positions: bool = False
+    has_order: bool = False
 
-    def rows_of(self, keys):
+    def band(self) -> dict[str, Any]:
+        """Arguments of the mask where it is a band alone, whose lengths are known."""
+        return {
+            "seqlen_q": self.rows,
+            "seqlen_k": self.keys,
+            "causal": self.causal,
+            "window": self.window,
+            "q_offset": self.q_offset,
+        }
+
+    def rows_of(self, keys: int) -> int:
         """The query rows of a mask of so many keys."""
         return self.rows if self.rows is not None else keys // self.copies if self.copies > 1 else keys
+
+
+class MaskFrontend(Protocol):
+    """The arrays and masks of a frontend. Its attribute has_positions, if it has one, says whether its masks have."""
+
+    def integers(self, name: str, value: Any, device: Any = None, shape: str | None = None) -> Any:
+        """The frontend's integer array of a number, lists or an array, on `device` if it is no array of the frontend's.
+
+        shape: what it must be if a number will not do, or None.
+        """
+
+    def flags(self, name: str, value: Any, device: Any = None) -> Any:
+        """An array of bools, likewise."""
+
+    def build(
+        self, family: str, form: Form, vectors: dict[str, Any], numbers: dict[str, int], device: Any = None
+    ) -> tuple[Any, Any]:
+        """(mask, order) by fm_mask_build; device: as given or the first array's."""
 
 
 class _Given:
     """A family's arguments as they are collected: vectors are the frontend's arrays, `numbers` ints."""
 
-    def __init__(self, frontend, device, **numbers):
-        self.frontend, self.device, self.vectors = frontend, device, {}
+    def __init__(self, frontend: MaskFrontend, device: object, **numbers: int) -> None:
+        self.frontend, self.device = frontend, device
+        self.vectors: dict[str, Any] = {}
         self.numbers = numbers
-        self.tokens = None  # of the documents, where they are known without a look at an array
+        self.tokens: int | None = None  # of the documents, where they are known without a look at an array
 
-    def vector(self, name, value, shape="[..., n]"):
+    def vector(self, name: str, value: Any, shape: str | None = "[..., n]") -> Any:
         """Later lists go to where the first array is."""
         return self._add(name, self.frontend.integers(name, value, self.device, shape))
 
-    def flags(self, name, value):
+    def flags(self, name: str, value: Any) -> Any:
         return self._add(name, self.frontend.flags(name, value, self.device))
 
-    def _add(self, name, array):
+    def _add(self, name: str, array: Any) -> Any:
         self.vectors[name] = array
         if self.device is None:
             self.device = getattr(array, "device", None)
         return array
 
-    def length(self, name, value):
+    def length(self, name: str, value: Any) -> int:
         self.numbers[name] = arguments.length(name, value)
         return self.numbers[name]
 
-    def documents(self, cu_seqlens, seqlens, doc_ids, position_ids, seqlen):
+    def documents(self, cu_seqlens: Any, seqlens: Any, doc_ids: Any, position_ids: Any, seqlen: int | None) -> None:
         """Those that are given, and how long the sequence is."""
         given = {"cu_seqlens": cu_seqlens, "seqlens": seqlens, "doc_ids": doc_ids, "position_ids": position_ids}
         for name, value in given.items():
@@ -80,13 +113,13 @@ class _Given:
                 self.tokens = array.shape[-1] if "ids" in name else _length_of(value, name == "seqlens")
         self.set_tokens(seqlen, self.tokens)
 
-    def set_tokens(self, seqlen, known):
+    def set_tokens(self, seqlen: int | None, known: int | None) -> None:
         """The sequence has `seqlen` tokens or, if that is None, as many as are known."""
         self.tokens = known if seqlen is None else self.length("seqlen", seqlen)
         if self.tokens is not None:
             self.numbers["seqlen"] = self.tokens
 
-    def blocks(self, blocks, documents, seqlen):
+    def blocks(self, blocks: Any, documents: tuple[Any, Any, Any, Any], seqlen: int | None) -> None:
         """Of one length or of several, and the documents they are in, which may be left out."""
         if hasattr(blocks, "__len__"):
             if self.device is None and hasattr(blocks, "device"):
@@ -98,20 +131,21 @@ class _Given:
             self.numbers["blocks"] = _count("blocks", blocks)
         self.documents(*documents, seqlen)
 
-    def build(self, family, vectors, **form):
+    def build(self, family: str, vectors: int, **form: Any) -> tuple[Any, Any]:
         """(mask, order): `order` is what block_diffusion has beside its mask."""
         form.setdefault("keys", self.tokens)
         return self.frontend.build(family, Form(vectors, **form), self.vectors, self.numbers, self.device)
 
 
-def _length_of(values, are_lengths):
+def _length_of(values: Any, are_lengths: bool) -> int | None:
     """How long a sequence is that lists of lengths or of ends describe; None of arrays, which are not read here."""
     if hasattr(values, "tolist"):
         if type(values).__module__ != "numpy":
             return None
         values = values.tolist()
     if values and isinstance(values[0], (list, tuple)):
-        return max([_length_of(row, are_lengths) for row in values])
+        lengths: list[Any] = [_length_of(row, are_lengths) for row in values]
+        return max(lengths)
     return max(0, sum(values)) if are_lengths else max([0, *values])
 
 
@@ -120,20 +154,12 @@ AnyArray = TypeVar("AnyArray")
 
 
 class Builders(Generic[AnyMask, AnyArray]):
-    """The builders of a frontend, which is an object with
+    """The builders of a frontend."""
 
-    integers(name, value, device, shape)  the frontend's integer array of a number, lists or an array, on `device` if it
-                                          is no array of the frontend's; shape: what it must be if a number will not do,
-                                          or None
-    flags(name, value, device)            the same of bools
-    build(family, form, vectors, numbers, device)  (mask, order) by fm_mask_build; device: as given or the first array's
-    has_positions                         optional: whether its masks have positions
-    """
-
-    def __init__(self, frontend):
+    def __init__(self, frontend: MaskFrontend) -> None:
         self._frontend = frontend
 
-    def _given(self, device=None, **numbers):
+    def _given(self, device: object = None, **numbers: int) -> _Given:
         return _Given(self._frontend, device, **numbers)
 
     # --- Masks that are only a band -------------------------------------------------------------------
@@ -356,7 +382,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         given.set_tokens(seqlen, _length_of(tout, False))
         return given.build("prefix_tree_from_intervals", **form)[0]
 
-    def _given_tree(self, device, window):
+    def _given_tree(self, device: object, window: int) -> tuple[_Given, dict[str, Any]]:
         """Arguments for a tree, and the form of its mask: causal, or with a window over positions."""
         window = _count("window", window)
         if window == -1:
@@ -500,6 +526,7 @@ class Builders(Generic[AnyMask, AnyArray]):
             4 if concatenated else 2,
             keys=None if given.tokens is None else 2 * given.tokens,
             misfit=_DIFFUSION_MISFIT if concatenated else None,
+            has_order=True,
         )
         leading = max([1, *(x.ndim for x in given.vectors.values())]) - 1
         return mask, places[0, 0] if leading == 0 else places[:, 0] if leading == 1 else places
@@ -559,12 +586,12 @@ class Builders(Generic[AnyMask, AnyArray]):
         return given.build("dflash", 2, rows=rows, keys=None if given.tokens is None else given.tokens + rows)[0]
 
 
-def _count(name, value):
+def _count(name: str, value: Any) -> int:
     """A number of tokens or blocks, which the library checks; one that is more than any sequence has means all."""
     return min(arguments.integer(name, value, -(2**63)), arguments.MOST_TOKENS)
 
 
-def _single(given, name, value):
+def _single(given: _Given, name: str, value: Any) -> None:
     """A number, or one for each batch entry."""
     if not hasattr(value, "__len__") and not hasattr(value, "shape"):
         given.numbers[name] = _count(name, value)
@@ -574,7 +601,7 @@ def _single(given, name, value):
         given.vectors[name] = array.reshape(1)
 
 
-def _segments_of(groups):
+def _segments_of(groups: Any) -> tuple[list[int], list[bool]]:
     """(lengths, is_question) of all questions and answers in their order."""
     try:
         pairs = [(question, list(answers)) for question, answers in groups]

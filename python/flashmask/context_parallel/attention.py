@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of a sequence whose rows are spread over the ranks of a process group."""
 
+from typing import Any, Literal, TypeAlias
+
 import torch
 import torch.distributed as dist
 
 from .._core import arguments
+from .._core.annotations import Backend
 from .._core.errors import UnsupportedError
 from ..torch import ops
 from . import cost, messages
@@ -12,28 +15,29 @@ from .by_heads import AllToAll
 from .by_keys import Gather, Options, Overlap
 from .local_mask import LocalMask
 
-WAYS = {"gather": Gather, "overlap": Overlap, "all_to_all": AllToAll}
+Way: TypeAlias = Literal["auto", "gather", "overlap", "all_to_all"]
+WAYS: dict[str, Any] = {"gather": Gather, "overlap": Overlap, "all_to_all": AllToAll}
 
 
 @torch.compiler.disable
 def attention(
-    q,
-    k,
-    v,
-    local,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    local: LocalMask,
     *,
-    group=None,
-    way="auto",
-    softmax_scale=None,
-    deterministic=None,
-    backend="auto",
-    max_ctas=0,
-    return_lse=False,
-    check=None,
-    softcap=0.0,
-    sink=None,
-    dropout=0.0,
-):
+    group: Any = None,
+    way: Way = "auto",
+    softmax_scale: float | None = None,
+    deterministic: bool | None = None,
+    backend: Backend = "auto",
+    max_ctas: int = 0,
+    return_lse: bool = False,
+    check: bool | None = None,
+    softcap: float = 0.0,
+    sink: None = None,
+    dropout: float = 0.0,
+) -> Any:
     """Masked attention of this rank's rows over all keys that they see: out, differentiable in q, k and v.
 
     All ranks of the group call it, and later its backward. What has to travel does so through torch.distributed, and

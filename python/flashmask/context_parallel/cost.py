@@ -42,7 +42,7 @@ class Machine:
     fixed_backward: float = 200e-6
     pieces: int = PIECES  # in which keys travel, where they overlap with tiles
 
-    def bandwidth(self, ranks):
+    def bandwidth(self, ranks: int) -> float:
         """Bytes/s that a rank takes in from the others of a group."""
         if ranks <= self.gpus_per_node:
             return self.link
@@ -62,7 +62,7 @@ class Cost:
     exchange_backward: float
 
     @property
-    def total(self):
+    def total(self) -> float:
         return self.forward + self.backward
 
 

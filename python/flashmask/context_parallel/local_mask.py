@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one rank computes of a mask, and which keys travel between ranks for it."""
 
+from __future__ import annotations
+
 import hashlib
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .._core import arguments
 from ..torch import mask_forms, mask_gather
+from ..torch.annotations import Device
 from ..torch.mask import BLOCK, Mask
 from . import cost, routes
+
+if TYPE_CHECKING:
+    from .placement import Placement
 
 PIECES = cost.PIECES
 _SPARE = 20  # of so many keys of a peer one may travel that no row sees, so that runs are longer
@@ -27,10 +34,10 @@ class Piece:
     """
 
     mask: Mask
-    receives: tuple
-    places: tuple
-    gathered_places: tuple
-    sends: tuple
+    receives: tuple[Any, ...]
+    places: tuple[Any, ...]
+    gathered_places: tuple[Any, ...]
+    sends: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -44,32 +51,32 @@ class LocalMask:
     """
 
     rank: int
-    placement: object = field(repr=False)
+    placement: Placement = field(repr=False)
     index: int
     own: Mask
-    pieces: tuple
+    pieces: tuple[Piece, ...]
     gathered: Mask
-    own_keys: tuple
+    own_keys: tuple[int, int]
     whole: Mask
     digest: str
-    _made: dict = field(default_factory=dict, repr=False, compare=False)
+    _made: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
-    def world_size(self):
+    def world_size(self) -> int:
         return self.placement.world_size
 
     @property
-    def rows(self):
+    def rows(self) -> int:
         return self.own.seqlen_q
 
     @property
-    def received_keys(self):
+    def received_keys(self) -> int:
         """Keys of other ranks that arrive, once in a forward and once in a backward, summed over the mask's batch."""
         entries = self.whole.batch
         return sum(keys * (entries if e is None else 1) for piece in self.pieces for _, e, keys in piece.receives)
 
     @property
-    def keeps_keys(self):
+    def keeps_keys(self) -> bool:
         """As cost.keeps_keys; the same on all ranks."""
         return self._once("keeps keys", self._keeps_keys)
 
@@ -77,7 +84,7 @@ class LocalMask:
         received = self.placement.received_rows(self.index)
         return cost.keeps_keys(received, self.placement.most_rows * self.whole.batch)
 
-    def to(self, device, non_blocking=False):
+    def to(self, device: Device, non_blocking: bool = False) -> LocalMask:
         """The same with its masks on `device`; this one if they are there already."""
 
         def there(mask):
@@ -90,40 +97,40 @@ class LocalMask:
             return self
         return replace(self, pieces=pieces, _made={}, **masks)
 
-    def way(self, heads, head_dim):
+    def way(self, heads: tuple[int, int], head_dim: int) -> str:
         """How the cost model would compute attention of (heads_q, heads_kv) heads: "gather", "overlap" or
         "all_to_all"."""
         return self._once(("way", heads, head_dim), lambda: self.placement.way(self.index, heads, head_dim))
 
     # --- What travels, as tensors ------------------------------------------------------------------
 
-    def gathered_routes(self, batch, tensors, device):
+    def gathered_routes(self, batch: int, tensors: int, device: torch.device) -> routes.Routes:
         """Routes of all keys at once, of a stack of tensors with this batch."""
         make = routes.of_gathered
         return self._once(("gathered", batch, tensors, device), lambda: make(self, batch, tensors, device))
 
-    def piece_routes(self, batch, tensors, device):
+    def piece_routes(self, batch: int, tensors: int, device: torch.device) -> routes.Routes:
         """Routes of the pieces."""
         make = routes.of_pieces
         return self._once(("pieces", batch, tensors, device), lambda: make(self, batch, tensors, device))
 
     # --- For an all-to-all over heads -------------------------------------------------------------
 
-    def rows_of_ranks(self):
+    def rows_of_ranks(self) -> list[int]:
         return self._once("rows", lambda: [self.placement.rows(rank) for rank in range(self.world_size)])
 
-    def by_ranks(self, device):
+    def by_ranks(self, device: torch.device) -> torch.Tensor:
         """int64 [seqlen]: the rows of rank 0, then those of rank 1, and so on."""
         ranks = range(self.world_size)
         return self._once(
             ("by ranks", device), lambda: torch.cat([self.placement.index(rank) for rank in ranks]).to(device)
         )
 
-    def in_order(self, device):
+    def in_order(self, device: torch.device) -> torch.Tensor:
         """Where each row of the sequence is in by_ranks."""
         return self._once(("in order", device), lambda: self.by_ranks(device).argsort())
 
-    def of_heads(self, q, kv, heads):
+    def of_heads(self, q: tuple[int, int], kv: tuple[int, int], heads: tuple[int, int]) -> Mask:
         """The whole Mask for the query heads q and the key heads kv, (begin, end), of heads = (heads_q, heads_kv)."""
         return self._once(("heads", q, kv), lambda: _of_heads(self.whole, {heads[1]: kv, heads[0]: q}))
 
@@ -133,7 +140,7 @@ class LocalMask:
         return self._made[key]
 
 
-def local_mask(placement, rank, index=0, *, pieces=PIECES):
+def local_mask(placement: Placement, rank: int, index: int = 0, *, pieces: int = PIECES) -> LocalMask:
     """The LocalMask of `rank` under mask `index` of a placement.
 
     pieces: in how many the keys of other ranks arrive, at most. Every rank computes the same without asking another;
@@ -147,7 +154,7 @@ def local_mask(placement, rank, index=0, *, pieces=PIECES):
     mask = whole.cpu()
     segments = [list(placement.segments(r)) for r in range(world)]
     entries = _entries(mask)
-    of_entries = [mask if e is None else mask.replace(bounds=mask.bounds[e : e + 1]) for e in entries]
+    of_entries = [mask if e is None else _of_entry(mask, e) for e in entries]
     seen = [[_seen(one, rows) for rows in segments] for one in of_entries]
 
     def keys(receiver, sender):
@@ -158,15 +165,16 @@ def local_mask(placement, rank, index=0, *, pieces=PIECES):
                 if part:
                     yield (_piece(receiver, sender, n, world, pieces), e), part
 
-    received, sent = {}, {}
+    received: dict[int, list[Any]] = {}
+    sent: dict[int, list[Any]] = {}
     for peer in range(world):
         if peer == rank:
             continue
         for (n, e), part in keys(rank, peer):
             received.setdefault(n, []).append((peer, e, part))
         for (n, e), part in keys(peer, rank):
-            local = tuple(_local(segment, segments[rank]) for segment in part)
-            sent.setdefault(n, []).append((peer, e, local))
+            own_part = tuple(_local(segment, segments[rank]) for segment in part)
+            sent.setdefault(n, []).append((peer, e, own_part))
     # All ranks take part in each piece: one message is a collective.
     every = range(_piece_count(world, pieces)) if _travels(seen, segments) else ()
     own = [(None, segments[rank])] if entries == [None] else [(e, segments[rank]) for e in entries]
@@ -193,6 +201,10 @@ def local_mask(placement, rank, index=0, *, pieces=PIECES):
         digest=_digest(mask, segments, pieces),
     )
     return local if whole.device is None else local.to(whole.device)
+
+
+def _of_entry(mask, entry):
+    return mask.replace(bounds=mask.bounds[entry : entry + 1])
 
 
 def _entries(mask):

@@ -2,10 +2,11 @@
 """What travels between ranks: torch.distributed's all-to-all, one collective of all ranks for all that leaves one."""
 
 import weakref
+from typing import Any
 
 import torch.distributed as dist
 
-_sizes = weakref.WeakKeyDictionary()
+_sizes: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
 
 
 def size_and_rank(group):

@@ -1,23 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which rank holds and computes which rows of a sequence."""
 
+from __future__ import annotations
+
 import ctypes as C
 import functools
 import hashlib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from .._core import arguments, capi
 from ..torch import mask_forms, tensor_arguments
+from ..torch.annotations import Device
 from ..torch.mask import Mask
 from . import cost
+
+if TYPE_CHECKING:
+    from .local_mask import LocalMask
 
 SCHEMES = ("contiguous", "zigzag", "balanced")
 _UNIT = 128
 
 
-def place(mask, world_size, *, scheme="balanced", heads=None, head_dim=None):
+def place(
+    mask: Mask | Iterable[Mask],
+    world_size: int,
+    *,
+    scheme: str = "balanced",
+    heads: int | tuple[int, int] | None = None,
+    head_dim: int | None = None,
+) -> Placement:
     """Hands out the rows of a sequence to `world_size` ranks: a Placement.
 
     mask: a Mask with as many keys as rows, or a list of them, those of the layers of a model that differ; one placement
@@ -34,7 +49,7 @@ def place(mask, world_size, *, scheme="balanced", heads=None, head_dim=None):
     masks = _checked_masks(mask)
     world_size = arguments.integer("world_size", world_size, 1, 65536)
     arguments.choice("scheme", scheme, SCHEMES)
-    heads = _checked_heads(heads)
+    both = _checked_heads(heads)
     if head_dim is not None:
         head_dim = arguments.integer("head_dim", head_dim, 1)
     seqlen = masks[0].seqlen_q
@@ -54,7 +69,7 @@ def place(mask, world_size, *, scheme="balanced", heads=None, head_dim=None):
     )
     pointers = (C.POINTER(capi.Mask) * len(structs))(*map(C.pointer, structs))
     capi.check(capi.load().fm_place(pointers, len(structs), C.byref(placed)))
-    return Placement(masks, world_size, scheme, heads, head_dim, placed.unit, owner[: placed.units], tiles, received)
+    return Placement(masks, world_size, scheme, both, head_dim, placed.unit, owner[: placed.units], tiles, received)
 
 
 class Placement:
@@ -64,7 +79,18 @@ class Placement:
     unit: rows come in runs of this many, 128 (fewer in short sequences), that begin at multiples of it.
     """
 
-    def __init__(self, masks, world_size, scheme, heads, head_dim, unit, owner, live_tiles, received):
+    def __init__(
+        self,
+        masks: list[Mask],
+        world_size: int,
+        scheme: str,
+        heads: tuple[int, int] | None,
+        head_dim: int | None,
+        unit: int,
+        owner: torch.Tensor,
+        live_tiles: torch.Tensor,
+        received: torch.Tensor,
+    ) -> None:
         self.masks = masks
         self.seqlen = masks[0].seqlen_q
         self.world_size, self.scheme = world_size, scheme
@@ -76,19 +102,19 @@ class Placement:
 
     # --- Rows -------------------------------------------------------------------------------------
 
-    def segments(self, rank):
+    def segments(self, rank: int) -> list[tuple[int, int]]:
         """The rows of a rank: [(begin, end), ...], ascending, end exclusive. Its local rows are these in this order."""
         return list(self._segments[self._rank(rank)])
 
-    def rows(self, rank):
+    def rows(self, rank: int) -> int:
         """How many rows a rank has: as many units for each rank, or one more; the last unit may be shorter."""
         return sum(end - begin for begin, end in self.segments(rank))
 
     @functools.cached_property
-    def most_rows(self):
+    def most_rows(self) -> int:
         return max(self.rows(rank) for rank in range(self.world_size))
 
-    def index(self, rank, device=None):
+    def index(self, rank: int, device: Device | None = None) -> torch.Tensor:
         """int64 [rows(rank)]: the row of the sequence that each local row is.
 
         The position ids of rotary embeddings where a token's position is its place in the sequence.
@@ -96,12 +122,12 @@ class Placement:
         parts = [torch.arange(begin, end, device=device) for begin, end in self.segments(rank)]
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=device)
 
-    def owner(self, row):
+    def owner(self, row: int) -> int:
         """The rank that holds a row."""
         row = arguments.integer("row", row, 0, self.seqlen - 1)
         return int(self._owner[row // self.unit])
 
-    def shard(self, x, rank, dim=1):
+    def shard(self, x: torch.Tensor, rank: int, dim: int = 1) -> torch.Tensor:
         """The rows of `rank` of a tensor with the whole sequence in dimension `dim`: ids, labels, positions,
         hidden states. A copy, and differentiable.
         """
@@ -111,7 +137,7 @@ class Placement:
         parts = [x.narrow(dim, begin, end - begin) for begin, end in self.segments(rank)]
         return torch.cat(parts, dim) if parts else x.narrow(dim, 0, 0).clone()
 
-    def unshard(self, x, group=None, dim=1):
+    def unshard(self, x: torch.Tensor, group: Any = None, dim: int = 1) -> torch.Tensor:
         """The whole sequence on every rank, from each rank's rows in dimension `dim` of x.
 
         group: the process group, of world_size ranks that hold the rows of rank 0, 1, ... in its order; None: the
@@ -125,7 +151,7 @@ class Placement:
             raise ValueError(f"x is {list(x.shape)}; its dimension {dim} must be rank {rank}'s {self.rows(rank)} rows")
         return _Unshard.apply(x, self, group, rank, dim)
 
-    def join(self, shards, dim=1):
+    def join(self, shards: Sequence[torch.Tensor], dim: int = 1) -> torch.Tensor:
         """The whole sequence from the shards of all ranks, a list in their order."""
         if len(shards) != self.world_size:
             raise ValueError(f"shards has {len(shards)} tensors; there are {self.world_size} ranks")
@@ -139,7 +165,7 @@ class Placement:
         pieces.sort(key=lambda piece: piece[0])
         return torch.cat([piece for _, piece in pieces], dim) if pieces else shards[0].clone()
 
-    def mask(self, rank, index=0):
+    def mask(self, rank: int, index: int = 0) -> LocalMask:
         """The LocalMask of `rank` under mask `index`: what the rank computes, and who sends what. See local_mask."""
         from .local_mask import local_mask
 
@@ -147,16 +173,16 @@ class Placement:
 
     # --- What it is judged by ---------------------------------------------------------------------
 
-    def loads(self, index=0):
+    def loads(self, index: int = 0) -> list[int]:
         """Live tiles of each rank under mask `index`: `unit` rows x min(unit, 128) keys, over its batch and heads."""
         return list(self._live_tiles[self._index(index)])
 
-    def imbalance(self, index=0):
+    def imbalance(self, index: int = 0) -> float:
         """The largest load over the mean; 1 if there is nothing to do."""
         loads = self.loads(index)
         return max(loads) * len(loads) / sum(loads) if any(loads) else 1.0
 
-    def received_rows(self, index=0):
+    def received_rows(self, index: int = 0) -> list[int]:
         """For each rank the keys of other ranks that its rows see under mask `index`, summed over the mask's batch.
 
         The least that any exchange of keys and values needs. An upper bound of it under a block mask or a band over
@@ -164,18 +190,24 @@ class Placement:
         """
         return list(self._received[self._index(index)])
 
-    def received_bytes(self, index=0, itemsize=2):
+    def received_bytes(self, index: int = 0, itemsize: int = 2) -> list[int]:
         """The same in bytes of k and v, forward. itemsize: bytes of an element. Needs heads and head_dim."""
         row = 2 * self._shape()[1] * self.head_dim * itemsize
         return [rows * row for rows in self.received_rows(index)]
 
-    def costs(self, index=0, machine=None):
+    def costs(self, index: int = 0, machine: cost.Machine | None = None) -> dict[str, cost.Cost]:
         """{"gather": Cost, "overlap": Cost, "all_to_all": Cost}: what a model of the machine (cost.Machine) says of the
         ways to compute the attention; the last is missing where heads do not divide. Needs heads and head_dim.
         """
         return self._costs(index, self._shape(), self.head_dim, machine)
 
-    def way(self, index=0, heads=None, head_dim=None, machine=None):
+    def way(
+        self,
+        index: int = 0,
+        heads: tuple[int, int] | None = None,
+        head_dim: int | None = None,
+        machine: cost.Machine | None = None,
+    ) -> str:
         """The name of the fastest of costs(), of these heads, (heads_q, heads_kv), or the placement's own."""
         heads = self._shape() if heads is None else heads
         return cost.chosen(self._costs(index, heads, head_dim or self.head_dim, machine))
@@ -193,7 +225,7 @@ class Placement:
             machine=machine or cost.Machine(),
         )
 
-    def explain(self, index=0, machine=None):
+    def explain(self, index: int = 0, machine: cost.Machine | None = None) -> str:
         """In words: loads and bytes of each rank, and what the cost model makes of gathering keys and values, first or
         under the tiles, and of an all-to-all over heads, and which it chooses. Without heads and head_dim it stops at
         rows.
@@ -206,7 +238,7 @@ class Placement:
         return "\n".join(lines)
 
     @functools.cached_property
-    def digest(self):
+    def digest(self) -> str:
         """A short string that differs if the rows of any rank do; equal on all ranks of a correct program."""
         text = f"{self.seqlen} {self.world_size} {self.unit} {self._owner.tolist()}"
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -6,7 +6,10 @@ where their heads have the same width, as two tensors of a stack, and otherwise 
 or arrives, is one tensor of rows; how many segments they lie in costs no call of torch.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -23,13 +26,13 @@ class Route:
     padding: int64, keys of these that nothing fills (seen by no row, but to be numbers); None: there are none.
     """
 
-    rows_out: list
-    rows_in: list
+    rows_out: list[int]
+    rows_in: list[int]
     sent: torch.Tensor
     seqlen_k: int
-    places: torch.Tensor
+    places: torch.Tensor | None
     begin: int
-    padding: torch.Tensor
+    padding: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,11 @@ class Routes:
     parts were sent, is the same in every run.
     """
 
-    of_pieces: tuple
+    of_pieces: tuple[Route, ...]
     sent: torch.Tensor
     rows: torch.Tensor
     own: torch.Tensor
-    rounds: tuple
+    rounds: tuple[Any, ...]
 
 
 def of_gathered(local, batch, tensors, device):

@@ -43,8 +43,7 @@ for _name in _NAMES:
             "flashmask.integrations is written for transformers 5.17 to 5.23, and "
             f"{transformers.__version__} has no transformers.masking_utils.{_name}"
         )
-_FACTORIES = {getattr(masking_utils, name, None): name for name in (*_NAMES, *_LATER_NAMES)}
-_FACTORIES.pop(None, None)
+_FACTORIES = {getattr(masking_utils, name): name for name in (*_NAMES, *_LATER_NAMES) if hasattr(masking_utils, name)}
 # The code of what a factory returns is a constant of the factory's own code.
 _MADE_BY = {
     constant: factory

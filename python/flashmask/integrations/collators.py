@@ -9,10 +9,14 @@
 All is made in host memory; a Mask moves with the batch (`to`), as DataLoader, accelerate and TRL move tensors.
 """
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import torch
 
 from .. import masks
 from .._core import arguments
+from .._core.annotations import Flags, Integers
 from ..torch import tensor_arguments
 
 IGNORED = -100  # the label of a token that is not trained on
@@ -45,11 +49,11 @@ class PackedCollator:
     none that makes a cache, so use_cache is False.)
     """
 
-    def __init__(self, length=None, pad_token_id=0):
+    def __init__(self, length: int | None = None, pad_token_id: int = 0) -> None:
         self.length = None if length is None else arguments.length("length", length)
         self.pad_token_id = arguments.integer("pad_token_id", pad_token_id, 0)
 
-    def __call__(self, examples):
+    def __call__(self, examples: Iterable[dict[str, Any]]) -> dict[str, Any]:
         documents = [document for n, example in enumerate(examples) for document in _documents(n, example)]
         seqlens = [len(ids) for ids, _ in documents]
         tokens = sum(seqlens)
@@ -199,12 +203,12 @@ class SharedPrefixCollator:
     anything else for the layers, as position_ids or token_type_ids, which a tree has no place for.
     """
 
-    def __init__(self, collator, length=None):
+    def __init__(self, collator: Callable[[Any], Any], length: int | None = None) -> None:
         if not callable(collator):
             raise TypeError(f"collator is {arguments.given(collator)}; it must be a function of a list of examples")
         self.collator, self.length = collator, length
 
-    def __call__(self, examples):
+    def __call__(self, examples: Any) -> Any:
         batch = self.collator(examples)
         if batch.get("input_ids") is None:
             raise ValueError(f"input_ids is missing in the collator's batch; it has {', '.join(batch.keys())}")
@@ -215,7 +219,13 @@ class SharedPrefixCollator:
         return batch
 
 
-def prefix_tree(input_ids, attention_mask=None, *, length=None, pad_token_id=0):
+def prefix_tree(
+    input_ids: Integers,
+    attention_mask: Flags | Integers | None = None,
+    *,
+    length: int | None = None,
+    pad_token_id: int = 0,
+) -> dict[str, Any]:
     """Sequences as one sequence in which each common prefix stands once: {input_ids, position_ids, mask, places}.
 
     input_ids: integers [sequences, tokens]; attention_mask: likewise, 0 where there is padding, on either side. Both
@@ -228,22 +238,22 @@ def prefix_tree(input_ids, attention_mask=None, *, length=None, pad_token_id=0):
 
     length: what the tree is filled up to with `pad_token_id`, so that all batches have one shape; the default is none.
     """
-    input_ids = tensor_arguments.integers("input_ids", input_ids, "cpu", "[sequences, tokens]")
+    tokens: torch.Tensor = tensor_arguments.integers("input_ids", input_ids, "cpu", "[sequences, tokens]")
     if attention_mask is None:
-        shown = torch.ones_like(input_ids, dtype=torch.bool)
+        shown = torch.ones_like(tokens, dtype=torch.bool)
     else:
         if isinstance(attention_mask, torch.Tensor):
             _check_flags("attention_mask", attention_mask)
         shown = tensor_arguments.flags("attention_mask", attention_mask)
-    if input_ids.ndim != 2 or shown.shape != input_ids.shape:
+    if tokens.ndim != 2 or shown.shape != tokens.shape:
         raise ValueError(
-            f"input_ids is {list(input_ids.shape)} and attention_mask {list(shown.shape)}; "
+            f"input_ids is {list(tokens.shape)} and attention_mask {list(shown.shape)}; "
             "both must be [sequences, tokens]"
         )
     _check_padding("attention_mask", shown)
-    sequences = [ids[here].tolist() for ids, here in zip(input_ids, shown)]
+    sequences = [ids[here].tolist() for ids, here in zip(tokens, shown)]
     ids, depth, ends, paths = _tree(sequences)
-    places = torch.zeros_like(input_ids)
+    places = torch.zeros_like(tokens)
     places[shown] = torch.tensor([place for path in paths for place in path], dtype=places.dtype)
     filled = _filled(length, len(ids)) - len(ids)
     return {
@@ -276,7 +286,7 @@ def _tree(sequences):
     return ids, depth, ends, paths
 
 
-def log_probs(logits, tree, input_ids):
+def log_probs(logits: torch.Tensor, tree: dict[str, Any], input_ids: torch.Tensor) -> torch.Tensor:
     """The log probability of each token but the first of its sequence: float32 or float64 [sequences, tokens - 1].
 
     logits: [1, n, vocabulary], of prefix_tree's sequence; tree: what it returned; input_ids: what it was given. The

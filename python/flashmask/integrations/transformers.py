@@ -9,6 +9,9 @@ Needs transformers (written for version 5). What a model's mask says (padding, p
 blocks, caches) becomes a flashmask.Mask once per forward and kind of layer, and the layers share its plan.
 """
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -17,17 +20,19 @@ from .._core import arguments
 from .._core.errors import UnsupportedError
 from ..torch import tensor_arguments
 from ..torch._torch_internals import assert_async
+from ..torch.annotations import Device
 from ..torch.attention import flashmask_attention
 from ..torch.mask import Mask
 from . import _mask_functions
 from .collators import NOT_OF_TREES
 
+AnyModel = TypeVar("AnyModel", bound=torch.nn.Module)
 # Without "flash", which transformers takes for the flash-attn package.
 NAME = "column_mask"
-_names = set()  # that attention was registered by
+_names: set[str] = set()  # that attention was registered by
 
 
-def register(name=NAME):
+def register(name: str = NAME) -> str:
     """Registers attention and its masks with transformers; returns the name, for `attn_implementation=`.
 
     name: as which; it must not contain "flash", by which transformers knows the flash-attn package. A second call does
@@ -49,7 +54,7 @@ def register(name=NAME):
     return name
 
 
-def share_prefixes(model):
+def share_prefixes(model: AnyModel) -> AnyModel:
     """Makes a model run on the prefix tree in its inputs: see collators.SharedPrefixCollator. Returns the model.
 
     The layers of a call with `shared_prefixes=` get the tree's tokens in place of input_ids, and what comes out of them
@@ -110,17 +115,17 @@ _SHOWN = "_shown_rows"
 
 
 def attention_mask(
-    batch_size,
-    q_length,
-    kv_length,
-    q_offset=0,
-    kv_offset=0,
-    mask_function=None,
-    attention_mask=None,
-    use_vmap=False,
-    device="cpu",
-    **others,
-):
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: Any = 0,
+    mask_function: Callable[..., Any] | None = None,
+    attention_mask: Any = None,
+    use_vmap: bool = False,
+    device: Device = "cpu",
+    **others: Any,
+) -> Mask:
     """The flashmask.Mask of what transformers' mask interfaces are given: sizes, a mask function and padding.
 
     Functions made by transformers' own factories are read and cost O(kv_length). Others are looked at in all their
@@ -149,24 +154,24 @@ _REFUSED = ("position_bias", "head_mask", "cache", "indices", "block_indices", "
 
 
 def attention(
-    module,
-    query,
-    key,
-    value,
-    attention_mask,
-    scaling=None,
-    dropout=0.0,
-    is_causal=None,
-    softcap=None,
-    s_aux=None,
-    sliding_window=None,
-    mask=None,
-    cu_seq_lens_q=None,
-    cu_seq_lens_k=None,
-    position_ids=None,
-    output_attentions=False,
-    **others,
-):
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    sliding_window: int | None = None,
+    mask: Mask | dict[str, Mask] | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    cu_seq_lens_k: torch.Tensor | None = None,
+    position_ids: torch.Tensor | None = None,
+    output_attentions: bool | None = False,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
     """Attention as transformers' models call it: query, key and value [batch, heads, seqlen, head_dim].
 
     Returns (out [batch, seqlen_q, heads_q, head_dim_v], None). mask: see register(). s_aux: gpt-oss' sinks.
@@ -179,18 +184,18 @@ def attention(
         raise UnsupportedError("output_attentions=True is not implemented: no attention weights are stored")
     lengths = query.shape[2], key.shape[2]
     if mask is not None:
-        mask = _of_layer(mask, module)
+        whole = _of_layer(mask, module)
     else:
-        mask = _made_by_model(attention_mask, module, lengths, is_causal, sliding_window)
+        whole = _made_by_model(attention_mask, module, lengths, is_causal, sliding_window)
         if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
-            mask = _within_documents(mask, cu_seq_lens_q, cu_seq_lens_k, query.shape[0])
+            whole = _within_documents(whole, cu_seq_lens_q, cu_seq_lens_k, query.shape[0])
         elif position_ids is not None:
-            _check_positions(position_ids, mask, module)
+            _check_positions(position_ids, whole, module)
     out = flashmask_attention(
         query,
         key,
         value,
-        mask,
+        whole,
         softmax_scale=scaling,
         layout="bhsd",
         dropout=dropout,

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """dot_product_attention, with the arguments and conventions of jax.nn's function of that name."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from .._core import arguments
+from .._core.annotations import Backend
 from .._core.docstrings import composed
 from .dropout import state_of
 from .mask import Mask
@@ -24,25 +27,25 @@ class Options(NamedTuple):
 
 @composed
 def dot_product_attention(
-    query,
-    key,
-    value,
-    mask=None,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    mask: Mask | None = None,
     *,
-    scale=None,
-    is_causal=False,
-    query_seq_lengths=None,
-    key_value_seq_lengths=None,
-    local_window_size=None,
-    return_residual=False,
-    bias=None,
-    softcap=0.0,
-    sink=None,
-    dropout_rate=0.0,
-    dropout_rng=None,
-    deterministic=True,
-    backend="auto",
-):
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    return_residual: bool = False,
+    bias: None = None,
+    softcap: float | None = 0.0,
+    sink: ArrayLike | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Any = None,
+    deterministic: bool = True,
+    backend: Backend = "auto",
+) -> Any:
     """Softmax attention in which each key is hidden from up to two runs of query rows.
 
     query [batch, seqlen_q, heads_q, head_dim], key [batch, seqlen_k, heads_kv, head_dim] and value [batch, seqlen_k,
@@ -103,23 +106,23 @@ def dot_product_attention(
 
 
 def read_call(
-    query,
-    key,
-    value,
-    mask,
-    scale,
-    is_causal,
-    query_seq_lengths,
-    key_value_seq_lengths,
-    local_window_size,
-    bias,
-    softcap,
-    sink,
-    dropout_rate,
-    dropout_rng,
-    deterministic,
-    backend,
-):
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    scale: Any,
+    is_causal: Any,
+    query_seq_lengths: Any,
+    key_value_seq_lengths: Any,
+    local_window_size: Any,
+    bias: Any,
+    softcap: Any,
+    sink: Any,
+    dropout_rate: Any,
+    dropout_rng: Any,
+    deterministic: Any,
+    backend: Any,
+) -> tuple[Options, tuple[jax.Array, ...], Mask, Features]:
     """(options, (q, k, v), mask, features) that the arguments of dot_product_attention mean; raises what it would."""
     arguments.refuse_unsupported(bias=(bias, None))
     given = (_array("query", query), _array("key", key), _array("value", value))
@@ -138,7 +141,7 @@ def read_call(
     return options, (q, k, v), mask, _features(sink, options.dropout_p, dropout_rng)
 
 
-def _array(name, x):
+def _array(name: str, x: Any) -> jax.Array:
     x = jnp.asarray(x)
     if x.ndim not in (3, 4):
         raise ValueError(
@@ -148,7 +151,7 @@ def _array(name, x):
     return x
 
 
-def _options(scale, deterministic, backend, softcap, dropout_rate):
+def _options(scale: Any, deterministic: Any, backend: Any, softcap: Any, dropout_rate: Any) -> Options:
     return Options(
         softmax_scale=None if scale is None else float(arguments.number("scale", scale)),
         deterministic=arguments.flag("deterministic", deterministic),
@@ -158,7 +161,7 @@ def _options(scale, deterministic, backend, softcap, dropout_rate):
     )
 
 
-def _features(sink, dropout_p, dropout_rng):
+def _features(sink: Any, dropout_p: float, dropout_rng: Any) -> Features:
     if dropout_p != 0 and dropout_rng is None:
         raise ValueError(f"dropout_rate is {dropout_p} and dropout_rng is missing; it must be a key of jax.random")
     return Features(
@@ -170,7 +173,14 @@ def _features(sink, dropout_p, dropout_rng):
 # --- The mask of a call -----------------------------------------------------------------------------------------------
 
 
-def _mask(q, k, is_causal, query_seq_lengths, key_value_seq_lengths, local_window_size):
+def _mask(
+    q: jax.Array,
+    k: jax.Array,
+    is_causal: Any,
+    query_seq_lengths: Any,
+    key_value_seq_lengths: Any,
+    local_window_size: Any,
+) -> Mask:
     """What jax.nn's arguments say, in which row i stands at key i."""
     batch, seqlen_q, seqlen_k = q.shape[0], q.shape[1], k.shape[1]
     is_causal = arguments.flag("is_causal", is_causal)
@@ -183,14 +193,14 @@ def _mask(q, k, is_causal, query_seq_lengths, key_value_seq_lengths, local_windo
     return Mask(seqlen_q, seqlen_k, bounds=bounds, causal=is_causal, window=window, q_offset=0)
 
 
-def _padding_bounds(rows, keys, seqlen_k, is_causal):
+def _padding_bounds(rows: jax.Array, keys: jax.Array, seqlen_k: int, is_causal: bool) -> jax.Array:
     """Bounds that hide rows and keys from the given lengths [batch] on: LTS, and UTE where there is no causality."""
     lts = jnp.where(jnp.arange(seqlen_k) < keys[:, None], rows[:, None], 0)
     vectors = (lts,) if is_causal else (lts, jnp.zeros_like(lts))
     return jnp.stack(vectors, -1)[:, None]
 
 
-def _lengths(name, lengths, batch, most):
+def _lengths(name: str, lengths: Any, batch: int, most: int) -> jax.Array:
     """int32 [batch], of lengths that may be missing."""
     if lengths is None:
         return jnp.full(batch, most, jnp.int32)
@@ -200,12 +210,13 @@ def _lengths(name, lengths, batch, most):
     return lengths.clip(0, most).astype(jnp.int32)
 
 
-def _window(sizes):
+def _window(sizes: Any) -> tuple[int, int]:
     pair = arguments.pair("local_window_size", sizes)
-    return tuple(arguments.integer("local_window_size", side, 0) for side in pair)
+    left, right = (arguments.integer("local_window_size", side, 0) for side in pair)
+    return left, right
 
 
-def _check_mask(mask, q, k):
+def _check_mask(mask: Any, q: jax.Array, k: jax.Array) -> None:
     if not isinstance(mask, Mask):
         raise TypeError(
             f"mask is {arguments.given(mask)}; it must be a flashmask.jax.Mask or None. "

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """dropout_mask, which attention weights a call with dropout keeps; and the states that keys of jax.random stand for."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ _STATE = (2, 2)  # a seed and an offset, the low half of each first
 
 
 @composed
-def dropout_mask(state, p, batch, heads, seqlen_q, seqlen_k):
+def dropout_mask(state: Any, p: float, batch: int, heads: int, seqlen_q: int, seqlen_k: int) -> jax.Array:
     """
     {dropout_mask}
 
@@ -25,7 +27,7 @@ def dropout_mask(state, p, batch, heads, seqlen_q, seqlen_k):
     return jax.pure_callback(write, jax.ShapeDtypeStruct(shape, jnp.bool_), state_of(state), vmap_method="sequential")
 
 
-def state_of(rng):
+def state_of(rng: Any) -> jax.Array:
     """uint32 [2, 2] of what dropout_rng may be."""
     if isinstance(rng, np.ndarray) and rng.dtype in (np.int64, np.uint64) and rng.shape == (2,):
         return jnp.asarray(np.ascontiguousarray(rng, "<i8").view("<u4").reshape(_STATE))  # JAX would cut it to 32 bits
@@ -48,8 +50,10 @@ def state_of(rng):
 class _Host:
     """The frontend that ctypes_calls asks for arrays."""
 
-    empty_on_host = staticmethod(np.empty)
+    @staticmethod
+    def empty_on_host(shape: Any, dtype: Any) -> Any:
+        return np.empty(shape, dtype)
 
     @staticmethod
-    def array(x):
+    def array(x: Any) -> explanation.Array:
         return explanation.Array(x.shape, x.dtype.name, pointer=x.ctypes.data)

@@ -13,7 +13,7 @@ OPERATIONS = ("forward", "backward", "build_plan", "build_mask")
 
 
 @functools.cache
-def load():
+def load() -> C.CDLL:
     """libflashmask.so through ctypes, with the handlers flashmask_forward and so on known to XLA."""
     library = capi.load()
     handlers = C.CDLL(str(capi.library_path("FLASHMASK_JAX_LIBRARY", "libflashmask_jax.so")))
@@ -25,27 +25,27 @@ def load():
 
 
 @functools.cache
-def platforms():
+def platforms() -> list[str]:
     """Those of PLATFORMS that this process has devices of, the one that JAX prefers first."""
     found = [name for name in PLATFORMS if _has(name)]
     return sorted(found, key=lambda name: (name == "cuda") != (jax.default_backend() == "gpu"))
 
 
-def _has(platform):
+def _has(platform: str) -> bool:
     try:
         return bool(jax.devices(platform))
     except RuntimeError:
         return False
 
 
-def workspace_bytes(operation, args, options):
+def workspace_bytes(operation: str, args: C.Structure, options: C.Structure) -> int:
     """What the call needs beside its arrays, from shapes alone; raises what is wrong with it."""
     size = C.c_size_t()
     capi.check(getattr(load(), f"fm_{operation}_workspace")(C.byref(args), C.byref(options), C.byref(size)))
     return size.value
 
 
-def plan_bytes(mask):
+def plan_bytes(mask: capi.Mask) -> int:
     """Of the plan of an fm_mask, from its shapes alone."""
     size = C.c_size_t()
     capi.check(load().fm_plan_bytes(C.byref(mask), C.byref(size)))

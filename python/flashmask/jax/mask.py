@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mask: an attention mask in O(seqlen_k) memory, as a pytree of JAX arrays."""
 
+from __future__ import annotations
+
 import ctypes as C
 import functools
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .._core import arguments, capi
+from .._core.annotations import Window
 from .._core.docstrings import composed
 
 _FIELDS = ("seqlen_q", "seqlen_k", "bounds", "causal", "window", "q_offset", "block_mask")
@@ -29,7 +33,25 @@ class Mask:
     them.
     """
 
-    def __init__(self, seqlen_q, seqlen_k, *, bounds=None, causal=False, window=None, q_offset=None, block_mask=None):
+    seqlen_q: int
+    seqlen_k: int
+    bounds: jax.Array | None
+    causal: bool
+    window: tuple[int, int] | None
+    q_offset: int | None
+    block_mask: jax.Array | None
+
+    def __init__(
+        self,
+        seqlen_q: int,
+        seqlen_k: int,
+        *,
+        bounds: Any = None,
+        causal: bool = False,
+        window: Window = None,
+        q_offset: int | None = None,
+        block_mask: Any = None,
+    ) -> None:
         seqlen_q = arguments.length("seqlen_q", seqlen_q)
         self._set(
             seqlen_q=seqlen_q,
@@ -41,24 +63,24 @@ class Mask:
             block_mask=None if block_mask is None else _checked_block_mask(block_mask),
         )
 
-    def _set(self, **fields):
+    def _set(self, **fields: Any) -> None:
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: str, value: object) -> NoReturn:
         raise arguments.does_not_change(name)
 
-    def __delattr__(self, name):
+    def __delattr__(self, name: str) -> NoReturn:
         raise arguments.does_not_change()
 
-    def replace(self, **changes):
+    def replace(self, **changes: Any) -> Mask:
         """The same mask with some of the constructor's arguments replaced."""
         return Mask(**{**{name: getattr(self, name) for name in _FIELDS}, **changes})
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         return functools.partial(Mask, **{name: getattr(self, name) for name in _FIELDS}), ()
 
-    def to_dense(self):
+    def to_dense(self) -> jax.Array:
         """A bool array [batch, heads, seqlen_q, seqlen_k], True where row i sees key j: what jax.nn takes as a mask.
 
         Made on the host, also within jit.
@@ -68,25 +90,25 @@ class Mask:
         write = functools.partial(self._dense, visible.shape)
         return jax.pure_callback(write, visible, self.bounds, self.block_mask, vmap_method="sequential")
 
-    def _dense(self, shape, *leaves):
-        leaves = [x if x is None else np.ascontiguousarray(x) for x in leaves]
-        host = Mask.tree_unflatten(self.tree_flatten_with_keys()[1], leaves)
+    def _dense(self, shape: tuple[int, ...], *leaves: Any) -> Any:
+        arrays = [x if x is None else np.ascontiguousarray(x) for x in leaves]
+        host = Mask.tree_unflatten(self.tree_flatten_with_keys()[1], arrays)
         mask, visible = capi.mask_of(host, lambda _, x: capi.tensor(x)), np.empty(shape, np.bool_)
         capi.check(capi.load().fm_mask_to_dense(C.byref(mask), C.byref(capi.tensor(visible))))
         return visible
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         given = {name: getattr(self, name) for name in _FIELDS[2:]}
-        given = [f"{name}={_shown(value)}" for name, value in given.items() if value is not None and value is not False]
-        return f"Mask({', '.join((str(self.seqlen_q), str(self.seqlen_k), *given))})"
+        parts = [f"{name}={_shown(value)}" for name, value in given.items() if value is not None and value is not False]
+        return f"Mask({', '.join((str(self.seqlen_q), str(self.seqlen_k), *parts))})"
 
-    def tree_flatten_with_keys(self):
+    def tree_flatten_with_keys(self) -> tuple[Any, Any]:
         keys = jax.tree_util.GetAttrKey
         children = (keys("bounds"), self.bounds), (keys("block_mask"), self.block_mask)
         return children, (self.seqlen_q, self.seqlen_k, self.causal, self.window, self.q_offset)
 
     @classmethod
-    def tree_unflatten(cls, static, leaves):
+    def tree_unflatten(cls, static: Any, leaves: Any) -> Mask:
         """Takes any leaves, as a tree map may put anything there; so nothing is checked."""
         mask = object.__new__(cls)
         mask._set(**dict(zip(("seqlen_q", "seqlen_k", "causal", "window", "q_offset"), static)))
@@ -94,11 +116,11 @@ class Mask:
         return mask
 
 
-def _shown(value):
+def _shown(value: Any) -> str:
     return f"{value.dtype}{list(value.shape)}" if hasattr(value, "shape") else repr(value)
 
 
-def _checked_bounds(bounds, seqlen_q):
+def _checked_bounds(bounds: Any, seqlen_q: int) -> jax.Array:
     """`bounds` as an int32 array, its values, where they need more bits, clamped first as they would be anyway."""
     if not hasattr(bounds, "dtype"):
         raise TypeError(f"startend_row_indices is {arguments.given(bounds)}; it must be an array of int32")
@@ -112,7 +134,7 @@ def _checked_bounds(bounds, seqlen_q):
     return jnp.asarray(bounds)
 
 
-def _checked_block_mask(block_mask):
+def _checked_block_mask(block_mask: Any) -> jax.Array:
     """`block_mask` as an array of bool or uint8."""
     if not hasattr(block_mask, "dtype") or block_mask.dtype not in (jnp.bool_, jnp.uint8, jnp.int32):
         raise TypeError(f"block_mask is {arguments.given(block_mask)}; it must be an array of bool, uint8 or int32")

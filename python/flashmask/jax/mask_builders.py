@@ -7,13 +7,14 @@ JAX's arrays, which may be traced, are read where they are when the program runs
 
 import ctypes as C
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .._core import arguments, call_options, capi, ctypes_calls, explanation
-from .._core.families import Builders
+from .._core.families import Builders, Form
 from . import library
 from .mask import Mask
 from .xla_calls import varying_alike
@@ -24,15 +25,17 @@ _CUDA = 1  # fm_options' first device: there nothing is read, so shapes alone ca
 class _Jax:
     """The frontend that families and ctypes_calls ask for arrays."""
 
-    empty_on_host = staticmethod(np.empty)
+    @staticmethod
+    def empty_on_host(shape: Any, dtype: Any) -> Any:
+        return np.empty(shape, dtype)
 
     @staticmethod
-    def array(x):
+    def array(x: Any) -> explanation.Array:
         """Of numpy's arrays, contiguous; of JAX's the form alone."""
         return explanation.Array(x.shape, x.dtype.name, pointer=x.ctypes.data if isinstance(x, np.ndarray) else None)
 
     @staticmethod
-    def integers(name, value, device=None, shape=None):
+    def integers(name: str, value: Any, device: Any = None, shape: str | None = None) -> Any:
         array = _array(name, value)
         is_right = not array.size or jnp.issubdtype(array.dtype, jnp.integer)
         arguments.check_vector(name, array, is_right, shape=shape)
@@ -41,35 +44,36 @@ class _Jax:
         return array if array.dtype.name in ("int32", "int64") else array.astype(jnp.int32)
 
     @classmethod
-    def flags(cls, name, value, device=None):
+    def flags(cls, name: str, value: Any, device: Any = None) -> Any:
         array = _array(name, value)
         is_right = not array.size or jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool
         arguments.check_vector(name, array, is_right, "bools")
         return cls.integers(name, (array != 0).astype(np.int32))
 
     @classmethod
-    def build(cls, family, form, vectors, numbers, device=None):
+    def build(
+        cls, family: str, form: Form, vectors: dict[str, Any], numbers: dict[str, int], device: Any = None
+    ) -> tuple[Mask, jax.Array | None]:
         """(Mask, order). Lists go to `device`, or where JAX puts new arrays."""
         if form.vectors == 0:
-            return Mask(form.rows, form.keys, causal=form.causal, window=form.window, q_offset=form.q_offset), None
-        has_order = family == "block_diffusion"
+            return Mask(**form.band()), None
         if all(isinstance(x, np.ndarray) for x in vectors.values()):
-            made = ctypes_calls.build_mask(cls, family, vectors, numbers, has_order)
+            made = ctypes_calls.build_mask(cls, family, vectors, numbers, form.has_order)
             is_place = isinstance(device, (jax.Device, jax.sharding.Sharding))
             bounds, order = jax.device_put(made, device if is_place else None)
         else:
             _check_length(form, vectors)
             names, values = "".join(f"{name}," for name in (*vectors, *numbers)), tuple(numbers.values())
-            bounds, order = _build(family, names, values, has_order, *map(jnp.asarray, vectors.values()))
+            bounds, order = _build(family, names, values, form.has_order, *map(jnp.asarray, vectors.values()))
         keys = bounds.shape[2]
         return Mask(form.rows_of(keys), keys, bounds=bounds, causal=form.causal, window=form.window), order
 
 
 # The mask families, as flashmask.masks has them for torch.
-masks = Builders(_Jax)
+masks = Builders[Mask, jax.Array](_Jax)
 
 
-def _array(name, value):
+def _array(name: str, value: Any) -> Any:
     """JAX's array, or numpy's of numbers and lists."""
     if isinstance(value, jax.Array):
         return value
@@ -79,14 +83,14 @@ def _array(name, value):
         raise arguments.ragged(name, error) from None
 
 
-def _check_length(form, vectors):
+def _check_length(form: Form, vectors: dict[str, Any]) -> None:
     for name, x in vectors.items():
         if form.keys is None and not isinstance(x, np.ndarray):
             raise arguments.missing_seqlen(name, "it is an array of JAX")
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), inline=True)
-def _build(family, names, numbers, has_order, *vectors):
+def _build(family: str, names: str, numbers: tuple[int, ...], has_order: bool, *vectors: Any) -> Any:
     """(bounds, order), where the vectors are; order is None if there is none."""
     shape = _shape(family, names.split(",")[:-1], numbers, vectors)
     results = [jax.ShapeDtypeStruct(shape, jnp.int32)]
@@ -98,7 +102,7 @@ def _build(family, names, numbers, has_order, *vectors):
     return bounds, order[0][..., 0] if has_order else None
 
 
-def _shape(family, names, numbers, vectors):
+def _shape(family: str, names: list[str], numbers: tuple[int, ...], vectors: Any) -> tuple[int, ...]:
     """That of the bounds, which follows from those of the vectors; raises what is wrong with them."""
     given = {name: _Jax.array(x).described(name) for name, x in zip(names, vectors)}
     parameters = ctypes_calls.mask_parameters(given, dict(zip(names[len(vectors) :], numbers)))

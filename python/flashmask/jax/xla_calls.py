@@ -8,7 +8,7 @@ seqlen_k, heads_kv, head_dim_v]. out has q's dtype; lse is [batch, heads_q, seql
 
 import ctypes as C
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -250,7 +250,7 @@ def _plans(mask, is_mapped):
     """The plan of each entry's mask, or of the one that all entries share, and whether there is one for each."""
     leaves, structure = jax.tree.flatten(mask)
     axes = [0 if here else None for here in jax.tree.leaves(is_mapped)]
-    of_leaves = lambda *x: _plan(structure.unflatten(x))
+    of_leaves = lambda *x: _plan(jax.tree.unflatten(structure, x))
     if all(axis is None for axis in axes):
         return of_leaves(*leaves), False
     return jax.vmap(of_leaves, in_axes=axes)(*leaves), True
@@ -267,7 +267,9 @@ def _one_by_one(mapped, size, has_forward, is_mapped, *given):
 
     def call(entry):
         n, own = entry[0], iter(entry[1])
-        arrays, mask, features, plan = structure.unflatten([next(own) if flag else x for x, flag in zip(leaves, flags)])
+        arrays, mask, features, plan = jax.tree.unflatten(
+            structure, [next(own) if flag else x for x, flag in zip(leaves, flags)]
+        )
         if features.dropout_state is not None and has_forward and not features_mapped.dropout_state:
             features = features._replace(dropout_state=_state_of_entry(features.dropout_state, n))
         return mapped(arrays, mask, features, plan)
@@ -302,7 +304,7 @@ def varying_alike(*arrays):
 
 
 def _varying_axes(x):
-    kind = jax.typeof(x) if hasattr(jax, "typeof") else None
+    kind: Any = jax.typeof(x) if hasattr(jax, "typeof") else None
     axes = kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else getattr(kind, "vma", ())
     return frozenset(axes)
 

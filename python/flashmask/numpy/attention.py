@@ -1,35 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """attention and attention_backward, on numpy arrays."""
 
+from typing import Any
+
 from .._core import arguments, call_options, ctypes_calls
+from .._core.annotations import Backend, Layout, Window
 from .._core.docstrings import composed
-from .arrays import Numpy, checked_array, in_bshd, in_layout
+from .arrays import Array, Numpy, checked_array, in_bshd, in_layout
 from .dropout import checked_state
-from .mask import as_mask
+from .mask import Mask, as_mask
 
 
 @composed
 def attention(
-    q,
-    k,
-    v,
-    mask=None,
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Mask | Array | None = None,
     *,
-    causal=False,
-    window_size=None,
-    q_offset=None,
-    block_mask=None,
-    softmax_scale=None,
-    layout="bshd",
-    backend="auto",
-    threads=0,
-    softcap=0.0,
-    sink=None,
-    q_pos=None,
-    k_pos=None,
-    dropout=0.0,
-    dropout_state=None,
-):
+    causal: bool = False,
+    window_size: Window = None,
+    q_offset: int | None = None,
+    block_mask: Array | None = None,
+    softmax_scale: float | None = None,
+    layout: Layout = "bshd",
+    backend: Backend = "auto",
+    threads: int = 0,
+    softcap: float = 0.0,
+    sink: Array | None = None,
+    q_pos: Array | None = None,
+    k_pos: Array | None = None,
+    dropout: float = 0.0,
+    dropout_state: Array | None = None,
+) -> tuple[Array, Array]:
     """Softmax attention in which each key is hidden from up to two runs of query rows: (out, lse).
 
     q [batch, seqlen_q, heads_q, head_dim], k [batch, seqlen_k, heads_kv, head_dim] and v [batch, seqlen_k, heads_kv,
@@ -64,30 +67,30 @@ def attention(
 
 @composed
 def attention_backward(
-    dout,
-    q,
-    k,
-    v,
-    out,
-    lse,
-    mask=None,
+    dout: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
+    mask: Mask | Array | None = None,
     *,
-    dlse=None,
-    causal=False,
-    window_size=None,
-    q_offset=None,
-    block_mask=None,
-    softmax_scale=None,
-    layout="bshd",
-    backend="auto",
-    threads=0,
-    softcap=0.0,
-    sink=None,
-    q_pos=None,
-    k_pos=None,
-    dropout=0.0,
-    dropout_state=None,
-):
+    dlse: Array | None = None,
+    causal: bool = False,
+    window_size: Window = None,
+    q_offset: int | None = None,
+    block_mask: Array | None = None,
+    softmax_scale: float | None = None,
+    layout: Layout = "bshd",
+    backend: Backend = "auto",
+    threads: int = 0,
+    softcap: float = 0.0,
+    sink: Array | None = None,
+    q_pos: Array | None = None,
+    k_pos: Array | None = None,
+    dropout: float = 0.0,
+    dropout_state: Array | None = None,
+) -> tuple[Array, ...]:
     """The gradients of attention(): (dq, dk, dv), in the shapes, dtypes and memory layouts of q, k and v.
 
     With a sink (dq, dk, dv, dsink).
@@ -106,7 +109,9 @@ def attention_backward(
     return *(in_layout(layout, x) for x in gradients[:3]), *gradients[3:]
 
 
-def read_options(softmax_scale, backend, threads, softcap, sink, dropout, dropout_state):
+def read_options(
+    softmax_scale: Any, backend: Any, threads: Any, softcap: Any, sink: Any, dropout: Any, dropout_state: Any
+) -> dict[str, Any]:
     """Options as ctypes_calls takes them."""
     p = arguments.share("dropout", dropout)
     if p > 0 and dropout_state is None:

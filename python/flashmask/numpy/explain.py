@@ -4,9 +4,10 @@
 from typing import Any
 
 from .._core import ctypes_calls, explanation
+from .._core.annotations import Layout, Window
 from .._core.docstrings import composed
 from .._core.signatures import takes_arguments_of
-from .arrays import Numpy, in_bshd
+from .arrays import Array, Numpy, in_bshd
 from .attention import attention, read_options
 from .mask import as_mask
 
@@ -20,13 +21,26 @@ def explain(given: dict[str, Any]) -> str:
     return explanation.explain(lambda: _described(**given))
 
 
-def _described(q, k, v, mask, causal, window_size, q_offset, block_mask, layout, q_pos, k_pos, **options):
+def _described(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Any,
+    causal: bool,
+    window_size: Window,
+    q_offset: int | None,
+    block_mask: Any,
+    layout: Layout,
+    q_pos: Any,
+    k_pos: Any,
+    **options: Any,
+) -> explanation.Described:
     q, k, v = in_bshd(layout, q=q, k=k, v=v)
     call_mask = as_mask(mask, q, k, causal, window_size, q_offset, block_mask, q_pos, k_pos)
     options = {**read_options(**options), "deterministic": True}
     del options["dropout_state"]
     if options["sink"] is not None:
         options["sink"] = Numpy.array(options["sink"])
-    call = explanation.Call(*map(Numpy.array, (q, k, v)), needs_gradient=True, options=options)
+    call = explanation.Call(Numpy.array(q), Numpy.array(k), Numpy.array(v), needs_gradient=True, options=options)
     fm_mask = ctypes_calls.mask_of(Numpy, call_mask)
     return explanation.Described(call, call_mask, fm_mask, explanation.host_tiles(fm_mask))

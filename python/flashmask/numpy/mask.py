@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mask: an attention mask in O(seqlen_k) memory, as numpy arrays."""
 
+from __future__ import annotations
+
 import ctypes as C
 import dataclasses
+from typing import Any
 
 import numpy as np
 
 from .._core import arguments, capi, ctypes_calls, explanation
+from .._core.annotations import Window
 from .._core.docstrings import composed
-from .arrays import Numpy
+from .arrays import Array, Numpy
 
 
 @composed
@@ -27,16 +31,16 @@ class Mask:
     seqlen_q: int
     seqlen_k: int
     _: dataclasses.KW_ONLY
-    bounds: np.ndarray | None = None
+    bounds: Array | None = None
     causal: bool = False
-    window: tuple | None = None
+    window: Window = None
     q_offset: int | None = None
-    block_mask: np.ndarray | None = None
-    q_pos: np.ndarray | None = None
-    k_pos: np.ndarray | None = None
+    block_mask: Array | None = None
+    q_pos: Array | None = None
+    k_pos: Array | None = None
 
-    def __post_init__(self):
-        checked = {
+    def __post_init__(self) -> None:
+        checked: dict[str, Any] = {
             "seqlen_q": arguments.length("seqlen_q", self.seqlen_q),
             "seqlen_k": arguments.length("seqlen_k", self.seqlen_k),
             "causal": arguments.flag("causal", self.causal),
@@ -55,34 +59,44 @@ class Mask:
         capi.check(capi.load().fm_plan_bytes(C.byref(ctypes_calls.mask_of(Numpy, self)), C.byref(C.c_size_t())))
 
     @property
-    def batch(self):
+    def batch(self) -> int:
         """Batch entries of the mask: 1 (for all of the call's), or as many as the call has."""
         return self._wider(0, "bounds", "block_mask", "q_pos", "k_pos")
 
     @property
-    def heads(self):
+    def heads(self) -> int:
         """Heads of the mask: 1 (for all of the call's), heads_kv or heads_q; the larger if its arrays have both."""
         return self._wider(1, "bounds", "block_mask")
 
-    def _wider(self, dim, *names):
+    def _wider(self, dim: int, *names: str) -> int:
         return max((x.shape[dim] for name in names if (x := getattr(self, name)) is not None), default=1)
 
-    def replace(self, **changes):
+    def replace(self, **changes: Any) -> Mask:
         """The same mask with some of the constructor's arguments replaced."""
         return dataclasses.replace(self, **changes)
 
-    def to_dense(self):
+    def to_dense(self) -> Array:
         """A bool array [batch, heads, seqlen_q, seqlen_k], True where row i sees key j."""
         visible = np.empty((self.batch, self.heads, self.seqlen_q, self.seqlen_k), np.bool_)
         fm_mask = ctypes_calls.mask_of(Numpy, self)
         capi.check(capi.load().fm_mask_to_dense(C.byref(fm_mask), C.byref(capi.tensor(visible))))
         return visible
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"Mask({self.seqlen_q}, {self.seqlen_k}: {explanation.describe(self)})"
 
 
-def as_mask(mask, q, k, causal, window_size, q_offset, block_mask, q_pos, k_pos):
+def as_mask(
+    mask: Any,
+    q: Array,
+    k: Array,
+    causal: bool,
+    window_size: Window,
+    q_offset: int | None,
+    block_mask: Any,
+    q_pos: Any,
+    k_pos: Any,
+) -> Mask:
     """The Mask that the arguments mean."""
     if not isinstance(mask, Mask):
         window = arguments.window("window_size", window_size)
@@ -94,7 +108,7 @@ def as_mask(mask, q, k, causal, window_size, q_offset, block_mask, q_pos, k_pos)
     return mask
 
 
-def _int32(name, values, seqlen_q):
+def _int32(name: str, values: Any, seqlen_q: int) -> Array:
     """`values` as int32: those that need more bits are clamped to [0, seqlen_q] first, as they would be anyway."""
     values = np.asarray(values)
     if values.dtype.kind not in "iu":

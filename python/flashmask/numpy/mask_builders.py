@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mask families, as flashmask.masks has them for torch."""
 
+from typing import Any
+
 from .._core import ctypes_calls
-from .._core.families import Builders
-from .arrays import Numpy
+from .._core.families import Builders, Form
+from .arrays import Array, Numpy
 from .mask import Mask
 
 
@@ -11,16 +13,16 @@ class _Builder(Numpy):
     """The frontend of the builders."""
 
     @staticmethod
-    def build(family, form, vectors, numbers, device=None):
+    def build(
+        family: str, form: Form, vectors: dict[str, Any], numbers: dict[str, int], device: Any = None
+    ) -> tuple[Mask, Array | None]:
         if form.vectors == 0:
-            return Mask(form.rows, form.keys, causal=form.causal, window=form.window, q_offset=form.q_offset), None
-        built = ctypes_calls.build_mask(
-            Numpy, family, vectors, numbers, family == "block_diffusion", form.has_positions
-        )
+            return Mask(**form.band()), None
+        built = ctypes_calls.build_mask(Numpy, family, vectors, numbers, form.has_order, form.has_positions)
         bounds, order, *positions = built
         keys = bounds.shape[2]
         places = dict.fromkeys(("q_pos", "k_pos"), *positions)
         return Mask(form.rows_of(keys), keys, bounds=bounds, causal=form.causal, window=form.window, **places), order
 
 
-masks = Builders(_Builder)
+masks = Builders[Mask, Array](_Builder)

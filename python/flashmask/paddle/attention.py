@@ -2,8 +2,10 @@
 """flashmask_attention, with the arguments and results of paddle.nn.functional's."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import paddle
+from paddle import Tensor
 
 from .._core import arguments, call_options, ctypes_calls
 from .._core.docstrings import composed
@@ -15,23 +17,23 @@ from .tensors import Paddle, checked_tensor
 
 @composed
 def flashmask_attention(
-    query,
-    key,
-    value,
-    startend_row_indices=None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    startend_row_indices: Tensor | None = None,
     *,
-    dropout=0.0,
-    causal=False,
-    window_size=None,
-    return_softmax_lse=False,
-    return_seed_offset=False,
-    fixed_seed_offset=None,
-    rng_name="",
-    training=True,
-    name=None,
-    softmax_scale=None,
-    block_mask=None,
-):
+    dropout: float = 0.0,
+    causal: bool = False,
+    window_size: tuple[int, int] | int | None = None,
+    return_softmax_lse: bool = False,
+    return_seed_offset: bool = False,
+    fixed_seed_offset: Tensor | None = None,
+    rng_name: str = "",
+    training: bool = True,
+    name: str | None = None,
+    softmax_scale: float | None = None,
+    block_mask: Tensor | None = None,
+) -> Any:
     """paddle.nn.functional.flashmask_attention: the same arguments, defaults and results, honoured or refused.
 
     query [batch, seqlen_q, heads_q, head_dim], key [batch, seqlen_k, heads_kv, head_dim] and value [batch, seqlen_k,
@@ -81,14 +83,14 @@ class _Call:
     """What a call says beside query, key and value."""
 
     mask: CallMask
-    options: dict  # softmax_scale, deterministic and dropout_p
-    dropout_state: paddle.Tensor | None = None
+    options: dict[str, Any]  # softmax_scale, deterministic and dropout_p
+    dropout_state: Tensor | None = None
 
     @property
-    def drops(self):
+    def drops(self) -> bool:
         return self.options["dropout_p"] != 0
 
-    def tensors(self):
+    def tensors(self) -> list[Tensor]:
         return self.mask.tensors() + [x for x in (self.dropout_state,) if x is not None]
 
 
@@ -96,7 +98,7 @@ class _Attention(paddle.autograd.PyLayer):
     """(out, lse) of query, key, value and a _Call, and their gradients."""
 
     @staticmethod
-    def forward(ctx, query, key, value, call):
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, call: _Call) -> tuple[Tensor, Tensor]:
         options = {**call.options, "dropout_state": call.dropout_state}
         out, lse = ctypes_calls.forward(Paddle, query, key, value, call.mask, **options)
         saved = query, key, value, out, lse
@@ -107,30 +109,42 @@ class _Attention(paddle.autograd.PyLayer):
         return out, lse
 
     @staticmethod
-    def backward(ctx, dout, dlse):
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        dout, dlse = gradients
         if paddle.is_grad_enabled():
             raise arguments.no_second_derivatives()
-        saved = ctx.saved_tensor()
+        saved: list[Any] = ctx.saved_tensor()
         call = ctx.call
         if ctx.versions != _versions(*saved, *call.tensors()):
             raise RuntimeError(
                 "a tensor of flashmask_attention (query, key, value, out, lse, startend_row_indices, block_mask or "
                 "fixed_seed_offset) was changed in place before the backward, which needs it as it was"
             )
-        dout = paddle.zeros_like(saved[3]) if dout is None else dout
+        q, k, v, out, lse = saved
+        dout = paddle.zeros_like(out) if dout is None else dout
         options = {**call.options, "dropout_state": call.dropout_state}
-        gradients = ctypes_calls.backward(Paddle, dout, dlse, *saved, call.mask, **options)
-        return tuple(None if constant else x for x, constant in zip(gradients, ctx.is_constant))
+        made = ctypes_calls.backward(Paddle, dout, dlse, q, k, v, out, lse, call.mask, **options)
+        return tuple(None if constant else x for x, constant in zip(made, ctx.is_constant))
 
 
-def _versions(*tensors):
+def _versions(*tensors: Tensor) -> list[int]:
     """How often each has changed in place."""
     return [x.inplace_version for x in tensors]
 
 
 def read_call(
-    query, key, value, startend_row_indices, causal, window_size, softmax_scale, block_mask, dropout, training, name
-):
+    query: Any,
+    key: Any,
+    value: Any,
+    startend_row_indices: Any,
+    causal: Any,
+    window_size: Any,
+    softmax_scale: Any,
+    block_mask: Any,
+    dropout: Any,
+    training: Any,
+    name: Any,
+) -> _Call:
     """The _Call that the arguments mean, or the exception of the first one that is wrong or not implemented."""
     if not paddle.in_dynamic_mode():
         raise UnsupportedError("Paddle is in static mode; flashmask_attention runs in dynamic mode alone")
@@ -155,7 +169,7 @@ def read_call(
     return _Call(mask, {**options, "deterministic": _is_deterministic(query), "dropout_p": p})
 
 
-def _window(window_size, seqlen_q, seqlen_k):
+def _window(window_size: Any, seqlen_q: int, seqlen_k: int) -> tuple[int, int] | None:
     """(left, right), or None. Paddle has no word for an open side, and no alignment of unequal lengths."""
     if window_size is None:
         return None
@@ -170,13 +184,13 @@ def _window(window_size, seqlen_q, seqlen_k):
     return arguments.window("window_size", pair)
 
 
-def _block_mask(block_mask):
+def _block_mask(block_mask: Tensor) -> Tensor:
     """The block mask as the library reads it: on CUDA in bytes."""
     is_int32_on_gpu = block_mask.place.is_gpu_place() and block_mask.dtype == paddle.int32
     return block_mask != 0 if is_int32_on_gpu else block_mask
 
 
-def _is_deterministic(x):
+def _is_deterministic(x: Tensor) -> bool:
     if not x.place.is_gpu_place():
         return True  # as the CPU always is
     flag = "FLAGS_cudnn_deterministic"

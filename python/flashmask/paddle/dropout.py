@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """dropout_mask, which attention weights a call with dropout keeps; and the states that say so."""
 
+from collections.abc import Callable
+from typing import Any
+
 import paddle
 
 from .._core import arguments, ctypes_calls
@@ -9,7 +12,7 @@ from .tensors import Paddle, checked_tensor
 
 
 @composed
-def dropout_mask(state, p, batch, heads, seqlen_q, seqlen_k):
+def dropout_mask(state: paddle.Tensor, p: float, batch: int, heads: int, seqlen_q: int, seqlen_k: int) -> paddle.Tensor:
     """
     {dropout_mask}
 
@@ -20,7 +23,7 @@ def dropout_mask(state, p, batch, heads, seqlen_q, seqlen_k):
     return ctypes_calls.dropout_mask(Paddle, checked_state("state", state).cpu(), arguments.share("p", p), shape)
 
 
-def read_state(query, fixed_seed_offset, rng_name):
+def read_state(query: paddle.Tensor, fixed_seed_offset: Any, rng_name: Any) -> Callable[[], paddle.Tensor]:
     """A function that gives a call's state of dropout, where query is; until it is called nothing is drawn."""
     if not isinstance(rng_name, str):
         raise TypeError(f"rng_name is {arguments.given(rng_name)}; it must be a string")
@@ -43,7 +46,7 @@ def read_state(query, fixed_seed_offset, rng_name):
     return lambda: paddle.to_tensor([generator.random() >> 1 for _ in range(2)], dtype="int64", place=query.place)
 
 
-def checked_state(name, x):
+def checked_state(name: str, x: Any) -> paddle.Tensor:
     """Contiguous."""
     arguments.check_state(name, x, checked_tensor(name, x).dtype == paddle.int64 and x.shape == [2])
     return x.contiguous()

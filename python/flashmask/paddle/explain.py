@@ -20,11 +20,22 @@ def explain(given: dict[str, Any]) -> str:
     return explanation.explain(lambda: _described(**given))
 
 
-def _described(query, key, value, fixed_seed_offset, rng_name, return_softmax_lse, return_seed_offset, **others):
+def _described(
+    query: Any,
+    key: Any,
+    value: Any,
+    fixed_seed_offset: Any,
+    rng_name: Any,
+    return_softmax_lse: bool,
+    return_seed_offset: bool,
+    **others: Any,
+) -> explanation.Described:
     call = read_call(query, key, value, **others)
     read_state(query, fixed_seed_offset, rng_name)
     described = explanation.Call(
-        *map(Paddle.array, (query, key, value)),
+        Paddle.array(query),
+        Paddle.array(key),
+        Paddle.array(value),
         needs_gradient=not all(x.stop_gradient for x in (query, key, value)),
         options={"backend": "auto", **call.options, **Paddle.place(query)},
     )

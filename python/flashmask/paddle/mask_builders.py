@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mask families, as flashmask.masks has them for torch, in host memory; each returns MaskArguments."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import paddle
 
 from .._core import arguments, ctypes_calls
-from .._core.families import Builders
+from .._core.families import Builders, Form
 from .mask import CallMask
 from .tensors import Paddle
 
@@ -22,16 +22,26 @@ class _Builder(Paddle):
     """The frontend of the builders."""
 
     @staticmethod
-    def build(family, form, vectors, numbers, device=None):
+    def build(
+        family: str, form: Form, vectors: dict[str, Any], numbers: dict[str, int], device: Any = None
+    ) -> tuple[MaskArguments, Any]:
+        bounds = order = None
         if form.vectors == 0:
-            lengths = arguments.length("seqlen_q", form.rows), arguments.length("seqlen_k", form.keys)
-            band = form.causal, arguments.window("window", form.window), arguments.q_offset(form.q_offset)
-            mask, order = CallMask(*lengths, None, *band, None), None
+            rows, keys = form.rows, form.keys
         else:
-            bounds, order = ctypes_calls.build_mask(Paddle, family, vectors, numbers, family == "block_diffusion")
+            bounds, order = ctypes_calls.build_mask(Paddle, family, vectors, numbers, form.has_order)
             keys = bounds.shape[2]
-            mask = CallMask(form.rows_of(keys), keys, bounds, form.causal, form.window, None, None)
+            rows = form.rows_of(keys)
+        mask = CallMask(
+            arguments.length("seqlen_q", rows),
+            arguments.length("seqlen_k", keys),
+            bounds,
+            form.causal,
+            arguments.window("window", form.window),
+            arguments.q_offset(form.q_offset),
+            None,
+        )
         return MaskArguments(*ctypes_calls.to_startend(Paddle, mask)), order
 
 
-masks = Builders(_Builder)
+masks = Builders[MaskArguments, paddle.Tensor](_Builder)

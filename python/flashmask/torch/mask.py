@@ -431,7 +431,7 @@ def _check_together(mask):
 
 # Masks taken apart, by their context and the identities of their tensors: one put together again from the same parts,
 # as a wrapper of a module does with its arguments in every layer, shares the plan.
-_taken_apart = weakref.WeakValueDictionary()
+_taken_apart: weakref.WeakValueDictionary[Any, Mask] = weakref.WeakValueDictionary()
 
 
 def _flatten(mask):

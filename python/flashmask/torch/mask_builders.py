@@ -19,8 +19,7 @@ _OWN_DIMENSIONS = {"dropped": 2, "key_lengths": 0, "query_lengths": 0}
 def build(family, form, vectors, numbers, device=None):
     """(Mask, order). Waits for nothing: what is wrong on a device is an assertion in its work."""
     if form.vectors == 0:
-        band = Mask(form.rows, form.keys, causal=form.causal, window=form.window, q_offset=form.q_offset)
-        return band, None
+        return Mask(**form.band()), None
     tensors = list(vectors.values())
     device = tensors[0].device if tensors else torch.empty(0, device=device).device
     arguments = (

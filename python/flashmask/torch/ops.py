@@ -12,7 +12,9 @@ an expanded tensor for one. Where CUDA's kernel cannot read dout (rows that are 
 boundaries of 16 bytes) the backward makes one contiguous copy of it.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -30,6 +32,10 @@ from ._torch_internals import (
     is_dual_level_active,
 )
 from .dropout import check_state, draw_state
+
+if TYPE_CHECKING:
+    from .._core.annotations import Backend, Layout
+    from .mask import Mask
 
 library.load()
 _ops = torch.ops.flashmask
@@ -69,7 +75,7 @@ _MEANT = {
 }
 
 
-def plan(mask, device=None):
+def plan(mask: Mask, device: Any = None) -> torch.Tensor:
     """The plan of a Mask: uint8 [bytes], where the mask's tensors are; if it has none, on `device` (default: the CPU).
 
     It says which tiles are empty, full or partial, and is the same for every head, layer, forward and backward of the
@@ -84,22 +90,22 @@ def plan(mask, device=None):
 
 
 def attention(
-    q,
-    k,
-    v,
-    mask=None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: Mask | None = None,
     *,
-    softmax_scale=None,
-    layout="bshd",
-    deterministic=None,
-    backend="auto",
-    max_ctas=0,
-    softcap=0.0,
-    sink=None,
-    dropout=0.0,
-    dropout_state=None,
-    partial_out=False,
-):
+    softmax_scale: float | None = None,
+    layout: Layout = "bshd",
+    deterministic: bool | None = None,
+    backend: Backend = "auto",
+    max_ctas: int = 0,
+    softcap: float = 0.0,
+    sink: torch.Tensor | None = None,
+    dropout: float = 0.0,
+    dropout_state: torch.Tensor | None = None,
+    partial_out: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Masked attention: (out, lse), both differentiable with respect to q, k, v and the sink.
 
     mask: a Mask, or None: every row sees every key. softmax_scale: default 1 / sqrt(head_dim). layout "bhsd": q, k and
@@ -122,17 +128,43 @@ def attention(
 
 
 def backward(
-    dout, dlse, q, k, v, out, lse, mask, softmax_scale, deterministic, backend, max_ctas, *, partial_out=False
-):
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    mask: Mask,
+    softmax_scale: float | None,
+    deterministic: bool,
+    backend: Backend,
+    max_ctas: int,
+    *,
+    partial_out: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dq, dk, dv) of attention()'s results; with partial_out as partial_backward. dlse may be None."""
     bounds, block_mask, *band = mask_arguments(mask)
     plain = softmax_scale, *band, deterministic, backend, max_ctas
-    options = AttentionOptions(*plain, q_pos=mask.q_pos, k_pos=mask.k_pos, partial_out=partial_out)
+    options = AttentionOptions(*plain)._replace(q_pos=mask.q_pos, k_pos=mask.k_pos, partial_out=partial_out)
     inputs = (dout, dlse, q, k, v, out, lse, bounds, block_mask, mask.plan(q.device))
     return _backward(*inputs, *options)[:3]
 
 
-def partial_backward(dout, dlse, q, k, v, out, lse, mask, softmax_scale, deterministic, backend, max_ctas):
+def partial_backward(
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    mask: Mask,
+    softmax_scale: float | None,
+    deterministic: bool,
+    backend: Backend,
+    max_ctas: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dq, dk, dv): what the keys k, v add to the gradients of an attention over more keys; dk and dv in lse's dtype.
 
     out, lse: that attention's, out in lse's dtype or in q's; dq has the same. dlse may be None. mask: a Mask of q's
