@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operators themselves: what torch checks of any operator, their errors, and what loading them does."""
 
+import inspect
 import os
 import re
 import subprocess
@@ -10,7 +11,7 @@ import flashmask
 import pytest
 import torch
 from devices import DEVICE, ON_CUDA, cpu_only, head_dims, put
-from flashmask._core.call_options import AttentionOptions
+from flashmask._core.call_options import OPTIONS, AttentionOptions
 from flashmask.torch import ops
 from torch._subclasses import FakeTensorMode
 
@@ -126,6 +127,11 @@ def test_options_are_those_of_the_schemas():
         schema = getattr(operators, name).default._schema.arguments[-len(AttentionOptions._fields) :]
         assert tuple(x.name for x in schema) == AttentionOptions._fields
         assert {x.name: x.default_value for x in schema if x.has_default_value()} == AttentionOptions._field_defaults
+    defaults = {option.name: option.default for option in OPTIONS}
+    for function in (flashmask.flashmask_attention, flashmask.flashmask_varlen_func, ops.attention, AttentionOptions):
+        for name, parameter in inspect.signature(function).parameters.items():
+            if name in defaults and parameter.default is not parameter.empty:
+                assert parameter.default == defaults[name], name
 
 
 @pytest.mark.parametrize("name", FEATURES)

@@ -153,6 +153,11 @@ def _is_array(value: object) -> bool:
     return hasattr(value, "shape") and not (type(value).__module__ == "numpy" and type(value).__name__ != "ndarray")
 
 
+def count(name: str, value: Any) -> int:
+    """A number of threads or CTAs."""
+    return integer(name, value, 0, 2**31 - 1)
+
+
 def length(name: str, value: Any) -> int:
     """A number of tokens."""
     return integer(name, value, 0, MOST_TOKENS)

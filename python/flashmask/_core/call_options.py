@@ -22,17 +22,13 @@ def _optional(read: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
     return lambda name, value: None if value is None else read(name, value)
 
 
-def _count(name: str, value: Any) -> Any:
-    return arguments.integer(name, value, 0, 2**31 - 1)
-
-
 # In the order of fm_options. A frontend lists in its signatures the ones that it takes.
 OPTIONS = (
     Option(
         "softmax_scale", C.c_double, None, _optional(arguments.number), "softmax_scale: default 1 / sqrt(head_dim)."
     ),
     Option("backend", C.c_char_p, "auto", arguments.string),
-    Option("threads", C.c_int32, 0, _count),
+    Option("threads", C.c_int32, 0, arguments.count),
     Option("device", C.c_int32, 0),
     Option("stream", C.c_void_p),
     Option("executed_tiles", C.POINTER(capi.ExecutedTiles)),
@@ -67,7 +63,7 @@ sink: [heads_q], float32 or the dtype of the queries: of each head the score of 
     ),
     Option("block_table", capi.Tensor),
     Option("partial_out", C.c_uint32, False, arguments.flag),
-    Option("max_ctas", C.c_int32, 0, _count),
+    Option("max_ctas", C.c_int32, 0, arguments.count),
     Option("allocate", C.c_void_p),
     Option("allocate_context", C.c_void_p),
     Option("kernels", C.c_char_p),
@@ -88,7 +84,7 @@ class Options(C.Structure):
 
 class AttentionOptions(NamedTuple):
     """Arguments of the operators of torch after the tensors of a call and its mask, in the order of their schemas
-    (bindings/torch/schemas.h). Those with defaults may be left out, from the last one on."""
+    (bindings/torch/schemas.h). Fields with defaults may be left out, from the last one on."""
 
     softmax_scale: float | None
     causal: bool

@@ -303,7 +303,7 @@ def varying_alike(*arrays):
 # The names of this changed from one JAX to the next.
 
 
-def _varying_axes(x):
+def _varying_axes(x: Any) -> frozenset[Any]:
     kind: Any = jax.typeof(x) if hasattr(jax, "typeof") else None
     axes = kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else getattr(kind, "vma", ())
     return frozenset(axes)

@@ -46,7 +46,7 @@ def _find(path: str) -> Any:
 is_any_autocast_enabled: Callable[[], bool] = _find("_C._is_any_autocast_enabled") or (lambda: True)
 # The substitute sends calls within torch.func's transforms through autograd's kernel like all others.
 are_transforms_active: Callable[[], bool] = _find("_C._are_functorch_transforms_active") or (lambda: False)
-# Whether tensors may have tangents. The substitute lets all of them be asked.
+# Tensors may have tangents. The substitute lets all of them be asked.
 is_dual_level_active: Callable[[], bool] = (
     (lambda: True) if _find("autograd.forward_ad._current_level") is None else (lambda: forward_ad._current_level >= 0)
 )
@@ -93,7 +93,7 @@ _is_wrapped, _Fake = _find("_C._functorch.is_functorch_wrapped_tensor"), _find("
 
 
 def is_wrapped_by_transforms(tensor: torch.Tensor) -> bool:
-    """Whether a tensor stands for those that a transform of torch.func maps, and has no contents of its own."""
+    """True if a tensor stands for others that a transform of torch.func maps, and has no contents of its own."""
     if _is_wrapped:
         return _is_wrapped(tensor)
     try:
@@ -104,7 +104,7 @@ def is_wrapped_by_transforms(tensor: torch.Tensor) -> bool:
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether it is a trace's stand-in for a tensor."""
+    """True of a trace's stand-in for a tensor."""
     return isinstance(tensor, _Fake) if _Fake else tensor.untyped_storage().device != tensor.device
 
 

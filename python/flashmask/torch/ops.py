@@ -47,7 +47,6 @@ _forward_operator, _backward_operator, _partial_backward_operator = (
 _is_compiling = torch.compiler.is_compiling
 _is_deterministic, _is_grad_enabled = torch.are_deterministic_algorithms_enabled, torch.is_grad_enabled
 
-_MOST_CTAS = 2**31 - 1
 # Tensors among an operator's options. Calls take options as plain tuples, which cost less than AttentionOptions.
 _SINK, _END = AttentionOptions._fields.index("sink"), AttentionOptions._fields.index("dropout_state") + 1
 _TENSORS = AttentionOptions._fields[_SINK:_END]
@@ -254,7 +253,7 @@ def read_options(softmax_scale, deterministic, backend, max_ctas):
         deterministic = arguments.flag("deterministic", deterministic)
     if type(backend) is not str:
         arguments.string("backend", backend)
-    return softmax_scale, deterministic, arguments.integer("max_ctas", max_ctas, 0, _MOST_CTAS)
+    return softmax_scale, deterministic, arguments.count("max_ctas", max_ctas)
 
 
 def mask_arguments(mask):
