@@ -5,7 +5,7 @@
 
 #include "c_api/read.h"
 #include "call/build_vectors.h"
-#include "mask/build/arguments.h"
+#include "mask/families/arguments.h"
 
 using namespace flashmask;
 using namespace flashmask::c_api;

@@ -9,7 +9,7 @@
 
 #include "call/launch.h"
 #include "call/problem.h"
-#include "mask/build/arguments.h"
+#include "mask/families/arguments.h"
 
 namespace flashmask {
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <functional>
 
-#include "mask/build/arguments.h"
+#include "mask/families/arguments.h"
 
 namespace flashmask {
 

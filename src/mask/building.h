@@ -9,7 +9,7 @@
 
 #include "common/message.h"
 #include "flashmask/builders.h"
-#include "mask/build/arguments.h"
+#include "mask/families/arguments.h"
 
 namespace flashmask::building {
 

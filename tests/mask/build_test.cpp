@@ -11,7 +11,7 @@
 #include "common/random.h"
 #include "flashmask/builders.h"
 #include "flashmask/c_api.h"
-#include "mask/build/build-inl.h"
+#include "mask/families/build-inl.h"
 #include "support/c_tensor.h"
 #include "support/family_cases.h"
 

@@ -6,7 +6,7 @@
 #include "backends/cuda/masks/steps.cuh"
 #include "common/arithmetic.h"
 #include "common/message.h"
-#include "mask/build/build-inl.h"
+#include "mask/families/build-inl.h"
 
 namespace flashmask::cuda {
 namespace {

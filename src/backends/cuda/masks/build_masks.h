@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-#include "mask/build/arguments.h"
+#include "mask/families/arguments.h"
 
 namespace flashmask::cuda {
 

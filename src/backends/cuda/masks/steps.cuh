@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The steps of a mask's build on a device; see mask/build/build-inl.h. Each kernel lets the next one be launched at
+// The steps of a mask's build on a device; see mask/families/build-inl.h. Each kernel lets the next one be launched at
 // once, which then waits until it is done.
 
 #include <cub/block/block_scan.cuh>
 
 #include "backends/cuda/device/launch_overlap.cuh"
-#include "mask/build/minima.h"
+#include "mask/families/minima.h"
 
 namespace flashmask::cuda::masks {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "mask/build/integers.h"
+#include "mask/families/integers.h"
 
 namespace flashmask::build {
 

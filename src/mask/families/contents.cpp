@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "mask/build/contents.h"
+#include "mask/families/contents.h"
 
 #include <algorithm>
 #include <string>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "common/message.h"
-#include "mask/build/build-inl.h"
+#include "mask/families/build-inl.h"
 
 namespace flashmask::build {
 namespace {

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-#include "mask/build/arguments.h"
+#include "mask/families/arguments.h"
 
 namespace flashmask::build {
 

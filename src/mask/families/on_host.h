@@ -3,7 +3,7 @@
 
 // Goes through the entries of a lead one after the other; for the host.
 
-#include "mask/build/columns.h"
+#include "mask/families/columns.h"
 
 namespace flashmask::build {
 

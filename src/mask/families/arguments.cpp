@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "mask/build/arguments.h"
+#include "mask/families/arguments.h"
 
 #include <algorithm>
 #include <array>
@@ -8,7 +8,7 @@
 #include "common/arithmetic.h"
 #include "common/message.h"
 #include "common/tensor_checks.h"
-#include "mask/build/contents.h"
+#include "mask/families/contents.h"
 #include "mask/mask_tensors.h"
 
 namespace flashmask::build {

@@ -4,9 +4,9 @@
 // The families as functions of a key column j: which rows its two intervals hide. What each family means stands in
 // builders.h and model_masks.h; here is how it fits two intervals. Runs on the host and on devices.
 
-#include "mask/build/buckets.h"
-#include "mask/build/minima.h"
-#include "mask/build/segments.h"
+#include "mask/families/buckets.h"
+#include "mask/families/minima.h"
+#include "mask/families/segments.h"
 
 namespace flashmask::build {
 

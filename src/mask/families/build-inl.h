@@ -15,9 +15,9 @@
 
 #include <type_traits>
 
-#include "mask/build/arguments.h"
-#include "mask/build/columns.h"
-#include "mask/build/on_host.h"
+#include "mask/families/arguments.h"
+#include "mask/families/columns.h"
+#include "mask/families/on_host.h"
 
 namespace flashmask::build {
 

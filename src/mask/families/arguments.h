@@ -10,7 +10,7 @@
 
 #include "flashmask/mask.h"
 #include "flashmask/tensor.h"
-#include "mask/build/integers.h"
+#include "mask/families/integers.h"
 
 namespace flashmask::build {
 

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "mask/build/build-inl.h"
-#include "mask/build/contents.h"
+#include "mask/families/build-inl.h"
+#include "mask/families/contents.h"
 
 namespace flashmask::build {
 namespace {
