@@ -211,6 +211,11 @@ FLASHMASK_API fm_status fm_mask_shape(const char* family, const fm_mask_paramete
                                       const fm_options* options);
 FLASHMASK_API fm_status fm_mask_build(const char* family, const fm_mask_parameters* parameters, fm_mask* out,
                                       const fm_options* options);
+/* Every mask family: {"families": [{"name", "parameters": [{"name", "kind", "doc", "is_optional"}, with "least" and
+ * "default" of numbers], "names": all that fm_mask_shape takes, "form", "option", "other_form", "has_order"}, ...]}. A
+ * form is {"vectors": numbers for each key, "edges": the band, "has_positions", "misfit": the requirement that
+ * unfit_out tells of}; it is "other_form" if the number "option" is not its default. Text as fm_explain writes it. */
+FLASHMASK_API fm_status fm_mask_families_json(char* text, size_t capacity, size_t* length);
 
 /* The functions of masks that follow read and write host memory. Where one writes a mask to `out`, the caller sets
  * out->struct_size and out->bounds, which has to be contiguous int32 [batch, heads, seqlen_k, 4] and is the space for

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-#include <cstring>
 #include <optional>
 #include <string>
 
@@ -32,15 +30,6 @@ std::optional<GpuModel> read_gpu_model(const fm_gpu_model* from) {
                   gpu.multiprocessors,
                   " multiprocessors; there must be at least one, and a compute capability such as 9.0");
   return GpuModel{gpu.compute_major, gpu.compute_minor, gpu.multiprocessors};
-}
-
-/// As much of `full` as fits with its terminating zero.
-void copy_text(const std::string& full, char* text, std::size_t capacity, std::size_t* length) {
-  if (length) *length = full.size();
-  if (capacity == 0) return;
-  const std::size_t copied = std::min(full.size(), capacity - 1);
-  std::memcpy(&required(text, "text"), full.data(), copied);
-  text[copied] = '\0';
 }
 
 }  // namespace

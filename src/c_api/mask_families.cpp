@@ -26,9 +26,9 @@ build::Arguments read_family(const char* family, const fm_mask_parameters* param
 }
 
 fm_tensor bounds_of(const build::Shape& shape, void* data) {
-  if (shape.numbers() == 0) return {};
+  if (shape.form.numbers() == 0) return {};
   fm_tensor t{.data = data, .dtype = FM_INT32, .ndim = 4, .shape = {}, .stride = {}};
-  const int64_t sizes[] = {shape.batch, shape.heads, shape.seqlen_k, shape.numbers()};
+  const int64_t sizes[] = {shape.batch, shape.heads, shape.seqlen_k, shape.form.numbers()};
   int64_t stride = 1;
   for (int d = 3; d >= 0; --d) {
     t.shape[d] = sizes[d];
@@ -40,7 +40,7 @@ fm_tensor bounds_of(const build::Shape& shape, void* data) {
 
 /// Positions of rows and keys, which are the same.
 fm_tensor positions_of(const build::Shape& shape, void* data) {
-  if (!shape.has_positions) return {};
+  if (!shape.form.has_positions) return {};
   return {.data = data,
           .dtype = FM_INT32,
           .ndim = 2,
@@ -53,7 +53,7 @@ fm_mask described(const build::Shape& shape) {
   fm_mask mask{};
   mask.seqlen_q = shape.seqlen_q;
   mask.seqlen_k = shape.seqlen_k;
-  if (shape.causal) {
+  if (shape.causal()) {
     mask.flags |= FM_CAUSAL;
   } else if (!shape.band.unbounded()) {
     mask.flags |= FM_HAS_WINDOW;
@@ -71,10 +71,10 @@ fm_mask described(const build::Shape& shape) {
 
 /// `first`: null if there are no columns.
 build::VectorOutput vectors_of(const build::Shape& shape, int32_t* first) {
-  const int64_t count = shape.numbers();
+  const int64_t count = shape.form.numbers();
   if (!first) return {nullptr, nullptr, nullptr, nullptr, count};
   if (count == 4) return {first, first + 1, first + 2, first + 3, count};
-  if (shape.causal) return {first, count == 2 ? first + 1 : nullptr, nullptr, nullptr, count};
+  if (shape.causal()) return {first, count == 2 ? first + 1 : nullptr, nullptr, nullptr, count};
   return {first, nullptr, nullptr, first + 1, count};
 }
 
@@ -126,4 +126,8 @@ fm_status fm_mask_build(const char* family, const fm_mask_parameters* parameters
                                static_cast<int32_t*>(mask.q_pos.data)};
     build_vectors(arguments, output, allocate, call.options.stream);
   });
+}
+
+fm_status fm_mask_families_json(char* text, size_t capacity, size_t* length) {
+  return guarded([&] { copy_text(build::families_json(), text, capacity, length); });
 }

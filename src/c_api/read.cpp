@@ -52,6 +52,14 @@ std::span<const std::byte> const_memory(const void* data, std::size_t bytes) {
 
 }  // namespace
 
+void copy_text(const std::string& full, char* text, std::size_t capacity, std::size_t* length) {
+  if (length) *length = full.size();
+  if (capacity == 0) return;
+  const std::size_t copied = std::min(full.size(), capacity - 1);
+  std::memcpy(&required(text, "text"), full.data(), copied);
+  text[copied] = '\0';
+}
+
 void set_last_error(std::string text, int64_t column) {
   last_error = std::move(text);
   last_error_column = column;

@@ -134,6 +134,9 @@ struct CallOptions {
   void report() const;
 };
 
+/// As much of `full` as fits with its terminating zero.
+void copy_text(const std::string& full, char* text, std::size_t capacity, std::size_t* length);
+
 /// The plan of a call, which on a device says nothing itself: its layout is that of the call's mask.
 PlanView read_plan(const void* plan, std::size_t bytes, const AttentionInputs& args, const MaskView* mask,
                    Device device);

@@ -11,7 +11,7 @@
 #include "common/random.h"
 #include "flashmask/builders.h"
 #include "flashmask/c_api.h"
-#include "mask/families/build-inl.h"
+#include "mask/families/families.h"
 #include "support/c_tensor.h"
 #include "support/family_cases.h"
 
@@ -280,7 +280,7 @@ void expect_same_in_any_order(const FamilyCase& c) {
     int32_t* const first = all.data();
     return build::Output{{first, first + count, first + 2 * count, first + 3 * count}, first + 4 * count};
   };
-  if (!a.shape.has_positions) std::fill(want.end() - static_cast<int64_t>(count), want.end(), -2);
+  if (!a.shape.form.has_positions) std::fill(want.end() - static_cast<int64_t>(count), want.end(), -2);
   build::build_on_host(a, output(want));
   AnyOrder run({a.shape.batch, a.shape.heads});
   build::build(run, a, output(got));

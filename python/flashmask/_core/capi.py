@@ -237,6 +237,7 @@ _ARGUMENTS = {
     "fm_explain_backward": [_POINTER, _POINTER, *_TEXT],
     "fm_explain_json": [_POINTER, C.c_int, _POINTER, _POINTER, *_TEXT],
     "fm_kernels_json": _TEXT,
+    "fm_mask_families_json": _TEXT,
 }
 
 

@@ -6,8 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "mask/families/build-inl.h"
-#include "mask/families/contents.h"
+#include "mask/families/families.h"
 
 namespace flashmask::build {
 namespace {
@@ -64,42 +63,6 @@ class HostRun {
   std::vector<std::unique_ptr<void, decltype(&std::free)>> memory_;
 };
 
-/// How many runs of rows from the diagonal on are in another bucket than the key.
-int64_t hidden_runs(const HashSparse& family, const Lead& lead, int64_t j) {
-  const int64_t key = family.key_buckets(lead, j);
-  int64_t count = 0;
-  bool was_hidden = false;
-  for (int64_t row = family.first_row(j); row < family.seqlen_q; ++row) {
-    const bool is_hidden = family.rows.buckets(lead, row) != key;
-    count += is_hidden && !was_hidden;
-    was_hidden = is_hidden;
-  }
-  return count;
-}
-
-/// Throws naming the first column that needs more than two intervals, or what breaks the order of a tree.
-void throw_first_misfit(HostRun& run, const Arguments& a) {
-  const Leads& leads = run.leads();
-  if (a.kind == Kind::kPrefixTree) {
-    check_tree(a);
-  } else if (a.kind == Kind::kHashSparse) {
-    const HashSparse family = hash_sparse(run, a);
-    run.each(a.shape.seqlen_k, [&](const Lead& lead, int64_t j) {
-      if (family.hidden(family.bucket_of(lead, family.key_buckets(lead, j)), family.first_row(j)).intervals > 2)
-        throw_misfit("the hash-sparse mask", leads, lead, j, hidden_runs(family, lead, j),
-                     "sort the queries by bucket, so that the rows of each are contiguous");
-    });
-  } else {
-    const DiffusionBlocks own = diffusion_blocks(run, a);
-    run.each(a.seqlen, [&](const Lead& lead, int64_t token) {
-      if (!own.fits_concatenated(own(lead, token)))
-        throw_misfit("the block-diffusion mask in the order 'concatenated'", leads, lead, a.seqlen + token, 3,
-                     "as its document has more blocks and another document follows; the order 'interleaved' fits every "
-                     "packing");
-    });
-  }
-}
-
 }  // namespace
 
 void build_on_host(const Arguments& arguments, const Output& output) {
@@ -108,7 +71,7 @@ void build_on_host(const Arguments& arguments, const Output& output) {
   int32_t unfit = 0;
   own.unfit = &unfit;
   build(run, own, output);
-  if (unfit) throw_first_misfit(run, arguments);
+  if (unfit) with_family(*arguments.family, [&](auto family) { family.throw_first_misfit(run, arguments); });
   if (arguments.unfit) *arguments.unfit = 0;
 }
 
@@ -122,12 +85,12 @@ Mask build_mask(std::string_view family, const std::vector<Parameter>& parameter
                   .q_offset = shape.q_offset,
                   .batch = shape.batch,
                   .heads = shape.heads};
-  if (shape.has_positions) {
+  if (shape.form.has_positions) {
     parts.position_batch = shape.batch;
     parts.q_pos.resize(static_cast<std::size_t>(shape.batch * shape.seqlen_k));
   }
   const auto vector = [&](uint32_t which, std::vector<int32_t>& entries) -> int32_t* {
-    if (!(shape.vectors & which)) return nullptr;
+    if (!(shape.form.vectors & which)) return nullptr;
     entries.resize(static_cast<std::size_t>(shape.batch * shape.heads * shape.seqlen_k));
     return entries.data();
   };

@@ -3,7 +3,7 @@
 
 // Goes through the entries of a lead one after the other; for the host.
 
-#include "mask/families/columns.h"
+#include "mask/families/integers.h"
 
 namespace flashmask::build {
 
@@ -68,107 +68,9 @@ struct EndsOfRunsInOrder {
   }
 };
 
-/// The first node after each node's subtree: its next sibling, or else what comes after its parent's.
-struct NextOutsideInOrder {
-  Integers parents;
-  int32_t* first_child;  ///< parents.count + 1 zeros for each lead: of the roots, then of each node; 0: none so far
-  int32_t* next;         ///< parents.count + 1 for each lead: after the roots, then after each node
-  int32_t* unfit;        ///< raised where nodes do not come in depth-first order
-  void operator()(const Lead& lead, int64_t) const {
-    with_entries(parents, lead, [&](const auto& parent) {
-      const int64_t first = lead.index * (parents.count + 1);
-      const bool fits =
-          note_siblings(parent, first_child + first, next + first + 1) && follow_parents(parent, next + first + 1);
-      if (!fits) *unfit = 1;
-    });
-  }
-
- private:
-  // Without branches: in any tree neighbouring nodes may be in any relation.
-  template <typename Parent>
-  bool note_siblings(const Parent& parent, int32_t* child, int32_t* sibling) const {
-    bool are_earlier = true;
-    for (int64_t node = parents.count - 1; node >= 0; --node) {
-      const int64_t above = parent(node);
-      const bool is_earlier = above >= -1 && above < node;
-      are_earlier &= is_earlier;
-      int32_t& latest = child[is_earlier ? above + 1 : 0];
-      sibling[node] = latest;
-      latest = static_cast<int32_t>(node);
-    }
-    return are_earlier;
-  }
-  /// Each node must be the first child of the one before it, or come next after its subtree.
-  template <typename Parent>
-  bool follow_parents(const Parent& parent, int32_t* own) const {
-    bool are_in_order = true;
-    own[-1] = static_cast<int32_t>(parents.count);
-    for (int64_t node = 0; node < parents.count; ++node) {
-      const int64_t above = parent(node);
-      are_in_order &= (above == node - 1) | (own[node - 1] == node);
-      const int32_t sibling = own[node], after_parent = own[above];
-      own[node] = sibling > 0 ? sibling : after_parent;
-    }
-    return are_in_order;
-  }
-};
-
 /// How many runs there are, of which these are the ends.
 inline int64_t count_runs(const Integers& ends, const Lead& lead) {
   return ends.count > 0 ? lower_bound(ends, lead, 0, ends.count, ends.count) + 1 : 0;
 }
-
-/// Notes where runs of rows of one bucket begin and end. The last come first, after which few are kept.
-struct NoteRunsInOrder {
-  BucketTable table;
-  Integers ends;
-  void operator()(const Lead& lead, int64_t) const {
-    for (int64_t run = count_runs(ends, lead) - 1; run >= 0; --run) {
-      const int64_t first = run > 0 ? ends(lead, run - 1) : 0, last = ends(lead, run) - 1;
-      Bucket* const bucket = table.find(lead, table.buckets(lead, last), last);
-      Bucket::keep(bucket->last, last);
-      Bucket::keep(bucket->first, first);
-    }
-  }
-};
-
-/// The columns of hash_sparse, which a bucket's keys share between the rows where its runs begin and end.
-struct HashSparseInOrder {
-  struct Known {
-    int64_t from, until;  ///< the first rows that it is known for; zeros for none
-    int32_t lts, lte, uts, ute;
-  };
-  HashSparse family;
-  Known* known;  ///< zeros, of each bucket in the table
-  Column operator()(const Lead& lead, int64_t j) const {
-    const Bucket& bucket = family.bucket_of(lead, family.key_buckets(lead, j));
-    const int64_t first = family.first_row(j);
-    Known& its = known[&bucket - family.rows.memory];
-    if (first < its.from || first >= its.until) its = known_of(bucket, first);
-    return {its.lts, its.lte, its.uts, its.ute};
-  }
-
- private:
-  Known known_of(const Bucket& bucket, int64_t first) const {
-    const auto [column, intervals] = family.hidden(bucket, first);
-    if (intervals > 2) *family.unfit = 1;
-    Known its{0,
-              family.seqlen_q + 1,
-              static_cast<int32_t>(column.lts),
-              static_cast<int32_t>(column.lte),
-              static_cast<int32_t>(column.uts),
-              static_cast<int32_t>(column.ute)};
-    const auto limit = [&its, first](int64_t row) {
-      if (row <= first)
-        its.from = larger(its.from, row);
-      else
-        its.until = smaller(its.until, row);
-    };
-    limit(family.seqlen_q);
-    for (const int32_t last : bucket.last) limit(last);
-    for (const int32_t begin : bucket.first) limit(begin - 1);
-    return its;
-  }
-};
 
 }  // namespace flashmask::build

@@ -6,7 +6,7 @@
 #include "backends/cuda/masks/steps.cuh"
 #include "common/arithmetic.h"
 #include "common/message.h"
-#include "mask/families/build-inl.h"
+#include "mask/families/families.h"
 
 namespace flashmask::cuda {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The steps of a mask's build on a device; see mask/families/build-inl.h. Each kernel lets the next one be launched at
+// The steps of a mask's build on a device; see mask/families/steps.h. Each kernel lets the next one be launched at
 // once, which then waits until it is done.
 
 #include <cub/block/block_scan.cuh>
