@@ -461,7 +461,7 @@ class FamilyParameters {
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> build_mask(const std::string& family, const std::vector<Tensor>& vectors,
                                                       const std::string& names, const std::vector<int64_t>& numbers,
-                                                      const std::vector<int64_t>& /*shape: for traces*/, bool checked,
+                                                      const std::vector<int64_t>& shape, bool checked,
                                                       const torch::stable::Device& device) {
   const Place place = vectors.empty() ? place_of(device) : place_of(vectors[0]);
   const Call call(place, vectors.empty() ? "the call" : "the first of them");
@@ -474,7 +474,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> build_mask(const std::string& family,
   const int64_t* const sizes = mask.bounds.shape;
   if (mask.bounds.ndim != 4) throw std::invalid_argument(family + " is only a band: there are no bounds to build");
   const Tensor bounds = empty<4>("the mask", {sizes[0], sizes[1], sizes[2], sizes[3]}, aoti_torch_dtype_int32(), place);
-  const bool has_order = family == "block_diffusion", has_flag = checked && !place.is_cpu();
+  const bool has_order = shape.at(2) != 0, has_flag = checked && !place.is_cpu();
   const Tensor order =
       empty<3>("the order", {sizes[0], sizes[1], has_order ? sizes[2] : 0}, aoti_torch_dtype_int64(), place);
   const Tensor unfit = empty<1>("unfit", {has_flag}, aoti_torch_dtype_int32(), place);

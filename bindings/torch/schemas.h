@@ -29,10 +29,10 @@ constexpr const char* kBackward =
 constexpr const char* kPartialBackward = "partial_backward(" FLASHMASK_BACKWARD_INPUTS FLASHMASK_PLAIN_OPTIONS
                                          ", Tensor? q_pos=None, Tensor? k_pos=None) -> (Tensor dq, Tensor dkv)";
 
-/// names: of the vectors and then of the numbers, between commas. shape: keys and numbers per key of the bounds, for
-/// torch's traces; keys -1 where only the vectors' contents say it. order: empty but for block_diffusion. unfit: one
-/// number that is 1 if contents on a device do not fit; empty unless `checked`, and in host memory. positions: of rows
-/// and of keys, [batch, keys]; empty but for trees with a window.
+/// names: of the vectors and then of the numbers, between commas. shape: keys, and how many numbers the bounds, the
+/// order and the positions have for each of them; keys -1 where only the vectors' contents say it. unfit: one number
+/// that is 1 if contents on a device do not fit; empty unless `checked`, and in host memory. positions: of rows and of
+/// keys, [batch, keys].
 constexpr const char* kBuildMask =
     "build_mask(str family, Tensor[] vectors, str names, SymInt[] numbers, SymInt[] shape, bool checked, Device "
     "device) "

@@ -292,12 +292,20 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("causal_document", [torch.tensor([[3, 4], [5, 2]])], "seqlens,seqlen", [9], [9, 1], False, CPU),
-        ("prefix_lm_causal", [torch.tensor([[1, 2], [3, 4]])], "prefix,seqlen", [9], [9, 2], False, CPU),
-        ("qk_sparse", [torch.tensor([[[1, 2], [3, 4]]])], "dropped,seqlen", [9], [9, 2], False, CPU),
-        ("hash_sparse", [torch.arange(5), torch.arange(2, 9)], "query_buckets,key_buckets", [], [7, 4], True, CPU),
-        ("block_diffusion", [torch.tensor([[3, 4]] * 2)], "blocks,seqlen", [8], [16, 2], False, CPU),
-        ("global_sliding_window", [], "global_tokens,window,seqlen", [1, 2, 9], [9, 4], False, CPU),
+        ("causal_document", [torch.tensor([[3, 4], [5, 2]])], "seqlens,seqlen", [9], [9, 1, 0, 0], False, CPU),
+        ("prefix_lm_causal", [torch.tensor([[1, 2], [3, 4]])], "prefix,seqlen", [9], [9, 2, 0, 0], False, CPU),
+        ("qk_sparse", [torch.tensor([[[1, 2], [3, 4]]])], "dropped,seqlen", [9], [9, 2, 0, 0], False, CPU),
+        (
+            "hash_sparse",
+            [torch.arange(5), torch.arange(2, 9)],
+            "query_buckets,key_buckets",
+            [],
+            [7, 4, 0, 0],
+            True,
+            CPU,
+        ),
+        ("block_diffusion", [torch.tensor([[3, 4]] * 2)], "blocks,seqlen", [8], [16, 2, 1, 0], False, CPU),
+        ("global_sliding_window", [], "global_tokens,window,seqlen", [1, 2, 9], [9, 4, 0, 0], False, CPU),
     ],
     ids=lambda arguments: arguments[0],
 )
@@ -308,11 +316,14 @@ def test_opcheck_of_the_operator(arguments):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("none_such", [], "", [], [4, 1], False, CPU), "unknown mask family 'none_such'"),
-        (("eviction", [torch.arange(4)], "evicted_at,extra", [], [4, 1], False, CPU), "names are 2, for 1 vectors"),
-        (("eviction", [torch.arange(4)], "evicted", [], [4, 1], False, CPU), "evicted_at is missing"),
-        (("eviction", [torch.ones(4)], "evicted_at", [], [4, 1], False, CPU), "evicted_at is float32"),
-        (("full", [], "seqlen_q", [4], [4, 1], False, CPU), "full is only a band"),
+        (("none_such", [], "", [], [4, 1, 0, 0], False, CPU), "unknown mask family 'none_such'"),
+        (
+            ("eviction", [torch.arange(4)], "evicted_at,extra", [], [4, 1, 0, 0], False, CPU),
+            "names are 2, for 1 vectors",
+        ),
+        (("eviction", [torch.arange(4)], "evicted", [], [4, 1, 0, 0], False, CPU), "evicted_at is missing"),
+        (("eviction", [torch.ones(4)], "evicted_at", [], [4, 1, 0, 0], False, CPU), "evicted_at is float32"),
+        (("full", [], "seqlen_q", [4], [4, 1, 0, 0], False, CPU), "full is only a band"),
     ],
 )
 def test_what_the_operator_refuses(arguments, message):

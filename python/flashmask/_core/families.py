@@ -1,28 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mask families in Python, once for all frontends: what each is given, and the form of its mask.
 
-The C library checks what is given and builds (fm_mask_build). Here arguments get the names it knows them by, and what a
-trace has to know of the mask is said: its lengths, as far as they are known, and its form.
+The C library checks what is given and builds (fm_mask_build), and says which form a family's masks have
+(fm_mask_families_json). Here arguments get the names it knows them by, and lengths are found that a trace has to know.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
-from . import arguments
+from . import arguments, capi
 from .annotations import Flags, Integers
 from .errors import UnsupportedError
 
-_BUCKETS_MISFIT = (
-    "the hash-sparse mask does not fit two row intervals per key column; "
-    "sort the queries by bucket, so that the rows of each are contiguous"
-)
-_TREE_MISFIT = "nodes must come in depth-first order, so that each subtree is contiguous"
-_DIFFUSION_MISFIT = (
-    "the block-diffusion mask in the order 'concatenated' does not fit two row intervals per key column; "
-    "the order 'interleaved' fits every packing"
-)
+_families: dict[str, Any] = {}
+
+
+def families() -> dict[str, Any]:
+    """Every family by its name, as fm_mask_families_json describes it; read once, as no trace can call the library."""
+    if not _families:
+        status, text = capi.text_of(capi.load().fm_mask_families_json)
+        capi.check(status)
+        _families.update((family["name"], family) for family in json.loads(text)["families"])
+    return _families
+
+
+def own_dimensions(family: str, name: str) -> int:
+    """How many dimensions of a vector are its own: before them come batch and heads."""
+    kinds = {parameter["name"]: parameter["kind"] for parameter in families()[family]["parameters"]}
+    return {"single": 0, "pairs": 2}.get(kinds.get(name, ""), 1)
+
+
+def _form_of(family: str, numbers: dict[str, int]) -> dict[str, Any]:
+    """The form of the masks of a family with these numbers, which may be more than it needs."""
+    described = families()[family]
+    option = described["option"]
+    default = next((parameter["default"] for parameter in described["parameters"] if parameter["name"] == option), None)
+    return described["other_form" if numbers.get(option, default) != default else "form"]
 
 
 class Form(NamedTuple):
@@ -31,7 +47,7 @@ class Form(NamedTuple):
     vectors: how many numbers `bounds` holds for each key; 0: the mask is a band, which needs no building. keys: None
     where only the contents of arrays say it; there are `copies` of them for each row, unless `rows` is given. misfit:
     what is wrong if contents on a device make no such mask. has_positions: of rows and keys, which are the same.
-    has_order: an order of tokens comes with the mask.
+    has_order: an order is written beside the mask.
     """
 
     vectors: int
@@ -131,10 +147,28 @@ class _Given:
             self.numbers["blocks"] = _count("blocks", blocks)
         self.documents(*documents, seqlen)
 
-    def build(self, family: str, vectors: int, **form: Any) -> tuple[Any, Any]:
-        """(mask, order): `order` is what block_diffusion has beside its mask."""
-        form.setdefault("keys", self.tokens)
-        return self.frontend.build(family, Form(vectors, **form), self.vectors, self.numbers, self.device)
+    def build(self, family: str, **known: Any) -> tuple[Any, Any]:
+        """(mask, order). known: what the arguments say of the mask's lengths and band."""
+        described = _form_of(family, self.numbers)
+        if described["has_positions"] and not getattr(self.frontend, "has_positions", False):
+            raise UnsupportedError(
+                f"window is {self.numbers['window']}; it must be -1 (all keys): the masks of this package have no "
+                "positions, which a window of a tree needs"
+            )
+        known.setdefault("keys", self.tokens)
+        if described["edges"] == "diagonal":
+            known["window"] = (-1, 0)
+        elif described["edges"] == "reach":
+            known["window"] = (self.numbers["window"] - 1, -1)
+        form = Form(
+            described["vectors"],
+            causal=described["edges"] == "causal",
+            misfit=described["misfit"] or None,
+            has_positions=described["has_positions"],
+            has_order=families()[family]["has_order"],
+            **known,
+        )
+        return self.frontend.build(family, form, self.vectors, self.numbers, self.device)
 
 
 def _length_of(values: Any, are_lengths: bool) -> int | None:
@@ -166,12 +200,12 @@ class Builders(Generic[AnyMask, AnyArray]):
 
     def full(self, seqlen_q: int, seqlen_k: int | None = None) -> AnyMask:
         """Every row sees every key. seqlen_k: default seqlen_q."""
-        return self._given().build("full", 0, rows=seqlen_q, keys=seqlen_q if seqlen_k is None else seqlen_k)[0]
+        return self._given().build("full", rows=seqlen_q, keys=seqlen_q if seqlen_k is None else seqlen_k)[0]
 
     def causal(self, seqlen_q: int, seqlen_k: int | None = None, q_offset: int | None = None) -> AnyMask:
         """j <= i + q_offset. seqlen_k: default seqlen_q. q_offset: default seqlen_k - seqlen_q."""
         keys = seqlen_q if seqlen_k is None else seqlen_k
-        return self._given().build("causal", 0, rows=seqlen_q, keys=keys, causal=True, q_offset=q_offset)[0]
+        return self._given().build("causal", rows=seqlen_q, keys=keys, q_offset=q_offset)[0]
 
     def sliding_window(
         self, seqlen_q: int, seqlen_k: int, left: int | None, right: int | None = 0, q_offset: int | None = None
@@ -181,9 +215,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         A window of w keys that ends with the row itself is left = w - 1.
         """
         given = self._given()
-        return given.build("sliding_window", 0, rows=seqlen_q, keys=seqlen_k, window=(left, right), q_offset=q_offset)[
-            0
-        ]
+        return given.build("sliding_window", rows=seqlen_q, keys=seqlen_k, window=(left, right), q_offset=q_offset)[0]
 
     # --- Documents ------------------------------------------------------------------------------------
 
@@ -200,7 +232,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         """Same document and j <= i: packed pretraining and fine-tuning."""
         given = self._given(device)
         given.documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen)
-        return given.build("causal_document", 1, causal=True)[0]
+        return given.build("causal_document")[0]
 
     def document(
         self,
@@ -215,7 +247,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         """Same document, in both directions."""
         given = self._given(device)
         given.documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen)
-        return given.build("document", 2)[0]
+        return given.build("document")[0]
 
     def prefix_lm_document(
         self,
@@ -234,7 +266,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         if prefix is None:
             raise ValueError("prefix is missing; it must be integers, one for each document")
         given.vector("prefix", prefix)
-        return given.build("prefix_lm_document", 2)[0]
+        return given.build("prefix_lm_document")[0]
 
     def causal_blockwise(
         self,
@@ -252,7 +284,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         """
         given = self._given(device)
         given.documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen)
-        return given.build("causal_blockwise", 2, causal=True)[0]
+        return given.build("causal_blockwise")[0]
 
     def shared_question(
         self,
@@ -279,7 +311,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         given = self._given(device)
         given.documents(None, seqlens, None, None, seqlen)
         given.flags("is_question", is_question)
-        return given.build("shared_question", 1, causal=True)[0]
+        return given.build("shared_question")[0]
 
     # --- Masks of one sequence ------------------------------------------------------------------------
 
@@ -291,7 +323,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         given = self._given(
             device, global_tokens=_count("global_tokens", global_tokens), window=_count("window", window)
         )
-        return given.build("global_sliding_window", 4, keys=given.length("seqlen", seqlen))[0]
+        return given.build("global_sliding_window", keys=given.length("seqlen", seqlen))[0]
 
     def prefix_lm_causal(self, seqlen: int, prefix: int | Integers, *, device: object = None) -> AnyMask:
         """j <= i or j < prefix (T5's prefix LM, arXiv:1910.10683).
@@ -301,7 +333,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         given = self._given(device)
         keys = given.length("seqlen", seqlen)
         _single(given, "prefix", prefix)
-        return given.build("prefix_lm_causal", 2, keys=keys)[0]
+        return given.build("prefix_lm_causal", keys=keys)[0]
 
     def qk_sparse(self, seqlen: int, dropped: Integers, *, device: object = None) -> AnyMask:
         """j <= i, and a dropped span's key j is hidden from row j itself to the span's end (arXiv:2306.01160).
@@ -313,7 +345,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         spans = given.vector("dropped", dropped, "[..., spans, 2]")
         if spans.shape[-1] == 0:
             given.vectors["dropped"] = spans.reshape(*spans.shape[:-1], 0, 2)
-        return given.build("qk_sparse", 2, keys=keys, causal=True)[0]
+        return given.build("qk_sparse", keys=keys)[0]
 
     def eviction(self, evicted_at: Integers, *, device: object = None) -> AnyMask:
         """j <= i, and key j is gone from row evicted_at[j] on (eviction from a key-value cache, NACL, ACL 2024).
@@ -322,7 +354,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         """
         given = self._given(device)
         keys = given.vector("evicted_at", evicted_at, "[..., seqlen]").shape[-1]
-        return given.build("eviction", 1, keys=keys, causal=True)[0]
+        return given.build("eviction", keys=keys)[0]
 
     def hash_sparse(
         self, query_buckets: Integers, key_buckets: Integers, causal: bool, *, device: object = None
@@ -336,8 +368,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         given = self._given(device, causal=int(arguments.flag("causal", causal)))
         rows = given.vector("query_buckets", query_buckets, "[..., seqlen_q]").shape[-1]
         keys = given.vector("key_buckets", key_buckets, "[..., seqlen_k]").shape[-1]
-        window = (-1, 0) if given.numbers["causal"] else None
-        return given.build("hash_sparse", 4, rows=rows, keys=keys, window=window, misfit=_BUCKETS_MISFIT)[0]
+        return given.build("hash_sparse", rows=rows, keys=keys)[0]
 
     # --- Trees ----------------------------------------------------------------------------------------
 
@@ -362,12 +393,12 @@ class Builders(Generic[AnyMask, AnyArray]):
         seqlen: as for documents. An order that is not depth-first is a ValueError naming the node; on a device, an
         asynchronous assertion.
         """
-        given, form = self._given_tree(device, window)
+        given = self._given(device, window=_count("window", window))
         nodes = given.vector("parents", parents, "[..., nodes]").shape[-1]
         if lengths is not None:
             given.vector("lengths", lengths, "[..., nodes]")
         given.set_tokens(seqlen, nodes if lengths is None else _length_of(lengths, True))
-        return given.build("prefix_tree", **form, misfit=_TREE_MISFIT)[0]
+        return given.build("prefix_tree")[0]
 
     def prefix_tree_from_intervals(
         self, tin: Integers, tout: Integers, *, window: int = -1, seqlen: int | None = None, device: object = None
@@ -376,23 +407,11 @@ class Builders(Generic[AnyMask, AnyArray]):
 
         tin, tout: [..., nodes]. Intervals must nest, and a node's own tokens come before its children.
         """
-        given, form = self._given_tree(device, window)
+        given = self._given(device, window=_count("window", window))
         given.vector("tin", tin, "[..., nodes]")
         given.vector("tout", tout, "[..., nodes]")
         given.set_tokens(seqlen, _length_of(tout, False))
-        return given.build("prefix_tree_from_intervals", **form)[0]
-
-    def _given_tree(self, device: object, window: int) -> tuple[_Given, dict[str, Any]]:
-        """Arguments for a tree, and the form of its mask: causal, or with a window over positions."""
-        window = _count("window", window)
-        if window == -1:
-            return self._given(device), {"vectors": 1, "causal": True}
-        if not getattr(self._frontend, "has_positions", False):
-            raise UnsupportedError(
-                f"window is {window}; it must be -1 (all keys): the masks of this package have no positions, "
-                "which a window of a tree needs"
-            )
-        return self._given(device, window=window), {"vectors": 2, "window": (window - 1, -1), "has_positions": True}
+        return given.build("prefix_tree_from_intervals")[0]
 
     # --- Batches --------------------------------------------------------------------------------------
 
@@ -417,7 +436,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         for name, shape in shapes.items():
             if len(shape) != 1 or shape[0] == 0 or shape != shapes["key_lengths"]:
                 raise ValueError(f"{name} has shape {list(shape)}; it must be [batch], one entry for each batch entry")
-        return given.build("padding", 2, rows=rows, keys=keys)[0]
+        return given.build("padding", rows=rows, keys=keys)[0]
 
     # --- Models and training methods ------------------------------------------------------------------
 
@@ -440,7 +459,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         """
         given = self._given(device, sink=_count("sink", sink), window=_count("window", window))
         given.documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen)
-        return given.build("attention_sink_window", 1, causal=True)[0]
+        return given.build("attention_sink_window")[0]
 
     def block_causal(
         self,
@@ -463,7 +482,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         """
         given = self._given(device, window=_count("window", window))
         given.blocks(blocks, (cu_seqlens, seqlens, doc_ids, position_ids), seqlen)
-        return given.build("block_causal", 2)[0]
+        return given.build("block_causal")[0]
 
     def causal_with_blocks(
         self,
@@ -490,7 +509,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         tokens = given.vector("block_ids", block_ids, "[..., seqlen]").shape[-1]
         given.documents(cu_seqlens, seqlens, doc_ids, position_ids, None)
         given.numbers.pop("seqlen", None)
-        return given.build("causal_with_blocks", 2, keys=tokens)[0]
+        return given.build("causal_with_blocks", keys=tokens)[0]
 
     def block_diffusion(
         self,
@@ -521,13 +540,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         concatenated = arguments.choice("order", order, ("interleaved", "concatenated")) == "concatenated"
         given = self._given(device, concatenated=int(concatenated))
         given.blocks(blocks, (cu_seqlens, seqlens, doc_ids, position_ids), seqlen)
-        mask, places = given.build(
-            "block_diffusion",
-            4 if concatenated else 2,
-            keys=None if given.tokens is None else 2 * given.tokens,
-            misfit=_DIFFUSION_MISFIT if concatenated else None,
-            has_order=True,
-        )
+        mask, places = given.build("block_diffusion", keys=None if given.tokens is None else 2 * given.tokens)
         leading = max([1, *(x.ndim for x in given.vectors.values())]) - 1
         return mask, places[0, 0] if leading == 0 else places[:, 0] if leading == 1 else places
 
@@ -552,9 +565,8 @@ class Builders(Generic[AnyMask, AnyArray]):
         given = self._given(device, steps=steps)
         given.documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen)
         tokens = given.tokens
-        return given.build("eagle3_ttt", 2, keys=None if tokens is None else steps * tokens, rows=tokens, copies=steps)[
-            0
-        ]
+        keys = None if tokens is None else steps * tokens
+        return given.build("eagle3_ttt", keys=keys, rows=tokens, copies=steps)[0]
 
     def dflash(
         self,
@@ -583,7 +595,7 @@ class Builders(Generic[AnyMask, AnyArray]):
         given = self._given(device, block=block)
         rows = given.vector("anchors", anchors, "[..., blocks]").shape[-1] * block
         given.documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen)
-        return given.build("dflash", 2, rows=rows, keys=None if given.tokens is None else given.tokens + rows)[0]
+        return given.build("dflash", rows=rows, keys=None if given.tokens is None else given.tokens + rows)[0]
 
 
 def _count(name: str, value: Any) -> int:

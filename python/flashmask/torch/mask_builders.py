@@ -3,7 +3,7 @@
 
 import torch
 
-from .._core import arguments
+from .._core import arguments, families
 from . import ops, tensor_arguments
 from ._torch_internals import assert_async
 from .mask import Mask
@@ -12,8 +12,7 @@ integers, flags = tensor_arguments.integers, tensor_arguments.flags
 has_positions = True
 
 _operator = torch.ops.flashmask.build_mask
-# Dimensions that are a vector's own, if not one: before them come batch and heads.
-_OWN_DIMENSIONS = {"dropped": 2, "key_lengths": 0, "query_lengths": 0}
+families.families()  # a trace cannot read them
 
 
 def build(family, form, vectors, numbers, device=None):
@@ -27,7 +26,7 @@ def build(family, form, vectors, numbers, device=None):
         tensors,
         ",".join((*vectors, *numbers)),
         list(numbers.values()),
-        [_keys(form, vectors), form.vectors],
+        [_keys(form, vectors), form.vectors, int(form.has_order), int(form.has_positions)],
         form.misfit is not None,
         device,
     )
@@ -55,23 +54,16 @@ def _build_fake(family, vectors, names, numbers, shape, checked, device):
     tensor_arguments.check_one_device(**dict(zip(names.split(","), vectors)))
     batch = heads = 1
     for name, x in zip(names.split(","), vectors):
-        own = 0 if (family, name) == ("prefix_lm_causal", "prefix") else _OWN_DIMENSIONS.get(name, 1)
-        leading = x.shape[: x.ndim - own]
+        leading = x.shape[: x.ndim - families.own_dimensions(family, name)]
         batch = leading[0] if len(leading) > 0 and leading[0] != 1 else batch
         heads = leading[1] if len(leading) > 1 and leading[1] != 1 else heads
-    keys, count = shape
-    has_order, has_flag = family == "block_diffusion", checked and device.type == "cuda"
+    keys, count, orders, places = shape
     return (
         torch.empty((batch, heads, keys, count), dtype=torch.int32, device=device),
-        torch.empty((batch, heads, keys if has_order else 0), dtype=torch.int64, device=device),
-        torch.empty(int(has_flag), dtype=torch.int32, device=device),
-        torch.empty((batch, keys if has_positions_of(family, names) else 0), dtype=torch.int32, device=device),
+        torch.empty((batch, heads, keys * orders), dtype=torch.int64, device=device),
+        torch.empty(int(checked and device.type == "cuda"), dtype=torch.int32, device=device),
+        torch.empty((batch, keys * places), dtype=torch.int32, device=device),
     )
-
-
-def has_positions_of(family, names):
-    """Whether the mask of these parameters has positions: that of a tree with a window, which is named only then."""
-    return family.startswith("prefix_tree") and "window" in names.split(",")
 
 
 @torch.library.register_vmap("flashmask::build_mask")
