@@ -4,7 +4,6 @@
 // The whole C++ interface, except draw.h, which is a library of its own.
 #include "flashmask/attention.h"
 #include "flashmask/builders.h"
-#include "flashmask/families.h"
 #include "flashmask/float16.h"
 #include "flashmask/inspect.h"
 #include "flashmask/mask.h"

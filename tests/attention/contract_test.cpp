@@ -9,8 +9,8 @@
 #include <cmath>
 
 #include "attention/compare.h"
+#include "families/families.h"
 #include "flashmask/builders.h"
-#include "flashmask/families.h"
 #include "flashmask/float16.h"
 #include "flashmask/inspect.h"
 #include "support/extent.h"

@@ -15,8 +15,8 @@
 #include "attention/compare.h"
 #include "backends/cuda/fragments/dropout.cuh"
 #include "common/dropout.h"
+#include "families/families.h"
 #include "flashmask/builders.h"
-#include "flashmask/families.h"
 #include "support/expect_error.h"
 #include "support/extent.h"
 

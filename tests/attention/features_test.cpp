@@ -13,8 +13,8 @@
 
 #include "attention/compare.h"
 #include "common/element.h"
+#include "families/families.h"
 #include "flashmask/builders.h"
-#include "flashmask/families.h"
 #include "support/expect_error.h"
 
 namespace flashmask::test {

@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "attention/call.h"
+#include "families/families.h"
 #include "flashmask/builders.h"
-#include "flashmask/families.h"
 
 namespace flashmask::test {
 namespace {

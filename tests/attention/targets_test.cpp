@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "attention/call.h"
-#include "flashmask/families.h"
+#include "families/families.h"
 #include "support/independent_rule.h"
 
 namespace flashmask::test {

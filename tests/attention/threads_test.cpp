@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "attention/call.h"
-#include "flashmask/families.h"
+#include "families/families.h"
 
 namespace flashmask::test {
 namespace {

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/program.h"
-#include "flashmask/families.h"
+#include "families/families.h"
 #include "flashmask/inspect.h"
 
 namespace flashmask::test {

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "flashmask/families.h"
+#include "families/families.h"
 #include "support/independent_rule.h"
 #include "verify/case_masks.h"
 #include "verify/covering_cases.h"

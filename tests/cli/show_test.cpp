@@ -3,9 +3,9 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/program.h"
+#include "families/families.h"
 #include "flashmask/builders.h"
 #include "flashmask/draw.h"
-#include "flashmask/families.h"
 #include "flashmask/inspect.h"
 #include "flashmask/plan.h"
 #include "io/mask_json.h"

@@ -6,7 +6,7 @@
 
 #include "cli/family_list.h"
 #include "cli/progress.h"
-#include "flashmask/families.h"
+#include "families/families.h"
 #include "flashmask/status.h"
 
 namespace flashmask::cli {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "flashmask/families.h"
+#include "families/families.h"
 
 namespace flashmask::test {
 

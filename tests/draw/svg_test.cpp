@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "draw/svg_cells.h"
+#include "families/families.h"
 #include "flashmask/builders.h"
 #include "flashmask/draw.h"
-#include "flashmask/families.h"
 #include "support/brute_force.h"
 #include "support/extent.h"
 #include "support/independent_rule.h"

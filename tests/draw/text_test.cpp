@@ -5,9 +5,9 @@
 #include <locale>
 #include <sstream>
 
+#include "families/families.h"
 #include "flashmask/builders.h"
 #include "flashmask/draw.h"
-#include "flashmask/families.h"
 #include "support/expect_error.h"
 #include "support/extent.h"
 #include "support/independent_rule.h"

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "backends/cuda/plan/device_plan.h"
+#include "families/families.h"
 #include "flashmask/builders.h"
-#include "flashmask/families.h"
 #include "flashmask/plan.h"
 #include "gpu/device_mask.h"
 #include "support/expect_error.h"

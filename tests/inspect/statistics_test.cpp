@@ -2,8 +2,8 @@
 // Statistics against counting every element, and the FLOPs of the paper's convention.
 #include <gtest/gtest.h>
 
+#include "families/families.h"
 #include "flashmask/builders.h"
-#include "flashmask/families.h"
 #include "flashmask/inspect.h"
 #include "support/brute_force.h"
 #include "support/cpu_time.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mask families by name: samples at every length, explicit parameters, errors.
-#include "flashmask/families.h"
+#include "families/families.h"
 
 #include <gtest/gtest.h>
 

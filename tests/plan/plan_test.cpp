@@ -9,8 +9,8 @@
 #include <numeric>
 #include <thread>
 
+#include "families/families.h"
 #include "flashmask/builders.h"
-#include "flashmask/families.h"
 #include "support/brute_force.h"
 #include "support/expect_error.h"
 #include "support/extent.h"

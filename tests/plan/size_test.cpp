@@ -5,8 +5,8 @@
 
 #include <iostream>
 
+#include "families/families.h"
 #include "flashmask/builders.h"
-#include "flashmask/families.h"
 #include "flashmask/plan.h"
 #include "support/cpu_time.h"
 #include "support/extent.h"

@@ -4,8 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include "families/families.h"
 #include "flashmask/builders.h"
-#include "flashmask/families.h"
 #include "support/brute_force.h"
 #include "support/cpu_time.h"
 #include "support/expect_error.h"

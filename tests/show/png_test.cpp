@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "draw/svg_cells.h"
+#include "families/families.h"
 #include "flashmask/builders.h"
-#include "flashmask/families.h"
 #include "flashmask/status.h"
 #include "support/brute_force.h"
 #include "support/extent.h"

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <array>
 
-#include "flashmask/families.h"
+#include "families/families.h"
 #include "flashmask/status.h"
 
 namespace flashmask::cli {

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "flashmask/families.h"
+#include "families/families.h"
 
 namespace flashmask::show {
 

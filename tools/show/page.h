@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "families/families.h"
 #include "flashmask/draw.h"
-#include "flashmask/families.h"
 
 namespace flashmask::show {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "flashmask/families.h"
+#include "families/families.h"
 #include "flashmask/mask.h"
 #include "verify/case.h"
 

@@ -11,8 +11,8 @@
 #include <string>
 #include <utility>
 
+#include "families/families.h"
 #include "flashmask/attention.h"
-#include "flashmask/families.h"
 #include "flashmask/status.h"
 #include "verify/features.h"
 #include "verify/random.h"

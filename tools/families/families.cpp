@@ -1,119 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "flashmask/families.h"
+#include "families/families.h"
 
 #include <algorithm>
-#include <charconv>
 #include <iterator>
-#include <numeric>
 #include <utility>
 #include <vector>
 
-#include "common/message.h"
-#include "common/random.h"
-#include "flashmask/builders.h"
-#include "flashmask/model_masks.h"
+#include "families/draw.h"
+#include "families/reader.h"
 
 namespace flashmask {
 namespace {
-
-/// Reads a family's parameters and draws what is left out.
-class Reader {
- public:
-  Reader(std::string_view family, int64_t length, const FamilyParameters& parameters, uint64_t seed)
-      : random(seed), seqlen(length), family_(family), parameters_(parameters) {}
-
-  Random random;
-  const int64_t seqlen;
-
-  /// The integers of a parameter; empty if it is not given.
-  std::vector<int64_t> integers(std::string_view name) const {
-    std::vector<int64_t> values;
-    const auto found = parameters_.find(name);
-    if (found == parameters_.end()) return values;
-    const char* at = found->second.data();
-    const char* end = at + found->second.size();
-    for (;;) {
-      int64_t value = 0;
-      const auto [next, error] = std::from_chars(at, end, value);
-      if (error != std::errc() || (next != end && *next != ',')) {
-        throw_invalid(family_, ": parameter ", name, " is '", found->second,
-                      "'; it must be integers separated by commas");
-      }
-      values.push_back(value);
-      if (next == end) return values;
-      at = next + 1;
-    }
-  }
-
-  int64_t integer(std::string_view name, int64_t otherwise) const {
-    const std::vector<int64_t> values = integers(name);
-    if (values.empty()) return otherwise;
-    if (values.size() != 1) throw_invalid(family_, ": parameter ", name, " takes one integer, not ", values.size());
-    return values[0];
-  }
-
-  /// `name` as lengths that add up to `total`, or 3 to 7 drawn ones (the paper's count at 8K).
-  std::vector<int64_t> lengths(std::string_view name, int64_t total) {
-    std::vector<int64_t> values = integers(name);
-    if (values.empty()) return draw_lengths(total, random.integer(3, 7));
-    int64_t sum = 0;
-    for (const int64_t length : values) {
-      if (length < 0)
-        throw_invalid(family_, ": parameter ", name, " has the length ", length, "; it must be at least 0");
-      if (__builtin_add_overflow(sum, length, &sum))
-        throw_invalid(family_, ": parameter ", name, " adds up to more than 2^63; it must be ", total);
-    }
-    if (sum != total) throw_invalid(family_, ": parameter ", name, " adds up to ", sum, "; it must be ", total);
-    return values;
-  }
-
-  /// `name` as lengths of documents that add up to `total`, or one document of all.
-  Documents documents(std::string_view name, int64_t total) {
-    return Documents::from_lengths(integers(name).empty() ? std::vector{total} : lengths(name, total));
-  }
-
-  /// An integer of at least 1.
-  int64_t positive(std::string_view name, int64_t otherwise) const {
-    const int64_t value = integer(name, otherwise);
-    if (value < 1) throw_invalid(family_, ": parameter ", name, " is ", value, "; it must be at least 1");
-    return value;
-  }
-
-  /// `name` as one length of all blocks, or as their lengths.
-  Documents blocks(std::string_view name, const Documents& documents, int64_t otherwise) {
-    const std::vector<int64_t> given = integers(name);
-    const bool equal = given.empty() || (given.size() == 1 && given[0] != documents.total());
-    return equal ? masks::equal_blocks(documents, integer(name, otherwise))
-                 : Documents::from_lengths(lengths(name, documents.total()));
-  }
-
-  /// `name` as begin,end pairs; empty if it is not given.
-  std::vector<Span> spans(std::string_view name) const {
-    const std::vector<int64_t> bounds = integers(name);
-    if (bounds.size() % 2 != 0) {
-      throw_invalid(family_, ": parameter ", name, " has ", bounds.size(), " integers; it needs begin,end pairs");
-    }
-    std::vector<Span> pairs;
-    for (std::size_t n = 0; n < bounds.size(); n += 2) pairs.push_back({bounds[n], bounds[n + 1]});
-    return pairs;
-  }
-
-  /// `count` positive lengths (fewer if `total` is smaller) that add up to `total`.
-  std::vector<int64_t> draw_lengths(int64_t total, int64_t count) {
-    std::vector<int64_t> cuts{0, total};
-    for (int64_t n = 1; n < std::min(count, total); ++n) cuts.push_back(random.integer(1, total - 1));
-    std::sort(cuts.begin(), cuts.end());
-    std::vector<int64_t> lengths;
-    for (std::size_t n = 1; n < cuts.size(); ++n) {
-      if (cuts[n] > cuts[n - 1]) lengths.push_back(cuts[n] - cuts[n - 1]);
-    }
-    return lengths;
-  }
-
- private:
-  std::string_view family_;
-  const FamilyParameters& parameters_;
-};
 
 Mask shared_question(Reader& r) {
   const std::vector<int64_t> group_lengths = r.lengths("groups", r.seqlen);
@@ -305,6 +202,117 @@ Mask padding(Reader& r) {
   return masks::padding(r.seqlen, r.seqlen, drawn, queries.empty() ? drawn : queries);
 }
 
+// --- Random parameters, for verify and the tests ------------------------------------------------------
+
+FamilyParameters draw_documents(Draw& d) { return {{"lengths", d.documents()}}; }
+
+/// Of five pieces of a document the second and the fourth are blocks.
+FamilyParameters draw_causal_with_blocks(Draw& d) {
+  const std::vector<int64_t> documents = d.lengths(d.length, d.own.integer(1, 4));
+  std::vector<int64_t> bounds;
+  int64_t at = 0;
+  for (const int64_t document : documents) {
+    const std::vector<int64_t> pieces = d.lengths(document, 5);
+    const int64_t second = at + pieces[0], fourth = second + pieces[1] + pieces[2];
+    bounds.insert(bounds.end(), {second, second + pieces[1], fourth, fourth + pieces[3]});
+    at += document;
+  }
+  return {{"lengths", text(documents)}, {"blocks", text(bounds)}, {"window", d.window_of(d.length / 2)}};
+}
+
+/// Concatenated copies are of one document, as those of several do not fit.
+FamilyParameters draw_block_diffusion(Draw& d) {
+  const bool concatenated = d.length % 2 == 0 && d.own.flip();
+  const std::vector<int64_t> documents = d.lengths(d.length / 2, concatenated ? 1 : d.own.integer(1, 4));
+  return {{"lengths", text(documents)},
+          {"blocks", text(d.lengths(d.length / 2, d.own.integer(2, 8)))},
+          {"concatenated", concatenated ? "1" : "0"}};
+}
+
+FamilyParameters draw_eagle3_ttt(Draw& d) {
+  const int64_t steps = d.own.integer(1, 4);
+  return {{"steps", std::to_string(steps)}, {"lengths", text(d.lengths(d.length / steps, d.own.integer(1, 4)))}};
+}
+
+/// At least one block, where one fits: no entry at all would leave the anchors to the family.
+FamilyParameters draw_dflash(Draw& d) {
+  const int64_t block = d.own.integer(1, std::max<int64_t>(d.length / 3, 1)),
+                blocks = d.own.integer(1, std::clamp<int64_t>(d.length / block, 1, 9));
+  const int64_t context = std::max<int64_t>(d.length - blocks * block, 0);
+  std::vector<int64_t> anchors;
+  for (int64_t n = 0; n < std::min(blocks, d.length / block); ++n) anchors.push_back(d.own.integer(0, context));
+  std::sort(anchors.begin(), anchors.end());
+  FamilyParameters parameters{{"block", std::to_string(block)},
+                              {"lengths", text(d.lengths(context, d.own.integer(1, 4)))}};
+  if (!anchors.empty()) parameters["anchors"] = text(anchors);
+  return parameters;
+}
+
+FamilyParameters draw_shared_question(Draw& d) {
+  const std::vector<int64_t> groups = d.lengths(d.length, d.own.integer(1, 4));
+  std::vector<int64_t> counts, answers;
+  for (const int64_t group : groups) {
+    counts.push_back(d.own.integer(0, 5));
+    // One piece more than answers: the first is the question.
+    const std::vector<int64_t> pieces = d.lengths(group, counts.back() + 1);
+    answers.insert(answers.end(), pieces.begin() + 1, pieces.end());
+  }
+  return {{"groups", text(groups)}, {"answers", text(counts)}, {"answer_lengths", text(answers)}};
+}
+
+FamilyParameters draw_prefix_lm_document(Draw& d) {
+  const std::vector<int64_t> documents = d.lengths(d.length, d.own.integer(1, 8));
+  std::vector<int64_t> prefixes;
+  for (const int64_t document : documents) prefixes.push_back(d.own.integer(0, document));
+  return {{"lengths", text(documents)}, {"prefix", text(prefixes)}};
+}
+
+FamilyParameters draw_qk_sparse(Draw& d) {
+  std::vector<int64_t> bounds;
+  for (int64_t n = d.own.integer(1, 3); n > 0; --n) {
+    bounds.push_back(d.own.integer(0, d.length));
+    bounds.push_back(d.own.integer(0, d.length));
+  }
+  std::sort(bounds.begin(), bounds.end());
+  return {{"spans", text(bounds)}};
+}
+
+/// Queries are sorted by bucket, so that the mask fits two intervals; keys come in any order.
+FamilyParameters draw_hash_sparse(Draw& d) {
+  FamilyParameters parameters{{"causal", d.common.flip() ? "1" : "0"}};
+  if (d.length == 0) return parameters;
+  const int64_t buckets = d.own.integer(1, 9);
+  std::vector<int64_t> queries, keys;
+  for (int64_t i = 0; i < d.length; ++i) {
+    queries.push_back(d.own.integer(0, buckets - 1));
+    keys.push_back(d.own.integer(0, buckets - 1));
+  }
+  std::sort(queries.begin(), queries.end());
+  if (d.own.flip()) std::sort(keys.begin(), keys.end());
+  parameters["query_buckets"] = text(queries);
+  parameters["key_buckets"] = text(keys);
+  return parameters;
+}
+
+FamilyParameters draw_eviction(Draw& d) {
+  if (d.length == 0) return {};
+  std::vector<int64_t> evicted_at;
+  for (int64_t j = 0; j < d.length; ++j) evicted_at.push_back(d.own.integer(j, d.length));
+  return {{"evicted_at", text(evicted_at)}};
+}
+
+FamilyParameters draw_prefix_tree(Draw& d) {
+  const int64_t nodes = d.own.integer(1, 12);
+  std::vector<int64_t> parents, path;
+  for (int64_t n = 0; n < nodes; ++n) {
+    // A child of any node of the current path, or another root.
+    path.resize(static_cast<std::size_t>(d.own.integer(0, static_cast<int64_t>(path.size()))));
+    parents.push_back(path.empty() ? -1 : path.back());
+    path.push_back(n);
+  }
+  return {{"parents", text(parents)}, {"lengths", text(d.lengths(d.length, nodes))}};
+}
+
 // --- The families and their parameters, in the order in which they are listed -------------------------
 
 constexpr FamilyParameter kLengths{"lengths", "lengths of the documents, adding up to seqlen; 3 to 7 drawn ones"};
@@ -362,63 +370,99 @@ constexpr FamilyParameter kDrafts[] = {
 struct Entry {
   Family family;
   Mask (*build)(Reader&);
+  FamilyParameters (*draw)(Draw&) = nullptr;  ///< null: none
 };
 
 constexpr Entry kTable[] = {
     {{"full", "every row sees every key", {}}, [](Reader& r) { return masks::full(r.seqlen, r.seqlen); }},
     {{"causal", "j <= i + q_offset", kOffset},
-     [](Reader& r) { return masks::causal(r.seqlen, r.seqlen, r.integer("q_offset", 0)); }},
+     [](Reader& r) { return masks::causal(r.seqlen, r.seqlen, r.integer("q_offset", 0)); },
+     [](Draw& d) -> FamilyParameters {
+       return {{"q_offset", std::to_string(d.common.integer(-d.length / 4, d.length / 4))}};
+     }},
     {{"sliding_window", "i - left <= j <= i + right", kWindow},
      [](Reader& r) {
        return masks::sliding_window(r.seqlen, r.seqlen, r.integer("left", std::max<int64_t>(r.seqlen / 16 - 1, 0)),
                                     r.integer("right", 0));
+     },
+     [](Draw& d) -> FamilyParameters {
+       return {{"left", d.window_reach(d.common)}, {"right", d.window_reach(d.common)}};
      }},
     {{"causal_document", "same document and j <= i", kDocuments},
-     [](Reader& r) { return masks::causal_document(Documents::from_lengths(r.lengths("lengths", r.seqlen))); }},
+     [](Reader& r) { return masks::causal_document(Documents::from_lengths(r.lengths("lengths", r.seqlen))); },
+     draw_documents},
     {{"document", "same document", kDocuments},
-     [](Reader& r) { return masks::document(Documents::from_lengths(r.lengths("lengths", r.seqlen))); }},
-    {{"shared_question", "j <= i, same group, and j in the question or in i's own answer", kGroups}, shared_question},
+     [](Reader& r) { return masks::document(Documents::from_lengths(r.lengths("lengths", r.seqlen))); },
+     draw_documents},
+    {{"shared_question", "j <= i, same group, and j in the question or in i's own answer", kGroups},
+     shared_question,
+     draw_shared_question},
     {{"global_sliding_window", "i < global, or j < global, or |i - j| <= window", kGlobal},
      [](Reader& r) {
        return masks::global_sliding_window(r.seqlen, r.integer("global", std::min<int64_t>(16, r.seqlen / 4)),
                                            r.integer("window", r.seqlen / 16));
+     },
+     [](Draw& d) -> FamilyParameters {
+       return {{"global", d.up_to(d.length / 4)}, {"window", d.up_to(d.length / 3)}};
      }},
     {{"causal_blockwise", "j <= i, and same block or i in the last block", kBlocks},
-     [](Reader& r) { return masks::causal_blockwise(Documents::from_lengths(r.lengths("lengths", r.seqlen))); }},
+     [](Reader& r) { return masks::causal_blockwise(Documents::from_lengths(r.lengths("lengths", r.seqlen))); },
+     draw_documents},
     {{"prefix_lm_causal", "j <= i or j < prefix", kPrefix},
-     [](Reader& r) { return masks::prefix_lm_causal(r.seqlen, r.integer("prefix", r.seqlen / 2)); }},
-    {{"prefix_lm_document", "same document, and j <= i or j in the document's prefix", kPrefixes}, prefix_lm_document},
-    {{"qk_sparse", "j <= i, and a key j of a span [b, e) is hidden from rows [j, e)", kSpans}, qk_sparse},
-    {{"hash_sparse", "i and j in the same bucket, and j <= i", kBuckets}, hash_sparse},
+     [](Reader& r) { return masks::prefix_lm_causal(r.seqlen, r.integer("prefix", r.seqlen / 2)); },
+     [](Draw& d) -> FamilyParameters { return {{"prefix", d.up_to(d.length)}}; }},
+    {{"prefix_lm_document", "same document, and j <= i or j in the document's prefix", kPrefixes},
+     prefix_lm_document,
+     draw_prefix_lm_document},
+    {{"qk_sparse", "j <= i, and a key j of a span [b, e) is hidden from rows [j, e)", kSpans},
+     qk_sparse,
+     draw_qk_sparse},
+    {{"hash_sparse", "i and j in the same bucket, and j <= i", kBuckets}, hash_sparse, draw_hash_sparse},
     {{"random_eviction", "j <= i and i < the row that evicts j; from seqlen / 2 on each row evicts one key", kSeed},
-     random_eviction},
-    {{"eviction", "j <= i and i < evicted_at[j]", kEviction}, eviction},
-    {{"prefix_tree", "j <= i, and j's node is i's node or an ancestor of it", kTree}, prefix_tree},
-    {{"padding", "j < key_lengths[batch] and i < query_lengths[batch]", kPadding}, padding},
+     random_eviction,
+     [](Draw& d) -> FamilyParameters { return {{"seed", std::to_string(d.own.integer(0, INT64_MAX))}}; }},
+    {{"eviction", "j <= i and i < evicted_at[j]", kEviction}, eviction, draw_eviction},
+    {{"prefix_tree", "j <= i, and j's node is i's node or an ancestor of it", kTree}, prefix_tree, draw_prefix_tree},
+    {{"padding", "j < key_lengths[batch] and i < query_lengths[batch]", kPadding},
+     padding,
+     [](Draw& d) -> FamilyParameters {
+       return {{"key_lengths", d.up_to(d.length)}, {"query_lengths", d.up_to(d.length)}};
+     }},
     {{"attention_sink_window", "same document, j <= i, and i - j < window or j among the document's first sink keys",
       kSinks},
      [](Reader& r) {
        return masks::attention_sink_window(r.documents("lengths", r.seqlen), r.integer("sink", 4),
                                            r.integer("window", std::max<int64_t>(r.seqlen / 16, 1)));
+     },
+     [](Draw& d) -> FamilyParameters {
+       return {{"lengths", d.documents()}, {"sink", d.up_to(9)}, {"window", d.window_of(d.length / 2)}};
      }},
-    {{"block_causal", "same document, block(j) <= block(i), and block(i) - block(j) < window", kFrames}, block_causal},
+    {{"block_causal", "same document, block(j) <= block(i), and block(i) - block(j) < window", kFrames},
+     block_causal,
+     [](Draw& d) -> FamilyParameters {
+       return {{"lengths", d.documents()}, {"blocks", d.documents()}, {"window", d.window_of(4)}};
+     }},
     {{"causal_with_blocks", "same document, and j <= i and i - j < window, or j in i's own block", kImages},
-     causal_with_blocks},
+     causal_with_blocks,
+     draw_causal_with_blocks},
     {{"block_diffusion",
       "same document, and j in the clean copy of an earlier block than i's, or in i's own copy of the same block; "
       "each block's noisy copy lies before its clean one, or all noisy copies before all clean ones",
       kCopies},
-     block_diffusion},
+     block_diffusion,
+     draw_block_diffusion},
     {{"eagle3_ttt",
       "i in the last pass, and j in the first pass, same document and at or before i, or j in a later pass and i's "
       "own token; the rows above the last pass, which make it a square, are empty",
       kPasses},
-     eagle3_ttt},
+     eagle3_ttt,
+     draw_eagle3_ttt},
     {{"dflash",
       "i in a block, and j in the same block, or j in the context before the block's anchor and in its document; the "
       "rows of the context, which make it a square, are empty",
       kDrafts},
-     dflash},
+     dflash,
+     draw_dflash},
 };
 
 }  // namespace
@@ -430,6 +474,15 @@ std::span<const Family> families() {
     return list;
   }();
   return all;
+}
+
+FamilyParameters draw_family_parameters(std::string_view name, int64_t seqlen, uint64_t common_seed,
+                                        uint64_t own_seed) {
+  const auto entry =
+      std::find_if(std::begin(kTable), std::end(kTable), [&](const Entry& e) { return e.family.name == name; });
+  if (entry == std::end(kTable) || !entry->draw) return {};
+  Draw draw{seqlen, Random(common_seed), Random(own_seed)};
+  return entry->draw(draw);
 }
 
 Mask make_family(std::string_view name, int64_t seqlen, const FamilyParameters& parameters, uint64_t seed) {
