@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pages of `flashmask show --html` for the tests, what is in them, and a rule of their own for what a mask shows.
-import {execFileSync, spawnSync} from "node:child_process";
+import {execFileSync} from "node:child_process";
 import {mkdtempSync, readFileSync, rmSync} from "node:fs";
 import {tmpdir} from "node:os";
 import {join} from "node:path";
@@ -19,11 +19,6 @@ export function pageOf(words) {
   const file = join(folder, "page.html");
   execFileSync(program, ["show", ...words, "--html", file]);
   return readFileSync(file, "utf8");
-}
-
-/// Whether the program takes these words.
-export function takes(words) {
-  return spawnSync(program, ["show", ...words]).status === 0;
 }
 
 /// A script of the page, by its id.

@@ -408,9 +408,8 @@ void add_show_command(CLI::App& app, const Global& global) {
       ->type_name("FILE.png");
   command
       ->add_option("--html", arguments->html,
-                   "Write a page for a browser too, in one file: its reader changes length, tile and parameters, and "
-                   "sees the mask, its tiles and "
-                   "the load of the multiprocessors")
+                   "Write a page for a browser too, in one file: its reader changes the tile, and sees the mask, its "
+                   "tiles and the load of the multiprocessors")
       ->type_name("FILE.html");
   command
       ->add_option("--text-cells", arguments->text_cells,

@@ -17,7 +17,6 @@
 #include "flashmask/tiles.h"
 #include "flashmask/version.h"
 #include "io/mask_json.h"
-#include "show/families_json.h"
 #include "show/page_template.h"
 
 namespace flashmask::show {
@@ -98,22 +97,27 @@ Json library_json(const Mask& mask, TileShape tile) {
   return json;
 }
 
+std::string_view definition_of(const PageSource& source) {
+  if (!source.is_family) return "";
+  for (const Family& family : families()) {
+    if (family.name == source.name) return family.definition;
+  }
+  return "";
+}
+
 Json shown_json(const Mask& mask, const DrawOptions& draw, const PageSource& source) {
-  const bool has_mask = !source.is_family || mask.seqlen_k() <= io::kMostJsonColumns;
   return {
       {"version", fmt::format("{}.{}.{}", FLASHMASK_VERSION_MAJOR, FLASHMASK_VERSION_MINOR, FLASHMASK_VERSION_PATCH)},
       {"source", source.name},
       {"family", source.is_family ? Json(source.name) : Json(nullptr)},
+      {"definition", definition_of(source)},
       {"seqlen", source.seqlen},
       {"seed", std::to_string(source.seed)},  // JavaScript's numbers would round it
       {"parameters", source.parameters},
       {"tile", {draw.tile.rows, draw.tile.keys}},
-      {"batch", draw.batch},
-      {"most_length", kMostPageLength},
       {"most_tiles", kMostPageTiles},
       {"colours", colours_json()},
-      {"families", families_json()},
-      {"mask", has_mask ? Json(io::to_json(mask)) : Json(nullptr)},
+      {"mask", io::to_json(mask)},
       {"library", library_json(mask, draw.tile)}};
 }
 

@@ -9,7 +9,7 @@
 
 namespace flashmask::show {
 
-/// Up to this length a page computes a mask anew while its reader types.
+/// Up to this length a page computes tiles anew while its reader types.
 inline constexpr int64_t kMostPageLength = 131'072;
 inline constexpr int64_t kMostPageTiles = int64_t{1} << 22;
 
@@ -23,10 +23,9 @@ struct PageSource {
 };
 
 /// An HTML page in one file that asks for nothing else: the mask entry that `draw` names, its tiles, the order in which
-/// they are handed out and the load that follows, recomputed in the browser as the reader changes the family, its
-/// parameters, the length and the tile. A mask from a file stays as it is but for the tile. It holds what the library
-/// says of the mask, and tells its reader if it comes to anything else. Throws if the mask is too long, has too many
-/// tiles, or a block mask.
+/// they are handed out and the load that follows, recomputed in the browser as the reader changes the tile and the
+/// device. It holds the library's counts and tile classes, and tells its reader if it comes to others. Throws if the
+/// mask is too long, has too many tiles, or a block mask.
 std::string draw_page(const Mask& mask, const DrawOptions& draw, const PageSource& source);
 
 }  // namespace flashmask::show

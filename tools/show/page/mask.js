@@ -1,6 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// What follows from a mask of families.js: which rows a key is hidden from, tile classes, order and load, the cells of
-// a drawing.
+// Masks in the browser: which rows a key is hidden from, tile classes, order and load, the cells of a drawing. No part
+// of it knows the page.
+"use strict";
+
+function need(condition, message) {
+  if (!condition) throw new Error(message);
+}
+
+function range(count, value) {
+  return Array.from({length: count}, (_, n) => value(n));
+}
+
+/// A mask as the library writes it in JSON, as {rows, keys, lo, hi, lts, lte, uts, ute}: row i sees key j only if
+/// lo <= j - i <= hi; a vector may be left out.
+function maskFromJson(json) {
+  const {lts, lte, uts, ute, band, q_offset: offset} = json;
+  const edge = (value, otherwise) => (value === null ? otherwise : value + offset);
+  return {rows: json.seqlen_q, keys: json.seqlen_k, lo: edge(band.lo, -Infinity), hi: edge(band.hi, Infinity),
+    lts, lte, uts, ute};
+}
 
 // --- Which rows of a key are hidden, and what class a tile is: the method of docs/mask.md, "From a mask to tiles".
 

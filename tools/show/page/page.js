@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page: reads the controls, asks families.js and mask.js, draws. What the command said is in the JSON beside it.
+// The page: reads the controls, asks mask.js, draws. What the command said is in the JSON beside it.
 "use strict";
 
 const shown = JSON.parse(document.getElementById("shown").textContent);
-const kFile = "";  // the value of the family that stands for the mask of a file
 const kCells = 512, kMostLines = 64, kMostItems = 1 << 18, kMostRuns = 16, kEdgeRuns = 6;
 
 const byId = (id) => document.getElementById(id);
@@ -15,14 +14,6 @@ function element(name, text, properties = {}) {
 }
 
 // --- What the controls say.
-
-function isFile() {
-  return byId("family").value === kFile;
-}
-
-function parameterInputs() {
-  return [...document.querySelectorAll("#parameters input")];
-}
 
 /// A whole number from `low` to `high`; an error names the control.
 function numberIn(id, low, high) {
@@ -39,19 +30,11 @@ function readTile() {
   return tile;
 }
 
-/// The mask, and the parameters that were left out with what they came to be.
-function readMask() {
-  if (isFile()) return {mask: maskFromJson(shown.mask), chosen: {}};
-  const seed = byId("seed").value.trim();
-  need(/^\d{1,19}$/.test(seed), `seed is '${seed}'; it must be a whole number of at most 19 digits`);
-  const texts = Object.fromEntries(parameterInputs().map((input) => [input.name, input.value]));
-  const parameters = new Parameters(numberIn("seqlen", 0, shown.most_length), texts, seed, shown.batch);
-  return {mask: families[byId("family").value](parameters), chosen: parameters.chosen};
-}
+const mask = maskFromJson(shown.mask);
 
 /// All that is shown follows from this.
 function compute() {
-  const {mask, chosen} = readMask(), tile = readTile();
+  const tile = readTile();
   const tileCount = Math.ceil(mask.rows / tile.rows) * Math.ceil(mask.keys / tile.keys);
   need(tileCount <= shown.most_tiles,
     `there are ${grouped(tileCount)} tiles; larger tiles make at most ${grouped(shown.most_tiles)}`);
@@ -59,7 +42,7 @@ function compute() {
   const heads = numberIn("heads", 1, 4096), workers = numberIn("workers", 1, 1024);
   need(heads * counts.length <= kMostItems,
     `${grouped(heads)} heads of ${grouped(counts.length)} row tiles are more than ${grouped(kMostItems)} items`);
-  return {mask, chosen, tiles, counts, order, heads, workers, cells: cellsOf(mask, tiles, kCells)};
+  return {mask, tiles, counts, order, heads, workers, cells: cellsOf(mask, tiles, kCells)};
 }
 
 // --- Drawing.
@@ -303,12 +286,11 @@ function showVectors({mask}) {
 }
 
 function showCommand() {
-  byId("command-section").hidden = isFile();
-  const parameters = parameterInputs().filter((input) => input.value.trim())
-    .map((input) => ` ${input.name}=${input.value.trim()}`);
+  byId("command-section").hidden = !shown.family;
+  const parameters = Object.entries(shown.parameters).map(([name, value]) => ` ${name}=${value}`);
   byId("command").textContent =
-    `flashmask show ${byId("family").value}${parameters.join("")} --seqlen ${byId("seqlen").value} ` +
-    `--seed ${byId("seed").value} --tile ${byId("tile").value}`;
+    `flashmask show ${shown.source}${parameters.join("")} --seqlen ${shown.seqlen} --seed ${shown.seed} ` +
+    `--tile ${byId("tile").value}`;
 }
 
 /// While the controls are as the command left them, the page must say what the command said.
@@ -320,31 +302,10 @@ function differences({mask, tiles, counts, order}) {
   check("tiles", count(kPartial) === said.partial_tiles && count(kFull) === said.full_tiles);
   if (said.classes) check("tile classes", [...tiles.classes].join("") === said.classes.join(""));
   if (said.row_order) check("order", same(order, said.row_order) && same(counts.map((c) => c.live), said.row_counts));
-  if (shown.mask) {
-    const hidden = (m) => range(m.keys, (j) => hiddenRows(m, j));
-    check("vectors", same(hidden(mask), hidden(maskFromJson(shown.mask))));
-  }
   return wrong;
 }
 
 // --- Putting it together.
-
-function showParameters(values = {}) {
-  const family = shown.families.find((f) => f.name === byId("family").value);
-  document.querySelectorAll(".drawn").forEach((control) => (control.hidden = isFile()));
-  byId("title").textContent = document.title = family ? family.name : shown.source;
-  byId("definition").textContent = family ? `Visible: ${family.definition}.` : "";
-  byId("parameters").replaceChildren(...(family?.parameters ?? []).map(({name, help}) => {
-    const label = element("label", name);
-    label.append(element("input", "", {name, value: values[name] ?? ""}), element("small", help));
-    return label;
-  }));
-}
-
-/// What was chosen for a parameter that is left empty stands in its place, as far as there is room.
-function showChosen(chosen) {
-  for (const input of parameterInputs()) input.placeholder = (chosen[input.name] ?? "").slice(0, 200);
-}
 
 let state = null;
 
@@ -359,7 +320,6 @@ function update() {
     byId("content").classList.add("stale");
     return;
   }
-  showChosen(state.chosen);
   for (const show of [showFigures, showLegend, drawMask, showOrder, drawOrder, showLoad, showVectors, showCommand])
     show(state);
 }
@@ -377,21 +337,15 @@ function point(event) {
 }
 
 function start() {
-  if (!shown.family) byId("family").append(element("option", shown.source, {value: kFile}));
-  byId("family").append(...shown.families.map(({name}) => element("option", name, {value: name})));
-  byId("family").value = shown.family ?? kFile;
-  byId("seqlen").value = shown.seqlen;
-  byId("seqlen").max = shown.most_length;
-  byId("seed").value = shown.seed;
+  byId("title").textContent = document.title = shown.source;
+  byId("definition").textContent = shown.definition ? `Visible: ${shown.definition}.` : "";
   byId("tile").value = shown.tile[0] === shown.tile[1] ? shown.tile[0] : shown.tile.join("x");
-  showParameters(shown.parameters);
   update();
   const wrong = state ? differences(state) : ["the mask itself"];
   byId("check").textContent = wrong.length
     ? `Made by flashmask ${shown.version}, which says otherwise about: ${wrong.join(", ")}.`
-    : `Made by flashmask ${shown.version}, whose vectors, tiles and order this page has found to be the same.`;
-  byId("family").addEventListener("change", () => (showParameters(), update()));
-  byId("controls").addEventListener("input", (event) => event.target.id === "family" || update());
+    : `Made by flashmask ${shown.version}, whose tiles and order this page has found to be the same.`;
+  byId("controls").addEventListener("input", update);
   byId("controls").addEventListener("submit", (event) => event.preventDefault());
   byId("mask").addEventListener("mousemove", (event) => state && point(event));
   window.addEventListener("resize", update);
