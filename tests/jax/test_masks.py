@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dense_reference import ON_GPU
-from flashmask._core.families import Builders
+from flashmask._core.families import Builders, families
 from flashmask.jax import Mask, UnrepresentableMaskError, masks
 
 IDS = [0] * 30 + [1] * 50 + [2] * 20
@@ -45,8 +45,11 @@ def same(got, want):
     assert all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want)))
 
 
-def test_every_family_is_called():
-    assert {name for name, _ in inspect.getmembers(Builders, inspect.isfunction) if name[0] != "_"} == set(CALLS)
+def test_every_family_of_arrays_is_called():
+    numbers = {"length", "number", "reach", "flag"}
+    kinds = {name: {parameter["kind"] for parameter in family["parameters"]} for name, family in families().items()}
+    assert {name for name in kinds if kinds[name] - numbers} <= set(CALLS)
+    assert set(kinds) == {name for name, _ in inspect.getmembers(Builders, inspect.isfunction) if name[0] != "_"}
 
 
 @pytest.mark.parametrize("family", CALLS)

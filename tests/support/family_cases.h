@@ -9,6 +9,7 @@
 
 #include "common/random.h"
 #include "flashmask/c_api.h"
+#include "support/library_families.h"
 
 /// Random parameters of every family that fm_mask_build knows, for tests.
 namespace flashmask::test {
@@ -133,28 +134,6 @@ class FamilyCases {
       sort_rows(c.vectors.back());
     }
     return c;
-  }
-
-  static std::vector<std::string> families() {
-    return {"causal_document",
-            "document",
-            "prefix_lm_document",
-            "causal_blockwise",
-            "shared_question",
-            "qk_sparse",
-            "eviction",
-            "global_sliding_window",
-            "prefix_lm_causal",
-            "hash_sparse",
-            "prefix_tree",
-            "padding",
-            "prefix_tree_from_intervals",
-            "block_causal",
-            "causal_with_blocks",
-            "block_diffusion",
-            "eagle3_ttt",
-            "attention_sink_window",
-            "dflash"};
   }
 
  private:
