@@ -54,7 +54,7 @@ DenseMask dense_from_definition(const Case& c) {
     for (int64_t h = 0; h < dense.heads; ++h) {
       const FamilyParameters parameters =
           verify::draw_parameters(c, b * mask_batch / dense.batch, h * mask_heads / dense.heads);
-      const Predicate sees = family_definition(c.family, parameters);
+      const Predicate sees = family_definition(c.family, parameters, verify::square_length(c));
       const int64_t offset = c.family == "causal" ? numbers(parameters, "q_offset").at(0) : 0;
       const int64_t block0 = blocked
                                  ? (b * blocks.batch / dense.batch * blocks.heads + h * blocks.heads / dense.heads) *
@@ -73,7 +73,8 @@ DenseMask dense_from_definition(const Case& c) {
 }
 
 DenseMask independent_dense(const Case& c) {
-  const bool told = static_cast<bool>(family_definition(c.family, verify::draw_parameters(c, 0, 0)));
+  const bool told =
+      static_cast<bool>(family_definition(c.family, verify::draw_parameters(c, 0, 0), verify::square_length(c)));
   const bool empty = c.seqlen_q == 0 || c.seqlen_k == 0;
   return told && !c.q_offset && !c.has_positions() && !empty ? dense_from_definition(c) : dense_from_vectors(c);
 }

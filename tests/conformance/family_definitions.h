@@ -148,8 +148,9 @@ inline Predicate dflash_definition(const FamilyParameters& p) {
   };
 }
 
-/// The definition of `family` with these parameters; empty for one whose draw its parameters do not tell.
-inline Predicate family_definition(const std::string& family, const FamilyParameters& p) {
+/// The definition of `family` of these parameters at a length; empty for one whose draw its parameters do not tell.
+inline Predicate family_definition(const std::string& family, const FamilyParameters& p,
+                                   [[maybe_unused]] int64_t seqlen) {
   const auto one = [&](const std::string& name) { return numbers(p, name).at(0); };
   if (family == "full" || family == "none") return [](int64_t, int64_t) { return true; };
   if (family == "causal") return [offset = one("q_offset")](int64_t i, int64_t j) { return j <= i + offset; };
