@@ -26,6 +26,12 @@ struct BlockDiffusion {
   std::vector<int64_t> order;
 };
 
+/// A mask of a sequence that is ordered otherwise than its text.
+struct OrderedMask {
+  Mask mask;
+  std::vector<int64_t> order;  ///< the token of the text at each place, a permutation
+};
+
 }  // namespace flashmask
 
 /// i is a query row, j a key; all masks are for one batch entry and one head, to be broadcast. Documents are packed one
@@ -84,5 +90,12 @@ FLASHMASK_API Mask eagle3_ttt(const Documents& documents, int64_t steps);
 /// kInvalidArgument otherwise. The order is what makes it fit: the blocks that see a key of the context then follow
 /// each other.
 FLASHMASK_API Mask dflash(const Documents& documents, std::span<const int64_t> anchors, int64_t block);
+
+/// Dilated sliding windows (Longformer, arXiv:2004.05150): row i sees key j if j <= i, i - j is a multiple of
+/// `dilation` and less than window * dilation. In the order of the text a key would be hidden from the rows between
+/// each two that see it. So the mask is that of the tokens ordered by their remainder by `dilation`, and then by place:
+/// `order` says which token stands at each place. Gather the embeddings by it; positions are `order`, too. Shape:
+/// square, seqlen. window >= 1, or -1 for all; dilation >= 1. kInvalidArgument otherwise.
+FLASHMASK_API OrderedMask dilated_window(int64_t seqlen, int64_t window, int64_t dilation);
 
 }  // namespace flashmask::masks

@@ -42,6 +42,7 @@ __all__ = [
     "concatenate",
     "crop",
     "dflash",
+    "dilated_window",
     "document",
     "eagle3_ttt",
     "eviction",
@@ -71,6 +72,7 @@ causal_blockwise = _builders.causal_blockwise
 causal_document = _builders.causal_document
 causal_with_blocks = _builders.causal_with_blocks
 dflash = _builders.dflash
+dilated_window = _builders.dilated_window
 document = _builders.document
 eagle3_ttt = _builders.eagle3_ttt
 eviction = _builders.eviction

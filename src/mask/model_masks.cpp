@@ -109,5 +109,13 @@ Mask dflash(const Documents& documents, std::span<const int64_t> anchors, int64_
   return build_mask("dflash", {of(documents), of("anchors", anchors), of("block", block)});
 }
 
+OrderedMask dilated_window(int64_t seqlen, int64_t window, int64_t dilation) {
+  check_not_negative("seqlen", seqlen);
+  std::vector<int64_t> order(static_cast<std::size_t>(std::min(seqlen, kMaxSeqlen)));
+  const Mask mask = build_mask(
+      "dilated_window", {of("seqlen", seqlen), of("window", window), of("dilation", dilation), of("order_out", order)});
+  return {mask, std::move(order)};
+}
+
 }  // namespace masks
 }  // namespace flashmask

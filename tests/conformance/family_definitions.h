@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <numeric>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -149,8 +150,7 @@ inline Predicate dflash_definition(const FamilyParameters& p) {
 }
 
 /// The definition of `family` of these parameters at a length; empty for one whose draw its parameters do not tell.
-inline Predicate family_definition(const std::string& family, const FamilyParameters& p,
-                                   [[maybe_unused]] int64_t seqlen) {
+inline Predicate family_definition(const std::string& family, const FamilyParameters& p, int64_t seqlen) {
   const auto one = [&](const std::string& name) { return numbers(p, name).at(0); };
   if (family == "full" || family == "none") return [](int64_t, int64_t) { return true; };
   if (family == "causal") return [offset = one("q_offset")](int64_t i, int64_t j) { return j <= i + offset; };
@@ -221,6 +221,16 @@ inline Predicate family_definition(const std::string& family, const FamilyParame
   if (family == "block_diffusion") return block_diffusion_definition(p);
   if (family == "eagle3_ttt") return eagle3_ttt_definition(p);
   if (family == "dflash") return dflash_definition(p);
+  if (family == "dilated_window") {
+    std::vector<int64_t> token(static_cast<std::size_t>(seqlen));
+    std::iota(token.begin(), token.end(), 0);
+    const int64_t window = one("window"), dilation = one("dilation");
+    std::stable_sort(token.begin(), token.end(), [=](int64_t a, int64_t b) { return a % dilation < b % dilation; });
+    return [=](int64_t row, int64_t key) {
+      const int64_t back = token[static_cast<std::size_t>(row)] - token[static_cast<std::size_t>(key)];
+      return back >= 0 && back % dilation == 0 && (window == -1 || back < window * dilation);
+    };
+  }
   return {};
 }
 

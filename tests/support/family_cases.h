@@ -132,6 +132,10 @@ class FamilyCases {
       number("block", random_.integer(1, 5));
       c.vectors.push_back(drawn("anchors", random_.integer(0, 40), [this] { return random_.integer(0, seqlen_); }));
       sort_rows(c.vectors.back());
+    } else if (family == "dilated_window") {
+      number("seqlen", seqlen_);
+      number("window", window);
+      number("dilation", random_.integer(1, 9));
     }
     return c;
   }

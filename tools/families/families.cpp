@@ -362,6 +362,8 @@ constexpr FamilyParameter kCopies[] = {
 constexpr FamilyParameter kPasses[] = {
     {"steps", "passes, this one included; 4"},
     {"lengths", "lengths of the documents, adding up to seqlen / steps; one of all"}};
+constexpr FamilyParameter kDilated[] = {{"window", "keys that a row sees, its own included, -1 all; seqlen / 16"},
+                                        {"dilation", "distance between neighbouring keys of a window; 4"}};
 constexpr FamilyParameter kDrafts[] = {
     {"anchors", "position of each block's first token, ascending; drawn, blocks being half of seqlen"},
     {"block", "tokens of a block; 16, at most seqlen / 16"},
@@ -463,6 +465,17 @@ constexpr Entry kTable[] = {
       kDrafts},
      dflash,
      draw_dflash},
+    {{"dilated_window",
+      "i and j of equal remainder by dilation, j <= i, and i - j < window; tokens of equal remainder lie side by side",
+      kDilated},
+     [](Reader& r) {
+       return masks::dilated_window(r.seqlen, r.integer("window", std::max<int64_t>(r.seqlen / 16, 1)),
+                                    r.integer("dilation", 4))
+           .mask;
+     },
+     [](Draw& d) -> FamilyParameters {
+       return {{"window", d.window_of(d.length / 4)}, {"dilation", std::to_string(d.own.integer(1, 9))}};
+     }},
 };
 
 }  // namespace

@@ -597,6 +597,23 @@ class Builders(Generic[AnyMask, AnyArray]):
         given.documents(cu_seqlens, seqlens, doc_ids, position_ids, seqlen)
         return given.build("dflash", rows=rows, keys=None if given.tokens is None else given.tokens + rows)[0]
 
+    def dilated_window(
+        self, seqlen: int, window: int, dilation: int, *, device: object = None
+    ) -> tuple[AnyMask, AnyArray]:
+        """Every dilation-th key before the row, `window` in all, its own included (Longformer, arXiv:2004.05150).
+
+        Row i sees key j if j <= i, and i - j is a multiple of `dilation` and less than window * dilation. In the order
+        of the text a key would be hidden from the rows between each two that see it, which two intervals cannot say. So
+        the mask is that of the tokens ordered by their remainder by `dilation`, and then by place. window: an int of at
+        least 1, or -1 for all keys before. dilation: an int of at least 1.
+
+        Returns (mask, order): order int64 [seqlen] says which token stands at each place of the masked sequence. Gather
+        the embeddings by it; positions are `order`, too.
+        """
+        given = self._given(device, window=_count("window", window), dilation=_count("dilation", dilation))
+        mask, places = given.build("dilated_window", keys=given.length("seqlen", seqlen))
+        return mask, places[0, 0]
+
 
 def _count(name: str, value: Any) -> int:
     """A number of tokens or blocks, which the library checks; one that is more than any sequence has means all."""

@@ -226,6 +226,51 @@ struct Dflash : OfColumns<Dflash> {
   }
 };
 
-using OfModels = FamilyList<AttentionSinkWindow, BlockCausal, CausalWithBlocks, BlockDiffusion, Eagle3Ttt, Dflash>;
+/// A sliding window over every dilation-th token, in the order in which tokens of equal remainder lie side by side:
+/// there the rows that see a key are one run.
+struct DilatedWindow : OfColumns<DilatedWindow> {
+  static constexpr Declared kParameters[] = {
+      kSeqlen, kWindow, {"dilation", Kind::kNumber, "distance between neighbouring keys of a window", 1}};
+  static constexpr Family kFamily{
+      .name = "dilated_window", .parameters = kParameters, .form = {kLts, Edges::kCausal}, .has_order = true};
+
+  struct Columns {
+    int64_t dilation, reach;
+    int64_t shortest, longer;  ///< the least tokens of a remainder, and how many remainders have one more
+    FLASHMASK_COLUMN Place place(int64_t j) const {
+      const int64_t of_longer = longer * (shortest + 1);
+      const int64_t length = j < of_longer ? shortest + 1 : shortest, first = j < of_longer ? 0 : of_longer;
+      const int64_t begin = j - remainder(j - first, length);
+      return {(j < of_longer ? 0 : longer) + (begin - first) / length, begin, begin + length};
+    }
+    FLASHMASK_COLUMN Column operator()(const Lead&, int64_t j) const {
+      return {.lts = smaller(j + reach, place(j).end)};
+    }
+  };
+  template <typename Run>
+  static Columns columns(Run&, const Arguments& a) {
+    const int64_t dilation = a.number("dilation");
+    return {dilation, reach_of(a), a.seqlen / dilation, a.seqlen % dilation};
+  }
+
+  struct WriteOrdered {
+    Columns columns;
+    Writer write;
+    int64_t* order;
+    FLASHMASK_COLUMN void operator()(const Lead& lead, int64_t j) const {
+      write(lead, j, columns(lead, j));
+      if (!order) return;
+      const Place own = columns.place(j);
+      order[j] = own.index + (j - own.begin) * columns.dilation;
+    }
+  };
+  template <typename Run>
+  static void write(Run& run, const Arguments& a, const Output& output) {
+    run.each(a.seqlen, WriteOrdered{columns(run, a), writer_of(a, output), a.order});
+  }
+};
+
+using OfModels =
+    FamilyList<AttentionSinkWindow, BlockCausal, CausalWithBlocks, BlockDiffusion, Eagle3Ttt, Dflash, DilatedWindow>;
 
 }  // namespace flashmask::build
