@@ -272,7 +272,7 @@ void expect_same_in_any_order(const FamilyCase& c) {
     parameters.push_back({v.name, view, 0});
   }
   for (const auto& [name, number] : c.numbers) parameters.push_back({name, {}, number});
-  const build::Arguments a = build::read_arguments(c.family, parameters, {});
+  build::Arguments a = build::read_arguments(c.family, parameters, {});
   build::check_contents(a);
   const auto count = static_cast<std::size_t>(a.shape.batch * a.shape.heads * a.shape.seqlen_k);
   std::vector<int32_t> want(5 * count, -1), got(5 * count, -2);
@@ -281,9 +281,17 @@ void expect_same_in_any_order(const FamilyCase& c) {
     return build::Output{{first, first + count, first + 2 * count, first + 3 * count}, first + 4 * count};
   };
   if (!a.shape.form.has_positions) std::fill(want.end() - static_cast<int64_t>(count), want.end(), -2);
+  std::vector<int64_t> wanted_order(a.family->has_order ? count : 0), got_order = wanted_order;
+  if (a.family->has_order) a.order = wanted_order.data();
   build::build_on_host(a, output(want));
+  if (a.family->has_order) a.order = got_order.data();
   AnyOrder run({a.shape.batch, a.shape.heads});
   build::build(run, a, output(got));
+  ASSERT_EQ(got_order, wanted_order) << c.family;
+  for (auto begin = wanted_order.begin(); begin != wanted_order.end(); begin += a.shape.seqlen_k) {
+    std::sort(begin, begin + a.shape.seqlen_k);
+    for (int64_t n = 0; n < a.shape.seqlen_k; ++n) ASSERT_EQ(begin[n], n) << c.family << ": no permutation";
+  }
   ASSERT_TRUE(got == want) << c.family << ", seqlen_k " << a.shape.seqlen_k;
 }
 
