@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "call/options.h"
 #include "call/problem.h"
 #include "common/message.h"
 #include "common/tensor_checks.h"
@@ -13,9 +14,6 @@ namespace flashmask {
 namespace {
 
 constexpr int64_t kMaxHeadDim = 256;
-/// Down to a softcap whose inverse is an ordinary number in float32, up to where the error of a GPU's tanh, in units of
-/// the softcap, is below 1e-4.
-constexpr double kLeastSoftcap = 1e-18, kMostSoftcap = 256;
 
 struct Requirement {
   std::initializer_list<int64_t> shape;
@@ -189,20 +187,18 @@ void check_options(const Options& options) {
     throw_invalid("max_ctas is ", options.max_ctas, "; it must be 0 (one for each multiprocessor) or more");
   if (const auto& scale = options.softmax_scale; scale && !(*scale >= 0 && std::isfinite(*scale)))
     throw_invalid("softmax_scale is ", *scale, "; it must be finite and at least 0");
-  const Features& features = options.features;
-  const bool is_cap = features.softcap >= kLeastSoftcap && features.softcap <= kMostSoftcap;
-  if (features.softcap != 0 && !is_cap)
-    throw_invalid("softcap is ", features.softcap, "; it must be 0 (none) or between ", kLeastSoftcap, " and ",
-                  kMostSoftcap);
-  check_dropout(features.dropout);
+  for (const NumberOption& option : kNumberOptions) check_number(option, options.features);
 }
 
-/// float32, or the tensors' own.
-void check_sink(const Problem& p, bool with_data) {
-  const TensorView& sink = p.features.sink;
-  if (!sink.defined()) return;
-  const DataType dtype = sink.dtype == p.dtype ? p.dtype : DataType::kFloat32;
-  check_tensor("sink", sink, {{p.heads_q}, "heads_q", dtype, false, false}, p.device, with_data);
+/// Tensors of options: float32, or the tensors' own type where that is accepted.
+void check_tensor_options(const Problem& p, bool with_data) {
+  for (const TensorOption& option : kTensorOptions) {
+    const TensorView& tensor = option.value(p.features);
+    if (!tensor.defined()) continue;
+    const bool own = option.takes_own_type && tensor.dtype == p.dtype;
+    check_tensor(option.name, tensor, {{p.heads_q}, "heads_q", own ? p.dtype : DataType::kFloat32, false, false},
+                 p.device, with_data);
+  }
 }
 
 void check_dsink(const Problem& p, bool with_data) {
@@ -238,7 +234,7 @@ Problem begin(const AttentionInputs& args, const MaskView* mask, const Options& 
             .dense = args.dense_mask};
   check_inputs(p, with_data);
   p.softmax_scale = options.softmax_scale.value_or(1 / std::sqrt(static_cast<double>(p.head_dim)));
-  check_sink(p, with_data);
+  check_tensor_options(p, with_data);
   if (with_data) check_dropout_state(p.features.dropout);
   p.mask = mask ? *mask : view_of({.seqlen_q = p.seqlen_q, .seqlen_k = p.seqlen_k}, Of::kShapes);
   check_mask(p);
@@ -250,10 +246,7 @@ Problem begin(const AttentionInputs& args, const MaskView* mask, const Options& 
 
 }  // namespace
 
-void check_dropout(const Dropout& dropout) {
-  if (!(dropout.p >= 0 && dropout.p < 1))
-    throw_invalid("dropout_p is ", dropout.p, "; it must be at least 0 and less than 1");
-}
+void check_dropout(const Dropout& dropout) { check_number(option_of("dropout_p"), {.dropout = dropout}); }
 
 void check_dropout_state(const Dropout& dropout) {
   if (dropout.p > 0 && !dropout.state)
@@ -317,27 +310,6 @@ Problem check(const BackwardArgs& args, const MaskView* mask, const Options& opt
                p.device, with_data);
   check_dsink(p, with_data);
   return p;
-}
-
-std::vector<std::string> names(const Features& features) {
-  std::vector<std::string> asked;
-  if (features.softcap != 0) asked.emplace_back("softcap");
-  if (features.sink.defined()) asked.emplace_back("sink");
-  if (features.dropout.p != 0) asked.emplace_back("dropout");
-  if (features.partial_out) asked.emplace_back("partial_out");
-  return asked;
-}
-
-std::string features_refusal(const Features& asked, const FeatureSet& has) {
-  if (asked.softcap != 0 && !has.softcap)
-    return message("softcap is ", asked.softcap, "; it must be 0: this backend does not implement softcap");
-  if (asked.sink.defined() && !has.sink)
-    return message("sink is ", describe(asked.sink), "; it must be absent: this backend does not implement sinks");
-  if (asked.dropout.p != 0 && !has.dropout)
-    return message("dropout_p is ", asked.dropout.p, "; it must be 0: this backend does not implement dropout");
-  if (asked.partial_out && !has.partial_out)
-    return "partial_out is set; it must be absent: this backend does not implement partial results";
-  return {};
 }
 
 }  // namespace flashmask

@@ -83,12 +83,4 @@ void check_dropout_state(const Dropout& dropout);
 /// Throws unless the plan, which is there, is of the problem's mask, as far as can be said without waiting.
 void check_plan(const Problem& problem);
 
-/// Which of the Features a backend, or a set of its kernels, implements.
-struct FeatureSet {
-  bool softcap = false, sink = false, dropout = false, partial_out = false;
-};
-/// Why a backend that `has` these does not take a call that asks for those: the first that is missing, by name; empty
-/// if none is.
-std::string features_refusal(const Features& asked, const FeatureSet& has);
-
 }  // namespace flashmask

@@ -193,10 +193,6 @@ class CpuBackend final : public Backend {
     if (const char* why = host_refusal(p)) return Refusal{why};
     if (p.dtype == DataType::kFloat64)
       return Refusal{"float64 is taken by backend 'reference' only; cast to float32 or ask for 'reference'"};
-    if (std::string why =
-            features_refusal(p.features, {.softcap = true, .sink = true, .dropout = true, .partial_out = true});
-        !why.empty())
-      return Refusal{std::move(why)};
     return Launch(p, CpuCall(p));
   }
 };

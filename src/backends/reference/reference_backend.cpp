@@ -185,10 +185,6 @@ class ReferenceBackend final : public Backend {
   bool automatic() const override { return false; }
   Prepared prepare(const Problem& p) const override {
     if (const char* why = host_refusal(p)) return Refusal{why};
-    if (std::string why =
-            features_refusal(p.features, {.softcap = true, .sink = true, .dropout = true, .partial_out = true});
-        !why.empty())
-      return Refusal{std::move(why)};
     return Launch(p, ReferenceCall());
   }
 };

@@ -24,8 +24,6 @@ std::vector<KernelInfo> kernels() {
 }
 
 Prepared prepare(const Problem& p, int kilobytes) {
-  constexpr FeatureSet kTaken{.softcap = true, .sink = true, .dropout = true, .partial_out = true};
-  if (std::string why = features_refusal(p.features, kTaken); !why.empty()) return Refusal{std::move(why)};
   if (std::ranges::find(cuda::kDataTypes, p.dtype) == std::end(cuda::kDataTypes))
     return Refusal{message(name(p.dtype), " tensors are not taken; cast to bfloat16 or float16")};
   Prepared prepared = p.is_backward ? prepare_backward(p, kilobytes) : prepare_forward(p, kilobytes);
