@@ -26,7 +26,7 @@ FEATURES = {
     "sink": lambda case: Features(sink=sink_of(case.heads)),
     "sink of the tensors' dtype": lambda case: Features(sink=2 * sink_of(case.heads, case.dtype)),
     "softcap": lambda case: Features(softcap=2.0),
-    "softcap above the scores": lambda case: Features(softcap=1e5),
+    "softcap above the scores": lambda case: Features(softcap=256.0),
     "dropout": lambda case: Features(dropout=0.2, state=state_of(5, -6)),
     "sink and softcap": lambda case: Features(sink=sink_of(case.heads), softcap=20.0),
     "sink and dropout": lambda case: Features(sink=sink_of(case.heads), dropout=0.5, state=state_of(2**62, 3)),
