@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // flashmask_empty::forward and backward: the schemas of flashmask's, registered in the same way, but they only allocate
-// the outputs. What PyTorch itself costs; benchmarks/torch_overhead.py measures ours beyond it. Not part of the
+// the outputs. What PyTorch itself costs; benchmarks/measure/torch_overhead.py measures ours beyond it. Not part of the
 // package.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>

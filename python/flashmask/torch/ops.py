@@ -204,7 +204,7 @@ def checked_attention(q, k, v, mask, softmax_scale, layout, deterministic, backe
     """attention() of tensors with 4 dimensions, a mask of their lengths, and features as features_of has them, with
     partial_out last if it is set.
 
-    This is what every call pays for: see benchmarks/torch_overhead.py.
+    This is what every call pays for: see benchmarks/measure/torch_overhead.py.
     """
     is_compiling = _is_compiling()
     if is_compiling or is_any_autocast_enabled():
