@@ -8,18 +8,18 @@
 
 namespace flashmask::sm90 {
 
-/// What the ids of the kernels begin with.
+/// Prefix of the kernels' ids.
 inline constexpr const char* kArch = "sm90";
 
-// The tiles of Hopper's kernels: a row for each combination of head dims that there are kernels for, and, in the
-// forward, of consumer warpgroups. The build makes kernels of each row for each element type, dispatch looks here, what
-// has no row is refused, and what the library says it supports is read from here. CMake reads the rows, too: each
-// begins with ForwardTile{ or BackwardTile{, head_dim, head_dim_v, consumers, features; and those of the variants.
+// The tiles of Hopper's kernels: a row for each combination of head dims that has kernels and, in the forward, for each
+// number of consumer warpgroups. The build makes kernels of each row for each element type; dispatch refuses a call
+// without a row; the library reports its support from here. CMake reads these rows and the variants', too: a tile's
+// begins with ForwardTile{ or BackwardTile{, head_dim, head_dim_v, consumers, features.
 using cuda::DqSum, cuda::TileFeatures, cuda::Unit, cuda::VariantRow;
 using enum TileFeatures;
 using enum Unit;
 
-/// What a multiprocessor of compute capability 9.0 has.
+/// Limits of compute capability 9.0.
 inline constexpr int kSharedBytesOfBlock = 227 * 1024, kRegistersOfBlock = 64 * 1024, kThreadsOfWarpgroup = 128;
 
 struct ForwardTile {
@@ -32,24 +32,24 @@ struct ForwardTile {
   int k_tiles, k_parts;
   /// Parts of V in flight, each of some keys, and how many make a tile.
   int v_slots, v_parts;
-  int producer_registers, consumer_registers;  ///< of a thread, after the warpgroups have exchanged them
+  int producer_registers, consumer_registers;  ///< per thread, after the warpgroups have exchanged them
   /// Rows of at least this many tiles run with P V under the next tile's softmax; 0: none does. It pays where the
   /// exponentials take as long as the products, and not in short rows.
   int overlap_from;
-  /// Whether the warpgroups issue their products in turn, one tile each, so that one's softmax runs under the others'
-  /// products: in the rows that overlap, or where none does in all.
+  /// Makes the warpgroups issue their products in turn, one tile each, so that one's softmax runs under the others'
+  /// products: in rows that overlap, or in all rows if overlap_from is 0.
   bool turns;
   /// Buffers for mask bits of each warpgroup, and the rows of a granule that one takes: where shared memory is full,
   /// the halves of a granule go through one small buffer in turn.
   int mask_slots, mask_rows;
-  /// Whether one copy fills the blocks of 64 columns of a buffer, or one each: then rows may end in any of them.
+  /// Fills all 64-column blocks of a buffer in one copy. Otherwise each has its own, and rows may end in any block.
   bool one_copy;
 
   /// Products of a tile that are as long or wide as head_dim, and as head_dim_v.
   static constexpr int kProductsOfQk = 1, kProductsOfV = 1;
   constexpr int rows() const { return 64 * consumers; }
-  /// Whether it draws those bits half a tile at a time, when a half's scores have become weights: before, S, O and a
-  /// draw do not fit the registers.
+  /// Draws dropout bits half a tile at a time, once that half's scores have become weights: earlier, S, O and a draw do
+  /// not fit the registers.
   constexpr bool draws_late() const { return head_dim_v >= 256; }
 };
 
@@ -59,25 +59,25 @@ struct BackwardTile {
   TileFeatures features;
   int rows;
   int stages;                                ///< tiles of Q, and of dO, in flight
-  int helper_registers, consumer_registers;  ///< of a thread, after the warpgroups have exchanged them
-  /// Whether one warpgroup computes a tile's dQ and the other the next tile's, or each half of every one. Alternating
-  /// they drift apart, so that one's products run beside the other's exponentials; at d = 128, where a whole dQ has to
-  /// wait for dK, that gains nothing.
+  int helper_registers, consumer_registers;  ///< per thread, after the warpgroups have exchanged them
+  /// Makes each warpgroup compute dQ of every other tile instead of half of every dQ. They then drift apart, so that
+  /// one's products run beside the other's exponentials; at d = 128, where a whole dQ has to wait for dK, that gains
+  /// nothing.
   bool alternate;
-  /// Whether both warpgroups run the same code, or each a copy in which its number is a constant. One copy, half of
-  /// what instruction caches have to hold, is faster at d = 64, two are at d = 128.
+  /// Runs both warpgroups on one copy of the code; otherwise each has a copy in which its number is a constant. One
+  /// copy, half as much for instruction caches to hold, is faster at d = 64, two are at d = 128.
   bool one_code;
-  /// Whether one copy fills the blocks of 64 columns of a buffer, or one each: then rows may end in any of them.
+  /// Fills all 64-column blocks of a buffer in one copy. Otherwise each has its own, and rows may end in any block.
   bool one_copy;
-  /// Whether the warpgroups share the same keys, and divide the columns of dk and dv instead: where those of 64 keys do
-  /// not fit a warpgroup's registers.
+  /// Makes the warpgroups share their keys and divide the columns of dk and dv, if dk and dv of 64 keys do not fit a
+  /// warpgroup's registers.
   bool wide;
   int dout_stages;
-  /// Whether dP comes in two halves of a tile's rows, one after the other, and dS goes to shared memory alone: where
-  /// the registers have no room for more beside dk and dv.
+  /// Computes dP in two halves of a tile's rows, one after the other, and keeps dS in shared memory only, if registers
+  /// have no room for more beside dk and dv.
   bool halves;
-  /// Of a wide tile, whether the consumers add dq to its sums from registers, or by way of staging tiles and store
-  /// warps. The former takes registers, for half of a dq until the next tile, the latter shared memory's time.
+  /// Makes the consumers of a wide tile add dq to its sums from registers, which holds half of a dq until the next
+  /// tile. Otherwise dq goes through staging tiles and store warps, which takes time of shared memory.
   bool dq_from_registers;
 
   /// Products of a tile that are as long or wide as head_dim, and as head_dim_v.
@@ -109,7 +109,7 @@ inline constexpr ForwardTile kForwardTiles[] = {
     ForwardTile{256, 256, 2, kAll, 128, 1, 1, 2, 3, 2, 40, 232, 0, true, 1, 32, false},
 };
 
-// 192 / 128 has no registers left for softcap and dropout: such calls run in the least of the others that holds them.
+// 192 / 128 has no registers left for softcap and dropout: such calls run in the smallest other tile that holds them.
 inline constexpr BackwardTile kBackwardTiles[] = {
     // d, d_v, WGs, features  rows  stages  registers  alternate  one code  one copy  wide  dO's stages  halves  dq from
     // registers
@@ -159,9 +159,8 @@ constexpr Tile find_tile(const Tile (&table)[kCount], int head_dim, int head_dim
   return table[row];
 }
 
-/// Whether the registers of one warpgroup of helpers and of `consumers` others fit those that a block of them begins
-/// with, in the steps in which they are handed out. There are no more to exchange: a warpgroup would wait for them
-/// forever.
+/// True if the registers of one warpgroup of helpers and of `consumers` others are multiples of the hardware's step and
+/// fit the registers that their block begins with. A warpgroup that asks for more would wait forever.
 constexpr bool registers_fit(int helper_registers, int consumer_registers, int consumers) {
   const bool steps =
       helper_registers % 8 == 0 && consumer_registers % 8 == 0 && helper_registers >= 24 && consumer_registers <= 240;

@@ -10,7 +10,7 @@
 namespace flashmask::sm90 {
 namespace {
 
-constexpr int64_t kBytes = 2;          // of an element
+constexpr int64_t kBytes = 2;          // per element
 constexpr int64_t kBlockColumns = 64;  // 128 bytes: the span of the swizzle
 constexpr int64_t kMostBytes = int64_t{1} << 40;
 

@@ -15,16 +15,16 @@ namespace flashmask::sm90 {
 /// every dimension of more than one element); strides must be below 2^40 bytes and, where the size is above 1, not 0.
 std::string tensor_map_refusal(const char* argument, const TensorView& t);
 
-/// The same of all tensors of a call that its kernels read or write by TMA.
+/// tensor_map_refusal for all tensors of a call that its kernels read or write by TMA.
 std::string tensor_maps_refusal(const Problem& p);
 
 /// The TMA map of `t` [batch, seqlen, heads, dim], 16-bit, without empty dimensions, whose columns lie in `blocks`:
 ///   dimensions {blocks.width, seqlen, blocks.count, heads, batch}, box {64, box_rows, box_blocks, 1, 1},
 /// that is, blocks of 64 columns, 128-byte swizzle; rows, columns and blocks that the tensor lacks are read as zero
-/// and not written. `argument` is what error messages call the tensor.
+/// and not written. `argument` is the tensor's name in error messages.
 CUtensorMap tensor_map(const TensorView& t, const ColumnBlocks& blocks, int box_rows, int box_blocks,
                        const char* argument = "tensor");
-/// The same, dim being a multiple of 64.
+/// tensor_map of a tensor whose dim is a multiple of 64.
 CUtensorMap tensor_map(const TensorView& t, int box_rows, int box_blocks, const char* argument = "tensor");
 
 }  // namespace flashmask::sm90
