@@ -59,7 +59,7 @@ class Consumer {
   using Probabilities = HalfProbabilities[2];
   using Swizzle = ptx::Swizzle128;
   static constexpr int kScores = sizeof(Scores) / sizeof(float);
-  /// Where long rows overlap, short ones go without turns.
+  /// False if long rows overlap: short ones then go without turns.
   static constexpr bool kTurnsInEveryRow = Traits::kTurns && Traits::kOverlapFrom == 0;
 
   /// One lane reads what the producer wrote, the one that later releases the slot.
@@ -187,8 +187,7 @@ class Consumer {
     kv_ring_.advance();
   }
 
-  /// The warpgroups issue their products in turn, one tile each, so that they do not drift into doing the same thing at
-  /// the same time.
+  /// Waits for this warpgroup's turn to issue products, one tile each, so that the warpgroups do not drift into step.
   __device__ __forceinline__ void take_turn() const {
     if constexpr (Traits::kTurns) ptx::named_barrier_sync(kTurnBarrier + warpgroup_, 256);
   }
@@ -259,7 +258,7 @@ class Consumer {
     }
   }
 
-  /// In place of a tile's draws, where pack makes them.
+  /// Placeholder: the dropout bits are drawn in pack().
   struct Undrawn {
     int32_t first_key;
   };
@@ -308,14 +307,14 @@ class Consumer {
     if (tile.is_partial(warpgroup_)) visible.hide(s);
   }
 
-  /// What a mask warp has computed for a partial granule; meaningless for a full one. Called before the scores are
-  /// there, so that the mask warp can go on.
+  /// Mask bits that a mask warp has computed for a partial granule; meaningless for a full one. Called before the
+  /// scores are there, so that the mask warp can go on.
   __device__ __forceinline__ cuda::SlabBits take_mask(const Tile& tile) {
     cuda::SlabBits visible{};
     if (tile.is_partial(warpgroup_)) {
       const uint32_t number = tile.number(warpgroup_), slot = number % Traits::kMaskSlots,
                      phase = number / Traits::kMaskSlots & 1;
-      constexpr int kWarps = Traits::kMaskRows / cuda::Slab::kRows;  // that share a part
+      constexpr int kWarps = Traits::kMaskRows / cuda::Slab::kRows;  // warps that share a part
       const int warp = static_cast<int>(threadIdx.x / 32) % 4, part = warp / kWarps;
       delay<Role::kConsumer>();
       ptx::wait(shared_.mask_full[warpgroup_][slot][part], phase);
@@ -325,7 +324,7 @@ class Consumer {
     return visible;
   }
 
-  /// Where no number of a buffer makes the address a uniform register's, the compiler would take vector registers.
+  /// With one stage no stage number makes the address uniform; without `uniform` the compiler takes vector registers.
   __device__ __forceinline__ static uint32_t operand_at(const Element* operand) {
     const uint32_t address = ptx::shared_address(operand);
     return Traits::kStages == 1 ? ptx::uniform(address) : address;
@@ -336,7 +335,7 @@ class Consumer {
     const uint32_t stage = kv_ring_.stage();
     const ptx::MatrixDescriptor q(operand_at(shared_.q[q_ring_.stage()]) + warpgroup_ * 64 * Swizzle::kRow);
     const ptx::MatrixDescriptor k(operand_at(shared_.k[stage]));
-    constexpr int kSteps = Traits::kQkDim / 16 / Traits::kKParts;  // of a part, of which the first has been waited for
+    constexpr int kSteps = Traits::kQkDim / 16 / Traits::kKParts;  // per part; the first has been waited for
 #pragma unroll
     for (int part = 0; part < Traits::kKParts; ++part) {
       if (part > 0) ptx::wait(shared_.k_full[stage][part], kv_ring_.phase());
@@ -412,7 +411,7 @@ class Consumer {
     }
     rows_leaving_ = false;
   }
-  /// Releases Q as soon as this warp has no more products that read it, where the output does not leave through it.
+  /// Releases Q as soon as this warp has no more products that read it, unless the output leaves through it.
   __device__ __forceinline__ void release_rows_after_last_tile() {
     if (!Traits::kOutputThroughQ && kv_ring_.count + 1 == end_) ptx::arrive_once(shared_.q_empty[0]);
   }
@@ -421,7 +420,7 @@ class Consumer {
   Shared& shared_;
   const int warpgroup_;
   WorkTile work_{};            ///< in uniform registers
-  uint32_t end_ = 0;           ///< of the work tile's tiles, in the count of kv_ring_
+  uint32_t end_ = 0;           ///< end of the work tile's tiles, in the count of kv_ring_
   bool rows_leaving_ = false;  ///< the last work tile's, through the other buffer of Q
   ptx::RingPosition<Traits::kQBuffers> q_ring_;
   ptx::RingPosition<Traits::kStages> kv_ring_;

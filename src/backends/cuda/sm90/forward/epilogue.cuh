@@ -88,7 +88,7 @@ struct FinalRows {
     static_assert(Traits::kVDim % kColumns == 0);
     delay<Role::kStore>();
     const TensorRows& out = p.out_rows;
-    // Of an opaque number nothing is kept in registers while products are under way.
+    // Opaque, so that nothing derived from it stays in registers while products are under way.
     const uint32_t lane = ptx::opaque(ptx::lane());
     const int32_t first_column = kChunk * static_cast<int32_t>(lane % 4);
     Element* const origin =
@@ -96,7 +96,7 @@ struct FinalRows {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int32_t own = row + static_cast<int32_t>(lane / 4) + 8 * half;
-      // None of a row past the last.
+      // Rows past the last store nothing.
       const int32_t columns = own < p.seqlen_q ? out.columns - first_column : 0;
       Element* const to = origin + own * out.row_stride;
 #pragma unroll

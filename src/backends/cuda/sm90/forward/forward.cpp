@@ -62,7 +62,7 @@ static_assert(std::ranges::is_sorted(kForwardTiles, {}, [](const ForwardTile& ti
   return std::tuple(tile.head_dim, tile.head_dim_v, tile.consumers);
 }));
 
-/// Whether there is a kernel of a tile that takes the call.
+/// Predicate: does a tile have a kernel that takes the call?
 auto takes(const Problem& p) {
   return [&table = table_of(p.dtype), asked = cuda::asked_variant(p)](const ForwardTile& tile) {
     return table.find(tile, asked) != nullptr;

@@ -17,7 +17,7 @@ __device__ __forceinline__ uint32_t lane_number() { return ptx::opaque(threadIdx
 /// The bounds of four keys of a lane; all loads are issued before any is used.
 struct LaneBounds {
   const rules::Columns& mask;
-  const volatile int64_t& offset;  ///< of the mask in the vectors; read for each interval, to free its registers
+  const volatile int64_t& offset;  ///< start of the mask in the vectors; read for each interval, to free its registers
   int32_t first;
   const int32_t (&at)[4];
 
@@ -96,7 +96,7 @@ class MaskBuilder {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       delay<Role::kMask>();
-      // Where a granule has parts, the last to read the buffer were the readers of the part before.
+      // If a granule has parts, the previous part's readers were the last to read the buffer.
       ptx::wait(shared_.mask_empty[warpgroup_][slot][(part + kParts - 1) % kParts], part == 0 ? phase ^ 1 : phase);
 #pragma unroll
       for (int half = part; half < 2; half += kParts) {

@@ -28,17 +28,18 @@ struct ForwardParams {
   ElementMask element_mask;
   cuda::MaskColumns mask;
   cuda::DenseMask dense;
-  cuda::Schedule schedule;       ///< of query heads' row tiles, the longest first; null next: every CTA has one
+  cuda::Schedule schedule;       ///< query heads' row tiles, the longest first; null next: every CTA has one
   unsigned long long* executed;  ///< counter of executed tiles; may be null
-  TensorRows out_rows;           ///< what the map `out` is of
+  TensorRows out_rows;           ///< rows of the tensor of the map `out`
 };
 
-/// Of the kernels of features. With a softcap `scale_log2` is softcap * log2(e): scores are what it multiplies.
+/// Parameters of the kernels with features. With a softcap `scale_log2` is softcap * log2(e): it multiplies scores.
 struct FeaturedForwardParams : ForwardParams {
   cuda::FeatureParams features;
 };
 
-/// Of the kernels of partial results. `out_rows` is of float, and the map `out` of any tensor: nothing is stored by it.
+/// Parameters of the kernels of partial results. `out_rows` is of float; the map `out` is of any tensor, as
+/// nothing is stored by it.
 struct PartialForwardParams : FeaturedForwardParams {
   Columns out_columns;
 };

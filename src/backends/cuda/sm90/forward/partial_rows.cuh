@@ -19,7 +19,7 @@ struct PartialRows {
     store_lse(p, row, work, [&](int half) { return lse[half]; });
     delay<Role::kStore>();
     const TensorRows& out = p.out_rows;
-    // Of an opaque number nothing is kept in registers while products are under way.
+    // Opaque, so that nothing derived from it stays in registers while products are under way.
     const uint32_t lane = ptx::opaque(ptx::lane());
     float* const origin = static_cast<float*>(out.data) + work.batch * out.batch_stride + work.head * out.head_stride +
                           2 * static_cast<int32_t>(lane % 4);

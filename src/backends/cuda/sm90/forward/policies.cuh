@@ -14,7 +14,7 @@ template <cuda::Variant variant>
 using ParamsOf = std::conditional_t<variant.partial, PartialForwardParams,
                                     std::conditional_t<variant.has_features(), FeaturedForwardParams, ForwardParams>>;
 
-/// What a variant's kernel stores.
+/// The epilogue of a variant's kernel.
 template <cuda::Variant variant>
 using EpilogueOf =
     std::conditional_t<variant.partial, PartialRows, std::conditional_t<variant.sink, FeaturedRows, FinalRows>>;

@@ -188,7 +188,7 @@ class Producer {
   ptx::RingPosition<Traits::kQBuffers> q_ring_;
   ptx::RingPosition<Traits::kStages> kv_ring_;
   uint32_t executed_ = 0;
-  uint32_t numbers_ = 0;  ///< of the warpgroups' next partial granules, modulo 4, where classes have them
+  uint32_t numbers_ = 0;  ///< each warpgroup's next partial granule, modulo 4, laid out as a tile's classes
 };
 
 }  // namespace flashmask::sm90

@@ -18,8 +18,8 @@ namespace flashmask::sm90 {
 
 struct FinalRows;
 
-/// Where features enter the forward kernel: by default it has none. Params_ is ForwardParams, or derived from it where
-/// a policy needs more; Score_ see ProductScore, Weights_ see AllWeights, Epilogue_ see FinalRows, KvSource_ see
+/// Entry points of features into the forward kernel: by default it has none. Params_ is ForwardParams, or derived from
+/// it if a policy needs more; Score_ see ProductScore, Weights_ see AllWeights, Epilogue_ see FinalRows, KvSource_ see
 /// TensorMapKv.
 template <typename Params_ = ForwardParams, typename Score_ = cuda::ProductScore, typename Weights_ = cuda::AllWeights,
           typename Epilogue_ = FinalRows, typename KvSource_ = TensorMapKv>
@@ -33,7 +33,7 @@ struct ForwardPolicies {
 
 /// Named barriers, each one of as many as there are consumer warpgroups.
 enum NamedBarrier : int {
-  kWarpgroupBarrier = 1,  ///< of a warpgroup's own threads
+  kWarpgroupBarrier = 1,  ///< joins a warpgroup's own threads
   kTurnBarrier = 8,       ///< a warpgroup's turn to issue products, given by the one before
 };
 
@@ -61,8 +61,8 @@ struct ForwardTraits {
   static constexpr int kRows = kTile.rows();
   static constexpr int kKeys = kTile.keys;
   static constexpr int kQBuffers = kTile.q_buffers;
-  /// Whether the output leaves through the buffer of Q that the work tile came in; a single one is better free for the
-  /// next work tile's rows.
+  /// Stores the output through the buffer of Q that the work tile came in. A single buffer is better left to the next
+  /// work tile's rows.
   static constexpr bool kOutputThroughQ = kQBuffers > 1;
   static_assert(!kOutputThroughQ || kVDim <= kQkDim, "the output has to fit Q's buffer");
   static constexpr int kStages = kTile.k_tiles, kKParts = kTile.k_parts;
@@ -74,12 +74,12 @@ struct ForwardTraits {
   static constexpr int kOverlapFrom = kTile.overlap_from;
   static constexpr bool kTurns = kTile.turns;
   static constexpr bool kDrawsLate = kTile.draws_late();
-  /// Whether every consumer lane reads a tile's code, and arrives at k_empty for it, or one of a warp does: it takes
-  /// longer to pass on what one has read, and the tile's first product waits for it. With an epilogue of more than rows
-  /// ptxas finds no register for the former.
+  /// Makes every consumer lane read a tile's code, and arrive at k_empty for it, instead of one lane a warp: passing
+  /// the code on takes longer, and the tile's first product waits for it. With an epilogue of more than rows ptxas
+  /// finds no register for that.
   static constexpr bool kAllLanesRead = std::is_same_v<Epilogue, FinalRows>;
-  /// Whether K of a tile is loaded before V of the one before. With P V under the next softmax a slot of V is free
-  /// later than one of K, and K, which is needed first, would wait for it.
+  /// Loads K of a tile before V of the previous tile. With P V under the next softmax a slot of V is free later than
+  /// one of K, and K, which is needed first, would wait for it.
   static constexpr bool kKeysAhead = kOverlapFrom > 0 && kVSlots < 2 * kVParts;
   static_assert(!kKeysAhead || kStages > 1, "K of two tiles has to fit");
   static constexpr int kMaskSlots = kTile.mask_slots;
@@ -97,24 +97,24 @@ struct ForwardTraits {
   static constexpr uint32_t kKPartBytes = kKeys * kBlocksOfKPart * kBlockRowBytes;
   static constexpr uint32_t kVPartBytes = kKeysOfVPart * kVBlocks * kBlockRowBytes;
 
-  /// What a consumer thread holds of its warpgroup's 64 rows: S, which becomes P, and O.
+  /// Registers of a consumer thread for its warpgroup's 64 rows: S, which becomes P, and O.
   using Scores = cuda::Accumulators<64, kKeys>;
   using Outputs = cuda::Accumulators<64, kVDim>;
   /// P of one half of the tile's keys, as an operand.
   using HalfProbabilities = cuda::PackedFragments<kKeys / 2>;
 };
 
-/// What the producer tells the other roles about a work tile: `tiles` live key blocks, or kEnd.
+/// The producer's announcement of a work tile: `tiles` live key blocks, or kEnd.
 struct WorkTile {
   static constexpr int32_t kEnd = -1;
   int32_t row, head, batch, tiles;
 };
 
-/// What the producer tells the other roles about a tile: the key block, and the class of each warpgroup's granule. A
-/// warpgroup's partial granules carry their number, modulo 4, so that only the producer counts them.
+/// The producer's announcement of a tile: the key block, and the class of each warpgroup's granule. A warpgroup's
+/// partial granules carry their number, modulo 4, so that only the producer counts them.
 struct Tile {
-  static constexpr uint32_t kBits = 3, kFull = 1, kPartial = 4;  ///< of a class; 0 is empty
-  static constexpr uint32_t kFirstBits = 0b001001001;            ///< of all classes
+  static constexpr uint32_t kBits = 3, kFull = 1, kPartial = 4;  ///< in a class; 0 is empty
+  static constexpr uint32_t kFirstBits = 0b001001001;            ///< the first bit of each class
   uint32_t code;
   __device__ __forceinline__ static Tile make(int32_t key_block, uint32_t classes) {
     return {static_cast<uint32_t>(key_block) << 3 * kBits | classes};
@@ -123,32 +123,32 @@ struct Tile {
   __device__ __forceinline__ uint32_t row_class(int warpgroup) const { return code >> (kBits * warpgroup) & 7; }
   __device__ __forceinline__ bool is_live(int warpgroup) const { return row_class(warpgroup) != 0; }
   __device__ __forceinline__ bool is_partial(int warpgroup) const { return row_class(warpgroup) & kPartial; }
-  /// Of a partial granule: its number, modulo 4.
+  /// A partial granule's number, modulo 4.
   __device__ __forceinline__ uint32_t number(int warpgroup) const { return row_class(warpgroup) & 3; }
 };
 
 template <typename Traits>
 struct SharedStorage {
   using Element = typename Traits::Element;
-  // Where there is room Q is double-buffered: the next work tile's rows load while this one's are in use, and the
-  // output leaves through the rows' own buffer (kOutputThroughQ).
+  // Q is double-buffered if there is room: the next work tile's rows load while this one's are in use, and the output
+  // leaves through the rows' own buffer (kOutputThroughQ).
   alignas(1024) Element q[Traits::kQBuffers][Traits::kRows * Traits::kQkBlocks * 64];
   alignas(1024) Element k[Traits::kStages][Traits::kKeys * Traits::kQkBlocks * 64];
   alignas(1024) Element v[Traits::kVSlots][Traits::kKeysOfVPart * Traits::kVBlocks * 64];
   uint64_t q_full[Traits::kQBuffers], q_empty[Traits::kQBuffers];
   uint64_t k_full[Traits::kStages][Traits::kKParts], k_empty[Traits::kStages][Traits::kKParts];
   uint64_t v_full[Traits::kVSlots], v_empty[Traits::kVSlots];
-  /// Of each warpgroup's buffers for mask bits, for the parts of a granule that go through one.
+  /// Barriers of each warpgroup's buffers for mask bits, one for each part of a granule that goes through a buffer.
   uint64_t mask_full[Traits::kConsumers][Traits::kMaskSlots][Traits::kMaskParts];
   uint64_t mask_empty[Traits::kConsumers][Traits::kMaskSlots][Traits::kMaskParts];
   cuda::MaskBits<Traits::kMaskRows> mask_bits[Traits::kConsumers][Traits::kMaskSlots];
   WorkTile work[Traits::kQBuffers];
-  int64_t mask_offset[Traits::kQBuffers];  ///< of the work tiles' masks: elements of the column vectors, bytes of a
-                                           ///< dense mask
+  int64_t mask_offset[Traits::kQBuffers];  ///< to the work tiles' masks: in elements of the column vectors, in bytes of
+                                           ///< a dense mask
   Tile tile[Traits::kStages];
 };
 
-/// Where a part of V of a tile lies, the tile being the producer's `tile`-th.
+/// Slot of a part of V of the producer's `tile`-th tile.
 template <typename Traits>
 __device__ __forceinline__ ptx::RingPosition<Traits::kVSlots> ring_of_values(uint32_t tile, int part) {
   return {tile * Traits::kVParts + part};
