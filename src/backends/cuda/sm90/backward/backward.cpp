@@ -92,7 +92,7 @@ std::string id_of_rows(DataType dtype, const BackwardTile& tile, Unit unit, cons
 }
 constexpr const char *kPreprocess = ".preprocess", *kConvertDq = ".convert_dq", *kReduceDkv = ".reduce_dkv";
 
-/// What the call asks of the kernel over tiles. A sink's weight is in lse, and rows in fp32 are other kernels' work.
+/// The variant that the call needs of the kernel over tiles. A sink's weight is in lse; other kernels handle fp32 rows.
 cuda::Variant asked_variant(const Problem& p, bool has_float_keys) {
   cuda::Variant asked = cuda::asked_variant(p);
   asked.sink = asked.partial = false;
@@ -100,8 +100,8 @@ cuda::Variant asked_variant(const Problem& p, bool has_float_keys) {
   return asked;
 }
 
-/// Whether there are kernels of a tile that take the call. The rows' kernels of partial results fold terms into scores
-/// that have to be products.
+/// Predicate: does a tile have kernels that take the call? The row kernels of partial results fold terms into scores,
+/// which have to be plain products.
 auto takes(const Problem& p) {
   const bool has_rows = !p.features.partial_out || (p.features.softcap == 0 && p.features.dropout.p == 0);
   return [&table = table_of(p.dtype), asked = asked_variant(p, false), has_rows](const BackwardTile& tile) {
@@ -109,7 +109,7 @@ auto takes(const Problem& p) {
   };
 }
 
-/// How many tiles a call has, of a head and in all; key_blocks: what the plan has of a head.
+/// A call's number of tiles, per head and in all; key_blocks: the plan's key blocks per head.
 struct TileCounts {
   int64_t rows, key_blocks, keys, all_rows, all_keys;
 
@@ -121,7 +121,7 @@ struct TileCounts {
         all_keys(p.batch * p.heads_kv * keys) {}
 };
 
-/// Where everything lies in the workspace.
+/// Offsets into the workspace.
 struct Layout {
   int64_t biases = 0, sums = 0, key_parts = 0, progress = 0, next = 0, magnitudes = 0, bytes = 0;
 
@@ -163,16 +163,16 @@ struct BackwardCall {
         kernel(table_of(p.dtype).find(tile, asked_variant(p, has_float_keys()))),
         layout(tile, tiles, splits, has_key_parts(), cuda::magnitude_blocks(p)) {}
 
-  /// Work tiles that share a key head's query heads leave parts of dk and dv, in fp32, that are added up last.
+  /// True if work tiles share a key head's query heads: they leave fp32 parts of dk and dv, which are added up last.
   bool has_key_parts() const { return work_tiles > 0 && splits > 1; }
-  /// Work tiles leave fp32: parts, or dk and dv themselves.
+  /// True if work tiles write fp32: parts, or dk and dv themselves.
   bool has_float_keys() const { return has_key_parts() || (work_tiles > 0 && is_partial); }
-  /// out and dq are in fp32, too.
+  /// True if out and dq are in fp32, too.
   static bool has_float_rows(const Problem& p) { return p.dq.dtype == DataType::kFloat32; }
   /// The units of the kernels over rows, and over the parts of dk and dv.
   Unit unit_of_rows(const Problem& p) const { return has_float_rows(p) ? kPartial : kernel->row->unit; }
   Unit unit_of_keys() const { return is_partial ? kPartial : kernel->row->unit; }
-  /// A single key tile gives dq itself, in the tensors' type, unless that is a sum of integers.
+  /// True if convert_dq runs: a single key tile writes dq itself, in the tensors' type, unless dq is a sum of integers.
   bool converts(const Problem& p) const {
     return tiles.keys > 1 || (tiles.keys == 1 && (has_float_rows(p) || cuda::magnitude_blocks(p) > 0));
   }
@@ -189,7 +189,7 @@ T* at(std::byte* workspace, int64_t offset) {
 }
 
 Rows rows_of(const TensorView& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2]}; }
-/// Of lse or dlse, [batch, heads, rows].
+/// Rows of lse or dlse, [batch, heads, rows].
 Rows rows_of_vector(const TensorView& t) { return {t.data, t.stride[0], t.stride[2], t.stride[1]}; }
 
 /// A dense mask has no plan: all tiles are live, and there are no bits that say so.
@@ -204,8 +204,8 @@ PlanBits plan_bits(const Problem& p, const BackwardCall& call) {
   return p.dense.defined() ? bits_of_dense_mask(call) : cuda::key_plan_bits(p);
 }
 
-/// softmax_scale as the scores take it. A row's bias is divided by it, so it is not 0: with the least that it may be,
-/// all scores are as good as 0, too.
+/// softmax_scale for the scores: kept above 0, as a row's bias is divided by it. With the least value all scores are as
+/// good as 0, too.
 float score_scale(const Problem& p) {
   constexpr float kLeast = 1e-30f;
   const auto scale = static_cast<float>(p.softmax_scale);
@@ -277,7 +277,7 @@ FeaturedBackwardParams make_params(const Problem& p, const BackwardCall& call, c
   const int64_t head_groups = p.heads_kv * call.splits;
   constexpr float kLog2E = 1.44269504f;
   FeaturedBackwardParams params{};
-  // Without rows nothing of them is loaded, but the maps have to be valid.
+  // Without rows nothing is loaded through their maps, but the maps have to be valid.
   params.q = tensor_map(p.seqlen_q > 0 ? p.q : p.k, of_qk, tile.rows, qk_box, "q");
   params.dout = tensor_map(p.seqlen_q > 0 ? p.dout : p.v, of_v, tile.rows, v_box, "dout");
   params.k = tensor_map(p.k, of_qk, tile.keys(), qk_box, "k");

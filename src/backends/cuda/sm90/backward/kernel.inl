@@ -28,15 +28,15 @@
 //   k_full       producer 1, and the bytes of K             consumers            K of a new work tile there
 //   kv_empty     each consumer warp 1                       producer             K and V may be overwritten
 //   kScores..    128 threads of the other warpgroup         a warpgroup's 128    dS of both warpgroups there
-//   kStaging..   the same, where kAlternate and not kSplit  a warpgroup's 128    the other one's last dq is stored
+//   kStaging..   as kScores.., if kAlternate, not kSplit    a warpgroup's 128    the other one's last dq is stored
 // clang-format on
 //
 // Phases: barriers of stages are waited for with RingPosition::phase(), `empty` ones and scores_full with its
 // complement. But mask_full counts a stage's partial tiles, dq_full its tiles that are not alone, dq_empty those of all
 // stages, ds_empty all tiles, k_full and kv_empty the work tiles that have tiles; each role keeps their parities itself
 // (the consumers in phases_). A tile of kNothing takes part in all barriers of its stage but those of masks, dS and dq.
-// kEnd is announced once for each stage, as each has a store warp of its own; the consumers take note of the first, and
-// where dO has one stage they release it, for which the second waits.
+// kEnd is announced once for each stage, as each has a store warp of its own; the consumers act on the first, and if
+// dO has one stage they release it, for which the second waits.
 //
 // A wide kernel has no dq_full, dq_empty, ds_empty and kStaging. Its warps 2 and 3 are store warps, one for each
 // consumer; where dq leaves from registers there are none. Its contract differs in this:

@@ -14,7 +14,7 @@ namespace flashmask::sm90::bwd {
 
 using PlanBits = cuda::KeyPlanBits;
 
-/// A tensor with a place for every (batch entry, row, head). Strides in elements.
+/// A tensor indexed by (batch entry, row, head). Strides in elements.
 struct Rows {
   void* data;  ///< null: absent
   int64_t batch_stride, row_stride, head_stride;
@@ -34,7 +34,7 @@ struct KeyRows {
   Rows dk, dv;
   Columns dk_columns, dv_columns;
 };
-/// Where dk and dv go: for TMA, or, for stores of fp32 from registers, as rows.
+/// Destinations of dk and dv: maps for TMA, or rows for fp32 stores from registers.
 union KeyGradientPlaces {
   KeyMaps maps;
   KeyRows rows;
@@ -47,21 +47,21 @@ struct Progress {
   static constexpr uint32_t kAlone = 1;           ///< the word of a query tile that only one key tile sees
 };
 
-/// dq, and the sums, of floats or integers, it is converted from where more than one key tile contributes: for every
-/// query tile of (batch entry, query head) the consumer warps' fragments one after the other (see DqBlocks), so that a
+/// dq, and the sums of floats or integers that it is converted from if more than one key tile contributes. For every
+/// query tile of (batch entry, query head) the consumer warps' fragments follow each other (see DqBlocks), so that a
 /// tile is contiguous.
 struct DqSums {
   Rows out;
   float* sums;
-  uint32_t* progress;  ///< of each query tile
+  uint32_t* progress;  ///< one word per query tile, see Progress
   bool fixed_point;    ///< deterministic mode: the sums are integers, see RowBias::pair
 };
 
-/// What is added to a query row's scores: S = K Q^T - lse / scale and dP = V dout^T - delta, delta = dout . out - dlse.
-/// Eight bfloat16, of which the first three add up to -lse / scale, the next three to -delta. As rows of an operand
-/// they are added by the tensor cores; if every thread read them as floats for its scores, shared memory would be busy
-/// for longer. The last two, which any finite number may fill, are 0, or, where dq is summed up in integers, the row's
-/// scale: a power of two, whose bits as a float are those of a bfloat16 and a 0.
+/// Terms added to a query row's scores: S = K Q^T - lse / scale and dP = V dout^T - delta, delta = dout . out - dlse.
+/// Eight bfloat16: the first three add up to -lse / scale, the next three to -delta. As rows of an operand they are
+/// added by the tensor cores; if every thread read them as floats for its scores, shared memory would be busy for
+/// longer. The last two may hold any finite number: 0 or, if dq is summed up in integers, the row's scale, a power of
+/// two whose bits as a float are a bfloat16's and a 0.
 struct alignas(16) RowBias {
   static constexpr int kScalePair = 3;
   static constexpr uint32_t kNotFinite = 0x3f80;  ///< with the scale: something of the row's dq was not finite
@@ -71,28 +71,29 @@ struct alignas(16) RowBias {
 struct BackwardParams {
   CUtensorMap q, k, v, dout, dq;
   KeyGradientPlaces keys;
-  RowBias* biases;  ///< [batch * heads_q, row_tiles * tile rows]; past the last row as where a row sees nothing
+  RowBias* biases;  ///< [batch * heads_q, row_tiles * tile rows]; past the last row as for a row that sees nothing
   DqSums dq_sums;
   int32_t seqlen_q, seqlen_k, row_tiles;
-  /// Query heads that one work tile runs through: all of a key head's, or, where that leaves too few work tiles, one of
-  /// its `splits` equal parts. Head groups are numbered through the key heads; without splits they are the key heads.
+  /// Query heads that one work tile runs through: all of a key head's, or one of its `splits` equal parts if there
+  /// would be too few work tiles. Head groups are numbered through the key heads; without splits they are the key
+  /// heads.
   uint32_t heads_q, head_groups, query_heads_per_group, splits;
-  /// Head index (batch entry x head group) from which key tiles come in the plan's order; those before are followed by
-  /// another L2 group, so that a long tile is not left over at their end, and come in the order of keys: tiles that run
-  /// at once share the rows of few documents.
+  /// Head index (batch entry x head group) from which key tiles come in the plan's order. Earlier heads' key tiles come
+  /// in the order of keys, so that tiles that run at once share the rows of few documents; another L2 group follows
+  /// them, so that no long tile is left over at their end.
   uint32_t first_sorted;
   /// With splits: dk, dv of every work tile, [batch, head_groups, key_tiles, 2], see KeyFragments; otherwise null.
   float* key_parts;
   float softmax_scale;
-  float scale_log2;  ///< log2(e) * softmax_scale, not 0, see score_scale, or with a softcap that
+  float scale_log2;  ///< log2(e) * softmax_scale, not 0, see score_scale; with a softcap log2(e) * softcap
   PlanBits plan;
   cuda::MaskColumns mask;
   cuda::DenseMask dense;
-  cuda::Schedule schedule;       ///< of head groups' key tiles, in the order of keys but from first_sorted on
+  cuda::Schedule schedule;       ///< head groups' key tiles, in the order of keys up to first_sorted
   unsigned long long* executed;  ///< counter of executed tiles; may be null
 };
 
-/// Of the kernels of features, positions among them.
+/// Parameters of the kernels with features, including positions.
 struct FeaturedBackwardParams : BackwardParams {
   cuda::FeatureParams features;
 };

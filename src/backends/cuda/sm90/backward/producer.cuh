@@ -100,7 +100,7 @@ class Producer {
       load_tiles(first + lane, __shfl_sync(0xffffffff, own_live, lane), full, alone);
     }
   }
-  /// The same where registers are scarce: a word is read again where a lane would have to keep it.
+  /// run_words when registers are scarce: words are read again instead of being kept in a lane.
   __device__ __forceinline__ void run_words_anew(int32_t first) {
     const uint32_t own_live = bits_anew(first + static_cast<int32_t>(ptx::lane_anew())).live;
     for (uint32_t words = __ballot_sync(0xffffffff, own_live != 0); words; words &= words - 1) {
@@ -111,10 +111,10 @@ class Producer {
     }
   }
 
-  /// Whether there may be a tile that is alone, see Tile::kAlone.
+  /// True if a tile may be alone, see Tile::kAlone.
   static constexpr bool kMayBeAlone = kOfBlock == 1 && Traits::kDqSum != DqSum::kIntegers;
-  /// The Progress of the row tiles that a word of the plan's bits speaks of, one for each lane. Store warps change
-  /// those of tiles that are not alone; any value read of these will do.
+  /// The Progress of the row tiles in a word of the plan's bits, one for each lane. Store warps change it for tiles
+  /// that are not alone; any value read for these will do.
   __device__ __forceinline__ uint32_t progress_of_word(int32_t word) const {
     if constexpr (kMayBeAlone) {
       constexpr uint32_t kTiles = 32 / Traits::kGranules;
@@ -124,7 +124,7 @@ class Producer {
     }
     return 0;
   }
-  /// Likewise of the first of `words`, a bit for each word from `first` on, if there is one.
+  /// progress_of_word for the first of `words`, a bit for each word from `first` on; 0 if there is none.
   __device__ __forceinline__ uint32_t progress_of_first(int32_t first, uint32_t words) const {
     return words ? progress_of_word(first + __ffs(words) - 1) : 0;
   }
@@ -133,7 +133,7 @@ class Producer {
     if constexpr (!kMayBeAlone) return 0;
     return __ballot_sync(0xffffffff, own_progress == Progress::kAlone);
   }
-  /// Of the current head's rows, the tile's number in [batch, heads_q, row_tiles].
+  /// Number in [batch, heads_q, row_tiles] of a row tile of the current head.
   __device__ __forceinline__ uint32_t row_tile_index(uint32_t row_tile) const {
     return (tile_.query.batch * p_.heads_q + tile_.query.head) * p_.row_tiles + row_tile;
   }
@@ -144,7 +144,7 @@ class Producer {
   __device__ __forceinline__ TileBits bits_anew(int32_t word) const {
     if (p_.dense.given) return {low_bits(p_.row_tiles * Traits::kGranules - word * 32), 0};
     if (word >= p_.plan.words_per_key) return {};
-    // What is divided here is not kept either.
+    // Opaque, so that quotients are not kept either.
     const uint32_t mask = cuda::mask_index(p_.plan, ptx::opaque(tile_.query.batch), ptx::opaque(tile_.query.head)),
                    block = ptx::opaque(static_cast<uint32_t>(tile_.key_tile)) / kOfBlock;
     const int64_t column = static_cast<int64_t>(mask) * (p_.schedule.tiles / kOfBlock) + block,

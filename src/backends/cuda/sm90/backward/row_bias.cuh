@@ -46,14 +46,13 @@ __device__ __forceinline__ float gradient_bias(const RowBias& bias) {
          __uint_as_float(bias.pair[2] & kHigh);
 }
 
-/// What a row's biases are where kTermsLast: two floats, -lse log2(e), added to scores in units of P's exponent, and
-/// -delta.
+/// A row's biases with kTermsLast: two floats, -lse log2(e), added to scores in units of P's exponent, and -delta.
 __device__ __forceinline__ RowBias row_terms(float lse, float delta) {
   constexpr float kLog2E = 1.44269504f;
   const bool sees = lse != -INFINITY;
   return {{__float_as_uint(sees ? -lse * kLog2E : -INFINITY), __float_as_uint(sees ? -delta : 0.f), 0, 0}};
 }
-/// One of them alone, as registers would not hold both from one use to the other.
+/// One of a row's terms; registers would not hold both from one use to the other.
 template <Bias kTerm>
 __device__ __forceinline__ float term_of(const RowBias& row) {
   return __uint_as_float(row.pair[static_cast<uint32_t>(kTerm)]);
@@ -93,7 +92,7 @@ class BiasStep {
   uint32_t biases_;
 };
 
-/// Where the biases are no step of a product.
+/// Stands for BiasStep if the biases are no step of a product.
 struct NoBiasStep {
   template <int kValues>
   __device__ __forceinline__ void issue(float (&)[kValues]) const {}

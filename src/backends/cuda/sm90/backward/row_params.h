@@ -38,8 +38,8 @@ struct SinkGradientParams {
   void* dsink;  ///< [heads], of sink's dtype
   int64_t dsink_stride;
   Rows lse;
-  const RowBias* biases;  ///< as preprocess has written them
-  bool are_terms;         ///< whether they are row_terms
+  const RowBias* biases;  ///< as written by preprocess
+  bool are_terms;         ///< biases are row_terms
   int64_t rows_of_head;   ///< biases of a (batch entry, query head)
   int64_t batch;
   int32_t seqlen_q;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What runs before and after the kernel over the key tiles.
+// Kernels before and after the kernel over the key tiles.
 
 #include <cstdint>
 #include <type_traits>
@@ -68,8 +68,8 @@ __device__ __forceinline__ void clear_dq(const RowParams& p, const RowTilePlace&
   }
 }
 
-/// Whether a query tile's sums begin as zeros, and all of its `parts` are added: those that consumers add themselves;
-/// and a single one where dq is in fp32, as the consumers would store that in the tensors' type.
+/// True if a query tile's sums begin as zeros and all of its `parts` are added: if consumers add them themselves, or if
+/// a single part makes dq in fp32, which the consumers would store in the tensors' type.
 template <typename Traits, typename Result>
 __device__ __forceinline__ bool begins_as_zeros(uint32_t parts) {
   if constexpr (Traits::kDqFromRegisters) return parts != 0;
@@ -89,8 +89,8 @@ __device__ __forceinline__ void clear_sums(const RowParams& p, const RowTilePlac
   for (int at = 0; at < kFloats / 4; at += kRowThreads) sums[at] = {};
 }
 
-/// Fills the rows' biases and the state of dq's sums, zeroes dq where no key tile contributes, and clears the counter
-/// of work tiles. out and dq are of type Result.
+/// Fills the rows' biases and the state of dq's sums, zeroes dq where no key tile contributes, and clears the work tile
+/// counter. out and dq are of type Result.
 template <typename Traits, typename Result = typename Traits::Element>
 __device__ __forceinline__ void preprocess(const RowParams& p) {
   using Share = RowShare<Traits::kRows, Traits::kVDim>;
@@ -316,8 +316,8 @@ __device__ __forceinline__ void reduce_keys(const KeyParams& p, const float* par
   }
 }
 
-/// dk = softmax_scale * the sum of its parts, and dv without the factor, where a key head's query heads are split, or
-/// where they are to be of type float; always in the same order. A block does one of the two of a key tile.
+/// Sums the parts of dk, times softmax_scale, and of dv, in a fixed order, if a key head's query heads are split. dk
+/// and dv are of type Result. A block computes either dk or dv of a key tile.
 template <typename Traits, typename Result = typename Traits::Element>
 __device__ __forceinline__ void reduce_dkv(const KeyParams& p) {
   constexpr int kDkFloats = KeyFragments<Traits::kKeys, Traits::kQkDim>::kTileFloats,

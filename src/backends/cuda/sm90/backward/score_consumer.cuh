@@ -12,9 +12,8 @@
 
 namespace flashmask::sm90::bwd {
 
-/// What all consumers do alike, one warpgroup of them: they follow the announced tiles, and of those compute the scores
-/// of their 64 keys and Traits::kScoreRows rows, key-major, P = exp2(S scale log2(e)) and dS = P dP.
-/// Results leave through an Outgoing.
+/// Common base of the consumers, one warpgroup each: follows the announced tiles and computes the scores of its 64 keys
+/// and Traits::kScoreRows rows, key-major, P = exp2(S scale log2(e)) and dS = P dP. Results leave through an Outgoing.
 template <typename Traits, typename Outgoing>
 class ScoreConsumer {
  public:
@@ -39,11 +38,11 @@ class ScoreConsumer {
   using Score = typename Traits::Score;
   using Weights = typename Traits::Weights;
   using Swizzle = ptx::Swizzle128;
-  /// Whether the ones of BiasStep stay in registers, where there are enough. Left to itself, ptxas computes them in
-  /// every tile, and the tile's first product waits for them.
+  /// Keeps the ones of BiasStep in registers, if there are enough. Left to itself, ptxas computes them in every tile,
+  /// and the tile's first product waits for them.
   static constexpr bool kKeepsOnes = !kTermsLast<Traits> && !Traits::kTile.dq_from_registers;
-  /// A matrix in shared memory as an operand: see ptx::MatrixDescriptor. The variable part is added last and in units
-  /// of 16 bytes, so that it takes one instruction on the way to a tile's first product.
+  /// A matrix in shared memory as an operand: see ptx::MatrixDescriptor. The variable part is added last, in units of
+  /// 16 bytes, so that it takes one instruction on the way to a tile's first product.
   struct Operand {
     uint32_t low;
     __device__ __forceinline__ uint64_t at(uint32_t bytes) const {
@@ -66,8 +65,8 @@ class ScoreConsumer {
   /// The parity of dq_empty's phase that ends when the staging tiles are free.
   __device__ __forceinline__ uint32_t dq_phase() const { return ~phases_ >> kDq & 1; }
 
-  /// Waits for the next tile and returns its flags, which every lane reads for itself: that is faster than to pass them
-  /// on. The slot is not overwritten before all of them have arrived at scores_full.
+  /// Waits for the next tile and returns its flags. Every lane reads them for itself, which is faster than passing them
+  /// on; the slot is not overwritten before all lanes have arrived at scores_full.
   __device__ __forceinline__ uint32_t next_tile() {
     delay<Role::kConsumer>();
     ptx::wait(shared_.q_full[ring_.stage()], ring_.phase());
@@ -75,7 +74,7 @@ class ScoreConsumer {
   }
   __device__ __forceinline__ ptx::RingPosition<Traits::kDoutStages> dout_ring() const { return {ring_.count}; }
 
-  /// Releases the tile's Q and biases. Every lane does that where it has read biases after it arrived at scores_full.
+  /// Releases the tile's Q and biases. Every lane arrives itself if it has read biases after arriving at scores_full.
   __device__ __forceinline__ void release_rows() const {
     if constexpr (kMaySumIntegers<Traits>) {
       ptx::arrive(shared_.q_empty[ring_.stage()]);
@@ -93,7 +92,8 @@ class ScoreConsumer {
     ring_.advance();
     return next_tile();
   }
-  /// Where the end is announced more often than dout has stages, an announcement waits for the buffer of the first.
+  /// Releases the end's dO buffer if the end is announced more often than dO has stages: the next announcement waits
+  /// for it.
   __device__ __forceinline__ void pass_end() const {
     if constexpr (Traits::kDoutStages < Traits::kEndings) {
       ptx::wait(shared_.dout_full[dout_ring().stage()], dout_ring().phase());
@@ -130,8 +130,8 @@ class ScoreConsumer {
 
   // Scores and dP below are those of the warpgroup's rows, or of some of them from row kFirst on.
 
-  /// How the rows' biases at `biases` are added. Where registers are scarce, the ones for those of two products at a
-  /// time do not fit them.
+  /// Returns the step that adds the rows' biases at `biases`. Scarce registers do not hold the ones for the biases of
+  /// two products at a time.
   template <Bias kBias, int kRows>
   __device__ __forceinline__ auto bias_step(uint32_t biases) const {
     if constexpr (kTermsLast<Traits>) {
@@ -158,12 +158,12 @@ class ScoreConsumer {
     }
   }
 
-  // Where kTermsLast, what comes in place of the steps below, one part of a thread's scores after the other.
+  // With kTermsLast these replace the steps further below, one part of a thread's scores after the other.
 
-  /// Scores of a part: as many as there are registers for what each needs in between.
+  /// Scores of a part: as many as registers hold with each score's intermediate values.
   static constexpr int kPart = Traits::kOwnKeys && Weights::kMayDrop ? 8 : 16;
-  /// Of a thread's scores, those whose weights come under dP's product. For all of more than 16 there are no registers
-  /// beside S and dP.
+  /// Scores per thread whose weights are computed under dP's product. Beside S and dP there are no registers for all of
+  /// more than 16.
   static constexpr int kScores = Traits::kScoreRows / 2, kEarlyWeights = kScores <= 16 ? kScores : kPart == 8 ? 24 : 0;
 
   /// The features of most tiles, as constants: without branches between them, the compiler interleaves the steps of one
@@ -209,8 +209,8 @@ class ScoreConsumer {
     }
   }
 
-  /// Once S is there: of the early weights P as dV takes it, without what is dropped, and in place of S the factor of
-  /// dS that is not dP's, P times the derivative of the score by the product.
+  /// Once S is there, computes the early weights: P as dV takes it, without dropped weights, and in place of S the
+  /// factor of dS beside dP, P times the derivative of the score by the product.
   template <int kValues, typename Dropped>
   __device__ __forceinline__ void take_weights(float (&s)[kValues], bool partial, const Dropped& dropped,
                                                uint32_t (&p)[kValues / 8][4]) {
@@ -220,7 +220,7 @@ class ScoreConsumer {
       });
     }
   }
-  /// Once dP is there: dS, and P of the weights that were not early.
+  /// Once dP is there, computes dS, and P of the weights that were not early.
   template <int kValues, typename Dropped>
   __device__ __forceinline__ void take_score_gradients(float (&s)[kValues], float (&dp)[kValues], bool partial,
                                                        const Dropped& dropped, uint32_t (&p)[kValues / 8][4],
@@ -239,7 +239,7 @@ class ScoreConsumer {
   template <int kFirst, typename Features, typename Dropped>
   __device__ __forceinline__ void take_weights_of_part(const Features& features, const Score& score, float (&s)[kPart],
                                                        const Dropped& dropped, uint32_t (&p)[kPart / 8][4]) {
-    // Each by itself: after a loop over them the compiler leaves those of a tile of 128 rows in memory.
+    // Written out: after a loop over them the compiler leaves the ones of a tile of 128 rows in memory.
     float ones[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     auto& slopes = cuda::part_of<0, kPart>(ones);
     features.differentiate(score, s, slopes, [&](int i) { return place_of(2 * kFirst, i); });
@@ -266,7 +266,7 @@ class ScoreConsumer {
     if constexpr (kFirst + kPart < kValues)
       take_score_gradients<kFirst + kPart>(features, score, s, dp, dropped, p, ds);
   }
-  /// Where the i-th of the thread's scores from row `first` on lies: they are key-major.
+  /// Place of the thread's i-th score from row `first` on; scores are key-major.
   __device__ __forceinline__ cuda::Place place_of(int first, int i) const {
     const Tile& tile = shared_.tile[ring_.stage()];
     const int lane = static_cast<int>(lane_anew<Traits>());
@@ -274,12 +274,12 @@ class ScoreConsumer {
                 i % 2,
             tile.key_tile * Traits::kKeys + static_cast<int>(first_key() + warp_ * 16) + lane / 4 + i / 2 % 2 * 8};
   }
-  /// The rows' terms, of the thread's scores from kFirst on.
+  /// The row terms of the thread's scores from kFirst on.
   template <int kFirst>
   __device__ __forceinline__ const RowBias* terms() const {
     return shared_.biases[ring_.stage()] + first_row() + 2 * (kFirst + lane_anew<Traits>() % 4);
   }
-  /// `x` times `factor`, and the rows' terms.
+  /// Multiplies `x` by `factor`, and adds the rows' terms.
   template <Bias kTerm, int kValues>
   __device__ __forceinline__ void add_terms(const RowBias* rows, float (&x)[kValues], float factor) const {
 #pragma unroll
@@ -300,7 +300,7 @@ class ScoreConsumer {
     }
   }
 
-  /// Multiplies dv by what kept weights are multiplied by.
+  /// Multiplies dv by the scale of kept weights.
   template <int kValues>
   __device__ __forceinline__ void scale_kept(float (&dv)[kValues]) const {
     if constexpr (Weights::kMayDrop) {
@@ -309,8 +309,8 @@ class ScoreConsumer {
     }
   }
 
-  /// P = exp2(S scale log2(e)), 0 where hidden. The early exponentials stand in both branches, where the compiler has
-  /// to leave them, beside dP's product; the others it mixes with what follows that.
+  /// P = exp2(S scale log2(e)), 0 where hidden. The early exponentials stand in both branches, which keeps the compiler
+  /// from moving them away from dP's product; it mixes the others with the code after that product.
   template <int kFirst = 0, int kValues>
   __device__ __forceinline__ void take_probabilities(float (&s)[kValues], bool partial) {
     constexpr int kEarly = Traits::kEarlyScores;
@@ -395,8 +395,8 @@ class ScoreConsumer {
   Shared& shared_;
   const uint32_t warpgroup_;
   const Outgoing staging_;
-  const uint32_t base_;  ///< of shared memory, in units of 16 bytes
-  const uint32_t warp_;  ///< of the warpgroup
+  const uint32_t base_;  ///< shared memory's address, in units of 16 bytes
+  const uint32_t warp_;  ///< in the warpgroup
   ptx::RingPosition<Traits::kStages> ring_;
   uint32_t phases_ = 0;
   const uint32_t score_ones_, gradient_ones_;  ///< see bias_ones, where kKeepsOnes

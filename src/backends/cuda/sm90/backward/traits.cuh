@@ -15,8 +15,8 @@
 
 namespace flashmask::sm90::bwd {
 
-/// Where features enter the backward kernel: by default it has none. Params_ is BackwardParams, or derived from it
-/// where a policy needs more; Score_ see ProductScore, Weights_ see AllWeights, KvSource_ see TensorMapKv.
+/// Entry points of features into the backward kernel: by default it has none. Params_ is BackwardParams, or derived
+/// from it if a policy needs more; Score_ see ProductScore, Weights_ see AllWeights, KvSource_ see TensorMapKv.
 template <typename Params_ = BackwardParams, typename Score_ = cuda::ProductScore, typename Weights_ = cuda::AllWeights,
           typename KvSource_ = TensorMapKv, DqSum sum = DqSum::kEither>
 struct BackwardPolicies {
@@ -34,7 +34,7 @@ using PoliciesOf =
     BackwardPolicies<std::conditional_t<variant.has_features(), FeaturedBackwardParams, BackwardParams>,
                      cuda::ScoreOf<Element, variant>, cuda::WeightsOf<variant>, TensorMapKv, variant.sum>;
 
-/// A variant with what the kernels before and after a unit's have to know: whether rows' terms are folded.
+/// A variant of the unit, for the kernels before and after the unit's: it tells whether rows' terms are folded.
 constexpr cuda::Variant variant_of_unit(Unit unit) {
   for (const VariantRow& row : kBackwardVariants) {
     if (row.unit == unit) return row.variant;
@@ -42,16 +42,17 @@ constexpr cuda::Variant variant_of_unit(Unit unit) {
   return {};
 }
 
-/// Whether the call sums dq up in integers, and whether this kernel might.
+/// True if the call sums dq up in integers.
 template <typename Traits>
 __device__ __forceinline__ bool sums_integers(const BackwardParams& p) {
   return Traits::kDqSum == DqSum::kEither ? p.dq_sums.fixed_point : Traits::kDqSum == DqSum::kIntegers;
 }
+/// True if a call of this kernel may do so.
 template <typename Traits>
 inline constexpr bool kMaySumIntegers = Traits::kDqSum != DqSum::kFloats;
 
-/// Whether S and dP are the products alone, and row_terms are added to what is made of them: where scores are more than
-/// the products, or weights are dropped.
+/// Leaves S and dP as plain products, and adds row_terms after the features have transformed them. For kernels whose
+/// scores are more than the products, or whose weights are dropped.
 template <typename Traits>
 inline constexpr bool kTermsLast = !Traits::Score::kFoldsLse;
 
@@ -89,7 +90,7 @@ struct BackwardTraits {
                 "two halves of 32 rows each; the consumers differ in how they compute dQ");
   static_assert(registers_fit(kTile.helper_registers, kTile.consumer_registers, kTile.consumers));
   static constexpr int kQkDim = kHeadDim_, kVDim = kHeadDimV_;
-  /// Columns of Q, K and dq, and of V and dO, in shared memory: whole blocks, of which TMA fills the rest with zeros.
+  /// Columns of Q, K and dq, and of V and dO, in shared memory: whole blocks, which TMA pads with zeros.
   static constexpr int kQkColumns = kWholeBlocks<kQkDim>, kVColumns = kWholeBlocks<kVDim>;
   static constexpr bool kOneCopy = kTile.one_copy;
   static constexpr int kConsumers = kConsumers_;
@@ -110,7 +111,7 @@ struct BackwardTraits {
   static constexpr int kConsumerWarps = 4 * kConsumers;
   static constexpr bool kAlternate = kTile.alternate;
   static constexpr bool kOneCode = kTile.one_code;
-  /// Of a thread's scores, those whose exponentials come before dP is waited for.
+  /// Scores per thread that are exponentiated before waiting for dP.
   static constexpr int kEarlyScores = kTile.halves ? kRows / 8 : kRows / 4;
   static constexpr int kHelperRegisters = kTile.helper_registers, kConsumerRegisters = kTile.consumer_registers;
 
@@ -121,7 +122,7 @@ struct BackwardTraits {
   static constexpr uint32_t kBiasBytes = kRows * sizeof(RowBias);
   static constexpr int kStagingFloats = 16 * kQkColumns / 2 > 16 * 64 ? 16 * kQkColumns / 2 : 16 * 64;
 
-  /// What a consumer thread holds of its warpgroup's 64 keys: S and dP, with the tile's rows as columns, and dK and dV.
+  /// Registers of a consumer thread for its warpgroup's 64 keys: S and dP, with the tile's rows as columns, dK and dV.
   using Scores = cuda::Accumulators<64, kRows>;
   using KeyGradients = cuda::Accumulators<64, kQkDim>;
   using ValueGradients = cuda::Accumulators<64, kVDim>;
@@ -129,18 +130,19 @@ struct BackwardTraits {
   using PackedScores = cuda::PackedFragments<kRows>;
 };
 
-/// Whether dP comes in halves, and registers are scarce.
+/// True for kernels that compute dP in halves, as registers are scarce.
 template <typename Traits>
 inline constexpr bool kHalves = Traits::kTile.halves;
 
-/// The lane, for what few tiles need: where registers are scarce, what follows from it is not kept in them.
+/// Lane id, re-read from the special register when registers are scarce, so that values derived from it are not kept
+/// live.
 template <typename Traits>
 __device__ __forceinline__ uint32_t lane_anew() {
   return kHalves<Traits> || kTermsLast<Traits> ? ptx::lane_anew() : ptx::lane();
 }
 
 /// A tile's dq as it lies in the consumers' warps, in the staging tiles and in the sums: blocks of 64 rows and
-/// kBlockColumns columns, those of the same columns one after the other. A block's four warps' 16 rows follow each
+/// kBlockColumns columns; blocks with the same columns follow each other. A block's four warps' 16 rows follow each
 /// other; in them, lane l's float4 number e is at e * 32 + l: rows l / 4 and l / 4 + 8, columns 8e + 2(l % 4) + {0, 1}.
 template <typename Traits>
 struct DqBlocks {
@@ -177,12 +179,12 @@ struct QueryTile {
   }
 };
 
-/// What the producer tells the other roles about a tile, or about the end of a work tile or of all of them.
+/// The producer's announcement of a tile, or of the end of a work tile or of all work tiles.
 struct Tile {
   enum Flag : uint32_t {
     kPartial = 1,  ///< some elements are hidden
-    kFirst = 2,    ///< of its work tile
-    kAlone = 4,    ///< no other key tile contributes to the query tile's dq, nor is that a sum of integers
+    kFirst = 2,    ///< its work tile's first
+    kAlone = 4,    ///< no other key tile contributes to the query tile's dq, which is no sum of integers
     kNothing = 8,  ///< the work tile has no tiles
     kEnd = 16,     ///< there are no more work tiles
   };
@@ -219,8 +221,8 @@ struct ColumnBounds {
   int32_t begin[2][kKeys], end[2][kKeys];
 };
 
-/// What else there is where dP comes in halves: dS has one stage, and ones for the scores' biases take no registers.
-/// Of the ones' 64 rows, a product's operand, memory has eight; as sanitizers count all of them, others follow.
+/// Extra storage when dP is computed in halves: dS has one stage, and the ones for the scores' biases take no
+/// registers. `ones`: memory holds 8 of the operand's 64 rows; sanitizers count all 64, so other storage follows.
 struct HalvesStorage {
   ScoreOnes ones;
   uint64_t ds_empty;
@@ -234,16 +236,16 @@ struct SharedStorage {
   alignas(1024) Element v[Traits::kKeys * Traits::kVColumns];
   alignas(1024) Element q[Traits::kStages][Traits::kRows * Traits::kQkColumns];
   alignas(1024) Element dout[Traits::kDoutStages][Traits::kRows * Traits::kVColumns];
-  /// dS, [rows, keys] as rows of 64 keys of each warpgroup; twice, so that one barrier of the consumers a tile is
-  /// enough, or, where there is no room for that, once.
+  /// dS, [rows, keys] as rows of 64 keys of each warpgroup; two stages, so that one barrier of the consumers a tile is
+  /// enough, or one stage if there is no room.
   alignas(1024) Element ds[Traits::kDsStages][Traits::kRows * Traits::kKeys];
-  /// Staging tiles, one of each consumer warp, for a work tile's dk and dv on their way out; and for a tile's dq, which
-  /// has them to itself meanwhile.
+  /// Staging tiles, one of each consumer warp: for a work tile's dk and dv on their way out, and until then for a
+  /// tile's dq.
   alignas(1024) float staging[Traits::kConsumerWarps][Traits::kStagingFloats];
   [[no_unique_address]] std::conditional_t<kHalves<Traits>, HalvesStorage, NoStorage> halves;
   alignas(128) RowBias biases[Traits::kStages][Traits::kRows];
   ColumnBits<Traits::kRows> mask_bits[Traits::kStages][Traits::kKeys];
-  ColumnBounds<Traits::kKeys> bounds;  ///< of the current work tile; the mask warp's own
+  ColumnBounds<Traits::kKeys> bounds;  ///< the current work tile's; used by the mask warp alone
   Tile tile[Traits::kStages];
   uint64_t tile_full[Traits::kStages], mask_full[Traits::kStages];
   uint64_t scores_full[Traits::kStages];  ///< dS is written, and all consumer lanes have read the announcement

@@ -47,12 +47,12 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
   using ValueGradients = typename Traits::ValueGradients;
   using Blocks = typename Outgoing::Blocks;
   using OwnDq = typename Outgoing::OwnDq;
-  /// The tile before's dq in deterministic mode, see store_late, where there are registers for it. Kernels of either
-  /// mode would take them from tile to tile in both.
+  /// Keeps the previous tile's dq in deterministic mode, see store_late, if there are registers for it. Kernels for
+  /// both modes would spend them from tile to tile in either.
   static constexpr bool kLate = Traits::kDqSum == DqSum::kIntegers && !kHalves<Traits>;
   struct NoDq {};
   using LateDq = std::conditional_t<kLate, OwnDq, NoDq>;
-  /// Where dP comes in two halves of the rows.
+  /// Half of the rows, for dP in two halves.
   static constexpr int kHalfRows = Traits::kRows / 2;
   using HalfScores = cuda::Accumulators<64, kHalfRows>;
   using PackedHalf = cuda::PackedFragments<kHalfRows>;
@@ -238,14 +238,14 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
       staging_.store_dq(dq, flags, stage, dq_phase());
     }
   }
-  /// Otherwise registers would hold what has been handed over until there is another.
+  /// Ends the lifetime of `late`, which would otherwise stay in registers after it has been handed over.
   __device__ __forceinline__ static void forget([[maybe_unused]] LateDq& late) {
     if constexpr (kLate) {
 #pragma unroll
       for (auto& block : late) ptx::clear(block);
     }
   }
-  /// Hands over the tile before's dq as integers, if this warpgroup had one. To make them takes longer than dK's
+  /// Hands over the previous tile's dq as integers, if this warpgroup had one. Making them takes longer than dK's
   /// product, but not longer than S's.
   __device__ __forceinline__ void store_late([[maybe_unused]] LateDq& late) const {
     if constexpr (kLate) {
@@ -317,7 +317,7 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
 
   /// This warpgroup's blocks of dQ = dS K, see DqBlocks.
   __device__ __forceinline__ void issue_dq(OwnDq& dq) const {
-    constexpr uint32_t kColumnBlock = Swizzle::block(Traits::kKeys);  // of K
+    constexpr uint32_t kColumnBlock = Swizzle::block(Traits::kKeys);  // in K
     if constexpr (kHalves<Traits>) {
       if (warpgroup_ == 0) {
         issue_dq_columns<0>(dq[0]);
@@ -346,7 +346,7 @@ class Consumer : ScoreConsumer<Traits, Staging<Traits>> {
   /// A block of dQ from column kFirst on. Products begin with a block of K, or end with one.
   template <int kFirst>
   __device__ __forceinline__ void issue_dq_columns(typename Outgoing::Block& dq) const {
-    constexpr uint32_t kColumnBlock = Swizzle::block(Traits::kKeys);  // of K
+    constexpr uint32_t kColumnBlock = Swizzle::block(Traits::kKeys);  // in K
     constexpr int kRest = (64 - kFirst % 64) % 64, kWhole = Blocks::kBlockColumns - kRest;
     const Operand a = operand(offsetof(Shared, ds)),
                   b = operand(offsetof(Shared, k) + (kFirst + kRest) / 64 * kColumnBlock, kColumnBlock),

@@ -12,8 +12,8 @@ __device__ __forceinline__ float scale_of(const RowBias& bias) {
   return __uint_as_float(bias.pair[RowBias::kScalePair] & 0xffff0000);
 }
 
-/// In deterministic mode, of a warp's part of the stage's dq, 16 rows from row `first` of its tile on: what becomes
-/// integers by cuda::round_parts.
+/// Scales a warp's part of the stage's dq, 16 rows from row `first` of its tile on, for cuda::round_parts to make
+/// integers of it in deterministic mode.
 template <typename Traits, int kValues>
 __device__ __forceinline__ void scale_dq(const typename Traits::Params& p, const SharedStorage<Traits>& shared,
                                          uint32_t stage, int first, const float (&dq)[kValues],
@@ -26,7 +26,7 @@ __device__ __forceinline__ void scale_dq(const typename Traits::Params& p, const
         atomicOr(&biases[8 * row].pair[RowBias::kScalePair], RowBias::kNotFinite);
       });
 }
-/// Those integers, in its place.
+/// Replaces a warp's part of the stage's dq by its integers.
 template <typename Traits, int kValues>
 __device__ __forceinline__ void make_integers(const typename Traits::Params& p, const SharedStorage<Traits>& shared,
                                               uint32_t stage, int first, float (&dq)[kValues]) {

@@ -39,7 +39,7 @@ class Staging {
     if (ptx::is_leader()) ptx::bulk_wait_read();
     __syncwarp();
   }
-  /// Waits until what this warp has stored is in memory.
+  /// Waits until this warp's stores are in memory.
   __device__ __forceinline__ static void wait_stored() {
     if (ptx::is_leader()) ptx::bulk_wait();
   }
@@ -54,13 +54,13 @@ class Staging {
     }
   }
 
-  /// What scale_dq makes of the stage's.
+  /// Scales this warp's dq of the stage, see bwd::scale_dq.
   __device__ __forceinline__ void scale_dq(const OwnDq& dq, OwnDq& scaled, uint32_t stage) const {
 #pragma unroll
     for (int block = 0; block < kOwnBlocks; ++block)
       bwd::scale_dq<Traits>(p_, shared_, stage, Blocks::row(warp_of(block)), dq[block], scaled[block]);
   }
-  /// Hands that to the store warp as integers.
+  /// Hands scaled dq to the store warp as integers.
   __device__ __forceinline__ void store_scaled_dq(OwnDq& scaled, uint32_t stage, uint32_t phase) const {
 #pragma unroll
     for (auto& block : scaled) cuda::round_parts<Traits::kAlternate>(block);
@@ -160,7 +160,7 @@ class Staging {
   const Params& p_;
   Shared& shared_;
   const uint32_t warpgroup_;
-  const uint32_t warp_;  ///< of the warpgroup
+  const uint32_t warp_;  ///< in the warpgroup
 };
 
 }  // namespace flashmask::sm90::bwd

@@ -13,12 +13,12 @@
 
 namespace flashmask::sm90::bwd {
 
-/// What a wide kernel's two consumers do whichever way dq leaves them. Per tile each computes P and dS of 32 rows, puts
-/// them in shared memory, and takes from there those of all 64 rows for its own columns of
-///   dQ = dS K, dV += P^T dout, dK += dS^T Q,
-/// of which the last two stay in registers.
+/// Common base of a wide kernel's two consumers, whichever way dq leaves them. Per tile each computes P and dS of 32
+/// rows, puts them in shared memory, and multiplies P and dS of all 64 rows for its own columns of
+///   dQ = dS K, dV += P^T dout, dK += dS^T Q;
+/// dV and dK stay in registers.
 /// Half derives from it, and has
-///   Values, LateDq: what it keeps in registers from tile to tile of a work tile, beside dk and dv: of V, and of dQ,
+///   Values, LateDq: parts of V and of dQ that stay in registers from tile to tile of a work tile, beside dk and dv,
 ///   run_tile(flags, Values&, LateDq&, dk, dv): returns the flags of the next tile,
 ///   add_late(LateDq): after a work tile's last.
 template <typename Half, typename Traits, uint32_t kWarpgroup>
@@ -63,7 +63,7 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
   __device__ __forceinline__ Operand dout_columns() const {
     return operand(offsetof(Shared, dout) + Dv::kBegin * kRowBlock, kRowBlock, dout_ring().stage(), Traits::kDoutBytes);
   }
-  /// The consumer's rows of dout: what dP is made from.
+  /// The consumer's rows of dout, for dP.
   __device__ __forceinline__ Operand dout_rows() const {
     return operand(offsetof(Shared, dout) + kOwnRows, 16, dout_ring().stage(), Traits::kDoutBytes);
   }
@@ -76,8 +76,8 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
     ptx::wait(shared_.dout_full[dout_ring().stage()], dout_ring().phase());
   }
 
-  /// Once S is there, turns it into P, or, where kTermsLast, into what take_score_gradients needs of it; and puts P in
-  /// shared memory.
+  /// Once S is there, turns it into P or, with kTermsLast, into take_score_gradients' factor, and puts P in shared
+  /// memory.
   template <typename Dropped>
   __device__ __forceinline__ void take_probabilities(Scores& s, uint32_t flags, const Dropped& dropped,
                                                      PackedScores& p) {
@@ -92,8 +92,8 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
     this->write(p, ptx::shared_address(shared_.p[dout_ring().stage()]) + kOwnRows);
   }
 
-  /// The same of dS, from what take_probabilities left in `s` and from dP, which the caller has waited for. Returns
-  /// when the other consumer's is there, too.
+  /// Computes dS from take_probabilities' `s` and from dP, which the caller has waited for, and puts it in shared
+  /// memory. Returns when the other consumer's dS is there, too.
   template <typename Dropped>
   __device__ __forceinline__ void take_score_gradients(Scores& s, Scores& dp, uint32_t flags, const Dropped& dropped,
                                                        PackedScores& p, PackedScores& ds) {
@@ -111,7 +111,7 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
     this->template sync_consumers<kScoresBarrier>();
   }
 
-  /// Columns of dQ = dS K, those of `k`.
+  /// The columns of dQ = dS K that `k` has.
   template <int kValues>
   __device__ __forceinline__ static void issue_dq(float (&dq)[kValues], Operand ds, Operand k) {
     ptx::wgmma_fence();
@@ -135,7 +135,7 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
     }
     ptx::wgmma_commit();
   }
-  /// The same with `scores` from registers, those of as many rows.
+  /// issue_rows with `scores` of 16 * kSteps rows from registers.
   template <uint32_t kFrom, int kSteps, int kValues>
   __device__ __forceinline__ static void issue_rows(float (&gradients)[kValues], const uint32_t (&scores)[kSteps][4],
                                                     Operand b) {

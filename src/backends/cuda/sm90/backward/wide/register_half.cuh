@@ -24,9 +24,9 @@ class RegisterHalf : public WideHalf<RegisterHalf<Traits, kWarpgroup>, Traits, k
       typename Base::ValueGradients;
   using QueryGradients = cuda::Accumulators<64, 64 * Dq::kCount>;
   static constexpr int kHalfDq = 16 * Dq::kCount;  ///< half of a thread's values of dQ
-  /// Of dP's product, those that have V in registers: as many as there are registers for beside dQ.
+  /// Steps of dP's product that have V in registers: as many as fit beside dQ.
   static constexpr int kValueSteps = Dq::kCount == 2 ? 8 : Traits::kVDim / 16;
-  /// One step more than is read: it takes no registers, but without it ptxas arranges the rest otherwise.
+  /// One step more than is read: it takes no registers, but without it ptxas arranges the others differently.
   using Values = uint32_t[kValueSteps + 1][4];
   /// The half of a tile's dQ that has not been added to its sums.
   struct LateDq {

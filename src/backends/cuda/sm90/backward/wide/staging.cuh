@@ -13,8 +13,8 @@
 
 namespace flashmask::sm90::bwd {
 
-/// What a wide kernel's consumer warp puts in global memory: dk and dv through its staging tile, of which the warp's
-/// slab is its own; dq by way of that and the store warp, or from registers.
+/// Stores of a wide kernel's consumer warp to global memory: dk and dv through the warp's own slab of its staging tile;
+/// dq through the slab and the store warp, or from registers.
 template <typename Traits>
 class WideStaging {
  public:
@@ -52,7 +52,7 @@ class WideStaging {
     for (int i = kBegin; i < kBegin + kCount; i += 4) ptx::add_four(to + place_of(i), dq + (i - kBegin));
   }
 
-  /// The same in deterministic mode: makes integers of them, and adds one at a time, those of a warp side by side.
+  /// add_dq in deterministic mode: makes integers of the values and adds them one at a time, a warp's side by side.
   template <int kBegin, int kCount>
   __device__ __forceinline__ void add_integers(float (&dq)[kCount], int first, uint32_t stage) const
     requires Traits::kDqFromRegisters
@@ -76,8 +76,8 @@ class WideStaging {
   using SlabTile = bwd::SlabTile<Element>;
   using Blocks = DqBlocks<Traits>;
 
-  /// The warp's sums of a query tile in blocks of 64 columns from number `first` on, and where those of a thread's
-  /// value number `i` lie there.
+  /// The warp's sums of a query tile in blocks of 64 columns from number `first` on; place_of(i) is the offset of a
+  /// thread's value number `i`.
   __device__ __forceinline__ float* sums_of(int first, uint32_t index) const {
     return p_.dq_sums.sums + static_cast<int64_t>(index) * Blocks::kTileFloats +
            (first * 4 + static_cast<int>(warp_)) * Blocks::kWarpFloats;
@@ -89,7 +89,7 @@ class WideStaging {
   __device__ __forceinline__ float* slab() const {
     return shared_.staging[warpgroup_] + static_cast<int>(warp_) * Traits::kStagingFloats;
   }
-  /// Waits until the slab may be overwritten: what this warp has stored itself has left it, and dq as of `phase`.
+  /// Waits until the slab may be overwritten: this warp's own stores have left it, and dq as of `phase`.
   __device__ __forceinline__ void wait([[maybe_unused]] uint32_t phase) const {
     if (ptx::is_leader()) ptx::bulk_wait_read();
     if constexpr (!Traits::kDqFromRegisters) {
@@ -102,7 +102,7 @@ class WideStaging {
   const Params& p_;
   Shared& shared_;
   const uint32_t warpgroup_;
-  const uint32_t warp_;  ///< of the warpgroup
+  const uint32_t warp_;  ///< in the warpgroup
 };
 
 }  // namespace flashmask::sm90::bwd

@@ -66,8 +66,8 @@ struct WideTraits {
   using DqBarriers = std::conditional_t<kDqFromRegisters, NoStorage, StagingBarriers<kConsumers>>;
 };
 
-/// Of a matrix of kColumns columns the blocks of 64 that a consumer has. Where they are odd in number, the first one
-/// has more of dv and dq, the second one more of dk.
+/// A consumer's blocks of 64 columns of a matrix of kColumns columns. If their number is odd, the first consumer has
+/// one more of dv and dq, the second one more of dk.
 template <int kColumns, uint32_t kWarpgroup, bool kFirstHasMore>
 struct ColumnShare {
   static constexpr int kBlocks = kColumns / 64, kOfFirst = kFirstHasMore ? (kBlocks + 1) / 2 : kBlocks / 2;
@@ -89,15 +89,15 @@ struct SharedStorage<Traits> {
   alignas(1024) Element v[Traits::kKeys * Traits::kVDim];
   alignas(1024) Element q[Traits::kStages][Traits::kRows * Traits::kQkDim];
   alignas(1024) Element dout[Traits::kDoutStages][Traits::kRows * Traits::kVDim];
-  /// P and dS, [rows, keys]. Each has the stages of what it is multiplied with, so that it is not overwritten before
-  /// both consumers have released that.
+  /// P and dS, [rows, keys]. Each has as many stages as its other factor, so that it is not overwritten before both
+  /// consumers have released that factor.
   alignas(1024) Element p[Traits::kDoutStages][Traits::kRows * Traits::kKeys];
   alignas(1024) Element ds[Traits::kStages][Traits::kRows * Traits::kKeys];
-  /// Of each consumer warp 16 rows of dk or dv or, unless dq leaves from registers, of a block of dq, on their way out.
+  /// 16 rows per consumer warp of dk or dv or, unless dq leaves from registers, of a block of dq, on their way out.
   alignas(1024) float staging[Traits::kConsumers][4 * Traits::kStagingFloats];
   alignas(128) RowBias biases[Traits::kStages][Traits::kRows];
   ColumnBits<Traits::kRows> mask_bits[Traits::kStages][Traits::kKeys];
-  ColumnBounds<Traits::kKeys> bounds;  ///< of the current work tile; the mask warp's own
+  ColumnBounds<Traits::kKeys> bounds;  ///< the current work tile's; used by the mask warp alone
   Tile tile[Traits::kStages];
   uint64_t tile_full[Traits::kStages], mask_full[Traits::kStages];
   uint64_t scores_full[Traits::kStages];  ///< P and dS are written, and all consumer lanes have read the announcement
