@@ -59,7 +59,7 @@ const BackwardTable& table_of(DataType dtype) {
   return dtype == DataType::kBFloat16 ? bf16 : f16;
 }
 
-/// The units of a tile's kernels that have kernels before and after them, and the ends of those kernels' ids.
+/// Units that have kernels before and after a tile's, and the ends of these kernels' ids.
 constexpr std::pair<Unit, const char*> kRowUnits[] = {{kPlain, ""}, {kFeatures, ".features"}, {kPartial, ".partial"}};
 
 template <DataType dtype, std::size_t row, Unit unit>

@@ -16,7 +16,7 @@
 //                (release_rows); the mask warp and the                           overwritten
 //                stage's store warp 1
 //   dout_full    producer 1, and the bytes of dO; with      consumers            dO there, and V of a new work tile
-//                a work tile's first tile those of V, too
+//                a work tile's first tile V's, too
 //   dout_empty   each consumer warp 1                       producer             dO may be overwritten
 //   scores_full  all 256 consumer threads                   producer, mask warp  dS written; announcement and mask bits
 //                                                                                read by all lanes
@@ -32,11 +32,11 @@
 // clang-format on
 //
 // Phases: barriers of stages are waited for with RingPosition::phase(), `empty` ones and scores_full with its
-// complement. But mask_full counts a stage's partial tiles, dq_full its tiles that are not alone, dq_empty those of all
-// stages, ds_empty all tiles, k_full and kv_empty the work tiles that have tiles; each role keeps their parities itself
-// (the consumers in phases_). A tile of kNothing takes part in all barriers of its stage but those of masks, dS and dq.
-// kEnd is announced once for each stage, as each has a store warp of its own; the consumers act on the first, and if
-// dO has one stage they release it, for which the second waits.
+// complement. But mask_full counts a stage's partial tiles, dq_full its tiles that are not alone, dq_empty such tiles
+// in all stages, ds_empty all tiles, k_full and kv_empty the work tiles that have tiles; each role keeps their parities
+// itself (the consumers in phases_). A tile of kNothing takes part in all barriers of its stage but masks', dS's and
+// dq's. kEnd is announced once for each stage, as each has a store warp of its own; the consumers act on the first, and
+// if dO has one stage they release it, for which the second waits.
 //
 // A wide kernel has no dq_full, dq_empty, ds_empty and kStaging. Its warps 2 and 3 are store warps, one for each
 // consumer; where dq leaves from registers there are none. Its contract differs in this:

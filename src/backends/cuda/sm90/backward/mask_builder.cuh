@@ -135,8 +135,8 @@ class MaskBuilder {
     }
   }
 
-  /// Hides what the band over positions hides, of the columns that the lane has written. After they all are written, as
-  /// there are no registers for both.
+  /// Applies the band over positions to the columns that the lane has written. Called after all are written, as there
+  /// are no registers for both.
   __device__ __forceinline__ void by_positions(int32_t row, int32_t first_key) {
     const cuda::PositionParams& positions = p_.features.positions;
     const uint32_t batch = ptx::from_leader(tile().query.batch);

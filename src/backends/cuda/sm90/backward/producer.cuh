@@ -10,7 +10,7 @@
 
 namespace flashmask::sm90::bwd {
 
-/// The producer warp: claims work tiles, walks their live tiles, announces those to the other roles, and loads K, V, Q
+/// The producer warp: claims work tiles, walks their live tiles, announces them to the other roles, and loads K, V, Q
 /// and dout. All 32 lanes run it; lane 0 issues the copies.
 template <typename Traits>
 class Producer {
@@ -215,13 +215,13 @@ class Producer {
       Blocks::template load<Traits::kVColumns / 64, Traits::kRows>(shared_.dout[dout_stage], p_.dout,
                                                                    shared_.dout_full[dout_stage], at);
     tile_.flags = 0;
-    // The key tiles of a block have the same tiles, and count as one.
+    // A block's key tiles share their tiles, and count as one.
     if (tile_.key_tile % kOfBlock == 0) ++executed_;
     ring_.advance();
   }
 
-  /// Loads the work tile's K and V, once the consumers have released those of the one before, whose end they learn of
-  /// from this one's first tile. V arrives with that tile's dout: S does not wait for it.
+  /// Loads the work tile's K and V once the consumers have released the previous work tile's, whose end they learn of
+  /// from this one's first tile. V arrives with that tile's dout, so that S does not wait for it.
   __device__ __forceinline__ void load_keys() {
     const uint32_t kv_head = Traits::kSplit ? tile_.head_group / p_.splits : tile_.head_group;
     const ptx::BoxOrigin at{KvSource::template row<Traits::kKeys>(tile_.key_tile), 0, static_cast<int32_t>(kv_head),

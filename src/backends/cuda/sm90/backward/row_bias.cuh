@@ -98,8 +98,8 @@ struct NoBiasStep {
   __device__ __forceinline__ void issue(float (&)[kValues]) const {}
 };
 
-/// Ones in the columns of the score bias of eight rows, and zeros in the eight columns after them: an operand whose
-/// other rows are the same.
+/// Ones in the columns of the score bias of eight rows, and zeros in the eight columns after them. All rows of the
+/// operand are alike.
 struct alignas(128) ScoreOnes {
   uint4 row[2][8];
 

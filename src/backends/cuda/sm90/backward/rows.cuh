@@ -187,7 +187,7 @@ struct FloatTile {
   int32_t first_row, end;
   int64_t head;
 
-  /// As GradientTile's; what lies before `end` is stored.
+  /// GradientTile::write for rows before `end`, straight to the tensor.
   __device__ void write(int row, int column, const float4& values, float scale) const {
     const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32, own = first_row + row + lane / 4;
     const int32_t of_tensor = columns.of_tile(column);
@@ -271,7 +271,7 @@ __device__ __forceinline__ void convert_dq(const RowParams& p) {
   }
 }
 
-/// Keys of which a block has all columns of dk and dv in shared memory at once, 48 KB of it.
+/// Keys whose columns of dk and dv a block has in shared memory at once, 48 KB of it.
 template <typename Traits>
 inline constexpr int kReducedKeys = Traits::kQkDim + Traits::kVDim <= 256 ? Traits::kKeys : 64;
 

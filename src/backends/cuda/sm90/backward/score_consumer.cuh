@@ -128,7 +128,7 @@ class ScoreConsumer {
     ptx::wgmma_commit();
   }
 
-  // Scores and dP below are those of the warpgroup's rows, or of some of them from row kFirst on.
+  // Scores and dP below are the warpgroup's rows', or some of its rows' from row kFirst on.
 
   /// Returns the step that adds the rows' biases at `biases`. Scarce registers do not hold the ones for the biases of
   /// two products at a time.

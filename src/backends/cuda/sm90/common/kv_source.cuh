@@ -5,9 +5,9 @@
 
 namespace flashmask::sm90 {
 
-/// The policy KvSource says where in the tensor maps of K and V a tile of kKeys keys begins: at which row, of which
-/// entry of the outermost dimension. Here the maps are of K and V themselves, [batch, seqlen_k, heads_kv, head_dim];
-/// rows past the last are read as zeros.
+/// The policy KvSource: the row, and the entry of the outermost dimension, at which a tile of kKeys keys begins in the
+/// tensor maps of K and V. Here the maps are of K and V themselves, [batch, seqlen_k, heads_kv, head_dim]; rows past
+/// the last are read as zeros.
 struct TensorMapKv {
   template <int kKeys>
   __device__ __forceinline__ static int32_t row(int32_t key_tile) {

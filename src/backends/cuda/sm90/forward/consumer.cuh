@@ -62,7 +62,7 @@ class Consumer {
   /// False if long rows overlap: short ones then go without turns.
   static constexpr bool kTurnsInEveryRow = Traits::kTurns && Traits::kOverlapFrom == 0;
 
-  /// One lane reads what the producer wrote, the one that later releases the slot.
+  /// Lets one lane read the producer's announcement: the lane that later releases the slot.
   __device__ __forceinline__ void read_work_tile() {
     const WorkTile& from = shared_.work[q_ring_.stage()];
     work_ = {ptx::from_leader(from.row), ptx::from_leader(from.head), ptx::from_leader(from.batch),

@@ -19,7 +19,7 @@
 //   v_empty       each consumer warp 1                 producer          V may be overwritten
 //   mask_full     mask warp, all 32 lanes              its warpgroup     a part of a partial granule's bits there
 //   mask_empty    all lanes that read the part         mask warp         the part may be overwritten
-//   kWarpgroup..  a warpgroup's 128 threads            the same          its products no longer read Q, through
+//   kWarpgroup..  a warpgroup's 128 threads            these threads     its products no longer read Q, through
 //                                                                        which the output leaves
 //   kTurn..       128 threads of the warpgroup before  the next 128      its turn to issue products, where kTurns
 // clang-format on

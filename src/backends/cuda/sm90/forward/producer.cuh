@@ -76,7 +76,7 @@ class Producer {
   }
 
   /// A work tile is announced before its tiles. With one buffer of Q the announcement waits until all warps have
-  /// finished QK^T of the work tile before, and so it comes after the first part of K, which may be there earlier.
+  /// finished QK^T of the previous work tile, so it comes after the first part of K, which may be there earlier.
   __device__ __forceinline__ void announce_early(const WorkTile& work, int64_t mask_offset) {
     if (Traits::kQBuffers > 1 || work.tiles == 0) {
       announce(work, mask_offset);
@@ -167,7 +167,7 @@ class Producer {
       }
     }
   }
-  /// V of the tile before, where K comes ahead.
+  /// V of the previous tile, if K comes ahead.
   __device__ __forceinline__ void load_late_values() {
     if (!Traits::kKeysAhead || !values_are_late_) return;
     load(late_values_);

@@ -9,9 +9,9 @@
 
 namespace flashmask::sm90::bwd {
 
-/// Stores what a consumer warp of the kernels of split query heads has of a work tile's dk and dv, in fp32: rows of
-/// them or, where there are parts to be added up, its part. The stores are plain ones, from registers, so that no
-/// staging tile has to be waited for.
+/// Stores a consumer warp's share of a work tile's dk and dv in fp32, in the kernels of split query heads: rows or, if
+/// there are parts to be added up, the work tile's part. Plain stores from registers, so that no staging tile has to be
+/// waited for.
 template <typename Traits>
 class FloatKeys {
  public:
@@ -35,7 +35,7 @@ class FloatKeys {
   static constexpr int kDkFloats = KeyFragments<Traits::kKeys, Traits::kQkDim>::kTileFloats,
                        kDvFloats = KeyFragments<Traits::kKeys, Traits::kVDim>::kTileFloats;
 
-  /// before: floats of the part that lie before those of this gradient.
+  /// before: floats of the part that lie before this gradient's.
   template <int kDim, int kFirst, int kValues>
   __device__ __forceinline__ void store(const float (&gradients)[kValues], float factor, const Rows& to,
                                         const Columns& columns, int before) const {

@@ -25,7 +25,7 @@ class Staging {
   using Blocks = DqBlocks<Traits>;
   using KeyGradients = typename Traits::KeyGradients;
   using ValueGradients = typename Traits::ValueGradients;
-  /// How many blocks of a tile's dq the warpgroup computes, and what a thread holds of them.
+  /// Number of blocks of a tile's dq that the warpgroup computes, and a thread's registers for them.
   static constexpr int kOwnBlocks = Traits::kAlternate ? Blocks::kBlocks : Blocks::kBlocks / Traits::kConsumers;
   using Block = cuda::Accumulators<64, Blocks::kBlockColumns>;
   static_assert(Blocks::kTileFloats <= Traits::kConsumerWarps * Traits::kStagingFloats);

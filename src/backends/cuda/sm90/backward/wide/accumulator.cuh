@@ -6,8 +6,8 @@
 
 namespace flashmask::sm90::bwd {
 
-/// The store warp of a wide kernel's consumer: as DqAccumulator, but what it orders among key tiles are that consumer's
-/// columns of a query tile, whose blocks pass through its staging tile one after the other. A consumer that has written
+/// The store warp of a wide kernel's consumer: a DqAccumulator that orders among key tiles the consumer's columns of a
+/// query tile, whose blocks pass through its staging tile one after the other. A consumer that has written
 /// a block waits for nothing but this warp until it has written the next one of the tile; so the columns may be claimed
 /// when the first is there.
 template <typename Traits>

@@ -50,7 +50,7 @@ class WideHalf : protected ScoreConsumer<Traits, WideStaging<Traits>> {
                             kOtherRows = (1 - kWarpgroup) * Swizzle::block(Traits::kScoreRows);
   static constexpr uint32_t kRowBlock = Swizzle::block(Traits::kRows), kKeyBlock = Swizzle::block(Traits::kKeys);
 
-  /// P and dS of the current tile, and the consumer's columns of its Q and dout: what dQ, dV and dK are made from.
+  /// Operands of dQ, dV and dK: P and dS of the current tile, and the consumer's columns of its Q and dout.
   __device__ __forceinline__ Operand p() const {
     return operand(offsetof(Shared, p), 16, dout_ring().stage(), Traits::kScoreBytes);
   }

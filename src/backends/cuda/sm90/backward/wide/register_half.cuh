@@ -7,8 +7,8 @@
 namespace flashmask::sm90::bwd {
 
 /// A wide kernel's consumer that adds dQ to its sums from registers, under the products after it, half of it in the
-/// next tile. As shared memory is busy for less time and registers are left, its own rows of P and dS, and of V what
-/// fits, are operands from registers, too; dV's of those rows run before the other consumer's are there.
+/// next tile. Its own rows of P and dS, and as much of V as fits, are operands from registers, too: registers are left,
+/// and shared memory is busy for less time. dV's products of its own rows run before the other consumer's P is there.
 template <typename Traits, uint32_t kWarpgroup>
 class RegisterHalf : public WideHalf<RegisterHalf<Traits, kWarpgroup>, Traits, kWarpgroup> {
  public:
@@ -68,7 +68,7 @@ class RegisterHalf : public WideHalf<RegisterHalf<Traits, kWarpgroup>, Traits, k
     ring_.advance();
     return this->next_tile();
   }
-  /// Adds the rest of the tile before's dQ.
+  /// Adds the rest of the previous tile's dQ.
   __device__ __forceinline__ void add_late(const LateDq& late) const {
     if (!sums_integers<Traits>(p_))
       staging_.template add_dq<kHalfDq, kHalfDq>(late.values, Dq::kBegin, late.query_tile);

@@ -25,7 +25,7 @@ class WideStaging {
   __device__ __forceinline__ WideStaging(const Params& p, Shared& shared, uint32_t warpgroup)
       : p_(p), shared_(shared), warpgroup_(warpgroup), warp_(ptx::uniform(threadIdx.x / 32 % 4)) {}
 
-  /// Waits until what this warp has stored is in memory.
+  /// Waits until this warp's stores are in memory.
   __device__ __forceinline__ static void wait_stored() {
     if (ptx::is_leader()) ptx::bulk_wait();
   }

@@ -13,8 +13,8 @@ struct StagingBarriers {
   uint64_t full[kConsumers], empty[kConsumers];
 };
 
-/// As BackwardTraits, of a wide row of kBackwardTiles: both consumers have the same 64 keys, half of a plan's block. Of
-/// a tile's scores each has 32 rows; of dk, dv and dq it has some blocks of 64 columns.
+/// BackwardTraits of a wide row of kBackwardTiles: both consumers have the same 64 keys, half of a plan's block. Each
+/// has 32 rows of a tile's scores, and some blocks of 64 columns of dk, dv and dq.
 template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_, bool kSplit_ = false,
           typename Policies = BackwardPolicies<>>
 struct WideTraits {
