@@ -31,7 +31,7 @@ int64_t most_items(const Problem& p) {
 /// OpenMP's runtime, which other libraries may have used before, would wait for its others forever.
 std::atomic<bool> threads_were_lost = false;
 
-/// Whether this process has several threads, or cannot be asked.
+/// True if this process has several threads, or if they cannot be counted.
 bool has_several_threads() {
   DIR* const tasks = opendir("/proc/self/task");
   if (!tasks) return true;
@@ -43,7 +43,7 @@ bool has_several_threads() {
 
 /// Watches forks from when the library is loaded.
 const int forks_are_watched = [] {
-  static bool loses_threads;  // of the fork under way: prepare and child run in the thread that forks
+  static bool loses_threads;  // set by the fork under way: prepare and child run in the thread that forks
   return pthread_atfork([] { loses_threads = has_several_threads(); }, nullptr,
                         [] {
                           if (loses_threads) threads_were_lost = true;
@@ -52,7 +52,7 @@ const int forks_are_watched = [] {
 
 int default_threads() { return threads_were_lost ? 1 : omp_get_max_threads(); }
 
-/// Those asked for, but none that would have nothing to do, and no more than a machine can be expected to start.
+/// The number of threads asked for, capped by the number of items and by what a machine can be expected to start.
 int thread_count(const Problem& p) {
   constexpr int kMost = 1024;
   const int wanted = p.threads > 0 && !threads_were_lost ? p.threads : default_threads();

@@ -12,7 +12,8 @@
 
 namespace flashmask::cpu {
 
-/// What the mask's vectors say of a key tile, for rules::visible_windows; nothing of keys past the end of the sequence.
+/// A key tile's bounds from the mask's vectors, for rules::visible_windows; keys past the end of the sequence have
+/// none.
 struct TileBounds {
   const rules::Columns& columns;
   int32_t key0, keys;
@@ -35,7 +36,7 @@ struct TileBounds {
 };
 
 /// Which elements of a partial tile are visible: bit i % 32 of rows[i / 32][j] for row i and key j of the tile.
-/// Keys past the end of the sequence are not visible; of rows past it nothing is said. Keys are a vector's lanes or
+/// Keys past the end of the sequence are not visible; rows past it may be either. Keys are a vector's lanes or
 /// broadcast, as the kernel needs it.
 struct alignas(64) ElementMask {
   uint32_t rows[kTileRows / 32][kTileKeys];
@@ -58,10 +59,10 @@ struct alignas(64) ElementMask {
     }
   }
 
-  /// Not what is visible but what `source` keeps, of a whole tile.
+  /// Loads the elements of a whole tile that `source` keeps, instead of the visible ones.
   void load(const DropoutSource& source, int64_t row0, int64_t key0) {
     std::fill(&rows[0][0], &rows[0][0] + sizeof(rows) / sizeof(uint32_t), 0u);
-    constexpr int kDraws = kTileKeys / 4;  // of two rows
+    constexpr int kDraws = kTileKeys / 4;  // draws per two rows
     const uint32_t first_key = dropout::draw_of_key(static_cast<uint32_t>(key0)), threshold = source.threshold();
     for (int64_t i = 0; i < kTileRows; ++i) {
       if (i / 8 % 2 != 0) continue;  // drawn with the row eight before it

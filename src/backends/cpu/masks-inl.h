@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Where element masks and live tiles come from, and the masks of a panel's lanes.
+// Sources of element masks and live tiles, and the masks of a panel's lanes.
 
 // Included by tile_kernels.cpp, once for each instruction set.
 #if defined(FLASHMASK_BACKENDS_CPU_MASKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -22,7 +22,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace flashmask::cpu::HWY_NAMESPACE {
 
-/// Where the element masks of one (batch entry, query head) come from.
+/// Provides the element masks and live tiles of one (batch entry, query head).
 class MaskSource {
  public:
   MaskSource(const Problem& p, int64_t b, int64_t h) : p_(p), m_(p.mask_index(b, h)) {
@@ -50,8 +50,8 @@ class MaskSource {
     }
   }
 
-  /// Of the row tiles [first, last): begin(key tile) for every key tile, ascending, that one of them executes, each
-  /// followed by visit(row tile, key tile, full) for those that do; in dense mode all, as partial ones.
+  /// Calls begin(key tile) for every key tile, ascending, that one of the row tiles [first, last) executes, and then
+  /// visit(row tile, key tile, full) for each row tile that executes it; in dense mode all do, as partial ones.
   template <typename Begin, typename Visit>
   void for_each_key_tile(int64_t first, int64_t last, Begin&& begin, Visit&& visit) const {
     if (dense_) return for_each_dense(first, last, begin, visit);
@@ -100,7 +100,7 @@ class MaskSource {
   rules::PositionBand positions_{};
 };
 
-/// What dropout keeps of a tile; flattened as MaskSource::load is.
+/// Loads the elements of a tile that dropout keeps; flattened as MaskSource::load is.
 HWY_FLATTEN void load_kept(const DropoutSource& dropout, int64_t r, int64_t c, ElementMask& kept) {
   kept.load(dropout, r * kTileRows, c * kTileKeys);
 }

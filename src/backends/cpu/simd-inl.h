@@ -56,7 +56,7 @@ class Scratch {
   int64_t taken_ = 0;
 };
 
-/// Where rows of floats lie: row n begins at `at + n * stride`.
+/// Rows of floats in memory: row n begins at `at + n * stride`.
 struct Rows {
   float* at;
   int64_t stride;

@@ -19,11 +19,11 @@ inline constexpr int64_t kMaxWidth = 32;
 /// Consecutive row tiles that forward_rows takes at once at most, so that K and V are read once for all of them.
 inline constexpr int64_t kRowTilesAtOnce = 8;
 
-/// What a backward keeps for every row of every query head, in row tiles. dq / softmax_scale is summed up in float32:
-/// in dq itself where that can be, and where it cannot, in rows of its own.
+/// A backward's state for every row of every query head, in row tiles. dq / softmax_scale is summed up in float32: in
+/// dq itself if sums_in_dq(), otherwise in rows of its own.
 struct BackwardRows {
   float* delta = nullptr;   ///< sum over the row of dout * out, less the gradient of lse
-  int32_t* turn = nullptr;  ///< of each row tile: the key tile that adds to dq next
+  int32_t* turn = nullptr;  ///< for each row tile: the key tile that adds to dq next
   float* own_dq = nullptr;
 
   static int64_t row_tiles(const Problem& p) { return ceil_div(p.seqlen_q, kTileRows); }

@@ -151,7 +151,7 @@ void backward(const Problem& p) {
             if (!visible[i * p.seqlen_k + j]) continue;
             const Score score = score_of(p, &q[i * p.head_dim], &k[j * p.head_dim]);
             const double prob = std::exp(score.value - lse);
-            const double factor = dropout.keeps(i, j) ? dropout.scale() : 0;  // of the weight of v
+            const double factor = dropout.keeps(i, j) ? dropout.scale() : 0;  // scales the weight of v
             const double dprob = factor * dot(dout_row, &v[j * p.head_dim_v], p.head_dim_v);
             const double dscore = score.slope * prob * (dprob - delta);
             add_scaled(factor * prob, dout_row, &dv[j * p.head_dim_v], p.head_dim_v);
