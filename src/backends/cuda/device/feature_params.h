@@ -31,7 +31,7 @@ struct SinkParams {
   bool is_float;       ///< else of the tensors' type
 
 #if defined(__CUDACC__)
-  /// Of a query head; -inf, as good as none, without sinks.
+  /// A query head's sink; without sinks -inf, which has no effect.
   template <typename Element>
   __device__ __forceinline__ float of_head(int64_t head) const {
     if (!scores) return -INFINITY;
@@ -44,7 +44,7 @@ struct SinkParams {
 /// Dropout, see common/dropout.h.
 struct DropoutParams {
   uint32_t threshold;     ///< 0: none
-  float scale;            ///< of kept weights
+  float scale;            ///< factor of kept weights
   const uint64_t* state;  ///< seed and offset, in device memory; read while the work runs
 
 #if defined(__CUDACC__)
@@ -60,7 +60,7 @@ struct DropoutParams {
 
 /// The band over positions of rows and keys, see rules::PositionBand.
 struct PositionParams {
-  rules::PositionBand first;   ///< of batch entry 0; without positions: none
+  rules::PositionBand first;   ///< batch entry 0's; without positions: none
   int64_t q_stride, k_stride;  ///< between batch entries of the call
 
 #if defined(__CUDACC__)
@@ -68,7 +68,7 @@ struct PositionParams {
 #endif
 };
 
-/// What kernels read of a call's features. Which of them it asks for is the same for all threads.
+/// Parameters of a call's features for kernels. All threads agree on which features the call has.
 struct FeatureParams {
   SoftcapParams softcap;
   SinkParams sink;

@@ -12,21 +12,21 @@ namespace flashmask::cuda {
 //   |sum of dS_j K_jd| <= (|dout| max_j |V_j| / (1 - dropout) + |delta|) max_j,d |K_jd|,
 // as dS_j = P_j (dP_j - delta), |dP_j| <= |dout| |V_j|, and the P of a row add up to at most 1.
 
-/// Of keys: their largest |K_jd| and |V_j|. Infinities and NaN do not count; rows that see those have no finite dq.
+/// The largest |K_jd| and |V_j| of keys, leaving out infinities and NaN: rows that see one have no finite dq.
 struct KeyMagnitudes {
   float k, v;
 };
 
-/// Of the kernel that measures them, a block for each kKeys keys of a key head.
+/// Parameters of the kernel that measures them, with a block for each kKeys keys of a key head.
 struct KeyMagnitudeParams {
   static constexpr int kKeys = 256;
   TensorRows k, v;
   KeyMagnitudes* magnitudes;  ///< [batch, heads_kv, blocks]
   int32_t seqlen_k;
-  uint32_t blocks, heads;  ///< of a key head; key heads
+  uint32_t blocks, heads;  ///< blocks per key head; key heads
 };
 
-/// What the pass over rows takes from it.
+/// Parameters of the pass over rows, which computes scales from the magnitudes.
 struct RowScaleParams {
   const KeyMagnitudes* magnitudes;  ///< as above; null: sums are floats, and rows have no scale
   uint32_t blocks, heads, query_heads_per_key_head;

@@ -14,7 +14,7 @@ struct Sharing {
   uint32_t batch_entries, heads;
 };
 
-/// The place, in elements from the first, of what belongs to (batch entry, head).
+/// The offset of (batch entry, head), in elements from the first.
 struct PerHead {
   Sharing sharing;
   int64_t batch_stride, head_stride;
@@ -32,7 +32,7 @@ struct MaskColumns {
   PerHead place;
 };
 
-/// What the forward computes the visible elements of a partial granule from.
+/// How the forward computes the visible elements of a partial granule.
 enum class ElementMask : int32_t {
   kBand,     ///< the band alone
   kColumns,  ///< the band and the column vectors, and positions where a kernel has them
@@ -46,11 +46,11 @@ struct RowPlanBits {
   const int32_t* row_tile_order;  ///< [masks, row_tiles], for the kernel's tile height
   int32_t words_per_row;
   int32_t row_granules;
-  uint32_t mask_heads;  ///< of the plan's masks [batch or 1, mask_heads]
+  uint32_t mask_heads;  ///< heads of the plan's masks [batch or 1, mask_heads]
   Sharing sharing;
 };
 
-/// The same by key blocks, for the backward.
+/// The plan of all masks of a call by key blocks, for the backward.
 struct KeyPlanBits {
   const uint32_t* key_live;
   const uint32_t* key_full;
@@ -58,14 +58,14 @@ struct KeyPlanBits {
   const int32_t* key_order;  ///< [masks, key blocks]
   int32_t words_per_key, words_per_row;
   int32_t row_granules;
-  uint32_t mask_heads;  ///< of the plan's masks [batch or 1, mask_heads]
+  uint32_t mask_heads;  ///< heads of the plan's masks [batch or 1, mask_heads]
   Sharing sharing;
 };
 
 /// How far each batch entry's visible elements reach: rows and keys past that count as zeros.
 struct VisibleExtents {
   const VisibleExtent* of_batch;  ///< the plan's; null in a forward with a dense mask, which reads all rows and keys
-  uint32_t batch_entries;         ///< of the call that share one
+  uint32_t batch_entries;         ///< entries of the call that share an extent
 
 #if defined(__CUDACC__)
   __device__ __forceinline__ int32_t rows(uint32_t batch, int32_t seqlen_q) const {

@@ -9,7 +9,7 @@
 
 namespace flashmask::cuda {
 
-/// Whether kernels of these parameters have bands over positions.
+/// True for parameters of kernels that have bands over positions.
 template <typename Params>
 inline constexpr bool kHasPositions = requires(const Params& p) { p.features.positions; };
 

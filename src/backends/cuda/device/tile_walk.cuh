@@ -7,8 +7,8 @@
 
 namespace flashmask::cuda {
 
-/// The live key blocks of one query tile of kGranules row granules, 32 words of each granule's bits at a time: lane l
-/// of the calling warp holds word `first_word + l`. f's bits of granule g are at g * kSpacing.
+/// Walks the live key blocks of one query tile of kGranules row granules, 32 words of each granule's bits at a time.
+/// Lane l of the calling warp holds word `first_word + l`; f's bits of granule g are at g * kSpacing.
 template <int kGranules, int kSpacing, typename PlanBits>
 class RowTileWalk {
  public:

@@ -5,39 +5,39 @@
 
 namespace flashmask::cuda {
 
-/// What a kernel sums dq up in: floats, integers (deterministic mode), or either, as a call asks.
+/// The type a kernel sums dq up in: floats, integers (deterministic mode), or either, as a call asks.
 enum class DqSum : uint8_t { kFloats, kIntegers, kEither };
 
-/// What a kernel over tiles does beside plain attention, or what a call asks of one.
+/// Additions to plain attention that a kernel over tiles makes, or that a call asks for.
 struct Variant {
   DqSum sum = DqSum::kFloats;
   bool softcap = false, dropout = false, sink = false, positions = false;
   bool partial = false;  ///< leaves out in fp32
   bool split = false;    ///< leaves parts of dk and dv, or all of them, in fp32
 
-  /// Whether its kernel runs a call that asks for `asked`. A feature that the call lacks costs time alone.
+  /// True if its kernel runs a call that asks for `asked`. A feature that the call lacks costs only time.
   constexpr bool takes(const Variant& asked) const {
     const bool has_features = (softcap || !asked.softcap) && (dropout || !asked.dropout) && (sink || !asked.sink) &&
                               (positions || !asked.positions);
     return has_features && (sum == DqSum::kEither || sum == asked.sum) && partial == asked.partial &&
            split == asked.split;
   }
-  /// Whether its kernel reads FeatureParams.
+  /// True if its kernel reads FeatureParams.
   constexpr bool has_features() const { return softcap || dropout || sink || positions; }
 };
 
 /// The kernels of a tile that one translation unit has.
 enum class Unit : uint8_t { kPlain, kFeatures, kPartial };
 
-/// The features that there are kernels of for a tile: all, all but dropout, or none of those that change the loop over
-/// tiles. Of a variant: the tiles that it is for.
+/// The features that a tile has kernels for: all, all but dropout, or none that changes the loop over tiles. For a
+/// variant: the tiles that it is for.
 enum class TileFeatures : uint8_t { kAny, kAll, kNoDropout, kNone };
 
-/// A row of an architecture's table of variants. Of a tile, a call runs in the first one that takes it.
+/// A row of an architecture's table of variants. A call runs in a tile's first variant that takes it.
 struct VariantRow {
   Unit unit;
   TileFeatures tiles;
-  const char* suffix;  ///< of the kernel's id
+  const char* suffix;  ///< ends the kernel's id
   Variant variant;
 
   template <typename Tile>

@@ -34,7 +34,7 @@ struct DroppedBits {
   uint32_t row[2];
 };
 
-/// Of the slab that begins at (first_row, first_key), multiples of 16, of a batch entry and a query head.
+/// Draws the slab of a batch entry and a query head that begins at (first_row, first_key), multiples of 16.
 template <int kKeys>
 FLASHMASK_DROPOUT DroppedBits dropped_of_slab(dropout::Key key, uint32_t threshold, uint32_t batch, uint32_t head,
                                               uint32_t first_row, uint32_t first_key, uint32_t lane) {
@@ -69,9 +69,9 @@ struct DroppedOfKeys {
   uint32_t word[kWords];
 };
 
-// Of the eight elements of a draw, rows r and r + 8 by two keys of an even and an odd g and those 8 further on, two
-// lanes have four each: lane ^ 4 is the other. Each makes the draws of half of the rows 2c + {0, 1}, the lane of even
-// keys the even ones, and gives the other the bits of its keys.
+// A draw has eight elements: rows r and r + 8 by keys n, n + 1, n + 8 and n + 9, with n even. Two lanes, l and l ^ 4,
+// have four each: an even g has keys n and n + 8, an odd g the others. Each lane makes the draws of half of the rows
+// 2c + {0, 1}, the lane of even keys the even ones, and gives the other lane the bits of its keys.
 
 /// The bits of a lane's draws of kRows rows and 16 keys, from (first_row, first_key) on, multiples of 16: bit
 /// 8n + 4y + 2x + z is that of row first_row + 16n + 8y + 2c + g % 2, key first_key + 8x + g - g % 2 + z.

@@ -89,7 +89,7 @@ struct IntervalVectors {
 
   __device__ __forceinline__ bool given() const { return begin || end; }
 
-  /// Of the column at element place() of the vectors, which is computed only if there is such a vector.
+  /// The bound of the column at element place() of the vectors. Calls place() only if there is a vector to read.
   template <typename Place>
   __device__ __forceinline__ int32_t begin_at(Place place) const {
     return begin ? begin[place()] : 0;

@@ -83,7 +83,7 @@ __device__ __forceinline__ void measure_keys(const KeyMagnitudeParams& p, const 
     p.magnitudes[(static_cast<int64_t>(batch) * p.heads + head) * p.blocks + block] = {most_k, most_v};
 }
 
-/// Those of all keys of a query head's key head. All threads of a block call it.
+/// Magnitudes over all keys of a query head's key head. Collective over the block.
 __device__ __forceinline__ KeyMagnitudes magnitudes_of_head(const RowScaleParams& p, int64_t batch, uint32_t head) {
   const KeyMagnitudes* of_head = p.magnitudes + (batch * p.heads + head / p.query_heads_per_key_head) * p.blocks;
   KeyMagnitudes most{};
@@ -101,7 +101,7 @@ __device__ __forceinline__ float scale_of_bound(float bound) {
   const int exponent = static_cast<int>(__float_as_uint(bound) >> 23 & 0xff) - kBias + 1;
   return __uint_as_float(static_cast<uint32_t>(min(kBits - exponent + kBias, kMost)) << 23);
 }
-/// Of a row: dout_norm is |dout|.
+/// The scale of a dq row; dout_norm is |dout|.
 __device__ __forceinline__ float scale_of_row(const RowScaleParams& p, const KeyMagnitudes& keys, float dout_norm,
                                               float delta) {
   constexpr float kLeast = 0x1p-126f;  // A product of less may be 0, and so no bound.

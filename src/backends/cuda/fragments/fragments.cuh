@@ -13,7 +13,7 @@ namespace flashmask::cuda {
 template <int kRows, int kColumns, int kThreads = 2 * kRows>
 using Accumulators = float[kRows * kColumns / kThreads];
 
-/// The same matrix in 16 bits, as the A operand of a product over its columns, 16 of them at a time.
+/// Such a matrix in 16 bits, as the A operand of a product over its columns, 16 of them at a time.
 template <int kColumns>
 using PackedFragments = uint32_t[kColumns / 16][4];
 

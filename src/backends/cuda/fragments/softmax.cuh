@@ -8,9 +8,9 @@
 
 namespace flashmask::cuda {
 
-/// What a tile's scores did to a warp's rows.
+/// Effects of a tile's scores on a warp's rows.
 struct Raised {
-  bool row_max;  ///< of one row or more
+  bool row_max;  ///< raised in one row or more
   bool rescale;  ///< O has to be multiplied by the factors: a raised row had seen keys before
 };
 
@@ -103,12 +103,12 @@ struct RowState {
     for (int i = 0; i < kOutputs; ++i) o[i] *= inverse[i / 2 % 2];
   }
 
-  /// The same, and lse, with one more column, of score `sink` and without a value: -inf is none. Weights that O has
-  /// are multiplied by `weight_scale`. Terms are relative to the larger of row_max and the sink, so neither overflows.
+  /// Finishes O and lse with one more column, of score `sink` and without a value: -inf is none. Multiplies the weights
+  /// in O by `weight_scale`. Terms are relative to the larger of row_max and the sink, so neither overflows.
   template <int kOutputs>
   __device__ __forceinline__ void finish(float (&o)[kOutputs], float sink, float weight_scale, float scale_log2,
                                          float (&lse)[2]) const {
-    constexpr float kLog2E = 1.44269504088896341f, kMost = 3e38f;  // no infinity, of which differences would be NaN
+    constexpr float kLog2E = 1.44269504088896341f, kMost = 3e38f;  // not infinity: differences of infinities are NaN
     float factor[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -156,7 +156,7 @@ struct RowState {
     return row_max[half] + static_cast<float>(min(max(sum_log2, 0), kSlackLog2)) * score_of_bit;
   }
 
-  /// Whether this thread's scores of a row surely leave its row_max as it is.
+  /// True if this thread's scores of a row surely leave its row_max as it is.
   __device__ __forceinline__ bool is_settled(int32_t largest_bits, int half) const {
     return (limit[half] >= 0) & (__int_as_float(largest_bits) <= limit[half]);
   }

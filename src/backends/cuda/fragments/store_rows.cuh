@@ -9,7 +9,7 @@
 namespace flashmask::cuda {
 
 /// Stores a warp's slab of kColumns columns in the tensors' type: `origin` is the tensor's row 0, `row` the slab's
-/// first row. Nothing of rows past `rows` and columns past `columns`. A quad holds 16 bytes of a row at a time. Its
+/// first row. Skips rows past `rows` and columns past `columns`. A quad holds 16 bytes of a row at a time. Its
 /// lanes exchange four such chunks, so that each of them has one, and the quad stores 64 bytes of a row, whole sectors.
 template <typename Element, int kValues>
 __device__ __forceinline__ void store_slab(const float (&o)[kValues], Element* origin, int64_t row_stride, int32_t row,
@@ -37,7 +37,7 @@ __device__ __forceinline__ void store_slab(const float (&o)[kValues], Element* o
   }
 }
 
-/// The same in fp32. A quad stores 32 bytes of a row at a time, a whole sector.
+/// Stores a warp's slab in fp32. A quad stores 32 bytes of a row at a time, a whole sector.
 template <int kValues>
 __device__ __forceinline__ void store_float_slab(const float (&o)[kValues], float* origin, int64_t row_stride,
                                                  int32_t row, int32_t rows, int32_t columns) {

@@ -9,13 +9,13 @@
 
 namespace flashmask::cuda {
 
-/// The policy Weights says which weights the product P V takes; a row's sum, and so lse, is of all. This one takes all
-/// of them. A policy is made from the kernel's parameters, and has
+/// The policy Weights says which weights the product P V takes; a row's sum, and so lse, has all. This policy takes
+/// all, too. A policy is made from the kernel's parameters, and has
 ///   kMayDrop: whether it ever leaves one out, and if so
 ///   drops(): whether it does in this call;
-///   scale(): what the others are multiplied by, 1 without dropout;
-///   draw(batch, head, row, key): which, of a warp's slab from (row, key) on;
-///   draw_of_keys(batch, head, row, key): the same of a transposed slab.
+///   scale(): the factor of the others, 1 without dropout;
+///   draw(batch, head, row, key): the dropped weights of a warp's slab from (row, key) on;
+///   draw_of_keys(batch, head, row, key): the dropped weights of a transposed slab.
 struct AllWeights {
   static constexpr bool kMayDrop = false;
 
@@ -23,7 +23,7 @@ struct AllWeights {
   __device__ __forceinline__ explicit AllWeights(const Params&) {}
 };
 
-/// Those that dropout keeps, if the call has it. They are scaled with the row, at the end.
+/// Takes the weights that dropout keeps, if the call has dropout. They are scaled with the row, at the end.
 class KeptWeights {
  public:
   static constexpr bool kMayDrop = true;
@@ -61,7 +61,7 @@ class KeptWeights {
   dropout::Key key_;
 };
 
-/// Where no weight is dropped, as DroppedBits.
+/// Stands in for DroppedBits if no weight is dropped.
 struct NoneDropped {};
 template <int kSteps>
 __device__ __forceinline__ void leave_out(const NoneDropped&, int, uint32_t (&)[kSteps][4]) {}
