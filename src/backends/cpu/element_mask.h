@@ -12,8 +12,7 @@
 
 namespace flashmask::cpu {
 
-/// A key tile's bounds from the mask's vectors, for rules::visible_windows; keys past the end of the sequence have
-/// none.
+/// A key tile's bounds from the mask's vectors, for rules::visible_windows. Keys past the sequence's end have none.
 struct TileBounds {
   const rules::Columns& columns;
   int32_t key0, keys;

@@ -9,8 +9,8 @@
 
 namespace flashmask::cuda {
 
-/// The policy Weights says which weights the product P V takes; a row's sum, and so lse, has all. This policy takes
-/// all, too. A policy is made from the kernel's parameters, and has
+/// The policy Weights says which weights the product P V takes; a row's sum, and so lse, is over all. This policy
+/// takes all. A policy is made from the kernel's parameters, and has
 ///   kMayDrop: whether it ever leaves one out, and if so
 ///   drops(): whether it does in this call;
 ///   scale(): the factor of the others, 1 without dropout;

@@ -10,9 +10,9 @@
 
 namespace flashmask::cuda {
 
-// What the host side derives from a call for the kernels of every architecture.
+// Parameters that the host derives from a call for the kernels of every architecture.
 
-/// Something of [batch or 1, heads, ...] for the call's batch entries and query heads.
+/// How a tensor [batch or 1, heads, ...] is broadcast to the call's batch entries and query heads.
 Sharing sharing(const Problem& p, int64_t batch, int64_t heads);
 
 /// The element types that there are kernels of.
@@ -33,17 +33,17 @@ int64_t multiprocessors(const Problem& p);
 /// How many CTAs of a persistent kernel the call may have.
 int64_t most_ctas(const Problem& p);
 
-/// What the kernels read of the call's mask, and of its dense mask if it has one.
+/// The kernels' view of the call's mask, and of its dense mask if it has one.
 MaskColumns mask_columns(const Problem& p);
 DenseMask dense_mask(const Problem& p);
 
-/// What the forward computes the visible elements of the call's partial granules from.
+/// How the forward computes the visible elements of the call's partial granules.
 ElementMask element_mask(const Problem& p);
-/// What the forward's kernels read of its plan. Tiles of `tile_rows` come in an order of their own; those of 64 rows by
-/// pairs, in that of 128.
+/// The plan's bits for the forward's kernels. Tiles of `tile_rows` have an order of their own; tiles of 64 rows come by
+/// pairs, in the order of 128.
 RowPlanBits row_plan_bits(const Problem& p, int tile_rows);
 
-/// What the backward's kernels read of its plan.
+/// The plan's bits for the backward's kernels.
 KeyPlanBits key_plan_bits(const Problem& p);
 
 /// The plan's extents; none with a dense mask.
@@ -56,11 +56,11 @@ TensorRows tensor_rows(const TensorView& tensor);
 /// number.
 float scale_log2(const Problem& p);
 
-/// How many query heads, in whole groups that share keys and values, run together so that those stay in `l2_bytes` of
+/// How many query heads, in whole groups that share keys and values, run together so that these stay in `l2_bytes` of
 /// the L2 cache.
 int64_t heads_per_l2_group(const Problem& p, int64_t l2_bytes);
 
-/// What kernels read of the call's features.
+/// The kernels' parameters of the call's features.
 FeatureParams feature_params(const Problem& p);
 
 /// Lets a kernel have its dynamic shared memory; asks CUDA once per kernel and device.

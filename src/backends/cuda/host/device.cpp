@@ -57,9 +57,9 @@ DeviceList read_devices() {
   return list;
 }
 
-/// Whether the thread has a context. A new thread has a device, but gets its context only with the first call of the
-/// runtime that needs one, as cudaSetDevice does since CUDA 12. Driver functions, such as that of tensor maps, make
-/// none.
+/// True if the thread has a context. A new thread has a device, but gets its context only with the first call of the
+/// runtime that needs one, as cudaSetDevice does since CUDA 12. Driver functions, such as the one for tensor maps,
+/// make none.
 bool has_context() {
   CUcontext context = nullptr;
   return driver().get_current_context(&context) == CUDA_SUCCESS && context;

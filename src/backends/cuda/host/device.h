@@ -7,7 +7,7 @@
 
 namespace flashmask::cuda {
 
-/// What is known of one device without a context on it.
+/// Properties of a device that can be read without a context on it.
 struct DeviceProperties {
   std::string name;
   int major = 0, minor = 0;  ///< compute capability

@@ -19,7 +19,7 @@ class TileCounter {
  public:
   /// `memory` has kWorkspaceAlignment bytes.
   TileCounter(const Problem& problem, std::byte* memory);
-  /// What the kernel adds to, or null.
+  /// The counter that the kernel adds to, or null.
   unsigned long long* on_device() const { return count_; }
   /// Adds the count to the call's. Waits for the stream, if tiles are counted at all.
   void report() const;

@@ -18,7 +18,7 @@ namespace flashmask::cuda {
 /// Head dims are multiples of this, as rows are loaded 16 bytes at a time.
 inline constexpr int64_t kHeadDimStep = 8;
 
-/// What the products of a pair of a row and a key take, in multiply-adds.
+/// Multiply-adds in the products of a pair of a row and a key.
 template <typename Tile>
 constexpr int64_t work_of_pair(int64_t head_dim, int64_t head_dim_v) {
   return Tile::kProductsOfQk * head_dim + Tile::kProductsOfV * head_dim_v;

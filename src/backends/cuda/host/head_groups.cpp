@@ -9,7 +9,7 @@
 namespace flashmask::cuda {
 namespace {
 
-/// What the heads of an L2 group read and add up for their rows should stay in this much of the L2 cache.
+/// Share of the L2 cache that should hold all that the heads of an L2 group read and add up for their rows.
 constexpr int64_t kL2GroupBytes = int64_t{16} << 20;
 /// Work tiles that an L2 group should have for each multiprocessor: the longest of fewer outlasts the others. More head
 /// groups than fit in L2 pay for that up to these bytes.
@@ -19,7 +19,7 @@ constexpr int64_t kLeastRounds = 2, kMostBytes = int64_t{320} << 20;
 /// have this many rows, counted under each of its query heads.
 constexpr int64_t kManyRounds = 8, kRowsOfPart = 10240;
 
-/// What the query heads of a head group read (q, dout) and add up (dq).
+/// Bytes that the query heads of a head group read (q, dout) and add up (dq).
 int64_t l2_bytes_of_head_group(const Problem& p, int64_t splits) {
   const auto element = static_cast<int64_t>(element_size(p.dtype));
   const int64_t of_row = (p.head_dim + p.head_dim_v) * element + p.head_dim * static_cast<int64_t>(sizeof(float));

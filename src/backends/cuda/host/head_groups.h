@@ -7,20 +7,20 @@
 
 namespace flashmask::cuda {
 
-// Of a backward: its work tiles are key tiles of head groups, which have all query heads of a key head, or one of the
-// `splits` equal parts of them.
+// A backward's work tiles are key tiles of head groups. A head group has all query heads of a key head, or one of their
+// `splits` equal parts.
 
-/// Into how many parts the query heads of a key head are split, of which the call has `key_tiles` tiles: as few as give
-/// each multiprocessor a work tile, and more where few long ones would not come evenly. Of the device and the shapes
-/// alone, so that neither the workspace nor the bits depend on more.
+/// Number of parts that the query heads of a key head are split into, for `key_tiles` key tiles in the call: as few as
+/// give each multiprocessor a work tile, and more where few long ones would not come evenly. Depends only on the device
+/// and the shapes, so that the workspace and the bits do, too.
 int64_t count_splits(const Problem& p, int64_t key_tiles);
 
-/// Head groups of batch entries that run together, so that what they read (q, dout) and add up (dq) for their rows
-/// stays at hand.
+/// Head groups of batch entries that run together, so that the rows they read (q, dout) and add up (dq) stay at
+/// hand.
 int64_t head_groups_in_l2(const Problem& p, int64_t splits);
 
-/// As many, or more, in L2 groups of about one size: enough for an L2 group's longest work tile not to outlast all
-/// others. `key_tiles`: of a head group.
+/// At least head_groups_in_l2(), in L2 groups of about one size: enough for an L2 group's longest work tile not to
+/// outlast all others. `key_tiles`: key tiles of a head group.
 int64_t head_groups_for_rounds(const Problem& p, int64_t splits, int64_t key_tiles);
 
 }  // namespace flashmask::cuda

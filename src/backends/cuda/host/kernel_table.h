@@ -12,7 +12,7 @@
 
 namespace flashmask::cuda {
 
-/// What a call asks of a kernel, as far as its features and options say.
+/// The variant that a call's features and options ask for.
 Variant asked_variant(const Problem& p);
 
 /// The beginning of the ids of a tile's kernels: "sm90.fwd.bf16.d128.dv128.c3". `column` is the tile's third.

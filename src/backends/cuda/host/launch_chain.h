@@ -28,13 +28,13 @@ class LaunchChain {
   void launch(const char* what, void (*kernel)(Args...), int64_t blocks, int threads, Args... args) {
     launch(what, kernel, blocks, threads, 0, args...);
   }
-  /// The same with dynamic shared memory.
+  /// Launches a kernel with dynamic shared memory.
   template <typename... Args>
   void launch(const char* what, void (*kernel)(Args...), int64_t blocks, int threads, int shared_bytes, Args... args) {
     void* arguments[] = {&args...};
     launch(what, reinterpret_cast<const void*>(kernel), blocks, threads, shared_bytes, arguments);
   }
-  /// The same of a kernel of any type, with dynamic shared memory.
+  /// Launches a kernel of any type, with dynamic shared memory.
   void launch(const char* what, const void* kernel, int64_t blocks, int threads, int shared_bytes, void** arguments) {
     if (blocks == 0) return;
     cudaLaunchAttribute attribute{};

@@ -66,7 +66,7 @@ class DeviceRun {
  private:
   /// About as many as a device runs side by side: more entries than that are shared out among fewer threads.
   static constexpr int64_t kThreadsAtOnce = int64_t{1} << 18;
-  /// Of a scan: each block reads the sums of those before its own.
+  /// Most parts of a scan: each block reads the sums of all parts before its own.
   static constexpr int64_t kMostParts = 1024;
 
   std::byte* take(int64_t bytes) {

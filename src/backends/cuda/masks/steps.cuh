@@ -12,7 +12,7 @@
 namespace flashmask::cuda::masks {
 
 inline constexpr int kThreads = 256;
-inline constexpr int kBlocks = 3;  ///< of a multiprocessor, at least; more would leave too few registers for loads
+inline constexpr int kBlocks = 3;  ///< per multiprocessor, at least; more would leave too few registers for loads
 inline constexpr int kScanItems = 4;
 inline constexpr int64_t kTile = kThreads * kScanItems;
 

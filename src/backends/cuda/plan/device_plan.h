@@ -11,9 +11,9 @@
 
 namespace flashmask::cuda {
 
-/// Enqueues the kernels that fill `buffer` (device memory, PlanLayout::bytes, 8-byte aligned) with the plan
-/// of a mask whose vectors are in device memory: the bytes that build_plan writes on the host, the hash of the contents
-/// included. The device must be the current one. Nothing is allocated, nothing synchronises, nothing need be in
+/// Enqueues the kernels that fill `buffer` (device memory, PlanLayout::bytes, 8-byte aligned) with the plan for
+/// a mask with vectors in device memory: the bytes that build_plan writes on the host, including the hash of the
+/// contents. The device must be the current one. Nothing is allocated, nothing synchronises, nothing need be in
 /// `buffer` before, and a CUDA graph can capture it. The work is of the order of the plan's granules, and of the
 /// squares of row granules and of key blocks for the orders.
 ///

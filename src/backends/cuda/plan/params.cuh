@@ -19,7 +19,7 @@ struct Sharing {
   int32_t batch_group, head_group, heads;
 };
 
-/// What the kernels read of a mask, as MaskView has it, but that a band over positions is none here.
+/// A mask for the planner's kernels, as MaskView has it, but without a band over positions.
 struct PlanMask {
   int64_t seqlen_q, seqlen_k;
   int32_t diagonal_lo, diagonal_hi;
@@ -41,14 +41,14 @@ struct PositionBand {
   int32_t q_group, k_group;
 };
 
-/// What every kernel of the planner gets. Granules and key blocks are counted in int32 (there are at most 2^25),
+/// Parameters of every kernel of the planner. Granules and key blocks are counted in int32 (there are at most 2^25),
 /// elements of a part of the buffer in int64.
 struct Params {
   PlanMask mask;
   PlanLayout layout;
   PlanHeader header;  ///< its hash is the mask's frame; the device adds the contents
   std::byte* buffer;
-  int32_t heads;  ///< of the mask as a whole
+  int32_t heads;  ///< heads of the mask as a whole
   int32_t row_granules, key_blocks;
   Sharing bounds, blocks;
 

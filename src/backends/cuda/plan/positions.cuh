@@ -34,7 +34,7 @@ class PositionBlock {
     hashes_keys_ = first_head && b % band.k_group == 0;
   }
 
-  /// Of the calling thread's key, if there is such a key.
+  /// The position of the calling thread's key; empty past the last key.
   __device__ rules::PositionRange range_of_key(int32_t key) {
     if (key >= p_.mask.seqlen_k) return {};
     const int32_t position = p_.mask.k_pos[k_first_ + key];
@@ -75,7 +75,7 @@ class PositionBlock {
   }
 
  private:
-  /// Of the calling lane's two rows of a granule, if there are such rows.
+  /// The positions of the calling lane's two rows of a granule; empty past the last row.
   __device__ rules::PositionRange range_of_rows(int32_t granule) {
     rules::PositionRange range;
 #pragma unroll

@@ -14,7 +14,7 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t address, uint32_t (&r)[4]) 
                : "memory");
 }
 
-/// The same with `.trans`: what lane l gets of a matrix are rows 2(l % 4) and 2(l % 4) + 1 of column l / 4.
+/// ldmatrix_x4 with `.trans`: of each matrix, lane l gets rows 2(l % 4) and 2(l % 4) + 1 of column l / 4.
 __device__ __forceinline__ void ldmatrix_x4_transposed(uint32_t address, uint32_t (&r)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

@@ -19,8 +19,8 @@ __device__ __forceinline__ uint32_t lane_anew() {
   return lane;
 }
 
-/// PTX ISA, "redux.sync": `x`, which is the same in all lanes. The result sits in a uniform register, so what is
-/// computed from it (addresses, descriptors, loop counts) takes no vector registers and no vector instructions.
+/// PTX ISA, "redux.sync": `x`, which is the same in all lanes. The result sits in a uniform register, so values
+/// computed from it (addresses, descriptors, loop counts) take no vector registers and no vector instructions.
 __device__ __forceinline__ uint32_t uniform(uint32_t x) { return __reduce_or_sync(0xffffffff, x); }
 __device__ __forceinline__ uint64_t uniform(uint64_t x) {
   return static_cast<uint64_t>(uniform(static_cast<uint32_t>(x >> 32))) << 32 | uniform(static_cast<uint32_t>(x));
@@ -34,13 +34,13 @@ __device__ __forceinline__ T from_leader(const T& x) {
   return static_cast<T>(uniform(threadIdx.x % 32 == 0 ? static_cast<Word>(x) : Word{0}));
 }
 
-/// The same number; what follows from it is computed where it is used and not kept in registers.
+/// Hides `x` from the compiler: values derived from it are computed where they are used and not kept in registers.
 __device__ __forceinline__ uint32_t opaque(uint32_t x) {
   asm volatile("" : "+r"(x));
   return x;
 }
 
-/// The same number, kept in a register: the compiler cannot recompute what a shuffle returns.
+/// Keeps `x` in a register: the compiler cannot recompute the result of a shuffle.
 __device__ __forceinline__ uint32_t kept(uint32_t x) { return __shfl_sync(~0u, x, static_cast<int>(lane())); }
 
 /// Keeps the compiler from reading accumulators before the wait above this line.

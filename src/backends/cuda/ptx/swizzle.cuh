@@ -5,9 +5,9 @@
 
 namespace flashmask::ptx {
 
-/// How a matrix of 16-bit elements lies in shared memory under the 128-byte swizzle, as TMA writes it and wgmma reads
-/// it: block after block of 64 columns, in a block row after row of 128 bytes, in a row 8 chunks of 16 bytes, chunk c
-/// of row r in place c ^ r % 8. The pattern repeats every 8 rows. All distances are in bytes.
+/// Layout of a matrix of 16-bit elements in shared memory under the 128-byte swizzle, as TMA writes it and wgmma reads
+/// it: block after block of 64 columns, in a block row after row of 128 bytes, in a row 8 chunks of 16 bytes. Row r has
+/// chunk c in place c ^ r % 8. The pattern repeats every 8 rows. All distances are in bytes.
 struct Swizzle128 {
   static constexpr int kColumns = 64;
   static constexpr uint32_t kRow = 128, kPattern = 8 * kRow;

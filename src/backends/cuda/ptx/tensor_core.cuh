@@ -15,7 +15,7 @@ class MatrixDescriptor {
   /// inner dimension; the others ignore it.
   __device__ __forceinline__ explicit MatrixDescriptor(uint32_t address, uint32_t leading_bytes = 16)
       : low_((address >> 4) | (leading_bytes >> 4) << 16) {}
-  /// The same tile, read from `bytes` further on.
+  /// The descriptor that reads the tile from `bytes` further on.
   __device__ __forceinline__ uint64_t at(uint32_t bytes) const {
     constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
     return kSwizzle128 | uint64_t{Swizzle128::kPattern >> 4} << 32 | (low_ + (bytes >> 4));
@@ -42,7 +42,7 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t address, uint32_t r0, uint3
                : "memory");
 }
 
-/// The same with `.trans`: what lane l holds of a matrix are rows 2(l % 4) and 2(l % 4) + 1 of column l / 4.
+/// stmatrix_x4 with `.trans`: of each matrix, lane l holds rows 2(l % 4) and 2(l % 4) + 1 of column l / 4.
 __device__ __forceinline__ void stmatrix_x4_transposed(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2,
                                                        uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0),

@@ -9,7 +9,7 @@
 
 namespace flashmask::ptx {
 
-/// Where a box begins in a tensor map, see sm90::tensor_map.
+/// Origin of a box in a tensor map, see sm90::tensor_map.
 struct BoxOrigin {
   int32_t row, block, head, batch;
 };
@@ -32,8 +32,8 @@ __device__ __forceinline__ void tma_store(const CUtensorMap& map, const void* sh
       "r"(column), "r"(at.row), "r"(at.block), "r"(at.head), "r"(at.batch), "r"(shared_address(shared))
       : "memory");
 }
-/// How rows come and go in blocks of 64 columns: in one copy of all of them, or in one each, which begins at a column
-/// of its own, so that rows may end in any block.
+/// Copies rows in blocks of 64 columns: all blocks at once, or each by itself, from a column of its own, so that rows
+/// may end in any block.
 template <bool kOneCopy>
 struct Blocks {
   /// Loads kBlocks blocks of kRows rows from `at` on.
@@ -71,14 +71,14 @@ __device__ __forceinline__ void bulk_store(void* global, const void* shared, uin
                "r"(shared_address(shared)), "r"(bytes)
                : "memory");
 }
-/// PTX ISA, "cp.reduce.async.bulk": the same, adding to the floats that are there.
+/// PTX ISA, "cp.reduce.async.bulk": adds `bytes`, likewise, to the floats in global memory.
 __device__ __forceinline__ void bulk_add(float* global, const float* shared, uint32_t bytes) {
   asm volatile(
       "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global_address(global)),
       "r"(shared_address(shared)), "r"(bytes)
       : "memory");
 }
-/// The same of 32-bit integers, which lie in place of the floats.
+/// bulk_add of 32-bit integers, stored in place of the floats.
 __device__ __forceinline__ void bulk_add_integers(float* global, const float* shared, uint32_t bytes) {
   asm volatile(
       "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.s32 [%0], [%1], %2;" ::"l"(global_address(global)),
@@ -92,8 +92,8 @@ __device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.w
 __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 /// PTX ISA, "fence.proxy.async": this thread's shared-memory writes become visible to tensor cores and copy engine.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-/// PTX ISA, "fence.proxy.async": orders this thread's accesses to global memory, and what it has synchronised with, and
-/// those of the copy engine.
+/// PTX ISA, "fence.proxy.async": orders the copy engine's accesses to global memory with this thread's, and with all
+/// that it has synchronised with.
 __device__ __forceinline__ void fence_async_proxy_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 /// PTX ISA, "prefetch.tensormap".
 __device__ __forceinline__ void prefetch(const CUtensorMap& map) {
