@@ -15,8 +15,7 @@ namespace flashmask::cuda {
 /// and the shapes, so that the workspace and the bits do, too.
 int64_t count_splits(const Problem& p, int64_t key_tiles);
 
-/// Head groups of batch entries that run together, so that the rows they read (q, dout) and add up (dq) stay at
-/// hand.
+/// Head groups of batch entries that run together, so that the rows they read (q, dout) and add up (dq) stay at hand.
 int64_t head_groups_in_l2(const Problem& p, int64_t splits);
 
 /// At least head_groups_in_l2(), in L2 groups of about one size: enough for an L2 group's longest work tile not to

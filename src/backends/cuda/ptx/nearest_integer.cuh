@@ -11,9 +11,9 @@ __device__ __forceinline__ float nearest_integer(float x) {
   return x;
 }
 
-/// nearest_integer by multiply-adds, |x| <= 2^29. A number added to 1.5 * 2^23 has its nearest integer in the low bits
-/// of the sum, but only 23 of them: one sum, `high`, takes x / -256, the other the remainder of x. The zero of `high`
-/// is such that the bits of both together, low - 256 high, are the integer's.
+/// nearest_integer by multiply-adds, |x| <= 2^29. The low bits of x + 1.5 * 2^23 are the integer nearest to x, but only
+/// 23 of them: one sum, `high`, takes x / -256, the other the remainder of x. The zero of `high` is such that the
+/// joint bits, low - 256 high, are the integer's.
 __device__ __forceinline__ float nearest_integer_by_adds(float x) {
   constexpr float kUnit = 256, kLowZero = 0x1.8p23F, kHighZero = 0x800000 + 0x4b4000;
   asm("{ .reg .f32 low, high; .reg .b32 low_bits, high_bits;\n"

@@ -32,7 +32,7 @@ Prepared prepare(const Problem& p, int kilobytes) {
   return prepared;
 }
 
-/// Whether a block may have kLargeKilobytes of shared memory.
+/// True if a block may have kLargeKilobytes of shared memory.
 bool is_large(int major, int minor) { return multiprocessor_kilobytes(major, minor) > kLargeKilobytes; }
 
 }  // namespace

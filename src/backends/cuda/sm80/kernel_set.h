@@ -5,8 +5,8 @@
 
 namespace flashmask::sm80 {
 
-/// Those of mma.sync: for Ampere, Ada and, by PTX, every later architecture. The second has their smaller tiles alone,
-/// for devices with less shared memory.
+/// The kernels of mma.sync: for Ampere, Ada and, by PTX, every later architecture. The second set has only the smaller
+/// tiles, for devices with less shared memory.
 extern const cuda::KernelSet kKernelSet, kSmallKernelSet;
 
 }  // namespace flashmask::sm80

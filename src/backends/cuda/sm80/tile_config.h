@@ -7,13 +7,13 @@
 
 namespace flashmask::sm80 {
 
-/// What the ids of the kernels begin with.
+/// Prefix of the kernels' ids.
 inline constexpr const char* kArch = "sm80";
 
 // The tiles of the kernels of mma.sync: a row for each combination of head dims that there are kernels for, and of the
 // shared memory that a block may have. The build makes kernels of each row for each element type; dispatch, refusals
 // and what the library says it supports are read from here. CMake reads the rows, too: each begins with ForwardTile{ or
-// BackwardTile{, head_dim, head_dim_v, kilobytes, features; and those of the variants.
+// BackwardTile{, head_dim, head_dim_v, kilobytes, features; and the rows of the variants.
 using cuda::TileFeatures, cuda::Unit, cuda::VariantRow;
 using enum TileFeatures;
 using enum Unit;
@@ -25,20 +25,20 @@ inline constexpr int kLargeKilobytes = 163, kSmallKilobytes = 99;
 /// one buffer of K and one of V.
 struct ForwardTile {
   int head_dim, head_dim_v;
-  int kilobytes;  ///< of shared memory that a block needs at most: one of the two above
+  int kilobytes;  ///< shared memory that a block needs at most: one of the two above
   TileFeatures features;
   int rows, keys, warps;
-  int ctas;  ///< of a multiprocessor, for which the registers of a thread are limited
+  int ctas;  ///< CTAs of a multiprocessor, for which the registers of a thread are limited
 
   /// Products of a tile that are as long or wide as head_dim, and as head_dim_v.
   static constexpr int kProductsOfQk = 1, kProductsOfV = 1;
   constexpr int rows_of_warp() const { return rows / warps; }
 };
 
-// Each warp reads all of K and V from shared memory. With 32 rows it does so for two products at a time, where O and S
-// of so many rows fit the registers. Rows of 99 kilobytes run everywhere; of one pair of head dims the one is chosen
-// with which a multiprocessor of the device holds most warps, then most CTAs: two of four warps wait for each other
-// less than eight that share barriers.
+// Each warp reads all of K and V from shared memory. With 32 rows it does so for two products at a time, if O
+// and S of 32 rows fit in registers. Rows of 99 kilobytes run everywhere. Among the rows of one pair of head dims,
+// the chosen one gives a multiprocessor of the device most warps, then most CTAs: two CTAs of four warps wait for each
+// other less than eight warps that share barriers.
 // clang-format off: the build reads a row from each line
 inline constexpr ForwardTile kForwardTiles[] = {
     // d, d_v, KB, features  rows keys warps CTAs
@@ -68,8 +68,8 @@ struct BackwardTile {
   static constexpr int kProductsOfQk = 3, kProductsOfV = 2;
   /// Rows of a tile of the plan: whole granules.
   constexpr int plan_rows() const { return rows < 64 ? 64 : rows; }
-  // Among how many warps the columns of a product are divided: keys of S and dP, head dims of dK and dV, and of dQ.
-  // Where those have blocks of 32 columns in shared memory, two warps share a block, else four.
+  // Number of warps that divide the columns of a product: keys of S and dP, head dims of dK and dV, and of dQ. Two
+  // warps share a block of 32 columns in shared memory, four a block of 64.
   constexpr int score_warps() const { return rows == 128 || (rows == 64 && keys == 64) ? 2 : 4; }
   constexpr int gradient_warps(int dim) const { return keys == 128 || dim % 64 != 0 ? 2 : 4; }
   constexpr int dq_warps() const { return rows == 128 || head_dim % 64 != 0 ? 2 : 4; }
@@ -123,8 +123,7 @@ constexpr Tile find_tile(const Tile (&table)[kCount], int head_dim, int head_dim
   return table[row];
 }
 
-/// Whether the kernels of a tile take rows of `dim` where it has `dim_of_tile`: what a tile has more is zeros in shared
-/// memory.
+/// True if a tile's kernels take rows of `dim` in place of `dim_of_tile`: the rest of a row is zeros in shared memory.
 template <typename Tile>
 constexpr bool holds(const Tile&, long dim, long dim_of_tile) {
   return dim % 8 == 0 && dim <= dim_of_tile;

@@ -73,13 +73,13 @@ std::string id_of_convert_dq(DataType dtype, const BackwardTile& tile) {
   return message(id_of(dtype, tile), ".convert_dq");
 }
 
-/// What the call asks of the kernel over key tiles. Every kernel reads positions, sums dq up in either way and leaves
-/// fp32 where that is asked for; a sink's weight is in lse.
+/// The variant that the call asks for over key tiles. Every kernel reads positions, sums dq up in either way and leaves
+/// fp32 if asked to; a sink's weight is in lse.
 cuda::Variant asked_variant(const Problem& p) {
   return {.softcap = p.features.softcap != 0, .dropout = p.features.dropout.p != 0};
 }
 
-/// Whether there is a kernel of a tile that takes the call.
+/// Selects the tiles that have a kernel for the call.
 auto takes(const Problem& p) {
   return [&table = table_of(p.dtype), asked = asked_variant(p)](const BackwardTile& tile) {
     return table.find(tile, asked) != nullptr;
@@ -114,7 +114,7 @@ struct TileCounts {
   int64_t tiles_of_head(const BackwardTile& tile) const { return key_blocks * (kGranuleKeys / tile.keys); }
 };
 
-/// Where everything lies in the workspace.
+/// Offsets of all parts of the workspace.
 struct Layout {
   int64_t terms = 0, sums = 0, has_sums = 0, next = 0, extents = 0, magnitudes = 0, scales = 0, dk_parts = 0,
           dv_parts = 0, bytes = 0;
@@ -173,7 +173,7 @@ T* at(std::byte* workspace, int64_t offset) {
   return reinterpret_cast<T*>(workspace + offset);
 }
 
-/// Of lse or dlse, [batch, heads, rows].
+/// Rows of lse or dlse, [batch, heads, rows].
 cuda::TensorRows rows_of_vector(const TensorView& t) { return {t.data, t.stride[0], t.stride[1], t.stride[2], 1}; }
 
 /// A dense mask has no plan.

@@ -21,14 +21,14 @@ namespace flashmask::sm80::bwd {
 ///   S = Q K^T, dP = dO V^T, P = exp2(S scale - lse), dS = P (dP - delta), dV += P^T dO, dK += dS^T Q, dQ = dS K.
 /// dK and dV stay in registers, P and dS go through shared memory, dQ is added to its sums in global memory.
 ///
-/// What is loaded for the next row tile arrives under this one's products where there are two buffers, and else under
-/// dQ's, which reads neither Q nor dO. The barriers, each of all threads:
+/// The next row tile's loads arrive under this one's products if there are two buffers, and else under dQ's product,
+/// which reads neither Q nor dO. The barriers, each of all threads:
 ///
 ///   barrier              says that this is there       and that this is done, and what follows may overwrite it
-///   twice, where V lies  those columns                 reading them from where Q and dO come
+///   twice, where V lies  V's columns in registers      reading them from the buffers of Q and dO
 ///   in registers, too
-///   before the scores    Q, dO and RowTerms, K and V   reading P and dS, and Q and dO where they have two buffers
-///                        of a new work tile
+///   before the scores    Q, dO and RowTerms, and for   reading P and dS, and Q and dO where they have two buffers
+///                        a new work tile K and V
 ///   after the scores     P and dS                      -
 ///   before dQ, where dO  -                             reading Q and dO
 ///   has one buffer
@@ -61,7 +61,7 @@ class BackwardCta {
   using Mask = WarpMask<16 * ScoreGrid::kSlabs, 16 * ScoreGrid::kPieces>;
   static constexpr int kThreads = Traits::kThreads;
 
-  /// Of V, the operand of dP, the first columns, where they lie in registers.
+  /// V's first columns, which some tiles keep in registers as the operand of dP.
   static constexpr int kValueSteps = Traits::kVRegisterColumns / 16;
   static constexpr bool kVInRegisters = kValueSteps > 0;
   using Values = uint32_t[kVInRegisters ? kValueSteps : 1][ScoreGrid::kPieces][4];
@@ -113,8 +113,8 @@ class BackwardCta {
     __syncthreads();  // All have finished with the last one.
   }
 
-  /// Leaves the next row tile in `tile`; false if there is none. That one is found and asked for under the products: a
-  /// warp that waits for the plan's bits has no others beside it at a barrier.
+  /// Leaves the next row tile in `tile`; false if there is none. It is found and requested under the products: a warp
+  /// that waits for the plan's bits has no others beside it at a barrier.
   __device__ __forceinline__ bool run_row_tile(const LiveRowTiles<Traits>& row_tiles, RowTile& tile,
                                                const Values& values, Dk& dk, Dv& dv) {
     wait_for_loads();
@@ -148,7 +148,7 @@ class BackwardCta {
     return more;
   }
 
-  /// What every thread has loaded is there, and every warp has come here.
+  /// Waits until all threads' loads have arrived and every warp has come here.
   __device__ __forceinline__ static void wait_for_loads() {
     ptx::cp_async_wait<0>();
     delay<Role::kWarp>();
@@ -364,11 +364,11 @@ class BackwardCta {
     const Grid grid(warp_);
     const RowsOfA<ScoreTile> a(ptx::shared_address(shared_.ds) + 16 * grid.row * ScoreTile::kRowBytes);
     const ColumnsOfB<KTile> b(ptx::shared_address(shared_.k), grid.column);
-    // Where registers are scarce, half of the columns after the other.
+    // Two halves of the columns, one after the other, take fewer registers.
     constexpr int kParts = kVInRegisters ? 2 : 1, kPieces = Grid::kPieces / kParts;
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
-      // They arrive under the product.
+      // The scales arrive under the product.
       float2 scales[Grid::kSlabs] = {};
       if (p_.dq.fixed_point) read_scales(tile, scales);
       float dq[Grid::kSlabs][8 * kPieces] = {};
@@ -458,7 +458,7 @@ class BackwardCta {
   __device__ __forceinline__ void store_gradients(const unsigned char* from, const cuda::TensorRows& to) const {
     store_tile<Tile, kThreads>(from, first_row<Element>(to), to.row_stride, rows_of_tile(), to.columns);
   }
-  /// Of dk or dv: the key tile's first row, and how many it has from there on.
+  /// The key tile's first row in dk or dv, and the number of rows from there on.
   template <typename T>
   __device__ __forceinline__ T* first_row(const cuda::TensorRows& to) const {
     return to.template of_head<T>(batch_, head_group_) + key_tile_ * Traits::kKeys * to.row_stride;
@@ -469,7 +469,7 @@ class BackwardCta {
   Shared& shared_;
   const int warp_;
   [[no_unique_address]] const typename Traits::Weights weights_;
-  // Of the work tile.
+  // The current work tile.
   uint32_t batch_ = 0, head_group_ = 0;
   int32_t key_tile_ = 0;
   int stage_ = 0;  ///< the buffer of the current row tile

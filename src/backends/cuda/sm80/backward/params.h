@@ -11,25 +11,25 @@
 
 namespace flashmask::sm80::bwd {
 
-/// What is added to a query row's scores, in units of the exponent of 2, and to its dP. A row that sees nothing, or
-/// past the end, has -inf, which makes its probabilities 0, and 0.
+/// Terms added to a query row's scores, in units of the exponent of 2, and to its dP. A row that sees nothing, or past
+/// the end, has -inf, which makes its probabilities 0, and 0.
 struct alignas(8) RowTerms {
   float minus_lse, minus_delta;
 };
 
-/// dq's sums: of every row tile of (batch entry, query head) the warps' fragments one after the other, so that each
-/// addition of a warp is to 128 bytes in a row, see DqFragments.
+/// dq's sums: for every row tile of (batch entry, query head) the warps' fragments one after the other, so that a warp
+/// adds to 128 contiguous bytes at a time, see DqFragments.
 struct DqSums {
   float* sums;         ///< in fp32, or in fixed point: integers of 32 bits
-  uint32_t* has_sums;  ///< of each row tile: 1 where some key tile contributes, else 0
-  float* scales;       ///< in fixed point, of each row of each row tile, see RowScales
+  uint32_t* has_sums;  ///< for each row tile: 1 if some key tile contributes, else 0
+  float* scales;       ///< in fixed point, for each row of each row tile, see RowScales
   bool fixed_point;    ///< in deterministic mode: no order of additions changes an integer
 };
 
 struct BackwardParams {
   cuda::TensorRows q, k, v, dout;
-  cuda::TensorRows dk, dv;  ///< of a head group each, see below
-  bool float_keys;          ///< those are in fp32: partial results, or parts that are added up
+  cuda::TensorRows dk, dv;  ///< one per head group, see below
+  bool float_keys;          ///< dk and dv are in fp32: partial results, or parts that are added up
   const RowTerms* terms;    ///< [batch * heads_q, row_tiles * tile rows]
   DqSums dq;
   int32_t seqlen_q, seqlen_k, row_tiles, key_blocks;  ///< key_blocks: the plan's
@@ -43,26 +43,26 @@ struct BackwardParams {
   cuda::VisibleExtents extents;
   cuda::MaskColumns mask;
   cuda::DenseMask dense;
-  cuda::Schedule schedule;       ///< of head groups' key tiles, those with most work first
+  cuda::Schedule schedule;       ///< head groups' key tiles, most work first
   unsigned long long* executed;  ///< counter of executed tiles, of the plan's rows and keys; may be null
-  cuda::FeatureParams features;  ///< of which all kernels read positions
+  cuda::FeatureParams features;  ///< all kernels read their positions
 };
 
-/// Of the kernel that measures keys for sums in fixed point.
+/// Parameters of the kernel that measures keys for sums in fixed point.
 struct MagnitudeParams : cuda::KeyMagnitudeParams {
   cuda::VisibleExtents extents;
 };
 
-/// Of the kernel that finds the extents of a dense mask, a block for each kRows rows of a query head.
+/// Parameters of the kernel that finds a dense mask's extents, with a block for each kRows rows of a query head.
 struct DenseExtentParams {
   static constexpr int kRows = 64;
   cuda::DenseMask dense;
   VisibleExtent* extents;              ///< [batch], zeroed
-  int32_t seqlen_q, seqlen_k, blocks;  ///< blocks: of a head
+  int32_t seqlen_q, seqlen_k, blocks;  ///< blocks: per head
   uint32_t heads;
 };
 
-/// Of the kernels before and after, a block for each row tile.
+/// Parameters of the kernels before and after, with a block for each row tile.
 struct RowParams {
   cuda::TensorRows out, dout, lse, dlse, dq;  ///< dlse's data may be null; lse and dlse have one column
   bool float_rows;                            ///< out and dq are in fp32: partial results
@@ -78,18 +78,18 @@ struct RowParams {
   float softmax_scale;
 };
 
-/// Of the kernel that adds up the parts of dk and dv, where query heads are split: a block for dk and one for dv of
-/// each kReducedKeys keys of a key head.
+/// Parameters of the kernel that adds up the parts of dk and dv if query heads are split. Each kReducedKeys keys of a
+/// key head have a block for dk and one for dv.
 struct KeyParams {
   static constexpr int kReducedKeys = 32;
   cuda::TensorRows dk, dv;
-  bool float_keys;                      ///< those are in fp32: partial results
-  cuda::TensorRows dk_parts, dv_parts;  ///< in fp32, of a head group each, see BackwardParams
+  bool float_keys;                      ///< dk and dv are in fp32: partial results
+  cuda::TensorRows dk_parts, dv_parts;  ///< in fp32, one per head group, see BackwardParams
   uint32_t heads_kv, splits;
   int32_t seqlen_k;
 };
 
-/// Of the kernel that computes a sink's gradient, a block for each query head.
+/// Parameters of the kernel that computes a sink's gradient, with a block for each query head.
 struct SinkGradientParams {
   cuda::SinkParams sink;
   void* dsink;  ///< [heads], of sink's dtype

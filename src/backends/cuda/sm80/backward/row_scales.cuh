@@ -17,7 +17,7 @@ class RowScales {
   __device__ __forceinline__ RowScales(const DqSums& sums, int64_t tile, int warp)
       : first_(sums.scales + tile * Traits::kRows + 16 * Grid(warp).row + cuda::Slab::row_in_eight()) {}
 
-  /// What parts are multiplied by. Of marked rows it may have the mark: nothing of them is read.
+  /// The factors of parts. A marked row's factor may have the mark, as no part of the row is read.
   __device__ __forceinline__ float2 of_slab(int slab) const { return {*row(slab, 0), *row(slab, 8)}; }
   /// Marks the lane's row number 0 or 1 of a slab.
   __device__ __forceinline__ void mark(int slab, int number) const {

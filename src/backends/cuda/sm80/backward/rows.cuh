@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What runs before and after the kernel over the key tiles: a block for each row tile.
+// Kernels before and after the one over the key tiles, with a block for each row tile.
 
 #include <cstdint>
 
@@ -34,7 +34,7 @@ struct RowTilePlace {
   }
 };
 
-/// Whether key tiles contribute to the block's part of dq. All lanes of a warp call it.
+/// True if key tiles contribute to the block's part of dq. All lanes of a warp call it.
 template <typename Traits>
 __device__ __forceinline__ bool has_parts(const RowParams& p, const RowTilePlace& place) {
   if (p.dense || p.key_blocks == 0) return p.key_blocks != 0;
@@ -42,12 +42,12 @@ __device__ __forceinline__ bool has_parts(const RowParams& p, const RowTilePlace
                                                  place.tile / Traits::kTilesOfGranule, p.key_blocks) != 0;
 }
 
-/// Of a row: dout . out, and, in fixed point, |dout|; 0 past the last row that sees a key.
+/// A row's dout . out, and, in fixed point, |dout|; 0 past the last row that sees a key.
 struct RowProducts {
   float dout_out, dout_norm;
 };
 
-/// Those of the block's tile, for all threads after a barrier.
+/// Computes the products of the block's tile, which all threads may read after a barrier.
 template <typename Traits>
 __device__ __forceinline__ void multiply_rows(const RowParams& p, const RowTilePlace& place,
                                               RowProducts (&products)[Traits::kRows]) {

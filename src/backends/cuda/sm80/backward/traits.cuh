@@ -18,7 +18,7 @@ struct WarpGrid {
   static constexpr int kColumnWarps = kColumnWarps_, kRowWarps = kWarps / kColumnWarps;
   static constexpr int kSlabs = kRows / 16 / kRowWarps, kPieces = kColumns / 16 / kColumnWarps;
   static_assert(kSlabs * kRowWarps * 16 == kRows && kPieces * kColumnWarps * 16 == kColumns);
-  /// What a thread holds of it.
+  /// A thread's fragments of the matrix.
   using Fragments = float[kSlabs][8 * kPieces];
 
   int row, column;  ///< the calling warp's place among the warps
@@ -47,7 +47,7 @@ struct BackwardTraits {
   using DoutTile = SharedTile<Element, kRows, kVDim>;
   using KTile = SharedTile<Element, kKeys, kQkDim>;
   using VTile = SharedTile<Element, kKeys, kVDim>;
-  using SharedVTile = SharedTile<Element, kKeys, kVDim - kVRegisterColumns>;  ///< what of V is in shared memory
+  using SharedVTile = SharedTile<Element, kKeys, kVDim - kVRegisterColumns>;  ///< V's columns in shared memory
   using ScoreTile = SharedTile<Element, kRows, kKeys>;                        ///< P, and dS
 
   /// S and dP: neighbouring rows and keys of a warp.
@@ -83,7 +83,7 @@ struct SharedStorage {
   alignas(128) unsigned char ds[Traits::ScoreTile::kBytes];
   alignas(16) RowTerms terms[Traits::kQBuffers][Traits::kRows];
   uint32_t work_tile;  ///< the one that thread 0 has claimed
-  int32_t row_end;     ///< of its batch entry: rows from there on count as zeros
+  int32_t row_end;     ///< end of its batch entry: rows from there on count as zeros
 };
 
 }  // namespace flashmask::sm80::bwd

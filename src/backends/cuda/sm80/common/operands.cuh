@@ -9,13 +9,13 @@
 
 namespace flashmask::sm80 {
 
-/// Where a lane reads 16 x 16 pieces of a tile in shared memory: piece (row, step) begins at that row, a multiple of 8,
-/// and column 16 * step, or, of a reader that begins at another step, 16 * (its first step + step): the first one is
-/// less than a number of which every step is a multiple, a power of two and at most a block's.
+/// Addresses from which a lane reads 16 x 16 pieces of a tile in shared memory: piece (row, step) begins at that row, a
+/// multiple of 8, and column 16 * (first step + step). The first step is less than some power of two, at most a block's
+/// steps, and every step is a multiple of this power.
 template <typename Tile>
 class PieceReader {
  public:
-  /// Of `tile`, an address; the lane reads row `row` and chunk `chunk` (0 or 1) of each piece.
+  /// `tile` is the tile's address; the lane reads row `row` and chunk `chunk` (0 or 1) of each piece.
   __device__ __forceinline__ PieceReader(uint32_t tile, uint32_t row, uint32_t chunk, uint32_t first_step)
       : row_(tile + row * Tile::kRowBytes), chunk_((chunk ^ 2 * first_step ^ Tile::permutation(row)) << 4) {}
 
@@ -86,7 +86,7 @@ struct ColumnsOfB {
   }
 };
 
-/// Where a lane writes its fragments of 16 x 16 pieces of a tile, of steps as above.
+/// Writes a lane's fragments of 16 x 16 pieces of a tile, with steps as above.
 template <typename Tile>
 class PieceWriter {
  public:
@@ -94,7 +94,7 @@ class PieceWriter {
   __device__ __forceinline__ explicit PieceWriter(unsigned char* tile, uint32_t first_step = 0)
       : PieceWriter(tile, first_step, ptx::lane_anew()) {}
 
-  /// Eight values of a thread's accumulators, times `factor`. Zeros become positive.
+  /// Writes eight values of a thread's accumulators, times `factor`. Zeros become positive.
   __device__ __forceinline__ void write(int row, int step, const float* values, float factor) const {
     uint32_t words[4];
 #pragma unroll
@@ -102,7 +102,7 @@ class PieceWriter {
       words[i] = ptx::pack<Element>(__fmaf_rn(values[2 * i], factor, 0.f), __fmaf_rn(values[2 * i + 1], factor, 0.f));
     write(row, step, words);
   }
-  /// The same, packed: word 2j + h is row g + 8h, columns 8j + 2c and the next.
+  /// Writes packed values: word 2j + h is row g + 8h, columns 8j + 2c and the next.
   __device__ __forceinline__ void write(int row, int step, const uint32_t (&words)[4]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

@@ -6,7 +6,7 @@
 namespace flashmask::sm80 {
 
 /// Kilobytes of shared memory that a multiprocessor of a compute capability has for its blocks. One block may have all
-/// of them but one.
+/// but one kilobyte.
 constexpr int multiprocessor_kilobytes(int major, int minor) {
   if (major == 8 && (minor == 0 || minor == 7)) return kLargeKilobytes + 1;
   return 9 <= major && major < 12 ? 228 : kSmallKilobytes + 1;

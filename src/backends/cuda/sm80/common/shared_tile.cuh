@@ -18,15 +18,15 @@ struct SharedTile {
   static constexpr int kRows = kRows_, kColumns = kColumns_;
   static constexpr int kBlockColumns = kColumns % 64 == 0 ? 64 : 32;
   static_assert(kRows % 16 == 0 && kColumns % kBlockColumns == 0);
-  static constexpr int kChunkElements = 8, kChunksOfRow = kBlockColumns / kChunkElements;  ///< of a row of a block
+  static constexpr int kChunkElements = 8, kChunksOfRow = kBlockColumns / kChunkElements;  ///< per row of a block
   static constexpr uint32_t kRowBytes = kBlockColumns * sizeof(Element), kBlockBytes = kRows * kRowBytes;
   static constexpr uint32_t kBytes = kBlockBytes * (kColumns / kBlockColumns);
 
-  /// What a row's chunks are permuted by, as exclusive or; the same for rows that are a multiple of 8 apart.
+  /// Permutes a row's chunks by exclusive or; rows a multiple of 8 apart share the permutation.
   __host__ __device__ static constexpr uint32_t permutation(uint32_t row) {
     return kChunksOfRow == 8 ? row % 8 : row / 2 % 4;
   }
-  /// Where chunk `chunk` of a row of a block lies, from the block's first byte.
+  /// The offset of chunk `chunk` of a row of a block, from the block's first byte.
   __host__ __device__ static constexpr uint32_t place(uint32_t row, uint32_t chunk) {
     return row * kRowBytes + ((chunk ^ permutation(row)) << 4);
   }
@@ -62,7 +62,7 @@ class TileLoader {
   }
 
  private:
-  /// Of an opaque number nothing is kept in registers until the next load.
+  /// Takes an opaque number, so that nothing derived from it is kept in registers until the next load.
   __device__ __forceinline__ explicit TileLoader(int32_t thread)
       : row_(thread / Tile::kChunksOfRow), column_(thread % Tile::kChunksOfRow * Tile::kChunkElements) {}
 

@@ -52,13 +52,13 @@ class ForwardCta {
 
   /// Q's fragments of the warp's rows, by steps, where they stay in registers.
   using Queries = uint32_t[Traits::kQInRegisters ? kSteps : 1][4];
-  /// What a work tile's rows have seen so far.
+  /// Running results of a work tile's rows.
   struct Rows {
     Outputs o[kSlabs] = {};
     cuda::RowState state[kSlabs];
   };
 
-  /// The keys of a step, of those of a key block.
+  /// One step's keys of a key block.
   struct Step {
     int32_t first_key;
     uint32_t classes;  ///< the block's
@@ -140,7 +140,7 @@ class ForwardCta {
   __device__ __forceinline__ void load_values(const Step& step, int32_t end) const {
     load<VTile>(shared_.v, p_.v, kv_head_, step.first_key, end);
   }
-  /// What every thread has loaded is there, and every warp has come here.
+  /// Waits until all threads' loads have arrived and every warp has come here.
   __device__ __forceinline__ static void wait_for_loads() {
     ptx::cp_async_wait<0>();
     delay<Role::kWarp>();
@@ -326,7 +326,7 @@ class ForwardCta {
   Shared& shared_;
   const int warp_;
   const typename Traits::Weights weights_;
-  // Of the work tile.
+  // The current work tile.
   uint32_t batch_ = 0, head_ = 0, kv_head_ = 0, mask_ = 0;
   int32_t row_ = 0;
 };

@@ -60,7 +60,7 @@ std::pair<int, int> resident(const ForwardKernel& kernel, int kilobytes) {
   return {ctas * kernel.tile->warps, ctas};
 }
 
-/// What the call asks of a kernel; rows in fp32 are a branch of all.
+/// The variant that the call asks for; rows in fp32 are a branch of every kernel.
 cuda::Variant asked_variant(const Problem& p) {
   cuda::Variant asked = cuda::asked_variant(p);
   asked.partial = false;

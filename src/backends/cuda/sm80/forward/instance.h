@@ -6,9 +6,9 @@
 
 namespace flashmask::sm80 {
 
-/// A kernel over tiles: void (*)(ForwardParams), or, of a variant with features, of FeaturedForwardParams. Defined by
-/// what the build makes of instance.cu.in for each element type, row of kForwardTiles and row of kForwardVariants that
-/// is of it.
+/// A kernel over tiles: void (*)(ForwardParams), or, for a variant with features, void (*)(FeaturedForwardParams). The
+/// build defines it from instance.cu.in, for each element type, row of kForwardTiles and row of kForwardVariants for
+/// that tile.
 template <DataType dtype, int head_dim, int head_dim_v, int kilobytes, int variant>
 cuda::CompiledKernel forward_kernel();
 

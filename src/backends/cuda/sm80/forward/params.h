@@ -24,11 +24,11 @@ struct ForwardParams {
   cuda::ElementMask element_mask;
   cuda::MaskColumns mask;
   cuda::DenseMask dense;
-  cuda::Schedule schedule;  ///< of query heads' row tiles, the longest first; CTA n has the n-th of every gridDim.x
+  cuda::Schedule schedule;       ///< query heads' row tiles, longest first; CTA n has the n-th of every gridDim.x
   unsigned long long* executed;  ///< counter of executed tiles of a CTA's rows x 128 keys; may be null
 };
 
-/// Of the kernels of features. With a softcap `scale_log2` is softcap * log2(e): scores are what it multiplies.
+/// Parameters of the kernels with features. With a softcap, `scale_log2` is softcap * log2(e), the factor of scores.
 struct FeaturedForwardParams : ForwardParams {
   cuda::FeatureParams features;
 };

@@ -25,19 +25,19 @@ struct ForwardTraits {
   static constexpr ForwardTile kTile = find_tile(kForwardTiles, kHeadDim, kHeadDimV, kKilobytes);
   static constexpr int kQkDim = kHeadDim, kVDim = kHeadDimV;
   static constexpr int kRows = kTile.rows, kKeys = kTile.keys, kWarps = kTile.warps, kThreads = 32 * kWarps;
-  static constexpr int kGranules = kRows / 64, kSteps = 128 / kKeys;  ///< of a tile, in the plan's units
+  static constexpr int kGranules = kRows / 64, kSteps = 128 / kKeys;  ///< granules per tile, steps per key block
   static_assert(kRows % 64 == 0 && 128 % kKeys == 0 && kKeys % 32 == 0);
   static constexpr int kRowsOfWarp = kTile.rows_of_warp(), kSlabs = kRowsOfWarp / cuda::Slab::kRows;
   static_assert(kRowsOfWarp == 16 || kRowsOfWarp == 32, "a warp's rows have one set of mask bits");
   static_assert(kVDim % 32 == 0, "a quad stores 32 columns at a time");
-  /// Whether a warp keeps its rows of Q in registers, of which O leaves enough, and reads K and V alone in each step.
+  /// True if O leaves enough registers for a warp's rows of Q, so that each step reads only K and V.
   static constexpr bool kQInRegisters = kSlabs == 1 && kQkDim <= 192;
 
   using QTile = SharedTile<Element, kRows, kQkDim>;
   using KTile = SharedTile<Element, kKeys, kQkDim>;
   using VTile = SharedTile<Element, kKeys, kVDim>;
 
-  /// What a thread holds of a slab, 16 of its warp's rows: S, which becomes P, and O.
+  /// A thread's part of a slab, 16 of its warp's rows: S, which becomes P, and O.
   using Scores = cuda::Accumulators<16, kKeys>;
   using Outputs = cuda::Accumulators<16, kVDim>;
   /// P of one half of a step's keys, as an operand.
@@ -50,7 +50,7 @@ struct SharedStorage {
   alignas(128) unsigned char k[Traits::KTile::kBytes];
   alignas(128) unsigned char v[Traits::VTile::kBytes];
   cuda::MaskBits<Traits::kRowsOfWarp> mask_bits[Traits::kWarps];
-  int32_t key_end;  ///< of the work tile's batch entry: keys from there on count as zeros; a register would spill
+  int32_t key_end;  ///< end of the work tile's batch entry: keys from there on count as zeros; a register would spill
 };
 
 }  // namespace flashmask::sm80
