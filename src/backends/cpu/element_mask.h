@@ -40,7 +40,7 @@ struct TileBounds {
 struct alignas(64) ElementMask {
   uint32_t rows[kTileRows / 32][kTileKeys];
 
-  /// From the mask's rule. Blocks that a block mask clears are never live, so it does not show up here.
+  /// Loads a tile from the mask's rule. Blocks that a block mask clears are never live, so it does not show up here.
   void load(const rules::Columns& columns, int64_t row0, int64_t key0, int64_t keys) {
     int32_t at[kTileKeys];
     std::iota(at, at + kTileKeys, 0);
@@ -49,7 +49,7 @@ struct alignas(64) ElementMask {
     for (uint32_t (&words)[kTileKeys] : rows) std::fill(words + keys, words + kTileKeys, 0u);
   }
 
-  /// Hides what a band over positions hides, whose rows and keys are those of the tile.
+  /// Hides the elements that a band over positions hides; its rows and keys are the tile's.
   void hide(const rules::PositionBand& band, int64_t row_count, int64_t keys) {
     for (int64_t i = 0; i < row_count; ++i) {
       uint32_t* words = rows[i / 32];
@@ -82,7 +82,7 @@ struct alignas(64) ElementMask {
     }
   }
 
-  /// From a dense matrix.
+  /// Loads a tile from a dense matrix.
   void load(const uint8_t* matrix, int64_t row_stride, int64_t key_stride, int64_t row_count, int64_t keys) {
     std::fill(&rows[0][0], &rows[0][0] + sizeof(rows) / sizeof(uint32_t), 0u);
     for (int64_t i = 0; i < row_count; ++i) {

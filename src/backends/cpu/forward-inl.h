@@ -45,8 +45,7 @@ struct ForwardScratch {
   }
 };
 
-/// One panel of rows, whose first is row0 of those at once, against one key tile: FlashMask's algorithm 1, lines 9
-/// to 27.
+/// One panel of rows, from row0 of the rows at once, against one key tile: FlashMask's algorithm 1, lines 9 to 27.
 void forward_panel(const Problem& p, const ForwardScratch& s, int64_t row0, int64_t keys, bool full, bool drops) {
   float* out = s.out + row0 * p.head_dim_v;
   float* largest = s.largest + row0;

@@ -7,7 +7,7 @@ namespace flashmask::cuda {
 
 /// A work tile is (batch entry, head, tile): a query tile in the forward, a key tile in the backward. Head indices
 /// (batch entry x head) are dispatched in L2 groups, whose tensors the L2 cache holds while several work tiles read
-/// them. Inside a group all heads' tiles of one rank come before those of the next.
+/// them. Inside a group all heads' tiles of one rank come before the next rank's.
 struct Schedule {
   uint32_t work_tiles, heads, heads_per_l2_group, tiles;
   uint32_t* next;  ///< counter of work tiles handed out

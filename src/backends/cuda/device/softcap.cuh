@@ -31,7 +31,7 @@ __device__ __forceinline__ void take_tanh(float (&x)[kCount], float factor) {
   for (float& value : x) value = tanh_of_product<Element>(value * factor);
 }
 
-/// As take_tanh, and multiplies `gradients` by the derivatives by `factor` times x.
+/// Takes the tanh, and multiplies `gradients` by its derivatives with respect to `factor` times x.
 template <typename Element, int kCount>
 __device__ __forceinline__ void take_tanh_and_slope(float (&x)[kCount], float factor, float (&gradients)[kCount]) {
 #pragma unroll

@@ -95,7 +95,7 @@ FLASHMASK_DROPOUT uint32_t dropped_of_draws(dropout::Key key, uint32_t threshold
   }
   return ~kept;
 }
-/// A word of DroppedOfKeys, of the bits of a lane's draws and of those of lane ^ 4.
+/// A word of DroppedOfKeys, from the bits of a lane's draws and the bits of lane ^ 4's.
 FLASHMASK_DROPOUT uint32_t join_dropped(uint32_t own, uint32_t neighbours, uint32_t lane) {
   constexpr uint32_t kOfEvenKeys = 0x55555555, kOfOddKeys = 0xaaaaaaaa;
   return lane / 4 % 2 == 0 ? (own & kOfEvenKeys) | (neighbours & kOfEvenKeys) << 1

@@ -10,7 +10,7 @@
 
 namespace flashmask::cuda {
 
-/// The largest of a block's values, in all threads. All threads call it, as often as they like.
+/// The largest of a block's values, in all threads. Collective over the block; may be called repeatedly.
 __device__ __forceinline__ float max_of_block(float value) {
   __shared__ __align__(16) float of_warp[kRowThreads / 32];  // read in whole words of 16 bytes
 #pragma unroll
@@ -43,7 +43,7 @@ struct Magnitude {
       most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, distance));
     }
   }
-  /// At least the norm of up to 256 values, also where their squares leave the range of floats.
+  /// At least the norm of up to 256 values, even if their squares leave the range of floats.
   __device__ __forceinline__ float norm() const {
     constexpr float kRootOfColumns = 16, kLeast = 1e-30f;
     return kLeast < squares && squares < INFINITY ? sqrtf(squares) : kRootOfColumns * most;
@@ -116,8 +116,8 @@ __device__ __forceinline__ float from_fixed_point(float sum_bits, float scale) {
 }
 
 /// Multiplies a thread's parts of two rows, in fragments with two values of each in turn, by the rows' scales:
-/// scale_of(row) of row 0 and 1. mark(row) is called if something of the row is NaN or infinite, of which integers
-/// would not tell. One row comes after the other, so that few registers are needed.
+/// scale_of(row) of row 0 and 1. mark(row) is called if the row has NaN or infinite values, which integers cannot
+/// represent. One row comes after the other, so that few registers are needed.
 template <int kValues, typename ScaleOf, typename Mark>
 __device__ __forceinline__ void scale_parts(const float (&dq)[kValues], float (&scaled)[kValues],
                                             const ScaleOf& scale_of, const Mark& mark) {
@@ -136,13 +136,14 @@ __device__ __forceinline__ void scale_parts(const float (&dq)[kValues], float (&
     if (zero != 0) mark(row);
   }
 }
-/// The bits of the nearest integers, in the parts' place. kByAdds: where the exponentials need all of their pipe.
+/// Replaces the parts by the bits of the nearest integers. kByAdds: for kernels whose exponentials need all of their
+/// pipe.
 template <bool kByAdds = false, int kValues>
 __device__ __forceinline__ void round_parts(float (&scaled)[kValues]) {
 #pragma unroll
   for (float& part : scaled) part = kByAdds ? ptx::nearest_integer_by_adds(part) : ptx::nearest_integer(part);
 }
-/// Both.
+/// Scales and rounds a thread's parts in place.
 template <int kValues, typename ScaleOf, typename Mark>
 __device__ __forceinline__ void make_integers(float (&dq)[kValues], const ScaleOf& scale_of, const Mark& mark) {
   scale_parts(dq, dq, scale_of, mark);

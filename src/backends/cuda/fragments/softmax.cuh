@@ -118,7 +118,7 @@ struct RowState {
       const float unit = ptx::exp2_approx(of_scores - none),
                   all = quad_sum(sum[half]) * unit + ptx::exp2_approx(of_sink - none);
       factor[half] = is_empty(half) ? 0.f : unit * weight_scale / all;
-      // Without a sink the bits are those of lse().
+      // Without a sink the bits equal lse()'s.
       lse[half] =
           of_sink > of_scores ? sink + log2f(all) * kLn2 : __fmaf_rn(row_max[half], scale_log2, log2f(all)) * kLn2;
     }

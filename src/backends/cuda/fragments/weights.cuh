@@ -66,14 +66,14 @@ struct NoneDropped {};
 template <int kSteps>
 __device__ __forceinline__ void leave_out(const NoneDropped&, int, uint32_t (&)[kSteps][4]) {}
 
-/// Zeros for the dropped ones among the weights of one half of a tile's keys, in the layout of the product's operand.
+/// Zeroes the dropped weights of one half of a tile's keys, in the layout of the product's operand.
 template <int kSteps>
 __device__ __forceinline__ void leave_out(const DroppedBits& dropped, int half_of_keys, uint32_t (&p)[kSteps][4]) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
 #pragma unroll
     for (int j = 0; j < 2 * kSteps; ++j) {
-      // In the order of the bits, so that the compiler turns several at a time into predicates.
+      // Follows the order of the bits, so that the compiler turns several at a time into predicates.
       const int bit = 2 * (half_of_keys * 2 * kSteps + j);
       uint32_t& pair = p[j / 2][j % 2 * 2 + row];
       if (dropped.row[row] & 1u << bit) pair &= 0xffff0000;
@@ -82,8 +82,8 @@ __device__ __forceinline__ void leave_out(const DroppedBits& dropped, int half_o
   }
 }
 
-/// Zeros for those of a fragment's values, of a transposed slab, whose weights are dropped: `x` is kValues of them,
-/// from kFirst on.
+/// Zeroes the values in a fragment of a transposed slab whose weights are dropped: `x` has kValues of them, from kFirst
+/// on.
 template <int kFirst, int kRows, int kValues>
 __device__ __forceinline__ void leave_out(const DroppedOfKeys<kRows>& dropped, float (&x)[kValues]) {
   constexpr int kOfWord = DroppedOfKeys<kRows>::kRowsOfWord / 2;

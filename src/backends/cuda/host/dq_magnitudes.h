@@ -12,10 +12,10 @@ namespace flashmask::cuda {
 /// if there are any, are floats.
 int64_t magnitude_blocks(const Problem& p);
 
-/// For the kernel that measures them, which leaves as many `magnitudes`.
+/// Parameters of the kernel that measures them, which leaves as many `magnitudes`.
 KeyMagnitudeParams key_magnitude_params(const Problem& p, KeyMagnitudes* magnitudes);
 
-/// For the pass over rows, which gives them scales.
+/// Parameters of the pass over rows, which gives them scales.
 RowScaleParams row_scale_params(const Problem& p, const KeyMagnitudes* magnitudes);
 
 }  // namespace flashmask::cuda

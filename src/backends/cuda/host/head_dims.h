@@ -32,7 +32,7 @@ struct AnyTile {
   }
 };
 
-/// The first tile of `tiles` of those with the least work that hold the head dims and are `taken`; null if none is.
+/// The first least-work tile among the `tiles` that hold the head dims and are `taken`; null if there is none.
 template <typename Tile, std::size_t kCount, typename Taken = AnyTile>
 constexpr const Tile* least_tile(const Tile (&tiles)[kCount], int64_t head_dim, int64_t head_dim_v,
                                  const Taken& taken = {}) {
@@ -52,7 +52,7 @@ constexpr double padding_share(const Tile& tile, int64_t head_dim, int64_t head_
                  static_cast<double>(work_of_pair<Tile>(tile.head_dim, tile.head_dim_v));
 }
 
-/// Why a call is not taken whose head dims none of `tiles` that are `taken` holds, with the nearest that one does.
+/// Why no `taken` tile among `tiles` holds the call's head dims, and the nearest head dims that a tile does hold.
 template <typename Tile, std::size_t kCount, typename Taken = AnyTile>
 Refusal head_dims_refusal(const Problem& p, const Tile (&tiles)[kCount], const Taken& taken = {}) {
   std::string known;

@@ -12,7 +12,7 @@
 
 namespace flashmask::cuda::plan {
 
-inline constexpr int kPositionThreads = kGranuleKeys;  // a thread reads a key's position, and a warp those of a granule
+inline constexpr int kPositionThreads = kGranuleKeys;  // a thread reads a key's position, and a warp a granule's
 inline constexpr int kPositionWarps = kPositionThreads / 32;
 
 /// The least and the greatest position of the calling warp's threads.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The second kernel of the planner: the bits of every row granule over the key blocks, from those of every key block
-// over the row granules, and the counts of row granules and row tiles.
+// The second kernel of the planner: transposes the bits of every key block over the row granules to the bits of every
+// row granule over the key blocks, and counts the bits of row granules and row tiles.
 
 #include <cstdint>
 

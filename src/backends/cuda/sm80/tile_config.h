@@ -57,7 +57,7 @@ inline constexpr ForwardTile kForwardTiles[] = {
 /// A CTA's tile of the backward: `rows` query rows and `keys` keys at a time.
 struct BackwardTile {
   int head_dim, head_dim_v;
-  int kilobytes;  ///< as of ForwardTile
+  int kilobytes;  ///< as ForwardTile's
   TileFeatures features;
   int rows, keys;
   int q_buffers, dout_buffers;  ///< tiles of Q, and of dO, in shared memory

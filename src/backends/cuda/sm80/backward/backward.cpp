@@ -100,8 +100,8 @@ const BackwardKernel* choose_kernel(const Problem& p, int kilobytes) {
   return chosen;
 }
 
-/// How many tiles a call has, of a head and in all; key_blocks: what the plan has of a head. all_keys counts those that
-/// key blocks have, though the last one may have fewer.
+/// A call's tiles per head and in all; key_blocks: the plan's per head. all_keys counts full key blocks, though the
+/// last one may have fewer tiles.
 struct TileCounts {
   int64_t rows, key_blocks, all_rows, all_keys;
 
@@ -181,7 +181,7 @@ cuda::KeyPlanBits plan_bits(const Problem& p) {
   return p.dense.defined() ? cuda::KeyPlanBits{} : cuda::key_plan_bits(p);
 }
 
-/// The plan's, or those that find_dense_extents writes.
+/// The plan's extents, or the ones that find_dense_extents writes.
 cuda::VisibleExtents visible_extents(const Problem& p, const BackwardCall& call, std::byte* workspace) {
   if (!p.dense.defined()) return cuda::visible_extents(p);
   return {at<VisibleExtent>(workspace, call.layout.extents), 1};

@@ -16,8 +16,8 @@
 
 namespace flashmask::sm80::bwd {
 
-/// A CTA of the backward kernel. It claims key tiles, one after the other, and of each goes through the row tiles that
-/// see it, under all query heads of a head group:
+/// A CTA of the backward kernel. It claims key tiles, one after the other, and goes through the row tiles that see
+/// each of them, under all query heads of a head group:
 ///   S = Q K^T, dP = dO V^T, P = exp2(S scale - lse), dS = P (dP - delta), dV += P^T dO, dK += dS^T Q, dQ = dS K.
 /// dK and dV stay in registers, P and dS go through shared memory, dQ is added to its sums in global memory.
 ///
@@ -188,12 +188,12 @@ class BackwardCta {
   __device__ __forceinline__ void load_dout(const RowTile& tile, int32_t end, int buffer) const {
     load_rows<DoutTile>(p_.dout, tile, end, shared_.dout[buffer]);
   }
-  /// In [batch, heads_q, row_tiles].
+  /// The index in [batch, heads_q, row_tiles].
   __device__ __forceinline__ int64_t index_of(const RowTile& tile) const {
     return (static_cast<int64_t>(batch_) * p_.heads_q + tile.head) * p_.row_tiles + tile.index;
   }
 
-  /// V's first columns, by way of the buffers of Q and dO before those are needed.
+  /// Reads V's first columns through the buffers of Q and dO, before Q and dO need them.
   __device__ __forceinline__ void read_values(int32_t key_end, Values& values) const {
     using Tile = SharedTile<Element, Traits::kKeys, Traits::kVRegisterColumns>;
     static_assert(offsetof(Shared, p) - offsetof(Shared, q) >= Tile::kBytes);
@@ -403,7 +403,7 @@ class BackwardCta {
           [&](int row) { rows.mark(slab, row); });
     add_fragments(dq, sums);
   }
-  /// To floats, or to integers, as which `dq` then has its values.
+  /// Adds `dq` to sums in floats, or to sums in integers, whose bits `dq` then holds.
   template <int kSlabs, int kValues, typename Sum>
   __device__ __forceinline__ void add_fragments(const float (&dq)[kSlabs][kValues], Sum* sums) const {
 #pragma unroll
@@ -428,13 +428,13 @@ class BackwardCta {
       store_elements(dk, dv);
     }
   }
-  /// In fp32 they leave from registers.
+  /// Stores fp32 gradients from registers.
   template <typename Grid>
   __device__ __forceinline__ void store_floats(const typename Grid::Fragments& gradients, float factor,
                                                const cuda::TensorRows& to) const {
     store_fragments<Grid>(gradients, factor, first_row<float>(to), to.row_stride, rows_of_tile(), to.columns, warp_);
   }
-  /// In the tensors' type through the buffers of K and V, or, where V has none, one after the other through that of K.
+  /// Stores gradients of the tensors' type through the buffers of K and V, or, if V has none, in turn through K's.
   __device__ __forceinline__ void store_elements(const Dk& dk, const Dv& dv) {
     unsigned char* const v = kVInRegisters ? shared_.k : shared_.v;
     static_assert(!kVInRegisters || VTile::kBytes <= KTile::kBytes);

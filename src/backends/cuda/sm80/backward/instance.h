@@ -9,13 +9,13 @@
 
 namespace flashmask::sm80::bwd {
 
-/// The kernel over key tiles, void (*)(BackwardParams). Defined by what the build makes of instance.cu.in for each
-/// element type, row of kBackwardTiles and row of kBackwardVariants that is of it.
+/// The kernel over key tiles, void (*)(BackwardParams). The build defines it from instance.cu.in, for each element
+/// type, row of kBackwardTiles and row of kBackwardVariants for that tile.
 template <DataType dtype, int head_dim, int head_dim_v, int kilobytes, int variant>
 cuda::CompiledKernel backward_kernel();
 
-/// The kernels before and after it, a block of cuda::kRowThreads for each row tile. Defined by what the build makes of
-/// rows.cu.in for each element type and row of kBackwardTiles.
+/// The kernels before and after it, with a block of cuda::kRowThreads for each row tile. The build defines them from
+/// rows.cu.in, for each element type and row of kBackwardTiles.
 struct RowKernels {
   void (*preprocess)(RowParams) = nullptr;
   void (*convert_dq)(RowParams) = nullptr;
@@ -23,28 +23,28 @@ struct RowKernels {
 template <DataType dtype, int head_dim, int head_dim_v, int kilobytes>
 RowKernels row_kernels();
 
-/// The kernel that measures keys before those of an element type, in deterministic mode.
+/// The kernel that measures keys of an element type in deterministic mode, before the others run.
 struct MagnitudeInstance {
   const char* id;
   void (*kernel)(MagnitudeParams);  ///< a block of cuda::kRowThreads for each kKeys keys of a key head
 };
 MagnitudeInstance magnitude_instance(DataType dtype);
 
-/// The kernel that finds the extents of a dense mask before them.
+/// The kernel that finds the extents of a dense mask, before the others run.
 struct DenseExtentInstance {
   const char* id;
   void (*kernel)(DenseExtentParams);  ///< blocks of cuda::kRowThreads
 };
 DenseExtentInstance dense_extent_instance();
 
-/// The kernel that adds up the parts of dk and dv after those of an element type.
+/// The kernel that adds up the parts of an element type's dk and dv, after the others.
 struct ReduceInstance {
   const char* id;
   void (*kernel)(KeyParams);  ///< blocks of cuda::kRowThreads
 };
 ReduceInstance reduce_instance(DataType dtype);
 
-/// The kernel that computes a sink's gradient after those of an element type.
+/// The kernel that computes a sink's gradient for an element type, after the others.
 struct SinkInstance {
   const char* id;
   void (*kernel)(SinkGradientParams);  ///< a block of cuda::kRowThreads for each query head

@@ -9,7 +9,7 @@
 
 namespace flashmask::sm80::bwd {
 
-/// A row tile of a query head, of which a key tile sees something; `partial` if not all.
+/// A query head's row tile with elements visible in a key tile; `partial` if not all are.
 struct RowTile {
   uint32_t head;
   int32_t index;  ///< -1: before the head's first

@@ -9,8 +9,8 @@
 
 namespace flashmask::sm80::bwd {
 
-/// The scales of the rows that a lane's fragments of a row tile's dq have, two of each slab. A scale is a power of two
-/// or 0, so its lowest bit is free: it marks a row of which some part was not finite, as no integer says so.
+/// The scales of the rows in a lane's fragments of a row tile's dq, two per slab. A scale is a power of two or 0, so
+/// its lowest bit is free: it marks a row with a part that was not finite, as no integer says so.
 template <typename Traits>
 class RowScales {
  public:

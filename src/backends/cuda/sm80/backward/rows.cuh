@@ -74,7 +74,7 @@ __device__ __forceinline__ void multiply_rows(const RowParams& p, const RowTileP
   }
 }
 
-/// The terms of a row of which dout . out is `product`.
+/// The terms of a row whose dout . out is `product`.
 __device__ __forceinline__ RowTerms terms_of_row(const RowParams& p, const RowTilePlace& place, int32_t row,
                                                  float product) {
   constexpr float kLog2E = 1.44269504f;
@@ -113,8 +113,8 @@ __device__ __forceinline__ void clear_dq(const RowParams& p, const RowTilePlace&
   }
 }
 
-/// Fills in what the tile's rows have (write_terms) and whether dq has sums, clears those, or dq where no key tile
-/// contributes, and the counter of work tiles.
+/// Writes the tile's terms (write_terms) and whether dq has sums. Clears the sums, or dq if no key tile contributes,
+/// and the counter of work tiles.
 template <typename Traits>
 __device__ __forceinline__ void preprocess(const RowParams& p) {
   __shared__ RowProducts products[Traits::kRows];

@@ -9,8 +9,8 @@
 
 namespace flashmask::sm80::bwd {
 
-/// Writes a matrix of gradients, times `factor`, to a tile in shared memory. Of a warp's fragments, neighbouring slabs
-/// and pieces are as far apart as the grid has warps.
+/// Writes a matrix of gradients, times `factor`, to a tile in shared memory. Neighbouring slabs and pieces of a warp's
+/// fragments are as far apart as the grid has warps.
 template <typename Grid, typename Tile>
 __device__ __forceinline__ void write_fragments(const typename Grid::Fragments& gradients, float factor,
                                                 unsigned char* tile, int warp) {

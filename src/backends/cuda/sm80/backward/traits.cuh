@@ -11,8 +11,8 @@
 
 namespace flashmask::sm80::bwd {
 
-/// How the warps of a CTA divide a product of kRows x kColumns: kRowWarps by kColumnWarps of them. A warp has slabs of
-/// 16 rows and pieces of 16 columns.
+/// Divides a product of kRows x kColumns among kRowWarps by kColumnWarps warps of a CTA. A warp has slabs of 16 rows
+/// and pieces of 16 columns.
 template <int kWarps, int kRows, int kColumns, int kColumnWarps_>
 struct WarpGrid {
   static constexpr int kColumnWarps = kColumnWarps_, kRowWarps = kWarps / kColumnWarps;
@@ -59,8 +59,8 @@ struct BackwardTraits {
   using DqGrid = WarpGrid<kWarps, kRows, kQkDim, kTile.dq_warps()>;
 };
 
-/// A row tile's dq as its sums have it: of each warp, slab and piece in turn the threads' fragments' values, those of a
-/// value's 32 lanes side by side.
+/// Layout of a row tile's dq in its sums: warp by warp, slab by slab and piece by piece the values of the threads'
+/// fragments, with a value's 32 lanes side by side.
 template <typename Traits>
 struct DqFragments {
   using Grid = typename Traits::DqGrid;

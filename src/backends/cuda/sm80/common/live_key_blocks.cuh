@@ -16,9 +16,9 @@ struct KeyBlock {
   uint32_t classes;  ///< kBits of each granule; in uniform registers, like the index
 };
 
-/// Goes on to the next block after `block.index` of which a row of the kGranules row granules from `granule` on sees
-/// something; false if there is none. All lanes of a warp call it, and all warps of a CTA find the same. Nothing is
-/// kept between calls, as kernels have no registers for it: the bits are in the L1 cache.
+/// Goes on to the next block after `block.index` that a row of the kGranules row granules from `granule` on sees; false
+/// if there is none. All lanes of a warp call it, and all warps of a CTA find the same block. Nothing is kept between
+/// calls, as kernels have no registers for it: the bits are in the L1 cache.
 template <int kGranules>
 __device__ __forceinline__ bool next_live_block(const cuda::RowPlanBits& plan, uint32_t mask, int32_t granule,
                                                 KeyBlock& block) {

@@ -121,7 +121,7 @@ class PieceWriter {
   uint32_t chunk_;
 };
 
-/// D += A * B for 16 rows and 16 columns: those of a thread's accumulators that begin at 16 * `piece`.
+/// D += A * B for 16 rows and 16 columns: the thread's accumulators from column 16 * `piece` on.
 template <typename Element, int kValues>
 __device__ __forceinline__ void multiply(float (&d)[kValues], int piece, const uint32_t (&a)[4],
                                          const uint32_t (&b)[4]) {

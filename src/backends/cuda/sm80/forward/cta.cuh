@@ -174,8 +174,8 @@ class ForwardCta {
     return more;
   }
 
-  /// The mask bits of a key block go to shared memory, where each lane finds those of its rows. They are computed for
-  /// 32 rows, of which a warp's own may be half.
+  /// Writes the mask bits of a key block to shared memory, for each lane to read the bits of its rows. They are
+  /// computed for 32 rows; a warp's own may be half of them.
   __device__ __forceinline__ void make_mask(int32_t block) {
     using Bits = ElementBits<Params>;
     const int own = warp_ * Traits::kRowsOfWarp, first = own / Bits::kRows * Bits::kRows;
@@ -183,7 +183,7 @@ class ForwardCta {
     uint32_t bits[4];
     Bits(p_, offset, batch_, row_ + first, block * Bits::kKeys).compute(bits);
     const uint32_t row = ptx::lane() - static_cast<uint32_t>(own - first);
-    __syncwarp();  // All lanes have read those before.
+    __syncwarp();  // All lanes have read the bits before.
     if (row < Traits::kRowsOfWarp)
       *reinterpret_cast<uint4*>(shared_.mask_bits[warp_].row[row]) = {bits[0], bits[1], bits[2], bits[3]};
     __syncwarp();
