@@ -68,8 +68,8 @@ struct BackwardTile {
   static constexpr int kProductsOfQk = 3, kProductsOfV = 2;
   /// Rows of a tile of the plan: whole granules.
   constexpr int plan_rows() const { return rows < 64 ? 64 : rows; }
-  // Number of warps that divide the columns of a product: keys of S and dP, head dims of dK and dV, and of dQ. Two
-  // warps share a block of 32 columns in shared memory, four a block of 64.
+  // Number of warps that divide the columns of a product: keys of S and dP, head dims of dK and dV, and of dQ. Up
+  // to two warps share a block of 32 columns in shared memory, up to four a block of 64.
   constexpr int score_warps() const { return rows == 128 || (rows == 64 && keys == 64) ? 2 : 4; }
   constexpr int gradient_warps(int dim) const { return keys == 128 || dim % 64 != 0 ? 2 : 4; }
   constexpr int dq_warps() const { return rows == 128 || head_dim % 64 != 0 ? 2 : 4; }
