@@ -39,8 +39,8 @@ struct Dropout {
 /// host memory, of any strides, 1 = kept. The state is read there, too.
 FLASHMASK_API void dropout_mask(const Dropout& dropout, const TensorView& kept);
 
-/// What a call asks for beyond the softmax of masked scores; by default nothing. What a set of kernels does not
-/// implement is refused (kUnsupported) with the feature's name.
+/// Features beyond the softmax of masked scores; none by default. A feature that a set of kernels does not implement is
+/// refused (kUnsupported) by name.
 struct Features {
   /// Scores become softcap * tanh(score / softcap), after softmax_scale and before the mask (Gemma 2,
   /// arXiv:2408.00118); 0: as they are. Otherwise between 1e-18 and 256.
@@ -63,7 +63,7 @@ FLASHMASK_API std::vector<std::string> names(const Features& features);
 struct Options {
   /// Scores are q.k times this; default 1 / sqrt(head_dim). Finite and at least 0.
   std::optional<double> softmax_scale{};
-  /// The same bits in every run. Forward always is; the cpu and reference backends always are. On a GPU dq is then
+  /// Gives equal bits in every run, as forward and the cpu and reference backends always do. On a GPU dq is then
   /// summed up in integers: their unit follows the largest key and value of a head, and a row of dq with a NaN or an
   /// infinity is NaN throughout (docs/decisions/dq-in-integers.md).
   bool deterministic = false;
@@ -92,14 +92,14 @@ struct Options {
   ExecutedTiles* executed_tiles = nullptr;
 };
 
-/// What both directions read. Shapes (any strides, last dimension contiguous):
+/// Inputs of both directions. Shapes (any strides, last dimension contiguous):
 ///   q [batch, seqlen_q, heads_q, head_dim], k [batch, seqlen_k, heads_kv, head_dim],
 ///   v [batch, seqlen_k, heads_kv, head_dim_v], one dtype: float32, bfloat16 or float16 (float64: the
 ///   reference backend only); heads_q % heads_kv == 0; 1 <= head_dim, head_dim_v <= 256.
 struct AttentionInputs {
   TensorView q, k, v;
-  /// Mask batch must be 1 or `batch`, mask heads 1, heads_kv or heads_q; its contents, if it has any, must be
-  /// where the tensors are. Absent: every row sees every key.
+  /// Mask batch must be 1 or `batch`, mask heads 1, heads_kv or heads_q; its contents, if it has any, must be on the
+  /// tensors' device. Absent: every row sees every key.
   std::optional<Mask> mask{};
   /// The plan of exactly this mask (Plan::view(), or PlanView::on_device), where the tensors are; undefined: the
   /// call makes one in its workspace.
@@ -139,7 +139,7 @@ FLASHMASK_API std::size_t backward_workspace(const BackwardArgs& args, const Opt
 FLASHMASK_API void forward(const ForwardArgs& args, std::span<std::byte> workspace, const Options& options = {});
 FLASHMASK_API void backward(const BackwardArgs& args, std::span<std::byte> workspace, const Options& options = {});
 
-/// What is compiled in and what of it this machine can run.
+/// A backend of this build, and whether this machine can run it.
 struct BackendInfo {
   std::string name;
   bool usable = false;
@@ -149,19 +149,19 @@ FLASHMASK_API std::vector<BackendInfo> backends();
 
 /// A compiled GPU kernel.
 struct KernelInfo {
-  /// What it is for, "sm90.fwd.bf16.d128.dv128.c3": architecture, direction, element type, head_dim, head_dim_v,
+  /// Its purpose, "sm90.fwd.bf16.d128.dv128.c3": architecture, direction, element type, head_dim, head_dim_v,
   /// consumer warpgroups, or kilobytes of shared memory, "sm80.fwd.bf16.d128.dv128.k163"; ".light" follows where calls
   /// with sinks (forward) or positions run it, ".features" where those with softcap or dropout do; helpers of a
   /// backward have its id and a word more, a sink's gradient is "sm90.bwd.bf16.dsink", a plan's are
   /// "sm90.plan.classify" and so on. It stays what it is when code is renamed or moved.
   std::string id{};
-  std::string arch{};                 ///< what it was compiled for, "sm90"
+  std::string arch{};                 ///< architecture it was compiled for, "sm90"
   std::string symbol{};               ///< its entry in the library's device code
   std::string op{};                   ///< "fwd", "bwd" or "plan"
-  DataType dtype = DataType::kNone;   ///< of q, k and v; kNone: of none or any
+  DataType dtype = DataType::kNone;   ///< q, k and v; kNone: none or any
   int head_dim = 0, head_dim_v = 0;   ///< 0 in a kernel of a plan or of a sink's gradient
   TileShape tile{0, 0};               ///< query rows and keys at a time; 0: not in tiles of them
-  int threads = 0, shared_bytes = 0;  ///< of a block: threads, and the dynamic shared memory that it is launched with
+  int threads = 0, shared_bytes = 0;  ///< per block; shared_bytes: dynamic, as launched
 };
 /// Every GPU kernel in this build, whatever this machine can run; empty in a build without CUDA. The one list of what
 /// is supported: a backend takes the element types that it has kernels of, and head dims up to those of a kernel
@@ -171,7 +171,7 @@ FLASHMASK_API std::vector<KernelInfo> kernels();
 /// "shared_bytes"}, ...]}; dtype is null where there is none.
 FLASHMASK_API std::string to_json(const std::vector<KernelInfo>& kernels);
 
-/// What of a GPU decides how a call runs on it.
+/// GPU properties that decide how a call runs.
 struct GpuModel {
   int compute_major = 9, compute_minor = 0;  ///< compute capability
   int multiprocessors = 132;
@@ -184,16 +184,15 @@ struct Explanation {
   std::string configuration;  ///< tile, SIMD target, threads
   /// Names of the Features that the call asks for, whether or not a backend takes it.
   std::vector<std::string> features;
-  std::string arch;      ///< of the GPU kernels, "sm90"; empty on a CPU
+  std::string arch;      ///< the GPU kernels' architecture, "sm90"; empty on a CPU
   std::string instance;  ///< id of the attention kernel that runs, see KernelInfo; empty on a CPU
   /// Ids of all kernels that run, in order, those of a plan made in the call first.
   std::vector<std::string> kernels;
   TileShape tile{};
-  /// Of the work in executed tiles, what is done on columns past head_dim and head_dim_v: 0 where the instance has the
-  /// call's own.
+  /// Share of the work in executed tiles on columns past head_dim and head_dim_v: 0 if the instance has the call's own.
   double padding_share = 0;
-  /// Of `tile`, over batch entries and query heads. Live ones: -1 if the mask is on a device, which explain() does not
-  /// read.
+  /// Counts of `tile`s over batch entries and query heads. live_tiles: -1 if the mask is on a device, which explain()
+  /// does not read.
   int64_t live_tiles = 0, tiles = 0;
   std::size_t workspace_bytes = 0;
   /// One line for each backend that was passed over: "cpu: float64 is ...".

@@ -106,13 +106,13 @@ FLASHMASK_API Mask random_eviction(int64_t seqlen, uint64_t seed);
 /// consecutive tokens (empty: one token each). Several trees are several roots. An order that is not
 /// depth-first is an error naming the node.
 ///
-/// window: of these keys a row sees the last so many, its own included: those less than `window` positions before it,
-/// where a token's position is how many tokens there are before it from the root of its tree down to it. -1: all. The
-/// mask then has these positions, and every path from a root sees what it would see in a sequence of its own.
+/// window: a row sees only the last so many of these keys, its own included: the keys less than `window` positions
+/// before it. A token's position is the number of tokens before it on the path from its tree's root. -1: all keys. With
+/// a window the mask has these positions, and every path from a root sees what it would as a sequence of its own.
 FLASHMASK_API Mask prefix_tree(std::span<const int64_t> parents, std::span<const int64_t> lengths = {},
                                int64_t window = -1);
 
-/// The same from depth-first intervals: node n's own tokens begin at tin[n] and its subtree ends before
+/// A prefix tree or forest from depth-first intervals: node n's own tokens begin at tin[n] and its subtree ends before
 /// tout[n]. Intervals must nest; an error names the first node whose interval does not.
 FLASHMASK_API Mask prefix_tree_from_intervals(std::span<const int64_t> tin, std::span<const int64_t> tout,
                                               int64_t window = -1);

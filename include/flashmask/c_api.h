@@ -101,8 +101,8 @@ typedef struct fm_executed_tiles {
 /* Returns `bytes` bytes on the call's device, of any alignment, or NULL if it has none to give. Throws nothing. */
 typedef void* (*fm_allocate)(void* context, size_t bytes);
 
-/* What a call may ask for beyond its tensors. Every backend implements softcap, sink, dropout and partial_out, though
- * a set of GPU kernels may lack some of them; none implements block_table. A value other than zero of what the backend
+/* Options of a call beyond its tensors. Every backend implements softcap, sink, dropout and partial_out, though
+ * a set of GPU kernels may lack some of them; none implements block_table. A field other than zero that the backend
  * does not implement is FM_UNSUPPORTED, with a message that names the field. */
 typedef struct fm_options {
   uint32_t struct_size;
@@ -274,7 +274,7 @@ typedef struct fm_statistics {
 /* Fills in what follows tile_keys. Time is linear in the lengths and the number of tiles. */
 FLASHMASK_API fm_status fm_mask_statistics(const fm_mask* mask, fm_statistics* out);
 
-/* What fm_mask_count_cells counts: one batch entry and head in cells of row_step x key_step elements. */
+/* Input of fm_mask_count_cells: one batch entry and head in cells of row_step x key_step elements. */
 typedef struct fm_cells {
   uint32_t struct_size;
   uint32_t reserved;
@@ -340,7 +340,7 @@ FLASHMASK_API fm_status fm_explain(const fm_forward_args* args, const fm_options
 FLASHMASK_API fm_status fm_explain_backward(const fm_backward_args* args, const fm_options* options, char* text,
                                             size_t capacity, size_t* length);
 
-/* What of a GPU decides how a call runs on it. */
+/* GPU properties that decide how a call runs. */
 typedef struct fm_gpu_model {
   uint32_t struct_size;
   int32_t compute_major; /* compute capability */
@@ -348,7 +348,7 @@ typedef struct fm_gpu_model {
   int32_t multiprocessors;
 } fm_gpu_model;
 
-/* The same for programs, and for both directions: an object with the members of Explanation in attention.h. `args` is
+/* Explains a call of either direction as JSON: an object with the members of Explanation in attention.h. `args` is
  * an fm_forward_args or, if is_backward is not 0, an fm_backward_args. With `gpu` (or NULL) a call on a CUDA device is
  * described as that GPU would run it; none need be there. Text as fm_explain writes it. */
 FLASHMASK_API fm_status fm_explain_json(const void* args, int is_backward, const fm_options* options,

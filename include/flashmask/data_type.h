@@ -15,7 +15,7 @@ enum class DataType : int32_t {
   kInt32 = 5,
   kBool = 6,  ///< one byte, nonzero = true
   kUInt8 = 7,
-  kInt64 = 8,  ///< of the parameters of mask builders alone
+  kInt64 = 8,  ///< only for mask builders' parameters
 };
 
 }  // namespace flashmask

@@ -13,11 +13,11 @@
 namespace flashmask {
 
 struct DrawOptions {
-  int64_t batch = 0, head = 0;  ///< of the mask: which one is drawn
+  int64_t batch = 0, head = 0;  ///< which of the mask's is drawn
   TileShape tile{};
   /// Longest side of the drawing in cells, at most 4096; longer masks are downsampled, each cell showing its
   /// share of visible elements, which is exact. 0: 64 for text, 256 for SVG. The shorter side has more than a sixteenth
-  /// of them, if it has as many elements. A cell does not cross a tile's edge if it can be helped.
+  /// as many cells, if it has as many elements. A cell does not cross a tile's edge if it can be helped.
   int64_t max_cells = 0;
 };
 

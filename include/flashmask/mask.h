@@ -39,7 +39,7 @@ struct FLASHMASK_API Band {
   bool operator==(const Band&) const = default;
 };
 
-/// What a Mask is made of. Row intervals are those of the FlashMask paper (section 4.1): column j is
+/// Parts of a Mask. Row intervals are those of the FlashMask paper (section 4.1): column j is
 /// hidden from rows [LTS[j], LTE[j]) and [UTS[j], UTE[j]).
 struct MaskParts {
   int64_t seqlen_q = 0;
@@ -96,7 +96,7 @@ struct MaskView {
   /// mask it was made for. 0 where the contents have not been read: those on a device are not, on the host.
   uint64_t content_hash = 0;
   Device device{};
-  /// Whether the band compares positions, [q_pos_batch, seqlen_q] and [k_pos_batch, seqlen_k]: the diagonals above are
+  /// True if the band compares positions, [q_pos_batch, seqlen_q] and [k_pos_batch, seqlen_k]: the diagonals above are
   /// then its edges themselves. Never in a mask without elements.
   bool has_positions = false;
   int64_t q_pos_batch = 1;
@@ -159,21 +159,21 @@ class FLASHMASK_API Mask {
   std::span<const int32_t> q_pos() const;
   std::span<const int32_t> k_pos() const;
   const MaskView& view() const;
-  /// Where the vectors, the block mask and the positions are; the CPU if there are none (such a mask fits every
+  /// Device of the vectors, the block mask and the positions; the CPU if there are none (such a mask fits every
   /// device).
   Device device() const;
   /// Bytes held by the vectors, the block mask and the positions; borrowed memory does not count.
   int64_t memory_bytes() const;
 
-  /// Whether query row `i` sees key `j` under mask batch `b` and mask head `h`.
+  /// True if query row `i` sees key `j` under mask batch `b` and mask head `h`.
   bool visible(int64_t b, int64_t h, int64_t i, int64_t j) const;
 
-  /// The same mask with row i standing at key position i + q_offset. Throws if the mask has positions.
+  /// This mask with row i standing at key position i + q_offset. Throws if the mask has positions.
   Mask with_q_offset(int64_t q_offset) const;
-  /// The same mask with this band in place of its own.
+  /// This mask with `band` in place of its own.
   Mask with_band(const Band& band) const;
-  /// The same mask with this block mask ([batch, heads, ceil(seqlen_q/128), ceil(seqlen_k/128)]); an
-  /// empty vector removes it.
+  /// This mask with the block mask `keep` ([batch, heads, ceil(seqlen_q/128), ceil(seqlen_k/128)]); an empty vector
+  /// removes it.
   Mask with_block_mask(std::vector<uint8_t> keep, int64_t batch = 1, int64_t heads = 1) const;
   /// `keep` [batch, heads, ceil(seqlen_q/128), ceil(seqlen_k/128)]: copied from host memory (bool, uint8 or
   /// int32, any strides), or borrowed on a CUDA device (bool or uint8, contiguous), which must then be the one
@@ -183,7 +183,7 @@ class FLASHMASK_API Mask {
     return with_block_tensor(keep);
   }
 
-  /// The same mask with these positions of rows and keys in place of q_offset or of its own; see MaskParts. Two empty
+  /// This mask with these positions of rows and keys in place of q_offset or of its own; see MaskParts. Two empty
   /// vectors remove them, and the band is then that of the default q_offset.
   Mask with_positions(std::vector<int32_t> q_pos, std::vector<int32_t> k_pos, int64_t batch = 1) const;
   /// int32 [batch or 1, seqlen_q] and [batch or 1, seqlen_k]: copied from host memory (any strides), or borrowed on a
@@ -262,13 +262,13 @@ struct RowSegment {
   bool operator==(const RowSegment&) const = default;
 };
 
-/// The rows of `rows` and the keys of `keys`, each one segment after another: what a process sees that holds these rows
-/// of a longer sequence. Always exact. Rows ascend and do not overlap; keys come in any order.
+/// The rows of `rows` and the keys of `keys`, each one segment after another: the mask of a process that holds these
+/// rows of a longer sequence. Always exact. Rows ascend and do not overlap; keys come in any order.
 ///
 /// A bound becomes the number of gathered rows before it. A band stays one where rows and keys are one run each. Over
 /// several it becomes row intervals, if the columns have room for them; otherwise a band over positions, those of the
-/// rows and keys in `mask`. With a block mask segments begin at multiples of 128, and all but the last of the rows and
-/// of the keys end there, or kUnsupported.
+/// rows and keys in `mask`. With a block mask segments begin at multiples of 128, and all but the last row and key
+/// segments end there, or kUnsupported.
 FLASHMASK_API Mask gather(const Mask& mask, std::span<const RowSegment> rows, std::span<const RowSegment> keys);
 
 }  // namespace flashmask

@@ -22,8 +22,8 @@ inline constexpr int64_t kGranuleKeys = 128;
 /// compute its attention has room for. Larger lengths are mistakes, better named than answered with a lack of memory.
 inline constexpr int64_t kMaxPlanBytes = int64_t{1} << 40;
 
-/// Where everything lies in a plan's buffer; follows from shapes alone, so that the buffer can be allocated
-/// before the mask's contents are known. Offsets are bytes from the buffer's start.
+/// Layout of a plan's buffer; follows from shapes alone, so that the buffer can be allocated before the mask's
+/// contents are known. Offsets are bytes from the buffer's start.
 struct FLASHMASK_API PlanLayout {
   PlanLayout() = default;
   /// Throws kInvalidArgument for lengths outside [0, kMaxSeqlen], batch or heads below 1, or more than kMaxPlanBytes.
@@ -137,7 +137,7 @@ void for_each_live(std::span<const uint64_t> live, std::span<const uint64_t> ful
 /// Fills `buffer` (at least PlanLayout::bytes, 8-byte aligned) with the plan of a mask in host memory.
 FLASHMASK_API void build_plan(const MaskView& mask, std::span<std::byte> buffer);
 
-/// The same on a device, with the mask's contents (if it has any) and `buffer` in its memory: on a CUDA device the work
+/// Builds a plan on a device that holds the mask's contents (if it has any) and `buffer`: on a CUDA device the work
 /// is put on `stream` (a cudaStream_t), nothing is allocated and nothing waits. The plan says what the contents were
 /// when the work ran: build it anew when they change. On the CPU `stream` must be null. Throws kNoDevice if the device
 /// is not there or the library was built without CUDA.

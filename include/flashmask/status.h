@@ -9,7 +9,7 @@
 
 namespace flashmask {
 
-/// What kind of failure an Error reports. The values are those of `fm_status` in c_api.h.
+/// Kind of failure that an Error reports. The values are those of `fm_status` in c_api.h.
 enum class ErrorCode : int32_t {
   kInvalidArgument = 1,  ///< an argument is wrong in itself or contradicts another
   kUnsupported = 2,      ///< legal, but not something the chosen (or any) backend does
@@ -26,7 +26,7 @@ class FLASHMASK_API Error : public std::runtime_error {
   Error(ErrorCode code, const std::string& message, int64_t column = -1)
       : std::runtime_error(message), code_(code), column_(column) {}
   ErrorCode code() const noexcept { return code_; }
-  /// Of kUnrepresentable, the first key column that does not fit; otherwise -1.
+  /// First key column that does not fit, for kUnrepresentable; otherwise -1.
   int64_t column() const noexcept { return column_; }
 
  private:

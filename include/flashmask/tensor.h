@@ -19,7 +19,7 @@ FLASHMASK_API std::size_t element_size(DataType dtype);
 /// "float32", "bfloat16", ...
 FLASHMASK_API std::string_view name(DataType dtype);
 
-/// Where a tensor lives.
+/// The device that holds a tensor.
 struct Device {
   enum class Kind : int32_t { kCpu = 0, kCuda = 1 };
   Kind kind = Kind::kCpu;

@@ -17,7 +17,7 @@ struct TileShape {
   bool operator==(const TileShape&) const = default;
 };
 
-/// What a tile is: no element visible, some, or all.
+/// Class of a tile: no element visible, some, or all.
 enum class TileClass : uint8_t { kEmpty = 0, kPartial = 1, kFull = 2 };
 
 /// The classes of one mask batch entry and head, row-major: [ceil(seqlen_q / rows), ceil(seqlen_k / keys)].
