@@ -72,7 +72,7 @@ else()
   message(FATAL_ERROR "FLASHMASK_CUDA is '${FLASHMASK_CUDA}'; it must be ON, OFF, COMPILER (where nvcc is found) or "
     "AUTO (where a GPU's driver is found, too)")
 endif()
-# Those who add this project's folder ask for it, too.
+# Cached for projects that add this one's folder.
 set(FLASHMASK_WITH_CUDA ${flashmask_with_cuda} CACHE INTERNAL "Whether the CUDA backend is built")
 
 # Which kernel sets are built, for what GPUs: sm90 for Hopper, sm80 for Ampere and, as PTX, for everything later.

@@ -4,7 +4,7 @@ find_package(Python3 REQUIRED COMPONENTS Interpreter)
 set(stubs ${CMAKE_BINARY_DIR}/manylinux)
 execute_process(COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/manylinux_stubs.py
   ${stubs} ${CMAKE_CXX_COMPILER} COMMAND_ERROR_IS_FATAL ANY)
-# What is taken from libstdc++.a stays inside.
+# Symbols taken from libstdc++.a stay hidden.
 add_link_options(-L${stubs} "LINKER:--exclude-libs,ALL")
 
 # OpenMP's runtime is not on every machine. torch brings one that is linked for manylinux_2_28; under its own name, so

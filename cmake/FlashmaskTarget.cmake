@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-# What every target of this project is compiled with.
+# Compile settings of every target of this project.
 function(flashmask_target target)
   target_compile_features(${target} PUBLIC cxx_std_20)
   set_target_properties(${target} PROPERTIES

@@ -15,8 +15,8 @@ from pathlib import Path
 
 # The newest versions that manylinux_2_28 allows (PEP 600; auditwheel checks them).
 NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}
-# In which library glibc 2.28 had what a later one moved to libc.so.6, under a new version.
-# What was moved and is not named here has no stub.
+# glibc 2.28's libraries of the symbols that a later glibc moved to libc.so.6, under a new version.
+# Moved symbols that are not named here have no stub.
 MOVED = {"libpthread.so.0": r"_*pthread_|sem_", "libdl.so.2": r"dl", "librt.so.1": r"(aio|lio|mq|shm|timer)_"}
 # How each type of symbol is declared.
 CODE = ".text\n.type {0}, @function"

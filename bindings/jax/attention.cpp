@@ -10,7 +10,7 @@
 
 namespace {
 
-/// What a call says beside its arrays, as fm_mask and fm_options have it.
+/// Attributes of a call beside its arrays, as in fm_mask and fm_options.
 struct Attributes {
   int64_t mask_flags, q_offset, window_left, window_right;
   bool has_bounds, has_block_mask, has_sink, has_dropout_state, has_plan, has_dlse;
@@ -19,7 +19,7 @@ struct Attributes {
   std::string_view backend;
 };
 
-/// What a mask has beside its arrays, where no q and k say its lengths.
+/// Attributes of a mask beside its arrays, with the lengths that no q and k give.
 struct PlanAttributes {
   int64_t seqlen_q, seqlen_k, mask_flags, q_offset, window_left, window_right;
   bool has_bounds, has_block_mask;
@@ -65,8 +65,8 @@ Features features_of(const Attributes& attributes, Arrays& arrays) {
   return {sink, arrays.next(attributes.has_dropout_state)};
 }
 
-/// Where a call runs, and its workspace: on the host memory that lasts as long as the call, on CUDA a buffer of XLA's,
-/// so that a command buffer, which runs the work again later, holds on to it.
+/// Device of a call, and its workspace: on the host memory that lasts as long as the call, on CUDA a buffer of XLA's,
+/// which a command buffer keeps to run the work again later.
 struct Place {
   int32_t device = FM_DEVICE_CPU;
   void* stream = nullptr;
@@ -131,7 +131,7 @@ ffi::Error forward(const Place& place, const Attributes& attributes, ffi::Remain
   return run(fm_forward, args, attributes, features, place);
 }
 
-/// What a backward writes; dsink only where there is a sink.
+/// Results of a backward; dsink only with a sink.
 struct Gradients {
   fm_tensor dq, dk, dv, dsink;
 };
@@ -253,7 +253,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(
     on_host().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().RemainingRets());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(flashmask_build_plan_cpu, build_plan_cpu,
                               on_host<PlanAttributes>().Ret<ffi::AnyBuffer>());
-// What these put on the stream is the same work on the same buffers each time it runs, as command buffers need it.
+// Each run puts the same work on the same buffers on the stream, as command buffers need it.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(flashmask_forward_cuda, forward_cuda,
                               on_cuda().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>().RemainingRets(),
                               {ffi::Traits::kCmdBufferCompatible});

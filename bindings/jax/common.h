@@ -82,7 +82,7 @@ inline void* allocate(void* context, size_t bytes) {
   return memory.get();
 }
 
-// What the library shows: all else is hidden.
+// Exported symbols; all others are hidden.
 #pragma GCC visibility push(default)
 XLA_FFI_DECLARE_HANDLER_SYMBOL(flashmask_forward_cpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(flashmask_forward_cuda);

@@ -29,7 +29,7 @@ namespace {
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-/// What Python turns into the package's own exceptions: torch passes on an exception's text, not its type.
+/// Prefixes that Python turns into the package's own exceptions: torch passes on an exception's text, not its type.
 constexpr const char* kUnsupported = "UnsupportedError: ";
 constexpr const char* kUnrepresentable = "UnrepresentableMaskError: ";
 
@@ -184,7 +184,7 @@ struct OptionArguments {
   }
 };
 
-/// Of lse, and of what a call with partial_out leaves to be added up.
+/// Dtype of lse and of the partial results that partial_out leaves to be added up.
 int32_t partial_dtype(const Tensor& q) {
   const int32_t dtype = torch_dtype(q);
   return dtype == aoti_torch_dtype_float64() ? dtype : aoti_torch_dtype_float32();
@@ -307,8 +307,8 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
   return {out, lse};
 }
 
-/// Whether the kernels on CUDA can read a 16-bit tensor where it is: rows are contiguous, none stands for several, and
-/// each begins on a boundary of 16 bytes.
+/// True if the CUDA kernels can read a 16-bit tensor in place: its rows are contiguous, not broadcast, and aligned to
+/// 16 bytes.
 bool has_rows_for_cuda(const fm_tensor& t) {
   constexpr int64_t kAlignment = 16, kElements = kAlignment / 2;
   if (reinterpret_cast<std::uintptr_t>(t.data) % kAlignment != 0) return false;
@@ -326,7 +326,7 @@ Tensor readable(const Tensor& dout, const Call& call, const Place& place) {
   return place.is_cpu() || has_rows_for_cuda(call(dout, "dout")) ? dout : copy_of("a copy of dout", dout, place);
 }
 
-/// What the operators of a backward have in common: all but where its results go, and the options.
+/// Common part of the backward operators: all but the options and the places of the results.
 class BackwardCall {
  public:
   BackwardCall(const Tensor& dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k, const Tensor& v,

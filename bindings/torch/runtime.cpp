@@ -106,7 +106,7 @@ Order in_place() {
   return order;
 }
 
-/// Whether a failed allocation lacked memory. Where torch does not say why it failed, nothing else is likely.
+/// True if a failed allocation lacked memory. If torch gives no reason, nothing else is likely.
 bool is_out_of_memory(std::string_view why) {
   const auto says = [why](std::string_view words) { return why.find(words) != std::string_view::npos; };
   return why.empty() || says("out of memory") || says("can't allocate memory") || says("not enough memory") ||

@@ -12,13 +12,13 @@
 /// Throws if a call of torch's C interface failed.
 void torch_check(AOTITorchError error);
 
-/// What Python turns into torch.OutOfMemoryError: torch passes on an exception's text, not its type.
+/// Prefix that Python turns into torch.OutOfMemoryError: torch passes on an exception's text, not its type.
 constexpr const char* kOutOfMemory = "OutOfMemoryError: ";
 
 /// A torch device: what a tensor's memory is on.
 struct Place {
   int32_t type = 0;   ///< aoti_torch_device_type_cpu() or _cuda()
-  int32_t index = 0;  ///< of a CUDA device
+  int32_t index = 0;  ///< CUDA device number
 
   bool is_cpu() const { return type == aoti_torch_device_type_cpu(); }
   /// fm_options::device.
@@ -54,8 +54,8 @@ torch::stable::Tensor empty(const char* name, const std::array<int64_t, kRank>& 
                             const Place& place) {
   return empty(name, shape.data(), kRank, dtype, place);
 }
-/// The same with `tensor`'s shape and dtype, dense, its dimensions in memory in the order of `tensor`'s strides, but
-/// the last one innermost: what is like a transposed view is one.
+/// An uninitialised dense tensor of `tensor`'s shape and of `dtype`, with its dimensions in the order of `tensor`'s
+/// strides, but the last one innermost: the like of a transposed view is transposed, too.
 torch::stable::Tensor empty_like(const char* name, const torch::stable::Tensor& tensor, int32_t dtype,
                                  const Place& place);
 /// A contiguous copy, in memory of its own.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The operators' schemas; benchmarks/measure/torch_overhead.py compares with operators of the same that do nothing.
-/// What has a default is mostly not given, and so costs a call next to nothing; dsink is empty without sink, as torch's
-/// traces know no tensors that may be missing.
+/// The operators' schemas; benchmarks/measure/torch_overhead.py compares with empty operators of these schemas.
+/// Arguments with a default are rarely given, and so cost a call next to nothing; dsink is empty without sink, as
+/// torch's traces know no tensors that may be missing.
 namespace schemas {
 
 #define FLASHMASK_PLAIN_OPTIONS                                                                                        \
