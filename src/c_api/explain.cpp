@@ -8,7 +8,7 @@
 namespace flashmask::c_api {
 namespace {
 
-/// What is said of a call; the mask's contents are read if there are live tiles to count.
+/// Explains a call; reads the mask's contents if there are live tiles to count.
 template <typename CArgs>
 Explanation explain_call(const CArgs* from, const CallOptions& call, const std::optional<GpuModel>& gpu = {}) {
   CallArgs<CArgs> args(from, call.device);

@@ -20,7 +20,7 @@
 #include "flashmask/plan.h"
 #include "mask/mask_tensors.h"
 
-/// What the functions of c_api.h share: a caller's structs as the library's, and exceptions as statuses.
+/// Shared by the functions of c_api.h: reads a caller's structs as the library's, and turns exceptions into statuses.
 namespace flashmask::c_api {
 
 /// The calling thread's, for fm_last_error and fm_last_error_column.
@@ -58,7 +58,7 @@ T& required(T* pointer, const char* argument) {
 template <typename Struct>
 inline constexpr std::array<uint32_t, 0> kEarlierSizes{};
 
-/// Whether a version has a Struct of `size` bytes or, beyond this library's, may come to have one: no struct ends in
+/// True if a version has a Struct of `size` bytes or, beyond this library's, may come to have one: no struct ends in
 /// padding, so each size is a multiple of the alignment.
 template <typename Struct>
 constexpr bool is_size_of(uint32_t size) {

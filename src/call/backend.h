@@ -13,21 +13,21 @@
 
 namespace flashmask {
 
-/// What computes attention. Backends are stateless singletons.
+/// Computes attention. Backends are stateless singletons.
 class Backend {
  public:
   virtual ~Backend() = default;
   virtual std::string_view name() const = 0;
   virtual BackendInfo info() const = 0;
-  /// What its tensors are on.
+  /// Kind of device that holds its tensors.
   virtual Device::Kind device_kind() const { return Device::Kind::kCpu; }
-  /// Whether a device of that kind is there and can run this backend.
+  /// True if the device is there and can run this backend.
   virtual bool has_device(const Device&) const { return true; }
   /// The call configured, or why this backend does not take it. Reads shapes, strides and addresses, no contents.
   virtual Prepared prepare(const Problem& problem) const = 0;
   /// Chosen by "auto" when it takes the call; otherwise only by name.
   virtual bool automatic() const { return true; }
-  /// What is compiled in, whatever this machine can run.
+  /// Kernels compiled in, whatever this machine can run.
   virtual std::vector<KernelInfo> kernels() const { return {}; }
 };
 
@@ -47,7 +47,7 @@ void build_plan(const MaskView& mask, std::span<std::byte> buffer, int32_t index
 /// build_vectors on the arguments' CUDA device.
 void build_mask(const build::Arguments& arguments, const build::Output& output,
                 const std::function<std::byte*(std::size_t)>& allocate, void* stream);
-/// Whether `plan` says what one made of `mask` now, in `scratch`, says. Waits for the stream.
+/// True if `plan` equals a plan made of `mask` now, in `scratch`. Waits for the stream.
 bool is_plan_of(const MaskView& mask, const PlanView& plan, std::span<std::byte> scratch, void* stream);
 
 }  // namespace cuda

@@ -91,9 +91,9 @@ void read_sizes(Problem& p) {
 
 DataType lse_dtype(const Problem& p) { return p.dtype == DataType::kFloat64 ? DataType::kFloat64 : DataType::kFloat32; }
 
-/// Of out and of the gradients of q, k and v.
+/// Dtype of out and of the gradients of q, k and v.
 DataType result_dtype(const Problem& p) { return p.features.partial_out ? lse_dtype(p) : p.dtype; }
-/// Of a backward's out and dq, which may be rounded where dk and dv are not.
+/// Dtype of a backward's out and dq, which may be rounded although dk and dv are not.
 DataType row_dtype(const Problem& p) { return p.out.dtype == p.dtype ? p.dtype : result_dtype(p); }
 
 void check_inputs(Problem& p, bool with_data) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// What a call would do, and what is compiled in, as text and as JSON.
+// Writes how a call would run, and which kernels are compiled in, as text and as JSON.
 
 #include "common/json.h"
 #include "common/message.h"

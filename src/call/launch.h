@@ -13,11 +13,11 @@
 
 namespace flashmask {
 
-/// Where the parts of a workspace begin, in bytes: what cudaMalloc gives, so that nothing in it has less.
+/// Alignment of a workspace's parts in bytes: as much as cudaMalloc gives.
 inline constexpr int64_t kWorkspaceAlignment = 256;
 
-/// What a backend computes once of a call that it takes, from shapes, options and the device alone, and keeps until the
-/// call runs.
+/// Result of configuring a call that a backend takes: computed once, from shapes, options and the device alone, and
+/// kept until the call runs.
 template <typename T>
 concept Configuration =
     std::is_trivially_copyable_v<T> && requires(const T& t, const Problem& p, Explanation& e, std::byte* workspace) {
@@ -47,9 +47,9 @@ class Launch {
   }
 
   const TileShape& tile() const { return tile_; }
-  /// Whether the problem needs a plan before run().
+  /// True if the problem needs a plan before run().
   bool reads_plan() const { return reads_plan_; }
-  /// What run() needs.
+  /// Workspace of run().
   int64_t workspace_bytes() const { return workspace_bytes_; }
   void explain(Explanation& explanation) const { functions_->explain(configuration_, *problem_, explanation); }
   /// `workspace` is aligned to kWorkspaceAlignment, in the memory of the call's device.
@@ -93,7 +93,7 @@ inline const char* host_refusal(const Problem& p) {
   return nullptr;
 }
 
-/// Where a call's plan comes from, for Explanation::configuration.
+/// Names the source of a call's plan, for Explanation::configuration.
 inline const char* source_of_plan(const Problem& p) {
   if (p.dense.defined()) return "dense mask: every tile executed";
   return p.plan.defined() ? "plan given" : "plan made in the call";

@@ -23,7 +23,7 @@ struct NumberOption {
 struct TensorOption {
   const char* name;
   const TensorView& (*value)(const Features&);
-  bool takes_own_type;  ///< of q, beside float32
+  bool takes_own_type;  ///< q's dtype, beside float32
 };
 
 /// A flag of Features.

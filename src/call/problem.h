@@ -20,19 +20,19 @@ struct Problem {
   double softmax_scale = 1;
   bool deterministic = false;
   int threads = 0;   ///< as asked for: 0 is the backend's default
-  int max_ctas = 0;  ///< of the attention kernel; 0: one for each multiprocessor
+  int max_ctas = 0;  ///< the attention kernel's; 0: one for each multiprocessor
   Features features{};
   void* stream = nullptr;
   std::string_view kernels = "auto";  ///< as Options::kernels, in whose memory it is
   ExecutedTiles* executed_tiles = nullptr;
-  std::optional<GpuModel> gpu{};  ///< of an explanation: in place of the device's own properties
+  std::optional<GpuModel> gpu{};  ///< in an explanation: replaces the device's own properties
 
   TensorView q, k, v, out, lse, dout, dlse, dq, dk, dv, dsink;
   MaskView mask;     ///< hides nothing in dense mode; its contents are the caller's
   PlanView plan;     ///< undefined in dense mode, and where the call has to make it
   TensorView dense;  ///< defined in dense mode: [1 or batch, 1 or heads, seqlen_q, seqlen_k]
 
-  /// Whether a backend that reads a plan needs one made in the call.
+  /// True if a backend that reads a plan needs one made in the call.
   bool lacks_plan() const { return !plan.defined() && !dense.defined(); }
 
   /// Index of the mask (of its plan) that batch entry b and query head h read.
@@ -47,7 +47,7 @@ struct Problem {
   }
   int64_t kv_head(int64_t h) const { return broadcast_index(h, heads_q, heads_kv); }
   int64_t group_size() const { return heads_q / heads_kv; }
-  /// Whether no output has an element.
+  /// True if no output has an element.
   bool is_empty() const {
     return !dsink.defined() && (batch == 0 || (seqlen_q == 0 && (!is_backward || seqlen_k == 0)));
   }

@@ -27,7 +27,7 @@ struct Choice {
   bool no_device = false;  ///< none takes it because a device or a build is missing
 };
 
-/// Whether all backends that do not take a call are to say so, or those that hardly could are passed over.
+/// kAll: every backend that does not take a call gives its reason; kNone: backends that hardly could are passed over.
 enum class Reasons { kNone, kAll };
 
 std::string known_names() {
@@ -43,12 +43,12 @@ const Backend& find_backend(std::string_view wanted, std::string_view source) {
   throw_invalid("backend '", wanted, "' (", source, ") is not known; known: ", known_names());
 }
 
-/// Whether what is missing is a device, not an ability.
+/// True if a device is missing, not an ability.
 bool lacks_device(const Backend& backend, const Problem& problem) {
   return problem.device.kind == backend.device_kind() && !backend.has_device(problem.device);
 }
 
-/// What `backend` says to the call; one that is slow takes it only `by_name`.
+/// Asks `backend` for the call; a slow one takes it only `by_name`.
 Prepared answer_of(const Backend& backend, bool by_name, const Problem& problem) {
   Prepared answer = backend.prepare(problem);
   const bool passed_over = !by_name && !backend.automatic() && std::holds_alternative<Launch>(answer);
@@ -96,7 +96,7 @@ Choice choose(const Problem& problem, std::string_view wanted, Reasons reasons) 
               message("no backend takes this call: ", reasons));
 }
 
-/// What a call's workspace holds: the plan that it makes, then what its backend needs.
+/// Size of a call's workspace: the plan that it makes, then the backend's own.
 std::size_t bytes_of_workspace(const Launch& launch, int64_t plan_bytes) {
   const int64_t parts = plan_bytes + launch.workspace_bytes();
   return parts == 0 ? 0 : static_cast<std::size_t>(parts + kWorkspaceAlignment);

@@ -53,7 +53,7 @@ FLASHMASK_DROPOUT Words draw(Key key, uint32_t batch, uint32_t head, uint32_t of
   return philox({{of_key, of_row, head, batch}}, key);
 }
 
-/// Where the bits of an element are in its draw: the word, and its low half for even keys.
+/// Places an element's bits in its draw: the word, and its low half for even keys.
 FLASHMASK_DROPOUT uint32_t word_of(uint32_t row, uint32_t key) { return row / 8 % 2 * 2 + key / 8 % 2; }
 FLASHMASK_DROPOUT uint32_t bits_of(const Words& words, uint32_t row, uint32_t key) {
   return words.word[word_of(row, key)] >> (key % 2 * 16) & 0xffff;
@@ -64,7 +64,7 @@ FLASHMASK_DROPOUT uint32_t threshold_of(double p) {
   const auto rounded = static_cast<uint32_t>(p * 65536 + 0.5);
   return rounded < 65535 ? rounded : 65535;
 }
-/// What kept weights are multiplied by.
+/// Factor of kept weights.
 FLASHMASK_DROPOUT double scale_of(uint32_t threshold) { return 65536.0 / (65536 - threshold); }
 
 }  // namespace flashmask::dropout

@@ -13,7 +13,7 @@
 
 namespace flashmask {
 
-/// What kOutOfMemory says of the many small allocations, which do not say what they were for.
+/// Message of kOutOfMemory for small allocations, which do not name their purpose.
 inline constexpr const char* kNoHostMemory = "host memory ran out; free some or pass less at once";
 
 [[noreturn]] inline void throw_no_host_memory(const std::string& what, uint64_t bytes) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What holds for every tensor before anything of it is read.
+// Checks of every tensor before anything of it is read.
 
 #include <cstdint>
 
@@ -27,7 +27,7 @@ inline void check_extent(const char* argument, const TensorView& t) {
   for (int d = 0; d < t.rank && !empty; ++d) {
     const int64_t stride = t.stride[static_cast<std::size_t>(d)];
     int64_t reach = 0;
-    // Of a negative stride without its absolute value, which may not exist: what is added is always 0 or more.
+    // Multiplies by a negative element size for a negative stride, whose absolute value may not exist.
     fits = fits && !__builtin_mul_overflow(t.shape[static_cast<std::size_t>(d)] - 1, stride, &reach) &&
            !__builtin_mul_overflow(reach, stride < 0 ? -kElement : kElement, &reach) &&
            !__builtin_add_overflow(span, reach, &span);
@@ -35,8 +35,8 @@ inline void check_extent(const char* argument, const TensorView& t) {
   if (!fits) throw_invalid(argument, " is ", describe(t), "; with its strides it spans more than 2^63 bytes");
 }
 
-/// Throws kInvalidArgument, naming the argument, if there are elements and the data pointer is null or not a multiple
-/// of their size.
+/// Throws kInvalidArgument, naming the argument, if there are elements and the data pointer is null or not aligned to
+/// their size.
 inline void check_data(const char* argument, const TensorView& t) {
   if (t.num_elements() == 0) return;
   if (!t.data) throw_invalid(argument, " has no data: it is ", describe(t), " and its pointer is null");

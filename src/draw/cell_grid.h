@@ -10,7 +10,7 @@
 
 namespace flashmask {
 
-/// What lies in one cell of a drawing, in elements.
+/// Contents of one cell of a drawing, in elements.
 struct Cell {
   int64_t elements = 0;
   int64_t visible = 0;
@@ -28,13 +28,13 @@ class CellGrid {
   const Partition& rows() const { return rows_; }
   const Partition& keys() const { return keys_; }
   bool empty() const { return cells_.empty(); }
-  /// Whether a cell is one element.
+  /// True if a cell is one element.
   bool shows_elements() const { return rows_.step() == 1 && keys_.step() == 1; }
   const Cell& at(int64_t row_cell, int64_t key_cell) const {
     return cells_[static_cast<std::size_t>(row_cell * keys_.parts() + key_cell)];
   }
 
-  /// Of the mask that is drawn, not of all batch entries and heads.
+  /// Statistics of the batch entry and head that is drawn, not of all.
   const MaskStatistics& statistics() const { return statistics_; }
 
  private:

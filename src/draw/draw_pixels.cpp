@@ -54,7 +54,7 @@ void draw_cells(Pixels& picture, const CellGrid& grid, CellSize cell) {
   }
 }
 
-/// Where lines cross, a pixel is blended once.
+/// Blends a pixel once even if two lines cross there.
 void draw_lines(Pixels& picture, const CellGrid& grid, CellSize cell, TileShape step, Colour colour, double opacity) {
   if (opacity == 0) return;
   const std::vector<int64_t> across = line_places(grid.rows(), cell.height, step.rows),

@@ -17,7 +17,7 @@
 namespace flashmask {
 namespace {
 
-/// What the cells may take of the file; a mask too irregular for it is drawn in larger cells.
+/// Bytes that the cells may take; a mask too irregular for them is drawn in larger cells.
 constexpr std::size_t kMostCellBytes = 250'000;
 constexpr int64_t kFewestCells = 64;
 
@@ -221,7 +221,7 @@ class Card {
   const CellGrid& grid_;
   const MaskStatistics& statistics_;
   const std::string cells_;
-  double width_ = 0, height_ = 0;         // of the plot
+  double width_ = 0, height_ = 0;         // pixels of the plot
   double key_scale_ = 0, row_scale_ = 0;  // pixels per key and per query row
 };
 

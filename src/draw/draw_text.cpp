@@ -27,7 +27,7 @@ std::string padded_left(const std::string& text, std::size_t width) {
   return std::string(width - std::min(width, text.size()), ' ') + text;
 }
 
-/// Whether a new tile begins exactly with this cell; tiles thinner than two cells are not marked.
+/// True if a new tile begins exactly with this cell; tiles thinner than two cells are not marked.
 bool tile_begins(const Partition& cells, int64_t cell, int64_t tile) {
   return cell > 0 && tile / cells.step() >= 2 && cells.begin(cell) % tile == 0;
 }

@@ -7,7 +7,7 @@
 #include "draw/cell_grid.h"
 #include "draw/svg_markup.h"
 
-/// What drawings of a mask have in common, whether they are written as SVG or as pixels.
+/// Shared by drawings of a mask as SVG and as pixels.
 namespace flashmask::plot {
 
 inline constexpr int64_t kDefaultCells = 256;
@@ -15,13 +15,13 @@ inline constexpr double kSize = 512;  ///< pixels of the plot's longer side, abo
 
 inline constexpr Colour kElementLine{0xff, 0xff, 0xff}, kTileLine{0x1f, 0x29, 0x33};
 
-/// Of the lines between elements, `pixels` being the shorter side of one; 0: there are none.
+/// Opacity of the lines between elements, `pixels` being an element's shorter side; 0: no lines.
 inline double element_line_opacity(const CellGrid& grid, double pixels) {
   constexpr double kLeastElement = 6;
   return grid.shows_elements() && pixels >= kLeastElement ? 0.5 : 0;
 }
 
-/// Of the lines between tiles; small tiles have fainter ones, and many none.
+/// Opacity of the lines between tiles: fainter for small tiles, 0 for many tiles.
 inline double tile_line_opacity(const CellGrid& grid, double pixels) {
   constexpr int64_t kMostTiles = 64;  // a side
   constexpr double kWideTile = 20;

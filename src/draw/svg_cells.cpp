@@ -10,8 +10,8 @@
 namespace flashmask {
 namespace {
 
-/// What a cell's colour is mixed from, in 16ths and summed up: elements of full tiles, visible ones of any
-/// tile, those of live tiles; the rest lies in skipped tiles.
+/// Mixture of a cell's colour, in 16ths and summed up: elements of full tiles, visible elements of any tile, all
+/// elements of live tiles; the rest lies in skipped tiles.
 struct Mix {
   int full = 0, visible = 0, live = 0;
   auto operator<=>(const Mix&) const = default;
@@ -46,7 +46,7 @@ struct Rectangle {
   Mix mix;
   int64_t key_begin, key_end, row_begin, row_end;
 
-  /// Whether `run`, one column wide, continues this rectangle to the right.
+  /// True if `run`, one column wide, continues this rectangle to the right.
   bool continues_in(const Rectangle& run) const {
     return key_end == run.key_begin && row_begin == run.row_begin && row_end == run.row_end && mix == run.mix;
   }

@@ -8,7 +8,7 @@
 
 namespace flashmask {
 
-// What a legend says. None of it depends on the process's locale.
+// Words of a legend. None of them depends on the process's locale.
 
 /// "1,048,576"
 std::string grouped(int64_t number);

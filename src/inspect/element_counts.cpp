@@ -166,7 +166,7 @@ class TileCounter {
     changes_.push_back({counted.tiles.end, -counted.times});
   }
 
-  std::array<Counted, 4> counted_{};  ///< of each slot, what it had last
+  std::array<Counted, 4> counted_{};  ///< last interval of each slot
   std::vector<Change> changes_;
 };
 
@@ -196,7 +196,8 @@ void classify_columns(const MaskView& view, int64_t batch, int64_t head, TileSha
   }
 }
 
-/// The same under a block mask, whose blocks need not line up with the tiles: from the visible elements of every tile.
+/// Tile columns under a block mask, whose blocks need not line up with the tiles: counts visible elements of every
+/// tile.
 void count_columns(const MaskView& mask, int64_t batch, int64_t head, TileShape tile,
                    const std::function<void(const TileColumn&)>& f) {
   // A tile beyond the end is as good as one that ends there, and its side multiplies without overflow.
@@ -217,7 +218,7 @@ void count_columns(const MaskView& mask, int64_t batch, int64_t head, TileShape 
                           });
 }
 
-/// The same of a band over positions, put together from the parts that it is judged by.
+/// Tile columns of a band over positions, put together from the parts that are classified.
 void classify_positions(const MaskView& view, int64_t batch, int64_t head, TileShape tile,
                         const std::function<void(const TileColumn&)>& f) {
   const TileGrid grid = classify_tiles(view, batch, head, tile);

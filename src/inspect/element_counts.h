@@ -51,7 +51,7 @@ class RowCounter {
 
  private:
   const Partition& rows_;
-  // Of an interval from a row to the end, the rows in that row's own part, and +1 from the next part on.
+  // For an interval from a row to the end: within_ has the rows in that row's part, onward_ +1 from the next part on.
   std::vector<int64_t> within_, onward_, counts_;
 };
 
