@@ -158,7 +158,7 @@ struct KernelInfo {
   std::string arch{};                 ///< architecture it was compiled for, "sm90"
   std::string symbol{};               ///< its entry in the library's device code
   std::string op{};                   ///< "fwd", "bwd" or "plan"
-  DataType dtype = DataType::kNone;   ///< q, k and v; kNone: none or any
+  DataType dtype = DataType::kNone;   ///< element type of q, k and v; kNone: any, or none is read
   int head_dim = 0, head_dim_v = 0;   ///< 0 in a kernel of a plan or of a sink's gradient
   TileShape tile{0, 0};               ///< query rows and keys at a time; 0: not in tiles of them
   int threads = 0, shared_bytes = 0;  ///< per block; shared_bytes: dynamic, as launched

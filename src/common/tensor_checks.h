@@ -27,7 +27,7 @@ inline void check_extent(const char* argument, const TensorView& t) {
   for (int d = 0; d < t.rank && !empty; ++d) {
     const int64_t stride = t.stride[static_cast<std::size_t>(d)];
     int64_t reach = 0;
-    // Multiplies by a negative element size for a negative stride, whose absolute value may not exist.
+    // Negates the element size for a negative stride, whose absolute value may not exist, and so adds 0 or more.
     fits = fits && !__builtin_mul_overflow(t.shape[static_cast<std::size_t>(d)] - 1, stride, &reach) &&
            !__builtin_mul_overflow(reach, stride < 0 ? -kElement : kElement, &reach) &&
            !__builtin_add_overflow(span, reach, &span);

@@ -17,7 +17,7 @@
 namespace flashmask {
 namespace {
 
-/// Bytes that the cells may take; a mask too irregular for them is drawn in larger cells.
+/// Bytes of the file that the cells may take; a mask too irregular for them is drawn in larger cells.
 constexpr std::size_t kMostCellBytes = 250'000;
 constexpr int64_t kFewestCells = 64;
 
