@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the builders of builders.cpp and of model_masks.cpp share.
+// Shared by the builders of builders.cpp and model_masks.cpp.
 
 #include <cstdint>
 #include <span>

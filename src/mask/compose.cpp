@@ -87,8 +87,7 @@ struct Positions {
   Mask put_on(const Mask& mask) && { return mask.with_positions(std::move(q), std::move(k), batch); }
 };
 
-/// Those of rows [row_begin, row_end) and keys [key_begin, key_end), for each of `batch` entries, or as many as the
-/// mask has for its own.
+/// Positions of rows [row_begin, row_end) and keys [key_begin, key_end), for `batch` entries; 0: for the mask's own.
 Positions positions_of(const Mask& mask, int64_t row_begin, int64_t row_end, int64_t key_begin, int64_t key_end,
                        int64_t batch = 0) {
   const MaskView& view = mask.view();
@@ -152,7 +151,7 @@ MaskParts intersect_columns(const Mask& a, const Mask& b, int64_t batch, int64_t
   return fit_two_intervals(both, candidates, a.q_offset(), "the intersection");
 }
 
-/// The same where `kept` has positions, over which the result's band is; that of the other, too, if it has the same.
+/// An intersection whose band is over `kept`'s positions; `other`'s band, too, if both have equal positions.
 Mask intersect_positions(const Mask& kept, const Mask& other, int64_t batch, int64_t heads) {
   Positions positions = positions_of(kept);
   const bool same = other.has_positions() && positions == positions_of(other);
@@ -163,7 +162,7 @@ Mask intersect_positions(const Mask& kept, const Mask& other, int64_t batch, int
   return std::move(positions).put_on(mask).with_band(same ? intersect_bands(kept, other) : kept.band());
 }
 
-/// Whether a band over the positions of all pieces is that of each.
+/// True if all pieces have positions and equal bands.
 bool share_band_over_positions(std::span<const Mask> pieces) {
   return !pieces.empty() && std::ranges::all_of(pieces, [&](const Mask& piece) {
     return piece.has_positions() && piece.band() == pieces.front().band();

@@ -11,7 +11,7 @@
 
 namespace flashmask::content_hash {
 
-/// Where a value is stored.
+/// Array that stores a value.
 enum class Source : uint64_t { kLts, kLte, kUts, kUte, kBlockMask, kQPos, kKPos };
 
 /// 2^64 divided by the golden ratio: multiples of it stay far apart.
@@ -25,13 +25,13 @@ FLASHMASK_RULE uint64_t scramble(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/// What the value at `position` of a vector, of the block mask or of the positions adds: positions count the elements
-/// in the order [batch, heads, ...] of their own shape, however they are strided.
+/// Hash of the value at `position` of a vector, the block mask or the positions. `position` counts elements in the
+/// order [batch, heads, ...] of the array's own shape, whatever its strides.
 FLASHMASK_RULE uint64_t element(Source source, int64_t position, uint32_t value) {
   return scramble((static_cast<uint64_t>(position) * 8 + static_cast<uint64_t>(source) + 1) * kGolden + value);
 }
 
-/// What everything that is not an element adds: the shapes, the band, which vectors there are.
+/// Hash of everything but the elements: the shapes, the band, which vectors there are.
 inline uint64_t frame(const MaskView& view) {
   uint64_t present = 0;
   for (const int32_t* vector : {view.lts, view.lte, view.uts, view.ute})

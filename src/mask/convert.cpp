@@ -18,7 +18,7 @@ namespace {
 
 using rules::Interval;
 
-/// Where a vector of a MaskView is in MaskParts.
+/// The member of MaskParts for a MaskView's vector.
 std::vector<int32_t> MaskParts::* in_parts(const int32_t* MaskView::* vector) {
   if (vector == &MaskView::lts) return &MaskParts::lts;
   if (vector == &MaskView::lte) return &MaskParts::lte;
@@ -120,7 +120,7 @@ StartEndRowIndices write_causal(const MaskParts& parts) {
   return write_indices(parts, true, parts.lte.empty() ? 1 : 2);
 }
 
-/// Of the layout with the fewest vectors.
+/// Writes intervals in the layout with the fewest vectors.
 StartEndRowIndices write_plain(const MaskParts& parts) {
   return write_indices(parts, false, parts.lte.empty() && parts.uts.empty() ? 2 : 4);
 }
@@ -167,7 +167,7 @@ StartEndRowIndices to_startend_row_indices(const Mask& mask) {
         "own argument");
   }
   const HiddenColumns columns = HiddenColumns::of(mask);
-  const int64_t bottom_right = mask.seqlen_k() - mask.seqlen_q();  // what `causal` means in FlashMask's call
+  const int64_t bottom_right = mask.seqlen_k() - mask.seqlen_q();  // the diagonal of `causal` in FlashMask's call
   if (columns.contains_outside_of(Band::causal(), bottom_right)) {
     if (const auto parts = try_fit(columns, Band::causal(), bottom_right, 1, Layout::kFewestIntervals)) {
       return write_causal(*parts);

@@ -12,8 +12,8 @@
 
 namespace flashmask {
 
-/// What every conversion and composition goes through: for each column the rows it is hidden from, as
-/// ascending disjoint intervals with gaps between them, any number of them. Linear in their number.
+/// Rows that each column is hidden from, as any number of ascending intervals with gaps between them: every conversion
+/// and composition goes through it. Linear in the number of intervals.
 class HiddenColumns {
  public:
   HiddenColumns(int64_t seqlen_q, int64_t seqlen_k, int64_t batch, int64_t heads);
@@ -42,7 +42,7 @@ class HiddenColumns {
   /// (left), both. Only `none` if nothing is visible.
   std::vector<Band> tightest_bands(int64_t q_offset) const;
 
-  /// Whether every element outside of the band is hidden.
+  /// True if every element outside of the band is hidden.
   bool contains_outside_of(const Band& band, int64_t q_offset) const;
 
  private:
@@ -54,7 +54,7 @@ class HiddenColumns {
 /// How to lay out intervals when no column needs more than one.
 enum class Layout {
   kFewestIntervals,  ///< all in (lts, lte)
-  kFewestVectors,    ///< those that begin at row 0 in ute, those that end at seqlen_q in lts, if that is all
+  kFewestVectors,    ///< rows from 0 on in ute, rows up to seqlen_q in lts, if there are no others
 };
 
 /// At most `limit` (1 or 2) intervals per column beside `band`, which must hide nothing visible; nothing if a

@@ -13,7 +13,7 @@ inline std::string describe(const Device& device) {
   return device.kind == Device::Kind::kCpu ? "the CPU" : message("CUDA device ", device.index);
 }
 
-/// Whether a mask has contents at all, or only a band, which goes anywhere.
+/// True if a mask has contents; one that is only a band goes anywhere.
 inline bool has_contents(const MaskView& view) {
   return view.lts || view.lte || view.uts || view.ute || view.block_mask || view.q_pos;
 }

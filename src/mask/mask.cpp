@@ -84,12 +84,12 @@ struct Mask::BlockMask {
   }
 };
 
-/// Of a mask without elements and of one without positions there are none, in one batch entry.
+/// Positions of a mask; none, in one batch entry, if it has no elements or no positions.
 struct Mask::Positions {
   int64_t q_batch = 1, k_batch = 1;
   std::vector<int32_t> q, k;
   uint64_t hash = 0;
-  /// On a device: the caller's, in place of those above.
+  /// On a device: the caller's, in place of q and k.
   const int32_t *borrowed_q = nullptr, *borrowed_k = nullptr;
   Device device{};
 

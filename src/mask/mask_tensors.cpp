@@ -22,8 +22,8 @@ void check_count(const char* argument, int64_t count) {
   if (count < 1) throw_invalid(argument, " is ", count, "; it must be at least 1 (1 is broadcast)");
 }
 
-/// The same band with edges that sums do not make overflow: |j - (i + q_offset)| is below 2^41 whatever the q_offset,
-/// so that an edge beyond that hides nothing, and is left out, or everything.
+/// The band with edges whose sums do not overflow: |j - (i + q_offset)| is below 2^41 whatever the q_offset, so that an
+/// edge beyond that hides nothing, and is left out, or everything.
 Band reachable(Band band) {
   constexpr int64_t kBeyond = 2 * kMaxOffset;
   if (band.lo && *band.lo <= -kBeyond) band.lo.reset();
@@ -33,7 +33,7 @@ Band reachable(Band band) {
   return band;
 }
 
-/// The same band with edges that positions, which differ by less than 2^32, can be compared with in 32 bits.
+/// The band with edges that fit comparisons in 32 bits with positions, which differ by less than 2^32.
 Band comparable(Band band) {
   if (band.lo && *band.lo > INT32_MAX)
     throw_invalid("the band's lower edge is ", *band.lo, "; with positions it must be at most ", INT32_MAX);
@@ -70,7 +70,7 @@ void borrow_indices(MaskView& view, const TensorView& indices, bool causal) {
   view.device = indices.device;
 }
 
-/// Whether the indices have elements.
+/// Adds the indices; returns whether they have elements.
 bool add_indices(MaskView& view, const MaskTensors& mask, Of of) {
   const TensorView& indices = mask.indices;
   if (!indices.defined()) return false;
@@ -83,7 +83,7 @@ bool add_indices(MaskView& view, const MaskTensors& mask, Of of) {
   return true;
 }
 
-/// Whether the block mask has elements.
+/// Adds the block mask; returns whether it has elements.
 bool add_block_mask(MaskView& view, const MaskTensors& mask, Of of) {
   const TensorView& keep = mask.block_mask;
   if (!keep.defined()) return false;
@@ -100,7 +100,7 @@ bool add_block_mask(MaskView& view, const MaskTensors& mask, Of of) {
   return true;
 }
 
-/// Whether there are positions of elements.
+/// Adds the positions; returns whether they have elements.
 bool add_positions(MaskView& view, const MaskTensors& mask, Of of) {
   check_positions(mask);
   if (!mask.q_pos.defined()) return false;

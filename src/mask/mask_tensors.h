@@ -21,15 +21,15 @@ struct MaskTensors {
   TensorView q_pos{}, k_pos{};        ///< as Mask::with_positions takes them; undefined: none
 };
 
-/// What of the tensors a view is of: their shapes alone, whose data may be null, or their contents where they lie,
-/// which then have to be contiguous and on a CUDA device.
+/// Scope of a view: the tensors' shapes alone, whose data may be null, or also their contents in place, which then have
+/// to be contiguous and on a CUDA device.
 enum class Of { kShapes, kContents };
 
-/// The mask as a view, everything checked. Without contents it has neither vectors nor a block mask, and a content_hash
-/// of 0 if the mask has some. Allocates nothing.
+/// The mask as a view, everything checked. Without contents it has no vectors and no block mask, and its content_hash
+/// is 0 if the mask has contents. Allocates nothing.
 MaskView view_of(const MaskTensors& mask, Of of);
 
-/// Whether the tensors lie as a view of their contents needs them.
+/// True if the tensors are laid out as a view of their contents needs.
 bool can_be_borrowed(const MaskTensors& mask);
 
 /// The vectors of a MaskView in the order in which indices of `vectors` of them hold them, the rest null. Throws if no

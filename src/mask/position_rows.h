@@ -19,7 +19,7 @@ class PositionRows {
  private:
   rules::PositionBand band_;
   int32_t seqlen_q_;
-  std::vector<rules::PositionRange> parts_;  // of each kPart rows
+  std::vector<rules::PositionRange> parts_;  // range of each kPart rows
 };
 
 }  // namespace flashmask

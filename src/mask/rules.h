@@ -3,7 +3,7 @@
 
 // The two rules of the library, written once for host, device and drawing:
 //   which rows of a column are hidden, by indices or positions (and so whether an element is visible), and
-//   what class a tile is.
+//   the class of a tile.
 // Everything here is plain arithmetic on int32 rows and keys and compiles as CUDA device code.
 
 #include <cstdint>
@@ -59,7 +59,7 @@ FLASHMASK_RULE Interval stored_interval(const int32_t* begin, const int32_t* end
   return {begin ? clamp_row(begin[at], seqlen_q) : 0, end ? clamp_row(end[at], seqlen_q) : seqlen_q};
 }
 
-/// Of column j < INT32_MAX.
+/// Rows that column j < INT32_MAX is hidden from.
 FLASHMASK_RULE HiddenRows hidden_rows(const Columns& m, int32_t j) {
   // j - i > hi hides the rows before j - hi; j - i < lo those after j - lo. An unbounded edge hides none: j - INT32_MAX
   // is at most 0, and j + 1 - INT32_MIN past every sequence.
@@ -93,7 +93,7 @@ FLASHMASK_RULE Word low_bits(int32_t n) {
   return static_cast<Word>(~bits_from<Word>(n));
 }
 
-/// Of the 32 rows that begin 32 * window rows after row0: bit r is set if the row is row0 + from or a later one.
+/// Mask of the 32 rows that begin 32 * window rows after row0: bit r is set if its row is row0 + from or later.
 FLASHMASK_RULE uint32_t window_from(int32_t from, int window) {
   const int32_t rest = from - 32 * window;
   return bits_from<uint32_t>(rest > 0 ? rest : 0);
@@ -168,8 +168,8 @@ FLASHMASK_RULE void order(Interval& a, Interval& b) {
   b = swap ? x : y;
 }
 
-/// The same rows in intervals that ascend with a gap between them; some of the four are empty. All indices
-/// are constants, so that a device keeps the intervals in registers.
+/// Merges the rows into ascending intervals with gaps between them; some of the four are empty. All indices are
+/// constants, so that a device keeps the intervals in registers.
 FLASHMASK_RULE HiddenRows merge(HiddenRows hidden) {
   Interval(&x)[4] = hidden.interval;
   for (int k = 0; k < 4; ++k) {
@@ -217,7 +217,7 @@ FLASHMASK_RULE int64_t last_position(const PositionBand& band, int32_t q_pos) {
   return band.hi == INT32_MAX ? INT64_MAX : static_cast<int64_t>(q_pos) + band.hi;
 }
 
-/// Whether a row at `q_pos` sees a key at `k_pos`.
+/// True if a row at `q_pos` sees a key at `k_pos`.
 FLASHMASK_RULE bool in_band(const PositionBand& band, int32_t q_pos, int32_t k_pos) {
   return first_position(band, q_pos) <= k_pos && k_pos <= last_position(band, q_pos);
 }
@@ -249,19 +249,19 @@ FLASHMASK_RULE PositionRange with(PositionRange range, int32_t position) {
   return {position < range.least ? position : range.least, position > range.greatest ? position : range.greatest};
 }
 
-/// Whether some row of a tile may see some key of it. A tile of which that is said, and not that all do, may be
-/// anything; the others are what is said of them.
+/// True if some row of a tile may see some key of it; false is exact. True without all_in_band() says nothing: the tile
+/// may be of any class.
 FLASHMASK_RULE bool some_in_band(const PositionBand& band, PositionRange rows, PositionRange keys) {
   return first_position(band, rows.least) <= keys.greatest && keys.least <= last_position(band, rows.greatest);
 }
 
-/// Whether every row of a tile sees every key of it.
+/// True if every row of a tile sees every key of it.
 FLASHMASK_RULE bool all_in_band(const PositionBand& band, PositionRange rows, PositionRange keys) {
   return first_position(band, rows.greatest) <= keys.least && keys.greatest <= last_position(band, rows.least);
 }
 
-/// The last row that sees key `key`, -1 if none does. `is_live(granule)`: whether the plan calls the key's granule of
-/// those `granule_rows` rows live, which it does where a row of it sees the key; `band` may be over positions.
+/// The last row that sees key `key`, -1 if none does. `is_live(granule)`: whether the plan calls this granule of
+/// `granule_rows` rows live for the key, as it does if a row of it sees the key; `band` may be over positions.
 template <int granule_rows, typename IsLive>
 FLASHMASK_RULE int32_t last_visible_row(const Columns& columns, const PositionBand& band, int32_t key,
                                         const IsLive& is_live) {

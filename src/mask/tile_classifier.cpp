@@ -15,12 +15,12 @@
 namespace flashmask {
 namespace {
 
-/// What tiles are classified in and then put together from. Under a block mask these lie within one block. By positions
-/// they are granules of the plan, where that is possible, so that a tile is classified as it is executed.
+/// Part in which tiles are classified before they are put together. Under a block mask it lies within one block. By
+/// positions it is a granule of the plan if possible, so that a tile is classified as it is executed.
 TileShape classified_part(const MaskView& view, TileShape tile) {
   if (compares_positions(view)) {
     const auto part = [](int64_t side, int64_t granule, int64_t seqlen) {
-      return side >= seqlen ? granule : std::gcd(side, granule);  // what is beyond the end does not matter
+      return side >= seqlen ? granule : std::gcd(side, granule);  // parts beyond the end do not matter
     };
     return {part(tile.rows, kGranuleRows, view.seqlen_q), part(tile.keys, kGranuleKeys, view.seqlen_k)};
   }

@@ -12,9 +12,9 @@
 namespace flashmask {
 
 /// Classifies the row tiles of one range of key columns at a time: linear in the number of columns plus one 64th of the
-/// number of row tiles, and exact but for a band over positions. That is judged by the least and the greatest position
-/// of a tile's rows and of its keys, in time linear in the row tiles: a tile said to be live may have no visible
-/// element, and one that is not said to be full may be, but never the other way round. Reuse one object for all ranges.
+/// number of row tiles, and exact but for a band over positions. Such a band is judged by the least and the
+/// greatest position of a tile's rows and of its keys, in time linear in the row tiles: a tile called live may have no
+/// visible element, and a full tile may be called partial, never the other way round. Reuse one object for all ranges.
 class TileClassifier {
  public:
   TileClassifier(int64_t seqlen_q, int64_t tile_rows);
@@ -40,7 +40,7 @@ class TileClassifier {
   std::vector<int32_t> covered_, touched_;
   std::vector<uint8_t> dirty_;
   rules::PositionBand band_{};
-  std::vector<rules::PositionRange> row_positions_;  // of each row tile, if the band has positions
+  std::vector<rules::PositionRange> row_positions_;  // range of each row tile, if the band has positions
 };
 
 /// The public classify_tiles, of a view.

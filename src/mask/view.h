@@ -31,7 +31,7 @@ inline Diagonals absolute_diagonals(const Band& band, int64_t q_offset) {
 
 // The views here are MaskViews or, on a device, what is passed on of them.
 
-/// Where the vectors number `own` (of bounds_batch * bounds_heads) begin, counted in columns.
+/// First column of vectors `own`, one of bounds_batch * bounds_heads.
 template <typename View>
 FLASHMASK_RULE int64_t first_column(const View& view, int64_t own) {
   return own * view.seqlen_k;
@@ -51,7 +51,7 @@ FLASHMASK_RULE rules::Columns own_columns(const View& view, int64_t own) {
           view.bounds_stride};
 }
 
-/// Where block mask number `own` (of block_batch * block_heads) begins.
+/// First element of block mask `own`, one of block_batch * block_heads.
 template <typename View>
 FLASHMASK_RULE int64_t first_block(const View& view, int64_t own) {
   return own * ((view.seqlen_q + kBlockMaskSize - 1) / kBlockMaskSize) *
@@ -67,7 +67,7 @@ inline rules::Columns columns(const MaskView& view, int64_t b, int64_t h) {
   return own;
 }
 
-/// Whether there is a band and it compares positions.
+/// True if there is a band and it compares positions.
 inline bool compares_positions(const MaskView& view) {
   return view.has_positions && (view.diagonal_lo != INT32_MIN || view.diagonal_hi != INT32_MAX);
 }
@@ -87,7 +87,7 @@ inline const uint8_t* block_mask(const MaskView& view, int64_t b, int64_t h) {
                                                  broadcast_index(h, view.heads(), view.block_heads));
 }
 
-/// Whether row `i` of that batch entry and head sees key `j`.
+/// True if row `i` of this batch entry and head sees key `j`.
 inline bool is_visible(const MaskView& view, int64_t b, int64_t h, int64_t i, int64_t j) {
   if (!rules::is_visible(columns(view, b, h), static_cast<int32_t>(i), static_cast<int32_t>(j))) return false;
   const rules::PositionBand band = position_band(view, b);

@@ -228,7 +228,7 @@ class Reader {
   static int64_t last(const std::array<int64_t, TensorView::kMaxRank>& sizes, int rank) {
     return sizes[static_cast<std::size_t>(rank - 1)];
   }
-  /// Whether a leading dimension is the mask's; otherwise it is 1 and serves all.
+  /// True if a leading dimension is the mask's; otherwise it is 1 and broadcasts.
   static bool lead(std::string_view name, int64_t size, int64_t& all) {
     if (size < 1) throw_invalid(name, " has a leading dimension of ", size, "; it must be at least 1");
     if (size == 1) return false;

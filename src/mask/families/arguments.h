@@ -23,7 +23,7 @@ struct Parameter {
   int64_t number = 0;
 };
 
-/// What is known of a mask before its vectors are built.
+/// Properties of a mask known before its vectors are built.
 struct Shape {
   int64_t seqlen_q = 0, seqlen_k = 0;
   int64_t batch = 1, heads = 1;
@@ -37,7 +37,7 @@ struct Shape {
 /// How the segments of a sequence are given.
 enum class SegmentForm { kNone /* one of all tokens */, kCuSeqlens, kSeqlens, kDocIds, kPositionIds };
 
-/// Whether the tokens' numbers give them, and how these go up within a segment.
+/// True if a number per token gives the segments; step_of() is its increase within a segment.
 constexpr bool are_of_tokens(SegmentForm form) {
   return form == SegmentForm::kDocIds || form == SegmentForm::kPositionIds;
 }
@@ -91,13 +91,13 @@ Arguments read_arguments(std::string_view family, std::span<const Parameter> par
 /// find out.
 void check_contents(const Arguments& arguments);
 
-/// Where the vectors go: null ones are not written. `stride` elements lie between neighbouring columns.
+/// Destination of the vectors: null ones are not written. `stride` elements lie between neighbouring columns.
 struct VectorOutput {
   int32_t *lts = nullptr, *lte = nullptr, *uts = nullptr, *ute = nullptr;
   int64_t stride = 1;
 };
 
-/// Where all of a mask goes.
+/// Destination of all of a mask.
 struct Output {
   VectorOutput vectors{};
   int32_t* positions = nullptr;  ///< contiguous [batch, seqlen_k], where the shape has them

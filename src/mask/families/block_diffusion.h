@@ -23,7 +23,7 @@ struct DiffusionBlocks {
     const Blocks::Bounds all = blocks.bounds(lead, document, token, kFarthest);
     return {own.begin, own.until, all.until, own.until > token};
   }
-  /// Whether a clean key of the block is hidden from no more than two runs of rows if all noisy copies come first.
+  /// True if a clean key of the block is hidden from at most two runs of rows when all noisy copies come first.
   FLASHMASK_COLUMN bool fits_concatenated(const DiffusionBlock& own) const {
     return !own.visible || own.end == own.until || own.until >= seqlen;
   }
@@ -34,8 +34,7 @@ struct DiffusionBlocks {
   }
 };
 
-/// Both columns of a token in the order of block diffusion in which each block's noisy copy and then its clean one lie.
-/// What is hidden comes last.
+/// Writes both columns of a token when each block's noisy copy is followed by its clean one. Hidden tokens come last.
 struct WriteInterleaved {
   DiffusionBlocks blocks;
   Writer write;
@@ -45,8 +44,7 @@ struct WriteInterleaved {
     const int64_t total = blocks.seqlen;
     const int64_t noisy = token + (own.visible ? own.begin : blocks.visible(lead));
     const int64_t clean = token + (own.visible ? own.end : total);
-    if (noisy < 0 || clean < 0 || noisy >= 2 * total || clean >= 2 * total)
-      return;  // of contents that are no documents
+    if (noisy < 0 || clean < 0 || noisy >= 2 * total || clean >= 2 * total) return;  // the contents are no documents
     write(lead, noisy, own.visible ? seen_by(2 * own.begin, own.begin + own.end) : seen_by(0, 0));
     write(lead, clean, own.visible ? seen_by(own.begin + own.end, 2 * own.until) : seen_by(0, 0));
     if (!order) return;
@@ -55,9 +53,9 @@ struct WriteInterleaved {
   }
 };
 
-/// The same of all noisy copies and then all clean ones. A clean key is seen by noisy rows of later blocks and by clean
-/// rows from its own on, which are one run of rows only if there are no later blocks; if nothing follows the document,
-/// what is hidden from is two.
+/// Writes both columns of a token when all noisy copies precede all clean ones. Noisy rows of later blocks and clean
+/// rows from its own block on see a clean key: one run of rows only without later blocks. If nothing follows the
+/// document, the rows that do not see it are two runs.
 struct WriteConcatenated {
   DiffusionBlocks blocks;
   Writer write;

@@ -5,16 +5,15 @@
 
 namespace flashmask::build {
 
-/// Where the last runs of rows in a bucket end and begin, each 1 more than the row and the later ones first; 0: there
-/// is none.
+/// Ends and beginnings of the last runs of rows in a bucket, later runs first. Rows are stored plus 1; 0: no run.
 struct Bucket {
   /// Rows of a column that fits are hidden in two gaps between runs at most. The fourth run tells that there are more.
   static constexpr int kRuns = 4;
   int32_t owner;                          ///< a row in the bucket, likewise
   int32_t last[kRuns], first[kRuns - 1];  ///< the last and the first row of each
 
-  /// Keeps `row` if it is among the largest. Where many threads do so at once, each place holds in the end the largest
-  /// of what came by, and passes everything else on.
+  /// Keeps `row` if it is among the largest. Many threads may call it at once: each place ends up with the largest
+  /// value that reached it, and passes all others on.
   template <int kPlaces>
   FLASHMASK_COLUMN static void keep(int32_t (&places)[kPlaces], int64_t row) {
     int32_t value = static_cast<int32_t>(row + 1);
@@ -28,7 +27,7 @@ struct Bucket {
 
 /// The buckets of rows, hashed, and the last runs of each.
 struct BucketTable {
-  Integers buckets;  ///< of the rows
+  Integers buckets;  ///< the rows' buckets
   int64_t most;      ///< how many different ones there are at most
   Bucket* memory;    ///< size(most) zeros for each lead; the last stays a bucket without rows
 

@@ -50,7 +50,7 @@ void check_ids(const GivenSegments& given, const Leads& leads) {
   });
 }
 
-/// Where the last segment of each lead ends, the contents being checked.
+/// End of the last segment of a lead, once the contents are checked.
 int64_t total_of(const GivenSegments& given, const Lead& lead) {
   const Integers& values = given.values;
   if (given.form == SegmentForm::kCuSeqlens) return values(lead, values.count - 1);

@@ -39,7 +39,7 @@ void check_single(std::string_view name, const Integers& values, const Leads& le
 /// Throws unless there is an entry for each of so many.
 void expect_count(std::string_view name, const Integers& values, int64_t count, const char* what);
 
-/// Where the documents of a lead end.
+/// Ends of the documents of a lead.
 std::vector<int64_t> ends_of_documents(const GivenSegments& documents, const Lead& lead);
 
 /// "[n]", with the batch entry and head before it if there are several.
@@ -53,7 +53,7 @@ void each_lead(const Leads& leads, F&& f) {
 /// Ids that were seen. They mostly ascend.
 class SeenIds {
  public:
-  /// Whether the id is new.
+  /// Returns true if the id is new.
   bool insert(int64_t id);
   void clear();
 

@@ -133,8 +133,8 @@ struct SharedQuestion : OfColumns<SharedQuestion> {
   struct Columns {
     Segments segments;
     Integers is_question;
-    Integers group;      ///< of each segment, counted from 1
-    Integers group_end;  ///< of each group
+    Integers group;      ///< each segment's, counted from 1
+    Integers group_end;  ///< end of each group
     FLASHMASK_COLUMN Column operator()(const Lead& lead, int64_t j) const {
       const Place own = segments.place(lead, j);
       const bool to_group_end = own.index < segments.count() && is_question(lead, own.index) != 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What is known of a mask family without its arguments: its name, its parameters and the form of its masks.
+// Description of a mask family without its arguments: its name, its parameters and the form of its masks.
 
 #include <cstdint>
 #include <optional>
@@ -34,7 +34,7 @@ struct Declared {
   std::string_view name;
   Kind kind;
   std::string_view doc;
-  int64_t least = INT64_MIN;           ///< of kNumber
+  int64_t least = INT64_MIN;           ///< lower bound of a kNumber
   std::optional<int64_t> otherwise{};  ///< the number that stands for one left out
   bool is_optional = false;            ///< may be left out, though no number stands for it
 };
@@ -55,7 +55,7 @@ enum Vectors : uint32_t { kLts = 1, kLte = 2, kUts = 4, kUte = 8 };
 enum class Edges {
   kNone,
   kCausal,    ///< j <= i + q_offset, as the mask's flag `causal` says it
-  kDiagonal,  ///< the same as a window
+  kDiagonal,  ///< j <= i + q_offset, said as a window
   kReach,     ///< the parameter `window` less 1 before the row, everything after it
   kGiven      ///< the parameters `left` and `right`
 };
@@ -64,7 +64,7 @@ enum class Edges {
 struct Form {
   uint32_t vectors = 0;  ///< that say something; 0: the mask is a band
   Edges edges = Edges::kNone;
-  bool has_positions = false;  ///< of rows and keys, which are the same; the band compares them
+  bool has_positions = false;  ///< rows and keys share them; the band compares them
   /// The requirement that contents on a device may break, which the build finds out; empty if there is none.
   std::string_view misfit{};
 

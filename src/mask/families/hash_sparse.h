@@ -73,7 +73,7 @@ struct HashSparse : OfColumns<HashSparse> {
     };
     /// From the first row on, of a key in the bucket.
     FLASHMASK_COLUMN Hidden hidden(const Bucket& runs, int64_t first) const {
-      int count = 0;  // of the runs that reach the first row
+      int count = 0;  // runs that reach the first row
       for (int n = 0; n < Bucket::kRuns; ++n) count += runs.last[n] > first;
       const int64_t begin = runs.first[smaller(larger(count, 1), Bucket::kRuns - 1) - 1] - 1, last = runs.last[0];
       const int64_t seen = count > 0 ? larger(begin, first) : seqlen_q, end = count > 0 ? last : seqlen_q;

@@ -20,7 +20,7 @@
 
 namespace flashmask::build {
 
-/// Of entries that may be done at the same time.
+/// Adds 1, atomically on a device, as entries may run at once.
 FLASHMASK_COLUMN void add_one(int32_t* to) {
 #if defined(__CUDA_ARCH__)
   atomicAdd(to, 1);
@@ -54,7 +54,7 @@ struct Integers {
   int64_t batch_stride = 0, head_stride = 0, stride = 1;
   int64_t constant = 0;
 
-  /// Those from the n-th on.
+  /// The integers from the n-th on.
   Integers from(int64_t n) const {
     Integers rest = *this;
     if (data) rest.data = static_cast<const char*>(data) + n * stride * static_cast<int64_t>(element_size(dtype));

@@ -5,19 +5,19 @@
 
 namespace flashmask::build {
 
-/// Entries of each lead, the smallest of each run of 32 of them, the smallest of each run of those, and so on: what
-/// finds the next small entry in few steps. Level 0 are the entries.
+/// Finds the next small entry in few steps: keeps the entries of each lead (level 0), the smallest of each run of 32
+/// entries (level 1), the smallest of each run of 32 of level 1, and so on.
 struct Minima {
   static constexpr int kRunBits = 5, kRun = 1 << kRunBits;
-  /// Of the top level, whose runs are searched one after the other.
+  /// Most entries of the top level, whose runs are searched one after the other.
   static constexpr int64_t kWidest = int64_t{4} * kRun;
 
-  int64_t count = 0;  ///< of the entries
+  int64_t count = 0;  ///< number of entries
   int levels = 1;
-  int64_t words = 0;          ///< of each lead
-  int32_t* memory = nullptr;  ///< words for each lead
+  int64_t words = 0;          ///< for each lead
+  int32_t* memory = nullptr;  ///< `words` for each lead
 
-  /// Of so many entries; each step (NoteMinima) adds two levels.
+  /// Sizes the levels for `entries`; each step (NoteMinima) adds two.
   explicit Minima(int64_t entries) : count(entries) {
     do {
       levels += 2;

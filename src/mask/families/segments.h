@@ -5,7 +5,7 @@
 
 namespace flashmask::build {
 
-/// Where a token's segment lies.
+/// A token's segment: its index and tokens [begin, end).
 struct Place {
   int64_t index = 0, begin = 0, end = 0;
 };
@@ -20,7 +20,7 @@ class Segments {
       : ends_(ends), last_token_(last_token), index_(index) {}
 
   FLASHMASK_COLUMN int64_t count() const { return ends_.count; }
-  /// Where the first n segments end.
+  /// End of the first n segments.
   FLASHMASK_COLUMN int64_t end_of_first(const Lead& lead, int64_t n) const { return n > 0 ? ends_(lead, n - 1) : 0; }
   FLASHMASK_COLUMN int64_t total(const Lead& lead) const { return end_of_first(lead, count()); }
 

@@ -70,10 +70,10 @@ struct QkSparse : OfColumns<QkSparse> {
   }
 
   struct Columns {
-    Integers begin, end;  ///< of the dropped spans
+    Integers begin, end;  ///< the dropped spans
     Search search;
     FLASHMASK_COLUMN Column operator()(const Lead& lead, int64_t j) const {
-      const int64_t spans = search(begin, lead, begin.count, j);  // those that begin at or before the key
+      const int64_t spans = search(begin, lead, begin.count, j);  // spans that begin at or before the key
       const int64_t until = spans > 0 ? end(lead, spans - 1) : 0;
       return j < until ? Column{.lts = j, .lte = until} : Column{};
     }

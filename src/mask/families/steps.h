@@ -49,9 +49,9 @@ struct EndsOfLengths {
 struct RunsOfTokens {
   Integers tokens;
   int64_t step;
-  int32_t* ends;   ///< of each run, then the sequence's end
+  int32_t* ends;   ///< each run's end, then the sequence's
   int32_t* index;  ///< the run of each token
-  /// Of any token but the first.
+  /// True if a run begins at token n; n > 0.
   FLASHMASK_COLUMN bool begins(const Lead& lead, int64_t n) const {
     // Wraps where a sum would overflow; positions are never that far apart.
     return static_cast<uint64_t>(tokens(lead, n)) - static_cast<uint64_t>(tokens(lead, n - 1)) !=
@@ -89,7 +89,7 @@ struct FindRuns {
 template <typename F, typename G>
 struct Both {
   F f;
-  int64_t count;  ///< of f's entries; g's come after them
+  int64_t count;  ///< entries of f; g's come after them
   G g;
   FLASHMASK_COLUMN void operator()(const Lead& lead, int64_t n) const {
     if (n < count)
@@ -133,7 +133,7 @@ Integers ends_of_runs_in_order(Run& run, const Integers& entries, int64_t step) 
   return integers_of(ends, run.leads(), entries.count);
 }
 
-/// Those whose ends a scan is to find.
+/// Runs of tokens whose ends a scan is to find.
 template <typename Run>
 RunsOfTokens runs_to_find(Run& run, const Integers& tokens, int64_t step) {
   return {tokens, step, run.template array<int32_t>(tokens.count), run.template array<int32_t>(tokens.count)};
@@ -231,7 +231,7 @@ struct OfColumns {
   static void measure(Arguments& a) { a.shape.seqlen_q = a.shape.seqlen_k = a.seqlen; }
   /// Refuses contents in host memory that make no mask of the family; documents and blocks are checked.
   static void check(const Arguments&, const Leads&) {}
-  /// Whether write() begins with a step that clears the flag `unfit`.
+  /// True if write() begins with a step that clears the flag `unfit`.
   template <typename Run>
   static bool clears_flag(const Arguments&) {
     return false;

@@ -126,7 +126,7 @@ struct NextOutside {
   }
 };
 
-/// Of a tree's columns, whose LTS are written: hides the rows before each key, and counts the keys by where they end.
+/// Hides the rows before each key of a tree, whose LTS are already written, and counts the keys by their ends.
 struct CountEnds {
   VectorOutput out;
   int64_t seqlen;
@@ -309,7 +309,7 @@ struct PrefixTreeFromIntervals : OfTree<PrefixTreeFromIntervals> {
     Integers tin, tout;
     Search search;
     FLASHMASK_COLUMN Column operator()(const Lead& lead, int64_t j) const {
-      const int64_t nodes = search(tin, lead, tin.count, j);  // those that begin at or before the token
+      const int64_t nodes = search(tin, lead, tin.count, j);  // nodes that begin at or before the token
       return {.lts = nodes > 0 ? tout(lead, nodes - 1) : 0};
     }
   };
