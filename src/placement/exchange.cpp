@@ -29,11 +29,11 @@ struct Chunk {
   int32_t size() const { return end - begin; }
 };
 
-/// What chunks exist, whose they are, what they weigh, and which key chunks each sees, as bits. The keys of several
-/// batch entries and masks lie one after the other in a chunk's bits.
+/// Chunks with their owners, their weights and the key chunks that each sees, as bits. The keys of several batch
+/// entries and masks lie one after the other in a chunk's bits.
 struct Chunks {
   std::vector<Chunk> chunk;
-  std::vector<int32_t> owner;  // of each chunk
+  std::vector<int32_t> owner;  // each chunk's
   Index masks = 0, words = 0;  // words: of one entry
   Index entries = 0;
   std::vector<double> weight;  // [chunks, masks], in mean loads

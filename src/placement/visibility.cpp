@@ -61,8 +61,8 @@ void append_units(const rules::Columns& columns, int64_t key, int32_t unit, Rang
   append_units({hidden, static_cast<std::size_t>(n)}, columns.seqlen_q, unit, ranges);
 }
 
-/// What of a column's hidden rows decides which units see it, if no two ends of intervals fall into one unit: equal
-/// outlines that are `simple` are seen by the same units. It is made faster than ranges of units are.
+/// Outline of a column's hidden rows that decides which units see it if no two ends of intervals fall into one unit:
+/// columns with equal outlines that are `simple` are seen by the same units. Cheaper to make than ranges of units.
 struct Outline {
   int32_t end[8];
   bool operator==(const Outline&) const = default;
@@ -118,7 +118,7 @@ class Collector {
   }
 
   SeenKeys by_columns() && {
-    std::vector<Ranges> of_head(heads_.size());  // of a block
+    std::vector<Ranges> of_head(heads_.size());  // ranges of a block
     std::vector<std::optional<Outline>> outline(heads_.size());
     for_each_block([&](int64_t begin, int64_t end) {
       for (Ranges& ranges : of_head) ranges.clear();
@@ -171,7 +171,7 @@ class Collector {
     for (int64_t begin = 0; begin < mask_.seqlen_k; begin += keys) f(begin, std::min(begin + keys, mask_.seqlen_k));
   }
 
-  /// Whether other units may see column `key` than the one before, whose outlines become those of this one.
+  /// True if other units may see column `key` than the one before. Replaces `outlines` by the column's.
   bool follow(int64_t key, std::vector<std::optional<Outline>>& outlines) const {
     bool other = false;
     for (std::size_t h = 0; h < heads_.size(); ++h) {
@@ -218,7 +218,7 @@ class Collector {
   int32_t unit_;
   int unit_bits_;
   std::vector<rules::Columns> heads_;
-  std::vector<int64_t>& steps_;  // of Visibility::tiles, from each unit to the next
+  std::vector<int64_t>& steps_;  // differences of Visibility::tiles, from each unit to the next
   Ranges ranges_;
   SeenKeys seen_;
 };
@@ -239,7 +239,7 @@ Visibility visibility(const MaskView& mask, int64_t unit) {
 }
 
 std::vector<int64_t> received_keys(const Visibility& seen, std::span<const int32_t> owner, int64_t ranks) {
-  std::vector<int32_t> run_end(owner.size());  // where a run of units of one rank ends
+  std::vector<int32_t> run_end(owner.size());  // end of the unit's run of units of one rank
   for (std::size_t u = owner.size(); u-- > 0;) {
     const bool same = u + 1 < owner.size() && owner[u + 1] == owner[u];
     run_end[u] = same ? run_end[u + 1] : static_cast<int32_t>(u) + 1;

@@ -18,7 +18,7 @@ struct UnitRange {
 /// Neighbouring keys of one unit that rows of the same units see, in some head.
 struct KeyGroup {
   int64_t unit, keys;
-  std::size_t first_range, ranges;  ///< of SeenKeys::ranges; those of different heads may overlap
+  std::size_t first_range, ranges;  ///< in SeenKeys::ranges; ranges of different heads may overlap
 };
 
 /// Which units see the keys of one batch entry.
@@ -30,11 +30,11 @@ struct SeenKeys {
   }
 };
 
-/// What placing looks at of a mask.
+/// Properties of a mask that placing reads.
 struct Visibility {
   int64_t unit = 128, units = 0;
   std::vector<int64_t> tiles;     ///< [units]: Placement::live_tiles of each unit
-  std::vector<SeenKeys> entries;  ///< of each batch entry
+  std::vector<SeenKeys> entries;  ///< one for each batch entry
 };
 
 /// `unit` is placement_unit's, a power of two.

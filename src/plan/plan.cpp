@@ -99,7 +99,7 @@ T* at(std::span<std::byte> buffer, int64_t offset) {
   return reinterpret_cast<T*>(buffer.data() + offset);
 }
 
-/// Where a layout keeps the row tiles of so many granules.
+/// Offsets of the row tiles of so many granules in a layout.
 struct RowTiles {
   int64_t granules, tiles, counts, order;
 };

@@ -7,7 +7,7 @@
 
 namespace flashmask {
 
-/// What a plan's buffer begins with, on the host and on a device.
+/// Beginning of a plan's buffer, on the host and on a device.
 struct PlanHeader {
   static constexpr uint64_t kMagic = 0x34304e414c504d46;  ///< "FMPLAN04"
 
