@@ -2,8 +2,8 @@
 include(${CMAKE_CURRENT_LIST_DIR}/FlashmaskPython.cmake)
 
 # The nvcc of NVIDIA's Python packages (pyproject.toml names them), if the Python that builds has them. nvcc looks for
-# its libraries in lib64 and CMake for a libcudart.so without a number, neither of which they have: links in the build
-# folder do.
+# its libraries in lib64 and CMake for a libcudart.so without a number; the packages have neither, so links in the build
+# folder stand in.
 function(flashmask_nvcc_of_python variable toolkit)
   flashmask_python_package(wheels nvidia.cu13)
   if(NOT EXISTS ${wheels}/bin/nvcc)
@@ -83,8 +83,8 @@ foreach(name IN LISTS FLASHMASK_KERNELS)
   endif()
 endforeach()
 
-# Sets what enable_language(CUDA) reads: the architectures of what serves every kernel set. Those of sm90 use
-# instructions of Hopper alone, hence 90a.
+# Sets the variables that enable_language(CUDA) reads, with the architectures of code that serves every kernel set.
+# sm90 uses instructions of Hopper alone, hence 90a.
 macro(flashmask_enable_cuda)
   if(NOT FLASHMASK_NVCC)
     message(FATAL_ERROR "FLASHMASK_CUDA is ON and no CUDA compiler was found; put nvcc on the path, set "

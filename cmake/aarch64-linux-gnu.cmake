@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Debian's cross compiler, the libraries of its arm64 packages, and qemu to run what is built.
+# Debian's cross compiler, the libraries of its arm64 packages, and qemu to run the result.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)

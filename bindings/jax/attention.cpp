@@ -25,7 +25,7 @@ struct PlanAttributes {
   bool has_bounds, has_block_mask;
 };
 
-/// The arrays of a call in their order, of which some may be missing, as its attributes say.
+/// The arrays of a call in their order; its attributes say which are missing.
 class Arrays {
  public:
   explicit Arrays(ffi::RemainingArgs arguments) : arguments_(arguments) {}
@@ -106,8 +106,8 @@ ffi::Error build_plan(const fm_mask& mask, const ffi::AnyBuffer& plan, const Pla
   return error_of(fm_plan_build(&mask, plan.untyped_data(), plan.size_bytes(), &options));
 }
 
-/// Arguments: q, k, v, and what there is of bounds, block_mask, sink and dropout_state. `rest` begins with the plan, if
-/// the call is to leave one.
+/// Arguments: q, k, v, then bounds, block_mask, sink and dropout_state if present. `rest` begins with the plan, if the
+/// call is to leave one.
 ffi::Error forward(const Place& place, const Attributes& attributes, ffi::RemainingArgs arguments,
                    const ffi::AnyBuffer& out, const ffi::AnyBuffer& lse, const ffi::RemainingRets& rest) {
   Arrays arrays(arguments);
@@ -136,8 +136,8 @@ struct Gradients {
   fm_tensor dq, dk, dv, dsink;
 };
 
-/// Arguments: q, k, v, out, lse, dout, and what there is of dlse, bounds, block_mask, sink, dropout_state and the
-/// forward's plan.
+/// Arguments: q, k, v, out, lse, dout, then dlse, bounds, block_mask, sink, dropout_state and the forward's plan if
+/// present.
 ffi::Error backward(const Place& place, const Attributes& attributes, ffi::RemainingArgs arguments,
                     const Gradients& gradients) {
   Arrays arrays(arguments);
@@ -203,7 +203,7 @@ ffi::Error backward_cuda(int32_t ordinal, void* stream, Attributes attributes, f
   return place ? backward(*place, attributes, arguments, gradients_of(attributes, dq, dk, dv, rest)) : place.error();
 }
 
-/// Arguments: what there is of bounds and block_mask.
+/// Arguments: bounds and block_mask if present.
 ffi::Error plan_of(const PlanAttributes& attributes, ffi::RemainingArgs arguments, const ffi::AnyBuffer& plan,
                    const Place& place) {
   Arrays arrays(arguments);

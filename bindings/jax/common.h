@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The calls of XLA's foreign-function interface that flashmask.jax makes, over the C interface. That checks what is
-// given; here buffers become fm_tensor, and a status becomes an error. JAX's headers are all that is needed of it, and
-// none of CUDA's or Python's.
+// Handlers of XLA's foreign-function interface for flashmask.jax, over the C interface, which checks the arguments;
+// here buffers become fm_tensor, and a status becomes an error. Needs only JAX's headers, none of CUDA's or Python's.
 #pragma once
 
 #include <xla/ffi/api/ffi.h>

@@ -56,7 +56,7 @@ class Parameters {
   std::vector<fm_mask_parameter> items_;
 };
 
-/// Results: the bounds, and what a family writes beside them.
+/// Results: the bounds, and the outputs that a family writes beside them.
 ffi::Error build(const Attributes& attributes, const ffi::RemainingArgs& vectors, const ffi::RemainingRets& results,
                  const fm_options& options) {
   const std::string family(attributes.family);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// flashmask_empty::forward and backward: the schemas of flashmask's, registered in the same way, but they only allocate
-// the outputs. What PyTorch itself costs; benchmarks/measure/torch_overhead.py measures ours beyond it. Not part of the
-// package.
+// flashmask_empty::forward and backward: registered in the same way and with the schemas of flashmask's operators, but
+// they only allocate the outputs. They cost PyTorch's own overhead; benchmarks/measure/torch_overhead.py measures ours
+// beyond it. Not part of the package.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 

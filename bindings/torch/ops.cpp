@@ -319,9 +319,8 @@ bool has_rows_for_cuda(const fm_tensor& t) {
   return true;
 }
 
-/// dout as the kernels take it. It is no input of the user's but what autograd has: after sum() an expanded tensor,
-/// after cat() a slice. The CPU reads any; CUDA reads most where they are, and of the others a copy is made, which
-/// lives as long as the call.
+/// dout as the kernels take it. It comes from autograd, not the user: an expanded tensor after sum(), a slice after
+/// cat(). The CPU reads any strides; CUDA reads most tensors in place and copies the others for the call.
 Tensor readable(const Tensor& dout, const Call& call, const Place& place) {
   return place.is_cpu() || has_rows_for_cuda(call(dout, "dout")) ? dout : copy_of("a copy of dout", dout, place);
 }
@@ -385,7 +384,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   return {dq, dk, dv, dsink};
 }
 
-/// A contiguous tensor of a shape, in what a tensor of one dimension has from element number `first` on.
+/// A contiguous tensor of `shape` in a one-dimensional `buffer`, from element `first` on.
 fm_tensor part_of(fm_tensor buffer, int64_t first, int64_t element_size, const Tensor& shape) {
   buffer.data = static_cast<char*>(buffer.data) + first * element_size;
   buffer.ndim = static_cast<int32_t>(shape.dim());

@@ -15,7 +15,7 @@ void torch_check(AOTITorchError error);
 /// Prefix that Python turns into torch.OutOfMemoryError: torch passes on an exception's text, not its type.
 constexpr const char* kOutOfMemory = "OutOfMemoryError: ";
 
-/// A torch device: what a tensor's memory is on.
+/// A torch device, which holds a tensor's memory.
 struct Place {
   int32_t type = 0;   ///< aoti_torch_device_type_cpu() or _cuda()
   int32_t index = 0;  ///< CUDA device number

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# All of packaging: what is installed and where, and what lets others rely on the installed library (docs/abi.md).
+# All of packaging: installed files and their places, and the rules that let others rely on the library (docs/abi.md).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 

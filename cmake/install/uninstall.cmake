@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Removes the files that MANIFEST, written by the last installation, lists, and those folders of this library alone that
-# are then empty. Like the installation it obeys the environment variable DESTDIR.
+# Removes the files listed in MANIFEST, which the last installation wrote, and this library's own folders if they are
+# then empty. Obeys the environment variable DESTDIR, as installation does.
 if(NOT EXISTS ${MANIFEST})
   message(FATAL_ERROR "${MANIFEST} is not there: nothing was installed from this folder")
 endif()

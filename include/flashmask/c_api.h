@@ -229,7 +229,7 @@ FLASHMASK_API fm_status fm_mask_to_dense(const fm_mask* mask, const fm_tensor* v
  * any strides. The fewest intervals per column win, as from_dense in mask.h finds them. FM_UNREPRESENTABLE if a column
  * needs more than two. */
 FLASHMASK_API fm_status fm_mask_from_dense(const fm_tensor* visible, fm_mask* out);
-/* The smallest of the four forms of bounds that says by itself, with FM_CAUSAL or without, exactly what `mask` says.
+/* Writes `mask` in the smallest of the four forms of bounds that expresses it exactly, with FM_CAUSAL or without.
  * FM_UNREPRESENTABLE if none does; FM_UNSUPPORTED for a mask with a block mask. batch and heads are those of
  * mask->bounds, or 1. */
 FLASHMASK_API fm_status fm_mask_to_startend(const fm_mask* mask, fm_mask* out);
@@ -246,13 +246,13 @@ typedef struct fm_segments {
 
 /* gather in mask.h: the mask of these rows and keys, exactly. Beside the space for vectors, whose batch and heads are
  * those of mask->bounds (or 1), `out` brings space for the block mask if `mask` has one, uint8 of its batch and heads,
- * and for q_pos and k_pos if `mask` has a band, int32 of its positions' batch (or 1); all contiguous. What the result
- * does not have becomes absent. FM_UNSUPPORTED, naming the segment, if one cuts a block of a block mask. */
+ * and for q_pos and k_pos if `mask` has a band, int32 of its positions' batch (or 1); all contiguous. A tensor that
+ * the result does not have becomes absent. FM_UNSUPPORTED, naming the segment, if one cuts a block of a block mask. */
 FLASHMASK_API fm_status fm_mask_gather(const fm_mask* mask, const fm_segments* segments, fm_mask* out);
 
 /* intersect and concatenate in mask.h. `out` brings what it brings to fm_mask_gather; each tensor's batch and heads may
  * be any that the result's broadcast to, so the largest of the masks' own do. Space for the block mask is needed if one
- * of the masks has one, space for q_pos and k_pos likewise. What the result does not have becomes absent.
+ * of the masks has one, space for q_pos and k_pos likewise. A tensor that the result lacks becomes absent.
  * FM_UNREPRESENTABLE if a column would need more than two intervals. */
 FLASHMASK_API fm_status fm_mask_intersect(const fm_mask* a, const fm_mask* b, fm_mask* out);
 /* pieces: [count] masks, one after another. */
@@ -319,8 +319,8 @@ typedef struct fm_placement {
 FLASHMASK_API fm_status fm_place(const fm_mask* const* masks, int64_t count, fm_placement* placement);
 
 /* `options` may be NULL. On a CUDA device calls put their work on options->stream and return, but for executed_tiles,
- * which wait for it. Workspaces need no initialisation and no alignment. What the workspace functions say follows from
- * shapes and options: they read neither the tensors nor the mask's, whose data may be NULL. */
+ * which wait for it. Workspaces need no initialisation and no alignment. The workspace functions read shapes and
+ * options only, not the data of the tensors or the mask, which may be NULL. */
 FLASHMASK_API fm_status fm_forward_workspace(const fm_forward_args* args, const fm_options* options, size_t* bytes);
 FLASHMASK_API fm_status fm_forward(const fm_forward_args* args, void* workspace, size_t workspace_bytes,
                                    const fm_options* options);

@@ -9,8 +9,8 @@
 
 namespace flashmask {
 
-/// Sums over all batch entries and heads of the mask, all of them exact. The classes of tiles are those of
-/// classify_tiles: over positions, those that are executed.
+/// Sums over all batch entries and heads of the mask, all of them exact. Tiles are classed as by classify_tiles:
+/// over positions, as they are executed.
 struct MaskStatistics {
   int64_t elements = 0;
   int64_t visible = 0;

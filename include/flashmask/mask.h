@@ -71,7 +71,7 @@ struct MaskParts {
   std::vector<int32_t> q_pos{}, k_pos{};
 };
 
-/// A plain view of a mask: what the planner and the kernels read. Pointers as in MaskParts (null =
+/// A plain view of a mask, which the planner and the kernels read. Pointers as in MaskParts (null =
 /// absent), in the order [batch, heads, seqlen_k] with `bounds_stride` elements from one column to the next;
 /// they live on `device`.
 struct MaskView {
@@ -93,7 +93,7 @@ struct MaskView {
   int64_t block_heads = 1;
   const uint8_t* block_mask = nullptr;
   /// Hash of the contents, wherever they lie (bounds_stride does not matter); a Plan carries the hash of the
-  /// mask it was made for. 0 where the contents have not been read: those on a device are not, on the host.
+  /// mask it was made for. 0 if the contents have not been read: the host does not read contents on a device.
   uint64_t content_hash = 0;
   Device device{};
   /// True if the band compares positions, [q_pos_batch, seqlen_q] and [k_pos_batch, seqlen_k]: the diagonals above are
@@ -104,7 +104,7 @@ struct MaskView {
   const int32_t* q_pos = nullptr;
   const int32_t* k_pos = nullptr;
 
-  /// Batch and head count of the mask as a whole: those of the vectors, the block mask and the positions together.
+  /// Batch and head count of the mask as a whole: vectors, block mask and positions together.
   int64_t batch() const {
     const int64_t of_intervals = bounds_batch > block_batch ? bounds_batch : block_batch;
     const int64_t of_positions = q_pos_batch > k_pos_batch ? q_pos_batch : k_pos_batch;
@@ -138,7 +138,7 @@ class FLASHMASK_API Mask {
 
   int64_t seqlen_q() const;
   int64_t seqlen_k() const;
-  /// Mask batch and mask heads: each 1 or what the call must have.
+  /// Mask batch and mask heads: each 1 or the number that the call must have.
   int64_t batch() const;
   int64_t heads() const;
   /// Edges that no element can be beyond are absent.
@@ -202,7 +202,7 @@ class FLASHMASK_API Mask {
   struct Data;
   struct BlockMask;
   struct Positions;
-  /// A mask without a block mask, whose vectors are those of `vectors`, borrowed.
+  /// A mask without a block mask that borrows the vectors of `vectors`.
   Mask(const MaskView& vectors, const Band& band, std::optional<int64_t> q_offset);
   Mask with_block_tensor(const TensorView& keep) const;
   Mask with_position_tensors(const TensorView& q_pos, const TensorView& k_pos) const;
@@ -227,7 +227,7 @@ struct StartEndRowIndices {
 FLASHMASK_API Mask from_startend_row_indices(const TensorView& indices, bool causal, int64_t seqlen_q,
                                              std::optional<int64_t> q_offset = std::nullopt);
 
-/// The smallest of the four vector forms that says exactly what `mask` says. Throws kUnrepresentable,
+/// Writes `mask` in the smallest of the four vector forms that expresses it exactly. Throws kUnrepresentable,
 /// naming the first column that fits none; the block mask is a separate argument of FlashMask's call, so
 /// a mask that has one is refused too. A band over positions becomes intervals, where it fits.
 FLASHMASK_API StartEndRowIndices to_startend_row_indices(const Mask& mask);
@@ -243,7 +243,7 @@ FLASHMASK_API std::vector<uint8_t> to_dense(const Mask& mask);
 
 // --- Composition ----------------------------------------------------------------------------------
 
-// The result keeps one band over positions; what other masks hide by theirs becomes intervals.
+// The result keeps one band over positions; bands over other masks' positions become intervals.
 
 /// Visible where both are. Same lengths; batches and heads broadcast. Exact, or kUnrepresentable.
 FLASHMASK_API Mask intersect(const Mask& a, const Mask& b);

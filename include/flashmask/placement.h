@@ -44,9 +44,8 @@ FLASHMASK_API int64_t placement_unit(int64_t seqlen, int64_t ranks, bool has_blo
 /// nothing but its arguments, so every rank computes the same without asking another. In time nearly linear in seqlen.
 ///
 /// kBalanced begins with whole runs of rows (both other schemes) cut into chunks, exchanges chunks of one size between
-/// ranks, those first that cost the fewest keys for the load that they move, and cuts chunks in two until the largest
-/// load is within 1 + `load_slack` of the mean or chunks are units; then it exchanges what saves keys within that
-/// slack.
+/// ranks, the cheapest in keys per load moved first, and cuts chunks in two until the largest load is within
+/// 1 + `load_slack` of the mean or chunks are units; then it makes the exchanges that save keys within that slack.
 ///
 /// Throws if there are no masks, lengths differ, a mask is not in host memory, `ranks` is not within [1, 65536], or
 /// `load_slack` not within [0, 1].

@@ -14,7 +14,7 @@
 
 namespace flashmask {
 
-/// A granule is what a plan counts in: 64 query rows x 128 keys.
+/// A granule, the unit of a plan: 64 query rows x 128 keys.
 inline constexpr int64_t kGranuleRows = 64;
 inline constexpr int64_t kGranuleKeys = 128;
 

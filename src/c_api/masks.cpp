@@ -60,7 +60,7 @@ class MaskOut {
     check_data("out->bounds", room);
   }
 
-  /// rest: of which the other tensors are taken.
+  /// Takes the other tensors from `rest`.
   void write(const VectorForm& form, const fm_mask& rest = {}) {
     const fm_tensor room = mask_.bounds;
     const StartEndRowIndices& indices = form.indices;
@@ -175,13 +175,13 @@ VectorForm vector_form_of(const Mask& mask) {
   return form;
 }
 
-/// The batch or head count of room for `own`: what the room has, if that broadcasts to it.
+/// The batch or head count of room for `own`: the room's, if `own` broadcasts to it; otherwise `own`.
 int64_t count_in_room(const fm_tensor& room, int dimension, int64_t own) {
   const int64_t count = room.ndim > dimension ? room.shape[dimension] : own;
   return count > 0 && own > 0 && count % own == 0 && count <= kMaxSeqlen ? count : own;
 }
 
-/// `values` of [own_batch, own_heads, ...] as those of [batch, heads, ...].
+/// Broadcasts `values` from [own_batch, own_heads, ...] to [batch, heads, ...].
 template <typename Value>
 std::vector<Value> broadcast(std::span<const Value> values, int64_t own_batch, int64_t own_heads, int64_t batch,
                              int64_t heads) {

@@ -38,7 +38,7 @@ MaskTensors read_tensors(const fm_mask* from, Device device) {
   return mask;
 }
 
-/// Refuses what only the C interface has a field for yet; features are for check() to judge.
+/// Refuses options for which only the C interface has a field yet; check() judges features.
 void check_unimplemented(const fm_options& o) {
   for (const auto& [field, is_set] :
        {std::pair{"reserved", o.reserved[0] || o.reserved[1]}, {"block_table", o.block_table.dtype != FM_NONE}}) {

@@ -99,8 +99,8 @@ TensorView tensor(const fm_tensor& t, const char* argument, Device device = {});
 
 std::span<std::byte> memory(void* data, std::size_t bytes, const char* argument);
 
-/// A mask of the C interface: first its shapes, which are checked before anything of it is read. Its contents on a
-/// device are borrowed, those in host memory copied.
+/// A mask of the C interface, whose shapes are checked before anything of it is read. Contents on a device are
+/// borrowed, contents in host memory copied.
 class CallMask {
  public:
   CallMask(const fm_mask* from, Device device);

@@ -8,8 +8,8 @@
 
 namespace flashmask {
 
-/// Builds a mask's vectors where its parameters are. allocate gives scratch on a CUDA device: it is asked once at most,
-/// and what it gives has to stay until the work on the stream is done.
+/// Builds a mask's vectors where its parameters are. `allocate` gives scratch on a CUDA device: it is called at most
+/// once, and its memory has to stay until the work on the stream is done.
 void build_vectors(const build::Arguments& arguments, const build::Output& output,
                    const std::function<std::byte*(std::size_t)>& allocate, void* stream);
 

@@ -21,7 +21,7 @@ int64_t plan_bytes(const Problem& problem, const Launch& launch);
 /// A call that a backend takes, checked and configured once: for the size of its workspace and for its run.
 class Call {
  public:
-  /// As check() and prepare() take their arguments; what these refer to has to outlive the call.
+  /// Takes check()'s and prepare()'s arguments; the memory that they refer to has to outlive the call.
   template <typename Args>
   Call(const Args& args, const MaskView* mask, const Options& options, bool with_data)
       : problem_(check(args, mask, options, with_data)),

@@ -78,7 +78,7 @@ class Launch {
   alignas(std::max_align_t) std::byte configuration_[kCapacity];
 };
 
-/// Why a backend does not take a call, ending with what would do.
+/// Why a backend does not take a call, ending with the remedy.
 struct Refusal {
   std::string why;
 };

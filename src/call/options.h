@@ -7,8 +7,8 @@
 
 namespace flashmask {
 
-// The table of what a call asks for beyond the softmax of masked scores. Checks, names() and refusals follow from it;
-// a new option is a member of Features and a row here.
+// The table of features beyond the softmax of masked scores. Checks, names() and refusals follow from it; a new option
+// is a member of Features and a row here.
 
 /// A number of Features.
 struct NumberOption {

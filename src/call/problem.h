@@ -11,7 +11,7 @@
 
 namespace flashmask {
 
-/// A checked call: what the backends see. All shapes agree, all sizes are in range.
+/// A checked call, as the backends see it. All shapes agree, all sizes are in range.
 struct Problem {
   bool is_backward = false;
   int64_t batch = 0, seqlen_q = 0, seqlen_k = 0, heads_q = 0, heads_kv = 0, head_dim = 0, head_dim_v = 0;
@@ -39,7 +39,7 @@ struct Problem {
   int64_t mask_index(int64_t b, int64_t h) const {
     return broadcast_index(b, batch, mask.batch()) * mask.heads() + broadcast_index(h, heads_q, mask.heads());
   }
-  /// The rows and keys of batch entry b that are read; what lies past them counts as zeros (docs/mask.md). Needs the
+  /// The rows and keys of batch entry b that are read; elements past them count as zeros (docs/mask.md). Needs the
   /// plan in host memory. A dense mask has no plan, and all of its rows and keys are read.
   VisibleExtent visible_extent(int64_t b) const {
     if (dense.defined()) return {static_cast<int32_t>(seqlen_q), static_cast<int32_t>(seqlen_k)};

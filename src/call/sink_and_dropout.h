@@ -21,8 +21,7 @@ inline void store_dsink(const Problem& p, int64_t h, double value) {
   if (p.dsink.defined()) store_element(p.dsink, h * p.dsink.stride[0], value);
 }
 
-/// Which weights of a (batch entry, query head) a call's dropout keeps, and what those are multiplied by. The state is
-/// read here.
+/// Which weights of a (batch entry, query head) a call's dropout keeps, and their factor. Reads the state.
 class DropoutSource {
  public:
   DropoutSource(const Problem& p, int64_t b, int64_t h)

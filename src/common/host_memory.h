@@ -21,7 +21,7 @@ inline constexpr const char* kNoHostMemory = "host memory ran out; free some or 
                                                "allocated; free some or pass less at once"));
 }
 
-/// `count` zeros, or kOutOfMemory saying what they were for.
+/// Returns `count` zeros or throws kOutOfMemory naming their purpose.
 template <typename T>
 std::vector<T> zeros(const std::string& what, int64_t count) {
   try {

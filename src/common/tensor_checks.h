@@ -12,7 +12,7 @@
 namespace flashmask {
 
 /// Throws kInvalidArgument, naming the argument, unless sizes are at least 0 and neither their product (a 0 counting as
-/// 1) nor what the strides span is more than 2^63 bytes: so no count of elements and no offset overflows.
+/// 1) nor the span of the strides is more than 2^63 bytes: so no count of elements and no offset overflows.
 inline void check_extent(const char* argument, const TensorView& t) {
   constexpr int64_t kElement = 8;  // the largest there is
   int64_t bytes = kElement, span = kElement;

@@ -18,7 +18,7 @@ struct Cell {
   int64_t in_partial_tiles = 0;  ///< some of them visible; the rest of the cell lies in skipped tiles
 };
 
-/// One batch entry and head of a mask in at most `max_cells` cells a side: what every drawing is made from. All counts
+/// One batch entry and head of a mask in at most `max_cells` cells a side, from which every drawing is made. All counts
 /// are exact. Linear in the lengths, the tiles, the cells and the size of the block mask.
 class CellGrid {
  public:

@@ -16,7 +16,7 @@ inline constexpr Colour kPartialVisible{0xdd, 0x8a, 0x12};
 inline constexpr Colour kFull{0x3f, 0x7f, 0xc9};  ///< in a full tile
 }  // namespace colours
 
-/// The mixture of the colours of what a cell holds.
+/// Mixes the colours of a cell's contents.
 Colour cell_colour(const Cell& cell);
 
 /// The cells of a grid as one SVG path for each colour, in units of cells; cells that lie in skipped tiles

@@ -45,7 +45,7 @@ class HiddenRowTaker {
     counter.add_from(rows.begin, -1);
     counter.add_from(rows.end, 1);
   }
-  /// The union of the intervals and what the positions hide, both ascending.
+  /// The union of the intervals and the rows that the positions hide, both ascending.
   void take_both(std::span<const rules::Interval> intervals, int64_t key, RowCounter& counter) {
     both_.clear();
     positions_.add_hidden(key, both_);

@@ -69,8 +69,8 @@ struct Cells {
 };
 
 /// Calls f(key cell, keys counted in it, visible elements of each of its row cells) for every column of cells,
-/// ascending. What is counted is counted exactly, the block mask included; linear in the number of rows and keys, the
-/// number of cells and the size of the block mask.
+/// ascending. Counts exactly, the block mask included; linear in the number of rows and keys, the number of
+/// cells and the size of the block mask.
 void for_each_visible_column(const MaskView& mask, const Cells& cells,
                              const std::function<void(int64_t, int64_t, std::span<const int64_t>)>& f);
 

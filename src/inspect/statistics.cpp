@@ -30,7 +30,7 @@ void add_visible(const Mask& mask, int64_t batch, int64_t head, MaskStatistics& 
                           });
 }
 
-/// first * ... * rest, or an error that says what is too many.
+/// Returns first * ... * rest or throws an error that names `what`.
 template <typename... Factors>
 int64_t counted(const char* what, Factors... factors) {
   const auto product = checked_product(factors...);

@@ -41,7 +41,7 @@ struct BlockGrid {
         keys(ceil_div(seqlen_k, kBlockMaskSize)),
         keep(static_cast<std::size_t>(b * h * rows * keys), 1) {}
 
-  /// Clears what `mask` clears, its block (row0, key0) onwards laid at block (row_at, key_at).
+  /// Clears the blocks that `mask` clears, shifted so that its block (row0, key0) is at (row_at, key_at).
   void clear(const Mask& mask, int64_t row0, int64_t key0, int64_t row_at, int64_t key_at) {
     if (!mask.has_block_mask()) return;
     const MaskView& view = mask.view();
@@ -124,7 +124,7 @@ void check_block_ends(std::span<const Mask> pieces, int64_t seqlen_q, int64_t se
   }
 }
 
-/// The columns of what either mask hides by itself.
+/// The rows that either mask hides by itself, column by column.
 HiddenColumns hidden_by_either(const Mask& a, const Mask& b, int64_t batch, int64_t heads) {
   const HiddenColumns of_a = HiddenColumns::of(a), of_b = HiddenColumns::of(b);
   HiddenColumns both(a.seqlen_q(), a.seqlen_k(), batch, heads);

@@ -22,7 +22,7 @@ struct Bounds {
   int64_t batch = 1, heads = 1;
   std::vector<int32_t> lts, lte, uts, ute;
   uint64_t hash = 0;
-  /// On a device: the caller's vectors, in place of those above.
+  /// On a device: the caller's vectors, in place of the members above.
   std::optional<MaskView> borrowed{};
 };
 

@@ -42,7 +42,7 @@ void check_indices(const TensorView& indices, bool causal);
 /// Throws unless this is a block mask for these lengths; data is not looked at.
 void check_block_mask(const TensorView& keep, int64_t seqlen_q, int64_t seqlen_k);
 
-// --- What holds of a mask as a whole --------------------------------------------------------------
+// --- Limits of a mask as a whole ------------------------------------------------------------------
 
 void check_seqlen(const char* argument, int64_t seqlen);
 

@@ -34,8 +34,8 @@ struct Columns {
   int64_t stride = 1;
 };
 
-/// The rows a column is hidden from: what the band cuts off above and below, and the two intervals, clamped
-/// to [0, seqlen_q]. They may be empty, overlap and come in any order.
+/// The rows a column is hidden from: the rows that the band cuts off above and below, and the two intervals, clamped to
+/// [0, seqlen_q]. They may be empty, overlap and come in any order.
 struct HiddenRows {
   Interval interval[4];
 };
@@ -99,7 +99,7 @@ FLASHMASK_RULE uint32_t window_from(int32_t from, int window) {
   return bits_from<uint32_t>(rest > 0 ? rest : 0);
 }
 
-/// How many rows after row0 the diagonal is at this key, clamped to what leaves room for adding a small number.
+/// How many rows after row0 the diagonal is at this key, clamped so that adding a small number does not overflow.
 FLASHMASK_RULE int32_t rows_to_diagonal(int32_t key, int32_t diagonal, int32_t row0) {
   constexpr int64_t kFar = int64_t{1} << 30;
   const int64_t rows = static_cast<int64_t>(key) - diagonal - row0;
@@ -151,7 +151,7 @@ FLASHMASK_RULE void visible_windows(const Columns& m, const Bounds& bounds, int3
     int32_t begin[n], end[n];
     if (!bounds(interval, begin, end)) continue;
     for (int i = 0; i < n; ++i) {
-      // Not begin - row0 at once: what a vector holds may be any number.
+      // Not begin - row0 at once: a vector's values may be any numbers.
       const int32_t skipped = (begin[i] > row0 ? begin[i] : row0) - row0,
                     until = (end[i] > row0 ? end[i] : row0) - row0;
       bits[0][i] &= ~bits_from<uint32_t>(skipped) | bits_from<uint32_t>(until);

@@ -29,7 +29,7 @@ inline Diagonals absolute_diagonals(const Band& band, int64_t q_offset) {
   return diagonals;
 }
 
-// The views here are MaskViews or, on a device, what is passed on of them.
+// A View is a MaskView or, on a device, the part of one that is passed on.
 
 /// First column of vectors `own`, one of bounds_batch * bounds_heads.
 template <typename View>

@@ -18,7 +18,7 @@ constexpr int64_t kMostWork = int64_t{1} << 28;
 /// Gains of load below this share of a mean load are none.
 constexpr double kLeastGain = 1e-9;
 
-/// Ranks that one exchanges with, those with the least load.
+/// Most ranks that one exchanges with, the ones with the least load.
 constexpr std::size_t kMostPartners = 32;
 
 using Index = std::size_t;
@@ -240,8 +240,8 @@ class Search {
   }
 
   /// The best exchange of a chunk of `rank`: the most load for the keys that it costs, or the most keys within the
-  /// slack. What an exchange costs is taken to be what its four parts cost; that both chunks may see the same keys is
-  /// not looked at. Of equal ones the first.
+  /// slack. An exchange is taken to cost the sum of its four parts, even if both chunks see the same keys. Of equal
+  /// exchanges the first.
   Exchange best_for(Index rank, bool levels) {
     std::vector<Index> own;
     std::vector<int64_t> saved;
@@ -299,7 +299,7 @@ class Search {
     return static_cast<double>(-cost);
   }
 
-  /// Does it, unless it turns out not to gain what it was done for: its cost was estimated.
+  /// Makes the exchange, and takes it back if it gains nothing: its cost was an estimate.
   bool apply(const Exchange& e, bool levels) {
     if (!e.found) return false;
     const int32_t a = c_.owner[e.x], b = c_.owner[e.y];

@@ -31,7 +31,7 @@ void check(std::span<const MaskView> masks, int64_t ranks, double load_slack) {
   }
 }
 
-/// Units of a rank; those of two ranks differ by one at most.
+/// Number of units of a rank; two ranks differ by at most one.
 int64_t units_of(int64_t rank, int64_t units, int64_t ranks) {
   return units * (rank + 1) / ranks - units * rank / ranks;
 }
@@ -64,7 +64,7 @@ std::vector<int64_t> tiles_of_ranks(const placement::Visibility& seen, std::span
   return tiles;
 }
 
-/// A finished placement, with what it is judged by.
+/// A finished placement, with the numbers that it is judged by.
 Placement made(std::span<const MaskView> masks, const Seen& seen, std::vector<int32_t> owner, int64_t ranks) {
   Placement result{.seqlen = masks[0].seqlen_q, .ranks = ranks, .unit = seen[0].unit, .owner = std::move(owner)};
   for (std::size_t m = 0; m < masks.size(); ++m) {

@@ -105,7 +105,7 @@ void join(Ranges& ranges) {
   ranges.resize(n);
 }
 
-/// Collects what units see of one batch entry, block of keys by block. A block lies in one unit.
+/// Collects which units see the keys of one batch entry, block of keys by block. A block lies in one unit.
 class Collector {
  public:
   Collector(const MaskView& mask, int64_t batch, Visibility& seen, std::vector<int64_t>& steps)

@@ -73,7 +73,7 @@ void clear_blocks(const uint8_t* keep, int64_t key_blocks, int64_t key_block, in
   }
 }
 
-/// Extends `extent` by what rows see of the keys of block `c`, whose live granules are `live`.
+/// Extends `extent` by the rows and keys visible in block `c` of keys, whose live granules are `live`.
 void extend(VisibleExtent& extent, const rules::Columns& column, const rules::PositionBand& band, int64_t seqlen_k,
             int64_t c, std::span<const uint64_t> live) {
   const auto is_live = [live](int32_t granule) {
@@ -236,7 +236,7 @@ void build_plan(const MaskView& mask, std::span<std::byte> buffer) {
   check_plan_buffer("plan buffer", buffer, layout);
   const PlanHeader header = plan_header(layout, mask.content_hash);
   std::memcpy(buffer.data(), &header, sizeof(header));
-  // The scratch and what rounding up leaves between the parts.
+  // Clears the scratch and the padding between the parts.
   std::memset(buffer.data() + layout.row_counts, 0, static_cast<std::size_t>(layout.bytes - layout.row_counts));
 
   TileClassifier classifier(mask.seqlen_q, kGranuleRows);

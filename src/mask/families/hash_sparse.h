@@ -77,7 +77,8 @@ struct HashSparse : OfColumns<HashSparse> {
       for (int n = 0; n < Bucket::kRuns; ++n) count += runs.last[n] > first;
       const int64_t begin = runs.first[smaller(larger(count, 1), Bucket::kRuns - 1) - 1] - 1, last = runs.last[0];
       const int64_t seen = count > 0 ? larger(begin, first) : seqlen_q, end = count > 0 ? last : seqlen_q;
-      // If it fits, no more than two of these are not empty: those before the first run, between two, after the last.
+      // Rows before the first run, between two and after the last are hidden. A column fits with two such parts at
+      // most.
       Hidden its{{.lts = 0, .lte = 0, .uts = end, .ute = seqlen_q}, 0};
       const auto hide = [&its](int64_t from, int64_t to) {
         if (from >= to) return;

@@ -75,7 +75,7 @@ struct Integers {
   }
 };
 
-/// Writes `value` where 0 is; what was there. Entries of a step may do so at the same time, as they may raise a number.
+/// Writes `value` over a 0 and returns the value before. Entries of a step may claim or raise a number at once.
 FLASHMASK_COLUMN int32_t claim(int32_t* at, int32_t value) {
 #if defined(__CUDA_ARCH__)
   return atomicCAS(at, 0, value);
@@ -86,7 +86,7 @@ FLASHMASK_COLUMN int32_t claim(int32_t* at, int32_t value) {
 #endif
 }
 
-/// Writes `value` where less is; what was there.
+/// Writes `value` over a smaller number and returns the value before.
 FLASHMASK_COLUMN int32_t raise(int32_t* at, int32_t value) {
 #if defined(__CUDA_ARCH__)
   return atomicMax(at, value);

@@ -68,7 +68,7 @@ struct EndsOfRunsInOrder {
   }
 };
 
-/// How many runs there are, of which these are the ends.
+/// Counts the runs that end at `ends`.
 inline int64_t count_runs(const Integers& ends, const Lead& lead) {
   return ends.count > 0 ? lower_bound(ends, lead, 0, ends.count, ends.count) + 1 : 0;
 }

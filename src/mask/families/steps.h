@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The steps of which a family's build consists, for any Run, which does them on the host or a device (or only adds up
-// memory):
+// Steps of a family's build, for any Run, which does them on the host or a device (or only adds up memory):
 //   Run::kInOrder               whether one entry is done after the other
 //   run.leads()                 Leads: batch entries and heads
 //   run.array<T>(count)         scratch of `count` elements for each lead, as a T*; contents undefined
-//   run.zeros<T>(count)         the same; contents 0
+//   run.zeros<T>(count)         such scratch; contents 0
 //   run.each(count, f)          f(lead, n) for each lead and n < count
 //   run.scan(count, f)          f.prepare(lead, n) likewise, and after all of them f.store(lead, n, value, sum):
 //                               f.value(lead, n), which may be asked for more than once, and the sum of those up to it
@@ -224,7 +223,7 @@ void write_columns(Run& run, const Arguments& a, const Output& output, const Col
   run.each(a.shape.seqlen_k, WriteColumns<Columns>{columns, writer_of(a, output)});
 }
 
-/// The usual family, of which Own has `kFamily` and columns(run, arguments), a function of a lead and a key column.
+/// The usual family: Own has `kFamily` and columns(run, arguments), which is a function of a lead and a key column.
 template <typename Own>
 struct OfColumns {
   /// Sets the mask's lengths from the parameters, and refuses parameters that do not go together.
@@ -240,7 +239,7 @@ struct OfColumns {
   static void write(Run& run, const Arguments& a, const Output& output) {
     write_columns(run, a, output, Own::columns(run, a));
   }
-  /// After a build that raised `unfit`: throws naming what is wrong first.
+  /// After a build that raised `unfit`: throws naming the first mistake.
   template <typename Run>
   static void throw_first_misfit(Run&, const Arguments&) {}
 };

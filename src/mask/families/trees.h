@@ -13,7 +13,7 @@
 
 namespace flashmask::build {
 
-/// The parents of a tree's nodes, from the least of which the next node outside of a subtree is found.
+/// Notes the least of the parents of a tree's nodes, to find the next node outside of a subtree.
 struct NoteMinima {
   Minima minima;
   Integers parents;
@@ -43,7 +43,7 @@ struct CheckTree {
   }
 };
 
-/// The first node after each node's subtree: its next sibling, or else what comes after its parent's.
+/// The first node after each node's subtree: its next sibling, or else the first node after its parent's.
 struct NextOutsideInOrder {
   Integers parents;
   int32_t* first_child;  ///< parents.count + 1 zeros for each lead: of the roots, then of each node; 0: none so far
@@ -138,8 +138,8 @@ struct CountEnds {
   }
 };
 
-/// Positions of a tree's tokens: of the tokens before one it sees those that have not ended, so they count how far it
-/// is from the beginning of its tree.
+/// Positions of a tree's tokens: a token sees the tokens before it that have not ended, so their number is its distance
+/// from the beginning of its tree.
 struct PositionsOfTree {
   const int32_t* ends;
   int64_t seqlen;
@@ -254,7 +254,7 @@ struct PrefixTree : OfTree<PrefixTree> {
     return all;
   }
 
-  /// f(family) for the tree, of which next(lead, node) is the first node after a node's subtree.
+  /// Calls f(family) for the tree; next(lead, node) is the first node after a node's subtree.
   template <typename Run, typename Next, typename F>
   static void with_tree(Run& run, const Arguments& a, const Next& next, const F& f) {
     if (a.documents.values.data)
