@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// What a call costs in allocations before its kernels run: nothing from the second one on. The same of a call on a GPU
-// is in tests/gpu/allocations_test.cpp.
+// Allocations of a call before its kernels run: none from the second call on. tests/gpu/allocations_test.cpp counts
+// them for calls on a GPU.
 
 #include "support/allocations.h"
 

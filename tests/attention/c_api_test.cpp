@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// What the C interface reads, and when: shapes before contents, and of those no more than a function needs.
+// Reads of the C interface: shapes before contents, and only the contents that a function needs.
 
 #include "flashmask/c_api.h"
 #include "flashmask/attention.h"
@@ -249,7 +249,7 @@ TEST(CInterface, AnAllocatorGivesACallItsWorkspace) {
   std::size_t forward_bytes = 0, backward_bytes = 0;
   ASSERT_EQ(fm_forward_workspace(&forward, &options, &forward_bytes), FM_OK) << fm_last_error();
   ASSERT_EQ(fm_backward_workspace(&call.args, &options, &backward_bytes), FM_OK) << fm_last_error();
-  EXPECT_TRUE(allocator.given.empty());  // those only ask
+  EXPECT_TRUE(allocator.given.empty());  // asking for sizes allocates nothing
   ASSERT_EQ(fm_forward(&forward, nullptr, 0, &options), FM_OK) << fm_last_error();
   ASSERT_EQ(fm_backward(&call.args, nullptr, 0, &options), FM_OK) << fm_last_error();
   ASSERT_EQ(allocator.given.size(), 2u);

@@ -100,7 +100,7 @@ class Call {
     backward();
   }
 
-  /// The same inputs on the oracle, in float64, under a dense matrix that the caller made.
+  /// Runs the oracle on this call's inputs, in float64, under a dense matrix that the caller made.
   Call<double> oracle(const std::vector<uint8_t>& visible, int64_t visible_batch = 1, int64_t visible_heads = 1) const {
     Call<double> other(sizes);
     const auto copy = [](const std::vector<Real>& from) { return std::vector<double>(from.begin(), from.end()); };

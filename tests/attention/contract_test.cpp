@@ -110,7 +110,7 @@ TEST(Contract, MaskHeadsAndBatchBroadcast) {
 
 TEST(Contract, VectorsAndBlockMaskBroadcastEachByItself) {
   Random random(14);
-  const int64_t counts[] = {1, 2, 6};  // of heads: everyone's, heads_kv, heads_q
+  const int64_t counts[] = {1, 2, 6};  // heads of the mask: one for all, heads_kv, heads_q
   const std::pair<int64_t, int64_t> batches[] = {{1, 2}, {2, 1}, {1, 1}, {2, 2}};
   for (int n = 0; n < (test_long() ? 36 : 18); ++n) {
     const int64_t heads = counts[n % 3], block_heads = counts[n / 3 % 3];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the library says of CUDA where there is no CUDA device, and of calls whose parts are in different places.
+// CUDA as the library reports it without a CUDA device, and calls whose parts are in different places.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ constexpr const char* kVariable = "FLASHMASK_KERNELS";
 
 BackendInfo cuda_info() { return backends().front(); }
 
-/// Whether this build has attention kernels of an architecture.
+/// True if this build has attention kernels of an architecture.
 bool has_kernels_of(const std::string& arch) {
   const std::vector<KernelInfo> all = kernels();
   return std::ranges::any_of(all, [&](const KernelInfo& kernel) { return kernel.op == "fwd" && kernel.arch == arch; });
@@ -84,9 +84,9 @@ TEST_F(WithoutDevice, ForcedOnCpuTensors) {
   EXPECT_EQ(explain(args).backend, "cpu");
 }
 
-/// Of two tiles of mma.sync's forward, that of which a multiprocessor holds most warps, then most CTAs: a Hopper has
-/// the shared memory for two of four warps at head_dim 256, an A100 for one; both have it at 192, an RTX 3090 at
-/// neither.
+/// mma.sync's forward picks, of two tiles, the one that puts most warps on a multiprocessor, then most CTAs. A Hopper's
+/// shared memory holds two CTAs of four warps at head_dim 256, an A100's one; at 192 both hold two. An RTX 3090's holds
+/// two at neither.
 TEST(Cuda, TilesOfMmaSyncFillAMultiprocessor) {
   if (!has_kernels_of("sm80")) GTEST_SKIP() << "a build without the kernels of mma.sync";
   const GpuModel hopper{}, a100{.compute_major = 8, .compute_minor = 0, .multiprocessors = 108}, rtx3090{8, 6, 82};

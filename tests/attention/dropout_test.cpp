@@ -25,7 +25,7 @@ namespace {
 
 using State = std::array<uint64_t, 2>;
 
-/// Those of its authors (Random123, kat_vectors).
+/// Known answers from Philox's authors (Random123, kat_vectors).
 TEST(Philox, KnownAnswers) {
   const auto words = [](dropout::Words counter, dropout::Key key) {
     const dropout::Words w = dropout::philox(counter, key);
@@ -53,8 +53,8 @@ uint32_t documented_bits(const State& state, uint64_t batch, uint64_t head, uint
   return key & 1 ? word >> 16 : word & 0xffff;
 }
 
-/// What tensor cores' fragments hold of it, for all lanes of a warp; and for a transposed slab what two lanes make of
-/// each other's draws.
+/// Dropout draws as tensor cores' fragments hold them, for all lanes of a warp; in a transposed slab, two lanes combine
+/// their draws.
 class Fragments : public ::testing::Test {
  protected:
   static constexpr uint32_t kBatch = 3, kHead = 5, kRow = 64, kKey = 208, kThreshold = 20000;

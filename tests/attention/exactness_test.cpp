@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// What never changes a bit of the results, that skipping is real, and what a call takes of memory.
+// Choices that never change a bit of the results, tiles that are really skipped, and a call's use of memory.
 
 #include <gtest/gtest.h>
 
@@ -184,7 +184,7 @@ TEST(Contract, ExecutedTilesAreThePlansLiveOnes) {
 // --- accuracy of the 16-bit types at one glance (the conformance list does the rest) ----------------------
 
 TEST(Contract, SixteenBitInputsAreReadExactly) {
-  // The same values given as bfloat16, float16 and float32 differ in the rounding of the outputs only.
+  // Equal values given as bfloat16, float16 and float32 differ in the rounding of the outputs only.
   const Sizes s{.seqlen_q = 90, .seqlen_k = 150, .head_dim = 19, .head_dim_v = 11};
   Call<float> call(s);
   call.mask = masks::causal(90, 150);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// What a call may ask for beyond the softmax of masked scores: the CPU kernels against the oracle, what the two say of
-// rows that see nothing, and bits that never change. The oracle's gradients: gradient_test.cpp.
+// Features beyond the softmax of masked scores: the CPU kernels against the oracle, both on rows that see nothing, and
+// bits that never change. gradient_test.cpp tests the oracle's gradients.
 
 #include <gtest/gtest.h>
 
@@ -71,7 +71,7 @@ TEST(Features, PartialResultsAreFloat32) {
   }
 }
 
-/// Where tensors are float32 (or float64) already it changes no bit.
+/// partial_out changes no bit if tensors are float32 (or float64) already.
 TEST(Features, PartialResultsOfFloat32AreTheResults) {
   Call<float> plain(kSizes), partial(kSizes);
   partial.options.features.partial_out = true;
@@ -187,7 +187,7 @@ TEST(Features, SinksOfTheTensorsOwnTypeAndOfAnyStride) {
     round(exact.sink, sink, 2);
     exact.forward();
     std::vector<float> exact_out = exact.out;
-    round(exact.out, out);  // what the backward is handed
+    round(exact.out, out);  // the backward reads the rounded out
     exact.backward();
 
     BackwardArgs args = exact.backward_args();

@@ -45,7 +45,7 @@ TEST(Show, SaysWhichRankComputesWhat) {
   };
   const json contiguous = with("contiguous"), zigzag = with("zigzag");
   EXPECT_EQ(contiguous["ranks"][1]["segments"], json::parse("[[512, 1024]]"));
-  EXPECT_EQ(contiguous["ranks"][0]["live_tiles"], 10);  // of 8 x 8 tiles, those on and below the diagonal
+  EXPECT_EQ(contiguous["ranks"][0]["live_tiles"], 10);  // on and below the diagonal of 8 x 8 tiles
   EXPECT_EQ(contiguous["ranks"][1]["live_tiles"], 26);
   EXPECT_EQ(contiguous["ranks"][1]["received_keys"], 512);
   EXPECT_EQ(zigzag["ranks"][0]["segments"], json::parse("[[0, 256], [768, 1024]]"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `flashmask verify` says of its cases, those that a backend does not take among them.
+// Report of `flashmask verify` on its cases, including cases that a backend does not take.
 #include "verify/tally.h"
 
 #include <gtest/gtest.h>

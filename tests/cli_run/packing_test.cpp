@@ -19,7 +19,7 @@ using nlohmann::json;
 using test::expect_invalid;
 using test::TemporaryFolder;
 
-/// Those without trees, which tree_test.cpp looks at.
+/// Every task but trees, which tree_test.cpp tests.
 constexpr Task kAllTasks[] = {Task::kPretrain, Task::kSft, Task::kDpo, Task::kRm};
 
 int64_t draw(std::mt19937_64& engine, int64_t low, int64_t high) {

@@ -218,7 +218,7 @@ class PathCheck {
   }
 
  private:
-  /// Where the tokens of a node are, looked up by ids alone.
+  /// Finds the places of a node's tokens by ids alone.
   std::vector<int64_t> places_of(int32_t segment, int32_t node) const {
     std::vector<int64_t> places;
     for (std::size_t t = 0; t < packed_.node_ids.size(); ++t) {

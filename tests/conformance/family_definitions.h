@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What each family means, written from its definition in builders.h: which (row, key) of the square mask are
-// visible under given parameters. Nothing here looks at intervals.
+// Predicates of the families, written from their definitions in builders.h: the (row, key) of the square mask that
+// are visible under given parameters. Nothing here looks at intervals.
 
 #include <algorithm>
 #include <cstdint>
@@ -88,7 +88,7 @@ inline Predicate attention_sink_window_definition(const FamilyParameters& p) {
 
 inline Predicate causal_with_blocks_definition(const FamilyParameters& p) {
   const auto document = piece_of_token(numbers(p, "lengths")), bounds = numbers(p, "blocks");
-  std::vector<int64_t> block(document.size(), -1);  // of each token, -1 for text
+  std::vector<int64_t> block(document.size(), -1);  // each token's block, -1 for text
   for (std::size_t n = 0; n < bounds.size(); n += 2) {
     for (int64_t t = bounds[n]; t < bounds[n + 1]; ++t) block[static_cast<std::size_t>(t)] = static_cast<int64_t>(n);
   }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The C interface's structs with any values in them: a right call is drawn, then some of its fields are changed, and
-// every function returns a status. A tensor lies in memory of exactly the size that its shape and strides claim, or,
-// where they claim too much, at an address that nothing is mapped at: such tensors go to functions that promise not to
-// read, and into calls that have to be refused for their shapes and options alone.
+// every function returns a status. A tensor lies in memory of exactly the size that its shape and strides claim, or, if
+// they claim too much, at an unmapped address: such tensors go to functions that promise not to read, and into calls
+// that have to be refused for their shapes and options alone.
 
 #include "flashmask/c_api.h"
 
@@ -274,7 +274,7 @@ class Calls {
     explain_json(backward, 1);
   }
 
-  /// Whether the call may read all of its tensors, and takes no long time.
+  /// True if the call may read all of its tensors and does not take long.
   bool can_run() const {
     const auto size = [](const fm_tensor& t, int d) { return static_cast<double>(std::max<int64_t>(t.shape[d], 1)); };
     const double work =
@@ -319,7 +319,7 @@ class Calls {
   }
 
   void explain_json(const void* args, int is_backward) {
-    // What is on a device is not read there.
+    // Tensors on a device are not read.
     if (on_host_ && !can_run()) return;
     const auto odd = static_cast<int32_t>(drawn_.null_struct);
     const fm_gpu_model gpu{sizeof(fm_gpu_model), 9 - odd % 3, odd / 3 % 2, 132 >> odd % 16};
@@ -352,7 +352,7 @@ void check(std::span<const uint8_t> input) {
 }  // namespace
 }  // namespace flashmask::fuzz
 
-// What LLVM's OpenMP keeps of its threads until the end is no leak of ours.
+// Ignores memory that LLVM's OpenMP keeps for its threads until the end.
 extern "C" const char* __lsan_default_suppressions() { return "leak:libomp"; }
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {

@@ -8,7 +8,7 @@
 
 #include "flashmask/status.h"
 
-/// What libFuzzer, or corpus_main.cpp in its place, calls with every input.
+/// Entry point that libFuzzer, or corpus_main.cpp in its place, calls with every input.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size);
 
 namespace flashmask::fuzz {
@@ -20,8 +20,7 @@ inline void require(bool holds, const char* what) {
   std::abort();
 }
 
-/// Whether `f` returned; an Error is the other thing that it may do, with a message. Whatever else it throws is a
-/// finding.
+/// True if `f` returned, false if it threw an Error with a message. Any other exception is a finding.
 template <typename F>
 bool succeeds(F&& f) {
   try {

@@ -29,7 +29,7 @@ struct Drawn {
 
   fm_mask mask{};
   fm_options options{};
-  fm_backward_args args{};  ///< of both directions
+  fm_backward_args args{};  ///< for both directions
   fm_tensor visible{};
   std::vector<Argument> tensors;
   int64_t backend = 0;

@@ -45,7 +45,7 @@ std::vector<Element> draw_vector(int64_t size, Draw&& draw) {
   return values;
 }
 
-/// What a call can use: sizes and vectors fit together. Band and q_offset may still be too far.
+/// Draws parts whose sizes and vectors fit together. Band and q_offset may still be out of range.
 Drawn draw_fitting(ByteReader& bytes) {
   Drawn drawn;
   MaskParts& parts = drawn.parts;
@@ -148,7 +148,7 @@ std::optional<Mask> make_mask(const MaskParts& parts) {
 
 // --- Elements, tiles and plan ----------------------------------------------------------------------
 
-/// Of a mask that may be long: its corners.
+/// Checks the corners alone, as the mask may be long.
 void check_corners(const Mask& mask, const MaskParts& parts) {
   for (const int64_t i : {int64_t{0}, parts.seqlen_q / 2, parts.seqlen_q - 1}) {
     for (const int64_t j : {int64_t{0}, parts.seqlen_k / 2, parts.seqlen_k - 1}) {

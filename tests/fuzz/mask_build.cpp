@@ -49,7 +49,7 @@ constexpr Family kFamilies[] = {
     {"none", {"seqlen"}},
 };
 constexpr const char* kMore[] = {"seqlen", "seqlens", "doc_ids", "unfit_out", "order_out", "window", "blocks", ""};
-/// What is a number unless the input wants otherwise.
+/// Parameters that are numbers unless the input wants otherwise.
 constexpr std::string_view kNumbers =
     "seqlen seqlen_q seqlen_k window sink steps block left right q_offset causal "
     "concatenated global_tokens blocks";
@@ -105,13 +105,13 @@ class Call {
     require(fm_last_error()[0] != '\0', "an error says what is wrong");
     return false;
   }
-  /// Of 1 to 3 dimensions (or 4, for pairs), with memory for what its shape and strides reach.
+  /// Draws a tensor of 1 to 3 dimensions (or 4, for pairs), with memory for all that its shape and strides reach.
   fm_tensor vector() {
     fm_tensor t{};
     constexpr int32_t kTypes[] = {FM_INT64, FM_INT64, FM_INT64, FM_INT32, FM_INT32, FM_INT32, FM_BOOL, FM_FLOAT32};
     t.dtype = kTypes[reader_.byte() % std::size(kTypes)];
     t.ndim = std::max(reader_.byte() % 8 - 3, 1);
-    const uint8_t kind = reader_.byte();  // of the values: small, ascending, or any
+    const uint8_t kind = reader_.byte();  // kind of values: small, ascending, or any
     int64_t reach = 1;
     for (int d = t.ndim - 1; d >= 0; --d) {
       t.shape[d] = d == t.ndim - 1 ? reader_.byte() % 40 : reader_.byte() % 3;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// A JSONL file of records, read and packed for every task: each line is a document, a bad line or blank, and the mask
-// of the packed documents is the one that their segments and answers tell.
+// A JSONL file of records, read and packed for every task: each line is a document, a bad line or blank, and the packed
+// documents' mask follows from their segments and answers.
 
 #include "run/records.h"
 
@@ -19,7 +19,7 @@ namespace {
 
 /// Small, so that documents are rejected, share a sequence and begin a new one.
 constexpr int64_t kSeqlen = 40;
-/// Of so many sequences the mask is looked at element by element.
+/// Most sequences whose mask is checked element by element.
 constexpr int64_t kMostSequences = 2;
 
 void check_documents(const run::Records& records) {

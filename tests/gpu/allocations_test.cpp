@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a call on borrowed device tensors costs the host in allocations: none in the library, from the second call on.
+// Host allocations of a call on borrowed device tensors: none in the library, from the second call on.
 
 #include "support/allocations.h"
 

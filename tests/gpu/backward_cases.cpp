@@ -3,8 +3,8 @@
 // host: a program of its own, to be run under a memory or race checker or with a library that has delays in it.
 //
 // One mask gets more work tiles than there are multiprocessors, and so the kernel whose work tiles have all query heads
-// of a key head; the others get the one that shares them out. Its heads repeat a few patterns of values and bounds, so
-// that every element is checked while float64 is computed once for each pattern.
+// that share a key head; the others get the kernel that splits these heads. That mask's heads repeat a few patterns of
+// values and bounds, so that every element is checked while float64 is computed once for each pattern.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -34,7 +34,7 @@ constexpr double kSharpness = 1.5;
 /// Errors of a sum's terms are independent and below their rounding: this many times the square root of their squares
 /// is far off.
 constexpr double kFarOff = 4;
-/// What float32 has lost where terms cancel.
+/// Error of float32 when terms cancel.
 constexpr double kSlack = 5e-5;
 
 enum class MaskKind { kFull, kWindow, kTwoIntervals, kEmpty, kDocuments, kPerHead };
@@ -144,7 +144,7 @@ struct Repeated {
   Numbers numbers;
 
   const double* row(int64_t head, int64_t i) const { return numbers.values.data() + place(head, i); }
-  /// Of all heads, rows with their columns beyond.
+  /// Rows of all heads, followed by the columns beyond them.
   std::vector<uint16_t> bits(int64_t heads) const {
     std::vector<uint16_t> all;
     for (int64_t i = 0; i < seqlen; ++i) {
@@ -168,7 +168,7 @@ Repeated random_keys(const Case& c, int64_t dim, Random& random) {
   return {kPatterns, kSeqlenK, dim, Numbers(random, c.instance.dtype, kPatterns * kSeqlenK * dim)};
 }
 
-/// What an element should be, and how far off it may be.
+/// Expected value of an element, and the limit of its error.
 struct Sum {
   double value = 0, squares = 0;
   void add(double term) { value += term, squares += term * term; }
@@ -206,7 +206,7 @@ class Problem {
   const Case& c;
   MaskParts mask;
   Repeated q, dout, k, v, out;
-  std::vector<float> lse, dlse;  ///< of the heads that differ, [head, row]
+  std::vector<float> lse, dlse;  ///< for the heads that differ, [head, row]
   Expected expected;
 
  private:

@@ -2,8 +2,8 @@
 // Every instantiation of the forward kernel on small problems through the public interface, against float64 on the
 // host: a program of its own, to be run under a memory or race checker or with a library that has delays in it.
 //
-// The kernel with three consumer warpgroups is chosen by how many heads there are. Those repeat a few patterns of Q and
-// of the mask, so that every element is checked while float64 is computed once for each pattern.
+// The number of heads chooses the kernel with three consumer warpgroups. Heads repeat a few patterns of Q and the mask,
+// so that every element is checked while float64 is computed once for each pattern.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -185,7 +185,7 @@ struct Inputs {
   }
 };
 
-/// What one head's results should be.
+/// Expected results of one head.
 struct Expected {
   std::vector<double> out, lse;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the programs that run every instantiation of a kernel share: 16-bit numbers, masks on the device, their words.
+// Shared by the programs that run every instantiation of a kernel: 16-bit numbers, masks on the device, output.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -48,8 +48,9 @@ inline bool is_variant(std::string_view id) {
   return id.ends_with(".split") || id.ends_with(".pos") || id.ends_with(".dropout");
 }
 
-/// Whether calls that name no kernels run Hopper's, as the library says: on the device, or on a Hopper GPU if there is
-/// none. The others' tiles are two warpgroups of Hopper's high at most, and of a pair of head dims the device has one.
+/// True if the library runs Hopper's kernels for calls that name none: on the device, or on a Hopper GPU if there is
+/// none. Other kernels' tiles are at most two of Hopper's warpgroups high, and a device has one for each pair of head
+/// dims.
 inline bool runs_hopper_kernels() {
   static const bool hopper = [] {
     const auto tensor = [](std::initializer_list<int64_t> shape, DataType dtype) {
@@ -65,7 +66,7 @@ inline bool runs_hopper_kernels() {
   return hopper;
 }
 
-/// Those of the kernels that run; `op` as KernelInfo has it.
+/// Instances of the kernels that run; `op` as KernelInfo has it.
 inline std::vector<Instance> instances(std::string_view op) {
   const bool hopper = runs_hopper_kernels();
   std::vector<Instance> found;
@@ -344,7 +345,7 @@ int run_cases(const Cases& cases, const Modes& modes, RunCase run_case) {
   return failed == 0 ? 0 : 1;
 }
 
-/// What the program takes; `quick` is what --quick leaves of the cases.
+/// Usage of the program; `quick` names the cases that --quick runs.
 inline std::string usage(std::string_view program, std::string_view quick) {
   return std::string(program) +
          " [--list] [--quick] [--no-poison] [--repeat N] [--probe]\n"

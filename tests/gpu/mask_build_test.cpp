@@ -91,7 +91,7 @@ std::size_t numbers_in(const fm_tensor& t) {
   return static_cast<std::size_t>(numbers);
 }
 
-/// Of all that is built: the vectors and, after them, positions.
+/// Counts all numbers that are built: the vectors and, after them, positions.
 std::size_t numbers_in(const fm_mask& mask) { return numbers_in(mask.bounds) + numbers_in(mask.q_pos); }
 
 void set_memory(fm_mask& mask, int32_t* memory) {

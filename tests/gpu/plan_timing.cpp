@@ -111,7 +111,7 @@ void measure(Kind kind, const char* name, int64_t seqlen, int64_t batch, cudaStr
 int run() {
   if (const std::string why = no_device(); !why.empty()) {
     std::printf("skipped: %s\n", why.c_str());
-    return 77;  // what ctest counts as skipped
+    return 77;  // ctest counts it as skipped
   }
   cudaDeviceProp device;
   require(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");

@@ -130,7 +130,7 @@ ForwardArgs forward_of(const BackwardArgs& args) {
 enum class Where { kEverywhere, kOnDevice, kOnHopper };  ///< kOnHopper: its kernels refuse what the others take
 enum class Directions { kBoth, kForward, kBackward };
 
-/// What is done to a legal call, and what must be said of it.
+/// A change that spoils a legal call, and the error that must follow.
 struct Refusal {
   const char* name;
   std::function<void(Bench&, Call&)> spoil;
@@ -314,7 +314,7 @@ void count(Counts& counts, const std::string& name, const std::string& wrong) {
   if (!wrong.empty()) std::printf("FAILED: %s: %s\n", name.c_str(), wrong.c_str());
 }
 
-/// What is wrong with how `call` is refused; empty if nothing is.
+/// Says how the refusal of `call` is wrong; empty if it is right.
 template <typename F>
 std::string refusal_problem(ErrorCode code, const std::string& says, F&& call) {
   try {
@@ -330,7 +330,7 @@ std::string refusal_problem(ErrorCode code, const std::string& says, F&& call) {
   }
 }
 
-/// What a refused call left behind on the device; empty if nothing.
+/// Names the error that a refused call left behind on the device; empty if none.
 std::string device_problem(Device device) {
   if (device.kind == Device::Kind::kCpu) return "";
   const cudaError_t left = cudaGetLastError(), running = cudaDeviceSynchronize();
@@ -409,7 +409,7 @@ void refuse_plans(Bench& bench, Counts& counts) {
   count(counts, "plans that were refused", device_problem(bench.device()));
 }
 
-/// What only the C interface can be asked.
+/// Refused calls that only the C interface can express.
 void refuse_c_calls(Counts& counts) {
   struct CRefusal {
     const char* name;

@@ -90,7 +90,7 @@ TEST(Statistics, Shares) {
   EXPECT_EQ(s.full_tiles, 1);
   EXPECT_DOUBLE_EQ(s.visible_share(), 257.0 / 512);
   EXPECT_DOUBLE_EQ(s.live_share(), 0.75);
-  // Of all heads together.
+  // Statistics cover all heads together.
   const Mask heads({.seqlen_q = 128, .seqlen_k = 128, .heads = 2, .lts = [] {
                       std::vector<int32_t> lts(256, 0);
                       std::fill(lts.begin() + 128, lts.end(), 128);

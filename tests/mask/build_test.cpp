@@ -373,7 +373,7 @@ TEST(MaskBuild, LongTreesInAnyOrder) {
   }
 }
 
-/// Whether the steps in any order raise the flag for a tree.
+/// True if the steps in any order raise the flag for a tree.
 bool is_unfit_in_any_order(const std::vector<int64_t>& parents) {
   const auto count = static_cast<int64_t>(parents.size());
   int32_t unfit = 7;

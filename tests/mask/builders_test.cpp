@@ -134,7 +134,7 @@ TEST(Builders, PrefixLmCausal) {
 TEST(Builders, PrefixLmDocument) {
   at_all_sizes([](Random& random, int64_t size) {
     const Numbers lengths = random_lengths(random, size), owner = owners(lengths);
-    Numbers prefix, position;  // of each token in its document
+    Numbers prefix, position;  // each token's, in its document
     for (const int64_t length : lengths) {
       prefix.push_back(random.integer(0, length));
       for (int64_t t = 0; t < length; ++t) position.push_back(t);
@@ -186,7 +186,7 @@ TEST(Builders, HashSparseSorted) {
 }
 
 TEST(Builders, HashSparseInAnyOrder) {
-  // Where the rows of a bucket are scattered, it is exact if it fits and otherwise names the first column.
+  // If a bucket's rows are scattered, the mask is exact if it fits; otherwise the error names the first column.
   Random random(8);
   int64_t refused = 0;
   for (int64_t n = 0; n < scaled(2000); ++n) {

@@ -278,7 +278,7 @@ TEST(MasksInC, Statistics) {
   expect_refused(fm_mask_statistics(&mask, nullptr), FM_INVALID_ARGUMENT, "out is NULL");
 }
 
-/// What fm_mask_count_cells writes.
+/// Output of fm_mask_count_cells.
 struct Counted {
   std::vector<int64_t> visible, elements;
 };
@@ -303,7 +303,7 @@ fm_cells cells_of(int64_t row_step, int64_t key_step) {
   return cells;
 }
 
-/// The same from a dense matrix, of the columns that `is_counted` says.
+/// Counts from a dense matrix, in the columns that `is_counted` selects.
 template <typename F>
 Counted count(const Dense& dense, const fm_cells& cells, F&& is_counted) {
   const int64_t keys = (dense.seqlen_k + cells.key_step - 1) / cells.key_step,

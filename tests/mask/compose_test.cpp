@@ -40,7 +40,7 @@ struct DenseMask {
   }
 };
 
-/// Whether any band at all leaves at most two runs in every column. It may hide nothing visible.
+/// True if any band that hides nothing visible leaves at most two runs in every column.
 bool fits_beside_some_band(const DenseMask& dense) {
   const std::vector<Dense> matrices = dense.matrices();
   const int64_t reach = dense.seqlen_q + dense.seqlen_k;
@@ -302,7 +302,7 @@ TEST(Concatenate, ABlockReachesIntoTheNextPiece) {
                   dense_concatenation({DenseMask(parts_of(first)), DenseMask(parts_of(masks::full(60, 60)))}),
                   std::to_string(rows));
   }
-  // The same holds with an empty piece between them.
+  // An empty piece between them changes nothing.
   expect_error(ErrorCode::kUnsupported, {"row 100, key 100"},
                [&] { concatenate(std::vector{blocked(100, 100), masks::full(0, 0), masks::full(60, 60)}); });
   EXPECT_NO_THROW(concatenate(std::vector{blocked(100, 100), masks::full(0, 0)}));

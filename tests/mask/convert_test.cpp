@@ -65,7 +65,7 @@ TEST(FromStartEnd, VectorsBatchesAndHeadsInTheirPlace) {
 }
 
 TEST(FromStartEnd, AnyStrides) {
-  // The same indices laid out as [vectors, seqlen_k, heads, batch] with gaps, and broadcast by stride 0.
+  // Equal indices laid out as [vectors, seqlen_k, heads, batch] with gaps, and broadcast by stride 0.
   Random random(2);
   const int64_t batch = 2, heads = 2, keys = 3, vectors = 4, rows = 9;
   std::vector<int32_t> packed, spread(1000, 12345);

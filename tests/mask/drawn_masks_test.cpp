@@ -16,7 +16,7 @@ struct Drawn {
   std::string name;
   MaskParts parts;
   std::vector<std::string> rows;
-  bool causal;                  // of the smallest startend_row_indices
+  bool causal;                  // as the smallest startend_row_indices has it
   int64_t vectors;              // 1, 2 or 4
   std::vector<int32_t> values;  // [seqlen_k, vectors]
 };

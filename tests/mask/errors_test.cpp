@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What mask.h refuses: every message names the argument, what was got and what is accepted.
+// Refusals of mask.h: every message names the argument, its value and the accepted ones.
 #include <gtest/gtest.h>
 
 #include <string>

@@ -114,7 +114,7 @@ TEST(Exhaustive, Matrices4x4FromDense) {
 }
 
 TEST(Exhaustive, Matrices4x4InOneCall) {
-  // The same with all of them as heads of one mask.
+  // All matrices as heads of one mask.
   const int64_t heads = scaled(kMatrices4x4);
   const SmallMasks all = masks_4x4(Band::none(), 0, heads, kMatrices4x4 / heads);
   const Mask mask = from_dense(TensorView::contiguous(all.visible.data(), DataType::kBool, {1, heads, 4, 4}));

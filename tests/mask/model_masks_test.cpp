@@ -17,7 +17,7 @@ namespace {
 TEST(Builders, AttentionSinkWindow) {
   at_all_sizes([](Random& random, int64_t size) {
     const Numbers lengths = random_lengths(random, size), owner = owners(lengths);
-    Numbers position;  // of each token in its document
+    Numbers position;  // each token's, in its document
     for (const int64_t length : lengths) {
       for (int64_t t = 0; t < length; ++t) position.push_back(t);
     }
@@ -63,7 +63,7 @@ TEST(Builders, BlockCausal) {
 TEST(Builders, BlockCausalInEqualBlocks) {
   at_all_sizes([](Random& random, int64_t size) {
     const Numbers lengths = random_lengths(random, size), owner = owners(lengths);
-    Numbers position;  // of each token in its document
+    Numbers position;  // each token's, in its document
     for (const int64_t length : lengths) {
       for (int64_t t = 0; t < length; ++t) position.push_back(t);
     }
@@ -115,7 +115,7 @@ TEST(Builders, CausalWithBlocks) {
 }
 
 TEST(Builders, ABlockInPartsMayNeedMoreThanTwoIntervals) {
-  // What the documentation says of an image whose parts are parted by text.
+  // An image whose parts are separated by text, as the documentation describes it.
   const auto in_parts = [](const Numbers& image) {
     std::vector<uint8_t> visible;
     for (std::size_t i = 0; i < image.size(); ++i) {
@@ -130,7 +130,7 @@ TEST(Builders, ABlockInPartsMayNeedMoreThanTwoIntervals) {
 }
 
 Numbers block_parts(const Numbers& owner, const Numbers& block) {
-  Numbers part;  // of each token, counted up: the tokens that share a block and a document
+  Numbers part;  // each token's, counted up: tokens of a part share a block and a document
   for (std::size_t t = 0; t < owner.size(); ++t) {
     const bool begins = t > 0 && (owner[t] != owner[t - 1] || block[t] != block[t - 1]);
     part.push_back(t == 0 ? 0 : part.back() + (begins ? 1 : 0));

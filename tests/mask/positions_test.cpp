@@ -157,7 +157,7 @@ TEST(Positions, IntersectionIsExactOrRefused) {
     MaskParts a = random_parts(random, random_kind(random), random.integer(1, 12), random.integer(1, 8));
     MaskParts b = random_parts(random, random_kind(random), a.seqlen_q, a.seqlen_k);
     draw_positions(random, 1, a);
-    const int64_t how = random.integer(0, 2);  // of the other: none, the same, its own positions
+    const int64_t how = random.integer(0, 2);  // the other mask's positions: none, equal ones, its own
     if (how == 1) b.q_offset.reset(), b.q_pos = a.q_pos, b.k_pos = a.k_pos;
     if (how == 2) draw_positions(random, 1, b);
     if (random.flip()) std::swap(a, b);

@@ -48,7 +48,7 @@ TEST(Builders, PrefixTree) {
   });
 }
 
-/// Of each token, how many tokens there are before it on its path.
+/// Counts, for each token, the tokens before it on its path.
 Numbers depths(const Numbers& parents, const Numbers& lengths) {
   Numbers end(parents.size()), depth;
   for (std::size_t n = 0; n < parents.size(); ++n) {

@@ -119,7 +119,7 @@ void expect_tiled_views(const Mask& mask, const std::string& what) {
       for (int64_t c = 0; c < grid.key_tiles; ++c)
         ASSERT_EQ(tiled.live_in_column(m, c), in_column[static_cast<std::size_t>(c)]) << what;
       ASSERT_EQ(tiled.row_order(m), sorted_by_count(in_row)) << what;
-      if (shape.keys == kGranuleKeys && shape.rows > kGranuleRows) {  // what the plan itself keeps
+      if (shape.keys == kGranuleKeys && shape.rows > kGranuleRows) {  // the plan itself keeps these
         ASSERT_EQ(copy(plan.view().row_tile_counts(m, shape.rows / kGranuleRows)), in_row) << what;
         ASSERT_EQ(copy(plan.view().row_tile_order(m, shape.rows / kGranuleRows)), tiled.row_order(m)) << what;
       }

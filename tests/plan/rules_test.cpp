@@ -139,8 +139,8 @@ TEST(Rules, VisibilityAndBits) {
   }
 }
 
-/// What visible_windows says of the columns first + at[i], for every row below seqlen_q of its two windows, is what
-/// visible_bits says of each.
+/// Compares visible_windows with visible_bits in the columns first + at[i], for every row below seqlen_q of its two
+/// windows.
 template <int n, int tile_keys = 512>
 bool windows_agree(const rules::Columns& m, int32_t first, const int32_t (&at)[n], int32_t row0) {
   uint32_t bits[2][n];
@@ -154,8 +154,7 @@ bool windows_agree(const rules::Columns& m, int32_t first, const int32_t (&at)[n
   return wrong == 0;
 }
 
-/// The same of one column alone, of two and of four from first + at on, eight apart as a warp takes them, and in any
-/// order.
+/// Compares one column, two and four from first + at on: adjacent, eight apart as a warp takes them, and in any order.
 bool windows_agree_in_every_number(const rules::Columns& m, int32_t first, int32_t at, int32_t row0) {
   return windows_agree<1>(m, first, {at}, row0) && windows_agree<2>(m, first, {at, at + 1}, row0) &&
          windows_agree<2>(m, first, {at + 8, at}, row0) &&
@@ -364,7 +363,7 @@ TEST(Rules, MergeOfEveryFourSmallIntervals) {
           }
           ASSERT_TRUE(got == expected && apart) << a << " " << b << " " << c << " " << d;
           const rules::HiddenRows four = rules::merge(hidden);
-          int same = 0;  // of the four slots those that are not empty, in the same order
+          int same = 0;  // nonempty slots of the four that agree, in order
           for (const Interval& x : four.interval) {
             if (x.begin < x.end && same < n && merged[same].begin == x.begin && merged[same].end == x.end) ++same;
           }

@@ -28,7 +28,7 @@ struct StoredBounds {
   int32_t first;
   const int32_t (&at)[n];
 
-  /// Where interval 0 or 1 of the columns begins and ends; false if the mask has no such interval.
+  /// Finds begin and end of interval 0 or 1 of the columns; false if the mask has no such interval.
   FLASHMASK_RULE bool operator()(int interval, int32_t (&begin)[n], int32_t (&end)[n]) const {
     const int32_t* from = interval == 0 ? columns.lts : columns.uts;
     const int32_t* to = interval == 0 ? columns.lte : columns.ute;

@@ -146,7 +146,7 @@ TEST(Size, AMillionTokensInHalfASecond) {
   // Rows picked at random, and every row around the first document boundaries, against the documents' own rule:
   // granule (r, c) holds the pairs of rows [64 r, 64 r + 64) and keys [128 c, 128 c + 128).
   const Plan plan(mask);
-  std::vector<int64_t> begin_of;  // of each token's document
+  std::vector<int64_t> begin_of;  // first token of each token's document
   for (const int64_t length : lengths) {
     const auto begin = static_cast<int64_t>(begin_of.size());
     begin_of.insert(begin_of.end(), static_cast<std::size_t>(length), begin);

@@ -29,7 +29,7 @@ using verify::DenseMask;
 
 /// Multiply-adds of a case's products that every run has time for.
 constexpr int64_t kMostCost = int64_t{1} << 23;
-/// Of the cases below that, every n-th is run, half of them on each emulated device, which take turns.
+/// Every n-th case below that cost is run. The two emulated devices take turns, so each runs half of them.
 constexpr std::size_t kEvery = 20;
 
 /// The index of the emulated device.
@@ -92,7 +92,7 @@ struct HeadDims {
   auto operator<=>(const HeadDims&) const = default;
 };
 
-/// Those of the table of tiles.
+/// Head dims in the table of tiles.
 std::set<HeadDims> head_dims() {
   std::set<HeadDims> all;
   for (const sm80::ForwardTile& tile : sm80::kForwardTiles) all.insert({tile.head_dim, tile.head_dim_v});

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// What `flashmask verify` does not ask of the backward of mma.sync: the same bits with any number of CTAs, and where
-// offsets take more than 32 bits; partial results that are what the ordinary call rounds; whose query heads are split;
-// what is not finite, and what is very large or small, in dq's sums in fixed point, and what these are scaled by.
+// Tests of mma.sync's backward beyond `flashmask verify`: equal bits with any number of CTAs, offsets of more than 32
+// bits, partial results that round to the ordinary call's, calls that split query heads, and values that are not
+// finite, very large or very small in dq's fixed-point sums, with the scales of these sums.
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -159,7 +159,7 @@ Options options_of(const std::string& kernels) {
   return options;
 }
 
-/// Whether a backward adds up parts of dk and dv. Nothing is run.
+/// True if a backward adds up parts of dk and dv. Nothing is run.
 bool splits_query_heads(const Sizes& s, const Options& options) {
   const auto tensor = [&](int64_t seqlen, int64_t heads, int64_t columns) {
     TensorView view = TensorView::contiguous(nullptr, DataType::kBFloat16, {s.batch, seqlen, heads, columns});
@@ -220,7 +220,7 @@ TEST_P(Backward, SplitsQueryHeadsOfFewKeyTiles) {
   EXPECT_FALSE(splits_query_heads({20, 200, 1280, 4, 2, 64, 64}, options)) << "enough key tiles";
 }
 
-/// Where an element of a contiguous tensor [batch, seqlen, heads, columns] of batch entry 0 lies.
+/// Index of an element of batch entry 0 in a contiguous tensor [batch, seqlen, heads, columns].
 int64_t place(const TensorView& t, int64_t row, int64_t head, int64_t column) {
   return (row * t.shape[2] + head) * t.shape[3] + column;
 }
@@ -347,7 +347,7 @@ cuda::TensorRows rows_of(const TensorView& t) {
   return {t.data, t.stride[0], t.stride[2], t.stride[1], static_cast<int32_t>(t.shape[3])};
 }
 
-/// What a plain loop finds: the largest finite |K_jd| and |V_j| of keys [first, end) of a key head.
+/// Finds by a plain loop the largest finite |K_jd| and |V_j| of keys [first, end) of a key head.
 cuda::KeyMagnitudes plain_magnitudes(const TensorView& k, const TensorView& v, int64_t batch, int64_t head,
                                      int64_t first, int64_t end) {
   const auto value = [&](const TensorView& t, int64_t key, int64_t column) {

@@ -42,7 +42,7 @@ inline StackPool& stacks() {
   return pool;
 }
 
-/// What Boost.Context takes and copies.
+/// Allocator that Boost.Context takes and copies.
 struct StackAllocator {
   context::stack_context* taken;
   context::stack_context allocate() const { return *taken = stacks().allocate(); }

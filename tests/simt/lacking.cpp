@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// What the library has on a CUDA device and the emulation has not: the builds of masks there, which use CUB.
+// Stubs for functions that the emulation lacks: building masks on a CUDA device, which uses CUB.
 
 #include "backends/cuda/masks/build_masks.h"
 #include "common/message.h"

@@ -28,7 +28,7 @@ namespace {
 
 constexpr int kLanes = 32;
 constexpr int kPoison = 0xff;  // NaN in every floating type
-/// Where dynamic shared memory begins in the shared window, and its alignment.
+/// Offset of dynamic shared memory in the shared window, and its alignment.
 constexpr std::size_t kWindow = 1024;
 constexpr std::size_t kCopyBytes = 16;
 constexpr int kBarriers = 16;
@@ -71,7 +71,7 @@ struct Thread {
   Switch on_fiber;
   uint3 index{};
   State state = State::kReady;
-  // Where and for what it waits:
+  // The place and the reason of its wait:
   const char* what = "";
   Place place{};
   uint32_t lanes = 0;
@@ -226,7 +226,7 @@ class Block {
     if (!wrong.empty()) fail(what, place, wrong);
   }
 
-  /// Of a thread, for messages.
+  /// Name of a thread, for messages.
   std::string name_of(const Thread& t) const { return "thread " + std::to_string(t.index.x) + " of " + name(); }
 
  private:

@@ -2,8 +2,8 @@
 #pragma once
 
 // A machine that runs CUDA kernels, compiled by the host's compiler, on the host. The threads of a block are fibers,
-// which run until they meet others: at a collective of their warp, or at a barrier of their block. What it catches and
-// what not: docs/decisions/cuda-on-the-host.md.
+// which run until they meet others: at a collective of their warp, or at a barrier of their block.
+// docs/decisions/cuda-on-the-host.md lists the errors that it catches and misses.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,13 +13,13 @@
 
 namespace simt {
 
-/// What a kernel did that no device would have done, or only by chance: with the thread and the place.
+/// Fault of a kernel that no device would let pass except by chance; names the thread and the place.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// What a launch did. A conflict is one more pass over the banks of shared memory than 128 bytes would need.
+/// Counters of a launch. A conflict is one more pass over the banks of shared memory than 128 bytes would need.
 struct Counts {
   int64_t collectives = 0, barriers = 0;
   int64_t matrix_loads = 0, matrix_load_conflicts = 0;  ///< ldmatrix, each by a warp
@@ -31,7 +31,7 @@ struct Counts {
 /// A kernel's grid: one-dimensional.
 struct Grid {
   int64_t blocks;
-  int threads;  ///< of a block, whole warps
+  int threads;  ///< per block, whole warps
   int shared_bytes = 0;
 };
 
@@ -73,11 +73,11 @@ void pause(const char* what, Place place);
 
 /// Dynamic shared memory of the calling thread's block.
 unsigned char* shared_memory();
-/// Where `p`, in or at the end of dynamic shared memory, is in the shared window; 0 is nowhere.
+/// Address in the shared window of `p`, in or at the end of dynamic shared memory; 0 is nowhere.
 uint32_t shared_address(const void* p, Place place);
 /// 16 bytes at an address in the shared window: throws unless all are in dynamic shared memory, and aligned.
 unsigned char* shared_row(const char* what, uint32_t address, Place place);
-/// Those that the calling lane has a matrix load read: throws also if a copy to them is not known to have come.
+/// 16 bytes that the calling lane has a matrix load read: throws also if a copy to them may not have completed.
 unsigned char* matrix_row(const char* what, uint32_t address, Place place);
 
 /// cp.async, its commit and its wait. The bytes are poison from the issue until the issuing thread waits for the group.

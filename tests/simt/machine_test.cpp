@@ -35,7 +35,7 @@ void with_seeds(Kernel&& kernel) {
   simt::set_seed(0);
 }
 
-/// What the machine says against a kernel; "" if nothing.
+/// The machine's complaint about a kernel; "" if none.
 template <typename... Parameters, typename... Args>
 std::string complaint(void (*kernel)(Parameters...), int threads, int shared_bytes, Args... args) {
   try {

@@ -15,7 +15,7 @@
 
 namespace simt {
 
-/// Whether a launch may have so much dynamic shared memory on the current device: more than 48 KiB need
+/// Checks that a launch may have so much dynamic shared memory on the current device: more than 48 KiB need
 /// cudaFuncSetAttribute first.
 cudaError_t allows_launch(const void* kernel, int shared_bytes);
 
@@ -26,7 +26,7 @@ struct LaunchRecord {
 };
 
 void record_launch(const void* kernel, const char* what, const Counts& counts);
-/// What the calling thread launched since it asked last.
+/// Returns the calling thread's launches since its last call.
 std::vector<LaunchRecord> take_launches();
 
 }  // namespace simt

@@ -8,9 +8,9 @@
 
 namespace simt {
 
-/// What ldmatrix has read and cp.async written of a block's shared memory, 16 bytes at a time, and which of these
-/// accesses barriers have ordered. Warps have vector clocks: clock[v] of warp w is how far of what warp v did w has
-/// been told by barriers. All functions that judge return what is wrong, or "".
+/// Tracks reads by ldmatrix and writes by cp.async of a block's shared memory, 16 bytes at a time, and their order by
+/// barriers. Warps have vector clocks: clock[v] of warp w is the last step of warp v that barriers have ordered before
+/// w. Functions that judge return the error, or "".
 class SharedAccesses {
  public:
   SharedAccesses(std::size_t bytes, int warps);
@@ -38,7 +38,7 @@ class SharedAccesses {
     int writer = -1;  ///< thread; -1: none
     bool under_way = false;
     uint32_t written = 0;  ///< on its warp's clock
-    uint32_t syncs = 0;    ///< of its warp, then
+    uint32_t syncs = 0;    ///< its warp's count at the write
   };
 
   Warp& warp_of(int thread) { return warps_[static_cast<std::size_t>(thread) / 32]; }

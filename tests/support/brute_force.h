@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the library computes cleverly, computed from a dense matrix by looking at every element.
+// Plain versions of the library's clever computations, which look at every element of a dense matrix.
 
 #include <algorithm>
 #include <cstddef>
@@ -66,7 +66,7 @@ inline std::vector<TileClass> classes_of(const Dense& dense, TileShape shape) {
   return classes;
 }
 
-/// Whether the band lets (i, j) through.
+/// True if the band lets (i, j) through.
 inline bool in_band(const Band& band, int64_t q_offset, int64_t i, int64_t j) {
   const int64_t distance = j - i - q_offset;
   return (!band.lo || distance >= *band.lo) && (!band.hi || distance <= *band.hi);
@@ -75,7 +75,7 @@ inline bool in_band(const Band& band, int64_t q_offset, int64_t i, int64_t j) {
 /// Runs of hidden rows of a column among the rows that the band lets through.
 inline int hidden_runs(const Dense& dense, const Band& band, int64_t q_offset, int64_t j) {
   int runs = 0;
-  bool inside = false;  // of a run
+  bool inside = false;  // a run
   for (int64_t i = 0; i < dense.seqlen_q; ++i) {
     const bool hidden = in_band(band, q_offset, i, j) && !dense.at(i, j);
     runs += hidden && !inside;
@@ -107,7 +107,7 @@ inline Fit fit_beside(std::span<const Dense> matrices, const Band& band, int64_t
   return fit;
 }
 
-/// What from_dense promises: of no band, the tightest upper edge, the tightest lower edge and both, the first
+/// The fit that from_dense promises: the first of no band, the tightest upper edge, the tightest lower edge and both
 /// that needs the fewest intervals.
 inline Fit best_fit(std::span<const Dense> matrices, int64_t q_offset) {
   std::optional<int64_t> lo, hi;

@@ -14,7 +14,7 @@ inline int64_t test_scale() {
   return std::clamp<int64_t>(percent, 5, 100);
 }
 
-/// Whether FLASHMASK_TEST_LONG asks for the tests that are too long for every run.
+/// True if FLASHMASK_TEST_LONG asks for the tests that are too long for every run.
 inline bool test_long() {
   const char* text = std::getenv("FLASHMASK_TEST_LONG");
   return text && text[0] == '1';
@@ -36,7 +36,7 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
-/// Whether figures of speed and heap mean anything in this build.
+/// True if figures of speed and heap mean anything in this build.
 #if defined(NDEBUG)
 inline constexpr bool kMeasured = !kSanitized;
 #else

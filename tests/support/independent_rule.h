@@ -14,7 +14,7 @@
 
 namespace flashmask::test {
 
-/// Whether row `i` stands in the rows [start, end) that a column is hidden from: raw values as the caller wrote
+/// True if row `i` is in the rows [start, end) that a column is hidden from: raw values as the caller wrote
 /// them, either vector possibly absent. Rows are never negative and never reach seqlen_q, so no value needs
 /// clamping here.
 inline bool in_interval(const std::vector<int32_t>& start, const std::vector<int32_t>& end, std::size_t column,

@@ -14,7 +14,7 @@
 
 namespace flashmask::test {
 
-/// What the row intervals of a random mask look like.
+/// Shapes of a random mask's row intervals.
 enum class ColumnKind {
   kNone,          ///< no vectors
   kDocuments,     ///< runs of columns that share one LTS and one UTE
@@ -126,7 +126,7 @@ inline void draw_block_mask(Random& random, int64_t batch, int64_t heads, MaskPa
     parts.block_mask.push_back(static_cast<uint8_t>(random.integer(0, 3) == 0 ? 0 : random.integer(1, 255)));
 }
 
-/// What the positions of a random mask look like.
+/// Shapes of a random mask's positions.
 enum class PositionKind {
   kTree,      ///< runs that go up by one, each from where it leaves an earlier one
   kShuffled,  ///< in no order

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the tests of the policies give to kernels, tensors and masks, and the forward, by the library and by kernels of
-// other policies.
+// Inputs of the policies' tests: tensors and masks; and the forward, by the library and by kernels of other policies.
 
 #include <algorithm>
 #include <cmath>
@@ -191,7 +190,7 @@ struct Attention {
   }
 };
 
-/// What a forward kernel reads, and its results.
+/// Inputs of a forward kernel, and its results.
 struct ForwardRun {
   DeviceTensor q, k, v, out{kSeqlenQ, kHeads};
   DeviceLse lse;

@@ -22,7 +22,7 @@ namespace flashmask::test {
 struct Gradients {
   std::vector<double> dq, dk, dv;
 
-  /// Of a q that was scaled by kFactors: dq of the q before.
+  /// Turns dq of the q scaled by kFactors into dq of the unscaled q.
   void chain() {
     for (std::size_t n = 0; n < dq.size(); ++n) dq[n] *= kFactors[n / kDim % kHeads];
   }

@@ -38,21 +38,21 @@ struct PageTableBackwardParams : sm90::bwd::BackwardParams {
 struct Kernel {
   const void* entry;
   int threads, shared_bytes;
-  int rows, keys;  ///< of a tile
+  int rows, keys;  ///< per tile
 };
 
-Kernel partial_rows_kernel();  ///< of PartialRowsParams
-Kernel head_factor_kernel();   ///< of HeadFactorParams
-Kernel page_table_kernel();    ///< of PageTableParams
+Kernel partial_rows_kernel();  ///< takes PartialRowsParams
+Kernel head_factor_kernel();   ///< takes HeadFactorParams
+Kernel page_table_kernel();    ///< takes PageTableParams
 
 struct BackwardKernel : Kernel {
-  const void* preprocess;  ///< of RowParams
+  const void* preprocess;  ///< takes RowParams
 };
 struct BackwardKernels {
-  BackwardKernel head_factor;  ///< of HeadFactorBackwardParams
-  BackwardKernel page_table;   ///< of PageTableBackwardParams
-  const void* convert_dq;      ///< of RowParams
-  int row_threads;             ///< of the kernels of RowParams
+  BackwardKernel head_factor;  ///< takes HeadFactorBackwardParams
+  BackwardKernel page_table;   ///< takes PageTableBackwardParams
+  const void* convert_dq;      ///< takes RowParams
+  int row_threads;             ///< per block of the kernels that take RowParams
 };
 BackwardKernels backward_kernels();
 

@@ -223,7 +223,7 @@ inline void __nanosleep(unsigned, simt::Place place = simt::Place::current()) { 
 
 namespace simt {
 
-/// What a lane brings, which other lane's it asks for, and what it gets.
+/// A lane's value; the lane whose value it asks for; and the value that it gets.
 template <typename T>
 struct Shuffled {
   T value;
