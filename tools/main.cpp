@@ -35,7 +35,7 @@ void add_commands(CLI::App& app, Global& global) {
   }
 }
 
-/// Whether a JSON object is expected on stdout; also asked when the arguments could not be parsed.
+/// True if a JSON object is expected on stdout; also asked when the arguments could not be parsed.
 bool wants_json(const std::vector<std::string>& arguments) {
   if (std::find(arguments.begin(), arguments.end(), "--json=-") != arguments.end()) return true;
   const auto flag = std::find(arguments.begin(), arguments.end(), "--json");
@@ -45,7 +45,7 @@ bool wants_json(const std::vector<std::string>& arguments) {
   return !takes_file || (flag + 1 != arguments.end() && *(flag + 1) == "-");
 }
 
-/// What is wrong with the place of the command: nothing is there, or a word that is none. Empty if all is well.
+/// Error if no command comes first: nothing is there, or an unknown word. Empty if all is well.
 std::string no_command(const CLI::App& app, const std::vector<std::string>& arguments) {
   if (!arguments.empty() && arguments[0].starts_with("-")) return "";
   std::string known;

@@ -3,7 +3,7 @@
 
 namespace flashmask::cli {
 
-/// What every command obeys.
+/// Options that every command obeys.
 struct Global {
   /// One JSON object on stdout and nothing else there.
   bool json = false;

@@ -21,7 +21,7 @@ struct MaskVectors {
   std::vector<std::string> names;         ///< "LTS", ...
   std::vector<const int32_t*> vectors{};  ///< one for each name; its columns are `stride` apart
   int64_t stride = 1;
-  std::shared_ptr<const std::vector<int32_t>> held{};  ///< what `vectors` point into if it is not the mask
+  std::shared_ptr<const std::vector<int32_t>> held{};  ///< storage that `vectors` point into if it is not the mask's
 
   int32_t at(std::size_t vector, int64_t column) const { return vectors[vector][column * stride]; }
 };

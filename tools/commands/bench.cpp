@@ -98,7 +98,7 @@ class Bench {
         outputs_(problem_.c),
         options_{.threads = arguments.threads, .backend = arguments.backend} {}
 
-  /// What a call with a ready plan takes.
+  /// Explains a call with a ready plan.
   Explanation explanation() const {
     const Plan plan(make_family("full", arguments_.seqlen));
     AttentionInputs planned = inputs();

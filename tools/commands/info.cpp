@@ -20,7 +20,7 @@ struct Info {
   std::vector<BackendInfo> backends = flashmask::backends();
   unsigned hardware_threads = std::thread::hardware_concurrency();
 
-  /// What the cuda backend says of the devices.
+  /// The cuda backend's report on the devices.
   const BackendInfo& cuda() const {
     return *std::find_if(backends.begin(), backends.end(), [](const BackendInfo& b) { return b.name == "cuda"; });
   }

@@ -107,11 +107,11 @@ void check_index(const char* option, int64_t index, int64_t count) {
   if (index >= count) fail("{} is {}; the mask has {}, counted from 0", option, index, count);
 }
 
-/// What is shown of a mask.
+/// A mask with all that is shown of it.
 struct Shown {
   Mask mask;
   DrawOptions draw;
-  int64_t plan_bytes;  ///< before what takes long: lengths too large for a plan are refused by it
+  int64_t plan_bytes;  ///< comes before slow steps: it refuses lengths too large for a plan
   MaskStatistics statistics;
   MaskVectors vectors;
   std::optional<Placement> placement;
@@ -214,7 +214,7 @@ void print_vectors(const MaskVectors& vectors) {
   });
 }
 
-/// What the drawing's legend does not say.
+/// Prints statistics that the drawing's legend leaves out.
 void print_statistics(const Shown& shown) {
   const MaskStatistics& s = shown.statistics;
   const Mask& mask = shown.mask;

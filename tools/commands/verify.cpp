@@ -65,7 +65,7 @@ verify::CoveringValues covering_values(const VerifyArguments& arguments) {
   for (const std::string& word : arguments.dtypes) only.dtypes.push_back(verify::parse_dtype(word, "--dtypes"));
   for (const std::string& word : arguments.layouts) only.layouts.push_back(verify::parse_layout(word, "--layouts"));
   only.head_dims = arguments.head_dims;
-  // What a backend never takes would only be counted as skipped.
+  // Values that a backend never takes would only be counted as skipped.
   if (only == verify::CoveringValues{} && arguments.backend == "cuda") return verify::cuda_values();
   only.features = verify::covering_features(arguments.backend);
   return only;

@@ -42,7 +42,7 @@ struct Draw {
     return std::to_string(random.integer(0, 5) == 0 ? -1 : random.integer(0, length / 2));
   }
 
-  /// Of 1 to `largest`, or now and then of all.
+  /// Unbounded now and then, otherwise 1 to `largest`.
   std::string window_of(int64_t largest) {
     return std::to_string(own.integer(0, 5) == 0 ? -1 : own.integer(1, std::max<int64_t>(largest, 1)));
   }

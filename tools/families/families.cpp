@@ -206,7 +206,7 @@ Mask padding(Reader& r) {
 
 FamilyParameters draw_documents(Draw& d) { return {{"lengths", d.documents()}}; }
 
-/// Of five pieces of a document the second and the fourth are blocks.
+/// Cuts each document into five pieces; the second and the fourth are blocks.
 FamilyParameters draw_causal_with_blocks(Draw& d) {
   const std::vector<int64_t> documents = d.lengths(d.length, d.own.integer(1, 4));
   std::vector<int64_t> bounds;

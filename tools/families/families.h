@@ -16,7 +16,7 @@ namespace flashmask {
 /// A parameter of a mask family, as text: an integer, or integers separated by commas.
 struct FamilyParameter {
   std::string_view name;
-  std::string_view help;  ///< what it is, and what it is when left out
+  std::string_view help;  ///< its meaning, and its value when left out
 };
 
 /// A builder by name, from text parameters.

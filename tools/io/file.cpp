@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Where a file really lies: a link is followed, so that it is the link's target that is replaced.
+/// Follows a link, so that its target is replaced and not the link.
 fs::path target_of(const std::string& path) {
   std::error_code error;
   if (!fs::is_symlink(path, error)) return path;

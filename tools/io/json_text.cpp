@@ -53,7 +53,7 @@ class KeyWatch final : public nlohmann::json_sax<json> {
   std::vector<std::set<std::string>> open_;  ///< the keys so far of each object that is open
 };
 
-/// Whether all of `word` is one number of JSON that float64 cannot hold.
+/// True if all of `word` is one number of JSON that float64 cannot hold.
 bool is_out_of_range(std::string_view word) {
   KeyWatch watch;
   json::sax_parse(word, &watch);
@@ -107,7 +107,7 @@ json parse_json(std::string_view text) {
     }
   } catch (const json::parse_error& error) {
     throw JsonError(error.byte, reason_of(error));
-  } catch (const json::out_of_range&) {  // of a word that merely begins with a number, as 1e400e5
+  } catch (const json::out_of_range&) {  // a word that merely begins with a number, as 1e400e5
     throw JsonError(0, "a number is malformed");
   }
   KeyWatch watch;

@@ -17,7 +17,7 @@ struct BadLine {
   std::string reason;
 };
 
-/// What a JSONL reader throws for a line that is bad by its own rules.
+/// Thrown by a JSONL reader for a line that is bad by the reader's own rules.
 class LineError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -38,7 +38,8 @@ JsonlSummary read_jsonl(const std::string& path,
                         const std::function<void(int64_t line, const nlohmann::json& object)>& take,
                         const std::function<void(int64_t bytes)>& progress = {});
 
-/// Where `text` stops being valid UTF-8 (no overlong forms, no surrogates, nothing above U+10FFFF), or npos.
+/// Finds the place where `text` stops being valid UTF-8 (no overlong forms, no surrogates, nothing above U+10FFFF),
+/// or npos.
 std::size_t find_invalid_utf8(std::string_view text);
 
 /// "FILE has 2 bad lines:\n  line 3: ...\n  line 9: ...".

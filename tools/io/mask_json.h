@@ -9,7 +9,7 @@
 
 namespace flashmask::io {
 
-/// What the command prints as JSON has masks of up to this many columns.
+/// Most columns of a mask that the command prints as JSON.
 inline constexpr int64_t kMostJsonColumns = 4096;
 
 /// A mask as JSON: its MaskParts by name. `band` is {"lo", "hi"}, null where unbounded; vectors are flat arrays

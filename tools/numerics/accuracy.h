@@ -20,13 +20,13 @@ namespace flashmask::numerics {
 inline constexpr double kPlainFactor = 2, kPlainFloor = 1e-5;
 inline constexpr double kFloat32Relative = 1e-5, kFloat32Cancelled = 2e-6;
 
-/// What an error may be in a 16-bit type, of the plain implementation's largest one.
+/// Limit of an error in a 16-bit type, given the plain implementation's largest error.
 constexpr double plain_limit(double plain_error) { return kPlainFactor * plain_error + kPlainFloor; }
 
-/// What an error may be in float32, of the oracle's largest absolute value.
+/// Limit of an error in float32, given the oracle's largest absolute value.
 constexpr double float32_limit(double largest) { return kFloat32Relative * largest; }
 
-/// The same of a difference of sums, of which `largest_sum` is the largest absolute value.
+/// Limit for a difference of sums whose largest absolute value is `largest_sum`.
 constexpr double float32_limit(double largest, double largest_sum) {
   return std::max(float32_limit(largest), kFloat32Cancelled * largest_sum);
 }
@@ -41,7 +41,7 @@ inline double rounding(DataType dtype, double value) {
   return value == 0 ? 0 : std::ldexp(half_unit(dtype), std::ilogb(value));
 }
 
-/// What an error of lse may be, in lse_unit()s.
+/// Limit of an error of lse, in lse_unit()s.
 constexpr double lse_limit(DataType dtype) { return dtype == DataType::kFloat32 ? 1e-5 : 1e-3; }
 inline double lse_unit(double lse) { return std::isfinite(lse) ? std::max(1.0, std::fabs(lse)) : 1; }
 

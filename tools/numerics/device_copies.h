@@ -10,7 +10,7 @@
 
 namespace flashmask::numerics {
 
-/// Where the copies are.
+/// Device that holds the copies.
 inline constexpr Device kDevice{Device::Kind::kCuda, 0};
 
 /// A host tensor's memory, gaps and guards included, on the device.

@@ -8,8 +8,8 @@
 
 namespace flashmask::numerics {
 
-/// What the calls of an attention read, as numbers. `dlse` may be empty, and so may `sink`, which has one number for
-/// each query head.
+/// Inputs of an attention's calls, as numbers. `dlse` may be empty, and so may `sink`, which has one number for each
+/// query head.
 struct HeadInputs {
   HeadArray q, k, v, dout, dlse;
   HeadArray sink{};

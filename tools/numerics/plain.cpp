@@ -55,7 +55,7 @@ class PlainHead {
  private:
   static std::size_t size(int64_t n) { return static_cast<std::size_t>(n); }
   bool visible(int64_t i, int64_t j) const { return visible_[i * c_.seqlen_k + j] != 0; }
-  /// Of an element of P: where it is kept the scale.
+  /// Factor of an element of P: the scale if dropout keeps it, otherwise 0.
   float dropout_factor(int64_t i, int64_t j) const {
     if (!queries_.kept) return 1;
     return queries_.kept[i * c_.seqlen_k + j] ? static_cast<float>(c_.dropout_scale) : 0.0f;
@@ -140,7 +140,7 @@ class PlainHead {
     }
   }
 
-  /// What comes to dq and dk from the row's mean error: every dS is off by P times that.
+  /// Adds the row's mean error to inherited dq and dk: every dS is off by P times that error.
   void inherit_row(int64_t i) {
     const float error = -queries_.mean_error[size(i)];
     const float* q = queries_.q.data() + i * c_.head_dim;

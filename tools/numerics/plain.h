@@ -8,16 +8,15 @@
 
 #include "numerics/number.h"
 
-/// What a plain program computes in a 16-bit type, one head at a time and one row of scores at a time, nothing tiled,
-/// nothing skipped: S = q k^T accumulated in fp32 and rounded to the type, softmax in fp32, P rounded, products
-/// accumulated in fp32, results rounded; in the backward dP and dS = P (dP - mean of dP under P) are rounded too. Its
-/// errors are the measure of the accuracy rule. Scores are capped, the sink's joins them, and weights are dropped and
-/// scaled in fp32.
+/// A plain program in a 16-bit type, one head at a time and one row of scores at a time, nothing tiled, nothing
+/// skipped: S = q k^T accumulated in fp32 and rounded to the type, softmax in fp32, P rounded, products accumulated in
+/// fp32, results rounded; in the backward dP and dS = P (dP - mean of dP under P) are rounded too. Its errors are the
+/// measure of the accuracy rule. Scores are capped, the sink's score joins them, and weights are dropped and scaled in
+/// fp32.
 ///
-/// That program has P at hand; a backward that is handed out takes the mean from out . dout, and out has been rounded
-/// to the type before it gets it. What that adds to the exact dq and dk is `inherited`: they plus it are the exact
-/// gradients for the out that was handed over. `..._for_given_out` are what the program computes with the mean from
-/// there.
+/// The program computes the mean from P; a backward that is given `out` takes it from out . dout, with out rounded to
+/// the type. `inherited` is the difference that this makes to the exact dq and dk: with it added, they are the exact
+/// gradients for the given out. `..._for_given_out` are the program's gradients with the mean from out . dout.
 namespace flashmask::numerics {
 
 using Floats = std::vector<float>;
@@ -42,7 +41,7 @@ struct QueryHead {
   QueryHead(const PlainCall& call, std::span<const double> q_values, std::span<const double> dout_values,
             std::span<const double> dlse_values, std::span<const double> given_out, std::span<const double> exact_out);
   Floats q, dout, dlse, mean_error, out, lse, dq, inherited_dq, dq_for_given_out;
-  float sink = -std::numeric_limits<float>::infinity();  ///< of this head; by default none
+  float sink = -std::numeric_limits<float>::infinity();  ///< this head's; by default none
   const uint8_t* kept = nullptr;                         ///< by dropout, [seqlen_q, seqlen_k]; null: all
 };
 

@@ -72,7 +72,7 @@ class PoisonedBytes {
   std::size_t begin() const { return kGuard + offset_; }
   /// Makes bytes() poison again.
   void poison();
-  /// Whether nothing was written outside of bytes().
+  /// True if nothing was written outside of bytes().
   bool guards_intact() const;
 
   static constexpr std::byte kPoison{0xff};
@@ -122,7 +122,7 @@ class Tensor {
   std::span<std::byte> storage() { return memory_.storage(); }
   std::span<const std::byte> storage() const { return memory_.storage(); }
   std::size_t first_byte() const { return memory_.begin(); }
-  /// Whether the gaps between rows and the memory around the tensor still hold their poison.
+  /// True if the gaps between rows and the memory around the tensor still hold their poison.
   bool gaps_intact() const;
 
  private:

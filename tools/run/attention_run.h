@@ -76,12 +76,12 @@ class Workbench {
   Explanation explanation_;
 };
 
-/// What the run with FlashMask's masks gave.
+/// Figures of the run with FlashMask's masks.
 struct MaskedFigures {
   int64_t sequences = 0;   ///< how many were attended
   int64_t batch_size = 0;  ///< sequences per call
   Seconds seconds{};
-  MaskStatistics statistics{};  ///< of the attended sequences' masks, in tiles of 128 x 128
+  MaskStatistics statistics{};  ///< over the attended sequences' masks, in tiles of 128 x 128
   int64_t mask_bytes = 0, plan_bytes = 0, dense_mask_bytes = 0;
   std::string backend, configuration;
   CheckFigures check{};

@@ -74,7 +74,7 @@ void SampleCheck::draw_columns(int64_t sequences, uint64_t seed) {
                               draw(engine, n % kPaddingSamples == 0 ? packed_.seqlen : used_places(packed_, sequence)),
                               draw(engine, shape_.kv_heads)};
     const SequenceRule rule{packed_, *lineage_, sample.sequence};
-    double keys = 0;  // of all rows that see the column: as many as their position ids say, and themselves
+    double keys = 0;  // summed over the rows that see the column: a row sees as many as its position id, and itself
     for (int64_t i = sample.key; i < packed_.seqlen; ++i) {
       if (rule.sees(i, sample.key))
         keys += packed_.position_ids[static_cast<std::size_t>(sample.sequence * packed_.seqlen + i)] + 1;

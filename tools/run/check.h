@@ -17,8 +17,8 @@ struct Accuracy {
   std::string tensor;
   double max_error = 0;      ///< lse: relative to max(1, |lse|)
   double max_reference = 0;  ///< largest absolute value of the oracle
-  double max_sum = 0;        ///< dq and dk: of the two sums whose difference they are
-  double plain_error = 0;    ///< of a plain implementation in the same dtype; 0 for float32
+  double max_sum = 0;        ///< dq and dk: largest absolute value of the two sums whose difference they are
+  double plain_error = 0;    ///< max_error of a plain implementation in the same dtype; 0 for float32
   double limit = 0;
 
   bool passed() const { return max_error <= limit; }

@@ -9,7 +9,7 @@
 
 namespace flashmask::run {
 
-/// The same calls with FlashMask's masks and with dense ones, on the first sequences.
+/// Compares equal calls with FlashMask's masks and with dense ones, on the first sequences.
 struct DenseFigures {
   int64_t sequences = 0;  ///< 0: it was not run
   std::string note;       ///< why not all sequences, if so
@@ -20,7 +20,7 @@ struct DenseFigures {
   };
   std::vector<Equality> equality{};
 
-  /// Whether every result has the same bits in both runs (-0 counts as 0).
+  /// True if every result has equal bits in both runs (-0 counts as 0).
   bool equal() const;
 };
 

@@ -26,14 +26,14 @@ constexpr int64_t kMostSequencesPerCall = 8;
 constexpr int64_t kBytesPerCall = int64_t{1} << 30;
 constexpr int64_t kShortestSeqlen = 3;  // BEGIN, one byte, END
 
-/// Of q, out, dout and dq, k, v, dk and dv for one sequence.
+/// Bytes of q, out, dout, dq, k, v, dk and dv for one sequence.
 double tensor_bytes(const RunOptions& options) {
   const int64_t elements = 4 * (options.shape.heads + options.shape.kv_heads) * options.shape.head_dim;
   return static_cast<double>(options.seqlen) * static_cast<double>(elements) *
          static_cast<double>(element_size(options.dtype));
 }
 
-/// Whether two paths name the same file, be it there already or not.
+/// True if two paths name one file, be it there already or not.
 bool same_file(const std::string& a, const std::string& b) {
   std::error_code error;
   if (std::filesystem::equivalent(a, b, error)) return true;

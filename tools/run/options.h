@@ -10,7 +10,7 @@
 
 namespace flashmask::run {
 
-/// What the command line asked for; see add_options in options.cpp for the meaning.
+/// Options of the command line; see add_options in options.cpp for the meaning.
 struct RunOptions {
   std::string input;
   Task task{};

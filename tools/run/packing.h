@@ -11,13 +11,13 @@
 
 namespace flashmask::run {
 
-/// What a trainer ignores: torch's default ignore_index.
+/// Label that a trainer ignores: torch's default ignore_index.
 inline constexpr int64_t kNoLabel = -100;
 
-/// What the vectors of a Packed take for each token, at most: 29 bytes, and a tree's nodes 10 more.
+/// Most bytes that the vectors of a Packed take for each token: 29, and 10 more for a tree's nodes.
 inline constexpr int64_t kPackedBytesPerToken = 39;
 
-/// Where a node of a tree lies: tokens [begin, end) of its sequence.
+/// Place of a tree's node: tokens [begin, end) of its sequence.
 struct PackedNode {
   int32_t segment = 0;  ///< the tree's number in the input, as in segment_ids
   int32_t node = 0;     ///< its number in the tree, as in node_ids
@@ -70,8 +70,8 @@ struct Packed {
   Mask mask(int64_t begin, int64_t end) const;
 };
 
-/// Where first fit puts items of these lengths: each into the first sequence that still has room for it, in
-/// the order given. O(n log n). Lengths must lie in [0, seqlen].
+/// Places items of these lengths by first fit: each into the first sequence that still has room for it, in the
+/// order given. O(n log n). Lengths must lie in [0, seqlen].
 std::vector<int64_t> first_fit(std::span<const int64_t> lengths, int64_t seqlen);
 
 /// Packs by first fit; within a sequence documents keep their order. The rest of a sequence is padding,

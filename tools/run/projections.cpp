@@ -94,7 +94,7 @@ void Projections::fill(const Packed& packed, int64_t first, int64_t count, int t
 
 void fill_gradient(uint64_t seed, int64_t first, int64_t count, int threads, Tensor& dout) {
   const uint64_t start = mixed(seed);
-  const float scale = std::sqrt(12.0f) * 0x1p-24f;  // of a uniform draw's top 24 bits
+  const float scale = std::sqrt(12.0f) * 0x1p-24f;  // for a uniform draw's top 24 bits
   parallel_for(count * dout.stride(), threads, [&](int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end; ++at) {
       const uint64_t word = mixed(start + static_cast<uint64_t>(first * dout.stride() + at));

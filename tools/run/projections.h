@@ -18,7 +18,7 @@ struct AttentionShape {
   int64_t head_dim = 64;
 };
 
-/// What an attention layer would see in the first step of a training run: every token has a seeded embedding,
+/// Inputs of an attention layer in the first step of a training run: every token has a seeded embedding,
 /// three seeded matrices project it to q, k and v, and rotary embeddings turn q and k by the position id.
 /// Embeddings are standard normal and the matrices scaled so that every element of q, k and v has about unit
 /// variance, and so has a score q.k / sqrt(head_dim).

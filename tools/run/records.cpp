@@ -137,7 +137,7 @@ class TreeReader {
   }
 
   Document document_{};
-  std::vector<Place> places_{};   ///< of all nodes so far
+  std::vector<Place> places_{};   ///< all nodes so far
   std::vector<Place> waiting_{};  ///< nodes to come, the next one last
 };
 

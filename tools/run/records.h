@@ -12,7 +12,7 @@
 
 namespace flashmask::run {
 
-/// What the records are for; it decides their keys, the mask and where the loss lies.
+/// Purpose of the records, which decides their keys, the mask and the place of the loss.
 enum class Task {
   kPretrain,  ///< {"text"}
   kSft,       ///< {"prompt", "response"}
@@ -59,12 +59,12 @@ struct Document {
   std::vector<uint16_t> tokens{};
   int64_t question = 0;            ///< tokens of the question
   std::vector<int64_t> answers{};  ///< tokens of each answer
-  std::vector<TreeNode> nodes{};   ///< of a tree, depth first; it has neither question nor answers
+  std::vector<TreeNode> nodes{};   ///< a tree's, depth first; a tree has neither question nor answers
 
   int64_t length() const { return static_cast<int64_t>(tokens.size()); }
 };
 
-/// What a document would be if it shared nothing: one sequence for each answer with its question before it, for
+/// A document's size if it shared nothing: one sequence for each answer with its question before it, or for
 /// each leaf of a tree with all that leads to it.
 struct SeparateSequences {
   int64_t count = 0, tokens = 0;
@@ -79,7 +79,7 @@ Document make_document(Task task, const nlohmann::json& record);
 struct Records {
   io::JsonlSummary summary{};
   std::vector<Document> documents{};
-  int64_t text_bytes = 0;        ///< of the good records
+  int64_t text_bytes = 0;        ///< total over the good records
   int64_t longest_rejected = 0;  ///< tokens of the longest record that does not fit into `seqlen`; 0: all fit
 };
 

@@ -22,7 +22,7 @@ namespace {
 constexpr int64_t kMaskPictures = 4;
 constexpr int64_t kPackedBars = 40;
 constexpr int kColours = 6;
-constexpr double kFading = 0.6;  // of a tree's colour, from one level to the next
+constexpr double kFading = 0.6;  // factor of a tree's colour from one level to the next
 
 // Pixels of the charts.
 constexpr double kChartWidth = 960, kBarLeft = 56, kBarHeight = 14, kBarDistance = 19;
@@ -168,7 +168,7 @@ std::string packing_key(const RunFigures& f) {
   return text + entry("background:var(--pad);border:1px solid var(--pad-line)", "padding") + "</div>\n";
 }
 
-/// What sharing saved, where there is anything to share.
+/// Table of the savings by sharing; empty if there is nothing to share.
 std::string sharing_table(const Packed& packed) {
   if (!shares_prefix(packed.task)) return "";
   const int64_t nodes = static_cast<int64_t>(packed.nodes.size());

@@ -19,7 +19,7 @@ struct Outputs {
   Tensor out, lse, dq, dk, dv;
 };
 
-/// Where one query row of one head lies in the tensors.
+/// Place of one query row of one head in the tensors.
 struct RowPlace {
   int64_t batch, row, head;
 };
@@ -28,8 +28,8 @@ struct RowPlace {
 struct Expected {
   std::vector<double> exact;      ///< the oracle's
   std::vector<double> plain;      ///< the plain implementation's; the oracle's for float32
-  std::vector<double> inherited;  ///< of dq and dk: what the rounding of out adds to the exact gradient
-  /// Of dq and dk: the sum of P delta K or P delta Q that the gradient subtracts from the like sum with dP.
+  std::vector<double> inherited;  ///< dq and dk: effect of the rounding of out on the exact gradient
+  /// dq and dk: the sum of P delta K or P delta Q that the gradient subtracts from the like sum with dP.
   std::vector<double> subtracted{};
 };
 struct ExpectedRow {
@@ -55,7 +55,7 @@ class SampledAttention {
   /// Query heads [head, head + heads), which share a key head, of `rows` over every key that any of them sees.
   Attended attend(const SequenceRule& rule, int64_t batch, std::span<const int64_t> rows, int64_t head,
                   int64_t heads) const;
-  /// What the gradients subtract: of query row 0 of head 0, and of key `n`, over all rows and heads.
+  /// Sums that the gradients subtract: for query row 0 of head 0, and for key `n` over all rows and heads.
   static std::vector<double> subtracted_from_dq(const Attended& attended);
   static std::vector<double> subtracted_from_dk(const Attended& attended, std::size_t n);
   void attend_plainly(std::span<const uint8_t> visible, Attended& attended) const;

@@ -25,8 +25,8 @@ class Lineage {
     }
   }
 
-  /// Whether `above` is `node` or on the way from the root to it. Nodes are numbered depth first, so that those
-  /// below one follow it up to the last of them.
+  /// True if `above` is `node` or on the way from the root to it. Nodes are numbered depth first, so that a node's
+  /// descendants follow it up to the last of them.
   bool leads_to(int32_t segment, int32_t above, int32_t node) const {
     return above <= node && node <= last_[row(segment, above)];
   }
@@ -36,12 +36,12 @@ class Lineage {
     return roots_[static_cast<std::size_t>(segment)] + static_cast<std::size_t>(node);
   }
 
-  std::vector<std::size_t> roots_;  ///< where each tree's nodes begin
+  std::vector<std::size_t> roots_;  ///< first node of each tree
   std::vector<int32_t> last_;       ///< the last node below each one, or itself
 };
 
-/// Which rows see which keys in one packed sequence, told from the documents, answers and nodes alone: the oracle does
-/// not take the mask's word for it.
+/// Rows and the keys that they see in one packed sequence, derived from the documents, answers and nodes alone: the
+/// oracle does not take the mask's word for it.
 struct SequenceRule {
   const Packed& packed;
   const Lineage& lineage;

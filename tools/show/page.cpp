@@ -82,7 +82,7 @@ Json classes_json(const TileGrid& grid) {
   return rows;
 }
 
-/// What the library says of the mask, for the page to compare with what it finds itself.
+/// The library's figures of the mask, for the page to compare with its own.
 Json library_json(const Mask& mask, TileShape tile) {
   const MaskStatistics s = statistics(mask, tile);
   Json json{

@@ -13,7 +13,7 @@ namespace flashmask::show {
 inline constexpr int64_t kMostPageLength = 131'072;
 inline constexpr int64_t kMostPageTiles = int64_t{1} << 22;
 
-/// Where the mask of a page comes from.
+/// Source of a page's mask.
 struct PageSource {
   std::string name;  ///< a family, or a file
   bool is_family = true;

@@ -48,7 +48,7 @@ double mean_load(const std::vector<Share>& all) {
   return static_cast<double>(sum) / static_cast<double>(all.size());
 }
 
-/// Of the mean; 1 where nobody has anything to do.
+/// A share's load relative to the mean; 1 if nobody has anything to do.
 double load(const Share& share, double mean) { return mean > 0 ? static_cast<double>(share.live_tiles) / mean : 1; }
 
 double largest_load(const std::vector<Share>& all) {

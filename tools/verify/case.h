@@ -15,7 +15,7 @@ namespace flashmask::verify {
 /// How many heads a mask has, next to the call's.
 enum class MaskHeads { kOne, kKv, kQuery };
 
-/// Whether the mask has a block mask: none, one for all, or one for each batch entry and query head.
+/// The mask's block mask: none, one for all, or one for each batch entry and query head.
 enum class BlockMask { kNone, kShared, kEach };
 
 using numerics::HeadArray;
@@ -34,7 +34,7 @@ struct Window {
 /// The dtype of the sinks, if there are any.
 enum class SinkKind { kNone, kFloat32, kOwn };
 
-/// Whether the mask has positions of rows and keys: none, the same for all batch entries, or their own.
+/// The mask's positions of rows and keys: none, shared by all batch entries, or each entry's own.
 enum class Positions { kNone, kShared, kEach };
 
 /// The features that a case asks for, as Features in attention.h and MaskParts have them.
@@ -86,7 +86,7 @@ struct Case {
     return mask_heads == MaskHeads::kOne ? 1 : mask_heads == MaskHeads::kKv ? heads_kv : heads_q;
   }
   double scale() const;
-  /// Of out and the gradients.
+  /// Dtype of out and the gradients.
   DataType result_dtype() const { return features.partial ? DataType::kFloat32 : dtype; }
   DataType sink_dtype() const { return features.sink == SinkKind::kOwn ? dtype : DataType::kFloat32; }
   numerics::Sizes sizes() const { return {batch, heads_q, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v}; }
@@ -103,7 +103,7 @@ std::string describe(const Case& c);
 /// that it does not understand.
 Case parse_case(std::string_view line);
 
-/// What a dropout of this share multiplies kept weights by.
+/// Factor of kept weights under a dropout of this share.
 double dropout_scale(double p);
 
 /// "float32", "bfloat16" or "float16"; throws naming `argument` and the accepted ones.

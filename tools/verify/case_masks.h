@@ -51,7 +51,7 @@ DrawnPositions draw_positions(const Case& c);
 /// positions are what the band compares; a mask without a band is causal by them.
 Mask make_mask(const Case& c);
 
-/// What `mask` shows, to be compared against.
+/// Dense form of `mask`, to be compared against.
 DenseMask dense_of(const Mask& mask);
 
 }  // namespace flashmask::verify

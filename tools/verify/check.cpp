@@ -63,7 +63,7 @@ Error largest_error(std::span<const double> got, std::span<const double> want) {
   return error;
 }
 
-/// What an error may be, and why, in words.
+/// Limit of an error, and its reason in words.
 struct Limit {
   double value = 0;
   std::string rule;
@@ -85,7 +85,7 @@ bool free_of_nan(std::string_view name, const HeadArray& got, Verdict& verdict) 
   return false;
 }
 
-/// What a result may be near, and how near in each head.
+/// A value that a result must be near, and the limit of the error in each head.
 struct Target {
   const HeadArray& want;
   std::function<Limit(int64_t b, int64_t h)> limit;
@@ -249,15 +249,15 @@ class AccuracyCheck {
                                                                          : plain_limit(oracle, plain, b, h);
   }
 
-  /// By the plain implementation's error in all heads of the call.
+  /// Limit by the plain implementation's error in all heads of the call.
   static Limit call_limit(const HeadArray& oracle, const HeadArray& plain) {
     const double error = largest_error(plain.values, oracle.values).value;
     return {numerics::plain_limit(error),
             fmt::format("{} x the plain implementation's {:.3g} in all heads + {}", kPlainFactor, error, kPlainFloor)};
   }
 
-  /// The same of a gradient. Its largest number is one of few, and the plain implementation's rounding of it, which may
-  /// be none, is no measure of what rounding takes.
+  /// Limit of a gradient, at least its rounding's: the largest number is one of few, and the plain implementation's
+  /// rounding of it, which may be none, is no measure of rounding.
   Limit gradient_limit(const HeadArray& oracle, const HeadArray& plain) const {
     const Limit of_plain = call_limit(oracle, plain);
     const double rounding = numerics::rounding(c_.dtype, largest_magnitude(oracle.values)),

@@ -14,10 +14,10 @@
 
 namespace flashmask::verify {
 
-/// What became of a case.
+/// Result of a case.
 struct Verdict {
   std::vector<std::string> failures;  ///< one line each; none: the case passed
-  /// Largest error of each result, in units of what it may be (1 is the limit).
+  /// Largest error of each result, in units of its limit.
   std::map<std::string, double> figures;
   /// The backend does not take such calls: why; nothing was checked then.
   std::string skipped;

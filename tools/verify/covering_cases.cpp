@@ -178,7 +178,7 @@ int64_t least_cost(const Row& row, const Values& values) {
   return to_case(shortest, 0, values).cost();
 }
 
-/// Whether a length is zero.
+/// True if a length is zero.
 bool is_empty(const Row& row) {
   if (row[kLength] == kUnset) return false;
   const auto [seqlen_q, seqlen_k] = kLengths[static_cast<std::size_t>(row[kLength])];
@@ -352,7 +352,7 @@ CoveringValues cuda_values() {
                         .features = covering_features("cuda")};
   int64_t widest = 0;
   for (const KernelInfo& kernel : kernels()) {
-    if (kernel.dtype == DataType::kNone) continue;  // of a plan, or of what a plan says of a dense mask
+    if (kernel.dtype == DataType::kNone) continue;  // kernels of plans and of dense masks
     if (std::find(values.dtypes.begin(), values.dtypes.end(), kernel.dtype) == values.dtypes.end())
       values.dtypes.push_back(kernel.dtype);
     if (kernel.head_dim == kernel.head_dim_v) widest = std::max<int64_t>(widest, kernel.head_dim);

@@ -9,7 +9,7 @@
 
 namespace flashmask::verify {
 
-/// What the cases are made of, for backends that take only a part; what is empty is everything.
+/// Values that the cases are made of, for backends that take only a part; an empty list means all.
 struct CoveringValues {
   std::vector<DataType> dtypes{};
   std::vector<int64_t> head_dims{};  ///< head_dim and head_dim_v
@@ -18,10 +18,10 @@ struct CoveringValues {
   bool operator==(const CoveringValues&) const = default;
 };
 
-/// What the cuda backend takes.
+/// Values that the cuda backend takes.
 CoveringValues cuda_values();
 
-/// Those combinations of features in the list of which a backend refuses none.
+/// Combinations of features in the list that hold none that a backend refuses.
 std::vector<CaseFeatures> covering_features(const std::string& backend);
 
 /// The fixed list of cases that every backend is checked on: at least 1,500, the same in every run. Every

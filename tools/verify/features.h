@@ -12,7 +12,7 @@ namespace flashmask::verify {
 /// for one of these.
 std::vector<std::string> refused_features(const std::string& backend);
 
-/// Whether a case asks for one of them.
+/// True if a case asks for one of the features in `names`.
 bool asks_for_any(const CaseFeatures& features, const std::vector<std::string>& names);
 
 }  // namespace flashmask::verify

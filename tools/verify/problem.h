@@ -20,7 +20,7 @@ struct Problem {
   std::optional<Tensor> dlse, sink;
   std::array<uint64_t, 2> dropout_state;
 
-  /// What the case asks for; the sink and the state are those given, which are where the call's tensors are.
+  /// Features that the case asks for, with the given sink and state, which are where the call's tensors are.
   Features features(const TensorView& sink_there, const uint64_t* state_there) const {
     return {.softcap = c.features.softcap,
             .sink = sink_there,

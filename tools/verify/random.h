@@ -39,7 +39,7 @@ constexpr uint64_t mix(uint64_t seed, uint64_t value) {
   return x ^ (x >> 31);
 }
 
-/// What the draws of one case are for: each has a stream of its own.
+/// Streams of one case's draws, one for each purpose.
 inline constexpr uint64_t kMaskStream = 1, kBandStream = 2, kBlockStream = 3, kTensorStream = 4, kDropoutStream = 5,
                           kPositionStream = 7;
 

@@ -145,7 +145,7 @@ class CaseRun {
     return results_of(outputs, c_);
   }
 
-  /// Whether the device's backend takes such calls; otherwise the verdict says why not.
+  /// True if the device's backend takes such calls; otherwise the verdict says why not.
   bool taken() {
     const DeviceTensors tensors(problem_, Outputs(c_));
     ExecutedTiles executed;
@@ -168,8 +168,7 @@ class CaseRun {
     return columns;
   }
 
-  /// The same as run_once on copies in device memory. A dense mask may have any strides: every other case's is in
-  /// columns.
+  /// Does run_once on copies in device memory. A dense mask may have any strides: every other case's is in columns.
   Results run_on_device(bool dense_mode, std::string_view which) {
     Outputs outputs(c_);
     const DeviceTensors tensors(problem_, outputs);

@@ -13,7 +13,7 @@
 
 namespace flashmask::verify {
 
-/// What is under test; by default the library's own functions.
+/// Functions under test; by default the library's own.
 struct Implementation {
   std::function<void(const ForwardArgs&, std::span<std::byte>, const Options&)> forward = flashmask::forward;
   std::function<void(const BackwardArgs&, std::span<std::byte>, const Options&)> backward = flashmask::backward;
@@ -25,8 +25,7 @@ struct RunOptions {
   /// Threads of the run with the mask; the run with the dense mask takes one, so that comparing their bits
   /// also shows that threads change nothing.
   int threads = 2;
-  /// What is visible, for the oracle and the dense run; by default what the case's own mask says. A test
-  /// puts an independent rule here.
+  /// Dense mask for the oracle and the dense run; by default the case's own. A test puts an independent rule here.
   std::function<DenseMask(const Case&)> dense{};
   Implementation implementation{};
 };

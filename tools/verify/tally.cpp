@@ -21,7 +21,7 @@ std::string kind_of(const std::string& reason) {
 }
 
 struct Skipped {
-  std::string first;  ///< of the reasons
+  std::string first;  ///< first reason
   int64_t reasons = 0, cases = 0;
 };
 

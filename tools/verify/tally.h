@@ -19,10 +19,10 @@ struct FailedCase {
   std::vector<std::string> failures;  ///< one line each
 };
 
-/// What became of all cases of a run.
+/// Results of all cases of a run.
 struct Tally {
   int64_t passed = 0, failed = 0;
-  int64_t forward_only = 0;                ///< of the passed and failed ones
+  int64_t forward_only = 0;                ///< among the passed and failed ones
   std::map<std::string, int64_t> skipped;  ///< how many for each reason
   std::map<std::string, double> largest;   ///< error of each result in units of what is allowed
   std::vector<FailedCase> failures;
