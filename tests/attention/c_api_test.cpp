@@ -163,7 +163,7 @@ TEST(CInterface, WorkspaceQueriesReadNoContents) {
   ASSERT_EQ(fm_forward_workspace(&of_longest, nullptr, &longest_bytes), FM_OK) << fm_last_error();
   ASSERT_EQ(fm_plan_bytes(&longest, &plan_bytes), FM_OK) << fm_last_error();
   EXPECT_GT(longest_bytes, plan_bytes);
-  // With contents the same is said.
+  // Contents change none of these sizes.
   const std::vector<int32_t> bounds(200, 300);
   const std::vector<uint8_t> blocks(6, 1);
   mask.bounds.data = const_cast<int32_t*>(bounds.data());

@@ -399,7 +399,7 @@ TEST(Contract, ScalesFromZeroUp) {
 }
 
 TEST(Contract, EqualGradientsOfManyRowsAddUp) {
-  // As of a mean: rounding each sum on the way to dv would err in one direction.
+  // Gradients as of a mean: rounding each sum on the way to dv would err in one direction.
   constexpr int64_t kRows = 5000;
   Call<float> call({.seqlen_q = kRows, .seqlen_k = 1});
   std::fill(call.dout.begin(), call.dout.end(), 0.3173F);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Which weights dropout keeps: the generator's known answers, the bits of an element written out once more, statistics,
-// and that every backend drops exactly these.
+// The weights that dropout keeps: the generator's known answers, the bits of an element written out once more,
+// statistics, and that every backend drops exactly these.
 
 #include <gtest/gtest.h>
 
@@ -240,7 +240,7 @@ TEST(DropoutStatistics, BitsAreUniform) {
 class Pairs {
  public:
   void add(uint8_t a, uint8_t b) { ++counts_[static_cast<std::size_t>(2 * a + b)]; }
-  /// By chi-square, where each is kept with probability q.
+  /// Expects independence by chi-square, if each is kept with probability q.
   void expect_independent(double q, const std::string& what) const {
     const std::array<double, 4> share{(1 - q) * (1 - q), (1 - q) * q, q * (1 - q), q * q};
     double size = 0, chi_square = 0;
@@ -287,7 +287,7 @@ TEST(DropoutStatistics, NeighboursAreIndependent) {
   }
 }
 
-/// Seeds and offsets beside each other, swapped, and of the same sum give patterns that know nothing of one another.
+/// Adjacent or swapped seeds and offsets, and pairs of equal sum, give independent patterns.
 TEST(DropoutStatistics, SeedsAndOffsetsAreIndependent) {
   const int64_t size = test_long() ? 64 : 32;  // 2^24 elements, or 2^20
   const auto pattern = [&](const State& state) { return kept_by(state, 0.2, size, size, size, size); };
@@ -321,7 +321,7 @@ Call<float> call_of_weights(int64_t rows, int64_t keys, double p, const std::str
   return call;
 }
 
-/// On tiles that are cut off on both sides, of which there are several; whatever is visible.
+/// Tests several tiles, cut off on both sides, whatever is visible.
 TEST(Dropout, EveryBackendDropsThePattern) {
   for (const std::string backend : {"cpu", "reference"}) {
     for (const double p : {0.1, 0.5}) {
@@ -353,7 +353,7 @@ TEST(Dropout, EveryBackendDropsThePattern) {
   }
 }
 
-/// The mean over many states is what it is without.
+/// The mean over many states equals the result without dropout.
 TEST(Dropout, IsUnbiased) {
   constexpr int kStates = 3000;
   Call<float> call({.seqlen_q = 8, .seqlen_k = 40, .head_dim = 4, .head_dim_v = 4});
@@ -402,7 +402,7 @@ TEST(Dropout, ACallNeedsAState) {
     Call<float> call({.seqlen_q = 4, .seqlen_k = 4});
     call.options.backend = backend;
     call.options.features.dropout.p = 0.25;
-    // Not to say what it would do.
+    // Explaining the call needs none.
     EXPECT_FALSE(explain(call.backward_args(), call.options).backend.empty());
     EXPECT_NO_THROW(backward_workspace(call.backward_args(), call.options));
     expect_invalid({"dropout_state is null", "0.25"}, [&] { call.forward(); });

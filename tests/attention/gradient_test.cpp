@@ -11,7 +11,7 @@
 namespace flashmask::test {
 namespace {
 
-/// sum(out * dout) + sum(lse * dlse) over rows that see something: what the gradients are the gradients of.
+/// The function that is differentiated: sum(out * dout) + sum(lse * dlse) over rows that see something.
 double objective(Call<double>& call) {
   call.forward();
   double sum = 0;

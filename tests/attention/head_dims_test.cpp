@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which instance of a GPU's kernels a pair of head dims runs in, and what of it is padding. Without a GPU.
+// The instance of a GPU's kernels that a pair of head dims runs in, and its share of padding. Without a GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -40,7 +40,7 @@ BackwardArgs backward_of(const Dims& dims, int64_t seqlen = 256) {
   return args;
 }
 
-/// As the kernels of an architecture would run it.
+/// Explains the call as the kernels of an architecture would run it.
 template <typename Args>
 Explanation explained(const std::string& arch, const Args& args) {
   return explain(args, {.kernels = arch}, GpuModel{});
@@ -101,7 +101,7 @@ TEST_P(HeadDims, RunInTheNextLargerInstance) {
   }
 }
 
-/// As the forward's, though three of its products have head_dim and two head_dim_v.
+/// Expects the forward's choice, though three of the backward's products have head_dim and two head_dim_v.
 TEST_P(HeadDims, TheBackwardRunsInAnInstanceOfTheForwards) {
   for (int64_t head_dim = 8; head_dim <= 256; head_dim += 8) {
     for (int64_t head_dim_v = 8; head_dim_v <= 256; head_dim_v += 8) {

@@ -109,7 +109,7 @@ TEST(SampleCheck, PassesOnWhatTheBackendComputes) {
   }
 }
 
-/// Which tensors fail after `spoil`.
+/// Tensors that fail after `spoil`.
 std::vector<std::string> failed_after(DataType dtype, const std::function<void(Outputs&)>& spoil) {
   CheckedRun run(dtype);
   spoil(run.outputs());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trees, from the record to the file. What must be visible is told from the paths: every path from the root to a leaf
-// is a causal text of its own, and nothing else may be seen.
+// Trees, from the record to the file. Visibility follows from the paths: every path from the root to a leaf is a causal
+// text of its own, and nothing else may be seen.
 #include <gtest/gtest.h>
 
 #include <algorithm>

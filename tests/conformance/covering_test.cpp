@@ -25,8 +25,8 @@ namespace {
 using verify::Case;
 using verify::DenseMask;
 
-/// Only a few draws are not told by a family's parameters, and a case's q_offset and its positions move the band but
-/// not the intervals: there the second rule reads the raw vectors.
+/// Reads the raw vectors by the second rule, for the few draws that a family's parameters leave out, and for cases
+/// whose q_offset or positions move the band but not the intervals.
 DenseMask dense_from_vectors(const Case& c) {
   const Mask mask = verify::make_mask(c);
   MaskParts parts = parts_of(mask);

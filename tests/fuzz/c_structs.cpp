@@ -27,13 +27,13 @@ constexpr double kMostWork = 4e5;  ///< elements of the score matrices
 
 // --- Memory ----------------------------------------------------------------------------------------
 
-/// Buffers of exactly their size, so that a sanitizer sees what is read or written past them.
+/// Buffers of exact size, so that a sanitizer sees reads and writes past them.
 class Memory {
  public:
   char* take(std::size_t bytes, std::size_t misalignment = 0) {
     return buffers_.emplace_back(std::make_unique<char[]>(bytes + misalignment)).get() + misalignment;
   }
-  /// A copy of what begins at `from` in a buffer of `bytes`: all of it, less, or with zeros after it.
+  /// Copies the struct at `from` into a buffer of `bytes`: all of it, less, or with zeros after it.
   template <typename Struct>
   Struct* copy(const Struct& from, std::size_t bytes) {
     char* to = take(bytes);
@@ -142,7 +142,7 @@ class Calls {
     return copied(drawn_.options);
   }
 
-  /// That every function takes what was drawn, as long as nothing was changed.
+  /// Requires that a function takes the drawn call, as long as nothing was changed.
   void expect_taken(fm_status status) const { require(drawn_.changes > 0 || status == FM_OK, "a right call is taken"); }
 
   static std::size_t of_size(Size size, std::size_t right) {
@@ -189,7 +189,7 @@ class Calls {
     if (built != FM_OK) return;
     require(judged(fm_plan_validate(mask_, plan, size, nullptr, 0, options_)) == FM_OK, "a plan is that of its mask");
     plan_ = plan;
-    // The header alone: what follows it is taken for what fm_plan_build wrote.
+    // Change the header alone: the rest is trusted to be fm_plan_build's.
     if (!drawn_.plan_header) return;
     plan[drawn_.plan_header % 48] = static_cast<char>(plan[drawn_.plan_header % 48] ^ drawn_.plan_header);
     require(judged(fm_plan_validate(mask_, plan, size, nullptr, 0, options_)) != FM_OK, "a changed plan is another's");

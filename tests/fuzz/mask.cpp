@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // A mask of any parts: refused if and only if the contract refuses it; otherwise its elements, tile classes and plan
-// are those of a dense matrix by the tests' own rule, and attention under it is close to the oracle under that matrix
-// and the same, bit for bit, as a run that is given the matrix.
+// match a dense matrix by the tests' own rule, and attention under it is close to the oracle under that matrix and
+// equal, bit for bit, to a run that is given the matrix.
 
 #include "flashmask/mask.h"
 
@@ -189,14 +189,14 @@ void check_structure(const Mask& mask, const PlanView& plan, const Drawn& drawn)
   }
 }
 
-/// A dense matrix read back is the same, unless no mask can say it.
+/// Reads the dense matrix back, unchanged unless no mask can express it.
 void check_read_back(const Mask& mask) {
   const std::vector<uint8_t> visible = to_dense(mask);
   const auto view = TensorView::contiguous(visible.data(), DataType::kUInt8,
                                            {mask.batch(), mask.heads(), mask.seqlen_q(), mask.seqlen_k()});
   std::optional<Mask> again;
   if (!succeeds([&] { again = from_dense(view); })) return;
-  // Matrices that are all the same may come back as one, which is broadcast.
+  // Equal matrices may come back as one, which is broadcast.
   require(test::dense_by_rule(test::parts_of(*again), mask.batch(), mask.heads()) == visible,
           "a mask of a dense matrix says what the matrix says");
 }
@@ -213,7 +213,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
-/// By the rule of the exhaustive tests: a sum can cancel, so the yardstick is the largest value.
+/// Limits errors by the rule of the exhaustive tests: a sum can cancel, so the yardstick is the largest value.
 void require_close(const std::vector<float>& got, const std::vector<double>& want, const char* what) {
   require(test::max_error(got, want) <= 1e-5 * std::max(1.0, test::max_value(want)), what);
 }

@@ -89,7 +89,7 @@ std::vector<Case> all_cases(int multiprocessors, bool quick) {
 
 // --- Masks -------------------------------------------------------------------------------------------
 
-/// By key tiles: one interval for all keys; two for each key; exactly one granule's rows.
+/// Differs by key tile: one interval for all keys; two for each key; exactly one granule's rows.
 Column two_intervals(Random& random, int64_t j) {
   if (j < 128) return {40, 150, 0, 0};
   if (j >= 256) return {64, 128, 190, kSeqlenQ};

@@ -104,7 +104,7 @@ std::vector<Case> all_cases(int multiprocessors, bool quick) {
 
 // --- Masks -------------------------------------------------------------------------------------------
 
-/// By key blocks: nothing hidden; one interval for all keys; two for each key; exactly one warpgroup's rows.
+/// Differs by key block: nothing hidden; one interval for all keys; two for each key; exactly one warpgroup's rows.
 Column two_intervals(Random& random, int64_t j) {
   switch (j / 128 % 4) {
     case 0:

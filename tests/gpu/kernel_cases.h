@@ -125,7 +125,7 @@ inline double from_bits(DataType dtype, uint16_t bits) {
 /// Half a unit in the last place of numbers near 1.
 inline double rounding(DataType dtype) { return dtype == DataType::kBFloat16 ? 0x1p-8 : 0x1p-11; }
 
-/// 16-bit numbers, and what they are.
+/// 16-bit numbers, and their values.
 struct Numbers {
   std::vector<uint16_t> bits;
   std::vector<double> values;
@@ -140,8 +140,7 @@ struct Numbers {
   }
 };
 
-/// In memory every row is followed by this many columns that are not its own: NaN in what is read, and what is written
-/// must leave them alone.
+/// Foreign columns after every row in memory: NaN in inputs, and to be left alone in outputs.
 inline constexpr int64_t kBeyond = 8;
 /// Rows of `dim`, each with its columns beyond.
 inline std::vector<uint16_t> with_columns_beyond(const std::vector<uint16_t>& rows, int64_t dim) {
@@ -312,7 +311,7 @@ bool run_and_judge(const std::string& line, int repeat, Run run, Same same, Judg
   }
 }
 
-/// Prints the end of a case's line; whether nothing is wrong. `within`: what is said of it then.
+/// Prints the end of a case's line: `wrong`, or `within` if nothing is wrong; true then.
 inline bool verdict(std::string_view wrong, const std::string& within) {
   if (wrong.empty()) {
     std::printf("  ok: %s\n", within.c_str());
@@ -360,7 +359,7 @@ inline std::string usage(std::string_view program, std::string_view quick) {
          "  --probe      only allocate and clear some of the device's memory, to see whether a tool works\n";
 }
 
-/// Exit status of --probe: what a tool that watches a program must let it do, and nothing of the library.
+/// Exit status of --probe, which does on the device what a watching tool must allow, without the library.
 inline int probe() {
   if (const std::string missing = no_device(); !missing.empty()) {
     std::printf("skipped: %s\n", missing.c_str());
@@ -371,8 +370,8 @@ inline int probe() {
   return memory.read()[0] == std::byte{0} ? 0 : 1;
 }
 
-/// main: list(arguments, multiprocessors) and run_cases(arguments, multiprocessors) give the exit status; 77 is what
-/// ctest counts as skipped.
+/// main: list(arguments, multiprocessors) and run_cases(arguments, multiprocessors) give the exit status; ctest counts
+/// 77 as skipped.
 template <typename List, typename RunCases>
 int run_program(int count, char** words, const std::string& usage, List list, RunCases run_cases) {
   const auto arguments = parse(count, words);

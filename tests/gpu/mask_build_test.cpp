@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masks built on a device: the same vectors as in host memory, from parameters of either width, captured in a graph or
-// not; wrong values do no harm; what a build costs.
+// Masks built on a device: vectors equal to those built in host memory, from parameters of either width, captured in a
+// graph or not; wrong values do no harm; the cost of a build.
 #include <gtest/gtest.h>
 
 #include <algorithm>

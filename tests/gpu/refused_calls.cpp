@@ -3,9 +3,9 @@
 // message that names what is wrong, and none may start anything on the device or write a byte. A program of its own, to
 // be run under a memory checker, too.
 //
-// First with tensors in host memory; then, if there is a device, with tensors there and what is wrong only there. What
-// Hopper's kernels alone refuse, the library has to say that it takes where it runs others: those calls are named, and
-// not made.
+// First with tensors in host memory; then, if there is a device, with tensors there and errors that exist only there.
+// If the library runs other kernels, it has to say that it takes calls that Hopper's kernels alone refuse: these calls
+// are named, and not made.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -86,7 +86,7 @@ class Bench {
     return tensor(outputs_, slot, shape, dtype);
   }
 
-  /// Causal, with vectors of which none hides anything: [batch, heads, kSeqlenK, 1], at most kMostMasks of them.
+  /// A causal mask with vectors that hide nothing: [batch, heads, kSeqlenK, 1], at most kMostMasks of them.
   Mask mask(int64_t batch = 1, int64_t heads = 1, int64_t seqlen_q = kSeqlenQ) {
     return from_startend_row_indices(tensor(vectors_, 0, {batch, heads, kSeqlenK, 1}, DataType::kInt32), true,
                                      seqlen_q);
@@ -358,7 +358,7 @@ std::string full_name(Device device, const Refusal& refusal, bool is_backward) {
   return where + (is_backward ? " backward, " : " forward, ") + refusal.name + " (" + refusal.says + ")";
 }
 
-/// Without making the call: what Hopper refuses may read memory that is not there.
+/// Does not make the call: one that Hopper refuses may read memory that is not there.
 void expect_taken(Bench& bench, const Refusal& refusal, bool is_backward, Counts& counts) {
   Call call = bench.legal();
   refusal.spoil(bench, call);

@@ -194,8 +194,7 @@ TEST(MaskBuild, OutIsAsTheShapeSays) {
   EXPECT_NE(std::string(fm_last_error()).find("pointer is null"), std::string::npos) << fm_last_error();
 }
 
-/// Does a step's entries in an order that no loop has, and a scan without carrying what a step before it knew: what
-/// comes out is what a device may get.
+/// Runs a step's entries in an order that no loop has, and a scan without carrying the step before, as a device may.
 class AnyOrder {
  public:
   static constexpr bool kInOrder = false;

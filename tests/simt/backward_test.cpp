@@ -31,7 +31,7 @@ namespace {
 
 constexpr Device kDevice{Device::Kind::kCuda, 0};
 
-/// Address space of zeros, of which only what is touched takes memory.
+/// Address space of zeros that takes memory only where touched.
 class Pages {
  public:
   explicit Pages(std::size_t bytes)
@@ -75,7 +75,7 @@ class Rows {
   void round() {
     for_each([&](int64_t at) { store_element(view, at, bfloat16_to_float(rounded(at))); });
   }
-  /// As bfloat16.
+  /// Values as bfloat16.
   std::vector<uint16_t> bits() const {
     std::vector<uint16_t> all;
     for_each([&](int64_t at) { all.push_back(rounded(at)); });
@@ -139,7 +139,7 @@ Results run(const Sizes& s, const Options& options, const Mask& mask, bool far =
   args.mask = mask;
   std::vector<std::byte> workspace(forward_workspace(forward_args, options), std::byte{0xff});
   forward(forward_args, workspace, options);
-  // As an ordinary backward has it.
+  // An ordinary backward reads the rounded out.
   out->round();
   workspace.assign(backward_workspace(args, options), std::byte{0xff});
   backward(args, workspace, options);
@@ -198,7 +198,7 @@ TEST_P(Backward, OffsetsTake64Bits) {
     EXPECT_EQ(run(s, options, true), run(s, options)) << s.head_dim;
 }
 
-/// Without features, and with those of which Hopper has no kernels of partial results.
+/// Tests calls without features, and with features for which Hopper has no kernels of partial results.
 TEST_P(Backward, PartialResultsAreWhatIsRounded) {
   constexpr uint64_t kState[] = {3, 5};
   for (const Sizes& s : {kSmall, Sizes{1, 65, 131, 2, 2, 128, 96}, Sizes{1, 70, 130, 2, 1, 256, 72}}) {
@@ -262,8 +262,8 @@ TEST_P(Backward, InfiniteKeyWithScoreOfMinusInfinityShowsInDq) {
   EXPECT_FALSE(std::ranges::any_of(ours.dq.begin(), ours.dq.begin() + kKeyBlock * s.head_dim, is_nan));
 }
 
-/// A causal mask on the device, of which each batch entry has fewer rows and keys than the tensors, and the second head
-/// one row less.
+/// A causal mask on the device. Each batch entry has fewer rows and keys than the tensors, and the second head one row
+/// less.
 class PaddedMask {
  public:
   PaddedMask(const Sizes& s, const std::vector<VisibleExtent>& extents) {

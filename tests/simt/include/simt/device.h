@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Included before everything else in sources of kernels that the host's compiler compiles: what nvcc gives device code.
-// The toolkit's headers come first and see a host compiler, the library's then see __CUDACC__. __CUDA_ARCH__ stays
-// undefined: what is written for it alone is inline assembly, or has a form for the host beside it.
+// nvcc's built-ins for device code, included before everything else in sources of kernels that the host's compiler
+// compiles. The toolkit's headers come first and see a host compiler, the library's then see __CUDACC__. __CUDA_ARCH__
+// stays undefined: code for it alone is inline assembly, or has a form for the host beside it.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -18,7 +18,7 @@ inline void named_barrier_arrive(int id, int threads, simt::Place place = simt::
   simt::barrier("bar.arrive", id, threads, false, place);
 }
 
-/// Threads that look again and again let those run that they wait for.
+/// Pauses, so that a polling thread lets the threads run that it waits for.
 inline uint32_t load_acquire(const uint32_t* global, simt::Place place = simt::Place::current()) {
   simt::pause("ld.acquire", place);
   return *global;
